@@ -1,0 +1,164 @@
+//! The types in which the application and the engine speak.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+use crate::status::{Reason, Status};
+
+/// Longest key in bytes.
+pub const MAX_KEY_LEN: usize = 65536;
+/// Most dimensions of a tensor.
+pub const MAX_DIMS: usize = 254;
+/// Longest name of a worker in bytes.
+pub const MAX_NAME_LEN: usize = 255;
+/// `Meta::flags`: a dead tensor, without content.
+pub const TENSOR_DEAD: u32 = 1;
+/// `Meta::flags`: the content is the runtime's serialised form.
+pub const TENSOR_SERIALIZED: u32 = 2;
+
+/// What a tensor is, apart from its content.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Meta {
+    /// The runtime's number of the element type.
+    pub dtype: u32,
+    /// `TENSOR_*`
+    pub flags: u32,
+    /// Dimensions.
+    pub dims: SmallVec<[i64; 6]>,
+    /// Length of the content in bytes.
+    pub nbytes: u64,
+}
+
+/// A tensor in memory of this process.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    /// What it is.
+    pub meta: Meta,
+    /// Address of the content on its device.
+    pub addr: u64,
+    /// Device, 0 for the host.
+    pub device: u32,
+}
+
+/// Protocol that carried a transfer; the numbers of `RDMA_PROTOCOL_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum Protocol {
+    /// Not chosen yet.
+    Auto = 0,
+    /// Both ends in this manager.
+    Local = 1,
+    /// Content inside the response message.
+    Eager = 2,
+    /// RDMA write with immediate.
+    DirectPut = 3,
+    /// RDMA read by the receiver.
+    DirectGet = 4,
+}
+
+/// How a transfer went.
+#[derive(Clone, Debug)]
+pub struct TransferInfo {
+    /// Content bytes.
+    pub bytes: u64,
+    /// Nanoseconds from the call (receive) or the match (send).
+    pub elapsed_ns: u64,
+    /// Provider that carried it, "" if none did.
+    pub provider: &'static str,
+    /// Peer's name, "" for oneself.
+    pub peer: Arc<str>,
+    /// Protocol that carried it.
+    pub protocol: Protocol,
+    /// Why it ended so.
+    pub reason: Reason,
+}
+
+/// Ends a send; see `rdma_send_done_fn`.
+pub type SendDone = Box<dyn FnOnce(Result<(), Status>, &TransferInfo) + Send>;
+/// Ends a receive; see `rdma_recv_done_fn`.
+pub type RecvDone = Box<dyn FnOnce(Result<&Tensor, Status>, &TransferInfo) + Send>;
+/// Gives memory for a result; `None` fails the request.
+pub type AllocFn = Box<dyn FnMut(&Meta) -> Option<u64> + Send>;
+/// A peer asks for a key that the local table lacks: `(response, peer, key, step)`.
+pub type SourceFn = Arc<dyn Fn(u64, &str, &[u8], i64) + Send + Sync>;
+
+/// Where a result goes.
+pub enum Target {
+    /// Memory given up front.
+    Given {
+        /// Address.
+        addr: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// Memory from a callback, once the size is known.
+    Alloc(AllocFn),
+    /// Memory of the library.
+    Library,
+}
+
+/// Options of a receive.
+pub struct RecvOptions {
+    /// Deadline; `None`: the manager's.
+    pub timeout: Option<Duration>,
+    /// Where the result goes.
+    pub target: Target,
+    /// Device of the target.
+    pub device: u32,
+    /// Library memory outlives the callback, until `request_release`.
+    pub keep: bool,
+}
+
+/// Called once when a device copy has ended.
+pub type CopyDone = Box<dyn FnOnce(Result<(), Status>) + Send>;
+
+/// An accelerator's copy functions. They may return before the copy is complete.
+pub trait DeviceOps: Send + Sync {
+    /// Copies from the device to the host.
+    fn copy_to_host(&self, host: u64, device: u64, nbytes: u64, done: CopyDone);
+    /// Copies from the host to the device.
+    fn copy_from_host(&self, device: u64, host: u64, nbytes: u64, done: CopyDone);
+}
+
+/// State of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum PeerState {
+    /// Not connected, nothing under way.
+    Idle = 0,
+    /// Connecting.
+    Connecting = 1,
+    /// Connected.
+    Connected = 2,
+    /// The last attempt failed; retried on use.
+    Failed = 3,
+}
+
+/// What is known of a peer.
+#[derive(Clone, Debug)]
+pub struct PeerInfo {
+    /// Its name.
+    pub name: String,
+    /// Provider of the connection, "" without one.
+    pub provider: &'static str,
+    /// Why this provider, or the last error.
+    pub reason: String,
+    /// Where it is reached.
+    pub address: String,
+    /// Its incarnation, zero while unknown.
+    pub incarnation: [u8; 16],
+    /// State.
+    pub state: PeerState,
+    /// Live connections.
+    pub channels: u32,
+    /// Content sent, bytes.
+    pub bytes_sent: u64,
+    /// Content received, bytes.
+    pub bytes_received: u64,
+    /// Requests made of it.
+    pub requests_sent: u64,
+    /// Requests it made.
+    pub requests_received: u64,
+}

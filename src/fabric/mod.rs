@@ -1,0 +1,314 @@
+//! The provider contract: a subset of verbs.
+//!
+//! A provider knows endpoints, memory keys, SEND, WRITE, WRITE WITH IMMEDIATE and READ. It knows no
+//! tensor and no message type. An [`Adapter`] is one opened device of a provider; it is driven by
+//! one thread at a time (`&mut self`) and never blocks in any method.
+//!
+//! What every provider holds, and the conformance suite checks:
+//!
+//! - operations of one endpoint take effect at the target in the order posted (SEND, WRITE, WRITE
+//!   WITH IMMEDIATE; a READ may be overtaken by nothing posted after it that writes to its source);
+//! - `Event::Written` comes after all bytes of that write and of all earlier ones are in place;
+//! - each accepted WRITE and READ is reported by one `Event::Done`, at the latest before the
+//!   endpoint's `Event::Down`; after it the local memory is no longer touched;
+//! - rkey, bounds (overflow-safe) and access are checked at each operation, against the region as
+//!   it is then: a bad one never touches memory, it ends with a `PermissionDenied` `Done`, and the
+//!   endpoint may go down with it (it does on ibverbs);
+//! - after `deregister` and after `destroy` return, nothing of that region or endpoint is touched.
+
+use std::os::fd::{OwnedFd, RawFd};
+use std::ptr::NonNull;
+
+use bitflags::bitflags;
+
+use crate::status::Status;
+
+/// A provider, in the order in which `auto` tries them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum ProviderKind {
+    /// Same process.
+    Loopback = 0,
+    /// Same host, shared memory.
+    Shm = 1,
+    /// RDMA devices through libibverbs.
+    Ibverbs = 2,
+    /// Any host, sockets.
+    Tcp = 3,
+}
+
+impl ProviderKind {
+    /// All of them, in order of preference.
+    pub const ALL: [ProviderKind; 4] =
+        [ProviderKind::Loopback, ProviderKind::Shm, ProviderKind::Ibverbs, ProviderKind::Tcp];
+
+    /// The name in options, environment and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            ProviderKind::Loopback => "loopback",
+            ProviderKind::Shm => "shm",
+            ProviderKind::Ibverbs => "ibverbs",
+            ProviderKind::Tcp => "tcp",
+        }
+    }
+
+    /// The provider of this name.
+    pub fn from_name(name: &str) -> Option<ProviderKind> {
+        Self::ALL.into_iter().find(|p| p.name() == name)
+    }
+
+    /// The provider of this wire number.
+    pub fn from_u8(n: u8) -> Option<ProviderKind> {
+        Self::ALL.into_iter().find(|&p| p as u8 == n)
+    }
+}
+
+/// An endpoint of one adapter. Never reused by that adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EpId(pub u32);
+
+bitflags! {
+    /// What a region allows. Local reading is always allowed.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Access: u32 {
+        /// The owner's own READ operations may write here.
+        const LOCAL_WRITE = 1;
+        /// Peers may READ.
+        const REMOTE_READ = 2;
+        /// Peers may WRITE.
+        const REMOTE_WRITE = 4;
+    }
+}
+
+/// Keys of a registered region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Mr {
+    /// For the owner's own operations; 0 where the provider needs none.
+    pub lkey: u32,
+    /// For peers. Drawn from a CSPRNG by software providers; never 0.
+    pub rkey: u32,
+}
+
+/// Memory of this process that an operation reads or writes.
+#[derive(Clone, Copy, Debug)]
+pub struct Mem {
+    addr: u64,
+    len: u64,
+    lkey: u32,
+}
+
+impl Mem {
+    /// Names `len` bytes at `addr`, covered by `lkey` where the provider needs one.
+    ///
+    /// # Safety
+    /// The memory stays valid (for reading as the source of a WRITE, for writing as the destination
+    /// of a READ) until the operation's `Event::Done` or `Adapter::destroy` of its endpoint.
+    pub unsafe fn new(addr: u64, len: u64, lkey: u32) -> Mem {
+        Mem { addr, len, lkey }
+    }
+    /// Address of the first byte.
+    pub fn addr(&self) -> u64 {
+        self.addr
+    }
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+    /// Whether it is empty.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+    /// The local key.
+    pub fn lkey(&self) -> u32 {
+        self.lkey
+    }
+}
+
+/// Memory of the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// Address in the peer's address space.
+    pub addr: u64,
+    /// The peer's key for it.
+    pub rkey: u32,
+}
+
+/// What an adapter can do; constant for its life.
+#[derive(Clone, Debug)]
+pub struct Caps {
+    /// Which provider.
+    pub provider: ProviderKind,
+    /// Largest SEND in bytes.
+    pub max_send: usize,
+    /// Up to here content is better inside a SEND than moved by WRITE or READ.
+    pub eager_max: usize,
+    /// Largest WRITE or READ in bytes.
+    pub max_rdma: u64,
+    /// READ is available.
+    pub read: bool,
+    /// Registration is a table entry, revocable at once even while a peer writes: regions may be
+    /// opened per request. Operations need no `lkey` for local memory.
+    pub windows: bool,
+    /// SENDs plus WRITEs WITH IMMEDIATE that may be on their way to one endpoint which does not
+    /// poll; the layer above keeps within it by credits.
+    pub recv_depth: u32,
+}
+
+/// Why a post was not accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PostError {
+    /// No room now; post again after a poll. Nothing was sent.
+    QueueFull,
+    /// The endpoint is down or not connected, or the arguments are wrong.
+    Failed(Status),
+}
+
+/// Bytes of a received SEND, inside the adapter's receive memory.
+///
+/// Valid until the adapter's next `poll` or `destroy`; the holder processes or copies it before.
+#[derive(Debug)]
+pub struct View {
+    ptr: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a view is a pointer into memory owned by an adapter, which is itself Send; it is only
+// read, by the thread that drives that adapter.
+unsafe impl Send for View {}
+
+impl View {
+    /// Wraps received bytes.
+    ///
+    /// # Safety
+    /// `ptr..ptr+len` stays readable and unchanged until the adapter's next `poll` or `destroy`,
+    /// and the caller of `poll` drops the view before either.
+    pub unsafe fn new(ptr: *const u8, len: usize) -> View {
+        View { ptr: NonNull::new(ptr as *mut u8).unwrap_or(NonNull::dangling()), len }
+    }
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: by the contract of `new`.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+    }
+}
+
+/// What `Adapter::poll` reports.
+#[derive(Debug)]
+pub enum Event {
+    /// The endpoint can be posted to.
+    Connected(EpId),
+    /// A SEND arrived.
+    Message {
+        /// At this endpoint.
+        ep: EpId,
+        /// Its bytes.
+        bytes: View,
+    },
+    /// A WRITE WITH IMMEDIATE arrived and all its bytes are in place.
+    Written {
+        /// At this endpoint.
+        ep: EpId,
+        /// Its immediate.
+        imm: u32,
+    },
+    /// A WRITE or READ posted here has ended.
+    Done {
+        /// At this endpoint.
+        ep: EpId,
+        /// The caller's tag of the operation.
+        wr: u64,
+        /// How it ended.
+        result: Result<(), Status>,
+    },
+    /// The endpoint is dead. Last event of this endpoint; `destroy` is still due.
+    Down {
+        /// This endpoint.
+        ep: EpId,
+        /// Why.
+        status: Status,
+    },
+}
+
+/// A shared segment of the memory pool behind `rdma_mem_alloc`.
+#[derive(Clone, Copy, Debug)]
+pub struct PoolSegment {
+    /// Identifies the segment for the life of its manager.
+    pub id: u32,
+    /// The memfd behind it; owned by the pool, open as long as the pool lives.
+    pub fd: RawFd,
+    /// Address here.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+/// One opened device of one provider. See the module's text for what it promises.
+pub trait Adapter: Send {
+    /// What it can do.
+    fn caps(&self) -> &Caps;
+
+    /// Opens a region to this adapter and, by `access`, to its peers.
+    ///
+    /// # Safety
+    /// The memory stays valid until `deregister` returns.
+    unsafe fn register(&mut self, addr: u64, len: u64, access: Access) -> Result<Mr, Status>;
+
+    /// Closes a region. On return no peer reads or writes it through this key any more.
+    fn deregister(&mut self, mr: Mr) -> Result<(), Status>;
+
+    /// Makes a pool segment known (shm peers may map it). Segments live as long as the adapter.
+    fn add_pool(&mut self, segment: PoolSegment) -> Result<(), Status> {
+        let _ = segment;
+        Ok(())
+    }
+
+    /// Makes an endpoint. `peer` is used in messages only.
+    fn create(&mut self, peer: &str) -> Result<EpId, Status>;
+
+    /// What the peer's endpoint needs in `connect`; at most 1 KiB.
+    fn address(&self, ep: EpId) -> Result<Vec<u8>, Status>;
+
+    /// Connects to the endpoint whose `address` is given; untrusted bytes. Exactly one of the two
+    /// ends is `active`. `Event::Connected` or `Event::Down` follows. `sock` is a connected stream
+    /// socket to the peer on which nothing is under way: tcp takes it for its data, the others drop
+    /// it (they are given `None`).
+    fn connect(
+        &mut self,
+        ep: EpId,
+        remote: &[u8],
+        active: bool,
+        sock: Option<OwnedFd>,
+    ) -> Result<(), Status>;
+
+    /// Sends a message of `parts`, copied before it returns.
+    fn send(&mut self, ep: EpId, parts: &[&[u8]]) -> Result<(), PostError>;
+
+    /// Writes `local` to `remote`; with `imm` the peer gets `Event::Written`. `local` may be empty.
+    fn write(
+        &mut self,
+        ep: EpId,
+        wr: u64,
+        local: Mem,
+        remote: Remote,
+        imm: Option<u32>,
+    ) -> Result<(), PostError>;
+
+    /// Reads `remote` into `local`.
+    fn read(&mut self, ep: EpId, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError>;
+
+    /// Rings the doorbell for what was posted; called after each burst of posts.
+    fn flush(&mut self) {}
+
+    /// Moves data and reports events, appended to `events`. Bounded work per call.
+    fn poll(&mut self, events: &mut Vec<Event>);
+
+    /// Prepares for sleep: from now on `fd` becomes readable when there is something to poll.
+    /// Returns false if there already is: do not sleep. `poll` disarms.
+    fn arm(&mut self) -> bool;
+
+    /// Descriptor to wait on after `arm`.
+    fn fd(&self) -> Option<RawFd>;
+
+    /// Ends an endpoint. No event of it follows. On return no local memory is touched on its behalf.
+    fn destroy(&mut self, ep: EpId);
+}

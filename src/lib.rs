@@ -1,0 +1,10 @@
+//! Moves tensors and messages between processes: by one-sided RDMA on real devices, by shared
+//! memory on one host, by TCP between hosts.
+//!
+//! The product is the C ABI in `include/rdma_transport.h`. The Rust items below are the engine
+//! behind it; they are public for the tests and benchmarks of this repository.
+
+pub mod api;
+pub mod config;
+pub mod fabric;
+pub mod status;

@@ -1,0 +1,156 @@
+//! Status codes: the numbers of gRPC, absl and TensorFlow, with a message and a finer reason.
+
+use std::fmt;
+
+macro_rules! codes {
+    ($($(#[$doc:meta])* $name:ident = $num:literal, $text:literal;)*) => {
+        /// How an operation ended. The numbers are those of gRPC.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(i32)]
+        pub enum Code { $($(#[$doc])* $name = $num,)* }
+
+        impl Code {
+            /// The code of this number, if there is one.
+            pub fn from_i32(n: i32) -> Option<Code> {
+                match n { $($num => Some(Code::$name),)* _ => None }
+            }
+            /// The name used in gRPC and in the C header, without prefix.
+            pub fn name(self) -> &'static str {
+                match self { $(Code::$name => $text,)* }
+            }
+            /// The same as a NUL-terminated string.
+            pub fn c_name(self) -> &'static std::ffi::CStr {
+                const fn c(s: &'static str) -> &'static std::ffi::CStr {
+                    match std::ffi::CStr::from_bytes_with_nul(s.as_bytes()) {
+                        Ok(s) => s,
+                        Err(_) => panic!("NUL missing"),
+                    }
+                }
+                match self { $(Code::$name => const { c(concat!($text, "\0")) },)* }
+            }
+        }
+    };
+}
+
+codes! {
+    /// Success.
+    Ok = 0, "OK";
+    /// Cancelled by the caller.
+    Cancelled = 1, "CANCELLED";
+    /// Unknown error.
+    Unknown = 2, "UNKNOWN";
+    /// The caller passed something that is not allowed.
+    InvalidArgument = 3, "INVALID_ARGUMENT";
+    /// The operation's deadline passed.
+    DeadlineExceeded = 4, "DEADLINE_EXCEEDED";
+    /// No such peer, request, region or step.
+    NotFound = 5, "NOT_FOUND";
+    /// It exists already.
+    AlreadyExists = 6, "ALREADY_EXISTS";
+    /// Memory key, access bits or system permission forbid it.
+    PermissionDenied = 7, "PERMISSION_DENIED";
+    /// A bound was reached: queue, memory, descriptors.
+    ResourceExhausted = 8, "RESOURCE_EXHAUSTED";
+    /// Not in this state.
+    FailedPrecondition = 9, "FAILED_PRECONDITION";
+    /// Step aborted, or a duplicate send or receive.
+    Aborted = 10, "ABORTED";
+    /// Outside of a range: buffer too small, offset too large.
+    OutOfRange = 11, "OUT_OF_RANGE";
+    /// Not available in this build or on this provider.
+    Unimplemented = 12, "UNIMPLEMENTED";
+    /// A broken invariant, or a panic caught at the ABI.
+    Internal = 13, "INTERNAL";
+    /// The peer is gone or cannot be reached.
+    Unavailable = 14, "UNAVAILABLE";
+    /// Content arrived damaged.
+    DataLoss = 15, "DATA_LOSS";
+    /// The peer failed authentication.
+    Unauthenticated = 16, "UNAUTHENTICATED";
+}
+
+/// Why an operation ended, finer than its code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum Reason {
+    /// Nothing to add to the code.
+    None = 0,
+    /// Cancelled by the caller or by the end of the manager.
+    Cancelled = 1,
+    /// The operation's own deadline passed.
+    Deadline = 2,
+    /// Process or connection ended.
+    PeerGone = 3,
+    /// The connection is up, the peer answers nothing.
+    PeerStalled = 4,
+    /// Same name, new incarnation.
+    PeerRestarted = 5,
+    /// The step was aborted.
+    StepAborted = 6,
+    /// The peer answered with an error.
+    RemoteError = 7,
+    /// Allocation, registration or protocol violation on this side.
+    LocalError = 8,
+}
+
+/// A code with its reason and a text that names the thing, the value and what is allowed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// The code; never `Ok` in an `Err`.
+    pub code: Code,
+    /// Finer reason.
+    pub reason: Reason,
+    /// Text for a person.
+    pub message: String,
+}
+
+impl Status {
+    /// A status without a finer reason.
+    pub fn new(code: Code, message: impl Into<String>) -> Status {
+        Status { code, reason: Reason::None, message: message.into() }
+    }
+    /// The same with a reason.
+    pub fn because(mut self, reason: Reason) -> Status {
+        self.reason = reason;
+        self
+    }
+    /// `InvalidArgument` with this text.
+    pub fn invalid(message: impl Into<String>) -> Status {
+        Status::new(Code::InvalidArgument, message)
+    }
+    /// `Unavailable` because the peer or the connection ended.
+    pub fn gone(message: impl Into<String>) -> Status {
+        Status::new(Code::Unavailable, message).because(Reason::PeerGone)
+    }
+    /// `Internal` with this text.
+    pub fn internal(message: impl Into<String>) -> Status {
+        Status::new(Code::Internal, message).because(Reason::LocalError)
+    }
+    /// A failed system call: "what: strerror", coded by errno.
+    pub fn os(what: impl fmt::Display, err: &std::io::Error) -> Status {
+        use std::io::ErrorKind as K;
+        let code = match err.raw_os_error() {
+            Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS | libc::ENOSPC) => {
+                Code::ResourceExhausted
+            }
+            _ => match err.kind() {
+                K::PermissionDenied => Code::PermissionDenied,
+                K::NotFound => Code::NotFound,
+                K::InvalidInput => Code::InvalidArgument,
+                K::AddrInUse | K::AlreadyExists => Code::AlreadyExists,
+                K::TimedOut => Code::DeadlineExceeded,
+                K::OutOfMemory => Code::ResourceExhausted,
+                _ => Code::Unavailable,
+            },
+        };
+        Status::new(code, format!("{what}: {err}"))
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.code.name(), self.message)
+    }
+}
+
+impl std::error::Error for Status {}
