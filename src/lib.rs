@@ -6,5 +6,9 @@
 
 pub mod api;
 pub mod config;
+pub mod engine;
 pub mod fabric;
+pub mod protocol;
+pub mod rendezvous;
 pub mod status;
+pub mod wire;
