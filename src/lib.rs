@@ -7,4 +7,6 @@
 pub mod api;
 pub mod config;
 pub mod fabric;
+pub mod key;
+pub mod log;
 pub mod status;
