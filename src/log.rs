@@ -29,7 +29,8 @@ pub enum Level {
 }
 
 impl Level {
-    const ALL: [Level; 4] = [Level::Error, Level::Warn, Level::Info, Level::Debug];
+    /// All of them, the most important first.
+    pub const ALL: [Level; 4] = [Level::Error, Level::Warn, Level::Info, Level::Debug];
 
     /// The name in `RDMA_LOG` and on stderr.
     pub fn name(self) -> &'static str {
