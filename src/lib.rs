@@ -8,6 +8,8 @@ pub mod api;
 pub mod config;
 pub mod engine;
 pub mod fabric;
+pub mod key;
+pub mod log;
 pub mod protocol;
 pub mod rendezvous;
 pub mod status;
