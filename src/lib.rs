@@ -8,3 +8,4 @@ pub mod api;
 pub mod config;
 pub mod fabric;
 pub mod status;
+pub mod wire;
