@@ -5,6 +5,7 @@
 //! behind it; they are public for the tests and benchmarks of this repository.
 
 pub mod api;
+pub mod bootstrap;
 pub mod config;
 pub mod engine;
 pub mod fabric;
