@@ -11,6 +11,8 @@ pub mod engine;
 pub mod fabric;
 pub mod key;
 pub mod log;
+pub mod manager;
+pub mod memory;
 pub mod protocol;
 pub mod rendezvous;
 pub mod status;

@@ -453,6 +453,28 @@ impl Engine {
         }
     }
 
+    /// Posts what waits on any channel, after the providers made room.
+    pub fn flush_all(&mut self, fx: &mut dyn Fx) {
+        let waiting: Vec<ChanId> =
+            self.channels.iter().filter(|(_, c)| c.pending() > 0).map(|(i, _)| i).collect();
+        for ch in waiting {
+            self.settle(fx, ch);
+        }
+    }
+
+    /// A number that changes when an operation ends, a connection comes or goes, or a peer asks.
+    pub fn happened(&self) -> u64 {
+        let ended: u64 = self.totals.receives.iter().chain(&self.totals.sends).sum();
+        let count =
+            |p: &Peer| p.counters.connects + p.counters.disconnects + p.counters.requests_received;
+        ended + self.peers.iter().map(count).sum::<u64>()
+    }
+
+    /// Whether anything waits to be posted.
+    pub fn has_pending(&self) -> bool {
+        self.channels.iter().any(|(_, c)| c.pending() > 0)
+    }
+
     /// Sends a message on a channel, if it is still there.
     fn send(&mut self, fx: &mut dyn Fx, ch: ChanId, message: &Message<'_>, tail: &[u8]) {
         if let Some(c) = self.channels.get_mut(ch) {

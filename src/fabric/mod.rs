@@ -314,6 +314,13 @@ pub trait Adapter: Send {
     /// Descriptor to wait on after `arm`.
     fn fd(&self) -> Option<RawFd>;
 
+    /// A number that changes whenever the endpoint moves data in either direction, so that a long
+    /// transfer is not taken for silence.
+    fn progress_mark(&self, ep: EpId) -> u64 {
+        let _ = ep;
+        0
+    }
+
     /// Ends an endpoint. No event of it follows. On return no local memory is touched on its behalf.
     fn destroy(&mut self, ep: EpId);
 }

@@ -1,0 +1,3 @@
+//! Memory of the library.
+
+pub mod pool;
