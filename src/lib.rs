@@ -7,4 +7,5 @@
 pub mod api;
 pub mod config;
 pub mod fabric;
+pub mod memory;
 pub mod status;

@@ -16,6 +16,8 @@
 //!   endpoint may go down with it (it does on ibverbs);
 //! - after `deregister` and after `destroy` return, nothing of that region or endpoint is touched.
 
+pub mod shm;
+
 use std::os::fd::{OwnedFd, RawFd};
 use std::ptr::NonNull;
 
