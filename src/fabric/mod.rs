@@ -18,6 +18,7 @@
 
 pub mod loopback;
 pub mod regions;
+pub mod shm;
 pub mod tcp;
 
 use std::os::fd::{OwnedFd, RawFd};
@@ -330,7 +331,8 @@ pub fn open(kind: ProviderKind, config: &Config) -> Result<Box<dyn Adapter>, Sta
     match kind {
         ProviderKind::Loopback => Ok(Box::new(loopback::LoopbackAdapter::open(config)?)),
         ProviderKind::Tcp => Ok(Box::new(tcp::TcpAdapter::open(config)?)),
-        ProviderKind::Shm | ProviderKind::Ibverbs => Err(Status::new(
+        ProviderKind::Shm => Ok(Box::new(shm::ShmAdapter::open(config)?)),
+        ProviderKind::Ibverbs => Err(Status::new(
             Code::Unimplemented,
             format!("provider {} is not in this build", kind.name()),
         )),
@@ -342,6 +344,7 @@ pub fn probe(kind: ProviderKind) -> Result<(), String> {
     match kind {
         ProviderKind::Loopback => loopback::probe(),
         ProviderKind::Tcp => tcp::probe(),
-        ProviderKind::Shm | ProviderKind::Ibverbs => Err("not in this build".to_owned()),
+        ProviderKind::Shm => shm::probe(),
+        ProviderKind::Ibverbs => Err("not in this build".to_owned()),
     }
 }

@@ -401,7 +401,7 @@ impl Manager {
 
     /// Takes it back.
     pub fn mem_free(&self, addr: u64) -> Result<(), Status> {
-        self.call(|core| core.world.pool.free(addr))
+        self.call(|core| core.world.pool.free(addr as *mut u8))
     }
 
     /// Makes an accelerator's copy functions known; the device's id.
@@ -603,7 +603,8 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         routes: Default::default(),
         tries: false,
         regions: Default::default(),
-        pool: Pool::new(),
+        pool: Pool::new(sys::physical_memory()),
+        segments: 0,
         work: Default::default(),
         inline: Vec::new(),
         in_call: false,

@@ -89,6 +89,8 @@ pub struct World {
     pub regions: Regions,
     /// Memory of the library.
     pub pool: Pool,
+    /// Segments of it that the adapters know.
+    pub segments: usize,
     /// Callbacks to run.
     pub work: VecDeque<Work>,
     /// Callbacks that the calling thread runs before its call returns.
@@ -153,10 +155,13 @@ impl World {
     /// Memory of the library, of the pool.
     pub fn pool_alloc(&mut self, len: u64) -> Result<u64, Status> {
         let addr = self.pool.alloc(usize::try_from(len).unwrap_or(usize::MAX))?;
-        for segment in self.pool.take_new_segments() {
-            self.regions.add_segment(&mut self.adapters, segment)?;
+        if self.pool.segment_count() > self.segments {
+            for segment in self.pool.segments(self.segments) {
+                self.segments += 1;
+                self.regions.add_segment(&mut self.adapters, segment)?;
+            }
         }
-        Ok(addr)
+        Ok(addr as u64)
     }
 
     /// Keeps an event of an endpoint that is not a channel yet.
@@ -279,7 +284,7 @@ impl Fx for World {
     }
 
     fn free(&mut self, buffer: Buffer) {
-        if let Err(status) = self.pool.free(buffer.addr) {
+        if let Err(status) = self.pool.free(buffer.addr as *mut u8) {
             crate::log::error(format_args!("freeing library memory: {status}"));
         }
     }
