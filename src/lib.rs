@@ -9,4 +9,5 @@ pub mod config;
 pub mod fabric;
 pub mod key;
 pub mod log;
+pub mod observe;
 pub mod status;
