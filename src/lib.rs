@@ -13,6 +13,7 @@ pub mod key;
 pub mod log;
 pub mod manager;
 pub mod memory;
+pub mod observe;
 pub mod protocol;
 pub mod rendezvous;
 pub mod status;
