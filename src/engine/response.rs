@@ -123,7 +123,8 @@ impl Engine {
             checksum: r.checksum,
             cached: r.cached,
         };
-        self.peers[peer as usize].counters.requests_received += 1;
+        c.counters.requests_received.add(1);
+        self.happened += 1;
         let full = self.peers[peer as usize].waiting >= self.settings.max_waiting;
         let source = self.source.clone();
         let tolerate = self.settings.tolerate_dup_recv;
@@ -300,9 +301,10 @@ impl Engine {
         info.elapsed_ns = fx.now().saturating_sub(source.started);
         if result.is_ok() {
             info.bytes = source.tensor.meta.nbytes;
-            if let Some(p) = peer {
-                self.peers[p as usize].counters.bytes_sent += info.bytes;
-            }
+        }
+        let code = result.as_ref().map_or_else(|s| s.code, |_| Code::Ok);
+        if let Some(c) = self.channels.get(ch) {
+            c.counters.send_done(info.bytes, code, info.protocol);
         }
         self.end_send(fx, source.done, result, info, inline);
     }
@@ -310,6 +312,7 @@ impl Engine {
     /// Copies the content to memory of the library: off a device, or to where it is registered.
     fn stage(&mut self, fx: &mut dyn Fx, asked: Asked, key: &[u8], step: i64, mut source: Source) {
         let len = source.tensor.meta.nbytes;
+        self.stats.own.proxy_bytes.add(len);
         let (device, from) = (source.tensor.device, source.tensor.addr);
         let ready = self.device(device).and_then(|ops| Ok((ops, fx.alloc(len)?)));
         let (ops, staged) = match ready {
@@ -546,7 +549,7 @@ impl Engine {
             .get(index)
             .is_some_and(|r| r.asked.ch == ch && matches!(r.state, RState::Told(_)));
         if !told {
-            self.totals.stale += 1;
+            self.stale += 1;
             return;
         }
         let Some(r) = self.forget(index) else { return };
@@ -572,7 +575,7 @@ impl Engine {
             .get(index)
             .is_some_and(|r| r.asked.ch == ch && matches!(r.state, RState::Told(_)));
         if !told {
-            self.totals.stale += 1;
+            self.stale += 1;
             return;
         }
         let Some(r) = self.forget(index) else { return };

@@ -134,14 +134,17 @@ impl Manager {
     pub(super) fn run(&self, work: Work) {
         let inside = Inside::enter(self);
         match work {
-            Work::RecvDone { done, result, info, after, .. } => {
-                self.trace_recv(&result, &info);
+            Work::RecvDone { key, step, done, result, info, after, request } => {
+                self.trace_recv(request, &key, step, &result, &info);
                 if let Some(done) = done {
                     done(result.as_ref().map_err(Status::clone), &info);
                 }
                 self.give_back(after);
             }
-            Work::SendDone { done, result, info, .. } => done(result, &info),
+            Work::SendDone { done, result, info, .. } => {
+                self.trace_send(&result, &info);
+                done(result, &info);
+            }
             Work::Alloc { request, mut alloc, meta, .. } => {
                 let addr = alloc(&meta);
                 let mut core = self.core.lock();

@@ -19,6 +19,7 @@ use crate::engine::{Engine, Settings, Work};
 use crate::fabric::{self, ProviderKind};
 use crate::log;
 use crate::memory::pool::Pool;
+use crate::observe::{Stats, Trace};
 use crate::status::{Code, Reason, Status};
 
 mod core;
@@ -46,7 +47,8 @@ pub struct Manager {
     busy_poll_us: u64,
     config: Config,
     me: Weak<Manager>,
-    trace: report::Tracing,
+    stats: Arc<Stats>,
+    trace: Trace,
 }
 
 fn seconds(d: Duration) -> String {
@@ -62,6 +64,7 @@ impl Manager {
         epoll.add(wake.fd(), Tag::Wake)?;
         epoll.add(timer.fd(), Tag::Wake)?;
         let core = open_core(&config, epoll.clone())?;
+        let stats = core.engine.stats.clone();
         let manual = config.progress == Progress::Manual;
         let manager = Arc::new_cyclic(|me| Manager {
             core: Mutex::new(core),
@@ -74,7 +77,8 @@ impl Manager {
             busy_poll_us: config.busy_poll_us,
             config,
             me: me.clone(),
-            trace: report::Tracing::default(),
+            stats,
+            trace: Trace::new(),
         });
         if let Some(path) = &manager.config.trace {
             manager.trace_start(path)?;
@@ -154,7 +158,7 @@ impl Manager {
             std::thread::sleep(Duration::from_micros(50));
         }
         self.core.lock().drop_fresh();
-        self.trace.stop()
+        if self.trace.enabled() { self.trace.stop() } else { Ok(()) }
     }
 
     /// Listens on `host:port`; the address bound, with the port chosen.
@@ -294,6 +298,7 @@ impl Manager {
             (None, Some(error)) => error.to_string(),
             _ => route.map_or_else(String::new, |r| r.reason.clone()),
         };
+        let sums = self.stats.totals(peer);
         Ok(PeerInfo {
             name: p.name.to_string(),
             provider: channel.map_or("", |c| c.caps.provider.name()),
@@ -302,10 +307,10 @@ impl Manager {
             incarnation: p.incarnation,
             state: p.state,
             channels: p.channels.len() as u32,
-            bytes_sent: p.counters.bytes_sent,
-            bytes_received: p.counters.bytes_received,
-            requests_sent: p.counters.requests_sent,
-            requests_received: p.counters.requests_received,
+            bytes_sent: sums[0],
+            bytes_received: sums[1],
+            requests_sent: sums[2],
+            requests_received: sums[3],
         })
     }
 
@@ -379,6 +384,8 @@ impl Manager {
             let w = &mut core.world;
             // SAFETY: the caller's promise.
             let failed = unsafe { w.regions.add(&mut w.adapters, addr, len, device, false) }?;
+            self.stats.own.registrations.add(1);
+            self.stats.own.registered_bytes.add(len);
             for status in failed {
                 log::warn(format_args!("memory goes through proxies: {status}"));
             }
@@ -388,7 +395,12 @@ impl Manager {
 
     /// Forgets registered memory.
     pub fn mem_unregister(&self, addr: u64) -> Result<(), Status> {
-        self.call(|core| core.world.regions.remove(&mut core.world.adapters, addr))
+        self.call(|core| {
+            let len = core.world.regions.remove(&mut core.world.adapters, addr)?;
+            self.stats.own.deregistrations.add(1);
+            self.stats.own.registered_bytes.sub(len);
+            Ok(())
+        })
     }
 
     /// Memory that is registered and shared with peers on this host, aligned to 64 bytes.
