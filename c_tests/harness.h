@@ -152,6 +152,7 @@ op *op_recv_call(const recv_call *call);
 rdma_recv_options_t recv_options(void);
 void op_wait(op *o, rdma_code_t want); /* 30 s at most */
 bool op_ended(op *o);
+bool op_ended_fn(void *o); /* the same as a condition */
 op *op_adopt(const char *what); /* for calls that the helpers do not make; set rc by hand */
 void op_send_done(rdma_code_t code, const char *message, size_t message_len,
                   const rdma_transfer_info_t *info, void *userdata);

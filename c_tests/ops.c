@@ -171,11 +171,11 @@ rdma_recv_options_t recv_options(void) {
 }
 
 bool op_ended(op *o) { return atomic_load(&o->ended) != 0; }
-static bool ended(void *o) { return op_ended(o); }
+bool op_ended_fn(void *o) { return op_ended(o); }
 
 void op_wait(op *o, rdma_code_t want) {
   if (o->rc != RDMA_OK) FAIL("%s was not accepted: %s", o->what, rdma_code_name(o->rc));
-  if (!pump_until(ended, o, 30000)) FAIL("%s has not ended after 30 s", o->what);
+  if (!pump_until(op_ended_fn, o, 30000)) FAIL("%s has not ended after 30 s", o->what);
   if (o->code != want)
     FAIL("%s ended with %s (%s; reason %u), not %s", o->what, rdma_code_name(o->code), o->message,
          o->info.reason, rdma_code_name(want));
