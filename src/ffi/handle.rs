@@ -165,7 +165,8 @@ pub(super) unsafe fn destroy(mgr: *mut rdma_mgr_t) -> Result<(), Status> {
         handle.closing.store(false, Ordering::Release);
         return Err(status);
     }
-    drop(handle.manager.write().take());
+    let last = handle.manager.write().take();
+    drop((last, manager));
     handle.dims.lock().clear();
     DEAD.lock().push_back(handle);
     Ok(())
