@@ -171,10 +171,10 @@ fn a_crowd_of_silent_ones_does_not_lock_others_out() {
 
 #[test]
 fn the_far_end_of_a_dial_is_not_trusted_either() {
-    let echo: fn(&[u8]) -> Vec<u8> = |b| b.to_vec();
-    let cases: [(&str, fn(&[u8]) -> Vec<u8>, Code, &str); 6] = [
+    type Answer = fn(&[u8]) -> Vec<u8>;
+    let cases: [(&str, Answer, Code, &str); 6] = [
         ("http", |_| b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), Code::InvalidArgument, "HTTP"),
-        ("echo", echo, Code::DataLoss, "HELLO while waiting for HELLO_ACK"),
+        ("echo", <[u8]>::to_vec, Code::DataLoss, "HELLO while waiting for HELLO_ACK"),
         ("ready", |_| frame(7, &[1]), Code::DataLoss, "READY while"),
         ("version", |_| frame(2, &[2, 0, 3, 0, 0]), Code::DataLoss, "version 2"),
         ("rejects with OK", |_| frame(3, &[0, 0, 0, 0, 0, 0]), Code::Unknown, "refused"),

@@ -14,19 +14,14 @@ fn unavailable(id: &mut Identity, kind: ProviderKind, why: &str) {
     offer.unavailable = Some(why.into());
 }
 
+type Case<'a> =
+    (bool, bool, bool, bool, &'a [ProviderKind], &'a [ProviderKind], Option<ProviderKind>);
+
 /// (same process, same host, ibverbs at a, ibverbs at b, what a offers, what b offers) -> choice.
 #[test]
 fn table() {
     let all = &ProviderKind::ALL[..];
-    let cases: &[(
-        bool,
-        bool,
-        bool,
-        bool,
-        &[ProviderKind],
-        &[ProviderKind],
-        Option<ProviderKind>,
-    )] = &[
+    let cases: &[Case] = &[
         (true, true, true, true, all, all, Some(Loopback)),
         (false, true, true, true, all, all, Some(Shm)),
         (false, false, true, true, all, all, Some(Ibverbs)),
