@@ -175,7 +175,8 @@ impl Sim {
             let at = n.stalled_until + 20 * MS;
             return self.w.at(at, Event::App(Act::Destroyed { who }));
         }
-        assert!(n.work.is_empty() && n.chans.is_empty());
+        assert!(n.work.is_empty(), "{who:?}: callbacks queued long after shut_down");
+        assert!(n.chans.is_empty(), "{who:?}: channels after shut_down: {:?}", n.chans);
         let engine = self.engines[node].as_ref().unwrap();
         assert_eq!(engine.outstanding(), (0, 0), "{who:?}: requests, responses after shut_down");
         assert_eq!(engine.waiting(), (0, 0), "{who:?}: tensors, receives after shut_down");
