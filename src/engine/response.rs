@@ -25,6 +25,13 @@ pub(super) struct Asked {
     pub cached: Option<Meta>,
 }
 
+impl Asked {
+    /// The destination was given up front, and has no room for so many bytes.
+    fn too_short(&self, nbytes: u64) -> bool {
+        self.any_meta && self.dst.is_some_and(|(_, len)| nbytes > len)
+    }
+}
+
 /// A tensor on its way out.
 pub(super) struct Source {
     pub tensor: Tensor,
@@ -95,7 +102,7 @@ impl Engine {
                 Ok(())
             }
             SendOutcome::Matched(Waiter::Remote(index), sent) => {
-                self.answer(fx, index, sent.tensor, sent.done);
+                self.answer(fx, index, sent);
                 Ok(())
             }
             SendOutcome::Duplicate => Err(Status::new(
@@ -211,10 +218,9 @@ impl Engine {
     }
 
     /// A response that waited has its tensor.
-    fn answer(&mut self, fx: &mut dyn Fx, index: u32, tensor: Tensor, done: Option<SendDone>) {
+    fn answer(&mut self, fx: &mut dyn Fx, index: u32, sent: Sent) {
         let Some(r) = self.forget(index) else { return };
         let ch = r.asked.ch;
-        let sent = Sent { tensor, done, deadline: u64::MAX };
         self.respond(fx, r.asked, &r.key, r.step, sent);
         self.settle(fx, ch);
     }
@@ -222,7 +228,7 @@ impl Engine {
     /// Sends a tensor to who asked for it.
     fn respond(&mut self, fx: &mut dyn Fx, asked: Asked, key: &[u8], step: i64, sent: Sent) {
         let n = sent.tensor.meta.nbytes;
-        if asked.any_meta && asked.dst.is_some_and(|(_, len)| n > len) {
+        if asked.too_short(n) {
             return self.too_long(fx, asked, key, step, sent);
         }
         let source = Source {
@@ -239,20 +245,48 @@ impl Engine {
         self.send_content(fx, asked, key, step, source);
     }
 
-    /// The destination is too short: the receiver fails, the tensor goes back to the table.
-    fn too_long(&mut self, fx: &mut dyn Fx, asked: Asked, key: &[u8], step: i64, sent: Sent) {
+    /// The destination is too short: the receiver fails, the tensor goes to the next who waits for
+    /// it, or back to the table.
+    fn too_long(&mut self, fx: &mut dyn Fx, asked: Asked, key: &[u8], step: i64, mut sent: Sent) {
+        let mut asked = asked;
+        // A loop, not a recursion: a peer may have made very many requests of this kind.
+        loop {
+            let status = self.send_too_long(fx, &asked, key, &sent.tensor.meta);
+            self.next_deadline = self.next_deadline.min(sent.deadline);
+            let waiter = match self.table.send(key, step, sent) {
+                (SendOutcome::Matched(waiter, back), _) => {
+                    sent = back;
+                    waiter
+                }
+                (_, Some(refused)) => {
+                    let info = self.info(None, None, Protocol::Auto);
+                    return self.end_send(fx, refused.done, Err(status), info, false);
+                }
+                (_, None) => return,
+            };
+            match waiter {
+                Waiter::Local(index) => return self.deliver_local(fx, index, sent),
+                Waiter::Remote(index) => {
+                    let Some(r) = self.forget(index) else { return };
+                    if !r.asked.too_short(sent.tensor.meta.nbytes) {
+                        return self.respond(fx, r.asked, key, step, sent);
+                    }
+                    asked = r.asked;
+                }
+            }
+        }
+    }
+
+    fn send_too_long(&mut self, fx: &mut dyn Fx, asked: &Asked, key: &[u8], meta: &Meta) -> Status {
         let text = format!(
             "tensor '{}' has {} bytes, the destination given has {}",
             String::from_utf8_lossy(key),
-            sent.tensor.meta.nbytes,
+            meta.nbytes,
             asked.dst.map_or(0, |(_, len)| len)
         );
         let status = Status::new(Code::OutOfRange, text);
         self.send_error(fx, asked.ch, asked.index, &status);
-        if let (_, Some(sent)) = self.table.send(key, step, sent) {
-            let info = self.info(None, None, Protocol::Auto);
-            self.end_send(fx, sent.done, Err(status), info, false);
-        }
+        status
     }
 
     fn response(
@@ -703,7 +737,7 @@ impl Engine {
     ) -> Result<(), Status> {
         self.device(tensor.device)?;
         let index = self.asked_of_runtime(id)?;
-        self.answer(fx, index, tensor, done);
+        self.answer(fx, index, Sent { tensor, done, deadline: u64::MAX });
         Ok(())
     }
 
