@@ -289,25 +289,28 @@ impl Engine {
         status
     }
 
-    fn response(
-        &mut self,
-        asked: Asked,
-        key: &[u8],
-        step: i64,
-        state: RState,
-    ) -> Result<u32, RState> {
-        let Some(c) = self.channels.get_mut(asked.ch) else { return Err(state) };
-        let (ch, request, peer) = (asked.ch, asked.index, c.peer);
-        if self.responses.len() >= super::slab::CAPACITY {
-            return Err(state);
+    /// Whether another response can be taken in on this channel.
+    fn room(&self, ch: ChanId) -> Result<(), Status> {
+        if self.channels.get(ch).is_none() {
+            return Err(Status::gone("the connection of the receiver ended"));
         }
+        if self.responses.len() >= super::slab::CAPACITY {
+            return Err(Status::new(Code::ResourceExhausted, "too many responses are under way"));
+        }
+        Ok(())
+    }
+
+    /// Takes a response in. `None` only without `room`.
+    fn response(&mut self, asked: Asked, key: &[u8], step: i64, state: RState) -> Option<u32> {
+        let c = self.channels.get_mut(asked.ch)?;
+        let (ch, request, peer) = (asked.ch, asked.index, c.peer);
         let r = Response { id: 0, peer, key: key.into(), step, asked, state, cancelled: false };
-        let Some(index) = self.responses.insert(r) else { return Ok(u32::MAX) };
+        let index = self.responses.insert(r)?;
         if let Some(c) = self.channels.get_mut(ch) {
             c.responses.insert(request, index);
         }
         self.peers[peer as usize].waiting += 1;
-        Ok(index)
+        Some(index)
     }
 
     /// Ends the send of a source that cannot go out.
@@ -355,22 +358,18 @@ impl Engine {
         };
         let dst = staged.addr;
         source.staged = Some(staged);
-        match self.response(asked.clone(), key, step, RState::Staging(source)) {
-            Ok(index) => {
-                let token = WR_RESPONSE | u64::from(index);
-                fx.run(match ops {
-                    Some(ops) => {
-                        Work::DeviceCopy { token, ops, to_host: true, host: dst, device: from, len }
-                    }
-                    None => Work::HostCopy { token, dst, src: from, len },
-                });
-            }
-            Err(RState::Staging(source)) => {
-                let status = Status::new(Code::ResourceExhausted, "too many responses");
-                self.undeliverable(fx, &asked, source, status);
-            }
-            Err(_) => {}
+        if let Err(status) = self.room(asked.ch) {
+            return self.undeliverable(fx, &asked, source, status);
         }
+        let state = RState::Staging(source);
+        let Some(index) = self.response(asked, key, step, state) else { return };
+        let token = WR_RESPONSE | u64::from(index);
+        fx.run(match ops {
+            Some(ops) => {
+                Work::DeviceCopy { token, ops, to_host: true, host: dst, device: from, len }
+            }
+            None => Work::HostCopy { token, dst, src: from, len },
+        });
     }
 
     pub(super) fn response_copied(
@@ -499,24 +498,20 @@ impl Engine {
         let remote = source.window.map(|w| Remote { addr: source.addr(), rkey: w.mr.rkey });
         let meta = source.tensor.meta.clone();
         let (ch, request) = (asked.ch, asked.index);
-        match self.response(asked.clone(), key, step, RState::Told(source)) {
-            Ok(response) => {
-                let m = MetaResponse {
-                    index: request,
-                    response,
-                    follows: false,
-                    source: remote,
-                    checksum: sum,
-                    meta,
-                };
-                self.send(fx, ch, &Message::Meta(m), &[]);
-            }
-            Err(RState::Told(source)) => {
-                let status = Status::new(Code::ResourceExhausted, "too many responses");
-                self.undeliverable(fx, &asked, source, status);
-            }
-            Err(_) => {}
+        if let Err(status) = self.room(ch) {
+            return self.undeliverable(fx, &asked, source, status);
         }
+        let state = RState::Told(source);
+        let Some(response) = self.response(asked, key, step, state) else { return };
+        let m = MetaResponse {
+            index: request,
+            response,
+            follows: false,
+            source: remote,
+            checksum: sum,
+            meta,
+        };
+        self.send(fx, ch, &Message::Meta(m), &[]);
     }
 
     /// Writes the content to the destination, in pieces where it is longer than the provider takes.
@@ -545,15 +540,11 @@ impl Engine {
         let lkey = source.window.map_or(0, |w| w.mr.lkey);
         let request = asked.index;
         let left = nbytes.div_ceil(max) as u32;
+        if let Err(status) = self.room(ch) {
+            return self.undeliverable(fx, &asked, source, status);
+        }
         let state = RState::Writing { source, left, failed: None };
-        let index = match self.response(asked.clone(), key, step, state) {
-            Ok(index) => index,
-            Err(RState::Writing { source, .. }) => {
-                let status = Status::new(Code::ResourceExhausted, "too many responses");
-                return self.undeliverable(fx, &asked, source, status);
-            }
-            Err(_) => return,
-        };
+        let Some(index) = self.response(asked, key, step, state) else { return };
         let Some(c) = self.channels.get_mut(ch) else { return };
         let wr = WR_RESPONSE | u64::from(index);
         for (at, len) in pieces(nbytes, max) {
