@@ -280,7 +280,8 @@ impl Core {
             return false;
         }
         // Every adapter is armed, so that none misses its wake-up because of another.
-        let busy = self.world.adapters.iter_mut().flatten().filter_map(|a| (!a.arm()).then_some(()));
+        let busy =
+            self.world.adapters.iter_mut().flatten().filter_map(|a| (!a.arm()).then_some(()));
         busy.count() == 0
     }
 
