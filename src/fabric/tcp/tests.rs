@@ -1,0 +1,3 @@
+//! Malformed and random input.
+
+use super::*;
