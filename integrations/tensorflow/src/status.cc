@@ -8,6 +8,8 @@ namespace {
 
 // Marks a derived error in front of a message. A control character: no message begins with one.
 constexpr char kDerived = '\x01';
+// The library takes a little more.
+constexpr size_t kMaxMessage = 60'000;
 
 absl::StatusCode Code(rdma_code_t code) {
   const bool known = code > RDMA_OK && code <= RDMA_UNAUTHENTICATED;
@@ -31,7 +33,7 @@ Status LastError(rdma_code_t code, absl::string_view context) {
 std::string EncodeMessage(const Status& status) {
   const bool derived = tensorflow::StatusGroup::IsDerived(status);
   return absl::StrCat(derived ? absl::string_view(&kDerived, 1) : absl::string_view(),
-                      absl::string_view(status.message().data(), status.message().size()));
+                      absl::string_view(status.message()).substr(0, kMaxMessage));
 }
 
 Status DecodeMessage(rdma_code_t code, absl::string_view message) {

@@ -1,5 +1,6 @@
-# The TensorFlow integration: `make tensorflow`, `make test-tensorflow`, `make bench-tensorflow`.
-# Included by the top Makefile, run from the top directory.
+# The TensorFlow integration: `make tensorflow`, `make test-tensorflow`, `make bench-tensorflow`; and a stage of
+# `make test`.
+STAGES += tensorflow
 
 # The plugin is built for each of these; the first runs the whole test suite, the others its first item.
 TF_VERSIONS ?= 2.21.0 2.15.1
@@ -20,7 +21,7 @@ $(TF_CACHE)/tf-%/.ready: $(TF_SRC)/setup.sh
 	$(TF_SRC)/setup.sh $* $(TF_CACHE)/tf-$*
 
 $(TF_RELEASE)/librdma_transport.so: Cargo.toml $(shell find src -name '*.rs')
-	cargo build --release
+	$(CARGO) build --lib --release
 
 define TF_PLUGIN_RULE
 $(TF_BUILD)/rdma_tf_$(subst .,_,$(1)).so: $(TF_CACHE)/tf-$(1)/.ready $(TF_RELEASE)/librdma_transport.so \
@@ -46,9 +47,8 @@ tensorflow: $(TF_PLUGINS)
 	$(call TF_PYTHON,$(TF_MAIN)) -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist $(TF_STAGE)
 	$(foreach v,$(TF_VERSIONS),$(call TF_PYTHON,$(v)) -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall dist/rdma_tensorflow-*.whl &&) true
 
-test-tensorflow: tensorflow
-	$(call TF_PYTHON,$(TF_MAIN)) -m pytest -q $(TF_SRC)/tests
-	$(foreach v,$(TF_OTHERS),$(call TF_PYTHON,$(v)) -m pytest -q $(TF_SRC)/tests/test_training.py -k distribute &&) true
+test-tensorflow:
+	@scripts/stage-tensorflow
 
 bench-tensorflow: tensorflow
 	$(call TF_PYTHON,$(TF_MAIN)) $(TF_SRC)/bench/bench.py --out docs
