@@ -67,6 +67,9 @@ impl ProviderKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EpId(pub u32);
 
+#[cfg(feature = "ibverbs")]
+pub mod ibverbs;
+
 bitflags! {
     /// What a region allows. Local reading is always allowed.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
