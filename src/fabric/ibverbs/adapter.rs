@@ -116,7 +116,7 @@ impl IbverbsAdapter {
         let epoll = epoll_of([channel.fd(), events.fd()])?;
         // A completion queue must have room for all receives and the sends of its endpoints.
         let recv = RecvPool::new(&pd, info.max_srq_wr.min(info.max_cqe / 2))?;
-        let each = choice.depth + if recv.srq().is_some() { 0 } else { recv::DEPTH };
+        let each = Self::completions_each(&choice, &recv);
         let per_cq = (info.max_cqe.saturating_sub(recv.capacity()) / each).clamp(1, PER_CQ);
         let caps = Caps {
             provider: ProviderKind::Ibverbs,
@@ -224,12 +224,18 @@ impl IbverbsAdapter {
         }
     }
 
+    /// Completions that one endpoint can have waiting, shared receives apart: its send queue, the
+    /// marker that ends it, and receives of its own.
+    fn completions_each(choice: &Choice, recv: &RecvPool) -> u32 {
+        choice.depth + 1 + if recv.srq().is_some() { 0 } else { recv::DEPTH }
+    }
+
     /// A completion queue with room for one more endpoint.
     fn find_cq(&mut self) -> Result<usize, Status> {
         if let Some(i) = self.cq_users.iter().position(|&n| n < self.per_cq) {
             return Ok(i);
         }
-        let each = self.choice.depth + if self.recv.srq().is_some() { 0 } else { recv::DEPTH };
+        let each = Self::completions_each(&self.choice, &self.recv);
         let entries = (each * self.per_cq + self.recv.capacity()).min(self.info.max_cqe);
         let index = self.cqs.len();
         let cq = Cq::new(&self.channel, entries, index)?;
@@ -325,7 +331,7 @@ impl Adapter for IbverbsAdapter {
             return Err(Status::new(Code::Unavailable, format!("{dev} port {port} is down")));
         }
         let cq = self.find_cq()?;
-        let depth = QpDepth { send: self.choice.depth, recv: recv::DEPTH };
+        let depth = QpDepth { send: self.choice.depth + 1, recv: recv::DEPTH };
         let qp = Qp::new(&self.pd, &self.cqs[cq], self.recv.srq(), &depth)?;
         qp.to_init(self.choice.port.number, self.cfg.pkey_index)?;
         let count = self.endpoints.len() as u32 + 1;
@@ -341,8 +347,11 @@ impl Adapter for IbverbsAdapter {
         let id = self.next;
         self.next += 1;
         self.cq_users[cq] += 1;
+        if self.by_qpn.contains_key(&qp.number()) {
+            self.forget_completions(qp.number());
+        }
         self.by_qpn.insert(qp.number(), id);
-        let ep = Endpoint::new(EpId(id), &self.name, peer, qp, psn, self.choice.depth);
+        let ep = Endpoint::new(EpId(id), (&self.name, peer), qp, cq, psn, self.choice.depth);
         self.endpoints.insert(id, ep);
         Ok(EpId(id))
     }
@@ -375,13 +384,13 @@ impl Adapter for IbverbsAdapter {
             traffic_class: self.cfg.traffic_class,
         };
         let reads_out = self.info.max_reads_out.min(remote.reads_in);
-        let cfg = self.cfg.clone();
+        let (timeout, retries) = (self.cfg.timeout, self.choice.retries);
         let local = self.local_address(&self.endpoints[&ep.0]);
         local.compatible(&remote)?;
         let e = self.endpoint(ep)?;
         if let Some(qp) = e.qp() {
             qp.to_rtr(&path, &local, &remote)?;
-            qp.to_rts(&cfg, local.psn, reads_out)?;
+            qp.to_rts(timeout, retries, local.psn, reads_out)?;
         }
         e.connected();
         self.ready.push(Event::Connected(ep));
@@ -491,7 +500,9 @@ impl Adapter for IbverbsAdapter {
 
     fn destroy(&mut self, ep: EpId) {
         let Some(e) = self.endpoints.remove(&ep.0) else { return };
-        self.by_qpn.remove(&e.qpn());
+        if self.by_qpn.get(&e.qpn()) == Some(&ep.0) {
+            self.by_qpn.remove(&e.qpn());
+        }
         self.dirty.retain(|&id| id != ep.0);
         self.ready.retain(|event| match event {
             Event::Connected(e) => *e != ep,

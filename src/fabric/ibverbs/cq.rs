@@ -67,10 +67,11 @@ impl CompChannel {
 
 impl Drop for CompChannel {
     fn drop(&mut self) {
+        if self.context.forked() {
+            return;
+        }
         // SAFETY: its queues held an Arc to it and are gone.
-        if !self.context.forked()
-            && unsafe { (self.context.verbs().destroy_comp_channel)(self.raw.as_ptr()) } != 0
-        {
+        if unsafe { (self.context.verbs().destroy_comp_channel)(self.raw.as_ptr()) } != 0 {
             log_failure("destroy completion channel", self.context.name());
         }
     }

@@ -17,6 +17,9 @@ use super::sys::{self, Origin, Verbs};
 /// The largest GID and partition key tables that are read.
 const MAX_TABLE: i32 = 256;
 
+/// The vendor that the kernel's rxe driver gives.
+const SOFT_ROCE_VENDOR: u32 = 0xff_ffff;
+
 /// An opened device.
 pub(super) struct Context {
     raw: NonNull<ibv_context>,
@@ -142,6 +145,7 @@ impl Context {
             max_mr_size: a.max_mr_size,
             max_reads_in: a.max_qp_rd_atom.clamp(0, 64) as u8,
             max_reads_out: a.max_qp_init_rd_atom.clamp(0, 64) as u8,
+            soft_roce: a.vendor_id == SOFT_ROCE_VENDOR,
             ports,
         })
     }
@@ -242,6 +246,7 @@ fn closed(name: String, why: String) -> DeviceInfo {
         max_mr_size: 0,
         max_reads_in: 0,
         max_reads_out: 0,
+        soft_roce: false,
         ports: Vec::new(),
     }
 }

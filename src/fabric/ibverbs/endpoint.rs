@@ -14,6 +14,10 @@ use super::status;
 
 /// SENDs carry this immediate; it tells them from writes.
 pub(super) const IMM_MESSAGE: u32 = 0xffff_ffff;
+/// Id of the request that is posted last, when the queue pair is in error: requests that had already
+/// succeeded, without asking for a completion, make none when the queue is flushed. When this one
+/// comes back, all before it have ended.
+const MARKER: u64 = 1 << 62;
 /// At most this many SENDs without a completion of their own follow each other.
 const SIGNAL_EVERY: u32 = 16;
 
@@ -71,6 +75,8 @@ pub(super) struct Endpoint {
     qpn: u32,
     /// First packet sequence number sent.
     pub psn: u32,
+    /// Index of its completion queue.
+    pub cq: usize,
     state: State,
     depth: u32,
     /// What holds a slot of the send queue, oldest first; its number in the work request's id.
@@ -81,15 +87,18 @@ pub(super) struct Endpoint {
     since_signal: u32,
     sends: u32,
     reads: u32,
+    /// The marker is under way.
+    draining: bool,
 }
 
 impl Endpoint {
-    /// A new, unconnected endpoint.
-    pub fn new(id: EpId, local: &str, peer: &str, qp: Qp, psn: u32, depth: u32) -> Endpoint {
+    /// A new, unconnected endpoint; `names` are this end's and the peer's.
+    pub fn new(id: EpId, names: (&str, &str), qp: Qp, cq: usize, psn: u32, depth: u32) -> Endpoint {
         Endpoint {
             id,
-            peer: peer.to_string(),
-            local: local.to_string(),
+            local: names.0.to_string(),
+            peer: names.1.to_string(),
+            cq,
             qpn: qp.number(),
             qp: Some(qp),
             psn,
@@ -101,6 +110,7 @@ impl Endpoint {
             since_signal: 0,
             sends: 0,
             reads: 0,
+            draining: false,
         }
     }
 
@@ -128,9 +138,9 @@ impl Endpoint {
     pub fn connected(&mut self) {
         self.state = State::Ready;
     }
-    /// Whether the device holds work requests of it.
-    pub fn busy(&self) -> bool {
-        self.posted.len() > self.batch.len()
+    /// Whether it is in error and not all of it was flushed.
+    pub fn draining(&self) -> bool {
+        self.draining
     }
 
     fn admit(&self) -> Result<(), PostError> {
@@ -267,6 +277,11 @@ impl Endpoint {
         pool: &mut SendPool,
         events: &mut Vec<Event>,
     ) {
+        if id == MARKER {
+            self.draining = false;
+            self.settle(pool, events);
+            return;
+        }
         if id < self.first || id >= self.next_id() {
             return;
         }
@@ -303,21 +318,47 @@ impl Endpoint {
         events.push(Event::Done { ep: self.id, wr: p.wr, result });
     }
 
-    /// Begins to end it because of `root`: what the device has is flushed, what it has not is
-    /// failed. `Event::Down` follows the last.
+    /// Begins to end it because of `root`: what was posted is flushed, then `Event::Down` follows.
     pub fn fail(&mut self, root: Status, pool: &mut SendPool, events: &mut Vec<Event>) {
         if matches!(self.state, State::New | State::Ready) {
-            if let Some(Err(e)) = self.qp.as_ref().map(Qp::to_error) {
-                super::log_failure("end queue pair", &e.message);
-            }
             self.state = State::Failing(root);
+            self.abandon();
         }
         self.settle(pool, events);
+    }
+
+    /// Puts the queue pair into error and posts the marker behind all else.
+    fn abandon(&mut self) {
+        let Some(qp) = &self.qp else { return };
+        let idle = self.posted.len() == self.batch.len();
+        self.batch.clear();
+        let mut marker = Wqe::new(ibv_wr_opcode::IBV_WR_SEND_WITH_IMM, MARKER);
+        marker.flag(ibv_send_flags::IBV_SEND_SIGNALED);
+        let result = qp.to_error().and_then(|()| {
+            if idle || self.draining {
+                return Ok(());
+            }
+            // SAFETY: it names no memory.
+            match unsafe { qp.post(std::slice::from_mut(&mut marker)) } {
+                (_, 0) => {
+                    self.draining = true;
+                    Ok(())
+                }
+                (_, n) => Err(Status::os("flushing", &std::io::Error::from_raw_os_error(n))),
+            }
+        });
+        if let Err(e) = result {
+            super::log_failure("end queue pair", &e.message);
+            // Without it, nothing is under way.
+            self.qp = None;
+            self.draining = false;
+        }
     }
 
     /// The device is lost: nothing will be flushed, so the queue pair goes first.
     pub fn lose(&mut self, root: Status, pool: &mut SendPool, events: &mut Vec<Event>) {
         self.qp = None;
+        self.draining = false;
         self.batch.clear();
         if matches!(self.state, State::New | State::Ready) {
             self.state = State::Failing(root);
@@ -328,7 +369,7 @@ impl Endpoint {
     /// Fails what nobody will complete any more; reports the end when nothing is left.
     fn settle(&mut self, pool: &mut SendPool, events: &mut Vec<Event>) {
         let State::Failing(root) = &self.state else { return };
-        if self.qp.is_some() && self.busy() {
+        if self.draining {
             return;
         }
         let (root, result) = (root.clone(), status::flushed(root));
@@ -343,19 +384,13 @@ impl Endpoint {
     /// Ends it for good, without events. `drain` takes completions until this endpoint has none
     /// under way or patience ends.
     pub fn close(&mut self, pool: &mut SendPool, drain: impl FnOnce(&mut Endpoint, &mut SendPool)) {
-        let mut unheard = Vec::new();
-        for _ in 0..self.batch.len() {
-            if let Some(Posted { kind: Kind::Send(b), .. }) = self.posted.pop_back() {
-                pool.put(b);
-            }
-        }
-        self.batch.clear();
-        if let Some(Err(e)) = self.qp.as_ref().map(Qp::to_error) {
-            super::log_failure("end queue pair", &e.message);
+        if !self.draining {
+            self.abandon();
         }
         drain(self, pool);
         // From here on the device touches nothing of it.
         self.qp = None;
+        let mut unheard = Vec::new();
         while !self.posted.is_empty() {
             self.retire(Ok(()), pool, &mut unheard);
         }

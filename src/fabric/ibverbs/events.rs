@@ -176,7 +176,7 @@ fn run(shared: &Shared) {
 /// here.
 fn next(shared: &Shared) -> Option<Option<Happening>> {
     let verbs = shared.context.verbs();
-    let mut e = AsyncEvent::empty();
+    let mut e = AsyncEvent::of(-1);
     // SAFETY: the context is open; the library fills in the struct.
     if unsafe { (verbs.get_async_event)(shared.context.raw(), &mut e) } != 0 {
         return None;
@@ -196,11 +196,11 @@ mod tests {
     #[test]
     fn unknown_numbers_mean_nothing() {
         for n in [-1, 4, 5, 6, 7, 13, 15, 17, 19, 20, 99] {
-            let e = AsyncEvent { event_type: n, ..AsyncEvent::empty() };
+            let e = AsyncEvent::of(n);
             // SAFETY: none of these names an object.
             assert_eq!(unsafe { decode(&e) }, None, "{n}");
         }
-        let e = AsyncEvent { event_type: 8, ..AsyncEvent::empty() };
+        let e = AsyncEvent::of(8);
         // SAFETY: a device event names no object.
         assert!(matches!(unsafe { decode(&e) }, Some(Happening::DeviceLost(_))));
     }

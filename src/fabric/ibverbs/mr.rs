@@ -128,10 +128,14 @@ impl Region {
         // SAFETY: a live region.
         unsafe { self.raw.as_ref().lkey }
     }
-    /// Key for peers.
+    /// Key for peers, never 0. Some devices give regions without remote access the key 0; theirs
+    /// is then the local one, which a peer's access with is refused all the same.
     pub fn rkey(&self) -> u32 {
         // SAFETY: a live region.
-        unsafe { self.raw.as_ref().rkey }
+        match unsafe { self.raw.as_ref().rkey } {
+            0 => self.lkey(),
+            key => key,
+        }
     }
 
     /// Ends the registration; on return the device touches the memory no more.
@@ -148,10 +152,11 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        if self.pd.context.forked() {
+            return;
+        }
         // SAFETY: registered once, deregistered once.
-        if !self.pd.context.forked()
-            && unsafe { (self.pd.context.verbs().dereg_mr)(self.raw.as_ptr()) } != 0
-        {
+        if unsafe { (self.pd.context.verbs().dereg_mr)(self.raw.as_ptr()) } != 0 {
             log_failure("deregister memory", self.pd.context.name());
         }
     }

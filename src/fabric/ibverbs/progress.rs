@@ -1,6 +1,5 @@
 //! What the device reports: completions, asynchronous events, and the end of an endpoint.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rdma_sys::{ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
@@ -176,9 +175,24 @@ impl IbverbsAdapter {
         n
     }
 
+    /// Forgets completions of an earlier queue pair with a new one's number.
+    pub(super) fn forget_completions(&mut self, qpn: u32) {
+        for cq in &self.cqs {
+            while Self::drain_cq(cq, &mut self.wcs, &mut self.stash, |_| false) == BATCH {}
+        }
+        self.stash.retain(|wc| {
+            if wc.qp_num == qpn && wc.wr_id & RECV_BIT != 0 {
+                self.recv.hold((wc.wr_id & !RECV_BIT) as u32, qpn);
+            }
+            wc.qp_num != qpn
+        });
+    }
+
+    /// Ends an endpoint that is no longer in the tables.
     pub(super) fn close(&mut self, mut ep: Endpoint) {
         let qpn = ep.qpn();
-        let cq = ep.qp().map(|q| q.cq().clone());
+        let cq = self.cqs[ep.cq].clone();
+        self.cq_users[ep.cq] -= 1;
         let (recv, stash, wcs) = (&mut self.recv, &mut self.stash, &mut self.wcs);
         let mut absorb = |ep: &mut Endpoint, pool: &mut SendPool, wc: &ibv_wc| {
             if wc.qp_num != qpn {
@@ -193,26 +207,20 @@ impl IbverbsAdapter {
         };
         ep.close(&mut self.send, |ep, pool| {
             stash.retain(|wc| !absorb(ep, pool, wc));
-            let Some(cq) = &cq else { return };
             let end = Instant::now() + FLUSH_PATIENCE;
             loop {
-                let n = Self::drain_cq(cq, wcs, stash, |wc| absorb(ep, pool, wc));
-                if n == 0 && (!ep.busy() || Instant::now() > end) {
+                let n = Self::drain_cq(&cq, wcs, stash, |wc| absorb(ep, pool, wc));
+                if n == 0 && (!ep.draining() || Instant::now() > end) {
                     break;
                 }
             }
         });
         // The queue pair is gone; completions of it that came meanwhile must not meet another
         // one with its number.
-        if let Some(cq) = &cq {
-            let mut rest = true;
-            while rest {
-                let mine = |wc: &ibv_wc| absorb(&mut ep, &mut self.send, wc);
-                rest = Self::drain_cq(cq, wcs, stash, mine) == BATCH;
-            }
-            if let Some(i) = self.cqs.iter().position(|c| Arc::ptr_eq(c, cq)) {
-                self.cq_users[i] -= 1;
-            }
+        let mut rest = true;
+        while rest {
+            let mine = |wc: &ibv_wc| absorb(&mut ep, &mut self.send, wc);
+            rest = Self::drain_cq(&cq, wcs, stash, mine) == BATCH;
         }
         self.recv.remove_endpoint(qpn);
     }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use rdma_sys::*;
 
-use crate::config::IbConfig;
 use crate::status::{Code, Status};
 
 use super::address::{Address, Link};
@@ -29,7 +28,7 @@ pub(super) struct Qp {
     raw: NonNull<ibv_qp>,
     max_inline: u32,
     pd: Arc<Pd>,
-    cq: Arc<Cq>,
+    _cq: Arc<Cq>,
     _srq: Option<Arc<Srq>>,
 }
 
@@ -77,7 +76,7 @@ impl Qp {
                     raw,
                     max_inline: a.cap.max_inline_data,
                     pd: pd.clone(),
-                    cq: cq.clone(),
+                    _cq: cq.clone(),
                     _srq: srq.cloned(),
                 });
             }
@@ -100,10 +99,6 @@ impl Qp {
     /// Bytes that a work request may carry in itself.
     pub fn max_inline(&self) -> u32 {
         self.max_inline
-    }
-    /// Where its completions come.
-    pub fn cq(&self) -> &Arc<Cq> {
-        &self.cq
     }
 
     fn modify(
@@ -155,11 +150,11 @@ impl Qp {
     }
 
     /// RTR to RTS: may send.
-    pub fn to_rts(&self, cfg: &IbConfig, psn: u32, reads_out: u8) -> Result<(), Status> {
+    pub fn to_rts(&self, timeout: u8, retries: u8, psn: u32, reads_out: u8) -> Result<(), Status> {
         let mut a = blank();
         a.qp_state = ibv_qp_state::IBV_QPS_RTS;
-        a.timeout = cfg.timeout;
-        a.retry_cnt = cfg.retry_count;
+        a.timeout = timeout;
+        a.retry_cnt = retries;
         a.rnr_retry = RNR_RETRY;
         a.sq_psn = psn;
         a.max_rd_atomic = reads_out;
@@ -222,10 +217,11 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
+        if self.pd.context().forked() {
+            return;
+        }
         // SAFETY: created once, destroyed once.
-        if !self.pd.context().forked()
-            && unsafe { (self.pd.context().verbs().destroy_qp)(self.raw.as_ptr()) } != 0
-        {
+        if unsafe { (self.pd.context().verbs().destroy_qp)(self.raw.as_ptr()) } != 0 {
             log_failure("destroy queue pair", self.pd.context().name());
         }
     }

@@ -60,10 +60,11 @@ impl Srq {
 
 impl Drop for Srq {
     fn drop(&mut self) {
+        if self.pd.context().forked() {
+            return;
+        }
         // SAFETY: its queue pairs held an Arc to it and are gone.
-        if !self.pd.context().forked()
-            && unsafe { (self.pd.context().verbs().destroy_srq)(self.raw()) } != 0
-        {
+        if unsafe { (self.pd.context().verbs().destroy_srq)(self.raw()) } != 0 {
             log_failure("destroy shared receive queue", self.pd.context().name());
         }
     }

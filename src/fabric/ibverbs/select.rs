@@ -55,6 +55,8 @@ pub struct DeviceInfo {
     pub max_reads_in: u8,
     /// READs that a queue pair has under way.
     pub max_reads_out: u8,
+    /// The kernel's software device.
+    pub soft_roce: bool,
     /// Its ports.
     pub ports: Vec<PortInfo>,
 }
@@ -72,6 +74,8 @@ pub struct Choice {
     pub depth: u32,
     /// MTU code.
     pub mtu: u8,
+    /// Retransmissions.
+    pub retries: u8,
     /// The decisions in words.
     pub notes: Vec<String>,
 }
@@ -192,7 +196,8 @@ pub fn choose(devices: &[DeviceInfo], cfg: &IbConfig, depth: u32) -> Result<Choi
     let (gid, gid_why) = find_gid(port, cfg.gid_index)?;
     let mut notes = vec![why, gid_why];
     let mtu = check_mtu(cfg.mtu, port)?;
-    let deepest = d.max_qp_wr.min(d.max_cqe / 2);
+    // One more is needed to end a queue pair in order.
+    let deepest = d.max_qp_wr.min(d.max_cqe / 2).saturating_sub(1);
     if depth == 0 || depth > deepest {
         return Err(bad("RDMA_QP_QUEUE_DEPTH", depth, format!("{} allows 1 to {deepest}", d.name)));
     }
@@ -217,7 +222,13 @@ pub fn choose(devices: &[DeviceInfo], cfg: &IbConfig, depth: u32) -> Result<Choi
             return Err(bad(var, value, format!("allowed are 0 to {max}")));
         }
     }
-    Ok(Choice { device, port: port.clone(), gid, depth, mtu, notes })
+    let mut retries = cfg.retry_count;
+    if d.soft_roce && retries == 7 {
+        // Its driver takes 7 for "without end", and would never find that a peer is gone.
+        retries = 6;
+        notes.push("6 retransmissions, for Soft-RoCE never ends with 7".into());
+    }
+    Ok(Choice { device, port: port.clone(), gid, depth, mtu, retries, notes })
 }
 
 #[cfg(test)]
@@ -251,6 +262,7 @@ mod tests {
             max_mr_size: u64::MAX,
             max_reads_in: 16,
             max_reads_out: 16,
+            soft_roce: false,
             ports,
         }
     }
@@ -281,6 +293,16 @@ mod tests {
         assert!(c.notes[0].contains("best of 3"), "{:?}", c.notes);
         let cfg = IbConfig { device: Some("b".into()), port: 1, ..IbConfig::default() };
         assert_eq!(choose(&d, &cfg, 1024).unwrap().port.number, 1);
+    }
+
+    #[test]
+    fn soft_roce_is_kept_from_retrying_without_end() {
+        let mut d = [device("rxe0", vec![port(1, true, 100, global())])];
+        assert_eq!(choose(&d, &IbConfig::default(), 16).unwrap().retries, 7);
+        d[0].soft_roce = true;
+        let c = choose(&d, &IbConfig::default(), 16).unwrap();
+        assert_eq!(c.retries, 6);
+        assert!(c.notes.iter().any(|n| n.contains("Soft-RoCE")));
     }
 
     #[test]

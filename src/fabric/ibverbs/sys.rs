@@ -25,9 +25,9 @@ pub(super) struct AsyncEvent {
 }
 
 impl AsyncEvent {
-    /// An event to be filled in.
-    pub fn empty() -> AsyncEvent {
-        AsyncEvent { element: 0, event_type: -1 }
+    /// An event of this number that names nothing.
+    pub fn of(event_type: c_int) -> AsyncEvent {
+        AsyncEvent { element: 0, event_type }
     }
     /// The port of a port event.
     pub fn port(&self) -> u8 {
