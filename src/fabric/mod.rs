@@ -16,12 +16,17 @@
 //!   endpoint may go down with it (it does on ibverbs);
 //! - after `deregister` and after `destroy` return, nothing of that region or endpoint is touched.
 
+pub mod loopback;
+pub mod regions;
+pub mod tcp;
+
 use std::os::fd::{OwnedFd, RawFd};
 use std::ptr::NonNull;
 
 use bitflags::bitflags;
 
-use crate::status::Status;
+use crate::config::Config;
+use crate::status::{Code, Status};
 
 /// A provider, in the order in which `auto` tries them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -314,4 +319,25 @@ pub trait Adapter: Send {
 
     /// Ends an endpoint. No event of it follows. On return no local memory is touched on its behalf.
     fn destroy(&mut self, ep: EpId);
+}
+
+/// Opens an adapter of this provider.
+pub fn open(kind: ProviderKind, config: &Config) -> Result<Box<dyn Adapter>, Status> {
+    match kind {
+        ProviderKind::Loopback => Ok(Box::new(loopback::LoopbackAdapter::open(config)?)),
+        ProviderKind::Tcp => Ok(Box::new(tcp::TcpAdapter::open(config)?)),
+        ProviderKind::Shm | ProviderKind::Ibverbs => Err(Status::new(
+            Code::Unimplemented,
+            format!("provider {} is not in this build", kind.name()),
+        )),
+    }
+}
+
+/// Whether this provider can be used here, and why not.
+pub fn probe(kind: ProviderKind) -> Result<(), String> {
+    match kind {
+        ProviderKind::Loopback => loopback::probe(),
+        ProviderKind::Tcp => tcp::probe(),
+        ProviderKind::Shm | ProviderKind::Ibverbs => Err("not in this build".to_owned()),
+    }
 }
