@@ -1,0 +1,198 @@
+//! READs: pulled by the initiator under the owner's table of regions, or, where neither the pool
+//! nor the kernel allows that, asked for and streamed by the owner.
+
+use std::sync::atomic::Ordering;
+
+use super::Core;
+use super::copy::{STREAMING_FROM, copy};
+use super::exports::Region;
+use super::link::{How, Link, Reading};
+use super::receive::Piece;
+use super::ring::load64;
+use super::stream::{Job, PIECE};
+use super::wire::{Ask, kind, outcome};
+use crate::fabric::{Access, Event};
+use crate::status::Status;
+
+impl Link {
+    /// Moves our READs on. True if something happened.
+    pub(crate) fn advance_reads(
+        &mut self,
+        core: &mut Core,
+        events: &mut Vec<Event>,
+    ) -> Result<bool, Status> {
+        let mut busy = false;
+        let mut at = 0;
+        while core.budget > 0 && at < self.reads.len() {
+            let mut read = self.reads[at];
+            let ended = match read.how {
+                How::Direct => self.read_piece(core, &mut read)?,
+                How::Ask => {
+                    let Reading { remote, len, .. } = read;
+                    let ask = Ask { addr: remote.addr, len, rkey: remote.rkey };
+                    if !self.record(kind::READ_ASK, &ask.encode())? {
+                        // Asks go out in order.
+                        return Ok(busy);
+                    }
+                    read.how = How::Asked;
+                    None
+                }
+                How::Asked | How::Filled => {
+                    at += 1;
+                    continue;
+                }
+            };
+            busy = true;
+            match ended {
+                None => self.reads[at] = read,
+                Some(code) => {
+                    self.reads.remove(at);
+                    let result = self.result("READ", code, read.remote, read.len);
+                    events.push(Event::Done { ep: self.ep, wr: read.wr, result });
+                }
+            }
+        }
+        Ok(busy)
+    }
+
+    /// Copies one piece of a READ; the outcome once it has ended.
+    fn read_piece(&mut self, core: &mut Core, read: &mut Reading) -> Result<Option<u8>, Status> {
+        if read.len == 0 {
+            return Ok(Some(outcome::OK));
+        }
+        let remote = read.remote;
+        let look = self.exports.look(remote.rkey);
+        let Some((seq, region)) = look else { return Ok(Some(outcome::DENIED)) };
+        if !region.allows(remote.addr, read.len, Access::REMOTE_READ) {
+            return Ok(Some(outcome::DENIED));
+        }
+        let want = (read.len - read.done).min(core.budget as u64) as usize;
+        let dst = read.local.wrapping_add(read.done) as *mut u8;
+        let mapped = if core.policy.pool { self.mapped(&region, read)? } else { None };
+        let piece = if let Some(src) = mapped {
+            // SAFETY: the source was checked against the mapped segment; the destination is what
+            // is left of the READ's local memory, valid by the contract of Mem.
+            unsafe { copy(src, dst, want, read.len >= STREAMING_FROM) };
+            Piece::Copied(want as u64)
+        } else if core.policy.process && self.reads_peer {
+            // SAFETY: as above.
+            unsafe { self.read_peer(remote.addr.wrapping_add(read.done), dst, want)? }
+        } else {
+            read.how = How::Ask;
+            read.done = 0;
+            return Ok(None);
+        };
+        // Bytes of a region that was closed meanwhile do not count.
+        if !self.exports.unchanged(remote.rkey, seq) {
+            return Ok(Some(outcome::DENIED));
+        }
+        match piece {
+            Piece::Copied(n) => {
+                read.done += n;
+                core.spend(n);
+            }
+            Piece::Wait => {}
+            Piece::Failed(code) => return Ok(Some(code)),
+        }
+        if read.done < read.len {
+            return Ok(None);
+        }
+        if self.peer_closed() || (mapped.is_none() && self.is_gone()) {
+            return Err(self.gone());
+        }
+        Ok(Some(outcome::OK))
+    }
+
+    /// Where the rest of the READ's source is mapped here, if it lies in a pool segment of the
+    /// peer. One that is not mapped yet is asked for.
+    fn mapped(&mut self, region: &Region, read: &Reading) -> Result<Option<*const u8>, Status> {
+        let Some((id, base)) = region.pool else { return Ok(None) };
+        if !self.pools.has(id) {
+            if !self.pools_wanted.contains(&id) && self.record(kind::POOL_ASK, &id.to_le_bytes())? {
+                self.pools_wanted.push(id);
+            }
+            return Ok(None);
+        }
+        let offset = (read.remote.addr - region.base).checked_add(read.done);
+        let offset = offset.and_then(|o| o.checked_add(base));
+        Ok(offset.and_then(|o| self.pools.at(id, o, read.len - read.done)))
+    }
+
+    /// Feeds our stream, and answers the peer's READs. True if something happened.
+    pub(crate) fn feed(&mut self, core: &mut Core) -> Result<bool, Status> {
+        let mut busy = self.begin_answers(core)?;
+        if !self.out.jobs.is_empty() {
+            let taken = load64(&self.theirs().stream_taken);
+            if !self.out.see_taken(taken) {
+                return Err(self.broken("stream position"));
+            }
+            while self.feed_piece(core) {
+                busy = true;
+            }
+        }
+        while let Some(&code) = self.ends.front() {
+            if !self.record(kind::READ_END, &[code])? {
+                break;
+            }
+            self.ends.pop_front();
+            busy = true;
+        }
+        Ok(busy)
+    }
+
+    /// Puts READs that the peer has asked for in line with our own stream jobs.
+    fn begin_answers(&mut self, core: &Core) -> Result<bool, Status> {
+        let mut busy = false;
+        while let Some(&ask) = self.asks.front() {
+            let Ask { addr, len, rkey } = ask;
+            let need = Access::REMOTE_READ;
+            let denied = core.exports.check(rkey, addr, len, need).is_none();
+            let len = if denied { 0 } else { len };
+            if len > 0 {
+                self.open_stream()?;
+            }
+            if !self.record(kind::READ_DATA, &len.to_le_bytes())? {
+                break;
+            }
+            self.asks.pop_front();
+            self.out.jobs.push_back(Job { addr, len, done: 0, rkey: Some(rkey), denied });
+            busy = true;
+        }
+        Ok(busy)
+    }
+
+    /// Copies one piece of the first job into the stream; false if there is no job or no space.
+    fn feed_piece(&mut self, core: &mut Core) -> bool {
+        let Some(&job) = self.out.jobs.front() else { return false };
+        let left = (job.len - job.done).min(core.budget as u64) as usize;
+        let n = self.out.space().min(left).min(PIECE);
+        if n == 0 && job.done < job.len {
+            return false;
+        }
+        let denied = job.denied
+            || job.rkey.is_some_and(|key| {
+                core.exports.check(key, job.addr, job.len, Access::REMOTE_READ).is_none()
+            });
+        let src = (!denied).then(|| job.addr.wrapping_add(job.done) as *const u8);
+        // SAFETY: the source of a WRITE is readable by the contract of Mem until the peer has
+        // answered; that of a READ lies in a live region, as just checked.
+        unsafe { self.out.fill(src, n) };
+        core.spend(n as u64);
+        self.tx.control().stream_put.store(self.out.put, Ordering::Release);
+        self.dirty = true;
+        let done = job.done + n as u64;
+        if done < job.len {
+            if let Some(front) = self.out.jobs.front_mut() {
+                *front = Job { done, denied, ..job };
+            }
+            return true;
+        }
+        self.out.jobs.pop_front();
+        if job.rkey.is_some() {
+            self.ends.push_back(if denied { outcome::DENIED } else { outcome::OK });
+        } else {
+            self.out.writes_fed += 1;
+        }
+        true
+    }
+}

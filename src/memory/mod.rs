@@ -1,0 +1,3 @@
+//! Memory that peers reach.
+
+pub mod pool;

@@ -1,0 +1,232 @@
+//! The allocator behind `rdma_mem_alloc`: blocks in memfd-backed segments, which peers of this host
+//! may map, so that content in them is copied once, by plain loads and stores.
+//!
+//! A segment is never unmapped before the pool is dropped, since adapters know its address and
+//! peers may have it mapped. Large free ranges give their memory back to the system nevertheless.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::fabric::PoolSegment;
+use crate::fabric::shm::sys::{self, Mapping};
+use crate::status::{Code, Status};
+
+/// Alignment of blocks, and their granularity.
+pub const ALIGN: usize = 64;
+/// Bytes of a segment; a larger request gets a segment of its own.
+pub const SEGMENT: usize = 64 << 20;
+/// Alignment of blocks that may use huge pages.
+const HUGE: usize = 2 << 20;
+/// A free range of at least this size gives its whole pages back.
+const GIVE_BACK: usize = 16 << 20;
+/// Most segments.
+const MAX_SEGMENTS: usize = 4096;
+
+/// The free ranges of one segment, by offset and by size.
+#[derive(Debug, Default)]
+struct FreeList {
+    by_offset: BTreeMap<usize, usize>,
+    by_size: BTreeSet<(usize, usize)>,
+}
+
+impl FreeList {
+    fn insert(&mut self, offset: usize, len: usize) {
+        self.by_offset.insert(offset, len);
+        self.by_size.insert((len, offset));
+    }
+
+    fn remove(&mut self, offset: usize, len: usize) {
+        self.by_offset.remove(&offset);
+        self.by_size.remove(&(len, offset));
+    }
+
+    /// Takes `len` bytes from the smallest range that has them.
+    fn take(&mut self, len: usize) -> Option<usize> {
+        let &(size, offset) = self.by_size.range((len, 0)..).next()?;
+        self.remove(offset, size);
+        if size > len {
+            self.insert(offset + len, size - len);
+        }
+        Some(offset)
+    }
+
+    /// Gives a range back; returns the free range that it is now part of.
+    fn give(&mut self, mut offset: usize, mut len: usize) -> (usize, usize) {
+        if let Some((&before, &size)) = self.by_offset.range(..offset).next_back()
+            && before + size == offset
+        {
+            self.remove(before, size);
+            offset = before;
+            len += size;
+        }
+        if let Some(&size) = self.by_offset.get(&(offset + len)) {
+            self.remove(offset + len, size);
+            len += size;
+        }
+        self.insert(offset, len);
+        (offset, len)
+    }
+}
+
+#[derive(Debug)]
+struct Segment {
+    map: Mapping,
+    fd: OwnedFd,
+    free: FreeList,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    segment: usize,
+    len: usize,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    segments: Vec<Segment>,
+    /// Live blocks by address.
+    blocks: BTreeMap<usize, Block>,
+    /// Bytes of all segments.
+    reserved: usize,
+    /// Bytes of all live blocks.
+    used: usize,
+}
+
+/// A growing pool of shared memory. Every method may be called from any thread.
+#[derive(Debug)]
+pub struct Pool {
+    inner: Mutex<Inner>,
+    count: AtomicUsize,
+    limit: usize,
+}
+
+impl Pool {
+    /// An empty pool whose segments take up at most `limit` bytes of address space.
+    pub fn new(limit: usize) -> Pool {
+        Pool { inner: Mutex::default(), count: AtomicUsize::new(0), limit }
+    }
+
+    /// Allocates `len` bytes, aligned to [`ALIGN`]; zero bytes get a block too. The content is not
+    /// defined. The block stays valid until it is freed or the pool is dropped.
+    pub fn alloc(&self, len: usize) -> Result<*mut u8, Status> {
+        let exhausted = || {
+            Status::new(
+                Code::ResourceExhausted,
+                format!("shared memory pool: {len} bytes exceed its limit of {}", self.limit),
+            )
+        };
+        let rounded = len.max(1).checked_next_multiple_of(ALIGN).ok_or_else(exhausted)?;
+        let mut inner = self.inner.lock();
+        let found = inner
+            .segments
+            .iter_mut()
+            .enumerate()
+            .find_map(|(i, s)| s.free.take(rounded).map(|offset| (i, offset)));
+        let (segment, offset) = match found {
+            Some(found) => found,
+            None => {
+                self.grow(&mut inner, rounded, exhausted)?;
+                let last = inner.segments.len() - 1;
+                let offset = inner.segments[last].free.take(rounded);
+                (last, offset.ok_or_else(|| Status::internal("a new segment has no room"))?)
+            }
+        };
+        let addr = inner.segments[segment].map.ptr().wrapping_add(offset);
+        inner.blocks.insert(addr.addr(), Block { segment, len: rounded });
+        inner.used += rounded;
+        Ok(addr)
+    }
+
+    /// Adds a segment with at least `len` free bytes.
+    fn grow(
+        &self,
+        inner: &mut Inner,
+        len: usize,
+        exhausted: impl Fn() -> Status,
+    ) -> Result<(), Status> {
+        let own = len.checked_next_multiple_of(HUGE).ok_or_else(&exhausted)?;
+        let left = self.limit.saturating_sub(inner.reserved);
+        // Near the limit a segment may be smaller than usual.
+        let size = own.max(SEGMENT.min(left / HUGE * HUGE));
+        if size > left || inner.segments.len() >= MAX_SEGMENTS {
+            return Err(exhausted());
+        }
+        let failed = |e: std::io::Error| {
+            Status::os(format_args!("shared memory segment of {size} bytes"), &e)
+        };
+        let fd = sys::memfd(c"rdma-transport-pool", size).map_err(failed)?;
+        let map = Mapping::aligned(sys::borrow(&fd), size, HUGE).map_err(failed)?;
+        map.advise_huge();
+        let mut free = FreeList::default();
+        free.insert(0, size);
+        inner.segments.push(Segment { map, fd, free });
+        inner.reserved += size;
+        self.count.store(inner.segments.len(), Ordering::Release);
+        Ok(())
+    }
+
+    /// Frees a block by the address that `alloc` returned. Any other address, also one that was
+    /// freed already, is `NotFound`.
+    pub fn free(&self, addr: *mut u8) -> Result<(), Status> {
+        let mut inner = self.inner.lock();
+        let block = inner.blocks.remove(&addr.addr()).ok_or_else(|| {
+            let text = format!("shared memory pool: no block begins at {:#x}", addr.addr());
+            Status::new(Code::NotFound, text)
+        })?;
+        inner.used -= block.len;
+        let segment = &mut inner.segments[block.segment];
+        let offset = addr.addr() - segment.map.ptr().addr();
+        let (start, len) = segment.free.give(offset, block.len);
+        if len >= GIVE_BACK && block.len >= HUGE {
+            // Only what this block covered can hold memory in whole huge pages that is not given
+            // back yet; its rims wait for their neighbours.
+            let from = offset.next_multiple_of(HUGE).max(start.next_multiple_of(HUGE));
+            let to = (offset + block.len) / HUGE * HUGE;
+            if from < to {
+                // Failure costs memory only.
+                let _ = segment.map.advise_remove(from, to - from);
+            }
+        }
+        Ok(())
+    }
+
+    /// Length of the live block that begins at this address, rounded up to [`ALIGN`].
+    pub fn len_of(&self, addr: *const u8) -> Option<usize> {
+        self.inner.lock().blocks.get(&addr.addr()).map(|b| b.len)
+    }
+
+    /// Whether the range lies inside one segment.
+    pub fn contains(&self, addr: u64, len: u64) -> bool {
+        self.inner.lock().segments.iter().any(|s| {
+            let size = s.map.len() as u64;
+            addr.checked_sub(s.map.ptr().addr() as u64)
+                .is_some_and(|offset| offset <= size && len <= size - offset)
+        })
+    }
+
+    /// Number of segments, without a lock: a change says that `segments` has new ones.
+    pub fn segment_count(&self) -> usize {
+        self.count.load(Ordering::Acquire)
+    }
+
+    /// The segments from number `from` on; they keep number, address and length for ever.
+    pub fn segments(&self, from: usize) -> Vec<PoolSegment> {
+        let inner = self.inner.lock();
+        let describe = |(i, s): (usize, &Segment)| PoolSegment {
+            id: i as u32,
+            fd: s.fd.as_raw_fd(),
+            addr: s.map.ptr().addr() as u64,
+            len: s.map.len() as u64,
+        };
+        inner.segments.iter().enumerate().skip(from).map(describe).collect()
+    }
+
+    /// Bytes in live blocks, and bytes of all segments.
+    pub fn usage(&self) -> (usize, usize) {
+        let inner = self.inner.lock();
+        (inner.used, inner.reserved)
+    }
+}
