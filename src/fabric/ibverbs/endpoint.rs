@@ -77,6 +77,8 @@ pub(super) struct Endpoint {
     pub psn: u32,
     /// Index of its completion queue.
     pub cq: usize,
+    /// Completions so far, of either direction.
+    pub moved: u64,
     state: State,
     depth: u32,
     /// What holds a slot of the send queue, oldest first; its number in the work request's id.
@@ -99,6 +101,7 @@ impl Endpoint {
             local: names.0.to_string(),
             peer: names.1.to_string(),
             cq,
+            moved: 0,
             qpn: qp.number(),
             qp: Some(qp),
             psn,
@@ -306,6 +309,7 @@ impl Endpoint {
     fn retire(&mut self, result: Result<(), Status>, pool: &mut SendPool, events: &mut Vec<Event>) {
         let Some(p) = self.posted.pop_front() else { return };
         self.first += 1;
+        self.moved += 1;
         match p.kind {
             Kind::Send(buffer) => {
                 pool.put(buffer);

@@ -35,10 +35,10 @@ use crate::config::{Config, IbConfig};
 /// Marks the work request ids of receives.
 const RECV_BIT: u64 = 1 << 63;
 
-/// A failure that nobody can be told of by a return value.
+/// Logs a failure that nobody can be told of by a return value.
 fn log_failure(what: &str, detail: &str) {
     let e = std::io::Error::last_os_error();
-    eprintln!("rdma-transport: ibverbs: {what} ({detail}): {e}");
+    crate::log::log(crate::log::Level::Error, format_args!("ibverbs: {what} ({detail}): {e}"));
 }
 
 /// Whether this provider can be used here with these settings; else why not.

@@ -46,6 +46,7 @@ impl IbverbsAdapter {
         if ep.is_down() {
             return;
         }
+        ep.moved += 1;
         if !ok {
             let what = "receive";
             let s = status::completion(wc.status, wc.vendor_err, what, &self.name, ep.peer());

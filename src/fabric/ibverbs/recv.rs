@@ -12,8 +12,8 @@ use super::mr::{Pd, Slab};
 use super::qp::Qp;
 use super::{log_failure, sys};
 
-/// Bytes of a receive buffer: the longest SEND.
-pub(super) const BUFFER: usize = 8192;
+/// Bytes of a receive buffer, the longest SEND: 8 KiB and room for a message's header.
+pub(super) const BUFFER: usize = 8192 + 512;
 /// Buffers per slab.
 const PER_SLAB: usize = 32;
 /// SENDs and WRITEs WITH IMMEDIATE under way to one endpoint.
