@@ -9,6 +9,7 @@ pub mod bootstrap;
 pub mod config;
 pub mod engine;
 pub mod fabric;
+pub mod ffi;
 pub mod key;
 pub mod log;
 pub mod manager;

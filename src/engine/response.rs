@@ -25,6 +25,13 @@ pub(super) struct Asked {
     pub cached: Option<Meta>,
 }
 
+impl Asked {
+    /// The destination was given up front, and has no room for so many bytes.
+    fn too_short(&self, nbytes: u64) -> bool {
+        self.any_meta && self.dst.is_some_and(|(_, len)| nbytes > len)
+    }
+}
+
 /// A tensor on its way out.
 pub(super) struct Source {
     pub tensor: Tensor,
@@ -95,7 +102,7 @@ impl Engine {
                 Ok(())
             }
             SendOutcome::Matched(Waiter::Remote(index), sent) => {
-                self.answer(fx, index, sent.tensor, sent.done);
+                self.answer(fx, index, sent);
                 Ok(())
             }
             SendOutcome::Duplicate => Err(Status::new(
@@ -211,10 +218,9 @@ impl Engine {
     }
 
     /// A response that waited has its tensor.
-    fn answer(&mut self, fx: &mut dyn Fx, index: u32, tensor: Tensor, done: Option<SendDone>) {
+    fn answer(&mut self, fx: &mut dyn Fx, index: u32, sent: Sent) {
         let Some(r) = self.forget(index) else { return };
         let ch = r.asked.ch;
-        let sent = Sent { tensor, done, deadline: u64::MAX };
         self.respond(fx, r.asked, &r.key, r.step, sent);
         self.settle(fx, ch);
     }
@@ -222,7 +228,7 @@ impl Engine {
     /// Sends a tensor to who asked for it.
     fn respond(&mut self, fx: &mut dyn Fx, asked: Asked, key: &[u8], step: i64, sent: Sent) {
         let n = sent.tensor.meta.nbytes;
-        if asked.any_meta && asked.dst.is_some_and(|(_, len)| n > len) {
+        if asked.too_short(n) {
             return self.too_long(fx, asked, key, step, sent);
         }
         let source = Source {
@@ -239,41 +245,72 @@ impl Engine {
         self.send_content(fx, asked, key, step, source);
     }
 
-    /// The destination is too short: the receiver fails, the tensor goes back to the table.
-    fn too_long(&mut self, fx: &mut dyn Fx, asked: Asked, key: &[u8], step: i64, sent: Sent) {
+    /// The destination is too short: the receiver fails, the tensor goes to the next who waits for
+    /// it, or back to the table.
+    fn too_long(&mut self, fx: &mut dyn Fx, asked: Asked, key: &[u8], step: i64, mut sent: Sent) {
+        let mut asked = asked;
+        // A loop, not a recursion: a peer may have made very many requests of this kind.
+        loop {
+            let status = self.send_too_long(fx, &asked, key, &sent.tensor.meta);
+            self.next_deadline = self.next_deadline.min(sent.deadline);
+            let waiter = match self.table.send(key, step, sent) {
+                (SendOutcome::Matched(waiter, back), _) => {
+                    sent = back;
+                    waiter
+                }
+                (_, Some(refused)) => {
+                    let info = self.info(None, None, Protocol::Auto);
+                    return self.end_send(fx, refused.done, Err(status), info, false);
+                }
+                (_, None) => return,
+            };
+            match waiter {
+                Waiter::Local(index) => return self.deliver_local(fx, index, sent),
+                Waiter::Remote(index) => {
+                    let Some(r) = self.forget(index) else { return };
+                    if !r.asked.too_short(sent.tensor.meta.nbytes) {
+                        return self.respond(fx, r.asked, key, step, sent);
+                    }
+                    asked = r.asked;
+                }
+            }
+        }
+    }
+
+    fn send_too_long(&mut self, fx: &mut dyn Fx, asked: &Asked, key: &[u8], meta: &Meta) -> Status {
         let text = format!(
             "tensor '{}' has {} bytes, the destination given has {}",
             String::from_utf8_lossy(key),
-            sent.tensor.meta.nbytes,
+            meta.nbytes,
             asked.dst.map_or(0, |(_, len)| len)
         );
         let status = Status::new(Code::OutOfRange, text);
         self.send_error(fx, asked.ch, asked.index, &status);
-        if let (_, Some(sent)) = self.table.send(key, step, sent) {
-            let info = self.info(None, None, Protocol::Auto);
-            self.end_send(fx, sent.done, Err(status), info, false);
-        }
+        status
     }
 
-    fn response(
-        &mut self,
-        asked: Asked,
-        key: &[u8],
-        step: i64,
-        state: RState,
-    ) -> Result<u32, RState> {
-        let Some(c) = self.channels.get_mut(asked.ch) else { return Err(state) };
-        let (ch, request, peer) = (asked.ch, asked.index, c.peer);
-        if self.responses.len() >= super::slab::CAPACITY {
-            return Err(state);
+    /// Whether another response can be taken in on this channel.
+    fn room(&self, ch: ChanId) -> Result<(), Status> {
+        if self.channels.get(ch).is_none() {
+            return Err(Status::gone("the connection of the receiver ended"));
         }
+        if self.responses.len() >= super::slab::CAPACITY {
+            return Err(Status::new(Code::ResourceExhausted, "too many responses are under way"));
+        }
+        Ok(())
+    }
+
+    /// Takes a response in. `None` only without `room`.
+    fn response(&mut self, asked: Asked, key: &[u8], step: i64, state: RState) -> Option<u32> {
+        let c = self.channels.get_mut(asked.ch)?;
+        let (ch, request, peer) = (asked.ch, asked.index, c.peer);
         let r = Response { id: 0, peer, key: key.into(), step, asked, state, cancelled: false };
-        let Some(index) = self.responses.insert(r) else { return Ok(u32::MAX) };
+        let index = self.responses.insert(r)?;
         if let Some(c) = self.channels.get_mut(ch) {
             c.responses.insert(request, index);
         }
         self.peers[peer as usize].waiting += 1;
-        Ok(index)
+        Some(index)
     }
 
     /// Ends the send of a source that cannot go out.
@@ -321,22 +358,18 @@ impl Engine {
         };
         let dst = staged.addr;
         source.staged = Some(staged);
-        match self.response(asked.clone(), key, step, RState::Staging(source)) {
-            Ok(index) => {
-                let token = WR_RESPONSE | u64::from(index);
-                fx.run(match ops {
-                    Some(ops) => {
-                        Work::DeviceCopy { token, ops, to_host: true, host: dst, device: from, len }
-                    }
-                    None => Work::HostCopy { token, dst, src: from, len },
-                });
-            }
-            Err(RState::Staging(source)) => {
-                let status = Status::new(Code::ResourceExhausted, "too many responses");
-                self.undeliverable(fx, &asked, source, status);
-            }
-            Err(_) => {}
+        if let Err(status) = self.room(asked.ch) {
+            return self.undeliverable(fx, &asked, source, status);
         }
+        let state = RState::Staging(source);
+        let Some(index) = self.response(asked, key, step, state) else { return };
+        let token = WR_RESPONSE | u64::from(index);
+        fx.run(match ops {
+            Some(ops) => {
+                Work::DeviceCopy { token, ops, to_host: true, host: dst, device: from, len }
+            }
+            None => Work::HostCopy { token, dst, src: from, len },
+        });
     }
 
     pub(super) fn response_copied(
@@ -465,24 +498,20 @@ impl Engine {
         let remote = source.window.map(|w| Remote { addr: source.addr(), rkey: w.mr.rkey });
         let meta = source.tensor.meta.clone();
         let (ch, request) = (asked.ch, asked.index);
-        match self.response(asked.clone(), key, step, RState::Told(source)) {
-            Ok(response) => {
-                let m = MetaResponse {
-                    index: request,
-                    response,
-                    follows: false,
-                    source: remote,
-                    checksum: sum,
-                    meta,
-                };
-                self.send(fx, ch, &Message::Meta(m), &[]);
-            }
-            Err(RState::Told(source)) => {
-                let status = Status::new(Code::ResourceExhausted, "too many responses");
-                self.undeliverable(fx, &asked, source, status);
-            }
-            Err(_) => {}
+        if let Err(status) = self.room(ch) {
+            return self.undeliverable(fx, &asked, source, status);
         }
+        let state = RState::Told(source);
+        let Some(response) = self.response(asked, key, step, state) else { return };
+        let m = MetaResponse {
+            index: request,
+            response,
+            follows: false,
+            source: remote,
+            checksum: sum,
+            meta,
+        };
+        self.send(fx, ch, &Message::Meta(m), &[]);
     }
 
     /// Writes the content to the destination, in pieces where it is longer than the provider takes.
@@ -511,15 +540,11 @@ impl Engine {
         let lkey = source.window.map_or(0, |w| w.mr.lkey);
         let request = asked.index;
         let left = nbytes.div_ceil(max) as u32;
+        if let Err(status) = self.room(ch) {
+            return self.undeliverable(fx, &asked, source, status);
+        }
         let state = RState::Writing { source, left, failed: None };
-        let index = match self.response(asked.clone(), key, step, state) {
-            Ok(index) => index,
-            Err(RState::Writing { source, .. }) => {
-                let status = Status::new(Code::ResourceExhausted, "too many responses");
-                return self.undeliverable(fx, &asked, source, status);
-            }
-            Err(_) => return,
-        };
+        let Some(index) = self.response(asked, key, step, state) else { return };
         let Some(c) = self.channels.get_mut(ch) else { return };
         let wr = WR_RESPONSE | u64::from(index);
         for (at, len) in pieces(nbytes, max) {
@@ -703,7 +728,7 @@ impl Engine {
     ) -> Result<(), Status> {
         self.device(tensor.device)?;
         let index = self.asked_of_runtime(id)?;
-        self.answer(fx, index, tensor, done);
+        self.answer(fx, index, Sent { tensor, done, deadline: u64::MAX });
         Ok(())
     }
 

@@ -280,7 +280,9 @@ impl Core {
             return false;
         }
         // Every adapter is armed, so that none misses its wake-up because of another.
-        self.world.adapters.iter_mut().flatten().fold(true, |ok, a| a.arm() && ok)
+        let busy =
+            self.world.adapters.iter_mut().flatten().filter_map(|a| (!a.arm()).then_some(()));
+        busy.count() == 0
     }
 
     /// Index of a peer that must be known.

@@ -31,6 +31,7 @@ mod world;
 
 use self::core::Core;
 use drive::{Drivers, Waiter};
+pub use report::providers;
 use sys::{Epoll, EventFd, Tag, TimerFd};
 use world::{Route, World};
 

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::Manager;
 use crate::api::*;
-use crate::observe::{self, Args, Snapshot};
+use crate::fabric::ProviderKind;
+use crate::observe::{self, Args, ProviderStatus, Snapshot};
 use crate::status::{Code, Status};
 
 impl Manager {
@@ -99,4 +100,13 @@ fn protocol_name(protocol: Protocol) -> &'static str {
         Protocol::DirectPut => "put",
         Protocol::DirectGet => "get",
     }
+}
+
+/// The providers of this machine, and why one cannot be used.
+pub fn providers() -> Vec<ProviderStatus> {
+    let status = |kind| {
+        let probed = crate::fabric::probe(kind);
+        ProviderStatus { kind, available: probed.is_ok(), reason: probed.err().unwrap_or_default() }
+    };
+    ProviderKind::ALL.into_iter().map(status).collect()
 }
