@@ -63,7 +63,7 @@ impl Core {
         self.idle_turns = if count > 0 { 0 } else { self.idle_turns.wrapping_add(1) };
         if count == 0
             && !std::mem::take(&mut self.whole)
-            && self.idle_turns % CLOCK_EVERY != 0
+            && !self.idle_turns.is_multiple_of(CLOCK_EVERY)
             && !self.world.full
         {
             return 0;
