@@ -20,7 +20,10 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use harness::{Fixture, Sockets};
+use rdma_transport::config::Config;
 use rdma_transport::fabric::ProviderKind;
 
 /// Defines the cases of a provider as tests of the module `$name`.
@@ -43,6 +46,9 @@ macro_rules! conformance {
             $($(
                 #[test]
                 fn $case() {
+                    if !<$fixture as crate::harness::Fixture>::available() {
+                        return;
+                    }
                     super::$module::$case::<$fixture>();
                 }
             )*)*
@@ -95,6 +101,39 @@ impl Fixture for TcpUnix {
     }
 }
 
+/// On real devices, given as `RDMA_TEST_DEVICE=rxe0` or one for each end as `rxeA:rxeB`, with
+/// `--test-threads=1`. Without it there is nothing to test on.
+#[cfg(feature = "ibverbs")]
+struct Ibverbs;
+
+#[cfg(feature = "ibverbs")]
+impl Fixture for Ibverbs {
+    const NAME: &str = "ibverbs";
+    const KIND: ProviderKind = ProviderKind::Ibverbs;
+    const SURVIVES: bool = false;
+    const TELLS_END: bool = false;
+    fn available() -> bool {
+        std::env::var_os("RDMA_TEST_DEVICE").is_some()
+    }
+    fn config() -> Config {
+        // Adapters are opened in pairs.
+        static OPENED: AtomicUsize = AtomicUsize::new(0);
+        let names = std::env::var("RDMA_TEST_DEVICE").expect("devices");
+        let names: Vec<&str> = names.split(':').collect();
+        let mut config = Config::default();
+        let turn = OPENED.fetch_add(1, Ordering::Relaxed);
+        config.ib.device = Some(names[turn % names.len()].into());
+        // A lost peer is noticed soon.
+        config.ib.timeout = 12;
+        if let Ok(index) = std::env::var("RDMA_TEST_GID_INDEX") {
+            config.ib.gid_index = index.parse().expect("GID index");
+        }
+        config
+    }
+}
+
+#[cfg(feature = "ibverbs")]
+conformance!(ibverbs, crate::Ibverbs);
 conformance!(loopback, crate::Loopback);
 conformance!(tcp_v4, crate::TcpV4);
 conformance!(tcp_v6, crate::TcpV6);

@@ -27,7 +27,7 @@ use std::ptr::NonNull;
 use bitflags::bitflags;
 
 use crate::config::Config;
-use crate::status::{Code, Status};
+use crate::status::Status;
 
 /// A provider, in the order in which `auto` tries them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -72,6 +72,9 @@ impl ProviderKind {
 /// An endpoint of one adapter. Never reused by that adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EpId(pub u32);
+
+#[cfg(feature = "ibverbs")]
+pub mod ibverbs;
 
 bitflags! {
     /// What a region allows. Local reading is always allowed.
@@ -332,8 +335,11 @@ pub fn open(kind: ProviderKind, config: &Config) -> Result<Box<dyn Adapter>, Sta
         ProviderKind::Loopback => Ok(Box::new(loopback::LoopbackAdapter::open(config)?)),
         ProviderKind::Tcp => Ok(Box::new(tcp::TcpAdapter::open(config)?)),
         ProviderKind::Shm => Ok(Box::new(shm::ShmAdapter::open(config)?)),
+        #[cfg(feature = "ibverbs")]
+        ProviderKind::Ibverbs => Ok(Box::new(ibverbs::open(config)?)),
+        #[cfg(not(feature = "ibverbs"))]
         ProviderKind::Ibverbs => Err(Status::new(
-            Code::Unimplemented,
+            crate::status::Code::Unimplemented,
             format!("provider {} is not in this build", kind.name()),
         )),
     }
@@ -345,6 +351,9 @@ pub fn probe(kind: ProviderKind) -> Result<(), String> {
         ProviderKind::Loopback => loopback::probe(),
         ProviderKind::Tcp => tcp::probe(),
         ProviderKind::Shm => shm::probe(),
+        #[cfg(feature = "ibverbs")]
+        ProviderKind::Ibverbs => ibverbs::probe(),
+        #[cfg(not(feature = "ibverbs"))]
         ProviderKind::Ibverbs => Err("not in this build".to_owned()),
     }
 }

@@ -150,6 +150,9 @@ pub fn wake_by_end<F: Fixture>() {
         |p| {
             let ep = p.a.ep;
             p.a.ad.destroy(ep);
+            let theirs = p.b.ep;
+            p.b.notice_end::<F>(theirs);
+            p.b.ad.flush();
             assert!(readable(&p.b, Duration::from_secs(10)), "the end does not wake");
         },
         |b| b.down(),

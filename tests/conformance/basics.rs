@@ -302,6 +302,9 @@ pub fn many_endpoints<F: Fixture>() {
     }
     pair.a.log.clear();
     pair.b.log.clear();
+    for (_, eb) in eps.iter().step_by(2) {
+        pair.b.notice_end::<F>(*eb);
+    }
     pair.until("ends", |p| (p.b.log.len() == N / 2).then_some(()));
     for (ea, _) in eps.iter().skip(1).step_by(2) {
         pair.a.ad.send(*ea, &[b"still"]).expect("send");

@@ -110,6 +110,8 @@ pub fn local_destroy<F: Fixture>() {
         pair.a.ad.destroy(gone);
         pair.a.log.clear();
         near.fill(0x77);
+        let theirs = pair.b.ep;
+        pair.b.notice_end::<F>(theirs);
         pair.until("end at b", |p| p.b.down());
         for _ in 0..100 {
             pair.poll();
@@ -223,6 +225,7 @@ pub fn leaks<F: Fixture>() {
         }
         pair.b.ad.deregister(mr).expect("deregister");
         pair.a.ad.destroy(ea);
+        pair.b.notice_end::<F>(eb);
         pair.until("end", |p| p.b.down());
         pair.b.ad.destroy(eb);
         pair.a.log.clear();

@@ -23,6 +23,12 @@ pub trait Fixture: 'static {
     const SURVIVES: bool = true;
     /// Operations on empty ranges need no valid key.
     const EMPTY_IS_FREE: bool = true;
+    /// An endpoint hears of the end of an idle peer. Where it does not, using it tells.
+    const TELLS_END: bool = true;
+    /// Whether it can be tested here.
+    fn available() -> bool {
+        true
+    }
     /// Settings of both adapters.
     fn config() -> Config {
         Config::default()
@@ -218,6 +224,14 @@ impl Node {
 
     pub fn send(&mut self, bytes: &[u8]) -> Result<(), PostError> {
         self.ad.send(self.ep, &[bytes])
+    }
+
+    /// Makes an endpoint notice that its peer has ended, where only use tells.
+    pub fn notice_end<F: Fixture>(&mut self, ep: EpId) {
+        if !F::TELLS_END {
+            // Refused if it is down already.
+            let _ = self.ad.send(ep, &[b"are you there?"]);
+        }
     }
 
     pub fn write(
