@@ -329,6 +329,11 @@ impl Engine {
         id
     }
 
+    /// `NotFound` unless the device is the host or registered.
+    pub fn check_device(&self, device: u32) -> Result<(), Status> {
+        self.device(device).map(|_| ()).map_err(|s| Status { code: Code::NotFound, ..s })
+    }
+
     fn device(&self, device: u32) -> Result<Option<Arc<dyn DeviceOps>>, Status> {
         match device {
             0 => Ok(None),

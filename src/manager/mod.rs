@@ -113,7 +113,9 @@ impl Manager {
         let result = f(core);
         core.world.in_call = false;
         core.finish();
-        let queued = !core.world.work.is_empty() || core.world.full;
+        // A dial begins at the next turn: nothing of it is in the epoll set yet.
+        let dialing = core.world.tries || core.boot.pending() > 0;
+        let queued = !core.world.work.is_empty() || core.world.full || dialing;
         let next = core.engine.next_tick();
         let inline = if core.world.inline.is_empty() {
             None
@@ -383,6 +385,7 @@ impl Manager {
     /// The memory stays valid until `mem_unregister`.
     pub unsafe fn mem_register(&self, addr: u64, len: u64, device: u32) -> Result<(), Status> {
         self.call(|core| {
+            core.engine.check_device(device)?;
             let w = &mut core.world;
             // SAFETY: the caller's promise.
             let failed = unsafe { w.regions.add(&mut w.adapters, addr, len, device, false) }?;
