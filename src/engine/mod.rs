@@ -17,7 +17,7 @@ use crate::fabric::{Access, Mem, Mr, PostError, Remote};
 use crate::observe::{PeerCounters, Stats};
 use crate::protocol::message::{self, IMM_ACK, IMM_MESSAGE, Message};
 use crate::rendezvous::Table;
-use crate::status::Status;
+use crate::status::{Code, Status};
 
 pub mod channel;
 mod local;

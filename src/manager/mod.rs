@@ -113,9 +113,8 @@ impl Manager {
         let result = f(core);
         core.world.in_call = false;
         core.finish();
-        // A dial begins at the next turn: nothing of it is in the epoll set yet.
-        let dialing = core.world.tries || core.boot.pending() > 0;
-        let queued = !core.world.work.is_empty() || core.world.full || dialing;
+        let dialled = std::mem::take(&mut core.dialled);
+        let queued = !core.world.work.is_empty() || core.world.full || dialled;
         let next = core.engine.next_tick();
         let inline = if core.world.inline.is_empty() {
             None
@@ -342,6 +341,7 @@ impl Manager {
         }
         self.core.lock().whole = true;
         let count = self.turn();
+        self.rearm();
         if self.fd_given.load(Ordering::Acquire) {
             let mut core = self.core.lock();
             self.timer.set(core.idle_time());
