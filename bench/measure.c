@@ -26,11 +26,17 @@ static double latency(side *x, uint64_t n, int64_t total, int64_t skip) {
   }
   for (int64_t i = 0; i < total; i++) {
     if (i == skip) start = now();
-    if (x->client) post_send(x, i, n);
+    bool ahead = manual(x) && i + 2 < total;
+    if (x->client) {
+      post_send(x, i, n);
+      if (ahead) post_recv(x, i + 2, n);
+    }
     if (manual(x)) wait_recvs(x, i + 1);
     else block_recv(x, i, n);
-    if (!x->client) post_send(x, i, n);
-    if (manual(x) && i + 2 < total) post_recv(x, i + 2, n);
+    if (!x->client) {
+      post_send(x, i, n);
+      if (ahead) post_recv(x, i + 2, n);
+    }
     tidy(x, i);
   }
   double end = now();
