@@ -17,7 +17,7 @@ use crate::fabric::{Access, Mem, Mr, PostError, Remote};
 use crate::observe::{PeerCounters, Stats};
 use crate::protocol::message::{self, IMM_ACK, IMM_MESSAGE, Message};
 use crate::rendezvous::Table;
-use crate::status::Status;
+use crate::status::{Code, Status};
 
 pub mod channel;
 mod local;
@@ -327,6 +327,11 @@ impl Engine {
         let id = self.next_id;
         self.next_id += 1;
         id
+    }
+
+    /// `NotFound` unless the device is the host or registered.
+    pub fn check_device(&self, device: u32) -> Result<(), Status> {
+        self.device(device).map(|_| ()).map_err(|s| Status { code: Code::NotFound, ..s })
     }
 
     fn device(&self, device: u32) -> Result<Option<Arc<dyn DeviceOps>>, Status> {
