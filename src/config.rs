@@ -1,6 +1,21 @@
 //! A manager's settings: options given in code, overridden by the environment.
 
+mod env;
+
+use crate::api::{MAX_NAME_LEN, Protocol};
 use crate::fabric::ProviderKind;
+use crate::status::Status;
+
+/// Longest deadline in milliseconds, 100 years: fits every unit the engine computes in.
+pub const MAX_TIMEOUT_MS: u64 = 100 * 365 * 24 * 3_600_000;
+/// Longest shared secret in bytes.
+pub const MAX_SECRET_LEN: usize = 4096;
+/// Longest address to listen on in bytes.
+pub const MAX_LISTEN_LEN: usize = 1024;
+/// Longest name of an ibverbs device in bytes.
+pub const MAX_DEVICE_LEN: usize = 64;
+/// Sizes that `RDMA_QP_MTU` may have, beside 0 for the active one.
+pub const MTUS: [u32; 5] = [256, 512, 1024, 2048, 4096];
 
 /// Who drives progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +61,8 @@ pub struct Config {
     pub allow_remote: bool,
     /// Forced copy path of shm (`RDMA_SHM_COPY`: pool, cma, ring), for tests and odd kernels.
     pub shm_copy: Option<String>,
+    /// File to trace to from the start (`RDMA_TRACE`); "%p" becomes the process id, "%n" the name.
+    pub trace: Option<String>,
     /// Settings of the ibverbs provider.
     pub ib: IbConfig,
 }
@@ -111,7 +128,210 @@ impl Default for Config {
             tolerate_dup_recv: false,
             allow_remote: false,
             shm_copy: None,
+            trace: None,
             ib: IbConfig::default(),
+        }
+    }
+}
+
+impl Config {
+    /// Checks every setting and generates the name if there is none.
+    pub fn finish(&mut self) -> Result<(), Status> {
+        if self.name.is_empty() {
+            self.name = generated_name()?;
+        }
+        text("name", &self.name, MAX_NAME_LEN)?;
+        if let Some(address) = &self.listen {
+            check_listen("listen", address)?;
+        }
+        if let Some(secret) = &self.secret {
+            let what = "the secret's length";
+            range(what, secret.len() as i128, 1, MAX_SECRET_LEN as i64)?;
+        }
+        if self.protocol == Protocol::Local as u32 || self.protocol > Protocol::DirectGet as u32 {
+            return Err(Status::invalid(format!(
+                "protocol is {}, allowed are 0 (auto), 2 (eager), 3 (direct put), 4 (direct get)",
+                self.protocol
+            )));
+        }
+        let most = MAX_TIMEOUT_MS as i64;
+        range("timeout_ms", self.timeout_ms as i128, 1, most)?;
+        range("peer_timeout_ms", self.peer_timeout_ms as i128, 1, most)?;
+        range("busy_poll_us", self.busy_poll_us as i128, 0, limits::BUSY_POLL_US)?;
+        range("eager_max", self.eager_max.unwrap_or(0) as i128, 0, limits::EAGER_MAX)?;
+        let entries = self.meta_cache_entries as i128;
+        range("meta_cache_entries", entries, 0, limits::META_CACHE_ENTRIES)?;
+        range("queue_depth", self.queue_depth as i128, 1, limits::QUEUE_DEPTH)?;
+        if let Some(copy) = &self.shm_copy {
+            choice("shm_copy", copy, &SHM_COPIES)?;
+        }
+        self.ib.check()
+    }
+}
+
+impl IbConfig {
+    fn check(&self) -> Result<(), Status> {
+        if let Some(device) = &self.device {
+            text("ib_device", device, MAX_DEVICE_LEN)?;
+        }
+        range("ib_gid_index", self.gid_index as i128, -1, limits::GID_INDEX)?;
+        range("ib_timeout", self.timeout as i128, 0, limits::QP_TIMEOUT)?;
+        range("ib_retry_count", self.retry_count as i128, 0, limits::RETRY_COUNT)?;
+        range("ib_sl", self.sl as i128, 0, limits::SL)?;
+        check_mtu("ib_mtu", self.mtu as i128).map(|_| ())
+    }
+}
+
+/// Upper ends of the ranges of numbers.
+pub mod limits {
+    /// `busy_poll_us`
+    pub const BUSY_POLL_US: i64 = 60_000_000;
+    /// `eager_max`
+    pub const EAGER_MAX: i64 = 1 << 30;
+    /// `meta_cache_entries`
+    pub const META_CACHE_ENTRIES: i64 = 1 << 24;
+    /// `queue_depth`
+    pub const QUEUE_DEPTH: i64 = 65535;
+    /// `ib_port`
+    pub const PORT: i64 = 255;
+    /// `ib_gid_index`
+    pub const GID_INDEX: i64 = 65535;
+    /// `ib_pkey_index`
+    pub const PKEY_INDEX: i64 = 65535;
+    /// `ib_timeout`
+    pub const QP_TIMEOUT: i64 = 31;
+    /// `ib_retry_count`
+    pub const RETRY_COUNT: i64 = 7;
+    /// `ib_sl`
+    pub const SL: i64 = 7;
+    /// `ib_traffic_class`
+    pub const TRAFFIC_CLASS: i64 = 255;
+}
+
+/// Copy paths of shm.
+const SHM_COPIES: [&str; 3] = ["pool", "cma", "ring"];
+
+/// Checks that a number is within its range. The message names both.
+pub fn range(what: &str, value: i128, min: i64, max: i64) -> Result<i64, Status> {
+    match i64::try_from(value) {
+        Ok(n) if (min..=max).contains(&n) => Ok(n),
+        _ => Err(Status::invalid(format!("{what} is {value}, allowed are {min} to {max}"))),
+    }
+}
+
+/// Checks an MTU in bytes; 0 is the active one.
+pub fn check_mtu(what: &str, value: i128) -> Result<u32, Status> {
+    match u32::try_from(value) {
+        Ok(mtu) if mtu == 0 || MTUS.contains(&mtu) => Ok(mtu),
+        _ => Err(Status::invalid(format!(
+            "{what} is {value}, allowed are 0 (the active MTU), 256, 512, 1024, 2048, 4096"
+        ))),
+    }
+}
+
+/// Checks a word against the allowed ones.
+fn choice<'a>(what: &str, value: &str, allowed: &[&'a str]) -> Result<&'a str, Status> {
+    allowed.iter().copied().find(|&word| word == value).ok_or_else(|| {
+        Status::invalid(format!("{what} is {value:?}, allowed are {}", allowed.join(", ")))
+    })
+}
+
+/// Checks the length of a text and that it has no NUL.
+fn text(what: &str, value: &str, max: usize) -> Result<(), Status> {
+    if value.is_empty() || value.len() > max {
+        let len = value.len();
+        return Err(Status::invalid(format!("{what} has {len} bytes, allowed are 1 to {max}")));
+    }
+    if value.contains('\0') {
+        return Err(Status::invalid(format!("{what} {value:?} contains a NUL byte")));
+    }
+    Ok(())
+}
+
+/// Checks the form `host:port` or `[v6]:port`; the host is resolved when listening.
+fn check_listen(what: &str, address: &str) -> Result<(), Status> {
+    text(what, address, MAX_LISTEN_LEN)?;
+    let bad = || {
+        Status::invalid(format!(
+            "{what} is {address:?}, allowed are \"host:port\" and \"[IPv6 address]:port\" with a port \
+             from 0 (any) to 65535"
+        ))
+    };
+    let (host, port) = address.rsplit_once(':').ok_or_else(bad)?;
+    let bracketed = host.starts_with('[') && host.ends_with(']') && host.len() > 2;
+    let stray = !bracketed && host.contains(['[', ']']);
+    let digits = !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
+    if host.is_empty()
+        || stray
+        || host.contains(':') != bracketed
+        || !digits
+        || port.parse::<u16>().is_err()
+    {
+        return Err(bad());
+    }
+    Ok(())
+}
+
+/// `host-pid-random`: unique without coordination.
+fn generated_name() -> Result<String, Status> {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host: String = host.trim().chars().filter(|c| c.is_ascii_graphic()).take(64).collect();
+    let host = if host.is_empty() { "host" } else { &host };
+    let random = getrandom::u32()
+        .map_err(|e| Status::internal(format!("no random bytes for the manager's name: {e}")))?;
+    Ok(format!("{host}-{}-{random:08x}", std::process::id()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(change: impl FnOnce(&mut Config)) -> String {
+        let mut config = Config::default();
+        change(&mut config);
+        config.finish().unwrap_err().message
+    }
+
+    #[test]
+    fn defaults_are_valid_and_get_a_unique_name() {
+        let (mut a, mut b) = (Config::default(), Config::default());
+        a.finish().unwrap();
+        b.finish().unwrap();
+        assert_ne!(a.name, b.name);
+        assert!(a.name.contains(&format!("-{}-", std::process::id())), "{}", a.name);
+        a.name = "w".repeat(MAX_NAME_LEN);
+        a.finish().unwrap();
+        assert_eq!(a.name.len(), MAX_NAME_LEN, "a given name stays");
+    }
+
+    #[test]
+    fn wrong_settings_are_named_with_value_and_range() {
+        assert!(error(|c| c.name = "w".repeat(256)).contains("name has 256 bytes"));
+        assert!(error(|c| c.name = "a\0b".into()).contains("NUL"));
+        assert!(error(|c| c.secret = Some(vec![])).contains("is 0, allowed are 1 to 4096"));
+        assert!(error(|c| c.protocol = 1).contains("protocol is 1, allowed are 0 (auto)"));
+        assert!(error(|c| c.protocol = 5).contains("protocol is 5"));
+        assert!(error(|c| c.timeout_ms = 0).contains("timeout_ms is 0, allowed are 1 to"));
+        assert!(error(|c| c.timeout_ms = u64::MAX).contains("timeout_ms is 18446744073709551615"));
+        assert!(error(|c| c.peer_timeout_ms = 0).contains("peer_timeout_ms is 0"));
+        assert!(error(|c| c.queue_depth = 0).contains("queue_depth is 0, allowed are 1 to 65535"));
+        assert!(error(|c| c.eager_max = Some(usize::MAX)).contains("eager_max is"));
+        assert!(error(|c| c.shm_copy = Some("dma".into())).contains("pool, cma, ring"));
+        assert!(error(|c| c.ib.timeout = 32).contains("ib_timeout is 32, allowed are 0 to 31"));
+        assert!(error(|c| c.ib.mtu = 1500).contains("ib_mtu is 1500, allowed are 0"));
+        assert!(error(|c| c.ib.device = Some(String::new())).contains("ib_device has 0 bytes"));
+    }
+
+    #[test]
+    fn addresses_to_listen_on() {
+        for good in ["127.0.0.1:0", "localhost:65535", "[::1]:80", "[fe80::1%eth0]:1", "0.0.0.0:1"]
+        {
+            check_listen("listen", good).unwrap();
+        }
+        for bad in
+            ["", ":1", "host", "host:", "host:x", "h:65536", "h:-1", "h:+1", "::1:80", "[]:1"]
+        {
+            assert!(check_listen("listen", bad).is_err(), "{bad}");
         }
     }
 }

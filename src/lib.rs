@@ -5,7 +5,17 @@
 //! behind it; they are public for the tests and benchmarks of this repository.
 
 pub mod api;
+pub mod bootstrap;
 pub mod config;
+pub mod engine;
 pub mod fabric;
+pub mod ffi;
+pub mod key;
+pub mod log;
+pub mod manager;
 pub mod memory;
+pub mod observe;
+pub mod protocol;
+pub mod rendezvous;
 pub mod status;
+pub mod wire;

@@ -16,13 +16,17 @@
 //!   endpoint may go down with it (it does on ibverbs);
 //! - after `deregister` and after `destroy` return, nothing of that region or endpoint is touched.
 
+pub mod loopback;
+pub mod regions;
 pub mod shm;
+pub mod tcp;
 
 use std::os::fd::{OwnedFd, RawFd};
 use std::ptr::NonNull;
 
 use bitflags::bitflags;
 
+use crate::config::Config;
 use crate::status::Status;
 
 /// A provider, in the order in which `auto` tries them.
@@ -68,6 +72,9 @@ impl ProviderKind {
 /// An endpoint of one adapter. Never reused by that adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EpId(pub u32);
+
+#[cfg(feature = "ibverbs")]
+pub mod ibverbs;
 
 bitflags! {
     /// What a region allows. Local reading is always allowed.
@@ -311,6 +318,42 @@ pub trait Adapter: Send {
     /// Descriptor to wait on after `arm`.
     fn fd(&self) -> Option<RawFd>;
 
+    /// A number that changes whenever the endpoint moves data in either direction, so that a long
+    /// transfer is not taken for silence.
+    fn progress_mark(&self, ep: EpId) -> u64 {
+        let _ = ep;
+        0
+    }
+
     /// Ends an endpoint. No event of it follows. On return no local memory is touched on its behalf.
     fn destroy(&mut self, ep: EpId);
+}
+
+/// Opens an adapter of this provider.
+pub fn open(kind: ProviderKind, config: &Config) -> Result<Box<dyn Adapter>, Status> {
+    match kind {
+        ProviderKind::Loopback => Ok(Box::new(loopback::LoopbackAdapter::open(config)?)),
+        ProviderKind::Tcp => Ok(Box::new(tcp::TcpAdapter::open(config)?)),
+        ProviderKind::Shm => Ok(Box::new(shm::ShmAdapter::open(config)?)),
+        #[cfg(feature = "ibverbs")]
+        ProviderKind::Ibverbs => Ok(Box::new(ibverbs::open(config)?)),
+        #[cfg(not(feature = "ibverbs"))]
+        ProviderKind::Ibverbs => Err(Status::new(
+            crate::status::Code::Unimplemented,
+            format!("provider {} is not in this build", kind.name()),
+        )),
+    }
+}
+
+/// Whether this provider can be used here, and why not.
+pub fn probe(kind: ProviderKind) -> Result<(), String> {
+    match kind {
+        ProviderKind::Loopback => loopback::probe(),
+        ProviderKind::Tcp => tcp::probe(),
+        ProviderKind::Shm => shm::probe(),
+        #[cfg(feature = "ibverbs")]
+        ProviderKind::Ibverbs => ibverbs::probe(),
+        #[cfg(not(feature = "ibverbs"))]
+        ProviderKind::Ibverbs => Err("not in this build".to_owned()),
+    }
 }

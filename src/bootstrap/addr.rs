@@ -1,0 +1,218 @@
+//! Socket addresses: text, wire form, and what a wildcard stands for.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
+
+use crate::status::{Code, Status};
+use crate::wire::{Reader, Truncated, Writer};
+
+use super::{MAX_ADDRESSES, sys};
+
+/// Turns `host:port`, `[v6]:port` or a bare host (port 0) into socket addresses, loopback IPv4
+/// before IPv6 for "localhost".
+///
+/// Numeric addresses and "localhost" cost nothing. Any other name asks the system's resolver, which
+/// *blocks*, for seconds where DNS is broken: prefer numeric addresses.
+pub fn resolve(text: &str) -> Result<Vec<SocketAddr>, Status> {
+    let (host, port) = split(text)?;
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(ip, port)]);
+    }
+    if host.eq_ignore_ascii_case("localhost") {
+        let ips = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+        return Ok(ips.map(|ip| SocketAddr::new(ip, port)).to_vec());
+    }
+    let found = (host, port).to_socket_addrs().map_err(|e| {
+        Status::new(Code::Unavailable, format!("address '{text}': cannot resolve '{host}': {e}"))
+    })?;
+    let mut addrs: Vec<SocketAddr> = Vec::new();
+    for addr in found.take(MAX_ADDRESSES) {
+        if !addrs.contains(&addr) {
+            addrs.push(addr);
+        }
+    }
+    if addrs.is_empty() {
+        return Err(Status::new(
+            Code::Unavailable,
+            format!("address '{text}': '{host}' has no address"),
+        ));
+    }
+    Ok(addrs)
+}
+
+fn split(text: &str) -> Result<(&str, u16), Status> {
+    let bad = |why: &str| {
+        Status::invalid(format!(
+            "address '{text}': {why}; allowed are 'host:port', '[v6]:port' and 'host', port 0 to 65535"
+        ))
+    };
+    let (host, port) = if let Some(rest) = text.strip_prefix('[') {
+        let (host, tail) = rest.split_once(']').ok_or_else(|| bad("']' is missing"))?;
+        if host.parse::<Ipv6Addr>().is_err() {
+            return Err(bad("no IPv6 address between the brackets"));
+        }
+        match tail {
+            "" => (host, None),
+            _ => (host, Some(tail.strip_prefix(':').ok_or_else(|| bad("':' expected after ']'"))?)),
+        }
+    } else if text.parse::<Ipv6Addr>().is_ok() {
+        (text, None)
+    } else {
+        match text.split_once(':') {
+            Some((_, port)) if port.contains(':') => {
+                return Err(bad("more than one ':'"));
+            }
+            Some((host, port)) => (host, Some(port)),
+            None => (text, None),
+        }
+    };
+    if host.is_empty() || host.len() > 253 || host.chars().any(|c| c.is_control() || c == ' ') {
+        return Err(bad("no usable host"));
+    }
+    match port {
+        None => Ok((host, 0)),
+        Some(p) if !p.is_empty() && p.bytes().all(|b| b.is_ascii_digit()) => {
+            p.parse().map(|p| (host, p)).map_err(|_| bad("port out of range"))
+        }
+        Some(_) => Err(bad("port is not a number")),
+    }
+}
+
+/// Text that [`resolve`] reads back.
+pub fn format_address(addr: &SocketAddr) -> String {
+    addr.to_string()
+}
+
+/// Whether only this host reaches it.
+pub(super) fn is_loopback(addr: &SocketAddr) -> bool {
+    addr.ip().to_canonical().is_loopback()
+}
+
+pub(super) fn put(w: &mut Writer<'_>, addr: &SocketAddr) {
+    match addr.ip() {
+        IpAddr::V4(ip) => w.u8(4).bytes(&ip.octets()),
+        IpAddr::V6(ip) => w.u8(6).bytes(&ip.octets()),
+    };
+    w.u16(addr.port());
+}
+
+/// `None`: a family that this version does not know.
+pub(super) fn get(r: &mut Reader<'_>) -> Result<Option<SocketAddr>, Truncated> {
+    let ip = match r.u8()? {
+        4 => IpAddr::from(r.array::<4>()?),
+        6 => IpAddr::from(r.array::<16>()?),
+        _ => return Ok(None),
+    };
+    Ok(Some(SocketAddr::new(ip, r.u16()?)))
+}
+
+/// A count and the addresses, cut at [`MAX_ADDRESSES`].
+pub(super) fn put_all(w: &mut Writer<'_>, addrs: &[SocketAddr]) {
+    let addrs = &addrs[..addrs.len().min(MAX_ADDRESSES)];
+    w.u8(addrs.len() as u8);
+    for addr in addrs {
+        put(w, addr);
+    }
+}
+
+/// Reads what [`put_all`] wrote; addresses nobody could connect to are an error.
+pub(super) fn get_all(r: &mut Reader<'_>) -> Result<Vec<SocketAddr>, Status> {
+    let n = usize::from(r.u8()?);
+    if n > MAX_ADDRESSES {
+        return Err(Status::invalid(format!("{n} addresses; allowed are {MAX_ADDRESSES}")));
+    }
+    let mut addrs = Vec::with_capacity(n);
+    for _ in 0..n {
+        let addr = get(r)?.ok_or_else(|| Status::invalid("address of an unknown family"))?;
+        if addr.port() == 0 || addr.ip().is_unspecified() || addr.ip().is_multicast() {
+            return Err(Status::invalid(format!("address {addr} cannot be connected to")));
+        }
+        addrs.push(addr);
+    }
+    Ok(addrs)
+}
+
+/// The addresses at which peers reach a listener bound to `bound`: a wildcard becomes those of the
+/// interfaces, loopback last.
+pub(super) fn reachable(bound: SocketAddr, dual_stack: bool) -> Vec<SocketAddr> {
+    if !bound.ip().is_unspecified() {
+        return vec![bound];
+    }
+    let v4 = bound.is_ipv4() || dual_stack;
+    let mut ips: Vec<IpAddr> = sys::interface_addresses();
+    ips.retain(|ip| match ip {
+        IpAddr::V4(_) => v4,
+        // Link-local addresses mean nothing without an interface, which only this host knows.
+        IpAddr::V6(ip) => bound.is_ipv6() && !ip.is_unicast_link_local(),
+    });
+    if !ips.iter().any(|ip| ip.is_loopback()) {
+        let loopback = if v4 { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+        ips.push(loopback);
+    }
+    ips.sort_by_key(|ip| (ip.is_loopback(), ip.is_ipv6()));
+    ips.dedup();
+    ips.truncate(MAX_ADDRESSES);
+    ips.into_iter().map(|ip| SocketAddr::new(ip, bound.port())).collect()
+}
+
+/// An IPv4 address that came through an IPv6 socket, as IPv4.
+pub(super) fn canonical(addr: SocketAddr) -> SocketAddr {
+    match addr {
+        SocketAddr::V6(v6) if v6.ip().to_ipv4_mapped().is_some() => {
+            SocketAddr::new(addr.ip().to_canonical(), addr.port())
+        }
+        SocketAddr::V6(v6) => SocketAddrV6::new(*v6.ip(), v6.port(), 0, v6.scope_id()).into(),
+        v4 => v4,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_forms() {
+        let one = |t: &str| resolve(t).map(|a| a[0].to_string());
+        assert_eq!(one("127.0.0.1:80").unwrap(), "127.0.0.1:80");
+        assert_eq!(one("127.0.0.1").unwrap(), "127.0.0.1:0");
+        assert_eq!(one("[::1]:65535").unwrap(), "[::1]:65535");
+        assert_eq!(one("[::1]").unwrap(), "[::1]:0");
+        assert_eq!(one("::1").unwrap(), "[::1]:0");
+        assert_eq!(one("localhost:5").unwrap(), "127.0.0.1:5");
+        for bad in [
+            "", ":5", "h:", "h:x", "h:65536", "h:-1", "h:+1", "[::1:5", "[::1]5", "[h]:5", "a:b:5",
+            "a b:5", "h:5\n",
+        ] {
+            let status = resolve(bad).unwrap_err();
+            assert_eq!(status.code, Code::InvalidArgument, "{bad:?}");
+            assert!(status.message.contains(bad), "{}", status.message);
+        }
+    }
+
+    #[test]
+    fn wire_form_round_trips_and_refuses_nonsense() {
+        let addrs: Vec<SocketAddr> =
+            ["1.2.3.4:5", "[2001:db8::1]:6"].map(|a| a.parse().unwrap()).to_vec();
+        let mut buf = Vec::new();
+        put_all(&mut Writer::new(&mut buf), &addrs);
+        assert_eq!(get_all(&mut Reader::new(&buf)), Ok(addrs));
+        for bad in ["0.0.0.0:5", "1.2.3.4:0", "224.0.0.1:1"] {
+            let mut buf = Vec::new();
+            put_all(&mut Writer::new(&mut buf), &[bad.parse().unwrap()]);
+            assert!(get_all(&mut Reader::new(&buf)).is_err(), "{bad}");
+        }
+        assert!(get_all(&mut Reader::new(&[1, 9])).is_err());
+        assert!(get_all(&mut Reader::new(&[255])).is_err());
+    }
+
+    #[test]
+    fn wildcards_expand_with_loopback_last() {
+        let addrs = reachable("0.0.0.0:7".parse().unwrap(), false);
+        assert!(addrs.iter().all(|a| a.is_ipv4() && a.port() == 7 && !a.ip().is_unspecified()));
+        assert!(addrs.last().unwrap().ip().is_loopback());
+        let first = addrs.iter().position(|a| a.ip().is_loopback()).unwrap();
+        assert!(addrs[first..].iter().all(|a| a.ip().is_loopback()));
+        let addrs = reachable("[::]:7".parse().unwrap(), true);
+        assert!(addrs.last().unwrap().ip().is_loopback());
+        assert_eq!(reachable("1.2.3.4:5".parse().unwrap(), true), ["1.2.3.4:5".parse().unwrap()]);
+    }
+}

@@ -1,0 +1,78 @@
+//! Which provider carries a connection.
+
+use crate::fabric::ProviderKind;
+use crate::status::{Code, Status};
+
+use super::Identity;
+
+/// Providers that two sides have in common, best first, and what speaks against the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// Usable ones; never empty.
+    pub candidates: Vec<ProviderKind>,
+    /// Why each of the others is not usable.
+    pub against: Vec<(ProviderKind, String)>,
+}
+
+impl Choice {
+    /// A sentence on why `kind` was taken and none that is better. `failures` are those found on
+    /// the way.
+    pub fn reason(&self, kind: ProviderKind, failures: &[(ProviderKind, String)]) -> String {
+        let mut text = String::from(praise(kind));
+        for (better, why) in self.against.iter().chain(failures).filter(|(k, _)| *k < kind) {
+            text.push_str(&format!("; {}: {why}", better.name()));
+        }
+        text
+    }
+}
+
+fn praise(kind: ProviderKind) -> &'static str {
+    match kind {
+        ProviderKind::Loopback => "same process",
+        ProviderKind::Shm => "same host",
+        ProviderKind::Ibverbs => "RDMA devices on both sides",
+        ProviderKind::Tcp => "tcp reaches any host",
+    }
+}
+
+/// Finds what both sides offer and what fits where they run. The same on either side.
+pub fn choose(a: &Identity, b: &Identity) -> Result<Choice, Status> {
+    let mut choice = Choice { candidates: Vec::new(), against: Vec::new() };
+    for kind in ProviderKind::ALL {
+        match objection(kind, a, b) {
+            None => choice.candidates.push(kind),
+            Some(why) => choice.against.push((kind, why)),
+        }
+    }
+    if choice.candidates.is_empty() {
+        return Err(Status::new(
+            Code::FailedPrecondition,
+            format!(
+                "no provider in common between '{}' and '{}': {}",
+                a.name,
+                b.name,
+                list(&choice.against)
+            ),
+        ));
+    }
+    Ok(choice)
+}
+
+/// "shm: why; tcp: why".
+pub(super) fn list(against: &[(ProviderKind, String)]) -> String {
+    let parts: Vec<String> =
+        against.iter().map(|(kind, why)| format!("{}: {why}", kind.name())).collect();
+    parts.join("; ")
+}
+
+fn objection(kind: ProviderKind, a: &Identity, b: &Identity) -> Option<String> {
+    let misfit = match kind {
+        ProviderKind::Loopback if a.process_id != b.process_id => Some("different processes"),
+        ProviderKind::Shm if a.host_id != b.host_id => Some("different hosts or namespaces"),
+        _ => None,
+    };
+    let mut whys: Vec<String> = misfit.map(String::from).into_iter().collect();
+    whys.extend(a.lacks(kind));
+    whys.extend(b.lacks(kind));
+    (!whys.is_empty()).then(|| whys.join(", "))
+}

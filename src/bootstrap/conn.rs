@@ -1,0 +1,351 @@
+//! One handshake on one socket.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use crate::fabric::{EpId, ProviderKind};
+use crate::status::{Code, Reason, Status};
+
+use super::endpoint::Attempt;
+use super::frame::{Broken, FrameReader};
+use super::handshake::{Ctx, Failure, Handshake};
+use super::sys::{Epoll, READ, WRITE};
+use super::{BootEvent, PeerHello};
+
+/// How long a refused peer has to read why.
+const LINGER: Duration = Duration::from_secs(1);
+/// Most bytes that are thrown away meanwhile, so that closing does not destroy the refusal.
+const LINGER_BYTES: usize = 256 * 1024;
+
+enum Phase {
+    /// Not connected yet.
+    Connecting,
+    Handshaking,
+    /// The tcp provider has the socket and opens its endpoint.
+    Opening(Attempt, PeerHello),
+    /// Refused; the refusal is on its way.
+    Lingering(usize),
+}
+
+/// What became of a connection.
+pub(super) enum Outcome {
+    /// Nothing yet.
+    Pending,
+    /// The handshake succeeded.
+    Ready(Success),
+    /// It failed; the connection may linger.
+    Failed(Status),
+    /// A refused connection has ended.
+    Ended,
+}
+
+/// A finished handshake.
+pub(super) struct Success {
+    hello: PeerHello,
+    kind: ProviderKind,
+    reason: String,
+    ep: EpId,
+    sock: Option<OwnedFd>,
+}
+
+impl Success {
+    pub(super) fn event(self, token: Option<u64>, addr: SocketAddr) -> BootEvent {
+        let Success { hello, kind, reason, ep, sock } = self;
+        let initiator = token.is_some();
+        BootEvent::Ready { token, hello, kind, reason, ep, sock, initiator, addr }
+    }
+}
+
+/// A socket with its handshake.
+pub(super) struct Conn {
+    id: u64,
+    pub addr: SocketAddr,
+    pub started: Instant,
+    deadline: Instant,
+    phase: Phase,
+    stream: Option<TcpStream>,
+    interest: u32,
+    reader: FrameReader,
+    sent: usize,
+    hs: Handshake,
+}
+
+impl Conn {
+    /// Watches `stream`. If it is not `connected`, it becomes writable when it is.
+    pub(super) fn new(
+        epoll: &Epoll,
+        id: u64,
+        stream: TcpStream,
+        addr: SocketAddr,
+        hs: Handshake,
+        (connected, now, deadline): (bool, Instant, Instant),
+    ) -> io::Result<Conn> {
+        let (phase, interest) =
+            if connected { (Phase::Handshaking, READ) } else { (Phase::Connecting, WRITE) };
+        // Frames are small and each waits for the other side's.
+        stream.set_nodelay(true)?;
+        epoll.add(&stream, interest, id)?;
+        Ok(Conn {
+            id,
+            addr,
+            started: now,
+            deadline,
+            phase,
+            stream: Some(stream),
+            interest,
+            reader: FrameReader::default(),
+            sent: 0,
+            hs,
+        })
+    }
+
+    /// The time of the next step if nothing else happens.
+    pub(super) fn next_deadline(&self) -> Instant {
+        match self.phase {
+            Phase::Handshaking => {
+                self.hs.waits_until().map_or(self.deadline, |d| d.min(self.deadline))
+            }
+            _ => self.deadline,
+        }
+    }
+
+    /// Whether `step` is to be called at every poll.
+    pub(super) fn is_waiting_for_endpoint(&self) -> bool {
+        match self.phase {
+            Phase::Opening(..) => true,
+            Phase::Handshaking => self.hs.waits_until().is_some(),
+            _ => false,
+        }
+    }
+
+    /// An incoming connection that has said nothing of use.
+    pub(super) fn is_anonymous(&self) -> bool {
+        matches!(self.phase, Phase::Handshaking) && self.hs.is_anonymous()
+    }
+
+    pub(super) fn is_lingering(&self) -> bool {
+        matches!(self.phase, Phase::Lingering(_))
+    }
+
+    /// Does what can be done now.
+    pub(super) fn step(&mut self, epoll: &Epoll, ctx: &mut Ctx<'_>) -> Outcome {
+        let result = match self.phase {
+            Phase::Lingering(_) => return self.linger(epoll, ctx.now),
+            Phase::Opening(..) => self.open(ctx),
+            Phase::Connecting => self
+                .connecting()
+                .and_then(|connected| if connected { self.exchange(epoll, ctx) } else { Ok(None) }),
+            Phase::Handshaking => self.exchange(epoll, ctx),
+        };
+        let failure = match result {
+            Ok(Some(success)) => return Outcome::Ready(success),
+            Ok(None) if ctx.now < self.deadline => match self.update_interest(epoll) {
+                Ok(()) => return Outcome::Pending,
+                Err(e) => Status::os("epoll", &e).into(),
+            },
+            Ok(None) => self.timeout(),
+            Err(failure) => failure,
+        };
+        self.fail(epoll, ctx, failure)
+    }
+
+    /// Ends it from this side.
+    pub(super) fn fail(&mut self, epoll: &Epoll, ctx: &mut Ctx<'_>, failure: Failure) -> Outcome {
+        self.hs.abandon(ctx);
+        if let Phase::Opening(attempt, _) = &self.phase {
+            ctx.neg.discard(attempt.kind, attempt.ep);
+        }
+        let tell = failure.tell && matches!(self.phase, Phase::Handshaking);
+        self.phase = Phase::Lingering(0);
+        if tell && self.stream.is_some() {
+            self.hs.reject(&failure.status);
+            self.deadline = ctx.now + LINGER;
+            if matches!(self.linger(epoll, ctx.now), Outcome::Ended) {
+                self.stream = None;
+            }
+        } else {
+            self.stream = None;
+        }
+        Outcome::Failed(failure.status)
+    }
+
+    /// Nothing is left to be done.
+    pub(super) fn is_closed(&self) -> bool {
+        self.stream.is_none() && self.is_lingering()
+    }
+
+    fn timeout(&self) -> Failure {
+        let limit = self.deadline.saturating_duration_since(self.started);
+        let (status, tell) = match self.phase {
+            Phase::Connecting => {
+                (Status::new(Code::Unavailable, format!("no connection within {limit:?}")), false)
+            }
+            Phase::Opening(..) => {
+                let text = format!("the tcp endpoint was not open within {limit:?}");
+                (Status::new(Code::Unavailable, text), false)
+            }
+            _ => {
+                let awaits = self.hs.awaits();
+                let text = format!("no {awaits} within {limit:?} of connecting");
+                let status = Status::new(Code::Unavailable, text).because(Reason::PeerStalled);
+                (status, !self.hs.is_anonymous())
+            }
+        };
+        Failure { status, tell }
+    }
+
+    fn connecting(&mut self) -> Result<bool, Failure> {
+        let Some(stream) = &self.stream else { return Ok(false) };
+        let silent = |e: &io::Error| {
+            let status = match e.kind() {
+                ErrorKind::PermissionDenied => Status::os("connect", e),
+                _ => Status::gone(format!("connect: {e}")),
+            };
+            Failure { status, tell: false }
+        };
+        if let Some(e) = stream.take_error().map_err(|e| silent(&e))? {
+            return Err(silent(&e));
+        }
+        let far = match stream.peer_addr() {
+            Ok(far) => far,
+            Err(e) if e.kind() == ErrorKind::NotConnected => return Ok(false),
+            Err(e) => return Err(silent(&e)),
+        };
+        // Nobody listens at a port of the ephemeral range, and the system drew just that port for
+        // this end: TCP then connects the socket to itself.
+        if stream.local_addr().ok() == Some(far) {
+            let status = Status::gone("connect: nobody listens there");
+            return Err(Failure { status, tell: false });
+        }
+        self.phase = Phase::Handshaking;
+        Ok(true)
+    }
+
+    /// Moves frames until one is not complete.
+    fn exchange(&mut self, epoll: &Epoll, ctx: &mut Ctx<'_>) -> Result<Option<Success>, Failure> {
+        loop {
+            self.hs.poll(ctx)?;
+            let flushed = self.flush().map_err(|e| Failure {
+                status: Status::gone(format!("the connection broke during the handshake: {e}")),
+                tell: false,
+            })?;
+            if self.hs.finished() {
+                return if flushed { self.finish(epoll, ctx) } else { Ok(None) };
+            }
+            let Some(stream) = &mut self.stream else { return Ok(None) };
+            let frame = self.reader.next(stream).map_err(|broken| match broken {
+                Broken::Gone(status) | Broken::Foreign(status) => Failure { status, tell: false },
+                Broken::Malformed(status) => status.into(),
+            })?;
+            match frame {
+                Some(frame) => self.hs.on_frame(ctx, frame)?,
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// Returns whether everything is out.
+    fn flush(&mut self) -> io::Result<bool> {
+        let Some(stream) = &mut self.stream else { return Ok(true) };
+        let tx = &mut self.hs.out.tx;
+        while let Some(rest) = tx.get(self.sent..).filter(|r| !r.is_empty()) {
+            match stream.write(rest) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(n) => self.sent += n,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        tx.clear();
+        self.sent = 0;
+        Ok(true)
+    }
+
+    fn update_interest(&mut self, epoll: &Epoll) -> io::Result<()> {
+        let Some(stream) = &self.stream else { return Ok(()) };
+        let unsent = self.sent < self.hs.out.tx.len();
+        let wanted = match self.phase {
+            Phase::Connecting => WRITE,
+            // What follows READY belongs to the tcp provider: it is not even looked at.
+            _ if self.hs.finished() => WRITE,
+            _ if unsent => READ | WRITE,
+            _ => READ,
+        };
+        if wanted != self.interest {
+            epoll.modify(stream, wanted, self.id)?;
+            self.interest = wanted;
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, epoll: &Epoll, ctx: &mut Ctx<'_>) -> Result<Option<Success>, Failure> {
+        let (Some((attempt, hello)), Some(stream)) = (self.hs.take(), self.stream.take()) else {
+            return Err(Status::internal("handshake finished without a result").into());
+        };
+        // The descriptor lives on with its new owner; if this fails it was not watched.
+        let _ = epoll.remove(&stream);
+        let sock = OwnedFd::from(stream);
+        if attempt.kind != ProviderKind::Tcp {
+            let Attempt { kind, ep, reason, .. } = attempt;
+            return Ok(Some(Success { hello, kind, reason, ep, sock: Some(sock) }));
+        }
+        let (kind, ep) = (attempt.kind, attempt.ep);
+        let remote = attempt.remote.clone().unwrap_or_default();
+        self.phase = Phase::Opening(attempt, hello);
+        ctx.neg.connect(kind, ep, &remote, self.hs.out.active, Some(sock))?;
+        self.open(ctx)
+    }
+
+    fn open(&mut self, ctx: &mut Ctx<'_>) -> Result<Option<Success>, Failure> {
+        let Phase::Opening(attempt, _) = &self.phase else { return Ok(None) };
+        match ctx.neg.connected(attempt.kind, attempt.ep) {
+            None => return Ok(None),
+            Some(result) => result?,
+        }
+        match std::mem::replace(&mut self.phase, Phase::Lingering(0)) {
+            Phase::Opening(Attempt { kind, ep, reason, .. }, hello) => {
+                Ok(Some(Success { hello, kind, reason, ep, sock: None }))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Sends the rest, then waits for the peer to close: closing with unread bytes would reset the
+    /// connection, and the refusal would be lost.
+    fn linger(&mut self, epoll: &Epoll, now: Instant) -> Outcome {
+        if now >= self.deadline {
+            return Outcome::Ended;
+        }
+        match self.flush() {
+            Err(_) => return Outcome::Ended,
+            Ok(true) => {
+                let shut = self.stream.as_ref().map(|s| s.shutdown(std::net::Shutdown::Write));
+                if !matches!(shut, Some(Ok(()))) {
+                    return Outcome::Ended;
+                }
+            }
+            Ok(false) => {}
+        }
+        let (Phase::Lingering(drained), Some(stream)) = (&mut self.phase, &mut self.stream) else {
+            return Outcome::Ended;
+        };
+        let mut scrap = [0; 2048];
+        while *drained < LINGER_BYTES {
+            match stream.read(&mut scrap) {
+                Ok(n) if n > 0 => *drained += n,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                    return match self.update_interest(epoll) {
+                        Ok(()) => Outcome::Pending,
+                        Err(_) => Outcome::Ended,
+                    };
+                }
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                _ => break,
+            }
+        }
+        Outcome::Ended
+    }
+}

@@ -1,0 +1,502 @@
+//! Listeners, dials and the loop over their handshakes.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
+
+use crate::status::{Code, Reason, Status};
+
+use super::conn::{Conn, Outcome};
+use super::handshake::{Ctx, Expect, Failure, Handshake, Shared};
+use super::sys::{Epoll, READ, start_connect};
+use super::{
+    AddressBlob, BootConfig, BootEvent, Identity, MAX_ADDRESSES, Negotiator, addr, resolve,
+};
+
+/// Most listeners of one manager.
+const MAX_LISTENERS: usize = 16;
+/// Pause of accepting at a bound, of handshakes or of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+/// Age at which a connection that has not said HELLO may make room for a new one.
+const EVICT_AGE: Duration = Duration::from_secs(1);
+/// Connections accepted from one listener in one poll.
+const ACCEPT_BATCH: usize = 64;
+/// Least time for one of several addresses.
+const LEAST_TRY: Duration = Duration::from_secs(1);
+
+struct Dial {
+    token: u64,
+    addrs: VecDeque<SocketAddr>,
+    expect: Option<Expect>,
+    deadline: Instant,
+    errors: Vec<(SocketAddr, Status)>,
+}
+
+struct Listener {
+    socket: TcpListener,
+    bound: SocketAddr,
+}
+
+struct Entry {
+    conn: Conn,
+    /// `None`: incoming, or a refused one that lingers.
+    dial: Option<Dial>,
+    cancelled: bool,
+}
+
+/// Finds and authenticates peers; see the module's text.
+pub struct Bootstrap {
+    shared: Shared,
+    epoll: Epoll,
+    created: Instant,
+    next_id: u64,
+    listeners: BTreeMap<u64, Listener>,
+    /// Set while new connections are left in the backlog.
+    paused_until: Option<Instant>,
+    entries: BTreeMap<u64, Entry>,
+    queue: VecDeque<Dial>,
+    ready: Vec<u64>,
+}
+
+impl Bootstrap {
+    /// For a manager of this identity.
+    pub fn new(identity: Identity, config: BootConfig) -> Result<Bootstrap, Status> {
+        identity.validate()?;
+        if config.secret.as_ref().is_some_and(Vec::is_empty) {
+            return Err(Status::invalid("the secret is empty; leave it out for no authentication"));
+        }
+        Ok(Bootstrap {
+            shared: Shared { identity, config, addrs: Vec::new() },
+            epoll: Epoll::new().map_err(|e| Status::os("epoll_create1", &e))?,
+            created: Instant::now(),
+            next_id: 0,
+            listeners: BTreeMap::new(),
+            paused_until: None,
+            entries: BTreeMap::new(),
+            queue: VecDeque::new(),
+            ready: Vec::new(),
+        })
+    }
+
+    /// Listens at `host:port`, `[v6]:port` or a host (any port); returns what was bound. A name
+    /// other than "localhost" is resolved, which blocks; the first of its addresses that can be
+    /// bound is taken. May be called for several addresses.
+    pub fn listen(&mut self, text: &str) -> Result<String, Status> {
+        if self.listeners.len() >= MAX_LISTENERS {
+            return Err(Status::new(
+                Code::ResourceExhausted,
+                format!("'{text}' would be more than {MAX_LISTENERS} listeners"),
+            ));
+        }
+        let addrs = resolve(text)?;
+        self.check_exposure(&addrs)?;
+        let mut last = None;
+        for addr in addrs {
+            match self.bind(addr) {
+                Ok(bound) => return Ok(bound.to_string()),
+                Err(e) => last = Some(Status::os(format!("cannot listen on {addr}"), &e)),
+            }
+        }
+        Err(last.unwrap_or_else(|| Status::internal(format!("'{text}' has no address"))))
+    }
+
+    fn check_exposure(&self, addrs: &[SocketAddr]) -> Result<(), Status> {
+        let config = &self.shared.config;
+        if config.secret.is_some() || config.allow_remote {
+            return Ok(());
+        }
+        match addrs.iter().find(|a| !addr::is_loopback(a)) {
+            None => Ok(()),
+            Some(a) => Err(Status::new(
+                Code::FailedPrecondition,
+                format!(
+                    "listening on {a} without authentication would let any host in; set a secret \
+                     (option secret or RDMA_AUTH_SECRET_FILE), listen on a loopback address, or \
+                     set option allow_remote"
+                ),
+            )),
+        }
+    }
+
+    fn bind(&mut self, addr: SocketAddr) -> io::Result<SocketAddr> {
+        let socket = TcpListener::bind(addr)?;
+        socket.set_nonblocking(true)?;
+        let bound = socket.local_addr()?;
+        let id = self.new_id();
+        let interest = if self.paused_until.is_some() { 0 } else { READ };
+        self.epoll.add(&socket, interest, id)?;
+        self.listeners.insert(id, Listener { socket, bound });
+        self.refresh_addresses();
+        Ok(bound)
+    }
+
+    fn refresh_addresses(&mut self) {
+        let mut all: Vec<SocketAddr> = Vec::new();
+        for l in self.listeners.values() {
+            for addr in addr::reachable(l.bound, super::sys::is_dual_stack(&l.socket)) {
+                if !all.contains(&addr) {
+                    all.push(addr);
+                }
+            }
+        }
+        all.sort_by_key(addr::is_loopback);
+        all.truncate(MAX_ADDRESSES);
+        self.shared.addrs = all;
+    }
+
+    /// Where peers reach this manager; a wildcard stands for the interfaces' addresses, loopback
+    /// last. As of the last `listen`.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.shared.addrs
+    }
+
+    /// This manager's address, to be exported.
+    pub fn blob(&self) -> AddressBlob {
+        let id = &self.shared.identity;
+        AddressBlob {
+            name: id.name.clone(),
+            incarnation: id.incarnation,
+            host_id: id.host_id,
+            addrs: self.shared.addrs.clone(),
+        }
+    }
+
+    /// Who this side says it is.
+    pub fn identity(&self) -> &Identity {
+        &self.shared.identity
+    }
+
+    /// Closes the listeners; handshakes under way go on.
+    pub fn stop_listening(&mut self) {
+        self.listeners.clear();
+        self.refresh_addresses();
+    }
+
+    /// Connects to the first of `addrs` that leads to `expect` (its name and, if given, its
+    /// incarnation). Starts at the next `poll`, ends in one `Ready` or `Failed` with this token,
+    /// at `deadline` at the latest. One pass over the addresses: to try again, with a pause, is
+    /// the caller's.
+    pub fn dial(
+        &mut self,
+        token: u64,
+        addrs: &[SocketAddr],
+        expect: Option<(&str, Option<[u8; 16]>)>,
+        deadline: Instant,
+    ) {
+        let expect =
+            expect.map(|(name, incarnation)| Expect { name: name.to_owned(), incarnation });
+        let addrs = addrs.iter().take(MAX_ADDRESSES).copied().collect();
+        self.queue.push_back(Dial { token, addrs, expect, deadline, errors: Vec::new() });
+    }
+
+    /// Forgets a dial: no event of this token follows. Its endpoint, if it has one, is discarded at
+    /// the next `poll`.
+    pub fn cancel(&mut self, token: u64) {
+        self.queue.retain(|d| d.token != token);
+        for entry in self.entries.values_mut() {
+            entry.cancelled |= entry.dial.as_ref().is_some_and(|d| d.token == token);
+        }
+    }
+
+    /// An epoll descriptor, readable when a socket of the handshakes needs `poll`.
+    pub fn fd(&self) -> RawFd {
+        self.epoll.raw()
+    }
+
+    /// Dials and handshakes under way. While it is 0, `poll` has only new connections to accept,
+    /// which [`fd`](Self::fd) tells; otherwise `poll` is due after each poll of the adapters too,
+    /// since it asks after endpoints that are connecting.
+    pub fn pending(&self) -> usize {
+        self.queue.len() + self.entries.len()
+    }
+
+    /// When `poll` is due at the latest. In the past if it is due now.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        if !self.queue.is_empty() || self.entries.values().any(|e| e.cancelled) {
+            return Some(self.created);
+        }
+        let conns = self.entries.values().map(|e| e.conn.next_deadline());
+        conns.chain(self.paused_until).min()
+    }
+
+    /// Does what can be done without blocking and appends what happened.
+    pub fn poll(&mut self, now: Instant, neg: &mut dyn Negotiator, events: &mut Vec<BootEvent>) {
+        self.start_dials(now, events);
+        self.resume(now);
+        let mut ready = std::mem::take(&mut self.ready);
+        ready.clear();
+        if let Err(e) = self.epoll.ready(&mut ready)
+            && e.kind() != io::ErrorKind::Interrupted
+        {
+            // Cannot happen with a valid epoll; then timers and the next poll carry on.
+            debug_assert!(false, "epoll_wait: {e}");
+        }
+        for (&id, e) in &self.entries {
+            let c = &e.conn;
+            let due = e.cancelled || c.is_waiting_for_endpoint() || c.next_deadline() <= now;
+            if due && !ready.contains(&id) {
+                ready.push(id);
+            }
+        }
+        for &id in &ready {
+            if self.listeners.contains_key(&id) {
+                self.accept(id, now, neg, events);
+            } else {
+                self.step(id, now, neg, events);
+            }
+        }
+        self.ready = ready;
+        self.start_dials(now, events);
+    }
+
+    fn new_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    fn step(
+        &mut self,
+        id: u64,
+        now: Instant,
+        neg: &mut dyn Negotiator,
+        events: &mut Vec<BootEvent>,
+    ) {
+        let Some(mut entry) = self.entries.remove(&id) else { return };
+        let ctx = &mut Ctx { shared: &self.shared, now, neg };
+        let outcome = if entry.cancelled {
+            let status = Status::new(Code::Cancelled, "the connector has given up");
+            entry.dial = None;
+            entry.cancelled = false;
+            entry.conn.fail(&self.epoll, ctx, status.because(Reason::Cancelled).into());
+            Outcome::Pending
+        } else {
+            entry.conn.step(&self.epoll, ctx)
+        };
+        let addr = entry.conn.addr;
+        match outcome {
+            Outcome::Pending => {}
+            Outcome::Ended => return,
+            Outcome::Ready(success) => {
+                events.push(success.event(entry.dial.map(|d| d.token), addr));
+                return;
+            }
+            Outcome::Failed(status) => match entry.dial.take() {
+                Some(dial) => self.next_address(dial, addr, status, now, events),
+                None => events.push(BootEvent::Rejected { addr: Some(addr), status }),
+            },
+        }
+        if !entry.conn.is_closed() {
+            self.entries.insert(id, entry);
+        }
+    }
+
+    fn accept(
+        &mut self,
+        listener: u64,
+        now: Instant,
+        neg: &mut dyn Negotiator,
+        events: &mut Vec<BootEvent>,
+    ) {
+        for _ in 0..ACCEPT_BATCH {
+            if !self.make_room(now, neg, events) {
+                return self.pause(now);
+            }
+            let Some(l) = self.listeners.get(&listener) else { return };
+            match l.socket.accept() {
+                Ok((stream, far)) => {
+                    let far = addr::canonical(far);
+                    match self.admit(stream, far, now) {
+                        Ok(id) => self.step(id, now, neg, events),
+                        Err(status) => {
+                            events.push(BootEvent::Rejected { addr: Some(far), status });
+                        }
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(e) if out_of_resources(&e) => {
+                    let status = Status::os("accept", &e);
+                    events.push(BootEvent::Rejected { addr: None, status });
+                    return self.pause(now);
+                }
+                // The connection broke before it was accepted: the next one.
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn admit(&mut self, stream: TcpStream, far: SocketAddr, now: Instant) -> Result<u64, Status> {
+        let os = |e: io::Error| Status::os(format!("connection from {far}"), &e);
+        stream.set_nonblocking(true).map_err(os)?;
+        let id = self.new_id();
+        let hs = Handshake::accept()?;
+        let deadline = now + self.shared.config.handshake_timeout;
+        let conn =
+            Conn::new(&self.epoll, id, stream, far, hs, (true, now, deadline)).map_err(os)?;
+        self.entries.insert(id, Entry { conn, dial: None, cancelled: false });
+        Ok(id)
+    }
+
+    /// Whether another incoming handshake may begin. At the bound, one that lingers or that has
+    /// been silent for a while makes room.
+    fn make_room(
+        &mut self,
+        now: Instant,
+        neg: &mut dyn Negotiator,
+        events: &mut Vec<BootEvent>,
+    ) -> bool {
+        let incoming = self.entries.values().filter(|e| e.dial.is_none()).count();
+        if incoming < self.shared.config.max_handshakes {
+            return true;
+        }
+        let idle = self.entries.iter().find(|(_, e)| {
+            let silent = e.conn.is_anonymous() && now >= e.conn.started + EVICT_AGE;
+            e.dial.is_none() && (silent || e.conn.is_lingering())
+        });
+        let Some((&id, _)) = idle else { return false };
+        if let Some(mut entry) = self.entries.remove(&id)
+            && !entry.conn.is_lingering()
+        {
+            let status = Status::new(
+                Code::ResourceExhausted,
+                format!(
+                    "silent, and {} handshakes are under way: it made room for another",
+                    self.shared.config.max_handshakes
+                ),
+            );
+            let ctx = &mut Ctx { shared: &self.shared, now, neg };
+            let failure = Failure { status: status.clone(), tell: false };
+            entry.conn.fail(&self.epoll, ctx, failure);
+            events.push(BootEvent::Rejected { addr: Some(entry.conn.addr), status });
+        }
+        true
+    }
+
+    fn pause(&mut self, now: Instant) {
+        self.paused_until = Some(now + ACCEPT_PAUSE);
+        self.watch_listeners(0);
+    }
+
+    fn resume(&mut self, now: Instant) {
+        if self.paused_until.is_some_and(|at| now >= at) {
+            self.paused_until = None;
+            self.watch_listeners(READ);
+        }
+    }
+
+    fn watch_listeners(&self, interest: u32) {
+        for (&id, l) in &self.listeners {
+            // Fails only for a descriptor that is not watched, and these are.
+            let _ = self.epoll.modify(&l.socket, interest, id);
+        }
+    }
+
+    fn start_dials(&mut self, now: Instant, events: &mut Vec<BootEvent>) {
+        for _ in 0..self.queue.len() {
+            if let Some(dial) = self.queue.pop_front() {
+                self.start_dial(dial, now, events);
+            }
+        }
+    }
+
+    fn start_dial(&mut self, mut dial: Dial, now: Instant, events: &mut Vec<BootEvent>) {
+        let left = dial.addrs.len() as u32;
+        let Some(addr) = dial.addrs.pop_front() else {
+            return events.push(dial.failed(now));
+        };
+        let remaining = dial.deadline.saturating_duration_since(now);
+        if remaining.is_zero() {
+            return events.push(dial.failed(now));
+        }
+        let share = (remaining / left.max(1)).max(LEAST_TRY).min(remaining);
+        let deadline = now + share.min(self.shared.config.handshake_timeout);
+        match self.open_dial(&dial, addr, now, deadline) {
+            Ok((id, conn)) => {
+                self.entries.insert(id, Entry { conn, dial: Some(dial), cancelled: false });
+            }
+            Err(status) => self.next_address(dial, addr, status, now, events),
+        }
+    }
+
+    fn open_dial(
+        &mut self,
+        dial: &Dial,
+        addr: SocketAddr,
+        now: Instant,
+        deadline: Instant,
+    ) -> Result<(u64, Conn), Status> {
+        if addr.port() == 0 {
+            return Err(Status::invalid(format!("address {addr} has no port")));
+        }
+        let hs = Handshake::connect(&self.shared, dial.expect.clone())?;
+        let stream = TcpStream::from(start_connect(&addr).map_err(|e| Status::os("connect", &e))?);
+        let id = self.new_id();
+        let conn = Conn::new(&self.epoll, id, stream, addr, hs, (false, now, deadline))
+            .map_err(|e| Status::os("connect", &e))?;
+        Ok((id, conn))
+    }
+
+    fn next_address(
+        &mut self,
+        mut dial: Dial,
+        addr: SocketAddr,
+        status: Status,
+        now: Instant,
+        events: &mut Vec<BootEvent>,
+    ) {
+        dial.errors.push((addr, status));
+        if dial.addrs.is_empty() {
+            events.push(dial.failed(now));
+        } else {
+            self.queue.push_back(dial);
+        }
+    }
+}
+
+impl Dial {
+    /// The end of a dial: the status of the most telling try, and the texts of all.
+    fn failed(self, now: Instant) -> BootEvent {
+        let whom = self.expect.as_ref().map_or(String::new(), |e| format!(" to '{}'", e.name));
+        let tries: Vec<String> =
+            self.errors.iter().map(|(a, s)| format!("{a}: {}", s.message)).collect();
+        let decisive = self.errors.iter().find(|(_, s)| !is_retryable(s) && !is_elsewhere(s));
+        let chosen = decisive
+            .or_else(|| self.errors.iter().find(|(_, s)| is_retryable(s)))
+            .or(self.errors.last());
+        let mut status = match chosen {
+            Some((_, s)) => s.clone(),
+            None if now < self.deadline => Status::invalid("there is no address"),
+            None => Status::new(Code::DeadlineExceeded, "").because(Reason::Deadline),
+        };
+        if decisive.is_none() && now >= self.deadline {
+            status.code = Code::DeadlineExceeded;
+            status.reason = Reason::Deadline;
+        }
+        let what = if tries.is_empty() { status.message.clone() } else { tries.join("; ") };
+        let retryable = is_retryable(&status);
+        status.message = match status.code {
+            Code::DeadlineExceeded => format!("cannot connect{whom} in time: {what}"),
+            _ => format!("cannot connect{whom}: {what}"),
+        };
+        BootEvent::Failed { token: self.token, status, retryable }
+    }
+}
+
+/// Whether the same attempt may succeed later.
+fn is_retryable(status: &Status) -> bool {
+    match status.code {
+        Code::Unavailable => status.reason != Reason::PeerRestarted,
+        Code::ResourceExhausted => true,
+        _ => false,
+    }
+}
+
+/// Somebody else lives at the address: says nothing of the peer that was meant.
+fn is_elsewhere(status: &Status) -> bool {
+    matches!(status.code, Code::NotFound | Code::InvalidArgument)
+}
+
+fn out_of_resources(e: &io::Error) -> bool {
+    matches!(e.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
+}

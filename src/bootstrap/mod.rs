@@ -1,0 +1,226 @@
+//! How peers find each other, prove who they are and agree on a provider.
+//!
+//! [`Bootstrap`] listens, dials and carries out the handshake on nonblocking sockets. It has no
+//! thread: everything happens inside [`Bootstrap::poll`]. Endpoints are made and connected by the
+//! manager through [`Negotiator`]; a finished handshake is a [`BootEvent::Ready`].
+//!
+//! The handshake, connector on the left:
+//!
+//! ```text
+//! HELLO {versions, nonce, facts}      ->
+//!                                     <-  HELLO_ACK {version, nonce, facts, provider, reason}
+//! AUTH {HMAC}                         ->                                   only with a secret
+//!                                     <-  AUTH {HMAC}
+//!                                     <-  ENDPOINT {round, provider, reason, address}
+//! ENDPOINT {round, provider, address} ->
+//!             both connect their endpoint; tcp uses this very socket, after READY
+//! READY {round}                       <-> READY {round}
+//! ```
+//!
+//! Either side may answer `REJECT {code, text}` at any point before its READY. An endpoint that
+//! cannot be made or connected ends its round: the connector says `DOWNGRADE {round, text}`, the
+//! acceptor proposes the next provider. With a secret, every frame after AUTH carries a tag under a
+//! session key, so that nobody on the path can change an endpoint's address. Everything a peer
+//! sends is bounded before it is stored.
+
+mod addr;
+mod auth;
+mod backoff;
+mod blob;
+mod choice;
+mod conn;
+mod endpoint;
+mod engine;
+mod frame;
+mod handshake;
+mod hello;
+mod identity;
+mod sys;
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use crate::fabric::{EpId, ProviderKind};
+use crate::status::Status;
+
+pub use addr::{format_address, resolve};
+pub use backoff::Backoff;
+pub use blob::AddressBlob;
+pub use choice::{Choice, choose};
+pub use engine::Bootstrap;
+pub use hello::fuzz_hello;
+pub use identity::{host_id, process_id, random_id};
+
+/// First version of the handshake that this side speaks.
+pub const VERSION_MIN: u16 = 1;
+/// Last version of the handshake that this side speaks.
+pub const VERSION_MAX: u16 = 1;
+/// Longest HELLO or HELLO_ACK in bytes.
+pub const MAX_HELLO: usize = 16 * 1024;
+/// Longest endpoint address in bytes.
+pub const MAX_ENDPOINT_ADDRESS: usize = 1024;
+/// Longest text in a handshake message, in bytes.
+pub const MAX_TEXT: usize = 512;
+/// Most socket addresses in a HELLO or an address blob.
+pub const MAX_ADDRESSES: usize = 64;
+
+/// A provider and whether this side can use it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// Which provider.
+    pub kind: ProviderKind,
+    /// Why it cannot be used, `None` if it can.
+    pub unavailable: Option<String>,
+}
+
+/// What a manager says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The worker's name: 1 to 255 bytes, no control characters.
+    pub name: String,
+    /// Random per manager; a restarted peer has another. Not zero.
+    pub incarnation: [u8; 16],
+    /// Equal where shared memory works: see [`host_id`].
+    pub host_id: [u8; 16],
+    /// Equal inside one process: see [`process_id`].
+    pub process_id: [u8; 16],
+    /// The application drives progress; silence of such a peer proves nothing.
+    pub manual_progress: bool,
+    /// Silence after which this side counts a peer as stalled, in milliseconds; not 0.
+    pub peer_timeout_ms: u32,
+    /// Providers; one that is missing is not offered, which is how a provider is required.
+    pub providers: Vec<Offer>,
+    /// Control messages in flight; not 0.
+    pub queue_depth: u32,
+    /// Content is checked end to end.
+    pub checksum: bool,
+    /// Largest control message that this side accepts, in bytes; 0: the provider's own.
+    pub max_message: u32,
+}
+
+/// What a peer says of itself, checked. Reads like its [`Identity`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerHello {
+    /// The facts.
+    pub identity: Identity,
+    /// Where it listens, by its own account; may be empty.
+    pub addrs: Vec<SocketAddr>,
+}
+
+impl std::ops::Deref for PeerHello {
+    type Target = Identity;
+    fn deref(&self) -> &Identity {
+        &self.identity
+    }
+}
+
+/// What the handshake needs of the manager. No method blocks.
+pub trait Negotiator {
+    /// May refuse a peer; it has proved that it knows the secret, where there is one. The code and
+    /// the text reach the peer.
+    fn check(&mut self, peer: &PeerHello) -> Result<(), Status>;
+
+    /// Makes an endpoint and tells its address, at most [`MAX_ENDPOINT_ADDRESS`] bytes.
+    fn create(&mut self, kind: ProviderKind, peer: &PeerHello) -> Result<(EpId, Vec<u8>), Status>;
+
+    /// Connects the endpoint to the peer's; `remote` is untrusted. The connector is `active`. With
+    /// tcp `sock` is the socket on which the handshake ran, and nothing else is under way on it.
+    fn connect(
+        &mut self,
+        kind: ProviderKind,
+        ep: EpId,
+        remote: &[u8],
+        active: bool,
+        sock: Option<OwnedFd>,
+    ) -> Result<(), Status>;
+
+    /// How `connect` went; `None` while it is under way.
+    fn connected(&mut self, kind: ProviderKind, ep: EpId) -> Option<Result<(), Status>>;
+
+    /// The handshake failed or chose another provider: the endpoint is to be destroyed.
+    fn discard(&mut self, kind: ProviderKind, ep: EpId);
+}
+
+/// What [`Bootstrap::poll`] reports.
+#[derive(Debug)]
+pub enum BootEvent {
+    /// Both endpoints are connected.
+    ///
+    /// The peer may have got here first and used its endpoint: messages of `ep` may arrive from its
+    /// adapter before this event, from the moment `Negotiator::connected` said yes.
+    Ready {
+        /// The token of the dial, `None` if the peer connected.
+        token: Option<u64>,
+        /// Who the peer is.
+        hello: PeerHello,
+        /// Provider of the endpoint.
+        kind: ProviderKind,
+        /// Why this one and none that is better.
+        reason: String,
+        /// The endpoint.
+        ep: EpId,
+        /// Kept open, it tells by its end that the peer is gone. `None` for tcp, which took it.
+        sock: Option<OwnedFd>,
+        /// This side connected.
+        initiator: bool,
+        /// The far end of the handshake's socket.
+        addr: SocketAddr,
+    },
+    /// A dial failed at every address.
+    Failed {
+        /// The token of the dial.
+        token: u64,
+        /// Why.
+        status: Status,
+        /// The same dial may succeed later.
+        retryable: bool,
+    },
+    /// An incoming connection was turned away. For the log and the counters; nothing is to be done.
+    Rejected {
+        /// Where it came from, if known.
+        addr: Option<SocketAddr>,
+        /// Why.
+        status: Status,
+    },
+}
+
+/// Settings of a [`Bootstrap`].
+#[derive(Clone)]
+pub struct BootConfig {
+    /// Shared secret; with one, both sides must prove that they know it.
+    pub secret: Option<Vec<u8>>,
+    /// May listen beyond loopback without a secret.
+    pub allow_remote: bool,
+    /// Longest time of one handshake.
+    pub handshake_timeout: Duration,
+    /// Longest time for one endpoint to connect, before the next provider is tried.
+    pub endpoint_timeout: Duration,
+    /// Most incoming handshakes at a time; more wait in the system's backlog.
+    pub max_handshakes: usize,
+}
+
+impl Default for BootConfig {
+    fn default() -> Self {
+        BootConfig {
+            secret: None,
+            allow_remote: false,
+            handshake_timeout: Duration::from_secs(10),
+            endpoint_timeout: Duration::from_secs(3),
+            max_handshakes: 256,
+        }
+    }
+}
+
+impl std::fmt::Debug for BootConfig {
+    /// Without the secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BootConfig")
+            .field("secret", &self.secret.as_ref().map(|_| "set"))
+            .field("allow_remote", &self.allow_remote)
+            .field("handshake_timeout", &self.handshake_timeout)
+            .field("endpoint_timeout", &self.endpoint_timeout)
+            .field("max_handshakes", &self.max_handshakes)
+            .finish()
+    }
+}

@@ -1,0 +1,174 @@
+//! The few system calls that the standard library does not offer.
+
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+/// Turns a -1 into the error of `errno`.
+fn check(rc: libc::c_int) -> io::Result<libc::c_int> {
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc) }
+}
+
+pub(super) const READ: u32 = libc::EPOLLIN as u32;
+pub(super) const WRITE: u32 = libc::EPOLLOUT as u32;
+
+/// An epoll instance; level-triggered, each descriptor with a number.
+pub(super) struct Epoll {
+    fd: OwnedFd,
+}
+
+impl Epoll {
+    pub(super) fn new() -> io::Result<Epoll> {
+        // SAFETY: no pointers; the result is checked before it is owned.
+        let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+        // SAFETY: a new descriptor that nobody else owns.
+        Ok(Epoll { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
+    }
+
+    pub(super) fn raw(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    fn control(&self, op: libc::c_int, fd: RawFd, interest: u32, id: u64) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: interest, u64: id };
+        // SAFETY: `event` outlives the call; bad descriptors are reported, not undefined.
+        check(unsafe { libc::epoll_ctl(self.fd.as_raw_fd(), op, fd, &mut event) })?;
+        Ok(())
+    }
+
+    pub(super) fn add(&self, fd: &impl AsRawFd, interest: u32, id: u64) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, fd.as_raw_fd(), interest, id)
+    }
+
+    pub(super) fn modify(&self, fd: &impl AsRawFd, interest: u32, id: u64) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_MOD, fd.as_raw_fd(), interest, id)
+    }
+
+    /// Forgets a descriptor that lives on elsewhere.
+    pub(super) fn remove(&self, fd: &impl AsRawFd) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_DEL, fd.as_raw_fd(), 0, 0)
+    }
+
+    /// Appends the numbers of the ready descriptors; returns whether there may be more.
+    pub(super) fn ready(&self, ids: &mut Vec<u64>) -> io::Result<bool> {
+        const BATCH: usize = 64;
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
+        // SAFETY: the kernel writes at most BATCH entries into the array.
+        let n = check(unsafe {
+            libc::epoll_wait(self.fd.as_raw_fd(), events.as_mut_ptr(), BATCH as i32, 0)
+        })? as usize;
+        ids.extend(events.iter().take(n).map(|e| e.u64));
+        Ok(n == BATCH)
+    }
+}
+
+/// A nonblocking stream socket on its way to `addr`: writable once connected or failed.
+pub(super) fn start_connect(addr: &SocketAddr) -> io::Result<OwnedFd> {
+    let family = if addr.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: no pointers; the result is checked before it is owned.
+    let fd = check(unsafe { libc::socket(family, kind, 0) })?;
+    // SAFETY: a new descriptor that nobody else owns.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let rc = match addr {
+        SocketAddr::V4(a) => {
+            let sa = libc::sockaddr_in {
+                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_port: a.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(a.ip().octets()) },
+                sin_zero: [0; 8],
+            };
+            connect(&fd, &sa)
+        }
+        SocketAddr::V6(a) => {
+            let sa = libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                sin6_port: a.port().to_be(),
+                sin6_flowinfo: 0,
+                sin6_addr: libc::in6_addr { s6_addr: a.ip().octets() },
+                sin6_scope_id: a.scope_id(),
+            };
+            connect(&fd, &sa)
+        }
+    };
+    match rc {
+        Err(e) if e.raw_os_error() != Some(libc::EINPROGRESS) => Err(e),
+        _ => Ok(fd),
+    }
+}
+
+/// `S` is `sockaddr_in` or `sockaddr_in6`.
+fn connect<S>(fd: &OwnedFd, sa: &S) -> io::Result<()> {
+    let len = size_of::<S>() as libc::socklen_t;
+    // SAFETY: `sa` is a live socket address structure of `len` bytes.
+    check(unsafe { libc::connect(fd.as_raw_fd(), (sa as *const S).cast(), len) })?;
+    Ok(())
+}
+
+/// Whether an IPv6 wildcard listener takes IPv4 connections too.
+pub(super) fn is_dual_stack(fd: &impl AsRawFd) -> bool {
+    let mut only_v6: libc::c_int = 1;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: value and length outlive the call and `len` is the value's size.
+    let rc = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::IPPROTO_IPV6,
+            libc::IPV6_V6ONLY,
+            (&raw mut only_v6).cast(),
+            &mut len,
+        )
+    };
+    rc == 0 && only_v6 == 0
+}
+
+/// Addresses of the interfaces that are up; none where they cannot be listed.
+pub(super) fn interface_addresses() -> Vec<IpAddr> {
+    let mut list = MaybeUninit::<*mut libc::ifaddrs>::uninit();
+    // SAFETY: on success the call fills in the head of a list, which is freed below.
+    if unsafe { libc::getifaddrs(list.as_mut_ptr()) } != 0 {
+        return Vec::new();
+    }
+    // SAFETY: initialised by the successful call.
+    let head = unsafe { list.assume_init() };
+    let mut ips = Vec::new();
+    let mut at = head;
+    while !at.is_null() {
+        // SAFETY: a node of the list, which lives until `freeifaddrs`.
+        let node = unsafe { &*at };
+        if node.ifa_flags & libc::IFF_UP as u32 != 0 {
+            // SAFETY: null or the socket address of this node.
+            ips.extend(unsafe { ip_of(node.ifa_addr) });
+        }
+        at = node.ifa_next;
+    }
+    // SAFETY: the list of the call above; nothing of it is used from here on.
+    unsafe { libc::freeifaddrs(head) };
+    ips
+}
+
+/// The address in a socket address structure.
+///
+/// # Safety
+/// `sa` is null or points to a structure as long as its family says.
+unsafe fn ip_of(sa: *const libc::sockaddr) -> Option<IpAddr> {
+    if sa.is_null() {
+        return None;
+    }
+    // SAFETY: every socket address begins with its family; read unaligned to assume nothing.
+    let family = unsafe { (&raw const (*sa).sa_family).read_unaligned() };
+    match libc::c_int::from(family) {
+        libc::AF_INET => {
+            // SAFETY: the family says so.
+            let sin = unsafe { sa.cast::<libc::sockaddr_in>().read_unaligned() };
+            Some(Ipv4Addr::from(sin.sin_addr.s_addr.to_ne_bytes()).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: the family says so.
+            let sin6 = unsafe { sa.cast::<libc::sockaddr_in6>().read_unaligned() };
+            Some(Ipv6Addr::from(sin6.sin6_addr.s6_addr).into())
+        }
+        _ => None,
+    }
+}

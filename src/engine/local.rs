@@ -1,0 +1,161 @@
+//! Receives from oneself: no connection, no message. Library results refer to the sender's tensor.
+
+use super::request::{AfterAlloc, State};
+use super::{Engine, Fx, Held, WR_REQUEST, Work};
+use crate::api::*;
+use crate::rendezvous::{RecvOutcome, Sent, Waiter};
+use crate::status::{Code, Reason, Status};
+
+impl Engine {
+    pub(super) fn recv_local(&mut self, fx: &mut dyn Fx, index: u32) -> Result<(), Status> {
+        let tolerate = self.settings.tolerate_dup_recv;
+        let Some(r) = self.requests.get_mut(index) else { return Ok(()) };
+        r.state = State::LocalWait;
+        r.protocol = Protocol::Local;
+        let (key, step) = (r.key.clone(), r.step);
+        match self.table.recv(&key, step, tolerate, || Some(Waiter::Local(index))) {
+            RecvOutcome::Waiting => Ok(()),
+            RecvOutcome::Matched(sent) => {
+                self.deliver_local(fx, index, sent);
+                Ok(())
+            }
+            RecvOutcome::Duplicate => Err(Status::new(
+                Code::Aborted,
+                format!(
+                    "duplicate receive: '{}' of step {step} is awaited already",
+                    String::from_utf8_lossy(&key)
+                ),
+            )),
+            RecvOutcome::Aborted(status) => Err(status),
+        }
+    }
+
+    pub(super) fn deliver_local(&mut self, fx: &mut dyn Fx, index: u32, sent: Sent) {
+        let Some(r) = self.requests.get_mut(index) else { return };
+        let meta = sent.tensor.meta.clone();
+        if matches!(r.target, Target::Library) || meta.nbytes == 0 {
+            return self.refer(fx, index, sent, meta);
+        }
+        // The tensor travels with the request's state; `prepare` puts it there if it has to wait.
+        let after = AfterAlloc::Local(Sent { tensor: sent.tensor.clone(), done: None, ..sent });
+        let Sent { tensor, done, deadline } = sent;
+        match self.prepare(fx, index, meta, after, false) {
+            Ok(true) => self.local_ready(fx, index, Sent { tensor, done, deadline }, None),
+            Ok(false) => {
+                let state = self.requests.get_mut(index).map(|r| &mut r.state);
+                if let Some(State::Allocating(AfterAlloc::Local(waiting))) = state {
+                    waiting.done = done;
+                }
+            }
+            Err(status) => {
+                let sent = Sent { tensor, done, deadline };
+                self.local_failed(fx, index, sent, status);
+            }
+        }
+    }
+
+    /// The result is the sender's own memory, held until the receiver lets it go.
+    fn refer(&mut self, fx: &mut dyn Fx, index: u32, sent: Sent, meta: Meta) {
+        let mut info = self.info(None, None, Protocol::Local);
+        info.bytes = meta.nbytes;
+        let at = (sent.tensor.addr, sent.tensor.device);
+        if let Some(r) = self.requests.get_mut(index) {
+            r.meta = Some(meta);
+        }
+        let held = Held::Source(sent.done, info);
+        self.finish_held(fx, index, Ok(()), held, Some(at));
+    }
+
+    /// The destination is there: copy.
+    pub(super) fn local_ready(
+        &mut self,
+        fx: &mut dyn Fx,
+        index: u32,
+        sent: Sent,
+        failed: Option<Status>,
+    ) {
+        if let Some(status) = failed {
+            return self.local_failed(fx, index, sent, status);
+        }
+        let Some(r) = self.requests.get_mut(index) else { return };
+        let (src, from) = (sent.tensor.addr, sent.tensor.device);
+        let (dst, to, len) = (r.dst, r.device, sent.tensor.meta.nbytes);
+        let token = WR_REQUEST | u64::from(index);
+        r.state = State::LocalCopy(sent);
+        let device = if from != 0 { from } else { to };
+        match (from, to, self.device(device)) {
+            (0, 0, _) => fx.run(Work::HostCopy { token, dst, src, len }),
+            (_, 0, Ok(Some(ops))) => {
+                fx.run(Work::DeviceCopy { token, ops, to_host: true, host: dst, device: src, len })
+            }
+            (0, _, Ok(Some(ops))) => {
+                fx.run(Work::DeviceCopy { token, ops, to_host: false, host: src, device: dst, len })
+            }
+            (_, _, Ok(Some(ops))) => self.through_host(fx, index, ops, src, len),
+            (_, _, failed) => {
+                let none = || Status::internal("device is not registered");
+                let status = failed.err().unwrap_or_else(none);
+                self.copied(fx, token, Err(status));
+            }
+        }
+    }
+
+    /// From device to device: first to a buffer on the host. The tensor then is that buffer.
+    fn through_host(
+        &mut self,
+        fx: &mut dyn Fx,
+        index: u32,
+        ops: std::sync::Arc<dyn DeviceOps>,
+        device: u64,
+        len: u64,
+    ) {
+        let token = WR_REQUEST | u64::from(index);
+        match fx.alloc(len) {
+            Ok(buffer) => {
+                let host = buffer.addr;
+                if let Some(r) = self.requests.get_mut(index) {
+                    r.buffer = Some(buffer);
+                    if let State::LocalCopy(sent) = &mut r.state {
+                        sent.tensor.addr = host;
+                    }
+                }
+                fx.run(Work::DeviceCopy { token, ops, to_host: true, host, device, len });
+            }
+            Err(status) => self.copied(fx, token, Err(status)),
+        }
+    }
+
+    pub(super) fn local_copied(
+        &mut self,
+        fx: &mut dyn Fx,
+        index: u32,
+        mut sent: Sent,
+        result: Result<(), Status>,
+    ) {
+        if let Err(status) = result {
+            return self.local_failed(fx, index, sent, status);
+        }
+        let Some(r) = self.requests.get_mut(index) else { return };
+        let staged = r.buffer.as_ref().is_some_and(|b| b.addr == sent.tensor.addr);
+        if staged && sent.tensor.device != 0 {
+            // The first of two copies: now from the host's buffer to the device.
+            sent.tensor.device = 0;
+            return self.local_ready(fx, index, sent, None);
+        }
+        if let Some(buffer) = r.buffer.take() {
+            fx.free(buffer);
+        }
+        let mut info = self.info(None, None, Protocol::Local);
+        info.bytes = sent.tensor.meta.nbytes;
+        self.end_send(fx, sent.done, Ok(()), info, false);
+        self.finish(fx, index, Ok(()));
+    }
+
+    fn local_failed(&mut self, fx: &mut dyn Fx, index: u32, sent: Sent, status: Status) {
+        let info = self.info(None, None, Protocol::Local);
+        let text = format!("the receiver failed: {}", status.message);
+        let theirs = Status::new(Code::Cancelled, text).because(Reason::RemoteError);
+        self.end_send(fx, sent.done, Err(theirs), info, false);
+        self.fail(fx, index, status);
+    }
+}

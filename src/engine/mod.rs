@@ -1,0 +1,537 @@
+//! The protocol engine: a state machine without input or output of its own.
+//!
+//! It takes events (calls of the application, messages, completions, timers) one at a time and acts
+//! through [`Fx`]: posting work, opening memory, asking for a connection, queueing callbacks. It
+//! never blocks, takes no lock and reads no clock but `Fx::now`, so the same code runs over every
+//! provider and in the seeded simulation in virtual time.
+//!
+//! Files: `channel` (credits, queueing), `request` (the receiving side of a transfer), `response`
+//! (the sending side), `local` (both in this manager), `peer` (connections), `timers`.
+
+use std::sync::Arc;
+
+use foldhash::HashMap;
+
+use crate::api::*;
+use crate::fabric::{Access, Mem, Mr, PostError, Remote};
+use crate::observe::{PeerCounters, Stats};
+use crate::protocol::message::{self, IMM_ACK, IMM_MESSAGE, Message};
+use crate::rendezvous::Table;
+use crate::status::Status;
+
+pub mod channel;
+mod local;
+mod peer;
+mod request;
+mod response;
+pub mod slab;
+mod timers;
+
+pub use channel::{ChanId, Channel};
+pub use peer::Peer;
+use request::Request;
+use response::Response;
+use slab::Slab;
+
+/// Tag of writes that nobody waits for.
+pub const WR_ACK: u64 = 0;
+const WR_RESPONSE: u64 = 1 << 56;
+const WR_REQUEST: u64 = 2 << 56;
+const WR_KIND: u64 = 0xFF << 56;
+
+/// Memory of the library, given and taken back through `Fx`.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// Address.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+/// Memory opened to one channel for one transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Keys.
+    pub mr: Mr,
+    /// Made for this transfer; closing it closes the region.
+    pub owned: bool,
+}
+
+/// Why memory could not be opened.
+#[derive(Debug)]
+pub enum MapError {
+    /// Not registered, and cheaper to copy than to register.
+    NeedProxy,
+    /// It cannot be opened.
+    Failed(Status),
+}
+
+/// What the engine can do to the world. The manager and the simulation implement it.
+pub trait Fx {
+    /// Monotonic time in nanoseconds.
+    fn now(&self) -> u64;
+    /// Sends a message on a channel; see `Adapter::send`.
+    fn send(&mut self, ch: ChanId, parts: &[&[u8]]) -> Result<(), PostError>;
+    /// See `Adapter::write`.
+    fn write(
+        &mut self,
+        ch: ChanId,
+        wr: u64,
+        local: Mem,
+        remote: Remote,
+        imm: Option<u32>,
+    ) -> Result<(), PostError>;
+    /// See `Adapter::read`.
+    fn read(&mut self, ch: ChanId, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError>;
+    /// Opens memory for operations on this channel, by either end as `access` says.
+    fn open(&mut self, ch: ChanId, addr: u64, len: u64, access: Access)
+    -> Result<Window, MapError>;
+    /// Closes it; afterwards no peer touches it through this window.
+    fn close(&mut self, ch: ChanId, window: Window);
+    /// Ends a channel; afterwards nothing is touched on its behalf and no event of it comes.
+    fn end_channel(&mut self, ch: ChanId);
+    /// A number that changes when the channel moves data in either direction.
+    fn progress_mark(&self, ch: ChanId) -> u64;
+    /// A connection to this peer is wanted; `Engine::channel_up` or `connect_failed` follows.
+    fn connect(&mut self, peer: u32, name: &str);
+    /// Memory of the library.
+    fn alloc(&mut self, len: u64) -> Result<Buffer, Status>;
+    /// Takes it back.
+    fn free(&mut self, buffer: Buffer);
+    /// Copies within the host's memory.
+    ///
+    /// # Safety
+    /// Both ranges are valid and do not overlap.
+    unsafe fn copy(&mut self, dst: u64, src: u64, len: u64);
+    /// Copies bytes into memory.
+    ///
+    /// # Safety
+    /// The destination is valid for `bytes.len()` bytes.
+    unsafe fn copy_in(&mut self, dst: u64, bytes: &[u8]);
+    /// The bytes at this address, for sending and for checksums.
+    ///
+    /// # Safety
+    /// The range stays valid and unchanged while the slice lives.
+    unsafe fn bytes<'a>(&self, addr: u64, len: u64) -> &'a [u8];
+    /// Queues work that runs without the engine being held.
+    fn run(&mut self, work: Work);
+}
+
+/// What is done outside of the engine, in order. Each is run exactly once.
+pub enum Work {
+    /// Ends a receive.
+    RecvDone {
+        /// The request's public id.
+        request: u64,
+        /// Key.
+        key: Box<[u8]>,
+        /// Step.
+        step: i64,
+        /// The callback.
+        done: Option<RecvDone>,
+        /// The result.
+        result: Result<Tensor, Status>,
+        /// How it went.
+        info: TransferInfo,
+        /// What is given back after the callback.
+        after: Held,
+    },
+    /// Ends a send.
+    SendDone {
+        /// The callback.
+        done: SendDone,
+        /// The result.
+        result: Result<(), Status>,
+        /// How it went.
+        info: TransferInfo,
+        /// The content was copied within the call that started this: may run before it returns.
+        inline: bool,
+    },
+    /// Asks for memory; `Engine::allocated` follows.
+    Alloc {
+        /// The request's index.
+        request: u32,
+        /// The callback.
+        alloc: AllocFn,
+        /// What the memory is for.
+        meta: Meta,
+        /// Runs inside the call that started the request.
+        inline: bool,
+    },
+    /// Asks the runtime's own rendezvous.
+    Source {
+        /// The callback.
+        source: SourceFn,
+        /// The response's public id.
+        response: u64,
+        /// Who asks.
+        peer: Arc<str>,
+        /// Key.
+        key: Box<[u8]>,
+        /// Step.
+        step: i64,
+    },
+    /// Copies within the host; `Engine::copied` follows.
+    HostCopy {
+        /// Token for `copied`.
+        token: u64,
+        /// Destination.
+        dst: u64,
+        /// Source.
+        src: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// Copies from or to a device; `Engine::copied` follows.
+    DeviceCopy {
+        /// Token for `copied`.
+        token: u64,
+        /// The device.
+        ops: Arc<dyn DeviceOps>,
+        /// Towards the host.
+        to_host: bool,
+        /// Host address.
+        host: u64,
+        /// Device address.
+        device: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+}
+
+/// What a finished receive still holds.
+#[derive(Default)]
+pub enum Held {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Memory of the library.
+    Buffer(Buffer),
+    /// A local sender's tensor, by reference.
+    Source(Option<SendDone>, TransferInfo),
+}
+
+/// The engine's settings, a part of `Config`.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Default deadline, nanoseconds.
+    pub timeout: u64,
+    /// Silence after which a peer counts as stalled, nanoseconds.
+    pub peer_timeout: u64,
+    /// Forced protocol.
+    pub protocol: Protocol,
+    /// Largest eager content; `None`: the provider's.
+    pub eager_max: Option<usize>,
+    /// Bound of the metadata cache, entries per peer.
+    pub meta_cache_entries: usize,
+    /// Check content end to end.
+    pub checksum: bool,
+    /// Duplicate receives wait.
+    pub tolerate_dup_recv: bool,
+    /// Requests of one peer that may wait here.
+    pub max_waiting: usize,
+}
+
+/// See the module's text.
+pub struct Engine {
+    /// Settings.
+    pub settings: Settings,
+    /// This worker's name.
+    pub name: Arc<str>,
+    /// Counters.
+    pub stats: Arc<Stats>,
+    /// Messages and writes that belonged to no living request.
+    pub stale: u64,
+    /// A planted bug, for the test that shows that the simulation finds it.
+    pub planted: Option<Planted>,
+    peers: Vec<Peer>,
+    by_name: HashMap<Arc<str>, u32>,
+    channels: Slab<Channel>,
+    requests: Slab<Request>,
+    responses: Slab<Response>,
+    table: Table,
+    kept: HashMap<u64, Option<Held>>,
+    devices: Vec<Arc<dyn DeviceOps>>,
+    source: Option<SourceFn>,
+    next_id: u64,
+    next_deadline: u64,
+    next_keepalive: u64,
+    closing: bool,
+    no_peer: Arc<str>,
+    local: Arc<PeerCounters>,
+    happened: u64,
+}
+
+/// Bugs that the simulation must find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planted {
+    /// A completion is reported twice.
+    DoubleCompletion,
+    /// Success is reported over wrong bytes.
+    WrongBytes,
+    /// A request that lost its channel is forgotten.
+    NeverEnds,
+}
+
+impl Engine {
+    /// An engine without peers.
+    pub fn new(name: &str, settings: Settings) -> Engine {
+        let stats = Arc::new(Stats::new(name));
+        Engine {
+            settings,
+            name: name.into(),
+            local: stats.peer("", "local"),
+            stats,
+            stale: 0,
+            happened: 0,
+            planted: None,
+            peers: Vec::new(),
+            by_name: HashMap::default(),
+            channels: Slab::default(),
+            requests: Slab::default(),
+            responses: Slab::default(),
+            table: Table::new(),
+            kept: HashMap::default(),
+            devices: Vec::new(),
+            source: None,
+            next_id: 1,
+            next_deadline: u64::MAX,
+            next_keepalive: u64::MAX,
+            closing: false,
+            no_peer: "".into(),
+        }
+    }
+
+    /// Makes a device known; its id.
+    pub fn add_device(&mut self, ops: Arc<dyn DeviceOps>) -> u32 {
+        self.devices.push(ops);
+        self.devices.len() as u32
+    }
+
+    /// Sets or removes the source callback.
+    pub fn set_source(&mut self, source: Option<SourceFn>) {
+        self.source = source;
+    }
+
+    /// Operations that have not ended: requests, responses.
+    pub fn outstanding(&self) -> (usize, usize) {
+        (self.requests.len(), self.responses.len())
+    }
+
+    /// Waiting tensors and receives in the table.
+    pub fn waiting(&self) -> (usize, usize) {
+        self.table.counts()
+    }
+
+    fn id(&mut self) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        id
+    }
+
+    fn device(&self, device: u32) -> Result<Option<Arc<dyn DeviceOps>>, Status> {
+        match device {
+            0 => Ok(None),
+            d => match self.devices.get(d as usize - 1) {
+                Some(ops) => Ok(Some(ops.clone())),
+                None => Err(Status::invalid(format!(
+                    "device {d} is not registered; 0 (host) to {} are allowed",
+                    self.devices.len()
+                ))),
+            },
+        }
+    }
+
+    fn check_key(key: &[u8]) -> Result<(), Status> {
+        if key.is_empty() || key.len() > MAX_KEY_LEN {
+            return Err(Status::invalid(format!(
+                "key of {} bytes, 1 to {MAX_KEY_LEN} are allowed",
+                key.len()
+            )));
+        }
+        Ok(())
+    }
+
+    /// A message arrived on a channel.
+    pub fn on_message(&mut self, fx: &mut dyn Fx, ch: ChanId, bytes: &[u8]) {
+        let Some(channel) = self.channels.get_mut(ch) else { return };
+        let now = fx.now();
+        match message::decode(bytes) {
+            Ok((Message::Fragment { last, bytes }, credits)) => {
+                channel.on_received(now, credits);
+                match channel.on_fragment(last, bytes) {
+                    Ok(None) => {}
+                    Ok(Some(whole)) => match message::decode(&whole) {
+                        Ok((message, _)) => self.dispatch(fx, ch, message),
+                        Err(status) => self.violation(ch, status),
+                    },
+                    Err(status) => self.violation(ch, status),
+                }
+            }
+            Ok((message, credits)) => {
+                channel.on_received(now, credits);
+                self.dispatch(fx, ch, message);
+            }
+            Err(status) => self.violation(ch, status),
+        }
+        self.settle(fx, ch);
+    }
+
+    fn dispatch(&mut self, fx: &mut dyn Fx, ch: ChanId, message: Message<'_>) {
+        match message {
+            Message::Request(r) => self.on_request(fx, ch, r),
+            Message::Content { index, checksum, meta, content } => {
+                self.on_content(fx, ch, index, checksum, meta, content)
+            }
+            Message::Meta(m) => self.on_meta(fx, ch, m),
+            Message::ReRequest { response, dst, len } => {
+                self.on_re_request(fx, ch, response, dst, len)
+            }
+            Message::Error { index, code, text } => self.on_error(fx, ch, index, code, text),
+            Message::ContentDone { index, checksum } => {
+                self.on_written(fx, ch, index, Some(checksum))
+            }
+            Message::GetDone { response, ok } => self.on_get_done(fx, ch, response, ok),
+            Message::Cancel { index } => self.on_cancel(fx, ch, index),
+            Message::CancelAck { index } => self.on_cancel_ack(fx, ch, index),
+            Message::Ping => self.send(fx, ch, &Message::Pong, &[]),
+            Message::Pong => {}
+            Message::Credit { depth } => {
+                if let Some(c) = self.channels.get_mut(ch) {
+                    c.on_credit(depth);
+                }
+            }
+            Message::Goodbye => self.violation(ch, Status::gone("the peer closed the connection")),
+            // A fragment inside a reassembled message.
+            Message::Fragment { .. } => self.violation(ch, Status::invalid("nested fragments")),
+        }
+    }
+
+    /// A write with immediate arrived.
+    pub fn on_imm(&mut self, fx: &mut dyn Fx, ch: ChanId, imm: u32) {
+        let Some(channel) = self.channels.get_mut(ch) else { return };
+        channel.on_received(fx.now(), 0);
+        match imm {
+            IMM_ACK => channel.on_ack(),
+            IMM_MESSAGE => {}
+            index => self.on_written(fx, ch, index, None),
+        }
+        self.settle(fx, ch);
+    }
+
+    /// A write or read that was posted has ended.
+    pub fn on_done(&mut self, fx: &mut dyn Fx, ch: ChanId, wr: u64, result: Result<(), Status>) {
+        let index = wr as u32;
+        match wr & WR_KIND {
+            WR_RESPONSE => self.on_write_done(fx, ch, index, result),
+            WR_REQUEST => self.on_read_done(fx, ch, index, result),
+            _ => {}
+        }
+        self.settle(fx, ch);
+    }
+
+    fn violation(&mut self, ch: ChanId, status: Status) {
+        if let Some(c) = self.channels.get_mut(ch) {
+            c.broken.get_or_insert(status);
+        }
+    }
+
+    /// Ends the channel if something found it broken; flushes it otherwise.
+    fn settle(&mut self, fx: &mut dyn Fx, ch: ChanId) {
+        let Some(c) = self.channels.get_mut(ch) else { return };
+        if c.broken.is_none() {
+            c.flush(fx);
+        }
+        if let Some(status) = c.broken.take() {
+            self.channel_down(fx, ch, status);
+        }
+    }
+
+    /// Posts what waits on any channel, after the providers made room.
+    pub fn flush_all(&mut self, fx: &mut dyn Fx) {
+        let waiting: Vec<ChanId> =
+            self.channels.iter().filter(|(_, c)| c.pending() > 0).map(|(i, _)| i).collect();
+        for ch in waiting {
+            self.settle(fx, ch);
+        }
+    }
+
+    /// A number that changes when an operation ends, a connection comes or goes, or a peer asks.
+    pub fn happened(&self) -> u64 {
+        self.happened
+    }
+
+    /// Counters for an operation: its channel's, or by name where there is none.
+    fn counters(&self, peer: Option<u32>, ch: Option<ChanId>) -> Arc<PeerCounters> {
+        match (ch.and_then(|c| self.channels.get(c)), peer) {
+            (Some(c), _) => c.counters.clone(),
+            (None, Some(p)) => self.stats.peer(&self.peers[p as usize].name, ""),
+            (None, None) => self.local.clone(),
+        }
+    }
+
+    /// Whether anything waits to be posted.
+    pub fn has_pending(&self) -> bool {
+        self.channels.iter().any(|(_, c)| c.pending() > 0)
+    }
+
+    /// Sends a message on a channel, if it is still there.
+    fn send(&mut self, fx: &mut dyn Fx, ch: ChanId, message: &Message<'_>, tail: &[u8]) {
+        if let Some(c) = self.channels.get_mut(ch) {
+            c.send(fx, message, tail);
+        }
+    }
+
+    fn send_error(&mut self, fx: &mut dyn Fx, ch: ChanId, index: u32, status: &Status) {
+        let mut text = status.message.as_bytes();
+        if text.len() > message::MAX_ERROR_TEXT {
+            let mut end = message::MAX_ERROR_TEXT;
+            while !status.message.is_char_boundary(end) {
+                end -= 1;
+            }
+            text = &text[..end];
+        }
+        let m = Message::Error { index, code: status.code as i32, text };
+        self.send(fx, ch, &m, text);
+    }
+
+    fn info(&self, peer: Option<u32>, ch: Option<ChanId>, protocol: Protocol) -> TransferInfo {
+        TransferInfo {
+            bytes: 0,
+            elapsed_ns: 0,
+            provider: match ch.and_then(|c| self.channels.get(c)) {
+                Some(c) => c.caps.provider.name(),
+                None if protocol == Protocol::Local => "local",
+                None => "",
+            },
+            peer: match peer.and_then(|p| self.peers.get(p as usize)) {
+                Some(p) => p.name.clone(),
+                None => self.no_peer.clone(),
+            },
+            protocol,
+            reason: crate::status::Reason::None,
+        }
+    }
+
+    /// Ends a send: its callback is queued.
+    fn end_send(
+        &mut self,
+        fx: &mut dyn Fx,
+        done: Option<SendDone>,
+        result: Result<(), Status>,
+        mut info: TransferInfo,
+        inline: bool,
+    ) {
+        self.happened += 1;
+        if let Err(s) = &result {
+            info.reason = s.reason;
+        }
+        if let Some(done) = done {
+            fx.run(Work::SendDone { done, result, info, inline });
+        }
+    }
+}
+
+pub(crate) fn checksum(bytes: &[u8]) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(bytes)
+}

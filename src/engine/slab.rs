@@ -1,0 +1,140 @@
+//! A table addressed by an index of 20 bits with a generation of 12.
+//!
+//! The index travels as the immediate of writes, so it stays below the two reserved values, and a
+//! late one of an earlier occupant does not match. Freed slots are reused in the order in which
+//! they became free, which puts the most operations between two uses of one index.
+
+use std::collections::VecDeque;
+
+const SLOT_BITS: u32 = 20;
+const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
+// 0xFFF would reach the reserved immediates.
+const GENERATIONS: u32 = 0xFFF;
+
+/// Most occupants.
+pub const CAPACITY: usize = 1 << SLOT_BITS;
+
+#[derive(Debug)]
+struct Slot<T> {
+    generation: u32,
+    value: Option<T>,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Slab<T> {
+    slots: Vec<Slot<T>>,
+    free: VecDeque<u32>,
+    len: usize,
+}
+
+impl<T> Default for Slab<T> {
+    fn default() -> Self {
+        Slab { slots: Vec::new(), free: VecDeque::new(), len: 0 }
+    }
+}
+
+// Reuse begins only when so many slots are free: a generation then lasts at least this many
+// operations times 4095.
+const MIN_FREE: usize = 64;
+
+impl<T> Slab<T> {
+    /// Occupants.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Takes a value in and returns its index; `None` when full.
+    pub fn insert(&mut self, value: T) -> Option<u32> {
+        let reuse = self.free.len() > MIN_FREE || self.slots.len() == CAPACITY;
+        let slot = match if reuse { self.free.pop_front() } else { None } {
+            Some(slot) => slot,
+            None if self.slots.len() < CAPACITY => {
+                self.slots.push(Slot { generation: 0, value: None });
+                self.slots.len() as u32 - 1
+            }
+            None => return None,
+        };
+        let s = &mut self.slots[slot as usize];
+        s.value = Some(value);
+        self.len += 1;
+        Some(s.generation << SLOT_BITS | slot)
+    }
+
+    fn slot(&self, index: u32) -> Option<usize> {
+        let slot = (index & SLOT_MASK) as usize;
+        let s = self.slots.get(slot)?;
+        (s.generation == index >> SLOT_BITS && s.value.is_some()).then_some(slot)
+    }
+
+    /// The occupant of this index, unless it has left.
+    pub fn get(&self, index: u32) -> Option<&T> {
+        self.slot(index).and_then(|s| self.slots[s].value.as_ref())
+    }
+
+    /// The occupant of a slot (the low bits of `index`) of whatever generation, with its index.
+    pub fn occupant(&self, index: u32) -> Option<(u32, &T)> {
+        let slot = index & SLOT_MASK;
+        let s = self.slots.get(slot as usize)?;
+        s.value.as_ref().map(|v| (s.generation << SLOT_BITS | slot, v))
+    }
+
+    /// The same, mutable.
+    pub fn get_mut(&mut self, index: u32) -> Option<&mut T> {
+        self.slot(index).and_then(|s| self.slots[s].value.as_mut())
+    }
+
+    /// Takes the occupant out; the index never matches again until its generation comes round.
+    pub fn remove(&mut self, index: u32) -> Option<T> {
+        let slot = self.slot(index)?;
+        let s = &mut self.slots[slot];
+        s.generation = (s.generation + 1) % GENERATIONS;
+        self.len -= 1;
+        self.free.push_back(slot as u32);
+        s.value.take()
+    }
+
+    /// All occupants with their indices.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        self.slots.iter().enumerate().filter_map(|(i, s)| {
+            s.value.as_ref().map(|v| (s.generation << SLOT_BITS | i as u32, v))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stale_index_does_not_match() {
+        let mut slab = Slab::default();
+        let a = slab.insert('a').unwrap();
+        assert_eq!(slab.remove(a), Some('a'));
+        assert_eq!(slab.remove(a), None);
+        let mut seen = vec![a];
+        for _ in 0..1000 {
+            let i = slab.insert('b').unwrap();
+            assert!(!seen.contains(&i), "index {i:#x} came back too soon");
+            assert!(slab.get(a).is_none());
+            seen.push(i);
+            slab.remove(i);
+        }
+        assert!(slab.is_empty());
+    }
+
+    #[test]
+    fn stays_below_reserved_immediates() {
+        let mut slab = Slab::default();
+        for _ in 0..64 * 5000 {
+            let i = slab.insert(()).unwrap();
+            assert!(i < crate::protocol::message::IMM_ACK);
+            slab.remove(i);
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Deadlines, keep-alive, the end of steps and the end of the manager.
+
+use super::request::State;
+use super::response::RState;
+use super::{Engine, Fx};
+use crate::api::*;
+use crate::protocol::message::Message;
+use crate::rendezvous::{Drained, Waiter};
+use crate::status::{Code, Reason, Status};
+
+/// How long a peer may take to confirm that it writes no more, before its channel is ended.
+const QUIESCE_GRACE: u64 = 2_000_000_000;
+
+impl Engine {
+    /// Time at which `tick` is due next; `u64::MAX`: not before something else happens.
+    pub fn next_tick(&self) -> u64 {
+        self.next_deadline.min(self.next_keepalive)
+    }
+
+    pub(super) fn quiesce_grace(&self) -> u64 {
+        QUIESCE_GRACE.min(self.settings.peer_timeout)
+    }
+
+    pub(super) fn keepalive_interval(&self) -> u64 {
+        (self.settings.peer_timeout / 4).clamp(1_000_000, 500_000_000)
+    }
+
+    /// Handles what is due.
+    pub fn tick(&mut self, fx: &mut dyn Fx) {
+        let now = fx.now();
+        if now >= self.next_deadline {
+            self.expire(fx, now);
+        }
+        if now >= self.next_keepalive {
+            self.keepalive(fx, now);
+        }
+    }
+
+    fn expire(&mut self, fx: &mut dyn Fx, now: u64) {
+        for sent in self.table.expire(now) {
+            let text = "nobody took the tensor before its deadline";
+            let status = Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline);
+            let info = self.info(None, None, Protocol::Auto);
+            self.end_send(fx, sent.done, Err(status), info, false);
+        }
+        let due: Vec<u32> =
+            self.requests.iter().filter(|(_, r)| r.deadline <= now).map(|(i, _)| i).collect();
+        for index in due {
+            self.expire_request(fx, index);
+        }
+        let earliest = self.requests.iter().map(|(_, r)| r.deadline).min().unwrap_or(u64::MAX);
+        // Not more than once a millisecond, however many deadlines there are.
+        let earliest = earliest.min(self.table.next_deadline());
+        self.next_deadline =
+            if earliest == u64::MAX { earliest } else { earliest.max(now + 1_000_000) };
+    }
+
+    fn expire_request(&mut self, fx: &mut dyn Fx, index: u32) {
+        let Some(r) = self.requests.get_mut(index) else { return };
+        if let (State::Quiescing { .. }, Some(ch)) = (&r.state, r.ch) {
+            let text = "the peer did not confirm that it writes no more";
+            let status = Status::new(Code::Unavailable, text).because(Reason::PeerStalled);
+            return self.channel_down(fx, ch, status);
+        }
+        let seconds = r.deadline.saturating_sub(r.started) as f64 / 1e9;
+        let key = String::from_utf8_lossy(&r.key).into_owned();
+        let state = match r.state {
+            State::Queued => "not connected",
+            State::Requested => "the peer had no tensor of this key",
+            State::LocalWait => "no tensor of this key was sent",
+            State::Awaiting | State::Reading { .. } => "the content was on its way",
+            _ => "waiting for the application",
+        };
+        let (step, peer) = (r.step, r.peer);
+        r.deadline = u64::MAX;
+        let from = match peer.map(|p| &self.peers[p as usize]) {
+            Some(p) => match (&p.last_error, p.channels.is_empty()) {
+                (Some(e), true) => format!(" from peer '{}' ({})", p.name, e.message),
+                _ => format!(" from peer '{}'", p.name),
+            },
+            None => String::new(),
+        };
+        let text = format!("'{key}' of step {step}{from}: {state} after {seconds:.3} s");
+        let status = Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline);
+        self.end(fx, index, status);
+    }
+
+    fn keepalive(&mut self, fx: &mut dyn Fx, now: u64) {
+        let interval = self.keepalive_interval();
+        let channels: Vec<u32> = self.channels.iter().map(|(i, _)| i).collect();
+        self.next_keepalive = if channels.is_empty() { u64::MAX } else { now + interval };
+        for ch in channels {
+            let mark = fx.progress_mark(ch);
+            let Some(c) = self.channels.get_mut(ch) else { continue };
+            if c.mark != mark {
+                c.mark = mark;
+                c.last_rx = now;
+                c.pinged = None;
+            }
+            let silent = now.saturating_sub(c.last_rx);
+            if silent < interval {
+                continue;
+            }
+            match c.pinged {
+                None => {
+                    c.pinged = Some(now);
+                    c.send(fx, &Message::Ping, &[]);
+                    self.settle(fx, ch);
+                }
+                Some(at)
+                    if !c.remote_manual && now.saturating_sub(at) >= self.settings.peer_timeout =>
+                {
+                    let text = format!(
+                        "peer stalled: connected, but silent for {:.1} s",
+                        silent as f64 / 1e9
+                    );
+                    let status = Status::new(Code::Unavailable, text);
+                    self.channel_down(fx, ch, status.because(Reason::PeerStalled));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// Ends everything of a step with this status, now and until it is cleaned up.
+    pub fn step_abort(&mut self, fx: &mut dyn Fx, step: i64, status: Status) -> Result<(), Status> {
+        if status.code == Code::Ok {
+            return Err(Status::invalid("a step cannot be aborted with OK"));
+        }
+        let status = status.because(Reason::StepAborted);
+        self.stats.own.steps_aborted.add(1);
+        let drained = self.table.abort(step, status.clone());
+        self.give_up(fx, step, drained, &status);
+        Ok(())
+    }
+
+    /// Forgets a step. What is still under way in it is aborted.
+    pub fn step_cleanup(&mut self, fx: &mut dyn Fx, step: i64) -> Result<(), Status> {
+        let drained = self.table.cleanup(step);
+        let text = format!("step {step} was cleaned up");
+        let status = Status::new(Code::Aborted, text).because(Reason::StepAborted);
+        self.give_up(fx, step, drained, &status);
+        Ok(())
+    }
+
+    fn give_up(&mut self, fx: &mut dyn Fx, step: i64, drained: Drained, status: &Status) {
+        self.give_up_drained(fx, drained, status);
+        for index in self.asked_in_step(step) {
+            self.refuse(fx, index, status);
+        }
+        let mine: Vec<u32> =
+            self.requests.iter().filter(|(_, r)| r.step == step).map(|(i, _)| i).collect();
+        for index in mine {
+            self.end(fx, index, status.clone());
+        }
+    }
+
+    fn give_up_drained(&mut self, fx: &mut dyn Fx, drained: Drained, status: &Status) {
+        for sent in drained.tensors {
+            let info = self.info(None, None, Protocol::Auto);
+            self.end_send(fx, sent.done, Err(status.clone()), info, false);
+        }
+        for waiter in drained.waiters {
+            match waiter {
+                Waiter::Local(index) => self.fail(fx, index, status.clone()),
+                Waiter::Remote(index) => self.refuse(fx, index, status),
+            }
+        }
+    }
+
+    /// Begins the end: every operation fails with `CANCELLED`; channels end. What is out in
+    /// callbacks and copies ends when those return: see `outstanding`.
+    pub fn shut_down(&mut self, fx: &mut dyn Fx) {
+        self.closing = true;
+        let text = "the manager was destroyed";
+        let status = Status::new(Code::Cancelled, text).because(Reason::Cancelled);
+        let drained = self.table.clear();
+        self.give_up_drained(fx, drained, &status);
+        let channels: Vec<u32> = self.channels.iter().map(|(i, _)| i).collect();
+        for ch in channels {
+            self.send(fx, ch, &Message::Goodbye, &[]);
+            self.channel_down(fx, ch, status.clone());
+        }
+        let rest: Vec<u32> = self.requests.iter().map(|(i, _)| i).collect();
+        for index in rest {
+            self.end(fx, index, status.clone());
+        }
+        let asked: Vec<u32> = self
+            .responses
+            .iter()
+            .filter(|(_, r)| matches!(r.state, RState::Asking))
+            .map(|(i, _)| i)
+            .collect();
+        for index in asked {
+            self.refuse(fx, index, &status);
+        }
+    }
+}

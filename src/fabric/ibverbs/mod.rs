@@ -1,0 +1,55 @@
+//! Real RDMA devices: reliable-connection queue pairs through libibverbs.
+//!
+//! - `sys`: the library, found at run time; `device`, `select`, `gid`: which device, port and GID;
+//! - `mr`, `cq`, `qp`, `recv`, `send`: the verbs objects, each holding its parents, so that they
+//!   end in order;
+//! - `endpoint`: one connection and the account of its send queue; `address`: how ends find each
+//!   other; `status`: failed completions in words; `events`: what devices tell on their own;
+//! - `adapter`: the provider contract on top of these; `progress`: what completions and events do.
+//!
+//! Sends, writes and reads are collected per endpoint and handed to the device in one chain at
+//! `flush`. A SEND is copied into a registered buffer and asks for a completion only now and then;
+//! a WRITE or READ goes straight from or to the caller's registered memory and always does.
+//! Receives come from a shared queue.
+
+mod adapter;
+pub mod address;
+mod cq;
+mod device;
+mod endpoint;
+mod events;
+pub mod gid;
+mod mr;
+mod progress;
+mod qp;
+mod recv;
+pub mod select;
+mod send;
+mod status;
+mod sys;
+
+pub use adapter::{IbverbsAdapter, open};
+
+use crate::config::{Config, IbConfig};
+
+/// Marks the work request ids of receives.
+const RECV_BIT: u64 = 1 << 63;
+
+/// Logs a failure that nobody can be told of by a return value.
+fn log_failure(what: &str, detail: &str) {
+    let e = std::io::Error::last_os_error();
+    crate::log::log(crate::log::Level::Error, format_args!("ibverbs: {what} ({detail}): {e}"));
+}
+
+/// Whether this provider can be used here with these settings; else why not.
+pub fn probe_with(cfg: &IbConfig) -> Result<(), String> {
+    let found = device::list().map_err(|e| e.message)?;
+    let infos: Vec<_> = found.into_iter().map(|f| f.0).collect();
+    select::choose(&infos, cfg, 1).map(|_| ()).map_err(|e| e.message)
+}
+
+/// Whether this provider can be used here: "libibverbs.so.1 not found", "no device", "no active
+/// port", or why a device cannot be used.
+pub fn probe() -> Result<(), String> {
+    probe_with(&Config::default().ib)
+}

@@ -1,0 +1,240 @@
+//! What the loopback adapters of a process know of each other.
+
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, OnceLock};
+
+use crossbeam_queue::SegQueue;
+use parking_lot::{Mutex, RwLock};
+
+use crate::fabric::regions::RegionTable;
+use crate::status::{Code, Status};
+
+const MAGIC: &[u8] = b"rdma-loop\x01";
+const ADDRESS_LEN: usize = MAGIC.len() + 4 + 16 + 8 + 4 + 8;
+
+/// Bytes of messages that may wait at one endpoint.
+const INBOX_BYTES: usize = 16 << 20;
+
+/// One endpoint as its peer sees it.
+pub struct End {
+    /// The adapter it belongs to.
+    pub hub: Arc<Hub>,
+    /// Its number there.
+    pub id: u32,
+    /// Tells it from all other endpoints of the process, earlier ones too.
+    pub token: u64,
+    /// Destroyed. Set before the write lock of the hub's regions was taken once, so that who holds
+    /// the read lock and finds it open may use the regions.
+    pub closed: AtomicBool,
+    /// Messages and notices on their way to it.
+    queued: AtomicUsize,
+    queued_bytes: AtomicUsize,
+}
+
+impl End {
+    /// Takes a place in its queue for `bytes`; false if there is none.
+    pub fn reserve(&self, bytes: usize, depth: usize) -> bool {
+        let n = self.queued.fetch_add(1, Ordering::Relaxed);
+        let b = self.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let ok = n < depth && (b == 0 || b + bytes <= INBOX_BYTES);
+        if !ok {
+            self.release(bytes);
+        }
+        ok
+    }
+
+    /// Gives the place back.
+    pub fn release(&self, bytes: usize) {
+        self.queued.fetch_sub(1, Ordering::Relaxed);
+        self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// What the peer needs to find this endpoint.
+    pub fn address(&self) -> Vec<u8> {
+        let mut a = prefix();
+        a.extend_from_slice(&self.hub.id.to_le_bytes());
+        a.extend_from_slice(&self.id.to_le_bytes());
+        a.extend_from_slice(&self.token.to_le_bytes());
+        a
+    }
+}
+
+/// Something for an endpoint of a hub.
+pub struct Item {
+    /// Number of the endpoint.
+    pub to: u32,
+    /// Token of the endpoint that it comes from.
+    pub from: u64,
+    /// What it is.
+    pub what: What,
+}
+
+/// Kinds of items.
+pub enum What {
+    /// The sender has connected to the endpoint with this token.
+    Hello(Arc<End>, u64),
+    /// A message.
+    Message(Box<[u8]>),
+    /// A WRITE WITH IMMEDIATE is in place.
+    Written(u32),
+    /// The sender is gone.
+    Bye,
+}
+
+/// One adapter as the others see it.
+pub struct Hub {
+    id: u64,
+    /// Its regions. Who copies from or to them holds the read lock.
+    pub regions: RwLock<RegionTable>,
+    /// What the others have for it.
+    pub inbox: SegQueue<Item>,
+    ends: Mutex<HashMap<u32, Arc<End>>>,
+    armed: AtomicBool,
+    event: OwnedFd,
+}
+
+/// Tells this process, and this loaded copy of the library, from others.
+fn nonce() -> Result<&'static [u8; 16], Status> {
+    static NONCE: OnceLock<[u8; 16]> = OnceLock::new();
+    if let Some(n) = NONCE.get() {
+        return Ok(n);
+    }
+    let mut n = [0; 16];
+    getrandom::fill(&mut n).map_err(|e| random_failed(&e))?;
+    Ok(NONCE.get_or_init(|| n))
+}
+
+fn random_failed(e: &getrandom::Error) -> Status {
+    Status::new(Code::Unavailable, format!("no random number for a loopback address: {e}"))
+}
+
+/// The part of an address that all endpoints of a process share; a forked child is another process.
+fn prefix() -> Vec<u8> {
+    let mut p = MAGIC.to_vec();
+    p.extend_from_slice(&std::process::id().to_le_bytes());
+    // `Hub::new` has made it.
+    p.extend_from_slice(nonce().unwrap_or(&[0; 16]));
+    p
+}
+
+fn registry() -> &'static Mutex<HashMap<u64, Arc<Hub>>> {
+    static REGISTRY: OnceLock<Mutex<HashMap<u64, Arc<Hub>>>> = OnceLock::new();
+    REGISTRY.get_or_init(Mutex::default)
+}
+
+impl Hub {
+    /// A hub, known to the process.
+    pub fn new() -> Result<Arc<Hub>, Status> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        nonce()?;
+        // SAFETY: no pointer is passed.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(Status::os("eventfd", &std::io::Error::last_os_error()));
+        }
+        let hub = Arc::new(Hub {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            regions: RwLock::new(RegionTable::new()),
+            inbox: SegQueue::new(),
+            ends: Mutex::default(),
+            armed: AtomicBool::new(false),
+            // SAFETY: a fresh descriptor that nobody else owns.
+            event: unsafe { OwnedFd::from_raw_fd(fd) },
+        });
+        registry().lock().insert(hub.id, hub.clone());
+        Ok(hub)
+    }
+
+    /// Makes an endpoint known.
+    pub fn add_end(self: &Arc<Hub>, id: u32) -> Result<Arc<End>, Status> {
+        let end = Arc::new(End {
+            hub: self.clone(),
+            id,
+            token: getrandom::u64().map_err(|e| random_failed(&e))?,
+            closed: AtomicBool::new(false),
+            queued: AtomicUsize::new(0),
+            queued_bytes: AtomicUsize::new(0),
+        });
+        self.ends.lock().insert(id, end.clone());
+        Ok(end)
+    }
+
+    /// Closes an endpoint: on return nobody uses the regions on its behalf.
+    pub fn close_end(&self, end: &End) {
+        self.ends.lock().remove(&end.id);
+        end.closed.store(true, Ordering::SeqCst);
+        // Whoever found it open still holds the read lock.
+        drop(self.regions.write());
+    }
+
+    /// Removes the hub from the process and answers those who still want to connect.
+    pub fn retire(&self) {
+        registry().lock().remove(&self.id);
+        while let Some(item) = self.inbox.pop() {
+            if let What::Hello(from, token) = item.what {
+                from.hub.push(Item { to: from.id, from: token, what: What::Bye });
+            }
+        }
+    }
+
+    /// Puts an item into the inbox and wakes the adapter if it sleeps.
+    pub fn push(&self, item: Item) {
+        self.inbox.push(item);
+        // Pairs with `arm`: either this sees that it is armed, or it sees the item.
+        fence(Ordering::SeqCst);
+        if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Relaxed) {
+            let one = 1u64;
+            // SAFETY: eight readable bytes. It cannot fail in a way that matters: if the counter is
+            // full, the descriptor is readable.
+            unsafe { libc::write(self.event.as_raw_fd(), (&raw const one).cast(), 8) };
+        }
+    }
+
+    /// From now on `push` wakes; false if there is something in the inbox.
+    pub fn arm(&self) -> bool {
+        self.armed.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        self.inbox.is_empty()
+    }
+
+    /// Ends `arm`.
+    pub fn disarm(&self) {
+        self.armed.store(false, Ordering::Relaxed);
+        let mut n = 0u64;
+        // SAFETY: eight writable bytes. Fails if nobody woke us.
+        unsafe { libc::read(self.event.as_raw_fd(), (&raw mut n).cast(), 8) };
+    }
+
+    /// Readable after a wake.
+    pub fn fd(&self) -> RawFd {
+        self.event.as_raw_fd()
+    }
+}
+
+/// The endpoint with this address; the bytes are untrusted.
+pub fn find(address: &[u8], peer: &str) -> Result<Arc<End>, Status> {
+    if address.len() != ADDRESS_LEN || !address.starts_with(MAGIC) {
+        return Err(Status::invalid(format!(
+            "loopback address of peer '{peer}': {} bytes that are no such address",
+            address.len()
+        )));
+    }
+    let prefix = prefix();
+    let Some(rest) = address.strip_prefix(&prefix[..]) else {
+        return Err(Status::new(
+            Code::FailedPrecondition,
+            format!("peer '{peer}' is in another process, loopback cannot reach it"),
+        ));
+    };
+    let number = |from: usize, to: usize| {
+        let b = rest.get(from..to).unwrap_or_default();
+        b.iter().rev().fold(0u64, |n, &b| n << 8 | u64::from(b))
+    };
+    let (hub, id, token) = (number(0, 8), number(8, 12) as u32, number(12, 20));
+    let hub = registry().lock().get(&hub).cloned();
+    hub.and_then(|h| h.ends.lock().get(&id).cloned())
+        .filter(|e| e.token == token)
+        .ok_or_else(|| Status::gone(format!("the loopback endpoint of peer '{peer}' is gone")))
+}

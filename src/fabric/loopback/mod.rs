@@ -1,0 +1,456 @@
+//! Both ends in one process: operations are copies, made by the initiator's thread.
+//!
+//! Each copy of at most a mebibyte holds the read lock of the target's region table, so that
+//! `deregister` and `destroy`, which take the write lock, end all access at once.
+
+mod hub;
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use self::hub::{End, Hub, Item, What};
+use super::regions::Refusal;
+use super::{Access, Adapter, Caps, EpId, Event, Mem, Mr, PostError, ProviderKind, Remote, View};
+use crate::config::Config;
+use crate::status::{Code, Status};
+
+/// Bytes copied under one lock.
+const CHUNK: u64 = 1 << 20;
+/// Bytes copied in one poll.
+const POLL_BYTES: u64 = 4 << 20;
+/// Items taken in one poll.
+const POLL_ITEMS: usize = 256;
+/// A transfer up to this size is made at once if nothing is before it.
+const AT_ONCE: u64 = 64 << 10;
+const MAX_SEND: usize = 128 << 10;
+const MAX_RDMA: u64 = 1 << 47;
+
+/// Why loopback cannot be used here: it always can.
+pub fn probe() -> Result<(), String> {
+    Ok(())
+}
+
+enum Op {
+    Send(Box<[u8]>),
+    Rdma(Rdma),
+}
+
+struct Rdma {
+    read: bool,
+    wr: u64,
+    local: u64,
+    len: u64,
+    done: u64,
+    remote: Remote,
+    imm: Option<u32>,
+}
+
+struct Endpoint {
+    peer: String,
+    me: Arc<End>,
+    /// The endpoint given to `connect`.
+    remote: Option<Arc<End>>,
+    /// Tokens of those who have connected to this one.
+    hellos: Vec<u64>,
+    up: bool,
+    /// It had its connection.
+    down: bool,
+    ops: VecDeque<Op>,
+    /// WRITEs and READs accepted and not reported.
+    under_way: usize,
+}
+
+/// An adapter of the loopback provider.
+pub struct LoopbackAdapter {
+    caps: Caps,
+    depth: usize,
+    next_ep: u32,
+    hub: Arc<Hub>,
+    eps: HashMap<u32, Endpoint, foldhash::fast::RandomState>,
+    /// Endpoints with operations that are not finished.
+    busy: VecDeque<u32>,
+    /// To be reported by the next poll.
+    ready: VecDeque<Event>,
+    /// Messages with views on them.
+    held: Vec<Box<[u8]>>,
+    armed: bool,
+}
+
+impl LoopbackAdapter {
+    /// Opens an adapter.
+    pub fn open(config: &Config) -> Result<LoopbackAdapter, Status> {
+        let depth = config.queue_depth.clamp(1, 4096);
+        Ok(LoopbackAdapter {
+            caps: Caps {
+                provider: ProviderKind::Loopback,
+                max_send: MAX_SEND,
+                eager_max: 8 << 10,
+                max_rdma: MAX_RDMA,
+                read: true,
+                windows: true,
+                recv_depth: depth,
+            },
+            depth: depth as usize,
+            next_ep: 1,
+            hub: Hub::new()?,
+            eps: HashMap::default(),
+            busy: VecDeque::new(),
+            ready: VecDeque::new(),
+            held: Vec::new(),
+            armed: false,
+        })
+    }
+
+    fn unknown(ep: EpId) -> Status {
+        Status::new(Code::NotFound, format!("no loopback endpoint has the number {}", ep.0))
+    }
+
+    fn posting(&mut self, ep: EpId) -> Result<(&mut Endpoint, Arc<End>), PostError> {
+        let e = self.eps.get_mut(&ep.0).ok_or_else(|| PostError::Failed(Self::unknown(ep)))?;
+        match &e.remote {
+            Some(r) if e.up && !r.closed.load(Ordering::Relaxed) => {
+                let r = r.clone();
+                Ok((e, r))
+            }
+            Some(_) if e.up => Err(PostError::Failed(gone(&e.peer))),
+            _ => Err(PostError::Failed(Status::new(
+                Code::FailedPrecondition,
+                format!("the loopback endpoint to peer '{}' is not connected", e.peer),
+            ))),
+        }
+    }
+
+    fn rdma(&mut self, ep: EpId, local: Mem, op: Rdma) -> Result<(), PostError> {
+        let depth = self.depth;
+        let (e, remote) = self.posting(ep)?;
+        if local.len() > MAX_RDMA
+            || local.addr().checked_add(local.len()).is_none()
+            || (local.addr() == 0 && !local.is_empty())
+        {
+            return Err(PostError::Failed(Status::invalid(format!(
+                "transfer of {} bytes at {:#x} with peer '{}'; at most {MAX_RDMA} are allowed",
+                local.len(),
+                local.addr(),
+                e.peer
+            ))));
+        }
+        if e.under_way >= depth || (op.imm.is_some() && !remote.reserve(0, depth)) {
+            return Err(PostError::QueueFull);
+        }
+        e.under_way += 1;
+        let at_once = e.ops.is_empty() && op.len <= AT_ONCE;
+        e.ops.push_back(Op::Rdma(op));
+        let mut budget = if at_once { AT_ONCE } else { 0 };
+        let done = match self.eps.get_mut(&ep.0) {
+            Some(e) if at_once => e.run(&mut budget, &mut self.ready),
+            _ => false,
+        };
+        if !done && !self.busy.contains(&ep.0) {
+            self.busy.push_back(ep.0);
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, item: Item, events: &mut Vec<Event>) {
+        let ep = EpId(item.to);
+        let Some(e) = self.eps.get_mut(&item.to) else {
+            if let What::Hello(from, token) = item.what {
+                from.hub.push(Item { to: from.id, from: token, what: What::Bye });
+            }
+            return;
+        };
+        let known = e.remote.as_ref().is_some_and(|r| r.token == item.from);
+        match item.what {
+            What::Hello(..) => {
+                e.hellos.push(item.from);
+                if known && !e.up {
+                    e.up = true;
+                    events.push(Event::Connected(ep));
+                }
+            }
+            What::Message(bytes) => {
+                e.me.release(bytes.len());
+                if known && e.up {
+                    // SAFETY: `held` keeps the bytes until the next poll.
+                    let view = unsafe { View::new(bytes.as_ptr(), bytes.len()) };
+                    self.held.push(bytes);
+                    events.push(Event::Message { ep, bytes: view });
+                }
+            }
+            What::Written(imm) => {
+                e.me.release(0);
+                if known && e.up {
+                    events.push(Event::Written { ep, imm });
+                }
+            }
+            What::Bye if known => {
+                (e.up, e.down) = (false, true);
+                e.remote = None;
+                let status = gone(&e.peer);
+                for op in e.ops.drain(..) {
+                    if let Op::Rdma(r) = op {
+                        let result = Err(status.clone());
+                        self.ready.push_back(Event::Done { ep, wr: r.wr, result });
+                    }
+                }
+                self.busy.retain(|&x| x != ep.0);
+                // Behind what is ready: completions come before the end.
+                self.ready.push_back(Event::Down { ep, status });
+            }
+            What::Bye => {}
+        }
+    }
+
+    fn report(&mut self, events: &mut Vec<Event>) {
+        for event in self.ready.drain(..) {
+            if let Event::Done { ep, .. } = &event
+                && let Some(e) = self.eps.get_mut(&ep.0)
+            {
+                e.under_way = e.under_way.saturating_sub(1);
+            }
+            events.push(event);
+        }
+    }
+}
+
+fn gone(peer: &str) -> Status {
+    Status::gone(format!("the loopback endpoint of peer '{peer}' is gone"))
+}
+
+impl Endpoint {
+    /// Runs operations in order while `budget` lasts; true if all are done.
+    fn run(&mut self, budget: &mut u64, ready: &mut VecDeque<Event>) -> bool {
+        let Some(remote) = self.remote.clone() else { return true };
+        while let Some(op) = self.ops.front_mut() {
+            let r = match op {
+                Op::Send(bytes) => {
+                    let bytes = std::mem::take(bytes);
+                    self.ops.pop_front();
+                    self.tell(&remote, What::Message(bytes));
+                    continue;
+                }
+                Op::Rdma(r) => r,
+            };
+            let result = match r.step(&remote, budget, &self.peer) {
+                Ok(true) => Ok(()),
+                Ok(false) => return false,
+                Err(status) => Err(status),
+            };
+            let (wr, imm) = (r.wr, r.imm);
+            self.ops.pop_front();
+            match imm {
+                Some(imm) if result.is_ok() => self.tell(&remote, What::Written(imm)),
+                Some(_) => remote.release(0),
+                None => {}
+            }
+            ready.push_back(Event::Done { ep: EpId(self.me.id), wr, result });
+        }
+        true
+    }
+
+    fn tell(&self, remote: &End, what: What) {
+        remote.hub.push(Item { to: remote.id, from: self.me.token, what });
+    }
+}
+
+impl Rdma {
+    /// Copies as far as `budget` lasts; true when done.
+    fn step(&mut self, remote: &End, budget: &mut u64, peer: &str) -> Result<bool, Status> {
+        while self.done < self.len {
+            if *budget == 0 {
+                return Ok(false);
+            }
+            let n = (self.len - self.done).min(CHUNK).min(*budget);
+            self.copy(remote, n, peer)?;
+            *budget -= n;
+            self.done += n;
+        }
+        Ok(true)
+    }
+
+    fn copy(&self, remote: &End, n: u64, peer: &str) -> Result<(), Status> {
+        let Remote { addr, rkey } = self.remote;
+        let (what, need) = match self.read {
+            true => ("READ", Access::REMOTE_READ),
+            false => ("WRITE", Access::REMOTE_WRITE),
+        };
+        let refused = |why: Refusal| why.status(what, peer, addr, self.len, rkey);
+        let regions = remote.hub.regions.read();
+        if remote.closed.load(Ordering::SeqCst) {
+            return Err(gone(peer));
+        }
+        // Each time the whole range, which cannot wrap then.
+        regions.check(rkey, addr, self.len, need).map_err(refused)?;
+        let (there, here) = (addr + self.done, self.local + self.done);
+        let (from, to) = if self.read { (there, here) } else { (here, there) };
+        // SAFETY: `there` is in a region that is registered while the lock is held, `here` in the
+        // local memory of an operation that has not ended. They may overlap: both ends are here.
+        unsafe { std::ptr::copy(from as *const u8, to as *mut u8, n as usize) };
+        Ok(())
+    }
+}
+
+impl Adapter for LoopbackAdapter {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    unsafe fn register(&mut self, addr: u64, len: u64, access: Access) -> Result<Mr, Status> {
+        // SAFETY: by the contract of this method.
+        unsafe { self.hub.regions.write().insert(addr, len, access) }
+    }
+
+    fn deregister(&mut self, mr: Mr) -> Result<(), Status> {
+        self.hub.regions.write().remove(mr)
+    }
+
+    fn create(&mut self, peer: &str) -> Result<EpId, Status> {
+        let id = self.next_ep;
+        self.next_ep = id.checked_add(1).ok_or_else(|| {
+            Status::new(
+                Code::ResourceExhausted,
+                "this loopback adapter has used up its endpoint numbers",
+            )
+        })?;
+        let e = Endpoint {
+            peer: peer.to_owned(),
+            me: self.hub.add_end(id)?,
+            remote: None,
+            hellos: Vec::new(),
+            up: false,
+            down: false,
+            ops: VecDeque::new(),
+            under_way: 0,
+        };
+        self.eps.insert(id, e);
+        Ok(EpId(id))
+    }
+
+    fn address(&self, ep: EpId) -> Result<Vec<u8>, Status> {
+        self.eps.get(&ep.0).map(|e| e.me.address()).ok_or_else(|| Self::unknown(ep))
+    }
+
+    fn connect(
+        &mut self,
+        ep: EpId,
+        remote: &[u8],
+        _active: bool,
+        _sock: Option<OwnedFd>,
+    ) -> Result<(), Status> {
+        let e = self.eps.get_mut(&ep.0).ok_or_else(|| Self::unknown(ep))?;
+        if e.remote.is_some() || e.down {
+            return Err(Status::new(
+                Code::FailedPrecondition,
+                format!("the loopback endpoint to peer '{}' was connected before", e.peer),
+            ));
+        }
+        let end = hub::find(remote, &e.peer)?;
+        e.tell(&end, What::Hello(e.me.clone(), end.token));
+        if end.closed.load(Ordering::SeqCst) {
+            return Err(gone(&e.peer));
+        }
+        if e.hellos.contains(&end.token) {
+            e.up = true;
+            self.ready.push_back(Event::Connected(ep));
+        }
+        e.remote = Some(end);
+        Ok(())
+    }
+
+    fn send(&mut self, ep: EpId, parts: &[&[u8]]) -> Result<(), PostError> {
+        let depth = self.depth;
+        let (e, remote) = self.posting(ep)?;
+        let len: usize = parts.iter().map(|p| p.len()).sum();
+        if len > MAX_SEND {
+            return Err(PostError::Failed(Status::invalid(format!(
+                "message of {len} bytes to peer '{}'; at most {MAX_SEND} are allowed",
+                e.peer
+            ))));
+        }
+        if !remote.reserve(len, depth) {
+            return Err(PostError::QueueFull);
+        }
+        let bytes = parts.concat().into_boxed_slice();
+        if e.ops.is_empty() {
+            e.tell(&remote, What::Message(bytes));
+        } else {
+            e.ops.push_back(Op::Send(bytes));
+        }
+        Ok(())
+    }
+
+    fn write(
+        &mut self,
+        ep: EpId,
+        wr: u64,
+        local: Mem,
+        remote: Remote,
+        imm: Option<u32>,
+    ) -> Result<(), PostError> {
+        let (addr, len) = (local.addr(), local.len());
+        self.rdma(ep, local, Rdma { read: false, wr, local: addr, len, done: 0, remote, imm })
+    }
+
+    fn read(&mut self, ep: EpId, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError> {
+        let (addr, len) = (local.addr(), local.len());
+        self.rdma(ep, local, Rdma { read: true, wr, local: addr, len, done: 0, remote, imm: None })
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) {
+        if self.armed {
+            self.armed = false;
+            self.hub.disarm();
+        }
+        self.held.clear();
+        let mut budget = POLL_BYTES;
+        for _ in 0..self.busy.len() {
+            let Some(id) = self.busy.pop_front() else { break };
+            if let Some(e) = self.eps.get_mut(&id)
+                && !e.run(&mut budget, &mut self.ready)
+            {
+                self.busy.push_back(id);
+            }
+        }
+        self.report(events);
+        for _ in 0..POLL_ITEMS {
+            let Some(item) = self.hub.inbox.pop() else { break };
+            self.take(item, events);
+        }
+        self.report(events);
+    }
+
+    fn arm(&mut self) -> bool {
+        self.armed = true;
+        self.hub.arm() && self.ready.is_empty() && self.busy.is_empty()
+    }
+
+    fn fd(&self) -> Option<RawFd> {
+        Some(self.hub.fd())
+    }
+
+    fn destroy(&mut self, ep: EpId) {
+        let Some(e) = self.eps.remove(&ep.0) else { return };
+        self.hub.close_end(&e.me);
+        if let Some(remote) = &e.remote {
+            e.tell(remote, What::Bye);
+        }
+        self.busy.retain(|&x| x != ep.0);
+        self.ready.retain(|event| match event {
+            Event::Connected(x) => *x != ep,
+            Event::Message { ep: x, .. } | Event::Written { ep: x, .. } => *x != ep,
+            Event::Done { ep: x, .. } | Event::Down { ep: x, .. } => *x != ep,
+        });
+    }
+}
+
+impl Drop for LoopbackAdapter {
+    fn drop(&mut self) {
+        let ids: Vec<u32> = self.eps.keys().copied().collect();
+        for id in ids {
+            self.destroy(EpId(id));
+        }
+        self.hub.retire();
+    }
+}

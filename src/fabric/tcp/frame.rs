@@ -1,0 +1,287 @@
+//! The frames on the socket: a fixed little-endian header, then the payload.
+//!
+//! ```text
+//!  0 kind u8 | 1 flags u8 | 2 why u8 | 3 zero u8 | 4 len u32 | 8 seq u32 | 12 imm u32
+//! 16 rkey u32 | 20 zero u32 | 24 addr u64 | 32 total u64          (WRITE and READ only)
+//! ```
+//!
+//! Chunks of one WRITE follow each other, with at most DATA, END, ACK and NAK frames (which belong
+//! to operations of the other end) in between.
+
+use crate::fabric::regions::Refusal;
+
+/// Length of the header of most frames.
+pub const SHORT: usize = 16;
+/// Length of the header of WRITE and READ.
+pub const LONG: usize = 40;
+/// Largest SEND.
+pub const MAX_SEND: usize = 128 << 10;
+/// Largest payload of one WRITE, MORE or DATA frame.
+pub const CHUNK: u32 = 1 << 20;
+
+const SEND: u8 = 1;
+const WRITE: u8 = 2;
+const MORE: u8 = 3;
+const READ: u8 = 4;
+const DATA: u8 = 5;
+const END: u8 = 6;
+const ACK: u8 = 7;
+const NAK: u8 = 8;
+
+const FLAG_IMM: u8 = 1;
+
+/// A header. `len` is the payload that follows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// A message.
+    Send {
+        /// Its bytes.
+        len: u32,
+    },
+    /// Begins a WRITE; carries its first chunk.
+    Write {
+        /// Number of the WRITE.
+        seq: u32,
+        /// Bytes in this chunk.
+        len: u32,
+        /// The immediate.
+        imm: Option<u32>,
+        /// Key of the destination.
+        rkey: u32,
+        /// Address of the destination.
+        addr: u64,
+        /// Bytes of the whole WRITE.
+        total: u64,
+    },
+    /// Goes on with the WRITE.
+    More {
+        /// Number of the WRITE.
+        seq: u32,
+        /// Bytes in this chunk.
+        len: u32,
+    },
+    /// Asks for a range.
+    Read {
+        /// Number of the READ.
+        seq: u32,
+        /// Key of the source.
+        rkey: u32,
+        /// Address of the source.
+        addr: u64,
+        /// Bytes asked for.
+        total: u64,
+    },
+    /// A part of the answer to a READ.
+    Data {
+        /// Number of the READ.
+        seq: u32,
+        /// Bytes in this chunk.
+        len: u32,
+    },
+    /// Ends the answer to a READ.
+    End {
+        /// Number of the READ.
+        seq: u32,
+        /// Why it failed.
+        why: Option<Refusal>,
+    },
+    /// All WRITEs up to this one are in place.
+    Ack {
+        /// Number of the WRITE.
+        seq: u32,
+    },
+    /// This WRITE was refused; all before it that were not refused are in place.
+    Nak {
+        /// Number of the WRITE.
+        seq: u32,
+        /// Why.
+        why: Refusal,
+    },
+}
+
+/// Bytes that are no frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed(pub &'static str);
+
+/// An encoded header.
+#[derive(Clone, Copy, Debug)]
+pub struct Header {
+    buf: [u8; LONG],
+    len: u8,
+}
+
+impl Header {
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.buf[..self.len as usize]
+    }
+}
+
+fn u32_at(b: &[u8], at: usize) -> u32 {
+    b.get(at..at + 4).and_then(|s| s.try_into().ok()).map_or(0, u32::from_le_bytes)
+}
+
+fn u64_at(b: &[u8], at: usize) -> u64 {
+    b.get(at..at + 8).and_then(|s| s.try_into().ok()).map_or(0, u64::from_le_bytes)
+}
+
+impl Frame {
+    /// Encodes the header.
+    pub fn encode(&self) -> Header {
+        let mut buf = [0u8; LONG];
+        let mut put = |kind: u8, len: u32, seq: u32| {
+            buf[0] = kind;
+            buf[4..8].copy_from_slice(&len.to_le_bytes());
+            buf[8..12].copy_from_slice(&seq.to_le_bytes());
+        };
+        let mut long = None;
+        match *self {
+            Frame::Send { len } => put(SEND, len, 0),
+            Frame::Write { seq, len, imm, rkey, addr, total } => {
+                put(WRITE, len, seq);
+                if let Some(imm) = imm {
+                    buf[1] = FLAG_IMM;
+                    buf[12..16].copy_from_slice(&imm.to_le_bytes());
+                }
+                long = Some((rkey, addr, total));
+            }
+            Frame::More { seq, len } => put(MORE, len, seq),
+            Frame::Read { seq, rkey, addr, total } => {
+                put(READ, 0, seq);
+                long = Some((rkey, addr, total));
+            }
+            Frame::Data { seq, len } => put(DATA, len, seq),
+            Frame::End { seq, why } => {
+                put(END, 0, seq);
+                buf[2] = why.map_or(0, |w| w as u8);
+            }
+            Frame::Ack { seq } => put(ACK, 0, seq),
+            Frame::Nak { seq, why } => {
+                put(NAK, 0, seq);
+                buf[2] = why as u8;
+            }
+        }
+        let len = match long {
+            None => SHORT,
+            Some((rkey, addr, total)) => {
+                buf[16..20].copy_from_slice(&rkey.to_le_bytes());
+                buf[24..32].copy_from_slice(&addr.to_le_bytes());
+                buf[32..40].copy_from_slice(&total.to_le_bytes());
+                LONG
+            }
+        };
+        Header { buf, len: len as u8 }
+    }
+
+    /// Length of the header that begins with this byte.
+    pub fn header_len(kind: u8) -> usize {
+        if kind == WRITE || kind == READ { LONG } else { SHORT }
+    }
+
+    /// Decodes the header at the start of `b`, and tells its length; `None` if bytes are missing.
+    pub fn parse(b: &[u8]) -> Result<Option<(Frame, usize)>, Malformed> {
+        let Some(&kind) = b.first() else { return Ok(None) };
+        let size = Frame::header_len(kind);
+        if b.len() < size {
+            return Ok(None);
+        }
+        let (flags, why, len, seq, imm) = (b[1], b[2], u32_at(b, 4), u32_at(b, 8), u32_at(b, 12));
+        let (rkey, addr, total) = match size {
+            LONG => (u32_at(b, 16), u64_at(b, 24), u64_at(b, 32)),
+            _ => (0, 0, 0),
+        };
+        let has_imm = flags == FLAG_IMM && kind == WRITE;
+        if b[3] != 0 || (flags != 0 && !has_imm) || (imm != 0 && !has_imm) {
+            return Err(Malformed("reserved bits are set"));
+        }
+        if why != 0 && kind != END && kind != NAK {
+            return Err(Malformed("a reason in a frame that has none"));
+        }
+        let refusal = match why {
+            0 => None,
+            n => Some(Refusal::from_u8(n).ok_or(Malformed("unknown reason of a refusal"))?),
+        };
+        let most = match kind {
+            SEND => MAX_SEND as u32,
+            WRITE | MORE | DATA => CHUNK,
+            _ => 0,
+        };
+        if len > most {
+            return Err(Malformed("the payload is longer than allowed"));
+        }
+        let frame = match kind {
+            SEND if seq != 0 => return Err(Malformed("a numbered message")),
+            SEND => Frame::Send { len },
+            WRITE if u64::from(len) > total || (len == 0 && total > 0) => {
+                return Err(Malformed("the chunk does not fit its WRITE"));
+            }
+            WRITE => Frame::Write { seq, len, imm: has_imm.then_some(imm), rkey, addr, total },
+            MORE | DATA if len == 0 => return Err(Malformed("an empty chunk")),
+            MORE => Frame::More { seq, len },
+            READ => Frame::Read { seq, rkey, addr, total },
+            DATA => Frame::Data { seq, len },
+            END => Frame::End { seq, why: refusal },
+            ACK => Frame::Ack { seq },
+            NAK => Frame::Nak { seq, why: refusal.ok_or(Malformed("a refusal without reason"))? },
+            _ => return Err(Malformed("unknown kind of frame")),
+        };
+        Ok(Some((frame, size)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn round_trip() {
+        let frames = [
+            Frame::Send { len: MAX_SEND as u32 },
+            Frame::Write { seq: 7, len: 0, imm: Some(0), rkey: 0, addr: 0, total: 0 },
+            Frame::Write {
+                seq: u32::MAX,
+                len: CHUNK,
+                imm: Some(u32::MAX),
+                rkey: u32::MAX,
+                addr: u64::MAX,
+                total: u64::MAX,
+            },
+            Frame::Write { seq: 1, len: 5, imm: None, rkey: 3, addr: 4, total: 9 },
+            Frame::More { seq: 8, len: 1 },
+            Frame::Read { seq: 9, rkey: 1, addr: 2, total: u64::MAX },
+            Frame::Data { seq: 10, len: CHUNK },
+            Frame::End { seq: 11, why: None },
+            Frame::End { seq: 11, why: Some(Refusal::Bounds) },
+            Frame::Ack { seq: 12 },
+            Frame::Nak { seq: 13, why: Refusal::Access },
+        ];
+        for f in frames {
+            let h = f.encode();
+            assert_eq!(Frame::parse(h.bytes()), Ok(Some((f, h.bytes().len()))));
+            for n in 0..h.bytes().len() {
+                assert_eq!(Frame::parse(&h.bytes()[..n]), Ok(None));
+            }
+        }
+    }
+
+    #[test]
+    fn malformed() {
+        let bad = |edit: &dyn Fn(&mut [u8; LONG])| {
+            let mut b = [0u8; LONG];
+            let f = Frame::Write { seq: 1, len: 5, imm: None, rkey: 3, addr: 4, total: 9 };
+            b.copy_from_slice(f.encode().bytes());
+            edit(&mut b);
+            assert!(Frame::parse(&b).is_err(), "{b:?}");
+        };
+        bad(&|b| b[0] = 0);
+        bad(&|b| b[0] = 9);
+        bad(&|b| b[1] = 2);
+        bad(&|b| b[2] = 1);
+        bad(&|b| b[3] = 1);
+        bad(&|b| b[12] = 1);
+        bad(&|b| b[4..8].copy_from_slice(&10u32.to_le_bytes()));
+        bad(&|b| b[4..8].copy_from_slice(&(CHUNK + 1).to_le_bytes()));
+        bad(&|b| b[4] = 0);
+        bad(&|b| b[0] = NAK);
+    }
+}

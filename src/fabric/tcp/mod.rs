@@ -1,0 +1,538 @@
+//! One-sided operations over a stream socket: the provider that works everywhere.
+//!
+//! WRITEs are received straight into the checked destination, READs are answered straight from the
+//! region; a WRITE ends at its initiator when the target has acknowledged it, so a refused one is
+//! reported as that operation's failure and the connection lives on. [`link::Link`] is one end
+//! without system calls; this file gives it a socket.
+
+pub mod frame;
+mod link;
+mod rx;
+mod sock;
+mod tx;
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+
+use self::link::Link;
+use self::rx::Cx;
+use self::sock::Epoll;
+use super::regions::RegionTable;
+use super::{Access, Adapter, Caps, EpId, Event, Mem, Mr, PostError, ProviderKind, Remote};
+use crate::config::Config;
+use crate::status::{Code, Status};
+
+/// Bound of operations under way per endpoint, whatever the settings say.
+const MAX_OPS: usize = 4096;
+/// Largest WRITE or READ: what a process can have in its address space.
+const MAX_RDMA: u64 = 1 << 47;
+/// What an endpoint tells its peer: the version of the frames.
+const ADDRESS: &[u8] = b"rdma-tcp\x01";
+/// Receive buffer of the adapter, shared by its endpoints.
+const BUFFER: usize = 256 << 10;
+/// Most bytes of one receive into the buffer.
+const RECV: usize = 64 << 10;
+/// The same where a large payload is expected, which had better go to its place.
+const RECV_BULK: usize = 4 << 10;
+/// Work per endpoint and poll.
+const POLL_BYTES: u64 = 2 << 20;
+/// Up to this many sockets are asked directly, more through epoll.
+const DIRECT: usize = 4;
+
+/// Why tcp cannot be used here.
+pub fn probe() -> Result<(), String> {
+    Epoll::new().map(drop).map_err(|s| s.message)
+}
+
+/// Takes `bytes` for the input of an endpoint with two READs and a WRITE under way and two small
+/// regions; for fuzzing. Nothing that arrives may do anything but fail.
+pub fn fuzz_frames(bytes: &[u8]) {
+    let (mut open, mut local) = (vec![0u8; 4096], vec![0u8; 8192]);
+    let mut regions = RegionTable::new();
+    // SAFETY: both buffers outlive every use of the table and of the endpoint.
+    let (_, a, b) = unsafe {
+        let addr = open.as_mut_ptr() as u64;
+        let all = Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let at = local.as_mut_ptr() as u64;
+        (regions.insert(addr, 4096, all), Mem::new(at, 4096, 0), Mem::new(at + 4096, 4096, 0))
+    };
+    let mut link = Link::new(EpId(1), "fuzz", 16);
+    let remote = Remote { addr: 4096, rkey: 1 };
+    for (wr, mem) in [a, b].into_iter().enumerate() {
+        let _ = link.read(wr as u64, mem, remote);
+        let _ = link.write(wr as u64, mem, remote, None);
+    }
+    let (mut events, mut held) = (Vec::new(), Vec::new());
+    // The first byte chooses in which pieces the rest arrives.
+    let piece = bytes.first().map_or(1, |&b| usize::from(b) + 1);
+    for part in bytes.get(1..).unwrap_or_default().chunks(piece) {
+        let mut cx = Cx { regions: &regions, events: &mut events, held: &mut held, viewed: false };
+        // SAFETY: `bytes` outlive the events.
+        if let Err(status) = unsafe { link.feed(part, &mut cx) } {
+            link.fail(status, &mut events);
+            return;
+        }
+        link.fill(true);
+        let mut iovs = [EMPTY; tx::IOVS];
+        let (_, n) = link.tx.gather(&regions, &mut iovs);
+        link.tx.advance(n / 2);
+    }
+}
+
+const EMPTY: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+
+/// Bytes that the kernel writes to while views of other parts of them are alive.
+struct Buffer(*mut u8);
+
+impl Buffer {
+    fn new() -> Buffer {
+        Buffer(Box::into_raw(vec![0u8; BUFFER].into_boxed_slice()).cast())
+    }
+    /// Address of the byte at `at`, which is at most `BUFFER`.
+    fn at(&self, at: usize) -> *mut u8 {
+        self.0.wrapping_add(at.min(BUFFER))
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let slice = std::ptr::slice_from_raw_parts_mut(self.0, BUFFER);
+        // SAFETY: `new` made the box of this length.
+        drop(unsafe { Box::from_raw(slice) });
+    }
+}
+
+// SAFETY: the buffer is plain memory, used only through the adapter that owns it.
+unsafe impl Send for Buffer {}
+
+struct Endpoint {
+    link: Link,
+    sock: Option<OwnedFd>,
+    /// Once connected it never goes back to be connectable.
+    used: bool,
+    /// In `TcpAdapter::busy`.
+    listed: bool,
+    /// Epoll watches for room to write.
+    out: bool,
+    /// The socket does not take output any more, for this reason.
+    broken: Option<Status>,
+}
+
+/// What the endpoints of an adapter share.
+struct Shared {
+    epoll: Epoll,
+    regions: RegionTable,
+    buffer: Buffer,
+    /// Bytes of `buffer` with views on them.
+    viewed: usize,
+    held: Vec<Vec<u8>>,
+}
+
+/// An adapter of the tcp provider.
+pub struct TcpAdapter {
+    caps: Caps,
+    depth: usize,
+    next_ep: u32,
+    eps: HashMap<u32, Endpoint, foldhash::fast::RandomState>,
+    /// Connected endpoints.
+    order: Vec<u32>,
+    turn: usize,
+    /// Endpoints with something to send.
+    busy: Vec<u32>,
+    /// Endpoints whose connection is to be reported.
+    fresh: VecDeque<u32>,
+    shared: Shared,
+}
+
+/// How the input of an endpoint was left.
+enum Input {
+    /// Nothing had arrived.
+    Quiet,
+    /// Something had.
+    Some,
+    /// The connection is over.
+    Closed(Status),
+}
+
+impl TcpAdapter {
+    /// Opens an adapter.
+    pub fn open(config: &Config) -> Result<TcpAdapter, Status> {
+        let depth = (config.queue_depth.max(1) as usize).min(MAX_OPS);
+        Ok(TcpAdapter {
+            caps: Caps {
+                provider: ProviderKind::Tcp,
+                max_send: frame::MAX_SEND,
+                eager_max: 32 << 10,
+                max_rdma: MAX_RDMA,
+                read: true,
+                windows: true,
+                recv_depth: depth as u32,
+            },
+            depth,
+            next_ep: 1,
+            eps: HashMap::default(),
+            order: Vec::new(),
+            turn: 0,
+            busy: Vec::new(),
+            fresh: VecDeque::new(),
+            shared: Shared {
+                epoll: Epoll::new()?,
+                regions: RegionTable::new(),
+                buffer: Buffer::new(),
+                viewed: 0,
+                held: Vec::new(),
+            },
+        })
+    }
+
+    fn endpoint(&mut self, ep: EpId) -> Result<&mut Endpoint, Status> {
+        self.eps.get_mut(&ep.0).ok_or_else(|| {
+            Status::new(Code::NotFound, format!("no tcp endpoint has the number {}", ep.0))
+        })
+    }
+
+    /// The endpoint, for a post that will leave something to send.
+    fn posting(&mut self, ep: EpId) -> Result<&mut Link, PostError> {
+        let e = match self.eps.get_mut(&ep.0) {
+            Some(e) if e.sock.is_some() && e.broken.is_none() => e,
+            Some(e) => {
+                let state = if e.used { "is down" } else { "is not connected" };
+                return Err(PostError::Failed(match &e.broken {
+                    Some(status) => status.clone(),
+                    None => Status::new(
+                        Code::FailedPrecondition,
+                        format!("the tcp endpoint to peer '{}' {state}", e.link.peer),
+                    ),
+                }));
+            }
+            None => {
+                return Err(PostError::Failed(Status::new(
+                    Code::NotFound,
+                    format!("no tcp endpoint has the number {}", ep.0),
+                )));
+            }
+        };
+        if !e.listed {
+            e.listed = true;
+            self.busy.push(ep.0);
+        }
+        Ok(&mut e.link)
+    }
+
+    /// Takes an endpoint out of all lists but `eps`.
+    fn unlist(&mut self, id: u32) {
+        self.order.retain(|&x| x != id);
+        self.busy.retain(|&x| x != id);
+        self.fresh.retain(|&x| x != id);
+    }
+
+    /// Handles input and output of one endpoint.
+    fn service(&mut self, id: u32, events: &mut Vec<Event>) {
+        let Some(e) = self.eps.get_mut(&id) else { return };
+        let mut input = e.input(&mut self.shared, events);
+        if !e.link.tx.is_idle() && !matches!(input, Input::Closed(_)) {
+            let pause = matches!(input, Input::Quiet) || e.link.tx.ack_urgent();
+            e.output(pause, &self.shared.regions);
+        }
+        if let (Input::Quiet, Some(status)) = (&input, &e.broken) {
+            input = Input::Closed(status.clone());
+        }
+        if let Input::Closed(status) = input {
+            e.down(&self.shared.epoll, status, events);
+            self.unlist(id);
+            return;
+        }
+        if !e.listed && (!e.link.tx.is_idle() || e.broken.is_some()) {
+            e.listed = true;
+            self.busy.push(id);
+        }
+    }
+
+    /// Drops the endpoints from `busy` that have nothing to send.
+    fn settle(&mut self) {
+        let eps = &mut self.eps;
+        self.busy.retain(|id| match eps.get_mut(id) {
+            Some(e) if e.link.tx.is_idle() && e.broken.is_none() => {
+                e.listed = false;
+                false
+            }
+            other => other.is_some(),
+        });
+    }
+}
+
+impl Endpoint {
+    /// Receives until nothing is there or the share of this poll is used.
+    fn input(&mut self, shared: &mut Shared, events: &mut Vec<Event>) -> Input {
+        let Some(sock) = &self.sock else { return Input::Quiet };
+        let mut total = 0u64;
+        while total < POLL_BYTES {
+            let room = BUFFER - shared.viewed;
+            let direct = self.link.direct(&shared.regions);
+            let bulk = direct.is_some() || self.link.rx.bulk;
+            let cap = if bulk { RECV_BULK } else { RECV }.min(room);
+            if cap < RECV_BULK {
+                break;
+            }
+            let tail = shared.buffer.at(shared.viewed);
+            let (addr, len) = direct.unwrap_or((0, 0));
+            let mut parts = [
+                libc::iovec { iov_base: addr as *mut libc::c_void, iov_len: len as usize },
+                libc::iovec { iov_base: tail.cast(), iov_len: cap },
+            ];
+            let parts = if direct.is_some() { &mut parts[..] } else { &mut parts[1..] };
+            // SAFETY: the first part is what `direct` names, valid until the link is called again;
+            // the second is the part of the buffer that no view covers.
+            let n = match unsafe { sock::recv(sock.as_fd(), parts) } {
+                Ok(0) => return Input::Closed(self.link.gone("it closed the connection")),
+                Ok(n) => n as u64,
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => break,
+                Err(e) => return Input::Closed(self.link.gone(&e.to_string())),
+            };
+            total += n;
+            let placed = n.min(len);
+            let mut cx =
+                Cx { regions: &shared.regions, events, held: &mut shared.held, viewed: false };
+            // SAFETY: the kernel has just written these bytes there.
+            let mut done = unsafe { self.link.landed(placed, &mut cx) };
+            let rest = (n - placed) as usize;
+            if done.is_ok() && rest > 0 {
+                // SAFETY: the kernel has just written these bytes; they are not written again
+                // before the next poll if a view is on them, see `viewed`.
+                let bytes = unsafe { std::slice::from_raw_parts(tail, rest) };
+                // SAFETY: as above.
+                done = unsafe { self.link.feed(bytes, &mut cx) };
+            }
+            if cx.viewed {
+                shared.viewed += rest;
+            }
+            if let Err(status) = done {
+                return Input::Closed(status);
+            }
+            if n < len + cap as u64 {
+                break;
+            }
+        }
+        if total > 0 { Input::Some } else { Input::Quiet }
+    }
+
+    /// Sends until the socket is full, nothing is left or the share of this call is used.
+    fn output(&mut self, ack_alone: bool, regions: &RegionTable) {
+        let Some(sock) = &self.sock else { return };
+        if self.broken.is_some() {
+            return;
+        }
+        let mut total = 0;
+        while total < POLL_BYTES {
+            self.link.fill(ack_alone);
+            let mut iovs = [EMPTY; tx::IOVS];
+            let (parts, bytes) = self.link.tx.gather(regions, &mut iovs);
+            if parts == 0 {
+                self.link.tx.advance(0);
+                return;
+            }
+            // SAFETY: `gather` lists headers and messages of its own, sources of WRITEs that have
+            // not ended, and memory that is registered now.
+            match unsafe { sock::send(sock.as_fd(), &mut iovs[..parts]) } {
+                Ok(n) => {
+                    self.link.tx.advance(n as u64);
+                    total += n as u64;
+                    if (n as u64) < bytes {
+                        return;
+                    }
+                }
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return,
+                Err(e) => {
+                    // What the peer sent before is still to be read; that will report the end.
+                    self.broken = Some(self.link.gone(&e.to_string()));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Ends the connection.
+    fn down(&mut self, epoll: &Epoll, status: Status, events: &mut Vec<Event>) {
+        if let Some(sock) = self.sock.take() {
+            epoll.del(sock.as_fd());
+            self.link.fail(status, events);
+        }
+    }
+}
+
+impl Adapter for TcpAdapter {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    unsafe fn register(&mut self, addr: u64, len: u64, access: Access) -> Result<Mr, Status> {
+        // SAFETY: by the contract of this method.
+        unsafe { self.shared.regions.insert(addr, len, access) }
+    }
+
+    fn deregister(&mut self, mr: Mr) -> Result<(), Status> {
+        self.shared.regions.remove(mr)
+    }
+
+    fn create(&mut self, peer: &str) -> Result<EpId, Status> {
+        let id = self.next_ep;
+        self.next_ep = id.checked_add(1).ok_or_else(|| {
+            Status::new(
+                Code::ResourceExhausted,
+                "this tcp adapter has used up its endpoint numbers",
+            )
+        })?;
+        let link = Link::new(EpId(id), peer, self.depth);
+        self.eps.insert(
+            id,
+            Endpoint { link, sock: None, used: false, listed: false, out: false, broken: None },
+        );
+        Ok(EpId(id))
+    }
+
+    fn address(&self, ep: EpId) -> Result<Vec<u8>, Status> {
+        match self.eps.contains_key(&ep.0) {
+            true => Ok(ADDRESS.to_vec()),
+            false => {
+                Err(Status::new(Code::NotFound, format!("no tcp endpoint has the number {}", ep.0)))
+            }
+        }
+    }
+
+    fn connect(
+        &mut self,
+        ep: EpId,
+        remote: &[u8],
+        _active: bool,
+        sock: Option<OwnedFd>,
+    ) -> Result<(), Status> {
+        let e = self.endpoint(ep)?;
+        let peer = e.link.peer.clone();
+        if e.used {
+            return Err(Status::new(
+                Code::FailedPrecondition,
+                format!("the tcp endpoint to peer '{peer}' was connected before"),
+            ));
+        }
+        if remote != ADDRESS {
+            let shown = remote.get(..16).unwrap_or(remote);
+            return Err(Status::invalid(format!(
+                "tcp address of peer '{peer}': {} bytes, {shown:02x?}; {ADDRESS:02x?} is allowed",
+                remote.len()
+            )));
+        }
+        let sock = sock.ok_or_else(|| {
+            Status::invalid(format!("tcp endpoint to peer '{peer}': a connected socket is needed"))
+        })?;
+        sock::prepare(sock.as_fd())?;
+        self.shared.epoll.add(sock.as_fd(), ep.0)?;
+        let e = self.endpoint(ep)?;
+        (e.sock, e.used) = (Some(sock), true);
+        self.order.push(ep.0);
+        self.fresh.push_back(ep.0);
+        Ok(())
+    }
+
+    fn send(&mut self, ep: EpId, parts: &[&[u8]]) -> Result<(), PostError> {
+        self.posting(ep)?.send(parts)
+    }
+
+    fn write(
+        &mut self,
+        ep: EpId,
+        wr: u64,
+        local: Mem,
+        remote: Remote,
+        imm: Option<u32>,
+    ) -> Result<(), PostError> {
+        self.posting(ep)?.write(wr, local, remote, imm)
+    }
+
+    fn read(&mut self, ep: EpId, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError> {
+        self.posting(ep)?.read(wr, local, remote)
+    }
+
+    fn flush(&mut self) {
+        for id in &self.busy {
+            if let Some(e) = self.eps.get_mut(id) {
+                e.output(false, &self.shared.regions);
+            }
+        }
+        self.settle();
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) {
+        self.shared.held.clear();
+        self.shared.viewed = 0;
+        while let Some(id) = self.fresh.pop_front() {
+            events.push(Event::Connected(EpId(id)));
+        }
+        if self.order.len() <= DIRECT {
+            self.turn = self.turn.wrapping_add(1);
+            let (n, mut ids) = (self.order.len(), [0; DIRECT]);
+            ids[..n].copy_from_slice(&self.order);
+            for i in 0..n {
+                self.service(ids[(self.turn + i) % n], events);
+            }
+        } else {
+            let mut buf = [libc::epoll_event { events: 0, u64: 0 }; 64];
+            let mut seen = [0u32; 64];
+            let mut n = 0;
+            for (id, at) in self.shared.epoll.ready(&mut buf).zip(&mut seen) {
+                *at = id;
+                n += 1;
+            }
+            for id in &seen[..n] {
+                self.service(*id, events);
+            }
+            for i in (0..self.busy.len()).rev() {
+                match self.busy.get(i) {
+                    Some(&id) if !seen[..n].contains(&id) => self.service(id, events),
+                    _ => {}
+                }
+            }
+        }
+        if !self.busy.is_empty() {
+            self.settle();
+        }
+    }
+
+    fn arm(&mut self) -> bool {
+        for id in &self.busy {
+            let Some(e) = self.eps.get_mut(id) else { continue };
+            e.output(true, &self.shared.regions);
+            if e.broken.is_some() {
+                return false;
+            }
+        }
+        self.settle();
+        for e in self.eps.values_mut() {
+            let Some(sock) = &e.sock else { continue };
+            let out = e.link.tx.wants_write();
+            if out != e.out && self.shared.epoll.watch(sock.as_fd(), e.link.ep.0, out).is_ok() {
+                e.out = out;
+            }
+            e.link.tx.trim();
+        }
+        let mut one = [libc::epoll_event { events: 0, u64: 0 }];
+        self.fresh.is_empty() && self.shared.epoll.ready(&mut one).next().is_none()
+    }
+
+    fn fd(&self) -> Option<RawFd> {
+        Some(self.shared.epoll.fd())
+    }
+
+    fn destroy(&mut self, ep: EpId) {
+        if let Some(mut e) = self.eps.remove(&ep.0) {
+            // What was posted still goes out as far as the socket takes it.
+            e.output(true, &self.shared.regions);
+            if let Some(sock) = &e.sock {
+                self.shared.epoll.del(sock.as_fd());
+            }
+        }
+        self.unlist(ep.0);
+    }
+}
+
+#[cfg(test)]
+mod tests;

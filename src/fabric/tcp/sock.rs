@@ -1,0 +1,179 @@
+//! System calls on sockets and the epoll descriptor.
+
+use std::io;
+use std::mem::{size_of, zeroed};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use crate::status::{Code, Status};
+
+fn cvt(rc: isize) -> io::Result<usize> {
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc as usize) }
+}
+
+fn again<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            other => return other,
+        }
+    }
+}
+
+/// Sends the parts; never blocks, never raises a signal.
+///
+/// # Safety
+/// Each part is readable.
+pub unsafe fn send(fd: BorrowedFd<'_>, parts: &mut [libc::iovec]) -> io::Result<usize> {
+    again(|| {
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        if let [one] = parts {
+            // SAFETY: by the contract of this function.
+            return cvt(unsafe { libc::send(fd.as_raw_fd(), one.iov_base, one.iov_len, flags) });
+        }
+        // SAFETY: all zeros is a valid message header without anything.
+        let mut msg: libc::msghdr = unsafe { zeroed() };
+        msg.msg_iov = parts.as_mut_ptr();
+        msg.msg_iovlen = parts.len() as _;
+        // SAFETY: the header names `parts`, readable by the contract of this function.
+        cvt(unsafe { libc::sendmsg(fd.as_raw_fd(), &msg, flags) })
+    })
+}
+
+/// Receives into the parts, in order; never blocks. 0: the peer closed.
+///
+/// # Safety
+/// Each part is writable and nothing else uses it.
+pub unsafe fn recv(fd: BorrowedFd<'_>, parts: &mut [libc::iovec]) -> io::Result<usize> {
+    again(|| {
+        let flags = libc::MSG_DONTWAIT;
+        if let [one] = parts {
+            // SAFETY: by the contract of this function.
+            return cvt(unsafe { libc::recv(fd.as_raw_fd(), one.iov_base, one.iov_len, flags) });
+        }
+        // SAFETY: all zeros is a valid message header without anything.
+        let mut msg: libc::msghdr = unsafe { zeroed() };
+        msg.msg_iov = parts.as_mut_ptr();
+        msg.msg_iovlen = parts.len() as _;
+        // SAFETY: the header names `parts`, writable by the contract of this function.
+        cvt(unsafe { libc::recvmsg(fd.as_raw_fd(), &mut msg, flags) })
+    })
+}
+
+fn set<T>(fd: BorrowedFd<'_>, level: i32, option: i32, value: &[T]) -> io::Result<()> {
+    let len = size_of_val(value) as libc::socklen_t;
+    // SAFETY: pointer and length are those of `value`.
+    let rc = unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, value.as_ptr().cast(), len) };
+    cvt(rc as isize).map(drop)
+}
+
+/// Whether the other end of the socket is on this host, as far as its address tells.
+fn is_loopback(fd: BorrowedFd<'_>) -> bool {
+    // SAFETY: all zeros is a valid address buffer.
+    let mut addr: libc::sockaddr_storage = unsafe { zeroed() };
+    let mut len = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+    // SAFETY: the buffer and its length belong together.
+    let rc = unsafe { libc::getpeername(fd.as_raw_fd(), (&raw mut addr).cast(), &mut len) };
+    if rc != 0 {
+        return false;
+    }
+    match addr.ss_family as i32 {
+        libc::AF_INET => {
+            // SAFETY: the family says that it is such an address; the storage is large enough.
+            let a = unsafe { &*(&raw const addr).cast::<libc::sockaddr_in>() };
+            std::net::Ipv4Addr::from(u32::from_be(a.sin_addr.s_addr)).is_loopback()
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let a = unsafe { &*(&raw const addr).cast::<libc::sockaddr_in6>() };
+            let ip = std::net::Ipv6Addr::from(a.sin6_addr.s6_addr);
+            ip.is_loopback() || ip.to_ipv4_mapped().is_some_and(|v4| v4.is_loopback())
+        }
+        _ => false,
+    }
+}
+
+/// Checks that this is a connected stream socket and sets its options.
+pub fn prepare(fd: BorrowedFd<'_>) -> Result<(), Status> {
+    let mut kind: libc::c_int = 0;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the buffer and its length belong together.
+    let rc = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_TYPE,
+            (&raw mut kind).cast(),
+            &mut len,
+        )
+    };
+    cvt(rc as isize).map_err(|e| Status::os("type of the socket", &e))?;
+    if kind != libc::SOCK_STREAM {
+        return Err(Status::invalid(format!("socket of type {kind}; a stream socket is needed")));
+    }
+    // Both fail on sockets that are not TCP, which work as well. Losses do not happen inside one
+    // host, so the pacing of other congestion controls only costs there: reno moves large blocks
+    // about twice as fast as bbr. Refused where the system does not allow it.
+    let _ = set(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &[1i32]);
+    if is_loopback(fd) {
+        let _ = set(fd, libc::IPPROTO_TCP, libc::TCP_CONGESTION, b"reno");
+    }
+    Ok(())
+}
+
+/// An epoll descriptor whose entries are endpoint numbers.
+pub struct Epoll(OwnedFd);
+
+impl Epoll {
+    /// A fresh one.
+    pub fn new() -> Result<Epoll, Status> {
+        // SAFETY: no pointer is passed.
+        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        let fd = cvt(fd as isize).map_err(|e| Status::os("epoll_create1", &e))?;
+        // SAFETY: a fresh descriptor that nobody else owns.
+        Ok(Epoll(unsafe { OwnedFd::from_raw_fd(fd as RawFd) }))
+    }
+
+    fn ctl(&self, op: i32, fd: BorrowedFd<'_>, id: u32, out: bool) -> io::Result<()> {
+        let events = libc::EPOLLIN | if out { libc::EPOLLOUT } else { 0 };
+        let mut event = libc::epoll_event { events: events as u32, u64: id.into() };
+        // SAFETY: the event lives across the call.
+        let rc = unsafe { libc::epoll_ctl(self.0.as_raw_fd(), op, fd.as_raw_fd(), &mut event) };
+        cvt(rc as isize).map(drop)
+    }
+
+    /// Watches for input.
+    pub fn add(&self, fd: BorrowedFd<'_>, id: u32) -> Result<(), Status> {
+        self.ctl(libc::EPOLL_CTL_ADD, fd, id, false).map_err(|e| match e.raw_os_error() {
+            Some(libc::EPERM | libc::EBADF) => {
+                Status::new(Code::InvalidArgument, format!("not a socket: {e}"))
+            }
+            _ => Status::os("epoll_ctl", &e),
+        })
+    }
+
+    /// Watches for input, and for room to write if `out`.
+    pub fn watch(&self, fd: BorrowedFd<'_>, id: u32, out: bool) -> io::Result<()> {
+        self.ctl(libc::EPOLL_CTL_MOD, fd, id, out)
+    }
+
+    /// Ends it.
+    pub fn del(&self, fd: BorrowedFd<'_>) {
+        let _ = self.ctl(libc::EPOLL_CTL_DEL, fd, 0, false);
+    }
+
+    /// The endpoints that are ready now.
+    pub fn ready<'a>(
+        &self,
+        buf: &'a mut [libc::epoll_event],
+    ) -> impl Iterator<Item = u32> + use<'a> {
+        let max = buf.len().min(i32::MAX as usize) as i32;
+        // SAFETY: the buffer holds `max` entries.
+        let n = unsafe { libc::epoll_wait(self.0.as_raw_fd(), buf.as_mut_ptr(), max, 0) };
+        buf[..n.max(0) as usize].iter().map(|e| e.u64 as u32)
+    }
+
+    /// The descriptor.
+    pub fn fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}

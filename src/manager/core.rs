@@ -1,0 +1,343 @@
+//! One turn of a manager: adapters, handshakes, timers. Runs with the manager's lock held and never
+//! blocks; what it leaves in the world's queue of callbacks runs without the lock.
+
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use super::clock::ticks;
+use super::sys::Tag;
+use super::world::{Early, EpKey, Link, World};
+use crate::bootstrap::{BootEvent, Bootstrap, PeerHello};
+use crate::engine::Engine;
+use crate::fabric::{Event, ProviderKind};
+use crate::log;
+use crate::status::{Code, Status};
+
+/// One dial, over all addresses of a peer.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Handshakes are looked at so often while nothing says that they need it.
+const BOOT_INTERVAL: u64 = 200_000;
+/// Processor ticks (some microseconds) between two looks at timers, handshakes and dials, while the
+/// adapters report nothing.
+const WHOLE_EVERY: u64 = 1 << 14;
+/// Longest sleep while something waits for room in a queue.
+const RETRY: Duration = Duration::from_millis(1);
+
+/// Everything behind the manager's lock.
+pub struct Core {
+    /// The protocol.
+    pub engine: Engine,
+    /// What it acts on.
+    pub world: World,
+    /// The handshakes.
+    pub boot: Bootstrap,
+    /// Some descriptor of the handshakes is ready.
+    pub boot_ready: bool,
+    /// The next turn looks at the clock in any case.
+    pub whole: bool,
+    /// A dial was queued since this was cleared: a driver that sleeps must start it.
+    pub dialled: bool,
+    next_boot: u64,
+    last_whole: u64,
+    events: Vec<Event>,
+    boot_events: Vec<BootEvent>,
+}
+
+impl Core {
+    /// Puts the parts together.
+    pub fn new(engine: Engine, world: World, boot: Bootstrap) -> Core {
+        let (events, boot_events) = (Vec::new(), Vec::new());
+        Core {
+            engine,
+            world,
+            boot,
+            boot_ready: false,
+            whole: true,
+            dialled: false,
+            next_boot: 0,
+            last_whole: 0,
+            events,
+            boot_events,
+        }
+    }
+
+    /// Does what there is to do; the number of events handled.
+    pub fn turn(&mut self) -> u32 {
+        let mut count = self.poll_adapters();
+        if count == 0
+            && !std::mem::take(&mut self.whole)
+            && ticks().wrapping_sub(self.last_whole) < WHOLE_EVERY
+            && !self.world.full
+        {
+            return 0;
+        }
+        self.last_whole = ticks();
+        self.world.tick();
+        let now = self.world.clock.now();
+        if self.boot_ready || self.boot.pending() > 0 || now >= self.next_boot {
+            count += self.poll_boot();
+        }
+        if now >= self.engine.next_tick() {
+            self.engine.tick(&mut self.world);
+        }
+        if std::mem::take(&mut self.world.full) {
+            self.engine.flush_all(&mut self.world);
+        }
+        self.finish();
+        count
+    }
+
+    /// After each call into the engine: dials that are wanted, doorbells, endpoints that ended.
+    pub fn finish(&mut self) {
+        self.world.flush();
+        self.world.bury();
+        self.dial_wanted();
+    }
+
+    fn poll_adapters(&mut self) -> u32 {
+        let mut count = 0;
+        let mut events = std::mem::take(&mut self.events);
+        for kind in ProviderKind::ALL {
+            let Some(adapter) = self.world.adapters[kind as usize].as_mut() else { continue };
+            adapter.poll(&mut events);
+            if events.is_empty() {
+                continue;
+            }
+            if count == 0 {
+                self.world.tick();
+            }
+            count += events.len() as u32;
+            for event in events.drain(..) {
+                self.on_event(kind, event);
+            }
+        }
+        self.events = events;
+        count
+    }
+
+    fn on_event(&mut self, kind: ProviderKind, event: Event) {
+        let ep = match &event {
+            Event::Connected(ep)
+            | Event::Message { ep, .. }
+            | Event::Written { ep, .. }
+            | Event::Done { ep, .. }
+            | Event::Down { ep, .. } => *ep,
+        };
+        let Some(&ch) = self.world.chans.get(&(kind, ep)) else {
+            return self.world.keep_early((kind, ep), event);
+        };
+        let (engine, world) = (&mut self.engine, &mut self.world);
+        match event {
+            Event::Connected(_) => {}
+            Event::Message { bytes, .. } => engine.on_message(world, ch, bytes.bytes()),
+            Event::Written { imm, .. } => engine.on_imm(world, ch, imm),
+            Event::Done { wr, result, .. } => engine.on_done(world, ch, wr, result),
+            Event::Down { status, .. } => engine.channel_down(world, ch, status),
+        }
+    }
+
+    /// Looks at what the epoll set reported.
+    pub fn on_tags(&mut self, tags: &[Tag]) {
+        for tag in tags {
+            match *tag {
+                Tag::Boot => self.boot_ready = true,
+                Tag::Alive(ch) => self.check_alive(ch),
+                Tag::Wake | Tag::Adapter(_) => {}
+            }
+        }
+    }
+
+    /// The liveness socket of a channel became readable: its peer is gone, since nothing is sent on
+    /// it. What it had sent before is taken first.
+    fn check_alive(&mut self, ch: u32) {
+        let Some(fd) = self.world.links.get(&ch).and_then(|l| l.alive.as_ref()) else { return };
+        let mut byte = [0u8; 1];
+        // SAFETY: `byte` is valid for one byte.
+        let n =
+            unsafe { libc::recv(fd.as_raw_fd(), byte.as_mut_ptr().cast(), 1, libc::MSG_DONTWAIT) };
+        let error = std::io::Error::last_os_error();
+        if n < 0
+            && matches!(
+                error.kind(),
+                std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted
+            )
+        {
+            return;
+        }
+        self.world.tick();
+        self.poll_adapters();
+        let status = Status::gone(if n < 0 {
+            format!("the peer's connection failed: {error}")
+        } else {
+            "the peer's process or manager ended".to_owned()
+        });
+        self.engine.channel_down(&mut self.world, ch, status);
+    }
+
+    fn poll_boot(&mut self) -> u32 {
+        self.boot_ready = false;
+        self.next_boot = self.world.clock.now() + BOOT_INTERVAL;
+        let mut events = std::mem::take(&mut self.boot_events);
+        self.boot.poll(Instant::now(), &mut self.world, &mut events);
+        let count = events.len() as u32;
+        for event in events.drain(..) {
+            match event {
+                BootEvent::Ready { token, hello, kind, reason, ep, sock, addr, .. } => {
+                    let text = addr.to_string();
+                    self.ready(token, &hello, (kind, ep), reason, sock, text);
+                }
+                BootEvent::Failed { token, status, retryable } => {
+                    self.dial_failed(token as u32, status, retryable)
+                }
+                BootEvent::Rejected { addr, status } => {
+                    let from = addr.map_or_else(|| "?".to_owned(), |a| a.to_string());
+                    log::warn(format_args!("a connection from {from} was turned away: {status}"));
+                }
+            }
+        }
+        self.boot_events = events;
+        count
+    }
+
+    fn ready(
+        &mut self,
+        token: Option<u64>,
+        hello: &PeerHello,
+        key: EpKey,
+        reason: String,
+        sock: Option<std::os::fd::OwnedFd>,
+        address: String,
+    ) {
+        let peer = self.engine.peer_index(&hello.name);
+        let route = self.world.routes.entry(peer).or_default();
+        if let Some(token) = token {
+            // Dialled peers were checked by name: this is the peer that was meant.
+            debug_assert_eq!(token as u32, peer);
+            route.dialing = false;
+        }
+        route.wanted = false;
+        route.next_try = None;
+        route.backoff.reset();
+        if route.addrs.is_empty() {
+            route.addrs = hello.addrs.clone();
+            route.text = address;
+        }
+        log::info(format_args!("connected to peer '{}' by {}: {reason}", hello.name, key.0.name()));
+        route.reason = reason;
+        let fresh = self.world.fresh.remove(&key).unwrap_or_default();
+        let caps = match &self.world.adapters[key.0 as usize] {
+            Some(adapter) => adapter.caps().clone(),
+            None => return,
+        };
+        let (engine, world) = (&mut self.engine, &mut self.world);
+        let manual = hello.manual_progress;
+        let Some(ch) = engine.channel_new(world, peer, hello.incarnation, caps, manual) else {
+            return world.dying.push(key);
+        };
+        if let Some(fd) = &sock
+            && let Err(status) = world.epoll.add(fd.as_raw_fd(), super::world::alive_tag(ch))
+        {
+            log::warn(format_args!("cannot watch peer '{}': {status}", hello.name));
+        }
+        world.links.insert(ch, Link { ep: key, alive: sock });
+        world.chans.insert(key, ch);
+        engine.channel_open(world, ch);
+        for event in fresh.early {
+            match event {
+                Early::Message(bytes) => engine.on_message(world, ch, &bytes),
+                Early::Written(imm) => engine.on_imm(world, ch, imm),
+                Early::Down(status) => engine.channel_down(world, ch, status),
+            }
+        }
+    }
+
+    fn dial_failed(&mut self, peer: u32, status: Status, retryable: bool) {
+        let name = self.engine.peer(peer).name.clone();
+        log::info(format_args!("connecting to peer '{name}' failed: {status}"));
+        self.engine.connect_failed(&mut self.world, peer, status, retryable);
+        let again = retryable && self.engine.wants_connection(peer);
+        let Some(route) = self.world.routes.get_mut(&peer) else { return };
+        route.dialing = false;
+        route.wanted &= retryable;
+        route.next_try = None;
+        if route.wanted || again {
+            let pause = route.backoff.pause(random());
+            route.next_try = Some(Instant::now() + pause);
+            self.world.tries = true;
+        }
+    }
+
+    /// Starts the dials that are due.
+    fn dial_wanted(&mut self) {
+        if !std::mem::take(&mut self.world.tries) {
+            return;
+        }
+        let mut now = None;
+        for (&peer, route) in &mut self.world.routes {
+            let Some(at) = route.next_try else { continue };
+            let now = *now.get_or_insert_with(Instant::now);
+            if at > now || route.dialing {
+                self.world.tries = true;
+                continue;
+            }
+            let known = self.engine.peer(peer);
+            let needed =
+                known.channels.is_empty() && (route.wanted || self.engine.wants_connection(peer));
+            route.next_try = None;
+            if !needed || route.addrs.is_empty() {
+                continue; // Without an address the peer has to connect to us.
+            }
+            route.dialing = true;
+            let expect = Some((&*known.name, None));
+            self.boot.dial(u64::from(peer), &route.addrs, expect, now + DIAL_TIMEOUT);
+            self.dialled = true;
+            self.engine.connecting(peer);
+        }
+    }
+
+    /// How long nothing but an event can be due.
+    pub fn idle_time(&self) -> Duration {
+        let elapsed = self.world.clock.start().elapsed();
+        let tick = match self.engine.next_tick() {
+            u64::MAX => Duration::from_secs(60),
+            at => Duration::from_nanos(at).saturating_sub(elapsed),
+        };
+        let now = Instant::now();
+        let until = |at: Instant| at.saturating_duration_since(now);
+        let boot = self.boot.next_deadline().map(until);
+        let dials = self.world.routes.values().filter_map(|r| r.next_try).map(until).min();
+        let retry = self.engine.has_pending().then_some(RETRY);
+        [boot, dials, retry].into_iter().flatten().fold(tick, Duration::min)
+    }
+
+    /// Prepares for sleep; false: there is something to do already.
+    pub fn arm(&mut self) -> bool {
+        if !self.world.work.is_empty() {
+            return false;
+        }
+        // Every adapter is armed, so that none misses its wake-up because of another.
+        let busy =
+            self.world.adapters.iter_mut().flatten().filter_map(|a| (!a.arm()).then_some(()));
+        busy.count() == 0
+    }
+
+    /// Index of a peer that must be known.
+    pub fn peer(&self, name: &str) -> Result<u32, Status> {
+        self.engine.find_peer(name).ok_or_else(|| {
+            Status::new(Code::NotFound, format!("peer '{name}' is not known; add it first"))
+        })
+    }
+
+    /// Ends endpoints that never became channels.
+    pub fn drop_fresh(&mut self) {
+        let keys: Vec<EpKey> = self.world.fresh.keys().copied().collect();
+        self.world.fresh.clear();
+        self.world.dying.extend(keys);
+        self.world.bury();
+    }
+}
+
+/// Random bits for pauses; nothing secret depends on them.
+fn random() -> u64 {
+    getrandom::u64().unwrap_or(0)
+}

@@ -1,0 +1,645 @@
+//! The manager: one local worker identity, which owns everything. The Rust API behind the C ABI.
+//!
+//! One lock guards the engine and its world; callbacks run outside of it. Files: `core` (one turn),
+//! `clock`, `world` (what engine and handshake act on), `drive` (who turns, and when it sleeps), `memory`
+//! (registered regions), `report` (statistics, metrics, trace), `sys` (system calls).
+
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::api::*;
+use crate::bootstrap::{AddressBlob, BootConfig, Bootstrap, Identity, Offer};
+use crate::config::{Config, Progress};
+use crate::engine::{Engine, Settings, Work};
+use crate::fabric::{self, ProviderKind};
+use crate::log;
+use crate::memory::pool::Pool;
+use crate::observe::{Stats, Trace};
+use crate::status::{Code, Reason, Status};
+
+mod clock;
+mod core;
+mod drive;
+mod memory;
+mod report;
+mod sys;
+mod world;
+
+use self::core::Core;
+use clock::Clock;
+use drive::{Drivers, Waiter};
+pub use report::providers;
+use sys::{Epoll, EventFd, Tag, TimerFd};
+use world::{Route, World};
+
+/// See the module's text.
+pub struct Manager {
+    core: Mutex<Core>,
+    drivers: Drivers,
+    epoll: Arc<Epoll>,
+    wake: EventFd,
+    timer: TimerFd,
+    /// The application waits on the epoll set itself (manual progress).
+    fd_given: AtomicBool,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    busy_poll_us: u64,
+    config: Config,
+    me: Weak<Manager>,
+    stats: Arc<Stats>,
+    trace: Trace,
+}
+
+fn seconds(d: Duration) -> String {
+    format!("{:.3} s", d.as_secs_f64())
+}
+
+impl Manager {
+    /// Opens what the settings ask for and begins to work.
+    pub fn new(config: Config) -> Result<Arc<Manager>, Status> {
+        let epoll = Arc::new(Epoll::new()?);
+        let wake = EventFd::new()?;
+        let timer = TimerFd::new()?;
+        epoll.add(wake.fd(), Tag::Wake)?;
+        epoll.add(timer.fd(), Tag::Wake)?;
+        let core = open_core(&config, epoll.clone())?;
+        let stats = core.engine.stats.clone();
+        let manual = config.progress == Progress::Manual;
+        let manager = Arc::new_cyclic(|me| Manager {
+            core: Mutex::new(core),
+            drivers: Drivers::default(),
+            epoll,
+            wake,
+            timer,
+            fd_given: AtomicBool::new(false),
+            thread: Mutex::new(None),
+            busy_poll_us: config.busy_poll_us,
+            config,
+            me: me.clone(),
+            stats,
+            trace: Trace::new(),
+        });
+        if let Some(path) = &manager.config.trace {
+            manager.trace_start(path)?;
+        }
+        if let Some(address) = manager.config.listen.clone() {
+            manager.listen(&address)?;
+        }
+        if !manual {
+            let own = manager.clone();
+            let thread = std::thread::Builder::new()
+                .name("rdma-progress".into())
+                .spawn(move || own.progress_thread())
+                .map_err(|e| Status::os("starting the progress thread", &e))?;
+            *manager.thread.lock() = Some(thread);
+        }
+        Ok(manager)
+    }
+
+    fn epoll(&self) -> &Epoll {
+        &self.epoll
+    }
+
+    /// Calls the engine with the lock held, then runs what may run inline and wakes a driver for
+    /// the rest.
+    fn call<R>(&self, f: impl FnOnce(&mut Core) -> R) -> R {
+        let mut guard = self.core.lock();
+        let core = &mut *guard;
+        core.world.tick();
+        core.world.in_call = true;
+        let result = f(core);
+        core.world.in_call = false;
+        core.finish();
+        let dialled = std::mem::take(&mut core.dialled);
+        let queued = !core.world.work.is_empty() || core.world.full || dialled;
+        let next = core.engine.next_tick();
+        let inline = if core.world.inline.is_empty() {
+            None
+        } else {
+            Some(std::mem::take(&mut core.world.inline))
+        };
+        drop(guard);
+        for work in inline.into_iter().flatten() {
+            self.run(work);
+        }
+        if queued {
+            self.kick()
+        } else {
+            self.kick_for(next)
+        }
+        result
+    }
+
+    fn with_engine<R>(&self, f: impl FnOnce(&mut Engine, &mut World) -> R) -> R {
+        self.call(|core| f(&mut core.engine, &mut core.world))
+    }
+
+    /// Ends every operation, runs every callback that is due, and stops. Afterwards no callback
+    /// runs.
+    pub fn destroy(self: &Arc<Self>) -> Result<(), Status> {
+        self.refuse_inside("rdma_mgr_destroy")?;
+        self.wake_all();
+        if let Some(thread) = self.thread.lock().take() {
+            let _ = thread.join();
+        }
+        self.with_engine(|engine, world| engine.shut_down(world));
+        // Callbacks that are out (allocation, device copies) come back; those are waited for.
+        loop {
+            self.turn();
+            let core = self.core.lock();
+            let busy = core.engine.outstanding() != (0, 0)
+                || !core.world.work.is_empty()
+                || self.drivers.running.load(Ordering::Acquire) > 0;
+            drop(core);
+            if !busy {
+                break;
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        self.core.lock().drop_fresh();
+        if self.trace.enabled() { self.trace.stop() } else { Ok(()) }
+    }
+
+    /// Listens on `host:port`; the address bound, with the port chosen.
+    pub fn listen(&self, address: &str) -> Result<String, Status> {
+        self.call(|core| core.boot.listen(address))
+    }
+
+    fn listening(&self) -> Result<(), Status> {
+        if self.core.lock().boot.addresses().is_empty() {
+            self.listen("127.0.0.1:0")?;
+        }
+        Ok(())
+    }
+
+    /// Makes a peer known, or changes its address.
+    pub fn add_peer(&self, peer: &str, address: &str) -> Result<(), Status> {
+        self.check_name(peer)?;
+        let addrs = crate::bootstrap::resolve(address)?;
+        self.set_route(peer, addrs, address.to_owned(), None);
+        Ok(())
+    }
+
+    fn check_name(&self, peer: &str) -> Result<(), Status> {
+        if peer.is_empty() || peer.len() > MAX_NAME_LEN {
+            return Err(Status::invalid(format!(
+                "peer name of {} bytes, 1 to {MAX_NAME_LEN} are allowed",
+                peer.len()
+            )));
+        }
+        if peer == self.config.name {
+            let text = format!("'{peer}' is this manager's own name");
+            return Err(Status::new(Code::InvalidArgument, text));
+        }
+        Ok(())
+    }
+
+    fn set_route(
+        &self,
+        peer: &str,
+        addrs: Vec<std::net::SocketAddr>,
+        text: String,
+        incarnation: Option<[u8; 16]>,
+    ) {
+        self.call(|core| {
+            let index = core.engine.peer_index(peer);
+            let known = core.engine.peer(index);
+            // An imported address of another incarnation: the old process is gone.
+            let stale = incarnation.is_some_and(|i| i != known.incarnation);
+            for ch in if stale { known.channels.clone() } else { Vec::new() } {
+                let status = Status::new(Code::Unavailable, format!("peer '{peer}' restarted"))
+                    .because(Reason::PeerRestarted);
+                core.engine.channel_down(&mut core.world, ch, status);
+            }
+            let wanted = core.engine.wants_connection(index);
+            let route = core.world.routes.entry(index).or_default();
+            *route = Route {
+                addrs,
+                text,
+                wanted: route.wanted,
+                dialing: route.dialing,
+                reason: std::mem::take(&mut route.reason),
+                ..Route::default()
+            };
+            if (wanted || route.wanted) && !route.dialing {
+                route.next_try = Some(Instant::now());
+                core.world.tries = true;
+            }
+        })
+    }
+
+    /// Starts to connect; with a timeout waits until connected.
+    pub fn connect(&self, peer: &str, timeout: Option<Duration>) -> Result<(), Status> {
+        if timeout.is_some() {
+            self.refuse_inside("rdma_mgr_connect")?;
+        }
+        let index = self.call(|core| {
+            let index = core.peer(peer)?;
+            if core.engine.peer(index).channels.is_empty() {
+                use crate::engine::Fx;
+                let name = core.engine.peer(index).name.clone();
+                core.world.connect(index, &name);
+                core.engine.connecting(index);
+            }
+            Ok::<u32, Status>(index)
+        })?;
+        let Some(timeout) = timeout else { return Ok(()) };
+        let mut error = None;
+        let waiter = Arc::new(Waiter::default());
+        let connected = self.block(&waiter, Some(timeout), || {
+            let core = self.core.lock();
+            let p = core.engine.peer(index);
+            if !p.channels.is_empty() {
+                return true;
+            }
+            let route = core.world.routes.get(&index);
+            // Given up: no further attempt helps.
+            let over = route.is_some_and(|r| !r.wanted && !r.dialing && r.next_try.is_none());
+            error = if over { p.last_error.clone() } else { None };
+            error.is_some()
+        });
+        match (connected, error) {
+            (true, None) => Ok(()),
+            (_, Some(status)) => Err(status),
+            (false, None) => {
+                let last = self.core.lock().engine.peer(index).last_error.clone();
+                let why = last.map_or_else(|| "no answer".to_owned(), |s| s.message);
+                let text = format!("peer '{peer}' not connected after {}: {why}", seconds(timeout));
+                Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
+            }
+        }
+    }
+
+    /// Ends the connections to a peer. Requests to it fail; a later one connects again.
+    pub fn disconnect(&self, peer: &str) -> Result<(), Status> {
+        self.call(|core| {
+            let index = core.peer(peer)?;
+            if let Some(route) = core.world.routes.get_mut(&index) {
+                route.wanted = false;
+                route.next_try = None;
+                if std::mem::take(&mut route.dialing) {
+                    core.boot.cancel(u64::from(index));
+                }
+            }
+            core.engine.disconnect(&mut core.world, index);
+            Ok(())
+        })
+    }
+
+    /// What is known of a peer.
+    pub fn peer_info(&self, peer: &str) -> Result<PeerInfo, Status> {
+        let core = self.core.lock();
+        let index = core.peer(peer)?;
+        let p = core.engine.peer(index);
+        let route = core.world.routes.get(&index);
+        let channel = p.channels.first().and_then(|&c| core.engine.channel(c));
+        let reason = match (channel, &p.last_error) {
+            (None, Some(error)) => error.to_string(),
+            _ => route.map_or_else(String::new, |r| r.reason.clone()),
+        };
+        let sums = self.stats.totals(peer);
+        Ok(PeerInfo {
+            name: p.name.to_string(),
+            provider: channel.map_or("", |c| c.caps.provider.name()),
+            reason,
+            address: route.map_or_else(String::new, |r| r.text.clone()),
+            incarnation: p.incarnation,
+            state: p.state,
+            channels: p.channels.len() as u32,
+            bytes_sent: sums[0],
+            bytes_received: sums[1],
+            requests_sent: sums[2],
+            requests_received: sums[3],
+        })
+    }
+
+    /// This manager's address, for the runtime's own control plane.
+    pub fn export_address(&self) -> Result<Vec<u8>, Status> {
+        self.listening()?;
+        self.core.lock().boot.blob().encode()
+    }
+
+    /// Makes the peer of an exported address known; its name.
+    pub fn import_address(&self, blob: &[u8]) -> Result<String, Status> {
+        let blob = AddressBlob::decode(blob)?;
+        self.check_name(&blob.name)?;
+        let own_host = self.core.lock().boot.identity().host_id;
+        let addrs = blob.dial_order(&own_host);
+        let text = addrs.first().map_or_else(String::new, |a| a.to_string());
+        self.set_route(&blob.name, addrs, text, Some(blob.incarnation));
+        Ok(blob.name)
+    }
+
+    /// One turn (manual or not); the number of events and callbacks.
+    pub fn progress(&self) -> Result<u32, Status> {
+        self.refuse_inside("rdma_mgr_progress")?;
+        if self.fd_given.load(Ordering::Acquire) {
+            self.look();
+        }
+        let count = self.turn();
+        self.rearm();
+        if self.fd_given.load(Ordering::Acquire) {
+            let mut core = self.core.lock();
+            self.timer.set(core.idle_time());
+            if !core.arm() {
+                self.wake.signal();
+            }
+        }
+        Ok(count)
+    }
+
+    /// Turns until something has happened.
+    pub fn wait(&self, timeout: Duration) -> Result<(), Status> {
+        self.refuse_inside("rdma_mgr_wait")?;
+        let before = self.happened();
+        let waiter = Arc::new(Waiter::default());
+        if self.block(&waiter, Some(timeout), || self.happened() != before) {
+            return Ok(());
+        }
+        let text = format!("nothing happened within {}", seconds(timeout));
+        Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
+    }
+
+    fn happened(&self) -> u64 {
+        self.core.lock().engine.happened()
+    }
+
+    /// A descriptor that is readable when `progress` has something to do. Manual progress only.
+    pub fn event_fd(&self) -> Result<RawFd, Status> {
+        if self.config.progress != Progress::Manual {
+            let text = "rdma_mgr_event_fd needs RDMA_PROGRESS_MANUAL; this manager has a thread";
+            return Err(Status::new(Code::FailedPrecondition, text));
+        }
+        self.fd_given.store(true, Ordering::Release);
+        self.wake.signal();
+        Ok(self.epoll.fd())
+    }
+
+    /// Registers memory of the application.
+    ///
+    /// # Safety
+    /// The memory stays valid until `mem_unregister`.
+    pub unsafe fn mem_register(&self, addr: u64, len: u64, device: u32) -> Result<(), Status> {
+        self.call(|core| {
+            let w = &mut core.world;
+            // SAFETY: the caller's promise.
+            let failed = unsafe { w.regions.add(&mut w.adapters, addr, len, device, false) }?;
+            self.stats.own.registrations.add(1);
+            self.stats.own.registered_bytes.add(len);
+            for status in failed {
+                log::warn(format_args!("memory goes through proxies: {status}"));
+            }
+            Ok(())
+        })
+    }
+
+    /// Forgets registered memory.
+    pub fn mem_unregister(&self, addr: u64) -> Result<(), Status> {
+        self.call(|core| {
+            let len = core.world.regions.remove(&mut core.world.adapters, addr)?;
+            self.stats.own.deregistrations.add(1);
+            self.stats.own.registered_bytes.sub(len);
+            Ok(())
+        })
+    }
+
+    /// Memory that is registered and shared with peers on this host, aligned to 64 bytes.
+    pub fn mem_alloc(&self, len: usize) -> Result<u64, Status> {
+        if len == 0 {
+            return Err(Status::invalid("len is 0, at least 1 is allowed"));
+        }
+        self.call(|core| core.world.pool_alloc(len as u64))
+    }
+
+    /// Takes it back.
+    pub fn mem_free(&self, addr: u64) -> Result<(), Status> {
+        self.call(|core| core.world.pool.free(addr as *mut u8))
+    }
+
+    /// Makes an accelerator's copy functions known; the device's id.
+    pub fn register_device(&self, ops: Arc<dyn DeviceOps>) -> Result<u32, Status> {
+        Ok(self.with_engine(|engine, _| engine.add_device(ops)))
+    }
+
+    /// Offers a tensor under a key.
+    ///
+    /// # Safety
+    /// The tensor's memory stays valid and unchanged until `done` runs, or for good without `done`.
+    pub unsafe fn send(
+        &self,
+        key: &[u8],
+        step: i64,
+        tensor: Tensor,
+        timeout: Option<Duration>,
+        done: Option<SendDone>,
+    ) -> Result<(), Status> {
+        let timeout = timeout.map(|t| t.as_nanos() as u64);
+        self.with_engine(|e, w| e.post_send(w, key, step, tensor, timeout, done))
+    }
+
+    /// Asks for a tensor; the request's id. `done` runs once if this succeeds.
+    ///
+    /// # Safety
+    /// The target's memory stays valid until `done` runs.
+    pub unsafe fn recv_async(
+        &self,
+        peer: Option<&str>,
+        key: &[u8],
+        step: i64,
+        options: RecvOptions,
+        done: RecvDone,
+    ) -> Result<u64, Status> {
+        self.with_engine(|e, w| e.recv(w, peer, key, step, options, done))
+    }
+
+    /// Asks for a tensor and waits for it, turning the manager meanwhile.
+    ///
+    /// # Safety
+    /// The target's memory stays valid until this returns.
+    pub unsafe fn recv(
+        &self,
+        peer: Option<&str>,
+        key: &[u8],
+        step: i64,
+        options: RecvOptions,
+    ) -> Result<(Tensor, u64), Status> {
+        self.refuse_inside("rdma_recv")?;
+        if matches!(options.target, Target::Library) && !options.keep {
+            return Err(Status::invalid(
+                "rdma_recv into library memory needs out_request, which keeps the memory alive",
+            ));
+        }
+        let keep = options.keep;
+        let waiter = Arc::new(Waiter::default());
+        let slot = Arc::new(Mutex::new(None));
+        let (theirs, wake) = (slot.clone(), waiter.clone());
+        let done: RecvDone = Box::new(move |result, _| {
+            *theirs.lock() = Some(result.cloned());
+            wake.notify(true);
+        });
+        // SAFETY: the caller's promise; this waits for `done`.
+        let id = unsafe { self.recv_async(peer, key, step, options, done) }?;
+        self.block(&waiter, None, || false);
+        let result = slot.lock().take();
+        match result {
+            Some(Ok(tensor)) => Ok((tensor, id)),
+            Some(Err(status)) => {
+                if keep {
+                    let _ = self.request_release(id);
+                }
+                Err(status)
+            }
+            None => Err(Status::internal("a blocking receive ended without a result")),
+        }
+    }
+
+    /// Ends a receive early.
+    pub fn request_cancel(&self, request: u64) -> Result<(), Status> {
+        self.with_engine(|e, w| e.cancel(w, request))
+    }
+
+    /// Lets go of a kept request and its memory.
+    pub fn request_release(&self, request: u64) -> Result<(), Status> {
+        let held = self.with_engine(|e, _| e.release(request))?;
+        self.give_back(held);
+        Ok(())
+    }
+
+    /// Fails what is and will be under way in a step.
+    pub fn step_abort(&self, step: i64, status: Status) -> Result<(), Status> {
+        self.with_engine(|e, w| e.step_abort(w, step, status))
+    }
+
+    /// Forgets a step.
+    pub fn step_cleanup(&self, step: i64) -> Result<(), Status> {
+        self.with_engine(|e, w| e.step_cleanup(w, step))
+    }
+
+    /// The runtime's own rendezvous as the source.
+    pub fn set_source(&self, source: Option<SourceFn>) -> Result<(), Status> {
+        self.with_engine(|e, _| e.set_source(source));
+        Ok(())
+    }
+
+    /// Answers a request that went to the source callback.
+    ///
+    /// # Safety
+    /// As for `send`.
+    pub unsafe fn response_send(
+        &self,
+        response: u64,
+        tensor: Tensor,
+        done: Option<SendDone>,
+    ) -> Result<(), Status> {
+        self.with_engine(|e, w| e.response_send(w, response, tensor, done))
+    }
+
+    /// Refuses a request that went to the source callback.
+    pub fn response_fail(&self, response: u64, status: Status) -> Result<(), Status> {
+        if status.code == Code::Ok {
+            return Err(Status::invalid("a response cannot fail with OK"));
+        }
+        self.with_engine(|e, w| e.response_fail(w, response, &status))
+    }
+}
+
+/// Opens the adapters that the settings allow.
+fn open_adapters(config: &Config, epoll: &Epoll) -> Result<(memory::Adapters, Vec<Offer>), Status> {
+    let mut adapters: memory::Adapters = [None, None, None, None];
+    let mut offers = Vec::new();
+    for kind in ProviderKind::ALL {
+        if config.provider.is_some_and(|p| p != kind) {
+            continue;
+        }
+        let opened = fabric::probe(kind).map_err(|why| {
+            Status::new(Code::Unavailable, format!("provider {}: {why}", kind.name()))
+        });
+        let unavailable = match opened.and_then(|()| fabric::open(kind, config)) {
+            Ok(adapter) => {
+                if let Some(fd) = adapter.fd() {
+                    epoll.add(fd, Tag::Adapter(kind as u8))?;
+                }
+                adapters[kind as usize] = Some(adapter);
+                None
+            }
+            Err(status) if config.provider.is_some() => return Err(status),
+            Err(status) => Some(status.message),
+        };
+        offers.push(Offer { kind, unavailable });
+    }
+    Ok((adapters, offers))
+}
+
+fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
+    let (adapters, providers) = open_adapters(config, &epoll)?;
+    let identity = Identity {
+        name: config.name.clone(),
+        incarnation: crate::bootstrap::random_id()?,
+        host_id: crate::bootstrap::host_id()?,
+        process_id: crate::bootstrap::process_id()?,
+        manual_progress: config.progress == Progress::Manual,
+        peer_timeout_ms: config.peer_timeout_ms.min(u64::from(u32::MAX)) as u32,
+        providers,
+        queue_depth: config.queue_depth,
+        checksum: config.checksum,
+        max_message: 0,
+    };
+    let boot_config = BootConfig {
+        secret: config.secret.clone(),
+        allow_remote: config.allow_remote,
+        ..BootConfig::default()
+    };
+    let boot = Bootstrap::new(identity, boot_config)?;
+    epoll.add(boot.fd(), Tag::Boot)?;
+    let settings = Settings {
+        timeout: config.timeout_ms.saturating_mul(1_000_000),
+        peer_timeout: config.peer_timeout_ms.saturating_mul(1_000_000),
+        protocol: match config.protocol {
+            2 => Protocol::Eager,
+            3 => Protocol::DirectPut,
+            4 => Protocol::DirectGet,
+            _ => Protocol::Auto,
+        },
+        eager_max: config.eager_max,
+        meta_cache_entries: config.meta_cache_entries,
+        checksum: config.checksum,
+        tolerate_dup_recv: config.tolerate_dup_recv,
+        max_waiting: MAX_WAITING,
+    };
+    let world = World {
+        adapters,
+        links: Default::default(),
+        chans: Default::default(),
+        fresh: Default::default(),
+        dying: Vec::new(),
+        routes: Default::default(),
+        tries: false,
+        regions: Default::default(),
+        pool: Pool::new(sys::physical_memory()),
+        segments: 0,
+        work: Default::default(),
+        inline: Vec::new(),
+        in_call: false,
+        full: false,
+        posted_to: 0,
+        clock: Clock::new(),
+        name: config.name.clone(),
+        epoll,
+    };
+    Ok(Core::new(Engine::new(&config.name, settings), world, boot))
+}
+
+/// Requests of one peer that may wait for tensors.
+const MAX_WAITING: usize = 1 << 17;
+
+// `Work` holds application closures, which are `Send`; the manager may be used from any thread.
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<Manager>();
+    const fn sent<T: Send>() {}
+    sent::<Work>();
+};

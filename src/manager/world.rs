@@ -1,0 +1,383 @@
+//! The world as the engine and the handshake see it: adapters, channels, memory, clock, and the
+//! queue of callbacks.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use foldhash::HashMap;
+
+use super::clock::Clock;
+use super::memory::{Adapters, Regions};
+use super::sys::{Epoll, Tag};
+use crate::bootstrap::{Backoff, Negotiator, PeerHello};
+use crate::engine::{Buffer, ChanId, Fx, MapError, Window, Work};
+use crate::fabric::{Access, EpId, Event, Mem, PostError, ProviderKind, Remote};
+use crate::memory::pool::Pool;
+use crate::status::{Code, Status};
+
+/// Up to here unregistered memory is copied to a proxy rather than registered for one transfer.
+const PROXY_MAX: u64 = 256 * 1024;
+
+/// An endpoint of some adapter.
+pub type EpKey = (ProviderKind, EpId);
+
+/// What was heard of an endpoint that is not a channel yet.
+#[derive(Default)]
+pub struct Fresh {
+    /// How its connection went.
+    pub connected: Option<Result<(), Status>>,
+    /// What arrived meanwhile.
+    pub early: Vec<Early>,
+}
+
+/// An event that came before its channel was known.
+pub enum Early {
+    /// A message, copied.
+    Message(Vec<u8>),
+    /// A write with immediate.
+    Written(u32),
+    /// The end.
+    Down(Status),
+}
+
+/// A channel's way to its adapter.
+pub struct Link {
+    /// The endpoint.
+    pub ep: EpKey,
+    /// Its end tells that the peer is gone; not for tcp, whose endpoint tells itself.
+    pub alive: Option<OwnedFd>,
+}
+
+/// How a peer is reached.
+#[derive(Default)]
+pub struct Route {
+    /// Addresses, the best first.
+    pub addrs: Vec<SocketAddr>,
+    /// The text that was given.
+    pub text: String,
+    /// A connection is wanted.
+    pub wanted: bool,
+    /// A dial is under way.
+    pub dialing: bool,
+    /// When to dial next.
+    pub next_try: Option<Instant>,
+    /// Pauses between dials.
+    pub backoff: Backoff,
+    /// Why the present provider was chosen.
+    pub reason: String,
+}
+
+/// See the module's text.
+pub struct World {
+    /// Opened adapters.
+    pub adapters: Adapters,
+    /// Channels.
+    pub links: HashMap<ChanId, Link>,
+    /// Channels by endpoint.
+    pub chans: HashMap<EpKey, ChanId>,
+    /// Endpoints that are not channels yet.
+    pub fresh: HashMap<EpKey, Fresh>,
+    /// Endpoints to be destroyed once no view is held.
+    pub dying: Vec<EpKey>,
+    /// Peers by engine index.
+    pub routes: BTreeMap<u32, Route>,
+    /// Some route has a next try.
+    pub tries: bool,
+    /// Registered memory.
+    pub regions: Regions,
+    /// Memory of the library.
+    pub pool: Pool,
+    /// Segments of it that the adapters know.
+    pub segments: usize,
+    /// Callbacks to run.
+    pub work: VecDeque<Work>,
+    /// Callbacks that the calling thread runs before its call returns.
+    pub inline: Vec<Work>,
+    /// Inline callbacks are collected for the call in progress.
+    pub in_call: bool,
+    /// Some post found no room: try again after the next poll.
+    pub full: bool,
+    /// Adapters that were posted to since the last flush, by bit.
+    pub posted_to: u8,
+    /// The clock; read once per turn and call.
+    pub clock: Clock,
+    /// This worker's name.
+    pub name: String,
+    /// Waits for everything.
+    pub epoll: Arc<Epoll>,
+}
+
+impl World {
+    fn adapter(&mut self, ch: ChanId) -> Option<(&mut dyn crate::fabric::Adapter, EpId)> {
+        let (kind, ep) = self.links.get(&ch)?.ep;
+        self.posted_to |= 1 << kind as u8;
+        let adapter = self.adapters[kind as usize].as_mut()?;
+        Some((adapter.as_mut(), ep))
+    }
+
+    fn gone<T>() -> Result<T, PostError> {
+        Err(PostError::Failed(Status::gone("the connection ended")))
+    }
+
+    fn posted(&mut self, result: Result<(), PostError>) -> Result<(), PostError> {
+        self.full |= matches!(result, Err(PostError::QueueFull));
+        result
+    }
+
+    /// Reads the clock.
+    pub fn tick(&mut self) {
+        self.clock.read();
+    }
+
+    /// The instant of an engine time.
+    pub fn instant(&self, at: u64) -> Instant {
+        self.clock.start() + Duration::from_nanos(at)
+    }
+
+    /// Rings the doorbells.
+    pub fn flush(&mut self) {
+        let posted = std::mem::take(&mut self.posted_to);
+        for kind in ProviderKind::ALL {
+            if posted & 1 << kind as u8 != 0
+                && let Some(adapter) = self.adapters[kind as usize].as_mut()
+            {
+                adapter.flush();
+            }
+        }
+    }
+
+    /// Destroys the endpoints that ended. Only when no view into their memory is held.
+    pub fn bury(&mut self) {
+        while let Some((kind, ep)) = self.dying.pop() {
+            if let Some(adapter) = self.adapters[kind as usize].as_mut() {
+                adapter.flush();
+                adapter.destroy(ep);
+            }
+        }
+    }
+
+    /// Memory of the library, of the pool.
+    pub fn pool_alloc(&mut self, len: u64) -> Result<u64, Status> {
+        let addr = self.pool.alloc(usize::try_from(len).unwrap_or(usize::MAX))?;
+        if self.pool.segment_count() > self.segments {
+            for segment in self.pool.segments(self.segments) {
+                self.segments += 1;
+                self.regions.add_segment(&mut self.adapters, segment)?;
+            }
+        }
+        Ok(addr as u64)
+    }
+
+    /// Keeps an event of an endpoint that is not a channel yet.
+    pub fn keep_early(&mut self, key: EpKey, event: Event) {
+        let Some(fresh) = self.fresh.get_mut(&key) else { return };
+        match event {
+            Event::Connected(_) => fresh.connected = Some(Ok(())),
+            Event::Message { bytes, .. } => {
+                fresh.early.push(Early::Message(bytes.bytes().to_vec()))
+            }
+            Event::Written { imm, .. } => fresh.early.push(Early::Written(imm)),
+            Event::Done { .. } => {}
+            Event::Down { status, .. } => {
+                fresh.connected = Some(Err(status.clone()));
+                fresh.early.push(Early::Down(status));
+            }
+        }
+    }
+}
+
+impl Fx for World {
+    fn now(&self) -> u64 {
+        self.clock.now()
+    }
+
+    fn send(&mut self, ch: ChanId, parts: &[&[u8]]) -> Result<(), PostError> {
+        let Some((adapter, ep)) = self.adapter(ch) else { return Self::gone() };
+        let result = adapter.send(ep, parts);
+        self.posted(result)
+    }
+
+    fn write(
+        &mut self,
+        ch: ChanId,
+        wr: u64,
+        local: Mem,
+        remote: Remote,
+        imm: Option<u32>,
+    ) -> Result<(), PostError> {
+        let Some((adapter, ep)) = self.adapter(ch) else { return Self::gone() };
+        let result = adapter.write(ep, wr, local, remote, imm);
+        self.posted(result)
+    }
+
+    fn read(&mut self, ch: ChanId, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError> {
+        let Some((adapter, ep)) = self.adapter(ch) else { return Self::gone() };
+        let result = adapter.read(ep, wr, local, remote);
+        self.posted(result)
+    }
+
+    fn open(
+        &mut self,
+        ch: ChanId,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<Window, MapError> {
+        let Some(link) = self.links.get(&ch) else {
+            return Err(MapError::Failed(Status::gone("the connection ended")));
+        };
+        let kind = link.ep.0 as usize;
+        let Some(adapter) = self.adapters[kind].as_mut() else {
+            return Err(MapError::Failed(Status::internal("the adapter is closed")));
+        };
+        if !adapter.caps().windows {
+            if let Some(mr) = self.regions.find(kind, addr, len) {
+                return Ok(Window { mr, owned: false });
+            }
+            if len <= PROXY_MAX {
+                return Err(MapError::NeedProxy);
+            }
+        }
+        // SAFETY: the engine closes the window before the memory's owner gets it back.
+        match unsafe { adapter.register(addr, len, access) } {
+            Ok(mr) => Ok(Window { mr, owned: true }),
+            Err(_) if !adapter.caps().windows => Err(MapError::NeedProxy),
+            Err(status) => Err(MapError::Failed(status)),
+        }
+    }
+
+    fn close(&mut self, ch: ChanId, window: Window) {
+        if !window.owned {
+            return;
+        }
+        let Some(link) = self.links.get(&ch) else { return };
+        if let Some(adapter) = self.adapters[link.ep.0 as usize].as_mut()
+            && let Err(status) = adapter.deregister(window.mr)
+        {
+            crate::log::error(format_args!("closing a memory window: {status}"));
+        }
+    }
+
+    fn end_channel(&mut self, ch: ChanId) {
+        let Some(link) = self.links.remove(&ch) else { return };
+        if let Some(fd) = &link.alive {
+            self.epoll.remove(fd.as_raw_fd());
+        }
+        self.chans.remove(&link.ep);
+        self.dying.push(link.ep);
+    }
+
+    fn progress_mark(&self, ch: ChanId) -> u64 {
+        let Some(link) = self.links.get(&ch) else { return 0 };
+        let adapter = self.adapters[link.ep.0 as usize].as_ref();
+        adapter.map_or(0, |a| a.progress_mark(link.ep.1))
+    }
+
+    fn connect(&mut self, peer: u32, _name: &str) {
+        let now = self.instant(self.clock.now());
+        let route = self.routes.entry(peer).or_default();
+        route.wanted = true;
+        if !route.dialing && route.next_try.is_none() {
+            route.next_try = Some(now);
+            self.tries = true;
+        }
+    }
+
+    fn alloc(&mut self, len: u64) -> Result<Buffer, Status> {
+        Ok(Buffer { addr: self.pool_alloc(len)?, len })
+    }
+
+    fn free(&mut self, buffer: Buffer) {
+        if let Err(status) = self.pool.free(buffer.addr as *mut u8) {
+            crate::log::error(format_args!("freeing library memory: {status}"));
+        }
+    }
+
+    unsafe fn copy(&mut self, dst: u64, src: u64, len: u64) {
+        // SAFETY: by this function's contract.
+        unsafe { super::sys::copy(dst, src, len) };
+    }
+
+    unsafe fn copy_in(&mut self, dst: u64, bytes: &[u8]) {
+        // SAFETY: by this function's contract; `bytes` is a live slice.
+        unsafe { super::sys::copy(dst, bytes.as_ptr() as u64, bytes.len() as u64) };
+    }
+
+    unsafe fn bytes<'a>(&self, addr: u64, len: u64) -> &'a [u8] {
+        if len == 0 {
+            return &[];
+        }
+        // SAFETY: by this function's contract.
+        unsafe { std::slice::from_raw_parts(addr as *const u8, len as usize) }
+    }
+
+    fn run(&mut self, work: Work) {
+        let inline = match &work {
+            Work::SendDone { inline, .. } | Work::Alloc { inline, .. } => *inline && self.in_call,
+            _ => false,
+        };
+        if inline { self.inline.push(work) } else { self.work.push_back(work) }
+    }
+}
+
+impl Negotiator for World {
+    fn check(&mut self, peer: &PeerHello) -> Result<(), Status> {
+        if peer.name == self.name {
+            let text = format!("a peer with this manager's own name '{}'", peer.name);
+            return Err(Status::new(Code::AlreadyExists, text));
+        }
+        Ok(())
+    }
+
+    fn create(&mut self, kind: ProviderKind, peer: &PeerHello) -> Result<(EpId, Vec<u8>), Status> {
+        let Some(adapter) = self.adapters[kind as usize].as_mut() else {
+            let text = format!("provider {} is not open", kind.name());
+            return Err(Status::new(Code::Unavailable, text));
+        };
+        let ep = adapter.create(&peer.name)?;
+        match adapter.address(ep) {
+            Ok(address) => {
+                self.fresh.insert((kind, ep), Fresh::default());
+                Ok((ep, address))
+            }
+            Err(status) => {
+                adapter.destroy(ep);
+                Err(status)
+            }
+        }
+    }
+
+    fn connect(
+        &mut self,
+        kind: ProviderKind,
+        ep: EpId,
+        remote: &[u8],
+        active: bool,
+        sock: Option<OwnedFd>,
+    ) -> Result<(), Status> {
+        match self.adapters[kind as usize].as_mut() {
+            Some(adapter) => adapter.connect(ep, remote, active, sock),
+            None => Err(Status::internal("the adapter is closed")),
+        }
+    }
+
+    fn connected(&mut self, kind: ProviderKind, ep: EpId) -> Option<Result<(), Status>> {
+        match self.fresh.get(&(kind, ep)) {
+            Some(fresh) => fresh.connected.clone(),
+            None => Some(Err(Status::gone("the endpoint was destroyed"))),
+        }
+    }
+
+    fn discard(&mut self, kind: ProviderKind, ep: EpId) {
+        self.fresh.remove(&(kind, ep));
+        self.dying.push((kind, ep));
+    }
+}
+
+/// Marks a descriptor of a channel in the epoll set.
+pub fn alive_tag(ch: ChanId) -> Tag {
+    Tag::Alive(ch)
+}

@@ -1,0 +1,396 @@
+//! Control messages between two managers. `docs/protocol.md` describes each field.
+//!
+//! Every message begins with type (1 byte), flags (1 byte) and returned credits (2 bytes, patched
+//! in at the moment of posting). All numbers are little-endian. Decoding borrows from the input,
+//! checks every bound and never allocates more than the input's own size.
+
+use crate::api::{MAX_DIMS, MAX_KEY_LEN, Meta, TENSOR_DEAD, TENSOR_SERIALIZED};
+use crate::fabric::Remote;
+use crate::status::Status;
+use crate::wire::{Reader, Truncated};
+
+/// Immediate of a write that only returns credits.
+pub const IMM_ACK: u32 = 0xFFFF_FFFE;
+/// Immediate of a control message, where the provider's SEND carries one.
+pub const IMM_MESSAGE: u32 = 0xFFFF_FFFF;
+/// Offset of the two bytes of returned credits in each message.
+pub const CREDITS_AT: usize = 2;
+/// Length of the header that every message begins with.
+pub const HEADER_LEN: usize = 4;
+/// Longest message after reassembly: the longest key with its fields, or the longest error text.
+pub const MAX_MESSAGE: usize = MAX_KEY_LEN + 8192;
+/// Longest text of an ERROR_STATUS; longer ones are cut.
+pub const MAX_ERROR_TEXT: usize = 4096;
+
+const TENSOR_REQUEST: u8 = 1;
+const META_DATA_RESPONSE: u8 = 2;
+const TENSOR_RE_REQUEST: u8 = 3;
+const ERROR_STATUS: u8 = 4;
+const TENSOR_CONTENT: u8 = 5;
+const CONTENT_DONE: u8 = 6;
+const GET_DONE: u8 = 7;
+const CANCEL: u8 = 8;
+const CANCEL_ACK: u8 = 9;
+const PING: u8 = 10;
+const PONG: u8 = 11;
+const CREDIT: u8 = 12;
+const FRAGMENT: u8 = 13;
+const GOODBYE: u8 = 14;
+
+const F_DST: u8 = 1; // request: a destination is exposed
+const F_META: u8 = 2; // request: the cached metadata follows
+const F_ANY_META: u8 = 4; // request: the destination fits any metadata up to its length
+const F_CHECKSUM: u8 = 8; // request: wanted; response: present
+const F_FOLLOWS: u8 = 1; // metadata: the content is on its way to the exposed destination
+const F_SOURCE: u8 = 2; // metadata: the source may be read
+const F_LAST: u8 = 1; // fragment: the last
+const F_OK: u8 = 1; // get done: success
+
+/// TENSOR_REQUEST.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request<'a> {
+    /// The receiver's request index.
+    pub index: u32,
+    /// Step.
+    pub step: i64,
+    /// Exposed destination and its length.
+    pub dst: Option<(Remote, u64)>,
+    /// The destination takes any metadata up to its length (given by the application up front).
+    pub any_meta: bool,
+    /// A checksum of the content is wanted.
+    pub checksum: bool,
+    /// The metadata in the receiver's cache.
+    pub cached: Option<Meta>,
+    /// Key.
+    pub key: &'a [u8],
+}
+
+/// META_DATA_RESPONSE.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MetaResponse {
+    /// The receiver's request index.
+    pub index: u32,
+    /// The sender's response index.
+    pub response: u32,
+    /// The content follows into the destination that the request exposed.
+    pub follows: bool,
+    /// The source, where the receiver may read it.
+    pub source: Option<Remote>,
+    /// Checksum of the content.
+    pub checksum: Option<u64>,
+    /// The tensor's metadata.
+    pub meta: Meta,
+}
+
+/// A decoded message.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs, reason = "fields are those of docs/protocol.md")]
+pub enum Message<'a> {
+    /// The receiver asks for a tensor.
+    Request(Request<'a>),
+    /// The sender tells what the tensor is.
+    Meta(MetaResponse),
+    /// The receiver, having allocated, gives the destination.
+    ReRequest { response: u32, dst: Remote, len: u64 },
+    /// The sender has no tensor for this request, and why.
+    Error { index: u32, code: i32, text: &'a [u8] },
+    /// The tensor with its content.
+    Content { index: u32, checksum: Option<u64>, meta: Meta, content: &'a [u8] },
+    /// All content has been written (checksum mode; otherwise the immediate says so).
+    ContentDone { index: u32, checksum: u64 },
+    /// The receiver has read the source, or gave up.
+    GetDone { response: u32, ok: bool },
+    /// The receiver no longer wants the tensor.
+    Cancel { index: u32 },
+    /// The sender will not write for this request any more.
+    CancelAck { index: u32 },
+    /// Are you there?
+    Ping,
+    /// Yes.
+    Pong,
+    /// Depth of the receive queue: how many messages may be under way.
+    Credit { depth: u32 },
+    /// A piece of a message longer than the provider's largest SEND.
+    Fragment { last: bool, bytes: &'a [u8] },
+    /// Orderly end of the connection.
+    Goodbye,
+}
+
+fn put_header(out: &mut Vec<u8>, kind: u8, flags: u8) {
+    out.clear();
+    out.extend_from_slice(&[kind, flags, 0, 0]);
+}
+
+fn put_meta(out: &mut Vec<u8>, meta: &Meta) {
+    out.extend_from_slice(&meta.dtype.to_le_bytes());
+    out.push(meta.flags as u8);
+    out.push(meta.dims.len() as u8);
+    out.extend_from_slice(&meta.nbytes.to_le_bytes());
+    for d in &meta.dims {
+        out.extend_from_slice(&d.to_le_bytes());
+    }
+}
+
+fn get_meta(r: &mut Reader<'_>) -> Result<Meta, Status> {
+    let dtype = r.u32()?;
+    let flags = u32::from(r.u8()?);
+    let ndims = usize::from(r.u8()?);
+    let nbytes = r.u64()?;
+    if flags & !(TENSOR_DEAD | TENSOR_SERIALIZED) != 0 {
+        return Err(Status::invalid(format!("tensor flags {flags:#x} are not known")));
+    }
+    if ndims > MAX_DIMS {
+        return Err(Status::invalid(format!("{ndims} dimensions, at most {MAX_DIMS} are allowed")));
+    }
+    let mut meta = Meta { dtype, flags, dims: Default::default(), nbytes };
+    for _ in 0..ndims {
+        meta.dims.push(r.i64()?);
+    }
+    Ok(meta)
+}
+
+fn get_remote(r: &mut Reader<'_>) -> Result<Remote, Truncated> {
+    Ok(Remote { addr: r.u64()?, rkey: r.u32()? })
+}
+
+fn put_remote(out: &mut Vec<u8>, remote: Remote) {
+    out.extend_from_slice(&remote.addr.to_le_bytes());
+    out.extend_from_slice(&remote.rkey.to_le_bytes());
+}
+
+/// Writes all of a message but its trailing bytes (key, text or content) into `out`, replacing what
+/// was there; the caller posts `out` followed by those bytes.
+pub fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
+    match message {
+        Message::Request(r) => {
+            let flags = if r.dst.is_some() { F_DST } else { 0 }
+                | if r.cached.is_some() { F_META } else { 0 }
+                | if r.any_meta { F_ANY_META } else { 0 }
+                | if r.checksum { F_CHECKSUM } else { 0 };
+            put_header(out, TENSOR_REQUEST, flags);
+            out.extend_from_slice(&r.index.to_le_bytes());
+            out.extend_from_slice(&r.step.to_le_bytes());
+            if let Some((remote, len)) = r.dst {
+                put_remote(out, remote);
+                out.extend_from_slice(&len.to_le_bytes());
+            }
+            if let Some(meta) = &r.cached {
+                put_meta(out, meta);
+            }
+        }
+        Message::Meta(m) => {
+            let flags = if m.follows { F_FOLLOWS } else { 0 }
+                | if m.source.is_some() { F_SOURCE } else { 0 }
+                | if m.checksum.is_some() { F_CHECKSUM } else { 0 };
+            put_header(out, META_DATA_RESPONSE, flags);
+            out.extend_from_slice(&m.index.to_le_bytes());
+            out.extend_from_slice(&m.response.to_le_bytes());
+            if let Some(source) = m.source {
+                put_remote(out, source);
+            }
+            if let Some(sum) = m.checksum {
+                out.extend_from_slice(&sum.to_le_bytes());
+            }
+            put_meta(out, &m.meta);
+        }
+        Message::ReRequest { response, dst, len } => {
+            put_header(out, TENSOR_RE_REQUEST, 0);
+            out.extend_from_slice(&response.to_le_bytes());
+            put_remote(out, *dst);
+            out.extend_from_slice(&len.to_le_bytes());
+        }
+        Message::Error { index, code, .. } => {
+            put_header(out, ERROR_STATUS, 0);
+            out.extend_from_slice(&index.to_le_bytes());
+            out.extend_from_slice(&code.to_le_bytes());
+        }
+        Message::Content { index, checksum, meta, .. } => {
+            put_header(out, TENSOR_CONTENT, if checksum.is_some() { F_CHECKSUM } else { 0 });
+            out.extend_from_slice(&index.to_le_bytes());
+            if let Some(sum) = checksum {
+                out.extend_from_slice(&sum.to_le_bytes());
+            }
+            put_meta(out, meta);
+        }
+        Message::ContentDone { index, checksum } => {
+            put_header(out, CONTENT_DONE, 0);
+            out.extend_from_slice(&index.to_le_bytes());
+            out.extend_from_slice(&checksum.to_le_bytes());
+        }
+        Message::GetDone { response, ok } => {
+            put_header(out, GET_DONE, if *ok { F_OK } else { 0 });
+            out.extend_from_slice(&response.to_le_bytes());
+        }
+        Message::Cancel { index } => {
+            put_header(out, CANCEL, 0);
+            out.extend_from_slice(&index.to_le_bytes());
+        }
+        Message::CancelAck { index } => {
+            put_header(out, CANCEL_ACK, 0);
+            out.extend_from_slice(&index.to_le_bytes());
+        }
+        Message::Ping => put_header(out, PING, 0),
+        Message::Pong => put_header(out, PONG, 0),
+        Message::Credit { depth } => {
+            put_header(out, CREDIT, 0);
+            out.extend_from_slice(&depth.to_le_bytes());
+        }
+        Message::Fragment { last, .. } => put_header(out, FRAGMENT, if *last { F_LAST } else { 0 }),
+        Message::Goodbye => put_header(out, GOODBYE, 0),
+    }
+}
+
+/// Decodes one message, with the credits that its header returns. The bytes come from a peer.
+pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
+    let mut r = Reader::new(bytes);
+    let (kind, flags, credits) = (r.u8()?, r.u8()?, r.u16()?);
+    let message = match kind {
+        TENSOR_REQUEST => {
+            let (index, step) = (r.u32()?, r.i64()?);
+            let dst = if flags & F_DST != 0 { Some((get_remote(&mut r)?, r.u64()?)) } else { None };
+            let cached = if flags & F_META != 0 { Some(get_meta(&mut r)?) } else { None };
+            let key = r.rest();
+            if key.is_empty() || key.len() > MAX_KEY_LEN {
+                return Err(Status::invalid(format!(
+                    "TENSOR_REQUEST with a key of {} bytes, 1 to {MAX_KEY_LEN} are allowed",
+                    key.len()
+                )));
+            }
+            Message::Request(Request {
+                index,
+                step,
+                dst,
+                any_meta: flags & F_ANY_META != 0,
+                checksum: flags & F_CHECKSUM != 0,
+                cached,
+                key,
+            })
+        }
+        META_DATA_RESPONSE => {
+            let (index, response) = (r.u32()?, r.u32()?);
+            let source = if flags & F_SOURCE != 0 { Some(get_remote(&mut r)?) } else { None };
+            let checksum = if flags & F_CHECKSUM != 0 { Some(r.u64()?) } else { None };
+            let meta = get_meta(&mut r)?;
+            let follows = flags & F_FOLLOWS != 0;
+            Message::Meta(MetaResponse { index, response, follows, source, checksum, meta })
+        }
+        TENSOR_RE_REQUEST => {
+            Message::ReRequest { response: r.u32()?, dst: get_remote(&mut r)?, len: r.u64()? }
+        }
+        ERROR_STATUS => Message::Error { index: r.u32()?, code: r.i32()?, text: r.rest() },
+        TENSOR_CONTENT => {
+            let index = r.u32()?;
+            let checksum = if flags & F_CHECKSUM != 0 { Some(r.u64()?) } else { None };
+            let meta = get_meta(&mut r)?;
+            let content = r.rest();
+            if content.len() as u64 != meta.nbytes {
+                return Err(Status::invalid(format!(
+                    "TENSOR_CONTENT with {} bytes of content, its metadata says {}",
+                    content.len(),
+                    meta.nbytes
+                )));
+            }
+            Message::Content { index, checksum, meta, content }
+        }
+        CONTENT_DONE => Message::ContentDone { index: r.u32()?, checksum: r.u64()? },
+        GET_DONE => Message::GetDone { response: r.u32()?, ok: flags & F_OK != 0 },
+        CANCEL => Message::Cancel { index: r.u32()? },
+        CANCEL_ACK => Message::CancelAck { index: r.u32()? },
+        PING => Message::Ping,
+        PONG => Message::Pong,
+        CREDIT => Message::Credit { depth: r.u32()? },
+        FRAGMENT => Message::Fragment { last: flags & F_LAST != 0, bytes: r.rest() },
+        GOODBYE => Message::Goodbye,
+        other => return Err(Status::invalid(format!("message type {other} is not known"))),
+    };
+    Ok((message, credits))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample_meta() -> Meta {
+        Meta {
+            dtype: 7,
+            flags: TENSOR_SERIALIZED,
+            dims: [3, -1, 9].into_iter().collect(),
+            nbytes: 5,
+        }
+    }
+
+    #[test]
+    fn round_trips() {
+        let remote = Remote { addr: 0x1234_5678_9abc_def0, rkey: 42 };
+        let all = [
+            Message::Request(Request {
+                index: 1,
+                step: -5,
+                dst: Some((remote, 77)),
+                any_meta: true,
+                checksum: true,
+                cached: Some(sample_meta()),
+                key: b"key",
+            }),
+            Message::Request(Request {
+                index: 1,
+                step: i64::MAX,
+                dst: None,
+                any_meta: false,
+                checksum: false,
+                cached: None,
+                key: b"k",
+            }),
+            Message::Meta(MetaResponse {
+                index: 2,
+                response: 3,
+                follows: true,
+                source: Some(remote),
+                checksum: Some(9),
+                meta: sample_meta(),
+            }),
+            Message::ReRequest { response: 4, dst: remote, len: 9 },
+            Message::Error { index: 5, code: 10, text: b"why" },
+            Message::Content {
+                index: 6,
+                checksum: Some(1),
+                meta: sample_meta(),
+                content: b"hello",
+            },
+            Message::ContentDone { index: 7, checksum: 8 },
+            Message::GetDone { response: 9, ok: true },
+            Message::Cancel { index: 10 },
+            Message::CancelAck { index: 11 },
+            Message::Ping,
+            Message::Pong,
+            Message::Credit { depth: 12 },
+            Message::Fragment { last: true, bytes: b"part" },
+            Message::Goodbye,
+        ];
+        let mut out = Vec::new();
+        for m in &all {
+            encode(m, &mut out);
+            match m {
+                Message::Request(r) => out.extend_from_slice(r.key),
+                Message::Error { text, .. } => out.extend_from_slice(text),
+                Message::Content { content, .. } => out.extend_from_slice(content),
+                Message::Fragment { bytes, .. } => out.extend_from_slice(bytes),
+                _ => {}
+            }
+            out[CREDITS_AT] = 3;
+            assert_eq!(decode(&out).unwrap(), (m.clone(), 3), "{m:?}");
+            for cut in 0..out.len() {
+                let _ = decode(&out[..cut]);
+            }
+        }
+    }
+
+    #[test]
+    fn content_length_must_match() {
+        let mut out = Vec::new();
+        let m = Message::Content { index: 6, checksum: None, meta: sample_meta(), content: b"" };
+        encode(&m, &mut out);
+        out.extend_from_slice(b"four");
+        assert!(decode(&out).unwrap_err().message.contains("4 bytes of content"));
+    }
+}

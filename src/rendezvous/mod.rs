@@ -1,0 +1,343 @@
+//! Matching of sends and receives by step and key.
+//!
+//! A send before its receive waits as a tensor; a receive before its send waits as a waiter. A step
+//! need not exist: it comes into being with its first entry and goes with its last, unless it was
+//! aborted; then it stays, with its status, until cleaned up.
+
+use std::collections::VecDeque;
+
+use foldhash::HashMap;
+use smallvec::SmallVec;
+
+use crate::api::{SendDone, Tensor};
+use crate::status::Status;
+
+/// A tensor that was sent and not yet taken.
+pub struct Sent {
+    /// The tensor; its memory is the sender's until `done`.
+    pub tensor: Tensor,
+    /// Ends the send.
+    pub done: Option<SendDone>,
+    /// Time at which the send fails if nobody took the tensor; `u64::MAX`: never.
+    pub deadline: u64,
+}
+
+/// Who waits for a tensor: an index into the engine's tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiter {
+    /// A request of this manager itself.
+    Local(u32),
+    /// A response owed to a peer.
+    Remote(u32),
+}
+
+enum Item {
+    Tensor(Sent),
+    Waiters(SmallVec<[Waiter; 1]>),
+}
+
+#[derive(Default)]
+struct Step {
+    aborted: Option<Status>,
+    items: HashMap<Box<[u8]>, Item>,
+}
+
+/// What a send met.
+pub enum SendOutcome {
+    /// The tensor waits in the table.
+    Stored,
+    /// The first waiter takes it.
+    Matched(Waiter, Sent),
+    /// A tensor of this key waits already.
+    Duplicate,
+    /// The step was aborted.
+    Aborted(Status),
+}
+
+/// What a receive met.
+pub enum RecvOutcome {
+    /// The receive waits in the table.
+    Waiting,
+    /// The tensor was there.
+    Matched(Sent),
+    /// A receive of this key waits already.
+    Duplicate,
+    /// The step was aborted.
+    Aborted(Status),
+}
+
+/// Everything that a step held.
+#[derive(Default)]
+pub struct Drained {
+    /// Tensors that nobody took.
+    pub tensors: Vec<Sent>,
+    /// Receives that nobody served.
+    pub waiters: Vec<Waiter>,
+}
+
+/// Aborted steps that are remembered without having been cleaned up.
+const MAX_ABORTED: usize = 65536;
+const MAX_SPARE: usize = 64;
+
+/// The table. See the module's text.
+#[derive(Default)]
+pub struct Table {
+    steps: HashMap<i64, Step>,
+    // Emptied steps, kept for their allocated maps: a training loop makes one per step.
+    spare: Vec<Step>,
+    aborted: VecDeque<i64>,
+    earliest: u64,
+}
+
+impl Table {
+    /// An empty table.
+    pub fn new() -> Table {
+        Table { earliest: u64::MAX, ..Default::default() }
+    }
+
+    fn step(&mut self, step: i64) -> &mut Step {
+        let spare = &mut self.spare;
+        self.steps.entry(step).or_insert_with(|| spare.pop().unwrap_or_default())
+    }
+
+    fn shrink(&mut self, step: i64) {
+        let empty =
+            self.steps.get(&step).is_some_and(|s| s.items.is_empty() && s.aborted.is_none());
+        if empty
+            && let Some(s) = self.steps.remove(&step)
+            && self.spare.len() < MAX_SPARE
+        {
+            self.spare.push(s);
+        }
+    }
+
+    /// The status with which the step was aborted, if it was.
+    pub fn aborted(&self, step: i64) -> Option<&Status> {
+        self.steps.get(&step).and_then(|s| s.aborted.as_ref())
+    }
+
+    /// Puts a tensor in, or hands it to the first waiter.
+    pub fn send(&mut self, key: &[u8], step: i64, sent: Sent) -> (SendOutcome, Option<Sent>) {
+        let deadline = sent.deadline;
+        let s = self.step(step);
+        if let Some(status) = &s.aborted {
+            return (SendOutcome::Aborted(status.clone()), Some(sent));
+        }
+        match s.items.get_mut(key) {
+            None => {
+                s.items.insert(key.into(), Item::Tensor(sent));
+                self.earliest = self.earliest.min(deadline);
+                (SendOutcome::Stored, None)
+            }
+            Some(Item::Tensor(_)) => (SendOutcome::Duplicate, Some(sent)),
+            Some(Item::Waiters(waiters)) => {
+                let waiter = waiters.remove(0);
+                if waiters.is_empty() {
+                    s.items.remove(key);
+                    self.shrink(step);
+                }
+                (SendOutcome::Matched(waiter, sent), None)
+            }
+        }
+    }
+
+    /// Takes the tensor, or puts a waiter in (made by `waiter` only then; `None` from it gives up).
+    pub fn recv(
+        &mut self,
+        key: &[u8],
+        step: i64,
+        tolerate_duplicates: bool,
+        waiter: impl FnOnce() -> Option<Waiter>,
+    ) -> RecvOutcome {
+        let s = self.step(step);
+        if let Some(status) = &s.aborted {
+            return RecvOutcome::Aborted(status.clone());
+        }
+        match s.items.get_mut(key) {
+            Some(Item::Tensor(_)) => {
+                let Some(Item::Tensor(sent)) = s.items.remove(key) else { unreachable!() };
+                self.shrink(step);
+                return RecvOutcome::Matched(sent);
+            }
+            Some(Item::Waiters(waiters)) => {
+                if !tolerate_duplicates {
+                    return RecvOutcome::Duplicate;
+                }
+                waiters.extend(waiter());
+            }
+            None => {
+                if let Some(w) = waiter() {
+                    s.items.insert(key.into(), Item::Waiters(smallvec::smallvec![w]));
+                }
+            }
+        }
+        self.shrink(step);
+        RecvOutcome::Waiting
+    }
+
+    /// Whether a tensor of this key waits.
+    pub fn has_tensor(&self, key: &[u8], step: i64) -> bool {
+        matches!(self.steps.get(&step).and_then(|s| s.items.get(key)), Some(Item::Tensor(_)))
+    }
+
+    /// Takes one waiter out, wherever it stands.
+    pub fn remove_waiter(&mut self, key: &[u8], step: i64, waiter: Waiter) {
+        let Some(s) = self.steps.get_mut(&step) else { return };
+        if let Some(Item::Waiters(waiters)) = s.items.get_mut(key) {
+            waiters.retain(|w| *w != waiter);
+            if waiters.is_empty() {
+                s.items.remove(key);
+            }
+        }
+        self.shrink(step);
+    }
+
+    /// Marks the step as aborted and gives up all it holds. A second abort keeps the first status.
+    pub fn abort(&mut self, step: i64, status: Status) -> Drained {
+        let s = self.step(step);
+        let items = std::mem::take(&mut s.items);
+        if s.aborted.is_none() {
+            s.aborted = Some(status);
+            self.aborted.push_back(step);
+            while self.aborted.len() > MAX_ABORTED {
+                if let Some(old) = self.aborted.pop_front() {
+                    self.steps.remove(&old);
+                }
+            }
+        }
+        drain(items)
+    }
+
+    /// Forgets the step and gives up all it holds.
+    pub fn cleanup(&mut self, step: i64) -> Drained {
+        let Some(s) = self.steps.remove(&step) else { return Drained::default() };
+        if s.aborted.is_some() {
+            self.aborted.retain(|&a| a != step);
+        }
+        drain(s.items)
+    }
+
+    /// Gives up everything, at the end of the manager.
+    pub fn clear(&mut self) -> Drained {
+        let mut all = Drained::default();
+        for (_, s) in self.steps.drain() {
+            let d = drain(s.items);
+            all.tensors.extend(d.tensors);
+            all.waiters.extend(d.waiters);
+        }
+        self.aborted.clear();
+        all
+    }
+
+    /// Earliest deadline of a waiting tensor, or earlier; `u64::MAX`: none.
+    pub fn next_deadline(&self) -> u64 {
+        self.earliest
+    }
+
+    /// Takes out the tensors whose deadline has passed.
+    pub fn expire(&mut self, now: u64) -> Vec<Sent> {
+        let mut out = Vec::new();
+        if now < self.earliest {
+            return out;
+        }
+        self.earliest = u64::MAX;
+        for s in self.steps.values_mut() {
+            let due = |item: &Item| matches!(item, Item::Tensor(t) if t.deadline <= now);
+            for (_, item) in s.items.extract_if(|_, item| due(item)) {
+                if let Item::Tensor(sent) = item {
+                    out.push(sent);
+                }
+            }
+            for item in s.items.values() {
+                if let Item::Tensor(t) = item {
+                    self.earliest = self.earliest.min(t.deadline);
+                }
+            }
+        }
+        self.steps.retain(|_, s| !s.items.is_empty() || s.aborted.is_some());
+        out
+    }
+
+    /// Entries, for reports: waiting tensors and waiting receives.
+    pub fn counts(&self) -> (usize, usize) {
+        let (mut tensors, mut waiters) = (0, 0);
+        for item in self.steps.values().flat_map(|s| s.items.values()) {
+            match item {
+                Item::Tensor(_) => tensors += 1,
+                Item::Waiters(w) => waiters += w.len(),
+            }
+        }
+        (tensors, waiters)
+    }
+}
+
+fn drain(items: HashMap<Box<[u8]>, Item>) -> Drained {
+    let mut d = Drained::default();
+    for item in items.into_values() {
+        match item {
+            Item::Tensor(sent) => d.tensors.push(sent),
+            Item::Waiters(w) => d.waiters.extend(w),
+        }
+    }
+    d
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::Meta;
+    use crate::status::Code;
+
+    fn sent(n: u64) -> Sent {
+        Sent {
+            tensor: Tensor { meta: Meta { nbytes: n, ..Default::default() }, addr: 0, device: 0 },
+            done: None,
+            deadline: u64::MAX,
+        }
+    }
+
+    #[test]
+    fn send_then_receive_and_the_other_way() {
+        let mut t = Table::new();
+        assert!(matches!(t.send(b"k", 1, sent(5)).0, SendOutcome::Stored));
+        assert!(matches!(t.send(b"k", 1, sent(5)).0, SendOutcome::Duplicate));
+        let got = t.recv(b"k", 1, false, || None);
+        assert!(matches!(got, RecvOutcome::Matched(s) if s.tensor.meta.nbytes == 5));
+        let waiting = t.recv(b"k", 1, false, || Some(Waiter::Local(3)));
+        assert!(matches!(waiting, RecvOutcome::Waiting));
+        let dup = t.recv(b"k", 1, false, || Some(Waiter::Local(4)));
+        assert!(matches!(dup, RecvOutcome::Duplicate));
+        let dup = t.recv(b"k", 1, true, || Some(Waiter::Remote(5)));
+        assert!(matches!(dup, RecvOutcome::Waiting));
+        let first = t.send(b"k", 1, sent(1)).0;
+        assert!(matches!(first, SendOutcome::Matched(Waiter::Local(3), _)));
+        let second = t.send(b"k", 1, sent(1)).0;
+        assert!(matches!(second, SendOutcome::Matched(Waiter::Remote(5), _)));
+        assert!(t.steps.is_empty());
+    }
+
+    #[test]
+    fn abort_and_cleanup() {
+        let mut t = Table::new();
+        t.send(b"a", 1, sent(1));
+        t.recv(b"b", 1, false, || Some(Waiter::Local(1)));
+        let d = t.abort(1, Status::new(Code::Aborted, "stop"));
+        assert_eq!((d.tensors.len(), d.waiters.len()), (1, 1));
+        assert!(matches!(t.send(b"a", 1, sent(1)).0, SendOutcome::Aborted(_)));
+        assert!(matches!(t.recv(b"a", 1, false, || None), RecvOutcome::Aborted(_)));
+        t.cleanup(1);
+        assert!(matches!(t.send(b"a", 1, sent(1)).0, SendOutcome::Stored));
+    }
+
+    #[test]
+    fn expires() {
+        let mut t = Table::new();
+        t.send(b"a", 1, Sent { deadline: 10, ..sent(1) });
+        t.send(b"b", 1, Sent { deadline: 20, ..sent(1) });
+        assert_eq!(t.expire(9).len(), 0);
+        assert_eq!(t.expire(10).len(), 1);
+        assert_eq!(t.next_deadline(), 20);
+        assert_eq!(t.expire(30).len(), 1);
+        assert!(t.steps.is_empty());
+    }
+}

@@ -1,0 +1,166 @@
+//! What one engine can do to the simulated world.
+
+use rdma_transport::engine::{Buffer, ChanId, Fx, MapError, Window, Work};
+use rdma_transport::fabric::{Access, Mem, Mr, PostError, Remote};
+use rdma_transport::status::{Code, Status};
+
+use super::fabric::Op;
+use super::memory::Region;
+use super::profile::{MS, US};
+use super::world::{Event, World};
+
+pub struct SimFx<'a> {
+    pub w: &'a mut World,
+    pub node: usize,
+}
+
+fn injected(what: &str) -> Status {
+    Status::new(Code::ResourceExhausted, format!("injected: {what}"))
+}
+
+impl SimFx<'_> {
+    fn register(&mut self, addr: u64, len: u64, access: Access, owned: bool) -> Mr {
+        let (rkey, who) = (self.w.key(), self.w.who(self.node));
+        self.w.mem.open(rkey, Region { who, addr, len, access, open: true, owned });
+        let windows = self.w.profile.per_node[self.node].0.windows;
+        Mr { lkey: if windows { 0 } else { rkey }, rkey }
+    }
+}
+
+impl Fx for SimFx<'_> {
+    fn now(&self) -> u64 {
+        self.w.now
+    }
+
+    fn send(&mut self, ch: ChanId, parts: &[&[u8]]) -> Result<(), PostError> {
+        let bytes = parts.concat();
+        let max = self.w.profile.per_node[self.node].0.max_send;
+        assert!(bytes.len() <= max, "a SEND of {} bytes, at most {max} are allowed", bytes.len());
+        self.w.post(self.node, ch, Op::Send(bytes))
+    }
+
+    fn write(
+        &mut self,
+        ch: ChanId,
+        wr: u64,
+        local: Mem,
+        remote: Remote,
+        imm: Option<u32>,
+    ) -> Result<(), PostError> {
+        let max = self.w.profile.per_node[self.node].0.max_rdma;
+        assert!(local.len() <= max, "a WRITE of {} bytes, at most {max}", local.len());
+        self.w.post(self.node, ch, Op::Write { wr, local, remote, imm, at: 0 })
+    }
+
+    fn read(&mut self, ch: ChanId, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError> {
+        let caps = &self.w.profile.per_node[self.node].0;
+        assert!(caps.read, "a READ on a provider that has none");
+        assert!(local.len() <= caps.max_rdma, "a READ of {} bytes", local.len());
+        self.w.post(self.node, ch, Op::Read { wr, local, remote, at: 0 })
+    }
+
+    fn open(
+        &mut self,
+        ch: ChanId,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<Window, MapError> {
+        assert!(self.w.nodes[self.node].chans.contains_key(&ch), "open on an ended channel");
+        // The memory has to be there, on the host, and the engine's to use.
+        let who = self.w.who(self.node);
+        self.w.mem.read(who, false, addr, len, "open");
+        if self.w.fault(self.w.profile.open_fails) {
+            return Err(MapError::Failed(injected("open")));
+        }
+        if !self.w.profile.per_node[self.node].0.windows {
+            if let Some(rkey) = self.w.mem.registration(addr) {
+                return Ok(Window { mr: Mr { lkey: rkey, rkey }, owned: false });
+            }
+            if self.w.rng.percent(self.w.profile.need_proxy) {
+                return Err(MapError::NeedProxy);
+            }
+        }
+        Ok(Window { mr: self.register(addr, len, access, true), owned: true })
+    }
+
+    fn close(&mut self, _: ChanId, window: Window) {
+        if window.owned {
+            let region = self.w.mem.regions.get(&window.mr.rkey);
+            let who = self.w.who(self.node);
+            assert!(region.is_some_and(|r| r.open && r.who == who), "a window is closed twice");
+            self.w.mem.close(window.mr.rkey);
+        }
+    }
+
+    fn end_channel(&mut self, ch: ChanId) {
+        let Some(&(conn, side)) = self.w.nodes[self.node].chans.get(&ch) else {
+            panic!("channel {ch:#x} is ended twice");
+        };
+        self.w.end(conn, side, true);
+    }
+
+    fn progress_mark(&self, ch: ChanId) -> u64 {
+        let &(conn, side) = &self.w.nodes[self.node].chans[&ch];
+        self.w.conns[conn].ends[side].mark
+    }
+
+    fn connect(&mut self, peer: u32, name: &str) {
+        // Peers are made known in the order of the nodes, and named by it.
+        let to: usize = name.trim_start_matches("node").parse().unwrap();
+        assert_ne!(to, self.node);
+        let _ = peer;
+        self.w.dial(self.node, to);
+    }
+
+    fn alloc(&mut self, len: u64) -> Result<Buffer, Status> {
+        if self.w.fault(self.w.profile.alloc_fails) {
+            return Err(injected("memory"));
+        }
+        let who = self.w.who(self.node);
+        let addr = self.w.mem.alloc(who, 0, len, 0xDD, format!("library buffer of {len} bytes"));
+        self.w.mem.at(addr).library = true;
+        if !self.w.profile.per_node[self.node].0.windows {
+            let mr = self.register(addr, len, Access::all(), false);
+            self.w.mem.at(addr).registered = Some(mr.rkey);
+        }
+        Ok(Buffer { addr, len })
+    }
+
+    fn free(&mut self, buffer: Buffer) {
+        self.w.mem.free(buffer.addr, "freed by the engine");
+    }
+
+    unsafe fn copy(&mut self, dst: u64, src: u64, len: u64) {
+        let who = self.w.who(self.node);
+        let bytes = self.w.mem.read(who, false, src, len, "copy");
+        self.w.mem.write(who, false, dst, bytes, "copy");
+    }
+
+    unsafe fn copy_in(&mut self, dst: u64, bytes: &[u8]) {
+        let who = self.w.who(self.node);
+        self.w.mem.write(who, false, dst, bytes, "copy in");
+    }
+
+    unsafe fn bytes<'a>(&self, addr: u64, len: u64) -> &'a [u8] {
+        self.w.mem.read(self.w.who(self.node), false, addr, len, "bytes")
+    }
+
+    fn run(&mut self, work: Work) {
+        let node = &mut self.w.nodes[self.node];
+        node.recvs_ended += usize::from(matches!(work, Work::RecvDone { .. }));
+        node.work.push_back(work);
+    }
+}
+
+impl World {
+    /// Begins an attempt to connect.
+    pub fn dial(&mut self, from: usize, to: usize) {
+        if std::mem::replace(&mut self.nodes[from].dialing[to], true) {
+            return;
+        }
+        let max = if self.profile.quiet { 300 * US } else { 3 * MS };
+        let (delay, who) = (self.delay(max), self.who(from));
+        self.after(delay, Event::Connect { who, to });
+    }
+}

@@ -1,0 +1,133 @@
+//! What one run is like: drawn from its seed.
+
+use rdma_transport::api::Protocol;
+use rdma_transport::engine::Settings;
+use rdma_transport::fabric::{Caps, ProviderKind};
+
+use super::rng::Rng;
+
+pub const US: u64 = 1_000;
+pub const MS: u64 = 1_000_000;
+
+#[derive(Clone, Debug)]
+pub struct Profile {
+    pub nodes: usize,
+    /// Pairs of a send and its receive.
+    pub pairs: usize,
+    /// Nothing is disturbed: every transfer must succeed, and soon.
+    pub quiet: bool,
+    pub sq_depth: usize,
+    /// Longest delay of one hop.
+    pub latency: u64,
+    /// Most parts in which one operation takes effect.
+    pub parts: u64,
+    /// Without windows: how often the application's memory is registered, and how often memory that
+    /// is not needs a proxy.
+    pub registered: u64,
+    pub need_proxy: u64,
+    /// Faults, in percent of the events they concern.
+    pub alloc_fails: u64,
+    pub open_fails: u64,
+    pub connect_fails: u64,
+    pub cancels: u64,
+    pub aborts: u64,
+    pub short_timeouts: u64,
+    pub strays: u64,
+    /// Faults, number in this run.
+    pub drops: u64,
+    pub stalls: u64,
+    pub crashes: u64,
+    pub disconnects: u64,
+    pub shutdowns: u64,
+    pub manual: bool,
+    pub devices: bool,
+    pub sources: bool,
+    pub large: u64,
+    pub per_node: Vec<(Caps, Settings)>,
+}
+
+impl Profile {
+    pub fn draw(rng: &mut Rng) -> Profile {
+        let quiet = rng.percent(30);
+        let nodes = rng.range(2, 3) as usize;
+        // Each kind of disturbance in a part of the runs, so that many runs have few of them.
+        let mut some = |percent: u64, of: u64| {
+            let on = !quiet && rng.percent(percent);
+            let n = rng.range(1, of);
+            if on { n } else { 0 }
+        };
+        let (alloc_fails, open_fails) = (some(15, 10), some(15, 10));
+        let (connect_fails, cancels) = (some(30, 60), some(50, 40));
+        let (aborts, short_timeouts) = (some(30, 30), some(40, 40));
+        let (strays, drops) = (some(40, 30), some(35, 4));
+        let (stalls, crashes) = (some(35, 4), some(35, 3));
+        let (disconnects, shutdowns) = (some(20, 2), some(20, 2));
+        let manual = !quiet && crashes + drops + stalls == 0 && rng.percent(30);
+        let windows = rng.percent(50);
+        let max_rdma = rng.pick(&[64, 100, 1000, 4096, 1 << 20]);
+        let max_send = rng.pick(&[200, 256, 300, 1024, 4096]);
+        let eager_max = rng.pick(&[0, 16, 64, 200, 1000]);
+        let read = rng.percent(60);
+        let checksum = rng.percent(30);
+        let tolerate_dup_recv = rng.percent(30);
+        let forced = [Protocol::Eager, Protocol::DirectPut, Protocol::DirectGet];
+        let protocol = if rng.percent(30) { rng.pick(&forced) } else { Protocol::Auto };
+        let provider = if windows { ProviderKind::Shm } else { ProviderKind::Ibverbs };
+        let (timeout, peer_timeout) = match quiet {
+            true => (5_000 * MS, 10_000 * MS),
+            false => (rng.range(50, 2000) * MS, rng.range(100, 1000) * MS),
+        };
+        let mut per_node = Vec::new();
+        for _ in 0..nodes {
+            // Seldom the two ends differ in what they can do and want.
+            let odd = rng.percent(10);
+            let caps = Caps {
+                provider,
+                max_send,
+                eager_max,
+                max_rdma: if odd { 128 } else { max_rdma },
+                read: if odd { !read } else { read },
+                windows,
+                recv_depth: rng.pick(&[8, 9, 11, 16, 33, 64]),
+            };
+            let settings = Settings {
+                timeout,
+                peer_timeout,
+                protocol: if odd { rng.pick(&forced) } else { protocol },
+                eager_max: if rng.percent(20) { Some(rng.below(300) as usize) } else { None },
+                meta_cache_entries: rng.pick(&[1, 3, 4096]),
+                checksum: checksum != odd,
+                tolerate_dup_recv,
+                max_waiting: if quiet { 1024 } else { rng.pick(&[2, 20, 1024]) },
+            };
+            per_node.push((caps, settings));
+        }
+        Profile {
+            nodes,
+            pairs: rng.range(10, 80) as usize,
+            quiet,
+            sq_depth: rng.pick(&[1, 2, 3, 8, 64]),
+            latency: rng.pick(&[2, 10, 50]) * US,
+            parts: rng.range(1, 4),
+            registered: rng.pick(&[0, 50, 100]),
+            need_proxy: rng.pick(&[0, 50, 100]),
+            alloc_fails,
+            open_fails,
+            connect_fails,
+            cancels,
+            aborts,
+            short_timeouts,
+            strays,
+            drops,
+            stalls,
+            crashes,
+            disconnects,
+            shutdowns,
+            manual,
+            devices: rng.percent(40),
+            sources: rng.percent(30),
+            large: if max_rdma < 1000 { 4_000 } else { 30_000 },
+            per_node,
+        }
+    }
+}
