@@ -340,6 +340,7 @@ impl Manager {
         }
         self.core.lock().whole = true;
         let count = self.turn();
+        self.rearm();
         if self.fd_given.load(Ordering::Acquire) {
             let mut core = self.core.lock();
             self.timer.set(core.idle_time());
