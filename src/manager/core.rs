@@ -34,6 +34,8 @@ pub struct Core {
     pub boot_ready: bool,
     /// The next turn looks at the clock in any case.
     pub whole: bool,
+    /// A dial was queued since this was cleared: a driver that sleeps must start it.
+    pub dialled: bool,
     next_boot: u64,
     idle_turns: u32,
     events: Vec<Event>,
@@ -50,6 +52,7 @@ impl Core {
             boot,
             boot_ready: false,
             whole: true,
+            dialled: false,
             next_boot: 0,
             idle_turns: 0,
             events,
@@ -285,6 +288,7 @@ impl Core {
             route.dialing = true;
             let expect = Some((&*known.name, None));
             self.boot.dial(u64::from(peer), &route.addrs, expect, now + DIAL_TIMEOUT);
+            self.dialled = true;
             self.engine.connecting(peer);
         }
     }

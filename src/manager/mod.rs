@@ -113,7 +113,8 @@ impl Manager {
         let result = f(core);
         core.world.in_call = false;
         core.finish();
-        let queued = !core.world.work.is_empty() || core.world.full;
+        let dialled = std::mem::take(&mut core.dialled);
+        let queued = !core.world.work.is_empty() || core.world.full || dialled;
         let next = core.engine.next_tick();
         let inline = if core.world.inline.is_empty() {
             None

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use smallvec::SmallVec;
 
@@ -14,6 +15,7 @@ use super::ring::{Consumer, Control, MAX_PAYLOAD, MAX_WRITES, NoRoom, Producer, 
 use super::socket;
 use super::stream::{Job, StreamIn, StreamOut};
 use super::sys;
+use super::tuning::{Timed, Tuning, Way};
 use super::wire::{self, Message, Source, Write, kind, outcome};
 use crate::fabric::{EpId, Event, Mem, PostError, Remote};
 use crate::status::{Code, Reason, Status};
@@ -30,8 +32,8 @@ pub(crate) struct Posted {
     wr: u64,
     remote: Remote,
     len: u64,
-    /// Its number among those that went into the stream.
-    stream: Option<u64>,
+    /// Taken where there is a choice of ways.
+    timed: Option<Timed>,
 }
 
 /// How a READ is carried out.
@@ -41,10 +43,8 @@ pub(crate) enum How {
     Direct,
     /// The peer is to be asked.
     Ask,
-    /// It has been asked.
-    Asked,
-    /// All its bytes have come; the outcome is due.
-    Filled,
+    /// It has been asked; the number among the READs asked for.
+    Asked(u64),
 }
 
 /// A READ under way.
@@ -58,29 +58,23 @@ pub(crate) struct Reading {
     pub(crate) how: How,
 }
 
-/// What is taken out of the peer's ring and not finished.
+/// A WRITE of the peer that is being carried out.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Inbound {
-    /// A WRITE of the peer.
-    Write {
-        /// Destination.
-        to: Write,
-        /// Whether it has an immediate.
-        has_imm: bool,
-        /// Where its content is.
-        from: Source,
-        /// Which of the places (`wire::FROM_*`).
-        place: u8,
-        /// Bytes in place.
-        done: u64,
-        /// How it stands.
-        outcome: u8,
-    },
-    /// The answer to a READ of ours: so many bytes of the stream.
-    Data {
-        /// Bytes left.
-        left: u64,
-    },
+pub(crate) struct Inbound {
+    /// Destination.
+    pub(crate) to: Write,
+    /// Whether it has an immediate.
+    pub(crate) has_imm: bool,
+    /// Where its content is.
+    pub(crate) from: Source,
+    /// Which of the places (`wire::FROM_*`).
+    pub(crate) place: u8,
+    /// Bytes in place from the start.
+    pub(crate) front: u64,
+    /// From here to the end it is in place, too.
+    pub(crate) back: u64,
+    /// When the stream last brought something.
+    pub(crate) fed: Option<Instant>,
 }
 
 /// A connected endpoint.
@@ -108,6 +102,12 @@ pub(crate) struct Link {
     pub(crate) into: StreamIn,
     /// READs that the peer asked for and that have no record yet.
     pub(crate) asks: VecDeque<wire::Ask>,
+    /// READs that the peer has asked for, and that we have asked for.
+    pub(crate) asks_begun: u64,
+    pub(crate) asked: u64,
+    /// Those of ours that are not answered.
+    pub(crate) asking: usize,
+    pub(crate) tuning: Tuning,
     /// Outcomes of such READs that have no record yet.
     pub(crate) ends: VecDeque<u8>,
     pub(crate) pools_sent: SmallVec<[u32; 8]>,
@@ -154,6 +154,10 @@ impl Link {
             out: StreamOut::default(),
             into: StreamIn::default(),
             asks: VecDeque::new(),
+            asks_begun: 0,
+            asked: 0,
+            asking: 0,
+            tuning: Tuning::default(),
             ends: VecDeque::new(),
             pools_sent: SmallVec::new(),
             pools_wanted: SmallVec::new(),
@@ -272,13 +276,13 @@ impl Link {
         }
         let to = Write { dst: remote.addr, rkey: remote.rkey, imm: imm.unwrap_or(0) };
         let flags = if imm.is_some() { wire::HAS_IMM } else { 0 };
-        let stream = if len <= core.policy.inline_max {
+        let timed = if len <= core.policy.inline_max {
             self.write_inline(to, flags, local)?;
             None
         } else {
             self.write_described(core, to, flags, local)?
         };
-        self.writes.push_back(Posted { wr, remote, len, stream });
+        self.writes.push_back(Posted { wr, remote, len, timed });
         Ok(())
     }
 
@@ -298,20 +302,19 @@ impl Link {
         Ok(())
     }
 
-    /// A WRITE whose record says where the content is; its number if it goes into the stream.
+    /// A WRITE whose record says where the content is.
     fn write_described(
         &mut self,
         core: &Core,
         to: Write,
         flags: u8,
         local: Mem,
-    ) -> Result<Option<u64>, PostError> {
+    ) -> Result<Option<Timed>, PostError> {
         const LEN: usize = Write::LEN + Source::LEN;
         if let Err(why) = self.tx.room(LEN, self.rx.control()) {
             return Err(self.no_room(why, LEN));
         }
-        let (place, at, pool) = self.place(core, local)?;
-        let from = Source { at, len: local.len(), pool };
+        let (place, from, timed) = self.place(core, local)?;
         match self.tx.reserve(LEN, self.rx.control()) {
             Ok(mut slot) => {
                 slot.put(&to.encode());
@@ -321,28 +324,42 @@ impl Link {
             Err(why) => return Err(self.no_room(why, LEN)),
         }
         self.published(LEN);
-        if place != wire::FROM_STREAM {
-            return Ok(None);
+        if place & wire::FROM_STREAM != 0 {
+            let op = self.answered + self.writes.len() as u64;
+            self.out.jobs.push_back(Job {
+                op,
+                addr: local.addr(),
+                len: local.len(),
+                done: 0,
+                rkey: None,
+                denied: false,
+                optional: place & wire::FROM_PROCESS != 0,
+            });
         }
-        let (addr, len) = (local.addr(), local.len());
-        self.out.jobs.push_back(Job { addr, len, done: 0, rkey: None, denied: false });
-        self.out.writes_begun += 1;
-        Ok(Some(self.out.writes_begun))
+        Ok(timed)
     }
 
-    /// Where the target finds the content: flag, address or offset, pool segment.
-    fn place(&mut self, core: &Core, local: Mem) -> Result<(u8, u64, u32), PostError> {
+    /// Where the target finds the content.
+    fn place(&mut self, core: &Core, local: Mem) -> Result<(u8, Source, Option<Timed>), PostError> {
+        let mut from = Source { at: local.addr(), len: local.len(), pool: 0 };
         if core.policy.pool
             && let Some((id, offset)) = core.pools.find(local.addr(), local.len())
             && self.pass_pool(core, id)
         {
-            return Ok((wire::FROM_POOL, offset, id));
+            from = Source { at: offset, pool: id, ..from };
+            return Ok((wire::FROM_POOL, from, None));
         }
-        if core.policy.process && self.peer_reads {
-            return Ok((wire::FROM_PROCESS, local.addr(), 0));
+        if !(core.policy.process && self.peer_reads) {
+            self.open_stream().map_err(PostError::Failed)?;
+            return Ok((wire::FROM_STREAM, from, None));
         }
-        self.open_stream().map_err(PostError::Failed)?;
-        Ok((wire::FROM_STREAM, 0, 0))
+        if !core.policy.share {
+            return Ok((wire::FROM_PROCESS, from, None));
+        }
+        let timed = self.tuning.choose(local.len(), Instant::now());
+        let both = timed.way() == Way::Both && self.open_stream().is_ok();
+        let stream = if both { wire::FROM_STREAM } else { 0 };
+        Ok((wire::FROM_PROCESS | stream, from, Some(timed)))
     }
 
     /// Makes sure that the peer has the descriptor of a pool segment of ours.
@@ -404,6 +421,8 @@ impl Link {
             return Err(self.broken("number of executed writes"));
         }
         let look = load64(&self.theirs().failed) != self.failures;
+        // Their sources are not read any more.
+        self.out.drop_before(executed);
         for _ in 0..count {
             let index = (self.answered % MAX_WRITES as u64) as usize;
             let code = if look {
@@ -413,10 +432,8 @@ impl Link {
             };
             self.answered += 1;
             let Some(posted) = self.writes.pop_front() else { break };
-            if posted.stream.is_some_and(|number| number > self.out.writes_fed) {
-                // Its source would still be read after `Done`.
-                self.writes.push_front(posted);
-                return Err(self.broken("answer before the content was sent"));
+            if let Some(timed) = posted.timed {
+                self.tuning.learn(timed, posted.len, Instant::now());
             }
             self.failures += u64::from(code != outcome::OK);
             let result = self.result("WRITE", code, posted.remote, posted.len);

@@ -22,6 +22,7 @@ mod ring;
 mod socket;
 mod stream;
 pub(crate) mod sys;
+mod tuning;
 mod wire;
 
 use std::collections::HashMap;
@@ -57,23 +58,25 @@ const CLOCK_EVERY: u32 = 64;
 struct Policy {
     pool: bool,
     process: bool,
+    /// Content in no pool may be copied by both sides.
+    share: bool,
     inline_max: u64,
 }
 
 impl Policy {
     fn new(forced: Option<&str>) -> Result<Policy, Status> {
-        let (pool, process, inline_max) = match forced {
-            None => (true, true, INLINE_MAX),
-            Some("pool") => (true, true, 0),
-            Some("cma") => (false, true, 0),
-            Some("ring") => (false, false, 0),
+        let (pool, process, share, inline_max) = match forced {
+            None => (true, true, true, INLINE_MAX),
+            Some("pool") => (true, true, true, 0),
+            Some("cma") => (false, true, false, 0),
+            Some("ring") => (false, false, false, 0),
             Some(other) => {
                 return Err(Status::invalid(format!(
                     "RDMA_SHM_COPY is \"{other}\"; pool, cma and ring are allowed"
                 )));
             }
         };
-        Ok(Policy { pool, process, inline_max })
+        Ok(Policy { pool, process, share, inline_max })
     }
 }
 
@@ -96,6 +99,7 @@ struct Core {
 }
 
 impl Core {
+    /// Takes bytes that were moved off the budget.
     fn spend(&mut self, bytes: u64) {
         self.budget = self.budget.saturating_sub(bytes as usize);
     }
@@ -302,15 +306,20 @@ impl Link {
             || self.has_room_again()
     }
 
-    /// Whether stream bytes can be moved, in or out, or a copy is under way.
+    /// Whether stream slots can be moved, in or out, or a copy is under way.
     fn stream_ready(&mut self) -> bool {
-        let coming = match self.inbound {
-            None => false,
-            Some(link::Inbound::Write { place, .. }) if place != wire::FROM_STREAM => true,
-            Some(_) => load64(&self.theirs().stream_put) != self.into.taken,
+        let waits = match self.inbound {
+            None => self.asking > 0,
+            // It can be read without the peer's help.
+            Some(inbound) if inbound.place != wire::FROM_STREAM => return true,
+            Some(_) => true,
         };
-        let going = !self.out.jobs.is_empty()
-            && (self.out.space() > 0 || load64(&self.theirs().stream_taken) != self.out.taken);
+        let coming = waits && load64(&self.theirs().stream_put) != self.into.taken;
+        let going = !self.out.jobs.is_empty() && {
+            let taken = load64(&self.theirs().stream_taken);
+            // An impossible count is for the next poll to find.
+            !self.out.see_taken(taken) || self.out.has_slot()
+        };
         coming || going
     }
 }
