@@ -1,9 +1,11 @@
 //! The shm provider: processes of one host, through shared memory.
 //!
 //! - Control and small content travel in lock-free rings, one memfd per direction (`ring`).
-//! - Larger content is copied once: by the target of a WRITE, by the initiator of a READ. The source
-//!   is mapped if it lies in the pool, else read by `process_vm_readv`. Where the kernel forbids
-//!   that, both sides copy through a stream segment (`stream`).
+//! - Larger content that lies in the pool is copied once, out of the mapped segment: by the target
+//!   of a WRITE, by the initiator of a READ.
+//! - Other content is read by `process_vm_readv`, or both sides copy it at once through a stream
+//!   segment (`stream`): a WRITE goes the way that was measured to be quicker (`tuning`), and
+//!   everything goes through the stream where the kernel forbids the other.
 //! - A peer is woken, by an eventfd, only while it says that it sleeps (`exports`).
 //! - The Unix socket of the handshake stays open: its end is the end of the endpoint.
 //!
