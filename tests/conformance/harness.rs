@@ -29,6 +29,8 @@ pub trait Fixture: 'static {
     fn available() -> bool {
         true
     }
+    /// Length of a transfer that is not done in one step; at most `max_rdma`.
+    const LARGE: usize = 64 << 20;
     /// Settings of both adapters.
     fn config() -> Config {
         Config::default()
@@ -45,10 +47,6 @@ pub trait Fixture: 'static {
 
 /// All access.
 pub const ALL: Access = Access::all();
-
-const MIB: usize = 1 << 20;
-/// Large enough not to be done in one step.
-pub const LARGE: usize = 64 * MIB;
 
 /// Deadline of whatever a test waits for.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -365,9 +363,9 @@ impl Pair {
     /// Both directions work and nothing else is reported.
     pub fn check_alive(&mut self) {
         assert_eq!((&self.a.log, &self.b.log), (&vec![], &vec![]));
-        self.a.send(b"alive?").expect("send");
+        patiently(self, |p| p.a.send(b"alive?"));
         assert_eq!(self.arrival_b(), Ev::Message(b"alive?".to_vec()));
-        self.b.send(b"alive").expect("send");
+        patiently(self, |p| p.b.send(b"alive"));
         let got = self.until("arrival at a", |p| p.a.arrival());
         assert_eq!(got, Ev::Message(b"alive".to_vec()));
         assert_eq!((&self.a.log, &self.b.log), (&vec![], &vec![]));
