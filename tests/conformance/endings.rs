@@ -74,6 +74,8 @@ pub fn dropped_adapter<F: Fixture>() {
         a.arrival()
     });
     drop(b);
+    let ep = a.ep;
+    a.notice_end::<F>(ep);
     let status = until("end of the endpoint", || {
         a.poll();
         a.down()
