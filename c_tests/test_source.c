@@ -142,7 +142,7 @@ static void bad_responses(void) {
   op *o = respond(p.b, 12345, &t);
   CHECK_CODE(RDMA_NOT_FOUND, o->rc);
   CHECK_BAD(RDMA_NOT_FOUND, rdma_response_fail(p.b, 12345, RDMA_INTERNAL, "x", 1));
-  CHECK_BAD(RDMA_NOT_FOUND, rdma_response_fail(p.b, 0, RDMA_INTERNAL, "x", 1));
+  CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_response_fail(p.b, 0, RDMA_INTERNAL, "x", 1));
   op *r = op_recv(p.a, "beta", "1", 1, 1, NULL);
   CHECK(count_reached(&held, 1, 10000));
   /* A response refused for its arguments can still be given. */

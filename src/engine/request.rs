@@ -336,6 +336,15 @@ impl Engine {
         }
     }
 
+    /// Closes the landing and gives back its proxy: the content comes another way.
+    fn drop_landing(&mut self, fx: &mut dyn Fx, index: u32) {
+        self.close_landing(fx, index);
+        let landing = self.requests.get_mut(index).and_then(|r| r.landing.take());
+        if let Some(staged) = landing.and_then(|l| l.staged) {
+            fx.free(staged);
+        }
+    }
+
     pub(super) fn send_request(&mut self, fx: &mut dyn Fx, index: u32, ch: ChanId) {
         let eager_max = self.eager_max(ch);
         let Some(r) = self.requests.get_mut(index) else { return };
@@ -419,7 +428,7 @@ impl Engine {
         r.protocol = Protocol::Eager;
         let ready = r.meta.as_ref() == Some(&meta);
         self.remember(index, &meta);
-        self.close_landing(fx, index);
+        self.drop_landing(fx, index);
         if let Some(sum) = sum
             && sum != checksum(content)
         {
@@ -483,12 +492,7 @@ impl Engine {
         }
         r.protocol = Protocol::DirectGet;
         self.remember(index, &m.meta);
-        self.close_landing(fx, index);
-        if let Some(staged) =
-            self.requests.get_mut(index).and_then(|r| r.landing.take()).and_then(|l| l.staged)
-        {
-            fx.free(staged);
-        }
+        self.drop_landing(fx, index);
         let same = self.requests.get(index).is_some_and(|r| r.meta.as_ref() == Some(&m.meta));
         let after = AfterAlloc::Meta { response: m.response, source: m.source };
         let ready = if same { Ok(true) } else { self.prepare(fx, index, m.meta, after, false) };

@@ -16,6 +16,9 @@ use crate::status::{Code, Status};
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Handshakes are looked at so often while nothing says that they need it.
 const BOOT_INTERVAL: u64 = 200_000;
+/// Turns without an event between two looks at the clock, the timers and the handshakes: reading the
+/// clock costs as much as polling.
+const CLOCK_EVERY: u32 = 16;
 /// Longest sleep while something waits for room in a queue.
 const RETRY: Duration = Duration::from_millis(1);
 
@@ -29,7 +32,10 @@ pub struct Core {
     pub boot: Bootstrap,
     /// Some descriptor of the handshakes is ready.
     pub boot_ready: bool,
+    /// The next turn looks at the clock in any case.
+    pub whole: bool,
     next_boot: u64,
+    idle_turns: u32,
     events: Vec<Event>,
     boot_events: Vec<BootEvent>,
 }
@@ -38,13 +44,31 @@ impl Core {
     /// Puts the parts together.
     pub fn new(engine: Engine, world: World, boot: Bootstrap) -> Core {
         let (events, boot_events) = (Vec::new(), Vec::new());
-        Core { engine, world, boot, boot_ready: false, next_boot: 0, events, boot_events }
+        Core {
+            engine,
+            world,
+            boot,
+            boot_ready: false,
+            whole: true,
+            next_boot: 0,
+            idle_turns: 0,
+            events,
+            boot_events,
+        }
     }
 
     /// Does what there is to do; the number of events handled.
     pub fn turn(&mut self) -> u32 {
-        self.world.tick();
         let mut count = self.poll_adapters();
+        self.idle_turns = if count > 0 { 0 } else { self.idle_turns.wrapping_add(1) };
+        if count == 0
+            && !std::mem::take(&mut self.whole)
+            && !self.idle_turns.is_multiple_of(CLOCK_EVERY)
+            && !self.world.full
+        {
+            return 0;
+        }
+        self.world.tick();
         if self.boot_ready || self.boot.pending() > 0 || self.world.now >= self.next_boot {
             count += self.poll_boot();
         }
@@ -71,6 +95,12 @@ impl Core {
         for kind in ProviderKind::ALL {
             let Some(adapter) = self.world.adapters[kind as usize].as_mut() else { continue };
             adapter.poll(&mut events);
+            if events.is_empty() {
+                continue;
+            }
+            if count == 0 {
+                self.world.tick();
+            }
             count += events.len() as u32;
             for event in events.drain(..) {
                 self.on_event(kind, event);

@@ -116,6 +116,9 @@ impl Manager {
         let _log = log::Deferred::new();
         let mut core = self.core.lock();
         let count = core.turn();
+        if core.world.work.is_empty() {
+            return count;
+        }
         let batch = std::mem::take(&mut core.world.work);
         drop(core);
         count + self.run_all(batch)
@@ -229,6 +232,7 @@ impl Manager {
         {
             let mut core = self.core.lock();
             core.world.tick();
+            core.whole = true;
             timeout = core.idle_time().min(limit);
             let until = core.world.now.saturating_add(timeout.as_nanos() as u64).max(1);
             // Stored before arming: a call that comes in between sees a sleeper and wakes it.

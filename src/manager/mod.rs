@@ -338,6 +338,7 @@ impl Manager {
         if self.fd_given.load(Ordering::Acquire) {
             self.look();
         }
+        self.core.lock().whole = true;
         let count = self.turn();
         if self.fd_given.load(Ordering::Acquire) {
             let mut core = self.core.lock();
@@ -622,6 +623,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         inline: Vec::new(),
         in_call: false,
         full: false,
+        posted_to: 0,
         now: 0,
         start: Instant::now(),
         name: config.name.clone(),

@@ -99,6 +99,8 @@ pub struct World {
     pub in_call: bool,
     /// Some post found no room: try again after the next poll.
     pub full: bool,
+    /// Adapters that were posted to since the last flush, by bit.
+    pub posted_to: u8,
     /// Time of this turn, nanoseconds since `start`.
     pub now: u64,
     /// Time zero.
@@ -112,6 +114,7 @@ pub struct World {
 impl World {
     fn adapter(&mut self, ch: ChanId) -> Option<(&mut dyn crate::fabric::Adapter, EpId)> {
         let (kind, ep) = self.links.get(&ch)?.ep;
+        self.posted_to |= 1 << kind as u8;
         let adapter = self.adapters[kind as usize].as_mut()?;
         Some((adapter.as_mut(), ep))
     }
@@ -137,8 +140,13 @@ impl World {
 
     /// Rings the doorbells.
     pub fn flush(&mut self) {
-        for adapter in self.adapters.iter_mut().flatten() {
-            adapter.flush();
+        let posted = std::mem::take(&mut self.posted_to);
+        for kind in ProviderKind::ALL {
+            if posted & 1 << kind as u8 != 0
+                && let Some(adapter) = self.adapters[kind as usize].as_mut()
+            {
+                adapter.flush();
+            }
         }
     }
 

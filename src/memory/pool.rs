@@ -230,3 +230,119 @@ impl Pool {
         (inner.used, inner.reserved)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A small generator with a seed, so that a failure replays.
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, n: usize) -> usize {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            (self.0 % n as u64) as usize
+        }
+    }
+
+    #[test]
+    fn blocks_are_aligned_distinct_and_reusable() {
+        let pool = Pool::new(1 << 30);
+        let a = pool.alloc(0).unwrap();
+        let b = pool.alloc(1).unwrap();
+        let c = pool.alloc(65).unwrap();
+        assert!([a, b, c].iter().all(|p| p.addr() % ALIGN == 0));
+        assert_eq!((pool.len_of(a), pool.len_of(c)), (Some(64), Some(128)));
+        assert!(a != b && b != c && pool.contains(c.addr() as u64, 65));
+        assert_eq!(pool.usage(), (256, SEGMENT));
+        pool.free(b).unwrap();
+        assert_eq!(pool.alloc(64).unwrap(), b);
+        assert_eq!(pool.segment_count(), 1);
+    }
+
+    #[test]
+    fn a_wrong_address_is_refused() {
+        let pool = Pool::new(1 << 30);
+        let a = pool.alloc(1000).unwrap();
+        for wrong in [std::ptr::null_mut(), a.wrapping_add(64), a.wrapping_sub(64)] {
+            assert_eq!(pool.free(wrong).unwrap_err().code, Code::NotFound);
+        }
+        pool.free(a).unwrap();
+        assert_eq!(pool.free(a).unwrap_err().code, Code::NotFound);
+        assert_eq!(pool.usage().0, 0);
+    }
+
+    #[test]
+    fn the_limit_holds_and_is_usable_to_the_end() {
+        let pool = Pool::new(SEGMENT + 3 * HUGE);
+        let a = pool.alloc(SEGMENT).unwrap();
+        let b = pool.alloc(3 * HUGE).unwrap();
+        assert_eq!(pool.alloc(1).unwrap_err().code, Code::ResourceExhausted);
+        assert_eq!(pool.alloc(usize::MAX).unwrap_err().code, Code::ResourceExhausted);
+        pool.free(b).unwrap();
+        pool.alloc(1).unwrap();
+        pool.free(a).unwrap();
+        assert_eq!(pool.alloc(SEGMENT).unwrap(), a);
+        assert_eq!(Pool::new(100).alloc(1).unwrap_err().code, Code::ResourceExhausted);
+    }
+
+    #[test]
+    fn large_blocks_have_their_own_segment_and_give_memory_back() {
+        let pool = Pool::new(1 << 30);
+        let len = 2 * SEGMENT + 5;
+        let a = pool.alloc(len).unwrap();
+        let segment = pool.segments(0)[0];
+        assert_eq!((segment.addr, segment.len), (a.addr() as u64, (2 * SEGMENT + HUGE) as u64));
+        // SAFETY: a live block of this length.
+        unsafe { a.write_bytes(0x5A, len) };
+        pool.free(a).unwrap();
+        // SAFETY: the segment stays mapped as long as the pool lives.
+        assert_eq!(unsafe { a.add(SEGMENT).read_volatile() }, 0, "memory was kept");
+        let stays = pool.segments(0);
+        assert_eq!((stays.len(), stays[0].addr), (1, a.addr() as u64));
+        assert_eq!(pool.segments(1).len(), 0);
+    }
+
+    #[test]
+    fn random_allocations_never_overlap_and_all_space_returns() {
+        for seed in 1..=5 {
+            let mut random = Random(0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(seed));
+            let pool = Pool::new(4 * SEGMENT);
+            let mut live: Vec<(*mut u8, usize, u8)> = Vec::new();
+            for step in 0..4000 {
+                if random.below(5) < 3 {
+                    let len = match random.below(20) {
+                        0 => random.below(8 << 20),
+                        1..5 => random.below(100_000),
+                        _ => random.below(2000),
+                    };
+                    let Ok(ptr) = pool.alloc(len) else { continue };
+                    let mark = step as u8;
+                    let used = len.min(256);
+                    // SAFETY: a live block of at least `used` bytes.
+                    unsafe { ptr.write_bytes(mark, used) };
+                    live.push((ptr, used, mark));
+                } else if !live.is_empty() {
+                    let (ptr, used, mark) = live.swap_remove(random.below(live.len()));
+                    // SAFETY: a live block of at least `used` bytes.
+                    let bytes = unsafe { std::slice::from_raw_parts(ptr, used) };
+                    assert!(bytes.iter().all(|&b| b == mark), "seed {seed} step {step}");
+                    pool.free(ptr).unwrap();
+                }
+            }
+            let blocks: Vec<(usize, usize)> =
+                pool.inner.lock().blocks.iter().map(|(&a, b)| (a, b.len)).collect();
+            assert!(blocks.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0), "seed {seed}");
+            for (ptr, ..) in live {
+                pool.free(ptr).unwrap();
+            }
+            let inner = pool.inner.lock();
+            for s in &inner.segments {
+                assert_eq!(s.free.by_offset.iter().collect::<Vec<_>>(), [(&0, &s.map.len())]);
+                assert_eq!(s.free.by_size.len(), 1);
+            }
+        }
+    }
+}

@@ -44,7 +44,7 @@ use sys::Epoll;
 use wire::Address;
 
 /// Content up to this length travels in the record of its WRITE.
-const INLINE_MAX: u64 = 4096;
+const INLINE_MAX: u64 = 8192;
 /// Content up to this length is better inside a SEND.
 const EAGER_MAX: usize = 8192;
 /// Bytes that one poll moves, at most, beside short records.

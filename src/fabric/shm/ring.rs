@@ -333,3 +333,6 @@ impl Consumer {
 }
 
 const _: () = assert!(size_of::<Control>() <= 4096);
+
+#[cfg(test)]
+mod tests;
