@@ -135,6 +135,8 @@ impl Fixture for Ibverbs {
     const NAME: &str = "ibverbs";
     const KIND: ProviderKind = ProviderKind::Ibverbs;
     const SURVIVES: bool = false;
+    /// The longest message of Soft-RoCE.
+    const LARGE: usize = 8 << 20;
     const TELLS_END: bool = false;
     fn available() -> bool {
         std::env::var_os("RDMA_TEST_DEVICE").is_some()
