@@ -37,6 +37,8 @@ use slab::Slab;
 pub const WR_ACK: u64 = 0;
 const WR_RESPONSE: u64 = 1 << 56;
 const WR_REQUEST: u64 = 2 << 56;
+/// Set in the tag of writes with immediate.
+const WR_IMM: u64 = 1 << 32;
 const WR_KIND: u64 = 0xFF << 56;
 
 /// Memory of the library, given and taken back through `Fx`.
@@ -427,6 +429,11 @@ impl Engine {
     /// A write or read that was posted has ended.
     pub fn on_done(&mut self, fx: &mut dyn Fx, ch: ChanId, wr: u64, result: Result<(), Status>) {
         let index = wr as u32;
+        if let (true, true, Some(c)) =
+            (wr & WR_IMM != 0, result.is_err(), self.channels.get_mut(ch))
+        {
+            c.on_refused();
+        }
         match wr & WR_KIND {
             WR_RESPONSE => self.on_write_done(fx, ch, index, result),
             WR_REQUEST => self.on_read_done(fx, ch, index, result),
@@ -455,7 +462,7 @@ impl Engine {
     /// Posts what waits on any channel, after the providers made room.
     pub fn flush_all(&mut self, fx: &mut dyn Fx) {
         let waiting: Vec<ChanId> =
-            self.channels.iter().filter(|(_, c)| c.pending() > 0).map(|(i, _)| i).collect();
+            self.channels.iter().filter(|(_, c)| c.waits()).map(|(i, _)| i).collect();
         for ch in waiting {
             self.settle(fx, ch);
         }
@@ -477,7 +484,7 @@ impl Engine {
 
     /// Whether anything waits to be posted.
     pub fn has_pending(&self) -> bool {
-        self.channels.iter().any(|(_, c)| c.pending() > 0)
+        self.channels.iter().any(|(_, c)| c.waits())
     }
 
     /// Sends a message on a channel, if it is still there.

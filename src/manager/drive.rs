@@ -253,7 +253,7 @@ impl Manager {
             core.world.tick();
             core.whole = true;
             timeout = core.idle_time().min(limit);
-            let until = core.world.now.saturating_add(timeout.as_nanos() as u64);
+            let until = core.world.clock.now().saturating_add(timeout.as_nanos() as u64);
             d.sleeps_until.store(until, Ordering::SeqCst);
             if !core.arm() || timeout.is_zero() || d.closing.load(Ordering::SeqCst) {
                 d.sleepers.fetch_sub(1, Ordering::SeqCst);

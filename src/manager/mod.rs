@@ -1,7 +1,7 @@
 //! The manager: one local worker identity, which owns everything. The Rust API behind the C ABI.
 //!
 //! One lock guards the engine and its world; callbacks run outside of it. Files: `core` (one turn),
-//! `world` (what engine and handshake act on), `drive` (who turns, and when it sleeps), `memory`
+//! `clock`, `world` (what engine and handshake act on), `drive` (who turns, and when it sleeps), `memory`
 //! (registered regions), `report` (statistics, metrics, trace), `sys` (system calls).
 
 use std::os::fd::RawFd;
@@ -22,6 +22,7 @@ use crate::memory::pool::Pool;
 use crate::observe::{Stats, Trace};
 use crate::status::{Code, Reason, Status};
 
+mod clock;
 mod core;
 mod drive;
 mod memory;
@@ -30,6 +31,7 @@ mod sys;
 mod world;
 
 use self::core::Core;
+use clock::Clock;
 use drive::{Drivers, Waiter};
 pub use report::providers;
 use sys::{Epoll, EventFd, Tag, TimerFd};
@@ -105,7 +107,6 @@ impl Manager {
     /// Calls the engine with the lock held, then runs what may run inline and wakes a driver for
     /// the rest.
     fn call<R>(&self, f: impl FnOnce(&mut Core) -> R) -> R {
-        let _log = log::Deferred::new();
         let mut guard = self.core.lock();
         let core = &mut *guard;
         core.world.tick();
@@ -339,7 +340,6 @@ impl Manager {
         if self.fd_given.load(Ordering::Acquire) {
             self.look();
         }
-        self.core.lock().whole = true;
         let count = self.turn();
         self.rearm();
         if self.fd_given.load(Ordering::Acquire) {
@@ -627,8 +627,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         in_call: false,
         full: false,
         posted_to: 0,
-        now: 0,
-        start: Instant::now(),
+        clock: Clock::new(),
         name: config.name.clone(),
         epoll,
     };
