@@ -154,11 +154,17 @@ impl Manager {
             }
             Work::Alloc { request, mut alloc, meta, .. } => {
                 let addr = alloc(&meta);
-                let mut core = self.core.lock();
-                let core = &mut *core;
+                let mut guard = self.core.lock();
+                let core = &mut *guard;
                 core.world.tick();
                 core.engine.allocated(&mut core.world, request, alloc, addr);
                 core.finish();
+                // Inside a caller nobody else looks at what this caused.
+                let queued = !core.world.work.is_empty();
+                drop(guard);
+                if queued {
+                    self.kick();
+                }
             }
             Work::Source { source, response, peer, key, step } => {
                 source(response, &peer, &key, step)
@@ -188,11 +194,16 @@ impl Manager {
     }
 
     fn copied(&self, token: u64, result: Result<(), Status>) {
-        let mut core = self.core.lock();
-        let core = &mut *core;
+        let mut guard = self.core.lock();
+        let core = &mut *guard;
         core.world.tick();
         core.engine.copied(&mut core.world, token, result);
         core.finish();
+        let queued = !core.world.work.is_empty();
+        drop(guard);
+        if queued {
+            self.kick();
+        }
     }
 
     /// Gives back what a finished receive held.

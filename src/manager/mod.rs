@@ -385,6 +385,7 @@ impl Manager {
     /// The memory stays valid until `mem_unregister`.
     pub unsafe fn mem_register(&self, addr: u64, len: u64, device: u32) -> Result<(), Status> {
         self.call(|core| {
+            core.engine.check_device(device)?;
             let w = &mut core.world;
             // SAFETY: the caller's promise.
             let failed = unsafe { w.regions.add(&mut w.adapters, addr, len, device, false) }?;

@@ -73,7 +73,7 @@ pub fn full_queue<F: Fixture>() {
             }
             assert!(sent < 4_000_000, "the queue has no bound");
         }
-        assert!(sent >= 16, "only {sent} messages fit");
+        assert!(sent > 0, "not one message fits");
         let mut seen = 0;
         pair.until("all messages", |p| {
             for (_, e) in p.b.log.drain(..) {
@@ -87,13 +87,13 @@ pub fn full_queue<F: Fixture>() {
 }
 
 pub fn writes<F: Fixture>() {
-    let src = Buf::pattern(LARGE, 2);
-    let mut dst = Buf::new(LARGE);
+    let src = Buf::pattern(F::LARGE, 2);
+    let mut dst = Buf::new(F::LARGE);
     let mut pair = Pair::new::<F>();
     let lkey = pair.a.lkey(&src);
     let Mr { rkey, .. } = pair.b.register(&dst, ALL);
-    for (wr, len) in [0, 1, 4096, 1 << 20, (1 << 20) + 1, LARGE].into_iter().enumerate() {
-        for at in [0, (LARGE - len).min(13)] {
+    for (wr, len) in [0, 1, 4096, 1 << 20, (1 << 20) + 1, F::LARGE].into_iter().enumerate() {
+        for at in [0, (F::LARGE - len).min(13)] {
             dst.fill(0);
             let remote = remote(&dst, at, rkey);
             pair.a.write(wr as u64, src.mem(at, len, lkey), remote, None).expect("write");
@@ -174,16 +174,16 @@ pub fn immediates<F: Fixture>() {
 }
 
 pub fn reads<F: Fixture>() {
-    let src = Buf::pattern(LARGE, 4);
-    let mut dst = Buf::new(LARGE);
+    let src = Buf::pattern(F::LARGE, 4);
+    let mut dst = Buf::new(F::LARGE);
     let mut pair = Pair::new::<F>();
     if !pair.a.ad.caps().read {
         return;
     }
     let lkey = pair.a.lkey(&dst);
     let Mr { rkey, .. } = pair.b.register(&src, ALL);
-    for (wr, len) in [0, 1, 4096, 1 << 20, (1 << 20) + 1, LARGE].into_iter().enumerate() {
-        for at in [0, (LARGE - len).min(13)] {
+    for (wr, len) in [0, 1, 4096, 1 << 20, (1 << 20) + 1, F::LARGE].into_iter().enumerate() {
+        for at in [0, (F::LARGE - len).min(13)] {
             dst.fill(0);
             let remote = remote(&src, at, rkey);
             pair.a.read(wr as u64, dst.mem(at, len, lkey), remote).expect("read");
@@ -212,9 +212,9 @@ pub fn read_is_not_overtaken<F: Fixture>() {
         there.fill(0);
         let r = remote(&there, 0, rkey);
         pair.a.write(1, old.mem(0, LEN, lo), r, None).expect("write");
-        pair.a.read(2, dst.mem(0, LEN, ld), r).expect("read");
-        pair.a.write(3, new.mem(0, LEN, ln), r, Some(round)).expect("write");
-        pair.a.send(b"after").expect("send");
+        patiently(&mut pair, |p| p.a.read(2, dst.mem(0, LEN, ld), r));
+        patiently(&mut pair, |p| p.a.write(3, new.mem(0, LEN, ln), r, Some(round)));
+        patiently(&mut pair, |p| p.a.send(b"after"));
         assert_eq!(pair.done_a(2), Ok(()));
         same(dst.bytes(), old.bytes(), "what was read");
         assert_eq!((pair.done_a(1), pair.done_a(3)), (Ok(()), Ok(())));
@@ -227,19 +227,19 @@ pub fn read_is_not_overtaken<F: Fixture>() {
 
 /// Large WRITEs and READs of both ends at once.
 pub fn both_directions<F: Fixture>() {
-    const LEN: usize = 16 << 20;
-    let (sa, sb) = (Buf::pattern(LEN, 7), Buf::pattern(LEN, 8));
-    let (wa, wb, ra, rb) = (Buf::new(LEN), Buf::new(LEN), Buf::new(LEN), Buf::new(LEN));
+    let len = F::LARGE / 4;
+    let (sa, sb) = (Buf::pattern(len, 7), Buf::pattern(len, 8));
+    let (wa, wb, ra, rb) = (Buf::new(len), Buf::new(len), Buf::new(len), Buf::new(len));
     let mut pair = Pair::new::<F>();
     let read = pair.a.ad.caps().read;
     let (ka, kb) = (pair.a.register(&sa, ALL), pair.b.register(&sb, ALL));
     let (kwa, kwb) = (pair.a.register(&wa, ALL), pair.b.register(&wb, ALL));
     let (lra, lrb) = (pair.a.lkey(&ra), pair.b.lkey(&rb));
-    pair.a.write(1, sa.mem(0, LEN, ka.lkey), remote(&wb, 0, kwb.rkey), Some(1)).expect("write");
-    pair.b.write(1, sb.mem(0, LEN, kb.lkey), remote(&wa, 0, kwa.rkey), Some(2)).expect("write");
+    pair.a.write(1, sa.mem(0, len, ka.lkey), remote(&wb, 0, kwb.rkey), Some(1)).expect("write");
+    pair.b.write(1, sb.mem(0, len, kb.lkey), remote(&wa, 0, kwa.rkey), Some(2)).expect("write");
     if read {
-        pair.a.read(2, ra.mem(0, LEN, lra), remote(&sb, 0, kb.rkey)).expect("read");
-        pair.b.read(2, rb.mem(0, LEN, lrb), remote(&sa, 0, ka.rkey)).expect("read");
+        pair.a.read(2, ra.mem(0, len, lra), remote(&sb, 0, kb.rkey)).expect("read");
+        pair.b.read(2, rb.mem(0, len, lrb), remote(&sa, 0, ka.rkey)).expect("read");
     }
     let mut left: HashSet<_> = [(0, 1), (1, 1)].into();
     if read {

@@ -18,12 +18,15 @@ mod exports;
 mod handshake;
 mod link;
 mod pools;
+mod post;
 mod reads;
 mod receive;
 mod ring;
 mod socket;
 mod stream;
 pub(crate) mod sys;
+#[cfg(test)]
+mod tests;
 mod tuning;
 mod wire;
 
@@ -52,8 +55,8 @@ const INLINE_MAX: u64 = 8192;
 const EAGER_MAX: usize = 8192;
 /// Bytes that one poll moves, at most, beside short records.
 const BUDGET: usize = 512 * 1024;
-/// Busy polls between two looks at the clock.
-const CLOCK_EVERY: u32 = 64;
+/// Busy polls between two looks at the clock, and at sockets while endpoints meet.
+const CLOCK_EVERY: u32 = 32;
 
 /// Which ways content may take.
 #[derive(Clone, Copy, Debug)]
@@ -126,7 +129,7 @@ pub struct ShmAdapter {
     next: u32,
     /// Where the next poll begins, so that nobody starves when the budget runs out.
     first: usize,
-    busy_polls: u32,
+    polls: u32,
     last_ms: u64,
     caps: Caps,
 }
@@ -173,7 +176,7 @@ impl ShmAdapter {
             index: HashMap::default(),
             next: 1,
             first: 0,
-            busy_polls: 0,
+            polls: 0,
             last_ms: 0,
             caps,
         })
@@ -425,12 +428,12 @@ impl Adapter for ShmAdapter {
                 self.first = i + 1;
             }
         }
-        self.busy_polls += 1;
+        self.polls = self.polls.wrapping_add(1);
+        let now_and_then = self.polls.is_multiple_of(CLOCK_EVERY);
         if slept
-            || self.greeter.is_busy()
-            || ((!busy || self.busy_polls >= CLOCK_EVERY) && self.tick())
+            || (now_and_then && self.greeter.is_busy())
+            || ((!busy || now_and_then) && self.tick())
         {
-            self.busy_polls = 0;
             self.housekeeping(events);
         }
         self.ring_bells();
