@@ -25,9 +25,9 @@
  * caller of rdma_mgr_progress, rdma_mgr_wait, rdma_mgr_connect, rdma_recv or rdma_mgr_destroy; some
  * also inside the call that set them up, as they say. They may call every function; those that
  * drive progress (rdma_mgr_progress, rdma_mgr_wait, rdma_mgr_connect with a timeout, rdma_recv,
- * rdma_mgr_destroy) return RDMA_FAILED_PRECONDITION there. What callbacks are given is borrowed for the call. They must
- * return: no exception and no longjmp may leave them. `userdata` is handed back as it was given,
- * perhaps on another thread.
+ * rdma_mgr_destroy) return RDMA_FAILED_PRECONDITION there. What callbacks are given is borrowed for
+ * the call. They must return: no exception and no longjmp may leave them. `userdata` is handed back
+ * as it was given, perhaps on another thread.
  *
  * Environment. These variables override the options of every manager; a wrong value fails
  * rdma_mgr_create: RDMA_PROVIDER (auto, loopback, shm, ibverbs, tcp), RDMA_PROTOCOL (auto, eager,
