@@ -2,7 +2,8 @@
 //!
 //! Each seed draws a provider, settings, an application and faults (`profile`, `app`), runs them to
 //! the end and checks what has to hold (`check`, `memory`). The same seed gives the same run:
-//! `SIM_SEED=n` replays one, with `SIM_TRACE=1` it prints what happens, `SIM_SEEDS=n` runs so many.
+//! `SIM_SEED=n` replays one, with `SIM_TRACE=1` it prints what happens, `SIM_SEEDS=n` runs so many,
+//! `SIM_FROM=n` others.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
@@ -76,7 +77,7 @@ fn run_many(from: u64, count: u64, planted: Option<Planted>, enough: usize) -> V
 fn seeds_hold() {
     let failed = match env("SIM_SEED") {
         Some(seed) => run_many(seed, 1, None, 1),
-        None => run_many(0, env("SIM_SEEDS").unwrap_or(2000), None, 20),
+        None => run_many(env("SIM_FROM").unwrap_or(0), env("SIM_SEEDS").unwrap_or(2000), None, 20),
     };
     for (seed, text) in &failed {
         println!("SIM_SEED={seed}: {text}");

@@ -52,7 +52,9 @@ impl Sim {
                 self.crash(node, silent);
                 self.restart_later(node);
             }
-            Act::Restart { node } if self.engines[node].is_none() => self.restart(node),
+            Act::Restart { node } if self.engines[node].is_none() && !self.w.calm => {
+                self.restart(node)
+            }
             Act::Shutdown { node } if self.usable(node) => {
                 self.call(node, |e, fx| e.shut_down(fx));
                 self.w.nodes[node].closing = true;
@@ -162,7 +164,7 @@ impl Sim {
         self.w.after(delay, Event::App(Act::Restart { node }));
     }
 
-    fn restart(&mut self, node: usize) {
+    pub fn restart(&mut self, node: usize) {
         self.w.nodes[node].restart();
         self.boot(node);
     }
@@ -184,7 +186,7 @@ impl Sim {
         let kept: Vec<usize> = (0..self.app.recvs.len())
             .filter(|&i| {
                 let r = &self.app.recvs[i];
-                r.who == Some(who) && r.id.is_some() && r.keep && r.held.is_none()
+                r.who == Some(who) && r.must_release(&self.w)
             })
             .collect();
         for op in kept {

@@ -83,8 +83,20 @@ pub struct RecvOp {
     pub got: Option<(usize, u64, u32)>,
 }
 
+impl RecvOp {
+    /// The application holds it and has to let it go.
+    pub fn must_release(&self, w: &World) -> bool {
+        self.keep
+            && self.id.is_some()
+            && self.held.is_none()
+            && self.who.is_some_and(|who| w.lives(who))
+    }
+}
+
 #[derive(Default)]
 pub struct App {
+    /// The planned acts are over.
+    pub end: u64,
     pub sends: Vec<SendOp>,
     pub recvs: Vec<RecvOp>,
     pub keys: Vec<Vec<u8>>,
@@ -129,6 +141,7 @@ impl App {
         }
         let end = at + 2 * MS;
         app.faults(w, end);
+        app.end = end + 3 * MS;
         app
     }
 

@@ -1,12 +1,14 @@
 //! What has to hold, after each event and in the end.
 
 use rdma_transport::api::Tensor;
+use rdma_transport::engine::Engine;
 use rdma_transport::status::{Code, Status};
 
-use super::fabric::Life;
+use super::fabric::Conn;
 use super::memory::{Who, content};
 use super::profile::MS;
 use super::sim::Sim;
+use super::world::Node;
 
 /// As many requests live as were begun and not ended.
 pub fn counts(sim: &Sim) {
@@ -22,9 +24,8 @@ pub fn counts(sim: &Sim) {
 /// Nothing waits to be posted where nothing is under way that could make room.
 pub fn nothing_stuck(sim: &Sim) {
     let w = &sim.w;
-    let idle = w.conns.iter().all(|c| {
-        !c.silent && c.ends.iter().all(|e| e.life != Life::Up || (e.idle() && e.ch.is_some()))
-    }) && w.nodes.iter().all(|n| n.inbox.is_empty() && n.work.is_empty() && !n.full);
+    let quiet = |n: &Node| n.inbox.is_empty() && n.work.is_empty() && !n.full;
+    let idle = w.conns.iter().all(Conn::idle) && w.nodes.iter().all(quiet);
     if idle {
         for engine in sim.engines.iter().flatten() {
             assert!(!engine.has_pending(), "{} is stuck: posts wait for nothing", engine.name);
@@ -121,6 +122,15 @@ pub fn sent(sim: &mut Sim, op: usize, result: Result<(), Status>) {
     assert!(s.ended.is_none(), "send {op} ended twice");
     s.ended = Some((now, result));
     sim.w.mem.free(s.addr, "its send has ended");
+}
+
+/// Whether each operation that was begun has ended, and nothing is kept.
+pub fn all_ended(sim: &Sim) -> bool {
+    let idle = |e: &Engine| e.outstanding() == (0, 0) && e.waiting() == (0, 0);
+    sim.app.recvs.iter().all(|r| r.ended.is_some() || r.who.is_none())
+        && sim.app.sends.iter().all(|s| s.ended.is_some() || !s.begun)
+        && sim.app.recvs.iter().all(|r| !r.must_release(&sim.w))
+        && sim.engines.iter().flatten().all(idle)
 }
 
 /// In a run without disturbances.

@@ -86,7 +86,19 @@ impl End {
 
     /// Nothing of it is under way.
     pub fn idle(&self) -> bool {
-        self.out.is_empty() && self.done.is_empty()
+        self.ch.is_some() && self.out.is_empty() && self.done.is_empty()
+    }
+}
+
+impl Conn {
+    /// Nothing is under way between two ends that are both up, or the connection is over.
+    pub fn idle(&self) -> bool {
+        let up = |e: &End| e.life == Life::Up;
+        match (up(&self.ends[0]), up(&self.ends[1])) {
+            (true, true) => !self.silent && self.ends.iter().all(End::idle),
+            (false, false) => true,
+            _ => false,
+        }
     }
 }
 

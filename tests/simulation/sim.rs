@@ -69,15 +69,19 @@ impl Sim {
 
     /// Runs to the end and checks it.
     pub fn run(&mut self) {
-        let horizon = if self.w.profile.quiet { 4_000 * MS } else { self.w.rng.below(1_000 * MS) };
-        self.advance(self.w.now + 60 * MS + horizon);
+        let planned = self.app.end - self.w.now;
+        self.advance(self.app.end);
         if self.w.profile.quiet {
+            self.advance_while(4_000 * MS, |sim| !check::all_ended(sim));
             check::all_succeeded(self);
+        } else {
+            let more = self.w.rng.below(20) * planned;
+            self.advance(self.w.now + more);
         }
         self.w.calm = true;
         for node in 0..self.engines.len() {
             if self.engines[node].is_none() {
-                self.act(Act::Restart { node });
+                self.restart(node);
             }
             let steps: Vec<i64> = self.app.steps.iter().copied().collect();
             let closing = self.w.nodes[node].closing;
@@ -85,13 +89,22 @@ impl Sim {
                 self.call(node, |e, fx| e.step_cleanup(fx, step)).unwrap();
             }
         }
-        self.advance(self.w.now + 6_000 * MS);
+        // In this time the longest deadline passes, and the grace after it.
+        self.advance_while(6_000 * MS, |sim| !check::all_ended(sim));
         check::nothing_outstanding(self);
         for node in 0..self.engines.len() {
             self.act(Act::Shutdown { node });
         }
-        self.advance(self.w.now + 2_000 * MS);
+        self.advance_while(2_000 * MS, |sim| sim.engines.iter().any(Option::is_some));
         assert!(self.engines.iter().all(Option::is_none), "a manager did not end");
+    }
+
+    /// Lets time pass until the condition no longer holds, at most so long.
+    fn advance_while(&mut self, limit: u64, more: impl Fn(&Sim) -> bool) {
+        let until = self.w.now + limit;
+        while self.w.now < until && more(self) {
+            self.advance(self.w.now + 50 * MS);
+        }
     }
 
     fn advance(&mut self, until: u64) {
