@@ -134,7 +134,9 @@ impl Sim {
     fn crash(&mut self, node: usize, silent: bool) {
         let who = self.w.who(node);
         self.w.trace(|| format!("{who:?} is gone, silently: {silent}"));
-        self.engines[node] = None;
+        if let Some(engine) = self.engines[node].take() {
+            *self.w.met.entry("stale message".to_owned()).or_default() += engine.totals.stale;
+        }
         for conn in 0..self.w.conns.len() {
             for side in [0, 1] {
                 if self.w.conns[conn].ends[side].who == who {

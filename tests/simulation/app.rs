@@ -130,9 +130,10 @@ impl App {
         let mut seen = BTreeSet::new();
         for i in 0..w.profile.pairs {
             at += w.delay(gap);
-            let (from, to) =
-                (w.rng.below(w.profile.nodes as u64), w.rng.below(w.profile.nodes as u64));
-            let (from, to) = (from as usize, to as usize);
+            let nodes = w.profile.nodes as u64;
+            let from = w.rng.below(nodes) as usize;
+            let away = if w.rng.percent(15) { 0 } else { w.rng.range(1, nodes - 1) as usize };
+            let to = (from + away) % w.profile.nodes;
             let (key, step) = (w.rng.below(6) as usize, 100 + i as i64 / 6);
             if !seen.insert((from, key, step)) && w.profile.quiet {
                 continue;

@@ -124,6 +124,7 @@ impl World {
         }
         if end.out.len() + end.done.len() >= depth {
             self.nodes[node].full = true;
+            self.meet("queue full");
             return Err(PostError::QueueFull);
         }
         end.out.push_back(op);
@@ -247,6 +248,7 @@ impl World {
     fn refused(&mut self, conn: usize, side: usize, op: Op, status: Status) {
         let windows = self.profile.per_node[0].0.windows;
         self.trace(|| format!("conn {conn}.{side}: {status}"));
+        self.meet("refused operation");
         // Without windows a refused operation costs the connection: the engine has to see to it
         // that none happens while both ends live.
         let end = &self.conns[conn].ends[1 - side];
@@ -324,6 +326,9 @@ impl World {
             }
         }
         let who = end.who;
+        if events.iter().any(|e| matches!(e, NetEvent::Done(_, Err(_)))) {
+            self.meet("connection lost amid a write or read");
+        }
         self.trace(|| format!("conn {conn}.{side} of {who:?} goes down"));
         if !self.lives(who) {
             return;

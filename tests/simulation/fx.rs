@@ -78,6 +78,7 @@ impl Fx for SimFx<'_> {
                 return Ok(Window { mr: Mr { lkey: rkey, rkey }, owned: false });
             }
             if self.w.rng.percent(self.w.profile.need_proxy) {
+                self.w.meet("proxy");
                 return Err(MapError::NeedProxy);
             }
         }

@@ -75,8 +75,8 @@ impl Sim {
             self.advance_while(4_000 * MS, |sim| !check::all_ended(sim));
             check::all_succeeded(self);
         } else {
-            let more = self.w.rng.below(20) * planned;
-            self.advance(self.w.now + more);
+            let more = self.w.rng.pick(&[0, planned, 3_000 * MS]);
+            self.advance_while(more, |sim| !check::all_ended(sim));
         }
         self.w.calm = true;
         for node in 0..self.engines.len() {
@@ -159,10 +159,6 @@ impl Sim {
             let at = (self.w.now + delay).max(stalled);
             self.w.nodes[node].work_at = at;
             self.w.at(at, Event::Work { who });
-        }
-        if self.w.nodes[node].full {
-            // The turn that follows a full queue comes by itself.
-            self.w.wake(node);
         }
     }
 
@@ -277,7 +273,7 @@ impl Sim {
     fn run_work(&mut self, who: Who, work: Work) {
         match work {
             Work::RecvDone { request, done, result, info, after } => {
-                let op = check::received(self, who, request, &result);
+                let op = check::received(self, who, request, &result, &info);
                 if let Some(done) = done {
                     done(result.as_ref().map_err(Status::clone), &info);
                 }

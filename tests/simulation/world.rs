@@ -126,7 +126,8 @@ pub struct World {
     pub calm: bool,
     /// Folds all that happened, to compare two runs of a seed.
     pub hash: u64,
-    pub events: u64,
+    /// How often what was met, to show that the runs reach it.
+    pub met: BTreeMap<String, u64>,
     queue: BinaryHeap<Reverse<Queued>>,
     seq: u64,
 }
@@ -147,7 +148,7 @@ impl World {
             tracing,
             calm: false,
             hash: 0,
-            events: 0,
+            met: BTreeMap::new(),
             queue: BinaryHeap::new(),
             seq: 0,
         }
@@ -178,9 +179,12 @@ impl World {
         }
         let Reverse(q) = self.queue.pop()?;
         self.now = q.at;
-        self.events += 1;
         self.note(q.seq);
         Some(q.event)
+    }
+
+    pub fn meet(&mut self, what: impl Into<String>) {
+        *self.met.entry(what.into()).or_default() += 1;
     }
 
     /// Folds a number into the run's hash.
