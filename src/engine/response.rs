@@ -737,7 +737,28 @@ impl Engine {
     ) -> Result<(), Status> {
         self.device(tensor.device)?;
         let index = self.asked_of_runtime(id)?;
+        let short = |r: &Response| r.asked.too_short(tensor.meta.nbytes);
+        if self.responses.get(index).is_some_and(short) {
+            return self.answered_too_long(fx, index, &tensor.meta, done);
+        }
         self.answer(fx, index, Sent { tensor, done, deadline: u64::MAX });
+        Ok(())
+    }
+
+    /// The runtime's tensor does not fit. It is not put into the table, of which the runtime, having
+    /// a rendezvous of its own, knows nothing.
+    fn answered_too_long(
+        &mut self,
+        fx: &mut dyn Fx,
+        index: u32,
+        meta: &Meta,
+        done: Option<SendDone>,
+    ) -> Result<(), Status> {
+        let Some(r) = self.forget(index) else { return Ok(()) };
+        let status = self.send_too_long(fx, &r.asked, &r.key, meta);
+        let info = self.info(Some(r.peer), None, Protocol::Auto);
+        self.end_send(fx, done, Err(status), info, false);
+        self.settle(fx, r.asked.ch);
         Ok(())
     }
 
