@@ -23,6 +23,8 @@ pub(super) struct Asked {
     pub any_meta: bool,
     pub checksum: bool,
     pub cached: Option<Meta>,
+    /// The receiver knows the metadata and `dst` is for just this tensor: what is left is the write.
+    pub granted: bool,
 }
 
 impl Asked {
@@ -129,6 +131,7 @@ impl Engine {
             any_meta: r.any_meta,
             checksum: r.checksum,
             cached: r.cached,
+            granted: false,
         };
         self.peers[peer as usize].counters.requests_received += 1;
         let full = self.peers[peer as usize].waiting >= self.settings.max_waiting;
@@ -428,7 +431,8 @@ impl Engine {
         // from here later; a staged copy is ours.
         let content = unsafe { fx.bytes(source.addr(), meta.nbytes) };
         let sum = if sum { Some(checksum(content)) } else { None };
-        match select(facts) {
+        let choice = if asked.granted { Choice::Put { tell: false } } else { select(facts) };
+        match choice {
             Choice::Eager => {
                 let meta = meta.clone();
                 let m = Message::Content { index: asked.index, checksum: sum, meta, content };
@@ -537,7 +541,12 @@ impl Engine {
         if !windows && source.window.is_none() {
             match self.open_source(fx, ch, &source, Access::empty()) {
                 Ok(Some(window)) => source.window = Some(window),
-                Ok(None) => return self.stage(fx, asked, key, step, source),
+                Ok(None) => {
+                    // After the copy it goes on from here, without telling the metadata again.
+                    let dst = Some((dst, source.tensor.meta.nbytes));
+                    let asked = Asked { dst, granted: true, ..asked };
+                    return self.stage(fx, asked, key, step, source);
+                }
                 Err(status) => return self.undeliverable(fx, &asked, source, status),
             }
         }
