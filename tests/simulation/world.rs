@@ -1,7 +1,7 @@
 //! Everything but the engines: virtual time, memory, connections, queues of work.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use rdma_transport::engine::{ChanId, Work};
 use rdma_transport::status::Status;
@@ -128,6 +128,8 @@ pub struct World {
     pub hash: u64,
     /// How often what was met, to show that the runs reach it.
     pub met: BTreeMap<String, u64>,
+    /// To which requests metadata went.
+    pub told: BTreeSet<(Who, (ChanId, u32))>,
     queue: BinaryHeap<Reverse<Queued>>,
     seq: u64,
 }
@@ -149,6 +151,7 @@ impl World {
             calm: false,
             hash: 0,
             met: BTreeMap::new(),
+            told: BTreeSet::new(),
             queue: BinaryHeap::new(),
             seq: 0,
         }
