@@ -168,3 +168,26 @@ conformance!(shm_ring, crate::ShmRing);
 conformance!(tcp_v4, crate::TcpV4);
 conformance!(tcp_v6, crate::TcpV6);
 conformance!(tcp_unix, crate::TcpUnix);
+
+/// The shm provider with a forced copy path, or none.
+macro_rules! shm {
+    ($fixture:ident, $name:ident, $path:expr) => {
+        struct $fixture;
+
+        impl Fixture for $fixture {
+            const NAME: &str = stringify!($name);
+            const KIND: ProviderKind = ProviderKind::Shm;
+            fn config() -> Config {
+                let path: Option<&str> = $path;
+                Config { shm_copy: path.map(str::to_owned), ..Config::default() }
+            }
+        }
+
+        conformance!($name, crate::$fixture);
+    };
+}
+
+shm!(Shm, shm, None);
+shm!(ShmPool, shm_pool, Some("pool"));
+shm!(ShmCma, shm_cma, Some("cma"));
+shm!(ShmRing, shm_ring, Some("ring"));
