@@ -341,7 +341,7 @@ impl Engine {
             0 => Ok(None),
             d => match self.devices.get(d as usize - 1) {
                 Some(ops) => Ok(Some(ops.clone())),
-                None => Err(Status::invalid(format!(
+                None => Err(Status::new(Code::NotFound, format!(
                     "device {d} is not registered; 0 (host) to {} are allowed",
                     self.devices.len()
                 ))),

@@ -11,7 +11,7 @@ use crate::api::*;
 use crate::fabric::{Access, Mem, Remote};
 use crate::protocol::message::{self, Message, MetaResponse};
 use crate::protocol::select::{Choice, Facts, select};
-use crate::rendezvous::{RecvOutcome, SendOutcome, Sent, Waiter};
+use crate::rendezvous::{MAX_TENSORS, RecvOutcome, SendOutcome, Sent, Waiter};
 use crate::status::{Code, Reason, Status};
 
 /// What the peer asked for.
@@ -115,6 +115,10 @@ impl Engine {
                 ),
             )),
             SendOutcome::Aborted(status) => Err(status),
+            SendOutcome::Full => Err(Status::new(
+                Code::ResourceExhausted,
+                format!("{MAX_TENSORS} tensors wait to be taken; clean their steps up"),
+            )),
         }
     }
 

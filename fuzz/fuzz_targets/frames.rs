@@ -1,6 +1,0 @@
-//! The frames of the tcp provider.
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    rdma_transport::fabric::tcp::fuzz_frames(bytes);
-});
