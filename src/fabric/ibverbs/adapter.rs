@@ -76,7 +76,7 @@ pub struct IbverbsAdapter {
 
 /// Opens the device that the settings name, or the best one.
 pub fn open(cfg: &Config) -> Result<IbverbsAdapter, Status> {
-    let found = device::list()?;
+    let found = device::list(cfg.ib.device.as_deref())?;
     let infos: Vec<DeviceInfo> = found.iter().map(|f| f.0.clone()).collect();
     let choice = select::choose(&infos, &cfg.ib, cfg.queue_depth)?;
     let (info, context) = found.into_iter().nth(choice.device).unwrap_or_else(|| unreachable!());

@@ -43,7 +43,7 @@ fn log_failure(what: &str, detail: &str) {
 
 /// Whether this provider can be used here with these settings; else why not.
 pub fn probe_with(cfg: &IbConfig) -> Result<(), String> {
-    let found = device::list().map_err(|e| e.message)?;
+    let found = device::list(cfg.device.as_deref()).map_err(|e| e.message)?;
     let infos: Vec<_> = found.into_iter().map(|f| f.0).collect();
     select::choose(&infos, cfg, 1).map(|_| ()).map_err(|e| e.message)
 }
