@@ -152,6 +152,8 @@ int serve_role(int argc, char **argv) {
   int n = 0;
   if (argc < 2) return 2;
   if (argc > 2) role_peer_timeout = atoll(argv[2]);
+  if (argc > 3 && argv[3][0])
+    env.progress = strcmp(argv[3], "manual") == 0 ? RDMA_PROGRESS_MANUAL : RDMA_PROGRESS_THREAD;
   rdma_mgr_t *mgr = mgr_new(argv[0], role_tweak);
   CHECK_OK(rdma_mgr_listen(mgr, argv[1], address, sizeof address, &len));
   printf("addr %s\n", address);

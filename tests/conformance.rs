@@ -49,6 +49,7 @@ macro_rules! conformance {
                     if !<$fixture as crate::harness::Fixture>::available() {
                         return;
                     }
+                    crate::harness::enter::<$fixture>();
                     super::$module::$case::<$fixture>();
                 }
             )*)*
@@ -101,6 +102,29 @@ impl Fixture for TcpUnix {
     }
 }
 
+/// The shm provider with one of its ways to copy.
+macro_rules! shm {
+    ($name:ident, $text:literal, $copy:expr, $pooled:literal, $empty_is_free:literal) => {
+        struct $name;
+
+        impl Fixture for $name {
+            const NAME: &str = $text;
+            const KIND: ProviderKind = ProviderKind::Shm;
+            const POOLED: bool = $pooled;
+            const EMPTY_IS_FREE: bool = $empty_is_free;
+            fn config() -> Config {
+                let copy: Option<&str> = $copy;
+                Config { shm_copy: copy.map(str::to_owned), ..Config::default() }
+            }
+        }
+    };
+}
+
+shm!(Shm, "shm", None, false, true);
+shm!(ShmPool, "shm_pool", Some("pool"), true, true);
+shm!(ShmCma, "shm_cma", Some("cma"), false, true);
+shm!(ShmRing, "shm_ring", Some("ring"), false, false);
+
 /// On real devices, given as `RDMA_TEST_DEVICE=rxe0` or one for each end as `rxeA:rxeB`, with
 /// `--test-threads=1`. Without it there is nothing to test on.
 #[cfg(feature = "ibverbs")]
@@ -137,6 +161,10 @@ impl Fixture for Ibverbs {
 #[cfg(feature = "ibverbs")]
 conformance!(ibverbs, crate::Ibverbs);
 conformance!(loopback, crate::Loopback);
+conformance!(shm, crate::Shm);
+conformance!(shm_pool, crate::ShmPool);
+conformance!(shm_cma, crate::ShmCma);
+conformance!(shm_ring, crate::ShmRing);
 conformance!(tcp_v4, crate::TcpV4);
 conformance!(tcp_v6, crate::TcpV6);
 conformance!(tcp_unix, crate::TcpUnix);

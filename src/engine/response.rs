@@ -252,6 +252,7 @@ impl Engine {
         // A loop, not a recursion: a peer may have made very many requests of this kind.
         loop {
             let status = self.send_too_long(fx, &asked, key, &sent.tensor.meta);
+            self.settle(fx, asked.ch);
             self.next_deadline = self.next_deadline.min(sent.deadline);
             let waiter = match self.table.send(key, step, sent) {
                 (SendOutcome::Matched(waiter, back), _) => {
@@ -269,7 +270,9 @@ impl Engine {
                 Waiter::Remote(index) => {
                     let Some(r) = self.forget(index) else { return };
                     if !r.asked.too_short(sent.tensor.meta.nbytes) {
-                        return self.respond(fx, r.asked, key, step, sent);
+                        let ch = r.asked.ch;
+                        self.respond(fx, r.asked, key, step, sent);
+                        return self.settle(fx, ch);
                     }
                     asked = r.asked;
                 }

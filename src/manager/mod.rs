@@ -1,7 +1,7 @@
 //! The manager: one local worker identity, which owns everything. The Rust API behind the C ABI.
 //!
 //! One lock guards the engine and its world; callbacks run outside of it. Files: `core` (one turn),
-//! `world` (what engine and handshake act on), `drive` (who turns, and when it sleeps), `memory`
+//! `clock`, `world` (what engine and handshake act on), `drive` (who turns, and when it sleeps), `memory`
 //! (registered regions), `report` (statistics, metrics, trace), `sys` (system calls).
 
 use std::os::fd::RawFd;
@@ -22,6 +22,7 @@ use crate::memory::pool::Pool;
 use crate::observe::{Stats, Trace};
 use crate::status::{Code, Reason, Status};
 
+mod clock;
 mod core;
 mod drive;
 mod memory;
@@ -30,6 +31,7 @@ mod sys;
 mod world;
 
 use self::core::Core;
+use clock::Clock;
 use drive::{Drivers, Waiter};
 pub use report::providers;
 use sys::{Epoll, EventFd, Tag, TimerFd};
@@ -105,7 +107,6 @@ impl Manager {
     /// Calls the engine with the lock held, then runs what may run inline and wakes a driver for
     /// the rest.
     fn call<R>(&self, f: impl FnOnce(&mut Core) -> R) -> R {
-        let _log = log::Deferred::new();
         let mut guard = self.core.lock();
         let core = &mut *guard;
         core.world.tick();
@@ -113,7 +114,8 @@ impl Manager {
         let result = f(core);
         core.world.in_call = false;
         core.finish();
-        let queued = !core.world.work.is_empty() || core.world.full;
+        let dialled = std::mem::take(&mut core.dialled);
+        let queued = !core.world.work.is_empty() || core.world.full || dialled;
         let next = core.engine.next_tick();
         let inline = if core.world.inline.is_empty() {
             None
@@ -338,8 +340,8 @@ impl Manager {
         if self.fd_given.load(Ordering::Acquire) {
             self.look();
         }
-        self.core.lock().whole = true;
         let count = self.turn();
+        self.rearm();
         if self.fd_given.load(Ordering::Acquire) {
             let mut core = self.core.lock();
             self.timer.set(core.idle_time());
@@ -383,6 +385,7 @@ impl Manager {
     /// The memory stays valid until `mem_unregister`.
     pub unsafe fn mem_register(&self, addr: u64, len: u64, device: u32) -> Result<(), Status> {
         self.call(|core| {
+            core.engine.check_device(device)?;
             let w = &mut core.world;
             // SAFETY: the caller's promise.
             let failed = unsafe { w.regions.add(&mut w.adapters, addr, len, device, false) }?;
@@ -608,6 +611,10 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         tolerate_dup_recv: config.tolerate_dup_recv,
         max_waiting: MAX_WAITING,
     };
+    let pool = Pool::new(sys::physical_memory());
+    if adapters.iter().flatten().any(|a| !a.caps().windows) {
+        pool.keep_memory();
+    }
     let world = World {
         adapters,
         links: Default::default(),
@@ -617,15 +624,14 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         routes: Default::default(),
         tries: false,
         regions: Default::default(),
-        pool: Pool::new(sys::physical_memory()),
+        pool,
         segments: 0,
         work: Default::default(),
         inline: Vec::new(),
         in_call: false,
         full: false,
         posted_to: 0,
-        now: 0,
-        start: Instant::now(),
+        clock: Clock::new(),
         name: config.name.clone(),
         epoll,
     };

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
@@ -101,12 +101,26 @@ pub struct Pool {
     inner: Mutex<Inner>,
     count: AtomicUsize,
     limit: usize,
+    /// Free ranges keep their memory.
+    keep: AtomicBool,
 }
 
 impl Pool {
     /// An empty pool whose segments take up at most `limit` bytes of address space.
     pub fn new(limit: usize) -> Pool {
-        Pool { inner: Mutex::default(), count: AtomicUsize::new(0), limit }
+        Pool {
+            inner: Mutex::default(),
+            count: AtomicUsize::new(0),
+            limit,
+            keep: AtomicBool::new(false),
+        }
+    }
+
+    /// From now on free ranges keep their memory. For devices that hold on to the pages of a
+    /// registered segment: a range given back and used again would have other pages than those that
+    /// the device reads and writes.
+    pub fn keep_memory(&self) {
+        self.keep.store(true, Ordering::Relaxed);
     }
 
     /// Allocates `len` bytes, aligned to [`ALIGN`]; zero bytes get a block too. The content is not
@@ -180,7 +194,7 @@ impl Pool {
         let segment = &mut inner.segments[block.segment];
         let offset = addr.addr() - segment.map.ptr().addr();
         let (start, len) = segment.free.give(offset, block.len);
-        if len >= GIVE_BACK && block.len >= HUGE {
+        if len >= GIVE_BACK && block.len >= HUGE && !self.keep.load(Ordering::Relaxed) {
             // Only what this block covered can hold memory in whole huge pages that is not given
             // back yet; its rims wait for their neighbours.
             let from = offset.next_multiple_of(HUGE).max(start.next_multiple_of(HUGE));

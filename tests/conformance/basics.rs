@@ -73,7 +73,7 @@ pub fn full_queue<F: Fixture>() {
             }
             assert!(sent < 4_000_000, "the queue has no bound");
         }
-        assert!(sent >= 16, "only {sent} messages fit");
+        assert!(sent > 0, "not one message fits");
         let mut seen = 0;
         pair.until("all messages", |p| {
             for (_, e) in p.b.log.drain(..) {
@@ -212,9 +212,9 @@ pub fn read_is_not_overtaken<F: Fixture>() {
         there.fill(0);
         let r = remote(&there, 0, rkey);
         pair.a.write(1, old.mem(0, LEN, lo), r, None).expect("write");
-        pair.a.read(2, dst.mem(0, LEN, ld), r).expect("read");
-        pair.a.write(3, new.mem(0, LEN, ln), r, Some(round)).expect("write");
-        pair.a.send(b"after").expect("send");
+        patiently(&mut pair, |p| p.a.read(2, dst.mem(0, LEN, ld), r));
+        patiently(&mut pair, |p| p.a.write(3, new.mem(0, LEN, ln), r, Some(round)));
+        patiently(&mut pair, |p| p.a.send(b"after"));
         assert_eq!(pair.done_a(2), Ok(()));
         same(dst.bytes(), old.bytes(), "what was read");
         assert_eq!((pair.done_a(1), pair.done_a(3)), (Ok(()), Ok(())));

@@ -1,12 +1,13 @@
 //! Two connected adapters, driven by one thread, and the memory that they use.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
-use std::os::fd::OwnedFd;
+use std::cell::RefCell;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rdma_transport::config::Config;
 use rdma_transport::fabric::{
-    self, Access, Adapter, EpId, Event, Mem, Mr, PostError, ProviderKind, Remote,
+    self, Access, Adapter, EpId, Event, Mem, Mr, PoolSegment, PostError, ProviderKind, Remote,
 };
 use rdma_transport::status::{Code, Status};
 
@@ -31,13 +32,21 @@ pub trait Fixture: 'static {
     }
     /// Length of a transfer that is not done in one step; at most `max_rdma`.
     const LARGE: usize = 64 << 20;
+    /// Buffers come from a pool segment that the adapters know.
+    const POOLED: bool = false;
     /// Settings of both adapters.
     fn config() -> Config {
         Config::default()
     }
     /// Opens an adapter.
     fn open() -> Box<dyn Adapter> {
-        fabric::open(Self::KIND, &Self::config()).expect("open the adapter")
+        let mut adapter = fabric::open(Self::KIND, &Self::config()).expect("open the adapter");
+        CURRENT_POOL.with_borrow(|pool| {
+            if let Some(pool) = pool {
+                adapter.add_pool(pool.segment()).expect("add the pool");
+            }
+        });
+        adapter
     }
     /// What `connect` gets.
     fn sockets() -> Sockets {
@@ -51,10 +60,69 @@ pub const ALL: Access = Access::all();
 /// Deadline of whatever a test waits for.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// The segment that a test's buffers come from, where its provider is to move data in a pool.
+struct Pool {
+    fd: OwnedFd,
+    base: *mut u8,
+    used: usize,
+}
+
+const POOL: usize = 512 * MIB;
+
+impl Pool {
+    fn new() -> Pool {
+        // SAFETY: a fresh descriptor, mapped as a whole; the mapping is never used by anyone else.
+        let (fd, base) = unsafe {
+            let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+            let fd = libc::memfd_create(c"conformance".as_ptr(), flags);
+            assert!(fd >= 0 && libc::ftruncate(fd, POOL as libc::off_t) == 0, "memfd");
+            // Whoever maps it must be sure that it stays as long as it is.
+            let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+            assert_eq!(libc::fcntl(fd, libc::F_ADD_SEALS, seals), 0);
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            let base = libc::mmap(std::ptr::null_mut(), POOL, access, libc::MAP_SHARED, fd, 0);
+            assert_ne!(base, libc::MAP_FAILED);
+            (OwnedFd::from_raw_fd(fd), base.cast())
+        };
+        Pool { fd, base, used: 0 }
+    }
+
+    fn segment(&self) -> PoolSegment {
+        PoolSegment { id: 1, fd: self.fd.as_raw_fd(), addr: self.base as u64, len: POOL as u64 }
+    }
+
+    /// Fresh zero bytes, never given back.
+    fn take(&mut self, len: usize) -> *mut u8 {
+        let at = self.used;
+        self.used += len.next_multiple_of(4096);
+        assert!(self.used <= POOL, "the test's pool is too small");
+        self.base.wrapping_add(at)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours; buffers and adapters of this thread are gone.
+        unsafe { libc::munmap(self.base.cast(), POOL) };
+    }
+}
+
+thread_local! {
+    static CURRENT_POOL: RefCell<Option<Pool>> = const { RefCell::new(None) };
+}
+
+/// Begins a test of this provider on this thread.
+pub fn enter<F: Fixture>() {
+    if F::POOLED {
+        CURRENT_POOL.with_borrow_mut(|p| *p = Some(Pool::new()));
+    }
+}
+
 /// Memory with guard bytes around it, accessed only through its pointer.
 pub struct Buf {
     base: *mut u8,
     len: usize,
+    pooled: bool,
 }
 
 // SAFETY: plain memory; who shares it takes turns.
@@ -70,8 +138,11 @@ impl Buf {
 
     /// `len` zero bytes.
     pub fn new(len: usize) -> Buf {
+        let from_pool = |p: &mut Option<Pool>| p.as_mut().map(|p| p.take(len + 2 * GUARD));
+        let from_pool = CURRENT_POOL.with_borrow_mut(from_pool);
+        let pooled = from_pool.is_some();
         // SAFETY: the layout is not empty.
-        let base = unsafe { alloc_zeroed(Self::layout(len)) };
+        let base = from_pool.unwrap_or_else(|| unsafe { alloc_zeroed(Self::layout(len)) });
         if base.is_null() {
             handle_alloc_error(Self::layout(len));
         }
@@ -79,7 +150,7 @@ impl Buf {
             // SAFETY: inside of the allocation.
             unsafe { base.add(at).write(GUARD_BYTE) };
         }
-        Buf { base, len }
+        Buf { base, len, pooled }
     }
 
     /// `len` bytes made from `seed`.
@@ -142,6 +213,9 @@ impl Drop for Buf {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             self.check_guard();
+        }
+        if self.pooled {
+            return;
         }
         // SAFETY: `new` allocated it with this layout.
         unsafe { dealloc(self.base, Self::layout(self.len)) };

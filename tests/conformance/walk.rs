@@ -21,7 +21,7 @@ enum Op {
 /// One direction: operations of an initiator on a target's memory.
 struct Side {
     src: Buf,
-    /// Results of READs, a slot each.
+    /// Results of READs, a slot each, and one that no READ may fill.
     got: Buf,
     /// The target's memory, and what should be in it.
     there: Buf,
@@ -38,7 +38,7 @@ impl Side {
         let there = Buf::pattern(SLOTS * SLOT, seed);
         Side {
             src: Buf::pattern(SLOT, seed ^ 1),
-            got: Buf::new(SLOTS * SLOT),
+            got: Buf::new((SLOTS + 1) * SLOT),
             model: there.bytes().to_vec(),
             there,
             mr: None,
@@ -105,15 +105,15 @@ impl Side {
                     1 => Remote { addr: self.there.addr().wrapping_sub(1), rkey: mr.rkey },
                     _ => Remote { addr: rng.next() | 1 << 63, rkey: mr.rkey },
                 };
-                let mem = self.src.mem(0, len.max(1), self.lkeys.0);
+                let len = len.max(1);
                 let r = match me.ad.caps().read && rng.below(2) == 0 {
-                    true => me.read(wr, self.got.mem(0, 0, self.lkeys.1), r).map(|()| None),
-                    false => me.write(wr, mem, r, Some(1)).map(|()| Some(Op::Bad)),
+                    true => me.read(wr, self.got.mem(SLOTS * SLOT, len, self.lkeys.1), r),
+                    false => me.write(wr, self.src.mem(0, len, self.lkeys.0), r, Some(1)),
                 };
-                r.map(|op| {
-                    let op = op.unwrap_or(Op::Read { slot: SLOTS, at: 0, len: 0 });
-                    self.under_way.push((wr, op));
-                })
+                if r.is_ok() {
+                    self.under_way.push((wr, Op::Bad));
+                }
+                r
             }
             9 if self.under_way.is_empty() => {
                 // The region changes its key between operations.
@@ -149,11 +149,10 @@ impl Side {
                     self.model[slot * SLOT + at..][..len].copy_from_slice(new);
                     same(&self.there.bytes()[slot * SLOT + at..][..len], new, "written range");
                 }
-                (Op::Read { slot, at, len }, Ok(())) if len > 0 => {
+                (Op::Read { slot, at, len }, Ok(())) => {
                     let range = slot * SLOT + at..slot * SLOT + at + len;
                     same(&self.got.bytes()[range.clone()], &self.model[range], "range read");
                 }
-                (Op::Read { .. }, Ok(())) => {}
                 (Op::Bad, Ok(())) => panic!("a bad operation was accepted"),
                 (_, Err(s)) => panic!("a good operation failed: {s}"),
             }
@@ -236,6 +235,7 @@ pub fn walk<F: Fixture>() {
     }
     for side in &sides {
         same(side.there.bytes(), &side.model, "memory at the end");
+        assert!(all(&side.got.bytes()[SLOTS * SLOT..], 0), "a refused READ brought something");
     }
     assert!(sides.iter().all(|s| s.next & 0xffff_ffff > 50), "the walk did almost nothing");
 }

@@ -44,7 +44,8 @@ impl Sim {
             Act::Drop => self.drop_conn(),
             Act::Stall { node } => {
                 let time = self.w.rng.range(1, 1500) * MS;
-                self.w.nodes[node].stalled_until = self.w.now + time;
+                let until = &mut self.w.nodes[node].stalled_until;
+                *until = (*until).max(self.w.now + time);
             }
             Act::Crash { node } if self.engines[node].is_some() => {
                 let silent = self.w.rng.percent(40);

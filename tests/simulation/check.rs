@@ -24,7 +24,7 @@ pub fn nothing_stuck(sim: &Sim) {
     let w = &sim.w;
     let idle = w.conns.iter().all(|c| {
         !c.silent && c.ends.iter().all(|e| e.life != Life::Up || (e.idle() && e.ch.is_some()))
-    }) && w.nodes.iter().all(|n| n.inbox.is_empty() && n.work.is_empty());
+    }) && w.nodes.iter().all(|n| n.inbox.is_empty() && n.work.is_empty() && !n.full);
     if idle {
         for engine in sim.engines.iter().flatten() {
             assert!(!engine.has_pending(), "{} is stuck: posts wait for nothing", engine.name);

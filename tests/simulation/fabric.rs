@@ -105,7 +105,7 @@ impl World {
         let Some(&(conn, side)) = self.nodes[node].chans.get(&ch) else {
             panic!("node {node} posts on channel {ch:#x}, which has ended");
         };
-        let depth = self.profile.sq_depth;
+        let depth = self.profile.sq_depth[node];
         let end = &mut self.conns[conn].ends[side];
         if end.life != Life::Up {
             return Err(PostError::Failed(gone()));

@@ -16,7 +16,8 @@ pub struct Profile {
     pub pairs: usize,
     /// Nothing is disturbed: every transfer must succeed, and soon.
     pub quiet: bool,
-    pub sq_depth: usize,
+    /// Depth of the send queue, by node.
+    pub sq_depth: Vec<usize>,
     /// Longest delay of one hop.
     pub latency: u64,
     /// Most parts in which one operation takes effect.
@@ -106,7 +107,7 @@ impl Profile {
             nodes,
             pairs: rng.range(10, 80) as usize,
             quiet,
-            sq_depth: rng.pick(&[1, 2, 3, 8, 64]),
+            sq_depth: (0..nodes).map(|_| rng.pick(&[1, 2, 3, 8, 64])).collect(),
             latency: rng.pick(&[2, 10, 50]) * US,
             parts: rng.range(1, 4),
             registered: rng.pick(&[0, 50, 100]),

@@ -235,6 +235,42 @@ pub(super) fn list(wanted: Option<&str>) -> Result<Vec<Found>, Status> {
     Ok(found)
 }
 
+/// Why no device of this host has an active port, by what sysfs says: a look that opens nothing.
+pub(super) fn quick_look() -> Result<(), String> {
+    let verbs = sys::verbs()?;
+    let mut n = 0;
+    // SAFETY: the library fills in the number.
+    let list = unsafe { (verbs.get_device_list)(&mut n) };
+    if list.is_null() || n <= 0 {
+        return Err("no device".into());
+    }
+    let mut names = Vec::new();
+    for i in 0..n as usize {
+        // SAFETY: the list has `n` entries with names as C strings.
+        unsafe {
+            let p = (verbs.get_device_name)(*list.add(i));
+            if !p.is_null() {
+                names.push(CStr::from_ptr(p).to_string_lossy().into_owned());
+            }
+        }
+    }
+    // SAFETY: from get_device_list.
+    unsafe { (verbs.free_device_list)(list) };
+    let mut seen = Vec::new();
+    for name in names {
+        let ports = fs::read_dir(format!("/sys/class/infiniband/{name}/ports"));
+        for port in ports.into_iter().flatten().flatten() {
+            let state = fs::read_to_string(port.path().join("state")).unwrap_or_default();
+            if state.contains("ACTIVE") {
+                return Ok(());
+            }
+            let number = port.file_name();
+            seen.push(format!("{name} port {}: {}", number.to_string_lossy(), state.trim()));
+        }
+    }
+    Err(format!("no active port ({})", seen.join(", ")))
+}
+
 fn open(verbs: &'static Verbs, dev: *mut ibv_device, wanted: Option<&str>) -> Option<Found> {
     // SAFETY: `dev` is an entry of a live device list; its name is a C string.
     let name = unsafe {

@@ -58,10 +58,12 @@ pub(crate) struct Control {
     pub(crate) executed: AtomicU64,
     /// How many of them failed.
     pub(crate) failed: AtomicU64,
-    /// Bytes of the peer's stream that the owner has taken.
+    /// Slots of the peer's stream that the owner has taken.
     pub(crate) stream_taken: AtomicU64,
-    _pad1: [u64; 5],
-    /// Bytes that the owner has put into its own stream.
+    /// What the owner reads by itself of the WRITE under way: number and place, see `Pulled`.
+    pub(crate) pulled: AtomicU64,
+    _pad1: [u64; 4],
+    /// Slots that the owner has put into its own stream.
     pub(crate) stream_put: AtomicU64,
     _pad2: [u64; 7],
     /// Not zero: the owner has left; nothing that it posted counts any more.
