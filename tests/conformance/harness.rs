@@ -67,7 +67,7 @@ struct Pool {
     used: usize,
 }
 
-const POOL: usize = 512 * MIB;
+const POOL: usize = 512 << 20;
 
 impl Pool {
     fn new() -> Pool {

@@ -16,6 +16,7 @@ use rdma_sys::*;
 
 use crate::status::{Code, Status};
 
+use super::address::Link;
 use super::cq::set_nonblocking;
 use super::qp::Qp;
 use super::sys;
@@ -251,7 +252,7 @@ enum Stage {
     Up,
 }
 
-struct Link {
+struct Conn {
     id: Option<Id>,
     stage: Stage,
     mine: Token,
@@ -262,14 +263,15 @@ struct Link {
 /// The connection manager of an adapter.
 pub(super) struct Cm {
     // Ids before the channel that they hold.
-    links: HashMap<u32, Link>,
+    links: HashMap<u32, Conn>,
     waiting: HashMap<Token, (Token, Id)>,
     tokens: HashMap<Token, u32>,
-    listener: Id,
+    _listener: Id,
     channel: Arc<Channel>,
     ip: [u8; 16],
     port: u16,
     terms: Terms,
+    busy: bool,
 }
 
 impl Cm {
@@ -298,11 +300,12 @@ impl Cm {
             links: HashMap::new(),
             waiting: HashMap::new(),
             tokens: HashMap::new(),
-            listener,
+            _listener: listener,
             channel,
             ip,
             port,
             terms,
+            busy: false,
         })
     }
 
@@ -314,7 +317,10 @@ impl Cm {
 
     /// Whether something is being connected, so that `poll` is worth its system call.
     pub fn busy(&self) -> bool {
-        self.links.values().any(|l| l.stage != Stage::Up)
+        self.busy
+    }
+    fn look(&mut self) {
+        self.busy = self.links.values().any(|l| l.stage != Stage::Up);
     }
 
     /// A new endpoint with this queue pair.
@@ -322,9 +328,10 @@ impl Cm {
         let mut mine = [0; 16];
         getrandom::fill(&mut mine)
             .map_err(|e| Status::internal(format!("no random numbers: {e}")))?;
-        let link = Link { id: None, stage: Stage::Passive, mine, theirs: [0; 16], qpn };
+        let link = Conn { id: None, stage: Stage::Passive, mine, theirs: [0; 16], qpn };
         self.tokens.insert(mine, ep);
         self.links.insert(ep, link);
+        self.look();
         Ok(())
     }
 
@@ -369,7 +376,7 @@ impl Cm {
         }
     }
 
-    fn param(&self, link: &Link, hello: &[u8; HELLO]) -> rdma_conn_param {
+    fn param(&self, link: &Conn, hello: &[u8; HELLO]) -> rdma_conn_param {
         rdma_conn_param {
             private_data: hello.as_ptr().cast(),
             private_data_len: HELLO as u8,
@@ -407,6 +414,7 @@ impl Cm {
         }
         if active && let Some(link) = self.links.get_mut(&ep) {
             link.stage = Stage::Up;
+            self.look();
         }
         Ok(())
     }
@@ -438,6 +446,7 @@ impl Cm {
         let Some(link) = self.links.remove(&ep) else { return };
         self.tokens.remove(&link.mine);
         self.waiting.remove(&link.mine);
+        self.look();
         if let Some(id) = &link.id
             && !self.channel.origin.forked()
         {
@@ -461,6 +470,7 @@ impl Cm {
             // SAFETY: taken above, acknowledged once.
             unsafe { (lib.rdma_ack_cm_event)(event) };
             out.extend(self.handle(kind, status, id, said));
+            self.look();
         }
     }
 
@@ -545,12 +555,55 @@ impl Cm {
     pub fn is_up(&self, ep: u32) -> bool {
         self.links.get(&ep).is_some_and(|l| l.stage == Stage::Up)
     }
+}
 
-    /// Kept so that the listener lives as long as its adapter.
-    pub fn port(&self) -> u16 {
-        debug_assert!(!self.listener.raw().is_null());
-        self.port
+/// An IP address by which rdma_cm finds the port: its GID on Ethernet, else the first address of
+/// the device's network interface (IPoIB).
+pub(super) fn ip_of(device: &str, link: Link, gid: &[u8; 16]) -> Result<[u8; 16], Status> {
+    if link == Link::Ethernet {
+        return Ok(*gid);
     }
+    let dir = std::fs::read_dir(format!("/sys/class/infiniband/{device}/device/net"));
+    let names: Vec<String> = dir
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|e| e.file_name().to_string_lossy().into_owned())
+        .collect();
+    interface_address(&names).ok_or_else(|| {
+        let text = format!("rdma_cm: {device} has no IP address; set up IPoIB on it");
+        Status::new(Code::Unavailable, text)
+    })
+}
+
+/// An IPv4 address, mapped into IPv6, of one of the interfaces.
+fn interface_address(names: &[String]) -> Option<[u8; 16]> {
+    let mut list = std::ptr::null_mut();
+    // SAFETY: a valid output.
+    if unsafe { libc::getifaddrs(&mut list) } != 0 {
+        return None;
+    }
+    let mut found = None;
+    let mut at = list;
+    while found.is_none() && !at.is_null() {
+        // SAFETY: an element of the list, with a name, and an address if it is not NULL.
+        unsafe {
+            let name = CStr::from_ptr((*at).ifa_name).to_string_lossy();
+            let addr = (*at).ifa_addr;
+            if names.iter().any(|n| *n == name)
+                && !addr.is_null()
+                && i32::from((*addr).sa_family) == libc::AF_INET
+            {
+                let ip = (*addr.cast::<libc::sockaddr_in>()).sin_addr.s_addr;
+                let v4 = std::net::Ipv4Addr::from(u32::from_be(ip));
+                found = Some(v4.to_ipv6_mapped().octets());
+            }
+            at = (*at).ifa_next;
+        }
+    }
+    // SAFETY: from getifaddrs, freed once.
+    unsafe { libc::freeifaddrs(list) };
+    found
 }
 
 fn hello(to: &Token, from: &Token) -> [u8; HELLO] {

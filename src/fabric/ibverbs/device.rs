@@ -241,11 +241,11 @@ pub(super) fn quick_look() -> Result<(), String> {
     let mut n = 0;
     // SAFETY: the library fills in the number.
     let list = unsafe { (verbs.get_device_list)(&mut n) };
-    if list.is_null() || n <= 0 {
+    if list.is_null() {
         return Err("no device".into());
     }
     let mut names = Vec::new();
-    for i in 0..n as usize {
+    for i in 0..n.max(0) as usize {
         // SAFETY: the list has `n` entries with names as C strings.
         unsafe {
             let p = (verbs.get_device_name)(*list.add(i));
@@ -256,6 +256,9 @@ pub(super) fn quick_look() -> Result<(), String> {
     }
     // SAFETY: from get_device_list.
     unsafe { (verbs.free_device_list)(list) };
+    if names.is_empty() {
+        return Err("no device".into());
+    }
     let mut seen = Vec::new();
     for name in names {
         let ports = fs::read_dir(format!("/sys/class/infiniband/{name}/ports"));
