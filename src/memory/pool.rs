@@ -18,6 +18,8 @@ use crate::status::{Code, Status};
 pub const ALIGN: usize = 64;
 /// Bytes of a segment; a larger request gets a segment of its own.
 pub const SEGMENT: usize = 64 << 20;
+/// The same where a device pins all of it.
+const PINNED_SEGMENT: usize = 8 << 20;
 /// Alignment of blocks that may use huge pages.
 const HUGE: usize = 2 << 20;
 /// A free range of at least this size gives its whole pages back.
@@ -163,8 +165,9 @@ impl Pool {
     ) -> Result<(), Status> {
         let own = len.checked_next_multiple_of(HUGE).ok_or_else(&exhausted)?;
         let left = self.limit.saturating_sub(inner.reserved);
-        // Near the limit a segment may be smaller than usual.
-        let size = own.max(SEGMENT.min(left / HUGE * HUGE));
+        // Near the limit a segment may be smaller than usual; so may one that devices pin as a whole.
+        let usual = if self.keep.load(Ordering::Relaxed) { PINNED_SEGMENT } else { SEGMENT };
+        let size = own.max(usual.min(left / HUGE * HUGE));
         if size > left || inner.segments.len() >= MAX_SEGMENTS {
             return Err(exhausted());
         }
