@@ -51,6 +51,8 @@ pub struct IbverbsAdapter {
     pub(super) per_cq: u32,
     pub(super) channel: Arc<CompChannel>,
     pub(super) armed: bool,
+    /// Between `arm` and `poll`: what is put into `ready` must wake.
+    pub(super) sleeping: bool,
     pub(super) events: Events,
     pub(super) epoll: OwnedFd,
     pub(super) pd: Arc<Pd>,
@@ -165,6 +167,7 @@ impl IbverbsAdapter {
             per_cq,
             channel,
             armed: false,
+            sleeping: false,
             events,
             epoll,
             pd,
@@ -315,6 +318,27 @@ impl IbverbsAdapter {
         }
         Ok(())
     }
+
+    /// Hands to the device what was posted.
+    pub(super) fn ring(&mut self) {
+        if self.dirty.is_empty() || self.context.forked() {
+            return;
+        }
+        let mut dirty = std::mem::take(&mut self.dirty);
+        dirty.retain(|id| {
+            let Some(ep) = self.endpoints.get_mut(id) else { return false };
+            ep.flush(&mut self.send, &mut self.ready);
+            ep.waiting()
+        });
+        self.dirty = dirty;
+    }
+
+    /// Work that appeared while the owner sleeps wakes it.
+    fn wake_if_asleep(&self) {
+        if self.sleeping && !(self.ready.is_empty() && self.stash.is_empty()) {
+            self.events.nudge();
+        }
+    }
 }
 
 impl Adapter for IbverbsAdapter {
@@ -428,6 +452,7 @@ impl Adapter for IbverbsAdapter {
         }
         let _ = e.connected();
         self.ready.push(Event::Connected(ep));
+        self.wake_if_asleep();
         Ok(())
     }
 
@@ -459,22 +484,15 @@ impl Adapter for IbverbsAdapter {
     }
 
     fn flush(&mut self) {
-        if self.dirty.is_empty() || self.context.forked() {
-            return;
-        }
-        let mut dirty = std::mem::take(&mut self.dirty);
-        dirty.retain(|id| {
-            let Some(ep) = self.endpoints.get_mut(id) else { return false };
-            ep.flush(&mut self.send, &mut self.ready);
-            ep.waiting()
-        });
-        self.dirty = dirty;
+        self.ring();
+        self.wake_if_asleep();
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) {
         if self.context.forked() {
             return;
         }
+        self.sleeping = false;
         // The views of the last poll end here.
         let (recv, endpoints, by_qpn) = (&mut self.recv, &self.endpoints, &self.by_qpn);
         let posted = recv.repost(|qpn| endpoints.get(by_qpn.get(&qpn)?)?.qp());
@@ -506,7 +524,7 @@ impl Adapter for IbverbsAdapter {
         if self.cm.as_ref().is_some_and(|cm| cm.busy() || self.polls.is_multiple_of(64)) {
             self.poll_connections();
         }
-        self.flush();
+        self.ring();
         events.append(&mut self.ready);
     }
 
@@ -516,7 +534,7 @@ impl Adapter for IbverbsAdapter {
         }
         // What rdma_cm has to say wakes at once; the next poll looks.
         self.polls = u32::MAX;
-        self.flush();
+        self.ring();
         if !self.ready.is_empty() || !self.stash.is_empty() || self.events.pending() {
             return false;
         }
@@ -531,7 +549,8 @@ impl Adapter for IbverbsAdapter {
         for cq in &self.cqs {
             Self::drain_cq(cq, &mut self.wcs, &mut self.stash, |_| false);
         }
-        self.stash.is_empty() && !self.events.pending()
+        self.sleeping = self.stash.is_empty() && !self.events.pending();
+        self.sleeping
     }
 
     fn fd(&self) -> Option<RawFd> {
@@ -564,5 +583,6 @@ impl Adapter for IbverbsAdapter {
             return;
         }
         self.close(e);
+        self.wake_if_asleep();
     }
 }
