@@ -225,7 +225,7 @@ impl Engine {
     }
 
     /// A response that waited has its tensor.
-    fn answer(&mut self, fx: &mut dyn Fx, index: u32, sent: Sent) {
+    pub(super) fn answer(&mut self, fx: &mut dyn Fx, index: u32, sent: Sent) {
         let Some(r) = self.forget(index) else { return };
         let ch = r.asked.ch;
         self.respond(fx, r.asked, &r.key, r.step, sent);
