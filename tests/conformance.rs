@@ -123,7 +123,7 @@ macro_rules! shm {
 shm!(Shm, "shm", None, false, true);
 shm!(ShmPool, "shm_pool", Some("pool"), true, true);
 shm!(ShmCma, "shm_cma", Some("cma"), false, true);
-shm!(ShmRing, "shm_ring", Some("ring"), false, false);
+shm!(ShmRing, "shm_ring", Some("ring"), false, true);
 
 /// On real devices, given as `RDMA_TEST_DEVICE=rxe0` or one for each end as `rxeA:rxeB`, with
 /// `--test-threads=1`. Without it there is nothing to test on.
@@ -168,26 +168,3 @@ conformance!(shm_ring, crate::ShmRing);
 conformance!(tcp_v4, crate::TcpV4);
 conformance!(tcp_v6, crate::TcpV6);
 conformance!(tcp_unix, crate::TcpUnix);
-
-/// The shm provider with a forced copy path, or none.
-macro_rules! shm {
-    ($fixture:ident, $name:ident, $path:expr) => {
-        struct $fixture;
-
-        impl Fixture for $fixture {
-            const NAME: &str = stringify!($name);
-            const KIND: ProviderKind = ProviderKind::Shm;
-            fn config() -> Config {
-                let path: Option<&str> = $path;
-                Config { shm_copy: path.map(str::to_owned), ..Config::default() }
-            }
-        }
-
-        conformance!($name, crate::$fixture);
-    };
-}
-
-shm!(Shm, shm, None);
-shm!(ShmPool, shm_pool, Some("pool"));
-shm!(ShmCma, shm_cma, Some("cma"));
-shm!(ShmRing, shm_ring, Some("ring"));
