@@ -59,6 +59,8 @@ struct Posted {
 enum State {
     /// Made, not connected.
     New,
+    /// `connect` was called, and goes on.
+    Connecting,
     /// Operations may be posted.
     Ready,
     /// Ending: the root cause. What is posted is being flushed.
@@ -144,9 +146,17 @@ impl Endpoint {
     pub fn is_down(&self) -> bool {
         matches!(self.state, State::Down(_))
     }
-    /// It is connected now.
-    pub fn connected(&mut self) {
-        self.state = State::Ready;
+    /// It is being connected.
+    pub fn connecting(&mut self) {
+        self.state = State::Connecting;
+    }
+    /// It is connected now, unless it ended meanwhile: whether it is.
+    pub fn connected(&mut self) -> bool {
+        let now = matches!(self.state, State::New | State::Connecting);
+        if now {
+            self.state = State::Ready;
+        }
+        now
     }
     /// Whether it is in error and not all of it was flushed.
     pub fn draining(&self) -> bool {
@@ -157,7 +167,7 @@ impl Endpoint {
         match &self.state {
             State::Ready if self.posted.len() < self.depth as usize => Ok(()),
             State::Ready => Err(PostError::QueueFull),
-            State::New => Err(PostError::Failed(Status::new(
+            State::New | State::Connecting => Err(PostError::Failed(Status::new(
                 Code::FailedPrecondition,
                 format!("endpoint to {} is not connected", self.peer),
             ))),
@@ -347,7 +357,7 @@ impl Endpoint {
 
     /// Begins to end it because of `root`: what was posted is flushed, then `Event::Down` follows.
     pub fn fail(&mut self, root: Status, pool: &mut SendPool, events: &mut Vec<Event>) {
-        if matches!(self.state, State::New | State::Ready) {
+        if matches!(self.state, State::New | State::Connecting | State::Ready) {
             self.state = State::Failing(root);
             self.abandon();
         }
@@ -387,7 +397,7 @@ impl Endpoint {
         self.qp = None;
         self.draining = false;
         self.batch.clear();
-        if matches!(self.state, State::New | State::Ready) {
+        if matches!(self.state, State::New | State::Connecting | State::Ready) {
             self.state = State::Failing(root);
         }
         self.settle(pool, events);
