@@ -31,6 +31,8 @@ pub struct End {
     /// Messages and notices on their way to it.
     queued: AtomicUsize,
     queued_bytes: AtomicUsize,
+    /// Counts pieces of content that its peer has copied to or from it.
+    pub pieces: AtomicUsize,
 }
 
 impl End {
@@ -156,6 +158,7 @@ impl Hub {
             closed: AtomicBool::new(false),
             queued: AtomicUsize::new(0),
             queued_bytes: AtomicUsize::new(0),
+            pieces: AtomicUsize::new(0),
         });
         self.ends.lock().insert(id, end.clone());
         Ok(end)

@@ -59,6 +59,8 @@ pub struct Endpoint {
     pub out: bool,
     /// The socket does not take output any more, for this reason.
     pub broken: Option<Status>,
+    /// Bytes that the socket has taken and given.
+    pub moved: u64,
 }
 
 /// What the endpoints of an adapter share.
@@ -96,6 +98,7 @@ impl Endpoint {
             lazy: false,
             out: false,
             broken: None,
+            moved: 0,
         }
     }
 
@@ -127,6 +130,7 @@ impl Endpoint {
                 Err(e) => return Input::Closed(self.link.gone(&e.to_string())),
             };
             total += n;
+            self.moved = self.moved.wrapping_add(n);
             let placed = n.min(len);
             let mut cx =
                 Cx { regions: &shared.regions, events, held: &mut shared.held, viewed: false };
@@ -174,6 +178,7 @@ impl Endpoint {
                 Ok(n) => {
                     self.link.tx.advance(n as u64);
                     total += n as u64;
+                    self.moved = self.moved.wrapping_add(n as u64);
                     if (n as u64) < bytes {
                         return;
                     }

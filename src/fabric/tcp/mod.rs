@@ -294,6 +294,10 @@ impl Adapter for TcpAdapter {
         self.posting(ep)?.read(wr, local, remote)
     }
 
+    fn progress_mark(&self, ep: EpId) -> u64 {
+        self.eps.get(&ep.0).map_or(0, |e| e.moved)
+    }
+
     fn flush(&mut self) {
         for id in &self.busy {
             if let Some(e) = self.eps.get_mut(id) {
