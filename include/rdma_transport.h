@@ -1,275 +1,1362 @@
-/* DRAFT of the C ABI. Replaced by the cbindgen output of src/ffi/; names, argument order and
- * meaning here are binding. */
+/*
+ * rdma-transport: moves tensors between processes by one-sided RDMA, shared memory or TCP.
+ *
+ * Generated from src/ffi/ by `UPDATE_HEADER=1 cargo test --test header`. Do not edit.
+ *
+ * Codes. Functions return an rdma_code_t. After one other than RDMA_OK, rdma_last_error tells this
+ * thread what was wrong: the argument, its value, what is allowed. Every function may return
+ * RDMA_INTERNAL, for a defect of the library, and lists the others that it returns.
+ *
+ * Outputs are written on success only. Text outputs are three arguments, `buf`, `cap`, `out_len`: at
+ * most cap bytes are written including the NUL, and *out_len, unless out_len is NULL, is the length
+ * of the whole text without it. A text that does not fit is cut between characters, and the function
+ * returns RDMA_OUT_OF_RANGE: the one case in which outputs are written without success. `buf` NULL
+ * with cap 0 asks for the length, with the same code.
+ *
+ * Structs that begin with struct_size are set up by their init function, or by setting struct_size
+ * to sizeof of the struct and the rest to zero. Fields are only ever added at their end: smaller
+ * structs of older headers have the defaults for what they lack, of larger ones the tail is neither
+ * read nor written. A NULL where a function does not mention one is RDMA_INVALID_ARGUMENT.
+ *
+ * Names of workers are UTF-8 of 1 to RDMA_MAX_NAME_LEN bytes. Keys are bytes with a length.
+ *
+ * Threads. Every function may be called from any thread at any time, if it does not say otherwise.
+ * Callbacks run with no lock held on the thread that drives progress: the library's own, or the
+ * caller of rdma_mgr_progress, rdma_mgr_wait, rdma_mgr_connect, rdma_recv or rdma_mgr_destroy; some
+ * also inside the call that set them up, as they say. They may call every function; those that
+ * drive progress (rdma_mgr_progress, rdma_mgr_wait, rdma_mgr_connect with a timeout, rdma_recv,
+ * rdma_mgr_destroy) return RDMA_FAILED_PRECONDITION there. What callbacks are given is borrowed for
+ * the call. They must return: no exception and no longjmp may leave them. `userdata` is handed back
+ * as it was given, perhaps on another thread.
+ *
+ * Environment. These variables override the options of every manager; a wrong value fails
+ * rdma_mgr_create: RDMA_PROVIDER (auto, loopback, shm, ibverbs, tcp), RDMA_PROTOCOL (auto, eager,
+ * put, get), RDMA_LISTEN, RDMA_AUTH_SECRET_FILE, RDMA_BUSY_POLL_US, RDMA_TIMEOUT_MS, RDMA_LOG
+ * (error, warn, info, debug), RDMA_TRACE, RDMA_SHM_COPY (pool, cma, ring), RDMA_DEVICE,
+ * RDMA_DEVICE_PORT, RDMA_GID_INDEX, RDMA_QP_PKEY_INDEX, RDMA_QP_QUEUE_DEPTH, RDMA_QP_TIMEOUT,
+ * RDMA_QP_RETRY_COUNT, RDMA_QP_SL, RDMA_QP_MTU, RDMA_TRAFFIC_CLASS. An empty one counts as not set.
+ */
+
 #ifndef RDMA_TRANSPORT_H
 #define RDMA_TRANSPORT_H
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#ifdef __cplusplus
-extern "C" {
-#endif
 
+/**
+ * Version of the ABI: grows when a function or a field is added, never otherwise.
+ */
 #define RDMA_ABI_VERSION 1
+
+/**
+ * Version of the library, major part.
+ */
 #define RDMA_VERSION_MAJOR 0
+
+/**
+ * Version of the library, minor part.
+ */
 #define RDMA_VERSION_MINOR 1
+
+/**
+ * Version of the library, patch.
+ */
 #define RDMA_VERSION_PATCH 0
+
+/**
+ * Longest key in bytes.
+ */
 #define RDMA_MAX_KEY_LEN 65536
+
+/**
+ * Most dimensions of a tensor.
+ */
 #define RDMA_MAX_DIMS 254
+
+/**
+ * Longest name of a worker in bytes, without the NUL.
+ */
 #define RDMA_MAX_NAME_LEN 255
 
-/* Codes: numbers of gRPC / absl / TensorFlow. */
-typedef int32_t rdma_code_t;
+/**
+ * Success.
+ */
 #define RDMA_OK 0
+
+/**
+ * Cancelled by the caller, or by the end of its manager.
+ */
 #define RDMA_CANCELLED 1
+
+/**
+ * An error without a better code.
+ */
 #define RDMA_UNKNOWN 2
+
+/**
+ * An argument is not allowed; rdma_last_error names it, its value and what is allowed.
+ */
 #define RDMA_INVALID_ARGUMENT 3
+
+/**
+ * The deadline passed.
+ */
 #define RDMA_DEADLINE_EXCEEDED 4
+
+/**
+ * No such peer, request, response, region or device.
+ */
 #define RDMA_NOT_FOUND 5
+
+/**
+ * It exists already.
+ */
 #define RDMA_ALREADY_EXISTS 6
+
+/**
+ * Memory key, access rights or system permission forbid it.
+ */
 #define RDMA_PERMISSION_DENIED 7
+
+/**
+ * A bound was reached: queue, memory, descriptors.
+ */
 #define RDMA_RESOURCE_EXHAUSTED 8
+
+/**
+ * Not in this state: inside a callback, in a forked child, after rdma_mgr_destroy.
+ */
 #define RDMA_FAILED_PRECONDITION 9
+
+/**
+ * Step aborted, or a duplicate send or receive.
+ */
 #define RDMA_ABORTED 10
+
+/**
+ * Outside of a range: a buffer is too small.
+ */
 #define RDMA_OUT_OF_RANGE 11
+
+/**
+ * Not available in this build or on this provider.
+ */
 #define RDMA_UNIMPLEMENTED 12
+
+/**
+ * A defect of the library; caught at the ABI.
+ */
 #define RDMA_INTERNAL 13
+
+/**
+ * The peer is gone or cannot be reached.
+ */
 #define RDMA_UNAVAILABLE 14
+
+/**
+ * Content arrived damaged.
+ */
 #define RDMA_DATA_LOSS 15
+
+/**
+ * The peer failed authentication.
+ */
 #define RDMA_UNAUTHENTICATED 16
 
-/* Why an operation ended, finer than its code (rdma_transfer_info_t.reason). */
+/**
+ * rdma_transfer_info_t.reason: nothing to add to the code.
+ */
 #define RDMA_REASON_NONE 0
-#define RDMA_REASON_CANCELLED 1          /* rdma_request_cancel or rdma_mgr_destroy          */
-#define RDMA_REASON_DEADLINE 2           /* the operation's own deadline                     */
-#define RDMA_REASON_PEER_GONE 3          /* process or connection ended                      */
-#define RDMA_REASON_PEER_STALLED 4       /* connection up, peer answers nothing              */
-#define RDMA_REASON_PEER_RESTARTED 5     /* same name, new incarnation                       */
+
+/**
+ * rdma_transfer_info_t.reason: rdma_request_cancel or rdma_mgr_destroy.
+ */
+#define RDMA_REASON_CANCELLED 1
+
+/**
+ * rdma_transfer_info_t.reason: the operation's own deadline.
+ */
+#define RDMA_REASON_DEADLINE 2
+
+/**
+ * rdma_transfer_info_t.reason: process or connection ended.
+ */
+#define RDMA_REASON_PEER_GONE 3
+
+/**
+ * rdma_transfer_info_t.reason: the connection is up, the peer answers nothing.
+ */
+#define RDMA_REASON_PEER_STALLED 4
+
+/**
+ * rdma_transfer_info_t.reason: same name, new incarnation.
+ */
+#define RDMA_REASON_PEER_RESTARTED 5
+
+/**
+ * rdma_transfer_info_t.reason: the step was aborted.
+ */
 #define RDMA_REASON_STEP_ABORTED 6
-#define RDMA_REASON_REMOTE_ERROR 7       /* the peer answered ERROR_STATUS                   */
-#define RDMA_REASON_LOCAL_ERROR 8        /* allocation, registration, protocol violation ... */
 
-/* Protocol that carried a transfer. */
+/**
+ * rdma_transfer_info_t.reason: the peer answered with an error.
+ */
+#define RDMA_REASON_REMOTE_ERROR 7
+
+/**
+ * rdma_transfer_info_t.reason: allocation, registration, protocol violation on this side.
+ */
+#define RDMA_REASON_LOCAL_ERROR 8
+
+/**
+ * Protocol: chosen per transfer.
+ */
 #define RDMA_PROTOCOL_AUTO 0
-#define RDMA_PROTOCOL_LOCAL 1            /* both ends in this manager                        */
-#define RDMA_PROTOCOL_EAGER 2            /* content inside the response message              */
-#define RDMA_PROTOCOL_DIRECT_PUT 3       /* RDMA write with immediate                        */
-#define RDMA_PROTOCOL_DIRECT_GET 4       /* RDMA read by the receiver                        */
 
-#define RDMA_PROGRESS_THREAD 0           /* library's own progress thread (default)          */
-#define RDMA_PROGRESS_MANUAL 1           /* only inside rdma_mgr_progress/_wait/rdma_recv    */
+/**
+ * Protocol: both ends in this manager. Reported, cannot be demanded.
+ */
+#define RDMA_PROTOCOL_LOCAL 1
 
-#define RDMA_TENSOR_DEAD 1u              /* is_dead: no content                              */
-#define RDMA_TENSOR_SERIALIZED 2u        /* content is the runtime's serialised form         */
+/**
+ * Protocol: content inside the response message.
+ */
+#define RDMA_PROTOCOL_EAGER 2
 
+/**
+ * Protocol: RDMA write with immediate by the sender.
+ */
+#define RDMA_PROTOCOL_DIRECT_PUT 3
+
+/**
+ * Protocol: RDMA read by the receiver.
+ */
+#define RDMA_PROTOCOL_DIRECT_GET 4
+
+/**
+ * Progress: the library's own thread (default).
+ */
+#define RDMA_PROGRESS_THREAD 0
+
+/**
+ * Progress: only inside rdma_mgr_progress, rdma_mgr_wait and blocking calls.
+ */
+#define RDMA_PROGRESS_MANUAL 1
+
+/**
+ * rdma_tensor_t.flags: a dead tensor; it has no content.
+ */
+#define RDMA_TENSOR_DEAD 1
+
+/**
+ * rdma_tensor_t.flags: the content is the runtime's serialised form.
+ */
+#define RDMA_TENSOR_SERIALIZED 2
+
+/**
+ * Log level: something failed.
+ */
 #define RDMA_LOG_ERROR 1
+
+/**
+ * Log level: something is not as expected, and went on (default).
+ */
 #define RDMA_LOG_WARN 2
+
+/**
+ * Log level: decisions and changes of state.
+ */
 #define RDMA_LOG_INFO 3
+
+/**
+ * Log level: details.
+ */
 #define RDMA_LOG_DEBUG 4
 
-#define RDMA_DEVICE_HOST 0u              /* device id of host memory                         */
+/**
+ * Device id of host memory.
+ */
+#define RDMA_DEVICE_HOST 0
 
-typedef struct rdma_mgr rdma_mgr_t;      /* opaque */
-typedef uint64_t rdma_request_t;         /* monotonic id, never reused; 0 is none            */
-typedef uint64_t rdma_response_t;        /* id of a request a peer made of us                */
+/**
+ * rdma_peer_info_t.state: not connected, nothing under way.
+ */
+#define RDMA_PEER_IDLE 0
 
-typedef struct rdma_tensor {
-  size_t struct_size;
-  const void *data;                      /* may be NULL when nbytes == 0                     */
-  uint64_t nbytes;
-  const int64_t *dims;                   /* may be NULL when ndims == 0                      */
-  uint32_t ndims;
-  uint32_t dtype;                        /* the runtime's own number; carried, not read      */
-  uint32_t flags;                        /* RDMA_TENSOR_*                                    */
-  uint32_t device;                       /* RDMA_DEVICE_HOST or an id from register_device   */
-} rdma_tensor_t;
+/**
+ * rdma_peer_info_t.state: connecting.
+ */
+#define RDMA_PEER_CONNECTING 1
 
-typedef struct rdma_transfer_info {
-  size_t struct_size;
-  uint64_t bytes;
-  uint64_t elapsed_ns;                   /* from the call (recv) or the match (send)         */
-  const char *provider;                  /* "shm", "tcp", "ibverbs", "loopback", "local", "" */
-  const char *peer;                      /* peer's name, "" for oneself                      */
-  uint32_t protocol;                     /* RDMA_PROTOCOL_*                                  */
-  uint32_t reason;                       /* RDMA_REASON_*                                    */
-} rdma_transfer_info_t;
+/**
+ * rdma_peer_info_t.state: connected.
+ */
+#define RDMA_PEER_CONNECTED 2
 
-/* Callbacks. Strings and structs are borrowed for the call. `userdata` last. They run on the thread
- * that drives progress (the progress thread; or the caller of rdma_mgr_progress, rdma_mgr_wait,
- * rdma_recv, rdma_mgr_connect, rdma_mgr_destroy), with no lock held, and may call any function
- * except rdma_mgr_destroy of the same manager. */
+/**
+ * rdma_peer_info_t.state: the last attempt failed; retried on use.
+ */
+#define RDMA_PEER_FAILED 3
+
+/**
+ * A manager: one local worker identity, which owns everything else. Opaque.
+ */
+struct rdma_mgr;
+
+/**
+ * How an operation ended: RDMA_OK or an error. The numbers are those of gRPC, absl and TensorFlow.
+ */
+typedef int32_t rdma_code_t;
+
+/**
+ * Receives log messages. `message` ends with a NUL. Runs on any thread, with no lock held, and may
+ * call any function that its thread may call; what those log is dropped.
+ */
 typedef void (*rdma_log_fn)(int32_t level, const char *message, size_t message_len, void *userdata);
-/* Ends a send: the library no longer reads the tensor. Once per accepted send. For content that was
- * copied at once it may run on the sending thread before rdma_send returns. */
-typedef void (*rdma_send_done_fn)(rdma_code_t code, const char *message, size_t message_len,
-                                  const rdma_transfer_info_t *info, void *userdata);
-/* Ends a receive. `tensor` is NULL unless code == RDMA_OK. */
-typedef void (*rdma_recv_done_fn)(rdma_code_t code, const char *message, size_t message_len,
-                                  const rdma_tensor_t *tensor, const rdma_transfer_info_t *info,
-                                  void *userdata);
-/* Returns memory for meta->nbytes bytes, or NULL to fail the request (RDMA_RESOURCE_EXHAUSTED).
- * Runs inside rdma_recv_async (metadata cached) or on the progress thread; again if the metadata
- * changed: the earlier memory is then unused. Not called for dead or zero-size tensors. The memory
- * stays the caller's. */
+
+/**
+ * Settings of a manager. Prepare it with rdma_mgr_options_init, which fills in the defaults.
+ * Environment variables override it, and the log (level info) says so.
+ */
+struct rdma_mgr_options {
+  /**
+   * sizeof(rdma_mgr_options_t) as the application was compiled.
+   */
+  size_t struct_size;
+  /**
+   * This worker's name, unique among its peers. NULL: generated.
+   */
+  const char *name;
+  /**
+   * "loopback", "shm", "ibverbs" or "tcp": only this one, or an error. NULL or "auto": chosen
+   * per peer. RDMA_PROVIDER
+   */
+  const char *provider;
+  /**
+   * "host:port", IPv6 in brackets, port 0 is any. NULL: 127.0.0.1:0 on first need. RDMA_LISTEN
+   */
+  const char *listen;
+  /**
+   * Secret shared by all workers. NULL: no authentication. RDMA_AUTH_SECRET_FILE
+   */
+  const char *secret;
+  /**
+   * Length of the secret in bytes.
+   */
+  size_t secret_len;
+  /**
+   * RDMA_PROGRESS_*
+   */
+  int32_t progress;
+  /**
+   * RDMA_PROTOCOL_*; AUTO chooses per transfer. RDMA_PROTOCOL
+   */
+  int32_t protocol;
+  /**
+   * Default deadline of an operation in milliseconds, above 0. RDMA_TIMEOUT_MS
+   */
+  int64_t timeout_ms;
+  /**
+   * Time to spin before sleeping, in microseconds. RDMA_BUSY_POLL_US
+   */
+  int64_t busy_poll_us;
+  /**
+   * Silence after which a peer counts as stalled, in milliseconds, above 0.
+   */
+  int64_t peer_timeout_ms;
+  /**
+   * Largest content that rides in the response message. 0: the provider's own.
+   */
+  uint64_t eager_max;
+  /**
+   * Bound of the metadata cache, entries per peer. 0 counts as 1.
+   */
+  uint32_t meta_cache_entries;
+  /**
+   * Depth of send and receive queues; control messages in flight. RDMA_QP_QUEUE_DEPTH
+   */
+  uint32_t queue_depth;
+  /**
+   * 1: content is validated end to end (xxh3).
+   */
+  uint8_t checksum;
+  /**
+   * 1: duplicate receives wait instead of failing.
+   */
+  uint8_t tolerate_dup_recv;
+  /**
+   * 1: may listen beyond loopback without a secret.
+   */
+  uint8_t allow_remote;
+  /**
+   * Reserved for connecting ibverbs through rdma_cm; 0 or 1, without effect.
+   */
+  uint8_t use_rdma_cm;
+  /**
+   * Name of the ibverbs device. NULL: chosen. RDMA_DEVICE
+   */
+  const char *ib_device;
+  /**
+   * Port of the device. 0: the first active one. RDMA_DEVICE_PORT
+   */
+  int32_t ib_port;
+  /**
+   * Index into the port's GID table. -1: chosen. RDMA_GID_INDEX
+   */
+  int32_t ib_gid_index;
+  /**
+   * Index into the port's partition key table. RDMA_QP_PKEY_INDEX
+   */
+  int32_t ib_pkey_index;
+  /**
+   * Local ACK timeout, 0 to 31: 4.096 us * 2^n. RDMA_QP_TIMEOUT
+   */
+  int32_t ib_timeout;
+  /**
+   * Retries, 0 to 7. RDMA_QP_RETRY_COUNT
+   */
+  int32_t ib_retry_count;
+  /**
+   * Service level, 0 to 7. RDMA_QP_SL
+   */
+  int32_t ib_sl;
+  /**
+   * Path MTU in bytes: 256, 512, 1024, 2048, 4096. 0: the port's active MTU. RDMA_QP_MTU
+   */
+  int32_t ib_mtu;
+  /**
+   * Traffic class, 0 to 255. RDMA_TRAFFIC_CLASS
+   */
+  int32_t ib_traffic_class;
+};
+
+/**
+ * Settings of a manager.
+ */
+typedef struct rdma_mgr_options rdma_mgr_options_t;
+
+/**
+ * A tensor in memory of this process. Prepare it with rdma_tensor_init.
+ */
+struct rdma_tensor {
+  /**
+   * sizeof(rdma_tensor_t) as the application was compiled.
+   */
+  size_t struct_size;
+  /**
+   * Content, on its device. May be NULL when nbytes is 0.
+   */
+  const void *data;
+  /**
+   * Length of the content in bytes.
+   */
+  uint64_t nbytes;
+  /**
+   * Dimensions, none negative. May be NULL when ndims is 0.
+   */
+  const int64_t *dims;
+  /**
+   * Number of dimensions, at most RDMA_MAX_DIMS.
+   */
+  uint32_t ndims;
+  /**
+   * The runtime's own number of the element type; carried, not read.
+   */
+  uint32_t dtype;
+  /**
+   * RDMA_TENSOR_*, or 0.
+   */
+  uint32_t flags;
+  /**
+   * RDMA_DEVICE_HOST or an id from rdma_mgr_register_device.
+   */
+  uint32_t device;
+};
+
+/**
+ * A tensor in memory of this process.
+ */
+typedef struct rdma_tensor rdma_tensor_t;
+
+/**
+ * Returns memory for meta->nbytes bytes on the device named in the receive's options, or NULL to
+ * fail the request (RDMA_RESOURCE_EXHAUSTED). Runs inside rdma_recv_async (metadata cached) or on
+ * the progress thread; once more if the metadata changed: the earlier memory is then unused. Not
+ * called for dead or zero-size tensors. The memory stays the application's; meta->data is NULL.
+ */
 typedef void *(*rdma_alloc_fn)(const rdma_tensor_t *meta, void *userdata);
-/* A peer requests `key` of `step` that the local table lacks: answer with rdma_response_send or
- * rdma_response_fail, now or later, from any thread, once. */
-typedef void (*rdma_source_fn)(rdma_mgr_t *mgr, rdma_response_t response, const char *peer,
-                               size_t peer_len, const char *key, size_t key_len, int64_t step,
-                               void *userdata);
-/* To be called once by a device copy function when the copy is complete, from any thread. */
+
+/**
+ * Options of a receive. Prepare it with rdma_recv_options_init.
+ */
+struct rdma_recv_options {
+  /**
+   * sizeof(rdma_recv_options_t) as the application was compiled.
+   */
+  size_t struct_size;
+  /**
+   * Deadline in milliseconds. 0: the manager's.
+   */
+  int64_t timeout_ms;
+  /**
+   * Destination given up front, or NULL.
+   */
+  void *dst;
+  /**
+   * Its length in bytes. A larger tensor fails with RDMA_OUT_OF_RANGE.
+   */
+  uint64_t dst_len;
+  /**
+   * Used when dst is NULL. NULL too: memory of the library.
+   */
+  rdma_alloc_fn alloc;
+  /**
+   * Passed to alloc.
+   */
+  void *alloc_userdata;
+  /**
+   * Device on which dst, or alloc's memory, lives.
+   */
+  uint32_t device;
+};
+
+/**
+ * Options of a receive.
+ */
+typedef struct rdma_recv_options rdma_recv_options_t;
+
+/**
+ * Options of a send. Prepare it with rdma_send_options_init.
+ */
+struct rdma_send_options {
+  /**
+   * sizeof(rdma_send_options_t) as the application was compiled.
+   */
+  size_t struct_size;
+  /**
+   * Deadline in milliseconds. 0: waits until taken, or until the step is cleaned up.
+   */
+  int64_t timeout_ms;
+};
+
+/**
+ * Options of a send.
+ */
+typedef struct rdma_send_options rdma_send_options_t;
+
+/**
+ * A manager. Opaque.
+ */
+typedef struct rdma_mgr rdma_mgr_t;
+
+/**
+ * What is known of a peer. Set struct_size before rdma_mgr_peer_info.
+ */
+struct rdma_peer_info {
+  /**
+   * sizeof(rdma_peer_info_t) as the application was compiled.
+   */
+  size_t struct_size;
+  /**
+   * Its name.
+   */
+  char name[256];
+  /**
+   * Provider of the connection, "" while not connected.
+   */
+  char provider[16];
+  /**
+   * Why this provider, or the last error; cut to fit.
+   */
+  char reason[256];
+  /**
+   * Where it is reached; cut to fit.
+   */
+  char address[256];
+  /**
+   * Identifies the peer's manager; zero while unknown. Another one after a restart.
+   */
+  uint8_t incarnation[16];
+  /**
+   * RDMA_PEER_*
+   */
+  int32_t state;
+  /**
+   * Live connections.
+   */
+  uint32_t channels;
+  /**
+   * Tensor content sent to it, in bytes.
+   */
+  uint64_t bytes_sent;
+  /**
+   * Tensor content received from it, in bytes.
+   */
+  uint64_t bytes_received;
+  /**
+   * Requests made of it.
+   */
+  uint64_t requests_sent;
+  /**
+   * Requests it made.
+   */
+  uint64_t requests_received;
+};
+
+/**
+ * What is known of a peer.
+ */
+typedef struct rdma_peer_info rdma_peer_info_t;
+
+/**
+ * To be called once by a device's copy function when the copy is complete, from any thread. A
+ * second call with the same token is ignored.
+ */
 typedef void (*rdma_copy_done_fn)(rdma_code_t code, void *token);
 
-typedef struct rdma_device_ops {         /* an accelerator's copy functions */
-  size_t struct_size;
-  void (*copy_to_host)(void *host, const void *device, uint64_t nbytes, rdma_copy_done_fn done,
-                       void *token, void *userdata);
-  void (*copy_from_host)(void *device, const void *host, uint64_t nbytes, rdma_copy_done_fn done,
-                         void *token, void *userdata);
-} rdma_device_ops_t;
+/**
+ * Starts a copy between the host and a device, and returns. Calls `done` with `token` when the
+ * copy is complete, at once or later. Runs on the thread that drives progress.
+ */
+typedef void (*rdma_copy_to_host_fn)(void *host,
+                                     const void *device,
+                                     uint64_t nbytes,
+                                     rdma_copy_done_fn done,
+                                     void *token,
+                                     void *userdata);
 
-typedef struct rdma_mgr_options {
-  size_t struct_size;
-  const char *name;                      /* this worker's name; NULL: generated              */
-  const char *provider;                  /* NULL or "auto"; "loopback","shm","ibverbs","tcp" */
-  const char *listen;                    /* "host:port", "[v6]:port", port 0 = any; NULL: 127.0.0.1:0 on first need */
-  const char *secret;                    /* NULL: no authentication                          */
-  size_t secret_len;
-  int32_t progress;                      /* RDMA_PROGRESS_*                                  */
-  int32_t protocol;                      /* RDMA_PROTOCOL_*; AUTO chooses per transfer       */
-  int64_t timeout_ms;                    /* default deadline of an operation; > 0            */
-  int64_t busy_poll_us;                  /* spin before sleeping; >= 0                       */
-  int64_t peer_timeout_ms;               /* silence after which a peer counts as stalled     */
-  uint64_t eager_max;                    /* 0: the provider's own                            */
-  uint32_t meta_cache_entries;           /* LRU bound, per peer                              */
-  uint32_t queue_depth;                  /* RDMA_QP_QUEUE_DEPTH; control messages in flight  */
-  uint8_t checksum;                      /* 1: content validated end to end (xxh3)           */
-  uint8_t tolerate_dup_recv;             /* 1: duplicate receives wait instead of failing    */
-  uint8_t allow_remote;                  /* 1: may listen beyond loopback without a secret   */
-  uint8_t use_rdma_cm;
-  const char *ib_device;                 /* RDMA_DEVICE                                      */
-  int32_t ib_port;                       /* RDMA_DEVICE_PORT; 0: first active                */
-  int32_t ib_gid_index;                  /* RDMA_GID_INDEX; -1: chosen                       */
-  int32_t ib_pkey_index;                 /* RDMA_QP_PKEY_INDEX                               */
-  int32_t ib_timeout;                    /* RDMA_QP_TIMEOUT                                  */
-  int32_t ib_retry_count;                /* RDMA_QP_RETRY_COUNT                              */
-  int32_t ib_sl;                         /* RDMA_QP_SL                                       */
-  int32_t ib_mtu;                        /* RDMA_QP_MTU in bytes; 0: active MTU              */
-  int32_t ib_traffic_class;              /* RDMA_TRAFFIC_CLASS                               */
-} rdma_mgr_options_t;
+/**
+ * The other direction of rdma_copy_to_host_fn.
+ */
+typedef void (*rdma_copy_from_host_fn)(void *device,
+                                       const void *host,
+                                       uint64_t nbytes,
+                                       rdma_copy_done_fn done,
+                                       void *token,
+                                       void *userdata);
 
-typedef struct rdma_recv_options {
+/**
+ * An accelerator's copy functions.
+ */
+struct rdma_device_ops {
+  /**
+   * sizeof(rdma_device_ops_t) as the application was compiled.
+   */
   size_t struct_size;
-  int64_t timeout_ms;                    /* 0: the manager's                                 */
-  void *dst;                             /* destination given up front, or NULL              */
-  uint64_t dst_len;
-  rdma_alloc_fn alloc;                   /* used when dst is NULL; NULL too: library memory  */
-  void *alloc_userdata;
-  uint32_t device;                       /* where dst / alloc's memory lives                 */
-} rdma_recv_options_t;
+  /**
+   * Copies from the device to the host. Not NULL.
+   */
+  rdma_copy_to_host_fn copy_to_host;
+  /**
+   * Copies from the host to the device. Not NULL.
+   */
+  rdma_copy_from_host_fn copy_from_host;
+};
 
-typedef struct rdma_send_options {
-  size_t struct_size;
-  int64_t timeout_ms;                    /* 0: waits until taken or the step is cleaned up   */
-} rdma_send_options_t;
+/**
+ * An accelerator's copy functions.
+ */
+typedef struct rdma_device_ops rdma_device_ops_t;
 
-typedef struct rdma_peer_info {
+/**
+ * How a transfer went.
+ */
+struct rdma_transfer_info {
+  /**
+   * sizeof(rdma_transfer_info_t) as the library was compiled.
+   */
   size_t struct_size;
-  char name[256];
-  char provider[16];                     /* "" while not connected                           */
-  char reason[256];                      /* why this provider, or the last connect error     */
-  char address[256];
-  uint8_t incarnation[16];
-  int32_t state;                         /* RDMA_PEER_*                                      */
-  uint32_t channels;
-  uint64_t bytes_sent, bytes_received;   /* tensor content                                   */
-  uint64_t requests_sent, requests_received;
-} rdma_peer_info_t;
-#define RDMA_PEER_IDLE 0
-#define RDMA_PEER_CONNECTING 1
-#define RDMA_PEER_CONNECTED 2
-#define RDMA_PEER_FAILED 3               /* last attempt failed; retried on use              */
+  /**
+   * Content bytes.
+   */
+  uint64_t bytes;
+  /**
+   * Nanoseconds since the call (receive) or the match (send).
+   */
+  uint64_t elapsed_ns;
+  /**
+   * "shm", "tcp", "ibverbs", "loopback", "local", or "" if none carried it.
+   */
+  const char *provider;
+  /**
+   * The peer's name, "" for oneself.
+   */
+  const char *peer;
+  /**
+   * RDMA_PROTOCOL_*
+   */
+  uint32_t protocol;
+  /**
+   * RDMA_REASON_*: why the operation ended, finer than its code.
+   */
+  uint32_t reason;
+};
 
-typedef struct rdma_parsed_key {         /* TensorFlow's src;incarnation;dst;name;frame:iter */
+/**
+ * How a transfer went.
+ */
+typedef struct rdma_transfer_info rdma_transfer_info_t;
+
+/**
+ * Ends a send: the library no longer reads the tensor. Runs once per accepted send. For content
+ * that was copied at once it may run on the sending thread before rdma_send returns. `message` is
+ * "" for RDMA_OK, and ends with a NUL.
+ */
+typedef void (*rdma_send_done_fn)(rdma_code_t code,
+                                  const char *message,
+                                  size_t message_len,
+                                  const rdma_transfer_info_t *info,
+                                  void *userdata);
+
+/**
+ * Ends a receive. Runs once per accepted receive. `tensor` is NULL unless code is RDMA_OK;
+ * `message` is "" for RDMA_OK, and ends with a NUL.
+ */
+typedef void (*rdma_recv_done_fn)(rdma_code_t code,
+                                  const char *message,
+                                  size_t message_len,
+                                  const rdma_tensor_t *tensor,
+                                  const rdma_transfer_info_t *info,
+                                  void *userdata);
+
+/**
+ * Number of a receive. Never used again by its manager; 0 is none.
+ */
+typedef uint64_t rdma_request_t;
+
+/**
+ * The parts of TensorFlow's key `src_device;src_incarnation;dst_device;edge_name;frame:iter`.
+ * Texts are not NUL-terminated. Set struct_size before use.
+ */
+struct rdma_parsed_key {
+  /**
+   * sizeof(rdma_parsed_key_t) as the application was compiled.
+   */
   size_t struct_size;
-  const char *src_device; size_t src_device_len;   /* all point into the key given           */
-  const char *dst_device; size_t dst_device_len;
-  const char *edge_name;  size_t edge_name_len;
+  /**
+   * Full name of the sending device.
+   */
+  const char *src_device;
+  /**
+   * Its length.
+   */
+  size_t src_device_len;
+  /**
+   * Full name of the receiving device.
+   */
+  const char *dst_device;
+  /**
+   * Its length.
+   */
+  size_t dst_device_len;
+  /**
+   * Name of the edge.
+   */
+  const char *edge_name;
+  /**
+   * Its length.
+   */
+  size_t edge_name_len;
+  /**
+   * Incarnation of the sending device.
+   */
   uint64_t src_incarnation;
-  uint64_t frame, iter;
-} rdma_parsed_key_t;
+  /**
+   * Frame of the loop, 0 outside of loops.
+   */
+  uint64_t frame;
+  /**
+   * Iteration of the frame.
+   */
+  uint64_t iter;
+};
 
-/* status, log, version */
+/**
+ * The parts of TensorFlow's key.
+ */
+typedef struct rdma_parsed_key rdma_parsed_key_t;
+
+/**
+ * Number of a request that a peer made of us. Never used again by its manager; 0 is none.
+ */
+typedef uint64_t rdma_response_t;
+
+/**
+ * A peer requests `key` of `step`, which the local table lacks: answer with rdma_response_send or
+ * rdma_response_fail, now or later, from any thread, once. `peer` ends with a NUL; `key` does not.
+ */
+typedef void (*rdma_source_fn)(rdma_mgr_t *mgr,
+                               rdma_response_t response,
+                               const char *peer,
+                               size_t peer_len,
+                               const char *key,
+                               size_t key_len,
+                               int64_t step,
+                               void *userdata);
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/**
+ * The library's version, "0.1.0". Threads: any. The text is static. Never NULL.
+ */
 const char *rdma_version(void);
+
+/**
+ * The library's RDMA_ABI_VERSION; it serves applications compiled with this one or a lower one.
+ * Threads: any.
+ */
 uint32_t rdma_abi_version(void);
-const char *rdma_code_name(rdma_code_t code);              /* never NULL */
-size_t rdma_last_error(char *buf, size_t cap);             /* thread-local; returns full length */
+
+/**
+ * The name of a code, "INVALID_ARGUMENT"; "INVALID_CODE" for a number that is none. Threads: any.
+ * The text is static. Never NULL.
+ */
+const char *rdma_code_name(rdma_code_t code);
+
+/**
+ * The text of the last error that a function returned on this thread; successful calls leave it.
+ * Writes at most `cap` bytes with the NUL, cut if need be, and returns the full length without
+ * it; 0 if there was no error yet. Threads: any, each has its own. `buf` NULL: only the length.
+ */
+size_t rdma_last_error(char *buf, size_t cap);
+
+/**
+ * Sends log messages up to `level` (RDMA_LOG_*) to `log` instead of stderr. `log` NULL: stderr
+ * again. The environment's RDMA_LOG (error, warn, info, debug) overrides `level`. One per process.
+ * A message under way on another thread may still reach the earlier function.
+ *
+ * Threads: any. `userdata` is passed on, also from other threads; NULL is allowed.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: unknown level; RDMA_INTERNAL.
+ */
 rdma_code_t rdma_set_log_callback(rdma_log_fn log, int32_t level, void *userdata);
-/* text: writes up to cap bytes incl. NUL; *out_len = length without NUL; RDMA_OUT_OF_RANGE if cut. */
-rdma_code_t rdma_providers(char *buf, size_t cap, size_t *out_len);   /* JSON: name, available, reason */
 
-/* manager */
+/**
+ * Lists the providers as a JSON array of objects: "name", "available" and, in "reason", what is
+ * missing. Text output.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_OUT_OF_RANGE: the text was cut; RDMA_INVALID_ARGUMENT: `buf` NULL with
+ * cap above 0, or with `out_len` NULL; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_providers(char *buf, size_t cap, size_t *out_len);
+
+/**
+ * Fills in the defaults. `struct_size` is sizeof(rdma_mgr_options_t). Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `options` NULL, wrong size; RDMA_INTERNAL.
+ */
 rdma_code_t rdma_mgr_options_init(rdma_mgr_options_t *options, size_t struct_size);
+
+/**
+ * Fills in the defaults. `struct_size` is sizeof(rdma_recv_options_t). Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `options` NULL, wrong size; RDMA_INTERNAL.
+ */
 rdma_code_t rdma_recv_options_init(rdma_recv_options_t *options, size_t struct_size);
+
+/**
+ * Fills in the defaults. `struct_size` is sizeof(rdma_send_options_t). Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `options` NULL, wrong size; RDMA_INTERNAL.
+ */
 rdma_code_t rdma_send_options_init(rdma_send_options_t *options, size_t struct_size);
+
+/**
+ * Makes an empty tensor on the host. `struct_size` is sizeof(rdma_tensor_t). Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `tensor` NULL, wrong size; RDMA_INTERNAL.
+ */
 rdma_code_t rdma_tensor_init(rdma_tensor_t *tensor, size_t struct_size);
-rdma_code_t rdma_mgr_create(const rdma_mgr_options_t *options /* NULL: defaults */, rdma_mgr_t **out);
-rdma_code_t rdma_mgr_destroy(rdma_mgr_t *mgr);             /* ends every operation first */
 
-/* peers. Peer names: C strings. */
-rdma_code_t rdma_mgr_listen(rdma_mgr_t *mgr, const char *address, char *bound, size_t cap, size_t *out_len);
+/**
+ * Makes a manager: one local worker identity, which owns connections, memory and requests. The
+ * environment overrides `options`; `options` NULL: defaults. On success *out is the handle, to be
+ * ended by rdma_mgr_destroy. The options are copied.
+ *
+ * Threads: any; the handle may be used from any thread at once. It is of no use in a forked
+ * child, where every function returns RDMA_FAILED_PRECONDITION for it.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `out` NULL, wrong struct_size, a setting or an
+ * environment variable that is not allowed; RDMA_UNAVAILABLE: the required provider cannot be
+ * used here; RDMA_PERMISSION_DENIED, RDMA_NOT_FOUND: a file named by the environment cannot be
+ * opened; RDMA_ALREADY_EXISTS: the address to listen on is in use; RDMA_RESOURCE_EXHAUSTED: no
+ * memory, descriptors or threads; RDMA_UNIMPLEMENTED: the required provider is not part of this
+ * build; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_mgr_create(const rdma_mgr_options_t *options, rdma_mgr_t **out);
+
+/**
+ * Ends a manager: each operation under way ends with RDMA_CANCELLED through its callback, the
+ * connections close, the library's threads end, its memory is freed. When it returns, no callback
+ * runs any more, and calls of other threads have returned. The handle is then dead.
+ *
+ * Threads: any, but not inside a callback. `mgr` NULL is an error.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL or no handle; RDMA_FAILED_PRECONDITION:
+ * inside a callback, destroyed already, or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_mgr_destroy(rdma_mgr_t *mgr);
+
+/**
+ * Listens for peers on `address`, "host:port", IPv6 in brackets, port 0 is any. Beyond loopback it
+ * needs a secret, or allow_remote. May be called for several addresses. The address bound to is a
+ * text output; `bound` NULL with cap 0: not wanted. If that text is cut the manager listens
+ * nevertheless.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_OUT_OF_RANGE: `bound` is too small; RDMA_INVALID_ARGUMENT: `mgr` or
+ * `address` NULL, malformed address, `bound` NULL with cap above 0; RDMA_ALREADY_EXISTS: address
+ * in use; RDMA_FAILED_PRECONDITION: no secret for an address beyond loopback, `mgr` destroyed or
+ * in a forked child; RDMA_RESOURCE_EXHAUSTED: listens on 16 addresses already, or by the system;
+ * RDMA_PERMISSION_DENIED, RDMA_UNAVAILABLE: by the system; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_mgr_listen(rdma_mgr_t *mgr,
+                            const char *address,
+                            char *bound,
+                            size_t cap,
+                            size_t *out_len);
+
+/**
+ * Makes a peer known by name and address, or changes its address. Does not connect.
+ *
+ * Threads: any. The texts are copied.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: an argument NULL, a name longer than 255 bytes or not
+ * UTF-8, one's own name, malformed address; RDMA_RESOURCE_EXHAUSTED: too many peers;
+ * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ */
 rdma_code_t rdma_mgr_add_peer(rdma_mgr_t *mgr, const char *peer, const char *address);
-rdma_code_t rdma_mgr_connect(rdma_mgr_t *mgr, const char *peer, int64_t timeout_ms /* 0: start only */);
+
+/**
+ * Connects to a peer, and tries again until `timeout_ms` is over; 0 starts it and returns. Needed
+ * by nobody: the first use connects too. Connected already is success.
+ *
+ * Threads: any; with a timeout it blocks and drives progress, so not inside a callback.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: an argument NULL, malformed name, negative timeout;
+ * RDMA_NOT_FOUND: unknown peer; RDMA_DEADLINE_EXCEEDED, RDMA_UNAVAILABLE: the peer could not be
+ * reached, rdma_last_error says why; RDMA_UNAUTHENTICATED: the secrets differ;
+ * RDMA_FAILED_PRECONDITION: the required provider does not reach the peer, inside a callback,
+ * `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` was destroyed meanwhile;
+ * RDMA_INTERNAL.
+ */
+rdma_code_t rdma_mgr_connect(rdma_mgr_t *mgr, const char *peer, int64_t timeout_ms);
+
+/**
+ * Closes the connection to a peer. Its operations end with RDMA_UNAVAILABLE; the peer stays known
+ * and is connected again on use. Not connected already is success.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: an argument NULL, malformed name; RDMA_NOT_FOUND:
+ * unknown peer; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ */
 rdma_code_t rdma_mgr_disconnect(rdma_mgr_t *mgr, const char *peer);
+
+/**
+ * Tells what is known of a peer. Set out->struct_size first.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: an argument NULL, malformed name, wrong struct_size;
+ * RDMA_NOT_FOUND: unknown peer; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child;
+ * RDMA_INTERNAL.
+ */
 rdma_code_t rdma_mgr_peer_info(const rdma_mgr_t *mgr, const char *peer, rdma_peer_info_t *out);
+
+/**
+ * Gives an address blob, to travel over the runtime's own control plane to
+ * rdma_mgr_import_address. Listens if the manager does not yet. The blob holds no secret. Writes
+ * all of it and its length, or, with RDMA_OUT_OF_RANGE, only the length needed; `blob` NULL with
+ * cap 0 asks for the length.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_OUT_OF_RANGE: cap is too small; RDMA_INVALID_ARGUMENT: `mgr` or `out_len`
+ * NULL, `blob` NULL with cap above 0; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked
+ * child; as rdma_mgr_listen if it has to listen; RDMA_INTERNAL.
+ */
 rdma_code_t rdma_mgr_export_address(rdma_mgr_t *mgr, uint8_t *blob, size_t cap, size_t *out_len);
-rdma_code_t rdma_mgr_import_address(rdma_mgr_t *mgr, const uint8_t *blob, size_t blob_len,
-                                    char *peer, size_t cap, size_t *out_len); /* adds/updates the peer, tells its name */
 
-/* progress */
-rdma_code_t rdma_mgr_progress(rdma_mgr_t *mgr, uint32_t *events);       /* never blocks */
-rdma_code_t rdma_mgr_wait(rdma_mgr_t *mgr, int64_t timeout_ms);         /* until something happened */
-rdma_code_t rdma_mgr_event_fd(rdma_mgr_t *mgr, int *fd);                /* readable: call progress */
+/**
+ * Takes a blob of rdma_mgr_export_address: makes the peer known, or changes its address. The
+ * peer's name is a text output; `peer` NULL with cap 0: not wanted. If that text is cut the peer
+ * is known nevertheless. The blob is checked, and may come from anywhere.
+ *
+ * Threads: any. The blob is copied.
+ *
+ * Returns RDMA_OK; RDMA_OUT_OF_RANGE: `peer` is too small; RDMA_INVALID_ARGUMENT: `mgr` or `blob`
+ * NULL, malformed or longer than 65536 bytes, of another version, one's own, `peer` NULL with cap
+ * above 0; RDMA_RESOURCE_EXHAUSTED: too many peers; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
+ * in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_mgr_import_address(rdma_mgr_t *mgr,
+                                    const uint8_t *blob,
+                                    size_t blob_len,
+                                    char *peer,
+                                    size_t cap,
+                                    size_t *out_len);
 
-/* memory */
+/**
+ * Moves data, runs callbacks and timers, and returns; never blocks. *events is the number of
+ * things that happened. With RDMA_PROGRESS_THREAD it may be called too, and helps.
+ *
+ * Threads: any, but not inside a callback. `events` NULL: not wanted.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_FAILED_PRECONDITION: inside a callback,
+ * `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_mgr_progress(rdma_mgr_t *mgr, uint32_t *events);
+
+/**
+ * Drives progress until something happened: a callback ran, a connection came or went. 0 looks
+ * once. Spins for busy_poll_us, then sleeps.
+ *
+ * Threads: any, but not inside a callback.
+ *
+ * Returns RDMA_OK; RDMA_DEADLINE_EXCEEDED: nothing happened; RDMA_INVALID_ARGUMENT: `mgr` NULL,
+ * negative timeout; RDMA_FAILED_PRECONDITION: inside a callback, `mgr` destroyed or in a forked
+ * child; RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_mgr_wait(rdma_mgr_t *mgr, int64_t timeout_ms);
+
+/**
+ * Gives a descriptor for poll, select or epoll: when it is readable, call rdma_mgr_progress until
+ * that reports no events. For RDMA_PROGRESS_MANUAL. The descriptor belongs to the manager: do not
+ * read, write or close it.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `fd` NULL; RDMA_FAILED_PRECONDITION: progress
+ * is RDMA_PROGRESS_THREAD, `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_mgr_event_fd(rdma_mgr_t *mgr, int *fd);
+
+/**
+ * Registers memory, so that tensors inside it move without a copy. Not needed for a transfer to
+ * work. `device` is RDMA_DEVICE_HOST or an id from rdma_mgr_register_device. Ranges may adjoin,
+ * and must not overlap.
+ *
+ * Threads: any. The memory stays the application's, and valid until rdma_mem_unregister or
+ * rdma_mgr_destroy.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `addr` NULL, len 0 or beyond the address space;
+ * RDMA_ALREADY_EXISTS: overlaps registered memory; RDMA_NOT_FOUND: unknown device;
+ * RDMA_RESOURCE_EXHAUSTED: the system's limit on locked memory, or the device's on regions;
+ * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ */
 rdma_code_t rdma_mem_register(rdma_mgr_t *mgr, void *addr, size_t len, uint32_t device);
-rdma_code_t rdma_mem_unregister(rdma_mgr_t *mgr, void *addr);
-rdma_code_t rdma_mem_alloc(rdma_mgr_t *mgr, size_t len, void **out);    /* shared, registered, 64-byte aligned */
-rdma_code_t rdma_mem_free(rdma_mgr_t *mgr, void *addr);
-rdma_code_t rdma_mgr_register_device(rdma_mgr_t *mgr, const rdma_device_ops_t *ops, void *userdata, uint32_t *device);
 
-/* rendezvous. done may be NULL. On a code other than RDMA_OK no callback runs. */
-rdma_code_t rdma_send(rdma_mgr_t *mgr, const char *key, size_t key_len, int64_t step,
-                      const rdma_tensor_t *tensor, const rdma_send_options_t *options,
-                      rdma_send_done_fn done, void *userdata);
-/* out_request NULL: library memory lives for the callback only. Otherwise: until rdma_request_release,
- * which must be called once. peer NULL or own name: local. */
-rdma_code_t rdma_recv_async(rdma_mgr_t *mgr, const char *peer, const char *key, size_t key_len,
-                            int64_t step, const rdma_recv_options_t *options, rdma_recv_done_fn done,
-                            void *userdata, rdma_request_t *out_request);
-rdma_code_t rdma_recv(rdma_mgr_t *mgr, const char *peer, const char *key, size_t key_len,
-                      int64_t step, const rdma_recv_options_t *options, rdma_tensor_t *out,
+/**
+ * Ends a registration; `addr` as given to rdma_mem_register. When it returns, no peer reads or
+ * writes the memory by it; transfers under way that used it end with an error.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `addr` NULL; RDMA_NOT_FOUND: not registered;
+ * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_mem_unregister(rdma_mgr_t *mgr, void *addr);
+
+/**
+ * Allocates memory in the library's pool: registered, shared with peers on this host, aligned to
+ * 64 bytes, zero when fresh. The best place for tensors.
+ *
+ * Threads: any. Free it with rdma_mem_free; rdma_mgr_destroy frees what is left.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `out` NULL, len 0; RDMA_RESOURCE_EXHAUSTED: no
+ * memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_mem_alloc(rdma_mgr_t *mgr, size_t len, void **out);
+
+/**
+ * Frees memory of rdma_mem_alloc. No operation may be using it.
+ *
+ * Threads: any. `addr` NULL is an error.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `addr` NULL; RDMA_NOT_FOUND: not from
+ * rdma_mem_alloc of this manager, or freed already; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in
+ * a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_mem_free(rdma_mgr_t *mgr, void *addr);
+
+/**
+ * Makes an accelerator known by its copy functions. *device is its id, for rdma_tensor_t.device,
+ * rdma_recv_options_t.device and rdma_mem_register.
+ *
+ * Threads: any. `ops` is copied; `userdata` (NULL is allowed) is passed to its functions, until
+ * rdma_mgr_destroy.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr`, `ops`, `device` or a function NULL, wrong
+ * struct_size; RDMA_RESOURCE_EXHAUSTED: too many devices; RDMA_FAILED_PRECONDITION: `mgr`
+ * destroyed or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_mgr_register_device(rdma_mgr_t *mgr,
+                                     const rdma_device_ops_t *ops,
+                                     void *userdata,
+                                     uint32_t *device);
+
+/**
+ * Offers a tensor under `key` for `step`: to a receive that waits here or at a peer, or to one
+ * that comes later. Does not wait.
+ *
+ * Threads: any. Key, struct and dimensions are copied; the content is borrowed until `done` runs,
+ * once; `done` NULL: not wanted, the content must then live until rdma_step_cleanup or
+ * rdma_mgr_destroy has returned. On a code other than RDMA_OK `done` never runs. `options` NULL:
+ * defaults. `userdata` may be NULL.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr`, `key` or `tensor` NULL, key_len not 1 to 65536,
+ * wrong struct_size, negative timeout or dimension, more than 254 dimensions, unknown flags,
+ * nbytes without data; RDMA_ABORTED: sent already, or the step was aborted; then the step's own
+ * code; RDMA_NOT_FOUND: unknown device; RDMA_RESOURCE_EXHAUSTED: too many tensors wait;
+ * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` is being
+ * destroyed; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_send(rdma_mgr_t *mgr,
+                      const char *key,
+                      size_t key_len,
+                      int64_t step,
+                      const rdma_tensor_t *tensor,
+                      const rdma_send_options_t *options,
+                      rdma_send_done_fn done,
+                      void *userdata);
+
+/**
+ * Starts to receive the tensor `key` of `step` from `peer`; NULL or one's own name: from this
+ * manager. `done` runs once, perhaps before this returns, perhaps before *out_request is written.
+ * The tensor's struct and dimensions are borrowed for that call. `done` NULL: not wanted.
+ *
+ * Content in the library's memory lives for the call of `done` only, if `out_request` is NULL;
+ * otherwise until rdma_request_release, which must be called once. Content in options.dst, or from
+ * options.alloc, is the application's.
+ *
+ * Threads: any. Key, name and options are copied; options.dst is written until `done` runs.
+ * `options` NULL: defaults. `userdata` may be NULL. On a code other than RDMA_OK `done` never runs
+ * and *out_request is not written.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `key` NULL, key_len not 1 to 65536, malformed
+ * name, wrong struct_size, negative timeout, dst_len without dst; RDMA_NOT_FOUND: unknown peer or
+ * device; RDMA_RESOURCE_EXHAUSTED: too many requests; RDMA_ABORTED: duplicate receive from this
+ * manager; the step's own code, if it was aborted; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in
+ * a forked child; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
+ * To `done` come RDMA_OK; RDMA_ABORTED: duplicate receive, or the step was aborted; then the
+ * step's own code; RDMA_CANCELLED; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the peer cannot be
+ * reached, or is gone; RDMA_OUT_OF_RANGE: dst is too small; RDMA_RESOURCE_EXHAUSTED: no memory;
+ * RDMA_DATA_LOSS: the checksum differs; RDMA_PERMISSION_DENIED; RDMA_UNAUTHENTICATED;
+ * RDMA_FAILED_PRECONDITION: the required provider does not reach the peer; RDMA_INTERNAL; and any
+ * code that the peer's application gave.
+ */
+rdma_code_t rdma_recv_async(rdma_mgr_t *mgr,
+                            const char *peer,
+                            const char *key,
+                            size_t key_len,
+                            int64_t step,
+                            const rdma_recv_options_t *options,
+                            rdma_recv_done_fn done,
+                            void *userdata,
+                            rdma_request_t *out_request);
+
+/**
+ * Receives like rdma_recv_async and waits for the end, driving progress itself. Set
+ * out->struct_size first. With `out_request`, content in the library's memory and the dimensions
+ * live until rdma_request_release, which must be called once. `out_request` NULL is allowed with
+ * options.dst or options.alloc only; the dimensions then live until this thread's next rdma_recv.
+ *
+ * Threads: any, but not inside a callback.
+ *
+ * Returns what rdma_recv_async returns, and what it gives to `done`; RDMA_INVALID_ARGUMENT also:
+ * `out` NULL or of a wrong struct_size, `out_request` NULL without a destination;
+ * RDMA_FAILED_PRECONDITION also: inside a callback.
+ */
+rdma_code_t rdma_recv(rdma_mgr_t *mgr,
+                      const char *peer,
+                      const char *key,
+                      size_t key_len,
+                      int64_t step,
+                      const rdma_recv_options_t *options,
+                      rdma_tensor_t *out,
                       rdma_request_t *out_request);
+
+/**
+ * Asks for the end of a receive. Its callback runs with RDMA_CANCELLED once nothing writes to the
+ * destination any more, or with another code if that was earlier.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, request 0; RDMA_NOT_FOUND: ended already, or
+ * never made; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ */
 rdma_code_t rdma_request_cancel(rdma_mgr_t *mgr, rdma_request_t request);
+
+/**
+ * Frees the library's memory of a receive that has ended. To be called once for each request
+ * that was handed out, also for failed ones; inside its callback too.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, request 0; RDMA_NOT_FOUND: released already,
+ * or never made; RDMA_FAILED_PRECONDITION: it has not ended, `mgr` destroyed or in a forked child;
+ * RDMA_INTERNAL.
+ */
 rdma_code_t rdma_request_release(rdma_mgr_t *mgr, rdma_request_t request);
-rdma_code_t rdma_step_abort(rdma_mgr_t *mgr, int64_t step, rdma_code_t code, const char *message, size_t message_len);
+
+/**
+ * Fails the pending and the future operations of a step with `code` and `message`, until
+ * rdma_step_cleanup.
+ *
+ * Threads: any. The text is copied; bytes that are not UTF-8 are replaced. `message` NULL with
+ * length 0: none.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, code RDMA_OK or unknown, `message` NULL with
+ * a length, or longer than 65535 bytes; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked
+ * child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_step_abort(rdma_mgr_t *mgr,
+                            int64_t step,
+                            rdma_code_t code,
+                            const char *message,
+                            size_t message_len);
+
+/**
+ * Frees what a step left: tensors nobody took, receives that wait (they end with RDMA_ABORTED),
+ * its abort status. A step that never was is success.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
+ * in a forked child; RDMA_INTERNAL.
+ */
 rdma_code_t rdma_step_cleanup(rdma_mgr_t *mgr, int64_t step);
+
+/**
+ * Takes a key of TensorFlow apart: `src_device;src_incarnation;dst_device;edge_name;frame:iter`,
+ * the incarnation in hexadecimal. Set out->struct_size first. The library itself treats keys as
+ * bytes; this is for runtimes which name tensors so.
+ *
+ * Threads: any. The texts of *out point into `key`.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: an argument NULL, wrong struct_size, key_len not 1 to
+ * 65536, or a malformed key, with the part that is wrong; RDMA_INTERNAL.
+ */
 rdma_code_t rdma_key_parse(const char *key, size_t key_len, rdma_parsed_key_t *out);
+
+/**
+ * Puts a key together, as TensorFlow does; the inverse of rdma_key_parse. Text output.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_OUT_OF_RANGE: the text was cut; RDMA_INVALID_ARGUMENT: `parts` or one of
+ * its texts NULL, wrong struct_size, a part that would not parse again, key longer than 65536
+ * bytes, bytes that are not UTF-8, `buf` NULL with cap above 0, or with `out_len` NULL;
+ * RDMA_INTERNAL.
+ */
 rdma_code_t rdma_key_build(const rdma_parsed_key_t *parts, char *buf, size_t cap, size_t *out_len);
 
-/* the runtime's own rendezvous as the source */
-rdma_code_t rdma_mgr_set_source(rdma_mgr_t *mgr, rdma_source_fn source, void *userdata); /* NULL: none */
-rdma_code_t rdma_response_send(rdma_mgr_t *mgr, rdma_response_t response, const rdma_tensor_t *tensor,
-                               rdma_send_done_fn done, void *userdata);
-rdma_code_t rdma_response_fail(rdma_mgr_t *mgr, rdma_response_t response, rdma_code_t code,
-                               const char *message, size_t message_len);
+/**
+ * Sets the function that is asked for keys which the local table lacks, when a peer requests
+ * them. `source` NULL: none, requests wait for rdma_send. Requests that wait already stay with
+ * what was set when they came.
+ *
+ * Threads: any. `userdata` (NULL is allowed) is passed on until another source is set and calls
+ * under way have returned.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
+ * in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_mgr_set_source(rdma_mgr_t *mgr, rdma_source_fn source, void *userdata);
 
-/* observability */
+/**
+ * Answers a request that came to the source function with a tensor.
+ *
+ * Threads: any, also inside the source function. Struct and dimensions are copied; the content is
+ * borrowed until `done` runs, once. `done` NULL: not wanted, the content must then live until
+ * rdma_mgr_destroy has returned. On a code other than RDMA_OK `done` never runs, and except for
+ * RDMA_INVALID_ARGUMENT the response is over.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `tensor` NULL, response 0, and as for
+ * rdma_send; RDMA_NOT_FOUND: answered already, never made, or the request has ended meanwhile;
+ * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` is being
+ * destroyed; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_response_send(rdma_mgr_t *mgr,
+                               rdma_response_t response,
+                               const rdma_tensor_t *tensor,
+                               rdma_send_done_fn done,
+                               void *userdata);
+
+/**
+ * Answers a request that came to the source function with an error, which ends the peer's receive.
+ *
+ * Threads: any, also inside the source function. The text is copied; bytes that are not UTF-8 are
+ * replaced. `message` NULL with length 0: none.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, response 0, code RDMA_OK or unknown,
+ * `message` NULL with a length, or longer than 65535 bytes; RDMA_NOT_FOUND: answered already,
+ * never made, or the request has ended meanwhile; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in
+ * a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_response_fail(rdma_mgr_t *mgr,
+                               rdma_response_t response,
+                               rdma_code_t code,
+                               const char *message,
+                               size_t message_len);
+
+/**
+ * Statistics as a JSON object: per peer and provider bytes, requests, completions by code,
+ * protocols, connections, and latencies of receives. Text output.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_OUT_OF_RANGE: the text was cut; RDMA_INVALID_ARGUMENT: `mgr` NULL, `buf`
+ * NULL with cap above 0, or with `out_len` NULL; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a
+ * forked child; RDMA_INTERNAL.
+ */
 rdma_code_t rdma_mgr_stats_json(const rdma_mgr_t *mgr, char *buf, size_t cap, size_t *out_len);
-rdma_code_t rdma_mgr_metrics(const rdma_mgr_t *mgr, char *buf, size_t cap, size_t *out_len);  /* Prometheus text */
+
+/**
+ * The same in Prometheus' text format, to be served by the application. Text output.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_OUT_OF_RANGE: the text was cut; RDMA_INVALID_ARGUMENT: `mgr` NULL, `buf`
+ * NULL with cap above 0, or with `out_len` NULL; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a
+ * forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_mgr_metrics(const rdma_mgr_t *mgr, char *buf, size_t cap, size_t *out_len);
+
+/**
+ * Starts to write transfers to the file `path` as Chrome's trace events, which
+ * Perfetto opens. An existing file is replaced; "%p" in the path becomes the process id, "%n" the
+ * manager's name. Environment: RDMA_TRACE.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `path` NULL, not UTF-8, longer than 4095 bytes;
+ * RDMA_FAILED_PRECONDITION: a trace is running, `mgr` destroyed or in a forked child;
+ * RDMA_NOT_FOUND, RDMA_PERMISSION_DENIED, RDMA_RESOURCE_EXHAUSTED, RDMA_UNAVAILABLE: the file
+ * cannot be written; RDMA_INTERNAL.
+ */
 rdma_code_t rdma_trace_start(rdma_mgr_t *mgr, const char *path);
+
+/**
+ * Completes the trace's file and closes it.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_FAILED_PRECONDITION: no trace is
+ * running, `mgr` destroyed or in a forked child; RDMA_RESOURCE_EXHAUSTED, RDMA_UNAVAILABLE: the
+ * file could not be written; RDMA_INTERNAL.
+ */
 rdma_code_t rdma_trace_stop(rdma_mgr_t *mgr);
 
 #ifdef __cplusplus
-}
-#endif
-#endif
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* RDMA_TRANSPORT_H */

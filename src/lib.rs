@@ -1,4 +1,4 @@
-//! Moves tensors and messages between processes: by one-sided RDMA on real devices, by shared
+//! Moves tensors between processes: by one-sided RDMA on real devices, by shared
 //! memory on one host, by TCP between hosts.
 //!
 //! The product is the C ABI in `include/rdma_transport.h`. The Rust items below are the engine
@@ -9,10 +9,12 @@ pub mod bootstrap;
 pub mod config;
 pub mod engine;
 pub mod fabric;
+pub mod ffi;
 pub mod key;
 pub mod log;
 pub mod manager;
 pub mod memory;
+pub mod observe;
 pub mod protocol;
 pub mod rendezvous;
 pub mod status;

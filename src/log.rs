@@ -135,8 +135,9 @@ pub fn log(level: Level, args: fmt::Arguments<'_>) {
         return;
     }
     let Some(callback) = CALLBACK.read().clone() else {
-        // A closed stderr is no reason to fail.
-        let _ = writeln!(std::io::stderr().lock(), "rdma_transport {}: {args}", level.name());
+        // One write, so that lines of threads do not mix. A closed stderr is no reason to fail.
+        let line = format!("rdma_transport {}: {args}\n", level.name());
+        let _ = std::io::stderr().write_all(line.as_bytes());
         return;
     };
     let text = args.to_string();
@@ -224,17 +225,21 @@ pub fn deliver() {
     }
 }
 
+/// The log is one per process: tests that set its callback hold this.
+#[cfg(test)]
+pub(crate) static ONE_TEST: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use parking_lot::Mutex;
 
-    /// The log is one per process, so its cases run in one test.
     #[test]
     fn filters_defers_and_never_recurses() {
         if std::env::var_os("RDMA_LOG").is_some() {
             return; // the environment fixes the level
         }
+        let _one = ONE_TEST.lock();
         let seen: Arc<Mutex<Vec<String>>> = Arc::default();
         let me = std::thread::current().id();
         let sink = seen.clone();

@@ -77,3 +77,8 @@ fn loopback() {
 fn tcp() {
     exchange(ProviderKind::Tcp);
 }
+
+#[test]
+fn shm() {
+    exchange(ProviderKind::Shm);
+}

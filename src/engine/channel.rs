@@ -6,11 +6,13 @@
 //! returns a fixed number, the quantum.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use foldhash::HashMap;
 
 use super::Fx;
 use crate::fabric::{Caps, Mem, PostError, Remote};
+use crate::observe::PeerCounters;
 use crate::protocol::message::{CREDITS_AT, HEADER_LEN, IMM_ACK, MAX_MESSAGE, Message, encode};
 use crate::status::{Code, Status};
 
@@ -57,16 +59,22 @@ pub struct Channel {
     pending: VecDeque<Pending>,
     fragments: Vec<u8>,
     scratch: Vec<u8>,
-    /// Times a post had to wait.
-    pub queued: u64,
+    /// Counters of the peer over this provider.
+    pub counters: Arc<PeerCounters>,
 }
 
 impl Channel {
-    /// A new connection. `announce` follows once it is in the engine's table.
-    pub fn new(id: ChanId, peer: u32, caps: Caps, remote_manual: bool, now: u64) -> Channel {
+    /// A new connection, without an id yet. `announce` follows once it is in the engine's table.
+    pub fn new(
+        peer: u32,
+        caps: Caps,
+        remote_manual: bool,
+        counters: Arc<PeerCounters>,
+        now: u64,
+    ) -> Channel {
         let depth = caps.recv_depth.max(INITIAL_CREDITS);
         Channel {
-            id,
+            id: 0,
             peer,
             caps,
             remote_manual,
@@ -82,7 +90,7 @@ impl Channel {
             pending: VecDeque::new(),
             fragments: Vec::new(),
             scratch: Vec::with_capacity(128),
-            queued: 0,
+            counters,
         }
     }
 
@@ -200,7 +208,7 @@ impl Channel {
     }
 
     fn enqueue(&mut self, entry: Pending) {
-        self.queued += 1;
+        self.counters.queue_full.add(1);
         if self.pending.len() >= MAX_PENDING {
             let text = format!("{MAX_PENDING} operations wait for the peer, which takes none");
             return self.fail(Status::new(Code::ResourceExhausted, text));

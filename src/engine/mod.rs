@@ -14,6 +14,7 @@ use foldhash::HashMap;
 
 use crate::api::*;
 use crate::fabric::{Access, Mem, Mr, PostError, Remote};
+use crate::observe::{PeerCounters, Stats};
 use crate::protocol::message::{self, IMM_ACK, IMM_MESSAGE, Message};
 use crate::rendezvous::Table;
 use crate::status::{Code, Status};
@@ -27,11 +28,15 @@ pub mod slab;
 mod timers;
 
 pub use channel::{ChanId, Channel};
-pub use peer::{Peer, PeerCounters};
+pub use peer::Peer;
 use request::Request;
 use response::Response;
 use slab::Slab;
 
+/// Most devices of one manager.
+pub const MAX_DEVICES: usize = 256;
+/// Most peers of one manager.
+pub const MAX_PEERS: usize = 65536;
 /// Tag of writes that nobody waits for.
 pub const WR_ACK: u64 = 0;
 const WR_RESPONSE: u64 = 1 << 56;
@@ -124,6 +129,10 @@ pub enum Work {
     RecvDone {
         /// The request's public id.
         request: u64,
+        /// Key.
+        key: Box<[u8]>,
+        /// Step.
+        step: i64,
         /// The callback.
         done: Option<RecvDone>,
         /// The result.
@@ -229,33 +238,16 @@ pub struct Settings {
     pub max_waiting: usize,
 }
 
-/// Totals that have no peer.
-#[derive(Clone, Debug, Default)]
-pub struct Totals {
-    /// Receives within this manager.
-    pub local: u64,
-    /// Receives that ended, by code.
-    pub receives: [u64; 17],
-    /// Sends that ended, by code.
-    pub sends: [u64; 17],
-    /// Receives by protocol (`Protocol` as index).
-    pub protocols: [u64; 5],
-    /// Receive latency: bucket i counts those of less than 2^i nanoseconds.
-    pub latency: Vec<u64>,
-    /// Messages and writes that belonged to no living request.
-    pub stale: u64,
-    /// Posts that had to wait for credit or queue space, of channels that ended.
-    pub queued: u64,
-}
-
 /// See the module's text.
 pub struct Engine {
     /// Settings.
     pub settings: Settings,
     /// This worker's name.
     pub name: Arc<str>,
-    /// Totals.
-    pub totals: Totals,
+    /// Counters.
+    pub stats: Arc<Stats>,
+    /// Messages and writes that belonged to no living request.
+    pub stale: u64,
     /// A planted bug, for the test that shows that the simulation finds it.
     pub planted: Option<Planted>,
     peers: Vec<Peer>,
@@ -272,6 +264,8 @@ pub struct Engine {
     next_keepalive: u64,
     closing: bool,
     no_peer: Arc<str>,
+    local: Arc<PeerCounters>,
+    happened: u64,
 }
 
 /// Bugs that the simulation must find.
@@ -288,10 +282,14 @@ pub enum Planted {
 impl Engine {
     /// An engine without peers.
     pub fn new(name: &str, settings: Settings) -> Engine {
+        let stats = Arc::new(Stats::new(name));
         Engine {
             settings,
             name: name.into(),
-            totals: Totals { latency: vec![0; 64], ..Default::default() },
+            local: stats.peer("", "local"),
+            stats,
+            stale: 0,
+            happened: 0,
             planted: None,
             peers: Vec::new(),
             by_name: HashMap::default(),
@@ -311,9 +309,13 @@ impl Engine {
     }
 
     /// Makes a device known; its id.
-    pub fn add_device(&mut self, ops: Arc<dyn DeviceOps>) -> u32 {
+    pub fn add_device(&mut self, ops: Arc<dyn DeviceOps>) -> Result<u32, Status> {
+        if self.devices.len() >= MAX_DEVICES {
+            let text = format!("{MAX_DEVICES} devices are registered, more are not allowed");
+            return Err(Status::new(Code::ResourceExhausted, text));
+        }
         self.devices.push(ops);
-        self.devices.len() as u32
+        Ok(self.devices.len() as u32)
     }
 
     /// Sets or removes the source callback.
@@ -337,15 +339,23 @@ impl Engine {
         id
     }
 
+    /// `NotFound` unless the device is the host or registered.
+    pub fn check_device(&self, device: u32) -> Result<(), Status> {
+        self.device(device).map(|_| ()).map_err(|s| Status { code: Code::NotFound, ..s })
+    }
+
     fn device(&self, device: u32) -> Result<Option<Arc<dyn DeviceOps>>, Status> {
         match device {
             0 => Ok(None),
             d => match self.devices.get(d as usize - 1) {
                 Some(ops) => Ok(Some(ops.clone())),
-                None => Err(Status::invalid(format!(
-                    "device {d} is not registered; 0 (host) to {} are allowed",
-                    self.devices.len()
-                ))),
+                None => Err(Status::new(
+                    Code::NotFound,
+                    format!(
+                        "device {d} is not registered; 0 (host) to {} are allowed",
+                        self.devices.len()
+                    ),
+                )),
             },
         }
     }
@@ -471,10 +481,16 @@ impl Engine {
 
     /// A number that changes when an operation ends, a connection comes or goes, or a peer asks.
     pub fn happened(&self) -> u64 {
-        let ended: u64 = self.totals.receives.iter().chain(&self.totals.sends).sum();
-        let count =
-            |p: &Peer| p.counters.connects + p.counters.disconnects + p.counters.requests_received;
-        ended + self.peers.iter().map(count).sum::<u64>()
+        self.happened
+    }
+
+    /// Counters for an operation: its channel's, or by name where there is none.
+    fn counters(&self, peer: Option<u32>, ch: Option<ChanId>) -> Arc<PeerCounters> {
+        match (ch.and_then(|c| self.channels.get(c)), peer) {
+            (Some(c), _) => c.counters.clone(),
+            (None, Some(p)) => self.stats.peer(&self.peers[p as usize].name, ""),
+            (None, None) => self.local.clone(),
+        }
     }
 
     /// Whether anything waits to be posted.
@@ -529,8 +545,7 @@ impl Engine {
         mut info: TransferInfo,
         inline: bool,
     ) {
-        let code = result.as_ref().map_or_else(|s| s.code, |_| Code::Ok);
-        self.totals.sends[code as usize] += 1;
+        self.happened += 1;
         if let Err(s) = &result {
             info.reason = s.reason;
         }

@@ -14,23 +14,6 @@ use crate::fabric::Caps;
 use crate::protocol::message::Message;
 use crate::status::{Code, Reason, Status};
 
-/// What was exchanged with a peer since it became known.
-#[derive(Clone, Debug, Default)]
-pub struct PeerCounters {
-    /// Content sent, bytes.
-    pub bytes_sent: u64,
-    /// Content received, bytes.
-    pub bytes_received: u64,
-    /// Requests made of it.
-    pub requests_sent: u64,
-    /// Requests it made.
-    pub requests_received: u64,
-    /// Connections that came up.
-    pub connects: u64,
-    /// Connections that ended.
-    pub disconnects: u64,
-}
-
 /// A peer, known by name.
 pub struct Peer {
     /// Name.
@@ -43,8 +26,6 @@ pub struct Peer {
     pub channels: Vec<ChanId>,
     /// Last connect error.
     pub last_error: Option<Status>,
-    /// Counters.
-    pub counters: PeerCounters,
     /// Its requests that wait here.
     pub waiting: usize,
     pub(super) queue: VecDeque<u32>,
@@ -66,7 +47,6 @@ impl Engine {
             state: PeerState::Idle,
             channels: Vec::new(),
             last_error: None,
-            counters: PeerCounters::default(),
             waiting: 0,
             queue: VecDeque::new(),
             cache: LruCache::unbounded(),
@@ -134,7 +114,12 @@ impl Engine {
             }
             self.peers[peer as usize].cache.clear();
         }
-        let ch = self.channels.insert(Channel::new(0, peer, caps, remote_manual, fx.now()))?;
+        let name = &self.peers[peer as usize].name;
+        let counters = self.stats.peer(name, caps.provider.name());
+        counters.connects.add(1);
+        self.happened += 1;
+        let channel = Channel::new(peer, caps, remote_manual, counters, fx.now());
+        let ch = self.channels.insert(channel)?;
         if let Some(c) = self.channels.get_mut(ch) {
             c.id = ch;
         }
@@ -143,7 +128,6 @@ impl Engine {
         p.channels.push(ch);
         p.state = PeerState::Connected;
         p.last_error = None;
-        p.counters.connects += 1;
         self.next_keepalive = self.next_keepalive.min(fx.now() + self.keepalive_interval());
         Some(ch)
     }
@@ -165,14 +149,14 @@ impl Engine {
         let Some(channel) = self.channels.remove(ch) else { return };
         let peer = &mut self.peers[channel.peer as usize];
         peer.channels.retain(|&c| c != ch);
-        peer.counters.disconnects += 1;
+        channel.counters.disconnects.add(1);
+        self.happened += 1;
         if peer.channels.is_empty() {
             peer.state = PeerState::Idle;
             if status.reason != Reason::Cancelled {
                 peer.last_error = Some(status.clone());
             }
         }
-        self.totals.queued += channel.queued;
         let provider = channel.caps.provider.name();
         let requests: Vec<u32> =
             self.requests.iter().filter(|(_, r)| r.ch == Some(ch)).map(|(i, _)| i).collect();
@@ -230,7 +214,6 @@ impl Engine {
         let p = &mut self.peers[peer as usize];
         match p.channels.first() {
             Some(&ch) => {
-                p.counters.requests_sent += 1;
                 self.send_request(fx, request, ch);
             }
             None => {

@@ -156,6 +156,8 @@ impl Engine {
     fn begin(&mut self, fx: &mut dyn Fx, index: u32, peer: u32) -> Result<(), Status> {
         let Some(r) = self.requests.get_mut(index) else { return Ok(()) };
         let cached = self.peers[peer as usize].cache.get(&r.key).cloned();
+        let own = &self.stats.own;
+        if cached.is_some() { &own.meta_hits } else { &own.meta_misses }.add(1);
         if let Target::Given { addr, .. } = r.target {
             r.dst = addr;
         }
@@ -346,6 +348,9 @@ impl Engine {
     pub(super) fn send_request(&mut self, fx: &mut dyn Fx, index: u32, ch: ChanId) {
         let eager_max = self.eager_max(ch);
         let Some(r) = self.requests.get_mut(index) else { return };
+        if let Some(c) = self.channels.get(ch) {
+            c.counters.requests_sent.add(1);
+        }
         r.ch = Some(ch);
         r.state = State::Requested;
         let any_meta = matches!(r.target, Target::Given { .. }) && r.device == 0;
@@ -395,7 +400,7 @@ impl Engine {
             r.ch == Some(ch) && matches!(r.state, State::Requested | State::Awaiting)
         });
         if !live {
-            self.totals.stale += 1;
+            self.stale += 1;
             return None;
         }
         self.requests.get_mut(index)
@@ -793,17 +798,11 @@ impl Engine {
         let elapsed_ns = fx.now().saturating_sub(r.started);
         let mut info = TransferInfo { elapsed_ns, ..self.info(r.peer, r.ch, r.protocol) };
         let code = result.as_ref().map_or_else(|s| s.code, |_| Code::Ok);
-        self.totals.receives[code as usize] += 1;
+        let counters = self.counters(r.peer, r.ch);
+        self.happened += 1;
         let result = match (result, r.meta.take()) {
             (Ok(()), Some(meta)) => {
-                self.totals.protocols[r.protocol as usize] += 1;
-                let bucket = 64 - elapsed_ns.leading_zeros() as usize;
-                self.totals.latency[bucket.min(63)] += 1;
                 info.bytes = meta.nbytes;
-                match r.peer {
-                    Some(p) => self.peers[p as usize].counters.bytes_received += meta.nbytes,
-                    None => self.totals.local += 1,
-                }
                 let library = matches!(r.target, Target::Library);
                 let (addr, device) = at.unwrap_or(match meta.nbytes {
                     0 => (0, 0),
@@ -831,12 +830,15 @@ impl Engine {
             let kept = std::mem::take(&mut held);
             self.kept.insert(r.id, Some(kept));
         }
-        let request = r.id;
+        counters.recv_done(info.bytes, elapsed_ns, code, info.protocol);
+        let (request, key, step) = (r.id, r.key, r.step);
         if self.planted == Some(Planted::DoubleCompletion) {
             let (result, info) = (result.clone(), info.clone());
-            fx.run(Work::RecvDone { request, done: None, result, info, after: Held::Nothing });
+            let (key, after) = (key.clone(), Held::Nothing);
+            fx.run(Work::RecvDone { request, key, step, done: None, result, info, after });
         }
-        fx.run(Work::RecvDone { request, done: r.done.take(), result, info, after: held });
+        let done = r.done.take();
+        fx.run(Work::RecvDone { request, key, step, done, result, info, after: held });
     }
 
     /// Gives up what a kept request holds.

@@ -11,7 +11,7 @@ use crate::api::*;
 use crate::fabric::{Access, Mem, Remote};
 use crate::protocol::message::{self, Message, MetaResponse};
 use crate::protocol::select::{Choice, Facts, select};
-use crate::rendezvous::{RecvOutcome, SendOutcome, Sent, Waiter};
+use crate::rendezvous::{MAX_TENSORS, RecvOutcome, SendOutcome, Sent, Waiter};
 use crate::status::{Code, Reason, Status};
 
 /// What the peer asked for.
@@ -115,6 +115,10 @@ impl Engine {
                 ),
             )),
             SendOutcome::Aborted(status) => Err(status),
+            SendOutcome::Full => Err(Status::new(
+                Code::ResourceExhausted,
+                format!("{MAX_TENSORS} tensors wait to be taken; clean their steps up"),
+            )),
         }
     }
 
@@ -133,7 +137,8 @@ impl Engine {
             cached: r.cached,
             granted: false,
         };
-        self.peers[peer as usize].counters.requests_received += 1;
+        c.counters.requests_received.add(1);
+        self.happened += 1;
         let full = self.peers[peer as usize].waiting >= self.settings.max_waiting;
         let source = self.source.clone();
         let tolerate = self.settings.tolerate_dup_recv;
@@ -220,7 +225,7 @@ impl Engine {
     }
 
     /// A response that waited has its tensor.
-    fn answer(&mut self, fx: &mut dyn Fx, index: u32, sent: Sent) {
+    pub(super) fn answer(&mut self, fx: &mut dyn Fx, index: u32, sent: Sent) {
         let Some(r) = self.forget(index) else { return };
         let ch = r.asked.ch;
         self.respond(fx, r.asked, &r.key, r.step, sent);
@@ -294,25 +299,28 @@ impl Engine {
         status
     }
 
-    fn response(
-        &mut self,
-        asked: Asked,
-        key: &[u8],
-        step: i64,
-        state: RState,
-    ) -> Result<u32, RState> {
-        let Some(c) = self.channels.get_mut(asked.ch) else { return Err(state) };
-        let (ch, request, peer) = (asked.ch, asked.index, c.peer);
-        if self.responses.len() >= super::slab::CAPACITY {
-            return Err(state);
+    /// Whether another response can be taken in on this channel.
+    fn room(&self, ch: ChanId) -> Result<(), Status> {
+        if self.channels.get(ch).is_none() {
+            return Err(Status::gone("the connection of the receiver ended"));
         }
+        if self.responses.len() >= super::slab::CAPACITY {
+            return Err(Status::new(Code::ResourceExhausted, "too many responses are under way"));
+        }
+        Ok(())
+    }
+
+    /// Takes a response in. `None` only without `room`.
+    fn response(&mut self, asked: Asked, key: &[u8], step: i64, state: RState) -> Option<u32> {
+        let c = self.channels.get_mut(asked.ch)?;
+        let (ch, request, peer) = (asked.ch, asked.index, c.peer);
         let r = Response { id: 0, peer, key: key.into(), step, asked, state, cancelled: false };
-        let Some(index) = self.responses.insert(r) else { return Ok(u32::MAX) };
+        let index = self.responses.insert(r)?;
         if let Some(c) = self.channels.get_mut(ch) {
             c.responses.insert(request, index);
         }
         self.peers[peer as usize].waiting += 1;
-        Ok(index)
+        Some(index)
     }
 
     /// Ends the send of a source that cannot go out.
@@ -340,9 +348,10 @@ impl Engine {
         info.elapsed_ns = fx.now().saturating_sub(source.started);
         if result.is_ok() {
             info.bytes = source.tensor.meta.nbytes;
-            if let Some(p) = peer {
-                self.peers[p as usize].counters.bytes_sent += info.bytes;
-            }
+        }
+        let code = result.as_ref().map_or_else(|s| s.code, |_| Code::Ok);
+        if let Some(c) = self.channels.get(ch) {
+            c.counters.send_done(info.bytes, code, info.protocol);
         }
         self.end_send(fx, source.done, result, info, inline);
     }
@@ -350,6 +359,7 @@ impl Engine {
     /// Copies the content to memory of the library: off a device, or to where it is registered.
     fn stage(&mut self, fx: &mut dyn Fx, asked: Asked, key: &[u8], step: i64, mut source: Source) {
         let len = source.tensor.meta.nbytes;
+        self.stats.own.proxy_bytes.add(len);
         let (device, from) = (source.tensor.device, source.tensor.addr);
         let ready = self.device(device).and_then(|ops| Ok((ops, fx.alloc(len)?)));
         let (ops, staged) = match ready {
@@ -358,22 +368,18 @@ impl Engine {
         };
         let dst = staged.addr;
         source.staged = Some(staged);
-        match self.response(asked.clone(), key, step, RState::Staging(source)) {
-            Ok(index) => {
-                let token = WR_RESPONSE | u64::from(index);
-                fx.run(match ops {
-                    Some(ops) => {
-                        Work::DeviceCopy { token, ops, to_host: true, host: dst, device: from, len }
-                    }
-                    None => Work::HostCopy { token, dst, src: from, len },
-                });
-            }
-            Err(RState::Staging(source)) => {
-                let status = Status::new(Code::ResourceExhausted, "too many responses");
-                self.undeliverable(fx, &asked, source, status);
-            }
-            Err(_) => {}
+        if let Err(status) = self.room(asked.ch) {
+            return self.undeliverable(fx, &asked, source, status);
         }
+        let state = RState::Staging(source);
+        let Some(index) = self.response(asked, key, step, state) else { return };
+        let token = WR_RESPONSE | u64::from(index);
+        fx.run(match ops {
+            Some(ops) => {
+                Work::DeviceCopy { token, ops, to_host: true, host: dst, device: from, len }
+            }
+            None => Work::HostCopy { token, dst, src: from, len },
+        });
     }
 
     pub(super) fn response_copied(
@@ -503,24 +509,20 @@ impl Engine {
         let remote = source.window.map(|w| Remote { addr: source.addr(), rkey: w.mr.rkey });
         let meta = source.tensor.meta.clone();
         let (ch, request) = (asked.ch, asked.index);
-        match self.response(asked.clone(), key, step, RState::Told(source)) {
-            Ok(response) => {
-                let m = MetaResponse {
-                    index: request,
-                    response,
-                    follows: false,
-                    source: remote,
-                    checksum: sum,
-                    meta,
-                };
-                self.send(fx, ch, &Message::Meta(m), &[]);
-            }
-            Err(RState::Told(source)) => {
-                let status = Status::new(Code::ResourceExhausted, "too many responses");
-                self.undeliverable(fx, &asked, source, status);
-            }
-            Err(_) => {}
+        if let Err(status) = self.room(ch) {
+            return self.undeliverable(fx, &asked, source, status);
         }
+        let state = RState::Told(source);
+        let Some(response) = self.response(asked, key, step, state) else { return };
+        let m = MetaResponse {
+            index: request,
+            response,
+            follows: false,
+            source: remote,
+            checksum: sum,
+            meta,
+        };
+        self.send(fx, ch, &Message::Meta(m), &[]);
     }
 
     /// Writes the content to the destination, in pieces where it is longer than the provider takes.
@@ -554,15 +556,11 @@ impl Engine {
         let lkey = source.window.map_or(0, |w| w.mr.lkey);
         let request = asked.index;
         let left = nbytes.div_ceil(max) as u32;
+        if let Err(status) = self.room(ch) {
+            return self.undeliverable(fx, &asked, source, status);
+        }
         let state = RState::Writing { source, left, failed: None };
-        let index = match self.response(asked.clone(), key, step, state) {
-            Ok(index) => index,
-            Err(RState::Writing { source, .. }) => {
-                let status = Status::new(Code::ResourceExhausted, "too many responses");
-                return self.undeliverable(fx, &asked, source, status);
-            }
-            Err(_) => return,
-        };
+        let Some(index) = self.response(asked, key, step, state) else { return };
         let Some(c) = self.channels.get_mut(ch) else { return };
         let wr = WR_RESPONSE | u64::from(index);
         for (at, len) in pieces(nbytes, max) {
@@ -592,7 +590,7 @@ impl Engine {
             .get(index)
             .is_some_and(|r| r.asked.ch == ch && matches!(r.state, RState::Told(_)));
         if !told {
-            self.totals.stale += 1;
+            self.stale += 1;
             return;
         }
         let Some(r) = self.forget(index) else { return };
@@ -618,7 +616,7 @@ impl Engine {
             .get(index)
             .is_some_and(|r| r.asked.ch == ch && matches!(r.state, RState::Told(_)));
         if !told {
-            self.totals.stale += 1;
+            self.stale += 1;
             return;
         }
         let Some(r) = self.forget(index) else { return };

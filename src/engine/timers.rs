@@ -128,6 +128,7 @@ impl Engine {
             return Err(Status::invalid("a step cannot be aborted with OK"));
         }
         let status = status.because(Reason::StepAborted);
+        self.stats.own.steps_aborted.add(1);
         let drained = self.table.abort(step, status.clone());
         self.give_up(fx, step, drained, &status);
         Ok(())

@@ -18,6 +18,7 @@
 
 pub mod loopback;
 pub mod regions;
+pub mod shm;
 pub mod tcp;
 
 use std::os::fd::{OwnedFd, RawFd};
@@ -26,7 +27,7 @@ use std::ptr::NonNull;
 use bitflags::bitflags;
 
 use crate::config::Config;
-use crate::status::{Code, Status};
+use crate::status::Status;
 
 /// A provider, in the order in which `auto` tries them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -71,6 +72,9 @@ impl ProviderKind {
 /// An endpoint of one adapter. Never reused by that adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EpId(pub u32);
+
+#[cfg(feature = "ibverbs")]
+pub mod ibverbs;
 
 bitflags! {
     /// What a region allows. Local reading is always allowed.
@@ -321,6 +325,11 @@ pub trait Adapter: Send {
         0
     }
 
+    /// What was decided when it was opened (device, port, address), for the log.
+    fn notes(&self) -> &[String] {
+        &[]
+    }
+
     /// Ends an endpoint. No event of it follows. On return no local memory is touched on its behalf.
     fn destroy(&mut self, ep: EpId);
 }
@@ -330,8 +339,12 @@ pub fn open(kind: ProviderKind, config: &Config) -> Result<Box<dyn Adapter>, Sta
     match kind {
         ProviderKind::Loopback => Ok(Box::new(loopback::LoopbackAdapter::open(config)?)),
         ProviderKind::Tcp => Ok(Box::new(tcp::TcpAdapter::open(config)?)),
-        ProviderKind::Shm | ProviderKind::Ibverbs => Err(Status::new(
-            Code::Unimplemented,
+        ProviderKind::Shm => Ok(Box::new(shm::ShmAdapter::open(config)?)),
+        #[cfg(feature = "ibverbs")]
+        ProviderKind::Ibverbs => Ok(Box::new(ibverbs::open(config)?)),
+        #[cfg(not(feature = "ibverbs"))]
+        ProviderKind::Ibverbs => Err(Status::new(
+            crate::status::Code::Unimplemented,
             format!("provider {} is not in this build", kind.name()),
         )),
     }
@@ -342,6 +355,10 @@ pub fn probe(kind: ProviderKind) -> Result<(), String> {
     match kind {
         ProviderKind::Loopback => loopback::probe(),
         ProviderKind::Tcp => tcp::probe(),
-        ProviderKind::Shm | ProviderKind::Ibverbs => Err("not in this build".to_owned()),
+        ProviderKind::Shm => shm::probe(),
+        #[cfg(feature = "ibverbs")]
+        ProviderKind::Ibverbs => ibverbs::probe(),
+        #[cfg(not(feature = "ibverbs"))]
+        ProviderKind::Ibverbs => Err("not in this build".to_owned()),
     }
 }

@@ -10,7 +10,6 @@ pub type Adapters = [Option<Box<dyn Adapter>>; 4];
 
 struct Region {
     len: u64,
-    device: u32,
     /// Keys by provider; only of providers that need registration.
     keys: [Option<Mr>; 4],
     /// A pool segment: not the application's to unregister.
@@ -21,8 +20,6 @@ struct Region {
 #[derive(Default)]
 pub struct Regions {
     map: BTreeMap<u64, Region>,
-    /// Registrations made, for reports.
-    pub registrations: u64,
 }
 
 const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
@@ -66,7 +63,7 @@ impl Regions {
                 ),
             ));
         }
-        let mut region = Region { len, device, keys: [None; 4], pool };
+        let mut region = Region { len, keys: [None; 4], pool };
         let mut failed = Vec::new();
         for (kind, adapter) in adapters.iter_mut().enumerate() {
             if let Some(a) = adapter.as_mut().filter(|a| !a.caps().windows && device == 0) {
@@ -77,13 +74,12 @@ impl Regions {
                 }
             }
         }
-        self.registrations += 1;
         self.map.insert(addr, region);
         Ok(failed)
     }
 
-    /// Forgets a region of the application.
-    pub fn remove(&mut self, adapters: &mut Adapters, addr: u64) -> Result<(), Status> {
+    /// Forgets a region of the application; its length.
+    pub fn remove(&mut self, adapters: &mut Adapters, addr: u64) -> Result<u64, Status> {
         match self.map.get(&addr) {
             Some(r) if !r.pool => {}
             _ => {
@@ -91,14 +87,13 @@ impl Regions {
                 return Err(Status::new(Code::NotFound, text));
             }
         }
-        let Some(region) = self.map.remove(&addr) else { return Ok(()) };
-        let _ = region.device;
+        let Some(region) = self.map.remove(&addr) else { return Ok(0) };
         for (kind, keys) in region.keys.iter().enumerate() {
             if let (Some(mr), Some(a)) = (keys, adapters[kind].as_mut()) {
                 a.deregister(*mr)?;
             }
         }
-        Ok(())
+        Ok(region.len)
     }
 
     /// Adds a segment of the pool.

@@ -1,7 +1,7 @@
 //! The manager: one local worker identity, which owns everything. The Rust API behind the C ABI.
 //!
 //! One lock guards the engine and its world; callbacks run outside of it. Files: `core` (one turn),
-//! `world` (what engine and handshake act on), `drive` (who turns, and when it sleeps), `memory`
+//! `clock`, `world` (what engine and handshake act on), `drive` (who turns, and when it sleeps), `memory`
 //! (registered regions), `report` (statistics, metrics, trace), `sys` (system calls).
 
 use std::os::fd::RawFd;
@@ -19,8 +19,10 @@ use crate::engine::{Engine, Settings, Work};
 use crate::fabric::{self, ProviderKind};
 use crate::log;
 use crate::memory::pool::Pool;
+use crate::observe::{Stats, Trace};
 use crate::status::{Code, Reason, Status};
 
+mod clock;
 mod core;
 mod drive;
 mod memory;
@@ -29,7 +31,9 @@ mod sys;
 mod world;
 
 use self::core::Core;
+use clock::Clock;
 use drive::{Drivers, Waiter};
+pub use report::providers;
 use sys::{Epoll, EventFd, Tag, TimerFd};
 use world::{Route, World};
 
@@ -46,7 +50,8 @@ pub struct Manager {
     busy_poll_us: u64,
     config: Config,
     me: Weak<Manager>,
-    trace: report::Tracing,
+    stats: Arc<Stats>,
+    trace: Trace,
 }
 
 fn seconds(d: Duration) -> String {
@@ -62,6 +67,7 @@ impl Manager {
         epoll.add(wake.fd(), Tag::Wake)?;
         epoll.add(timer.fd(), Tag::Wake)?;
         let core = open_core(&config, epoll.clone())?;
+        let stats = core.engine.stats.clone();
         let manual = config.progress == Progress::Manual;
         let manager = Arc::new_cyclic(|me| Manager {
             core: Mutex::new(core),
@@ -74,7 +80,8 @@ impl Manager {
             busy_poll_us: config.busy_poll_us,
             config,
             me: me.clone(),
-            trace: report::Tracing::default(),
+            stats,
+            trace: Trace::new(),
         });
         if let Some(path) = &manager.config.trace {
             manager.trace_start(path)?;
@@ -100,7 +107,6 @@ impl Manager {
     /// Calls the engine with the lock held, then runs what may run inline and wakes a driver for
     /// the rest.
     fn call<R>(&self, f: impl FnOnce(&mut Core) -> R) -> R {
-        let _log = log::Deferred::new();
         let mut guard = self.core.lock();
         let core = &mut *guard;
         core.world.tick();
@@ -108,7 +114,8 @@ impl Manager {
         let result = f(core);
         core.world.in_call = false;
         core.finish();
-        let queued = !core.world.work.is_empty() || core.world.full;
+        let dialled = std::mem::take(&mut core.dialled);
+        let queued = !core.world.work.is_empty() || core.world.full || dialled;
         let next = core.engine.next_tick();
         let inline = if core.world.inline.is_empty() {
             None
@@ -154,7 +161,7 @@ impl Manager {
             std::thread::sleep(Duration::from_micros(50));
         }
         self.core.lock().drop_fresh();
-        self.trace.stop()
+        if self.trace.enabled() { self.trace.stop() } else { Ok(()) }
     }
 
     /// Listens on `host:port`; the address bound, with the port chosen.
@@ -173,8 +180,7 @@ impl Manager {
     pub fn add_peer(&self, peer: &str, address: &str) -> Result<(), Status> {
         self.check_name(peer)?;
         let addrs = crate::bootstrap::resolve(address)?;
-        self.set_route(peer, addrs, address.to_owned(), None);
-        Ok(())
+        self.set_route(peer, addrs, address.to_owned(), None)
     }
 
     fn check_name(&self, peer: &str) -> Result<(), Status> {
@@ -197,8 +203,9 @@ impl Manager {
         addrs: Vec<std::net::SocketAddr>,
         text: String,
         incarnation: Option<[u8; 16]>,
-    ) {
+    ) -> Result<(), Status> {
         self.call(|core| {
+            core.room_for_peer(peer)?;
             let index = core.engine.peer_index(peer);
             let known = core.engine.peer(index);
             // An imported address of another incarnation: the old process is gone.
@@ -222,6 +229,7 @@ impl Manager {
                 route.next_try = Some(Instant::now());
                 core.world.tries = true;
             }
+            Ok(())
         })
     }
 
@@ -259,6 +267,7 @@ impl Manager {
             (true, None) => Ok(()),
             (_, Some(status)) => Err(status),
             (false, None) => {
+                self.refuse_closing()?;
                 let last = self.core.lock().engine.peer(index).last_error.clone();
                 let why = last.map_or_else(|| "no answer".to_owned(), |s| s.message);
                 let text = format!("peer '{peer}' not connected after {}: {why}", seconds(timeout));
@@ -294,6 +303,7 @@ impl Manager {
             (None, Some(error)) => error.to_string(),
             _ => route.map_or_else(String::new, |r| r.reason.clone()),
         };
+        let sums = self.stats.totals(peer);
         Ok(PeerInfo {
             name: p.name.to_string(),
             provider: channel.map_or("", |c| c.caps.provider.name()),
@@ -302,10 +312,10 @@ impl Manager {
             incarnation: p.incarnation,
             state: p.state,
             channels: p.channels.len() as u32,
-            bytes_sent: p.counters.bytes_sent,
-            bytes_received: p.counters.bytes_received,
-            requests_sent: p.counters.requests_sent,
-            requests_received: p.counters.requests_received,
+            bytes_sent: sums[0],
+            bytes_received: sums[1],
+            requests_sent: sums[2],
+            requests_received: sums[3],
         })
     }
 
@@ -322,7 +332,7 @@ impl Manager {
         let own_host = self.core.lock().boot.identity().host_id;
         let addrs = blob.dial_order(&own_host);
         let text = addrs.first().map_or_else(String::new, |a| a.to_string());
-        self.set_route(&blob.name, addrs, text, Some(blob.incarnation));
+        self.set_route(&blob.name, addrs, text, Some(blob.incarnation))?;
         Ok(blob.name)
     }
 
@@ -333,6 +343,7 @@ impl Manager {
             self.look();
         }
         let count = self.turn();
+        self.rearm();
         if self.fd_given.load(Ordering::Acquire) {
             let mut core = self.core.lock();
             self.timer.set(core.idle_time());
@@ -351,8 +362,17 @@ impl Manager {
         if self.block(&waiter, Some(timeout), || self.happened() != before) {
             return Ok(());
         }
+        self.refuse_closing()?;
         let text = format!("nothing happened within {}", seconds(timeout));
         Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
+    }
+
+    fn refuse_closing(&self) -> Result<(), Status> {
+        if self.drivers.closing.load(Ordering::Acquire) {
+            let status = Status::new(Code::Cancelled, "the manager was destroyed");
+            return Err(status.because(Reason::Cancelled));
+        }
+        Ok(())
     }
 
     fn happened(&self) -> u64 {
@@ -376,9 +396,12 @@ impl Manager {
     /// The memory stays valid until `mem_unregister`.
     pub unsafe fn mem_register(&self, addr: u64, len: u64, device: u32) -> Result<(), Status> {
         self.call(|core| {
+            core.engine.check_device(device)?;
             let w = &mut core.world;
             // SAFETY: the caller's promise.
             let failed = unsafe { w.regions.add(&mut w.adapters, addr, len, device, false) }?;
+            self.stats.own.registrations.add(1);
+            self.stats.own.registered_bytes.add(len);
             for status in failed {
                 log::warn(format_args!("memory goes through proxies: {status}"));
             }
@@ -388,7 +411,12 @@ impl Manager {
 
     /// Forgets registered memory.
     pub fn mem_unregister(&self, addr: u64) -> Result<(), Status> {
-        self.call(|core| core.world.regions.remove(&mut core.world.adapters, addr))
+        self.call(|core| {
+            let len = core.world.regions.remove(&mut core.world.adapters, addr)?;
+            self.stats.own.deregistrations.add(1);
+            self.stats.own.registered_bytes.sub(len);
+            Ok(())
+        })
     }
 
     /// Memory that is registered and shared with peers on this host, aligned to 64 bytes.
@@ -401,12 +429,12 @@ impl Manager {
 
     /// Takes it back.
     pub fn mem_free(&self, addr: u64) -> Result<(), Status> {
-        self.call(|core| core.world.pool.free(addr))
+        self.call(|core| core.world.pool.free(addr as *mut u8))
     }
 
     /// Makes an accelerator's copy functions known; the device's id.
     pub fn register_device(&self, ops: Arc<dyn DeviceOps>) -> Result<u32, Status> {
-        Ok(self.with_engine(|engine, _| engine.add_device(ops)))
+        self.with_engine(|engine, _| engine.add_device(ops))
     }
 
     /// Offers a tensor under a key.
@@ -547,6 +575,9 @@ fn open_adapters(config: &Config, epoll: &Epoll) -> Result<(memory::Adapters, Ve
                 if let Some(fd) = adapter.fd() {
                     epoll.add(fd, Tag::Adapter(kind as u8))?;
                 }
+                for note in adapter.notes() {
+                    log::info(format_args!("provider {}: {note}", kind.name()));
+                }
                 adapters[kind as usize] = Some(adapter);
                 None
             }
@@ -594,6 +625,10 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         tolerate_dup_recv: config.tolerate_dup_recv,
         max_waiting: MAX_WAITING,
     };
+    let pool = Pool::new(sys::physical_memory());
+    if adapters.iter().flatten().any(|a| !a.caps().windows) {
+        pool.keep_memory();
+    }
     let world = World {
         adapters,
         links: Default::default(),
@@ -603,13 +638,14 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         routes: Default::default(),
         tries: false,
         regions: Default::default(),
-        pool: Pool::new(),
+        pool,
+        segments: 0,
         work: Default::default(),
         inline: Vec::new(),
         in_call: false,
         full: false,
-        now: 0,
-        start: Instant::now(),
+        posted_to: 0,
+        clock: Clock::new(),
         name: config.name.clone(),
         epoll,
     };

@@ -1,37 +1,112 @@
-//! Statistics, metrics and traces of a manager. interim
+//! Statistics, metrics and traces of a manager.
+
+use std::time::{Duration, Instant};
 
 use super::Manager;
 use crate::api::*;
-use crate::status::Status;
-
-/// The trace being written, if any.
-#[derive(Default)]
-pub struct Tracing;
-
-impl Tracing {
-    /// Ends the trace.
-    pub fn stop(&self) -> Result<(), Status> {
-        Ok(())
-    }
-}
+use crate::fabric::ProviderKind;
+use crate::observe::{self, Args, ProviderStatus, Snapshot};
+use crate::status::{Code, Status};
 
 impl Manager {
-    pub(super) fn trace_recv(&self, _r: &Result<Tensor, Status>, _i: &TransferInfo) {}
+    pub(super) fn trace_recv(
+        &self,
+        request: u64,
+        key: &[u8],
+        step: i64,
+        result: &Result<Tensor, Status>,
+        info: &TransferInfo,
+    ) {
+        if self.trace.enabled() {
+            let code = result.as_ref().map_or_else(|s| s.code, |_| Code::Ok);
+            self.trace_transfer("recv", request, key, step, code, info);
+        }
+    }
+
+    pub(super) fn trace_send(&self, result: &Result<(), Status>, info: &TransferInfo) {
+        if self.trace.enabled() {
+            let code = result.as_ref().map_or_else(|s| s.code, |_| Code::Ok);
+            self.trace_transfer("send", 0, b"", 0, code, info);
+        }
+    }
+
+    fn trace_transfer(
+        &self,
+        name: &'static str,
+        id: u64,
+        key: &[u8],
+        step: i64,
+        code: Code,
+        info: &TransferInfo,
+    ) {
+        let now = Instant::now();
+        let start = now.checked_sub(Duration::from_nanos(info.elapsed_ns)).unwrap_or(now);
+        let args = Args {
+            peer: &info.peer,
+            key,
+            step,
+            bytes: info.bytes,
+            provider: info.provider,
+            protocol: protocol_name(info.protocol),
+            code: Some(code),
+        };
+        self.trace.transfer(name, "transfer", start, id, &args);
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let core = self.core.lock();
+        let (requests, responses) = core.engine.outstanding();
+        let (tensors, receives) = core.engine.waiting();
+        let (pool_used, pool_reserved) = core.world.pool.usage();
+        let stale = core.engine.stale;
+        drop(core);
+        self.stats.snapshot(vec![
+            ("requests_pending", requests as u64),
+            ("responses_pending", responses as u64),
+            ("tensors_waiting", tensors as u64),
+            ("receives_waiting", receives as u64),
+            ("pool_used_bytes", pool_used as u64),
+            ("pool_reserved_bytes", pool_reserved as u64),
+            ("stale_messages", stale),
+        ])
+    }
 
     /// Statistics as JSON.
     pub fn stats_json(&self) -> Result<String, Status> {
-        Ok("{}".into())
+        Ok(observe::stats_json(&self.snapshot()))
     }
-    /// Prometheus text.
+
+    /// Metrics in Prometheus' text format.
     pub fn metrics(&self) -> Result<String, Status> {
-        Ok(String::new())
+        Ok(observe::prometheus(&self.snapshot()))
     }
-    /// Starts a trace.
-    pub fn trace_start(&self, _path: &str) -> Result<(), Status> {
-        Ok(())
+
+    /// Starts to write a trace that Perfetto opens.
+    pub fn trace_start(&self, path: &str) -> Result<(), Status> {
+        self.trace.start(path, &self.config.name)
     }
-    /// Ends it.
+
+    /// Ends the trace.
     pub fn trace_stop(&self) -> Result<(), Status> {
         self.trace.stop()
     }
+}
+
+fn protocol_name(protocol: Protocol) -> &'static str {
+    match protocol {
+        Protocol::Auto => "",
+        Protocol::Local => "local",
+        Protocol::Eager => "eager",
+        Protocol::DirectPut => "put",
+        Protocol::DirectGet => "get",
+    }
+}
+
+/// The providers of this machine, and why one cannot be used.
+pub fn providers() -> Vec<ProviderStatus> {
+    let status = |kind| {
+        let probed = crate::fabric::probe(kind);
+        ProviderStatus { kind, available: probed.is_ok(), reason: probed.err().unwrap_or_default() }
+    };
+    ProviderKind::ALL.into_iter().map(status).collect()
 }

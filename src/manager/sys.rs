@@ -164,3 +164,14 @@ pub unsafe fn copy(dst: u64, src: u64, len: u64) {
     // SAFETY: by this function's contract.
     unsafe { std::ptr::copy_nonoverlapping(src as *const u8, dst as *mut u8, len as usize) };
 }
+
+/// Bytes of main memory, the bound of what the library allocates itself.
+pub fn physical_memory() -> usize {
+    // SAFETY: no pointers.
+    let (pages, size) =
+        unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
+    match (usize::try_from(pages), usize::try_from(size)) {
+        (Ok(pages), Ok(size)) => pages.saturating_mul(size),
+        _ => 1 << 34,
+    }
+}

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use foldhash::HashMap;
 
+use super::clock::Clock;
 use super::memory::{Adapters, Regions};
 use super::sys::{Epoll, Tag};
 use crate::bootstrap::{Backoff, Negotiator, PeerHello};
@@ -89,6 +90,8 @@ pub struct World {
     pub regions: Regions,
     /// Memory of the library.
     pub pool: Pool,
+    /// Segments of it that the adapters know.
+    pub segments: usize,
     /// Callbacks to run.
     pub work: VecDeque<Work>,
     /// Callbacks that the calling thread runs before its call returns.
@@ -97,10 +100,10 @@ pub struct World {
     pub in_call: bool,
     /// Some post found no room: try again after the next poll.
     pub full: bool,
-    /// Time of this turn, nanoseconds since `start`.
-    pub now: u64,
-    /// Time zero.
-    pub start: Instant,
+    /// Adapters that were posted to since the last flush, by bit.
+    pub posted_to: u8,
+    /// The clock; read once per turn and call.
+    pub clock: Clock,
     /// This worker's name.
     pub name: String,
     /// Waits for everything.
@@ -110,6 +113,7 @@ pub struct World {
 impl World {
     fn adapter(&mut self, ch: ChanId) -> Option<(&mut dyn crate::fabric::Adapter, EpId)> {
         let (kind, ep) = self.links.get(&ch)?.ep;
+        self.posted_to |= 1 << kind as u8;
         let adapter = self.adapters[kind as usize].as_mut()?;
         Some((adapter.as_mut(), ep))
     }
@@ -125,18 +129,23 @@ impl World {
 
     /// Reads the clock.
     pub fn tick(&mut self) {
-        self.now = self.start.elapsed().as_nanos() as u64;
+        self.clock.read();
     }
 
     /// The instant of an engine time.
     pub fn instant(&self, at: u64) -> Instant {
-        self.start + Duration::from_nanos(at)
+        self.clock.start() + Duration::from_nanos(at)
     }
 
     /// Rings the doorbells.
     pub fn flush(&mut self) {
-        for adapter in self.adapters.iter_mut().flatten() {
-            adapter.flush();
+        let posted = std::mem::take(&mut self.posted_to);
+        for kind in ProviderKind::ALL {
+            if posted & 1 << kind as u8 != 0
+                && let Some(adapter) = self.adapters[kind as usize].as_mut()
+            {
+                adapter.flush();
+            }
         }
     }
 
@@ -153,10 +162,13 @@ impl World {
     /// Memory of the library, of the pool.
     pub fn pool_alloc(&mut self, len: u64) -> Result<u64, Status> {
         let addr = self.pool.alloc(usize::try_from(len).unwrap_or(usize::MAX))?;
-        for segment in self.pool.take_new_segments() {
-            self.regions.add_segment(&mut self.adapters, segment)?;
+        if self.pool.segment_count() > self.segments {
+            for segment in self.pool.segments(self.segments) {
+                self.segments += 1;
+                self.regions.add_segment(&mut self.adapters, segment)?;
+            }
         }
-        Ok(addr)
+        Ok(addr as u64)
     }
 
     /// Keeps an event of an endpoint that is not a channel yet.
@@ -179,7 +191,7 @@ impl World {
 
 impl Fx for World {
     fn now(&self) -> u64 {
-        self.now
+        self.clock.now()
     }
 
     fn send(&mut self, ch: ChanId, parts: &[&[u8]]) -> Result<(), PostError> {
@@ -265,7 +277,7 @@ impl Fx for World {
     }
 
     fn connect(&mut self, peer: u32, _name: &str) {
-        let now = self.instant(self.now);
+        let now = self.instant(self.clock.now());
         let route = self.routes.entry(peer).or_default();
         route.wanted = true;
         if !route.dialing && route.next_try.is_none() {
@@ -279,7 +291,7 @@ impl Fx for World {
     }
 
     fn free(&mut self, buffer: Buffer) {
-        if let Err(status) = self.pool.free(buffer.addr) {
+        if let Err(status) = self.pool.free(buffer.addr as *mut u8) {
             crate::log::error(format_args!("freeing library memory: {status}"));
         }
     }

@@ -1,3 +1,3 @@
-//! Memory of the library.
+//! Memory that peers reach.
 
 pub mod pool;

@@ -272,7 +272,7 @@ impl Sim {
 
     fn run_work(&mut self, who: Who, work: Work) {
         match work {
-            Work::RecvDone { request, done, result, info, after } => {
+            Work::RecvDone { request, done, result, info, after, .. } => {
                 let op = check::received(self, who, request, &result, &info);
                 if let Some(done) = done {
                     done(result.as_ref().map_err(Status::clone), &info);

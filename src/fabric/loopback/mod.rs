@@ -127,7 +127,7 @@ impl LoopbackAdapter {
         let (e, remote) = self.posting(ep)?;
         if local.len() > MAX_RDMA
             || local.addr().checked_add(local.len()).is_none()
-            || (local.addr() == 0 && local.len() > 0)
+            || (local.addr() == 0 && !local.is_empty())
         {
             return Err(PostError::Failed(Status::invalid(format!(
                 "transfer of {} bytes at {:#x} with peer '{}'; at most {MAX_RDMA} are allowed",

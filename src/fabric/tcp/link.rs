@@ -89,7 +89,7 @@ impl Link {
                 self.peer
             ))));
         }
-        if local.addr() == 0 && local.len() > 0 {
+        if local.addr() == 0 && !local.is_empty() {
             return Err(PostError::Failed(Status::invalid(format!(
                 "{what} of {} bytes with local address 0",
                 local.len()

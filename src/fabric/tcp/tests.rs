@@ -1,3 +1,349 @@
-//! Malformed and random input.
+//! Hostile and broken peers; what the conformance suite cannot show from outside.
 
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use super::frame::Frame;
 use super::*;
+use crate::fabric::regions::Refusal;
+use crate::status::Reason;
+
+fn sockets() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let a = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
+    a.set_nodelay(true).expect("nodelay");
+    (a, listener.accept().expect("accept").0)
+}
+
+/// An adapter whose peer is the test itself, by bytes.
+struct Victim {
+    ad: TcpAdapter,
+    ep: EpId,
+    peer: TcpStream,
+    events: Vec<Event>,
+}
+
+impl Victim {
+    fn new() -> Victim {
+        let mut ad = TcpAdapter::open(&Config::default()).expect("open");
+        let ep = ad.create("mallory").expect("create");
+        let (peer, sock) = sockets();
+        ad.connect(ep, ADDRESS, true, Some(sock.into())).expect("connect");
+        let mut v = Victim { ad, ep, peer, events: Vec::new() };
+        v.until(|v| matches!(v.events[..], [Event::Connected(_)]));
+        v.events.clear();
+        v
+    }
+
+    fn until(&mut self, cond: impl Fn(&Victim) -> bool) {
+        let start = Instant::now();
+        while !cond(self) {
+            self.ad.poll(&mut self.events);
+            assert!(start.elapsed() < Duration::from_secs(20), "{:?}", self.events);
+        }
+    }
+
+    fn tell(&mut self, frame: Frame) {
+        self.peer.write_all(frame.encode().bytes()).expect("write");
+    }
+
+    /// The next frame from the adapter.
+    fn hear(&mut self) -> Frame {
+        self.peer.set_nonblocking(true).expect("nonblocking");
+        let (mut bytes, start) = (Vec::new(), Instant::now());
+        loop {
+            let mut one = [0];
+            match self.peer.read(&mut one) {
+                Ok(1) => bytes.push(one[0]),
+                Ok(_) => panic!("closed"),
+                Err(_) => {
+                    self.ad.flush();
+                    self.ad.poll(&mut self.events);
+                    self.ad.arm();
+                }
+            }
+            if let Some((frame, _)) = Frame::parse(&bytes).expect("frame") {
+                self.peer.set_nonblocking(false).expect("blocking");
+                return frame;
+            }
+            assert!(start.elapsed() < Duration::from_secs(20), "no frame");
+        }
+    }
+
+    /// The endpoint goes down because of what the peer sent.
+    fn rejects(mut self, what: &str) {
+        self.until(|v| matches!(v.events.last(), Some(Event::Down { .. })));
+        match self.events.last() {
+            Some(Event::Down { ep, status }) if *ep == self.ep => {
+                assert_eq!(status.code, Code::DataLoss, "{what}: {status}");
+                assert!(status.message.contains("mallory"), "{status}");
+            }
+            other => panic!("{what}: {other:?}"),
+        }
+    }
+
+    fn dones(&self) -> usize {
+        self.events.iter().filter(|e| matches!(e, Event::Done { .. })).count()
+    }
+}
+
+const W: Frame = Frame::Write { seq: 0, len: 4, imm: None, rkey: 1, addr: 4096, total: 8 };
+
+#[test]
+fn malformed_streams_end_the_connection() {
+    let cases: &[(&str, &[Frame])] = &[
+        ("ack of nothing", &[Frame::Ack { seq: 0 }]),
+        ("nak of nothing", &[Frame::Nak { seq: 0, why: Refusal::Key }]),
+        ("answer to nothing", &[Frame::Data { seq: 0, len: 8 }]),
+        ("end of nothing", &[Frame::End { seq: 0, why: None }]),
+        ("refusal of nothing", &[Frame::End { seq: 0, why: Some(Refusal::Key) }]),
+        ("chunk of nothing", &[Frame::More { seq: 0, len: 8 }]),
+        (
+            "WRITE out of order",
+            &[Frame::Write { seq: 1, len: 0, imm: None, rkey: 0, addr: 0, total: 0 }],
+        ),
+        ("READ out of order", &[Frame::Read { seq: 7, rkey: 0, addr: 0, total: 0 }]),
+    ];
+    for (what, frames) in cases {
+        let mut v = Victim::new();
+        frames.iter().for_each(|f| v.tell(*f));
+        v.rejects(what);
+    }
+    // Inside of a WRITE.
+    let message = Frame::Send { len: 0 };
+    let read = Frame::Read { seq: 0, rkey: 0, addr: 0, total: 0 };
+    for next in [message, W, read, Frame::More { seq: 1, len: 4 }, Frame::More { seq: 0, len: 5 }] {
+        let mut v = Victim::new();
+        v.tell(W);
+        v.peer.write_all(b"1234").expect("write");
+        v.tell(next);
+        v.rejects(&format!("{next:?} inside of a WRITE"));
+    }
+    for bytes in [
+        &b"GET / HTTP/1.1\r\nHost: example\r\n\r\n"[..],
+        &[0x16, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3, 0, 0, 0, 0, 0, 0],
+        &[0xff; 64],
+        &[0; 64],
+    ] {
+        let mut v = Victim::new();
+        v.peer.write_all(bytes).expect("write");
+        v.rejects("another protocol");
+    }
+}
+
+/// A WRITE must not end before its bytes are with the socket: its source is still read.
+#[test]
+fn early_acknowledgement_is_refused() {
+    let src = vec![7u8; 64 << 20];
+    let mut v = Victim::new();
+    // SAFETY: the buffer outlives the adapter.
+    let mem = unsafe { Mem::new(src.as_ptr() as u64, src.len() as u64, 0) };
+    v.ad.write(v.ep, 1, mem, Remote { addr: 4096, rkey: 1 }, None).expect("write");
+    v.ad.flush();
+    v.tell(Frame::Ack { seq: 0 });
+    v.until(|v| matches!(v.events.last(), Some(Event::Down { .. })));
+    assert!(
+        matches!(&v.events[..], [Event::Done { wr: 1, result: Err(_), .. }, Event::Down { .. }]),
+        "{:?}",
+        v.events
+    );
+}
+
+/// Answers are taken for the READ that they are for, and no further than it reaches.
+#[test]
+fn wrong_answers() {
+    let mut dst = vec![0u8; 64];
+    for (frames, dones) in [
+        (vec![Frame::Data { seq: 0, len: 17 }], 1),
+        (vec![Frame::Data { seq: 1, len: 16 }], 1),
+        (vec![Frame::End { seq: 0, why: None }], 1),
+        (vec![Frame::End { seq: 0, why: Some(Refusal::Key) }, Frame::Data { seq: 0, len: 1 }], 1),
+    ] {
+        let mut v = Victim::new();
+        // SAFETY: the buffer outlives the adapter.
+        let mem = unsafe { Mem::new(dst.as_mut_ptr() as u64 + 24, 16, 0) };
+        v.ad.read(v.ep, 1, mem, Remote { addr: 4096, rkey: 1 }).expect("read");
+        assert_eq!(v.hear(), Frame::Read { seq: 0, rkey: 1, addr: 4096, total: 16 });
+        frames.iter().for_each(|f| v.tell(*f));
+        v.peer.write_all(&[0xee; 64]).expect("write");
+        v.until(|v| matches!(v.events.last(), Some(Event::Down { .. })));
+        assert_eq!(v.dones(), dones);
+        drop(v);
+        assert_eq!(dst, [0; 64], "{frames:?}");
+    }
+}
+
+/// The peer cannot make the adapter keep more than a bounded number of answers.
+#[test]
+fn unread_answers_are_bounded() {
+    let mut v = Victim::new();
+    let src = vec![1u8; 32 << 20];
+    // SAFETY: the buffer outlives the adapter.
+    let mr = unsafe { v.ad.register(src.as_ptr() as u64, src.len() as u64, Access::REMOTE_READ) };
+    let rkey = mr.expect("register").rkey;
+    let (addr, total) = (src.as_ptr() as u64, src.len() as u64);
+    for seq in 0..MAX_OPS as u32 + 100 {
+        // It never reads an answer.
+        let read = Frame::Read { seq, rkey, addr, total };
+        if v.peer.write_all(read.encode().bytes()).is_err() {
+            break;
+        }
+    }
+    v.rejects("too many READs");
+}
+
+#[test]
+fn unread_refusals_are_bounded() {
+    let mut v = Victim::new();
+    let mut peer = v.peer.try_clone().expect("clone");
+    let writer = std::thread::spawn(move || {
+        // It never reads a refusal. Ends when the connection does.
+        for seq in 0.. {
+            let bad = Frame::Write { seq, len: 1, imm: None, rkey: 0, addr: 1, total: 1 };
+            if peer.write_all(&[bad.encode().bytes(), b"x"].concat()).is_err() {
+                return;
+            }
+        }
+    });
+    v.until(|v| !v.events.is_empty());
+    v.rejects("too many refusals");
+    writer.join().expect("writer");
+}
+
+/// Everything in single bytes, and everything at once.
+#[test]
+fn any_split_of_the_stream() {
+    for piece in [1, 3, 16, 17, 39, 41, 1000] {
+        let mut v = Victim::new();
+        let mut dst = vec![0u8; 16];
+        let (addr, len) = (dst.as_mut_ptr() as u64, 16);
+        // SAFETY: the buffer outlives the adapter.
+        let mr = unsafe { v.ad.register(addr, len, Access::REMOTE_WRITE) }.expect("register");
+        let rkey = mr.rkey;
+        let write = Frame::Write { seq: 0, len: 5, imm: Some(3), rkey, addr, total: 16 };
+        let bad = Frame::Write { seq: 1, len: 2, imm: Some(4), rkey: 0, addr, total: 2 };
+        let stream = [
+            Frame::Send { len: 5 }.encode().bytes(),
+            b"hello",
+            write.encode().bytes(),
+            b"01234",
+            Frame::More { seq: 0, len: 11 }.encode().bytes(),
+            b"56789abcdef",
+            bad.encode().bytes(),
+            b"zz",
+            Frame::Send { len: 0 }.encode().bytes(),
+        ]
+        .concat();
+        let (mut seen, mut parts) = (Vec::new(), stream.chunks(piece));
+        let start = Instant::now();
+        while seen.len() < 3 && start.elapsed() < Duration::from_secs(20) {
+            if let Some(part) = parts.next() {
+                v.peer.write_all(part).expect("write");
+            }
+            for _ in 0..3 {
+                v.ad.poll(&mut v.events);
+                for e in v.events.drain(..) {
+                    seen.push(match e {
+                        Event::Message { bytes, .. } => bytes.bytes().to_vec(),
+                        Event::Written { imm, .. } => vec![imm as u8],
+                        other => panic!("{other:?}"),
+                    });
+                }
+            }
+        }
+        assert_eq!(seen, [b"hello".to_vec(), vec![3], vec![]], "in pieces of {piece}");
+        // The refusal acknowledges what was before it.
+        let mut frame = v.hear();
+        if frame == (Frame::Ack { seq: 0 }) {
+            frame = v.hear();
+        }
+        assert_eq!(frame, Frame::Nak { seq: 1, why: Refusal::Key });
+        drop(v);
+        assert_eq!(dst, b"0123456789abcdef");
+    }
+}
+
+/// A reset connection: what was under way ends, then the endpoint is down.
+#[test]
+fn reset() {
+    let mut v = Victim::new();
+    let src = vec![1u8; 8 << 20];
+    // SAFETY: the buffer outlives the adapter.
+    let mem = unsafe { Mem::new(src.as_ptr() as u64, src.len() as u64, 0) };
+    v.ad.write(v.ep, 5, mem, Remote { addr: 4096, rkey: 1 }, None).expect("write");
+    v.ad.flush();
+    let (other, _keep) = sockets();
+    // Closing with unread bytes resets.
+    v.peer = other;
+    v.until(|v| matches!(v.events.last(), Some(Event::Down { .. })));
+    match &v.events[..] {
+        [Event::Done { wr: 5, result: Err(e), .. }, Event::Down { status, .. }] => {
+            assert_eq!((e.reason, status.reason), (Reason::PeerGone, Reason::PeerGone));
+        }
+        other => panic!("{other:?}"),
+    }
+    v.ad.destroy(v.ep);
+}
+
+#[test]
+fn only_stream_sockets() {
+    let mut ad = TcpAdapter::open(&Config::default()).expect("open");
+    let ep = ad.create("b").expect("create");
+    assert!(ad.connect(ep, ADDRESS, true, None).is_err());
+    let udp = UdpSocket::bind("127.0.0.1:0").expect("bind");
+    let err = ad.connect(ep, ADDRESS, true, Some(udp.into())).unwrap_err();
+    assert_eq!(err.code, Code::InvalidArgument);
+    let file = std::fs::File::open("/dev/null").expect("open");
+    assert!(ad.connect(ep, ADDRESS, true, Some(file.into())).is_err());
+    // After all that it still connects.
+    let (a, _b) = sockets();
+    assert!(ad.connect(ep, ADDRESS, true, Some(a.into())).is_ok());
+}
+
+/// Random bytes and damaged good streams; the addresses of the fuzz target's buffers are not known
+/// to the bytes, so whatever they do must end in a refusal.
+#[test]
+fn damaged_streams() {
+    let mut rng = 0x1234_5678_9abc_def0u64;
+    let mut next = || {
+        rng ^= rng << 13;
+        rng ^= rng >> 7;
+        rng ^= rng << 17;
+        rng
+    };
+    let good = [
+        Frame::Send { len: 3 },
+        Frame::Write { seq: 0, len: 3, imm: Some(1), rkey: 9, addr: 4096, total: 6 },
+        Frame::Data { seq: 0, len: 3 },
+        Frame::More { seq: 0, len: 3 },
+        Frame::End { seq: 0, why: Some(Refusal::Key) },
+        Frame::Ack { seq: 0 },
+        Frame::Read { seq: 0, rkey: 3, addr: 4096, total: 100 },
+        Frame::Nak { seq: 1, why: Refusal::Bounds },
+    ];
+    for round in 0..20_000 {
+        let mut bytes = vec![next() as u8];
+        for f in good {
+            bytes.extend_from_slice(f.encode().bytes());
+            if matches!(
+                f,
+                Frame::Send { .. } | Frame::Write { .. } | Frame::Data { .. } | Frame::More { .. }
+            ) {
+                bytes.extend_from_slice(b"abc");
+            }
+        }
+        for _ in 0..next() % 4 {
+            let at = (next() % bytes.len() as u64) as usize;
+            match next() % 3 {
+                0 => bytes[at] = next() as u8,
+                1 => bytes[at] ^= 1 << (next() % 8),
+                _ => bytes.truncate(at.max(1)),
+            }
+        }
+        if round % 10 == 0 {
+            bytes.iter_mut().skip(1).for_each(|b| *b = next() as u8);
+        }
+        fuzz_frames(&bytes);
+    }
+}

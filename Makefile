@@ -1,0 +1,51 @@
+# make demo      installs what is missing, builds, trains a model through the library
+# make test      installs what is missing, builds, runs every test and check
+# make bench     latency and bandwidth, beside UCX
+# make install   PREFIX=/usr/local
+BUILD  ?= build
+PREFIX ?= /usr/local
+JOBS   ?= $(shell nproc)
+CARGO  ?= cargo
+
+# Lists of Debian packages and test stages; the files included below may add to both.
+PACKAGES := packages.txt
+STAGES   := fmt clippy rust ctest examples
+LOCAL    := $(BUILD)/prefix
+
+export PATH := $(PATH):$(HOME)/.cargo/bin
+export BUILD JOBS CARGO LOCAL
+
+.PHONY: all setup build local demo test bench install clean
+all: build
+
+setup:
+	@scripts/install-packages $(PACKAGES)
+
+build: setup
+	cmake -S . -B $(BUILD) -DCMAKE_BUILD_TYPE=Release
+	cmake --build $(BUILD) -j $(JOBS)
+
+# The examples are built against an installed library, as anybody's program is.
+local: build
+	cmake --install $(BUILD) --prefix $(abspath $(LOCAL)) >/dev/null
+	cmake -S examples -B $(BUILD)/examples -DCMAKE_PREFIX_PATH=$(abspath $(LOCAL))
+	cmake --build $(BUILD)/examples -j $(JOBS)
+
+demo: local
+	@scripts/demo
+
+test: local
+	@scripts/run-tests $(STAGES)
+
+bench: build
+	@bench/run $(BUILD) $(BENCH_ARGS)
+
+install: build
+	cmake --install $(BUILD) --prefix $(PREFIX)
+
+clean:
+	rm -rf $(BUILD)
+	$(CARGO) clean
+
+# Parts with needs of their own: each file may add targets, PACKAGES and STAGES.
+-include mk/*.mk

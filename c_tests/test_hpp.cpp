@@ -1,0 +1,180 @@
+/* The C++ layer: what the C tests do not see of it. */
+#include <rdma_transport.hpp>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+
+#define CHECK(cond) ((cond) ? void() : fail(#cond, __LINE__))
+static void fail(const char *what, int line) {
+  std::fprintf(stderr, "    FAILED at test_hpp.cpp:%d: %s\n", line, what);
+  std::_Exit(1);
+}
+static void check(const rdma::Status &s, int line) {
+  if (!s.ok()) fail(s.to_string().c_str(), line);
+}
+#define OK(expr) check((expr), __LINE__)
+
+static std::string provider = "loopback";
+static int passed;
+
+static rdma::Manager make(const char *name) {
+  auto m = rdma::Manager::create(rdma::Options().name(name).provider(provider).timeout_ms(20000));
+  OK(m.status());
+  return *std::move(m);
+}
+struct Pair {
+  rdma::Manager a = make("alpha"), b = make("beta");
+  Pair() {
+    auto address = b.listen("127.0.0.1:0");
+    OK(address.status());
+    OK(a.add_peer("beta", *address));
+  }
+};
+
+static void send_and_receive() {
+  Pair p;
+  std::vector<float> x(5000), y(5000);
+  std::iota(x.begin(), x.end(), 1.0f);
+  std::promise<rdma::Status> sent;
+  OK(p.b.send("x", 1, rdma::Tensor(x.data(), x.size() * 4, {50, 100}, 1),
+              [&](const rdma::Status &s, const rdma::TransferInfo &) { sent.set_value(s); }));
+  auto r = p.a.recv("beta", "x", 1);
+  OK(r.status());
+  CHECK(r->tensor.nbytes() == 20000 && r->tensor.dims() == std::vector<std::int64_t>({50, 100}));
+  CHECK(std::memcmp(r->tensor.data(), x.data(), 20000) == 0);
+  OK(sent.get_future().get());
+  rdma::RecvOptions into;
+  into.dst = y.data();
+  into.dst_len = 20000;
+  OK(p.b.send("x", 2, rdma::Tensor(x.data(), 20000)));
+  auto again = p.a.recv("beta", "x", 2, into);
+  OK(again.status());
+  CHECK(y == x);
+}
+
+static void futures() {
+  Pair p;
+  std::vector<std::future<rdma::Result<rdma::Received>>> all;
+  std::vector<std::vector<int>> data;
+  for (int i = 0; i < 50; i++) all.push_back(p.a.recv_future("beta", "f" + std::to_string(i), i));
+  for (int i = 0; i < 50; i++) data.emplace_back(static_cast<std::size_t>(i * 100 + 1), i);
+  for (int i = 0; i < 50; i++)
+    OK(p.b.send("f" + std::to_string(i), i, rdma::Tensor(data[static_cast<std::size_t>(i)].data(), data[static_cast<std::size_t>(i)].size() * 4)));
+  for (int i = 0; i < 50; i++) {
+    CHECK(all[static_cast<std::size_t>(i)].wait_for(std::chrono::seconds(20)) == std::future_status::ready);
+    auto r = all[static_cast<std::size_t>(i)].get();
+    OK(r.status());
+    CHECK(static_cast<const int *>(r->tensor.data())[i * 100] == i);
+  }
+  auto none = p.a.recv_future("nobody", "k", 1).get();
+  CHECK(!none.ok() && none.status().code() == RDMA_NOT_FOUND && !none.status().message().empty());
+}
+
+static void cancel_and_abort() {
+  Pair p;
+  std::promise<rdma::Status> first, second;
+  auto r = p.a.recv_async("beta", "c", 1, [&](const rdma::Status &s, const rdma_tensor_t *t, const rdma::TransferInfo &) {
+    CHECK(t == nullptr);
+    first.set_value(s);
+  });
+  OK(r.status());
+  OK(r->cancel());
+  CHECK(first.get_future().get().code() == RDMA_CANCELLED);
+  auto q = p.a.recv_async("beta", "d", 2, [&](const rdma::Status &s, const rdma_tensor_t *, const rdma::TransferInfo &) {
+    second.set_value(s);
+  });
+  OK(q.status());
+  OK(p.a.step_abort(2, RDMA_DATA_LOSS, "gone"));
+  auto status = second.get_future().get();
+  CHECK(status.code() == RDMA_DATA_LOSS && status.message().find("gone") != std::string::npos);
+  OK(p.a.step_cleanup(2));
+}
+
+static void allocator_and_dead() {
+  Pair p;
+  std::vector<char> src(300000, 'x');
+  std::unique_ptr<char[]> memory;
+  rdma::RecvOptions o;
+  o.alloc = [&](const rdma_tensor_t &meta) {
+    memory.reset(new char[meta.nbytes]);
+    return static_cast<void *>(memory.get());
+  };
+  OK(p.b.send("a", 1, rdma::Tensor(src.data(), src.size())));
+  auto r = p.a.recv("beta", "a", 1, o);
+  OK(r.status());
+  CHECK(r->tensor.data() == memory.get() && memory[299999] == 'x');
+  OK(p.b.send("dead", 1, rdma::Tensor::dead()));
+  auto d = p.a.recv("beta", "dead", 1);
+  OK(d.status());
+  CHECK(d->tensor.is_dead() && d->tensor.nbytes() == 0);
+}
+
+static void source() {
+  Pair p;
+  static const char answer[] = "from the runtime's own table";
+  OK(p.b.set_source([&](rdma::Response response, std::string_view peer, std::string_view key, std::int64_t step) {
+    CHECK(peer == "alpha" && step == 7);
+    if (key == "yes") OK(response.send(rdma::Tensor(answer, sizeof answer)));
+    else OK(response.fail(RDMA_NOT_FOUND, "no such key"));
+  }));
+  auto r = p.a.recv("beta", "yes", 7);
+  OK(r.status());
+  CHECK(std::strcmp(static_cast<const char *>(r->tensor.data()), answer) == 0);
+  CHECK(p.a.recv("beta", "no", 7).status().code() == RDMA_NOT_FOUND);
+  OK(p.b.set_source({}));
+}
+
+static void the_rest() {
+  Pair p;
+  auto blob = p.b.export_address();
+  OK(blob.status());
+  auto gamma = make("gamma");
+  auto name = gamma.import_address(*blob);
+  OK(name.status());
+  CHECK(*name == "beta");
+  OK(gamma.connect("beta", 10000));
+  auto info = gamma.peer_info("beta");
+  OK(info.status());
+  CHECK(info->state == RDMA_PEER_CONNECTED);
+  OK(gamma.disconnect("beta"));
+  CHECK(gamma.stats_json().ok() && gamma.metrics().ok());
+  auto pool = gamma.alloc(4096);
+  OK(pool.status());
+  OK(gamma.free(*pool));
+  std::vector<char> own(4096);
+  OK(gamma.register_memory(own.data(), own.size()));
+  OK(gamma.unregister_memory(own.data()));
+  auto device = gamma.register_device(
+      [](void *host, const void *dev, std::uint64_t n, rdma::CopyDone done) { std::memcpy(host, dev, n), done(RDMA_OK); },
+      [](void *dev, const void *host, std::uint64_t n, rdma::CopyDone done) { std::memcpy(dev, host, n), done(RDMA_OK); });
+  OK(device.status());
+  CHECK(*device != RDMA_DEVICE_HOST);
+  auto bad = rdma::Manager::create(rdma::Options().provider("pigeon"));
+  CHECK(!bad.ok() && bad.status().message().find("pigeon") != std::string::npos);
+  rdma::Manager moved = std::move(gamma);
+  CHECK(gamma.c() == nullptr && moved.c() != nullptr);
+  auto manual = rdma::Manager::create(rdma::Options().name("manual").manual_progress().provider(provider));
+  OK(manual.status());
+  CHECK(manual->progress().ok() && manual->event_fd().ok());
+  auto waited = manual->wait(1);
+  CHECK(waited.ok() || waited.code() == RDMA_DEADLINE_EXCEEDED);
+}
+
+int main(int argc, char **argv) {
+  for (int i = 1; i + 1 < argc; i++)
+    if (std::strcmp(argv[i], "--provider") == 0) provider = argv[i + 1];
+  const struct {
+    const char *name;
+    void (*run)();
+  } cases[] = {{"send_and_receive", send_and_receive}, {"futures", futures}, {"cancel_and_abort", cancel_and_abort},
+               {"allocator_and_dead", allocator_and_dead}, {"source", source}, {"the_rest", the_rest}};
+  for (const auto &c : cases) {
+    c.run();
+    std::printf("  %-32s ok\n", c.name);
+    std::fflush(stdout);
+    passed++;
+  }
+  std::printf("cases: %d passed, 0 failed, 0 skipped\n", passed);
+}

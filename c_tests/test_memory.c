@@ -1,0 +1,203 @@
+/* Registration, the shared pool, and devices with copy functions of their own. */
+#include "harness.h"
+#include <pthread.h>
+
+static void registration(void) {
+  rdma_mgr_t *m = mgr_new("m", NULL);
+  char *memory = scratch(1 * MIB);
+  CHECK_OK(rdma_mem_register(m, memory, MIB, RDMA_DEVICE_HOST));
+  CHECK_BAD(RDMA_ALREADY_EXISTS, rdma_mem_register(m, memory, MIB, RDMA_DEVICE_HOST));
+  CHECK_OK(rdma_mem_unregister(m, memory));
+  CHECK_BAD(RDMA_NOT_FOUND, rdma_mem_unregister(m, memory));
+  CHECK_BAD(RDMA_NOT_FOUND, rdma_mem_unregister(m, memory + 8));
+  CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_mem_register(m, memory, 0, RDMA_DEVICE_HOST));
+  CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_mem_register(m, memory, SIZE_MAX, RDMA_DEVICE_HOST));
+  CHECK_BAD(RDMA_NOT_FOUND, rdma_mem_register(m, memory, MIB, 4711));
+  for (int i = 0; i < 500; i++) {
+    CHECK_OK(rdma_mem_register(m, memory + i * 64, 64, RDMA_DEVICE_HOST));
+  }
+  for (int i = 499; i >= 0; i--) CHECK_OK(rdma_mem_unregister(m, memory + i * 64));
+}
+
+static void pool(void) {
+  enum { N = 300 };
+  rdma_mgr_t *m = mgr_new("m", NULL);
+  void *block[N];
+  for (int round = 0; round < 3; round++) {
+    for (int i = 0; i < N; i++) {
+      size_t n = (size_t)(i + 1) * 777;
+      CHECK_OK(rdma_mem_alloc(m, n, &block[i]));
+      CHECK_INT(0, (uintptr_t)block[i] % 64);
+      fill(block[i], n, (uint64_t)i);
+    }
+    for (int i = 0; i < N; i++) CHECK_INT(-1, mismatch(block[i], (size_t)(i + 1) * 777, (uint64_t)i));
+    for (int i = 0; i < N; i++) CHECK_OK(rdma_mem_free(m, block[(i * 7 + round) % N]));
+  }
+  CHECK_BAD(RDMA_NOT_FOUND, rdma_mem_free(m, block[0]));
+  int on_stack;
+  CHECK_BAD(RDMA_NOT_FOUND, rdma_mem_free(m, &on_stack));
+  void *huge = &on_stack;
+  CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_mem_alloc(m, 0, &huge));
+  CHECK_BAD(RDMA_RESOURCE_EXHAUSTED, rdma_mem_alloc(m, SIZE_MAX / 2, &huge));
+  CHECK(huge == &on_stack);
+}
+
+static void pool_bounded(void) {
+  rdma_mgr_t *m = mgr_new("m", NULL);
+  size_t before = rss_bytes();
+  for (int i = 0; i < 60; i++) { /* 1.9 GiB in all, were nothing given back */
+    void *block;
+    CHECK_OK(rdma_mem_alloc(m, 32 * MIB, &block));
+    memset(block, i, 32 * MIB);
+    CHECK_OK(rdma_mem_free(m, block));
+  }
+  size_t after = rss_bytes();
+  CHECK_MSG(after < before + 300 * MIB, "60 blocks of 32 MiB, one at a time, cost %zu MiB", (after - before) / MIB);
+}
+
+static void unregistered_while_in_use(void) {
+  pair p = pair_new(NULL);
+  size_t n = 8 * MIB;
+  char *dst = scratch(n);
+  rdma_recv_options_t o = recv_options();
+  o.dst = dst;
+  o.dst_len = n;
+  for (int i = 0; i < 10; i++) {
+    CHECK_OK(rdma_mem_register(p.a, dst, n, RDMA_DEVICE_HOST));
+    rdma_tensor_t t = tensor_of(NULL, n, 3);
+    op *s = op_send(p.b, "k", i, &t);
+    recv_call call = {.mgr = p.a, .peer = "beta", .key = "k", .step = i, .options = &o};
+    op *r = op_recv_call(&call);
+    CHECK_OK(rdma_mem_unregister(p.a, dst));
+    CHECK(pump_until(op_ended_fn, r, 30000));
+    if (r->code == RDMA_OK) CHECK_INT(-1, mismatch(dst, n, 3)); /* success means the bytes are there */
+    CHECK_OK(rdma_step_cleanup(p.b, i));
+    CHECK(pump_until(op_ended_fn, s, 30000));
+  }
+}
+
+/* ---- a device: memory behind an offset, copied by a thread of its own ---- */
+#define BIAS ((uintptr_t)1 << 46) /* device addresses cannot be dereferenced */
+typedef struct job {
+  void *to;
+  const void *from;
+  uint64_t n;
+  rdma_copy_done_fn done;
+  void *token;
+  struct job *next;
+} job;
+static pthread_mutex_t job_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t job_cond = PTHREAD_COND_INITIALIZER;
+static job *jobs;
+static bool device_stop;
+static _Atomic int copies;
+static rdma_code_t copy_result = RDMA_OK;
+
+static void *device_thread(void *arg) {
+  (void)arg;
+  pthread_mutex_lock(&job_lock);
+  while (!device_stop || jobs) {
+    job *j = jobs;
+    if (!j) {
+      pthread_cond_wait(&job_cond, &job_lock);
+      continue;
+    }
+    jobs = j->next;
+    pthread_mutex_unlock(&job_lock);
+    memcpy(j->to, j->from, j->n);
+    atomic_fetch_add(&copies, 1);
+    j->done(copy_result, j->token);
+    free(j);
+    pthread_mutex_lock(&job_lock);
+  }
+  pthread_mutex_unlock(&job_lock);
+  return NULL;
+}
+
+static void enqueue(void *to, const void *from, uint64_t n, rdma_copy_done_fn done, void *token, void *userdata) {
+  CHECK(userdata == &copies);
+  job *j = malloc(sizeof *j);
+  *j = (job){to, from, n, done, token, NULL};
+  pthread_mutex_lock(&job_lock);
+  j->next = jobs;
+  jobs = j;
+  pthread_cond_signal(&job_cond);
+  pthread_mutex_unlock(&job_lock);
+}
+static void to_host(void *host, const void *device, uint64_t n, rdma_copy_done_fn done, void *token, void *userdata) {
+  enqueue(host, (const void *)((uintptr_t)device - BIAS), n, done, token, userdata);
+}
+static void from_host(void *device, const void *host, uint64_t n, rdma_copy_done_fn done, void *token, void *userdata) {
+  enqueue((void *)((uintptr_t)device - BIAS), host, n, done, token, userdata);
+}
+static void *on_device(void *host) { return (void *)((uintptr_t)host + BIAS); }
+
+static uint32_t add_device(rdma_mgr_t *m) {
+  uint32_t id = 0;
+  rdma_device_ops_t ops;
+  memset(&ops, 0, sizeof ops);
+  ops.struct_size = sizeof ops;
+  ops.copy_to_host = to_host;
+  ops.copy_from_host = from_host;
+  CHECK_OK(rdma_mgr_register_device(m, &ops, &copies, &id));
+  CHECK(id != RDMA_DEVICE_HOST);
+  return id;
+}
+
+static void device_case(bool remote) {
+  static const size_t n[] = {0, 8, 1000, 100000, 3 * MIB, 20 * MIB};
+  pair p = pair_new(NULL);
+  rdma_mgr_t *to = remote ? p.a : p.b;
+  const char *peer = remote ? "beta" : NULL;
+  pthread_t thread;
+  device_stop = false;
+  CHECK(pthread_create(&thread, NULL, device_thread, NULL) == 0);
+  uint32_t from_id = add_device(p.b), to_id = remote ? add_device(p.a) : from_id;
+  for (int way = 0; way < 3; way++) /* device to device, device to host, host to device */
+    for (size_t i = 0; i < COUNT_OF(n); i++) {
+      char *src = scratch(n[i] + 1), *dst = scratch(n[i] + 1);
+      int64_t step = way * 100 + (int64_t)i;
+      rdma_recv_options_t o = recv_options();
+      rdma_tensor_t t = tensor_of(src, n[i], i);
+      if (way != 2) {
+        t.data = on_device(src);
+        t.device = from_id;
+      }
+      o.dst = way != 1 ? on_device(dst) : dst;
+      o.dst_len = n[i] + 1;
+      o.device = way != 1 ? to_id : RDMA_DEVICE_HOST;
+      op *s = op_send(p.b, "device", step, &t);
+      recv_call call = {.mgr = to, .peer = peer, .key = "device", .step = step, .options = &o};
+      op *r = op_recv_call(&call);
+      op_wait(r, RDMA_OK);
+      op_wait(s, RDMA_OK);
+      CHECK_INT(-1, mismatch(dst, n[i], i));
+      if (n[i]) CHECK_INT(o.device, r->tensor.device);
+    }
+  CHECK(atomic_load(&copies) > 0);
+  copy_result = RDMA_INTERNAL; /* a copy that fails ends its request, and only that */
+  char *src = scratch(MIB), *dst = scratch(MIB);
+  rdma_recv_options_t o = recv_options();
+  rdma_tensor_t t = tensor_of(src, MIB, 5);
+  o.dst = on_device(dst);
+  o.dst_len = MIB;
+  o.device = to_id;
+  op *s = op_send(p.b, "device", 1000, &t);
+  recv_call call = {.mgr = to, .peer = peer, .key = "device", .step = 1000, .options = &o};
+  op *r = op_recv_call(&call);
+  op_wait(r, RDMA_INTERNAL);
+  CHECK(pump_until(op_ended_fn, s, 30000));
+  copy_result = RDMA_OK;
+  pair_end(&p);
+  pthread_mutex_lock(&job_lock);
+  device_stop = true;
+  pthread_cond_signal(&job_cond);
+  pthread_mutex_unlock(&job_lock);
+  CHECK(pthread_join(thread, NULL) == 0);
+}
+static void device_remote(void) { device_case(true); }
+static void device_local(void) { device_case(false); }
+
+static const test_case cases[] = {CASE(registration),  CASE(pool), CASE(pool_bounded),
+                                  CASE(unregistered_while_in_use), CASE(device_remote), CASE(device_local)};
+TEST_MAIN(cases)

@@ -1,0 +1,192 @@
+/* Version, log, providers, statistics, metrics, trace. */
+#include "harness.h"
+
+static void version(void) {
+  char want[32];
+  snprintf(want, sizeof want, "%d.%d.%d", RDMA_VERSION_MAJOR, RDMA_VERSION_MINOR, RDMA_VERSION_PATCH);
+  CHECK_STR(want, rdma_version());
+  CHECK_INT(RDMA_ABI_VERSION, rdma_abi_version());
+}
+
+static void code_names(void) {
+  static const char *const names[] = {
+      "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
+      "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
+      "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"};
+  for (int32_t i = 0; i < (int32_t)COUNT_OF(names); i++) CHECK_STR(names[i], rdma_code_name(i));
+  const int32_t odd[] = {-1, 17, INT32_MAX, INT32_MIN};
+  for (size_t i = 0; i < COUNT_OF(odd); i++) CHECK(rdma_code_name(odd[i]) != NULL && rdma_code_name(odd[i])[0]);
+}
+
+static void last_error(void) {
+  char text[512], cut[8];
+  CHECK_CODE(RDMA_INVALID_ARGUMENT, rdma_mgr_create(NULL, NULL));
+  size_t n = rdma_last_error(text, sizeof text);
+  CHECK_INT(strlen(text), n);
+  CHECK(n > 8);
+  CHECK_INT(n, rdma_last_error(cut, sizeof cut));
+  CHECK_INT(7, strlen(cut));
+  CHECK(strncmp(text, cut, 7) == 0);
+  CHECK_INT(n, rdma_last_error(NULL, 0));
+}
+
+static void providers(void) {
+  char text[4096];
+  size_t len = 0;
+  CHECK_OK(rdma_providers(text, sizeof text, &len));
+  CHECK_INT(strlen(text), len);
+  const char *wrong = json_check(text, len);
+  CHECK_MSG(!wrong, "%s in %s", wrong, text);
+  CHECK_HAS(text, "\"loopback\"");
+  CHECK_HAS(text, "\"shm\"");
+  CHECK_HAS(text, "\"tcp\"");
+  CHECK_HAS(text, "\"ibverbs\"");
+  CHECK_HAS(text, "\"available\"");
+  CHECK_HAS(text, "\"reason\"");
+  printf("    %s\n", text);
+  size_t need = len;
+  text[5] = '?';
+  CHECK_BAD(RDMA_OUT_OF_RANGE, rdma_providers(text, 4, &len));
+  CHECK_INT(need, len);
+  CHECK_INT('?', text[5]);
+}
+
+static _Atomic int logged;
+static int last_level;
+static void on_log(int32_t level, const char *message, size_t message_len, void *userdata) {
+  CHECK(userdata == &logged);
+  CHECK(level >= RDMA_LOG_ERROR && level <= RDMA_LOG_DEBUG);
+  CHECK(message != NULL && message_len > 0 && message[message_len] == 0);
+  last_level = level;
+  atomic_fetch_add(&logged, 1);
+}
+static void log_callback(void) {
+  CHECK_OK(rdma_set_log_callback(on_log, RDMA_LOG_DEBUG, &logged));
+  setenv("RDMA_TIMEOUT_MS", "7000", 1); /* overrides an option: the log says so */
+  pair p = pair_new(NULL);
+  unsetenv("RDMA_TIMEOUT_MS");
+  rdma_tensor_t t = tensor_of(NULL, 10, 0);
+  op *s = op_send(p.b, "k", 1, &t), *r = op_recv(p.a, "beta", "k", 1, 0, NULL);
+  op_wait(r, RDMA_OK);
+  op_wait(s, RDMA_OK);
+  CHECK_MSG(atomic_load(&logged) > 0, "nothing was logged");
+  CHECK_OK(rdma_set_log_callback(NULL, RDMA_LOG_ERROR, NULL));
+  int before = atomic_load(&logged);
+  pair_end(&p);
+  CHECK_INT(before, atomic_load(&logged));
+}
+
+static pair traffic(void) {
+  pair p = pair_new(NULL);
+  static const size_t n[] = {10, 5000, 2 * MIB};
+  for (size_t i = 0; i < 9; i++) {
+    rdma_tensor_t t = tensor_of(NULL, n[i % 3], i);
+    op *s = op_send(p.b, "k", (int64_t)i, &t), *r = op_recv(p.a, "beta", "k", (int64_t)i, i, NULL);
+    op_wait(r, RDMA_OK);
+    op_wait(s, RDMA_OK);
+  }
+  return p;
+}
+
+static void stats(void) {
+  pair p = traffic();
+  static char text[1 << 18];
+  size_t len = 0;
+  CHECK_OK(rdma_mgr_stats_json(p.a, text, sizeof text, &len));
+  CHECK_INT(strlen(text), len);
+  const char *wrong = json_check(text, len);
+  CHECK_MSG(!wrong, "%s in %s", wrong, text);
+  CHECK_HAS(text, "alpha");
+  CHECK_HAS(text, "beta");
+  CHECK_BAD(RDMA_OUT_OF_RANGE, rdma_mgr_stats_json(p.a, text, 1, &len));
+}
+
+static void check_metric_line(const char *line, size_t n) {
+  const char *p = line, *end = line + n;
+  CHECK_MSG(n > 0, "empty line in the metrics");
+  if (*p == '#') {
+    CHECK_MSG(n > 7 && (memcmp(p, "# HELP ", 7) == 0 || memcmp(p, "# TYPE ", 7) == 0), "%.*s", (int)n, line);
+    return;
+  }
+  CHECK_MSG(n > 5 && memcmp(p, "rdma_", 5) == 0, "%.*s", (int)n, line);
+  while (p < end && *p != ' ' && *p != '{') p++;
+  if (p < end && *p == '{')
+    while (p < end && *p++ != '}') {
+    }
+  CHECK_MSG(p < end && *p == ' ', "%.*s", (int)n, line);
+  char *stop;
+  strtod(p + 1, &stop);
+  CHECK_MSG(stop == end && stop != p + 1, "not a number: %.*s", (int)n, line);
+}
+
+static void metrics(void) {
+  pair p = traffic();
+  static char text[1 << 18];
+  size_t len = 0;
+  CHECK_OK(rdma_mgr_metrics(p.a, text, sizeof text, &len));
+  CHECK_INT(strlen(text), len);
+  CHECK(len > 0 && text[len - 1] == '\n');
+  for (char *line = text, *end; *line; line = end + 1) {
+    end = strchr(line, '\n');
+    check_metric_line(line, (size_t)(end - line));
+  }
+  CHECK_HAS(text, "# TYPE rdma_");
+  CHECK_HAS(text, "peer=\"beta\"");
+  CHECK_BAD(RDMA_OUT_OF_RANGE, rdma_mgr_metrics(p.a, text, 1, &len));
+}
+
+static void trace(void) {
+  char path[] = "/tmp/rdma-trace-XXXXXX";
+  int fd = mkstemp(path);
+  CHECK(fd >= 0);
+  pair p = pair_new(NULL);
+  CHECK_BAD(RDMA_FAILED_PRECONDITION, rdma_trace_stop(p.a));
+  CHECK_OK(rdma_trace_start(p.a, path));
+  CHECK_BAD(RDMA_FAILED_PRECONDITION, rdma_trace_start(p.a, path));
+  for (int i = 0; i < 5; i++) {
+    rdma_tensor_t t = tensor_of(NULL, 100000, 1);
+    op *s = op_send(p.b, "a \"quoted\"\n\x01\xff key", i, &t);
+    op *r = op_recv(p.a, "beta", "a \"quoted\"\n\x01\xff key", i, 1, NULL);
+    op_wait(r, RDMA_OK);
+    op_wait(s, RDMA_OK);
+  }
+  CHECK_OK(rdma_trace_stop(p.a));
+  static char text[1 << 18];
+  ssize_t n = read(fd, text, sizeof text - 1);
+  CHECK(n > 0);
+  text[n] = 0;
+  const char *wrong = json_check(text, (size_t)n);
+  CHECK_MSG(!wrong, "%s in %s", wrong, text);
+  CHECK_HAS(text, "\"ph\"");
+  CHECK_HAS(text, "\"ts\"");
+  CHECK_HAS(text, "quoted");
+  close(fd);
+  unlink(path);
+  CHECK(rdma_trace_start(p.a, "/nonexistent folder/x") != RDMA_OK);
+}
+
+static void bad_settings(void) {
+  static const char *const settings[][2] = {
+      {"RDMA_PROVIDER", "carrier pigeon"}, {"RDMA_PROTOCOL", "9x"}, {"RDMA_TIMEOUT_MS", "-1"},
+      {"RDMA_TIMEOUT_MS", "soon"}, {"RDMA_BUSY_POLL_US", "-3"}, {"RDMA_QP_QUEUE_DEPTH", "0"},
+      {"RDMA_QP_TIMEOUT", "32"}, {"RDMA_QP_RETRY_COUNT", "8"}, {"RDMA_QP_SL", "8"}, {"RDMA_QP_MTU", "1000"},
+      {"RDMA_TRAFFIC_CLASS", "256"}, {"RDMA_DEVICE_PORT", "x"}, {"RDMA_GID_INDEX", "x"},
+      {"RDMA_QP_PKEY_INDEX", "65536"}, {"RDMA_LISTEN", "127.0.0.1:port"}, {"RDMA_AUTH_SECRET_FILE", "/nonexistent/file"},
+      {"RDMA_LOG", "loud"},
+  };
+  for (size_t i = 0; i < COUNT_OF(settings); i++) {
+    rdma_mgr_t *m = NULL;
+    char text[512];
+    setenv(settings[i][0], settings[i][1], 1);
+    rdma_code_t rc = mgr_try("m", NULL, &m);
+    rdma_last_error(text, sizeof text);
+    unsetenv(settings[i][0]);
+    CHECK_MSG(rc != RDMA_OK, "%s=%s is accepted", settings[i][0], settings[i][1]);
+    CHECK_HAS(text, settings[i][0]);
+    CHECK_HAS(text, settings[i][1]);
+  }
+}
+
+static const test_case cases[] = {CASE(version), CASE(code_names), CASE(last_error), CASE(providers),
+                                  CASE(log_callback), CASE(stats), CASE(metrics), CASE(trace), CASE(bad_settings)};
+TEST_MAIN(cases)

@@ -1,0 +1,373 @@
+/* Peers that are processes of their own: killed, stopped, restarted, late. */
+#include "harness.h"
+#include <arpa/inet.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+static char child_address[256];
+static const char *peer_mode = ""; /* the peer's progress; "": as ours */
+
+static proc *start_peer(const char *name, const char *address) {
+  proc *p = proc_start("peer", (const char *const[]){name, address, "1500", peer_mode, NULL});
+  snprintf(child_address, sizeof child_address, "%s", proc_expect(p, "addr "));
+  return p;
+}
+static proc *start_beta(rdma_mgr_t *m) {
+  char any[80];
+  snprintf(any, sizeof any, strchr(env.host, ':') ? "[%s]:0" : "%s:0", env.host);
+  proc *p = start_peer("beta", any);
+  CHECK_OK(rdma_mgr_add_peer(m, "beta", child_address));
+  return p;
+}
+static void quick(rdma_mgr_options_t *o) { o->peer_timeout_ms = 1500; }
+static rdma_mgr_t *alpha(void) {
+  if (is_provider("loopback")) skip("loopback does not leave the process");
+  return mgr_new("alpha", quick);
+}
+static void expect_sent(proc *p, const char *key, int64_t step, size_t n, unsigned seed) {
+  proc_say(p, "send %s %lld %zu %u", key, (long long)step, n, seed);
+  proc_expect(p, "sent");
+}
+
+static void check_gone(op *o, int64_t since) {
+  CHECK_MSG(pump_until(op_ended_fn, o, 20000), "%s never ends", o->what);
+  CHECK_MSG(o->code == RDMA_UNAVAILABLE, "%s: %s (%s)", o->what, rdma_code_name(o->code), o->message);
+  CHECK_MSG(o->info.reason == RDMA_REASON_PEER_GONE || o->info.reason == RDMA_REASON_PEER_STALLED ||
+            o->info.reason == RDMA_REASON_PEER_RESTARTED, "reason %u", o->info.reason);
+  printf("    %s ended after %lld ms: %s\n", o->what, (long long)(now_ms() - since), o->message);
+}
+
+static void talk(void) {
+  rdma_mgr_t *m = alpha();
+  char own[256];
+  proc *p = start_beta(m);
+  for (int64_t i = 0; i < 10; i++) {
+    size_t n = i % 3 == 2 ? 9 * MIB : i % 3 ? 100000 : 30;
+    op *r = op_recv(m, "beta", "talk", i, 5, NULL);
+    expect_sent(p, "talk", i, n, 5);
+    op_wait(r, RDMA_OK);
+    CHECK_INT(n, r->tensor.nbytes);
+  }
+  mgr_listen(m, own);
+  proc_say(p, "peer alpha %s", own);
+  proc_expect(p, "ok");
+  rdma_tensor_t t = tensor_of(NULL, MIB, 8);
+  op *s = op_send(m, "back", 1, &t);
+  proc_say(p, "recv alpha back 1 8");
+  proc_expect(p, "asked");
+  op_wait(s, RDMA_OK);
+  proc_say(p, "wait back");
+  CHECK_STR("OK", proc_expect(p, "ended "));
+  CHECK_INT(0, proc_finish(p));
+}
+
+static void killed_before_the_request(void) {
+  rdma_mgr_t *m = alpha();
+  proc *p = start_beta(m);
+  op *first = op_recv(m, "beta", "k", 0, 1, NULL);
+  expect_sent(p, "k", 0, 100, 1);
+  op_wait(first, RDMA_OK);
+  op *pending = op_recv(m, "beta", "pending", 0, 1, NULL);
+  pump_for(50);
+  int64_t t0 = now_ms();
+  proc_kill(p);
+  check_gone(pending, t0);
+  CHECK_MSG(now_ms() - t0 < 2000, "a killed peer is noticed only after %lld ms", (long long)(now_ms() - t0));
+  rdma_recv_options_t o = recv_options();
+  o.timeout_ms = 700;
+  op *later = op_recv(m, "beta", "later", 0, 1, &o);
+  CHECK(pump_until(op_ended_fn, later, 20000));
+  CHECK_MSG(later->code == RDMA_UNAVAILABLE || later->code == RDMA_DEADLINE_EXCEEDED, "%s", rdma_code_name(later->code));
+}
+
+static proc *victim;
+static void *kill_then_allocate(const rdma_tensor_t *meta, void *userdata) {
+  (void)userdata;
+  if (victim) proc_kill(victim);
+  victim = NULL;
+  return scratch(meta->nbytes);
+}
+
+static void killed_after_the_metadata(void) {
+  rdma_mgr_t *m = alpha();
+  victim = start_beta(m);
+  rdma_recv_options_t o = recv_options();
+  o.alloc = kill_then_allocate;
+  expect_sent(victim, "k", 0, 30 * MIB, 1);
+  int64_t t0 = now_ms();
+  op *r = op_recv(m, "beta", "k", 0, 1, &o);
+  check_gone(r, t0);
+  CHECK(!r->had_tensor);
+}
+
+/* ---- killed in the middle of 1 GiB ---- */
+static volatile unsigned char *watched;
+static _Atomic bool watch_stop;
+static void *kill_when_bytes_land(void *arg) {
+  proc *p = arg;
+  while (!watched[64 * MIB] && !atomic_load(&watch_stop)) {
+  }
+  if (!atomic_load(&watch_stop)) kill(p->pid, SIGKILL);
+  return NULL;
+}
+
+static void killed_in_the_middle_of_a_write(void) {
+  rdma_mgr_t *m = alpha();
+  pthread_t thread;
+  size_t n = GIB;
+  if (mem_available() < 5 * GIB) skip("less than 5 GiB of memory");
+  unsigned char *dst = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  CHECK(dst != MAP_FAILED);
+  proc *p = start_beta(m);
+  expect_sent(p, "huge", 0, n, 3);
+  rdma_recv_options_t o = recv_options();
+  o.dst = dst;
+  o.dst_len = n;
+  watched = dst;
+  CHECK(pthread_create(&thread, NULL, kill_when_bytes_land, p) == 0);
+  op *r = op_recv(m, "beta", "huge", 0, 3, &o);
+  int64_t t0 = now_ms();
+  CHECK(pump_until(op_ended_fn, r, 40000));
+  atomic_store(&watch_stop, true);
+  CHECK(pthread_join(thread, NULL) == 0);
+  if (r->code == RDMA_OK) printf("    the transfer was faster than the signal: all bytes are right\n");
+  else check_gone(r, t0);
+  uint64_t before, after; /* nothing comes after the end */
+  memcpy(&before, dst + n - 8, 8);
+  pump_for(100);
+  memcpy(&after, dst + n - 8, 8);
+  CHECK(before == after);
+  int status;
+  waitpid(p->pid, &status, 0);
+  proc *again = start_beta(m); /* the manager goes on */
+  op *next = op_recv(m, "beta", "next", 1, 4, NULL);
+  expect_sent(again, "next", 1, 5 * MIB, 4);
+  op_wait(next, RDMA_OK);
+  CHECK_INT(0, proc_finish(again));
+  munmap(dst, n);
+}
+
+static void receiver_killed_in_the_middle(void) {
+  rdma_mgr_t *m = alpha();
+  char own[256];
+  if (mem_available() < 5 * GIB) skip("less than 5 GiB of memory");
+  mgr_listen(m, own);
+  proc *p = start_beta(m);
+  proc_say(p, "peer alpha %s", own);
+  proc_expect(p, "ok");
+  rdma_tensor_t t = tensor_of(NULL, GIB, 6);
+  op *s = op_send(m, "huge", 1, &t);
+  proc_say(p, "recv alpha huge 1 6");
+  proc_expect(p, "asked");
+  pump_for(40);
+  int64_t t0 = now_ms();
+  proc_kill(p);
+  CHECK_OK(rdma_step_cleanup(m, 1));
+  CHECK_MSG(pump_until(op_ended_fn, s, 20000), "the send to a killed receiver never ends");
+  printf("    the send ended after %lld ms: %s %s\n", (long long)(now_ms() - t0), rdma_code_name(s->code), s->message);
+}
+
+/* ---- handshakes that stop half way ---- */
+static int silent_role(int argc, char **argv) { /* accepts, reads, never answers */
+  struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+  socklen_t len = sizeof a;
+  char buf[512];
+  (void)argc, (void)argv;
+  int s = socket(AF_INET, SOCK_STREAM, 0);
+  if (bind(s, (struct sockaddr *)&a, len) || listen(s, 5) || getsockname(s, (struct sockaddr *)&a, &len)) return 1;
+  printf("addr 127.0.0.1:%d\n", ntohs(a.sin_port));
+  fflush(stdout);
+  int c = accept(s, NULL, NULL);
+  printf("accepted\n");
+  fflush(stdout);
+  while (read(c, buf, sizeof buf) > 0) {
+  }
+  return 0;
+}
+
+static int half_role(int argc, char **argv) { /* says a few bytes to a listener and stays */
+  struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+  char line[16], junk[64];
+  if (argc < 2) return 2;
+  a.sin_port = htons((uint16_t)atoi(argv[0]));
+  size_t n = (size_t)atoi(argv[1]);
+  int s = socket(AF_INET, SOCK_STREAM, 0);
+  if (connect(s, (struct sockaddr *)&a, sizeof a)) return 1;
+  memset(junk, n % 2 ? 0xff : 'G', sizeof junk);
+  if (write(s, junk, n) < 0) return 1;
+  printf("said\n");
+  fflush(stdout);
+  return fgets(line, sizeof line, stdin) ? 0 : 1;
+}
+
+static void killed_during_the_handshake(void) {
+  rdma_mgr_t *m = alpha();
+  proc *p = proc_start("silent", NULL);
+  CHECK_OK(rdma_mgr_add_peer(m, "beta", proc_expect(p, "addr ")));
+  rdma_recv_options_t o = recv_options();
+  o.timeout_ms = 3000;
+  op *r = op_recv(m, "beta", "k", 1, 0, &o);
+  proc_expect(p, "accepted");
+  pump_for(50);
+  CHECK(!op_ended(r));
+  proc_kill(p);
+  CHECK_MSG(pump_until(op_ended_fn, r, 20000), "a receive from a peer killed in its handshake never ends");
+  CHECK_MSG(r->code == RDMA_UNAVAILABLE || r->code == RDMA_DEADLINE_EXCEEDED, "%s", rdma_code_name(r->code));
+}
+
+static void strangers_at_the_listener(void) {
+  rdma_mgr_t *m = alpha();
+  char own[256], n[16];
+  mgr_listen(m, own);
+  if (strchr(own, '[')) skip("IPv4 only");
+  for (int i = 0; i < 12; i++) {
+    snprintf(n, sizeof n, "%d", i * 5);
+    proc *p = proc_start("half", (const char *const[]){strrchr(own, ':') + 1, n, NULL});
+    proc_expect(p, "said");
+    pump_for(5);
+    if (i % 2) proc_kill(p);
+  }
+  proc *p = start_beta(m);
+  proc_say(p, "peer alpha %s", own);
+  proc_expect(p, "ok");
+  rdma_tensor_t t = tensor_of(NULL, 1000, 8);
+  op *s = op_send(m, "real", 1, &t);
+  proc_say(p, "recv alpha real 1 8");
+  proc_expect(p, "asked");
+  op_wait(s, RDMA_OK);
+  CHECK_INT(0, proc_finish(p));
+}
+
+static void stopped_and_continued(void) {
+  rdma_mgr_t *m = alpha();
+  peer_mode = "thread"; /* one that drives progress itself may be silent for long: see the next case */
+  proc *p = start_beta(m);
+  op *r = op_recv(m, "beta", "k", 0, 1, NULL);
+  expect_sent(p, "k", 0, 100000, 1);
+  op_wait(r, RDMA_OK);
+  /* A short stop is nobody's business. */
+  expect_sent(p, "short", 1, 4 * MIB, 2);
+  proc_signal(p, SIGSTOP);
+  op *brief = op_recv(m, "beta", "short", 1, 2, NULL);
+  pump_for(300);
+  proc_signal(p, SIGCONT);
+  op_wait(brief, RDMA_OK);
+  /* A long one is a stalled peer, which is not a dead one. */
+  op *pending = op_recv(m, "beta", "long", 2, 3, NULL);
+  pump_for(50);
+  proc_signal(p, SIGSTOP);
+  int64_t t0 = now_ms();
+  check_gone(pending, t0);
+  CHECK_INT(RDMA_REASON_PEER_STALLED, pending->info.reason);
+  proc_signal(p, SIGCONT);
+  op *again = op_recv(m, "beta", "again", 3, 4, NULL);
+  expect_sent(p, "again", 3, 3 * MIB, 4);
+  op_wait(again, RDMA_OK);
+  CHECK_INT(0, proc_finish(p));
+}
+
+/* A peer without a progress thread is silent as long as it computes: the deadline decides. */
+static void stopped_without_a_progress_thread(void) {
+  rdma_mgr_t *m = alpha();
+  peer_mode = "manual";
+  proc *p = start_beta(m);
+  op *r = op_recv(m, "beta", "k", 0, 1, NULL);
+  expect_sent(p, "k", 0, 100000, 1);
+  op_wait(r, RDMA_OK);
+  proc_signal(p, SIGSTOP);
+  rdma_recv_options_t o = recv_options();
+  o.timeout_ms = 2500;
+  op *pending = op_recv(m, "beta", "pending", 1, 2, &o);
+  op *patient = op_recv(m, "beta", "patient", 1, 2, NULL);
+  op_wait(pending, RDMA_DEADLINE_EXCEEDED);
+  CHECK_INT(RDMA_REASON_DEADLINE, pending->info.reason);
+  proc_signal(p, SIGCONT);
+  expect_sent(p, "patient", 1, 100000, 2);
+  op_wait(patient, RDMA_OK);
+  CHECK_INT(0, proc_finish(p));
+}
+
+static void incarnation(rdma_mgr_t *m, uint8_t out[16]) {
+  rdma_peer_info_t i;
+  i.struct_size = sizeof i;
+  CHECK_OK(rdma_mgr_peer_info(m, "beta", &i));
+  memcpy(out, i.incarnation, 16);
+}
+
+static void restarted(void) {
+  rdma_mgr_t *m = alpha();
+  uint8_t was[16], is[16];
+  char address[256];
+  proc *p = start_beta(m);
+  snprintf(address, sizeof address, "%s", child_address);
+  for (int64_t round = 0; round < 4; round++) {
+    op *r = op_recv(m, "beta", "k", round, 1, NULL);
+    expect_sent(p, "k", round, 2 * MIB, 1);
+    op_wait(r, RDMA_OK);
+    incarnation(m, was);
+    op *pending = op_recv(m, "beta", "pending", round, 1, NULL);
+    pump_for(20);
+    proc_kill(p);
+    p = start_peer("beta", address);
+    check_gone(pending, now_ms());
+    op *fresh = op_recv(m, "beta", "fresh", round, 2, NULL);
+    expect_sent(p, "fresh", round, 1000, 2);
+    op_wait(fresh, RDMA_OK);
+    incarnation(m, is);
+    CHECK_MSG(memcmp(was, is, 16) != 0, "the incarnation stays the same over a restart");
+  }
+  CHECK_INT(0, proc_finish(p));
+}
+
+static void connect_before_it_listens(void) {
+  rdma_mgr_t *m = alpha();
+  proc *p = start_beta(m); /* only to learn a free address */
+  char address[256];
+  snprintf(address, sizeof address, "%s", child_address);
+  CHECK_INT(0, proc_finish(p));
+  CHECK_OK(rdma_mgr_connect(m, "beta", 0));
+  op *r = op_recv(m, "beta", "early", 1, 6, NULL);
+  pump_for(400);
+  CHECK(!op_ended(r));
+  p = start_peer("beta", address);
+  expect_sent(p, "early", 1, 70000, 6);
+  op_wait(r, RDMA_OK);
+  CHECK_INT(0, proc_finish(p));
+}
+
+static void many_processes(void) {
+  enum { N = 8 };
+  rdma_mgr_t *m = alpha();
+  proc *p[N];
+  char name[32], any[80];
+  snprintf(any, sizeof any, "%s:0", env.host);
+  if (strchr(env.host, ':')) skip("IPv4 only");
+  for (int i = 0; i < N; i++) {
+    snprintf(name, sizeof name, "peer%d", i);
+    p[i] = start_peer(name, any);
+    CHECK_OK(rdma_mgr_add_peer(m, name, child_address));
+  }
+  for (int64_t step = 0; step < 5; step++) {
+    op *r[N];
+    for (int i = 0; i < N; i++) {
+      snprintf(name, sizeof name, "peer%d", i);
+      r[i] = op_recv(m, name, "w", step, (uint64_t)i, NULL);
+      expect_sent(p[i], "w", step, 300000, (unsigned)i);
+    }
+    for (int i = 0; i < N; i++) op_wait(r[i], RDMA_OK);
+  }
+  for (int i = 0; i < N; i += 2) proc_kill(p[i]);
+  for (int i = 1; i < N; i += 2) CHECK_INT(0, proc_finish(p[i]));
+}
+
+static const test_case cases[] = {
+    CASE(talk), CASE(killed_before_the_request), CASE(killed_after_the_metadata),
+    SLOW(killed_in_the_middle_of_a_write, 120), SLOW(receiver_killed_in_the_middle, 120),
+    CASE(killed_during_the_handshake), CASE(strangers_at_the_listener), CASE(stopped_and_continued), CASE(stopped_without_a_progress_thread),
+    SLOW(restarted, 120), CASE(connect_before_it_listens), CASE(many_processes),
+};
+static const test_role roles[] = {{"peer", serve_role}, {"silent", silent_role}, {"half", half_role}};
+TEST_MAIN_ROLES(cases, roles)

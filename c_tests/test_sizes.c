@@ -1,0 +1,207 @@
+/* Every size, destination and kind of memory, on every protocol; shapes that change; checksums. */
+#include "harness.h"
+
+static const size_t sizes[] = {0,       1,        7,        8,         63,        64,
+                               255,     1000,     4095,     4096,      4097,      8192,
+                               16384,   65535,    65536,    65537,     262144,    1000003,
+                               MIB,     4 * MIB,  16 * MIB + 3, 64 * MIB};
+#define BIG (64 * MIB)
+
+enum { DST_GIVEN, DST_ALLOC, DST_LIBRARY, DST_KINDS };
+enum { MEM_PLAIN, MEM_REGISTERED, MEM_POOL, MEM_KINDS };
+
+typedef struct area {
+  void *memory;
+  int kind;
+} area;
+
+static area area_new(rdma_mgr_t *m, int kind) {
+  area a = {NULL, kind};
+  if (kind == MEM_POOL) CHECK_OK(rdma_mem_alloc(m, BIG, &a.memory));
+  else a.memory = scratch(BIG);
+  CHECK_INT(0, (uintptr_t)a.memory % 64);
+  if (kind == MEM_REGISTERED) CHECK_OK(rdma_mem_register(m, a.memory, BIG, RDMA_DEVICE_HOST));
+  return a;
+}
+
+static void area_end(rdma_mgr_t *m, area *a) {
+  if (a->kind == MEM_POOL) CHECK_OK(rdma_mem_free(m, a->memory));
+  if (a->kind == MEM_REGISTERED) CHECK_OK(rdma_mem_unregister(m, a->memory));
+}
+
+static void *alloc_result(const rdma_tensor_t *meta, void *userdata) {
+  CHECK(meta->nbytes > 0 && meta->nbytes <= BIG);
+  return userdata;
+}
+
+static void one(pair *p, size_t n, int64_t step, const area *src, int kind, const area *dst) {
+  uint64_t seed = (uint64_t)step + n;
+  rdma_recv_options_t o = recv_options();
+  rdma_tensor_t t = tensor_of(src->memory, n, seed);
+  if (kind == DST_GIVEN) {
+    o.dst = dst->memory;
+    o.dst_len = n ? n : 1;
+  }
+  if (kind == DST_ALLOC) {
+    o.alloc = alloc_result;
+    o.alloc_userdata = dst->memory;
+  }
+  op *s = op_send(p->b, "sized", step, &t), *r = op_recv(p->a, "beta", "sized", step, seed, &o);
+  op_wait(r, RDMA_OK);
+  op_wait(s, RDMA_OK);
+  CHECK_INT(n, r->tensor.nbytes);
+  CHECK_INT(n, r->info.bytes);
+  if (n && kind != DST_LIBRARY) CHECK(r->data == dst->memory);
+  if (env.protocol && n > 64 * KIB)
+    CHECK_MSG(r->info.protocol == (uint32_t)env.protocol, "%zu bytes went by protocol %u, not %d", n,
+              r->info.protocol, env.protocol);
+}
+
+static void destinations(void) {
+  pair p = pair_new(NULL);
+  int64_t step = 0;
+  area src = area_new(p.b, MEM_PLAIN), dst = area_new(p.a, MEM_PLAIN);
+  for (size_t i = 0; i < COUNT_OF(sizes); i++)
+    for (int kind = 0; kind < DST_KINDS; kind++)
+      for (int twice = 0; twice < 2; twice++) one(&p, sizes[i], step++, &src, kind, &dst);
+}
+
+static void memory_kinds(void) {
+  pair p = pair_new(NULL);
+  int64_t step = 0;
+  for (int from = 0; from < MEM_KINDS; from++)
+    for (int to = 0; to < MEM_KINDS; to++) {
+      area src = area_new(p.b, from), dst = area_new(p.a, to);
+      for (size_t i = 0; i < COUNT_OF(sizes); i += 3) one(&p, sizes[i], step++, &src, DST_GIVEN, &dst);
+      one(&p, BIG, step++, &src, DST_ALLOC, &dst);
+      area_end(p.b, &src);
+      area_end(p.a, &dst);
+    }
+}
+
+static void odd_addresses(void) {
+  pair p = pair_new(NULL);
+  area src = area_new(p.b, MEM_POOL), dst = area_new(p.a, MEM_POOL);
+  char *from = src.memory, *to = dst.memory;
+  for (int i = 1; i < 40; i++) {
+    size_t n = (size_t)i * 33333;
+    rdma_recv_options_t o = recv_options();
+    rdma_tensor_t t = tensor_of(from + i, n, (uint64_t)i);
+    o.dst = to + 3 * i;
+    o.dst_len = n;
+    memset(to, 0xee, n + 200);
+    op *s = op_send(p.b, "odd", i, &t), *r = op_recv(p.a, "beta", "odd", i, (uint64_t)i, &o);
+    op_wait(r, RDMA_OK);
+    op_wait(s, RDMA_OK);
+    for (int k = 0; k < 3 * i; k++) CHECK_INT(0xee, (unsigned char)to[k]);
+    for (size_t k = 0; k < 50; k++) CHECK_INT(0xee, (unsigned char)to[(size_t)(3 * i) + n + k]);
+  }
+}
+
+static void shapes_change(void) {
+  static const size_t n[] = {100, 100, 200, 50, 1 * MIB, MIB, 3 * MIB, 10, 0, 0, 70000, 4 * MIB, MIB + 1};
+  pair p = pair_new(NULL);
+  for (int64_t step = 0; step < 39; step++) {
+    size_t bytes = n[(size_t)step % COUNT_OF(n)];
+    int64_t dims[3] = {step, 1, (int64_t)bytes};
+    rdma_tensor_t t = tensor_of(NULL, bytes, (uint64_t)step);
+    t.dims = dims;
+    t.ndims = 1 + (uint32_t)step % 3;
+    t.dtype = (uint32_t)step % 7;
+    op *r = op_recv(p.a, "beta", "changing", step, (uint64_t)step, NULL);
+    if (step % 2) pump_for(2);
+    op *s = op_send(p.b, "changing", step, &t);
+    op_wait(r, RDMA_OK);
+    op_wait(s, RDMA_OK);
+    CHECK_INT(bytes, r->tensor.nbytes);
+    CHECK_INT(step % 7, r->tensor.dtype);
+    CHECK_INT(1 + step % 3, r->tensor.ndims);
+    CHECK_INT(step, r->dims[0]);
+  }
+}
+
+static void too_small_destination(void) {
+  pair p = pair_new(NULL);
+  static const size_t big[] = {100, 50000, 2 * MIB};
+  for (size_t i = 0; i < COUNT_OF(big) * 2; i++) {
+    size_t n = big[i / 2];
+    char *dst = scratch(n);
+    rdma_recv_options_t o = recv_options();
+    o.dst = dst;
+    o.dst_len = n - 1;
+    dst[n - 1] = 0x77;
+    rdma_tensor_t t = tensor_of(NULL, n, 1);
+    op *s = op_send(p.b, "tight", (int64_t)i, &t);
+    recv_call call = {.mgr = p.a, .peer = "beta", .key = "tight", .step = (int64_t)i, .options = &o};
+    op *r = op_recv_call(&call);
+    op_wait(r, RDMA_OUT_OF_RANGE);
+    CHECK_INT(0x77, dst[n - 1]);
+    CHECK_OK(rdma_step_cleanup(p.b, (int64_t)i));
+    CHECK(pump_until(op_ended_fn, s, 10000));
+  }
+}
+
+static void *refuse(const rdma_tensor_t *meta, void *userdata) {
+  (void)meta;
+  ++*(int *)userdata;
+  return NULL;
+}
+static void allocation_refused(void) {
+  pair p = pair_new(NULL);
+  static const size_t n[] = {100, 50000, 2 * MIB};
+  for (size_t i = 0; i < COUNT_OF(n); i++) {
+    int calls = 0;
+    rdma_recv_options_t o = recv_options();
+    o.alloc = refuse;
+    o.alloc_userdata = &calls;
+    rdma_tensor_t t = tensor_of(NULL, n[i], 1);
+    op *s = op_send(p.b, "refused", (int64_t)i, &t);
+    recv_call call = {.mgr = p.a, .peer = "beta", .key = "refused", .step = (int64_t)i, .options = &o};
+    op *r = op_recv_call(&call);
+    op_wait(r, RDMA_RESOURCE_EXHAUSTED);
+    CHECK(calls >= 1);
+    CHECK_OK(rdma_step_cleanup(p.b, (int64_t)i));
+    CHECK(pump_until(op_ended_fn, s, 10000));
+  }
+}
+
+static void with_checksum(rdma_mgr_options_t *o) { o->checksum = 1; }
+static void checksums(void) {
+  pair p = pair_new(with_checksum);
+  for (size_t i = 0; i < COUNT_OF(sizes) - 1; i++) {
+    rdma_tensor_t t = tensor_of(NULL, sizes[i], i);
+    op *s = op_send(p.b, "checked", (int64_t)i, &t), *r = op_recv(p.a, "beta", "checked", (int64_t)i, i, NULL);
+    op_wait(r, RDMA_OK);
+    op_wait(s, RDMA_OK);
+  }
+}
+
+static void tiny_cache(rdma_mgr_options_t *o) {
+  o->meta_cache_entries = 2;
+  o->queue_depth = 2;
+}
+static void small_bounds(void) {
+  enum { N = 120 };
+  pair p = pair_new(tiny_cache);
+  op *s[N], *r[N];
+  char key[32];
+  for (int round = 0; round < 2; round++) {
+    for (int i = 0; i < N; i++) {
+      size_t n = i % 3 ? 200000 : 100;
+      rdma_tensor_t t = tensor_of(NULL, n, (uint64_t)i);
+      snprintf(key, sizeof key, "bound/%d", i);
+      s[i] = op_send(p.b, key, round, &t);
+      r[i] = op_recv(p.a, "beta", key, round, (uint64_t)i, NULL);
+    }
+    for (int i = 0; i < N; i++) {
+      op_wait(r[i], RDMA_OK);
+      op_wait(s[i], RDMA_OK);
+    }
+  }
+}
+
+static const test_case cases[] = {
+    SLOW(destinations, 120), SLOW(memory_kinds, 180), CASE(odd_addresses), CASE(shapes_change),
+    CASE(too_small_destination), CASE(allocation_refused), CASE(checksums), CASE(small_bounds),
+};
+TEST_MAIN(cases)

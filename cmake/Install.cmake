@@ -1,0 +1,26 @@
+# Library, headers, CMake package and pkg-config file. All of it can be moved after installation.
+
+install(FILES ${RT_SHARED} DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)
+install(FILES ${RT_LIB_DIR}/${RT_SONAME} ${RT_LIB_DIR}/librdma_transport.so ${RT_STATIC}
+        DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(FILES include/rdma_transport.h include/rdma_transport.hpp
+        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+
+set(RT_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/RdmaTransport)
+configure_package_config_file(cmake/RdmaTransportConfig.cmake.in
+  ${CMAKE_CURRENT_BINARY_DIR}/RdmaTransportConfig.cmake
+  INSTALL_DESTINATION ${RT_PACKAGE_DIR}
+  PATH_VARS CMAKE_INSTALL_LIBDIR CMAKE_INSTALL_INCLUDEDIR)
+write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/RdmaTransportConfigVersion.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/RdmaTransportConfig.cmake
+              ${CMAKE_CURRENT_BINARY_DIR}/RdmaTransportConfigVersion.cmake
+        DESTINATION ${RT_PACKAGE_DIR})
+
+# pkg-config: paths relative to the file itself, so that the tree can be moved.
+file(RELATIVE_PATH RT_PC_PREFIX /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
+string(REPLACE ";" " -l" RT_PC_PRIVATE "${RT_SYSTEM_LIBS}")
+set(RT_PC_PRIVATE "-l${RT_PC_PRIVATE}")
+configure_file(cmake/rdma-transport.pc.in ${CMAKE_CURRENT_BINARY_DIR}/rdma-transport.pc @ONLY)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/rdma-transport.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

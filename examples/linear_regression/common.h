@@ -1,0 +1,48 @@
+/* y = weight * x + bias, trained by one parameter server and any number of workers.
+ *
+ * The tensors travel by TensorFlow's names. Per worker and round:
+ *   ps -> worker   weight, bias, global_step     (dead tensors end the training)
+ *   worker -> ps   the gradients of weight and bias, and the loss
+ * A round of a worker is one step of the library: round * workers + task. */
+#ifndef COMMON_H
+#define COMMON_H
+#define _GNU_SOURCE
+#include <rdma_transport.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#define MAX_WORKERS 64
+#define KEY_MAX 512
+
+typedef struct config {
+  const char *job_name;      /* "ps", "worker"; NULL: launch all of them here */
+  int task_index;
+  const char *ps_hosts;      /* host:port */
+  const char *worker_hosts;  /* host:port,host:port... */
+  int workers;
+  bool issync;
+  double learning_rate;
+  int64_t steps;             /* of all workers together */
+  double tolerance;
+  const char *provider;
+} config;
+
+typedef struct key {
+  char text[KEY_MAX];
+  size_t len;
+} key;
+
+void die(const char *what);                          /* with the library's last error */
+void must(rdma_code_t code, const char *what);
+const char *worker_name(int task);                   /* static buffer per task */
+key key_of(bool from_ps, int task, const char *edge);
+rdma_mgr_t *manager_of(const config *c, const char *name, const char *host);
+rdma_tensor_t tensor_over(const void *data, size_t nbytes, const int64_t *one, uint32_t dtype);
+int64_t now_us(void);
+const char *host_at(const char *hosts, int index, char buf[256]);
+
+int run_ps(const config *c);
+int run_worker(const config *c);
+
+#endif

@@ -1,0 +1,484 @@
+/* C++17 over rdma_transport.h: owning handles, std::function callbacks, results without exceptions.
+ *
+ * Nothing here throws, apart from std::bad_alloc. A callback must not throw either: it is called
+ * from C, and an exception that leaves it ends the process (std::terminate). */
+#ifndef RDMA_TRANSPORT_HPP
+#define RDMA_TRANSPORT_HPP
+
+#include "rdma_transport.h"
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace rdma {
+
+/* How a call ended: a code and a text. */
+class Status {
+ public:
+  Status() = default;
+  Status(rdma_code_t code, std::string message) : code_(code), message_(std::move(message)) {}
+  /* The status of a call that returned `code`, with the thread's last error as its text. */
+  static Status of(rdma_code_t code) {
+    if (code == RDMA_OK) return Status();
+    std::string text(rdma_last_error(nullptr, 0), '\0');
+    if (!text.empty()) rdma_last_error(&text[0], text.size() + 1);
+    return Status(code, std::move(text));
+  }
+  bool ok() const { return code_ == RDMA_OK; }
+  explicit operator bool() const { return ok(); }
+  rdma_code_t code() const { return code_; }
+  const std::string &message() const { return message_; }
+  std::string to_string() const {
+    return ok() ? std::string("OK") : std::string(rdma_code_name(code_)) + ": " + message_;
+  }
+
+ private:
+  rdma_code_t code_ = RDMA_OK;
+  std::string message_;
+};
+
+/* A value, or the status that says why there is none. */
+template <class T>
+class Result {
+ public:
+  Result(T value) : v_(std::in_place_index<1>, std::move(value)) {}
+  Result(Status status) : v_(std::in_place_index<0>, std::move(status)) {}
+  bool ok() const { return v_.index() == 1; }
+  explicit operator bool() const { return ok(); }
+  Status status() const { return ok() ? Status() : std::get<0>(v_); }
+  T &operator*() & { return *std::get_if<1>(&v_); }
+  T &&operator*() && { return std::move(*std::get_if<1>(&v_)); }
+  const T &operator*() const & { return *std::get_if<1>(&v_); }
+  T *operator->() { return std::get_if<1>(&v_); }
+  const T *operator->() const { return std::get_if<1>(&v_); }
+
+ private:
+  std::variant<Status, T> v_;
+};
+
+/* A tensor's description over memory of somebody else. Owns its dimensions, not its content. */
+class Tensor {
+ public:
+  Tensor() { rdma_tensor_init(&t_, sizeof t_); }
+  Tensor(const void *data, std::uint64_t nbytes, std::vector<std::int64_t> dims = {}, std::uint32_t dtype = 0,
+         std::uint32_t flags = 0, std::uint32_t device = RDMA_DEVICE_HOST)
+      : Tensor() {
+    t_.data = data;
+    t_.nbytes = nbytes;
+    t_.dtype = dtype;
+    t_.flags = flags;
+    t_.device = device;
+    dims_ = std::move(dims);
+  }
+  /* A copy of a description that was borrowed for a callback. */
+  explicit Tensor(const rdma_tensor_t &t) : t_(t) {
+    if (t.ndims) dims_.assign(t.dims, t.dims + t.ndims);
+  }
+  static Tensor dead() { return Tensor(nullptr, 0, {}, 0, RDMA_TENSOR_DEAD); }
+
+  const void *data() const { return t_.data; }
+  std::uint64_t nbytes() const { return t_.nbytes; }
+  const std::vector<std::int64_t> &dims() const { return dims_; }
+  std::uint32_t dtype() const { return t_.dtype; }
+  std::uint32_t flags() const { return t_.flags; }
+  std::uint32_t device() const { return t_.device; }
+  bool is_dead() const { return (t_.flags & RDMA_TENSOR_DEAD) != 0; }
+  bool is_serialized() const { return (t_.flags & RDMA_TENSOR_SERIALIZED) != 0; }
+  /* The C struct; valid as long as this object is neither changed nor moved. */
+  rdma_tensor_t c() const {
+    rdma_tensor_t t = t_;
+    t.dims = dims_.empty() ? nullptr : dims_.data();
+    t.ndims = static_cast<std::uint32_t>(dims_.size());
+    return t;
+  }
+
+ private:
+  rdma_tensor_t t_{};
+  std::vector<std::int64_t> dims_;
+};
+
+using TransferInfo = rdma_transfer_info_t;
+using SendDone = std::function<void(const Status &, const TransferInfo &)>;
+/* The tensor is nullptr unless the status is OK; it is borrowed for the call. */
+using RecvDone = std::function<void(const Status &, const rdma_tensor_t *, const TransferInfo &)>;
+using AllocFn = std::function<void *(const rdma_tensor_t &)>;
+using CopyDone = std::function<void(rdma_code_t)>;
+using CopyToHost = std::function<void(void *host, const void *device, std::uint64_t, CopyDone)>;
+using CopyFromHost = std::function<void(void *device, const void *host, std::uint64_t, CopyDone)>;
+
+/* Options of a manager; owns its strings. `raw()` reaches the fields without a setter. */
+class Options {
+ public:
+  Options() { rdma_mgr_options_init(&o_, sizeof o_); }
+  Options &name(std::string v) { return name_ = std::move(v), *this; }
+  Options &provider(std::string v) { return provider_ = std::move(v), *this; }
+  Options &listen(std::string v) { return listen_ = std::move(v), *this; }
+  Options &secret(std::string v) { return secret_ = std::move(v), *this; }
+  Options &manual_progress(bool v = true) {
+    return o_.progress = v ? RDMA_PROGRESS_MANUAL : RDMA_PROGRESS_THREAD, *this;
+  }
+  Options &protocol(std::int32_t v) { return o_.protocol = v, *this; }
+  Options &timeout_ms(std::int64_t v) { return o_.timeout_ms = v, *this; }
+  Options &busy_poll_us(std::int64_t v) { return o_.busy_poll_us = v, *this; }
+  Options &checksum(bool v = true) { return o_.checksum = v, *this; }
+  Options &tolerate_dup_recv(bool v = true) { return o_.tolerate_dup_recv = v, *this; }
+  Options &allow_remote(bool v = true) { return o_.allow_remote = v, *this; }
+  rdma_mgr_options_t &raw() { return o_; }
+  rdma_mgr_options_t c() const {
+    rdma_mgr_options_t o = o_;
+    if (!name_.empty()) o.name = name_.c_str();
+    if (!provider_.empty()) o.provider = provider_.c_str();
+    if (!listen_.empty()) o.listen = listen_.c_str();
+    if (!secret_.empty()) {
+      o.secret = secret_.data();
+      o.secret_len = secret_.size();
+    }
+    return o;
+  }
+
+ private:
+  rdma_mgr_options_t o_{};
+  std::string name_, provider_, listen_, secret_;
+};
+
+/* Options of a receive. */
+struct RecvOptions {
+  std::int64_t timeout_ms = 0; /* 0: the manager's */
+  void *dst = nullptr;         /* or nullptr: from alloc, or memory of the library */
+  std::uint64_t dst_len = 0;
+  AllocFn alloc;
+  std::uint32_t device = RDMA_DEVICE_HOST;
+};
+
+/* A receive that can be cancelled. Releases the request, and with it library memory, at its end.
+ * Must end before its manager. */
+class Request {
+ public:
+  Request() = default;
+  Request(rdma_mgr_t *mgr, rdma_request_t id) : mgr_(mgr), id_(id) {}
+  Request(Request &&other) noexcept { *this = std::move(other); }
+  Request &operator=(Request &&other) noexcept {
+    std::swap(mgr_, other.mgr_);
+    std::swap(id_, other.id_);
+    return *this;
+  }
+  ~Request() { release(); }
+  rdma_request_t id() const { return id_; }
+  Status cancel() { return Status::of(rdma_request_cancel(mgr_, id_)); }
+  void release() {
+    if (id_) rdma_request_release(mgr_, std::exchange(id_, 0));
+  }
+
+ private:
+  rdma_mgr_t *mgr_ = nullptr;
+  rdma_request_t id_ = 0;
+};
+
+/* A received tensor. Where it lies in library memory, that lives as long as this object. */
+struct Received {
+  Tensor tensor;
+  Request request;
+};
+
+namespace detail {
+struct RecvState {
+  RecvDone done;
+  AllocFn alloc;
+};
+inline std::string text(const char *message, std::size_t len) { return len ? std::string(message, len) : std::string(); }
+inline void send_done(rdma_code_t code, const char *message, std::size_t len, const rdma_transfer_info_t *info,
+                      void *userdata) noexcept {
+  std::unique_ptr<SendDone> done(static_cast<SendDone *>(userdata));
+  (*done)(Status(code, text(message, len)), *info);
+}
+inline void recv_done(rdma_code_t code, const char *message, std::size_t len, const rdma_tensor_t *tensor,
+                      const rdma_transfer_info_t *info, void *userdata) noexcept {
+  std::unique_ptr<RecvState> state(static_cast<RecvState *>(userdata));
+  if (state->done) state->done(Status(code, text(message, len)), tensor, *info);
+}
+inline void *alloc(const rdma_tensor_t *meta, void *userdata) noexcept {
+  return static_cast<RecvState *>(userdata)->alloc(*meta);
+}
+/* A receive's result and its request come in either order; the second one fulfils the promise. */
+struct Both {
+  std::promise<Result<Received>> promise;
+  std::mutex mutex;
+  Request request;
+  Status status;
+  Tensor tensor;
+  int parts = 0;
+  void started(Request r) {
+    std::unique_lock<std::mutex> lock(mutex);
+    request = std::move(r);
+    fulfil(lock);
+  }
+  void ended(const Status &s, const rdma_tensor_t *t) {
+    std::unique_lock<std::mutex> lock(mutex);
+    status = s;
+    if (t) tensor = Tensor(*t);
+    fulfil(lock);
+  }
+  void fulfil(std::unique_lock<std::mutex> &lock) {
+    if (++parts < 2) return;
+    lock.unlock();
+    if (status.ok()) {
+      promise.set_value(Received{std::move(tensor), std::move(request)});
+    } else {
+      promise.set_value(status);
+    }
+  }
+};
+struct Device {
+  CopyToHost to_host;
+  CopyFromHost from_host;
+};
+inline void copy_to_host(void *host, const void *device, std::uint64_t n, rdma_copy_done_fn done, void *token,
+                         void *userdata) noexcept {
+  static_cast<Device *>(userdata)->to_host(host, device, n, [done, token](rdma_code_t c) { done(c, token); });
+}
+inline void copy_from_host(void *device, const void *host, std::uint64_t n, rdma_copy_done_fn done, void *token,
+                           void *userdata) noexcept {
+  static_cast<Device *>(userdata)->from_host(device, host, n, [done, token](rdma_code_t c) { done(c, token); });
+}
+/* Calls a function that fills a text buffer until the text fits. */
+template <class F>
+Result<std::string> read_text(F call) {
+  std::string text(4096, '\0');
+  for (;;) {
+    std::size_t len = 0;
+    rdma_code_t rc = call(&text[0], text.size(), &len);
+    if (rc == RDMA_OK) return text.resize(len), Result<std::string>(std::move(text));
+    if (rc != RDMA_OUT_OF_RANGE) return Status::of(rc);
+    text.resize(len + 1024);
+  }
+}
+}  // namespace detail
+
+/* A request that a peer made of us: answer it once. */
+class Response {
+ public:
+  Response(rdma_mgr_t *mgr, rdma_response_t id) : mgr_(mgr), id_(id) {}
+  Status send(const Tensor &tensor, SendDone done = {}) const {
+    rdma_tensor_t t = tensor.c();
+    if (!done) return Status::of(rdma_response_send(mgr_, id_, &t, nullptr, nullptr));
+    auto state = std::make_unique<SendDone>(std::move(done));
+    rdma_code_t rc = rdma_response_send(mgr_, id_, &t, detail::send_done, state.get());
+    if (rc == RDMA_OK) state.release();
+    return Status::of(rc);
+  }
+  Status fail(rdma_code_t code, std::string_view message) const {
+    return Status::of(rdma_response_fail(mgr_, id_, code, message.data(), message.size()));
+  }
+  rdma_response_t id() const { return id_; }
+
+ private:
+  rdma_mgr_t *mgr_;
+  rdma_response_t id_;
+};
+using SourceFn = std::function<void(Response, std::string_view peer, std::string_view key, std::int64_t step)>;
+
+/* One worker: owns its connections and memory. Destruction ends every operation first. */
+class Manager {
+ public:
+  static Result<Manager> create(const Options &options = Options()) {
+    rdma_mgr_options_t o = options.c();
+    rdma_mgr_t *mgr = nullptr;
+    rdma_code_t rc = rdma_mgr_create(&o, &mgr);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return Manager(mgr);
+  }
+  rdma_mgr_t *c() const { return mgr_.get(); }
+
+  /* peers */
+  Result<std::string> listen(const std::string &address) {
+    std::array<char, 512> bound{};
+    std::size_t len = 0;
+    rdma_code_t rc = rdma_mgr_listen(c(), address.c_str(), bound.data(), bound.size(), &len);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return std::string(bound.data(), len);
+  }
+  Status add_peer(const std::string &peer, const std::string &address) {
+    return Status::of(rdma_mgr_add_peer(c(), peer.c_str(), address.c_str()));
+  }
+  Status connect(const std::string &peer, std::int64_t timeout_ms = 0) {
+    return Status::of(rdma_mgr_connect(c(), peer.c_str(), timeout_ms));
+  }
+  Status disconnect(const std::string &peer) { return Status::of(rdma_mgr_disconnect(c(), peer.c_str())); }
+  Result<rdma_peer_info_t> peer_info(const std::string &peer) const {
+    rdma_peer_info_t info{};
+    info.struct_size = sizeof info;
+    rdma_code_t rc = rdma_mgr_peer_info(c(), peer.c_str(), &info);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return info;
+  }
+  Result<std::string> export_address() {
+    return detail::read_text([this](char *buf, std::size_t cap, std::size_t *len) {
+      return rdma_mgr_export_address(c(), reinterpret_cast<std::uint8_t *>(buf), cap, len);
+    });
+  }
+  Result<std::string> import_address(std::string_view blob) {
+    std::array<char, RDMA_MAX_NAME_LEN + 1> name{};
+    std::size_t len = 0;
+    rdma_code_t rc = rdma_mgr_import_address(c(), reinterpret_cast<const std::uint8_t *>(blob.data()), blob.size(),
+                                             name.data(), name.size(), &len);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return std::string(name.data(), len);
+  }
+
+  /* progress */
+  Result<std::uint32_t> progress() {
+    std::uint32_t events = 0;
+    rdma_code_t rc = rdma_mgr_progress(c(), &events);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return events;
+  }
+  Status wait(std::int64_t timeout_ms) { return Status::of(rdma_mgr_wait(c(), timeout_ms)); }
+  Result<int> event_fd() {
+    int fd = -1;
+    rdma_code_t rc = rdma_mgr_event_fd(c(), &fd);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return fd;
+  }
+
+  /* memory */
+  Status register_memory(void *addr, std::size_t len, std::uint32_t device = RDMA_DEVICE_HOST) {
+    return Status::of(rdma_mem_register(c(), addr, len, device));
+  }
+  Status unregister_memory(void *addr) { return Status::of(rdma_mem_unregister(c(), addr)); }
+  Result<void *> alloc(std::size_t len) {
+    void *out = nullptr;
+    rdma_code_t rc = rdma_mem_alloc(c(), len, &out);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return out;
+  }
+  Status free(void *addr) { return Status::of(rdma_mem_free(c(), addr)); }
+  Result<std::uint32_t> register_device(CopyToHost to_host, CopyFromHost from_host) {
+    rdma_device_ops_t ops{sizeof ops, detail::copy_to_host, detail::copy_from_host};
+    auto device = std::make_unique<detail::Device>(detail::Device{std::move(to_host), std::move(from_host)});
+    std::uint32_t id = 0;
+    rdma_code_t rc = rdma_mgr_register_device(c(), &ops, device.get(), &id);
+    if (rc != RDMA_OK) return Status::of(rc);
+    state_->devices.push_back(std::move(device));
+    return id;
+  }
+
+  /* rendezvous */
+  Status send(std::string_view key, std::int64_t step, const Tensor &tensor, SendDone done = {},
+              std::int64_t timeout_ms = 0) {
+    rdma_tensor_t t = tensor.c();
+    rdma_send_options_t o;
+    rdma_send_options_init(&o, sizeof o);
+    o.timeout_ms = timeout_ms;
+    if (!done) return Status::of(rdma_send(c(), key.data(), key.size(), step, &t, &o, nullptr, nullptr));
+    auto state = std::make_unique<SendDone>(std::move(done));
+    rdma_code_t rc = rdma_send(c(), key.data(), key.size(), step, &t, &o, detail::send_done, state.get());
+    if (rc == RDMA_OK) state.release();
+    return Status::of(rc);
+  }
+  /* An empty peer is oneself. */
+  Result<Request> recv_async(const std::string &peer, std::string_view key, std::int64_t step, RecvDone done,
+                             RecvOptions options = {}) {
+    auto state = std::make_unique<detail::RecvState>();
+    state->done = std::move(done);
+    state->alloc = std::move(options.alloc);
+    rdma_recv_options_t o = convert(options, *state);
+    rdma_request_t id = 0;
+    rdma_code_t rc = rdma_recv_async(c(), peer.empty() ? nullptr : peer.c_str(), key.data(), key.size(), step, &o,
+                                     detail::recv_done, state.get(), &id);
+    if (rc != RDMA_OK) return Status::of(rc);
+    state.release();
+    return Request(c(), id);
+  }
+  /* Blocks, and drives progress meanwhile. */
+  Result<Received> recv(const std::string &peer, std::string_view key, std::int64_t step, RecvOptions options = {}) {
+    detail::RecvState state;
+    state.alloc = std::move(options.alloc);
+    rdma_recv_options_t o = convert(options, state);
+    rdma_tensor_t out;
+    rdma_tensor_init(&out, sizeof out);
+    rdma_request_t id = 0;
+    rdma_code_t rc = rdma_recv(c(), peer.empty() ? nullptr : peer.c_str(), key.data(), key.size(), step, &o, &out, &id);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return Received{Tensor(out), Request(c(), id)};
+  }
+  /* In manual mode somebody has to drive progress, or the future never becomes ready. */
+  std::future<Result<Received>> recv_future(const std::string &peer, std::string_view key, std::int64_t step,
+                                            RecvOptions options = {}) {
+    auto both = std::make_shared<detail::Both>();
+    auto future = both->promise.get_future();
+    auto request = recv_async(
+        peer, key, step,
+        [both](const Status &status, const rdma_tensor_t *t, const TransferInfo &) { both->ended(status, t); },
+        std::move(options));
+    if (request.ok()) {
+      both->started(*std::move(request));
+    } else {
+      both->promise.set_value(request.status());
+    }
+    return future;
+  }
+  Status step_abort(std::int64_t step, rdma_code_t code, std::string_view message) {
+    return Status::of(rdma_step_abort(c(), step, code, message.data(), message.size()));
+  }
+  Status step_cleanup(std::int64_t step) { return Status::of(rdma_step_cleanup(c(), step)); }
+
+  /* The runtime's own rendezvous as the source; an empty function: none. */
+  Status set_source(SourceFn source) {
+    auto held = std::make_unique<SourceFn>(std::move(source));
+    rdma_code_t rc = *held ? rdma_mgr_set_source(c(), on_source, held.get()) : rdma_mgr_set_source(c(), nullptr, nullptr);
+    if (rc == RDMA_OK) state_->sources.push_back(std::move(held)); /* an old one may still be running */
+    return Status::of(rc);
+  }
+
+  /* observability */
+  Result<std::string> stats_json() const {
+    return detail::read_text([this](char *b, std::size_t n, std::size_t *l) { return rdma_mgr_stats_json(c(), b, n, l); });
+  }
+  Result<std::string> metrics() const {
+    return detail::read_text([this](char *b, std::size_t n, std::size_t *l) { return rdma_mgr_metrics(c(), b, n, l); });
+  }
+  Status trace_start(const std::string &path) { return Status::of(rdma_trace_start(c(), path.c_str())); }
+  Status trace_stop() { return Status::of(rdma_trace_stop(c())); }
+
+ private:
+  struct Destroy {
+    void operator()(rdma_mgr_t *mgr) const { rdma_mgr_destroy(mgr); }
+  };
+  struct State { /* what callbacks point to; outlives the manager below */
+    std::vector<std::unique_ptr<SourceFn>> sources;
+    std::vector<std::unique_ptr<detail::Device>> devices;
+  };
+  explicit Manager(rdma_mgr_t *mgr) : state_(std::make_unique<State>()), mgr_(mgr) {}
+  static rdma_recv_options_t convert(const RecvOptions &options, detail::RecvState &state) {
+    rdma_recv_options_t o;
+    rdma_recv_options_init(&o, sizeof o);
+    o.timeout_ms = options.timeout_ms;
+    o.dst = options.dst;
+    o.dst_len = options.dst_len;
+    o.device = options.device;
+    if (state.alloc) {
+      o.alloc = detail::alloc;
+      o.alloc_userdata = &state;
+    }
+    return o;
+  }
+  static void on_source(rdma_mgr_t *mgr, rdma_response_t response, const char *peer, std::size_t peer_len,
+                        const char *key, std::size_t key_len, std::int64_t step, void *userdata) noexcept {
+    (*static_cast<SourceFn *>(userdata))(Response(mgr, response), {peer, peer_len}, {key, key_len}, step);
+  }
+  std::unique_ptr<State> state_;
+  std::unique_ptr<rdma_mgr_t, Destroy> mgr_;
+};
+
+}  // namespace rdma
+
+#endif

@@ -1,0 +1,93 @@
+#include "memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#include "status.h"
+
+namespace rdma_tf {
+namespace {
+
+constexpr uintptr_t kHugePage = 2u << 20;
+
+// Reaches the table of allocators, which the class only shows to its children: AddCPUAllocVisitor aborts the
+// process once an allocator exists, so look first.
+struct AllocatorTable : tensorflow::ProcessState {
+  static bool Empty(tensorflow::ProcessState* state) {
+    auto& mu = state->*(&AllocatorTable::mu_);
+    mu.lock();
+    const bool empty = (state->*(&AllocatorTable::cpu_allocators_)).empty();
+    mu.unlock();
+    return empty;
+  }
+};
+
+bool EnvIsOff(const char* name) {
+  const char* const value = std::getenv(name);
+  return value != nullptr && std::strcmp(value, "0") == 0;
+}
+
+// Fresh memory in 2 MiB pages is several times cheaper to touch for the first time, to pin and to copy between
+// processes. Advice only.
+void AdviseHugePages(void* address, size_t length) {
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(address) + kHugePage - 1) & ~(kHugePage - 1);
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(address) + length) & ~(kHugePage - 1);
+  if (end > begin) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+}
+
+void Register(rdma_mgr_t* mgr, void* address, size_t length) {
+  const rdma_code_t code = rdma_mem_register(mgr, address, length, RDMA_DEVICE_HOST);
+  if (code != RDMA_OK) {
+    VLOG(1) << LastError(code, "grpc+verbs: a pool stays unregistered").message();
+  }
+}
+
+}  // namespace
+
+Memory& Memory::Get() {
+  static Memory* const instance = new Memory;  // never destroyed: allocators outlive this library's statics
+  return *instance;
+}
+
+void Memory::InstallVisitors() {
+  // Visitors make TensorFlow use its pooling CPU allocator, which never returns memory: RDMA_TF_POOL=0 declines.
+  if (EnvIsOff("RDMA_TF_POOL")) return;
+  auto* const state = tensorflow::ProcessState::singleton();
+  if (!AllocatorTable::Empty(state)) {
+    LOG(INFO) << "grpc+verbs: TensorFlow's allocators exist already; their memory is used unregistered (import "
+                 "rdma_tensorflow before the first operation for the fastest path)";
+    return;
+  }
+  state->AddCPUAllocVisitor([](void* address, int, size_t length) { Memory::Get().Add(address, length); });
+  state->AddCPUFreeVisitor([](void* address, int, size_t) { Memory::Get().Remove(address); });
+}
+
+void Memory::Attach(rdma_mgr_t* mgr) {
+  const std::lock_guard<std::mutex> lock(mu_);
+  managers_.push_back(mgr);
+  for (const auto& pool : pools_) Register(mgr, pool.first, pool.second);
+}
+
+void Memory::Detach(rdma_mgr_t* mgr) {
+  const std::lock_guard<std::mutex> lock(mu_);
+  managers_.erase(std::remove(managers_.begin(), managers_.end(), mgr), managers_.end());
+}
+
+void Memory::Add(void* address, size_t length) {
+  AdviseHugePages(address, length);
+  const std::lock_guard<std::mutex> lock(mu_);
+  pools_[address] = length;
+  for (rdma_mgr_t* const mgr : managers_) Register(mgr, address, length);
+}
+
+void Memory::Remove(void* address) {
+  const std::lock_guard<std::mutex> lock(mu_);
+  pools_.erase(address);
+  for (rdma_mgr_t* const mgr : managers_) (void)rdma_mem_unregister(mgr, address);
+}
+
+}  // namespace rdma_tf

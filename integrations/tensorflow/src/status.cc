@@ -1,0 +1,47 @@
+#include "status.h"
+
+#include "absl/strings/str_cat.h"
+#include "tensorflow/core/platform/status.h"
+
+namespace rdma_tf {
+namespace {
+
+// Marks a derived error in front of a message. A control character: no message begins with one.
+constexpr char kDerived = '\x01';
+// The library takes a little more.
+constexpr size_t kMaxMessage = 60'000;
+
+absl::StatusCode Code(rdma_code_t code) {
+  const bool known = code > RDMA_OK && code <= RDMA_UNAUTHENTICATED;
+  return known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown;
+}
+
+}  // namespace
+
+Status MakeStatus(rdma_code_t code, absl::string_view message, absl::string_view context) {
+  if (code == RDMA_OK) return Status();
+  return Status(Code(code), absl::StrCat(context, ": ", message));
+}
+
+Status LastError(rdma_code_t code, absl::string_view context) {
+  if (code == RDMA_OK) return Status();
+  char text[1024];
+  rdma_last_error(text, sizeof text);
+  return MakeStatus(code, text, context);
+}
+
+std::string EncodeMessage(const Status& status) {
+  const bool derived = tensorflow::StatusGroup::IsDerived(status);
+  return absl::StrCat(derived ? absl::string_view(&kDerived, 1) : absl::string_view(),
+                      absl::string_view(status.message()).substr(0, kMaxMessage));
+}
+
+Status DecodeMessage(rdma_code_t code, absl::string_view message) {
+  if (!message.empty() && message.front() == kDerived) {
+    message.remove_prefix(1);
+    return tensorflow::StatusGroup::MakeDerived(Status(Code(code), message));
+  }
+  return Status(Code(code), message);
+}
+
+}  // namespace rdma_tf

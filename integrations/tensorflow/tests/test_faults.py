@@ -1,0 +1,119 @@
+"""What goes wrong in clusters: late starts, deaths, sizes nobody tried, wrong versions."""
+
+import glob
+import os
+import re
+import subprocess
+import sys
+import time
+
+import rdma_tensorflow
+from conftest import EXAMPLE, free_addresses
+from test_training import end_of
+
+TIMEOUT = 240
+
+
+def line_fit(addresses, steps, *more):
+    return [
+        "--ps_hosts=" + addresses[0],
+        "--worker_hosts=" + ",".join(addresses[1:]),
+        "--learning_rate=0.005",
+        "--steps=%d" % steps,
+        "--steps_to_validate=100",
+        *more,
+    ]
+
+
+def test_parameter_server_started_last(processes, provider):
+    args = line_fit(free_addresses(2), 1000)
+    processes.start("worker", EXAMPLE, "--job_name=worker", *args, provider=provider)
+    time.sleep(8)
+    processes.start("ps", EXAMPLE, "--job_name=ps", *args, provider=provider)
+    step, weight, bias = end_of(processes.wait("worker", TIMEOUT))
+    assert step >= 1000 and abs(weight - 2) < 0.3 and abs(bias - 10) < 0.5
+
+
+def test_worker_killed_and_restarted(processes, provider):
+    args = line_fit(free_addresses(3), 1_000_000)
+    processes.start("ps", EXAMPLE, "--job_name=ps", *args, provider=provider)
+    for task in range(2):
+        directory = "%s/%d" % (processes.directory, task)
+        os.mkdir(directory)
+        command = ("--job_name=worker", "--task_index=%d" % task, *args)
+        processes.start("worker%d" % task, EXAMPLE, *command, provider=provider, cwd=directory)
+    processes.wait_for("worker0", "step: ", TIMEOUT)
+    processes.wait_for("worker1", "step: ", TIMEOUT)
+    processes.kill("worker1")
+    seen = processes.output("worker0").count("step: ")
+    processes.start("again", EXAMPLE, *command, provider=provider, cwd=directory)
+    processes.wait_for("again", "step: ", TIMEOUT)  # trains with the parameter server that knew its predecessor
+    assert processes.running["worker0"].poll() is None
+    end = time.monotonic() + 60
+    while processes.output("worker0").count("step: ") <= seen and time.monotonic() < end:
+        time.sleep(0.1)
+    assert processes.output("worker0").count("step: ") > seen  # and the other worker never stopped
+
+
+def test_parameter_server_killed_and_restarted(processes, provider):
+    ps, worker = free_addresses(2)
+    spec = ("grpc+verbs", ps, worker)
+    processes.start("first", "server.py", "ps", 0, *spec, provider=provider)
+    processes.start("worker", "survivor.py", *spec[1:], provider=provider)
+    processes.wait_for("worker", "before", TIMEOUT)
+    processes.kill("first")
+    processes.wait_for("worker", "noticed", TIMEOUT)
+    processes.start("second", "server.py", "ps", 0, *spec, provider=provider)
+    output = processes.wait("worker", TIMEOUT)
+    assert "after" in output
+
+
+def test_tensor_of_2560_mib(processes, provider):
+    """Beyond 2^31 bytes, where lengths of 32 bits end."""
+    ps, worker = free_addresses(2)
+    processes.start("ps", "server.py", "ps", 0, "grpc+verbs", ps, worker, provider=provider)
+    processes.start("worker", "huge.py", "grpc+verbs", ps, worker, provider=provider)
+    assert "arrived 2684354560 bytes" in processes.wait("worker", 500)
+
+
+def test_import_after_the_first_operation(processes, provider):
+    """TensorFlow's allocators exist by then: tensorflow#37622 aborted here."""
+    ps, worker = free_addresses(2)
+    processes.start("ps", "server.py", "ps", 0, "grpc+verbs", ps, worker, provider=provider)
+    processes.start("worker", "late.py", ps, worker, provider=provider)
+    assert "late but right" in processes.wait("worker", TIMEOUT)
+
+
+def run(program):
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT)
+
+
+def test_other_versions_refuse_to_load():
+    program = "import tensorflow as tf; tf.__version__ = '2.18.0'; import rdma_tensorflow"
+    result = run(program)
+    assert result.returncode != 0
+    assert "supports TensorFlow 2.15.1 and 2.21.0; this is TensorFlow 2.18.0" in result.stderr
+
+
+def test_plugin_of_another_version_refuses_to_load():
+    """Even when somebody loads the file by hand: an error, not a crash."""
+    folder = os.path.join(os.path.dirname(rdma_tensorflow.__file__), "lib")
+    own = rdma_tensorflow.versions()["tensorflow"].replace(".", "_")
+    others = [path for path in glob.glob(folder + "/rdma_tf_*.so") if own not in path]
+    for path in others:
+        result = run("import tensorflow as tf; tf.load_library(%r)" % path)
+        assert result.returncode == 1
+        assert re.search(r"NotFoundError|undefined symbol", result.stderr), result.stderr
+
+
+def test_interpreter_ends_cleanly_with_a_running_server():
+    address = free_addresses(1)[0]
+    program = (
+        "import rdma_tensorflow, tensorflow as tf\n"
+        "s = tf.distribute.Server({'worker': ['%s']}, job_name='worker', protocol='grpc+verbs')\n"
+        "assert len(rdma_tensorflow.stats()) == 1\n"
+        "print('leaving')\n" % address
+    )
+    result = run(program)
+    assert result.returncode == 0, result.stderr
+    assert "leaving" in result.stdout

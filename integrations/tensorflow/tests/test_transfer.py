@@ -1,0 +1,331 @@
+"""What crosses between two workers: every kind of tensor, exactly, through the library."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import rdma_tensorflow
+from conftest import PROVIDERS, Processes, free_addresses
+
+tf1 = tf.compat.v1
+PS = "/job:ps/task:0"
+WORKER = "/job:worker/task:0"
+
+
+def plain_config():
+    """No optimiser may move an operation or fold a constant."""
+    config = tf1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    config.graph_options.optimizer_options.opt_level = tf1.OptimizerOptions.L0
+    return config
+
+
+class Pair:
+    """A parameter server in another process, a worker in this one."""
+
+    def __init__(self, provider, processes):
+        ps, worker = free_addresses(2)
+        self.provider = provider
+        self.ps = processes.start("ps", "server.py", "ps", 0, "grpc+verbs", ps, worker, provider=provider)
+        before = os.environ.get("RDMA_PROVIDER")
+        os.environ["RDMA_PROVIDER"] = provider
+        try:
+            self.server = tf.distribute.Server(
+                tf.train.ClusterSpec({"ps": [ps], "worker": [worker]}),
+                job_name="worker",
+                task_index=0,
+                protocol="grpc+verbs",
+            )
+        finally:
+            if before is None:
+                del os.environ["RDMA_PROVIDER"]
+            else:
+                os.environ["RDMA_PROVIDER"] = before
+        self.address = worker
+        processes.wait_for("ps", "ready", 120)
+
+    def session(self, graph):
+        return tf1.Session(self.server.target, graph=graph, config=plain_config())
+
+    def stats(self):
+        """The statistics of this worker's manager."""
+        mine = [entry["stats"] for entry in rdma_tensorflow.stats() if entry["name"].endswith("@" + self.address)]
+        assert len(mine) == 1
+        return mine[0]
+
+    def peer(self):
+        """The library's counters of the parameter server, as this worker sees it."""
+        peers = [peer for peer in self.stats()["peers"] if peer["peer"].startswith("/job:ps/")]
+        assert len(peers) == 1
+        return peers[0]
+
+
+@pytest.fixture(scope="module", params=PROVIDERS)
+def pair(request, tmp_path_factory):
+    processes = Processes(tmp_path_factory.mktemp("pair"))
+    yield Pair(request.param, processes)
+    processes.stop()
+
+
+MEMCPY_TYPES = [
+    "float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
+    "uint64", "bool", "complex64", "complex128",
+]  # fmt: skip
+# Type, and the type of its bits that NumPy knows.
+BITCAST_TYPES = [
+    ("qint8", "int8"), ("quint8", "uint8"), ("qint16", "int16"), ("quint16", "uint16"), ("qint32", "int32"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MEMCPY_TYPES)
+def test_memcpy_type(pair, name):
+    dtype = tf.as_dtype(name)
+    values = np.arange(-3, 997).reshape(10, 100).astype(dtype.as_numpy_dtype)
+    with tf.Graph().as_default() as graph:
+        with tf.device(PS):
+            source = tf.identity(tf1.placeholder_with_default(values, [10, 100]))
+        with tf.device(WORKER):
+            result = tf.identity(source)
+        with pair.session(graph) as session:
+            for _ in range(2):  # first without cached metadata, then with
+                got = session.run(result)
+                assert got.dtype == values.dtype
+                assert got.tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize("name,bits", BITCAST_TYPES)
+def test_bitcast_type(pair, name, bits):
+    values = np.arange(100).astype(bits)
+    with tf.Graph().as_default() as graph:
+        with tf.device(PS):
+            source = tf.bitcast(tf.identity(tf1.placeholder_with_default(values, [100])), tf.as_dtype(name))
+        with tf.device(WORKER):
+            result = tf.bitcast(tf.identity(source), tf.as_dtype(bits))
+        with pair.session(graph) as session:
+            assert session.run(result).tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize(
+    "name,near", [("int4", "int8"), ("uint4", "int8"), ("float8_e5m2", "float32"), ("float8_e4m3fn", "float32")]
+)
+def test_type_that_only_casts(pair, name, near):
+    values = np.arange(8).astype(near)
+    with tf.Graph().as_default() as graph:
+        with tf.device(PS):
+            source = tf.cast(tf.identity(tf1.placeholder_with_default(values, [8])), tf.as_dtype(name))
+        with tf.device(WORKER):
+            result = tf.cast(tf.identity(source), tf.as_dtype(near))
+        with pair.session(graph) as session:
+            assert session.run(result).tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("shape", [[], [0], [3, 0, 5], [1] * 8, [7, 11, 13]])
+def test_shape(pair, shape):
+    values = np.random.RandomState(1).standard_normal(shape).astype(np.float32)
+    with tf.Graph().as_default() as graph:
+        with tf.device(PS):
+            source = tf.identity(tf1.placeholder_with_default(values, shape))
+        with tf.device(WORKER):
+            result = tf.identity(source)
+        with pair.session(graph) as session:
+            for _ in range(2):
+                got = session.run(result)
+                assert got.shape == tuple(shape)
+                assert got.tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize(
+    "strings",
+    [[], [b""], [b"a", "\u00e4\u4e2d".encode(), b"\0\xff"], [b"x" * 3_000_000, b"", b"y" * 17], [b"%d" % i for i in range(5000)]],
+    ids=["none", "empty", "bytes", "long", "many"],
+)
+def test_strings(pair, strings):
+    values = np.array(strings, dtype=object)
+    with tf.Graph().as_default() as graph:
+        feed = tf1.placeholder(tf.string, [len(strings)])
+        with tf.device(PS):
+            source = tf.identity(feed)
+        with tf.device(WORKER):
+            result = tf.identity(source)
+        with pair.session(graph) as session:
+            assert session.run(result, {feed: values}).tolist() == strings
+
+
+def test_variant(pair):
+    values = np.arange(30, dtype=np.float32).reshape(10, 3)
+    with tf.Graph().as_default() as graph:
+        scalar = tf.constant([], tf.int32)
+        with tf.device(PS):
+            source = tf.raw_ops.TensorListFromTensor(tensor=tf.identity(values), element_shape=[3])
+            texts = tf.raw_ops.TensorListFromTensor(tensor=tf.constant(["a", "b"]), element_shape=scalar)
+        with tf.device(WORKER):
+            result = tf.raw_ops.TensorListStack(
+                input_handle=tf.identity(source), element_shape=[3], element_dtype=tf.float32
+            )
+            read = tf.raw_ops.TensorListStack(
+                input_handle=tf.identity(texts), element_shape=scalar, element_dtype=tf.string
+            )
+        with pair.session(graph) as session:
+            got, text = session.run([result, read])
+            assert got.tobytes() == values.tobytes()
+            assert text.tolist() == [b"a", b"b"]
+
+
+def test_dead_tensors(pair):
+    with tf.Graph().as_default() as graph:
+        feed = tf1.placeholder(tf.bool, [])
+        with tf.device(PS):
+            off, on = tf.raw_ops.Switch(data=tf.constant([1.5, 2.5]), pred=tf.identity(feed))
+        with tf.device(WORKER):
+            merged, index = tf.raw_ops.Merge(inputs=[tf.identity(off) * 10, tf.identity(on) * 100])
+        with pair.session(graph) as session:
+            for choice in (True, False, True):
+                got, which = session.run([merged, index], {feed: choice})
+                assert which == int(choice)
+                assert got.tolist() == ([150.0, 250.0] if choice else [15.0, 25.0])
+
+
+def test_resource_of_another_worker_is_an_error(pair):
+    """A resource lives where it was made: its handle crosses, using it elsewhere fails as it does under grpc."""
+    with tf.Graph().as_default() as graph:
+        with tf.device(PS):
+            handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[2], shared_name="handle-%s" % pair.provider)
+            assign = tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant([1.0, 2.0]))
+            # The placer keeps a bare handle where it was made; inside a variant it travels.
+            boxed = tf.raw_ops.OptionalFromValue(components=[handle])
+        with tf.device(WORKER):
+            (read,) = tf.raw_ops.OptionalGetValue(
+                optional=tf.identity(boxed), output_types=[tf.resource], output_shapes=[[]]
+            )
+            value = tf.raw_ops.ReadVariableOp(resource=read, dtype=tf.float32)
+        with pair.session(graph) as session:
+            session.run(assign)
+            with pytest.raises(tf.errors.OpError, match="esource"):
+                session.run(value)
+
+
+def test_shape_changes_each_step(pair):
+    with tf.Graph().as_default() as graph:
+        size = tf1.placeholder(tf.int32, [])
+        with tf.device(PS):
+            source = tf.range(size, dtype=tf.int32)
+        with tf.device(WORKER):
+            result = tf.identity(source)
+        with pair.session(graph) as session:
+            for n in [1, 1000, 0, 7, 300_000, 300_001, 2, 65_536, 3, 1_000_000, 0, 1]:
+                assert np.array_equal(session.run(result, {size: n}), np.arange(n))
+
+
+def test_counters_equal_the_bytes_sent(pair):
+    sizes = [1, 100, 5_000, 70_000, 1_000_000]
+    with tf.Graph().as_default() as graph:
+        results = []
+        for n in sizes:
+            with tf.device(PS):
+                source = tf.fill([n], np.float32(n))
+            with tf.device(WORKER):
+                results.append(tf.reduce_max(tf.identity(source)))
+        with tf.device(WORKER):
+            together = tf.stack(results)
+        with pair.session(graph) as session:
+            session.run(together)
+            before = pair.peer()
+            for _ in range(10):
+                assert session.run(together).tolist() == [float(n) for n in sizes]
+            after = pair.peer()
+    assert after["bytes_received"] - before["bytes_received"] == 10 * sum(4 * n for n in sizes)
+    assert after["requests_sent"] - before["requests_sent"] == 10 * len(sizes)
+    assert after["provider"] == pair.provider
+
+
+def test_error_of_the_sender_keeps_code_and_message(pair):
+    with tf.Graph().as_default() as graph:
+        with tf.device(PS):
+            bad = tf.debugging.check_numerics(tf.constant([1.0]) / tf.constant([0.0]), "the sender says no")
+        with tf.device(WORKER):
+            result = tf.identity(bad) + 1
+        with pair.session(graph) as session:
+            with pytest.raises(tf.errors.InvalidArgumentError, match="the sender says no"):
+                session.run(result)
+
+
+def test_timeout_cancels_the_receive(pair):
+    with tf.Graph().as_default() as graph:
+        with tf.device(PS):
+            queue = tf1.FIFOQueue(10, [tf.float32], shapes=[[4]], shared_name="never-%s" % pair.provider)
+            put = queue.enqueue([tf.constant([1.0, 2.0, 3.0, 4.0])])
+            waiting = queue.dequeue()
+        with tf.device(WORKER):
+            result = tf.identity(waiting) * 2
+        with pair.session(graph) as session:
+            for _ in range(3):
+                with pytest.raises(tf.errors.DeadlineExceededError):
+                    session.run(result, options=tf1.RunOptions(timeout_in_ms=300))
+            session.run(put)
+            assert session.run(result).tolist() == [2.0, 4.0, 6.0, 8.0]
+    assert pair.stats()["requests_pending"] == 0
+
+
+def test_closed_session_ends_its_receives(pair):
+    graph = tf.Graph()
+    with graph.as_default():
+        with tf.device(PS):
+            queue = tf1.FIFOQueue(10, [tf.float32], shapes=[[4]], shared_name="closed-%s" % pair.provider)
+            waiting = queue.dequeue()
+        with tf.device(WORKER):
+            result = tf.identity(waiting) * 2
+    session = pair.session(graph)
+    outcome = []
+
+    def run():
+        try:
+            outcome.append(session.run(result))
+        except tf.errors.OpError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(1)
+    assert thread.is_alive()
+    session.close()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert isinstance(outcome[0], tf.errors.OpError)
+    assert pair.stats()["requests_pending"] == 0
+
+
+def usage(pid):
+    with open("/proc/%d/status" % pid) as status:
+        fields = dict(line.split(":", 1) for line in status)
+    return {
+        "memory": int(fields["VmRSS"].split()[0]),
+        "threads": int(fields["Threads"]),
+        "files": len(os.listdir("/proc/%d/fd" % pid)),
+    }
+
+
+def test_hundred_sessions_leave_nothing(pair):
+    def once(i):
+        with tf.Graph().as_default() as graph:
+            with tf.device(PS):
+                source = tf.fill([100_000], np.float32(i))
+            with tf.device(WORKER):
+                result = tf.reduce_sum(tf.identity(source))
+            with pair.session(graph) as session:
+                assert session.run(result) == 100_000.0 * i
+
+    for i in range(30):
+        once(i)
+    pids = (os.getpid(), pair.ps.pid)
+    before = [usage(pid) for pid in pids]
+    for i in range(100):
+        once(i)
+    after = [usage(pid) for pid in pids]
+    for was, now in zip(before, after):
+        assert now["threads"] <= was["threads"] + 2
+        assert now["files"] <= was["files"] + 2
+        # One leaked tensor per session would be 40 MB. TensorFlow itself keeps a little per graph.
+        assert now["memory"] <= was["memory"] + 20_000

@@ -1,0 +1,100 @@
+#!/bin/bash
+# Builds what the Soft-RoCE machine always needs, once: a stock Debian kernel (downloaded and
+# unpacked, never installed) and an initramfs with busybox, the kernel modules in load order,
+# libibverbs with its rxe provider, `rdma`, `ip` and perftest.
+#
+# Output: $CACHE/vmlinuz and $CACHE/base.cpio.gz
+set -euo pipefail
+
+HERE=$(cd "$(dirname "$0")" && pwd)
+CACHE=${SOFTROCE_CACHE:-$HERE/../.cache/softroce}
+MODULES="crc32_generic crc32c_generic dummy veth sch_netem udp_tunnel ip6_udp_tunnel ib_core ib_cm iw_cm
+         rdma_cm ib_uverbs rdma_ucm rdma_rxe"
+APPLETS="cat cp cut date dd dmesg echo env expr false find grep head hostname ifconfig kill
+         ln ls mkdir mknod mount mv nproc pgrep pkill poweroff printf ps pwd readlink rm sed seq
+         setsid sleep sort stty sync tail tee test time timeout top touch tr true ulimit umount
+         uname uniq usleep wc xargs insmod lsmod awk free nohup ping mktemp id"
+PACKAGES="qemu-system-x86 busybox-static cpio kmod iproute2 perftest rdma-core libibverbs1
+          ibverbs-providers librdmacm1"
+
+die() { echo "softroce: $*" >&2; exit 1; }
+
+# Installs the missing ones of PACKAGES; without root it only says what to install.
+install_packages() {
+    local missing=() p
+    for p in $PACKAGES; do
+        dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q ' installed' || missing+=("$p")
+    done
+    [ ${#missing[@]} = 0 ] && return
+    [ "$(id -u)" = 0 ] || die "install these packages first: ${missing[*]}"
+    echo "softroce: installing ${missing[*]}"
+    apt-get update -q >/dev/null || true
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends \
+        "${missing[@]}" >"$CACHE/apt.log" 2>&1 || { tail -20 "$CACHE/apt.log"; die "apt-get failed"; }
+}
+
+# Downloads the kernel that linux-image-amd64 depends on and unpacks it.
+fetch_kernel() {
+    [ -f "$CACHE/kernel/.done" ] && return
+    local image
+    image=$(apt-cache depends linux-image-amd64 | awk '/Depends: linux-image/ { print $2; exit }')
+    [ -n "$image" ] || die "linux-image-amd64 is not known to apt; run apt-get update"
+    echo "softroce: downloading $image"
+    rm -rf "$CACHE/kernel" "$CACHE/deb"
+    mkdir -p "$CACHE/kernel" "$CACHE/deb"
+    (cd "$CACHE/deb" && apt-get download -q "$image" >/dev/null 2>&1) || die "download of $image failed"
+    dpkg-deb -x "$CACHE"/deb/*.deb "$CACHE/kernel"
+    rm -rf "$CACHE/deb"
+    depmod -b "$CACHE/kernel" "$(ls "$CACHE/kernel/lib/modules")"
+    touch "$CACHE/kernel/.done"
+}
+
+# Copies the modules with all that they need; writes /modules/order, one file name per line.
+copy_modules() {
+    local root=$1 kver m line
+    kver=$(ls "$CACHE/kernel/lib/modules")
+    mkdir -p "$root/modules"
+    : >"$root/modules/order"
+    for m in $MODULES; do
+        modprobe -d "$CACHE/kernel" -S "$kver" --show-depends "$m" 2>/dev/null |
+            awk '$1 == "insmod" { print $2 }' | while read -r line; do
+            grep -qx "$(basename "$line")" "$root/modules/order" && continue
+            cp "$line" "$root/modules/"
+            basename "$line" >>"$root/modules/order"
+        done
+    done
+    [ -f "$root/modules/rdma_rxe.ko" ] || die "the kernel package has no rdma_rxe module"
+}
+
+build_base() {
+    local root=$CACHE/base f
+    rm -rf "$root"
+    mkdir -p "$root"/{bin,sbin,dev,proc,sys,tmp,run,etc/libibverbs.d,usr/bin,t,root}
+    cp /bin/busybox "$root/bin/busybox"
+    for f in $APPLETS; do ln -sf busybox "$root/bin/$f"; done
+    # Not busybox's own shell: it prefers its built-in, smaller `ip`.
+    "$HERE/add_file.sh" "$root" /bin/dash /bin/sh
+    copy_modules "$root"
+    for f in "$(command -v ip)" "$(command -v rdma)" "$(command -v tc)" /usr/bin/ib_{send,write,read}_{bw,lat}; do
+        "$HERE/add_file.sh" "$root" "$f" "/usr/bin/$(basename "$f")"
+    done
+    for f in /usr/lib/*/libibverbs/librxe-rdmav*.so /usr/lib/*/libibverbs.so.1 /usr/lib/*/librdmacm.so.1; do
+        "$HERE/add_file.sh" "$root" "$f" "$f"
+    done
+    echo "driver rxe" >"$root/etc/libibverbs.d/rxe.driver"
+    echo "root:x:0:0:root:/root:/bin/sh" >"$root/etc/passwd"
+    printf '127.0.0.1 localhost\n::1 localhost\n' >"$root/etc/hosts"
+    install -m 755 "$HERE/init" "$root/init"
+    cp "$CACHE"/kernel/boot/vmlinuz-* "$CACHE/vmlinuz"
+    (cd "$root" && find . | cpio -o -H newc --quiet | gzip -1) >"$CACHE/base.cpio.gz.tmp"
+    mv "$CACHE/base.cpio.gz.tmp" "$CACHE/base.cpio.gz"
+}
+
+mkdir -p "$CACHE"
+install_packages
+fetch_kernel
+stamp=$(cat "$HERE/prepare.sh" "$HERE/add_file.sh" "$HERE/init" | sha256sum)
+if [ ! -f "$CACHE/base.cpio.gz" ] || [ "$(cat "$CACHE/base.stamp" 2>/dev/null)" != "$stamp" ]; then
+    build_base
+    echo "$stamp" >"$CACHE/base.stamp"
+fi

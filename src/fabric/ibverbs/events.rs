@@ -1,0 +1,212 @@
+//! Asynchronous events: one thread per context takes them; the adapter acts on them.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+use rdma_sys::ibv_event_type as ev;
+
+use crate::status::Status;
+
+use super::cq::set_nonblocking;
+use super::device::Context;
+use super::sys::{self, AsyncEvent};
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Happening {
+    /// A queue pair failed; its number.
+    QueuePair(u32, &'static str),
+    /// The port went down.
+    PortDown(u8),
+    /// The port came up.
+    PortUp(u8),
+    /// GIDs, LID or partition keys of the port changed.
+    PortChanged(u8, &'static str),
+    /// The device, or a queue that all endpoints share, is lost.
+    DeviceLost(&'static str),
+}
+
+/// The meaning of a raw event. An unknown number is none.
+///
+/// # Safety
+/// The event is unacknowledged: the object that it names lives.
+unsafe fn decode(e: &AsyncEvent) -> Option<Happening> {
+    let is = |t: ev| e.event_type == t as i32;
+    let qp = |what| {
+        let qp = e.qp();
+        // SAFETY: a queue pair lives until its events are acknowledged.
+        (!qp.is_null()).then(|| Happening::QueuePair(unsafe { (*qp).qp_num }, what))
+    };
+    if is(ev::IBV_EVENT_QP_FATAL) {
+        qp("fatal error of the queue pair")
+    } else if is(ev::IBV_EVENT_QP_REQ_ERR) {
+        qp("the peer sent an invalid request")
+    } else if is(ev::IBV_EVENT_QP_ACCESS_ERR) {
+        qp("the peer violated access rights")
+    } else if is(ev::IBV_EVENT_QP_LAST_WQE_REACHED) {
+        qp("the queue pair is in error")
+    } else if is(ev::IBV_EVENT_PORT_ERR) {
+        Some(Happening::PortDown(e.port()))
+    } else if is(ev::IBV_EVENT_PORT_ACTIVE) {
+        Some(Happening::PortUp(e.port()))
+    } else if is(ev::IBV_EVENT_GID_CHANGE) {
+        Some(Happening::PortChanged(e.port(), "GID table"))
+    } else if is(ev::IBV_EVENT_LID_CHANGE) {
+        Some(Happening::PortChanged(e.port(), "LID"))
+    } else if is(ev::IBV_EVENT_PKEY_CHANGE) {
+        Some(Happening::PortChanged(e.port(), "partition keys"))
+    } else if is(ev::IBV_EVENT_DEVICE_FATAL) {
+        Some(Happening::DeviceLost("fatal device error"))
+    } else if is(ev::IBV_EVENT_CQ_ERR) {
+        Some(Happening::DeviceLost("completion queue overrun"))
+    } else if is(ev::IBV_EVENT_SRQ_ERR) {
+        Some(Happening::DeviceLost("shared receive queue error"))
+    } else {
+        None
+    }
+}
+
+struct Shared {
+    context: Arc<Context>,
+    queue: Mutex<Vec<Happening>>,
+    /// Something is in `queue`; checked on each poll without a lock.
+    pending: AtomicBool,
+    stop: AtomicBool,
+    /// Readable when there is something to act on.
+    wake: OwnedFd,
+    /// Ends the thread.
+    quit: OwnedFd,
+}
+
+/// The thread and its queue.
+pub(super) struct Events {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+fn eventfd() -> Result<OwnedFd, Status> {
+    // SAFETY: makes a new descriptor.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+    if fd < 0 {
+        return Err(Status::os("eventfd", &sys::last_error()));
+    }
+    // SAFETY: a new descriptor, owned by nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn signal(fd: &OwnedFd) {
+    let one = 1u64;
+    // SAFETY: writes eight bytes from a live variable. A full counter is already readable.
+    unsafe { libc::write(fd.as_raw_fd(), (&raw const one).cast(), 8) };
+}
+
+impl Events {
+    /// Starts the thread.
+    pub fn start(context: Arc<Context>) -> Result<Events, Status> {
+        set_nonblocking(context.async_fd())?;
+        let shared = Arc::new(Shared {
+            context,
+            queue: Mutex::new(Vec::new()),
+            pending: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            wake: eventfd()?,
+            quit: eventfd()?,
+        });
+        let theirs = shared.clone();
+        let thread = std::thread::Builder::new()
+            .name("rdma-async".into())
+            .spawn(move || run(&theirs))
+            .map_err(|e| Status::os("thread for device events", &e))?;
+        Ok(Events { shared, thread: Some(thread) })
+    }
+
+    /// Descriptor that is readable when `take` has something.
+    pub fn fd(&self) -> RawFd {
+        self.shared.wake.as_raw_fd()
+    }
+    /// Whether `take` has something. Cheap.
+    pub fn pending(&self) -> bool {
+        self.shared.pending.load(Ordering::Acquire)
+    }
+    /// Makes the descriptor readable until the next `take`.
+    pub fn nudge(&self) {
+        self.shared.pending.store(true, Ordering::Release);
+        signal(&self.shared.wake);
+    }
+    /// What happened since the last call.
+    pub fn take(&self) -> Vec<Happening> {
+        let mut count = 0u64;
+        // SAFETY: reads eight bytes into a live variable; the descriptor does not block.
+        unsafe { libc::read(self.shared.wake.as_raw_fd(), (&raw mut count).cast(), 8) };
+        let mut queue = self.shared.queue.lock();
+        self.shared.pending.store(false, Ordering::Release);
+        std::mem::take(&mut *queue)
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        if self.shared.context.forked() {
+            // The thread is the parent's.
+            std::mem::forget(self.thread.take());
+            return;
+        }
+        self.shared.stop.store(true, Ordering::Release);
+        signal(&self.shared.quit);
+        if let Some(t) = self.thread.take() {
+            let _ = t.join();
+        }
+    }
+}
+
+fn run(shared: &Shared) {
+    let pollfd = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let mut fds = [pollfd(shared.context.async_fd()), pollfd(shared.quit.as_raw_fd())];
+    while !shared.stop.load(Ordering::Acquire) {
+        // SAFETY: two live entries.
+        unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) };
+        while let Some(happening) = next(shared) {
+            let Some(h) = happening else { continue };
+            shared.queue.lock().push(h);
+            shared.pending.store(true, Ordering::Release);
+            signal(&shared.wake);
+        }
+    }
+}
+
+/// Takes and acknowledges one event: `None` if there is none, `Some(None)` if it means nothing
+/// here.
+fn next(shared: &Shared) -> Option<Option<Happening>> {
+    let verbs = shared.context.verbs();
+    let mut e = AsyncEvent::of(-1);
+    // SAFETY: the context is open; the library fills in the struct.
+    if unsafe { (verbs.get_async_event)(shared.context.raw(), &mut e) } != 0 {
+        return None;
+    }
+    // SAFETY: not acknowledged yet.
+    let happening = unsafe { decode(&e) };
+    // At once: destroying an object waits for it.
+    // SAFETY: taken above, acknowledged once.
+    unsafe { (verbs.ack_async_event)(&mut e) };
+    Some(happening)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_numbers_mean_nothing() {
+        for n in [-1, 4, 5, 6, 7, 13, 15, 17, 19, 20, 99] {
+            let e = AsyncEvent::of(n);
+            // SAFETY: none of these names an object.
+            assert_eq!(unsafe { decode(&e) }, None, "{n}");
+        }
+        let e = AsyncEvent::of(8);
+        // SAFETY: a device event names no object.
+        assert!(matches!(unsafe { decode(&e) }, Some(Happening::DeviceLost(_))));
+    }
+}

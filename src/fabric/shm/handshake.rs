@@ -1,0 +1,391 @@
+//! How endpoints meet, over a Unix socket with an abstract name: Hello from the active side,
+//! Welcome from the passive side, Ready from the active side. Each brings its ring, its exports and
+//! its doorbell as descriptors, and a word in its memory by which the other finds out whether the
+//! kernel lets it read there.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use super::exports::PeerExports;
+use super::link::{Link, Parts};
+use super::ring::{Consumer, Producer};
+use super::socket::{self, PeerCred};
+use super::sys;
+use super::wire::{Address, Hello, Message};
+use super::{Core, Endpoint, ShmAdapter};
+use crate::fabric::{EpId, Event};
+use crate::status::{Code, Reason, Status};
+
+/// Connections that have not said whom they want; more are refused.
+const MAX_STRANGERS: usize = 256;
+/// Accepted at one time.
+const ACCEPTS: usize = 64;
+
+/// Keys of epoll entries: kind in the high half, number in the low half.
+const KEY_BELL: u64 = 0;
+const KEY_LISTENER: u64 = 1 << 32;
+const KEY_STRANGER: u64 = 2 << 32;
+const KEY_ENDPOINT: u64 = 3 << 32;
+
+/// State of an endpoint.
+#[derive(Debug)]
+pub(super) enum State {
+    /// Not connecting; the peer may have come already.
+    Idle { early: Option<Box<Guest>> },
+    /// Active, the listener's queue was full.
+    Dial { remote: Address },
+    /// Active, Hello is sent.
+    AwaitWelcome { remote: Address, sock: OwnedFd, ring: Box<Producer> },
+    /// Passive, the peer has not come.
+    AwaitHello { remote: Address },
+    /// Passive, Welcome is sent.
+    AwaitReady { link: Box<Link> },
+    /// Connected.
+    Up(Box<Link>),
+    /// Down; a link's memory stays for the views into it.
+    Dead(Option<Box<Link>>),
+}
+
+/// A peer that has said Hello.
+#[derive(Debug)]
+pub(super) struct Guest {
+    sock: OwnedFd,
+    hello: Hello,
+    fds: [OwnedFd; 3],
+}
+
+/// The listener and those who have not said Hello.
+#[derive(Debug)]
+pub(super) struct Greeter {
+    listener: OwnedFd,
+    strangers: Vec<(u32, OwnedFd)>,
+    next: u32,
+    /// Endpoints between Idle and Up.
+    meeting: usize,
+    dialling: usize,
+}
+
+impl Greeter {
+    pub(super) fn open(core: &Core) -> io::Result<Greeter> {
+        let listener = socket::listen(&core.socket)?;
+        core.epoll.add(&core.bell, KEY_BELL)?;
+        core.epoll.add(&listener, KEY_LISTENER)?;
+        Ok(Greeter { listener, strangers: Vec::new(), next: 0, meeting: 0, dialling: 0 })
+    }
+
+    /// Whether someone is about to connect, so that sockets should be looked at often.
+    pub(super) fn is_busy(&self) -> bool {
+        self.meeting > 0
+    }
+
+    /// Whether a dial must be tried again.
+    pub(super) fn must_dial(&self) -> bool {
+        self.dialling > 0
+    }
+}
+
+fn key(ep: EpId) -> u64 {
+    KEY_ENDPOINT | u64::from(ep.0)
+}
+
+fn refused(peer: &str, e: &io::Error) -> Status {
+    Status::new(Code::Unavailable, format!("shm: peer {peer} cannot be reached: {e}"))
+        .because(Reason::PeerGone)
+}
+
+impl ShmAdapter {
+    /// Starts to connect an idle endpoint.
+    pub(super) fn begin_connect(
+        &mut self,
+        at: usize,
+        remote: Address,
+        active: bool,
+    ) -> Result<(), Status> {
+        let endpoint = &mut self.eps[at];
+        let State::Idle { early } = &mut endpoint.state else {
+            return Err(Status::new(
+                Code::FailedPrecondition,
+                format!("shm: the endpoint to peer {} is connected already", endpoint.peer),
+            ));
+        };
+        let early = early.take();
+        self.greeter.meeting += 1;
+        if active {
+            endpoint.state = State::Dial { remote };
+            self.greeter.dialling += 1;
+            return Ok(());
+        }
+        endpoint.state = State::AwaitHello { remote };
+        if let Some(guest) = early {
+            self.welcome(at, *guest);
+        }
+        Ok(())
+    }
+
+    /// Looks at the sockets that have something.
+    pub(super) fn check_sockets(&mut self, events: &mut Vec<Event>) {
+        let mut keys = Vec::new();
+        self.core.epoll.ready(&mut keys);
+        for key in keys {
+            let number = key as u32;
+            match key & !u64::from(u32::MAX) {
+                KEY_BELL => sys::eventfd_drain(&self.core.bell),
+                KEY_LISTENER => self.accept(),
+                KEY_STRANGER => self.hear_stranger(number),
+                _ => {
+                    if let Some(&at) = self.index.get(&number) {
+                        self.hear(at, events);
+                    }
+                }
+            }
+        }
+        if self.greeter.dialling > 0 {
+            self.dial_all(events);
+        }
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..ACCEPTS {
+            if self.greeter.strangers.len() >= MAX_STRANGERS {
+                // The one that has been silent for longest makes room.
+                let (_, sock) = self.greeter.strangers.remove(0);
+                self.core.epoll.remove(&sock);
+            }
+            let Ok(sock) = socket::accept(&self.greeter.listener) else { return };
+            let same_user =
+                socket::peer_cred(&sock).is_ok_and(|cred| cred.uid == socket::own_uid());
+            let number = self.greeter.next;
+            self.greeter.next = number.wrapping_add(1);
+            if same_user && self.core.epoll.add(&sock, KEY_STRANGER | u64::from(number)).is_ok() {
+                self.greeter.strangers.push((number, sock));
+                self.hear_stranger(number);
+            }
+        }
+    }
+
+    /// A connection may have said Hello.
+    fn hear_stranger(&mut self, number: u32) {
+        let strangers = &mut self.greeter.strangers;
+        let Some(i) = strangers.iter().position(|s| s.0 == number) else { return };
+        let received = socket::receive(&strangers[i].1);
+        if received.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
+            return;
+        }
+        let (_, sock) = strangers.remove(i);
+        self.core.epoll.remove(&sock);
+        let Ok(received) = received else { return };
+        let Some(Message::Hello(hello)) = Message::decode(&received.bytes) else { return };
+        let Ok(fds) = received.fds.into_inner() else { return };
+        let Some(at) = self.eps.iter().position(|e| e.token == hello.to) else { return };
+        let guest = Guest { sock, hello, fds };
+        match &mut self.eps[at].state {
+            State::Idle { early } => *early = Some(Box::new(guest)),
+            State::AwaitHello { .. } => self.welcome(at, guest),
+            _ => {}
+        }
+    }
+
+    /// Answers a Hello. A guest who is not the expected one is sent away.
+    fn welcome(&mut self, at: usize, guest: Guest) {
+        let endpoint = &mut self.eps[at];
+        let State::AwaitHello { remote } = &endpoint.state else { return };
+        if guest.hello.from != remote.token {
+            return;
+        }
+        // An error here ends the guest's socket; the active side reports it and may come again.
+        if let Ok(link) = welcome(&self.core, endpoint, guest) {
+            endpoint.state = State::AwaitReady { link: Box::new(link) };
+        }
+    }
+
+    fn dial_all(&mut self, events: &mut Vec<Event>) {
+        for at in 0..self.eps.len() {
+            let endpoint = &mut self.eps[at];
+            let State::Dial { remote } = endpoint.state else { continue };
+            match dial(&self.core, endpoint, remote) {
+                Ok(state) => endpoint.state = state,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(e) => {
+                    self.greeter.meeting -= 1;
+                    let status = refused(&endpoint.peer, &e);
+                    self.down(at, status, events);
+                }
+            }
+            self.greeter.dialling -= 1;
+        }
+    }
+
+    /// Something came on an endpoint's socket, or its peer is gone.
+    fn hear(&mut self, at: usize, events: &mut Vec<Event>) {
+        let endpoint = &mut self.eps[at];
+        match &mut endpoint.state {
+            State::Up(link) => {
+                if link.is_gone() {
+                    // What was published before the end still counts.
+                    self.core.budget = self.core.budget.max(super::BUDGET);
+                    let last = link.poll(&mut self.core, events).err();
+                    let status = last.unwrap_or_else(|| link.gone());
+                    self.down(at, status, events);
+                } else if let Err(status) = link.read_socket() {
+                    self.down(at, status, events);
+                }
+            }
+            State::AwaitWelcome { .. } => self.hear_welcome(at, events),
+            State::AwaitReady { .. } => self.hear_ready(at, events),
+            _ => {}
+        }
+    }
+
+    fn hear_welcome(&mut self, at: usize, events: &mut Vec<Event>) {
+        let endpoint = &mut self.eps[at];
+        let State::AwaitWelcome { remote, sock, .. } = &endpoint.state else { return };
+        let received = match socket::receive(sock) {
+            Ok(received) => received,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+            Err(e) => return self.meeting_failed(at, &e, events),
+        };
+        let hello = match Message::decode(&received.bytes) {
+            Some(Message::Welcome(h)) if h.from == remote.token && h.to == endpoint.token => h,
+            _ => return self.meeting_failed(at, &io::Error::other("wrong answer"), events),
+        };
+        let Ok(fds) = received.fds.into_inner() else {
+            return self.meeting_failed(at, &io::Error::other("descriptors missing"), events);
+        };
+        let dead = State::Dead(None);
+        let State::AwaitWelcome { sock, ring, .. } = std::mem::replace(&mut endpoint.state, dead)
+        else {
+            return;
+        };
+        let guest = Guest { sock, hello, fds };
+        match make_link(&self.core, endpoint, *ring, guest).and_then(|link| {
+            let ready = Message::Ready(link.reads_peer).encode();
+            socket::send(&link.sock, &ready, &[])?;
+            Ok(link)
+        }) {
+            Ok(link) => self.connected(at, Box::new(link), events),
+            Err(e) => {
+                self.greeter.meeting -= 1;
+                let (ep, status) = (endpoint.id, refused(&endpoint.peer, &e));
+                events.push(Event::Down { ep, status });
+            }
+        }
+    }
+
+    fn hear_ready(&mut self, at: usize, events: &mut Vec<Event>) {
+        let endpoint = &mut self.eps[at];
+        let State::AwaitReady { link } = &mut endpoint.state else { return };
+        match socket::receive(&link.sock) {
+            Ok(received) => match Message::decode(&received.bytes) {
+                Some(Message::Ready(reads)) => link.peer_reads = reads,
+                _ => return self.meeting_failed(at, &io::Error::other("wrong answer"), events),
+            },
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+            Err(e) => return self.meeting_failed(at, &e, events),
+        }
+        if let State::AwaitReady { link } =
+            std::mem::replace(&mut endpoint.state, State::Dead(None))
+        {
+            self.connected(at, link, events);
+        }
+    }
+
+    fn connected(&mut self, at: usize, link: Box<Link>, events: &mut Vec<Event>) {
+        let endpoint = &mut self.eps[at];
+        if let Some(pidfd) = &link.pidfd {
+            // Without it the socket's end still tells.
+            let _ = self.core.epoll.add(pidfd, key(endpoint.id));
+        }
+        endpoint.state = State::Up(link);
+        self.greeter.meeting -= 1;
+        events.push(Event::Connected(endpoint.id));
+    }
+
+    fn meeting_failed(&mut self, at: usize, e: &io::Error, events: &mut Vec<Event>) {
+        self.greeter.meeting -= 1;
+        let status = refused(&self.eps[at].peer, e);
+        self.down(at, status, events);
+    }
+
+    /// Lets go of an endpoint that nobody will hear of any more.
+    pub(super) fn forget(&mut self, endpoint: Endpoint) {
+        match &endpoint.state {
+            State::Idle { .. } | State::Dead(_) => return,
+            State::Dial { .. } => self.greeter.dialling -= 1,
+            _ => {}
+        }
+        match endpoint.state {
+            State::Up(mut link) => {
+                link.close();
+                self.core.epoll.remove(&link.sock);
+                if let Some(pidfd) = &link.pidfd {
+                    self.core.epoll.remove(pidfd);
+                }
+                // A forked child may hold the descriptor too; the peer learns it all the same.
+                sys::shut(&link.sock);
+                return;
+            }
+            State::AwaitReady { mut link } => {
+                link.close();
+                self.core.epoll.remove(&link.sock);
+            }
+            State::AwaitWelcome { sock, .. } => self.core.epoll.remove(&sock),
+            _ => {}
+        }
+        self.greeter.meeting -= 1;
+    }
+}
+
+/// Our part of a meeting.
+fn introduce(core: &Core, own: [u8; 16], to: [u8; 16], reads: bool) -> Hello {
+    let nonce_addr = (&raw const *core.nonce).addr() as u64;
+    Hello { to, from: own, nonce_addr, nonce: *core.nonce, reads }
+}
+
+/// Dials and says Hello.
+fn dial(core: &Core, endpoint: &Endpoint, remote: Address) -> io::Result<State> {
+    let sock = socket::dial(&remote.socket)?;
+    if socket::peer_cred(&sock)?.uid != socket::own_uid() {
+        return Err(io::Error::other("the peer runs as another user"));
+    }
+    let (ring, fd) = Producer::create()?;
+    let hello = introduce(core, endpoint.token, remote.token, false);
+    let fds = [fd.as_raw_fd(), core.exports.fd().as_raw_fd(), core.bell.as_raw_fd()];
+    socket::send(&sock, &Message::Hello(hello).encode(), &fds)?;
+    core.epoll.add(&sock, key(endpoint.id))?;
+    Ok(State::AwaitWelcome { remote, sock, ring: Box::new(ring) })
+}
+
+/// Makes the passive side's link and says Welcome.
+fn welcome(core: &Core, endpoint: &Endpoint, guest: Guest) -> io::Result<Link> {
+    let to = guest.hello.from;
+    let (ring, fd) = Producer::create()?;
+    let link = make_link(core, endpoint, ring, guest)?;
+    let answer = introduce(core, endpoint.token, to, link.reads_peer);
+    let fds = [fd.as_raw_fd(), core.exports.fd().as_raw_fd(), core.bell.as_raw_fd()];
+    socket::send(&link.sock, &Message::Welcome(answer).encode(), &fds)?;
+    core.epoll.add(&link.sock, key(endpoint.id))?;
+    Ok(link)
+}
+
+/// Maps what the peer has brought.
+fn make_link(core: &Core, own: &Endpoint, tx: Producer, guest: Guest) -> io::Result<Link> {
+    let Guest { sock, hello, fds: [ring, exports, bell] } = guest;
+    let PeerCred { pid, .. } = socket::peer_cred(&sock)?;
+    let rx = Consumer::map(&ring)?;
+    let exports = PeerExports::map(&exports, bell)?;
+    let pidfd = if pid > 0 { sys::pidfd(pid).ok() } else { None };
+    let reads_peer = core.policy.process && can_read(pid, &hello);
+    let (ep, peer) = (own.id, own.peer.clone());
+    let peer_reads = hello.reads;
+    Ok(Link::new(Parts { ep, peer, tx, rx, exports, sock, pid, pidfd, reads_peer, peer_reads }))
+}
+
+/// Whether the kernel lets us read the peer's memory, and it is the peer's.
+fn can_read(pid: i32, hello: &Hello) -> bool {
+    let mut word = [0u8; 8];
+    // SAFETY: eight writable bytes.
+    let n = pid > 0
+        && unsafe { sys::read_process(pid, hello.nonce_addr, word.as_mut_ptr(), 8) }
+            .is_ok_and(|n| n == 8);
+    n && u64::from_le_bytes(word) == hello.nonce
+}

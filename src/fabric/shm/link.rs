@@ -1,0 +1,267 @@
+//! A connected endpoint: its two rings and everything under way on it.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use smallvec::SmallVec;
+
+use super::exports::PeerExports;
+use super::pools::PeerPools;
+use super::ring::{Consumer, Control, MAX_PAYLOAD, MAX_WRITES, Producer, load32, load64};
+use super::stream::{StreamIn, StreamOut};
+use super::sys;
+use super::tuning::{Timed, Tuning};
+use super::wire::{self, Source, Write, outcome};
+use crate::fabric::{EpId, Event, Remote};
+use crate::status::{Code, Reason, Status};
+
+/// Largest SEND.
+pub(crate) const MAX_SEND: usize = 12 * 1024;
+/// Largest WRITE or READ.
+pub(crate) const MAX_RDMA: u64 = 1 << 40;
+const _: () = assert!(MAX_SEND <= MAX_PAYLOAD);
+
+/// A WRITE that the peer has not answered yet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Posted {
+    pub(crate) wr: u64,
+    pub(crate) remote: Remote,
+    pub(crate) len: u64,
+    /// Taken where there is a choice of ways.
+    pub(crate) timed: Option<Timed>,
+}
+
+/// How a READ is carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    /// We copy out of the peer's memory.
+    Direct,
+    /// The peer is to be asked.
+    Ask,
+    /// It has been asked; the number among the READs asked for.
+    Asked(u64),
+}
+
+/// A READ under way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reading {
+    pub(crate) wr: u64,
+    pub(crate) local: u64,
+    pub(crate) remote: Remote,
+    pub(crate) len: u64,
+    pub(crate) done: u64,
+    pub(crate) how: How,
+}
+
+/// A WRITE of the peer that is being carried out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Inbound {
+    /// Destination.
+    pub(crate) to: Write,
+    /// Whether it has an immediate.
+    pub(crate) has_imm: bool,
+    /// Where its content is.
+    pub(crate) from: Source,
+    /// Which of the places (`wire::FROM_*`).
+    pub(crate) place: u8,
+    /// Bytes in place from the start.
+    pub(crate) front: u64,
+    /// From here to the end it is in place, too.
+    pub(crate) back: u64,
+    /// When the stream last brought something.
+    pub(crate) fed: Option<Instant>,
+}
+
+/// A connected endpoint.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) tx: Producer,
+    pub(crate) rx: Consumer,
+    pub(crate) exports: PeerExports,
+    pub(crate) ep: EpId,
+    /// Something was published that a sleeping peer should know.
+    pub(crate) dirty: bool,
+    /// We wait for room for a record of this length in our ring; 0: we do not.
+    pub(crate) starved: usize,
+    /// We can read the peer's memory; it can read ours.
+    pub(crate) reads_peer: bool,
+    pub(crate) peer_reads: bool,
+    pub(crate) writes: VecDeque<Posted>,
+    pub(crate) answered: u64,
+    pub(crate) failures: u64,
+    pub(crate) inbound: Option<Inbound>,
+    pub(crate) executed: u64,
+    pub(crate) failed: u64,
+    pub(crate) reads: VecDeque<Reading>,
+    pub(crate) out: StreamOut,
+    pub(crate) into: StreamIn,
+    /// READs that the peer asked for and that have no record yet.
+    pub(crate) asks: VecDeque<wire::Ask>,
+    /// READs that the peer has asked for, and that we have asked for.
+    pub(crate) asks_begun: u64,
+    pub(crate) asked: u64,
+    /// Those of ours that are not answered.
+    pub(crate) asking: usize,
+    pub(crate) tuning: Tuning,
+    /// Outcomes of such READs that have no record yet.
+    pub(crate) ends: VecDeque<u8>,
+    pub(crate) pools_sent: SmallVec<[u32; 8]>,
+    pub(crate) pools_wanted: SmallVec<[u32; 8]>,
+    pub(crate) pools: PeerPools,
+    pub(crate) pid: i32,
+    pub(crate) pidfd: Option<OwnedFd>,
+    pub(crate) sock: OwnedFd,
+    pub(crate) peer: Arc<str>,
+}
+
+/// What a new link is made of.
+pub(crate) struct Parts {
+    pub(crate) ep: EpId,
+    pub(crate) peer: Arc<str>,
+    pub(crate) tx: Producer,
+    pub(crate) rx: Consumer,
+    pub(crate) exports: PeerExports,
+    pub(crate) sock: OwnedFd,
+    pub(crate) pid: i32,
+    pub(crate) pidfd: Option<OwnedFd>,
+    pub(crate) reads_peer: bool,
+    pub(crate) peer_reads: bool,
+}
+
+impl Link {
+    pub(crate) fn new(p: Parts) -> Link {
+        Link {
+            tx: p.tx,
+            rx: p.rx,
+            exports: p.exports,
+            ep: p.ep,
+            dirty: false,
+            starved: 0,
+            reads_peer: p.reads_peer,
+            peer_reads: p.peer_reads,
+            writes: VecDeque::new(),
+            answered: 0,
+            failures: 0,
+            inbound: None,
+            executed: 0,
+            failed: 0,
+            reads: VecDeque::new(),
+            out: StreamOut::default(),
+            into: StreamIn::default(),
+            asks: VecDeque::new(),
+            asks_begun: 0,
+            asked: 0,
+            asking: 0,
+            tuning: Tuning::default(),
+            ends: VecDeque::new(),
+            pools_sent: SmallVec::new(),
+            pools_wanted: SmallVec::new(),
+            pools: PeerPools::default(),
+            pid: p.pid,
+            pidfd: p.pidfd,
+            sock: p.sock,
+            peer: p.peer,
+        }
+    }
+
+    /// The peer's control page.
+    pub(crate) fn theirs(&self) -> &Control {
+        self.rx.control()
+    }
+
+    /// The status of a peer that breaks the rules.
+    pub(crate) fn broken(&self, what: &str) -> Status {
+        Status::new(Code::Internal, format!("shm: peer {} broke the protocol: {what}", self.peer))
+            .because(Reason::RemoteError)
+    }
+
+    /// The status of a peer that has left.
+    pub(crate) fn gone(&self) -> Status {
+        Status::gone(format!("shm: peer {} closed the connection or ended", self.peer))
+    }
+
+    /// Whether the process or the connection at the other end is gone; a system call.
+    pub(crate) fn is_gone(&self) -> bool {
+        sys::hung_up(&self.sock, self.pidfd.as_ref())
+    }
+
+    /// Reports the WRITEs that the peer has answered.
+    pub(crate) fn collect(&mut self, events: &mut Vec<Event>) -> Result<bool, Status> {
+        let executed = load64(&self.theirs().executed);
+        if executed == self.answered {
+            return Ok(false);
+        }
+        let count = executed.wrapping_sub(self.answered);
+        if count > self.writes.len() as u64 {
+            return Err(self.broken("number of executed writes"));
+        }
+        let look = load64(&self.theirs().failed) != self.failures;
+        // Their sources are not read any more.
+        self.out.drop_before(executed);
+        for _ in 0..count {
+            let index = (self.answered % MAX_WRITES as u64) as usize;
+            let code = if look {
+                self.theirs().outcome[index].load(Ordering::Relaxed)
+            } else {
+                outcome::OK
+            };
+            self.answered += 1;
+            let Some(posted) = self.writes.pop_front() else { break };
+            if let Some(timed) = posted.timed {
+                self.tuning.learn(timed, posted.len, Instant::now());
+            }
+            self.failures += u64::from(code != outcome::OK);
+            let result = self.result("WRITE", code, posted.remote, posted.len);
+            events.push(Event::Done { ep: self.ep, wr: posted.wr, result });
+        }
+        Ok(true)
+    }
+
+    /// The result of an operation on the peer's memory.
+    pub(crate) fn result(
+        &self,
+        what: &str,
+        code: u8,
+        remote: Remote,
+        len: u64,
+    ) -> Result<(), Status> {
+        if code == outcome::OK {
+            return Ok(());
+        }
+        let peer = &self.peer;
+        let text = format!("shm: {what} of {len} bytes at {:#x} of peer {peer}", remote.addr);
+        Err(if code == outcome::DENIED {
+            let text = format!("{text}: key {:#010x} does not allow it", remote.rkey);
+            Status::new(Code::PermissionDenied, text).because(Reason::RemoteError)
+        } else {
+            Status::internal(format!("{text}: the memory at one end cannot be accessed"))
+        })
+    }
+
+    /// Ends everything under way, and tells the peer that nothing of it counts any more.
+    pub(crate) fn fail(&mut self, status: &Status, events: &mut Vec<Event>) {
+        self.close();
+        let wrs = self.writes.drain(..).map(|w| w.wr);
+        let wrs = wrs.chain(self.reads.drain(..).map(|r| r.wr));
+        events.extend(wrs.map(|wr| Event::Done { ep: self.ep, wr, result: Err(status.clone()) }));
+        self.out.jobs.clear();
+        self.inbound = None;
+        events.push(Event::Down { ep: self.ep, status: status.clone() });
+    }
+
+    /// Tells the peer that nothing that we posted counts any more.
+    pub(crate) fn close(&mut self) {
+        self.tx.control().closed.store(1, Ordering::SeqCst);
+        std::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    /// Whether the peer has left this link.
+    pub(crate) fn peer_closed(&self) -> bool {
+        // What was copied before counts as copied before this look.
+        std::sync::atomic::fence(Ordering::SeqCst);
+        load32(&self.theirs().closed) != 0
+    }
+}

@@ -1,0 +1,485 @@
+//! The shm provider: processes of one host, through shared memory.
+//!
+//! - Control and small content travel in lock-free rings, one memfd per direction (`ring`).
+//! - Larger content that lies in the pool is copied once, out of the mapped segment: by the target
+//!   of a WRITE, by the initiator of a READ.
+//! - Other content is read by `process_vm_readv`, or both sides copy it at once through a stream
+//!   segment (`stream`): a WRITE goes the way that was measured to be quicker (`tuning`), and
+//!   everything goes through the stream where the kernel forbids the other.
+//! - A peer is woken, by an eventfd, only while it says that it sleeps (`exports`).
+//! - The Unix socket of the handshake stays open: its end is the end of the endpoint.
+//!
+//! Peers are processes of the same user on the same host; the kernel says so (`SO_PEERCRED`).
+//! Nevertheless nothing of what they write into shared memory is trusted: lengths, positions, keys
+//! and bounds are read once and checked, and a peer that breaks the protocol loses its endpoint.
+
+mod copy;
+mod exports;
+mod handshake;
+mod link;
+mod pools;
+mod post;
+mod reads;
+mod receive;
+mod ring;
+mod socket;
+mod stream;
+pub(crate) mod sys;
+#[cfg(test)]
+mod tests;
+mod tuning;
+mod wire;
+
+use std::collections::HashMap;
+use std::os::fd::{OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use crate::config::Config;
+use crate::fabric::{
+    Access, Adapter, Caps, EpId, Event, Mem, Mr, PoolSegment, PostError, ProviderKind, Remote,
+};
+use crate::status::{Code, Status};
+
+use exports::{Exports, Region};
+use handshake::{Greeter, State};
+use link::{Link, MAX_RDMA, MAX_SEND};
+use pools::LocalPools;
+use ring::{MAX_WRITES, load32, load64};
+use sys::Epoll;
+use wire::Address;
+
+/// Content up to this length travels in the record of its WRITE.
+const INLINE_MAX: u64 = 8192;
+/// Content up to this length is better inside a SEND.
+const EAGER_MAX: usize = 8192;
+/// Bytes that one poll moves, at most, beside short records.
+const BUDGET: usize = 512 * 1024;
+/// Busy polls between two looks at the clock, and at sockets while endpoints meet.
+const CLOCK_EVERY: u32 = 32;
+
+/// Which ways content may take.
+#[derive(Clone, Copy, Debug)]
+struct Policy {
+    pool: bool,
+    process: bool,
+    /// Content in no pool may be copied by both sides.
+    share: bool,
+    inline_max: u64,
+}
+
+impl Policy {
+    fn new(forced: Option<&str>) -> Result<Policy, Status> {
+        let (pool, process, share, inline_max) = match forced {
+            None => (true, true, true, INLINE_MAX),
+            Some("pool") => (true, true, true, 0),
+            Some("cma") => (false, true, false, 0),
+            Some("ring") => (false, false, false, 0),
+            Some(other) => {
+                return Err(Status::invalid(format!(
+                    "RDMA_SHM_COPY is \"{other}\"; pool, cma and ring are allowed"
+                )));
+            }
+        };
+        Ok(Policy { pool, process, share, inline_max })
+    }
+}
+
+/// What all endpoints of an adapter share.
+#[derive(Debug)]
+struct Core {
+    exports: Exports,
+    bell: OwnedFd,
+    epoll: Epoll,
+    pools: LocalPools,
+    policy: Policy,
+    /// WRITEs, and READs, under way on one endpoint.
+    depth: usize,
+    /// Bytes that this poll may still move.
+    budget: usize,
+    /// A word that proves to a peer that it reads this process.
+    nonce: Box<u64>,
+    host: [u8; 16],
+    socket: [u8; 16],
+}
+
+impl Core {
+    /// Takes bytes that were moved off the budget.
+    fn spend(&mut self, bytes: u64) {
+        self.budget = self.budget.saturating_sub(bytes as usize);
+    }
+}
+
+/// An endpoint in any state.
+#[derive(Debug)]
+struct Endpoint {
+    id: EpId,
+    peer: Arc<str>,
+    token: [u8; 16],
+    state: State,
+}
+
+/// The shm provider's adapter.
+#[derive(Debug)]
+pub struct ShmAdapter {
+    core: Core,
+    greeter: Greeter,
+    eps: Vec<Endpoint>,
+    index: HashMap<u32, usize, foldhash::fast::FixedState>,
+    next: u32,
+    /// Where the next poll begins, so that nobody starves when the budget runs out.
+    first: usize,
+    polls: u32,
+    last_ms: u64,
+    caps: Caps,
+}
+
+/// Whether this system can run the provider; if not, why.
+pub fn probe() -> Result<(), String> {
+    ShmAdapter::open(&Config::default()).map(drop).map_err(|status| status.message)
+}
+
+impl ShmAdapter {
+    /// Opens an adapter.
+    pub fn open(config: &Config) -> Result<ShmAdapter, Status> {
+        let policy = Policy::new(config.shm_copy.as_deref())?;
+        let os = |what: &'static str| move |e: std::io::Error| Status::os(what, &e);
+        let socket = sys::random().map_err(os("system's random generator"))?;
+        let nonce = u64::from_le_bytes(sys::random().map_err(os("system's random generator"))?);
+        let core = Core {
+            exports: Exports::create().map_err(os("shm: table of regions"))?,
+            bell: sys::eventfd().map_err(os("shm: eventfd"))?,
+            epoll: Epoll::new().map_err(os("shm: epoll"))?,
+            pools: LocalPools::default(),
+            policy,
+            depth: (config.queue_depth as usize).clamp(1, MAX_WRITES),
+            budget: 0,
+            nonce: Box::new(nonce),
+            host: sys::boot_id(),
+            socket,
+        };
+        let greeter = Greeter::open(&core).map_err(os("shm: Unix socket"))?;
+        let caps = Caps {
+            provider: ProviderKind::Shm,
+            max_send: MAX_SEND,
+            eager_max: EAGER_MAX,
+            max_rdma: MAX_RDMA,
+            read: true,
+            windows: true,
+            // The ring holds fewer records: its back-pressure comes first.
+            recv_depth: 1 << 16,
+        };
+        Ok(ShmAdapter {
+            core,
+            greeter,
+            eps: Vec::new(),
+            index: HashMap::default(),
+            next: 1,
+            first: 0,
+            polls: 0,
+            last_ms: 0,
+            caps,
+        })
+    }
+
+    /// The endpoint's place.
+    fn find(&self, ep: EpId) -> Result<usize, Status> {
+        self.index
+            .get(&ep.0)
+            .copied()
+            .ok_or_else(|| Status::new(Code::NotFound, format!("shm: no endpoint {}", ep.0)))
+    }
+
+    /// The link of a connected endpoint, beside what all share.
+    #[inline]
+    fn up(&mut self, ep: EpId) -> Result<(&mut Link, &mut Core), PostError> {
+        let at = self.find(ep).map_err(PostError::Failed)?;
+        let endpoint = &mut self.eps[at];
+        match &mut endpoint.state {
+            State::Up(link) => Ok((link, &mut self.core)),
+            _ => Err(PostError::Failed(Status::new(
+                Code::FailedPrecondition,
+                format!("shm: the endpoint to peer {} is not connected", endpoint.peer),
+            ))),
+        }
+    }
+
+    /// Ends a connected endpoint.
+    fn down(&mut self, at: usize, status: Status, events: &mut Vec<Event>) {
+        let endpoint = &mut self.eps[at];
+        match std::mem::replace(&mut endpoint.state, State::Dead(None)) {
+            State::Up(mut link) => {
+                link.fail(&status, events);
+                self.core.epoll.remove(&link.sock);
+                if let Some(pidfd) = &link.pidfd {
+                    self.core.epoll.remove(pidfd);
+                }
+                // The socket's end tells the peer; the rings stay, views may point there.
+                sys::shut(&link.sock);
+                endpoint.state = State::Dead(Some(link));
+            }
+            State::Dead(link) => endpoint.state = State::Dead(link),
+            other => {
+                drop(other);
+                events.push(Event::Down { ep: endpoint.id, status });
+            }
+        }
+    }
+
+    /// Wakes the sleeping peers of all links on which something was published.
+    fn ring_bells(&mut self) {
+        let mut fenced = false;
+        for endpoint in &mut self.eps {
+            if let State::Up(link) = &mut endpoint.state
+                && link.dirty
+            {
+                if !fenced {
+                    // What was published comes before the look at the peer's doorbell word.
+                    fence(Ordering::SeqCst);
+                    fenced = true;
+                }
+                link.dirty = false;
+                link.exports.ring();
+            }
+        }
+    }
+
+    /// What need not be done at every poll: sockets, and peers that wait for room.
+    fn housekeeping(&mut self, events: &mut Vec<Event>) {
+        self.check_sockets(events);
+        for endpoint in &mut self.eps {
+            if let State::Up(link) = &mut endpoint.state {
+                link.share_room(true);
+            }
+        }
+    }
+
+    /// Whether the clock has moved since the last call. Cheap, coarse.
+    fn tick(&mut self) -> bool {
+        let now = sys::coarse_ms();
+        let moved = now != self.last_ms;
+        self.last_ms = now;
+        moved
+    }
+}
+
+impl Link {
+    /// Everything that a poll does for one link. True if there was something.
+    #[inline]
+    fn poll(&mut self, core: &mut Core, events: &mut Vec<Event>) -> Result<bool, Status> {
+        self.rx.release();
+        if self.rx.should_tell() {
+            self.share_room(false);
+        }
+        let mut busy = self.receive(core, events)?;
+        if !self.writes.is_empty() {
+            busy |= self.collect(events)?;
+        }
+        if !self.reads.is_empty() {
+            busy |= self.advance_reads(core, events)?;
+        }
+        if !(self.out.jobs.is_empty() && self.asks.is_empty() && self.ends.is_empty()) {
+            busy |= self.feed(core)?;
+        }
+        if !busy && self.rx.can_tell() {
+            self.share_room(false);
+        }
+        Ok(busy)
+    }
+
+    /// Tells the peer how far it may write, and rings if it waits for that. `surely`: with a fence,
+    /// so that a peer that has just begun to wait is not overlooked.
+    fn share_room(&mut self, surely: bool) {
+        if self.rx.can_tell() {
+            self.rx.tell(self.tx.control());
+        }
+        if surely {
+            fence(Ordering::SeqCst);
+        }
+        if load32(&self.theirs().starved) != 0 {
+            self.dirty = true;
+        }
+    }
+
+    /// Whether a poll would find something.
+    fn has_work(&mut self) -> bool {
+        let idle_ring = self.inbound.is_some() || matches!(self.rx.peek(), Ok(None));
+        !idle_ring
+            || self.stream_ready()
+            || (!self.writes.is_empty() && load64(&self.theirs().executed) != self.answered)
+            || self.reads.iter().any(|r| r.how == link::How::Direct)
+            || self.has_room_again()
+    }
+
+    /// Whether stream slots can be moved, in or out, or a copy is under way.
+    fn stream_ready(&mut self) -> bool {
+        let waits = match self.inbound {
+            None => self.asking > 0,
+            // It can be read without the peer's help.
+            Some(inbound) if inbound.place != wire::FROM_STREAM => return true,
+            Some(_) => true,
+        };
+        let coming = waits && load64(&self.theirs().stream_put) != self.into.taken;
+        let going = !self.out.jobs.is_empty() && {
+            let taken = load64(&self.theirs().stream_taken);
+            // An impossible count is for the next poll to find.
+            !self.out.see_taken(taken) || self.out.has_slot()
+        };
+        coming || going
+    }
+}
+
+impl Adapter for ShmAdapter {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    unsafe fn register(&mut self, addr: u64, len: u64, access: Access) -> Result<Mr, Status> {
+        let pool = self.core.pools.find(addr, len);
+        let rkey = self.core.exports.add(Region { base: addr, len, access, pool })?;
+        Ok(Mr { lkey: 0, rkey })
+    }
+
+    fn deregister(&mut self, mr: Mr) -> Result<(), Status> {
+        self.core.exports.remove(mr.rkey)
+    }
+
+    fn add_pool(&mut self, segment: PoolSegment) -> Result<(), Status> {
+        self.core.pools.add(segment)
+    }
+
+    fn create(&mut self, peer: &str) -> Result<EpId, Status> {
+        let id = EpId(self.next);
+        self.next = self.next.checked_add(1).ok_or_else(|| {
+            Status::new(Code::ResourceExhausted, "shm: all endpoint numbers are used up")
+        })?;
+        let token = sys::random().map_err(|e| Status::os("system's random generator", &e))?;
+        self.index.insert(id.0, self.eps.len());
+        let state = State::Idle { early: None };
+        self.eps.push(Endpoint { id, peer: peer.into(), token, state });
+        Ok(id)
+    }
+
+    fn address(&self, ep: EpId) -> Result<Vec<u8>, Status> {
+        let token = self.eps[self.find(ep)?].token;
+        let address = Address { host: self.core.host, socket: self.core.socket, token };
+        Ok(address.encode().to_vec())
+    }
+
+    fn connect(
+        &mut self,
+        ep: EpId,
+        remote: &[u8],
+        active: bool,
+        _sock: Option<OwnedFd>,
+    ) -> Result<(), Status> {
+        let at = self.find(ep)?;
+        let remote = Address::decode(remote)?;
+        if remote.host != self.core.host {
+            return Err(Status::new(
+                Code::Unavailable,
+                format!("shm: peer {} is on another host", self.eps[at].peer),
+            ));
+        }
+        self.begin_connect(at, remote, active)
+    }
+
+    fn send(&mut self, ep: EpId, parts: &[&[u8]]) -> Result<(), PostError> {
+        self.up(ep)?.0.send(parts)
+    }
+
+    fn write(
+        &mut self,
+        ep: EpId,
+        wr: u64,
+        local: Mem,
+        remote: Remote,
+        imm: Option<u32>,
+    ) -> Result<(), PostError> {
+        let (link, core) = self.up(ep)?;
+        link.write(core, wr, local, remote, imm)
+    }
+
+    fn read(&mut self, ep: EpId, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError> {
+        let (link, core) = self.up(ep)?;
+        link.read(core, wr, local, remote)
+    }
+
+    fn flush(&mut self) {
+        self.ring_bells();
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) {
+        let slept = self.core.exports.is_armed();
+        self.core.exports.disarm();
+        self.core.budget = BUDGET;
+        let n = self.eps.len();
+        if self.first >= n {
+            self.first = 0;
+        }
+        let mut busy = false;
+        for i in (self.first..n).chain(0..self.first) {
+            let State::Up(link) = &mut self.eps[i].state else { continue };
+            match link.poll(&mut self.core, events) {
+                Ok(did) => busy |= did,
+                Err(status) => self.down(i, status, events),
+            }
+            if self.core.budget == 0 {
+                self.first = i + 1;
+            }
+        }
+        self.polls = self.polls.wrapping_add(1);
+        let now_and_then = self.polls.is_multiple_of(CLOCK_EVERY);
+        if slept
+            || (now_and_then && self.greeter.is_busy())
+            || ((!busy || now_and_then) && self.tick())
+        {
+            self.housekeeping(events);
+        }
+        self.ring_bells();
+    }
+
+    fn arm(&mut self) -> bool {
+        self.core.exports.arm();
+        let mut work = self.greeter.must_dial();
+        for endpoint in &mut self.eps {
+            if let State::Up(link) = &mut endpoint.state {
+                link.rx.release();
+                link.share_room(false);
+                work |= link.has_work();
+            }
+        }
+        fence(Ordering::SeqCst);
+        for endpoint in &mut self.eps {
+            if let State::Up(link) = &mut endpoint.state {
+                link.share_room(false);
+            }
+        }
+        self.ring_bells();
+        if work {
+            self.core.exports.disarm();
+        }
+        !work
+    }
+
+    fn fd(&self) -> Option<RawFd> {
+        Some(self.core.epoll.raw())
+    }
+
+    fn destroy(&mut self, ep: EpId) {
+        let Some(at) = self.index.remove(&ep.0) else { return };
+        let endpoint = self.eps.swap_remove(at);
+        if let Some(moved) = self.eps.get(at) {
+            self.index.insert(moved.id.0, at);
+        }
+        self.forget(endpoint);
+    }
+}
+
+impl Drop for ShmAdapter {
+    fn drop(&mut self) {
+        for endpoint in std::mem::take(&mut self.eps) {
+            self.forget(endpoint);
+        }
+    }
+}

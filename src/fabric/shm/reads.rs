@@ -1,0 +1,203 @@
+//! READs: pulled by the initiator under the owner's table of regions, or, where neither the pool
+//! nor the kernel allows that, asked for and streamed by the owner.
+
+use std::sync::atomic::Ordering;
+
+use super::Core;
+use super::copy::{STREAMING_FROM, copy};
+use super::exports::Region;
+use super::link::{How, Link, Reading};
+use super::receive::Piece;
+use super::ring::load64;
+use super::stream::{Job, READ};
+use super::wire::{self, Ask, kind, outcome};
+use crate::fabric::{Access, Event};
+use crate::status::Status;
+
+impl Link {
+    /// Moves our READs on. True if something happened.
+    pub(crate) fn advance_reads(
+        &mut self,
+        core: &mut Core,
+        events: &mut Vec<Event>,
+    ) -> Result<bool, Status> {
+        let mut busy = false;
+        let mut at = 0;
+        while core.budget > 0 && at < self.reads.len() {
+            let mut read = self.reads[at];
+            let ended = match read.how {
+                How::Direct => self.read_piece(core, &mut read)?,
+                How::Ask => {
+                    let Reading { remote, len, .. } = read;
+                    let ask = Ask { addr: remote.addr, len, rkey: remote.rkey };
+                    if !self.record(kind::READ_ASK, &ask.encode())? {
+                        // Asks go out in order.
+                        return Ok(busy);
+                    }
+                    read.how = How::Asked(self.asked);
+                    self.asked += 1;
+                    self.asking += 1;
+                    None
+                }
+                How::Asked(_) => {
+                    at += 1;
+                    continue;
+                }
+            };
+            busy = true;
+            match ended {
+                None => self.reads[at] = read,
+                Some(code) => {
+                    self.reads.remove(at);
+                    let result = self.result("READ", code, read.remote, read.len);
+                    events.push(Event::Done { ep: self.ep, wr: read.wr, result });
+                }
+            }
+        }
+        Ok(busy)
+    }
+
+    /// Copies one piece of a READ; the outcome once it has ended.
+    fn read_piece(&mut self, core: &mut Core, read: &mut Reading) -> Result<Option<u8>, Status> {
+        if read.len == 0 {
+            return Ok(Some(outcome::OK));
+        }
+        let remote = read.remote;
+        let look = self.exports.look(remote.rkey);
+        let Some((seq, region)) = look else { return Ok(Some(outcome::DENIED)) };
+        if !region.allows(remote.addr, read.len, Access::REMOTE_READ) {
+            return Ok(Some(outcome::DENIED));
+        }
+        let want = (read.len - read.done).min(core.budget as u64) as usize;
+        let dst = read.local.wrapping_add(read.done) as *mut u8;
+        let mapped = if core.policy.pool { self.mapped(&region, read)? } else { None };
+        let piece = if let Some(src) = mapped {
+            // SAFETY: the source was checked against the mapped segment; the destination is what
+            // is left of the READ's local memory, valid by the contract of Mem.
+            unsafe { copy(src, dst, want, read.len >= STREAMING_FROM) };
+            Piece::Copied(want as u64)
+        } else if core.policy.process && self.reads_peer {
+            // SAFETY: as above.
+            unsafe { self.read_peer(remote.addr.wrapping_add(read.done), dst, want)? }
+        } else {
+            read.how = How::Ask;
+            read.done = 0;
+            return Ok(None);
+        };
+        // Bytes of a region that was closed meanwhile do not count.
+        if !self.exports.unchanged(remote.rkey, seq) {
+            return Ok(Some(outcome::DENIED));
+        }
+        match piece {
+            Piece::Copied(n) => {
+                read.done += n;
+                core.spend(n);
+            }
+            Piece::Wait => {}
+            Piece::Failed(code) => return Ok(Some(code)),
+        }
+        if read.done < read.len {
+            return Ok(None);
+        }
+        if self.peer_closed() || (mapped.is_none() && self.is_gone()) {
+            return Err(self.gone());
+        }
+        Ok(Some(outcome::OK))
+    }
+
+    /// Where the rest of the READ's source is mapped here, if it lies in a pool segment of the
+    /// peer. One that is not mapped yet is asked for.
+    fn mapped(&mut self, region: &Region, read: &Reading) -> Result<Option<*const u8>, Status> {
+        let Some((id, base)) = region.pool else { return Ok(None) };
+        if !self.pools.has(id) {
+            if !self.pools_wanted.contains(&id) && self.record(kind::POOL_ASK, &id.to_le_bytes())? {
+                self.pools_wanted.push(id);
+            }
+            return Ok(None);
+        }
+        let offset = (read.remote.addr - region.base).checked_add(read.done);
+        let offset = offset.and_then(|o| o.checked_add(base));
+        Ok(offset.and_then(|o| self.pools.at(id, o, read.len - read.done)))
+    }
+
+    /// Feeds our stream, and answers the peer's READs. True if something happened.
+    pub(crate) fn feed(&mut self, core: &mut Core) -> Result<bool, Status> {
+        let mut busy = self.begin_answers(core)?;
+        if !self.out.jobs.is_empty() {
+            let taken = load64(&self.theirs().stream_taken);
+            if !self.out.see_taken(taken) {
+                return Err(self.broken("stream position"));
+            }
+            let ended = load64(&self.theirs().executed);
+            let pulled = load64(&self.theirs().pulled);
+            while self.feed_piece(core, ended, pulled) {
+                busy = true;
+            }
+        }
+        while let Some(&code) = self.ends.front() {
+            if !self.record(kind::READ_END, &[code])? {
+                break;
+            }
+            self.ends.pop_front();
+            busy = true;
+        }
+        Ok(busy)
+    }
+
+    /// Puts READs that the peer has asked for in line with our own stream jobs.
+    fn begin_answers(&mut self, core: &Core) -> Result<bool, Status> {
+        let mut busy = false;
+        while let Some(Ask { addr, len, rkey }) = self.asks.pop_front() {
+            let denied = core.exports.check(rkey, addr, len, Access::REMOTE_READ).is_none();
+            if !denied {
+                self.open_stream()?;
+            }
+            let op = READ | self.asks_begun;
+            self.asks_begun += 1;
+            let (rkey, optional) = (Some(rkey), false);
+            self.out.jobs.push_back(Job { op, addr, len, done: 0, rkey, denied, optional });
+            busy = true;
+        }
+        Ok(busy)
+    }
+
+    /// Copies one piece of the first job into the stream; false if there is no job or no slot.
+    /// `ended`: WRITEs that the peer has ended; `pulled`: what it reads by itself.
+    fn feed_piece(&mut self, core: &mut Core, ended: u64, pulled: u64) -> bool {
+        let Some(mut job) = self.out.jobs.front().copied() else { return false };
+        let covered = match job.rkey {
+            Some(key) => {
+                let need = Access::REMOTE_READ;
+                job.denied |= core.exports.check(key, job.addr, job.len, need).is_none();
+                job.denied
+            }
+            None => job.op < ended || (job.optional && wire::has_pulled(pulled, job.op, job.done)),
+        };
+        if !covered && job.done < job.len {
+            if core.budget == 0 || !self.out.has_slot() {
+                return false;
+            }
+            let n = job.piece();
+            let src = job.addr.wrapping_add(job.done) as *const u8;
+            // SAFETY: the source of a WRITE is readable by the contract of Mem until we have
+            // reported its end, which also takes away its job; that of a READ lies in a live
+            // region, as just checked.
+            unsafe { self.out.fill(&job, src, n) };
+            core.spend(n as u64);
+            self.tx.control().stream_put.store(self.out.put, Ordering::Release);
+            self.dirty = true;
+            job.done += n as u64;
+            if job.done < job.len {
+                if let Some(front) = self.out.jobs.front_mut() {
+                    *front = job;
+                }
+                return true;
+            }
+        }
+        self.out.jobs.pop_front();
+        if job.rkey.is_some() {
+            self.ends.push_back(if job.denied { outcome::DENIED } else { outcome::OK });
+        }
+        true
+    }
+}

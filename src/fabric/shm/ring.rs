@@ -1,0 +1,342 @@
+//! The ring of one direction: one producer, one consumer, in two processes.
+//!
+//! Each side owns one sealed memfd that only it writes: a control page and the ring in which it
+//! produces. The peer maps it read-only. A record starts on a cache line; its first word is its
+//! header, so that a short record travels in one line, and a nonzero header word means "published".
+//!
+//! Stale content can never look like a header: before a record is published, the producer has
+//! zeroed the first word of the line that follows it. It does so one line ahead, off the critical
+//! path, and the consumer writes nothing into the ring at all.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+
+use super::sys::{self, Mapping};
+
+/// A cache line, the unit of the ring.
+pub(crate) const LINE: usize = 64;
+/// Bytes of a record's header.
+pub(crate) const HEADER: usize = 8;
+/// Most WRITEs of one endpoint that may be unanswered.
+pub(crate) const MAX_WRITES: usize = 1024;
+/// Largest payload of a record.
+pub(crate) const MAX_PAYLOAD: usize = 12 * 1024 + 64;
+
+/// Sizes of a ring file, the same in both processes of one host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Geometry {
+    /// Bytes of the control page.
+    pub(crate) head: usize,
+    /// Bytes of the ring, a power of two.
+    pub(crate) ring: usize,
+}
+
+impl Geometry {
+    /// The sizes on this host.
+    pub(crate) fn host() -> Geometry {
+        let page = sys::page_size().next_power_of_two();
+        Geometry { head: page, ring: page.max(32 * 1024) }
+    }
+    /// Bytes of the file.
+    pub(crate) fn file(self) -> usize {
+        self.head + self.ring
+    }
+    fn lines(self) -> u64 {
+        (self.ring / LINE) as u64
+    }
+    /// Where a line lies in the file; their number is a power of two.
+    fn offset(self, line: u64) -> usize {
+        self.head + (line & (self.lines() - 1)) as usize * LINE
+    }
+}
+
+/// The control page: what its owner tells the peer.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Control {
+    /// Lines of the peer's ring that the owner has consumed.
+    pub(crate) consumed: AtomicU64,
+    _pad0: [u64; 7],
+    /// WRITEs of the peer that the owner has executed.
+    pub(crate) executed: AtomicU64,
+    /// How many of them failed.
+    pub(crate) failed: AtomicU64,
+    /// Slots of the peer's stream that the owner has taken.
+    pub(crate) stream_taken: AtomicU64,
+    /// What the owner reads by itself of the WRITE under way: number and place, see `Pulled`.
+    pub(crate) pulled: AtomicU64,
+    _pad1: [u64; 4],
+    /// Slots that the owner has put into its own stream.
+    pub(crate) stream_put: AtomicU64,
+    _pad2: [u64; 7],
+    /// Not zero: the owner has left; nothing that it posted counts any more.
+    pub(crate) closed: AtomicU32,
+    /// Not zero: the owner waits for room in its ring.
+    pub(crate) starved: AtomicU32,
+    _pad3: [u64; 7],
+    /// How the peer's WRITEs ended, by sequence number modulo the size.
+    pub(crate) outcome: [AtomicU8; MAX_WRITES],
+}
+
+/// A load that is allowed on memory mapped read-only: relaxed, with a fence.
+pub(crate) fn load64(word: &AtomicU64) -> u64 {
+    let value = word.load(Ordering::Relaxed);
+    fence(Ordering::Acquire);
+    value
+}
+
+/// As [`load64`].
+pub(crate) fn load32(word: &AtomicU32) -> u32 {
+    let value = word.load(Ordering::Relaxed);
+    fence(Ordering::Acquire);
+    value
+}
+
+/// A record's header: kind, flags, length of its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    /// What it is; never 0.
+    pub(crate) kind: u8,
+    /// By kind.
+    pub(crate) flags: u8,
+    /// Bytes of payload.
+    pub(crate) len: u32,
+}
+
+impl Header {
+    fn pack(self) -> u64 {
+        u64::from(self.kind) | u64::from(self.flags) << 8 | u64::from(self.len) << 32
+    }
+    fn unpack(word: u64) -> Header {
+        Header { kind: word as u8, flags: (word >> 8) as u8, len: (word >> 32) as u32 }
+    }
+}
+
+/// Why a record found no place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoRoom {
+    /// Later.
+    Full,
+    /// The peer's control page says impossible things.
+    Broken,
+}
+
+/// Lines of a record with this payload.
+fn lines_of(len: usize) -> u64 {
+    ((HEADER + len).div_ceil(LINE)) as u64
+}
+
+/// The control page at the start of a mapped ring file.
+fn control(map: &Mapping) -> &Control {
+    debug_assert!(map.len() >= size_of::<Control>());
+    // SAFETY: the mapping is page-aligned, at least one page long (checked by size when it was
+    // made), lives as long as the reference, and Control consists of atomics, valid for any bytes.
+    unsafe { &*map.ptr().cast::<Control>() }
+}
+
+/// The end that writes records.
+#[derive(Debug)]
+pub(crate) struct Producer {
+    map: Mapping,
+    geometry: Geometry,
+    /// Next line to write.
+    head: u64,
+    /// Lines from `head` to here have a zero first word.
+    zeroed: u64,
+    /// The consumer's position when last looked at.
+    consumed: u64,
+}
+
+impl Producer {
+    /// Makes a ring file, maps it, and returns it with the descriptor for the peer.
+    pub(crate) fn create() -> io::Result<(Producer, OwnedFd)> {
+        let geometry = Geometry::host();
+        let fd = sys::memfd(c"rdma-transport-ring", geometry.file())?;
+        let map = Mapping::mirrored(sys::borrow(&fd), geometry.head, geometry.ring, true)?;
+        sys::seal_future_write(&fd);
+        Ok((Producer { map, geometry, head: 0, zeroed: geometry.lines(), consumed: 0 }, fd))
+    }
+
+    /// Our control page.
+    pub(crate) fn control(&self) -> &Control {
+        control(&self.map)
+    }
+
+    /// First byte of a line.
+    fn line(&self, line: u64) -> *mut u8 {
+        // SAFETY: the offset is that of a line inside the mapping.
+        unsafe { self.map.ptr().add(self.geometry.offset(line)) }
+    }
+
+    /// The first word of a line.
+    fn word(&self, line: u64) -> &AtomicU64 {
+        // SAFETY: a line is 64-byte aligned, inside the mapping, and accessed as a header word by
+        // atomic operations only, until it becomes payload, which the protocol keeps apart.
+        unsafe { AtomicU64::from_ptr(self.line(line).cast()) }
+    }
+
+    /// Whether a record of `len` payload bytes fits now.
+    pub(crate) fn room(&mut self, len: usize, peer: &Control) -> Result<(), NoRoom> {
+        // One line more: the one behind the record is zeroed before the record is published.
+        let end = self.head + lines_of(len) + 1;
+        if end - self.consumed <= self.geometry.lines() {
+            return Ok(());
+        }
+        let consumed = load64(&peer.consumed);
+        if consumed < self.consumed || consumed > self.head {
+            return Err(NoRoom::Broken);
+        }
+        self.consumed = consumed;
+        if end - consumed <= self.geometry.lines() { Ok(()) } else { Err(NoRoom::Full) }
+    }
+
+    /// Reserves room for a record of `len` payload bytes, at most [`MAX_PAYLOAD`].
+    pub(crate) fn reserve(&mut self, len: usize, peer: &Control) -> Result<Slot<'_>, NoRoom> {
+        debug_assert!(len <= MAX_PAYLOAD);
+        self.room(len, peer)?;
+        Ok(Slot { len, filled: 0, ring: self })
+    }
+}
+
+/// A reserved place in the ring; published, or dropped without effect.
+#[derive(Debug)]
+pub(crate) struct Slot<'a> {
+    ring: &'a mut Producer,
+    len: usize,
+    filled: usize,
+}
+
+impl Slot<'_> {
+    /// Appends bytes.
+    pub(crate) fn put(&mut self, bytes: &[u8]) {
+        // SAFETY: a slice is readable.
+        unsafe { self.put_raw(bytes.as_ptr(), bytes.len()) }
+    }
+
+    /// Appends bytes from anywhere.
+    ///
+    /// # Safety
+    /// `src` is readable for `len` bytes.
+    pub(crate) unsafe fn put_raw(&mut self, src: *const u8, len: usize) {
+        assert!(len <= self.len - self.filled, "record longer than its reservation");
+        let at = HEADER + self.filled;
+        // SAFETY: the record begins inside the ring and, thanks to the mirror, has at least one
+        // whole ring behind it; its length is bounded by the reservation, which is below that.
+        unsafe { std::ptr::copy_nonoverlapping(src, self.ring.line(self.ring.head).add(at), len) };
+        self.filled += len;
+    }
+
+    /// Makes the record visible.
+    pub(crate) fn publish(self, kind: u8, flags: u8) {
+        debug_assert_eq!(self.filled, self.len);
+        let ring = self.ring;
+        let next = ring.head + lines_of(self.len);
+        if next >= ring.zeroed {
+            ring.word(next).store(0, Ordering::Relaxed);
+            ring.zeroed = next + 1;
+        }
+        let header = Header { kind, flags, len: self.len as u32 };
+        ring.word(ring.head).store(header.pack(), Ordering::Release);
+        ring.head = next;
+        // One line ahead, so that the next short record need not wait for a second cache line.
+        let ahead = next + 1;
+        if ahead >= ring.zeroed && ahead + 1 - ring.consumed <= ring.geometry.lines() {
+            ring.word(ahead).store(0, Ordering::Relaxed);
+            ring.zeroed = ahead + 1;
+        }
+    }
+}
+
+/// The end that reads records, out of the peer's file.
+#[derive(Debug)]
+pub(crate) struct Consumer {
+    map: Mapping,
+    geometry: Geometry,
+    /// Next line to read.
+    head: u64,
+    /// Lines before this are no longer looked at.
+    released: u64,
+    /// What the peer was told.
+    told: u64,
+}
+
+impl Consumer {
+    /// Maps the peer's ring file, once its size and seals are right.
+    pub(crate) fn map(fd: &OwnedFd) -> io::Result<Consumer> {
+        let geometry = Geometry::host();
+        if sys::sealed_len(fd)? != geometry.file() as u64 {
+            return Err(io::Error::other("the peer's ring has another size than ours"));
+        }
+        let map = Mapping::mirrored(sys::borrow(fd), geometry.head, geometry.ring, false)?;
+        Ok(Consumer { map, geometry, head: 0, released: 0, told: 0 })
+    }
+
+    /// The peer's control page.
+    pub(crate) fn control(&self) -> &Control {
+        control(&self.map)
+    }
+
+    fn line(&self) -> *const u8 {
+        // SAFETY: the offset is that of a line inside the mapping.
+        unsafe { self.map.ptr().add(self.geometry.offset(self.head)) }
+    }
+
+    /// The next record's header, if one is published. `Err`: the record is impossible.
+    #[inline]
+    pub(crate) fn peek(&self) -> Result<Option<Header>, u64> {
+        // SAFETY: an aligned word inside the mapping, loaded atomically.
+        let word = load64(unsafe { AtomicU64::from_ptr(self.line().cast_mut().cast()) });
+        if word == 0 {
+            return Ok(None);
+        }
+        let header = Header::unpack(word);
+        if header.len as usize > MAX_PAYLOAD { Err(word) } else { Ok(Some(header)) }
+    }
+
+    /// First byte of the next record's payload: readable for at least [`MAX_PAYLOAD`] bytes until
+    /// this value is dropped. The peer may change the bytes at any time.
+    pub(crate) fn payload(&self) -> *const u8 {
+        const { assert!(HEADER + MAX_PAYLOAD <= 32 * 1024) };
+        // SAFETY: a line of the ring has a whole ring mapped behind its start.
+        unsafe { self.line().add(HEADER) }
+    }
+
+    /// A private copy of the start of the next record's payload.
+    pub(crate) fn copy<const N: usize>(&self) -> [u8; N] {
+        const { assert!(N <= MAX_PAYLOAD) };
+        // SAFETY: `payload` is readable for more than N bytes; a byte array takes any content.
+        unsafe { self.payload().cast::<[u8; N]>().read_volatile() }
+    }
+
+    /// Steps behind a record of `len` payload bytes. Its memory stays until `release`.
+    pub(crate) fn advance(&mut self, len: u32) {
+        self.head += lines_of(len as usize);
+    }
+
+    /// Lets go of everything read so far; the peer learns it by `tell`.
+    pub(crate) fn release(&mut self) {
+        self.released = self.head;
+    }
+
+    /// Whether so much was released that the peer should know soon.
+    pub(crate) fn should_tell(&self) -> bool {
+        self.released - self.told >= self.geometry.lines() / 4
+    }
+
+    /// Whether the peer could be told of more room.
+    pub(crate) fn can_tell(&self) -> bool {
+        self.released != self.told
+    }
+
+    /// Tells the peer, on our control page, how far it may write.
+    pub(crate) fn tell(&mut self, own: &Control) {
+        self.told = self.released;
+        own.consumed.store(self.told, Ordering::Release);
+    }
+}
+
+const _: () = assert!(size_of::<Control>() <= 4096);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,196 @@
+//! Unix sockets in the abstract name space, with descriptors passed along.
+
+use std::io;
+use std::mem::{size_of, zeroed};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use smallvec::SmallVec;
+
+/// Most descriptors in one message.
+pub(crate) const MAX_FDS: usize = 3;
+/// Longest message.
+pub(crate) const MAX_MESSAGE: usize = 256;
+/// Room for one control message with [`MAX_FDS`] descriptors, aligned for `cmsghdr`.
+type ControlBuf = [u64; 8];
+
+/// A received message.
+#[derive(Debug)]
+pub(crate) struct Received {
+    /// Its bytes.
+    pub(crate) bytes: SmallVec<[u8; MAX_MESSAGE]>,
+    /// Its descriptors.
+    pub(crate) fds: SmallVec<[OwnedFd; MAX_FDS]>,
+}
+
+/// What the kernel says of the process at the other end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PeerCred {
+    /// Process id in our name space; 0 if it is not visible from here.
+    pub(crate) pid: i32,
+    /// User id.
+    pub(crate) uid: u32,
+}
+
+fn check(rc: libc::c_int) -> io::Result<libc::c_int> {
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc) }
+}
+
+fn new_socket() -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: plain system call.
+    let fd = check(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })?;
+    // SAFETY: the kernel has just given this descriptor to us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The abstract socket address of a 16-byte name.
+fn abstract_address(name: &[u8; 16]) -> (libc::sockaddr_un, libc::socklen_t) {
+    // SAFETY: an all-zero sockaddr_un is a valid value of this plain C struct.
+    let mut sun: libc::sockaddr_un = unsafe { zeroed() };
+    sun.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let mut text = *b"\0rdma-transport.................................";
+    for (pair, byte) in text[16..].chunks_exact_mut(2).zip(name) {
+        pair[0] = b"0123456789abcdef"[usize::from(byte >> 4)];
+        pair[1] = b"0123456789abcdef"[usize::from(byte & 15)];
+    }
+    text[15] = b'-';
+    for (to, from) in sun.sun_path.iter_mut().zip(text) {
+        *to = from as libc::c_char;
+    }
+    let len = std::mem::offset_of!(libc::sockaddr_un, sun_path) + text.len();
+    (sun, len as libc::socklen_t)
+}
+
+/// Listens on the abstract name.
+pub(crate) fn listen(name: &[u8; 16]) -> io::Result<OwnedFd> {
+    let fd = new_socket()?;
+    let (sun, len) = abstract_address(name);
+    // SAFETY: `sun` holds a valid address of `len` bytes.
+    check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const sun).cast(), len) })?;
+    // SAFETY: plain system call on an owned descriptor.
+    check(unsafe { libc::listen(fd.as_raw_fd(), 4096) })?;
+    Ok(fd)
+}
+
+/// Connects to the abstract name; `WouldBlock` if the listener's queue is full.
+pub(crate) fn dial(name: &[u8; 16]) -> io::Result<OwnedFd> {
+    let fd = new_socket()?;
+    let (sun, len) = abstract_address(name);
+    // SAFETY: `sun` holds a valid address of `len` bytes.
+    check(unsafe { libc::connect(fd.as_raw_fd(), (&raw const sun).cast(), len) })?;
+    Ok(fd)
+}
+
+/// Accepts one connection.
+pub(crate) fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
+    let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    let (addr, len) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: no address is asked for.
+    let fd = check(unsafe { libc::accept4(listener.as_raw_fd(), addr, len, flags) })?;
+    // SAFETY: the kernel has just given this descriptor to us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Who is at the other end.
+pub(crate) fn peer_cred(fd: &OwnedFd) -> io::Result<PeerCred> {
+    let mut cred = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    let out = (&raw mut cred).cast();
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+    // SAFETY: `cred` has room for `len` bytes.
+    check(unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, out, &mut len) })?;
+    Ok(PeerCred { pid: cred.pid, uid: cred.uid })
+}
+
+/// The user id of this process.
+pub(crate) fn own_uid() -> u32 {
+    // SAFETY: reads a number.
+    unsafe { libc::geteuid() }
+}
+
+/// Sends one message with descriptors; all or nothing.
+pub(crate) fn send(sock: &OwnedFd, bytes: &[u8], fds: &[RawFd]) -> io::Result<()> {
+    debug_assert!(fds.len() <= MAX_FDS && bytes.len() <= MAX_MESSAGE);
+    let mut control: ControlBuf = [0; 8];
+    let mut iov = libc::iovec { iov_base: bytes.as_ptr() as *mut _, iov_len: bytes.len() };
+    // SAFETY: an all-zero msghdr is a valid value of this plain C struct.
+    let mut msg: libc::msghdr = unsafe { zeroed() };
+    msg.msg_iov = &mut iov;
+    msg.msg_iovlen = 1;
+    if !fds.is_empty() {
+        let bytes = size_of_val(fds) as u32;
+        msg.msg_control = control.as_mut_ptr().cast();
+        // SAFETY: arithmetic only.
+        msg.msg_controllen = unsafe { libc::CMSG_SPACE(bytes) } as _;
+        // SAFETY: the control buffer is large enough for MAX_FDS descriptors and aligned for a
+        // header; the first header lies at its start.
+        unsafe {
+            let header = libc::CMSG_FIRSTHDR(&msg);
+            (*header).cmsg_level = libc::SOL_SOCKET;
+            (*header).cmsg_type = libc::SCM_RIGHTS;
+            (*header).cmsg_len = libc::CMSG_LEN(bytes) as _;
+            let data = libc::CMSG_DATA(header).cast::<RawFd>();
+            std::ptr::copy_nonoverlapping(fds.as_ptr(), data, fds.len());
+        }
+    }
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    // SAFETY: `msg` refers to live buffers.
+    let n = unsafe { libc::sendmsg(sock.as_raw_fd(), &msg, flags) };
+    match usize::try_from(n) {
+        Err(_) => Err(io::Error::last_os_error()),
+        Ok(n) if n == bytes.len() => Ok(()),
+        Ok(_) => Err(io::ErrorKind::WriteZero.into()),
+    }
+}
+
+/// Receives one message; `UnexpectedEof` when the peer has closed, `InvalidData` when cut.
+pub(crate) fn receive(sock: &OwnedFd) -> io::Result<Received> {
+    let mut control: ControlBuf = [0; 8];
+    let mut bytes: SmallVec<[u8; MAX_MESSAGE]> = smallvec::smallvec![0; MAX_MESSAGE];
+    let mut iov = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // SAFETY: an all-zero msghdr is a valid value of this plain C struct.
+    let mut msg: libc::msghdr = unsafe { zeroed() };
+    msg.msg_iov = &mut iov;
+    msg.msg_iovlen = 1;
+    msg.msg_control = control.as_mut_ptr().cast();
+    msg.msg_controllen = size_of::<ControlBuf>() as _;
+    let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
+    // SAFETY: `msg` refers to live buffers.
+    let n = unsafe { libc::recvmsg(sock.as_raw_fd(), &mut msg, flags) };
+    let Ok(n) = usize::try_from(n) else { return Err(io::Error::last_os_error()) };
+    let fds = take_fds(&msg);
+    if msg.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 || fds.len() > MAX_FDS {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    if n == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    bytes.truncate(n);
+    Ok(Received { bytes, fds })
+}
+
+/// Takes ownership of every descriptor of a received message.
+fn take_fds(msg: &libc::msghdr) -> SmallVec<[OwnedFd; MAX_FDS]> {
+    let mut fds = SmallVec::new();
+    // SAFETY: `msg` was filled by recvmsg and its control buffer is alive.
+    let mut header = unsafe { libc::CMSG_FIRSTHDR(msg) };
+    while !header.is_null() {
+        // SAFETY: a header inside the control buffer, written by the kernel.
+        let h = unsafe { *header };
+        if h.cmsg_level == libc::SOL_SOCKET && h.cmsg_type == libc::SCM_RIGHTS {
+            // SAFETY: arithmetic only.
+            let overhead = unsafe { libc::CMSG_LEN(0) } as usize;
+            let count = (h.cmsg_len as usize).saturating_sub(overhead) / size_of::<RawFd>();
+            for i in 0..count {
+                // SAFETY: the kernel wrote `count` descriptors here, and they are ours now.
+                fds.push(unsafe {
+                    let at = libc::CMSG_DATA(header).cast::<RawFd>().add(i);
+                    OwnedFd::from_raw_fd(at.read_unaligned())
+                });
+            }
+        }
+        // SAFETY: as above; the macro stays inside the control buffer.
+        header = unsafe { libc::CMSG_NXTHDR(msg, header) };
+    }
+    fds
+}

@@ -1,0 +1,335 @@
+//! The system calls of the shm provider behind small safe types.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
+
+/// Turns the result of a system call into an `io::Result`.
+fn check(rc: libc::c_int) -> io::Result<libc::c_int> {
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc) }
+}
+
+/// Takes ownership of a descriptor that a system call has just returned.
+fn owned(rc: libc::c_int) -> io::Result<OwnedFd> {
+    let fd = check(rc)?;
+    // SAFETY: the kernel has just given this descriptor to the caller, nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Size of a page.
+pub(crate) fn page_size() -> usize {
+    // SAFETY: sysconf reads a constant.
+    let n = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(n).unwrap_or(4096)
+}
+
+/// Random bytes of the system's generator.
+pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut out = [0; N];
+    getrandom::fill(&mut out).map_err(|e| io::Error::other(e.to_string()))?;
+    Ok(out)
+}
+
+/// A memfd of this size that nobody can shrink or grow any more.
+pub(crate) fn memfd(name: &CStr, len: usize) -> io::Result<OwnedFd> {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: `name` is NUL-terminated.
+    let fd = owned(unsafe { libc::memfd_create(name.as_ptr(), flags) })?;
+    let len = libc::off_t::try_from(len).map_err(io::Error::other)?;
+    // SAFETY: plain system call on an owned descriptor.
+    check(unsafe { libc::ftruncate(fd.as_raw_fd(), len) })?;
+    seal(&fd, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW)?;
+    Ok(fd)
+}
+
+/// Adds seals to a memfd.
+pub(crate) fn seal(fd: &OwnedFd, seals: libc::c_int) -> io::Result<()> {
+    // SAFETY: plain system call on an owned descriptor.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) }).map(drop)
+}
+
+/// Forbids writable mappings of `fd` from now on; best effort, an old kernel lacks it.
+pub(crate) fn seal_future_write(fd: &OwnedFd) {
+    let _ = seal(fd, libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL);
+}
+
+/// The length of a peer's memfd, if it can never shrink under our mapping.
+pub(crate) fn sealed_len(fd: &OwnedFd) -> io::Result<u64> {
+    // SAFETY: plain system call on an owned descriptor.
+    let seals = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) })?;
+    if seals & libc::F_SEAL_SHRINK == 0 {
+        return Err(io::Error::other("the peer's memory is not sealed against shrinking"));
+    }
+    // SAFETY: an all-zero stat is a valid value of this plain C struct.
+    let mut st: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `st` is a valid place for the result.
+    check(unsafe { libc::fstat(fd.as_raw_fd(), &mut st) })?;
+    u64::try_from(st.st_size).map_err(io::Error::other)
+}
+
+/// The same file, opened for reading only, so that a peer cannot map it for writing.
+pub(crate) fn reopen_read_only(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}\0", fd.as_raw_fd());
+    // SAFETY: `path` is NUL-terminated.
+    owned(unsafe { libc::open(path.as_ptr().cast(), libc::O_RDONLY | libc::O_CLOEXEC) })
+}
+
+/// Mapped memory, unmapped on drop.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    ptr: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping is an address range of the process; it belongs to no thread.
+unsafe impl Send for Mapping {}
+// SAFETY: it hands out nothing but its address and length.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Reserves address space without memory.
+    fn reserve(len: usize) -> io::Result<Mapping> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let ptr = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_NONE, flags, -1, 0) };
+        Mapping::from_mmap(ptr, len)
+    }
+
+    fn from_mmap(ptr: *mut libc::c_void, len: usize) -> io::Result<Mapping> {
+        if ptr == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let ptr = NonNull::new(ptr.cast()).ok_or_else(|| io::Error::other("mapped at zero"))?;
+        Ok(Mapping { ptr, len })
+    }
+
+    /// Maps the first `len` bytes of `fd`, shared.
+    pub(crate) fn shared(fd: BorrowedFd<'_>, len: usize, writable: bool) -> io::Result<Mapping> {
+        let prot = protection(writable);
+        let fd = fd.as_raw_fd();
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let ptr = unsafe { libc::mmap(std::ptr::null_mut(), len, prot, libc::MAP_SHARED, fd, 0) };
+        Mapping::from_mmap(ptr, len)
+    }
+
+    /// Maps `head + ring` bytes of `fd` and behind them the ring part once more, so that whatever
+    /// starts inside the ring is contiguous.
+    pub(crate) fn mirrored(
+        fd: BorrowedFd<'_>,
+        head: usize,
+        ring: usize,
+        writable: bool,
+    ) -> io::Result<Mapping> {
+        let map = Mapping::reserve(head + 2 * ring)?;
+        map.place(0, head + ring, fd, 0, writable)?;
+        map.place(head + ring, ring, fd, head, writable)?;
+        Ok(map)
+    }
+
+    /// Maps the first `len` bytes of `fd`, shared and writable, at a multiple of `align`.
+    pub(crate) fn aligned(fd: BorrowedFd<'_>, len: usize, align: usize) -> io::Result<Mapping> {
+        let size = len.checked_add(align).ok_or(io::ErrorKind::OutOfMemory)?;
+        let whole = Mapping::reserve(size)?;
+        let skip = whole.ptr.as_ptr().align_offset(align);
+        whole.place(skip, len, fd, 0, true)?;
+        let whole = std::mem::ManuallyDrop::new(whole);
+        let start = whole.ptr.as_ptr();
+        // SAFETY: the rims of the reservation, which nobody uses; the middle becomes the result.
+        unsafe {
+            if skip > 0 {
+                libc::munmap(start.cast(), skip);
+            }
+            if size - skip > len {
+                libc::munmap(start.add(skip + len).cast(), size - skip - len);
+            }
+            Mapping::from_mmap(start.add(skip).cast(), len)
+        }
+    }
+
+    /// Maps `len` bytes of `fd` from `offset` over the reserved range at `at`.
+    fn place(
+        &self,
+        at: usize,
+        len: usize,
+        fd: BorrowedFd<'_>,
+        offset: usize,
+        writable: bool,
+    ) -> io::Result<()> {
+        debug_assert!(at + len <= self.len);
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+        let prot = protection(writable);
+        let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
+        // SAFETY: the range lies inside this reservation, which nobody uses yet.
+        let ptr = unsafe {
+            let addr = self.ptr.as_ptr().add(at).cast();
+            libc::mmap(addr, len, prot, flags, fd.as_raw_fd(), offset)
+        };
+        if ptr == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Asks for huge pages; a kernel without them says no, which costs nothing.
+    pub(crate) fn advise_huge(&self) {
+        // SAFETY: advice about a range that this value owns; it changes no content.
+        unsafe { libc::madvise(self.ptr.as_ptr().cast(), self.len, libc::MADV_HUGEPAGE) };
+    }
+
+    /// Gives the memory of a part of a shared file back to the system; it reads as zero then.
+    pub(crate) fn advise_remove(&self, offset: usize, len: usize) -> io::Result<()> {
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        // SAFETY: the range lies inside this mapping; the caller has no live data in it.
+        check(unsafe {
+            let addr = self.ptr.as_ptr().add(offset).cast();
+            libc::madvise(addr, len, libc::MADV_REMOVE)
+        })
+        .map(drop)
+    }
+
+    /// First byte.
+    pub(crate) fn ptr(&self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by this value, and nothing refers to it after its drop.
+        unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.len) };
+    }
+}
+
+fn protection(writable: bool) -> libc::c_int {
+    if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ }
+}
+
+/// A nonblocking eventfd.
+pub(crate) fn eventfd() -> io::Result<OwnedFd> {
+    // SAFETY: plain system call.
+    owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
+}
+
+/// Adds one to an eventfd; one that is full is readable already.
+pub(crate) fn eventfd_write(fd: &OwnedFd) {
+    let one = 1u64;
+    // SAFETY: eight readable bytes.
+    unsafe { libc::write(fd.as_raw_fd(), (&raw const one).cast(), 8) };
+}
+
+/// Takes an eventfd's count.
+pub(crate) fn eventfd_drain(fd: &OwnedFd) {
+    let mut count = 0u64;
+    // SAFETY: eight writable bytes.
+    unsafe { libc::read(fd.as_raw_fd(), (&raw mut count).cast(), 8) };
+}
+
+/// An epoll instance whose entries are named by a `u64`.
+#[derive(Debug)]
+pub(crate) struct Epoll(OwnedFd);
+
+impl Epoll {
+    /// Makes one.
+    pub(crate) fn new() -> io::Result<Epoll> {
+        // SAFETY: plain system call.
+        Ok(Epoll(owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?))
+    }
+    /// Its descriptor, readable when an entry is.
+    pub(crate) fn raw(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+    /// Watches `fd` for input and hang-up.
+    pub(crate) fn add(&self, fd: &OwnedFd, key: u64) -> io::Result<()> {
+        let events = (libc::EPOLLIN | libc::EPOLLRDHUP) as u32;
+        let mut event = libc::epoll_event { events, u64: key };
+        let (ep, fd) = (self.raw(), fd.as_raw_fd());
+        // SAFETY: `event` is a valid value; both descriptors are open.
+        check(unsafe { libc::epoll_ctl(ep, libc::EPOLL_CTL_ADD, fd, &mut event) }).map(drop)
+    }
+    /// Stops watching `fd`.
+    pub(crate) fn remove(&self, fd: &OwnedFd) {
+        let (ep, fd) = (self.raw(), fd.as_raw_fd());
+        // SAFETY: plain system call; the event argument is ignored.
+        unsafe { libc::epoll_ctl(ep, libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
+    }
+    /// The keys that are ready now, at most 64.
+    pub(crate) fn ready(&self, keys: &mut Vec<u64>) {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
+        // SAFETY: room for 64 events.
+        let n = unsafe { libc::epoll_wait(self.raw(), events.as_mut_ptr(), 64, 0) };
+        let n = usize::try_from(n).unwrap_or(0);
+        keys.extend(events.iter().take(n).map(|e| e.u64));
+    }
+}
+
+/// Whether the other end of a connected socket, or the process behind it, is gone.
+pub(crate) fn hung_up(sock: &OwnedFd, pidfd: Option<&OwnedFd>) -> bool {
+    let pid = pidfd.map_or(-1, AsRawFd::as_raw_fd);
+    let mut polls = [
+        libc::pollfd { fd: sock.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 },
+        libc::pollfd { fd: pid, events: libc::POLLIN, revents: 0 },
+    ];
+    // SAFETY: two valid entries; a negative descriptor is skipped.
+    unsafe { libc::poll(polls.as_mut_ptr(), 2, 0) };
+    polls.iter().any(|p| p.revents != 0)
+}
+
+/// A descriptor that becomes readable when the process ends.
+pub(crate) fn pidfd(pid: i32) -> io::Result<OwnedFd> {
+    // SAFETY: plain system call; the result fits a descriptor.
+    let rc = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    owned(libc::c_int::try_from(rc).unwrap_or(-1))
+}
+
+/// Reads another process's memory to `dst`. Returns the bytes read, which may be fewer.
+///
+/// # Safety
+/// `dst` is valid for writing `len` bytes.
+pub(crate) unsafe fn read_process(
+    pid: i32,
+    src: u64,
+    dst: *mut u8,
+    len: usize,
+) -> io::Result<usize> {
+    let local = libc::iovec { iov_base: dst.cast(), iov_len: len };
+    let remote = libc::iovec { iov_base: src as *mut libc::c_void, iov_len: len };
+    // SAFETY: `dst` by the caller; the kernel checks the other process's range.
+    let n = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
+    if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
+}
+
+/// Milliseconds of the cheap monotonic clock (a few ms coarse, no system call).
+pub(crate) fn coarse_ms() -> u64 {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `t` is a valid place for the result.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut t) };
+    (t.tv_sec as u64).wrapping_mul(1000).wrapping_add(t.tv_nsec as u64 / 1_000_000)
+}
+
+/// Identity of the running kernel: equal for two processes on one host.
+pub(crate) fn boot_id() -> [u8; 16] {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let mut out = [0; 16];
+    let mut digits = text.bytes().filter_map(|b| char::from(b).to_digit(16));
+    for byte in &mut out {
+        let (Some(hi), Some(lo)) = (digits.next(), digits.next()) else { break };
+        *byte = (hi * 16 + lo) as u8;
+    }
+    out
+}
+
+/// A borrowed view of an owned descriptor.
+pub(crate) fn borrow(fd: &OwnedFd) -> BorrowedFd<'_> {
+    fd.as_fd()
+}
+
+/// Ends a connected socket in both directions; its descriptor stays.
+pub(crate) fn shut(sock: &OwnedFd) {
+    // SAFETY: plain system call on an owned descriptor.
+    unsafe { libc::shutdown(sock.as_raw_fd(), libc::SHUT_RDWR) };
+}

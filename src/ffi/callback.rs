@@ -1,0 +1,228 @@
+//! Callbacks of the application as closures of the engine, and the engine's as functions of C.
+
+use std::collections::HashMap;
+use std::ffi::{c_char, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::convert::{Text, meta_to_c, tensor_to_c};
+use super::types::*;
+use crate::api::{AllocFn, CopyDone, DeviceOps, Meta, RecvDone, SendDone, SourceFn};
+use crate::api::{MAX_NAME_LEN, TransferInfo};
+use crate::log::{self, Level, LogFn};
+use crate::status::{Code, Status};
+
+/// The application's pointer, which the library carries and never reads.
+#[derive(Clone, Copy)]
+pub(super) struct UserData(pub(super) *mut c_void);
+
+// SAFETY: the header says that callbacks, and with them their userdata, run on another thread than
+// the one that passed them; the library does nothing with the pointer but hand it back.
+unsafe impl Send for UserData {}
+// SAFETY: as above; only callbacks that may run on several threads at once are shared.
+unsafe impl Sync for UserData {}
+
+impl UserData {
+    /// Taken by a method, so that closures capture the whole wrapper and not its pointer.
+    fn get(self) -> *mut c_void {
+        self.0
+    }
+}
+
+/// How an operation ended, as the arguments of a callback. The text ends with a NUL.
+struct Outcome {
+    code: rdma_code_t,
+    /// With the NUL.
+    message: Vec<u8>,
+}
+
+impl Outcome {
+    fn new(error: Option<&Status>) -> Outcome {
+        let Some(status) = error else { return Outcome { code: RDMA_OK, message: Vec::new() } };
+        let mut message = Vec::with_capacity(status.message.len() + 1);
+        message.extend_from_slice(status.message.as_bytes());
+        message.push(0);
+        Outcome { code: status.code as rdma_code_t, message }
+    }
+
+    fn text(&self) -> (*const c_char, usize) {
+        match self.message.len().checked_sub(1) {
+            None => (c"".as_ptr(), 0),
+            Some(len) => (self.message.as_ptr().cast(), len),
+        }
+    }
+}
+
+/// Hands the C form of `info` to `call`; its texts live as long as the call.
+fn with_info(info: &TransferInfo, call: impl FnOnce(*const rdma_transfer_info_t)) {
+    let provider = Text::<16>::new(info.provider);
+    let peer = Text::<{ MAX_NAME_LEN + 1 }>::new(&info.peer);
+    let c = rdma_transfer_info {
+        struct_size: size_of::<rdma_transfer_info>(),
+        bytes: info.bytes,
+        elapsed_ns: info.elapsed_ns,
+        provider: provider.as_ptr(),
+        peer: peer.as_ptr(),
+        protocol: info.protocol as u32,
+        reason: info.reason as u32,
+    };
+    call(&raw const c);
+}
+
+/// The end of a send.
+pub(super) fn send_done(done: rdma_send_done_fn, userdata: *mut c_void) -> Option<SendDone> {
+    let done = done?;
+    let userdata = UserData(userdata);
+    Some(Box::new(move |result, info| {
+        let outcome = Outcome::new(result.as_ref().err());
+        let (text, len) = outcome.text();
+        // SAFETY: the application's function, with the arguments that the header promises.
+        with_info(info, |info| unsafe { done(outcome.code, text, len, info, userdata.get()) });
+    }))
+}
+
+/// The end of a receive.
+pub(super) fn recv_done(done: rdma_recv_done_fn, userdata: *mut c_void) -> RecvDone {
+    let Some(done) = done else { return Box::new(|_, _| {}) };
+    let userdata = UserData(userdata);
+    Box::new(move |result, info| {
+        let outcome = Outcome::new(result.as_ref().err());
+        let (text, len) = outcome.text();
+        let tensor = result.ok().map(tensor_to_c);
+        let tensor = tensor.as_ref().map_or(std::ptr::null(), |t| &raw const *t);
+        // SAFETY: the application's function, with the arguments that the header promises.
+        with_info(info, |info| unsafe {
+            done(outcome.code, text, len, tensor, info, userdata.get())
+        });
+    })
+}
+
+/// Memory for a result.
+pub(super) fn alloc(
+    alloc: unsafe extern "C" fn(*const rdma_tensor_t, *mut c_void) -> *mut c_void,
+    userdata: *mut c_void,
+    device: u32,
+) -> AllocFn {
+    let userdata = UserData(userdata);
+    Box::new(move |meta: &Meta| {
+        let c = meta_to_c(meta, 0, device);
+        // SAFETY: the application's function, with the arguments that the header promises.
+        let memory = unsafe { alloc(&raw const c, userdata.get()) };
+        (!memory.is_null()).then_some(memory as u64)
+    })
+}
+
+/// The runtime's own rendezvous.
+pub(super) fn source(
+    mgr: *mut rdma_mgr_t,
+    source: rdma_source_fn,
+    userdata: *mut c_void,
+) -> Option<SourceFn> {
+    let source = source?;
+    let (mgr, userdata) = (UserData(mgr.cast()), UserData(userdata));
+    Some(Arc::new(move |response, peer: &str, key: &[u8], step| {
+        let peer = Text::<{ MAX_NAME_LEN + 1 }>::new(peer);
+        let (key, key_len) = (key.as_ptr().cast(), key.len());
+        // SAFETY: the application's function, with the arguments that the header promises.
+        unsafe {
+            let mgr = mgr.get().cast();
+            source(mgr, response, peer.as_ptr(), peer.len(), key, key_len, step, userdata.get());
+        }
+    }))
+}
+
+/// The receiver of log messages.
+pub(super) fn log_fn(log: rdma_log_fn, userdata: *mut c_void) -> Option<LogFn> {
+    let log = log?;
+    let userdata = UserData(userdata);
+    Some(Arc::new(move |level: Level, text: &str| {
+        let mut message = Vec::with_capacity(text.len() + 1);
+        message.extend_from_slice(text.as_bytes());
+        message.push(0);
+        // SAFETY: the application's function, with the arguments that the header promises.
+        unsafe { log(level as i32, message.as_ptr().cast(), text.len(), userdata.get()) };
+    }))
+}
+
+type CopyToHost = unsafe extern "C" fn(
+    *mut c_void,
+    *const c_void,
+    u64,
+    rdma_copy_done_fn,
+    *mut c_void,
+    *mut c_void,
+);
+type CopyFromHost = CopyToHost;
+
+/// An accelerator's copy functions.
+pub(super) struct Device {
+    copy_to_host: CopyToHost,
+    copy_from_host: CopyFromHost,
+    userdata: UserData,
+}
+
+impl Device {
+    /// Checks that both functions are there.
+    pub(super) fn new(ops: &rdma_device_ops, userdata: *mut c_void) -> Result<Device, Status> {
+        let missing = |what| Status::invalid(format!("ops.{what} is NULL"));
+        Ok(Device {
+            copy_to_host: ops.copy_to_host.ok_or_else(|| missing("copy_to_host"))?,
+            copy_from_host: ops.copy_from_host.ok_or_else(|| missing("copy_from_host"))?,
+            userdata: UserData(userdata),
+        })
+    }
+}
+
+impl DeviceOps for Device {
+    fn copy_to_host(&self, host: u64, device: u64, nbytes: u64, done: CopyDone) {
+        let token = start_copy(done);
+        let (to, from) = (host as *mut c_void, device as *const c_void);
+        // SAFETY: the application's function, with the arguments that the header promises.
+        unsafe { (self.copy_to_host)(to, from, nbytes, Some(copy_done), token, self.userdata.0) };
+    }
+
+    fn copy_from_host(&self, device: u64, host: u64, nbytes: u64, done: CopyDone) {
+        let token = start_copy(done);
+        let (to, from) = (device as *mut c_void, host as *const c_void);
+        // SAFETY: the application's function, with the arguments that the header promises.
+        unsafe { (self.copy_from_host)(to, from, nbytes, Some(copy_done), token, self.userdata.0) };
+    }
+}
+
+/// Copies under way. Tokens are numbers and not pointers, so that a second call, or one with a
+/// wrong token, finds nothing.
+static COPIES: Mutex<Option<HashMap<u64, CopyDone>>> = Mutex::new(None);
+static NEXT_COPY: AtomicU64 = AtomicU64::new(1);
+
+fn start_copy(done: CopyDone) -> *mut c_void {
+    let id = NEXT_COPY.fetch_add(1, Ordering::Relaxed);
+    COPIES.lock().get_or_insert_default().insert(id, done);
+    id as *mut c_void
+}
+
+/// What the application calls when a copy is complete.
+unsafe extern "C" fn copy_done(code: rdma_code_t, token: *mut c_void) {
+    let _deferred = log::Deferred::new();
+    let done = COPIES.lock().as_mut().and_then(|copies| copies.remove(&(token as u64)));
+    let Some(done) = done else {
+        log::error(format_args!(
+            "a device's copy was reported complete twice, or with the wrong token {}",
+            token as u64
+        ));
+        return;
+    };
+    let result = match Code::from_i32(code) {
+        Some(Code::Ok) => Ok(()),
+        Some(code) => Err(Status::new(code, "the device's copy function failed")),
+        None => Err(Status::new(
+            Code::Unknown,
+            format!("the device's copy function failed with the unknown code {code}"),
+        )),
+    };
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| done(result))) {
+        super::error::panicked("rdma_copy_done_fn", payload);
+    }
+}

@@ -1,0 +1,204 @@
+//! The manager's handle: the one place where the application's pointer becomes a reference.
+//!
+//! A handle's memory is never given back to the allocator but reused much later, so that a call
+//! after `rdma_mgr_destroy` finds a dead handle and not another object.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use parking_lot::{MappedRwLockReadGuard, Mutex, RwLock, RwLockReadGuard};
+
+use super::error;
+use crate::manager::Manager;
+use crate::status::{Code, Status};
+
+/// A manager: one local worker identity, which owns everything else. Opaque.
+pub struct rdma_mgr {
+    /// Tells a handle from other memory.
+    magic: u64,
+    /// The process it was made in.
+    pid: AtomicU32,
+    /// `rdma_mgr_destroy` is under way.
+    closing: AtomicBool,
+    /// Held for reading by each call, so that destroying waits for them.
+    manager: RwLock<Option<Arc<Manager>>>,
+    /// Dimensions handed out by `rdma_recv`, until the request is released.
+    dims: Mutex<HashMap<u64, Dims>>,
+}
+/// A manager. Opaque.
+pub type rdma_mgr_t = rdma_mgr;
+
+/// Dimensions of a result, at an address that stays.
+pub(super) type Dims = Box<[i64]>;
+
+/// Value of `rdma_mgr::magic`.
+const MAGIC: u64 = 0x7264_6d61_5f6d_6772;
+/// Dead handles that wait before they are used again.
+const QUARANTINE: usize = 256;
+
+static DEAD: Mutex<VecDeque<&'static rdma_mgr>> = Mutex::new(VecDeque::new());
+
+/// This process; kept by a fork handler, since asking the kernel at each call costs more than the
+/// call.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+static WATCH_FORKS: Once = Once::new();
+
+extern "C" fn in_forked_child() {
+    PROCESS.store(std::process::id(), Ordering::Relaxed);
+}
+
+fn watch_forks() {
+    WATCH_FORKS.call_once(|| {
+        in_forked_child();
+        // SAFETY: the handler only stores a number. Should it not be accepted, a child is not
+        // told apart, as with any library.
+        unsafe { libc::pthread_atfork(None, None, Some(in_forked_child)) };
+    });
+}
+
+/// Makes the handle of a manager. Its address is known first, for callbacks that carry it.
+pub(super) fn create(manager: Arc<Manager>) -> &'static rdma_mgr {
+    watch_forks();
+    let mut dead = DEAD.lock();
+    let reused = if dead.len() > QUARANTINE { dead.pop_front() } else { None };
+    drop(dead);
+    let handle = reused.unwrap_or_else(|| {
+        Box::leak(Box::new(rdma_mgr {
+            magic: MAGIC,
+            pid: AtomicU32::new(0),
+            closing: AtomicBool::new(false),
+            manager: RwLock::new(None),
+            dims: Mutex::new(HashMap::new()),
+        }))
+    });
+    handle.pid.store(PROCESS.load(Ordering::Relaxed), Ordering::Relaxed);
+    handle.closing.store(false, Ordering::Relaxed);
+    *handle.manager.write() = Some(manager);
+    handle
+}
+
+/// A manager in use by a call.
+pub(super) struct Borrowed {
+    handle: &'static rdma_mgr,
+    manager: MappedRwLockReadGuard<'static, Arc<Manager>>,
+}
+
+impl Deref for Borrowed {
+    type Target = Arc<Manager>;
+    fn deref(&self) -> &Arc<Manager> {
+        &self.manager
+    }
+}
+
+/// Checks a pointer from the application. As far as it can be told, a foreign one is an error.
+///
+/// # Safety
+/// `mgr` is NULL or points to readable memory of a handle's size; if it came from `create`, nothing
+/// else is asked, also after `destroy`.
+unsafe fn check(mgr: *const rdma_mgr_t) -> Result<&'static rdma_mgr, Status> {
+    super::args::not_null("mgr", mgr)?;
+    let foreign = || Status::invalid("mgr does not come from rdma_mgr_create");
+    if !mgr.is_aligned() {
+        return Err(foreign());
+    }
+    // SAFETY: readable by this function's contract.
+    let magic = unsafe { (&raw const (*mgr).magic).read() };
+    if magic != MAGIC {
+        return Err(foreign());
+    }
+    // SAFETY: a handle; its memory is never given back.
+    let handle = unsafe { &*mgr };
+    if handle.pid.load(Ordering::Relaxed) != PROCESS.load(Ordering::Relaxed) {
+        return Err(Status::new(
+            Code::FailedPrecondition,
+            format!(
+                "mgr was created by process {}, and cannot be used in its forked child {}",
+                handle.pid.load(Ordering::Relaxed),
+                std::process::id()
+            ),
+        ));
+    }
+    Ok(handle)
+}
+
+fn destroyed() -> Status {
+    Status::new(Code::FailedPrecondition, "mgr was destroyed")
+}
+
+/// The manager behind the application's pointer, for the length of a call.
+///
+/// # Safety
+/// As for `check`.
+pub(super) unsafe fn borrow(mgr: *const rdma_mgr_t) -> Result<Borrowed, Status> {
+    // SAFETY: by this function's contract.
+    let handle = unsafe { check(mgr) }?;
+    // Recursive: a callback inside a call calls again, while `destroy` may wait for both.
+    let guard = handle.manager.read_recursive();
+    let manager = RwLockReadGuard::try_map(guard, Option::as_ref).map_err(|_| destroyed())?;
+    Ok(Borrowed { handle, manager })
+}
+
+/// Destroys the manager, waits for the calls of other threads, and retires the handle.
+///
+/// # Safety
+/// As for `check`.
+pub(super) unsafe fn destroy(mgr: *mut rdma_mgr_t) -> Result<(), Status> {
+    // SAFETY: by this function's contract.
+    let handle = unsafe { check(mgr) }?;
+    if error::nested() {
+        return Err(Status::new(
+            Code::FailedPrecondition,
+            "rdma_mgr_destroy inside a callback, allowed is every other place",
+        ));
+    }
+    let manager = handle.manager.read_recursive().clone().ok_or_else(destroyed)?;
+    if handle.closing.swap(true, Ordering::AcqRel) {
+        return Err(Status::new(
+            Code::FailedPrecondition,
+            "mgr is being destroyed by another thread",
+        ));
+    }
+    if let Err(status) = manager.destroy() {
+        handle.closing.store(false, Ordering::Release);
+        return Err(status);
+    }
+    let last = handle.manager.write().take();
+    drop((last, manager));
+    handle.dims.lock().clear();
+    DEAD.lock().push_back(handle);
+    Ok(())
+}
+
+impl Borrowed {
+    /// Keeps the dimensions of a result until its request is released; returns their address.
+    pub(super) fn keep_dims(&self, request: u64, dims: Dims) -> *const i64 {
+        let at = dims.as_ptr();
+        if !dims.is_empty() {
+            self.handle.dims.lock().insert(request, dims);
+        }
+        at
+    }
+
+    /// Frees the dimensions of a released request.
+    pub(super) fn drop_dims(&self, request: u64) {
+        self.handle.dims.lock().remove(&request);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn foreign_pointers_are_told() {
+        let other = [1u64; 16];
+        // SAFETY: NULL, and readable memory.
+        let message = |p: *const rdma_mgr_t| unsafe { check(p) }.err().unwrap().message;
+        assert_eq!(message(std::ptr::null()), "mgr is NULL");
+        assert!(message(other.as_ptr().cast()).contains("rdma_mgr_create"));
+        assert!(message(other.as_ptr().cast::<u8>().wrapping_add(1).cast()).contains("create"));
+    }
+}

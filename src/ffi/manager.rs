@@ -1,0 +1,66 @@
+//! Making and ending a manager.
+
+use super::args::not_null;
+use super::error::guard;
+use super::types::*;
+use super::{handle, options};
+use crate::log;
+use crate::manager::Manager;
+
+/// Makes a manager: one local worker identity, which owns connections, memory and requests. The
+/// environment overrides `options`; `options` NULL: defaults. On success *out is the handle, to be
+/// ended by rdma_mgr_destroy. The options are copied.
+///
+/// Threads: any; the handle may be used from any thread at once. It is of no use in a forked
+/// child, where every function returns RDMA_FAILED_PRECONDITION for it.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `out` NULL, wrong struct_size, a setting or an
+/// environment variable that is not allowed; RDMA_UNAVAILABLE: the required provider cannot be
+/// used here; RDMA_PERMISSION_DENIED, RDMA_NOT_FOUND: a file named by the environment cannot be
+/// opened; RDMA_ALREADY_EXISTS: the address to listen on is in use; RDMA_RESOURCE_EXHAUSTED: no
+/// memory, descriptors or threads; RDMA_UNIMPLEMENTED: the required provider is not part of this
+/// build; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_mgr_create(
+    options: *const rdma_mgr_options_t,
+    out: *mut *mut rdma_mgr_t,
+) -> rdma_code_t {
+    guard("rdma_mgr_create", || {
+        not_null("out", out)?;
+        // SAFETY: the caller's options, as the header demands.
+        let mut config = unsafe { options::config(options) }?;
+        let notes = config
+            .apply_env(|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))?;
+        config.finish()?;
+        for note in notes {
+            log::info(format_args!("{}: {note}", config.name));
+        }
+        let trace = config.trace.take();
+        let manager = Manager::new(config)?;
+        if let Some(path) = trace
+            && let Err(status) = manager.trace_start(&path)
+        {
+            let _ = manager.destroy();
+            return Err(status);
+        }
+        // SAFETY: not NULL, and the caller's to write.
+        unsafe { out.write(std::ptr::from_ref(handle::create(manager)).cast_mut()) };
+        Ok(())
+    })
+}
+
+/// Ends a manager: each operation under way ends with RDMA_CANCELLED through its callback, the
+/// connections close, the library's threads end, its memory is freed. When it returns, no callback
+/// runs any more, and calls of other threads have returned. The handle is then dead.
+///
+/// Threads: any, but not inside a callback. `mgr` NULL is an error.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL or no handle; RDMA_FAILED_PRECONDITION:
+/// inside a callback, destroyed already, or in a forked child; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_mgr_destroy(mgr: *mut rdma_mgr_t) -> rdma_code_t {
+    guard("rdma_mgr_destroy", || {
+        // SAFETY: the caller's handle, as the header demands.
+        unsafe { handle::destroy(mgr) }
+    })
+}

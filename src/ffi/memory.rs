@@ -1,0 +1,131 @@
+//! Memory: registered, of the library, of accelerators.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use super::args::{memory, not_null};
+use super::callback::Device;
+use super::error::guard;
+use super::handle::borrow;
+use super::sized;
+use super::types::*;
+use crate::status::Status;
+
+/// Registers memory, so that tensors inside it move without a copy. Not needed for a transfer to
+/// work. `device` is RDMA_DEVICE_HOST or an id from rdma_mgr_register_device. Ranges may adjoin,
+/// and must not overlap.
+///
+/// Threads: any. The memory stays the application's, and valid until rdma_mem_unregister or
+/// rdma_mgr_destroy.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `addr` NULL, len 0 or beyond the address space;
+/// RDMA_ALREADY_EXISTS: overlaps registered memory; RDMA_NOT_FOUND: unknown device;
+/// RDMA_RESOURCE_EXHAUSTED: the system's limit on locked memory, or the device's on regions;
+/// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_mem_register(
+    mgr: *mut rdma_mgr_t,
+    addr: *mut c_void,
+    len: usize,
+    device: u32,
+) -> rdma_code_t {
+    guard("rdma_mem_register", || {
+        // SAFETY: the caller's handle, as the header demands.
+        let mgr = unsafe { borrow(mgr) }?;
+        let (addr, len) = memory("addr", addr, len)?;
+        // SAFETY: the header demands that the memory stays valid until it is unregistered.
+        unsafe { mgr.mem_register(addr, len, device) }
+    })
+}
+
+/// Ends a registration; `addr` as given to rdma_mem_register. When it returns, no peer reads or
+/// writes the memory by it; transfers under way that used it end with an error.
+///
+/// Threads: any.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `addr` NULL; RDMA_NOT_FOUND: not registered;
+/// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_mem_unregister(
+    mgr: *mut rdma_mgr_t,
+    addr: *mut c_void,
+) -> rdma_code_t {
+    guard("rdma_mem_unregister", || {
+        // SAFETY: the caller's handle, as the header demands.
+        let mgr = unsafe { borrow(mgr) }?;
+        not_null("addr", addr)?;
+        mgr.mem_unregister(addr as u64)
+    })
+}
+
+/// Allocates memory in the library's pool: registered, shared with peers on this host, aligned to
+/// 64 bytes, zero when fresh. The best place for tensors.
+///
+/// Threads: any. Free it with rdma_mem_free; rdma_mgr_destroy frees what is left.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `out` NULL, len 0; RDMA_RESOURCE_EXHAUSTED: no
+/// memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_mem_alloc(
+    mgr: *mut rdma_mgr_t,
+    len: usize,
+    out: *mut *mut c_void,
+) -> rdma_code_t {
+    guard("rdma_mem_alloc", || {
+        not_null("out", out)?;
+        // SAFETY: the caller's handle, as the header demands.
+        let mgr = unsafe { borrow(mgr) }?;
+        if len == 0 || len > isize::MAX as usize {
+            let most = isize::MAX;
+            return Err(Status::invalid(format!("len is {len}, allowed are 1 to {most}")));
+        }
+        let addr = mgr.mem_alloc(len)?;
+        // SAFETY: not NULL, and the caller's to write.
+        unsafe { out.write(addr as *mut c_void) };
+        Ok(())
+    })
+}
+
+/// Frees memory of rdma_mem_alloc. No operation may be using it.
+///
+/// Threads: any. `addr` NULL is an error.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `addr` NULL; RDMA_NOT_FOUND: not from
+/// rdma_mem_alloc of this manager, or freed already; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in
+/// a forked child; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_mem_free(mgr: *mut rdma_mgr_t, addr: *mut c_void) -> rdma_code_t {
+    guard("rdma_mem_free", || {
+        // SAFETY: the caller's handle, as the header demands.
+        let mgr = unsafe { borrow(mgr) }?;
+        not_null("addr", addr)?;
+        mgr.mem_free(addr as u64)
+    })
+}
+
+/// Makes an accelerator known by its copy functions. *device is its id, for rdma_tensor_t.device,
+/// rdma_recv_options_t.device and rdma_mem_register.
+///
+/// Threads: any. `ops` is copied; `userdata` (NULL is allowed) is passed to its functions, until
+/// rdma_mgr_destroy.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr`, `ops`, `device` or a function NULL, wrong
+/// struct_size; RDMA_RESOURCE_EXHAUSTED: too many devices; RDMA_FAILED_PRECONDITION: `mgr`
+/// destroyed or in a forked child; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_mgr_register_device(
+    mgr: *mut rdma_mgr_t,
+    ops: *const rdma_device_ops_t,
+    userdata: *mut c_void,
+    device: *mut u32,
+) -> rdma_code_t {
+    guard("rdma_mgr_register_device", || {
+        not_null("device", device)?;
+        // SAFETY: the caller's arguments, as the header demands.
+        let (mgr, ops) = unsafe { (borrow(mgr)?, sized::read("ops", ops)?) };
+        let id = mgr.register_device(Arc::new(Device::new(&ops, userdata)?))?;
+        // SAFETY: not NULL, and the caller's to write.
+        unsafe { device.write(id) };
+        Ok(())
+    })
+}

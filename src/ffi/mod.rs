@@ -1,0 +1,41 @@
+//! The C ABI: argument checks, handles, panic boundary. No logic.
+//!
+//! `include/rdma_transport.h` is generated from this module (see `cbindgen.toml` and
+//! `tests/header.rs`), so the comments here are written for readers of C. Every exported function
+//! is one call of `error::guard`, which catches panics and records the error text.
+
+#![allow(non_camel_case_types, reason = "the names are those of the C header")]
+#![allow(clippy::missing_safety_doc, reason = "the contract is written for callers from C")]
+
+mod args;
+mod base;
+mod callback;
+mod convert;
+mod error;
+mod handle;
+mod keys;
+mod manager;
+mod memory;
+mod observe;
+mod options;
+mod peers;
+mod progress;
+mod rendezvous;
+mod sized;
+mod source;
+mod types;
+
+pub use base::*;
+pub use keys::*;
+pub use manager::*;
+pub use memory::*;
+pub use observe::*;
+pub use options::*;
+pub use peers::*;
+pub use progress::*;
+pub use rendezvous::*;
+pub use source::*;
+pub use types::*;
+
+#[cfg(test)]
+mod tests;

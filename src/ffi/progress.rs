@@ -1,0 +1,67 @@
+//! Driving progress.
+
+use std::ffi::c_int;
+
+use super::args::{millis, not_null};
+use super::error::guard;
+use super::handle::borrow;
+use super::types::*;
+
+/// Moves data, runs callbacks and timers, and returns; never blocks. *events is the number of
+/// things that happened. With RDMA_PROGRESS_THREAD it may be called too, and helps.
+///
+/// Threads: any, but not inside a callback. `events` NULL: not wanted.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_FAILED_PRECONDITION: inside a callback,
+/// `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_mgr_progress(mgr: *mut rdma_mgr_t, events: *mut u32) -> rdma_code_t {
+    guard("rdma_mgr_progress", || {
+        // SAFETY: the caller's handle, as the header demands.
+        let mgr = unsafe { borrow(mgr) }?;
+        let count = mgr.progress()?;
+        if !events.is_null() {
+            // SAFETY: not NULL, and the caller's to write.
+            unsafe { events.write(count) };
+        }
+        Ok(())
+    })
+}
+
+/// Drives progress until something happened: a callback ran, a connection came or went. 0 looks
+/// once. Spins for busy_poll_us, then sleeps.
+///
+/// Threads: any, but not inside a callback.
+///
+/// Returns RDMA_OK; RDMA_DEADLINE_EXCEEDED: nothing happened; RDMA_INVALID_ARGUMENT: `mgr` NULL,
+/// negative timeout; RDMA_FAILED_PRECONDITION: inside a callback, `mgr` destroyed or in a forked
+/// child; RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_mgr_wait(mgr: *mut rdma_mgr_t, timeout_ms: i64) -> rdma_code_t {
+    guard("rdma_mgr_wait", || {
+        // SAFETY: the caller's handle, as the header demands.
+        let mgr = unsafe { borrow(mgr) }?;
+        mgr.wait(millis("timeout_ms", timeout_ms)?)
+    })
+}
+
+/// Gives a descriptor for poll, select or epoll: when it is readable, call rdma_mgr_progress until
+/// that reports no events. For RDMA_PROGRESS_MANUAL. The descriptor belongs to the manager: do not
+/// read, write or close it.
+///
+/// Threads: any.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `fd` NULL; RDMA_FAILED_PRECONDITION: progress
+/// is RDMA_PROGRESS_THREAD, `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_mgr_event_fd(mgr: *mut rdma_mgr_t, fd: *mut c_int) -> rdma_code_t {
+    guard("rdma_mgr_event_fd", || {
+        not_null("fd", fd)?;
+        // SAFETY: the caller's handle, as the header demands.
+        let mgr = unsafe { borrow(mgr) }?;
+        let value = mgr.event_fd()?;
+        // SAFETY: not NULL, and the caller's to write.
+        unsafe { fd.write(value) };
+        Ok(())
+    })
+}

@@ -1,0 +1,252 @@
+//! Send and receive by key and step.
+
+use std::cell::RefCell;
+use std::ffi::{c_char, c_void};
+
+use super::args::{id, key as checked_key, name, optional_millis, status};
+use super::callback::{recv_done, send_done};
+use super::convert::{recv_options, tensor_from_c, tensor_to_c};
+use super::error::guard;
+use super::handle::{Dims, borrow};
+use super::sized::{self, Out};
+use super::types::*;
+use crate::api::Target;
+use crate::status::Status;
+
+thread_local! {
+    /// Dimensions of this thread's last `rdma_recv` without a request.
+    static LAST_DIMS: RefCell<Dims> = RefCell::default();
+}
+
+/// Offers a tensor under `key` for `step`: to a receive that waits here or at a peer, or to one
+/// that comes later. Does not wait.
+///
+/// Threads: any. Key, struct and dimensions are copied; the content is borrowed until `done` runs,
+/// once; `done` NULL: not wanted, the content must then live until rdma_step_cleanup or
+/// rdma_mgr_destroy has returned. On a code other than RDMA_OK `done` never runs. `options` NULL:
+/// defaults. `userdata` may be NULL.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr`, `key` or `tensor` NULL, key_len not 1 to 65536,
+/// wrong struct_size, negative timeout or dimension, more than 254 dimensions, unknown flags,
+/// nbytes without data; RDMA_ABORTED: sent already, or the step was aborted; then the step's own
+/// code; RDMA_NOT_FOUND: unknown device; RDMA_RESOURCE_EXHAUSTED: too many tensors wait;
+/// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` is being
+/// destroyed; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_send(
+    mgr: *mut rdma_mgr_t,
+    key: *const c_char,
+    key_len: usize,
+    step: i64,
+    tensor: *const rdma_tensor_t,
+    options: *const rdma_send_options_t,
+    done: rdma_send_done_fn,
+    userdata: *mut c_void,
+) -> rdma_code_t {
+    guard("rdma_send", || {
+        // SAFETY: the caller's arguments, as the header demands; it keeps the content in place
+        // until `done` has run.
+        unsafe {
+            let mgr = borrow(mgr)?;
+            let key = checked_key(key, key_len)?;
+            let tensor = tensor_from_c(tensor)?;
+            let options = sized::read_or_defaults("options", options)?;
+            let timeout = optional_millis("options.timeout_ms", options.timeout_ms)?;
+            mgr.send(key, step, tensor, timeout, send_done(done, userdata))
+        }
+    })
+}
+
+/// Starts to receive the tensor `key` of `step` from `peer`; NULL or one's own name: from this
+/// manager. `done` runs once, perhaps before this returns, perhaps before *out_request is written.
+/// The tensor's struct and dimensions are borrowed for that call. `done` NULL: not wanted.
+///
+/// Content in the library's memory lives for the call of `done` only, if `out_request` is NULL;
+/// otherwise until rdma_request_release, which must be called once. Content in options.dst, or from
+/// options.alloc, is the application's.
+///
+/// Threads: any. Key, name and options are copied; options.dst is written until `done` runs.
+/// `options` NULL: defaults. `userdata` may be NULL. On a code other than RDMA_OK `done` never runs
+/// and *out_request is not written.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `key` NULL, key_len not 1 to 65536, malformed
+/// name, wrong struct_size, negative timeout, dst_len without dst; RDMA_NOT_FOUND: unknown peer or
+/// device; RDMA_RESOURCE_EXHAUSTED: too many requests; RDMA_ABORTED: duplicate receive from this
+/// manager; the step's own code, if it was aborted; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in
+/// a forked child; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
+/// To `done` come RDMA_OK; RDMA_ABORTED: duplicate receive, or the step was aborted; then the
+/// step's own code; RDMA_CANCELLED; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the peer cannot be
+/// reached, or is gone; RDMA_OUT_OF_RANGE: dst is too small; RDMA_RESOURCE_EXHAUSTED: no memory;
+/// RDMA_DATA_LOSS: the checksum differs; RDMA_PERMISSION_DENIED; RDMA_UNAUTHENTICATED;
+/// RDMA_FAILED_PRECONDITION: the required provider does not reach the peer; RDMA_INTERNAL; and any
+/// code that the peer's application gave.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_recv_async(
+    mgr: *mut rdma_mgr_t,
+    peer: *const c_char,
+    key: *const c_char,
+    key_len: usize,
+    step: i64,
+    options: *const rdma_recv_options_t,
+    done: rdma_recv_done_fn,
+    userdata: *mut c_void,
+    out_request: *mut rdma_request_t,
+) -> rdma_code_t {
+    guard("rdma_recv_async", || {
+        // SAFETY: the caller's arguments, as the header demands; it keeps the destination in place
+        // until `done` has run.
+        unsafe {
+            let mgr = borrow(mgr)?;
+            let peer = if peer.is_null() { None } else { Some(name("peer", peer)?) };
+            let key = checked_key(key, key_len)?;
+            let options = recv_options(options, !out_request.is_null())?;
+            let request = mgr.recv_async(peer, key, step, options, recv_done(done, userdata))?;
+            if !out_request.is_null() {
+                out_request.write(request);
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Receives like rdma_recv_async and waits for the end, driving progress itself. Set
+/// out->struct_size first. With `out_request`, content in the library's memory and the dimensions
+/// live until rdma_request_release, which must be called once. `out_request` NULL is allowed with
+/// options.dst or options.alloc only; the dimensions then live until this thread's next rdma_recv.
+///
+/// Threads: any, but not inside a callback.
+///
+/// Returns what rdma_recv_async returns, and what it gives to `done`; RDMA_INVALID_ARGUMENT also:
+/// `out` NULL or of a wrong struct_size, `out_request` NULL without a destination;
+/// RDMA_FAILED_PRECONDITION also: inside a callback.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_recv(
+    mgr: *mut rdma_mgr_t,
+    peer: *const c_char,
+    key: *const c_char,
+    key_len: usize,
+    step: i64,
+    options: *const rdma_recv_options_t,
+    out: *mut rdma_tensor_t,
+    out_request: *mut rdma_request_t,
+) -> rdma_code_t {
+    guard("rdma_recv", || {
+        // SAFETY: the caller's arguments, as the header demands; the destination stays in place
+        // until this returns.
+        unsafe {
+            let mgr = borrow(mgr)?;
+            let peer = if peer.is_null() { None } else { Some(name("peer", peer)?) };
+            let key = checked_key(key, key_len)?;
+            let keep = !out_request.is_null();
+            let options = recv_options(options, keep)?;
+            if !keep && matches!(options.target, Target::Library) {
+                return Err(Status::invalid(
+                    "out_request is NULL, allowed with options.dst or options.alloc only",
+                ));
+            }
+            let out = Out::new("out", out)?;
+            let (tensor, request) = mgr.recv(peer, key, step, options)?;
+            let mut c = tensor_to_c(&tensor);
+            let dims = Dims::from(tensor.meta.dims.as_slice());
+            if keep {
+                c.dims = mgr.keep_dims(request, dims);
+                out_request.write(request);
+            } else {
+                c.dims = keep_last(dims);
+            }
+            if c.ndims == 0 {
+                c.dims = std::ptr::null();
+            }
+            out.write(c);
+        }
+        Ok(())
+    })
+}
+
+fn keep_last(dims: Dims) -> *const i64 {
+    LAST_DIMS.with(|last| {
+        let mut last = last.borrow_mut();
+        *last = dims;
+        last.as_ptr()
+    })
+}
+
+/// Asks for the end of a receive. Its callback runs with RDMA_CANCELLED once nothing writes to the
+/// destination any more, or with another code if that was earlier.
+///
+/// Threads: any.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, request 0; RDMA_NOT_FOUND: ended already, or
+/// never made; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_request_cancel(
+    mgr: *mut rdma_mgr_t,
+    request: rdma_request_t,
+) -> rdma_code_t {
+    guard("rdma_request_cancel", || {
+        // SAFETY: the caller's handle, as the header demands.
+        let mgr = unsafe { borrow(mgr) }?;
+        mgr.request_cancel(id("request", request)?)
+    })
+}
+
+/// Frees the library's memory of a receive that has ended. To be called once for each request
+/// that was handed out, also for failed ones; inside its callback too.
+///
+/// Threads: any.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, request 0; RDMA_NOT_FOUND: released already,
+/// or never made; RDMA_FAILED_PRECONDITION: it has not ended, `mgr` destroyed or in a forked child;
+/// RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_request_release(
+    mgr: *mut rdma_mgr_t,
+    request: rdma_request_t,
+) -> rdma_code_t {
+    guard("rdma_request_release", || {
+        // SAFETY: the caller's handle, as the header demands.
+        let mgr = unsafe { borrow(mgr) }?;
+        mgr.request_release(id("request", request)?)?;
+        mgr.drop_dims(request);
+        Ok(())
+    })
+}
+
+/// Fails the pending and the future operations of a step with `code` and `message`, until
+/// rdma_step_cleanup.
+///
+/// Threads: any. The text is copied; bytes that are not UTF-8 are replaced. `message` NULL with
+/// length 0: none.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, code RDMA_OK or unknown, `message` NULL with
+/// a length, or longer than 65535 bytes; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked
+/// child; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_step_abort(
+    mgr: *mut rdma_mgr_t,
+    step: i64,
+    code: rdma_code_t,
+    message: *const c_char,
+    message_len: usize,
+) -> rdma_code_t {
+    guard("rdma_step_abort", || {
+        // SAFETY: the caller's arguments, as the header demands.
+        let (mgr, status) = unsafe { (borrow(mgr)?, status(code, message, message_len)?) };
+        mgr.step_abort(step, status)
+    })
+}
+
+/// Frees what a step left: tensors nobody took, receives that wait (they end with RDMA_ABORTED),
+/// its abort status. A step that never was is success.
+///
+/// Threads: any.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
+/// in a forked child; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_step_cleanup(mgr: *mut rdma_mgr_t, step: i64) -> rdma_code_t {
+    guard("rdma_step_cleanup", || {
+        // SAFETY: the caller's handle, as the header demands.
+        unsafe { borrow(mgr) }?.step_cleanup(step)
+    })
+}

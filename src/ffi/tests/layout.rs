@@ -1,0 +1,120 @@
+//! Layouts and numbers, which applications have compiled in.
+
+use std::mem::offset_of;
+
+use super::super::*;
+use crate::api::{MAX_DIMS, MAX_KEY_LEN, MAX_NAME_LEN, PeerState, Protocol};
+use crate::api::{TENSOR_DEAD, TENSOR_SERIALIZED};
+use crate::config::Config;
+use crate::log::Level;
+use crate::status::{Code, Reason};
+
+macro_rules! offsets {
+    ($type:ty, $size:literal: $($field:ident $at:literal),* $(,)?) => {
+        $(assert_eq!(offset_of!($type, $field), $at, stringify!($field));)*
+        assert_eq!(size_of::<$type>(), $size);
+    };
+}
+
+#[test]
+#[cfg(target_pointer_width = "64")]
+fn structs_have_the_layout_of_the_first_version() {
+    offsets!(rdma_tensor_t, 48: struct_size 0, data 8, nbytes 16, dims 24, ndims 32, dtype 36,
+        flags 40, device 44);
+    offsets!(rdma_transfer_info_t, 48: struct_size 0, bytes 8, elapsed_ns 16, provider 24, peer 32,
+        protocol 40, reason 44);
+    offsets!(rdma_device_ops_t, 24: struct_size 0, copy_to_host 8, copy_from_host 16);
+    offsets!(rdma_mgr_options_t, 144: struct_size 0, name 8, provider 16, listen 24, secret 32,
+        secret_len 40, progress 48, protocol 52, timeout_ms 56, busy_poll_us 64,
+        peer_timeout_ms 72, eager_max 80, meta_cache_entries 88, queue_depth 92, checksum 96,
+        tolerate_dup_recv 97, allow_remote 98, use_rdma_cm 99, ib_device 104, ib_port 112,
+        ib_gid_index 116, ib_pkey_index 120, ib_timeout 124, ib_retry_count 128, ib_sl 132,
+        ib_mtu 136, ib_traffic_class 140);
+    offsets!(rdma_recv_options_t, 56: struct_size 0, timeout_ms 8, dst 16, dst_len 24, alloc 32,
+        alloc_userdata 40, device 48);
+    offsets!(rdma_send_options_t, 16: struct_size 0, timeout_ms 8);
+    offsets!(rdma_peer_info_t, 848: struct_size 0, name 8, provider 264, reason 280, address 536,
+        incarnation 792, state 808, channels 812, bytes_sent 816, bytes_received 824,
+        requests_sent 832, requests_received 840);
+    offsets!(rdma_parsed_key_t, 80: struct_size 0, src_device 8, src_device_len 16, dst_device 24,
+        dst_device_len 32, edge_name 40, edge_name_len 48, src_incarnation 56, frame 64, iter 72);
+}
+
+#[test]
+fn numbers_are_those_of_the_engine() {
+    let codes = [
+        (RDMA_OK, Code::Ok),
+        (RDMA_CANCELLED, Code::Cancelled),
+        (RDMA_UNKNOWN, Code::Unknown),
+        (RDMA_INVALID_ARGUMENT, Code::InvalidArgument),
+        (RDMA_DEADLINE_EXCEEDED, Code::DeadlineExceeded),
+        (RDMA_NOT_FOUND, Code::NotFound),
+        (RDMA_ALREADY_EXISTS, Code::AlreadyExists),
+        (RDMA_PERMISSION_DENIED, Code::PermissionDenied),
+        (RDMA_RESOURCE_EXHAUSTED, Code::ResourceExhausted),
+        (RDMA_FAILED_PRECONDITION, Code::FailedPrecondition),
+        (RDMA_ABORTED, Code::Aborted),
+        (RDMA_OUT_OF_RANGE, Code::OutOfRange),
+        (RDMA_UNIMPLEMENTED, Code::Unimplemented),
+        (RDMA_INTERNAL, Code::Internal),
+        (RDMA_UNAVAILABLE, Code::Unavailable),
+        (RDMA_DATA_LOSS, Code::DataLoss),
+        (RDMA_UNAUTHENTICATED, Code::Unauthenticated),
+    ];
+    for (number, code) in codes {
+        assert_eq!(number, code as i32);
+    }
+    let reasons = [
+        (RDMA_REASON_NONE, Reason::None),
+        (RDMA_REASON_CANCELLED, Reason::Cancelled),
+        (RDMA_REASON_DEADLINE, Reason::Deadline),
+        (RDMA_REASON_PEER_GONE, Reason::PeerGone),
+        (RDMA_REASON_PEER_STALLED, Reason::PeerStalled),
+        (RDMA_REASON_PEER_RESTARTED, Reason::PeerRestarted),
+        (RDMA_REASON_STEP_ABORTED, Reason::StepAborted),
+        (RDMA_REASON_REMOTE_ERROR, Reason::RemoteError),
+        (RDMA_REASON_LOCAL_ERROR, Reason::LocalError),
+    ];
+    for (number, reason) in reasons {
+        assert_eq!(number, reason as u32);
+    }
+    let protocols = [
+        (RDMA_PROTOCOL_AUTO, Protocol::Auto),
+        (RDMA_PROTOCOL_LOCAL, Protocol::Local),
+        (RDMA_PROTOCOL_EAGER, Protocol::Eager),
+        (RDMA_PROTOCOL_DIRECT_PUT, Protocol::DirectPut),
+        (RDMA_PROTOCOL_DIRECT_GET, Protocol::DirectGet),
+    ];
+    for (number, protocol) in protocols {
+        assert_eq!(number, protocol as u32);
+    }
+    let states = [
+        (RDMA_PEER_IDLE, PeerState::Idle),
+        (RDMA_PEER_CONNECTING, PeerState::Connecting),
+        (RDMA_PEER_CONNECTED, PeerState::Connected),
+        (RDMA_PEER_FAILED, PeerState::Failed),
+    ];
+    for (number, state) in states {
+        assert_eq!(number, state as i32);
+    }
+    let levels = [RDMA_LOG_ERROR, RDMA_LOG_WARN, RDMA_LOG_INFO, RDMA_LOG_DEBUG];
+    assert_eq!(levels, Level::ALL.map(|l| l as i32));
+    assert_eq!((RDMA_TENSOR_DEAD, RDMA_TENSOR_SERIALIZED), (TENSOR_DEAD, TENSOR_SERIALIZED));
+    assert_eq!(RDMA_MAX_KEY_LEN as usize, MAX_KEY_LEN);
+    assert_eq!(RDMA_MAX_DIMS as usize, MAX_DIMS);
+    assert_eq!(RDMA_MAX_NAME_LEN as usize, MAX_NAME_LEN);
+    let version = format!("{RDMA_VERSION_MAJOR}.{RDMA_VERSION_MINOR}.{RDMA_VERSION_PATCH}");
+    assert_eq!(version, env!("CARGO_PKG_VERSION"));
+}
+
+#[test]
+fn default_options_are_the_default_settings() {
+    let options = super::options();
+    assert_eq!(options.struct_size, size_of::<rdma_mgr_options_t>());
+    // SAFETY: options as the header describes them; NULL stands for the defaults.
+    let (given, absent) =
+        unsafe { (options::config(&options).unwrap(), options::config(std::ptr::null()).unwrap()) };
+    let defaults = format!("{:?}", Config::default());
+    assert_eq!(format!("{given:?}"), defaults);
+    assert_eq!(format!("{absent:?}"), defaults);
+}

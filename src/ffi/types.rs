@@ -1,0 +1,430 @@
+//! Constants and types of the C ABI, in the layout of C.
+
+use std::ffi::{c_char, c_void};
+
+/// Version of the ABI: grows when a function or a field is added, never otherwise.
+pub const RDMA_ABI_VERSION: u32 = 1;
+/// Version of the library, major part.
+pub const RDMA_VERSION_MAJOR: u32 = 0;
+/// Version of the library, minor part.
+pub const RDMA_VERSION_MINOR: u32 = 1;
+/// Version of the library, patch.
+pub const RDMA_VERSION_PATCH: u32 = 0;
+/// Longest key in bytes.
+pub const RDMA_MAX_KEY_LEN: u32 = 65536;
+/// Most dimensions of a tensor.
+pub const RDMA_MAX_DIMS: u32 = 254;
+/// Longest name of a worker in bytes, without the NUL.
+pub const RDMA_MAX_NAME_LEN: u32 = 255;
+
+/// How an operation ended: RDMA_OK or an error. The numbers are those of gRPC, absl and TensorFlow.
+pub type rdma_code_t = i32;
+/// Success.
+pub const RDMA_OK: i32 = 0;
+/// Cancelled by the caller, or by the end of its manager.
+pub const RDMA_CANCELLED: i32 = 1;
+/// An error without a better code.
+pub const RDMA_UNKNOWN: i32 = 2;
+/// An argument is not allowed; rdma_last_error names it, its value and what is allowed.
+pub const RDMA_INVALID_ARGUMENT: i32 = 3;
+/// The deadline passed.
+pub const RDMA_DEADLINE_EXCEEDED: i32 = 4;
+/// No such peer, request, response, region or device.
+pub const RDMA_NOT_FOUND: i32 = 5;
+/// It exists already.
+pub const RDMA_ALREADY_EXISTS: i32 = 6;
+/// Memory key, access rights or system permission forbid it.
+pub const RDMA_PERMISSION_DENIED: i32 = 7;
+/// A bound was reached: queue, memory, descriptors.
+pub const RDMA_RESOURCE_EXHAUSTED: i32 = 8;
+/// Not in this state: inside a callback, in a forked child, after rdma_mgr_destroy.
+pub const RDMA_FAILED_PRECONDITION: i32 = 9;
+/// Step aborted, or a duplicate send or receive.
+pub const RDMA_ABORTED: i32 = 10;
+/// Outside of a range: a buffer is too small.
+pub const RDMA_OUT_OF_RANGE: i32 = 11;
+/// Not available in this build or on this provider.
+pub const RDMA_UNIMPLEMENTED: i32 = 12;
+/// A defect of the library; caught at the ABI.
+pub const RDMA_INTERNAL: i32 = 13;
+/// The peer is gone or cannot be reached.
+pub const RDMA_UNAVAILABLE: i32 = 14;
+/// Content arrived damaged.
+pub const RDMA_DATA_LOSS: i32 = 15;
+/// The peer failed authentication.
+pub const RDMA_UNAUTHENTICATED: i32 = 16;
+
+/// rdma_transfer_info_t.reason: nothing to add to the code.
+pub const RDMA_REASON_NONE: u32 = 0;
+/// rdma_transfer_info_t.reason: rdma_request_cancel or rdma_mgr_destroy.
+pub const RDMA_REASON_CANCELLED: u32 = 1;
+/// rdma_transfer_info_t.reason: the operation's own deadline.
+pub const RDMA_REASON_DEADLINE: u32 = 2;
+/// rdma_transfer_info_t.reason: process or connection ended.
+pub const RDMA_REASON_PEER_GONE: u32 = 3;
+/// rdma_transfer_info_t.reason: the connection is up, the peer answers nothing.
+pub const RDMA_REASON_PEER_STALLED: u32 = 4;
+/// rdma_transfer_info_t.reason: same name, new incarnation.
+pub const RDMA_REASON_PEER_RESTARTED: u32 = 5;
+/// rdma_transfer_info_t.reason: the step was aborted.
+pub const RDMA_REASON_STEP_ABORTED: u32 = 6;
+/// rdma_transfer_info_t.reason: the peer answered with an error.
+pub const RDMA_REASON_REMOTE_ERROR: u32 = 7;
+/// rdma_transfer_info_t.reason: allocation, registration, protocol violation on this side.
+pub const RDMA_REASON_LOCAL_ERROR: u32 = 8;
+
+/// Protocol: chosen per transfer.
+pub const RDMA_PROTOCOL_AUTO: u32 = 0;
+/// Protocol: both ends in this manager. Reported, cannot be demanded.
+pub const RDMA_PROTOCOL_LOCAL: u32 = 1;
+/// Protocol: content inside the response message.
+pub const RDMA_PROTOCOL_EAGER: u32 = 2;
+/// Protocol: RDMA write with immediate by the sender.
+pub const RDMA_PROTOCOL_DIRECT_PUT: u32 = 3;
+/// Protocol: RDMA read by the receiver.
+pub const RDMA_PROTOCOL_DIRECT_GET: u32 = 4;
+
+/// Progress: the library's own thread (default).
+pub const RDMA_PROGRESS_THREAD: i32 = 0;
+/// Progress: only inside rdma_mgr_progress, rdma_mgr_wait and blocking calls.
+pub const RDMA_PROGRESS_MANUAL: i32 = 1;
+
+/// rdma_tensor_t.flags: a dead tensor; it has no content.
+pub const RDMA_TENSOR_DEAD: u32 = 1;
+/// rdma_tensor_t.flags: the content is the runtime's serialised form.
+pub const RDMA_TENSOR_SERIALIZED: u32 = 2;
+
+/// Log level: something failed.
+pub const RDMA_LOG_ERROR: i32 = 1;
+/// Log level: something is not as expected, and went on (default).
+pub const RDMA_LOG_WARN: i32 = 2;
+/// Log level: decisions and changes of state.
+pub const RDMA_LOG_INFO: i32 = 3;
+/// Log level: details.
+pub const RDMA_LOG_DEBUG: i32 = 4;
+
+/// Device id of host memory.
+pub const RDMA_DEVICE_HOST: u32 = 0;
+
+/// rdma_peer_info_t.state: not connected, nothing under way.
+pub const RDMA_PEER_IDLE: i32 = 0;
+/// rdma_peer_info_t.state: connecting.
+pub const RDMA_PEER_CONNECTING: i32 = 1;
+/// rdma_peer_info_t.state: connected.
+pub const RDMA_PEER_CONNECTED: i32 = 2;
+/// rdma_peer_info_t.state: the last attempt failed; retried on use.
+pub const RDMA_PEER_FAILED: i32 = 3;
+
+/// Number of a receive. Never used again by its manager; 0 is none.
+pub type rdma_request_t = u64;
+/// Number of a request that a peer made of us. Never used again by its manager; 0 is none.
+pub type rdma_response_t = u64;
+
+/// A tensor in memory of this process. Prepare it with rdma_tensor_init.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rdma_tensor {
+    /// sizeof(rdma_tensor_t) as the application was compiled.
+    pub struct_size: usize,
+    /// Content, on its device. May be NULL when nbytes is 0.
+    pub data: *const c_void,
+    /// Length of the content in bytes.
+    pub nbytes: u64,
+    /// Dimensions, none negative. May be NULL when ndims is 0.
+    pub dims: *const i64,
+    /// Number of dimensions, at most RDMA_MAX_DIMS.
+    pub ndims: u32,
+    /// The runtime's own number of the element type; carried, not read.
+    pub dtype: u32,
+    /// RDMA_TENSOR_*, or 0.
+    pub flags: u32,
+    /// RDMA_DEVICE_HOST or an id from rdma_mgr_register_device.
+    pub device: u32,
+}
+/// A tensor in memory of this process.
+pub type rdma_tensor_t = rdma_tensor;
+
+/// How a transfer went.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rdma_transfer_info {
+    /// sizeof(rdma_transfer_info_t) as the library was compiled.
+    pub struct_size: usize,
+    /// Content bytes.
+    pub bytes: u64,
+    /// Nanoseconds since the call (receive) or the match (send).
+    pub elapsed_ns: u64,
+    /// "shm", "tcp", "ibverbs", "loopback", "local", or "" if none carried it.
+    pub provider: *const c_char,
+    /// The peer's name, "" for oneself.
+    pub peer: *const c_char,
+    /// RDMA_PROTOCOL_*
+    pub protocol: u32,
+    /// RDMA_REASON_*: why the operation ended, finer than its code.
+    pub reason: u32,
+}
+/// How a transfer went.
+pub type rdma_transfer_info_t = rdma_transfer_info;
+
+/// Receives log messages. `message` ends with a NUL. Runs on any thread, with no lock held, and may
+/// call any function that its thread may call; what those log is dropped.
+pub type rdma_log_fn = Option<
+    unsafe extern "C" fn(
+        level: i32,
+        message: *const c_char,
+        message_len: usize,
+        userdata: *mut c_void,
+    ),
+>;
+
+/// Ends a send: the library no longer reads the tensor. Runs once per accepted send. For content
+/// that was copied at once it may run on the sending thread before rdma_send returns. `message` is
+/// "" for RDMA_OK, and ends with a NUL.
+pub type rdma_send_done_fn = Option<
+    unsafe extern "C" fn(
+        code: rdma_code_t,
+        message: *const c_char,
+        message_len: usize,
+        info: *const rdma_transfer_info_t,
+        userdata: *mut c_void,
+    ),
+>;
+
+/// Ends a receive. Runs once per accepted receive. `tensor` is NULL unless code is RDMA_OK;
+/// `message` is "" for RDMA_OK, and ends with a NUL.
+pub type rdma_recv_done_fn = Option<
+    unsafe extern "C" fn(
+        code: rdma_code_t,
+        message: *const c_char,
+        message_len: usize,
+        tensor: *const rdma_tensor_t,
+        info: *const rdma_transfer_info_t,
+        userdata: *mut c_void,
+    ),
+>;
+
+/// Returns memory for meta->nbytes bytes on the device named in the receive's options, or NULL to
+/// fail the request (RDMA_RESOURCE_EXHAUSTED). Runs inside rdma_recv_async (metadata cached) or on
+/// the progress thread; once more if the metadata changed: the earlier memory is then unused. Not
+/// called for dead or zero-size tensors. The memory stays the application's; meta->data is NULL.
+pub type rdma_alloc_fn =
+    Option<unsafe extern "C" fn(meta: *const rdma_tensor_t, userdata: *mut c_void) -> *mut c_void>;
+
+/// A peer requests `key` of `step`, which the local table lacks: answer with rdma_response_send or
+/// rdma_response_fail, now or later, from any thread, once. `peer` ends with a NUL; `key` does not.
+pub type rdma_source_fn = Option<
+    unsafe extern "C" fn(
+        mgr: *mut rdma_mgr_t,
+        response: rdma_response_t,
+        peer: *const c_char,
+        peer_len: usize,
+        key: *const c_char,
+        key_len: usize,
+        step: i64,
+        userdata: *mut c_void,
+    ),
+>;
+
+/// To be called once by a device's copy function when the copy is complete, from any thread. A
+/// second call with the same token is ignored.
+pub type rdma_copy_done_fn = Option<unsafe extern "C" fn(code: rdma_code_t, token: *mut c_void)>;
+
+/// Starts a copy between the host and a device, and returns. Calls `done` with `token` when the
+/// copy is complete, at once or later. Runs on the thread that drives progress.
+pub type rdma_copy_to_host_fn = Option<
+    unsafe extern "C" fn(
+        host: *mut c_void,
+        device: *const c_void,
+        nbytes: u64,
+        done: rdma_copy_done_fn,
+        token: *mut c_void,
+        userdata: *mut c_void,
+    ),
+>;
+
+/// The other direction of rdma_copy_to_host_fn.
+pub type rdma_copy_from_host_fn = Option<
+    unsafe extern "C" fn(
+        device: *mut c_void,
+        host: *const c_void,
+        nbytes: u64,
+        done: rdma_copy_done_fn,
+        token: *mut c_void,
+        userdata: *mut c_void,
+    ),
+>;
+
+/// An accelerator's copy functions.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rdma_device_ops {
+    /// sizeof(rdma_device_ops_t) as the application was compiled.
+    pub struct_size: usize,
+    /// Copies from the device to the host. Not NULL.
+    pub copy_to_host: rdma_copy_to_host_fn,
+    /// Copies from the host to the device. Not NULL.
+    pub copy_from_host: rdma_copy_from_host_fn,
+}
+/// An accelerator's copy functions.
+pub type rdma_device_ops_t = rdma_device_ops;
+
+/// Settings of a manager. Prepare it with rdma_mgr_options_init, which fills in the defaults.
+/// Environment variables override it, and the log (level info) says so.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rdma_mgr_options {
+    /// sizeof(rdma_mgr_options_t) as the application was compiled.
+    pub struct_size: usize,
+    /// This worker's name, unique among its peers. NULL: generated.
+    pub name: *const c_char,
+    /// "loopback", "shm", "ibverbs" or "tcp": only this one, or an error. NULL or "auto": chosen
+    /// per peer. RDMA_PROVIDER
+    pub provider: *const c_char,
+    /// "host:port", IPv6 in brackets, port 0 is any. NULL: 127.0.0.1:0 on first need. RDMA_LISTEN
+    pub listen: *const c_char,
+    /// Secret shared by all workers. NULL: no authentication. RDMA_AUTH_SECRET_FILE
+    pub secret: *const c_char,
+    /// Length of the secret in bytes.
+    pub secret_len: usize,
+    /// RDMA_PROGRESS_*
+    pub progress: i32,
+    /// RDMA_PROTOCOL_*; AUTO chooses per transfer. RDMA_PROTOCOL
+    pub protocol: i32,
+    /// Default deadline of an operation in milliseconds, above 0. RDMA_TIMEOUT_MS
+    pub timeout_ms: i64,
+    /// Time to spin before sleeping, in microseconds. RDMA_BUSY_POLL_US
+    pub busy_poll_us: i64,
+    /// Silence after which a peer counts as stalled, in milliseconds, above 0.
+    pub peer_timeout_ms: i64,
+    /// Largest content that rides in the response message. 0: the provider's own.
+    pub eager_max: u64,
+    /// Bound of the metadata cache, entries per peer. 0 counts as 1.
+    pub meta_cache_entries: u32,
+    /// Depth of send and receive queues; control messages in flight. RDMA_QP_QUEUE_DEPTH
+    pub queue_depth: u32,
+    /// 1: content is validated end to end (xxh3).
+    pub checksum: u8,
+    /// 1: duplicate receives wait instead of failing.
+    pub tolerate_dup_recv: u8,
+    /// 1: may listen beyond loopback without a secret.
+    pub allow_remote: u8,
+    /// Reserved for connecting ibverbs through rdma_cm; 0 or 1, without effect.
+    pub use_rdma_cm: u8,
+    /// Name of the ibverbs device. NULL: chosen. RDMA_DEVICE
+    pub ib_device: *const c_char,
+    /// Port of the device. 0: the first active one. RDMA_DEVICE_PORT
+    pub ib_port: i32,
+    /// Index into the port's GID table. -1: chosen. RDMA_GID_INDEX
+    pub ib_gid_index: i32,
+    /// Index into the port's partition key table. RDMA_QP_PKEY_INDEX
+    pub ib_pkey_index: i32,
+    /// Local ACK timeout, 0 to 31: 4.096 us * 2^n. RDMA_QP_TIMEOUT
+    pub ib_timeout: i32,
+    /// Retries, 0 to 7. RDMA_QP_RETRY_COUNT
+    pub ib_retry_count: i32,
+    /// Service level, 0 to 7. RDMA_QP_SL
+    pub ib_sl: i32,
+    /// Path MTU in bytes: 256, 512, 1024, 2048, 4096. 0: the port's active MTU. RDMA_QP_MTU
+    pub ib_mtu: i32,
+    /// Traffic class, 0 to 255. RDMA_TRAFFIC_CLASS
+    pub ib_traffic_class: i32,
+}
+/// Settings of a manager.
+pub type rdma_mgr_options_t = rdma_mgr_options;
+
+/// Options of a receive. Prepare it with rdma_recv_options_init.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rdma_recv_options {
+    /// sizeof(rdma_recv_options_t) as the application was compiled.
+    pub struct_size: usize,
+    /// Deadline in milliseconds. 0: the manager's.
+    pub timeout_ms: i64,
+    /// Destination given up front, or NULL.
+    pub dst: *mut c_void,
+    /// Its length in bytes. A larger tensor fails with RDMA_OUT_OF_RANGE.
+    pub dst_len: u64,
+    /// Used when dst is NULL. NULL too: memory of the library.
+    pub alloc: rdma_alloc_fn,
+    /// Passed to alloc.
+    pub alloc_userdata: *mut c_void,
+    /// Device on which dst, or alloc's memory, lives.
+    pub device: u32,
+}
+/// Options of a receive.
+pub type rdma_recv_options_t = rdma_recv_options;
+
+/// Options of a send. Prepare it with rdma_send_options_init.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rdma_send_options {
+    /// sizeof(rdma_send_options_t) as the application was compiled.
+    pub struct_size: usize,
+    /// Deadline in milliseconds. 0: waits until taken, or until the step is cleaned up.
+    pub timeout_ms: i64,
+}
+/// Options of a send.
+pub type rdma_send_options_t = rdma_send_options;
+
+/// What is known of a peer. Set struct_size before rdma_mgr_peer_info.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rdma_peer_info {
+    /// sizeof(rdma_peer_info_t) as the application was compiled.
+    pub struct_size: usize,
+    /// Its name.
+    pub name: [c_char; 256],
+    /// Provider of the connection, "" while not connected.
+    pub provider: [c_char; 16],
+    /// Why this provider, or the last error; cut to fit.
+    pub reason: [c_char; 256],
+    /// Where it is reached; cut to fit.
+    pub address: [c_char; 256],
+    /// Identifies the peer's manager; zero while unknown. Another one after a restart.
+    pub incarnation: [u8; 16],
+    /// RDMA_PEER_*
+    pub state: i32,
+    /// Live connections.
+    pub channels: u32,
+    /// Tensor content sent to it, in bytes.
+    pub bytes_sent: u64,
+    /// Tensor content received from it, in bytes.
+    pub bytes_received: u64,
+    /// Requests made of it.
+    pub requests_sent: u64,
+    /// Requests it made.
+    pub requests_received: u64,
+}
+/// What is known of a peer.
+pub type rdma_peer_info_t = rdma_peer_info;
+
+/// The parts of TensorFlow's key `src_device;src_incarnation;dst_device;edge_name;frame:iter`.
+/// Texts are not NUL-terminated. Set struct_size before use.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rdma_parsed_key {
+    /// sizeof(rdma_parsed_key_t) as the application was compiled.
+    pub struct_size: usize,
+    /// Full name of the sending device.
+    pub src_device: *const c_char,
+    /// Its length.
+    pub src_device_len: usize,
+    /// Full name of the receiving device.
+    pub dst_device: *const c_char,
+    /// Its length.
+    pub dst_device_len: usize,
+    /// Name of the edge.
+    pub edge_name: *const c_char,
+    /// Its length.
+    pub edge_name_len: usize,
+    /// Incarnation of the sending device.
+    pub src_incarnation: u64,
+    /// Frame of the loop, 0 outside of loops.
+    pub frame: u64,
+    /// Iteration of the frame.
+    pub iter: u64,
+}
+/// The parts of TensorFlow's key.
+pub type rdma_parsed_key_t = rdma_parsed_key;
+
+pub use super::handle::{rdma_mgr, rdma_mgr_t};

@@ -1,0 +1,215 @@
+//! What arrives at a port that is open to anybody.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use rdma_transport::bootstrap::*;
+use rdma_transport::status::{Code, Reason};
+
+use crate::fake::*;
+
+fn client(addr: SocketAddr) -> TcpStream {
+    let s = TcpStream::connect(addr).unwrap();
+    s.set_nonblocking(true).unwrap();
+    s
+}
+
+/// Waits until the far end has closed; returns what it said before.
+fn until_closed(node: &mut Node, stream: &mut TcpStream) -> Vec<u8> {
+    until_end(node, stream).0
+}
+
+/// The same, and whether it closed in order, without a reset.
+fn until_end(node: &mut Node, stream: &mut TcpStream) -> (Vec<u8>, bool) {
+    let mut heard = Vec::new();
+    let mut orderly = false;
+    drive(&mut [node], |_| {
+        let mut chunk = [0; 4096];
+        match stream.read(&mut chunk) {
+            Ok(0) => {
+                orderly = matches!(stream.take_error(), Ok(None));
+                true
+            }
+            Ok(n) => {
+                heard.extend_from_slice(&chunk[..n]);
+                false
+            }
+            Err(e) => e.kind() != std::io::ErrorKind::WouldBlock,
+        }
+    });
+    (heard, orderly)
+}
+
+fn frame(kind: u8, body: &[u8]) -> Vec<u8> {
+    let mut f = b"RDMT".to_vec();
+    f.extend([kind, 0, 0, 0]);
+    f.extend((body.len() as u32).to_le_bytes());
+    f.extend(body);
+    f
+}
+
+/// The listener still does its work.
+fn still_works(b: &mut Node, addr: SocketAddr) {
+    b.events.clear();
+    let mut a = Node::plain("a");
+    a.dial(1, &[addr]);
+    drive(&mut [&mut a, b], |n| n.iter().all(|n| n.ready().is_some()));
+}
+
+#[test]
+fn garbage_is_turned_away() {
+    let tls: &[u8] = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03";
+    let cases: Vec<(&str, Vec<u8>, Code, &str)> = vec![
+        ("http", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(), Code::InvalidArgument, "HTTP"),
+        ("tls", tls.to_vec(), Code::InvalidArgument, "TLS"),
+        ("ssh", b"SSH-2.0-OpenSSH".to_vec(), Code::InvalidArgument, "SSH"),
+        ("zeros", vec![0; 100_000], Code::InvalidArgument, "00 00"),
+        ("one byte", vec![b'X'], Code::InvalidArgument, "first bytes 58"),
+        ("half magic", b"RDxT".to_vec(), Code::InvalidArgument, "52 44 78"),
+        ("too long", b"RDMT\x01\0\0\0\xff\xff\xff\xff".to_vec(), Code::DataLoss, "4294967295"),
+        ("longer than allowed", frame(1, &[0; 16 * 1024]), Code::DataLoss, "16384"),
+        ("unknown type", frame(99, b""), Code::DataLoss, "type 99"),
+        ("wrong type", frame(7, &[1]), Code::DataLoss, "READY while waiting for HELLO"),
+        ("wrong version", frame(1, &[9, 0, 12, 0]), Code::FailedPrecondition, "9 to 12"),
+        ("empty hello", frame(1, b""), Code::DataLoss, "malformed"),
+        ("cut hello", frame(1, &[1, 0, 1, 0, 5, 5]), Code::DataLoss, "malformed"),
+        ("random hello", frame(1, &[1; 300]), Code::FailedPrecondition, "257"),
+        ("reject", frame(3, &[14, 0, 0, 0, 2, 0, b'n', b'o']), Code::Unavailable, "peer: no"),
+        ("bad reject", frame(3, b"x"), Code::DataLoss, "malformed"),
+    ];
+    let mut b = Node::plain("b");
+    let addr = b.listen();
+    for (what, bytes, code, part) in cases {
+        b.events.clear();
+        let mut s = client(addr);
+        let _ = s.write(&bytes).unwrap();
+        let heard = until_closed(&mut b, &mut s);
+        let status = b.rejected().unwrap_or_else(|| panic!("{what}: {:?}", b.events));
+        assert_eq!(status.code, code, "{what}: {status}");
+        assert!(status.message.contains(part), "{what}: {status}");
+        // Who speaks another protocol hears nothing; who speaks this one hears why.
+        let answered = heard.starts_with(b"RDMT\x03");
+        assert_eq!(answered, bytes.starts_with(b"RDMT") && bytes[4] != 3, "{what}: {heard:?}");
+        assert!(heard.is_empty() || answered, "{what}: {heard:?}");
+        drop(s);
+        drive(&mut [&mut b], |n| n[0].boot.pending() == 0);
+        assert_eq!(b.events.len(), 1, "{what}");
+    }
+    assert_eq!(b.neg.created, 0);
+    still_works(&mut b, addr);
+}
+
+#[test]
+fn a_refusal_arrives_although_more_was_sent() {
+    let mut b = Node::plain("b");
+    let addr = b.listen();
+    let mut s = client(addr);
+    let mut bytes = frame(1, &[9, 0, 12, 0]);
+    bytes.extend([7; 50_000]);
+    let _ = s.write(&bytes).unwrap();
+    let (heard, orderly) = until_end(&mut b, &mut s);
+    assert!(orderly, "a reset may destroy the refusal on its way");
+    let text = String::from_utf8_lossy(&heard);
+    assert!(text.contains("no handshake version in common: 9 to 12 against 1 to 1"), "{text}");
+}
+
+#[test]
+fn the_slow_and_the_silent_are_cut_off() {
+    let mut b = Node::plain("b");
+    let addr = b.listen();
+    let (mut silent, mut slow) = (client(addr), client(addr));
+    let hello = frame(1, &[1; 300]);
+    for byte in &hello[..9] {
+        slow.write_all(&[*byte]).unwrap();
+        b.pass(Duration::from_secs(1));
+        drive(&mut [&mut b], |n| n[0].boot.pending() == 2);
+        b.poll();
+    }
+    assert!(b.events.is_empty());
+    b.pass(Duration::from_secs(3));
+    for s in [&mut silent, &mut slow] {
+        assert_eq!(until_closed(&mut b, s), b"");
+    }
+    assert_eq!(b.events.len(), 2);
+    for e in &b.events {
+        let BootEvent::Rejected { status, addr: Some(_) } = e else { panic!("{e:?}") };
+        assert_eq!((status.code, status.reason), (Code::Unavailable, Reason::PeerStalled));
+        assert!(status.message.contains("no HELLO within 10s"), "{status}");
+    }
+    assert_eq!(b.boot.pending(), 0);
+    still_works(&mut b, addr);
+}
+
+#[test]
+fn who_hangs_up_early_is_noticed() {
+    let mut b = Node::plain("b");
+    let addr = b.listen();
+    for (bytes, part) in [(&b""[..], "without a word"), (b"RDMT\x01\0", "after 6 bytes")] {
+        b.events.clear();
+        let mut s = client(addr);
+        s.write_all(bytes).unwrap();
+        s.shutdown(Shutdown::Write).unwrap();
+        assert_eq!(until_closed(&mut b, &mut s), b"");
+        let status = b.rejected().unwrap();
+        assert_eq!(status.code, Code::Unavailable);
+        assert!(status.message.contains(part), "{status}");
+    }
+}
+
+#[test]
+fn a_crowd_of_silent_ones_does_not_lock_others_out() {
+    let config = BootConfig { max_handshakes: 4, ..BootConfig::default() };
+    let mut b = Node::new(identity("b"), config);
+    let addr = b.listen();
+    let crowd: Vec<TcpStream> = (0..12).map(|_| client(addr)).collect();
+    drive(&mut [&mut b], |n| n[0].boot.pending() == 4);
+    b.poll();
+    b.poll();
+    assert_eq!(b.boot.pending(), 4, "bounded");
+    let mut a = Node::plain("a");
+    a.dial(1, &[addr]);
+    drive(&mut [&mut a, &mut b], |n| {
+        assert!(n[1].boot.pending() <= 4);
+        n[1].pass(Duration::from_millis(5));
+        n.iter().all(|n| n.ready().is_some())
+    });
+    let evicted = b.rejected().unwrap();
+    assert_eq!(evicted.code, Code::ResourceExhausted);
+    drop(crowd);
+}
+
+#[test]
+fn the_far_end_of_a_dial_is_not_trusted_either() {
+    type Answer = fn(&[u8]) -> Vec<u8>;
+    let cases: [(&str, Answer, Code, &str); 6] = [
+        ("http", |_| b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), Code::InvalidArgument, "HTTP"),
+        ("echo", <[u8]>::to_vec, Code::DataLoss, "HELLO while waiting for HELLO_ACK"),
+        ("ready", |_| frame(7, &[1]), Code::DataLoss, "READY while"),
+        ("version", |_| frame(2, &[2, 0, 3, 0, 0]), Code::DataLoss, "version 2"),
+        ("rejects with OK", |_| frame(3, &[0, 0, 0, 0, 0, 0]), Code::Unknown, "refused"),
+        ("closes", |_| Vec::new(), Code::Unavailable, "without a word"),
+    ];
+    for (what, answer, code, part) in cases {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut a = Node::plain("a");
+        a.dial(1, &[server.local_addr().unwrap()]);
+        a.poll();
+        let (mut s, _) = server.accept().unwrap();
+        s.set_nonblocking(true).unwrap();
+        let mut said = false;
+        drive(&mut [&mut a], |n| {
+            let mut chunk = [0; 4096];
+            if !said && let Ok(k) = s.read(&mut chunk) {
+                s.write_all(&answer(&chunk[..k])).unwrap();
+                s.shutdown(Shutdown::Write).unwrap();
+                said = true;
+            }
+            !n[0].events.is_empty()
+        });
+        let (status, retryable) = a.failed().unwrap();
+        assert_eq!(status.code, code, "{what}: {status}");
+        assert!(status.message.contains(part), "{what}: {status}");
+        assert_eq!(retryable, code == Code::Unavailable, "{what}");
+    }
+}

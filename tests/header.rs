@@ -1,0 +1,56 @@
+//! Holds `include/rdma_transport.h` to its sources: generates it and compares every byte.
+//!
+//! After a change of the ABI: `UPDATE_HEADER=1 cargo test --test header`.
+
+use std::path::Path;
+
+/// The sources of the header, in the order of the header.
+const SOURCES: [&str; 12] = [
+    "types",
+    "handle",
+    "base",
+    "options",
+    "manager",
+    "peers",
+    "progress",
+    "memory",
+    "rendezvous",
+    "keys",
+    "source",
+    "observe",
+];
+
+fn generate(root: &Path) -> String {
+    let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).expect("cbindgen.toml");
+    let mut builder = cbindgen::Builder::new().with_config(config);
+    for source in SOURCES {
+        builder = builder.with_src(root.join(format!("src/ffi/{source}.rs")));
+    }
+    let mut header = Vec::new();
+    builder.generate().expect("header from src/ffi").write(&mut header);
+    String::from_utf8(header).expect("UTF-8")
+}
+
+#[test]
+fn the_header_is_what_the_sources_say() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let path = root.join("include/rdma_transport.h");
+    let header = generate(root);
+    if std::env::var_os("UPDATE_HEADER").is_some() {
+        std::fs::write(&path, header).expect("write the header");
+        return;
+    }
+    let committed = std::fs::read_to_string(&path).expect("include/rdma_transport.h");
+    let differs = committed
+        .lines()
+        .zip(header.lines())
+        .enumerate()
+        .find(|(_, (old, new))| old != new)
+        .map(|(i, (old, new))| format!("line {}:\n- {old}\n+ {new}", i + 1));
+    assert!(
+        committed == header,
+        "include/rdma_transport.h is not what src/ffi/ says; UPDATE_HEADER=1 cargo test --test \
+         header writes it anew. First difference: {}",
+        differs.unwrap_or_else(|| "its length".to_owned())
+    );
+}
