@@ -424,15 +424,6 @@ impl Pair {
         }
     }
 
-    /// Posts, as often as it takes: "queue full" is a fair answer that ends with polling.
-    pub fn accepted(&mut self, mut post: impl FnMut(&mut Pair) -> Result<(), PostError>) {
-        self.until("room in the queue", |p| match post(p) {
-            Ok(()) => Some(()),
-            Err(PostError::QueueFull) => None,
-            Err(e) => panic!("{e:?}"),
-        });
-    }
-
     /// Waits for an operation of `a`.
     pub fn done_a(&mut self, wr: u64) -> Result<(), Status> {
         self.until(&format!("end of operation {wr} of a"), |p| p.a.done(wr))
