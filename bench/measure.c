@@ -121,12 +121,17 @@ static void report(const side *x, int mode, uint64_t n, double value) {
   fflush(stdout);
 }
 
+static uint64_t next_size(const settings *s, uint64_t n) {
+  if (n >= s->max) return 0;
+  return n * 8 < s->max ? n * 8 : s->max;
+}
+
 void run_schedule(side *x) {
   static double (*const run[MODES])(side *, uint64_t, int64_t, int64_t) = {latency, ready, bandwidth};
   static const double guess[MODES] = {20, 20, 2};
   for (int mode = 0; mode < MODES; mode++) {
     if (!(x->s->modes & 1u << mode)) continue;
-    for (uint64_t n = x->s->min; n <= x->s->max; n *= 8) {
+    for (uint64_t n = x->s->min; n; n = next_size(x->s, n)) {
       int64_t skip = warm(n), total = skip + rounds(x->s, n, guess[mode]);
       meet(x);
       double value = run[mode](x, n, total, skip);

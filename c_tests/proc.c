@@ -83,7 +83,7 @@ const char *proc_expect(proc *p, const char *prefix) {
   return line + strlen(prefix);
 }
 
-void proc_signal(proc *p, int sig) { CHECK(kill(p->pid, sig) == 0); }
+void proc_signal(proc *p, int sig) { CHECK(kill(p->pid, sig) == 0); } /* a dead child not yet waited for counts */
 
 void proc_kill(proc *p) {
   int status;

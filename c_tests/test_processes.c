@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 
 static char child_address[256];
 static const char *peer_mode = ""; /* the peer's progress; "": as ours */
@@ -140,8 +139,7 @@ static void killed_in_the_middle_of_a_write(void) {
   pump_for(100);
   memcpy(&after, dst + n - 8, 8);
   CHECK(before == after);
-  int status;
-  waitpid(p->pid, &status, 0);
+  proc_kill(p); /* if it still lives */
   proc *again = start_beta(m); /* the manager goes on */
   op *next = op_recv(m, "beta", "next", 1, 4, NULL);
   expect_sent(again, "next", 1, 5 * MIB, 4);

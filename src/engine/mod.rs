@@ -33,6 +33,10 @@ use request::Request;
 use response::Response;
 use slab::Slab;
 
+/// Most devices of one manager.
+pub const MAX_DEVICES: usize = 256;
+/// Most peers of one manager.
+pub const MAX_PEERS: usize = 65536;
 /// Tag of writes that nobody waits for.
 pub const WR_ACK: u64 = 0;
 const WR_RESPONSE: u64 = 1 << 56;
@@ -305,9 +309,13 @@ impl Engine {
     }
 
     /// Makes a device known; its id.
-    pub fn add_device(&mut self, ops: Arc<dyn DeviceOps>) -> u32 {
+    pub fn add_device(&mut self, ops: Arc<dyn DeviceOps>) -> Result<u32, Status> {
+        if self.devices.len() >= MAX_DEVICES {
+            let text = format!("{MAX_DEVICES} devices are registered, more are not allowed");
+            return Err(Status::new(Code::ResourceExhausted, text));
+        }
         self.devices.push(ops);
-        self.devices.len() as u32
+        Ok(self.devices.len() as u32)
     }
 
     /// Sets or removes the source callback.
@@ -341,10 +349,13 @@ impl Engine {
             0 => Ok(None),
             d => match self.devices.get(d as usize - 1) {
                 Some(ops) => Ok(Some(ops.clone())),
-                None => Err(Status::invalid(format!(
-                    "device {d} is not registered; 0 (host) to {} are allowed",
-                    self.devices.len()
-                ))),
+                None => Err(Status::new(
+                    Code::NotFound,
+                    format!(
+                        "device {d} is not registered; 0 (host) to {} are allowed",
+                        self.devices.len()
+                    ),
+                )),
             },
         }
     }

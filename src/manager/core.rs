@@ -8,7 +8,7 @@ use super::clock::ticks;
 use super::sys::Tag;
 use super::world::{Early, EpKey, Link, World};
 use crate::bootstrap::{BootEvent, Bootstrap, PeerHello};
-use crate::engine::Engine;
+use crate::engine::{Engine, MAX_PEERS};
 use crate::fabric::{Event, ProviderKind};
 use crate::log;
 use crate::status::{Code, Status};
@@ -208,6 +208,11 @@ impl Core {
         sock: Option<std::os::fd::OwnedFd>,
         address: String,
     ) {
+        if let Err(status) = self.room_for_peer(&hello.name) {
+            log::warn(format_args!("a connection was turned away: {status}"));
+            self.world.fresh.remove(&key);
+            return self.world.dying.push(key);
+        }
         let peer = self.engine.peer_index(&hello.name);
         let route = self.world.routes.entry(peer).or_default();
         if let Some(token) = token {
@@ -319,6 +324,15 @@ impl Core {
         let busy =
             self.world.adapters.iter_mut().flatten().filter_map(|a| (!a.arm()).then_some(()));
         busy.count() == 0
+    }
+
+    /// Whether this peer is known or can become so.
+    pub fn room_for_peer(&self, name: &str) -> Result<(), Status> {
+        if self.engine.find_peer(name).is_some() || self.engine.peers().len() < MAX_PEERS {
+            return Ok(());
+        }
+        let text = format!("{MAX_PEERS} peers are known, '{name}' would be one too many");
+        Err(Status::new(Code::ResourceExhausted, text))
     }
 
     /// Index of a peer that must be known.

@@ -380,9 +380,15 @@ impl Manager {
                     continue;
                 }
                 let now = Instant::now();
-                if over(now) || d.closing.load(Ordering::Acquire) {
+                let closing = d.closing.load(Ordering::Acquire);
+                if over(now) || closing && deadline.is_some() {
                     ended = false;
                     break 'turns;
+                }
+                if closing {
+                    // The manager's end is about to end what this waits for.
+                    std::thread::yield_now();
+                    continue;
                 }
                 if now - looked > Duration::from_millis(1) {
                     looked = now;

@@ -180,8 +180,7 @@ impl Manager {
     pub fn add_peer(&self, peer: &str, address: &str) -> Result<(), Status> {
         self.check_name(peer)?;
         let addrs = crate::bootstrap::resolve(address)?;
-        self.set_route(peer, addrs, address.to_owned(), None);
-        Ok(())
+        self.set_route(peer, addrs, address.to_owned(), None)
     }
 
     fn check_name(&self, peer: &str) -> Result<(), Status> {
@@ -204,8 +203,9 @@ impl Manager {
         addrs: Vec<std::net::SocketAddr>,
         text: String,
         incarnation: Option<[u8; 16]>,
-    ) {
+    ) -> Result<(), Status> {
         self.call(|core| {
+            core.room_for_peer(peer)?;
             let index = core.engine.peer_index(peer);
             let known = core.engine.peer(index);
             // An imported address of another incarnation: the old process is gone.
@@ -229,6 +229,7 @@ impl Manager {
                 route.next_try = Some(Instant::now());
                 core.world.tries = true;
             }
+            Ok(())
         })
     }
 
@@ -266,6 +267,7 @@ impl Manager {
             (true, None) => Ok(()),
             (_, Some(status)) => Err(status),
             (false, None) => {
+                self.refuse_closing()?;
                 let last = self.core.lock().engine.peer(index).last_error.clone();
                 let why = last.map_or_else(|| "no answer".to_owned(), |s| s.message);
                 let text = format!("peer '{peer}' not connected after {}: {why}", seconds(timeout));
@@ -330,7 +332,7 @@ impl Manager {
         let own_host = self.core.lock().boot.identity().host_id;
         let addrs = blob.dial_order(&own_host);
         let text = addrs.first().map_or_else(String::new, |a| a.to_string());
-        self.set_route(&blob.name, addrs, text, Some(blob.incarnation));
+        self.set_route(&blob.name, addrs, text, Some(blob.incarnation))?;
         Ok(blob.name)
     }
 
@@ -360,8 +362,17 @@ impl Manager {
         if self.block(&waiter, Some(timeout), || self.happened() != before) {
             return Ok(());
         }
+        self.refuse_closing()?;
         let text = format!("nothing happened within {}", seconds(timeout));
         Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
+    }
+
+    fn refuse_closing(&self) -> Result<(), Status> {
+        if self.drivers.closing.load(Ordering::Acquire) {
+            let status = Status::new(Code::Cancelled, "the manager was destroyed");
+            return Err(status.because(Reason::Cancelled));
+        }
+        Ok(())
     }
 
     fn happened(&self) -> u64 {
@@ -423,7 +434,7 @@ impl Manager {
 
     /// Makes an accelerator's copy functions known; the device's id.
     pub fn register_device(&self, ops: Arc<dyn DeviceOps>) -> Result<u32, Status> {
-        Ok(self.with_engine(|engine, _| engine.add_device(ops)))
+        self.with_engine(|engine, _| engine.add_device(ops))
     }
 
     /// Offers a tensor under a key.
@@ -563,6 +574,9 @@ fn open_adapters(config: &Config, epoll: &Epoll) -> Result<(memory::Adapters, Ve
             Ok(adapter) => {
                 if let Some(fd) = adapter.fd() {
                     epoll.add(fd, Tag::Adapter(kind as u8))?;
+                }
+                for note in adapter.notes() {
+                    log::info(format_args!("provider {}: {note}", kind.name()));
                 }
                 adapters[kind as usize] = Some(adapter);
                 None

@@ -30,10 +30,10 @@ pub trait Fixture: 'static {
     fn available() -> bool {
         true
     }
-    /// Length of a transfer that is not done in one step; at most `max_rdma`.
-    const LARGE: usize = 64 << 20;
     /// Buffers come from a pool segment that the adapters know.
     const POOLED: bool = false;
+    /// Length of a transfer that is not done in one step; at most `max_rdma`.
+    const LARGE: usize = 64 << 20;
     /// Settings of both adapters.
     fn config() -> Config {
         Config::default()

@@ -60,9 +60,9 @@ impl Profile {
         let (alloc_fails, open_fails) = (some(15, 10), some(15, 10));
         let (connect_fails, cancels) = (some(30, 60), some(50, 40));
         let (aborts, short_timeouts) = (some(30, 30), some(40, 40));
-        let (strays, drops) = (some(40, 30), some(35, 4));
-        let (stalls, crashes) = (some(35, 4), some(35, 3));
-        let (disconnects, shutdowns) = (some(20, 2), some(20, 2));
+        let (strays, drops) = (some(40, 30), some(35, 10));
+        let (stalls, crashes) = (some(35, 6), some(50, 6));
+        let (disconnects, shutdowns) = (some(20, 4), some(20, 3));
         let manual = !quiet && crashes + drops + stalls == 0 && rng.percent(30);
         let windows = rng.percent(50);
         let max_rdma = rng.pick(&[64, 100, 1000, 4096, 1 << 20]);
@@ -105,7 +105,7 @@ impl Profile {
         }
         Profile {
             nodes,
-            pairs: rng.range(10, 80) as usize,
+            pairs: rng.range(10, 200) as usize,
             quiet,
             sq_depth: (0..nodes).map(|_| rng.pick(&[1, 2, 3, 8, 64])).collect(),
             latency: rng.pick(&[2, 10, 50]) * US,

@@ -190,12 +190,6 @@ impl IbverbsAdapter {
         })
     }
 
-    /// Decisions and events worth telling: which device, port and GID and why; ports that went
-    /// down; what was lost.
-    pub fn notes(&self) -> &[String] {
-        &self.notes
-    }
-
     /// The device's name.
     pub fn device(&self) -> &str {
         &self.info.name
@@ -344,6 +338,10 @@ impl IbverbsAdapter {
 impl Adapter for IbverbsAdapter {
     fn caps(&self) -> &Caps {
         &self.caps
+    }
+
+    fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     unsafe fn register(&mut self, addr: u64, len: u64, access: Access) -> Result<Mr, Status> {

@@ -230,7 +230,7 @@ impl Link {
         if self.reads.len() >= core.depth || self.writes.iter().any(overlaps) {
             return Err(PostError::QueueFull);
         }
-        let direct = core.policy.pool || (core.policy.process && self.reads_peer);
+        let direct = len == 0 || core.policy.pool || (core.policy.process && self.reads_peer);
         let how = if direct { How::Direct } else { How::Ask };
         self.reads.push_back(Reading { wr, local: local.addr(), remote, len, done: 0, how });
         Ok(())

@@ -5,6 +5,7 @@
 //! reported as that operation's failure and the connection lives on. `link::Link` is one end
 //! without system calls; this file gives it a socket.
 
+mod endpoint;
 pub mod frame;
 mod link;
 mod rx;
@@ -14,6 +15,7 @@ mod tx;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 
+use self::endpoint::{Buffer, Endpoint, Input, Shared};
 use self::link::Link;
 use self::rx::Cx;
 use self::sock::Epoll;
@@ -28,14 +30,6 @@ const MAX_OPS: usize = 4096;
 const MAX_RDMA: u64 = 1 << 47;
 /// What an endpoint tells its peer: the version of the frames.
 const ADDRESS: &[u8] = b"rdma-tcp\x01";
-/// Receive buffer of the adapter, shared by its endpoints.
-const BUFFER: usize = 256 << 10;
-/// Most bytes of one receive into the buffer.
-const RECV: usize = 64 << 10;
-/// The same where a large payload is expected, which had better go to its place.
-const RECV_BULK: usize = 4 << 10;
-/// Work per endpoint and poll.
-const POLL_BYTES: u64 = 2 << 20;
 /// Up to this many sockets are asked directly, more through epoll.
 const DIRECT: usize = 4;
 
@@ -81,53 +75,6 @@ pub fn fuzz_frames(bytes: &[u8]) {
 
 const EMPTY: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
-/// Bytes that the kernel writes to while views of other parts of them are alive.
-struct Buffer(*mut u8);
-
-impl Buffer {
-    fn new() -> Buffer {
-        Buffer(Box::into_raw(vec![0u8; BUFFER].into_boxed_slice()).cast())
-    }
-    /// Address of the byte at `at`, which is at most `BUFFER`.
-    fn at(&self, at: usize) -> *mut u8 {
-        self.0.wrapping_add(at.min(BUFFER))
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        let slice = std::ptr::slice_from_raw_parts_mut(self.0, BUFFER);
-        // SAFETY: `new` made the box of this length.
-        drop(unsafe { Box::from_raw(slice) });
-    }
-}
-
-// SAFETY: the buffer is plain memory, used only through the adapter that owns it.
-unsafe impl Send for Buffer {}
-
-struct Endpoint {
-    link: Link,
-    sock: Option<OwnedFd>,
-    /// Once connected it never goes back to be connectable.
-    used: bool,
-    /// In `TcpAdapter::busy`.
-    listed: bool,
-    /// Epoll watches for room to write.
-    out: bool,
-    /// The socket does not take output any more, for this reason.
-    broken: Option<Status>,
-}
-
-/// What the endpoints of an adapter share.
-struct Shared {
-    epoll: Epoll,
-    regions: RegionTable,
-    buffer: Buffer,
-    /// Bytes of `buffer` with views on them.
-    viewed: usize,
-    held: Vec<Vec<u8>>,
-}
-
 /// An adapter of the tcp provider.
 pub struct TcpAdapter {
     caps: Caps,
@@ -139,19 +86,11 @@ pub struct TcpAdapter {
     turn: usize,
     /// Endpoints with something to send.
     busy: Vec<u32>,
+    /// Endpoints that were busy since the adapter was last armed.
+    lazy: Vec<u32>,
     /// Endpoints whose connection is to be reported.
     fresh: VecDeque<u32>,
     shared: Shared,
-}
-
-/// How the input of an endpoint was left.
-enum Input {
-    /// Nothing had arrived.
-    Quiet,
-    /// Something had.
-    Some,
-    /// The connection is over.
-    Closed(Status),
 }
 
 impl TcpAdapter {
@@ -174,6 +113,7 @@ impl TcpAdapter {
             order: Vec::new(),
             turn: 0,
             busy: Vec::new(),
+            lazy: Vec::new(),
             fresh: VecDeque::new(),
             shared: Shared {
                 epoll: Epoll::new()?,
@@ -250,113 +190,18 @@ impl TcpAdapter {
 
     /// Drops the endpoints from `busy` that have nothing to send.
     fn settle(&mut self) {
-        let eps = &mut self.eps;
+        let (eps, lazy) = (&mut self.eps, &mut self.lazy);
         self.busy.retain(|id| match eps.get_mut(id) {
             Some(e) if e.link.tx.is_idle() && e.broken.is_none() => {
                 e.listed = false;
+                if !e.lazy {
+                    e.lazy = true;
+                    lazy.push(*id);
+                }
                 false
             }
             other => other.is_some(),
         });
-    }
-}
-
-impl Endpoint {
-    /// Receives until nothing is there or the share of this poll is used.
-    fn input(&mut self, shared: &mut Shared, events: &mut Vec<Event>) -> Input {
-        let Some(sock) = &self.sock else { return Input::Quiet };
-        let mut total = 0u64;
-        while total < POLL_BYTES {
-            let room = BUFFER - shared.viewed;
-            let direct = self.link.direct(&shared.regions);
-            let bulk = direct.is_some() || self.link.rx.bulk;
-            let cap = if bulk { RECV_BULK } else { RECV }.min(room);
-            if cap < RECV_BULK {
-                break;
-            }
-            let tail = shared.buffer.at(shared.viewed);
-            let (addr, len) = direct.unwrap_or((0, 0));
-            let mut parts = [
-                libc::iovec { iov_base: addr as *mut libc::c_void, iov_len: len as usize },
-                libc::iovec { iov_base: tail.cast(), iov_len: cap },
-            ];
-            let parts = if direct.is_some() { &mut parts[..] } else { &mut parts[1..] };
-            // SAFETY: the first part is what `direct` names, valid until the link is called again;
-            // the second is the part of the buffer that no view covers.
-            let n = match unsafe { sock::recv(sock.as_fd(), parts) } {
-                Ok(0) => return Input::Closed(self.link.gone("it closed the connection")),
-                Ok(n) => n as u64,
-                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => break,
-                Err(e) => return Input::Closed(self.link.gone(&e.to_string())),
-            };
-            total += n;
-            let placed = n.min(len);
-            let mut cx =
-                Cx { regions: &shared.regions, events, held: &mut shared.held, viewed: false };
-            // SAFETY: the kernel has just written these bytes there.
-            let mut done = unsafe { self.link.landed(placed, &mut cx) };
-            let rest = (n - placed) as usize;
-            if done.is_ok() && rest > 0 {
-                // SAFETY: the kernel has just written these bytes; they are not written again
-                // before the next poll if a view is on them, see `viewed`.
-                let bytes = unsafe { std::slice::from_raw_parts(tail, rest) };
-                // SAFETY: as above.
-                done = unsafe { self.link.feed(bytes, &mut cx) };
-            }
-            if cx.viewed {
-                shared.viewed += rest;
-            }
-            if let Err(status) = done {
-                return Input::Closed(status);
-            }
-            if n < len + cap as u64 {
-                break;
-            }
-        }
-        if total > 0 { Input::Some } else { Input::Quiet }
-    }
-
-    /// Sends until the socket is full, nothing is left or the share of this call is used.
-    fn output(&mut self, ack_alone: bool, regions: &RegionTable) {
-        let Some(sock) = &self.sock else { return };
-        if self.broken.is_some() {
-            return;
-        }
-        let mut total = 0;
-        while total < POLL_BYTES {
-            self.link.fill(ack_alone);
-            let mut iovs = [EMPTY; tx::IOVS];
-            let (parts, bytes) = self.link.tx.gather(regions, &mut iovs);
-            if parts == 0 {
-                self.link.tx.advance(0);
-                return;
-            }
-            // SAFETY: `gather` lists headers and messages of its own, sources of WRITEs that have
-            // not ended, and memory that is registered now.
-            match unsafe { sock::send(sock.as_fd(), &mut iovs[..parts]) } {
-                Ok(n) => {
-                    self.link.tx.advance(n as u64);
-                    total += n as u64;
-                    if (n as u64) < bytes {
-                        return;
-                    }
-                }
-                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return,
-                Err(e) => {
-                    // What the peer sent before is still to be read; that will report the end.
-                    self.broken = Some(self.link.gone(&e.to_string()));
-                    return;
-                }
-            }
-        }
-    }
-
-    /// Ends the connection.
-    fn down(&mut self, epoll: &Epoll, status: Status, events: &mut Vec<Event>) {
-        if let Some(sock) = self.sock.take() {
-            epoll.del(sock.as_fd());
-            self.link.fail(status, events);
-        }
     }
 }
 
@@ -383,10 +228,7 @@ impl Adapter for TcpAdapter {
             )
         })?;
         let link = Link::new(EpId(id), peer, self.depth);
-        self.eps.insert(
-            id,
-            Endpoint { link, sock: None, used: false, listed: false, out: false, broken: None },
-        );
+        self.eps.insert(id, Endpoint::new(link));
         Ok(EpId(id))
     }
 
@@ -506,14 +348,13 @@ impl Adapter for TcpAdapter {
             }
         }
         self.settle();
-        for e in self.eps.values_mut() {
-            let Some(sock) = &e.sock else { continue };
-            let out = e.link.tx.wants_write();
-            if out != e.out && self.shared.epoll.watch(sock.as_fd(), e.link.ep.0, out).is_ok() {
-                e.out = out;
+        for id in self.busy.iter().chain(&self.lazy) {
+            if let Some(e) = self.eps.get_mut(id) {
+                e.settle(&self.shared.epoll);
+                e.lazy = false;
             }
-            e.link.tx.trim();
         }
+        self.lazy.clear();
         let mut one = [libc::epoll_event { events: 0, u64: 0 }];
         self.fresh.is_empty() && self.shared.epoll.ready(&mut one).next().is_none()
     }

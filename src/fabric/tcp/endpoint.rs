@@ -1,0 +1,209 @@
+//! An endpoint: a [`Link`] and its socket.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::link::Link;
+use super::rx::Cx;
+use super::sock::{self, Epoll};
+use super::{EMPTY, tx};
+use crate::fabric::Event;
+use crate::fabric::regions::RegionTable;
+use crate::status::Status;
+
+/// Receive buffer of the adapter, shared by its endpoints.
+const BUFFER: usize = 256 << 10;
+/// Most bytes of one receive into the buffer.
+const RECV: usize = 64 << 10;
+/// The same where a large payload is expected, which had better go to its place.
+const RECV_BULK: usize = 4 << 10;
+/// Work per endpoint and poll.
+const POLL_BYTES: u64 = 2 << 20;
+
+/// Bytes that the kernel writes to while views of other parts of them are alive.
+pub struct Buffer(*mut u8);
+
+impl Buffer {
+    /// A fresh one.
+    pub fn new() -> Buffer {
+        Buffer(Box::into_raw(vec![0u8; BUFFER].into_boxed_slice()).cast())
+    }
+    /// Address of the byte at `at`, which is at most `BUFFER`.
+    fn at(&self, at: usize) -> *mut u8 {
+        self.0.wrapping_add(at.min(BUFFER))
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let slice = std::ptr::slice_from_raw_parts_mut(self.0, BUFFER);
+        // SAFETY: `new` made the box of this length.
+        drop(unsafe { Box::from_raw(slice) });
+    }
+}
+
+// SAFETY: the buffer is plain memory, used only through the adapter that owns it.
+unsafe impl Send for Buffer {}
+
+pub struct Endpoint {
+    /// All but the socket.
+    pub link: Link,
+    /// The socket, while it is connected.
+    pub sock: Option<OwnedFd>,
+    /// Once connected it never goes back to be connectable.
+    pub used: bool,
+    /// In `TcpAdapter::busy`.
+    pub listed: bool,
+    /// In `TcpAdapter::lazy`.
+    pub lazy: bool,
+    /// Epoll watches for room to write.
+    pub out: bool,
+    /// The socket does not take output any more, for this reason.
+    pub broken: Option<Status>,
+}
+
+/// What the endpoints of an adapter share.
+pub struct Shared {
+    /// Watches all sockets.
+    pub epoll: Epoll,
+    /// Registered memory.
+    pub regions: RegionTable,
+    /// Where input arrives whose place is not known yet.
+    pub buffer: Buffer,
+    /// Bytes of `buffer` with views on them.
+    pub viewed: usize,
+    /// Messages that were put together, with views on them.
+    pub held: Vec<Vec<u8>>,
+}
+
+/// How the input of an endpoint was left.
+pub enum Input {
+    /// Nothing had arrived.
+    Quiet,
+    /// Something had.
+    Some,
+    /// The connection is over.
+    Closed(Status),
+}
+
+impl Endpoint {
+    /// One that is not connected.
+    pub fn new(link: Link) -> Endpoint {
+        Endpoint {
+            link,
+            sock: None,
+            used: false,
+            listed: false,
+            lazy: false,
+            out: false,
+            broken: None,
+        }
+    }
+
+    /// Receives until nothing is there or the share of this poll is used.
+    pub fn input(&mut self, shared: &mut Shared, events: &mut Vec<Event>) -> Input {
+        let Some(sock) = &self.sock else { return Input::Quiet };
+        let mut total = 0u64;
+        while total < POLL_BYTES {
+            let room = BUFFER - shared.viewed;
+            let direct = self.link.direct(&shared.regions);
+            let bulk = direct.is_some() || self.link.rx.bulk;
+            let cap = if bulk { RECV_BULK } else { RECV }.min(room);
+            if cap < RECV_BULK {
+                break;
+            }
+            let tail = shared.buffer.at(shared.viewed);
+            let (addr, len) = direct.unwrap_or((0, 0));
+            let mut parts = [
+                libc::iovec { iov_base: addr as *mut libc::c_void, iov_len: len as usize },
+                libc::iovec { iov_base: tail.cast(), iov_len: cap },
+            ];
+            let parts = if direct.is_some() { &mut parts[..] } else { &mut parts[1..] };
+            // SAFETY: the first part is what `direct` names, valid until the link is called again;
+            // the second is the part of the buffer that no view covers.
+            let n = match unsafe { sock::recv(sock.as_fd(), parts) } {
+                Ok(0) => return Input::Closed(self.link.gone("it closed the connection")),
+                Ok(n) => n as u64,
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => break,
+                Err(e) => return Input::Closed(self.link.gone(&e.to_string())),
+            };
+            total += n;
+            let placed = n.min(len);
+            let mut cx =
+                Cx { regions: &shared.regions, events, held: &mut shared.held, viewed: false };
+            // SAFETY: the kernel has just written these bytes there.
+            let mut done = unsafe { self.link.landed(placed, &mut cx) };
+            let rest = (n - placed) as usize;
+            if done.is_ok() && rest > 0 {
+                // SAFETY: the kernel has just written these bytes; they are not written again
+                // before the next poll if a view is on them, see `viewed`.
+                let bytes = unsafe { std::slice::from_raw_parts(tail, rest) };
+                // SAFETY: as above.
+                done = unsafe { self.link.feed(bytes, &mut cx) };
+            }
+            if cx.viewed {
+                shared.viewed += rest;
+            }
+            if let Err(status) = done {
+                return Input::Closed(status);
+            }
+            if n < len + cap as u64 {
+                break;
+            }
+        }
+        if total > 0 { Input::Some } else { Input::Quiet }
+    }
+
+    /// Sends until the socket is full, nothing is left or the share of this call is used.
+    pub fn output(&mut self, ack_alone: bool, regions: &RegionTable) {
+        let Some(sock) = &self.sock else { return };
+        if self.broken.is_some() {
+            return;
+        }
+        let mut total = 0;
+        while total < POLL_BYTES {
+            self.link.fill(ack_alone);
+            let mut iovs = [EMPTY; tx::IOVS];
+            let (parts, bytes) = self.link.tx.gather(regions, &mut iovs);
+            if parts == 0 {
+                self.link.tx.advance(0);
+                return;
+            }
+            // SAFETY: `gather` lists headers and messages of its own, sources of WRITEs that have
+            // not ended, and memory that is registered now.
+            match unsafe { sock::send(sock.as_fd(), &mut iovs[..parts]) } {
+                Ok(n) => {
+                    self.link.tx.advance(n as u64);
+                    total += n as u64;
+                    if (n as u64) < bytes {
+                        return;
+                    }
+                }
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return,
+                Err(e) => {
+                    // What the peer sent before is still to be read; that will report the end.
+                    self.broken = Some(self.link.gone(&e.to_string()));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Ends the connection.
+    pub fn down(&mut self, epoll: &Epoll, status: Status, events: &mut Vec<Event>) {
+        if let Some(sock) = self.sock.take() {
+            epoll.del(sock.as_fd());
+            self.link.fail(status, events);
+        }
+    }
+
+    /// Prepares for a long pause: has epoll watch for room to write exactly if something waits for
+    /// it, and gives back buffers that are empty.
+    pub fn settle(&mut self, epoll: &Epoll) {
+        self.link.tx.trim();
+        let Some(sock) = &self.sock else { return };
+        let out = self.link.tx.wants_write();
+        if out != self.out && epoll.watch(sock.as_fd(), self.link.ep.0, out).is_ok() {
+            self.out = out;
+        }
+    }
+}
