@@ -16,7 +16,7 @@ HERE=$(cd "$(dirname "$0")" && pwd)
 TOP=$(cd "$HERE/.." && pwd)
 export SOFTROCE_CACHE=${SOFTROCE_CACHE:-$TOP/.cache/softroce}
 LIST=$HERE/tests.list
-LIMIT=900
+LIMIT=2400
 
 while [ $# -gt 0 ]; do
     case $1 in
