@@ -6,6 +6,7 @@
 # FILE (default: softroce/tests.list) has one entry per line:
 #   cargo NAME                  the integration test NAME, built here, becomes /t/NAME
 #   file PATH GUESTPATH         a file (from the repository's root), with its shared libraries
+#   make GUESTPATH COMMAND      a file that COMMAND writes to $OUT, here
 #   test NAME SECONDS COMMAND   run in the machine by sh, in /t; exit status 77 means skipped
 #
 # Exit status 0 only if the machine reported its result, with no test failed or skipped.
@@ -15,13 +16,13 @@ HERE=$(cd "$(dirname "$0")" && pwd)
 TOP=$(cd "$HERE/.." && pwd)
 export SOFTROCE_CACHE=${SOFTROCE_CACHE:-$TOP/.cache/softroce}
 LIST=$HERE/tests.list
-LIMIT=900
+LIMIT=2400
 
 while [ $# -gt 0 ]; do
     case $1 in
     --list) LIST=$2; shift 2 ;;
     --timeout) LIMIT=$2; shift 2 ;;
-    *) sed -n '2,11p' "$0"; exit 2 ;;
+    *) sed -n '2,13p' "$0"; exit 2 ;;
     esac
 done
 
@@ -37,14 +38,18 @@ test_binary() {
         sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -1
 }
 
-while read -r word a b _; do
+while read -r word a b rest; do
     case $word in
     cargo)
         bin=$(test_binary "$a")
         [ -n "$bin" ] || { cat "$work/cargo.log"; echo "softroce: test $a was not built"; exit 1; }
         "$HERE/add_file.sh" "$root" "$bin" "/t/$a"
         ;;
-    file) "$HERE/add_file.sh" "$root" "$TOP/$a" "$b" ;;
+    file)
+        [ -e "$TOP/$a" ] || { echo "softroce: $a is missing; build first"; exit 1; }
+        "$HERE/add_file.sh" "$root" "$TOP/$a" "$b"
+        ;;
+    make) (cd "$TOP" && OUT=$root$a sh -c "$b $rest") ;;
     esac
 done <"$LIST"
 cp "$LIST" "$root/tests.list"

@@ -12,3 +12,15 @@ mod ends;
 mod network;
 #[path = "ibverbs/refusals.rs"]
 mod refusals;
+
+#[test]
+fn a_host_without_a_device_says_so() {
+    if std::path::Path::new("/sys/class/infiniband").exists() {
+        return;
+    }
+    let why = rdma_transport::fabric::ibverbs::probe().expect_err("no device here");
+    assert!(why == "no device" || why == "libibverbs.so.1 not found", "{why}");
+    let s = rdma_transport::fabric::ibverbs::open(&Default::default()).err().expect("no device");
+    assert_eq!(s.code, rdma_transport::status::Code::Unavailable);
+    assert!(s.message == why, "{s}");
+}

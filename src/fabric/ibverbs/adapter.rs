@@ -13,7 +13,8 @@ use crate::fabric::{Access, Adapter, Caps, EpId, Event, Mem, Mr, PostError, Prov
 use crate::status::{Code, Status};
 
 use super::address::{Address, Link};
-use super::cm::{self, Cm, CmAddress, Terms};
+use super::cm::{Cm, CmAddress, Terms};
+use super::cm_sys::ip_of;
 use super::cq::{CompChannel, Cq, empty_wc};
 use super::device::{self, Context};
 use super::endpoint::Endpoint;
@@ -120,7 +121,7 @@ fn start_cm(cfg: &Config, choice: &Choice, info: &DeviceInfo) -> Result<Cm, Stat
         traffic_class: cfg.ib.traffic_class,
         mtu: choice.mtu,
     };
-    Cm::listen(cm::ip_of(&info.name, link, &choice.gid.gid)?, terms)
+    Cm::listen(ip_of(&info.name, link, &choice.gid.gid)?, terms)
 }
 
 impl IbverbsAdapter {

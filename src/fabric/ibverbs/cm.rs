@@ -6,22 +6,19 @@
 //! a request reaches its endpoint and nobody else's does.
 
 use std::collections::HashMap;
-use std::ffi::{CStr, c_int, c_void};
-use std::net::{IpAddr, Ipv6Addr};
+use std::ffi::c_int;
+use std::net::Ipv6Addr;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use rdma_sys::*;
 
-use crate::status::{Code, Status};
+use crate::status::Status;
 
-use super::address::Link;
-use super::cq::set_nonblocking;
+use super::cm_sys::{Channel, Id, failed, sockaddr};
 use super::qp::Qp;
-use super::sys;
 
-const LIBRARY: &CStr = c"librdmacm.so.1";
 /// Time to resolve an address or a route, in milliseconds.
 const RESOLVE_MS: c_int = 2000;
 /// Requests that wait for `accept` in the kernel.
@@ -34,154 +31,6 @@ const HELLO: usize = 36;
 
 /// Names an endpoint; random.
 pub(super) type Token = [u8; 16];
-
-macro_rules! functions {
-    ($($name:ident: fn($($arg:ty),*) -> $ret:ty;)*) => {
-        struct Lib {
-            $($name: unsafe extern "C" fn($($arg),*) -> $ret,)*
-        }
-        impl Lib {
-            /// # Safety
-            /// `lib` is a handle of librdmacm.
-            unsafe fn resolve(lib: *mut c_void) -> Result<Lib, String> {
-                // SAFETY: the signatures are those of the library's version 1 ABI.
-                unsafe {
-                    Ok(Lib {
-                        $($name: std::mem::transmute::<
-                            *mut c_void,
-                            unsafe extern "C" fn($($arg),*) -> $ret,
-                        >(sys::symbol(lib, stringify!($name))?),)*
-                    })
-                }
-            }
-        }
-    };
-}
-
-functions! {
-    rdma_create_event_channel: fn() -> *mut rdma_event_channel;
-    rdma_destroy_event_channel: fn(*mut rdma_event_channel) -> ();
-    rdma_create_id:
-        fn(*mut rdma_event_channel, *mut *mut rdma_cm_id, *mut c_void, c_int) -> c_int;
-    rdma_destroy_id: fn(*mut rdma_cm_id) -> c_int;
-    rdma_bind_addr: fn(*mut rdma_cm_id, *mut libc::sockaddr) -> c_int;
-    rdma_listen: fn(*mut rdma_cm_id, c_int) -> c_int;
-    rdma_get_src_port: fn(*mut rdma_cm_id) -> u16;
-    rdma_resolve_addr:
-        fn(*mut rdma_cm_id, *mut libc::sockaddr, *mut libc::sockaddr, c_int) -> c_int;
-    rdma_resolve_route: fn(*mut rdma_cm_id, c_int) -> c_int;
-    rdma_connect: fn(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int;
-    rdma_accept: fn(*mut rdma_cm_id, *mut rdma_conn_param) -> c_int;
-    rdma_establish: fn(*mut rdma_cm_id) -> c_int;
-    rdma_disconnect: fn(*mut rdma_cm_id) -> c_int;
-    rdma_init_qp_attr: fn(*mut rdma_cm_id, *mut ibv_qp_attr, *mut c_int) -> c_int;
-    rdma_get_cm_event: fn(*mut rdma_event_channel, *mut *mut rdma_cm_event) -> c_int;
-    rdma_ack_cm_event: fn(*mut rdma_cm_event) -> c_int;
-}
-
-fn lib() -> Result<&'static Lib, Status> {
-    static LIB: OnceLock<Result<Lib, String>> = OnceLock::new();
-    let load = || {
-        let handle = sys::dlopen(LIBRARY)?;
-        // SAFETY: the handle of librdmacm.
-        unsafe { Lib::resolve(handle) }
-    };
-    LIB.get_or_init(load)
-        .as_ref()
-        .map_err(|e| Status::new(Code::Unavailable, format!("rdma_cm: {e}")))
-}
-
-fn failed(what: &str) -> Status {
-    let mut s = Status::os(format!("rdma_cm: {what}"), &sys::last_error());
-    s.code = Code::Unavailable;
-    s
-}
-
-/// The channel on which rdma_cm reports.
-struct Channel {
-    raw: NonNull<rdma_event_channel>,
-    lib: &'static Lib,
-    origin: sys::Origin,
-}
-
-// SAFETY: librdmacm's functions may be called from any thread.
-unsafe impl Send for Channel {}
-// SAFETY: as above, also at the same time.
-unsafe impl Sync for Channel {}
-
-impl Drop for Channel {
-    fn drop(&mut self) {
-        if !self.origin.forked() {
-            // SAFETY: its ids held an Arc to it and are gone.
-            unsafe { (self.lib.rdma_destroy_event_channel)(self.raw.as_ptr()) };
-        }
-    }
-}
-
-/// A connection, or the listener.
-struct Id {
-    raw: NonNull<rdma_cm_id>,
-    channel: Arc<Channel>,
-}
-
-// SAFETY: librdmacm's functions may be called from any thread.
-unsafe impl Send for Id {}
-
-impl Id {
-    fn new(channel: &Arc<Channel>) -> Result<Id, Status> {
-        let mut raw = std::ptr::null_mut();
-        let space = rdma_port_space::RDMA_PS_TCP as c_int;
-        // SAFETY: a live channel and a valid output.
-        let rc = unsafe {
-            let create = channel.lib.rdma_create_id;
-            create(channel.raw.as_ptr(), &mut raw, std::ptr::null_mut(), space)
-        };
-        match NonNull::new(raw) {
-            Some(raw) if rc == 0 => Ok(Id { raw, channel: channel.clone() }),
-            _ => Err(failed("new id")),
-        }
-    }
-    fn raw(&self) -> *mut rdma_cm_id {
-        self.raw.as_ptr()
-    }
-    fn lib(&self) -> &'static Lib {
-        self.channel.lib
-    }
-}
-
-impl Drop for Id {
-    fn drop(&mut self) {
-        if self.channel.origin.forked() {
-            return;
-        }
-        // SAFETY: created once, destroyed once; all its events are acknowledged: each is before
-        // the next is taken.
-        unsafe { (self.lib().rdma_destroy_id)(self.raw()) };
-    }
-}
-
-/// An IP address for the C library.
-fn sockaddr(ip: IpAddr, port: u16) -> libc::sockaddr_storage {
-    // SAFETY: all zeroes is a valid value of this plain struct.
-    let mut s: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
-    match ip {
-        IpAddr::V4(a) => {
-            // SAFETY: the storage is large and aligned enough for every kind of address.
-            let v4 = unsafe { &mut *(&raw mut s).cast::<libc::sockaddr_in>() };
-            v4.sin_family = libc::AF_INET as u16;
-            v4.sin_port = port.to_be();
-            v4.sin_addr.s_addr = u32::from_ne_bytes(a.octets());
-        }
-        IpAddr::V6(a) => {
-            // SAFETY: as above.
-            let v6 = unsafe { &mut *(&raw mut s).cast::<libc::sockaddr_in6>() };
-            v6.sin6_family = libc::AF_INET6 as u16;
-            v6.sin6_port = port.to_be();
-            v6.sin6_addr.s6_addr = a.octets();
-        }
-    }
-    s
-}
 
 /// What an endpoint tells its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -277,13 +126,8 @@ pub(super) struct Cm {
 impl Cm {
     /// Listens on `ip`, an address of the device, mapped into IPv6 if it is IPv4.
     pub fn listen(ip: [u8; 16], terms: Terms) -> Result<Cm, Status> {
-        let lib = lib()?;
-        // SAFETY: takes nothing.
-        let raw = unsafe { (lib.rdma_create_event_channel)() };
-        let raw = NonNull::new(raw).ok_or_else(|| failed("event channel (is rdma_ucm loaded?)"))?;
-        let channel = Arc::new(Channel { raw, lib, origin: sys::Origin::here() });
-        // SAFETY: a live channel.
-        set_nonblocking(unsafe { raw.as_ref().fd })?;
+        let channel = Channel::new()?;
+        let lib = channel.lib();
         let listener = Id::new(&channel)?;
         let mut addr = sockaddr(Ipv6Addr::from(ip).to_canonical(), 0);
         // SAFETY: a live id and an address of its family's size.
@@ -311,8 +155,7 @@ impl Cm {
 
     /// Readable when `poll` has something.
     pub fn fd(&self) -> RawFd {
-        // SAFETY: a live channel.
-        unsafe { self.channel.raw.as_ref().fd }
+        self.channel.fd()
     }
 
     /// Whether something is being connected, so that `poll` is worth its system call.
@@ -354,7 +197,7 @@ impl Cm {
             let id = Id::new(&self.channel)?;
             let mut from = sockaddr(Ipv6Addr::from(self.ip).to_canonical(), 0);
             let mut to = sockaddr(Ipv6Addr::from(remote.ip).to_canonical(), remote.port);
-            let resolve = self.channel.lib.rdma_resolve_addr;
+            let resolve = self.channel.lib().rdma_resolve_addr;
             // SAFETY: a live id and addresses of their families' sizes.
             let rc = unsafe {
                 resolve(id.raw(), (&raw mut from).cast(), (&raw mut to).cast(), RESOLVE_MS)
@@ -448,7 +291,7 @@ impl Cm {
         self.waiting.remove(&link.mine);
         self.look();
         if let Some(id) = &link.id
-            && !self.channel.origin.forked()
+            && !self.channel.forked()
         {
             // SAFETY: a live id. The peer may have been faster.
             unsafe { (id.lib().rdma_disconnect)(id.raw()) };
@@ -457,11 +300,11 @@ impl Cm {
 
     /// Takes what rdma_cm reports.
     pub fn poll(&mut self, out: &mut Vec<CmEvent>) {
-        let lib = self.channel.lib;
+        let lib = self.channel.lib();
         loop {
             let mut event = std::ptr::null_mut();
             // SAFETY: a live channel that does not block, and a valid output.
-            let rc = unsafe { (lib.rdma_get_cm_event)(self.channel.raw.as_ptr(), &mut event) };
+            let rc = unsafe { (lib.rdma_get_cm_event)(self.channel.raw(), &mut event) };
             if rc != 0 || event.is_null() {
                 return;
             }
@@ -484,8 +327,9 @@ impl Cm {
         use rdma_cm_event_type as ev;
         if kind == ev::RDMA_CM_EVENT_CONNECT_REQUEST {
             let raw = NonNull::new(id)?;
-            // Dropped, and so refused, if it is nobody's.
-            return self.request(Id { raw, channel: self.channel.clone() }, said?);
+            // SAFETY: the request's own id. Dropped, and so refused, if it is nobody's.
+            let id = unsafe { Id::of_request(raw, &self.channel) };
+            return self.request(id, said?);
         }
         let (&ep, _) = self
             .links
@@ -555,55 +399,6 @@ impl Cm {
     pub fn is_up(&self, ep: u32) -> bool {
         self.links.get(&ep).is_some_and(|l| l.stage == Stage::Up)
     }
-}
-
-/// An IP address by which rdma_cm finds the port: its GID on Ethernet, else the first address of
-/// the device's network interface (IPoIB).
-pub(super) fn ip_of(device: &str, link: Link, gid: &[u8; 16]) -> Result<[u8; 16], Status> {
-    if link == Link::Ethernet {
-        return Ok(*gid);
-    }
-    let dir = std::fs::read_dir(format!("/sys/class/infiniband/{device}/device/net"));
-    let names: Vec<String> = dir
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|e| e.file_name().to_string_lossy().into_owned())
-        .collect();
-    interface_address(&names).ok_or_else(|| {
-        let text = format!("rdma_cm: {device} has no IP address; set up IPoIB on it");
-        Status::new(Code::Unavailable, text)
-    })
-}
-
-/// An IPv4 address, mapped into IPv6, of one of the interfaces.
-fn interface_address(names: &[String]) -> Option<[u8; 16]> {
-    let mut list = std::ptr::null_mut();
-    // SAFETY: a valid output.
-    if unsafe { libc::getifaddrs(&mut list) } != 0 {
-        return None;
-    }
-    let mut found = None;
-    let mut at = list;
-    while found.is_none() && !at.is_null() {
-        // SAFETY: an element of the list, with a name, and an address if it is not NULL.
-        unsafe {
-            let name = CStr::from_ptr((*at).ifa_name).to_string_lossy();
-            let addr = (*at).ifa_addr;
-            if names.iter().any(|n| *n == name)
-                && !addr.is_null()
-                && i32::from((*addr).sa_family) == libc::AF_INET
-            {
-                let ip = (*addr.cast::<libc::sockaddr_in>()).sin_addr.s_addr;
-                let v4 = std::net::Ipv4Addr::from(u32::from_be(ip));
-                found = Some(v4.to_ipv6_mapped().octets());
-            }
-            at = (*at).ifa_next;
-        }
-    }
-    // SAFETY: from getifaddrs, freed once.
-    unsafe { libc::freeifaddrs(list) };
-    found
 }
 
 fn hello(to: &Token, from: &Token) -> [u8; HELLO] {

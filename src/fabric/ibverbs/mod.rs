@@ -5,7 +5,7 @@
 //!   end in order;
 //! - `endpoint`: one connection and the account of its send queue; `address`: how ends find each
 //!   other; `status`: failed completions in words; `events`: what devices tell on their own;
-//! - `cm`: connecting through rdma_cm;
+//! - `cm`: connecting through rdma_cm, whose library and objects are in `cm_sys`;
 //! - `adapter`: the provider contract on top of these; `progress`: what completions and events do.
 //!
 //! Sends, writes and reads are collected per endpoint and handed to the device in one chain at
@@ -16,6 +16,7 @@
 mod adapter;
 pub mod address;
 mod cm;
+mod cm_sys;
 mod cq;
 mod device;
 mod endpoint;
