@@ -60,12 +60,12 @@ def test_parameter_server_killed_and_restarted(processes, provider):
     spec = ("grpc+verbs", ps, worker)
     processes.start("first", "server.py", "ps", 0, *spec, provider=provider)
     processes.start("worker", "survivor.py", *spec[1:], provider=provider)
-    processes.wait_for("worker", "before", TIMEOUT)
+    processes.wait_for("worker", "survivor: before", TIMEOUT)
     processes.kill("first")
-    processes.wait_for("worker", "noticed", TIMEOUT)
+    processes.wait_for("worker", "survivor: noticed", TIMEOUT)
     processes.start("second", "server.py", "ps", 0, *spec, provider=provider)
     output = processes.wait("worker", TIMEOUT)
-    assert "after" in output
+    assert "survivor: after" in output
 
 
 def test_tensor_of_2560_mib(processes, provider):

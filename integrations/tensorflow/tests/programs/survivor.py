@@ -22,7 +22,7 @@ def rounds(message):
         for i in range(1_000_000):
             assert 300 < session.run(result) < 700
             if i == 10:
-                print(message, flush=True)
+                print("survivor:", message, flush=True)
                 if message == "after":
                     return
 
@@ -30,7 +30,7 @@ def rounds(message):
 try:
     rounds("before")
 except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.InternalError) as error:
-    print("noticed:", type(error).__name__, error.message[:500], flush=True)
+    print("survivor: noticed:", type(error).__name__, error.message[:500], flush=True)
 for _ in range(60):
     try:
         rounds("after")
