@@ -135,7 +135,7 @@ impl Sim {
         let who = self.w.who(node);
         self.w.trace(|| format!("{who:?} is gone, silently: {silent}"));
         if let Some(engine) = self.engines[node].take() {
-            *self.w.met.entry("stale message".to_owned()).or_default() += engine.totals.stale;
+            *self.w.met.entry("stale message".to_owned()).or_default() += engine.stale;
         }
         for conn in 0..self.w.conns.len() {
             for side in [0, 1] {
