@@ -78,6 +78,9 @@ impl Profile {
             true => (5_000 * MS, 10_000 * MS),
             false => (rng.range(50, 2000) * MS, rng.range(100, 1000) * MS),
         };
+        // Answers on their way for so long that the slots of their requests are in use again.
+        let far = !quiet && rng.percent(10);
+        let cancels = if far { cancels.max(50) } else { cancels };
         let mut per_node = Vec::new();
         for _ in 0..nodes {
             // Seldom the two ends differ in what they can do and want.
@@ -105,10 +108,10 @@ impl Profile {
         }
         Profile {
             nodes,
-            pairs: rng.range(10, 200) as usize,
+            pairs: if far { 500 } else { rng.range(10, 200) as usize },
             quiet,
             sq_depth: (0..nodes).map(|_| rng.pick(&[1, 2, 3, 8, 64])).collect(),
-            latency: rng.pick(&[2, 10, 50]) * US,
+            latency: if far { 3_000 } else { rng.pick(&[2, 10, 50]) } * US,
             parts: rng.range(1, 4),
             registered: rng.pick(&[0, 50, 100]),
             need_proxy: rng.pick(&[0, 50, 100]),

@@ -52,7 +52,7 @@ impl Sim {
         let mut engine = Engine::new(&format!("node{node}"), settings);
         engine.planted = self.planted;
         for _ in 0..2 {
-            let _ = engine.add_device(Arc::new(NoCopies));
+            engine.add_device(Arc::new(NoCopies)).unwrap();
         }
         for other in (0..self.w.profile.nodes).filter(|&n| n != node) {
             engine.peer_index(&format!("node{other}"));
