@@ -19,10 +19,9 @@ typedef struct settings {
   int32_t progress, protocol;
   int memory;
   unsigned modes;        /* bit per mode */
-  uint64_t min, max;     /* sizes: powers of two times 8 */
+  uint64_t min, max;     /* sizes: min, times 8 and so on, max */
   double seconds;        /* per point, roughly */
   int cores[2];
-  const char *server_role; /* the server's address file descriptor, internal */
 } settings;
 
 typedef struct side {

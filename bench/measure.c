@@ -16,20 +16,27 @@ static int64_t rounds(const settings *s, uint64_t n, double us) {
 }
 static int64_t warm(uint64_t n) { return n >= 4 << 20 ? 4 : WARM; }
 
-/* One way: a send whose receive already waits. Half of a ping-pong. */
+/* One way: a send whose receive already waits. Half of a ping-pong; each side keeps two receives
+ * ahead, so that asking for the next tensor is not on the way of this one. */
 static double latency(side *x, uint64_t n, int64_t total, int64_t skip) {
   double start = 0;
-  if (manual(x)) post_recv(x, 0, n);
+  if (manual(x)) {
+    post_recv(x, 0, n);
+    post_recv(x, 1, n);
+  }
   for (int64_t i = 0; i < total; i++) {
     if (i == skip) start = now();
-    if (x->client) post_send(x, i, n);
-    if (manual(x)) {
-      wait_recvs(x, i + 1);
-      if (i + 1 < total) post_recv(x, i + 1, n);
-    } else {
-      block_recv(x, i, n);
+    bool ahead = manual(x) && i + 2 < total;
+    if (x->client) {
+      post_send(x, i, n);
+      if (ahead) post_recv(x, i + 2, n);
     }
-    if (!x->client) post_send(x, i, n);
+    if (manual(x)) wait_recvs(x, i + 1);
+    else block_recv(x, i, n);
+    if (!x->client) {
+      post_send(x, i, n);
+      if (ahead) post_recv(x, i + 2, n);
+    }
     tidy(x, i);
   }
   double end = now();
@@ -114,12 +121,17 @@ static void report(const side *x, int mode, uint64_t n, double value) {
   fflush(stdout);
 }
 
+static uint64_t next_size(const settings *s, uint64_t n) {
+  if (n >= s->max) return 0;
+  return n * 8 < s->max ? n * 8 : s->max;
+}
+
 void run_schedule(side *x) {
   static double (*const run[MODES])(side *, uint64_t, int64_t, int64_t) = {latency, ready, bandwidth};
   static const double guess[MODES] = {20, 20, 2};
   for (int mode = 0; mode < MODES; mode++) {
     if (!(x->s->modes & 1u << mode)) continue;
-    for (uint64_t n = x->s->min; n <= x->s->max; n *= 8) {
+    for (uint64_t n = x->s->min; n; n = next_size(x->s, n)) {
       int64_t skip = warm(n), total = skip + rounds(x->s, n, guess[mode]);
       meet(x);
       double value = run[mode](x, n, total, skip);

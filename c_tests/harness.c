@@ -88,6 +88,7 @@ static void on_alarm(int sig) {
 }
 
 static int run_here(const test_case *c) {
+  setvbuf(stdout, NULL, _IOLBF, 0);
   signal(SIGALRM, on_alarm);
   signal(SIGPIPE, SIG_IGN);
   alarm(c->seconds ? c->seconds : 60);

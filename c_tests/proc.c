@@ -83,7 +83,7 @@ const char *proc_expect(proc *p, const char *prefix) {
   return line + strlen(prefix);
 }
 
-void proc_signal(proc *p, int sig) { CHECK(kill(p->pid, sig) == 0); }
+void proc_signal(proc *p, int sig) { CHECK(kill(p->pid, sig) == 0); } /* a dead child not yet waited for counts */
 
 void proc_kill(proc *p) {
   int status;
@@ -152,6 +152,8 @@ int serve_role(int argc, char **argv) {
   int n = 0;
   if (argc < 2) return 2;
   if (argc > 2) role_peer_timeout = atoll(argv[2]);
+  if (argc > 3 && argv[3][0])
+    env.progress = strcmp(argv[3], "manual") == 0 ? RDMA_PROGRESS_MANUAL : RDMA_PROGRESS_THREAD;
   rdma_mgr_t *mgr = mgr_new(argv[0], role_tweak);
   CHECK_OK(rdma_mgr_listen(mgr, argv[1], address, sizeof address, &len));
   printf("addr %s\n", address);

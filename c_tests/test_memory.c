@@ -12,7 +12,7 @@ static void registration(void) {
   CHECK_BAD(RDMA_NOT_FOUND, rdma_mem_unregister(m, memory + 8));
   CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_mem_register(m, memory, 0, RDMA_DEVICE_HOST));
   CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_mem_register(m, memory, SIZE_MAX, RDMA_DEVICE_HOST));
-  CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_mem_register(m, memory, MIB, 4711));
+  CHECK_BAD(RDMA_NOT_FOUND, rdma_mem_register(m, memory, MIB, 4711));
   for (int i = 0; i < 500; i++) {
     CHECK_OK(rdma_mem_register(m, memory + i * 64, 64, RDMA_DEVICE_HOST));
   }
@@ -45,14 +45,14 @@ static void pool(void) {
 static void pool_bounded(void) {
   rdma_mgr_t *m = mgr_new("m", NULL);
   size_t before = rss_bytes();
-  for (int i = 0; i < 300; i++) { /* 9 GiB in all, were nothing given back */
+  for (int i = 0; i < 60; i++) { /* 1.9 GiB in all, were nothing given back */
     void *block;
     CHECK_OK(rdma_mem_alloc(m, 32 * MIB, &block));
     memset(block, i, 32 * MIB);
     CHECK_OK(rdma_mem_free(m, block));
   }
   size_t after = rss_bytes();
-  CHECK_MSG(after < before + 300 * MIB, "300 blocks of 32 MiB, one at a time, cost %zu MiB", (after - before) / MIB);
+  CHECK_MSG(after < before + 300 * MIB, "60 blocks of 32 MiB, one at a time, cost %zu MiB", (after - before) / MIB);
 }
 
 static void unregistered_while_in_use(void) {

@@ -171,7 +171,7 @@ static void bad_settings(void) {
       {"RDMA_TIMEOUT_MS", "soon"}, {"RDMA_BUSY_POLL_US", "-3"}, {"RDMA_QP_QUEUE_DEPTH", "0"},
       {"RDMA_QP_TIMEOUT", "32"}, {"RDMA_QP_RETRY_COUNT", "8"}, {"RDMA_QP_SL", "8"}, {"RDMA_QP_MTU", "1000"},
       {"RDMA_TRAFFIC_CLASS", "256"}, {"RDMA_DEVICE_PORT", "x"}, {"RDMA_GID_INDEX", "x"},
-      {"RDMA_QP_PKEY_INDEX", "65536"}, {"RDMA_LISTEN", "nowhere"}, {"RDMA_AUTH_SECRET_FILE", "/nonexistent/file"},
+      {"RDMA_QP_PKEY_INDEX", "65536"}, {"RDMA_LISTEN", "127.0.0.1:port"}, {"RDMA_AUTH_SECRET_FILE", "/nonexistent/file"},
       {"RDMA_LOG", "loud"},
   };
   for (size_t i = 0; i < COUNT_OF(settings); i++) {

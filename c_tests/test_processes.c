@@ -5,12 +5,12 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 
 static char child_address[256];
+static const char *peer_mode = ""; /* the peer's progress; "": as ours */
 
 static proc *start_peer(const char *name, const char *address) {
-  proc *p = proc_start("peer", (const char *const[]){name, address, "1500", NULL});
+  proc *p = proc_start("peer", (const char *const[]){name, address, "1500", peer_mode, NULL});
   snprintf(child_address, sizeof child_address, "%s", proc_expect(p, "addr "));
   return p;
 }
@@ -139,8 +139,7 @@ static void killed_in_the_middle_of_a_write(void) {
   pump_for(100);
   memcpy(&after, dst + n - 8, 8);
   CHECK(before == after);
-  int status;
-  waitpid(p->pid, &status, 0);
+  proc_kill(p); /* if it still lives */
   proc *again = start_beta(m); /* the manager goes on */
   op *next = op_recv(m, "beta", "next", 1, 4, NULL);
   expect_sent(again, "next", 1, 5 * MIB, 4);
@@ -242,6 +241,7 @@ static void strangers_at_the_listener(void) {
 
 static void stopped_and_continued(void) {
   rdma_mgr_t *m = alpha();
+  peer_mode = "thread"; /* one that drives progress itself may be silent for long: see the next case */
   proc *p = start_beta(m);
   op *r = op_recv(m, "beta", "k", 0, 1, NULL);
   expect_sent(p, "k", 0, 100000, 1);
@@ -264,6 +264,27 @@ static void stopped_and_continued(void) {
   op *again = op_recv(m, "beta", "again", 3, 4, NULL);
   expect_sent(p, "again", 3, 3 * MIB, 4);
   op_wait(again, RDMA_OK);
+  CHECK_INT(0, proc_finish(p));
+}
+
+/* A peer without a progress thread is silent as long as it computes: the deadline decides. */
+static void stopped_without_a_progress_thread(void) {
+  rdma_mgr_t *m = alpha();
+  peer_mode = "manual";
+  proc *p = start_beta(m);
+  op *r = op_recv(m, "beta", "k", 0, 1, NULL);
+  expect_sent(p, "k", 0, 100000, 1);
+  op_wait(r, RDMA_OK);
+  proc_signal(p, SIGSTOP);
+  rdma_recv_options_t o = recv_options();
+  o.timeout_ms = 2500;
+  op *pending = op_recv(m, "beta", "pending", 1, 2, &o);
+  op *patient = op_recv(m, "beta", "patient", 1, 2, NULL);
+  op_wait(pending, RDMA_DEADLINE_EXCEEDED);
+  CHECK_INT(RDMA_REASON_DEADLINE, pending->info.reason);
+  proc_signal(p, SIGCONT);
+  expect_sent(p, "patient", 1, 100000, 2);
+  op_wait(patient, RDMA_OK);
   CHECK_INT(0, proc_finish(p));
 }
 
@@ -343,7 +364,7 @@ static void many_processes(void) {
 static const test_case cases[] = {
     CASE(talk), CASE(killed_before_the_request), CASE(killed_after_the_metadata),
     SLOW(killed_in_the_middle_of_a_write, 120), SLOW(receiver_killed_in_the_middle, 120),
-    CASE(killed_during_the_handshake), CASE(strangers_at_the_listener), CASE(stopped_and_continued),
+    CASE(killed_during_the_handshake), CASE(strangers_at_the_listener), CASE(stopped_and_continued), CASE(stopped_without_a_progress_thread),
     SLOW(restarted, 120), CASE(connect_before_it_listens), CASE(many_processes),
 };
 static const test_role roles[] = {{"peer", serve_role}, {"silent", silent_role}, {"half", half_role}};

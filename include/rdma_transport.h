@@ -23,11 +23,11 @@
  * Threads. Every function may be called from any thread at any time, if it does not say otherwise.
  * Callbacks run with no lock held on the thread that drives progress: the library's own, or the
  * caller of rdma_mgr_progress, rdma_mgr_wait, rdma_mgr_connect, rdma_recv or rdma_mgr_destroy; some
- * also inside the call that set them up, as they say. They may call every function; rdma_mgr_destroy
- * and those that wait (rdma_mgr_wait, rdma_mgr_connect with a timeout, rdma_recv) return
- * RDMA_FAILED_PRECONDITION there. What callbacks are given is borrowed for the call. They must
- * return: no exception and no longjmp may leave them. `userdata` is handed back as it was given,
- * perhaps on another thread.
+ * also inside the call that set them up, as they say. They may call every function; those that
+ * drive progress (rdma_mgr_progress, rdma_mgr_wait, rdma_mgr_connect with a timeout, rdma_recv,
+ * rdma_mgr_destroy) return RDMA_FAILED_PRECONDITION there. What callbacks are given is borrowed for
+ * the call. They must return: no exception and no longjmp may leave them. `userdata` is handed back
+ * as it was given, perhaps on another thread.
  *
  * Environment. These variables override the options of every manager; a wrong value fails
  * rdma_mgr_create: RDMA_PROVIDER (auto, loopback, shm, ibverbs, tcp), RDMA_PROTOCOL (auto, eager,
@@ -334,7 +334,7 @@ struct rdma_mgr_options {
    */
   const char *provider;
   /**
-   * "host:port" or "[v6]:port", port 0 is any. NULL: 127.0.0.1:0 on first need. RDMA_LISTEN
+   * "host:port", IPv6 in brackets, port 0 is any. NULL: 127.0.0.1:0 on first need. RDMA_LISTEN
    */
   const char *listen;
   /**
@@ -370,7 +370,7 @@ struct rdma_mgr_options {
    */
   uint64_t eager_max;
   /**
-   * Bound of the metadata cache, entries per peer. 0: no cache.
+   * Bound of the metadata cache, entries per peer. 0 counts as 1.
    */
   uint32_t meta_cache_entries;
   /**
@@ -390,7 +390,7 @@ struct rdma_mgr_options {
    */
   uint8_t allow_remote;
   /**
-   * 1: ibverbs connects through rdma_cm.
+   * Reserved for connecting ibverbs through rdma_cm; 0 or 1, without effect.
    */
   uint8_t use_rdma_cm;
   /**
@@ -835,8 +835,8 @@ size_t rdma_last_error(char *buf, size_t cap);
 rdma_code_t rdma_set_log_callback(rdma_log_fn log, int32_t level, void *userdata);
 
 /**
- * Lists the providers as a JSON array of objects: "name", "available" and, in "reason", what was
- * found or what is missing. Text output.
+ * Lists the providers as a JSON array of objects: "name", "available" and, in "reason", what is
+ * missing. Text output.
  *
  * Threads: any.
  *
@@ -903,17 +903,18 @@ rdma_code_t rdma_mgr_create(const rdma_mgr_options_t *options, rdma_mgr_t **out)
 rdma_code_t rdma_mgr_destroy(rdma_mgr_t *mgr);
 
 /**
- * Listens for peers on `address`, "host:port" or "[v6]:port", port 0 is any. Beyond loopback it
- * needs a secret, or allow_remote. The address bound to is a text output; `bound` NULL with cap 0:
- * not wanted. If that text is cut the manager listens nevertheless.
+ * Listens for peers on `address`, "host:port", IPv6 in brackets, port 0 is any. Beyond loopback it
+ * needs a secret, or allow_remote. May be called for several addresses. The address bound to is a
+ * text output; `bound` NULL with cap 0: not wanted. If that text is cut the manager listens
+ * nevertheless.
  *
  * Threads: any.
  *
  * Returns RDMA_OK; RDMA_OUT_OF_RANGE: `bound` is too small; RDMA_INVALID_ARGUMENT: `mgr` or
  * `address` NULL, malformed address, `bound` NULL with cap above 0; RDMA_ALREADY_EXISTS: address
- * in use; RDMA_FAILED_PRECONDITION: listens already, no secret for an address beyond loopback,
- * `mgr` destroyed or in a forked child; RDMA_PERMISSION_DENIED, RDMA_UNAVAILABLE,
- * RDMA_RESOURCE_EXHAUSTED: by the system; RDMA_INTERNAL.
+ * in use; RDMA_FAILED_PRECONDITION: no secret for an address beyond loopback, `mgr` destroyed or
+ * in a forked child; RDMA_RESOURCE_EXHAUSTED: listens on 16 addresses already, or by the system;
+ * RDMA_PERMISSION_DENIED, RDMA_UNAVAILABLE: by the system; RDMA_INTERNAL.
  */
 rdma_code_t rdma_mgr_listen(rdma_mgr_t *mgr,
                             const char *address,
@@ -1006,11 +1007,10 @@ rdma_code_t rdma_mgr_import_address(rdma_mgr_t *mgr,
  * Moves data, runs callbacks and timers, and returns; never blocks. *events is the number of
  * things that happened. With RDMA_PROGRESS_THREAD it may be called too, and helps.
  *
- * Threads: any; one at a time drives, another returns at once with 0, and so does a callback.
- * `events` NULL: not wanted.
+ * Threads: any, but not inside a callback. `events` NULL: not wanted.
  *
- * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
- * in a forked child; RDMA_INTERNAL.
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_FAILED_PRECONDITION: inside a callback,
+ * `mgr` destroyed or in a forked child; RDMA_INTERNAL.
  */
 rdma_code_t rdma_mgr_progress(rdma_mgr_t *mgr, uint32_t *events);
 
@@ -1081,8 +1081,8 @@ rdma_code_t rdma_mem_alloc(rdma_mgr_t *mgr, size_t len, void **out);
  * Threads: any. `addr` NULL is an error.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `addr` NULL; RDMA_NOT_FOUND: not from
- * rdma_mem_alloc of this manager, or freed already; RDMA_FAILED_PRECONDITION: a transfer uses it,
- * `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ * rdma_mem_alloc of this manager, or freed already; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in
+ * a forked child; RDMA_INTERNAL.
  */
 rdma_code_t rdma_mem_free(rdma_mgr_t *mgr, void *addr);
 
@@ -1142,8 +1142,9 @@ rdma_code_t rdma_send(rdma_mgr_t *mgr,
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `key` NULL, key_len not 1 to 65536, malformed
  * name, wrong struct_size, negative timeout, dst_len without dst; RDMA_NOT_FOUND: unknown peer or
- * device; RDMA_RESOURCE_EXHAUSTED: too many requests; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
- * in a forked child; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
+ * device; RDMA_RESOURCE_EXHAUSTED: too many requests; RDMA_ABORTED: duplicate receive from this
+ * manager; the step's own code, if it was aborted; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in
+ * a forked child; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
  * To `done` come RDMA_OK; RDMA_ABORTED: duplicate receive, or the step was aborted; then the
  * step's own code; RDMA_CANCELLED; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the peer cannot be
  * reached, or is gone; RDMA_OUT_OF_RANGE: dst is too small; RDMA_RESOURCE_EXHAUSTED: no memory;
@@ -1330,7 +1331,7 @@ rdma_code_t rdma_mgr_stats_json(const rdma_mgr_t *mgr, char *buf, size_t cap, si
 rdma_code_t rdma_mgr_metrics(const rdma_mgr_t *mgr, char *buf, size_t cap, size_t *out_len);
 
 /**
- * Starts to write transfers and connections to the file `path` as Chrome's trace events, which
+ * Starts to write transfers to the file `path` as Chrome's trace events, which
  * Perfetto opens. An existing file is replaced; "%p" in the path becomes the process id, "%n" the
  * manager's name. Environment: RDMA_TRACE.
  *

@@ -88,7 +88,7 @@ pub struct IbConfig {
     pub mtu: u32,
     /// `RDMA_TRAFFIC_CLASS`
     pub traffic_class: u8,
-    /// Connect through rdma_cm.
+    /// Reserved: without effect.
     pub use_rdma_cm: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Moves tensors and messages between processes: by one-sided RDMA on real devices, by shared
+//! Moves tensors between processes: by one-sided RDMA on real devices, by shared
 //! memory on one host, by TCP between hosts.
 //!
 //! The product is the C ABI in `include/rdma_transport.h`. The Rust items below are the engine

@@ -123,7 +123,7 @@ macro_rules! shm {
 shm!(Shm, "shm", None, false, true);
 shm!(ShmPool, "shm_pool", Some("pool"), true, true);
 shm!(ShmCma, "shm_cma", Some("cma"), false, true);
-shm!(ShmRing, "shm_ring", Some("ring"), false, false);
+shm!(ShmRing, "shm_ring", Some("ring"), false, true);
 
 /// On real devices, given as `RDMA_TEST_DEVICE=rxe0` or one for each end as `rxeA:rxeB`, with
 /// `--test-threads=1`. Without it there is nothing to test on.
@@ -135,6 +135,8 @@ impl Fixture for Ibverbs {
     const NAME: &str = "ibverbs";
     const KIND: ProviderKind = ProviderKind::Ibverbs;
     const SURVIVES: bool = false;
+    /// The longest message of Soft-RoCE.
+    const LARGE: usize = 8 << 20;
     const TELLS_END: bool = false;
     fn available() -> bool {
         std::env::var_os("RDMA_TEST_DEVICE").is_some()

@@ -4,6 +4,8 @@
 
 #[path = "ibverbs/basics.rs"]
 mod basics;
+#[path = "ibverbs/costs.rs"]
+mod costs;
 #[path = "ibverbs/ends.rs"]
 mod ends;
 #[path = "ibverbs/network.rs"]

@@ -151,3 +151,90 @@ fn an_idle_peer_costs_at_most_128_kib() {
     assert!((1..=128).contains(&each), "{each} KiB");
     other.finish();
 }
+
+/// From now on this process may not read the memory of others, as under a strict container policy.
+fn forbid_reading() {
+    const READV: u32 = libc::SYS_process_vm_readv as u32;
+    let op = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+    let deny = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+    let mut filter = [
+        op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, READV),
+        op(libc::BPF_RET | libc::BPF_K, 0, 0, deny),
+        op(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
+    // SAFETY: the filter is alive during the calls; they affect this thread only.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(
+            libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program),
+            0
+        );
+    }
+}
+
+/// The child: writes its block to the parent, and reads the parent's, in spite of the kernel.
+#[test]
+#[ignore = "started by the other tests"]
+fn child_may_not_read() {
+    if child::args().is_none() {
+        return;
+    }
+    forbid_reading();
+    let mut side = Side::open(None);
+    child::meet_parent(&mut side);
+    let mut memory = pattern(5, LEN);
+    let open = Access::REMOTE_WRITE | Access::REMOTE_READ;
+    let own = memory.as_mut_ptr().addr() as u64;
+    // SAFETY: the memory lives until the process ends.
+    let mr = unsafe { side.adapter.register(own, LEN as u64, open) }.unwrap();
+    child::say(&format!("{own} {}", mr.rkey));
+    let place = child::listen();
+    let mut words = place.split(' ').map(|w| w.parse::<u64>().unwrap());
+    let remote = Remote { addr: words.next().unwrap(), rkey: words.next().unwrap() as u32 };
+    let mut copy = vec![0u8; LEN];
+    // SAFETY: the memory lives until the process ends.
+    let into = unsafe { Mem::new(copy.as_mut_ptr().addr() as u64, LEN as u64, 0) };
+    side.adapter.read(side.ep, 1, into, remote).unwrap();
+    side.sleep_until(|s| s.got.contains(&Got::Done(1, None)));
+    assert!(copy == pattern(6, LEN));
+    side.adapter.send(side.ep, &[b"write now"]).unwrap();
+    side.adapter.flush();
+    side.sleep_until(|s| s.got.contains(&Got::Written(1)));
+    assert!(memory == pattern(7, LEN));
+    side.adapter.send(side.ep, &[b"well done"]).unwrap();
+    side.adapter.flush();
+    child::listen();
+}
+
+#[test]
+fn where_the_kernel_forbids_reading_content_still_arrives() {
+    let mut other = Other::start("child_may_not_read", "");
+    let mut side = Side::open(None);
+    let block = pattern(6, LEN);
+    other.meet(&mut side);
+    let addr = block.as_ptr().addr() as u64;
+    // SAFETY: the block outlives the adapter's use.
+    let mr = unsafe { side.adapter.register(addr, LEN as u64, Access::REMOTE_READ) }.unwrap();
+    let theirs = other.hear();
+    other.tell(&format!("{addr} {}", mr.rkey));
+    side.sleep_until(|s| s.messages() == 1);
+    let (their, rkey) = theirs.split_once(' ').unwrap();
+    let remote = Remote { addr: their.parse().unwrap(), rkey: rkey.parse().unwrap() };
+    let (new, mut back) = (pattern(7, LEN), vec![0u8; LEN]);
+    // SAFETY: both outlive the adapter's use.
+    let (local, into) = unsafe {
+        let local = Mem::new(new.as_ptr().addr() as u64, LEN as u64, 0);
+        (local, Mem::new(back.as_mut_ptr().addr() as u64, LEN as u64, 0))
+    };
+    side.adapter.write(side.ep, 1, local, remote, Some(1)).unwrap();
+    side.adapter.flush();
+    side.sleep_until(|s| s.messages() == 2);
+    // This direction is allowed.
+    side.adapter.read(side.ep, 2, into, remote).unwrap();
+    side.sleep_until(|s| s.got.contains(&Got::Done(2, None)));
+    assert!(back == new && side.got.contains(&Got::Done(1, None)));
+    other.tell("end");
+    other.finish();
+}

@@ -42,7 +42,6 @@ rdma_mgr_t *manager_of(const config *c, const char *name, const char *host) {
   must(rdma_mgr_options_init(&o, sizeof o), "options");
   o.name = name;
   o.provider = c->provider;
-  o.listen = host;
   o.progress = RDMA_PROGRESS_MANUAL;
   must(rdma_mgr_create(&o, &mgr), "manager");
   must(rdma_mgr_listen(mgr, host, NULL, 0, NULL), "listen");

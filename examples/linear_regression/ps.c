@@ -42,11 +42,12 @@ static void show(server *s, bool last) {
   if (!last && now - s->shown_us < pause) return;
   s->shown_us = now;
   double seconds = (double)(now - s->started_us) / 1e6, rate = (double)s->global_step / seconds;
-  int done = (int)(20 * s->global_step / s->c->steps);
+  int64_t left = s->c->steps - s->global_step; /* below zero: a worker's last gradients came after the end */
+  int done = left > 0 ? (int)(20 * s->global_step / s->c->steps) : 20;
   printf("%s[%.*s%.*s] step %lld of %lld  weight %.4f  bias %.4f  loss %.4f  %.0f steps/s  %.0f s left %s",
          s->tty ? "\r" : "", done, "####################", 20 - done, "....................",
          (long long)s->global_step, (long long)s->c->steps, s->weight, s->bias, s->loss, rate,
-         (double)(s->c->steps - s->global_step) / rate, s->tty && !last ? "  " : "\n");
+         (double)(left > 0 ? left : 0) / rate, s->tty && !last ? "  " : "\n");
   fflush(stdout);
 }
 

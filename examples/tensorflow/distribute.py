@@ -108,6 +108,7 @@ def main(_):
                 print("step: %d, weight: %f, biase: %f, loss: %f" % (step, w[0], b[0], loss_v[0]), flush=True)
         w, b = sess.run([weight, biase])
         print("end: step: %d, weight: %f, biase: %f" % (step, w[0], b[0]), flush=True)
+        sv.request_stop()
 
     sv.stop()
 

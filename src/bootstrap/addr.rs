@@ -7,7 +7,7 @@ use crate::wire::{Reader, Truncated, Writer};
 
 use super::{MAX_ADDRESSES, sys};
 
-/// Turns "host:port", "[v6]:port" or a bare host (port 0) into socket addresses, loopback IPv4
+/// Turns `host:port`, `[v6]:port` or a bare host (port 0) into socket addresses, loopback IPv4
 /// before IPv6 for "localhost".
 ///
 /// Numeric addresses and "localhost" cost nothing. Any other name asks the system's resolver, which

@@ -80,7 +80,7 @@ impl Bootstrap {
         })
     }
 
-    /// Listens at "host:port", "[v6]:port" or a host (any port); returns what was bound. A name
+    /// Listens at `host:port`, `[v6]:port` or a host (any port); returns what was bound. A name
     /// other than "localhost" is resolved, which blocks; the first of its addresses that can be
     /// bound is taken. May be called for several addresses.
     pub fn listen(&mut self, text: &str) -> Result<String, Status> {

@@ -121,9 +121,10 @@ impl Channel {
         self.credits = self.credits.saturating_add(self.peer_quantum);
     }
 
-    /// Entries waiting to be posted.
-    pub fn pending(&self) -> usize {
-        self.pending.len()
+    /// Whether something waits to be posted: entries, or credits that are due to the peer. It may
+    /// be the peer's last hope of credit, so it counts even while nothing else happens here.
+    pub fn waits(&self) -> bool {
+        !self.pending.is_empty() || self.consumed >= self.quantum
     }
 
     /// Sends a message; `tail` follows what `encode` writes.
@@ -166,6 +167,11 @@ impl Channel {
         self.enqueue(Pending::Message([&*head, tail].concat()));
     }
 
+    /// A write with immediate was refused: the peer saw nothing of it and returns no credit.
+    pub fn on_refused(&mut self) {
+        self.credits = self.credits.saturating_add(1);
+    }
+
     /// Writes to the peer's memory; with `imm` this uses a credit.
     pub fn write(
         &mut self,
@@ -175,6 +181,7 @@ impl Channel {
         remote: Remote,
         imm: Option<u32>,
     ) {
+        let wr = if imm.is_some() { wr | super::WR_IMM } else { wr };
         if self.pending.is_empty() && (imm.is_none() || self.credits > RESERVED) {
             match fx.write(self.id, wr, local, remote, imm) {
                 Ok(()) => {

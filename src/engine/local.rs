@@ -3,7 +3,7 @@
 use super::request::{AfterAlloc, State};
 use super::{Engine, Fx, Held, WR_REQUEST, Work};
 use crate::api::*;
-use crate::rendezvous::{RecvOutcome, Sent, Waiter};
+use crate::rendezvous::{RecvOutcome, SendOutcome, Sent, Waiter};
 use crate::status::{Code, Reason, Status};
 
 impl Engine {
@@ -36,6 +36,18 @@ impl Engine {
         if matches!(r.target, Target::Library) || meta.nbytes == 0 {
             return self.refer(fx, index, sent, meta);
         }
+        if let Target::Given { len, .. } = r.target
+            && meta.nbytes > len
+        {
+            let (key, step) = (r.key.clone(), r.step);
+            let text = format!(
+                "tensor '{}' has {} bytes, the destination given has {len}",
+                String::from_utf8_lossy(&key),
+                meta.nbytes
+            );
+            self.fail(fx, index, Status::new(Code::OutOfRange, text));
+            return self.put_back(fx, &key, step, sent);
+        }
         // The tensor travels with the request's state; `prepare` puts it there if it has to wait.
         let after = AfterAlloc::Local(Sent { tensor: sent.tensor.clone(), done: None, ..sent });
         let Sent { tensor, done, deadline } = sent;
@@ -51,6 +63,23 @@ impl Engine {
                 let sent = Sent { tensor, done, deadline };
                 self.local_failed(fx, index, sent, status);
             }
+        }
+    }
+
+    /// A tensor whose receiver had too little room goes to the next who waits, or to the table.
+    fn put_back(&mut self, fx: &mut dyn Fx, key: &[u8], step: i64, sent: Sent) {
+        self.next_deadline = self.next_deadline.min(sent.deadline);
+        match self.table.send(key, step, sent) {
+            (SendOutcome::Matched(Waiter::Local(index), sent), _) => {
+                self.deliver_local(fx, index, sent)
+            }
+            (SendOutcome::Matched(Waiter::Remote(index), sent), _) => self.answer(fx, index, sent),
+            (_, Some(refused)) => {
+                let info = self.info(None, None, Protocol::Auto);
+                let status = Status::new(Code::Cancelled, "the receiver had too little room");
+                self.end_send(fx, refused.done, Err(status), info, false);
+            }
+            (_, None) => {}
         }
     }
 

@@ -17,7 +17,7 @@ use crate::fabric::{Access, Mem, Mr, PostError, Remote};
 use crate::observe::{PeerCounters, Stats};
 use crate::protocol::message::{self, IMM_ACK, IMM_MESSAGE, Message};
 use crate::rendezvous::Table;
-use crate::status::Status;
+use crate::status::{Code, Status};
 
 pub mod channel;
 mod local;
@@ -33,10 +33,16 @@ use request::Request;
 use response::Response;
 use slab::Slab;
 
+/// Most devices of one manager.
+pub const MAX_DEVICES: usize = 256;
+/// Most peers of one manager.
+pub const MAX_PEERS: usize = 65536;
 /// Tag of writes that nobody waits for.
 pub const WR_ACK: u64 = 0;
 const WR_RESPONSE: u64 = 1 << 56;
 const WR_REQUEST: u64 = 2 << 56;
+/// Set in the tag of writes with immediate.
+const WR_IMM: u64 = 1 << 32;
 const WR_KIND: u64 = 0xFF << 56;
 
 /// Memory of the library, given and taken back through `Fx`.
@@ -303,9 +309,13 @@ impl Engine {
     }
 
     /// Makes a device known; its id.
-    pub fn add_device(&mut self, ops: Arc<dyn DeviceOps>) -> u32 {
+    pub fn add_device(&mut self, ops: Arc<dyn DeviceOps>) -> Result<u32, Status> {
+        if self.devices.len() >= MAX_DEVICES {
+            let text = format!("{MAX_DEVICES} devices are registered, more are not allowed");
+            return Err(Status::new(Code::ResourceExhausted, text));
+        }
         self.devices.push(ops);
-        self.devices.len() as u32
+        Ok(self.devices.len() as u32)
     }
 
     /// Sets or removes the source callback.
@@ -329,15 +339,23 @@ impl Engine {
         id
     }
 
+    /// `NotFound` unless the device is the host or registered.
+    pub fn check_device(&self, device: u32) -> Result<(), Status> {
+        self.device(device).map(|_| ()).map_err(|s| Status { code: Code::NotFound, ..s })
+    }
+
     fn device(&self, device: u32) -> Result<Option<Arc<dyn DeviceOps>>, Status> {
         match device {
             0 => Ok(None),
             d => match self.devices.get(d as usize - 1) {
                 Some(ops) => Ok(Some(ops.clone())),
-                None => Err(Status::invalid(format!(
-                    "device {d} is not registered; 0 (host) to {} are allowed",
-                    self.devices.len()
-                ))),
+                None => Err(Status::new(
+                    Code::NotFound,
+                    format!(
+                        "device {d} is not registered; 0 (host) to {} are allowed",
+                        self.devices.len()
+                    ),
+                )),
             },
         }
     }
@@ -422,6 +440,11 @@ impl Engine {
     /// A write or read that was posted has ended.
     pub fn on_done(&mut self, fx: &mut dyn Fx, ch: ChanId, wr: u64, result: Result<(), Status>) {
         let index = wr as u32;
+        if let (true, true, Some(c)) =
+            (wr & WR_IMM != 0, result.is_err(), self.channels.get_mut(ch))
+        {
+            c.on_refused();
+        }
         match wr & WR_KIND {
             WR_RESPONSE => self.on_write_done(fx, ch, index, result),
             WR_REQUEST => self.on_read_done(fx, ch, index, result),
@@ -450,7 +473,7 @@ impl Engine {
     /// Posts what waits on any channel, after the providers made room.
     pub fn flush_all(&mut self, fx: &mut dyn Fx) {
         let waiting: Vec<ChanId> =
-            self.channels.iter().filter(|(_, c)| c.pending() > 0).map(|(i, _)| i).collect();
+            self.channels.iter().filter(|(_, c)| c.waits()).map(|(i, _)| i).collect();
         for ch in waiting {
             self.settle(fx, ch);
         }
@@ -472,7 +495,7 @@ impl Engine {
 
     /// Whether anything waits to be posted.
     pub fn has_pending(&self) -> bool {
-        self.channels.iter().any(|(_, c)| c.pending() > 0)
+        self.channels.iter().any(|(_, c)| c.waits())
     }
 
     /// Sends a message on a channel, if it is still there.

@@ -11,7 +11,7 @@ use crate::api::*;
 use crate::fabric::{Access, Mem, Remote};
 use crate::protocol::message::{self, Message, MetaResponse};
 use crate::protocol::select::{Choice, Facts, select};
-use crate::rendezvous::{RecvOutcome, SendOutcome, Sent, Waiter};
+use crate::rendezvous::{MAX_TENSORS, RecvOutcome, SendOutcome, Sent, Waiter};
 use crate::status::{Code, Reason, Status};
 
 /// What the peer asked for.
@@ -23,6 +23,8 @@ pub(super) struct Asked {
     pub any_meta: bool,
     pub checksum: bool,
     pub cached: Option<Meta>,
+    /// The receiver knows the metadata and `dst` is for just this tensor: what is left is the write.
+    pub granted: bool,
 }
 
 impl Asked {
@@ -113,6 +115,10 @@ impl Engine {
                 ),
             )),
             SendOutcome::Aborted(status) => Err(status),
+            SendOutcome::Full => Err(Status::new(
+                Code::ResourceExhausted,
+                format!("{MAX_TENSORS} tensors wait to be taken; clean their steps up"),
+            )),
         }
     }
 
@@ -129,6 +135,7 @@ impl Engine {
             any_meta: r.any_meta,
             checksum: r.checksum,
             cached: r.cached,
+            granted: false,
         };
         c.counters.requests_received.add(1);
         self.happened += 1;
@@ -218,7 +225,7 @@ impl Engine {
     }
 
     /// A response that waited has its tensor.
-    fn answer(&mut self, fx: &mut dyn Fx, index: u32, sent: Sent) {
+    pub(super) fn answer(&mut self, fx: &mut dyn Fx, index: u32, sent: Sent) {
         let Some(r) = self.forget(index) else { return };
         let ch = r.asked.ch;
         self.respond(fx, r.asked, &r.key, r.step, sent);
@@ -252,6 +259,7 @@ impl Engine {
         // A loop, not a recursion: a peer may have made very many requests of this kind.
         loop {
             let status = self.send_too_long(fx, &asked, key, &sent.tensor.meta);
+            self.settle(fx, asked.ch);
             self.next_deadline = self.next_deadline.min(sent.deadline);
             let waiter = match self.table.send(key, step, sent) {
                 (SendOutcome::Matched(waiter, back), _) => {
@@ -269,7 +277,9 @@ impl Engine {
                 Waiter::Remote(index) => {
                     let Some(r) = self.forget(index) else { return };
                     if !r.asked.too_short(sent.tensor.meta.nbytes) {
-                        return self.respond(fx, r.asked, key, step, sent);
+                        let ch = r.asked.ch;
+                        self.respond(fx, r.asked, key, step, sent);
+                        return self.settle(fx, ch);
                     }
                     asked = r.asked;
                 }
@@ -427,7 +437,8 @@ impl Engine {
         // from here later; a staged copy is ours.
         let content = unsafe { fx.bytes(source.addr(), meta.nbytes) };
         let sum = if sum { Some(checksum(content)) } else { None };
-        match select(facts) {
+        let choice = if asked.granted { Choice::Put { tell: false } } else { select(facts) };
+        match choice {
             Choice::Eager => {
                 let meta = meta.clone();
                 let m = Message::Content { index: asked.index, checksum: sum, meta, content };
@@ -532,7 +543,12 @@ impl Engine {
         if !windows && source.window.is_none() {
             match self.open_source(fx, ch, &source, Access::empty()) {
                 Ok(Some(window)) => source.window = Some(window),
-                Ok(None) => return self.stage(fx, asked, key, step, source),
+                Ok(None) => {
+                    // After the copy it goes on from here, without telling the metadata again.
+                    let dst = Some((dst, source.tensor.meta.nbytes));
+                    let asked = Asked { dst, granted: true, ..asked };
+                    return self.stage(fx, asked, key, step, source);
+                }
                 Err(status) => return self.undeliverable(fx, &asked, source, status),
             }
         }
@@ -728,7 +744,28 @@ impl Engine {
     ) -> Result<(), Status> {
         self.device(tensor.device)?;
         let index = self.asked_of_runtime(id)?;
+        let short = |r: &Response| r.asked.too_short(tensor.meta.nbytes);
+        if self.responses.get(index).is_some_and(short) {
+            return self.answered_too_long(fx, index, &tensor.meta, done);
+        }
         self.answer(fx, index, Sent { tensor, done, deadline: u64::MAX });
+        Ok(())
+    }
+
+    /// The runtime's tensor does not fit. It is not put into the table, of which the runtime, having
+    /// a rendezvous of its own, knows nothing.
+    fn answered_too_long(
+        &mut self,
+        fx: &mut dyn Fx,
+        index: u32,
+        meta: &Meta,
+        done: Option<SendDone>,
+    ) -> Result<(), Status> {
+        let Some(r) = self.forget(index) else { return Ok(()) };
+        let status = self.send_too_long(fx, &r.asked, &r.key, meta);
+        let info = self.info(Some(r.peer), None, Protocol::Auto);
+        self.end_send(fx, done, Err(status), info, false);
+        self.settle(fx, r.asked.ch);
         Ok(())
     }
 

@@ -325,6 +325,11 @@ pub trait Adapter: Send {
         0
     }
 
+    /// What was decided when it was opened (device, port, address), for the log.
+    fn notes(&self) -> &[String] {
+        &[]
+    }
+
     /// Ends an endpoint. No event of it follows. On return no local memory is touched on its behalf.
     fn destroy(&mut self, ep: EpId);
 }

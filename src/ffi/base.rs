@@ -73,8 +73,8 @@ pub unsafe extern "C" fn rdma_set_log_callback(
     })
 }
 
-/// Lists the providers as a JSON array of objects: "name", "available" and, in "reason", what was
-/// found or what is missing. Text output.
+/// Lists the providers as a JSON array of objects: "name", "available" and, in "reason", what is
+/// missing. Text output.
 ///
 /// Threads: any.
 ///

@@ -91,8 +91,8 @@ pub unsafe extern "C" fn rdma_mem_alloc(
 /// Threads: any. `addr` NULL is an error.
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `addr` NULL; RDMA_NOT_FOUND: not from
-/// rdma_mem_alloc of this manager, or freed already; RDMA_FAILED_PRECONDITION: a transfer uses it,
-/// `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+/// rdma_mem_alloc of this manager, or freed already; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in
+/// a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_mem_free(mgr: *mut rdma_mgr_t, addr: *mut c_void) -> rdma_code_t {
     guard("rdma_mem_free", || {

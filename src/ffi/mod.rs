@@ -2,7 +2,7 @@
 //!
 //! `include/rdma_transport.h` is generated from this module (see `cbindgen.toml` and
 //! `tests/header.rs`), so the comments here are written for readers of C. Every exported function
-//! is one call of [`error::guard`], which catches panics and records the error text.
+//! is one call of `error::guard`, which catches panics and records the error text.
 
 #![allow(non_camel_case_types, reason = "the names are those of the C header")]
 #![allow(clippy::missing_safety_doc, reason = "the contract is written for callers from C")]

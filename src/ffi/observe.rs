@@ -53,7 +53,7 @@ pub unsafe extern "C" fn rdma_mgr_metrics(
     })
 }
 
-/// Starts to write transfers and connections to the file `path` as Chrome's trace events, which
+/// Starts to write transfers to the file `path` as Chrome's trace events, which
 /// Perfetto opens. An existing file is replaced; "%p" in the path becomes the process id, "%n" the
 /// manager's name. Environment: RDMA_TRACE.
 ///

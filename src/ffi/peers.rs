@@ -14,17 +14,18 @@ use crate::config::MAX_LISTEN_LEN;
 const MAX_ADDRESS_LEN: usize = 4096;
 const MAX_BLOB_LEN: usize = 65536;
 
-/// Listens for peers on `address`, "host:port" or "[v6]:port", port 0 is any. Beyond loopback it
-/// needs a secret, or allow_remote. The address bound to is a text output; `bound` NULL with cap 0:
-/// not wanted. If that text is cut the manager listens nevertheless.
+/// Listens for peers on `address`, "host:port", IPv6 in brackets, port 0 is any. Beyond loopback it
+/// needs a secret, or allow_remote. May be called for several addresses. The address bound to is a
+/// text output; `bound` NULL with cap 0: not wanted. If that text is cut the manager listens
+/// nevertheless.
 ///
 /// Threads: any.
 ///
 /// Returns RDMA_OK; RDMA_OUT_OF_RANGE: `bound` is too small; RDMA_INVALID_ARGUMENT: `mgr` or
 /// `address` NULL, malformed address, `bound` NULL with cap above 0; RDMA_ALREADY_EXISTS: address
-/// in use; RDMA_FAILED_PRECONDITION: listens already, no secret for an address beyond loopback,
-/// `mgr` destroyed or in a forked child; RDMA_PERMISSION_DENIED, RDMA_UNAVAILABLE,
-/// RDMA_RESOURCE_EXHAUSTED: by the system; RDMA_INTERNAL.
+/// in use; RDMA_FAILED_PRECONDITION: no secret for an address beyond loopback, `mgr` destroyed or
+/// in a forked child; RDMA_RESOURCE_EXHAUSTED: listens on 16 addresses already, or by the system;
+/// RDMA_PERMISSION_DENIED, RDMA_UNAVAILABLE: by the system; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_mgr_listen(
     mgr: *mut rdma_mgr_t,

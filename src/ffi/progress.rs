@@ -10,11 +10,10 @@ use super::types::*;
 /// Moves data, runs callbacks and timers, and returns; never blocks. *events is the number of
 /// things that happened. With RDMA_PROGRESS_THREAD it may be called too, and helps.
 ///
-/// Threads: any; one at a time drives, another returns at once with 0, and so does a callback.
-/// `events` NULL: not wanted.
+/// Threads: any, but not inside a callback. `events` NULL: not wanted.
 ///
-/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
-/// in a forked child; RDMA_INTERNAL.
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_FAILED_PRECONDITION: inside a callback,
+/// `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_mgr_progress(mgr: *mut rdma_mgr_t, events: *mut u32) -> rdma_code_t {
     guard("rdma_mgr_progress", || {

@@ -280,7 +280,7 @@ pub struct rdma_mgr_options {
     /// "loopback", "shm", "ibverbs" or "tcp": only this one, or an error. NULL or "auto": chosen
     /// per peer. RDMA_PROVIDER
     pub provider: *const c_char,
-    /// "host:port" or "[v6]:port", port 0 is any. NULL: 127.0.0.1:0 on first need. RDMA_LISTEN
+    /// "host:port", IPv6 in brackets, port 0 is any. NULL: 127.0.0.1:0 on first need. RDMA_LISTEN
     pub listen: *const c_char,
     /// Secret shared by all workers. NULL: no authentication. RDMA_AUTH_SECRET_FILE
     pub secret: *const c_char,
@@ -298,7 +298,7 @@ pub struct rdma_mgr_options {
     pub peer_timeout_ms: i64,
     /// Largest content that rides in the response message. 0: the provider's own.
     pub eager_max: u64,
-    /// Bound of the metadata cache, entries per peer. 0: no cache.
+    /// Bound of the metadata cache, entries per peer. 0 counts as 1.
     pub meta_cache_entries: u32,
     /// Depth of send and receive queues; control messages in flight. RDMA_QP_QUEUE_DEPTH
     pub queue_depth: u32,
@@ -308,7 +308,7 @@ pub struct rdma_mgr_options {
     pub tolerate_dup_recv: u8,
     /// 1: may listen beyond loopback without a secret.
     pub allow_remote: u8,
-    /// 1: ibverbs connects through rdma_cm.
+    /// Reserved for connecting ibverbs through rdma_cm; 0 or 1, without effect.
     pub use_rdma_cm: u8,
     /// Name of the ibverbs device. NULL: chosen. RDMA_DEVICE
     pub ib_device: *const c_char,

@@ -4,10 +4,11 @@
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
+use super::clock::ticks;
 use super::sys::Tag;
 use super::world::{Early, EpKey, Link, World};
 use crate::bootstrap::{BootEvent, Bootstrap, PeerHello};
-use crate::engine::Engine;
+use crate::engine::{Engine, MAX_PEERS};
 use crate::fabric::{Event, ProviderKind};
 use crate::log;
 use crate::status::{Code, Status};
@@ -16,9 +17,9 @@ use crate::status::{Code, Status};
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Handshakes are looked at so often while nothing says that they need it.
 const BOOT_INTERVAL: u64 = 200_000;
-/// Turns without an event between two looks at the clock, the timers and the handshakes: reading the
-/// clock costs as much as polling.
-const CLOCK_EVERY: u32 = 16;
+/// Processor ticks (some microseconds) between two looks at timers, handshakes and dials, while the
+/// adapters report nothing.
+const WHOLE_EVERY: u64 = 1 << 14;
 /// Longest sleep while something waits for room in a queue.
 const RETRY: Duration = Duration::from_millis(1);
 
@@ -34,8 +35,10 @@ pub struct Core {
     pub boot_ready: bool,
     /// The next turn looks at the clock in any case.
     pub whole: bool,
+    /// A dial was queued since this was cleared: a driver that sleeps must start it.
+    pub dialled: bool,
     next_boot: u64,
-    idle_turns: u32,
+    last_whole: u64,
     events: Vec<Event>,
     boot_events: Vec<BootEvent>,
 }
@@ -50,8 +53,9 @@ impl Core {
             boot,
             boot_ready: false,
             whole: true,
+            dialled: false,
             next_boot: 0,
-            idle_turns: 0,
+            last_whole: 0,
             events,
             boot_events,
         }
@@ -60,19 +64,20 @@ impl Core {
     /// Does what there is to do; the number of events handled.
     pub fn turn(&mut self) -> u32 {
         let mut count = self.poll_adapters();
-        self.idle_turns = if count > 0 { 0 } else { self.idle_turns.wrapping_add(1) };
         if count == 0
             && !std::mem::take(&mut self.whole)
-            && self.idle_turns % CLOCK_EVERY != 0
+            && ticks().wrapping_sub(self.last_whole) < WHOLE_EVERY
             && !self.world.full
         {
             return 0;
         }
+        self.last_whole = ticks();
         self.world.tick();
-        if self.boot_ready || self.boot.pending() > 0 || self.world.now >= self.next_boot {
+        let now = self.world.clock.now();
+        if self.boot_ready || self.boot.pending() > 0 || now >= self.next_boot {
             count += self.poll_boot();
         }
-        if self.world.now >= self.engine.next_tick() {
+        if now >= self.engine.next_tick() {
             self.engine.tick(&mut self.world);
         }
         if std::mem::take(&mut self.world.full) {
@@ -171,7 +176,7 @@ impl Core {
 
     fn poll_boot(&mut self) -> u32 {
         self.boot_ready = false;
-        self.next_boot = self.world.now + BOOT_INTERVAL;
+        self.next_boot = self.world.clock.now() + BOOT_INTERVAL;
         let mut events = std::mem::take(&mut self.boot_events);
         self.boot.poll(Instant::now(), &mut self.world, &mut events);
         let count = events.len() as u32;
@@ -203,6 +208,11 @@ impl Core {
         sock: Option<std::os::fd::OwnedFd>,
         address: String,
     ) {
+        if let Err(status) = self.room_for_peer(&hello.name) {
+            log::warn(format_args!("a connection was turned away: {status}"));
+            self.world.fresh.remove(&key);
+            return self.world.dying.push(key);
+        }
         let peer = self.engine.peer_index(&hello.name);
         let route = self.world.routes.entry(peer).or_default();
         if let Some(token) = token {
@@ -285,13 +295,14 @@ impl Core {
             route.dialing = true;
             let expect = Some((&*known.name, None));
             self.boot.dial(u64::from(peer), &route.addrs, expect, now + DIAL_TIMEOUT);
+            self.dialled = true;
             self.engine.connecting(peer);
         }
     }
 
     /// How long nothing but an event can be due.
     pub fn idle_time(&self) -> Duration {
-        let elapsed = self.world.start.elapsed();
+        let elapsed = self.world.clock.start().elapsed();
         let tick = match self.engine.next_tick() {
             u64::MAX => Duration::from_secs(60),
             at => Duration::from_nanos(at).saturating_sub(elapsed),
@@ -313,6 +324,15 @@ impl Core {
         let busy =
             self.world.adapters.iter_mut().flatten().filter_map(|a| (!a.arm()).then_some(()));
         busy.count() == 0
+    }
+
+    /// Whether this peer is known or can become so.
+    pub fn room_for_peer(&self, name: &str) -> Result<(), Status> {
+        if self.engine.find_peer(name).is_some() || self.engine.peers().len() < MAX_PEERS {
+            return Ok(());
+        }
+        let text = format!("{MAX_PEERS} peers are known, '{name}' would be one too many");
+        Err(Status::new(Code::ResourceExhausted, text))
     }
 
     /// Index of a peer that must be known.

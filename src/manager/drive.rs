@@ -37,8 +37,12 @@ pub struct Drivers {
     /// Held by the caller that turns; other callers wait for their results.
     leading: Mutex<()>,
     followers: Mutex<VecDeque<Arc<Waiter>>>,
-    /// A driver sleeps on the epoll set until this time (nanoseconds since the manager's start).
+    /// Drivers that sleep on the epoll set, or are about to.
+    sleepers: AtomicUsize,
+    /// Until when the last of them sleeps (nanoseconds since the manager's start).
     sleeps_until: AtomicU64,
+    /// The progress thread is among them.
+    thread_sleeps: AtomicBool,
     /// Callbacks that are running.
     pub running: AtomicUsize,
     /// The manager ends.
@@ -150,11 +154,17 @@ impl Manager {
             }
             Work::Alloc { request, mut alloc, meta, .. } => {
                 let addr = alloc(&meta);
-                let mut core = self.core.lock();
-                let core = &mut *core;
+                let mut guard = self.core.lock();
+                let core = &mut *guard;
                 core.world.tick();
                 core.engine.allocated(&mut core.world, request, alloc, addr);
                 core.finish();
+                // Inside a caller nobody else looks at what this caused.
+                let queued = !core.world.work.is_empty();
+                drop(guard);
+                if queued {
+                    self.kick();
+                }
             }
             Work::Source { source, response, peer, key, step } => {
                 source(response, &peer, &key, step)
@@ -184,11 +194,16 @@ impl Manager {
     }
 
     fn copied(&self, token: u64, result: Result<(), Status>) {
-        let mut core = self.core.lock();
-        let core = &mut *core;
+        let mut guard = self.core.lock();
+        let core = &mut *guard;
         core.world.tick();
         core.engine.copied(&mut core.world, token, result);
         core.finish();
+        let queued = !core.world.work.is_empty();
+        drop(guard);
+        if queued {
+            self.kick();
+        }
     }
 
     /// Gives back what a finished receive held.
@@ -210,7 +225,7 @@ impl Manager {
     /// After a call queued work or set an earlier deadline: wakes a driver that sleeps.
     pub(super) fn kick(&self) {
         let d = &self.drivers;
-        if d.sleeps_until.load(Ordering::SeqCst) != 0 {
+        if d.sleepers.load(Ordering::SeqCst) > 0 {
             self.wake.signal();
         } else if d.callers.load(Ordering::SeqCst) == 0 && *d.parked.lock() {
             d.unpark.notify_one();
@@ -219,8 +234,9 @@ impl Manager {
 
     /// The same, only if the deadline is earlier than the sleeper's.
     pub(super) fn kick_for(&self, deadline: u64) {
-        let until = self.drivers.sleeps_until.load(Ordering::SeqCst);
-        if until != 0 && deadline < until {
+        let d = &self.drivers;
+        let asleep = d.sleepers.load(Ordering::SeqCst) > 0;
+        if asleep && deadline < d.sleeps_until.load(Ordering::SeqCst) {
             self.wake.signal();
         }
     }
@@ -228,23 +244,32 @@ impl Manager {
     /// Sleeps until something happens, `limit` at most. Returns at once if something is there.
     fn sleep(&self, limit: Duration) {
         let mut tags = Vec::new();
+        let d = &self.drivers;
+        // Counted before arming: a call that comes in between sees a sleeper and wakes it.
+        d.sleepers.fetch_add(1, Ordering::SeqCst);
         let timeout;
         {
             let mut core = self.core.lock();
             core.world.tick();
             core.whole = true;
             timeout = core.idle_time().min(limit);
-            let until = core.world.now.saturating_add(timeout.as_nanos() as u64).max(1);
-            // Stored before arming: a call that comes in between sees a sleeper and wakes it.
-            self.drivers.sleeps_until.store(until, Ordering::SeqCst);
-            if !core.arm() || timeout.is_zero() || self.drivers.closing.load(Ordering::SeqCst) {
-                self.drivers.sleeps_until.store(0, Ordering::SeqCst);
+            let until = core.world.clock.now().saturating_add(timeout.as_nanos() as u64);
+            d.sleeps_until.store(until, Ordering::SeqCst);
+            if !core.arm() || timeout.is_zero() || d.closing.load(Ordering::SeqCst) {
+                d.sleepers.fetch_sub(1, Ordering::SeqCst);
                 return;
             }
         }
         self.epoll().wait(timeout, &mut tags);
-        self.drivers.sleeps_until.store(0, Ordering::SeqCst);
+        d.sleepers.fetch_sub(1, Ordering::SeqCst);
         self.take_tags(&tags);
+    }
+
+    /// After turns beside a sleeping progress thread: what they disarmed is armed again.
+    pub(super) fn rearm(&self) {
+        if self.drivers.thread_sleeps.load(Ordering::SeqCst) && !self.core.lock().arm() {
+            self.wake.signal();
+        }
     }
 
     /// Looks at the epoll set without waiting.
@@ -296,7 +321,12 @@ impl Manager {
                 std::hint::spin_loop();
                 continue;
             }
-            self.sleep(Duration::from_secs(3600));
+            d.thread_sleeps.store(true, Ordering::SeqCst);
+            // A caller that came in before the store did not see it: do not sleep beside it.
+            if d.callers.load(Ordering::SeqCst) == 0 && d.epoch.load(Ordering::SeqCst) == epoch {
+                self.sleep(Duration::from_secs(3600));
+            }
+            d.thread_sleeps.store(false, Ordering::SeqCst);
         }
     }
 
@@ -311,7 +341,11 @@ impl Manager {
         let d = &self.drivers;
         let deadline = limit.map(|l| Instant::now() + l);
         let over = |now: Instant| deadline.is_some_and(|at| now >= at);
-        d.callers.fetch_add(1, Ordering::AcqRel);
+        d.callers.fetch_add(1, Ordering::SeqCst);
+        if d.thread_sleeps.load(Ordering::SeqCst) {
+            // It parks instead: asleep it would not notice that this caller disarmed the adapters.
+            self.wake.signal();
+        }
         let mut slept = false;
         let mut ended = true;
         'turns: while !(waiter.is_ready() || done()) {
@@ -346,9 +380,15 @@ impl Manager {
                     continue;
                 }
                 let now = Instant::now();
-                if over(now) || d.closing.load(Ordering::Acquire) {
+                let closing = d.closing.load(Ordering::Acquire);
+                if over(now) || closing && deadline.is_some() {
                     ended = false;
                     break 'turns;
+                }
+                if closing {
+                    // The manager's end is about to end what this waits for.
+                    std::thread::yield_now();
+                    continue;
                 }
                 if now - looked > Duration::from_millis(1) {
                     looked = now;
@@ -362,8 +402,9 @@ impl Manager {
                 }
             }
         }
-        d.epoch.fetch_add(1, Ordering::AcqRel);
-        let others = d.callers.fetch_sub(1, Ordering::AcqRel) > 1;
+        d.epoch.fetch_add(1, Ordering::SeqCst);
+        self.rearm();
+        let others = d.callers.fetch_sub(1, Ordering::SeqCst) > 1;
         if others && let Some(next) = d.followers.lock().pop_front() {
             next.notify(false);
         } else if slept && *d.parked.lock() {

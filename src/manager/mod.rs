@@ -1,7 +1,7 @@
 //! The manager: one local worker identity, which owns everything. The Rust API behind the C ABI.
 //!
 //! One lock guards the engine and its world; callbacks run outside of it. Files: `core` (one turn),
-//! `world` (what engine and handshake act on), `drive` (who turns, and when it sleeps), `memory`
+//! `clock`, `world` (what engine and handshake act on), `drive` (who turns, and when it sleeps), `memory`
 //! (registered regions), `report` (statistics, metrics, trace), `sys` (system calls).
 
 use std::os::fd::RawFd;
@@ -22,6 +22,7 @@ use crate::memory::pool::Pool;
 use crate::observe::{Stats, Trace};
 use crate::status::{Code, Reason, Status};
 
+mod clock;
 mod core;
 mod drive;
 mod memory;
@@ -30,6 +31,7 @@ mod sys;
 mod world;
 
 use self::core::Core;
+use clock::Clock;
 use drive::{Drivers, Waiter};
 pub use report::providers;
 use sys::{Epoll, EventFd, Tag, TimerFd};
@@ -105,7 +107,6 @@ impl Manager {
     /// Calls the engine with the lock held, then runs what may run inline and wakes a driver for
     /// the rest.
     fn call<R>(&self, f: impl FnOnce(&mut Core) -> R) -> R {
-        let _log = log::Deferred::new();
         let mut guard = self.core.lock();
         let core = &mut *guard;
         core.world.tick();
@@ -113,7 +114,8 @@ impl Manager {
         let result = f(core);
         core.world.in_call = false;
         core.finish();
-        let queued = !core.world.work.is_empty() || core.world.full;
+        let dialled = std::mem::take(&mut core.dialled);
+        let queued = !core.world.work.is_empty() || core.world.full || dialled;
         let next = core.engine.next_tick();
         let inline = if core.world.inline.is_empty() {
             None
@@ -178,8 +180,7 @@ impl Manager {
     pub fn add_peer(&self, peer: &str, address: &str) -> Result<(), Status> {
         self.check_name(peer)?;
         let addrs = crate::bootstrap::resolve(address)?;
-        self.set_route(peer, addrs, address.to_owned(), None);
-        Ok(())
+        self.set_route(peer, addrs, address.to_owned(), None)
     }
 
     fn check_name(&self, peer: &str) -> Result<(), Status> {
@@ -202,8 +203,9 @@ impl Manager {
         addrs: Vec<std::net::SocketAddr>,
         text: String,
         incarnation: Option<[u8; 16]>,
-    ) {
+    ) -> Result<(), Status> {
         self.call(|core| {
+            core.room_for_peer(peer)?;
             let index = core.engine.peer_index(peer);
             let known = core.engine.peer(index);
             // An imported address of another incarnation: the old process is gone.
@@ -227,6 +229,7 @@ impl Manager {
                 route.next_try = Some(Instant::now());
                 core.world.tries = true;
             }
+            Ok(())
         })
     }
 
@@ -264,6 +267,7 @@ impl Manager {
             (true, None) => Ok(()),
             (_, Some(status)) => Err(status),
             (false, None) => {
+                self.refuse_closing()?;
                 let last = self.core.lock().engine.peer(index).last_error.clone();
                 let why = last.map_or_else(|| "no answer".to_owned(), |s| s.message);
                 let text = format!("peer '{peer}' not connected after {}: {why}", seconds(timeout));
@@ -328,7 +332,7 @@ impl Manager {
         let own_host = self.core.lock().boot.identity().host_id;
         let addrs = blob.dial_order(&own_host);
         let text = addrs.first().map_or_else(String::new, |a| a.to_string());
-        self.set_route(&blob.name, addrs, text, Some(blob.incarnation));
+        self.set_route(&blob.name, addrs, text, Some(blob.incarnation))?;
         Ok(blob.name)
     }
 
@@ -338,8 +342,8 @@ impl Manager {
         if self.fd_given.load(Ordering::Acquire) {
             self.look();
         }
-        self.core.lock().whole = true;
         let count = self.turn();
+        self.rearm();
         if self.fd_given.load(Ordering::Acquire) {
             let mut core = self.core.lock();
             self.timer.set(core.idle_time());
@@ -358,8 +362,17 @@ impl Manager {
         if self.block(&waiter, Some(timeout), || self.happened() != before) {
             return Ok(());
         }
+        self.refuse_closing()?;
         let text = format!("nothing happened within {}", seconds(timeout));
         Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
+    }
+
+    fn refuse_closing(&self) -> Result<(), Status> {
+        if self.drivers.closing.load(Ordering::Acquire) {
+            let status = Status::new(Code::Cancelled, "the manager was destroyed");
+            return Err(status.because(Reason::Cancelled));
+        }
+        Ok(())
     }
 
     fn happened(&self) -> u64 {
@@ -383,6 +396,7 @@ impl Manager {
     /// The memory stays valid until `mem_unregister`.
     pub unsafe fn mem_register(&self, addr: u64, len: u64, device: u32) -> Result<(), Status> {
         self.call(|core| {
+            core.engine.check_device(device)?;
             let w = &mut core.world;
             // SAFETY: the caller's promise.
             let failed = unsafe { w.regions.add(&mut w.adapters, addr, len, device, false) }?;
@@ -420,7 +434,7 @@ impl Manager {
 
     /// Makes an accelerator's copy functions known; the device's id.
     pub fn register_device(&self, ops: Arc<dyn DeviceOps>) -> Result<u32, Status> {
-        Ok(self.with_engine(|engine, _| engine.add_device(ops)))
+        self.with_engine(|engine, _| engine.add_device(ops))
     }
 
     /// Offers a tensor under a key.
@@ -561,6 +575,9 @@ fn open_adapters(config: &Config, epoll: &Epoll) -> Result<(memory::Adapters, Ve
                 if let Some(fd) = adapter.fd() {
                     epoll.add(fd, Tag::Adapter(kind as u8))?;
                 }
+                for note in adapter.notes() {
+                    log::info(format_args!("provider {}: {note}", kind.name()));
+                }
                 adapters[kind as usize] = Some(adapter);
                 None
             }
@@ -608,6 +625,10 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         tolerate_dup_recv: config.tolerate_dup_recv,
         max_waiting: MAX_WAITING,
     };
+    let pool = Pool::new(sys::physical_memory());
+    if adapters.iter().flatten().any(|a| !a.caps().windows) {
+        pool.keep_memory();
+    }
     let world = World {
         adapters,
         links: Default::default(),
@@ -617,15 +638,14 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         routes: Default::default(),
         tries: false,
         regions: Default::default(),
-        pool: Pool::new(sys::physical_memory()),
+        pool,
         segments: 0,
         work: Default::default(),
         inline: Vec::new(),
         in_call: false,
         full: false,
         posted_to: 0,
-        now: 0,
-        start: Instant::now(),
+        clock: Clock::new(),
         name: config.name.clone(),
         epoll,
     };

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use foldhash::HashMap;
 
+use super::clock::Clock;
 use super::memory::{Adapters, Regions};
 use super::sys::{Epoll, Tag};
 use crate::bootstrap::{Backoff, Negotiator, PeerHello};
@@ -101,10 +102,8 @@ pub struct World {
     pub full: bool,
     /// Adapters that were posted to since the last flush, by bit.
     pub posted_to: u8,
-    /// Time of this turn, nanoseconds since `start`.
-    pub now: u64,
-    /// Time zero.
-    pub start: Instant,
+    /// The clock; read once per turn and call.
+    pub clock: Clock,
     /// This worker's name.
     pub name: String,
     /// Waits for everything.
@@ -130,12 +129,12 @@ impl World {
 
     /// Reads the clock.
     pub fn tick(&mut self) {
-        self.now = self.start.elapsed().as_nanos() as u64;
+        self.clock.read();
     }
 
     /// The instant of an engine time.
     pub fn instant(&self, at: u64) -> Instant {
-        self.start + Duration::from_nanos(at)
+        self.clock.start() + Duration::from_nanos(at)
     }
 
     /// Rings the doorbells.
@@ -192,7 +191,7 @@ impl World {
 
 impl Fx for World {
     fn now(&self) -> u64 {
-        self.now
+        self.clock.now()
     }
 
     fn send(&mut self, ch: ChanId, parts: &[&[u8]]) -> Result<(), PostError> {
@@ -278,7 +277,7 @@ impl Fx for World {
     }
 
     fn connect(&mut self, peer: u32, _name: &str) {
-        let now = self.instant(self.now);
+        let now = self.instant(self.clock.now());
         let route = self.routes.entry(peer).or_default();
         route.wanted = true;
         if !route.dialing && route.next_try.is_none() {

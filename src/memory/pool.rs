@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
@@ -18,6 +18,8 @@ use crate::status::{Code, Status};
 pub const ALIGN: usize = 64;
 /// Bytes of a segment; a larger request gets a segment of its own.
 pub const SEGMENT: usize = 64 << 20;
+/// The same where a device pins all of it.
+const PINNED_SEGMENT: usize = 8 << 20;
 /// Alignment of blocks that may use huge pages.
 const HUGE: usize = 2 << 20;
 /// A free range of at least this size gives its whole pages back.
@@ -101,12 +103,26 @@ pub struct Pool {
     inner: Mutex<Inner>,
     count: AtomicUsize,
     limit: usize,
+    /// Free ranges keep their memory.
+    keep: AtomicBool,
 }
 
 impl Pool {
     /// An empty pool whose segments take up at most `limit` bytes of address space.
     pub fn new(limit: usize) -> Pool {
-        Pool { inner: Mutex::default(), count: AtomicUsize::new(0), limit }
+        Pool {
+            inner: Mutex::default(),
+            count: AtomicUsize::new(0),
+            limit,
+            keep: AtomicBool::new(false),
+        }
+    }
+
+    /// From now on free ranges keep their memory. For devices that hold on to the pages of a
+    /// registered segment: a range given back and used again would have other pages than those that
+    /// the device reads and writes.
+    pub fn keep_memory(&self) {
+        self.keep.store(true, Ordering::Relaxed);
     }
 
     /// Allocates `len` bytes, aligned to [`ALIGN`]; zero bytes get a block too. The content is not
@@ -149,8 +165,9 @@ impl Pool {
     ) -> Result<(), Status> {
         let own = len.checked_next_multiple_of(HUGE).ok_or_else(&exhausted)?;
         let left = self.limit.saturating_sub(inner.reserved);
-        // Near the limit a segment may be smaller than usual.
-        let size = own.max(SEGMENT.min(left / HUGE * HUGE));
+        // Near the limit a segment may be smaller than usual; so may one that devices pin as a whole.
+        let usual = if self.keep.load(Ordering::Relaxed) { PINNED_SEGMENT } else { SEGMENT };
+        let size = own.max(usual.min(left / HUGE * HUGE));
         if size > left || inner.segments.len() >= MAX_SEGMENTS {
             return Err(exhausted());
         }
@@ -180,7 +197,7 @@ impl Pool {
         let segment = &mut inner.segments[block.segment];
         let offset = addr.addr() - segment.map.ptr().addr();
         let (start, len) = segment.free.give(offset, block.len);
-        if len >= GIVE_BACK && block.len >= HUGE {
+        if len >= GIVE_BACK && block.len >= HUGE && !self.keep.load(Ordering::Relaxed) {
             // Only what this block covered can hold memory in whole huge pages that is not given
             // back yet; its rims wait for their neighbours.
             let from = offset.next_multiple_of(HUGE).max(start.next_multiple_of(HUGE));

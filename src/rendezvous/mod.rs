@@ -52,6 +52,8 @@ pub enum SendOutcome {
     Duplicate,
     /// The step was aborted.
     Aborted(Status),
+    /// So many tensors wait already.
+    Full,
 }
 
 /// What a receive met.
@@ -75,6 +77,8 @@ pub struct Drained {
     pub waiters: Vec<Waiter>,
 }
 
+/// Tensors that may wait to be taken.
+pub const MAX_TENSORS: usize = 1 << 20;
 /// Aborted steps that are remembered without having been cleaned up.
 const MAX_ABORTED: usize = 65536;
 const MAX_SPARE: usize = 64;
@@ -87,6 +91,7 @@ pub struct Table {
     spare: Vec<Step>,
     aborted: VecDeque<i64>,
     earliest: u64,
+    tensors: usize,
 }
 
 impl Table {
@@ -119,13 +124,19 @@ impl Table {
     /// Puts a tensor in, or hands it to the first waiter.
     pub fn send(&mut self, key: &[u8], step: i64, sent: Sent) -> (SendOutcome, Option<Sent>) {
         let deadline = sent.deadline;
+        let full = self.tensors >= MAX_TENSORS;
         let s = self.step(step);
         if let Some(status) = &s.aborted {
             return (SendOutcome::Aborted(status.clone()), Some(sent));
         }
         match s.items.get_mut(key) {
+            None if full => {
+                self.shrink(step);
+                (SendOutcome::Full, Some(sent))
+            }
             None => {
                 s.items.insert(key.into(), Item::Tensor(sent));
+                self.tensors += 1;
                 self.earliest = self.earliest.min(deadline);
                 (SendOutcome::Stored, None)
             }
@@ -156,6 +167,7 @@ impl Table {
         match s.items.get_mut(key) {
             Some(Item::Tensor(_)) => {
                 let Some(Item::Tensor(sent)) = s.items.remove(key) else { unreachable!() };
+                self.tensors -= 1;
                 self.shrink(step);
                 return RecvOutcome::Matched(sent);
             }
@@ -205,7 +217,9 @@ impl Table {
                 }
             }
         }
-        drain(items)
+        let d = drain(items);
+        self.tensors -= d.tensors.len();
+        d
     }
 
     /// Forgets the step and gives up all it holds.
@@ -214,7 +228,9 @@ impl Table {
         if s.aborted.is_some() {
             self.aborted.retain(|&a| a != step);
         }
-        drain(s.items)
+        let d = drain(s.items);
+        self.tensors -= d.tensors.len();
+        d
     }
 
     /// Gives up everything, at the end of the manager.
@@ -226,6 +242,7 @@ impl Table {
             all.waiters.extend(d.waiters);
         }
         self.aborted.clear();
+        self.tensors = 0;
         all
     }
 
@@ -254,6 +271,7 @@ impl Table {
                 }
             }
         }
+        self.tensors -= out.len();
         self.steps.retain(|_, s| !s.items.is_empty() || s.aborted.is_some());
         out
     }

@@ -87,13 +87,13 @@ pub fn full_queue<F: Fixture>() {
 }
 
 pub fn writes<F: Fixture>() {
-    let src = Buf::pattern(LARGE, 2);
-    let mut dst = Buf::new(LARGE);
+    let src = Buf::pattern(F::LARGE, 2);
+    let mut dst = Buf::new(F::LARGE);
     let mut pair = Pair::new::<F>();
     let lkey = pair.a.lkey(&src);
     let Mr { rkey, .. } = pair.b.register(&dst, ALL);
-    for (wr, len) in [0, 1, 4096, 1 << 20, (1 << 20) + 1, LARGE].into_iter().enumerate() {
-        for at in [0, (LARGE - len).min(13)] {
+    for (wr, len) in [0, 1, 4096, 1 << 20, (1 << 20) + 1, F::LARGE].into_iter().enumerate() {
+        for at in [0, (F::LARGE - len).min(13)] {
             dst.fill(0);
             let remote = remote(&dst, at, rkey);
             pair.a.write(wr as u64, src.mem(at, len, lkey), remote, None).expect("write");
@@ -174,16 +174,16 @@ pub fn immediates<F: Fixture>() {
 }
 
 pub fn reads<F: Fixture>() {
-    let src = Buf::pattern(LARGE, 4);
-    let mut dst = Buf::new(LARGE);
+    let src = Buf::pattern(F::LARGE, 4);
+    let mut dst = Buf::new(F::LARGE);
     let mut pair = Pair::new::<F>();
     if !pair.a.ad.caps().read {
         return;
     }
     let lkey = pair.a.lkey(&dst);
     let Mr { rkey, .. } = pair.b.register(&src, ALL);
-    for (wr, len) in [0, 1, 4096, 1 << 20, (1 << 20) + 1, LARGE].into_iter().enumerate() {
-        for at in [0, (LARGE - len).min(13)] {
+    for (wr, len) in [0, 1, 4096, 1 << 20, (1 << 20) + 1, F::LARGE].into_iter().enumerate() {
+        for at in [0, (F::LARGE - len).min(13)] {
             dst.fill(0);
             let remote = remote(&src, at, rkey);
             pair.a.read(wr as u64, dst.mem(at, len, lkey), remote).expect("read");
@@ -227,19 +227,19 @@ pub fn read_is_not_overtaken<F: Fixture>() {
 
 /// Large WRITEs and READs of both ends at once.
 pub fn both_directions<F: Fixture>() {
-    const LEN: usize = 16 << 20;
-    let (sa, sb) = (Buf::pattern(LEN, 7), Buf::pattern(LEN, 8));
-    let (wa, wb, ra, rb) = (Buf::new(LEN), Buf::new(LEN), Buf::new(LEN), Buf::new(LEN));
+    let len = F::LARGE / 4;
+    let (sa, sb) = (Buf::pattern(len, 7), Buf::pattern(len, 8));
+    let (wa, wb, ra, rb) = (Buf::new(len), Buf::new(len), Buf::new(len), Buf::new(len));
     let mut pair = Pair::new::<F>();
     let read = pair.a.ad.caps().read;
     let (ka, kb) = (pair.a.register(&sa, ALL), pair.b.register(&sb, ALL));
     let (kwa, kwb) = (pair.a.register(&wa, ALL), pair.b.register(&wb, ALL));
     let (lra, lrb) = (pair.a.lkey(&ra), pair.b.lkey(&rb));
-    pair.a.write(1, sa.mem(0, LEN, ka.lkey), remote(&wb, 0, kwb.rkey), Some(1)).expect("write");
-    pair.b.write(1, sb.mem(0, LEN, kb.lkey), remote(&wa, 0, kwa.rkey), Some(2)).expect("write");
+    pair.a.write(1, sa.mem(0, len, ka.lkey), remote(&wb, 0, kwb.rkey), Some(1)).expect("write");
+    pair.b.write(1, sb.mem(0, len, kb.lkey), remote(&wa, 0, kwa.rkey), Some(2)).expect("write");
     if read {
-        pair.a.read(2, ra.mem(0, LEN, lra), remote(&sb, 0, kb.rkey)).expect("read");
-        pair.b.read(2, rb.mem(0, LEN, lrb), remote(&sa, 0, ka.rkey)).expect("read");
+        pair.a.read(2, ra.mem(0, len, lra), remote(&sb, 0, kb.rkey)).expect("read");
+        pair.b.read(2, rb.mem(0, len, lrb), remote(&sa, 0, ka.rkey)).expect("read");
     }
     let mut left: HashSet<_> = [(0, 1), (1, 1)].into();
     if read {

@@ -8,13 +8,13 @@ use crate::harness::*;
 /// One end is destroyed in the middle of large transfers of the other: each operation ends exactly
 /// once, then the endpoint is down, and nothing else comes.
 pub fn destroyed_in_transfer<F: Fixture>() {
-    let (near, far) = (Buf::pattern(LARGE, 30), Buf::new(LARGE));
+    let (near, far) = (Buf::pattern(F::LARGE, 30), Buf::new(F::LARGE));
     for polls in [0, 1, 3, 10, 30] {
         let mut pair = Pair::new::<F>();
         let read = pair.a.ad.caps().read;
         let lkey = pair.a.lkey(&near);
         let Mr { rkey, .. } = pair.b.register(&far, ALL);
-        let half = LARGE / 2;
+        let half = F::LARGE / 2;
         let mut ops = vec![1, 2, 3];
         pair.a.write(1, near.mem(0, half, lkey), remote(&far, 0, rkey), None).expect("write");
         pair.a.write(2, near.mem(0, 0, lkey), remote(&far, 0, rkey), Some(1)).expect("write");
@@ -60,20 +60,22 @@ pub fn destroyed_in_transfer<F: Fixture>() {
 
 /// What was sent before the sender's adapter is dropped arrives, then the endpoint is down.
 pub fn dropped_adapter<F: Fixture>() {
-    let buf = Buf::pattern(LARGE, 31);
+    let buf = Buf::pattern(F::LARGE, 31);
     let mut pair = Pair::new::<F>();
     let lkey = pair.a.lkey(&buf);
     pair.b.send(b"last words").expect("send");
     pair.b.poll();
-    let other = Buf::new(LARGE);
+    let other = Buf::new(F::LARGE);
     let Mr { rkey, .. } = pair.b.register(&other, ALL);
-    pair.a.write(1, buf.mem(0, LARGE, lkey), remote(&other, 0, rkey), None).expect("write");
+    pair.a.write(1, buf.mem(0, F::LARGE, lkey), remote(&other, 0, rkey), None).expect("write");
     let Pair { mut a, b } = pair;
     until("message", || {
         a.poll();
         a.arrival()
     });
     drop(b);
+    let ep = a.ep;
+    a.notice_end::<F>(ep);
     let status = until("end of the endpoint", || {
         a.poll();
         a.down()
@@ -87,14 +89,14 @@ pub fn dropped_adapter<F: Fixture>() {
 /// After `destroy` no event of the endpoint comes and its memory is left alone, whatever was under
 /// way; the adapter's other endpoints go on.
 pub fn local_destroy<F: Fixture>() {
-    let (mut near, far) = (Buf::pattern(LARGE, 32), Buf::new(LARGE));
+    let (mut near, far) = (Buf::pattern(F::LARGE, 32), Buf::new(F::LARGE));
     for polls in [0, 1, 3, 10, 30] {
         let mut pair = Pair::new::<F>();
         let read = pair.a.ad.caps().read;
         let (oa, ob) = join::<F>(&mut pair.a, &mut pair.b);
         let lkey = pair.a.lkey(&near);
         let Mr { rkey, .. } = pair.b.register(&far, ALL);
-        let half = LARGE / 2;
+        let half = F::LARGE / 2;
         pair.until("connection", |p| (!p.a.log.is_empty() && !p.b.log.is_empty()).then_some(()));
         if read {
             pair.a.read(1, near.mem(0, half, lkey), remote(&far, 0, rkey)).expect("read");

@@ -32,6 +32,8 @@ pub trait Fixture: 'static {
     }
     /// Buffers come from a pool segment that the adapters know.
     const POOLED: bool = false;
+    /// Length of a transfer that is not done in one step; at most `max_rdma`.
+    const LARGE: usize = 64 << 20;
     /// Settings of both adapters.
     fn config() -> Config {
         Config::default()
@@ -55,10 +57,6 @@ pub trait Fixture: 'static {
 /// All access.
 pub const ALL: Access = Access::all();
 
-const MIB: usize = 1 << 20;
-/// Large enough not to be done in one step.
-pub const LARGE: usize = 64 * MIB;
-
 /// Deadline of whatever a test waits for.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -69,7 +67,7 @@ struct Pool {
     used: usize,
 }
 
-const POOL: usize = 512 * MIB;
+const POOL: usize = 512 << 20;
 
 impl Pool {
     fn new() -> Pool {

@@ -199,15 +199,15 @@ fn check_closed(result: &Result<(), Status>) {
 
 /// The target's region is closed while a large WRITE arrives: not one byte changes afterwards.
 pub fn closed_in_write<F: Fixture>() {
-    let src = Buf::pattern(LARGE, 22);
-    let mut dst = Buf::new(LARGE);
-    for (round, start) in [0, 1 << 20, 7 << 20, 40 << 20].into_iter().enumerate() {
+    let src = Buf::pattern(F::LARGE, 22);
+    let mut dst = Buf::new(F::LARGE);
+    for (round, start) in [0, 1, 7, 40].map(|n| n * (F::LARGE / 64)).into_iter().enumerate() {
         let mut pair = Pair::new::<F>();
         let lkey = pair.a.lkey(&src);
         dst.fill(0);
         let mr = pair.b.register(&dst, ALL);
         let imm = Some(round as u32);
-        pair.a.write(1, src.mem(0, LARGE, lkey), remote(&dst, 0, mr.rkey), imm).expect("write");
+        pair.a.write(1, src.mem(0, F::LARGE, lkey), remote(&dst, 0, mr.rkey), imm).expect("write");
         pair.a.ad.flush();
         // Close it once the byte at `start` has arrived, if that can be seen at all.
         let mut early = None;
@@ -234,9 +234,9 @@ pub fn closed_in_write<F: Fixture>() {
 
 /// The source's region is closed while a large READ is answered: nothing is read afterwards.
 pub fn closed_in_read<F: Fixture>() {
-    let mut src = Buf::new(LARGE);
-    let mut dst = Buf::new(LARGE);
-    for start in [0, 3 << 20, 40 << 20] {
+    let mut src = Buf::new(F::LARGE);
+    let mut dst = Buf::new(F::LARGE);
+    for start in [0, 3, 40].map(|n| n * (F::LARGE / 64)) {
         let mut pair = Pair::new::<F>();
         if !pair.a.ad.caps().read {
             return;
@@ -245,7 +245,7 @@ pub fn closed_in_read<F: Fixture>() {
         src.fill(1);
         dst.fill(0);
         let mr = pair.b.register(&src, ALL);
-        pair.a.read(1, dst.mem(0, LARGE, lkey), remote(&src, 0, mr.rkey)).expect("read");
+        pair.a.read(1, dst.mem(0, F::LARGE, lkey), remote(&src, 0, mr.rkey)).expect("read");
         let mut early = None;
         pair.until("first bytes", |p| {
             early = p.a.done(1);

@@ -95,6 +95,28 @@ fn sleeps_until_something_comes() {
 }
 
 #[test]
+fn a_connection_made_while_asleep_wakes() {
+    let mut e = ends!();
+    while !e.a.ad.arm() {
+        e.a.poll();
+    }
+    let (ea, eb) =
+        (e.a.ad.create("beta").expect("create"), e.b.ad.create("alpha").expect("create"));
+    let far = e.b.ad.address(eb).expect("address");
+    e.a.ad.connect(ea, &far, true, None).expect("connect");
+    let mut fds = [libc::pollfd { fd: e.a.ad.fd().expect("fd"), events: libc::POLLIN, revents: 0 }];
+    // SAFETY: one live entry.
+    assert_eq!(unsafe { libc::poll(fds.as_mut_ptr(), 1, 5000) }, 1);
+    e.a.poll();
+    assert!(e.a.take(ea, |v| (*v == Ev::Connected).then_some(())).is_some());
+    while !e.a.ad.arm() {
+        e.a.poll();
+    }
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::poll(fds.as_mut_ptr(), 1, 20) }, 0, "no more work");
+}
+
+#[test]
 fn a_peer_that_does_not_poll_gets_all_later() {
     let mut e = ends!();
     let (ea, eb) = (e.ea, e.eb);

@@ -11,7 +11,7 @@ use rdma_transport::memory::pool::Pool;
 use rdma_transport::status::{Code, Status};
 
 /// A test that is not over by then hangs.
-const HANG: Duration = Duration::from_secs(60);
+const HANG: Duration = Duration::from_secs(40);
 
 /// An event, with owned content.
 #[derive(Clone, Debug, PartialEq)]

@@ -44,14 +44,17 @@ impl Sim {
             Act::Drop => self.drop_conn(),
             Act::Stall { node } => {
                 let time = self.w.rng.range(1, 1500) * MS;
-                self.w.nodes[node].stalled_until = self.w.now + time;
+                let until = &mut self.w.nodes[node].stalled_until;
+                *until = (*until).max(self.w.now + time);
             }
             Act::Crash { node } if self.engines[node].is_some() => {
                 let silent = self.w.rng.percent(40);
                 self.crash(node, silent);
                 self.restart_later(node);
             }
-            Act::Restart { node } if self.engines[node].is_none() => self.restart(node),
+            Act::Restart { node } if self.engines[node].is_none() && !self.w.calm => {
+                self.restart(node)
+            }
             Act::Shutdown { node } if self.usable(node) => {
                 self.call(node, |e, fx| e.shut_down(fx));
                 self.w.nodes[node].closing = true;
@@ -131,7 +134,9 @@ impl Sim {
     fn crash(&mut self, node: usize, silent: bool) {
         let who = self.w.who(node);
         self.w.trace(|| format!("{who:?} is gone, silently: {silent}"));
-        self.engines[node] = None;
+        if let Some(engine) = self.engines[node].take() {
+            *self.w.met.entry("stale message".to_owned()).or_default() += engine.stale;
+        }
         for conn in 0..self.w.conns.len() {
             for side in [0, 1] {
                 if self.w.conns[conn].ends[side].who == who {
@@ -161,7 +166,7 @@ impl Sim {
         self.w.after(delay, Event::App(Act::Restart { node }));
     }
 
-    fn restart(&mut self, node: usize) {
+    pub fn restart(&mut self, node: usize) {
         self.w.nodes[node].restart();
         self.boot(node);
     }
@@ -183,7 +188,7 @@ impl Sim {
         let kept: Vec<usize> = (0..self.app.recvs.len())
             .filter(|&i| {
                 let r = &self.app.recvs[i];
-                r.who == Some(who) && r.id.is_some() && r.keep && r.held.is_none()
+                r.who == Some(who) && r.must_release(&self.w)
             })
             .collect();
         for op in kept {

@@ -83,8 +83,20 @@ pub struct RecvOp {
     pub got: Option<(usize, u64, u32)>,
 }
 
+impl RecvOp {
+    /// The application holds it and has to let it go.
+    pub fn must_release(&self, w: &World) -> bool {
+        self.keep
+            && self.id.is_some()
+            && self.held.is_none()
+            && self.who.is_some_and(|who| w.lives(who))
+    }
+}
+
 #[derive(Default)]
 pub struct App {
+    /// The planned acts are over.
+    pub end: u64,
     pub sends: Vec<SendOp>,
     pub recvs: Vec<RecvOp>,
     pub keys: Vec<Vec<u8>>,
@@ -118,9 +130,10 @@ impl App {
         let mut seen = BTreeSet::new();
         for i in 0..w.profile.pairs {
             at += w.delay(gap);
-            let (from, to) =
-                (w.rng.below(w.profile.nodes as u64), w.rng.below(w.profile.nodes as u64));
-            let (from, to) = (from as usize, to as usize);
+            let nodes = w.profile.nodes as u64;
+            let from = w.rng.below(nodes) as usize;
+            let away = if w.rng.percent(15) { 0 } else { w.rng.range(1, nodes - 1) as usize };
+            let to = (from + away) % w.profile.nodes;
             let (key, step) = (w.rng.below(6) as usize, 100 + i as i64 / 6);
             if !seen.insert((from, key, step)) && w.profile.quiet {
                 continue;
@@ -129,6 +142,7 @@ impl App {
         }
         let end = at + 2 * MS;
         app.faults(w, end);
+        app.end = end + 3 * MS;
         app
     }
 

@@ -1,12 +1,14 @@
 //! What has to hold, after each event and in the end.
 
-use rdma_transport::api::Tensor;
+use rdma_transport::api::{Tensor, TransferInfo};
+use rdma_transport::engine::Engine;
 use rdma_transport::status::{Code, Status};
 
-use super::fabric::Life;
+use super::fabric::Conn;
 use super::memory::{Who, content};
 use super::profile::MS;
 use super::sim::Sim;
+use super::world::Node;
 
 /// As many requests live as were begun and not ended.
 pub fn counts(sim: &Sim) {
@@ -22,9 +24,8 @@ pub fn counts(sim: &Sim) {
 /// Nothing waits to be posted where nothing is under way that could make room.
 pub fn nothing_stuck(sim: &Sim) {
     let w = &sim.w;
-    let idle = w.conns.iter().all(|c| {
-        !c.silent && c.ends.iter().all(|e| e.life != Life::Up || (e.idle() && e.ch.is_some()))
-    }) && w.nodes.iter().all(|n| n.inbox.is_empty() && n.work.is_empty());
+    let quiet = |n: &Node| n.inbox.is_empty() && n.work.is_empty() && n.poll_at == u64::MAX;
+    let idle = w.conns.iter().all(Conn::idle) && w.nodes.iter().all(quiet);
     if idle {
         for engine in sim.engines.iter().flatten() {
             assert!(!engine.has_pending(), "{} is stuck: posts wait for nothing", engine.name);
@@ -51,12 +52,22 @@ fn plausible(sim: &Sim, status: &Status, sender: bool) {
 }
 
 /// A receive ends: for the first time, and if well then with what was sent for it.
-pub fn received(sim: &mut Sim, who: Who, id: u64, result: &Result<Tensor, Status>) -> usize {
+pub fn received(
+    sim: &mut Sim,
+    who: Who,
+    id: u64,
+    result: &Result<Tensor, Status>,
+    info: &TransferInfo,
+) -> usize {
     let Some(&op) = sim.app.by_id.get(&(who, id)) else {
         panic!("request {id} ended, which was not begun");
     };
     let text = result.as_ref().map(|t| t.meta.nbytes).map_err(Status::to_string);
     sim.w.trace(|| format!("recv {op} of {who:?} ended: {text:?}"));
+    match result {
+        Ok(_) => sim.w.meet(format!("received {:?}", info.protocol)),
+        Err(s) => sim.w.meet(format!("receive {:?} {:?}", s.code, s.reason)),
+    }
     let r = &sim.app.recvs[op];
     assert!(r.ended.is_none(), "receive {op} ended twice");
     let grace = sim.w.profile.per_node[who.node].1.peer_timeout.min(2_000 * MS);
@@ -115,12 +126,22 @@ pub fn sent(sim: &mut Sim, op: usize, result: Result<(), Status>) {
     sim.w.trace(|| format!("send {op} ended: {result:?}"));
     if let Err(status) = &result {
         plausible(sim, status, true);
+        sim.w.meet(format!("send {:?} {:?}", status.code, status.reason));
     }
     let now = sim.w.now;
     let s = &mut sim.app.sends[op];
     assert!(s.ended.is_none(), "send {op} ended twice");
     s.ended = Some((now, result));
     sim.w.mem.free(s.addr, "its send has ended");
+}
+
+/// Whether each operation that was begun has ended, and nothing is kept.
+pub fn all_ended(sim: &Sim) -> bool {
+    let idle = |e: &Engine| e.outstanding() == (0, 0) && e.waiting() == (0, 0);
+    sim.app.recvs.iter().all(|r| r.ended.is_some() || r.who.is_none())
+        && sim.app.sends.iter().all(|s| s.ended.is_some() || !s.begun)
+        && sim.app.recvs.iter().all(|r| !r.must_release(&sim.w))
+        && sim.engines.iter().flatten().all(idle)
 }
 
 /// In a run without disturbances.

@@ -86,7 +86,19 @@ impl End {
 
     /// Nothing of it is under way.
     pub fn idle(&self) -> bool {
-        self.out.is_empty() && self.done.is_empty()
+        self.ch.is_some() && self.out.is_empty() && self.done.is_empty()
+    }
+}
+
+impl Conn {
+    /// Nothing is under way between two ends that are both up, or the connection is over.
+    pub fn idle(&self) -> bool {
+        let up = |e: &End| e.life == Life::Up;
+        match (up(&self.ends[0]), up(&self.ends[1])) {
+            (true, true) => !self.silent && self.ends.iter().all(End::idle),
+            (false, false) => true,
+            _ => false,
+        }
     }
 }
 
@@ -105,13 +117,14 @@ impl World {
         let Some(&(conn, side)) = self.nodes[node].chans.get(&ch) else {
             panic!("node {node} posts on channel {ch:#x}, which has ended");
         };
-        let depth = self.profile.sq_depth;
+        let depth = self.profile.sq_depth[node];
         let end = &mut self.conns[conn].ends[side];
         if end.life != Life::Up {
             return Err(PostError::Failed(gone()));
         }
         if end.out.len() + end.done.len() >= depth {
             self.nodes[node].full = true;
+            self.meet("queue full");
             return Err(PostError::QueueFull);
         }
         end.out.push_back(op);
@@ -235,6 +248,7 @@ impl World {
     fn refused(&mut self, conn: usize, side: usize, op: Op, status: Status) {
         let windows = self.profile.per_node[0].0.windows;
         self.trace(|| format!("conn {conn}.{side}: {status}"));
+        self.meet("refused operation");
         // Without windows a refused operation costs the connection: the engine has to see to it
         // that none happens while both ends live.
         let end = &self.conns[conn].ends[1 - side];
@@ -312,6 +326,9 @@ impl World {
             }
         }
         let who = end.who;
+        if events.iter().any(|e| matches!(e, NetEvent::Done(_, Err(_)))) {
+            self.meet("connection lost amid a write or read");
+        }
         self.trace(|| format!("conn {conn}.{side} of {who:?} goes down"));
         if !self.lives(who) {
             return;

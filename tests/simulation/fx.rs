@@ -2,6 +2,7 @@
 
 use rdma_transport::engine::{Buffer, ChanId, Fx, MapError, Window, Work};
 use rdma_transport::fabric::{Access, Mem, Mr, PostError, Remote};
+use rdma_transport::protocol::message::{self, Message};
 use rdma_transport::status::{Code, Status};
 
 use super::fabric::Op;
@@ -36,7 +37,16 @@ impl Fx for SimFx<'_> {
         let bytes = parts.concat();
         let max = self.w.profile.per_node[self.node].0.max_send;
         assert!(bytes.len() <= max, "a SEND of {} bytes, at most {max} are allowed", bytes.len());
-        self.w.post(self.node, ch, Op::Send(bytes))
+        let told = match message::decode(&bytes) {
+            Ok((Message::Meta(m), _)) => Some(m.index),
+            _ => None,
+        };
+        self.w.post(self.node, ch, Op::Send(bytes))?;
+        if let Some(index) = told {
+            let (who, new) = (self.w.who(self.node), (ch, index));
+            assert!(self.w.told.insert((who, new)), "{who:?} tells a receiver its metadata twice");
+        }
+        Ok(())
     }
 
     fn write(
@@ -78,6 +88,7 @@ impl Fx for SimFx<'_> {
                 return Ok(Window { mr: Mr { lkey: rkey, rkey }, owned: false });
             }
             if self.w.rng.percent(self.w.profile.need_proxy) {
+                self.w.meet("proxy");
                 return Err(MapError::NeedProxy);
             }
         }

@@ -16,7 +16,8 @@ pub struct Profile {
     pub pairs: usize,
     /// Nothing is disturbed: every transfer must succeed, and soon.
     pub quiet: bool,
-    pub sq_depth: usize,
+    /// Depth of the send queue, by node.
+    pub sq_depth: Vec<usize>,
     /// Longest delay of one hop.
     pub latency: u64,
     /// Most parts in which one operation takes effect.
@@ -59,9 +60,9 @@ impl Profile {
         let (alloc_fails, open_fails) = (some(15, 10), some(15, 10));
         let (connect_fails, cancels) = (some(30, 60), some(50, 40));
         let (aborts, short_timeouts) = (some(30, 30), some(40, 40));
-        let (strays, drops) = (some(40, 30), some(35, 4));
-        let (stalls, crashes) = (some(35, 4), some(35, 3));
-        let (disconnects, shutdowns) = (some(20, 2), some(20, 2));
+        let (strays, drops) = (some(40, 30), some(35, 10));
+        let (stalls, crashes) = (some(35, 6), some(50, 6));
+        let (disconnects, shutdowns) = (some(20, 4), some(20, 3));
         let manual = !quiet && crashes + drops + stalls == 0 && rng.percent(30);
         let windows = rng.percent(50);
         let max_rdma = rng.pick(&[64, 100, 1000, 4096, 1 << 20]);
@@ -104,9 +105,9 @@ impl Profile {
         }
         Profile {
             nodes,
-            pairs: rng.range(10, 80) as usize,
+            pairs: rng.range(10, 200) as usize,
             quiet,
-            sq_depth: rng.pick(&[1, 2, 3, 8, 64]),
+            sq_depth: (0..nodes).map(|_| rng.pick(&[1, 2, 3, 8, 64])).collect(),
             latency: rng.pick(&[2, 10, 50]) * US,
             parts: rng.range(1, 4),
             registered: rng.pick(&[0, 50, 100]),

@@ -52,7 +52,7 @@ impl Sim {
         let mut engine = Engine::new(&format!("node{node}"), settings);
         engine.planted = self.planted;
         for _ in 0..2 {
-            engine.add_device(Arc::new(NoCopies));
+            let _ = engine.add_device(Arc::new(NoCopies));
         }
         for other in (0..self.w.profile.nodes).filter(|&n| n != node) {
             engine.peer_index(&format!("node{other}"));
@@ -69,15 +69,19 @@ impl Sim {
 
     /// Runs to the end and checks it.
     pub fn run(&mut self) {
-        let horizon = if self.w.profile.quiet { 4_000 * MS } else { self.w.rng.below(1_000 * MS) };
-        self.advance(self.w.now + 60 * MS + horizon);
+        let planned = self.app.end - self.w.now;
+        self.advance(self.app.end);
         if self.w.profile.quiet {
+            self.advance_while(4_000 * MS, |sim| !check::all_ended(sim));
             check::all_succeeded(self);
+        } else {
+            let more = self.w.rng.pick(&[0, planned, 3_000 * MS]);
+            self.advance_while(more, |sim| !check::all_ended(sim));
         }
         self.w.calm = true;
         for node in 0..self.engines.len() {
             if self.engines[node].is_none() {
-                self.act(Act::Restart { node });
+                self.restart(node);
             }
             let steps: Vec<i64> = self.app.steps.iter().copied().collect();
             let closing = self.w.nodes[node].closing;
@@ -85,13 +89,22 @@ impl Sim {
                 self.call(node, |e, fx| e.step_cleanup(fx, step)).unwrap();
             }
         }
-        self.advance(self.w.now + 6_000 * MS);
+        // In this time the longest deadline passes, and the grace after it.
+        self.advance_while(6_000 * MS, |sim| !check::all_ended(sim));
         check::nothing_outstanding(self);
         for node in 0..self.engines.len() {
             self.act(Act::Shutdown { node });
         }
-        self.advance(self.w.now + 2_000 * MS);
+        self.advance_while(2_000 * MS, |sim| sim.engines.iter().any(Option::is_some));
         assert!(self.engines.iter().all(Option::is_none), "a manager did not end");
+    }
+
+    /// Lets time pass until the condition no longer holds, at most so long.
+    fn advance_while(&mut self, limit: u64, more: impl Fn(&Sim) -> bool) {
+        let until = self.w.now + limit;
+        while self.w.now < until && more(self) {
+            self.advance(self.w.now + 50 * MS);
+        }
     }
 
     fn advance(&mut self, until: u64) {
@@ -146,10 +159,6 @@ impl Sim {
             let at = (self.w.now + delay).max(stalled);
             self.w.nodes[node].work_at = at;
             self.w.at(at, Event::Work { who });
-        }
-        if self.w.nodes[node].full {
-            // The turn that follows a full queue comes by itself.
-            self.w.wake(node);
         }
     }
 
@@ -264,7 +273,7 @@ impl Sim {
     fn run_work(&mut self, who: Who, work: Work) {
         match work {
             Work::RecvDone { request, done, result, info, after, .. } => {
-                let op = check::received(self, who, request, &result);
+                let op = check::received(self, who, request, &result, &info);
                 if let Some(done) = done {
                     done(result.as_ref().map_err(Status::clone), &info);
                 }

@@ -1,7 +1,7 @@
 //! Everything but the engines: virtual time, memory, connections, queues of work.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use rdma_transport::engine::{ChanId, Work};
 use rdma_transport::status::Status;
@@ -126,7 +126,10 @@ pub struct World {
     pub calm: bool,
     /// Folds all that happened, to compare two runs of a seed.
     pub hash: u64,
-    pub events: u64,
+    /// How often what was met, to show that the runs reach it.
+    pub met: BTreeMap<String, u64>,
+    /// To which requests metadata went.
+    pub told: BTreeSet<(Who, (ChanId, u32))>,
     queue: BinaryHeap<Reverse<Queued>>,
     seq: u64,
 }
@@ -147,7 +150,8 @@ impl World {
             tracing,
             calm: false,
             hash: 0,
-            events: 0,
+            met: BTreeMap::new(),
+            told: BTreeSet::new(),
             queue: BinaryHeap::new(),
             seq: 0,
         }
@@ -178,9 +182,12 @@ impl World {
         }
         let Reverse(q) = self.queue.pop()?;
         self.now = q.at;
-        self.events += 1;
         self.note(q.seq);
         Some(q.event)
+    }
+
+    pub fn meet(&mut self, what: impl Into<String>) {
+        *self.met.entry(what.into()).or_default() += 1;
     }
 
     /// Folds a number into the run's hash.

@@ -13,6 +13,7 @@ use crate::fabric::{Access, Adapter, Caps, EpId, Event, Mem, Mr, PostError, Prov
 use crate::status::{Code, Status};
 
 use super::address::{Address, Link};
+use super::cm::{self, Cm, CmAddress, Terms};
 use super::cq::{CompChannel, Cq, empty_wc};
 use super::device::{self, Context};
 use super::endpoint::Endpoint;
@@ -41,6 +42,7 @@ pub struct IbverbsAdapter {
     pub(super) endpoints: Map<u32, Endpoint>,
     pub(super) by_qpn: Map<u32, u32>,
     pub(super) regions: Map<u32, Region>,
+    pub(super) cm: Option<Cm>,
     pub(super) recv: RecvPool,
     pub(super) send: SendPool,
     pub(super) cqs: Vec<Arc<Cq>>,
@@ -49,6 +51,8 @@ pub struct IbverbsAdapter {
     pub(super) per_cq: u32,
     pub(super) channel: Arc<CompChannel>,
     pub(super) armed: bool,
+    /// Between `arm` and `poll`: what is put into `ready` must wake.
+    pub(super) sleeping: bool,
     pub(super) events: Events,
     pub(super) epoll: OwnedFd,
     pub(super) pd: Arc<Pd>,
@@ -59,6 +63,7 @@ pub struct IbverbsAdapter {
     pub(super) name: String,
     pub(super) caps: Caps,
     pub(super) next: u32,
+    pub(super) polls: u32,
     /// Endpoints with work requests not yet handed to the device.
     pub(super) dirty: Vec<u32>,
     /// Events for the next poll.
@@ -76,7 +81,7 @@ pub struct IbverbsAdapter {
 
 /// Opens the device that the settings name, or the best one.
 pub fn open(cfg: &Config) -> Result<IbverbsAdapter, Status> {
-    let found = device::list()?;
+    let found = device::list(cfg.ib.device.as_deref())?;
     let infos: Vec<DeviceInfo> = found.iter().map(|f| f.0.clone()).collect();
     let choice = select::choose(&infos, &cfg.ib, cfg.queue_depth)?;
     let (info, context) = found.into_iter().nth(choice.device).unwrap_or_else(|| unreachable!());
@@ -85,7 +90,7 @@ pub fn open(cfg: &Config) -> Result<IbverbsAdapter, Status> {
     IbverbsAdapter::new(cfg, choice, info, context)
 }
 
-fn epoll_of(fds: [RawFd; 2]) -> Result<OwnedFd, Status> {
+fn epoll_of(fds: &[RawFd]) -> Result<OwnedFd, Status> {
     // SAFETY: makes a new descriptor.
     let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
     if fd < 0 {
@@ -93,7 +98,7 @@ fn epoll_of(fds: [RawFd; 2]) -> Result<OwnedFd, Status> {
     }
     // SAFETY: a new descriptor, owned by nobody else.
     let epoll = unsafe { OwnedFd::from_raw_fd(fd) };
-    for fd in fds {
+    for &fd in fds {
         let mut e = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
         // SAFETY: two live descriptors and a live struct.
         let rc = unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut e) };
@@ -102,6 +107,20 @@ fn epoll_of(fds: [RawFd; 2]) -> Result<OwnedFd, Status> {
         }
     }
     Ok(epoll)
+}
+
+fn start_cm(cfg: &Config, choice: &Choice, info: &DeviceInfo) -> Result<Cm, Status> {
+    let link = choice.port.link.unwrap_or(Link::Ethernet);
+    let terms = Terms {
+        reads_in: info.max_reads_in,
+        reads_out: info.max_reads_out,
+        retries: choice.retries,
+        timeout: cfg.ib.timeout,
+        sl: cfg.ib.sl,
+        traffic_class: cfg.ib.traffic_class,
+        mtu: choice.mtu,
+    };
+    Cm::listen(cm::ip_of(&info.name, link, &choice.gid.gid)?, terms)
 }
 
 impl IbverbsAdapter {
@@ -114,7 +133,10 @@ impl IbverbsAdapter {
         let pd = Pd::new(context.clone())?;
         let channel = CompChannel::new(context.clone())?;
         let events = Events::start(context.clone())?;
-        let epoll = epoll_of([channel.fd(), events.fd()])?;
+        let cm = if cfg.ib.use_rdma_cm { Some(start_cm(cfg, &choice, &info)?) } else { None };
+        let mut fds = vec![channel.fd(), events.fd()];
+        fds.extend(cm.as_ref().map(Cm::fd));
+        let epoll = epoll_of(&fds)?;
         // A completion queue must have room for all receives and the sends of its endpoints.
         let recv = RecvPool::new(&pd, info.max_srq_wr.min(info.max_cqe / 2))?;
         let each = Self::completions_each(&choice, &recv);
@@ -137,6 +159,7 @@ impl IbverbsAdapter {
             endpoints: Map::default(),
             by_qpn: Map::default(),
             regions: Map::default(),
+            cm,
             send: SendPool::new(&pd)?,
             recv,
             cqs: Vec::new(),
@@ -144,6 +167,7 @@ impl IbverbsAdapter {
             per_cq,
             channel,
             armed: false,
+            sleeping: false,
             events,
             epoll,
             pd,
@@ -154,6 +178,7 @@ impl IbverbsAdapter {
             name: if cfg.name.is_empty() { "this process".into() } else { cfg.name.clone() },
             caps,
             next: 0,
+            polls: 0,
             dirty: Vec::new(),
             ready: Vec::new(),
             stash: Vec::new(),
@@ -163,12 +188,6 @@ impl IbverbsAdapter {
             has_dmabuf: false,
             notes,
         })
-    }
-
-    /// Decisions and events worth telling: which device, port and GID and why; ports that went
-    /// down; what was lost.
-    pub fn notes(&self) -> &[String] {
-        &self.notes
     }
 
     /// The device's name.
@@ -293,11 +312,36 @@ impl IbverbsAdapter {
         }
         Ok(())
     }
+
+    /// Hands to the device what was posted.
+    pub(super) fn ring(&mut self) {
+        if self.dirty.is_empty() || self.context.forked() {
+            return;
+        }
+        let mut dirty = std::mem::take(&mut self.dirty);
+        dirty.retain(|id| {
+            let Some(ep) = self.endpoints.get_mut(id) else { return false };
+            ep.flush(&mut self.send, &mut self.ready);
+            ep.waiting()
+        });
+        self.dirty = dirty;
+    }
+
+    /// Work that appeared while the owner sleeps wakes it.
+    fn wake_if_asleep(&self) {
+        if self.sleeping && !(self.ready.is_empty() && self.stash.is_empty()) {
+            self.events.nudge();
+        }
+    }
 }
 
 impl Adapter for IbverbsAdapter {
     fn caps(&self) -> &Caps {
         &self.caps
+    }
+
+    fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     unsafe fn register(&mut self, addr: u64, len: u64, access: Access) -> Result<Mr, Status> {
@@ -343,6 +387,9 @@ impl Adapter for IbverbsAdapter {
             & 0xff_ffff;
         let id = self.next;
         self.next += 1;
+        if let Some(cm) = &mut self.cm {
+            cm.add(id, qp.number())?;
+        }
         self.cq_users[cq] += 1;
         if self.by_qpn.contains_key(&qp.number()) {
             self.forget_completions(qp.number());
@@ -354,6 +401,9 @@ impl Adapter for IbverbsAdapter {
     }
 
     fn address(&self, ep: EpId) -> Result<Vec<u8>, Status> {
+        if let Some(a) = self.cm.as_ref().and_then(|cm| cm.address(ep.0)) {
+            return Ok(a.encode());
+        }
         match self.endpoints.get(&ep.0) {
             Some(e) => Ok(self.local_address(e).encode()),
             None => Err(Status::new(Code::NotFound, format!("endpoint {} does not exist", ep.0))),
@@ -364,7 +414,7 @@ impl Adapter for IbverbsAdapter {
         &mut self,
         ep: EpId,
         remote: &[u8],
-        _active: bool,
+        active: bool,
         _sock: Option<OwnedFd>,
     ) -> Result<(), Status> {
         self.alive()?;
@@ -372,6 +422,15 @@ impl Adapter for IbverbsAdapter {
         if !self.endpoint(ep)?.is_new() {
             let text = format!("endpoint to {peer} was connected before");
             return Err(Status::new(Code::FailedPrecondition, text));
+        }
+        if let Some(cm) = &mut self.cm {
+            let remote = CmAddress::decode(remote)?;
+            let event = cm.connect(ep.0, &remote, active)?;
+            self.endpoint(ep)?.connecting();
+            if let Some(event) = event {
+                self.connection_event(event);
+            }
+            return Ok(());
         }
         let remote = Address::decode(remote)?;
         let path = Path {
@@ -389,8 +448,9 @@ impl Adapter for IbverbsAdapter {
             qp.to_rtr(&path, &local, &remote)?;
             qp.to_rts(timeout, retries, local.psn, reads_out)?;
         }
-        e.connected();
+        let _ = e.connected();
         self.ready.push(Event::Connected(ep));
+        self.wake_if_asleep();
         Ok(())
     }
 
@@ -422,22 +482,15 @@ impl Adapter for IbverbsAdapter {
     }
 
     fn flush(&mut self) {
-        if self.dirty.is_empty() || self.context.forked() {
-            return;
-        }
-        let mut dirty = std::mem::take(&mut self.dirty);
-        dirty.retain(|id| {
-            let Some(ep) = self.endpoints.get_mut(id) else { return false };
-            ep.flush(&mut self.send, &mut self.ready);
-            ep.waiting()
-        });
-        self.dirty = dirty;
+        self.ring();
+        self.wake_if_asleep();
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) {
         if self.context.forked() {
             return;
         }
+        self.sleeping = false;
         // The views of the last poll end here.
         let (recv, endpoints, by_qpn) = (&mut self.recv, &self.endpoints, &self.by_qpn);
         let posted = recv.repost(|qpn| endpoints.get(by_qpn.get(&qpn)?)?.qp());
@@ -465,7 +518,11 @@ impl Adapter for IbverbsAdapter {
             }
         }
         self.wcs = wcs;
-        self.flush();
+        self.polls = self.polls.wrapping_add(1);
+        if self.cm.as_ref().is_some_and(|cm| cm.busy() || self.polls.is_multiple_of(64)) {
+            self.poll_connections();
+        }
+        self.ring();
         events.append(&mut self.ready);
     }
 
@@ -473,7 +530,9 @@ impl Adapter for IbverbsAdapter {
         if self.context.forked() {
             return true;
         }
-        self.flush();
+        // What rdma_cm has to say wakes at once; the next poll looks.
+        self.polls = u32::MAX;
+        self.ring();
         if !self.ready.is_empty() || !self.stash.is_empty() || self.events.pending() {
             return false;
         }
@@ -488,7 +547,8 @@ impl Adapter for IbverbsAdapter {
         for cq in &self.cqs {
             Self::drain_cq(cq, &mut self.wcs, &mut self.stash, |_| false);
         }
-        self.stash.is_empty() && !self.events.pending()
+        self.sleeping = self.stash.is_empty() && !self.events.pending();
+        self.sleeping
     }
 
     fn fd(&self) -> Option<RawFd> {
@@ -501,6 +561,9 @@ impl Adapter for IbverbsAdapter {
 
     fn destroy(&mut self, ep: EpId) {
         let Some(e) = self.endpoints.remove(&ep.0) else { return };
+        if let Some(cm) = &mut self.cm {
+            cm.remove(ep.0);
+        }
         if self.by_qpn.get(&e.qpn()) == Some(&ep.0) {
             self.by_qpn.remove(&e.qpn());
         }
@@ -518,5 +581,6 @@ impl Adapter for IbverbsAdapter {
             return;
         }
         self.close(e);
+        self.wake_if_asleep();
     }
 }

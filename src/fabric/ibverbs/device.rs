@@ -12,7 +12,7 @@ use crate::status::Status;
 use super::address::Link;
 use super::gid::{GidEntry, GidKind};
 use super::select::{DeviceInfo, PortInfo};
-use super::sys::{self, Origin, Verbs};
+use super::sys::{self, GidTableEntry, Origin, Verbs};
 
 /// The largest GID and partition key tables that are read.
 const MAX_TABLE: i32 = 256;
@@ -90,7 +90,7 @@ impl Context {
     }
 
     /// One entry of a port's GID table.
-    pub fn gid(&self, port: u8, index: u8) -> Option<[u8; 16]> {
+    fn gid(&self, port: u8, index: u8) -> Option<[u8; 16]> {
         let mut g = ibv_gid { raw: [0; 16] };
         // SAFETY: the library fills in a GID.
         let rc = unsafe { (self.verbs.query_gid)(self.raw(), port, i32::from(index), &mut g) };
@@ -100,18 +100,38 @@ impl Context {
     }
 
     fn gids(&self, port: u8, len: i32, ethernet: bool) -> Vec<GidEntry> {
-        let dir = format!("/sys/class/infiniband/{}/ports/{port}/gid_attrs/types", self.name);
-        let entry = |index: u8| {
-            let gid = self.gid(port, index)?;
-            // Reading the type of an unused entry fails. Without sysfs the kind is a guess.
-            let kind = match fs::read_to_string(format!("{dir}/{index}")) {
-                Ok(text) => GidKind::from_sysfs(&text, ethernet)?,
-                Err(_) if ethernet => GidKind::RoceV2,
-                Err(_) => GidKind::Ib,
-            };
-            Some(GidEntry { index, gid, kind })
+        self.gids_at_once(port)
+            .unwrap_or_else(|| (0..len).filter_map(|i| self.gid_entry(port, i, ethernet)).collect())
+    }
+
+    /// The used entries of the table, by one call where the library has it.
+    fn gids_at_once(&self, port: u8) -> Option<Vec<GidEntry>> {
+        let query = self.verbs.query_gid_table?;
+        let blank = GidTableEntry { gid: [0; 16], index: 0, port: 0, kind: 0, ifindex: 0 };
+        let mut all = vec![blank; MAX_TABLE as usize * 4];
+        // SAFETY: room for as many entries, of this size, as are told.
+        let n = unsafe {
+            query(self.raw(), all.as_mut_ptr(), all.len(), 0, size_of::<GidTableEntry>())
         };
-        (0..len.clamp(0, MAX_TABLE) as u32).filter_map(|i| entry(i as u8)).collect()
+        let used = all.get(..usize::try_from(n).ok()?)?;
+        let entry = |e: &GidTableEntry| {
+            let (index, kind) = (u8::try_from(e.index).ok()?, GidKind::from_u8(e.kind as u8)?);
+            Some(GidEntry { index, gid: e.gid, kind })
+        };
+        Some(used.iter().filter(|e| e.port == u32::from(port)).filter_map(entry).collect())
+    }
+
+    fn gid_entry(&self, port: u8, index: i32, ethernet: bool) -> Option<GidEntry> {
+        let index = u8::try_from(index).ok()?;
+        let gid = self.gid(port, index)?;
+        let dir = format!("/sys/class/infiniband/{}/ports/{port}/gid_attrs/types", self.name);
+        // Reading the type of an unused entry fails. Without sysfs the kind is a guess.
+        let kind = match fs::read_to_string(format!("{dir}/{index}")) {
+            Ok(text) => GidKind::from_sysfs(&text, ethernet)?,
+            Err(_) if ethernet => GidKind::RoceV2,
+            Err(_) => GidKind::Ib,
+        };
+        Some(GidEntry { index, gid, kind })
     }
 
     fn pkeys(&self, port: u8, len: i32) -> Vec<u16> {
@@ -189,8 +209,9 @@ fn rate(speed: u8, width: u8) -> u64 {
 /// A device of the list, opened, or why it could not be.
 pub(super) type Found = (DeviceInfo, Option<Arc<Context>>);
 
-/// Opens and queries every device of this host.
-pub(super) fn list() -> Result<Vec<Found>, Status> {
+/// Opens and queries the devices of this host; of a device that is not `wanted` only the name is
+/// looked at.
+pub(super) fn list(wanted: Option<&str>) -> Result<Vec<Found>, Status> {
     use crate::status::Code;
     let verbs = sys::verbs().map_err(|e| Status::new(Code::Unavailable, e))?;
     let mut n = 0;
@@ -204,7 +225,7 @@ pub(super) fn list() -> Result<Vec<Found>, Status> {
     for i in 0..n.max(0) as usize {
         // SAFETY: the list has `n` entries.
         let dev = unsafe { *list.add(i) };
-        if let Some(f) = open(verbs, dev) {
+        if let Some(f) = open(verbs, dev, wanted) {
             found.push(f);
         }
     }
@@ -214,7 +235,46 @@ pub(super) fn list() -> Result<Vec<Found>, Status> {
     Ok(found)
 }
 
-fn open(verbs: &'static Verbs, dev: *mut ibv_device) -> Option<Found> {
+/// Why no device of this host has an active port, by what sysfs says: a look that opens nothing.
+pub(super) fn quick_look() -> Result<(), String> {
+    let verbs = sys::verbs()?;
+    let mut n = 0;
+    // SAFETY: the library fills in the number.
+    let list = unsafe { (verbs.get_device_list)(&mut n) };
+    if list.is_null() {
+        return Err("no device".into());
+    }
+    let mut names = Vec::new();
+    for i in 0..n.max(0) as usize {
+        // SAFETY: the list has `n` entries with names as C strings.
+        unsafe {
+            let p = (verbs.get_device_name)(*list.add(i));
+            if !p.is_null() {
+                names.push(CStr::from_ptr(p).to_string_lossy().into_owned());
+            }
+        }
+    }
+    // SAFETY: from get_device_list.
+    unsafe { (verbs.free_device_list)(list) };
+    if names.is_empty() {
+        return Err("no device".into());
+    }
+    let mut seen = Vec::new();
+    for name in names {
+        let ports = fs::read_dir(format!("/sys/class/infiniband/{name}/ports"));
+        for port in ports.into_iter().flatten().flatten() {
+            let state = fs::read_to_string(port.path().join("state")).unwrap_or_default();
+            if state.contains("ACTIVE") {
+                return Ok(());
+            }
+            let number = port.file_name();
+            seen.push(format!("{name} port {}: {}", number.to_string_lossy(), state.trim()));
+        }
+    }
+    Err(format!("no active port ({})", seen.join(", ")))
+}
+
+fn open(verbs: &'static Verbs, dev: *mut ibv_device, wanted: Option<&str>) -> Option<Found> {
     // SAFETY: `dev` is an entry of a live device list; its name is a C string.
     let name = unsafe {
         let p = (verbs.get_device_name)(dev);
@@ -223,6 +283,9 @@ fn open(verbs: &'static Verbs, dev: *mut ibv_device) -> Option<Found> {
         }
         CStr::from_ptr(p).to_string_lossy().into_owned()
     };
+    if wanted.is_some_and(|w| w != name) {
+        return Some((closed(name, "not the one named".into()), None));
+    }
     // SAFETY: as above.
     let raw = unsafe { (verbs.open_device)(dev) };
     let Some(raw) = NonNull::new(raw) else {

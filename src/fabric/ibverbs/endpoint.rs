@@ -18,8 +18,10 @@ pub(super) const IMM_MESSAGE: u32 = 0xffff_ffff;
 /// succeeded, without asking for a completion, make none when the queue is flushed. When this one
 /// comes back, all before it have ended.
 const MARKER: u64 = 1 << 62;
-/// At most this many SENDs without a completion of their own follow each other.
+/// At most this many SENDs and WRITEs without a completion of their own follow each other, and at
+/// most this many bytes of WRITEs. A later completion tells of the earlier requests, too.
 const SIGNAL_EVERY: u32 = 16;
+const SIGNAL_BYTES: u64 = 64 << 10;
 
 /// What a posted work request was.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +59,8 @@ struct Posted {
 enum State {
     /// Made, not connected.
     New,
+    /// `connect` was called, and goes on.
+    Connecting,
     /// Operations may be posted.
     Ready,
     /// Ending: the root cause. What is posted is being flushed.
@@ -87,6 +91,9 @@ pub(super) struct Endpoint {
     /// The youngest ones, not yet handed to the device.
     batch: Vec<Wqe>,
     since_signal: u32,
+    bytes_since_signal: u64,
+    /// A WRITE of the batch is without a completion behind it.
+    quiet_write: bool,
     sends: u32,
     reads: u32,
     /// The marker is under way.
@@ -111,6 +118,8 @@ impl Endpoint {
             first: 0,
             batch: Vec::new(),
             since_signal: 0,
+            bytes_since_signal: 0,
+            quiet_write: false,
             sends: 0,
             reads: 0,
             draining: false,
@@ -137,9 +146,17 @@ impl Endpoint {
     pub fn is_down(&self) -> bool {
         matches!(self.state, State::Down(_))
     }
-    /// It is connected now.
-    pub fn connected(&mut self) {
-        self.state = State::Ready;
+    /// It is being connected.
+    pub fn connecting(&mut self) {
+        self.state = State::Connecting;
+    }
+    /// It is connected now, unless it ended meanwhile: whether it is.
+    pub fn connected(&mut self) -> bool {
+        let now = matches!(self.state, State::New | State::Connecting);
+        if now {
+            self.state = State::Ready;
+        }
+        now
     }
     /// Whether it is in error and not all of it was flushed.
     pub fn draining(&self) -> bool {
@@ -150,7 +167,7 @@ impl Endpoint {
         match &self.state {
             State::Ready if self.posted.len() < self.depth as usize => Ok(()),
             State::Ready => Err(PostError::QueueFull),
-            State::New => Err(PostError::Failed(Status::new(
+            State::New | State::Connecting => Err(PostError::Failed(Status::new(
                 Code::FailedPrecondition,
                 format!("endpoint to {} is not connected", self.peer),
             ))),
@@ -183,17 +200,24 @@ impl Endpoint {
         if len > 0 && len <= self.inline_max() {
             w.flag(ibv_send_flags::IBV_SEND_INLINE);
         }
-        // A request without a completion of its own keeps its slot until a later one completes;
-        // so no more than a quarter of the queue may be without.
-        self.since_signal += 1;
-        if self.since_signal >= (self.depth / 4).clamp(1, SIGNAL_EVERY) {
-            w.flag(ibv_send_flags::IBV_SEND_SIGNALED);
-            self.since_signal = 0;
-        }
+        self.signal(&mut w, false);
         let first = self.batch.is_empty();
         self.push(w, Posted { wr: 0, kind: Kind::Send(buffer) });
         self.sends += 1;
         Ok(first)
+    }
+
+    /// Asks for a completion where one is due. A request without keeps its slot until a later one
+    /// completes; so no more than a quarter of the queue may be without.
+    fn signal(&mut self, w: &mut Wqe, must: bool) {
+        self.since_signal += 1;
+        let due = self.since_signal >= (self.depth / 4).clamp(1, SIGNAL_EVERY);
+        if due || must || self.bytes_since_signal >= SIGNAL_BYTES {
+            w.flag(ibv_send_flags::IBV_SEND_SIGNALED);
+            self.since_signal = 0;
+            self.bytes_since_signal = 0;
+            self.quiet_write = false;
+        }
     }
 
     fn inline_max(&self) -> usize {
@@ -218,7 +242,10 @@ impl Endpoint {
         w.immediate(imm.unwrap_or(0));
         w.remote(remote.addr, remote.rkey);
         w.local(local.addr(), local.len() as u32, local.lkey());
-        w.flag(ibv_send_flags::IBV_SEND_SIGNALED);
+        // `flush` makes sure that a completion follows.
+        self.quiet_write = true;
+        self.bytes_since_signal += local.len();
+        self.signal(&mut w, false);
         if inline && !local.is_empty() && local.len() <= self.inline_max() as u64 {
             w.flag(ibv_send_flags::IBV_SEND_INLINE);
         }
@@ -226,7 +253,6 @@ impl Endpoint {
             // The device may start a write before an earlier read has fetched its data.
             w.flag(ibv_send_flags::IBV_SEND_FENCE);
         }
-        self.since_signal = 0;
         let first = self.batch.is_empty();
         self.push(w, Posted { wr, kind: Kind::Write });
         Ok(first)
@@ -246,8 +272,7 @@ impl Endpoint {
         let mut w = Wqe::new(ibv_wr_opcode::IBV_WR_RDMA_READ, self.next_id());
         w.remote(remote.addr, remote.rkey);
         w.local(local.addr(), local.len() as u32, local.lkey());
-        w.flag(ibv_send_flags::IBV_SEND_SIGNALED);
-        self.since_signal = 0;
+        self.signal(&mut w, true);
         let first = self.batch.is_empty();
         self.push(w, Posted { wr, kind: Kind::Read { addr: remote.addr, len: local.len() } });
         self.reads += 1;
@@ -257,6 +282,14 @@ impl Endpoint {
     /// Hands the batch to the device.
     pub fn flush(&mut self, pool: &mut SendPool, events: &mut Vec<Event>) {
         let Some(qp) = &self.qp else { return };
+        if self.quiet_write
+            && let Some(last) = self.batch.last_mut()
+        {
+            last.flag(ibv_send_flags::IBV_SEND_SIGNALED);
+            self.quiet_write = false;
+            self.since_signal = 0;
+            self.bytes_since_signal = 0;
+        }
         // SAFETY: `Mem`'s contract and the pools keep local memory valid until completion.
         let (taken, errno) = unsafe { qp.post(&mut self.batch) };
         self.batch.drain(..taken);
@@ -324,7 +357,7 @@ impl Endpoint {
 
     /// Begins to end it because of `root`: what was posted is flushed, then `Event::Down` follows.
     pub fn fail(&mut self, root: Status, pool: &mut SendPool, events: &mut Vec<Event>) {
-        if matches!(self.state, State::New | State::Ready) {
+        if matches!(self.state, State::New | State::Connecting | State::Ready) {
             self.state = State::Failing(root);
             self.abandon();
         }
@@ -364,7 +397,7 @@ impl Endpoint {
         self.qp = None;
         self.draining = false;
         self.batch.clear();
-        if matches!(self.state, State::New | State::Ready) {
+        if matches!(self.state, State::New | State::Connecting | State::Ready) {
             self.state = State::Failing(root);
         }
         self.settle(pool, events);

@@ -131,6 +131,11 @@ impl Events {
     pub fn pending(&self) -> bool {
         self.shared.pending.load(Ordering::Acquire)
     }
+    /// Makes the descriptor readable until the next `take`.
+    pub fn nudge(&self) {
+        self.shared.pending.store(true, Ordering::Release);
+        signal(&self.shared.wake);
+    }
     /// What happened since the last call.
     pub fn take(&self) -> Vec<Happening> {
         let mut count = 0u64;

@@ -5,6 +5,7 @@
 //!   end in order;
 //! - `endpoint`: one connection and the account of its send queue; `address`: how ends find each
 //!   other; `status`: failed completions in words; `events`: what devices tell on their own;
+//! - `cm`: connecting through rdma_cm;
 //! - `adapter`: the provider contract on top of these; `progress`: what completions and events do.
 //!
 //! Sends, writes and reads are collected per endpoint and handed to the device in one chain at
@@ -14,6 +15,7 @@
 
 mod adapter;
 pub mod address;
+mod cm;
 mod cq;
 mod device;
 mod endpoint;
@@ -30,8 +32,6 @@ mod sys;
 
 pub use adapter::{IbverbsAdapter, open};
 
-use crate::config::{Config, IbConfig};
-
 /// Marks the work request ids of receives.
 const RECV_BIT: u64 = 1 << 63;
 
@@ -41,15 +41,8 @@ fn log_failure(what: &str, detail: &str) {
     crate::log::log(crate::log::Level::Error, format_args!("ibverbs: {what} ({detail}): {e}"));
 }
 
-/// Whether this provider can be used here with these settings; else why not.
-pub fn probe_with(cfg: &IbConfig) -> Result<(), String> {
-    let found = device::list().map_err(|e| e.message)?;
-    let infos: Vec<_> = found.into_iter().map(|f| f.0).collect();
-    select::choose(&infos, cfg, 1).map(|_| ()).map_err(|e| e.message)
-}
-
-/// Whether this provider can be used here: "libibverbs.so.1 not found", "no device", "no active
-/// port", or why a device cannot be used.
+/// Whether this provider can be used here: "libibverbs.so.1 not found", "no device", or "no active
+/// port" with the state of each. `open` says why it does not take a device.
 pub fn probe() -> Result<(), String> {
-    probe_with(&Config::default().ib)
+    device::quick_look()
 }

@@ -8,6 +8,7 @@ use crate::fabric::{EpId, Event, View};
 use crate::status::{Code, Status};
 
 use super::adapter::IbverbsAdapter;
+use super::cm::CmEvent;
 use super::cq::{Cq, empty_wc};
 use super::endpoint::{Endpoint, IMM_MESSAGE};
 use super::events::Happening;
@@ -174,6 +175,61 @@ impl IbverbsAdapter {
             }
         }
         n
+    }
+
+    /// Takes what rdma_cm reports.
+    pub(super) fn poll_connections(&mut self) {
+        let mut events = Vec::new();
+        if let Some(cm) = &mut self.cm {
+            cm.poll(&mut events);
+        }
+        for e in events {
+            self.connection_event(e);
+        }
+    }
+
+    pub(super) fn connection_event(&mut self, event: CmEvent) {
+        let (id, result) = match event {
+            CmEvent::Ready(id) => {
+                let qp = self.endpoints.get(&id).and_then(|e| e.qp());
+                let (Some(cm), Some(qp)) = (&mut self.cm, qp) else { return };
+                match cm.go_on(id, qp) {
+                    // The passive end is told when the peer has heard.
+                    Ok(()) if !cm.is_up(id) => return,
+                    r => (id, r),
+                }
+            }
+            CmEvent::Connected(id) => (id, Ok(())),
+            CmEvent::Ended(id, s) => {
+                // What the peer sent before it ended comes first.
+                self.take_completions();
+                (id, Err(s))
+            }
+        };
+        let Some(ep) = self.endpoints.get_mut(&id) else { return };
+        match result {
+            Ok(()) => {
+                if ep.connected() {
+                    self.ready.push(Event::Connected(EpId(id)));
+                }
+            }
+            Err(s) => ep.fail(s, &mut self.send, &mut self.ready),
+        }
+    }
+
+    /// Handles all completions that are there.
+    fn take_completions(&mut self) {
+        let mut wcs = std::mem::take(&mut self.wcs);
+        for i in 0..self.cqs.len() {
+            loop {
+                let n = self.cqs[i].poll(&mut wcs);
+                wcs[..n].iter().for_each(|wc| self.complete(wc));
+                if n < BATCH {
+                    break;
+                }
+            }
+        }
+        self.wcs = wcs;
     }
 
     /// Forgets completions of an earlier queue pair with a new one's number.

@@ -16,7 +16,7 @@ use super::{log_failure, sys};
 /// Inline bytes to ask for, most wanted first: devices refuse what they lack.
 const INLINE: [u32; 4] = [256, 128, 64, 0];
 /// Time that a peer waits after "receiver not ready": code 12 is 0.64 ms.
-const RNR_TIMER: u8 = 12;
+pub(super) const RNR_TIMER: u8 = 12;
 /// Without end. The peer's receive queue is empty only while the peer does not poll; when that has
 /// lasted too long is for the layer above to say, which has deadlines and tells stalled from gone.
 const RNR_RETRY: u8 = 7;
@@ -101,7 +101,8 @@ impl Qp {
         self.max_inline
     }
 
-    fn modify(
+    /// Changes its state and what else the mask names.
+    pub fn modify(
         &self,
         what: &str,
         a: &mut ibv_qp_attr,

@@ -40,6 +40,24 @@ impl AsyncEvent {
     }
 }
 
+/// An entry of `ibv_query_gid_table`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct GidTableEntry {
+    /// The identifier.
+    pub gid: [u8; 16],
+    /// Its index.
+    pub index: u32,
+    /// Its port.
+    pub port: u32,
+    /// 0 InfiniBand, 1 RoCE v1, 2 RoCE v2.
+    pub kind: u32,
+    /// Network interface.
+    pub ifindex: u32,
+}
+
+type QueryGidTable =
+    unsafe extern "C" fn(*mut ibv_context, *mut GidTableEntry, usize, u32, usize) -> isize;
 type RegDmabuf = unsafe extern "C" fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
 
 macro_rules! functions {
@@ -49,6 +67,8 @@ macro_rules! functions {
             $(#[doc = $symbol] pub $name: unsafe extern "C" fn($($arg),*) $(-> $ret)?,)*
             /// `ibv_reg_dmabuf_mr`, missing in old versions.
             pub reg_dmabuf_mr: Option<RegDmabuf>,
+            /// `ibv_query_gid_table`, missing in old versions and in `rdma-sys`.
+            pub query_gid_table: Option<QueryGidTable>,
             /// Why `ibv_fork_init` failed, if it did.
             pub fork_note: Option<String>,
         }
@@ -67,6 +87,9 @@ macro_rules! functions {
                         reg_dmabuf_mr: symbol(lib, "ibv_reg_dmabuf_mr")
                             .ok()
                             .map(|p| std::mem::transmute::<*mut c_void, RegDmabuf>(p)),
+                        query_gid_table: symbol(lib, "_ibv_query_gid_table")
+                            .ok()
+                            .map(|p| std::mem::transmute::<*mut c_void, QueryGidTable>(p)),
                         fork_note: None,
                     })
                 }
@@ -109,7 +132,7 @@ functions! {
 
 /// # Safety
 /// `lib` is a handle from dlopen.
-unsafe fn symbol(lib: *mut c_void, name: &str) -> Result<*mut c_void, String> {
+pub(super) unsafe fn symbol(lib: *mut c_void, name: &str) -> Result<*mut c_void, String> {
     let cname = std::ffi::CString::new(name).map_err(|e| e.to_string())?;
     // SAFETY: a live handle and a NUL-terminated name.
     let p = unsafe { libc::dlsym(lib, cname.as_ptr()) };

@@ -1,21 +1,21 @@
-//! A connected endpoint: its two rings and everything under way on it; the posting side.
+//! A connected endpoint: its two rings and everything under way on it.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use smallvec::SmallVec;
 
-use super::Core;
 use super::exports::PeerExports;
 use super::pools::PeerPools;
-use super::ring::{Consumer, Control, MAX_PAYLOAD, MAX_WRITES, NoRoom, Producer, load32, load64};
-use super::socket;
-use super::stream::{Job, StreamIn, StreamOut};
+use super::ring::{Consumer, Control, MAX_PAYLOAD, MAX_WRITES, Producer, load32, load64};
+use super::stream::{StreamIn, StreamOut};
 use super::sys;
-use super::wire::{self, Message, Source, Write, kind, outcome};
-use crate::fabric::{EpId, Event, Mem, PostError, Remote};
+use super::tuning::{Timed, Tuning};
+use super::wire::{self, Source, Write, outcome};
+use crate::fabric::{EpId, Event, Remote};
 use crate::status::{Code, Reason, Status};
 
 /// Largest SEND.
@@ -27,11 +27,11 @@ const _: () = assert!(MAX_SEND <= MAX_PAYLOAD);
 /// A WRITE that the peer has not answered yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Posted {
-    wr: u64,
-    remote: Remote,
-    len: u64,
-    /// Its number among those that went into the stream.
-    stream: Option<u64>,
+    pub(crate) wr: u64,
+    pub(crate) remote: Remote,
+    pub(crate) len: u64,
+    /// Taken where there is a choice of ways.
+    pub(crate) timed: Option<Timed>,
 }
 
 /// How a READ is carried out.
@@ -41,10 +41,8 @@ pub(crate) enum How {
     Direct,
     /// The peer is to be asked.
     Ask,
-    /// It has been asked.
-    Asked,
-    /// All its bytes have come; the outcome is due.
-    Filled,
+    /// It has been asked; the number among the READs asked for.
+    Asked(u64),
 }
 
 /// A READ under way.
@@ -58,29 +56,23 @@ pub(crate) struct Reading {
     pub(crate) how: How,
 }
 
-/// What is taken out of the peer's ring and not finished.
+/// A WRITE of the peer that is being carried out.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Inbound {
-    /// A WRITE of the peer.
-    Write {
-        /// Destination.
-        to: Write,
-        /// Whether it has an immediate.
-        has_imm: bool,
-        /// Where its content is.
-        from: Source,
-        /// Which of the places (`wire::FROM_*`).
-        place: u8,
-        /// Bytes in place.
-        done: u64,
-        /// How it stands.
-        outcome: u8,
-    },
-    /// The answer to a READ of ours: so many bytes of the stream.
-    Data {
-        /// Bytes left.
-        left: u64,
-    },
+pub(crate) struct Inbound {
+    /// Destination.
+    pub(crate) to: Write,
+    /// Whether it has an immediate.
+    pub(crate) has_imm: bool,
+    /// Where its content is.
+    pub(crate) from: Source,
+    /// Which of the places (`wire::FROM_*`).
+    pub(crate) place: u8,
+    /// Bytes in place from the start.
+    pub(crate) front: u64,
+    /// From here to the end it is in place, too.
+    pub(crate) back: u64,
+    /// When the stream last brought something.
+    pub(crate) fed: Option<Instant>,
 }
 
 /// A connected endpoint.
@@ -108,6 +100,12 @@ pub(crate) struct Link {
     pub(crate) into: StreamIn,
     /// READs that the peer asked for and that have no record yet.
     pub(crate) asks: VecDeque<wire::Ask>,
+    /// READs that the peer has asked for, and that we have asked for.
+    pub(crate) asks_begun: u64,
+    pub(crate) asked: u64,
+    /// Those of ours that are not answered.
+    pub(crate) asking: usize,
+    pub(crate) tuning: Tuning,
     /// Outcomes of such READs that have no record yet.
     pub(crate) ends: VecDeque<u8>,
     pub(crate) pools_sent: SmallVec<[u32; 8]>,
@@ -154,6 +152,10 @@ impl Link {
             out: StreamOut::default(),
             into: StreamIn::default(),
             asks: VecDeque::new(),
+            asks_begun: 0,
+            asked: 0,
+            asking: 0,
+            tuning: Tuning::default(),
             ends: VecDeque::new(),
             pools_sent: SmallVec::new(),
             pools_wanted: SmallVec::new(),
@@ -186,213 +188,6 @@ impl Link {
         sys::hung_up(&self.sock, self.pidfd.as_ref())
     }
 
-    /// Turns a full ring into back-pressure: the peer is told to ring when there is room.
-    fn no_room(&mut self, why: NoRoom, len: usize) -> PostError {
-        match why {
-            NoRoom::Full => {
-                self.starved = self.starved.max(len.max(1));
-                self.tx.control().starved.store(1, Ordering::Relaxed);
-                PostError::QueueFull
-            }
-            NoRoom::Broken => PostError::Failed(self.broken("ring position")),
-        }
-    }
-
-    /// A record of this payload was published.
-    fn published(&mut self, len: usize) {
-        self.dirty = true;
-        // A shorter one may have slipped in while a longer one waits.
-        if self.starved != 0 && len >= self.starved {
-            self.fed();
-        }
-    }
-
-    /// Whether there is room again for what waited.
-    pub(crate) fn has_room_again(&mut self) -> bool {
-        let room = self.starved != 0 && self.tx.room(self.starved, self.rx.control()).is_ok();
-        if room {
-            self.fed();
-        }
-        room
-    }
-
-    fn fed(&mut self) {
-        self.starved = 0;
-        self.tx.control().starved.store(0, Ordering::Relaxed);
-    }
-
-    /// Publishes a record of a kind that only we see; false while there is no room.
-    pub(crate) fn record(&mut self, kind: u8, payload: &[u8]) -> Result<bool, Status> {
-        let posted = self.tx.reserve(payload.len(), self.rx.control()).map(|mut slot| {
-            slot.put(payload);
-            slot.publish(kind, 0);
-        });
-        match posted.map_err(|why| self.no_room(why, payload.len())) {
-            Ok(()) => self.published(payload.len()),
-            Err(PostError::QueueFull) => return Ok(false),
-            Err(PostError::Failed(status)) => return Err(status),
-        }
-        Ok(true)
-    }
-
-    /// Posts a SEND.
-    #[inline]
-    pub(crate) fn send(&mut self, parts: &[&[u8]]) -> Result<(), PostError> {
-        let len: usize = parts.iter().map(|p| p.len()).sum();
-        if len > MAX_SEND {
-            return Err(PostError::Failed(Status::invalid(format!(
-                "shm: SEND of {len} bytes, at most {MAX_SEND} are possible"
-            ))));
-        }
-        match self.tx.reserve(len, self.rx.control()) {
-            Ok(mut slot) => {
-                parts.iter().for_each(|part| slot.put(part));
-                slot.publish(kind::SEND, 0);
-            }
-            Err(why) => return Err(self.no_room(why, len)),
-        }
-        self.published(len);
-        Ok(())
-    }
-
-    /// Posts a WRITE.
-    pub(crate) fn write(
-        &mut self,
-        core: &Core,
-        wr: u64,
-        local: Mem,
-        remote: Remote,
-        imm: Option<u32>,
-    ) -> Result<(), PostError> {
-        let len = local.len();
-        check_length("WRITE", len)?;
-        // What is read from there is to be read first.
-        if self.writes.len() >= core.depth || overlaps_reads(&self.reads, remote, len) {
-            return Err(PostError::QueueFull);
-        }
-        let to = Write { dst: remote.addr, rkey: remote.rkey, imm: imm.unwrap_or(0) };
-        let flags = if imm.is_some() { wire::HAS_IMM } else { 0 };
-        let stream = if len <= core.policy.inline_max {
-            self.write_inline(to, flags, local)?;
-            None
-        } else {
-            self.write_described(core, to, flags, local)?
-        };
-        self.writes.push_back(Posted { wr, remote, len, stream });
-        Ok(())
-    }
-
-    /// A WRITE whose content travels in its record.
-    fn write_inline(&mut self, to: Write, flags: u8, local: Mem) -> Result<(), PostError> {
-        let len = local.len() as usize;
-        match self.tx.reserve(Write::LEN + len, self.rx.control()) {
-            Ok(mut slot) => {
-                slot.put(&to.encode());
-                // SAFETY: the contract of Mem: readable until the operation's end.
-                unsafe { slot.put_raw(local.addr() as *const u8, len) };
-                slot.publish(kind::WRITE_INLINE, flags);
-            }
-            Err(why) => return Err(self.no_room(why, Write::LEN + len)),
-        }
-        self.published(Write::LEN + len);
-        Ok(())
-    }
-
-    /// A WRITE whose record says where the content is; its number if it goes into the stream.
-    fn write_described(
-        &mut self,
-        core: &Core,
-        to: Write,
-        flags: u8,
-        local: Mem,
-    ) -> Result<Option<u64>, PostError> {
-        const LEN: usize = Write::LEN + Source::LEN;
-        if let Err(why) = self.tx.room(LEN, self.rx.control()) {
-            return Err(self.no_room(why, LEN));
-        }
-        let (place, at, pool) = self.place(core, local)?;
-        let from = Source { at, len: local.len(), pool };
-        match self.tx.reserve(LEN, self.rx.control()) {
-            Ok(mut slot) => {
-                slot.put(&to.encode());
-                slot.put(&from.encode());
-                slot.publish(kind::WRITE, flags | place);
-            }
-            Err(why) => return Err(self.no_room(why, LEN)),
-        }
-        self.published(LEN);
-        if place != wire::FROM_STREAM {
-            return Ok(None);
-        }
-        let (addr, len) = (local.addr(), local.len());
-        self.out.jobs.push_back(Job { addr, len, done: 0, rkey: None, denied: false });
-        self.out.writes_begun += 1;
-        Ok(Some(self.out.writes_begun))
-    }
-
-    /// Where the target finds the content: flag, address or offset, pool segment.
-    fn place(&mut self, core: &Core, local: Mem) -> Result<(u8, u64, u32), PostError> {
-        if core.policy.pool
-            && let Some((id, offset)) = core.pools.find(local.addr(), local.len())
-            && self.pass_pool(core, id)
-        {
-            return Ok((wire::FROM_POOL, offset, id));
-        }
-        if core.policy.process && self.peer_reads {
-            return Ok((wire::FROM_PROCESS, local.addr(), 0));
-        }
-        self.open_stream().map_err(PostError::Failed)?;
-        Ok((wire::FROM_STREAM, 0, 0))
-    }
-
-    /// Makes sure that the peer has the descriptor of a pool segment of ours.
-    pub(crate) fn pass_pool(&mut self, core: &Core, id: u32) -> bool {
-        if self.pools_sent.contains(&id) {
-            return true;
-        }
-        let Some((len, fd)) = core.pools.get(id) else { return false };
-        let message = Message::Pool { id, len }.encode();
-        let sent = socket::send(&self.sock, &message, &[fd.as_raw_fd()]).is_ok();
-        if sent {
-            self.pools_sent.push(id);
-        }
-        sent
-    }
-
-    /// Makes sure that the peer has our stream segment.
-    pub(crate) fn open_stream(&mut self) -> Result<(), Status> {
-        if self.out.is_open() {
-            return Ok(());
-        }
-        let failed = |e: std::io::Error| Status::os("shm: stream segment", &e);
-        let (map, fd) = StreamOut::create().map_err(failed)?;
-        let message = Message::Stream { len: map.len() as u64 }.encode();
-        socket::send(&self.sock, &message, &[fd.as_raw_fd()]).map_err(failed)?;
-        self.out.open(map);
-        Ok(())
-    }
-
-    /// Posts a READ.
-    pub(crate) fn read(
-        &mut self,
-        core: &Core,
-        wr: u64,
-        local: Mem,
-        remote: Remote,
-    ) -> Result<(), PostError> {
-        let len = local.len();
-        check_length("READ", len)?;
-        // What was written there is to be in place first.
-        let overlaps = |p: &Posted| ranges_overlap(p.remote.addr, p.len, remote.addr, len);
-        if self.reads.len() >= core.depth || self.writes.iter().any(overlaps) {
-            return Err(PostError::QueueFull);
-        }
-        let direct = core.policy.pool || (core.policy.process && self.reads_peer);
-        let how = if direct { How::Direct } else { How::Ask };
-        self.reads.push_back(Reading { wr, local: local.addr(), remote, len, done: 0, how });
-        Ok(())
-    }
-
     /// Reports the WRITEs that the peer has answered.
     pub(crate) fn collect(&mut self, events: &mut Vec<Event>) -> Result<bool, Status> {
         let executed = load64(&self.theirs().executed);
@@ -404,6 +199,8 @@ impl Link {
             return Err(self.broken("number of executed writes"));
         }
         let look = load64(&self.theirs().failed) != self.failures;
+        // Their sources are not read any more.
+        self.out.drop_before(executed);
         for _ in 0..count {
             let index = (self.answered % MAX_WRITES as u64) as usize;
             let code = if look {
@@ -413,10 +210,8 @@ impl Link {
             };
             self.answered += 1;
             let Some(posted) = self.writes.pop_front() else { break };
-            if posted.stream.is_some_and(|number| number > self.out.writes_fed) {
-                // Its source would still be read after `Done`.
-                self.writes.push_front(posted);
-                return Err(self.broken("answer before the content was sent"));
+            if let Some(timed) = posted.timed {
+                self.tuning.learn(timed, posted.len, Instant::now());
             }
             self.failures += u64::from(code != outcome::OK);
             let result = self.result("WRITE", code, posted.remote, posted.len);
@@ -469,22 +264,4 @@ impl Link {
         std::sync::atomic::fence(Ordering::SeqCst);
         load32(&self.theirs().closed) != 0
     }
-}
-
-/// Whether two ranges share a byte.
-pub(crate) fn ranges_overlap(a: u64, a_len: u64, b: u64, b_len: u64) -> bool {
-    a_len > 0 && b_len > 0 && a < b.saturating_add(b_len) && b < a.saturating_add(a_len)
-}
-
-fn overlaps_reads(reads: &VecDeque<Reading>, remote: Remote, len: u64) -> bool {
-    reads.iter().any(|r| ranges_overlap(r.remote.addr, r.len, remote.addr, len))
-}
-
-fn check_length(what: &str, len: u64) -> Result<(), PostError> {
-    if len <= MAX_RDMA {
-        return Ok(());
-    }
-    Err(PostError::Failed(Status::invalid(format!(
-        "shm: {what} of {len} bytes, at most {MAX_RDMA} are possible"
-    ))))
 }

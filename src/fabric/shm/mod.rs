@@ -1,9 +1,11 @@
 //! The shm provider: processes of one host, through shared memory.
 //!
 //! - Control and small content travel in lock-free rings, one memfd per direction (`ring`).
-//! - Larger content is copied once: by the target of a WRITE, by the initiator of a READ. The source
-//!   is mapped if it lies in the pool, else read by `process_vm_readv`. Where the kernel forbids
-//!   that, both sides copy through a stream segment (`stream`).
+//! - Larger content that lies in the pool is copied once, out of the mapped segment: by the target
+//!   of a WRITE, by the initiator of a READ.
+//! - Other content is read by `process_vm_readv`, or both sides copy it at once through a stream
+//!   segment (`stream`): a WRITE goes the way that was measured to be quicker (`tuning`), and
+//!   everything goes through the stream where the kernel forbids the other.
 //! - A peer is woken, by an eventfd, only while it says that it sleeps (`exports`).
 //! - The Unix socket of the handshake stays open: its end is the end of the endpoint.
 //!
@@ -16,12 +18,16 @@ mod exports;
 mod handshake;
 mod link;
 mod pools;
+mod post;
 mod reads;
 mod receive;
 mod ring;
 mod socket;
 mod stream;
 pub(crate) mod sys;
+#[cfg(test)]
+mod tests;
+mod tuning;
 mod wire;
 
 use std::collections::HashMap;
@@ -49,31 +55,33 @@ const INLINE_MAX: u64 = 8192;
 const EAGER_MAX: usize = 8192;
 /// Bytes that one poll moves, at most, beside short records.
 const BUDGET: usize = 512 * 1024;
-/// Busy polls between two looks at the clock.
-const CLOCK_EVERY: u32 = 64;
+/// Busy polls between two looks at the clock, and at sockets while endpoints meet.
+const CLOCK_EVERY: u32 = 32;
 
 /// Which ways content may take.
 #[derive(Clone, Copy, Debug)]
 struct Policy {
     pool: bool,
     process: bool,
+    /// Content in no pool may be copied by both sides.
+    share: bool,
     inline_max: u64,
 }
 
 impl Policy {
     fn new(forced: Option<&str>) -> Result<Policy, Status> {
-        let (pool, process, inline_max) = match forced {
-            None => (true, true, INLINE_MAX),
-            Some("pool") => (true, true, 0),
-            Some("cma") => (false, true, 0),
-            Some("ring") => (false, false, 0),
+        let (pool, process, share, inline_max) = match forced {
+            None => (true, true, true, INLINE_MAX),
+            Some("pool") => (true, true, true, 0),
+            Some("cma") => (false, true, false, 0),
+            Some("ring") => (false, false, false, 0),
             Some(other) => {
                 return Err(Status::invalid(format!(
                     "RDMA_SHM_COPY is \"{other}\"; pool, cma and ring are allowed"
                 )));
             }
         };
-        Ok(Policy { pool, process, inline_max })
+        Ok(Policy { pool, process, share, inline_max })
     }
 }
 
@@ -96,6 +104,7 @@ struct Core {
 }
 
 impl Core {
+    /// Takes bytes that were moved off the budget.
     fn spend(&mut self, bytes: u64) {
         self.budget = self.budget.saturating_sub(bytes as usize);
     }
@@ -120,7 +129,7 @@ pub struct ShmAdapter {
     next: u32,
     /// Where the next poll begins, so that nobody starves when the budget runs out.
     first: usize,
-    busy_polls: u32,
+    polls: u32,
     last_ms: u64,
     caps: Caps,
 }
@@ -167,7 +176,7 @@ impl ShmAdapter {
             index: HashMap::default(),
             next: 1,
             first: 0,
-            busy_polls: 0,
+            polls: 0,
             last_ms: 0,
             caps,
         })
@@ -302,15 +311,20 @@ impl Link {
             || self.has_room_again()
     }
 
-    /// Whether stream bytes can be moved, in or out, or a copy is under way.
+    /// Whether stream slots can be moved, in or out, or a copy is under way.
     fn stream_ready(&mut self) -> bool {
-        let coming = match self.inbound {
-            None => false,
-            Some(link::Inbound::Write { place, .. }) if place != wire::FROM_STREAM => true,
-            Some(_) => load64(&self.theirs().stream_put) != self.into.taken,
+        let waits = match self.inbound {
+            None => self.asking > 0,
+            // It can be read without the peer's help.
+            Some(inbound) if inbound.place != wire::FROM_STREAM => return true,
+            Some(_) => true,
         };
-        let going = !self.out.jobs.is_empty()
-            && (self.out.space() > 0 || load64(&self.theirs().stream_taken) != self.out.taken);
+        let coming = waits && load64(&self.theirs().stream_put) != self.into.taken;
+        let going = !self.out.jobs.is_empty() && {
+            let taken = load64(&self.theirs().stream_taken);
+            // An impossible count is for the next poll to find.
+            !self.out.see_taken(taken) || self.out.has_slot()
+        };
         coming || going
     }
 }
@@ -414,12 +428,12 @@ impl Adapter for ShmAdapter {
                 self.first = i + 1;
             }
         }
-        self.busy_polls += 1;
+        self.polls = self.polls.wrapping_add(1);
+        let now_and_then = self.polls.is_multiple_of(CLOCK_EVERY);
         if slept
-            || self.greeter.is_busy()
-            || ((!busy || self.busy_polls >= CLOCK_EVERY) && self.tick())
+            || (now_and_then && self.greeter.is_busy())
+            || ((!busy || now_and_then) && self.tick())
         {
-            self.busy_polls = 0;
             self.housekeeping(events);
         }
         self.ring_bells();

@@ -9,8 +9,8 @@ use super::exports::Region;
 use super::link::{How, Link, Reading};
 use super::receive::Piece;
 use super::ring::load64;
-use super::stream::{Job, PIECE};
-use super::wire::{Ask, kind, outcome};
+use super::stream::{Job, READ};
+use super::wire::{self, Ask, kind, outcome};
 use crate::fabric::{Access, Event};
 use crate::status::Status;
 
@@ -34,10 +34,12 @@ impl Link {
                         // Asks go out in order.
                         return Ok(busy);
                     }
-                    read.how = How::Asked;
+                    read.how = How::Asked(self.asked);
+                    self.asked += 1;
+                    self.asking += 1;
                     None
                 }
-                How::Asked | How::Filled => {
+                How::Asked(_) => {
                     at += 1;
                     continue;
                 }
@@ -126,7 +128,9 @@ impl Link {
             if !self.out.see_taken(taken) {
                 return Err(self.broken("stream position"));
             }
-            while self.feed_piece(core) {
+            let ended = load64(&self.theirs().executed);
+            let pulled = load64(&self.theirs().pulled);
+            while self.feed_piece(core, ended, pulled) {
                 busy = true;
             }
         }
@@ -143,55 +147,56 @@ impl Link {
     /// Puts READs that the peer has asked for in line with our own stream jobs.
     fn begin_answers(&mut self, core: &Core) -> Result<bool, Status> {
         let mut busy = false;
-        while let Some(&ask) = self.asks.front() {
-            let Ask { addr, len, rkey } = ask;
-            let need = Access::REMOTE_READ;
-            let denied = core.exports.check(rkey, addr, len, need).is_none();
-            let len = if denied { 0 } else { len };
-            if len > 0 {
+        while let Some(Ask { addr, len, rkey }) = self.asks.pop_front() {
+            let denied = core.exports.check(rkey, addr, len, Access::REMOTE_READ).is_none();
+            if !denied {
                 self.open_stream()?;
             }
-            if !self.record(kind::READ_DATA, &len.to_le_bytes())? {
-                break;
-            }
-            self.asks.pop_front();
-            self.out.jobs.push_back(Job { addr, len, done: 0, rkey: Some(rkey), denied });
+            let op = READ | self.asks_begun;
+            self.asks_begun += 1;
+            let (rkey, optional) = (Some(rkey), false);
+            self.out.jobs.push_back(Job { op, addr, len, done: 0, rkey, denied, optional });
             busy = true;
         }
         Ok(busy)
     }
 
-    /// Copies one piece of the first job into the stream; false if there is no job or no space.
-    fn feed_piece(&mut self, core: &mut Core) -> bool {
-        let Some(&job) = self.out.jobs.front() else { return false };
-        let left = (job.len - job.done).min(core.budget as u64) as usize;
-        let n = self.out.space().min(left).min(PIECE);
-        if n == 0 && job.done < job.len {
-            return false;
-        }
-        let denied = job.denied
-            || job.rkey.is_some_and(|key| {
-                core.exports.check(key, job.addr, job.len, Access::REMOTE_READ).is_none()
-            });
-        let src = (!denied).then(|| job.addr.wrapping_add(job.done) as *const u8);
-        // SAFETY: the source of a WRITE is readable by the contract of Mem until the peer has
-        // answered; that of a READ lies in a live region, as just checked.
-        unsafe { self.out.fill(src, n) };
-        core.spend(n as u64);
-        self.tx.control().stream_put.store(self.out.put, Ordering::Release);
-        self.dirty = true;
-        let done = job.done + n as u64;
-        if done < job.len {
-            if let Some(front) = self.out.jobs.front_mut() {
-                *front = Job { done, denied, ..job };
+    /// Copies one piece of the first job into the stream; false if there is no job or no slot.
+    /// `ended`: WRITEs that the peer has ended; `pulled`: what it reads by itself.
+    fn feed_piece(&mut self, core: &mut Core, ended: u64, pulled: u64) -> bool {
+        let Some(mut job) = self.out.jobs.front().copied() else { return false };
+        let covered = match job.rkey {
+            Some(key) => {
+                let need = Access::REMOTE_READ;
+                job.denied |= core.exports.check(key, job.addr, job.len, need).is_none();
+                job.denied
             }
-            return true;
+            None => job.op < ended || (job.optional && wire::has_pulled(pulled, job.op, job.done)),
+        };
+        if !covered && job.done < job.len {
+            if core.budget == 0 || !self.out.has_slot() {
+                return false;
+            }
+            let n = job.piece();
+            let src = job.addr.wrapping_add(job.done) as *const u8;
+            // SAFETY: the source of a WRITE is readable by the contract of Mem until we have
+            // reported its end, which also takes away its job; that of a READ lies in a live
+            // region, as just checked.
+            unsafe { self.out.fill(&job, src, n) };
+            core.spend(n as u64);
+            self.tx.control().stream_put.store(self.out.put, Ordering::Release);
+            self.dirty = true;
+            job.done += n as u64;
+            if job.done < job.len {
+                if let Some(front) = self.out.jobs.front_mut() {
+                    *front = job;
+                }
+                return true;
+            }
         }
         self.out.jobs.pop_front();
         if job.rkey.is_some() {
-            self.ends.push_back(if denied { outcome::DENIED } else { outcome::OK });
-        } else {
-            self.out.writes_fed += 1;
+            self.ends.push_back(if job.denied { outcome::DENIED } else { outcome::OK });
         }
         true
     }

@@ -4,16 +4,23 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
 
 use super::Core;
 use super::copy::{STREAMING_FROM, copy};
 use super::link::{How, Inbound, Link};
 use super::ring::{Header, MAX_WRITES, load64};
 use super::socket;
+use super::stream::{READ, Slot};
 use super::sys;
 use super::wire::{self, Ask, Message, Source, Write, kind, outcome};
 use crate::fabric::{Access, Event, View};
 use crate::status::Status;
+
+/// A peer that feeds a WRITE through its stream is waited for so long.
+const PATIENCE: Duration = Duration::from_micros(8);
+/// Bytes that are then read without it at a time.
+const ASIDE: u64 = 128 * 1024;
 
 /// What one piece of a copy came to.
 pub(crate) enum Piece {
@@ -32,7 +39,7 @@ impl Link {
         core: &mut Core,
         events: &mut Vec<Event>,
     ) -> Result<bool, Status> {
-        let mut busy = false;
+        let mut busy = self.asking > 0 && self.inbound.is_none() && self.drain(core, None)?;
         loop {
             if self.inbound.is_some() {
                 if core.budget == 0 || !self.pull(core, events)? {
@@ -92,10 +99,9 @@ impl Link {
                 }
                 self.asks.push_back(Ask::decode(&self.rx.copy()));
             }
-            kind::READ_DATA if len == 8 => self.begin_data(u64::from_le_bytes(self.rx.copy()))?,
             kind::READ_END if len == 1 => {
                 let [code] = self.rx.copy();
-                self.end_read(code, events)?;
+                self.end_read(core, code, events)?;
             }
             kind::POOL_ASK if len == 4 => {
                 // Without the segment the peer goes on by another path.
@@ -157,112 +163,183 @@ impl Link {
         from.copy_from_slice(&bytes[Write::LEN..]);
         let (to, from) = (Write::decode(&to), Source::decode(&from));
         let place = header.flags & !wire::HAS_IMM;
-        let mut code = outcome::OK;
-        match place {
+        let mut fed = None;
+        if place & wire::FROM_STREAM != 0 {
+            fed = Some(Instant::now());
+        }
+        match place & !wire::FROM_STREAM {
             wire::FROM_PROCESS => {}
-            wire::FROM_STREAM if self.into.is_open() => {}
-            wire::FROM_STREAM => {
-                self.read_socket()?;
-                if !self.into.is_open() {
-                    return Err(self.broken("stream without a segment"));
-                }
-            }
-            wire::FROM_POOL => {
+            0 if fed.is_some() => {}
+            wire::FROM_POOL if fed.is_none() => {
                 if !self.pools.has(from.pool) {
                     self.read_socket()?;
                 }
-                if self.pools.at(from.pool, from.at, from.len).is_none() {
-                    code = outcome::FAULT;
-                }
             }
-            other => return Err(self.broken(&format!("source {other} of a WRITE"))),
+            _ => return Err(self.broken(&format!("source {place} of a WRITE"))),
         }
         let has_imm = header.flags & wire::HAS_IMM != 0;
-        self.inbound = Some(Inbound::Write { to, has_imm, from, place, done: 0, outcome: code });
+        let (front, back) = (0, from.len);
+        self.inbound = Some(Inbound { to, has_imm, from, place, front, back, fed });
         Ok(())
     }
 
-    /// Moves a piece of what is under way; false if that must wait.
+    /// Moves a piece of the WRITE under way; false if that must wait.
     fn pull(&mut self, core: &mut Core, events: &mut Vec<Event>) -> Result<bool, Status> {
-        match self.inbound {
-            Some(Inbound::Write { to, has_imm, from, place, mut done, outcome: mut code }) => {
-                let moved = self.pull_write(core, to, from, place, &mut done, &mut code)?;
-                let discard = code != outcome::OK && place != wire::FROM_STREAM;
-                if done < from.len && !discard {
-                    let outcome = code;
-                    self.inbound = Some(Inbound::Write { to, has_imm, from, place, done, outcome });
-                    return Ok(moved);
+        let Some(mut w) = self.inbound else { return Ok(false) };
+        let need = Access::REMOTE_WRITE;
+        let code = if w.from.len == 0 {
+            outcome::OK
+        } else if core.exports.check(w.to.rkey, w.to.dst, w.from.len, need).is_none() {
+            outcome::DENIED
+        } else {
+            match self.pull_piece(core, &mut w)? {
+                Piece::Copied(n) => {
+                    core.spend(n);
+                    outcome::OK
                 }
-                self.inbound = None;
-                self.finish_write(place, code, has_imm.then_some(to.imm), events)?;
-                Ok(true)
+                Piece::Wait => return Ok(false),
+                Piece::Failed(code) => code,
             }
-            Some(Inbound::Data { left }) => self.pull_data(core, left),
-            None => Ok(false),
+        };
+        if code == outcome::OK && w.front < w.back {
+            self.inbound = Some(w);
+            return Ok(true);
         }
-    }
-
-    /// All is in place, or the WRITE has failed.
-    fn finish_write(
-        &mut self,
-        place: u8,
-        code: u8,
-        imm: Option<u32>,
-        events: &mut Vec<Event>,
-    ) -> Result<(), Status> {
+        self.inbound = None;
         // A peer that left may have reused the memory that we copied from, and a process number
         // may belong to another process by now.
-        if self.peer_closed() || (place == wire::FROM_PROCESS && self.is_gone()) {
+        if self.peer_closed() || (w.place & wire::FROM_PROCESS != 0 && self.is_gone()) {
             return Err(self.gone());
         }
-        self.answer(code, imm, events);
-        Ok(())
+        self.answer(code, w.has_imm.then_some(w.to.imm), events);
+        Ok(true)
     }
 
-    fn pull_write(
+    /// Copies a piece. The destination and its whole length were checked against a live region.
+    fn pull_piece(&mut self, core: &mut Core, w: &mut Inbound) -> Result<Piece, Status> {
+        if w.place & wire::FROM_STREAM != 0 {
+            return self.pull_shared(core, w);
+        }
+        let want = (w.back - w.front).min(core.budget as u64) as usize;
+        let dst = w.to.dst.wrapping_add(w.front) as *mut u8;
+        let piece = if w.place == wire::FROM_POOL {
+            let Some(src) = self.pools.at(w.from.pool, w.from.at, w.from.len) else {
+                return Ok(Piece::Failed(outcome::FAULT));
+            };
+            // SAFETY: source and length were checked against the mapped segment, destination and
+            // length against a live region, just now.
+            unsafe {
+                copy(src.add(w.front as usize), dst, want, w.from.len >= STREAMING_FROM);
+            }
+            Piece::Copied(want as u64)
+        } else {
+            // SAFETY: destination and length were checked against a live region just now.
+            unsafe { self.read_peer(w.from.at.wrapping_add(w.front), dst, want)? }
+        };
+        if let Piece::Copied(n) = piece {
+            w.front += n;
+        }
+        Ok(piece)
+    }
+
+    /// From the front by the stream; what does not come soon, from the back out of the peer's
+    /// memory, where that is allowed.
+    fn pull_shared(&mut self, core: &mut Core, w: &mut Inbound) -> Result<Piece, Status> {
+        if self.drain(core, Some(w))? {
+            w.fed = None;
+            // What it took is off the budget already.
+            return Ok(Piece::Copied(0));
+        }
+        if w.place & wire::FROM_PROCESS == 0 {
+            return Ok(Piece::Wait);
+        }
+        let now = Instant::now();
+        if now.saturating_duration_since(*w.fed.get_or_insert(now)) < PATIENCE {
+            self.inbound = Some(*w);
+            return Ok(Piece::Wait);
+        }
+        let want = (w.back - w.front).min(ASIDE).min(core.budget as u64);
+        let at = w.back - want;
+        let dst = w.to.dst.wrapping_add(at) as *mut u8;
+        // SAFETY: as for every piece, and `at` with `want` lies inside the checked range.
+        let piece = unsafe { self.read_peer(w.from.at.wrapping_add(at), dst, want as usize)? };
+        match piece {
+            // A short read is a hole in the back part: only whole ones count.
+            Piece::Copied(n) if n == want => w.back = at,
+            Piece::Copied(_) => return Ok(Piece::Failed(outcome::FAULT)),
+            other => return Ok(other),
+        }
+        let word = wire::pulled(self.executed, at);
+        self.tx.control().pulled.store(word, Ordering::Relaxed);
+        Ok(piece)
+    }
+
+    /// Takes slots out of the peer's stream: of the WRITE under way, of READs of ours, and such
+    /// as nobody needs any more. Stops at one that is for later. True if one was taken.
+    pub(crate) fn drain(
         &mut self,
         core: &mut Core,
-        to: Write,
-        from: Source,
-        place: u8,
-        done: &mut u64,
-        code: &mut u8,
+        mut current: Option<&mut Inbound>,
     ) -> Result<bool, Status> {
-        let allowed = core.exports.check(to.rkey, to.dst, from.len, Access::REMOTE_WRITE);
-        if *code == outcome::OK && from.len > 0 && allowed.is_none() {
-            *code = outcome::DENIED;
+        let put = load64(&self.theirs().stream_put);
+        if !self.into.see_put(put) {
+            return Err(self.broken("stream position"));
         }
-        let want = (from.len - *done).min(core.budget as u64) as usize;
-        let dst = (*code == outcome::OK).then(|| to.dst.wrapping_add(*done) as *mut u8);
-        let piece = match (place, dst) {
-            (wire::FROM_STREAM, dst) => {
-                self.take_stream(want, dst, from.len).map_err(|()| self.broken("stream"))?
+        if self.into.lacks_segment() {
+            self.read_socket()?;
+            if self.into.lacks_segment() {
+                return Err(self.broken("stream without a segment"));
             }
-            (_, None) => return Ok(true),
-            (wire::FROM_POOL, Some(dst)) => match self.pools.at(from.pool, from.at, from.len) {
-                Some(src) => {
-                    // SAFETY: source and length were checked against the mapped segment,
-                    // destination and length against a live region, just now.
-                    unsafe { copy(src.add(*done as usize), dst, want, from.len >= STREAMING_FROM) };
-                    Piece::Copied(want as u64)
+        }
+        let mut moved = false;
+        while core.budget > 0 {
+            let Some(slot) = self.into.peek().map_err(|()| self.broken("stream slot"))? else {
+                break;
+            };
+            if slot.op & READ != 0 {
+                self.take_answer(slot)?;
+            } else if slot.op < self.executed {
+                // SAFETY: nothing is copied.
+                unsafe { self.into.take(None, 0, 0) };
+            } else if let Some(w) = current.as_deref_mut()
+                && slot.op == self.executed
+                && w.front < w.back
+            {
+                if slot.offset != w.front || slot.len as u64 > w.from.len - w.front {
+                    return Err(self.broken("stream slot of a WRITE"));
                 }
-                None => Piece::Failed(outcome::FAULT),
-            },
-            // SAFETY: destination and length were checked against a live region just now.
-            (_, Some(dst)) => unsafe { self.read_peer(from.at.wrapping_add(*done), dst, want)? },
-        };
-        match piece {
-            Piece::Copied(n) => {
-                *done += n;
-                core.spend(n);
-                Ok(true)
+                let n = (w.back - w.front).min(slot.len as u64);
+                let dst = w.to.dst.wrapping_add(w.front) as *mut u8;
+                // SAFETY: the caller has checked the whole destination against a live region, and
+                // the piece lies inside it.
+                unsafe { self.into.take(Some(dst), n as usize, w.from.len) };
+                w.front += n;
+            } else {
+                break;
             }
-            Piece::Wait => Ok(false),
-            Piece::Failed(outcome) => {
-                *code = outcome;
-                Ok(true)
-            }
+            core.spend(slot.len as u64);
+            moved = true;
+            self.tx.control().stream_taken.store(self.into.taken, Ordering::Release);
+            self.dirty = true;
         }
+        Ok(moved)
+    }
+
+    /// Takes a slot of a READ of ours.
+    fn take_answer(&mut self, slot: Slot) -> Result<(), Status> {
+        let number = How::Asked(slot.op & !READ);
+        let Some(read) = self.reads.iter_mut().find(|r| r.how == number) else {
+            return Err(self.broken("data for no READ"));
+        };
+        if slot.offset != read.done || slot.len as u64 > read.len - read.done {
+            return Err(self.broken("stream slot of a READ"));
+        }
+        let dst = read.local.wrapping_add(read.done) as *mut u8;
+        // SAFETY: the local memory of a READ is valid until its end, which is not reported yet;
+        // the piece lies inside what is left of it.
+        unsafe { self.into.take(Some(dst), slot.len, read.len) };
+        read.done += slot.len as u64;
+        Ok(())
     }
 
     /// Copies from the peer's address space.
@@ -288,77 +365,25 @@ impl Link {
         }
     }
 
-    /// Takes up to `want` bytes from the peer's stream; `dst` `None` discards them.
-    fn take_stream(&mut self, want: usize, dst: Option<*mut u8>, whole: u64) -> Result<Piece, ()> {
-        let put = load64(&self.theirs().stream_put);
-        if !self.into.see_put(put) {
-            return Err(());
-        }
-        let n = self.into.ready().min(want);
-        if n == 0 && want > 0 {
-            return Ok(Piece::Wait);
-        }
-        // SAFETY: both callers have just checked `want` bytes at `dst`: against a live region, or
-        // as the rest of a READ's local memory.
-        unsafe { self.into.take(dst, n, whole) };
-        self.tx.control().stream_taken.store(self.into.taken, Ordering::Release);
-        self.dirty = true;
-        Ok(Piece::Copied(n as u64))
-    }
-
-    /// The answer to our first unanswered READ begins.
-    fn begin_data(&mut self, len: u64) -> Result<(), Status> {
-        let Some(read) = self.reads.iter_mut().find(|r| r.how == How::Asked) else {
-            return Err(self.broken("data for no READ"));
-        };
-        if len != 0 && len != read.len {
-            return Err(self.broken("data of another length than the READ's"));
-        }
-        if len == 0 {
-            read.how = How::Filled;
-            return Ok(());
-        }
-        if !self.into.is_open() {
-            self.read_socket()?;
-        }
-        if !self.into.is_open() {
-            return Err(self.broken("stream without a segment"));
-        }
-        self.inbound = Some(Inbound::Data { left: len });
-        Ok(())
-    }
-
-    fn pull_data(&mut self, core: &mut Core, left: u64) -> Result<bool, Status> {
-        let Some(at) = self.reads.iter().position(|r| r.how == How::Asked) else {
-            return Err(self.broken("data for no READ"));
-        };
-        let read = self.reads[at];
-        let want = left.min(core.budget as u64) as usize;
-        let dst = read.local.wrapping_add(read.done) as *mut u8;
-        let piece = self.take_stream(want, Some(dst), read.len);
-        let Piece::Copied(n) = piece.map_err(|()| self.broken("stream"))? else {
-            return Ok(false);
-        };
-        core.spend(n);
-        let left = left - n;
-        let read = &mut self.reads[at];
-        read.done += n;
-        if left == 0 {
-            read.how = How::Filled;
-        }
-        self.inbound = (left > 0).then_some(Inbound::Data { left });
-        Ok(true)
-    }
-
-    /// The outcome of the first READ whose data is there.
-    fn end_read(&mut self, code: u8, events: &mut Vec<Event>) -> Result<(), Status> {
-        let Some(at) = self.reads.iter().position(|r| r.how == How::Filled) else {
+    /// The outcome of the first READ that we asked for.
+    fn end_read(
+        &mut self,
+        core: &mut Core,
+        code: u8,
+        events: &mut Vec<Event>,
+    ) -> Result<(), Status> {
+        // Its data was put before the record; what still lies there fits one segment.
+        core.budget = core.budget.max(super::BUDGET);
+        self.drain(core, None)?;
+        let Some(at) = self.reads.iter().position(|r| matches!(r.how, How::Asked(_))) else {
             return Err(self.broken("end of no READ"));
         };
-        let Some(read) = self.reads.remove(at) else { return Ok(()) };
+        let read = self.reads[at];
         if code == outcome::OK && read.done != read.len {
             return Err(self.broken("end of a READ without its data"));
         }
+        self.reads.remove(at);
+        self.asking = self.asking.saturating_sub(1);
         let result = self.result("READ", code, read.remote, read.len);
         events.push(Event::Done { ep: self.ep, wr: read.wr, result });
         Ok(())

@@ -35,7 +35,7 @@ pub(crate) struct Geometry {
 impl Geometry {
     /// The sizes on this host.
     pub(crate) fn host() -> Geometry {
-        let page = sys::page_size();
+        let page = sys::page_size().next_power_of_two();
         Geometry { head: page, ring: page.max(32 * 1024) }
     }
     /// Bytes of the file.
@@ -44,6 +44,10 @@ impl Geometry {
     }
     fn lines(self) -> u64 {
         (self.ring / LINE) as u64
+    }
+    /// Where a line lies in the file; their number is a power of two.
+    fn offset(self, line: u64) -> usize {
+        self.head + (line & (self.lines() - 1)) as usize * LINE
     }
 }
 
@@ -58,10 +62,12 @@ pub(crate) struct Control {
     pub(crate) executed: AtomicU64,
     /// How many of them failed.
     pub(crate) failed: AtomicU64,
-    /// Bytes of the peer's stream that the owner has taken.
+    /// Slots of the peer's stream that the owner has taken.
     pub(crate) stream_taken: AtomicU64,
-    _pad1: [u64; 5],
-    /// Bytes that the owner has put into its own stream.
+    /// What the owner reads by itself of the WRITE under way: number and place, see `Pulled`.
+    pub(crate) pulled: AtomicU64,
+    _pad1: [u64; 4],
+    /// Slots that the owner has put into its own stream.
     pub(crate) stream_put: AtomicU64,
     _pad2: [u64; 7],
     /// Not zero: the owner has left; nothing that it posted counts any more.
@@ -159,9 +165,8 @@ impl Producer {
 
     /// First byte of a line.
     fn line(&self, line: u64) -> *mut u8 {
-        let index = (line % self.geometry.lines()) as usize;
-        // SAFETY: the index is below the number of lines of the ring, which follows the head.
-        unsafe { self.map.ptr().add(self.geometry.head + index * LINE) }
+        // SAFETY: the offset is that of a line inside the mapping.
+        unsafe { self.map.ptr().add(self.geometry.offset(line)) }
     }
 
     /// The first word of a line.
@@ -273,9 +278,8 @@ impl Consumer {
     }
 
     fn line(&self) -> *const u8 {
-        let index = (self.head % self.geometry.lines()) as usize;
-        // SAFETY: the index is below the number of lines of the ring, which follows the head.
-        unsafe { self.map.ptr().add(self.geometry.head + index * LINE) }
+        // SAFETY: the offset is that of a line inside the mapping.
+        unsafe { self.map.ptr().add(self.geometry.offset(self.head)) }
     }
 
     /// The next record's header, if one is published. `Err`: the record is impossible.

@@ -1,23 +1,71 @@
-//! The stream of one direction: a larger segment, made on first need, through which content travels
-//! where neither side can read the other's memory. Both sides copy at once, in pieces.
+//! The stream of one direction: slots in a segment that is made on first need. Through it travels
+//! content that the other side cannot read where it lies, or whose copy is quicker when both sides
+//! take part. Both copy at once, a slot each.
 //!
-//! The producer owns the segment; its position and the consumer's are words on the control pages.
+//! The producer owns the segment; the counts of slots put and taken are words on the control pages.
+//! Each slot says which operation and which part of it it holds, so a slot of an operation that has
+//! ended meanwhile is skipped.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::copy::{STREAMING_FROM, copy};
 use super::sys::{self, Mapping};
 
+/// Bytes of a slot.
+pub(crate) const SLOT: usize = 32 * 1024;
+/// Smallest piece of a longer transfer.
+const PIECE_MIN: usize = 8 * 1024;
+/// Slots of a segment.
+const SLOTS: usize = 16;
+/// The labels come first, in pages of their own.
+const LABELS: usize = 64 * 1024;
 /// Bytes of a segment.
-pub(crate) const SEGMENT: usize = 1 << 20;
-/// Bytes copied before the other side is told.
-pub(crate) const PIECE: usize = 64 * 1024;
+const SEGMENT: usize = LABELS + SLOTS * SLOT;
+/// Marks the number of a READ among the numbers of WRITEs.
+pub(crate) const READ: u64 = 1 << 63;
+
+/// What a slot holds.
+#[derive(Debug)]
+#[repr(C, align(64))]
+struct Label {
+    op: AtomicU64,
+    offset: AtomicU64,
+    len: AtomicU64,
+}
+
+/// The same, read once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slot {
+    /// Number of the WRITE, or of the READ with [`READ`] set.
+    pub(crate) op: u64,
+    /// Where in its content.
+    pub(crate) offset: u64,
+    /// Bytes, at most [`SLOT`].
+    pub(crate) len: usize,
+}
+
+/// The label of a slot in a mapped segment.
+fn label(map: &Mapping, count: u64) -> &Label {
+    let index = (count % SLOTS as u64) as usize;
+    // SAFETY: the labels lie at the start of the mapping, aligned, and are made of atomics.
+    unsafe { &*map.ptr().cast::<Label>().add(index) }
+}
+
+/// The first byte of a slot in a mapped segment.
+fn bytes(map: &Mapping, count: u64) -> *mut u8 {
+    let index = (count % SLOTS as u64) as usize;
+    // SAFETY: the index is below the number of slots, which follow the labels.
+    unsafe { map.ptr().add(LABELS + index * SLOT) }
+}
 
 /// What the producer copies, and on whose behalf.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Job {
+    /// Number of the WRITE, or of the READ with [`READ`] set.
+    pub(crate) op: u64,
     /// Address of the content here.
     pub(crate) addr: u64,
     /// Bytes.
@@ -26,23 +74,30 @@ pub(crate) struct Job {
     pub(crate) done: u64,
     /// The key by which a peer reads; `None`: our own WRITE, whose source is held by contract.
     pub(crate) rkey: Option<u32>,
-    /// The region was closed on the way: the rest of the stream is filler.
+    /// The region does not allow it.
     pub(crate) denied: bool,
+    /// The peer can do without: it reads what does not come.
+    pub(crate) optional: bool,
+}
+
+impl Job {
+    /// Bytes that go into the next slot: short pieces let both sides copy a short block at once.
+    pub(crate) fn piece(&self) -> usize {
+        let even = (self.len / 8).next_multiple_of(4096).clamp(PIECE_MIN as u64, SLOT as u64);
+        even.min(self.len - self.done) as usize
+    }
 }
 
 /// The producing end.
 #[derive(Debug, Default)]
 pub(crate) struct StreamOut {
     map: Option<Mapping>,
-    /// Bytes ever put.
+    /// Slots ever put.
     pub(crate) put: u64,
     /// What the consumer had taken when last looked at.
-    pub(crate) taken: u64,
+    taken: u64,
     /// In the order of their records.
     pub(crate) jobs: VecDeque<Job>,
-    /// WRITEs of ours that were ever given to the stream, and those wholly in it.
-    pub(crate) writes_begun: u64,
-    pub(crate) writes_fed: u64,
 }
 
 impl StreamOut {
@@ -64,7 +119,7 @@ impl StreamOut {
         self.map = Some(map);
     }
 
-    /// Takes over the consumer's position; false if it is impossible.
+    /// Takes over the consumer's count; false if it is impossible.
     pub(crate) fn see_taken(&mut self, taken: u64) -> bool {
         let sane = taken >= self.taken && taken <= self.put;
         if sane {
@@ -73,24 +128,30 @@ impl StreamOut {
         sane
     }
 
-    /// Bytes that can be put now without a wrap, at most a piece.
-    pub(crate) fn space(&self) -> usize {
-        let free = SEGMENT - (self.put - self.taken) as usize;
-        free.min(PIECE).min(SEGMENT - (self.put % SEGMENT as u64) as usize)
+    /// Whether a slot is free.
+    pub(crate) fn has_slot(&self) -> bool {
+        self.put - self.taken < SLOTS as u64
     }
 
-    /// Copies `len` bytes into the segment, at most `space`; `None`: filler.
+    /// Copies the next `len` bytes of a job into a free slot; the caller then shows the new count.
     ///
     /// # Safety
     /// `src` is readable for `len` bytes.
-    pub(crate) unsafe fn fill(&mut self, src: Option<*const u8>, len: usize) {
-        assert!(len <= self.space(), "stream overrun");
-        if let (Some(map), Some(src)) = (&self.map, src) {
-            let at = (self.put % SEGMENT as u64) as usize;
-            // SAFETY: the source by the caller; `space` keeps the rest inside the segment.
-            unsafe { copy(src, map.ptr().add(at), len, false) };
-        }
-        self.put += len as u64;
+    pub(crate) unsafe fn fill(&mut self, job: &Job, src: *const u8, len: usize) {
+        assert!(self.has_slot() && len <= SLOT, "stream overrun");
+        let Some(map) = &self.map else { return };
+        // SAFETY: the source by the caller; a slot has room for SLOT bytes.
+        unsafe { copy(src, bytes(map, self.put), len, false) };
+        let label = label(map, self.put);
+        label.op.store(job.op, Ordering::Relaxed);
+        label.offset.store(job.done, Ordering::Relaxed);
+        label.len.store(len as u64, Ordering::Relaxed);
+        self.put += 1;
+    }
+
+    /// Forgets the jobs of WRITEs before number `answered`: their source may be gone.
+    pub(crate) fn drop_before(&mut self, answered: u64) {
+        self.jobs.retain(|job| job.rkey.is_some() || job.op >= answered);
     }
 }
 
@@ -98,54 +159,63 @@ impl StreamOut {
 #[derive(Debug, Default)]
 pub(crate) struct StreamIn {
     map: Option<Mapping>,
-    /// Bytes ever taken.
+    /// Slots ever taken.
     pub(crate) taken: u64,
     /// What the producer had put when last looked at.
     put: u64,
 }
 
 impl StreamIn {
-    /// Whether the peer's segment is mapped.
-    pub(crate) fn is_open(&self) -> bool {
-        self.map.is_some()
+    /// Whether slots were announced whose segment has not come.
+    pub(crate) fn lacks_segment(&self) -> bool {
+        self.map.is_none() && self.put != 0
     }
 
     /// Maps the peer's segment.
     pub(crate) fn open(&mut self, fd: &OwnedFd, len: u64) -> io::Result<()> {
-        if self.is_open() || len != SEGMENT as u64 || sys::sealed_len(fd)? != len {
+        if self.map.is_some() || len != SEGMENT as u64 || sys::sealed_len(fd)? != len {
             return Err(io::Error::other("the peer's stream segment has the wrong size"));
         }
         self.map = Some(Mapping::shared(sys::borrow(fd), SEGMENT, false)?);
         Ok(())
     }
 
-    /// Takes over the producer's position; false if it is impossible.
+    /// Takes over the producer's count; false if it is impossible.
     pub(crate) fn see_put(&mut self, put: u64) -> bool {
-        let sane = put >= self.put && put.wrapping_sub(self.taken) <= SEGMENT as u64;
+        let sane = put >= self.put && put.wrapping_sub(self.taken) <= SLOTS as u64;
         if sane {
             self.put = put;
         }
         sane
     }
 
-    /// Bytes that can be taken now without a wrap, at most a piece.
-    pub(crate) fn ready(&self) -> usize {
-        let there = (self.put - self.taken) as usize;
-        there.min(PIECE).min(SEGMENT - (self.taken % SEGMENT as u64) as usize)
+    /// The next slot, if there is one; `Err` if its label is impossible.
+    pub(crate) fn peek(&self) -> Result<Option<Slot>, ()> {
+        let Some(map) = &self.map else { return Ok(None) };
+        if self.put == self.taken {
+            return Ok(None);
+        }
+        let label = label(map, self.taken);
+        let len = label.len.load(Ordering::Relaxed);
+        if len > SLOT as u64 {
+            return Err(());
+        }
+        let (op, offset) = (&label.op, &label.offset);
+        let (op, offset) = (op.load(Ordering::Relaxed), offset.load(Ordering::Relaxed));
+        Ok(Some(Slot { op, offset, len: len as usize }))
     }
 
-    /// Copies `len` bytes out of the segment, at most `ready`; `None` discards them. `whole` is
-    /// the length of the transfer that they belong to.
+    /// Takes the next slot: copies its first `len` bytes; `dst` `None` discards them. `whole` is
+    /// the length of the transfer that they belong to. The caller then shows the new count.
     ///
     /// # Safety
     /// `dst` is writable for `len` bytes.
     pub(crate) unsafe fn take(&mut self, dst: Option<*mut u8>, len: usize, whole: u64) {
-        assert!(len <= self.ready(), "stream underrun");
+        assert!(self.put != self.taken && len <= SLOT, "stream underrun");
         if let (Some(map), Some(dst)) = (&self.map, dst) {
-            let at = (self.taken % SEGMENT as u64) as usize;
-            // SAFETY: the destination by the caller; `ready` keeps the rest inside the segment.
-            unsafe { copy(map.ptr().add(at), dst, len, whole >= STREAMING_FROM) };
+            // SAFETY: the destination by the caller; a slot has SLOT bytes.
+            unsafe { copy(bytes(map, self.taken), dst, len, whole >= STREAMING_FROM) };
         }
-        self.taken += len as u64;
+        self.taken += 1;
     }
 }

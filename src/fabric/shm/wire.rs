@@ -191,12 +191,10 @@ pub(crate) mod kind {
     pub(crate) const WRITE: u8 = 3;
     /// Asks for a READ to be answered through the stream; payload: [`super::Ask`].
     pub(crate) const READ_ASK: u8 = 4;
-    /// The answer's bytes follow in the stream; payload: length.
-    pub(crate) const READ_DATA: u8 = 5;
-    /// They are all there; payload: outcome.
-    pub(crate) const READ_END: u8 = 6;
+    /// The answer's bytes are all in the stream; payload: outcome.
+    pub(crate) const READ_END: u8 = 5;
     /// Asks for a pool segment to be passed; payload: its number.
-    pub(crate) const POOL_ASK: u8 = 7;
+    pub(crate) const POOL_ASK: u8 = 6;
 }
 
 /// Flag of a WRITE record: an immediate is there.
@@ -205,8 +203,23 @@ pub(crate) const HAS_IMM: u8 = 1;
 pub(crate) const FROM_POOL: u8 = 2;
 /// In the initiator's address space.
 pub(crate) const FROM_PROCESS: u8 = 4;
-/// Next in the initiator's stream.
+/// In the initiator's stream; with [`FROM_PROCESS`] in both, whichever is quicker.
 pub(crate) const FROM_STREAM: u8 = 8;
+
+/// Bits of a place in the word of [`pulled`].
+const PLACE_BITS: u32 = 42;
+
+/// How far the target has read a WRITE by itself, from its end: the low bits of the WRITE's number
+/// and the place, in one word; never 0.
+pub(crate) fn pulled(op: u64, from: u64) -> u64 {
+    op << PLACE_BITS | ((from + 1) & ((1 << PLACE_BITS) - 1))
+}
+
+/// Whether such a word says that WRITE `op` needs nothing from `at` on.
+pub(crate) fn has_pulled(word: u64, op: u64, at: u64) -> bool {
+    let from = word & ((1 << PLACE_BITS) - 1);
+    word >> PLACE_BITS == (op << PLACE_BITS) >> PLACE_BITS && from > 0 && at + 1 >= from
+}
 
 /// How an operation ended at the other side.
 pub(crate) mod outcome {
@@ -323,6 +336,17 @@ mod tests {
             other[3] = 2;
             assert_eq!(Message::decode(&other), None);
         }
+    }
+
+    #[test]
+    fn a_place_says_what_is_not_needed() {
+        for op in [0, 1, 77, (1 << 22) - 1, 1 << 22, u64::MAX >> 1] {
+            let word = pulled(op, 500);
+            assert!(has_pulled(word, op, 500) && has_pulled(word, op, 501));
+            assert!(!has_pulled(word, op, 499) && !has_pulled(word, op + 1, 500));
+            assert!(!has_pulled(0, op, 1 << 40));
+        }
+        assert!(has_pulled(pulled(3, 0), 3, 0));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! WRITEs are received straight into the checked destination, READs are answered straight from the
 //! region; a WRITE ends at its initiator when the target has acknowledged it, so a refused one is
-//! reported as that operation's failure and the connection lives on. [`link::Link`] is one end
+//! reported as that operation's failure and the connection lives on. `link::Link` is one end
 //! without system calls; this file gives it a socket.
 
 mod endpoint;

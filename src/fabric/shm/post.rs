@@ -1,0 +1,256 @@
+//! The posting side of a link: SEND, WRITE and READ become records in our ring.
+
+use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use super::Core;
+use super::link::{How, Link, MAX_RDMA, MAX_SEND, Posted, Reading};
+use super::ring::NoRoom;
+use super::socket;
+use super::stream::{Job, StreamOut};
+use super::tuning::{Timed, Way};
+use super::wire::{self, Message, Source, Write, kind};
+use crate::fabric::{Mem, PostError, Remote};
+use crate::status::Status;
+
+impl Link {
+    /// Turns a full ring into back-pressure: the peer is told to ring when there is room.
+    fn no_room(&mut self, why: NoRoom, len: usize) -> PostError {
+        match why {
+            NoRoom::Full => {
+                self.starved = self.starved.max(len.max(1));
+                self.tx.control().starved.store(1, Ordering::Relaxed);
+                PostError::QueueFull
+            }
+            NoRoom::Broken => PostError::Failed(self.broken("ring position")),
+        }
+    }
+
+    /// A record of this payload was published.
+    fn published(&mut self, len: usize) {
+        self.dirty = true;
+        // A shorter one may have slipped in while a longer one waits.
+        if self.starved != 0 && len >= self.starved {
+            self.fed();
+        }
+    }
+
+    /// Whether there is room again for what waited.
+    pub(crate) fn has_room_again(&mut self) -> bool {
+        let room = self.starved != 0 && self.tx.room(self.starved, self.rx.control()).is_ok();
+        if room {
+            self.fed();
+        }
+        room
+    }
+
+    fn fed(&mut self) {
+        self.starved = 0;
+        self.tx.control().starved.store(0, Ordering::Relaxed);
+    }
+
+    /// Publishes a record of a kind that only we see; false while there is no room.
+    pub(crate) fn record(&mut self, kind: u8, payload: &[u8]) -> Result<bool, Status> {
+        let posted = self.tx.reserve(payload.len(), self.rx.control()).map(|mut slot| {
+            slot.put(payload);
+            slot.publish(kind, 0);
+        });
+        match posted.map_err(|why| self.no_room(why, payload.len())) {
+            Ok(()) => self.published(payload.len()),
+            Err(PostError::QueueFull) => return Ok(false),
+            Err(PostError::Failed(status)) => return Err(status),
+        }
+        Ok(true)
+    }
+
+    /// Posts a SEND.
+    #[inline]
+    pub(crate) fn send(&mut self, parts: &[&[u8]]) -> Result<(), PostError> {
+        let len: usize = parts.iter().map(|p| p.len()).sum();
+        if len > MAX_SEND {
+            return Err(PostError::Failed(Status::invalid(format!(
+                "shm: SEND of {len} bytes, at most {MAX_SEND} are possible"
+            ))));
+        }
+        match self.tx.reserve(len, self.rx.control()) {
+            Ok(mut slot) => {
+                parts.iter().for_each(|part| slot.put(part));
+                slot.publish(kind::SEND, 0);
+            }
+            Err(why) => return Err(self.no_room(why, len)),
+        }
+        self.published(len);
+        Ok(())
+    }
+
+    /// Posts a WRITE.
+    pub(crate) fn write(
+        &mut self,
+        core: &Core,
+        wr: u64,
+        local: Mem,
+        remote: Remote,
+        imm: Option<u32>,
+    ) -> Result<(), PostError> {
+        let len = local.len();
+        check_length("WRITE", len)?;
+        // What is read from there is to be read first.
+        if self.writes.len() >= core.depth || overlaps_reads(&self.reads, remote, len) {
+            return Err(PostError::QueueFull);
+        }
+        let to = Write { dst: remote.addr, rkey: remote.rkey, imm: imm.unwrap_or(0) };
+        let flags = if imm.is_some() { wire::HAS_IMM } else { 0 };
+        let timed = if len <= core.policy.inline_max {
+            self.write_inline(to, flags, local)?;
+            None
+        } else {
+            self.write_described(core, to, flags, local)?
+        };
+        self.writes.push_back(Posted { wr, remote, len, timed });
+        Ok(())
+    }
+
+    /// A WRITE whose content travels in its record.
+    fn write_inline(&mut self, to: Write, flags: u8, local: Mem) -> Result<(), PostError> {
+        let len = local.len() as usize;
+        match self.tx.reserve(Write::LEN + len, self.rx.control()) {
+            Ok(mut slot) => {
+                slot.put(&to.encode());
+                // SAFETY: the contract of Mem: readable until the operation's end.
+                unsafe { slot.put_raw(local.addr() as *const u8, len) };
+                slot.publish(kind::WRITE_INLINE, flags);
+            }
+            Err(why) => return Err(self.no_room(why, Write::LEN + len)),
+        }
+        self.published(Write::LEN + len);
+        Ok(())
+    }
+
+    /// A WRITE whose record says where the content is.
+    fn write_described(
+        &mut self,
+        core: &Core,
+        to: Write,
+        flags: u8,
+        local: Mem,
+    ) -> Result<Option<Timed>, PostError> {
+        const LEN: usize = Write::LEN + Source::LEN;
+        if let Err(why) = self.tx.room(LEN, self.rx.control()) {
+            return Err(self.no_room(why, LEN));
+        }
+        let (place, from, timed) = self.place(core, local)?;
+        match self.tx.reserve(LEN, self.rx.control()) {
+            Ok(mut slot) => {
+                slot.put(&to.encode());
+                slot.put(&from.encode());
+                slot.publish(kind::WRITE, flags | place);
+            }
+            Err(why) => return Err(self.no_room(why, LEN)),
+        }
+        self.published(LEN);
+        if place & wire::FROM_STREAM != 0 {
+            let op = self.answered + self.writes.len() as u64;
+            self.out.jobs.push_back(Job {
+                op,
+                addr: local.addr(),
+                len: local.len(),
+                done: 0,
+                rkey: None,
+                denied: false,
+                optional: place & wire::FROM_PROCESS != 0,
+            });
+        }
+        Ok(timed)
+    }
+
+    /// Where the target finds the content.
+    fn place(&mut self, core: &Core, local: Mem) -> Result<(u8, Source, Option<Timed>), PostError> {
+        let mut from = Source { at: local.addr(), len: local.len(), pool: 0 };
+        if core.policy.pool
+            && let Some((id, offset)) = core.pools.find(local.addr(), local.len())
+            && self.pass_pool(core, id)
+        {
+            from = Source { at: offset, pool: id, ..from };
+            return Ok((wire::FROM_POOL, from, None));
+        }
+        if !(core.policy.process && self.peer_reads) {
+            self.open_stream().map_err(PostError::Failed)?;
+            return Ok((wire::FROM_STREAM, from, None));
+        }
+        if !core.policy.share {
+            return Ok((wire::FROM_PROCESS, from, None));
+        }
+        let timed = self.tuning.choose(local.len(), Instant::now());
+        let both = timed.way() == Way::Both && self.open_stream().is_ok();
+        let stream = if both { wire::FROM_STREAM } else { 0 };
+        Ok((wire::FROM_PROCESS | stream, from, Some(timed)))
+    }
+
+    /// Makes sure that the peer has the descriptor of a pool segment of ours.
+    pub(crate) fn pass_pool(&mut self, core: &Core, id: u32) -> bool {
+        if self.pools_sent.contains(&id) {
+            return true;
+        }
+        let Some((len, fd)) = core.pools.get(id) else { return false };
+        let message = Message::Pool { id, len }.encode();
+        let sent = socket::send(&self.sock, &message, &[fd.as_raw_fd()]).is_ok();
+        if sent {
+            self.pools_sent.push(id);
+        }
+        sent
+    }
+
+    /// Makes sure that the peer has our stream segment.
+    pub(crate) fn open_stream(&mut self) -> Result<(), Status> {
+        if self.out.is_open() {
+            return Ok(());
+        }
+        let failed = |e: std::io::Error| Status::os("shm: stream segment", &e);
+        let (map, fd) = StreamOut::create().map_err(failed)?;
+        let message = Message::Stream { len: map.len() as u64 }.encode();
+        socket::send(&self.sock, &message, &[fd.as_raw_fd()]).map_err(failed)?;
+        self.out.open(map);
+        Ok(())
+    }
+
+    /// Posts a READ.
+    pub(crate) fn read(
+        &mut self,
+        core: &Core,
+        wr: u64,
+        local: Mem,
+        remote: Remote,
+    ) -> Result<(), PostError> {
+        let len = local.len();
+        check_length("READ", len)?;
+        // What was written there is to be in place first.
+        let overlaps = |p: &Posted| ranges_overlap(p.remote.addr, p.len, remote.addr, len);
+        if self.reads.len() >= core.depth || self.writes.iter().any(overlaps) {
+            return Err(PostError::QueueFull);
+        }
+        let direct = len == 0 || core.policy.pool || (core.policy.process && self.reads_peer);
+        let how = if direct { How::Direct } else { How::Ask };
+        self.reads.push_back(Reading { wr, local: local.addr(), remote, len, done: 0, how });
+        Ok(())
+    }
+}
+
+/// Whether two ranges share a byte.
+pub(crate) fn ranges_overlap(a: u64, a_len: u64, b: u64, b_len: u64) -> bool {
+    a_len > 0 && b_len > 0 && a < b.saturating_add(b_len) && b < a.saturating_add(a_len)
+}
+
+fn overlaps_reads(reads: &VecDeque<Reading>, remote: Remote, len: u64) -> bool {
+    reads.iter().any(|r| ranges_overlap(r.remote.addr, r.len, remote.addr, len))
+}
+
+fn check_length(what: &str, len: u64) -> Result<(), PostError> {
+    if len <= MAX_RDMA {
+        return Ok(());
+    }
+    Err(PostError::Failed(Status::invalid(format!(
+        "shm: {what} of {len} bytes, at most {MAX_RDMA} are possible"
+    ))))
+}

@@ -1,0 +1,186 @@
+//! A peer that breaks every rule: the other side stays whole, at worst the endpoint goes down.
+
+use std::os::fd::AsRawFd;
+
+use super::ring::MAX_PAYLOAD;
+use super::*;
+use crate::fabric::shm::wire::{Ask, Source, Write, kind};
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+    fn one_of<T: Copy>(&mut self, from: &[T]) -> T {
+        from[(self.next() % from.len() as u64) as usize]
+    }
+}
+
+fn connect(a: &mut ShmAdapter, b: &mut ShmAdapter) -> (EpId, EpId) {
+    let (ea, eb) = (a.create("b").unwrap(), b.create("a").unwrap());
+    let (to_a, to_b) = (a.address(ea).unwrap(), b.address(eb).unwrap());
+    a.connect(ea, &to_b, true, None).unwrap();
+    b.connect(eb, &to_a, false, None).unwrap();
+    let mut events = Vec::new();
+    while events.iter().filter(|e| matches!(e, Event::Connected(_))).count() < 2 {
+        a.poll(&mut events);
+        b.poll(&mut events);
+    }
+    (ea, eb)
+}
+
+fn link(adapter: &mut ShmAdapter, ep: EpId) -> &mut Link {
+    adapter.up(ep).unwrap().0
+}
+
+/// A record with a payload that is nearly right, or anything.
+fn payload(random: &mut Random, kind: u8, rkey: u32, base: u64) -> Vec<u8> {
+    let edges = [0, 1, 7, 100, 4096, 1 << 20, 1 << 41, u64::MAX - 5, u64::MAX];
+    let addr = random.one_of(&[base, base + 1, base - 1, base + 4000, 0, 4096, u64::MAX - 10]);
+    let len = random.one_of(&edges);
+    let rkey = random.one_of(&[rkey, rkey ^ 1, 0, random.0 as u32]);
+    let mut out = match kind {
+        kind::WRITE_INLINE | kind::WRITE => {
+            let to = Write { dst: addr, rkey, imm: 3 };
+            let at = random.one_of(&[base, 0, 8, u64::MAX]);
+            let pool = random.one_of(&[0, 1, u32::MAX]);
+            [to.encode().to_vec(), Source { at, len, pool }.encode().to_vec()].concat()
+        }
+        kind::READ_ASK => Ask { addr, len, rkey }.encode().to_vec(),
+        kind::READ_END => vec![random.next() as u8 % 4],
+        kind::POOL_ASK => vec![random.next() as u8; 4],
+        _ => Vec::new(),
+    };
+    if random.next().is_multiple_of(300) {
+        out.resize((random.next() % 300) as usize, 0xA5);
+    }
+    out
+}
+
+/// One evil deed.
+fn deed(random: &mut Random, evil: &mut Link, rkey: u32, base: u64) {
+    let number = random.one_of(&[0, 1, 2, 17, 1 << 40, u64::MAX]);
+    let page = evil.tx.control();
+    match random.next() % 3000 {
+        0 => page.consumed.store(number, Ordering::Relaxed),
+        1 => page.executed.store(number, Ordering::Relaxed),
+        2 => page.failed.store(number, Ordering::Relaxed),
+        3 => page.stream_put.store(number, Ordering::Relaxed),
+        4 => page.stream_taken.store(number, Ordering::Relaxed),
+        5 => page.pulled.store(number, Ordering::Relaxed),
+        6 => page.starved.store(number as u32, Ordering::Relaxed),
+        7 => drop(evil.open_stream()),
+        _ => {
+            // Mostly records that are right in form and wrong in what they name.
+            let wild = random.next().is_multiple_of(300);
+            let kind =
+                random.one_of(if wild { &[0x50, 5, 6, 7, 200] } else { &[1, 2, 3, 3, 4, 6] });
+            let bytes = payload(random, kind, rkey, base);
+            let flags = random.one_of(if wild { &[6, 255, 10, 8, 9] } else { &[2, 3, 4, 5] });
+            if let Ok(mut slot) = evil.tx.reserve(bytes.len(), evil.rx.control()) {
+                slot.put(&bytes);
+                slot.publish(kind, flags);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_hostile_peer_ends_its_endpoint_at_worst() {
+    let mut downs = 0;
+    for seed in 1..=400u64 {
+        let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let config = Config {
+            shm_copy: [None, Some("ring".to_owned())][seed as usize % 2].clone(),
+            ..Config::default()
+        };
+        let mut good = ShmAdapter::open(&config).unwrap();
+        let mut evil = ShmAdapter::open(&config).unwrap();
+        let (g, e) = connect(&mut good, &mut evil);
+        // The middle page is open to the peer, its neighbours are not.
+        let mut memory = vec![0u8; 3 * 4096];
+        let base = memory.as_mut_ptr().addr() as u64 + 4096;
+        // SAFETY: `memory` outlives the adapters.
+        let mr = unsafe { good.register(base, 4096, Access::all()) }.unwrap();
+        let mut own = vec![0x11u8; 100_000];
+        // SAFETY: `own` outlives the adapters.
+        let local = unsafe { Mem::new(own.as_mut_ptr().addr() as u64, 100_000, 0) };
+        let mut events = Vec::new();
+        for step in 0..150 {
+            deed(&mut random, link(&mut evil, e), mr.rkey, base);
+            if step % 7 == 0 {
+                // Ours are under way meanwhile; they may fail, and end once.
+                let remote = Remote { addr: base, rkey: 1 };
+                let _ = good.write(g, step, local, remote, Some(1));
+                let _ = good.read(g, 1000 + step, local, remote);
+                let _ = good.send(g, &[b"hello"]);
+            }
+            good.poll(&mut events);
+            let down = events.iter().any(|e| matches!(e, Event::Down { .. }));
+            for event in &events {
+                if let Event::Message { bytes, .. } = event {
+                    assert!(bytes.bytes().len() <= MAX_PAYLOAD);
+                }
+            }
+            events.clear();
+            if down {
+                downs += 1;
+                break;
+            }
+        }
+        good.destroy(g);
+        assert!(memory[..4096].iter().chain(&memory[8192..]).all(|&x| x == 0), "seed {seed}");
+    }
+    // Otherwise most deeds would not be tried, or do nothing.
+    assert!((100..390).contains(&downs), "{downs} of 400 endpoints went down");
+}
+
+#[test]
+fn garbage_on_the_socket_is_refused() {
+    let mut good = ShmAdapter::open(&Config::default()).unwrap();
+    let ep = good.create("nobody").unwrap();
+    let token = good.eps[0].token;
+    let mut random = Random(99);
+    let mut events = Vec::new();
+    let (_, ring) = ring::Producer::create().unwrap();
+    for round in 0..300 {
+        let sock = socket::dial(&good.core.socket).unwrap();
+        let hello = wire::Hello { to: token, from: [9; 16], nonce_addr: 1, nonce: 2, reads: true };
+        let mut bytes = wire::Message::Hello(hello).encode().to_vec();
+        let at = (random.next() % 56) as usize;
+        bytes[at] ^= (random.next() % 3) as u8;
+        bytes.truncate(1 + (random.next() % 90) as usize);
+        let fds = [ring.as_raw_fd(); 3];
+        socket::send(&sock, &bytes, &fds[..round % 4]).unwrap();
+        good.housekeeping(&mut events);
+    }
+    // Silent ones do not pile up.
+    let silent: Vec<OwnedFd> = (0..600).map(|_| socket::dial(&good.core.socket).unwrap()).collect();
+    for _ in 0..20 {
+        good.housekeeping(&mut events);
+    }
+    drop(silent);
+    for _ in 0..20 {
+        good.housekeeping(&mut events);
+    }
+    assert!(events.is_empty());
+    // And the endpoint can still be reached by the right peer.
+    good.destroy(ep);
+    let mut other = ShmAdapter::open(&Config::default()).unwrap();
+    connect(&mut good, &mut other);
+}
+
+#[test]
+fn a_bad_setting_names_what_is_allowed() {
+    let config = Config { shm_copy: Some("fast".to_owned()), ..Config::default() };
+    let status = ShmAdapter::open(&config).unwrap_err();
+    assert_eq!(status.code, Code::InvalidArgument);
+    for word in ["RDMA_SHM_COPY", "fast", "pool", "cma", "ring"] {
+        assert!(status.message.contains(word), "{status}");
+    }
+    assert_eq!(probe(), Ok(()));
+}
