@@ -241,5 +241,6 @@ pub fn leaks<F: Fixture>() {
     (1..201).for_each(&mut cycle);
     let after = (open_files(), mapped_bytes());
     assert_eq!(after.0, before.0, "open descriptors");
-    assert!(after.1 <= before.1 + (4 << 20), "mapped {} bytes, then {}", before.1, after.1);
+    // 60 KiB per cycle: below any mapping of a provider, above what allocators and sanitizers keep.
+    assert!(after.1 <= before.1 + (12 << 20), "mapped {} bytes, then {}", before.1, after.1);
 }
