@@ -242,7 +242,7 @@ static void sending(void) {
   t = good, t.flags = RDMA_TENSOR_DEAD; /* dead, but with content */
   SEND(m, "k", 1, &t, NULL);
   t = good, t.device = 99;
-  SEND(m, "k", 1, &t, NULL);
+  CHECK_BAD(RDMA_NOT_FOUND, rdma_send(m, "k", 1, 1, &t, NULL, never_done, NULL));
   t = good, t.nbytes = UINT64_MAX;
   SEND(m, "k", 1, &t, NULL);
   o.timeout_ms = -1;

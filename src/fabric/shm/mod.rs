@@ -466,6 +466,17 @@ impl Adapter for ShmAdapter {
         Some(self.core.epoll.raw())
     }
 
+    fn progress_mark(&self, ep: EpId) -> u64 {
+        let endpoint = self.index.get(&ep.0).and_then(|&at| self.eps.get(at));
+        match endpoint.map(|e| &e.state) {
+            Some(State::Up(link)) => {
+                let (own, theirs) = (link.tx.control(), link.theirs());
+                own.moved.load(Ordering::Relaxed).wrapping_add(ring::load64(&theirs.moved))
+            }
+            _ => 0,
+        }
+    }
+
     fn destroy(&mut self, ep: EpId) {
         let Some(at) = self.index.remove(&ep.0) else { return };
         let endpoint = self.eps.swap_remove(at);

@@ -195,6 +195,7 @@ impl Link {
             match self.pull_piece(core, &mut w)? {
                 Piece::Copied(n) => {
                     core.spend(n);
+                    self.tx.control().moved.fetch_add(1, Ordering::Relaxed);
                     outcome::OK
                 }
                 Piece::Wait => return Ok(false),

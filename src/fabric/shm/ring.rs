@@ -69,7 +69,9 @@ pub(crate) struct Control {
     _pad1: [u64; 4],
     /// Slots that the owner has put into its own stream.
     pub(crate) stream_put: AtomicU64,
-    _pad2: [u64; 7],
+    /// Pieces of the peer's WRITEs that the owner has moved: what takes long is not silent.
+    pub(crate) moved: AtomicU64,
+    _pad2: [u64; 6],
     /// Not zero: the owner has left; nothing that it posted counts any more.
     pub(crate) closed: AtomicU32,
     /// Not zero: the owner waits for room in its ring.
