@@ -204,6 +204,9 @@ fn child(device: &str) {
     // Bandwidth needs nothing of this side.
     let mut rest = String::new();
     let _ = input.read_to_string(&mut rest);
+    drop(e);
+    // The pipe to print a result on is closed.
+    std::process::exit(0);
 }
 
 #[test]
