@@ -390,7 +390,7 @@ struct rdma_mgr_options {
    */
   uint8_t allow_remote;
   /**
-   * Reserved for connecting ibverbs through rdma_cm; 0 or 1, without effect.
+   * 1: ibverbs resolves address and route by rdma_cm (librdmacm), also across subnets; 0 or 1.
    */
   uint8_t use_rdma_cm;
   /**

@@ -308,7 +308,7 @@ pub struct rdma_mgr_options {
     pub tolerate_dup_recv: u8,
     /// 1: may listen beyond loopback without a secret.
     pub allow_remote: u8,
-    /// Reserved for connecting ibverbs through rdma_cm; 0 or 1, without effect.
+    /// 1: ibverbs resolves address and route by rdma_cm (librdmacm), also across subnets; 0 or 1.
     pub use_rdma_cm: u8,
     /// Name of the ibverbs device. NULL: chosen. RDMA_DEVICE
     pub ib_device: *const c_char,
