@@ -1,5 +1,5 @@
 //! The ibverbs provider on a real device: run in the Soft-RoCE machine by `softroce/run.sh`, with
-//! `RDMA_TEST_DEVICE=rxe0` (or `rxeA:rxeB`, one for each end). Without it these tests do nothing.
+//! `RDMA_TEST_DEVICE=rxe0` (or `rxeA:rxeB`, one for each end). Without it these tests are skipped.
 #![cfg(feature = "ibverbs")]
 
 #[path = "ibverbs/basics.rs"]
@@ -12,6 +12,8 @@ mod ends;
 mod network;
 #[path = "ibverbs/refusals.rs"]
 mod refusals;
+#[path = "support/skip.rs"]
+mod skip;
 
 #[test]
 fn a_host_without_a_device_says_so() {
