@@ -157,11 +157,12 @@ impl Endpoint {
         if total > 0 { Input::Some } else { Input::Quiet }
     }
 
-    /// Sends until the socket is full, nothing is left or the share of this call is used.
-    pub fn output(&mut self, ack_alone: bool, regions: &RegionTable) {
-        let Some(sock) = &self.sock else { return };
+    /// Sends until the socket is full, nothing is left or the share of this call is used. True: the
+    /// share is used, and the socket took all of it.
+    pub fn output(&mut self, ack_alone: bool, regions: &RegionTable) -> bool {
+        let Some(sock) = &self.sock else { return false };
         if self.broken.is_some() {
-            return;
+            return false;
         }
         let mut total = 0;
         while total < POLL_BYTES {
@@ -170,7 +171,7 @@ impl Endpoint {
             let (parts, bytes) = self.link.tx.gather(regions, &mut iovs);
             if parts == 0 {
                 self.link.tx.advance(0);
-                return;
+                return false;
             }
             // SAFETY: `gather` lists headers and messages of its own, sources of WRITEs that have
             // not ended, and memory that is registered now.
@@ -180,17 +181,18 @@ impl Endpoint {
                     total += n as u64;
                     self.moved = self.moved.wrapping_add(n as u64);
                     if (n as u64) < bytes {
-                        return;
+                        return false;
                     }
                 }
-                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return,
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return false,
                 Err(e) => {
                     // What the peer sent before is still to be read; that will report the end.
                     self.broken = Some(self.link.gone(&e.to_string()));
-                    return;
+                    return false;
                 }
             }
         }
+        true
     }
 
     /// Ends the connection.

@@ -346,8 +346,8 @@ impl Adapter for TcpAdapter {
     fn arm(&mut self) -> bool {
         for id in &self.busy {
             let Some(e) = self.eps.get_mut(id) else { continue };
-            e.output(true, &self.shared.regions);
-            if e.broken.is_some() {
+            // Its share of one poll is used up and the socket takes more: no room to wait for.
+            if e.output(true, &self.shared.regions) || e.broken.is_some() {
                 return false;
             }
         }

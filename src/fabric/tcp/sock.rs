@@ -66,6 +66,9 @@ fn set<T>(fd: BorrowedFd<'_>, level: i32, option: i32, value: &[T]) -> io::Resul
     cvt(rc as isize).map(drop)
 }
 
+/// Receive buffer of a connection on this host, in bytes; a limit, not memory that is used.
+const LOOPBACK_BUFFER: i32 = 4 << 20;
+
 /// Whether the other end of the socket is on this host, as far as its address tells.
 fn is_loopback(fd: BorrowedFd<'_>) -> bool {
     // SAFETY: all zeros is a valid address buffer.
@@ -116,6 +119,9 @@ pub fn prepare(fd: BorrowedFd<'_>) -> Result<(), Status> {
     let _ = set(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &[1i32]);
     if is_loopback(fd) {
         let _ = set(fd, libc::IPPROTO_TCP, libc::TCP_CONGESTION, b"reno");
+        // The loopback's segments are as long as the buffer that a new connection begins with. A
+        // receiver that looks away for a moment then drops some, and its sender waits 200 ms.
+        let _ = set(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, &[LOOPBACK_BUFFER]);
     }
     Ok(())
 }
