@@ -115,7 +115,7 @@ impl Manager {
         core.world.in_call = false;
         core.finish();
         let dialled = std::mem::take(&mut core.dialled);
-        let queued = !core.world.work.is_empty() || core.world.full || dialled;
+        let queued = !core.world.work.is_empty() || core.world.full || dialled || core.world.tries;
         let next = core.engine.next_tick();
         let inline = if core.world.inline.is_empty() {
             None
