@@ -3,4 +3,4 @@
 softroce: build
 	@scripts/stage-softroce
 
-STAGES += softroce
+# Not a stage of `make test` yet: the whole list has not been seen to pass in one run. `make softroce` runs it.
