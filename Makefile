@@ -1,5 +1,6 @@
 # make demo      installs what is missing, builds, trains a model through the library
 # make test      installs what is missing, builds, runs every test and check
+# make bench-shm the shm provider alone, below the protocol
 # make bench     latency and bandwidth, beside UCX
 # make install   PREFIX=/usr/local
 BUILD  ?= build
@@ -15,7 +16,7 @@ LOCAL    := $(BUILD)/prefix
 export PATH := $(PATH):$(HOME)/.cargo/bin
 export BUILD JOBS CARGO LOCAL
 
-.PHONY: all setup build local demo test bench install clean
+.PHONY: all setup build local demo test bench bench-shm install clean
 all: build
 
 setup:
@@ -36,6 +37,9 @@ demo: local
 
 test: local
 	@scripts/run-tests $(STAGES)
+
+bench-shm:
+	$(CARGO) test --release --test shm_bench -- --ignored --nocapture --test-threads=1 bench_
 
 bench: build
 	@bench/run $(BUILD) $(BENCH_ARGS)

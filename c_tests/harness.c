@@ -7,7 +7,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
-test_env env = {"loopback", "127.0.0.1", RDMA_PROGRESS_THREAD, RDMA_PROTOCOL_AUTO};
+test_env env = {"loopback", "127.0.0.1", NULL, "", RDMA_PROGRESS_THREAD, RDMA_PROTOCOL_AUTO};
 
 void case_begin(void);       /* ops.c */
 void case_end(void);         /* ops.c */
@@ -99,10 +99,16 @@ static int run_here(const test_case *c) {
   return 0;
 }
 
+char *own_program(void) {
+  static char path[4096];
+  if (!path[0] && readlink("/proc/self/exe", path, sizeof path - 1) < 0) snprintf(path, sizeof path, "/proc/self/exe");
+  return path;
+}
+
 static int run_apart(const test_case *c, char **argv) {
   char *args[16];
   int n = 0, status = 0;
-  args[n++] = "/proc/self/exe";
+  args[n++] = own_program();
   for (int i = 1; argv[i] && n < 10; i++)
     if (argv[i][0] == '-') {
       args[n++] = argv[i];
@@ -115,7 +121,7 @@ static int run_apart(const test_case *c, char **argv) {
   pid_t pid = fork();
   if (pid == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    execv("/proc/self/exe", args);
+    execv(own_program(), args);
     _exit(126);
   }
   if (pid < 0 || waitpid(pid, &status, 0) < 0) return 1;
@@ -185,6 +191,8 @@ int test_main(int argc, char **argv, const test_case *cases, size_t ncases, cons
               size_t nroles) {
   const char *provider = getenv("RDMA_PROVIDER");
   if (provider && provider[0]) env.provider = provider;
+  env.peer_host = getenv("RDMA_TEST_PEER_HOST");
+  if (getenv("RDMA_TEST_PEER_EXEC")) env.peer_exec = getenv("RDMA_TEST_PEER_EXEC");
   for (int i = 1; i < argc; i++) {
     if (take_option(argv, &i)) continue;
     if (strcmp(argv[i], "--role") == 0 && i + 1 < argc) {

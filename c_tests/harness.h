@@ -51,6 +51,8 @@ int test_main(int argc, char **argv, const test_case *cases, size_t ncases, cons
 typedef struct test_env {
   const char *provider; /* "loopback", "shm", "tcp", "ibverbs", "auto" */
   const char *host;     /* address to listen on, "127.0.0.1" */
+  const char *peer_host; /* the same for peer processes: RDMA_TEST_PEER_HOST, or as ours */
+  const char *peer_exec; /* command that runs them, such as "ip netns exec b": RDMA_TEST_PEER_EXEC, or "" */
   int32_t progress;     /* RDMA_PROGRESS_* */
   int32_t protocol;     /* RDMA_PROTOCOL_* */
 } test_env;
@@ -61,6 +63,8 @@ bool is_manual(void);
 /* ---- checks: a failed one prints the place and the values and ends the case ---- */
 void fail_at(const char *file, int line, const char *format, ...)
     __attribute__((noreturn, format(printf, 3, 4)));
+/* Path of this program, as tools that run programs (valgrind) understand it. */
+char *own_program(void);
 void skip(const char *why) __attribute__((noreturn));
 #define FAIL(...) fail_at(__FILE__, __LINE__, __VA_ARGS__)
 #define CHECK(cond) ((cond) ? (void)0 : fail_at(__FILE__, __LINE__, "false: %s", #cond))
@@ -166,6 +170,7 @@ typedef struct proc {
   char buffer[4096];
   size_t have;
 } proc;
+const char *peer_host(void);
 proc *proc_start(const char *role, const char *const *args); /* NULL-terminated */
 void proc_say(proc *p, const char *format, ...) __attribute__((format(printf, 2, 3)));
 const char *proc_line(proc *p);                /* next line of its output; drives managers */

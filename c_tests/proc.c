@@ -8,22 +8,35 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
+const char *peer_host(void) { return env.peer_host ? env.peer_host : env.host; }
+
+/* Puts the words of a command into argv, for good; the number of them. */
+static int split(const char *command, const char **argv, int max) {
+  int n = 0;
+  char *copy = scratch(strlen(command) + 1), *rest = NULL;
+  strcpy(copy, command);
+  for (char *word = strtok_r(copy, " ", &rest); word && n < max; word = strtok_r(NULL, " ", &rest)) argv[n++] = word;
+  return n;
+}
+
 proc *proc_start(const char *role, const char *const *args) {
   proc *p = scratch(sizeof *p);
   int down[2], up[2], n = 0;
-  const char *argv[32];
+  const char *argv[48];
+  bool peer = strcmp(role, "peer") == 0;
   memset(p, 0, sizeof *p);
   CHECK(pipe2(down, O_CLOEXEC) == 0 && pipe2(up, O_CLOEXEC) == 0);
-  argv[n++] = "/proc/self/exe";
+  if (peer) n = split(env.peer_exec, argv, 16);
+  argv[n++] = own_program();
   argv[n++] = "--provider";
   argv[n++] = env.provider;
   argv[n++] = "--host";
-  argv[n++] = env.host;
+  argv[n++] = peer ? peer_host() : env.host;
   argv[n++] = "--progress";
   argv[n++] = is_manual() ? "manual" : "thread";
   argv[n++] = "--role";
   argv[n++] = role;
-  while (args && *args && n < 31) argv[n++] = *args++;
+  while (args && *args && n < 47) argv[n++] = *args++;
   argv[n] = NULL;
   pid_t parent = getpid();
   p->pid = fork();
@@ -32,7 +45,7 @@ proc *proc_start(const char *role, const char *const *args) {
     if (getppid() != parent) _exit(1);
     dup2(down[0], 0);
     dup2(up[1], 1);
-    execv("/proc/self/exe", (char **)(uintptr_t)argv);
+    execvp(argv[0], (char **)(uintptr_t)argv);
     _exit(126);
   }
   CHECK(p->pid > 0);

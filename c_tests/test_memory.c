@@ -1,5 +1,6 @@
 /* Registration, the shared pool, and devices with copy functions of their own. */
 #include "harness.h"
+#include <fcntl.h>
 #include <pthread.h>
 
 static void registration(void) {
@@ -132,6 +133,16 @@ static void from_host(void *device, const void *host, uint64_t n, rdma_copy_done
 }
 static void *on_device(void *host) { return (void *)((uintptr_t)host + BIAS); }
 
+/* A descriptor that no RDMA device takes: what is registered so goes through the host all the same. */
+static _Atomic int exports;
+static rdma_code_t export_dmabuf(const void *device, uint64_t n, int *fd, uint64_t *offset, void *userdata) {
+  CHECK(device && n && userdata == &copies);
+  atomic_fetch_add(&exports, 1);
+  *offset = 0;
+  *fd = open("/dev/zero", O_RDONLY);
+  return *fd < 0 ? RDMA_INTERNAL : RDMA_OK;
+}
+
 static uint32_t add_device(rdma_mgr_t *m) {
   uint32_t id = 0;
   rdma_device_ops_t ops;
@@ -139,6 +150,7 @@ static uint32_t add_device(rdma_mgr_t *m) {
   ops.struct_size = sizeof ops;
   ops.copy_to_host = to_host;
   ops.copy_from_host = from_host;
+  ops.export_dmabuf = export_dmabuf;
   CHECK_OK(rdma_mgr_register_device(m, &ops, &copies, &id));
   CHECK(id != RDMA_DEVICE_HOST);
   return id;
@@ -156,6 +168,7 @@ static void device_case(bool remote) {
   for (int way = 0; way < 3; way++) /* device to device, device to host, host to device */
     for (size_t i = 0; i < COUNT_OF(n); i++) {
       char *src = scratch(n[i] + 1), *dst = scratch(n[i] + 1);
+      CHECK_OK(rdma_mem_register(p.b, on_device(src), n[i] + 1, from_id));
       int64_t step = way * 100 + (int64_t)i;
       rdma_recv_options_t o = recv_options();
       rdma_tensor_t t = tensor_of(src, n[i], i);
@@ -173,8 +186,10 @@ static void device_case(bool remote) {
       op_wait(s, RDMA_OK);
       CHECK_INT(-1, mismatch(dst, n[i], i));
       if (n[i]) CHECK_INT(o.device, r->tensor.device);
+      CHECK_OK(rdma_mem_unregister(p.b, on_device(src)));
     }
   CHECK(atomic_load(&copies) > 0);
+  CHECK((atomic_load(&exports) > 0) == is_provider("ibverbs"));
   copy_result = RDMA_INTERNAL; /* a copy that fails ends its request, and only that */
   char *src = scratch(MIB), *dst = scratch(MIB);
   rdma_recv_options_t o = recv_options();

@@ -51,6 +51,28 @@ static void providers(void) {
   CHECK_INT('?', text[5]);
 }
 
+/* A host without an RDMA device: auto does without, and who requires one is told what to do. */
+static void required_device(void) {
+  char text[4096], *ib;
+  rdma_mgr_options_t o;
+  rdma_mgr_t *m = NULL;
+  CHECK_OK(rdma_mgr_options_init(&o, sizeof o));
+  o.provider = "auto";
+  CHECK_OK(rdma_mgr_create(&o, &m));
+  CHECK_OK(rdma_mgr_destroy(m));
+  CHECK_OK(rdma_providers(text, sizeof text, NULL));
+  CHECK((ib = strstr(text, "\"ibverbs\"")) != NULL);
+  if (access("/sys/class/infiniband", F_OK) == 0) return; /* it may well be available */
+  CHECK_MSG(strstr(ib, "no device") || strstr(ib, "libibverbs.so.1 not found"), "%s", ib);
+  setenv("RDMA_PROVIDER", "ibverbs", 1);
+  CHECK_BAD(RDMA_UNAVAILABLE, rdma_mgr_create(&o, &m));
+  unsetenv("RDMA_PROVIDER");
+  rdma_last_error(text, sizeof text);
+  CHECK_HAS(text, "provider ibverbs: ");
+  CHECK_HAS(text, "PORT_ACTIVE");
+  CHECK_HAS(text, "RDMA_PROVIDER=auto");
+}
+
 static _Atomic int logged;
 static int last_level;
 static void on_log(int32_t level, const char *message, size_t message_len, void *userdata) {
@@ -135,14 +157,29 @@ static void metrics(void) {
   CHECK_BAD(RDMA_OUT_OF_RANGE, rdma_mgr_metrics(p.a, text, 1, &len));
 }
 
+/* Reads a trace's file, which goes; it must be JSON. */
+static const char *trace_text(int fd, const char *path) {
+  static char text[1 << 18];
+  ssize_t n = read(fd, text, sizeof text - 1);
+  CHECK(n > 0);
+  text[n] = 0;
+  const char *wrong = json_check(text, (size_t)n);
+  CHECK_MSG(!wrong, "%s in %s", wrong, text);
+  close(fd);
+  unlink(path);
+  return text;
+}
+
 static void trace(void) {
-  char path[] = "/tmp/rdma-trace-XXXXXX";
-  int fd = mkstemp(path);
-  CHECK(fd >= 0);
+  char path[] = "/tmp/rdma-trace-XXXXXX", path_b[] = "/tmp/rdma-trace-XXXXXX";
+  int fd = mkstemp(path), fd_b = mkstemp(path_b);
+  CHECK(fd >= 0 && fd_b >= 0);
   pair p = pair_new(NULL);
   CHECK_BAD(RDMA_FAILED_PRECONDITION, rdma_trace_stop(p.a));
   CHECK_OK(rdma_trace_start(p.a, path));
   CHECK_BAD(RDMA_FAILED_PRECONDITION, rdma_trace_start(p.a, path));
+  CHECK_OK(rdma_trace_start(p.b, path_b));
+  CHECK_OK(rdma_mgr_disconnect(p.a, "beta"));
   for (int i = 0; i < 5; i++) {
     rdma_tensor_t t = tensor_of(NULL, 100000, 1);
     op *s = op_send(p.b, "a \"quoted\"\n\x01\xff key", i, &t);
@@ -151,17 +188,17 @@ static void trace(void) {
     op_wait(s, RDMA_OK);
   }
   CHECK_OK(rdma_trace_stop(p.a));
-  static char text[1 << 18];
-  ssize_t n = read(fd, text, sizeof text - 1);
-  CHECK(n > 0);
-  text[n] = 0;
-  const char *wrong = json_check(text, (size_t)n);
-  CHECK_MSG(!wrong, "%s in %s", wrong, text);
+  CHECK_OK(rdma_trace_stop(p.b));
+  const char *text = trace_text(fd, path);
   CHECK_HAS(text, "\"ph\"");
   CHECK_HAS(text, "\"ts\"");
+  CHECK_HAS(text, "\"recv\"");
   CHECK_HAS(text, "quoted");
-  close(fd);
-  unlink(path);
+  CHECK_HAS(text, "\"connect\"");
+  text = trace_text(fd_b, path_b);
+  CHECK_HAS(text, "\"send\"");
+  CHECK_HAS(text, "quoted");
+  CHECK_HAS(text, "\"step\":4");
   CHECK(rdma_trace_start(p.a, "/nonexistent folder/x") != RDMA_OK);
 }
 
@@ -187,6 +224,6 @@ static void bad_settings(void) {
   }
 }
 
-static const test_case cases[] = {CASE(version), CASE(code_names), CASE(last_error), CASE(providers),
+static const test_case cases[] = {CASE(version), CASE(code_names), CASE(last_error), CASE(providers), CASE(required_device),
                                   CASE(log_callback), CASE(stats), CASE(metrics), CASE(trace), CASE(bad_settings)};
 TEST_MAIN(cases)

@@ -14,10 +14,13 @@ static proc *start_peer(const char *name, const char *address) {
   snprintf(child_address, sizeof child_address, "%s", proc_expect(p, "addr "));
   return p;
 }
+static const char *any_address(void) {
+  static char any[80];
+  snprintf(any, sizeof any, strchr(peer_host(), ':') ? "[%s]:0" : "%s:0", peer_host());
+  return any;
+}
 static proc *start_beta(rdma_mgr_t *m) {
-  char any[80];
-  snprintf(any, sizeof any, strchr(env.host, ':') ? "[%s]:0" : "%s:0", env.host);
-  proc *p = start_peer("beta", any);
+  proc *p = start_peer("beta", any_address());
   CHECK_OK(rdma_mgr_add_peer(m, "beta", child_address));
   return p;
 }
@@ -102,12 +105,18 @@ static void killed_after_the_metadata(void) {
   CHECK(!r->had_tensor);
 }
 
-/* ---- killed in the middle of 1 GiB ---- */
+/* ---- killed in the middle of 1 GiB ----
+   A quarter of it where the device is software, as in the Soft-RoCE machine: it takes as long there. */
+static size_t huge(void) {
+  size_t n = is_provider("ibverbs") ? GIB / 4 : GIB;
+  if (mem_available() < 5 * n) skip("less than five times the tensor's memory");
+  return n;
+}
 static volatile unsigned char *watched;
 static _Atomic bool watch_stop;
 static void *kill_when_bytes_land(void *arg) {
   proc *p = arg;
-  while (!watched[64 * MIB] && !atomic_load(&watch_stop)) {
+  while (!watched[16 * MIB] && !atomic_load(&watch_stop)) {
   }
   if (!atomic_load(&watch_stop)) kill(p->pid, SIGKILL);
   return NULL;
@@ -116,8 +125,7 @@ static void *kill_when_bytes_land(void *arg) {
 static void killed_in_the_middle_of_a_write(void) {
   rdma_mgr_t *m = alpha();
   pthread_t thread;
-  size_t n = GIB;
-  if (mem_available() < 5 * GIB) skip("less than 5 GiB of memory");
+  size_t n = huge();
   unsigned char *dst = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   CHECK(dst != MAP_FAILED);
   proc *p = start_beta(m);
@@ -151,12 +159,12 @@ static void killed_in_the_middle_of_a_write(void) {
 static void receiver_killed_in_the_middle(void) {
   rdma_mgr_t *m = alpha();
   char own[256];
-  if (mem_available() < 5 * GIB) skip("less than 5 GiB of memory");
+  size_t n = huge();
   mgr_listen(m, own);
   proc *p = start_beta(m);
   proc_say(p, "peer alpha %s", own);
   proc_expect(p, "ok");
-  rdma_tensor_t t = tensor_of(NULL, GIB, 6);
+  rdma_tensor_t t = tensor_of(NULL, n, 6);
   op *s = op_send(m, "huge", 1, &t);
   proc_say(p, "recv alpha huge 1 6");
   proc_expect(p, "asked");
@@ -340,12 +348,10 @@ static void many_processes(void) {
   enum { N = 8 };
   rdma_mgr_t *m = alpha();
   proc *p[N];
-  char name[32], any[80];
-  snprintf(any, sizeof any, "%s:0", env.host);
-  if (strchr(env.host, ':')) skip("IPv4 only");
+  char name[32];
   for (int i = 0; i < N; i++) {
     snprintf(name, sizeof name, "peer%d", i);
-    p[i] = start_peer(name, any);
+    p[i] = start_peer(name, any_address());
     CHECK_OK(rdma_mgr_add_peer(m, name, child_address));
   }
   for (int64_t step = 0; step < 5; step++) {

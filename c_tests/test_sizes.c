@@ -5,7 +5,10 @@ static const size_t sizes[] = {0,       1,        7,        8,         63,      
                                255,     1000,     4095,     4096,      4097,      8192,
                                16384,   65535,    65536,    65537,     262144,    1000003,
                                MIB,     4 * MIB,  16 * MIB + 3, 64 * MIB};
-#define BIG (64 * MIB)
+
+/* The longest: less where the device is software, as in the Soft-RoCE machine, at some 40 MB/s. */
+static size_t big(void) { return is_provider("ibverbs") ? 16 * MIB + 3 : 64 * MIB; }
+#define BIG big()
 
 enum { DST_GIVEN, DST_ALLOC, DST_LIBRARY, DST_KINDS };
 enum { MEM_PLAIN, MEM_REGISTERED, MEM_POOL, MEM_KINDS };
@@ -62,7 +65,7 @@ static void destinations(void) {
   int64_t step = 0;
   area src = area_new(p.b, MEM_PLAIN), dst = area_new(p.a, MEM_PLAIN);
   for (size_t i = 0; i < COUNT_OF(sizes); i++)
-    for (int kind = 0; kind < DST_KINDS; kind++)
+    for (int kind = 0; kind < DST_KINDS && sizes[i] <= BIG; kind++)
       for (int twice = 0; twice < 2; twice++) one(&p, sizes[i], step++, &src, kind, &dst);
 }
 
@@ -72,7 +75,7 @@ static void memory_kinds(void) {
   for (int from = 0; from < MEM_KINDS; from++)
     for (int to = 0; to < MEM_KINDS; to++) {
       area src = area_new(p.b, from), dst = area_new(p.a, to);
-      for (size_t i = 0; i < COUNT_OF(sizes); i += 3) one(&p, sizes[i], step++, &src, DST_GIVEN, &dst);
+      for (size_t i = 0; i < COUNT_OF(sizes) && sizes[i] <= BIG; i += 3) one(&p, sizes[i], step++, &src, DST_GIVEN, &dst);
       one(&p, BIG, step++, &src, DST_ALLOC, &dst);
       area_end(p.b, &src);
       area_end(p.a, &dst);

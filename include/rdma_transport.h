@@ -637,7 +637,18 @@ typedef void (*rdma_copy_from_host_fn)(void *device,
                                        void *userdata);
 
 /**
- * An accelerator's copy functions.
+ * Exports device memory as a dmabuf: *fd is a descriptor, which the library closes, and *offset is
+ * where in it the memory begins. Returns RDMA_OK, or why it cannot. Runs inside rdma_mem_register,
+ * with the manager's lock held: it calls no function of this library.
+ */
+typedef rdma_code_t (*rdma_export_dmabuf_fn)(const void *device,
+                                             uint64_t nbytes,
+                                             int *fd,
+                                             uint64_t *offset,
+                                             void *userdata);
+
+/**
+ * An accelerator's functions.
  */
 struct rdma_device_ops {
   /**
@@ -652,10 +663,16 @@ struct rdma_device_ops {
    * Copies from the host to the device. Not NULL.
    */
   rdma_copy_from_host_fn copy_from_host;
+  /**
+   * NULL is allowed: tensors on the device always go through host memory. With it, memory that is
+   * registered by rdma_mem_register is moved by the RDMA device itself where that can
+   * (GPUDirect); see docs/rdma.md.
+   */
+  rdma_export_dmabuf_fn export_dmabuf;
 };
 
 /**
- * An accelerator's copy functions.
+ * An accelerator's functions.
  */
 typedef struct rdma_device_ops rdma_device_ops_t;
 

@@ -362,7 +362,7 @@ class Manager {
   }
   Status free(void *addr) { return Status::of(rdma_mem_free(c(), addr)); }
   Result<std::uint32_t> register_device(CopyToHost to_host, CopyFromHost from_host) {
-    rdma_device_ops_t ops{sizeof ops, detail::copy_to_host, detail::copy_from_host};
+    rdma_device_ops_t ops{sizeof ops, detail::copy_to_host, detail::copy_from_host, nullptr};
     auto device = std::make_unique<detail::Device>(detail::Device{std::move(to_host), std::move(from_host)});
     std::uint32_t id = 0;
     rdma_code_t rc = rdma_mgr_register_device(c(), &ops, device.get(), &id);

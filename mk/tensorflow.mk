@@ -1,5 +1,6 @@
-# The TensorFlow integration: `make tensorflow`, `make test-tensorflow`, `make bench-tensorflow`. Not a stage of
-# `make test`: not all of its tests pass yet.
+# The TensorFlow integration: `make tensorflow`, `make test-tensorflow`, `make bench-tensorflow`, and a stage of
+# `make test`.
+STAGES += tensorflow
 
 # The plugin is built for each of these; the first runs the whole test suite, the others its first item.
 TF_VERSIONS ?= 2.21.0 2.15.1
@@ -13,7 +14,7 @@ TF_RELEASE ?= target/release
 TF_PLUGINS := $(foreach v,$(TF_VERSIONS),$(TF_BUILD)/rdma_tf_$(subst .,_,$(v)).so)
 TF_PYTHON = $(TF_CACHE)/tf-$(1)/bin/python
 
-.PHONY: tensorflow test-tensorflow bench-tensorflow
+.PHONY: tensorflow test-tensorflow bench-tensorflow softroce-tensorflow
 .SECONDARY:
 
 $(TF_CACHE)/tf-%/.ready: $(TF_SRC)/setup.sh
@@ -51,3 +52,10 @@ test-tensorflow:
 
 bench-tensorflow: tensorflow
 	$(call TF_PYTHON,$(TF_MAIN)) $(TF_SRC)/bench/bench.py --out docs
+
+# A parameter server and a worker over Soft-RoCE in the virtual machine. Imports take minutes there.
+softroce-tensorflow: tensorflow
+	softroce/prepare.sh
+	softroce/tensorflow_image.sh $(call TF_PYTHON,$(TF_MAIN)) $(TF_STAGE) .cache/softroce/tensorflow.img
+	SOFTROCE_MEMORY=4G softroce/run.sh --list softroce/tensorflow.list --disk .cache/softroce/tensorflow.img --timeout 3000
+	rm -f .cache/softroce/tensorflow.img

@@ -13,7 +13,7 @@ MODULES="crc32_generic crc32c_generic dummy veth sch_netem udp_tunnel ip6_udp_tu
 APPLETS="cat cp cut date dd dmesg echo env expr false find grep head hostname ifconfig kill
          ln ls mkdir mknod mount mv nproc pgrep pkill poweroff printf ps pwd readlink rm sed seq
          setsid sleep sort stty sync tail tee test time timeout top touch tr true ulimit umount
-         uname uniq usleep wc xargs insmod lsmod awk cmp free nohup ping mktemp id"
+         uname uniq usleep wc xargs taskset insmod lsmod awk cmp free nohup ping mktemp id"
 PACKAGES="qemu-system-x86 busybox-static cpio kmod iproute2 perftest rdma-core libibverbs1
           ibverbs-providers librdmacm1"
 

@@ -1,5 +1,6 @@
 //! The types in which the application and the engine speak.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -120,6 +121,11 @@ pub trait DeviceOps: Send + Sync {
     fn copy_to_host(&self, host: u64, device: u64, nbytes: u64, done: CopyDone);
     /// Copies from the host to the device.
     fn copy_from_host(&self, device: u64, host: u64, nbytes: u64, done: CopyDone);
+    /// Exports memory as a dmabuf, and says where in it the memory begins. `None`: it cannot.
+    fn export_dmabuf(&self, device: u64, nbytes: u64) -> Option<Result<(OwnedFd, u64), Status>> {
+        let _ = (device, nbytes);
+        None
+    }
 }
 
 /// State of a peer.

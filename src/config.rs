@@ -88,8 +88,12 @@ pub struct IbConfig {
     pub mtu: u32,
     /// `RDMA_TRAFFIC_CLASS`
     pub traffic_class: u8,
-    /// Reserved: without effect.
+    /// Connect through rdma_cm.
     pub use_rdma_cm: bool,
+    /// Entries of a completion queue; 0: as many as can be needed. Fewer overrun: for tests.
+    pub cq_entries: u32,
+    /// Longest memory region, below the device's own limit: for tests (`RDMA_MAX_REGION`).
+    pub max_region: u64,
 }
 
 impl Default for IbConfig {
@@ -105,6 +109,8 @@ impl Default for IbConfig {
             mtu: 0,
             traffic_class: 0,
             use_rdma_cm: false,
+            cq_entries: 0,
+            max_region: u64::MAX,
         }
     }
 }
@@ -204,6 +210,8 @@ pub mod limits {
     pub const RETRY_COUNT: i64 = 7;
     /// `ib_sl`
     pub const SL: i64 = 7;
+    /// Lower end of `RDMA_MAX_REGION`: a page.
+    pub const MIN_REGION: i64 = 4096;
     /// `ib_traffic_class`
     pub const TRAFFIC_CLASS: i64 = 255;
 }

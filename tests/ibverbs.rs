@@ -8,8 +8,14 @@ mod basics;
 mod costs;
 #[path = "ibverbs/ends.rs"]
 mod ends;
+#[path = "ibverbs/hostile.rs"]
+mod hostile;
+#[path = "ibverbs/managers.rs"]
+mod managers;
 #[path = "ibverbs/network.rs"]
 mod network;
+#[path = "ibverbs/raw.rs"]
+mod raw;
 #[path = "ibverbs/refusals.rs"]
 mod refusals;
 #[path = "support/skip.rs"]

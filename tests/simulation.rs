@@ -108,6 +108,8 @@ fn seeds_reach_the_hard_cases() {
     let must = [
         "connection lost amid a write or read",
         "proxy",
+        "several regions",
+        "device memory opened",
         "queue full",
         "receive Aborted RemoteError",
         "receive Aborted StepAborted",

@@ -31,6 +31,7 @@ typedef struct server {
   int64_t global_step, started_us, shown_us;
   int gathered; /* sync mode: workers that have handed in their round */
   bool tty;
+  char provider[16]; /* that carried the last gradient */
   seat seats[MAX_WORKERS];
 } server;
 
@@ -132,6 +133,7 @@ static void received(rdma_code_t code, const char *message, size_t message_len, 
                      const rdma_transfer_info_t *info, void *userdata) {
   seat *l = userdata;
   (void)tensor;
+  snprintf(l->s->provider, sizeof l->s->provider, "%s", info->provider);
   if (code != RDMA_OK) {
     fprintf(stderr, "\nps: %s from %s: %.*s\n", rdma_code_name(code), info->peer, (int)message_len, message);
     exit(1);
@@ -149,10 +151,8 @@ static bool all_over(const server *s) {
 static int verdict(const server *s) {
   double weight_error = fabs((double)s->weight - 2), bias_error = fabs((double)s->bias - 10);
   bool good = weight_error <= s->c->tolerance && bias_error <= s->c->tolerance;
-  rdma_peer_info_t info = {.struct_size = sizeof info};
-  must(rdma_mgr_peer_info(s->mgr, worker_name(0), &info), "peer_info");
   printf("%s training over %s: weight %.4f (2 within %.2f), bias %.4f (10 within %.2f): %s\n",
-         s->c->issync ? "synchronous" : "asynchronous", info.provider, s->weight, s->c->tolerance, s->bias,
+         s->c->issync ? "synchronous" : "asynchronous", s->provider, s->weight, s->c->tolerance, s->bias,
          s->c->tolerance, good ? "reached" : "NOT REACHED");
   return good ? 0 : 1;
 }

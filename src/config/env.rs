@@ -153,6 +153,7 @@ impl Config {
         env.number("RDMA_QP_RETRY_COUNT", (0, limits::RETRY_COUNT), &mut ib.retry_count)?;
         env.number("RDMA_QP_SL", (0, limits::SL), &mut ib.sl)?;
         env.number("RDMA_TRAFFIC_CLASS", (0, limits::TRAFFIC_CLASS), &mut ib.traffic_class)?;
+        env.number("RDMA_MAX_REGION", (limits::MIN_REGION, i64::MAX), &mut ib.max_region)?;
         if let Some(value) = env.value("RDMA_QP_MTU") {
             let mtu = value.trim().parse::<i128>().ok().and_then(|n| check_mtu("", n).ok());
             let Some(mtu) = mtu else {
@@ -219,6 +220,7 @@ mod tests {
             ("RDMA_QP_SL", "7"),
             ("RDMA_QP_MTU", "2048"),
             ("RDMA_TRAFFIC_CLASS", "255"),
+            ("RDMA_MAX_REGION", "65536"),
             ("RDMA_PROVIDER", "tcp"),
             ("RDMA_PROTOCOL", "get"),
             ("RDMA_LISTEN", "[::1]:7000"),
@@ -236,7 +238,7 @@ mod tests {
         assert_eq!(ib.device.as_deref(), Some("rxe0"));
         assert_eq!((ib.port, ib.gid_index, ib.pkey_index, ib.timeout), (2, 3, 4, 31));
         assert_eq!((ib.retry_count, ib.sl, ib.mtu, ib.traffic_class), (6, 7, 2048, 255));
-        assert_eq!(config.queue_depth, 5);
+        assert_eq!((config.queue_depth, ib.max_region), (5, 65536));
         assert_eq!(config.provider, Some(ProviderKind::Tcp));
         assert_eq!(config.protocol, Protocol::DirectGet as u32);
         assert_eq!(config.listen.as_deref(), Some("[::1]:7000"));
@@ -263,6 +265,7 @@ mod tests {
             ("RDMA_QP_SL", "99999999999999999999", "0 to 7"),
             ("RDMA_QP_MTU", "1500", "256, 512, 1024, 2048, 4096"),
             ("RDMA_TRAFFIC_CLASS", "1.5", "0 to 255"),
+            ("RDMA_MAX_REGION", "4095", "4096 to"),
             ("RDMA_PROVIDER", "rdma", "auto, loopback, shm, ibverbs, tcp"),
             ("RDMA_PROTOCOL", "local", "auto, eager, put, get"),
             ("RDMA_LISTEN", "nowhere", "host:port"),

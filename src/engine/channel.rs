@@ -1,9 +1,9 @@
 //! One connection to a peer: credits, queueing, fragments, keep-alive.
 //!
 //! A post that finds no credit, or a full provider queue, waits in `pending`; later posts wait
-//! behind it, so the order holds. Each message returns in its header the credits of what was
-//! received since the last; when nothing is being sent, a write of zero bytes with `IMM_ACK`
-//! returns a fixed number, the quantum.
+//! behind it, so the order holds. PING and PONG overtake what waits. Each message returns in its
+//! header the credits of what was received since the last; when nothing is being sent, a write of
+//! zero bytes with `IMM_ACK` returns a fixed number, the quantum.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -132,7 +132,10 @@ impl Channel {
         let mut scratch = std::mem::take(&mut self.scratch);
         encode(message, &mut scratch);
         if scratch.len() + tail.len() <= self.caps.max_send {
-            self.post_message(fx, &mut scratch, tail);
+            // Neither waits for what is queued before it, which may take long: the other side has to
+            // see that this one lives.
+            let urgent = matches!(message, Message::Ping | Message::Pong);
+            self.post_message(fx, &mut scratch, tail, urgent);
         } else {
             self.send_fragments(fx, &scratch, tail);
         }
@@ -146,12 +149,12 @@ impl Channel {
         let mut header = Vec::with_capacity(HEADER_LEN);
         for (i, bytes) in whole.chunks(piece).enumerate() {
             encode(&Message::Fragment { last: i + 1 == count, bytes }, &mut header);
-            self.post_message(fx, &mut header, bytes);
+            self.post_message(fx, &mut header, bytes, false);
         }
     }
 
-    fn post_message(&mut self, fx: &mut dyn Fx, head: &mut [u8], tail: &[u8]) {
-        if self.pending.is_empty() && self.credits > RESERVED {
+    fn post_message(&mut self, fx: &mut dyn Fx, head: &mut [u8], tail: &[u8], urgent: bool) {
+        if (urgent || self.pending.is_empty()) && self.credits > RESERVED {
             let returned = self.consumed.min(u32::from(u16::MAX));
             head[CREDITS_AT..HEADER_LEN].copy_from_slice(&(returned as u16).to_le_bytes());
             match fx.send(self.id, &[head, tail]) {
@@ -164,7 +167,8 @@ impl Channel {
                 Err(PostError::Failed(status)) => return self.fail(status),
             }
         }
-        self.enqueue(Pending::Message([&*head, tail].concat()));
+        let message = Pending::Message([&*head, tail].concat());
+        self.enqueue(message, urgent);
     }
 
     /// A write with immediate was refused: the peer saw nothing of it and returns no credit.
@@ -192,7 +196,7 @@ impl Channel {
                 Err(PostError::Failed(status)) => return self.fail(status),
             }
         }
-        self.enqueue(Pending::Write { wr, local, remote, imm });
+        self.enqueue(Pending::Write { wr, local, remote, imm }, false);
     }
 
     /// Reads the peer's memory.
@@ -204,16 +208,21 @@ impl Channel {
                 Err(PostError::Failed(status)) => return self.fail(status),
             }
         }
-        self.enqueue(Pending::Read { wr, local, remote });
+        self.enqueue(Pending::Read { wr, local, remote }, false);
     }
 
-    fn enqueue(&mut self, entry: Pending) {
+    /// Waits behind what waits already, or, if `urgent`, before it.
+    fn enqueue(&mut self, entry: Pending, urgent: bool) {
         self.counters.queue_full.add(1);
         if self.pending.len() >= MAX_PENDING {
             let text = format!("{MAX_PENDING} operations wait for the peer, which takes none");
             return self.fail(Status::new(Code::ResourceExhausted, text));
         }
-        self.pending.push_back(entry);
+        if urgent {
+            self.pending.push_front(entry);
+        } else {
+            self.pending.push_back(entry);
+        }
     }
 
     fn fail(&mut self, status: Status) {

@@ -77,7 +77,7 @@ impl Engine {
             (_, Some(refused)) => {
                 let info = self.info(None, None, Protocol::Auto);
                 let status = Status::new(Code::Cancelled, "the receiver had too little room");
-                self.end_send(fx, refused.done, Err(status), info, false);
+                self.end_send(fx, refused.done, Err(status), info);
             }
             (_, None) => {}
         }
@@ -176,7 +176,7 @@ impl Engine {
         }
         let mut info = self.info(None, None, Protocol::Local);
         info.bytes = sent.tensor.meta.nbytes;
-        self.end_send(fx, sent.done, Ok(()), info, false);
+        self.end_send(fx, sent.done, Ok(()), info);
         self.finish(fx, index, Ok(()));
     }
 
@@ -184,7 +184,7 @@ impl Engine {
         let info = self.info(None, None, Protocol::Local);
         let text = format!("the receiver failed: {}", status.message);
         let theirs = Status::new(Code::Cancelled, text).because(Reason::RemoteError);
-        self.end_send(fx, sent.done, Err(theirs), info, false);
+        self.end_send(fx, sent.done, Err(theirs), info);
         self.fail(fx, index, status);
     }
 }

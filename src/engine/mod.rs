@@ -13,6 +13,7 @@ use std::sync::Arc;
 use foldhash::HashMap;
 
 use crate::api::*;
+use crate::fabric::keys::Keys;
 use crate::fabric::{Access, Mem, Mr, PostError, Remote};
 use crate::observe::{PeerCounters, Stats};
 use crate::protocol::message::{self, IMM_ACK, IMM_MESSAGE, Message};
@@ -55,10 +56,10 @@ pub struct Buffer {
 }
 
 /// Memory opened to one channel for one transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Keys.
-    pub mr: Mr,
+    /// Keys of the regions that it lies in.
+    pub keys: Keys<Mr>,
     /// Made for this transfer; closing it closes the region.
     pub owned: bool,
 }
@@ -92,12 +93,18 @@ pub trait Fx {
     /// Opens memory for operations on this channel, by either end as `access` says.
     fn open(&mut self, ch: ChanId, addr: u64, len: u64, access: Access)
     -> Result<Window, MapError>;
+    /// Opens memory of a device, if it is registered and the channel's provider reaches it there.
+    fn open_device(&mut self, ch: ChanId, addr: u64, len: u64, device: u32) -> Option<Window>;
     /// Closes it; afterwards no peer touches it through this window.
     fn close(&mut self, ch: ChanId, window: Window);
     /// Ends a channel; afterwards nothing is touched on its behalf and no event of it comes.
     fn end_channel(&mut self, ch: ChanId);
     /// A number that changes when the channel moves data in either direction.
     fn progress_mark(&self, ch: ChanId) -> u64;
+    /// Whether somebody wants to know more of each transfer than its callback needs.
+    fn tracing(&self) -> bool {
+        false
+    }
     /// A connection to this peer is wanted; `Engine::channel_up` or `connect_failed` follows.
     fn connect(&mut self, peer: u32, name: &str);
     /// Memory of the library.
@@ -150,6 +157,8 @@ pub enum Work {
         result: Result<(), Status>,
         /// How it went.
         info: TransferInfo,
+        /// Key and step, if [`Fx::tracing`] and it had them.
+        of: Option<(Box<[u8]>, i64)>,
         /// The content was copied within the call that started this: may run before it returns.
         inline: bool,
     },
@@ -339,9 +348,9 @@ impl Engine {
         id
     }
 
-    /// `NotFound` unless the device is the host or registered.
-    pub fn check_device(&self, device: u32) -> Result<(), Status> {
-        self.device(device).map(|_| ()).map_err(|s| Status { code: Code::NotFound, ..s })
+    /// A device's functions, `None` for the host.
+    pub fn device_ops(&self, device: u32) -> Result<Option<Arc<dyn DeviceOps>>, Status> {
+        self.device(device)
     }
 
     fn device(&self, device: u32) -> Result<Option<Arc<dyn DeviceOps>>, Status> {
@@ -536,10 +545,22 @@ impl Engine {
         }
     }
 
-    /// Ends a send: its callback is queued.
+    /// Ends a send that never met a receiver: its callback is queued.
     fn end_send(
         &mut self,
         fx: &mut dyn Fx,
+        done: Option<SendDone>,
+        result: Result<(), Status>,
+        info: TransferInfo,
+    ) {
+        self.end_send_of(fx, None, done, result, info, false);
+    }
+
+    /// Ends the send of a tensor by key and step: its callback is queued.
+    fn end_send_of(
+        &mut self,
+        fx: &mut dyn Fx,
+        of: Option<(&[u8], i64)>,
         done: Option<SendDone>,
         result: Result<(), Status>,
         mut info: TransferInfo,
@@ -550,7 +571,8 @@ impl Engine {
             info.reason = s.reason;
         }
         if let Some(done) = done {
-            fx.run(Work::SendDone { done, result, info, inline });
+            let of = of.filter(|_| fx.tracing()).map(|(key, step)| (key.into(), step));
+            fx.run(Work::SendDone { done, result, info, of, inline });
         }
     }
 }

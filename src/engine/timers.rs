@@ -41,7 +41,7 @@ impl Engine {
             let text = "nobody took the tensor before its deadline";
             let status = Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline);
             let info = self.info(None, None, Protocol::Auto);
-            self.end_send(fx, sent.done, Err(status), info, false);
+            self.end_send(fx, sent.done, Err(status), info);
         }
         let due: Vec<u32> =
             self.requests.iter().filter(|(_, r)| r.deadline <= now).map(|(i, _)| i).collect();
@@ -137,19 +137,28 @@ impl Engine {
     /// Forgets a step. What is still under way in it is aborted.
     pub fn step_cleanup(&mut self, fx: &mut dyn Fx, step: i64) -> Result<(), Status> {
         let drained = self.table.cleanup(step);
+        // The usual end of a step: there is nothing, and nobody to tell why.
+        if drained.is_empty() && self.under_way(step) == Default::default() {
+            return Ok(());
+        }
         let text = format!("step {step} was cleaned up");
         let status = Status::new(Code::Aborted, text).because(Reason::StepAborted);
         self.give_up(fx, step, drained, &status);
         Ok(())
     }
 
+    /// Requests and responses of a step: what this manager receives, and what its runtime was asked for.
+    fn under_way(&self, step: i64) -> (Vec<u32>, Vec<u32>) {
+        let mine = self.requests.iter().filter(|(_, r)| r.step == step).map(|(i, _)| i).collect();
+        (mine, self.asked_in_step(step))
+    }
+
     fn give_up(&mut self, fx: &mut dyn Fx, step: i64, drained: Drained, status: &Status) {
         self.give_up_drained(fx, drained, status);
-        for index in self.asked_in_step(step) {
+        let (mine, asked) = self.under_way(step);
+        for index in asked {
             self.refuse(fx, index, status);
         }
-        let mine: Vec<u32> =
-            self.requests.iter().filter(|(_, r)| r.step == step).map(|(i, _)| i).collect();
         for index in mine {
             self.end(fx, index, status.clone());
         }
@@ -158,7 +167,7 @@ impl Engine {
     fn give_up_drained(&mut self, fx: &mut dyn Fx, drained: Drained, status: &Status) {
         for sent in drained.tensors {
             let info = self.info(None, None, Protocol::Auto);
-            self.end_send(fx, sent.done, Err(status.clone()), info, false);
+            self.end_send(fx, sent.done, Err(status.clone()), info);
         }
         for waiter in drained.waiters {
             match waiter {

@@ -16,6 +16,7 @@
 //!   endpoint may go down with it (it does on ibverbs);
 //! - after `deregister` and after `destroy` return, nothing of that region or endpoint is touched.
 
+pub mod keys;
 pub mod loopback;
 pub mod regions;
 pub mod shm;
@@ -27,7 +28,7 @@ use std::ptr::NonNull;
 use bitflags::bitflags;
 
 use crate::config::Config;
-use crate::status::Status;
+use crate::status::{Code, Status};
 
 /// A provider, in the order in which `auto` tries them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -262,6 +263,26 @@ pub trait Adapter: Send {
     /// The memory stays valid until `deregister` returns.
     unsafe fn register(&mut self, addr: u64, len: u64, access: Access) -> Result<Mr, Status>;
 
+    /// Longest region that `register` takes.
+    fn max_region(&self) -> u64 {
+        u64::MAX
+    }
+
+    /// The same for device memory, exported as the dmabuf `fd`, in which it begins at `offset`.
+    /// Operations name it by the addresses from `iova` on; the CPU never touches it.
+    fn register_dmabuf(
+        &mut self,
+        fd: RawFd,
+        offset: u64,
+        len: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<Mr, Status> {
+        let _ = (fd, offset, len, iova, access);
+        let text = format!("provider {} cannot register dmabufs", self.caps().provider.name());
+        Err(Status::new(Code::Unimplemented, text))
+    }
+
     /// Closes a region. On return no peer reads or writes it through this key any more.
     fn deregister(&mut self, mr: Mr) -> Result<(), Status>;
 
@@ -344,7 +365,7 @@ pub fn open(kind: ProviderKind, config: &Config) -> Result<Box<dyn Adapter>, Sta
         ProviderKind::Ibverbs => Ok(Box::new(ibverbs::open(config)?)),
         #[cfg(not(feature = "ibverbs"))]
         ProviderKind::Ibverbs => Err(Status::new(
-            crate::status::Code::Unimplemented,
+            Code::Unimplemented,
             format!("provider {} is not in this build", kind.name()),
         )),
     }

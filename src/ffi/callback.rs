@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_void};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -157,26 +158,47 @@ type CopyToHost = unsafe extern "C" fn(
 );
 type CopyFromHost = CopyToHost;
 
-/// An accelerator's copy functions.
+/// An accelerator's functions.
 pub(super) struct Device {
     copy_to_host: CopyToHost,
     copy_from_host: CopyFromHost,
+    export_dmabuf: rdma_export_dmabuf_fn,
     userdata: UserData,
 }
 
 impl Device {
-    /// Checks that both functions are there.
+    /// Checks that both copy functions are there.
     pub(super) fn new(ops: &rdma_device_ops, userdata: *mut c_void) -> Result<Device, Status> {
         let missing = |what| Status::invalid(format!("ops.{what} is NULL"));
         Ok(Device {
             copy_to_host: ops.copy_to_host.ok_or_else(|| missing("copy_to_host"))?,
             copy_from_host: ops.copy_from_host.ok_or_else(|| missing("copy_from_host"))?,
+            export_dmabuf: ops.export_dmabuf,
             userdata: UserData(userdata),
         })
     }
 }
 
 impl DeviceOps for Device {
+    fn export_dmabuf(&self, device: u64, nbytes: u64) -> Option<Result<(OwnedFd, u64), Status>> {
+        let export = self.export_dmabuf?;
+        let (mut fd, mut offset) = (-1, 0);
+        let at = device as *const c_void;
+        // SAFETY: the application's function, with the arguments that the header promises.
+        let code = unsafe { export(at, nbytes, &mut fd, &mut offset, self.userdata.0) };
+        Some(match Code::from_i32(code) {
+            Some(Code::Ok) if fd >= 0 => {
+                // SAFETY: the function gave the descriptor away.
+                Ok((unsafe { OwnedFd::from_raw_fd(fd) }, offset))
+            }
+            Some(Code::Ok) => Err(Status::invalid("export_dmabuf gave no descriptor")),
+            other => Err(Status::new(
+                other.unwrap_or(Code::Unknown),
+                format!("export_dmabuf of {nbytes} bytes failed with code {code}"),
+            )),
+        })
+    }
+
     fn copy_to_host(&self, host: u64, device: u64, nbytes: u64, done: CopyDone) {
         let token = start_copy(done);
         let (to, from) = (host as *mut c_void, device as *const c_void);

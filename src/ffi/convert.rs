@@ -64,8 +64,8 @@ unsafe fn dims_from_c(dims: *const i64, ndims: u32) -> Result<SmallVec<[i64; 6]>
     }
     not_null("tensor.dims", dims)?;
     // SAFETY: not NULL, `ndims` numbers by this function's contract; of any alignment.
-    let dims: SmallVec<[i64; 6]> =
-        (0..ndims as usize).map(|i| unsafe { dims.add(i).read_unaligned() }).collect();
+    let dim = |i| unsafe { dims.add(i).read_unaligned() };
+    let dims: SmallVec<[i64; 6]> = (0..ndims as usize).map(dim).collect();
     match dims.iter().position(|&dim| dim < 0) {
         Some(i) => Err(Status::invalid(format!(
             "tensor.dims[{i}] is {}, allowed are 0 and above",

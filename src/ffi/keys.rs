@@ -63,8 +63,8 @@ pub unsafe extern "C" fn rdma_key_build(
             // SAFETY: the caller's texts, as the header demands.
             unsafe { bytes(&format!("parts.{what}"), ptr, len, 1, MAX_KEY_LEN) }
         };
-        // SAFETY: the caller's arguments, as the header demands.
         let (c, out) =
+            // SAFETY: the caller's arguments, as the header demands.
             unsafe { (sized::read("parts", parts)?, TextOut::new("buf", buf, cap, out_len)?) };
         let built = key::build(&ParsedKey {
             src_device: part("src_device", c.src_device, c.src_device_len)?,

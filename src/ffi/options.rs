@@ -196,6 +196,8 @@ unsafe fn ib_config(c: &rdma_mgr_options) -> Result<IbConfig, Status> {
         mtu: check_mtu("options.ib_mtu", c.ib_mtu.into())?,
         traffic_class: number("ib_traffic_class", c.ib_traffic_class, (0, limits::TRAFFIC_CLASS))?,
         use_rdma_cm: switch("use_rdma_cm", c.use_rdma_cm)?,
+        cq_entries: 0,
+        max_region: u64::MAX,
     })
 }
 

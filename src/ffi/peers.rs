@@ -126,8 +126,8 @@ pub unsafe extern "C" fn rdma_mgr_peer_info(
     out: *mut rdma_peer_info_t,
 ) -> rdma_code_t {
     guard("rdma_mgr_peer_info", || {
-        // SAFETY: the caller's arguments, as the header demands.
         let (mgr, peer, out) =
+            // SAFETY: the caller's arguments, as the header demands.
             unsafe { (borrow(mgr)?, name("peer", peer)?, Out::new("out", out)?) };
         out.write(peer_info_to_c(&mgr.peer_info(peer)?));
         Ok(())
@@ -153,8 +153,8 @@ pub unsafe extern "C" fn rdma_mgr_export_address(
 ) -> rdma_code_t {
     guard("rdma_mgr_export_address", || {
         super::args::not_null("out_len", out_len)?;
-        // SAFETY: the caller's arguments, as the header demands.
         let (mgr, out) =
+            // SAFETY: the caller's arguments, as the header demands.
             unsafe { (borrow(mgr)?, TextOut::new("blob", blob.cast(), cap, out_len)?) };
         out.write_bytes(&mgr.export_address()?)
     })

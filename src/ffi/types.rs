@@ -1,6 +1,6 @@
 //! Constants and types of the C ABI, in the layout of C.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{c_char, c_int, c_void};
 
 /// Version of the ABI: grows when a function or a field is added, never otherwise.
 pub const RDMA_ABI_VERSION: u32 = 1;
@@ -254,7 +254,20 @@ pub type rdma_copy_from_host_fn = Option<
     ),
 >;
 
-/// An accelerator's copy functions.
+/// Exports device memory as a dmabuf: *fd is a descriptor, which the library closes, and *offset is
+/// where in it the memory begins. Returns RDMA_OK, or why it cannot. Runs inside rdma_mem_register,
+/// with the manager's lock held: it calls no function of this library.
+pub type rdma_export_dmabuf_fn = Option<
+    unsafe extern "C" fn(
+        device: *const c_void,
+        nbytes: u64,
+        fd: *mut c_int,
+        offset: *mut u64,
+        userdata: *mut c_void,
+    ) -> rdma_code_t,
+>;
+
+/// An accelerator's functions.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct rdma_device_ops {
@@ -264,8 +277,12 @@ pub struct rdma_device_ops {
     pub copy_to_host: rdma_copy_to_host_fn,
     /// Copies from the host to the device. Not NULL.
     pub copy_from_host: rdma_copy_from_host_fn,
+    /// NULL is allowed: tensors on the device always go through host memory. With it, memory that is
+    /// registered by rdma_mem_register is moved by the RDMA device itself where that can
+    /// (GPUDirect); see docs/rdma.md.
+    pub export_dmabuf: rdma_export_dmabuf_fn,
 }
-/// An accelerator's copy functions.
+/// An accelerator's functions.
 pub type rdma_device_ops_t = rdma_device_ops;
 
 /// Settings of a manager. Prepare it with rdma_mgr_options_init, which fills in the defaults.

@@ -11,6 +11,7 @@ use crate::bootstrap::{BootEvent, Bootstrap, PeerHello};
 use crate::engine::{Engine, MAX_PEERS};
 use crate::fabric::{Event, ProviderKind};
 use crate::log;
+use crate::observe::{Args, Trace};
 use crate::status::{Code, Status};
 
 /// One dial, over all addresses of a peer.
@@ -152,8 +153,8 @@ impl Core {
     fn check_alive(&mut self, ch: u32) {
         let Some(fd) = self.world.links.get(&ch).and_then(|l| l.alive.as_ref()) else { return };
         let mut byte = [0u8; 1];
-        // SAFETY: `byte` is valid for one byte.
         let n =
+            // SAFETY: `byte` is valid for one byte.
             unsafe { libc::recv(fd.as_raw_fd(), byte.as_mut_ptr().cast(), 1, libc::MSG_DONTWAIT) };
         let error = std::io::Error::last_os_error();
         if n < 0
@@ -222,12 +223,14 @@ impl Core {
         }
         route.wanted = false;
         route.next_try = None;
+        let began = route.dialled.take();
         route.backoff.reset();
         if route.addrs.is_empty() {
             route.addrs = hello.addrs.clone();
             route.text = address;
         }
         log::info(format_args!("connected to peer '{}' by {}: {reason}", hello.name, key.0.name()));
+        trace_connect(&self.world.trace, &hello.name, key.0.name(), began, Code::Ok);
         route.reason = reason;
         let fresh = self.world.fresh.remove(&key).unwrap_or_default();
         let caps = match &self.world.adapters[key.0 as usize] {
@@ -259,6 +262,8 @@ impl Core {
     fn dial_failed(&mut self, peer: u32, status: Status, retryable: bool) {
         let name = self.engine.peer(peer).name.clone();
         log::info(format_args!("connecting to peer '{name}' failed: {status}"));
+        let began = self.world.routes.get_mut(&peer).and_then(|r| r.dialled.take());
+        trace_connect(&self.world.trace, &name, "", began, status.code);
         self.engine.connect_failed(&mut self.world, peer, status, retryable);
         let again = retryable && self.engine.wants_connection(peer);
         let Some(route) = self.world.routes.get_mut(&peer) else { return };
@@ -293,6 +298,7 @@ impl Core {
                 continue; // Without an address the peer has to connect to us.
             }
             route.dialing = true;
+            route.dialled = Some(now);
             let expect = Some((&*known.name, None));
             self.boot.dial(u64::from(peer), &route.addrs, expect, now + DIAL_TIMEOUT);
             self.dialled = true;
@@ -348,6 +354,20 @@ impl Core {
         self.world.fresh.clear();
         self.world.dying.extend(keys);
         self.world.bury();
+    }
+}
+
+/// Records a connection, from the dial on; an accepted one from now on.
+fn trace_connect(
+    trace: &Trace,
+    peer: &str,
+    provider: &'static str,
+    began: Option<Instant>,
+    code: Code,
+) {
+    if trace.enabled() {
+        let args = Args { peer, provider, code: Some(code), ..Args::default() };
+        trace.transfer("connect", "connection", began.unwrap_or_else(Instant::now), 0, &args);
     }
 }
 

@@ -148,8 +148,8 @@ impl Manager {
                 }
                 self.give_back(after);
             }
-            Work::SendDone { done, result, info, .. } => {
-                self.trace_send(&result, &info);
+            Work::SendDone { done, result, info, of, .. } => {
+                self.trace_send(of.as_ref(), &result, &info);
                 done(result, &info);
             }
             Work::Alloc { request, mut alloc, meta, .. } => {

@@ -1,8 +1,12 @@
 //! The application's registered memory, and where to find the keys for a range of it.
 
 use std::collections::BTreeMap;
+use std::os::fd::{AsRawFd, OwnedFd};
 
+use crate::api::DeviceOps;
+use crate::fabric::keys::Keys;
 use crate::fabric::{Access, Adapter, Mr, PoolSegment};
+use crate::protocol::message::MAX_REGIONS;
 use crate::status::{Code, Status};
 
 /// Adapters by `ProviderKind as usize`.
@@ -10,8 +14,9 @@ pub type Adapters = [Option<Box<dyn Adapter>>; 4];
 
 struct Region {
     len: u64,
+    device: u32,
     /// Keys by provider; only of providers that need registration.
-    keys: [Option<Mr>; 4],
+    keys: [Option<Keys<Mr>>; 4],
     /// A pool segment: not the application's to unregister.
     pool: bool,
 }
@@ -22,17 +27,96 @@ pub struct Regions {
     map: BTreeMap<u64, Region>,
 }
 
+/// Device memory that is to be registered: the device's id and functions.
+pub type OnDevice<'a> = Option<(u32, &'a dyn DeviceOps)>;
+
 const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
 
-impl Regions {
-    fn covering(&self, addr: u64, len: u64) -> Option<&Region> {
-        let (&base, region) = self.map.range(..=addr).next_back()?;
-        (addr - base <= region.len && len <= region.len - (addr - base)).then_some(region)
+/// Registers a range in as many regions as the adapter's limit on their length asks for: all of them,
+/// or none.
+fn in_parts(
+    adapter: &mut dyn Adapter,
+    len: u64,
+    mut register: impl FnMut(&mut dyn Adapter, u64, u64) -> Result<Mr, Status>,
+) -> Result<Keys<Mr>, Status> {
+    // Whole pages, so that no two regions pin the same one.
+    let max = adapter.max_region();
+    let max = if max < 4096 { max.max(1) } else { max & !4095 };
+    if len.div_ceil(max) > MAX_REGIONS as u64 {
+        let text = format!("{len} bytes need more than {MAX_REGIONS} regions of at most {max}");
+        return Err(Status::new(Code::ResourceExhausted, text));
     }
+    let mut keys = Keys::one(register(adapter, 0, len.min(max))?);
+    let mut at = max;
+    while at < len {
+        match register(adapter, at, max.min(len - at)) {
+            Ok(mr) => _ = keys.push(at, mr),
+            Err(status) => {
+                close(adapter, &keys)?;
+                return Err(status);
+            }
+        }
+        at += max;
+    }
+    Ok(keys)
+}
 
-    /// Keys of a registered region that covers the whole range.
-    pub fn find(&self, kind: usize, addr: u64, len: u64) -> Option<Mr> {
-        self.covering(addr, len).and_then(|r| r.keys[kind])
+/// Registers host memory.
+///
+/// # Safety
+/// The memory stays valid until `close`.
+pub unsafe fn open(
+    adapter: &mut dyn Adapter,
+    addr: u64,
+    len: u64,
+    access: Access,
+) -> Result<Keys<Mr>, Status> {
+    in_parts(adapter, len, |a, at, n| {
+        // SAFETY: the caller's promise.
+        unsafe { a.register(addr + at, n, access) }
+    })
+}
+
+/// Registers device memory that is exported as a dmabuf, in which it begins at `offset`.
+fn open_dmabuf(
+    adapter: &mut dyn Adapter,
+    addr: u64,
+    len: u64,
+    (fd, offset): &(OwnedFd, u64),
+) -> Result<Keys<Mr>, Status> {
+    in_parts(adapter, len, |a, at, n| {
+        a.register_dmabuf(fd.as_raw_fd(), offset + at, n, addr + at, ALL)
+    })
+}
+
+/// Deregisters all of them, even if one fails.
+pub fn close(adapter: &mut dyn Adapter, keys: &Keys<Mr>) -> Result<(), Status> {
+    keys.iter().map(|mr| adapter.deregister(mr)).fold(Ok(()), Result::and)
+}
+
+impl Regions {
+    /// Keys of the registered regions that together cover the whole range.
+    pub fn find(&self, kind: usize, addr: u64, len: u64, device: u32) -> Option<Keys<Mr>> {
+        let end = addr.checked_add(len)?;
+        let (&base, _) = self.map.range(..=addr).next_back()?;
+        let mut found: Option<Keys<Mr>> = None;
+        let mut at = addr;
+        for (&base, region) in self.map.range(base..end) {
+            if base > at || region.device != device {
+                return None;
+            }
+            let stop = end.min(base + region.len);
+            let keys = region.keys[kind].as_ref()?;
+            while at < stop {
+                let (mr, border) = keys.at(at - base);
+                match &mut found {
+                    None => found = Some(Keys::one(mr)),
+                    Some(keys) => _ = keys.push(at - addr, mr),
+                }
+                at = stop.min(base.saturating_add(border));
+            }
+        }
+        found.filter(|keys| at == end && keys.rest().len() < MAX_REGIONS)
     }
 
     /// Adds a region and registers it with each adapter that needs it. Where that fails (memory
@@ -45,7 +129,7 @@ impl Regions {
         adapters: &mut Adapters,
         addr: u64,
         len: u64,
-        device: u32,
+        on: OnDevice<'_>,
         pool: bool,
     ) -> Result<Vec<Status>, Status> {
         let end = addr.checked_add(len).filter(|_| addr != 0 && len != 0).ok_or_else(|| {
@@ -63,15 +147,23 @@ impl Regions {
                 ),
             ));
         }
-        let mut region = Region { len, keys: [None; 4], pool };
+        let device = on.map_or(0, |d| d.0);
+        let mut region = Region { len, device, keys: Default::default(), pool };
         let mut failed = Vec::new();
         for (kind, adapter) in adapters.iter_mut().enumerate() {
-            if let Some(a) = adapter.as_mut().filter(|a| !a.caps().windows && device == 0) {
+            let Some(a) = adapter.as_mut().filter(|a| !a.caps().windows) else { continue };
+            let keys = match on {
                 // SAFETY: the caller's promise; `remove` deregisters.
-                match unsafe { a.register(addr, len, ALL) } {
-                    Ok(mr) => region.keys[kind] = Some(mr),
-                    Err(status) => failed.push(status),
-                }
+                None => unsafe { open(a.as_mut(), addr, len, ALL) },
+                Some((_, ops)) => match ops.export_dmabuf(addr, len) {
+                    Some(Ok(exported)) => open_dmabuf(a.as_mut(), addr, len, &exported),
+                    Some(Err(status)) => Err(status),
+                    None => continue,
+                },
+            };
+            match keys {
+                Ok(keys) => region.keys[kind] = Some(keys),
+                Err(status) => failed.push(status),
             }
         }
         self.map.insert(addr, region);
@@ -89,8 +181,8 @@ impl Regions {
         }
         let Some(region) = self.map.remove(&addr) else { return Ok(0) };
         for (kind, keys) in region.keys.iter().enumerate() {
-            if let (Some(mr), Some(a)) = (keys, adapters[kind].as_mut()) {
-                a.deregister(*mr)?;
+            if let (Some(keys), Some(a)) = (keys, adapters[kind].as_mut()) {
+                close(a.as_mut(), keys)?;
             }
         }
         Ok(region.len)
@@ -102,6 +194,9 @@ impl Regions {
             adapter.add_pool(s)?;
         }
         // SAFETY: a pool segment lives as long as its pool, which outlives the adapters.
-        unsafe { self.add(adapters, s.addr, s.len, 0, true) }.map(|_| ())
+        unsafe { self.add(adapters, s.addr, s.len, None, true) }.map(|_| ())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -26,8 +26,10 @@ mod clock;
 mod core;
 mod drive;
 mod memory;
+mod peers;
 mod report;
 mod sys;
+mod transfers;
 mod world;
 
 use self::core::Core;
@@ -51,7 +53,7 @@ pub struct Manager {
     config: Config,
     me: Weak<Manager>,
     stats: Arc<Stats>,
-    trace: Trace,
+    trace: Arc<Trace>,
 }
 
 fn seconds(d: Duration) -> String {
@@ -68,6 +70,7 @@ impl Manager {
         epoll.add(timer.fd(), Tag::Wake)?;
         let core = open_core(&config, epoll.clone())?;
         let stats = core.engine.stats.clone();
+        let trace = core.world.trace.clone();
         let manual = config.progress == Progress::Manual;
         let manager = Arc::new_cyclic(|me| Manager {
             core: Mutex::new(core),
@@ -81,7 +84,7 @@ impl Manager {
             config,
             me: me.clone(),
             stats,
-            trace: Trace::new(),
+            trace,
         });
         if let Some(path) = &manager.config.trace {
             manager.trace_start(path)?;
@@ -164,178 +167,6 @@ impl Manager {
         if self.trace.enabled() { self.trace.stop() } else { Ok(()) }
     }
 
-    /// Listens on `host:port`; the address bound, with the port chosen.
-    pub fn listen(&self, address: &str) -> Result<String, Status> {
-        self.call(|core| core.boot.listen(address))
-    }
-
-    fn listening(&self) -> Result<(), Status> {
-        if self.core.lock().boot.addresses().is_empty() {
-            self.listen("127.0.0.1:0")?;
-        }
-        Ok(())
-    }
-
-    /// Makes a peer known, or changes its address.
-    pub fn add_peer(&self, peer: &str, address: &str) -> Result<(), Status> {
-        self.check_name(peer)?;
-        let addrs = crate::bootstrap::resolve(address)?;
-        self.set_route(peer, addrs, address.to_owned(), None)
-    }
-
-    fn check_name(&self, peer: &str) -> Result<(), Status> {
-        if peer.is_empty() || peer.len() > MAX_NAME_LEN {
-            return Err(Status::invalid(format!(
-                "peer name of {} bytes, 1 to {MAX_NAME_LEN} are allowed",
-                peer.len()
-            )));
-        }
-        if peer == self.config.name {
-            let text = format!("'{peer}' is this manager's own name");
-            return Err(Status::new(Code::InvalidArgument, text));
-        }
-        Ok(())
-    }
-
-    fn set_route(
-        &self,
-        peer: &str,
-        addrs: Vec<std::net::SocketAddr>,
-        text: String,
-        incarnation: Option<[u8; 16]>,
-    ) -> Result<(), Status> {
-        self.call(|core| {
-            core.room_for_peer(peer)?;
-            let index = core.engine.peer_index(peer);
-            let known = core.engine.peer(index);
-            // An imported address of another incarnation: the old process is gone.
-            let stale = incarnation.is_some_and(|i| i != known.incarnation);
-            for ch in if stale { known.channels.clone() } else { Vec::new() } {
-                let status = Status::new(Code::Unavailable, format!("peer '{peer}' restarted"))
-                    .because(Reason::PeerRestarted);
-                core.engine.channel_down(&mut core.world, ch, status);
-            }
-            let wanted = core.engine.wants_connection(index);
-            let route = core.world.routes.entry(index).or_default();
-            *route = Route {
-                addrs,
-                text,
-                wanted: route.wanted,
-                dialing: route.dialing,
-                reason: std::mem::take(&mut route.reason),
-                ..Route::default()
-            };
-            if (wanted || route.wanted) && !route.dialing {
-                route.next_try = Some(Instant::now());
-                core.world.tries = true;
-            }
-            Ok(())
-        })
-    }
-
-    /// Starts to connect; with a timeout waits until connected.
-    pub fn connect(&self, peer: &str, timeout: Option<Duration>) -> Result<(), Status> {
-        if timeout.is_some() {
-            self.refuse_inside("rdma_mgr_connect")?;
-        }
-        let index = self.call(|core| {
-            let index = core.peer(peer)?;
-            if core.engine.peer(index).channels.is_empty() {
-                use crate::engine::Fx;
-                let name = core.engine.peer(index).name.clone();
-                core.world.connect(index, &name);
-                core.engine.connecting(index);
-            }
-            Ok::<u32, Status>(index)
-        })?;
-        let Some(timeout) = timeout else { return Ok(()) };
-        let mut error = None;
-        let waiter = Arc::new(Waiter::default());
-        let connected = self.block(&waiter, Some(timeout), || {
-            let core = self.core.lock();
-            let p = core.engine.peer(index);
-            if !p.channels.is_empty() {
-                return true;
-            }
-            let route = core.world.routes.get(&index);
-            // Given up: no further attempt helps.
-            let over = route.is_some_and(|r| !r.wanted && !r.dialing && r.next_try.is_none());
-            error = if over { p.last_error.clone() } else { None };
-            error.is_some()
-        });
-        match (connected, error) {
-            (true, None) => Ok(()),
-            (_, Some(status)) => Err(status),
-            (false, None) => {
-                self.refuse_closing()?;
-                let last = self.core.lock().engine.peer(index).last_error.clone();
-                let why = last.map_or_else(|| "no answer".to_owned(), |s| s.message);
-                let text = format!("peer '{peer}' not connected after {}: {why}", seconds(timeout));
-                Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
-            }
-        }
-    }
-
-    /// Ends the connections to a peer. Requests to it fail; a later one connects again.
-    pub fn disconnect(&self, peer: &str) -> Result<(), Status> {
-        self.call(|core| {
-            let index = core.peer(peer)?;
-            if let Some(route) = core.world.routes.get_mut(&index) {
-                route.wanted = false;
-                route.next_try = None;
-                if std::mem::take(&mut route.dialing) {
-                    core.boot.cancel(u64::from(index));
-                }
-            }
-            core.engine.disconnect(&mut core.world, index);
-            Ok(())
-        })
-    }
-
-    /// What is known of a peer.
-    pub fn peer_info(&self, peer: &str) -> Result<PeerInfo, Status> {
-        let core = self.core.lock();
-        let index = core.peer(peer)?;
-        let p = core.engine.peer(index);
-        let route = core.world.routes.get(&index);
-        let channel = p.channels.first().and_then(|&c| core.engine.channel(c));
-        let reason = match (channel, &p.last_error) {
-            (None, Some(error)) => error.to_string(),
-            _ => route.map_or_else(String::new, |r| r.reason.clone()),
-        };
-        let sums = self.stats.totals(peer);
-        Ok(PeerInfo {
-            name: p.name.to_string(),
-            provider: channel.map_or("", |c| c.caps.provider.name()),
-            reason,
-            address: route.map_or_else(String::new, |r| r.text.clone()),
-            incarnation: p.incarnation,
-            state: p.state,
-            channels: p.channels.len() as u32,
-            bytes_sent: sums[0],
-            bytes_received: sums[1],
-            requests_sent: sums[2],
-            requests_received: sums[3],
-        })
-    }
-
-    /// This manager's address, for the runtime's own control plane.
-    pub fn export_address(&self) -> Result<Vec<u8>, Status> {
-        self.listening()?;
-        self.core.lock().boot.blob().encode()
-    }
-
-    /// Makes the peer of an exported address known; its name.
-    pub fn import_address(&self, blob: &[u8]) -> Result<String, Status> {
-        let blob = AddressBlob::decode(blob)?;
-        self.check_name(&blob.name)?;
-        let own_host = self.core.lock().boot.identity().host_id;
-        let addrs = blob.dial_order(&own_host);
-        let text = addrs.first().map_or_else(String::new, |a| a.to_string());
-        self.set_route(&blob.name, addrs, text, Some(blob.incarnation))?;
-        Ok(blob.name)
-    }
-
     /// One turn (manual or not); the number of events and callbacks.
     pub fn progress(&self) -> Result<u32, Status> {
         self.refuse_inside("rdma_mgr_progress")?;
@@ -396,10 +227,11 @@ impl Manager {
     /// The memory stays valid until `mem_unregister`.
     pub unsafe fn mem_register(&self, addr: u64, len: u64, device: u32) -> Result<(), Status> {
         self.call(|core| {
-            core.engine.check_device(device)?;
+            let ops = core.engine.device_ops(device)?;
+            let on = ops.as_deref().map(|ops| (device, ops));
             let w = &mut core.world;
             // SAFETY: the caller's promise.
-            let failed = unsafe { w.regions.add(&mut w.adapters, addr, len, device, false) }?;
+            let failed = unsafe { w.regions.add(&mut w.adapters, addr, len, on, false) }?;
             self.stats.own.registrations.add(1);
             self.stats.own.registered_bytes.add(len);
             for status in failed {
@@ -436,127 +268,6 @@ impl Manager {
     pub fn register_device(&self, ops: Arc<dyn DeviceOps>) -> Result<u32, Status> {
         self.with_engine(|engine, _| engine.add_device(ops))
     }
-
-    /// Offers a tensor under a key.
-    ///
-    /// # Safety
-    /// The tensor's memory stays valid and unchanged until `done` runs, or for good without `done`.
-    pub unsafe fn send(
-        &self,
-        key: &[u8],
-        step: i64,
-        tensor: Tensor,
-        timeout: Option<Duration>,
-        done: Option<SendDone>,
-    ) -> Result<(), Status> {
-        let timeout = timeout.map(|t| t.as_nanos() as u64);
-        self.with_engine(|e, w| e.post_send(w, key, step, tensor, timeout, done))
-    }
-
-    /// Asks for a tensor; the request's id. `done` runs once if this succeeds.
-    ///
-    /// # Safety
-    /// The target's memory stays valid until `done` runs.
-    pub unsafe fn recv_async(
-        &self,
-        peer: Option<&str>,
-        key: &[u8],
-        step: i64,
-        options: RecvOptions,
-        done: RecvDone,
-    ) -> Result<u64, Status> {
-        self.with_engine(|e, w| e.recv(w, peer, key, step, options, done))
-    }
-
-    /// Asks for a tensor and waits for it, turning the manager meanwhile.
-    ///
-    /// # Safety
-    /// The target's memory stays valid until this returns.
-    pub unsafe fn recv(
-        &self,
-        peer: Option<&str>,
-        key: &[u8],
-        step: i64,
-        options: RecvOptions,
-    ) -> Result<(Tensor, u64), Status> {
-        self.refuse_inside("rdma_recv")?;
-        if matches!(options.target, Target::Library) && !options.keep {
-            return Err(Status::invalid(
-                "rdma_recv into library memory needs out_request, which keeps the memory alive",
-            ));
-        }
-        let keep = options.keep;
-        let waiter = Arc::new(Waiter::default());
-        let slot = Arc::new(Mutex::new(None));
-        let (theirs, wake) = (slot.clone(), waiter.clone());
-        let done: RecvDone = Box::new(move |result, _| {
-            *theirs.lock() = Some(result.cloned());
-            wake.notify(true);
-        });
-        // SAFETY: the caller's promise; this waits for `done`.
-        let id = unsafe { self.recv_async(peer, key, step, options, done) }?;
-        self.block(&waiter, None, || false);
-        let result = slot.lock().take();
-        match result {
-            Some(Ok(tensor)) => Ok((tensor, id)),
-            Some(Err(status)) => {
-                if keep {
-                    let _ = self.request_release(id);
-                }
-                Err(status)
-            }
-            None => Err(Status::internal("a blocking receive ended without a result")),
-        }
-    }
-
-    /// Ends a receive early.
-    pub fn request_cancel(&self, request: u64) -> Result<(), Status> {
-        self.with_engine(|e, w| e.cancel(w, request))
-    }
-
-    /// Lets go of a kept request and its memory.
-    pub fn request_release(&self, request: u64) -> Result<(), Status> {
-        let held = self.with_engine(|e, _| e.release(request))?;
-        self.give_back(held);
-        Ok(())
-    }
-
-    /// Fails what is and will be under way in a step.
-    pub fn step_abort(&self, step: i64, status: Status) -> Result<(), Status> {
-        self.with_engine(|e, w| e.step_abort(w, step, status))
-    }
-
-    /// Forgets a step.
-    pub fn step_cleanup(&self, step: i64) -> Result<(), Status> {
-        self.with_engine(|e, w| e.step_cleanup(w, step))
-    }
-
-    /// The runtime's own rendezvous as the source.
-    pub fn set_source(&self, source: Option<SourceFn>) -> Result<(), Status> {
-        self.with_engine(|e, _| e.set_source(source));
-        Ok(())
-    }
-
-    /// Answers a request that went to the source callback.
-    ///
-    /// # Safety
-    /// As for `send`.
-    pub unsafe fn response_send(
-        &self,
-        response: u64,
-        tensor: Tensor,
-        done: Option<SendDone>,
-    ) -> Result<(), Status> {
-        self.with_engine(|e, w| e.response_send(w, response, tensor, done))
-    }
-
-    /// Refuses a request that went to the source callback.
-    pub fn response_fail(&self, response: u64, status: Status) -> Result<(), Status> {
-        if status.code == Code::Ok {
-            return Err(Status::invalid("a response cannot fail with OK"));
-        }
-        self.with_engine(|e, w| e.response_fail(w, response, &status))
-    }
 }
 
 /// Opens the adapters that the settings allow.
@@ -581,12 +292,26 @@ fn open_adapters(config: &Config, epoll: &Epoll) -> Result<(memory::Adapters, Ve
                 adapters[kind as usize] = Some(adapter);
                 None
             }
-            Err(status) if config.provider.is_some() => return Err(status),
-            Err(status) => Some(status.message),
+            Err(status) if config.provider.is_some() => return Err(advise(kind, status)),
+            Err(status) => {
+                log::info(format_args!("not used: {}", status.message));
+                Some(status.message)
+            }
         };
         offers.push(Offer { kind, unavailable });
     }
     Ok((adapters, offers))
+}
+
+/// What to do about a provider that is required and cannot be used here.
+fn advise(kind: ProviderKind, mut status: Status) -> Status {
+    if kind == ProviderKind::Ibverbs && status.code == Code::Unavailable {
+        status.message.push_str(
+            "; ibverbs needs libibverbs.so.1, its driver for the device, and a port that `ibv_devinfo` \
+             shows as PORT_ACTIVE (docs/rdma.md); RDMA_PROVIDER=auto uses what there is",
+        );
+    }
+    status
 }
 
 fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
@@ -648,6 +373,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         clock: Clock::new(),
         name: config.name.clone(),
         epoll,
+        trace: Arc::new(Trace::new()),
     };
     Ok(Core::new(Engine::new(&config.name, settings), world, boot))
 }

@@ -23,10 +23,16 @@ impl Manager {
         }
     }
 
-    pub(super) fn trace_send(&self, result: &Result<(), Status>, info: &TransferInfo) {
+    pub(super) fn trace_send(
+        &self,
+        of: Option<&(Box<[u8]>, i64)>,
+        result: &Result<(), Status>,
+        info: &TransferInfo,
+    ) {
         if self.trace.enabled() {
             let code = result.as_ref().map_or_else(|s| s.code, |_| Code::Ok);
-            self.trace_transfer("send", 0, b"", 0, code, info);
+            let (key, step) = of.map_or((&[][..], 0), |(key, step)| (&key[..], *step));
+            self.trace_transfer("send", 0, key, step, code, info);
         }
     }
 

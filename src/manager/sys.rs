@@ -65,8 +65,8 @@ impl Epoll {
     pub fn add(&self, fd: RawFd, tag: Tag) -> Result<(), Status> {
         let events = (libc::EPOLLIN | libc::EPOLLRDHUP) as u32;
         let mut event = libc::epoll_event { events, u64: tag.to_u64() };
-        // SAFETY: `event` lives through the call.
         let rc =
+            // SAFETY: `event` lives through the call.
             unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut event) };
         check("epoll_ctl", rc).map(|_| ())
     }
@@ -167,8 +167,8 @@ pub unsafe fn copy(dst: u64, src: u64, len: u64) {
 
 /// Bytes of main memory, the bound of what the library allocates itself.
 pub fn physical_memory() -> usize {
-    // SAFETY: no pointers.
     let (pages, size) =
+        // SAFETY: no pointers.
         unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
     match (usize::try_from(pages), usize::try_from(size)) {
         (Ok(pages), Ok(size)) => pages.saturating_mul(size),

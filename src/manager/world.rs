@@ -10,12 +10,13 @@ use std::time::Instant;
 use foldhash::HashMap;
 
 use super::clock::Clock;
-use super::memory::{Adapters, Regions};
+use super::memory::{self, Adapters, Regions};
 use super::sys::{Epoll, Tag};
 use crate::bootstrap::{Backoff, Negotiator, PeerHello};
 use crate::engine::{Buffer, ChanId, Fx, MapError, Window, Work};
 use crate::fabric::{Access, EpId, Event, Mem, PostError, ProviderKind, Remote};
 use crate::memory::pool::Pool;
+use crate::observe::Trace;
 use crate::status::{Code, Status};
 
 /// Up to here unregistered memory is copied to a proxy rather than registered for one transfer.
@@ -62,6 +63,8 @@ pub struct Route {
     pub wanted: bool,
     /// A dial is under way.
     pub dialing: bool,
+    /// When the dial under way began.
+    pub dialled: Option<Instant>,
     /// When to dial next.
     pub next_try: Option<Instant>,
     /// Pauses between dials.
@@ -108,6 +111,8 @@ pub struct World {
     pub name: String,
     /// Waits for everything.
     pub epoll: Arc<Epoll>,
+    /// The manager's trace.
+    pub trace: Arc<Trace>,
 }
 
 impl World {
@@ -229,19 +234,25 @@ impl Fx for World {
             return Err(MapError::Failed(Status::internal("the adapter is closed")));
         };
         if !adapter.caps().windows {
-            if let Some(mr) = self.regions.find(kind, addr, len) {
-                return Ok(Window { mr, owned: false });
+            if let Some(keys) = self.regions.find(kind, addr, len, 0) {
+                return Ok(Window { keys, owned: false });
             }
             if len <= PROXY_MAX {
                 return Err(MapError::NeedProxy);
             }
         }
         // SAFETY: the engine closes the window before the memory's owner gets it back.
-        match unsafe { adapter.register(addr, len, access) } {
-            Ok(mr) => Ok(Window { mr, owned: true }),
+        match unsafe { memory::open(adapter.as_mut(), addr, len, access) } {
+            Ok(keys) => Ok(Window { keys, owned: true }),
             Err(_) if !adapter.caps().windows => Err(MapError::NeedProxy),
             Err(status) => Err(MapError::Failed(status)),
         }
+    }
+
+    fn open_device(&mut self, ch: ChanId, addr: u64, len: u64, device: u32) -> Option<Window> {
+        let kind = self.links.get(&ch)?.ep.0 as usize;
+        let keys = self.regions.find(kind, addr, len, device)?;
+        Some(Window { keys, owned: false })
     }
 
     fn close(&mut self, ch: ChanId, window: Window) {
@@ -250,7 +261,7 @@ impl Fx for World {
         }
         let Some(link) = self.links.get(&ch) else { return };
         if let Some(adapter) = self.adapters[link.ep.0 as usize].as_mut()
-            && let Err(status) = adapter.deregister(window.mr)
+            && let Err(status) = memory::close(adapter.as_mut(), &window.keys)
         {
             crate::log::error(format_args!("closing a memory window: {status}"));
         }
@@ -269,6 +280,10 @@ impl Fx for World {
         let Some(link) = self.links.get(&ch) else { return 0 };
         let adapter = self.adapters[link.ep.0 as usize].as_ref();
         adapter.map_or(0, |a| a.progress_mark(link.ep.1))
+    }
+
+    fn tracing(&self) -> bool {
+        self.trace.enabled()
     }
 
     fn connect(&mut self, peer: u32, _name: &str) {

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write as _};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -78,6 +78,8 @@ struct Recorder {
 #[derive(Default)]
 pub struct Trace {
     on: AtomicBool,
+    /// Numbers those that have none.
+    next: AtomicU64,
     recorder: Mutex<Option<Recorder>>,
 }
 
@@ -137,7 +139,7 @@ impl Trace {
     }
 
     /// Records something that overlaps with others of its kind: a transfer, a connection. `id` is
-    /// not 0, and among events of one name and category its own.
+    /// its own among events of one name and category; 0: one is drawn.
     pub fn transfer(
         &self,
         name: &'static str,
@@ -146,7 +148,8 @@ impl Trace {
         id: u64,
         args: &Args<'_>,
     ) {
-        self.record(name, category, start, id.max(1), args);
+        let id = if id == 0 { self.next.fetch_add(1, Ordering::Relaxed) + 1 } else { id };
+        self.record(name, category, start, id, args);
     }
 
     fn record(

@@ -5,9 +5,9 @@
 //! checks every bound and never allocates more than the input's own size.
 
 use crate::api::{MAX_DIMS, MAX_KEY_LEN, Meta, TENSOR_DEAD, TENSOR_SERIALIZED};
-use crate::fabric::Remote;
+use crate::fabric::keys::{Keys, Place};
 use crate::status::Status;
-use crate::wire::{Reader, Truncated};
+use crate::wire::Reader;
 
 /// Immediate of a write that only returns credits.
 pub const IMM_ACK: u32 = 0xFFFF_FFFE;
@@ -17,8 +17,10 @@ pub const IMM_MESSAGE: u32 = 0xFFFF_FFFF;
 pub const CREDITS_AT: usize = 2;
 /// Length of the header that every message begins with.
 pub const HEADER_LEN: usize = 4;
-/// Longest message after reassembly: the longest key with its fields, or the longest error text.
-pub const MAX_MESSAGE: usize = MAX_KEY_LEN + 8192;
+/// Most regions that the memory of one transfer may lie in.
+pub const MAX_REGIONS: usize = 4096;
+/// Longest message after reassembly: the longest key and the keys of most regions, with the fields.
+pub const MAX_MESSAGE: usize = MAX_KEY_LEN + 8192 + MAX_REGIONS * 12;
 /// Longest text of an ERROR_STATUS; longer ones are cut.
 pub const MAX_ERROR_TEXT: usize = 4096;
 
@@ -43,6 +45,7 @@ const F_ANY_META: u8 = 4; // request: the destination fits any metadata up to it
 const F_CHECKSUM: u8 = 8; // request: wanted; response: present
 const F_FOLLOWS: u8 = 1; // metadata: the content is on its way to the exposed destination
 const F_SOURCE: u8 = 2; // metadata: the source may be read
+const F_REGIONS: u8 = 16; // any of the above with memory: it lies in several regions
 const F_LAST: u8 = 1; // fragment: the last
 const F_OK: u8 = 1; // get done: success
 
@@ -54,7 +57,7 @@ pub struct Request<'a> {
     /// Step.
     pub step: i64,
     /// Exposed destination and its length.
-    pub dst: Option<(Remote, u64)>,
+    pub dst: Option<(Place, u64)>,
     /// The destination takes any metadata up to its length (given by the application up front).
     pub any_meta: bool,
     /// A checksum of the content is wanted.
@@ -75,7 +78,7 @@ pub struct MetaResponse {
     /// The content follows into the destination that the request exposed.
     pub follows: bool,
     /// The source, where the receiver may read it.
-    pub source: Option<Remote>,
+    pub source: Option<Place>,
     /// Checksum of the content.
     pub checksum: Option<u64>,
     /// The tensor's metadata.
@@ -91,7 +94,7 @@ pub enum Message<'a> {
     /// The sender tells what the tensor is.
     Meta(MetaResponse),
     /// The receiver, having allocated, gives the destination.
-    ReRequest { response: u32, dst: Remote, len: u64 },
+    ReRequest { response: u32, dst: Place, len: u64 },
     /// The sender has no tensor for this request, and why.
     Error { index: u32, code: i32, text: &'a [u8] },
     /// The tensor with its content.
@@ -149,13 +152,42 @@ fn get_meta(r: &mut Reader<'_>) -> Result<Meta, Status> {
     Ok(meta)
 }
 
-fn get_remote(r: &mut Reader<'_>) -> Result<Remote, Truncated> {
-    Ok(Remote { addr: r.u64()?, rkey: r.u32()? })
+/// Memory: address, key, and with `F_REGIONS` the number of further regions with offset and key of
+/// each.
+fn get_place(r: &mut Reader<'_>, flags: u8) -> Result<Place, Status> {
+    let mut place = Place { addr: r.u64()?, rkeys: Keys::one(r.u32()?) };
+    if flags & F_REGIONS == 0 {
+        return Ok(place);
+    }
+    let n = usize::from(r.u16()?);
+    if n == 0 || n >= MAX_REGIONS {
+        let most = MAX_REGIONS - 1;
+        return Err(Status::invalid(format!("{n} further regions, 1 to {most} are allowed")));
+    }
+    for _ in 0..n {
+        let (at, rkey) = (r.u64()?, r.u32()?);
+        if !place.rkeys.push(at, rkey) {
+            return Err(Status::invalid(format!("a region at offset {at} is out of order")));
+        }
+    }
+    Ok(place)
 }
 
-fn put_remote(out: &mut Vec<u8>, remote: Remote) {
-    out.extend_from_slice(&remote.addr.to_le_bytes());
-    out.extend_from_slice(&remote.rkey.to_le_bytes());
+fn put_place(out: &mut Vec<u8>, place: &Place) {
+    out.extend_from_slice(&place.addr.to_le_bytes());
+    out.extend_from_slice(&place.rkeys.first().to_le_bytes());
+    let rest = place.rkeys.rest();
+    if !rest.is_empty() {
+        out.extend_from_slice(&(rest.len() as u16).to_le_bytes());
+    }
+    for (at, rkey) in rest {
+        out.extend_from_slice(&at.to_le_bytes());
+        out.extend_from_slice(&rkey.to_le_bytes());
+    }
+}
+
+fn regions_flag(place: Option<&Place>) -> u8 {
+    if place.is_some_and(|p| !p.rkeys.rest().is_empty()) { F_REGIONS } else { 0 }
 }
 
 /// Writes all of a message but its trailing bytes (key, text or content) into `out`, replacing what
@@ -166,12 +198,13 @@ pub fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
             let flags = if r.dst.is_some() { F_DST } else { 0 }
                 | if r.cached.is_some() { F_META } else { 0 }
                 | if r.any_meta { F_ANY_META } else { 0 }
-                | if r.checksum { F_CHECKSUM } else { 0 };
+                | if r.checksum { F_CHECKSUM } else { 0 }
+                | regions_flag(r.dst.as_ref().map(|d| &d.0));
             put_header(out, TENSOR_REQUEST, flags);
             out.extend_from_slice(&r.index.to_le_bytes());
             out.extend_from_slice(&r.step.to_le_bytes());
-            if let Some((remote, len)) = r.dst {
-                put_remote(out, remote);
+            if let Some((place, len)) = &r.dst {
+                put_place(out, place);
                 out.extend_from_slice(&len.to_le_bytes());
             }
             if let Some(meta) = &r.cached {
@@ -181,12 +214,13 @@ pub fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
         Message::Meta(m) => {
             let flags = if m.follows { F_FOLLOWS } else { 0 }
                 | if m.source.is_some() { F_SOURCE } else { 0 }
-                | if m.checksum.is_some() { F_CHECKSUM } else { 0 };
+                | if m.checksum.is_some() { F_CHECKSUM } else { 0 }
+                | regions_flag(m.source.as_ref());
             put_header(out, META_DATA_RESPONSE, flags);
             out.extend_from_slice(&m.index.to_le_bytes());
             out.extend_from_slice(&m.response.to_le_bytes());
-            if let Some(source) = m.source {
-                put_remote(out, source);
+            if let Some(source) = &m.source {
+                put_place(out, source);
             }
             if let Some(sum) = m.checksum {
                 out.extend_from_slice(&sum.to_le_bytes());
@@ -194,9 +228,9 @@ pub fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
             put_meta(out, &m.meta);
         }
         Message::ReRequest { response, dst, len } => {
-            put_header(out, TENSOR_RE_REQUEST, 0);
+            put_header(out, TENSOR_RE_REQUEST, regions_flag(Some(dst)));
             out.extend_from_slice(&response.to_le_bytes());
-            put_remote(out, *dst);
+            put_place(out, dst);
             out.extend_from_slice(&len.to_le_bytes());
         }
         Message::Error { index, code, .. } => {
@@ -247,7 +281,8 @@ pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
     let message = match kind {
         TENSOR_REQUEST => {
             let (index, step) = (r.u32()?, r.i64()?);
-            let dst = if flags & F_DST != 0 { Some((get_remote(&mut r)?, r.u64()?)) } else { None };
+            let dst =
+                if flags & F_DST != 0 { Some((get_place(&mut r, flags)?, r.u64()?)) } else { None };
             let cached = if flags & F_META != 0 { Some(get_meta(&mut r)?) } else { None };
             let key = r.rest();
             if key.is_empty() || key.len() > MAX_KEY_LEN {
@@ -268,14 +303,14 @@ pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
         }
         META_DATA_RESPONSE => {
             let (index, response) = (r.u32()?, r.u32()?);
-            let source = if flags & F_SOURCE != 0 { Some(get_remote(&mut r)?) } else { None };
+            let source = if flags & F_SOURCE != 0 { Some(get_place(&mut r, flags)?) } else { None };
             let checksum = if flags & F_CHECKSUM != 0 { Some(r.u64()?) } else { None };
             let meta = get_meta(&mut r)?;
             let follows = flags & F_FOLLOWS != 0;
             Message::Meta(MetaResponse { index, response, follows, source, checksum, meta })
         }
         TENSOR_RE_REQUEST => {
-            Message::ReRequest { response: r.u32()?, dst: get_remote(&mut r)?, len: r.u64()? }
+            Message::ReRequest { response: r.u32()?, dst: get_place(&mut r, flags)?, len: r.u64()? }
         }
         ERROR_STATUS => Message::Error { index: r.u32()?, code: r.i32()?, text: r.rest() },
         TENSOR_CONTENT => {
@@ -341,12 +376,14 @@ mod tests {
 
     #[test]
     fn round_trips() {
-        let remote = Remote { addr: 0x1234_5678_9abc_def0, rkey: 42 };
+        let one = Place { addr: 0x1234_5678_9abc_def0, rkeys: Keys::one(42) };
+        let mut several = one.clone();
+        assert!(several.rkeys.push(9, 43) && several.rkeys.push(u64::MAX, 44));
         let all = [
             Message::Request(Request {
                 index: 1,
                 step: -5,
-                dst: Some((remote, 77)),
+                dst: Some((several.clone(), 77)),
                 any_meta: true,
                 checksum: true,
                 cached: Some(sample_meta()),
@@ -361,15 +398,25 @@ mod tests {
                 cached: None,
                 key: b"k",
             }),
+            Message::Request(Request {
+                index: 1,
+                step: 0,
+                dst: Some((one.clone(), 77)),
+                any_meta: false,
+                checksum: false,
+                cached: None,
+                key: b"k",
+            }),
             Message::Meta(MetaResponse {
                 index: 2,
                 response: 3,
                 follows: true,
-                source: Some(remote),
+                source: Some(several.clone()),
                 checksum: Some(9),
                 meta: sample_meta(),
             }),
-            Message::ReRequest { response: 4, dst: remote, len: 9 },
+            Message::ReRequest { response: 4, dst: one, len: 9 },
+            Message::ReRequest { response: 4, dst: several, len: 9 },
             Message::Error { index: 5, code: 10, text: b"why" },
             Message::Content {
                 index: 6,
@@ -396,6 +443,23 @@ mod tests {
             for cut in 0..out.len() {
                 let _ = decode(&out[..cut]);
             }
+        }
+    }
+
+    #[test]
+    fn regions_must_ascend_and_be_few() {
+        let mut rkeys = Keys::one(1);
+        assert!(rkeys.push(8, 2) && rkeys.push(16, 3));
+        let m = Message::ReRequest { response: 4, dst: Place { addr: 0, rkeys }, len: 9 };
+        let mut out = Vec::new();
+        encode(&m, &mut out);
+        // Header 4, response 4, address 8, key 4, count 2, then offset 8 and key 4 of each.
+        for (at, byte, want) in [(20, 0, "0 further"), (21, 16, "4098 further"), (22, 17, "order")]
+        {
+            let mut bad = out.clone();
+            bad[at] = byte;
+            let s = decode(&bad).unwrap_err();
+            assert!(s.message.contains(want), "{s}");
         }
     }
 

@@ -289,6 +289,13 @@ impl Table {
     }
 }
 
+impl Drained {
+    /// Nothing was given up.
+    pub fn is_empty(&self) -> bool {
+        self.tensors.is_empty() && self.waiters.is_empty()
+    }
+}
+
 fn drain(items: HashMap<Box<[u8]>, Item>) -> Drained {
     let mut d = Drained::default();
     for item in items.into_values() {

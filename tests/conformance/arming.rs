@@ -1,5 +1,7 @@
 //! Sleeping and waking.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rdma_transport::fabric::Mr;
@@ -200,7 +202,8 @@ pub fn wake_for_output<F: Fixture>() {
     let Mr { rkey, .. } = pair.b.register(&dst, ALL);
     for i in 0..N {
         let mem = src.mem(i << 20, 1 << 20, lkey);
-        pair.a.write(i as u64, mem, remote(&dst, i << 20, rkey), None).expect("write");
+        let to = remote(&dst, i << 20, rkey);
+        patiently(&mut pair, |p| p.a.write(i as u64, mem, to, None));
     }
     pair.a.send(b"all").expect("send");
     pair.a.ad.flush();
@@ -220,4 +223,36 @@ pub fn wake_for_output<F: Fixture>() {
         })
         .expect("write");
     }
+}
+
+/// A writer that sleeps whenever it may, while its peer, on another thread, takes all at once: output
+/// never finds the way closed, so room alone would wake nobody.
+pub fn no_sleep_with_output<F: Fixture>() {
+    let len = F::LARGE;
+    let (src, dst) = (Buf::pattern(len, 43), Buf::new(len));
+    let mut pair = Pair::new::<F>();
+    let lkey = pair.a.lkey(&src);
+    let Mr { rkey, .. } = pair.b.register(&dst, ALL);
+    let Pair { mut a, mut b } = pair;
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = stop.clone();
+    let peer = std::thread::spawn(move || {
+        while !stopped.load(Ordering::Relaxed) {
+            b.poll();
+        }
+        b
+    });
+    for wr in 0..10 {
+        a.write(wr, src.mem(0, len, lkey), remote(&dst, 0, rkey), None).expect("write");
+        a.ad.flush();
+        let mut sleeper = Sleeper::default();
+        let result = until("completion", || {
+            sleeper.step(&mut a);
+            a.done(wr)
+        });
+        assert_eq!(result, Ok(()));
+    }
+    stop.store(true, Ordering::Relaxed);
+    drop(peer.join().expect("peer"));
+    same(dst.bytes(), src.bytes(), "what was written");
 }

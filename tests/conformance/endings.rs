@@ -29,6 +29,9 @@ pub fn destroyed_in_transfer<F: Fixture>() {
         }
         let gone = pair.b.ep;
         pair.b.ad.destroy(gone);
+        // All may have ended by now.
+        let ep = pair.a.ep;
+        pair.a.notice_end::<F>(ep);
         let seen = pair.b.log.len();
         let status = pair.until("end of the endpoint", |p| p.a.down());
         assert_eq!((status.code, status.reason), (Code::Unavailable, Reason::PeerGone), "{status}");

@@ -90,14 +90,56 @@ fn costs() {
         n.ad.deregister(mr).expect("deregister");
         println!("cost: register {len} bytes {there:?}, deregister {:?}", start.elapsed() - there);
     }
-    // 256 peers, each of a queue pair; the queue's own memory is the device's matter.
+    peers(&dev);
+}
+
+/// Queue pairs that the kernel knows, by `rdma resource show qp`.
+fn queue_pairs() -> usize {
+    let out = std::process::Command::new("rdma").args(["resource", "show", "qp"]).output();
+    let text = String::from_utf8(out.expect("rdma").stdout).expect("text");
+    text.lines().filter(|l| l.contains("type RC")).count()
+}
+
+/// KiB of this process that are queues shared with the device: mappings of its file.
+fn queues() -> usize {
+    let text = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
+    let (mut of_device, mut sum) = (false, 0);
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        match words.next() {
+            Some("Rss:") if of_device => {
+                sum += words.next().and_then(|n| n.parse::<usize>().ok()).expect("KiB");
+            }
+            Some(first) if !first.ends_with(':') => of_device = line.contains("uverbs"),
+            _ => {}
+        }
+    }
+    sum
+}
+
+/// 256 peers of one process, connected.
+fn peers(dev: &str) {
     const PEERS: usize = 256;
-    let before = resident();
+    let (mut a, mut b) = (Node::open(&config("alpha", dev)), Node::open(&config("beta", dev)));
+    let (qps, memory, mapped) = (queue_pairs(), resident(), queues());
     let start = Instant::now();
-    let eps: Vec<EpId> = (0..PEERS).map(|_| n.ad.create("peer").expect("create")).collect();
-    let each = (resident() - before) / PEERS;
-    println!("cost: {PEERS} endpoints, each {:?}, {each} KiB", start.elapsed() / PEERS as u32);
-    // 68 KiB of receive buffers; the rest is queues of depth 128 and their completions.
-    assert!(each <= 512, "{each} KiB per endpoint");
-    eps.into_iter().for_each(|ep| n.ad.destroy(ep));
+    let eps: Vec<_> = (0..PEERS).map(|_| join(&mut a, &mut b)).collect();
+    let took = start.elapsed() / PEERS as u32;
+    let made = queue_pairs() - qps;
+    // Both ends are in this process.
+    let queues = (queues() - mapped) / PEERS / 2;
+    let own = (resident() - memory) / PEERS / 2 - queues;
+    println!("cost: {PEERS} peers: {made} queue pairs at both ends, {took:?} per connection");
+    println!("cost: memory per connected peer: {own} KiB, and {queues} KiB of queues");
+    assert_eq!(made, 2 * PEERS, "one queue pair per peer at each end");
+    assert!(own <= 64, "{own} KiB per connected peer");
+    let (ea, eb) = eps[PEERS - 1];
+    a.ad.send(ea, &[b"last"]).expect("send");
+    let mut e = Ends { a, b, ea, eb };
+    assert_eq!(e.until("message", |e| e.b.message(eb)), b"last");
+    for (ea, eb) in eps {
+        e.a.ad.destroy(ea);
+        e.b.ad.destroy(eb);
+    }
+    assert_eq!(queue_pairs(), qps);
 }

@@ -2,8 +2,8 @@
 
 use std::process::Command;
 
-use rdma_transport::fabric::{Access, Adapter};
-use rdma_transport::status::{Code, Reason};
+use rdma_transport::fabric::{Access, Adapter, Mr};
+use rdma_transport::status::{Code, Reason, Status};
 
 use super::ends::*;
 
@@ -17,19 +17,45 @@ fn wire() -> bool {
     devices().is_some_and(|(a, _)| a == "rxeA")
 }
 
-fn transfer(e: &mut Ends, mut during: impl FnMut(&mut Ends)) {
-    let src: Vec<u8> = (0..2 << 20).map(|i: u32| (i * 31) as u8).collect();
-    let dst = vec![0u8; src.len()];
-    let ms = e.a.register(&src, Access::empty());
-    let md = e.b.register(&dst, Access::REMOTE_WRITE);
-    e.a.ad.write(e.ea, 1, mem(&src, ms), remote(&dst, 0, md), Some(1)).expect("write");
-    e.a.ad.flush();
-    during(e);
-    assert_eq!(e.done_a(1), Ok(()));
-    assert!(dst == src);
-    e.b.log.clear();
-    e.a.ad.deregister(ms).expect("deregister");
-    e.b.ad.deregister(md).expect("deregister");
+/// Buffers at both ends of a stream of writes.
+struct Stream {
+    src: Vec<u8>,
+    dst: Vec<u8>,
+    ms: Mr,
+    md: Mr,
+}
+
+impl Stream {
+    fn new(e: &mut Ends) -> Stream {
+        let src: Vec<u8> = (0..1 << 20).map(|i: u32| (i * 31) as u8).collect();
+        let dst = vec![0u8; src.len()];
+        let ms = e.a.register(&src, Access::empty());
+        let md = e.b.register(&dst, Access::REMOTE_WRITE);
+        Stream { src, dst, ms, md }
+    }
+
+    /// Writes without a pause, three at a time, until `count` have ended or one failed. `during` runs
+    /// after the third, with others under way.
+    fn run(&self, e: &mut Ends, count: u64, during: impl FnOnce()) -> Result<(), Status> {
+        let mut during = Some(during);
+        let mut posted = 0;
+        for wr in 0..count {
+            while posted < count.min(wr + 3) {
+                let to = remote(&self.dst, 0, self.md);
+                e.a.ad.write(e.ea, posted, mem(&self.src, self.ms), to, None).expect("write");
+                e.a.ad.flush();
+                posted += 1;
+            }
+            e.done_a(wr)?;
+            if wr == 2
+                && let Some(during) = during.take()
+            {
+                during();
+            }
+        }
+        assert!(self.dst == self.src);
+        Ok(())
+    }
 }
 
 #[test]
@@ -38,13 +64,15 @@ fn link_down_and_up_in_mid_transfer_is_bridged() {
         return;
     }
     let mut e = Ends::connected(|c| c.ib.timeout = 17).expect("device");
-    transfer(&mut e, |_| {
-        // The far side of the wire: the device itself stays up.
+    let stream = Stream::new(&mut e);
+    // The far side of the wire: what the device sends is lost.
+    let flap = || {
         ip("-n router link set rA down");
         std::thread::sleep(std::time::Duration::from_millis(300));
         ip("-n router link set rA up");
         ip("-n router -6 addr replace fd00:7:1::fe/64 dev rA nodad");
-    });
+    };
+    assert_eq!(stream.run(&mut e, 10, flap), Ok(()));
     e.check_alive();
 }
 
@@ -84,4 +112,31 @@ fn a_vanished_address_ends_the_connections() {
     // A new adapter, since the old one has moved to the IPv6 address.
     let mut e = Ends::connected(|_| {}).expect("device");
     e.check_alive();
+}
+
+/// The peer's interface goes down and stays down: its connections end, others do not notice.
+#[test]
+fn an_interface_that_stays_down_ends_its_connections_only() {
+    if !wire() || std::env::var("RDMA_TEST_GID_INDEX").is_ok() {
+        return;
+    }
+    let mut e = Ends::connected(|_| {}).expect("device");
+    let other = || Node::open(&config("other", "rxe0"));
+    let (mut a, mut b) = (other(), other());
+    let (ea, eb) = join(&mut a, &mut b);
+    let mut others = Ends { a, b, ea, eb };
+    let stream = Stream::new(&mut e);
+    let s = stream.run(&mut e, 20, || ip("link set veB down")).expect_err("nothing arrives");
+    assert_eq!((s.code, s.reason), (Code::Unavailable, Reason::PeerGone), "{s}");
+    others.check_alive();
+    let ea = e.ea;
+    e.until("down", |e| e.a.down(ea));
+    e.a.ad.destroy(ea);
+    ip("link set veB up");
+    ip("-6 addr replace fd00:7:2::1/64 dev veB nodad");
+    ip("route replace default via 10.7.2.254 dev veB table 102");
+    ip("-6 route replace default via fd00:7:2::fe dev veB table 102");
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    Ends::connected(|_| {}).expect("device").check_alive();
+    others.check_alive();
 }

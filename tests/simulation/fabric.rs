@@ -212,12 +212,14 @@ impl World {
             return Ok(());
         }
         self.check_lkey(from, local, Access::empty());
-        let bytes = self.mem.read(from, false, local.addr() + at, n, "source of a write");
+        let from_device = self.mem.on_device(local.addr());
+        let bytes = self.mem.read(from, from_device, local.addr() + at, n, "source of a write");
         // The whole range is checked, as adapters do.
         if !self.mem.allowed(remote.rkey, to, remote.addr, local.len(), Access::REMOTE_WRITE) {
             return Err(Status::new(Code::PermissionDenied, "write refused"));
         }
-        self.mem.write(to, false, remote.addr + at, bytes, "write of the peer");
+        let to_device = self.mem.on_device(remote.addr);
+        self.mem.write(to, to_device, remote.addr + at, bytes, "write of the peer");
         Ok(())
     }
 
@@ -233,8 +235,9 @@ impl World {
             return Err(Status::new(Code::PermissionDenied, "read refused"));
         }
         self.check_lkey(to, local, Access::LOCAL_WRITE);
-        let bytes = self.mem.read(from, false, remote.addr + at, n, "read of the peer");
-        self.mem.write(to, false, local.addr() + at, bytes, "destination of a read");
+        let (there, here) = (self.mem.on_device(remote.addr), self.mem.on_device(local.addr()));
+        let bytes = self.mem.read(from, there, remote.addr + at, n, "read of the peer");
+        self.mem.write(to, here, local.addr() + at, bytes, "destination of a read");
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! What one engine can do to the simulated world.
 
 use rdma_transport::engine::{Buffer, ChanId, Fx, MapError, Window, Work};
+use rdma_transport::fabric::keys::Keys;
 use rdma_transport::fabric::{Access, Mem, Mr, PostError, Remote};
 use rdma_transport::protocol::message::{self, Message};
 use rdma_transport::status::{Code, Status};
@@ -25,6 +26,20 @@ impl SimFx<'_> {
         self.w.mem.open(rkey, Region { who, addr, len, access, open: true, owned });
         let windows = self.w.profile.per_node[self.node].0.windows;
         Mr { lkey: if windows { 0 } else { rkey }, rkey }
+    }
+
+    /// Opens memory for one transfer, in several regions where the device limits their length.
+    fn window(&mut self, addr: u64, len: u64, access: Access) -> Window {
+        let max = self.w.profile.max_region;
+        let mut keys = Keys::one(self.register(addr, len.min(max), access, true));
+        let mut at = max;
+        while at < len {
+            let mr = self.register(addr + at, max.min(len - at), access, true);
+            assert!(keys.push(at, mr));
+            at += max;
+            self.w.meet("several regions");
+        }
+        Window { keys, owned: true }
     }
 }
 
@@ -85,22 +100,35 @@ impl Fx for SimFx<'_> {
         }
         if !self.w.profile.per_node[self.node].0.windows {
             if let Some(rkey) = self.w.mem.registration(addr) {
-                return Ok(Window { mr: Mr { lkey: rkey, rkey }, owned: false });
+                return Ok(Window { keys: Keys::one(Mr { lkey: rkey, rkey }), owned: false });
             }
             if self.w.rng.percent(self.w.profile.need_proxy) {
                 self.w.meet("proxy");
                 return Err(MapError::NeedProxy);
             }
         }
-        Ok(Window { mr: self.register(addr, len, access, true), owned: true })
+        Ok(self.window(addr, len, access))
+    }
+
+    fn open_device(&mut self, ch: ChanId, addr: u64, len: u64, device: u32) -> Option<Window> {
+        assert!(self.w.nodes[self.node].chans.contains_key(&ch), "open on an ended channel");
+        assert_eq!(self.w.mem.at(addr).device, device);
+        let windows = self.w.profile.per_node[self.node].0.windows;
+        if windows || !self.w.rng.percent(self.w.profile.registered) {
+            return None;
+        }
+        self.w.meet("device memory opened");
+        Some(self.window(addr, len, Access::all()))
     }
 
     fn close(&mut self, _: ChanId, window: Window) {
         if window.owned {
-            let region = self.w.mem.regions.get(&window.mr.rkey);
             let who = self.w.who(self.node);
-            assert!(region.is_some_and(|r| r.open && r.who == who), "a window is closed twice");
-            self.w.mem.close(window.mr.rkey);
+            for mr in window.keys.iter() {
+                let region = self.w.mem.regions.get(&mr.rkey);
+                assert!(region.is_some_and(|r| r.open && r.who == who), "a window is closed twice");
+                self.w.mem.close(mr.rkey);
+            }
         }
     }
 

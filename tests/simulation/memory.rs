@@ -19,7 +19,7 @@ pub struct Alloc {
     ptr: *mut u8,
     len: u64,
     who: Who,
-    device: u32,
+    pub device: u32,
     label: String,
     freed: Option<String>,
     frozen: Option<String>,
@@ -140,6 +140,11 @@ impl Memory {
         // SAFETY: in bounds by `find`; allocations live as long as the run, and the engine, which
         // gets slices of unbounded life by contract, lives shorter.
         unsafe { std::slice::from_raw_parts(a.ptr.add(at), len as usize) }
+    }
+
+    /// Whether memory is a device's: adapters reach what is opened to them wherever it is.
+    pub fn on_device(&self, addr: u64) -> bool {
+        self.map.range(..=addr).next_back().is_some_and(|(_, a)| a.device != 0)
     }
 
     pub fn write(&mut self, who: Who, device: bool, addr: u64, bytes: &[u8], what: &str) {

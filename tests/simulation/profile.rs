@@ -26,6 +26,8 @@ pub struct Profile {
     /// is not needs a proxy.
     pub registered: u64,
     pub need_proxy: u64,
+    /// Without windows: longest region.
+    pub max_region: u64,
     /// Faults, in percent of the events they concern.
     pub alloc_fails: u64,
     pub open_fails: u64,
@@ -115,6 +117,7 @@ impl Profile {
             parts: rng.range(1, 4),
             registered: rng.pick(&[0, 50, 100]),
             need_proxy: rng.pick(&[0, 50, 100]),
+            max_region: if windows { u64::MAX } else { rng.pick(&[16, 100, 1000, u64::MAX]) },
             alloc_fails,
             open_fails,
             connect_fails,

@@ -89,8 +89,9 @@ impl Sim {
                 self.call(node, |e, fx| e.step_cleanup(fx, step)).unwrap();
             }
         }
-        // In this time the longest deadline passes, and the grace after it.
-        self.advance_while(6_000 * MS, |sim| !check::all_ended(sim));
+        // In this time the longest deadline passes, the grace after it, and what is queued for the slowest wire goes out: a
+        // megabyte in writes of 64 bytes, three at a time, 3 ms each, takes 17 s.
+        self.advance_while(120_000 * MS, |sim| !check::all_ended(sim));
         check::nothing_outstanding(self);
         for node in 0..self.engines.len() {
             self.act(Act::Shutdown { node });

@@ -12,6 +12,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 from cases import CASES, MIB
@@ -104,7 +105,7 @@ def line_fit(protocol, provider, folder):
     """Steps per second of the example: one ps, two workers, asynchronous."""
     ps, *workers = free_addresses(3)
     common = ["--ps_hosts=" + ps, "--worker_hosts=" + ",".join(workers), "--protocol=" + protocol]
-    common += ["--learning_rate=0.0001", "--steps=12000", "--steps_to_validate=1000"]
+    common += ["--learning_rate=0.0001", "--steps=6000", "--steps_to_validate=500"]
     running = [launch(provider, EXAMPLE, "--job_name=ps", *common, cwd=folder, stdout=subprocess.DEVNULL)]
     try:
         for task in range(2):
@@ -146,8 +147,7 @@ def digits(protocol, provider, folder):
 
 
 def trainings(args):
-    folder = os.path.join(args.out, ".bench")
-    os.makedirs(folder, exist_ok=True)
+    folder = tempfile.mkdtemp()
     result = {}
     try:
         for title, program in (("line fit, 2 workers", line_fit), ("digits network, 2 workers", digits)):
@@ -215,6 +215,7 @@ def main():
     args = parser.parse_args()
     args.out = os.path.abspath(args.out)
     os.makedirs(args.out, exist_ok=True)
+    busy = os.getloadavg()[0]
     results = transfers(args)
     if not args.no_trainings:
         results.update(trainings(args))
@@ -222,7 +223,8 @@ def main():
 
     with open(os.path.join(args.out, "tensorflow-bench.md"), "w") as out:
         out.write("# TensorFlow %s: grpc+verbs against plain grpc\n\n" % tf.__version__)
-        out.write("Written by `make bench-tensorflow`%s.\n\n" % (" with --pin" if args.pin else ""))
+        out.write("Written by `make bench-tensorflow`%s" % (" with --pin" if args.pin else ""))
+        out.write(" on %d processors, load average before it %.1f.\n\n" % (os.cpu_count(), busy))
         out.write(table(results))
         out.write("\n![steps per second and GB/s against the size of the tensor](tensorflow-bench.png)\n")
     plot(results, os.path.join(args.out, "tensorflow-bench.png"))

@@ -32,10 +32,11 @@ def crossing(variable):
         return tf.slice(tf.identity(source), [0], [1])
 
 
-def variable(count):
+def variables(length, count=1):
+    """Initialised in one step: each change of the graph between steps costs more than the last."""
     with tf.device("/job:ps/task:0"):
-        made = tf1.Variable(tf.fill([count], 1.0), use_resource=True)
-    session.run(made.initializer)
+        made = [tf1.Variable(tf.fill([length], 1.0), use_resource=True) for _ in range(count)]
+    session.run([variable.initializer for variable in made])
     return made
 
 
@@ -44,10 +45,10 @@ def build(case, nbytes, count):
         with tf.device("/job:ps/task:0"):
             return session.make_callable(tf.no_op())
     if count == MANY:
-        parts = [crossing(variable(nbytes // 4)) for _ in range(count)]
+        parts = [crossing(variable) for variable in variables(nbytes // 4, count)]
         with tf.device("/job:worker/task:0"):
             return session.make_callable(tf.add_n(parts))
-    return session.make_callable(crossing(variable(nbytes // 4)))
+    return session.make_callable(crossing(*variables(nbytes // 4)))
 
 
 steps = {}

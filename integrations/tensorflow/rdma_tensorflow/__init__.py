@@ -18,27 +18,28 @@ import tensorflow as tf
 
 __version__ = "0.1.0"
 
-# TensorFlow has no stable C++ interface: each of these has its own build of the plugin.
-SUPPORTED_TENSORFLOW = ("2.15.1", "2.21.0")
-
 PROTOCOL = "grpc+verbs"
 
 _LIB_DIR = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib")
 
 
+# TensorFlow has no stable C++ interface: each version has its own build of the plugin, named after it.
+SUPPORTED_TENSORFLOW = tuple(
+    sorted(
+        (name[len("rdma_tf_") : -len(".so")].replace("_", ".") for name in os.listdir(_LIB_DIR) if name.startswith("rdma_tf_")),
+        key=lambda version: [int(part) for part in version.split(".")],
+    )
+)
+
+
 def _plugin_path():
     version = tf.__version__
-    path = os.path.join(_LIB_DIR, "rdma_tf_%s.so" % version.replace(".", "_"))
     if version not in SUPPORTED_TENSORFLOW:
         raise ImportError(
             "rdma_tensorflow %s supports TensorFlow %s; this is TensorFlow %s"
             % (__version__, " and ".join(SUPPORTED_TENSORFLOW), version)
         )
-    if not os.path.exists(path):
-        raise ImportError(
-            "this wheel of rdma_tensorflow was built without TensorFlow %s (%s is missing)" % (version, path)
-        )
-    return path
+    return os.path.join(_LIB_DIR, "rdma_tf_%s.so" % version.replace(".", "_"))
 
 
 def _load():

@@ -3,16 +3,22 @@
 #include <algorithm>
 #include <cstdio>
 #include <mutex>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "gpudirect.h"
 #include "memory.h"
 #include "source.h"
 
 namespace rdma_tf {
 namespace {
+
+// TensorFlow cancels what takes too long; the library's own deadline is a backstop unless RDMA_TIMEOUT_MS sets it.
+constexpr int64_t kTimeoutMillis = 7LL * 24 * 3600 * 1000;
+constexpr unsigned kFewProcessors = 4;
 
 // Every live context. Never destroyed: contexts may outlive the static objects of this library.
 struct Registry {
@@ -82,6 +88,9 @@ Status Context::Start(const std::string& host) {
   rdma_code_t code = rdma_mgr_options_init(&options, sizeof options);
   if (code != RDMA_OK) return LastError(code, "grpc+verbs: options");
   options.name = name_.c_str();
+  options.timeout_ms = kTimeoutMillis;
+  // On few processors a thread that spins takes one from the TensorFlow thread that it waits for.
+  if (std::thread::hardware_concurrency() <= kFewProcessors) options.busy_poll_us = 0;
   std::string listen;
   if (!IsLoopback(host)) {
     // The cluster spec names an address that other machines reach, and TensorFlow's own port is already open there.
@@ -101,6 +110,7 @@ Status Context::Start(const std::string& host) {
   code = rdma_mgr_set_source(mgr_, &OnRequest, this);
   if (code != RDMA_OK) return LastError(code, "grpc+verbs: source");
   Memory::Get().Attach(mgr_);
+  GpuDirect::Get().Attach(mgr_, env_->compute_pool);
   return Status();
 }
 
@@ -113,6 +123,7 @@ void Context::Shutdown() {
   while (users_.load() != 0) tensorflow::Env::Default()->SleepForMicroseconds(50);
   const rdma_code_t code = rdma_mgr_destroy(mgr_);
   if (code != RDMA_OK) LOG(ERROR) << LastError(code, "grpc+verbs: end of the manager").message();
+  GpuDirect::Get().Detach(mgr_);  // last: the manager called its copy functions until now
 }
 
 rdma_mgr_t* Context::Enter() const {

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "status.h"
+#include "tensorflow/core/platform/numa.h"
 
 namespace rdma_tf {
 namespace {
@@ -21,6 +22,17 @@ struct AllocatorTable : tensorflow::ProcessState {
     auto& mu = state->*(&AllocatorTable::mu_);
     mu.lock();
     const bool empty = (state->*(&AllocatorTable::cpu_allocators_)).empty();
+    mu.unlock();
+    return empty;
+  }
+};
+
+// The same for the pinned host memory of GPU builds. In a build for the CPU the visitors are never called.
+struct HostAllocatorTable : tensorflow::GPUProcessState {
+  static bool Empty(tensorflow::GPUProcessState* state) {
+    auto& mu = state->*(&HostAllocatorTable::mu_);
+    mu.lock();
+    const bool empty = (state->*(&HostAllocatorTable::gpu_host_allocators_)).empty();
     mu.unlock();
     return empty;
   }
@@ -62,8 +74,17 @@ void Memory::InstallVisitors() {
                  "rdma_tensorflow before the first operation for the fastest path)";
     return;
   }
-  state->AddCPUAllocVisitor([](void* address, int, size_t length) { Memory::Get().Add(address, length); });
-  state->AddCPUFreeVisitor([](void* address, int, size_t) { Memory::Get().Remove(address); });
+  const auto add = [](void* address, int, size_t length) { Memory::Get().Add(address, length); };
+  const auto remove = [](void* address, int, size_t) { Memory::Get().Remove(address); };
+  state->AddCPUAllocVisitor(add);
+  state->AddCPUFreeVisitor(remove);
+  auto* const gpu = tensorflow::GPUProcessState::singleton();
+  if (!HostAllocatorTable::Empty(gpu)) return;
+  const int nodes = std::max(1, tensorflow::port::NUMANumNodes());
+  for (int node = 0; node < nodes; ++node) {
+    gpu->AddGpuHostAllocVisitor(node, add);
+    gpu->AddGpuHostFreeVisitor(node, remove);
+  }
 }
 
 void Memory::Attach(rdma_mgr_t* mgr) {

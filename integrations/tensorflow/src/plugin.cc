@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "context.h"
+#include "gpudirect.h"
 #include "memory.h"
 #include "rdma_transport.h"
 #include "server.h"
@@ -58,6 +59,7 @@ bool Load() {
   }
   (void)rdma_set_log_callback(&Log, LogLevel(), nullptr);
   Memory::Get().InstallVisitors();
+  GpuDirect::Get().InstallVisitors();
   RegisterServerFactory();
   return true;
 }

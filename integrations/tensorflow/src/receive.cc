@@ -14,8 +14,6 @@ namespace {
 
 using tensorflow::Tensor;
 
-// TensorFlow cancels what takes too long; the library's deadline is only a backstop.
-constexpr int64_t kTimeoutMillis = 7LL * 24 * 3600 * 1000;
 // Serialised tensors up to this size are parsed on the progress thread; waking another costs more.
 constexpr uint64_t kParseInline = 4096;
 
@@ -74,7 +72,6 @@ void Receive::Request(const PeerRef& peer) {
   if (use) {
     rdma_recv_options_t options;
     rdma_recv_options_init(&options, sizeof options);
-    options.timeout_ms = kTimeoutMillis;
     options.alloc = &Receive::Allocate;
     options.alloc_userdata = this;
     // Keeps this alive past OnDone, which may run before the call returns.

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "context.h"
 #include "device.h"
+#include "gpudirect.h"
 #include "tensorflow/core/platform/threadpool.h"
 #include "tf_compat.h"
 #include "worker.h"
@@ -42,7 +43,7 @@ void Fail(const Request& request, const Status& status) {
 // Sends `nbytes` at `data`, which `owner` keeps alive until the library no longer reads them.
 template <typename Owner>
 void Send(const Request& request, const Tensor& meta, const void* data, uint64_t nbytes, uint32_t flags,
-          std::unique_ptr<Owner> owner) {
+          std::unique_ptr<Owner> owner, uint32_t device = RDMA_DEVICE_HOST) {
   const Context::Use use(*request.context);
   if (!use) return;
   absl::InlinedVector<int64_t, 8> dims;
@@ -55,6 +56,7 @@ void Send(const Request& request, const Tensor& meta, const void* data, uint64_t
   tensor.ndims = static_cast<uint32_t>(dims.size());
   tensor.dtype = static_cast<uint32_t>(meta.dtype());
   tensor.flags = flags;
+  tensor.device = device;
   Owner* const kept = owner.release();
   const rdma_code_t code = rdma_response_send(
       use.mgr(), request.response, &tensor,
@@ -106,6 +108,22 @@ void SendHost(const Request& request, const Tensor& tensor) {
   }
 }
 
+// From device memory without a copy. False: it has to go through the host.
+bool SendDirect(const Request& request, tensorflow::Device* device, const Tensor& tensor) {
+  if (tensor.NumElements() == 0 || !tensorflow::DataTypeCanUseMemcpy(tensor.dtype())) return false;
+  const Context::Use use(*request.context);
+  if (!use) return false;
+  const uint32_t id = GpuDirect::Get().DeviceOf(use.mgr(), tensor.data(), tensor.TotalBytes());
+  if (id == RDMA_DEVICE_HOST) return false;
+  // What computes the tensor may still be queued on a stream, and waiting for it blocks.
+  request.context->env()->compute_pool->Schedule([request, device, tensor, id] {
+    const Status status = device->Sync();
+    if (!status.ok()) return Fail(request, status);
+    Send(request, tensor, tensor.data(), tensor.TotalBytes(), 0, std::make_unique<Tensor>(tensor), id);
+  });
+  return true;
+}
+
 void OnTensor(const Request& request, tensorflow::Device* device, const Status& status,
               const Rendezvous::Args& send_args, const Tensor& tensor, bool is_dead) {
   if (!status.ok()) return Fail(request, status);
@@ -113,6 +131,7 @@ void OnTensor(const Request& request, tensorflow::Device* device, const Status& 
     return Send(request, Tensor(tensor.dtype()), nullptr, 0, RDMA_TENSOR_DEAD, std::make_unique<Tensor>());
   }
   if (!OnAccelerator(device, send_args.alloc_attrs)) return SendHost(request, tensor);
+  if (SendDirect(request, device, tensor)) return;
   CopyToHost(device, send_args.device_context, tensor, request.key,
              [request](const Status& copied, const Tensor& host) {
                if (copied.ok()) {

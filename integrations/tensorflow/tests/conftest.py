@@ -1,6 +1,8 @@
 """Clusters of processes for the tests, and their end."""
 
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -76,6 +78,19 @@ class Processes:
             if self.running[name].poll() is not None or time.monotonic() > end:
                 pytest.fail("no %r from %s:\n%s" % (text, name, self.all_output()))
             time.sleep(0.05)
+
+    def stats(self, name):
+        """What rdma_tensorflow.stats() says in a program that ends with serve_forever."""
+        told = re.compile("^stats (.*)\n", re.MULTILINE)
+        seen = len(told.findall(self.output(name)))
+        self.running[name].send_signal(signal.SIGUSR1)
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            answers = told.findall(self.output(name))
+            if len(answers) > seen:
+                return json.loads(answers[-1])
+            time.sleep(0.05)
+        pytest.fail("%s told no statistics:\n%s" % (name, self.all_output()))
 
     def kill(self, name):
         self.running[name].send_signal(signal.SIGKILL)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import pytest
 import rdma_tensorflow
 from conftest import EXAMPLE, free_addresses
 from test_training import end_of
@@ -59,7 +60,7 @@ def test_parameter_server_killed_and_restarted(processes, provider):
     ps, worker = free_addresses(2)
     spec = ("grpc+verbs", ps, worker)
     processes.start("first", "server.py", "ps", 0, *spec, provider=provider)
-    processes.start("worker", "survivor.py", *spec[1:], provider=provider)
+    processes.start("worker", "survivor.py", *spec, provider=provider)
     processes.wait_for("worker", "survivor: before", TIMEOUT)
     processes.kill("first")
     processes.wait_for("worker", "survivor: noticed", TIMEOUT)
@@ -76,6 +77,15 @@ def test_tensor_of_2560_mib(processes, provider):
     assert "arrived 2684354560 bytes" in processes.wait("worker", 500)
 
 
+def test_tensor_of_2560_mib_is_too_large_for_plain_grpc(processes):
+    """What the test above is compared with. If this fails, TensorFlow has learnt it: change the documentation."""
+    ps, worker = free_addresses(2)
+    processes.start("ps", "server.py", "ps", 0, "grpc", ps, worker)
+    process = processes.start("worker", "huge.py", "grpc", ps, worker)
+    assert process.wait(500) == 1
+    assert "exceeds the 2GB protobuf limit" in processes.output("worker")
+
+
 def test_import_after_the_first_operation(processes, provider):
     """TensorFlow's allocators exist by then: tensorflow#37622 aborted here."""
     ps, worker = free_addresses(2)
@@ -84,15 +94,42 @@ def test_import_after_the_first_operation(processes, provider):
     assert "late but right" in processes.wait("worker", TIMEOUT)
 
 
+def test_deadline_of_the_library_reaches_the_session(processes, provider):
+    """RDMA_TIMEOUT_MS; without it only TensorFlow's own timeouts count."""
+    ps, worker = free_addresses(2)
+    processes.start("ps", "server.py", "ps", 0, "grpc+verbs", ps, worker, provider=provider)
+    processes.start("worker", "deadline.py", ps, worker, provider=provider, RDMA_TIMEOUT_MS="700")
+    assert "timed out" in processes.wait("worker", TIMEOUT)
+
+
+def test_shutdown_leaves_nothing(processes, provider):
+    """Threads, files, receives that wait, receives that come later."""
+    ps, worker = free_addresses(2)
+    processes.start("ps", "server.py", "ps", 0, "grpc+verbs", ps, worker, provider=provider)
+    processes.wait_for("ps", "ready", TIMEOUT)
+    processes.start("worker", "stopped.py", ps, worker, provider=provider)
+    assert "nothing left" in processes.wait("worker", TIMEOUT)
+    # The parameter server hears of it in its own time.
+    end = time.monotonic() + TIMEOUT
+    while True:
+        (entry,) = processes.stats("ps")
+        (peer,) = [peer for peer in entry["stats"]["peers"] if peer["provider"] == provider]
+        left = entry["stats"]["responses_pending"], peer["connects"], peer["disconnects"]
+        if left == (0, 1, 1):
+            break
+        assert time.monotonic() < end, left
+        time.sleep(0.05)
+
+
 def run(program):
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT)
 
 
 def test_other_versions_refuse_to_load():
-    program = "import tensorflow as tf; tf.__version__ = '2.18.0'; import rdma_tensorflow"
-    result = run(program)
+    result = run("import tensorflow as tf; tf.__version__ = '2.14.0'; import rdma_tensorflow")
     assert result.returncode != 0
-    assert "supports TensorFlow 2.15.1 and 2.21.0; this is TensorFlow 2.18.0" in result.stderr
+    known = " and ".join(rdma_tensorflow.SUPPORTED_TENSORFLOW)
+    assert "supports TensorFlow %s; this is TensorFlow 2.14.0" % known in result.stderr
 
 
 def test_plugin_of_another_version_refuses_to_load():
@@ -100,6 +137,8 @@ def test_plugin_of_another_version_refuses_to_load():
     folder = os.path.join(os.path.dirname(rdma_tensorflow.__file__), "lib")
     own = rdma_tensorflow.versions()["tensorflow"].replace(".", "_")
     others = [path for path in glob.glob(folder + "/rdma_tf_*.so") if own not in path]
+    if not others:
+        pytest.skip("the wheel holds one plugin only (TF_VERSIONS)")
     for path in others:
         result = run("import tensorflow as tf; tf.load_library(%r)" % path)
         assert result.returncode == 1

@@ -3,6 +3,7 @@
 import os
 import re
 
+import pytest
 from conftest import EXAMPLE, free_addresses
 
 TIMEOUT = 240
@@ -32,15 +33,25 @@ def end_of(output):
     return int(found[1]), float(found[2]), float(found[3])
 
 
-def test_distribute_asynchronous_converges(processes, provider):
+@pytest.mark.parametrize("protocol,provider", [("grpc", None), ("grpc+verbs", "shm"), ("grpc+verbs", "tcp")])
+def test_distribute_asynchronous_converges(processes, protocol, provider):
+    """To the same tolerance under each protocol."""
     names = start_line_fit(
-        processes, "grpc+verbs", provider, 2, "--learning_rate=0.02", "--steps=1500", "--steps_to_validate=500"
+        processes, protocol, provider, 2, "--learning_rate=0.02", "--steps=1500", "--steps_to_validate=500"
     )
     for name in names:
         step, weight, bias = end_of(processes.wait(name, TIMEOUT))
         assert step >= 1500
         assert abs(weight - 2) < 0.3
         assert abs(bias - 10) < 0.3
+
+
+def counter(processes, name, peer, provider, kind):
+    """One of the library's counters in the process `name`, about the peer whose name begins so."""
+    (entry,) = processes.stats(name)
+    peers = entry["stats"]["peers"]
+    (found,) = [each for each in peers if each["peer"].startswith(peer) and each["provider"] == provider]
+    return found[kind]
 
 
 # Plain grpc's results, by test: the provider makes no difference to them.
@@ -99,10 +110,27 @@ def test_parameter_server_strategy(processes, provider):
     for job, task in (("ps", 0), ("worker", 0), ("worker", 1)):
         processes.start("%s%d" % (job, task), "strategy_ps.py", job, task, *spec, provider=provider)
     processes.start("chief", "strategy_ps.py", "chief", 0, *spec, provider=provider)
-    output = processes.wait("chief", TIMEOUT)
-    assert "trained ok" in output
-    moved = int(re.search(r"moved (\d+)", output)[1])
-    assert moved > 0
+    assert "trained ok" in processes.wait("chief", TIMEOUT)
+    names = ("worker0", "worker1")
+    # Of each of the 300 steps: the variables to the worker, the gradients to the ps, the loss to the chief.
+    for peer, kind, nbytes in (("ps", "bytes_received", 260), ("ps", "bytes_sent", 260), ("chief", "bytes_sent", 4)):
+        moved = [counter(processes, name, "/job:%s/" % peer, provider, kind) for name in names]
+        assert min(moved) > 0 and sum(moved) == 300 * nbytes
+
+
+def test_eager_remote_calls_and_functions(processes, provider):
+    ps, worker = free_addresses(2)
+    for job in ("ps", "worker"):
+        processes.start(job, "server.py", job, 0, "grpc+verbs", ps, worker, provider=provider)
+    for job in ("ps", "worker"):
+        processes.wait_for(job, "ready", TIMEOUT)
+    processes.start("client", "eager.py", ps, worker, provider=provider)
+    assert "eager ok" in processes.wait("client", TIMEOUT)
+    # See the program: 200,000 bytes in each tensor but the last, which has 4.
+    assert counter(processes, "worker", "/job:ps/", provider, "bytes_received") == 10 * 200_000
+    assert counter(processes, "ps", "/job:worker/", provider, "bytes_received") == 5 * 200_000
+    assert counter(processes, "worker", "/job:client/", provider, "bytes_sent") == 5 * 200_000
+    assert counter(processes, "ps", "/job:client/", provider, "bytes_sent") == 5 * 4
 
 
 def test_multi_worker_mirrored_strategy(processes, provider):

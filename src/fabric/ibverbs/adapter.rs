@@ -2,41 +2,53 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 use rdma_sys::ibv_wc;
 
-use crate::config::{Config, IbConfig};
-use crate::fabric::{Access, Adapter, Caps, EpId, Event, Mem, Mr, PostError, ProviderKind, Remote};
+use crate::config::IbConfig;
+use crate::fabric::{Access, Adapter, Caps, EpId, Event, Mem, Mr, PostError, Remote};
 use crate::status::{Code, Status};
 
 use super::address::{Address, Link};
-use super::cm::{Cm, CmAddress, Terms};
-use super::cm_sys::ip_of;
-use super::cq::{CompChannel, Cq, empty_wc};
-use super::device::{self, Context};
+use super::cm::{Cm, CmAddress};
+use super::cq::{CompChannel, Cq};
+use super::device::Context;
 use super::endpoint::Endpoint;
 use super::events::Events;
 use super::mr::{Pd, Region};
 use super::progress::{BATCH, ROUNDS};
 use super::qp::{Path, Qp, QpDepth};
 use super::recv::{self, RecvPool};
-use super::select::{self, Choice, DeviceInfo};
+use super::select::{Choice, DeviceInfo};
 use super::send::SendPool;
-use super::sys;
 
 /// Up to here content is better inside a SEND: copying it twice costs less than another round
 /// trip.
-const EAGER_MAX: usize = 4096;
-/// Longest single WRITE or READ. Devices allow 1 GiB or more, but a completion now and then shows
-/// that a long transfer moves.
-const MAX_RDMA: u64 = 64 << 20;
-/// Endpoints that share a completion queue.
-const PER_CQ: u32 = 8;
+pub(super) const EAGER_MAX: usize = 4096;
+/// Longest single WRITE or READ. Devices allow 1 GiB or more, but a peer whose memory is written sees
+/// nothing of it, so that answers to its questions must get through between the pieces.
+pub(super) const MAX_RDMA: u64 = 16 << 20;
+/// The same on the software device, which moves some ten megabytes per second.
+pub(super) const MAX_RDMA_SOFT: u64 = 4 << 20;
 
 pub(super) type Map<K, V> = HashMap<K, V, RandomState>;
+
+/// A completion queue and its endpoints.
+pub(super) struct CqSlot {
+    /// Never used again.
+    pub id: usize,
+    /// The queue.
+    pub cq: Arc<Cq>,
+    /// Endpoints on it.
+    pub users: u32,
+    /// Endpoints that it has room for.
+    pub room: u32,
+    /// It overran: its endpoints ended, and it is replaced when they are destroyed.
+    pub lost: bool,
+}
 
 /// An opened RDMA device. Fields end in order: endpoints before what they use.
 pub struct IbverbsAdapter {
@@ -46,10 +58,8 @@ pub struct IbverbsAdapter {
     pub(super) cm: Option<Cm>,
     pub(super) recv: RecvPool,
     pub(super) send: SendPool,
-    pub(super) cqs: Vec<Arc<Cq>>,
-    /// Endpoints on each completion queue.
-    pub(super) cq_users: Vec<u32>,
-    pub(super) per_cq: u32,
+    pub(super) cqs: Vec<CqSlot>,
+    pub(super) next_cq: usize,
     pub(super) channel: Arc<CompChannel>,
     pub(super) armed: bool,
     /// Between `arm` and `poll`: what is put into `ready` must wake.
@@ -80,141 +90,16 @@ pub struct IbverbsAdapter {
     pub(super) notes: Vec<String>,
 }
 
-/// Opens the device that the settings name, or the best one.
-pub fn open(cfg: &Config) -> Result<IbverbsAdapter, Status> {
-    let found = device::list(cfg.ib.device.as_deref())?;
-    let infos: Vec<DeviceInfo> = found.iter().map(|f| f.0.clone()).collect();
-    let choice = select::choose(&infos, &cfg.ib, cfg.queue_depth)?;
-    let (info, context) = found.into_iter().nth(choice.device).unwrap_or_else(|| unreachable!());
-    let context =
-        context.ok_or_else(|| Status::internal(format!("{} is not open", choice.device)))?;
-    IbverbsAdapter::new(cfg, choice, info, context)
-}
-
-fn epoll_of(fds: &[RawFd]) -> Result<OwnedFd, Status> {
-    // SAFETY: makes a new descriptor.
-    let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-    if fd < 0 {
-        return Err(Status::os("epoll", &sys::last_error()));
-    }
-    // SAFETY: a new descriptor, owned by nobody else.
-    let epoll = unsafe { OwnedFd::from_raw_fd(fd) };
-    for &fd in fds {
-        let mut e = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
-        // SAFETY: two live descriptors and a live struct.
-        let rc = unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut e) };
-        if rc < 0 {
-            return Err(Status::os("epoll", &sys::last_error()));
-        }
-    }
-    Ok(epoll)
-}
-
-fn start_cm(cfg: &Config, choice: &Choice, info: &DeviceInfo) -> Result<Cm, Status> {
-    let link = choice.port.link.unwrap_or(Link::Ethernet);
-    let terms = Terms {
-        reads_in: info.max_reads_in,
-        reads_out: info.max_reads_out,
-        retries: choice.retries,
-        timeout: cfg.ib.timeout,
-        sl: cfg.ib.sl,
-        traffic_class: cfg.ib.traffic_class,
-        mtu: choice.mtu,
-    };
-    Cm::listen(ip_of(&info.name, link, &choice.gid.gid)?, terms)
-}
-
 impl IbverbsAdapter {
-    fn new(
-        cfg: &Config,
-        choice: Choice,
-        info: DeviceInfo,
-        context: Arc<Context>,
-    ) -> Result<IbverbsAdapter, Status> {
-        let pd = Pd::new(context.clone())?;
-        let channel = CompChannel::new(context.clone())?;
-        let events = Events::start(context.clone())?;
-        let cm = if cfg.ib.use_rdma_cm { Some(start_cm(cfg, &choice, &info)?) } else { None };
-        let mut fds = vec![channel.fd(), events.fd()];
-        fds.extend(cm.as_ref().map(Cm::fd));
-        let epoll = epoll_of(&fds)?;
-        // A completion queue must have room for all receives and the sends of its endpoints.
-        let recv = RecvPool::new(&pd, info.max_srq_wr.min(info.max_cqe / 2))?;
-        let each = Self::completions_each(&choice, &recv);
-        let per_cq = (info.max_cqe.saturating_sub(recv.capacity()) / each).clamp(1, PER_CQ);
-        let caps = Caps {
-            provider: ProviderKind::Ibverbs,
-            max_send: recv::BUFFER,
-            eager_max: EAGER_MAX,
-            max_rdma: MAX_RDMA.min(u64::from(choice.port.max_msg)),
-            read: info.max_reads_in > 0 && info.max_reads_out > 0,
-            windows: false,
-            recv_depth: recv::DEPTH,
-        };
-        let mut notes = choice.notes.clone();
-        notes.extend(context.verbs().fork_note.clone());
-        if recv.srq().is_none() {
-            notes.push(format!("{} has no shared receive queue: one per connection", info.name));
-        }
-        Ok(IbverbsAdapter {
-            endpoints: Map::default(),
-            by_qpn: Map::default(),
-            regions: Map::default(),
-            cm,
-            send: SendPool::new(&pd)?,
-            recv,
-            cqs: Vec::new(),
-            cq_users: Vec::new(),
-            per_cq,
-            channel,
-            armed: false,
-            sleeping: false,
-            events,
-            epoll,
-            pd,
-            context,
-            info,
-            choice,
-            cfg: cfg.ib.clone(),
-            name: if cfg.name.is_empty() { "this process".into() } else { cfg.name.clone() },
-            caps,
-            next: 0,
-            polls: 0,
-            dirty: Vec::new(),
-            ready: Vec::new(),
-            stash: Vec::new(),
-            wcs: (0..BATCH).map(|_| empty_wc()).collect(),
-            lost: None,
-            port_down: false,
-            has_dmabuf: false,
-            notes,
-        })
+    /// Puts the queue pair of an endpoint into the error state behind the adapter's back, as a
+    /// failing device does: for tests.
+    pub fn force_error(&mut self, ep: EpId) -> Result<(), Status> {
+        self.endpoint(ep)?.qp().map_or(Ok(()), Qp::to_error)
     }
 
     /// The device's name.
     pub fn device(&self) -> &str {
         &self.info.name
-    }
-
-    /// Longest memory region of the device; a longer range needs several.
-    pub fn max_region(&self) -> u64 {
-        self.info.max_mr_size
-    }
-
-    /// Registers device memory exported as dmabuf `fd`; operations name it by addresses from
-    /// `iova` on.
-    pub fn register_dmabuf(
-        &mut self,
-        fd: RawFd,
-        offset: u64,
-        len: u64,
-        iova: u64,
-        access: Access,
-    ) -> Result<Mr, Status> {
-        self.own_process()?;
-        let region = Region::from_dmabuf(&self.pd, fd, offset, len, iova, access)?;
-        self.has_dmabuf = true;
-        Ok(self.keep(region))
     }
 
     fn keep(&mut self, region: Region) -> Mr {
@@ -243,29 +128,6 @@ impl IbverbsAdapter {
             Some(s) => Err(s.clone()),
             None => Ok(()),
         }
-    }
-
-    /// Completions that one endpoint can have waiting, shared receives apart: its send queue, the
-    /// marker that ends it, and receives of its own.
-    fn completions_each(choice: &Choice, recv: &RecvPool) -> u32 {
-        choice.depth + 1 + if recv.srq().is_some() { 0 } else { recv::DEPTH }
-    }
-
-    /// A completion queue with room for one more endpoint.
-    fn find_cq(&mut self) -> Result<usize, Status> {
-        if let Some(i) = self.cq_users.iter().position(|&n| n < self.per_cq) {
-            return Ok(i);
-        }
-        let each = Self::completions_each(&self.choice, &self.recv);
-        let entries = (each * self.per_cq + self.recv.capacity()).min(self.info.max_cqe);
-        let index = self.cqs.len();
-        let cq = Cq::new(&self.channel, entries, index)?;
-        if self.armed {
-            cq.arm();
-        }
-        self.cqs.push(cq);
-        self.cq_users.push(0);
-        Ok(index)
     }
 
     fn local_address(&self, ep: &Endpoint) -> Address {
@@ -328,6 +190,15 @@ impl IbverbsAdapter {
         self.dirty = dirty;
     }
 
+    /// Posts received buffers again.
+    fn repost(&mut self) {
+        let (recv, endpoints, by_qpn) = (&mut self.recv, &self.endpoints, &self.by_qpn);
+        let posted = recv.repost(|qpn| endpoints.get(by_qpn.get(&qpn)?)?.qp());
+        if posted.is_err() && self.lost.is_none() {
+            self.device_lost("receives cannot be posted");
+        }
+    }
+
     /// Work that appeared while the owner sleeps wakes it.
     fn wake_if_asleep(&self) {
         if self.sleeping && !(self.ready.is_empty() && self.stash.is_empty()) {
@@ -347,14 +218,33 @@ impl Adapter for IbverbsAdapter {
 
     unsafe fn register(&mut self, addr: u64, len: u64, access: Access) -> Result<Mr, Status> {
         self.alive()?;
-        if len > self.info.max_mr_size {
+        if len > self.max_region() {
             return Err(Status::invalid(format!(
                 "region of {len} bytes: {} allows {}; register it in parts",
-                self.info.name, self.info.max_mr_size
+                self.info.name,
+                self.max_region()
             )));
         }
         // SAFETY: valid until `deregister`, by this function's contract.
         let region = unsafe { Region::new(&self.pd, addr, len, access)? };
+        Ok(self.keep(region))
+    }
+
+    fn max_region(&self) -> u64 {
+        self.info.max_mr_size.min(self.cfg.max_region)
+    }
+
+    fn register_dmabuf(
+        &mut self,
+        fd: RawFd,
+        offset: u64,
+        len: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<Mr, Status> {
+        self.alive()?;
+        let region = Region::from_dmabuf(&self.pd, fd, offset, len, iova, access)?;
+        self.has_dmabuf = true;
         Ok(self.keep(region))
     }
 
@@ -373,8 +263,8 @@ impl Adapter for IbverbsAdapter {
             return Err(Status::new(Code::Unavailable, format!("{dev} port {port} is down")));
         }
         let cq = self.find_cq()?;
-        let depth = QpDepth { send: self.choice.depth + 1, recv: recv::DEPTH };
-        let qp = Qp::new(&self.pd, &self.cqs[cq], self.recv.srq(), &depth)?;
+        let depth = QpDepth { send: self.send_slots(), recv: recv::DEPTH };
+        let qp = Qp::new(&self.pd, &self.cqs[cq].cq, self.recv.srq(), &depth)?;
         qp.to_init(self.choice.port.number, self.cfg.pkey_index)?;
         let count = self.endpoints.len() as u32 + 1;
         if let Err(e) = self.recv.add_endpoint(&qp, count) {
@@ -391,12 +281,13 @@ impl Adapter for IbverbsAdapter {
         if let Some(cm) = &mut self.cm {
             cm.add(id, qp.number())?;
         }
-        self.cq_users[cq] += 1;
+        self.cqs[cq].users += 1;
         if self.by_qpn.contains_key(&qp.number()) {
             self.forget_completions(qp.number());
         }
         self.by_qpn.insert(qp.number(), id);
-        let ep = Endpoint::new(EpId(id), (&self.name, peer), qp, cq, psn, self.choice.depth);
+        let limits = (depth.send - 1, 2 * self.caps.max_rdma);
+        let ep = Endpoint::new(EpId(id), (&self.name, peer), qp, cq, psn, limits);
         self.endpoints.insert(id, ep);
         Ok(EpId(id))
     }
@@ -493,11 +384,10 @@ impl Adapter for IbverbsAdapter {
         }
         self.sleeping = false;
         // The views of the last poll end here.
-        let (recv, endpoints, by_qpn) = (&mut self.recv, &self.endpoints, &self.by_qpn);
-        let posted = recv.repost(|qpn| endpoints.get(by_qpn.get(&qpn)?)?.qp());
-        if posted.is_err() && self.lost.is_none() {
-            self.device_lost("receives cannot be posted");
+        if self.recv.is_due() {
+            self.repost();
         }
+        let held = self.recv.held();
         if self.events.pending() {
             self.take_happenings();
         }
@@ -509,7 +399,7 @@ impl Adapter for IbverbsAdapter {
         let mut wcs = std::mem::take(&mut self.wcs);
         for i in 0..self.cqs.len() {
             for _ in 0..ROUNDS {
-                let n = self.cqs[i].poll(&mut wcs);
+                let n = self.cqs[i].cq.poll(&mut wcs);
                 for wc in &wcs[..n] {
                     self.complete(wc);
                 }
@@ -524,6 +414,10 @@ impl Adapter for IbverbsAdapter {
             self.poll_connections();
         }
         self.ring();
+        if held > 0 && self.recv.held() == held {
+            // Nothing came: a good moment, since no answer waits for it.
+            self.repost();
+        }
         events.append(&mut self.ready);
     }
 
@@ -541,12 +435,12 @@ impl Adapter for IbverbsAdapter {
             self.channel.drain(&self.cqs);
         }
         self.armed = true;
-        for cq in &self.cqs {
-            cq.arm();
+        for slot in &self.cqs {
+            slot.cq.arm();
         }
         // What completed before the arming makes no event.
-        for cq in &self.cqs {
-            Self::drain_cq(cq, &mut self.wcs, &mut self.stash, |_| false);
+        for slot in &self.cqs {
+            Self::drain_cq(&slot.cq, &mut self.wcs, &mut self.stash, |_| false);
         }
         self.sleeping = self.stash.is_empty() && !self.events.pending();
         self.sleeping

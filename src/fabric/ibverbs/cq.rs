@@ -10,6 +10,7 @@ use rdma_sys::*;
 
 use crate::status::Status;
 
+use super::adapter::CqSlot;
 use super::device::Context;
 use super::{log_failure, sys};
 
@@ -45,21 +46,21 @@ impl CompChannel {
         unsafe { self.raw.as_ref().fd }
     }
 
-    /// Takes the next event; the queue's index in `queues`.
+    /// Takes the next event; the queue's number.
     fn next_event(&self) -> Option<usize> {
         let mut cq = std::ptr::null_mut();
-        let mut index: *mut c_void = std::ptr::null_mut();
+        let mut id: *mut c_void = std::ptr::null_mut();
         let get = self.context.verbs().get_cq_event;
         // SAFETY: both outputs are valid; the channel does not block.
-        let rc = unsafe { get(self.raw.as_ptr(), &mut cq, &mut index) };
-        (rc == 0).then_some(index as usize)
+        let rc = unsafe { get(self.raw.as_ptr(), &mut cq, &mut id) };
+        (rc == 0).then_some(id as usize)
     }
 
     /// Takes all events, so that the descriptor becomes readable only for new ones.
-    pub fn drain(&self, queues: &[Arc<Cq>]) {
-        while let Some(index) = self.next_event() {
-            if let Some(cq) = queues.get(index) {
-                cq.acknowledge_later();
+    pub fn drain(&self, queues: &[CqSlot]) {
+        while let Some(id) = self.next_event() {
+            if let Some(slot) = queues.iter().find(|s| s.id == id) {
+                slot.cq.acknowledge_later();
             }
         }
     }
@@ -97,15 +98,15 @@ unsafe impl Send for Cq {}
 unsafe impl Sync for Cq {}
 
 impl Cq {
-    /// A queue for `entries`, number `index` in the owner's list.
-    pub fn new(channel: &Arc<CompChannel>, entries: u32, index: usize) -> Result<Arc<Cq>, Status> {
+    /// A queue for `entries`, number `id` of its owner.
+    pub fn new(channel: &Arc<CompChannel>, entries: u32, id: usize) -> Result<Arc<Cq>, Status> {
         let context = &channel.context;
-        // SAFETY: context and channel live; the index is only handed back.
+        // SAFETY: context and channel live; the number is only handed back.
         let raw = unsafe {
             (context.verbs().create_cq)(
                 context.raw(),
                 entries as i32,
-                index as *mut c_void,
+                id as *mut c_void,
                 channel.raw.as_ptr(),
                 0,
             )

@@ -22,14 +22,16 @@ const MARKER: u64 = 1 << 62;
 /// most this many bytes of WRITEs. A later completion tells of the earlier requests, too.
 const SIGNAL_EVERY: u32 = 16;
 const SIGNAL_BYTES: u64 = 64 << 10;
+/// WRITEs and READs from here on show that a long transfer moves.
+const LONG: u64 = 64 << 10;
 
 /// What a posted work request was.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
     /// A SEND from this buffer.
     Send(u32),
-    /// A WRITE.
-    Write,
+    /// A WRITE of so many bytes.
+    Write(u64),
     /// A READ of this range of the peer's memory.
     Read {
         /// First byte.
@@ -43,7 +45,7 @@ impl Kind {
     fn name(&self) -> &'static str {
         match self {
             Kind::Send(_) => "send",
-            Kind::Write => "write",
+            Kind::Write(_) => "write",
             Kind::Read { .. } => "read",
         }
     }
@@ -81,7 +83,8 @@ pub(super) struct Endpoint {
     pub psn: u32,
     /// Index of its completion queue.
     pub cq: usize,
-    /// Completions so far, of either direction.
+    /// Signs of the peer's life so far: receives, and long WRITEs and READs that ended. The peer's
+    /// device acknowledges SENDs by itself.
     pub moved: u64,
     state: State,
     depth: u32,
@@ -96,13 +99,24 @@ pub(super) struct Endpoint {
     quiet_write: bool,
     sends: u32,
     reads: u32,
+    /// Of the WRITEs and READs under way, and the most that may be.
+    bytes: u64,
+    max_bytes: u64,
     /// The marker is under way.
     draining: bool,
 }
 
 impl Endpoint {
-    /// A new, unconnected endpoint; `names` are this end's and the peer's.
-    pub fn new(id: EpId, names: (&str, &str), qp: Qp, cq: usize, psn: u32, depth: u32) -> Endpoint {
+    /// A new, unconnected endpoint; `names` are this end's and the peer's. At most `depth` requests and
+    /// `max_bytes` of WRITEs and READs are under way.
+    pub fn new(
+        id: EpId,
+        names: (&str, &str),
+        qp: Qp,
+        cq: usize,
+        psn: u32,
+        (depth, max_bytes): (u32, u64),
+    ) -> Endpoint {
         Endpoint {
             id,
             local: names.0.to_string(),
@@ -122,6 +136,8 @@ impl Endpoint {
             quiet_write: false,
             sends: 0,
             reads: 0,
+            bytes: 0,
+            max_bytes,
             draining: false,
         }
     }
@@ -175,6 +191,17 @@ impl Endpoint {
                 Err(PostError::Failed(status::down(&self.peer, s)))
             }
         }
+    }
+
+    /// The same for a WRITE or READ. What is under way is limited, so that a message posted later
+    /// does not wait for long.
+    fn admit_bytes(&mut self, len: u64) -> Result<(), PostError> {
+        self.admit()?;
+        if self.bytes > 0 && self.bytes + len > self.max_bytes {
+            return Err(PostError::QueueFull);
+        }
+        self.bytes += len;
+        Ok(())
     }
 
     fn push(&mut self, wqe: Wqe, posted: Posted) {
@@ -233,7 +260,7 @@ impl Endpoint {
         imm: Option<u32>,
         inline: bool,
     ) -> Result<bool, PostError> {
-        self.admit()?;
+        self.admit_bytes(local.len())?;
         let opcode = match imm {
             Some(_) => ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
             None => ibv_wr_opcode::IBV_WR_RDMA_WRITE,
@@ -254,7 +281,7 @@ impl Endpoint {
             w.flag(ibv_send_flags::IBV_SEND_FENCE);
         }
         let first = self.batch.is_empty();
-        self.push(w, Posted { wr, kind: Kind::Write });
+        self.push(w, Posted { wr, kind: Kind::Write(local.len()) });
         Ok(first)
     }
 
@@ -268,7 +295,7 @@ impl Endpoint {
 
     /// Prepares a READ; see `send`.
     pub fn read(&mut self, wr: u64, local: Mem, remote: Remote) -> Result<bool, PostError> {
-        self.admit()?;
+        self.admit_bytes(local.len())?;
         let mut w = Wqe::new(ibv_wr_opcode::IBV_WR_RDMA_READ, self.next_id());
         w.remote(remote.addr, remote.rkey);
         w.local(local.addr(), local.len() as u32, local.lkey());
@@ -342,15 +369,21 @@ impl Endpoint {
     fn retire(&mut self, result: Result<(), Status>, pool: &mut SendPool, events: &mut Vec<Event>) {
         let Some(p) = self.posted.pop_front() else { return };
         self.first += 1;
-        self.moved += 1;
         match p.kind {
             Kind::Send(buffer) => {
                 pool.put(buffer);
                 self.sends -= 1;
                 return;
             }
-            Kind::Read { .. } => self.reads -= 1,
-            Kind::Write => {}
+            Kind::Read { len, .. } => {
+                self.reads -= 1;
+                self.bytes -= len;
+                self.moved += u64::from(len >= LONG);
+            }
+            Kind::Write(len) => {
+                self.bytes -= len;
+                self.moved += u64::from(len >= LONG);
+            }
         }
         events.push(Event::Done { ep: self.id, wr: p.wr, result });
     }

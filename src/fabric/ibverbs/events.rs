@@ -25,6 +25,8 @@ pub(super) enum Happening {
     PortUp(u8),
     /// GIDs, LID or partition keys of the port changed.
     PortChanged(u8, &'static str),
+    /// A completion queue overran; its number.
+    QueueLost(usize),
     /// The device, or a queue that all endpoints share, is lost.
     DeviceLost(&'static str),
 }
@@ -61,7 +63,10 @@ unsafe fn decode(e: &AsyncEvent) -> Option<Happening> {
     } else if is(ev::IBV_EVENT_DEVICE_FATAL) {
         Some(Happening::DeviceLost("fatal device error"))
     } else if is(ev::IBV_EVENT_CQ_ERR) {
-        Some(Happening::DeviceLost("completion queue overrun"))
+        let cq = e.cq();
+        // SAFETY: a completion queue lives until its events are acknowledged; its context is the
+        // number that it was made with.
+        (!cq.is_null()).then(|| Happening::QueueLost(unsafe { (*cq).cq_context } as usize))
     } else if is(ev::IBV_EVENT_SRQ_ERR) {
         Some(Happening::DeviceLost("shared receive queue error"))
     } else {
@@ -200,7 +205,7 @@ mod tests {
 
     #[test]
     fn unknown_numbers_mean_nothing() {
-        for n in [-1, 4, 5, 6, 7, 13, 15, 17, 19, 20, 99] {
+        for n in [-1, 0, 4, 5, 6, 7, 13, 15, 17, 19, 20, 99] {
             let e = AsyncEvent::of(n);
             // SAFETY: none of these names an object.
             assert_eq!(unsafe { decode(&e) }, None, "{n}");

@@ -6,7 +6,7 @@
 //! - `endpoint`: one connection and the account of its send queue; `address`: how ends find each
 //!   other; `status`: failed completions in words; `events`: what devices tell on their own;
 //! - `cm`: connecting through rdma_cm, whose library and objects are in `cm_sys`;
-//! - `adapter`: the provider contract on top of these; `progress`: what completions and events do.
+//! - `open`: opening a device; `adapter`: the provider contract on top of these; `progress`: what completions and events do.
 //!
 //! Sends, writes and reads are collected per endpoint and handed to the device in one chain at
 //! `flush`. A SEND is copied into a registered buffer and asks for a completion only now and then;
@@ -23,6 +23,7 @@ mod endpoint;
 mod events;
 pub mod gid;
 mod mr;
+mod open;
 mod progress;
 mod qp;
 mod recv;
@@ -31,7 +32,8 @@ mod send;
 mod status;
 mod sys;
 
-pub use adapter::{IbverbsAdapter, open};
+pub use adapter::IbverbsAdapter;
+pub use open::open;
 
 /// Marks the work request ids of receives.
 const RECV_BIT: u64 = 1 << 63;

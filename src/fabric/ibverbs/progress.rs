@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use rdma_sys::{ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 
 use crate::fabric::{EpId, Event, View};
-use crate::status::{Code, Status};
+use crate::status::{Code, Reason, Status};
 
 use super::adapter::IbverbsAdapter;
 use super::cm::CmEvent;
@@ -96,6 +96,7 @@ impl IbverbsAdapter {
                 Happening::PortChanged(p, what) if p == self.choice.port.number => {
                     self.port_changed(what);
                 }
+                Happening::QueueLost(id) => self.queue_lost(id),
                 Happening::DeviceLost(what) => self.device_lost(what),
                 _ => {}
             }
@@ -105,6 +106,7 @@ impl IbverbsAdapter {
     fn note(&mut self, text: String) {
         /// Notes kept; a flapping port must not fill memory.
         const MAX_NOTES: usize = 256;
+        crate::log::warn(format_args!("{}: {text}", self.info.name));
         if self.notes.len() < MAX_NOTES {
             self.notes.push(format!("{}: {text}", self.info.name));
         }
@@ -149,6 +151,17 @@ impl IbverbsAdapter {
         let s = Status::gone(why);
         for ep in self.endpoints.values_mut().filter(|e| !e.is_down()) {
             ep.fail(s.clone(), &mut self.send, &mut self.ready);
+        }
+    }
+
+    /// A completion queue overran. Completions are missing, so its endpoints end; the others live on.
+    fn queue_lost(&mut self, id: usize) {
+        let Some(index) = self.cqs.iter().position(|s| s.id == id && !s.lost) else { return };
+        self.cqs[index].lost = true;
+        self.note(format!("completion queue {id} overran"));
+        let s = Status::internal("completion queue overrun").because(Reason::LocalError);
+        for ep in self.endpoints.values_mut().filter(|e| e.cq == index && !e.is_down()) {
+            ep.lose(s.clone(), &mut self.send, &mut self.ready);
         }
     }
 
@@ -222,7 +235,7 @@ impl IbverbsAdapter {
         let mut wcs = std::mem::take(&mut self.wcs);
         for i in 0..self.cqs.len() {
             loop {
-                let n = self.cqs[i].poll(&mut wcs);
+                let n = self.cqs[i].cq.poll(&mut wcs);
                 wcs[..n].iter().for_each(|wc| self.complete(wc));
                 if n < BATCH {
                     break;
@@ -234,8 +247,8 @@ impl IbverbsAdapter {
 
     /// Forgets completions of an earlier queue pair with a new one's number.
     pub(super) fn forget_completions(&mut self, qpn: u32) {
-        for cq in &self.cqs {
-            while Self::drain_cq(cq, &mut self.wcs, &mut self.stash, |_| false) == BATCH {}
+        for slot in &self.cqs {
+            while Self::drain_cq(&slot.cq, &mut self.wcs, &mut self.stash, |_| false) == BATCH {}
         }
         self.stash.retain(|wc| {
             if wc.qp_num == qpn && wc.wr_id & RECV_BIT != 0 {
@@ -248,8 +261,8 @@ impl IbverbsAdapter {
     /// Ends an endpoint that is no longer in the tables.
     pub(super) fn close(&mut self, mut ep: Endpoint) {
         let qpn = ep.qpn();
-        let cq = self.cqs[ep.cq].clone();
-        self.cq_users[ep.cq] -= 1;
+        let cq = self.cqs[ep.cq].cq.clone();
+        self.cqs[ep.cq].users -= 1;
         let (recv, stash, wcs) = (&mut self.recv, &mut self.stash, &mut self.wcs);
         let mut absorb = |ep: &mut Endpoint, pool: &mut SendPool, wc: &ibv_wc| {
             if wc.qp_num != qpn {

@@ -108,8 +108,8 @@ impl Qp {
         a: &mut ibv_qp_attr,
         mask: ibv_qp_attr_mask,
     ) -> Result<(), Status> {
-        // SAFETY: a live queue pair and a filled-in struct.
         let rc =
+            // SAFETY: a live queue pair and a filled-in struct.
             unsafe { (self.pd.context().verbs().modify_qp)(self.raw.as_ptr(), a, mask.0 as i32) };
         sys::check(rc).map_err(|e| Status::os(format!("queue pair to {what}"), &e))
     }

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rdma_sys::*;
+use smallvec::SmallVec;
 
 use crate::status::Status;
 
@@ -21,9 +22,11 @@ pub(super) const DEPTH: u32 = 64;
 /// Shared buffers posted from the start, and more of them for each endpoint. One endpoint may fill
 /// `DEPTH`; that all do at once while nothing is polled is rare, and then senders wait.
 const SHARED_BASE: u32 = 128;
-const SHARED_PER_ENDPOINT: u32 = 8;
+const SHARED_PER_ENDPOINT: u32 = 4;
 /// Most shared buffers.
 pub(super) const SHARED_MAX: u32 = 4096;
+/// Shared buffers are posted again in chains of at least this many, or when there is nothing else to do.
+const REPOST_AT: usize = 16;
 /// Work requests posted in one call.
 const CHAIN: usize = 32;
 
@@ -176,6 +179,16 @@ impl RecvPool {
         self.held.push((index, if self.srq.is_some() { 0 } else { qpn }));
     }
 
+    /// Buffers that wait to be posted again.
+    pub fn held(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Whether they have to be posted now: enough for a good chain, or the only ones that there are.
+    pub fn is_due(&self) -> bool {
+        self.held.len() >= REPOST_AT || (self.srq.is_none() && !self.held.is_empty())
+    }
+
     /// Posts what is held. `qp` finds a queue pair by its number.
     pub fn repost<'a>(&mut self, qp: impl Fn(u32) -> Option<&'a Qp>) -> Result<(), Status> {
         if self.held.is_empty() {
@@ -215,11 +228,11 @@ impl RecvPool {
 
     fn post_shared(&self, part: &[(u32, u32)]) -> Result<(), Status> {
         let Some(srq) = &self.srq else { return Ok(()) };
-        let mut chain: [(ibv_recv_wr, ibv_sge); CHAIN] =
-            std::array::from_fn(|i| self.request(part.get(i).map_or(part[0].0, |b| b.0)));
+        let mut chain: SmallVec<[(ibv_recv_wr, ibv_sge); CHAIN]> =
+            part.iter().map(|b| self.request(b.0)).collect();
         let first = chain.as_mut_ptr();
         for i in 0..part.len() {
-            // SAFETY: inside the array; the pointers are used only during this call.
+            // SAFETY: inside the chain; the pointers are used only during this call.
             unsafe {
                 let w = first.add(i);
                 (*w).0.sg_list = &raw mut (*w).1;

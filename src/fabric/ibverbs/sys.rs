@@ -34,6 +34,10 @@ impl AsyncEvent {
         let b = self.element.to_ne_bytes();
         c_int::from_ne_bytes([b[0], b[1], b[2], b[3]]) as u8
     }
+    /// The completion queue of a completion queue event.
+    pub fn cq(&self) -> *const ibv_cq {
+        self.element as *const ibv_cq
+    }
     /// The queue pair of a queue pair event.
     pub fn qp(&self) -> *const ibv_qp {
         self.element as *const ibv_qp

@@ -383,8 +383,8 @@ fn make_link(core: &Core, own: &Endpoint, tx: Producer, guest: Guest) -> io::Res
 /// Whether the kernel lets us read the peer's memory, and it is the peer's.
 fn can_read(pid: i32, hello: &Hello) -> bool {
     let mut word = [0u8; 8];
-    // SAFETY: eight writable bytes.
     let n = pid > 0
+        // SAFETY: eight writable bytes.
         && unsafe { sys::read_process(pid, hello.nonce_addr, word.as_mut_ptr(), 8) }
             .is_ok_and(|n| n == 8);
     n && u64::from_le_bytes(word) == hello.nonce

@@ -12,7 +12,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
+use self::order::{Reading, Words, Writing};
 use super::sys::{self, Mapping};
+
+mod order;
 
 /// A cache line, the unit of the ring.
 pub(crate) const LINE: usize = 64;
@@ -137,17 +140,48 @@ fn control(map: &Mapping) -> &Control {
     unsafe { &*map.ptr().cast::<Control>() }
 }
 
+/// A mapped ring file.
+#[derive(Debug)]
+struct Lines {
+    map: Mapping,
+    geometry: Geometry,
+}
+
+impl Lines {
+    /// First byte of a line.
+    fn at(&self, line: u64) -> *mut u8 {
+        // SAFETY: the offset is that of a line inside the mapping.
+        unsafe { self.map.ptr().add(self.geometry.offset(line)) }
+    }
+
+    /// The first word of a line.
+    fn word(&self, line: u64) -> &AtomicU64 {
+        // SAFETY: a line is 64-byte aligned, inside the mapping, and accessed as a header word by
+        // atomic operations only, until it becomes payload, which the protocol keeps apart.
+        unsafe { AtomicU64::from_ptr(self.at(line).cast()) }
+    }
+}
+
+impl Words for Lines {
+    fn lines(&self) -> u64 {
+        self.geometry.lines()
+    }
+    fn clear(&self, line: u64) {
+        self.word(line).store(0, Ordering::Relaxed);
+    }
+    fn publish(&self, line: u64, header: u64) {
+        self.word(line).store(header, Ordering::Release);
+    }
+    fn load(&self, line: u64) -> u64 {
+        load64(self.word(line))
+    }
+}
+
 /// The end that writes records.
 #[derive(Debug)]
 pub(crate) struct Producer {
-    map: Mapping,
-    geometry: Geometry,
-    /// Next line to write.
-    head: u64,
-    /// Lines from `head` to here have a zero first word.
-    zeroed: u64,
-    /// The consumer's position when last looked at.
-    consumed: u64,
+    lines: Lines,
+    order: Writing,
 }
 
 impl Producer {
@@ -157,40 +191,18 @@ impl Producer {
         let fd = sys::memfd(c"rdma-transport-ring", geometry.file())?;
         let map = Mapping::mirrored(sys::borrow(&fd), geometry.head, geometry.ring, true)?;
         sys::seal_future_write(&fd);
-        Ok((Producer { map, geometry, head: 0, zeroed: geometry.lines(), consumed: 0 }, fd))
+        let lines = Lines { map, geometry };
+        Ok((Producer { order: Writing::new(&lines), lines }, fd))
     }
 
     /// Our control page.
     pub(crate) fn control(&self) -> &Control {
-        control(&self.map)
-    }
-
-    /// First byte of a line.
-    fn line(&self, line: u64) -> *mut u8 {
-        // SAFETY: the offset is that of a line inside the mapping.
-        unsafe { self.map.ptr().add(self.geometry.offset(line)) }
-    }
-
-    /// The first word of a line.
-    fn word(&self, line: u64) -> &AtomicU64 {
-        // SAFETY: a line is 64-byte aligned, inside the mapping, and accessed as a header word by
-        // atomic operations only, until it becomes payload, which the protocol keeps apart.
-        unsafe { AtomicU64::from_ptr(self.line(line).cast()) }
+        control(&self.lines.map)
     }
 
     /// Whether a record of `len` payload bytes fits now.
     pub(crate) fn room(&mut self, len: usize, peer: &Control) -> Result<(), NoRoom> {
-        // One line more: the one behind the record is zeroed before the record is published.
-        let end = self.head + lines_of(len) + 1;
-        if end - self.consumed <= self.geometry.lines() {
-            return Ok(());
-        }
-        let consumed = load64(&peer.consumed);
-        if consumed < self.consumed || consumed > self.head {
-            return Err(NoRoom::Broken);
-        }
-        self.consumed = consumed;
-        if end - consumed <= self.geometry.lines() { Ok(()) } else { Err(NoRoom::Full) }
+        self.order.room(&self.lines, lines_of(len), || load64(&peer.consumed))
     }
 
     /// Reserves room for a record of `len` payload bytes, at most [`MAX_PAYLOAD`].
@@ -225,7 +237,13 @@ impl Slot<'_> {
         let at = HEADER + self.filled;
         // SAFETY: the record begins inside the ring and, thanks to the mirror, has at least one
         // whole ring behind it; its length is bounded by the reservation, which is below that.
-        unsafe { std::ptr::copy_nonoverlapping(src, self.ring.line(self.ring.head).add(at), len) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                src,
+                self.ring.lines.at(self.ring.order.head).add(at),
+                len,
+            )
+        };
         self.filled += len;
     }
 
@@ -233,34 +251,16 @@ impl Slot<'_> {
     pub(crate) fn publish(self, kind: u8, flags: u8) {
         debug_assert_eq!(self.filled, self.len);
         let ring = self.ring;
-        let next = ring.head + lines_of(self.len);
-        if next >= ring.zeroed {
-            ring.word(next).store(0, Ordering::Relaxed);
-            ring.zeroed = next + 1;
-        }
         let header = Header { kind, flags, len: self.len as u32 };
-        ring.word(ring.head).store(header.pack(), Ordering::Release);
-        ring.head = next;
-        // One line ahead, so that the next short record need not wait for a second cache line.
-        let ahead = next + 1;
-        if ahead >= ring.zeroed && ahead + 1 - ring.consumed <= ring.geometry.lines() {
-            ring.word(ahead).store(0, Ordering::Relaxed);
-            ring.zeroed = ahead + 1;
-        }
+        ring.order.publish(&ring.lines, lines_of(self.len), header.pack());
     }
 }
 
 /// The end that reads records, out of the peer's file.
 #[derive(Debug)]
 pub(crate) struct Consumer {
-    map: Mapping,
-    geometry: Geometry,
-    /// Next line to read.
-    head: u64,
-    /// Lines before this are no longer looked at.
-    released: u64,
-    /// What the peer was told.
-    told: u64,
+    lines: Lines,
+    order: Reading,
 }
 
 impl Consumer {
@@ -271,27 +271,18 @@ impl Consumer {
             return Err(io::Error::other("the peer's ring has another size than ours"));
         }
         let map = Mapping::mirrored(sys::borrow(fd), geometry.head, geometry.ring, false)?;
-        Ok(Consumer { map, geometry, head: 0, released: 0, told: 0 })
+        Ok(Consumer { lines: Lines { map, geometry }, order: Reading::default() })
     }
 
     /// The peer's control page.
     pub(crate) fn control(&self) -> &Control {
-        control(&self.map)
-    }
-
-    fn line(&self) -> *const u8 {
-        // SAFETY: the offset is that of a line inside the mapping.
-        unsafe { self.map.ptr().add(self.geometry.offset(self.head)) }
+        control(&self.lines.map)
     }
 
     /// The next record's header, if one is published. `Err`: the record is impossible.
     #[inline]
     pub(crate) fn peek(&self) -> Result<Option<Header>, u64> {
-        // SAFETY: an aligned word inside the mapping, loaded atomically.
-        let word = load64(unsafe { AtomicU64::from_ptr(self.line().cast_mut().cast()) });
-        if word == 0 {
-            return Ok(None);
-        }
+        let Some(word) = self.order.peek(&self.lines) else { return Ok(None) };
         let header = Header::unpack(word);
         if header.len as usize > MAX_PAYLOAD { Err(word) } else { Ok(Some(header)) }
     }
@@ -301,7 +292,7 @@ impl Consumer {
     pub(crate) fn payload(&self) -> *const u8 {
         const { assert!(HEADER + MAX_PAYLOAD <= 32 * 1024) };
         // SAFETY: a line of the ring has a whole ring mapped behind its start.
-        unsafe { self.line().add(HEADER) }
+        unsafe { self.lines.at(self.order.head).add(HEADER) }
     }
 
     /// A private copy of the start of the next record's payload.
@@ -313,28 +304,27 @@ impl Consumer {
 
     /// Steps behind a record of `len` payload bytes. Its memory stays until `release`.
     pub(crate) fn advance(&mut self, len: u32) {
-        self.head += lines_of(len as usize);
+        self.order.head += lines_of(len as usize);
     }
 
     /// Lets go of everything read so far; the peer learns it by `tell`.
     pub(crate) fn release(&mut self) {
-        self.released = self.head;
+        self.order.release();
     }
 
     /// Whether so much was released that the peer should know soon.
     pub(crate) fn should_tell(&self) -> bool {
-        self.released - self.told >= self.geometry.lines() / 4
+        self.order.should_tell(&self.lines)
     }
 
     /// Whether the peer could be told of more room.
     pub(crate) fn can_tell(&self) -> bool {
-        self.released != self.told
+        self.order.can_tell()
     }
 
     /// Tells the peer, on our control page, how far it may write.
     pub(crate) fn tell(&mut self, own: &Control) {
-        self.told = self.released;
-        own.consumed.store(self.told, Ordering::Release);
+        own.consumed.store(self.order.tell(), Ordering::Release);
     }
 }
 

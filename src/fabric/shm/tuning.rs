@@ -10,8 +10,12 @@ const WAYS: usize = 2;
 const CLASSES: usize = 5;
 /// Samples of each way before one is preferred.
 const FIRST: u32 = 2;
-/// From time to time the slower way is tried again.
+/// The slower way is tried again so often; a power of two.
 const RETRY: u32 = 64;
+/// The same where it costs far more: trying it is not free, and chills the caches.
+const RETRY_FAR: u32 = 1024;
+/// Costs this many times as much.
+const FAR: f32 = 1.25;
 
 /// A way for one WRITE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +49,13 @@ pub(crate) struct Timed {
     start: Instant,
 }
 
+impl Class {
+    fn retry(&self) -> u32 {
+        let [a, b] = self.cost;
+        if a.max(b) > FAR * a.min(b) { RETRY_FAR } else { RETRY }
+    }
+}
+
 fn class(len: u64) -> usize {
     const ENDS: [u64; CLASSES - 1] = [32 << 10, 256 << 10, 2 << 20, 16 << 20];
     ENDS.iter().position(|&end| len <= end).unwrap_or(CLASSES - 1)
@@ -58,7 +69,7 @@ impl Tuning {
         let [process, both] = c.samples;
         let way = if process.min(both) < FIRST {
             if both <= process { Way::Both } else { Way::Process }
-        } else if (c.cost[1] < c.cost[0]) != (c.chosen.is_multiple_of(RETRY)) {
+        } else if (c.cost[1] < c.cost[0]) != (c.chosen.is_multiple_of(c.retry())) {
             Way::Both
         } else {
             Way::Process

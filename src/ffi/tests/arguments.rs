@@ -31,6 +31,7 @@ fn each_with(mgr: *mut rdma_mgr_t) -> Vec<(&'static str, rdma_code_t)> {
         struct_size: size_of::<rdma_device_ops_t>(),
         copy_to_host: None,
         copy_from_host: None,
+        export_dmabuf: None,
     };
     let memory = (&raw mut len).cast::<c_void>();
     let mut calls = Vec::new();
@@ -137,8 +138,7 @@ fn null_names_its_argument() {
         invalid(rdma_mem_free(m, null_mut()), &["addr is NULL"]);
         let mut device = 0;
         invalid(rdma_mgr_register_device(m, null(), null_mut(), &mut device), &["ops is NULL"]);
-        let mut ops =
-            rdma_device_ops_t { struct_size: 24, copy_to_host: None, copy_from_host: None };
+        let mut ops = rdma_device_ops_t { struct_size: 24, ..std::mem::zeroed() };
         invalid(rdma_mgr_register_device(m, &ops, null_mut(), null_mut()), &["device is NULL"]);
         invalid(rdma_mgr_register_device(m, &ops, null_mut(), &mut device), &["ops.copy_to_host"]);
         ops.struct_size = 23;

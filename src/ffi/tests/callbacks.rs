@@ -1,6 +1,6 @@
 //! Callbacks of C, as the engine calls them.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -179,6 +179,7 @@ fn a_copy_ends_once_whatever_the_device_calls() {
         struct_size: size_of::<rdma_device_ops_t>(),
         copy_to_host: Some(copy_and_report_twice),
         copy_from_host: None,
+        export_dmabuf: None,
     };
     let error = Device::new(&ops, std::ptr::null_mut()).err().unwrap();
     assert_eq!(error.message, "ops.copy_from_host is NULL");
@@ -206,4 +207,42 @@ fn a_copy_ends_once_whatever_the_device_calls() {
         );
         assert_eq!(std::mem::take(&mut *ends.lock()), [expected; 2]);
     }
+}
+
+/// Gives a descriptor, none, an error or an unknown code, by the number of bytes.
+unsafe extern "C" fn export(
+    device: *const c_void,
+    nbytes: u64,
+    fd: *mut c_int,
+    offset: *mut u64,
+    userdata: *mut c_void,
+) -> rdma_code_t {
+    assert_eq!(userdata as usize, 9);
+    if nbytes == 1 {
+        use std::os::fd::IntoRawFd;
+        let file = std::fs::File::open("/dev/null").unwrap();
+        // SAFETY: the library's variables.
+        unsafe { (fd.write(file.into_raw_fd()), offset.write(device as u64 + 7)) };
+    }
+    [0, 0, 0, 12, 99][nbytes as usize]
+}
+
+#[test]
+fn a_dmabuf_is_taken_over_and_failures_are_told() {
+    let mut ops = rdma_device_ops_t {
+        struct_size: size_of::<rdma_device_ops_t>(),
+        copy_to_host: Some(copy_and_report_twice),
+        copy_from_host: Some(copy_and_report_twice),
+        export_dmabuf: None,
+    };
+    let without = Device::new(&ops, 9 as *mut c_void).unwrap();
+    assert!(without.export_dmabuf(8, 1).is_none());
+    ops.export_dmabuf = Some(export);
+    let device = Device::new(&ops, 9 as *mut c_void).unwrap();
+    assert_eq!(device.export_dmabuf(8, 1).unwrap().unwrap().1, 15);
+    let code = |n| device.export_dmabuf(8, n).unwrap().unwrap_err().code;
+    assert_eq!(
+        [code(2), code(3), code(4)],
+        [Code::InvalidArgument, Code::Unimplemented, Code::Unknown]
+    );
 }

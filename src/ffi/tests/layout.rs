@@ -23,7 +23,7 @@ fn structs_have_the_layout_of_the_first_version() {
         flags 40, device 44);
     offsets!(rdma_transfer_info_t, 48: struct_size 0, bytes 8, elapsed_ns 16, provider 24, peer 32,
         protocol 40, reason 44);
-    offsets!(rdma_device_ops_t, 24: struct_size 0, copy_to_host 8, copy_from_host 16);
+    offsets!(rdma_device_ops_t, 32: struct_size 0, copy_to_host 8, copy_from_host 16, export_dmabuf 24);
     offsets!(rdma_mgr_options_t, 144: struct_size 0, name 8, provider 16, listen 24, secret 32,
         secret_len 40, progress 48, protocol 52, timeout_ms 56, busy_poll_us 64,
         peer_timeout_ms 72, eager_max 80, meta_cache_entries 88, queue_depth 92, checksum 96,
@@ -111,8 +111,8 @@ fn numbers_are_those_of_the_engine() {
 fn default_options_are_the_default_settings() {
     let options = super::options();
     assert_eq!(options.struct_size, size_of::<rdma_mgr_options_t>());
-    // SAFETY: options as the header describes them; NULL stands for the defaults.
     let (given, absent) =
+        // SAFETY: options as the header describes them; NULL stands for the defaults.
         unsafe { (options::config(&options).unwrap(), options::config(std::ptr::null()).unwrap()) };
     let defaults = format!("{:?}", Config::default());
     assert_eq!(format!("{given:?}"), defaults);

@@ -81,7 +81,7 @@ fn two_threads_pass_every_record_unchanged() {
 fn a_ring_takes_what_fits_and_no_more() {
     let (mut producer, mut consumer) = ring();
     let (other, _fd) = Producer::create().unwrap();
-    let lines = producer.geometry.lines();
+    let lines = producer.lines.lines();
     for lap in 0..3 {
         let mut records = 0;
         while let Ok(slot) = producer.reserve(0, other.control()) {
@@ -104,7 +104,7 @@ fn a_ring_takes_what_fits_and_no_more() {
 fn impossible_positions_and_lengths_are_noticed() {
     let (mut producer, consumer) = ring();
     let (peer, _fd) = Producer::create().unwrap();
-    for bad in [producer.geometry.lines() + 7, u64::MAX] {
+    for bad in [producer.lines.lines() + 7, u64::MAX] {
         peer.control().consumed.store(bad, Ordering::Relaxed);
         while producer.room(MAX_PAYLOAD, peer.control()).is_ok() {
             let mut slot = producer.reserve(MAX_PAYLOAD, peer.control()).unwrap();
@@ -114,7 +114,7 @@ fn impossible_positions_and_lengths_are_noticed() {
         assert_eq!(producer.room(MAX_PAYLOAD, peer.control()), Err(NoRoom::Broken));
     }
     let header = Header { kind: 1, flags: 0, len: MAX_PAYLOAD as u32 + 1 };
-    producer.word(0).store(header.pack(), Ordering::Relaxed);
+    producer.lines.word(0).store(header.pack(), Ordering::Relaxed);
     assert_eq!(consumer.peek(), Err(header.pack()));
 }
 

@@ -1,0 +1,106 @@
+/* One thread, two managers, loopback, manual progress: for counting instructions with callgrind.
+   usage: rdma_ops OPERATION BYTES COUNT; see bench/instructions. */
+#include <rdma_transport.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void must(rdma_code_t code, const char *what) {
+  char text[512] = "";
+  if (code == RDMA_OK) return;
+  rdma_last_error(text, sizeof text);
+  fprintf(stderr, "%s: %s: %s\n", what, rdma_code_name(code), text);
+  exit(1);
+}
+
+static rdma_mgr_t *open_manager(const char *name) {
+  rdma_mgr_options_t o;
+  rdma_mgr_t *m = NULL;
+  must(rdma_mgr_options_init(&o, sizeof o), "options");
+  o.name = name;
+  o.provider = "loopback";
+  o.progress = RDMA_PROGRESS_MANUAL;
+  must(rdma_mgr_create(&o, &m), "manager");
+  return m;
+}
+
+static int ended;
+static void send_done(rdma_code_t code, const char *message, size_t len, const rdma_transfer_info_t *info,
+                      void *userdata) {
+  (void)message, (void)len, (void)info, (void)userdata;
+  must(code, "send");
+  ended++;
+}
+static void recv_done(rdma_code_t code, const char *message, size_t len, const rdma_tensor_t *tensor,
+                      const rdma_transfer_info_t *info, void *userdata) {
+  (void)message, (void)len, (void)tensor, (void)info, (void)userdata;
+  must(code, "receive");
+  ended++;
+}
+
+typedef struct scene {
+  rdma_mgr_t *from, *to;
+  rdma_tensor_t tensor;
+  rdma_recv_options_t options;
+} scene;
+
+static void turn(scene *s, int until) {
+  while (ended < until) {
+    must(rdma_mgr_progress(s->to, NULL), "progress");
+    must(rdma_mgr_progress(s->from, NULL), "progress");
+  }
+}
+
+static void offer(scene *s, int64_t step) {
+  must(rdma_send(s->from, "key", 3, step, &s->tensor, NULL, send_done, NULL), "rdma_send");
+}
+static void ask(scene *s, int64_t step) {
+  must(rdma_recv_async(s->to, "from", "key", 3, step, &s->options, recv_done, NULL, NULL), "rdma_recv_async");
+}
+
+/* The tensor is there before it is asked for, or the receiver waits for it. */
+static void transfer(scene *s, int64_t step, int waiting) {
+  ended = 0;
+  if (waiting) {
+    ask(s, step);
+    for (int i = 0; i < 2; i++) must(rdma_mgr_progress(s->from, NULL), "progress");
+    offer(s, step);
+  } else {
+    offer(s, step);
+    ask(s, step);
+  }
+  turn(s, 2);
+  must(rdma_step_cleanup(s->from, step), "cleanup");
+  must(rdma_step_cleanup(s->to, step), "cleanup");
+}
+
+int main(int argc, char **argv) {
+  scene s;
+  char address[256];
+  if (argc != 4) {
+    fprintf(stderr, "usage: rdma_ops waiting|ready BYTES COUNT\n");
+    return 2;
+  }
+  int waiting = strcmp(argv[1], "waiting") == 0;
+  size_t n = strtoul(argv[2], NULL, 10);
+  long count = strtol(argv[3], NULL, 10);
+  void *source = calloc(1, n), *target = calloc(1, n);
+  if (!source || !target) return 1;
+  s.from = open_manager("from");
+  s.to = open_manager("to");
+  must(rdma_mgr_listen(s.from, "127.0.0.1:0", address, sizeof address, NULL), "listen");
+  must(rdma_mgr_add_peer(s.to, "from", address), "add_peer");
+  must(rdma_recv_options_init(&s.options, sizeof s.options), "options");
+  s.options.dst = target;
+  s.options.dst_len = n;
+  memset(&s.tensor, 0, sizeof s.tensor);
+  s.tensor.struct_size = sizeof s.tensor;
+  s.tensor.data = source;
+  s.tensor.nbytes = n;
+  for (long i = 0; i < count; i++) transfer(&s, i, waiting);
+  must(rdma_mgr_destroy(s.to), "destroy");
+  must(rdma_mgr_destroy(s.from), "destroy");
+  free(source);
+  free(target);
+  return 0;
+}

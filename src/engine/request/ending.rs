@@ -1,0 +1,186 @@
+//! The end of a request: cancelled, failed, finished; always one callback.
+
+use super::*;
+
+impl Engine {
+    /// The application no longer wants a receive.
+    pub fn cancel(&mut self, fx: &mut dyn Fx, id: u64) -> Result<(), Status> {
+        let index = self.by_id(id).ok_or_else(|| {
+            Status::new(Code::NotFound, format!("request {id} is not known or has ended"))
+        })?;
+        let status = Status::new(Code::Cancelled, "the receive was cancelled");
+        self.end(fx, index, status.because(Reason::Cancelled));
+        Ok(())
+    }
+
+    /// Ends a request early: at once where nothing can touch its memory any more, otherwise as soon
+    /// as that is so.
+    pub(in crate::engine) fn end(&mut self, fx: &mut dyn Fx, index: u32, status: Status) {
+        let now = fx.now();
+        let grace = self.quiesce_grace();
+        let Some(r) = self.requests.get_mut(index) else { return };
+        let windows = r.ch.and_then(|ch| self.channels.get(ch)).is_some_and(|c| c.caps.windows);
+        match &mut r.state {
+            State::Queued => {
+                if let Some(p) = r.peer {
+                    self.peers[p as usize].queue.retain(|&q| q != index);
+                }
+                self.fail(fx, index, status);
+            }
+            State::LocalWait => {
+                let (key, step) = (r.key.clone(), r.step);
+                self.table.remove_waiter(&key, step, Waiter::Local(index));
+                self.fail(fx, index, status);
+            }
+            State::Allocating(_) | State::Copying | State::LocalCopy(_) => {
+                r.ended.get_or_insert(status);
+            }
+            State::Requested | State::Awaiting => {
+                let exposed = r.landing.as_ref().is_some_and(|l| l.window.is_some());
+                let ch = r.ch;
+                if exposed && !windows {
+                    r.state = State::Quiescing { status, left: 0, response: None };
+                    r.deadline = now + grace;
+                    self.next_deadline = self.next_deadline.min(now + grace);
+                } else {
+                    self.fail(fx, index, status);
+                }
+                if let Some(ch) = ch {
+                    self.send(fx, ch, &Message::Cancel { index }, &[]);
+                    self.settle(fx, ch);
+                }
+            }
+            State::Reading { left, response, .. } => {
+                let (left, response) = (*left, Some(*response));
+                r.state = State::Quiescing { status, left, response };
+                r.deadline = now + grace;
+                self.next_deadline = self.next_deadline.min(now + grace);
+            }
+            State::Quiescing { .. } => {}
+        }
+    }
+
+    pub(in crate::engine) fn request_lost_channel(
+        &mut self,
+        fx: &mut dyn Fx,
+        index: u32,
+        status: &Status,
+        provider: &'static str,
+    ) {
+        let Some(r) = self.requests.get_mut(index) else { return };
+        r.ch = None;
+        match &r.state {
+            State::Allocating(_) | State::Copying => {
+                // A copy from a complete landing needs the channel no more.
+                if matches!(r.state, State::Allocating(_)) {
+                    r.ended.get_or_insert(status.clone());
+                }
+            }
+            State::Quiescing { status, .. } => {
+                let status = status.clone();
+                self.fail(fx, index, status);
+            }
+            _ => {
+                let mut status = status.clone();
+                status.message = format!(
+                    "'{}' of step {} from peer '{}' over {provider}: {}",
+                    String::from_utf8_lossy(&r.key),
+                    r.step,
+                    self.peers[r.peer.unwrap_or(0) as usize].name,
+                    status.message
+                );
+                self.fail(fx, index, status);
+            }
+        }
+    }
+
+    pub(in crate::engine) fn fail(&mut self, fx: &mut dyn Fx, index: u32, status: Status) {
+        self.finish(fx, index, Err(status));
+    }
+
+    /// Ends a request with its one callback.
+    pub(in crate::engine) fn finish(
+        &mut self,
+        fx: &mut dyn Fx,
+        index: u32,
+        result: Result<(), Status>,
+    ) {
+        self.finish_held(fx, index, result, Held::Nothing, None);
+    }
+
+    /// The same; `held` is what a local result refers to, at `addr`.
+    pub(in crate::engine) fn finish_held(
+        &mut self,
+        fx: &mut dyn Fx,
+        index: u32,
+        result: Result<(), Status>,
+        mut held: Held,
+        at: Option<(u64, u32)>,
+    ) {
+        self.close_landing(fx, index);
+        let Some(mut r) = self.requests.remove(index) else { return };
+        if let Some(staged) = r.landing.take().and_then(|l| l.staged) {
+            fx.free(staged);
+        }
+        let elapsed_ns = fx.now().saturating_sub(r.started);
+        let mut info = TransferInfo { elapsed_ns, ..self.info(r.peer, r.ch, r.protocol) };
+        let code = result.as_ref().map_or_else(|s| s.code, |_| Code::Ok);
+        let counters = self.counters(r.peer, r.ch);
+        self.happened += 1;
+        let result = match (result, r.meta.take()) {
+            (Ok(()), Some(meta)) => {
+                info.bytes = meta.nbytes;
+                let library = matches!(r.target, Target::Library);
+                let (addr, device) = at.unwrap_or(match meta.nbytes {
+                    0 => (0, 0),
+                    _ => (r.dst, if library { 0 } else { r.device }),
+                });
+                if let Some(buffer) = r.buffer.take() {
+                    held = Held::Buffer(buffer);
+                }
+                if self.planted == Some(Planted::WrongBytes) && meta.nbytes > 0 && device == 0 {
+                    // SAFETY: the destination holds `nbytes` bytes.
+                    unsafe { fx.copy_in(addr, &[0x5a]) };
+                }
+                Ok(Tensor { meta, addr, device })
+            }
+            (Ok(()), None) => Err(Status::internal("a receive ended without metadata")),
+            (Err(status), _) => {
+                info.reason = status.reason;
+                if let Some(buffer) = r.buffer.take() {
+                    fx.free(buffer);
+                }
+                Err(status)
+            }
+        };
+        if r.keep {
+            let kept = std::mem::take(&mut held);
+            self.kept.insert(r.id, Some(kept));
+        }
+        counters.recv_done(info.bytes, elapsed_ns, code, info.protocol);
+        let (request, key, step) = (r.id, r.key, r.step);
+        if self.planted == Some(Planted::DoubleCompletion) {
+            let (result, info) = (result.clone(), info.clone());
+            let (key, after) = (key.clone(), Held::Nothing);
+            fx.run(Work::RecvDone { request, key, step, done: None, result, info, after });
+        }
+        let done = r.done.take();
+        fx.run(Work::RecvDone { request, key, step, done, result, info, after: held });
+    }
+
+    /// Gives up what a kept request holds.
+    pub fn release(&mut self, id: u64) -> Result<Held, Status> {
+        match self.kept.remove(&id) {
+            Some(Some(held)) => Ok(held),
+            Some(None) => {
+                self.kept.insert(id, None);
+                let text = format!("request {id} has not ended; cancel it first");
+                Err(Status::new(Code::FailedPrecondition, text))
+            }
+            None => {
+                let text = format!("request {id} is not known, not kept, or was released");
+                Err(Status::new(Code::NotFound, text))
+            }
+        }
+    }
+}

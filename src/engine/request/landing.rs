@@ -1,0 +1,168 @@
+//! Memory for the result of a receive: where it comes from, and how it is opened to the sender.
+
+use super::*;
+
+impl Engine {
+    /// Finds memory for a result of this metadata. True: it is there. False: the application's
+    /// callback was asked, and `after` says how to go on.
+    pub(in crate::engine) fn prepare(
+        &mut self,
+        fx: &mut dyn Fx,
+        index: u32,
+        meta: Meta,
+        after: AfterAlloc,
+        inline: bool,
+    ) -> Result<bool, Status> {
+        let Some(r) = self.requests.get_mut(index) else { return Ok(false) };
+        if meta.nbytes == 0 {
+            r.meta = Some(meta);
+            return Ok(true);
+        }
+        match &mut r.target {
+            Target::Given { addr, len } => {
+                if meta.nbytes > *len {
+                    return Err(Status::new(
+                        Code::OutOfRange,
+                        format!(
+                            "tensor '{}' has {} bytes, the destination given has {len}",
+                            String::from_utf8_lossy(&r.key),
+                            meta.nbytes
+                        ),
+                    ));
+                }
+                r.dst = *addr;
+                r.meta = Some(meta);
+                Ok(true)
+            }
+            Target::Library => {
+                if let Some(old) = r.buffer.take() {
+                    fx.free(old);
+                }
+                let buffer = fx.alloc(meta.nbytes)?;
+                r.dst = buffer.addr;
+                r.buffer = Some(buffer);
+                r.meta = Some(meta);
+                Ok(true)
+            }
+            Target::Alloc(f) => {
+                // The callback is out of the request while it runs; nothing asks for it then.
+                let nothing: AllocFn = Box::new(|_| None);
+                let alloc = std::mem::replace(f, nothing);
+                r.meta = Some(meta.clone());
+                r.state = State::Allocating(after);
+                fx.run(Work::Alloc { request: index, alloc, meta, inline });
+                Ok(false)
+            }
+        }
+    }
+
+    /// The allocation callback has returned.
+    pub fn allocated(&mut self, fx: &mut dyn Fx, index: u32, alloc: AllocFn, addr: Option<u64>) {
+        let Some(r) = self.requests.get_mut(index) else { return };
+        let State::Allocating(after) = std::mem::replace(&mut r.state, State::Queued) else {
+            return;
+        };
+        r.target = Target::Alloc(alloc);
+        let status = match (r.ended.take(), addr) {
+            (Some(status), _) => Some(status),
+            (None, Some(addr)) => {
+                r.dst = addr;
+                None
+            }
+            (None, None) => Some(
+                Status::new(
+                    Code::ResourceExhausted,
+                    format!(
+                        "the allocation callback gave no memory for {} bytes of '{}'",
+                        r.meta.as_ref().map_or(0, |m| m.nbytes),
+                        String::from_utf8_lossy(&r.key)
+                    ),
+                )
+                .because(Reason::LocalError),
+            ),
+        };
+        match (after, status) {
+            (AfterAlloc::Local(sent), status) => self.local_ready(fx, index, sent, status),
+            (AfterAlloc::Meta { response, .. }, Some(status)) => {
+                self.drop_response(fx, index, response);
+                self.fail(fx, index, status);
+            }
+            (_, Some(status)) => self.fail(fx, index, status),
+            (AfterAlloc::Request, None) => self.submit(fx, index),
+            (AfterAlloc::Eager(bytes), None) => self.deliver(fx, index, &bytes),
+            (AfterAlloc::Meta { response, source }, None) => {
+                self.after_meta(fx, index, response, source)
+            }
+        }
+        self.settle_request(fx, index);
+    }
+
+    /// The sender's response is not wanted: tell it.
+    pub(super) fn drop_response(&mut self, fx: &mut dyn Fx, index: u32, response: u32) {
+        if let Some(ch) = self.requests.get(index).and_then(|r| r.ch) {
+            self.send(fx, ch, &Message::GetDone { response, ok: false }, &[]);
+        }
+    }
+
+    pub(super) fn open_landing(
+        &mut self,
+        fx: &mut dyn Fx,
+        index: u32,
+        ch: ChanId,
+        len: u64,
+        access: Access,
+    ) -> Result<(), Status> {
+        let Some(r) = self.requests.get_mut(index) else { return Ok(()) };
+        if r.device == 0 {
+            match fx.open(ch, r.dst, len, access) {
+                Ok(window) => {
+                    let window = Some(window);
+                    r.landing = Some(Landing { addr: r.dst, len, window, staged: None });
+                    return Ok(());
+                }
+                Err(MapError::Failed(status)) => return Err(status),
+                Err(MapError::NeedProxy) => {}
+            }
+        } else if !matches!(r.target, Target::Library)
+            && !self.settings.checksum
+            && let Some(window) = fx.open_device(ch, r.dst, len, r.device)
+        {
+            let window = Some(window);
+            r.landing = Some(Landing { addr: r.dst, len, window, staged: None });
+            return Ok(());
+        }
+        let staged = fx.alloc(len)?;
+        match fx.open(ch, staged.addr, len, access) {
+            Ok(window) => {
+                let (addr, window) = (staged.addr, Some(window));
+                r.landing = Some(Landing { addr, len, window, staged: Some(staged) });
+                Ok(())
+            }
+            Err(e) => {
+                fx.free(staged);
+                Err(match e {
+                    MapError::Failed(status) => status,
+                    MapError::NeedProxy => Status::internal("the proxy's memory is not registered"),
+                })
+            }
+        }
+    }
+
+    pub(in crate::engine) fn close_landing(&mut self, fx: &mut dyn Fx, index: u32) {
+        let Some(r) = self.requests.get_mut(index) else { return };
+        if let (Some(l), Some(ch)) = (&mut r.landing, r.ch)
+            && let Some(window) = l.window.take()
+        {
+            fx.close(ch, window);
+        }
+    }
+
+    /// Closes the landing and gives back its proxy: the content comes another way.
+    pub(super) fn drop_landing(&mut self, fx: &mut dyn Fx, index: u32) {
+        self.close_landing(fx, index);
+        let landing = self.requests.get_mut(index).and_then(|r| r.landing.take());
+        if let Some(staged) = landing.and_then(|l| l.staged) {
+            fx.free(staged);
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! How a response carries its content: in a message, by writes, or read by the receiver.
+
+use super::*;
+
+impl Engine {
+    /// Copies the content to memory of the library: off a device, or to where it is registered.
+    pub(super) fn stage(
+        &mut self,
+        fx: &mut dyn Fx,
+        asked: Asked,
+        key: &[u8],
+        step: i64,
+        mut source: Source,
+    ) {
+        let len = source.tensor.meta.nbytes;
+        self.stats.own.proxy_bytes.add(len);
+        let (device, from) = (source.tensor.device, source.tensor.addr);
+        let ready = self.device(device).and_then(|ops| Ok((ops, fx.alloc(len)?)));
+        let (ops, staged) = match ready {
+            Ok(ready) => ready,
+            Err(status) => return self.undeliverable(fx, &asked, (key, step), source, status),
+        };
+        let dst = staged.addr;
+        source.staged = Some(staged);
+        if let Err(status) = self.room(asked.ch) {
+            return self.undeliverable(fx, &asked, (key, step), source, status);
+        }
+        let state = RState::Staging(source);
+        let Some(index) = self.response(asked, key, step, state) else { return };
+        let token = WR_RESPONSE | u64::from(index);
+        fx.run(match ops {
+            Some(ops) => {
+                Work::DeviceCopy { token, ops, to_host: true, host: dst, device: from, len }
+            }
+            None => Work::HostCopy { token, dst, src: from, len },
+        });
+    }
+
+    pub(in crate::engine) fn response_copied(
+        &mut self,
+        fx: &mut dyn Fx,
+        index: u32,
+        result: Result<(), Status>,
+    ) {
+        let Some(r) = self.forget(index) else { return };
+        let RState::Staging(source) = r.state else { return };
+        let ch = r.asked.ch;
+        if r.cancelled || self.channels.get(ch).is_none() {
+            if r.cancelled {
+                self.send(fx, ch, &Message::CancelAck { index: r.asked.index }, &[]);
+            }
+            let status = Status::new(Code::Cancelled, "the receiver no longer wants the tensor");
+            self.end_source(
+                fx,
+                ch,
+                (&r.key, r.step),
+                source,
+                Err(status.because(Reason::RemoteError)),
+                false,
+            );
+        } else {
+            match result {
+                Ok(()) => self.send_content(fx, r.asked, &r.key, r.step, source),
+                Err(status) => self.undeliverable(fx, &r.asked, (&r.key, r.step), source, status),
+            }
+        }
+        self.settle(fx, ch);
+    }
+
+    /// Sends content that is in host memory, or opened on its device.
+    pub(super) fn send_content(
+        &mut self,
+        fx: &mut dyn Fx,
+        asked: Asked,
+        key: &[u8],
+        step: i64,
+        mut source: Source,
+    ) {
+        let ch = asked.ch;
+        let (eager_max, message_max) = (self.eager_max(ch), self.message_max(ch));
+        let Some(c) = self.channels.get_mut(ch) else {
+            let status = Status::gone("the connection of the receiver ended");
+            return self.end_source(fx, ch, (key, step), source, Err(status), false);
+        };
+        let meta = &source.tensor.meta;
+        let facts = Facts {
+            nbytes: meta.nbytes,
+            eager_max,
+            message_max,
+            dst_len: asked.dst.as_ref().map(|(_, len)| *len),
+            meta_known: asked.cached.as_ref() == Some(meta),
+            any_meta: asked.any_meta,
+            can_read: c.caps.read,
+            forced: self.settings.protocol,
+        };
+        let sum = asked.checksum && meta.nbytes > 0;
+        // Opened on its device, it is not to be seen here.
+        let seen = if source.window.is_some() { 0 } else { meta.nbytes };
+        // SAFETY: the sender keeps the tensor valid and unchanged until its callback, which comes
+        // from here later; a staged copy is ours.
+        let content = unsafe { fx.bytes(source.addr(), seen) };
+        let sum = if sum { Some(checksum(content)) } else { None };
+        let choice = if asked.granted { Choice::Put { tell: false } } else { select(facts) };
+        match choice {
+            Choice::Eager => {
+                let meta = meta.clone();
+                let m = Message::Content { index: asked.index, checksum: sum, meta, content };
+                c.send(fx, &m, content);
+                self.end_source(fx, ch, (key, step), source, Ok(()), true);
+            }
+            Choice::Put { tell } => {
+                if tell {
+                    let m = MetaResponse {
+                        index: asked.index,
+                        response: 0,
+                        follows: true,
+                        source: None,
+                        checksum: None,
+                        meta: meta.clone(),
+                    };
+                    c.send(fx, &Message::Meta(m), &[]);
+                }
+                let dst = asked.dst.as_ref().map(|(place, _)| place.clone());
+                source.protocol = Protocol::DirectPut;
+                self.put(fx, asked, key, step, source, dst, sum);
+            }
+            choice => {
+                let offer = choice == Choice::OfferGet;
+                source.protocol = if offer { Protocol::DirectGet } else { Protocol::DirectPut };
+                self.tell(fx, asked, key, step, source, offer, sum);
+            }
+        }
+    }
+
+    /// Opens the source for an operation; `Ok(None)`: it needs a registered copy first.
+    fn open_source(
+        &mut self,
+        fx: &mut dyn Fx,
+        ch: ChanId,
+        source: &Source,
+        access: Access,
+    ) -> Result<Option<Window>, Status> {
+        match fx.open(ch, source.addr(), source.tensor.meta.nbytes, access) {
+            Ok(window) => Ok(Some(window)),
+            Err(MapError::NeedProxy) if source.staged.is_none() => Ok(None),
+            Err(MapError::NeedProxy) => {
+                Err(Status::internal("the proxy's memory is not registered"))
+            }
+            Err(MapError::Failed(status)) => Err(status),
+        }
+    }
+
+    /// META_DATA_RESPONSE: the receiver allocates, then reads or asks again.
+    #[allow(clippy::too_many_arguments, reason = "the facts of one transfer")]
+    fn tell(
+        &mut self,
+        fx: &mut dyn Fx,
+        asked: Asked,
+        key: &[u8],
+        step: i64,
+        mut source: Source,
+        offer: bool,
+        sum: Option<u64>,
+    ) {
+        if offer && source.window.is_none() {
+            match self.open_source(fx, asked.ch, &source, Access::REMOTE_READ) {
+                Ok(Some(window)) => source.window = Some(window),
+                Ok(None) => return self.stage(fx, asked, key, step, source),
+                Err(status) => return self.undeliverable(fx, &asked, (key, step), source, status),
+            }
+        }
+        let place = source.window.as_ref().filter(|_| offer).map(|w| {
+            let rkeys = w.keys.map(|mr| mr.rkey);
+            Place { addr: source.addr(), rkeys }
+        });
+        let meta = source.tensor.meta.clone();
+        let (ch, request) = (asked.ch, asked.index);
+        if let Err(status) = self.room(ch) {
+            return self.undeliverable(fx, &asked, (key, step), source, status);
+        }
+        let state = RState::Told(source);
+        let Some(response) = self.response(asked, key, step, state) else { return };
+        let m = MetaResponse {
+            index: request,
+            response,
+            follows: false,
+            source: place,
+            checksum: sum,
+            meta,
+        };
+        self.send(fx, ch, &Message::Meta(m), &[]);
+    }
+
+    /// Writes the content to the destination, in pieces where it is longer than the provider takes.
+    #[allow(clippy::too_many_arguments, reason = "the facts of one transfer")]
+    fn put(
+        &mut self,
+        fx: &mut dyn Fx,
+        asked: Asked,
+        key: &[u8],
+        step: i64,
+        mut source: Source,
+        dst: Option<Place>,
+        sum: Option<u64>,
+    ) {
+        let ch = asked.ch;
+        let (Some(dst), Some(c)) = (dst, self.channels.get(ch)) else { return };
+        let (windows, max) = (c.caps.windows, c.caps.max_rdma);
+        if !windows && source.window.is_none() {
+            match self.open_source(fx, ch, &source, Access::empty()) {
+                Ok(Some(window)) => source.window = Some(window),
+                Ok(None) => {
+                    // After the copy it goes on from here, without telling the metadata again.
+                    let dst = Some((dst, source.tensor.meta.nbytes));
+                    let asked = Asked { dst, granted: true, ..asked };
+                    return self.stage(fx, asked, key, step, source);
+                }
+                Err(status) => return self.undeliverable(fx, &asked, (key, step), source, status),
+            }
+        }
+        let (addr, nbytes) = (source.addr(), source.tensor.meta.nbytes);
+        let lkeys = source.window.as_ref().map_or(Keys::one(0), |w| w.keys.map(|mr| mr.lkey));
+        let request = asked.index;
+        let parts = pieces(nbytes, max, &lkeys, &dst);
+        let left = parts.clone().count() as u32;
+        if let Err(status) = self.room(ch) {
+            return self.undeliverable(fx, &asked, (key, step), source, status);
+        }
+        let state = RState::Writing { source, left, failed: None };
+        let Some(index) = self.response(asked, key, step, state) else { return };
+        let Some(c) = self.channels.get_mut(ch) else { return };
+        let wr = WR_RESPONSE | u64::from(index);
+        for p in parts {
+            let last = p.at + p.len == nbytes;
+            // SAFETY: the source is valid until the sender's callback, which comes after the last
+            // `Done` or after the channel has ended.
+            let local = unsafe { Mem::new(addr + p.at, p.len, p.lkey) };
+            let imm = (last && sum.is_none()).then_some(request);
+            c.write(fx, wr, local, p.remote, imm);
+        }
+        if let Some(checksum) = sum {
+            c.send(fx, &Message::ContentDone { index: request, checksum }, &[]);
+        }
+    }
+
+    /// Takes the response whose metadata the receiver answers; anything else is stale.
+    fn take_told(&mut self, ch: ChanId, index: u32) -> Option<Response> {
+        let told = |r: &Response| r.asked.ch == ch && matches!(r.state, RState::Told(_));
+        if !self.responses.get(index).is_some_and(told) {
+            self.stale += 1;
+            return None;
+        }
+        self.forget(index)
+    }
+
+    pub(in crate::engine) fn on_re_request(
+        &mut self,
+        fx: &mut dyn Fx,
+        ch: ChanId,
+        index: u32,
+        dst: Place,
+        len: u64,
+    ) {
+        let Some(r) = self.take_told(ch, index) else { return };
+        let RState::Told(mut source) = r.state else { return };
+        if len < source.tensor.meta.nbytes {
+            let status = Status::invalid(format!(
+                "TENSOR_RE_REQUEST with room for {len} bytes, the tensor has {}",
+                source.tensor.meta.nbytes
+            ));
+            return self.undeliverable(fx, &r.asked, (&r.key, r.step), source, status);
+        }
+        source.protocol = Protocol::DirectPut;
+        let sum = r.asked.checksum.then(|| {
+            // SAFETY: as in `send_content`.
+            checksum(unsafe { fx.bytes(source.addr(), source.tensor.meta.nbytes) })
+        });
+        self.put(fx, r.asked, &r.key, r.step, source, Some(dst), sum);
+    }
+
+    pub(in crate::engine) fn on_get_done(
+        &mut self,
+        fx: &mut dyn Fx,
+        ch: ChanId,
+        index: u32,
+        ok: bool,
+    ) {
+        let Some(r) = self.take_told(ch, index) else { return };
+        let RState::Told(source) = r.state else { return };
+        let result = if ok {
+            Ok(())
+        } else {
+            let status = Status::new(Code::Cancelled, "the receiver gave the tensor up");
+            Err(status.because(Reason::RemoteError))
+        };
+        self.end_source(fx, ch, (&r.key, r.step), source, result, false);
+    }
+
+    pub(in crate::engine) fn on_write_done(
+        &mut self,
+        fx: &mut dyn Fx,
+        ch: ChanId,
+        index: u32,
+        result: Result<(), Status>,
+    ) {
+        let Some(r) = self.responses.get_mut(index) else { return };
+        let RState::Writing { left, failed, .. } = &mut r.state else { return };
+        *left -= 1;
+        if let Err(status) = result {
+            failed.get_or_insert(status);
+        }
+        if *left > 0 {
+            return;
+        }
+        let Some(r) = self.forget(index) else { return };
+        let RState::Writing { source, failed, .. } = r.state else { return };
+        if r.cancelled {
+            self.send(fx, ch, &Message::CancelAck { index: r.asked.index }, &[]);
+        }
+        match failed {
+            None => self.end_source(fx, ch, (&r.key, r.step), source, Ok(()), false),
+            Some(status) => self.undeliverable(fx, &r.asked, (&r.key, r.step), source, status),
+        }
+    }
+}

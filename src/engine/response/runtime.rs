@@ -1,0 +1,74 @@
+//! The runtime's own rendezvous as the source: it was asked, and answers.
+
+use super::*;
+
+impl Engine {
+    fn asked_of_runtime(&mut self, id: u64) -> Result<u32, Status> {
+        let found = self.responses.occupant(id as u32).filter(|(_, r)| r.id == id);
+        match found {
+            Some((index, r)) if matches!(r.state, RState::Asking) => Ok(index),
+            _ => {
+                let text =
+                    format!("response {id} is not known: answered, or given up by its receiver");
+                Err(Status::new(Code::NotFound, text))
+            }
+        }
+    }
+
+    /// The runtime answers a request that was passed to its source callback.
+    pub fn response_send(
+        &mut self,
+        fx: &mut dyn Fx,
+        id: u64,
+        tensor: Tensor,
+        done: Option<SendDone>,
+    ) -> Result<(), Status> {
+        self.device(tensor.device)?;
+        let index = self.asked_of_runtime(id)?;
+        let short = |r: &Response| r.asked.too_short(tensor.meta.nbytes);
+        if self.responses.get(index).is_some_and(short) {
+            return self.answered_too_long(fx, index, &tensor.meta, done);
+        }
+        self.answer(fx, index, Sent { tensor, done, deadline: u64::MAX });
+        Ok(())
+    }
+
+    /// The runtime's tensor does not fit. It is not put into the table, of which the runtime, having
+    /// a rendezvous of its own, knows nothing.
+    fn answered_too_long(
+        &mut self,
+        fx: &mut dyn Fx,
+        index: u32,
+        meta: &Meta,
+        done: Option<SendDone>,
+    ) -> Result<(), Status> {
+        let Some(r) = self.forget(index) else { return Ok(()) };
+        let status = self.send_too_long(fx, &r.asked, &r.key, meta);
+        let info = self.info(Some(r.peer), None, Protocol::Auto);
+        self.end_send(fx, done, Err(status), info);
+        self.settle(fx, r.asked.ch);
+        Ok(())
+    }
+
+    /// The runtime has no tensor for the request.
+    pub fn response_fail(
+        &mut self,
+        fx: &mut dyn Fx,
+        id: u64,
+        status: &Status,
+    ) -> Result<(), Status> {
+        let index = self.asked_of_runtime(id)?;
+        if self.planted == Some(Planted::NeverEnds) {
+            self.forget(index);
+            return Ok(());
+        }
+        self.refuse(fx, index, status);
+        Ok(())
+    }
+
+    /// Responses of this step that the runtime was asked for.
+    pub(in crate::engine) fn asked_in_step(&self, step: i64) -> Vec<u32> {
+        let of_step = |r: &Response| r.step == step && matches!(r.state, RState::Asking);
+        self.responses.iter().filter(|(_, r)| of_step(r)).map(|(i, _)| i).collect()
+    }
+}

@@ -1,0 +1,177 @@
+//! Opening a device, and the completion queues of its endpoints.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use crate::config::Config;
+use crate::fabric::{Caps, ProviderKind};
+use crate::status::Status;
+
+use super::adapter::{CqSlot, EAGER_MAX, IbverbsAdapter, MAX_RDMA, MAX_RDMA_SOFT, Map};
+use super::address::Link;
+use super::cm::{Cm, Terms};
+use super::cm_sys::ip_of;
+use super::cq::{CompChannel, Cq, empty_wc};
+use super::device::{self, Context};
+use super::events::Events;
+use super::mr::Pd;
+use super::progress::BATCH;
+use super::recv::{self, RecvPool};
+use super::select::{self, Choice, DeviceInfo};
+use super::send::SendPool;
+use super::sys;
+
+/// Endpoints that share a completion queue: few on the first, for managers with few peers. Each queue
+/// must have room for all shared receives, which is most of its size.
+const ON_FIRST_CQ: u32 = 8;
+const PER_CQ: u32 = 64;
+/// From this depth on the marker and the slot that some drivers add are taken from the depth, so that
+/// a power of two does not become the next one.
+const DEEP: u32 = 16;
+
+/// Opens the device that the settings name, or the best one.
+pub fn open(cfg: &Config) -> Result<IbverbsAdapter, Status> {
+    let found = device::list(cfg.ib.device.as_deref())?;
+    let infos: Vec<DeviceInfo> = found.iter().map(|f| f.0.clone()).collect();
+    let choice = select::choose(&infos, &cfg.ib, cfg.queue_depth)?;
+    let (info, context) = found.into_iter().nth(choice.device).unwrap_or_else(|| unreachable!());
+    let context =
+        context.ok_or_else(|| Status::internal(format!("{} is not open", choice.device)))?;
+    IbverbsAdapter::new(cfg, choice, info, context)
+}
+
+fn epoll_of(fds: &[RawFd]) -> Result<OwnedFd, Status> {
+    // SAFETY: makes a new descriptor.
+    let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+    if fd < 0 {
+        return Err(Status::os("epoll", &sys::last_error()));
+    }
+    // SAFETY: a new descriptor, owned by nobody else.
+    let epoll = unsafe { OwnedFd::from_raw_fd(fd) };
+    for &fd in fds {
+        let mut e = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+        // SAFETY: two live descriptors and a live struct.
+        let rc = unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut e) };
+        if rc < 0 {
+            return Err(Status::os("epoll", &sys::last_error()));
+        }
+    }
+    Ok(epoll)
+}
+
+fn start_cm(cfg: &Config, choice: &Choice, info: &DeviceInfo) -> Result<Cm, Status> {
+    let link = choice.port.link.unwrap_or(Link::Ethernet);
+    let terms = Terms {
+        reads_in: info.max_reads_in,
+        reads_out: info.max_reads_out,
+        retries: choice.retries,
+        timeout: cfg.ib.timeout,
+        sl: cfg.ib.sl,
+        traffic_class: cfg.ib.traffic_class,
+        mtu: choice.mtu,
+    };
+    Cm::listen(ip_of(&info.name, link, &choice.gid.gid)?, terms)
+}
+
+impl IbverbsAdapter {
+    fn new(
+        cfg: &Config,
+        choice: Choice,
+        info: DeviceInfo,
+        context: Arc<Context>,
+    ) -> Result<IbverbsAdapter, Status> {
+        let pd = Pd::new(context.clone())?;
+        let channel = CompChannel::new(context.clone())?;
+        let events = Events::start(context.clone())?;
+        let cm = if cfg.ib.use_rdma_cm { Some(start_cm(cfg, &choice, &info)?) } else { None };
+        let mut fds = vec![channel.fd(), events.fd()];
+        fds.extend(cm.as_ref().map(Cm::fd));
+        let epoll = epoll_of(&fds)?;
+        let recv = RecvPool::new(&pd, info.max_srq_wr.min(info.max_cqe / 2))?;
+        let max_rdma = if info.soft_roce { MAX_RDMA_SOFT } else { MAX_RDMA };
+        let caps = Caps {
+            provider: ProviderKind::Ibverbs,
+            max_send: recv::BUFFER,
+            eager_max: EAGER_MAX,
+            max_rdma: max_rdma.min(u64::from(choice.port.max_msg)),
+            read: info.max_reads_in > 0 && info.max_reads_out > 0,
+            windows: false,
+            recv_depth: recv::DEPTH,
+        };
+        let mut notes = choice.notes.clone();
+        notes.extend(context.verbs().fork_note.clone());
+        if recv.srq().is_none() {
+            notes.push(format!("{} has no shared receive queue: one per connection", info.name));
+        }
+        Ok(IbverbsAdapter {
+            endpoints: Map::default(),
+            by_qpn: Map::default(),
+            regions: Map::default(),
+            cm,
+            send: SendPool::new(&pd)?,
+            recv,
+            cqs: Vec::new(),
+            next_cq: 0,
+            channel,
+            armed: false,
+            sleeping: false,
+            events,
+            epoll,
+            pd,
+            context,
+            info,
+            choice,
+            cfg: cfg.ib.clone(),
+            name: if cfg.name.is_empty() { "this process".into() } else { cfg.name.clone() },
+            caps,
+            next: 0,
+            polls: 0,
+            dirty: Vec::new(),
+            ready: Vec::new(),
+            stash: Vec::new(),
+            wcs: (0..BATCH).map(|_| empty_wc()).collect(),
+            lost: None,
+            port_down: false,
+            has_dmabuf: false,
+            notes,
+        })
+    }
+
+    /// Slots of a send queue: one more than may be used, for the marker that ends it.
+    pub(super) fn send_slots(&self) -> u32 {
+        let depth = self.choice.depth;
+        if depth < DEEP { depth + 1 } else { depth - 1 }
+    }
+
+    /// A completion queue with room for one more endpoint.
+    pub(super) fn find_cq(&mut self) -> Result<usize, Status> {
+        let free = |s: &CqSlot| s.users == 0 && s.lost;
+        if let Some(i) = self.cqs.iter().position(|s| !s.lost && s.users < s.room) {
+            return Ok(i);
+        }
+        // Completions that one endpoint can have waiting, shared receives apart.
+        let own = if self.recv.srq().is_some() { 0 } else { recv::DEPTH };
+        let each = self.send_slots() + own;
+        let index = self.cqs.iter().position(free).unwrap_or(self.cqs.len());
+        let room = if index == 0 { ON_FIRST_CQ } else { PER_CQ };
+        let shared = self.recv.capacity();
+        let room = (self.info.max_cqe.saturating_sub(shared) / each).clamp(1, room);
+        let entries = match self.cfg.cq_entries {
+            0 => (each * room + shared).min(self.info.max_cqe),
+            forced => forced,
+        };
+        let id = self.next_cq;
+        self.next_cq += 1;
+        let cq = Cq::new(&self.channel, entries, id)?;
+        if self.armed {
+            cq.arm();
+        }
+        let slot = CqSlot { id, cq, users: 0, room, lost: false };
+        if index < self.cqs.len() {
+            self.cqs[index] = slot;
+        } else {
+            self.cqs.push(slot);
+        }
+        Ok(index)
+    }
+}

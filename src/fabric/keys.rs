@@ -1,0 +1,148 @@
+//! Keys of memory that one region covers, or several that follow each other: a device may limit the
+//! length of a region, and an allocator hands out ranges that adjoin.
+
+use super::Remote;
+
+/// Keys of a range of memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Keys<K> {
+    first: K,
+    /// Where each further region begins, as an offset into the range, ascending; and its key.
+    rest: Vec<(u64, K)>,
+}
+
+impl<K: Copy> Keys<K> {
+    /// One region covers the range.
+    pub fn one(key: K) -> Keys<K> {
+        Keys { first: key, rest: Vec::new() }
+    }
+
+    /// From this offset on another region covers it. False, and nothing changes, unless the offset
+    /// is behind all others.
+    #[must_use]
+    pub fn push(&mut self, at: u64, key: K) -> bool {
+        let ascends = at > self.rest.last().map_or(0, |l| l.0);
+        if ascends {
+            self.rest.push((at, key));
+        }
+        ascends
+    }
+
+    /// Key at the beginning.
+    pub fn first(&self) -> K {
+        self.first
+    }
+    /// The further regions: where each begins, and its key.
+    pub fn rest(&self) -> &[(u64, K)] {
+        &self.rest
+    }
+    /// All keys.
+    pub fn iter(&self) -> impl Iterator<Item = K> {
+        std::iter::once(self.first).chain(self.rest.iter().map(|r| r.1))
+    }
+
+    /// Key at an offset, and the offset up to which it holds.
+    pub fn at(&self, offset: u64) -> (K, u64) {
+        let n = self.rest.partition_point(|r| r.0 <= offset);
+        let key = if n == 0 { self.first } else { self.rest[n - 1].1 };
+        (key, self.rest.get(n).map_or(u64::MAX, |r| r.0))
+    }
+
+    /// The same regions with other keys.
+    pub fn map<L: Copy>(&self, f: impl Fn(K) -> L) -> Keys<L> {
+        Keys { first: f(self.first), rest: self.rest.iter().map(|&(at, k)| (at, f(k))).collect() }
+    }
+}
+
+/// Memory of the peer, with the keys of its regions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Address in the peer's address space.
+    pub addr: u64,
+    /// The peer's keys for it.
+    pub rkeys: Keys<u32>,
+}
+
+/// A part of a transfer: one work request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Offset into the transfer.
+    pub at: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Local key.
+    pub lkey: u32,
+    /// The peer's memory.
+    pub remote: Remote,
+}
+
+/// Splits a transfer of `total` bytes into pieces of at most `max` that lie in one region at both
+/// ends each.
+pub fn pieces<'a>(
+    total: u64,
+    max: u64,
+    lkeys: &'a Keys<u32>,
+    there: &'a Place,
+) -> impl Iterator<Item = Piece> + Clone + 'a {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        if at >= total {
+            return None;
+        }
+        let (lkey, here_to) = lkeys.at(at);
+        let (rkey, there_to) = there.rkeys.at(at);
+        let end = total.min(at.saturating_add(max)).min(here_to).min(there_to);
+        let remote = Remote { addr: there.addr.wrapping_add(at), rkey };
+        let piece = Piece { at, len: end - at, lkey, remote };
+        at = end;
+        Some(piece)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(first: u32, rest: &[(u64, u32)]) -> Keys<u32> {
+        let mut k = Keys::one(first);
+        rest.iter().for_each(|&(at, key)| assert!(k.push(at, key)));
+        k
+    }
+
+    #[test]
+    fn borders_ascend() {
+        let mut k = keys(1, &[(10, 2), (20, 3)]);
+        assert!(!k.push(20, 4) && !k.push(5, 4) && !Keys::one(1).push(0, 2));
+        assert_eq!(k, keys(1, &[(10, 2), (20, 3)]));
+        assert_eq!([k.at(0), k.at(9), k.at(10)], [(1, 10), (1, 10), (2, 20)]);
+        assert_eq!(k.at(u64::MAX), (3, u64::MAX));
+        assert_eq!(k.iter().collect::<Vec<_>>(), [1, 2, 3]);
+        assert_eq!(k.map(|n| n + 1), keys(2, &[(10, 3), (20, 4)]));
+    }
+
+    /// Every byte goes once, with the keys that hold there, in pieces that are not too long.
+    #[test]
+    fn pieces_cover_everything_and_cross_no_border() {
+        let layouts = [
+            keys(1, &[]),
+            keys(1, &[(1, 2)]),
+            keys(1, &[(7, 2), (8, 3), (50, 4)]),
+            keys(1, &[(30, 2), (60, 3), (90, 4), (1000, 5)]),
+        ];
+        for (here, there) in layouts.iter().flat_map(|a| layouts.iter().map(move |b| (a, b))) {
+            for (total, max) in [(0, 9), (1, 9), (64, 64), (100, 7), (100, u64::MAX)] {
+                let place = Place { addr: u64::MAX - 20, rkeys: there.clone() };
+                let mut next = 0;
+                for p in pieces(total, max, here, &place) {
+                    assert!(p.at == next && p.len > 0 && p.len <= max, "{p:?}");
+                    assert_eq!(p.remote.addr, place.addr.wrapping_add(p.at));
+                    for at in [p.at, p.at + p.len - 1] {
+                        assert_eq!((p.lkey, p.remote.rkey), (here.at(at).0, there.at(at).0));
+                    }
+                    next += p.len;
+                }
+                assert_eq!(next, total);
+            }
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Listening, connecting, addresses: the calls about peers.
+
+use super::*;
+
+impl Manager {
+    /// Listens on `host:port`; the address bound, with the port chosen.
+    pub fn listen(&self, address: &str) -> Result<String, Status> {
+        self.call(|core| core.boot.listen(address))
+    }
+
+    fn listening(&self) -> Result<(), Status> {
+        if self.core.lock().boot.addresses().is_empty() {
+            self.listen("127.0.0.1:0")?;
+        }
+        Ok(())
+    }
+
+    /// Makes a peer known, or changes its address.
+    pub fn add_peer(&self, peer: &str, address: &str) -> Result<(), Status> {
+        self.check_name(peer)?;
+        let addrs = crate::bootstrap::resolve(address)?;
+        self.set_route(peer, addrs, address.to_owned(), None)
+    }
+
+    fn check_name(&self, peer: &str) -> Result<(), Status> {
+        if peer.is_empty() || peer.len() > MAX_NAME_LEN {
+            return Err(Status::invalid(format!(
+                "peer name of {} bytes, 1 to {MAX_NAME_LEN} are allowed",
+                peer.len()
+            )));
+        }
+        if peer == self.config.name {
+            let text = format!("'{peer}' is this manager's own name");
+            return Err(Status::new(Code::InvalidArgument, text));
+        }
+        Ok(())
+    }
+
+    fn set_route(
+        &self,
+        peer: &str,
+        addrs: Vec<std::net::SocketAddr>,
+        text: String,
+        incarnation: Option<[u8; 16]>,
+    ) -> Result<(), Status> {
+        self.call(|core| {
+            core.room_for_peer(peer)?;
+            let index = core.engine.peer_index(peer);
+            let known = core.engine.peer(index);
+            // An imported address of another incarnation: the old process is gone.
+            let stale = incarnation.is_some_and(|i| i != known.incarnation);
+            for ch in if stale { known.channels.clone() } else { Vec::new() } {
+                let status = Status::new(Code::Unavailable, format!("peer '{peer}' restarted"))
+                    .because(Reason::PeerRestarted);
+                core.engine.channel_down(&mut core.world, ch, status);
+            }
+            let wanted = core.engine.wants_connection(index);
+            let route = core.world.routes.entry(index).or_default();
+            *route = Route {
+                addrs,
+                text,
+                wanted: route.wanted,
+                dialing: route.dialing,
+                reason: std::mem::take(&mut route.reason),
+                ..Route::default()
+            };
+            if (wanted || route.wanted) && !route.dialing {
+                route.next_try = Some(Instant::now());
+                core.world.tries = true;
+            }
+            Ok(())
+        })
+    }
+
+    /// Starts to connect; with a timeout waits until connected.
+    pub fn connect(&self, peer: &str, timeout: Option<Duration>) -> Result<(), Status> {
+        if timeout.is_some() {
+            self.refuse_inside("rdma_mgr_connect")?;
+        }
+        let index = self.call(|core| {
+            let index = core.peer(peer)?;
+            if core.engine.peer(index).channels.is_empty() {
+                use crate::engine::Fx;
+                let name = core.engine.peer(index).name.clone();
+                core.world.connect(index, &name);
+                core.engine.connecting(index);
+            }
+            Ok::<u32, Status>(index)
+        })?;
+        let Some(timeout) = timeout else { return Ok(()) };
+        let mut error = None;
+        let waiter = Arc::new(Waiter::default());
+        let connected = self.block(&waiter, Some(timeout), || {
+            let core = self.core.lock();
+            let p = core.engine.peer(index);
+            if !p.channels.is_empty() {
+                return true;
+            }
+            let route = core.world.routes.get(&index);
+            // Given up: no further attempt helps.
+            let over = route.is_some_and(|r| !r.wanted && !r.dialing && r.next_try.is_none());
+            error = if over { p.last_error.clone() } else { None };
+            error.is_some()
+        });
+        match (connected, error) {
+            (true, None) => Ok(()),
+            (_, Some(status)) => Err(status),
+            (false, None) => {
+                self.refuse_closing()?;
+                let last = self.core.lock().engine.peer(index).last_error.clone();
+                let why = last.map_or_else(|| "no answer".to_owned(), |s| s.message);
+                let text = format!("peer '{peer}' not connected after {}: {why}", seconds(timeout));
+                Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
+            }
+        }
+    }
+
+    /// Ends the connections to a peer. Requests to it fail; a later one connects again.
+    pub fn disconnect(&self, peer: &str) -> Result<(), Status> {
+        self.call(|core| {
+            let index = core.peer(peer)?;
+            if let Some(route) = core.world.routes.get_mut(&index) {
+                route.wanted = false;
+                route.next_try = None;
+                if std::mem::take(&mut route.dialing) {
+                    core.boot.cancel(u64::from(index));
+                }
+            }
+            core.engine.disconnect(&mut core.world, index);
+            Ok(())
+        })
+    }
+
+    /// What is known of a peer.
+    pub fn peer_info(&self, peer: &str) -> Result<PeerInfo, Status> {
+        let core = self.core.lock();
+        let index = core.peer(peer)?;
+        let p = core.engine.peer(index);
+        let route = core.world.routes.get(&index);
+        let channel = p.channels.first().and_then(|&c| core.engine.channel(c));
+        let reason = match (channel, &p.last_error) {
+            (None, Some(error)) => error.to_string(),
+            _ => route.map_or_else(String::new, |r| r.reason.clone()),
+        };
+        let sums = self.stats.totals(peer);
+        Ok(PeerInfo {
+            name: p.name.to_string(),
+            provider: channel.map_or("", |c| c.caps.provider.name()),
+            reason,
+            address: route.map_or_else(String::new, |r| r.text.clone()),
+            incarnation: p.incarnation,
+            state: p.state,
+            channels: p.channels.len() as u32,
+            bytes_sent: sums[0],
+            bytes_received: sums[1],
+            requests_sent: sums[2],
+            requests_received: sums[3],
+        })
+    }
+
+    /// This manager's address, for the runtime's own control plane.
+    pub fn export_address(&self) -> Result<Vec<u8>, Status> {
+        self.listening()?;
+        self.core.lock().boot.blob().encode()
+    }
+
+    /// Makes the peer of an exported address known; its name.
+    pub fn import_address(&self, blob: &[u8]) -> Result<String, Status> {
+        let blob = AddressBlob::decode(blob)?;
+        self.check_name(&blob.name)?;
+        let own_host = self.core.lock().boot.identity().host_id;
+        let addrs = blob.dial_order(&own_host);
+        let text = addrs.first().map_or_else(String::new, |a| a.to_string());
+        self.set_route(&blob.name, addrs, text, Some(blob.incarnation))?;
+        Ok(blob.name)
+    }
+}

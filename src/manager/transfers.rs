@@ -1,0 +1,126 @@
+//! Sends, receives, steps and the runtime's own rendezvous: the calls that move tensors.
+
+use super::*;
+
+impl Manager {
+    /// Offers a tensor under a key.
+    ///
+    /// # Safety
+    /// The tensor's memory stays valid and unchanged until `done` runs, or for good without `done`.
+    pub unsafe fn send(
+        &self,
+        key: &[u8],
+        step: i64,
+        tensor: Tensor,
+        timeout: Option<Duration>,
+        done: Option<SendDone>,
+    ) -> Result<(), Status> {
+        let timeout = timeout.map(|t| t.as_nanos() as u64);
+        self.with_engine(|e, w| e.post_send(w, key, step, tensor, timeout, done))
+    }
+
+    /// Asks for a tensor; the request's id. `done` runs once if this succeeds.
+    ///
+    /// # Safety
+    /// The target's memory stays valid until `done` runs.
+    pub unsafe fn recv_async(
+        &self,
+        peer: Option<&str>,
+        key: &[u8],
+        step: i64,
+        options: RecvOptions,
+        done: RecvDone,
+    ) -> Result<u64, Status> {
+        self.with_engine(|e, w| e.recv(w, peer, key, step, options, done))
+    }
+
+    /// Asks for a tensor and waits for it, turning the manager meanwhile.
+    ///
+    /// # Safety
+    /// The target's memory stays valid until this returns.
+    pub unsafe fn recv(
+        &self,
+        peer: Option<&str>,
+        key: &[u8],
+        step: i64,
+        options: RecvOptions,
+    ) -> Result<(Tensor, u64), Status> {
+        self.refuse_inside("rdma_recv")?;
+        if matches!(options.target, Target::Library) && !options.keep {
+            return Err(Status::invalid(
+                "rdma_recv into library memory needs out_request, which keeps the memory alive",
+            ));
+        }
+        let keep = options.keep;
+        let waiter = Arc::new(Waiter::default());
+        let slot = Arc::new(Mutex::new(None));
+        let (theirs, wake) = (slot.clone(), waiter.clone());
+        let done: RecvDone = Box::new(move |result, _| {
+            *theirs.lock() = Some(result.cloned());
+            wake.notify(true);
+        });
+        // SAFETY: the caller's promise; this waits for `done`.
+        let id = unsafe { self.recv_async(peer, key, step, options, done) }?;
+        self.block(&waiter, None, || false);
+        let result = slot.lock().take();
+        match result {
+            Some(Ok(tensor)) => Ok((tensor, id)),
+            Some(Err(status)) => {
+                if keep {
+                    let _ = self.request_release(id);
+                }
+                Err(status)
+            }
+            None => Err(Status::internal("a blocking receive ended without a result")),
+        }
+    }
+
+    /// Ends a receive early.
+    pub fn request_cancel(&self, request: u64) -> Result<(), Status> {
+        self.with_engine(|e, w| e.cancel(w, request))
+    }
+
+    /// Lets go of a kept request and its memory.
+    pub fn request_release(&self, request: u64) -> Result<(), Status> {
+        let held = self.with_engine(|e, _| e.release(request))?;
+        self.give_back(held);
+        Ok(())
+    }
+
+    /// Fails what is and will be under way in a step.
+    pub fn step_abort(&self, step: i64, status: Status) -> Result<(), Status> {
+        self.with_engine(|e, w| e.step_abort(w, step, status))
+    }
+
+    /// Forgets a step.
+    pub fn step_cleanup(&self, step: i64) -> Result<(), Status> {
+        self.with_engine(|e, w| e.step_cleanup(w, step))
+    }
+
+    /// The runtime's own rendezvous as the source.
+    pub fn set_source(&self, source: Option<SourceFn>) -> Result<(), Status> {
+        self.with_engine(|e, _| e.set_source(source));
+        Ok(())
+    }
+
+    /// Answers a request that went to the source callback.
+    ///
+    /// # Safety
+    /// As for `send`.
+    pub unsafe fn response_send(
+        &self,
+        response: u64,
+        tensor: Tensor,
+        done: Option<SendDone>,
+    ) -> Result<(), Status> {
+        self.with_engine(|e, w| e.response_send(w, response, tensor, done))
+    }
+
+    /// Refuses a request that went to the source callback.
+    pub fn response_fail(&self, response: u64, status: Status) -> Result<(), Status> {
+        if status.code == Code::Ok {
+            return Err(Status::invalid("a response cannot fail with OK"));
+        }
+        self.with_engine(|e, w| e.response_fail(w, response, &status))
+    }
+}
