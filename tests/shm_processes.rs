@@ -90,13 +90,14 @@ fn a_peer_killed_in_mid_write_ends_the_endpoint_and_reports_nothing_half_written
         // SAFETY: the memory lives until the process ends.
         let mr = unsafe { side.adapter.register(addr, LEN as u64, Access::REMOTE_WRITE) }.unwrap();
         other.tell(&format!("{addr} {}", mr.rkey));
-        // A WRITE of ours that will never be answered, since the child polls no more.
         let first = pattern(5, 1)[0];
         // SAFETY: reads a byte of the block, which nobody writes at this moment.
         while unsafe { base.read_volatile() } != first {
             side.pump();
         }
         assert!(side.got.is_empty(), "one poll copied everything");
+        // A WRITE of ours that will never be answered, since the child runs no more.
+        other.stop();
         // SAFETY: as above.
         let local = unsafe { Mem::new(addr, 100, 0) };
         side.adapter.write(side.ep, 9, local, Remote { addr: 1, rkey: 1 }, None).unwrap();

@@ -210,6 +210,18 @@ pub mod child {
             wait_connected(side);
         }
 
+        /// Stops the child; when this returns it runs no more.
+        pub fn stop(&self) {
+            let pid = self.process.id() as i32;
+            let mut state = 0;
+            // SAFETY: a signal to our own child, and a wait that leaves it a child.
+            unsafe {
+                assert_eq!(libc::kill(pid, libc::SIGSTOP), 0);
+                assert_eq!(libc::waitpid(pid, &raw mut state, libc::WUNTRACED), pid);
+            }
+            assert!(libc::WIFSTOPPED(state), "the child ended: {state}");
+        }
+
         pub fn kill(mut self) {
             self.process.kill().unwrap();
             self.process.wait().unwrap();
