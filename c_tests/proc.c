@@ -21,17 +21,16 @@ static int split(const char *command, const char **argv, int max) {
 
 proc *proc_start(const char *role, const char *const *args) {
   proc *p = scratch(sizeof *p);
-  int down[2], up[2], n = 0;
+  int down[2], up[2];
   const char *argv[48];
-  bool peer = strcmp(role, "peer") == 0;
   memset(p, 0, sizeof *p);
   CHECK(pipe2(down, O_CLOEXEC) == 0 && pipe2(up, O_CLOEXEC) == 0);
-  if (peer) n = split(env.peer_exec, argv, 16);
+  int n = split(env.peer_exec, argv, 16);
   argv[n++] = own_program();
   argv[n++] = "--provider";
   argv[n++] = env.provider;
   argv[n++] = "--host";
-  argv[n++] = peer ? peer_host() : env.host;
+  argv[n++] = peer_host();
   argv[n++] = "--progress";
   argv[n++] = is_manual() ? "manual" : "thread";
   argv[n++] = "--role";

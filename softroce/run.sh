@@ -79,7 +79,7 @@ pin_processors() {
 
 pin_processors &
 timeout -k 5 "$LIMIT" qemu-system-x86_64 -name softroce,debug-threads=on -accel tcg,thread=multi -cpu max -smp 2 \
-    -m "${SOFTROCE_MEMORY:-3G}" -nodefaults -no-reboot -display none -serial stdio "${DISK[@]}" \
+    -m "${SOFTROCE_MEMORY:-5G}" -nodefaults -no-reboot -display none -serial stdio "${DISK[@]}" \
     -kernel "$SOFTROCE_CACHE/vmlinuz" -initrd "$work/initrd" \
     -append "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off random.trust_cpu=on" \
     </dev/null | sed -u 's/\r$//' | tee "$SOFTROCE_CACHE/last.log" || true
