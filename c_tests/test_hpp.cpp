@@ -126,6 +126,29 @@ static void source() {
   OK(p.b.set_source({}));
 }
 
+/* What the old manager's callbacks point to lives until it has ended. */
+static void moving_over_a_manager_ends_it_first() {
+  struct Flag {
+    bool &gone;
+    ~Flag() { gone = true; }
+  };
+  bool gone = false, ended = false;
+  auto old = make("old");
+  auto flag = std::make_shared<Flag>(Flag{gone});
+  gone = false; /* of the temporary */
+  OK(old.set_source([flag](rdma::Response, std::string_view, std::string_view, std::int64_t) {}));
+  flag.reset();
+  OK(old.add_peer("nobody", "127.0.0.1:1"));
+  auto pending = old.recv_async("nobody", "key", 1, [&](const rdma::Status &s, const rdma_tensor_t *, const auto &) {
+    CHECK(s.code() == RDMA_CANCELLED && !gone);
+    ended = true;
+  });
+  OK(pending.status());
+  pending->release();
+  old = make("new");
+  CHECK(ended && gone && old.c() != nullptr);
+}
+
 static void the_rest() {
   Pair p;
   auto blob = p.b.export_address();
@@ -155,6 +178,7 @@ static void the_rest() {
   CHECK(!bad.ok() && bad.status().message().find("pigeon") != std::string::npos);
   rdma::Manager moved = std::move(gamma);
   CHECK(gamma.c() == nullptr && moved.c() != nullptr);
+  moving_over_a_manager_ends_it_first();
   auto manual = rdma::Manager::create(rdma::Options().name("manual").manual_progress().provider(provider));
   OK(manual.status());
   CHECK(manual->progress().ok() && manual->event_fd().ok());

@@ -149,6 +149,18 @@ static void answered_after_the_deadline(void) {
   op_wait(next, RDMA_OK);
 }
 
+/* A tensor on a device that is not known: the response is over, and the receiver hears of it. */
+static void unknown_device(void) {
+  pair p = source_pair(ANSWER_LATER);
+  op *r = op_recv(p.a, "beta", "1", 1, 1, NULL);
+  CHECK(count_reached(&held, 1, 10000));
+  rdma_tensor_t t = tensor_of(NULL, 8, 1);
+  t.device = 99;
+  CHECK_BAD(RDMA_NOT_FOUND, rdma_response_send(p.b, held_id[0], &t, NULL, NULL));
+  CHECK_BAD(RDMA_NOT_FOUND, rdma_response_fail(p.b, held_id[0], RDMA_INTERNAL, "again", 5));
+  op_wait(r, RDMA_NOT_FOUND);
+}
+
 static void bad_responses(void) {
   pair p = source_pair(ANSWER_LATER);
   rdma_tensor_t t = tensor_of(NULL, 10, 1);
@@ -168,5 +180,5 @@ static void bad_responses(void) {
 
 static const test_case cases[] = {CASE(answer_now),     CASE(table_first),    CASE(answer_fail),
                                   CASE(answer_later),   CASE(never_answered), CASE(answered_after_the_deadline),
-                                  CASE(bad_responses)};
+                                  CASE(unknown_device), CASE(bad_responses)};
 TEST_MAIN(cases)

@@ -1124,9 +1124,9 @@ rdma_code_t rdma_mgr_register_device(rdma_mgr_t *mgr,
  * that comes later. Does not wait.
  *
  * Threads: any. Key, struct and dimensions are copied; the content is borrowed until `done` runs,
- * once; `done` NULL: not wanted, the content must then live until rdma_step_cleanup or
- * rdma_mgr_destroy has returned. On a code other than RDMA_OK `done` never runs. `options` NULL:
- * defaults. `userdata` may be NULL.
+ * once; `done` NULL: not wanted, the content must then live until rdma_mgr_destroy has returned: a
+ * peer may still read it after rdma_step_cleanup. On a code other than RDMA_OK `done` never runs.
+ * `options` NULL: defaults. `userdata` may be NULL.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr`, `key` or `tensor` NULL, key_len not 1 to 65536,
  * wrong struct_size, negative timeout or dimension, more than 254 dimensions, unknown flags,
@@ -1212,14 +1212,14 @@ rdma_code_t rdma_recv(rdma_mgr_t *mgr,
 rdma_code_t rdma_request_cancel(rdma_mgr_t *mgr, rdma_request_t request);
 
 /**
- * Frees the library's memory of a receive that has ended. To be called once for each request
- * that was handed out, also for failed ones; inside its callback too.
+ * Gives up a request, and with it the library's memory of its result. To be called once for each
+ * request that was handed out, also for failed ones. Before the receive has ended, or inside its
+ * callback: the callback runs all the same, and the memory is freed once it has returned.
  *
  * Threads: any.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, request 0; RDMA_NOT_FOUND: released already,
- * or never made; RDMA_FAILED_PRECONDITION: it has not ended, `mgr` destroyed or in a forked child;
- * RDMA_INTERNAL.
+ * or never made; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
  */
 rdma_code_t rdma_request_release(rdma_mgr_t *mgr, rdma_request_t request);
 
@@ -1280,13 +1280,15 @@ rdma_code_t rdma_key_build(const rdma_parsed_key_t *parts, char *buf, size_t cap
  * them. `source` NULL: none, requests wait for rdma_send. Requests that wait already stay with
  * what was set when they came.
  *
- * Threads: any. `userdata` (NULL is allowed) is passed on until another source is set and calls
- * under way have returned.
+ * Threads: any. `userdata` (NULL is allowed) is passed on with requests that came before another
+ * source was set, perhaps after this has returned: it must live until rdma_mgr_destroy has returned.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
  * in a forked child; RDMA_INTERNAL.
  */
-rdma_code_t rdma_mgr_set_source(rdma_mgr_t *mgr, rdma_source_fn source, void *userdata);
+rdma_code_t rdma_mgr_set_source(rdma_mgr_t *mgr,
+                                rdma_source_fn source,
+                                void *userdata);
 
 /**
  * Answers a request that came to the source function with a tensor.

@@ -81,6 +81,7 @@ class Tensor {
   }
   /* A copy of a description that was borrowed for a callback. */
   explicit Tensor(const rdma_tensor_t &t) : t_(t) {
+    t_.struct_size = sizeof t_; /* the library's may be newer, and longer */
     if (t.ndims) dims_.assign(t.dims, t.dims + t.ndims);
   }
   static Tensor dead() { return Tensor(nullptr, 0, {}, 0, RDMA_TENSOR_DEAD); }
@@ -159,8 +160,8 @@ struct RecvOptions {
   std::uint32_t device = RDMA_DEVICE_HOST;
 };
 
-/* A receive that can be cancelled. Releases the request, and with it library memory, at its end.
- * Must end before its manager. */
+/* A receive that can be cancelled. Releases the request at its end, and with it library memory, if need
+ * be once the callback has returned; it does not cancel. Must end before its manager. */
 class Request {
  public:
   Request() = default;
@@ -295,6 +296,16 @@ class Manager {
     rdma_code_t rc = rdma_mgr_create(&o, &mgr);
     if (rc != RDMA_OK) return Status::of(rc);
     return Manager(mgr);
+  }
+  Manager(Manager &&) = default;
+  /* The old manager ends before what its callbacks point to. */
+  Manager &operator=(Manager &&other) noexcept {
+    if (this != &other) {
+      mgr_.reset();
+      state_ = std::move(other.state_);
+      mgr_ = std::move(other.mgr_);
+    }
+    return *this;
   }
   rdma_mgr_t *c() const { return mgr_.get(); }
 

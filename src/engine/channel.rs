@@ -20,7 +20,7 @@ use crate::status::{Code, Status};
 pub type ChanId = u32;
 
 /// Messages that may be sent before the peer has told its depth.
-const INITIAL_CREDITS: u32 = 8;
+pub const INITIAL_CREDITS: u32 = 8;
 /// Credits that only an `IMM_ACK` may use: both sides can always return credits.
 const RESERVED: u32 = 2;
 /// Entries that may wait in `pending`; a peer that makes us queue more is cut off.

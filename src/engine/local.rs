@@ -31,22 +31,18 @@ impl Engine {
     }
 
     pub(super) fn deliver_local(&mut self, fx: &mut dyn Fx, index: u32, sent: Sent) {
+        let (mut index, mut sent) = (index, sent);
+        // A loop, not a recursion: very many receives with too little room may wait.
+        while self.has_too_little_room(index, &sent) {
+            match self.put_back(fx, index, sent) {
+                Some(next) => (index, sent) = next,
+                None => return,
+            }
+        }
         let Some(r) = self.requests.get_mut(index) else { return };
         let meta = sent.tensor.meta.clone();
         if matches!(r.target, Target::Library) || meta.nbytes == 0 {
             return self.refer(fx, index, sent, meta);
-        }
-        if let Target::Given { len, .. } = r.target
-            && meta.nbytes > len
-        {
-            let (key, step) = (r.key.clone(), r.step);
-            let text = format!(
-                "tensor '{}' has {} bytes, the destination given has {len}",
-                String::from_utf8_lossy(&key),
-                meta.nbytes
-            );
-            self.fail(fx, index, Status::new(Code::OutOfRange, text));
-            return self.put_back(fx, &key, step, sent);
         }
         // The tensor travels with the request's state; `prepare` puts it there if it has to wait.
         let after = AfterAlloc::Local(Sent { tensor: sent.tensor.clone(), done: None, ..sent });
@@ -66,14 +62,27 @@ impl Engine {
         }
     }
 
-    /// A tensor whose receiver had too little room goes to the next who waits, or to the table.
-    fn put_back(&mut self, fx: &mut dyn Fx, key: &[u8], step: i64, sent: Sent) {
+    fn has_too_little_room(&self, index: u32, sent: &Sent) -> bool {
+        let target = self.requests.get(index).map(|r| &r.target);
+        matches!(target, Some(Target::Given { len, .. }) if sent.tensor.meta.nbytes > *len)
+    }
+
+    /// Fails a receive with too little room. The tensor goes to the next who waits, which is
+    /// returned if it is one of ours, or to the table.
+    fn put_back(&mut self, fx: &mut dyn Fx, index: u32, sent: Sent) -> Option<(u32, Sent)> {
+        let r = self.requests.get(index)?;
+        let (key, step) = (r.key.clone(), r.step);
+        let room = if let Target::Given { len, .. } = r.target { len } else { 0 };
+        let text = format!(
+            "tensor '{}' has {} bytes, the destination given has {room}",
+            String::from_utf8_lossy(&key),
+            sent.tensor.meta.nbytes
+        );
+        self.fail(fx, index, Status::new(Code::OutOfRange, text));
         self.next_deadline = self.next_deadline.min(sent.deadline);
-        match self.table.send(key, step, sent) {
-            (SendOutcome::Matched(Waiter::Local(index), sent), _) => {
-                self.deliver_local(fx, index, sent)
-            }
-            (SendOutcome::Matched(Waiter::Remote(index), sent), _) => self.answer(fx, index, sent),
+        match self.table.send(&key, step, sent) {
+            (SendOutcome::Matched(Waiter::Local(next), sent), _) => return Some((next, sent)),
+            (SendOutcome::Matched(Waiter::Remote(next), sent), _) => self.answer(fx, next, sent),
             (_, Some(refused)) => {
                 let info = self.info(None, None, Protocol::Auto);
                 let status = Status::new(Code::Cancelled, "the receiver had too little room");
@@ -81,6 +90,7 @@ impl Engine {
             }
             (_, None) => {}
         }
+        None
     }
 
     /// The result is the sender's own memory, held until the receiver lets it go.

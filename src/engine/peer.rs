@@ -28,6 +28,8 @@ pub struct Peer {
     pub last_error: Option<Status>,
     /// Its requests that wait here.
     pub waiting: usize,
+    /// Bytes of memory that these take.
+    pub waiting_bytes: usize,
     pub(super) queue: VecDeque<u32>,
     pub(super) cache: LruCache<Box<[u8]>, Meta>,
 }
@@ -48,6 +50,7 @@ impl Engine {
             channels: Vec::new(),
             last_error: None,
             waiting: 0,
+            waiting_bytes: 0,
             queue: VecDeque::new(),
             cache: LruCache::unbounded(),
         });
@@ -180,15 +183,24 @@ impl Engine {
         }
     }
 
-    /// The application ends the connections to a peer.
+    /// The application ends the connections to a peer, and with them the attempts to connect: what
+    /// waits for one fails too, and the next request asks for a new one.
     pub fn disconnect(&mut self, fx: &mut dyn Fx, peer: u32) {
-        for ch in self.peers[peer as usize].channels.clone() {
+        let p = &mut self.peers[peer as usize];
+        let text = format!("disconnected from peer '{}'", p.name);
+        let status = Status::new(Code::Unavailable, text).because(Reason::Cancelled);
+        let (channels, queue) = (p.channels.clone(), std::mem::take(&mut p.queue));
+        if channels.is_empty() {
+            p.state = PeerState::Idle;
+        }
+        for request in queue {
+            self.fail(fx, request, status.clone());
+        }
+        for ch in channels {
             if let Some(c) = self.channels.get_mut(ch) {
                 c.send(fx, &Message::Goodbye, &[]);
             }
-            let text = format!("disconnected from peer '{}'", self.peers[peer as usize].name);
-            let status = Status::new(Code::Unavailable, text).because(Reason::Cancelled);
-            self.channel_down(fx, ch, status);
+            self.channel_down(fx, ch, status.clone());
         }
     }
 

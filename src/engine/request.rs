@@ -6,7 +6,7 @@ mod landing;
 
 use super::channel::ChanId;
 use super::{
-    AllocFn, Buffer, Engine, Fx, Held, MapError, Planted, WR_REQUEST, Window, Work, checksum,
+    AllocFn, Buffer, Engine, Fx, Held, Kept, MapError, Planted, WR_REQUEST, Window, Work, checksum,
 };
 use crate::api::*;
 use crate::fabric::keys::{Place, pieces};
@@ -78,6 +78,9 @@ pub(super) struct Request {
     pub ended: Option<Status>,
 }
 
+/// Dimensions that leave the room for content in a message as it is.
+pub(super) const USUAL_DIMS: usize = 16;
+
 /// A public id is a sequence number followed by the slot: monotonic, and found without a map.
 const PUBLIC_SLOT_BITS: u32 = 20;
 
@@ -93,7 +96,7 @@ impl Engine {
         done: RecvDone,
     ) -> Result<u64, Status> {
         if self.closing {
-            return Err(Status::new(Code::FailedPrecondition, "the manager is being destroyed"));
+            return Err(Self::ending());
         }
         Self::check_key(key)?;
         self.device(options.device)?;
@@ -143,7 +146,7 @@ impl Engine {
             r.id = id;
         }
         if keep {
-            self.kept.insert(id, None);
+            self.kept.insert(id, Kept::Running);
         }
         self.next_deadline = self.next_deadline.min(deadline);
         let begun = match peer {
@@ -237,9 +240,10 @@ impl Engine {
         chosen.min(self.message_max(ch) as usize) as u64
     }
 
-    /// Most content that fits into one message beside the longest metadata.
+    /// Most content that fits into one message beside the metadata of a tensor with up to
+    /// [`USUAL_DIMS`] dimensions.
     pub(super) fn message_max(&self, ch: ChanId) -> u64 {
-        const OVERHEAD: usize = 4 + 4 + 8 + 14 + 8 * 16;
+        const OVERHEAD: usize = 4 + 4 + 8 + 14 + 8 * USUAL_DIMS;
         self.channels.get(ch).map_or(0, |c| c.caps.max_send.saturating_sub(OVERHEAD)) as u64
     }
 }

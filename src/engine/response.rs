@@ -31,6 +31,14 @@ pub(super) struct Asked {
 }
 
 impl Asked {
+    /// About how much memory a response to this takes, beside the tensor: the key is in the table,
+    /// too.
+    fn cost(&self, key: &[u8]) -> usize {
+        let regions = self.dst.as_ref().map_or(0, |(place, _)| place.rkeys.rest().len());
+        let dims = self.cached.as_ref().map_or(0, |meta| meta.dims.len());
+        size_of::<Response>() + 2 * key.len() + 16 * regions + 8 * dims
+    }
+
     /// The destination was given up front, and has no room for so many bytes.
     fn too_short(&self, nbytes: u64) -> bool {
         self.any_meta && self.dst.as_ref().is_some_and(|(_, len)| nbytes > *len)
@@ -78,6 +86,8 @@ pub(super) struct Response {
     pub state: RState,
     /// The receiver gave up; it waits for word that nothing is written any more.
     pub cancelled: bool,
+    /// Its part of the peer's `waiting_bytes`.
+    cost: usize,
 }
 
 const PUBLIC_SLOT_BITS: u32 = 20;
@@ -94,7 +104,7 @@ impl Engine {
         done: Option<SendDone>,
     ) -> Result<(), Status> {
         if self.closing {
-            return Err(Status::new(Code::FailedPrecondition, "the manager is being destroyed"));
+            return Err(Self::ending());
         }
         Self::check_key(key)?;
         self.device(tensor.device)?;
@@ -142,7 +152,10 @@ impl Engine {
         };
         c.counters.requests_received.add(1);
         self.happened += 1;
-        let full = self.peers[peer as usize].waiting >= self.settings.max_waiting;
+        let cost = asked.cost(r.key);
+        let p = &self.peers[peer as usize];
+        let full = p.waiting >= self.settings.max_waiting
+            || p.waiting_bytes + cost > self.settings.max_waiting_bytes;
         let source = self.source.clone();
         let tolerate = self.settings.tolerate_dup_recv;
         let (responses, next_id) = (&mut self.responses, &mut self.next_id);
@@ -153,8 +166,8 @@ impl Engine {
             }
             let (key, asked) = (r.key.into(), asked.clone());
             let state = if source.is_some() { RState::Asking } else { RState::Waiting };
-            let response =
-                Response { id: 0, peer, key, step: r.step, asked, state, cancelled: false };
+            let (step, cancelled) = (r.step, false);
+            let response = Response { id: 0, peer, key, step, asked, state, cancelled, cost };
             let index = responses.insert(response)?;
             let id =
                 *next_id << PUBLIC_SLOT_BITS | u64::from(index) & ((1 << PUBLIC_SLOT_BITS) - 1);
@@ -179,7 +192,15 @@ impl Engine {
             RecvOutcome::Waiting => match made {
                 Some((index, id)) => self.owe(fx, ch, peer, index, id, source),
                 None => {
-                    let text = format!("{} requests of this peer wait", self.settings.max_waiting);
+                    let p = &self.peers[peer as usize];
+                    let text = format!(
+                        "{} requests of this peer wait, with {} bytes of keys and places; {} with {} are \
+                         allowed",
+                        p.waiting,
+                        p.waiting_bytes,
+                        self.settings.max_waiting,
+                        self.settings.max_waiting_bytes
+                    );
                     let status = Status::new(Code::ResourceExhausted, text);
                     self.send_error(fx, ch, r.index, &status);
                 }
@@ -210,6 +231,7 @@ impl Engine {
             c.responses.insert(r.asked.index, index);
         }
         self.peers[peer as usize].waiting += 1;
+        self.peers[peer as usize].waiting_bytes += r.cost;
         if let Some(source) = source {
             let (key, step) = (r.key.clone(), r.step);
             let peer = self.peers[peer as usize].name.clone();
@@ -224,6 +246,7 @@ impl Engine {
         }
         let p = &mut self.peers[r.peer as usize];
         p.waiting = p.waiting.saturating_sub(1);
+        p.waiting_bytes = p.waiting_bytes.saturating_sub(r.cost);
         Some(r)
     }
 
@@ -335,12 +358,14 @@ impl Engine {
     fn response(&mut self, asked: Asked, key: &[u8], step: i64, state: RState) -> Option<u32> {
         let c = self.channels.get_mut(asked.ch)?;
         let (ch, request, peer) = (asked.ch, asked.index, c.peer);
-        let r = Response { id: 0, peer, key: key.into(), step, asked, state, cancelled: false };
+        let (key, cost) = (key.into(), asked.cost(key));
+        let r = Response { id: 0, peer, key, step, asked, state, cancelled: false, cost };
         let index = self.responses.insert(r)?;
         if let Some(c) = self.channels.get_mut(ch) {
             c.responses.insert(request, index);
         }
         self.peers[peer as usize].waiting += 1;
+        self.peers[peer as usize].waiting_bytes += cost;
         Some(index)
     }
 

@@ -23,6 +23,9 @@ pub struct rdma_mgr {
     pid: AtomicU32,
     /// `rdma_mgr_destroy` is under way.
     closing: AtomicBool,
+    /// Everything has ended, and no new call is let in: otherwise threads that call until they get an
+    /// error could keep `manager` borrowed among them for ever.
+    retired: AtomicBool,
     /// Held for reading by each call, so that destroying waits for them.
     manager: RwLock<Option<Arc<Manager>>>,
     /// Dimensions handed out by `rdma_recv`, until the request is released.
@@ -70,6 +73,7 @@ pub(super) fn create(manager: Arc<Manager>) -> &'static rdma_mgr {
             magic: MAGIC,
             pid: AtomicU32::new(0),
             closing: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
             manager: RwLock::new(None),
             dims: Mutex::new(HashMap::new()),
         }))
@@ -77,6 +81,7 @@ pub(super) fn create(manager: Arc<Manager>) -> &'static rdma_mgr {
     handle.pid.store(PROCESS.load(Ordering::Relaxed), Ordering::Relaxed);
     handle.closing.store(false, Ordering::Relaxed);
     *handle.manager.write() = Some(manager);
+    handle.retired.store(false, Ordering::Release);
     handle
 }
 
@@ -135,6 +140,9 @@ fn destroyed() -> Status {
 pub(super) unsafe fn borrow(mgr: *const rdma_mgr_t) -> Result<Borrowed, Status> {
     // SAFETY: by this function's contract.
     let handle = unsafe { check(mgr) }?;
+    if handle.retired.load(Ordering::Acquire) {
+        return Err(destroyed());
+    }
     // Recursive: a callback inside a call calls again, while `destroy` may wait for both.
     let guard = handle.manager.read_recursive();
     let manager = RwLockReadGuard::try_map(guard, Option::as_ref).map_err(|_| destroyed())?;
@@ -165,6 +173,7 @@ pub(super) unsafe fn destroy(mgr: *mut rdma_mgr_t) -> Result<(), Status> {
         handle.closing.store(false, Ordering::Release);
         return Err(status);
     }
+    handle.retired.store(true, Ordering::Release);
     let last = handle.manager.write().take();
     drop((last, manager));
     handle.dims.lock().clear();

@@ -22,9 +22,9 @@ thread_local! {
 /// that comes later. Does not wait.
 ///
 /// Threads: any. Key, struct and dimensions are copied; the content is borrowed until `done` runs,
-/// once; `done` NULL: not wanted, the content must then live until rdma_step_cleanup or
-/// rdma_mgr_destroy has returned. On a code other than RDMA_OK `done` never runs. `options` NULL:
-/// defaults. `userdata` may be NULL.
+/// once; `done` NULL: not wanted, the content must then live until rdma_mgr_destroy has returned: a
+/// peer may still read it after rdma_step_cleanup. On a code other than RDMA_OK `done` never runs.
+/// `options` NULL: defaults. `userdata` may be NULL.
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr`, `key` or `tensor` NULL, key_len not 1 to 65536,
 /// wrong struct_size, negative timeout or dimension, more than 254 dimensions, unknown flags,
@@ -190,14 +190,14 @@ pub unsafe extern "C" fn rdma_request_cancel(
     })
 }
 
-/// Frees the library's memory of a receive that has ended. To be called once for each request
-/// that was handed out, also for failed ones; inside its callback too.
+/// Gives up a request, and with it the library's memory of its result. To be called once for each
+/// request that was handed out, also for failed ones. Before the receive has ended, or inside its
+/// callback: the callback runs all the same, and the memory is freed once it has returned.
 ///
 /// Threads: any.
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, request 0; RDMA_NOT_FOUND: released already,
-/// or never made; RDMA_FAILED_PRECONDITION: it has not ended, `mgr` destroyed or in a forked child;
-/// RDMA_INTERNAL.
+/// or never made; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_request_release(
     mgr: *mut rdma_mgr_t,

@@ -13,8 +13,8 @@ use super::types::*;
 /// them. `source` NULL: none, requests wait for rdma_send. Requests that wait already stay with
 /// what was set when they came.
 ///
-/// Threads: any. `userdata` (NULL is allowed) is passed on until another source is set and calls
-/// under way have returned.
+/// Threads: any. `userdata` (NULL is allowed) is passed on with requests that came before another
+/// source was set, perhaps after this has returned: it must live until rdma_mgr_destroy has returned.
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
 /// in a forked child; RDMA_INTERNAL.

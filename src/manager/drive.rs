@@ -8,6 +8,7 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -40,13 +41,15 @@ pub struct Drivers {
     /// Drivers that sleep on the epoll set, or are about to.
     sleepers: AtomicUsize,
     /// Until when the last of them sleeps (nanoseconds since the manager's start).
-    sleeps_until: AtomicU64,
+    pub sleeps_until: AtomicU64,
     /// The progress thread is among them.
     thread_sleeps: AtomicBool,
     /// Callbacks that are running.
     pub running: AtomicUsize,
     /// The manager ends.
     pub closing: AtomicBool,
+    /// The application sleeps on the epoll set, which `progress` has armed.
+    pub fd_armed: AtomicBool,
 }
 
 /// One blocked caller.
@@ -79,18 +82,21 @@ impl Waiter {
     }
 }
 
-struct Inside;
+/// A callback of this manager runs on this thread.
+struct Inside<'a>(&'a Manager);
 
-impl Inside {
-    fn enter(manager: &Manager) -> Inside {
+impl Inside<'_> {
+    fn enter(manager: &Manager) -> Inside<'_> {
         manager.drivers.running.fetch_add(1, Ordering::AcqRel);
         INSIDE.with_borrow_mut(|v| v.push(std::ptr::from_ref(manager) as usize));
-        Inside
+        Inside(manager)
     }
+}
 
-    fn leave(self, manager: &Manager) {
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
         INSIDE.with_borrow_mut(|v| v.pop());
-        manager.drivers.running.fetch_sub(1, Ordering::AcqRel);
+        self.0.drivers.running.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -138,13 +144,23 @@ impl Manager {
         count
     }
 
+    /// Runs one callback. A panic in it, a defect, does not keep the others from running.
     pub(super) fn run(&self, work: Work) {
-        let inside = Inside::enter(self);
+        let _inside = Inside::enter(self);
+        if catch_unwind(AssertUnwindSafe(|| self.run_inside(work))).is_err() {
+            log::error(format_args!("caught a panic in a callback, a defect of the library"));
+        }
+    }
+
+    fn run_inside(&self, work: Work) {
         match work {
-            Work::RecvDone { key, step, done, result, info, after, request } => {
+            Work::RecvDone { key, step, done, result, info, mut after, request, keep } => {
                 self.trace_recv(request, &key, step, &result, &info);
                 if let Some(done) = done {
                     done(result.as_ref().map_err(Status::clone), &info);
+                }
+                if keep {
+                    after = self.core.lock().engine.returned(request, after);
                 }
                 self.give_back(after);
             }
@@ -190,7 +206,6 @@ impl Manager {
                 }
             }
         }
-        inside.leave(self);
     }
 
     fn copied(&self, token: u64, result: Result<(), Status>) {
@@ -225,7 +240,8 @@ impl Manager {
     /// After a call queued work or set an earlier deadline: wakes a driver that sleeps.
     pub(super) fn kick(&self) {
         let d = &self.drivers;
-        if d.sleepers.load(Ordering::SeqCst) > 0 {
+        let on_fd = d.fd_armed.load(Ordering::SeqCst) && d.fd_armed.swap(false, Ordering::SeqCst);
+        if on_fd || d.sleepers.load(Ordering::SeqCst) > 0 {
             self.wake.signal();
         } else if d.callers.load(Ordering::SeqCst) == 0 && *d.parked.lock() {
             d.unpark.notify_one();
@@ -235,9 +251,9 @@ impl Manager {
     /// The same, only if the deadline is earlier than the sleeper's.
     pub(super) fn kick_for(&self, deadline: u64) {
         let d = &self.drivers;
-        let asleep = d.sleepers.load(Ordering::SeqCst) > 0;
+        let asleep = d.sleepers.load(Ordering::SeqCst) > 0 || d.fd_armed.load(Ordering::SeqCst);
         if asleep && deadline < d.sleeps_until.load(Ordering::SeqCst) {
-            self.wake.signal();
+            self.kick();
         }
     }
 
@@ -265,9 +281,13 @@ impl Manager {
         self.take_tags(&tags);
     }
 
-    /// After turns beside a sleeping progress thread: what they disarmed is armed again.
+    /// After turns beside a sleeping progress thread, or an application that sleeps on the
+    /// descriptor: what they disarmed is armed again.
     pub(super) fn rearm(&self) {
-        if self.drivers.thread_sleeps.load(Ordering::SeqCst) && !self.core.lock().arm() {
+        let d = &self.drivers;
+        if d.fd_armed.load(Ordering::SeqCst) {
+            self.arm_fd();
+        } else if d.thread_sleeps.load(Ordering::SeqCst) && !self.core.lock().arm() {
             self.wake.signal();
         }
     }
@@ -289,8 +309,19 @@ impl Manager {
         }
     }
 
-    /// The progress thread.
-    pub(super) fn progress_thread(&self) {
+    /// The progress thread. A panic, a defect, must not leave the manager without one.
+    pub(super) fn progress_thread_lasting(&self) {
+        while catch_unwind(AssertUnwindSafe(|| self.progress_thread())).is_err() {
+            log::error(format_args!(
+                "caught a panic on the progress thread, a defect of the library"
+            ));
+            self.drivers.thread_sleeps.store(false, Ordering::SeqCst);
+            // One that comes back must not fill the log.
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    fn progress_thread(&self) {
         let d = &self.drivers;
         let spin = Duration::from_micros(self.busy_poll_us);
         let mut active = Instant::now();

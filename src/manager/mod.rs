@@ -96,7 +96,7 @@ impl Manager {
             let own = manager.clone();
             let thread = std::thread::Builder::new()
                 .name("rdma-progress".into())
-                .spawn(move || own.progress_thread())
+                .spawn(move || own.progress_thread_lasting())
                 .map_err(|e| Status::os("starting the progress thread", &e))?;
             *manager.thread.lock() = Some(thread);
         }
@@ -145,6 +145,11 @@ impl Manager {
     /// runs.
     pub fn destroy(self: &Arc<Self>) -> Result<(), Status> {
         self.refuse_inside("rdma_mgr_destroy")?;
+        let on_thread = |t: &JoinHandle<()>| t.thread().id() == std::thread::current().id();
+        if self.thread.lock().as_ref().is_some_and(on_thread) {
+            let text = "rdma_mgr_destroy was called on the progress thread of the same manager";
+            return Err(Status::new(Code::FailedPrecondition, text));
+        }
         self.wake_all();
         if let Some(thread) = self.thread.lock().take() {
             let _ = thread.join();
@@ -163,26 +168,52 @@ impl Manager {
             }
             std::thread::sleep(Duration::from_micros(50));
         }
-        self.core.lock().drop_fresh();
-        if self.trace.enabled() { self.trace.stop() } else { Ok(()) }
+        let unreleased = {
+            let mut core = self.core.lock();
+            core.drop_fresh();
+            core.engine.unreleased()
+        };
+        for held in unreleased {
+            self.give_back(held);
+        }
+        if self.trace.enabled()
+            && let Err(status) = self.trace.stop()
+        {
+            log::warn(format_args!("the trace is not complete: {status}"));
+        }
+        Ok(())
     }
 
     /// One turn (manual or not); the number of events and callbacks.
     pub fn progress(&self) -> Result<u32, Status> {
         self.refuse_inside("rdma_mgr_progress")?;
-        if self.fd_given.load(Ordering::Acquire) {
+        let fd_given = self.fd_given.load(Ordering::Acquire);
+        if fd_given {
             self.look();
         }
         let count = self.turn();
-        self.rearm();
-        if self.fd_given.load(Ordering::Acquire) {
-            let mut core = self.core.lock();
-            self.timer.set(core.idle_time());
-            if !core.arm() {
-                self.wake.signal();
-            }
+        if fd_given {
+            self.arm_fd()
+        } else {
+            self.rearm()
         }
         Ok(count)
+    }
+
+    /// Before the application sleeps on the descriptor: it becomes readable when something is due,
+    /// and calls of other threads know that they have to wake it.
+    pub(super) fn arm_fd(&self) {
+        let mut core = self.core.lock();
+        core.world.tick();
+        core.whole = true;
+        let idle = core.idle_time();
+        let until = core.world.clock.now().saturating_add(idle.as_nanos() as u64);
+        self.timer.set(idle);
+        self.drivers.sleeps_until.store(until, Ordering::SeqCst);
+        self.drivers.fd_armed.store(true, Ordering::SeqCst);
+        if !core.arm() {
+            self.wake.signal();
+        }
     }
 
     /// Turns until something has happened.
@@ -256,12 +287,22 @@ impl Manager {
         if len == 0 {
             return Err(Status::invalid("len is 0, at least 1 is allowed"));
         }
-        self.call(|core| core.world.pool_alloc(len as u64))
+        self.call(|core| {
+            let addr = core.world.pool_alloc(len as u64)?;
+            core.world.lent.insert(addr);
+            Ok(addr)
+        })
     }
 
     /// Takes it back.
     pub fn mem_free(&self, addr: u64) -> Result<(), Status> {
-        self.call(|core| core.world.pool.free(addr as *mut u8))
+        self.call(|core| {
+            if !core.world.lent.remove(&addr) {
+                let text = format!("no memory of rdma_mem_alloc begins at {addr:#x}");
+                return Err(Status::new(Code::NotFound, text));
+            }
+            core.world.pool.free(addr as *mut u8)
+        })
     }
 
     /// Makes an accelerator's copy functions known; the device's id.
@@ -349,6 +390,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         checksum: config.checksum,
         tolerate_dup_recv: config.tolerate_dup_recv,
         max_waiting: MAX_WAITING,
+        max_waiting_bytes: MAX_WAITING_BYTES,
     };
     let pool = Pool::new(sys::physical_memory());
     if adapters.iter().flatten().any(|a| !a.caps().windows) {
@@ -364,6 +406,8 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         tries: false,
         regions: Default::default(),
         pool,
+        lent: Default::default(),
+        parked: Vec::new(),
         segments: 0,
         work: Default::default(),
         inline: Vec::new(),
@@ -380,6 +424,8 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
 
 /// Requests of one peer that may wait for tensors.
 const MAX_WAITING: usize = 1 << 17;
+/// Memory that these may take, in bytes.
+const MAX_WAITING_BYTES: usize = 256 << 20;
 
 // `Work` holds application closures, which are `Send`; the manager may be used from any thread.
 const _: () = {

@@ -7,17 +7,17 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use foldhash::HashMap;
+use foldhash::{HashMap, HashSet};
 
 use super::clock::Clock;
 use super::memory::{self, Adapters, Regions};
 use super::sys::{Epoll, Tag};
 use crate::bootstrap::{Backoff, Negotiator, PeerHello};
-use crate::engine::{Buffer, ChanId, Fx, MapError, Window, Work};
+use crate::engine::{Buffer, ChanId, Fx, INITIAL_CREDITS, MapError, Window, Work};
 use crate::fabric::{Access, EpId, Event, Mem, PostError, ProviderKind, Remote};
 use crate::memory::pool::Pool;
 use crate::observe::Trace;
-use crate::status::{Code, Status};
+use crate::status::{Code, Reason, Status};
 
 /// Up to here unregistered memory is copied to a proxy rather than registered for one transfer.
 const PROXY_MAX: u64 = 256 * 1024;
@@ -30,8 +30,40 @@ pub type EpKey = (ProviderKind, EpId);
 pub struct Fresh {
     /// How its connection went.
     pub connected: Option<Result<(), Status>>,
-    /// What arrived meanwhile.
+    /// What arrived meanwhile, [`MAX_EARLY`] at most.
     pub early: Vec<Early>,
+    /// That was too much: the endpoint is ended instead.
+    pub flooded: bool,
+}
+
+/// Events of an endpoint that is not a channel yet. A peer that keeps the protocol has few messages
+/// under way before it is told of more credit.
+const MAX_EARLY: usize = 2 * INITIAL_CREDITS as usize;
+
+impl Fresh {
+    fn keep(&mut self, event: Event) {
+        if self.flooded {
+            return;
+        }
+        if self.early.len() >= MAX_EARLY {
+            let text = "the peer sent more than it may before the handshake was over";
+            let status = Status::new(Code::ResourceExhausted, text).because(Reason::RemoteError);
+            self.connected = Some(Err(status.clone()));
+            self.early = vec![Early::Down(status)];
+            self.flooded = true;
+            return;
+        }
+        match event {
+            Event::Connected(_) => self.connected = Some(Ok(())),
+            Event::Message { bytes, .. } => self.early.push(Early::Message(bytes.bytes().to_vec())),
+            Event::Written { imm, .. } => self.early.push(Early::Written(imm)),
+            Event::Done { .. } => {}
+            Event::Down { status, .. } => {
+                self.connected = Some(Err(status.clone()));
+                self.early.push(Early::Down(status));
+            }
+        }
+    }
 }
 
 /// An event that came before its channel was known.
@@ -93,6 +125,10 @@ pub struct World {
     pub regions: Regions,
     /// Memory of the library.
     pub pool: Pool,
+    /// Blocks of it that the application asked for, and frees.
+    pub lent: HashSet<u64>,
+    /// Blocks to be freed once the endpoints that may still touch them are destroyed.
+    pub parked: Vec<Buffer>,
     /// Segments of it that the adapters know.
     pub segments: usize,
     /// Callbacks to run.
@@ -157,6 +193,9 @@ impl World {
                 adapter.destroy(ep);
             }
         }
+        for buffer in std::mem::take(&mut self.parked) {
+            self.free(buffer);
+        }
     }
 
     /// Memory of the library, of the pool.
@@ -173,18 +212,8 @@ impl World {
 
     /// Keeps an event of an endpoint that is not a channel yet.
     pub fn keep_early(&mut self, key: EpKey, event: Event) {
-        let Some(fresh) = self.fresh.get_mut(&key) else { return };
-        match event {
-            Event::Connected(_) => fresh.connected = Some(Ok(())),
-            Event::Message { bytes, .. } => {
-                fresh.early.push(Early::Message(bytes.bytes().to_vec()))
-            }
-            Event::Written { imm, .. } => fresh.early.push(Early::Written(imm)),
-            Event::Done { .. } => {}
-            Event::Down { status, .. } => {
-                fresh.connected = Some(Err(status.clone()));
-                fresh.early.push(Early::Down(status));
-            }
+        if let Some(fresh) = self.fresh.get_mut(&key) {
+            fresh.keep(event);
         }
     }
 }
@@ -302,6 +331,9 @@ impl Fx for World {
     }
 
     fn free(&mut self, buffer: Buffer) {
+        if !self.dying.is_empty() {
+            return self.parked.push(buffer);
+        }
         if let Err(status) = self.pool.free(buffer.addr as *mut u8) {
             crate::log::error(format_args!("freeing library memory: {status}"));
         }
@@ -391,4 +423,25 @@ impl Negotiator for World {
 /// Marks a descriptor of a channel in the epoll set.
 pub fn alive_tag(ch: ChanId) -> Tag {
     Tag::Alive(ch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_before_the_end_of_the_handshake_is_bounded() {
+        let mut fresh = Fresh::default();
+        let ep = EpId(1);
+        fresh.keep(Event::Connected(ep));
+        for imm in 0..MAX_EARLY as u32 {
+            fresh.keep(Event::Written { ep, imm });
+        }
+        assert_eq!(fresh.connected, Some(Ok(())));
+        for imm in 0..100_000 {
+            fresh.keep(Event::Written { ep, imm });
+        }
+        assert!(matches!(&fresh.early[..], [Early::Down(_)]));
+        assert_eq!(fresh.connected.unwrap().unwrap_err().code, Code::ResourceExhausted);
+    }
 }

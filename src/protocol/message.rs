@@ -147,7 +147,14 @@ fn get_meta(r: &mut Reader<'_>) -> Result<Meta, Status> {
     }
     let mut meta = Meta { dtype, flags, dims: Default::default(), nbytes };
     for _ in 0..ndims {
-        meta.dims.push(r.i64()?);
+        let d = r.i64()?;
+        if d < 0 {
+            return Err(Status::invalid(format!("a dimension of {d}, 0 and more are allowed")));
+        }
+        meta.dims.push(d);
+    }
+    if flags & TENSOR_DEAD != 0 && nbytes != 0 {
+        return Err(Status::invalid(format!("a dead tensor with {nbytes} bytes, 0 are allowed")));
     }
     Ok(meta)
 }
@@ -369,7 +376,7 @@ mod tests {
         Meta {
             dtype: 7,
             flags: TENSOR_SERIALIZED,
-            dims: [3, -1, 9].into_iter().collect(),
+            dims: [3, 0, 9].into_iter().collect(),
             nbytes: 5,
         }
     }
@@ -444,6 +451,21 @@ mod tests {
                 let _ = decode(&out[..cut]);
             }
         }
+    }
+
+    #[test]
+    fn impossible_metadata_is_refused() {
+        let refused = |meta: Meta| {
+            let m = Message::Content { index: 6, checksum: None, meta, content: b"hello" };
+            let mut out = Vec::new();
+            encode(&m, &mut out);
+            out.extend_from_slice(tail(&m));
+            decode(&out).unwrap_err().message
+        };
+        let negative = Meta { dims: [3, -1].into_iter().collect(), ..sample_meta() };
+        assert!(refused(negative).contains("dimension of -1"));
+        let dead = Meta { flags: TENSOR_DEAD, ..sample_meta() };
+        assert!(refused(dead).contains("dead tensor with 5 bytes"));
     }
 
     #[test]

@@ -80,7 +80,7 @@ impl Sim {
     fn release(&mut self, op: usize) {
         let r = &self.app.recvs[op];
         let (Some(id), Some(who)) = (r.id, r.who) else { return };
-        if !self.w.lives(who) {
+        if !self.w.lives(who) || r.held.is_some() {
             return;
         }
         let held = self.engines[who.node].as_mut().unwrap().release(id);

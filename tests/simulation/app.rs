@@ -219,7 +219,7 @@ impl App {
             _ => 0,
         };
         let ndims = if w.rng.percent(3) { 254 } else { w.rng.below(5) };
-        let dims = (0..ndims).map(|_| w.rng.range(0, 3) as i64 - 1).collect();
+        let dims = (0..ndims).map(|_| w.rng.range(0, 3) as i64).collect();
         let meta = Meta { dtype: w.rng.below(3) as u32, flags, dims, nbytes };
         self.shapes.insert((from, key), meta.clone());
         meta

@@ -105,6 +105,7 @@ impl Profile {
                 checksum: checksum != odd,
                 tolerate_dup_recv,
                 max_waiting: if quiet { 1024 } else { rng.pick(&[2, 20, 1024]) },
+                max_waiting_bytes: if quiet { 1 << 30 } else { rng.pick(&[500, 5000, 1 << 30]) },
             };
             per_node.push((caps, settings));
         }

@@ -273,12 +273,15 @@ impl Sim {
 
     fn run_work(&mut self, who: Who, work: Work) {
         match work {
-            Work::RecvDone { request, done, result, info, after, .. } => {
+            Work::RecvDone { request, done, result, info, mut after, keep, .. } => {
                 let op = check::received(self, who, request, &result, &info);
                 if let Some(done) = done {
                     done(result.as_ref().map_err(Status::clone), &info);
                 }
-                if self.app.recvs[op].keep {
+                if keep {
+                    after = self.engines[who.node].as_mut().unwrap().returned(request, after);
+                }
+                if self.app.recvs[op].keep && self.app.recvs[op].held.is_none() {
                     let delay = self.w.delay(5 * MS);
                     self.w.after(delay, Event::App(Act::Release(op)));
                 }
@@ -437,6 +440,11 @@ impl Sim {
                 self.w.nodes[node].recvs_begun += 1;
                 let old = self.app.by_id.insert((who, id), op);
                 assert!(old.is_none(), "a request id was given twice");
+                if keep && self.w.rng.percent(15) {
+                    // Perhaps before the end, or between the end and the callback.
+                    let delay = self.w.delay(5 * MS);
+                    self.w.after(delay, Event::App(Act::Release(op)));
+                }
             }
             Err(status) => {
                 check::refused(self, &status);

@@ -127,6 +127,7 @@ impl Engine {
         let code = result.as_ref().map_or_else(|s| s.code, |_| Code::Ok);
         let counters = self.counters(r.peer, r.ch);
         self.happened += 1;
+        let keep = r.keep;
         let result = match (result, r.meta.take()) {
             (Ok(()), Some(meta)) => {
                 info.bytes = meta.nbytes;
@@ -153,34 +154,58 @@ impl Engine {
                 Err(status)
             }
         };
-        if r.keep {
-            let kept = std::mem::take(&mut held);
-            self.kept.insert(r.id, Some(kept));
-        }
         counters.recv_done(info.bytes, elapsed_ns, code, info.protocol);
         let (request, key, step) = (r.id, r.key, r.step);
         if self.planted == Some(Planted::DoubleCompletion) {
             let (result, info) = (result.clone(), info.clone());
-            let (key, after) = (key.clone(), Held::Nothing);
-            fx.run(Work::RecvDone { request, key, step, done: None, result, info, after });
+            let (key, after, keep) = (key.clone(), Held::Nothing, false);
+            fx.run(Work::RecvDone { request, key, step, done: None, result, info, after, keep });
         }
         let done = r.done.take();
-        fx.run(Work::RecvDone { request, key, step, done, result, info, after: held });
+        fx.run(Work::RecvDone { request, key, step, done, result, info, after: held, keep });
     }
 
-    /// Gives up what a kept request holds.
+    /// Gives up what a kept request holds. Until its callback has returned that is in use there,
+    /// and comes from [`returned`](Self::returned) instead.
     pub fn release(&mut self, id: u64) -> Result<Held, Status> {
-        match self.kept.remove(&id) {
-            Some(Some(held)) => Ok(held),
-            Some(None) => {
-                self.kept.insert(id, None);
-                let text = format!("request {id} has not ended; cancel it first");
-                Err(Status::new(Code::FailedPrecondition, text))
+        match self.kept.get_mut(&id) {
+            Some(kept @ Kept::Running) => {
+                *kept = Kept::Released;
+                Ok(Held::Nothing)
             }
-            None => {
+            None | Some(Kept::Released) => {
                 let text = format!("request {id} is not known, not kept, or was released");
                 Err(Status::new(Code::NotFound, text))
             }
+            Some(Kept::Ended(held)) => {
+                let held = std::mem::take(held);
+                self.kept.remove(&id);
+                Ok(held)
+            }
         }
+    }
+
+    /// The callback of a kept request has returned. What the request holds stays, or is given back
+    /// by the caller if it was released meanwhile.
+    pub fn returned(&mut self, id: u64, held: Held) -> Held {
+        match self.kept.get_mut(&id) {
+            Some(kept @ Kept::Running) => {
+                *kept = Kept::Ended(held);
+                Held::Nothing
+            }
+            _ => {
+                self.kept.remove(&id);
+                held
+            }
+        }
+    }
+
+    /// What requests hold that were never released, at the end.
+    pub fn unreleased(&mut self) -> Vec<Held> {
+        let ended = |kept| match kept {
+            Kept::Ended(held) => Some(held),
+            Kept::Running | Kept::Released => None,
+        };
+        std::mem::take(&mut self.kept).into_values().filter_map(ended).collect()
     }
 }

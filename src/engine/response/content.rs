@@ -1,6 +1,7 @@
 //! How a response carries its content: in a message, by writes, or read by the receiver.
 
 use super::*;
+use crate::engine::request::USUAL_DIMS;
 
 impl Engine {
     /// Copies the content to memory of the library: off a device, or to where it is registered.
@@ -77,7 +78,9 @@ impl Engine {
         mut source: Source,
     ) {
         let ch = asked.ch;
-        let (eager_max, message_max) = (self.eager_max(ch), self.message_max(ch));
+        let more_dims = source.tensor.meta.dims.len().saturating_sub(USUAL_DIMS) as u64;
+        let message_max = self.message_max(ch).saturating_sub(8 * more_dims);
+        let eager_max = self.eager_max(ch).min(message_max);
         let Some(c) = self.channels.get_mut(ch) else {
             let status = Status::gone("the connection of the receiver ended");
             return self.end_source(fx, ch, (key, step), source, Err(status), false);

@@ -23,8 +23,11 @@ impl Engine {
         tensor: Tensor,
         done: Option<SendDone>,
     ) -> Result<(), Status> {
-        self.device(tensor.device)?;
         let index = self.asked_of_runtime(id)?;
+        if let Err(status) = self.device(tensor.device) {
+            self.refuse(fx, index, &status);
+            return Err(status);
+        }
         let short = |r: &Response| r.asked.too_short(tensor.meta.nbytes);
         if self.responses.get(index).is_some_and(short) {
             return self.answered_too_long(fx, index, &tensor.meta, done);

@@ -228,6 +228,30 @@ unsafe extern "C" fn on_log(level: i32, text: *const c_char, len: usize, userdat
 }
 
 #[test]
+fn destroying_ends_although_others_keep_calling() {
+    let mgr = Mgr::new();
+    let address = mgr.0.addr();
+    let started = std::sync::atomic::AtomicUsize::new(0);
+    std::thread::scope(|s| {
+        for _ in 0..8 {
+            s.spawn(|| {
+                let mgr = std::ptr::with_exposed_provenance_mut(address);
+                let mut count = 0;
+                started.fetch_add(1, Ordering::Relaxed);
+                // SAFETY: a handle, dead or alive.
+                while unsafe { rdma_mgr_progress(mgr, &mut count) } == RDMA_OK {}
+            });
+        }
+        while started.load(Ordering::Relaxed) < 8 {
+            std::thread::yield_now();
+        }
+        mgr.0.expose_provenance();
+        // SAFETY: a handle.
+        assert_eq!(unsafe { rdma_mgr_destroy(mgr.0) }, RDMA_OK);
+    });
+}
+
+#[test]
 fn messages_reach_the_callback_after_the_call_that_logs() {
     let _one = log::ONE_TEST.lock();
     // Never freed: a message of another test may be under way when the callback is taken away.

@@ -1,0 +1,192 @@
+//! What the engine acts on, and what it leaves to be done outside of it. The manager implements it over
+//! adapters, the simulation over virtual time.
+
+use std::sync::Arc;
+
+use super::channel::ChanId;
+use crate::api::*;
+use crate::fabric::keys::Keys;
+use crate::fabric::{Access, Mem, Mr, PostError, Remote};
+use crate::status::Status;
+
+/// Memory of the library, given and taken back through `Fx`.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// Address.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+/// Memory opened to one channel for one transfer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Keys of the regions that it lies in.
+    pub keys: Keys<Mr>,
+    /// Made for this transfer; closing it closes the region.
+    pub owned: bool,
+}
+
+/// Why memory could not be opened.
+#[derive(Debug)]
+pub enum MapError {
+    /// Not registered, and cheaper to copy than to register.
+    NeedProxy,
+    /// It cannot be opened.
+    Failed(Status),
+}
+
+/// What the engine can do to the world. The manager and the simulation implement it.
+pub trait Fx {
+    /// Monotonic time in nanoseconds.
+    fn now(&self) -> u64;
+    /// Sends a message on a channel; see `Adapter::send`.
+    fn send(&mut self, ch: ChanId, parts: &[&[u8]]) -> Result<(), PostError>;
+    /// See `Adapter::write`.
+    fn write(
+        &mut self,
+        ch: ChanId,
+        wr: u64,
+        local: Mem,
+        remote: Remote,
+        imm: Option<u32>,
+    ) -> Result<(), PostError>;
+    /// See `Adapter::read`.
+    fn read(&mut self, ch: ChanId, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError>;
+    /// Opens memory for operations on this channel, by either end as `access` says.
+    fn open(&mut self, ch: ChanId, addr: u64, len: u64, access: Access)
+    -> Result<Window, MapError>;
+    /// Opens memory of a device, if it is registered and the channel's provider reaches it there.
+    fn open_device(&mut self, ch: ChanId, addr: u64, len: u64, device: u32) -> Option<Window>;
+    /// Closes it; afterwards no peer touches it through this window.
+    fn close(&mut self, ch: ChanId, window: Window);
+    /// Ends a channel; afterwards nothing is touched on its behalf and no event of it comes.
+    fn end_channel(&mut self, ch: ChanId);
+    /// A number that changes when the channel moves data in either direction.
+    fn progress_mark(&self, ch: ChanId) -> u64;
+    /// Whether somebody wants to know more of each transfer than its callback needs.
+    fn tracing(&self) -> bool {
+        false
+    }
+    /// A connection to this peer is wanted; `Engine::channel_up` or `connect_failed` follows.
+    fn connect(&mut self, peer: u32, name: &str);
+    /// Memory of the library.
+    fn alloc(&mut self, len: u64) -> Result<Buffer, Status>;
+    /// Takes it back.
+    fn free(&mut self, buffer: Buffer);
+    /// Copies within the host's memory.
+    ///
+    /// # Safety
+    /// Both ranges are valid and do not overlap.
+    unsafe fn copy(&mut self, dst: u64, src: u64, len: u64);
+    /// Copies bytes into memory.
+    ///
+    /// # Safety
+    /// The destination is valid for `bytes.len()` bytes.
+    unsafe fn copy_in(&mut self, dst: u64, bytes: &[u8]);
+    /// The bytes at this address, for sending and for checksums.
+    ///
+    /// # Safety
+    /// The range stays valid and unchanged while the slice lives.
+    unsafe fn bytes<'a>(&self, addr: u64, len: u64) -> &'a [u8];
+    /// Queues work that runs without the engine being held.
+    fn run(&mut self, work: Work);
+}
+
+/// What is done outside of the engine, in order. Each is run exactly once.
+pub enum Work {
+    /// Ends a receive.
+    RecvDone {
+        /// The request's public id.
+        request: u64,
+        /// Key.
+        key: Box<[u8]>,
+        /// Step.
+        step: i64,
+        /// The callback.
+        done: Option<RecvDone>,
+        /// The result.
+        result: Result<Tensor, Status>,
+        /// How it went.
+        info: TransferInfo,
+        /// What is given back after the callback, unless `Engine::returned` keeps it.
+        after: Held,
+        /// The application releases the request itself.
+        keep: bool,
+    },
+    /// Ends a send.
+    SendDone {
+        /// The callback.
+        done: SendDone,
+        /// The result.
+        result: Result<(), Status>,
+        /// How it went.
+        info: TransferInfo,
+        /// Key and step, if [`Fx::tracing`] and it had them.
+        of: Option<(Box<[u8]>, i64)>,
+        /// The content was copied within the call that started this: may run before it returns.
+        inline: bool,
+    },
+    /// Asks for memory; `Engine::allocated` follows.
+    Alloc {
+        /// The request's index.
+        request: u32,
+        /// The callback.
+        alloc: AllocFn,
+        /// What the memory is for.
+        meta: Meta,
+        /// Runs inside the call that started the request.
+        inline: bool,
+    },
+    /// Asks the runtime's own rendezvous.
+    Source {
+        /// The callback.
+        source: SourceFn,
+        /// The response's public id.
+        response: u64,
+        /// Who asks.
+        peer: Arc<str>,
+        /// Key.
+        key: Box<[u8]>,
+        /// Step.
+        step: i64,
+    },
+    /// Copies within the host; `Engine::copied` follows.
+    HostCopy {
+        /// Token for `copied`.
+        token: u64,
+        /// Destination.
+        dst: u64,
+        /// Source.
+        src: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// Copies from or to a device; `Engine::copied` follows.
+    DeviceCopy {
+        /// Token for `copied`.
+        token: u64,
+        /// The device.
+        ops: Arc<dyn DeviceOps>,
+        /// Towards the host.
+        to_host: bool,
+        /// Host address.
+        host: u64,
+        /// Device address.
+        device: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+}
+
+/// What a finished receive still holds.
+#[derive(Default)]
+pub enum Held {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Memory of the library.
+    Buffer(Buffer),
+    /// A local sender's tensor, by reference.
+    Source(Option<SendDone>, TransferInfo),
+}
