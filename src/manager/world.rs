@@ -444,4 +444,26 @@ mod tests {
         assert!(matches!(&fresh.early[..], [Early::Down(_)]));
         assert_eq!(fresh.connected.unwrap().unwrap_err().code, Code::ResourceExhausted);
     }
+
+    #[test]
+    fn memory_is_not_used_again_before_the_endpoint_that_may_touch_it_is_gone() {
+        use crate::config::{Config, Progress};
+        let config = Config {
+            name: "a".into(),
+            provider: Some(ProviderKind::Loopback),
+            progress: Progress::Manual,
+            ..Config::default()
+        };
+        let manager = crate::manager::Manager::new(config).unwrap();
+        let world = &mut manager.core.lock().world;
+        let adapter = world.adapters[ProviderKind::Loopback as usize].as_mut().unwrap();
+        let ep = adapter.create("b").unwrap();
+        let first = world.alloc(1000).unwrap();
+        let addr = first.addr;
+        world.dying.push((ProviderKind::Loopback, ep));
+        world.free(first);
+        assert_ne!(world.alloc(1000).unwrap().addr, addr);
+        world.bury();
+        assert_eq!(world.alloc(1000).unwrap().addr, addr);
+    }
 }
