@@ -45,7 +45,7 @@ use exports::{Exports, Region};
 use handshake::{Greeter, State};
 use link::{Link, MAX_RDMA, MAX_SEND};
 use pools::LocalPools;
-use ring::{MAX_WRITES, load32, load64};
+use ring::MAX_WRITES;
 use sys::Epoll;
 use wire::Address;
 
@@ -263,72 +263,6 @@ impl ShmAdapter {
     }
 }
 
-impl Link {
-    /// Everything that a poll does for one link. True if there was something.
-    #[inline]
-    fn poll(&mut self, core: &mut Core, events: &mut Vec<Event>) -> Result<bool, Status> {
-        self.rx.release();
-        if self.rx.should_tell() {
-            self.share_room(false);
-        }
-        let mut busy = self.receive(core, events)?;
-        if !self.writes.is_empty() {
-            busy |= self.collect(events)?;
-        }
-        if !self.reads.is_empty() {
-            busy |= self.advance_reads(core, events)?;
-        }
-        if !(self.out.jobs.is_empty() && self.asks.is_empty() && self.ends.is_empty()) {
-            busy |= self.feed(core)?;
-        }
-        if !busy && self.rx.can_tell() {
-            self.share_room(false);
-        }
-        Ok(busy)
-    }
-
-    /// Tells the peer how far it may write, and rings if it waits for that. `surely`: with a fence,
-    /// so that a peer that has just begun to wait is not overlooked.
-    fn share_room(&mut self, surely: bool) {
-        if self.rx.can_tell() {
-            self.rx.tell(self.tx.control());
-        }
-        if surely {
-            fence(Ordering::SeqCst);
-        }
-        if load32(&self.theirs().starved) != 0 {
-            self.dirty = true;
-        }
-    }
-
-    /// Whether a poll would find something.
-    fn has_work(&mut self) -> bool {
-        let idle_ring = self.inbound.is_some() || matches!(self.rx.peek(), Ok(None));
-        !idle_ring
-            || self.stream_ready()
-            || (!self.writes.is_empty() && load64(&self.theirs().executed) != self.answered)
-            || self.reads.iter().any(|r| r.how == link::How::Direct)
-            || self.has_room_again()
-    }
-
-    /// Whether stream slots can be moved, in or out, or a copy is under way.
-    fn stream_ready(&mut self) -> bool {
-        let waits = match self.inbound {
-            None => self.asking > 0,
-            // It can be read without the peer's help.
-            Some(inbound) if inbound.place != wire::FROM_STREAM => return true,
-            Some(_) => true,
-        };
-        let coming = waits && load64(&self.theirs().stream_put) != self.into.taken;
-        let going = !self.out.jobs.is_empty() && {
-            let taken = load64(&self.theirs().stream_taken);
-            // An impossible count is for the next poll to find.
-            !self.out.see_taken(taken) || self.out.has_slot()
-        };
-        coming || going
-    }
-}
-
 impl Adapter for ShmAdapter {
     fn caps(&self) -> &Caps {
         &self.caps
@@ -418,6 +352,7 @@ impl Adapter for ShmAdapter {
             self.first = 0;
         }
         let mut busy = false;
+        let mut next = None;
         for i in (self.first..n).chain(0..self.first) {
             let State::Up(link) = &mut self.eps[i].state else { continue };
             match link.poll(&mut self.core, events) {
@@ -425,9 +360,11 @@ impl Adapter for ShmAdapter {
                 Err(status) => self.down(i, status, events),
             }
             if self.core.budget == 0 {
-                self.first = i + 1;
+                // Those behind the one that used it up got nothing of it.
+                next.get_or_insert(i + 1);
             }
         }
+        self.first = next.unwrap_or(self.first);
         self.polls = self.polls.wrapping_add(1);
         let now_and_then = self.polls.is_multiple_of(CLOCK_EVERY);
         if slept

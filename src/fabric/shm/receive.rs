@@ -373,9 +373,11 @@ impl Link {
         code: u8,
         events: &mut Vec<Event>,
     ) -> Result<(), Status> {
-        // Its data was put before the record; what still lies there fits one segment.
-        core.budget = core.budget.max(super::BUDGET);
+        // Its data was put before the record; what still lies there fits one segment. It is taken
+        // whole, and counts.
+        let left = std::mem::replace(&mut core.budget, super::BUDGET);
         self.drain(core, None)?;
+        core.budget = left.saturating_sub(super::BUDGET - core.budget);
         let Some(at) = self.reads.iter().position(|r| matches!(r.how, How::Asked(_))) else {
             return Err(self.broken("end of no READ"));
         };

@@ -139,6 +139,39 @@ fn a_hostile_peer_ends_its_endpoint_at_worst() {
     assert!((100..390).contains(&downs), "{downs} of 400 endpoints went down");
 }
 
+/// Two that always have content under way leave something of the polls to a third.
+#[test]
+fn busy_links_do_not_starve_another() {
+    let config = Config { queue_depth: 2, ..Config::default() };
+    let mut hub = ShmAdapter::open(&config).unwrap();
+    let mut others: Vec<ShmAdapter> = (0..3).map(|_| ShmAdapter::open(&config).unwrap()).collect();
+    let eps: Vec<_> = others.iter_mut().map(|other| connect(&mut hub, other)).collect();
+    let (mut to, mut from) = (vec![0u8; 1 << 20], vec![7u8; 1 << 20]);
+    let base = to.as_mut_ptr().addr() as u64;
+    // SAFETY: `to` outlives the adapters.
+    let rkey = unsafe { hub.register(base, 1 << 20, Access::all()) }.unwrap().rkey;
+    let source = from.as_mut_ptr().addr() as u64;
+    // SAFETY: `from` outlives the adapters.
+    let mem = |len| unsafe { Mem::new(source, len, 0) };
+    let remote = Remote { addr: base, rkey };
+    let (third, quiet) = (eps[2].0, eps[2].1);
+    others[2].write(quiet, 1, mem(64 << 10), remote, None).unwrap();
+    others[2].send(quiet, &[b"behind"]).unwrap();
+    let mut events = Vec::new();
+    for _ in 0..200 {
+        for (other, &(_, ep)) in others.iter_mut().zip(&eps[..2]) {
+            while other.write(ep, 1, mem(1 << 20), remote, None).is_ok() {}
+        }
+        others.iter_mut().for_each(|other| other.poll(&mut Vec::new()));
+        events.clear();
+        hub.poll(&mut events);
+        if events.iter().any(|e| matches!(e, Event::Message { ep, .. } if *ep == third)) {
+            return;
+        }
+    }
+    panic!("nothing of the third came in 200 polls");
+}
+
 #[test]
 fn garbage_on_the_socket_is_refused() {
     let mut good = ShmAdapter::open(&Config::default()).unwrap();
