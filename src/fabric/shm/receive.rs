@@ -55,7 +55,7 @@ impl Link {
                         return Ok(busy);
                     }
                 }
-                Err(word) => return Err(self.broken(&format!("record header {word:#x}"))),
+                Err(what) => return Err(self.broken(&what)),
             }
             busy = true;
         }

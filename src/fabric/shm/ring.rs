@@ -200,6 +200,12 @@ impl Producer {
         control(&self.lines.map)
     }
 
+    /// Overwrites the first word of a line, as no producer does.
+    #[cfg(test)]
+    pub(crate) fn scribble(&self, line: u64, kind: u8) {
+        self.lines.publish(line, Header { kind, flags: 0, len: 0 }.pack());
+    }
+
     /// Whether a record of `len` payload bytes fits now.
     pub(crate) fn room(&mut self, len: usize, peer: &Control) -> Result<(), NoRoom> {
         self.order.room(&self.lines, lines_of(len), || load64(&peer.consumed))
@@ -279,12 +285,24 @@ impl Consumer {
         control(&self.lines.map)
     }
 
-    /// The next record's header, if one is published. `Err`: the record is impossible.
+    /// The next record's header, if one is published. `Err`: what is wrong with the record.
     #[inline]
-    pub(crate) fn peek(&self) -> Result<Option<Header>, u64> {
+    pub(crate) fn peek(&self) -> Result<Option<Header>, String> {
         let Some(word) = self.order.peek(&self.lines) else { return Ok(None) };
         let header = Header::unpack(word);
-        if header.len as usize > MAX_PAYLOAD { Err(word) } else { Ok(Some(header)) }
+        let len = header.len as usize;
+        if len <= MAX_PAYLOAD && self.order.fits(&self.lines, lines_of(len)) {
+            Ok(Some(header))
+        } else {
+            Err(self.impossible(header))
+        }
+    }
+
+    #[cold]
+    fn impossible(&self, header: Header) -> String {
+        let Header { kind, len, .. } = header;
+        let room = self.lines.lines() * LINE as u64;
+        format!("record {kind} of {len} bytes does not fit what is free of the ring's {room}")
     }
 
     /// First byte of the next record's payload: readable for at least [`MAX_PAYLOAD`] bytes until

@@ -20,6 +20,11 @@ impl Random {
     }
 }
 
+fn open(shm_copy: Option<&str>) -> ShmAdapter {
+    let shm_copy = shm_copy.map(str::to_owned);
+    ShmAdapter::open(&Config { shm_copy, ..Config::default() }).unwrap()
+}
+
 fn connect(a: &mut ShmAdapter, b: &mut ShmAdapter) -> (EpId, EpId) {
     let (ea, eb) = (a.create("b").unwrap(), b.create("a").unwrap());
     let (to_a, to_b) = (a.address(ea).unwrap(), b.address(eb).unwrap());
@@ -170,6 +175,18 @@ fn busy_links_do_not_starve_another() {
         }
     }
     panic!("nothing of the third came in 200 polls");
+}
+
+/// A ring in which every line begins a record has no end: the consumer must not look for it.
+#[test]
+fn a_ring_without_an_end_ends_the_endpoint() {
+    let (mut good, mut evil) = (open(None), open(None));
+    let (_, e) = connect(&mut good, &mut evil);
+    (0..512).for_each(|line| link(&mut evil, e).tx.scribble(line, kind::SEND));
+    let mut events = Vec::new();
+    good.poll(&mut events);
+    assert!(events.len() <= 512, "{} events of one ring", events.len());
+    assert!(matches!(events.last(), Some(Event::Down { .. })), "{:?}", events.last());
 }
 
 #[test]
