@@ -286,7 +286,8 @@ pub trait Adapter: Send {
     /// Closes a region. On return no peer reads or writes it through this key any more.
     fn deregister(&mut self, mr: Mr) -> Result<(), Status>;
 
-    /// Makes a pool segment known (shm peers may map it). Segments live as long as the adapter.
+    /// Makes a pool segment known (shm peers may map it); one that is known already is left alone.
+    /// Segments live as long as the adapter.
     fn add_pool(&mut self, segment: PoolSegment) -> Result<(), Status> {
         let _ = segment;
         Ok(())
