@@ -163,12 +163,20 @@ impl Conn {
             self.hs.reject(&failure.status);
             self.deadline = ctx.now + LINGER;
             if matches!(self.linger(epoll, ctx.now), Outcome::Ended) {
-                self.stream = None;
+                self.close(epoll);
             }
         } else {
-            self.stream = None;
+            self.close(epoll);
         }
         Outcome::Failed(failure.status)
+    }
+
+    /// Closes the socket, and stops watching it first: a forked child may hold it too, and would keep
+    /// it in the epoll set for ever.
+    pub(super) fn close(&mut self, epoll: &Epoll) {
+        if let Some(stream) = self.stream.take() {
+            let _ = epoll.remove(&stream);
+        }
     }
 
     /// Nothing is left to be done.

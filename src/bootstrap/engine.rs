@@ -170,7 +170,10 @@ impl Bootstrap {
 
     /// Closes the listeners; handshakes under way go on.
     pub fn stop_listening(&mut self) {
-        self.listeners.clear();
+        for listener in std::mem::take(&mut self.listeners).into_values() {
+            // A forked child may hold it too.
+            let _ = self.epoll.remove(&listener.socket);
+        }
         self.refresh_addresses();
     }
 
@@ -277,7 +280,7 @@ impl Bootstrap {
         let addr = entry.conn.addr;
         match outcome {
             Outcome::Pending => {}
-            Outcome::Ended => return,
+            Outcome::Ended => return entry.conn.close(&self.epoll),
             Outcome::Ready(success) => {
                 events.push(success.event(entry.dial.map(|d| d.token), addr));
                 return;
@@ -355,9 +358,8 @@ impl Bootstrap {
             e.dial.is_none() && (silent || e.conn.is_lingering())
         });
         let Some((&id, _)) = idle else { return false };
-        if let Some(mut entry) = self.entries.remove(&id)
-            && !entry.conn.is_lingering()
-        {
+        let Some(mut entry) = self.entries.remove(&id) else { return true };
+        if !entry.conn.is_lingering() {
             let status = Status::new(
                 Code::ResourceExhausted,
                 format!(
@@ -370,6 +372,7 @@ impl Bootstrap {
             entry.conn.fail(&self.epoll, ctx, failure);
             events.push(BootEvent::Rejected { addr: Some(entry.conn.addr), status });
         }
+        entry.conn.close(&self.epoll);
         true
     }
 

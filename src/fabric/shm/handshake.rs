@@ -10,7 +10,7 @@ use super::exports::PeerExports;
 use super::link::{Link, Parts};
 use super::ring::{Consumer, Producer};
 use super::socket::{self, PeerCred};
-use super::sys;
+use super::sys::{self, Epoll};
 use super::wire::{Address, Hello, Message};
 use super::{Core, Endpoint, ShmAdapter};
 use crate::fabric::{EpId, Event};
@@ -256,10 +256,13 @@ impl ShmAdapter {
         else {
             return;
         };
+        // It is watched again once nothing can fail any more.
+        self.core.epoll.remove(&sock);
         let guest = Guest { sock, hello, fds };
         match make_link(&self.core, endpoint, *ring, guest).and_then(|link| {
             let ready = Message::Ready(link.reads_peer).encode();
             socket::send(&link.sock, &ready, &[])?;
+            self.core.epoll.add(&link.sock, key(endpoint.id))?;
             Ok(link)
         }) {
             Ok(link) => self.connected(at, Box::new(link), events),
@@ -307,31 +310,37 @@ impl ShmAdapter {
     }
 
     /// Lets go of an endpoint that nobody will hear of any more.
-    pub(super) fn forget(&mut self, endpoint: Endpoint) {
+    pub(super) fn forget(&mut self, mut endpoint: Endpoint) {
         match &endpoint.state {
             State::Idle { .. } | State::Dead(_) => return,
             State::Dial { .. } => self.greeter.dialling -= 1,
             _ => {}
         }
-        match endpoint.state {
-            State::Up(mut link) => {
-                link.close();
-                self.core.epoll.remove(&link.sock);
-                if let Some(pidfd) = &link.pidfd {
-                    self.core.epoll.remove(pidfd);
-                }
-                // A forked child may hold the descriptor too; the peer learns it all the same.
-                sys::shut(&link.sock);
-                return;
-            }
-            State::AwaitReady { mut link } => {
-                link.close();
-                self.core.epoll.remove(&link.sock);
-            }
-            State::AwaitWelcome { sock, .. } => self.core.epoll.remove(&sock),
-            _ => {}
+        endpoint.state.hang_up(&self.core.epoll);
+        if !matches!(endpoint.state, State::Up(_)) {
+            self.greeter.meeting -= 1;
         }
-        self.greeter.meeting -= 1;
+    }
+}
+
+impl State {
+    /// Ends the connection and stops watching it. Closing the descriptors is not enough for either:
+    /// a forked child may hold them too.
+    pub(super) fn hang_up(&mut self, epoll: &Epoll) {
+        let (sock, pidfd) = match self {
+            State::Up(link) | State::AwaitReady { link } => {
+                link.close();
+                (&link.sock, link.pidfd.as_ref())
+            }
+            State::AwaitWelcome { sock, .. } => (&*sock, None),
+            _ => return,
+        };
+        epoll.remove(sock);
+        if let Some(pidfd) = pidfd {
+            // It is watched from Up on only; removing it earlier does nothing.
+            epoll.remove(pidfd);
+        }
+        sys::shut(sock);
     }
 }
 

@@ -242,9 +242,8 @@ impl Link {
         })
     }
 
-    /// Ends everything under way, and tells the peer that nothing of it counts any more.
+    /// Ends everything under way. The peer was told that nothing of it counts any more.
     pub(crate) fn fail(&mut self, status: &Status, events: &mut Vec<Event>) {
-        self.close();
         let wrs = self.writes.drain(..).map(|w| w.wr);
         let wrs = wrs.chain(self.reads.drain(..).map(|r| r.wr));
         events.extend(wrs.map(|wr| Event::Done { ep: self.ep, wr, result: Err(status.clone()) }));

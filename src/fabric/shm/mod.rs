@@ -207,22 +207,17 @@ impl ShmAdapter {
     /// Ends a connected endpoint.
     fn down(&mut self, at: usize, status: Status, events: &mut Vec<Event>) {
         let endpoint = &mut self.eps[at];
-        match std::mem::replace(&mut endpoint.state, State::Dead(None)) {
+        let mut state = std::mem::replace(&mut endpoint.state, State::Dead(None));
+        // The connection's end tells the peer.
+        state.hang_up(&self.core.epoll);
+        match state {
             State::Up(mut link) => {
                 link.fail(&status, events);
-                self.core.epoll.remove(&link.sock);
-                if let Some(pidfd) = &link.pidfd {
-                    self.core.epoll.remove(pidfd);
-                }
-                // The socket's end tells the peer; the rings stay, views may point there.
-                sys::shut(&link.sock);
+                // The rings stay, views may point there.
                 endpoint.state = State::Dead(Some(link));
             }
             State::Dead(link) => endpoint.state = State::Dead(link),
-            other => {
-                drop(other);
-                events.push(Event::Down { ep: endpoint.id, status });
-            }
+            _ => events.push(Event::Down { ep: endpoint.id, status }),
         }
     }
 

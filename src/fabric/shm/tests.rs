@@ -189,6 +189,38 @@ fn a_ring_without_an_end_ends_the_endpoint() {
     assert!(matches!(events.last(), Some(Event::Down { .. })), "{:?}", events.last());
 }
 
+/// As after a fork: the descriptor that is closed here is not the last one of its socket.
+#[test]
+fn a_socket_that_someone_else_holds_too_is_not_watched_after_its_end() {
+    for passive in [false, true] {
+        let (mut own, mut other) = (open(None), open(None));
+        let (e, o) = (own.create("other").unwrap(), other.create("own").unwrap());
+        let (to_own, to_other) = (own.address(e).unwrap(), other.address(o).unwrap());
+        own.connect(e, &to_other, !passive, None).unwrap();
+        other.connect(o, &to_own, passive, None).unwrap();
+        let mut events = Vec::new();
+        let held = loop {
+            if passive {
+                // It says Hello, and never hears the answer.
+                other.housekeeping(&mut events);
+            }
+            own.housekeeping(&mut events);
+            match &own.eps[0].state {
+                State::AwaitWelcome { sock, .. } => break sock.try_clone().unwrap(),
+                State::AwaitReady { link } => break link.sock.try_clone().unwrap(),
+                _ => {}
+            }
+        };
+        drop(other);
+        while !events.iter().any(|e| matches!(e, Event::Down { .. })) {
+            own.housekeeping(&mut events);
+        }
+        let mut keys = Vec::new();
+        own.core.epoll.ready(&mut keys);
+        assert!(keys.is_empty(), "{keys:x?} of {held:?}");
+    }
+}
+
 #[test]
 fn garbage_on_the_socket_is_refused() {
     let mut good = ShmAdapter::open(&Config::default()).unwrap();
