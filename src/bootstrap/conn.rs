@@ -120,9 +120,15 @@ impl Conn {
         }
     }
 
-    /// An incoming connection that has said nothing of use.
-    pub(super) fn is_anonymous(&self) -> bool {
-        matches!(self.phase, Phase::Handshaking) && self.hs.is_anonymous()
+    /// A connection whose far end may be anybody: it has not said HELLO, or not proved that it knows
+    /// the secret.
+    pub(super) fn is_stranger(&self) -> bool {
+        matches!(self.phase, Phase::Handshaking) && !self.hs.is_trusted()
+    }
+
+    /// What is missing, for messages.
+    pub(super) fn awaits(&self) -> &'static str {
+        self.hs.awaits()
     }
 
     pub(super) fn is_lingering(&self) -> bool {

@@ -19,7 +19,7 @@ use super::{
 const MAX_LISTENERS: usize = 16;
 /// Pause of accepting at a bound, of handshakes or of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
-/// Age at which a connection that has not said HELLO may make room for a new one.
+/// Age at which a connection that has not introduced itself may make room for a new one.
 const EVICT_AGE: Duration = Duration::from_secs(1);
 /// Connections accepted from one listener in one poll.
 const ACCEPT_BATCH: usize = 64;
@@ -342,7 +342,7 @@ impl Bootstrap {
     }
 
     /// Whether another incoming handshake may begin. At the bound, one that lingers or that has
-    /// been silent for a while makes room.
+    /// proved nothing for a while makes room.
     fn make_room(
         &mut self,
         now: Instant,
@@ -354,8 +354,8 @@ impl Bootstrap {
             return true;
         }
         let idle = self.entries.iter().find(|(_, e)| {
-            let silent = e.conn.is_anonymous() && now >= e.conn.started + EVICT_AGE;
-            e.dial.is_none() && (silent || e.conn.is_lingering())
+            let stranger = e.conn.is_stranger() && now >= e.conn.started + EVICT_AGE;
+            e.dial.is_none() && (stranger || e.conn.is_lingering())
         });
         let Some((&id, _)) = idle else { return false };
         let Some(mut entry) = self.entries.remove(&id) else { return true };
@@ -363,7 +363,8 @@ impl Bootstrap {
             let status = Status::new(
                 Code::ResourceExhausted,
                 format!(
-                    "silent, and {} handshakes are under way: it made room for another",
+                    "{} missing, and {} handshakes are under way: it made room for another",
+                    entry.conn.awaits(),
                     self.shared.config.max_handshakes
                 ),
             );
