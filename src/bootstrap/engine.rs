@@ -81,16 +81,19 @@ impl Bootstrap {
     }
 
     /// Listens at `host:port`, `[v6]:port` or a host (any port); returns what was bound. A name
-    /// other than "localhost" is resolved, which blocks; the first of its addresses that can be
-    /// bound is taken. May be called for several addresses.
+    /// other than "localhost" is resolved, which blocks. May be called for several addresses.
     pub fn listen(&mut self, text: &str) -> Result<String, Status> {
+        self.listen_on(text, resolve(text)?)
+    }
+
+    /// The same where `text` was resolved already: listens at the first of `addrs` that can be bound.
+    pub fn listen_on(&mut self, text: &str, addrs: Vec<SocketAddr>) -> Result<String, Status> {
         if self.listeners.len() >= MAX_LISTENERS {
             return Err(Status::new(
                 Code::ResourceExhausted,
                 format!("'{text}' would be more than {MAX_LISTENERS} listeners"),
             ));
         }
-        let addrs = resolve(text)?;
         self.check_exposure(&addrs)?;
         let mut last = None;
         for addr in addrs {
