@@ -5,6 +5,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
 
 use super::exports::PeerExports;
 use super::link::{Link, Parts};
@@ -20,12 +21,15 @@ use crate::status::{Code, Reason, Status};
 const MAX_STRANGERS: usize = 256;
 /// Accepted at one time.
 const ACCEPTS: usize = 64;
+/// Pause of accepting when the system has no descriptor left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 /// Keys of epoll entries: kind in the high half, number in the low half.
 const KEY_BELL: u64 = 0;
 const KEY_LISTENER: u64 = 1 << 32;
 const KEY_STRANGER: u64 = 2 << 32;
 const KEY_ENDPOINT: u64 = 3 << 32;
+const KEY_PAUSE: u64 = 4 << 32;
 
 /// State of an endpoint.
 #[derive(Debug)]
@@ -58,6 +62,9 @@ pub(super) struct Guest {
 #[derive(Debug)]
 pub(super) struct Greeter {
     listener: OwnedFd,
+    /// Readable at the end of a pause, during which the listener is not watched. Made beforehand:
+    /// it is needed when there are no more descriptors.
+    pause: OwnedFd,
     strangers: Vec<(u32, OwnedFd)>,
     next: u32,
     /// Endpoints between Idle and Up.
@@ -70,7 +77,9 @@ impl Greeter {
         let listener = socket::listen(&core.socket)?;
         core.epoll.add(&core.bell, KEY_BELL)?;
         core.epoll.add(&listener, KEY_LISTENER)?;
-        Ok(Greeter { listener, strangers: Vec::new(), next: 0, meeting: 0, dialling: 0 })
+        let pause = sys::timerfd()?;
+        core.epoll.add(&pause, KEY_PAUSE)?;
+        Ok(Greeter { listener, pause, strangers: Vec::new(), next: 0, meeting: 0, dialling: 0 })
     }
 
     /// Whether someone is about to connect, so that sockets should be looked at often.
@@ -129,8 +138,9 @@ impl ShmAdapter {
         for key in keys {
             let number = key as u32;
             match key & !u64::from(u32::MAX) {
-                KEY_BELL => sys::eventfd_drain(&self.core.bell),
+                KEY_BELL => sys::counter_drain(&self.core.bell),
                 KEY_LISTENER => self.accept(),
+                KEY_PAUSE => self.resume_accepting(),
                 KEY_STRANGER => self.hear_stranger(number),
                 _ => {
                     if let Some(&at) = self.index.get(&number) {
@@ -151,7 +161,11 @@ impl ShmAdapter {
                 let (_, sock) = self.greeter.strangers.remove(0);
                 self.core.epoll.remove(&sock);
             }
-            let Ok(sock) = socket::accept(&self.greeter.listener) else { return };
+            let sock = match socket::accept(&self.greeter.listener) {
+                Ok(sock) => sock,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => return self.pause_accepting(),
+            };
             let same_user =
                 socket::peer_cred(&sock).is_ok_and(|cred| cred.uid == socket::own_uid());
             let number = self.greeter.next;
@@ -160,6 +174,20 @@ impl ShmAdapter {
                 self.greeter.strangers.push((number, sock));
                 self.hear_stranger(number);
             }
+        }
+    }
+
+    /// Leaves connections in the backlog for a while. Without a pause the listener would keep whoever
+    /// waits for this adapter awake.
+    fn pause_accepting(&mut self) {
+        self.core.epoll.remove(&self.greeter.listener);
+        sys::timerfd_set(&self.greeter.pause, ACCEPT_PAUSE);
+    }
+
+    fn resume_accepting(&mut self) {
+        sys::counter_drain(&self.greeter.pause);
+        if self.core.epoll.add(&self.greeter.listener, KEY_LISTENER).is_err() {
+            sys::timerfd_set(&self.greeter.pause, ACCEPT_PAUSE);
         }
     }
 

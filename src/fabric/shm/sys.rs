@@ -4,6 +4,7 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
+use std::time::Duration;
 
 /// Turns the result of a system call into an `io::Result`.
 fn check(rc: libc::c_int) -> io::Result<libc::c_int> {
@@ -222,11 +223,27 @@ pub(crate) fn eventfd_write(fd: &OwnedFd) {
     unsafe { libc::write(fd.as_raw_fd(), (&raw const one).cast(), 8) };
 }
 
-/// Takes an eventfd's count.
-pub(crate) fn eventfd_drain(fd: &OwnedFd) {
+/// Takes the count of an eventfd or a timerfd.
+pub(crate) fn counter_drain(fd: &OwnedFd) {
     let mut count = 0u64;
     // SAFETY: eight writable bytes.
     unsafe { libc::read(fd.as_raw_fd(), (&raw mut count).cast(), 8) };
+}
+
+/// A descriptor that becomes readable some time after it was set, until it is drained.
+pub(crate) fn timerfd() -> io::Result<OwnedFd> {
+    let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
+    // SAFETY: plain system call.
+    owned(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) })
+}
+
+/// Sets it, once.
+pub(crate) fn timerfd_set(fd: &OwnedFd, after: Duration) {
+    let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let (tv_sec, tv_nsec) = (after.as_secs() as _, after.subsec_nanos() as _);
+    let spec = libc::itimerspec { it_interval: zero, it_value: libc::timespec { tv_sec, tv_nsec } };
+    // SAFETY: `spec` is a valid value; the old one is not asked for.
+    unsafe { libc::timerfd_settime(fd.as_raw_fd(), 0, &spec, std::ptr::null_mut()) };
 }
 
 /// An epoll instance whose entries are named by a `u64`.
