@@ -157,6 +157,7 @@ impl Link {
 
     /// A WRITE whose content is elsewhere.
     fn begin_write(&mut self, header: Header) -> Result<(), Status> {
+        self.take_pools()?;
         let bytes: [u8; Write::LEN + Source::LEN] = self.rx.copy();
         let (mut to, mut from) = ([0; Write::LEN], [0; Source::LEN]);
         to.copy_from_slice(&bytes[..Write::LEN]);
@@ -170,11 +171,7 @@ impl Link {
         match place & !wire::FROM_STREAM {
             wire::FROM_PROCESS => {}
             0 if fed.is_some() => {}
-            wire::FROM_POOL if fed.is_none() => {
-                if !self.pools.has(from.pool) {
-                    self.read_socket()?;
-                }
-            }
+            wire::FROM_POOL if fed.is_none() => {}
             _ => return Err(self.broken(&format!("source {place} of a WRITE"))),
         }
         let has_imm = header.flags & wire::HAS_IMM != 0;
@@ -224,6 +221,7 @@ impl Link {
         let want = (w.back - w.front).min(core.budget as u64) as usize;
         let dst = w.to.dst.wrapping_add(w.front) as *mut u8;
         let piece = if w.place == wire::FROM_POOL {
+            // A peer names only what we said that we have.
             let Some(src) = self.pools.at(w.from.pool, w.from.at, w.from.len) else {
                 return Ok(Piece::Failed(outcome::FAULT));
             };
@@ -392,6 +390,26 @@ impl Link {
         Ok(())
     }
 
+    /// Takes the pool segments that the peer has passed since the last look, so that it need not
+    /// wait for one to be looked for.
+    pub(crate) fn take_pools(&mut self) -> Result<(), Status> {
+        if load64(&self.theirs().pools_passed) > self.pools.taken {
+            self.read_socket()?;
+        }
+        Ok(())
+    }
+
+    /// Tells the peer whether the pool segment that came last is mapped.
+    fn answer_pool(&mut self, mapped: bool) {
+        let number = self.pools.taken;
+        self.pools.taken += 1;
+        let own = self.tx.control();
+        if !mapped && let Some(word) = own.pools_refused.get((number / 64) as usize) {
+            word.fetch_or(1 << (number % 64), Ordering::Relaxed);
+        }
+        own.pools_taken.store(self.pools.taken, Ordering::Release);
+    }
+
     /// Takes the messages that wait on the socket: segments of the peer.
     pub(crate) fn read_socket(&mut self) -> Result<(), Status> {
         loop {
@@ -407,8 +425,8 @@ impl Link {
             let fd: Option<&OwnedFd> = received.fds.first();
             match (Message::decode(&received.bytes), fd) {
                 (Some(Message::Pool { id, len }), Some(fd)) => {
-                    // Not fatal: operations that name the segment fail, or take another path.
-                    let _ = self.pools.add(id, len, fd);
+                    let mapped = self.pools.add(id, len, fd).is_ok();
+                    self.answer_pool(mapped);
                 }
                 (Some(Message::Stream { len }), Some(fd)) => {
                     self.into.open(fd, len).map_err(|e| self.broken(&e.to_string()))?;

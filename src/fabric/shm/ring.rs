@@ -23,6 +23,8 @@ pub(crate) const LINE: usize = 64;
 pub(crate) const HEADER: usize = 8;
 /// Most WRITEs of one endpoint that may be unanswered.
 pub(crate) const MAX_WRITES: usize = 1024;
+/// Most pool segments that one endpoint passes to its peer.
+pub(crate) const MAX_POOLS: usize = 1024;
 /// Largest payload of a record.
 pub(crate) const MAX_PAYLOAD: usize = 12 * 1024 + 64;
 
@@ -79,9 +81,16 @@ pub(crate) struct Control {
     pub(crate) closed: AtomicU32,
     /// Not zero: the owner waits for room in its ring.
     pub(crate) starved: AtomicU32,
-    _pad3: [u64; 7],
+    /// Pool segments that the owner has passed over the socket, and those of the peer that it has
+    /// taken from there.
+    pub(crate) pools_passed: AtomicU64,
+    pub(crate) pools_taken: AtomicU64,
+    _pad3: [u64; 5],
     /// How the peer's WRITEs ended, by sequence number modulo the size.
     pub(crate) outcome: [AtomicU8; MAX_WRITES],
+    /// A bit for each of the peer's pool segments that the owner could not map, by the order in
+    /// which they were passed.
+    pub(crate) pools_refused: [AtomicU64; MAX_POOLS / 64],
 }
 
 /// A load that is allowed on memory mapped read-only: relaxed, with a fence.

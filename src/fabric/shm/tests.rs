@@ -1,6 +1,6 @@
 //! A peer that breaks every rule: the other side stays whole, at worst the endpoint goes down.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
 
 use super::ring::MAX_PAYLOAD;
 use super::*;
@@ -218,6 +218,59 @@ fn a_socket_that_someone_else_holds_too_is_not_watched_after_its_end() {
         let mut keys = Vec::new();
         own.core.epoll.ready(&mut keys);
         assert!(keys.is_empty(), "{keys:x?} of {held:?}");
+    }
+}
+
+/// Polls both until an operation of the first has ended.
+fn wait_done(a: &mut ShmAdapter, b: &mut ShmAdapter) -> Result<(), Status> {
+    loop {
+        let mut events = Vec::new();
+        a.poll(&mut events);
+        b.poll(&mut Vec::new());
+        for event in events {
+            if let Event::Done { result, .. } = event {
+                return result;
+            }
+        }
+    }
+}
+
+/// The peer maps a segment if it can; until it has said so, content goes another way.
+#[test]
+fn a_pool_segment_is_used_once_the_peer_has_it() {
+    const LEN: usize = 1 << 20;
+    for (path, can_shrink) in
+        [(None, false), (Some("pool"), false), (None, true), (Some("pool"), true)]
+    {
+        let (mut a, mut b) = (open(path), open(path));
+        let (e, _) = connect(&mut a, &mut b);
+        let file = if can_shrink {
+            // SAFETY: plain system call; nobody else owns the result.
+            unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"pool".as_ptr(), 0)) }
+        } else {
+            sys::memfd(c"pool", LEN).unwrap()
+        };
+        // SAFETY: plain system call.
+        assert_eq!(unsafe { libc::ftruncate(file.as_raw_fd(), LEN as i64) }, 0);
+        let map = sys::Mapping::shared(sys::borrow(&file), LEN, true).unwrap();
+        let addr = map.ptr().addr() as u64;
+        let fd = file.as_raw_fd();
+        a.add_pool(PoolSegment { id: 7, fd, addr, len: LEN as u64 }).unwrap();
+        let mut target = vec![0u8; LEN];
+        let base = target.as_mut_ptr().addr() as u64;
+        // SAFETY: `target` outlives the adapter's use of it.
+        let rkey = unsafe { b.register(base, LEN as u64, Access::all()) }.unwrap().rkey;
+        for round in 1..=3 {
+            // SAFETY: the whole mapping.
+            unsafe { map.ptr().write_bytes(round, LEN) };
+            // SAFETY: the mapping outlives the operation.
+            let local = unsafe { Mem::new(addr, LEN as u64, 0) };
+            a.write(e, 1, local, Remote { addr: base, rkey }, None).unwrap();
+            assert_eq!(wait_done(&mut a, &mut b), Ok(()), "{path:?} {can_shrink} {round}");
+            assert!(target.iter().all(|&byte| byte == round));
+            let (link, core) = a.up(e).unwrap();
+            assert_eq!(link.pass_pool(core, 7), !can_shrink, "{path:?}, round {round}");
+        }
     }
 }
 
