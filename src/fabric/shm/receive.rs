@@ -2,7 +2,6 @@
 //! device, carries out for the peer: it checks key, bounds and access against its own table before
 //! every piece, and pulls. So a region that was closed is not touched any more, even in mid-copy.
 
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,7 @@ use super::stream::{READ, Slot};
 use super::sys;
 use super::wire::{self, Ask, Message, Source, Write, kind, outcome};
 use crate::fabric::{Access, Event, View};
-use crate::status::Status;
+use crate::status::{Code, Status};
 
 /// A peer that feeds a WRITE through its stream is waited for so long.
 const PATIENCE: Duration = Duration::from_micros(8);
@@ -422,14 +421,19 @@ impl Link {
                 }
                 Err(_) => return Err(self.gone()),
             };
-            let fd: Option<&OwnedFd> = received.fds.first();
+            let fd = received.fds.first();
             match (Message::decode(&received.bytes), fd) {
-                (Some(Message::Pool { id, len }), Some(fd)) => {
-                    let mapped = self.pools.add(id, len, fd).is_ok();
+                (Some(Message::Pool { id, len }), fd) if fd.is_some() || received.lacks_fds => {
+                    let mapped = fd.is_some_and(|fd| self.pools.add(id, len, fd).is_ok());
                     self.answer_pool(mapped);
                 }
                 (Some(Message::Stream { len }), Some(fd)) => {
                     self.into.open(fd, len).map_err(|e| self.broken(&e.to_string()))?;
+                }
+                (Some(Message::Stream { .. }), None) if received.lacks_fds => {
+                    let text =
+                        format!("shm: no descriptor left for the stream of peer {}", self.peer);
+                    return Err(Status::new(Code::ResourceExhausted, text));
                 }
                 _ => return Err(self.broken("unexpected socket message")),
             }
