@@ -216,11 +216,27 @@ pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
-/// Adds one to an eventfd; one that is full is readable already.
+/// Whether a descriptor that came from a peer is an eventfd that does not block. A write to anything
+/// else could end or stop this process.
+pub(crate) fn is_eventfd(fd: &OwnedFd) -> bool {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    // SAFETY: plain system call on an owned descriptor.
+    let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
+    let blocks = flags < 0 || flags & libc::O_NONBLOCK == 0;
+    !blocks && link.is_ok_and(|to| to.as_os_str() == "anon_inode:[eventfd]")
+}
+
+/// Adds one to an eventfd; one that is full is readable already, and is left alone: it may be a peer's
+/// that has made it block since it was looked at.
 pub(crate) fn eventfd_write(fd: &OwnedFd) {
     let one = 1u64;
-    // SAFETY: eight readable bytes.
-    unsafe { libc::write(fd.as_raw_fd(), (&raw const one).cast(), 8) };
+    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+    // SAFETY: one valid entry; eight readable bytes.
+    unsafe {
+        if libc::poll(&mut poll, 1, 0) == 1 && poll.revents == libc::POLLOUT {
+            libc::write(fd.as_raw_fd(), (&raw const one).cast(), 8);
+        }
+    }
 }
 
 /// Takes the count of an eventfd or a timerfd.
