@@ -175,7 +175,7 @@ pub enum PostError {
 
 /// Bytes of a received SEND, inside the adapter's receive memory.
 ///
-/// Valid until the adapter's next `poll` or `destroy`; the holder processes or copies it before.
+/// Valid until the adapter's next `poll`, `arm` or `destroy`; the holder processes or copies it before.
 #[derive(Debug)]
 pub struct View {
     ptr: NonNull<u8>,
@@ -190,8 +190,8 @@ impl View {
     /// Wraps received bytes.
     ///
     /// # Safety
-    /// `ptr..ptr+len` stays readable and unchanged until the adapter's next `poll` or `destroy`,
-    /// and the caller of `poll` drops the view before either.
+    /// `ptr..ptr+len` stays readable and unchanged until the adapter's next `poll`, `arm` or
+    /// `destroy`, and the caller of `poll` drops the view before any of them.
     pub unsafe fn new(ptr: *const u8, len: usize) -> View {
         View { ptr: NonNull::new(ptr as *mut u8).unwrap_or(NonNull::dangling()), len }
     }

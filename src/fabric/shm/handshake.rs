@@ -251,7 +251,7 @@ impl ShmAdapter {
                 if link.is_gone() {
                     // What was published before the end still counts.
                     self.core.budget = self.core.budget.max(super::BUDGET);
-                    let last = link.poll(&mut self.core, events).err();
+                    let last = link.work(&mut self.core, events).err();
                     let status = last.unwrap_or_else(|| link.gone());
                     self.down(at, status, events);
                 } else if let Err(status) = link.read_socket() {

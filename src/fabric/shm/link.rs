@@ -276,6 +276,15 @@ impl Link {
         if self.rx.should_tell() {
             self.share_room(false);
         }
+        self.work(core, events)
+    }
+
+    /// The same without giving room back: what was reported before may still be held.
+    pub(crate) fn work(
+        &mut self,
+        core: &mut Core,
+        events: &mut Vec<Event>,
+    ) -> Result<bool, Status> {
         let mut busy = self.receive(core, events)?;
         if !self.writes.is_empty() {
             busy |= self.collect(events)?;

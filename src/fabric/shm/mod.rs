@@ -12,6 +12,7 @@
 //! Peers are processes of the same user on the same host; the kernel says so (`SO_PEERCRED`).
 //! Nevertheless nothing of what they write into shared memory is trusted: lengths, positions, keys
 //! and bounds are read once and checked, and a peer that breaks the protocol loses its endpoint.
+//! What is inside a SEND is read where the peer wrote it, within the length that was checked.
 
 mod copy;
 mod exports;

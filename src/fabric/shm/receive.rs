@@ -69,9 +69,11 @@ impl Link {
         events: &mut Vec<Event>,
     ) -> Result<bool, Status> {
         if header.kind == kind::SEND {
-            // SAFETY: the payload is mapped for at least the checked length. Its space is given
-            // back to the peer by the next poll only, so that a peer that keeps the protocol does
-            // not change it before; one that does not can only be a process of the same user.
+            // SAFETY: the payload is mapped for at least the checked length, also after the end of
+            // the connection, until `destroy`. Its space is given back to the peer by the next
+            // `poll` or `arm`, when the view is gone by contract; a peer that keeps the protocol
+            // does not change it before. One that does can only be a process of the same user, and
+            // spoils what it sends.
             let bytes = unsafe { View::new(self.rx.payload(), header.len as usize) };
             events.push(Event::Message { ep: self.ep, bytes });
         } else if !self.take_other(core, header, events)? {
