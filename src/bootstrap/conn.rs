@@ -120,9 +120,15 @@ impl Conn {
         }
     }
 
-    /// An incoming connection that has said nothing of use.
-    pub(super) fn is_anonymous(&self) -> bool {
-        matches!(self.phase, Phase::Handshaking) && self.hs.is_anonymous()
+    /// A connection whose far end may be anybody: it has not said HELLO, or not proved that it knows
+    /// the secret.
+    pub(super) fn is_stranger(&self) -> bool {
+        matches!(self.phase, Phase::Handshaking) && !self.hs.is_trusted()
+    }
+
+    /// What is missing, for messages.
+    pub(super) fn awaits(&self) -> &'static str {
+        self.hs.awaits()
     }
 
     pub(super) fn is_lingering(&self) -> bool {
@@ -163,12 +169,20 @@ impl Conn {
             self.hs.reject(&failure.status);
             self.deadline = ctx.now + LINGER;
             if matches!(self.linger(epoll, ctx.now), Outcome::Ended) {
-                self.stream = None;
+                self.close(epoll);
             }
         } else {
-            self.stream = None;
+            self.close(epoll);
         }
         Outcome::Failed(failure.status)
+    }
+
+    /// Closes the socket, and stops watching it first: a forked child may hold it too, and would keep
+    /// it in the epoll set for ever.
+    pub(super) fn close(&mut self, epoll: &Epoll) {
+        if let Some(stream) = self.stream.take() {
+            let _ = epoll.remove(&stream);
+        }
     }
 
     /// Nothing is left to be done.

@@ -19,7 +19,7 @@ use super::{
 const MAX_LISTENERS: usize = 16;
 /// Pause of accepting at a bound, of handshakes or of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
-/// Age at which a connection that has not said HELLO may make room for a new one.
+/// Age at which a connection that has not introduced itself may make room for a new one.
 const EVICT_AGE: Duration = Duration::from_secs(1);
 /// Connections accepted from one listener in one poll.
 const ACCEPT_BATCH: usize = 64;
@@ -81,16 +81,19 @@ impl Bootstrap {
     }
 
     /// Listens at `host:port`, `[v6]:port` or a host (any port); returns what was bound. A name
-    /// other than "localhost" is resolved, which blocks; the first of its addresses that can be
-    /// bound is taken. May be called for several addresses.
+    /// other than "localhost" is resolved, which blocks. May be called for several addresses.
     pub fn listen(&mut self, text: &str) -> Result<String, Status> {
+        self.listen_on(text, resolve(text)?)
+    }
+
+    /// The same where `text` was resolved already: listens at the first of `addrs` that can be bound.
+    pub fn listen_on(&mut self, text: &str, addrs: Vec<SocketAddr>) -> Result<String, Status> {
         if self.listeners.len() >= MAX_LISTENERS {
             return Err(Status::new(
                 Code::ResourceExhausted,
                 format!("'{text}' would be more than {MAX_LISTENERS} listeners"),
             ));
         }
-        let addrs = resolve(text)?;
         self.check_exposure(&addrs)?;
         let mut last = None;
         for addr in addrs {
@@ -170,7 +173,10 @@ impl Bootstrap {
 
     /// Closes the listeners; handshakes under way go on.
     pub fn stop_listening(&mut self) {
-        self.listeners.clear();
+        for listener in std::mem::take(&mut self.listeners).into_values() {
+            // A forked child may hold it too.
+            let _ = self.epoll.remove(&listener.socket);
+        }
         self.refresh_addresses();
     }
 
@@ -277,7 +283,7 @@ impl Bootstrap {
         let addr = entry.conn.addr;
         match outcome {
             Outcome::Pending => {}
-            Outcome::Ended => return,
+            Outcome::Ended => return entry.conn.close(&self.epoll),
             Outcome::Ready(success) => {
                 events.push(success.event(entry.dial.map(|d| d.token), addr));
                 return;
@@ -339,7 +345,7 @@ impl Bootstrap {
     }
 
     /// Whether another incoming handshake may begin. At the bound, one that lingers or that has
-    /// been silent for a while makes room.
+    /// proved nothing for a while makes room.
     fn make_room(
         &mut self,
         now: Instant,
@@ -351,17 +357,17 @@ impl Bootstrap {
             return true;
         }
         let idle = self.entries.iter().find(|(_, e)| {
-            let silent = e.conn.is_anonymous() && now >= e.conn.started + EVICT_AGE;
-            e.dial.is_none() && (silent || e.conn.is_lingering())
+            let stranger = e.conn.is_stranger() && now >= e.conn.started + EVICT_AGE;
+            e.dial.is_none() && (stranger || e.conn.is_lingering())
         });
         let Some((&id, _)) = idle else { return false };
-        if let Some(mut entry) = self.entries.remove(&id)
-            && !entry.conn.is_lingering()
-        {
+        let Some(mut entry) = self.entries.remove(&id) else { return true };
+        if !entry.conn.is_lingering() {
             let status = Status::new(
                 Code::ResourceExhausted,
                 format!(
-                    "silent, and {} handshakes are under way: it made room for another",
+                    "{} missing, and {} handshakes are under way: it made room for another",
+                    entry.conn.awaits(),
                     self.shared.config.max_handshakes
                 ),
             );
@@ -370,6 +376,7 @@ impl Bootstrap {
             entry.conn.fail(&self.epoll, ctx, failure);
             events.push(BootEvent::Rejected { addr: Some(entry.conn.addr), status });
         }
+        entry.conn.close(&self.epoll);
         true
     }
 

@@ -252,6 +252,11 @@ impl Handshake {
         self.peer.is_none()
     }
 
+    /// The peer has proved all that is asked of it.
+    pub(super) fn is_trusted(&self) -> bool {
+        self.state == State::Endpoints
+    }
+
     /// What is missing, for messages.
     pub(super) fn awaits(&self) -> &'static str {
         self.state.awaits()

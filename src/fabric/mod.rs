@@ -175,7 +175,7 @@ pub enum PostError {
 
 /// Bytes of a received SEND, inside the adapter's receive memory.
 ///
-/// Valid until the adapter's next `poll` or `destroy`; the holder processes or copies it before.
+/// Valid until the adapter's next `poll`, `arm` or `destroy`; the holder processes or copies it before.
 #[derive(Debug)]
 pub struct View {
     ptr: NonNull<u8>,
@@ -190,8 +190,8 @@ impl View {
     /// Wraps received bytes.
     ///
     /// # Safety
-    /// `ptr..ptr+len` stays readable and unchanged until the adapter's next `poll` or `destroy`,
-    /// and the caller of `poll` drops the view before either.
+    /// `ptr..ptr+len` stays readable and unchanged until the adapter's next `poll`, `arm` or
+    /// `destroy`, and the caller of `poll` drops the view before any of them.
     pub unsafe fn new(ptr: *const u8, len: usize) -> View {
         View { ptr: NonNull::new(ptr as *mut u8).unwrap_or(NonNull::dangling()), len }
     }
@@ -286,7 +286,8 @@ pub trait Adapter: Send {
     /// Closes a region. On return no peer reads or writes it through this key any more.
     fn deregister(&mut self, mr: Mr) -> Result<(), Status>;
 
-    /// Makes a pool segment known (shm peers may map it). Segments live as long as the adapter.
+    /// Makes a pool segment known (shm peers may map it); one that is known already is left alone.
+    /// Segments live as long as the adapter.
     fn add_pool(&mut self, segment: PoolSegment) -> Result<(), Status> {
         let _ = segment;
         Ok(())

@@ -188,13 +188,17 @@ impl Regions {
         Ok(region.len)
     }
 
-    /// Adds a segment of the pool.
+    /// Offers a segment of the pool to every adapter, also after one that fails, and to those that
+    /// have it already. After an error it may be offered again.
     pub fn add_segment(&mut self, adapters: &mut Adapters, s: PoolSegment) -> Result<(), Status> {
-        for adapter in adapters.iter_mut().flatten() {
-            adapter.add_pool(s)?;
+        let offers = adapters.iter_mut().flatten().map(|adapter| adapter.add_pool(s));
+        let taken = offers.fold(Ok(()), Result::and);
+        if self.map.get(&s.addr).is_some_and(|r| r.pool) {
+            return taken;
         }
         // SAFETY: a pool segment lives as long as its pool, which outlives the adapters.
-        unsafe { self.add(adapters, s.addr, s.len, None, true) }.map(|_| ())
+        let added = unsafe { self.add(adapters, s.addr, s.len, None, true) };
+        taken.and(added.map(drop))
     }
 }
 

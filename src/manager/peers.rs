@@ -5,7 +5,9 @@ use super::*;
 impl Manager {
     /// Listens on `host:port`; the address bound, with the port chosen.
     pub fn listen(&self, address: &str) -> Result<String, Status> {
-        self.call(|core| core.boot.listen(address))
+        // A name server may take its time, and the manager's lock is not held meanwhile.
+        let addrs = crate::bootstrap::resolve(address)?;
+        self.call(|core| core.boot.listen_on(address, addrs))
     }
 
     fn listening(&self) -> Result<(), Status> {

@@ -129,7 +129,7 @@ pub struct World {
     pub lent: HashSet<u64>,
     /// Blocks to be freed once the endpoints that may still touch them are destroyed.
     pub parked: Vec<Buffer>,
-    /// Segments of it that the adapters know.
+    /// So many of its segments, from the first on, are known to all adapters.
     pub segments: usize,
     /// Callbacks to run.
     pub work: VecDeque<Work>,
@@ -202,12 +202,24 @@ impl World {
     pub fn pool_alloc(&mut self, len: u64) -> Result<u64, Status> {
         let addr = self.pool.alloc(usize::try_from(len).unwrap_or(usize::MAX))?;
         if self.pool.segment_count() > self.segments {
-            for segment in self.pool.segments(self.segments) {
-                self.segments += 1;
-                self.regions.add_segment(&mut self.adapters, segment)?;
-            }
+            self.share_segments();
         }
         Ok(addr as u64)
+    }
+
+    /// Makes new segments of the pool known to the adapters. One that an adapter could not take (for
+    /// want of descriptors, say) is offered again at the next allocation; until then its content
+    /// travels as other memory does.
+    fn share_segments(&mut self) {
+        for segment in self.pool.segments(self.segments) {
+            match self.regions.add_segment(&mut self.adapters, segment) {
+                Ok(()) if segment.id as usize == self.segments => self.segments += 1,
+                Ok(()) => {}
+                Err(status) => {
+                    crate::log::debug(format_args!("pool segment {}: {status}", segment.id));
+                }
+            }
+        }
     }
 
     /// Keeps an event of an endpoint that is not a channel yet.

@@ -4,11 +4,15 @@
 //! A segment is never unmapped before the pool is dropped, since adapters know its address and
 //! peers may have it mapped. Large free ranges give their memory back to the system nevertheless.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod ranges;
+
+use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
+
+use ranges::{FreeList, Pages};
 
 use crate::fabric::PoolSegment;
 use crate::fabric::shm::sys::{self, Mapping};
@@ -16,68 +20,48 @@ use crate::status::{Code, Status};
 
 /// Alignment of blocks, and their granularity.
 pub const ALIGN: usize = 64;
-/// Bytes of a segment; a larger request gets a segment of its own.
+/// Least bytes of a segment; a larger request gets a segment of its own.
 pub const SEGMENT: usize = 64 << 20;
 /// The same where a device pins all of it.
 const PINNED_SEGMENT: usize = 8 << 20;
 /// Alignment of blocks that may use huge pages.
 const HUGE: usize = 2 << 20;
-/// A free range of at least this size gives its whole pages back.
+/// A segment has at least this part of the bytes before it, so that there are few: each costs
+/// descriptors here, and a mapping in every peer.
+const GROWTH: usize = 8;
+/// A free range that may hold so much memory in whole huge pages gives it back.
 const GIVE_BACK: usize = 16 << 20;
-/// Most segments.
-const MAX_SEGMENTS: usize = 4096;
-
-/// The free ranges of one segment, by offset and by size.
-#[derive(Debug, Default)]
-struct FreeList {
-    by_offset: BTreeMap<usize, usize>,
-    by_size: BTreeSet<(usize, usize)>,
-}
-
-impl FreeList {
-    fn insert(&mut self, offset: usize, len: usize) {
-        self.by_offset.insert(offset, len);
-        self.by_size.insert((len, offset));
-    }
-
-    fn remove(&mut self, offset: usize, len: usize) {
-        self.by_offset.remove(&offset);
-        self.by_size.remove(&(len, offset));
-    }
-
-    /// Takes `len` bytes from the smallest range that has them.
-    fn take(&mut self, len: usize) -> Option<usize> {
-        let &(size, offset) = self.by_size.range((len, 0)..).next()?;
-        self.remove(offset, size);
-        if size > len {
-            self.insert(offset + len, size - len);
-        }
-        Some(offset)
-    }
-
-    /// Gives a range back; returns the free range that it is now part of.
-    fn give(&mut self, mut offset: usize, mut len: usize) -> (usize, usize) {
-        if let Some((&before, &size)) = self.by_offset.range(..offset).next_back()
-            && before + size == offset
-        {
-            self.remove(before, size);
-            offset = before;
-            len += size;
-        }
-        if let Some(&size) = self.by_offset.get(&(offset + len)) {
-            self.remove(offset + len, size);
-            len += size;
-        }
-        self.insert(offset, len);
-        (offset, len)
-    }
-}
+/// Most segments; shm peers map no more.
+const MAX_SEGMENTS: usize = 1024;
 
 #[derive(Debug)]
 struct Segment {
     map: Mapping,
     fd: OwnedFd,
     free: FreeList,
+    /// Huge pages that may hold memory.
+    used: Pages,
+}
+
+impl Segment {
+    /// Takes `len` bytes of what is free.
+    fn take(&mut self, len: usize) -> Option<usize> {
+        let offset = self.free.take(len)?;
+        self.used.insert(offset / HUGE..(offset + len).div_ceil(HUGE));
+        Some(offset)
+    }
+
+    /// Gives the memory of a free range back, once it is so much that it is worth it.
+    fn give_back(&mut self, (start, len): (usize, usize)) {
+        let whole = start.div_ceil(HUGE)..(start + len) / HUGE;
+        if len < GIVE_BACK || self.used.count(&whole) * HUGE < GIVE_BACK {
+            return;
+        }
+        while let Some(run) = self.used.take_run(&whole) {
+            // Failure costs memory only.
+            let _ = self.map.advise_remove(run.start * HUGE, run.len() * HUGE);
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -140,13 +124,13 @@ impl Pool {
             .segments
             .iter_mut()
             .enumerate()
-            .find_map(|(i, s)| s.free.take(rounded).map(|offset| (i, offset)));
+            .find_map(|(i, s)| s.take(rounded).map(|offset| (i, offset)));
         let (segment, offset) = match found {
             Some(found) => found,
             None => {
                 self.grow(&mut inner, rounded, exhausted)?;
                 let last = inner.segments.len() - 1;
-                let offset = inner.segments[last].free.take(rounded);
+                let offset = inner.segments[last].take(rounded);
                 (last, offset.ok_or_else(|| Status::internal("a new segment has no room"))?)
             }
         };
@@ -166,10 +150,16 @@ impl Pool {
         let own = len.checked_next_multiple_of(HUGE).ok_or_else(&exhausted)?;
         let left = self.limit.saturating_sub(inner.reserved);
         // Near the limit a segment may be smaller than usual; so may one that devices pin as a whole.
-        let usual = if self.keep.load(Ordering::Relaxed) { PINNED_SEGMENT } else { SEGMENT };
+        let least = if self.keep.load(Ordering::Relaxed) { PINNED_SEGMENT } else { SEGMENT };
+        let usual = least.max(inner.reserved / GROWTH / HUGE * HUGE);
         let size = own.max(usual.min(left / HUGE * HUGE));
-        if size > left || inner.segments.len() >= MAX_SEGMENTS {
+        if size > left {
             return Err(exhausted());
+        }
+        if inner.segments.len() >= MAX_SEGMENTS {
+            let text =
+                format!("shared memory pool: it has {MAX_SEGMENTS} segments, the most allowed");
+            return Err(Status::new(Code::ResourceExhausted, text));
         }
         let failed = |e: std::io::Error| {
             Status::os(format_args!("shared memory segment of {size} bytes"), &e)
@@ -179,7 +169,8 @@ impl Pool {
         map.advise_huge();
         let mut free = FreeList::default();
         free.insert(0, size);
-        inner.segments.push(Segment { map, fd, free });
+        let used = Pages::new(size / HUGE);
+        inner.segments.push(Segment { map, fd, free, used });
         inner.reserved += size;
         self.count.store(inner.segments.len(), Ordering::Release);
         Ok(())
@@ -196,16 +187,9 @@ impl Pool {
         inner.used -= block.len;
         let segment = &mut inner.segments[block.segment];
         let offset = addr.addr() - segment.map.ptr().addr();
-        let (start, len) = segment.free.give(offset, block.len);
-        if len >= GIVE_BACK && block.len >= HUGE && !self.keep.load(Ordering::Relaxed) {
-            // Only what this block covered can hold memory in whole huge pages that is not given
-            // back yet; its rims wait for their neighbours.
-            let from = offset.next_multiple_of(HUGE).max(start.next_multiple_of(HUGE));
-            let to = (offset + block.len) / HUGE * HUGE;
-            if from < to {
-                // Failure costs memory only.
-                let _ = segment.map.advise_remove(from, to - from);
-            }
+        let range = segment.free.give(offset, block.len);
+        if !self.keep.load(Ordering::Relaxed) {
+            segment.give_back(range);
         }
         Ok(())
     }
@@ -320,6 +304,49 @@ mod tests {
         let stays = pool.segments(0);
         assert_eq!((stays.len(), stays[0].addr), (1, a.addr() as u64));
         assert_eq!(pool.segments(1).len(), 0);
+    }
+
+    /// Bytes of memory behind a segment.
+    fn resident(segment: &PoolSegment) -> usize {
+        // SAFETY: an all-zero stat is a valid value, and a valid place for the result.
+        unsafe {
+            let mut st: libc::stat = std::mem::zeroed();
+            assert_eq!(libc::fstat(segment.fd, &mut st), 0);
+            st.st_blocks as usize * 512
+        }
+    }
+
+    #[test]
+    fn small_blocks_that_together_are_large_give_memory_back_too() {
+        const LEN: usize = 1 << 20;
+        for keeps in [false, true] {
+            let pool = Pool::new(1 << 30);
+            if keeps {
+                pool.keep_memory();
+            }
+            let blocks: Vec<*mut u8> = (0..64).map(|_| pool.alloc(LEN).unwrap()).collect();
+            // SAFETY: live blocks of this length.
+            blocks.iter().for_each(|block| unsafe { block.write_bytes(1, LEN) });
+            let segments = pool.segments(0);
+            let held = || segments.iter().map(resident).sum::<usize>();
+            assert!(held() >= 64 * LEN);
+            // In an order in which no block is the neighbour of the one before.
+            (0..64).for_each(|i| pool.free(blocks[i * 37 % 64]).unwrap());
+            assert_eq!(held() < GIVE_BACK, !keeps, "{} bytes are held", held());
+        }
+    }
+
+    #[test]
+    fn a_large_pool_has_few_segments() {
+        let pool = Pool::new(1 << 40);
+        let refused = loop {
+            if let Err(status) = pool.alloc(60 << 20) {
+                break status;
+            }
+        };
+        assert!(refused.message.contains("limit of 1099511627776"), "{refused}");
+        assert!(pool.usage().0 > (1 << 40) / 10 * 9, "{:?}", pool.usage());
+        assert!(pool.segment_count() < 80, "{} segments", pool.segment_count());
     }
 
     #[test]

@@ -157,26 +157,50 @@ fn who_hangs_up_early_is_noticed() {
     }
 }
 
-#[test]
-fn a_crowd_of_silent_ones_does_not_lock_others_out() {
-    let config = BootConfig { max_handshakes: 4, ..BootConfig::default() };
-    let mut b = Node::new(identity("b"), config);
-    let addr = b.listen();
-    let crowd: Vec<TcpStream> = (0..12).map(|_| client(addr)).collect();
-    drive(&mut [&mut b], |n| n[0].boot.pending() == 4);
-    b.poll();
-    b.poll();
-    assert_eq!(b.boot.pending(), 4, "bounded");
-    let mut a = Node::plain("a");
-    a.dial(1, &[addr]);
-    drive(&mut [&mut a, &mut b], |n| {
-        assert!(n[1].boot.pending() <= 4);
-        n[1].pass(Duration::from_millis(5));
-        n.iter().all(|n| n.ready().is_some())
+/// What a worker that has some secret says first.
+fn hello() -> Vec<u8> {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut node = Node::new(identity("crowd"), secret("guess"));
+    node.dial(1, &[listener.local_addr().unwrap()]);
+    node.poll();
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let mut heard = vec![0; MAX_HELLO + 12];
+    drive(&mut [&mut node], |_| match stream.read(&mut heard) {
+        Ok(n) => {
+            heard.truncate(n);
+            true
+        }
+        Err(_) => false,
     });
-    let evicted = b.rejected().unwrap();
-    assert_eq!(evicted.code, Code::ResourceExhausted);
-    drop(crowd);
+    heard
+}
+
+/// Neither those that say nothing, nor those that cannot prove what they say.
+#[test]
+fn a_crowd_of_strangers_does_not_lock_others_out() {
+    for (config, says, awaits) in
+        [(BootConfig::default(), vec![], "HELLO"), (secret("s"), hello(), "AUTH")]
+    {
+        let mut a = Node::new(identity("a"), config.clone());
+        let mut b = Node::new(identity("b"), BootConfig { max_handshakes: 4, ..config });
+        let addr = b.listen();
+        let mut crowd: Vec<TcpStream> = (0..12).map(|_| client(addr)).collect();
+        crowd.iter_mut().for_each(|s| s.write_all(&says).unwrap());
+        drive(&mut [&mut b], |n| n[0].boot.pending() == 4);
+        b.poll();
+        b.poll();
+        assert_eq!(b.boot.pending(), 4, "bounded");
+        a.dial(1, &[addr]);
+        drive(&mut [&mut a, &mut b], |n| {
+            assert!(n[1].boot.pending() <= 4);
+            n[1].pass(Duration::from_millis(5));
+            n.iter().all(|n| n.ready().is_some())
+        });
+        let evicted = b.rejected().unwrap();
+        assert_eq!(evicted.code, Code::ResourceExhausted);
+        assert!(evicted.message.starts_with(awaits), "{evicted}");
+    }
 }
 
 #[test]

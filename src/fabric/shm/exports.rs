@@ -217,8 +217,11 @@ pub(crate) struct PeerExports {
 }
 
 impl PeerExports {
-    /// Maps a peer's exports, once size and seals are right.
+    /// Maps a peer's exports, once size and seals are right and the doorbell is one.
     pub(crate) fn map(fd: &OwnedFd, bell: OwnedFd) -> io::Result<PeerExports> {
+        if !sys::is_eventfd(&bell) {
+            return Err(io::Error::other("the peer's doorbell is no eventfd that does not block"));
+        }
         if sys::sealed_len(fd)? != FILE as u64 {
             return Err(io::Error::other("the peer's exports have another size than ours"));
         }
@@ -295,6 +298,8 @@ impl KeySource {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     fn region(base: u64, len: u64) -> Region {
@@ -341,5 +346,29 @@ mod tests {
         table.remove(keys[77]).unwrap();
         table.add(region(0, 1)).unwrap();
         assert_eq!(table.add(region(u64::MAX, 2)).unwrap_err().code, Code::InvalidArgument);
+    }
+
+    #[test]
+    fn a_bell_that_is_none_or_blocks_does_no_harm() {
+        let mut table = Exports::create().unwrap();
+        let (read, write) = std::io::pipe().unwrap();
+        drop(read);
+        assert!(PeerExports::map(table.fd(), write.into()).is_err(), "ends the process");
+        let blocks = |fd: &OwnedFd| {
+            // SAFETY: plain system call.
+            assert_eq!(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, 0) }, 0);
+        };
+        let bell = sys::eventfd().unwrap();
+        blocks(&bell);
+        assert!(PeerExports::map(table.fd(), bell).is_err(), "stops the process");
+        let bell = sys::eventfd().unwrap();
+        let held = bell.try_clone().unwrap();
+        let mut peer = PeerExports::map(table.fd(), bell).unwrap();
+        let full = (u64::MAX - 1).to_ne_bytes();
+        // SAFETY: eight readable bytes.
+        assert_eq!(unsafe { libc::write(held.as_raw_fd(), full.as_ptr().cast(), 8) }, 8);
+        blocks(&held);
+        table.arm();
+        peer.ring();
     }
 }

@@ -5,12 +5,13 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
 
 use super::exports::PeerExports;
 use super::link::{Link, Parts};
 use super::ring::{Consumer, Producer};
 use super::socket::{self, PeerCred};
-use super::sys;
+use super::sys::{self, Epoll};
 use super::wire::{Address, Hello, Message};
 use super::{Core, Endpoint, ShmAdapter};
 use crate::fabric::{EpId, Event};
@@ -20,12 +21,15 @@ use crate::status::{Code, Reason, Status};
 const MAX_STRANGERS: usize = 256;
 /// Accepted at one time.
 const ACCEPTS: usize = 64;
+/// Pause of accepting when the system has no descriptor left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 /// Keys of epoll entries: kind in the high half, number in the low half.
 const KEY_BELL: u64 = 0;
 const KEY_LISTENER: u64 = 1 << 32;
 const KEY_STRANGER: u64 = 2 << 32;
 const KEY_ENDPOINT: u64 = 3 << 32;
+const KEY_PAUSE: u64 = 4 << 32;
 
 /// State of an endpoint.
 #[derive(Debug)]
@@ -58,6 +62,9 @@ pub(super) struct Guest {
 #[derive(Debug)]
 pub(super) struct Greeter {
     listener: OwnedFd,
+    /// Readable at the end of a pause, during which the listener is not watched. Made beforehand:
+    /// it is needed when there are no more descriptors.
+    pause: OwnedFd,
     strangers: Vec<(u32, OwnedFd)>,
     next: u32,
     /// Endpoints between Idle and Up.
@@ -70,7 +77,9 @@ impl Greeter {
         let listener = socket::listen(&core.socket)?;
         core.epoll.add(&core.bell, KEY_BELL)?;
         core.epoll.add(&listener, KEY_LISTENER)?;
-        Ok(Greeter { listener, strangers: Vec::new(), next: 0, meeting: 0, dialling: 0 })
+        let pause = sys::timerfd()?;
+        core.epoll.add(&pause, KEY_PAUSE)?;
+        Ok(Greeter { listener, pause, strangers: Vec::new(), next: 0, meeting: 0, dialling: 0 })
     }
 
     /// Whether someone is about to connect, so that sockets should be looked at often.
@@ -129,8 +138,9 @@ impl ShmAdapter {
         for key in keys {
             let number = key as u32;
             match key & !u64::from(u32::MAX) {
-                KEY_BELL => sys::eventfd_drain(&self.core.bell),
+                KEY_BELL => sys::counter_drain(&self.core.bell),
                 KEY_LISTENER => self.accept(),
+                KEY_PAUSE => self.resume_accepting(),
                 KEY_STRANGER => self.hear_stranger(number),
                 _ => {
                     if let Some(&at) = self.index.get(&number) {
@@ -151,7 +161,11 @@ impl ShmAdapter {
                 let (_, sock) = self.greeter.strangers.remove(0);
                 self.core.epoll.remove(&sock);
             }
-            let Ok(sock) = socket::accept(&self.greeter.listener) else { return };
+            let sock = match socket::accept(&self.greeter.listener) {
+                Ok(sock) => sock,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => return self.pause_accepting(),
+            };
             let same_user =
                 socket::peer_cred(&sock).is_ok_and(|cred| cred.uid == socket::own_uid());
             let number = self.greeter.next;
@@ -160,6 +174,20 @@ impl ShmAdapter {
                 self.greeter.strangers.push((number, sock));
                 self.hear_stranger(number);
             }
+        }
+    }
+
+    /// Leaves connections in the backlog for a while. Without a pause the listener would keep whoever
+    /// waits for this adapter awake.
+    fn pause_accepting(&mut self) {
+        self.core.epoll.remove(&self.greeter.listener);
+        sys::timerfd_set(&self.greeter.pause, ACCEPT_PAUSE);
+    }
+
+    fn resume_accepting(&mut self) {
+        sys::counter_drain(&self.greeter.pause);
+        if self.core.epoll.add(&self.greeter.listener, KEY_LISTENER).is_err() {
+            sys::timerfd_set(&self.greeter.pause, ACCEPT_PAUSE);
         }
     }
 
@@ -223,7 +251,7 @@ impl ShmAdapter {
                 if link.is_gone() {
                     // What was published before the end still counts.
                     self.core.budget = self.core.budget.max(super::BUDGET);
-                    let last = link.poll(&mut self.core, events).err();
+                    let last = link.work(&mut self.core, events).err();
                     let status = last.unwrap_or_else(|| link.gone());
                     self.down(at, status, events);
                 } else if let Err(status) = link.read_socket() {
@@ -256,10 +284,13 @@ impl ShmAdapter {
         else {
             return;
         };
+        // It is watched again once nothing can fail any more.
+        self.core.epoll.remove(&sock);
         let guest = Guest { sock, hello, fds };
         match make_link(&self.core, endpoint, *ring, guest).and_then(|link| {
             let ready = Message::Ready(link.reads_peer).encode();
             socket::send(&link.sock, &ready, &[])?;
+            self.core.epoll.add(&link.sock, key(endpoint.id))?;
             Ok(link)
         }) {
             Ok(link) => self.connected(at, Box::new(link), events),
@@ -307,31 +338,37 @@ impl ShmAdapter {
     }
 
     /// Lets go of an endpoint that nobody will hear of any more.
-    pub(super) fn forget(&mut self, endpoint: Endpoint) {
+    pub(super) fn forget(&mut self, mut endpoint: Endpoint) {
         match &endpoint.state {
             State::Idle { .. } | State::Dead(_) => return,
             State::Dial { .. } => self.greeter.dialling -= 1,
             _ => {}
         }
-        match endpoint.state {
-            State::Up(mut link) => {
-                link.close();
-                self.core.epoll.remove(&link.sock);
-                if let Some(pidfd) = &link.pidfd {
-                    self.core.epoll.remove(pidfd);
-                }
-                // A forked child may hold the descriptor too; the peer learns it all the same.
-                sys::shut(&link.sock);
-                return;
-            }
-            State::AwaitReady { mut link } => {
-                link.close();
-                self.core.epoll.remove(&link.sock);
-            }
-            State::AwaitWelcome { sock, .. } => self.core.epoll.remove(&sock),
-            _ => {}
+        endpoint.state.hang_up(&self.core.epoll);
+        if !matches!(endpoint.state, State::Up(_)) {
+            self.greeter.meeting -= 1;
         }
-        self.greeter.meeting -= 1;
+    }
+}
+
+impl State {
+    /// Ends the connection and stops watching it. Closing the descriptors is not enough for either:
+    /// a forked child may hold them too.
+    pub(super) fn hang_up(&mut self, epoll: &Epoll) {
+        let (sock, pidfd) = match self {
+            State::Up(link) | State::AwaitReady { link } => {
+                link.close();
+                (&link.sock, link.pidfd.as_ref())
+            }
+            State::AwaitWelcome { sock, .. } => (&*sock, None),
+            _ => return,
+        };
+        epoll.remove(sock);
+        if let Some(pidfd) = pidfd {
+            // It is watched from Up on only; removing it earlier does nothing.
+            epoll.remove(pidfd);
+        }
+        sys::shut(sock);
     }
 }
 

@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 
 use smallvec::SmallVec;
 
+use super::Core;
 use super::exports::PeerExports;
 use super::pools::PeerPools;
 use super::ring::{Consumer, Control, MAX_PAYLOAD, MAX_WRITES, Producer, load32, load64};
@@ -241,9 +242,8 @@ impl Link {
         })
     }
 
-    /// Ends everything under way, and tells the peer that nothing of it counts any more.
+    /// Ends everything under way. The peer was told that nothing of it counts any more.
     pub(crate) fn fail(&mut self, status: &Status, events: &mut Vec<Event>) {
-        self.close();
         let wrs = self.writes.drain(..).map(|w| w.wr);
         let wrs = wrs.chain(self.reads.drain(..).map(|r| r.wr));
         events.extend(wrs.map(|wr| Event::Done { ep: self.ep, wr, result: Err(status.clone()) }));
@@ -255,13 +255,90 @@ impl Link {
     /// Tells the peer that nothing that we posted counts any more.
     pub(crate) fn close(&mut self) {
         self.tx.control().closed.store(1, Ordering::SeqCst);
-        std::sync::atomic::fence(Ordering::SeqCst);
+        fence(Ordering::SeqCst);
     }
 
     /// Whether the peer has left this link.
     pub(crate) fn peer_closed(&self) -> bool {
         // What was copied before counts as copied before this look.
-        std::sync::atomic::fence(Ordering::SeqCst);
+        fence(Ordering::SeqCst);
         load32(&self.theirs().closed) != 0
+    }
+
+    /// Everything that a poll does for one link. True if there was something.
+    #[inline]
+    pub(crate) fn poll(
+        &mut self,
+        core: &mut Core,
+        events: &mut Vec<Event>,
+    ) -> Result<bool, Status> {
+        self.rx.release();
+        if self.rx.should_tell() {
+            self.share_room(false);
+        }
+        self.work(core, events)
+    }
+
+    /// The same without giving room back: what was reported before may still be held.
+    pub(crate) fn work(
+        &mut self,
+        core: &mut Core,
+        events: &mut Vec<Event>,
+    ) -> Result<bool, Status> {
+        let mut busy = self.receive(core, events)?;
+        if !self.writes.is_empty() {
+            busy |= self.collect(events)?;
+        }
+        if !self.reads.is_empty() {
+            busy |= self.advance_reads(core, events)?;
+        }
+        if !(self.out.jobs.is_empty() && self.asks.is_empty() && self.ends.is_empty()) {
+            busy |= self.feed(core)?;
+        }
+        if !busy && self.rx.can_tell() {
+            self.share_room(false);
+        }
+        Ok(busy)
+    }
+
+    /// Tells the peer how far it may write, and rings if it waits for that. `surely`: with a fence,
+    /// so that a peer that has just begun to wait is not overlooked.
+    pub(crate) fn share_room(&mut self, surely: bool) {
+        if self.rx.can_tell() {
+            self.rx.tell(self.tx.control());
+        }
+        if surely {
+            fence(Ordering::SeqCst);
+        }
+        if load32(&self.theirs().starved) != 0 {
+            self.dirty = true;
+        }
+    }
+
+    /// Whether a poll would find something.
+    pub(crate) fn has_work(&mut self) -> bool {
+        let idle_ring = self.inbound.is_some() || matches!(self.rx.peek(), Ok(None));
+        !idle_ring
+            || self.stream_ready()
+            || (!self.writes.is_empty() && load64(&self.theirs().executed) != self.answered)
+            || self.reads.iter().any(|r| r.how == How::Direct)
+            || self.has_room_again()
+    }
+
+    /// Whether stream slots can be moved, in or out, or a copy is under way.
+    fn stream_ready(&mut self) -> bool {
+        let waits = match self.inbound {
+            None => self.asking > 0,
+            // It can be read without the peer's help.
+            Some(inbound) if inbound.place != wire::FROM_STREAM => return true,
+            Some(_) => true,
+        };
+        let coming = waits && load64(&self.theirs().stream_put) != self.into.taken;
+        let going = !self.out.jobs.is_empty() && {
+            let taken = load64(&self.theirs().stream_taken);
+            // An impossible count is for the next poll to find.
+            !self.out.see_taken(taken) || self.out.has_slot()
+        };
+        coming || going
     }
 }

@@ -12,6 +12,7 @@
 //! Peers are processes of the same user on the same host; the kernel says so (`SO_PEERCRED`).
 //! Nevertheless nothing of what they write into shared memory is trusted: lengths, positions, keys
 //! and bounds are read once and checked, and a peer that breaks the protocol loses its endpoint.
+//! What is inside a SEND is read where the peer wrote it, within the length that was checked.
 
 mod copy;
 mod exports;
@@ -45,7 +46,7 @@ use exports::{Exports, Region};
 use handshake::{Greeter, State};
 use link::{Link, MAX_RDMA, MAX_SEND};
 use pools::LocalPools;
-use ring::{MAX_WRITES, load32, load64};
+use ring::MAX_WRITES;
 use sys::Epoll;
 use wire::Address;
 
@@ -207,22 +208,17 @@ impl ShmAdapter {
     /// Ends a connected endpoint.
     fn down(&mut self, at: usize, status: Status, events: &mut Vec<Event>) {
         let endpoint = &mut self.eps[at];
-        match std::mem::replace(&mut endpoint.state, State::Dead(None)) {
+        let mut state = std::mem::replace(&mut endpoint.state, State::Dead(None));
+        // The connection's end tells the peer.
+        state.hang_up(&self.core.epoll);
+        match state {
             State::Up(mut link) => {
                 link.fail(&status, events);
-                self.core.epoll.remove(&link.sock);
-                if let Some(pidfd) = &link.pidfd {
-                    self.core.epoll.remove(pidfd);
-                }
-                // The socket's end tells the peer; the rings stay, views may point there.
-                sys::shut(&link.sock);
+                // The rings stay, views may point there.
                 endpoint.state = State::Dead(Some(link));
             }
             State::Dead(link) => endpoint.state = State::Dead(link),
-            other => {
-                drop(other);
-                events.push(Event::Down { ep: endpoint.id, status });
-            }
+            _ => events.push(Event::Down { ep: endpoint.id, status }),
         }
     }
 
@@ -260,72 +256,6 @@ impl ShmAdapter {
         let moved = now != self.last_ms;
         self.last_ms = now;
         moved
-    }
-}
-
-impl Link {
-    /// Everything that a poll does for one link. True if there was something.
-    #[inline]
-    fn poll(&mut self, core: &mut Core, events: &mut Vec<Event>) -> Result<bool, Status> {
-        self.rx.release();
-        if self.rx.should_tell() {
-            self.share_room(false);
-        }
-        let mut busy = self.receive(core, events)?;
-        if !self.writes.is_empty() {
-            busy |= self.collect(events)?;
-        }
-        if !self.reads.is_empty() {
-            busy |= self.advance_reads(core, events)?;
-        }
-        if !(self.out.jobs.is_empty() && self.asks.is_empty() && self.ends.is_empty()) {
-            busy |= self.feed(core)?;
-        }
-        if !busy && self.rx.can_tell() {
-            self.share_room(false);
-        }
-        Ok(busy)
-    }
-
-    /// Tells the peer how far it may write, and rings if it waits for that. `surely`: with a fence,
-    /// so that a peer that has just begun to wait is not overlooked.
-    fn share_room(&mut self, surely: bool) {
-        if self.rx.can_tell() {
-            self.rx.tell(self.tx.control());
-        }
-        if surely {
-            fence(Ordering::SeqCst);
-        }
-        if load32(&self.theirs().starved) != 0 {
-            self.dirty = true;
-        }
-    }
-
-    /// Whether a poll would find something.
-    fn has_work(&mut self) -> bool {
-        let idle_ring = self.inbound.is_some() || matches!(self.rx.peek(), Ok(None));
-        !idle_ring
-            || self.stream_ready()
-            || (!self.writes.is_empty() && load64(&self.theirs().executed) != self.answered)
-            || self.reads.iter().any(|r| r.how == link::How::Direct)
-            || self.has_room_again()
-    }
-
-    /// Whether stream slots can be moved, in or out, or a copy is under way.
-    fn stream_ready(&mut self) -> bool {
-        let waits = match self.inbound {
-            None => self.asking > 0,
-            // It can be read without the peer's help.
-            Some(inbound) if inbound.place != wire::FROM_STREAM => return true,
-            Some(_) => true,
-        };
-        let coming = waits && load64(&self.theirs().stream_put) != self.into.taken;
-        let going = !self.out.jobs.is_empty() && {
-            let taken = load64(&self.theirs().stream_taken);
-            // An impossible count is for the next poll to find.
-            !self.out.see_taken(taken) || self.out.has_slot()
-        };
-        coming || going
     }
 }
 
@@ -418,6 +348,7 @@ impl Adapter for ShmAdapter {
             self.first = 0;
         }
         let mut busy = false;
+        let mut next = None;
         for i in (self.first..n).chain(0..self.first) {
             let State::Up(link) = &mut self.eps[i].state else { continue };
             match link.poll(&mut self.core, events) {
@@ -425,9 +356,11 @@ impl Adapter for ShmAdapter {
                 Err(status) => self.down(i, status, events),
             }
             if self.core.budget == 0 {
-                self.first = i + 1;
+                // Those behind the one that used it up got nothing of it.
+                next.get_or_insert(i + 1);
             }
         }
+        self.first = next.unwrap_or(self.first);
         self.polls = self.polls.wrapping_add(1);
         let now_and_then = self.polls.is_multiple_of(CLOCK_EVERY);
         if slept

@@ -3,12 +3,10 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use super::ring::MAX_POOLS;
 use super::sys::{self, Mapping};
 use crate::fabric::PoolSegment;
 use crate::status::Status;
-
-/// Most segments of one peer that are mapped; more travel by other paths.
-const MAX_PEER_SEGMENTS: usize = 1024;
 
 /// A segment of this process.
 #[derive(Debug)]
@@ -63,12 +61,16 @@ impl LocalPools {
 
 /// The segments of one peer, mapped read-only.
 #[derive(Debug, Default)]
-pub(crate) struct PeerPools(Vec<(u32, Mapping)>);
+pub(crate) struct PeerPools {
+    mapped: Vec<(u32, Mapping)>,
+    /// Segments that came, mapped or not.
+    pub(crate) taken: u64,
+}
 
 impl PeerPools {
     /// Maps a segment that the peer has passed.
     pub(crate) fn add(&mut self, id: u32, len: u64, fd: &OwnedFd) -> io::Result<()> {
-        if self.0.len() >= MAX_PEER_SEGMENTS || self.0.iter().any(|s| s.0 == id) {
+        if self.mapped.len() >= MAX_POOLS || self.has(id) {
             return Err(io::Error::other("too many pool segments, or one twice"));
         }
         if sys::sealed_len(fd)? < len || len == 0 {
@@ -77,18 +79,18 @@ impl PeerPools {
         let len = usize::try_from(len).map_err(io::Error::other)?;
         let map = Mapping::shared(sys::borrow(fd), len, false)?;
         map.advise_huge();
-        self.0.push((id, map));
+        self.mapped.push((id, map));
         Ok(())
     }
 
     /// Whether the segment is mapped.
     pub(crate) fn has(&self, id: u32) -> bool {
-        self.0.iter().any(|s| s.0 == id)
+        self.mapped.iter().any(|s| s.0 == id)
     }
 
     /// Where `len` bytes at `offset` of a segment are mapped here; `None` beyond its bounds.
     pub(crate) fn at(&self, id: u32, offset: u64, len: u64) -> Option<*const u8> {
-        let (_, map) = self.0.iter().find(|s| s.0 == id)?;
+        let (_, map) = self.mapped.iter().find(|s| s.0 == id)?;
         let size = map.len() as u64;
         if offset > size || len > size - offset {
             return None;

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::Core;
 use super::link::{How, Link, MAX_RDMA, MAX_SEND, Posted, Reading};
-use super::ring::NoRoom;
+use super::ring::{MAX_POOLS, NoRoom, load64};
 use super::socket;
 use super::stream::{Job, StreamOut};
 use super::tuning::{Timed, Way};
@@ -188,18 +188,30 @@ impl Link {
         Ok((wire::FROM_PROCESS | stream, from, Some(timed)))
     }
 
-    /// Makes sure that the peer has the descriptor of a pool segment of ours.
+    /// Whether the peer has mapped a pool segment of ours. One that it does not know is passed; what
+    /// is posted until it has answered goes another way, and so does everything if it could not map
+    /// the segment.
     pub(crate) fn pass_pool(&mut self, core: &Core, id: u32) -> bool {
-        if self.pools_sent.contains(&id) {
-            return true;
+        if let Some(at) = self.pools_sent.iter().position(|&sent| sent == id) {
+            return self.peer_has(at);
         }
-        let Some((len, fd)) = core.pools.get(id) else { return false };
-        let message = Message::Pool { id, len }.encode();
-        let sent = socket::send(&self.sock, &message, &[fd.as_raw_fd()]).is_ok();
-        if sent {
+        if self.pools_sent.len() < MAX_POOLS
+            && let Some((len, fd)) = core.pools.get(id)
+            && socket::send(&self.sock, &Message::Pool { id, len }.encode(), &[fd.as_raw_fd()])
+                .is_ok()
+        {
             self.pools_sent.push(id);
+            let passed = self.pools_sent.len() as u64;
+            self.tx.control().pools_passed.store(passed, Ordering::Release);
         }
-        sent
+        false
+    }
+
+    /// Whether the peer has taken and mapped the pool segment that was the `at`-th to be passed.
+    fn peer_has(&self, at: usize) -> bool {
+        let theirs = self.theirs();
+        load64(&theirs.pools_taken) > at as u64
+            && theirs.pools_refused[at / 64].load(Ordering::Relaxed) & 1 << (at % 64) == 0
     }
 
     /// Makes sure that the peer has our stream segment.

@@ -109,6 +109,7 @@ impl Link {
     /// peer. One that is not mapped yet is asked for.
     fn mapped(&mut self, region: &Region, read: &Reading) -> Result<Option<*const u8>, Status> {
         let Some((id, base)) = region.pool else { return Ok(None) };
+        self.take_pools()?;
         if !self.pools.has(id) {
             if !self.pools_wanted.contains(&id) && self.record(kind::POOL_ASK, &id.to_le_bytes())? {
                 self.pools_wanted.push(id);

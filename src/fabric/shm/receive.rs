@@ -2,7 +2,6 @@
 //! device, carries out for the peer: it checks key, bounds and access against its own table before
 //! every piece, and pulls. So a region that was closed is not touched any more, even in mid-copy.
 
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,7 @@ use super::stream::{READ, Slot};
 use super::sys;
 use super::wire::{self, Ask, Message, Source, Write, kind, outcome};
 use crate::fabric::{Access, Event, View};
-use crate::status::Status;
+use crate::status::{Code, Status};
 
 /// A peer that feeds a WRITE through its stream is waited for so long.
 const PATIENCE: Duration = Duration::from_micros(8);
@@ -55,7 +54,7 @@ impl Link {
                         return Ok(busy);
                     }
                 }
-                Err(word) => return Err(self.broken(&format!("record header {word:#x}"))),
+                Err(what) => return Err(self.broken(&what)),
             }
             busy = true;
         }
@@ -70,9 +69,11 @@ impl Link {
         events: &mut Vec<Event>,
     ) -> Result<bool, Status> {
         if header.kind == kind::SEND {
-            // SAFETY: the payload is mapped for at least the checked length. Its space is given
-            // back to the peer by the next poll only, so that a peer that keeps the protocol does
-            // not change it before; one that does not can only be a process of the same user.
+            // SAFETY: the payload is mapped for at least the checked length, also after the end of
+            // the connection, until `destroy`. Its space is given back to the peer by the next
+            // `poll` or `arm`, when the view is gone by contract; a peer that keeps the protocol
+            // does not change it before. One that does can only be a process of the same user, and
+            // spoils what it sends.
             let bytes = unsafe { View::new(self.rx.payload(), header.len as usize) };
             events.push(Event::Message { ep: self.ep, bytes });
         } else if !self.take_other(core, header, events)? {
@@ -157,6 +158,7 @@ impl Link {
 
     /// A WRITE whose content is elsewhere.
     fn begin_write(&mut self, header: Header) -> Result<(), Status> {
+        self.take_pools()?;
         let bytes: [u8; Write::LEN + Source::LEN] = self.rx.copy();
         let (mut to, mut from) = ([0; Write::LEN], [0; Source::LEN]);
         to.copy_from_slice(&bytes[..Write::LEN]);
@@ -170,11 +172,7 @@ impl Link {
         match place & !wire::FROM_STREAM {
             wire::FROM_PROCESS => {}
             0 if fed.is_some() => {}
-            wire::FROM_POOL if fed.is_none() => {
-                if !self.pools.has(from.pool) {
-                    self.read_socket()?;
-                }
-            }
+            wire::FROM_POOL if fed.is_none() => {}
             _ => return Err(self.broken(&format!("source {place} of a WRITE"))),
         }
         let has_imm = header.flags & wire::HAS_IMM != 0;
@@ -224,6 +222,7 @@ impl Link {
         let want = (w.back - w.front).min(core.budget as u64) as usize;
         let dst = w.to.dst.wrapping_add(w.front) as *mut u8;
         let piece = if w.place == wire::FROM_POOL {
+            // A peer names only what we said that we have.
             let Some(src) = self.pools.at(w.from.pool, w.from.at, w.from.len) else {
                 return Ok(Piece::Failed(outcome::FAULT));
             };
@@ -373,9 +372,11 @@ impl Link {
         code: u8,
         events: &mut Vec<Event>,
     ) -> Result<(), Status> {
-        // Its data was put before the record; what still lies there fits one segment.
-        core.budget = core.budget.max(super::BUDGET);
+        // Its data was put before the record; what still lies there fits one segment. It is taken
+        // whole, and counts.
+        let left = std::mem::replace(&mut core.budget, super::BUDGET);
         self.drain(core, None)?;
+        core.budget = left.saturating_sub(super::BUDGET - core.budget);
         let Some(at) = self.reads.iter().position(|r| matches!(r.how, How::Asked(_))) else {
             return Err(self.broken("end of no READ"));
         };
@@ -390,6 +391,26 @@ impl Link {
         Ok(())
     }
 
+    /// Takes the pool segments that the peer has passed since the last look, so that it need not
+    /// wait for one to be looked for.
+    pub(crate) fn take_pools(&mut self) -> Result<(), Status> {
+        if load64(&self.theirs().pools_passed) > self.pools.taken {
+            self.read_socket()?;
+        }
+        Ok(())
+    }
+
+    /// Tells the peer whether the pool segment that came last is mapped.
+    fn answer_pool(&mut self, mapped: bool) {
+        let number = self.pools.taken;
+        self.pools.taken += 1;
+        let own = self.tx.control();
+        if !mapped && let Some(word) = own.pools_refused.get((number / 64) as usize) {
+            word.fetch_or(1 << (number % 64), Ordering::Relaxed);
+        }
+        own.pools_taken.store(self.pools.taken, Ordering::Release);
+    }
+
     /// Takes the messages that wait on the socket: segments of the peer.
     pub(crate) fn read_socket(&mut self) -> Result<(), Status> {
         loop {
@@ -402,14 +423,19 @@ impl Link {
                 }
                 Err(_) => return Err(self.gone()),
             };
-            let fd: Option<&OwnedFd> = received.fds.first();
+            let fd = received.fds.first();
             match (Message::decode(&received.bytes), fd) {
-                (Some(Message::Pool { id, len }), Some(fd)) => {
-                    // Not fatal: operations that name the segment fail, or take another path.
-                    let _ = self.pools.add(id, len, fd);
+                (Some(Message::Pool { id, len }), fd) if fd.is_some() || received.lacks_fds => {
+                    let mapped = fd.is_some_and(|fd| self.pools.add(id, len, fd).is_ok());
+                    self.answer_pool(mapped);
                 }
                 (Some(Message::Stream { len }), Some(fd)) => {
                     self.into.open(fd, len).map_err(|e| self.broken(&e.to_string()))?;
+                }
+                (Some(Message::Stream { .. }), None) if received.lacks_fds => {
+                    let text =
+                        format!("shm: no descriptor left for the stream of peer {}", self.peer);
+                    return Err(Status::new(Code::ResourceExhausted, text));
                 }
                 _ => return Err(self.broken("unexpected socket message")),
             }

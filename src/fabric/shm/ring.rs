@@ -23,6 +23,8 @@ pub(crate) const LINE: usize = 64;
 pub(crate) const HEADER: usize = 8;
 /// Most WRITEs of one endpoint that may be unanswered.
 pub(crate) const MAX_WRITES: usize = 1024;
+/// Most pool segments that one endpoint passes to its peer.
+pub(crate) const MAX_POOLS: usize = 1024;
 /// Largest payload of a record.
 pub(crate) const MAX_PAYLOAD: usize = 12 * 1024 + 64;
 
@@ -79,9 +81,16 @@ pub(crate) struct Control {
     pub(crate) closed: AtomicU32,
     /// Not zero: the owner waits for room in its ring.
     pub(crate) starved: AtomicU32,
-    _pad3: [u64; 7],
+    /// Pool segments that the owner has passed over the socket, and those of the peer that it has
+    /// taken from there.
+    pub(crate) pools_passed: AtomicU64,
+    pub(crate) pools_taken: AtomicU64,
+    _pad3: [u64; 5],
     /// How the peer's WRITEs ended, by sequence number modulo the size.
     pub(crate) outcome: [AtomicU8; MAX_WRITES],
+    /// A bit for each of the peer's pool segments that the owner could not map, by the order in
+    /// which they were passed.
+    pub(crate) pools_refused: [AtomicU64; MAX_POOLS / 64],
 }
 
 /// A load that is allowed on memory mapped read-only: relaxed, with a fence.
@@ -200,6 +209,12 @@ impl Producer {
         control(&self.lines.map)
     }
 
+    /// Overwrites the first word of a line, as no producer does.
+    #[cfg(test)]
+    pub(crate) fn scribble(&self, line: u64, kind: u8) {
+        self.lines.publish(line, Header { kind, flags: 0, len: 0 }.pack());
+    }
+
     /// Whether a record of `len` payload bytes fits now.
     pub(crate) fn room(&mut self, len: usize, peer: &Control) -> Result<(), NoRoom> {
         self.order.room(&self.lines, lines_of(len), || load64(&peer.consumed))
@@ -279,12 +294,24 @@ impl Consumer {
         control(&self.lines.map)
     }
 
-    /// The next record's header, if one is published. `Err`: the record is impossible.
+    /// The next record's header, if one is published. `Err`: what is wrong with the record.
     #[inline]
-    pub(crate) fn peek(&self) -> Result<Option<Header>, u64> {
+    pub(crate) fn peek(&self) -> Result<Option<Header>, String> {
         let Some(word) = self.order.peek(&self.lines) else { return Ok(None) };
         let header = Header::unpack(word);
-        if header.len as usize > MAX_PAYLOAD { Err(word) } else { Ok(Some(header)) }
+        let len = header.len as usize;
+        if len <= MAX_PAYLOAD && self.order.fits(&self.lines, lines_of(len)) {
+            Ok(Some(header))
+        } else {
+            Err(self.impossible(header))
+        }
+    }
+
+    #[cold]
+    fn impossible(&self, header: Header) -> String {
+        let Header { kind, len, .. } = header;
+        let room = self.lines.lines() * LINE as u64;
+        format!("record {kind} of {len} bytes does not fit what is free of the ring's {room}")
     }
 
     /// First byte of the next record's payload: readable for at least [`MAX_PAYLOAD`] bytes until

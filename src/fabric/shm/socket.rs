@@ -20,6 +20,8 @@ pub(crate) struct Received {
     pub(crate) bytes: SmallVec<[u8; MAX_MESSAGE]>,
     /// Its descriptors.
     pub(crate) fds: SmallVec<[OwnedFd; MAX_FDS]>,
+    /// There were more, for which this process had no room.
+    pub(crate) lacks_fds: bool,
 }
 
 /// What the kernel says of the process at the other end.
@@ -143,7 +145,8 @@ pub(crate) fn send(sock: &OwnedFd, bytes: &[u8], fds: &[RawFd]) -> io::Result<()
     }
 }
 
-/// Receives one message; `UnexpectedEof` when the peer has closed, `InvalidData` when cut.
+/// Receives one message; `UnexpectedEof` when the peer has closed, `InvalidData` when it is too
+/// long.
 pub(crate) fn receive(sock: &OwnedFd) -> io::Result<Received> {
     let mut control: ControlBuf = [0; 8];
     let mut bytes: SmallVec<[u8; MAX_MESSAGE]> = smallvec::smallvec![0; MAX_MESSAGE];
@@ -159,14 +162,14 @@ pub(crate) fn receive(sock: &OwnedFd) -> io::Result<Received> {
     let n = unsafe { libc::recvmsg(sock.as_raw_fd(), &mut msg, flags) };
     let Ok(n) = usize::try_from(n) else { return Err(io::Error::last_os_error()) };
     let fds = take_fds(&msg);
-    if msg.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 || fds.len() > MAX_FDS {
+    if msg.msg_flags & libc::MSG_TRUNC != 0 || fds.len() > MAX_FDS {
         return Err(io::ErrorKind::InvalidData.into());
     }
     if n == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     bytes.truncate(n);
-    Ok(Received { bytes, fds })
+    Ok(Received { bytes, fds, lacks_fds: msg.msg_flags & libc::MSG_CTRUNC != 0 })
 }
 
 /// Takes ownership of every descriptor of a received message.

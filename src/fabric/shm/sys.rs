@@ -4,6 +4,7 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
+use std::time::Duration;
 
 /// Turns the result of a system call into an `io::Result`.
 fn check(rc: libc::c_int) -> io::Result<libc::c_int> {
@@ -215,18 +216,50 @@ pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
-/// Adds one to an eventfd; one that is full is readable already.
-pub(crate) fn eventfd_write(fd: &OwnedFd) {
-    let one = 1u64;
-    // SAFETY: eight readable bytes.
-    unsafe { libc::write(fd.as_raw_fd(), (&raw const one).cast(), 8) };
+/// Whether a descriptor that came from a peer is an eventfd that does not block. A write to anything
+/// else could end or stop this process.
+pub(crate) fn is_eventfd(fd: &OwnedFd) -> bool {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    // SAFETY: plain system call on an owned descriptor.
+    let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
+    let blocks = flags < 0 || flags & libc::O_NONBLOCK == 0;
+    !blocks && link.is_ok_and(|to| to.as_os_str() == "anon_inode:[eventfd]")
 }
 
-/// Takes an eventfd's count.
-pub(crate) fn eventfd_drain(fd: &OwnedFd) {
+/// Adds one to an eventfd; one that is full is readable already, and is left alone: it may be a peer's
+/// that has made it block since it was looked at.
+pub(crate) fn eventfd_write(fd: &OwnedFd) {
+    let one = 1u64;
+    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+    // SAFETY: one valid entry; eight readable bytes.
+    unsafe {
+        if libc::poll(&mut poll, 1, 0) == 1 && poll.revents == libc::POLLOUT {
+            libc::write(fd.as_raw_fd(), (&raw const one).cast(), 8);
+        }
+    }
+}
+
+/// Takes the count of an eventfd or a timerfd.
+pub(crate) fn counter_drain(fd: &OwnedFd) {
     let mut count = 0u64;
     // SAFETY: eight writable bytes.
     unsafe { libc::read(fd.as_raw_fd(), (&raw mut count).cast(), 8) };
+}
+
+/// A descriptor that becomes readable some time after it was set, until it is drained.
+pub(crate) fn timerfd() -> io::Result<OwnedFd> {
+    let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
+    // SAFETY: plain system call.
+    owned(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) })
+}
+
+/// Sets it, once.
+pub(crate) fn timerfd_set(fd: &OwnedFd, after: Duration) {
+    let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    let (tv_sec, tv_nsec) = (after.as_secs() as _, after.subsec_nanos() as _);
+    let spec = libc::itimerspec { it_interval: zero, it_value: libc::timespec { tv_sec, tv_nsec } };
+    // SAFETY: `spec` is a valid value; the old one is not asked for.
+    unsafe { libc::timerfd_settime(fd.as_raw_fd(), 0, &spec, std::ptr::null_mut()) };
 }
 
 /// An epoll instance whose entries are named by a `u64`.

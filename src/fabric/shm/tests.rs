@@ -1,6 +1,6 @@
 //! A peer that breaks every rule: the other side stays whole, at worst the endpoint goes down.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
 
 use super::ring::MAX_PAYLOAD;
 use super::*;
@@ -18,6 +18,11 @@ impl Random {
     fn one_of<T: Copy>(&mut self, from: &[T]) -> T {
         from[(self.next() % from.len() as u64) as usize]
     }
+}
+
+fn open(shm_copy: Option<&str>) -> ShmAdapter {
+    let shm_copy = shm_copy.map(str::to_owned);
+    ShmAdapter::open(&Config { shm_copy, ..Config::default() }).unwrap()
 }
 
 fn connect(a: &mut ShmAdapter, b: &mut ShmAdapter) -> (EpId, EpId) {
@@ -137,6 +142,136 @@ fn a_hostile_peer_ends_its_endpoint_at_worst() {
     }
     // Otherwise most deeds would not be tried, or do nothing.
     assert!((100..390).contains(&downs), "{downs} of 400 endpoints went down");
+}
+
+/// Two that always have content under way leave something of the polls to a third.
+#[test]
+fn busy_links_do_not_starve_another() {
+    let config = Config { queue_depth: 2, ..Config::default() };
+    let mut hub = ShmAdapter::open(&config).unwrap();
+    let mut others: Vec<ShmAdapter> = (0..3).map(|_| ShmAdapter::open(&config).unwrap()).collect();
+    let eps: Vec<_> = others.iter_mut().map(|other| connect(&mut hub, other)).collect();
+    let (mut to, mut from) = (vec![0u8; 1 << 20], vec![7u8; 1 << 20]);
+    let base = to.as_mut_ptr().addr() as u64;
+    // SAFETY: `to` outlives the adapters.
+    let rkey = unsafe { hub.register(base, 1 << 20, Access::all()) }.unwrap().rkey;
+    let source = from.as_mut_ptr().addr() as u64;
+    // SAFETY: `from` outlives the adapters.
+    let mem = |len| unsafe { Mem::new(source, len, 0) };
+    let remote = Remote { addr: base, rkey };
+    let (third, quiet) = (eps[2].0, eps[2].1);
+    others[2].write(quiet, 1, mem(64 << 10), remote, None).unwrap();
+    others[2].send(quiet, &[b"behind"]).unwrap();
+    let mut events = Vec::new();
+    for _ in 0..200 {
+        for (other, &(_, ep)) in others.iter_mut().zip(&eps[..2]) {
+            while other.write(ep, 1, mem(1 << 20), remote, None).is_ok() {}
+        }
+        others.iter_mut().for_each(|other| other.poll(&mut Vec::new()));
+        events.clear();
+        hub.poll(&mut events);
+        if events.iter().any(|e| matches!(e, Event::Message { ep, .. } if *ep == third)) {
+            return;
+        }
+    }
+    panic!("nothing of the third came in 200 polls");
+}
+
+/// A ring in which every line begins a record has no end: the consumer must not look for it.
+#[test]
+fn a_ring_without_an_end_ends_the_endpoint() {
+    let (mut good, mut evil) = (open(None), open(None));
+    let (_, e) = connect(&mut good, &mut evil);
+    (0..512).for_each(|line| link(&mut evil, e).tx.scribble(line, kind::SEND));
+    let mut events = Vec::new();
+    good.poll(&mut events);
+    assert!(events.len() <= 512, "{} events of one ring", events.len());
+    assert!(matches!(events.last(), Some(Event::Down { .. })), "{:?}", events.last());
+}
+
+/// As after a fork: the descriptor that is closed here is not the last one of its socket.
+#[test]
+fn a_socket_that_someone_else_holds_too_is_not_watched_after_its_end() {
+    for passive in [false, true] {
+        let (mut own, mut other) = (open(None), open(None));
+        let (e, o) = (own.create("other").unwrap(), other.create("own").unwrap());
+        let (to_own, to_other) = (own.address(e).unwrap(), other.address(o).unwrap());
+        own.connect(e, &to_other, !passive, None).unwrap();
+        other.connect(o, &to_own, passive, None).unwrap();
+        let mut events = Vec::new();
+        let held = loop {
+            if passive {
+                // It says Hello, and never hears the answer.
+                other.housekeeping(&mut events);
+            }
+            own.housekeeping(&mut events);
+            match &own.eps[0].state {
+                State::AwaitWelcome { sock, .. } => break sock.try_clone().unwrap(),
+                State::AwaitReady { link } => break link.sock.try_clone().unwrap(),
+                _ => {}
+            }
+        };
+        drop(other);
+        while !events.iter().any(|e| matches!(e, Event::Down { .. })) {
+            own.housekeeping(&mut events);
+        }
+        let mut keys = Vec::new();
+        own.core.epoll.ready(&mut keys);
+        assert!(keys.is_empty(), "{keys:x?} of {held:?}");
+    }
+}
+
+/// Polls both until an operation of the first has ended.
+fn wait_done(a: &mut ShmAdapter, b: &mut ShmAdapter) -> Result<(), Status> {
+    loop {
+        let mut events = Vec::new();
+        a.poll(&mut events);
+        b.poll(&mut Vec::new());
+        for event in events {
+            if let Event::Done { result, .. } = event {
+                return result;
+            }
+        }
+    }
+}
+
+/// The peer maps a segment if it can; until it has said so, content goes another way.
+#[test]
+fn a_pool_segment_is_used_once_the_peer_has_it() {
+    const LEN: usize = 1 << 20;
+    for (path, can_shrink) in
+        [(None, false), (Some("pool"), false), (None, true), (Some("pool"), true)]
+    {
+        let (mut a, mut b) = (open(path), open(path));
+        let (e, _) = connect(&mut a, &mut b);
+        let file = if can_shrink {
+            // SAFETY: plain system call; nobody else owns the result.
+            unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"pool".as_ptr(), 0)) }
+        } else {
+            sys::memfd(c"pool", LEN).unwrap()
+        };
+        // SAFETY: plain system call.
+        assert_eq!(unsafe { libc::ftruncate(file.as_raw_fd(), LEN as i64) }, 0);
+        let map = sys::Mapping::shared(sys::borrow(&file), LEN, true).unwrap();
+        let addr = map.ptr().addr() as u64;
+        let fd = file.as_raw_fd();
+        a.add_pool(PoolSegment { id: 7, fd, addr, len: LEN as u64 }).unwrap();
+        let mut target = vec![0u8; LEN];
+        let base = target.as_mut_ptr().addr() as u64;
+        // SAFETY: `target` outlives the adapter's use of it.
+        let rkey = unsafe { b.register(base, LEN as u64, Access::all()) }.unwrap().rkey;
+        for round in 1..=3 {
+            // SAFETY: the whole mapping.
+            unsafe { map.ptr().write_bytes(round, LEN) };
+            // SAFETY: the mapping outlives the operation.
+            let local = unsafe { Mem::new(addr, LEN as u64, 0) };
+            a.write(e, 1, local, Remote { addr: base, rkey }, None).unwrap();
+            assert_eq!(wait_done(&mut a, &mut b), Ok(()), "{path:?} {can_shrink} {round}");
+            assert!(target.iter().all(|&byte| byte == round));
+            let (link, core) = a.up(e).unwrap();
+            assert_eq!(link.pass_pool(core, 7), !can_shrink, "{path:?}, round {round}");
+        }
+    }
 }
 
 #[test]

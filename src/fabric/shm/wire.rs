@@ -6,7 +6,7 @@ use crate::status::Status;
 /// Starts an address.
 const ADDRESS_MAGIC: [u8; 4] = *b"SHM1";
 /// Starts a socket message; the last byte is the version.
-const SOCKET_MAGIC: [u8; 4] = *b"RSH\x01";
+const SOCKET_MAGIC: [u8; 4] = *b"RSH\x02";
 
 /// Fixed-size little-endian writer.
 struct Writer<const N: usize> {
@@ -333,7 +333,7 @@ mod tests {
             other[4] = 99;
             assert_eq!(Message::decode(&other), None);
             other = bytes;
-            other[3] = 2;
+            other[3] = 1;
             assert_eq!(Message::decode(&other), None);
         }
     }

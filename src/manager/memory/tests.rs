@@ -18,6 +18,10 @@ struct Limited {
     next: u32,
     /// Registrations that are left.
     left: u32,
+    /// Pool segments that are refused before the others are taken.
+    refusals: u32,
+    /// Pool segments that were offered.
+    offers: Arc<Mutex<u32>>,
     table: Table,
 }
 
@@ -33,7 +37,8 @@ impl Limited {
             recv_depth: 64,
         };
         let table = Table::default();
-        let one = Limited { caps, max, next: 0, left, table: table.clone() };
+        let (refusals, offers) = (0, Arc::default());
+        let one = Limited { caps, max, next: 0, left, refusals, offers, table: table.clone() };
         let mut adapters = Adapters::default();
         adapters[KIND] = Some(Box::new(one));
         (adapters, table)
@@ -73,6 +78,16 @@ impl Adapter for Limited {
     }
     fn deregister(&mut self, mr: Mr) -> Result<(), Status> {
         self.table.lock().remove(&mr.lkey).map(|_| ()).ok_or_else(|| Status::internal("twice"))
+    }
+    fn add_pool(&mut self, _: PoolSegment) -> Result<(), Status> {
+        *self.offers.lock() += 1;
+        match self.refusals.checked_sub(1) {
+            None => Ok(()),
+            Some(left) => {
+                self.refusals = left;
+                Err(Status::new(Code::ResourceExhausted, "no descriptor"))
+            }
+        }
     }
     fn create(&mut self, _: &str) -> Result<EpId, Status> {
         Err(Status::internal("not here"))
@@ -186,4 +201,24 @@ fn device_memory_is_registered_as_its_dmabuf() {
     assert_eq!(regions.find(KIND, A, 10_000, 0), None, "not the host's");
     regions.remove(&mut adapters, A).expect("remove");
     assert!(table.lock().is_empty());
+}
+
+#[test]
+fn a_pool_segment_that_one_adapter_refused_is_offered_again() {
+    let (mut adapters, table) = Limited::adapters(1 << 30, 100);
+    let offers: Arc<Mutex<u32>> = Arc::default();
+    let caps = adapters[KIND].as_ref().expect("there").caps().clone();
+    for (kind, refusals) in [(0, 1), (1, 0)] {
+        let (table, offers) = (Table::default(), offers.clone());
+        let caps = Caps { windows: true, ..caps.clone() };
+        let one = Limited { caps, max: 1, next: 0, left: 0, refusals, offers, table };
+        adapters[kind] = Some(Box::new(one));
+    }
+    let mut regions = Regions::default();
+    let segment = PoolSegment { id: 0, fd: -1, addr: A, len: 1 << 20 };
+    let refused = regions.add_segment(&mut adapters, segment).unwrap_err();
+    assert_eq!((refused.code, *offers.lock()), (Code::ResourceExhausted, 2));
+    assert!(regions.find(KIND, A, 1 << 20, 0).is_some(), "registered all the same");
+    assert_eq!(regions.add_segment(&mut adapters, segment), Ok(()));
+    assert_eq!((table.lock().len(), *offers.lock()), (1, 4));
 }

@@ -89,6 +89,12 @@ impl Reading {
         (word != 0).then_some(word)
     }
 
+    /// Whether a record of `need` lines at this place is one for which a producer could have had room.
+    /// One that looks at nothing could otherwise lead the consumer round the ring for ever.
+    pub(super) fn fits(&self, words: &impl Words, need: u64) -> bool {
+        self.head - self.told + need < words.lines()
+    }
+
     /// Lets go of everything read so far; the producer learns it by `tell`.
     pub(super) fn release(&mut self) {
         self.released = self.head;

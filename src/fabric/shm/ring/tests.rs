@@ -115,7 +115,7 @@ fn impossible_positions_and_lengths_are_noticed() {
     }
     let header = Header { kind: 1, flags: 0, len: MAX_PAYLOAD as u32 + 1 };
     producer.lines.word(0).store(header.pack(), Ordering::Relaxed);
-    assert_eq!(consumer.peek(), Err(header.pack()));
+    assert!(consumer.peek().is_err());
 }
 
 #[test]

@@ -85,6 +85,7 @@ fn write(ring: &Model, order: &mut Writing, number: u64, need: u64) -> bool {
 fn read(ring: &Model, order: &mut Reading, number: u64, need: u64) -> bool {
     let Some(word) = order.peek(ring) else { return false };
     assert_eq!(word, header(number, need), "not the header of record {number}");
+    assert!(order.fits(ring, need), "record {number} was written without room");
     for line in order.head..order.head + need {
         // SAFETY: the model checker watches the accesses.
         ring.body(line).with(|body| assert_eq!(unsafe { *body }, number, "content"));

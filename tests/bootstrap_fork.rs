@@ -1,0 +1,69 @@
+//! A child of a fork holds every socket of its parent. It would hold those of other tests too: this
+//! test has a process of its own.
+
+#[path = "bootstrap/fake.rs"]
+#[allow(dead_code, reason = "shared with the other tests of bootstrap")]
+mod fake;
+
+use std::io::Write;
+use std::net::{Shutdown, TcpStream};
+
+use fake::*;
+
+/// A child that does nothing, until this is dropped.
+struct Child(libc::pid_t);
+
+impl Child {
+    fn fork() -> Child {
+        // SAFETY: the child calls nothing but functions that are safe for signals.
+        match unsafe { libc::fork() } {
+            0 => loop {
+                // SAFETY: as above.
+                unsafe { libc::pause() };
+            },
+            pid => {
+                assert!(pid > 0);
+                Child(pid)
+            }
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // SAFETY: plain system calls about a child that was not waited for.
+        unsafe {
+            libc::kill(self.0, libc::SIGKILL);
+            libc::waitpid(self.0, std::ptr::null_mut(), 0);
+        }
+    }
+}
+
+fn is_readable(fd: std::os::fd::RawFd) -> bool {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid entry.
+    unsafe { libc::poll(&mut poll, 1, 0) == 1 }
+}
+
+/// Connections that ended in each way, and the listener, leave nothing in the epoll set.
+#[test]
+fn what_a_child_holds_open_is_not_watched() {
+    for bytes in [&b""[..], b"GET / HTTP/1.1", b"RDMT\x01\0\0\0\x04\0\0\0\x09\0\x0c\0"] {
+        let mut node = Node::plain("b");
+        let addr = node.listen();
+        let mut client = TcpStream::connect(addr).unwrap();
+        while node.boot.pending() == 0 {
+            node.poll();
+        }
+        let _child = Child::fork();
+        client.write_all(bytes).unwrap();
+        client.shutdown(Shutdown::Both).unwrap();
+        while node.boot.pending() > 0 {
+            node.poll();
+        }
+        assert!(!is_readable(node.boot.fd()), "after {bytes:?}");
+        node.boot.stop_listening();
+        let late = TcpStream::connect(addr);
+        assert!(!is_readable(node.boot.fd()), "the listener, after {late:?}");
+    }
+}
