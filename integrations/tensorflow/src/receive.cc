@@ -58,11 +58,15 @@ void Receive::Start(Peers::Cache cache, std::function<void()> finished) {
 }
 
 void Receive::Request(const PeerRef& peer) {
+  bool aborted = false;
   {
     const std::lock_guard<std::mutex> lock(mu_);
-    if (!status_.ok()) return;  // aborted while the address was on its way: StartAbort sees to the end
-    requested_ = true;
+    aborted = !status_.ok();
+    requested_ = !aborted;
   }
+  // An abort before Start had set finished_ found nothing to end; a later one may be ending it on another thread,
+  // which does no harm. Nobody here holds the locks that `finished` takes.
+  if (aborted) return Finish(Status());
   peer_ = peer;
   self_ = shared_from_this();
   rdma_request_t request = 0;
