@@ -1,6 +1,7 @@
 #include "gpudirect.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
@@ -11,6 +12,9 @@
 
 namespace rdma_tf {
 namespace {
+
+// The largest page of the systems that CUDA runs on.
+constexpr size_t kPage = 64 << 10;
 
 // Visitors are only taken before the first GPU allocator exists; later TensorFlow aborts the process.
 struct GpuTable : tensorflow::GPUProcessState {
@@ -103,8 +107,11 @@ void GpuDirect::Add(const char* address, size_t length) {
   for (const auto& manager : managers_) Offer(manager.get(), address, length);
 }
 
-// Keeps the pool registered only where a provider asked for its dmabuf and got it.
+// Keeps the pool registered only where a provider asked for its dmabuf and got it. CUDA exports whole pages only, and
+// TensorFlow's pools end anywhere: what is behind the last page goes through the host.
 void GpuDirect::Offer(Manager* manager, const char* address, size_t length) {
+  length -= length % kPage;
+  if (length == 0) return;
   manager->exported = false;
   void* const memory = const_cast<char*>(address);
   if (rdma_mem_register(manager->mgr, memory, length, manager->device) != RDMA_OK) return;
@@ -118,7 +125,14 @@ void GpuDirect::Offer(Manager* manager, const char* address, size_t length) {
 rdma_code_t GpuDirect::Export(const void* device, uint64_t length, int* fd, uint64_t* offset, void* userdata) {
   *fd = Cuda::Get()->ExportDmabuf(device, length);
   *offset = 0;
-  if (*fd < 0) return RDMA_UNIMPLEMENTED;
+  if (*fd < 0) {
+    static std::atomic_flag told = ATOMIC_FLAG_INIT;
+    if (!told.test_and_set()) {
+      LOG(WARNING) << "grpc+verbs: CUDA does not export " << length << " bytes of GPU memory as a dmabuf (error "
+                   << -*fd << "): no GPUDirect for them; later refusals are not logged";
+    }
+    return RDMA_UNIMPLEMENTED;
+  }
   static_cast<Manager*>(userdata)->exported = true;
   return RDMA_OK;
 }
