@@ -102,13 +102,14 @@ fn a_connection_made_while_asleep_wakes() {
     }
     let (ea, eb) =
         (e.a.ad.create("beta").expect("create"), e.b.ad.create("alpha").expect("create"));
-    let far = e.b.ad.address(eb).expect("address");
+    let (near, far) = (e.a.ad.address(ea).expect("address"), e.b.ad.address(eb).expect("address"));
     e.a.ad.connect(ea, &far, true, None).expect("connect");
+    e.b.ad.connect(eb, &near, false, None).expect("connect");
     let mut fds = [libc::pollfd { fd: e.a.ad.fd().expect("fd"), events: libc::POLLIN, revents: 0 }];
     // SAFETY: one live entry.
     assert_eq!(unsafe { libc::poll(fds.as_mut_ptr(), 1, 5000) }, 1);
-    e.a.poll();
-    assert!(e.a.take(ea, |v| (*v == Ev::Connected).then_some(())).is_some());
+    e.until("connection", |e| e.a.take(ea, |v| (*v == Ev::Connected).then_some(())));
+    e.until("connection", |e| e.b.take(eb, |v| (*v == Ev::Connected).then_some(())));
     while !e.a.ad.arm() {
         e.a.poll();
     }

@@ -7,7 +7,7 @@ use rdma_transport::fabric::{Access, Adapter, EpId};
 use super::ends::*;
 
 /// Connects as rdma_cm does, with events between.
-fn join_by_cm(e: &mut Ends, passive_first: bool) -> (EpId, EpId) {
+pub fn join_by_cm(e: &mut Ends, passive_first: bool) -> (EpId, EpId) {
     let (ea, eb) =
         (e.a.ad.create("beta").expect("create"), e.b.ad.create("alpha").expect("create"));
     let (aa, ab) = (e.a.ad.address(ea).expect("address"), e.b.ad.address(eb).expect("address"));

@@ -177,9 +177,14 @@ pub fn join(a: &mut Node, b: &mut Node) -> (EpId, EpId) {
     let (aa, ab) = (a.ad.address(ea).expect("address"), b.ad.address(eb).expect("address"));
     a.ad.connect(ea, &ab, true, None).expect("connect");
     b.ad.connect(eb, &aa, false, None).expect("connect");
-    a.poll();
-    b.poll();
-    assert!(a.take(ea, |e| (*e == Ev::Connected).then_some(())).is_some());
-    assert!(b.take(eb, |e| (*e == Ev::Connected).then_some(())).is_some());
+    let (mut up_a, mut up_b) = (false, false);
+    let start = Instant::now();
+    while !(up_a && up_b) {
+        a.poll();
+        b.poll();
+        up_a |= a.take(ea, |e| (*e == Ev::Connected).then_some(())).is_some();
+        up_b |= b.take(eb, |e| (*e == Ev::Connected).then_some(())).is_some();
+        assert!(start.elapsed() < PATIENCE, "no connection; a: {:?}; b: {:?}", a.log, b.log);
+    }
     (ea, eb)
 }

@@ -2,7 +2,7 @@
 //! promised; nothing of the victim is touched that was not opened, and its other connections live on.
 
 use rdma_sys::{ibv_wc_status as wc, ibv_wr_opcode as op};
-use rdma_transport::fabric::{Access, Adapter, EpId};
+use rdma_transport::fabric::{Access, Adapter, EpId, Remote};
 use rdma_transport::status::{Code, Reason, Status};
 
 use super::ends::*;
@@ -57,9 +57,34 @@ fn join_raw(e: &mut Ends, device: &str, rnr_retry: u8) -> (Raw, EpId) {
     let raw = Raw::new(device, &like);
     raw.connect(&e.b.ad.address(ep).expect("address"), rnr_retry);
     e.b.ad.connect(ep, &raw.address(), false, None).expect("connect");
-    e.b.poll();
-    assert!(e.b.take(ep, |v| (*v == Ev::Connected).then_some(())).is_some());
+    e.until("connection", |e| {
+        raw.idle();
+        e.b.take(ep, |v| (*v == Ev::Connected).then_some(()))
+    });
     (raw, ep)
+}
+
+/// The peer's device answers, the peer says nothing.
+#[test]
+fn a_peer_that_is_not_heard_is_not_connected() {
+    let Some((device, _)) = devices() else { return };
+    let mut e = Ends::connected(|_| {}).expect("device");
+    let ep = e.b.ad.create("mallory").expect("create");
+    let like = e.a.ad.address(e.ea).expect("address");
+    let raw = Raw::new(&device, &like);
+    raw.ready(&e.b.ad.address(ep).expect("address"), 7);
+    e.b.ad.connect(ep, &raw.address(), false, None).expect("connect");
+    // What the victim sends is as long as the path allows.
+    let probe = e.until("the victim's probe", |_| raw.probe());
+    assert!([1024, 2048, 4096].contains(&probe), "{probe} bytes");
+    e.check_alive();
+    assert!(e.b.take(ep, |v| (*v == Ev::Connected).then_some(())).is_none());
+    raw.say_hello();
+    e.until("connection", |e| {
+        raw.idle();
+        e.b.take(ep, |v| (*v == Ev::Connected).then_some(()))
+    });
+    e.check_alive();
 }
 
 #[test]
@@ -206,6 +231,51 @@ fn an_own_queue_pair_that_fails_ends_each_operation_once() {
     }
     s.e.a.ad.destroy(ea2);
     s.e.check_alive();
+}
+
+/// The device says that the queue pair is in error before the completion that says why is looked at.
+#[test]
+fn an_event_does_not_hide_what_went_wrong() {
+    let Some(mut s) = Scene::new() else { return };
+    let (ea, buf) = (s.e.ea, vec![7u8; 64]);
+    let m = s.e.a.register(&buf, Access::empty());
+    let nowhere = Remote { addr: buf.as_ptr() as u64, rkey: 0x1234_5600 };
+    s.e.a.ad.write(ea, 1, mem(&buf, m), nowhere, None).expect("write");
+    s.e.a.ad.flush();
+    // The completion is there when the descriptor says so.
+    while s.e.a.ad.arm() {
+        s.e.b.poll();
+        let fd = s.e.a.ad.fd().expect("fd");
+        let mut fds = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
+        // SAFETY: one live entry.
+        if unsafe { libc::poll(fds.as_mut_ptr(), 1, 1) } == 1 {
+            break;
+        }
+    }
+    s.e.a.ad.force_last_receive(ea).expect("event");
+    let done = s.e.done_a(1).expect_err("refused");
+    assert_eq!(done.code, Code::PermissionDenied, "{done}");
+    let down = s.e.until("down", |e| e.a.down(ea));
+    assert!(down.message.contains("remote access error"), "{down}");
+}
+
+/// Descriptors of a removed device stay readable: nobody may sleep on them.
+#[test]
+fn a_lost_device_ends_all_and_lets_its_owner_sleep() {
+    let Some(mut e) = Ends::connected(|_| {}) else { return };
+    let (ea, fd) = (e.ea, e.a.ad.fd().expect("fd"));
+    let watched = || {
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).expect("fdinfo");
+        info.matches("tfd:").count()
+    };
+    assert_eq!(watched(), 2);
+    e.a.ad.force_loss();
+    let down = e.until("down", |e| e.a.down(ea));
+    assert_eq!(down.code, Code::Unavailable, "{down}");
+    assert_eq!(watched(), 1, "of the events alone");
+    e.a.ad.destroy(ea);
+    assert!(e.a.ad.arm());
+    assert_eq!(e.a.ad.create("late").expect_err("lost").code, Code::Unavailable);
 }
 
 /// With queues of the right size it cannot happen; here one is made too small.

@@ -2,9 +2,10 @@
 
 use std::process::Command;
 
-use rdma_transport::fabric::{Access, Adapter, Mr};
+use rdma_transport::fabric::{Access, Adapter, EpId, Mr};
 use rdma_transport::status::{Code, Reason, Status};
 
+use super::costs::join_by_cm;
 use super::ends::*;
 
 fn ip(args: &str) {
@@ -112,6 +113,38 @@ fn a_vanished_address_ends_the_connections() {
     // A new adapter, since the old one has moved to the IPv6 address.
     let mut e = Ends::connected(|_| {}).expect("device");
     e.check_alive();
+}
+
+/// Both ends on one device, which loses the address that they were opened with.
+#[test]
+fn rdma_cm_and_the_mtu_follow_the_port() {
+    if !wire() || std::env::var("RDMA_TEST_GID_INDEX").is_ok() {
+        return;
+    }
+    let open = |name| {
+        let mut cfg = config(name, "rxeA");
+        cfg.ib.use_rdma_cm = true;
+        Node::open(&cfg)
+    };
+    let (a, b) = (open("alpha"), open("beta"));
+    let mut e = Ends { a, b, ea: EpId(0), eb: EpId(0) };
+    (e.ea, e.eb) = join_by_cm(&mut e, true);
+    e.check_alive();
+    ip("link set veA mtu 1500");
+    ip("addr del 10.7.1.1/24 dev veA");
+    let (ea, eb) = (e.ea, e.eb);
+    e.until("down", |e| e.a.down(ea));
+    e.until("down", |e| e.b.down(eb));
+    for n in [&e.a, &e.b] {
+        assert!(n.ad.notes().iter().any(|n| n.contains("MTU is 1024")), "{:?}", n.ad.notes());
+    }
+    e.a.ad.destroy(ea);
+    e.b.ad.destroy(eb);
+    (e.ea, e.eb) = join_by_cm(&mut e, true);
+    e.check_alive();
+    ip("link set veA mtu 4200");
+    ip("addr add 10.7.1.1/24 dev veA");
+    ip("route replace default via 10.7.1.254 dev veA table 101");
 }
 
 /// The peer's interface goes down and stays down: its connections end, others do not notice.

@@ -1,6 +1,6 @@
 //! A hostile peer: verbs without the library, so that nothing on its side keeps it from misbehaving.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::time::Instant;
 
@@ -58,6 +58,7 @@ pub struct Raw {
     pub buf: Vec<u8>,
     receives: Vec<u8>,
     inbox: RefCell<Vec<Vec<u8>>>,
+    probe: Cell<Option<usize>>,
 }
 
 /// Bytes that it can send at once.
@@ -68,6 +69,10 @@ const RECEIVES: usize = 100;
 const RECEIVE: usize = 9216;
 /// Marks the ids of receives.
 const RECV: u64 = 1 << 32;
+/// The id of the first request.
+const HELLO: u64 = 1 << 33;
+/// The immediate of a SEND that tries the path.
+const IMM_PROBE: u32 = 0xffff_fffd;
 
 fn blank() -> ibv_qp_attr {
     // SAFETY: all zeroes is a valid value of this plain struct.
@@ -128,8 +133,8 @@ impl Raw {
         // SAFETY: a live region.
         let lkey = unsafe { (*mr[1]).lkey };
         let mine = Address { qpn, psn: 77, ..like };
-        let inbox = RefCell::default();
-        let raw = Raw { ctx, pd, qp, cq, mr, mine, gid_index, buf, receives, inbox };
+        let (inbox, probe) = (RefCell::default(), Cell::default());
+        let raw = Raw { ctx, pd, qp, cq, mr, mine, gid_index, buf, receives, inbox, probe };
         raw.to_init();
         (0..RECEIVES).for_each(|i| raw.post_receive(i, lkey));
         raw
@@ -172,8 +177,20 @@ impl Raw {
         assert_eq!(rc, 0, "state {}", a.qp_state);
     }
 
-    /// Connects; a SEND is given up after `rnr_retry` times "receiver not ready" (7: never).
+    /// Connects, as the library's endpoints do.
     pub fn connect(&self, victim: &[u8], rnr_retry: u8) {
+        self.ready(victim, rnr_retry);
+        self.say_hello();
+    }
+
+    /// Sends what shows the victim that the path works.
+    pub fn say_hello(&self) {
+        let opcode = ibv_wr_opcode::IBV_WR_SEND_WITH_IMM;
+        self.post_as(&Post { opcode, imm: IMM_PROBE, len: 1024, to: (0, 0) }, HELLO);
+    }
+
+    /// Readies the queue pair; a SEND is given up after `rnr_retry` times "receiver not ready" (7: never).
+    pub fn ready(&self, victim: &[u8], rnr_retry: u8) {
         use ibv_qp_attr_mask as m;
         let far = Address::decode(victim).expect("address");
         let mut a = blank();
@@ -224,12 +241,16 @@ impl Raw {
 
     /// Posts one request, signalled.
     pub fn post(&self, p: &Post) {
+        self.post_as(p, 0);
+    }
+
+    fn post_as(&self, p: &Post, id: u64) {
         // SAFETY: all zeroes is a valid value of this plain struct.
         let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
         // SAFETY: a live region.
         let lkey = unsafe { (*self.mr[0]).lkey };
         let mut sge = ibv_sge { addr: self.buf.as_ptr() as u64, length: p.len, lkey };
-        wr.opcode = p.opcode;
+        (wr.wr_id, wr.opcode) = (id, p.opcode);
         wr.imm_data_invalidated_rkey_union.imm_data = p.imm.to_be();
         wr.send_flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
         if p.opcode == ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD {
@@ -253,10 +274,27 @@ impl Raw {
         if n == 1 && wc.wr_id & RECV != 0 {
             let at = (wc.wr_id & !RECV) as usize * RECEIVE;
             let len = if wc.status == 0 { wc.byte_len as usize } else { 0 };
-            self.inbox.borrow_mut().push(self.receives[at..at + len].to_vec());
+            // SAFETY: both variants of the union are a number.
+            let imm = u32::from_be(unsafe { wc.imm_data_invalidated_rkey_union.imm_data });
+            if wc.status == 0 && imm == IMM_PROBE {
+                self.probe.set(Some(len));
+            } else {
+                self.inbox.borrow_mut().push(self.receives[at..at + len].to_vec());
+            }
             return None;
         }
-        (n == 1).then_some(wc.status)
+        (n == 1 && wc.wr_id != HELLO).then_some(wc.status)
+    }
+
+    /// Takes completions of the start of the connection.
+    pub fn idle(&self) {
+        assert_eq!(self.poll(), None);
+    }
+
+    /// Bytes of the victim's probe, if it came.
+    pub fn probe(&self) -> Option<usize> {
+        self.idle();
+        self.probe.get()
     }
 
     /// Whether a message that begins with this byte has come.

@@ -1,11 +1,13 @@
 #include "memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 
 #include "status.h"
 #include "tensorflow/core/platform/numa.h"
@@ -51,6 +53,15 @@ void AdviseHugePages(void* address, size_t length) {
   if (end > begin) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 }
 
+// Without visitors TensorFlow's CPU allocator has no limit. The pooling one, which visitors make it use, takes its limit
+// from this variable, 64 GiB by default: not enough for a large parameter server. Never less than that default, and
+// never in place of what the user set.
+void RaisePoolLimit() {
+  constexpr int64_t kDefaultMiB = 1 << 16;
+  const int64_t physical = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE) / (1 << 20);
+  (void)setenv("TF_CPU_BFC_MEM_LIMIT_IN_MB", std::to_string(std::max(kDefaultMiB, physical)).c_str(), 0);
+}
+
 void Register(rdma_mgr_t* mgr, void* address, size_t length) {
   const rdma_code_t code = rdma_mem_register(mgr, address, length, RDMA_DEVICE_HOST);
   if (code != RDMA_OK) {
@@ -74,6 +85,7 @@ void Memory::InstallVisitors() {
                  "rdma_tensorflow before the first operation for the fastest path)";
     return;
   }
+  RaisePoolLimit();
   const auto add = [](void* address, int, size_t length) { Memory::Get().Add(address, length); };
   const auto remove = [](void* address, int, size_t) { Memory::Get().Remove(address); };
   state->AddCPUAllocVisitor(add);

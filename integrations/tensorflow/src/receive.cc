@@ -58,11 +58,15 @@ void Receive::Start(Peers::Cache cache, std::function<void()> finished) {
 }
 
 void Receive::Request(const PeerRef& peer) {
+  bool aborted = false;
   {
     const std::lock_guard<std::mutex> lock(mu_);
-    if (!status_.ok()) return;  // aborted while the address was on its way: StartAbort sees to the end
-    requested_ = true;
+    aborted = !status_.ok();
+    requested_ = !aborted;
   }
+  // An abort before Start had set finished_ found nothing to end; a later one may be ending it on another thread,
+  // which does no harm. Nobody here holds the locks that `finished` takes.
+  if (aborted) return Finish(Status());
   peer_ = peer;
   self_ = shared_from_this();
   rdma_request_t request = 0;
@@ -91,7 +95,7 @@ void Receive::Request(const PeerRef& peer) {
       if (cancel) (void)rdma_request_cancel(use.mgr(), request);
       return;
     }
-    refused = LastError(code, absl::StrCat("grpc+verbs: receive from ", what_.worker));
+    refused = FromPeer(LastError(code, absl::StrCat("grpc+verbs: receive from ", what_.worker)), what_.worker);
   }
   const auto self = std::move(self_);
   if (code == RDMA_UNAVAILABLE) context_->peers().Invalidate(what_.worker, peer.generation);
@@ -180,9 +184,11 @@ void Receive::OnDone(rdma_code_t code, const char* message, size_t length, const
     self->context_->peers().Invalidate(self->what_.worker, self->peer_.generation);
   }
   const absl::string_view text(message, length);
-  // A sender's own status goes through unchanged; the library's says where it happened.
-  self->Finish(remote ? DecodeMessage(code, text)
-                      : MakeStatus(code, text, absl::StrCat("grpc+verbs: receive from ", self->what_.worker)));
+  // A sender's own status keeps its text; the library's says where it happened.
+  const Status status =
+      remote ? DecodeMessage(code, text)
+             : MakeStatus(code, text, absl::StrCat("grpc+verbs: receive from ", self->what_.worker));
+  self->Finish(FromPeer(status, self->what_.worker));
 }
 
 void Receive::Arrived(const rdma_tensor_t& meta) {

@@ -1,6 +1,7 @@
 #include "source.h"
 
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <string>
@@ -29,6 +30,7 @@ struct Request {
   std::shared_ptr<Context> context;
   rdma_response_t response;
   std::string key;
+  bool rdma = false;  // the peer is reached by a device that may read GPU memory
 };
 
 // Errors of these two are not reported further: the only ones left are that the peer gave up or is gone.
@@ -110,7 +112,7 @@ void SendHost(const Request& request, const Tensor& tensor) {
 
 // From device memory without a copy. False: it has to go through the host.
 bool SendDirect(const Request& request, tensorflow::Device* device, const Tensor& tensor) {
-  if (tensor.NumElements() == 0 || !tensorflow::DataTypeCanUseMemcpy(tensor.dtype())) return false;
+  if (!request.rdma || tensor.NumElements() == 0 || !tensorflow::DataTypeCanUseMemcpy(tensor.dtype())) return false;
   const Context::Use use(*request.context);
   if (!use) return false;
   const uint32_t id = GpuDirect::Get().DeviceOf(use.mgr(), tensor.data(), tensor.TotalBytes());
@@ -142,14 +144,22 @@ void OnTensor(const Request& request, tensorflow::Device* device, const Status& 
              });
 }
 
+// Other providers have device memory copied, which TensorFlow does better, on the operation's stream.
+bool ByRdma(rdma_mgr_t* mgr, const char* peer) {
+  rdma_peer_info_t info;
+  info.struct_size = sizeof info;
+  return rdma_mgr_peer_info(mgr, peer, &info) == RDMA_OK && std::strcmp(info.provider, "ibverbs") == 0;
+}
+
 }  // namespace
 
-void OnRequest(rdma_mgr_t*, rdma_response_t response, const char*, size_t, const char* key, size_t key_length,
+void OnRequest(rdma_mgr_t* mgr, rdma_response_t response, const char* peer, size_t, const char* key, size_t key_length,
                int64_t step, void* userdata) {
   // Null while the context is being destroyed: the manager then ends the request itself.
   auto context = static_cast<Context*>(userdata)->weak_from_this().lock();
   if (context == nullptr) return;
   Request request{std::move(context), response, std::string(key, key_length)};
+  request.rdma = GpuDirect::Get().Active() && ByRdma(mgr, peer);
   Rendezvous::ParsedKey parsed;
   Status status = Rendezvous::ParseKey(request.key, &parsed);
   tensorflow::Device* device = nullptr;

@@ -1,5 +1,6 @@
 #include "status.h"
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "tensorflow/core/platform/status.h"
 
@@ -28,6 +29,16 @@ Status LastError(rdma_code_t code, absl::string_view context) {
   char text[1024];
   rdma_last_error(text, sizeof text);
   return MakeStatus(code, text, context);
+}
+
+Status FromPeer(const Status& status, absl::string_view worker) {
+  if (status.code() != absl::StatusCode::kUnavailable && status.code() != absl::StatusCode::kAborted) return status;
+  // The words of grpc_state.h, which cluster_coordinator.py looks for.
+  Status marked(status.code(), absl::StrCat(status.message(), "\nAdditional GRPC error information from remote target ",
+                                            worker, " while receiving by grpc+verbs"));
+  status.ForEachPayload(
+      [&marked](absl::string_view url, const absl::Cord& payload) { marked.SetPayload(url, payload); });
+  return marked;
 }
 
 std::string EncodeMessage(const Status& status) {

@@ -14,6 +14,10 @@ Status MakeStatus(rdma_code_t code, absl::string_view message, absl::string_view
 // The same with the library's last error of this thread.
 Status LastError(rdma_code_t code, absl::string_view context);
 
+// How a receive from `worker` failed, with the mark that TensorFlow's own RPCs leave when a task cannot be reached:
+// ParameterServerStrategy tells by it a lost parameter server from a lost worker.
+Status FromPeer(const Status& status, absl::string_view worker);
+
 // A status of TensorFlow as the message of rdma_response_fail, and back. TensorFlow's mark of a derived error (one
 // that only repeats what another worker reported) survives the trip, so that sessions blame the right worker.
 std::string EncodeMessage(const Status& status);

@@ -3,6 +3,7 @@
 import glob
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -69,6 +70,16 @@ def test_parameter_server_killed_and_restarted(processes, provider):
     assert "survivor: after" in output
 
 
+def test_silent_parameter_server_is_blamed(processes, provider):
+    """Not the worker that waits for it: ParameterServerStrategy would restart the wrong task."""
+    ps, worker = free_addresses(2)
+    process = processes.start("ps", "server.py", "ps", 0, "grpc+verbs", ps, worker, provider=provider)
+    processes.start("worker", "stalled.py", ps, worker, provider=provider)
+    processes.wait_for("worker", "stalled: going", TIMEOUT)
+    process.send_signal(signal.SIGSTOP)
+    assert "stalled: the parameter server" in processes.wait("worker", TIMEOUT)
+
+
 def test_tensor_of_2560_mib(processes, provider):
     """Beyond 2^31 bytes, where lengths of 32 bits end."""
     ps, worker = free_addresses(2)
@@ -121,8 +132,42 @@ def test_shutdown_leaves_nothing(processes, provider):
         time.sleep(0.05)
 
 
-def run(program):
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT)
+def run(program, **env):
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env={**os.environ, **env})
+
+
+def test_import_leaves_tensors_the_memory_of_the_machine():
+    """The pooling allocator has a limit of its own; what the user set stays."""
+    told = (
+        "import rdma_tensorflow, tensorflow as tf, ctypes\n"
+        "getenv = ctypes.CDLL(None).getenv\n"
+        "getenv.restype = ctypes.c_char_p\n"
+        "print('limit', getenv(b'TF_CPU_BFC_MEM_LIMIT_IN_MB').decode(), flush=True)\n"
+        "tf.zeros([100 << 18])\n"
+    )
+    result = run(told)
+    assert result.returncode == 0, result.stderr
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE") // (1 << 20)
+    assert "limit %d\n" % max(physical, 1 << 16) in result.stdout
+    result = run(told, TF_CPU_BFC_MEM_LIMIT_IN_MB="64")
+    assert result.returncode == 1
+    assert "limit 64\n" in result.stdout
+    assert "ResourceExhaustedError" in result.stderr  # TensorFlow does read this variable
+
+
+def test_import_does_not_start_cuda(tmp_path):
+    """A process may import, fork and only then use a GPU. This driver ends whoever starts it."""
+    names = ("cuPointerGetAttribute", "cuCtxSetCurrent", "cuMemcpyDtoH_v2", "cuMemcpyHtoD_v2")
+    stubs = "".join("int %s(void) { return 0; }\n" % name for name in (*names, "cuMemGetHandleForAddressRange"))
+    source = tmp_path / "cuda.c"
+    source.write_text("#include <unistd.h>\nint cuInit(unsigned flags) { _exit(99); }\n" + stubs)
+    library = str(tmp_path / "libcuda.so.1")
+    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", library, str(source)], check=True)
+    program = "import rdma_tensorflow\nprint('driver', 'libcuda.so.1' in open('/proc/self/maps').read())"
+    result = run(program, LD_LIBRARY_PATH=str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert "driver True" in result.stdout
 
 
 def test_other_versions_refuse_to_load():

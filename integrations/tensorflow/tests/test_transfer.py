@@ -335,6 +335,29 @@ def test_error_elsewhere_aborts_the_step(pair):
     assert pair.responses_pending() == 0
 
 
+def test_abort_while_receives_start(pair):
+    """An abort may come between any two lines of a receive's start; none may be lost."""
+    with tf.Graph().as_default() as graph:
+        with tf.device(PS):
+            sources = [tf.identity(tf1.placeholder_with_default([float(i)], [1])) for i in range(40)]
+        with tf.device(WORKER):
+            result = tf.add_n([tf.identity(each) for each in sources])
+            bad = tf.debugging.check_numerics(tf1.placeholder_with_default([np.nan], [1]), "at once")
+        with pair.session(graph) as session:
+
+            def rounds():
+                for _ in range(200):
+                    with pytest.raises(tf.errors.InvalidArgumentError, match="at once"):
+                        session.run([result, bad])
+
+            thread = threading.Thread(target=rounds, daemon=True)
+            thread.start()
+            thread.join(120)
+            assert not thread.is_alive()
+    assert pair.stats()["requests_pending"] == 0
+    assert pair.responses_pending() == 0
+
+
 def test_closed_session_ends_its_receives(pair):
     graph = tf.Graph()
     with graph.as_default():

@@ -17,12 +17,12 @@ use super::cm::{Cm, CmAddress};
 use super::cq::{CompChannel, Cq};
 use super::device::Context;
 use super::endpoint::Endpoint;
-use super::events::Events;
+use super::events::{Events, Happening};
 use super::mr::{Pd, Region};
 use super::progress::{BATCH, ROUNDS};
 use super::qp::{Path, Qp, QpDepth};
 use super::recv::{self, RecvPool};
-use super::select::{Choice, DeviceInfo};
+use super::select::{self, Choice, DeviceInfo};
 use super::send::SendPool;
 
 /// Up to here content is better inside a SEND: copying it twice costs less than another round
@@ -97,6 +97,19 @@ impl IbverbsAdapter {
         self.endpoint(ep)?.qp().map_or(Ok(()), Qp::to_error)
     }
 
+    /// The device tells that the queue pair of an endpoint is in error, which is less than its
+    /// completions tell: for tests.
+    pub fn force_last_receive(&mut self, ep: EpId) -> Result<(), Status> {
+        let qpn = self.endpoint(ep)?.qpn();
+        self.events.pretend(Happening::LastReceive(qpn));
+        Ok(())
+    }
+
+    /// The device tells of its end: for tests.
+    pub fn force_loss(&mut self) {
+        self.events.pretend(Happening::DeviceLost("lost for a test"));
+    }
+
     /// The device's name.
     pub fn device(&self) -> &str {
         &self.info.name
@@ -136,6 +149,7 @@ impl IbverbsAdapter {
             gid_kind: self.choice.gid.kind,
             mtu: self.choice.mtu,
             reads_in: self.info.max_reads_in,
+            grh_required: self.choice.port.grh_required,
             lid: self.choice.port.lid,
             qpn: ep.qpn(),
             psn: ep.psn,
@@ -262,6 +276,9 @@ impl Adapter for IbverbsAdapter {
             let (dev, port) = (&self.info.name, self.choice.port.number);
             return Err(Status::new(Code::Unavailable, format!("{dev} port {port} is down")));
         }
+        if self.cfg.use_rdma_cm && self.cm.is_none() {
+            self.restart_cm()?;
+        }
         let cq = self.find_cq()?;
         let depth = QpDepth { send: self.send_slots(), recv: recv::DEPTH };
         let qp = Qp::new(&self.pd, &self.cqs[cq].cq, self.recv.srq(), &depth)?;
@@ -335,13 +352,12 @@ impl Adapter for IbverbsAdapter {
         let (timeout, retries) = (self.cfg.timeout, self.choice.retries);
         let local = self.local_address(&self.endpoints[&ep.0]);
         local.compatible(&remote)?;
-        let e = self.endpoint(ep)?;
-        if let Some(qp) = e.qp() {
+        if let Some(qp) = self.endpoint(ep)?.qp() {
             qp.to_rtr(&path, &local, &remote)?;
             qp.to_rts(timeout, retries, local.psn, reads_out)?;
         }
-        let _ = e.connected();
-        self.ready.push(Event::Connected(ep));
+        let mtu = select::mtu_bytes(local.mtu.min(remote.mtu));
+        self.probe(ep.0, mtu, active)?;
         self.wake_if_asleep();
         Ok(())
     }
@@ -389,6 +405,7 @@ impl Adapter for IbverbsAdapter {
         }
         let held = self.recv.held();
         if self.events.pending() {
+            // Takes completions first: they tell more.
             self.take_happenings();
         }
         if !self.stash.is_empty() {
@@ -435,6 +452,11 @@ impl Adapter for IbverbsAdapter {
             self.channel.drain(&self.cqs);
         }
         self.armed = true;
+        if self.lost.is_some() {
+            // Nothing completes any more.
+            self.sleeping = true;
+            return true;
+        }
         for slot in &self.cqs {
             slot.cq.arm();
         }

@@ -7,7 +7,8 @@ use super::gid::GidKind;
 /// Bytes of an encoded address. Later versions may append to it.
 const LEN: usize = 36;
 const MAGIC: [u8; 2] = *b"IB";
-const VERSION: u8 = 1;
+/// 2: endpoints probe the path.
+const VERSION: u8 = 2;
 /// Queue pair and packet sequence numbers have 24 bits.
 const MAX_24: u32 = 0xff_ffff;
 
@@ -32,6 +33,8 @@ pub struct Address {
     pub mtu: u8,
     /// READs that it answers at once.
     pub reads_in: u8,
+    /// Packets to it must carry a global route header.
+    pub grh_required: bool,
     /// Local identifier, 0 on Ethernet.
     pub lid: u16,
     /// Queue pair number.
@@ -48,7 +51,7 @@ impl Address {
         let mut b = Vec::with_capacity(LEN);
         b.extend_from_slice(&MAGIC);
         b.extend_from_slice(&[VERSION, self.link as u8, self.gid_kind as u8, self.mtu]);
-        b.extend_from_slice(&[self.reads_in, 0]);
+        b.extend_from_slice(&[self.reads_in, u8::from(self.grh_required)]);
         b.extend_from_slice(&self.lid.to_le_bytes());
         b.extend_from_slice(&[0, 0]);
         b.extend_from_slice(&self.qpn.to_le_bytes());
@@ -80,6 +83,7 @@ impl Address {
             gid_kind,
             mtu: b[5],
             reads_in: b[6],
+            grh_required: b[7] & 1 != 0,
             lid: u16::from_le_bytes([b[8], b[9]]),
             qpn: u32_at(12),
             psn: u32_at(16),
@@ -118,6 +122,17 @@ impl Address {
                 ),
             ));
         }
+        if self.link == Link::InfiniBand && self.gid[..8] != peer.gid[..8] {
+            return Err(Status::new(
+                Code::Unavailable,
+                format!(
+                    "GID {} and the peer's {} are on different InfiniBand subnets, and only rdma_cm \
+                     finds the router between them: set use_rdma_cm on both ends",
+                    super::gid::text(&self.gid),
+                    super::gid::text(&peer.gid)
+                ),
+            ));
+        }
         let v4 = super::gid::is_v4(&self.gid);
         if self.link == Link::Ethernet && v4 != super::gid::is_v4(&peer.gid) {
             return Err(Status::new(
@@ -144,6 +159,7 @@ mod tests {
             gid_kind: GidKind::RoceV2,
             mtu: 3,
             reads_in: 16,
+            grh_required: false,
             lid: 0,
             qpn: 0x11,
             psn: 0xabcdef,
@@ -154,6 +170,8 @@ mod tests {
     #[test]
     fn round_trip() {
         assert_eq!(Address::decode(&sample().encode()), Ok(sample()));
+        let header = Address { grh_required: true, ..sample() };
+        assert_eq!(Address::decode(&header.encode()), Ok(header));
         let mut longer = sample().encode();
         longer.extend_from_slice(b"of a later version");
         assert_eq!(Address::decode(&longer), Ok(sample()));
@@ -192,6 +210,10 @@ mod tests {
         assert!(a.compatible(&v1).unwrap_err().message.contains("RDMA_GID_INDEX"));
         let ib = Address { link: Link::InfiniBand, ..a };
         assert!(a.compatible(&ib).is_err());
+        let here = Address { gid_kind: GidKind::Ib, lid: 1, ..ib };
+        let far = Address { gid: v6.gid, ..here };
+        assert!(here.compatible(&here).is_ok());
+        assert!(here.compatible(&far).unwrap_err().message.contains("use_rdma_cm"));
         assert!(a.compatible(&a).is_ok());
     }
 }

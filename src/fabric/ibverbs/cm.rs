@@ -18,6 +18,7 @@ use crate::status::Status;
 
 use super::cm_sys::{Channel, Id, failed, sockaddr};
 use super::qp::Qp;
+use super::terms::Terms;
 
 /// Time to resolve an address or a route, in milliseconds.
 const RESOLVE_MS: c_int = 2000;
@@ -47,11 +48,11 @@ impl CmAddress {
     /// As bytes.
     pub fn encode(&self) -> Vec<u8> {
         let port = self.port.to_le_bytes();
-        [&b"CM\x01\0"[..], &port, &[0, 0], &self.ip, &self.token].concat()
+        [&b"CM\x02\0"[..], &port, &[0, 0], &self.ip, &self.token].concat()
     }
     /// From a peer's bytes.
     pub fn decode(bytes: &[u8]) -> Result<CmAddress, Status> {
-        let b = bytes.first_chunk::<40>().filter(|b| b[..3] == *b"CM\x01").ok_or_else(|| {
+        let b = bytes.first_chunk::<40>().filter(|b| b[..3] == *b"CM\x02").ok_or_else(|| {
             let text = "peer's address is not one of rdma_cm: is it chosen on both ends?";
             Status::invalid(format!("{text} ({} bytes)", bytes.len()))
         })?;
@@ -60,25 +61,6 @@ impl CmAddress {
         token.copy_from_slice(&b[24..40]);
         Ok(CmAddress { ip, port: u16::from_le_bytes([b[4], b[5]]), token })
     }
-}
-
-/// Limits and settings of a connection.
-#[derive(Clone, Copy)]
-pub(super) struct Terms {
-    /// READs answered at once.
-    pub reads_in: u8,
-    /// READs under way.
-    pub reads_out: u8,
-    /// Retransmissions.
-    pub retries: u8,
-    /// Retransmission timeout code.
-    pub timeout: u8,
-    /// Service level.
-    pub sl: u8,
-    /// Traffic class.
-    pub traffic_class: u8,
-    /// Largest MTU code.
-    pub mtu: u8,
 }
 
 /// What `poll` found.
@@ -107,6 +89,9 @@ struct Conn {
     mine: Token,
     theirs: Token,
     qpn: u32,
+    active: bool,
+    /// Code of the path's MTU, once known.
+    mtu: u32,
 }
 
 /// The connection manager of an adapter.
@@ -158,6 +143,11 @@ impl Cm {
         self.channel.fd()
     }
 
+    /// Largest MTU code of connections made from now on.
+    pub fn set_mtu(&mut self, mtu: u8) {
+        self.terms.mtu = mtu;
+    }
+
     /// Whether something is being connected, so that `poll` is worth its system call.
     pub fn busy(&self) -> bool {
         self.busy
@@ -171,7 +161,15 @@ impl Cm {
         let mut mine = [0; 16];
         getrandom::fill(&mut mine)
             .map_err(|e| Status::internal(format!("no random numbers: {e}")))?;
-        let link = Conn { id: None, stage: Stage::Passive, mine, theirs: [0; 16], qpn };
+        let link = Conn {
+            id: None,
+            stage: Stage::Passive,
+            mine,
+            theirs: [0; 16],
+            qpn,
+            active: false,
+            mtu: 1,
+        };
         self.tokens.insert(mine, ep);
         self.links.insert(ep, link);
         self.look();
@@ -193,6 +191,7 @@ impl Cm {
     ) -> Result<Option<CmEvent>, Status> {
         let Some(link) = self.links.get_mut(&ep) else { return Ok(None) };
         link.theirs = remote.token;
+        link.active = active;
         if active {
             let id = Id::new(&self.channel)?;
             let mut from = sockaddr(Ipv6Addr::from(self.ip).to_canonical(), 0);
@@ -237,9 +236,10 @@ impl Cm {
     pub fn go_on(&mut self, ep: u32, qp: &Qp) -> Result<(), Status> {
         let Some(link) = self.links.get(&ep) else { return Ok(()) };
         let Some(id) = &link.id else { return Ok(()) };
-        for state in [ibv_qp_state::IBV_QPS_RTR, ibv_qp_state::IBV_QPS_RTS] {
-            self.modify(id, qp, state)?;
-        }
+        // Again, with the port and the partition that rdma_cm resolved.
+        self.modify(id, qp, ibv_qp_state::IBV_QPS_INIT)?;
+        let mtu = self.modify(id, qp, ibv_qp_state::IBV_QPS_RTR)?;
+        self.modify(id, qp, ibv_qp_state::IBV_QPS_RTS)?;
         let lib = id.lib();
         let active = link.stage == Stage::Requested;
         let hello = hello(&link.theirs, &link.mine);
@@ -255,15 +255,18 @@ impl Cm {
         if rc != 0 {
             return Err(failed(if active { "establish" } else { "accept" }));
         }
-        if active && let Some(link) = self.links.get_mut(&ep) {
-            link.stage = Stage::Up;
-            self.look();
+        if let Some(link) = self.links.get_mut(&ep) {
+            link.mtu = mtu;
+            if active {
+                link.stage = Stage::Up;
+            }
         }
+        self.look();
         Ok(())
     }
 
-    /// Moves the queue pair as rdma_cm says, with this library's settings.
-    fn modify(&self, id: &Id, qp: &Qp, state: ibv_qp_state::Type) -> Result<(), Status> {
+    /// Moves the queue pair as rdma_cm says, with this library's settings; the path's MTU code.
+    fn modify(&self, id: &Id, qp: &Qp, state: ibv_qp_state::Type) -> Result<u32, Status> {
         // SAFETY: all zeroes is a valid value of this plain struct.
         let mut a: ibv_qp_attr = unsafe { std::mem::zeroed() };
         a.qp_state = state;
@@ -272,16 +275,9 @@ impl Cm {
         if unsafe { (id.lib().rdma_init_qp_attr)(id.raw(), &mut a, &mut mask) } != 0 {
             return Err(failed("queue pair attributes"));
         }
-        let t = &self.terms;
-        a.path_mtu = a.path_mtu.min(u32::from(t.mtu));
-        if state == ibv_qp_state::IBV_QPS_RTR {
-            a.ah_attr.sl = t.sl;
-            a.ah_attr.grh.traffic_class = t.traffic_class;
-            a.min_rnr_timer = super::qp::RNR_TIMER;
-        } else {
-            a.timeout = t.timeout;
-        }
-        qp.modify("the next state", &mut a, ibv_qp_attr_mask(mask as u32))
+        self.terms.apply(&mut a);
+        qp.modify("the next state", &mut a, ibv_qp_attr_mask(mask as u32))?;
+        Ok(a.path_mtu)
     }
 
     /// The endpoint ends.
@@ -393,6 +389,11 @@ impl Cm {
             link.stage = Stage::Requested;
         }
         Ok(())
+    }
+
+    /// Whether the endpoint is the active end, and its path's MTU in bytes.
+    pub fn terms_of(&self, ep: u32) -> (bool, u32) {
+        self.links.get(&ep).map_or((false, 256), |l| (l.active, 128 << l.mtu.min(5)))
     }
 
     /// Whether the endpoint became connected by `go_on`: the active end hears nothing more.

@@ -20,6 +20,9 @@ const MAX_TABLE: i32 = 256;
 /// The vendor that the kernel's rxe driver gives.
 const SOFT_ROCE_VENDOR: u32 = 0xff_ffff;
 
+/// `IBV_QPF_GRH_REQUIRED` of a port's flags.
+const GRH_REQUIRED: u8 = 1;
+
 /// An opened device.
 pub(super) struct Context {
     raw: NonNull<ibv_context>,
@@ -80,6 +83,7 @@ impl Context {
             },
             link,
             lid: a.lid,
+            grh_required: a.flags & GRH_REQUIRED != 0,
             active_mtu: a.active_mtu.clamp(1, 5) as u8,
             max_msg: a.max_msg_sz,
             rate: rate(a.active_speed, a.active_width),

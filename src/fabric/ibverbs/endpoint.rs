@@ -1,8 +1,10 @@
 //! One connection: its queue pair and the account of what is posted on it.
 
+pub(super) mod probe;
+
 use std::collections::VecDeque;
 
-use rdma_sys::{ibv_send_flags, ibv_wr_opcode};
+use rdma_sys::{ibv_send_flags, ibv_wc_status, ibv_wr_opcode};
 
 use crate::fabric::{EpId, Event, Mem, PostError, Remote};
 use crate::status::{Code, Status};
@@ -11,6 +13,7 @@ use super::qp::{Qp, Wqe};
 use super::recv::DEPTH;
 use super::send::SendPool;
 use super::status;
+use probe::Probe;
 
 /// SENDs carry this immediate; it tells them from writes.
 pub(super) const IMM_MESSAGE: u32 = 0xffff_ffff;
@@ -30,6 +33,8 @@ const LONG: u64 = 64 << 10;
 pub(super) enum Kind {
     /// A SEND from this buffer.
     Send(u32),
+    /// The one that shows that the path works, from this buffer.
+    Probe(u32),
     /// A WRITE of so many bytes.
     Write(u64),
     /// A READ of this range of the peer's memory.
@@ -45,6 +50,7 @@ impl Kind {
     fn name(&self) -> &'static str {
         match self {
             Kind::Send(_) => "send",
+            Kind::Probe(_) => "first packet",
             Kind::Write(_) => "write",
             Kind::Read { .. } => "read",
         }
@@ -104,6 +110,10 @@ pub(super) struct Endpoint {
     max_bytes: u64,
     /// The marker is under way.
     draining: bool,
+    /// The root cause is only that it failed; a completion that says why takes its place.
+    vague: bool,
+    /// While the path is being tried.
+    probe: Option<Probe>,
 }
 
 impl Endpoint {
@@ -139,6 +149,8 @@ impl Endpoint {
             bytes: 0,
             max_bytes,
             draining: false,
+            vague: false,
+            probe: None,
         }
     }
 
@@ -165,14 +177,6 @@ impl Endpoint {
     /// It is being connected.
     pub fn connecting(&mut self) {
         self.state = State::Connecting;
-    }
-    /// It is connected now, unless it ended meanwhile: whether it is.
-    pub fn connected(&mut self) -> bool {
-        let now = matches!(self.state, State::New | State::Connecting);
-        if now {
-            self.state = State::Ready;
-        }
-        now
     }
     /// Whether it is in error and not all of it was flushed.
     pub fn draining(&self) -> bool {
@@ -357,6 +361,13 @@ impl Endpoint {
         };
         let what = self.posted.front().map_or("operation", |p| p.kind.name());
         let own = status::completion(code, vendor, what, &self.local, &self.peer);
+        if self.vague && code != ibv_wc_status::IBV_WC_WR_FLUSH_ERR {
+            self.vague = false;
+            if matches!(self.state, State::Failing(_)) {
+                self.state = State::Failing(own.clone());
+                return self.retire(Err(own), pool, events);
+            }
+        }
         let result = match &self.state {
             State::Failing(root) | State::Down(root) => status::flushed(root),
             _ => own.clone(),
@@ -373,6 +384,14 @@ impl Endpoint {
             Kind::Send(buffer) => {
                 pool.put(buffer);
                 self.sends -= 1;
+                return;
+            }
+            Kind::Probe(buffer) => {
+                pool.put(buffer);
+                self.sends -= 1;
+                if result.is_ok() {
+                    self.probe_acknowledged(events);
+                }
                 return;
             }
             Kind::Read { len, .. } => {
@@ -395,6 +414,13 @@ impl Endpoint {
             self.abandon();
         }
         self.settle(pool, events);
+    }
+
+    /// The same where `root` does not say why. What its completions say replaces it, if they come
+    /// before the end.
+    pub fn fail_for_now(&mut self, root: Status, pool: &mut SendPool, events: &mut Vec<Event>) {
+        self.vague = matches!(self.state, State::New | State::Connecting | State::Ready);
+        self.fail(root, pool, events);
     }
 
     /// Puts the queue pair into error and posts the marker behind all else.

@@ -19,6 +19,9 @@ use super::sys::{self, AsyncEvent};
 pub(super) enum Happening {
     /// A queue pair failed; its number.
     QueuePair(u32, &'static str),
+    /// A queue pair is in error and takes nothing more from the shared receive queue; its number. Why
+    /// it is in error is for its completions to say.
+    LastReceive(u32),
     /// The port went down.
     PortDown(u8),
     /// The port came up.
@@ -49,7 +52,10 @@ unsafe fn decode(e: &AsyncEvent) -> Option<Happening> {
     } else if is(ev::IBV_EVENT_QP_ACCESS_ERR) {
         qp("the peer violated access rights")
     } else if is(ev::IBV_EVENT_QP_LAST_WQE_REACHED) {
-        qp("the queue pair is in error")
+        qp("").map(|h| match h {
+            Happening::QueuePair(qpn, _) => Happening::LastReceive(qpn),
+            other => other,
+        })
     } else if is(ev::IBV_EVENT_PORT_ERR) {
         Some(Happening::PortDown(e.port()))
     } else if is(ev::IBV_EVENT_PORT_ACTIVE) {
@@ -141,6 +147,17 @@ impl Events {
         self.shared.pending.store(true, Ordering::Release);
         signal(&self.shared.wake);
     }
+    /// As if the device had told it: for tests.
+    pub fn pretend(&self, h: Happening) {
+        self.shared.add(h);
+    }
+    /// Drops what is still to be taken about a queue pair that was destroyed: its number may become
+    /// another one's.
+    pub fn forget(&self, qpn: u32) {
+        self.shared.queue.lock().retain(
+            |h| !matches!(h, Happening::QueuePair(n, _) | Happening::LastReceive(n) if *n == qpn),
+        );
+    }
     /// What happened since the last call.
     pub fn take(&self) -> Vec<Happening> {
         let mut count = 0u64;
@@ -173,35 +190,65 @@ fn run(shared: &Shared) {
     while !shared.stop.load(Ordering::Acquire) {
         // SAFETY: two live entries.
         unsafe { libc::poll(fds.as_mut_ptr(), 2, -1) };
-        while let Some(happening) = next(shared) {
-            let Some(h) = happening else { continue };
-            shared.queue.lock().push(h);
-            shared.pending.store(true, Ordering::Release);
-            signal(&shared.wake);
+        while take_one(shared) {}
+        if is_over(fds[0].revents) {
+            shared.add(Happening::DeviceLost("the device was removed"));
+            return;
         }
     }
 }
 
-/// Takes and acknowledges one event: `None` if there is none, `Some(None)` if it means nothing
-/// here.
-fn next(shared: &Shared) -> Option<Option<Happening>> {
+/// Whether a descriptor, as poll reports it, has nothing to tell any more: it stays so, and waiting for it
+/// would spin.
+fn is_over(revents: i16) -> bool {
+    revents & (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) != 0
+}
+
+/// Takes one event, if there is one. It is acknowledged at once, since destroying its object waits for
+/// that, but is in the queue before: after the object's end none of it comes.
+fn take_one(shared: &Shared) -> bool {
     let verbs = shared.context.verbs();
     let mut e = AsyncEvent::of(-1);
     // SAFETY: the context is open; the library fills in the struct.
     if unsafe { (verbs.get_async_event)(shared.context.raw(), &mut e) } != 0 {
-        return None;
+        return false;
     }
     // SAFETY: not acknowledged yet.
-    let happening = unsafe { decode(&e) };
-    // At once: destroying an object waits for it.
+    if let Some(h) = unsafe { decode(&e) } {
+        shared.add(h);
+    }
     // SAFETY: taken above, acknowledged once.
     unsafe { (verbs.ack_async_event)(&mut e) };
-    Some(happening)
+    true
+}
+
+impl Shared {
+    fn add(&self, h: Happening) {
+        self.queue.lock().push(h);
+        self.pending.store(true, Ordering::Release);
+        signal(&self.wake);
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_descriptor_that_has_ended_is_told_from_one_with_events() {
+        let (mine, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let revents = || {
+            let mut fds = [libc::pollfd { fd: mine.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+            // SAFETY: one live entry.
+            unsafe { libc::poll(fds.as_mut_ptr(), 1, 0) };
+            fds[0].revents
+        };
+        assert!(!is_over(revents()));
+        std::io::Write::write_all(&mut &theirs, b"x").unwrap();
+        assert!(!is_over(revents()));
+        drop(theirs);
+        assert!(is_over(revents()));
+    }
 
     #[test]
     fn unknown_numbers_mean_nothing() {

@@ -2,10 +2,10 @@
 //!
 //! - `sys`: the library, found at run time; `device`, `select`, `gid`: which device, port and GID;
 //! - `mr`, `cq`, `qp`, `recv`, `send`: the verbs objects, each holding its parents, so that they
-//!   end in order;
+//!   end in order; `ledger`: which receive buffers a destroyed queue pair took with it;
 //! - `endpoint`: one connection and the account of its send queue; `address`: how ends find each
 //!   other; `status`: failed completions in words; `events`: what devices tell on their own;
-//! - `cm`: connecting through rdma_cm, whose library and objects are in `cm_sys`;
+//! - `cm`: connecting through rdma_cm, whose library and objects are in `cm_sys`, its settings in `terms`;
 //! - `open`: opening a device; `adapter`: the provider contract on top of these; `progress`: what completions and events do.
 //!
 //! Sends, writes and reads are collected per endpoint and handed to the device in one chain at
@@ -22,6 +22,7 @@ mod device;
 mod endpoint;
 mod events;
 pub mod gid;
+mod ledger;
 mod mr;
 mod open;
 mod progress;
@@ -31,6 +32,7 @@ pub mod select;
 mod send;
 mod status;
 mod sys;
+mod terms;
 
 pub use adapter::IbverbsAdapter;
 pub use open::open;

@@ -3,13 +3,13 @@
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use crate::config::Config;
+use crate::config::{Config, IbConfig};
 use crate::fabric::{Caps, ProviderKind};
 use crate::status::Status;
 
 use super::adapter::{CqSlot, EAGER_MAX, IbverbsAdapter, MAX_RDMA, MAX_RDMA_SOFT, Map};
 use super::address::Link;
-use super::cm::{Cm, Terms};
+use super::cm::Cm;
 use super::cm_sys::ip_of;
 use super::cq::{CompChannel, Cq, empty_wc};
 use super::device::{self, Context};
@@ -20,6 +20,7 @@ use super::recv::{self, RecvPool};
 use super::select::{self, Choice, DeviceInfo};
 use super::send::SendPool;
 use super::sys;
+use super::terms::Terms;
 
 /// Endpoints that share a completion queue: few on the first, for managers with few peers. Each queue
 /// must have room for all shared receives, which is most of its size.
@@ -49,25 +50,27 @@ fn epoll_of(fds: &[RawFd]) -> Result<OwnedFd, Status> {
     // SAFETY: a new descriptor, owned by nobody else.
     let epoll = unsafe { OwnedFd::from_raw_fd(fd) };
     for &fd in fds {
-        let mut e = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
-        // SAFETY: two live descriptors and a live struct.
-        let rc = unsafe { libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut e) };
-        if rc < 0 {
-            return Err(Status::os("epoll", &sys::last_error()));
-        }
+        watch(&epoll, libc::EPOLL_CTL_ADD, fd)?;
     }
     Ok(epoll)
 }
 
-fn start_cm(cfg: &Config, choice: &Choice, info: &DeviceInfo) -> Result<Cm, Status> {
+fn watch(epoll: &OwnedFd, op: i32, fd: RawFd) -> Result<(), Status> {
+    let mut e = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+    // SAFETY: two live descriptors and a live struct.
+    let rc = unsafe { libc::epoll_ctl(epoll.as_raw_fd(), op, fd, &mut e) };
+    if rc < 0 { Err(Status::os("epoll", &sys::last_error())) } else { Ok(()) }
+}
+
+fn start_cm(cfg: &IbConfig, choice: &Choice, info: &DeviceInfo) -> Result<Cm, Status> {
     let link = choice.port.link.unwrap_or(Link::Ethernet);
     let terms = Terms {
         reads_in: info.max_reads_in,
         reads_out: info.max_reads_out,
         retries: choice.retries,
-        timeout: cfg.ib.timeout,
-        sl: cfg.ib.sl,
-        traffic_class: cfg.ib.traffic_class,
+        timeout: cfg.timeout,
+        sl: cfg.sl,
+        traffic_class: cfg.traffic_class,
         mtu: choice.mtu,
     };
     Cm::listen(ip_of(&info.name, link, &choice.gid.gid)?, terms)
@@ -83,7 +86,7 @@ impl IbverbsAdapter {
         let pd = Pd::new(context.clone())?;
         let channel = CompChannel::new(context.clone())?;
         let events = Events::start(context.clone())?;
-        let cm = if cfg.ib.use_rdma_cm { Some(start_cm(cfg, &choice, &info)?) } else { None };
+        let cm = if cfg.ib.use_rdma_cm { Some(start_cm(&cfg.ib, &choice, &info)?) } else { None };
         let mut fds = vec![channel.fd(), events.fd()];
         fds.extend(cm.as_ref().map(Cm::fd));
         let epoll = epoll_of(&fds)?;
@@ -135,6 +138,22 @@ impl IbverbsAdapter {
             has_dmabuf: false,
             notes,
         })
+    }
+
+    /// Listens for rdma_cm at the port's present address. What was being connected at the old one ends.
+    pub(super) fn restart_cm(&mut self) -> Result<(), Status> {
+        // Its descriptor leaves the epoll set when it is closed.
+        self.cm = None;
+        let cm = start_cm(&self.cfg, &self.choice, &self.info)?;
+        watch(&self.epoll, libc::EPOLL_CTL_ADD, cm.fd())?;
+        self.cm = Some(cm);
+        Ok(())
+    }
+
+    /// The owner no longer sleeps on this descriptor.
+    pub(super) fn unwatch(&self, fd: RawFd) {
+        // Fails where it is not watched, which is as wanted.
+        let _ = watch(&self.epoll, libc::EPOLL_CTL_DEL, fd);
     }
 
     /// Slots of a send queue: one more than may be used, for the marker that ends it.

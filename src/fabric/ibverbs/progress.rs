@@ -8,10 +8,12 @@ use crate::fabric::{EpId, Event, View};
 use crate::status::{Code, Reason, Status};
 
 use super::adapter::IbverbsAdapter;
-use super::cm::CmEvent;
+use super::cm::{Cm, CmEvent};
 use super::cq::{Cq, empty_wc};
+use super::endpoint::probe::IMM_PROBE;
 use super::endpoint::{Endpoint, IMM_MESSAGE};
 use super::events::Happening;
+use super::select::{self, PortInfo};
 use super::send::SendPool;
 use super::{RECV_BIT, gid, recv, status};
 
@@ -66,6 +68,11 @@ impl IbverbsAdapter {
                 let bytes = unsafe { View::new(self.recv.bytes(index), len) };
                 self.ready.push(Event::Message { ep: ep_id, bytes });
             }
+            ibv_wc_opcode::IBV_WC_RECV if has_imm && imm == IMM_PROBE => {
+                if ep.probe_heard(&mut self.send, &mut self.ready) {
+                    self.dirty.push(id);
+                }
+            }
             ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM if has_imm => {
                 self.ready.push(Event::Written { ep: ep_id, imm });
             }
@@ -82,7 +89,8 @@ impl IbverbsAdapter {
     pub(super) fn take_happenings(&mut self) {
         for h in self.events.take() {
             match h {
-                Happening::QueuePair(qpn, what) => self.queue_pair_failed(qpn, what),
+                Happening::QueuePair(qpn, what) => self.queue_pair_failed(qpn, Some(what)),
+                Happening::LastReceive(qpn) => self.queue_pair_failed(qpn, None),
                 Happening::PortDown(p) if p == self.choice.port.number => {
                     // Connections live on: a short outage is bridged by retransmission.
                     self.port_down = true;
@@ -112,18 +120,27 @@ impl IbverbsAdapter {
         }
     }
 
-    fn queue_pair_failed(&mut self, qpn: u32, what: &str) {
+    /// The device says that a queue pair failed; without `what` only that it is in error. What went
+    /// wrong is in its completions, if in any, and those may come first or later.
+    fn queue_pair_failed(&mut self, qpn: u32, what: Option<&str>) {
+        self.take_completions();
         let Some(ep) = self.by_qpn.get(&qpn).and_then(|id| self.endpoints.get_mut(id)) else {
             return;
         };
-        let s = Status::gone(format!("connection of {} and {}: {what}", self.name, ep.peer()));
-        ep.fail(s, &mut self.send, &mut self.ready);
+        let text = what.unwrap_or("the queue pair is in error");
+        let s = Status::gone(format!("connection of {} and {}: {text}", self.name, ep.peer()));
+        if what.is_some() {
+            ep.fail(s, &mut self.send, &mut self.ready);
+        } else {
+            ep.fail_for_now(s, &mut self.send, &mut self.ready);
+        }
     }
 
     /// Looks at the port again. Endpoints use the GID and LID that they were made with, so they
     /// end when it is gone; new ones get what there is now.
     fn port_changed(&mut self, what: &str) {
         let Ok(port) = self.context.port(self.choice.port.number) else { return };
+        self.new_mtu(&port);
         let old = self.choice.gid.clone();
         let same_lid = port.lid == self.choice.port.lid;
         if same_lid && port.gids.contains(&old) {
@@ -152,6 +169,25 @@ impl IbverbsAdapter {
         for ep in self.endpoints.values_mut().filter(|e| !e.is_down()) {
             ep.fail(s.clone(), &mut self.send, &mut self.ready);
         }
+        if self.cfg.use_rdma_cm
+            && let Err(e) = self.restart_cm()
+        {
+            // `create` tries again.
+            self.note(e.message);
+        }
+    }
+
+    /// New connections use the port's present MTU; those that live keep theirs.
+    fn new_mtu(&mut self, port: &PortInfo) {
+        let mtu = select::mtu_now(self.cfg.mtu, port);
+        if mtu == self.choice.mtu {
+            return;
+        }
+        self.choice.mtu = mtu;
+        if let Some(cm) = &mut self.cm {
+            cm.set_mtu(mtu);
+        }
+        self.note(format!("the MTU is {} bytes now", select::mtu_bytes(mtu)));
     }
 
     /// A completion queue overran. Completions are missing, so its endpoints end; the others live on.
@@ -166,6 +202,14 @@ impl IbverbsAdapter {
     }
 
     pub(super) fn device_lost(&mut self, what: &str) {
+        if self.lost.is_some() {
+            return;
+        }
+        // The descriptors of a removed device are readable for good: whoever sleeps on them would spin.
+        self.unwatch(self.channel.fd());
+        if let Some(fd) = self.cm.as_ref().map(Cm::fd) {
+            self.unwatch(fd);
+        }
         let s = Status::new(Code::Unavailable, format!("{}: {what}", self.info.name));
         self.note(what.to_string());
         for ep in self.endpoints.values_mut().filter(|e| !e.is_down()) {
@@ -219,19 +263,30 @@ impl IbverbsAdapter {
                 (id, Err(s))
             }
         };
+        let result = result.and_then(|()| {
+            let (active, mtu) = self.cm.as_ref().map_or((false, 0), |cm| cm.terms_of(id));
+            self.probe(id, mtu, active)
+        });
         let Some(ep) = self.endpoints.get_mut(&id) else { return };
-        match result {
-            Ok(()) => {
-                if ep.connected() {
-                    self.ready.push(Event::Connected(EpId(id)));
-                }
-            }
-            Err(s) => ep.fail(s, &mut self.send, &mut self.ready),
+        if let Err(s) = result {
+            ep.fail(s, &mut self.send, &mut self.ready);
         }
     }
 
-    /// Handles all completions that are there.
+    /// The queue pair of an endpoint is ready: it counts as connected when the path has shown to work.
+    pub(super) fn probe(&mut self, id: u32, mtu: u32, active: bool) -> Result<(), Status> {
+        let Some(ep) = self.endpoints.get_mut(&id) else { return Ok(()) };
+        ep.probe(mtu, active, &mut self.send)?;
+        self.dirty.push(id);
+        self.ring();
+        Ok(())
+    }
+
+    /// Handles all completions that are there. They are bounded: nothing is posted meanwhile.
     fn take_completions(&mut self) {
+        for wc in std::mem::take(&mut self.stash) {
+            self.complete(&wc);
+        }
         let mut wcs = std::mem::take(&mut self.wcs);
         for i in 0..self.cqs.len() {
             loop {
@@ -293,5 +348,6 @@ impl IbverbsAdapter {
             rest = Self::drain_cq(&cq, wcs, stash, mine) == BATCH;
         }
         self.recv.remove_endpoint(qpn);
+        self.events.forget(qpn);
     }
 }

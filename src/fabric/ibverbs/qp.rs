@@ -20,6 +20,10 @@ pub(super) const RNR_TIMER: u8 = 12;
 /// Without end. The peer's receive queue is empty only while the peer does not poll; when that has
 /// lasted too long is for the layer above to say, which has deadlines and tells stalled from gone.
 const RNR_RETRY: u8 = 7;
+/// What peers may do where regions allow it.
+pub(super) const ACCESS: ibv_access_flags = ibv_access_flags(
+    ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0 | ibv_access_flags::IBV_ACCESS_REMOTE_READ.0,
+);
 /// Routers that a packet may pass.
 const HOP_LIMIT: u8 = 64;
 
@@ -120,9 +124,7 @@ impl Qp {
         a.qp_state = ibv_qp_state::IBV_QPS_INIT;
         a.port_num = port;
         a.pkey_index = pkey_index;
-        a.qp_access_flags = (ibv_access_flags::IBV_ACCESS_REMOTE_WRITE
-            | ibv_access_flags::IBV_ACCESS_REMOTE_READ)
-            .0;
+        a.qp_access_flags = ACCESS.0;
         let m = ibv_qp_attr_mask::IBV_QP_STATE
             | ibv_qp_attr_mask::IBV_QP_PKEY_INDEX
             | ibv_qp_attr_mask::IBV_QP_PORT
@@ -281,8 +283,8 @@ pub(super) struct Path {
 }
 
 impl Path {
-    /// The address vector to `remote`. On one InfiniBand subnet LIDs suffice; else, and always on
-    /// Ethernet, packets carry a global route header.
+    /// The address vector to `remote`. On InfiniBand, which is one subnet here, LIDs suffice unless one of
+    /// the ports asks for more; on Ethernet packets carry a global route header.
     fn to(&self, local: &Address, remote: &Address) -> ibv_ah_attr {
         // SAFETY: all zeroes is a valid value of this plain struct.
         let mut ah: ibv_ah_attr = unsafe { std::mem::zeroed() };
@@ -301,7 +303,7 @@ impl Path {
 }
 
 fn needs_grh(local: &Address, remote: &Address) -> bool {
-    local.link == Link::Ethernet || local.gid[..8] != remote.gid[..8]
+    local.link == Link::Ethernet || local.grh_required || remote.grh_required
 }
 
 fn unreachable_hint(mut e: Status, local: &Address, remote: &Address) -> Status {
@@ -325,17 +327,22 @@ mod tests {
         let mut gid = [0; 16];
         gid[0] = prefix;
         let gid_kind = GidKind::Ib;
-        Address { link, gid_kind, mtu: 5, reads_in: 1, lid: 7, qpn: 2, psn: 0, gid }
+        let grh_required = false;
+        Address { link, gid_kind, mtu: 5, reads_in: 1, grh_required, lid: 7, qpn: 2, psn: 0, gid }
     }
 
     #[test]
-    fn lids_without_route_header_on_one_infiniband_subnet_only() {
+    fn lids_without_route_header_where_no_port_asks_for_one() {
         let path = Path { port: 1, gid_index: 3, sl: 2, traffic_class: 104 };
         let a = end(Link::InfiniBand, 0xfe);
         assert_eq!(path.to(&a, &a).is_global, 0);
         assert_eq!(path.to(&a, &a).dlid, 7);
-        let far = path.to(&a, &end(Link::InfiniBand, 0xfd));
-        assert_eq!((far.is_global, far.grh.sgid_index, far.grh.traffic_class), (1, 3, 104));
+        let virtual_port = Address { grh_required: true, ..a };
+        for (from, to) in [(a, virtual_port), (virtual_port, a)] {
+            let ah = path.to(&from, &to);
+            assert_eq!((ah.is_global, ah.grh.sgid_index, ah.grh.traffic_class), (1, 3, 104));
+            assert_eq!(ah.dlid, 7);
+        }
         let eth = end(Link::Ethernet, 0xfe);
         assert_eq!(path.to(&eth, &eth).is_global, 1);
         assert!(path.to(&eth, &eth).grh.hop_limit > 1);

@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 
 use crate::status::Status;
 
+use super::ledger::Ledger;
 use super::mr::{Pd, Slab};
 use super::qp::Qp;
 use super::{log_failure, sys};
@@ -75,6 +76,11 @@ impl Drop for Srq {
 
 /// All receive buffers of an adapter.
 pub(super) struct RecvPool {
+    ledger: Ledger,
+    /// Shared buffers that should be posted.
+    target: u32,
+    /// Shared buffers that took the place of lost ones. A device may never give the place itself back.
+    replaced: u32,
     // The queue first: when it is gone, nothing writes into the slabs.
     srq: Option<Arc<Srq>>,
     depth: u32,
@@ -95,6 +101,9 @@ impl RecvPool {
         let depth = max_srq_wr.min(SHARED_MAX);
         let srq = if depth > 0 { Some(Srq::new(pd, depth)?) } else { None };
         let mut pool = RecvPool {
+            ledger: Ledger::default(),
+            target: 0,
+            replaced: 0,
             srq,
             depth,
             posted: 0,
@@ -141,6 +150,7 @@ impl RecvPool {
     /// Posts shared buffers until `target` are.
     fn grow(&mut self, target: u32) -> Result<(), Status> {
         let target = target.min(self.depth);
+        self.target = self.target.max(target);
         while self.posted < target {
             let index = self.take()?;
             self.held.push((index, 0));
@@ -164,6 +174,9 @@ impl RecvPool {
 
     /// Takes back the buffers of a destroyed queue pair.
     pub fn remove_endpoint(&mut self, qpn: u32) {
+        if self.srq.is_some() {
+            self.ledger.ended(self.target);
+        }
         self.held.retain(|&(_, owner)| owner != qpn || owner == 0);
         let free = &mut self.free;
         self.own.retain(|&(owner, index)| {
@@ -176,7 +189,37 @@ impl RecvPool {
 
     /// Buffer `index` completed at queue pair `qpn`; it is posted again by the next `repost`.
     pub fn hold(&mut self, index: u32, qpn: u32) {
-        self.held.push((index, if self.srq.is_some() { 0 } else { qpn }));
+        if self.srq.is_none() {
+            self.held.push((index, qpn));
+            return;
+        }
+        if !self.ledger.completed(index) {
+            // It was replaced, so there is one more now, if there is room.
+            if self.posted >= self.depth {
+                return;
+            }
+            self.posted += 1;
+        }
+        self.held.push((index, 0));
+    }
+
+    /// Puts fresh buffers in place of those that ended connections took with them.
+    fn replace_lost(&mut self) {
+        let lost = self.ledger.lost(self.target);
+        let room = self.depth.saturating_sub(self.target + self.replaced);
+        let count = lost.min(room);
+        if count == 0 {
+            return;
+        }
+        crate::log::info(format_args!(
+            "{}: {lost} receive buffers were lost with ended connections, {count} are replaced",
+            self.pd.context().name()
+        ));
+        self.replaced += count;
+        self.posted = self.posted.saturating_sub(count);
+        if let Err(e) = self.grow(self.target) {
+            crate::log::warn(format_args!("{}: {}", self.pd.context().name(), e.message));
+        }
     }
 
     /// Buffers that wait to be posted again.
@@ -198,8 +241,9 @@ impl RecvPool {
         let mut result = Ok(());
         if self.srq.is_some() {
             for part in held.chunks(CHAIN) {
-                if let Err(e) = self.post_shared(part) {
-                    result = Err(e);
+                match self.post_shared(part) {
+                    Ok(()) => part.iter().for_each(|b| self.ledger.posted(b.0)),
+                    Err(e) => result = Err(e),
                 }
             }
         } else {
@@ -213,6 +257,9 @@ impl RecvPool {
         // Keeps the allocation.
         self.held = held;
         self.held.clear();
+        if result.is_ok() && self.ledger.is_due() {
+            self.replace_lost();
+        }
         result
     }
 

@@ -22,6 +22,9 @@ pub struct PortInfo {
     pub link: Option<Link>,
     /// Local identifier.
     pub lid: u16,
+    /// Packets to and from it carry a global route header, on InfiniBand too: a virtual port that shares
+    /// its LID.
+    pub grh_required: bool,
     /// Active MTU code.
     pub active_mtu: u8,
     /// Longest message in bytes.
@@ -175,6 +178,11 @@ fn find_gid(port: &PortInfo, wanted: i32) -> Result<(GidEntry, String), Status> 
         .ok_or_else(|| Status::new(Code::Unavailable, "the port has no GID"))
 }
 
+/// The MTU code for a port that changed: as set, if the port still allows it.
+pub fn mtu_now(bytes: u32, port: &PortInfo) -> u8 {
+    check_mtu(bytes, port).unwrap_or(port.active_mtu)
+}
+
 fn check_mtu(bytes: u32, port: &PortInfo) -> Result<u8, Status> {
     let active = mtu_bytes(port.active_mtu);
     if bytes == 0 {
@@ -243,6 +251,7 @@ mod tests {
             state: if active { "active" } else { "down" },
             link: Some(Link::Ethernet),
             lid: 0,
+            grh_required: false,
             active_mtu: 3,
             max_msg: 1 << 30,
             rate,
@@ -303,6 +312,14 @@ mod tests {
         let c = choose(&d, &IbConfig::default(), 16).unwrap();
         assert_eq!(c.retries, 6);
         assert!(c.notes.iter().any(|n| n.contains("Soft-RoCE")));
+    }
+
+    #[test]
+    fn the_mtu_follows_the_port() {
+        let mut p = port(1, true, 100, global());
+        assert_eq!([0, 512, 1024].map(|bytes| mtu_now(bytes, &p)), [3, 2, 3]);
+        p.active_mtu = 1;
+        assert_eq!([0, 512, 1024].map(|bytes| mtu_now(bytes, &p)), [1, 1, 1]);
     }
 
     #[test]

@@ -1,0 +1,32 @@
+"""A parameter server that falls silent without dying: stalled.py <ps address> <worker address>."""
+
+import os
+import sys
+
+import tensorflow as tf
+from tensorflow.python.distribute.coordinator import cluster_coordinator
+
+import rdma_tensorflow  # noqa: F401
+
+tf1 = tf.compat.v1
+tf1.disable_v2_behavior()
+ps, worker = sys.argv[1:]
+server = tf.distribute.Server({"ps": [ps], "worker": [worker]}, job_name="worker", protocol="grpc+verbs")
+with tf.device("/job:ps/task:0"):
+    source = tf.random.uniform([1000])
+with tf.device("/job:worker/task:0"):
+    result = tf.reduce_sum(tf.identity(source))
+session = tf1.Session(server.target)
+session.run(result)
+print("stalled: going", flush=True)
+try:
+    for _ in range(10_000_000):
+        session.run(result)
+except tf.errors.UnavailableError as error:
+    print(error.message, flush=True)
+    assert "grpc+verbs: receive from /job:ps" in error.message
+    assert cluster_coordinator._is_ps_failure(error)
+    assert not cluster_coordinator._is_worker_failure(error)
+    print("stalled: the parameter server", flush=True)
+    os._exit(0)  # close() would wait for it
+sys.exit(1)
