@@ -10,9 +10,12 @@
 
 static char child_address[256];
 static const char *peer_mode = ""; /* the peer's progress; "": as ours */
+static int64_t silence_ms = 1500;  /* peer_timeout_ms of both */
 
 static proc *start_peer(const char *name, const char *address) {
-  proc *p = proc_start("peer", (const char *const[]){name, address, "1500", peer_mode, NULL});
+  char silence[32];
+  snprintf(silence, sizeof silence, "%lld", (long long)silence_ms);
+  proc *p = proc_start("peer", (const char *const[]){name, address, silence, peer_mode, NULL});
   snprintf(child_address, sizeof child_address, "%s", proc_expect(p, "addr "));
   return p;
 }
@@ -26,7 +29,7 @@ static proc *start_beta(rdma_mgr_t *m) {
   CHECK_OK(rdma_mgr_add_peer(m, "beta", child_address));
   return p;
 }
-static void quick(rdma_mgr_options_t *o) { o->peer_timeout_ms = 1500; }
+static void quick(rdma_mgr_options_t *o) { o->peer_timeout_ms = silence_ms; }
 static rdma_mgr_t *alpha(void) {
   if (is_provider("loopback")) skip("loopback does not leave the process");
   return mgr_new("alpha", quick);
@@ -283,6 +286,7 @@ static void strangers_at_the_listener(void) {
 }
 
 static void stopped_and_continued(void) {
+  silence_ms = 6000; /* the short stop stays short on a loaded machine */
   rdma_mgr_t *m = alpha();
   peer_mode = "thread"; /* one that drives progress itself may be silent for long: see the next case */
   proc *p = start_beta(m);
