@@ -28,8 +28,8 @@ build: setup
 
 # The examples are built against an installed library, as anybody's program is.
 local: build
-	cmake --install $(BUILD) --prefix $(abspath $(LOCAL)) >/dev/null
-	cmake -S examples -B $(BUILD)/examples -DCMAKE_PREFIX_PATH=$(abspath $(LOCAL))
+	cmake --install $(BUILD) --prefix "$(abspath $(LOCAL))" >/dev/null
+	cmake -S examples -B $(BUILD)/examples -DCMAKE_PREFIX_PATH="$(abspath $(LOCAL))"
 	cmake --build $(BUILD)/examples -j $(JOBS)
 
 demo: local
@@ -38,13 +38,14 @@ demo: local
 test: local
 	@scripts/run-tests $(STAGES)
 
-bench-shm:
+bench-shm: setup
 	$(CARGO) test --release --test shm_bench -- --ignored --nocapture --test-threads=1 bench_
 
 bench: build
 	@bench/run $(BUILD) $(BENCH_ARGS)
 
-install: build
+# What `make` has built is installed as it is: `sudo make install` does not build as root.
+install: $(if $(wildcard $(BUILD)/lib/librdma_transport.so),,build)
 	cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:

@@ -221,8 +221,8 @@ static void event_fd(void) {
   pair p = pair_new(NULL);
   int fd = -1;
   if (!is_manual()) {
-    rdma_code_t rc = rdma_mgr_event_fd(p.a, &fd);
-    CHECK_MSG(rc == RDMA_OK || rc == RDMA_FAILED_PRECONDITION, "%s", rdma_code_name(rc));
+    CHECK_BAD(RDMA_FAILED_PRECONDITION, rdma_mgr_event_fd(p.a, &fd));
+    CHECK_INT(-1, fd);
     return;
   }
   drive(p.b);

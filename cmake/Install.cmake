@@ -18,6 +18,8 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/RdmaTransportConfig.cmake
               ${CMAKE_CURRENT_BINARY_DIR}/RdmaTransportConfigVersion.cmake
         DESTINATION ${RT_PACKAGE_DIR})
 
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/rdma-transport)
+
 # pkg-config: paths relative to the file itself, so that the tree can be moved.
 file(RELATIVE_PATH RT_PC_PREFIX /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
 string(REPLACE ";" " -l" RT_PC_PRIVATE "${RT_SYSTEM_LIBS}")

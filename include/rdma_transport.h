@@ -14,9 +14,10 @@
  * with cap 0 asks for the length, with the same code.
  *
  * Structs that begin with struct_size are set up by their init function, or by setting struct_size
- * to sizeof of the struct and the rest to zero. Fields are only ever added at their end: smaller
- * structs of older headers have the defaults for what they lack, of larger ones the tail is neither
- * read nor written. A NULL where a function does not mention one is RDMA_INVALID_ARGUMENT.
+ * to sizeof of the struct and the rest to zero; rdma_mgr_options_t by its init function only, since
+ * its defaults are not zero. Fields are only ever added at their end: smaller structs of older
+ * headers have the defaults for what they lack, of larger ones the tail is neither read nor
+ * written. A NULL where a function does not mention one is RDMA_INVALID_ARGUMENT.
  *
  * Names of workers are UTF-8 of 1 to RDMA_MAX_NAME_LEN bytes. Keys are bytes with a length.
  *
@@ -34,7 +35,8 @@
  * put, get), RDMA_LISTEN, RDMA_AUTH_SECRET_FILE, RDMA_BUSY_POLL_US, RDMA_TIMEOUT_MS, RDMA_LOG
  * (error, warn, info, debug), RDMA_TRACE, RDMA_SHM_COPY (pool, cma, ring), RDMA_DEVICE,
  * RDMA_DEVICE_PORT, RDMA_GID_INDEX, RDMA_QP_PKEY_INDEX, RDMA_QP_QUEUE_DEPTH, RDMA_QP_TIMEOUT,
- * RDMA_QP_RETRY_COUNT, RDMA_QP_SL, RDMA_QP_MTU, RDMA_TRAFFIC_CLASS. An empty one counts as not set.
+ * RDMA_QP_RETRY_COUNT, RDMA_QP_SL, RDMA_QP_MTU, RDMA_TRAFFIC_CLASS, RDMA_MAX_REGION. An empty one
+ * counts as not set.
  */
 
 #ifndef RDMA_TRANSPORT_H

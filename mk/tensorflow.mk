@@ -17,18 +17,18 @@ TF_PYTHON = $(TF_CACHE)/tf-$(1)/bin/python
 .PHONY: tensorflow test-tensorflow bench-tensorflow softroce-tensorflow
 .SECONDARY:
 
-$(TF_CACHE)/tf-%/.ready: $(TF_SRC)/setup.sh
+$(TF_CACHE)/tf-%/.ready: $(TF_SRC)/setup.sh | setup
 	$(TF_SRC)/setup.sh $* $(TF_CACHE)/tf-$*
 
-$(TF_RELEASE)/librdma_transport.so: Cargo.toml $(shell find src -name '*.rs')
+$(TF_RELEASE)/librdma_transport.so: Cargo.toml $(shell find src -name '*.rs') | setup
 	$(CARGO) build --lib --release
 
 define TF_PLUGIN_RULE
 $(TF_BUILD)/rdma_tf_$(subst .,_,$(1)).so: $(TF_CACHE)/tf-$(1)/.ready $(TF_RELEASE)/librdma_transport.so \
 		include/rdma_transport.h $(TF_SRC)/CMakeLists.txt $(wildcard $(TF_SRC)/src/*)
 	cmake -S $(TF_SRC) -B $(TF_BUILD)/$(1) -DTF_VERSION=$(1) \
-	  -DTF_DIR=$$$$($(call TF_PYTHON,$(1)) -c 'import importlib.util as u; print(u.find_spec("tensorflow").submodule_search_locations[0])') \
-	  -DRDMA_INCLUDE_DIR=$$(CURDIR)/include -DRDMA_LIBRARY=$$(CURDIR)/$(TF_RELEASE)/librdma_transport.so
+	  -DTF_DIR="$$$$($(call TF_PYTHON,$(1)) -c 'import importlib.util as u; print(u.find_spec("tensorflow").submodule_search_locations[0])')" \
+	  -DRDMA_INCLUDE_DIR="$$(CURDIR)/include" -DRDMA_LIBRARY="$$(CURDIR)/$(TF_RELEASE)/librdma_transport.so"
 	cmake --build $(TF_BUILD)/$(1)
 	cp $(TF_BUILD)/$(1)/rdma_tf_$(subst .,_,$(1)).so $$@
 endef
@@ -38,7 +38,7 @@ $(foreach v,$(TF_VERSIONS),$(eval $(call TF_PLUGIN_RULE,$(v))))
 tensorflow: $(TF_PLUGINS)
 	rm -rf $(TF_STAGE)
 	mkdir -p $(TF_STAGE) dist
-	cp -r $(TF_SRC)/setup.py $(TF_SRC)/rdma_tensorflow $(TF_STAGE)/
+	cp -r LICENSE $(TF_SRC)/setup.py $(TF_SRC)/rdma_tensorflow $(TF_STAGE)/
 	mkdir -p $(TF_STAGE)/rdma_tensorflow/lib
 	cp $(TF_RELEASE)/librdma_transport.so $(TF_STAGE)/rdma_tensorflow/lib/librdma_transport.so.0
 	cp $(TF_PLUGINS) $(TF_STAGE)/rdma_tensorflow/lib/

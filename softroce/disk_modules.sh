@@ -1,6 +1,7 @@
 #!/bin/bash
 # Copies the modules of the virtual disk and its file system beside $OUT, and their names, in load order, to $OUT.
 set -euo pipefail
+PATH=$PATH:/usr/sbin:/sbin # modprobe
 mkdir -p "$(dirname "$OUT")"
 for module in virtio_pci virtio_blk ext4; do
   modprobe -d "$SOFTROCE_CACHE/kernel" -S "$(ls "$SOFTROCE_CACHE/kernel/lib/modules")" --show-depends "$module"

@@ -7,6 +7,8 @@
 set -euo pipefail
 
 HERE=$(cd "$(dirname "$0")" && pwd)
+# depmod, modprobe and tc are there; an ordinary user's path may lack it.
+PATH=$PATH:/usr/sbin:/sbin
 CACHE=${SOFTROCE_CACHE:-$HERE/../.cache/softroce}
 MODULES="crc32_generic crc32c_generic dummy veth sch_netem udp_tunnel ip6_udp_tunnel ib_core ib_cm iw_cm
          rdma_cm ib_uverbs rdma_ucm rdma_rxe"
@@ -14,35 +16,33 @@ APPLETS="cat cp cut date dd dmesg echo env expr false find grep head hostname if
          ln ls mkdir mknod mount mv nproc pgrep pkill poweroff printf ps pwd readlink rm sed seq
          setsid sleep sort stty sync tail tee test time timeout top touch tr true ulimit umount
          uname uniq usleep wc xargs taskset insmod lsmod awk cmp free nohup ping mktemp id"
-PACKAGES="qemu-system-x86 busybox-static cpio kmod iproute2 perftest rdma-core libibverbs1
-          ibverbs-providers librdmacm1"
 
 die() { echo "softroce: $*" >&2; exit 1; }
 
-# Installs the missing ones of PACKAGES; without root it only says what to install.
-install_packages() {
-    local missing=() p
-    for p in $PACKAGES; do
-        dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q ' installed' || missing+=("$p")
-    done
-    [ ${#missing[@]} = 0 ] && return
-    [ "$(id -u)" = 0 ] || die "install these packages first: ${missing[*]}"
-    echo "softroce: installing ${missing[*]}"
-    apt-get update -q >/dev/null || true
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends \
-        "${missing[@]}" >"$CACHE/apt.log" 2>&1 || { tail -20 "$CACHE/apt.log"; die "apt-get failed"; }
-}
-
-# Downloads the kernel that linux-image-amd64 depends on and unpacks it.
-fetch_kernel() {
-    [ -f "$CACHE/kernel/.done" ] && return
+# Downloads the kernel that linux-image-amd64 depends on.
+download_kernel() {
     local image
     image=$(apt-cache depends linux-image-amd64 | awk '/Depends: linux-image/ { print $2; exit }')
-    [ -n "$image" ] || die "linux-image-amd64 is not known to apt; run apt-get update"
+    [ -n "$image" ] || { echo "softroce: linux-image-amd64 is not known to apt" >&2; return 1; }
     echo "softroce: downloading $image"
-    rm -rf "$CACHE/kernel" "$CACHE/deb"
-    mkdir -p "$CACHE/kernel" "$CACHE/deb"
-    (cd "$CACHE/deb" && apt-get download -q "$image" >/dev/null 2>&1) || die "download of $image failed"
+    rm -rf "$CACHE/deb"
+    mkdir -p "$CACHE/deb"
+    (cd "$CACHE/deb" && apt-get download -q "$image" >/dev/null)
+}
+
+update_lists() {
+    local sudo=
+    [ "$(id -u)" = 0 ] || sudo=sudo
+    echo "softroce: apt-get update"
+    $sudo apt-get update -q >/dev/null
+}
+
+# Downloads and unpacks the kernel. Old lists name packages that the mirror has no more.
+fetch_kernel() {
+    [ -f "$CACHE/kernel/.done" ] && return
+    download_kernel || { update_lists && download_kernel; } || die "no kernel package"
+    rm -rf "$CACHE/kernel"
+    mkdir -p "$CACHE/kernel"
     dpkg-deb -x "$CACHE"/deb/*.deb "$CACHE/kernel"
     rm -rf "$CACHE/deb"
     depmod -b "$CACHE/kernel" "$(ls "$CACHE/kernel/lib/modules")"
@@ -91,7 +91,7 @@ build_base() {
 }
 
 mkdir -p "$CACHE"
-install_packages
+"$HERE/../scripts/install-packages" "$HERE/../packages.txt"
 fetch_kernel
 stamp=$(cat "$HERE/prepare.sh" "$HERE/add_file.sh" "$HERE/init" | sha256sum)
 if [ ! -f "$CACHE/base.cpio.gz" ] || [ "$(cat "$CACHE/base.stamp" 2>/dev/null)" != "$stamp" ]; then

@@ -78,7 +78,8 @@ pin_processors() {
 }
 
 pin_processors &
-timeout -k 5 "$LIMIT" qemu-system-x86_64 -name softroce,debug-threads=on -accel tcg,thread=multi -cpu max -smp 2 \
+# In the foreground, so that an interrupt reaches it.
+timeout --foreground -k 5 "$LIMIT" qemu-system-x86_64 -name softroce,debug-threads=on -accel tcg,thread=multi -cpu max -smp 2 \
     -m "${SOFTROCE_MEMORY:-5G}" -nodefaults -no-reboot -display none -serial stdio "${DISK[@]}" \
     -kernel "$SOFTROCE_CACHE/vmlinuz" -initrd "$work/initrd" \
     -append "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off random.trust_cpu=on" \

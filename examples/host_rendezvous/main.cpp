@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -62,19 +63,29 @@ class Table {
     answer(response, std::move(held));
   }
   int late() const { return late_; }
+  void wait_answered(int count) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    all_taken_.wait(lock, [&] { return taken_ >= count; });
+  }
 
  private:
   using Key = std::pair<std::int64_t, std::string>;
   using Value = std::shared_ptr<std::vector<float>>;
-  static void answer(const rdma::Response &response, Value held) {
+  void answer(const rdma::Response &response, Value held) {
     const rdma::Tensor t(held->data(), held->size() * sizeof(float), {static_cast<std::int64_t>(held->size())}, 1);
     // The callback keeps the value alive until the library has read it.
-    must(response.send(t, [held](const rdma::Status &s, const rdma::TransferInfo &) { must(s, "answer"); }), "answer");
+    must(response.send(t, [this, held](const rdma::Status &s, const rdma::TransferInfo &) {
+      must(s, "answer");
+      std::lock_guard<std::mutex> lock(mutex_);
+      taken_++;
+      all_taken_.notify_all();
+    }), "answer");
   }
   std::mutex mutex_;
   std::map<Key, Value> values_;
   std::map<Key, rdma::Response> waiting_;
-  int late_ = 0;
+  std::condition_variable all_taken_;
+  int late_ = 0, taken_ = 0;
 };
 
 int produce(int announce, int finished) {
@@ -95,11 +106,12 @@ int produce(int announce, int finished) {
     }
   char end;
   if (read(finished, &end, 1) != 1) return 1;
+  table.wait_answered(kKeys * kSteps);
   std::printf("producer: %d of %d requests came before their tensor\n", table.late(), static_cast<int>(kKeys * kSteps));
   return 0;
 }
 
-int fetch(const char *address) {
+int fetch(const char *address, int finished, pid_t producer) {
   auto m = rdma::Manager::create(rdma::Options().name("consumer"));
   must(m.status(), "manager");
   must(m->add_peer("producer", address), "add_peer");
@@ -116,12 +128,16 @@ int fetch(const char *address) {
     }
     std::printf("consumer: step %d, %d tensors, all right\n", static_cast<int>(step), kKeys);
   }
-  return 0;
+  // This manager stays until the producer knows that its last answers were taken.
+  int status = 1;
+  if (write(finished, "x", 1) != 1) return 1;
+  waitpid(producer, &status, 0);
+  return status ? 1 : 0;
 }
 }  // namespace
 
 int main() {
-  int announce[2], finished[2], status = 1;
+  int announce[2], finished[2];
   char address[256] = "";
   if (pipe(announce) != 0 || pipe(finished) != 0) return 1;
   pid_t producer = fork();  // before any manager exists
@@ -133,8 +149,5 @@ int main() {
   }
   close(announce[1]);
   if (read(announce[0], address, sizeof address - 1) <= 0) return 1;
-  int rc = fetch(address);
-  if (write(finished[1], "x", 1) != 1) rc = 1;
-  waitpid(producer, &status, 0);
-  return rc ? rc : status ? 1 : 0;
+  return fetch(address, finished[1], producer);
 }

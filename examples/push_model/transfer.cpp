@@ -99,6 +99,7 @@ int serve(const Settings &s) {
 }
 
 int pull(const Settings &s) {
+  Mapping out = Mapping::memory(0);  // before the manager: it outlives every receive that writes into it
   auto m = manager("receiver", s);
   must(m.add_peer("sender", s.from), "add_peer");
   auto size = m.recv("sender", "size", kHeader);
@@ -109,9 +110,11 @@ int pull(const Settings &s) {
   if (size->tensor.nbytes() != sizeof file_size) throw std::runtime_error("size: not 8 bytes");
   std::memcpy(&file_size, size->tensor.data(), sizeof file_size);
   const char *text = static_cast<const char *>(header->tensor.data());
-  const auto tensors = parse_header(text, header->tensor.nbytes(), file_size);
-  const Mapping out = s.out.empty() ? Mapping::memory(file_size) : Mapping::create(s.out, file_size);
-  std::memcpy(out.data(), text, header->tensor.nbytes());
+  const std::uint64_t text_size = header->tensor.nbytes();
+  if (header_size(text, text_size) != text_size) throw std::runtime_error("header: something follows it");
+  const auto tensors = parse_header(text, text_size, file_size);
+  out = s.out.empty() ? Mapping::memory(file_size) : Mapping::create(s.out, file_size);
+  std::memcpy(out.data(), text, text_size);
 
   std::uint64_t total = 0;
   for (const auto &t : tensors) total += t.nbytes;

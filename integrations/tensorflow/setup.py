@@ -28,6 +28,7 @@ setup(
     version="0.1.0",
     description='TensorFlow\'s server protocol "grpc+verbs" over rdma-transport',
     license="Apache-2.0",
+    license_files=["LICENSE"],
     python_requires=">=3.9",
     packages=["rdma_tensorflow"],
     package_data={"rdma_tensorflow": ["lib/*.so", "lib/*.so.0"]},

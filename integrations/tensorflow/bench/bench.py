@@ -48,6 +48,7 @@ class Variant:
     """A parameter server and a worker that waits for orders."""
 
     def __init__(self, name, pin):
+        self.name = name
         protocol, provider = VARIANTS[name]
         ps, worker = free_addresses(2)
         cores = (0, 1) if pin else (None, None)
@@ -63,8 +64,10 @@ class Variant:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
+
+    def wait_ready(self):
         if self.worker.stdout.readline().strip() != "ready":
-            raise RuntimeError("the worker of %s did not start" % name)
+            raise RuntimeError("the worker of %s did not start" % self.name)
 
     def measure(self, case, seconds):
         self.worker.stdin.write("%s %g\n" % (case, seconds))
@@ -84,9 +87,11 @@ class Variant:
 def transfers(args):
     """{case: {variant: steps per second}}"""
     names = list(VARIANTS)
-    variants = {name: Variant(name, args.pin) for name in names}
+    variants, result = {}, {}
     try:
-        result = {}
+        for name in names:
+            variants[name] = Variant(name, args.pin)
+            variants[name].wait_ready()
         for case in [c for c in CASES if not args.cases or c in args.cases]:
             rates = {name: [] for name in names}
             for turn in range(args.rounds):
