@@ -57,11 +57,13 @@ impl End {
         let theirs = exchange(out, input, &mine);
         let remote: Vec<u8> = theirs[2..].iter().map(|&b| b as u8).collect();
         ad.connect(ep, &remote, active, None).expect("connect");
-        exchange(out, input, "end 0");
         let peer = Remote { addr: theirs[0], rkey: theirs[1] as u32 };
         let mut end = End { ad, ep, buf, mr, peer, events: Vec::new() };
-        end.poll();
+        while !end.events.iter().any(|e| matches!(e, Event::Connected(_))) {
+            end.poll();
+        }
         end.events.clear();
+        exchange(out, input, "end 0");
         end
     }
 
