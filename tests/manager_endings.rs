@@ -167,10 +167,10 @@ fn a_result_outlives_its_release_inside_the_callback() {
         let other = own.mem_alloc(300_000).unwrap();
         tx.send((at, other)).unwrap();
     });
+    let options = options(Target::Library, true);
     // SAFETY: library memory.
-    let request =
-        unsafe { a.recv_async(Some("b"), b"key", 1, options(Target::Library, true), done) };
-    tell.send(request.unwrap()).unwrap();
+    let request = unsafe { a.recv_async(Some("b"), b"key", 1, options, done) }.unwrap();
+    tell.send(request).unwrap();
     send(&b, b"key", tensor(&data, 1));
     let (at, other) = rx.recv_timeout(LONG).unwrap();
     assert_ne!(at, other);
