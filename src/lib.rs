@@ -15,6 +15,7 @@ pub mod log;
 pub mod manager;
 pub mod memory;
 pub mod observe;
+pub mod os;
 pub mod protocol;
 pub mod rendezvous;
 pub mod status;

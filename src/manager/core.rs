@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::clock::ticks;
 use super::sys::Tag;
+use super::wheel::Ground;
 use super::world::{Early, EpKey, Link, World};
 use crate::bootstrap::{BootEvent, Bootstrap, PeerHello};
 use crate::engine::{Engine, MAX_PEERS};
@@ -38,6 +39,8 @@ pub struct Core {
     pub whole: bool,
     /// A dial was queued since this was cleared: a driver that sleeps must start it.
     pub dialled: bool,
+    /// The adapters are armed: none has been polled since.
+    armed: bool,
     next_boot: u64,
     last_whole: u64,
     events: Vec<Event>,
@@ -55,6 +58,7 @@ impl Core {
             boot_ready: false,
             whole: true,
             dialled: false,
+            armed: false,
             next_boot: 0,
             last_whole: 0,
             events,
@@ -97,6 +101,7 @@ impl Core {
 
     fn poll_adapters(&mut self) -> u32 {
         let mut count = 0;
+        self.armed = false;
         let mut events = std::mem::take(&mut self.events);
         for kind in ProviderKind::ALL {
             let Some(adapter) = self.world.adapters[kind as usize].as_mut() else { continue };
@@ -138,7 +143,7 @@ impl Core {
     }
 
     /// Looks at what the epoll set reported.
-    pub fn on_tags(&mut self, tags: &[Tag]) {
+    fn on_tags(&mut self, tags: &[Tag]) {
         for tag in tags {
             match *tag {
                 Tag::Boot => self.boot_ready = true,
@@ -307,7 +312,7 @@ impl Core {
     }
 
     /// How long nothing but an event can be due.
-    pub fn idle_time(&self) -> Duration {
+    fn idle_time(&self) -> Duration {
         let elapsed = self.world.clock.start().elapsed();
         let tick = match self.engine.next_tick() {
             u64::MAX => Duration::from_secs(60),
@@ -321,15 +326,29 @@ impl Core {
         [boot, dials, retry].into_iter().flatten().fold(tick, Duration::min)
     }
 
-    /// Prepares for sleep; false: there is something to do already.
-    pub fn arm(&mut self) -> bool {
-        if !self.world.work.is_empty() {
-            return false;
+    /// Until when nothing but an event can be due, in nanoseconds, and how long that is.
+    pub fn idle_until(&mut self) -> (u64, Duration) {
+        self.world.tick();
+        let idle = self.idle_time();
+        (self.world.clock.now().saturating_add(idle.as_nanos() as u64), idle)
+    }
+
+    /// Takes what the epoll set reported.
+    pub fn take_tags(&mut self, tags: &[Tag]) {
+        if !tags.is_empty() {
+            self.on_tags(tags);
+            self.finish();
         }
-        // Every adapter is armed, so that none misses its wake-up because of another.
-        let busy =
-            self.world.adapters.iter_mut().flatten().filter_map(|a| (!a.arm()).then_some(()));
-        busy.count() == 0
+    }
+
+    /// When the next dial is due, in nanoseconds.
+    fn next_dial(&self) -> u64 {
+        if !self.world.tries {
+            return u64::MAX;
+        }
+        let start = self.world.clock.start();
+        let next = self.world.routes.values().filter_map(|r| r.next_try).min();
+        next.map_or(u64::MAX, |at| at.saturating_duration_since(start).as_nanos() as u64)
     }
 
     /// Whether this peer is known or can become so.
@@ -354,6 +373,28 @@ impl Core {
         self.world.fresh.clear();
         self.world.dying.extend(keys);
         self.world.bury();
+    }
+}
+
+impl Ground for Core {
+    fn due(&mut self) -> bool {
+        // A dial that was begun has a time limit, which a sleeper does not know of.
+        !self.world.work.is_empty() || self.world.full || std::mem::take(&mut self.dialled)
+    }
+
+    fn next(&self) -> u64 {
+        self.engine.next_tick().min(self.next_dial())
+    }
+
+    fn arm(&mut self) -> bool {
+        // Every adapter is armed, so that none misses its wake-up because of another.
+        let idle = self.world.adapters.iter_mut().flatten().filter_map(|a| a.arm().then_some(()));
+        self.armed = idle.count() == self.world.adapters.iter().flatten().count();
+        self.armed
+    }
+
+    fn armed(&self) -> bool {
+        self.armed
     }
 }
 

@@ -1,11 +1,12 @@
 //! The manager: one local worker identity, which owns everything. The Rust API behind the C ABI.
 //!
 //! One lock guards the engine and its world; callbacks run outside of it. Files: `core` (one turn),
-//! `clock`, `world` (what engine and handshake act on), `drive` (who turns, and when it sleeps), `memory`
-//! (registered regions), `report` (statistics, metrics, trace), `sys` (system calls).
+//! `clock`, `world` (what engine and handshake act on), `wheel` (who drives and who sleeps: the wake-up protocol), `lock`
+//! and `seam` (the lock whose release holds it), `drive` (the drivers' loops), `spin` (before sleep), `deliver`
+//! (callbacks), `memory` (registered regions), `report` (statistics, metrics, trace), `sys` (system calls).
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -24,32 +25,35 @@ use crate::status::{Code, Reason, Status};
 
 mod clock;
 mod core;
+mod deliver;
 mod drive;
+mod lock;
 mod memory;
 mod peers;
 mod report;
+mod seam;
+mod spin;
 mod sys;
 mod transfers;
+mod wheel;
 mod world;
 
 use self::core::Core;
 use clock::Clock;
 use drive::{Drivers, Waiter};
 pub use report::providers;
-use sys::{Epoll, EventFd, Tag, TimerFd};
+use seam::Seam;
+use spin::Spin;
+use sys::{Epoll, Tag};
 use world::{Route, World};
 
 /// See the module's text.
 pub struct Manager {
-    core: Mutex<Core>,
+    core: Seam,
     drivers: Drivers,
-    epoll: Arc<Epoll>,
-    wake: EventFd,
-    timer: TimerFd,
-    /// The application waits on the epoll set itself (manual progress).
-    fd_given: AtomicBool,
+    /// What blocked callers, one after the other, have learnt about spinning.
+    caller_spin: Mutex<Spin>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    busy_poll_us: u64,
     config: Config,
     me: Weak<Manager>,
     stats: Arc<Stats>,
@@ -64,23 +68,18 @@ impl Manager {
     /// Opens what the settings ask for and begins to work.
     pub fn new(config: Config) -> Result<Arc<Manager>, Status> {
         let epoll = Arc::new(Epoll::new()?);
-        let wake = EventFd::new()?;
-        let timer = TimerFd::new()?;
-        epoll.add(wake.fd(), Tag::Wake)?;
-        epoll.add(timer.fd(), Tag::Wake)?;
         let core = open_core(&config, epoll.clone())?;
         let stats = core.engine.stats.clone();
         let trace = core.world.trace.clone();
         let manual = config.progress == Progress::Manual;
+        let core = Seam::new(core, epoll, !manual)?;
+        let caller_spin =
+            Mutex::new(Spin::new(Duration::from_micros(config.busy_poll_us), processors()));
         let manager = Arc::new_cyclic(|me| Manager {
-            core: Mutex::new(core),
+            core,
             drivers: Drivers::default(),
-            epoll,
-            wake,
-            timer,
-            fd_given: AtomicBool::new(false),
+            caller_spin,
             thread: Mutex::new(None),
-            busy_poll_us: config.busy_poll_us,
             config,
             me: me.clone(),
             stats,
@@ -94,21 +93,15 @@ impl Manager {
         }
         if !manual {
             let own = manager.clone();
-            let thread = std::thread::Builder::new()
-                .name("rdma-progress".into())
-                .spawn(move || own.progress_thread_lasting())
+            let thread = crate::os::spawn("rdma-progress", move || own.progress_thread_lasting())
                 .map_err(|e| Status::os("starting the progress thread", &e))?;
             *manager.thread.lock() = Some(thread);
         }
         Ok(manager)
     }
 
-    fn epoll(&self) -> &Epoll {
-        &self.epoll
-    }
-
-    /// Calls the engine with the lock held, then runs what may run inline and wakes a driver for
-    /// the rest.
+    /// Calls the engine with the lock held, then runs what may run inline. The release of the lock wakes a driver that
+    /// sleeps, if there is something for it.
     fn call<R>(&self, f: impl FnOnce(&mut Core) -> R) -> R {
         let mut guard = self.core.lock();
         let core = &mut *guard;
@@ -117,9 +110,6 @@ impl Manager {
         let result = f(core);
         core.world.in_call = false;
         core.finish();
-        let dialled = std::mem::take(&mut core.dialled);
-        let queued = !core.world.work.is_empty() || core.world.full || dialled || core.world.tries;
-        let next = core.engine.next_tick();
         let inline = if core.world.inline.is_empty() {
             None
         } else {
@@ -128,11 +118,6 @@ impl Manager {
         drop(guard);
         for work in inline.into_iter().flatten() {
             self.run(work);
-        }
-        if queued {
-            self.kick()
-        } else {
-            self.kick_for(next)
         }
         result
     }
@@ -187,41 +172,27 @@ impl Manager {
     /// One turn (manual or not); the number of events and callbacks.
     pub fn progress(&self) -> Result<u32, Status> {
         self.refuse_inside("rdma_mgr_progress")?;
-        let fd_given = self.fd_given.load(Ordering::Acquire);
-        if fd_given {
+        let watched = self.core.is_watched();
+        if watched {
             self.look();
         }
         let count = self.turn();
-        if fd_given {
-            self.arm_fd()
-        } else {
-            self.rearm()
+        if watched {
+            self.core.watch();
         }
         Ok(count)
     }
 
-    /// Before the application sleeps on the descriptor: it becomes readable when something is due,
-    /// and calls of other threads know that they have to wake it.
-    pub(super) fn arm_fd(&self) {
-        let mut core = self.core.lock();
-        core.world.tick();
-        core.whole = true;
-        let idle = core.idle_time();
-        let until = core.world.clock.now().saturating_add(idle.as_nanos() as u64);
-        self.timer.set(idle);
-        self.drivers.sleeps_until.store(until, Ordering::SeqCst);
-        self.drivers.fd_armed.store(true, Ordering::SeqCst);
-        if !core.arm() {
-            self.wake.signal();
-        }
-    }
-
-    /// Turns until something has happened.
+    /// Turns until something has happened that this thread has not seen: callbacks that ran, connections that came or
+    /// went.
     pub fn wait(&self, timeout: Duration) -> Result<(), Status> {
         self.refuse_inside("rdma_mgr_wait")?;
-        let before = self.happened();
+        let seen = self.seen();
         let waiter = Arc::new(Waiter::default());
-        if self.block(&waiter, Some(timeout), || self.happened() != before) {
+        let happened =
+            self.waiting(|| self.block(&waiter, Some(timeout), || self.happened() != seen));
+        self.see();
+        if happened {
             return Ok(());
         }
         self.refuse_closing()?;
@@ -237,19 +208,13 @@ impl Manager {
         Ok(())
     }
 
-    fn happened(&self) -> u64 {
-        self.core.lock().engine.happened()
-    }
-
     /// A descriptor that is readable when `progress` has something to do. Manual progress only.
     pub fn event_fd(&self) -> Result<RawFd, Status> {
         if self.config.progress != Progress::Manual {
             let text = "rdma_mgr_event_fd needs RDMA_PROGRESS_MANUAL; this manager has a thread";
             return Err(Status::new(Code::FailedPrecondition, text));
         }
-        self.fd_given.store(true, Ordering::Release);
-        self.wake.signal();
-        Ok(self.epoll.fd())
+        self.core.watch_fd()
     }
 
     /// Registers memory of the application.
@@ -420,6 +385,11 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         trace: Arc::new(Trace::new()),
     };
     Ok(Core::new(Engine::new(&config.name, settings), world, boot))
+}
+
+/// Processors that this process may use.
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
 /// Requests of one peer that may wait for tensors.

@@ -57,11 +57,12 @@ impl Manager {
         let (theirs, wake) = (slot.clone(), waiter.clone());
         let done: RecvDone = Box::new(move |result, _| {
             *theirs.lock() = Some(result.cloned());
-            wake.notify(true);
+            wake.finish();
         });
         // SAFETY: the caller's promise; this waits for `done`.
         let id = unsafe { self.recv_async(peer, key, step, options, done) }?;
-        self.block(&waiter, None, || false);
+        self.block_until_ready(&waiter);
+        self.see();
         let result = slot.lock().take();
         match result {
             Some(Ok(tensor)) => Ok((tensor, id)),

@@ -1,0 +1,223 @@
+//! Callbacks: run in order, without the manager's lock, each exactly once.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+
+use super::Manager;
+use crate::engine::{Held, Work};
+use crate::log;
+use crate::status::{Code, Status};
+
+thread_local! {
+    // The innermost callback that this thread is inside of. Frames are linked through the stack: nothing here has a
+    // destructor, so that it works while a thread, or the process, ends.
+    static INSIDE: Cell<*const Frame> = const { Cell::new(std::ptr::null()) };
+    // What this thread has seen of the last managers that it waited on: address, and what had happened.
+    static SEEN: Cell<[(usize, u64); 8]> = const { Cell::new([(0, 0); 8]) };
+    // The manager on which it waits.
+    static WAITING: Cell<usize> = const { Cell::new(0) };
+}
+
+struct Frame {
+    manager: usize,
+    outer: *const Frame,
+}
+
+/// Runs `f` as a callback of this manager on this thread.
+fn inside(manager: &Manager, f: impl FnOnce()) {
+    struct Leave<'a>(&'a Manager, *const Frame);
+    impl Drop for Leave<'_> {
+        fn drop(&mut self) {
+            INSIDE.set(self.1);
+            self.0.drivers.running.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+    manager.drivers.running.fetch_add(1, Ordering::AcqRel);
+    let frame = Frame { manager: manager.address(), outer: INSIDE.get() };
+    let _leave = Leave(manager, frame.outer);
+    INSIDE.set(&raw const frame);
+    f();
+}
+
+/// Whether this thread is inside a callback of the manager at this address.
+fn is_inside(manager: usize) -> bool {
+    let mut at = INSIDE.get();
+    while !at.is_null() {
+        // SAFETY: a frame lies on this thread's stack below the function that is running, and is taken out of the list
+        // before its function ends.
+        let frame = unsafe { &*at };
+        if frame.manager == manager {
+            return true;
+        }
+        at = frame.outer;
+    }
+    false
+}
+
+impl Manager {
+    /// Whether this thread is inside a callback of this manager.
+    pub(super) fn inside_callback(&self) -> bool {
+        is_inside(self.address())
+    }
+
+    pub(super) fn refuse_inside(&self, what: &str) -> Result<(), Status> {
+        if self.inside_callback() {
+            let text = format!("{what} was called inside a callback of the same manager");
+            return Err(Status::new(Code::FailedPrecondition, text));
+        }
+        Ok(())
+    }
+
+    /// Callbacks that have run, beside what else an application waits for.
+    pub(super) fn happened(&self) -> u64 {
+        self.drivers.ran.load(Ordering::Acquire).wrapping_add(self.core.lock().engine.happened())
+    }
+
+    /// What of this this thread knows: it waits for more than that. So nothing is missed that happened between the
+    /// application's look at its own state and its call.
+    pub(super) fn seen(&self) -> u64 {
+        let me = self.address();
+        let all = SEEN.get();
+        match all.iter().find(|(manager, _)| *manager == me) {
+            Some(&(_, seen)) => seen,
+            None if all.iter().any(|&(manager, _)| manager == 0) => 0,
+            // A thread with more managers than there is room for must not spin through them.
+            None => self.happened(),
+        }
+    }
+
+    /// Counts this thread among those that wait for callbacks, as long as `f` runs.
+    pub(super) fn waiting<R>(&self, f: impl FnOnce() -> R) -> R {
+        struct Leave<'a>(&'a Manager, usize);
+        impl Drop for Leave<'_> {
+            fn drop(&mut self) {
+                WAITING.set(self.1);
+                self.0.drivers.waits.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+        self.drivers.waits.fetch_add(1, Ordering::SeqCst);
+        let _leave = Leave(self, WAITING.replace(self.address()));
+        f()
+    }
+
+    /// A callback of the application has run: whoever else waits for one is told.
+    fn count_callback(&self) {
+        self.drivers.ran.fetch_add(1, Ordering::SeqCst);
+        let mine = usize::from(WAITING.get() == self.address());
+        if self.drivers.waits.load(Ordering::SeqCst) > mine {
+            self.core.lock().wake_waiters();
+        }
+    }
+
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self) as usize
+    }
+
+    /// This thread knows all that has happened.
+    pub(super) fn see(&self) {
+        let mut all = SEEN.get();
+        let me = self.address();
+        let at = all.iter().position(|(manager, _)| *manager == me).unwrap_or(all.len() - 1);
+        all[..=at].rotate_right(1);
+        all[0] = (me, self.happened());
+        SEEN.set(all);
+    }
+
+    /// Runs callbacks, and those that they cause, without the lock.
+    pub(super) fn run_all(&self, mut batch: VecDeque<Work>) -> u32 {
+        let mut count = 0;
+        while let Some(work) = batch.pop_front() {
+            count += 1;
+            self.run(work);
+        }
+        count
+    }
+
+    /// Runs one callback. A panic in it, a defect, does not keep the others from running.
+    pub(super) fn run(&self, work: Work) {
+        let shows = !matches!(work, Work::HostCopy { .. } | Work::DeviceCopy { .. });
+        inside(self, || {
+            if catch_unwind(AssertUnwindSafe(|| self.run_inside(work))).is_err() {
+                log::error(format_args!("caught a panic in a callback, a defect of the library"));
+            }
+        });
+        if shows {
+            self.count_callback();
+        }
+    }
+
+    fn run_inside(&self, work: Work) {
+        match work {
+            Work::RecvDone { key, step, done, result, info, mut after, request, keep } => {
+                self.trace_recv(request, &key, step, &result, &info);
+                if let Some(done) = done {
+                    done(result.as_ref().map_err(Status::clone), &info);
+                }
+                if keep {
+                    after = self.core.lock().engine.returned(request, after);
+                }
+                self.give_back(after);
+            }
+            Work::SendDone { done, result, info, of, .. } => {
+                self.trace_send(of.as_ref(), &result, &info);
+                done(result, &info);
+            }
+            Work::Alloc { request, mut alloc, meta, .. } => {
+                let addr = alloc(&meta);
+                let mut guard = self.core.lock();
+                let core = &mut *guard;
+                core.world.tick();
+                core.engine.allocated(&mut core.world, request, alloc, addr);
+                core.finish();
+            }
+            Work::Source { source, response, peer, key, step } => {
+                source(response, &peer, &key, step)
+            }
+            Work::HostCopy { token, dst, src, len } => {
+                // SAFETY: the engine asks for copies between memory that it holds until `copied`.
+                unsafe { super::sys::copy(dst, src, len) };
+                self.copied(token, Ok(()));
+            }
+            Work::DeviceCopy { token, ops, to_host, host, device, len } => {
+                // The copy may end on any thread, and after this manager's other callbacks.
+                let manager = self.me.clone();
+                let done = Box::new(move |result| {
+                    if let Some(manager) = manager.upgrade() {
+                        manager.copied(token, result);
+                    }
+                });
+                if to_host {
+                    ops.copy_to_host(host, device, len, done);
+                } else {
+                    ops.copy_from_host(device, host, len, done);
+                }
+            }
+        }
+    }
+
+    fn copied(&self, token: u64, result: Result<(), Status>) {
+        let mut guard = self.core.lock();
+        let core = &mut *guard;
+        core.world.tick();
+        core.engine.copied(&mut core.world, token, result);
+        core.finish();
+    }
+
+    /// Gives back what a finished receive held.
+    pub(super) fn give_back(&self, held: Held) {
+        match held {
+            Held::Nothing => {}
+            Held::Buffer(buffer) => {
+                use crate::engine::Fx;
+                self.core.lock().world.free(buffer);
+            }
+            Held::Source(done, info) => {
+                if let Some(done) = done {
+                    done(Ok(()), &info);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! The manager's lock on real primitives: a mutex, an epoll set with an eventfd in it, a condition variable; and the
+//! application's descriptor, where it asked for one.
+
+use std::os::fd::RawFd;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use super::core::Core;
+use super::drive::Caller;
+use super::lock::{Locked, Platform, Shared};
+use super::sys::{Epoll, EventFd, Tag, TimerFd};
+use super::wheel::Wheel;
+use crate::status::Status;
+
+/// The application's descriptor: readable while something is due or has arrived.
+struct Watch {
+    /// Around the manager's own epoll set.
+    epoll: Epoll,
+    bell: EventFd,
+    timer: TimerFd,
+}
+
+/// See the module's text.
+pub struct Seam {
+    mutex: Mutex<Shared<Core, Caller>>,
+    epoll: Arc<Epoll>,
+    wake: EventFd,
+    unpark: Condvar,
+    watch: OnceLock<Watch>,
+}
+
+impl Seam {
+    /// `thread`: a progress thread will drive.
+    pub fn new(core: Core, epoll: Arc<Epoll>, thread: bool) -> Result<Seam, Status> {
+        let wake = EventFd::new()?;
+        epoll.add(wake.fd(), Tag::Wake)?;
+        let mutex = Mutex::new(Shared { ground: core, wheel: Wheel::new(thread) });
+        Ok(Seam { mutex, epoll, wake, unpark: Condvar::new(), watch: OnceLock::new() })
+    }
+
+    /// Takes the lock.
+    #[inline]
+    pub fn lock(&self) -> Locked<'_, Seam> {
+        self.locked()
+    }
+
+    /// The application's descriptor, which from now on is armed by every turn.
+    pub fn watch_fd(&self) -> Result<RawFd, Status> {
+        if let Some(watch) = self.watch.get() {
+            return Ok(watch.epoll.fd());
+        }
+        let watch = Watch { epoll: Epoll::new()?, bell: EventFd::new()?, timer: TimerFd::new()? };
+        for fd in [self.epoll.fd(), watch.bell.fd(), watch.timer.fd()] {
+            watch.epoll.add(fd, Tag::Wake)?;
+        }
+        let fd = self.watch.get_or_init(|| watch).epoll.fd();
+        self.watch();
+        Ok(fd)
+    }
+
+    /// Whether the application has its descriptor.
+    pub fn is_watched(&self) -> bool {
+        self.watch.get().is_some()
+    }
+
+    /// The application looks: what made its descriptor readable is taken back, and what is ready is seen.
+    pub fn look(&self) -> Vec<Tag> {
+        if let Some(watch) = self.watch.get() {
+            let mut core = self.lock();
+            core.wheel().unwatch();
+            watch.bell.drain();
+        }
+        self.wait(Duration::ZERO)
+    }
+
+    /// The application may sleep on its descriptor again: it is armed when the lock is released.
+    pub fn watch(&self) {
+        let Some(watch) = self.watch.get() else { return };
+        let mut core = self.lock();
+        let (until, idle) = core.idle_until();
+        watch.timer.set(idle);
+        core.wheel().watch(until);
+    }
+}
+
+impl Platform for Seam {
+    type Ground = Core;
+    type Waiter = Caller;
+    type Guard<'a> = MutexGuard<'a, Shared<Core, Caller>>;
+    type Ready = Vec<Tag>;
+
+    #[inline]
+    fn raw_lock(&self) -> Self::Guard<'_> {
+        self.mutex.lock()
+    }
+
+    fn wait(&self, timeout: Duration) -> Vec<Tag> {
+        let mut tags = Vec::new();
+        self.epoll.wait(timeout, &mut tags);
+        tags
+    }
+
+    fn signal(&self) {
+        self.wake.signal();
+    }
+
+    fn drain(&self) {
+        self.wake.drain();
+    }
+
+    fn ring(&self) {
+        if let Some(watch) = self.watch.get() {
+            watch.bell.signal();
+        }
+    }
+
+    fn park<'a>(&'a self, guard: &mut Self::Guard<'a>, limit: Option<Duration>) {
+        match limit {
+            Some(limit) => {
+                self.unpark.wait_for(guard, limit);
+            }
+            None => self.unpark.wait(guard),
+        }
+    }
+
+    fn unpark(&self) {
+        self.unpark.notify_one();
+    }
+
+    fn grant(&self, caller: &Caller) {
+        caller.0.nudge();
+    }
+}

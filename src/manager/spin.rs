@@ -1,0 +1,172 @@
+//! How long a driver spins before it sleeps: as long as it pays, up to `busy_poll_us`.
+//!
+//! Spinning saves the wake-up of a thread (30 to 50 µs) where the next event comes soon, and steals a processor where it
+//! does not. So the driver learns from its last waits, as kernels do for idle guests (Linux's `halt_poll_ns`, after
+//! arXiv 1505.04310's idea of growing and shrinking the window):
+//!
+//! - a spin that found something goes on being worth it;
+//! - a wait that ended soon after its spin is tried with a full spin, a few times; if those find nothing, not for a while;
+//! - a long wait is not spun for again until a short one was seen;
+//! - a spin in which the thread lost its processor (more threads run than there are processors) ends at once, and
+//!   spinning is left off for longer each time: who would make the event may be who waits for this processor;
+//! - with one processor there is no spinning at all.
+
+use std::time::{Duration, Instant};
+
+/// A wait of up to so many times the spin counts as short.
+const SHORT: u32 = 4;
+/// Fruitless spins in a row before a pause.
+const TRIES: u32 = 8;
+/// Waits without spinning after that, at first and at most.
+const PAUSE: u32 = 32;
+const PAUSE_MAX: u32 = 1024;
+/// Two looks at the clock this far apart, with only polls between them: the thread did not run.
+const LOST: Duration = Duration::from_micros(250);
+
+/// What one driver has learnt.
+#[derive(Debug)]
+pub struct Spin {
+    max: Duration,
+    /// The next wait spins.
+    on: bool,
+    misses: u32,
+    /// Waits that do not spin, still.
+    pause: u32,
+    next_pause: u32,
+    /// When the present wait began.
+    since: Instant,
+    looked: Instant,
+    lost: bool,
+}
+
+impl Spin {
+    /// Spins for `max` at most, on so many processors.
+    pub fn new(max: Duration, processors: usize) -> Spin {
+        let max = if processors > 1 { max } else { Duration::ZERO };
+        let now = Instant::now();
+        Spin {
+            max,
+            on: true,
+            misses: 0,
+            pause: 0,
+            next_pause: PAUSE,
+            since: now,
+            looked: now,
+            lost: false,
+        }
+    }
+
+    /// A wait begins: there was something to do until now.
+    pub fn begin(&mut self, now: Instant) {
+        (self.since, self.looked, self.lost) = (now, now, false);
+    }
+
+    /// Whether to go on spinning; asked now and then with the time.
+    pub fn goes_on(&mut self, now: Instant) -> bool {
+        if !self.on || now - self.since >= self.max {
+            return false;
+        }
+        self.lost |= now - std::mem::replace(&mut self.looked, now) > LOST;
+        !self.lost
+    }
+
+    /// The spin found something.
+    pub fn found(&mut self) {
+        self.misses = 0;
+        if self.on {
+            self.next_pause = PAUSE;
+        }
+    }
+
+    /// The wait ended after a sleep.
+    pub fn slept(&mut self, now: Instant) {
+        if self.max.is_zero() {
+            return;
+        }
+        if self.pause > 0 {
+            self.pause -= 1;
+            return;
+        }
+        let short = now - self.since <= self.max * SHORT;
+        if self.on {
+            self.misses += 1;
+        }
+        if self.lost || self.misses > TRIES {
+            self.on = false;
+            self.misses = 0;
+            self.pause = self.next_pause;
+            self.next_pause = (self.next_pause * 2).min(PAUSE_MAX);
+        } else {
+            self.on = short;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const US: Duration = Duration::from_micros(1);
+    const MAX: Duration = Duration::from_micros(50);
+
+    /// A wait of so long, looked at every microsecond; whether it spun to the end of it or of the spin.
+    fn wait(spin: &mut Spin, now: &mut Instant, length: Duration, step: Duration) -> bool {
+        spin.begin(*now);
+        let end = *now + length;
+        let mut spun = false;
+        while spin.goes_on(*now) {
+            spun = true;
+            *now += step;
+            if *now >= end {
+                spin.found();
+                return true;
+            }
+        }
+        *now = end.max(*now);
+        spin.slept(*now);
+        spun
+    }
+
+    #[test]
+    fn r24_spins_while_it_finds_and_stops_when_it_does_not() {
+        let mut spin = Spin::new(MAX, 2);
+        let mut now = Instant::now();
+        for _ in 0..100 {
+            assert!(wait(&mut spin, &mut now, 10 * US, US));
+        }
+        wait(&mut spin, &mut now, 10_000 * US, US);
+        assert!(!wait(&mut spin, &mut now, 10_000 * US, US), "a long wait is not spun for again");
+        assert!(!wait(&mut spin, &mut now, 60 * US, US));
+        assert!(wait(&mut spin, &mut now, 10 * US, US), "a short one brings it back");
+    }
+
+    #[test]
+    fn r24_spins_that_never_find_become_rare() {
+        let mut spin = Spin::new(MAX, 2);
+        let mut now = Instant::now();
+        let spun = (0..10_000).filter(|_| wait(&mut spin, &mut now, 100 * US, US)).count();
+        assert!(spun < 300, "{spun} of 10000");
+        for _ in 0..PAUSE_MAX + 1 {
+            wait(&mut spin, &mut now, 60 * US, US);
+        }
+        assert!((0..4).any(|_| wait(&mut spin, &mut now, 10 * US, US)), "it is tried again");
+    }
+
+    #[test]
+    fn r24_a_lost_processor_ends_spinning_at_once() {
+        let mut spin = Spin::new(MAX * 100, 2);
+        let mut now = Instant::now();
+        assert!(wait(&mut spin, &mut now, 4_000 * US, 1_000 * US));
+        let spun = (0..PAUSE as usize)
+            .filter(|_| wait(&mut spin, &mut now, 4_000 * US, 1_000 * US))
+            .count();
+        assert_eq!(spun, 0);
+    }
+
+    #[test]
+    fn r24_one_processor_does_not_spin() {
+        let mut spin = Spin::new(MAX, 1);
+        let mut now = Instant::now();
+        assert!((0..100).all(|_| !wait(&mut spin, &mut now, 10 * US, US)));
+    }
+}

@@ -1,0 +1,322 @@
+//! Who turns the manager, and who sleeps: the wake-up protocol.
+//!
+//! One thread at a time holds the *seat* and drives: it turns the manager, spins, sleeps. The progress thread holds it
+//! unless a blocked caller (`rdma_recv`, `rdma_mgr_connect`, `rdma_mgr_wait`) takes it away, which a caller may at any
+//! time; further callers queue behind that one. Others may turn the manager once without the seat
+//! (`rdma_mgr_progress`).
+//!
+//! The invariant: **whoever sleeps is armed, or will be woken.** It is held in one place. The wheel lies behind the
+//! manager's lock, and each release of that lock, by whomever, passes through [`Wheel::settle`]: where somebody sleeps
+//! and nobody drives, the adapters that the release leaves disarmed are armed again, and the sleeper is woken if
+//! something is due before the time for which it lay down. So no path can poll, queue or set a timer and forget the
+//! sleeper. A sleeper is woken once, however much becomes due until it runs.
+//!
+//! Somebody who drives and is awake needs no waking: it looks before it sleeps ([`Wheel::lie_down`]) and settles when it
+//! leaves ([`Wheel::leave`]). While callers drive, the progress thread either still sleeps, disarmed and not counted
+//! on, until the last of them leaves and the thread's sleep counts again; or it is parked: for [`PARK`] if the caller
+//! is awake, which is then all that a manager may stay without a driver, and else until it is told.
+//!
+//! `model` runs this code, and that of `sleep`, in a model checker.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// A parked progress thread looks so often whether callers still drive. It takes the seat at the second look that
+/// finds none, so a manager is without a driver for twice this at most.
+pub const PARK: Duration = Duration::from_micros(250);
+
+/// What a driver would have to do, and how it is told of more.
+pub trait Ground {
+    /// Something is to be done that no descriptor tells of. Asking may forget it: whoever asks wakes the driver.
+    fn due(&mut self) -> bool;
+    /// When the next timer is due, in nanoseconds.
+    fn next(&self) -> u64;
+    /// Makes descriptors tell what arrives; false: something has arrived already.
+    fn arm(&mut self) -> bool;
+    /// Nobody has polled since they were armed.
+    fn armed(&self) -> bool;
+}
+
+/// Who holds the seat.
+#[derive(Debug, PartialEq, Eq)]
+enum Seat<W> {
+    Free,
+    Thread,
+    Caller(W),
+}
+
+/// Somebody sleeps on descriptors.
+#[derive(Clone, Copy, Debug)]
+struct Sleep {
+    /// Until then, in nanoseconds.
+    until: u64,
+    /// It was woken, and has not noticed yet.
+    woken: bool,
+}
+
+/// Where the progress thread is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Thread {
+    /// There is none.
+    Absent,
+    /// It runs.
+    Awake,
+    /// It sleeps on the descriptors.
+    Asleep { until: u64 },
+    /// It waits for callers to leave, and looks after [`PARK`].
+    Parked,
+    /// It waits until it is told.
+    ParkedForLong,
+}
+
+/// What the holder of the lock does after releasing it.
+#[derive(Debug)]
+#[must_use]
+pub struct Wake<W> {
+    /// Wake who sleeps on the descriptors.
+    pub sleeper: bool,
+    /// Make the application's descriptor readable.
+    pub watcher: bool,
+    /// Wake the parked progress thread.
+    pub thread: bool,
+    /// Tell this caller that the seat is its.
+    pub caller: Option<W>,
+}
+
+impl<W> Default for Wake<W> {
+    fn default() -> Self {
+        Wake { sleeper: false, watcher: false, thread: false, caller: None }
+    }
+}
+
+impl<W> Wake<W> {
+    /// Nothing is to be done.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        !(self.sleeper || self.watcher || self.thread || self.caller.is_some())
+    }
+}
+
+/// What the progress thread does next.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Next {
+    /// It holds the seat.
+    Drive,
+    /// It parks: for so long at most, `None` until it is told.
+    Park(Option<Duration>),
+}
+
+/// See the module's text. `W` is a blocked caller.
+#[derive(Debug)]
+pub struct Wheel<W> {
+    seat: Seat<W>,
+    /// The holder of the seat sleeps.
+    asleep: Option<Sleep>,
+    /// The application may sleep on its descriptor.
+    watch: Option<Sleep>,
+    thread: Thread,
+    /// Callers that wait for the seat.
+    queue: VecDeque<W>,
+    /// Counts callers that came or left.
+    visits: u64,
+    /// `visits` when the thread looked last.
+    looked: u64,
+    /// What the last `leave` found to be done.
+    handed: Wake<W>,
+}
+
+impl<W: Clone + PartialEq> Wheel<W> {
+    /// Nobody drives. `thread`: a progress thread will.
+    pub fn new(thread: bool) -> Wheel<W> {
+        Wheel {
+            seat: Seat::Free,
+            asleep: None,
+            watch: None,
+            thread: if thread { Thread::Awake } else { Thread::Absent },
+            queue: VecDeque::new(),
+            visits: 0,
+            looked: 0,
+            handed: Wake::default(),
+        }
+    }
+
+    /// At each release of the lock: what sleeps is armed, or woken.
+    #[inline]
+    pub fn settle(&mut self, ground: &mut impl Ground) -> Wake<W> {
+        let driven = self.seat != Seat::Free && self.asleep.is_none();
+        let idle = self.asleep.is_none()
+            && self.watch.is_none()
+            && matches!(self.thread, Thread::Absent | Thread::Awake);
+        let mut wake = std::mem::take(&mut self.handed);
+        if !(driven || idle) {
+            self.settle_sleepers(ground, &mut wake);
+        }
+        wake
+    }
+
+    fn settle_sleepers(&mut self, ground: &mut impl Ground, wake: &mut Wake<W>) {
+        let unwoken = |sleep: &Option<Sleep>| sleep.is_some_and(|s| !s.woken);
+        if !unwoken(&self.asleep) && !unwoken(&self.watch) {
+            // Nobody sleeps who would not wake anyway. A parked thread comes soon, or at once if it should.
+            let parked = matches!(self.thread, Thread::Parked | Thread::ParkedForLong);
+            wake.thread |= self.seat == Seat::Free && parked && ground.due();
+            return;
+        }
+        let now = ground.due() || !(ground.armed() || ground.arm());
+        let next = ground.next();
+        let tell = |sleep: &mut Option<Sleep>| match sleep {
+            Some(s) if !s.woken && (now || next < s.until) => {
+                s.woken = true;
+                true
+            }
+            _ => false,
+        };
+        wake.sleeper |= tell(&mut self.asleep);
+        wake.watcher |= tell(&mut self.watch);
+    }
+
+    /// A blocked caller wants to drive. True: it holds the seat; false: it is queued behind another.
+    pub fn sit(&mut self, caller: &W) -> bool {
+        match &self.seat {
+            Seat::Caller(holder) if holder == caller => return true,
+            Seat::Caller(_) => {
+                if !self.queue.contains(caller) {
+                    self.queue.push_back(caller.clone());
+                }
+                return false;
+            }
+            // From the thread it is taken, awake or asleep: the thread parks when it notices.
+            Seat::Free | Seat::Thread => {}
+        }
+        self.visits += 1;
+        self.asleep = None;
+        self.seat = Seat::Caller(caller.clone());
+        true
+    }
+
+    /// A caller goes, with the seat or out of the queue.
+    pub fn leave(&mut self, caller: &W) {
+        self.queue.retain(|w| w != caller);
+        if !matches!(&self.seat, Seat::Caller(holder) if holder == caller) {
+            return;
+        }
+        self.visits += 1;
+        self.asleep = None;
+        if let Some(next) = self.queue.pop_front() {
+            self.seat = Seat::Caller(next.clone());
+            self.handed.caller = Some(next);
+            return;
+        }
+        self.seat = Seat::Free;
+        match self.thread {
+            // It still lies there: its sleep counts again, and the release of the lock arms for it.
+            Thread::Asleep { until } => {
+                self.seat = Seat::Thread;
+                self.asleep = Some(Sleep { until, woken: false });
+            }
+            Thread::ParkedForLong => self.handed.thread = true,
+            Thread::Absent | Thread::Awake | Thread::Parked => {}
+        }
+    }
+
+    /// The progress thread, awake, asks what to do.
+    #[inline]
+    pub fn thread_next(&mut self) -> Next {
+        if self.seat == Seat::Thread {
+            return Next::Drive;
+        }
+        let visited = std::mem::replace(&mut self.looked, self.visits) != self.visits;
+        if self.seat == Seat::Free && !visited {
+            self.seat = Seat::Thread;
+            return Next::Drive;
+        }
+        // Who sleeps stays for a while, and tells when it leaves.
+        let long = self.seat != Seat::Free && self.asleep.is_some();
+        self.thread = if long { Thread::ParkedForLong } else { Thread::Parked };
+        Next::Park(if long { None } else { Some(PARK) })
+    }
+
+    /// The progress thread is no longer parked.
+    pub fn unparked(&mut self) {
+        self.thread = Thread::Awake;
+    }
+
+    /// The progress thread is gone for good.
+    pub fn thread_ended(&mut self) {
+        self.thread = Thread::Absent;
+        if self.seat == Seat::Thread {
+            self.seat = Seat::Free;
+            self.asleep = None;
+        }
+    }
+
+    /// Whoever drives, `None` the progress thread, wants to sleep until then. False: it must not.
+    pub fn lie_down(&mut self, who: Option<&W>, until: u64, ground: &mut impl Ground) -> bool {
+        let holds = match (&self.seat, who) {
+            (Seat::Thread, None) => true,
+            (Seat::Caller(holder), Some(caller)) => holder == caller,
+            _ => false,
+        };
+        if !holds || ground.due() || !ground.arm() {
+            return false;
+        }
+        if who.is_none() {
+            self.thread = Thread::Asleep { until };
+        }
+        self.asleep = Some(Sleep { until, woken: false });
+        true
+    }
+
+    /// The same sleeper is awake. True: it still drives, and may take the signal that woke it.
+    pub fn get_up(&mut self, who: Option<&W>) -> bool {
+        if who.is_none() {
+            self.thread = Thread::Awake;
+        }
+        let holds = match (&self.seat, who) {
+            (Seat::Thread, None) => true,
+            (Seat::Caller(holder), Some(caller)) => holder == caller,
+            _ => false,
+        };
+        if holds {
+            self.asleep = None;
+        }
+        holds
+    }
+
+    /// The application may sleep on its descriptor from now on, until then. The release of the lock arms for it.
+    pub fn watch(&mut self, until: u64) {
+        self.watch = Some(Sleep { until, woken: false });
+    }
+
+    /// The application is awake and looks.
+    pub fn unwatch(&mut self) {
+        self.watch = None;
+    }
+
+    /// Wakes everybody: the manager ends, or somebody waits for what has just happened.
+    pub fn wake_all(&mut self) -> Wake<W> {
+        for sleep in [&mut self.asleep, &mut self.watch].into_iter().flatten() {
+            sleep.woken = true;
+        }
+        Wake { sleeper: true, watcher: self.watch.is_some(), thread: true, caller: None }
+    }
+
+    /// Wakes the driver, if it is a caller that sleeps: it may wait for a callback that ran elsewhere.
+    pub fn wake_waiters(&mut self) -> Wake<W> {
+        let mut wake = Wake::default();
+        if let (Seat::Caller(_), Some(sleep)) = (&self.seat, &mut self.asleep) {
+            wake.sleeper = !std::mem::replace(&mut sleep.woken, true);
+        }
+        wake
+    }
+
+    /// Callers that wait for the seat.
+    pub fn queued(&self) -> impl Iterator<Item = &W> {
+        self.queue.iter()
+    }
+}
+
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod tests;

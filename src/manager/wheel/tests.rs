@@ -1,0 +1,155 @@
+//! One case a name.
+
+use super::*;
+
+#[derive(Default)]
+struct Fake {
+    due: bool,
+    next: u64,
+    arrived: bool,
+    armed: bool,
+    arms: u32,
+}
+
+impl Ground for Fake {
+    fn due(&mut self) -> bool {
+        self.due
+    }
+    fn next(&self) -> u64 {
+        self.next
+    }
+    fn arm(&mut self) -> bool {
+        self.arms += 1;
+        self.armed = !self.arrived;
+        self.armed
+    }
+    fn armed(&self) -> bool {
+        self.armed
+    }
+}
+
+/// The progress thread sleeps until 100.
+fn asleep() -> (Wheel<u32>, Fake) {
+    let mut wheel = Wheel::new(true);
+    let mut ground = Fake { next: 1000, ..Fake::default() };
+    assert_eq!(wheel.thread_next(), Next::Drive);
+    assert!(wheel.lie_down(None, 100, &mut ground));
+    assert!(wheel.settle(&mut ground).is_empty());
+    (wheel, ground)
+}
+
+#[test]
+fn r01_a_turn_beside_a_sleeper_is_followed_by_arming() {
+    let (mut wheel, mut ground) = asleep();
+    ground.armed = false;
+    assert!(wheel.settle(&mut ground).is_empty());
+    assert!(ground.armed);
+    (ground.armed, ground.arrived) = (false, true);
+    assert!(wheel.settle(&mut ground).sleeper, "something arrived before it was armed");
+    assert!(wheel.settle(&mut ground).is_empty(), "it is woken once");
+}
+
+#[test]
+fn an_earlier_deadline_wakes_and_a_later_one_does_not() {
+    let (mut wheel, mut ground) = asleep();
+    ground.next = 100;
+    assert!(wheel.settle(&mut ground).is_empty());
+    ground.next = 99;
+    assert!(wheel.settle(&mut ground).sleeper);
+}
+
+#[test]
+fn a_caller_takes_the_seat_and_the_sleep_counts_again() {
+    let (mut wheel, mut ground) = asleep();
+    assert!(wheel.sit(&1));
+    ground.armed = false;
+    ground.due = true;
+    assert!(wheel.settle(&mut ground).is_empty(), "the caller looks for itself");
+    ground.due = false;
+    wheel.leave(&1);
+    assert!(wheel.settle(&mut ground).is_empty());
+    assert!(ground.armed, "the thread is relied on again");
+    ground.due = true;
+    assert!(wheel.settle(&mut ground).sleeper);
+}
+
+#[test]
+fn r02_a_caller_that_leaves_awake_is_followed_within_two_looks() {
+    let (mut wheel, mut ground) = asleep();
+    assert!(wheel.sit(&1));
+    assert!(!wheel.get_up(None), "the seat is the caller's");
+    assert_eq!(wheel.thread_next(), Next::Park(Some(PARK)));
+    wheel.unparked();
+    wheel.leave(&1);
+    assert_eq!(wheel.thread_next(), Next::Park(Some(PARK)), "another caller may come");
+    wheel.unparked();
+    assert_eq!(wheel.thread_next(), Next::Drive);
+    assert!(wheel.settle(&mut ground).is_empty());
+}
+
+#[test]
+fn r02_a_caller_that_slept_tells_the_thread_when_it_leaves() {
+    let (mut wheel, mut ground) = asleep();
+    assert!(wheel.sit(&1));
+    assert!(wheel.lie_down(Some(&1), 100, &mut ground));
+    assert!(!wheel.get_up(None));
+    assert_eq!(wheel.thread_next(), Next::Park(None));
+    assert!(wheel.get_up(Some(&1)));
+    wheel.leave(&1);
+    assert!(wheel.settle(&mut ground).thread);
+}
+
+#[test]
+fn work_that_nobody_drives_wakes_the_parked_thread() {
+    let (mut wheel, mut ground) = asleep();
+    assert!(wheel.sit(&1));
+    assert!(!wheel.get_up(None));
+    assert_eq!(wheel.thread_next(), Next::Park(Some(PARK)));
+    wheel.leave(&1);
+    assert!(wheel.settle(&mut ground).is_empty());
+    ground.due = true;
+    assert!(wheel.settle(&mut ground).thread);
+}
+
+#[test]
+fn callers_queue_and_inherit() {
+    let mut wheel: Wheel<u32> = Wheel::new(false);
+    let mut ground = Fake::default();
+    assert!(wheel.sit(&1));
+    assert!(!wheel.sit(&2) && !wheel.sit(&3) && !wheel.sit(&2));
+    wheel.leave(&3);
+    wheel.leave(&1);
+    assert_eq!(wheel.settle(&mut ground).caller, Some(2));
+    assert!(wheel.sit(&2), "it was handed the seat");
+    wheel.leave(&2);
+    assert!(wheel.settle(&mut ground).is_empty());
+    assert!(wheel.sit(&4));
+}
+
+#[test]
+fn nobody_lies_down_without_the_seat_or_over_work() {
+    let (mut wheel, mut ground) = asleep();
+    assert!(wheel.get_up(None));
+    ground.due = true;
+    assert!(!wheel.lie_down(None, 100, &mut ground));
+    ground.due = false;
+    assert!(wheel.sit(&1));
+    assert!(!wheel.lie_down(None, 100, &mut ground), "a caller drives");
+    ground.arrived = true;
+    assert!(!wheel.lie_down(Some(&1), 100, &mut ground));
+}
+
+#[test]
+fn an_application_that_watches_is_told_once_until_it_looks() {
+    let mut wheel: Wheel<u32> = Wheel::new(false);
+    let mut ground = Fake { next: 1000, ..Fake::default() };
+    wheel.watch(100);
+    assert!(wheel.settle(&mut ground).is_empty());
+    assert!(ground.armed);
+    ground.due = true;
+    assert!(wheel.settle(&mut ground).watcher);
+    assert!(wheel.settle(&mut ground).is_empty());
+    wheel.unwatch();
+    wheel.watch(100);
+    assert!(wheel.settle(&mut ground).watcher);
+}

@@ -1,0 +1,145 @@
+//! What the library asks of the system beyond any one part: threads and signals.
+
+use std::io;
+use std::thread::JoinHandle;
+
+/// Signals that a thread raises by its own fault: blocked, they would kill the process without the application's
+/// handler for crashes.
+const FAULTS: [libc::c_int; 6] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
+
+/// A set of signals.
+struct Signals(libc::sigset_t);
+
+impl Signals {
+    fn none() -> Signals {
+        let mut set = std::mem::MaybeUninit::uninit();
+        // SAFETY: `sigemptyset` fills the set that it is given.
+        unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            Signals(set.assume_init())
+        }
+    }
+
+    fn all_but(except: &[libc::c_int]) -> Signals {
+        let mut set = Signals::none();
+        // SAFETY: the set is initialised.
+        unsafe { libc::sigfillset(&mut set.0) };
+        for &signal in except {
+            // SAFETY: the set is initialised; a wrong number would be refused.
+            unsafe { libc::sigdelset(&mut set.0, signal) };
+        }
+        set
+    }
+
+    fn of(signals: &[libc::c_int]) -> Signals {
+        let mut set = Signals::none();
+        for &signal in signals {
+            // SAFETY: the set is initialised; a wrong number would be refused.
+            unsafe { libc::sigaddset(&mut set.0, signal) };
+        }
+        set
+    }
+
+    fn has(&self, signal: libc::c_int) -> bool {
+        // SAFETY: the set is initialised.
+        unsafe { libc::sigismember(&self.0, signal) == 1 }
+    }
+
+    /// Those that wait for this thread, or for the process, while it blocks them.
+    fn pending() -> Signals {
+        let mut set = Signals::none();
+        // SAFETY: the set is valid for writing.
+        unsafe { libc::sigpending(&mut set.0) };
+        set
+    }
+}
+
+/// Signals that this thread blocks until this is dropped.
+struct Blocked {
+    before: Signals,
+}
+
+impl Blocked {
+    fn new(signals: &Signals) -> Blocked {
+        let mut before = Signals::none();
+        // SAFETY: both sets are valid.
+        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &signals.0, &mut before.0) };
+        Blocked { before }
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        // SAFETY: the set is the one that was there before.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before.0, std::ptr::null_mut()) };
+    }
+}
+
+/// Starts a thread that takes no signal of the application: handlers run where the application expects them, and signals
+/// that all of its threads block, to read them from a signalfd, stay blocked.
+pub fn spawn(name: &str, f: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    // A new thread has its creator's mask from its first instruction on.
+    let _blocked = Blocked::new(&Signals::all_but(&FAULTS));
+    std::thread::Builder::new().name(name.to_owned()).spawn(f)
+}
+
+/// Runs `f`, whose writes to files and pipes fail with an error where the system would otherwise raise SIGXFSZ (a limit
+/// on file sizes, to which memory files belong) or SIGPIPE, which end a process that does not expect them.
+pub fn without_write_signals<R>(f: impl FnOnce() -> R) -> R {
+    const RAISED: [libc::c_int; 2] = [libc::SIGXFSZ, libc::SIGPIPE];
+    let set = Signals::of(&RAISED);
+    let blocked = Blocked::new(&set);
+    let before = Signals::pending();
+    let result = f();
+    let after = Signals::pending();
+    for signal in RAISED {
+        // What was raised for this thread is taken, but not what already waited for somebody else.
+        if after.has(signal) && !before.has(signal) && !blocked.before.has(signal) {
+            let one = Signals::of(&[signal]);
+            let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            // SAFETY: set and time are valid; what was taken is not asked for.
+            unsafe { libc::sigtimedwait(&one.0, std::ptr::null_mut(), &now) };
+        }
+    }
+    drop(blocked);
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r05_threads_of_the_library_take_no_signals() {
+        let (send, receive) = std::sync::mpsc::channel();
+        let thread = spawn("rdma-test", move || {
+            // An empty set changes nothing: what is blocked is reported.
+            let now = Blocked::new(&Signals::none());
+            let masks = (1..32).filter(|&s| now.before.has(s)).collect::<Vec<_>>();
+            send.send(masks).unwrap();
+        })
+        .unwrap();
+        let masks = receive.recv().unwrap();
+        thread.join().unwrap();
+        for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGCHLD, libc::SIGUSR1, libc::SIGPROF] {
+            assert!(masks.contains(&signal), "signal {signal} is not blocked");
+        }
+        assert!(FAULTS.iter().all(|s| !masks.contains(s)), "a crash handler would not run");
+    }
+
+    #[test]
+    fn r05_a_broken_pipe_is_an_error() {
+        use std::io::Write;
+        use std::os::fd::OwnedFd;
+        // SAFETY: Rust's runtime ignores SIGPIPE; this thread's process has it as C programs do, for this test.
+        let before = unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+        let (reader, writer) = io::pipe().unwrap();
+        drop(reader);
+        let mut writer = std::fs::File::from(OwnedFd::from(writer));
+        let result = without_write_signals(|| writer.write_all(b"x"));
+        assert_eq!(result.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+        // SAFETY: what was there before.
+        unsafe { libc::signal(libc::SIGPIPE, before) };
+    }
+}
