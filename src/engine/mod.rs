@@ -26,10 +26,12 @@ mod request;
 mod response;
 pub mod slab;
 mod timers;
+mod tries;
 
 pub use channel::{ChanId, Channel, INITIAL_CREDITS};
 pub use fx::{Buffer, Fx, Held, MapError, Window, Work};
 pub use peer::Peer;
+pub use tries::Tries;
 use request::Request;
 use response::Response;
 use slab::Slab;
