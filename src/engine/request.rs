@@ -178,7 +178,16 @@ impl Engine {
                     Target::Given { len, .. } => meta.nbytes <= len,
                     _ => true,
                 };
-                if !fits || self.prepare(fx, index, meta, AfterAlloc::Request, true)? {
+                let ready = !fits || {
+                    match self.prepare(fx, index, meta, AfterAlloc::Request, true) {
+                        Ok(ready) => ready,
+                        Err(_) => {
+                            self.distrust_cache(fx, index);
+                            false
+                        }
+                    }
+                };
+                if ready {
                     self.submit(fx, index);
                 }
             }
@@ -216,8 +225,10 @@ impl Engine {
         let forced = self.settings.protocol;
         let expose = len > if forced == Protocol::DirectPut { 0 } else { eager_max }
             && forced != Protocol::DirectGet;
-        if expose && let Err(status) = self.open_landing(fx, index, ch, len, Access::REMOTE_WRITE) {
-            return self.fail(fx, index, status);
+        if expose && let Err(why) = self.open_landing(fx, index, ch, len, Access::REMOTE_WRITE) {
+            // The length is a guess by what is cached, or the room given: the tensor may be smaller. Asked
+            // without a destination, its sender tells.
+            crate::log::debug(format_args!("a destination of {len} bytes is not opened: {why}"));
         }
         let Some(r) = self.requests.get(index) else { return };
         let dst = r.landing.as_ref().and_then(|l| {
