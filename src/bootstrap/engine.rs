@@ -195,7 +195,14 @@ impl Bootstrap {
         let expect =
             expect.map(|(name, incarnation)| Expect { name: name.to_owned(), incarnation });
         let addrs = addrs.iter().take(MAX_ADDRESSES).copied().collect();
-        self.queue.push_back(Dial { token, addrs, expect, deadline, errors: Vec::new(), met: Vec::new() });
+        self.queue.push_back(Dial {
+            token,
+            addrs,
+            expect,
+            deadline,
+            errors: Vec::new(),
+            met: Vec::new(),
+        });
     }
 
     /// Forgets a dial: no event of this token follows. Its endpoint, if it has one, is discarded at

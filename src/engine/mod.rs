@@ -22,6 +22,7 @@ pub mod channel;
 mod fx;
 mod local;
 mod peer;
+mod reclaim;
 mod request;
 mod response;
 pub mod slab;
@@ -31,10 +32,11 @@ mod tries;
 pub use channel::{ChanId, Channel, INITIAL_CREDITS};
 pub use fx::{Buffer, Fx, Held, MapError, Window, Work};
 pub use peer::Peer;
-pub use tries::Tries;
+pub use reclaim::Range;
 use request::Request;
 use response::Response;
 use slab::Slab;
+pub use tries::Tries;
 
 /// Most devices of one manager.
 pub const MAX_DEVICES: usize = 256;

@@ -40,7 +40,11 @@ impl Tries {
             all => {
                 let mut parts: Vec<String> = all
                     .iter()
-                    .map(|(text, n)| if *n == 1 { text.clone() } else { format!("{text} ({n} times)") })
+                    .map(
+                        |(text, n)| {
+                            if *n == 1 { text.clone() } else { format!("{text} ({n} times)") }
+                        },
+                    )
                     .collect();
                 if self.dropped > 0 {
                     parts.insert(1, format!("… {} others …", self.dropped));
