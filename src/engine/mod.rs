@@ -22,17 +22,21 @@ pub mod channel;
 mod fx;
 mod local;
 mod peer;
+mod reclaim;
 mod request;
 mod response;
 pub mod slab;
 mod timers;
+mod tries;
 
 pub use channel::{ChanId, Channel, INITIAL_CREDITS};
 pub use fx::{Buffer, Fx, Held, MapError, Window, Work};
 pub use peer::Peer;
+pub use reclaim::Range;
 use request::Request;
 use response::Response;
 use slab::Slab;
+pub use tries::Tries;
 
 /// Most devices of one manager.
 pub const MAX_DEVICES: usize = 256;
@@ -325,7 +329,7 @@ impl Engine {
         }
     }
 
-    /// A number that changes when an operation ends, a connection comes or goes, or a peer asks.
+    /// A number that changes when a connection comes or goes, or a peer asks. Callbacks are counted where they run.
     pub fn happened(&self) -> u64 {
         self.happened
     }
@@ -403,7 +407,6 @@ impl Engine {
         mut info: TransferInfo,
         inline: bool,
     ) {
-        self.happened += 1;
         if let Err(s) = &result {
             info.reason = s.reason;
         }

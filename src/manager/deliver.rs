@@ -5,61 +5,38 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
-use super::Manager;
+use super::{Manager, inside};
 use crate::engine::{Held, Work};
 use crate::log;
 use crate::status::{Code, Status};
 
 thread_local! {
-    // The innermost callback that this thread is inside of. Frames are linked through the stack: nothing here has a
-    // destructor, so that it works while a thread, or the process, ends.
-    static INSIDE: Cell<*const Frame> = const { Cell::new(std::ptr::null()) };
     // What this thread has seen of the last managers that it waited on: address, and what had happened.
     static SEEN: Cell<[(usize, u64); 8]> = const { Cell::new([(0, 0); 8]) };
     // The manager on which it waits.
     static WAITING: Cell<usize> = const { Cell::new(0) };
 }
 
-struct Frame {
-    manager: usize,
-    outer: *const Frame,
+/// A callback of this manager runs on this thread.
+struct Inside<'a>(&'a Manager, #[expect(dead_code, reason = "a guard")] inside::Inside);
+
+impl Inside<'_> {
+    fn enter(manager: &Manager) -> Inside<'_> {
+        manager.drivers.running.fetch_add(1, Ordering::AcqRel);
+        Inside(manager, inside::Inside::enter(manager))
+    }
 }
 
-/// Runs `f` as a callback of this manager on this thread.
-fn inside(manager: &Manager, f: impl FnOnce()) {
-    struct Leave<'a>(&'a Manager, *const Frame);
-    impl Drop for Leave<'_> {
-        fn drop(&mut self) {
-            INSIDE.set(self.1);
-            self.0.drivers.running.fetch_sub(1, Ordering::AcqRel);
-        }
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.drivers.running.fetch_sub(1, Ordering::AcqRel);
     }
-    manager.drivers.running.fetch_add(1, Ordering::AcqRel);
-    let frame = Frame { manager: manager.address(), outer: INSIDE.get() };
-    let _leave = Leave(manager, frame.outer);
-    INSIDE.set(&raw const frame);
-    f();
-}
-
-/// Whether this thread is inside a callback of the manager at this address.
-fn is_inside(manager: usize) -> bool {
-    let mut at = INSIDE.get();
-    while !at.is_null() {
-        // SAFETY: a frame lies on this thread's stack below the function that is running, and is taken out of the list
-        // before its function ends.
-        let frame = unsafe { &*at };
-        if frame.manager == manager {
-            return true;
-        }
-        at = frame.outer;
-    }
-    false
 }
 
 impl Manager {
     /// Whether this thread is inside a callback of this manager.
     pub(super) fn inside_callback(&self) -> bool {
-        is_inside(self.address())
+        inside::contains(self)
     }
 
     pub(super) fn refuse_inside(&self, what: &str) -> Result<(), Status> {
@@ -138,11 +115,11 @@ impl Manager {
     /// Runs one callback. A panic in it, a defect, does not keep the others from running.
     pub(super) fn run(&self, work: Work) {
         let shows = !matches!(work, Work::HostCopy { .. } | Work::DeviceCopy { .. });
-        inside(self, || {
-            if catch_unwind(AssertUnwindSafe(|| self.run_inside(work))).is_err() {
-                log::error(format_args!("caught a panic in a callback, a defect of the library"));
-            }
-        });
+        let inside = Inside::enter(self);
+        if catch_unwind(AssertUnwindSafe(|| self.run_inside(work))).is_err() {
+            log::error(format_args!("caught a panic in a callback, a defect of the library"));
+        }
+        drop(inside);
         if shows {
             self.count_callback();
         }
@@ -176,11 +153,18 @@ impl Manager {
                 source(response, &peer, &key, step)
             }
             Work::HostCopy { token, dst, src, len } => {
-                // SAFETY: the engine asks for copies between memory that it holds until `copied`.
-                unsafe { super::sys::copy(dst, src, len) };
-                self.copied(token, Ok(()));
+                let begun = self.core.lock().engine.copy_begins(token);
+                if begun.is_ok() {
+                    // SAFETY: the engine asks for copies between memory that it holds until `copied`.
+                    unsafe { super::sys::copy(dst, src, len) };
+                }
+                self.copied(token, begun);
             }
             Work::DeviceCopy { token, ops, to_host, host, device, len } => {
+                let begun = self.core.lock().engine.copy_begins(token);
+                if begun.is_err() {
+                    return self.copied(token, begun);
+                }
                 // The copy may end on any thread, and after this manager's other callbacks.
                 let manager = self.me.clone();
                 let done = Box::new(move |result| {
@@ -215,6 +199,7 @@ impl Manager {
             }
             Held::Source(done, info) => {
                 if let Some(done) = done {
+                    let _inside = Inside::enter(self);
                     done(Ok(()), &info);
                 }
             }

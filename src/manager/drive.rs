@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::Manager;
 use super::lock::{Locked, Sitting, sleep};
 use super::seam::Seam;
 use super::spin::Spin;
 use super::sys::Tag;
+use super::{Manager, inside};
 use crate::log;
 
 /// State of the drivers that is asked for without the lock.
@@ -213,6 +213,7 @@ impl Manager {
     }
 
     fn progress_thread(&self) {
+        inside::begin_to_drive(self);
         let mut spin = self.new_spin();
         let mut rounds = Rounds::new(&mut spin);
         while !self.drivers.closing.load(Ordering::Acquire) {

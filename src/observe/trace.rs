@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 
 use super::render::Json;
 use crate::log;
+use crate::os::without_write_signals;
 use crate::status::{Code, Status};
 
 /// Events that wait in memory.
@@ -204,13 +205,12 @@ impl Recorder {
     fn create(path: String, process: u32, manager: &str) -> Result<Recorder, Status> {
         let os = |e| Status::os(format_args!("trace to {path:?}"), &e);
         let mut file = File::create(&path).map_err(os)?;
-        write!(
-            file,
+        let head = format!(
             "[\n{{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":{process},\"tid\":0,\
              \"args\":{{\"name\":{}}}}}\n]\n",
             Json(manager)
-        )
-        .map_err(os)?;
+        );
+        without_write_signals(|| file.write_all(head.as_bytes())).map_err(os)?;
         Ok(Recorder {
             file,
             process,
@@ -252,7 +252,7 @@ impl Recorder {
         let mut bytes = Vec::with_capacity(text.len() + END.len());
         bytes.extend_from_slice(text.as_bytes());
         bytes.extend_from_slice(END);
-        self.file.write_all(&bytes).map_err(os)
+        without_write_signals(|| self.file.write_all(&bytes)).map_err(os)
     }
 
     fn finish(&mut self) -> Result<(), Status> {

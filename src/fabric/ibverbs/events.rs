@@ -127,9 +127,7 @@ impl Events {
             quit: eventfd()?,
         });
         let theirs = shared.clone();
-        let thread = std::thread::Builder::new()
-            .name("rdma-async".into())
-            .spawn(move || run(&theirs))
+        let thread = crate::os::spawn("rdma-async", move || run(&theirs))
             .map_err(|e| Status::os("thread for device events", &e))?;
         Ok(Events { shared, thread: Some(thread) })
     }

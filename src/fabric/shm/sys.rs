@@ -6,6 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::time::Duration;
 
+use crate::os::without_write_signals;
+
 /// Turns the result of a system call into an `io::Result`.
 fn check(rc: libc::c_int) -> io::Result<libc::c_int> {
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc) }
@@ -38,8 +40,9 @@ pub(crate) fn memfd(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     // SAFETY: `name` is NUL-terminated.
     let fd = owned(unsafe { libc::memfd_create(name.as_ptr(), flags) })?;
     let len = libc::off_t::try_from(len).map_err(io::Error::other)?;
+    // A limit on file sizes counts here too, and is an error, not the end of the process.
     // SAFETY: plain system call on an owned descriptor.
-    check(unsafe { libc::ftruncate(fd.as_raw_fd(), len) })?;
+    check(without_write_signals(|| unsafe { libc::ftruncate(fd.as_raw_fd(), len) }))?;
     seal(&fd, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW)?;
     Ok(fd)
 }
