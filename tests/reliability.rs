@@ -62,6 +62,9 @@ fn names_in_the_tree() -> BTreeSet<String> {
             names.insert(part.to_string_lossy().into_owned());
         }
         let Ok(text) = fs::read_to_string(&path) else { continue };
+        // A row of a table of cases.
+        let rows = text.split("{\"").skip(1).filter_map(|row| row.split('"').next());
+        names.extend(rows.map(str::to_owned));
         let word = |c: char| !(c.is_alphanumeric() || "_-".contains(c));
         let mut before = "";
         for word in text.split(word).filter(|w| !w.is_empty()) {
