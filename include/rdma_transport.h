@@ -360,7 +360,8 @@ struct rdma_mgr_options {
    */
   int64_t timeout_ms;
   /**
-   * Time to spin before sleeping, in microseconds. RDMA_BUSY_POLL_US
+   * Longest time to spin before sleeping, in microseconds; less where spinning does not pay.
+   * RDMA_BUSY_POLL_US
    */
   int64_t busy_poll_us;
   /**
@@ -1036,8 +1037,11 @@ rdma_code_t rdma_mgr_import_address(rdma_mgr_t *mgr,
 rdma_code_t rdma_mgr_progress(rdma_mgr_t *mgr, uint32_t *events);
 
 /**
- * Drives progress until something happened: a callback ran, a connection came or went. 0 looks
- * once. Spins for busy_poll_us, then sleeps.
+ * Drives progress until something happened: a callback ran (on any thread), a connection came or
+ * went, a peer asked. Returns at once if something happened since this thread's last call of it, so
+ * that nothing is missed between the application's look at its own state and this call; the
+ * first call on a thread may return at once. 0 looks once. Spins for busy_poll_us at most, then
+ * sleeps.
  *
  * Threads: any, but not inside a callback.
  *
@@ -1049,8 +1053,8 @@ rdma_code_t rdma_mgr_wait(rdma_mgr_t *mgr, int64_t timeout_ms);
 
 /**
  * Gives a descriptor for poll, select or epoll: when it is readable, call rdma_mgr_progress until
- * that reports no events. For RDMA_PROGRESS_MANUAL. The descriptor belongs to the manager: do not
- * read, write or close it.
+ * that reports no events. For RDMA_PROGRESS_MANUAL. It is the same one each time, and asking for it
+ * does not make it readable. The descriptor belongs to the manager: do not read, write or close it.
  *
  * Threads: any.
  *

@@ -130,9 +130,14 @@ impl Status {
     pub fn os(what: impl fmt::Display, err: &std::io::Error) -> Status {
         use std::io::ErrorKind as K;
         let code = match err.raw_os_error() {
-            Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS | libc::ENOSPC) => {
-                Code::ResourceExhausted
-            }
+            Some(
+                libc::EMFILE
+                | libc::ENFILE
+                | libc::ENOMEM
+                | libc::ENOBUFS
+                | libc::ENOSPC
+                | libc::EFBIG,
+            ) => Code::ResourceExhausted,
             _ => match err.kind() {
                 K::PermissionDenied => Code::PermissionDenied,
                 K::NotFound => Code::NotFound,

@@ -47,7 +47,8 @@ fn options(target: Target, keep: bool) -> RecvOptions {
 
 fn receive(a: &Manager, step: i64) {
     // SAFETY: library memory.
-    let (_, id) = unsafe { a.recv(Some("b"), b"key", step, options(Target::Library, true)) }.unwrap();
+    let (_, id) =
+        unsafe { a.recv(Some("b"), b"key", step, options(Target::Library, true)) }.unwrap();
     a.request_release(id).unwrap();
 }
 

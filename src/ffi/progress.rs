@@ -28,8 +28,11 @@ pub unsafe extern "C" fn rdma_mgr_progress(mgr: *mut rdma_mgr_t, events: *mut u3
     })
 }
 
-/// Drives progress until something happened: a callback ran, a connection came or went. 0 looks
-/// once. Spins for busy_poll_us, then sleeps.
+/// Drives progress until something happened: a callback ran (on any thread), a connection came or
+/// went, a peer asked. Returns at once if something happened since this thread's last call of it, so
+/// that nothing is missed between the application's look at its own state and this call; the
+/// first call on a thread may return at once. 0 looks once. Spins for busy_poll_us at most, then
+/// sleeps.
 ///
 /// Threads: any, but not inside a callback.
 ///
@@ -46,8 +49,8 @@ pub unsafe extern "C" fn rdma_mgr_wait(mgr: *mut rdma_mgr_t, timeout_ms: i64) ->
 }
 
 /// Gives a descriptor for poll, select or epoll: when it is readable, call rdma_mgr_progress until
-/// that reports no events. For RDMA_PROGRESS_MANUAL. The descriptor belongs to the manager: do not
-/// read, write or close it.
+/// that reports no events. For RDMA_PROGRESS_MANUAL. It is the same one each time, and asking for it
+/// does not make it readable. The descriptor belongs to the manager: do not read, write or close it.
 ///
 /// Threads: any.
 ///

@@ -309,7 +309,8 @@ pub struct rdma_mgr_options {
     pub protocol: i32,
     /// Default deadline of an operation in milliseconds, above 0. RDMA_TIMEOUT_MS
     pub timeout_ms: i64,
-    /// Time to spin before sleeping, in microseconds. RDMA_BUSY_POLL_US
+    /// Longest time to spin before sleeping, in microseconds; less where spinning does not pay.
+    /// RDMA_BUSY_POLL_US
     pub busy_poll_us: i64,
     /// Silence after which a peer counts as stalled, in milliseconds, above 0.
     pub peer_timeout_ms: i64,
