@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use super::clock::ticks;
+use super::doubt::{self, Doubt, Word};
 use super::sys::Tag;
 use super::wheel::Ground;
 use super::world::{Early, EpKey, Link, World};
@@ -37,8 +38,8 @@ pub struct Core {
     pub boot_ready: bool,
     /// The next turn looks at the clock in any case.
     pub whole: bool,
-    /// A dial was queued since this was cleared: a driver that sleeps must start it.
-    pub dialled: bool,
+    /// A time limit was set that a sleeper may not know of: it must look.
+    pub timed: bool,
     /// The adapters are armed: none has been polled since.
     armed: bool,
     next_boot: u64,
@@ -57,7 +58,7 @@ impl Core {
             boot,
             boot_ready: false,
             whole: true,
-            dialled: false,
+            timed: false,
             armed: false,
             next_boot: 0,
             last_whole: 0,
@@ -69,6 +70,7 @@ impl Core {
     /// Does what there is to do; the number of events handled.
     pub fn turn(&mut self) -> u32 {
         let mut count = self.poll_adapters();
+        self.settle_doubts();
         if count == 0
             && !std::mem::take(&mut self.whole)
             && ticks().wrapping_sub(self.last_whole) < WHOLE_EVERY
@@ -121,7 +123,7 @@ impl Core {
         count
     }
 
-    fn on_event(&mut self, kind: ProviderKind, event: Event) {
+    pub(super) fn on_event(&mut self, kind: ProviderKind, event: Event) {
         let ep = match &event {
             Event::Connected(ep)
             | Event::Message { ep, .. }
@@ -132,13 +134,14 @@ impl Core {
         let Some(&ch) = self.world.chans.get(&(kind, ep)) else {
             return self.world.keep_early((kind, ep), event);
         };
+        let Some(event) = self.in_doubt(kind, ch, event) else { return };
         let (engine, world) = (&mut self.engine, &mut self.world);
         match event {
             Event::Connected(_) => {}
             Event::Message { bytes, .. } => engine.on_message(world, ch, bytes.bytes()),
             Event::Written { imm, .. } => engine.on_imm(world, ch, imm),
             Event::Done { wr, result, .. } => engine.on_done(world, ch, wr, result),
-            Event::Down { status, .. } => engine.channel_down(world, ch, status),
+            Event::Down { status, .. } => self.provider_ended(ch, status),
         }
     }
 
@@ -153,38 +156,34 @@ impl Core {
         }
     }
 
-    /// The liveness socket of a channel became readable: its peer is gone, since nothing is sent on
-    /// it. What it had sent before is taken first.
-    fn check_alive(&mut self, ch: u32) {
-        let Some(fd) = self.world.links.get(&ch).and_then(|l| l.alive.as_ref()) else { return };
-        let mut byte = [0u8; 1];
-        let n =
-            // SAFETY: `byte` is valid for one byte.
-            unsafe { libc::recv(fd.as_raw_fd(), byte.as_mut_ptr().cast(), 1, libc::MSG_DONTWAIT) };
-        let error = std::io::Error::last_os_error();
-        if n < 0
-            && matches!(
-                error.kind(),
-                std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted
-            )
-        {
+    /// The liveness socket of a channel became readable: its peer is gone, or says that its end failed. What it
+    /// had sent before is taken first.
+    pub(super) fn check_alive(&mut self, ch: u32) {
+        let Some(socket) = self.world.links.get(&ch).and_then(|l| l.alive.as_ref()) else { return };
+        let word = doubt::hear(socket);
+        if word == Word::None {
             return;
         }
         self.world.tick();
         self.poll_adapters();
-        let status = Status::gone(if n < 0 {
-            format!("the peer's connection failed: {error}")
-        } else {
-            "the peer's process or manager ended".to_owned()
-        });
-        self.engine.channel_down(&mut self.world, ch, status);
+        let text = match word {
+            Word::Gone(Some(error)) => format!("the peer's connection failed: {error}"),
+            Word::Gone(None) => "the peer's process or manager ended".to_owned(),
+            Word::Failed | Word::None => {
+                self.refusal_stands(ch);
+                "the peer's end of the connection failed".to_owned()
+            }
+        };
+        self.engine.channel_down(&mut self.world, ch, Status::gone(text));
     }
 
     fn poll_boot(&mut self) -> u32 {
         self.boot_ready = false;
         self.next_boot = self.world.clock.now() + BOOT_INTERVAL;
         let mut events = std::mem::take(&mut self.boot_events);
+        let pending = self.boot.pending();
         self.boot.poll(Instant::now(), &mut self.world, &mut events);
+        self.timed |= self.boot.pending() != pending;
         let count = events.len() as u32;
         for event in events.drain(..) {
             match event {
@@ -253,7 +252,7 @@ impl Core {
         {
             log::warn(format_args!("cannot watch peer '{}': {status}", hello.name));
         }
-        world.links.insert(ch, Link { ep: key, alive: sock });
+        world.links.insert(ch, Link { ep: key, alive: sock, doubt: Doubt::None });
         world.chans.insert(key, ch);
         engine.channel_open(world, ch);
         for event in fresh.early {
@@ -323,13 +322,13 @@ impl Core {
             route.dialled = Some(now);
             let expect = Some((&*known.name, None));
             self.boot.dial(u64::from(peer), &route.addrs, expect, now + DIAL_TIMEOUT);
-            self.dialled = true;
+            self.timed = true;
             self.engine.connecting(peer);
         }
     }
 
     /// How long nothing but an event can be due.
-    fn idle_time(&self) -> Duration {
+    pub(super) fn idle_time(&self) -> Duration {
         let elapsed = self.world.clock.start().elapsed();
         let tick = match self.engine.next_tick() {
             u64::MAX => Duration::from_secs(60),
@@ -340,7 +339,7 @@ impl Core {
         let boot = self.boot.next_deadline().map(until);
         let dials = self.world.routes.values().filter_map(|r| r.next_try).map(until).min();
         let retry = self.engine.has_pending().then_some(RETRY);
-        [boot, dials, retry].into_iter().flatten().fold(tick, Duration::min)
+        [boot, dials, retry, self.doubt_ends()].into_iter().flatten().fold(tick, Duration::min)
     }
 
     /// Until when nothing but an event can be due, in nanoseconds, and how long that is.
@@ -395,12 +394,15 @@ impl Core {
 
 impl Ground for Core {
     fn due(&mut self) -> bool {
-        // A dial that was begun has a time limit, which a sleeper does not know of.
-        !self.world.work.is_empty() || self.world.full || std::mem::take(&mut self.dialled)
+        !self.world.work.is_empty() || std::mem::take(&mut self.timed)
     }
 
     fn next(&self) -> u64 {
-        self.engine.next_tick().min(self.next_dial())
+        let retry = match self.world.full {
+            true => self.world.clock.now().saturating_add(RETRY.as_nanos() as u64),
+            false => u64::MAX,
+        };
+        self.engine.next_tick().min(self.next_dial()).min(retry)
     }
 
     fn arm(&mut self) -> bool {
