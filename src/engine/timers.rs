@@ -73,7 +73,7 @@ impl Engine {
         };
         let (step, peer) = (r.step, r.peer);
         r.deadline = u64::MAX;
-        let from = match peer.map(|p| &self.peers[p as usize]) {
+        let from = match peer.and_then(|p| self.peers.get(p)) {
             Some(p) => match (&p.last_error, p.channels.is_empty()) {
                 (Some(e), true) => format!(" from peer '{}' ({})", p.name, e.message),
                 _ => format!(" from peer '{}'", p.name),
