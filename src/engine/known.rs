@@ -13,6 +13,7 @@ use lru::LruCache;
 
 use super::channel::ChanId;
 use super::slab::Slab;
+use super::tries::Tries;
 use crate::api::{Meta, PeerState};
 use crate::limits::{CACHE_BYTES, GUESTS, PEERS};
 use crate::status::{Code, Status};
@@ -29,6 +30,8 @@ pub struct Peer {
     pub channels: Vec<ChanId>,
     /// Last connect error.
     pub last_error: Option<Status>,
+    /// What the tries to connect met since the last connection.
+    pub tries: Tries,
     /// Its requests that wait here.
     pub waiting: usize,
     /// Bytes of memory that these take.
@@ -163,6 +166,7 @@ impl Peers {
             state: PeerState::Idle,
             channels: Vec::new(),
             last_error: None,
+            tries: Tries::default(),
             waiting: 0,
             waiting_bytes: 0,
             guest,

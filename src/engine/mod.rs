@@ -29,6 +29,7 @@ mod request;
 mod response;
 pub mod slab;
 mod timers;
+mod tries;
 
 use channel::Owed;
 pub use channel::{ChanId, Channel, INITIAL_CREDITS};
@@ -39,6 +40,7 @@ pub use reclaim::Range;
 use request::Request;
 use response::Response;
 use slab::Slab;
+pub use tries::Tries;
 
 /// Most devices of one manager.
 pub const MAX_DEVICES: usize = 256;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::channel::{ChanId, Channel};
 use super::known::Peer;
 use super::request::State;
+use super::tries::Tries;
 use super::{Engine, Fx, Planted};
 use crate::api::PeerState;
 use crate::fabric::{Caps, ProviderKind};
@@ -183,6 +184,7 @@ impl Engine {
         p.channels.push(ch);
         p.state = PeerState::Connected;
         p.last_error = None;
+        p.tries = Tries::default();
         self.next_keepalive = self.next_keepalive.min(fx.now() + self.keepalive_interval());
         Some(ch)
     }
@@ -264,6 +266,12 @@ impl Engine {
         if !p.channels.is_empty() {
             return;
         }
+        p.tries.add(&status.message);
+        let status = match retryable {
+            true => status,
+            // The last word: it tells what every try met.
+            false => Status { message: p.tries.text(), ..status },
+        };
         p.state = PeerState::Failed;
         p.last_error = Some(status.clone());
         if !retryable {

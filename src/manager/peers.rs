@@ -107,8 +107,10 @@ impl Manager {
             (_, Some(status)) => Err(status),
             (false, None) => {
                 self.refuse_closing()?;
-                let last = self.core.lock().engine.peer(index).and_then(|p| p.last_error.clone());
-                let why = last.map_or_else(|| "no answer".to_owned(), |s| s.message);
+                let core = self.core.lock();
+                let tries = core.engine.peer(index).map(|p| p.tries.text());
+                let why = tries.unwrap_or_else(|| "no answer".to_owned());
+                drop(core);
                 let text = format!("peer '{peer}' not connected after {}: {why}", seconds(timeout));
                 Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
             }
