@@ -76,6 +76,8 @@ pub(super) struct Request {
     pub protocol: Protocol,
     /// The request ends with this as soon as the callback or copy that is out returns.
     pub ended: Option<Status>,
+    /// A copy from or to its memory runs, outside of the engine.
+    pub copying: bool,
 }
 
 /// Dimensions that leave the room for content in a message as it is.
@@ -134,6 +136,7 @@ impl Engine {
             checksum: None,
             protocol: Protocol::Auto,
             ended: None,
+            copying: false,
         };
         let keep = request.keep;
         let index = self.requests.insert(request).ok_or_else(|| {

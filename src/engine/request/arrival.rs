@@ -265,6 +265,7 @@ impl Engine {
             return self.response_copied(fx, index, result);
         }
         let Some(r) = self.requests.get_mut(index) else { return };
+        r.copying = false;
         let result = match r.ended.take() {
             Some(status) => Err(status),
             None => result,
