@@ -233,8 +233,8 @@ impl Lane {
             Harm::Transplant => {
                 let n = 1 + self.rng.below(8) as usize;
                 let of = self.rng.below(self.past.len() as u64) as usize;
-                for i in at..(at + n).min(frame.len()).min(self.past[of].len()) {
-                    frame[i] = self.past[of][i];
+                for (to, from) in frame.iter_mut().zip(&self.past[of]).skip(at).take(n) {
+                    *to = *from;
                 }
             }
             Harm::Drop => frame.clear(),
