@@ -17,5 +17,6 @@ pub mod memory;
 pub mod observe;
 pub mod protocol;
 pub mod rendezvous;
+pub mod shown;
 pub mod status;
 pub mod wire;

@@ -135,7 +135,11 @@ impl Engine {
         p.channels.push(ch);
         p.state = PeerState::Connected;
         p.last_error = None;
+        let first = p.channels.len() == 1;
         p.tries = Tries::default();
+        if first {
+            self.peer_changed(fx, peer, None);
+        }
         self.next_keepalive = self.next_keepalive.min(fx.now() + self.keepalive_interval());
         Some(ch)
     }
@@ -164,6 +168,9 @@ impl Engine {
             if status.reason != Reason::Cancelled {
                 peer.last_error = Some(status.clone());
             }
+        }
+        if peer.channels.is_empty() {
+            self.peer_changed(fx, channel.peer, Some(status.clone()));
         }
         let provider = channel.caps.provider.name();
         let requests: Vec<u32> =

@@ -248,7 +248,8 @@ impl Engine {
         self.send(fx, ch, &m, &key);
     }
 
-    pub(super) fn eager_max(&self, ch: ChanId) -> u64 {
+    /// Largest content that goes out inside the response message on this channel.
+    pub fn eager_max(&self, ch: ChanId) -> u64 {
         let Some(c) = self.channels.get(ch) else { return 0 };
         let chosen = self.settings.eager_max.unwrap_or(c.caps.eager_max);
         chosen.min(self.message_max(ch) as usize) as u64
