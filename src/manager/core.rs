@@ -256,6 +256,9 @@ impl Core {
         }
         world.links.insert(ch, Link { ep: key, alive: sock, doubt: Doubt::None });
         world.chans.insert(key, ch);
+        if let Some(seeds) = hello.seeds {
+            engine.channel_seal(ch, seeds);
+        }
         engine.channel_open(world, ch);
         for event in fresh.early {
             match event {

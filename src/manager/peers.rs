@@ -153,7 +153,7 @@ impl Manager {
             state: p.state,
             channels: p.channels.len() as u32,
             eager_max: p.channels.first().map_or(0, |&c| core.engine.eager_max(c)),
-            max_message: channel.map_or(0, |c| c.caps.max_send as u64),
+            max_message: channel.map_or(0, |c| c.room() as u64),
             bytes_sent: sums[0],
             bytes_received: sums[1],
             requests_sent: sums[2],
