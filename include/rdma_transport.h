@@ -371,7 +371,8 @@ typedef void (*rdma_source_ended_fn)(rdma_mgr_t *mgr,
 /**
  * A peer came or went: `event` is RDMA_PEER_*. `code` and `message` say why it went, and are RDMA_OK
  * and "" when it came. One event at a time, in their order; a peer that came goes once, with
- * RDMA_CANCELLED at the latest by rdma_mgr_destroy. Both texts end with a NUL.
+ * RDMA_CANCELLED at the latest by rdma_mgr_destroy. One that came and went before it could be told
+ * of is left out. Both texts end with a NUL.
  */
 typedef void (*rdma_peer_event_fn)(rdma_mgr_t *mgr,
                                    int32_t event,

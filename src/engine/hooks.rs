@@ -34,6 +34,11 @@ pub(super) struct Told {
 }
 
 impl Engine {
+    /// The application has named this peer, by its address.
+    pub fn keep_peer(&mut self, peer: u32) {
+        self.peers.keep(peer);
+    }
+
     /// Another name for this worker.
     pub fn rename(&mut self, name: &str) {
         self.name = name.into();
@@ -82,7 +87,17 @@ impl Engine {
         if self.hooks.peer.is_none() {
             return;
         }
-        self.told.peers.push_back((self.peers[peer as usize].name.clone(), gone));
+        let name = self.peer_name(Some(peer));
+        let earlier = self.told.peers.iter().rposition(|(told, _)| *told == name);
+        if let Some(at) = earlier
+            && gone.is_some()
+            && self.told.peers[at].1.is_none()
+        {
+            // It went before anybody was told that it came: so no peer has more than two events here.
+            self.told.peers.remove(at);
+            return;
+        }
+        self.told.peers.push_back((name, gone));
         if !std::mem::replace(&mut self.told.telling, true) {
             fx.run(Work::PeerEvents);
         }

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use super::*;
 
-/// Routes of this and higher numbers lead to peers whose name is not known yet; no index of a peer is
-/// as high.
-pub(super) const UNNAMED: u32 = 1 << 31;
+/// Routes of this and higher numbers lead to peers whose name is not known yet: the engine's indices
+/// never have this generation.
+const UNNAMED: u32 = 0xFFF0_0000;
 /// Most such peers at a time.
 const MAX_UNNAMED: usize = 4096;
 
@@ -48,7 +48,7 @@ impl Core {
             return Err(Status::new(Code::ResourceExhausted, text));
         }
         let id = UNNAMED | self.meetings.next;
-        self.meetings.next = self.meetings.next.wrapping_add(1) & (UNNAMED - 1);
+        self.meetings.next = self.meetings.next.wrapping_add(1) & !UNNAMED;
         let now = Instant::now();
         let meeting = Meeting { deadline: now + limit, last: None, awaited, outcome: None };
         self.meetings.all.insert(id, meeting);
@@ -153,7 +153,7 @@ impl Manager {
         self.call(|core| {
             core.boot.rename(name)?;
             let known = core.engine.find_peer(name).is_some();
-            let connected = core.engine.peers().iter().any(|p| p.incarnation != [0; 16]);
+            let connected = core.engine.peers().any(|p| p.incarnation != [0; 16]);
             if known || connected {
                 core.boot.rename(&core.engine.name.clone())?;
                 let text = match known {
