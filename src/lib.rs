@@ -19,5 +19,6 @@ pub mod observe;
 pub mod os;
 pub mod protocol;
 pub mod rendezvous;
+pub mod shown;
 pub mod status;
 pub mod wire;

@@ -150,8 +150,10 @@ impl Manager {
                 core.finish();
             }
             Work::Source { source, response, peer, key, step } => {
-                source(response, &peer, &key, step)
+                self.ask_source(&source, response, &peer, &key, step)
             }
+            Work::Call(call) => call(),
+            Work::PeerEvents => self.tell_of_peers(),
             Work::HostCopy { token, dst, src, len } => {
                 let begun = self.core.lock().engine.copy_begins(token);
                 if begun.is_ok() {

@@ -164,6 +164,7 @@ impl Manager {
             return count;
         }
         let batch = std::mem::take(&mut core.world.work);
+        let _taken = super::Taken::count(&self.drivers.running);
         drop(core);
         count + self.run_all(batch)
     }

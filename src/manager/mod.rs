@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use crate::api::*;
 use crate::bootstrap::{AddressBlob, BootConfig, Bootstrap, Identity, Offer};
 use crate::config::{Config, Progress};
-use crate::engine::{Engine, Range, Settings, Work};
+use crate::engine::{Engine, Hooks, Range, Settings, Work};
 use crate::fabric::{self, ProviderKind};
 use crate::limits;
 use crate::log;
@@ -32,6 +32,7 @@ mod doubt;
 mod drive;
 mod inside;
 mod lock;
+mod meet;
 mod memory;
 mod peers;
 mod report;
@@ -39,6 +40,7 @@ mod seam;
 mod spin;
 mod sys;
 mod transfers;
+mod waits;
 mod wheel;
 mod world;
 
@@ -49,6 +51,7 @@ pub use report::providers;
 use seam::Seam;
 use spin::Spin;
 use sys::{Epoll, Tag};
+use waits::Taken;
 use world::{Route, World};
 
 /// See the module's text.
@@ -62,6 +65,8 @@ pub struct Manager {
     me: Weak<Manager>,
     stats: Arc<Stats>,
     trace: Arc<Trace>,
+    /// The application hears of requests that end while it is asked.
+    hears_of_ends: bool,
 }
 
 fn seconds(d: Duration) -> String {
@@ -71,12 +76,25 @@ fn seconds(d: Duration) -> String {
 impl Manager {
     /// Opens what the settings ask for and begins to work.
     pub fn new(config: Config) -> Result<Arc<Manager>, Status> {
+        let manager = Manager::open(config, Hooks::default(), None)?;
+        manager.start()?;
+        Ok(manager)
+    }
+
+    /// Opens what the settings ask for. Nothing comes in before `start`, so that the application's
+    /// functions are there before the first request.
+    pub fn open(
+        config: Config,
+        hooks: Hooks,
+        source: Option<SourceFn>,
+    ) -> Result<Arc<Manager>, Status> {
         let epoll = Arc::new(Epoll::new()?);
         let core = open_core(&config, epoll.clone())?;
         let stats = core.engine.stats.clone();
         let trace = core.world.trace.clone();
-        let manual = config.progress == Progress::Manual;
-        let core = Seam::new(core, epoll, !manual)?;
+        let hears_of_ends = hooks.ended.is_some();
+        let thread = config.progress == Progress::Thread;
+        let core = Seam::new(core, epoll, thread)?;
         let caller_spin =
             Mutex::new(Spin::new(Duration::from_micros(config.busy_poll_us), processors()));
         let manager = Arc::new_cyclic(|me| Manager {
@@ -88,20 +106,27 @@ impl Manager {
             me: me.clone(),
             stats,
             trace,
+            hears_of_ends,
         });
-        if let Some(path) = &manager.config.trace {
-            manager.trace_start(path)?;
+        manager.set_hooks(hooks, source);
+        Ok(manager)
+    }
+
+    /// Begins to listen and to work.
+    pub fn start(self: &Arc<Self>) -> Result<(), Status> {
+        if let Some(path) = &self.config.trace {
+            self.trace_start(path)?;
         }
-        if let Some(address) = manager.config.listen.clone() {
-            manager.listen(&address)?;
+        if let Some(address) = self.config.listen.clone() {
+            self.listen(&address)?;
         }
-        if !manual {
-            let own = manager.clone();
+        if self.config.progress == Progress::Thread {
+            let own = self.clone();
             let thread = crate::os::spawn("rdma-progress", move || own.progress_thread_lasting())
                 .map_err(|e| Status::os("starting the progress thread", &e))?;
-            *manager.thread.lock() = Some(thread);
+            *self.thread.lock() = Some(thread);
         }
-        Ok(manager)
+        Ok(())
     }
 
     /// Calls the engine with the lock held, then runs what may run inline. The release of the lock wakes a driver that
@@ -119,6 +144,7 @@ impl Manager {
         } else {
             Some(std::mem::take(&mut core.world.inline))
         };
+        let _taken = inline.is_some().then(|| Taken::count(&self.drivers.running));
         drop(guard);
         for work in inline.into_iter().flatten() {
             self.run(work);
