@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use super::clock::ticks;
+use super::copies::Copies;
 use super::sys::Tag;
 use super::world::{Early, EpKey, Link, World};
 use crate::bootstrap::{BootEvent, Bootstrap, Met, PeerHello};
@@ -40,6 +41,8 @@ pub struct Core {
     pub dialled: bool,
     next_boot: u64,
     last_whole: u64,
+    /// Copies that turns make without the lock.
+    pub(super) copies: Copies,
     events: Vec<Event>,
     boot_events: Vec<BootEvent>,
 }
@@ -57,6 +60,7 @@ impl Core {
             dialled: false,
             next_boot: 0,
             last_whole: 0,
+            copies: Copies::default(),
             events,
             boot_events,
         }
@@ -64,6 +68,7 @@ impl Core {
 
     /// Does what there is to do; the number of events handled.
     pub fn turn(&mut self) -> u32 {
+        self.begin_copies();
         let mut count = self.poll_adapters();
         if count == 0
             && !std::mem::take(&mut self.whole)
@@ -92,6 +97,7 @@ impl Core {
     pub fn finish(&mut self) {
         self.world.flush();
         self.world.bury();
+        self.world.let_go();
         self.dial_wanted();
     }
 
@@ -116,7 +122,7 @@ impl Core {
         count
     }
 
-    fn on_event(&mut self, kind: ProviderKind, event: Event) {
+    pub(super) fn on_event(&mut self, kind: ProviderKind, event: Event) {
         let ep = match &event {
             Event::Connected(ep)
             | Event::Message { ep, .. }
@@ -334,7 +340,8 @@ impl Core {
         let until = |at: Instant| at.saturating_duration_since(now);
         let boot = self.boot.next_deadline().map(until);
         let dials = self.world.routes.values().filter_map(|r| r.next_try).map(until).min();
-        let retry = self.engine.has_pending().then_some(RETRY);
+        let retry = self.engine.has_pending() || self.world.waits_for_copies();
+        let retry = retry.then_some(RETRY);
         [boot, dials, retry].into_iter().flatten().fold(tick, Duration::min)
     }
 
