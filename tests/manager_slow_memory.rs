@@ -204,7 +204,7 @@ fn r19_a_slow_source_holds_up_its_own_transfer_only() {
         source.serve();
         assert!(got.recv_timeout(LONG).unwrap().unwrap() == vec![0; BIG], "{kind:?}");
         sent.recv_timeout(LONG).unwrap().unwrap();
-        [b, a, other].map(Node::end);
+        [b, a, other].into_iter().for_each(Node::end);
     }
 }
 
@@ -225,7 +225,7 @@ fn r19_a_slow_destination_holds_up_its_own_transfer_only() {
         dst.serve();
         assert!(got.recv_timeout(LONG).unwrap().unwrap() == data, "{kind:?}");
         sent.recv_timeout(LONG).unwrap().unwrap();
-        [b, a, other].map(Node::end);
+        [b, a, other].into_iter().for_each(Node::end);
     }
 }
 
@@ -253,7 +253,7 @@ fn r19_memory_comes_back_only_when_no_copy_touches_it() {
         // SAFETY: as above.
         let bytes = unsafe { std::slice::from_raw_parts(dst.addr as *const u8, BIG) };
         assert!(bytes.iter().all(|&b| b == 9), "{kind:?}: written afterwards");
-        [b, a, other].map(Node::end);
+        [b, a, other].into_iter().for_each(Node::end);
     }
 }
 
@@ -270,6 +270,6 @@ fn r19_a_slow_source_of_a_message_holds_up_its_own_call_only() {
         source.serve();
         assert!(got.recv_timeout(LONG).unwrap().unwrap() == vec![0; SMALL]);
         call.join().unwrap().recv_timeout(LONG).unwrap().unwrap();
-        [b, a, other].map(Node::end);
+        [b, a, other].into_iter().for_each(Node::end);
     }
 }

@@ -27,6 +27,7 @@ use crate::status::{Code, Reason, Status};
 mod clock;
 mod copies;
 mod core;
+mod doubt;
 mod drive;
 mod inside;
 mod memory;
@@ -442,6 +443,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
     let world = World {
         adapters,
         links: Default::default(),
+        doubts: 0,
         chans: Default::default(),
         fresh: Default::default(),
         dying: Vec::new(),
