@@ -176,7 +176,7 @@ impl Endpoint {
                 // SAFETY: as above.
                 done = unsafe { self.link.feed(bytes, &mut cx) }.map(|n| {
                     if n < rest {
-                        self.moves.aside = Some((Arc::new(bytes[n..].to_vec()), 0));
+                        self.moves.set_aside(&bytes[n..]);
                     }
                 });
             }

@@ -60,11 +60,18 @@ pub struct Moves {
     /// The socket took less than it was given.
     full: bool,
     /// Input that begins with content, and how much of it is done with.
-    pub aside: Option<(Arc<Vec<u8>>, usize)>,
+    aside: Option<(Arc<Vec<u8>>, usize)>,
     tail: Option<Arc<Buffer>>,
 }
 
 impl Moves {
+    /// Input that begins with content, out of a buffer that is used again. It is asked for at once:
+    /// no descriptor tells of it any more.
+    pub fn set_aside(&mut self, bytes: &[u8]) {
+        self.aside = Some((Arc::new(bytes.to_vec()), 0));
+        self.wanted[Dir::In as usize] = true;
+    }
+
     /// Whether one is being made.
     pub fn runs(&self) -> bool {
         self.coming.is_some() || self.out.is_some()
