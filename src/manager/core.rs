@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use super::clock::ticks;
+use super::copies::Copies;
 use super::doubt::{self, Doubt, Word};
 use super::sys::Tag;
 use super::wheel::Ground;
@@ -40,10 +41,12 @@ pub struct Core {
     pub whole: bool,
     /// A time limit was set that a sleeper may not know of: it must look.
     pub timed: bool,
-    /// The adapters are armed: none has been polled since.
-    armed: bool,
+    /// The adapters are armed: nothing was done to them since.
+    pub(super) armed: bool,
     next_boot: u64,
     last_whole: u64,
+    /// Copies that turns make without the lock.
+    pub(super) copies: Copies,
     events: Vec<Event>,
     boot_events: Vec<BootEvent>,
     /// Peers that are being asked for their name.
@@ -64,6 +67,7 @@ impl Core {
             armed: false,
             next_boot: 0,
             last_whole: 0,
+            copies: Copies::default(),
             events,
             boot_events,
             meetings: Default::default(),
@@ -72,6 +76,7 @@ impl Core {
 
     /// Does what there is to do; the number of events handled.
     pub fn turn(&mut self) -> u32 {
+        self.begin_copies();
         let mut count = self.poll_adapters();
         self.settle_doubts();
         if count == 0
@@ -104,6 +109,7 @@ impl Core {
         }
         self.world.flush();
         self.world.bury();
+        self.world.let_go();
         self.dial_wanted();
     }
 
@@ -336,7 +342,7 @@ impl Core {
             if Core::is_unnamed(peer) {
                 (route.next_try, route.dialing, route.dialled) = (None, true, Some(now));
                 self.boot.dial(u64::from(peer), &route.addrs, None, now + DIAL_TIMEOUT);
-                self.dialled = true;
+                self.timed = true;
                 continue;
             }
             let Some(known) = self.engine.peer(peer) else { continue };
@@ -366,7 +372,8 @@ impl Core {
         let until = |at: Instant| at.saturating_duration_since(now);
         let boot = self.boot.next_deadline().map(until);
         let dials = self.world.routes.values().filter_map(|r| r.next_try).map(until).min();
-        let retry = self.engine.has_pending().then_some(RETRY);
+        let retry = self.engine.has_pending() || self.world.waits_for_copies();
+        let retry = retry.then_some(RETRY);
         [boot, dials, retry, self.doubt_ends()].into_iter().flatten().fold(tick, Duration::min)
     }
 
@@ -420,7 +427,7 @@ impl Core {
 
 impl Ground for Core {
     fn due(&mut self) -> bool {
-        !self.world.work.is_empty() || std::mem::take(&mut self.timed)
+        !self.world.work.is_empty() || self.world.has_moves() || std::mem::take(&mut self.timed)
     }
 
     fn next(&self) -> u64 {

@@ -127,7 +127,7 @@ impl Manager {
 
     fn run_inside(&self, work: Work) {
         match work {
-            Work::RecvDone { key, step, done, result, info, mut after, request, keep } => {
+            Work::RecvDone { key, step, done, result, info, mut after, request, keep, .. } => {
                 self.trace_recv(request, &key, step, &result, &info);
                 if let Some(done) = done {
                     done(result.as_ref().map_err(Status::clone), &info);

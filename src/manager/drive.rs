@@ -81,6 +81,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 const CALLER_SLEEP: Duration = Duration::from_secs(1);
 /// A queued caller that hears nothing looks so often: whoever holds the seat may be kept by a callback.
 const QUEUED: Duration = Duration::from_millis(100);
+/// A driver that stands in looks so often whether it still has to.
+const STAND_BY: Duration = Duration::from_millis(50);
 /// Pause after a panic, a defect of the library: one that comes back must not fill the log.
 const AFTER_PANIC: Duration = Duration::from_millis(100);
 
@@ -158,8 +160,14 @@ impl Manager {
         Some(self.turn_locked(core))
     }
 
-    fn turn_locked(&self, mut core: Locked<'_, Seam>) -> u32 {
-        let count = core.turn();
+    fn turn_locked<'a>(&'a self, mut core: Locked<'a, Seam>) -> u32 {
+        let mut count = core.turn();
+        while let Some((kind, copy)) = core.next_copy() {
+            drop(core);
+            let done = self.may_be_kept(|| copy.run());
+            core = self.core.lock();
+            count += core.copied(kind, done);
+        }
         if core.world.work.is_empty() {
             return count;
         }
@@ -169,9 +177,9 @@ impl Manager {
         count + self.run_all(batch)
     }
 
-    /// Whoever drives, `None` the progress thread, sleeps until something happens, `limit` at most. Returns at once if
-    /// something is there.
-    fn sleep(&self, who: Option<&Caller>, limit: Duration) {
+    /// Whoever drives, `None` the progress thread, sleeps until something happens, `limit` at most. False: something is
+    /// there, or another drives.
+    fn sleep(&self, who: Option<&Caller>, limit: Duration) -> bool {
         let _log = log::Deferred::new();
         let closing = &self.drivers.closing;
         sleep(
@@ -186,7 +194,7 @@ impl Manager {
                 go.then_some((until.min(end), timeout.min(limit)))
             },
             |core, tags| core.take_tags(&tags),
-        );
+        )
     }
 
     /// Looks at the descriptors without waiting.
@@ -246,7 +254,17 @@ impl Manager {
         &self,
         waiter: &Arc<Waiter>,
         limit: Option<Duration>,
+        done: impl FnMut() -> bool,
+    ) -> bool {
+        self.block_or_stand_in(waiter, limit, done, false)
+    }
+
+    fn block_or_stand_in(
+        &self,
+        waiter: &Arc<Waiter>,
+        limit: Option<Duration>,
         mut done: impl FnMut() -> bool,
+        stand_in: bool,
     ) -> bool {
         let deadline = limit.and_then(|l| Instant::now().checked_add(l));
         let caller = Caller(waiter.clone());
@@ -255,8 +273,12 @@ impl Manager {
             if waiter.is_ready() || done() {
                 return true;
             }
-            if sitting.sit() {
-                break;
+            if sitting.sit(stand_in) {
+                match self.drive(&caller, deadline, &mut done) {
+                    Some(ended) => return ended,
+                    // Another stood in meanwhile, and drives.
+                    None => continue,
+                }
             }
             let left = deadline.map_or(QUEUED, |at| at.saturating_duration_since(Instant::now()));
             waiter.wait(left.min(QUEUED));
@@ -264,7 +286,6 @@ impl Manager {
                 return waiter.is_ready() || done();
             }
         }
-        self.drive(&caller, deadline, done)
     }
 
     /// Blocks until the waiter's result is there, whatever happens: its operation owns the caller's memory until then.
@@ -279,33 +300,47 @@ impl Manager {
         }
     }
 
-    /// The caller holds the seat.
+    /// Drives until `done` says so, where nobody waits for a result.
+    pub(super) fn drive_guarded(&self, waiter: &Arc<Waiter>, done: impl Fn() -> bool) {
+        while !done() {
+            if catch_unwind(AssertUnwindSafe(|| {
+                self.block_or_stand_in(waiter, Some(STAND_BY), &done, true)
+            }))
+            .is_err()
+            {
+                log::error(format_args!("caught a panic in a driver, a defect of the library"));
+                std::thread::sleep(AFTER_PANIC);
+            }
+        }
+    }
+
+    /// The caller holds the seat. `None`: it has lost it.
     fn drive(
         &self,
         caller: &Caller,
         deadline: Option<Instant>,
         mut done: impl FnMut() -> bool,
-    ) -> bool {
-        // Free, since one caller at a time drives.
-        let mut spin = self.caller_spin.lock();
-        let mut rounds = Rounds::new(&mut spin);
+    ) -> Option<bool> {
+        // Free but where another stood in for its holder.
+        let (mut shared, mut own) = (self.caller_spin.try_lock(), self.new_spin());
+        let mut rounds = Rounds::new(shared.as_deref_mut().unwrap_or(&mut own));
         loop {
             let count = self.turn();
             if caller.0.is_ready() || done() {
-                return true;
+                return Some(true);
             }
             if count > 0 {
                 rounds.found();
                 // Events that are not the caller's must not keep it beyond its time.
                 if deadline.is_some_and(|at| Instant::now() >= at) {
-                    return false;
+                    return Some(false);
                 }
                 continue;
             }
             let (pause, Some(now)) = rounds.nothing() else { continue };
             let closing = self.drivers.closing.load(Ordering::Acquire);
             if deadline.is_some_and(|at| now >= at) || closing && deadline.is_some() {
-                return false;
+                return Some(false);
             }
             match pause {
                 // The manager's end is about to end what this waits for.
@@ -314,7 +349,11 @@ impl Manager {
                 Pause::Look => self.look(),
                 Pause::Sleep => {
                     let left = deadline.map_or(CALLER_SLEEP, |at| at - now);
-                    self.sleep(Some(caller), left.min(CALLER_SLEEP));
+                    if !self.sleep(Some(caller), left.min(CALLER_SLEEP))
+                        && !self.core.lock().wheel().holds(caller)
+                    {
+                        return None;
+                    }
                     rounds.slept();
                 }
             }

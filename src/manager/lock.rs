@@ -200,9 +200,9 @@ impl<'a, P: Platform> Sitting<'a, P> {
         Sitting { platform, caller }
     }
 
-    /// True: it drives now.
-    pub fn sit(&self) -> bool {
-        self.platform.locked().wheel().sit(&self.caller)
+    /// True: it drives now. `force`: in the place of whoever does.
+    pub fn sit(&self, force: bool) -> bool {
+        self.platform.locked().wheel().sit(&self.caller, force)
     }
 }
 

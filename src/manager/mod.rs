@@ -18,6 +18,7 @@ use crate::api::*;
 use crate::bootstrap::{AddressBlob, BootConfig, Bootstrap, Identity, Offer};
 use crate::config::{Config, Progress};
 use crate::engine::{Engine, Hooks, Range, Settings, Work};
+use crate::fabric::moves::touched;
 use crate::fabric::{self, ProviderKind};
 use crate::limits;
 use crate::log;
@@ -26,6 +27,7 @@ use crate::observe::{Stats, Trace};
 use crate::status::{Code, Reason, Status};
 
 mod clock;
+mod copies;
 mod core;
 mod deliver;
 mod doubt;
@@ -38,6 +40,7 @@ mod peers;
 mod report;
 mod seam;
 mod spin;
+mod standby;
 mod sys;
 mod transfers;
 mod waits;
@@ -50,6 +53,7 @@ use drive::{Drivers, Waiter};
 pub use report::providers;
 use seam::Seam;
 use spin::Spin;
+use standby::Standby;
 use sys::{Epoll, Tag};
 use waits::Taken;
 use world::{Route, World};
@@ -60,6 +64,9 @@ pub struct Manager {
     drivers: Drivers,
     /// What blocked callers, one after the other, have learnt about spinning.
     caller_spin: Mutex<Spin>,
+    standby: Standby,
+    /// There is a progress thread.
+    has_thread: bool,
     thread: Mutex<Option<JoinHandle<()>>>,
     config: Config,
     me: Weak<Manager>,
@@ -101,6 +108,8 @@ impl Manager {
             core,
             drivers: Drivers::default(),
             caller_spin,
+            standby: Standby::new(),
+            has_thread: thread,
             thread: Mutex::new(None),
             config,
             me: me.clone(),
@@ -168,6 +177,7 @@ impl Manager {
         if let Some(thread) = self.thread.lock().take() {
             let _ = thread.join();
         }
+        self.end_standby();
         // No thread of the library is left. Should the rest panic, a defect, then the manager is dead
         // all the same: nothing turns it any more, and no callback can run.
         catch_unwind(AssertUnwindSafe(|| self.end_all())).map_err(|_| {
@@ -184,6 +194,7 @@ impl Manager {
             let core = self.core.lock();
             let busy = core.engine.outstanding() != (0, 0)
                 || !core.world.work.is_empty()
+                || core.world.waits_for_copies()
                 || self.drivers.running.load(Ordering::Acquire) > 0;
             drop(core);
             if !busy {
@@ -299,7 +310,8 @@ impl Manager {
         self.call(|core| {
             let w = &mut core.world;
             let (len, device) = w.regions.get(addr)?;
-            if !core.engine.reclaim(w, &Range { addr, len, device }, force) {
+            let range = Range { addr, len, device };
+            if !core.engine.reclaim(w, &range, force) || device == 0 && touched(addr, len) {
                 return Ok(false);
             }
             w.regions.remove(&mut w.adapters, addr)?;
@@ -350,7 +362,8 @@ fn open_adapters(config: &Config, epoll: &Epoll) -> Result<(memory::Adapters, Ve
             Status::new(Code::Unavailable, format!("provider {}: {why}", kind.name()))
         });
         let unavailable = match opened.and_then(|()| fabric::open(kind, config)) {
-            Ok(adapter) => {
+            Ok(mut adapter) => {
+                adapter.leave_moves();
                 if let Some(fd) = adapter.fd() {
                     epoll.add(fd, Tag::Adapter(kind as u8))?;
                 }
@@ -440,6 +453,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         parked: Vec::new(),
         segments: 0,
         work: Default::default(),
+        held_back: Default::default(),
         inline: Vec::new(),
         in_call: false,
         full: false,

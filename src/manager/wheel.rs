@@ -175,18 +175,19 @@ impl<W: Clone + PartialEq> Wheel<W> {
         wake.watcher |= tell(&mut self.watch);
     }
 
-    /// A blocked caller wants to drive. True: it holds the seat; false: it is queued behind another.
-    pub fn sit(&mut self, caller: &W) -> bool {
+    /// A blocked caller wants to drive. True: it holds the seat; false: it is queued behind another. With `force`, for
+    /// a driver that is kept where it is, it gets the seat in any case; that one notices that it has lost it.
+    pub fn sit(&mut self, caller: &W, force: bool) -> bool {
         match &self.seat {
             Seat::Caller(holder) if holder == caller => return true,
-            Seat::Caller(_) => {
+            Seat::Caller(_) if !force => {
                 if !self.queue.contains(caller) {
                     self.queue.push_back(caller.clone());
                 }
                 return false;
             }
             // From the thread it is taken, awake or asleep: the thread parks when it notices.
-            Seat::Free | Seat::Thread => {}
+            Seat::Free | Seat::Thread | Seat::Caller(_) => {}
         }
         self.visits += 1;
         self.asleep = None;
@@ -194,10 +195,15 @@ impl<W: Clone + PartialEq> Wheel<W> {
         true
     }
 
+    /// Whether this caller drives.
+    pub fn holds(&self, caller: &W) -> bool {
+        matches!(&self.seat, Seat::Caller(holder) if holder == caller)
+    }
+
     /// A caller goes, with the seat or out of the queue.
     pub fn leave(&mut self, caller: &W) {
         self.queue.retain(|w| w != caller);
-        if !matches!(&self.seat, Seat::Caller(holder) if holder == caller) {
+        if !self.holds(caller) {
             return;
         }
         self.visits += 1;

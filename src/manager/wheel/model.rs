@@ -180,7 +180,7 @@ impl Model {
     fn caller(&self, me: Caller, until: usize) {
         let sitting = Sitting::new(self, me);
         loop {
-            if sitting.sit() {
+            if sitting.sit(false) {
                 break;
             }
             let mut granted = self.granted.0.lock().unwrap();

@@ -61,7 +61,7 @@ fn an_earlier_deadline_wakes_and_a_later_one_does_not() {
 #[test]
 fn a_caller_takes_the_seat_and_the_sleep_counts_again() {
     let (mut wheel, mut ground) = asleep();
-    assert!(wheel.sit(&1));
+    assert!(wheel.sit(&1, false));
     ground.armed = false;
     ground.due = true;
     assert!(wheel.settle(&mut ground).is_empty(), "the caller looks for itself");
@@ -76,7 +76,7 @@ fn a_caller_takes_the_seat_and_the_sleep_counts_again() {
 #[test]
 fn r02_a_caller_that_leaves_awake_is_followed_within_two_looks() {
     let (mut wheel, mut ground) = asleep();
-    assert!(wheel.sit(&1));
+    assert!(wheel.sit(&1, false));
     assert!(!wheel.get_up(None), "the seat is the caller's");
     assert_eq!(wheel.thread_next(), Next::Park(Some(PARK)));
     wheel.unparked();
@@ -90,7 +90,7 @@ fn r02_a_caller_that_leaves_awake_is_followed_within_two_looks() {
 #[test]
 fn r02_a_caller_that_slept_tells_the_thread_when_it_leaves() {
     let (mut wheel, mut ground) = asleep();
-    assert!(wheel.sit(&1));
+    assert!(wheel.sit(&1, false));
     assert!(wheel.lie_down(Some(&1), 100, &mut ground));
     assert!(!wheel.get_up(None));
     assert_eq!(wheel.thread_next(), Next::Park(None));
@@ -102,7 +102,7 @@ fn r02_a_caller_that_slept_tells_the_thread_when_it_leaves() {
 #[test]
 fn work_that_nobody_drives_wakes_the_parked_thread() {
     let (mut wheel, mut ground) = asleep();
-    assert!(wheel.sit(&1));
+    assert!(wheel.sit(&1, false));
     assert!(!wheel.get_up(None));
     assert_eq!(wheel.thread_next(), Next::Park(Some(PARK)));
     wheel.leave(&1);
@@ -115,15 +115,15 @@ fn work_that_nobody_drives_wakes_the_parked_thread() {
 fn callers_queue_and_inherit() {
     let mut wheel: Wheel<u32> = Wheel::new(false);
     let mut ground = Fake::default();
-    assert!(wheel.sit(&1));
-    assert!(!wheel.sit(&2) && !wheel.sit(&3) && !wheel.sit(&2));
+    assert!(wheel.sit(&1, false));
+    assert!(!wheel.sit(&2, false) && !wheel.sit(&3, false) && !wheel.sit(&2, false));
     wheel.leave(&3);
     wheel.leave(&1);
     assert_eq!(wheel.settle(&mut ground).caller, Some(2));
-    assert!(wheel.sit(&2), "it was handed the seat");
+    assert!(wheel.sit(&2, false), "it was handed the seat");
     wheel.leave(&2);
     assert!(wheel.settle(&mut ground).is_empty());
-    assert!(wheel.sit(&4));
+    assert!(wheel.sit(&4, false));
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn nobody_lies_down_without_the_seat_or_over_work() {
     ground.due = true;
     assert!(!wheel.lie_down(None, 100, &mut ground));
     ground.due = false;
-    assert!(wheel.sit(&1));
+    assert!(wheel.sit(&1, false));
     assert!(!wheel.lie_down(None, 100, &mut ground), "a caller drives");
     ground.arrived = true;
     assert!(!wheel.lie_down(Some(&1), 100, &mut ground));
@@ -152,4 +152,18 @@ fn an_application_that_watches_is_told_once_until_it_looks() {
     wheel.unwatch();
     wheel.watch(100);
     assert!(wheel.settle(&mut ground).watcher);
+}
+
+#[test]
+fn r19_a_caller_that_is_kept_loses_the_seat_and_gets_it_back() {
+    let mut wheel: Wheel<u32> = Wheel::new(false);
+    let mut ground = Fake { next: 1000, ..Fake::default() };
+    assert!(wheel.sit(&1, false));
+    assert!(wheel.sit(&2, true));
+    assert!(!wheel.holds(&1));
+    assert!(!wheel.lie_down(Some(&1), 100, &mut ground), "it notices");
+    assert!(!wheel.sit(&1, false), "and queues");
+    wheel.leave(&2);
+    assert_eq!(wheel.settle(&mut ground).caller, Some(1));
+    assert!(wheel.holds(&1));
 }
