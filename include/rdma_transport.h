@@ -1153,7 +1153,8 @@ rdma_code_t rdma_mgr_progress(rdma_mgr_t *mgr, uint32_t *events);
 
 /**
  * Drives progress until something happened: a callback ran (on any thread), a connection came or
- * went, a peer asked. Returns at once if something happened since this thread's last call of it, so
+ * went, a peer asked, somebody called rdma_mgr_wake. Returns at once if something happened since
+ * this thread's last call of it, so
  * that nothing is missed between the application's look at its own state and this call; the
  * first call on a thread may return at once. 0 looks once. Spins for busy_poll_us at most, then
  * sleeps.
@@ -1167,7 +1168,7 @@ rdma_code_t rdma_mgr_progress(rdma_mgr_t *mgr, uint32_t *events);
 rdma_code_t rdma_mgr_wait(rdma_mgr_t *mgr, int64_t timeout_ms);
 
 /**
- * Ends each rdma_mgr_wait under way with RDMA_OK, or the next one if there is none, and makes the
+ * Ends each rdma_mgr_wait under way with RDMA_OK, and the next one of each other thread, and makes the
  * descriptor of rdma_mgr_event_fd readable once. For a thread that has other work for the one that
  * waits.
  *
@@ -1194,8 +1195,9 @@ rdma_code_t rdma_mgr_flush(rdma_mgr_t *mgr, const char *peer, int64_t timeout_ms
 
 /**
  * Gives a descriptor for poll, select or epoll: when it is readable, call rdma_mgr_progress until
- * that reports no events. For RDMA_PROGRESS_MANUAL. It is the same one each time, and asking for it
- * does not make it readable. The descriptor belongs to the manager: do not read, write or close it.
+ * that reports no events. For RDMA_PROGRESS_MANUAL. Each call gives the same one, and does not make
+ * it readable: it is so when there is something to do. The descriptor belongs to the manager: do not
+ * read, write or close it.
  *
  * Threads: any.
  *
