@@ -5,6 +5,8 @@
 //! messages reach the callback when the outermost bracket ends. The ABI layer brackets each call;
 //! threads of the library bracket each turn of their loop.
 
+mod speaker;
+
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io::Write;
@@ -14,6 +16,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::RwLock;
+pub use speaker::Speaker;
 
 /// How important a message is; the numbers of `RDMA_LOG_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -145,11 +148,12 @@ pub fn log(level: Level, args: fmt::Arguments<'_>) {
     }
     let Some(callback) = CALLBACK.read().clone() else {
         // One write, so that lines of threads do not mix. A closed stderr is no reason to fail.
-        let line = format!("rdma_transport {}: {args}\n", level.name());
+        let now = speaker::Stamp::now();
+        let line = format!("{now} rdma_transport {}: {}{args}\n", level.name(), speaker::prefix());
         let _ = std::io::stderr().write_all(line.as_bytes());
         return;
     };
-    let text = args.to_string();
+    let text = format!("{}{args}", speaker::prefix());
     let when = LOCAL.with(|local| match (local.delivering.get(), local.depth.get()) {
         (true, _) => When::Never,
         (false, 0) => When::Now,
