@@ -363,7 +363,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         host_id: crate::bootstrap::host_id()?,
         process_id: crate::bootstrap::process_id()?,
         manual_progress: config.progress == Progress::Manual,
-        peer_timeout_ms: config.peer_timeout_ms.min(u64::from(u32::MAX)) as u32,
+        peer_timeout_ms: u32::try_from(config.patience_ms()).unwrap_or(u32::MAX),
         providers,
         queue_depth: config.queue_depth,
         checksum: config.checksum,
@@ -378,7 +378,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
     epoll.add(boot.fd(), Tag::Boot)?;
     let settings = Settings {
         timeout: config.timeout_ms.saturating_mul(1_000_000),
-        peer_timeout: config.peer_timeout_ms.saturating_mul(1_000_000),
+        peer_timeout: config.patience_ms().saturating_mul(1_000_000),
         protocol: match config.protocol {
             2 => Protocol::Eager,
             3 => Protocol::DirectPut,
