@@ -186,11 +186,18 @@ impl Manager {
                 source(response, &peer, &key, step)
             }
             Work::HostCopy { token, dst, src, len } => {
-                // SAFETY: the engine asks for copies between memory that it holds until `copied`.
-                unsafe { super::sys::copy(dst, src, len) };
-                self.copied(token, Ok(()));
+                let begun = self.core.lock().engine.copy_begins(token);
+                if begun.is_ok() {
+                    // SAFETY: the engine asks for copies between memory that it holds until `copied`.
+                    unsafe { super::sys::copy(dst, src, len) };
+                }
+                self.copied(token, begun);
             }
             Work::DeviceCopy { token, ops, to_host, host, device, len } => {
+                let begun = self.core.lock().engine.copy_begins(token);
+                if begun.is_err() {
+                    return self.copied(token, begun);
+                }
                 // The copy may end on any thread, and after this manager's other callbacks.
                 let manager = self.me.clone();
                 let done = Box::new(move |result| {

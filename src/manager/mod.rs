@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use crate::api::*;
 use crate::bootstrap::{AddressBlob, BootConfig, Bootstrap, Identity, Offer};
 use crate::config::{Config, Progress};
-use crate::engine::{Engine, Settings, Work};
+use crate::engine::{Engine, Range, Settings, Work};
 use crate::fabric::{self, ProviderKind};
 use crate::log;
 use crate::memory::pool::Pool;
@@ -272,13 +272,38 @@ impl Manager {
         })
     }
 
-    /// Forgets registered memory.
+    /// Forgets registered memory. On return nothing of the library touches it any more: transfers
+    /// that use it have ended, or end as soon as their callbacks have run.
     pub fn mem_unregister(&self, addr: u64) -> Result<(), Status> {
+        let begun = Instant::now();
+        // Inside a callback nobody can be waited for who needs this thread.
+        let inside = self.inside_callback();
+        let mut force = inside;
+        while !self.reclaim(addr, force)? {
+            force |= begun.elapsed() > RECLAIM;
+            if !inside {
+                self.progress()?;
+            } else if begun.elapsed() > RECLAIM {
+                let text = format!("a copy is under way in the memory registered at {addr:#x}");
+                return Err(Status::new(Code::FailedPrecondition, text));
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        Ok(())
+    }
+
+    /// Ends what uses the memory; true: nothing touches it, and it is forgotten.
+    fn reclaim(&self, addr: u64, force: bool) -> Result<bool, Status> {
         self.call(|core| {
-            let len = core.world.regions.remove(&mut core.world.adapters, addr)?;
+            let w = &mut core.world;
+            let (len, device) = w.regions.get(addr)?;
+            if !core.engine.reclaim(w, &Range { addr, len, device }, force) {
+                return Ok(false);
+            }
+            w.regions.remove(&mut w.adapters, addr)?;
             self.stats.own.deregistrations.add(1);
             self.stats.own.registered_bytes.sub(len);
-            Ok(())
+            Ok(true)
         })
     }
 
@@ -422,6 +447,8 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
     Ok(Core::new(Engine::new(&config.name, settings), world, boot))
 }
 
+/// Transfers whose memory is unregistered get this long to end without their connections.
+const RECLAIM: Duration = Duration::from_secs(2);
 /// Requests of one peer that may wait for tensors.
 const MAX_WAITING: usize = 1 << 17;
 /// Memory that these may take, in bytes.
