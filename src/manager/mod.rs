@@ -117,8 +117,7 @@ impl Manager {
         let result = f(core);
         core.world.in_call = false;
         core.finish();
-        let dialled = std::mem::take(&mut core.dialled);
-        let queued = !core.world.work.is_empty() || core.world.full || dialled || core.world.tries;
+        let queued = core.needs_driver();
         let next = core.engine.next_tick();
         let inline = if core.world.inline.is_empty() {
             None
