@@ -381,7 +381,8 @@ struct rdma_mgr_options {
    */
   uint32_t queue_depth;
   /**
-   * 1: content is validated end to end (xxh3).
+   * 1: all messages and content have checksums (xxh3), in both directions; one side that has this set
+   * is enough. Damage is RDMA_DATA_LOSS.
    */
   uint8_t checksum;
   /**
@@ -915,10 +916,12 @@ rdma_code_t rdma_mgr_create(const rdma_mgr_options_t *options, rdma_mgr_t **out)
  * connections close, the library's threads end, its memory is freed. When it returns, no callback
  * runs any more, and calls of other threads have returned. The handle is then dead.
  *
- * Threads: any, but not inside a callback. `mgr` NULL is an error.
+ * Threads: any, at any time of the process's life, also in static and thread-local destructors,
+ * but not inside a callback. `mgr` NULL is an error.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL or no handle; RDMA_FAILED_PRECONDITION:
- * inside a callback, destroyed already, or in a forked child; RDMA_INTERNAL.
+ * inside a callback, destroyed already, or in a forked child: nothing was done; RDMA_INTERNAL: a
+ * defect; the manager is dead and no callback runs, but some may not have run.
  */
 rdma_code_t rdma_mgr_destroy(rdma_mgr_t *mgr);
 

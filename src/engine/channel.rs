@@ -11,6 +11,7 @@ use std::sync::Arc;
 use foldhash::HashMap;
 
 use super::Fx;
+use super::seal::{Seal, TRAILER};
 use crate::fabric::{Caps, Mem, PostError, Remote};
 use crate::observe::PeerCounters;
 use crate::protocol::message::{CREDITS_AT, HEADER_LEN, IMM_ACK, MAX_MESSAGE, Message, encode};
@@ -50,6 +51,8 @@ pub struct Channel {
     pub mark: u64,
     /// A PING is unanswered since then.
     pub pinged: Option<u64>,
+    /// Checksums on every message, where either side has the option.
+    pub seal: Option<Seal>,
     /// Why the channel has to be closed, found while posting.
     pub broken: Option<Status>,
     credits: u32,
@@ -82,6 +85,7 @@ impl Channel {
             last_rx: now,
             mark: 0,
             pinged: None,
+            seal: None,
             broken: None,
             credits: INITIAL_CREDITS,
             consumed: 0,
@@ -131,7 +135,7 @@ impl Channel {
     pub fn send(&mut self, fx: &mut dyn Fx, message: &Message<'_>, tail: &[u8]) {
         let mut scratch = std::mem::take(&mut self.scratch);
         encode(message, &mut scratch);
-        if scratch.len() + tail.len() <= self.caps.max_send {
+        if scratch.len() + tail.len() <= self.room() {
             // Neither waits for what is queued before it, which may take long: the other side has to
             // see that this one lives.
             let urgent = matches!(message, Message::Ping | Message::Pong);
@@ -144,7 +148,7 @@ impl Channel {
 
     fn send_fragments(&mut self, fx: &mut dyn Fx, head: &[u8], tail: &[u8]) {
         let whole = [head, tail].concat();
-        let piece = self.caps.max_send.saturating_sub(HEADER_LEN).max(1);
+        let piece = self.room().saturating_sub(HEADER_LEN).max(1);
         let count = whole.len().div_ceil(piece);
         let mut header = Vec::with_capacity(HEADER_LEN);
         for (i, bytes) in whole.chunks(piece).enumerate() {
@@ -157,7 +161,7 @@ impl Channel {
         if (urgent || self.pending.is_empty()) && self.credits > RESERVED {
             let returned = self.consumed.min(u32::from(u16::MAX));
             head[CREDITS_AT..HEADER_LEN].copy_from_slice(&(returned as u16).to_le_bytes());
-            match fx.send(self.id, &[head, tail]) {
+            match post(fx, self.id, &mut self.seal, head, tail) {
                 Ok(()) => {
                     self.credits -= 1;
                     self.consumed -= returned;
@@ -242,7 +246,7 @@ impl Channel {
                 Pending::Message(bytes) => {
                     returned = self.consumed.min(u32::from(u16::MAX));
                     bytes[CREDITS_AT..HEADER_LEN].copy_from_slice(&(returned as u16).to_le_bytes());
-                    fx.send(self.id, &[bytes])
+                    post(fx, self.id, &mut self.seal, bytes, &[])
                 }
                 Pending::Write { wr, local, remote, imm } => {
                     fx.write(self.id, *wr, *local, *remote, *imm)
@@ -262,8 +266,32 @@ impl Channel {
         self.return_credits(fx);
     }
 
-    /// Returns credits by `IMM_ACK` if a quantum is owed and no message took them along.
+    /// The longest message that goes as one.
+    pub fn room(&self) -> usize {
+        let trailer = if self.seal.is_some() { TRAILER } else { 0 };
+        self.caps.max_send.saturating_sub(trailer)
+    }
+
+    /// Returns credits if a quantum is owed and no message took them along: by `IMM_ACK`, or, since
+    /// an immediate has no checksum, by a PONG.
     pub fn return_credits(&mut self, fx: &mut dyn Fx) {
+        let mut pong = Vec::new();
+        while self.seal.is_some() && self.consumed >= self.quantum && self.credits > 0 {
+            encode(&Message::Pong, &mut pong);
+            let returned = self.consumed.min(u32::from(u16::MAX));
+            pong[CREDITS_AT..HEADER_LEN].copy_from_slice(&(returned as u16).to_le_bytes());
+            match post(fx, self.id, &mut self.seal, &pong, &[]) {
+                Ok(()) => {
+                    self.consumed -= returned;
+                    self.credits -= 1;
+                }
+                Err(PostError::QueueFull) => return,
+                Err(PostError::Failed(status)) => return self.fail(status),
+            }
+        }
+        if self.seal.is_some() {
+            return;
+        }
         while self.consumed >= self.quantum && self.credits > 0 {
             // SAFETY: zero bytes are never touched.
             let nothing = unsafe { Mem::new(0, 0, 0) };
@@ -294,4 +322,19 @@ impl Channel {
         self.fragments.extend_from_slice(bytes);
         Ok(last.then(|| std::mem::take(&mut self.fragments)))
     }
+}
+
+/// Posts a message, with its checksum where there are any.
+fn post(
+    fx: &mut dyn Fx,
+    ch: ChanId,
+    seal: &mut Option<Seal>,
+    head: &[u8],
+    tail: &[u8],
+) -> Result<(), PostError> {
+    let Some(seal) = seal else { return fx.send(ch, &[head, tail]) };
+    let trailer = seal.trailer(&[head, tail]);
+    fx.send(ch, &[head, tail, &trailer])?;
+    seal.posted();
+    Ok(())
 }

@@ -25,6 +25,7 @@ mod peer;
 mod reclaim;
 mod request;
 mod response;
+pub mod seal;
 pub mod slab;
 mod timers;
 mod tries;
@@ -224,6 +225,13 @@ impl Engine {
     pub fn on_message(&mut self, fx: &mut dyn Fx, ch: ChanId, bytes: &[u8]) {
         let Some(channel) = self.channels.get_mut(ch) else { return };
         let now = fx.now();
+        let bytes = match channel.seal.as_mut().map_or(Ok(bytes), |s| s.open(bytes)) {
+            Ok(bytes) => bytes,
+            Err(status) => {
+                self.violation(ch, status);
+                return self.settle(fx, ch);
+            }
+        };
         match message::decode(bytes) {
             Ok((Message::Fragment { last, bytes }, credits)) => {
                 channel.on_received(now, credits);
@@ -279,6 +287,10 @@ impl Engine {
     pub fn on_imm(&mut self, fx: &mut dyn Fx, ch: ChanId, imm: u32) {
         let Some(channel) = self.channels.get_mut(ch) else { return };
         channel.on_received(fx.now(), 0);
+        if channel.seal.is_some() {
+            self.violation(ch, seal::loss(format!("the immediate {imm:#x}")));
+            return self.settle(fx, ch);
+        }
         match imm {
             IMM_ACK => channel.on_ack(),
             IMM_MESSAGE => {}

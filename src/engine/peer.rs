@@ -8,6 +8,7 @@ use lru::LruCache;
 
 use super::channel::{ChanId, Channel};
 use super::request::State;
+use super::seal::Seal;
 use super::tries::Tries;
 use super::{Engine, Fx, Planted};
 use crate::api::{Meta, PeerState};
@@ -140,10 +141,22 @@ impl Engine {
         Some(ch)
     }
 
+    /// Both sides agreed in the handshake that every message and all content has a checksum; `seeds`
+    /// are those of what is sent and of what is received. Between `channel_new` and `channel_open`.
+    pub fn channel_seal(&mut self, ch: ChanId, seeds: [u64; 2]) {
+        if let Some(c) = self.channels.get_mut(ch) {
+            c.seal = Some(Seal::new(seeds));
+        }
+    }
+
     /// Begins to use a channel: requests that waited for it are sent.
     pub fn channel_open(&mut self, fx: &mut dyn Fx, ch: ChanId) {
         let Some(c) = self.channels.get_mut(ch) else { return };
         let peer = c.peer;
+        if self.settings.checksum && c.seal.is_none() {
+            let text = "a connection without checksums, which this manager's options ask for";
+            return self.channel_down(fx, ch, Status::internal(text));
+        }
         c.announce(fx);
         let queue = std::mem::take(&mut self.peers[peer as usize].queue);
         for request in queue {

@@ -156,6 +156,10 @@ impl Engine {
     pub(super) fn on_request(&mut self, fx: &mut dyn Fx, ch: ChanId, r: message::Request<'_>) {
         let Some(c) = self.channels.get(ch) else { return };
         let peer = c.peer;
+        if c.seal.is_some() != r.checksum {
+            let text = "a request that does not ask for a checksum, or asks where there are none";
+            return self.violation(ch, super::seal::loss(text.into()));
+        }
         if c.responses.contains_key(&r.index) {
             return self.violation(ch, Status::invalid("request index in use"));
         }

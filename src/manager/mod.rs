@@ -5,6 +5,7 @@
 //! (registered regions), `report` (statistics, metrics, trace), `sys` (system calls).
 
 use std::os::fd::RawFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -24,7 +25,9 @@ use crate::status::{Code, Reason, Status};
 
 mod clock;
 mod core;
+mod doubt;
 mod drive;
+mod inside;
 mod memory;
 mod peers;
 mod report;
@@ -144,8 +147,7 @@ impl Manager {
     /// runs.
     pub fn destroy(self: &Arc<Self>) -> Result<(), Status> {
         self.refuse_inside("rdma_mgr_destroy")?;
-        let on_thread = |t: &JoinHandle<()>| t.thread().id() == std::thread::current().id();
-        if self.thread.lock().as_ref().is_some_and(on_thread) {
+        if inside::drives(&**self) {
             let text = "rdma_mgr_destroy was called on the progress thread of the same manager";
             return Err(Status::new(Code::FailedPrecondition, text));
         }
@@ -153,6 +155,15 @@ impl Manager {
         if let Some(thread) = self.thread.lock().take() {
             let _ = thread.join();
         }
+        // No thread of the library is left. Should the rest panic, a defect, then the manager is dead
+        // all the same: nothing turns it any more, and no callback can run.
+        catch_unwind(AssertUnwindSafe(|| self.end_all())).map_err(|_| {
+            Status::internal("caught a panic while the manager ended, a defect of the library")
+        })
+    }
+
+    /// Ends every operation, and runs every callback that is due.
+    fn end_all(&self) {
         self.with_engine(|engine, world| engine.shut_down(world));
         // Callbacks that are out (allocation, device copies) come back; those are waited for.
         loop {
@@ -180,7 +191,6 @@ impl Manager {
         {
             log::warn(format_args!("the trace is not complete: {status}"));
         }
-        Ok(())
     }
 
     /// One turn (manual or not); the number of events and callbacks.
@@ -423,6 +433,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
     let world = World {
         adapters,
         links: Default::default(),
+        doubts: 0,
         chans: Default::default(),
         fresh: Default::default(),
         dying: Vec::new(),

@@ -179,6 +179,13 @@ impl Sim {
             e.channel_new(fx, index, incarnation, caps, manual)
         });
         let Some(ch) = opened else { return self.w.end(conn, side, false) };
+        let wanted = |who: Who| self.w.profile.per_node[who.node].1.checksum;
+        if wanted(who) || wanted(peer) {
+            // As the handshake does: one seed for each direction, the other side's the other way round.
+            let seed = |side: usize| conn as u64 * 2 + side as u64;
+            let seeds = [seed(side), seed(1 - side)];
+            self.call(who.node, |e, _| e.channel_seal(ch, seeds));
+        }
         self.w.trace(|| format!("conn {conn}.{side} of {who:?} is channel {ch:#x} to {peer:?}"));
         self.w.nodes[who.node].chans.insert(ch, (conn, side));
         let end = &mut self.w.conns[conn].ends[side];
