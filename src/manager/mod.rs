@@ -48,7 +48,8 @@ pub struct Manager {
     drivers: Drivers,
     epoll: Arc<Epoll>,
     wake: EventFd,
-    timer: TimerFd,
+    /// For an application that sleeps on the descriptor itself: a driver of the library needs none.
+    timer: Option<TimerFd>,
     /// The application waits on the epoll set itself (manual progress).
     fd_given: AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -68,13 +69,15 @@ impl Manager {
     pub fn new(config: Config) -> Result<Arc<Manager>, Status> {
         let epoll = Arc::new(Epoll::new()?);
         let wake = EventFd::new()?;
-        let timer = TimerFd::new()?;
+        let manual = config.progress == Progress::Manual;
+        let timer = if manual { Some(TimerFd::new()?) } else { None };
+        if let Some(timer) = &timer {
+            epoll.add(timer.fd(), Tag::Wake)?;
+        }
         epoll.add(wake.fd(), Tag::Wake)?;
-        epoll.add(timer.fd(), Tag::Wake)?;
         let core = open_core(&config, epoll.clone())?;
         let stats = core.engine.stats.clone();
         let trace = core.world.trace.clone();
-        let manual = config.progress == Progress::Manual;
         let manager = Arc::new_cyclic(|me| Manager {
             core: Mutex::new(core),
             drivers: Drivers::default(),
@@ -217,7 +220,9 @@ impl Manager {
         core.whole = true;
         let idle = core.idle_time();
         let until = core.world.clock.now().saturating_add(idle.as_nanos() as u64);
-        self.timer.set(idle);
+        if let Some(timer) = &self.timer {
+            timer.set(idle);
+        }
         self.drivers.sleeps_until.store(until, Ordering::SeqCst);
         self.drivers.fd_armed.store(true, Ordering::SeqCst);
         if !core.arm() {

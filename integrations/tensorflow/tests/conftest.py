@@ -19,6 +19,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 HERE = os.path.dirname(os.path.abspath(__file__))
 PROGRAMS = os.path.join(HERE, "programs")
 EXAMPLE = os.path.join(HERE, "..", "..", "..", "examples", "tensorflow", "distribute.py")
+DOCS = os.path.join(HERE, "..", "..", "..", "docs", "tensorflow.md")
 PROVIDERS = ("shm", "tcp")
 
 

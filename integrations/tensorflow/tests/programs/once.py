@@ -12,7 +12,7 @@ tf1 = tf.compat.v1
 tf1.disable_v2_behavior()
 server = tf.distribute.Server({"ps": [ps], "worker": [worker]}, job_name="worker", protocol=protocol)
 with tf.device("/job:ps/task:0"):
-    source = tf.fill([1000], 2.0)
+    source = tf.random.uniform([1000])  # cannot be folded into a constant elsewhere
 with tf.device("/job:worker/task:0"):
     result = tf.reduce_sum(tf.identity(source))
 try:
