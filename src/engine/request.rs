@@ -166,7 +166,9 @@ impl Engine {
 
     fn begin(&mut self, fx: &mut dyn Fx, index: u32, peer: u32) -> Result<(), Status> {
         let Some(r) = self.requests.get_mut(index) else { return Ok(()) };
-        let cached = self.peers[peer as usize].cache.get(&r.key).cloned();
+        // Named by the application.
+        self.peers.keep(peer);
+        let cached = self.peers.get_mut(peer).and_then(|p| p.cache.get(&r.key).cloned());
         let own = &self.stats.own;
         if cached.is_some() { &own.meta_hits } else { &own.meta_misses }.add(1);
         if let Target::Given { addr, .. } = r.target {
