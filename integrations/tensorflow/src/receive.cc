@@ -188,7 +188,7 @@ void* Receive::Allocate(const rdma_tensor_t* meta, void* userdata) {
 }
 
 void Receive::OnDone(rdma_code_t code, const char* message, size_t length, const rdma_tensor_t* meta,
-                     const rdma_transfer_info_t* info, void* userdata) {
+                     const rdma_transfer_info_t*, void* userdata) {
   const auto self = std::move(static_cast<Receive*>(userdata)->self_);
   rdma_request_t request = 0;
   {
@@ -204,8 +204,8 @@ void Receive::OnDone(rdma_code_t code, const char* message, size_t length, const
     self->Arrived(*meta);
     return;
   }
-  const bool remote = info != nullptr && info->reason == RDMA_REASON_REMOTE_ERROR;
   const absl::string_view text(message, length);
+  const bool remote = IsEncoded(text);
   // A sender's own status keeps its text; the library's says where it happened.
   const Status status =
       remote ? FromPeer(DecodeMessage(code, text), self->what_.worker) : self->Failed(code, text);
