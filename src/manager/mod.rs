@@ -17,6 +17,7 @@ use crate::api::*;
 use crate::bootstrap::{AddressBlob, BootConfig, Bootstrap, Identity, Offer};
 use crate::config::{Config, Progress};
 use crate::engine::{Engine, Hooks, Range, Settings, Work};
+use crate::fabric::moves::touched;
 use crate::fabric::{self, ProviderKind};
 use crate::limits;
 use crate::log;
@@ -25,6 +26,7 @@ use crate::observe::{Stats, Trace};
 use crate::status::{Code, Reason, Status};
 
 mod clock;
+mod copies;
 mod core;
 mod doubt;
 mod drive;
@@ -203,6 +205,7 @@ impl Manager {
             let core = self.core.lock();
             let busy = core.engine.outstanding() != (0, 0)
                 || !core.world.work.is_empty()
+                || core.world.waits_for_copies()
                 || self.drivers.running.load(Ordering::Acquire) > 0;
             drop(core);
             if !busy {
@@ -342,7 +345,8 @@ impl Manager {
         self.call(|core| {
             let w = &mut core.world;
             let (len, device) = w.regions.get(addr)?;
-            if !core.engine.reclaim(w, &Range { addr, len, device }, force) {
+            let range = Range { addr, len, device };
+            if !core.engine.reclaim(w, &range, force) || device == 0 && touched(addr, len) {
                 return Ok(false);
             }
             w.regions.remove(&mut w.adapters, addr)?;
@@ -393,7 +397,8 @@ fn open_adapters(config: &Config, epoll: &Epoll) -> Result<(memory::Adapters, Ve
             Status::new(Code::Unavailable, format!("provider {}: {why}", kind.name()))
         });
         let unavailable = match opened.and_then(|()| fabric::open(kind, config)) {
-            Ok(adapter) => {
+            Ok(mut adapter) => {
+                adapter.leave_moves();
                 if let Some(fd) = adapter.fd() {
                     epoll.add(fd, Tag::Adapter(kind as u8))?;
                 }
@@ -483,6 +488,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         parked: Vec::new(),
         segments: 0,
         work: Default::default(),
+        held_back: Default::default(),
         inline: Vec::new(),
         in_call: false,
         full: false,
