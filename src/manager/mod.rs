@@ -17,6 +17,7 @@ use crate::api::*;
 use crate::bootstrap::{AddressBlob, BootConfig, Bootstrap, Identity, Offer};
 use crate::config::{Config, Progress};
 use crate::engine::{Engine, Hooks, Range, Settings, Work};
+use crate::fabric::moves::touched;
 use crate::fabric::{self, ProviderKind};
 use crate::limits;
 use crate::log;
@@ -25,6 +26,7 @@ use crate::observe::{Stats, Trace};
 use crate::status::{Code, Reason, Status};
 
 mod clock;
+mod copies;
 mod core;
 mod doubt;
 mod drive;
@@ -52,7 +54,8 @@ pub struct Manager {
     drivers: Drivers,
     epoll: Arc<Epoll>,
     wake: EventFd,
-    timer: TimerFd,
+    /// For an application that sleeps on the descriptor itself: a driver of the library needs none.
+    timer: Option<TimerFd>,
     /// The application waits on the epoll set itself (manual progress).
     fd_given: AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -87,9 +90,12 @@ impl Manager {
     ) -> Result<Arc<Manager>, Status> {
         let epoll = Arc::new(Epoll::new()?);
         let wake = EventFd::new()?;
-        let timer = TimerFd::new()?;
+        let manual = config.progress == Progress::Manual;
+        let timer = if manual { Some(TimerFd::new()?) } else { None };
+        if let Some(timer) = &timer {
+            epoll.add(timer.fd(), Tag::Wake)?;
+        }
         epoll.add(wake.fd(), Tag::Wake)?;
-        epoll.add(timer.fd(), Tag::Wake)?;
         let core = open_core(&config, epoll.clone())?;
         let stats = core.engine.stats.clone();
         let trace = core.world.trace.clone();
@@ -149,8 +155,7 @@ impl Manager {
         let result = f(core);
         core.world.in_call = false;
         core.finish();
-        let dialled = std::mem::take(&mut core.dialled);
-        let queued = !core.world.work.is_empty() || core.world.full || dialled || core.world.tries;
+        let queued = core.needs_driver();
         let next = core.engine.next_tick();
         let inline = if core.world.inline.is_empty() {
             None
@@ -202,6 +207,7 @@ impl Manager {
             let core = self.core.lock();
             let busy = core.engine.outstanding() != (0, 0)
                 || !core.world.work.is_empty()
+                || core.world.waits_for_copies()
                 || self.drivers.running.load(Ordering::Acquire) > 0;
             drop(core);
             if !busy {
@@ -248,7 +254,9 @@ impl Manager {
         core.whole = true;
         let idle = core.idle_time();
         let until = core.world.clock.now().saturating_add(idle.as_nanos() as u64);
-        self.timer.set(idle);
+        if let Some(timer) = &self.timer {
+            timer.set(idle);
+        }
         self.drivers.sleeps_until.store(until, Ordering::SeqCst);
         self.drivers.fd_armed.store(true, Ordering::SeqCst);
         if !core.arm() {
@@ -339,7 +347,8 @@ impl Manager {
         self.call(|core| {
             let w = &mut core.world;
             let (len, device) = w.regions.get(addr)?;
-            if !core.engine.reclaim(w, &Range { addr, len, device }, force) {
+            let range = Range { addr, len, device };
+            if !core.engine.reclaim(w, &range, force) || device == 0 && touched(addr, len) {
                 return Ok(false);
             }
             w.regions.remove(&mut w.adapters, addr)?;
@@ -394,7 +403,8 @@ fn open_adapters(config: &Config, epoll: &Epoll) -> Result<(memory::Adapters, Ve
             Status::new(Code::Unavailable, format!("provider {}: {why}", kind.name()))
         });
         let unavailable = match opened.and_then(|()| fabric::open(kind, config)) {
-            Ok(adapter) => {
+            Ok(mut adapter) => {
+                adapter.leave_moves();
                 if let Some(fd) = adapter.fd() {
                     epoll.add(fd, Tag::Adapter(kind as u8))?;
                 }
@@ -436,7 +446,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         host_id: crate::bootstrap::host_id()?,
         process_id: crate::bootstrap::process_id()?,
         manual_progress: config.progress == Progress::Manual,
-        peer_timeout_ms: config.peer_timeout_ms.min(u64::from(u32::MAX)) as u32,
+        peer_timeout_ms: u32::try_from(config.patience_ms()).unwrap_or(u32::MAX),
         providers,
         queue_depth: config.queue_depth,
         checksum: config.checksum,
@@ -451,7 +461,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
     epoll.add(boot.fd(), Tag::Boot)?;
     let settings = Settings {
         timeout: config.timeout_ms.saturating_mul(1_000_000),
-        peer_timeout: config.peer_timeout_ms.saturating_mul(1_000_000),
+        peer_timeout: config.patience_ms().saturating_mul(1_000_000),
         protocol: match config.protocol {
             2 => Protocol::Eager,
             3 => Protocol::DirectPut,
@@ -486,6 +496,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         parked: Vec::new(),
         segments: 0,
         work: Default::default(),
+        held_back: Default::default(),
         inline: Vec::new(),
         in_call: false,
         full: false,
