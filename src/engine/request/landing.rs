@@ -25,7 +25,7 @@ impl Engine {
                         Code::OutOfRange,
                         format!(
                             "tensor '{}' has {} bytes, the destination given has {len}",
-                            String::from_utf8_lossy(&r.key),
+                            crate::shown::key(&r.key),
                             meta.nbytes
                         ),
                     ));
@@ -76,7 +76,7 @@ impl Engine {
                     format!(
                         "the allocation callback gave no memory for {} bytes of '{}'",
                         r.meta.as_ref().map_or(0, |m| m.nbytes),
-                        String::from_utf8_lossy(&r.key)
+                        crate::shown::key(&r.key)
                     ),
                 )
                 .because(Reason::LocalError),
@@ -114,6 +114,7 @@ impl Engine {
         len: u64,
         access: Access,
     ) -> Result<(), Status> {
+        let sealed = self.sealed(ch);
         let Some(r) = self.requests.get_mut(index) else { return Ok(()) };
         if r.device == 0 {
             match fx.open(ch, r.dst, len, access) {
@@ -126,7 +127,7 @@ impl Engine {
                 Err(MapError::NeedProxy) => {}
             }
         } else if !matches!(r.target, Target::Library)
-            && !self.settings.checksum
+            && !sealed
             && let Some(window) = fx.open_device(ch, r.dst, len, r.device)
         {
             let window = Some(window);
