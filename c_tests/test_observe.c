@@ -196,7 +196,7 @@ static void trace(void) {
   CHECK_HAS(text, "quoted");
   CHECK_HAS(text, "\"connect\"");
   text = trace_text(fd_b, path_b);
-  CHECK_HAS(text, "\"send\"");
+  CHECK_HAS(text, "\"send a \\\"quoted");
   CHECK_HAS(text, "quoted");
   CHECK_HAS(text, "\"step\":4");
   CHECK(rdma_trace_start(p.a, "/nonexistent folder/x") != RDMA_OK);
