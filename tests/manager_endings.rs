@@ -279,7 +279,7 @@ fn a_peer_fills_its_part_of_the_memory_only() {
     let (a, b) = pair(config("a", ProviderKind::Tcp), config("b", ProviderKind::Tcp));
     let refused = Arc::new(AtomicBool::new(false));
     let mut left = 3000;
-    // Each waits with a key of 64 KiB, twice: 3,000 of them are over the 256 MiB that are allowed.
+    // Each waits with a key of 64 KiB, twice: 3,000 of them are over the 64 MiB that are allowed.
     while left > 0 && !refused.load(Ordering::Relaxed) {
         let mut key = vec![b'k'; MAX_KEY_LEN];
         key[..4].copy_from_slice(&(left as u32).to_le_bytes());
@@ -379,5 +379,31 @@ fn r17_no_memory_for_cached_metadata_asks_again() {
         assert_eq!(asks.iter().collect::<Vec<_>>(), [SMALL as u64, LARGE as u64], "{kind:?}");
         a.destroy().unwrap();
         b.destroy().unwrap();
+    }
+}
+
+/// The destination comes from the callback before anything is sent, so it is the callback's return that
+/// asks for the connection: a driver that sleeps has to hear of it.
+#[test]
+fn r22_a_receive_by_cached_metadata_dials_a_peer_that_was_lost() {
+    static CONTENT: [u8; 3000] = [7; 3000];
+    let quiet = |name| Config { busy_poll_us: 0, ..config(name, ProviderKind::Tcp) };
+    let (a, b) = pair(quiet("a"), quiet("b"));
+    for round in 0..2 {
+        // Every driver goes to sleep, and the last tick of the keep-alive passes: nothing else wakes one.
+        std::thread::sleep(Duration::from_millis(1500));
+        let sent = send(&b, b"key", tensor(&CONTENT, 1));
+        let (tx, rx) = mpsc::channel();
+        let done: RecvDone =
+            Box::new(move |result, _| drop(tx.send(result.map(|t| t.meta.nbytes))));
+        let mut room = vec![0u8; CONTENT.len()];
+        let at = room.as_mut_ptr() as u64;
+        let target = Target::Alloc(Box::new(move |_: &Meta| Some(at)));
+        // SAFETY: `room` lives until the receive has ended, below.
+        unsafe { a.recv_async(Some("b"), b"key", 1, options(target, false), done) }.unwrap();
+        assert_eq!(rx.recv_timeout(LONG).unwrap().unwrap(), 3000, "round {round}");
+        sent.recv_timeout(LONG).unwrap().unwrap();
+        assert_eq!(room, CONTENT);
+        a.disconnect("b").unwrap();
     }
 }

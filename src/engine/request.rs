@@ -166,7 +166,9 @@ impl Engine {
 
     fn begin(&mut self, fx: &mut dyn Fx, index: u32, peer: u32) -> Result<(), Status> {
         let Some(r) = self.requests.get_mut(index) else { return Ok(()) };
-        let cached = self.peers[peer as usize].cache.get(&r.key).cloned();
+        // Named by the application.
+        self.peers.keep(peer);
+        let cached = self.peers.get_mut(peer).and_then(|p| p.cache.get(&r.key).cloned());
         let own = &self.stats.own;
         if cached.is_some() { &own.meta_hits } else { &own.meta_misses }.add(1);
         if let Target::Given { addr, .. } = r.target {
@@ -254,7 +256,8 @@ impl Engine {
         self.channels.get(ch).is_some_and(|c| c.seal.is_some())
     }
 
-    pub(super) fn eager_max(&self, ch: ChanId) -> u64 {
+    /// Largest content that goes out inside the response message on this channel.
+    pub fn eager_max(&self, ch: ChanId) -> u64 {
         let Some(c) = self.channels.get(ch) else { return 0 };
         let chosen = self.settings.eager_max.unwrap_or(c.caps.eager_max);
         chosen.min(self.message_max(ch) as usize) as u64

@@ -7,14 +7,14 @@
 mod content;
 mod runtime;
 
-use super::channel::ChanId;
+use super::channel::{ChanId, Channel};
 use super::{Buffer, Engine, Fx, MapError, Planted, WR_RESPONSE, Window, Work, checksum};
 use crate::api::*;
 use crate::fabric::keys::{Keys, Place, pieces};
 use crate::fabric::{Access, Mem};
 use crate::protocol::message::{self, Message, MetaResponse};
 use crate::protocol::select::{Choice, Facts, select};
-use crate::rendezvous::{MAX_TENSORS, RecvOutcome, SendOutcome, Sent, Waiter};
+use crate::rendezvous::{RecvOutcome, SendOutcome, Sent, Waiter};
 use crate::status::{Code, Reason, Status};
 
 /// What the peer asked for.
@@ -69,6 +69,8 @@ pub(super) enum RState {
     Asking,
     /// The content is being copied to host or registered memory.
     Staging(Source),
+    /// The content fits into a message, behind answers that wait for the peer to take them.
+    Deferred(Source),
     /// The metadata is out; the receiver asks for a write, or reads and says so.
     Told(Source),
     /// Writes are under way.
@@ -108,6 +110,16 @@ impl Response {
     }
 }
 
+impl Response {
+    /// A tensor of ours is on its way.
+    pub fn is_sending(&self) -> bool {
+        matches!(
+            self.state,
+            RState::Staging(_) | RState::Told(_) | RState::Deferred(_) | RState::Writing { .. }
+        )
+    }
+}
+
 const PUBLIC_SLOT_BITS: u32 = 20;
 
 impl Engine {
@@ -142,13 +154,16 @@ impl Engine {
                 Code::Aborted,
                 format!(
                     "duplicate send: '{}' of step {step} waits already",
-                    String::from_utf8_lossy(key)
+                    crate::shown::key(key)
                 ),
             )),
             SendOutcome::Aborted(status) => Err(status),
             SendOutcome::Full => Err(Status::new(
                 Code::ResourceExhausted,
-                format!("{MAX_TENSORS} tensors wait to be taken; clean their steps up"),
+                format!(
+                    "{} tensors wait to be taken; clean their steps up",
+                    crate::limits::TENSORS
+                ),
             )),
         }
     }
@@ -174,10 +189,11 @@ impl Engine {
         };
         c.counters.requests_received.add(1);
         self.happened += 1;
+        if let Some(c) = self.channels.get_mut(ch) {
+            c.used = fx.now();
+        }
         let cost = asked.cost(r.key);
-        let p = &self.peers[peer as usize];
-        let full = p.waiting >= self.settings.max_waiting
-            || p.waiting_bytes + cost > self.settings.max_waiting_bytes;
+        let full = self.has_too_many_waiting(peer, cost);
         let source = self.source.clone();
         let tolerate = self.settings.tolerate_dup_recv;
         let (responses, next_id) = (&mut self.responses, &mut self.next_id);
@@ -213,23 +229,14 @@ impl Engine {
             RecvOutcome::Waiting => match made {
                 Some((index, id)) => self.owe(fx, ch, peer, index, id, source),
                 None => {
-                    let p = &self.peers[peer as usize];
-                    let text = format!(
-                        "{} requests of this peer wait, with {} bytes of keys and places; {} with {} are \
-                         allowed",
-                        p.waiting,
-                        p.waiting_bytes,
-                        self.settings.max_waiting,
-                        self.settings.max_waiting_bytes
-                    );
-                    let status = Status::new(Code::ResourceExhausted, text);
+                    let status = self.too_many_waiting(peer);
                     self.send_error(fx, ch, r.index, &status);
                 }
             },
             RecvOutcome::Duplicate => {
                 let text = format!(
                     "duplicate receive: a request for '{}' of step {} waits already",
-                    String::from_utf8_lossy(r.key),
+                    crate::shown::key(r.key),
                     r.step
                 );
                 self.send_error(fx, ch, r.index, &Status::new(Code::Aborted, text));
@@ -251,11 +258,11 @@ impl Engine {
         if let Some(c) = self.channels.get_mut(ch) {
             c.responses.insert(r.asked.index, index);
         }
-        self.peers[peer as usize].waiting += 1;
-        self.peers[peer as usize].waiting_bytes += r.cost;
+        let (key, step, cost) = (r.key.clone(), r.step, r.cost);
+        self.count_waiting(peer, cost);
         if let Some(source) = source {
-            let (key, step) = (r.key.clone(), r.step);
-            let peer = self.peers[peer as usize].name.clone();
+            let peer = self.peer_name(Some(peer));
+            self.source_asked(id);
             fx.run(Work::Source { source, response: id, peer, key, step });
         }
     }
@@ -265,10 +272,70 @@ impl Engine {
         if let Some(c) = self.channels.get_mut(r.asked.ch) {
             c.responses.remove(&r.asked.index);
         }
-        let p = &mut self.peers[r.peer as usize];
-        p.waiting = p.waiting.saturating_sub(1);
-        p.waiting_bytes = p.waiting_bytes.saturating_sub(r.cost);
+        self.waiting_bytes = self.waiting_bytes.saturating_sub(r.cost);
+        if let Some(p) = self.peers.get_mut(r.peer) {
+            p.waiting = p.waiting.saturating_sub(1);
+            p.waiting_bytes = p.waiting_bytes.saturating_sub(r.cost);
+        }
         Some(r)
+    }
+
+    fn count_waiting(&mut self, peer: u32, cost: usize) {
+        self.waiting_bytes += cost;
+        if let Some(p) = self.peers.get_mut(peer) {
+            p.waiting += 1;
+            p.waiting_bytes += cost;
+        }
+    }
+
+    /// Whether one more request of this peer may not wait. Who has more than what is left for all gets no
+    /// more: however many names somebody takes, as much as each of them has stays for a newcomer.
+    fn has_too_many_waiting(&self, peer: u32, cost: usize) -> bool {
+        let s = &self.settings;
+        let slots = super::slab::CAPACITY.saturating_sub(self.responses.len());
+        let left = s.max_waiting_bytes_all.saturating_sub(self.waiting_bytes);
+        self.peers.get(peer).is_none_or(|p| {
+            p.waiting >= s.max_waiting.min(slots)
+                || p.waiting_bytes + cost > s.max_waiting_bytes.min(left)
+        })
+    }
+
+    fn too_many_waiting(&self, peer: u32) -> Status {
+        let s = &self.settings;
+        let (waiting, bytes) =
+            self.peers.get(peer).map_or((0, 0), |p| (p.waiting, p.waiting_bytes));
+        let text = format!(
+            "{waiting} requests of this peer wait, with {bytes} bytes of keys and places; {} with {} are \
+             allowed, and of all peers {} bytes, of which {} are used",
+            s.max_waiting, s.max_waiting_bytes, s.max_waiting_bytes_all, self.waiting_bytes
+        );
+        Status::new(Code::ResourceExhausted, text)
+    }
+
+    /// Keeps content where it lies until the answers before it have gone.
+    fn defer(&mut self, fx: &mut dyn Fx, asked: Asked, key: &[u8], step: i64, source: Source) {
+        let ch = asked.ch;
+        if let Err(status) = self.room(ch) {
+            return self.undeliverable(fx, &asked, (key, step), source, status);
+        }
+        let Some(index) = self.response(asked, key, step, RState::Deferred(source)) else { return };
+        if let Some(c) = self.channels.get_mut(ch) {
+            c.deferred.push_back(index);
+        }
+    }
+
+    /// Sends content that was kept back, as far as it may go now.
+    pub(super) fn send_deferred(&mut self, fx: &mut dyn Fx, ch: ChanId) {
+        while let Some(index) = self.channels.get_mut(ch).and_then(Channel::next_deferred) {
+            let waits = |r: &Response| matches!(r.state, RState::Deferred(_));
+            if !self.responses.get(index).is_some_and(waits) {
+                continue; // Cancelled meanwhile.
+            }
+            let Some(r) = self.forget(index) else { continue };
+            if let RState::Deferred(source) = r.state {
+                self.send_content(fx, r.asked, &r.key, r.step, source);
+            }
+        }
     }
 
     /// A response that waited has its tensor.
@@ -355,7 +422,7 @@ impl Engine {
     fn send_too_long(&mut self, fx: &mut dyn Fx, asked: &Asked, key: &[u8], meta: &Meta) -> Status {
         let text = format!(
             "tensor '{}' has {} bytes, the destination given has {}",
-            String::from_utf8_lossy(key),
+            crate::shown::key(key),
             meta.nbytes,
             asked.dst.as_ref().map_or(0, |(_, len)| *len)
         );
@@ -385,8 +452,7 @@ impl Engine {
         if let Some(c) = self.channels.get_mut(ch) {
             c.responses.insert(request, index);
         }
-        self.peers[peer as usize].waiting += 1;
-        self.peers[peer as usize].waiting_bytes += cost;
+        self.count_waiting(peer, cost);
         Some(index)
     }
 
@@ -412,6 +478,10 @@ impl Engine {
         result: Result<(), Status>,
         inline: bool,
     ) {
+        let memory = match &source.tensor {
+            Tensor { device: 0, addr, meta } => (*addr, meta.nbytes),
+            _ => (0, 0),
+        };
         if let Some(window) = source.window.take() {
             fx.close(ch, window);
         }
@@ -428,7 +498,7 @@ impl Engine {
         if let Some(c) = self.channels.get(ch) {
             c.counters.send_done(info.bytes, code, info.protocol);
         }
-        self.end_send_of(fx, Some((key, step)), source.done, result, info, inline);
+        self.end_send_of(fx, Some((key, step)), source.done, result, info, inline, memory);
     }
 
     pub(super) fn on_cancel(&mut self, fx: &mut dyn Fx, ch: ChanId, request: u32) {
@@ -441,18 +511,17 @@ impl Engine {
         if busy {
             return; // Acknowledged when the writes have ended.
         }
-        if let Some(r) = found.and_then(|i| self.forget_waiting(i))
-            && let RState::Told(source) = r.state
-        {
+        if let Some(r) = found.and_then(|i| self.forget_waiting(i)) {
             let status = Status::new(Code::Cancelled, "the receiver cancelled");
-            self.end_source(
-                fx,
-                ch,
-                (&r.key, r.step),
-                source,
-                Err(status.because(Reason::RemoteError)),
-                false,
-            );
+            let status = status.because(Reason::RemoteError);
+            match r.state {
+                RState::Told(source) | RState::Deferred(source) => {
+                    self.end_source(fx, ch, (&r.key, r.step), source, Err(status), false);
+                }
+                RState::Asking => self.ended_early(fx, r.id, &status),
+                // Nobody here was told of it, or, for the two that are busy, see above.
+                RState::Waiting | RState::Staging(_) | RState::Writing { .. } => {}
+            }
         }
         self.send(fx, ch, &Message::CancelAck { index: request }, &[]);
     }
@@ -484,17 +553,18 @@ impl Engine {
         }
         let Some(r) = self.forget_waiting(index) else { return };
         let (source, failed) = match r.state {
-            RState::Told(source) => (source, None),
+            RState::Told(source) | RState::Deferred(source) => (source, None),
             RState::Writing { source, failed, .. } => (source, failed),
-            _ => return,
+            RState::Asking => return self.ended_early(fx, r.id, status),
+            RState::Waiting | RState::Staging(_) => return,
         };
-        let peer = &self.peers[r.peer as usize].name;
+        let peer = self.peer_name(Some(r.peer));
         // What failed before keeps its own cause.
         let status = failed.unwrap_or_else(|| {
             let mut status = status.clone();
             status.message = format!(
                 "'{}' of step {} to peer '{peer}': {}",
-                String::from_utf8_lossy(&r.key),
+                crate::shown::key(&r.key),
                 r.step,
                 status.message
             );
@@ -508,5 +578,12 @@ impl Engine {
         let Some(r) = self.forget(index) else { return };
         self.send_error(fx, r.asked.ch, r.asked.index, status);
         self.settle(fx, r.asked.ch);
+    }
+    /// The same, and the runtime, which was asked, is told.
+    pub(super) fn refuse_asked(&mut self, fx: &mut dyn Fx, index: u32, status: &Status) {
+        if let Some(id) = self.responses.get(index).map(|r| r.id) {
+            self.ended_early(fx, id, status);
+        }
+        self.refuse(fx, index, status);
     }
 }

@@ -63,7 +63,7 @@ impl Engine {
             return self.channel_down(fx, ch, status);
         }
         let seconds = r.deadline.saturating_sub(r.started) as f64 / 1e9;
-        let key = String::from_utf8_lossy(&r.key).into_owned();
+        let key = crate::shown::key(&r.key).to_string();
         let state = match r.state {
             State::Queued => "not connected",
             State::Requested => "the peer had no tensor of this key",
@@ -73,7 +73,7 @@ impl Engine {
         };
         let (step, peer) = (r.step, r.peer);
         r.deadline = u64::MAX;
-        let from = match peer.map(|p| &self.peers[p as usize]) {
+        let from = match peer.and_then(|p| self.peers.get(p)) {
             Some(p) if p.channels.is_empty() => {
                 let met = match &p.last_error {
                     // It was connected before; what ended that explains more than no try at all.
@@ -162,7 +162,7 @@ impl Engine {
         self.give_up_drained(fx, drained, status);
         let (mine, asked) = self.under_way(step);
         for index in asked {
-            self.refuse(fx, index, status);
+            self.refuse_asked(fx, index, status);
         }
         for index in mine {
             self.end(fx, index, status.clone());
@@ -206,7 +206,7 @@ impl Engine {
             .map(|(i, _)| i)
             .collect();
         for index in asked {
-            self.refuse(fx, index, &status);
+            self.refuse_asked(fx, index, &status);
         }
     }
 }

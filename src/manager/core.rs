@@ -5,11 +5,12 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use super::clock::ticks;
+use super::copies::Copies;
 use super::doubt::{self, Doubt, Word};
 use super::sys::Tag;
 use super::world::{Early, EpKey, Link, World};
 use crate::bootstrap::{BootEvent, Bootstrap, Met, PeerHello};
-use crate::engine::{Engine, MAX_PEERS};
+use crate::engine::Engine;
 use crate::fabric::{Event, ProviderKind};
 use crate::log;
 use crate::observe::{Args, Trace};
@@ -41,8 +42,12 @@ pub struct Core {
     pub dialled: bool,
     next_boot: u64,
     last_whole: u64,
+    /// Copies that turns make without the lock.
+    pub(super) copies: Copies,
     events: Vec<Event>,
     boot_events: Vec<BootEvent>,
+    /// Peers that are being asked for their name.
+    pub(super) meetings: super::meet::Meetings,
 }
 
 impl Core {
@@ -58,13 +63,16 @@ impl Core {
             dialled: false,
             next_boot: 0,
             last_whole: 0,
+            copies: Copies::default(),
             events,
             boot_events,
+            meetings: Default::default(),
         }
     }
 
     /// Does what there is to do; the number of events handled.
     pub fn turn(&mut self) -> u32 {
+        self.begin_copies();
         let mut count = self.poll_adapters();
         self.settle_doubts();
         if count == 0
@@ -92,9 +100,24 @@ impl Core {
 
     /// After each call into the engine: dials that are wanted, doorbells, endpoints that ended.
     pub fn finish(&mut self) {
+        for peer in self.engine.take_forgotten() {
+            self.world.routes.remove(&peer);
+        }
         self.world.flush();
         self.world.bury();
+        self.world.let_go();
         self.dial_wanted();
+    }
+
+    /// Whether this call left something that a driver has to see to: asked by whoever called into the
+    /// engine, before it lets the lock go.
+    pub fn needs_driver(&mut self) -> bool {
+        let dialled = std::mem::take(&mut self.dialled);
+        !self.world.work.is_empty()
+            || self.world.full
+            || dialled
+            || self.world.tries
+            || self.world.has_moves()
     }
 
     fn poll_adapters(&mut self) -> u32 {
@@ -206,14 +229,23 @@ impl Core {
         sock: Option<std::os::fd::OwnedFd>,
         address: String,
     ) {
-        if let Err(status) = self.room_for_peer(&hello.name) {
-            log::warn(format_args!("a connection was turned away: {status}"));
-            self.world.fresh.remove(&key);
-            return self.world.dying.push(key);
+        let peer = match self.room_for_peer(&hello.name, key.0) {
+            Ok(peer) => peer,
+            Err(status) => {
+                log::warn(format_args!("a connection was turned away: {status}"));
+                self.world.fresh.remove(&key);
+                return self.world.dying.push(key);
+            }
+        };
+        let unnamed = token.filter(|&t| Core::is_unnamed(t as u32));
+        if let Some(token) = unnamed {
+            self.met(token as u32, &hello.name, peer);
+            self.engine.keep_peer(peer);
         }
-        let peer = self.engine.peer_index(&hello.name);
         let route = self.world.routes.entry(peer).or_default();
-        if let Some(token) = token {
+        if let Some(token) = token
+            && unnamed.is_none()
+        {
             // Dialled peers were checked by name: this is the peer that was meant.
             debug_assert_eq!(token as u32, peer);
             route.dialing = false;
@@ -264,6 +296,10 @@ impl Core {
     /// ends what waits for the connection; silence and chance are tried again, until each operation's
     /// own deadline.
     fn dial_failed(&mut self, peer: u32, status: Status, retryable: bool, met: Met) {
+        if Core::is_unnamed(peer) {
+            let pause = self.world.routes.get_mut(&peer).map(|r| r.backoff.pause(random()));
+            return self.not_met(peer, status, retryable, pause.unwrap_or_default());
+        }
         let died = self.world.routes.get_mut(&peer).is_some_and(|route| match met {
             Met::Unclear => false,
             Met::Broken => {
@@ -277,7 +313,7 @@ impl Core {
             true => (Status::gone(format!("it ended while connecting: {}", status.message)), false),
             false => (status, retryable),
         };
-        let name = self.engine.peer(peer).name.clone();
+        let Some(name) = self.engine.peer(peer).map(|p| p.name.clone()) else { return };
         log::info(format_args!("connecting to peer '{name}' failed: {status}"));
         let began = self.world.routes.get_mut(&peer).and_then(|r| r.dialled.take());
         trace_connect(&self.world.trace, &name, "", began, status.code);
@@ -307,7 +343,13 @@ impl Core {
                 self.world.tries = true;
                 continue;
             }
-            let known = self.engine.peer(peer);
+            if Core::is_unnamed(peer) {
+                (route.next_try, route.dialing, route.dialled) = (None, true, Some(now));
+                self.boot.dial(u64::from(peer), &route.addrs, None, now + DIAL_TIMEOUT);
+                self.dialled = true;
+                continue;
+            }
+            let Some(known) = self.engine.peer(peer) else { continue };
             let needed =
                 known.channels.is_empty() && (route.wanted || self.engine.wants_connection(peer));
             route.next_try = None;
@@ -334,7 +376,8 @@ impl Core {
         let until = |at: Instant| at.saturating_duration_since(now);
         let boot = self.boot.next_deadline().map(until);
         let dials = self.world.routes.values().filter_map(|r| r.next_try).map(until).min();
-        let retry = self.engine.has_pending().then_some(RETRY);
+        let retry = self.engine.has_pending() || self.world.waits_for_copies();
+        let retry = retry.then_some(RETRY);
         [boot, dials, retry, self.doubt_ends()].into_iter().flatten().fold(tick, Duration::min)
     }
 
@@ -349,13 +392,11 @@ impl Core {
         busy.count() == 0
     }
 
-    /// Whether this peer is known or can become so.
-    pub fn room_for_peer(&self, name: &str) -> Result<(), Status> {
-        if self.engine.find_peer(name).is_some() || self.engine.peers().len() < MAX_PEERS {
-            return Ok(());
-        }
-        let text = format!("{MAX_PEERS} peers are known, '{name}' would be one too many");
-        Err(Status::new(Code::ResourceExhausted, text))
+    /// The index of a peer that has connected, if there is room for it and for one more connection.
+    fn room_for_peer(&mut self, name: &str, kind: ProviderKind) -> Result<u32, Status> {
+        let peer = self.engine.guest(name)?;
+        self.engine.room_for_channel(&mut self.world, peer, kind)?;
+        Ok(peer)
     }
 
     /// Index of a peer that must be known.

@@ -140,7 +140,7 @@ pub struct ManagerCounters {
 /// All counters of a manager.
 #[derive(Debug)]
 pub struct Stats {
-    manager: String,
+    manager: Mutex<String>,
     started: Instant,
     /// Those not of a peer.
     pub own: ManagerCounters,
@@ -151,11 +151,16 @@ impl Stats {
     /// Counters of the manager of this name, all zero.
     pub fn new(manager: &str) -> Stats {
         Stats {
-            manager: manager.to_owned(),
+            manager: Mutex::new(manager.to_owned()),
             started: Instant::now(),
             own: ManagerCounters::default(),
             peers: Mutex::new(BTreeMap::new()),
         }
+    }
+
+    /// The manager has another name.
+    pub fn rename(&self, manager: &str) {
+        manager.clone_into(&mut self.manager.lock());
     }
 
     /// The counters of a peer ("" is oneself) over a provider ("" is none yet, "local" oneself).
@@ -166,6 +171,17 @@ impl Stats {
         let full = peers.len() >= MAX_PEERS && !peers.contains_key(&key);
         let key = if full { (OTHERS.to_owned(), "") } else { key };
         peers.entry(key).or_default().clone()
+    }
+
+    /// Forgets the counters of a peer. Those that somebody still counts in stay.
+    pub fn forget(&self, peer: &str) {
+        let mut peers = self.peers.lock();
+        for via in ["", "loopback", "shm", "ibverbs", "tcp"] {
+            let key = (peer.to_owned(), via);
+            if peers.get(&key).is_some_and(|c| Arc::strong_count(c) == 1) {
+                peers.remove(&key);
+            }
+        }
     }
 
     /// Sums over the providers of a peer: bytes sent and received, requests sent and received.
@@ -198,7 +214,7 @@ impl Stats {
         all.extend(gauges);
         let peers = self.peers.lock();
         Snapshot {
-            manager: self.manager.clone(),
+            manager: self.manager.lock().clone(),
             uptime_ms: self.started.elapsed().as_millis() as u64,
             counters,
             gauges: all,

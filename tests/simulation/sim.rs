@@ -55,7 +55,7 @@ impl Sim {
             engine.add_device(Arc::new(NoCopies)).unwrap();
         }
         for other in (0..self.w.profile.nodes).filter(|&n| n != node) {
-            engine.peer_index(&format!("node{other}"));
+            engine.add_peer(&format!("node{other}")).unwrap();
         }
         if self.app.sources[node] {
             let (mail, who) = (self.app.mail.clone(), self.w.who(node));
@@ -175,7 +175,7 @@ impl Sim {
         let manual = self.w.profile.manual;
         let name = format!("node{}", peer.node);
         let opened = self.call(who.node, |e, fx| {
-            let index = e.peer_index(&name);
+            let index = e.guest(&name).unwrap();
             e.channel_new(fx, index, incarnation, caps, manual)
         });
         let Some(ch) = opened else { return self.w.end(conn, side, false) };
@@ -205,7 +205,7 @@ impl Sim {
         let name = format!("node{to}");
         let engine = self.engines[who.node].as_ref().unwrap();
         let index = engine.find_peer(&name).unwrap();
-        if !engine.peer(index).channels.is_empty() && self.w.rng.percent(50) {
+        if !engine.peer(index).unwrap().channels.is_empty() && self.w.rng.percent(50) {
             return;
         }
         let there = self.w.nodes[to].up && !self.w.nodes[to].closing;
@@ -308,6 +308,8 @@ impl Sim {
             Work::Source { source, response, peer, key, step } => {
                 source(response, &peer, &key, step);
             }
+            Work::Call(call) => call(),
+            Work::PeerEvents => {}
             Work::HostCopy { token, dst, src, len } => {
                 let (dst, src) = ((dst, false), (src, false));
                 let delay = self.w.delay(50 * US);

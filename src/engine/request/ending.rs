@@ -22,8 +22,8 @@ impl Engine {
         let windows = r.ch.and_then(|ch| self.channels.get(ch)).is_some_and(|c| c.caps.windows);
         match &mut r.state {
             State::Queued => {
-                if let Some(p) = r.peer {
-                    self.peers[p as usize].queue.retain(|&q| q != index);
+                if let Some(p) = r.peer.and_then(|p| self.peers.get_mut(p)) {
+                    p.queue.retain(|&q| q != index);
                 }
                 self.fail(fx, index, status);
             }
@@ -67,6 +67,7 @@ impl Engine {
         status: &Status,
         provider: &'static str,
     ) {
+        let from = self.peer_name(self.requests.get(index).and_then(|r| r.peer));
         let Some(r) = self.requests.get_mut(index) else { return };
         r.ch = None;
         match &r.state {
@@ -84,9 +85,9 @@ impl Engine {
                 let mut status = status.clone();
                 status.message = format!(
                     "'{}' of step {} from peer '{}' over {provider}: {}",
-                    String::from_utf8_lossy(&r.key),
+                    crate::shown::key(&r.key),
                     r.step,
-                    self.peers[r.peer.unwrap_or(0) as usize].name,
+                    from,
                     status.message
                 );
                 self.fail(fx, index, status);
@@ -122,6 +123,11 @@ impl Engine {
         if let Some(staged) = r.landing.take().and_then(|l| l.staged) {
             fx.free(staged);
         }
+        let given = if let Target::Given { len, .. } = r.target { len } else { 0 };
+        let memory = match r.device {
+            0 => (r.dst, given.max(r.meta.as_ref().map_or(0, |m| m.nbytes))),
+            _ => (0, 0),
+        };
         let elapsed_ns = fx.now().saturating_sub(r.started);
         let mut info = TransferInfo { elapsed_ns, ..self.info(r.peer, r.ch, r.protocol) };
         let code = result.as_ref().map_or_else(|s| s.code, |_| Code::Ok);
@@ -160,19 +166,38 @@ impl Engine {
         if self.planted == Some(Planted::DoubleCompletion) {
             let (result, info) = (result.clone(), info.clone());
             let (key, after, keep) = (key.clone(), Held::Nothing, false);
-            fx.run(Work::RecvDone { request, key, step, done: None, result, info, after, keep });
+            fx.run(Work::RecvDone {
+                request,
+                key,
+                step,
+                done: None,
+                result,
+                info,
+                after,
+                keep,
+                memory,
+            });
         }
         let done = r.done.take();
-        fx.run(Work::RecvDone { request, key, step, done, result, info, after: held, keep });
+        fx.run(Work::RecvDone {
+            request,
+            key,
+            step,
+            done,
+            result,
+            info,
+            after: held,
+            keep,
+            memory,
+        });
     }
 
     /// Caches the metadata of a receive that ended well: the only place that does, so no tensor for
     /// which there was no memory is ever in the cache.
     fn remember(&mut self, peer: Option<u32>, key: &[u8], meta: &Meta) {
-        let Some(peer) = peer else { return };
-        let cache = &mut self.peers[peer as usize].cache;
-        if cache.get(key) != Some(meta) {
-            cache.put(key.into(), meta.clone());
+        let Some(peer) = peer.and_then(|p| self.peers.get_mut(p)) else { return };
+        if peer.cache.get(key) != Some(meta) {
+            peer.cache.put(key, meta);
         }
     }
 
@@ -184,8 +209,8 @@ impl Engine {
         if let Some(buffer) = r.buffer.take() {
             fx.free(buffer);
         }
-        if let Some(peer) = r.peer {
-            self.peers[peer as usize].cache.pop(&r.key);
+        if let Some(peer) = r.peer.and_then(|p| self.peers.get_mut(p)) {
+            peer.cache.remove(&r.key);
         }
         self.submit(fx, index);
     }
