@@ -32,6 +32,7 @@ mod core;
 mod deliver;
 mod doubt;
 mod drive;
+mod gate;
 mod inside;
 mod lock;
 mod meet;
@@ -99,6 +100,7 @@ impl Manager {
         let core = open_core(&config, epoll.clone())?;
         let stats = core.engine.stats.clone();
         let trace = core.world.trace.clone();
+        epoll.record_sleeps(trace.clone());
         let hears_of_ends = hooks.ended.is_some();
         let thread = config.progress == Progress::Thread;
         let core = Seam::new(core, epoll, thread)?;
@@ -144,6 +146,7 @@ impl Manager {
         let mut guard = self.core.lock();
         let core = &mut *guard;
         core.world.tick();
+        let _speaking = core.speaker.speak();
         core.world.in_call = true;
         let result = f(core);
         core.world.in_call = false;
@@ -355,7 +358,11 @@ fn open_adapters(config: &Config, epoll: &Epoll) -> Result<(memory::Adapters, Ve
     let mut adapters: memory::Adapters = [None, None, None, None];
     let mut offers = Vec::new();
     for kind in ProviderKind::ALL {
-        if config.provider.is_some_and(|p| p != kind) {
+        if let Some(only) = config.provider.filter(|&p| p != kind) {
+            // By whose word, so that the other side's message says where to look.
+            let word = if config.provider_from_env { "RDMA_PROVIDER" } else { "options.provider" };
+            let unavailable = Some(format!("not offered, {word} is {}", only.name()));
+            offers.push(Offer { kind, unavailable });
             continue;
         }
         let opened = fabric::probe(kind).map_err(|why| {
@@ -396,6 +403,8 @@ fn advise(kind: ProviderKind, mut status: Status) -> Status {
 }
 
 fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
+    let speaker = log::Speaker::new(&config.name);
+    let _speaking = speaker.speak();
     let (adapters, providers) = open_adapters(config, &epoll)?;
     let identity = Identity {
         name: config.name.clone(),
@@ -403,7 +412,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         host_id: crate::bootstrap::host_id()?,
         process_id: crate::bootstrap::process_id()?,
         manual_progress: config.progress == Progress::Manual,
-        peer_timeout_ms: config.peer_timeout_ms.min(u64::from(u32::MAX)) as u32,
+        peer_timeout_ms: u32::try_from(config.patience_ms()).unwrap_or(u32::MAX),
         providers,
         queue_depth: config.queue_depth,
         checksum: config.checksum,
@@ -418,7 +427,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
     epoll.add(boot.fd(), Tag::Boot)?;
     let settings = Settings {
         timeout: config.timeout_ms.saturating_mul(1_000_000),
-        peer_timeout: config.peer_timeout_ms.saturating_mul(1_000_000),
+        peer_timeout: config.patience_ms().saturating_mul(1_000_000),
         protocol: match config.protocol {
             2 => Protocol::Eager,
             3 => Protocol::DirectPut,
@@ -463,7 +472,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         epoll,
         trace: Arc::new(Trace::new()),
     };
-    Ok(Core::new(Engine::new(&config.name, settings), world, boot))
+    Ok(Core::new(Engine::new(&config.name, settings), world, boot, speaker))
 }
 
 /// Processors that this process may use.
