@@ -14,6 +14,7 @@ use super::stream::{READ, Slot};
 use super::sys;
 use super::wire::{self, Ask, Message, Source, Write, kind, outcome};
 use crate::fabric::{Access, Event, View};
+use crate::limits::POLL_EVENTS;
 use crate::status::{Code, Status};
 
 /// A peer that feeds a WRITE through its stream is waited for so long.
@@ -39,6 +40,7 @@ impl Link {
         events: &mut Vec<Event>,
     ) -> Result<bool, Status> {
         let mut busy = self.asking > 0 && self.inbound.is_none() && self.drain(core, None)?;
+        let mut taken = 0;
         loop {
             if self.inbound.is_some() {
                 if core.budget == 0 || !self.pull(core, events)? {
@@ -47,12 +49,17 @@ impl Link {
                 busy = true;
                 continue;
             }
+            if taken == POLL_EVENTS {
+                // The rest is for the next poll, when the other endpoints have had theirs.
+                return Ok(true);
+            }
             match self.rx.peek() {
                 Ok(None) => return Ok(busy),
                 Ok(Some(header)) => {
                     if !self.take(core, header, events)? {
                         return Ok(busy);
                     }
+                    taken += 1;
                 }
                 Err(what) => return Err(self.broken(&what)),
             }
