@@ -151,6 +151,10 @@ pub enum Work {
         /// Step.
         step: i64,
     },
+    /// Tells the application something.
+    Call(Box<dyn FnOnce() + Send>),
+    /// Tells it of peers; see `Engine::next_peer_event`.
+    PeerEvents,
     /// Copies within the host; `Engine::copied` follows.
     HostCopy {
         /// Token for `copied`.

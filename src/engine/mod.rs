@@ -21,6 +21,7 @@ use crate::status::{Code, Status};
 
 pub mod channel;
 mod fx;
+mod hooks;
 mod known;
 mod local;
 mod peer;
@@ -35,6 +36,7 @@ mod tries;
 use channel::Owed;
 pub use channel::{ChanId, Channel, INITIAL_CREDITS};
 pub use fx::{Buffer, Fx, Held, MapError, Window, Work};
+pub use hooks::{EndedFn, Hooks, PeerFn};
 pub use known::Peer;
 use known::Peers;
 pub use reclaim::Range;
@@ -118,6 +120,8 @@ pub struct Engine {
     kept: HashMap<u64, Kept>,
     devices: Vec<Arc<dyn DeviceOps>>,
     source: Option<SourceFn>,
+    hooks: Hooks,
+    told: hooks::Told,
     next_id: u64,
     next_deadline: u64,
     next_keepalive: u64,
@@ -161,6 +165,8 @@ impl Engine {
             kept: HashMap::default(),
             devices: Vec::new(),
             source: None,
+            hooks: Hooks::default(),
+            told: hooks::Told::default(),
             next_id: 1,
             next_deadline: u64::MAX,
             next_keepalive: u64::MAX,
@@ -371,6 +377,11 @@ impl Engine {
         for ch in waiting {
             self.settle(fx, ch);
         }
+    }
+
+    /// Something happened that nobody else counts.
+    pub fn poke(&mut self) {
+        self.happened += 1;
     }
 
     /// A number that changes when an operation ends, a connection comes or goes, or a peer asks.

@@ -43,6 +43,8 @@ pub struct Core {
     last_whole: u64,
     events: Vec<Event>,
     boot_events: Vec<BootEvent>,
+    /// Peers that are being asked for their name.
+    pub(super) meetings: super::meet::Meetings,
 }
 
 impl Core {
@@ -60,6 +62,7 @@ impl Core {
             last_whole: 0,
             events,
             boot_events,
+            meetings: Default::default(),
         }
     }
 
@@ -217,8 +220,15 @@ impl Core {
                 return self.world.dying.push(key);
             }
         };
+        let unnamed = token.filter(|&t| Core::is_unnamed(t as u32));
+        if let Some(token) = unnamed {
+            self.met(token as u32, &hello.name, peer);
+            self.engine.keep_peer(peer);
+        }
         let route = self.world.routes.entry(peer).or_default();
-        if let Some(token) = token {
+        if let Some(token) = token
+            && unnamed.is_none()
+        {
             // Dialled peers were checked by name: this is the peer that was meant.
             debug_assert_eq!(token as u32, peer);
             route.dialing = false;
@@ -269,6 +279,10 @@ impl Core {
     /// ends what waits for the connection; silence and chance are tried again, until each operation's
     /// own deadline.
     fn dial_failed(&mut self, peer: u32, status: Status, retryable: bool, met: Met) {
+        if Core::is_unnamed(peer) {
+            let pause = self.world.routes.get_mut(&peer).map(|r| r.backoff.pause(random()));
+            return self.not_met(peer, status, retryable, pause.unwrap_or_default());
+        }
         let died = self.world.routes.get_mut(&peer).is_some_and(|route| match met {
             Met::Unclear => false,
             Met::Broken => {
@@ -310,6 +324,12 @@ impl Core {
             let now = *now.get_or_insert_with(Instant::now);
             if at > now || route.dialing {
                 self.world.tries = true;
+                continue;
+            }
+            if Core::is_unnamed(peer) {
+                (route.next_try, route.dialing, route.dialled) = (None, true, Some(now));
+                self.boot.dial(u64::from(peer), &route.addrs, None, now + DIAL_TIMEOUT);
+                self.dialled = true;
                 continue;
             }
             let Some(known) = self.engine.peer(peer) else { continue };

@@ -122,6 +122,7 @@ impl Manager {
             return count;
         }
         let batch = std::mem::take(&mut core.world.work);
+        let _taken = super::Taken::count(&self.drivers.running);
         drop(core);
         count + self.run_all(batch)
     }
@@ -175,8 +176,10 @@ impl Manager {
                 }
             }
             Work::Source { source, response, peer, key, step } => {
-                source(response, &peer, &key, step)
+                self.ask_source(&source, response, &peer, &key, step)
             }
+            Work::Call(call) => call(),
+            Work::PeerEvents => self.tell_of_peers(),
             Work::HostCopy { token, dst, src, len } => {
                 let begun = self.core.lock().engine.copy_begins(token);
                 if begun.is_ok() {

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use crate::api::*;
 use crate::bootstrap::{AddressBlob, BootConfig, Bootstrap, Identity, Offer};
 use crate::config::{Config, Progress};
-use crate::engine::{Engine, Range, Settings, Work};
+use crate::engine::{Engine, Hooks, Range, Settings, Work};
 use crate::fabric::{self, ProviderKind};
 use crate::limits;
 use crate::log;
@@ -29,11 +29,13 @@ mod core;
 mod doubt;
 mod drive;
 mod inside;
+mod meet;
 mod memory;
 mod peers;
 mod report;
 mod sys;
 mod transfers;
+mod waits;
 mod world;
 
 use self::core::Core;
@@ -41,6 +43,7 @@ use clock::Clock;
 use drive::{Drivers, Waiter};
 pub use report::providers;
 use sys::{Epoll, EventFd, Tag, TimerFd};
+use waits::{Taken, Wakes};
 use world::{Route, World};
 
 /// See the module's text.
@@ -58,6 +61,9 @@ pub struct Manager {
     me: Weak<Manager>,
     stats: Arc<Stats>,
     trace: Arc<Trace>,
+    wakes: Wakes,
+    /// The application hears of requests that end while it is asked.
+    hears_of_ends: bool,
 }
 
 fn seconds(d: Duration) -> String {
@@ -67,6 +73,18 @@ fn seconds(d: Duration) -> String {
 impl Manager {
     /// Opens what the settings ask for and begins to work.
     pub fn new(config: Config) -> Result<Arc<Manager>, Status> {
+        let manager = Manager::open(config, Hooks::default(), None)?;
+        manager.start()?;
+        Ok(manager)
+    }
+
+    /// Opens what the settings ask for. Nothing comes in before `start`, so that the application's
+    /// functions are there before the first request.
+    pub fn open(
+        config: Config,
+        hooks: Hooks,
+        source: Option<SourceFn>,
+    ) -> Result<Arc<Manager>, Status> {
         let epoll = Arc::new(Epoll::new()?);
         let wake = EventFd::new()?;
         let timer = TimerFd::new()?;
@@ -75,7 +93,7 @@ impl Manager {
         let core = open_core(&config, epoll.clone())?;
         let stats = core.engine.stats.clone();
         let trace = core.world.trace.clone();
-        let manual = config.progress == Progress::Manual;
+        let hears_of_ends = hooks.ended.is_some();
         let manager = Arc::new_cyclic(|me| Manager {
             core: Mutex::new(core),
             drivers: Drivers::default(),
@@ -89,22 +107,30 @@ impl Manager {
             me: me.clone(),
             stats,
             trace,
+            wakes: Wakes::default(),
+            hears_of_ends,
         });
-        if let Some(path) = &manager.config.trace {
-            manager.trace_start(path)?;
+        manager.set_hooks(hooks, source);
+        Ok(manager)
+    }
+
+    /// Begins to listen and to work.
+    pub fn start(self: &Arc<Self>) -> Result<(), Status> {
+        if let Some(path) = &self.config.trace {
+            self.trace_start(path)?;
         }
-        if let Some(address) = manager.config.listen.clone() {
-            manager.listen(&address)?;
+        if let Some(address) = self.config.listen.clone() {
+            self.listen(&address)?;
         }
-        if !manual {
-            let own = manager.clone();
+        if self.config.progress == Progress::Thread {
+            let own = self.clone();
             let thread = std::thread::Builder::new()
                 .name("rdma-progress".into())
                 .spawn(move || own.progress_thread_lasting())
                 .map_err(|e| Status::os("starting the progress thread", &e))?;
-            *manager.thread.lock() = Some(thread);
+            *self.thread.lock() = Some(thread);
         }
-        Ok(manager)
+        Ok(())
     }
 
     fn epoll(&self) -> &Epoll {
@@ -129,6 +155,7 @@ impl Manager {
         } else {
             Some(std::mem::take(&mut core.world.inline))
         };
+        let _taken = inline.is_some().then(|| Taken::count(&self.drivers.running));
         drop(guard);
         for work in inline.into_iter().flatten() {
             self.run(work);
@@ -230,9 +257,10 @@ impl Manager {
     /// Turns until something has happened.
     pub fn wait(&self, timeout: Duration) -> Result<(), Status> {
         self.refuse_inside("rdma_mgr_wait")?;
-        let before = self.happened();
+        let (before, wakes) = (self.happened(), self.wakes.begin());
         let waiter = Arc::new(Waiter::default());
-        if self.block(&waiter, Some(timeout), || self.happened() != before) {
+        let woken = || self.wakes.came(wakes) || self.happened() != before;
+        if self.block(&waiter, Some(timeout), woken) {
             return Ok(());
         }
         self.refuse_closing()?;
@@ -258,8 +286,9 @@ impl Manager {
             let text = "rdma_mgr_event_fd needs RDMA_PROGRESS_MANUAL; this manager has a thread";
             return Err(Status::new(Code::FailedPrecondition, text));
         }
-        self.fd_given.store(true, Ordering::Release);
-        self.wake.signal();
+        if !self.fd_given.swap(true, Ordering::AcqRel) {
+            self.arm_fd();
+        }
         Ok(self.epoll.fd())
     }
 

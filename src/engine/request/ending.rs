@@ -85,7 +85,7 @@ impl Engine {
                 let mut status = status.clone();
                 status.message = format!(
                     "'{}' of step {} from peer '{}' over {provider}: {}",
-                    String::from_utf8_lossy(&r.key),
+                    crate::shown::key(&r.key),
                     r.step,
                     from,
                     status.message

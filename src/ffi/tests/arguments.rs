@@ -121,7 +121,8 @@ fn null_names_its_argument() {
         invalid(rdma_providers(null_mut(), 1, &mut len), &["buf is NULL, but cap is 1"]);
         invalid(rdma_mgr_listen(m, null(), null_mut(), 0, &mut len), &["address is NULL"]);
         invalid(rdma_mgr_listen(m, address, null_mut(), 1, &mut len), &["bound is NULL"]);
-        invalid(rdma_mgr_add_peer(m, null(), address), &["peer is NULL"]);
+        invalid(rdma_mgr_meet(m, null(), 1, null_mut(), 0, null_mut()), &["address is NULL"]);
+        invalid(rdma_mgr_set_name(m, null()), &["name is NULL"]);
         invalid(rdma_mgr_add_peer(m, PEER, null()), &["address is NULL"]);
         invalid(rdma_mgr_connect(m, null(), 1), &["peer is NULL"]);
         invalid(rdma_mgr_disconnect(m, null()), &["peer is NULL"]);
