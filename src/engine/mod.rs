@@ -449,10 +449,11 @@ impl Engine {
         result: Result<(), Status>,
         info: TransferInfo,
     ) {
-        self.end_send_of(fx, None, done, result, info, false);
+        self.end_send_of(fx, None, done, result, info, false, (0, 0));
     }
 
     /// Ends the send of a tensor by key and step: its callback is queued.
+    #[allow(clippy::too_many_arguments, reason = "the facts of one transfer")]
     fn end_send_of(
         &mut self,
         fx: &mut dyn Fx,
@@ -461,6 +462,7 @@ impl Engine {
         result: Result<(), Status>,
         mut info: TransferInfo,
         inline: bool,
+        memory: (u64, u64),
     ) {
         self.happened += 1;
         if let Err(s) = &result {
@@ -468,7 +470,7 @@ impl Engine {
         }
         if let Some(done) = done {
             let of = of.filter(|_| fx.tracing()).map(|(key, step)| (key.into(), step));
-            fx.run(Work::SendDone { done, result, info, of, inline });
+            fx.run(Work::SendDone { done, result, info, of, inline, memory });
         }
     }
 }

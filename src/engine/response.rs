@@ -478,6 +478,10 @@ impl Engine {
         result: Result<(), Status>,
         inline: bool,
     ) {
+        let memory = match &source.tensor {
+            Tensor { device: 0, addr, meta } => (*addr, meta.nbytes),
+            _ => (0, 0),
+        };
         if let Some(window) = source.window.take() {
             fx.close(ch, window);
         }
@@ -494,7 +498,7 @@ impl Engine {
         if let Some(c) = self.channels.get(ch) {
             c.counters.send_done(info.bytes, code, info.protocol);
         }
-        self.end_send_of(fx, Some((key, step)), source.done, result, info, inline);
+        self.end_send_of(fx, Some((key, step)), source.done, result, info, inline, memory);
     }
 
     pub(super) fn on_cancel(&mut self, fx: &mut dyn Fx, ch: ChanId, request: u32) {

@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use super::clock::ticks;
+use super::copies::Copies;
 use super::doubt::{self, Doubt, Word};
 use super::sys::Tag;
 use super::world::{Early, EpKey, Link, World};
@@ -41,6 +42,8 @@ pub struct Core {
     pub dialled: bool,
     next_boot: u64,
     last_whole: u64,
+    /// Copies that turns make without the lock.
+    pub(super) copies: Copies,
     events: Vec<Event>,
     boot_events: Vec<BootEvent>,
     /// Peers that are being asked for their name.
@@ -60,6 +63,7 @@ impl Core {
             dialled: false,
             next_boot: 0,
             last_whole: 0,
+            copies: Copies::default(),
             events,
             boot_events,
             meetings: Default::default(),
@@ -68,6 +72,7 @@ impl Core {
 
     /// Does what there is to do; the number of events handled.
     pub fn turn(&mut self) -> u32 {
+        self.begin_copies();
         let mut count = self.poll_adapters();
         self.settle_doubts();
         if count == 0
@@ -100,6 +105,7 @@ impl Core {
         }
         self.world.flush();
         self.world.bury();
+        self.world.let_go();
         self.dial_wanted();
     }
 
@@ -359,7 +365,8 @@ impl Core {
         let until = |at: Instant| at.saturating_duration_since(now);
         let boot = self.boot.next_deadline().map(until);
         let dials = self.world.routes.values().filter_map(|r| r.next_try).map(until).min();
-        let retry = self.engine.has_pending().then_some(RETRY);
+        let retry = self.engine.has_pending() || self.world.waits_for_copies();
+        let retry = retry.then_some(RETRY);
         [boot, dials, retry, self.doubt_ends()].into_iter().flatten().fold(tick, Duration::min)
     }
 

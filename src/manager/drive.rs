@@ -117,7 +117,13 @@ impl Manager {
     pub(super) fn turn(&self) -> u32 {
         let _log = log::Deferred::new();
         let mut core = self.core.lock();
-        let count = core.turn();
+        let mut count = core.turn();
+        while let Some((kind, copy)) = core.next_copy() {
+            drop(core);
+            let done = copy.run();
+            core = self.core.lock();
+            count += core.copied(kind, done);
+        }
         if core.world.work.is_empty() {
             return count;
         }
@@ -147,7 +153,7 @@ impl Manager {
 
     fn run_inside(&self, work: Work) {
         match work {
-            Work::RecvDone { key, step, done, result, info, mut after, request, keep } => {
+            Work::RecvDone { key, step, done, result, info, mut after, request, keep, .. } => {
                 self.trace_recv(request, &key, step, &result, &info);
                 if let Some(done) = done {
                     done(result.as_ref().map_err(Status::clone), &info);

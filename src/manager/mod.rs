@@ -17,6 +17,7 @@ use crate::api::*;
 use crate::bootstrap::{AddressBlob, BootConfig, Bootstrap, Identity, Offer};
 use crate::config::{Config, Progress};
 use crate::engine::{Engine, Hooks, Range, Settings, Work};
+use crate::fabric::moves::touched;
 use crate::fabric::{self, ProviderKind};
 use crate::limits;
 use crate::log;
@@ -25,6 +26,7 @@ use crate::observe::{Stats, Trace};
 use crate::status::{Code, Reason, Status};
 
 mod clock;
+mod copies;
 mod core;
 mod doubt;
 mod drive;
@@ -148,7 +150,11 @@ impl Manager {
         core.world.in_call = false;
         core.finish();
         let dialled = std::mem::take(&mut core.dialled);
-        let queued = !core.world.work.is_empty() || core.world.full || dialled || core.world.tries;
+        let queued = !core.world.work.is_empty()
+            || core.world.full
+            || dialled
+            || core.world.tries
+            || core.world.has_moves();
         let next = core.engine.next_tick();
         let inline = if core.world.inline.is_empty() {
             None
@@ -200,6 +206,7 @@ impl Manager {
             let core = self.core.lock();
             let busy = core.engine.outstanding() != (0, 0)
                 || !core.world.work.is_empty()
+                || core.world.waits_for_copies()
                 || self.drivers.running.load(Ordering::Acquire) > 0;
             drop(core);
             if !busy {
@@ -337,7 +344,8 @@ impl Manager {
         self.call(|core| {
             let w = &mut core.world;
             let (len, device) = w.regions.get(addr)?;
-            if !core.engine.reclaim(w, &Range { addr, len, device }, force) {
+            let range = Range { addr, len, device };
+            if !core.engine.reclaim(w, &range, force) || device == 0 && touched(addr, len) {
                 return Ok(false);
             }
             w.regions.remove(&mut w.adapters, addr)?;
@@ -388,7 +396,8 @@ fn open_adapters(config: &Config, epoll: &Epoll) -> Result<(memory::Adapters, Ve
             Status::new(Code::Unavailable, format!("provider {}: {why}", kind.name()))
         });
         let unavailable = match opened.and_then(|()| fabric::open(kind, config)) {
-            Ok(adapter) => {
+            Ok(mut adapter) => {
+                adapter.leave_moves();
                 if let Some(fd) = adapter.fd() {
                     epoll.add(fd, Tag::Adapter(kind as u8))?;
                 }
@@ -478,6 +487,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         parked: Vec::new(),
         segments: 0,
         work: Default::default(),
+        held_back: Default::default(),
         inline: Vec::new(),
         in_call: false,
         full: false,

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use super::ring::MAX_POOLS;
 use super::sys::{self, Mapping};
@@ -62,7 +63,7 @@ impl LocalPools {
 /// The segments of one peer, mapped read-only.
 #[derive(Debug, Default)]
 pub(crate) struct PeerPools {
-    mapped: Vec<(u32, Mapping)>,
+    mapped: Vec<(u32, Arc<Mapping>)>,
     /// Segments that came, mapped or not.
     pub(crate) taken: u64,
 }
@@ -79,7 +80,7 @@ impl PeerPools {
         let len = usize::try_from(len).map_err(io::Error::other)?;
         let map = Mapping::shared(sys::borrow(fd), len, false)?;
         map.advise_huge();
-        self.mapped.push((id, map));
+        self.mapped.push((id, Arc::new(map)));
         Ok(())
     }
 
@@ -88,14 +89,14 @@ impl PeerPools {
         self.mapped.iter().any(|s| s.0 == id)
     }
 
-    /// Where `len` bytes at `offset` of a segment are mapped here; `None` beyond its bounds.
-    pub(crate) fn at(&self, id: u32, offset: u64, len: u64) -> Option<*const u8> {
+    /// Where `len` bytes at `offset` of a segment are mapped here, while the mapping is held; `None`
+    /// beyond its bounds.
+    pub(crate) fn at(&self, id: u32, offset: u64, len: u64) -> Option<(u64, Arc<Mapping>)> {
         let (_, map) = self.mapped.iter().find(|s| s.0 == id)?;
         let size = map.len() as u64;
         if offset > size || len > size - offset {
             return None;
         }
-        // SAFETY: the offset lies inside the mapping, as just checked.
-        Some(unsafe { map.ptr().add(offset as usize) })
+        Some((map.ptr() as u64 + offset, map.clone()))
     }
 }

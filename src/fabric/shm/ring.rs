@@ -10,6 +10,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 use self::order::{Reading, Words, Writing};
@@ -152,7 +153,7 @@ fn control(map: &Mapping) -> &Control {
 /// A mapped ring file.
 #[derive(Debug)]
 struct Lines {
-    map: Mapping,
+    map: Arc<Mapping>,
     geometry: Geometry,
 }
 
@@ -200,7 +201,7 @@ impl Producer {
         let fd = sys::memfd(c"rdma-transport-ring", geometry.file())?;
         let map = Mapping::mirrored(sys::borrow(&fd), geometry.head, geometry.ring, true)?;
         sys::seal_future_write(&fd);
-        let lines = Lines { map, geometry };
+        let lines = Lines { map: Arc::new(map), geometry };
         Ok((Producer { order: Writing::new(&lines), lines }, fd))
     }
 
@@ -286,7 +287,8 @@ impl Consumer {
             return Err(io::Error::other("the peer's ring has another size than ours"));
         }
         let map = Mapping::mirrored(sys::borrow(fd), geometry.head, geometry.ring, false)?;
-        Ok(Consumer { lines: Lines { map, geometry }, order: Reading::default() })
+        let lines = Lines { map: Arc::new(map), geometry };
+        Ok(Consumer { lines, order: Reading::default() })
     }
 
     /// The peer's control page.
@@ -320,6 +322,11 @@ impl Consumer {
         const { assert!(HEADER + MAX_PAYLOAD <= 32 * 1024) };
         // SAFETY: a line of the ring has a whole ring mapped behind its start.
         unsafe { self.lines.at(self.order.head).add(HEADER) }
+    }
+
+    /// What `payload` lies in.
+    pub(crate) fn mapping(&self) -> Arc<Mapping> {
+        self.lines.map.clone()
     }
 
     /// A private copy of the start of the next record's payload.
