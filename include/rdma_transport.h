@@ -32,8 +32,8 @@
  *
  * Environment. These variables override the options of every manager; a wrong value fails
  * rdma_mgr_create: RDMA_PROVIDER (auto, loopback, shm, ibverbs, tcp), RDMA_PROTOCOL (auto, eager,
- * put, get), RDMA_LISTEN, RDMA_AUTH_SECRET_FILE, RDMA_BUSY_POLL_US, RDMA_TIMEOUT_MS, RDMA_LOG
- * (error, warn, info, debug), RDMA_TRACE, RDMA_SHM_COPY (pool, cma, ring), RDMA_DEVICE,
+ * put, get), RDMA_LISTEN, RDMA_AUTH_SECRET_FILE, RDMA_BUSY_POLL_US, RDMA_TIMEOUT_MS,
+ * RDMA_PEER_TIMEOUT_MS, RDMA_LOG (error, warn, info, debug), RDMA_TRACE, RDMA_SHM_COPY (pool, cma, ring), RDMA_DEVICE,
  * RDMA_DEVICE_PORT, RDMA_GID_INDEX, RDMA_QP_PKEY_INDEX, RDMA_QP_QUEUE_DEPTH, RDMA_QP_TIMEOUT,
  * RDMA_QP_RETRY_COUNT, RDMA_QP_SL, RDMA_QP_MTU, RDMA_TRAFFIC_CLASS, RDMA_MAX_REGION. An empty one
  * counts as not set.
@@ -430,7 +430,8 @@ struct rdma_mgr_options {
    */
   int64_t busy_poll_us;
   /**
-   * Silence after which a peer counts as stalled, in milliseconds, above 0.
+   * Silence after which a peer counts as stalled, in milliseconds. 0: never, only a connection
+   * that ends is a peer that is gone. RDMA_PEER_TIMEOUT_MS
    */
   int64_t peer_timeout_ms;
   /**

@@ -72,7 +72,7 @@ enum Kept {
 pub struct Settings {
     /// Default deadline, nanoseconds.
     pub timeout: u64,
-    /// Silence after which a peer counts as stalled, nanoseconds.
+    /// Silence after which a peer counts as stalled, nanoseconds; `u64::MAX`: never.
     pub peer_timeout: u64,
     /// Forced protocol.
     pub protocol: Protocol,

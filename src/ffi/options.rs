@@ -163,7 +163,7 @@ pub(super) unsafe fn config(options: *const rdma_mgr_options_t) -> Result<Config
         protocol: protocol(c.protocol)?,
         timeout_ms: number("timeout_ms", c.timeout_ms, timeouts)?,
         busy_poll_us: number("busy_poll_us", c.busy_poll_us, (0, limits::BUSY_POLL_US))?,
-        peer_timeout_ms: number("peer_timeout_ms", c.peer_timeout_ms, timeouts)?,
+        peer_timeout_ms: number("peer_timeout_ms", c.peer_timeout_ms, (0, MAX_TIMEOUT_MS as i64))?,
         eager_max: Some(eager_max).filter(|&n| n > 0),
         meta_cache_entries: c.meta_cache_entries as usize,
         queue_depth: c.queue_depth,

@@ -109,6 +109,17 @@ impl Core {
         self.dial_wanted();
     }
 
+    /// Whether this call left something that a driver has to see to: asked by whoever called into the
+    /// engine, before it lets the lock go.
+    pub fn needs_driver(&mut self) -> bool {
+        let dialled = std::mem::take(&mut self.dialled);
+        !self.world.work.is_empty()
+            || self.world.full
+            || dialled
+            || self.world.tries
+            || self.world.has_moves()
+    }
+
     fn poll_adapters(&mut self) -> u32 {
         let mut count = 0;
         let mut events = std::mem::take(&mut self.events);

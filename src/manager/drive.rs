@@ -174,8 +174,8 @@ impl Manager {
                 core.world.tick();
                 core.engine.allocated(&mut core.world, request, alloc, addr);
                 core.finish();
-                // Inside a caller nobody else looks at what this caused.
-                let queued = !core.world.work.is_empty();
+                // Inside a caller nobody else looks at what this caused, be it a dial.
+                let queued = core.needs_driver();
                 drop(guard);
                 if queued {
                     self.kick();
@@ -222,7 +222,7 @@ impl Manager {
         core.world.tick();
         core.engine.copied(&mut core.world, token, result);
         core.finish();
-        let queued = !core.world.work.is_empty();
+        let queued = core.needs_driver();
         drop(guard);
         if queued {
             self.kick();

@@ -54,7 +54,8 @@ pub struct Manager {
     drivers: Drivers,
     epoll: Arc<Epoll>,
     wake: EventFd,
-    timer: TimerFd,
+    /// For an application that sleeps on the descriptor itself: a driver of the library needs none.
+    timer: Option<TimerFd>,
     /// The application waits on the epoll set itself (manual progress).
     fd_given: AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -89,9 +90,12 @@ impl Manager {
     ) -> Result<Arc<Manager>, Status> {
         let epoll = Arc::new(Epoll::new()?);
         let wake = EventFd::new()?;
-        let timer = TimerFd::new()?;
+        let manual = config.progress == Progress::Manual;
+        let timer = if manual { Some(TimerFd::new()?) } else { None };
+        if let Some(timer) = &timer {
+            epoll.add(timer.fd(), Tag::Wake)?;
+        }
         epoll.add(wake.fd(), Tag::Wake)?;
-        epoll.add(timer.fd(), Tag::Wake)?;
         let core = open_core(&config, epoll.clone())?;
         let stats = core.engine.stats.clone();
         let trace = core.world.trace.clone();
@@ -149,12 +153,7 @@ impl Manager {
         let result = f(core);
         core.world.in_call = false;
         core.finish();
-        let dialled = std::mem::take(&mut core.dialled);
-        let queued = !core.world.work.is_empty()
-            || core.world.full
-            || dialled
-            || core.world.tries
-            || core.world.has_moves();
+        let queued = core.needs_driver();
         let next = core.engine.next_tick();
         let inline = if core.world.inline.is_empty() {
             None
@@ -253,7 +252,9 @@ impl Manager {
         core.whole = true;
         let idle = core.idle_time();
         let until = core.world.clock.now().saturating_add(idle.as_nanos() as u64);
-        self.timer.set(idle);
+        if let Some(timer) = &self.timer {
+            timer.set(idle);
+        }
         self.drivers.sleeps_until.store(until, Ordering::SeqCst);
         self.drivers.fd_armed.store(true, Ordering::SeqCst);
         if !core.arm() {
@@ -437,7 +438,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         host_id: crate::bootstrap::host_id()?,
         process_id: crate::bootstrap::process_id()?,
         manual_progress: config.progress == Progress::Manual,
-        peer_timeout_ms: config.peer_timeout_ms.min(u64::from(u32::MAX)) as u32,
+        peer_timeout_ms: u32::try_from(config.patience_ms()).unwrap_or(u32::MAX),
         providers,
         queue_depth: config.queue_depth,
         checksum: config.checksum,
@@ -452,7 +453,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
     epoll.add(boot.fd(), Tag::Boot)?;
     let settings = Settings {
         timeout: config.timeout_ms.saturating_mul(1_000_000),
-        peer_timeout: config.peer_timeout_ms.saturating_mul(1_000_000),
+        peer_timeout: config.patience_ms().saturating_mul(1_000_000),
         protocol: match config.protocol {
             2 => Protocol::Eager,
             3 => Protocol::DirectPut,

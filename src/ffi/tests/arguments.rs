@@ -316,7 +316,7 @@ fn options_of_a_manager_are_checked() {
     refuse(&|o| o.timeout_ms = 0, "options.timeout_ms is 0, allowed are 1 to");
     refuse(&|o| o.timeout_ms = -1, "options.timeout_ms is -1");
     refuse(&|o| o.busy_poll_us = -1, "options.busy_poll_us is -1, allowed are 0 to");
-    refuse(&|o| o.peer_timeout_ms = 0, "options.peer_timeout_ms is 0");
+    refuse(&|o| o.peer_timeout_ms = -1, "options.peer_timeout_ms is -1, allowed are 0 to");
     refuse(&|o| o.eager_max = u64::MAX, "options.eager_max is 18446744073709551615");
     refuse(&|o| o.meta_cache_entries = u32::MAX, "meta_cache_entries is 4294967295");
     refuse(&|o| o.queue_depth = 0, "queue_depth is 0");
