@@ -318,7 +318,8 @@ impl Core {
         let boot = self.boot.next_deadline().map(until);
         let dials = self.world.routes.values().filter_map(|r| r.next_try).map(until).min();
         let retry = self.engine.has_pending().then_some(RETRY);
-        [boot, dials, retry].into_iter().flatten().fold(tick, Duration::min)
+        let trim = self.world.pool.trim_due(now);
+        [boot, dials, retry, trim].into_iter().flatten().fold(tick, Duration::min)
     }
 
     /// Prepares for sleep; false: there is something to do already.
@@ -326,6 +327,7 @@ impl Core {
         if !self.world.work.is_empty() {
             return false;
         }
+        self.world.trim_pool();
         // Every adapter is armed, so that none misses its wake-up because of another.
         let busy =
             self.world.adapters.iter_mut().flatten().filter_map(|a| (!a.arm()).then_some(()));

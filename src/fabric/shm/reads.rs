@@ -8,7 +8,7 @@ use super::copy::{STREAMING_FROM, copy};
 use super::exports::Region;
 use super::link::{How, Link, Reading};
 use super::receive::Piece;
-use super::ring::load64;
+use super::ring::{MAX_POOLS, load64};
 use super::stream::{Job, READ};
 use super::wire::{self, Ask, kind, outcome};
 use crate::fabric::{Access, Event};
@@ -76,7 +76,7 @@ impl Link {
             // is left of the READ's local memory, valid by the contract of Mem.
             unsafe { copy(src, dst, want, read.len >= STREAMING_FROM) };
             Piece::Copied(want as u64)
-        } else if core.policy.process && self.reads_peer {
+        } else if core.policy.process && self.process.is_some() {
             // SAFETY: as above.
             unsafe { self.read_peer(remote.addr.wrapping_add(read.done), dst, want)? }
         } else {
@@ -111,7 +111,11 @@ impl Link {
         let Some((id, base)) = region.pool else { return Ok(None) };
         self.take_pools()?;
         if !self.pools.has(id) {
-            if !self.pools_wanted.contains(&id) && self.record(kind::POOL_ASK, &id.to_le_bytes())? {
+            let key = read.remote.rkey;
+            if self.pools_wanted.len() < MAX_POOLS
+                && !self.pools_wanted.contains(&id)
+                && self.record(kind::POOL_ASK, &key.to_le_bytes())?
+            {
                 self.pools_wanted.push(id);
             }
             return Ok(None);
@@ -149,7 +153,8 @@ impl Link {
     fn begin_answers(&mut self, core: &Core) -> Result<bool, Status> {
         let mut busy = false;
         while let Some(Ask { addr, len, rkey }) = self.asks.pop_front() {
-            let denied = core.exports.check(rkey, addr, len, Access::REMOTE_READ).is_none();
+            let denied =
+                core.exports.check(self.ep, rkey, addr, len, Access::REMOTE_READ).is_none();
             if !denied {
                 self.open_stream()?;
             }
@@ -169,7 +174,7 @@ impl Link {
         let covered = match job.rkey {
             Some(key) => {
                 let need = Access::REMOTE_READ;
-                job.denied |= core.exports.check(key, job.addr, job.len, need).is_none();
+                job.denied |= core.exports.check(self.ep, key, job.addr, job.len, need).is_none();
                 job.denied
             }
             None => job.op < ended || (job.optional && wire::has_pulled(pulled, job.op, job.done)),

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use super::Core;
 use super::copy::{STREAMING_FROM, copy};
 use super::link::{How, Inbound, Link};
-use super::ring::{Header, MAX_WRITES, load64};
+use super::process::Unread;
+use super::ring::{Header, MAX_POOLS, MAX_WRITES, load64};
 use super::socket;
 use super::stream::{READ, Slot};
-use super::sys;
 use super::wire::{self, Ask, Message, Source, Write, kind, outcome};
-use crate::fabric::{Access, Event, View};
+use crate::fabric::{Access, Event};
 use crate::status::{Code, Status};
 
 /// A peer that feeds a WRITE through its stream is waited for so long.
@@ -69,12 +69,9 @@ impl Link {
         events: &mut Vec<Event>,
     ) -> Result<bool, Status> {
         if header.kind == kind::SEND {
-            // SAFETY: the payload is mapped for at least the checked length, also after the end of
-            // the connection, until `destroy`. Its space is given back to the peer by the next
-            // `poll` or `arm`, when the view is gone by contract; a peer that keeps the protocol
-            // does not change it before. One that does can only be a process of the same user, and
-            // spoils what it sends.
-            let bytes = unsafe { View::new(self.rx.payload(), header.len as usize) };
+            let Some(bytes) = self.rx.message(header.len) else {
+                return Err(self.broken("a message longer than its ring"));
+            };
             events.push(Event::Message { ep: self.ep, bytes });
         } else if !self.take_other(core, header, events)? {
             return Ok(false);
@@ -106,7 +103,10 @@ impl Link {
             }
             kind::POOL_ASK if len == 4 => {
                 // Without the segment the peer goes on by another path.
-                let _ = self.pass_pool(core, u32::from_le_bytes(self.rx.copy()));
+                let key = u32::from_le_bytes(self.rx.copy());
+                if let Some(id) = core.exports.pool_of(self.ep, key) {
+                    self.pass_pool(core, id);
+                }
             }
             other => return Err(self.broken(&format!("record {other} of {len} bytes"))),
         }
@@ -120,13 +120,10 @@ impl Link {
         let need = Access::REMOTE_WRITE;
         let code = if len == 0 {
             outcome::OK
-        } else if core.exports.check(to.rkey, to.dst, len as u64, need).is_some() {
-            // SAFETY: the record is mapped for its checked length; the destination lies inside a
-            // registered region, which is valid memory until it is deregistered.
-            unsafe {
-                let src = self.rx.payload().add(Write::LEN);
-                std::ptr::copy_nonoverlapping(src, to.dst as *mut u8, len);
-            }
+        } else if core.exports.check(self.ep, to.rkey, to.dst, len as u64, need).is_some() {
+            // SAFETY: the destination lies inside a registered region, which is valid memory until it
+            // is deregistered.
+            unsafe { self.rx.copy_to(Write::LEN, to.dst as *mut u8, len) };
             outcome::OK
         } else {
             outcome::DENIED
@@ -187,7 +184,7 @@ impl Link {
         let need = Access::REMOTE_WRITE;
         let code = if w.from.len == 0 {
             outcome::OK
-        } else if core.exports.check(w.to.rkey, w.to.dst, w.from.len, need).is_none() {
+        } else if core.exports.check(self.ep, w.to.rkey, w.to.dst, w.from.len, need).is_none() {
             outcome::DENIED
         } else {
             match self.pull_piece(core, &mut w)? {
@@ -342,7 +339,8 @@ impl Link {
         Ok(())
     }
 
-    /// Copies from the peer's address space.
+    /// Copies from the peer's address space, if that still is the peer's: a process that calls exec
+    /// keeps its number, and a child may keep its connection.
     ///
     /// # Safety
     /// `dst` is writable for `len` bytes.
@@ -352,16 +350,14 @@ impl Link {
         dst: *mut u8,
         len: usize,
     ) -> Result<Piece, Status> {
-        if self.pid <= 0 {
-            return Ok(Piece::Failed(outcome::FAULT));
-        }
+        let Some(process) = &self.process else { return Ok(Piece::Failed(outcome::FAULT)) };
         // SAFETY: by the caller.
-        match unsafe { sys::read_process(self.pid, src, dst, len) } {
+        match unsafe { process.read(src, dst, len) } {
             Ok(0) if len > 0 => Ok(Piece::Failed(outcome::FAULT)),
             Ok(n) => Ok(Piece::Copied(n as u64)),
-            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Err(self.gone()),
-            Err(_) if self.is_gone() => Err(self.gone()),
-            Err(_) => Ok(Piece::Failed(outcome::FAULT)),
+            Err(Unread::Gone) => Err(self.gone()),
+            Err(Unread::Refused) if self.is_gone() => Err(self.gone()),
+            Err(Unread::Refused) => Ok(Piece::Failed(outcome::FAULT)),
         }
     }
 
@@ -405,8 +401,13 @@ impl Link {
         let number = self.pools.taken;
         self.pools.taken += 1;
         let own = self.tx.control();
-        if !mapped && let Some(word) = own.pools_refused.get((number / 64) as usize) {
-            word.fetch_or(1 << (number % 64), Ordering::Relaxed);
+        // The peer has read what was in this place before it passed so many more.
+        let place = (number % MAX_POOLS as u64) as usize;
+        let (word, bit) = (&own.pools_refused[place / 64], 1 << (place % 64));
+        if mapped {
+            word.fetch_and(!bit, Ordering::Relaxed);
+        } else {
+            word.fetch_or(bit, Ordering::Relaxed);
         }
         own.pools_taken.store(self.pools.taken, Ordering::Release);
     }
@@ -423,14 +424,18 @@ impl Link {
                 }
                 Err(_) => return Err(self.gone()),
             };
-            let fd = received.fds.first();
+            let fd = received.fds.into_iter().next();
             match (Message::decode(&received.bytes), fd) {
                 (Some(Message::Pool { id, len }), fd) if fd.is_some() || received.lacks_fds => {
                     let mapped = fd.is_some_and(|fd| self.pools.add(id, len, fd).is_ok());
                     self.answer_pool(mapped);
                 }
+                (Some(Message::PoolGone { id }), None) => {
+                    self.pools.remove(id);
+                    self.pools_wanted.retain(|wanted| *wanted != id);
+                }
                 (Some(Message::Stream { len }), Some(fd)) => {
-                    self.into.open(fd, len).map_err(|e| self.broken(&e.to_string()))?;
+                    self.into.open(&fd, len).map_err(|e| self.broken(&e.to_string()))?;
                 }
                 (Some(Message::Stream { .. }), None) if received.lacks_fds => {
                     let text =

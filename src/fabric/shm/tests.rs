@@ -189,6 +189,28 @@ fn a_ring_without_an_end_ends_the_endpoint() {
     assert!(matches!(events.last(), Some(Event::Down { .. })), "{:?}", events.last());
 }
 
+/// What was handed over is what was checked, whatever the peer does to its ring afterwards.
+#[test]
+fn r12_a_message_does_not_change_after_it_was_taken() {
+    let (mut good, mut evil) = (open(None), open(None));
+    let (_, e) = connect(&mut good, &mut evil);
+    let texts: Vec<Vec<u8>> = (0..20u8).map(|i| vec![i; 1 + usize::from(i) * 40]).collect();
+    for text in &texts {
+        evil.send(e, &[text]).unwrap();
+    }
+    let mut events = Vec::new();
+    good.poll(&mut events);
+    link(&mut evil, e).tx.spoil(0xEE);
+    let seen: Vec<&[u8]> = events
+        .iter()
+        .map(|event| match event {
+            Event::Message { bytes, .. } => bytes.bytes(),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(seen, texts);
+}
+
 /// As after a fork: the descriptor that is closed here is not the last one of its socket.
 #[test]
 fn a_socket_that_someone_else_holds_too_is_not_watched_after_its_end() {
@@ -283,7 +305,7 @@ fn garbage_on_the_socket_is_refused() {
     let mut events = Vec::new();
     let (_, ring) = ring::Producer::create().unwrap();
     for round in 0..300 {
-        let sock = socket::dial(&good.core.socket).unwrap();
+        let sock = nest::dial(good.greeter.home()).unwrap();
         let hello = wire::Hello { to: token, from: [9; 16], nonce_addr: 1, nonce: 2, reads: true };
         let mut bytes = wire::Message::Hello(hello).encode().to_vec();
         let at = (random.next() % 56) as usize;
@@ -294,7 +316,7 @@ fn garbage_on_the_socket_is_refused() {
         good.housekeeping(&mut events);
     }
     // Silent ones do not pile up.
-    let silent: Vec<OwnedFd> = (0..600).map(|_| socket::dial(&good.core.socket).unwrap()).collect();
+    let silent: Vec<OwnedFd> = (0..600).map(|_| nest::dial(good.greeter.home()).unwrap()).collect();
     for _ in 0..20 {
         good.housekeeping(&mut events);
     }
