@@ -10,7 +10,7 @@ CARGO  ?= cargo
 
 # Lists of Debian packages and test stages; the files included below may add to both.
 PACKAGES := packages.txt
-STAGES   := fmt clippy rust ctest examples
+STAGES   := fmt clippy rust hostile ctest examples
 LOCAL    := $(BUILD)/prefix
 
 export PATH := $(PATH):$(HOME)/.cargo/bin

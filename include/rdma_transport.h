@@ -914,10 +914,12 @@ rdma_code_t rdma_mgr_create(const rdma_mgr_options_t *options, rdma_mgr_t **out)
  * connections close, the library's threads end, its memory is freed. When it returns, no callback
  * runs any more, and calls of other threads have returned. The handle is then dead.
  *
- * Threads: any, but not inside a callback. `mgr` NULL is an error.
+ * Threads: any, at any time of the process's life, also in static and thread-local destructors,
+ * but not inside a callback. `mgr` NULL is an error.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL or no handle; RDMA_FAILED_PRECONDITION:
- * inside a callback, destroyed already, or in a forked child; RDMA_INTERNAL.
+ * inside a callback, destroyed already, or in a forked child: nothing was done; RDMA_INTERNAL: a
+ * defect; the manager is dead and no callback runs, but some may not have run.
  */
 rdma_code_t rdma_mgr_destroy(rdma_mgr_t *mgr);
 
@@ -1073,13 +1075,17 @@ rdma_code_t rdma_mgr_event_fd(rdma_mgr_t *mgr, int *fd);
 rdma_code_t rdma_mem_register(rdma_mgr_t *mgr, void *addr, size_t len, uint32_t device);
 
 /**
- * Ends a registration; `addr` as given to rdma_mem_register. When it returns, no peer reads or
- * writes the memory by it; transfers under way that used it end with an error.
+ * Ends a registration; `addr` as given to rdma_mem_register. Transfers under way that use the
+ * memory, and tensors in it that wait to be received, end with RDMA_FAILED_PRECONDITION; when this
+ * returns, neither the library nor a peer reads or writes it any more. Where a peer is slow that
+ * takes up to 2 seconds; then the connection to it ends. A result that rdma_recv of the same
+ * manager gave by reference stays the application's to keep valid.
  *
- * Threads: any.
+ * Threads: any. Inside a callback of `mgr`, connections end at once rather than be waited for.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `addr` NULL; RDMA_NOT_FOUND: not registered;
- * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child, or called inside a device's copy
+ * function of this memory; RDMA_INTERNAL.
  */
 rdma_code_t rdma_mem_unregister(rdma_mgr_t *mgr, void *addr);
 

@@ -1,4 +1,5 @@
-/* C++17 over rdma_transport.h: owning handles, std::function callbacks, results without exceptions.
+/* C++11 and later over rdma_transport.h: owning handles, std::function callbacks, results without
+ * exceptions.
  *
  * Nothing here throws, apart from std::bad_alloc. A callback must not throw either: it is called
  * from C, and an exception that leaves it ends the process (std::terminate). */
@@ -9,17 +10,51 @@
 
 #include <array>
 #include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <exception>
 #include <functional>
 #include <future>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <string_view>
 #include <utility>
-#include <variant>
 #include <vector>
+#if __cplusplus >= 201703L
+#include <string_view>
+#endif
+#include <unistd.h>
 
 namespace rdma {
+
+/* Bytes of somebody else, as std::string_view, which C++11 and C++14 lack; converts from and to it where
+ * there is one. */
+class StringView {
+ public:
+  StringView() = default;
+  StringView(const char *data, std::size_t size) : data_(data), size_(size) {}
+  StringView(const char *text) : StringView(text, text ? std::strlen(text) : 0) {}
+  StringView(const std::string &text) : StringView(text.data(), text.size()) {}
+  const char *data() const { return data_; }
+  std::size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  const char *begin() const { return data_; }
+  const char *end() const { return data_ + size_; }
+  std::string str() const { return size_ ? std::string(data_, size_) : std::string(); }
+  explicit operator std::string() const { return str(); }
+#if __cplusplus >= 201703L
+  StringView(std::string_view text) : StringView(text.data(), text.size()) {}
+  operator std::string_view() const { return {data_, size_}; }
+#endif
+  friend bool operator==(const StringView &a, const StringView &b) {
+    return a.size_ == b.size_ && (a.size_ == 0 || std::memcmp(a.data_, b.data_, a.size_) == 0);
+  }
+  friend bool operator!=(const StringView &a, const StringView &b) { return !(a == b); }
+
+ private:
+  const char *data_ = nullptr;
+  std::size_t size_ = 0;
+};
 
 /* How a call ended: a code and a text. */
 class Status {
@@ -46,23 +81,26 @@ class Status {
   std::string message_;
 };
 
-/* A value, or the status that says why there is none. */
+/* A value, or the status that says why there is none. Without one the value is T's default. */
 template <class T>
 class Result {
  public:
-  Result(T value) : v_(std::in_place_index<1>, std::move(value)) {}
-  Result(Status status) : v_(std::in_place_index<0>, std::move(status)) {}
-  bool ok() const { return v_.index() == 1; }
+  Result() : status_(RDMA_UNKNOWN, "no result yet") {}
+  Result(T value) : value_(std::move(value)), has_(true) {}
+  Result(Status status) : status_(std::move(status)) {}
+  bool ok() const { return has_; }
   explicit operator bool() const { return ok(); }
-  Status status() const { return ok() ? Status() : std::get<0>(v_); }
-  T &operator*() & { return *std::get_if<1>(&v_); }
-  T &&operator*() && { return std::move(*std::get_if<1>(&v_)); }
-  const T &operator*() const & { return *std::get_if<1>(&v_); }
-  T *operator->() { return std::get_if<1>(&v_); }
-  const T *operator->() const { return std::get_if<1>(&v_); }
+  const Status &status() const { return status_; }
+  T &operator*() & { return value_; }
+  T &&operator*() && { return std::move(value_); }
+  const T &operator*() const & { return value_; }
+  T *operator->() { return &value_; }
+  const T *operator->() const { return &value_; }
 
  private:
-  std::variant<Status, T> v_;
+  Status status_;
+  T value_{};
+  bool has_ = false;
 };
 
 /* A tensor's description over memory of somebody else. Owns its dimensions, not its content. */
@@ -176,7 +214,9 @@ class Request {
   rdma_request_t id() const { return id_; }
   Status cancel() { return Status::of(rdma_request_cancel(mgr_, id_)); }
   void release() {
-    if (id_) rdma_request_release(mgr_, std::exchange(id_, 0));
+    rdma_request_t id = id_;
+    id_ = 0;
+    if (id) rdma_request_release(mgr_, id);
   }
 
  private:
@@ -191,6 +231,10 @@ struct Received {
 };
 
 namespace detail {
+template <class T, class... Args>
+std::unique_ptr<T> make_unique(Args &&...args) { /* C++11 has none */
+  return std::unique_ptr<T>(new T(std::forward<Args>(args)...));
+}
 struct RecvState {
   RecvDone done;
   AllocFn alloc;
@@ -267,29 +311,36 @@ Result<std::string> read_text(F call) {
 /* A request that a peer made of us: answer it once. */
 class Response {
  public:
+  Response() = default;
   Response(rdma_mgr_t *mgr, rdma_response_t id) : mgr_(mgr), id_(id) {}
-  Status send(const Tensor &tensor, SendDone done = {}) const {
+  Status send(const Tensor &tensor, SendDone done = SendDone()) const {
     rdma_tensor_t t = tensor.c();
     if (!done) return Status::of(rdma_response_send(mgr_, id_, &t, nullptr, nullptr));
-    auto state = std::make_unique<SendDone>(std::move(done));
+    auto state = detail::make_unique<SendDone>(std::move(done));
     rdma_code_t rc = rdma_response_send(mgr_, id_, &t, detail::send_done, state.get());
     if (rc == RDMA_OK) state.release();
     return Status::of(rc);
   }
-  Status fail(rdma_code_t code, std::string_view message) const {
+  Status fail(rdma_code_t code, StringView message) const {
     return Status::of(rdma_response_fail(mgr_, id_, code, message.data(), message.size()));
   }
   rdma_response_t id() const { return id_; }
 
  private:
-  rdma_mgr_t *mgr_;
-  rdma_response_t id_;
+  rdma_mgr_t *mgr_ = nullptr;
+  rdma_response_t id_ = 0;
 };
-using SourceFn = std::function<void(Response, std::string_view peer, std::string_view key, std::int64_t step)>;
+using SourceFn = std::function<void(Response, StringView peer, StringView key, std::int64_t step)>;
 
-/* One worker: owns its connections and memory. Destruction ends every operation first. */
+/* One worker: owns its connections and memory. Destruction ends every operation first: after it no
+ * callback runs, on any thread, and at any time of the process's life, also in destructors of static and
+ * thread_local objects. Inside a callback that cannot be, and the process ends with a word about it
+ * (std::terminate); `close` returns an error there. In a forked child a manager of the parent has no
+ * threads and ends quietly. */
 class Manager {
  public:
+  /* None: every call returns RDMA_INVALID_ARGUMENT. */
+  Manager() : state_(detail::make_unique<State>()) {}
   static Result<Manager> create(const Options &options = Options()) {
     rdma_mgr_options_t o = options.c();
     rdma_mgr_t *mgr = nullptr;
@@ -308,6 +359,18 @@ class Manager {
     return *this;
   }
   rdma_mgr_t *c() const { return mgr_.get(); }
+  explicit operator bool() const { return mgr_ != nullptr; }
+  /* Ends the manager like the destructor, with the code. RDMA_FAILED_PRECONDITION (inside a callback): it
+   * lives on. */
+  Status close() {
+    if (!mgr_) return Status();
+    Status status = Status::of(rdma_mgr_destroy(c()));
+    if (status.code() != RDMA_FAILED_PRECONDITION) {
+      mgr_.release();
+      *state_ = State();
+    }
+    return status;
+  }
 
   /* peers */
   Result<std::string> listen(const std::string &address) {
@@ -336,7 +399,7 @@ class Manager {
       return rdma_mgr_export_address(c(), reinterpret_cast<std::uint8_t *>(buf), cap, len);
     });
   }
-  Result<std::string> import_address(std::string_view blob) {
+  Result<std::string> import_address(StringView blob) {
     std::array<char, RDMA_MAX_NAME_LEN + 1> name{};
     std::size_t len = 0;
     rdma_code_t rc = rdma_mgr_import_address(c(), reinterpret_cast<const std::uint8_t *>(blob.data()), blob.size(),
@@ -374,7 +437,7 @@ class Manager {
   Status free(void *addr) { return Status::of(rdma_mem_free(c(), addr)); }
   Result<std::uint32_t> register_device(CopyToHost to_host, CopyFromHost from_host) {
     rdma_device_ops_t ops{sizeof ops, detail::copy_to_host, detail::copy_from_host, nullptr};
-    auto device = std::make_unique<detail::Device>(detail::Device{std::move(to_host), std::move(from_host)});
+    auto device = detail::make_unique<detail::Device>(detail::Device{std::move(to_host), std::move(from_host)});
     std::uint32_t id = 0;
     rdma_code_t rc = rdma_mgr_register_device(c(), &ops, device.get(), &id);
     if (rc != RDMA_OK) return Status::of(rc);
@@ -383,22 +446,22 @@ class Manager {
   }
 
   /* rendezvous */
-  Status send(std::string_view key, std::int64_t step, const Tensor &tensor, SendDone done = {},
+  Status send(StringView key, std::int64_t step, const Tensor &tensor, SendDone done = SendDone(),
               std::int64_t timeout_ms = 0) {
     rdma_tensor_t t = tensor.c();
     rdma_send_options_t o;
     rdma_send_options_init(&o, sizeof o);
     o.timeout_ms = timeout_ms;
     if (!done) return Status::of(rdma_send(c(), key.data(), key.size(), step, &t, &o, nullptr, nullptr));
-    auto state = std::make_unique<SendDone>(std::move(done));
+    auto state = detail::make_unique<SendDone>(std::move(done));
     rdma_code_t rc = rdma_send(c(), key.data(), key.size(), step, &t, &o, detail::send_done, state.get());
     if (rc == RDMA_OK) state.release();
     return Status::of(rc);
   }
   /* An empty peer is oneself. */
-  Result<Request> recv_async(const std::string &peer, std::string_view key, std::int64_t step, RecvDone done,
-                             RecvOptions options = {}) {
-    auto state = std::make_unique<detail::RecvState>();
+  Result<Request> recv_async(const std::string &peer, StringView key, std::int64_t step, RecvDone done,
+                             RecvOptions options = RecvOptions()) {
+    auto state = detail::make_unique<detail::RecvState>();
     state->done = std::move(done);
     state->alloc = std::move(options.alloc);
     rdma_recv_options_t o = convert(options, *state);
@@ -409,8 +472,36 @@ class Manager {
     state.release();
     return Request(c(), id);
   }
+  /* The same without a request to hold: it cannot be cancelled on its own, and library memory lives for the
+   * call of `done` only. */
+  Status recv_then(const std::string &peer, StringView key, std::int64_t step, RecvDone done,
+                   RecvOptions options = RecvOptions()) {
+    auto state = detail::make_unique<detail::RecvState>();
+    state->done = std::move(done);
+    state->alloc = std::move(options.alloc);
+    rdma_recv_options_t o = convert(options, *state);
+    rdma_code_t rc = rdma_recv_async(c(), peer.empty() ? nullptr : peer.c_str(), key.data(), key.size(), step, &o,
+                                     detail::recv_done, state.get(), nullptr);
+    if (rc == RDMA_OK) state.release();
+    return Status::of(rc);
+  }
+  /* Blocks until the content is in the caller's memory; no request to hold. */
+  Result<Tensor> recv_into(const std::string &peer, StringView key, std::int64_t step, void *dst, std::uint64_t len,
+                           std::int64_t timeout_ms = 0) {
+    rdma_recv_options_t o;
+    rdma_recv_options_init(&o, sizeof o);
+    o.timeout_ms = timeout_ms;
+    o.dst = dst;
+    o.dst_len = len;
+    rdma_tensor_t out;
+    rdma_tensor_init(&out, sizeof out);
+    rdma_code_t rc =
+        rdma_recv(c(), peer.empty() ? nullptr : peer.c_str(), key.data(), key.size(), step, &o, &out, nullptr);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return Tensor(out);
+  }
   /* Blocks, and drives progress meanwhile. */
-  Result<Received> recv(const std::string &peer, std::string_view key, std::int64_t step, RecvOptions options = {}) {
+  Result<Received> recv(const std::string &peer, StringView key, std::int64_t step, RecvOptions options = RecvOptions()) {
     detail::RecvState state;
     state.alloc = std::move(options.alloc);
     rdma_recv_options_t o = convert(options, state);
@@ -422,8 +513,8 @@ class Manager {
     return Received{Tensor(out), Request(c(), id)};
   }
   /* In manual mode somebody has to drive progress, or the future never becomes ready. */
-  std::future<Result<Received>> recv_future(const std::string &peer, std::string_view key, std::int64_t step,
-                                            RecvOptions options = {}) {
+  std::future<Result<Received>> recv_future(const std::string &peer, StringView key, std::int64_t step,
+                                            RecvOptions options = RecvOptions()) {
     auto both = std::make_shared<detail::Both>();
     auto future = both->promise.get_future();
     auto request = recv_async(
@@ -437,14 +528,14 @@ class Manager {
     }
     return future;
   }
-  Status step_abort(std::int64_t step, rdma_code_t code, std::string_view message) {
+  Status step_abort(std::int64_t step, rdma_code_t code, StringView message) {
     return Status::of(rdma_step_abort(c(), step, code, message.data(), message.size()));
   }
   Status step_cleanup(std::int64_t step) { return Status::of(rdma_step_cleanup(c(), step)); }
 
   /* The runtime's own rendezvous as the source; an empty function: none. */
   Status set_source(SourceFn source) {
-    auto held = std::make_unique<SourceFn>(std::move(source));
+    auto held = detail::make_unique<SourceFn>(std::move(source));
     rdma_code_t rc = *held ? rdma_mgr_set_source(c(), on_source, held.get()) : rdma_mgr_set_source(c(), nullptr, nullptr);
     if (rc == RDMA_OK) state_->sources.push_back(std::move(held)); /* an old one may still be running */
     return Status::of(rc);
@@ -462,13 +553,28 @@ class Manager {
 
  private:
   struct Destroy {
-    void operator()(rdma_mgr_t *mgr) const { rdma_mgr_destroy(mgr); }
+    pid_t process;
+    void operator()(rdma_mgr_t *mgr) const {
+      rdma_code_t rc = rdma_mgr_destroy(mgr);
+      if (rc == RDMA_OK || getpid() != process) return;
+      /* The thread may be ending, and its last error gone. */
+      const char *why = rdma_code_name(rc);
+      if (rc != RDMA_FAILED_PRECONDITION) { /* a defect of the library; no callback runs any more */
+        std::fprintf(stderr, "rdma_transport: the end of a Manager: %s: %s\n", why, Status::of(rc).message().c_str());
+        return;
+      }
+      std::fprintf(stderr,
+                   "rdma_transport: a Manager was destroyed inside a callback, or its handle by somebody else; its "
+                   "callbacks could run after its end: %s: %s\n",
+                   why, Status::of(rc).message().c_str());
+      std::terminate();
+    }
   };
   struct State { /* what callbacks point to; outlives the manager below */
     std::vector<std::unique_ptr<SourceFn>> sources;
     std::vector<std::unique_ptr<detail::Device>> devices;
   };
-  explicit Manager(rdma_mgr_t *mgr) : state_(std::make_unique<State>()), mgr_(mgr) {}
+  explicit Manager(rdma_mgr_t *mgr) : state_(detail::make_unique<State>()), mgr_(mgr, Destroy{getpid()}) {}
   static rdma_recv_options_t convert(const RecvOptions &options, detail::RecvState &state) {
     rdma_recv_options_t o;
     rdma_recv_options_init(&o, sizeof o);
@@ -487,7 +593,7 @@ class Manager {
     (*static_cast<SourceFn *>(userdata))(Response(mgr, response), {peer, peer_len}, {key, key_len}, step);
   }
   std::unique_ptr<State> state_;
-  std::unique_ptr<rdma_mgr_t, Destroy> mgr_;
+  std::unique_ptr<rdma_mgr_t, Destroy> mgr_{nullptr, Destroy{0}};
 };
 
 }  // namespace rdma

@@ -9,6 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io::Write;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -67,12 +68,20 @@ const MAX_PENDING: usize = 1024;
 struct Local {
     depth: Cell<u32>,
     delivering: Cell<bool>,
-    pending: RefCell<Vec<(Level, String)>>,
+    /// Empty, and so without memory, outside of brackets: it needs no destructor. So this storage is
+    /// never dead, also where the application destroys a manager in a thread-local destructor.
+    pending: RefCell<ManuallyDrop<Vec<(Level, String)>>>,
 }
+
+const _: () = assert!(!std::mem::needs_drop::<Local>());
 
 thread_local! {
     static LOCAL: Local = const {
-        Local { depth: Cell::new(0), delivering: Cell::new(false), pending: RefCell::new(Vec::new()) }
+        Local {
+            depth: Cell::new(0),
+            delivering: Cell::new(false),
+            pending: RefCell::new(ManuallyDrop::new(Vec::new())),
+        }
     };
 }
 
@@ -141,13 +150,12 @@ pub fn log(level: Level, args: fmt::Arguments<'_>) {
         return;
     };
     let text = args.to_string();
-    // Without thread-local data the thread is ending, and holds no lock of the engine.
-    let now = LOCAL.try_with(|local| match (local.delivering.get(), local.depth.get()) {
+    let when = LOCAL.with(|local| match (local.delivering.get(), local.depth.get()) {
         (true, _) => When::Never,
         (false, 0) => When::Now,
         (false, _) => When::Later,
     });
-    match now.unwrap_or(When::Now) {
+    match when {
         When::Now => call(&callback, level, &text),
         When::Later => LOCAL.with(|local| {
             let mut pending = local.pending.borrow_mut();
@@ -169,9 +177,9 @@ enum When {
 }
 
 fn call(callback: &LogFn, level: Level, text: &str) {
-    let _ = LOCAL.try_with(|local| local.delivering.set(true));
+    LOCAL.with(|local| local.delivering.set(true));
     callback(level, text);
-    let _ = LOCAL.try_with(|local| local.delivering.set(false));
+    LOCAL.with(|local| local.delivering.set(false));
 }
 
 /// While it lives, messages of this thread wait; the outermost one hands them over when dropped.
@@ -185,7 +193,7 @@ pub struct Deferred {
 impl Deferred {
     /// Opens a bracket.
     pub fn new() -> Deferred {
-        let _ = LOCAL.try_with(|local| local.depth.set(local.depth.get() + 1));
+        LOCAL.with(|local| local.depth.set(local.depth.get() + 1));
         Deferred { _thread: PhantomData }
     }
 }
@@ -198,11 +206,11 @@ impl Default for Deferred {
 
 impl Drop for Deferred {
     fn drop(&mut self) {
-        let outermost = LOCAL.try_with(|local| {
+        let outermost = LOCAL.with(|local| {
             local.depth.set(local.depth.get().saturating_sub(1));
             local.depth.get() == 0
         });
-        if outermost.unwrap_or(false) {
+        if outermost {
             deliver();
         }
     }
@@ -211,13 +219,13 @@ impl Drop for Deferred {
 /// Hands this thread's waiting messages to the callback. The caller holds no lock; for loops that
 /// block for long inside one bracket.
 pub fn deliver() {
-    let messages = LOCAL.try_with(|local| {
+    let messages = LOCAL.with(|local| {
         if local.delivering.get() || local.pending.borrow().is_empty() {
             return Vec::new();
         }
-        local.pending.take()
+        std::mem::take(&mut **local.pending.borrow_mut())
     });
-    for (level, text) in messages.unwrap_or_default() {
+    for (level, text) in messages {
         let callback = CALLBACK.read().clone();
         if let Some(callback) = callback {
             call(&callback, level, &text);

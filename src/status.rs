@@ -138,7 +138,6 @@ impl Status {
                 K::NotFound => Code::NotFound,
                 K::InvalidInput => Code::InvalidArgument,
                 K::AddrInUse | K::AlreadyExists => Code::AlreadyExists,
-                K::TimedOut => Code::DeadlineExceeded,
                 K::OutOfMemory => Code::ResourceExhausted,
                 _ => Code::Unavailable,
             },

@@ -306,3 +306,78 @@ fn a_peer_fills_its_part_of_the_memory_only() {
     a.destroy().unwrap();
     b.destroy().unwrap();
 }
+
+/// A tensor of so many bytes that nobody touches.
+fn unseen(nbytes: u64) -> Tensor {
+    static DATA: [u8; 64] = [3; 64];
+    Tensor { meta: Meta { dtype: 1, nbytes, ..Default::default() }, ..tensor(&DATA, 0) }
+}
+
+#[test]
+fn r17_a_refused_tensor_does_not_spoil_its_key() {
+    static DATA: [u8; 300_000] = [9; 300_000];
+    for kind in [ProviderKind::Tcp, ProviderKind::Loopback, ProviderKind::Shm] {
+        let (a, b) = pair(config("a", kind), config("b", kind));
+        let (_, ended) = recv(&a, Some("b"), b"key", false);
+        send(&b, b"key", unseen(1 << 40));
+        let status = ended.recv_timeout(LONG).unwrap().unwrap_err();
+        assert_eq!(status.code, Code::ResourceExhausted, "{kind:?} {status}");
+        for _ in 0..2 {
+            let (_, ended) = recv(&a, Some("b"), b"key", false);
+            send(&b, b"key", tensor(&DATA, 1));
+            assert_eq!(ended.recv_timeout(LONG).unwrap().unwrap(), DATA, "{kind:?}");
+        }
+        a.destroy().unwrap();
+        b.destroy().unwrap();
+    }
+}
+
+/// A receive by an allocation callback that gives memory only up to a size.
+fn recv_up_to(
+    m: &Manager,
+    step: i64,
+    into: &'static [u8],
+    most: u64,
+) -> (mpsc::Receiver<u64>, Ended) {
+    let (asked, asks) = mpsc::channel();
+    let (tx, rx) = mpsc::channel();
+    let at = into.as_ptr() as u64;
+    let alloc: AllocFn = Box::new(move |meta| {
+        let _ = asked.send(meta.nbytes);
+        (meta.nbytes <= most).then_some(at)
+    });
+    let done: RecvDone = Box::new(move |r, _| drop(tx.send(r.map(|_| Vec::new()))));
+    let options = options(Target::Alloc(alloc), false);
+    // SAFETY: the memory is 'static.
+    unsafe { m.recv_async(Some("b"), b"key", step, options, done) }.unwrap();
+    (asks, rx)
+}
+
+#[test]
+fn r17_no_memory_for_cached_metadata_asks_again() {
+    const LARGE: usize = 300_000;
+    const SMALL: usize = 200_000;
+    let large: &'static [u8] = vec![1; LARGE].leak();
+    let small: &'static [u8] = vec![2; SMALL].leak();
+    let into: &'static [u8] = vec![0; LARGE].leak();
+    for kind in [ProviderKind::Tcp, ProviderKind::Loopback, ProviderKind::Shm] {
+        let (a, b) = pair(config("a", kind), config("b", kind));
+        send(&b, b"key", tensor(large, 1));
+        let (asks, ended) = recv_up_to(&a, 1, into, LARGE as u64);
+        ended.recv_timeout(LONG).unwrap().unwrap();
+        assert_eq!(asks.iter().collect::<Vec<_>>(), [LARGE as u64], "{kind:?}");
+        // The cached metadata is of the large one, for which there is no memory any more.
+        send(&b, b"key", tensor(small, 1));
+        let (asks, ended) = recv_up_to(&a, 1, into, SMALL as u64);
+        ended.recv_timeout(LONG).unwrap().unwrap();
+        assert_eq!(asks.iter().collect::<Vec<_>>(), [LARGE as u64, SMALL as u64], "{kind:?}");
+        // No memory for what the sender really has is the end, after one more question.
+        send(&b, b"key", tensor(large, 1));
+        let (asks, ended) = recv_up_to(&a, 1, into, 0);
+        let status = ended.recv_timeout(LONG).unwrap().unwrap_err();
+        assert_eq!(status.code, Code::ResourceExhausted, "{kind:?} {status}");
+        assert_eq!(asks.iter().collect::<Vec<_>>(), [SMALL as u64, LARGE as u64], "{kind:?}");
+        a.destroy().unwrap();
+        b.destroy().unwrap();
+    }
+}

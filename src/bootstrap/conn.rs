@@ -12,7 +12,7 @@ use super::endpoint::Attempt;
 use super::frame::{Broken, FrameReader};
 use super::handshake::{Ctx, Failure, Handshake};
 use super::sys::{Epoll, READ, WRITE};
-use super::{BootEvent, PeerHello};
+use super::{BootEvent, Met, PeerHello};
 
 /// How long a refused peer has to read why.
 const LINGER: Duration = Duration::from_secs(1);
@@ -70,6 +70,7 @@ pub(super) struct Conn {
     reader: FrameReader,
     sent: usize,
     hs: Handshake,
+    met: Met,
 }
 
 impl Conn {
@@ -98,6 +99,7 @@ impl Conn {
             reader: FrameReader::default(),
             sent: 0,
             hs,
+            met: Met::Unclear,
         })
     }
 
@@ -131,6 +133,11 @@ impl Conn {
         self.hs.awaits()
     }
 
+    /// What its end tells of the far end.
+    pub(super) fn met(&self) -> Met {
+        self.met
+    }
+
     pub(super) fn is_lingering(&self) -> bool {
         matches!(self.phase, Phase::Lingering(_))
     }
@@ -159,6 +166,10 @@ impl Conn {
 
     /// Ends it from this side.
     pub(super) fn fail(&mut self, epoll: &Epoll, ctx: &mut Ctx<'_>, failure: Failure) -> Outcome {
+        let introduced = matches!(self.phase, Phase::Opening(..)) || !self.hs.is_anonymous();
+        if introduced && failure.status.reason == Reason::PeerGone {
+            self.met = Met::Broken;
+        }
         self.hs.abandon(ctx);
         if let Phase::Opening(attempt, _) = &self.phase {
             ctx.neg.discard(attempt.kind, attempt.ep);
@@ -220,6 +231,9 @@ impl Conn {
             Failure { status, tell: false }
         };
         if let Some(e) = stream.take_error().map_err(|e| silent(&e))? {
+            if e.kind() == ErrorKind::ConnectionRefused {
+                self.met = Met::Nobody;
+            }
             return Err(silent(&e));
         }
         let far = match stream.peer_addr() {
@@ -230,6 +244,7 @@ impl Conn {
         // Nobody listens at a port of the ephemeral range, and the system drew just that port for
         // this end: TCP then connects the socket to itself.
         if stream.local_addr().ok() == Some(far) {
+            self.met = Met::Nobody;
             let status = Status::gone("connect: nobody listens there");
             return Err(Failure { status, tell: false });
         }

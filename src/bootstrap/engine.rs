@@ -12,7 +12,7 @@ use super::conn::{Conn, Outcome};
 use super::handshake::{Ctx, Expect, Failure, Handshake, Shared};
 use super::sys::{Epoll, READ, start_connect};
 use super::{
-    AddressBlob, BootConfig, BootEvent, Identity, MAX_ADDRESSES, Negotiator, addr, resolve,
+    AddressBlob, BootConfig, BootEvent, Identity, MAX_ADDRESSES, Met, Negotiator, addr, resolve,
 };
 
 /// Most listeners of one manager.
@@ -32,6 +32,7 @@ struct Dial {
     expect: Option<Expect>,
     deadline: Instant,
     errors: Vec<(SocketAddr, Status)>,
+    met: Vec<Met>,
 }
 
 struct Listener {
@@ -183,7 +184,7 @@ impl Bootstrap {
     /// Connects to the first of `addrs` that leads to `expect` (its name and, if given, its
     /// incarnation). Starts at the next `poll`, ends in one `Ready` or `Failed` with this token,
     /// at `deadline` at the latest. One pass over the addresses: to try again, with a pause, is
-    /// the caller's.
+    /// the caller's, and so are the deadlines of the operations that wait for it.
     pub fn dial(
         &mut self,
         token: u64,
@@ -194,7 +195,14 @@ impl Bootstrap {
         let expect =
             expect.map(|(name, incarnation)| Expect { name: name.to_owned(), incarnation });
         let addrs = addrs.iter().take(MAX_ADDRESSES).copied().collect();
-        self.queue.push_back(Dial { token, addrs, expect, deadline, errors: Vec::new() });
+        self.queue.push_back(Dial {
+            token,
+            addrs,
+            expect,
+            deadline,
+            errors: Vec::new(),
+            met: Vec::new(),
+        });
     }
 
     /// Forgets a dial: no event of this token follows. Its endpoint, if it has one, is discarded at
@@ -289,7 +297,7 @@ impl Bootstrap {
                 return;
             }
             Outcome::Failed(status) => match entry.dial.take() {
-                Some(dial) => self.next_address(dial, addr, status, now, events),
+                Some(dial) => self.next_address(dial, addr, (status, entry.conn.met()), events),
                 None => events.push(BootEvent::Rejected { addr: Some(addr), status }),
             },
         }
@@ -410,11 +418,12 @@ impl Bootstrap {
     fn start_dial(&mut self, mut dial: Dial, now: Instant, events: &mut Vec<BootEvent>) {
         let left = dial.addrs.len() as u32;
         let Some(addr) = dial.addrs.pop_front() else {
-            return events.push(dial.failed(now));
+            return events.push(dial.failed());
         };
         let remaining = dial.deadline.saturating_duration_since(now);
         if remaining.is_zero() {
-            return events.push(dial.failed(now));
+            dial.addrs.push_front(addr);
+            return events.push(dial.failed());
         }
         let share = (remaining / left.max(1)).max(LEAST_TRY).min(remaining);
         let deadline = now + share.min(self.shared.config.handshake_timeout);
@@ -422,7 +431,7 @@ impl Bootstrap {
             Ok((id, conn)) => {
                 self.entries.insert(id, Entry { conn, dial: Some(dial), cancelled: false });
             }
-            Err(status) => self.next_address(dial, addr, status, now, events),
+            Err(status) => self.next_address(dial, addr, (status, Met::Unclear), events),
         }
     }
 
@@ -448,13 +457,13 @@ impl Bootstrap {
         &mut self,
         mut dial: Dial,
         addr: SocketAddr,
-        status: Status,
-        now: Instant,
+        (status, met): (Status, Met),
         events: &mut Vec<BootEvent>,
     ) {
         dial.errors.push((addr, status));
+        dial.met.push(met);
         if dial.addrs.is_empty() {
-            events.push(dial.failed(now));
+            events.push(dial.failed());
         } else {
             self.queue.push_back(dial);
         }
@@ -463,7 +472,7 @@ impl Bootstrap {
 
 impl Dial {
     /// The end of a dial: the status of the most telling try, and the texts of all.
-    fn failed(self, now: Instant) -> BootEvent {
+    fn failed(self) -> BootEvent {
         let whom = self.expect.as_ref().map_or(String::new(), |e| format!(" to '{}'", e.name));
         let tries: Vec<String> =
             self.errors.iter().map(|(a, s)| format!("{a}: {}", s.message)).collect();
@@ -473,21 +482,30 @@ impl Dial {
             .or(self.errors.last());
         let mut status = match chosen {
             Some((_, s)) => s.clone(),
-            None if now < self.deadline => Status::invalid("there is no address"),
-            None => Status::new(Code::DeadlineExceeded, "").because(Reason::Deadline),
+            None if self.addrs.is_empty() => Status::invalid("there is no address"),
+            None => Status::new(Code::Unavailable, "there was no time to try"),
         };
-        if decisive.is_none() && now >= self.deadline {
-            status.code = Code::DeadlineExceeded;
-            status.reason = Reason::Deadline;
+        if is_of_an_operation(status.code) {
+            status.code = Code::Unavailable;
         }
+        let met = match &self.met[..] {
+            all if all.contains(&Met::Broken) => Met::Broken,
+            // Addresses that there was no time for may lead to it.
+            [] => Met::Unclear,
+            all if self.addrs.is_empty() && all.iter().all(|&m| m == Met::Nobody) => Met::Nobody,
+            _ => Met::Unclear,
+        };
         let what = if tries.is_empty() { status.message.clone() } else { tries.join("; ") };
         let retryable = is_retryable(&status);
-        status.message = match status.code {
-            Code::DeadlineExceeded => format!("cannot connect{whom} in time: {what}"),
-            _ => format!("cannot connect{whom}: {what}"),
-        };
-        BootEvent::Failed { token: self.token, status, retryable }
+        status.message = format!("cannot connect{whom}: {what}");
+        BootEvent::Failed { token: self.token, status, retryable, met }
     }
+}
+
+/// Codes that only an operation can end with, by its own deadline or caller. A peer's refusal may
+/// carry them: then they tell of an operation of the peer's.
+fn is_of_an_operation(code: Code) -> bool {
+    matches!(code, Code::DeadlineExceeded | Code::Cancelled)
 }
 
 /// Whether the same attempt may succeed later.
@@ -495,7 +513,7 @@ fn is_retryable(status: &Status) -> bool {
     match status.code {
         Code::Unavailable => status.reason != Reason::PeerRestarted,
         Code::ResourceExhausted => true,
-        _ => false,
+        code => is_of_an_operation(code),
     }
 }
 

@@ -142,6 +142,17 @@ pub trait Negotiator {
     fn discard(&mut self, kind: ProviderKind, ep: EpId);
 }
 
+/// What a failed dial tells of the peer, beside its status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Met {
+    /// Nothing: silence, a refusal, somebody else.
+    Unclear,
+    /// The peer introduced itself; then the connection broke.
+    Broken,
+    /// Nobody listens at any of the addresses.
+    Nobody,
+}
+
 /// What [`Bootstrap::poll`] reports.
 #[derive(Debug)]
 pub enum BootEvent {
@@ -167,7 +178,8 @@ pub enum BootEvent {
         /// The far end of the handshake's socket.
         addr: SocketAddr,
     },
-    /// A dial failed at every address.
+    /// A dial failed at every address. Never as `DeadlineExceeded` or `Cancelled`: a dial belongs to
+    /// no operation, and the deadlines of those that wait for it are their own.
     Failed {
         /// The token of the dial.
         token: u64,
@@ -175,6 +187,8 @@ pub enum BootEvent {
         status: Status,
         /// The same dial may succeed later.
         retryable: bool,
+        /// What it tells of the peer.
+        met: Met,
     },
     /// An incoming connection was turned away. For the log and the counters; nothing is to be done.
     Rejected {

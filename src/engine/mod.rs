@@ -22,17 +22,21 @@ pub mod channel;
 mod fx;
 mod local;
 mod peer;
+mod reclaim;
 mod request;
 mod response;
 pub mod slab;
 mod timers;
+mod tries;
 
 pub use channel::{ChanId, Channel, INITIAL_CREDITS};
 pub use fx::{Buffer, Fx, Held, MapError, Window, Work};
 pub use peer::Peer;
+pub use reclaim::Range;
 use request::Request;
 use response::Response;
 use slab::Slab;
+pub use tries::Tries;
 
 /// Most devices of one manager.
 pub const MAX_DEVICES: usize = 256;

@@ -8,6 +8,7 @@ use lru::LruCache;
 
 use super::channel::{ChanId, Channel};
 use super::request::State;
+use super::tries::Tries;
 use super::{Engine, Fx, Planted};
 use crate::api::{Meta, PeerState};
 use crate::fabric::Caps;
@@ -26,6 +27,8 @@ pub struct Peer {
     pub channels: Vec<ChanId>,
     /// Last connect error.
     pub last_error: Option<Status>,
+    /// What the tries to connect met since the last connection.
+    pub tries: Tries,
     /// Its requests that wait here.
     pub waiting: usize,
     /// Bytes of memory that these take.
@@ -49,6 +52,7 @@ impl Engine {
             state: PeerState::Idle,
             channels: Vec::new(),
             last_error: None,
+            tries: Tries::default(),
             waiting: 0,
             waiting_bytes: 0,
             queue: VecDeque::new(),
@@ -131,6 +135,7 @@ impl Engine {
         p.channels.push(ch);
         p.state = PeerState::Connected;
         p.last_error = None;
+        p.tries = Tries::default();
         self.next_keepalive = self.next_keepalive.min(fx.now() + self.keepalive_interval());
         Some(ch)
     }
@@ -210,6 +215,12 @@ impl Engine {
         if !p.channels.is_empty() {
             return;
         }
+        p.tries.add(&status.message);
+        let status = match retryable {
+            true => status,
+            // The last word: it tells what every try met.
+            false => Status { message: p.tries.text(), ..status },
+        };
         p.state = PeerState::Failed;
         p.last_error = Some(status.clone());
         if !retryable {

@@ -76,6 +76,8 @@ pub(super) struct Request {
     pub protocol: Protocol,
     /// The request ends with this as soon as the callback or copy that is out returns.
     pub ended: Option<Status>,
+    /// A copy from or to its memory runs, outside of the engine.
+    pub copying: bool,
 }
 
 /// Dimensions that leave the room for content in a message as it is.
@@ -134,6 +136,7 @@ impl Engine {
             checksum: None,
             protocol: Protocol::Auto,
             ended: None,
+            copying: false,
         };
         let keep = request.keep;
         let index = self.requests.insert(request).ok_or_else(|| {
@@ -175,7 +178,16 @@ impl Engine {
                     Target::Given { len, .. } => meta.nbytes <= len,
                     _ => true,
                 };
-                if !fits || self.prepare(fx, index, meta, AfterAlloc::Request, true)? {
+                let ready = !fits || {
+                    match self.prepare(fx, index, meta, AfterAlloc::Request, true) {
+                        Ok(ready) => ready,
+                        Err(_) => {
+                            self.distrust_cache(fx, index);
+                            false
+                        }
+                    }
+                };
+                if ready {
                     self.submit(fx, index);
                 }
             }
@@ -213,8 +225,10 @@ impl Engine {
         let forced = self.settings.protocol;
         let expose = len > if forced == Protocol::DirectPut { 0 } else { eager_max }
             && forced != Protocol::DirectGet;
-        if expose && let Err(status) = self.open_landing(fx, index, ch, len, Access::REMOTE_WRITE) {
-            return self.fail(fx, index, status);
+        if expose && let Err(why) = self.open_landing(fx, index, ch, len, Access::REMOTE_WRITE) {
+            // The length is a guess by what is cached, or the room given: the tensor may be smaller. Asked
+            // without a destination, its sender tells.
+            crate::log::debug(format_args!("a destination of {len} bytes is not opened: {why}"));
         }
         let Some(r) = self.requests.get(index) else { return };
         let dst = r.landing.as_ref().and_then(|l| {

@@ -86,8 +86,26 @@ pub(super) struct Response {
     pub state: RState,
     /// The receiver gave up; it waits for word that nothing is written any more.
     pub cancelled: bool,
+    /// The source was taken back while it waited to be copied.
+    pub ended: Option<Status>,
+    /// The source is being copied, outside of the engine.
+    pub copying: bool,
     /// Its part of the peer's `waiting_bytes`.
     cost: usize,
+}
+
+impl Response {
+    fn new(
+        peer: u32,
+        key: Box<[u8]>,
+        step: i64,
+        asked: Asked,
+        state: RState,
+        cost: usize,
+    ) -> Response {
+        let (cancelled, ended, copying) = (false, None, false);
+        Response { id: 0, peer, key, step, asked, state, cancelled, ended, copying, cost }
+    }
 }
 
 const PUBLIC_SLOT_BITS: u32 = 20;
@@ -166,8 +184,7 @@ impl Engine {
             }
             let (key, asked) = (r.key.into(), asked.clone());
             let state = if source.is_some() { RState::Asking } else { RState::Waiting };
-            let (step, cancelled) = (r.step, false);
-            let response = Response { id: 0, peer, key, step, asked, state, cancelled, cost };
+            let response = Response::new(peer, key, r.step, asked, state, cost);
             let index = responses.insert(response)?;
             let id =
                 *next_id << PUBLIC_SLOT_BITS | u64::from(index) & ((1 << PUBLIC_SLOT_BITS) - 1);
@@ -239,7 +256,7 @@ impl Engine {
         }
     }
 
-    fn forget(&mut self, index: u32) -> Option<Response> {
+    pub(super) fn forget(&mut self, index: u32) -> Option<Response> {
         let r = self.responses.remove(index)?;
         if let Some(c) = self.channels.get_mut(r.asked.ch) {
             c.responses.remove(&r.asked.index);
@@ -359,7 +376,7 @@ impl Engine {
         let c = self.channels.get_mut(asked.ch)?;
         let (ch, request, peer) = (asked.ch, asked.index, c.peer);
         let (key, cost) = (key.into(), asked.cost(key));
-        let r = Response { id: 0, peer, key, step, asked, state, cancelled: false, cost };
+        let r = Response::new(peer, key, step, asked, state, cost);
         let index = self.responses.insert(r)?;
         if let Some(c) = self.channels.get_mut(ch) {
             c.responses.insert(request, index);
@@ -370,7 +387,7 @@ impl Engine {
     }
 
     /// Ends the send of a source that cannot go out.
-    fn undeliverable(
+    pub(super) fn undeliverable(
         &mut self,
         fx: &mut dyn Fx,
         asked: &Asked,
@@ -462,8 +479,14 @@ impl Engine {
             return; // The copy writes to our buffer; `response_copied` ends it.
         }
         let Some(r) = self.forget_waiting(index) else { return };
-        if let RState::Told(source) | RState::Writing { source, .. } = r.state {
-            let peer = &self.peers[r.peer as usize].name;
+        let (source, failed) = match r.state {
+            RState::Told(source) => (source, None),
+            RState::Writing { source, failed, .. } => (source, failed),
+            _ => return,
+        };
+        let peer = &self.peers[r.peer as usize].name;
+        // What failed before keeps its own cause.
+        let status = failed.unwrap_or_else(|| {
             let mut status = status.clone();
             status.message = format!(
                 "'{}' of step {} to peer '{peer}': {}",
@@ -471,8 +494,9 @@ impl Engine {
                 r.step,
                 status.message
             );
-            self.end_source(fx, r.asked.ch, (&r.key, r.step), source, Err(status), false);
-        }
+            status
+        });
+        self.end_source(fx, r.asked.ch, (&r.key, r.step), source, Err(status), false);
     }
 
     /// Ends a remote receive that waits here, with an error.

@@ -74,10 +74,15 @@ impl Engine {
         let (step, peer) = (r.step, r.peer);
         r.deadline = u64::MAX;
         let from = match peer.map(|p| &self.peers[p as usize]) {
-            Some(p) => match (&p.last_error, p.channels.is_empty()) {
-                (Some(e), true) => format!(" from peer '{}' ({})", p.name, e.message),
-                _ => format!(" from peer '{}'", p.name),
-            },
+            Some(p) if p.channels.is_empty() => {
+                let met = match &p.last_error {
+                    // It was connected before; what ended that explains more than no try at all.
+                    Some(e) if p.tries.is_empty() => e.message.clone(),
+                    _ => p.tries.text(),
+                };
+                format!(" from peer '{}' ({met})", p.name)
+            }
+            Some(p) => format!(" from peer '{}'", p.name),
             None => String::new(),
         };
         let text = format!("'{key}' of step {step}{from}: {state} after {seconds:.3} s");

@@ -169,16 +169,20 @@ pub(super) unsafe fn destroy(mgr: *mut rdma_mgr_t) -> Result<(), Status> {
             "mgr is being destroyed by another thread",
         ));
     }
-    if let Err(status) = manager.destroy() {
+    let ended = manager.destroy();
+    if ended.as_ref().is_err_and(|status| status.code == Code::FailedPrecondition) {
+        // Refused: nothing was ended.
         handle.closing.store(false, Ordering::Release);
-        return Err(status);
+        return ended;
     }
+    // Also after a defect the handle is dead, and calls of other threads have returned: who frees
+    // what its callbacks use may do so.
     handle.retired.store(true, Ordering::Release);
     let last = handle.manager.write().take();
     drop((last, manager));
     handle.dims.lock().clear();
     DEAD.lock().push_back(handle);
-    Ok(())
+    ended
 }
 
 impl Borrowed {

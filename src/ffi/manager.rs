@@ -53,10 +53,12 @@ pub unsafe extern "C" fn rdma_mgr_create(
 /// connections close, the library's threads end, its memory is freed. When it returns, no callback
 /// runs any more, and calls of other threads have returned. The handle is then dead.
 ///
-/// Threads: any, but not inside a callback. `mgr` NULL is an error.
+/// Threads: any, at any time of the process's life, also in static and thread-local destructors,
+/// but not inside a callback. `mgr` NULL is an error.
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL or no handle; RDMA_FAILED_PRECONDITION:
-/// inside a callback, destroyed already, or in a forked child; RDMA_INTERNAL.
+/// inside a callback, destroyed already, or in a forked child: nothing was done; RDMA_INTERNAL: a
+/// defect; the manager is dead and no callback runs, but some may not have run.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_mgr_destroy(mgr: *mut rdma_mgr_t) -> rdma_code_t {
     guard("rdma_mgr_destroy", || {

@@ -38,13 +38,17 @@ pub unsafe extern "C" fn rdma_mem_register(
     })
 }
 
-/// Ends a registration; `addr` as given to rdma_mem_register. When it returns, no peer reads or
-/// writes the memory by it; transfers under way that used it end with an error.
+/// Ends a registration; `addr` as given to rdma_mem_register. Transfers under way that use the
+/// memory, and tensors in it that wait to be received, end with RDMA_FAILED_PRECONDITION; when this
+/// returns, neither the library nor a peer reads or writes it any more. Where a peer is slow that
+/// takes up to 2 seconds; then the connection to it ends. A result that rdma_recv of the same
+/// manager gave by reference stays the application's to keep valid.
 ///
-/// Threads: any.
+/// Threads: any. Inside a callback of `mgr`, connections end at once rather than be waited for.
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `addr` NULL; RDMA_NOT_FOUND: not registered;
-/// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+/// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child, or called inside a device's copy
+/// function of this memory; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_mem_unregister(
     mgr: *mut rdma_mgr_t,

@@ -164,11 +164,16 @@ pub unsafe extern "C" fn rdma_recv(
 }
 
 fn keep_last(dims: Dims) -> *const i64 {
-    LAST_DIMS.with(|last| {
-        let mut last = last.borrow_mut();
-        *last = dims;
-        last.as_ptr()
-    })
+    let at = dims.as_ptr();
+    let kept = std::cell::Cell::new(Some(dims));
+    let taken = LAST_DIMS.try_with(|last| {
+        *last.borrow_mut() = kept.take().unwrap_or_default();
+    });
+    if taken.is_err() {
+        // In a thread-local destructor of the application nothing frees them any more: at most 2 KiB.
+        std::mem::forget(kept);
+    }
+    at
 }
 
 /// Asks for the end of a receive. Its callback runs with RDMA_CANCELLED once nothing writes to the

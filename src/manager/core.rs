@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::clock::ticks;
 use super::sys::Tag;
 use super::world::{Early, EpKey, Link, World};
-use crate::bootstrap::{BootEvent, Bootstrap, PeerHello};
+use crate::bootstrap::{BootEvent, Bootstrap, Met, PeerHello};
 use crate::engine::{Engine, MAX_PEERS};
 use crate::fabric::{Event, ProviderKind};
 use crate::log;
@@ -187,8 +187,8 @@ impl Core {
                     let text = addr.to_string();
                     self.ready(token, &hello, (kind, ep), reason, sock, text);
                 }
-                BootEvent::Failed { token, status, retryable } => {
-                    self.dial_failed(token as u32, status, retryable)
+                BootEvent::Failed { token, status, retryable, met } => {
+                    self.dial_failed(token as u32, status, retryable, met)
                 }
                 BootEvent::Rejected { addr, status } => {
                     let from = addr.map_or_else(|| "?".to_owned(), |a| a.to_string());
@@ -222,6 +222,7 @@ impl Core {
             route.dialing = false;
         }
         route.wanted = false;
+        route.broke = false;
         route.next_try = None;
         let began = route.dialled.take();
         route.backoff.reset();
@@ -259,7 +260,23 @@ impl Core {
         }
     }
 
-    fn dial_failed(&mut self, peer: u32, status: Status, retryable: bool) {
+    /// A pass over a peer's addresses found no way. Only an answer that the next pass would hear too
+    /// ends what waits for the connection; silence and chance are tried again, until each operation's
+    /// own deadline.
+    fn dial_failed(&mut self, peer: u32, status: Status, retryable: bool, met: Met) {
+        let died = self.world.routes.get_mut(&peer).is_some_and(|route| match met {
+            Met::Unclear => false,
+            Met::Broken => {
+                route.broke = true;
+                false
+            }
+            // It was there a moment ago, in the middle of connecting, and now nobody listens.
+            Met::Nobody => std::mem::take(&mut route.broke),
+        });
+        let (status, retryable) = match died {
+            true => (Status::gone(format!("it ended while connecting: {}", status.message)), false),
+            false => (status, retryable),
+        };
         let name = self.engine.peer(peer).name.clone();
         log::info(format_args!("connecting to peer '{name}' failed: {status}"));
         let began = self.world.routes.get_mut(&peer).and_then(|r| r.dialled.take());

@@ -6,7 +6,6 @@
 //! the last caller that only span has left, and at once after one that slept. A turner spins for
 //! the busy-poll time after the last event, then arms the adapters and sleeps on the epoll set.
 
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -15,15 +14,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::Manager;
+use super::{Manager, inside};
 use crate::engine::{Held, Work};
 use crate::log;
 use crate::status::{Code, Status};
-
-thread_local! {
-    // Managers whose callbacks this thread is inside of, by address.
-    static INSIDE: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
-}
 
 /// State of the drivers.
 #[derive(Default)]
@@ -83,19 +77,17 @@ impl Waiter {
 }
 
 /// A callback of this manager runs on this thread.
-struct Inside<'a>(&'a Manager);
+struct Inside<'a>(&'a Manager, #[expect(dead_code, reason = "a guard")] inside::Inside);
 
 impl Inside<'_> {
     fn enter(manager: &Manager) -> Inside<'_> {
         manager.drivers.running.fetch_add(1, Ordering::AcqRel);
-        INSIDE.with_borrow_mut(|v| v.push(std::ptr::from_ref(manager) as usize));
-        Inside(manager)
+        Inside(manager, inside::Inside::enter(manager))
     }
 }
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        INSIDE.with_borrow_mut(|v| v.pop());
         self.0.drivers.running.fetch_sub(1, Ordering::AcqRel);
     }
 }
@@ -110,7 +102,7 @@ const FOLLOW: Duration = Duration::from_millis(5);
 impl Manager {
     /// Whether this thread is inside a callback of this manager.
     pub(super) fn inside_callback(&self) -> bool {
-        INSIDE.with_borrow(|v| v.contains(&(std::ptr::from_ref(self) as usize)))
+        inside::contains(self)
     }
 
     pub(super) fn refuse_inside(&self, what: &str) -> Result<(), Status> {
@@ -186,11 +178,18 @@ impl Manager {
                 source(response, &peer, &key, step)
             }
             Work::HostCopy { token, dst, src, len } => {
-                // SAFETY: the engine asks for copies between memory that it holds until `copied`.
-                unsafe { super::sys::copy(dst, src, len) };
-                self.copied(token, Ok(()));
+                let begun = self.core.lock().engine.copy_begins(token);
+                if begun.is_ok() {
+                    // SAFETY: the engine asks for copies between memory that it holds until `copied`.
+                    unsafe { super::sys::copy(dst, src, len) };
+                }
+                self.copied(token, begun);
             }
             Work::DeviceCopy { token, ops, to_host, host, device, len } => {
+                let begun = self.core.lock().engine.copy_begins(token);
+                if begun.is_err() {
+                    return self.copied(token, begun);
+                }
                 // The copy may end on any thread, and after this manager's other callbacks.
                 let manager = self.me.clone();
                 let done = Box::new(move |result| {
@@ -231,6 +230,7 @@ impl Manager {
             }
             Held::Source(done, info) => {
                 if let Some(done) = done {
+                    let _inside = Inside::enter(self);
                     done(Ok(()), &info);
                 }
             }
@@ -311,6 +311,7 @@ impl Manager {
 
     /// The progress thread. A panic, a defect, must not leave the manager without one.
     pub(super) fn progress_thread_lasting(&self) {
+        inside::begin_to_drive(self);
         while catch_unwind(AssertUnwindSafe(|| self.progress_thread())).is_err() {
             log::error(format_args!(
                 "caught a panic on the progress thread, a defect of the library"

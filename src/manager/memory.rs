@@ -170,15 +170,20 @@ impl Regions {
         Ok(failed)
     }
 
-    /// Forgets a region of the application; its length.
-    pub fn remove(&mut self, adapters: &mut Adapters, addr: u64) -> Result<u64, Status> {
+    /// A region of the application: its length and device.
+    pub fn get(&self, addr: u64) -> Result<(u64, u32), Status> {
         match self.map.get(&addr) {
-            Some(r) if !r.pool => {}
+            Some(r) if !r.pool => Ok((r.len, r.device)),
             _ => {
                 let text = format!("no region was registered at {addr:#x}");
-                return Err(Status::new(Code::NotFound, text));
+                Err(Status::new(Code::NotFound, text))
             }
         }
+    }
+
+    /// Forgets a region of the application; its length.
+    pub fn remove(&mut self, adapters: &mut Adapters, addr: u64) -> Result<u64, Status> {
+        self.get(addr)?;
         let Some(region) = self.map.remove(&addr) else { return Ok(0) };
         for (kind, keys) in region.keys.iter().enumerate() {
             if let (Some(keys), Some(a)) = (keys, adapters[kind].as_mut()) {

@@ -5,6 +5,7 @@
 //! (registered regions), `report` (statistics, metrics, trace), `sys` (system calls).
 
 use std::os::fd::RawFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -15,7 +16,7 @@ use parking_lot::Mutex;
 use crate::api::*;
 use crate::bootstrap::{AddressBlob, BootConfig, Bootstrap, Identity, Offer};
 use crate::config::{Config, Progress};
-use crate::engine::{Engine, Settings, Work};
+use crate::engine::{Engine, Range, Settings, Work};
 use crate::fabric::{self, ProviderKind};
 use crate::log;
 use crate::memory::pool::Pool;
@@ -25,6 +26,7 @@ use crate::status::{Code, Reason, Status};
 mod clock;
 mod core;
 mod drive;
+mod inside;
 mod memory;
 mod peers;
 mod report;
@@ -145,8 +147,7 @@ impl Manager {
     /// runs.
     pub fn destroy(self: &Arc<Self>) -> Result<(), Status> {
         self.refuse_inside("rdma_mgr_destroy")?;
-        let on_thread = |t: &JoinHandle<()>| t.thread().id() == std::thread::current().id();
-        if self.thread.lock().as_ref().is_some_and(on_thread) {
+        if inside::drives(&**self) {
             let text = "rdma_mgr_destroy was called on the progress thread of the same manager";
             return Err(Status::new(Code::FailedPrecondition, text));
         }
@@ -154,6 +155,15 @@ impl Manager {
         if let Some(thread) = self.thread.lock().take() {
             let _ = thread.join();
         }
+        // No thread of the library is left. Should the rest panic, a defect, then the manager is dead
+        // all the same: nothing turns it any more, and no callback can run.
+        catch_unwind(AssertUnwindSafe(|| self.end_all())).map_err(|_| {
+            Status::internal("caught a panic while the manager ended, a defect of the library")
+        })
+    }
+
+    /// Ends every operation, and runs every callback that is due.
+    fn end_all(&self) {
         self.with_engine(|engine, world| engine.shut_down(world));
         // Callbacks that are out (allocation, device copies) come back; those are waited for.
         loop {
@@ -181,7 +191,6 @@ impl Manager {
         {
             log::warn(format_args!("the trace is not complete: {status}"));
         }
-        Ok(())
     }
 
     /// One turn (manual or not); the number of events and callbacks.
@@ -272,13 +281,38 @@ impl Manager {
         })
     }
 
-    /// Forgets registered memory.
+    /// Forgets registered memory. On return nothing of the library touches it any more: transfers
+    /// that use it have ended, or end as soon as their callbacks have run.
     pub fn mem_unregister(&self, addr: u64) -> Result<(), Status> {
+        let begun = Instant::now();
+        // Inside a callback nobody can be waited for who needs this thread.
+        let inside = self.inside_callback();
+        let mut force = inside;
+        while !self.reclaim(addr, force)? {
+            force |= begun.elapsed() > RECLAIM;
+            if !inside {
+                self.progress()?;
+            } else if begun.elapsed() > RECLAIM {
+                let text = format!("a copy is under way in the memory registered at {addr:#x}");
+                return Err(Status::new(Code::FailedPrecondition, text));
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        Ok(())
+    }
+
+    /// Ends what uses the memory; true: nothing touches it, and it is forgotten.
+    fn reclaim(&self, addr: u64, force: bool) -> Result<bool, Status> {
         self.call(|core| {
-            let len = core.world.regions.remove(&mut core.world.adapters, addr)?;
+            let w = &mut core.world;
+            let (len, device) = w.regions.get(addr)?;
+            if !core.engine.reclaim(w, &Range { addr, len, device }, force) {
+                return Ok(false);
+            }
+            w.regions.remove(&mut w.adapters, addr)?;
             self.stats.own.deregistrations.add(1);
             self.stats.own.registered_bytes.sub(len);
-            Ok(())
+            Ok(true)
         })
     }
 
@@ -425,6 +459,8 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
     Ok(Core::new(Engine::new(&config.name, settings), world, boot))
 }
 
+/// Transfers whose memory is unregistered get this long to end without their connections.
+const RECLAIM: Duration = Duration::from_secs(2);
 /// Requests of one peer that may wait for tensors.
 const MAX_WAITING: usize = 1 << 17;
 /// Memory that these may take, in bytes.

@@ -109,8 +109,7 @@ impl Manager {
             (_, Some(status)) => Err(status),
             (false, None) => {
                 self.refuse_closing()?;
-                let last = self.core.lock().engine.peer(index).last_error.clone();
-                let why = last.map_or_else(|| "no answer".to_owned(), |s| s.message);
+                let why = self.core.lock().engine.peer(index).tries.text();
                 let text = format!("peer '{peer}' not connected after {}: {why}", seconds(timeout));
                 Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
             }

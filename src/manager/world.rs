@@ -99,6 +99,8 @@ pub struct Route {
     pub dialled: Option<Instant>,
     /// When to dial next.
     pub next_try: Option<Instant>,
+    /// The peer introduced itself to a dial, and then the connection broke.
+    pub broke: bool,
     /// Pauses between dials.
     pub backoff: Backoff,
     /// Why the present provider was chosen.

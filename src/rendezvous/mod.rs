@@ -276,6 +276,22 @@ impl Table {
         out
     }
 
+    /// Takes out the tensors that `which` picks, with their keys and steps.
+    pub fn withdraw(&mut self, which: impl Fn(&Tensor) -> bool) -> Vec<(Box<[u8]>, i64, Sent)> {
+        let mut out = Vec::new();
+        let picked = |item: &Item| matches!(item, Item::Tensor(t) if which(&t.tensor));
+        for (&step, s) in &mut self.steps {
+            for (key, item) in s.items.extract_if(|_, item| picked(item)) {
+                if let Item::Tensor(sent) = item {
+                    out.push((key, step, sent));
+                }
+            }
+        }
+        self.tensors -= out.len();
+        self.steps.retain(|_, s| !s.items.is_empty() || s.aborted.is_some());
+        out
+    }
+
     /// Entries, for reports: waiting tensors and waiting receives.
     pub fn counts(&self) -> (usize, usize) {
         let (mut tensors, mut waiters) = (0, 0);

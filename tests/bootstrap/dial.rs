@@ -80,7 +80,7 @@ fn a_peer_that_says_nothing_runs_into_the_handshake_timeout() {
 }
 
 #[test]
-fn the_dials_own_deadline_is_told_apart() {
+fn r06_a_dial_never_fails_with_a_deadline() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut a = Node::plain("a");
     let addr = silent.local_addr().unwrap();
@@ -89,8 +89,21 @@ fn the_dials_own_deadline_is_told_apart() {
     a.pass(Duration::from_secs(2));
     a.poll();
     let (status, retryable) = a.failed().unwrap();
-    assert_eq!((status.code, status.reason), (Code::DeadlineExceeded, Reason::Deadline));
-    assert!(!retryable);
+    assert_eq!((status.code, status.reason), (Code::Unavailable, Reason::PeerStalled));
+    assert!(retryable, "{status}");
+}
+
+/// What a peer says of its own deadlines and cancels does not become a deadline of ours.
+#[test]
+fn r06_a_refusal_is_no_deadline() {
+    for code in [Code::DeadlineExceeded, Code::Cancelled] {
+        let (mut a, mut b) = (Node::plain("a"), Node::plain("b"));
+        b.neg.refuse = Some(Status::new(code, "not now"));
+        meet(&mut a, &mut b);
+        let (status, retryable) = a.failed().unwrap();
+        assert_eq!((status.code, retryable), (Code::Unavailable, true), "{status}");
+        assert!(status.message.contains("not now"), "{status}");
+    }
 }
 
 #[test]
@@ -107,13 +120,13 @@ fn useless_dials_fail_at_the_next_poll() {
         .events
         .iter()
         .map(|e| match e {
-            BootEvent::Failed { token, status, retryable: false } => (*token, status.code),
+            BootEvent::Failed { token, status, .. } => (*token, status.code),
             other => panic!("{other:?}"),
         })
         .collect();
     assert_eq!(
         codes,
-        [(1, Code::InvalidArgument), (2, Code::DeadlineExceeded), (3, Code::InvalidArgument)]
+        [(1, Code::InvalidArgument), (2, Code::Unavailable), (3, Code::InvalidArgument)]
     );
     assert_eq!((a.boot.pending(), a.boot.next_deadline()), (0, None));
 }

@@ -15,15 +15,6 @@ impl Engine {
         self.requests.get_mut(index)
     }
 
-    fn remember(&mut self, index: u32, meta: &Meta) {
-        let Some(r) = self.requests.get(index) else { return };
-        let Some(peer) = r.peer else { return };
-        let cache = &mut self.peers[peer as usize].cache;
-        if cache.get(&r.key) != Some(meta) {
-            cache.put(r.key.clone(), meta.clone());
-        }
-    }
-
     pub(in crate::engine) fn on_content(
         &mut self,
         fx: &mut dyn Fx,
@@ -36,7 +27,6 @@ impl Engine {
         let Some(r) = self.answered(ch, index) else { return };
         r.protocol = Protocol::Eager;
         let ready = r.meta.as_ref() == Some(&meta);
-        self.remember(index, &meta);
         self.drop_landing(fx, index);
         if let Some(sum) = sum
             && sum != checksum(content)
@@ -92,15 +82,13 @@ impl Engine {
             match &r.landing {
                 Some(l) if m.meta.nbytes <= l.len => {
                     r.state = State::Awaiting;
-                    r.meta = Some(m.meta.clone());
-                    self.remember(index, &m.meta);
+                    r.meta = Some(m.meta);
                 }
                 _ => self.violation(ch, Status::invalid("content announced that does not fit")),
             }
             return;
         }
         r.protocol = Protocol::DirectGet;
-        self.remember(index, &m.meta);
         self.drop_landing(fx, index);
         let same = self.requests.get(index).is_some_and(|r| r.meta.as_ref() == Some(&m.meta));
         let after = AfterAlloc::Meta { response: m.response, source: m.source.clone() };
@@ -268,6 +256,7 @@ impl Engine {
             return self.response_copied(fx, index, result);
         }
         let Some(r) = self.requests.get_mut(index) else { return };
+        r.copying = false;
         let result = match r.ended.take() {
             Some(status) => Err(status),
             None => result,

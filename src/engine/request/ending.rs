@@ -130,6 +130,7 @@ impl Engine {
         let keep = r.keep;
         let result = match (result, r.meta.take()) {
             (Ok(()), Some(meta)) => {
+                self.remember(r.peer, &r.key, &meta);
                 info.bytes = meta.nbytes;
                 let library = matches!(r.target, Target::Library);
                 let (addr, device) = at.unwrap_or(match meta.nbytes {
@@ -163,6 +164,30 @@ impl Engine {
         }
         let done = r.done.take();
         fx.run(Work::RecvDone { request, key, step, done, result, info, after: held, keep });
+    }
+
+    /// Caches the metadata of a receive that ended well: the only place that does, so no tensor for
+    /// which there was no memory is ever in the cache.
+    fn remember(&mut self, peer: Option<u32>, key: &[u8], meta: &Meta) {
+        let Some(peer) = peer else { return };
+        let cache = &mut self.peers[peer as usize].cache;
+        if cache.get(key) != Some(meta) {
+            cache.put(key.into(), meta.clone());
+        }
+    }
+
+    /// There was no memory for what the cached metadata says. The sender's tensor may be another by
+    /// now: the request goes out as one that knows nothing.
+    pub(super) fn distrust_cache(&mut self, fx: &mut dyn Fx, index: u32) {
+        let Some(r) = self.requests.get_mut(index) else { return };
+        r.meta = None;
+        if let Some(buffer) = r.buffer.take() {
+            fx.free(buffer);
+        }
+        if let Some(peer) = r.peer {
+            self.peers[peer as usize].cache.pop(&r.key);
+        }
+        self.submit(fx, index);
     }
 
     /// Gives up what a kept request holds. Until its callback has returned that is in use there,

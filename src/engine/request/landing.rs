@@ -63,6 +63,7 @@ impl Engine {
             return;
         };
         r.target = Target::Alloc(alloc);
+        let no_memory = r.ended.is_none() && addr.is_none();
         let status = match (r.ended.take(), addr) {
             (Some(status), _) => Some(status),
             (None, Some(addr)) => {
@@ -87,6 +88,7 @@ impl Engine {
                 self.drop_response(fx, index, response);
                 self.fail(fx, index, status);
             }
+            (AfterAlloc::Request, Some(_)) if no_memory => self.distrust_cache(fx, index),
             (_, Some(status)) => self.fail(fx, index, status),
             (AfterAlloc::Request, None) => self.submit(fx, index),
             (AfterAlloc::Eager(bytes), None) => self.deliver(fx, index, &bytes),

@@ -46,6 +46,7 @@ impl Engine {
         let Some(r) = self.forget(index) else { return };
         let RState::Staging(source) = r.state else { return };
         let ch = r.asked.ch;
+        let result = r.ended.map_or(result, Err);
         if r.cancelled || self.channels.get(ch).is_none() {
             if r.cancelled {
                 self.send(fx, ch, &Message::CancelAck { index: r.asked.index }, &[]);

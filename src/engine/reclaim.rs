@@ -1,0 +1,192 @@
+//! Memory that the application takes back while transfers use it.
+//!
+//! A transfer is found by the memory that it names: the destination of a receive, the source of a
+//! send that waits, is offered to a peer or is being written. Each is ended, once, and counts until
+//! nothing can touch its memory any more; who takes the memory back waits for that. What cannot be
+//! called back (a WRITE that was posted) is waited for, and after the usual grace its connection
+//! ends, after which nothing of it is touched.
+
+use super::request::{AfterAlloc, State};
+use super::response::RState;
+use super::{ChanId, Engine, Fx, Request, Response, WR_KIND, WR_RESPONSE};
+use crate::api::*;
+use crate::status::{Code, Reason, Status};
+
+/// Memory of the application.
+#[derive(Clone, Copy, Debug)]
+pub struct Range {
+    /// First byte.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Its device, 0 for the host.
+    pub device: u32,
+}
+
+impl Range {
+    /// Whether the two share a byte.
+    pub fn meets(&self, addr: u64, len: u64, device: u32) -> bool {
+        let apart =
+            addr >= self.addr.saturating_add(self.len) || self.addr >= addr.saturating_add(len);
+        device == self.device && len > 0 && self.len > 0 && !apart
+    }
+
+    fn holds(&self, tensor: &Tensor) -> bool {
+        self.meets(tensor.addr, tensor.meta.nbytes, tensor.device)
+    }
+
+    fn status(&self, key: &[u8], step: i64, what: &str) -> Status {
+        let text = format!(
+            "{what} '{}' of step {step} lies in memory that was unregistered: {} bytes at {:#x}",
+            String::from_utf8_lossy(key),
+            self.len,
+            self.addr
+        );
+        Status::new(Code::FailedPrecondition, text).because(Reason::LocalError)
+    }
+}
+
+/// What of a request or response lies in a range that is taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    /// Nothing.
+    No,
+    /// Something; it is not touched at the moment.
+    Idle,
+    /// Something, and it may be touched until the transfer has quiesced.
+    Busy,
+}
+
+impl Request {
+    fn uses(&self, range: &Range) -> Use {
+        let source = match &self.state {
+            State::LocalCopy(sent) | State::Allocating(AfterAlloc::Local(sent)) => {
+                range.holds(&sent.tensor)
+            }
+            _ => false,
+        };
+        let target = match &self.target {
+            Target::Given { addr, len } => range.meets(*addr, *len, self.device),
+            Target::Alloc(_) => {
+                let len = self.meta.as_ref().map_or(0, |m| m.nbytes);
+                self.dst != 0 && range.meets(self.dst, len, self.device)
+            }
+            Target::Library => false,
+        };
+        match &self.state {
+            _ if !(source || target) => Use::No,
+            // Its callback is out; what comes after it sees that the request has ended.
+            State::Allocating(_) => Use::Idle,
+            State::Copying | State::LocalCopy(_) if !self.copying => Use::Idle,
+            _ => Use::Busy,
+        }
+    }
+}
+
+impl Response {
+    fn uses(&self, range: &Range) -> Use {
+        match &self.state {
+            RState::Waiting | RState::Asking => Use::No,
+            RState::Staging(s) if range.holds(&s.tensor) => {
+                if self.copying {
+                    Use::Busy
+                } else {
+                    Use::Idle
+                }
+            }
+            // A staged copy is the library's.
+            RState::Told(s) if s.staged.is_none() && range.holds(&s.tensor) => Use::Idle,
+            RState::Writing { source: s, .. } if s.staged.is_none() && range.holds(&s.tensor) => {
+                Use::Busy
+            }
+            _ => Use::No,
+        }
+    }
+}
+
+impl Engine {
+    /// Ends what uses memory of the range. True: nothing touches it any more. `force`: connections
+    /// end on which something would still be waited for.
+    pub fn reclaim(&mut self, fx: &mut dyn Fx, range: &Range, force: bool) -> bool {
+        for (key, step, sent) in self.table.withdraw(|tensor| range.holds(tensor)) {
+            let status = range.status(&key, step, "the tensor");
+            let info = self.info(None, None, Protocol::Auto);
+            self.end_send(fx, sent.done, Err(status), info);
+        }
+        let mut channels = self.reclaim_requests(fx, range);
+        channels.extend(self.reclaim_responses(fx, range));
+        if force {
+            for ch in channels {
+                let text = "it did not end a transfer in time whose memory was unregistered";
+                let status = Status::new(Code::Unavailable, text).because(Reason::PeerStalled);
+                self.channel_down(fx, ch, status);
+            }
+        }
+        let busy = self.requests.iter().any(|(_, r)| r.uses(range) == Use::Busy)
+            || self.responses.iter().any(|(_, r)| r.uses(range) == Use::Busy);
+        !busy
+    }
+
+    /// Ends requests; channels of those that have to quiesce.
+    fn reclaim_requests(&mut self, fx: &mut dyn Fx, range: &Range) -> Vec<ChanId> {
+        let used: Vec<u32> = self
+            .requests
+            .iter()
+            .filter(|(_, r)| r.uses(range) != Use::No)
+            .map(|(i, _)| i)
+            .collect();
+        let mut channels = Vec::new();
+        for index in used {
+            let Some(r) = self.requests.get(index) else { continue };
+            let status = range.status(&r.key, r.step, "the receive of");
+            self.end(fx, index, status);
+            let left = self.requests.get(index);
+            channels.extend(left.filter(|r| r.uses(range) == Use::Busy).and_then(|r| r.ch));
+        }
+        channels
+    }
+
+    /// The same for responses.
+    fn reclaim_responses(&mut self, fx: &mut dyn Fx, range: &Range) -> Vec<ChanId> {
+        let used: Vec<u32> = self
+            .responses
+            .iter()
+            .filter(|(_, r)| r.uses(range) != Use::No)
+            .map(|(i, _)| i)
+            .collect();
+        let mut channels = Vec::new();
+        for index in used {
+            let Some(r) = self.responses.get_mut(index) else { continue };
+            let status = range.status(&r.key, r.step, "the tensor");
+            let ch = r.asked.ch;
+            match &mut r.state {
+                RState::Told(_) => {
+                    let Some(r) = self.forget(index) else { continue };
+                    let RState::Told(source) = r.state else { continue };
+                    self.undeliverable(fx, &r.asked, (&r.key, r.step), source, status);
+                    self.settle(fx, ch);
+                }
+                RState::Staging(_) => _ = r.ended.get_or_insert(status),
+                RState::Writing { failed, .. } => {
+                    failed.get_or_insert(status);
+                    channels.push(ch);
+                }
+                RState::Waiting | RState::Asking => {}
+            }
+        }
+        channels
+    }
+
+    /// A copy that the engine had asked for is about to begin; an error: it must not.
+    pub fn copy_begins(&mut self, token: u64) -> Result<(), Status> {
+        let index = token as u32;
+        if token & WR_KIND == WR_RESPONSE {
+            let Some(r) = self.responses.get_mut(index) else { return Ok(()) };
+            r.copying = r.ended.is_none();
+            return r.ended.clone().map_or(Ok(()), Err);
+        }
+        let Some(r) = self.requests.get_mut(index) else { return Ok(()) };
+        r.copying = r.ended.is_none();
+        r.ended.clone().map_or(Ok(()), Err)
+    }
+}

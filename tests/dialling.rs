@@ -1,0 +1,123 @@
+//! Connecting through an address that is silent, refuses, or dies in the middle.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use rdma_transport::api::*;
+use rdma_transport::config::Config;
+use rdma_transport::fabric::ProviderKind;
+use rdma_transport::manager::Manager;
+use rdma_transport::status::{Code, Reason, Status};
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn manager(name: &str) -> Arc<Manager> {
+    let provider = Some(ProviderKind::Tcp);
+    Manager::new(Config { name: name.into(), provider, ..Config::default() }).unwrap()
+}
+
+type Ended = mpsc::Receiver<Result<u64, Status>>;
+
+fn recv(m: &Manager, peer: &str, timeout: Duration) -> Ended {
+    let (tx, rx) = mpsc::channel();
+    let done: RecvDone = Box::new(move |r, _| drop(tx.send(r.map(|t| t.meta.nbytes))));
+    let options =
+        RecvOptions { timeout: Some(timeout), target: Target::Library, device: 0, keep: false };
+    // SAFETY: library memory.
+    unsafe { m.recv_async(Some(peer), b"key", 1, options, done) }.unwrap();
+    rx
+}
+
+/// Copies both ways until either end closes, or, with `until_answer`, until the first bytes came back.
+fn join(client: TcpStream, to: SocketAddr, until_answer: bool) {
+    let server = TcpStream::connect(to).unwrap();
+    let pipe = |mut from: TcpStream, mut to: TcpStream, once: bool| {
+        move || {
+            let mut buf = [0; 4096];
+            while let Ok(n @ 1..) = from.read(&mut buf)
+                && to.write_all(&buf[..n]).is_ok()
+                && !once
+            {}
+            let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+        }
+    };
+    let (c, s) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+    let there = thread::spawn(pipe(client, server, false));
+    pipe(s, c, until_answer)();
+    there.join().unwrap();
+}
+
+/// An address that takes the first connection and says nothing; the next ones lead to `to`.
+fn first_silent(to: SocketAddr) -> SocketAddr {
+    let front = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = front.local_addr().unwrap();
+    thread::spawn(move || {
+        let _silent = front.accept().unwrap();
+        while let Ok((client, _)) = front.accept() {
+            thread::spawn(move || join(client, to, false));
+        }
+    });
+    address
+}
+
+/// A dial has five seconds. The receive and the call that wait for it have more, and nothing but
+/// their own deadline may end them.
+#[test]
+fn r06_a_dial_that_times_out_is_tried_again() {
+    let b = manager("b");
+    let to: SocketAddr = b.listen("127.0.0.1:0").unwrap().parse().unwrap();
+    // SAFETY: no content.
+    unsafe { b.send(b"key", 1, Tensor { meta: Meta::default(), addr: 0, device: 0 }, None, None) }
+        .unwrap();
+    let (a, c) = (manager("a"), manager("c"));
+    a.add_peer("b", &first_silent(to).to_string()).unwrap();
+    c.add_peer("b", &first_silent(to).to_string()).unwrap();
+    let received = recv(&a, "b", LONG);
+    c.connect("b", Some(LONG)).unwrap();
+    assert_eq!(received.recv_timeout(LONG).unwrap(), Ok(0));
+}
+
+#[test]
+fn r06_the_final_error_tells_what_the_tries_met() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let a = manager("a");
+    a.add_peer("silent", &silent.local_addr().unwrap().to_string()).unwrap();
+    a.add_peer("nobody", &nobody.to_string()).unwrap();
+    for (peer, part) in [("silent", "no try to connect has ended yet"), ("nobody", " tries")] {
+        let ended = recv(&a, peer, Duration::from_secs(2));
+        let status = ended.recv_timeout(LONG).unwrap().unwrap_err();
+        assert_eq!((status.code, status.reason), (Code::DeadlineExceeded, Reason::Deadline));
+        assert!(status.message.contains(part), "{status}");
+        let status = a.connect(peer, Some(Duration::from_millis(300))).unwrap_err();
+        assert_eq!((status.code, status.reason), (Code::DeadlineExceeded, Reason::Deadline));
+        assert!(status.message.contains(part), "{status}");
+    }
+}
+
+#[test]
+fn r06_a_peer_that_dies_while_connecting_is_unavailable() {
+    let b = manager("b");
+    let to: SocketAddr = b.listen("127.0.0.1:0").unwrap().parse().unwrap();
+    let front = TcpListener::bind("127.0.0.1:0").unwrap();
+    let a = manager("a");
+    a.add_peer("b", &front.local_addr().unwrap().to_string()).unwrap();
+    let ended = recv(&a, "b", 10 * LONG);
+    let waiter = {
+        let a = a.clone();
+        thread::spawn(move || a.connect("b", Some(10 * LONG)))
+    };
+    let (client, _) = front.accept().unwrap();
+    // From here on nobody listens; then the connection breaks in the middle of the handshake.
+    drop(front);
+    join(client, to, true);
+    let status = ended.recv_timeout(LONG).unwrap().unwrap_err();
+    assert_eq!((status.code, status.reason), (Code::Unavailable, Reason::PeerGone), "{status}");
+    assert!(status.message.contains("ended while connecting"), "{status}");
+    let status = waiter.join().unwrap().unwrap_err();
+    assert_eq!((status.code, status.reason), (Code::Unavailable, Reason::PeerGone), "{status}");
+}

@@ -1,0 +1,95 @@
+//! An honest manager that does what the attack's program tells it: one command a line on standard
+//! input, one answer each on standard output, and lines of what happened in between.
+//!
+//! ```text
+//! > listen                          = 127.0.0.1:1234
+//! > blob                            = <hex>
+//! > add <name> <address>            = ok
+//! > import <hex>                    = <name>
+//! > connect <name> <ms>             = ok | ! CODE text
+//! > send <op> <hex key> <step> <length>
+//!                                   = ok     later:  sent <op> CODE
+//! > recv <op> <peer> <hex key> <step> <length> <given 0|1> <ms>
+//!                                   = ok     later:  got <op> CODE <length> <right 0|1> text
+//! > channels <peer>                 = <number>
+//! > stats                           = <json>
+//! > exit                            = ok, after the manager has been destroyed
+//! ```
+
+use std::io::{BufRead, Write};
+use std::time::Duration;
+
+use rdma_hostile::honest::Honest;
+use rdma_hostile::victim::{config_of, from_hex, to_hex};
+use rdma_transport::status::{Code, Status};
+
+fn say(line: std::fmt::Arguments<'_>) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{line}");
+    let _ = out.flush();
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let me = Honest::start(config_of(&args));
+    if args.iter().any(|a| a == "source=1") {
+        me.serve();
+    }
+    say(format_args!("= ready"));
+    for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+        let words: Vec<&str> = line.split(' ').collect();
+        if words[0] == "exit" {
+            break;
+        }
+        match command(&me, &words) {
+            Ok(answer) => say(format_args!("= {answer}")),
+            Err(s) => say(format_args!("! {} {}", s.code as i32, one_line(&s.message))),
+        }
+    }
+    let ended = me.manager.destroy();
+    say(format_args!("= {}", ended.map_or_else(|s| s.message, |()| "ok".into())));
+}
+
+fn one_line(text: &str) -> String {
+    text.replace('\n', " ")
+}
+
+fn number<T: std::str::FromStr>(words: &[&str], at: usize) -> Result<T, Status> {
+    let word = words.get(at).copied().unwrap_or("");
+    word.parse().map_err(|_| Status::invalid(format!("{word:?} is no number of {}", words[0])))
+}
+
+fn command(me: &Honest, words: &[&str]) -> Result<String, Status> {
+    let word = |at: usize| words.get(at).copied().unwrap_or("").to_owned();
+    match words[0] {
+        "listen" => me.manager.listen("127.0.0.1:0"),
+        "blob" => me.manager.export_address().map(|b| to_hex(&b)),
+        "add" => me.manager.add_peer(&word(1), &word(2)).map(|()| "ok".into()),
+        "import" => me.manager.import_address(&from_hex(&word(1))),
+        "connect" => {
+            let timeout = Duration::from_millis(number(words, 2)?);
+            me.manager.connect(&word(1), Some(timeout)).map(|()| "ok".into())
+        }
+        "send" => {
+            let op: u64 = number(words, 1)?;
+            let told = move |code: Code| say(format_args!("sent {op} {}", code as i32));
+            let (step, len) = (number(words, 3)?, number(words, 4)?);
+            me.offer_then(&from_hex(&word(2)), step, len, told).map(|()| "ok".into())
+        }
+        "recv" => {
+            let op: u64 = number(words, 1)?;
+            let (step, len) = (number(words, 4)?, number(words, 5)?);
+            let timeout = Duration::from_millis(number(words, 7)?);
+            let told = move |g: rdma_hostile::honest::Got| {
+                let (code, right) = (g.code as i32, u8::from(g.right));
+                say(format_args!("got {op} {code} {} {right} {}", g.nbytes, one_line(&g.text)));
+            };
+            let key = from_hex(&word(3));
+            me.ask_then(&word(2), (&key, step, len), word(6) == "1", timeout, told)
+                .map(|_| "ok".into())
+        }
+        "channels" => me.manager.peer_info(&word(1)).map(|i| i.channels.to_string()),
+        "stats" => me.manager.stats_json().map(|s| one_line(&s)),
+        other => Err(Status::invalid(format!("command {other:?} is not known"))),
+    }
+}

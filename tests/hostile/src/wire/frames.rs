@@ -1,0 +1,161 @@
+//! The tcp provider's frames: a header of 16 bytes, 40 for WRITE and READ, then the payload.
+
+use std::io::{self, Read};
+
+use super::{Client, wrong};
+
+/// A message.
+pub const SEND: u8 = 1;
+/// Begins a WRITE.
+pub const WRITE: u8 = 2;
+/// Goes on with it.
+pub const MORE: u8 = 3;
+/// Asks for a range.
+pub const READ: u8 = 4;
+/// A part of the answer to a READ.
+pub const DATA: u8 = 5;
+/// Ends that answer.
+pub const END: u8 = 6;
+/// WRITEs up to this one are in place.
+pub const ACK: u8 = 7;
+/// A WRITE was refused.
+pub const NAK: u8 = 8;
+
+/// A frame as it is on the wire; fields that its kind does not have are 0.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Frame {
+    /// Its kind.
+    pub kind: u8,
+    /// 1: with immediate.
+    pub flags: u8,
+    /// Why END or NAK refuse.
+    pub why: u8,
+    /// Number of the WRITE or READ.
+    pub seq: u32,
+    /// Immediate of a WRITE.
+    pub imm: u32,
+    /// WRITE, READ: the key.
+    pub rkey: u32,
+    /// WRITE, READ: the address.
+    pub addr: u64,
+    /// WRITE, READ: bytes of the whole operation.
+    pub total: u64,
+    /// What follows the header.
+    pub payload: Vec<u8>,
+}
+
+impl Frame {
+    /// Length of the header of this kind.
+    pub fn header_len(kind: u8) -> usize {
+        if kind == WRITE || kind == READ { 40 } else { 16 }
+    }
+
+    /// A SEND.
+    pub fn send(message: &[u8]) -> Frame {
+        Frame { kind: SEND, payload: message.to_vec(), ..Frame::default() }
+    }
+
+    /// A whole WRITE in one frame.
+    pub fn write(seq: u32, rkey: u32, addr: u64, imm: Option<u32>, content: &[u8]) -> Frame {
+        Frame {
+            kind: WRITE,
+            flags: u8::from(imm.is_some()),
+            seq,
+            imm: imm.unwrap_or(0),
+            rkey,
+            addr,
+            total: content.len() as u64,
+            payload: content.to_vec(),
+            ..Frame::default()
+        }
+    }
+
+    /// A READ.
+    pub fn read(seq: u32, rkey: u32, addr: u64, total: u64) -> Frame {
+        Frame { kind: READ, seq, rkey, addr, total, ..Frame::default() }
+    }
+
+    /// The bytes on the wire.
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut b = vec![self.kind, self.flags, self.why, 0];
+        b.extend((self.payload.len() as u32).to_le_bytes());
+        b.extend(self.seq.to_le_bytes());
+        b.extend(self.imm.to_le_bytes());
+        if Frame::header_len(self.kind) == 40 {
+            b.extend(self.rkey.to_le_bytes());
+            b.extend([0; 4]);
+            b.extend(self.addr.to_le_bytes());
+            b.extend(self.total.to_le_bytes());
+        }
+        b.extend(&self.payload);
+        b
+    }
+
+    /// The frame at the start of `b` and its length; `None` if it is not there as a whole.
+    pub fn parse(b: &[u8]) -> Option<(Frame, usize)> {
+        let size = Frame::header_len(*b.first()?);
+        if b.len() < size {
+            return None;
+        }
+        let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| b[at + i]));
+        let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| b[at + i]));
+        let len = u32_at(4) as usize;
+        let payload = b.get(size..size.checked_add(len)?)?.to_vec();
+        let mut f = Frame {
+            kind: b[0],
+            flags: b[1],
+            why: b[2],
+            seq: u32_at(8),
+            imm: u32_at(12),
+            payload,
+            ..Frame::default()
+        };
+        if size == 40 {
+            (f.rkey, f.addr, f.total) = (u32_at(16), u64_at(24), u64_at(32));
+        }
+        Some((f, size + len))
+    }
+}
+
+impl Client {
+    /// Sends a frame of the provider.
+    pub fn frame(&mut self, frame: &Frame) -> io::Result<()> {
+        self.raw(&frame.bytes())
+    }
+
+    /// Sends a control message.
+    pub fn message(&mut self, message: &[u8]) -> io::Result<()> {
+        self.frame(&Frame::send(message))
+    }
+
+    /// The next frame of the provider.
+    pub fn next_frame(&mut self) -> io::Result<Frame> {
+        let mut head = vec![0; 16];
+        self.stream.read_exact(&mut head)?;
+        head.resize(Frame::header_len(head[0]), 0);
+        self.stream.read_exact(&mut head[16..])?;
+        let len = u32::from_le_bytes([head[4], head[5], head[6], head[7]]) as usize;
+        if len > 1 << 21 {
+            return Err(wrong(format!("a frame with {len} bytes")));
+        }
+        let size = head.len();
+        head.resize(size + len, 0);
+        self.stream.read_exact(&mut head[size..])?;
+        Frame::parse(&head).map(|(f, _)| f).ok_or_else(|| wrong("a frame cut short"))
+    }
+
+    /// The next control message of this type; others are passed over. PINGs are answered.
+    pub fn next_message(&mut self, kind: u8) -> io::Result<Vec<u8>> {
+        loop {
+            let frame = self.next_frame()?;
+            if frame.kind != SEND {
+                continue;
+            }
+            match frame.payload.first() {
+                Some(&k) if k == kind => return Ok(frame.payload),
+                Some(&super::message::PING) => self.message(&super::message::pong())?,
+                _ => {}
+            }
+        }
+    }
+}
