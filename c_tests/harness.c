@@ -1,6 +1,7 @@
 /* Runs the cases, prints failed checks. */
 #include "harness.h"
 #include <errno.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <sys/prctl.h>
@@ -22,6 +23,36 @@ int64_t now_ms(void) {
   return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
+/* ---- the heartbeat ----
+ * A thread that does nothing but wake every 10 ms. What it wakes late is time in which this process did not run, on a
+ * machine that is loaded or emulated: it does not count where a test waits. */
+static _Atomic int64_t stood_still_ms;
+static void *heart(void *arg) {
+  (void)arg;
+  for (int64_t last = now_ms();;) {
+    usleep(10000);
+    int64_t now = now_ms(), late = now - last - 10;
+    if (late > 20) atomic_fetch_add(&stood_still_ms, late);
+    last = now;
+  }
+  return NULL;
+}
+static void heart_start(void) {
+  pthread_t thread;
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  if (pthread_create(&thread, NULL, heart, NULL) == 0) pthread_detach(thread);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+int64_t lived_ms(void) { return now_ms() - atomic_load(&stood_still_ms); }
+int64_t patience(int64_t ms) {
+  static int64_t factor;
+  const char *given = getenv("RDMA_TEST_PATIENCE");
+  if (!factor) factor = given && atoi(given) > 1 ? atoi(given) : 1;
+  return ms * factor;
+}
+
 void fail_at(const char *file, int line, const char *format, ...) {
   va_list args;
   fflush(stdout);
@@ -30,6 +61,8 @@ void fail_at(const char *file, int line, const char *format, ...) {
   vfprintf(stderr, format, args);
   va_end(args);
   fputc('\n', stderr);
+  int64_t still = atomic_load(&stood_still_ms);
+  if (still > 500) fprintf(stderr, "    (the machine stood still for %lld ms meanwhile)\n", (long long)still);
   fflush(stderr);
   if (getenv("RT_ABORT")) abort();
   _exit(1);
@@ -93,7 +126,8 @@ static int run_here(const test_case *c) {
   setvbuf(stdout, NULL, _IOLBF, 0);
   signal(SIGALRM, on_alarm);
   signal(SIGPIPE, SIG_IGN);
-  alarm(c->seconds ? c->seconds : 60);
+  heart_start();
+  alarm((unsigned)patience(c->seconds ? c->seconds : 60));
   case_begin();
   c->run();
   case_end();
@@ -202,6 +236,7 @@ int test_main(int argc, char **argv, const test_case *cases, size_t ncases, cons
     if (strcmp(argv[i], "--role") == 0 && i + 1 < argc) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       signal(SIGPIPE, SIG_IGN);
+      heart_start();
       for (size_t r = 0; r < nroles; r++)
         if (strcmp(roles[r].name, argv[i + 1]) == 0) return roles[r].run(argc - i - 2, argv + i + 2);
       return 2;

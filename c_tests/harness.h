@@ -107,10 +107,13 @@ void pair_end(pair *p);
 
 /* ---- waiting ---- */
 typedef bool (*condition_fn)(void *arg);
-bool pump_until(condition_fn condition, void *arg, int64_t ms); /* false: did not come true */
+bool pump_until(condition_fn condition, void *arg, int64_t ms); /* false: did not come true, however patient */
 void pump_for(int64_t ms);
 bool count_reached(_Atomic int *counter, int target, int64_t ms);
 int64_t now_ms(void);
+/* The same without the time in which the machine did not let this process run: for checks of how long something took. */
+int64_t lived_ms(void);
+int64_t patience(int64_t ms); /* so much time, times RDMA_TEST_PATIENCE */
 
 /* ---- operations, each checked after the case to have ended exactly once ---- */
 typedef struct op {

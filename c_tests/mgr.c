@@ -126,19 +126,17 @@ static void pump_once(void) {
 }
 
 bool pump_until(condition_fn condition, void *arg, int64_t ms) {
-  int64_t end = now_ms() + ms;
+  int64_t end = lived_ms() + patience(ms);
   while (!condition(arg)) {
-    if (now_ms() > end) return condition(arg);
+    if (lived_ms() > end) return condition(arg);
     pump_once();
   }
   return true;
 }
 
-static bool never(void *arg) {
-  (void)arg;
-  return false;
+void pump_for(int64_t ms) {
+  for (int64_t end = now_ms() + ms; now_ms() <= end;) pump_once();
 }
-void pump_for(int64_t ms) { pump_until(never, NULL, ms); }
 
 typedef struct count_target {
   _Atomic int *counter;

@@ -108,8 +108,8 @@ void proc_kill(proc *p) {
 int proc_finish(proc *p) {
   int status = 0;
   proc_say(p, "quit");
-  for (int64_t end = now_ms() + 30000; waitpid(p->pid, &status, WNOHANG) == 0;) {
-    if (now_ms() > end) FAIL("the child process does not end");
+  for (int64_t end = lived_ms() + patience(30000); waitpid(p->pid, &status, WNOHANG) == 0;) {
+    if (lived_ms() > end) FAIL("the child process does not end");
     pump_for(1);
   }
   close(p->in);
@@ -186,7 +186,7 @@ int serve_role(int argc, char **argv) {
       printf("asked\n");
     } else if (sscanf(line, "wait %127s", key) == 1) {
       op *o = find_op(ops, n, key);
-      for (int64_t end = now_ms() + 30000; !op_ended(o) && now_ms() < end;) pump_for(1);
+      for (int64_t end = lived_ms() + patience(30000); !op_ended(o) && lived_ms() < end;) pump_for(1);
       printf("ended %s\n", op_ended(o) ? rdma_code_name(o->code) : "never");
     } else {
       FAIL("unknown command: %s", line);

@@ -44,7 +44,7 @@ static void check_gone(op *o, int64_t since) {
   CHECK_MSG(o->code == RDMA_UNAVAILABLE, "%s: %s (%s)", o->what, rdma_code_name(o->code), o->message);
   CHECK_MSG(o->info.reason == RDMA_REASON_PEER_GONE || o->info.reason == RDMA_REASON_PEER_STALLED ||
             o->info.reason == RDMA_REASON_PEER_RESTARTED, "reason %u", o->info.reason);
-  printf("    %s ended after %lld ms: %s\n", o->what, (long long)(now_ms() - since), o->message);
+  printf("    %s ended after %lld ms: %s\n", o->what, (long long)(lived_ms() - since), o->message);
 }
 
 static void talk(void) {
@@ -79,10 +79,10 @@ static void killed_before_the_request(void) {
   op_wait(first, RDMA_OK);
   op *pending = op_recv(m, "beta", "pending", 0, 1, NULL);
   pump_for(50);
-  int64_t t0 = now_ms();
+  int64_t t0 = lived_ms();
   proc_kill(p);
   check_gone(pending, t0);
-  CHECK_MSG(now_ms() - t0 < 2000, "a killed peer is noticed only after %lld ms", (long long)(now_ms() - t0));
+  CHECK_MSG(lived_ms() - t0 < patience(2000), "a killed peer is noticed only after %lld ms", (long long)(lived_ms() - t0));
   rdma_recv_options_t o = recv_options();
   o.timeout_ms = 700;
   op *later = op_recv(m, "beta", "later", 0, 1, &o);
@@ -104,23 +104,24 @@ static void killed_after_the_metadata(void) {
   rdma_recv_options_t o = recv_options();
   o.alloc = kill_then_allocate;
   expect_sent(victim, "k", 0, 30 * MIB, 1);
-  int64_t t0 = now_ms();
+  int64_t t0 = lived_ms();
   op *r = op_recv(m, "beta", "k", 0, 1, &o);
   check_gone(r, t0);
   CHECK(!r->had_tensor);
 }
 
-/* ---- killed in the middle of 1 GiB ---- */
+/* ---- killed in the middle of 1 GiB ----
+ * Of a quarter where the device is software, emulated as well: that takes as long. */
 static size_t huge(void) {
-  if (mem_available() < 3 * GIB) skip("less than three times the tensor's memory");
-  return GIB;
+  size_t n = is_provider("ibverbs") ? GIB / 4 : GIB;
+  if (mem_available() < 3 * n) skip("less than three times the tensor's memory");
+  return n;
 }
 static volatile unsigned char *watched;
 static _Atomic bool watch_stop;
 static void *kill_when_bytes_land(void *arg) {
   proc *p = arg;
-  while (!watched[16 * MIB] && !atomic_load(&watch_stop)) {
-  }
+  while (!watched[16 * MIB] && !atomic_load(&watch_stop)) usleep(50); /* a spinning thread is in the way of what it watches */
   if (!atomic_load(&watch_stop)) kill(p->pid, SIGKILL);
   return NULL;
 }
@@ -139,7 +140,7 @@ static void killed_in_the_middle_of_a_write(void) {
   watched = dst;
   CHECK(pthread_create(&thread, NULL, kill_when_bytes_land, p) == 0);
   op *r = op_recv(m, "beta", "huge", 0, 3, &o);
-  int64_t t0 = now_ms();
+  int64_t t0 = lived_ms();
   CHECK(pump_until(op_ended_fn, r, 40000));
   atomic_store(&watch_stop, true);
   CHECK(pthread_join(thread, NULL) == 0);
@@ -165,7 +166,8 @@ static int doomed_role(int argc, char **argv) { /* receives from alpha at argv[0
   static proc self;
   pthread_t thread;
   if (argc < 1) return 2;
-  unsigned char *dst = mmap(NULL, GIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  size_t n = huge();
+  unsigned char *dst = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   CHECK(dst != MAP_FAILED);
   self.pid = getpid();
   silence_ms = patience_ms;
@@ -175,7 +177,7 @@ static int doomed_role(int argc, char **argv) { /* receives from alpha at argv[0
   CHECK_OK(rdma_mgr_add_peer(m, "alpha", argv[0]));
   rdma_recv_options_t o = recv_options();
   o.dst = dst;
-  o.dst_len = GIB;
+  o.dst_len = n;
   op_wait(op_recv(m, "alpha", "huge", 1, 6, &o), RDMA_OK);
   for (;;) pump_for(1000); /* faster than the signal */
 }
@@ -197,12 +199,10 @@ static void receiver_killed_in_the_middle(void) {
   op *s = op_send(m, "huge", 1, &t);
   proc *p = proc_start("doomed", (const char *const[]){own, NULL});
   CHECK_MSG(pump_until(died, p, 60000), "no bytes reach the receiver");
-  int64_t t0 = now_ms();
+  int64_t t0 = lived_ms();
   proc_kill(p);
   CHECK_MSG(pump_until(op_ended_fn, s, 20000), "the send to a killed receiver never ends");
   if (s->code == RDMA_OK) printf("    the transfer was faster than the signal\n");
-  else if (is_provider("ibverbs") && s->info.reason == RDMA_REASON_REMOTE_ERROR)
-    printf("    the kernel took the region before the connection: %s\n", s->message);
   else check_gone(s, t0);
 }
 
@@ -308,7 +308,7 @@ static void stopped_and_continued(void) {
   op *pending = op_recv(m, "beta", "long", 2, 3, NULL);
   pump_for(50);
   proc_signal(p, SIGSTOP);
-  int64_t t0 = now_ms();
+  int64_t t0 = lived_ms();
   check_gone(pending, t0);
   CHECK_INT(RDMA_REASON_PEER_STALLED, pending->info.reason);
   proc_signal(p, SIGCONT);
@@ -361,7 +361,7 @@ static void restarted(void) {
     pump_for(20);
     proc_kill(p);
     p = start_peer("beta", address);
-    check_gone(pending, now_ms());
+    check_gone(pending, lived_ms());
     op *fresh = op_recv(m, "beta", "fresh", round, 2, NULL);
     expect_sent(p, "fresh", round, 1000, 2);
     op_wait(fresh, RDMA_OK);

@@ -17,8 +17,9 @@ HERE=$(cd "$(dirname "$0")" && pwd)
 TOP=$(cd "$HERE/.." && pwd)
 export SOFTROCE_CACHE=${SOFTROCE_CACHE:-$TOP/.cache/softroce}
 LIST=$HERE/tests.list
-LIMIT=2400
+LIMIT=3000
 DISK=()
+LOG=${SOFTROCE_LOG:-$SOFTROCE_CACHE/last.log}
 
 while [ $# -gt 0 ]; do
     case $1 in
@@ -77,20 +78,53 @@ pin_processors() {
     done
 }
 
+# Ends a machine whose heartbeat (softroce/pulse.c) is not heard: nothing else would, until the time limit.
+SILENCE=${SOFTROCE_SILENCE:-180}
+watch_heart() {
+    local size=-1 now quiet=0 pid
+    while sleep 5; do
+        pid=$(cat "$work/pid" 2>/dev/null) || continue
+        kill -0 "$pid" 2>/dev/null || return 0
+        now=$(stat -c %s "$work/pulse" 2>/dev/null || echo 0)
+        if [ "$now" != "$size" ]; then
+            size=$now quiet=0
+        elif [ $((quiet += 5)) -ge "$SILENCE" ] && [ "$now" != 0 -o $quiet -ge 300 ]; then # booting takes a while
+            touch "$work/silent"
+            kill "$pid"
+            return 0
+        fi
+    done
+}
+
 pin_processors &
+watch_heart >/dev/null 2>&1 &
+heart=$!
 # In the foreground, so that an interrupt reaches it.
 timeout --foreground -k 5 "$LIMIT" qemu-system-x86_64 -name softroce,debug-threads=on -accel tcg,thread=multi -cpu max -smp 2 \
-    -m "${SOFTROCE_MEMORY:-5G}" -nodefaults -no-reboot -display none -serial stdio "${DISK[@]}" \
+    -m "${SOFTROCE_MEMORY:-5G}" -nodefaults -no-reboot -display none -serial stdio -serial "file:$work/pulse" -pidfile "$work/pid" "${DISK[@]}" \
     -kernel "$SOFTROCE_CACHE/vmlinuz" -initrd "$work/initrd" \
-    -append "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off random.trust_cpu=on" \
-    </dev/null | sed -u 's/\r$//' | tee "$SOFTROCE_CACHE/last.log" || true
+    -append "console=ttyS0 quiet loglevel=3 panic=-1 softlockup_panic=1 mitigations=off random.trust_cpu=on" \
+    </dev/null | sed -u 's/\r$//' | tee "$LOG" || true
+kill "$heart" 2>/dev/null || true
 wait
 
-result=$(grep -a '^SOFTROCE-RESULT' "$SOFTROCE_CACHE/last.log" | tail -1)
+# The kernel under test, not the tests, ended the machine: said before all else.
+lockup=$(grep -aoE '(soft lockup|hard LOCKUP|rcu_[a-z]+ detected stalls|self-detected stall)' "$LOG" | head -1 || true)
+panic=$(grep -aoE 'Kernel panic - not syncing.*' "$LOG" | head -1 || true)
+test=$(grep -a '^=== RUN' "$LOG" | tail -1 | cut -c10- || true)
+if [ -e "$work/silent" ]; then
+    echo "softroce: THE MACHINE STOOD STILL: no heartbeat for $SILENCE s, in the test '$test'; ended"
+elif [ -n "$lockup" ]; then
+    echo "softroce: THE KERNEL LOCKED UP ($lockup), in the test '$test'; the machine was ended at once"
+elif [ -n "$panic" ]; then
+    echo "softroce: THE KERNEL PANICKED ($panic), in the test '$test'"
+fi
+
+result=$(grep -a '^SOFTROCE-RESULT' "$LOG" | tail -1)
 [ -n "$result" ] || { echo "softroce: no result; crashed or not done within $LIMIT s"; exit 1; }
 [[ $result =~ failed=0\ skipped=0$ ]] || { echo "softroce: $result"; exit 1; }
 # Single cases inside of a test may say it, too.
-if grep -aE '^cases: .* [1-9][0-9]* skipped|^SKIPPED|^    skipped:' "$SOFTROCE_CACHE/last.log"; then
+if grep -aE '^cases: .* [1-9][0-9]* skipped|^SKIPPED|^    skipped:' "$LOG"; then
     echo "softroce: something was skipped"
     exit 1
 fi

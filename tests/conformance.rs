@@ -152,9 +152,11 @@ impl Fixture for Ibverbs {
         let mut config = Config::default();
         let turn = OPENED.fetch_add(1, Ordering::Relaxed);
         config.ib.device = Some(names[turn % names.len()].into());
-        // 17 ms, seven times: a lost peer is noticed soon. Too soon for an emulated machine with much under way.
+        // 34 ms, seven times: a lost peer is noticed soon. Too soon for an emulated machine with much under way, or one
+        // that is slow.
         let given = std::env::var("RDMA_TEST_TIMEOUT");
-        config.ib.timeout = given.map_or(12, |t| t.parse().expect("timeout"));
+        let soon = 13 + harness::slowness().ilog2() as u8;
+        config.ib.timeout = given.map_or(soon, |t| t.parse().expect("timeout"));
         if let Ok(index) = std::env::var("RDMA_TEST_GID_INDEX") {
             config.ib.gid_index = index.parse().expect("GID index");
         }

@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use super::clock::ticks;
+use super::doubt::{self, Doubt, Word};
 use super::sys::Tag;
 use super::world::{Early, EpKey, Link, World};
 use crate::bootstrap::{BootEvent, Bootstrap, Met, PeerHello};
@@ -65,6 +66,7 @@ impl Core {
     /// Does what there is to do; the number of events handled.
     pub fn turn(&mut self) -> u32 {
         let mut count = self.poll_adapters();
+        self.settle_doubts();
         if count == 0
             && !std::mem::take(&mut self.whole)
             && ticks().wrapping_sub(self.last_whole) < WHOLE_EVERY
@@ -116,7 +118,7 @@ impl Core {
         count
     }
 
-    fn on_event(&mut self, kind: ProviderKind, event: Event) {
+    pub(super) fn on_event(&mut self, kind: ProviderKind, event: Event) {
         let ep = match &event {
             Event::Connected(ep)
             | Event::Message { ep, .. }
@@ -127,13 +129,14 @@ impl Core {
         let Some(&ch) = self.world.chans.get(&(kind, ep)) else {
             return self.world.keep_early((kind, ep), event);
         };
+        let Some(event) = self.in_doubt(kind, ch, event) else { return };
         let (engine, world) = (&mut self.engine, &mut self.world);
         match event {
             Event::Connected(_) => {}
             Event::Message { bytes, .. } => engine.on_message(world, ch, bytes.bytes()),
             Event::Written { imm, .. } => engine.on_imm(world, ch, imm),
             Event::Done { wr, result, .. } => engine.on_done(world, ch, wr, result),
-            Event::Down { status, .. } => engine.channel_down(world, ch, status),
+            Event::Down { status, .. } => self.provider_ended(ch, status),
         }
     }
 
@@ -148,31 +151,25 @@ impl Core {
         }
     }
 
-    /// The liveness socket of a channel became readable: its peer is gone, since nothing is sent on
-    /// it. What it had sent before is taken first.
-    fn check_alive(&mut self, ch: u32) {
-        let Some(fd) = self.world.links.get(&ch).and_then(|l| l.alive.as_ref()) else { return };
-        let mut byte = [0u8; 1];
-        let n =
-            // SAFETY: `byte` is valid for one byte.
-            unsafe { libc::recv(fd.as_raw_fd(), byte.as_mut_ptr().cast(), 1, libc::MSG_DONTWAIT) };
-        let error = std::io::Error::last_os_error();
-        if n < 0
-            && matches!(
-                error.kind(),
-                std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted
-            )
-        {
+    /// The liveness socket of a channel became readable: its peer is gone, or says that its end failed. What it
+    /// had sent before is taken first.
+    pub(super) fn check_alive(&mut self, ch: u32) {
+        let Some(socket) = self.world.links.get(&ch).and_then(|l| l.alive.as_ref()) else { return };
+        let word = doubt::hear(socket);
+        if word == Word::None {
             return;
         }
         self.world.tick();
         self.poll_adapters();
-        let status = Status::gone(if n < 0 {
-            format!("the peer's connection failed: {error}")
-        } else {
-            "the peer's process or manager ended".to_owned()
-        });
-        self.engine.channel_down(&mut self.world, ch, status);
+        let text = match word {
+            Word::Gone(Some(error)) => format!("the peer's connection failed: {error}"),
+            Word::Gone(None) => "the peer's process or manager ended".to_owned(),
+            Word::Failed | Word::None => {
+                self.refusal_stands(ch);
+                "the peer's end of the connection failed".to_owned()
+            }
+        };
+        self.engine.channel_down(&mut self.world, ch, Status::gone(text));
     }
 
     fn poll_boot(&mut self) -> u32 {
@@ -248,7 +245,7 @@ impl Core {
         {
             log::warn(format_args!("cannot watch peer '{}': {status}", hello.name));
         }
-        world.links.insert(ch, Link { ep: key, alive: sock });
+        world.links.insert(ch, Link { ep: key, alive: sock, doubt: Doubt::None });
         world.chans.insert(key, ch);
         engine.channel_open(world, ch);
         for event in fresh.early {
@@ -336,7 +333,8 @@ impl Core {
         let dials = self.world.routes.values().filter_map(|r| r.next_try).map(until).min();
         let retry = self.engine.has_pending().then_some(RETRY);
         let trim = self.world.pool.trim_due(now);
-        [boot, dials, retry, trim].into_iter().flatten().fold(tick, Duration::min)
+        let all = [boot, dials, retry, trim, self.doubt_ends()];
+        all.into_iter().flatten().fold(tick, Duration::min)
     }
 
     /// Prepares for sleep; false: there is something to do already.

@@ -25,6 +25,7 @@ use crate::status::{Code, Reason, Status};
 
 mod clock;
 mod core;
+mod doubt;
 mod drive;
 mod inside;
 mod memory;
@@ -436,6 +437,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
     let world = World {
         adapters,
         links: Default::default(),
+        doubts: 0,
         chans: Default::default(),
         fresh: Default::default(),
         dying: Vec::new(),

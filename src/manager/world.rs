@@ -10,6 +10,7 @@ use std::time::Instant;
 use foldhash::{HashMap, HashSet};
 
 use super::clock::Clock;
+use super::doubt::Doubt;
 use super::memory::{self, Adapters, Regions};
 use super::sys::{Epoll, Tag};
 use crate::bootstrap::{Backoff, Negotiator, PeerHello};
@@ -82,6 +83,8 @@ pub struct Link {
     pub ep: EpKey,
     /// Its end tells that the peer is gone; not for tcp, whose endpoint tells itself.
     pub alive: Option<OwnedFd>,
+    /// Its peer's device refused something, and the peer was not heard since.
+    pub doubt: Doubt,
 }
 
 /// How a peer is reached.
@@ -115,6 +118,8 @@ pub struct World {
     pub links: HashMap<ChanId, Link>,
     /// Channels by endpoint.
     pub chans: HashMap<EpKey, ChanId>,
+    /// So many channels at most are in doubt.
+    pub doubts: usize,
     /// Endpoints that are not channels yet.
     pub fresh: HashMap<EpKey, Fresh>,
     /// Endpoints to be destroyed once no view is held.
@@ -159,6 +164,11 @@ impl World {
         self.posted_to |= 1 << kind as u8;
         let adapter = self.adapters[kind as usize].as_mut()?;
         Some((adapter.as_mut(), ep))
+    }
+
+    /// Nothing is posted on a channel in doubt: it waits, as for room in a queue.
+    fn in_doubt(&self, ch: ChanId) -> bool {
+        self.doubts > 0 && self.links.get(&ch).is_some_and(|link| link.doubt.until().is_some())
     }
 
     fn gone<T>() -> Result<T, PostError> {
@@ -254,6 +264,9 @@ impl Fx for World {
     }
 
     fn send(&mut self, ch: ChanId, parts: &[&[u8]]) -> Result<(), PostError> {
+        if self.in_doubt(ch) {
+            return self.posted(Err(PostError::QueueFull));
+        }
         let Some((adapter, ep)) = self.adapter(ch) else { return Self::gone() };
         let result = adapter.send(ep, parts);
         self.posted(result)
@@ -267,12 +280,18 @@ impl Fx for World {
         remote: Remote,
         imm: Option<u32>,
     ) -> Result<(), PostError> {
+        if self.in_doubt(ch) {
+            return self.posted(Err(PostError::QueueFull));
+        }
         let Some((adapter, ep)) = self.adapter(ch) else { return Self::gone() };
         let result = adapter.write(ep, wr, local, remote, imm);
         self.posted(result)
     }
 
     fn read(&mut self, ch: ChanId, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError> {
+        if self.in_doubt(ch) {
+            return self.posted(Err(PostError::QueueFull));
+        }
         let Some((adapter, ep)) = self.adapter(ch) else { return Self::gone() };
         let result = adapter.read(ep, wr, local, remote);
         self.posted(result)

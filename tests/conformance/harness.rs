@@ -57,8 +57,15 @@ pub trait Fixture: 'static {
 /// All access.
 pub const ALL: Access = Access::all();
 
+/// How many times slower than usual the machine is; the Soft-RoCE machine measures it.
+pub fn slowness() -> u32 {
+    std::env::var("RDMA_TEST_PATIENCE").ok().and_then(|n| n.parse().ok()).unwrap_or(1).max(1)
+}
+
 /// Deadline of whatever a test waits for.
-const PATIENCE: Duration = Duration::from_secs(20);
+fn patience() -> Duration {
+    Duration::from_secs(20) * slowness()
+}
 
 /// The segment that a test's buffers come from, where its provider is to move data in a pool.
 struct Pool {
@@ -371,7 +378,7 @@ pub fn until<T>(what: &str, mut step: impl FnMut() -> Option<T>) -> T {
                 return t;
             }
         }
-        assert!(start.elapsed() < PATIENCE, "no {what} within {PATIENCE:?}");
+        assert!(start.elapsed() < patience(), "no {what} within {:?}", patience());
         std::thread::yield_now();
     }
 }
@@ -415,8 +422,9 @@ impl Pair {
             }
             let seen = |n: &Node| n.log.iter().rev().take(8).map(short).collect::<Vec<_>>();
             assert!(
-                start.elapsed() < PATIENCE,
-                "no {what} within {PATIENCE:?}; last events at a: {:?}, at b: {:?}",
+                start.elapsed() < patience(),
+                "no {what} within {:?}; last events at a: {:?}, at b: {:?}",
+                patience(),
                 seen(&self.a),
                 seen(&self.b)
             );
@@ -476,7 +484,7 @@ pub fn patiently(pair: &mut Pair, mut post: impl FnMut(&mut Pair) -> Result<(), 
     let mut result = post(pair);
     let start = Instant::now();
     while result == Err(PostError::QueueFull) {
-        assert!(start.elapsed() < PATIENCE, "the queue stays full");
+        assert!(start.elapsed() < patience(), "the queue stays full");
         pair.poll();
         result = post(pair);
     }

@@ -295,7 +295,8 @@ fn managers_leak_nothing_over_200_connections() {
     println!("{before}");
 }
 
-/// The provider stays usable when a peer that was in the middle of a transfer disappears.
+/// The provider stays usable when a peer that was in the middle of a transfer disappears; that its device refused what
+/// was under way is not what the application hears.
 #[test]
 fn a_peer_that_vanishes_in_mid_transfer_is_gone_and_comes_back() {
     let Some(mut s) = Scene::new() else { return };
