@@ -380,7 +380,8 @@ struct rdma_mgr_options {
    */
   uint32_t queue_depth;
   /**
-   * 1: content is validated end to end (xxh3).
+   * 1: all messages and content have checksums (xxh3), in both directions; one side that has this set
+   * is enough. Damage is RDMA_DATA_LOSS.
    */
   uint8_t checksum;
   /**

@@ -11,6 +11,7 @@ pub mod engine;
 pub mod fabric;
 pub mod ffi;
 pub mod key;
+pub mod limits;
 pub mod log;
 pub mod manager;
 pub mod memory;

@@ -279,7 +279,7 @@ fn a_peer_fills_its_part_of_the_memory_only() {
     let (a, b) = pair(config("a", ProviderKind::Tcp), config("b", ProviderKind::Tcp));
     let refused = Arc::new(AtomicBool::new(false));
     let mut left = 3000;
-    // Each waits with a key of 64 KiB, twice: 3,000 of them are over the 256 MiB that are allowed.
+    // Each waits with a key of 64 KiB, twice: 3,000 of them are over the 64 MiB that are allowed.
     while left > 0 && !refused.load(Ordering::Relaxed) {
         let mut key = vec![b'k'; MAX_KEY_LEN];
         key[..4].copy_from_slice(&(left as u32).to_le_bytes());

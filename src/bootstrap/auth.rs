@@ -1,4 +1,6 @@
-//! Proof of the shared secret, and the tags on what follows it.
+//! Proof of the shared secret, and the tags on what follows it. Without a secret the tags are those of
+//! an empty one: whoever wants to can make them, but damage is found, and both sides know that they
+//! have read the same facts of each other.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -23,6 +25,9 @@ pub(super) struct Keys {
     proofs: [HmacSha256; 2],
     /// Keyed with the session's key.
     session: HmacSha256,
+    /// Seeds of the checksums on what the connector sends, and the acceptor.
+    seeds: [u64; 2],
+    secret: bool,
 }
 
 fn keyed(key: &[u8]) -> Result<HmacSha256, Status> {
@@ -35,11 +40,11 @@ fn role(active: bool) -> usize {
 }
 
 impl Keys {
-    pub(super) fn new(secret: &[u8], t: &Transcript<'_>) -> Result<Keys, Status> {
-        let mac = keyed(secret)?;
+    pub(super) fn new(secret: Option<&[u8]>, t: &Transcript<'_>) -> Result<Keys, Status> {
+        let mac = keyed(secret.unwrap_or_default())?;
         let derive = |role: u8| {
             let mut mac = mac.clone();
-            mac.update(b"rdma-transport handshake 1\0");
+            mac.update(b"rdma-transport handshake 2\0");
             mac.update(&[role]);
             for nonce in t.nonces {
                 mac.update(nonce);
@@ -51,7 +56,17 @@ impl Keys {
             mac
         };
         let session = keyed(&derive(2).finalize().into_bytes())?;
-        Ok(Keys { proofs: [derive(0), derive(1)], session })
+        let bytes: [u8; TAG] = derive(3).finalize().into_bytes().into();
+        let seed = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let (proofs, seeds) = ([derive(0), derive(1)], [seed(0), seed(8)]);
+        Ok(Keys { proofs, session, seeds, secret: secret.is_some() })
+    }
+
+    /// Seeds of the checksums on messages: of what the side that is `active`, or not, sends, and of what
+    /// it receives.
+    pub(super) fn seeds(&self, active: bool) -> [u64; 2] {
+        let [connector, acceptor] = self.seeds;
+        if active { [connector, acceptor] } else { [acceptor, connector] }
     }
 
     /// The proof that the side which is `active`, or not, sends.
@@ -88,7 +103,8 @@ impl Keys {
         tag: &[u8],
     ) -> Result<(), Status> {
         self.mac(active, seq, frame).verify_slice(tag).map_err(|_| {
-            Status::new(Code::Unauthenticated, "a message of the handshake was altered on its way")
+            let code = if self.secret { Code::Unauthenticated } else { Code::DataLoss };
+            Status::new(code, "a message of the handshake was altered on its way")
         })
     }
 }
@@ -99,7 +115,7 @@ mod tests {
 
     fn keys(secret: &[u8], second: &[u8]) -> Keys {
         let t = Transcript { nonces: [&[1; 32], &[2; 32]], frames: [b"hello", second] };
-        Keys::new(secret, &t).unwrap()
+        Keys::new(Some(secret), &t).unwrap()
     }
 
     #[test]
@@ -112,6 +128,16 @@ mod tests {
         assert!(k.verify_proof(true, &keys(b"s", b"acK").proof(true)).is_err());
         assert!(k.verify_proof(true, &[]).is_err());
         assert!(k.verify_proof(true, &[0; 33]).is_err());
+    }
+
+    #[test]
+    fn r15_seeds_are_those_of_both_sides_and_of_one_transcript() {
+        let (a, b) = (keys(b"s", b"ack"), keys(b"s", b"ack"));
+        let [sent, received] = a.seeds(true);
+        assert_eq!(b.seeds(false), [received, sent]);
+        assert_ne!(sent, received);
+        assert_ne!(a.seeds(true), keys(b"s", b"acK").seeds(true));
+        assert_ne!(a.seeds(true), keys(b"t", b"ack").seeds(true));
     }
 
     #[test]

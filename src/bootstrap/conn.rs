@@ -24,7 +24,7 @@ enum Phase {
     Connecting,
     Handshaking,
     /// The tcp provider has the socket and opens its endpoint.
-    Opening(Attempt, PeerHello),
+    Opening(Attempt, Box<PeerHello>),
     /// Refused; the refusal is on its way.
     Lingering(usize),
 }
@@ -323,7 +323,7 @@ impl Conn {
         }
         let (kind, ep) = (attempt.kind, attempt.ep);
         let remote = attempt.remote.clone().unwrap_or_default();
-        self.phase = Phase::Opening(attempt, hello);
+        self.phase = Phase::Opening(attempt, Box::new(hello));
         ctx.neg.connect(kind, ep, &remote, self.hs.out.active, Some(sock))?;
         self.open(ctx)
     }
@@ -336,7 +336,7 @@ impl Conn {
         }
         match std::mem::replace(&mut self.phase, Phase::Lingering(0)) {
             Phase::Opening(Attempt { kind, ep, reason, .. }, hello) => {
-                Ok(Some(Success { hello, kind, reason, ep, sock: None }))
+                Ok(Some(Success { hello: *hello, kind, reason, ep, sock: None }))
             }
             _ => Ok(None),
         }

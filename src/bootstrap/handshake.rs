@@ -70,6 +70,8 @@ pub(super) struct Handshake {
     expect: Option<Expect>,
     peer: Option<PeerHello>,
     rounds: Option<Rounds>,
+    /// Either side has the checksum option.
+    checksum: bool,
 }
 
 impl Handshake {
@@ -90,7 +92,16 @@ impl Handshake {
         let mut nonce = [0; 32];
         identity::fill_random(&mut nonce)?;
         let out = Outbox::new(active);
-        Ok(Handshake { state, out, nonce, own: Vec::new(), expect, peer: None, rounds: None })
+        Ok(Handshake {
+            state,
+            out,
+            nonce,
+            own: Vec::new(),
+            expect,
+            peer: None,
+            rounds: None,
+            checksum: false,
+        })
     }
 
     fn hello(&self, shared: &Shared) -> Hello {
@@ -164,12 +175,17 @@ impl Handshake {
 
     /// Both have introduced themselves: goes on to AUTH, or past it if there is no secret.
     fn greeted(&mut self, ctx: &mut Ctx<'_>, theirs: Hello, frame: &Frame) -> Result<(), Status> {
+        // Both have seen the same two flags, or the first frame with a tag shows that they have not.
+        self.checksum = ctx.shared.identity.checksum || theirs.peer.checksum;
         self.peer = Some(theirs.peer);
-        let Some(secret) = &ctx.shared.config.secret else { return self.trusted(ctx) };
+        let secret = ctx.shared.config.secret.as_deref();
         let (mine, other) = ((&self.nonce, &self.own[..]), (&theirs.nonce, &frame.raw[..]));
         let (first, second) = if self.out.active { (mine, other) } else { (other, mine) };
         let transcript = Transcript { nonces: [first.0, second.0], frames: [first.1, second.1] };
         self.out.keys = Some(Keys::new(secret, &transcript)?);
+        if secret.is_none() {
+            return self.trusted(ctx);
+        }
         self.state = State::Auth;
         if self.out.active {
             self.send_proof();
@@ -225,7 +241,9 @@ impl Handshake {
     /// The result.
     pub(super) fn take(&mut self) -> Option<(Attempt, PeerHello)> {
         let attempt = self.rounds.as_mut()?.take()?;
-        Some((attempt, self.peer.take()?))
+        let (mut peer, keys) = (self.peer.take()?, self.out.keys.as_ref()?);
+        peer.seeds = self.checksum.then(|| keys.seeds(self.out.active));
+        Some((attempt, peer))
     }
 
     /// When to give up the present endpoint; `Some` too if `poll` is to be called.

@@ -37,7 +37,7 @@ pub(super) struct Ack {
 
 impl Hello {
     pub(super) fn new(nonce: [u8; 32], auth: bool, id: &Identity, addrs: &[SocketAddr]) -> Hello {
-        let peer = PeerHello { identity: id.clone(), addrs: addrs.to_vec() };
+        let peer = PeerHello { identity: id.clone(), addrs: addrs.to_vec(), seeds: None };
         Hello { versions: (VERSION_MIN, VERSION_MAX), nonce, auth, peer }
     }
 
@@ -94,7 +94,7 @@ impl Hello {
         identity.validate().map_err(|e| malformed(e.message))?;
         identity.providers = offers(&mut r)?;
         let addrs = addr::get_all(&mut r).map_err(|e| malformed(e.message))?;
-        let peer = PeerHello { identity, addrs };
+        let peer = PeerHello { identity, addrs, seeds: None };
         Ok(Hello { versions, nonce, auth: flags & FLAG_AUTH != 0, peer })
     }
 }
@@ -237,7 +237,8 @@ mod tests {
     fn round_trip() {
         let h = hello();
         assert_eq!(Hello::decode(&h.encode()[frame::HEADER..]), Ok(h.clone()));
-        let ack = Ack { version: 1, kind: ProviderKind::Tcp, reason: "why".into(), hello: h };
+        let ack =
+            Ack { version: VERSION_MAX, kind: ProviderKind::Tcp, reason: "why".into(), hello: h };
         assert_eq!(Ack::decode(&ack.encode()[frame::HEADER..]), Ok(ack));
     }
 
@@ -249,7 +250,12 @@ mod tests {
             .map(|kind| Offer { kind, unavailable: Some("w".repeat(9999)) })
             .to_vec();
         h.peer.addrs = vec!["[2001:db8::1]:9".parse().unwrap(); super::super::MAX_ADDRESSES];
-        let ack = Ack { version: 1, kind: ProviderKind::Tcp, reason: "r".repeat(9999), hello: h };
+        let ack = Ack {
+            version: VERSION_MAX,
+            kind: ProviderKind::Tcp,
+            reason: "r".repeat(9999),
+            hello: h,
+        };
         let bytes = ack.encode();
         assert!(bytes.len() <= MAX_HELLO, "{}", bytes.len());
         assert!(FrameReader::default().next(&mut &bytes[..]).unwrap().is_some());
@@ -260,7 +266,7 @@ mod tests {
         let status = Hello::decode(&[7, 0, 9, 0]).unwrap_err();
         assert_eq!(status.code, Code::FailedPrecondition);
         assert!(status.message.contains("7 to 9"), "{status}");
-        assert_eq!(Hello::decode(&[2, 0, 1, 0]).unwrap_err().code, Code::DataLoss);
+        assert_eq!(Hello::decode(&[3, 0, 1, 0]).unwrap_err().code, Code::DataLoss);
     }
 
     #[test]

@@ -19,9 +19,10 @@
 //!
 //! Either side may answer `REJECT {code, text}` at any point before its READY. An endpoint that
 //! cannot be made or connected ends its round: the connector says `DOWNGRADE {round, text}`, the
-//! acceptor proposes the next provider. With a secret, every frame after AUTH carries a tag under a
-//! session key, so that nobody on the path can change an endpoint's address. Everything a peer
-//! sends is bounded before it is stored.
+//! acceptor proposes the next provider. Every frame from ENDPOINT on carries a tag under a session key
+//! that both derive from both HELLOs and the secret: with one, nobody on the path can change anything
+//! said before or an endpoint's address; without one (the secret is then empty), damage is found.
+//! Everything a peer sends is bounded before it is stored.
 
 mod addr;
 mod auth;
@@ -53,9 +54,9 @@ pub use hello::fuzz_hello;
 pub use identity::{host_id, process_id, random_id};
 
 /// First version of the handshake that this side speaks.
-pub const VERSION_MIN: u16 = 1;
+pub const VERSION_MIN: u16 = 2;
 /// Last version of the handshake that this side speaks.
-pub const VERSION_MAX: u16 = 1;
+pub const VERSION_MAX: u16 = 2;
 /// Longest HELLO or HELLO_ACK in bytes.
 pub const MAX_HELLO: usize = 16 * 1024;
 /// Longest endpoint address in bytes.
@@ -93,7 +94,7 @@ pub struct Identity {
     pub providers: Vec<Offer>,
     /// Control messages in flight; not 0.
     pub queue_depth: u32,
-    /// Content is checked end to end.
+    /// Messages and content are checked end to end; one side that has this is enough.
     pub checksum: bool,
     /// Largest control message that this side accepts, in bytes; 0: the provider's own.
     pub max_message: u32,
@@ -106,6 +107,9 @@ pub struct PeerHello {
     pub identity: Identity,
     /// Where it listens, by its own account; may be empty.
     pub addrs: Vec<SocketAddr>,
+    /// Where either side has the checksum option, once the handshake is over: the seeds of the checksums
+    /// on all messages, of those sent and of those received.
+    pub seeds: Option<[u64; 2]>,
 }
 
 impl std::ops::Deref for PeerHello {

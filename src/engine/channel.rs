@@ -4,14 +4,20 @@
 //! behind it, so the order holds. PING and PONG overtake what waits. Each message returns in its
 //! header the credits of what was received since the last; when nothing is being sent, a write of
 //! zero bytes with `IMM_ACK` returns a fixed number, the quantum.
+//!
+//! What waits is of two kinds: what the application caused (requests, reads), which its own operations
+//! bound, and answers, which the peer causes. Answers are bounded in bytes, here and over all channels.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use foldhash::HashMap;
 
 use super::Fx;
+use super::seal::{Seal, TRAILER};
 use crate::fabric::{Caps, Mem, PostError, Remote};
+use crate::limits::{OWED_BYTES, OWED_BYTES_ALL, OWED_CONTENT, POSTS};
 use crate::observe::PeerCounters;
 use crate::protocol::message::{CREDITS_AT, HEADER_LEN, IMM_ACK, MAX_MESSAGE, Message, encode};
 use crate::status::{Code, Status};
@@ -23,13 +29,51 @@ pub type ChanId = u32;
 pub const INITIAL_CREDITS: u32 = 8;
 /// Credits that only an `IMM_ACK` may use: both sides can always return credits.
 const RESERVED: u32 = 2;
-/// Entries that may wait in `pending`; a peer that makes us queue more is cut off.
-const MAX_PENDING: usize = 1 << 18;
+
+/// Bytes of answers that wait, of all channels of an engine.
+#[derive(Default)]
+pub struct Owed(AtomicUsize);
+
+impl Owed {
+    /// How many there are.
+    pub fn bytes(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
 
 enum Pending {
-    Message(Vec<u8>),
+    Message { bytes: Vec<u8>, answer: bool },
     Write { wr: u64, local: Mem, remote: Remote, imm: Option<u32> },
     Read { wr: u64, local: Mem, remote: Remote },
+}
+
+impl Pending {
+    /// Bytes that it counts for, if it is an answer.
+    fn owed(&self) -> usize {
+        match self {
+            Pending::Message { bytes, answer: true } => size_of::<Pending>() + bytes.capacity(),
+            Pending::Write { .. } => size_of::<Pending>(),
+            Pending::Message { answer: false, .. } | Pending::Read { .. } => 0,
+        }
+    }
+}
+
+/// Whether the peer caused this message; the others belong to operations of the application.
+fn is_answer(message: &Message<'_>) -> bool {
+    !matches!(message, Message::Request(_) | Message::Cancel { .. } | Message::Credit { .. })
+}
+
+/// The parts in one piece; `None` without memory.
+fn joined(head: &[u8], tail: &[u8]) -> Option<Vec<u8>> {
+    let mut whole = Vec::new();
+    whole.try_reserve_exact(head.len() + tail.len()).ok()?;
+    whole.extend_from_slice(head);
+    whole.extend_from_slice(tail);
+    Some(whole)
+}
+
+fn no_memory() -> Status {
+    Status::new(Code::ResourceExhausted, "no memory for a message that has to wait")
 }
 
 /// See the module's text.
@@ -46,10 +90,16 @@ pub struct Channel {
     pub responses: HashMap<u32, u32>,
     /// Time of the last sign of life.
     pub last_rx: u64,
+    /// Time of the connection, or of the peer's last request.
+    pub used: u64,
+    /// Responses whose content waits for the answers before it, in order.
+    pub deferred: VecDeque<u32>,
     /// Last value of the adapter's progress mark.
     pub mark: u64,
     /// A PING is unanswered since then.
     pub pinged: Option<u64>,
+    /// Checksums on every message, where either side has the option.
+    pub seal: Option<Seal>,
     /// Why the channel has to be closed, found while posting.
     pub broken: Option<Status>,
     credits: u32,
@@ -57,6 +107,9 @@ pub struct Channel {
     quantum: u32,
     peer_quantum: u32,
     pending: VecDeque<Pending>,
+    /// Bytes of the answers in `pending`, a part of `owed_all`.
+    owed: usize,
+    owed_all: Arc<Owed>,
     fragments: Vec<u8>,
     scratch: Vec<u8>,
     /// Counters of the peer over this provider.
@@ -71,6 +124,7 @@ impl Channel {
         remote_manual: bool,
         counters: Arc<PeerCounters>,
         now: u64,
+        owed_all: Arc<Owed>,
     ) -> Channel {
         let depth = caps.recv_depth.max(INITIAL_CREDITS);
         Channel {
@@ -80,14 +134,19 @@ impl Channel {
             remote_manual,
             responses: HashMap::default(),
             last_rx: now,
+            used: now,
+            deferred: VecDeque::new(),
             mark: 0,
             pinged: None,
+            seal: None,
             broken: None,
             credits: INITIAL_CREDITS,
             consumed: 0,
             quantum: depth / 2,
             peer_quantum: INITIAL_CREDITS / 2,
             pending: VecDeque::new(),
+            owed: 0,
+            owed_all,
             fragments: Vec::new(),
             scratch: Vec::with_capacity(128),
             counters,
@@ -127,37 +186,71 @@ impl Channel {
         !self.pending.is_empty() || self.consumed >= self.quantum
     }
 
+    /// Bytes of answers that wait here.
+    pub fn owed(&self) -> usize {
+        self.owed
+    }
+
+    /// So many answers wait that nothing long is to be copied behind them. The less is left for all, the
+    /// sooner, so that many slow peers together stay below the bound.
+    pub fn is_congested(&self) -> bool {
+        let left = OWED_BYTES_ALL.saturating_sub(self.owed_all.bytes());
+        self.owed > OWED_CONTENT.min(left / 16)
+    }
+
+    /// The next response whose content may be sent now.
+    pub fn next_deferred(&mut self) -> Option<u32> {
+        if self.is_congested() { None } else { self.deferred.pop_front() }
+    }
+
+    fn owes(&mut self, bytes: usize) {
+        self.owed += bytes;
+        self.owed_all.0.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn owes_less(&mut self, bytes: usize) {
+        self.owed -= bytes;
+        self.owed_all.0.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
     /// Sends a message; `tail` follows what `encode` writes.
     pub fn send(&mut self, fx: &mut dyn Fx, message: &Message<'_>, tail: &[u8]) {
         let mut scratch = std::mem::take(&mut self.scratch);
         encode(message, &mut scratch);
-        if scratch.len() + tail.len() <= self.caps.max_send {
+        if scratch.len() + tail.len() <= self.room() {
             // Neither waits for what is queued before it, which may take long: the other side has to
             // see that this one lives.
             let urgent = matches!(message, Message::Ping | Message::Pong);
-            self.post_message(fx, &mut scratch, tail, urgent);
+            self.post_message(fx, &mut scratch, tail, urgent, is_answer(message));
         } else {
-            self.send_fragments(fx, &scratch, tail);
+            self.send_fragments(fx, &scratch, tail, is_answer(message));
         }
         self.scratch = scratch;
     }
 
-    fn send_fragments(&mut self, fx: &mut dyn Fx, head: &[u8], tail: &[u8]) {
-        let whole = [head, tail].concat();
-        let piece = self.caps.max_send.saturating_sub(HEADER_LEN).max(1);
+    fn send_fragments(&mut self, fx: &mut dyn Fx, head: &[u8], tail: &[u8], answer: bool) {
+        let Some(whole) = joined(head, tail) else { return self.fail(no_memory()) };
+        let piece = self.room().saturating_sub(HEADER_LEN).max(1);
         let count = whole.len().div_ceil(piece);
         let mut header = Vec::with_capacity(HEADER_LEN);
         for (i, bytes) in whole.chunks(piece).enumerate() {
             encode(&Message::Fragment { last: i + 1 == count, bytes }, &mut header);
-            self.post_message(fx, &mut header, bytes, false);
+            self.post_message(fx, &mut header, bytes, false, answer);
         }
     }
 
-    fn post_message(&mut self, fx: &mut dyn Fx, head: &mut [u8], tail: &[u8], urgent: bool) {
+    fn post_message(
+        &mut self,
+        fx: &mut dyn Fx,
+        head: &mut [u8],
+        tail: &[u8],
+        urgent: bool,
+        answer: bool,
+    ) {
         if (urgent || self.pending.is_empty()) && self.credits > RESERVED {
             let returned = self.consumed.min(u32::from(u16::MAX));
             head[CREDITS_AT..HEADER_LEN].copy_from_slice(&(returned as u16).to_le_bytes());
-            match fx.send(self.id, &[head, tail]) {
+            match post(fx, self.id, &mut self.seal, head, tail) {
                 Ok(()) => {
                     self.credits -= 1;
                     self.consumed -= returned;
@@ -167,8 +260,10 @@ impl Channel {
                 Err(PostError::Failed(status)) => return self.fail(status),
             }
         }
-        let message = Pending::Message([&*head, tail].concat());
-        self.enqueue(message, urgent);
+        match joined(head, tail) {
+            Some(bytes) => self.enqueue(Pending::Message { bytes, answer }, urgent),
+            None => self.fail(no_memory()),
+        }
     }
 
     /// A write with immediate was refused: the peer saw nothing of it and returns no credit.
@@ -214,10 +309,20 @@ impl Channel {
     /// Waits behind what waits already, or, if `urgent`, before it.
     fn enqueue(&mut self, entry: Pending, urgent: bool) {
         self.counters.queue_full.add(1);
-        if self.pending.len() >= MAX_PENDING {
-            let text = format!("{MAX_PENDING} operations wait for the peer, which takes none");
+        let owed = entry.owed();
+        if self.pending.len() >= POSTS || self.owed + owed > OWED_BYTES {
+            let text = format!(
+                "{} operations with {} bytes of answers wait for the peer, which takes none; {POSTS} with \
+                 {OWED_BYTES} are allowed",
+                self.pending.len(),
+                self.owed
+            );
             return self.fail(Status::new(Code::ResourceExhausted, text));
         }
+        if self.pending.try_reserve(1).is_err() {
+            return self.fail(no_memory());
+        }
+        self.owes(owed);
         if urgent {
             self.pending.push_front(entry);
         } else {
@@ -239,10 +344,10 @@ impl Channel {
             }
             let mut returned = 0;
             let posted = match front {
-                Pending::Message(bytes) => {
+                Pending::Message { bytes, .. } => {
                     returned = self.consumed.min(u32::from(u16::MAX));
                     bytes[CREDITS_AT..HEADER_LEN].copy_from_slice(&(returned as u16).to_le_bytes());
-                    fx.send(self.id, &[bytes])
+                    post(fx, self.id, &mut self.seal, bytes, &[])
                 }
                 Pending::Write { wr, local, remote, imm } => {
                     fx.write(self.id, *wr, *local, *remote, *imm)
@@ -253,7 +358,8 @@ impl Channel {
                 Ok(()) => {
                     self.credits -= u32::from(uses_credit);
                     self.consumed -= returned;
-                    self.pending.pop_front();
+                    let owed = self.pending.pop_front().map_or(0, |p| p.owed());
+                    self.owes_less(owed);
                 }
                 Err(PostError::QueueFull) => break,
                 Err(PostError::Failed(status)) => return self.fail(status),
@@ -262,8 +368,32 @@ impl Channel {
         self.return_credits(fx);
     }
 
-    /// Returns credits by `IMM_ACK` if a quantum is owed and no message took them along.
+    /// The longest message that goes as one.
+    pub fn room(&self) -> usize {
+        let trailer = if self.seal.is_some() { TRAILER } else { 0 };
+        self.caps.max_send.saturating_sub(trailer)
+    }
+
+    /// Returns credits if a quantum is owed and no message took them along: by `IMM_ACK`, or, since
+    /// an immediate has no checksum, by a PONG.
     pub fn return_credits(&mut self, fx: &mut dyn Fx) {
+        let mut pong = Vec::new();
+        while self.seal.is_some() && self.consumed >= self.quantum && self.credits > 0 {
+            encode(&Message::Pong, &mut pong);
+            let returned = self.consumed.min(u32::from(u16::MAX));
+            pong[CREDITS_AT..HEADER_LEN].copy_from_slice(&(returned as u16).to_le_bytes());
+            match post(fx, self.id, &mut self.seal, &pong, &[]) {
+                Ok(()) => {
+                    self.consumed -= returned;
+                    self.credits -= 1;
+                }
+                Err(PostError::QueueFull) => return,
+                Err(PostError::Failed(status)) => return self.fail(status),
+            }
+        }
+        if self.seal.is_some() {
+            return;
+        }
         while self.consumed >= self.quantum && self.credits > 0 {
             // SAFETY: zero bytes are never touched.
             let nothing = unsafe { Mem::new(0, 0, 0) };
@@ -291,7 +421,29 @@ impl Channel {
                 "a message in fragments of more than {MAX_MESSAGE} bytes"
             )));
         }
+        self.fragments.try_reserve(bytes.len()).map_err(|_| no_memory())?;
         self.fragments.extend_from_slice(bytes);
         Ok(last.then(|| std::mem::take(&mut self.fragments)))
     }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        self.owes_less(self.owed);
+    }
+}
+
+/// Posts a message, with its checksum where there are any.
+fn post(
+    fx: &mut dyn Fx,
+    ch: ChanId,
+    seal: &mut Option<Seal>,
+    head: &[u8],
+    tail: &[u8],
+) -> Result<(), PostError> {
+    let Some(seal) = seal else { return fx.send(ch, &[head, tail]) };
+    let trailer = seal.trailer(&[head, tail]);
+    fx.send(ch, &[head, tail, &trailer])?;
+    seal.posted();
+    Ok(())
 }

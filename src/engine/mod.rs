@@ -13,6 +13,7 @@ use std::sync::Arc;
 use foldhash::HashMap;
 
 use crate::api::*;
+use crate::limits::OWED_BYTES_ALL;
 use crate::observe::{PeerCounters, Stats};
 use crate::protocol::message::{self, IMM_ACK, IMM_MESSAGE, Message};
 use crate::rendezvous::Table;
@@ -20,18 +21,22 @@ use crate::status::{Code, Status};
 
 pub mod channel;
 mod fx;
+mod known;
 mod local;
 mod peer;
 mod reclaim;
 mod request;
 mod response;
+pub mod seal;
 pub mod slab;
 mod timers;
 mod tries;
 
+use channel::Owed;
 pub use channel::{ChanId, Channel, INITIAL_CREDITS};
 pub use fx::{Buffer, Fx, Held, MapError, Window, Work};
-pub use peer::Peer;
+pub use known::Peer;
+use known::Peers;
 pub use reclaim::Range;
 use request::Request;
 use response::Response;
@@ -40,10 +45,10 @@ pub use tries::Tries;
 
 /// Most devices of one manager.
 pub const MAX_DEVICES: usize = 256;
-/// Most peers of one manager.
-pub const MAX_PEERS: usize = 65536;
 /// Tag of writes that nobody waits for.
 pub const WR_ACK: u64 = 0;
+/// Longest text of an error behind many answers that wait.
+const SHORT_ERROR_TEXT: usize = 64;
 const WR_RESPONSE: u64 = 1 << 56;
 const WR_REQUEST: u64 = 2 << 56;
 /// Set in the tag of writes with immediate.
@@ -81,6 +86,10 @@ pub struct Settings {
     pub max_waiting: usize,
     /// Memory that these may take, in bytes.
     pub max_waiting_bytes: usize,
+    /// The same of all peers together.
+    pub max_waiting_bytes_all: usize,
+    /// Descriptors that connections of guests may use.
+    pub guest_descriptors: usize,
 }
 
 /// See the module's text.
@@ -95,8 +104,13 @@ pub struct Engine {
     pub stale: u64,
     /// A planted bug, for the test that shows that the simulation finds it.
     pub planted: Option<Planted>,
-    peers: Vec<Peer>,
-    by_name: HashMap<Arc<str>, u32>,
+    peers: Peers,
+    /// Peers that are not known any more, for [`Engine::take_forgotten`].
+    forgotten: Vec<u32>,
+    /// Answers that wait, of all channels.
+    owed: Arc<Owed>,
+    /// Bytes of requests that wait, of all peers.
+    waiting_bytes: usize,
     channels: Slab<Channel>,
     requests: Slab<Request>,
     responses: Slab<Response>,
@@ -136,8 +150,10 @@ impl Engine {
             stale: 0,
             happened: 0,
             planted: None,
-            peers: Vec::new(),
-            by_name: HashMap::default(),
+            peers: Peers::default(),
+            forgotten: Vec::new(),
+            owed: Arc::default(),
+            waiting_bytes: 0,
             channels: Slab::default(),
             requests: Slab::default(),
             responses: Slab::default(),
@@ -224,6 +240,13 @@ impl Engine {
     pub fn on_message(&mut self, fx: &mut dyn Fx, ch: ChanId, bytes: &[u8]) {
         let Some(channel) = self.channels.get_mut(ch) else { return };
         let now = fx.now();
+        let bytes = match channel.seal.as_mut().map_or(Ok(bytes), |s| s.open(bytes)) {
+            Ok(bytes) => bytes,
+            Err(status) => {
+                self.violation(ch, status);
+                return self.settle(fx, ch);
+            }
+        };
         match message::decode(bytes) {
             Ok((Message::Fragment { last, bytes }, credits)) => {
                 channel.on_received(now, credits);
@@ -279,6 +302,10 @@ impl Engine {
     pub fn on_imm(&mut self, fx: &mut dyn Fx, ch: ChanId, imm: u32) {
         let Some(channel) = self.channels.get_mut(ch) else { return };
         channel.on_received(fx.now(), 0);
+        if channel.seal.is_some() {
+            self.violation(ch, seal::loss(format!("the immediate {imm:#x}")));
+            return self.settle(fx, ch);
+        }
         match imm {
             IMM_ACK => channel.on_ack(),
             IMM_MESSAGE => {}
@@ -314,10 +341,27 @@ impl Engine {
         let Some(c) = self.channels.get_mut(ch) else { return };
         if c.broken.is_none() {
             c.flush(fx);
+            self.send_deferred(fx, ch);
         }
-        if let Some(status) = c.broken.take() {
+        if let Some(status) = self.channels.get_mut(ch).and_then(|c| c.broken.take()) {
             self.channel_down(fx, ch, status);
         }
+        while self.owed.bytes() > OWED_BYTES_ALL && self.end_most_owing(fx) {}
+    }
+
+    /// Answers that all channels together may not hold: the channel with most of them ends.
+    fn end_most_owing(&mut self, fx: &mut dyn Fx) -> bool {
+        let channels = self.channels.iter().map(|(i, c)| (c.owed(), i));
+        let Some((bytes, ch)) = channels.max().filter(|&(bytes, _)| bytes > 0) else {
+            return false;
+        };
+        let text = format!(
+            "{bytes} bytes of answers wait for the peer, which takes none; for all peers together {} wait, \
+             {OWED_BYTES_ALL} are allowed",
+            self.owed.bytes()
+        );
+        self.channel_down(fx, ch, Status::new(Code::ResourceExhausted, text));
+        true
     }
 
     /// Posts what waits on any channel, after the providers made room.
@@ -338,7 +382,7 @@ impl Engine {
     fn counters(&self, peer: Option<u32>, ch: Option<ChanId>) -> Arc<PeerCounters> {
         match (ch.and_then(|c| self.channels.get(c)), peer) {
             (Some(c), _) => c.counters.clone(),
-            (None, Some(p)) => self.stats.peer(&self.peers[p as usize].name, ""),
+            (None, Some(_)) => self.stats.peer(&self.peer_name(peer), ""),
             (None, None) => self.local.clone(),
         }
     }
@@ -357,8 +401,11 @@ impl Engine {
 
     fn send_error(&mut self, fx: &mut dyn Fx, ch: ChanId, index: u32, status: &Status) {
         let mut text = status.message.as_bytes();
-        if text.len() > message::MAX_ERROR_TEXT {
-            let mut end = message::MAX_ERROR_TEXT;
+        // Many wait already: the code is what matters.
+        let short = self.channels.get(ch).is_some_and(Channel::is_congested);
+        let most = if short { SHORT_ERROR_TEXT } else { message::MAX_ERROR_TEXT };
+        if text.len() > most {
+            let mut end = most;
             while !status.message.is_char_boundary(end) {
                 end -= 1;
             }
@@ -377,10 +424,7 @@ impl Engine {
                 None if protocol == Protocol::Local => "local",
                 None => "",
             },
-            peer: match peer.and_then(|p| self.peers.get(p as usize)) {
-                Some(p) => p.name.clone(),
-                None => self.no_peer.clone(),
-            },
+            peer: self.peer_name(peer),
             protocol,
             reason: crate::status::Reason::None,
         }

@@ -1,83 +1,132 @@
 //! Peers and the life of their connections.
 
-use std::collections::VecDeque;
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use lru::LruCache;
-
 use super::channel::{ChanId, Channel};
+use super::known::Peer;
 use super::request::State;
+use super::seal::Seal;
 use super::tries::Tries;
 use super::{Engine, Fx, Planted};
-use crate::api::{Meta, PeerState};
-use crate::fabric::Caps;
+use crate::api::PeerState;
+use crate::fabric::{Caps, ProviderKind};
+use crate::limits::CHANNELS_PER_PEER;
 use crate::protocol::message::Message;
 use crate::status::{Code, Reason, Status};
 
-/// A peer, known by name.
-pub struct Peer {
-    /// Name.
-    pub name: Arc<str>,
-    /// Incarnation of the last connection.
-    pub incarnation: [u8; 16],
-    /// State of the connection.
-    pub state: PeerState,
-    /// Live channels; the first is used for requests.
-    pub channels: Vec<ChanId>,
-    /// Last connect error.
-    pub last_error: Option<Status>,
-    /// What the tries to connect met since the last connection.
-    pub tries: Tries,
-    /// Its requests that wait here.
-    pub waiting: usize,
-    /// Bytes of memory that these take.
-    pub waiting_bytes: usize,
-    pub(super) queue: VecDeque<u32>,
-    pub(super) cache: LruCache<Box<[u8]>, Meta>,
+/// Descriptors that a connection uses here: the socket of the handshake; on shm also its own socket, its
+/// process, and segments while they are passed.
+fn descriptors(kind: ProviderKind) -> usize {
+    if kind == ProviderKind::Shm { 4 } else { 1 }
 }
 
 impl Engine {
-    /// Index of a peer, made known if it was not.
-    pub fn peer_index(&mut self, name: &str) -> u32 {
-        if let Some(&p) = self.by_name.get(name) {
-            return p;
+    /// Index of a peer that the application named; made known if it was not, and kept.
+    pub fn add_peer(&mut self, name: &str) -> Result<u32, Status> {
+        let peer = self.peer_of(name, false)?;
+        self.peers.keep(peer);
+        Ok(peer)
+    }
+
+    /// Index of a peer that connected. One that is not known becomes a guest.
+    pub fn guest(&mut self, name: &str) -> Result<u32, Status> {
+        let peer = self.peer_of(name, true)?;
+        self.peers.touch(peer);
+        Ok(peer)
+    }
+
+    fn peer_of(&mut self, name: &str, guest: bool) -> Result<u32, Status> {
+        if let Some(peer) = self.peers.find(name) {
+            return Ok(peer);
         }
-        let name: Arc<str> = name.into();
-        let bound =
-            NonZeroUsize::new(self.settings.meta_cache_entries).unwrap_or(NonZeroUsize::MIN);
-        self.peers.push(Peer {
-            name: name.clone(),
-            incarnation: [0; 16],
-            state: PeerState::Idle,
-            channels: Vec::new(),
-            last_error: None,
-            tries: Tries::default(),
-            waiting: 0,
-            waiting_bytes: 0,
-            queue: VecDeque::new(),
-            cache: LruCache::unbounded(),
-        });
-        // `LruCache::new` would reserve the whole bound at once.
-        let index = self.peers.len() as u32 - 1;
-        self.peers[index as usize].cache.resize(bound);
-        self.by_name.insert(name, index);
-        index
+        if self.peers.is_full(guest) {
+            for (index, name) in self.peers.forget_some() {
+                self.stats.forget(&name);
+                self.forgotten.push(index);
+            }
+        }
+        self.peers.insert(name, guest, self.settings.meta_cache_entries)
+    }
+
+    /// Peers that are not known any more, since the last call.
+    pub fn take_forgotten(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.forgotten)
     }
 
     /// Index of a peer that is known.
     pub fn find_peer(&self, name: &str) -> Option<u32> {
-        self.by_name.get(name).copied()
+        self.peers.find(name)
     }
 
-    /// A peer by index.
-    pub fn peer(&self, peer: u32) -> &Peer {
-        &self.peers[peer as usize]
+    /// A peer by index, unless it was forgotten.
+    pub fn peer(&self, peer: u32) -> Option<&Peer> {
+        self.peers.get(peer)
     }
 
     /// All peers.
-    pub fn peers(&self) -> &[Peer] {
-        &self.peers
+    pub fn peers(&self) -> impl Iterator<Item = &Peer> {
+        self.peers.iter()
+    }
+
+    pub(super) fn peer_name(&self, peer: Option<u32>) -> Arc<str> {
+        let known = peer.and_then(|p| self.peers.get(p));
+        known.map_or_else(|| self.no_peer.clone(), |p| p.name.clone())
+    }
+
+    /// Whether this peer may have one more connection, of this provider. A guest may have to make room
+    /// for another guest.
+    pub fn room_for_channel(
+        &mut self,
+        fx: &mut dyn Fx,
+        peer: u32,
+        kind: ProviderKind,
+    ) -> Result<(), Status> {
+        let Some(p) = self.peers.get(peer) else {
+            return Err(Status::gone("the peer was forgotten"));
+        };
+        if p.channels.len() >= CHANNELS_PER_PEER {
+            let text = format!(
+                "peer '{}' has {CHANNELS_PER_PEER} connections, more are not allowed",
+                p.name.escape_debug()
+            );
+            return Err(Status::new(Code::ResourceExhausted, text));
+        }
+        if !p.guest {
+            return Ok(());
+        }
+        let name = p.name.clone();
+        let allowed = self.settings.guest_descriptors;
+        while self.guests_hold() + descriptors(kind) > allowed {
+            if !self.dismiss_guest(fx) {
+                let text = format!(
+                    "'{}': connections of guests may use {allowed} descriptors (half of `ulimit -n`), which do;                      a peer that was added may always connect",
+                    name.escape_debug()
+                );
+                return Err(Status::new(Code::ResourceExhausted, text));
+            }
+        }
+        Ok(())
+    }
+
+    /// Descriptors that the connections of guests use.
+    fn guests_hold(&self) -> usize {
+        let of_guest = |c: &&Channel| self.peers.get(c.peer).is_some_and(|p| p.guest);
+        let channels = self.channels.iter().map(|(_, c)| c).filter(of_guest);
+        channels.map(|c| descriptors(c.caps.provider)).sum()
+    }
+
+    /// Closes the connection that a guest has not used for longest and on which nothing is under way.
+    fn dismiss_guest(&mut self, fx: &mut dyn Fx) -> bool {
+        let idle = |c: &Channel| {
+            let guest = self.peers.get(c.peer).is_some_and(|p| p.guest);
+            guest && c.responses.is_empty() && !c.waits()
+        };
+        let channels = self.channels.iter().filter(|(_, c)| idle(c));
+        let Some((_, ch)) = channels.map(|(i, c)| (c.used, i)).min() else { return false };
+        self.send(fx, ch, &Message::Goodbye, &[]);
+        let text = "closed to make room for another guest: nothing was under way";
+        self.channel_down(fx, ch, Status::gone(text));
+        true
     }
 
     /// The channel of this id.
@@ -87,7 +136,9 @@ impl Engine {
 
     /// Marks a connection attempt as begun.
     pub fn connecting(&mut self, peer: u32) {
-        let p = &mut self.peers[peer as usize];
+        // Whom this side wants to reach, the application has named.
+        self.peers.keep(peer);
+        let Some(p) = self.peers.get_mut(peer) else { return };
         if p.channels.is_empty() {
             p.state = PeerState::Connecting;
         }
@@ -95,8 +146,7 @@ impl Engine {
 
     /// Whether requests wait for a connection to this peer.
     pub fn wants_connection(&self, peer: u32) -> bool {
-        let p = &self.peers[peer as usize];
-        p.channels.is_empty() && !p.queue.is_empty()
+        self.peers.get(peer).is_some_and(|p| p.channels.is_empty() && !p.queue.is_empty())
     }
 
     /// A connection is there: gives it an id. `channel_open` follows, once the id is mapped.
@@ -111,26 +161,26 @@ impl Engine {
         if self.closing {
             return None;
         }
-        let old = self.peers[peer as usize].incarnation;
-        if old != incarnation {
-            let name = self.peers[peer as usize].name.clone();
-            for ch in self.peers[peer as usize].channels.clone() {
+        let known = self.peers.get(peer)?;
+        let name = known.name.clone();
+        if known.incarnation != incarnation {
+            for ch in known.channels.clone() {
                 let text = format!("peer '{name}' restarted: it is a new incarnation");
                 let status = Status::new(Code::Unavailable, text).because(Reason::PeerRestarted);
                 self.channel_down(fx, ch, status);
             }
-            self.peers[peer as usize].cache.clear();
+            self.peers.get_mut(peer)?.cache.clear();
         }
-        let name = &self.peers[peer as usize].name;
-        let counters = self.stats.peer(name, caps.provider.name());
+        let counters = self.stats.peer(&name, caps.provider.name());
         counters.connects.add(1);
         self.happened += 1;
-        let channel = Channel::new(peer, caps, remote_manual, counters, fx.now());
+        let channel =
+            Channel::new(peer, caps, remote_manual, counters, fx.now(), self.owed.clone());
         let ch = self.channels.insert(channel)?;
         if let Some(c) = self.channels.get_mut(ch) {
             c.id = ch;
         }
-        let p = &mut self.peers[peer as usize];
+        let p = self.peers.get_mut(peer)?;
         p.incarnation = incarnation;
         p.channels.push(ch);
         p.state = PeerState::Connected;
@@ -140,13 +190,25 @@ impl Engine {
         Some(ch)
     }
 
+    /// Both sides agreed in the handshake that every message and all content has a checksum; `seeds`
+    /// are those of what is sent and of what is received. Between `channel_new` and `channel_open`.
+    pub fn channel_seal(&mut self, ch: ChanId, seeds: [u64; 2]) {
+        if let Some(c) = self.channels.get_mut(ch) {
+            c.seal = Some(Seal::new(seeds));
+        }
+    }
+
     /// Begins to use a channel: requests that waited for it are sent.
     pub fn channel_open(&mut self, fx: &mut dyn Fx, ch: ChanId) {
         let Some(c) = self.channels.get_mut(ch) else { return };
         let peer = c.peer;
+        if self.settings.checksum && c.seal.is_none() {
+            let text = "a connection without checksums, which this manager's options ask for";
+            return self.channel_down(fx, ch, Status::internal(text));
+        }
         c.announce(fx);
-        let queue = std::mem::take(&mut self.peers[peer as usize].queue);
-        for request in queue {
+        let queue = self.peers.get_mut(peer).map(|p| std::mem::take(&mut p.queue));
+        for request in queue.into_iter().flatten() {
             self.submit(fx, request);
         }
         self.settle(fx, ch);
@@ -155,20 +217,22 @@ impl Engine {
     /// Ends a channel: what was under way on it fails with this status, once each.
     pub fn channel_down(&mut self, fx: &mut dyn Fx, ch: ChanId, status: Status) {
         let Some(channel) = self.channels.remove(ch) else { return };
-        let peer = &mut self.peers[channel.peer as usize];
-        peer.channels.retain(|&c| c != ch);
         channel.counters.disconnects.add(1);
         self.happened += 1;
-        if peer.channels.is_empty() {
-            peer.state = PeerState::Idle;
-            if status.reason != Reason::Cancelled {
-                peer.last_error = Some(status.clone());
+        if let Some(peer) = self.peers.get_mut(channel.peer) {
+            peer.channels.retain(|&c| c != ch);
+            if peer.channels.is_empty() {
+                peer.state = PeerState::Idle;
+                if status.reason != Reason::Cancelled {
+                    peer.last_error = Some(status.clone());
+                }
             }
         }
         let provider = channel.caps.provider.name();
         let requests: Vec<u32> =
             self.requests.iter().filter(|(_, r)| r.ch == Some(ch)).map(|(i, _)| i).collect();
-        let responses: Vec<u32> = channel.responses.into_values().collect();
+        let responses: Vec<u32> = channel.responses.values().copied().collect();
+        drop(channel);
         // First nothing may touch memory any more; then callbacks say so.
         for &i in &requests {
             self.close_landing(fx, i);
@@ -191,7 +255,7 @@ impl Engine {
     /// The application ends the connections to a peer, and with them the attempts to connect: what
     /// waits for one fails too, and the next request asks for a new one.
     pub fn disconnect(&mut self, fx: &mut dyn Fx, peer: u32) {
-        let p = &mut self.peers[peer as usize];
+        let Some(p) = self.peers.get_mut(peer) else { return };
         let text = format!("disconnected from peer '{}'", p.name);
         let status = Status::new(Code::Unavailable, text).because(Reason::Cancelled);
         let (channels, queue) = (p.channels.clone(), std::mem::take(&mut p.queue));
@@ -211,7 +275,7 @@ impl Engine {
 
     /// An attempt to connect failed. If another may succeed, requests keep waiting.
     pub fn connect_failed(&mut self, fx: &mut dyn Fx, peer: u32, status: Status, retryable: bool) {
-        let p = &mut self.peers[peer as usize];
+        let Some(p) = self.peers.get_mut(peer) else { return };
         if !p.channels.is_empty() {
             return;
         }
@@ -234,7 +298,10 @@ impl Engine {
     pub(super) fn submit(&mut self, fx: &mut dyn Fx, request: u32) {
         let Some(r) = self.requests.get_mut(request) else { return };
         let Some(peer) = r.peer else { return };
-        let p = &mut self.peers[peer as usize];
+        let Some(p) = self.peers.get_mut(peer) else {
+            let status = Status::internal("the peer of a receive is not known any more");
+            return self.fail(fx, request, status);
+        };
         match p.channels.first() {
             Some(&ch) => {
                 self.send_request(fx, request, ch);

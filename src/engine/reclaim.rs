@@ -95,11 +95,17 @@ impl Response {
                 }
             }
             // A staged copy is the library's.
-            RState::Told(s) if s.staged.is_none() && range.holds(&s.tensor) => Use::Idle,
+            RState::Told(s) | RState::Deferred(s)
+                if s.staged.is_none() && range.holds(&s.tensor) =>
+            {
+                Use::Idle
+            }
             RState::Writing { source: s, .. } if s.staged.is_none() && range.holds(&s.tensor) => {
                 Use::Busy
             }
-            _ => Use::No,
+            RState::Staging(_) | RState::Told(_) | RState::Deferred(_) | RState::Writing { .. } => {
+                Use::No
+            }
         }
     }
 }
@@ -160,9 +166,11 @@ impl Engine {
             let status = range.status(&r.key, r.step, "the tensor");
             let ch = r.asked.ch;
             match &mut r.state {
-                RState::Told(_) => {
+                RState::Told(_) | RState::Deferred(_) => {
                     let Some(r) = self.forget(index) else { continue };
-                    let RState::Told(source) = r.state else { continue };
+                    let (RState::Told(source) | RState::Deferred(source)) = r.state else {
+                        continue;
+                    };
                     self.undeliverable(fx, &r.asked, (&r.key, r.step), source, status);
                     self.settle(fx, ch);
                 }

@@ -166,7 +166,9 @@ impl Engine {
 
     fn begin(&mut self, fx: &mut dyn Fx, index: u32, peer: u32) -> Result<(), Status> {
         let Some(r) = self.requests.get_mut(index) else { return Ok(()) };
-        let cached = self.peers[peer as usize].cache.get(&r.key).cloned();
+        // Named by the application.
+        self.peers.keep(peer);
+        let cached = self.peers.get_mut(peer).and_then(|p| p.cache.get(&r.key).cloned());
         let own = &self.stats.own;
         if cached.is_some() { &own.meta_hits } else { &own.meta_misses }.add(1);
         if let Target::Given { addr, .. } = r.target {
@@ -230,6 +232,7 @@ impl Engine {
             // without a destination, its sender tells.
             crate::log::debug(format_args!("a destination of {len} bytes is not opened: {why}"));
         }
+        let sealed = self.sealed(ch);
         let Some(r) = self.requests.get(index) else { return };
         let dst = r.landing.as_ref().and_then(|l| {
             let rkeys = l.window.as_ref()?.keys.map(|mr| mr.rkey);
@@ -241,11 +244,16 @@ impl Engine {
             step: r.step,
             any_meta: any_meta && dst.is_some(),
             dst,
-            checksum: self.settings.checksum,
+            checksum: sealed,
             cached: r.meta.clone(),
             key: &key,
         });
         self.send(fx, ch, &m, &key);
+    }
+
+    /// Whether all that goes over this channel has a checksum.
+    pub(super) fn sealed(&self, ch: ChanId) -> bool {
+        self.channels.get(ch).is_some_and(|c| c.seal.is_some())
     }
 
     pub(super) fn eager_max(&self, ch: ChanId) -> u64 {
@@ -258,7 +266,7 @@ impl Engine {
     /// [`USUAL_DIMS`] dimensions.
     pub(super) fn message_max(&self, ch: ChanId) -> u64 {
         const OVERHEAD: usize = 4 + 4 + 8 + 14 + 8 * USUAL_DIMS;
-        self.channels.get(ch).map_or(0, |c| c.caps.max_send.saturating_sub(OVERHEAD)) as u64
+        self.channels.get(ch).map_or(0, |c| c.room().saturating_sub(OVERHEAD)) as u64
     }
 }
 

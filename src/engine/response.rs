@@ -7,14 +7,14 @@
 mod content;
 mod runtime;
 
-use super::channel::ChanId;
+use super::channel::{ChanId, Channel};
 use super::{Buffer, Engine, Fx, MapError, Planted, WR_RESPONSE, Window, Work, checksum};
 use crate::api::*;
 use crate::fabric::keys::{Keys, Place, pieces};
 use crate::fabric::{Access, Mem};
 use crate::protocol::message::{self, Message, MetaResponse};
 use crate::protocol::select::{Choice, Facts, select};
-use crate::rendezvous::{MAX_TENSORS, RecvOutcome, SendOutcome, Sent, Waiter};
+use crate::rendezvous::{RecvOutcome, SendOutcome, Sent, Waiter};
 use crate::status::{Code, Reason, Status};
 
 /// What the peer asked for.
@@ -69,6 +69,8 @@ pub(super) enum RState {
     Asking,
     /// The content is being copied to host or registered memory.
     Staging(Source),
+    /// The content fits into a message, behind answers that wait for the peer to take them.
+    Deferred(Source),
     /// The metadata is out; the receiver asks for a write, or reads and says so.
     Told(Source),
     /// Writes are under way.
@@ -148,7 +150,10 @@ impl Engine {
             SendOutcome::Aborted(status) => Err(status),
             SendOutcome::Full => Err(Status::new(
                 Code::ResourceExhausted,
-                format!("{MAX_TENSORS} tensors wait to be taken; clean their steps up"),
+                format!(
+                    "{} tensors wait to be taken; clean their steps up",
+                    crate::limits::TENSORS
+                ),
             )),
         }
     }
@@ -156,6 +161,10 @@ impl Engine {
     pub(super) fn on_request(&mut self, fx: &mut dyn Fx, ch: ChanId, r: message::Request<'_>) {
         let Some(c) = self.channels.get(ch) else { return };
         let peer = c.peer;
+        if c.seal.is_some() != r.checksum {
+            let text = "a request that does not ask for a checksum, or asks where there are none";
+            return self.violation(ch, super::seal::loss(text.into()));
+        }
         if c.responses.contains_key(&r.index) {
             return self.violation(ch, Status::invalid("request index in use"));
         }
@@ -170,10 +179,11 @@ impl Engine {
         };
         c.counters.requests_received.add(1);
         self.happened += 1;
+        if let Some(c) = self.channels.get_mut(ch) {
+            c.used = fx.now();
+        }
         let cost = asked.cost(r.key);
-        let p = &self.peers[peer as usize];
-        let full = p.waiting >= self.settings.max_waiting
-            || p.waiting_bytes + cost > self.settings.max_waiting_bytes;
+        let full = self.has_too_many_waiting(peer, cost);
         let source = self.source.clone();
         let tolerate = self.settings.tolerate_dup_recv;
         let (responses, next_id) = (&mut self.responses, &mut self.next_id);
@@ -209,16 +219,7 @@ impl Engine {
             RecvOutcome::Waiting => match made {
                 Some((index, id)) => self.owe(fx, ch, peer, index, id, source),
                 None => {
-                    let p = &self.peers[peer as usize];
-                    let text = format!(
-                        "{} requests of this peer wait, with {} bytes of keys and places; {} with {} are \
-                         allowed",
-                        p.waiting,
-                        p.waiting_bytes,
-                        self.settings.max_waiting,
-                        self.settings.max_waiting_bytes
-                    );
-                    let status = Status::new(Code::ResourceExhausted, text);
+                    let status = self.too_many_waiting(peer);
                     self.send_error(fx, ch, r.index, &status);
                 }
             },
@@ -247,11 +248,10 @@ impl Engine {
         if let Some(c) = self.channels.get_mut(ch) {
             c.responses.insert(r.asked.index, index);
         }
-        self.peers[peer as usize].waiting += 1;
-        self.peers[peer as usize].waiting_bytes += r.cost;
+        let (key, step, cost) = (r.key.clone(), r.step, r.cost);
+        self.count_waiting(peer, cost);
         if let Some(source) = source {
-            let (key, step) = (r.key.clone(), r.step);
-            let peer = self.peers[peer as usize].name.clone();
+            let peer = self.peer_name(Some(peer));
             fx.run(Work::Source { source, response: id, peer, key, step });
         }
     }
@@ -261,10 +261,70 @@ impl Engine {
         if let Some(c) = self.channels.get_mut(r.asked.ch) {
             c.responses.remove(&r.asked.index);
         }
-        let p = &mut self.peers[r.peer as usize];
-        p.waiting = p.waiting.saturating_sub(1);
-        p.waiting_bytes = p.waiting_bytes.saturating_sub(r.cost);
+        self.waiting_bytes = self.waiting_bytes.saturating_sub(r.cost);
+        if let Some(p) = self.peers.get_mut(r.peer) {
+            p.waiting = p.waiting.saturating_sub(1);
+            p.waiting_bytes = p.waiting_bytes.saturating_sub(r.cost);
+        }
         Some(r)
+    }
+
+    fn count_waiting(&mut self, peer: u32, cost: usize) {
+        self.waiting_bytes += cost;
+        if let Some(p) = self.peers.get_mut(peer) {
+            p.waiting += 1;
+            p.waiting_bytes += cost;
+        }
+    }
+
+    /// Whether one more request of this peer may not wait. Who has more than what is left for all gets no
+    /// more: however many names somebody takes, as much as each of them has stays for a newcomer.
+    fn has_too_many_waiting(&self, peer: u32, cost: usize) -> bool {
+        let s = &self.settings;
+        let slots = super::slab::CAPACITY.saturating_sub(self.responses.len());
+        let left = s.max_waiting_bytes_all.saturating_sub(self.waiting_bytes);
+        self.peers.get(peer).is_none_or(|p| {
+            p.waiting >= s.max_waiting.min(slots)
+                || p.waiting_bytes + cost > s.max_waiting_bytes.min(left)
+        })
+    }
+
+    fn too_many_waiting(&self, peer: u32) -> Status {
+        let s = &self.settings;
+        let (waiting, bytes) =
+            self.peers.get(peer).map_or((0, 0), |p| (p.waiting, p.waiting_bytes));
+        let text = format!(
+            "{waiting} requests of this peer wait, with {bytes} bytes of keys and places; {} with {} are \
+             allowed, and of all peers {} bytes, of which {} are used",
+            s.max_waiting, s.max_waiting_bytes, s.max_waiting_bytes_all, self.waiting_bytes
+        );
+        Status::new(Code::ResourceExhausted, text)
+    }
+
+    /// Keeps content where it lies until the answers before it have gone.
+    fn defer(&mut self, fx: &mut dyn Fx, asked: Asked, key: &[u8], step: i64, source: Source) {
+        let ch = asked.ch;
+        if let Err(status) = self.room(ch) {
+            return self.undeliverable(fx, &asked, (key, step), source, status);
+        }
+        let Some(index) = self.response(asked, key, step, RState::Deferred(source)) else { return };
+        if let Some(c) = self.channels.get_mut(ch) {
+            c.deferred.push_back(index);
+        }
+    }
+
+    /// Sends content that was kept back, as far as it may go now.
+    pub(super) fn send_deferred(&mut self, fx: &mut dyn Fx, ch: ChanId) {
+        while let Some(index) = self.channels.get_mut(ch).and_then(Channel::next_deferred) {
+            let waits = |r: &Response| matches!(r.state, RState::Deferred(_));
+            if !self.responses.get(index).is_some_and(waits) {
+                continue; // Cancelled meanwhile.
+            }
+            let Some(r) = self.forget(index) else { continue };
+            if let RState::Deferred(source) = r.state {
+                self.send_content(fx, r.asked, &r.key, r.step, source);
+            }
+        }
     }
 
     /// A response that waited has its tensor.
@@ -381,8 +441,7 @@ impl Engine {
         if let Some(c) = self.channels.get_mut(ch) {
             c.responses.insert(request, index);
         }
-        self.peers[peer as usize].waiting += 1;
-        self.peers[peer as usize].waiting_bytes += cost;
+        self.count_waiting(peer, cost);
         Some(index)
     }
 
@@ -438,7 +497,7 @@ impl Engine {
             return; // Acknowledged when the writes have ended.
         }
         if let Some(r) = found.and_then(|i| self.forget_waiting(i))
-            && let RState::Told(source) = r.state
+            && let RState::Told(source) | RState::Deferred(source) = r.state
         {
             let status = Status::new(Code::Cancelled, "the receiver cancelled");
             self.end_source(
@@ -480,11 +539,11 @@ impl Engine {
         }
         let Some(r) = self.forget_waiting(index) else { return };
         let (source, failed) = match r.state {
-            RState::Told(source) => (source, None),
+            RState::Told(source) | RState::Deferred(source) => (source, None),
             RState::Writing { source, failed, .. } => (source, failed),
-            _ => return,
+            RState::Waiting | RState::Asking | RState::Staging(_) => return,
         };
-        let peer = &self.peers[r.peer as usize].name;
+        let peer = self.peer_name(Some(r.peer));
         // What failed before keeps its own cause.
         let status = failed.unwrap_or_else(|| {
             let mut status = status.clone();

@@ -73,7 +73,7 @@ impl Engine {
         };
         let (step, peer) = (r.step, r.peer);
         r.deadline = u64::MAX;
-        let from = match peer.map(|p| &self.peers[p as usize]) {
+        let from = match peer.and_then(|p| self.peers.get(p)) {
             Some(p) if p.channels.is_empty() => {
                 let met = match &p.last_error {
                     // It was connected before; what ended that explains more than no try at all.

@@ -319,7 +319,8 @@ pub struct rdma_mgr_options {
     pub meta_cache_entries: u32,
     /// Depth of send and receive queues; control messages in flight. RDMA_QP_QUEUE_DEPTH
     pub queue_depth: u32,
-    /// 1: content is validated end to end (xxh3).
+    /// 1: all messages and content have checksums (xxh3), in both directions; one side that has this set
+    /// is enough. Damage is RDMA_DATA_LOSS.
     pub checksum: u8,
     /// 1: duplicate receives wait instead of failing.
     pub tolerate_dup_recv: u8,

@@ -9,7 +9,7 @@ use super::doubt::{self, Doubt, Word};
 use super::sys::Tag;
 use super::world::{Early, EpKey, Link, World};
 use crate::bootstrap::{BootEvent, Bootstrap, Met, PeerHello};
-use crate::engine::{Engine, MAX_PEERS};
+use crate::engine::Engine;
 use crate::fabric::{Event, ProviderKind};
 use crate::log;
 use crate::observe::{Args, Trace};
@@ -92,6 +92,9 @@ impl Core {
 
     /// After each call into the engine: dials that are wanted, doorbells, endpoints that ended.
     pub fn finish(&mut self) {
+        for peer in self.engine.take_forgotten() {
+            self.world.routes.remove(&peer);
+        }
         self.world.flush();
         self.world.bury();
         self.dial_wanted();
@@ -206,12 +209,14 @@ impl Core {
         sock: Option<std::os::fd::OwnedFd>,
         address: String,
     ) {
-        if let Err(status) = self.room_for_peer(&hello.name) {
-            log::warn(format_args!("a connection was turned away: {status}"));
-            self.world.fresh.remove(&key);
-            return self.world.dying.push(key);
-        }
-        let peer = self.engine.peer_index(&hello.name);
+        let peer = match self.room_for_peer(&hello.name, key.0) {
+            Ok(peer) => peer,
+            Err(status) => {
+                log::warn(format_args!("a connection was turned away: {status}"));
+                self.world.fresh.remove(&key);
+                return self.world.dying.push(key);
+            }
+        };
         let route = self.world.routes.entry(peer).or_default();
         if let Some(token) = token {
             // Dialled peers were checked by name: this is the peer that was meant.
@@ -247,6 +252,9 @@ impl Core {
         }
         world.links.insert(ch, Link { ep: key, alive: sock, doubt: Doubt::None });
         world.chans.insert(key, ch);
+        if let Some(seeds) = hello.seeds {
+            engine.channel_seal(ch, seeds);
+        }
         engine.channel_open(world, ch);
         for event in fresh.early {
             match event {
@@ -274,7 +282,7 @@ impl Core {
             true => (Status::gone(format!("it ended while connecting: {}", status.message)), false),
             false => (status, retryable),
         };
-        let name = self.engine.peer(peer).name.clone();
+        let Some(name) = self.engine.peer(peer).map(|p| p.name.clone()) else { return };
         log::info(format_args!("connecting to peer '{name}' failed: {status}"));
         let began = self.world.routes.get_mut(&peer).and_then(|r| r.dialled.take());
         trace_connect(&self.world.trace, &name, "", began, status.code);
@@ -304,7 +312,7 @@ impl Core {
                 self.world.tries = true;
                 continue;
             }
-            let known = self.engine.peer(peer);
+            let Some(known) = self.engine.peer(peer) else { continue };
             let needed =
                 known.channels.is_empty() && (route.wanted || self.engine.wants_connection(peer));
             route.next_try = None;
@@ -349,13 +357,11 @@ impl Core {
         busy.count() == 0
     }
 
-    /// Whether this peer is known or can become so.
-    pub fn room_for_peer(&self, name: &str) -> Result<(), Status> {
-        if self.engine.find_peer(name).is_some() || self.engine.peers().len() < MAX_PEERS {
-            return Ok(());
-        }
-        let text = format!("{MAX_PEERS} peers are known, '{name}' would be one too many");
-        Err(Status::new(Code::ResourceExhausted, text))
+    /// The index of a peer that has connected, if there is room for it and for one more connection.
+    fn room_for_peer(&mut self, name: &str, kind: ProviderKind) -> Result<u32, Status> {
+        let peer = self.engine.guest(name)?;
+        self.engine.room_for_channel(&mut self.world, peer, kind)?;
+        Ok(peer)
     }
 
     /// Index of a peer that must be known.

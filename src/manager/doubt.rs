@@ -223,7 +223,7 @@ mod tests {
         let Core { engine, world, .. } = &mut *core;
         let caps =
             world.adapters[ProviderKind::Loopback as usize].as_ref().map(|a| a.caps().clone());
-        let peer = engine.peer_index("b");
+        let peer = engine.add_peer("b").unwrap();
         let ch =
             engine.channel_new(world, peer, [1; 16], caps.expect("caps"), false).expect("channel");
         let ep = (ProviderKind::Ibverbs, EP);
@@ -242,7 +242,7 @@ mod tests {
     fn end(core: &Core, ch: ChanId) -> Option<Status> {
         let peer = core.engine.find_peer("b").expect("peer");
         let live = core.world.links.contains_key(&ch);
-        (!live).then(|| core.engine.peer(peer).last_error.clone().expect("status"))
+        (!live).then(|| core.engine.peer(peer).unwrap().last_error.clone().expect("status"))
     }
 
     #[test]

@@ -18,6 +18,7 @@ use crate::bootstrap::{AddressBlob, BootConfig, Bootstrap, Identity, Offer};
 use crate::config::{Config, Progress};
 use crate::engine::{Engine, Range, Settings, Work};
 use crate::fabric::{self, ProviderKind};
+use crate::limits;
 use crate::log;
 use crate::memory::pool::Pool;
 use crate::observe::{Stats, Trace};
@@ -424,8 +425,10 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         meta_cache_entries: config.meta_cache_entries,
         checksum: config.checksum,
         tolerate_dup_recv: config.tolerate_dup_recv,
-        max_waiting: MAX_WAITING,
-        max_waiting_bytes: MAX_WAITING_BYTES,
+        max_waiting: limits::WAITING,
+        max_waiting_bytes: limits::WAITING_BYTES,
+        max_waiting_bytes_all: limits::WAITING_BYTES_ALL,
+        guest_descriptors: limits::guest_descriptors(),
     };
     let pool = Pool::new(sys::physical_memory());
     if adapters.iter().flatten().any(|a| !a.caps().windows) {
@@ -463,10 +466,6 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
 
 /// Transfers whose memory is unregistered get this long to end without their connections.
 const RECLAIM: Duration = Duration::from_secs(2);
-/// Requests of one peer that may wait for tensors.
-const MAX_WAITING: usize = 1 << 17;
-/// Memory that these may take, in bytes.
-const MAX_WAITING_BYTES: usize = 256 << 20;
 
 // `Work` holds application closures, which are `Send`; the manager may be used from any thread.
 const _: () = {

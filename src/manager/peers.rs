@@ -46,12 +46,11 @@ impl Manager {
         incarnation: Option<[u8; 16]>,
     ) -> Result<(), Status> {
         self.call(|core| {
-            core.room_for_peer(peer)?;
-            let index = core.engine.peer_index(peer);
-            let known = core.engine.peer(index);
+            let index = core.engine.add_peer(peer)?;
             // An imported address of another incarnation: the old process is gone.
-            let stale = incarnation.is_some_and(|i| i != known.incarnation);
-            for ch in if stale { known.channels.clone() } else { Vec::new() } {
+            let known = core.engine.peer(index);
+            let stale = known.filter(|k| incarnation.is_some_and(|i| i != k.incarnation));
+            for ch in stale.map_or_else(Vec::new, |k| k.channels.clone()) {
                 let status = Status::new(Code::Unavailable, format!("peer '{peer}' restarted"))
                     .because(Reason::PeerRestarted);
                 core.engine.channel_down(&mut core.world, ch, status);
@@ -81,10 +80,9 @@ impl Manager {
         }
         let index = self.call(|core| {
             let index = core.peer(peer)?;
-            if core.engine.peer(index).channels.is_empty() {
+            if core.engine.peer(index).is_some_and(|p| p.channels.is_empty()) {
                 use crate::engine::Fx;
-                let name = core.engine.peer(index).name.clone();
-                core.world.connect(index, &name);
+                core.world.connect(index, peer);
                 core.engine.connecting(index);
             }
             Ok::<u32, Status>(index)
@@ -94,7 +92,7 @@ impl Manager {
         let waiter = Arc::new(Waiter::default());
         let connected = self.block(&waiter, Some(timeout), || {
             let core = self.core.lock();
-            let p = core.engine.peer(index);
+            let Some(p) = core.engine.peer(index) else { return false };
             if !p.channels.is_empty() {
                 return true;
             }
@@ -109,7 +107,10 @@ impl Manager {
             (_, Some(status)) => Err(status),
             (false, None) => {
                 self.refuse_closing()?;
-                let why = self.core.lock().engine.peer(index).tries.text();
+                let core = self.core.lock();
+                let tries = core.engine.peer(index).map(|p| p.tries.text());
+                let why = tries.unwrap_or_else(|| "no answer".to_owned());
+                drop(core);
                 let text = format!("peer '{peer}' not connected after {}: {why}", seconds(timeout));
                 Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
             }
@@ -136,7 +137,8 @@ impl Manager {
     pub fn peer_info(&self, peer: &str) -> Result<PeerInfo, Status> {
         let core = self.core.lock();
         let index = core.peer(peer)?;
-        let p = core.engine.peer(index);
+        let none = || Status::new(Code::NotFound, format!("peer '{peer}' is not known any more"));
+        let p = core.engine.peer(index).ok_or_else(none)?;
         let route = core.world.routes.get(&index);
         let channel = p.channels.first().and_then(|&c| core.engine.channel(c));
         let reason = match (channel, &p.last_error) {

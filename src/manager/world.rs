@@ -16,6 +16,7 @@ use super::sys::{Epoll, Tag};
 use crate::bootstrap::{Backoff, Negotiator, PeerHello};
 use crate::engine::{Buffer, ChanId, Fx, INITIAL_CREDITS, MapError, Window, Work};
 use crate::fabric::{Access, EpId, Event, Mem, PostError, ProviderKind, Remote};
+use crate::limits::{EARLY, EARLY_BYTES, EARLY_BYTES_ALL};
 use crate::memory::pool::Pool;
 use crate::observe::Trace;
 use crate::status::{Code, Reason, Status};
@@ -31,29 +32,33 @@ pub type EpKey = (ProviderKind, EpId);
 pub struct Fresh {
     /// How its connection went.
     pub connected: Option<Result<(), Status>>,
-    /// What arrived meanwhile, [`MAX_EARLY`] at most.
+    /// What arrived meanwhile, bounded in number and bytes.
     pub early: Vec<Early>,
+    /// Bytes of its messages.
+    bytes: usize,
     /// That was too much: the endpoint is ended instead.
     pub flooded: bool,
 }
 
-/// Events of an endpoint that is not a channel yet. A peer that keeps the protocol has few messages
-/// under way before it is told of more credit.
-const MAX_EARLY: usize = 2 * INITIAL_CREDITS as usize;
+const _: () = assert!(EARLY >= 2 * INITIAL_CREDITS as usize);
 
 impl Fresh {
-    fn keep(&mut self, event: Event) {
+    /// Keeps an event; `room` is what messages of all such endpoints may still take.
+    fn keep(&mut self, event: Event, room: usize) {
         if self.flooded {
             return;
         }
-        if self.early.len() >= MAX_EARLY {
+        let more = if let Event::Message { bytes, .. } = &event { bytes.bytes().len() } else { 0 };
+        if self.early.len() >= EARLY || self.bytes + more > EARLY_BYTES || more > room {
             let text = "the peer sent more than it may before the handshake was over";
             let status = Status::new(Code::ResourceExhausted, text).because(Reason::RemoteError);
             self.connected = Some(Err(status.clone()));
             self.early = vec![Early::Down(status)];
+            self.bytes = 0;
             self.flooded = true;
             return;
         }
+        self.bytes += more;
         match event {
             Event::Connected(_) => self.connected = Some(Ok(())),
             Event::Message { bytes, .. } => self.early.push(Early::Message(bytes.bytes().to_vec())),
@@ -252,8 +257,10 @@ impl World {
 
     /// Keeps an event of an endpoint that is not a channel yet.
     pub fn keep_early(&mut self, key: EpKey, event: Event) {
+        // Handshakes are few: their number is bounded.
+        let used: usize = self.fresh.values().map(|f| f.bytes).sum();
         if let Some(fresh) = self.fresh.get_mut(&key) {
-            fresh.keep(event);
+            fresh.keep(event, EARLY_BYTES_ALL.saturating_sub(used));
         }
     }
 }
@@ -485,16 +492,34 @@ mod tests {
     fn what_comes_before_the_end_of_the_handshake_is_bounded() {
         let mut fresh = Fresh::default();
         let ep = EpId(1);
-        fresh.keep(Event::Connected(ep));
-        for imm in 0..MAX_EARLY as u32 {
-            fresh.keep(Event::Written { ep, imm });
+        fresh.keep(Event::Connected(ep), EARLY_BYTES_ALL);
+        for imm in 0..EARLY as u32 {
+            fresh.keep(Event::Written { ep, imm }, EARLY_BYTES_ALL);
         }
         assert_eq!(fresh.connected, Some(Ok(())));
         for imm in 0..100_000 {
-            fresh.keep(Event::Written { ep, imm });
+            fresh.keep(Event::Written { ep, imm }, EARLY_BYTES_ALL);
         }
         assert!(matches!(&fresh.early[..], [Early::Down(_)]));
         assert_eq!(fresh.connected.unwrap().unwrap_err().code, Code::ResourceExhausted);
+    }
+
+    #[test]
+    fn r08_what_comes_before_the_end_of_the_handshake_is_bounded_in_bytes() {
+        static LONG: [u8; 200 << 10] = [0; 200 << 10];
+        let message = || {
+            // SAFETY: static.
+            let bytes = unsafe { crate::fabric::View::new(LONG.as_ptr(), LONG.len()) };
+            Event::Message { ep: EpId(1), bytes }
+        };
+        let flooded = |rooms: &[usize]| {
+            let mut fresh = Fresh::default();
+            rooms.iter().for_each(|&room| fresh.keep(message(), room));
+            fresh.flooded
+        };
+        assert!(!flooded(&[EARLY_BYTES_ALL; 5]));
+        assert!(flooded(&[EARLY_BYTES_ALL; 6]), "of one connection");
+        assert!(flooded(&[LONG.len() - 1]), "of all together");
     }
 
     #[test]

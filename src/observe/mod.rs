@@ -168,6 +168,17 @@ impl Stats {
         peers.entry(key).or_default().clone()
     }
 
+    /// Forgets the counters of a peer. Those that somebody still counts in stay.
+    pub fn forget(&self, peer: &str) {
+        let mut peers = self.peers.lock();
+        for via in ["", "loopback", "shm", "ibverbs", "tcp"] {
+            let key = (peer.to_owned(), via);
+            if peers.get(&key).is_some_and(|c| Arc::strong_count(c) == 1) {
+                peers.remove(&key);
+            }
+        }
+    }
+
     /// Sums over the providers of a peer: bytes sent and received, requests sent and received.
     pub fn totals(&self, peer: &str) -> [u64; 4] {
         let peers = self.peers.lock();

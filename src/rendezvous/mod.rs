@@ -10,6 +10,7 @@ use foldhash::HashMap;
 use smallvec::SmallVec;
 
 use crate::api::{SendDone, Tensor};
+use crate::limits::{ABORTED_STEPS, TENSORS};
 use crate::status::Status;
 
 /// A tensor that was sent and not yet taken.
@@ -77,10 +78,6 @@ pub struct Drained {
     pub waiters: Vec<Waiter>,
 }
 
-/// Tensors that may wait to be taken.
-pub const MAX_TENSORS: usize = 1 << 20;
-/// Aborted steps that are remembered without having been cleaned up.
-const MAX_ABORTED: usize = 65536;
 const MAX_SPARE: usize = 64;
 
 /// The table. See the module's text.
@@ -124,7 +121,7 @@ impl Table {
     /// Puts a tensor in, or hands it to the first waiter.
     pub fn send(&mut self, key: &[u8], step: i64, sent: Sent) -> (SendOutcome, Option<Sent>) {
         let deadline = sent.deadline;
-        let full = self.tensors >= MAX_TENSORS;
+        let full = self.tensors >= TENSORS;
         let s = self.step(step);
         if let Some(status) = &s.aborted {
             return (SendOutcome::Aborted(status.clone()), Some(sent));
@@ -211,7 +208,7 @@ impl Table {
         if s.aborted.is_none() {
             s.aborted = Some(status);
             self.aborted.push_back(step);
-            while self.aborted.len() > MAX_ABORTED {
+            while self.aborted.len() > ABORTED_STEPS {
                 if let Some(old) = self.aborted.pop_front() {
                     self.steps.remove(&old);
                 }

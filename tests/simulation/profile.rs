@@ -106,6 +106,8 @@ impl Profile {
                 tolerate_dup_recv,
                 max_waiting: if quiet { 1024 } else { rng.pick(&[2, 20, 1024]) },
                 max_waiting_bytes: if quiet { 1 << 30 } else { rng.pick(&[500, 5000, 1 << 30]) },
+                max_waiting_bytes_all: 1 << 31,
+                guest_descriptors: 1000,
             };
             per_node.push((caps, settings));
         }

@@ -55,7 +55,7 @@ impl Sim {
             engine.add_device(Arc::new(NoCopies)).unwrap();
         }
         for other in (0..self.w.profile.nodes).filter(|&n| n != node) {
-            engine.peer_index(&format!("node{other}"));
+            engine.add_peer(&format!("node{other}")).unwrap();
         }
         if self.app.sources[node] {
             let (mail, who) = (self.app.mail.clone(), self.w.who(node));
@@ -175,10 +175,17 @@ impl Sim {
         let manual = self.w.profile.manual;
         let name = format!("node{}", peer.node);
         let opened = self.call(who.node, |e, fx| {
-            let index = e.peer_index(&name);
+            let index = e.guest(&name).unwrap();
             e.channel_new(fx, index, incarnation, caps, manual)
         });
         let Some(ch) = opened else { return self.w.end(conn, side, false) };
+        let wanted = |who: Who| self.w.profile.per_node[who.node].1.checksum;
+        if wanted(who) || wanted(peer) {
+            // As the handshake does: one seed for each direction, the other side's the other way round.
+            let seed = |side: usize| conn as u64 * 2 + side as u64;
+            let seeds = [seed(side), seed(1 - side)];
+            self.call(who.node, |e, _| e.channel_seal(ch, seeds));
+        }
         self.w.trace(|| format!("conn {conn}.{side} of {who:?} is channel {ch:#x} to {peer:?}"));
         self.w.nodes[who.node].chans.insert(ch, (conn, side));
         let end = &mut self.w.conns[conn].ends[side];
@@ -198,7 +205,7 @@ impl Sim {
         let name = format!("node{to}");
         let engine = self.engines[who.node].as_ref().unwrap();
         let index = engine.find_peer(&name).unwrap();
-        if !engine.peer(index).channels.is_empty() && self.w.rng.percent(50) {
+        if !engine.peer(index).unwrap().channels.is_empty() && self.w.rng.percent(50) {
             return;
         }
         let there = self.w.nodes[to].up && !self.w.nodes[to].closing;

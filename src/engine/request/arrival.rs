@@ -1,6 +1,7 @@
 //! What comes back for a request: content, metadata, writes, the ends of reads and copies.
 
 use super::*;
+use crate::engine::seal::loss;
 
 impl Engine {
     /// The request of this index, if it is on this channel and waits for an answer.
@@ -24,6 +25,9 @@ impl Engine {
         meta: Meta,
         content: &[u8],
     ) {
+        if sum.is_none() && meta.nbytes > 0 && self.sealed(ch) {
+            return self.violation(ch, loss("content".into()));
+        }
         let Some(r) = self.answered(ch, index) else { return };
         r.protocol = Protocol::Eager;
         let ready = r.meta.as_ref() == Some(&meta);
@@ -75,6 +79,10 @@ impl Engine {
 
     pub(in crate::engine) fn on_meta(&mut self, fx: &mut dyn Fx, ch: ChanId, m: MetaResponse) {
         let index = m.index;
+        // With `follows` the checksum comes in CONTENT_DONE.
+        if m.checksum.is_none() && m.meta.nbytes > 0 && !m.follows && self.sealed(ch) {
+            return self.violation(ch, loss("metadata".into()));
+        }
         let Some(r) = self.answered(ch, index) else { return };
         r.checksum = m.checksum;
         if m.follows {
@@ -150,7 +158,8 @@ impl Engine {
         }
     }
 
-    /// All content was written: the immediate, or CONTENT_DONE with the checksum, arrived.
+    /// All content was written: the immediate, or CONTENT_DONE with the checksum, arrived. Where there
+    /// have to be checksums, an immediate does not get here.
     pub(in crate::engine) fn on_written(
         &mut self,
         fx: &mut dyn Fx,

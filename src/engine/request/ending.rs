@@ -22,8 +22,8 @@ impl Engine {
         let windows = r.ch.and_then(|ch| self.channels.get(ch)).is_some_and(|c| c.caps.windows);
         match &mut r.state {
             State::Queued => {
-                if let Some(p) = r.peer {
-                    self.peers[p as usize].queue.retain(|&q| q != index);
+                if let Some(p) = r.peer.and_then(|p| self.peers.get_mut(p)) {
+                    p.queue.retain(|&q| q != index);
                 }
                 self.fail(fx, index, status);
             }
@@ -67,6 +67,7 @@ impl Engine {
         status: &Status,
         provider: &'static str,
     ) {
+        let from = self.peer_name(self.requests.get(index).and_then(|r| r.peer));
         let Some(r) = self.requests.get_mut(index) else { return };
         r.ch = None;
         match &r.state {
@@ -86,7 +87,7 @@ impl Engine {
                     "'{}' of step {} from peer '{}' over {provider}: {}",
                     String::from_utf8_lossy(&r.key),
                     r.step,
-                    self.peers[r.peer.unwrap_or(0) as usize].name,
+                    from,
                     status.message
                 );
                 self.fail(fx, index, status);
@@ -169,10 +170,9 @@ impl Engine {
     /// Caches the metadata of a receive that ended well: the only place that does, so no tensor for
     /// which there was no memory is ever in the cache.
     fn remember(&mut self, peer: Option<u32>, key: &[u8], meta: &Meta) {
-        let Some(peer) = peer else { return };
-        let cache = &mut self.peers[peer as usize].cache;
-        if cache.get(key) != Some(meta) {
-            cache.put(key.into(), meta.clone());
+        let Some(peer) = peer.and_then(|p| self.peers.get_mut(p)) else { return };
+        if peer.cache.get(key) != Some(meta) {
+            peer.cache.put(key, meta);
         }
     }
 
@@ -184,8 +184,8 @@ impl Engine {
         if let Some(buffer) = r.buffer.take() {
             fx.free(buffer);
         }
-        if let Some(peer) = r.peer {
-            self.peers[peer as usize].cache.pop(&r.key);
+        if let Some(peer) = r.peer.and_then(|p| self.peers.get_mut(p)) {
+            peer.cache.remove(&r.key);
         }
         self.submit(fx, index);
     }

@@ -114,6 +114,7 @@ impl Engine {
         len: u64,
         access: Access,
     ) -> Result<(), Status> {
+        let sealed = self.sealed(ch);
         let Some(r) = self.requests.get_mut(index) else { return Ok(()) };
         if r.device == 0 {
             match fx.open(ch, r.dst, len, access) {
@@ -126,7 +127,7 @@ impl Engine {
                 Err(MapError::NeedProxy) => {}
             }
         } else if !matches!(r.target, Target::Library)
-            && !self.settings.checksum
+            && !sealed
             && let Some(window) = fx.open_device(ch, r.dst, len, r.device)
         {
             let window = Some(window);

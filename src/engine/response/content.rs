@@ -106,6 +106,9 @@ impl Engine {
         let sum = if sum { Some(checksum(content)) } else { None };
         let choice = if asked.granted { Choice::Put { tell: false } } else { select(facts) };
         match choice {
+            Choice::Eager if c.is_congested() && meta.nbytes > 0 => {
+                self.defer(fx, asked, key, step, source)
+            }
             Choice::Eager => {
                 let meta = meta.clone();
                 let m = Message::Content { index: asked.index, checksum: sum, meta, content };

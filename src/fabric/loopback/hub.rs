@@ -15,7 +15,7 @@ const MAGIC: &[u8] = b"rdma-loop\x01";
 const ADDRESS_LEN: usize = MAGIC.len() + 4 + 16 + 8 + 4 + 8;
 
 /// Bytes of messages that may wait at one endpoint.
-const INBOX_BYTES: usize = 16 << 20;
+const INBOX_BYTES: usize = crate::limits::LOOPBACK_INBOX;
 
 /// One endpoint as its peer sees it.
 pub struct End {

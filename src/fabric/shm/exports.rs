@@ -15,6 +15,7 @@ use crate::status::{Code, Status};
 const SLOT_BITS: u32 = 14;
 /// Most regions at a time.
 pub(crate) const MAX_REGIONS: usize = 1 << SLOT_BITS;
+const _: () = assert!(MAX_REGIONS == crate::limits::SHM_REGIONS);
 /// The table begins here; the first page holds the doorbell.
 const TABLE: usize = 4096;
 /// Bytes of the memfd; pages that were never used cost nothing.

@@ -9,14 +9,8 @@ use super::foreign::{Foreign, ForeignMap};
 use super::ring::MAX_POOLS;
 use super::sys;
 use crate::fabric::PoolSegment;
+use crate::limits::{SHM_SEGMENT_MEMORY, SHM_SEGMENT_MEMORY_ALL, SHM_SEGMENTS_ALL};
 use crate::status::Status;
-
-/// Most segments of all peers together: each is one of the 65,530 mappings that a process may have.
-const MAX_MAPPED: usize = 16 * 1024;
-/// Most bytes of one peer's segments, as a multiple of the memory of this host, on which the peer runs too.
-const PEER_MEMORY: u64 = 2;
-/// The same for all peers together.
-const ALL_MEMORY: u64 = 16;
 
 /// A segment of this process.
 #[derive(Debug)]
@@ -93,7 +87,10 @@ impl MapBudget {
     /// What this host bears.
     pub(crate) fn host() -> MapBudget {
         let memory = sys::physical_memory();
-        MapBudget::of(memory.saturating_mul(PEER_MEMORY), memory.saturating_mul(ALL_MEMORY))
+        MapBudget::of(
+            memory.saturating_mul(SHM_SEGMENT_MEMORY),
+            memory.saturating_mul(SHM_SEGMENT_MEMORY_ALL),
+        )
     }
 
     fn of(peer: u64, all: u64) -> MapBudget {
@@ -103,7 +100,7 @@ impl MapBudget {
     /// Takes a share for one segment, if there is one. Only the adapter's driver adds.
     fn take(self: &Arc<MapBudget>, len: u64) -> Option<Share> {
         let bytes = self.bytes.load(Ordering::Relaxed).checked_add(len)?;
-        if bytes > self.all || self.count.load(Ordering::Relaxed) >= MAX_MAPPED {
+        if bytes > self.all || self.count.load(Ordering::Relaxed) >= SHM_SEGMENTS_ALL {
             return None;
         }
         self.bytes.fetch_add(len, Ordering::Relaxed);

@@ -27,7 +27,7 @@ pub(crate) const HEADER: usize = 8;
 /// Most WRITEs of one endpoint that may be unanswered.
 pub(crate) const MAX_WRITES: usize = 1024;
 /// Most pool segments that one endpoint passes to its peer.
-pub(crate) const MAX_POOLS: usize = 1024;
+pub(crate) const MAX_POOLS: usize = crate::limits::SHM_SEGMENTS;
 /// Largest payload of a record.
 pub(crate) const MAX_PAYLOAD: usize = 12 * 1024 + 64;
 

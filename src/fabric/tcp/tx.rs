@@ -14,7 +14,7 @@ const AHEAD: u64 = 256 << 10;
 /// Bytes of one gathered send.
 const GATHER: u64 = 2 << 20;
 /// Bytes of SENDs that may wait for the socket.
-const MSG_QUEUE: usize = 1 << 20;
+const MSG_QUEUE: usize = crate::limits::TCP_MESSAGES;
 /// Answers that may wait for the socket: more than a peer of this version asks for.
 pub const MAX_ANSWERS: usize = super::MAX_OPS;
 

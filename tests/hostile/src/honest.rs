@@ -1,5 +1,6 @@
 //! An honest manager, and contents that tell whose they are.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -48,24 +49,46 @@ pub struct Got {
     pub right: bool,
 }
 
+/// Answers of [`Honest::serve`]: begun, ended.
+#[derive(Default)]
+pub struct Counts {
+    begun: AtomicU64,
+    ended: AtomicU64,
+}
+
+impl Counts {
+    /// Answers begun, answers ended.
+    pub fn get(&self) -> (u64, u64) {
+        (self.begun.load(Ordering::Acquire), self.ended.load(Ordering::Acquire))
+    }
+}
+
 /// A manager with what this crate needs around it.
 pub struct Honest {
     /// The manager.
     pub manager: Arc<Manager>,
+    /// How the source's answers stand.
+    pub counts: Arc<Counts>,
 }
 
 impl Honest {
     /// Starts one; it listens on loopback.
     pub fn start(mut config: Config) -> Honest {
         config.listen.get_or_insert_with(|| "127.0.0.1:0".into());
+        Honest::quiet(config)
+    }
+
+    /// Starts one that listens nowhere: nobody can dial it.
+    pub fn quiet(mut config: Config) -> Honest {
         config.finish().expect("settings");
-        Honest { manager: Manager::new(config).expect("manager") }
+        Honest { manager: Manager::new(config).expect("manager"), counts: Arc::default() }
     }
 
     /// Answers each request whose key begins with `gen:<length>` by the pattern of that length, and
     /// every other one with NOT_FOUND.
     pub fn serve(&self) {
         let me = Arc::downgrade(&self.manager);
+        let counts = self.counts.clone();
         let source: SourceFn = Arc::new(move |response, _peer, key, step| {
             let Some(manager) = me.upgrade() else { return };
             let Some(len) = generated_len(key) else {
@@ -75,9 +98,14 @@ impl Honest {
             };
             let data = pattern(key, step, len);
             let tensor = Tensor { meta: meta(len), addr: data.as_ptr() as u64, device: 0 };
-            let done: SendDone = Box::new(move |_, _| drop(data));
+            let ends = counts.clone();
+            let done: SendDone = Box::new(move |_, _| {
+                drop(data);
+                ends.ended.fetch_add(1, Ordering::AcqRel);
+            });
             // SAFETY: the content lives in `done`, which runs when it is not needed any more.
-            let _ = unsafe { manager.response_send(response, tensor, Some(done)) };
+            let answered = unsafe { manager.response_send(response, tensor, Some(done)) };
+            counts.begun.fetch_add(u64::from(answered.is_ok()), Ordering::AcqRel);
         });
         self.manager.set_source(Some(source)).expect("source");
     }

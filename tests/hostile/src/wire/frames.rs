@@ -123,9 +123,22 @@ impl Client {
         self.raw(&frame.bytes())
     }
 
-    /// Sends a control message.
+    /// Sends a control message, with its checksum where there are any.
     pub fn message(&mut self, message: &[u8]) -> io::Result<()> {
-        self.frame(&Frame::send(message))
+        let sealed = self.seal(message);
+        self.frame(&Frame::send(&sealed))
+    }
+
+    /// The message with its checksum, which counts it as sent.
+    pub fn seal(&mut self, message: &[u8]) -> Vec<u8> {
+        let mut bytes = message.to_vec();
+        if let (true, Some(keys)) = (self.sealed, &self.keys) {
+            let seed = keys.seeds[usize::from(self.role)];
+            let covered = [&self.messages.to_le_bytes()[..], message].concat();
+            bytes.extend(xxhash_rust::xxh3::xxh3_64_with_seed(&covered, seed).to_le_bytes());
+            self.messages += 1;
+        }
+        bytes
     }
 
     /// The next frame of the provider.
@@ -144,12 +157,16 @@ impl Client {
         Frame::parse(&head).map(|(f, _)| f).ok_or_else(|| wrong("a frame cut short"))
     }
 
-    /// The next control message of this type; others are passed over. PINGs are answered.
+    /// The next control message of this type, without its checksum; others are passed over. PINGs are
+    /// answered.
     pub fn next_message(&mut self, kind: u8) -> io::Result<Vec<u8>> {
         loop {
-            let frame = self.next_frame()?;
+            let mut frame = self.next_frame()?;
             if frame.kind != SEND {
                 continue;
+            }
+            if self.sealed {
+                frame.payload.truncate(frame.payload.len().saturating_sub(8));
             }
             match frame.payload.first() {
                 Some(&k) if k == kind => return Ok(frame.payload),

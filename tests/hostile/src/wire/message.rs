@@ -83,6 +83,12 @@ pub fn content(index: u32, meta: &[u8], content: &[u8]) -> Vec<u8> {
     any(CONTENT, 0, 0, &[&index.to_le_bytes(), meta, content])
 }
 
+/// The same with the content's checksum.
+pub fn content_checked(index: u32, meta: &[u8], content: &[u8]) -> Vec<u8> {
+    let sum = xxhash_rust::xxh3::xxh3_64(content).to_le_bytes();
+    any(CONTENT, 8, 0, &[&index.to_le_bytes(), &sum, meta, content])
+}
+
 /// ERROR_STATUS.
 pub fn error(index: u32, code: i32, text: &[u8]) -> Vec<u8> {
     any(ERROR, 0, 0, &[&index.to_le_bytes(), &code.to_le_bytes(), text])

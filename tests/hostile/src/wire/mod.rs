@@ -166,12 +166,14 @@ fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
     mac.finalize().into_bytes().into()
 }
 
-/// What the secret gives for one handshake.
+/// What the secret, or an empty one without, gives for one handshake.
 pub struct Keys {
     /// The connector's proof and the acceptor's.
     pub proofs: [[u8; 32]; 2],
     /// Key of the tags on what follows AUTH.
     pub session: [u8; 32],
+    /// Seeds of the checksums on control messages: of the connector's and of the acceptor's.
+    pub seeds: [u64; 2],
 }
 
 impl Keys {
@@ -179,11 +181,13 @@ impl Keys {
     pub fn new(secret: &[u8], nonces: [&[u8; 32]; 2], frames: [&[u8]; 2]) -> Keys {
         let lengths = frames.map(|f| (f.len() as u64).to_le_bytes());
         let derive = |role: u8| {
-            let label = b"rdma-transport handshake 1\0";
+            let label = b"rdma-transport handshake 2\0";
             let (l, f) = (lengths, frames);
             hmac(secret, &[label, &[role], nonces[0], nonces[1], &l[0], f[0], &l[1], f[1]])
         };
-        Keys { proofs: [derive(0), derive(1)], session: derive(2) }
+        let seeds = derive(3);
+        let seed = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| seeds[at + i]));
+        Keys { proofs: [derive(0), derive(1)], session: derive(2), seeds: [seed(0), seed(8)] }
     }
 
     /// The tag of the frame number `seq` after AUTH of the side with this role (0: connector).
@@ -200,8 +204,11 @@ pub struct Client {
     pub facts: Facts,
     /// What the other side said of itself.
     pub theirs: Option<Facts>,
-    /// The keys, with a secret.
+    /// The keys, once both have said HELLO.
     pub keys: Option<Keys>,
+    /// Checksums go on messages: either side has the option. Cleared, they are left out.
+    pub sealed: bool,
+    messages: u64,
     role: u8,
     sent: u64,
     own: Vec<u8>,
@@ -228,6 +235,8 @@ impl Client {
             facts,
             theirs: None,
             keys: None,
+            sealed: false,
+            messages: 0,
             role,
             sent: 0,
             own: Vec::new(),
@@ -256,8 +265,8 @@ impl Client {
         let mut c = Client::over(stream, facts, 1)?;
         c.read_hello(None)?;
         c.hello(secret.is_some())?;
-        if let Some(secret) = secret {
-            c.derive(secret);
+        c.derive(secret.unwrap_or_default());
+        if secret.is_some() {
             c.expect(AUTH)?;
             c.prove()?;
         }
@@ -286,7 +295,7 @@ impl Client {
         self.raw(&own)
     }
 
-    /// Reads the other side's HELLO or HELLO_ACK; with a secret, the keys follow.
+    /// Reads the other side's HELLO or HELLO_ACK; the keys follow.
     pub fn read_hello(&mut self, secret: Option<&[u8]>) -> io::Result<()> {
         let kind = if self.role == 0 { ACK } else { HELLO };
         let body = self.expect(kind)?;
@@ -300,9 +309,9 @@ impl Client {
         };
         self.theirs = Some(Facts::parse(hello).ok_or_else(|| wrong("a HELLO cut short"))?);
         self.their_first = frame(kind, &body);
-        if let Some(secret) = secret {
-            self.derive(secret);
-        }
+        let theirs = self.theirs.as_ref().map_or(0, |f| f.flags);
+        self.sealed = (theirs | self.facts.flags) & FLAG_CHECKSUM != 0;
+        self.derive(secret.unwrap_or_default());
         Ok(())
     }
 
@@ -331,7 +340,7 @@ impl Client {
         self.sealed(READY, &[round])
     }
 
-    /// Sends a frame of the part after AUTH, with its tag if there are keys.
+    /// Sends a frame of the part after AUTH, with its tag, unless there are no keys yet.
     pub fn sealed(&mut self, kind: u8, body: &[u8]) -> io::Result<()> {
         let mut bytes = frame(kind, body);
         if let Some(keys) = &self.keys {

@@ -1,0 +1,278 @@
+//! Everything that a peer can make this side hold, and its bounds: the one table.
+//!
+//! A number that bounds what peers cause is a constant here, or is named here from where it lies. The
+//! table in `docs/design.md` is what [`table`] prints; a test compares them.
+
+use std::fmt::{self, Display};
+
+use crate::api::{MAX_DIMS, MAX_KEY_LEN, MAX_NAME_LEN};
+use crate::engine::slab::CAPACITY;
+use crate::observe;
+use crate::protocol::message;
+
+/// Live connections of one peer. Two come about when both sides dial at once, and a third while an old one
+/// is not yet found dead.
+pub const CHANNELS_PER_PEER: usize = 4;
+/// Names of peers that are known.
+pub const PEERS: usize = 65_536;
+/// Of these, guests: peers that connected by themselves, and that the application never named.
+pub const GUESTS: usize = 16_384;
+/// Messages of a connection before its handshake is over. A peer that keeps the protocol has few under way
+/// before it is told of more credit.
+pub const EARLY: usize = 16;
+/// Bytes of these.
+pub const EARLY_BYTES: usize = 1 << 20;
+/// The same of all connections together.
+pub const EARLY_BYTES_ALL: usize = 16 << 20;
+/// Requests of a peer that wait here.
+pub const WAITING: usize = 131_072;
+/// Bytes of their keys and places.
+pub const WAITING_BYTES: usize = 64 << 20;
+/// The same of all peers together.
+pub const WAITING_BYTES_ALL: usize = 256 << 20;
+/// Posts that wait on a channel.
+pub const POSTS: usize = 262_144;
+/// Bytes of answers to a peer that wait on a channel.
+pub const OWED_BYTES: usize = 64 << 20;
+/// The same of all channels together.
+pub const OWED_BYTES_ALL: usize = 256 << 20;
+/// Bytes of answers from which on content is no longer copied behind them.
+pub const OWED_CONTENT: usize = 1 << 20;
+/// Bytes of keys and metadata in the cache of a peer.
+pub const CACHE_BYTES: usize = 16 << 20;
+/// Tensors that wait to be taken.
+pub const TENSORS: usize = 1 << 20;
+/// Aborted steps that are remembered.
+pub const ABORTED_STEPS: usize = 65_536;
+
+/// Regions and open windows of the shm adapter.
+pub const SHM_REGIONS: usize = 16_384;
+/// Segments of a peer's pool that the shm adapter maps.
+pub const SHM_SEGMENTS: usize = 1024;
+/// Segments of all peers' pools that the shm adapter maps: each is one of the 65,530 mappings that a process
+/// may have.
+pub const SHM_SEGMENTS_ALL: usize = 16_384;
+/// Bytes of one peer's segments, as a multiple of the memory of this host, on which the peer runs too.
+pub const SHM_SEGMENT_MEMORY: u64 = 2;
+/// The same for all peers together.
+pub const SHM_SEGMENT_MEMORY_ALL: u64 = 16;
+/// Bytes of messages on their way to the socket of a tcp endpoint.
+pub const TCP_MESSAGES: usize = 1 << 20;
+/// Bytes of messages that wait at an endpoint of loopback.
+pub const LOOPBACK_INBOX: usize = 16 << 20;
+
+/// How much of something there may be.
+#[derive(Clone, Copy, Debug)]
+pub enum Bound {
+    /// So many.
+    Number(usize),
+    /// So many bytes.
+    Bytes(usize),
+    /// So many, and so many bytes.
+    Both(usize, usize),
+    /// In words.
+    Words(&'static str),
+    /// It follows from another bound.
+    Follows,
+}
+
+/// One bound.
+#[derive(Clone, Copy, Debug)]
+pub struct Limit {
+    /// What is bounded.
+    pub what: &'static str,
+    /// For one peer.
+    pub per_peer: Bound,
+    /// For all peers together.
+    pub in_all: Bound,
+    /// What happens there.
+    pub at: &'static str,
+}
+
+use Bound::{Both, Bytes, Follows, Number, Words};
+
+const fn limit(what: &'static str, per_peer: Bound, in_all: Bound, at: &'static str) -> Limit {
+    Limit { what, per_peer, in_all, at }
+}
+
+/// All of them.
+pub const LIMITS: &[Limit] = &[
+    limit(
+        "connections",
+        Number(CHANNELS_PER_PEER),
+        Words("of guests: half of the descriptors that the process may open"),
+        "one more of the same peer is refused; for one more guest the connection that a guest has not used \
+         for longest is closed, if nothing is under way on it",
+    ),
+    limit(
+        "names of peers",
+        Number(1),
+        Number(PEERS),
+        "guests that are not connected are forgotten, the oldest first; the application's are kept",
+    ),
+    limit(
+        "of these, guests: they connected, and the application never named them",
+        Number(1),
+        Number(GUESTS),
+        "the same",
+    ),
+    limit(
+        "messages before the handshake is over",
+        Both(EARLY, EARLY_BYTES),
+        Bytes(EARLY_BYTES_ALL),
+        "the connection is ended",
+    ),
+    limit(
+        "requests that wait here for tensors; bytes of keys and places",
+        Both(WAITING, WAITING_BYTES),
+        Both(CAPACITY, WAITING_BYTES_ALL),
+        "`RESOURCE_EXHAUSTED` for the request. A peer that has more than what is left for all counts as at \
+         its bound",
+    ),
+    limit(
+        "posts that wait on a connection (credits, room in a queue)",
+        Number(POSTS),
+        Follows,
+        "the connection is ended with `RESOURCE_EXHAUSTED`",
+    ),
+    limit(
+        "of these, answers, per connection",
+        Bytes(OWED_BYTES),
+        Bytes(OWED_BYTES_ALL),
+        "that connection is ended; in all, the one with most of them. Long before, content waits where it \
+         lies, and error texts are cut",
+    ),
+    limit(
+        "a message after reassembly, per connection",
+        Bytes(message::MAX_MESSAGE),
+        Follows,
+        "the connection is ended",
+    ),
+    limit(
+        "responses under way",
+        Follows,
+        Number(CAPACITY),
+        "the send and the receive end with `RESOURCE_EXHAUSTED`",
+    ),
+    limit("receives under way", Follows, Number(CAPACITY), "`RESOURCE_EXHAUSTED` for the call"),
+    limit(
+        "tensors that wait to be taken",
+        Follows,
+        Number(TENSORS),
+        "`RESOURCE_EXHAUSTED` for the call",
+    ),
+    limit(
+        "cached metadata (entries: `meta_cache_entries`, 4,096)",
+        Bytes(CACHE_BYTES),
+        Follows,
+        "the entry not used for longest goes",
+    ),
+    limit("aborted steps", Follows, Number(ABORTED_STEPS), "the oldest is forgotten"),
+    limit(
+        "counters, by peer and provider",
+        Follows,
+        Number(observe::MAX_PEERS),
+        "forgotten guests' go first; then what is new is counted under `(others)`",
+    ),
+    limit(
+        "shm: regions and open windows",
+        Follows,
+        Number(SHM_REGIONS),
+        "`RESOURCE_EXHAUSTED`; content goes another way where there is one",
+    ),
+    limit(
+        "shm: segments of a peer's pool that are mapped, per connection",
+        Number(SHM_SEGMENTS),
+        Number(SHM_SEGMENTS_ALL),
+        "content goes another way",
+    ),
+    limit(
+        "shm: bytes of these",
+        Words("twice the physical memory"),
+        Words("16 times the physical memory"),
+        "the same",
+    ),
+    limit(
+        "tcp: messages on their way to the socket, per connection",
+        Bytes(TCP_MESSAGES),
+        Follows,
+        "posts wait",
+    ),
+    limit("loopback: messages at an endpoint", Bytes(LOOPBACK_INBOX), Follows, "posts wait"),
+    limit(
+        "pool (proxies, results in the library's memory)",
+        Follows,
+        Words("the physical memory"),
+        "`RESOURCE_EXHAUSTED` for the transfer",
+    ),
+    limit("key; name", Bytes(MAX_KEY_LEN), Words("name: 255 bytes"), "the message is refused"),
+    limit("dimensions", Number(MAX_DIMS), Follows, "the message is refused"),
+];
+const _: () = assert!(MAX_NAME_LEN == 255);
+
+/// The table as it stands in the documents.
+pub fn table() -> String {
+    let mut text = String::from("| What | Per peer | In all | At the bound |\n|---|---|---|---|\n");
+    for l in LIMITS {
+        text.push_str(&format!("| {} | {} | {} | {} |\n", l.what, l.per_peer, l.in_all, l.at));
+    }
+    text
+}
+
+/// Half of the descriptors that this process may open: what guests' connections may use.
+pub fn guest_descriptors() -> usize {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a valid struct to fill.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0;
+    if known { usize::try_from(limit.rlim_cur / 2).unwrap_or(usize::MAX) } else { 512 }
+}
+
+impl Display for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Number(n) => f.write_str(&grouped(n)),
+            Bytes(n) => f.write_str(&bytes(n)),
+            Both(n, b) => write!(f, "{}, {}", grouped(n), bytes(b)),
+            Words(text) => f.write_str(text),
+            Follows => Ok(()),
+        }
+    }
+}
+
+fn bytes(n: usize) -> String {
+    match n {
+        _ if n.is_multiple_of(1 << 20) => format!("{} MiB", grouped(n >> 20)),
+        _ => format!("{} bytes", grouped(n)),
+    }
+}
+
+fn grouped(n: usize) -> String {
+    let digits = n.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r08_the_documented_bounds_are_those_of_the_code() {
+        let design = include_str!("../docs/design.md");
+        let table = table();
+        assert!(design.contains(&table), "docs/design.md should have this table:\n{table}");
+    }
+
+    #[test]
+    fn numbers_are_readable() {
+        assert_eq!(Both(65_536, 1 << 20).to_string(), "65,536, 1 MiB");
+        assert_eq!(Bytes(122_880).to_string(), "122,880 bytes");
+        assert_eq!(Number(999).to_string(), "999");
+    }
+}
