@@ -116,7 +116,9 @@ static void peers(void) {
   CHECK_INT(12345, len);
   const char *const names[] = {NULL, "", long_name, not_utf8};
   for (size_t k = 0; k < COUNT_OF(names); k++) {
-    BAD(rdma_mgr_add_peer(m, names[k], "127.0.0.1:1"));
+    if (names[k]) BAD(rdma_mgr_add_peer(m, names[k], "127.0.0.1:1"));
+    if (names[k]) BAD(rdma_mgr_flush(m, names[k], 0));
+    BAD(rdma_mgr_set_name(m, names[k]));
     BAD(rdma_mgr_connect(m, names[k], 1));
     BAD(rdma_mgr_disconnect(m, names[k]));
     i.struct_size = sizeof i;
@@ -128,6 +130,15 @@ static void peers(void) {
   BAD(rdma_mgr_add_peer(m, "p", not_utf8));
   BAD(rdma_mgr_add_peer(m, "p", "127.0.0.1:port"));
   CHECK_OK(rdma_mgr_add_peer(m, "p", "127.0.0.1:1"));
+  BAD(rdma_mgr_add_peer(m, NULL, "127.0.0.1:port"));
+  BAD(rdma_mgr_meet(NULL, "127.0.0.1:1", 1, buf, sizeof buf, &len));
+  BAD(rdma_mgr_meet(m, NULL, 1, buf, sizeof buf, &len));
+  BAD(rdma_mgr_meet(m, "127.0.0.1:1", 0, buf, sizeof buf, &len));
+  BAD(rdma_mgr_meet(m, "127.0.0.1:1", 1, NULL, 5, &len));
+  BAD(rdma_mgr_set_name(NULL, "n"));
+  BAD(rdma_mgr_flush(NULL, NULL, 0));
+  BAD(rdma_mgr_flush(m, NULL, -1));
+  BAD(rdma_mgr_wake(NULL));
   BAD(rdma_mgr_connect(NULL, "p", 1));
   BAD(rdma_mgr_connect(m, "p", -1));
   BAD(rdma_mgr_connect(m, "p", INT64_MIN));

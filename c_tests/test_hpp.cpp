@@ -186,6 +186,51 @@ static void the_rest() {
   CHECK(waited.ok() || waited.code() == RDMA_DEADLINE_EXCEEDED);
 }
 
+/* Hooks from the first moment, names learned, no request to hold. */
+static void r23_cpp_layer() {
+  rdma::Manager none;
+  CHECK(!none && none.step_cleanup(1).code() == RDMA_INVALID_ARGUMENT && none.close().ok());
+  rdma::Result<rdma::Received> nothing;
+  CHECK(!nothing.ok() && nothing.status().code() == RDMA_UNKNOWN);
+  rdma::Response nobody;
+  CHECK(nobody.fail(RDMA_INTERNAL, "x").code() == RDMA_INVALID_ARGUMENT);
+
+  static const char answer[] = "answer";
+  std::promise<std::string> came, went;
+  std::promise<rdma_response_t> asked, over;
+  auto server = rdma::Manager::create(rdma::Options().name("first").provider(provider).listen("127.0.0.1:0")
+      .source([&](rdma::Response response, std::string_view, rdma::StringView key, std::int64_t) {
+        if (key == "yes") OK(response.send(rdma::Tensor(answer, sizeof answer)));
+        else asked.set_value(response.id());
+      })
+      .source_ended([&](rdma_response_t id, const rdma::Status &s) {
+        CHECK(!s.ok());
+        over.set_value(id);
+      })
+      .peer_event([&](rdma::StringView peer, const rdma::Status &s) { (s.ok() ? came : went).set_value(peer.str()); }));
+  OK(server.status());
+  OK(server->set_name("server"));
+  auto client = make("client");
+  OK(client.import_address(*server->export_address()).status());
+  char into[sizeof answer];
+  auto r = client.recv_into("server", "yes", 1, into, sizeof into);
+  OK(r.status());
+  CHECK(r->nbytes() == sizeof answer && std::strcmp(into, answer) == 0);
+  CHECK(came.get_future().get() == "client");
+  std::promise<rdma::Status> ended;
+  OK(client.recv_then("server", "no", 1, [&](const rdma::Status &s, const rdma_tensor_t *, const rdma::TransferInfo &) { ended.set_value(s); }));
+  auto id = asked.get_future().get();
+  OK(client.step_abort(1, RDMA_ABORTED, "enough"));
+  CHECK(ended.get_future().get().code() == RDMA_ABORTED);
+  CHECK(over.get_future().get() == id);
+  OK(client.flush("server", 20000));
+  OK(client.wake());
+  OK(client.wait(20000));
+  OK(client.close());
+  CHECK(!client && went.get_future().get() == "client");
+  CHECK(server->meet("127.0.0.1:1", 50).status().code() != RDMA_OK);
+}
+
 int main(int argc, char **argv) {
   for (int i = 1; i + 1 < argc; i++)
     if (std::strcmp(argv[i], "--provider") == 0) provider = argv[i + 1];
@@ -193,7 +238,8 @@ int main(int argc, char **argv) {
     const char *name;
     void (*run)();
   } cases[] = {{"send_and_receive", send_and_receive}, {"futures", futures}, {"cancel_and_abort", cancel_and_abort},
-               {"allocator_and_dead", allocator_and_dead}, {"source", source}, {"the_rest", the_rest}};
+               {"allocator_and_dead", allocator_and_dead}, {"source", source}, {"the_rest", the_rest},
+               {"r23_cpp_layer", r23_cpp_layer}};
   for (const auto &c : cases) {
     c.run();
     std::printf("  %-32s ok\n", c.name);

@@ -318,6 +318,30 @@ static void stopped_and_continued(void) {
   CHECK_INT(0, proc_finish(p));
 }
 
+/* With peer_timeout_ms 0 silence ends nothing, however long: a connection that ends does, at once. */
+static void r22_stopped_peer_is_waited_for(void) {
+  silence_ms = 0;
+  rdma_mgr_t *m = alpha();
+  peer_mode = "thread";
+  proc *p = start_beta(m);
+  op *r = op_recv(m, "beta", "k", 0, 1, NULL);
+  expect_sent(p, "k", 0, 100000, 1);
+  op_wait(r, RDMA_OK);
+  expect_sent(p, "late", 1, 4 * MIB, 2);
+  proc_signal(p, SIGSTOP);
+  op *late = op_recv(m, "beta", "late", 1, 2, NULL);
+  pump_for(3000); /* six rounds of keep-alive */
+  CHECK_MSG(!op_ended(late), "%s: %s", late->what, late->message);
+  proc_signal(p, SIGCONT);
+  op_wait(late, RDMA_OK);
+  op *never = op_recv(m, "beta", "never", 2, 3, NULL);
+  proc_signal(p, SIGSTOP);
+  pump_for(300);
+  int64_t t0 = now_ms();
+  proc_kill(p);
+  check_gone(never, t0);
+}
+
 /* A peer without a progress thread is silent as long as it computes: the deadline decides. */
 static void stopped_without_a_progress_thread(void) {
   rdma_mgr_t *m = alpha();
@@ -413,7 +437,8 @@ static void many_processes(void) {
 static const test_case cases[] = {
     CASE(talk), CASE(killed_before_the_request), CASE(killed_after_the_metadata),
     SLOW(killed_in_the_middle_of_a_write, 120), SLOW(receiver_killed_in_the_middle, 120),
-    CASE(killed_during_the_handshake), CASE(strangers_at_the_listener), CASE(stopped_and_continued), CASE(stopped_without_a_progress_thread),
+    CASE(killed_during_the_handshake), CASE(strangers_at_the_listener), CASE(stopped_and_continued),
+    CASE(r22_stopped_peer_is_waited_for), CASE(stopped_without_a_progress_thread),
     SLOW(restarted, 120), CASE(connect_before_it_listens), CASE(many_processes),
 };
 static const test_role roles[] = {{"peer", serve_role}, {"silent", silent_role}, {"half", half_role}, {"doomed", doomed_role}};

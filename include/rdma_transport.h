@@ -32,8 +32,8 @@
  *
  * Environment. These variables override the options of every manager; a wrong value fails
  * rdma_mgr_create: RDMA_PROVIDER (auto, loopback, shm, ibverbs, tcp), RDMA_PROTOCOL (auto, eager,
- * put, get), RDMA_LISTEN, RDMA_AUTH_SECRET_FILE, RDMA_BUSY_POLL_US, RDMA_TIMEOUT_MS, RDMA_LOG
- * (error, warn, info, debug), RDMA_TRACE, RDMA_SHM_COPY (pool, cma, ring), RDMA_DEVICE,
+ * put, get), RDMA_LISTEN, RDMA_AUTH_SECRET_FILE, RDMA_BUSY_POLL_US, RDMA_TIMEOUT_MS,
+ * RDMA_PEER_TIMEOUT_MS, RDMA_LOG (error, warn, info, debug), RDMA_TRACE, RDMA_SHM_COPY (pool, cma, ring), RDMA_DEVICE,
  * RDMA_DEVICE_PORT, RDMA_GID_INDEX, RDMA_QP_PKEY_INDEX, RDMA_QP_QUEUE_DEPTH, RDMA_QP_TIMEOUT,
  * RDMA_QP_RETRY_COUNT, RDMA_QP_SL, RDMA_QP_MTU, RDMA_TRAFFIC_CLASS, RDMA_MAX_REGION. An empty one
  * counts as not set.
@@ -49,7 +49,7 @@
 /**
  * Version of the ABI: grows when a function or a field is added, never otherwise.
  */
-#define RDMA_ABI_VERSION 1
+#define RDMA_ABI_VERSION 2
 
 /**
  * Version of the library, major part.
@@ -302,6 +302,16 @@
 #define RDMA_PEER_FAILED 3
 
 /**
+ * rdma_peer_event_fn: the first connection to a peer is up.
+ */
+#define RDMA_PEER_CAME 1
+
+/**
+ * rdma_peer_event_fn: the last connection to a peer has ended.
+ */
+#define RDMA_PEER_GONE 2
+
+/**
  * A manager: one local worker identity, which owns everything else. Opaque.
  */
 struct rdma_mgr;
@@ -316,6 +326,62 @@ typedef int32_t rdma_code_t;
  * call any function that its thread may call; what those log is dropped.
  */
 typedef void (*rdma_log_fn)(int32_t level, const char *message, size_t message_len, void *userdata);
+
+/**
+ * A manager. Opaque.
+ */
+typedef struct rdma_mgr rdma_mgr_t;
+
+/**
+ * Number of a request that a peer made of us. Never used again by its manager; 0 is none.
+ */
+typedef uint64_t rdma_response_t;
+
+/**
+ * A peer requests `key` of `step`, which the local table lacks: answer with rdma_response_send or
+ * rdma_response_fail, now or later, from any thread, once. `peer` ends with a NUL; `key` does not.
+ * No order is promised: requests are handed out in the order of their arrival, but by whichever
+ * thread drives progress, so that calls may overlap and overtake one another, also those for one
+ * peer, key or step. With RDMA_PROGRESS_MANUAL and one thread that drives they come one at a time, in
+ * the order of arrival; even then a peer's requests arrive in the order of its calls only on one
+ * connection.
+ */
+typedef void (*rdma_source_fn)(rdma_mgr_t *mgr,
+                               rdma_response_t response,
+                               const char *peer,
+                               size_t peer_len,
+                               const char *key,
+                               size_t key_len,
+                               int64_t step,
+                               void *userdata);
+
+/**
+ * A request that the source function was given has ended without its answer: its receiver gave it
+ * up or is gone, the step was aborted or cleaned up, or this manager ends. Runs once for each such
+ * request, never for one that was answered, and not before the source function has returned; an
+ * answer that is under way on another thread returns RDMA_NOT_FOUND. `message` ends with a NUL.
+ */
+typedef void (*rdma_source_ended_fn)(rdma_mgr_t *mgr,
+                                     rdma_response_t response,
+                                     rdma_code_t code,
+                                     const char *message,
+                                     size_t message_len,
+                                     void *userdata);
+
+/**
+ * A peer came or went: `event` is RDMA_PEER_*. `code` and `message` say why it went, and are RDMA_OK
+ * and "" when it came. One event at a time, in their order; a peer that came goes once, with
+ * RDMA_CANCELLED at the latest by rdma_mgr_destroy. One that came and went before it could be told
+ * of is left out. Both texts end with a NUL.
+ */
+typedef void (*rdma_peer_event_fn)(rdma_mgr_t *mgr,
+                                   int32_t event,
+                                   const char *peer,
+                                   size_t peer_len,
+                                   rdma_code_t code,
+                                   const char *message,
+                                   size_t message_len,
+                                   void *userdata);
 
 /**
  * Settings of a manager. Prepare it with rdma_mgr_options_init, which fills in the defaults.
@@ -364,7 +430,8 @@ struct rdma_mgr_options {
    */
   int64_t busy_poll_us;
   /**
-   * Silence after which a peer counts as stalled, in milliseconds, above 0.
+   * Silence after which a peer counts as stalled, in milliseconds. 0: never, only a connection
+   * that ends is a peer that is gone. RDMA_PEER_TIMEOUT_MS
    */
   int64_t peer_timeout_ms;
   /**
@@ -432,6 +499,28 @@ struct rdma_mgr_options {
    * Traffic class, 0 to 255. RDMA_TRAFFIC_CLASS
    */
   int32_t ib_traffic_class;
+  /**
+   * The source function, as by rdma_mgr_set_source, but before the first request can come. NULL:
+   * none.
+   */
+  rdma_source_fn source;
+  /**
+   * Hears of requests that ended while the source function owes the answer, its own and that of
+   * rdma_mgr_set_source. NULL: not wanted.
+   */
+  rdma_source_ended_fn source_ended;
+  /**
+   * Passed to source and source_ended. Lives until rdma_mgr_destroy has returned.
+   */
+  void *source_userdata;
+  /**
+   * Hears of peers that come and go. NULL: not wanted.
+   */
+  rdma_peer_event_fn peer_event;
+  /**
+   * Passed to peer_event. Lives until rdma_mgr_destroy has returned.
+   */
+  void *peer_event_userdata;
 };
 
 /**
@@ -549,11 +638,6 @@ struct rdma_send_options {
 typedef struct rdma_send_options rdma_send_options_t;
 
 /**
- * A manager. Opaque.
- */
-typedef struct rdma_mgr rdma_mgr_t;
-
-/**
  * What is known of a peer. Set struct_size before rdma_mgr_peer_info.
  */
 struct rdma_peer_info {
@@ -605,6 +689,16 @@ struct rdma_peer_info {
    * Requests it made.
    */
   uint64_t requests_received;
+  /**
+   * Largest content that rides in the response message; larger content is written or read beside
+   * it. 0 while not connected.
+   */
+  uint64_t eager_max;
+  /**
+   * Largest message in bytes that goes out in one piece; a longer one, as by a long key, goes out in
+   * fragments. 0 while not connected.
+   */
+  uint64_t max_message;
 };
 
 /**
@@ -797,24 +891,6 @@ struct rdma_parsed_key {
  */
 typedef struct rdma_parsed_key rdma_parsed_key_t;
 
-/**
- * Number of a request that a peer made of us. Never used again by its manager; 0 is none.
- */
-typedef uint64_t rdma_response_t;
-
-/**
- * A peer requests `key` of `step`, which the local table lacks: answer with rdma_response_send or
- * rdma_response_fail, now or later, from any thread, once. `peer` ends with a NUL; `key` does not.
- */
-typedef void (*rdma_source_fn)(rdma_mgr_t *mgr,
-                               rdma_response_t response,
-                               const char *peer,
-                               size_t peer_len,
-                               const char *key,
-                               size_t key_len,
-                               int64_t step,
-                               void *userdata);
-
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -896,7 +972,8 @@ rdma_code_t rdma_tensor_init(rdma_tensor_t *tensor, size_t struct_size);
 /**
  * Makes a manager: one local worker identity, which owns connections, memory and requests. The
  * environment overrides `options`; `options` NULL: defaults. On success *out is the handle, to be
- * ended by rdma_mgr_destroy. The options are copied.
+ * ended by rdma_mgr_destroy. The options are copied. Functions in the options may run before this
+ * returns; they are given the handle.
  *
  * Threads: any; the handle may be used from any thread at once. It is of no use in a forked
  * child, where every function returns RDMA_FAILED_PRECONDITION for it.
@@ -945,15 +1022,53 @@ rdma_code_t rdma_mgr_listen(rdma_mgr_t *mgr,
                             size_t *out_len);
 
 /**
- * Makes a peer known by name and address, or changes its address. Does not connect.
+ * Makes a peer known by name and address, or changes its address. Does not connect. `peer` NULL: the
+ * name is learned from who listens there: it connects, tries again for options.timeout_ms, and
+ * returns at once; options.peer_event tells the name when the peer came, rdma_mgr_meet waits for it.
  *
  * Threads: any. The texts are copied.
  *
- * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: an argument NULL, a name longer than 255 bytes or not
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `address` NULL, a name longer than 255 bytes or not
  * UTF-8, one's own name, malformed address; RDMA_RESOURCE_EXHAUSTED: too many peers;
  * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
  */
-rdma_code_t rdma_mgr_add_peer(rdma_mgr_t *mgr, const char *peer, const char *address);
+rdma_code_t rdma_mgr_add_peer(rdma_mgr_t *mgr,
+                              const char *peer,
+                              const char *address);
+
+/**
+ * Connects to who listens at `address`, trying again until `timeout_ms` is over, and makes it known by
+ * the name that it tells. The name is a text output; `peer` NULL with cap 0: not wanted. If that text
+ * is cut the peer is known nevertheless.
+ *
+ * Threads: any, but not inside a callback: it drives progress.
+ *
+ * Returns RDMA_OK; RDMA_OUT_OF_RANGE: `peer` is too small; RDMA_INVALID_ARGUMENT: `mgr` or `address`
+ * NULL, malformed address, a timeout below 1, `peer` NULL with cap above 0; RDMA_DEADLINE_EXCEEDED,
+ * RDMA_UNAVAILABLE: nobody could be reached, rdma_last_error says why; RDMA_UNAUTHENTICATED: the
+ * secrets differ; RDMA_ALREADY_EXISTS: it has this manager's own name; RDMA_RESOURCE_EXHAUSTED: too
+ * many peers; RDMA_FAILED_PRECONDITION: no provider in common, inside a callback, `mgr` destroyed or
+ * in a forked child; RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_mgr_meet(rdma_mgr_t *mgr,
+                          const char *address,
+                          int64_t timeout_ms,
+                          char *peer,
+                          size_t cap,
+                          size_t *out_len);
+
+/**
+ * Gives the manager another name, also while it listens, but before its first connection: a peer knows
+ * it by the name that it heard. An address that was exported earlier carries the earlier name.
+ *
+ * Threads: any. The text is copied.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: an argument NULL, a name longer than 255 bytes, with control
+ * characters or not UTF-8; RDMA_FAILED_PRECONDITION: a connection was or is being made, the name is a
+ * known peer's, `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_mgr_set_name(rdma_mgr_t *mgr,
+                              const char *name);
 
 /**
  * Connects to a peer, and tries again until `timeout_ms` is over; 0 starts it and returns. Needed
@@ -1037,8 +1152,8 @@ rdma_code_t rdma_mgr_import_address(rdma_mgr_t *mgr,
 rdma_code_t rdma_mgr_progress(rdma_mgr_t *mgr, uint32_t *events);
 
 /**
- * Drives progress until something happened: a callback ran, a connection came or went. 0 looks
- * once. Spins for busy_poll_us, then sleeps.
+ * Drives progress until something happened: a callback ran, a connection came or went, somebody
+ * called rdma_mgr_wake. 0 looks once. Spins for busy_poll_us, then sleeps.
  *
  * Threads: any, but not inside a callback.
  *
@@ -1049,8 +1164,35 @@ rdma_code_t rdma_mgr_progress(rdma_mgr_t *mgr, uint32_t *events);
 rdma_code_t rdma_mgr_wait(rdma_mgr_t *mgr, int64_t timeout_ms);
 
 /**
+ * Ends each rdma_mgr_wait under way with RDMA_OK, or the next one if there is none, and makes the
+ * descriptor of rdma_mgr_event_fd readable once. For a thread that has other work for the one that
+ * waits.
+ *
+ * Threads: any, also inside callbacks.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
+ * in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_mgr_wake(rdma_mgr_t *mgr);
+
+/**
+ * Drives progress until what was accepted has ended and its callbacks have returned: receives from
+ * `peer`, and sends that it is taking. `peer` NULL: all receives and sends, also those that nobody
+ * has taken yet. What is started meanwhile is waited for, too.
+ *
+ * Threads: any, but not inside a callback.
+ *
+ * Returns RDMA_OK; RDMA_DEADLINE_EXCEEDED: some are still under way; RDMA_INVALID_ARGUMENT: `mgr`
+ * NULL, malformed name, negative timeout; RDMA_NOT_FOUND: unknown peer; RDMA_FAILED_PRECONDITION:
+ * inside a callback, `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` was destroyed
+ * meanwhile; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_mgr_flush(rdma_mgr_t *mgr, const char *peer, int64_t timeout_ms);
+
+/**
  * Gives a descriptor for poll, select or epoll: when it is readable, call rdma_mgr_progress until
- * that reports no events. For RDMA_PROGRESS_MANUAL. The descriptor belongs to the manager: do not
+ * that reports no events. For RDMA_PROGRESS_MANUAL. Each call gives the same one, and does not make
+ * it readable: it is so when there is something to do. The descriptor belongs to the manager: do not
  * read, write or close it.
  *
  * Threads: any.
@@ -1058,7 +1200,8 @@ rdma_code_t rdma_mgr_wait(rdma_mgr_t *mgr, int64_t timeout_ms);
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `fd` NULL; RDMA_FAILED_PRECONDITION: progress
  * is RDMA_PROGRESS_THREAD, `mgr` destroyed or in a forked child; RDMA_INTERNAL.
  */
-rdma_code_t rdma_mgr_event_fd(rdma_mgr_t *mgr, int *fd);
+rdma_code_t rdma_mgr_event_fd(rdma_mgr_t *mgr,
+                              int *fd);
 
 /**
  * Registers memory, so that tensors inside it move without a copy. Not needed for a transfer to
@@ -1287,7 +1430,8 @@ rdma_code_t rdma_key_build(const rdma_parsed_key_t *parts, char *buf, size_t cap
 /**
  * Sets the function that is asked for keys which the local table lacks, when a peer requests
  * them. `source` NULL: none, requests wait for rdma_send. Requests that wait already stay with
- * what was set when they came.
+ * what was set when they came: with options.listen set it in the options instead, where no request
+ * can come before it.
  *
  * Threads: any. `userdata` (NULL is allowed) is passed on with requests that came before another
  * source was set, perhaps after this has returned: it must live until rdma_mgr_destroy has returned.

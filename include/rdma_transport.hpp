@@ -154,41 +154,6 @@ using CopyDone = std::function<void(rdma_code_t)>;
 using CopyToHost = std::function<void(void *host, const void *device, std::uint64_t, CopyDone)>;
 using CopyFromHost = std::function<void(void *device, const void *host, std::uint64_t, CopyDone)>;
 
-/* Options of a manager; owns its strings. `raw()` reaches the fields without a setter. */
-class Options {
- public:
-  Options() { rdma_mgr_options_init(&o_, sizeof o_); }
-  Options &name(std::string v) { return name_ = std::move(v), *this; }
-  Options &provider(std::string v) { return provider_ = std::move(v), *this; }
-  Options &listen(std::string v) { return listen_ = std::move(v), *this; }
-  Options &secret(std::string v) { return secret_ = std::move(v), *this; }
-  Options &manual_progress(bool v = true) {
-    return o_.progress = v ? RDMA_PROGRESS_MANUAL : RDMA_PROGRESS_THREAD, *this;
-  }
-  Options &protocol(std::int32_t v) { return o_.protocol = v, *this; }
-  Options &timeout_ms(std::int64_t v) { return o_.timeout_ms = v, *this; }
-  Options &busy_poll_us(std::int64_t v) { return o_.busy_poll_us = v, *this; }
-  Options &checksum(bool v = true) { return o_.checksum = v, *this; }
-  Options &tolerate_dup_recv(bool v = true) { return o_.tolerate_dup_recv = v, *this; }
-  Options &allow_remote(bool v = true) { return o_.allow_remote = v, *this; }
-  rdma_mgr_options_t &raw() { return o_; }
-  rdma_mgr_options_t c() const {
-    rdma_mgr_options_t o = o_;
-    if (!name_.empty()) o.name = name_.c_str();
-    if (!provider_.empty()) o.provider = provider_.c_str();
-    if (!listen_.empty()) o.listen = listen_.c_str();
-    if (!secret_.empty()) {
-      o.secret = secret_.data();
-      o.secret_len = secret_.size();
-    }
-    return o;
-  }
-
- private:
-  rdma_mgr_options_t o_{};
-  std::string name_, provider_, listen_, secret_;
-};
-
 /* Options of a receive. */
 struct RecvOptions {
   std::int64_t timeout_ms = 0; /* 0: the manager's */
@@ -331,6 +296,72 @@ class Response {
   rdma_response_t id_ = 0;
 };
 using SourceFn = std::function<void(Response, StringView peer, StringView key, std::int64_t step)>;
+using SourceEndedFn = std::function<void(rdma_response_t, const Status &)>;
+/* The status is OK for a peer that came, and says why one went. */
+using PeerEventFn = std::function<void(StringView peer, const Status &)>;
+
+namespace detail {
+struct Hooks {
+  SourceFn source;
+  SourceEndedFn ended;
+  PeerEventFn peer;
+};
+inline void on_source(rdma_mgr_t *mgr, rdma_response_t response, const char *peer, std::size_t peer_len, const char *key,
+                      std::size_t key_len, std::int64_t step, void *userdata) noexcept {
+  static_cast<Hooks *>(userdata)->source(Response(mgr, response), {peer, peer_len}, {key, key_len}, step);
+}
+inline void on_ended(rdma_mgr_t *, rdma_response_t response, rdma_code_t code, const char *message, std::size_t len,
+                     void *userdata) noexcept {
+  static_cast<Hooks *>(userdata)->ended(response, Status(code, text(message, len)));
+}
+inline void on_peer(rdma_mgr_t *, std::int32_t, const char *peer, std::size_t peer_len, rdma_code_t code,
+                    const char *message, std::size_t len, void *userdata) noexcept {
+  static_cast<Hooks *>(userdata)->peer({peer, peer_len}, Status(code, text(message, len)));
+}
+}  // namespace detail
+
+/* Options of a manager; owns its strings. `raw()` reaches the fields without a setter. */
+class Options {
+ public:
+  Options() { rdma_mgr_options_init(&o_, sizeof o_); }
+  Options &name(std::string v) { return name_ = std::move(v), *this; }
+  Options &provider(std::string v) { return provider_ = std::move(v), *this; }
+  Options &listen(std::string v) { return listen_ = std::move(v), *this; }
+  Options &secret(std::string v) { return secret_ = std::move(v), *this; }
+  Options &manual_progress(bool v = true) {
+    return o_.progress = v ? RDMA_PROGRESS_MANUAL : RDMA_PROGRESS_THREAD, *this;
+  }
+  Options &protocol(std::int32_t v) { return o_.protocol = v, *this; }
+  Options &timeout_ms(std::int64_t v) { return o_.timeout_ms = v, *this; }
+  Options &busy_poll_us(std::int64_t v) { return o_.busy_poll_us = v, *this; }
+  Options &checksum(bool v = true) { return o_.checksum = v, *this; }
+  Options &tolerate_dup_recv(bool v = true) { return o_.tolerate_dup_recv = v, *this; }
+  Options &allow_remote(bool v = true) { return o_.allow_remote = v, *this; }
+  /* Asked for keys that the local table lacks, from the first request on. */
+  Options &source(SourceFn v) { return hooks_.source = std::move(v), *this; }
+  /* Hears of requests that end before they are answered. */
+  Options &source_ended(SourceEndedFn v) { return hooks_.ended = std::move(v), *this; }
+  /* Hears of peers that come and go. */
+  Options &peer_event(PeerEventFn v) { return hooks_.peer = std::move(v), *this; }
+  const detail::Hooks &hooks() const { return hooks_; }
+  rdma_mgr_options_t &raw() { return o_; }
+  rdma_mgr_options_t c() const {
+    rdma_mgr_options_t o = o_;
+    if (!name_.empty()) o.name = name_.c_str();
+    if (!provider_.empty()) o.provider = provider_.c_str();
+    if (!listen_.empty()) o.listen = listen_.c_str();
+    if (!secret_.empty()) {
+      o.secret = secret_.data();
+      o.secret_len = secret_.size();
+    }
+    return o;
+  }
+
+ private:
+  rdma_mgr_options_t o_{};
+  std::string name_, provider_, listen_, secret_;
+  detail::Hooks hooks_;
+};
 
 /* One worker: owns its connections and memory. Destruction ends every operation first: after it no
  * callback runs, on any thread, and at any time of the process's life, also in destructors of static and
@@ -343,10 +374,20 @@ class Manager {
   Manager() : state_(detail::make_unique<State>()) {}
   static Result<Manager> create(const Options &options = Options()) {
     rdma_mgr_options_t o = options.c();
+    auto state = detail::make_unique<State>();
+    state->hooks = detail::make_unique<detail::Hooks>(options.hooks());
+    detail::Hooks *hooks = state->hooks.get();
+    if (hooks->source) o.source = detail::on_source;
+    if (hooks->ended) o.source_ended = detail::on_ended;
+    if (hooks->source || hooks->ended) o.source_userdata = hooks;
+    if (hooks->peer) {
+      o.peer_event = detail::on_peer;
+      o.peer_event_userdata = hooks;
+    }
     rdma_mgr_t *mgr = nullptr;
     rdma_code_t rc = rdma_mgr_create(&o, &mgr);
     if (rc != RDMA_OK) return Status::of(rc);
-    return Manager(mgr);
+    return Manager(mgr, std::move(state));
   }
   Manager(Manager &&) = default;
   /* The old manager ends before what its callbacks point to. */
@@ -383,6 +424,18 @@ class Manager {
   Status add_peer(const std::string &peer, const std::string &address) {
     return Status::of(rdma_mgr_add_peer(c(), peer.c_str(), address.c_str()));
   }
+  /* Connects to who listens there; its name. */
+  Result<std::string> meet(const std::string &address, std::int64_t timeout_ms) {
+    std::array<char, RDMA_MAX_NAME_LEN + 1> name{};
+    std::size_t len = 0;
+    rdma_code_t rc = rdma_mgr_meet(c(), address.c_str(), timeout_ms, name.data(), name.size(), &len);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return std::string(name.data(), len);
+  }
+  /* The same without waiting: options.peer_event tells the name. */
+  Status add_peer_at(const std::string &address) { return Status::of(rdma_mgr_add_peer(c(), nullptr, address.c_str())); }
+  /* Before the first connection. */
+  Status set_name(const std::string &name) { return Status::of(rdma_mgr_set_name(c(), name.c_str())); }
   Status connect(const std::string &peer, std::int64_t timeout_ms = 0) {
     return Status::of(rdma_mgr_connect(c(), peer.c_str(), timeout_ms));
   }
@@ -416,6 +469,12 @@ class Manager {
     return events;
   }
   Status wait(std::int64_t timeout_ms) { return Status::of(rdma_mgr_wait(c(), timeout_ms)); }
+  /* Ends a wait, on this thread or another one. */
+  Status wake() { return Status::of(rdma_mgr_wake(c())); }
+  /* Until what was accepted has ended; an empty peer is everybody. */
+  Status flush(const std::string &peer, std::int64_t timeout_ms) {
+    return Status::of(rdma_mgr_flush(c(), peer.empty() ? nullptr : peer.c_str(), timeout_ms));
+  }
   Result<int> event_fd() {
     int fd = -1;
     rdma_code_t rc = rdma_mgr_event_fd(c(), &fd);
@@ -571,10 +630,11 @@ class Manager {
     }
   };
   struct State { /* what callbacks point to; outlives the manager below */
+    std::unique_ptr<detail::Hooks> hooks;
     std::vector<std::unique_ptr<SourceFn>> sources;
     std::vector<std::unique_ptr<detail::Device>> devices;
   };
-  explicit Manager(rdma_mgr_t *mgr) : state_(detail::make_unique<State>()), mgr_(mgr, Destroy{getpid()}) {}
+  Manager(rdma_mgr_t *mgr, std::unique_ptr<State> state) : state_(std::move(state)), mgr_(mgr, Destroy{getpid()}) {}
   static rdma_recv_options_t convert(const RecvOptions &options, detail::RecvState &state) {
     rdma_recv_options_t o;
     rdma_recv_options_init(&o, sizeof o);

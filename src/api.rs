@@ -159,6 +159,10 @@ pub struct PeerInfo {
     pub state: PeerState,
     /// Live connections.
     pub channels: u32,
+    /// Largest content that rides in the response message; 0 without a connection.
+    pub eager_max: u64,
+    /// Largest message that is not sent in fragments; 0 without a connection.
+    pub max_message: u64,
     /// Content sent, bytes.
     pub bytes_sent: u64,
     /// Content received, bytes.

@@ -45,7 +45,8 @@ pub struct Config {
     pub timeout_ms: u64,
     /// Time to spin before sleeping, in microseconds.
     pub busy_poll_us: u64,
-    /// Silence after which a peer counts as stalled, in milliseconds.
+    /// Silence after which a peer counts as stalled, in milliseconds. 0: never; only a connection
+    /// that ends is a peer that is gone.
     pub peer_timeout_ms: u64,
     /// Largest content that rides in the response; `None`: the provider's own.
     pub eager_max: Option<usize>,
@@ -141,6 +142,11 @@ impl Default for Config {
 }
 
 impl Config {
+    /// Silence after which a peer counts as stalled, in milliseconds; `u64::MAX`: never.
+    pub fn patience_ms(&self) -> u64 {
+        if self.peer_timeout_ms == 0 { u64::MAX } else { self.peer_timeout_ms }
+    }
+
     /// Checks every setting and generates the name if there is none.
     pub fn finish(&mut self) -> Result<(), Status> {
         if self.name.is_empty() {
@@ -162,7 +168,7 @@ impl Config {
         }
         let most = MAX_TIMEOUT_MS as i64;
         range("timeout_ms", self.timeout_ms as i128, 1, most)?;
-        range("peer_timeout_ms", self.peer_timeout_ms as i128, 1, most)?;
+        range("peer_timeout_ms", self.peer_timeout_ms as i128, 0, most)?;
         range("busy_poll_us", self.busy_poll_us as i128, 0, limits::BUSY_POLL_US)?;
         range("eager_max", self.eager_max.unwrap_or(0) as i128, 0, limits::EAGER_MAX)?;
         let entries = self.meta_cache_entries as i128;
@@ -321,7 +327,7 @@ mod tests {
         assert!(error(|c| c.protocol = 5).contains("protocol is 5"));
         assert!(error(|c| c.timeout_ms = 0).contains("timeout_ms is 0, allowed are 1 to"));
         assert!(error(|c| c.timeout_ms = u64::MAX).contains("timeout_ms is 18446744073709551615"));
-        assert!(error(|c| c.peer_timeout_ms = 0).contains("peer_timeout_ms is 0"));
+        assert!(error(|c| c.peer_timeout_ms = u64::MAX).contains("allowed are 0 to"));
         assert!(error(|c| c.queue_depth = 0).contains("queue_depth is 0, allowed are 1 to 65535"));
         assert!(error(|c| c.eager_max = Some(usize::MAX)).contains("eager_max is"));
         assert!(error(|c| c.shm_copy = Some("dma".into())).contains("pool, cma, ring"));

@@ -18,5 +18,6 @@ pub mod memory;
 pub mod observe;
 pub mod protocol;
 pub mod rendezvous;
+pub mod shown;
 pub mod status;
 pub mod wire;

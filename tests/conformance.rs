@@ -11,6 +11,8 @@ mod basics;
 mod endings;
 #[path = "conformance/harness.rs"]
 mod harness;
+#[path = "conformance/left.rs"]
+mod left;
 #[path = "conformance/refusals.rs"]
 mod refusals;
 #[path = "support/skip.rs"]
@@ -84,6 +86,27 @@ impl Fixture for TcpV4 {
     }
 }
 
+/// As a manager has it: its copies are made by who drives it.
+struct LoopbackLeft;
+
+impl Fixture for LoopbackLeft {
+    const NAME: &str = "loopback_left";
+    const KIND: ProviderKind = ProviderKind::Loopback;
+    const LEFT: bool = true;
+}
+
+/// The same on a socket.
+struct TcpLeft;
+
+impl Fixture for TcpLeft {
+    const NAME: &str = "tcp_left";
+    const KIND: ProviderKind = ProviderKind::Tcp;
+    const LEFT: bool = true;
+    fn sockets() -> Sockets {
+        tcp("127.0.0.1:0")
+    }
+}
+
 struct TcpV6;
 
 impl Fixture for TcpV6 {
@@ -108,13 +131,17 @@ impl Fixture for TcpUnix {
 /// The shm provider with one of its ways to copy.
 macro_rules! shm {
     ($name:ident, $text:literal, $copy:expr, $pooled:literal, $empty_is_free:literal) => {
+        shm!($name, $text, $copy, $pooled, $empty_is_free, false);
+    };
+    ($name:ident, $text:literal, $copy:expr, $pooled:literal, $free:literal, $left:literal) => {
         struct $name;
 
         impl Fixture for $name {
             const NAME: &str = $text;
             const KIND: ProviderKind = ProviderKind::Shm;
             const POOLED: bool = $pooled;
-            const EMPTY_IS_FREE: bool = $empty_is_free;
+            const EMPTY_IS_FREE: bool = $free;
+            const LEFT: bool = $left;
             fn config() -> Config {
                 let copy: Option<&str> = $copy;
                 Config { shm_copy: copy.map(str::to_owned), ..Config::default() }
@@ -127,6 +154,9 @@ shm!(Shm, "shm", None, false, true);
 shm!(ShmPool, "shm_pool", Some("pool"), true, true);
 shm!(ShmCma, "shm_cma", Some("cma"), false, true);
 shm!(ShmRing, "shm_ring", Some("ring"), false, true);
+shm!(ShmLeft, "shm_left", None, false, true, true);
+shm!(ShmPoolLeft, "shm_pool_left", Some("pool"), true, true, true);
+shm!(ShmRingLeft, "shm_ring_left", Some("ring"), false, true, true);
 
 /// On real devices, given as `RDMA_TEST_DEVICE=rxe0` or one for each end as `rxeA:rxeB`, with
 /// `--test-threads=1`. Without it there is nothing to test on.
@@ -167,6 +197,11 @@ impl Fixture for Ibverbs {
 #[cfg(feature = "ibverbs")]
 conformance!(ibverbs, crate::Ibverbs);
 conformance!(loopback, crate::Loopback);
+conformance!(loopback_left, crate::LoopbackLeft);
+conformance!(tcp_left, crate::TcpLeft);
+conformance!(shm_left, crate::ShmLeft);
+conformance!(shm_pool_left, crate::ShmPoolLeft);
+conformance!(shm_ring_left, crate::ShmRingLeft);
 conformance!(shm, crate::Shm);
 conformance!(shm_pool, crate::ShmPool);
 conformance!(shm_cma, crate::ShmCma);

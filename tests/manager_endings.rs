@@ -381,3 +381,29 @@ fn r17_no_memory_for_cached_metadata_asks_again() {
         b.destroy().unwrap();
     }
 }
+
+/// The destination comes from the callback before anything is sent, so it is the callback's return that
+/// asks for the connection: a driver that sleeps has to hear of it.
+#[test]
+fn r22_a_receive_by_cached_metadata_dials_a_peer_that_was_lost() {
+    static CONTENT: [u8; 3000] = [7; 3000];
+    let quiet = |name| Config { busy_poll_us: 0, ..config(name, ProviderKind::Tcp) };
+    let (a, b) = pair(quiet("a"), quiet("b"));
+    for round in 0..2 {
+        // Every driver goes to sleep, and the last tick of the keep-alive passes: nothing else wakes one.
+        std::thread::sleep(Duration::from_millis(1500));
+        let sent = send(&b, b"key", tensor(&CONTENT, 1));
+        let (tx, rx) = mpsc::channel();
+        let done: RecvDone =
+            Box::new(move |result, _| drop(tx.send(result.map(|t| t.meta.nbytes))));
+        let mut room = vec![0u8; CONTENT.len()];
+        let at = room.as_mut_ptr() as u64;
+        let target = Target::Alloc(Box::new(move |_: &Meta| Some(at)));
+        // SAFETY: `room` lives until the receive has ended, below.
+        unsafe { a.recv_async(Some("b"), b"key", 1, options(target, false), done) }.unwrap();
+        assert_eq!(rx.recv_timeout(LONG).unwrap().unwrap(), 3000, "round {round}");
+        sent.recv_timeout(LONG).unwrap().unwrap();
+        assert_eq!(room, CONTENT);
+        a.disconnect("b").unwrap();
+    }
+}

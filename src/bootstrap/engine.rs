@@ -167,6 +167,18 @@ impl Bootstrap {
         }
     }
 
+    /// Another name for this manager, as long as no handshake is telling the old one.
+    pub fn rename(&mut self, name: &str) -> Result<(), Status> {
+        super::identity::check_name(name)?;
+        if self.pending() > 0 {
+            let text =
+                "a connection is being made, allowed is a new name before the first connection";
+            return Err(Status::new(Code::FailedPrecondition, text));
+        }
+        name.clone_into(&mut self.shared.identity.name);
+        Ok(())
+    }
+
     /// Who this side says it is.
     pub fn identity(&self) -> &Identity {
         &self.shared.identity

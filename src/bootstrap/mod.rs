@@ -88,7 +88,7 @@ pub struct Identity {
     pub process_id: [u8; 16],
     /// The application drives progress; silence of such a peer proves nothing.
     pub manual_progress: bool,
-    /// Silence after which this side counts a peer as stalled, in milliseconds; not 0.
+    /// Silence after which this side counts a peer as stalled, in milliseconds; not 0. `u32::MAX`: never.
     pub peer_timeout_ms: u32,
     /// Providers; one that is missing is not offered, which is how a provider is required.
     pub providers: Vec<Offer>,

@@ -68,6 +68,7 @@ impl Config {
         self.apply_texts(&mut env)?;
         self.apply_secret(&mut env)?;
         env.number("RDMA_TIMEOUT_MS", (1, MAX_TIMEOUT_MS as i64), &mut self.timeout_ms)?;
+        env.number("RDMA_PEER_TIMEOUT_MS", (0, MAX_TIMEOUT_MS as i64), &mut self.peer_timeout_ms)?;
         env.number("RDMA_BUSY_POLL_US", (0, limits::BUSY_POLL_US), &mut self.busy_poll_us)?;
         env.number("RDMA_QP_QUEUE_DEPTH", (1, limits::QUEUE_DEPTH), &mut self.queue_depth)?;
         self.apply_ib(&mut env)?;
@@ -227,6 +228,7 @@ mod tests {
             ("RDMA_AUTH_SECRET_FILE", secret.as_str()),
             ("RDMA_BUSY_POLL_US", "0"),
             ("RDMA_TIMEOUT_MS", "500"),
+            ("RDMA_PEER_TIMEOUT_MS", "0"),
             ("RDMA_LOG", "debug"),
             ("RDMA_TRACE", "t-%p.json"),
             ("RDMA_SHM_COPY", "ring"),
@@ -244,6 +246,7 @@ mod tests {
         assert_eq!(config.listen.as_deref(), Some("[::1]:7000"));
         assert_eq!(config.secret.as_deref(), Some(&b"s3cret"[..]));
         assert_eq!((config.busy_poll_us, config.timeout_ms), (0, 500));
+        assert_eq!((config.peer_timeout_ms, config.patience_ms()), (0, u64::MAX), "never");
         assert_eq!(config.trace.as_deref(), Some("t-%p.json"));
         assert_eq!(config.shm_copy.as_deref(), Some("ring"));
         for (name, _) in pairs.iter().filter(|p| p.0 != "RDMA_LOG") {
@@ -271,6 +274,7 @@ mod tests {
             ("RDMA_LISTEN", "nowhere", "host:port"),
             ("RDMA_BUSY_POLL_US", "-1", "0 to 60000000"),
             ("RDMA_TIMEOUT_MS", "0", "1 to"),
+            ("RDMA_PEER_TIMEOUT_MS", "-1", "0 to"),
             ("RDMA_LOG", "loud", "error, warn, info, debug"),
             ("RDMA_SHM_COPY", "dma", "pool, cma, ring"),
             ("RDMA_AUTH_SECRET_FILE", "/nonexistent/secret", "cannot read"),

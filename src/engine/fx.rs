@@ -113,6 +113,8 @@ pub enum Work {
         after: Held,
         /// The application releases the request itself.
         keep: bool,
+        /// Memory of the host that is the application's again from then on: address and length.
+        memory: (u64, u64),
     },
     /// Ends a send.
     SendDone {
@@ -126,6 +128,8 @@ pub enum Work {
         of: Option<(Box<[u8]>, i64)>,
         /// The content was copied within the call that started this: may run before it returns.
         inline: bool,
+        /// As in `RecvDone`.
+        memory: (u64, u64),
     },
     /// Asks for memory; `Engine::allocated` follows.
     Alloc {
@@ -151,6 +155,10 @@ pub enum Work {
         /// Step.
         step: i64,
     },
+    /// Tells the application something.
+    Call(Box<dyn FnOnce() + Send>),
+    /// Tells it of peers; see `Engine::next_peer_event`.
+    PeerEvents,
     /// Copies within the host; `Engine::copied` follows.
     HostCopy {
         /// Token for `copied`.

@@ -23,7 +23,7 @@ impl Engine {
                 Code::Aborted,
                 format!(
                     "duplicate receive: '{}' of step {step} is awaited already",
-                    String::from_utf8_lossy(&key)
+                    crate::shown::key(&key)
                 ),
             )),
             RecvOutcome::Aborted(status) => Err(status),
@@ -75,7 +75,7 @@ impl Engine {
         let room = if let Target::Given { len, .. } = r.target { len } else { 0 };
         let text = format!(
             "tensor '{}' has {} bytes, the destination given has {room}",
-            String::from_utf8_lossy(&key),
+            crate::shown::key(&key),
             sent.tensor.meta.nbytes
         );
         self.fail(fx, index, Status::new(Code::OutOfRange, text));

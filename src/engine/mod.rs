@@ -21,6 +21,7 @@ use crate::status::{Code, Status};
 
 pub mod channel;
 mod fx;
+mod hooks;
 mod known;
 mod local;
 mod peer;
@@ -35,6 +36,7 @@ mod tries;
 use channel::Owed;
 pub use channel::{ChanId, Channel, INITIAL_CREDITS};
 pub use fx::{Buffer, Fx, Held, MapError, Window, Work};
+pub use hooks::{EndedFn, Hooks, PeerFn};
 pub use known::Peer;
 use known::Peers;
 pub use reclaim::Range;
@@ -70,7 +72,7 @@ enum Kept {
 pub struct Settings {
     /// Default deadline, nanoseconds.
     pub timeout: u64,
-    /// Silence after which a peer counts as stalled, nanoseconds.
+    /// Silence after which a peer counts as stalled, nanoseconds; `u64::MAX`: never.
     pub peer_timeout: u64,
     /// Forced protocol.
     pub protocol: Protocol,
@@ -118,6 +120,8 @@ pub struct Engine {
     kept: HashMap<u64, Kept>,
     devices: Vec<Arc<dyn DeviceOps>>,
     source: Option<SourceFn>,
+    hooks: Hooks,
+    told: hooks::Told,
     next_id: u64,
     next_deadline: u64,
     next_keepalive: u64,
@@ -161,6 +165,8 @@ impl Engine {
             kept: HashMap::default(),
             devices: Vec::new(),
             source: None,
+            hooks: Hooks::default(),
+            told: hooks::Told::default(),
             next_id: 1,
             next_deadline: u64::MAX,
             next_keepalive: u64::MAX,
@@ -373,6 +379,11 @@ impl Engine {
         }
     }
 
+    /// Something happened that nobody else counts.
+    pub fn poke(&mut self) {
+        self.happened += 1;
+    }
+
     /// A number that changes when an operation ends, a connection comes or goes, or a peer asks.
     pub fn happened(&self) -> u64 {
         self.happened
@@ -438,10 +449,11 @@ impl Engine {
         result: Result<(), Status>,
         info: TransferInfo,
     ) {
-        self.end_send_of(fx, None, done, result, info, false);
+        self.end_send_of(fx, None, done, result, info, false, (0, 0));
     }
 
     /// Ends the send of a tensor by key and step: its callback is queued.
+    #[allow(clippy::too_many_arguments, reason = "the facts of one transfer")]
     fn end_send_of(
         &mut self,
         fx: &mut dyn Fx,
@@ -450,6 +462,7 @@ impl Engine {
         result: Result<(), Status>,
         mut info: TransferInfo,
         inline: bool,
+        memory: (u64, u64),
     ) {
         self.happened += 1;
         if let Err(s) = &result {
@@ -457,7 +470,7 @@ impl Engine {
         }
         if let Some(done) = done {
             let of = of.filter(|_| fx.tracing()).map(|(key, step)| (key.into(), step));
-            fx.run(Work::SendDone { done, result, info, of, inline });
+            fx.run(Work::SendDone { done, result, info, of, inline, memory });
         }
     }
 }

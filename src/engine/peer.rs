@@ -185,7 +185,11 @@ impl Engine {
         p.channels.push(ch);
         p.state = PeerState::Connected;
         p.last_error = None;
+        let first = p.channels.len() == 1;
         p.tries = Tries::default();
+        if first {
+            self.peer_changed(fx, peer, None);
+        }
         self.next_keepalive = self.next_keepalive.min(fx.now() + self.keepalive_interval());
         Some(ch)
     }
@@ -226,6 +230,7 @@ impl Engine {
                 if status.reason != Reason::Cancelled {
                     peer.last_error = Some(status.clone());
                 }
+                self.peer_changed(fx, channel.peer, Some(status.clone()));
             }
         }
         let provider = channel.caps.provider.name();

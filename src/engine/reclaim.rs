@@ -38,7 +38,7 @@ impl Range {
     fn status(&self, key: &[u8], step: i64, what: &str) -> Status {
         let text = format!(
             "{what} '{}' of step {step} lies in memory that was unregistered: {} bytes at {:#x}",
-            String::from_utf8_lossy(key),
+            crate::shown::key(key),
             self.len,
             self.addr
         );

@@ -256,7 +256,8 @@ impl Engine {
         self.channels.get(ch).is_some_and(|c| c.seal.is_some())
     }
 
-    pub(super) fn eager_max(&self, ch: ChanId) -> u64 {
+    /// Largest content that goes out inside the response message on this channel.
+    pub fn eager_max(&self, ch: ChanId) -> u64 {
         let Some(c) = self.channels.get(ch) else { return 0 };
         let chosen = self.settings.eager_max.unwrap_or(c.caps.eager_max);
         chosen.min(self.message_max(ch) as usize) as u64

@@ -110,6 +110,16 @@ impl Response {
     }
 }
 
+impl Response {
+    /// A tensor of ours is on its way.
+    pub fn is_sending(&self) -> bool {
+        matches!(
+            self.state,
+            RState::Staging(_) | RState::Told(_) | RState::Deferred(_) | RState::Writing { .. }
+        )
+    }
+}
+
 const PUBLIC_SLOT_BITS: u32 = 20;
 
 impl Engine {
@@ -144,7 +154,7 @@ impl Engine {
                 Code::Aborted,
                 format!(
                     "duplicate send: '{}' of step {step} waits already",
-                    String::from_utf8_lossy(key)
+                    crate::shown::key(key)
                 ),
             )),
             SendOutcome::Aborted(status) => Err(status),
@@ -226,7 +236,7 @@ impl Engine {
             RecvOutcome::Duplicate => {
                 let text = format!(
                     "duplicate receive: a request for '{}' of step {} waits already",
-                    String::from_utf8_lossy(r.key),
+                    crate::shown::key(r.key),
                     r.step
                 );
                 self.send_error(fx, ch, r.index, &Status::new(Code::Aborted, text));
@@ -252,6 +262,7 @@ impl Engine {
         self.count_waiting(peer, cost);
         if let Some(source) = source {
             let peer = self.peer_name(Some(peer));
+            self.source_asked(id);
             fx.run(Work::Source { source, response: id, peer, key, step });
         }
     }
@@ -411,7 +422,7 @@ impl Engine {
     fn send_too_long(&mut self, fx: &mut dyn Fx, asked: &Asked, key: &[u8], meta: &Meta) -> Status {
         let text = format!(
             "tensor '{}' has {} bytes, the destination given has {}",
-            String::from_utf8_lossy(key),
+            crate::shown::key(key),
             meta.nbytes,
             asked.dst.as_ref().map_or(0, |(_, len)| *len)
         );
@@ -467,6 +478,10 @@ impl Engine {
         result: Result<(), Status>,
         inline: bool,
     ) {
+        let memory = match &source.tensor {
+            Tensor { device: 0, addr, meta } => (*addr, meta.nbytes),
+            _ => (0, 0),
+        };
         if let Some(window) = source.window.take() {
             fx.close(ch, window);
         }
@@ -483,7 +498,7 @@ impl Engine {
         if let Some(c) = self.channels.get(ch) {
             c.counters.send_done(info.bytes, code, info.protocol);
         }
-        self.end_send_of(fx, Some((key, step)), source.done, result, info, inline);
+        self.end_send_of(fx, Some((key, step)), source.done, result, info, inline, memory);
     }
 
     pub(super) fn on_cancel(&mut self, fx: &mut dyn Fx, ch: ChanId, request: u32) {
@@ -496,18 +511,17 @@ impl Engine {
         if busy {
             return; // Acknowledged when the writes have ended.
         }
-        if let Some(r) = found.and_then(|i| self.forget_waiting(i))
-            && let RState::Told(source) | RState::Deferred(source) = r.state
-        {
+        if let Some(r) = found.and_then(|i| self.forget_waiting(i)) {
             let status = Status::new(Code::Cancelled, "the receiver cancelled");
-            self.end_source(
-                fx,
-                ch,
-                (&r.key, r.step),
-                source,
-                Err(status.because(Reason::RemoteError)),
-                false,
-            );
+            let status = status.because(Reason::RemoteError);
+            match r.state {
+                RState::Told(source) | RState::Deferred(source) => {
+                    self.end_source(fx, ch, (&r.key, r.step), source, Err(status), false);
+                }
+                RState::Asking => self.ended_early(fx, r.id, &status),
+                // Nobody here was told of it, or, for the two that are busy, see above.
+                RState::Waiting | RState::Staging(_) | RState::Writing { .. } => {}
+            }
         }
         self.send(fx, ch, &Message::CancelAck { index: request }, &[]);
     }
@@ -541,7 +555,8 @@ impl Engine {
         let (source, failed) = match r.state {
             RState::Told(source) | RState::Deferred(source) => (source, None),
             RState::Writing { source, failed, .. } => (source, failed),
-            RState::Waiting | RState::Asking | RState::Staging(_) => return,
+            RState::Asking => return self.ended_early(fx, r.id, status),
+            RState::Waiting | RState::Staging(_) => return,
         };
         let peer = self.peer_name(Some(r.peer));
         // What failed before keeps its own cause.
@@ -549,7 +564,7 @@ impl Engine {
             let mut status = status.clone();
             status.message = format!(
                 "'{}' of step {} to peer '{peer}': {}",
-                String::from_utf8_lossy(&r.key),
+                crate::shown::key(&r.key),
                 r.step,
                 status.message
             );
@@ -563,5 +578,12 @@ impl Engine {
         let Some(r) = self.forget(index) else { return };
         self.send_error(fx, r.asked.ch, r.asked.index, status);
         self.settle(fx, r.asked.ch);
+    }
+    /// The same, and the runtime, which was asked, is told.
+    pub(super) fn refuse_asked(&mut self, fx: &mut dyn Fx, index: u32, status: &Status) {
+        if let Some(id) = self.responses.get(index).map(|r| r.id) {
+            self.ended_early(fx, id, status);
+        }
+        self.refuse(fx, index, status);
     }
 }

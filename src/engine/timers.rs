@@ -63,7 +63,7 @@ impl Engine {
             return self.channel_down(fx, ch, status);
         }
         let seconds = r.deadline.saturating_sub(r.started) as f64 / 1e9;
-        let key = String::from_utf8_lossy(&r.key).into_owned();
+        let key = crate::shown::key(&r.key).to_string();
         let state = match r.state {
             State::Queued => "not connected",
             State::Requested => "the peer had no tensor of this key",
@@ -162,7 +162,7 @@ impl Engine {
         self.give_up_drained(fx, drained, status);
         let (mine, asked) = self.under_way(step);
         for index in asked {
-            self.refuse(fx, index, status);
+            self.refuse_asked(fx, index, status);
         }
         for index in mine {
             self.end(fx, index, status.clone());
@@ -206,7 +206,7 @@ impl Engine {
             .map(|(i, _)| i)
             .collect();
         for index in asked {
-            self.refuse(fx, index, &status);
+            self.refuse_asked(fx, index, &status);
         }
     }
 }

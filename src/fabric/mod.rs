@@ -14,10 +14,12 @@
 //! - rkey, bounds (overflow-safe) and access are checked at each operation, against the region as
 //!   it is then: a bad one never touches memory, it ends with a `PermissionDenied` `Done`, and the
 //!   endpoint may go down with it (it does on ibverbs);
-//! - after `deregister` and after `destroy` return, nothing of that region or endpoint is touched.
+//! - after `deregister` and after `destroy` return, nothing of that region or endpoint is touched,
+//!   but by moves that run ([`moves::touched`]), where the driver has asked to make them itself.
 
 pub mod keys;
 pub mod loopback;
+pub mod moves;
 pub mod regions;
 pub mod shm;
 pub mod tcp;
@@ -27,6 +29,7 @@ use std::ptr::NonNull;
 
 use bitflags::bitflags;
 
+use self::moves::{Move, Moved};
 use crate::config::Config;
 use crate::status::{Code, Status};
 
@@ -339,6 +342,27 @@ pub trait Adapter: Send {
 
     /// Moves data and reports events, appended to `events`. Bounded work per call.
     fn poll(&mut self, events: &mut Vec<Event>);
+
+    /// From now on neither `poll` nor a post touches content: the caller makes the copies that
+    /// [`take_move`](Self::take_move) gives, without any lock. Where this does nothing, as on devices
+    /// that move by themselves, there are none.
+    fn leave_moves(&mut self) {}
+
+    /// Whether there is a copy to be made.
+    fn has_moves(&self) -> bool {
+        false
+    }
+
+    /// The next copy to be made now, if there is one. Events may come of looking for it.
+    fn take_move(&mut self, events: &mut Vec<Event>) -> Option<Move> {
+        let _ = events;
+        None
+    }
+
+    /// A copy has been made, or failed.
+    fn moved(&mut self, done: Moved, events: &mut Vec<Event>) {
+        let _ = (done, events);
+    }
 
     /// Prepares for sleep: from now on `fd` becomes readable when there is something to poll.
     /// Returns false if there already is: do not sleep. `poll` disarms.

@@ -13,6 +13,7 @@ use super::convert::{Text, meta_to_c, tensor_to_c};
 use super::types::*;
 use crate::api::{AllocFn, CopyDone, DeviceOps, Meta, RecvDone, SendDone, SourceFn};
 use crate::api::{MAX_NAME_LEN, TransferInfo};
+use crate::engine::{EndedFn, PeerFn};
 use crate::log::{self, Level, LogFn};
 use crate::status::{Code, Status};
 
@@ -43,8 +44,9 @@ struct Outcome {
 impl Outcome {
     fn new(error: Option<&Status>) -> Outcome {
         let Some(status) = error else { return Outcome { code: RDMA_OK, message: Vec::new() } };
-        let mut message = Vec::with_capacity(status.message.len() + 1);
-        message.extend_from_slice(status.message.as_bytes());
+        let text = crate::shown::for_c(&status.message);
+        let mut message = Vec::with_capacity(text.len() + 1);
+        message.extend_from_slice(text.as_bytes());
         message.push(0);
         Outcome { code: status.code as rdma_code_t, message }
     }
@@ -135,11 +137,48 @@ pub(super) fn source(
     }))
 }
 
+/// Hears of requests that ended early.
+pub(super) fn source_ended(
+    mgr: *mut rdma_mgr_t,
+    ended: rdma_source_ended_fn,
+    userdata: *mut c_void,
+) -> Option<EndedFn> {
+    let ended = ended?;
+    let (mgr, userdata) = (UserData(mgr.cast()), UserData(userdata));
+    Some(Arc::new(move |response, status: &Status| {
+        let outcome = Outcome::new(Some(status));
+        let (text, len) = outcome.text();
+        // SAFETY: the application's function, with the arguments that the header promises.
+        unsafe { ended(mgr.get().cast(), response, outcome.code, text, len, userdata.get()) };
+    }))
+}
+
+/// Hears of peers.
+pub(super) fn peer_event(
+    mgr: *mut rdma_mgr_t,
+    event: rdma_peer_event_fn,
+    userdata: *mut c_void,
+) -> Option<PeerFn> {
+    let event = event?;
+    let (mgr, userdata) = (UserData(mgr.cast()), UserData(userdata));
+    Some(Arc::new(move |peer: &str, gone: Option<&Status>| {
+        let peer = Text::<{ MAX_NAME_LEN + 1 }>::new(peer);
+        let outcome = Outcome::new(gone);
+        let (text, text_len) = outcome.text();
+        let what = if gone.is_some() { RDMA_PEER_GONE } else { RDMA_PEER_CAME };
+        let (mgr, userdata) = (mgr.get().cast(), userdata.get());
+        let (name, len) = (peer.as_ptr(), peer.len());
+        // SAFETY: the application's function, with the arguments that the header promises.
+        unsafe { event(mgr, what, name, len, outcome.code, text, text_len, userdata) };
+    }))
+}
+
 /// The receiver of log messages.
 pub(super) fn log_fn(log: rdma_log_fn, userdata: *mut c_void) -> Option<LogFn> {
     let log = log?;
     let userdata = UserData(userdata);
     Some(Arc::new(move |level: Level, text: &str| {
+        let text = crate::shown::for_c(text);
         let mut message = Vec::with_capacity(text.len() + 1);
         message.extend_from_slice(text.as_bytes());
         message.push(0);

@@ -148,17 +148,19 @@ pub(super) fn peer_info_to_c(info: &PeerInfo) -> rdma_peer_info_t {
         bytes_received: info.bytes_received,
         requests_sent: info.requests_sent,
         requests_received: info.requests_received,
+        eager_max: info.eager_max,
+        max_message: info.max_message,
     }
 }
 
-/// A text in an array of C, cut between characters if it does not fit, and at a NUL.
+/// A text in an array of C, cut between characters if it does not fit.
 pub(super) struct Text<const N: usize>([c_char; N]);
 
 impl<const N: usize> Text<N> {
     pub(super) fn new(text: &str) -> Text<N> {
-        let text = text.split('\0').next().unwrap_or_default();
+        let text = crate::shown::for_c(text);
         let mut array = [0; N];
-        for (to, &from) in array.iter_mut().zip(cut(text, N - 1).as_bytes()) {
+        for (to, &from) in array.iter_mut().zip(cut(&text, N - 1).as_bytes()) {
             *to = from as c_char;
         }
         Text(array)

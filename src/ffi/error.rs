@@ -62,7 +62,7 @@ fn record(function: &str, status: &Status) {
     let _ = LAST.try_with(|last| {
         let mut last = last.borrow_mut();
         last.clear();
-        let _ = write!(last, "{function}: {}", status.message);
+        let _ = write!(last, "{function}: {}", crate::shown::for_c(&status.message));
     });
 }
 

@@ -62,13 +62,14 @@ fn watch_forks() {
     });
 }
 
-/// Makes the handle of a manager. Its address is known first, for callbacks that carry it.
-pub(super) fn create(manager: Arc<Manager>) -> &'static rdma_mgr {
+/// Takes a handle for a manager that is about to be made: its address is known first, for callbacks
+/// that carry it.
+pub(super) fn reserve() -> &'static rdma_mgr {
     watch_forks();
     let mut dead = DEAD.lock();
     let reused = if dead.len() > QUARANTINE { dead.pop_front() } else { None };
     drop(dead);
-    let handle = reused.unwrap_or_else(|| {
+    reused.unwrap_or_else(|| {
         Box::leak(Box::new(rdma_mgr {
             magic: MAGIC,
             pid: AtomicU32::new(0),
@@ -77,12 +78,27 @@ pub(super) fn create(manager: Arc<Manager>) -> &'static rdma_mgr {
             manager: RwLock::new(None),
             dims: Mutex::new(HashMap::new()),
         }))
-    });
+    })
+}
+
+/// Puts the manager behind its handle.
+pub(super) fn fill(handle: &'static rdma_mgr, manager: Arc<Manager>) {
     handle.pid.store(PROCESS.load(Ordering::Relaxed), Ordering::Relaxed);
     handle.closing.store(false, Ordering::Relaxed);
     *handle.manager.write() = Some(manager);
     handle.retired.store(false, Ordering::Release);
-    handle
+}
+
+/// Takes back a handle that was never given to the application; with its manager, if it has one.
+pub(super) fn abandon(handle: &'static rdma_mgr) {
+    handle.retired.store(true, Ordering::Release);
+    let manager = handle.manager.read_recursive().clone();
+    if let Some(manager) = manager {
+        let _ = manager.destroy();
+        drop((handle.manager.write().take(), manager));
+    }
+    handle.dims.lock().clear();
+    DEAD.lock().push_back(handle);
 }
 
 /// A manager in use by a call.

@@ -9,7 +9,8 @@ use crate::manager::Manager;
 
 /// Makes a manager: one local worker identity, which owns connections, memory and requests. The
 /// environment overrides `options`; `options` NULL: defaults. On success *out is the handle, to be
-/// ended by rdma_mgr_destroy. The options are copied.
+/// ended by rdma_mgr_destroy. The options are copied. Functions in the options may run before this
+/// returns; they are given the handle.
 ///
 /// Threads: any; the handle may be used from any thread at once. It is of no use in a forked
 /// child, where every function returns RDMA_FAILED_PRECONDITION for it.
@@ -35,16 +36,22 @@ pub unsafe extern "C" fn rdma_mgr_create(
         for note in notes {
             log::info(format_args!("{}: {note}", config.name));
         }
-        let trace = config.trace.take();
-        let manager = Manager::new(config)?;
-        if let Some(path) = trace
-            && let Err(status) = manager.trace_start(&path)
-        {
-            let _ = manager.destroy();
-            return Err(status);
+        let handle = handle::reserve();
+        let mgr = std::ptr::from_ref(handle).cast_mut();
+        let begun = (|| {
+            // SAFETY: the caller's options, as the header demands.
+            let (hooks, source) = unsafe { options::hooks(mgr, options) }?;
+            let manager = Manager::open(config, hooks, source)?;
+            // Before anything can come in: the application's functions may use the handle at once.
+            handle::fill(handle, manager.clone());
+            manager.start()
+        })();
+        if begun.is_err() {
+            handle::abandon(handle);
+            return begun;
         }
         // SAFETY: not NULL, and the caller's to write.
-        unsafe { out.write(std::ptr::from_ref(handle::create(manager)).cast_mut()) };
+        unsafe { out.write(mgr) };
         Ok(())
     })
 }

@@ -2,11 +2,12 @@
 
 use super::args::{bytes, optional_text};
 use super::error::guard;
-use super::sized;
 use super::types::*;
-use crate::api::MAX_NAME_LEN;
+use super::{callback, sized};
+use crate::api::{MAX_NAME_LEN, SourceFn};
 use crate::config::{Config, IbConfig, MAX_DEVICE_LEN, MAX_LISTEN_LEN, MAX_SECRET_LEN};
 use crate::config::{MAX_TIMEOUT_MS, Progress, check_mtu, limits, range};
+use crate::engine::Hooks;
 use crate::fabric::ProviderKind;
 use crate::status::Status;
 
@@ -98,7 +99,29 @@ pub(super) fn defaults() -> rdma_mgr_options {
         ib_sl: c.ib.sl.into(),
         ib_mtu: c.ib.mtu as i32,
         ib_traffic_class: c.ib.traffic_class.into(),
+        source: None,
+        source_ended: None,
+        source_userdata: std::ptr::null_mut(),
+        peer_event: None,
+        peer_event_userdata: std::ptr::null_mut(),
     }
+}
+
+/// The application's functions in the options, for the manager with this handle.
+///
+/// # Safety
+/// As for [`config`].
+pub(super) unsafe fn hooks(
+    mgr: *mut rdma_mgr_t,
+    options: *const rdma_mgr_options_t,
+) -> Result<(Hooks, Option<SourceFn>), Status> {
+    // SAFETY: by this function's contract.
+    let c = unsafe { sized::read_or_defaults("options", options) }?;
+    let hooks = Hooks {
+        ended: callback::source_ended(mgr, c.source_ended, c.source_userdata),
+        peer: callback::peer_event(mgr, c.peer_event, c.peer_event_userdata),
+    };
+    Ok((hooks, callback::source(mgr, c.source, c.source_userdata)))
 }
 
 /// Settings from options. What is checked here is what the settings' types cannot hold; the rest
@@ -140,7 +163,7 @@ pub(super) unsafe fn config(options: *const rdma_mgr_options_t) -> Result<Config
         protocol: protocol(c.protocol)?,
         timeout_ms: number("timeout_ms", c.timeout_ms, timeouts)?,
         busy_poll_us: number("busy_poll_us", c.busy_poll_us, (0, limits::BUSY_POLL_US))?,
-        peer_timeout_ms: number("peer_timeout_ms", c.peer_timeout_ms, timeouts)?,
+        peer_timeout_ms: number("peer_timeout_ms", c.peer_timeout_ms, (0, MAX_TIMEOUT_MS as i64))?,
         eager_max: Some(eager_max).filter(|&n| n > 0),
         meta_cache_entries: c.meta_cache_entries as usize,
         queue_depth: c.queue_depth,

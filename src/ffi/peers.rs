@@ -2,13 +2,15 @@
 
 use std::ffi::c_char;
 
-use super::args::{TextOut, bytes, name, optional_millis, text};
+use super::args::{TextOut, bytes, name, optional_millis, optional_text, text};
 use super::convert::peer_info_to_c;
 use super::error::guard;
 use super::handle::borrow;
 use super::sized::Out;
 use super::types::*;
+use crate::api::MAX_NAME_LEN;
 use crate::config::MAX_LISTEN_LEN;
+use crate::status::Status;
 
 /// Longest address of a peer and longest address blob that is read.
 const MAX_ADDRESS_LEN: usize = 4096;
@@ -47,11 +49,13 @@ pub unsafe extern "C" fn rdma_mgr_listen(
     })
 }
 
-/// Makes a peer known by name and address, or changes its address. Does not connect.
+/// Makes a peer known by name and address, or changes its address. Does not connect. `peer` NULL: the
+/// name is learned from who listens there: it connects, tries again for options.timeout_ms, and
+/// returns at once; options.peer_event tells the name when the peer came, rdma_mgr_meet waits for it.
 ///
 /// Threads: any. The texts are copied.
 ///
-/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: an argument NULL, a name longer than 255 bytes or not
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `address` NULL, a name longer than 255 bytes or not
 /// UTF-8, one's own name, malformed address; RDMA_RESOURCE_EXHAUSTED: too many peers;
 /// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
@@ -63,9 +67,72 @@ pub unsafe extern "C" fn rdma_mgr_add_peer(
     guard("rdma_mgr_add_peer", || {
         // SAFETY: the caller's arguments, as the header demands.
         let (mgr, peer, address) = unsafe {
-            (borrow(mgr)?, name("peer", peer)?, text("address", address, MAX_ADDRESS_LEN)?)
+            (
+                borrow(mgr)?,
+                optional_text("peer", peer, MAX_NAME_LEN)?,
+                text("address", address, MAX_ADDRESS_LEN)?,
+            )
         };
-        mgr.add_peer(peer, address)
+        match peer {
+            Some(peer) => mgr.add_peer(peer, address),
+            None => mgr.add_peer_at(address, None).map(drop),
+        }
+    })
+}
+
+/// Connects to who listens at `address`, trying again until `timeout_ms` is over, and makes it known by
+/// the name that it tells. The name is a text output; `peer` NULL with cap 0: not wanted. If that text
+/// is cut the peer is known nevertheless.
+///
+/// Threads: any, but not inside a callback: it drives progress.
+///
+/// Returns RDMA_OK; RDMA_OUT_OF_RANGE: `peer` is too small; RDMA_INVALID_ARGUMENT: `mgr` or `address`
+/// NULL, malformed address, a timeout below 1, `peer` NULL with cap above 0; RDMA_DEADLINE_EXCEEDED,
+/// RDMA_UNAVAILABLE: nobody could be reached, rdma_last_error says why; RDMA_UNAUTHENTICATED: the
+/// secrets differ; RDMA_ALREADY_EXISTS: it has this manager's own name; RDMA_RESOURCE_EXHAUSTED: too
+/// many peers; RDMA_FAILED_PRECONDITION: no provider in common, inside a callback, `mgr` destroyed or
+/// in a forked child; RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_mgr_meet(
+    mgr: *mut rdma_mgr_t,
+    address: *const c_char,
+    timeout_ms: i64,
+    peer: *mut c_char,
+    cap: usize,
+    out_len: *mut usize,
+) -> rdma_code_t {
+    guard("rdma_mgr_meet", || {
+        // SAFETY: the caller's arguments, as the header demands.
+        let (mgr, address, out) = unsafe {
+            (
+                borrow(mgr)?,
+                text("address", address, MAX_ADDRESS_LEN)?,
+                TextOut::optional("peer", peer, cap, out_len)?,
+            )
+        };
+        let limit = optional_millis("timeout_ms", timeout_ms)?
+            .ok_or_else(|| Status::invalid("timeout_ms is 0, allowed are 1 and above"))?;
+        out.write_if_wanted(&mgr.add_peer_at(address, Some(limit))?.unwrap_or_default())
+    })
+}
+
+/// Gives the manager another name, also while it listens, but before its first connection: a peer knows
+/// it by the name that it heard. An address that was exported earlier carries the earlier name.
+///
+/// Threads: any. The text is copied.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: an argument NULL, a name longer than 255 bytes, with control
+/// characters or not UTF-8; RDMA_FAILED_PRECONDITION: a connection was or is being made, the name is a
+/// known peer's, `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_mgr_set_name(
+    mgr: *mut rdma_mgr_t,
+    name: *const c_char,
+) -> rdma_code_t {
+    guard("rdma_mgr_set_name", || {
+        // SAFETY: the caller's arguments, as the header demands.
+        let (mgr, name) = unsafe { (borrow(mgr)?, self::name("name", name)?) };
+        mgr.set_name(name)
     })
 }
 

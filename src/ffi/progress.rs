@@ -1,11 +1,12 @@
 //! Driving progress.
 
-use std::ffi::c_int;
+use std::ffi::{c_char, c_int};
 
-use super::args::{millis, not_null};
+use super::args::{millis, not_null, optional_text};
 use super::error::guard;
 use super::handle::borrow;
 use super::types::*;
+use crate::api::MAX_NAME_LEN;
 
 /// Moves data, runs callbacks and timers, and returns; never blocks. *events is the number of
 /// things that happened. With RDMA_PROGRESS_THREAD it may be called too, and helps.
@@ -28,8 +29,8 @@ pub unsafe extern "C" fn rdma_mgr_progress(mgr: *mut rdma_mgr_t, events: *mut u3
     })
 }
 
-/// Drives progress until something happened: a callback ran, a connection came or went. 0 looks
-/// once. Spins for busy_poll_us, then sleeps.
+/// Drives progress until something happened: a callback ran, a connection came or went, somebody
+/// called rdma_mgr_wake. 0 looks once. Spins for busy_poll_us, then sleeps.
 ///
 /// Threads: any, but not inside a callback.
 ///
@@ -45,8 +46,48 @@ pub unsafe extern "C" fn rdma_mgr_wait(mgr: *mut rdma_mgr_t, timeout_ms: i64) ->
     })
 }
 
+/// Ends each rdma_mgr_wait under way with RDMA_OK, or the next one if there is none, and makes the
+/// descriptor of rdma_mgr_event_fd readable once. For a thread that has other work for the one that
+/// waits.
+///
+/// Threads: any, also inside callbacks.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
+/// in a forked child; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_mgr_wake(mgr: *mut rdma_mgr_t) -> rdma_code_t {
+    guard("rdma_mgr_wake", || {
+        // SAFETY: the caller's handle, as the header demands.
+        unsafe { borrow(mgr) }?.wake()
+    })
+}
+
+/// Drives progress until what was accepted has ended and its callbacks have returned: receives from
+/// `peer`, and sends that it is taking. `peer` NULL: all receives and sends, also those that nobody
+/// has taken yet. What is started meanwhile is waited for, too.
+///
+/// Threads: any, but not inside a callback.
+///
+/// Returns RDMA_OK; RDMA_DEADLINE_EXCEEDED: some are still under way; RDMA_INVALID_ARGUMENT: `mgr`
+/// NULL, malformed name, negative timeout; RDMA_NOT_FOUND: unknown peer; RDMA_FAILED_PRECONDITION:
+/// inside a callback, `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` was destroyed
+/// meanwhile; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_mgr_flush(
+    mgr: *mut rdma_mgr_t,
+    peer: *const c_char,
+    timeout_ms: i64,
+) -> rdma_code_t {
+    guard("rdma_mgr_flush", || {
+        // SAFETY: the caller's arguments, as the header demands.
+        let (mgr, peer) = unsafe { (borrow(mgr)?, optional_text("peer", peer, MAX_NAME_LEN)?) };
+        mgr.flush(peer, millis("timeout_ms", timeout_ms)?)
+    })
+}
+
 /// Gives a descriptor for poll, select or epoll: when it is readable, call rdma_mgr_progress until
-/// that reports no events. For RDMA_PROGRESS_MANUAL. The descriptor belongs to the manager: do not
+/// that reports no events. For RDMA_PROGRESS_MANUAL. Each call gives the same one, and does not make
+/// it readable: it is so when there is something to do. The descriptor belongs to the manager: do not
 /// read, write or close it.
 ///
 /// Threads: any.

@@ -11,7 +11,8 @@ use super::types::*;
 
 /// Sets the function that is asked for keys which the local table lacks, when a peer requests
 /// them. `source` NULL: none, requests wait for rdma_send. Requests that wait already stay with
-/// what was set when they came.
+/// what was set when they came: with options.listen set it in the options instead, where no request
+/// can come before it.
 ///
 /// Threads: any. `userdata` (NULL is allowed) is passed on with requests that came before another
 /// source was set, perhaps after this has returned: it must live until rdma_mgr_destroy has returned.

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 /// Version of the ABI: grows when a function or a field is added, never otherwise.
-pub const RDMA_ABI_VERSION: u32 = 1;
+pub const RDMA_ABI_VERSION: u32 = 2;
 /// Version of the library, major part.
 pub const RDMA_VERSION_MAJOR: u32 = 0;
 /// Version of the library, minor part.
@@ -115,6 +115,11 @@ pub const RDMA_PEER_CONNECTED: i32 = 2;
 /// rdma_peer_info_t.state: the last attempt failed; retried on use.
 pub const RDMA_PEER_FAILED: i32 = 3;
 
+/// rdma_peer_event_fn: the first connection to a peer is up.
+pub const RDMA_PEER_CAME: i32 = 1;
+/// rdma_peer_event_fn: the last connection to a peer has ended.
+pub const RDMA_PEER_GONE: i32 = 2;
+
 /// Number of a receive. Never used again by its manager; 0 is none.
 pub type rdma_request_t = u64;
 /// Number of a request that a peer made of us. Never used again by its manager; 0 is none.
@@ -212,6 +217,11 @@ pub type rdma_alloc_fn =
 
 /// A peer requests `key` of `step`, which the local table lacks: answer with rdma_response_send or
 /// rdma_response_fail, now or later, from any thread, once. `peer` ends with a NUL; `key` does not.
+/// No order is promised: requests are handed out in the order of their arrival, but by whichever
+/// thread drives progress, so that calls may overlap and overtake one another, also those for one
+/// peer, key or step. With RDMA_PROGRESS_MANUAL and one thread that drives they come one at a time, in
+/// the order of arrival; even then a peer's requests arrive in the order of its calls only on one
+/// connection.
 pub type rdma_source_fn = Option<
     unsafe extern "C" fn(
         mgr: *mut rdma_mgr_t,
@@ -221,6 +231,38 @@ pub type rdma_source_fn = Option<
         key: *const c_char,
         key_len: usize,
         step: i64,
+        userdata: *mut c_void,
+    ),
+>;
+
+/// A request that the source function was given has ended without its answer: its receiver gave it
+/// up or is gone, the step was aborted or cleaned up, or this manager ends. Runs once for each such
+/// request, never for one that was answered, and not before the source function has returned; an
+/// answer that is under way on another thread returns RDMA_NOT_FOUND. `message` ends with a NUL.
+pub type rdma_source_ended_fn = Option<
+    unsafe extern "C" fn(
+        mgr: *mut rdma_mgr_t,
+        response: rdma_response_t,
+        code: rdma_code_t,
+        message: *const c_char,
+        message_len: usize,
+        userdata: *mut c_void,
+    ),
+>;
+
+/// A peer came or went: `event` is RDMA_PEER_*. `code` and `message` say why it went, and are RDMA_OK
+/// and "" when it came. One event at a time, in their order; a peer that came goes once, with
+/// RDMA_CANCELLED at the latest by rdma_mgr_destroy. One that came and went before it could be told
+/// of is left out. Both texts end with a NUL.
+pub type rdma_peer_event_fn = Option<
+    unsafe extern "C" fn(
+        mgr: *mut rdma_mgr_t,
+        event: i32,
+        peer: *const c_char,
+        peer_len: usize,
+        code: rdma_code_t,
+        message: *const c_char,
+        message_len: usize,
         userdata: *mut c_void,
     ),
 >;
@@ -311,7 +353,8 @@ pub struct rdma_mgr_options {
     pub timeout_ms: i64,
     /// Time to spin before sleeping, in microseconds. RDMA_BUSY_POLL_US
     pub busy_poll_us: i64,
-    /// Silence after which a peer counts as stalled, in milliseconds, above 0.
+    /// Silence after which a peer counts as stalled, in milliseconds. 0: never, only a connection
+    /// that ends is a peer that is gone. RDMA_PEER_TIMEOUT_MS
     pub peer_timeout_ms: i64,
     /// Largest content that rides in the response message. 0: the provider's own.
     pub eager_max: u64,
@@ -346,6 +389,18 @@ pub struct rdma_mgr_options {
     pub ib_mtu: i32,
     /// Traffic class, 0 to 255. RDMA_TRAFFIC_CLASS
     pub ib_traffic_class: i32,
+    /// The source function, as by rdma_mgr_set_source, but before the first request can come. NULL:
+    /// none.
+    pub source: rdma_source_fn,
+    /// Hears of requests that ended while the source function owes the answer, its own and that of
+    /// rdma_mgr_set_source. NULL: not wanted.
+    pub source_ended: rdma_source_ended_fn,
+    /// Passed to source and source_ended. Lives until rdma_mgr_destroy has returned.
+    pub source_userdata: *mut c_void,
+    /// Hears of peers that come and go. NULL: not wanted.
+    pub peer_event: rdma_peer_event_fn,
+    /// Passed to peer_event. Lives until rdma_mgr_destroy has returned.
+    pub peer_event_userdata: *mut c_void,
 }
 /// Settings of a manager.
 pub type rdma_mgr_options_t = rdma_mgr_options;
@@ -412,6 +467,12 @@ pub struct rdma_peer_info {
     pub requests_sent: u64,
     /// Requests it made.
     pub requests_received: u64,
+    /// Largest content that rides in the response message; larger content is written or read beside
+    /// it. 0 while not connected.
+    pub eager_max: u64,
+    /// Largest message in bytes that goes out in one piece; a longer one, as by a long key, goes out in
+    /// fragments. 0 while not connected.
+    pub max_message: u64,
 }
 /// What is known of a peer.
 pub type rdma_peer_info_t = rdma_peer_info;

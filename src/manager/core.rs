@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use super::clock::ticks;
+use super::copies::Copies;
 use super::doubt::{self, Doubt, Word};
 use super::sys::Tag;
 use super::world::{Early, EpKey, Link, World};
@@ -41,8 +42,12 @@ pub struct Core {
     pub dialled: bool,
     next_boot: u64,
     last_whole: u64,
+    /// Copies that turns make without the lock.
+    pub(super) copies: Copies,
     events: Vec<Event>,
     boot_events: Vec<BootEvent>,
+    /// Peers that are being asked for their name.
+    pub(super) meetings: super::meet::Meetings,
 }
 
 impl Core {
@@ -58,13 +63,16 @@ impl Core {
             dialled: false,
             next_boot: 0,
             last_whole: 0,
+            copies: Copies::default(),
             events,
             boot_events,
+            meetings: Default::default(),
         }
     }
 
     /// Does what there is to do; the number of events handled.
     pub fn turn(&mut self) -> u32 {
+        self.begin_copies();
         let mut count = self.poll_adapters();
         self.settle_doubts();
         if count == 0
@@ -97,7 +105,19 @@ impl Core {
         }
         self.world.flush();
         self.world.bury();
+        self.world.let_go();
         self.dial_wanted();
+    }
+
+    /// Whether this call left something that a driver has to see to: asked by whoever called into the
+    /// engine, before it lets the lock go.
+    pub fn needs_driver(&mut self) -> bool {
+        let dialled = std::mem::take(&mut self.dialled);
+        !self.world.work.is_empty()
+            || self.world.full
+            || dialled
+            || self.world.tries
+            || self.world.has_moves()
     }
 
     fn poll_adapters(&mut self) -> u32 {
@@ -217,8 +237,15 @@ impl Core {
                 return self.world.dying.push(key);
             }
         };
+        let unnamed = token.filter(|&t| Core::is_unnamed(t as u32));
+        if let Some(token) = unnamed {
+            self.met(token as u32, &hello.name, peer);
+            self.engine.keep_peer(peer);
+        }
         let route = self.world.routes.entry(peer).or_default();
-        if let Some(token) = token {
+        if let Some(token) = token
+            && unnamed.is_none()
+        {
             // Dialled peers were checked by name: this is the peer that was meant.
             debug_assert_eq!(token as u32, peer);
             route.dialing = false;
@@ -269,6 +296,10 @@ impl Core {
     /// ends what waits for the connection; silence and chance are tried again, until each operation's
     /// own deadline.
     fn dial_failed(&mut self, peer: u32, status: Status, retryable: bool, met: Met) {
+        if Core::is_unnamed(peer) {
+            let pause = self.world.routes.get_mut(&peer).map(|r| r.backoff.pause(random()));
+            return self.not_met(peer, status, retryable, pause.unwrap_or_default());
+        }
         let died = self.world.routes.get_mut(&peer).is_some_and(|route| match met {
             Met::Unclear => false,
             Met::Broken => {
@@ -312,6 +343,12 @@ impl Core {
                 self.world.tries = true;
                 continue;
             }
+            if Core::is_unnamed(peer) {
+                (route.next_try, route.dialing, route.dialled) = (None, true, Some(now));
+                self.boot.dial(u64::from(peer), &route.addrs, None, now + DIAL_TIMEOUT);
+                self.dialled = true;
+                continue;
+            }
             let Some(known) = self.engine.peer(peer) else { continue };
             let needed =
                 known.channels.is_empty() && (route.wanted || self.engine.wants_connection(peer));
@@ -339,7 +376,8 @@ impl Core {
         let until = |at: Instant| at.saturating_duration_since(now);
         let boot = self.boot.next_deadline().map(until);
         let dials = self.world.routes.values().filter_map(|r| r.next_try).map(until).min();
-        let retry = self.engine.has_pending().then_some(RETRY);
+        let retry = self.engine.has_pending() || self.world.waits_for_copies();
+        let retry = retry.then_some(RETRY);
         let trim = self.world.pool.trim_due(now);
         let all = [boot, dials, retry, trim, self.doubt_ends()];
         all.into_iter().flatten().fold(tick, Duration::min)

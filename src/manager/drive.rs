@@ -117,11 +117,18 @@ impl Manager {
     pub(super) fn turn(&self) -> u32 {
         let _log = log::Deferred::new();
         let mut core = self.core.lock();
-        let count = core.turn();
+        let mut count = core.turn();
+        while let Some((kind, copy)) = core.next_copy() {
+            drop(core);
+            let done = copy.run();
+            core = self.core.lock();
+            count += core.copied(kind, done);
+        }
         if core.world.work.is_empty() {
             return count;
         }
         let batch = std::mem::take(&mut core.world.work);
+        let _taken = super::Taken::count(&self.drivers.running);
         drop(core);
         count + self.run_all(batch)
     }
@@ -146,7 +153,7 @@ impl Manager {
 
     fn run_inside(&self, work: Work) {
         match work {
-            Work::RecvDone { key, step, done, result, info, mut after, request, keep } => {
+            Work::RecvDone { key, step, done, result, info, mut after, request, keep, .. } => {
                 self.trace_recv(request, &key, step, &result, &info);
                 if let Some(done) = done {
                     done(result.as_ref().map_err(Status::clone), &info);
@@ -167,16 +174,18 @@ impl Manager {
                 core.world.tick();
                 core.engine.allocated(&mut core.world, request, alloc, addr);
                 core.finish();
-                // Inside a caller nobody else looks at what this caused.
-                let queued = !core.world.work.is_empty();
+                // Inside a caller nobody else looks at what this caused, be it a dial.
+                let queued = core.needs_driver();
                 drop(guard);
                 if queued {
                     self.kick();
                 }
             }
             Work::Source { source, response, peer, key, step } => {
-                source(response, &peer, &key, step)
+                self.ask_source(&source, response, &peer, &key, step)
             }
+            Work::Call(call) => call(),
+            Work::PeerEvents => self.tell_of_peers(),
             Work::HostCopy { token, dst, src, len } => {
                 let begun = self.core.lock().engine.copy_begins(token);
                 if begun.is_ok() {
@@ -213,7 +222,7 @@ impl Manager {
         core.world.tick();
         core.engine.copied(&mut core.world, token, result);
         core.finish();
-        let queued = !core.world.work.is_empty();
+        let queued = core.needs_driver();
         drop(guard);
         if queued {
             self.kick();

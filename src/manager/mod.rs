@@ -16,7 +16,8 @@ use parking_lot::Mutex;
 use crate::api::*;
 use crate::bootstrap::{AddressBlob, BootConfig, Bootstrap, Identity, Offer};
 use crate::config::{Config, Progress};
-use crate::engine::{Engine, Range, Settings, Work};
+use crate::engine::{Engine, Hooks, Range, Settings, Work};
+use crate::fabric::moves::touched;
 use crate::fabric::{self, ProviderKind};
 use crate::limits;
 use crate::log;
@@ -25,15 +26,18 @@ use crate::observe::{Stats, Trace};
 use crate::status::{Code, Reason, Status};
 
 mod clock;
+mod copies;
 mod core;
 mod doubt;
 mod drive;
 mod inside;
+mod meet;
 mod memory;
 mod peers;
 mod report;
 mod sys;
 mod transfers;
+mod waits;
 mod world;
 
 use self::core::Core;
@@ -41,6 +45,7 @@ use clock::Clock;
 use drive::{Drivers, Waiter};
 pub use report::providers;
 use sys::{Epoll, EventFd, Tag, TimerFd};
+use waits::{Taken, Wakes};
 use world::{Route, World};
 
 /// See the module's text.
@@ -49,7 +54,8 @@ pub struct Manager {
     drivers: Drivers,
     epoll: Arc<Epoll>,
     wake: EventFd,
-    timer: TimerFd,
+    /// For an application that sleeps on the descriptor itself: a driver of the library needs none.
+    timer: Option<TimerFd>,
     /// The application waits on the epoll set itself (manual progress).
     fd_given: AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -58,6 +64,9 @@ pub struct Manager {
     me: Weak<Manager>,
     stats: Arc<Stats>,
     trace: Arc<Trace>,
+    wakes: Wakes,
+    /// The application hears of requests that end while it is asked.
+    hears_of_ends: bool,
 }
 
 fn seconds(d: Duration) -> String {
@@ -67,15 +76,30 @@ fn seconds(d: Duration) -> String {
 impl Manager {
     /// Opens what the settings ask for and begins to work.
     pub fn new(config: Config) -> Result<Arc<Manager>, Status> {
+        let manager = Manager::open(config, Hooks::default(), None)?;
+        manager.start()?;
+        Ok(manager)
+    }
+
+    /// Opens what the settings ask for. Nothing comes in before `start`, so that the application's
+    /// functions are there before the first request.
+    pub fn open(
+        config: Config,
+        hooks: Hooks,
+        source: Option<SourceFn>,
+    ) -> Result<Arc<Manager>, Status> {
         let epoll = Arc::new(Epoll::new()?);
         let wake = EventFd::new()?;
-        let timer = TimerFd::new()?;
+        let manual = config.progress == Progress::Manual;
+        let timer = if manual { Some(TimerFd::new()?) } else { None };
+        if let Some(timer) = &timer {
+            epoll.add(timer.fd(), Tag::Wake)?;
+        }
         epoll.add(wake.fd(), Tag::Wake)?;
-        epoll.add(timer.fd(), Tag::Wake)?;
         let core = open_core(&config, epoll.clone())?;
         let stats = core.engine.stats.clone();
         let trace = core.world.trace.clone();
-        let manual = config.progress == Progress::Manual;
+        let hears_of_ends = hooks.ended.is_some();
         let manager = Arc::new_cyclic(|me| Manager {
             core: Mutex::new(core),
             drivers: Drivers::default(),
@@ -89,22 +113,30 @@ impl Manager {
             me: me.clone(),
             stats,
             trace,
+            wakes: Wakes::default(),
+            hears_of_ends,
         });
-        if let Some(path) = &manager.config.trace {
-            manager.trace_start(path)?;
+        manager.set_hooks(hooks, source);
+        Ok(manager)
+    }
+
+    /// Begins to listen and to work.
+    pub fn start(self: &Arc<Self>) -> Result<(), Status> {
+        if let Some(path) = &self.config.trace {
+            self.trace_start(path)?;
         }
-        if let Some(address) = manager.config.listen.clone() {
-            manager.listen(&address)?;
+        if let Some(address) = self.config.listen.clone() {
+            self.listen(&address)?;
         }
-        if !manual {
-            let own = manager.clone();
+        if self.config.progress == Progress::Thread {
+            let own = self.clone();
             let thread = std::thread::Builder::new()
                 .name("rdma-progress".into())
                 .spawn(move || own.progress_thread_lasting())
                 .map_err(|e| Status::os("starting the progress thread", &e))?;
-            *manager.thread.lock() = Some(thread);
+            *self.thread.lock() = Some(thread);
         }
-        Ok(manager)
+        Ok(())
     }
 
     fn epoll(&self) -> &Epoll {
@@ -121,14 +153,14 @@ impl Manager {
         let result = f(core);
         core.world.in_call = false;
         core.finish();
-        let dialled = std::mem::take(&mut core.dialled);
-        let queued = !core.world.work.is_empty() || core.world.full || dialled || core.world.tries;
+        let queued = core.needs_driver();
         let next = core.engine.next_tick();
         let inline = if core.world.inline.is_empty() {
             None
         } else {
             Some(std::mem::take(&mut core.world.inline))
         };
+        let _taken = inline.is_some().then(|| Taken::count(&self.drivers.running));
         drop(guard);
         for work in inline.into_iter().flatten() {
             self.run(work);
@@ -173,6 +205,7 @@ impl Manager {
             let core = self.core.lock();
             let busy = core.engine.outstanding() != (0, 0)
                 || !core.world.work.is_empty()
+                || core.world.waits_for_copies()
                 || self.drivers.running.load(Ordering::Acquire) > 0;
             drop(core);
             if !busy {
@@ -219,7 +252,9 @@ impl Manager {
         core.whole = true;
         let idle = core.idle_time();
         let until = core.world.clock.now().saturating_add(idle.as_nanos() as u64);
-        self.timer.set(idle);
+        if let Some(timer) = &self.timer {
+            timer.set(idle);
+        }
         self.drivers.sleeps_until.store(until, Ordering::SeqCst);
         self.drivers.fd_armed.store(true, Ordering::SeqCst);
         if !core.arm() {
@@ -230,9 +265,10 @@ impl Manager {
     /// Turns until something has happened.
     pub fn wait(&self, timeout: Duration) -> Result<(), Status> {
         self.refuse_inside("rdma_mgr_wait")?;
-        let before = self.happened();
+        let (before, wakes) = (self.happened(), self.wakes.begin());
         let waiter = Arc::new(Waiter::default());
-        if self.block(&waiter, Some(timeout), || self.happened() != before) {
+        let woken = || self.wakes.came(wakes) || self.happened() != before;
+        if self.block(&waiter, Some(timeout), woken) {
             return Ok(());
         }
         self.refuse_closing()?;
@@ -258,8 +294,9 @@ impl Manager {
             let text = "rdma_mgr_event_fd needs RDMA_PROGRESS_MANUAL; this manager has a thread";
             return Err(Status::new(Code::FailedPrecondition, text));
         }
-        self.fd_given.store(true, Ordering::Release);
-        self.wake.signal();
+        if !self.fd_given.swap(true, Ordering::AcqRel) {
+            self.arm_fd();
+        }
         Ok(self.epoll.fd())
     }
 
@@ -308,7 +345,8 @@ impl Manager {
         self.call(|core| {
             let w = &mut core.world;
             let (len, device) = w.regions.get(addr)?;
-            if !core.engine.reclaim(w, &Range { addr, len, device }, force) {
+            let range = Range { addr, len, device };
+            if !core.engine.reclaim(w, &range, force) || device == 0 && touched(addr, len) {
                 return Ok(false);
             }
             w.regions.remove(&mut w.adapters, addr)?;
@@ -359,7 +397,8 @@ fn open_adapters(config: &Config, epoll: &Epoll) -> Result<(memory::Adapters, Ve
             Status::new(Code::Unavailable, format!("provider {}: {why}", kind.name()))
         });
         let unavailable = match opened.and_then(|()| fabric::open(kind, config)) {
-            Ok(adapter) => {
+            Ok(mut adapter) => {
+                adapter.leave_moves();
                 if let Some(fd) = adapter.fd() {
                     epoll.add(fd, Tag::Adapter(kind as u8))?;
                 }
@@ -399,7 +438,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         host_id: crate::bootstrap::host_id()?,
         process_id: crate::bootstrap::process_id()?,
         manual_progress: config.progress == Progress::Manual,
-        peer_timeout_ms: config.peer_timeout_ms.min(u64::from(u32::MAX)) as u32,
+        peer_timeout_ms: u32::try_from(config.patience_ms()).unwrap_or(u32::MAX),
         providers,
         queue_depth: config.queue_depth,
         checksum: config.checksum,
@@ -414,7 +453,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
     epoll.add(boot.fd(), Tag::Boot)?;
     let settings = Settings {
         timeout: config.timeout_ms.saturating_mul(1_000_000),
-        peer_timeout: config.peer_timeout_ms.saturating_mul(1_000_000),
+        peer_timeout: config.patience_ms().saturating_mul(1_000_000),
         protocol: match config.protocol {
             2 => Protocol::Eager,
             3 => Protocol::DirectPut,
@@ -452,6 +491,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         parked: Vec::new(),
         segments: 0,
         work: Default::default(),
+        held_back: Default::default(),
         inline: Vec::new(),
         in_call: false,
         full: false,

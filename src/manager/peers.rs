@@ -31,7 +31,7 @@ impl Manager {
                 peer.len()
             )));
         }
-        if peer == self.config.name {
+        if *peer == *self.core.lock().engine.name {
             let text = format!("'{peer}' is this manager's own name");
             return Err(Status::new(Code::InvalidArgument, text));
         }
@@ -154,6 +154,8 @@ impl Manager {
             incarnation: p.incarnation,
             state: p.state,
             channels: p.channels.len() as u32,
+            eager_max: p.channels.first().map_or(0, |&c| core.engine.eager_max(c)),
+            max_message: channel.map_or(0, |c| c.room() as u64),
             bytes_sent: sums[0],
             bytes_received: sums[1],
             requests_sent: sums[2],

@@ -89,7 +89,8 @@ impl Manager {
 
     /// Starts to write a trace that Perfetto opens.
     pub fn trace_start(&self, path: &str) -> Result<(), Status> {
-        self.trace.start(path, &self.config.name)
+        let name = self.core.lock().engine.name.clone();
+        self.trace.start(path, &name)
     }
 
     /// Ends the trace.

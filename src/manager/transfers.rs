@@ -1,5 +1,6 @@
 //! Sends, receives, steps and the runtime's own rendezvous: the calls that move tensors.
 
+use super::copies::touch;
 use super::*;
 
 impl Manager {
@@ -16,6 +17,10 @@ impl Manager {
         done: Option<SendDone>,
     ) -> Result<(), Status> {
         let timeout = timeout.map(|t| t.as_nanos() as u64);
+        if tensor.device == 0 {
+            // SAFETY: the caller's promise.
+            unsafe { touch(tensor.addr, tensor.meta.nbytes, false) };
+        }
         self.with_engine(|e, w| e.post_send(w, key, step, tensor, timeout, done))
     }
 
@@ -31,6 +36,10 @@ impl Manager {
         options: RecvOptions,
         done: RecvDone,
     ) -> Result<u64, Status> {
+        if let (Target::Given { addr, len }, 0) = (&options.target, options.device) {
+            // SAFETY: the caller's promise.
+            unsafe { touch(*addr, *len, true) };
+        }
         self.with_engine(|e, w| e.recv(w, peer, key, step, options, done))
     }
 
@@ -113,6 +122,10 @@ impl Manager {
         tensor: Tensor,
         done: Option<SendDone>,
     ) -> Result<(), Status> {
+        if tensor.device == 0 {
+            // SAFETY: the caller's promise.
+            unsafe { touch(tensor.addr, tensor.meta.nbytes, false) };
+        }
         self.with_engine(|e, w| e.response_send(w, response, tensor, done))
     }
 

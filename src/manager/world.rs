@@ -10,6 +10,7 @@ use std::time::Instant;
 use foldhash::{HashMap, HashSet};
 
 use super::clock::Clock;
+use super::copies::HeldBack;
 use super::doubt::Doubt;
 use super::memory::{self, Adapters, Regions};
 use super::sys::{Epoll, Tag};
@@ -139,12 +140,15 @@ pub struct World {
     pub pool: Pool,
     /// Blocks of it that the application asked for, and frees.
     pub lent: HashSet<u64>,
-    /// Blocks to be freed once the endpoints that may still touch them are destroyed.
+    /// Blocks to be freed once the endpoints that may still touch them are destroyed, and the copies
+    /// that do have ended.
     pub parked: Vec<Buffer>,
     /// Its version whose segments are known to all adapters.
     pub segments: usize,
     /// Callbacks to run.
     pub work: VecDeque<Work>,
+    /// Callbacks that wait for copies.
+    pub held_back: HeldBack,
     /// Callbacks that the calling thread runs before its call returns.
     pub inline: Vec<Work>,
     /// Inline callbacks are collected for the call in progress.
@@ -390,7 +394,7 @@ impl Fx for World {
     }
 
     fn free(&mut self, buffer: Buffer) {
-        if !self.dying.is_empty() {
+        if self.is_touched(&buffer) {
             return self.parked.push(buffer);
         }
         if let Err(status) = self.pool_free(buffer.addr) {
@@ -417,6 +421,7 @@ impl Fx for World {
     }
 
     fn run(&mut self, work: Work) {
+        let Some(work) = self.hold_back(work) else { return };
         let inline = match &work {
             Work::SendDone { inline, .. } | Work::Alloc { inline, .. } => *inline && self.in_call,
             _ => false,

@@ -140,7 +140,7 @@ pub struct ManagerCounters {
 /// All counters of a manager.
 #[derive(Debug)]
 pub struct Stats {
-    manager: String,
+    manager: Mutex<String>,
     started: Instant,
     /// Those not of a peer.
     pub own: ManagerCounters,
@@ -151,11 +151,16 @@ impl Stats {
     /// Counters of the manager of this name, all zero.
     pub fn new(manager: &str) -> Stats {
         Stats {
-            manager: manager.to_owned(),
+            manager: Mutex::new(manager.to_owned()),
             started: Instant::now(),
             own: ManagerCounters::default(),
             peers: Mutex::new(BTreeMap::new()),
         }
+    }
+
+    /// The manager has another name.
+    pub fn rename(&self, manager: &str) {
+        manager.clone_into(&mut self.manager.lock());
     }
 
     /// The counters of a peer ("" is oneself) over a provider ("" is none yet, "local" oneself).
@@ -209,7 +214,7 @@ impl Stats {
         all.extend(gauges);
         let peers = self.peers.lock();
         Snapshot {
-            manager: self.manager.clone(),
+            manager: self.manager.lock().clone(),
             uptime_ms: self.started.elapsed().as_millis() as u64,
             counters,
             gauges: all,

@@ -11,6 +11,8 @@ use rdma_transport::fabric::{
 };
 use rdma_transport::status::{Code, Status};
 
+use crate::left::Left;
+
 /// Stream sockets for the two ends, where the provider takes them.
 pub type Sockets = (Option<OwnedFd>, Option<OwnedFd>);
 
@@ -32,6 +34,8 @@ pub trait Fixture: 'static {
     }
     /// Buffers come from a pool segment that the adapters know.
     const POOLED: bool = false;
+    /// Copies are left to the driver, as a manager has it.
+    const LEFT: bool = false;
     /// Length of a transfer that is not done in one step; at most `max_rdma`.
     const LARGE: usize = 64 << 20;
     /// Settings of both adapters.
@@ -46,7 +50,7 @@ pub trait Fixture: 'static {
                 adapter.add_pool(pool.segment()).expect("add the pool");
             }
         });
-        adapter
+        if Self::LEFT { Box::new(Left::new(adapter)) } else { adapter }
     }
     /// What `connect` gets.
     fn sockets() -> Sockets {

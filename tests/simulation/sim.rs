@@ -308,6 +308,8 @@ impl Sim {
             Work::Source { source, response, peer, key, step } => {
                 source(response, &peer, &key, step);
             }
+            Work::Call(call) => call(),
+            Work::PeerEvents => {}
             Work::HostCopy { token, dst, src, len } => {
                 let (dst, src) = ((dst, false), (src, false));
                 let delay = self.w.delay(50 * US);

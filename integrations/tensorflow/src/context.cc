@@ -18,7 +18,6 @@ namespace {
 
 // TensorFlow cancels what takes too long; the library's own deadline is a backstop unless RDMA_TIMEOUT_MS sets it.
 constexpr int64_t kTimeoutMillis = 7LL * 24 * 3600 * 1000;
-constexpr unsigned kFewProcessors = 4;
 
 // Every live context. Never destroyed: contexts may outlive the static objects of this library.
 struct Registry {
@@ -47,6 +46,13 @@ void Register(const std::shared_ptr<Context>& context) {
   all.push_back(context);
 }
 
+// The one place where the plugin decides about spinning: on few processors a thread that spins takes one from the
+// TensorFlow thread that it waits for.
+int64_t BusyPollMicros(int64_t usual) {
+  constexpr unsigned kFewProcessors = 4;
+  return std::thread::hardware_concurrency() <= kFewProcessors ? 0 : usual;
+}
+
 bool IsLoopback(absl::string_view host) {
   return host.empty() || host == "localhost" || host == "::1" || host == "[::1]" || absl::StartsWith(host, "127.");
 }
@@ -71,7 +77,11 @@ std::string JsonString(const std::string& text) {
 }  // namespace
 
 Context::Context(std::string name, const tensorflow::WorkerEnv* env, VerbsWorker* worker)
-    : name_(std::move(name)), env_(env), worker_(worker), peers_(new Peers) {}
+    : name_(std::move(name)),
+      patience_(Patience::FromEnv()),
+      env_(env),
+      worker_(worker),
+      peers_(new Peers(patience_)) {}
 
 Status Context::Create(const std::string& name, const std::string& host, const tensorflow::WorkerEnv* env,
                        VerbsWorker* worker, std::shared_ptr<Context>* out) {
@@ -89,8 +99,10 @@ Status Context::Start(const std::string& host) {
   if (code != RDMA_OK) return LastError(code, "grpc+verbs: options");
   options.name = name_.c_str();
   options.timeout_ms = kTimeoutMillis;
-  // On few processors a thread that spins takes one from the TensorFlow thread that it waits for.
-  if (std::thread::hardware_concurrency() <= kFewProcessors) options.busy_poll_us = 0;
+  // gRPC's patience: a server that is stopped, collects garbage or swaps is waited for, as long as its connection
+  // lives. RDMA_PEER_TIMEOUT_MS sets the stricter rule.
+  options.peer_timeout_ms = 0;
+  options.busy_poll_us = BusyPollMicros(options.busy_poll_us);
   std::string listen;
   if (!IsLoopback(host)) {
     // The cluster spec names an address that other machines reach, and TensorFlow's own port is already open there.
@@ -118,6 +130,7 @@ Context::~Context() { Shutdown(); }
 
 void Context::Shutdown() {
   if (closed_.exchange(true) || mgr_ == nullptr) return;
+  peers_->Stop();
   Memory::Get().Detach(mgr_);
   // Calls that entered before see a live manager; later ones see none.
   while (users_.load() != 0) tensorflow::Env::Default()->SleepForMicroseconds(50);

@@ -51,6 +51,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::string StatsJson() const;
 
   const std::string& name() const { return name_; }
+  const Patience& patience() const { return patience_; }
   const tensorflow::WorkerEnv* env() const { return env_; }
   VerbsWorker* worker() const { return worker_; }
   Peers& peers() { return *peers_; }
@@ -62,6 +63,7 @@ class Context : public std::enable_shared_from_this<Context> {
   void Leave() const;
 
   const std::string name_;
+  const Patience patience_;
   const tensorflow::WorkerEnv* const env_;
   VerbsWorker* const worker_;
   std::unique_ptr<Peers> peers_;

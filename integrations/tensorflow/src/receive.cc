@@ -14,6 +14,9 @@ namespace {
 
 using tensorflow::Tensor;
 
+// What to look at when a peer refuses this server's secret, or has none.
+constexpr char kSecretHint[] =
+    "RDMA_AUTH_SECRET_FILE must name a file with the same content for every server of the cluster, or be unset for all";
 // Serialised tensors up to this size are parsed on the progress thread; waking another costs more.
 constexpr uint64_t kParseInline = 4096;
 
@@ -47,14 +50,21 @@ void Receive::Start(Peers::Cache cache, std::function<void()> finished) {
     const std::lock_guard<std::mutex> lock(mu_);
     finished_ = std::move(finished);
   }
-  context_->peers().Resolve(context_, what_.worker, what_.incarnation, std::move(cache),
-                            [self](const Status& status, const PeerRef& peer) {
-                              if (status.ok()) {
-                                self->Request(peer);
-                              } else {
-                                self->Finish(status);
-                              }
-                            });
+  const uint64_t waiter = context_->peers().Resolve(context_, what_.worker, what_.incarnation, std::move(cache),
+                                                    [self](const Status& status, const PeerRef& peer) {
+                                                      if (status.ok()) {
+                                                        self->Request(peer);
+                                                      } else {
+                                                        self->Finish(status);
+                                                      }
+                                                    });
+  bool aborted = false;
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    waiter_ = waiter;
+    aborted = !status_.ok();
+  }
+  if (aborted) context_->peers().Forget(what_.worker, waiter);
 }
 
 void Receive::Request(const PeerRef& peer) {
@@ -95,15 +105,28 @@ void Receive::Request(const PeerRef& peer) {
       if (cancel) (void)rdma_request_cancel(use.mgr(), request);
       return;
     }
-    refused = FromPeer(LastError(code, absl::StrCat("grpc+verbs: receive from ", what_.worker)), what_.worker);
+    char text[1024];
+    rdma_last_error(text, sizeof text);
+    refused = Failed(code, text);
   }
   const auto self = std::move(self_);
   if (code == RDMA_UNAVAILABLE) context_->peers().Invalidate(what_.worker, peer.generation);
   Finish(refused);
 }
 
+Status Receive::Failed(rdma_code_t code, absl::string_view text) const {
+  // A deadline that the user did not set is none: the peer could not be reached in time, which TensorFlow tries again.
+  if (code == RDMA_DEADLINE_EXCEEDED && context_->patience().deadline_ms == 0) code = RDMA_UNAVAILABLE;
+  Status status = MakeStatus(code, text, absl::StrCat("grpc+verbs: receive from ", what_.worker));
+  if (code == RDMA_UNAUTHENTICATED) {
+    status = Status(status.code(), absl::StrCat(status.message(), "; ", kSecretHint));
+  }
+  return FromPeer(status, what_.worker);
+}
+
 void Receive::StartAbort(const Status& status) {
   rdma_request_t request = 0;
+  uint64_t waiter = 0;
   {
     const std::lock_guard<std::mutex> lock(mu_);
     if (status_.ok()) status_ = status;
@@ -113,8 +136,10 @@ void Receive::StartAbort(const Status& status) {
       // Nothing holds memory yet. The caller holds locks that `finished` takes: end on another thread.
       auto self = shared_from_this();
       context_->env()->compute_pool->Schedule([self] { self->Finish(Status()); });
+      waiter = waiter_;
     }
   }
+  if (waiter != 0) context_->peers().Forget(what_.worker, waiter);
   if (request == 0) return;
   const Context::Use use(*context_);
   if (use) (void)rdma_request_cancel(use.mgr(), request);
@@ -163,7 +188,7 @@ void* Receive::Allocate(const rdma_tensor_t* meta, void* userdata) {
 }
 
 void Receive::OnDone(rdma_code_t code, const char* message, size_t length, const rdma_tensor_t* meta,
-                     const rdma_transfer_info_t* info, void* userdata) {
+                     const rdma_transfer_info_t*, void* userdata) {
   const auto self = std::move(static_cast<Receive*>(userdata)->self_);
   rdma_request_t request = 0;
   {
@@ -179,16 +204,15 @@ void Receive::OnDone(rdma_code_t code, const char* message, size_t length, const
     self->Arrived(*meta);
     return;
   }
-  const bool remote = info != nullptr && info->reason == RDMA_REASON_REMOTE_ERROR;
-  if (code == RDMA_UNAVAILABLE && !remote) {
-    self->context_->peers().Invalidate(self->what_.worker, self->peer_.generation);
-  }
   const absl::string_view text(message, length);
+  const bool remote = IsEncoded(text);
   // A sender's own status keeps its text; the library's says where it happened.
   const Status status =
-      remote ? DecodeMessage(code, text)
-             : MakeStatus(code, text, absl::StrCat("grpc+verbs: receive from ", self->what_.worker));
-  self->Finish(FromPeer(status, self->what_.worker));
+      remote ? FromPeer(DecodeMessage(code, text), self->what_.worker) : self->Failed(code, text);
+  if (status.code() == absl::StatusCode::kUnavailable && !remote) {
+    self->context_->peers().Invalidate(self->what_.worker, self->peer_.generation);
+  }
+  self->Finish(status);
 }
 
 void Receive::Arrived(const rdma_tensor_t& meta) {

@@ -51,6 +51,8 @@ class Receive : public tensorflow::BaseRecvTensorCall, public std::enable_shared
   void Parse(uint64_t nbytes);
   Status MakeResult(const rdma_tensor_t& meta);
   tensorflow::Allocator* ResultAllocator() const;
+  // What the library's word about a failure, or about a call that it refused, means to TensorFlow.
+  Status Failed(rdma_code_t code, absl::string_view text) const;
   // Ends it: the first caller wins, later ones are ignored.
   void Finish(const Status& status);
 
@@ -67,6 +69,7 @@ class Receive : public tensorflow::BaseRecvTensorCall, public std::enable_shared
   mutable std::mutex mu_;
   Status status_;                   // guarded by mu_
   std::function<void()> finished_;  // guarded by mu_; empty once run
+  uint64_t waiter_ = 0;             // guarded by mu_; not 0: peers() may still hold this, under that number
   rdma_request_t request_ = 0;      // guarded by mu_; 0 once released
   bool requested_ = false;          // guarded by mu_: the library has it, `finished` waits for the library
   bool returned_ = false;           // guarded by mu_: the library has given it back

@@ -7,8 +7,10 @@
 namespace rdma_tf {
 namespace {
 
-// Marks a derived error in front of a message. A control character: no message begins with one.
+// In front of a message: a derived error, or an ordinary one. Control characters: no message of the library begins
+// with one.
 constexpr char kDerived = '\x01';
+constexpr char kOrdinary = '\x02';
 // The library takes a little more.
 constexpr size_t kMaxMessage = 60'000;
 
@@ -43,16 +45,19 @@ Status FromPeer(const Status& status, absl::string_view worker) {
 
 std::string EncodeMessage(const Status& status) {
   const bool derived = tensorflow::StatusGroup::IsDerived(status);
-  return absl::StrCat(derived ? absl::string_view(&kDerived, 1) : absl::string_view(),
+  return absl::StrCat(absl::string_view(derived ? &kDerived : &kOrdinary, 1),
                       absl::string_view(status.message()).substr(0, kMaxMessage));
 }
 
+bool IsEncoded(absl::string_view message) {
+  return !message.empty() && (message.front() == kDerived || message.front() == kOrdinary);
+}
+
 Status DecodeMessage(rdma_code_t code, absl::string_view message) {
-  if (!message.empty() && message.front() == kDerived) {
-    message.remove_prefix(1);
-    return tensorflow::StatusGroup::MakeDerived(Status(Code(code), message));
-  }
-  return Status(Code(code), message);
+  const bool derived = message.front() == kDerived;
+  message.remove_prefix(1);
+  const Status status(Code(code), message);
+  return derived ? tensorflow::StatusGroup::MakeDerived(status) : status;
 }
 
 }  // namespace rdma_tf

@@ -21,6 +21,8 @@ Status FromPeer(const Status& status, absl::string_view worker);
 // A status of TensorFlow as the message of rdma_response_fail, and back. TensorFlow's mark of a derived error (one
 // that only repeats what another worker reported) survives the trip, so that sessions blame the right worker.
 std::string EncodeMessage(const Status& status);
+// Whether a failure's message is such a status. All others are the library's own words, here or at the peer.
+bool IsEncoded(absl::string_view message);
 Status DecodeMessage(rdma_code_t code, absl::string_view message);
 
 }  // namespace rdma_tf

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -10,6 +11,7 @@ import sys
 import time
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
@@ -17,19 +19,74 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 HERE = os.path.dirname(os.path.abspath(__file__))
 PROGRAMS = os.path.join(HERE, "programs")
 EXAMPLE = os.path.join(HERE, "..", "..", "..", "examples", "tensorflow", "distribute.py")
+DOCS = os.path.join(HERE, "..", "..", "..", "docs", "tensorflow.md")
 PROVIDERS = ("shm", "tcp")
 
 
-def free_addresses(count):
-    """Addresses nobody listens on at the moment."""
-    sockets = [socket.socket() for _ in range(count)]
+# The system hands ports of this range to whoever connects to somebody, at any moment: none is chosen from it.
+with open("/proc/sys/net/ipv4/ip_local_port_range") as ephemeral:
+    EPHEMERAL = tuple(map(int, ephemeral.read().split()))
+LOWEST_PORT = 5000
+# One socket per port that was chosen, until this process ends: its name is what other runs of these tests meet.
+reserved = {}
+
+
+def ours(port):
+    """Takes the port from other runs of these tests; False if one of them has it."""
+    claim = socket.socket(socket.AF_UNIX)
     try:
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return ["127.0.0.1:%d" % s.getsockname()[1] for s in sockets]
-    finally:
-        for s in sockets:
-            s.close()
+        claim.bind("\0rdma-tensorflow-test-port-%d" % port)
+    except OSError:
+        claim.close()
+        return False
+    reserved[port] = claim
+    return True
+
+
+def free(port):
+    with socket.socket() as s:
+        try:
+            s.bind(("127.0.0.1", port))
+            return True
+        except OSError:
+            return False
+
+
+def free_addresses(count):
+    """Addresses nobody listens on at the moment, each given out once."""
+    ports = [port for port in range(LOWEST_PORT, 65536) if not EPHEMERAL[0] <= port <= EPHEMERAL[1]]
+    random.shuffle(ports)
+    chosen = []
+    for port in ports:
+        if port not in reserved and ours(port) and free(port):
+            chosen.append("127.0.0.1:%d" % port)
+            if len(chosen) == count:
+                return chosen
+    pytest.fail("no %d free ports from %d up outside of %s" % (count, LOWEST_PORT, EPHEMERAL))
+
+
+# What TensorFlow says when somebody else took a port between the choice and the server's start.
+PORT_TAKEN = ("Could not start gRPC server", "Address already in use", "No address added out of total")
+TRIES = 3
+
+
+def port_was_taken(reports):
+    return any(report.failed and any(words in report.longreprtext for words in PORT_TAKEN) for report in reports)
+
+
+def pytest_runtest_protocol(item, nextitem):
+    """A test whose port was taken did not show anything: it runs again, with other ports."""
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for attempt in range(1, TRIES + 1):
+        if hasattr(item, "_initrequest"):
+            item._initrequest()  # fresh fixtures
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+        if attempt == TRIES or not port_was_taken(reports):
+            break
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
 
 
 class Processes:

@@ -3,14 +3,13 @@
 import glob
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
 
 import pytest
 import rdma_tensorflow
-from conftest import EXAMPLE, free_addresses
+from conftest import DOCS, EXAMPLE, free_addresses
 from test_training import end_of
 
 TIMEOUT = 240
@@ -70,16 +69,6 @@ def test_parameter_server_killed_and_restarted(processes, provider):
     assert "survivor: after" in output
 
 
-def test_silent_parameter_server_is_blamed(processes, provider):
-    """Not the worker that waits for it: ParameterServerStrategy would restart the wrong task."""
-    ps, worker = free_addresses(2)
-    process = processes.start("ps", "server.py", "ps", 0, "grpc+verbs", ps, worker, provider=provider)
-    processes.start("worker", "stalled.py", ps, worker, provider=provider)
-    processes.wait_for("worker", "stalled: going", TIMEOUT)
-    process.send_signal(signal.SIGSTOP)
-    assert "stalled: the parameter server" in processes.wait("worker", TIMEOUT)
-
-
 def test_tensor_of_2560_mib(processes, provider):
     """Beyond 2^31 bytes, where lengths of 32 bits end."""
     ps, worker = free_addresses(2)
@@ -135,6 +124,25 @@ def test_shutdown_leaves_nothing(processes, provider):
 def run(program, **env):
     command = [sys.executable, "-c", program]
     return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, env={**os.environ, **env})
+
+
+def test_r22_descriptors_per_server(provider):
+    """What each further server of a process takes, gRPC's socket included: no more than the documentation says."""
+    addresses = free_addresses(3)
+    program = (
+        "import os, rdma_tensorflow, tensorflow as tf\n"
+        "kept = []\n"
+        "for task in range(3):\n"
+        "    before = len(os.listdir('/proc/self/fd'))\n"
+        "    kept.append(tf.distribute.Server({'ps': %r}, job_name='ps', task_index=task, protocol='grpc+verbs'))\n"
+        "print('descriptors', len(os.listdir('/proc/self/fd')) - before)\n" % addresses
+    )
+    result = run(program, RDMA_PROVIDER=provider)
+    assert result.returncode == 0, result.stderr
+    taken = int(re.search(r"descriptors (\d+)", result.stdout)[1])
+    with open(DOCS) as docs:
+        told = re.search(r"an idle server takes (\d+) on shm, (\d+) on tcp", docs.read())
+    assert taken <= 1 + int(told[1 + ("shm", "tcp").index(provider)])
 
 
 def test_import_leaves_tensors_the_memory_of_the_machine():

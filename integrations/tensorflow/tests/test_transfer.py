@@ -1,6 +1,7 @@
 """What crosses between two workers: every kind of tensor, exactly, through the library."""
 
 import os
+import re
 import threading
 import time
 
@@ -10,7 +11,7 @@ import tensorflow as tf
 from tensorflow.core.framework import types_pb2
 
 import rdma_tensorflow
-from conftest import PROVIDERS, Processes, free_addresses
+from conftest import DOCS, PROVIDERS, Processes, free_addresses
 
 tf1 = tf.compat.v1
 PS = "/job:ps/task:0"
@@ -385,6 +386,26 @@ def test_closed_session_ends_its_receives(pair):
     assert isinstance(outcome[0], tf.errors.OpError)
     assert pair.stats()["requests_pending"] == 0
     assert pair.responses_pending() == 0
+
+
+def test_r22_fields_of_stats_are_documented(pair):
+    """In both directions: none is missing from the documentation, none is in it that is not there."""
+
+    def names(value):
+        if isinstance(value, list):
+            return set().union(*map(names, value))
+        if not isinstance(value, dict):
+            return set()
+        open_ended = ("completions", "protocols")
+        return {*value, *(name for key in value if key not in open_ended for name in names(value[key]))}
+
+    with open(DOCS) as docs:
+        section = docs.read().split("**Statistics.**")[1].split("**Descriptors.**")[0]
+    told = {name for row in section.splitlines() if row.startswith("| `") for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    (pair.session(tf.Graph())).close()
+    latency = {"count", "sum", "p50", "p90", "p99", "buckets"}
+    assert names(pair.stats()) - latency == told
+    assert all("`%s`" % name in section for name in latency)
 
 
 def usage(pid):

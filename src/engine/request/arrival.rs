@@ -292,7 +292,7 @@ impl Engine {
             return;
         }
         let code = Code::from_i32(code).filter(|&c| c != Code::Ok).unwrap_or(Code::Unknown);
-        let text = String::from_utf8_lossy(text).into_owned();
+        let text = crate::shown::text(&String::from_utf8_lossy(text)).into_owned();
         self.fail(fx, index, Status::new(code, text).because(Reason::RemoteError));
     }
 

@@ -85,7 +85,7 @@ impl Engine {
                 let mut status = status.clone();
                 status.message = format!(
                     "'{}' of step {} from peer '{}' over {provider}: {}",
-                    String::from_utf8_lossy(&r.key),
+                    crate::shown::key(&r.key),
                     r.step,
                     from,
                     status.message
@@ -123,6 +123,11 @@ impl Engine {
         if let Some(staged) = r.landing.take().and_then(|l| l.staged) {
             fx.free(staged);
         }
+        let given = if let Target::Given { len, .. } = r.target { len } else { 0 };
+        let memory = match r.device {
+            0 => (r.dst, given.max(r.meta.as_ref().map_or(0, |m| m.nbytes))),
+            _ => (0, 0),
+        };
         let elapsed_ns = fx.now().saturating_sub(r.started);
         let mut info = TransferInfo { elapsed_ns, ..self.info(r.peer, r.ch, r.protocol) };
         let code = result.as_ref().map_or_else(|s| s.code, |_| Code::Ok);
@@ -161,10 +166,30 @@ impl Engine {
         if self.planted == Some(Planted::DoubleCompletion) {
             let (result, info) = (result.clone(), info.clone());
             let (key, after, keep) = (key.clone(), Held::Nothing, false);
-            fx.run(Work::RecvDone { request, key, step, done: None, result, info, after, keep });
+            fx.run(Work::RecvDone {
+                request,
+                key,
+                step,
+                done: None,
+                result,
+                info,
+                after,
+                keep,
+                memory,
+            });
         }
         let done = r.done.take();
-        fx.run(Work::RecvDone { request, key, step, done, result, info, after: held, keep });
+        fx.run(Work::RecvDone {
+            request,
+            key,
+            step,
+            done,
+            result,
+            info,
+            after: held,
+            keep,
+            memory,
+        });
     }
 
     /// Caches the metadata of a receive that ended well: the only place that does, so no tensor for

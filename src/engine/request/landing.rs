@@ -25,7 +25,7 @@ impl Engine {
                         Code::OutOfRange,
                         format!(
                             "tensor '{}' has {} bytes, the destination given has {len}",
-                            String::from_utf8_lossy(&r.key),
+                            crate::shown::key(&r.key),
                             meta.nbytes
                         ),
                     ));
@@ -76,7 +76,7 @@ impl Engine {
                     format!(
                         "the allocation callback gave no memory for {} bytes of '{}'",
                         r.meta.as_ref().map_or(0, |m| m.nbytes),
-                        String::from_utf8_lossy(&r.key)
+                        crate::shown::key(&r.key)
                     ),
                 )
                 .because(Reason::LocalError),

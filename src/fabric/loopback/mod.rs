@@ -1,7 +1,8 @@
 //! Both ends in one process: operations are copies, made by the initiator's thread.
 //!
-//! Each copy of at most a mebibyte holds the read lock of the target's region table, so that
-//! `deregister` and `destroy`, which take the write lock, end all access at once.
+//! Each copy of at most a mebibyte is begun under the read lock of the target's region table, so that
+//! `deregister` and `destroy`, which take the write lock, end all access at once; but for copies that
+//! run as moves, see `moves`.
 
 mod hub;
 
@@ -10,8 +11,11 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use parking_lot::RwLockReadGuard;
+
 use self::hub::{End, Hub, Item, What};
-use super::regions::Refusal;
+use super::moves::{MOVE_MAX, Move, Moved};
+use super::regions::{Refusal, RegionTable};
 use super::{Access, Adapter, Caps, EpId, Event, Mem, Mr, PostError, ProviderKind, Remote, View};
 use crate::config::Config;
 use crate::status::{Code, Status};
@@ -45,6 +49,10 @@ struct Rdma {
     done: u64,
     remote: Remote,
     imm: Option<u32>,
+    /// Tells it from all others of the adapter.
+    id: u64,
+    /// A piece could not be moved.
+    failed: Option<Status>,
 }
 
 struct Endpoint {
@@ -60,6 +68,8 @@ struct Endpoint {
     ops: VecDeque<Op>,
     /// WRITEs and READs accepted and not reported.
     under_way: usize,
+    /// A piece of this operation is being moved.
+    moving: Option<u64>,
 }
 
 /// An adapter of the loopback provider.
@@ -76,6 +86,11 @@ pub struct LoopbackAdapter {
     /// Messages with views on them.
     held: Vec<Box<[u8]>>,
     armed: bool,
+    /// Copies are left to the driver.
+    left: bool,
+    /// Endpoints on which one can be made.
+    wanted: VecDeque<u32>,
+    next_op: u64,
 }
 
 impl LoopbackAdapter {
@@ -100,6 +115,9 @@ impl LoopbackAdapter {
             ready: VecDeque::new(),
             held: Vec::new(),
             armed: false,
+            left: false,
+            wanted: VecDeque::new(),
+            next_op: 0,
         })
     }
 
@@ -122,8 +140,10 @@ impl LoopbackAdapter {
         }
     }
 
-    fn rdma(&mut self, ep: EpId, local: Mem, op: Rdma) -> Result<(), PostError> {
-        let depth = self.depth;
+    fn rdma(&mut self, ep: EpId, local: Mem, mut op: Rdma) -> Result<(), PostError> {
+        let (depth, left) = (self.depth, self.left);
+        op.id = self.next_op;
+        self.next_op += 1;
         let (e, remote) = self.posting(ep)?;
         if local.len() > MAX_RDMA
             || local.addr().checked_add(local.len()).is_none()
@@ -142,7 +162,7 @@ impl LoopbackAdapter {
         e.under_way += 1;
         let at_once = e.ops.is_empty() && op.len <= AT_ONCE;
         e.ops.push_back(Op::Rdma(op));
-        let mut budget = if at_once { AT_ONCE } else { 0 };
+        let mut budget = if at_once && !left { AT_ONCE } else { 0 };
         let done = match self.eps.get_mut(&ep.0) {
             Some(e) if at_once => e.run(&mut budget, &mut self.ready),
             _ => false,
@@ -150,7 +170,38 @@ impl LoopbackAdapter {
         if !done && !self.busy.contains(&ep.0) {
             self.busy.push_back(ep.0);
         }
+        self.want(ep.0);
         Ok(())
+    }
+
+    /// Remembers that the endpoint may have a piece to be moved.
+    fn want(&mut self, id: u32) {
+        let Some(e) = self.eps.get(&id) else { return };
+        if self.left && e.moving.is_none() && !e.ops.is_empty() && !self.wanted.contains(&id) {
+            self.wanted.push_back(id);
+        }
+    }
+
+    /// The next piece of an endpoint.
+    fn next_piece(&mut self, id: u32) -> Option<Move> {
+        let e = self.eps.get_mut(&id)?;
+        let remote = e.remote.clone()?;
+        while e.moving.is_none() {
+            let Some(Op::Rdma(r)) = e.ops.front_mut() else { return None };
+            // Only what needs no copy: the rest is a move.
+            match r.piece(&remote, &e.peer, EpId(id)) {
+                Ok(Some(one)) => {
+                    e.moving = Some(r.id);
+                    return Some(one);
+                }
+                Ok(None) => {}
+                Err(status) => r.failed = Some(status),
+            }
+            if e.run(&mut 0, &mut self.ready) {
+                return None;
+            }
+        }
+        None
     }
 
     fn take(&mut self, item: Item, events: &mut Vec<Event>) {
@@ -233,11 +284,12 @@ impl Endpoint {
                 }
                 Op::Rdma(r) => r,
             };
-            let result = match r.step(&remote, budget, &self.peer) {
-                Ok(true) => Ok(()),
-                Ok(false) => return false,
-                Err(status) => Err(status),
-            };
+            let result =
+                match r.failed.take().map_or_else(|| r.step(&remote, budget, &self.peer), Err) {
+                    Ok(true) => Ok(()),
+                    Ok(false) => return false,
+                    Err(status) => Err(status),
+                };
             let (wr, imm) = (r.wr, r.imm);
             self.ops.pop_front();
             match imm {
@@ -256,6 +308,10 @@ impl Endpoint {
 }
 
 impl Rdma {
+    fn new(read: bool, wr: u64, local: u64, len: u64, remote: Remote, imm: Option<u32>) -> Rdma {
+        Rdma { read, wr, local, len, done: 0, remote, imm, id: 0, failed: None }
+    }
+
     /// Copies as far as `budget` lasts; true when done.
     fn step(&mut self, remote: &End, budget: &mut u64, peer: &str) -> Result<bool, Status> {
         while self.done < self.len {
@@ -271,7 +327,12 @@ impl Rdma {
         Ok(true)
     }
 
-    fn copy(&self, remote: &End, n: u64, peer: &str) -> Result<(), Status> {
+    /// The regions of the target, held, if the operation is still allowed there.
+    fn allowed<'a>(
+        &self,
+        remote: &'a End,
+        peer: &str,
+    ) -> Result<RwLockReadGuard<'a, RegionTable>, Status> {
         let Remote { addr, rkey } = self.remote;
         let (what, need) = match self.read {
             true => ("READ", Access::REMOTE_READ),
@@ -284,8 +345,32 @@ impl Rdma {
         }
         // Each time the whole range, which cannot wrap then.
         regions.check(rkey, addr, self.len, need).map_err(refused)?;
-        let (there, here) = (addr + self.done, self.local + self.done);
-        let (from, to) = if self.read { (there, here) } else { (here, there) };
+        Ok(regions)
+    }
+
+    /// From where to where the next bytes go.
+    fn way(&self) -> (u64, u64) {
+        let (there, here) = (self.remote.addr + self.done, self.local + self.done);
+        if self.read { (there, here) } else { (here, there) }
+    }
+
+    /// The next piece, to be moved without any lock; `None`: nothing is left.
+    fn piece(&self, remote: &End, peer: &str, ep: EpId) -> Result<Option<Move>, Status> {
+        if self.done >= self.len {
+            return Ok(None);
+        }
+        // Held until the move is in the table that whoever closes the region looks at.
+        let _regions = self.allowed(remote, peer)?;
+        let (from, to) = self.way();
+        let n = (self.len - self.done).min(MOVE_MAX as u64) as usize;
+        // SAFETY: one is in a region that is registered now, the other in the local memory of an
+        // operation that has not ended.
+        Ok(Some(unsafe { Move::copy(ep, 0, from, to, n, false) }))
+    }
+
+    fn copy(&self, remote: &End, n: u64, peer: &str) -> Result<(), Status> {
+        let _regions = self.allowed(remote, peer)?;
+        let (from, to) = self.way();
         // SAFETY: `there` is in a region that is registered while the lock is held, `here` in the
         // local memory of an operation that has not ended. They may overlap: both ends are here.
         unsafe { std::ptr::copy(from as *const u8, to as *mut u8, n as usize) };
@@ -324,6 +409,7 @@ impl Adapter for LoopbackAdapter {
             down: false,
             ops: VecDeque::new(),
             under_way: 0,
+            moving: None,
         };
         self.eps.insert(id, e);
         Ok(EpId(id))
@@ -391,12 +477,12 @@ impl Adapter for LoopbackAdapter {
         imm: Option<u32>,
     ) -> Result<(), PostError> {
         let (addr, len) = (local.addr(), local.len());
-        self.rdma(ep, local, Rdma { read: false, wr, local: addr, len, done: 0, remote, imm })
+        self.rdma(ep, local, Rdma::new(false, wr, addr, len, remote, imm))
     }
 
     fn read(&mut self, ep: EpId, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError> {
         let (addr, len) = (local.addr(), local.len());
-        self.rdma(ep, local, Rdma { read: true, wr, local: addr, len, done: 0, remote, imm: None })
+        self.rdma(ep, local, Rdma::new(true, wr, addr, len, remote, None))
     }
 
     fn progress_mark(&self, ep: EpId) -> u64 {
@@ -412,13 +498,14 @@ impl Adapter for LoopbackAdapter {
             self.hub.disarm();
         }
         self.held.clear();
-        let mut budget = POLL_BYTES;
+        let mut budget = if self.left { 0 } else { POLL_BYTES };
         for _ in 0..self.busy.len() {
             let Some(id) = self.busy.pop_front() else { break };
             if let Some(e) = self.eps.get_mut(&id)
                 && !e.run(&mut budget, &mut self.ready)
             {
                 self.busy.push_back(id);
+                self.want(id);
             }
         }
         self.report(events);
@@ -431,7 +518,49 @@ impl Adapter for LoopbackAdapter {
 
     fn arm(&mut self) -> bool {
         self.armed = true;
-        self.hub.arm() && self.ready.is_empty() && self.busy.is_empty()
+        let moving = |id| self.eps.get(id).is_some_and(|e: &Endpoint| e.moving.is_some());
+        self.hub.arm() && self.ready.is_empty() && self.busy.iter().all(moving)
+    }
+
+    fn leave_moves(&mut self) {
+        self.left = true;
+    }
+
+    fn has_moves(&self) -> bool {
+        !self.wanted.is_empty()
+    }
+
+    fn take_move(&mut self, events: &mut Vec<Event>) -> Option<Move> {
+        while let Some(id) = self.wanted.pop_front() {
+            let one = self.next_piece(id);
+            self.report(events);
+            if one.is_some() {
+                return one;
+            }
+        }
+        None
+    }
+
+    fn moved(&mut self, done: Moved, events: &mut Vec<Event>) {
+        let id = done.ep.0;
+        let Some(e) = self.eps.get_mut(&id) else { return };
+        let moving = e.moving.take();
+        if let Some(Op::Rdma(r)) = e.ops.front_mut()
+            && Some(r.id) == moving
+            && let Some(remote) = &e.remote
+        {
+            match r.allowed(remote, &e.peer).map(drop) {
+                Ok(()) => r.done += done.result.unwrap_or(0) as u64,
+                // Closed meanwhile: it does not count.
+                Err(status) => r.failed = Some(status),
+            }
+            remote.pieces.fetch_add(1, Ordering::Relaxed);
+        }
+        if e.run(&mut 0, &mut self.ready) {
+            self.busy.retain(|&x| x != id);
+        }
+        self.want(id);
+        self.report(events);
     }
 
     fn fd(&self) -> Option<RawFd> {

@@ -274,7 +274,6 @@ impl ShmAdapter {
             State::Up(link) => {
                 if link.is_gone() {
                     // What was published before the end still counts.
-                    self.core.budget = self.core.budget.max(super::BUDGET);
                     let last = link.work(&mut self.core, events).err();
                     let status = last.unwrap_or_else(|| link.gone());
                     self.down(at, status, events);

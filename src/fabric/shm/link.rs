@@ -8,16 +8,17 @@ use std::time::Instant;
 
 use smallvec::SmallVec;
 
-use super::Core;
 use super::exports::PeerExports;
 use super::foreign::Foreign;
+use super::moving::Running;
 use super::pools::{MapBudget, PeerPools};
 use super::process::Process;
-use super::ring::{Consumer, Control, MAX_PAYLOAD, MAX_WRITES, Producer, load32, load64};
+use super::ring::{Consumer, Control, Header, MAX_PAYLOAD, MAX_WRITES, Producer, load32, load64};
 use super::stream::{StreamIn, StreamOut};
 use super::sys;
 use super::tuning::{Timed, Tuning};
 use super::wire::{self, Source, Write, outcome};
+use super::{Core, Kind};
 use crate::fabric::{EpId, Event, Remote};
 use crate::status::{Code, Reason, Status};
 
@@ -51,6 +52,8 @@ pub(crate) enum How {
 /// A READ under way.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reading {
+    /// Tells it from all others of the link.
+    pub(crate) id: u64,
     pub(crate) wr: u64,
     pub(crate) local: u64,
     pub(crate) remote: Remote,
@@ -117,6 +120,11 @@ pub(crate) struct Link {
     pub(crate) asked: u64,
     /// Those of ours that are not answered.
     pub(crate) asking: usize,
+    /// Copies that are being made, by kind.
+    pub(crate) running: [Option<Running>; 3],
+    /// The content of the record that is next is in place.
+    pub(crate) inline_moved: Option<(Header, Write)>,
+    pub(crate) reads_begun: u64,
     pub(crate) tuning: Tuning,
     /// Outcomes of such READs that have no record yet.
     pub(crate) ends: VecDeque<u8>,
@@ -172,6 +180,9 @@ impl Link {
             asks_begun: 0,
             asked: 0,
             asking: 0,
+            running: [None; 3],
+            inline_moved: None,
+            reads_begun: 0,
             tuning: Tuning::default(),
             ends: VecDeque::new(),
             pools_sent: SmallVec::new(),
@@ -310,11 +321,18 @@ impl Link {
         if !self.reads.is_empty() {
             busy |= self.advance_reads(core, events)?;
         }
-        if !(self.out.jobs.is_empty() && self.asks.is_empty() && self.ends.is_empty()) {
-            busy |= self.feed(core)?;
-        }
+        busy |= self.send_out(core)?;
         if !busy && self.rx.can_tell() {
             self.share_room(false);
+        }
+        Ok(busy)
+    }
+
+    /// Feeds the stream and what belongs to it, where there is something.
+    pub(crate) fn send_out(&mut self, core: &mut Core) -> Result<bool, Status> {
+        let mut busy = false;
+        if !(self.out.jobs.is_empty() && self.asks.is_empty() && self.ends.is_empty()) {
+            busy |= self.feed(core)?;
         }
         Ok(busy)
     }
@@ -335,24 +353,27 @@ impl Link {
 
     /// Whether a poll would find something.
     pub(crate) fn has_work(&mut self) -> bool {
-        let idle_ring = self.inbound.is_some() || matches!(self.rx.peek(), Ok(None));
+        let coming = self.is_running(Kind::In);
+        let idle_ring = coming || self.inbound.is_some() || matches!(self.rx.peek(), Ok(None));
         !idle_ring
             || self.stream_ready()
             || (!self.writes.is_empty() && load64(&self.theirs().executed) != self.answered)
-            || self.reads.iter().any(|r| r.how == How::Direct)
+            || (!self.is_running(Kind::Read) && self.reads.iter().any(|r| r.how == How::Direct))
             || self.has_room_again()
     }
 
     /// Whether stream slots can be moved, in or out, or a copy is under way.
     fn stream_ready(&mut self) -> bool {
         let waits = match self.inbound {
+            // Who makes the copy goes on with it.
+            _ if self.is_running(Kind::In) => false,
             None => self.asking > 0,
             // It can be read without the peer's help.
             Some(inbound) if inbound.place != wire::FROM_STREAM => return true,
             Some(_) => true,
         };
         let coming = waits && load64(&self.theirs().stream_put) != self.into.taken;
-        let going = !self.out.jobs.is_empty() && {
+        let going = !self.is_running(Kind::Out) && !self.out.jobs.is_empty() && {
             let taken = load64(&self.theirs().stream_taken);
             // An impossible count is for the next poll to find.
             !self.out.see_taken(taken) || self.out.has_slot()

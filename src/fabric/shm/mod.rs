@@ -20,6 +20,7 @@ mod exports;
 mod foreign;
 mod handshake;
 mod link;
+mod moving;
 mod nest;
 mod pools;
 mod post;
@@ -35,22 +36,25 @@ mod tests;
 mod tuning;
 mod wire;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use crate::config::Config;
+use crate::fabric::moves::{MOVE_MAX, Move, Moved};
 use crate::fabric::{
     Access, Adapter, Caps, EpId, Event, Mem, Mr, PoolSegment, PostError, ProviderKind, Remote,
 };
 use crate::status::{Code, Status};
 
+pub(super) use copy::copy;
 use exports::{Exports, Region};
 use foreign::Closer;
 use handshake::{Greeter, State};
 use link::{Link, MAX_RDMA, MAX_SEND};
 use pools::{LocalPools, MapBudget};
+pub(super) use process::Process;
 use ring::MAX_WRITES;
 use sys::Epoll;
 use wire::Address;
@@ -59,8 +63,6 @@ use wire::Address;
 const INLINE_MAX: u64 = 8192;
 /// Content up to this length is better inside a SEND.
 const EAGER_MAX: usize = 8192;
-/// Bytes that one poll moves, at most, beside short records.
-const BUDGET: usize = 512 * 1024;
 /// Busy polls between two looks at the clock, and at sockets while endpoints meet.
 const CLOCK_EVERY: u32 = 32;
 
@@ -91,6 +93,46 @@ impl Policy {
     }
 }
 
+/// The copies of an adapter, see [`crate::fabric::moves`]. One of each kind is under way on an
+/// endpoint at most; what it is of is checked when it is taken, not when it was found.
+#[derive(Debug, Default)]
+struct Moves {
+    /// They are left to the caller.
+    left: bool,
+    /// Found, and not taken yet.
+    wanted: VecDeque<(EpId, Kind)>,
+    /// This kind is being taken.
+    taking: Option<Kind>,
+    /// It is this.
+    taken: Option<Move>,
+}
+
+/// The three kinds of copies that an endpoint makes, each in its own order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Content of the peer's WRITEs, and out of its stream.
+    In = 0,
+    /// Content of our READs.
+    Read = 1,
+    /// Into our stream.
+    Out = 2,
+}
+
+impl Kind {
+    const ALL: [Kind; 3] = [Kind::In, Kind::Read, Kind::Out];
+}
+
+impl Moves {
+    /// A copy can be made. True: it is to be built now; otherwise it is remembered.
+    fn begin(&mut self, ep: EpId, kind: Kind) -> bool {
+        let now = self.taking == Some(kind) && self.taken.is_none();
+        if !now && !self.wanted.contains(&(ep, kind)) {
+            self.wanted.push_back((ep, kind));
+        }
+        now
+    }
+}
+
 /// What all endpoints of an adapter share.
 #[derive(Debug)]
 struct Core {
@@ -101,8 +143,7 @@ struct Core {
     policy: Policy,
     /// WRITEs, and READs, under way on one endpoint.
     depth: usize,
-    /// Bytes that this poll may still move.
-    budget: usize,
+    moves: Moves,
     /// A word that proves to a peer that it reads this process.
     nonce: Box<u64>,
     host: [u8; 16],
@@ -110,13 +151,6 @@ struct Core {
     closer: Arc<Closer>,
     /// The address space that peers' segments may take.
     map_budget: Arc<MapBudget>,
-}
-
-impl Core {
-    /// Takes bytes that were moved off the budget.
-    fn spend(&mut self, bytes: u64) {
-        self.budget = self.budget.saturating_sub(bytes as usize);
-    }
 }
 
 /// An endpoint in any state.
@@ -136,8 +170,6 @@ pub struct ShmAdapter {
     eps: Vec<Endpoint>,
     index: HashMap<u32, usize, foldhash::fast::FixedState>,
     next: u32,
-    /// Where the next poll begins, so that nobody starves when the budget runs out.
-    first: usize,
     polls: u32,
     last_ms: u64,
     caps: Caps,
@@ -163,7 +195,7 @@ impl ShmAdapter {
             pools: LocalPools::default(),
             policy,
             depth: (config.queue_depth as usize).clamp(1, MAX_WRITES),
-            budget: 0,
+            moves: Moves::default(),
             nonce: Box::new(nonce),
             host: sys::boot_id(),
             closer: Arc::default(),
@@ -194,7 +226,6 @@ impl ShmAdapter {
             eps: Vec::new(),
             index: HashMap::default(),
             next: 1,
-            first: 0,
             polls: 0,
             last_ms: 0,
             caps,
@@ -257,6 +288,21 @@ impl ShmAdapter {
                 link.exports.ring();
             }
         }
+    }
+
+    /// Makes the copies that were found, within the budget. True if there was one.
+    fn make_moves(&mut self, events: &mut Vec<Event>) -> bool {
+        let mut left = MOVE_MAX;
+        let mut any = false;
+        while left > 0
+            && let Some(one) = self.take_move(events)
+        {
+            let done = one.run();
+            left = left.saturating_sub(*done.result.as_ref().unwrap_or(&1));
+            self.moved(done, events);
+            any = true;
+        }
+        any
     }
 
     /// What need not be done at every poll: sockets, and peers that wait for room.
@@ -373,25 +419,17 @@ impl Adapter for ShmAdapter {
     fn poll(&mut self, events: &mut Vec<Event>) {
         let slept = self.core.exports.is_armed();
         self.core.exports.disarm();
-        self.core.budget = BUDGET;
-        let n = self.eps.len();
-        if self.first >= n {
-            self.first = 0;
-        }
         let mut busy = false;
-        let mut next = None;
-        for i in (self.first..n).chain(0..self.first) {
+        for i in 0..self.eps.len() {
             let State::Up(link) = &mut self.eps[i].state else { continue };
             match link.poll(&mut self.core, events) {
                 Ok(did) => busy |= did,
                 Err(status) => self.down(i, status, events),
             }
-            if self.core.budget == 0 {
-                // Those behind the one that used it up got nothing of it.
-                next.get_or_insert(i + 1);
-            }
         }
-        self.first = next.unwrap_or(self.first);
+        if !self.core.moves.left {
+            busy |= self.make_moves(events);
+        }
         self.polls = self.polls.wrapping_add(1);
         let now_and_then = self.polls.is_multiple_of(CLOCK_EVERY);
         if slept
@@ -403,9 +441,47 @@ impl Adapter for ShmAdapter {
         self.ring_bells();
     }
 
+    fn leave_moves(&mut self) {
+        self.core.moves.left = true;
+        // Content in a record would be touched by the post.
+        self.core.policy.inline_max = 0;
+    }
+
+    fn has_moves(&self) -> bool {
+        !self.core.moves.wanted.is_empty()
+    }
+
+    fn take_move(&mut self, events: &mut Vec<Event>) -> Option<Move> {
+        while let Some((ep, kind)) = self.core.moves.wanted.pop_front() {
+            let Some(&at) = self.index.get(&ep.0) else { continue };
+            let State::Up(link) = &mut self.eps[at].state else { continue };
+            self.core.moves.taking = Some(kind);
+            let looked = link.advance(&mut self.core, kind, events);
+            self.core.moves.taking = None;
+            let taken = self.core.moves.taken.take();
+            if let Err(status) = looked {
+                drop(taken);
+                self.down(at, status, events);
+                continue;
+            }
+            if taken.is_some() {
+                return taken;
+            }
+        }
+        None
+    }
+
+    fn moved(&mut self, done: Moved, events: &mut Vec<Event>) {
+        let Some(&at) = self.index.get(&done.ep.0) else { return };
+        let State::Up(link) = &mut self.eps[at].state else { return };
+        if let Err(status) = link.moved(&mut self.core, done, events) {
+            self.down(at, status, events);
+        }
+    }
+
     fn arm(&mut self) -> bool {
         self.core.exports.arm();
-        let mut work = self.greeter.must_dial();
+        let mut work = self.greeter.must_dial() || self.has_moves();
         for endpoint in &mut self.eps {
             if let State::Up(link) = &mut endpoint.state {
                 link.rx.release();

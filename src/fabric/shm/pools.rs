@@ -9,6 +9,7 @@ use super::foreign::{Foreign, ForeignMap};
 use super::ring::MAX_POOLS;
 use super::sys;
 use crate::fabric::PoolSegment;
+use crate::fabric::moves::Kept;
 use crate::limits::{SHM_SEGMENT_MEMORY, SHM_SEGMENT_MEMORY_ALL, SHM_SEGMENTS_ALL};
 use crate::status::Status;
 
@@ -174,15 +175,15 @@ impl PeerPools {
         self.mapped.iter().any(|s| s.0 == id)
     }
 
-    /// Where `len` bytes at `offset` of a segment are mapped here; `None` beyond its bounds.
-    pub(crate) fn at(&self, id: u32, offset: u64, len: u64) -> Option<*const u8> {
+    /// Where `len` bytes at `offset` of a segment are mapped here, while the mapping is held; `None`
+    /// beyond its bounds.
+    pub(crate) fn at(&self, id: u32, offset: u64, len: u64) -> Option<(u64, Kept)> {
         let (_, pool) = self.mapped.iter().find(|s| s.0 == id)?;
         let size = pool.map.len() as u64;
         if offset > size || len > size - offset {
             return None;
         }
-        // SAFETY: the offset lies inside the mapping, as just checked.
-        Some(unsafe { pool.map.ptr().add(offset as usize) })
+        Some((pool.map.ptr() as u64 + offset, pool.clone()))
     }
 }
 

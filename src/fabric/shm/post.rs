@@ -278,7 +278,9 @@ impl Link {
         let direct =
             len == 0 || core.policy.pool || (core.policy.process && self.process.is_some());
         let how = if direct { How::Direct } else { How::Ask };
-        self.reads.push_back(Reading { wr, local: local.addr(), remote, len, done: 0, how });
+        let id = self.reads_begun;
+        self.reads_begun += 1;
+        self.reads.push_back(Reading { id, wr, local: local.addr(), remote, len, done: 0, how });
         Ok(())
     }
 }

@@ -15,6 +15,15 @@ pub(crate) enum Unread {
     Refused,
 }
 
+impl From<Unread> for io::Error {
+    fn from(why: Unread) -> io::Error {
+        io::Error::from_raw_os_error(match why {
+            Unread::Gone => libc::ESRCH,
+            Unread::Refused => libc::EPERM,
+        })
+    }
+}
+
 /// A process whose memory can be read. The word that it has told us is read again by every call,
 /// together with the content: a call looks at one address space, so content that came with the right
 /// word is that process's. One that called exec has another address space under the same number.

@@ -1,16 +1,15 @@
 //! READs: pulled by the initiator under the owner's table of regions, or, where neither the pool
 //! nor the kernel allows that, asked for and streamed by the owner.
 
-use std::sync::atomic::Ordering;
-
-use super::Core;
-use super::copy::{STREAMING_FROM, copy};
+use super::copy::STREAMING_FROM;
 use super::exports::Region;
 use super::link::{How, Link, Reading};
-use super::receive::Piece;
+use super::moving::Running;
 use super::ring::{MAX_POOLS, load64};
 use super::stream::{Job, READ};
 use super::wire::{self, Ask, kind, outcome};
+use super::{Core, Kind};
+use crate::fabric::moves::{Kept, MOVE_MAX, Move};
 use crate::fabric::{Access, Event};
 use crate::status::Status;
 
@@ -23,10 +22,15 @@ impl Link {
     ) -> Result<bool, Status> {
         let mut busy = false;
         let mut at = 0;
-        while core.budget > 0 && at < self.reads.len() {
+        while at < self.reads.len() {
             let mut read = self.reads[at];
             let ended = match read.how {
-                How::Direct => self.read_piece(core, &mut read)?,
+                How::Direct if self.is_running(Kind::Read) => return Ok(busy),
+                How::Direct => match self.read_piece(core, &mut read)? {
+                    Looked::Ended(code) => Some(code),
+                    Looked::Ask => None,
+                    Looked::Wait => return Ok(busy),
+                },
                 How::Ask => {
                     let Reading { remote, len, .. } = read;
                     let ask = Ask { addr: remote.addr, len, rkey: remote.rkey };
@@ -57,57 +61,46 @@ impl Link {
         Ok(busy)
     }
 
-    /// Copies one piece of a READ; the outcome once it has ended.
-    fn read_piece(&mut self, core: &mut Core, read: &mut Reading) -> Result<Option<u8>, Status> {
+    /// Begins to copy one piece of a READ.
+    fn read_piece(&mut self, core: &mut Core, read: &mut Reading) -> Result<Looked, Status> {
         if read.len == 0 {
-            return Ok(Some(outcome::OK));
+            return Ok(Looked::Ended(outcome::OK));
         }
         let remote = read.remote;
         let look = self.exports.look(remote.rkey);
-        let Some((seq, region)) = look else { return Ok(Some(outcome::DENIED)) };
+        let Some((seq, region)) = look else { return Ok(Looked::Ended(outcome::DENIED)) };
         if !region.allows(remote.addr, read.len, Access::REMOTE_READ) {
-            return Ok(Some(outcome::DENIED));
+            return Ok(Looked::Ended(outcome::DENIED));
         }
-        let want = (read.len - read.done).min(core.budget as u64) as usize;
-        let dst = read.local.wrapping_add(read.done) as *mut u8;
+        let want = (read.len - read.done).min(MOVE_MAX as u64) as usize;
+        let dst = read.local.wrapping_add(read.done);
+        let (ep, what, id) = (self.ep, Kind::Read as u32, read.id);
         let mapped = if core.policy.pool { self.mapped(&region, read)? } else { None };
-        let piece = if let Some(src) = mapped {
-            // SAFETY: the source was checked against the mapped segment; the destination is what
-            // is left of the READ's local memory, valid by the contract of Mem.
-            unsafe { copy(src, dst, want, read.len >= STREAMING_FROM) };
-            Piece::Copied(want as u64)
-        } else if core.policy.process && self.process.is_some() {
-            // SAFETY: as above.
-            unsafe { self.read_peer(remote.addr.wrapping_add(read.done), dst, want)? }
+        if let Some((src, map)) = mapped {
+            let past = read.len >= STREAMING_FROM;
+            self.begin(core, Kind::Read, Running::Piece { id, seq, process: false }, |_| {
+                // SAFETY: the source was checked against the segment, whose mapping is kept; the
+                // destination is what is left of the READ's local memory, valid by the contract of
+                // Mem.
+                unsafe { Move::copy(ep, what, src, dst, want, past) }.keeping(map)
+            });
+        } else if let Some(process) = self.process.filter(|_| core.policy.process) {
+            let src = remote.addr.wrapping_add(read.done);
+            self.begin(core, Kind::Read, Running::Piece { id, seq, process: true }, |_| {
+                // SAFETY: as above.
+                unsafe { Move::process(ep, what, process, src, dst, want) }
+            });
         } else {
             read.how = How::Ask;
             read.done = 0;
-            return Ok(None);
-        };
-        // Bytes of a region that was closed meanwhile do not count.
-        if !self.exports.unchanged(remote.rkey, seq) {
-            return Ok(Some(outcome::DENIED));
+            return Ok(Looked::Ask);
         }
-        match piece {
-            Piece::Copied(n) => {
-                read.done += n;
-                core.spend(n);
-            }
-            Piece::Wait => {}
-            Piece::Failed(code) => return Ok(Some(code)),
-        }
-        if read.done < read.len {
-            return Ok(None);
-        }
-        if self.peer_closed() || (mapped.is_none() && self.is_gone()) {
-            return Err(self.gone());
-        }
-        Ok(Some(outcome::OK))
+        Ok(Looked::Wait)
     }
 
     /// Where the rest of the READ's source is mapped here, if it lies in a pool segment of the
     /// peer. One that is not mapped yet is asked for.
-    fn mapped(&mut self, region: &Region, read: &Reading) -> Result<Option<*const u8>, Status> {
+    fn mapped(&mut self, region: &Region, read: &Reading) -> Result<Option<(u64, Kept)>, Status> {
         let Some((id, base)) = region.pool else { return Ok(None) };
         self.take_pools()?;
         if !self.pools.has(id) {
@@ -167,9 +160,11 @@ impl Link {
         Ok(busy)
     }
 
-    /// Copies one piece of the first job into the stream; false if there is no job or no slot.
-    /// `ended`: WRITEs that the peer has ended; `pulled`: what it reads by itself.
+    /// Moves the first job on; false if there is none, or it waits for a slot or for a copy.
     fn feed_piece(&mut self, core: &mut Core, ended: u64, pulled: u64) -> bool {
+        if self.is_running(Kind::Out) {
+            return false;
+        }
         let Some(mut job) = self.out.jobs.front().copied() else { return false };
         let covered = match job.rkey {
             Some(key) => {
@@ -180,30 +175,38 @@ impl Link {
             None => job.op < ended || (job.optional && wire::has_pulled(pulled, job.op, job.done)),
         };
         if !covered && job.done < job.len {
-            if core.budget == 0 || !self.out.has_slot() {
-                return false;
-            }
+            let Some((dst, map)) = self.out.place() else { return false };
             let n = job.piece();
-            let src = job.addr.wrapping_add(job.done) as *const u8;
-            // SAFETY: the source of a WRITE is readable by the contract of Mem until we have
-            // reported its end, which also takes away its job; that of a READ lies in a live
-            // region, as just checked.
-            unsafe { self.out.fill(&job, src, n) };
-            core.spend(n as u64);
-            self.tx.control().stream_put.store(self.out.put, Ordering::Release);
-            self.dirty = true;
-            job.done += n as u64;
-            if job.done < job.len {
-                if let Some(front) = self.out.jobs.front_mut() {
-                    *front = job;
-                }
-                return true;
-            }
+            let src = job.addr.wrapping_add(job.done);
+            let of = Running::Fill { op: job.op, done: job.done, n };
+            let (ep, what) = (self.ep, Kind::Out as u32);
+            self.begin(core, Kind::Out, of, |_| {
+                // SAFETY: the source of a WRITE is readable by the contract of Mem until we have
+                // reported its end, that of a READ lies in a live region, as just checked. The slot
+                // has room for SLOT bytes, and its mapping is kept.
+                unsafe { Move::copy(ep, what, src, dst, n, false) }.keeping(map)
+            });
+            return false;
         }
+        self.out_done(job);
+        true
+    }
+
+    /// The first job has ended.
+    pub(crate) fn out_done(&mut self, job: Job) {
         self.out.jobs.pop_front();
         if job.rkey.is_some() {
             self.ends.push_back(if job.denied { outcome::DENIED } else { outcome::OK });
         }
-        true
     }
+}
+
+/// What a look at a READ came to.
+enum Looked {
+    /// It has ended.
+    Ended(u8),
+    /// The peer is to be asked.
+    Ask,
+    /// It is being copied.
+    Wait,
 }

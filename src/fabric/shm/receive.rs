@@ -5,14 +5,15 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
-use super::Core;
-use super::copy::{STREAMING_FROM, copy};
+use super::copy::STREAMING_FROM;
 use super::link::{How, Inbound, Link};
-use super::process::Unread;
+use super::moving::Running;
 use super::ring::{Header, MAX_POOLS, MAX_WRITES, load64};
 use super::socket;
 use super::stream::{READ, Slot};
 use super::wire::{self, Ask, Message, Source, Write, kind, outcome};
+use super::{Core, Kind};
+use crate::fabric::moves::{MOVE_MAX, Move};
 use crate::fabric::{Access, Event};
 use crate::status::{Code, Status};
 
@@ -21,14 +22,15 @@ const PATIENCE: Duration = Duration::from_micros(8);
 /// Bytes that are then read without it at a time.
 const ASIDE: u64 = 128 * 1024;
 
-/// What one piece of a copy came to.
-pub(crate) enum Piece {
-    /// So many bytes are in place.
-    Copied(u64),
-    /// Nothing is there yet.
+/// What a look at the peer's stream came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Drained {
+    /// Nothing is there that is wanted now.
+    Nothing,
+    /// Slots that nobody needs are gone.
+    Some,
+    /// A slot is to be copied first.
     Wait,
-    /// The operation fails with this outcome.
-    Failed(u8),
 }
 
 impl Link {
@@ -38,10 +40,20 @@ impl Link {
         core: &mut Core,
         events: &mut Vec<Event>,
     ) -> Result<bool, Status> {
-        let mut busy = self.asking > 0 && self.inbound.is_none() && self.drain(core, None)?;
+        let mut busy = false;
+        if self.is_running(Kind::In) {
+            return Ok(busy);
+        }
+        if self.asking > 0 && self.inbound.is_none() {
+            match self.drain(core, false)? {
+                Drained::Wait => return Ok(true),
+                Drained::Some => busy = true,
+                Drained::Nothing => {}
+            }
+        }
         loop {
             if self.inbound.is_some() {
-                if core.budget == 0 || !self.pull(core, events)? {
+                if !self.pull(core, events)? {
                     return Ok(busy);
                 }
                 busy = true;
@@ -68,6 +80,9 @@ impl Link {
         header: Header,
         events: &mut Vec<Event>,
     ) -> Result<bool, Status> {
+        if self.inline_moved.is_some_and(|(moved, _)| moved != header) {
+            return Err(self.broken("a record that changes"));
+        }
         if header.kind == kind::SEND {
             let Some(bytes) = self.rx.message(header.len) else {
                 return Err(self.broken("a message longer than its ring"));
@@ -89,7 +104,9 @@ impl Link {
         const DESCRIBED: usize = Write::LEN + Source::LEN;
         let len = header.len as usize;
         match header.kind {
-            kind::WRITE_INLINE if len >= Write::LEN => self.write_inline_in(core, header, events),
+            kind::WRITE_INLINE if len >= Write::LEN => {
+                return Ok(self.write_inline_in(core, header, events));
+            }
             kind::WRITE if len == DESCRIBED => self.begin_write(header)?,
             kind::READ_ASK if len == Ask::LEN => {
                 if self.asks.len() + self.out.jobs.len() + self.ends.len() >= 2 * MAX_WRITES {
@@ -99,7 +116,7 @@ impl Link {
             }
             kind::READ_END if len == 1 => {
                 let [code] = self.rx.copy();
-                self.end_read(core, code, events)?;
+                return self.end_read(core, code, events);
             }
             kind::POOL_ASK if len == 4 => {
                 // Without the segment the peer goes on by another path.
@@ -113,23 +130,37 @@ impl Link {
         Ok(true)
     }
 
-    /// A WRITE with its content in the record.
-    fn write_inline_in(&mut self, core: &Core, header: Header, events: &mut Vec<Event>) {
-        let to = Write::decode(&self.rx.copy());
+    /// A WRITE with its content in the record; false until that is in place.
+    fn write_inline_in(
+        &mut self,
+        core: &mut Core,
+        header: Header,
+        events: &mut Vec<Event>,
+    ) -> bool {
+        // What was read before its content was moved counts, whatever the peer has made of it since.
+        let moved = self.inline_moved.take();
+        let to = moved.map_or_else(|| Write::decode(&self.rx.copy()), |(_, to)| to);
         let len = header.len as usize - Write::LEN;
         let need = Access::REMOTE_WRITE;
         let code = if len == 0 {
             outcome::OK
-        } else if core.exports.check(self.ep, to.rkey, to.dst, len as u64, need).is_some() {
-            // SAFETY: the destination lies inside a registered region, which is valid memory until it
-            // is deregistered.
-            unsafe { self.rx.copy_to(Write::LEN, to.dst as *mut u8, len) };
+        } else if core.exports.check(self.ep, to.rkey, to.dst, len as u64, need).is_none() {
+            outcome::DENIED
+        } else if moved.is_some() {
             outcome::OK
         } else {
-            outcome::DENIED
+            let Some((src, kept)) = self.rx.content(Write::LEN, len) else { return false };
+            let (ep, what) = (self.ep, Kind::In as u32);
+            self.begin(core, Kind::In, Running::Inline { header, to }, |_| {
+                // SAFETY: the record is mapped for its checked length while the mapping is kept; the
+                // destination lies inside a registered region.
+                unsafe { Move::copy(ep, what, src, to.dst, len, false) }.keeping(kept)
+            });
+            return false;
         };
         let imm = (header.flags & wire::HAS_IMM != 0).then_some(to.imm);
         self.answer(code, imm, events);
+        true
     }
 
     /// Answers a WRITE, and reports it here if it has an immediate.
@@ -178,106 +209,101 @@ impl Link {
         Ok(())
     }
 
-    /// Moves a piece of the WRITE under way; false if that must wait.
+    /// Moves the WRITE under way on; false if that must wait, for a copy or for the peer.
     fn pull(&mut self, core: &mut Core, events: &mut Vec<Event>) -> Result<bool, Status> {
-        let Some(mut w) = self.inbound else { return Ok(false) };
+        let Some(w) = self.inbound else { return Ok(false) };
         let need = Access::REMOTE_WRITE;
         let code = if w.from.len == 0 {
             outcome::OK
         } else if core.exports.check(self.ep, w.to.rkey, w.to.dst, w.from.len, need).is_none() {
             outcome::DENIED
+        } else if w.front >= w.back {
+            outcome::OK
+        } else if w.place & wire::FROM_STREAM != 0 {
+            return self.pull_shared(core, w);
         } else {
-            match self.pull_piece(core, &mut w)? {
-                Piece::Copied(n) => {
-                    core.spend(n);
-                    self.tx.control().moved.fetch_add(1, Ordering::Relaxed);
-                    outcome::OK
-                }
-                Piece::Wait => return Ok(false),
-                Piece::Failed(code) => code,
+            match self.pull_front(core, w) {
+                None => return Ok(false),
+                Some(code) => code,
             }
         };
-        if code == outcome::OK && w.front < w.back {
-            self.inbound = Some(w);
-            return Ok(true);
-        }
-        self.inbound = None;
+        self.end_write(code, events)?;
+        Ok(true)
+    }
+
+    /// The WRITE under way has ended.
+    pub(crate) fn end_write(&mut self, code: u8, events: &mut Vec<Event>) -> Result<(), Status> {
+        let Some(w) = self.inbound.take() else { return Ok(()) };
         // A peer that left may have reused the memory that we copied from, and a process number
         // may belong to another process by now.
         if self.peer_closed() || (w.place & wire::FROM_PROCESS != 0 && self.is_gone()) {
             return Err(self.gone());
         }
         self.answer(code, w.has_imm.then_some(w.to.imm), events);
-        Ok(true)
+        Ok(())
     }
 
-    /// Copies a piece. The destination and its whole length were checked against a live region.
-    fn pull_piece(&mut self, core: &mut Core, w: &mut Inbound) -> Result<Piece, Status> {
-        if w.place & wire::FROM_STREAM != 0 {
-            return self.pull_shared(core, w);
-        }
-        let want = (w.back - w.front).min(core.budget as u64) as usize;
-        let dst = w.to.dst.wrapping_add(w.front) as *mut u8;
-        let piece = if w.place == wire::FROM_POOL {
+    /// Copies from the front. The destination and its whole length were checked against a live
+    /// region. The outcome if that cannot be.
+    fn pull_front(&mut self, core: &mut Core, w: Inbound) -> Option<u8> {
+        let want = (w.back - w.front).min(MOVE_MAX as u64) as usize;
+        let dst = w.to.dst.wrapping_add(w.front);
+        let (ep, what) = (self.ep, Kind::In as u32);
+        if w.place == wire::FROM_POOL {
             // A peer names only what we said that we have.
-            let Some(src) = self.pools.at(w.from.pool, w.from.at, w.from.len) else {
-                return Ok(Piece::Failed(outcome::FAULT));
+            let Some((src, map)) = self.pools.at(w.from.pool, w.from.at, w.from.len) else {
+                return Some(outcome::FAULT);
             };
-            // SAFETY: source and length were checked against the mapped segment, destination and
-            // length against a live region, just now.
-            unsafe {
-                copy(src.add(w.front as usize), dst, want, w.from.len >= STREAMING_FROM);
-            }
-            Piece::Copied(want as u64)
-        } else {
-            // SAFETY: destination and length were checked against a live region just now.
-            unsafe { self.read_peer(w.from.at.wrapping_add(w.front), dst, want)? }
-        };
-        if let Piece::Copied(n) = piece {
-            w.front += n;
+            let past = w.from.len >= STREAMING_FROM;
+            self.begin(core, Kind::In, Running::Front { process: false }, |_| {
+                // SAFETY: source and length were checked against the segment, whose mapping is kept,
+                // destination and length against a live region, just now.
+                unsafe { Move::copy(ep, what, src + w.front, dst, want, past) }.keeping(map)
+            });
+            return None;
         }
-        Ok(piece)
+        let Some(process) = self.process else { return Some(outcome::FAULT) };
+        let src = w.from.at.wrapping_add(w.front);
+        self.begin(core, Kind::In, Running::Front { process: true }, |_| {
+            // SAFETY: destination and length were checked against a live region just now.
+            unsafe { Move::process(ep, what, process, src, dst, want) }
+        });
+        None
     }
 
     /// From the front by the stream; what does not come soon, from the back out of the peer's
     /// memory, where that is allowed.
-    fn pull_shared(&mut self, core: &mut Core, w: &mut Inbound) -> Result<Piece, Status> {
-        if self.drain(core, Some(w))? {
-            w.fed = None;
-            // What it took is off the budget already.
-            return Ok(Piece::Copied(0));
+    fn pull_shared(&mut self, core: &mut Core, w: Inbound) -> Result<bool, Status> {
+        match self.drain(core, true)? {
+            Drained::Wait => return Ok(false),
+            Drained::Some => return Ok(true),
+            Drained::Nothing => {}
         }
-        if w.place & wire::FROM_PROCESS == 0 {
-            return Ok(Piece::Wait);
-        }
+        let process = self.process.filter(|_| w.place & wire::FROM_PROCESS != 0);
+        let Some(process) = process else { return Ok(false) };
         let now = Instant::now();
-        if now.saturating_duration_since(*w.fed.get_or_insert(now)) < PATIENCE {
-            self.inbound = Some(*w);
-            return Ok(Piece::Wait);
+        let fed = w.fed.unwrap_or(now);
+        if let Some(w) = &mut self.inbound {
+            w.fed = Some(fed);
         }
-        let want = (w.back - w.front).min(ASIDE).min(core.budget as u64);
-        let at = w.back - want;
-        let dst = w.to.dst.wrapping_add(at) as *mut u8;
-        // SAFETY: as for every piece, and `at` with `want` lies inside the checked range.
-        let piece = unsafe { self.read_peer(w.from.at.wrapping_add(at), dst, want as usize)? };
-        match piece {
-            // A short read is a hole in the back part: only whole ones count.
-            Piece::Copied(n) if n == want => w.back = at,
-            Piece::Copied(_) => return Ok(Piece::Failed(outcome::FAULT)),
-            other => return Ok(other),
+        if now.saturating_duration_since(fed) < PATIENCE {
+            return Ok(false);
         }
-        let word = wire::pulled(self.executed, at);
-        self.tx.control().pulled.store(word, Ordering::Relaxed);
-        Ok(piece)
+        let len = (w.back - w.front).min(ASIDE);
+        let at = w.back - len;
+        let (src, dst) = (w.from.at.wrapping_add(at), w.to.dst.wrapping_add(at));
+        let (ep, what) = (self.ep, Kind::In as u32);
+        self.begin(core, Kind::In, Running::Back { at, len }, |_| {
+            // SAFETY: the destination was checked against a live region just now, and `at` with `len`
+            // lies inside of it.
+            unsafe { Move::process(ep, what, process, src, dst, len as usize) }
+        });
+        Ok(false)
     }
 
-    /// Takes slots out of the peer's stream: of the WRITE under way, of READs of ours, and such
-    /// as nobody needs any more. Stops at one that is for later. True if one was taken.
-    pub(crate) fn drain(
-        &mut self,
-        core: &mut Core,
-        mut current: Option<&mut Inbound>,
-    ) -> Result<bool, Status> {
+    /// Takes slots out of the peer's stream: of READs of ours, of the WRITE under way if `write`,
+    /// and such as nobody needs any more. Stops at one that is for later, or is to be copied.
+    pub(crate) fn drain(&mut self, core: &mut Core, write: bool) -> Result<Drained, Status> {
         let put = load64(&self.theirs().stream_put);
         if !self.into.see_put(put) {
             return Err(self.broken("stream position"));
@@ -288,91 +314,71 @@ impl Link {
                 return Err(self.broken("stream without a segment"));
             }
         }
-        let mut moved = false;
-        while core.budget > 0 {
-            let Some(slot) = self.into.peek().map_err(|()| self.broken("stream slot"))? else {
-                break;
-            };
+        let mut drained = Drained::Nothing;
+        while let Some(slot) = self.into.peek().map_err(|()| self.broken("stream slot"))? {
+            let current = self.inbound.filter(|w| write && w.front < w.back);
             if slot.op & READ != 0 {
-                self.take_answer(slot)?;
+                self.take_answer(core, slot)?;
+                return Ok(Drained::Wait);
             } else if slot.op < self.executed {
-                // SAFETY: nothing is copied.
-                unsafe { self.into.take(None, 0, 0) };
-            } else if let Some(w) = current.as_deref_mut()
+                self.slot_taken();
+            } else if let Some(w) = current
                 && slot.op == self.executed
-                && w.front < w.back
             {
                 if slot.offset != w.front || slot.len as u64 > w.from.len - w.front {
                     return Err(self.broken("stream slot of a WRITE"));
                 }
                 let n = (w.back - w.front).min(slot.len as u64);
-                let dst = w.to.dst.wrapping_add(w.front) as *mut u8;
-                // SAFETY: the caller has checked the whole destination against a live region, and
-                // the piece lies inside it.
-                unsafe { self.into.take(Some(dst), n as usize, w.from.len) };
-                w.front += n;
+                let dst = w.to.dst.wrapping_add(w.front);
+                // The caller has checked the whole destination against a live region.
+                self.take_slot(core, Running::Slot { n }, dst, n as usize, w.from.len);
+                return Ok(Drained::Wait);
             } else {
                 break;
             }
-            core.spend(slot.len as u64);
-            moved = true;
-            self.tx.control().stream_taken.store(self.into.taken, Ordering::Release);
-            self.dirty = true;
+            drained = Drained::Some;
         }
-        Ok(moved)
+        Ok(drained)
+    }
+
+    /// Copies `len` bytes of the next slot to `dst`, checked by the caller; `whole` is the length of
+    /// the transfer that they belong to.
+    fn take_slot(&mut self, core: &mut Core, of: Running, dst: u64, len: usize, whole: u64) {
+        let Some((src, map)) = self.into.place() else { return };
+        let (ep, what) = (self.ep, Kind::In as u32);
+        self.begin(core, Kind::In, of, |_| {
+            // SAFETY: the slot has SLOT bytes, and its mapping is kept; the destination was checked
+            // against a live region, or is what is left of a READ of ours.
+            unsafe { Move::copy(ep, what, src, dst, len, whole >= STREAMING_FROM) }.keeping(map)
+        });
     }
 
     /// Takes a slot of a READ of ours.
-    fn take_answer(&mut self, slot: Slot) -> Result<(), Status> {
-        let number = How::Asked(slot.op & !READ);
-        let Some(read) = self.reads.iter_mut().find(|r| r.how == number) else {
+    fn take_answer(&mut self, core: &mut Core, slot: Slot) -> Result<(), Status> {
+        let number = slot.op & !READ;
+        let Some(read) = self.reads.iter().find(|r| r.how == How::Asked(number)) else {
             return Err(self.broken("data for no READ"));
         };
         if slot.offset != read.done || slot.len as u64 > read.len - read.done {
             return Err(self.broken("stream slot of a READ"));
         }
-        let dst = read.local.wrapping_add(read.done) as *mut u8;
-        // SAFETY: the local memory of a READ is valid until its end, which is not reported yet;
-        // the piece lies inside what is left of it.
-        unsafe { self.into.take(Some(dst), slot.len, read.len) };
-        read.done += slot.len as u64;
+        let (dst, whole) = (read.local.wrapping_add(read.done), read.len);
+        let of = Running::Answer { number, n: slot.len as u64 };
+        self.take_slot(core, of, dst, slot.len, whole);
         Ok(())
     }
 
-    /// Copies from the peer's address space, if that still is the peer's: a process that calls exec
-    /// keeps its number, and a child may keep its connection.
-    ///
-    /// # Safety
-    /// `dst` is writable for `len` bytes.
-    pub(crate) unsafe fn read_peer(
-        &self,
-        src: u64,
-        dst: *mut u8,
-        len: usize,
-    ) -> Result<Piece, Status> {
-        let Some(process) = &self.process else { return Ok(Piece::Failed(outcome::FAULT)) };
-        // SAFETY: by the caller.
-        match unsafe { process.read(src, dst, len) } {
-            Ok(0) if len > 0 => Ok(Piece::Failed(outcome::FAULT)),
-            Ok(n) => Ok(Piece::Copied(n as u64)),
-            Err(Unread::Gone) => Err(self.gone()),
-            Err(Unread::Refused) if self.is_gone() => Err(self.gone()),
-            Err(Unread::Refused) => Ok(Piece::Failed(outcome::FAULT)),
-        }
-    }
-
-    /// The outcome of the first READ that we asked for.
+    /// The outcome of the first READ that we asked for; false until its data is in place.
     fn end_read(
         &mut self,
         core: &mut Core,
         code: u8,
         events: &mut Vec<Event>,
-    ) -> Result<(), Status> {
-        // Its data was put before the record; what still lies there fits one segment. It is taken
-        // whole, and counts.
-        let left = std::mem::replace(&mut core.budget, super::BUDGET);
-        self.drain(core, None)?;
-        core.budget = left.saturating_sub(super::BUDGET - core.budget);
+    ) -> Result<bool, Status> {
+        // Its data was put before the record.
+        if self.drain(core, false)? == Drained::Wait {
+            return Ok(false);
+        }
         let Some(at) = self.reads.iter().position(|r| matches!(r.how, How::Asked(_))) else {
             return Err(self.broken("end of no READ"));
         };
@@ -384,7 +390,7 @@ impl Link {
         self.asking = self.asking.saturating_sub(1);
         let result = self.result("READ", code, read.remote, read.len);
         events.push(Event::Done { ep: self.ep, wr: read.wr, result });
-        Ok(())
+        Ok(true)
     }
 
     /// Takes the pool segments that the peer has passed since the last look, so that it need not

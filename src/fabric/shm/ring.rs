@@ -10,12 +10,14 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 use self::inbox::Inbox;
 use self::order::{Reading, Words, Writing};
 use super::sys::{self, Mapping};
 use crate::fabric::View;
+use crate::fabric::moves::Kept;
 
 mod inbox;
 mod order;
@@ -155,7 +157,7 @@ fn control(map: &Mapping) -> &Control {
 /// A mapped ring file.
 #[derive(Debug)]
 struct Lines {
-    map: Mapping,
+    map: Arc<Mapping>,
     geometry: Geometry,
 }
 
@@ -203,7 +205,7 @@ impl Producer {
         let fd = sys::memfd(c"rdma-transport-ring", geometry.file())?;
         let map = Mapping::mirrored(sys::borrow(&fd), geometry.head, geometry.ring, true)?;
         sys::seal_future_write(&fd)?;
-        let lines = Lines { map, geometry };
+        let lines = Lines { map: Arc::new(map), geometry };
         Ok((Producer { order: Writing::new(&lines), lines }, fd))
     }
 
@@ -285,7 +287,8 @@ impl Slot<'_> {
 /// The end that reads records, out of the peer's file.
 ///
 /// The peer can change every byte of it at any time. So nothing here hands out a reference to it, or its
-/// address: a header is a word that is read once, everything else is a copy in memory of this process.
+/// address: a header is a word that is read once, everything else is a copy in memory of this process. But for
+/// content, whose one copy goes to its destination.
 #[derive(Debug)]
 pub(crate) struct Consumer {
     lines: Lines,
@@ -301,8 +304,9 @@ impl Consumer {
             return Err(io::Error::other("the peer's ring has another size than ours"));
         }
         let map = Mapping::mirrored(sys::borrow(fd), geometry.head, geometry.ring, false)?;
+        let lines = Lines { map: Arc::new(map), geometry };
         let inbox = Inbox::new(geometry.ring);
-        Ok(Consumer { lines: Lines { map, geometry }, order: Reading::default(), inbox })
+        Ok(Consumer { lines, order: Reading::default(), inbox })
     }
 
     /// The peer's control page.
@@ -345,14 +349,11 @@ impl Consumer {
         unsafe { self.payload().cast::<[u8; N]>().read_volatile() }
     }
 
-    /// Copies `len` bytes of the next record's payload, from `skip` on, to their destination.
-    ///
-    /// # Safety
-    /// `dst` is writable for `len` bytes.
-    pub(crate) unsafe fn copy_to(&self, skip: usize, dst: *mut u8, len: usize) {
-        assert!(len <= MAX_PAYLOAD && skip <= MAX_PAYLOAD - len, "copy beyond a record");
-        // SAFETY: `payload` is readable for as much; the destination by the caller.
-        unsafe { std::ptr::copy_nonoverlapping(self.payload().add(skip), dst, len) };
+    /// Where the next record's content lies, from `skip` on, for the one copy that takes it to its
+    /// destination while the mapping is held; `None` beyond what a record can have.
+    pub(crate) fn content(&self, skip: usize, len: usize) -> Option<(u64, Kept)> {
+        let fits = len <= MAX_PAYLOAD && skip <= MAX_PAYLOAD - len;
+        fits.then(|| (self.payload().addr() as u64 + skip as u64, self.lines.map.clone() as Kept))
     }
 
     /// A private copy of the whole payload of the next record, which stays until `release`. `None`: it

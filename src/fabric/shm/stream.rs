@@ -9,9 +9,9 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::copy::{STREAMING_FROM, copy};
 use super::sys::{self, Mapping};
 
 /// Bytes of a slot.
@@ -91,7 +91,7 @@ impl Job {
 /// The producing end.
 #[derive(Debug, Default)]
 pub(crate) struct StreamOut {
-    map: Option<Mapping>,
+    map: Option<Arc<Mapping>>,
     /// Slots ever put.
     pub(crate) put: u64,
     /// What the consumer had taken when last looked at.
@@ -116,7 +116,7 @@ impl StreamOut {
 
     /// Takes the segment into use.
     pub(crate) fn open(&mut self, map: Mapping) {
-        self.map = Some(map);
+        self.map = Some(Arc::new(map));
     }
 
     /// Takes over the consumer's count; false if it is impossible.
@@ -133,15 +133,16 @@ impl StreamOut {
         self.put - self.taken < SLOTS as u64
     }
 
-    /// Copies the next `len` bytes of a job into a free slot; the caller then shows the new count.
-    ///
-    /// # Safety
-    /// `src` is readable for `len` bytes.
-    pub(crate) unsafe fn fill(&mut self, job: &Job, src: *const u8, len: usize) {
+    /// Where the next slot is filled, while the mapping is held.
+    pub(crate) fn place(&self) -> Option<(u64, Arc<Mapping>)> {
+        let map = self.map.as_ref().filter(|_| self.has_slot())?;
+        Some((bytes(map, self.put) as u64, map.clone()))
+    }
+
+    /// The next slot holds the next `len` bytes of a job; the caller then shows the new count.
+    pub(crate) fn filled(&mut self, job: &Job, len: usize) {
         assert!(self.has_slot() && len <= SLOT, "stream overrun");
         let Some(map) = &self.map else { return };
-        // SAFETY: the source by the caller; a slot has room for SLOT bytes.
-        unsafe { copy(src, bytes(map, self.put), len, false) };
         let label = label(map, self.put);
         label.op.store(job.op, Ordering::Relaxed);
         label.offset.store(job.done, Ordering::Relaxed);
@@ -158,7 +159,7 @@ impl StreamOut {
 /// The consuming end.
 #[derive(Debug, Default)]
 pub(crate) struct StreamIn {
-    map: Option<Mapping>,
+    map: Option<Arc<Mapping>>,
     /// Slots ever taken.
     pub(crate) taken: u64,
     /// What the producer had put when last looked at.
@@ -176,7 +177,7 @@ impl StreamIn {
         if self.map.is_some() || len != SEGMENT as u64 || sys::sealed_len(fd)? != len {
             return Err(io::Error::other("the peer's stream segment has the wrong size"));
         }
-        self.map = Some(Mapping::shared(sys::borrow(fd), SEGMENT, false)?);
+        self.map = Some(Arc::new(Mapping::shared(sys::borrow(fd), SEGMENT, false)?));
         Ok(())
     }
 
@@ -205,17 +206,15 @@ impl StreamIn {
         Ok(Some(Slot { op, offset, len: len as usize }))
     }
 
-    /// Takes the next slot: copies its first `len` bytes; `dst` `None` discards them. `whole` is
-    /// the length of the transfer that they belong to. The caller then shows the new count.
-    ///
-    /// # Safety
-    /// `dst` is writable for `len` bytes.
-    pub(crate) unsafe fn take(&mut self, dst: Option<*mut u8>, len: usize, whole: u64) {
-        assert!(self.put != self.taken && len <= SLOT, "stream underrun");
-        if let (Some(map), Some(dst)) = (&self.map, dst) {
-            // SAFETY: the destination by the caller; a slot has SLOT bytes.
-            unsafe { copy(bytes(map, self.taken), dst, len, whole >= STREAMING_FROM) };
-        }
+    /// Where the content of the next slot is, while the mapping is held.
+    pub(crate) fn place(&self) -> Option<(u64, Arc<Mapping>)> {
+        let map = self.map.as_ref().filter(|_| self.put != self.taken)?;
+        Some((bytes(map, self.taken) as u64, map.clone()))
+    }
+
+    /// The next slot is not needed any more; the caller then shows the new count.
+    pub(crate) fn take(&mut self) {
+        assert!(self.put != self.taken, "stream underrun");
         self.taken += 1;
     }
 }

@@ -1,7 +1,10 @@
 //! An endpoint: a [`Link`] and its socket.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
+use super::left::{Dir, Moves};
 use super::link::Link;
 use super::rx::Cx;
 use super::sock::{self, Epoll};
@@ -20,22 +23,26 @@ const RECV_BULK: usize = 4 << 10;
 const POLL_BYTES: u64 = 2 << 20;
 
 /// Bytes that the kernel writes to while views of other parts of them are alive.
-pub struct Buffer(*mut u8);
+pub struct Buffer(*mut u8, usize);
 
 impl Buffer {
-    /// A fresh one.
+    /// The adapter's.
     pub fn new() -> Buffer {
-        Buffer(Box::into_raw(vec![0u8; BUFFER].into_boxed_slice()).cast())
+        Buffer::of(BUFFER)
     }
-    /// Address of the byte at `at`, which is at most `BUFFER`.
-    fn at(&self, at: usize) -> *mut u8 {
-        self.0.wrapping_add(at.min(BUFFER))
+    /// A fresh one.
+    pub(super) fn of(len: usize) -> Buffer {
+        Buffer(Box::into_raw(vec![0u8; len].into_boxed_slice()).cast(), len)
+    }
+    /// Address of the byte at `at`, which is at most its length.
+    pub(super) fn at(&self, at: usize) -> *mut u8 {
+        self.0.wrapping_add(at.min(self.1))
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let slice = std::ptr::slice_from_raw_parts_mut(self.0, BUFFER);
+        let slice = std::ptr::slice_from_raw_parts_mut(self.0, self.1);
         // SAFETY: `new` made the box of this length.
         drop(unsafe { Box::from_raw(slice) });
     }
@@ -43,12 +50,14 @@ impl Drop for Buffer {
 
 // SAFETY: the buffer is plain memory, used only through the adapter that owns it.
 unsafe impl Send for Buffer {}
+// SAFETY: it hands out nothing but addresses.
+unsafe impl Sync for Buffer {}
 
 pub struct Endpoint {
     /// All but the socket.
     pub link: Link,
     /// The socket, while it is connected.
-    pub sock: Option<OwnedFd>,
+    pub sock: Option<Arc<OwnedFd>>,
     /// Once connected it never goes back to be connectable.
     pub used: bool,
     /// In `TcpAdapter::busy`.
@@ -61,6 +70,8 @@ pub struct Endpoint {
     pub broken: Option<Status>,
     /// Bytes that the socket has taken and given.
     pub moved: u64,
+    /// Copies of its content that are left to others.
+    pub moves: Moves,
 }
 
 /// What the endpoints of an adapter share.
@@ -75,6 +86,12 @@ pub struct Shared {
     pub viewed: usize,
     /// Messages that were put together, with views on them.
     pub held: Vec<Vec<u8>>,
+    /// Copies of content are left to the driver.
+    pub left: bool,
+    /// Those that can be made.
+    pub wanted: VecDeque<(u32, Dir)>,
+    /// Input that was set aside, with views on it.
+    pub aside: Vec<Arc<Vec<u8>>>,
 }
 
 /// How the input of an endpoint was left.
@@ -102,14 +119,26 @@ impl Endpoint {
             out: false,
             broken: None,
             moved: 0,
+            moves: Moves::default(),
         }
     }
 
     /// Receives until nothing is there or the share of this poll is used.
     pub fn input(&mut self, shared: &mut Shared, events: &mut Vec<Event>) -> Input {
-        let Some(sock) = &self.sock else { return Input::Quiet };
+        let Some(sock) = self.sock.clone() else { return Input::Quiet };
+        // An acknowledgement may be of what is being sent, which counts as sent only afterwards.
+        if self.moves.runs() {
+            return Input::Some;
+        }
         let mut total = 0u64;
         while total < POLL_BYTES {
+            if shared.left && self.wants_input(shared) {
+                // Asked for; nothing behind it is looked at.
+                return Input::Some;
+            }
+            if shared.left && self.link.is_content(&shared.regions) {
+                break;
+            }
             let room = BUFFER - shared.viewed;
             let direct = self.link.direct(&shared.regions);
             let bulk = direct.is_some() || self.link.rx.bulk;
@@ -145,7 +174,11 @@ impl Endpoint {
                 // before the next poll if a view is on them, see `viewed`.
                 let bytes = unsafe { std::slice::from_raw_parts(tail, rest) };
                 // SAFETY: as above.
-                done = unsafe { self.link.feed(bytes, &mut cx) };
+                done = unsafe { self.link.feed(bytes, &mut cx) }.map(|n| {
+                    if n < rest {
+                        self.moves.set_aside(&bytes[n..]);
+                    }
+                });
             }
             if cx.viewed {
                 shared.viewed += rest;
@@ -164,12 +197,15 @@ impl Endpoint {
     /// share is used, and the socket took all of it.
     pub fn output(&mut self, ack_alone: bool, regions: &RegionTable) -> bool {
         let Some(sock) = &self.sock else { return false };
-        if self.broken.is_some() {
+        if self.broken.is_some() || self.moves.out.is_some() {
             return false;
         }
         let mut total = 0;
         while total < POLL_BYTES {
             self.link.fill(ack_alone);
+            if self.link.rx.leave && self.link.tx.has_content() {
+                return self.wants_output();
+            }
             let mut iovs = [EMPTY; tx::IOVS];
             let (parts, bytes) = self.link.tx.gather(regions, &mut iovs);
             if parts == 0 {
@@ -215,7 +251,7 @@ impl Endpoint {
     pub fn settle(&mut self, epoll: &Epoll) {
         self.link.tx.trim();
         let Some(sock) = &self.sock else { return };
-        let out = self.link.tx.wants_write();
+        let out = self.link.tx.wants_write() && self.moves.out.is_none();
         if out != self.out && epoll.watch(sock.as_fd(), self.link.ep.0, out).is_ok() {
             self.out = out;
         }

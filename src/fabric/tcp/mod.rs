@@ -7,6 +7,7 @@
 
 mod endpoint;
 pub mod frame;
+mod left;
 mod link;
 mod rx;
 mod sock;
@@ -14,11 +15,15 @@ mod tx;
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::sync::Arc;
 
 use self::endpoint::{Buffer, Endpoint, Input, Shared};
+use self::left::Dir;
 use self::link::Link;
 use self::rx::Cx;
 use self::sock::Epoll;
+pub(super) use self::sock::{recv, send};
+use super::moves::{Move, Moved};
 use super::regions::RegionTable;
 use super::{Access, Adapter, Caps, EpId, Event, Mem, Mr, PostError, ProviderKind, Remote};
 use crate::config::Config;
@@ -121,6 +126,9 @@ impl TcpAdapter {
                 buffer: Buffer::new(),
                 viewed: 0,
                 held: Vec::new(),
+                left: false,
+                wanted: VecDeque::new(),
+                aside: Vec::new(),
             },
         })
     }
@@ -174,6 +182,7 @@ impl TcpAdapter {
             let pause = matches!(input, Input::Quiet) || e.link.tx.ack_urgent();
             e.output(pause, &self.shared.regions);
         }
+        e.ask(&mut self.shared.wanted);
         if let (Input::Quiet, Some(status)) = (&input, &e.broken) {
             input = Input::Closed(status.clone());
         }
@@ -268,8 +277,10 @@ impl Adapter for TcpAdapter {
         })?;
         sock::prepare(sock.as_fd())?;
         self.shared.epoll.add(sock.as_fd(), ep.0)?;
+        let left = self.shared.left;
         let e = self.endpoint(ep)?;
-        (e.sock, e.used) = (Some(sock), true);
+        (e.sock, e.used) = (Some(Arc::new(sock)), true);
+        e.link.rx.leave = left;
         self.order.push(ep.0);
         self.fresh.push_back(ep.0);
         Ok(())
@@ -302,13 +313,56 @@ impl Adapter for TcpAdapter {
         for id in &self.busy {
             if let Some(e) = self.eps.get_mut(id) {
                 e.output(false, &self.shared.regions);
+                e.ask(&mut self.shared.wanted);
             }
         }
         self.settle();
     }
 
+    fn leave_moves(&mut self) {
+        self.shared.left = true;
+    }
+
+    fn has_moves(&self) -> bool {
+        !self.shared.wanted.is_empty()
+    }
+
+    fn take_move(&mut self, _events: &mut Vec<Event>) -> Option<Move> {
+        while let Some((id, dir)) = self.shared.wanted.pop_front() {
+            let Some(e) = self.eps.get_mut(&id) else { continue };
+            let one = match dir {
+                Dir::In => e.take_input(&self.shared.regions),
+                Dir::Out => e.take_output(&self.shared.regions),
+            };
+            if one.is_some() {
+                return one;
+            }
+        }
+        None
+    }
+
+    fn moved(&mut self, done: Moved, events: &mut Vec<Event>) {
+        let id = done.ep.0;
+        let Some(e) = self.eps.get_mut(&id) else { return };
+        let ended = match Dir::of(done.what) {
+            Dir::In => e.input_moved(done.result, &mut self.shared, events),
+            Dir::Out => {
+                e.output_moved(done.result);
+                None
+            }
+        };
+        if let Some(status) = ended {
+            e.down(&self.shared.epoll, status, events);
+            self.unlist(id);
+            return;
+        }
+        // What has arrived behind it, and what goes next.
+        self.service(id, events);
+    }
+
     fn poll(&mut self, events: &mut Vec<Event>) {
         self.shared.held.clear();
+        self.shared.aside.clear();
         self.shared.viewed = 0;
         while let Some(id) = self.fresh.pop_front() {
             events.push(Event::Connected(EpId(id)));
@@ -347,9 +401,14 @@ impl Adapter for TcpAdapter {
         for id in &self.busy {
             let Some(e) = self.eps.get_mut(id) else { continue };
             // Its share of one poll is used up and the socket takes more: no room to wait for.
-            if e.output(true, &self.shared.regions) || e.broken.is_some() {
+            let more = e.output(true, &self.shared.regions);
+            e.ask(&mut self.shared.wanted);
+            if more || e.broken.is_some() {
                 return false;
             }
+        }
+        if self.has_moves() {
+            return false;
         }
         self.settle();
         for id in self.busy.iter().chain(&self.lazy) {

@@ -45,6 +45,8 @@ pub struct Rx {
     next_read: u32,
     /// The last payload was large: payload follows the next header, too, probably.
     pub bulk: bool,
+    /// Payload is not put into its place by `feed`, which stops before it.
+    pub leave: bool,
 }
 
 struct Partial([u8; LONG]);
@@ -68,6 +70,11 @@ pub struct Cx<'a> {
 }
 
 impl Link {
+    /// Whether the next bytes of the stream belong into memory of the application.
+    pub fn is_content(&mut self, regions: &RegionTable) -> bool {
+        !matches!(self.rx.body, Body::Message { .. }) && self.direct(regions).is_some()
+    }
+
     /// Where the next bytes of the stream belong, if that is known: address and length.
     ///
     /// The place is valid until the next call of any method of this endpoint or of the region
@@ -93,6 +100,10 @@ impl Link {
     /// # Safety
     /// They have, and nothing was called in between.
     pub unsafe fn landed(&mut self, n: u64, cx: &mut Cx<'_>) -> Result<(), Status> {
+        if let (Body::Write { .. }, Some(w)) = (&self.rx.body, &mut self.rx.write) {
+            // Closed while they arrived: they do not count.
+            check_write(w, n, cx.regions);
+        }
         if let Body::Message { buf, len } = &mut self.rx.body {
             let filled = buf.len().saturating_add(n as usize).min(*len).min(buf.capacity());
             // SAFETY: by the contract of this function these bytes are initialised.
@@ -101,21 +112,25 @@ impl Link {
         self.moved(n, cx)
     }
 
-    /// Takes the next bytes of the stream.
+    /// Takes the next bytes of the stream, and says how many. It takes all, unless content is left
+    /// to others and begins there.
     ///
     /// # Safety
     /// If `cx.viewed` is true afterwards, `bytes` stay unchanged until the adapter's next poll.
-    pub unsafe fn feed(&mut self, bytes: &[u8], cx: &mut Cx<'_>) -> Result<(), Status> {
+    pub unsafe fn feed(&mut self, bytes: &[u8], cx: &mut Cx<'_>) -> Result<usize, Status> {
         let mut rest = bytes;
         while !rest.is_empty() {
             if !matches!(self.rx.body, Body::None) {
+                if self.rx.leave && self.is_content(cx.regions) {
+                    return Ok(bytes.len() - rest.len());
+                }
                 let n = self.copy(rest, cx.regions);
                 rest = &rest[n..];
                 self.moved(n as u64, cx)?;
                 continue;
             }
             let Some((frame, n)) = self.header(rest).map_err(|m| self.malformed(m.0))? else {
-                return Ok(());
+                return Ok(bytes.len());
             };
             rest = &rest[n..];
             match frame {
@@ -131,7 +146,7 @@ impl Link {
                 _ => self.begin(frame, cx)?,
             }
         }
-        Ok(())
+        Ok(bytes.len())
     }
 
     /// Takes a header from the kept bytes and `rest`; returns the bytes used of `rest`. `None`:

@@ -59,6 +59,22 @@ pub unsafe fn recv(fd: BorrowedFd<'_>, parts: &mut [libc::iovec]) -> io::Result<
     })
 }
 
+/// Whether something has arrived, the end included.
+pub fn has_input(fd: BorrowedFd<'_>) -> bool {
+    let mut byte = 0u8;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK;
+    // SAFETY: one writable byte.
+    let n = again(|| cvt(unsafe { libc::recv(fd.as_raw_fd(), (&raw mut byte).cast(), 1, flags) }));
+    !matches!(n, Err(e) if e.kind() == io::ErrorKind::WouldBlock)
+}
+
+/// Whether the socket takes output, or has failed.
+pub fn takes_output(fd: BorrowedFd<'_>) -> bool {
+    let mut entry = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
+    // SAFETY: one entry.
+    unsafe { libc::poll(&mut entry, 1, 0) > 0 }
+}
+
 fn set<T>(fd: BorrowedFd<'_>, level: i32, option: i32, value: &[T]) -> io::Result<()> {
     let len = size_of_val(value) as libc::socklen_t;
     // SAFETY: pointer and length are those of `value`.

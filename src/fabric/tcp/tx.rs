@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 
 use super::frame::{CHUNK, Frame, Header, SHORT};
 use crate::fabric::Access;
+use crate::fabric::moves::Part;
 use crate::fabric::regions::{Refusal, RegionTable};
 
 /// Parts of one gathered send.
@@ -17,6 +18,9 @@ const GATHER: u64 = 2 << 20;
 const MSG_QUEUE: usize = crate::limits::TCP_MESSAGES;
 /// Answers that may wait for the socket: more than a peer of this version asks for.
 pub const MAX_ANSWERS: usize = super::MAX_OPS;
+
+/// Room for what is not content in [`Tx::parts`].
+pub const OWN: usize = 32 << 10;
 
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
@@ -392,6 +396,55 @@ impl Tx {
             }
         }
         (n, bytes)
+    }
+
+    /// Whether content of the application is among what `gather` would list.
+    pub fn has_content(&self) -> bool {
+        let content = |seg: &Seg| matches!(seg, Seg::Local { .. } | Seg::Region { .. });
+        self.wire.iter().take(IOVS).any(content)
+    }
+
+    /// The next bytes of the stream for a send that runs while this goes on: what is not content is
+    /// copied to `own`, which has room for [`OWN`] bytes and does not move. The parts, and their bytes.
+    pub fn parts(&mut self, regions: &RegionTable, own: &mut Vec<u8>) -> (Vec<Part>, u64) {
+        self.withdraw(regions);
+        let (mut parts, mut bytes, mut msgs) = (Vec::new(), 0u64, self.msgs.head);
+        for seg in self.wire.iter().filter(|seg| seg.left() > 0) {
+            if parts.len() == IOVS || bytes >= GATHER {
+                break;
+            }
+            let copied = match seg {
+                Seg::Head { head, off, .. } => &head.bytes()[*off as usize..],
+                Seg::Msgs(len) => {
+                    msgs += len;
+                    &self.msgs.buf[msgs - len..msgs]
+                }
+                Seg::Local { addr, left } | Seg::Region { addr, left, .. } => {
+                    parts.push(Part { addr: *addr, len: *left as usize });
+                    bytes += left;
+                    continue;
+                }
+                Seg::Zeros(left) => {
+                    let len = (*left).min(ZEROS.len() as u64) as usize;
+                    parts.push(Part { addr: ZEROS.as_ptr() as u64, len });
+                    bytes += len as u64;
+                    if (len as u64) < *left {
+                        break;
+                    }
+                    continue;
+                }
+                Seg::Sent => continue,
+            };
+            let len = copied.len().min(OWN - own.len());
+            let addr = own.as_ptr() as u64 + own.len() as u64;
+            own.extend_from_slice(&copied[..len]);
+            parts.push(Part { addr, len });
+            bytes += len as u64;
+            if len < copied.len() {
+                break;
+            }
+        }
+        (parts, bytes)
     }
 
     /// Replaces the payload of answers whose region is gone by zeros, and their END by a refusal.

@@ -121,7 +121,8 @@ fn null_names_its_argument() {
         invalid(rdma_providers(null_mut(), 1, &mut len), &["buf is NULL, but cap is 1"]);
         invalid(rdma_mgr_listen(m, null(), null_mut(), 0, &mut len), &["address is NULL"]);
         invalid(rdma_mgr_listen(m, address, null_mut(), 1, &mut len), &["bound is NULL"]);
-        invalid(rdma_mgr_add_peer(m, null(), address), &["peer is NULL"]);
+        invalid(rdma_mgr_meet(m, null(), 1, null_mut(), 0, null_mut()), &["address is NULL"]);
+        invalid(rdma_mgr_set_name(m, null()), &["name is NULL"]);
         invalid(rdma_mgr_add_peer(m, PEER, null()), &["address is NULL"]);
         invalid(rdma_mgr_connect(m, null(), 1), &["peer is NULL"]);
         invalid(rdma_mgr_disconnect(m, null()), &["peer is NULL"]);
@@ -315,7 +316,7 @@ fn options_of_a_manager_are_checked() {
     refuse(&|o| o.timeout_ms = 0, "options.timeout_ms is 0, allowed are 1 to");
     refuse(&|o| o.timeout_ms = -1, "options.timeout_ms is -1");
     refuse(&|o| o.busy_poll_us = -1, "options.busy_poll_us is -1, allowed are 0 to");
-    refuse(&|o| o.peer_timeout_ms = 0, "options.peer_timeout_ms is 0");
+    refuse(&|o| o.peer_timeout_ms = -1, "options.peer_timeout_ms is -1, allowed are 0 to");
     refuse(&|o| o.eager_max = u64::MAX, "options.eager_max is 18446744073709551615");
     refuse(&|o| o.meta_cache_entries = u32::MAX, "meta_cache_entries is 4294967295");
     refuse(&|o| o.queue_depth = 0, "queue_depth is 0");

@@ -1,10 +1,12 @@
-"""A parameter server that falls silent without dying: stalled.py <ps address> <worker address>."""
+"""A parameter server that falls silent without dying: stalled.py <ps address> <worker address>, with
+RDMA_PEER_TIMEOUT_MS set."""
 
 import os
 import sys
 
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator
+from tensorflow.python.training import monitored_session
 
 import rdma_tensorflow  # noqa: F401
 
@@ -19,14 +21,30 @@ with tf.device("/job:worker/task:0"):
 session = tf1.Session(server.target)
 session.run(result)
 print("stalled: going", flush=True)
-try:
-    for _ in range(10_000_000):
+
+
+def fails(words):
+    try:
+        for _ in range(10_000_000):
+            session.run(result)
+    except monitored_session._PREEMPTION_ERRORS as error:
+        print(error.message, flush=True)
+        assert isinstance(error, tf.errors.UnavailableError)
+        assert words in error.message
+        assert cluster_coordinator._is_ps_failure(error)
+        assert not cluster_coordinator._is_worker_failure(error)
+
+
+fails("grpc+verbs: receive from /job:ps")
+print("stalled: the parameter server", flush=True)
+for _ in range(2):  # it is asked for its address, and does not answer that either
+    fails("RDMA_PEER_TIMEOUT_MS=1500")
+print("stalled: still", flush=True)
+for _ in range(60):
+    try:
         session.run(result)
-except tf.errors.UnavailableError as error:
-    print(error.message, flush=True)
-    assert "grpc+verbs: receive from /job:ps" in error.message
-    assert cluster_coordinator._is_ps_failure(error)
-    assert not cluster_coordinator._is_worker_failure(error)
-    print("stalled: the parameter server", flush=True)
-    os._exit(0)  # close() would wait for it
+        print("stalled: no more", flush=True)
+        os._exit(0)  # close() would wait for what was given up
+    except tf.errors.UnavailableError as error:
+        print("not yet:", error.message, flush=True)
 sys.exit(1)

@@ -1,0 +1,250 @@
+//! Moving content without the manager's lock.
+//!
+//! Memory of an application can take long to touch: a page of a file on slow storage, of swap, of
+//! another process that serves its faults itself. So an adapter that was told so
+//! ([`Adapter::leave_moves`](super::Adapter::leave_moves)) touches no content in `poll` or in a
+//! post. It builds a [`Move`], a copy that needs nothing of the adapter any more; who drives the
+//! adapter makes it without any lock, and reports it back.
+//!
+//! While a move runs, the memory that it touches is in a table of the process. Closing a region or
+//! ending an endpoint does not wait for it; instead the memory's owner gets it back only when the
+//! table no longer names it ([`touched`]): callbacks that return a buffer, the library's own
+//! buffers, and `rdma_mem_unregister` wait for that. The table is the process's, not a manager's,
+//! since on loopback one manager moves what another one owns.
+
+use std::any::Any;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::EpId;
+use super::shm::Process;
+
+/// Most bytes of one move: what a turn does between two looks at everything else.
+pub const MOVE_MAX: usize = 512 << 10;
+
+type Ranges = SmallVec<[(u64, u64); 2]>;
+
+/// Memory that running moves touch.
+static RUNNING: Mutex<Vec<(u64, Ranges)>> = Mutex::new(Vec::new());
+/// How many there are, so that the usual answer costs nothing.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether a running move may touch a byte of this memory of the host. Exact for moves that were
+/// begun before whatever closed their way to the memory.
+pub fn touched(addr: u64, len: u64) -> bool {
+    if len == 0 || COUNT.load(Ordering::Acquire) == 0 {
+        return false;
+    }
+    let meets = |&(a, n): &(u64, u64)| a < addr.saturating_add(len) && addr < a.saturating_add(n);
+    RUNNING.lock().iter().any(|(_, ranges)| ranges.iter().any(meets))
+}
+
+/// Keeps memory in the table while it lives.
+#[derive(Debug)]
+struct Claim(u64);
+
+impl Claim {
+    fn new(ranges: Ranges) -> Claim {
+        let mut running = RUNNING.lock();
+        let id = running.last().map_or(0, |last| last.0 + 1);
+        running.push((id, ranges));
+        COUNT.store(running.len(), Ordering::Release);
+        Claim(id)
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut running = RUNNING.lock();
+        running.retain(|(id, _)| *id != self.0);
+        COUNT.store(running.len(), Ordering::Release);
+    }
+}
+
+/// How content is moved.
+#[derive(Debug)]
+enum How {
+    /// Within this process; `past`: past the cache.
+    Copy { src: u64, dst: u64, len: usize, past: bool },
+    /// Out of another process.
+    Process { process: Process, src: u64, dst: u64, len: usize },
+    /// To a socket.
+    Send { sock: Arc<OwnedFd>, parts: Vec<Part> },
+    /// From a socket.
+    Recv { sock: Arc<OwnedFd>, parts: Vec<Part> },
+}
+
+/// Memory that a socket's call reads or writes.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// First byte.
+    pub addr: u64,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// A copy that is to be made without any lock.
+#[derive(Debug)]
+pub struct Move {
+    /// The endpoint that it belongs to.
+    pub ep: EpId,
+    /// Which of the endpoint's moves it is; the adapter's own number.
+    pub what: u32,
+    how: How,
+    /// What its addresses lie in, where that is not the application's.
+    keep: SmallVec<[Kept; 2]>,
+    claim: Claim,
+}
+
+/// Something that a move keeps alive.
+pub type Kept = Arc<dyn Any + Send + Sync>;
+
+/// What a move came to.
+#[derive(Debug)]
+pub struct Moved {
+    /// The endpoint that it belongs to.
+    pub ep: EpId,
+    /// As in [`Move`].
+    pub what: u32,
+    /// Bytes that were moved.
+    pub result: io::Result<usize>,
+}
+
+fn ranges(parts: &[(u64, usize)]) -> Ranges {
+    parts.iter().map(|&(addr, len)| (addr, len as u64)).collect()
+}
+
+impl Move {
+    /// A copy within this process.
+    ///
+    /// # Safety
+    /// `src` is readable and `dst` writable for `len` bytes while `keep` lives and [`touched`] says
+    /// so; where both are one process's memory they may overlap.
+    pub unsafe fn copy(ep: EpId, what: u32, src: u64, dst: u64, len: usize, past: bool) -> Move {
+        let claim = Claim::new(ranges(&[(src, len), (dst, len)]));
+        Move { ep, what, how: How::Copy { src, dst, len, past }, keep: SmallVec::new(), claim }
+    }
+
+    /// A copy out of the memory of another process.
+    ///
+    /// # Safety
+    /// As for [`copy`](Self::copy), of `dst`.
+    pub(crate) unsafe fn process(
+        ep: EpId,
+        what: u32,
+        process: Process,
+        src: u64,
+        dst: u64,
+        len: usize,
+    ) -> Move {
+        let claim = Claim::new(ranges(&[(dst, len)]));
+        Move {
+            ep,
+            what,
+            how: How::Process { process, src, dst, len },
+            keep: SmallVec::new(),
+            claim,
+        }
+    }
+
+    /// One call that writes to a socket.
+    ///
+    /// # Safety
+    /// As for [`copy`](Self::copy), of all parts.
+    pub unsafe fn send(ep: EpId, what: u32, sock: &Arc<OwnedFd>, parts: Vec<Part>) -> Move {
+        let claim = Claim::new(parts.iter().map(|p| (p.addr, p.len as u64)).collect());
+        let how = How::Send { sock: sock.clone(), parts };
+        Move { ep, what, how, keep: SmallVec::new(), claim }
+    }
+
+    /// One call that reads from a socket.
+    ///
+    /// # Safety
+    /// As for [`copy`](Self::copy), of all parts.
+    pub unsafe fn recv(ep: EpId, what: u32, sock: &Arc<OwnedFd>, parts: Vec<Part>) -> Move {
+        let claim = Claim::new(parts.iter().map(|p| (p.addr, p.len as u64)).collect());
+        let how = How::Recv { sock: sock.clone(), parts };
+        Move { ep, what, how, keep: SmallVec::new(), claim }
+    }
+
+    /// The same, keeping alive what it needs.
+    pub fn keeping(mut self, what: Kept) -> Move {
+        self.keep.push(what);
+        self
+    }
+
+    /// Makes it. May take as long as memory takes.
+    pub fn run(self) -> Moved {
+        let Move { ep, what, how, keep, claim } = self;
+        // SAFETY: by the contracts of the constructors: the claim is in the table, and what had to be
+        // kept is kept.
+        let result = unsafe { carry_out(&how) };
+        drop((keep, claim));
+        Moved { ep, what, result }
+    }
+}
+
+/// # Safety
+/// All memory that `how` names is valid for what it says.
+unsafe fn carry_out(how: &How) -> io::Result<usize> {
+    match how {
+        How::Copy { src, dst, len, past } => {
+            let (from, to) = (*src as *const u8, *dst as *mut u8);
+            if src.abs_diff(*dst) < *len as u64 {
+                // SAFETY: by the caller.
+                unsafe { std::ptr::copy(from, to, *len) };
+            } else {
+                // SAFETY: by the caller; they do not overlap.
+                unsafe { super::shm::copy(from, to, *len, *past) };
+            }
+            Ok(*len)
+        }
+        How::Process { process, src, dst, len } => {
+            // SAFETY: by the caller.
+            let read = unsafe { process.read(*src, *dst as *mut u8, *len) };
+            read.map_err(io::Error::from)
+        }
+        How::Send { sock, parts } => {
+            // SAFETY: by the caller.
+            unsafe { super::tcp::send(sock.as_fd(), &mut iovs(parts)) }
+        }
+        How::Recv { sock, parts } => {
+            // SAFETY: by the caller.
+            unsafe { super::tcp::recv(sock.as_fd(), &mut iovs(parts)) }
+        }
+    }
+}
+
+fn iovs(parts: &[Part]) -> SmallVec<[libc::iovec; 8]> {
+    let iov = |p: &Part| libc::iovec { iov_base: p.addr as *mut libc::c_void, iov_len: p.len };
+    parts.iter().map(iov).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r19_memory_is_named_while_a_move_of_it_exists() {
+        let (src, mut dst) = (vec![7u8; 100], vec![0u8; 100]);
+        let (from, to) = (src.as_ptr() as u64, dst.as_mut_ptr() as u64);
+        // SAFETY: both vectors outlive the move.
+        let one = unsafe { Move::copy(EpId(1), 5, from, to, 100, false) };
+        // SAFETY: as above.
+        let two = unsafe { Move::copy(EpId(1), 6, from, to, 50, false) };
+        assert!(touched(from + 99, 1) && touched(to, 1) && touched(to - 1, 2));
+        assert!(!touched(to, 0));
+        let done = one.run();
+        assert_eq!((done.ep, done.what, done.result.unwrap()), (EpId(1), 5, 100));
+        assert!(touched(to, 1));
+        assert!(!touched(to + 50, 50), "of a move that ended");
+        drop(two);
+        assert!(!touched(from, 100) && !touched(to, 100));
+        assert_eq!(dst, src);
+    }
+}

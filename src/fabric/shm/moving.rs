@@ -1,0 +1,215 @@
+//! The copies of a link: what each is of, and what follows when it has been made.
+//!
+//! Everything is checked when a copy is built, under the driver's lock, and again when it has ended,
+//! since a region may have been closed meanwhile: then it counts as not made.
+
+use std::io;
+use std::sync::atomic::Ordering;
+
+use super::link::{How, Link};
+use super::ring::Header;
+use super::wire::{self, Write, outcome};
+use super::{Core, Kind};
+use crate::fabric::moves::{Move, Moved};
+use crate::fabric::{Access, Event};
+use crate::status::Status;
+
+/// What a copy that is being made is of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Running {
+    /// The content in a record, as it was when it was looked at.
+    Inline { header: Header, to: Write },
+    /// The WRITE under way, from the front.
+    Front { process: bool },
+    /// The same, from here to its back, out of the peer's memory.
+    Back { at: u64, len: u64 },
+    /// The same, out of the stream.
+    Slot { n: u64 },
+    /// A READ that we asked for, out of the stream.
+    Answer { number: u64, n: u64 },
+    /// A READ that we carry out; `seq`: the last change of the peer's region.
+    Piece { id: u64, seq: u32, process: bool },
+    /// Into our stream.
+    Fill { op: u64, done: u64, n: usize },
+}
+
+impl Link {
+    /// Whether a copy of this kind is being made.
+    pub(crate) fn is_running(&self, kind: Kind) -> bool {
+        self.running[kind as usize].is_some()
+    }
+
+    /// A copy can be made: builds it if it is being looked for, otherwise it is remembered.
+    pub(crate) fn begin(
+        &mut self,
+        core: &mut Core,
+        kind: Kind,
+        running: Running,
+        build: impl FnOnce(&Link) -> Move,
+    ) {
+        if core.moves.begin(self.ep, kind) {
+            let built = build(self);
+            self.running[kind as usize] = Some(running);
+            core.moves.taken = Some(built);
+        }
+    }
+
+    /// Looks for a copy of this kind.
+    pub(crate) fn advance(
+        &mut self,
+        core: &mut Core,
+        kind: Kind,
+        events: &mut Vec<Event>,
+    ) -> Result<(), Status> {
+        match kind {
+            Kind::In => self.receive(core, events),
+            Kind::Read => self.advance_reads(core, events),
+            Kind::Out => self.send_out(core),
+        }
+        .map(drop)
+    }
+
+    /// A copy has been made, or failed.
+    pub(crate) fn moved(
+        &mut self,
+        core: &mut Core,
+        done: Moved,
+        events: &mut Vec<Event>,
+    ) -> Result<(), Status> {
+        let Some(&kind) = Kind::ALL.get(done.what as usize) else { return Ok(()) };
+        let Some(running) = self.running[kind as usize].take() else { return Ok(()) };
+        match running {
+            Running::Inline { header, to } => self.inline_moved = Some((header, to)),
+            Running::Front { process } => self.front_moved(done.result, process, events)?,
+            Running::Back { at, len } => self.back_moved(done.result, at, len, events)?,
+            Running::Slot { n } => {
+                if let Some(w) = &mut self.inbound {
+                    (w.front, w.fed) = (w.front + n, None);
+                }
+                self.slot_taken();
+            }
+            Running::Answer { number, n } => {
+                let number = How::Asked(number);
+                if let Some(read) = self.reads.iter_mut().find(|r| r.how == number) {
+                    read.done += n;
+                }
+                self.slot_taken();
+            }
+            Running::Piece { id, seq, process } => {
+                self.piece_moved(done.result, id, seq, process, events)?
+            }
+            Running::Fill { op, done, n } => self.slot_filled(core, op, done, n),
+        }
+        self.tx.control().moved.fetch_add(1, Ordering::Relaxed);
+        self.advance(core, kind, events)
+    }
+
+    /// Bytes that came out of the peer's memory, or the outcome of an operation that failed.
+    fn out_of_process(&self, result: io::Result<usize>) -> Result<Result<u64, u8>, Status> {
+        match result {
+            Ok(0) => Ok(Err(outcome::FAULT)),
+            Ok(n) => Ok(Ok(n as u64)),
+            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Err(self.gone()),
+            Err(_) if self.is_gone() => Err(self.gone()),
+            Err(_) => Ok(Err(outcome::FAULT)),
+        }
+    }
+
+    fn front_moved(
+        &mut self,
+        result: io::Result<usize>,
+        process: bool,
+        events: &mut Vec<Event>,
+    ) -> Result<(), Status> {
+        let result = match result {
+            Ok(n) if !process => Ok(n as u64),
+            other => self.out_of_process(other)?,
+        };
+        match (result, &mut self.inbound) {
+            (Ok(n), Some(w)) => w.front += n,
+            (Err(code), Some(_)) => return self.end_write(code, events),
+            (_, None) => {}
+        }
+        Ok(())
+    }
+
+    fn back_moved(
+        &mut self,
+        result: io::Result<usize>,
+        at: u64,
+        len: u64,
+        events: &mut Vec<Event>,
+    ) -> Result<(), Status> {
+        match (self.out_of_process(result)?, &mut self.inbound) {
+            // A short read is a hole in the back part: only whole ones count.
+            (Ok(n), Some(w)) if n == len => {
+                w.back = at;
+                let word = wire::pulled(self.executed, at);
+                self.tx.control().pulled.store(word, Ordering::Relaxed);
+                Ok(())
+            }
+            (result, Some(_)) => self.end_write(result.err().unwrap_or(outcome::FAULT), events),
+            (_, None) => Ok(()),
+        }
+    }
+
+    /// A slot of the peer's stream is not needed any more.
+    pub(crate) fn slot_taken(&mut self) {
+        self.into.take();
+        self.tx.control().stream_taken.store(self.into.taken, Ordering::Release);
+        self.dirty = true;
+    }
+
+    fn piece_moved(
+        &mut self,
+        result: io::Result<usize>,
+        id: u64,
+        seq: u32,
+        process: bool,
+        events: &mut Vec<Event>,
+    ) -> Result<(), Status> {
+        let Some(at) = self.reads.iter().position(|r| r.id == id) else { return Ok(()) };
+        let read = self.reads[at];
+        let result = match result {
+            // Bytes of a region that was closed meanwhile do not count.
+            _ if !self.exports.unchanged(read.remote.rkey, seq) => Err(outcome::DENIED),
+            Ok(n) if !process => Ok(n as u64),
+            other => self.out_of_process(other)?,
+        };
+        let code = match result {
+            Ok(n) if read.done + n < read.len => {
+                self.reads[at].done += n;
+                return Ok(());
+            }
+            Ok(_) if self.peer_closed() || (process && self.is_gone()) => return Err(self.gone()),
+            Ok(_) => outcome::OK,
+            Err(code) => code,
+        };
+        self.reads.remove(at);
+        let result = self.result("READ", code, read.remote, read.len);
+        events.push(Event::Done { ep: self.ep, wr: read.wr, result });
+        Ok(())
+    }
+
+    /// A slot of ours holds the next bytes of a job, if that is still what comes next.
+    fn slot_filled(&mut self, core: &mut Core, op: u64, done: u64, n: usize) {
+        let Some(mut job) = self.out.jobs.front().copied() else { return };
+        if (job.op, job.done) != (op, done) {
+            return;
+        }
+        if let Some(key) = job.rkey
+            && core.exports.check(self.ep, key, job.addr, job.len, Access::REMOTE_READ).is_none()
+        {
+            return; // The next look at it finds the same.
+        }
+        self.out.filled(&job, n);
+        self.tx.control().stream_put.store(self.out.put, Ordering::Release);
+        self.dirty = true;
+        job.done += n as u64;
+        if job.done == job.len {
+            self.out_done(job);
+        } else if let Some(front) = self.out.jobs.front_mut() {
+            *front = job;
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Peers known by an address alone: the connection tells their name.
+
+use std::collections::BTreeMap;
+
+use super::*;
+
+/// Routes of this and higher numbers lead to peers whose name is not known yet: the engine's indices
+/// never have this generation.
+const UNNAMED: u32 = 0xFFF0_0000;
+/// Most such peers at a time.
+const MAX_UNNAMED: usize = 4096;
+
+/// A peer that is being asked for its name.
+pub(super) struct Meeting {
+    /// Until then it is tried again.
+    deadline: Instant,
+    /// What the last try met.
+    last: Option<Status>,
+    /// Somebody waits for the outcome, and takes it.
+    awaited: bool,
+    outcome: Option<Result<String, Status>>,
+}
+
+/// Those under way.
+#[derive(Default)]
+pub(super) struct Meetings {
+    all: BTreeMap<u32, Meeting>,
+    next: u32,
+}
+
+impl Core {
+    /// Whether this route leads to a peer without a name.
+    pub(super) fn is_unnamed(route: u32) -> bool {
+        route >= UNNAMED
+    }
+
+    /// Begins to connect to a peer whose name is not known.
+    fn meet(
+        &mut self,
+        addrs: Vec<std::net::SocketAddr>,
+        text: &str,
+        limit: Duration,
+        awaited: bool,
+    ) -> Result<u32, Status> {
+        if self.meetings.all.len() >= MAX_UNNAMED {
+            let text =
+                format!("{MAX_UNNAMED} addresses wait for their peer's name, more are not allowed");
+            return Err(Status::new(Code::ResourceExhausted, text));
+        }
+        let id = UNNAMED | self.meetings.next;
+        self.meetings.next = self.meetings.next.wrapping_add(1) & !UNNAMED;
+        let now = Instant::now();
+        let meeting = Meeting { deadline: now + limit, last: None, awaited, outcome: None };
+        self.meetings.all.insert(id, meeting);
+        let route = Route {
+            addrs,
+            text: text.to_owned(),
+            wanted: true,
+            next_try: Some(now),
+            ..Route::default()
+        };
+        self.world.routes.insert(id, route);
+        self.world.tries = true;
+        Ok(id)
+    }
+
+    /// It has told its name: from now on its addresses are that peer's.
+    pub(super) fn met(&mut self, id: u32, name: &str, peer: u32) {
+        let Some(found) = self.world.routes.remove(&id) else { return };
+        let route = self.world.routes.entry(peer).or_default();
+        (route.addrs, route.text, route.dialled) = (found.addrs, found.text, found.dialled);
+        self.met_so(id, Ok(name.to_owned()));
+    }
+
+    fn met_so(&mut self, id: u32, outcome: Result<String, Status>) {
+        match self.meetings.all.get_mut(&id) {
+            Some(meeting) if meeting.awaited => meeting.outcome = Some(outcome),
+            _ => drop(self.meetings.all.remove(&id)),
+        }
+        self.engine.poke();
+    }
+
+    /// A try failed; when the next one is due.
+    pub(super) fn not_met(&mut self, id: u32, status: Status, retryable: bool, pause: Duration) {
+        let Some(route) = self.world.routes.get_mut(&id) else { return };
+        route.dialing = false;
+        let next = Instant::now() + pause;
+        let text = route.text.clone();
+        let Some(meeting) = self.meetings.all.get_mut(&id) else { return };
+        if retryable && next < meeting.deadline {
+            meeting.last = Some(status);
+            route.next_try = Some(next);
+            self.world.tries = true;
+            return;
+        }
+        log::info(format_args!("no peer met at {text}: {status}"));
+        self.world.routes.remove(&id);
+        self.met_so(id, Err(status));
+    }
+
+    /// Gives up; what the last try met.
+    fn part(&mut self, id: u32) -> Option<Status> {
+        if self.world.routes.remove(&id).is_some_and(|route| route.dialing) {
+            self.boot.cancel(u64::from(id));
+        }
+        self.meetings.all.remove(&id)?.last
+    }
+}
+
+impl Manager {
+    /// Connects to whoever listens there, and makes it known by the name that it tells. `limit` `None`:
+    /// returns at once, and tries for as long as an operation may take.
+    pub fn add_peer_at(
+        &self,
+        address: &str,
+        limit: Option<Duration>,
+    ) -> Result<Option<String>, Status> {
+        if limit.is_some() {
+            self.refuse_inside("rdma_mgr_meet")?;
+        }
+        let addrs = crate::bootstrap::resolve(address)?;
+        let time = limit.unwrap_or(Duration::from_millis(self.config.timeout_ms));
+        let id = self.call(|core| core.meet(addrs, address, time, limit.is_some()))?;
+        let Some(limit) = limit else { return Ok(None) };
+        let waiter = Arc::new(Waiter::default());
+        let outcome = || {
+            let mut core = self.core.lock();
+            core.meetings.all.get_mut(&id).and_then(|m| m.outcome.take())
+        };
+        let mut found = None;
+        self.block(&waiter, Some(limit), || {
+            found = outcome();
+            found.is_some()
+        });
+        let last = self.core.lock().part(id);
+        match found {
+            Some(Ok(name)) => Ok(Some(name)),
+            Some(Err(mut status)) => {
+                status.message = format!("no peer met at {address}: {}", status.message);
+                Err(status)
+            }
+            None => {
+                self.refuse_closing()?;
+                let why = last.map_or_else(|| "no answer".to_owned(), |s| s.message);
+                let text = format!("no peer met at {address} after {}: {why}", seconds(limit));
+                Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
+            }
+        }
+    }
+
+    /// Gives this manager another name, as long as nobody has heard the old one.
+    pub fn set_name(&self, name: &str) -> Result<(), Status> {
+        self.call(|core| {
+            core.boot.rename(name)?;
+            let known = core.engine.find_peer(name).is_some();
+            let connected = core.engine.peers().any(|p| p.incarnation != [0; 16]);
+            if known || connected {
+                core.boot.rename(&core.engine.name.clone())?;
+                let text = match known {
+                    true => format!("'{name}' is the name of a peer"),
+                    false => {
+                        "the manager has been connected, allowed is a new name before the first \
+                              connection"
+                            .to_owned()
+                    }
+                };
+                return Err(Status::new(Code::FailedPrecondition, text));
+            }
+            core.world.name = name.to_owned();
+            core.engine.rename(name);
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,95 @@
+//! An adapter that leaves its copies to be made outside, as a manager has it, behind the face of one
+//! that does not: the whole suite runs over it too.
+
+use std::os::fd::{OwnedFd, RawFd};
+
+use rdma_transport::fabric::moves::MOVE_MAX;
+use rdma_transport::fabric::{
+    Access, Adapter, Caps, EpId, Event, Mem, Mr, PoolSegment, PostError, Remote,
+};
+use rdma_transport::status::Status;
+
+/// See the module's text.
+pub struct Left(Box<dyn Adapter>);
+
+impl Left {
+    /// Asks for it.
+    pub fn new(mut adapter: Box<dyn Adapter>) -> Left {
+        adapter.leave_moves();
+        Left(adapter)
+    }
+}
+
+impl Adapter for Left {
+    fn caps(&self) -> &Caps {
+        self.0.caps()
+    }
+    unsafe fn register(&mut self, addr: u64, len: u64, access: Access) -> Result<Mr, Status> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.register(addr, len, access) }
+    }
+    fn deregister(&mut self, mr: Mr) -> Result<(), Status> {
+        self.0.deregister(mr)
+    }
+    fn add_pool(&mut self, segment: PoolSegment) -> Result<(), Status> {
+        self.0.add_pool(segment)
+    }
+    fn create(&mut self, peer: &str) -> Result<EpId, Status> {
+        self.0.create(peer)
+    }
+    fn address(&self, ep: EpId) -> Result<Vec<u8>, Status> {
+        self.0.address(ep)
+    }
+    fn connect(
+        &mut self,
+        ep: EpId,
+        remote: &[u8],
+        active: bool,
+        sock: Option<OwnedFd>,
+    ) -> Result<(), Status> {
+        self.0.connect(ep, remote, active, sock)
+    }
+    fn send(&mut self, ep: EpId, parts: &[&[u8]]) -> Result<(), PostError> {
+        self.0.send(ep, parts)
+    }
+    fn write(
+        &mut self,
+        ep: EpId,
+        wr: u64,
+        local: Mem,
+        remote: Remote,
+        imm: Option<u32>,
+    ) -> Result<(), PostError> {
+        self.0.write(ep, wr, local, remote, imm)
+    }
+    fn read(&mut self, ep: EpId, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError> {
+        self.0.read(ep, wr, local, remote)
+    }
+    fn flush(&mut self) {
+        self.0.flush();
+    }
+    fn poll(&mut self, events: &mut Vec<Event>) {
+        self.0.poll(events);
+        let mut left = MOVE_MAX;
+        while left > 0
+            && let Some(one) = self.0.take_move(events)
+        {
+            let done = one.run();
+            left = left.saturating_sub(done.result.as_ref().map_or(0, |&n| n).max(4096));
+            self.0.moved(done, events);
+        }
+        self.0.flush();
+    }
+    fn arm(&mut self) -> bool {
+        self.0.arm()
+    }
+    fn fd(&self) -> Option<RawFd> {
+        self.0.fd()
+    }
+    fn progress_mark(&self, ep: EpId) -> u64 {
+        self.0.progress_mark(ep)
+    }
+    fn destroy(&mut self, ep: EpId) {
+        self.0.destroy(ep);
+    }
+}

@@ -1,0 +1,275 @@
+//! Memory that pages in slowly holds up what is in it, and nothing else: other peers' transfers,
+//! calls and deadlines of the same managers go on.
+//!
+//! The memory's faults are served by nobody (userfaultfd) until the test serves them. Where that is
+//! not allowed, which root is, the tests skip.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rdma_transport::api::*;
+use rdma_transport::config::Config;
+use rdma_transport::fabric::ProviderKind;
+use rdma_transport::manager::Manager;
+use rdma_transport::status::{Code, Status};
+
+#[path = "support/skip.rs"]
+mod skip;
+
+const LONG: Duration = Duration::from_secs(20);
+const BIG: usize = 4 << 20;
+const SMALL: usize = 4096;
+const KINDS: [ProviderKind; 3] = [ProviderKind::Loopback, ProviderKind::Shm, ProviderKind::Tcp];
+
+const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+const UFFDIO_ZEROPAGE: libc::c_ulong = 0xc020_aa04;
+
+/// Pages that are not there until `serve`.
+struct Slow {
+    fd: OwnedFd,
+    addr: u64,
+    len: usize,
+}
+
+impl Slow {
+    /// `None`: not allowed here.
+    fn new(len: usize) -> Option<Slow> {
+        // SAFETY: no pointer is passed.
+        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) };
+        if fd < 0 {
+            return None;
+        }
+        // SAFETY: a fresh descriptor.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+        let (prot, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a fresh mapping.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), len, prot, flags, -1, 0) };
+        assert_ne!(at, libc::MAP_FAILED);
+        let mut api = [0xAAu64, 0, 0];
+        // SAFETY: the structures of these requests, which live through the calls.
+        let ok = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_API, api.as_mut_ptr()) } == 0;
+        // Range, mode "missing", and what is possible then.
+        let mut register = [at as u64, len as u64, 1, 0];
+        // SAFETY: as above.
+        let done = unsafe { libc::ioctl(fd.as_raw_fd(), UFFDIO_REGISTER, register.as_mut_ptr()) };
+        (ok && done == 0).then_some(Slow { fd, addr: at as u64, len })
+    }
+
+    /// Zeros for everybody who waits, and from now on.
+    fn serve(&self) {
+        let mut zero = [self.addr, self.len as u64, 0, 0];
+        // SAFETY: the structure of this request, which lives through the call.
+        let rc = unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_ZEROPAGE, zero.as_mut_ptr()) };
+        assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
+    }
+
+    /// A page of it is asked for.
+    fn wait_for_fault(&self) {
+        let mut entry = libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one entry.
+        let n = unsafe { libc::poll(&mut entry, 1, LONG.as_millis() as i32) };
+        assert_eq!(n, 1, "nobody touches the memory");
+    }
+
+    fn tensor(&self) -> Tensor {
+        tensor(self.addr, self.len)
+    }
+}
+
+fn slow(len: usize) -> Option<Slow> {
+    let slow = Slow::new(len);
+    if slow.is_none() {
+        skip::skip("userfaultfd is not allowed here");
+    }
+    slow
+}
+
+fn tensor(addr: u64, len: usize) -> Tensor {
+    let mut meta = Meta { dtype: 1, nbytes: len as u64, ..Default::default() };
+    meta.dims.push(len as i64);
+    Tensor { meta, addr, device: 0 }
+}
+
+/// A manager that a second thread turns, too, since its own may be the one that waits for memory.
+struct Node {
+    m: Arc<Manager>,
+    stop: Arc<AtomicBool>,
+    turner: Option<JoinHandle<()>>,
+}
+
+impl Node {
+    fn new(name: &str, kind: ProviderKind) -> Node {
+        // A connection whose memory waits may be silent for as long as that takes.
+        let peer_timeout_ms = 120_000;
+        let config = Config {
+            name: name.into(),
+            provider: Some(kind),
+            peer_timeout_ms,
+            ..Config::default()
+        };
+        let m = Manager::new(config).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let (own, until) = (m.clone(), stop.clone());
+        let turner = std::thread::spawn(move || {
+            while !until.load(Ordering::SeqCst) {
+                own.progress().unwrap();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        Node { m, stop, turner: Some(turner) }
+    }
+
+    fn knows(&self, other: &Node) {
+        self.m.import_address(&other.m.export_address().unwrap()).unwrap();
+    }
+
+    fn end(mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.turner.take().unwrap().join().unwrap();
+        self.m.destroy().unwrap();
+    }
+}
+
+type Ended<T> = mpsc::Receiver<Result<T, Status>>;
+
+fn send(m: &Manager, key: &[u8], tensor: Tensor) -> Ended<()> {
+    let (tx, rx) = mpsc::channel();
+    let done: SendDone = Box::new(move |result, _| drop(tx.send(result)));
+    // SAFETY: the callers' memory outlives the managers.
+    unsafe { m.send(key, 1, tensor, None, Some(done)) }.unwrap();
+    rx
+}
+
+fn recv(m: &Manager, peer: &str, key: &[u8], target: Target, limit: Duration) -> Ended<Vec<u8>> {
+    let (tx, rx) = mpsc::channel();
+    let done: RecvDone = Box::new(move |result, _| {
+        // SAFETY: memory of the library, or the test's, of this length.
+        let bytes = |t: &Tensor| unsafe {
+            std::slice::from_raw_parts(t.addr as *const u8, t.meta.nbytes as usize).to_vec()
+        };
+        drop(tx.send(result.map(bytes)));
+    });
+    let options = RecvOptions { timeout: Some(limit), target, device: 0, keep: false };
+    // SAFETY: as above.
+    unsafe { m.recv_async(Some(peer), key, 1, options, done) }.unwrap();
+    rx
+}
+
+/// Transfers between the others and with `m`, and deadlines of `m`, while something in it is stuck.
+fn goes_on(m: &Manager, name: &str, other: &Manager, what: &str) {
+    for (round, len) in [SMALL, BIG].into_iter().enumerate() {
+        let data = vec![7u8 + round as u8; len];
+        for (from, to, source) in [(m, other, name), (other, m, "other")] {
+            let key = format!("{name}-{round}-{source}");
+            let sent = send(from, key.as_bytes(), tensor(data.as_ptr() as u64, len));
+            let got = recv(to, source, key.as_bytes(), Target::Library, LONG);
+            let got = got.recv_timeout(LONG).unwrap_or_else(|e| panic!("{what}: {key}: {e}"));
+            assert!(got.unwrap() == data, "{what}");
+            sent.recv_timeout(LONG).unwrap().unwrap();
+        }
+    }
+    let never = recv(m, "other", b"never", Target::Library, Duration::from_millis(200));
+    let status = never.recv_timeout(LONG).expect(what).unwrap_err();
+    assert_eq!(status.code, Code::DeadlineExceeded, "{what}: {status}");
+}
+
+/// `a` sends to `b`, `other` has to do with both.
+fn three(kind: ProviderKind) -> (Node, Node, Node) {
+    let (a, b, other) = (Node::new("a", kind), Node::new("b", kind), Node::new("other", kind));
+    b.knows(&a);
+    a.knows(&other);
+    b.knows(&other);
+    for (m, peer) in [(&b, "a"), (&a, "other"), (&b, "other")] {
+        m.m.connect(peer, Some(LONG)).unwrap();
+    }
+    (a, b, other)
+}
+
+#[test]
+fn r19_a_slow_source_holds_up_its_own_transfer_only() {
+    for kind in KINDS {
+        let Some(source) = slow(BIG) else { return };
+        let (a, b, other) = three(kind);
+        let sent = send(&a.m, b"slow", source.tensor());
+        let got = recv(&b.m, "a", b"slow", Target::Library, LONG);
+        source.wait_for_fault();
+        goes_on(&a.m, "a", &other.m, &format!("{kind:?}, the sender"));
+        goes_on(&b.m, "b", &other.m, &format!("{kind:?}, the receiver"));
+        assert!(sent.try_recv().is_err() && got.try_recv().is_err());
+        source.serve();
+        assert!(got.recv_timeout(LONG).unwrap().unwrap() == vec![0; BIG], "{kind:?}");
+        sent.recv_timeout(LONG).unwrap().unwrap();
+        [b, a, other].into_iter().for_each(Node::end);
+    }
+}
+
+#[test]
+fn r19_a_slow_destination_holds_up_its_own_transfer_only() {
+    for kind in KINDS {
+        let Some(dst) = slow(BIG) else { return };
+        let (a, b, other) = three(kind);
+        let data = vec![3u8; BIG];
+        let sent = send(&a.m, b"slow", tensor(data.as_ptr() as u64, BIG));
+        let target = Target::Given { addr: dst.addr, len: BIG as u64 };
+        let got = recv(&b.m, "a", b"slow", target, LONG);
+        dst.wait_for_fault();
+        goes_on(&a.m, "a", &other.m, &format!("{kind:?}, the sender"));
+        goes_on(&b.m, "b", &other.m, &format!("{kind:?}, the receiver"));
+        assert!(got.try_recv().is_err());
+        // Zeros come where a page was waited for, and elsewhere, before the content.
+        dst.serve();
+        assert!(got.recv_timeout(LONG).unwrap().unwrap() == data, "{kind:?}");
+        sent.recv_timeout(LONG).unwrap().unwrap();
+        [b, a, other].into_iter().for_each(Node::end);
+    }
+}
+
+#[test]
+fn r19_memory_comes_back_only_when_no_copy_touches_it() {
+    for kind in KINDS {
+        let Some(dst) = slow(BIG) else { return };
+        let (a, b, other) = three(kind);
+        let data = vec![3u8; BIG];
+        let _sent = send(&a.m, b"slow", tensor(data.as_ptr() as u64, BIG));
+        let target = Target::Given { addr: dst.addr, len: BIG as u64 };
+        let limit = Duration::from_millis(500);
+        let got = recv(&b.m, "a", b"slow", target, limit);
+        dst.wait_for_fault();
+        // Its deadline passes. The copy that waits for the page would still write to it.
+        let never = recv(&b.m, "a", b"never", Target::Library, 2 * limit);
+        assert!(never.recv_timeout(LONG).unwrap().is_err());
+        assert!(got.try_recv().is_err(), "{kind:?}: given back while it is written");
+        dst.serve();
+        let status = got.recv_timeout(LONG).unwrap().unwrap_err();
+        assert_eq!(status.code, Code::DeadlineExceeded, "{kind:?}: {status}");
+        // SAFETY: the mapping is alive.
+        unsafe { (dst.addr as *mut u8).write_bytes(9, BIG) };
+        goes_on(&b.m, "b", &other.m, "afterwards");
+        // SAFETY: as above.
+        let bytes = unsafe { std::slice::from_raw_parts(dst.addr as *const u8, BIG) };
+        assert!(bytes.iter().all(|&b| b == 9), "{kind:?}: written afterwards");
+        [b, a, other].into_iter().for_each(Node::end);
+    }
+}
+
+#[test]
+fn r19_a_slow_source_of_a_message_holds_up_its_own_call_only() {
+    for kind in KINDS {
+        let Some(source) = slow(SMALL) else { return };
+        let (a, b, other) = three(kind);
+        let (from, tensor) = (a.m.clone(), source.tensor());
+        let call = std::thread::spawn(move || send(&from, b"slow", tensor));
+        source.wait_for_fault();
+        goes_on(&a.m, "a", &other.m, &format!("{kind:?}"));
+        let got = recv(&b.m, "a", b"slow", Target::Library, LONG);
+        source.serve();
+        assert!(got.recv_timeout(LONG).unwrap().unwrap() == vec![0; SMALL]);
+        call.join().unwrap().recv_timeout(LONG).unwrap().unwrap();
+        [b, a, other].into_iter().for_each(Node::end);
+    }
+}
