@@ -3,7 +3,7 @@
 #include <pthread.h>
 
 enum { ANSWER_NOW, ANSWER_LATER, ANSWER_FAIL, ANSWER_NEVER };
-static int mode;
+static atomic_int mode; // read by the progress thread
 static _Atomic int asked, held;
 static rdma_response_t held_id[4096];
 static char held_key[4096][64];

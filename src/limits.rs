@@ -10,6 +10,8 @@ use crate::engine::slab::CAPACITY;
 use crate::observe;
 use crate::protocol::message;
 
+/// Handshakes that others began.
+pub const HANDSHAKES: usize = 256;
 /// Live connections of one peer. Two come about when both sides dial at once, and a third while an old one
 /// is not yet found dead.
 pub const CHANNELS_PER_PEER: usize = 4;
@@ -97,6 +99,13 @@ const fn limit(what: &'static str, per_peer: Bound, in_all: Bound, at: &'static 
 
 /// All of them.
 pub const LIMITS: &[Limit] = &[
+    limit(
+        "handshakes that others began",
+        Follows,
+        Number(HANDSHAKES),
+        "one that has not proved the secret ends for another: of the source with the most, the one that \
+         has not got on for longest",
+    ),
     limit(
         "connections",
         Number(CHANNELS_PER_PEER),

@@ -4,6 +4,10 @@
 //! holds a lock: code that may log with a lock held is bracketed by a [`Deferred`], and its
 //! messages reach the callback when the outermost bracket ends. The ABI layer brackets each call;
 //! threads of the library bracket each turn of their loop.
+//!
+//! Each place that logs is limited, so that nobody who causes a line can flood the log: see `limit`.
+
+mod limit;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -12,6 +16,7 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use parking_lot::RwLock;
 
@@ -119,37 +124,61 @@ pub fn enabled(level: Level) -> bool {
 }
 
 /// Logs a failure.
+#[track_caller]
 pub fn error(args: fmt::Arguments<'_>) {
     log(Level::Error, args);
 }
 
 /// Logs a surprise.
+#[track_caller]
 pub fn warn(args: fmt::Arguments<'_>) {
     log(Level::Warn, args);
 }
 
 /// Logs a decision or a change of state.
+#[track_caller]
 pub fn info(args: fmt::Arguments<'_>) {
     log(Level::Info, args);
 }
 
 /// Logs a detail.
+#[track_caller]
 pub fn debug(args: fmt::Arguments<'_>) {
     log(Level::Debug, args);
 }
 
-/// Logs a message.
+/// Logs a message, unless the place that calls this has logged too much.
+#[track_caller]
 pub fn log(level: Level, args: fmt::Arguments<'_>) {
     if !enabled(level) {
         return;
     }
+    let place = std::panic::Location::caller();
+    if let Some(text) = limit::admit(place, level, Instant::now(), || args.to_string()) {
+        emit(level, text);
+    }
+}
+
+/// Tells of lines that were left out, once the flood is over; true: there are more to be told later.
+pub fn settle() -> bool {
+    for (level, text) in limit::settle(Instant::now()) {
+        emit(level, text);
+    }
+    limit::owes()
+}
+
+/// Whether [`settle`] is to be called before long.
+pub fn owes() -> bool {
+    limit::owes()
+}
+
+fn emit(level: Level, text: String) {
     let Some(callback) = CALLBACK.read().clone() else {
         // One write, so that lines of threads do not mix. A closed stderr is no reason to fail.
-        let line = format!("rdma_transport {}: {args}\n", level.name());
+        let line = format!("rdma_transport {}: {text}\n", level.name());
         let _ = std::io::stderr().write_all(line.as_bytes());
         return;
     };
-    let text = args.to_string();
     let when = LOCAL.with(|local| match (local.delivering.get(), local.depth.get()) {
         (true, _) => When::Never,
         (false, 0) => When::Now,

@@ -87,6 +87,15 @@ pub(super) fn is_loopback(addr: &SocketAddr) -> bool {
     addr.ip().to_canonical().is_loopback()
 }
 
+/// Where a connection comes from, as far as one attacker can be told from another: its address, of IPv6
+/// the network of 64 bits, in which a host may take any.
+pub(super) fn source(addr: &SocketAddr) -> IpAddr {
+    match addr.ip().to_canonical() {
+        IpAddr::V6(ip) => Ipv6Addr::from(u128::from(ip) & !u128::from(u64::MAX)).into(),
+        v4 => v4,
+    }
+}
+
 pub(super) fn put(w: &mut Writer<'_>, addr: &SocketAddr) {
     match addr.ip() {
         IpAddr::V4(ip) => w.u8(4).bytes(&ip.octets()),

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use crate::fabric::{EpId, ProviderKind};
+use crate::local_fd::Local;
 use crate::status::{Code, Reason, Status};
 
 use super::endpoint::Attempt;
@@ -62,10 +63,11 @@ impl Success {
 pub(super) struct Conn {
     id: u64,
     pub addr: SocketAddr,
-    pub started: Instant,
+    started: Instant,
+    got_on: Instant,
     deadline: Instant,
     phase: Phase,
-    stream: Option<TcpStream>,
+    stream: Option<Local<TcpStream>>,
     interest: u32,
     reader: FrameReader,
     sent: usize,
@@ -85,6 +87,7 @@ impl Conn {
     ) -> io::Result<Conn> {
         let (phase, interest) =
             if connected { (Phase::Handshaking, READ) } else { (Phase::Connecting, WRITE) };
+        let stream = Local::new(stream);
         // Frames are small and each waits for the other side's.
         stream.set_nodelay(true)?;
         epoll.add(&stream, interest, id)?;
@@ -92,6 +95,7 @@ impl Conn {
             id,
             addr,
             started: now,
+            got_on: now,
             deadline,
             phase,
             stream: Some(stream),
@@ -122,10 +126,19 @@ impl Conn {
         }
     }
 
-    /// A connection whose far end may be anybody: it has not said HELLO, or not proved that it knows
-    /// the secret.
+    /// A connection whose far end may be anybody: it has not proved that it knows the secret.
     pub(super) fn is_stranger(&self) -> bool {
-        matches!(self.phase, Phase::Handshaking) && !self.hs.is_trusted()
+        matches!(self.phase, Phase::Handshaking | Phase::Opening(..)) && !self.hs.has_proved()
+    }
+
+    /// It has not said HELLO.
+    pub(super) fn is_silent(&self) -> bool {
+        matches!(self.phase, Phase::Handshaking) && self.hs.is_anonymous()
+    }
+
+    /// When it last got on: was accepted, or said what it had to say next.
+    pub(super) fn got_on(&self) -> Instant {
+        self.got_on
     }
 
     /// What is missing, for messages.
@@ -263,16 +276,36 @@ impl Conn {
             if self.hs.finished() {
                 return if flushed { self.finish(epoll, ctx) } else { Ok(None) };
             }
+            if self.hs.is_deciding() {
+                self.still_there()?;
+                return Ok(None);
+            }
             let Some(stream) = &mut self.stream else { return Ok(None) };
-            let frame = self.reader.next(stream).map_err(|broken| match broken {
+            let frame = self.reader.next(&mut **stream).map_err(|broken| match broken {
                 Broken::Gone(status) | Broken::Foreign(status) => Failure { status, tell: false },
                 Broken::Malformed(status) => status.into(),
             })?;
             match frame {
-                Some(frame) => self.hs.on_frame(ctx, frame)?,
+                Some(frame) => {
+                    self.hs.on_frame(ctx, frame)?;
+                    self.got_on = ctx.now;
+                }
                 None => return Ok(None),
             }
         }
+    }
+
+    /// While no frame is read: whether the far end is still there.
+    fn still_there(&self) -> Result<(), Failure> {
+        let Some(stream) = &self.stream else { return Ok(()) };
+        let why = match stream.peek(&mut [0]) {
+            Ok(0) => "it closed the connection during the handshake".to_owned(),
+            Err(e) if !matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                format!("the connection broke during the handshake: {e}")
+            }
+            _ => return Ok(()),
+        };
+        Err(Failure { status: Status::gone(why), tell: false })
     }
 
     /// Returns whether everything is out.
@@ -300,6 +333,8 @@ impl Conn {
             Phase::Connecting => WRITE,
             // What follows READY belongs to the tcp provider: it is not even looked at.
             _ if self.hs.finished() => WRITE,
+            // Nothing is read before the manager has decided: what came would be ready all the time.
+            _ if self.hs.is_deciding() => u32::from(unsent) * WRITE,
             _ if unsent => READ | WRITE,
             _ => READ,
         };
@@ -316,7 +351,7 @@ impl Conn {
         };
         // The descriptor lives on with its new owner; if this fails it was not watched.
         let _ = epoll.remove(&stream);
-        let sock = OwnedFd::from(stream);
+        let sock = OwnedFd::from(stream.into_inner());
         if attempt.kind != ProviderKind::Tcp {
             let Attempt { kind, ep, reason, .. } = attempt;
             return Ok(Some(Success { hello, kind, reason, ep, sock: Some(sock) }));

@@ -2,10 +2,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
+use foldhash::HashMap;
+
+use crate::local_fd::Local;
 use crate::status::{Code, Reason, Status};
 
 use super::conn::{Conn, Outcome};
@@ -18,9 +21,13 @@ use super::{
 /// Most listeners of one manager.
 const MAX_LISTENERS: usize = 16;
 /// Pause of accepting at a bound, of handshakes or of descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
-/// Age at which a connection that has not introduced itself may make room for a new one.
-const EVICT_AGE: Duration = Duration::from_secs(1);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(5);
+/// A connection that has said nothing yet keeps its place so long, whoever wants it: an honest one says
+/// HELLO at once.
+const SILENT_STAY: Duration = Duration::from_millis(5);
+/// One that got on keeps its place so long since then: many honest peers that start together wait
+/// for each other rather than push each other out.
+const STAY: Duration = Duration::from_millis(50);
 /// Connections accepted from one listener in one poll.
 const ACCEPT_BATCH: usize = 64;
 /// Least time for one of several addresses.
@@ -36,7 +43,7 @@ struct Dial {
 }
 
 struct Listener {
-    socket: TcpListener,
+    socket: Local<TcpListener>,
     bound: SocketAddr,
 }
 
@@ -125,7 +132,7 @@ impl Bootstrap {
     }
 
     fn bind(&mut self, addr: SocketAddr) -> io::Result<SocketAddr> {
-        let socket = TcpListener::bind(addr)?;
+        let socket = Local::new(TcpListener::bind(addr)?);
         socket.set_nonblocking(true)?;
         let bound = socket.local_addr()?;
         let id = self.new_id();
@@ -165,6 +172,11 @@ impl Bootstrap {
             host_id: id.host_id,
             addrs: self.shared.addrs.clone(),
         }
+    }
+
+    /// Both sides of every connection prove that they know a secret.
+    pub fn has_secret(&self) -> bool {
+        self.shared.config.secret.is_some()
     }
 
     /// Another name for this manager, as long as no handshake is telling the old one.
@@ -266,11 +278,13 @@ impl Bootstrap {
                 ready.push(id);
             }
         }
+        // Who has something to say gets on before somebody new could push it out.
+        for &id in ready.iter().filter(|id| self.entries.contains_key(id)).collect::<Vec<_>>() {
+            self.step(id, now, neg, events);
+        }
         for &id in &ready {
             if self.listeners.contains_key(&id) {
                 self.accept(id, now, neg, events);
-            } else {
-                self.step(id, now, neg, events);
             }
         }
         self.ready = ready;
@@ -344,7 +358,10 @@ impl Bootstrap {
                 Err(e) if out_of_resources(&e) => {
                     let status = Status::os("accept", &e);
                     events.push(BootEvent::Rejected { addr: None, status });
-                    return self.pause(now);
+                    // Strangers may be what took the descriptors.
+                    if !self.evict(now, neg, events) {
+                        return self.pause(now);
+                    }
                 }
                 // The connection broke before it was accepted: the next one.
                 Err(_) => {}
@@ -364,8 +381,7 @@ impl Bootstrap {
         Ok(id)
     }
 
-    /// Whether another incoming handshake may begin. At the bound, one that lingers or that has
-    /// proved nothing for a while makes room.
+    /// Whether another incoming handshake may begin. At the bound, one ends for it.
     fn make_room(
         &mut self,
         now: Instant,
@@ -373,22 +389,47 @@ impl Bootstrap {
         events: &mut Vec<BootEvent>,
     ) -> bool {
         let incoming = self.entries.values().filter(|e| e.dial.is_none()).count();
-        if incoming < self.shared.config.max_handshakes {
-            return true;
+        incoming < self.shared.config.max_handshakes || self.evict(now, neg, events)
+    }
+
+    /// Which incoming handshake ends for another: one that lingers; else, of the source that has the
+    /// most, the one that has not got on for longest. So a crowd pushes out its own, and who goes
+    /// through the handshake step by step is the last to be pushed. Nobody is at once.
+    fn victim(&self, now: Instant) -> Option<u64> {
+        let incoming = || self.entries.iter().filter(|(_, e)| e.dial.is_none());
+        if let Some((&id, _)) = incoming().find(|(_, e)| e.conn.is_lingering()) {
+            return Some(id);
         }
-        let idle = self.entries.iter().find(|(_, e)| {
-            let stranger = e.conn.is_stranger() && now >= e.conn.started + EVICT_AGE;
-            e.dial.is_none() && (stranger || e.conn.is_lingering())
+        let strangers = || incoming().filter(|(_, e)| e.conn.is_stranger());
+        let mut counts: HashMap<IpAddr, usize> = HashMap::default();
+        for (_, e) in strangers() {
+            *counts.entry(addr::source(&e.conn.addr)).or_default() += 1;
+        }
+        let (crowd, _) = counts.into_iter().max_by_key(|&(ip, n)| (n, ip))?;
+        let of_crowd = strangers().filter(|(_, e)| addr::source(&e.conn.addr) == crowd);
+        let due = of_crowd.filter(|(_, e)| {
+            let stay = if e.conn.is_silent() { SILENT_STAY } else { STAY };
+            now >= e.conn.got_on() + stay
         });
-        let Some((&id, _)) = idle else { return false };
-        let Some(mut entry) = self.entries.remove(&id) else { return true };
+        due.min_by_key(|(_, e)| e.conn.got_on()).map(|(&id, _)| id)
+    }
+
+    /// Ends one handshake for another; false if there is none that may be ended now.
+    fn evict(
+        &mut self,
+        now: Instant,
+        neg: &mut dyn Negotiator,
+        events: &mut Vec<BootEvent>,
+    ) -> bool {
+        let Some(id) = self.victim(now) else { return false };
+        let Some(mut entry) = self.entries.remove(&id) else { return false };
         if !entry.conn.is_lingering() {
             let status = Status::new(
                 Code::ResourceExhausted,
                 format!(
                     "{} missing, and {} handshakes are under way: it made room for another",
                     entry.conn.awaits(),
-                    self.shared.config.max_handshakes
+                    self.entries.len() + 1
                 ),
             );
             let ctx = &mut Ctx { shared: &self.shared, now, neg };

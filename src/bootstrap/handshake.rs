@@ -1,7 +1,7 @@
 //! The handshake as a state machine: frames in, bytes out, no socket.
 
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::status::{Code, Reason, Status};
 use crate::wire::Reader;
@@ -43,9 +43,14 @@ enum State {
     Ack,
     /// Before the peer's AUTH.
     Auth,
+    /// The manager finds out whether the peer may have its name.
+    Claim,
     /// ENDPOINT, DOWNGRADE, READY.
     Endpoints,
 }
+
+/// So long a newcomer waits while the one who has its name is asked for a sign of life.
+const CLAIM_TIME: Duration = Duration::from_secs(1);
 
 /// Why a handshake ended, and whether the peer should hear of it.
 #[derive(Debug)]
@@ -70,6 +75,9 @@ pub(super) struct Handshake {
     expect: Option<Expect>,
     peer: Option<PeerHello>,
     rounds: Option<Rounds>,
+    claim_until: Option<Instant>,
+    /// The peer's proof of the secret was checked.
+    proved: bool,
     /// Either side has the checksum option.
     checksum: bool,
 }
@@ -100,6 +108,8 @@ impl Handshake {
             expect,
             peer: None,
             rounds: None,
+            claim_until: None,
+            proved: false,
             checksum: false,
         })
     }
@@ -206,6 +216,7 @@ impl Handshake {
         let keys = self.out.keys.as_ref();
         let keys = keys.ok_or_else(|| Status::internal("AUTH without keys"))?;
         keys.verify_proof(!self.out.active, frame.body())?;
+        self.proved = true;
         if !self.out.active {
             self.send_proof();
         }
@@ -214,10 +225,29 @@ impl Handshake {
 
     /// The peer is who it claims to be, as far as can be known.
     fn trusted(&mut self, ctx: &mut Ctx<'_>) -> Result<(), Status> {
+        self.state = State::Claim;
+        self.claim_until = Some(ctx.now + CLAIM_TIME);
+        self.decide(ctx)
+    }
+
+    /// Asks the manager whether the peer may come in, and goes on if it may.
+    fn decide(&mut self, ctx: &mut Ctx<'_>) -> Result<(), Status> {
         let (Some(rounds), Some(peer)) = (&mut self.rounds, &self.peer) else {
             return Err(Status::internal("handshake without a peer"));
         };
-        ctx.neg.check(peer)?;
+        match ctx.neg.check(peer, self.proved) {
+            Some(answer) => answer?,
+            None if self.claim_until.is_some_and(|at| ctx.now < at) => return Ok(()),
+            None => {
+                let text = format!(
+                    "another process is connected as '{}', and has not been found dead yet: it did not \
+                     answer within {CLAIM_TIME:?}",
+                    peer.name
+                );
+                return Err(Status::new(Code::Unavailable, text));
+            }
+        }
+        self.claim_until = None;
         self.state = State::Endpoints;
         if self.out.active {
             return Ok(());
@@ -227,6 +257,9 @@ impl Handshake {
 
     /// Asks the manager after endpoints that are connecting.
     pub(super) fn poll(&mut self, ctx: &mut Ctx<'_>) -> Result<(), Failure> {
+        if self.is_deciding() {
+            self.decide(ctx)?;
+        }
         if let (Some(rounds), Some(peer)) = (&mut self.rounds, &self.peer) {
             rounds.poll(ctx, peer, &mut self.out)?;
         }
@@ -248,7 +281,7 @@ impl Handshake {
 
     /// When to give up the present endpoint; `Some` too if `poll` is to be called.
     pub(super) fn waits_until(&self) -> Option<Instant> {
-        self.rounds.as_ref().and_then(Rounds::waits_until)
+        self.claim_until.or_else(|| self.rounds.as_ref().and_then(Rounds::waits_until))
     }
 
     /// Gives everything back.
@@ -270,9 +303,14 @@ impl Handshake {
         self.peer.is_none()
     }
 
-    /// The peer has proved all that is asked of it.
-    pub(super) fn is_trusted(&self) -> bool {
-        self.state == State::Endpoints
+    /// The peer has proved that it knows the secret. Without a secret nobody has proved anything.
+    pub(super) fn has_proved(&self) -> bool {
+        self.proved
+    }
+
+    /// The manager is being asked; no frame is read meanwhile.
+    pub(super) fn is_deciding(&self) -> bool {
+        self.state == State::Claim
     }
 
     /// What is missing, for messages.
@@ -287,6 +325,7 @@ impl State {
             State::Hello => "HELLO",
             State::Ack => "HELLO_ACK",
             State::Auth => "AUTH",
+            State::Claim => "sign of life or death of who has its name",
             State::Endpoints => "ENDPOINT or READY",
         }
     }

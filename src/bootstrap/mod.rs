@@ -121,9 +121,9 @@ impl std::ops::Deref for PeerHello {
 
 /// What the handshake needs of the manager. No method blocks.
 pub trait Negotiator {
-    /// May refuse a peer; it has proved that it knows the secret, where there is one. The code and
-    /// the text reach the peer.
-    fn check(&mut self, peer: &PeerHello) -> Result<(), Status>;
+    /// May refuse a peer, which has `proved` that it knows the secret, where there is one. The code and
+    /// the text reach the peer. `None`: not known yet; it is asked again at each poll, for a second.
+    fn check(&mut self, peer: &PeerHello, proved: bool) -> Option<Result<(), Status>>;
 
     /// Makes an endpoint and tells its address, at most [`MAX_ENDPOINT_ADDRESS`] bytes.
     fn create(&mut self, kind: ProviderKind, peer: &PeerHello) -> Result<(EpId, Vec<u8>), Status>;
@@ -214,7 +214,9 @@ pub struct BootConfig {
     pub handshake_timeout: Duration,
     /// Longest time for one endpoint to connect, before the next provider is tried.
     pub endpoint_timeout: Duration,
-    /// Most incoming handshakes at a time; more wait in the system's backlog.
+    /// Most incoming handshakes at a time. One more makes room for itself: of the source that has the
+    /// most, the one ends that has not got on for longest (but for some milliseconds). Who proved the
+    /// secret stays.
     pub max_handshakes: usize,
 }
 
@@ -225,7 +227,7 @@ impl Default for BootConfig {
             allow_remote: false,
             handshake_timeout: Duration::from_secs(10),
             endpoint_timeout: Duration::from_secs(3),
-            max_handshakes: 256,
+            max_handshakes: crate::limits::HANDSHAKES,
         }
     }
 }

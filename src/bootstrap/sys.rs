@@ -5,6 +5,8 @@ use std::mem::{MaybeUninit, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
+use crate::local_fd::Local;
+
 /// Turns a -1 into the error of `errno`.
 fn check(rc: libc::c_int) -> io::Result<libc::c_int> {
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc) }
@@ -15,7 +17,7 @@ pub(super) const WRITE: u32 = libc::EPOLLOUT as u32;
 
 /// An epoll instance; level-triggered, each descriptor with a number.
 pub(super) struct Epoll {
-    fd: OwnedFd,
+    fd: Local<OwnedFd>,
 }
 
 impl Epoll {
@@ -23,7 +25,8 @@ impl Epoll {
         // SAFETY: no pointers; the result is checked before it is owned.
         let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
         // SAFETY: a new descriptor that nobody else owns.
-        Ok(Epoll { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Epoll { fd: Local::new(fd) })
     }
 
     pub(super) fn raw(&self) -> RawFd {

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use foldhash::HashMap;
 
 use super::Fx;
+use super::claim::Probe;
 use super::seal::{Seal, TRAILER};
 use crate::fabric::{Caps, Mem, PostError, Remote};
 use crate::limits::{OWED_BYTES, OWED_BYTES_ALL, OWED_CONTENT, POSTS};
@@ -98,6 +99,10 @@ pub struct Channel {
     pub mark: u64,
     /// A PING is unanswered since then.
     pub pinged: Option<u64>,
+    /// Messages and writes with immediate received.
+    pub heard: u64,
+    /// It was asked for a sign of life, since another process claims the peer's name.
+    pub probe: Option<Probe>,
     /// Checksums on every message, where either side has the option.
     pub seal: Option<Seal>,
     /// Why the channel has to be closed, found while posting.
@@ -138,6 +143,8 @@ impl Channel {
             deferred: VecDeque::new(),
             mark: 0,
             pinged: None,
+            heard: 0,
+            probe: None,
             seal: None,
             broken: None,
             credits: INITIAL_CREDITS,
@@ -171,6 +178,7 @@ impl Channel {
     pub fn on_received(&mut self, now: u64, returned: u16) {
         self.last_rx = now;
         self.pinged = None;
+        self.heard += 1;
         self.consumed += 1;
         self.credits = self.credits.saturating_add(u32::from(returned));
     }

@@ -64,6 +64,12 @@ pub trait Fx {
     fn end_channel(&mut self, ch: ChanId);
     /// A number that changes when the channel moves data in either direction.
     fn progress_mark(&self, ch: ChanId) -> u64;
+    /// Whether the channel's provider finds that the peer's host does not answer; see
+    /// `Adapter::is_unreachable`.
+    fn is_unreachable(&self, ch: ChanId) -> bool {
+        let _ = ch;
+        false
+    }
     /// Whether somebody wants to know more of each transfer than its callback needs.
     fn tracing(&self) -> bool {
         false

@@ -20,6 +20,7 @@ use crate::rendezvous::Table;
 use crate::status::{Code, Status};
 
 pub mod channel;
+mod claim;
 mod fx;
 mod hooks;
 mod known;
@@ -35,6 +36,7 @@ mod tries;
 
 use channel::Owed;
 pub use channel::{ChanId, Channel, INITIAL_CREDITS};
+pub use claim::Claim;
 pub use fx::{Buffer, Fx, Held, MapError, Window, Work};
 pub use hooks::{EndedFn, Hooks, PeerFn};
 pub use known::Peer;

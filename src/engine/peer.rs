@@ -144,21 +144,32 @@ impl Engine {
         }
     }
 
+    /// There is no way to try.
+    pub fn cannot_try(&mut self, peer: u32, why: &str) {
+        if let Some(p) = self.peers.get_mut(peer) {
+            p.tries.add(why);
+        }
+    }
+
     /// Whether requests wait for a connection to this peer.
     pub fn wants_connection(&self, peer: u32) -> bool {
         self.peers.get(peer).is_some_and(|p| p.channels.is_empty() && !p.queue.is_empty())
     }
 
     /// A connection is there: gives it an id. `channel_open` follows, once the id is mapped.
+    ///
+    /// Another incarnation than the last one's has restarted. The channels of the last one end here only
+    /// if the newcomer `proved` more than its name; otherwise it gets none before they have ended.
     pub fn channel_new(
         &mut self,
         fx: &mut dyn Fx,
         peer: u32,
         incarnation: [u8; 16],
+        proved: bool,
         caps: Caps,
         remote_manual: bool,
     ) -> Option<ChanId> {
-        if self.closing {
+        if self.closing || (!proved && self.contested(peer, &incarnation)) {
             return None;
         }
         let known = self.peers.get(peer)?;

@@ -378,6 +378,14 @@ pub trait Adapter: Send {
         0
     }
 
+    /// Whether what was sent to the peer's host has found no acknowledgement for seconds: the host is
+    /// gone, or the way to it. A process that merely stands still does not look so. Adapters that
+    /// report such an end by themselves in time need not answer.
+    fn is_unreachable(&self, ep: EpId) -> bool {
+        let _ = ep;
+        false
+    }
+
     /// What was decided when it was opened (device, port, address), for the log.
     fn notes(&self) -> &[String] {
         &[]

@@ -23,6 +23,7 @@ use smallvec::SmallVec;
 
 use super::EpId;
 use super::shm::Process;
+use crate::local_fd::Local;
 
 /// Most bytes of one move: what a turn does between two looks at everything else.
 pub const MOVE_MAX: usize = 512 << 10;
@@ -74,9 +75,9 @@ enum How {
     /// Out of another process.
     Process { process: Process, src: u64, dst: u64, len: usize },
     /// To a socket.
-    Send { sock: Arc<OwnedFd>, parts: Vec<Part> },
+    Send { sock: Arc<Local<OwnedFd>>, parts: Vec<Part> },
     /// From a socket.
-    Recv { sock: Arc<OwnedFd>, parts: Vec<Part> },
+    Recv { sock: Arc<Local<OwnedFd>>, parts: Vec<Part> },
 }
 
 /// Memory that a socket's call reads or writes.
@@ -156,7 +157,7 @@ impl Move {
     ///
     /// # Safety
     /// As for [`copy`](Self::copy), of all parts.
-    pub unsafe fn send(ep: EpId, what: u32, sock: &Arc<OwnedFd>, parts: Vec<Part>) -> Move {
+    pub unsafe fn send(ep: EpId, what: u32, sock: &Arc<Local<OwnedFd>>, parts: Vec<Part>) -> Move {
         let claim = Claim::new(parts.iter().map(|p| (p.addr, p.len as u64)).collect());
         let how = How::Send { sock: sock.clone(), parts };
         Move { ep, what, how, keep: SmallVec::new(), claim }
@@ -166,7 +167,7 @@ impl Move {
     ///
     /// # Safety
     /// As for [`copy`](Self::copy), of all parts.
-    pub unsafe fn recv(ep: EpId, what: u32, sock: &Arc<OwnedFd>, parts: Vec<Part>) -> Move {
+    pub unsafe fn recv(ep: EpId, what: u32, sock: &Arc<Local<OwnedFd>>, parts: Vec<Part>) -> Move {
         let claim = Claim::new(parts.iter().map(|p| (p.addr, p.len as u64)).collect());
         let how = How::Recv { sock: sock.clone(), parts };
         Move { ep, what, how, keep: SmallVec::new(), claim }

@@ -7,22 +7,29 @@ use std::time::{Duration, Instant};
 use super::clock::ticks;
 use super::copies::Copies;
 use super::doubt::{self, Doubt, Word};
+use super::gate::{self, Gate};
 use super::sys::Tag;
 use super::world::{Early, EpKey, Link, World};
 use crate::bootstrap::{BootEvent, Bootstrap, Met, PeerHello};
 use crate::engine::Engine;
 use crate::fabric::{Event, ProviderKind};
+use crate::local_fd::Local;
 use crate::log;
 use crate::observe::{Args, Trace};
 use crate::status::{Code, Status};
 
 /// One dial, over all addresses of a peer.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Why a peer that connected by itself is not dialled.
+const NO_ADDRESS: &str = "its address was not given here: add the peer, or it has to connect by itself \
+                          (addresses that a peer names are used only where a secret was proved)";
 /// Handshakes are looked at so often while nothing says that they need it.
 const BOOT_INTERVAL: u64 = 200_000;
 /// Processor ticks (some microseconds) between two looks at timers, handshakes and dials, while the
 /// adapters report nothing.
 const WHOLE_EVERY: u64 = 1 << 14;
+/// Longest sleep while lines of the log were left out and not counted yet.
+const TELL: Duration = Duration::from_secs(1);
 /// Longest sleep while something waits for room in a queue.
 const RETRY: Duration = Duration::from_millis(1);
 
@@ -199,7 +206,8 @@ impl Core {
         self.boot_ready = false;
         self.next_boot = self.world.clock.now() + BOOT_INTERVAL;
         let mut events = std::mem::take(&mut self.boot_events);
-        self.boot.poll(Instant::now(), &mut self.world, &mut events);
+        let gate = &mut Gate { engine: &mut self.engine, world: &mut self.world };
+        self.boot.poll(Instant::now(), gate, &mut events);
         let count = events.len() as u32;
         for event in events.drain(..) {
             match event {
@@ -217,6 +225,7 @@ impl Core {
             }
         }
         self.boot_events = events;
+        log::settle();
         count
     }
 
@@ -242,6 +251,8 @@ impl Core {
             self.met(token as u32, &hello.name, peer);
             self.engine.keep_peer(peer);
         }
+        let proved = self.boot.has_secret();
+        let contested = !proved && self.engine.contested(peer, &hello.incarnation);
         let route = self.world.routes.entry(peer).or_default();
         if let Some(token) = token
             && unnamed.is_none()
@@ -250,14 +261,24 @@ impl Core {
             debug_assert_eq!(token as u32, peer);
             route.dialing = false;
         }
+        if contested {
+            // Its name was free when the handshake asked, and was taken since.
+            let status = gate::taken(&hello.name);
+            log::warn(format_args!("a connection from {address} was turned away: {status}"));
+            self.world.fresh.remove(&key);
+            return self.world.dying.push(key);
+        }
         route.wanted = false;
         route.broke = false;
         route.next_try = None;
         let began = route.dialled.take();
         route.backoff.reset();
         if route.addrs.is_empty() {
-            route.addrs = hello.addrs.clone();
             route.text = address;
+            // Without the secret a stranger would choose whom this process connects to.
+            if proved {
+                route.addrs = hello.addrs.clone();
+            }
         }
         log::info(format_args!("connected to peer '{}' by {}: {reason}", hello.name, key.0.name()));
         trace_connect(&self.world.trace, &hello.name, key.0.name(), began, Code::Ok);
@@ -269,7 +290,8 @@ impl Core {
         };
         let (engine, world) = (&mut self.engine, &mut self.world);
         let manual = hello.manual_progress;
-        let Some(ch) = engine.channel_new(world, peer, hello.incarnation, caps, manual) else {
+        let Some(ch) = engine.channel_new(world, peer, hello.incarnation, proved, caps, manual)
+        else {
             return world.dying.push(key);
         };
         if let Some(fd) = &sock
@@ -277,7 +299,8 @@ impl Core {
         {
             log::warn(format_args!("cannot watch peer '{}': {status}", hello.name));
         }
-        world.links.insert(ch, Link { ep: key, alive: sock, doubt: Doubt::None });
+        let alive = sock.map(Local::new);
+        world.links.insert(ch, Link { ep: key, alive, doubt: Doubt::None });
         world.chans.insert(key, ch);
         if let Some(seeds) = hello.seeds {
             engine.channel_seal(ch, seeds);
@@ -353,8 +376,13 @@ impl Core {
             let needed =
                 known.channels.is_empty() && (route.wanted || self.engine.wants_connection(peer));
             route.next_try = None;
-            if !needed || route.addrs.is_empty() {
-                continue; // Without an address the peer has to connect to us.
+            if !needed {
+                continue;
+            }
+            if route.addrs.is_empty() {
+                // The peer has to connect to us.
+                self.engine.cannot_try(peer, NO_ADDRESS);
+                continue;
             }
             route.dialing = true;
             route.dialled = Some(now);
@@ -379,7 +407,8 @@ impl Core {
         let retry = self.engine.has_pending() || self.world.waits_for_copies();
         let retry = retry.then_some(RETRY);
         let trim = self.world.pool.trim_due(now);
-        let all = [boot, dials, retry, trim, self.doubt_ends()];
+        let untold = log::owes().then_some(TELL);
+        let all = [boot, dials, retry, trim, untold, self.doubt_ends()];
         all.into_iter().flatten().fold(tick, Duration::min)
     }
 

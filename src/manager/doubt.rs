@@ -224,10 +224,14 @@ mod tests {
         let caps =
             world.adapters[ProviderKind::Loopback as usize].as_ref().map(|a| a.caps().clone());
         let peer = engine.add_peer("b").unwrap();
-        let ch =
-            engine.channel_new(world, peer, [1; 16], caps.expect("caps"), false).expect("channel");
+        let ch = engine
+            .channel_new(world, peer, [1; 16], true, caps.expect("caps"), false)
+            .expect("channel");
         let ep = (ProviderKind::Ibverbs, EP);
-        world.links.insert(ch, Link { ep, alive: Some(mine.into()), doubt: Doubt::None });
+        world.links.insert(
+            ch,
+            Link { ep, alive: Some(crate::local_fd::Local::new(mine.into())), doubt: Doubt::None },
+        );
         world.chans.insert(ep, ch);
         drop(core);
         (manager, ch, theirs)

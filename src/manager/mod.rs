@@ -30,6 +30,7 @@ mod copies;
 mod core;
 mod doubt;
 mod drive;
+mod gate;
 mod inside;
 mod meet;
 mod memory;

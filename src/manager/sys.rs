@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use crate::engine::ChanId;
+use crate::local_fd::Local;
 use crate::status::Status;
 
 /// What a descriptor in the epoll set stands for.
@@ -42,7 +43,7 @@ impl Tag {
 }
 
 /// An epoll set.
-pub struct Epoll(OwnedFd);
+pub struct Epoll(Local<OwnedFd>);
 
 fn check(what: &str, rc: libc::c_int) -> Result<libc::c_int, Status> {
     if rc < 0 { Err(Status::os(what, &io::Error::last_os_error())) } else { Ok(rc) }
@@ -58,7 +59,8 @@ impl Epoll {
     /// An empty set.
     pub fn new() -> Result<Epoll, Status> {
         // SAFETY: no pointers.
-        Ok(Epoll(own("epoll_create1", unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?))
+        let fd = own("epoll_create1", unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+        Ok(Epoll(Local::new(fd)))
     }
 
     /// Waits for reading (and for the end) of a descriptor.
@@ -98,25 +100,25 @@ impl Epoll {
 }
 
 /// A counter that wakes an epoll set.
-pub struct EventFd(File);
+pub struct EventFd(Local<File>);
 
 impl EventFd {
     /// Not signalled.
     pub fn new() -> Result<EventFd, Status> {
         // SAFETY: no pointers.
         let rc = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        Ok(EventFd(File::from(own("eventfd", rc)?)))
+        Ok(EventFd(Local::new(File::from(own("eventfd", rc)?))))
     }
 
     /// Signals.
     pub fn signal(&self) {
         // A full counter is signalled already.
-        let _ = (&self.0).write(&1u64.to_ne_bytes());
+        let _ = (&*self.0).write(&1u64.to_ne_bytes());
     }
 
     /// Resets.
     pub fn drain(&self) {
-        let _ = (&self.0).read(&mut [0; 8]);
+        let _ = (&*self.0).read(&mut [0; 8]);
     }
 
     /// The descriptor itself.
@@ -126,7 +128,7 @@ impl EventFd {
 }
 
 /// A timer that wakes an epoll set.
-pub struct TimerFd(OwnedFd);
+pub struct TimerFd(Local<OwnedFd>);
 
 impl TimerFd {
     /// Not set.
@@ -134,7 +136,7 @@ impl TimerFd {
         let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
         // SAFETY: no pointers.
         let rc = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) };
-        Ok(TimerFd(own("timerfd_create", rc)?))
+        Ok(TimerFd(Local::new(own("timerfd_create", rc)?)))
     }
 
     /// Fires once after `after`; this also resets it.

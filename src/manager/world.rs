@@ -18,6 +18,7 @@ use crate::bootstrap::{Backoff, Negotiator, PeerHello};
 use crate::engine::{Buffer, ChanId, Fx, INITIAL_CREDITS, MapError, Window, Work};
 use crate::fabric::{Access, EpId, Event, Mem, PostError, ProviderKind, Remote};
 use crate::limits::{EARLY, EARLY_BYTES, EARLY_BYTES_ALL};
+use crate::local_fd::Local;
 use crate::memory::pool::Pool;
 use crate::observe::Trace;
 use crate::status::{Code, Reason, Status};
@@ -88,7 +89,7 @@ pub struct Link {
     /// The endpoint.
     pub ep: EpKey,
     /// Its end tells that the peer is gone; not for tcp, whose endpoint tells itself.
-    pub alive: Option<OwnedFd>,
+    pub alive: Option<Local<OwnedFd>>,
     /// Its peer's device refused something, and the peer was not heard since.
     pub doubt: Doubt,
 }
@@ -374,6 +375,12 @@ impl Fx for World {
         adapter.map_or(0, |a| a.progress_mark(link.ep.1))
     }
 
+    fn is_unreachable(&self, ch: ChanId) -> bool {
+        let Some(link) = self.links.get(&ch) else { return false };
+        let adapter = self.adapters[link.ep.0 as usize].as_ref();
+        adapter.is_some_and(|a| a.is_unreachable(link.ep.1))
+    }
+
     fn tracing(&self) -> bool {
         self.trace.enabled()
     }
@@ -431,12 +438,12 @@ impl Fx for World {
 }
 
 impl Negotiator for World {
-    fn check(&mut self, peer: &PeerHello) -> Result<(), Status> {
+    fn check(&mut self, peer: &PeerHello, _proved: bool) -> Option<Result<(), Status>> {
         if peer.name == self.name {
             let text = format!("a peer with this manager's own name '{}'", peer.name);
-            return Err(Status::new(Code::AlreadyExists, text));
+            return Some(Err(Status::new(Code::AlreadyExists, text)));
         }
-        Ok(())
+        Some(Ok(()))
     }
 
     fn create(&mut self, kind: ProviderKind, peer: &PeerHello) -> Result<(EpId, Vec<u8>), Status> {

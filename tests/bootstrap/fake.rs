@@ -22,6 +22,8 @@ pub struct Fake {
     pub created: usize,
     pub checked: Vec<String>,
     pub refuse: Option<Status>,
+    /// Questions until it is known whether a peer may come in.
+    pub undecided: u32,
     pub fail_create: BTreeSet<ProviderKind>,
     pub fail_connect: BTreeSet<ProviderKind>,
     pub fail_connected: BTreeSet<ProviderKind>,
@@ -37,9 +39,13 @@ fn broken(what: &str, kind: ProviderKind) -> Status {
 }
 
 impl Negotiator for Fake {
-    fn check(&mut self, peer: &PeerHello) -> Result<(), Status> {
+    fn check(&mut self, peer: &PeerHello, _proved: bool) -> Option<Result<(), Status>> {
+        if self.undecided > 0 {
+            self.undecided -= 1;
+            return None;
+        }
         self.checked.push(peer.name.clone());
-        self.refuse.clone().map_or(Ok(()), Err)
+        Some(self.refuse.clone().map_or(Ok(()), Err))
     }
 
     fn create(&mut self, kind: ProviderKind, peer: &PeerHello) -> Result<(EpId, Vec<u8>), Status> {

@@ -203,6 +203,134 @@ fn a_crowd_of_strangers_does_not_lock_others_out() {
     }
 }
 
+/// Nobody has to grow old before a newcomer gets in, whatever the crowd said.
+#[test]
+fn r07_half_open_connections_make_room_at_once() {
+    for (config, says) in [
+        (BootConfig::default(), vec![]),
+        (BootConfig::default(), plain_hello()),
+        (secret("s"), vec![]),
+        (secret("s"), hello()),
+    ] {
+        let mut a = Node::new(identity("a"), config.clone());
+        let mut b = Node::new(identity("b"), BootConfig { max_handshakes: 8, ..config });
+        let addr = b.listen();
+        let mut crowd: Vec<TcpStream> = Vec::new();
+        let more = |crowd: &mut Vec<TcpStream>| {
+            let mut s = client(addr);
+            let _ = s.write_all(&says);
+            crowd.push(s);
+        };
+        (0..20).for_each(|_| more(&mut crowd));
+        a.dial(1, &[addr]);
+        drive(&mut [&mut a, &mut b], |n| {
+            // The flood goes on.
+            more(&mut crowd);
+            assert!(n[1].boot.pending() <= 8, "bounded");
+            n[1].pass(Duration::from_millis(10));
+            if n[0].failed().is_some_and(|(_, retryable)| retryable) {
+                // Pushed out by chance: the manager would try again.
+                n[0].events.clear();
+                n[0].dial(1, &[addr]);
+            }
+            n.iter().all(|n| n.ready().is_some())
+        });
+        assert_eq!(b.rejected().unwrap().code, Code::ResourceExhausted);
+    }
+}
+
+/// Whom a crowd pushes out: its own.
+#[test]
+fn r07_a_crowd_pushes_out_its_own() {
+    let mut b = Node::new(identity("b"), BootConfig { max_handshakes: 8, ..BootConfig::default() });
+    let addr = b.listen();
+    let mut alone = from_source([127, 0, 0, 9], addr);
+    while b.boot.pending() == 0 {
+        b.poll();
+    }
+    b.pass(Duration::from_secs(1));
+    let crowd: Vec<TcpStream> = (0..60).map(|_| client(addr)).collect();
+    drive(&mut [&mut b], |n| {
+        n[0].pass(Duration::from_millis(6));
+        n[0].events.len() >= 53
+    });
+    assert_eq!(alone.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    drop(crowd);
+}
+
+/// A connection from this address of the loopback network.
+fn from_source(source: [u8; 4], to: SocketAddr) -> TcpStream {
+    use std::os::fd::{FromRawFd, OwnedFd};
+    let sockaddr = |ip: [u8; 4], port: u16| libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: port.to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(ip) },
+        sin_zero: [0; 8],
+    };
+    let len = std::mem::size_of::<libc::sockaddr_in>() as libc::socklen_t;
+    let (here, there) = (sockaddr(source, 0), sockaddr([127, 0, 0, 1], to.port()));
+    // SAFETY: both addresses live through the calls and `len` is their size; the descriptor is new.
+    let stream = unsafe {
+        let fd = libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
+        assert_eq!(libc::bind(fd, (&raw const here).cast(), len), 0);
+        assert_eq!(libc::connect(fd, (&raw const there).cast(), len), 0);
+        TcpStream::from(OwnedFd::from_raw_fd(fd))
+    };
+    stream.set_nonblocking(true).unwrap();
+    stream
+}
+
+/// The HELLO of a worker without a secret, as the library sends it.
+fn plain_hello() -> Vec<u8> {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut a = Node::plain("stranger");
+    a.dial(1, &[server.local_addr().unwrap()]);
+    a.poll();
+    let (mut s, _) = server.accept().unwrap();
+    s.set_nonblocking(true).unwrap();
+    let mut hello = Vec::new();
+    drive(&mut [&mut a], |_| {
+        let mut chunk = [0; 4096];
+        hello.extend(s.read(&mut chunk).map_or(&[][..], |n| &chunk[..n]));
+        !hello.is_empty()
+    });
+    hello
+}
+
+/// While the manager finds out whose a name is, the newcomer waits, a second at most, and costs no
+/// processor time.
+#[test]
+fn r09_a_claim_waits_for_the_managers_word() {
+    let (mut a, mut b) = (Node::plain("a"), Node::plain("b"));
+    b.neg.undecided = 3;
+    meet(&mut a, &mut b);
+    assert!(a.ready().is_some() && b.ready().is_some());
+
+    let (mut a, mut b) = (Node::plain("a"), Node::plain("b"));
+    b.neg.undecided = u32::MAX;
+    let addr = b.listen();
+    a.dial(1, &[addr]);
+    drive(&mut [&mut a, &mut b], |n| n[1].neg.undecided < u32::MAX - 20);
+    let mut poll = libc::pollfd { fd: b.boot.fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid entry.
+    assert_eq!(unsafe { libc::poll(&mut poll, 1, 0) }, 0, "ready without anything to do");
+    b.pass(Duration::from_secs(1));
+    drive(&mut [&mut a, &mut b], |n| n.iter().all(|n| !n.events.is_empty()));
+    let (status, retryable) = a.failed().unwrap();
+    assert_eq!((status.code, retryable), (Code::Unavailable, true), "{status}");
+    assert!(status.message.contains("another process is connected as 'a'"), "{status}");
+    assert_eq!(b.rejected().unwrap().code, Code::Unavailable);
+
+    // Who hangs up meanwhile is noticed.
+    let mut b = Node::plain("b");
+    b.neg.undecided = u32::MAX;
+    let mut s = client(b.listen());
+    s.write_all(&plain_hello()).unwrap();
+    drive(&mut [&mut b], |n| n[0].neg.undecided < u32::MAX - 20);
+    drop(s);
+    drive(&mut [&mut b], |n| !n[0].events.is_empty());
+}
+
 #[test]
 fn the_far_end_of_a_dial_is_not_trusted_either() {
     type Answer = fn(&[u8]) -> Vec<u8>;

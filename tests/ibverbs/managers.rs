@@ -165,8 +165,8 @@ impl Intruder {
 }
 
 impl Negotiator for Intruder {
-    fn check(&mut self, _: &PeerHello) -> Result<(), Status> {
-        Ok(())
+    fn check(&mut self, _: &PeerHello, _: bool) -> Option<Result<(), Status>> {
+        Some(Ok(()))
     }
     fn create(&mut self, _: ProviderKind, _: &PeerHello) -> Result<(EpId, Vec<u8>), Status> {
         let raw = Raw::new(&self.device, &self.like);

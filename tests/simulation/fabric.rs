@@ -59,6 +59,8 @@ pub struct End {
     /// Messages that the owner has not polled: each occupies a receive.
     pub unpolled: u32,
     pub mark: u64,
+    /// How often it asked whether it may have its name.
+    pub asked: u32,
 }
 
 /// A connection. The two ends live and die apart.
@@ -80,6 +82,7 @@ impl End {
             done_at: 0,
             early: Vec::new(),
             unpolled: 0,
+            asked: 0,
             mark: 0,
         }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_transport::api::*;
-use rdma_transport::engine::{Engine, Fx, Held, Planted, Work};
+use rdma_transport::engine::{Claim, Engine, Fx, Held, Planted, Work};
 use rdma_transport::status::{Code, Status};
 
 use super::app::{Act, App, Kind, Note};
@@ -174,9 +174,24 @@ impl Sim {
         let caps = self.w.profile.per_node[who.node].0.clone();
         let manual = self.w.profile.manual;
         let name = format!("node{}", peer.node);
+        // Without a proof the newcomer waits until who has the name is found dead; or is turned away.
+        let proved = self.w.rng.percent(30);
+        if !proved {
+            match self.call(who.node, |e, fx| e.claim(fx, &name, &incarnation)) {
+                Claim::Free => {}
+                Claim::Probing if self.w.conns[conn].ends[side].asked < 50 => {
+                    self.w.conns[conn].ends[side].asked += 1;
+                    return self.w.after(20 * MS, Event::Open { conn, side });
+                }
+                Claim::Probing | Claim::Living => {
+                    *self.w.met.entry("turned away".to_owned()).or_default() += 1;
+                    return self.w.end(conn, side, false);
+                }
+            }
+        }
         let opened = self.call(who.node, |e, fx| {
             let index = e.guest(&name).unwrap();
-            e.channel_new(fx, index, incarnation, caps, manual)
+            e.channel_new(fx, index, incarnation, proved, caps, manual)
         });
         let Some(ch) = opened else { return self.w.end(conn, side, false) };
         let wanted = |who: Who| self.w.profile.per_node[who.node].1.checksum;

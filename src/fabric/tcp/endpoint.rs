@@ -11,6 +11,7 @@ use super::sock::{self, Epoll};
 use super::{EMPTY, tx};
 use crate::fabric::Event;
 use crate::fabric::regions::RegionTable;
+use crate::local_fd::Local;
 use crate::status::Status;
 
 /// Receive buffer of the adapter, shared by its endpoints.
@@ -57,7 +58,7 @@ pub struct Endpoint {
     /// All but the socket.
     pub link: Link,
     /// The socket, while it is connected.
-    pub sock: Option<Arc<OwnedFd>>,
+    pub sock: Option<Arc<Local<OwnedFd>>>,
     /// Once connected it never goes back to be connectable.
     pub used: bool,
     /// In `TcpAdapter::busy`.

@@ -27,6 +27,7 @@ use super::moves::{Move, Moved};
 use super::regions::RegionTable;
 use super::{Access, Adapter, Caps, EpId, Event, Mem, Mr, PostError, ProviderKind, Remote};
 use crate::config::Config;
+use crate::local_fd::Local;
 use crate::status::{Code, Status};
 
 /// Bound of operations under way per endpoint, whatever the settings say.
@@ -35,6 +36,9 @@ const MAX_OPS: usize = 4096;
 const MAX_RDMA: u64 = 1 << 47;
 /// What an endpoint tells its peer: the version of the frames.
 const ADDRESS: &[u8] = b"rdma-tcp\x01";
+/// Retransmissions of the same bytes in vain after which the peer's host counts as lost: with the
+/// system's shortest timeout, six seconds. The system itself goes on for a quarter of an hour.
+const LOST_AFTER: u8 = 5;
 /// Up to this many sockets are asked directly, more through epoll.
 const DIRECT: usize = 4;
 
@@ -279,7 +283,7 @@ impl Adapter for TcpAdapter {
         self.shared.epoll.add(sock.as_fd(), ep.0)?;
         let left = self.shared.left;
         let e = self.endpoint(ep)?;
-        (e.sock, e.used) = (Some(Arc::new(sock)), true);
+        (e.sock, e.used) = (Some(Arc::new(Local::new(sock))), true);
         e.link.rx.leave = left;
         self.order.push(ep.0);
         self.fresh.push_back(ep.0);
@@ -307,6 +311,11 @@ impl Adapter for TcpAdapter {
 
     fn progress_mark(&self, ep: EpId) -> u64 {
         self.eps.get(&ep.0).map_or(0, |e| e.moved)
+    }
+
+    fn is_unreachable(&self, ep: EpId) -> bool {
+        let sock = self.eps.get(&ep.0).and_then(|e| e.sock.as_ref());
+        sock.is_some_and(|s| sock::retransmits(s.as_fd()) >= LOST_AFTER)
     }
 
     fn flush(&mut self) {

@@ -4,6 +4,7 @@ use std::io;
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
+use crate::local_fd::Local;
 use crate::status::{Code, Status};
 
 fn cvt(rc: isize) -> io::Result<usize> {
@@ -82,6 +83,20 @@ fn set<T>(fd: BorrowedFd<'_>, level: i32, option: i32, value: &[T]) -> io::Resul
     cvt(rc as isize).map(drop)
 }
 
+/// How often the oldest unacknowledged bytes were sent again since the last acknowledgement of
+/// anything. A closed window is no such case: the peer's system acknowledges the probes.
+pub fn retransmits(fd: BorrowedFd<'_>) -> u8 {
+    // SAFETY: an all-zero value is valid for this plain C structure.
+    let mut info: libc::tcp_info = unsafe { zeroed() };
+    let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
+    let out = (&raw mut info).cast();
+    let rc =
+        // SAFETY: `info` has room for `len` bytes; the kernel writes no more.
+        unsafe { libc::getsockopt(fd.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, out, &mut len) };
+    // What the kernel did not write is zero; other sockets than TCP's have no such thing.
+    if rc == 0 { info.tcpi_retransmits } else { 0 }
+}
+
 /// Receive buffer of a connection on this host, in bytes; a limit, not memory that is used.
 const LOOPBACK_BUFFER: i32 = 4 << 20;
 
@@ -143,7 +158,7 @@ pub fn prepare(fd: BorrowedFd<'_>) -> Result<(), Status> {
 }
 
 /// An epoll descriptor whose entries are endpoint numbers.
-pub struct Epoll(OwnedFd);
+pub struct Epoll(Local<OwnedFd>);
 
 impl Epoll {
     /// A fresh one.
@@ -152,7 +167,8 @@ impl Epoll {
         let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         let fd = cvt(fd as isize).map_err(|e| Status::os("epoll_create1", &e))?;
         // SAFETY: a fresh descriptor that nobody else owns.
-        Ok(Epoll(unsafe { OwnedFd::from_raw_fd(fd as RawFd) }))
+        let fd = unsafe { OwnedFd::from_raw_fd(fd as RawFd) };
+        Ok(Epoll(Local::new(fd)))
     }
 
     fn ctl(&self, op: i32, fd: BorrowedFd<'_>, id: u32, out: bool) -> io::Result<()> {

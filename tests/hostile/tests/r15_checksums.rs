@@ -5,10 +5,11 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use rdma_hostile::PATIENCE;
-use rdma_hostile::honest::pattern;
+use rdma_hostile::honest::{Honest, pattern};
 use rdma_hostile::victim::{Options, Victim};
 use rdma_hostile::wire::frames::Frame;
 use rdma_hostile::wire::{Client, FLAG_CHECKSUM, Facts, message};
+use rdma_transport::fabric::ProviderKind;
 use rdma_transport::status::Code;
 
 const KEY: &[u8] = b"weights";
@@ -174,4 +175,38 @@ fn copy_with_edit(mut from: TcpStream, mut to: TcpStream) {
     }
     let _ = to.shutdown(std::net::Shutdown::Both);
     let _ = from.shutdown(std::net::Shutdown::Both);
+}
+
+/// Honest peers with the option at one side, on each provider between processes: short and long content,
+/// and keys that take many fragments.
+#[test]
+fn r15_tensors_move_with_checksums_on_every_provider() {
+    for provider in [ProviderKind::Shm, ProviderKind::Tcp] {
+        for at_victim in [true, false] {
+            let options =
+                Options { checksum: at_victim, provider: Some(provider), ..Options::default() };
+            let mut config = options.peer("honest");
+            config.checksum = !at_victim;
+            let mut victim = Victim::start(options);
+            let honest = Honest::start(config);
+            let blob = rdma_hostile::victim::from_hex(&victim.tell("blob"));
+            let peer = honest.manager.import_address(&blob).unwrap();
+            let long = vec![b'k'; 60_000];
+            for (step, len) in [1, 64, 9_000, 40_000, 3 << 20].into_iter().enumerate() {
+                for key in [KEY, &long] {
+                    // Twice: the second receive knows the metadata.
+                    for again in 0..2 {
+                        let step = 2 * step as i64 + again;
+                        let sent = victim.send(key, step, len);
+                        let got = honest.ask(&peer, key, step, len, PATIENCE);
+                        let what = format!("{provider:?}, {len} bytes: {got:?}");
+                        assert_eq!((got.code, got.right), (Code::Ok, true), "{what}");
+                        assert_eq!(victim.wait(sent, PATIENCE).unwrap().code, Code::Ok);
+                    }
+                }
+            }
+            drop(honest);
+            victim.finish();
+        }
+    }
 }
