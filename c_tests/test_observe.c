@@ -192,11 +192,11 @@ static void trace(void) {
   const char *text = trace_text(fd, path);
   CHECK_HAS(text, "\"ph\"");
   CHECK_HAS(text, "\"ts\"");
-  CHECK_HAS(text, "\"recv\"");
+  CHECK_HAS(text, "\"recv a \\\"quoted");
   CHECK_HAS(text, "quoted");
   CHECK_HAS(text, "\"connect\"");
   text = trace_text(fd_b, path_b);
-  CHECK_HAS(text, "\"send\"");
+  CHECK_HAS(text, "\"send a \\\"quoted");
   CHECK_HAS(text, "quoted");
   CHECK_HAS(text, "\"step\":4");
   CHECK(rdma_trace_start(p.a, "/nonexistent folder/x") != RDMA_OK);
@@ -224,6 +224,78 @@ static void bad_settings(void) {
   }
 }
 
+/* ---- who, when and what ---- */
+static char lines[65536];
+static void keep_log(int32_t level, const char *message, size_t len, void *userdata) {
+  (void)level, (void)userdata;
+  size_t at = strlen(lines);
+  if (at + len + 2 < sizeof lines) snprintf(lines + at, sizeof lines - at, "%s\n", message);
+}
+
+static rdma_response_t owed;
+static _Atomic int owing;
+static void owe(rdma_mgr_t *m, rdma_response_t id, const char *peer, size_t peer_len, const char *key, size_t key_len,
+                int64_t step, void *userdata) {
+  (void)m, (void)peer, (void)peer_len, (void)key, (void)key_len, (void)step, (void)userdata;
+  owed = id;
+  atomic_store(&owing, 1);
+}
+
+static void r26_log_lines_and_spans_name_who_and_what(void) {
+  CHECK_OK(rdma_set_log_callback(keep_log, RDMA_LOG_INFO, NULL));
+  pair p = pair_new(NULL);
+  char path[] = "/tmp/rdma-c-trace-XXXXXX";
+  int fd = mkstemp(path);
+  CHECK(fd >= 0);
+  CHECK_OK(rdma_trace_start(p.b, path));
+  CHECK_OK(rdma_mgr_set_source(p.b, owe, NULL));
+  op *r = op_recv_call(&(recv_call){.mgr = p.a, .peer = "beta", .key = "layer1/w", .step = 3});
+  CHECK(count_reached(&owing, 1, 20000));
+  CHECK_OK(rdma_response_fail(p.b, owed, RDMA_NOT_FOUND, "none", 4));
+  op_wait(r, RDMA_NOT_FOUND);
+  CHECK_OK(rdma_trace_stop(p.b));
+  static char text[1 << 20];
+  ssize_t n = read(fd, text, sizeof text - 1);
+  CHECK(n > 0);
+  text[n] = 0;
+  CHECK(json_check(text, (size_t)n) == NULL);
+  CHECK_HAS(text, "\"source layer1/w\"");
+  CHECK_HAS(text, "\"source callback layer1/w\"");
+  CHECK_HAS(text, "\"NOT_FOUND\"");
+  CHECK_HAS(text, "\"sleep\"");
+  close(fd);
+  unlink(path);
+  pair_end(&p);
+  CHECK_OK(rdma_set_log_callback(NULL, RDMA_LOG_WARN, NULL));
+  CHECK_HAS(lines, "alpha: connected to peer 'beta'");
+}
+
+static void only_shm(rdma_mgr_options_t *o) { o->provider = "shm"; }
+static void only_tcp(rdma_mgr_options_t *o) { o->provider = "tcp"; }
+
+static void r26_not_offered_says_by_whose_word(void) {
+  CHECK(setenv("RDMA_PROVIDER", "tcp", 1) == 0);
+  rdma_mgr_t *b = mgr_new("beta", only_shm);
+  CHECK(unsetenv("RDMA_PROVIDER") == 0);
+  rdma_mgr_t *a = mgr_new("alpha", only_shm), *c = mgr_new("gamma", only_tcp);
+  char address[256], text[1024];
+  mgr_listen(b, address);
+  CHECK_OK(rdma_mgr_add_peer(a, "beta", address));
+  drive(b);
+  CHECK_BAD(RDMA_FAILED_PRECONDITION, rdma_mgr_connect(a, "beta", 20000));
+  rdma_last_error(text, sizeof text);
+  CHECK_HAS(text, "not offered, RDMA_PROVIDER is tcp (at 'beta')");
+  CHECK_HAS(text, "not offered, options.provider is shm (at 'alpha')");
+  CHECK_OK(rdma_mgr_add_peer(c, "beta", address));
+  CHECK_OK(rdma_mgr_connect(c, "beta", 20000));
+  mgr_end(a);
+  mgr_end(b);
+  mgr_end(c);
+}
+
 static const test_case cases[] = {CASE(version), CASE(code_names), CASE(last_error), CASE(providers), CASE(required_device),
-                                  CASE(log_callback), CASE(stats), CASE(metrics), CASE(trace), CASE(bad_settings)};
+                                  CASE(log_callback), CASE(stats), CASE(metrics), CASE(trace), CASE(bad_settings),
+                                  CASE(r26_log_lines_and_spans_name_who_and_what),
+                                  CASE(r26_not_offered_says_by_whose_word),
+};
 TEST_MAIN(cases)

@@ -32,6 +32,8 @@ static proc *start_beta(rdma_mgr_t *m) {
 static void quick(rdma_mgr_options_t *o) { o->peer_timeout_ms = silence_ms; }
 static rdma_mgr_t *alpha(void) {
   if (is_provider("loopback")) skip("loopback does not leave the process");
+  /* An emulated machine with eight processes may leave one of them silent for that long. */
+  if (is_provider("ibverbs") && silence_ms < 5000) silence_ms = 5000;
   return mgr_new("alpha", quick);
 }
 static void expect_sent(proc *p, const char *key, int64_t step, size_t n, unsigned seed) {

@@ -33,6 +33,8 @@ pub struct Config {
     pub name: String,
     /// Required provider; `None` chooses per peer.
     pub provider: Option<ProviderKind>,
+    /// It is required by the environment.
+    pub provider_from_env: bool,
     /// Address to listen on, `host:port`; `None`: loopback, any port, on first need.
     pub listen: Option<String>,
     /// Shared secret of the handshake.
@@ -121,6 +123,7 @@ impl Default for Config {
         Config {
             name: String::new(),
             provider: None,
+            provider_from_env: false,
             listen: None,
             secret: None,
             progress: Progress::Thread,

@@ -47,6 +47,8 @@ pub const TENSORS: usize = 1 << 20;
 /// Aborted steps that are remembered.
 pub const ABORTED_STEPS: usize = 65_536;
 
+/// Messages and WRITEs of one connection that one poll takes.
+pub const POLL_EVENTS: usize = 32;
 /// Regions and open windows of the shm adapter.
 pub const SHM_REGIONS: usize = 16_384;
 /// Segments of a peer's pool that the shm adapter maps.
@@ -137,6 +139,12 @@ pub const LIMITS: &[Limit] = &[
         Both(CAPACITY, WAITING_BYTES_ALL),
         "`RESOURCE_EXHAUSTED` for the request. A peer that has more than what is left for all counts as at \
          its bound",
+    ),
+    limit(
+        "messages that one turn takes of a connection, about",
+        Number(POLL_EVENTS),
+        Follows,
+        "the rest waits for the next turn, behind the other connections; on ibverbs 64 of all, in their order",
     ),
     limit(
         "posts that wait on a connection (credits, room in a queue)",

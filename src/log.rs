@@ -8,6 +8,7 @@
 //! Each place that logs is limited, so that nobody who causes a line can flood the log: see `limit`.
 
 mod limit;
+mod speaker;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -19,6 +20,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use parking_lot::RwLock;
+pub use speaker::Speaker;
 
 /// How important a message is; the numbers of `RDMA_LOG_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -154,7 +156,9 @@ pub fn log(level: Level, args: fmt::Arguments<'_>) {
         return;
     }
     let place = std::panic::Location::caller();
-    if let Some(text) = limit::admit(place, level, Instant::now(), || args.to_string()) {
+    if let Some(text) =
+        limit::admit(place, level, Instant::now(), || format!("{}{args}", speaker::prefix()))
+    {
         emit(level, text);
     }
 }
@@ -175,7 +179,7 @@ pub fn owes() -> bool {
 fn emit(level: Level, text: String) {
     let Some(callback) = CALLBACK.read().clone() else {
         // One write, so that lines of threads do not mix. A closed stderr is no reason to fail.
-        let line = format!("rdma_transport {}: {text}\n", level.name());
+        let line = format!("{} rdma_transport {}: {text}\n", speaker::Stamp::now(), level.name());
         let _ = std::io::stderr().write_all(line.as_bytes());
         return;
     };

@@ -85,6 +85,7 @@ impl Config {
         if let Some(word) = env.word("RDMA_PROVIDER", &providers)? {
             env.note("RDMA_PROVIDER", word, self.provider.map_or("auto", ProviderKind::name));
             self.provider = ProviderKind::from_name(word);
+            self.provider_from_env = true;
         }
         let protocols = [
             ("auto", Protocol::Auto),

@@ -148,6 +148,7 @@ pub(super) unsafe fn config(options: *const rdma_mgr_options_t) -> Result<Config
     Ok(Config {
         name: name.unwrap_or_default().to_owned(),
         provider,
+        provider_from_env: false,
         listen: listen.map(str::to_owned),
         secret,
         progress: match c.progress {

@@ -55,11 +55,13 @@ pub struct Core {
     boot_events: Vec<BootEvent>,
     /// Peers that are being asked for their name.
     pub(super) meetings: super::meet::Meetings,
+    /// Whose messages it logs.
+    pub(super) speaker: log::Speaker,
 }
 
 impl Core {
     /// Puts the parts together.
-    pub fn new(engine: Engine, world: World, boot: Bootstrap) -> Core {
+    pub fn new(engine: Engine, world: World, boot: Bootstrap, speaker: log::Speaker) -> Core {
         let (events, boot_events) = (Vec::new(), Vec::new());
         Core {
             engine,
@@ -74,13 +76,16 @@ impl Core {
             events,
             boot_events,
             meetings: Default::default(),
+            speaker,
         }
     }
 
     /// Does what there is to do; the number of events handled.
     pub fn turn(&mut self) -> u32 {
+        let _speaking = self.speaker.speak();
         self.begin_copies();
         let mut count = self.poll_adapters();
+        self.world.trace.looked(count);
         self.settle_doubts();
         if count == 0
             && !std::mem::take(&mut self.whole)

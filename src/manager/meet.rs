@@ -166,6 +166,7 @@ impl Manager {
                 };
                 return Err(Status::new(Code::FailedPrecondition, text));
             }
+            core.speaker.rename(name);
             core.world.name = name.to_owned();
             core.engine.rename(name);
             Ok(())

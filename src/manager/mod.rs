@@ -118,6 +118,7 @@ impl Manager {
             hears_of_ends,
         });
         manager.set_hooks(hooks, source);
+        manager.epoll.record_sleeps(manager.trace.clone());
         Ok(manager)
     }
 
@@ -150,6 +151,7 @@ impl Manager {
         let mut guard = self.core.lock();
         let core = &mut *guard;
         core.world.tick();
+        let _speaking = core.speaker.speak();
         core.world.in_call = true;
         let result = f(core);
         core.world.in_call = false;
@@ -391,7 +393,11 @@ fn open_adapters(config: &Config, epoll: &Epoll) -> Result<(memory::Adapters, Ve
     let mut adapters: memory::Adapters = [None, None, None, None];
     let mut offers = Vec::new();
     for kind in ProviderKind::ALL {
-        if config.provider.is_some_and(|p| p != kind) {
+        if let Some(only) = config.provider.filter(|&p| p != kind) {
+            // By whose word, so that the other side's message says where to look.
+            let word = if config.provider_from_env { "RDMA_PROVIDER" } else { "options.provider" };
+            let unavailable = Some(format!("not offered, {word} is {}", only.name()));
+            offers.push(Offer { kind, unavailable });
             continue;
         }
         let opened = fabric::probe(kind).map_err(|why| {
@@ -432,6 +438,8 @@ fn advise(kind: ProviderKind, mut status: Status) -> Status {
 }
 
 fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
+    let speaker = log::Speaker::new(&config.name);
+    let _speaking = speaker.speak();
     let (adapters, providers) = open_adapters(config, &epoll)?;
     let identity = Identity {
         name: config.name.clone(),
@@ -502,7 +510,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         epoll,
         trace: Arc::new(Trace::new()),
     };
-    Ok(Core::new(Engine::new(&config.name, settings), world, boot))
+    Ok(Core::new(Engine::new(&config.name, settings), world, boot, speaker))
 }
 
 /// Transfers whose memory is unregistered get this long to end without their connections.

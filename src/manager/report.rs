@@ -55,6 +55,7 @@ impl Manager {
             provider: info.provider,
             protocol: protocol_name(info.protocol),
             code: Some(code),
+            by: "",
         };
         self.trace.transfer(name, "transfer", start, id, &args);
     }

@@ -3,10 +3,13 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::engine::ChanId;
+use crate::fabric::ProviderKind;
 use crate::local_fd::Local;
+use crate::observe::Trace;
 use crate::status::Status;
 
 /// What a descriptor in the epoll set stands for.
@@ -32,6 +35,16 @@ impl Tag {
         }
     }
 
+    /// As a trace calls it.
+    fn name(self) -> &'static str {
+        match self {
+            Tag::Wake => "a call or a timer",
+            Tag::Boot => "a handshake",
+            Tag::Adapter(kind) => ProviderKind::from_u8(kind).map_or("an adapter", |k| k.name()),
+            Tag::Alive(_) => "the end of a peer",
+        }
+    }
+
     fn from_u64(n: u64) -> Tag {
         match n {
             0 => Tag::Wake,
@@ -42,8 +55,8 @@ impl Tag {
     }
 }
 
-/// An epoll set.
-pub struct Epoll(Local<OwnedFd>);
+/// An epoll set, and the trace that records who sleeps on it.
+pub struct Epoll(Local<OwnedFd>, OnceLock<Arc<Trace>>);
 
 fn check(what: &str, rc: libc::c_int) -> Result<libc::c_int, Status> {
     if rc < 0 { Err(Status::os(what, &io::Error::last_os_error())) } else { Ok(rc) }
@@ -60,7 +73,12 @@ impl Epoll {
     pub fn new() -> Result<Epoll, Status> {
         // SAFETY: no pointers.
         let fd = own("epoll_create1", unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        Ok(Epoll(Local::new(fd)))
+        Ok(Epoll(Local::new(fd), OnceLock::new()))
+    }
+
+    /// From now on sleeps are recorded.
+    pub fn record_sleeps(&self, trace: Arc<Trace>) {
+        let _ = self.1.set(trace);
     }
 
     /// Waits for reading (and for the end) of a descriptor.
@@ -86,11 +104,17 @@ impl Epoll {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 32];
         // A fraction of a millisecond must not become a busy loop.
         let ms = timeout.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as i32;
+        let trace = if ms > 0 { self.1.get() } else { None };
+        let since = trace.and_then(|t| t.sleeps());
         // SAFETY: `events` is valid for its length.
         let n = unsafe {
             libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), events.len() as i32, ms)
         };
+        let first = out.len();
         out.extend(events.iter().take(n.max(0) as usize).map(|e| Tag::from_u64(e.u64)));
+        if let Some(trace) = trace {
+            trace.slept(since, out.get(first).map_or("time", |tag| tag.name()));
+        }
     }
 
     /// The descriptor itself.

@@ -126,13 +126,20 @@ impl Manager {
             // SAFETY: the caller's promise.
             unsafe { touch(tensor.addr, tensor.meta.nbytes, false) };
         }
-        self.with_engine(|e, w| e.response_send(w, response, tensor, done))
+        let result = self.with_engine(|e, w| e.response_send(w, response, tensor, done));
+        if self.trace.enabled() {
+            self.trace.answered(response, result.as_ref().map_or_else(|s| s.code, |()| Code::Ok));
+        }
+        result
     }
 
     /// Refuses a request that went to the source callback.
     pub fn response_fail(&self, response: u64, status: Status) -> Result<(), Status> {
         if status.code == Code::Ok {
             return Err(Status::invalid("a response cannot fail with OK"));
+        }
+        if self.trace.enabled() {
+            self.trace.answered(response, status.code);
         }
         self.with_engine(|e, w| e.response_fail(w, response, &status))
     }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::*;
 use crate::engine::{Fx, Hooks};
+use crate::observe::Args;
 
 /// Calls of `wake`. One that finds nobody waiting ends the next wait.
 #[derive(Default)]
@@ -85,7 +86,14 @@ impl Manager {
     }
 
     /// Sets what the application is told, before anything can happen.
-    pub(super) fn set_hooks(&self, hooks: Hooks, source: Option<SourceFn>) {
+    pub(super) fn set_hooks(&self, mut hooks: Hooks, source: Option<SourceFn>) {
+        if let Some(ended) = hooks.ended.take() {
+            let trace = self.trace.clone();
+            hooks.ended = Some(Arc::new(move |id, status| {
+                trace.answered(id, status.code);
+                ended(id, status);
+            }));
+        }
         let mut core = self.core.lock();
         core.engine.set_hooks(hooks);
         core.engine.set_source(source);
@@ -93,7 +101,15 @@ impl Manager {
 
     /// Asks the runtime's rendezvous.
     pub(super) fn ask_source(&self, source: &SourceFn, id: u64, peer: &str, key: &[u8], step: i64) {
-        source(id, peer, key, step);
+        if self.trace.enabled() {
+            self.trace.asked(id, peer, key, step);
+            let start = Instant::now();
+            source(id, peer, key, step);
+            let args = Args { peer, key, step, ..Args::default() };
+            self.trace.span("source callback", "callback", start, &args);
+        } else {
+            source(id, peer, key, step);
+        }
         if self.hears_of_ends {
             self.with_engine(|engine, fx| engine.source_returned(fx, id));
         }

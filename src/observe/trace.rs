@@ -10,6 +10,7 @@ use std::io::{Seek, SeekFrom, Write as _};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use foldhash::HashMap;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -43,6 +44,8 @@ pub struct Args<'a> {
     pub protocol: &'static str,
     /// How it ended.
     pub code: Option<Code>,
+    /// What ended it, "" if that says nothing: what woke a sleeper.
+    pub by: &'static str,
 }
 
 struct Event {
@@ -60,6 +63,7 @@ struct Event {
     provider: &'static str,
     protocol: &'static str,
     code: Option<Code>,
+    by: &'static str,
 }
 
 struct Recorder {
@@ -81,7 +85,21 @@ pub struct Trace {
     /// Numbers those that have none.
     next: AtomicU64,
     recorder: Mutex<Option<Recorder>>,
+    /// Since when nothing has been found to do, and who looks.
+    spin: Mutex<Option<(Instant, u32)>>,
+    asked: Mutex<HashMap<u64, Asked>>,
 }
+
+/// A request that the source callback was given, until its answer.
+struct Asked {
+    begun: Instant,
+    peer: SmallVec<[u8; 24]>,
+    key: SmallVec<[u8; KEY_SHOWN]>,
+    step: i64,
+}
+
+/// Most requests whose answer is waited for in a trace.
+const MAX_ASKED: usize = 65_536;
 
 impl std::fmt::Debug for Trace {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -121,6 +139,8 @@ impl Trace {
     /// Completes the file and closes it.
     pub fn stop(&self) -> Result<(), Status> {
         self.on.store(false, Ordering::Relaxed);
+        self.asked.lock().clear();
+        *self.spin.lock() = None;
         let Some(mut recorder) = self.recorder.lock().take() else {
             return Err(Status::new(Code::FailedPrecondition, "no trace is running"));
         };
@@ -152,6 +172,61 @@ impl Trace {
         self.record(name, category, start, id, args);
     }
 
+    /// A driver looked and found nothing (`found` 0), or something: a stretch of looking in vain is a
+    /// span "spin", until there is something or `sleep` begins.
+    pub fn looked(&self, found: u32) {
+        if !self.enabled() {
+            return;
+        }
+        let mut spin = self.spin.lock();
+        let me = thread_id();
+        let other = spin.as_ref().is_some_and(|&(_, thread)| thread != me);
+        if found > 0 || other {
+            let begun = spin.take().filter(|_| !other);
+            drop(spin);
+            if let Some((begun, _)) = begun {
+                self.span("spin", "progress", begun, &Args::default());
+            }
+        } else if spin.is_none() {
+            *spin = Some((Instant::now(), me));
+        }
+    }
+
+    /// A driver is about to sleep; the moment to be handed to `slept`.
+    pub fn sleeps(&self) -> Option<Instant> {
+        if !self.enabled() {
+            return None;
+        }
+        self.looked(1);
+        Some(Instant::now())
+    }
+
+    /// It is awake; `by` says what woke it.
+    pub fn slept(&self, since: Option<Instant>, by: &'static str) {
+        if let Some(since) = since {
+            self.span("sleep", "progress", since, &Args { by, ..Args::default() });
+        }
+    }
+
+    /// The source callback is about to be given this request.
+    pub fn asked(&self, id: u64, peer: &str, key: &[u8], step: i64) {
+        let mut asked = self.asked.lock();
+        if self.enabled() && asked.len() < MAX_ASKED {
+            let (peer, key) = (peer.as_bytes(), &key[..key.len().min(KEY_SHOWN)]);
+            let (peer, key) = (SmallVec::from_slice(peer), SmallVec::from_slice(key));
+            asked.insert(id, Asked { begun: Instant::now(), peer, key, step });
+        }
+    }
+
+    /// It was answered, or has ended without.
+    pub fn answered(&self, id: u64, code: Code) {
+        let Some(asked) = self.asked.lock().remove(&id) else { return };
+        let peer = String::from_utf8_lossy(&asked.peer);
+        let (key, step) = (&asked.key[..], asked.step);
+        let args = Args { peer: &peer, key, step, code: Some(code), ..Args::default() };
+        self.transfer("source", "source", asked.begun, id, &args);
+    }
+
     fn record(
         &self,
         name: &'static str,
@@ -177,6 +252,7 @@ impl Trace {
             provider: args.provider,
             protocol: args.protocol,
             code: args.code,
+            by: args.by,
         };
         let mut guard = self.recorder.lock();
         let Some(recorder) = &mut *guard else { return };
@@ -274,7 +350,12 @@ impl Recorder {
     fn write_event(&self, out: &mut String, event: &Event) -> std::fmt::Result {
         let ts = self.nanos(event.start);
         let end = ts + event.duration.as_nanos() as u64;
-        let (name, category) = (Json(event.name), Json(event.category));
+        // By key, so that one tensor's way is found by its name in every process.
+        let name = match event.key.is_empty() {
+            true => event.name.to_owned(),
+            false => format!("{} {}", event.name, crate::shown::key(&event.key)),
+        };
+        let (name, category) = (Json(&name), Json(event.category));
         let process = self.process;
         let common = |out: &mut String, phase: char, ts: u64| {
             let (us, ns) = (ts / 1000, ts % 1000);
@@ -324,6 +405,7 @@ fn write_args(out: &mut String, event: &Event) -> std::fmt::Result {
         ("provider", event.provider),
         ("protocol", event.protocol),
         ("code", event.code.map_or("", Code::name)),
+        ("by", event.by),
     ] {
         if !value.is_empty() {
             write!(out, ",\"{name}\":{}", Json(value))?;
@@ -389,6 +471,7 @@ mod tests {
             provider: "shm",
             protocol: "eager",
             code: Some(Code::Ok),
+            by: "",
         };
         trace.transfer("recv", "transfer", start, 9, &args);
         trace.stop().unwrap();
@@ -409,6 +492,42 @@ mod tests {
         let args = &events[2]["args"];
         assert_eq!((&args["peer"], &args["step"]), (&"w\"1".into(), &(-3).into()));
         assert_eq!((&args["key"], &args["code"]), (&"k\\xff;\\\"".into(), &"OK".into()));
+    }
+
+    #[test]
+    fn r26_spans_are_named_by_key_and_say_who_waited() {
+        let path = path("explains.json");
+        let trace = Trace::new();
+        trace.looked(0);
+        assert!(trace.sleeps().is_none(), "costs nothing while off");
+        trace.asked(1, "w", b"k", 1);
+        trace.start(&path, "w").unwrap();
+        trace.looked(0);
+        trace.looked(0);
+        trace.looked(3); // a spin ends
+        trace.looked(1);
+        trace.looked(0);
+        let since = trace.sleeps(); // another one does
+        trace.slept(since, "adapter tcp");
+        trace.asked(7, "worker", b"layer/w\xff", 3);
+        trace.answered(7, Code::NotFound);
+        trace.answered(7, Code::Ok);
+        trace.answered(1, Code::Ok);
+        let start = Instant::now();
+        let args = Args { peer: "worker", key: b"layer/w", step: 3, ..Args::default() };
+        trace.transfer("recv", "transfer", start, 9, &args);
+        trace.stop().unwrap();
+        let events = read(&path);
+        std::fs::remove_file(&path).unwrap();
+        let names: Vec<&str> = events[1..].iter().map(|e| e["name"].as_str().unwrap()).collect();
+        let source = "source layer/w\\xff";
+        assert_eq!(
+            names,
+            ["spin", "spin", "sleep", source, source, "recv layer/w", "recv layer/w"]
+        );
+        assert_eq!(events[3]["args"]["by"], "adapter tcp");
+        assert_eq!(events[4]["args"]["code"], "NOT_FOUND");
+        assert_eq!(events[4]["args"]["peer"], "worker");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use rdma_transport::fabric::{Mr, PostError, Remote};
+use rdma_transport::fabric::{Mr, PostError, ProviderKind, Remote};
 use rdma_transport::status::Code;
 
 use crate::harness::*;
@@ -392,4 +392,58 @@ pub fn threads<F: Fixture>() {
     let one = one.join().expect("thread");
     same(one.2.bytes(), two.1.bytes(), "data of b at a");
     same(two.2.bytes(), one.1.bytes(), "data of a at b");
+}
+
+/// Peers that flood do not keep others waiting: a poll takes some messages of each endpoint.
+pub fn r05_a_poll_takes_few_messages_of_each_endpoint<F: Fixture>() {
+    const FLOODS: usize = 8;
+    if F::KIND == ProviderKind::Ibverbs {
+        return; // Its queue is the device's: completions are taken in their order, few at a time.
+    }
+    let mut b = Node::new(F::open());
+    let mut floods: Vec<Node> = (0..FLOODS).map(|_| Node::new(F::open())).collect();
+    let mut honest = Node::new(F::open());
+    let ends: Vec<_> = floods.iter_mut().map(|a| join::<F>(a, &mut b)).collect();
+    let (from, to) = join::<F>(&mut honest, &mut b);
+    until("connections", || {
+        let all = floods.iter_mut().chain([&mut honest, &mut b]);
+        let up = |n: &mut Node| {
+            n.poll();
+            n.log.iter().filter(|(_, e)| *e == Ev::Connected).count()
+        };
+        (all.map(up).sum::<usize>() == 2 * (FLOODS + 1)).then_some(())
+    });
+    b.log.clear();
+    let flood = |a: &mut Node, ep| {
+        for _ in 0..2000 {
+            if a.ad.send(ep, &[b"ping"]).is_err() {
+                break;
+            }
+        }
+        a.ad.flush();
+        a.poll();
+    };
+    let mut most = 0;
+    for round in 0..40u32 {
+        for (a, (ep, _)) in floods.iter_mut().zip(&ends) {
+            flood(a, *ep);
+        }
+        honest.ad.send(from, &[&round.to_le_bytes()]).expect("an honest message");
+        honest.ad.flush();
+        let mut polls = 0;
+        until("an honest message beside a flood", || {
+            honest.poll();
+            b.poll();
+            polls += 1;
+            if round > 10 {
+                // By then the adapter has learnt how short these messages are.
+                for (_, ep) in &ends {
+                    most = most.max(b.log.iter().filter(|(e, _)| e == ep).count());
+                }
+            }
+            let came = b.log.drain(..).any(|(e, ev)| e == to && matches!(ev, Ev::Message(_)));
+            came.then_some(())
+        });
+    }
+    assert!(most <= 64, "{most} messages of one endpoint in one poll");
 }

@@ -18,14 +18,15 @@ use super::moves::{MOVE_MAX, Move, Moved};
 use super::regions::{Refusal, RegionTable};
 use super::{Access, Adapter, Caps, EpId, Event, Mem, Mr, PostError, ProviderKind, Remote, View};
 use crate::config::Config;
+use crate::limits::POLL_EVENTS;
 use crate::status::{Code, Status};
 
 /// Bytes copied under one lock.
 const CHUNK: u64 = 1 << 20;
 /// Bytes copied in one poll.
 const POLL_BYTES: u64 = 4 << 20;
-/// Items taken in one poll.
-const POLL_ITEMS: usize = 256;
+/// Items moved to their endpoints in one poll: more than all that peers may have queued at a few.
+const POLL_ITEMS: usize = 1 << 16;
 /// A transfer up to this size is made at once if nothing is before it.
 const AT_ONCE: u64 = 64 << 10;
 const MAX_SEND: usize = 128 << 10;
@@ -66,6 +67,8 @@ struct Endpoint {
     /// It had its connection.
     down: bool,
     ops: VecDeque<Op>,
+    /// What its peer has for it, in order.
+    inbox: VecDeque<Item>,
     /// WRITEs and READs accepted and not reported.
     under_way: usize,
     /// A piece of this operation is being moved.
@@ -81,6 +84,8 @@ pub struct LoopbackAdapter {
     eps: HashMap<u32, Endpoint, foldhash::fast::RandomState>,
     /// Endpoints with operations that are not finished.
     busy: VecDeque<u32>,
+    /// Endpoints with items in their inbox.
+    served: VecDeque<u32>,
     /// To be reported by the next poll.
     ready: VecDeque<Event>,
     /// Messages with views on them.
@@ -112,6 +117,7 @@ impl LoopbackAdapter {
             hub: Hub::new()?,
             eps: HashMap::default(),
             busy: VecDeque::new(),
+            served: VecDeque::new(),
             ready: VecDeque::new(),
             held: Vec::new(),
             armed: false,
@@ -251,6 +257,35 @@ impl LoopbackAdapter {
                 self.ready.push_back(Event::Down { ep, status });
             }
             What::Bye => {}
+        }
+    }
+
+    /// Gives the items to their endpoints, and takes some of each.
+    fn serve(&mut self, events: &mut Vec<Event>) {
+        for _ in 0..POLL_ITEMS {
+            let Some(item) = self.hub.inbox.pop() else { break };
+            let to = item.to;
+            match self.eps.get_mut(&to) {
+                Some(e) => {
+                    if e.inbox.is_empty() {
+                        self.served.push_back(to);
+                    }
+                    e.inbox.push_back(item);
+                }
+                None => self.take(item, events),
+            }
+        }
+        for _ in 0..self.served.len() {
+            let Some(id) = self.served.pop_front() else { break };
+            for _ in 0..POLL_EVENTS {
+                let Some(item) = self.eps.get_mut(&id).and_then(|e| e.inbox.pop_front()) else {
+                    break;
+                };
+                self.take(item, events);
+            }
+            if self.eps.get(&id).is_some_and(|e| !e.inbox.is_empty()) {
+                self.served.push_back(id);
+            }
         }
     }
 
@@ -408,6 +443,7 @@ impl Adapter for LoopbackAdapter {
             up: false,
             down: false,
             ops: VecDeque::new(),
+            inbox: VecDeque::new(),
             under_way: 0,
             moving: None,
         };
@@ -509,17 +545,17 @@ impl Adapter for LoopbackAdapter {
             }
         }
         self.report(events);
-        for _ in 0..POLL_ITEMS {
-            let Some(item) = self.hub.inbox.pop() else { break };
-            self.take(item, events);
-        }
+        self.serve(events);
         self.report(events);
     }
 
     fn arm(&mut self) -> bool {
         self.armed = true;
         let moving = |id| self.eps.get(id).is_some_and(|e: &Endpoint| e.moving.is_some());
-        self.hub.arm() && self.ready.is_empty() && self.busy.iter().all(moving)
+        self.hub.arm()
+            && self.ready.is_empty()
+            && self.served.is_empty()
+            && self.busy.iter().all(moving)
     }
 
     fn leave_moves(&mut self) {
@@ -573,7 +609,13 @@ impl Adapter for LoopbackAdapter {
         if let Some(remote) = &e.remote {
             e.tell(remote, What::Bye);
         }
+        for item in e.inbox {
+            if let What::Hello(from, token) = item.what {
+                from.hub.push(Item { to: from.id, from: token, what: What::Bye });
+            }
+        }
         self.busy.retain(|&x| x != ep.0);
+        self.served.retain(|&x| x != ep.0);
         self.ready.retain(|event| match event {
             Event::Connected(x) => *x != ep,
             Event::Message { ep: x, .. } | Event::Written { ep: x, .. } => *x != ep,

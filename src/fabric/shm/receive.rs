@@ -15,6 +15,7 @@ use super::wire::{self, Ask, Message, Source, Write, kind, outcome};
 use super::{Core, Kind};
 use crate::fabric::moves::{MOVE_MAX, Move};
 use crate::fabric::{Access, Event};
+use crate::limits::POLL_EVENTS;
 use crate::status::{Code, Status};
 
 /// A peer that feeds a WRITE through its stream is waited for so long.
@@ -40,6 +41,7 @@ impl Link {
         core: &mut Core,
         events: &mut Vec<Event>,
     ) -> Result<bool, Status> {
+        let mut taken = 0;
         let mut busy = false;
         if self.is_running(Kind::In) {
             return Ok(busy);
@@ -59,12 +61,17 @@ impl Link {
                 busy = true;
                 continue;
             }
+            if taken == POLL_EVENTS {
+                // The rest is for the next poll, when the other endpoints have had theirs.
+                return Ok(true);
+            }
             match self.rx.peek() {
                 Ok(None) => return Ok(busy),
                 Ok(Some(header)) => {
                     if !self.take(core, header, events)? {
                         return Ok(busy);
                     }
+                    taken += 1;
                 }
                 Err(what) => return Err(self.broken(&what)),
             }

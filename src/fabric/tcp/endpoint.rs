@@ -11,6 +11,7 @@ use super::sock::{self, Epoll};
 use super::{EMPTY, tx};
 use crate::fabric::Event;
 use crate::fabric::regions::RegionTable;
+use crate::limits::POLL_EVENTS;
 use crate::local_fd::Local;
 use crate::status::Status;
 
@@ -20,6 +21,8 @@ const BUFFER: usize = 256 << 10;
 const RECV: usize = 64 << 10;
 /// The same where a large payload is expected, which had better go to its place.
 const RECV_BULK: usize = 4 << 10;
+/// Least of an endpoint whose messages are short and many.
+const RECV_LEAST: usize = 512;
 /// Work per endpoint and poll.
 const POLL_BYTES: u64 = 2 << 20;
 
@@ -69,6 +72,8 @@ pub struct Endpoint {
     pub out: bool,
     /// The socket does not take output any more, for this reason.
     pub broken: Option<Status>,
+    /// Most bytes of its next receive into the buffer: about as many as `POLL_EVENTS` messages have.
+    share: usize,
     /// Bytes that the socket has taken and given.
     pub moved: u64,
     /// Copies of its content that are left to others.
@@ -119,6 +124,7 @@ impl Endpoint {
             lazy: false,
             out: false,
             broken: None,
+            share: RECV,
             moved: 0,
             moves: Moves::default(),
         }
@@ -132,7 +138,8 @@ impl Endpoint {
             return Input::Some;
         }
         let mut total = 0u64;
-        while total < POLL_BYTES {
+        let mut count = 0;
+        while total < POLL_BYTES && count < POLL_EVENTS {
             if shared.left && self.wants_input(shared) {
                 // Asked for; nothing behind it is looked at.
                 return Input::Some;
@@ -143,8 +150,8 @@ impl Endpoint {
             let room = BUFFER - shared.viewed;
             let direct = self.link.direct(&shared.regions);
             let bulk = direct.is_some() || self.link.rx.bulk;
-            let cap = if bulk { RECV_BULK } else { RECV }.min(room);
-            if cap < RECV_BULK {
+            let cap = if bulk { RECV_BULK.min(self.share) } else { self.share }.min(room);
+            if room < RECV_BULK {
                 break;
             }
             let tail = shared.buffer.at(shared.viewed);
@@ -163,6 +170,7 @@ impl Endpoint {
                 Err(e) => return Input::Closed(self.link.gone(&e.to_string())),
             };
             total += n;
+            let before = events.len();
             self.moved = self.moved.wrapping_add(n);
             let placed = n.min(len);
             let mut cx =
@@ -187,6 +195,13 @@ impl Endpoint {
             if let Err(status) = done {
                 return Input::Closed(status);
             }
+            let came = events.len() - before;
+            count += came;
+            self.share = match came {
+                _ if came > POLL_EVENTS => (self.share / (came / POLL_EVENTS + 1)).max(RECV_LEAST),
+                _ if 2 * came <= POLL_EVENTS => (2 * self.share).min(RECV),
+                _ => self.share,
+            };
             if n < len + cap as u64 {
                 break;
             }

@@ -376,8 +376,9 @@ impl Adapter for TcpAdapter {
         while let Some(id) = self.fresh.pop_front() {
             events.push(Event::Connected(EpId(id)));
         }
+        // Each poll begins with another endpoint, so that none always finds the buffer full.
+        self.turn = self.turn.wrapping_add(1);
         if self.order.len() <= DIRECT {
-            self.turn = self.turn.wrapping_add(1);
             let (n, mut ids) = (self.order.len(), [0; DIRECT]);
             ids[..n].copy_from_slice(&self.order);
             for i in 0..n {
@@ -391,8 +392,8 @@ impl Adapter for TcpAdapter {
                 *at = id;
                 n += 1;
             }
-            for id in &seen[..n] {
-                self.service(*id, events);
+            for i in 0..n {
+                self.service(seen[(self.turn + i) % n], events);
             }
             for i in (0..self.busy.len()).rev() {
                 match self.busy.get(i) {
