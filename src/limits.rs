@@ -53,6 +53,13 @@ pub const POLL_EVENTS: usize = 32;
 pub const SHM_REGIONS: usize = 16_384;
 /// Segments of a peer's pool that the shm adapter maps.
 pub const SHM_SEGMENTS: usize = 1024;
+/// Segments of all peers' pools that the shm adapter maps: each is one of the 65,530 mappings that a process
+/// may have.
+pub const SHM_SEGMENTS_ALL: usize = 16_384;
+/// Bytes of one peer's segments, as a multiple of the memory of this host, on which the peer runs too.
+pub const SHM_SEGMENT_MEMORY: u64 = 2;
+/// The same for all peers together.
+pub const SHM_SEGMENT_MEMORY_ALL: u64 = 16;
 /// Bytes of messages on their way to the socket of a tcp endpoint.
 pub const TCP_MESSAGES: usize = 1 << 20;
 /// Bytes of messages that wait at an endpoint of loopback.
@@ -193,8 +200,14 @@ pub const LIMITS: &[Limit] = &[
     limit(
         "shm: segments of a peer's pool that are mapped, per connection",
         Number(SHM_SEGMENTS),
-        Follows,
+        Number(SHM_SEGMENTS_ALL),
         "content goes another way",
+    ),
+    limit(
+        "shm: bytes of these",
+        Words("twice the physical memory"),
+        Words("16 times the physical memory"),
+        "the same",
     ),
     limit(
         "tcp: messages on their way to the socket, per connection",

@@ -79,9 +79,25 @@ impl Drop for Blocked {
 /// Starts a thread that takes no signal of the application: handlers run where the application expects them, and signals
 /// that all of its threads block, to read them from a signalfd, stay blocked.
 pub fn spawn(name: &str, f: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    spawn_by(std::thread::Builder::new().name(name.to_owned()), f)
+}
+
+/// The same, with so many bytes of stack.
+pub fn spawn_small(
+    name: &str,
+    stack: usize,
+    f: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    spawn_by(std::thread::Builder::new().name(name.to_owned()).stack_size(stack), f)
+}
+
+fn spawn_by(
+    builder: std::thread::Builder,
+    f: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
     // A new thread has its creator's mask from its first instruction on.
     let _blocked = Blocked::new(&Signals::all_but(&FAULTS));
-    std::thread::Builder::new().name(name.to_owned()).spawn(f)
+    builder.spawn(f)
 }
 
 /// Runs `f`, whose writes to files and pipes fail with an error where the system would otherwise raise SIGXFSZ (a limit

@@ -208,6 +208,51 @@ fn bench(way: &str, pooled: bool) {
     other.finish();
 }
 
+/// Milliseconds of a round, the median.
+fn median_ms(mut round: impl FnMut()) -> f64 {
+    let mut times: Vec<f64> = (0..41)
+        .map(|_| {
+            let start = Instant::now();
+            round();
+            start.elapsed().as_secs_f64() * 1e3
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    times[20]
+}
+
+/// Allocating, filling and freeing: memory that the pool keeps, the same given back in between, and
+/// the process's own allocator.
+#[test]
+#[ignore = "measures"]
+fn bench_allocations() {
+    for len in [1 << 20, 16 << 20, 128 << 20] {
+        let pool = Pool::new(4 << 30);
+        let fill = || {
+            let block = pool.alloc(len).unwrap();
+            // SAFETY: a live block of this length.
+            unsafe { block.write_bytes(1, len) };
+            pool.free(block).unwrap();
+        };
+        let kept = median_ms(fill);
+        let given_back = median_ms(|| {
+            fill();
+            let later = Instant::now() + std::time::Duration::from_secs(1000);
+            while pool.trim_due(later) == Some(std::time::Duration::ZERO) {
+                pool.trim(later);
+            }
+        });
+        let own = median_ms(|| {
+            let mut block: Vec<u8> = Vec::with_capacity(len);
+            block.resize(len, 1);
+            std::hint::black_box(&block);
+        });
+        println!(
+            "{len:>10} B {kept:>8.2} ms kept {given_back:>8.2} ms given back {own:>8.2} ms malloc"
+        );
+    }
+}
+
 #[test]
 #[ignore = "measures"]
 fn bench_pool() {

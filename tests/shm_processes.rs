@@ -116,6 +116,61 @@ fn a_peer_killed_in_mid_write_ends_the_endpoint_and_reports_nothing_half_written
     }
 }
 
+/// The child: posts a WRITE out of its own memory, and becomes another program under the same number.
+/// A forked child keeps the connection.
+#[test]
+#[ignore = "started by the other tests"]
+fn child_execs() {
+    use std::os::unix::process::CommandExt;
+    if child::args().is_none() {
+        return;
+    }
+    let mut side = Side::open(Some("cma"));
+    child::meet_parent(&mut side);
+    let memory = pattern(5, LEN);
+    let place = child::listen();
+    let mut words = place.split(' ').map(|w| w.parse::<u64>().unwrap());
+    let remote = Remote { addr: words.next().unwrap(), rkey: words.next().unwrap() as u32 };
+    // SAFETY: the memory lives until the process is another program, which is the point.
+    let local = unsafe { Mem::new(memory.as_ptr().addr() as u64, LEN as u64, 0) };
+    side.adapter.write(side.ep, 1, local, remote, Some(1)).unwrap();
+    side.adapter.flush();
+    // SAFETY: the forked child makes system calls only, and ends with this process.
+    unsafe {
+        if libc::fork() == 0 {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            loop {
+                libc::pause();
+            }
+        }
+    }
+    panic!("{}", std::process::Command::new("sleep").arg("60").exec());
+}
+
+#[test]
+fn r16_a_peer_that_called_exec_is_gone_and_nothing_of_it_is_written() {
+    let mut other = Other::start("child_execs", "");
+    let mut side = Side::open(Some("cma"));
+    let mut dst = vec![0u8; LEN];
+    other.meet(&mut side);
+    let addr = dst.as_mut_ptr().addr() as u64;
+    // SAFETY: the memory outlives the adapter's use.
+    let mr = unsafe { side.adapter.register(addr, LEN as u64, Access::REMOTE_WRITE) }.unwrap();
+    other.tell(&format!("{addr} {}", mr.rkey));
+    let program = format!("/proc/{}/comm", other.process.id());
+    while std::fs::read_to_string(&program).unwrap().trim() != "sleep" {
+        std::thread::yield_now();
+    }
+    while !side.is_down() {
+        side.pump();
+        assert!(!side.got.contains(&Got::Written(1)), "success with another program's memory");
+    }
+    let Some(Got::Down(status)) = side.got.last() else { panic!("{:?}", side.got) };
+    assert_eq!(status.reason, Reason::PeerGone, "{status}");
+    assert!(dst.iter().all(|&byte| byte == 0));
+    other.kill();
+}
+
 /// The child, alone in its process: one adapter, many peers; says what each costs.
 #[test]
 #[ignore = "started by the other tests"]

@@ -242,12 +242,13 @@ pub enum Event {
     },
 }
 
-/// A shared segment of the memory pool behind `rdma_mem_alloc`.
+/// A shared segment of the memory pool behind `rdma_mem_alloc`. Its file is sealed when it is offered to
+/// peers: nobody but the pool, which has it mapped, can write to it.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolSegment {
-    /// Identifies the segment for the life of its manager.
+    /// Identifies the segment for the life of its manager; never used again.
     pub id: u32,
-    /// The memfd behind it; owned by the pool, open as long as the pool lives.
+    /// The memfd behind it; owned by the pool, open as long as the segment lives.
     pub fd: RawFd,
     /// Address here.
     pub addr: u64,
@@ -289,8 +290,14 @@ pub trait Adapter: Send {
     /// Closes a region. On return no peer reads or writes it through this key any more.
     fn deregister(&mut self, mr: Mr) -> Result<(), Status>;
 
-    /// Makes a pool segment known (shm peers may map it); one that is known already is left alone.
-    /// Segments live as long as the adapter.
+    /// Says that this region's key is given to this endpoint's peer, and to nobody else.
+    fn grant(&mut self, ep: EpId, mr: Mr) {
+        let _ = (ep, mr);
+    }
+
+    /// Makes a pool segment known (shm peers may map it); one that is known already is left alone. One
+    /// at the address of another takes its place, which holds nothing any more. Segments live as long
+    /// as the adapter, or until another takes their place.
     fn add_pool(&mut self, segment: PoolSegment) -> Result<(), Status> {
         let _ = segment;
         Ok(())

@@ -22,6 +22,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::EpId;
+use super::shm::Process;
 use crate::local_fd::Local;
 
 /// Most bytes of one move: what a turn does between two looks at everything else.
@@ -72,7 +73,7 @@ enum How {
     /// Within this process; `past`: past the cache.
     Copy { src: u64, dst: u64, len: usize, past: bool },
     /// Out of another process.
-    Process { pid: i32, src: u64, dst: u64, len: usize },
+    Process { process: Process, src: u64, dst: u64, len: usize },
     /// To a socket.
     Send { sock: Arc<Local<OwnedFd>>, parts: Vec<Part> },
     /// From a socket.
@@ -134,9 +135,22 @@ impl Move {
     ///
     /// # Safety
     /// As for [`copy`](Self::copy), of `dst`.
-    pub unsafe fn process(ep: EpId, what: u32, pid: i32, src: u64, dst: u64, len: usize) -> Move {
+    pub(crate) unsafe fn process(
+        ep: EpId,
+        what: u32,
+        process: Process,
+        src: u64,
+        dst: u64,
+        len: usize,
+    ) -> Move {
         let claim = Claim::new(ranges(&[(dst, len)]));
-        Move { ep, what, how: How::Process { pid, src, dst, len }, keep: SmallVec::new(), claim }
+        Move {
+            ep,
+            what,
+            how: How::Process { process, src, dst, len },
+            keep: SmallVec::new(),
+            claim,
+        }
     }
 
     /// One call that writes to a socket.
@@ -191,9 +205,10 @@ unsafe fn carry_out(how: &How) -> io::Result<usize> {
             }
             Ok(*len)
         }
-        How::Process { pid, src, dst, len } => {
+        How::Process { process, src, dst, len } => {
             // SAFETY: by the caller.
-            unsafe { super::shm::sys::read_process(*pid, *src, *dst as *mut u8, *len) }
+            let read = unsafe { process.read(*src, *dst as *mut u8, *len) };
+            read.map_err(io::Error::from)
         }
         How::Send { sock, parts } => {
             // SAFETY: by the caller.

@@ -407,8 +407,9 @@ impl Core {
         let dials = self.world.routes.values().filter_map(|r| r.next_try).map(until).min();
         let retry = self.engine.has_pending() || self.world.waits_for_copies();
         let retry = retry.then_some(RETRY);
+        let trim = self.world.pool.trim_due(now);
         let untold = log::owes().then_some(TELL);
-        let all = [boot, dials, retry, untold, self.doubt_ends()];
+        let all = [boot, dials, retry, trim, untold, self.doubt_ends()];
         all.into_iter().flatten().fold(tick, Duration::min)
     }
 
@@ -474,6 +475,7 @@ impl Ground for Core {
     }
 
     fn arm(&mut self) -> bool {
+        self.world.trim_pool();
         // Every adapter is armed, so that none misses its wake-up because of another.
         let idle = self.world.adapters.iter_mut().flatten().filter_map(|a| a.arm().then_some(()));
         self.armed = idle.count() == self.world.adapters.iter().flatten().count();

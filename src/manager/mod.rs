@@ -343,7 +343,7 @@ impl Manager {
                 let text = format!("no memory of rdma_mem_alloc begins at {addr:#x}");
                 return Err(Status::new(Code::NotFound, text));
             }
-            core.world.pool.free(addr as *mut u8)
+            core.world.pool_free(addr)
         })
     }
 
@@ -446,6 +446,9 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
     let pool = Pool::new(sys::physical_memory());
     if adapters.iter().flatten().any(|a| !a.caps().windows) {
         pool.keep_memory();
+    }
+    if adapters[ProviderKind::Shm as usize].is_none() {
+        pool.keep_private();
     }
     let world = World {
         adapters,

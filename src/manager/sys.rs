@@ -193,11 +193,5 @@ pub unsafe fn copy(dst: u64, src: u64, len: u64) {
 
 /// Bytes of main memory, the bound of what the library allocates itself.
 pub fn physical_memory() -> usize {
-    let (pages, size) =
-        // SAFETY: no pointers.
-        unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
-    match (usize::try_from(pages), usize::try_from(size)) {
-        (Ok(pages), Ok(size)) => pages.saturating_mul(size),
-        _ => 1 << 34,
-    }
+    usize::try_from(crate::fabric::shm::sys::physical_memory()).unwrap_or(usize::MAX)
 }

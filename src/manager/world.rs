@@ -144,7 +144,7 @@ pub struct World {
     /// Blocks to be freed once the endpoints that may still touch them are destroyed, and the copies
     /// that do have ended.
     pub parked: Vec<Buffer>,
-    /// So many of its segments, from the first on, are known to all adapters.
+    /// Its version whose segments are known to all adapters.
     pub segments: usize,
     /// Callbacks to run.
     pub work: VecDeque<Work>,
@@ -223,24 +223,40 @@ impl World {
     /// Memory of the library, of the pool.
     pub fn pool_alloc(&mut self, len: u64) -> Result<u64, Status> {
         let addr = self.pool.alloc(usize::try_from(len).unwrap_or(usize::MAX))?;
-        if self.pool.segment_count() > self.segments {
-            self.share_segments();
-        }
+        self.share_segments();
         Ok(addr as u64)
+    }
+
+    /// Gives it back.
+    pub fn pool_free(&mut self, addr: u64) -> Result<(), Status> {
+        self.pool.free(addr as *mut u8)?;
+        self.share_segments();
+        Ok(())
+    }
+
+    /// Gives memory of the pool back to the system that was not used for a while.
+    pub fn trim_pool(&mut self) {
+        self.pool.trim(Instant::now());
+        self.share_segments();
     }
 
     /// Makes new segments of the pool known to the adapters. One that an adapter could not take (for
     /// want of descriptors, say) is offered again at the next allocation; until then its content
     /// travels as other memory does.
     fn share_segments(&mut self) {
-        for segment in self.pool.segments(self.segments) {
-            match self.regions.add_segment(&mut self.adapters, segment) {
-                Ok(()) if segment.id as usize == self.segments => self.segments += 1,
-                Ok(()) => {}
-                Err(status) => {
-                    crate::log::debug(format_args!("pool segment {}: {status}", segment.id));
-                }
+        let version = self.pool.version();
+        if version == self.segments {
+            return;
+        }
+        let mut all = true;
+        for segment in self.pool.segments() {
+            if let Err(status) = self.regions.add_segment(&mut self.adapters, segment) {
+                crate::log::debug(format_args!("pool segment {}: {status}", segment.id));
+                all = false;
             }
+        }
+        if all {
+            self.segments = version;
         }
     }
 
@@ -317,7 +333,10 @@ impl Fx for World {
         }
         // SAFETY: the engine closes the window before the memory's owner gets it back.
         match unsafe { memory::open(adapter.as_mut(), addr, len, access) } {
-            Ok(keys) => Ok(Window { keys, owned: true }),
+            Ok(keys) => {
+                keys.iter().for_each(|mr| adapter.grant(link.ep.1, mr));
+                Ok(Window { keys, owned: true })
+            }
             Err(_) if !adapter.caps().windows => Err(MapError::NeedProxy),
             Err(status) => Err(MapError::Failed(status)),
         }
@@ -385,7 +404,7 @@ impl Fx for World {
         if self.is_touched(&buffer) {
             return self.parked.push(buffer);
         }
-        if let Err(status) = self.pool.free(buffer.addr as *mut u8) {
+        if let Err(status) = self.pool_free(buffer.addr) {
             crate::log::error(format_args!("freeing library memory: {status}"));
         }
     }

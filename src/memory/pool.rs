@@ -1,18 +1,23 @@
 //! The allocator behind `rdma_mem_alloc`: blocks in memfd-backed segments, which peers of this host
 //! may map, so that content in them is copied once, by plain loads and stores.
 //!
-//! A segment is never unmapped before the pool is dropped, since adapters know its address and
-//! peers may have it mapped. Large free ranges give their memory back to the system nevertheless.
+//! A segment's addresses are never unmapped before the pool is dropped, since adapters know them. What is
+//! free keeps its memory for a while, by how much was in use lately (`spare`), and then gives it back to the
+//! system. A segment that peers may map is sealed against whoever would write to it; of such a file no part
+//! can be given back, so a segment in which nothing lives gets another file, and another number.
 
 mod ranges;
+mod spare;
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use ranges::{FreeList, Pages};
+use spare::Spare;
 
 use crate::fabric::PoolSegment;
 use crate::fabric::shm::sys::{self, Mapping};
@@ -29,38 +34,89 @@ const HUGE: usize = 2 << 20;
 /// A segment has at least this part of the bytes before it, so that there are few: each costs
 /// descriptors here, and a mapping in every peer.
 const GROWTH: usize = 8;
-/// A free range that may hold so much memory in whole huge pages gives it back.
-const GIVE_BACK: usize = 16 << 20;
+/// The part of its limit that the pool keeps at most in memory that nobody uses.
+const KEPT_PART: usize = 8;
+/// Given back at a time, so that nobody waits long.
+const GIVE_BACK: usize = 64 << 20;
 /// Most segments; shm peers map no more.
 const MAX_SEGMENTS: usize = 1024;
 
 #[derive(Debug)]
 struct Segment {
+    id: u32,
     map: Mapping,
     fd: OwnedFd,
+    /// Nobody but this mapping can change the file.
+    sealed: bool,
     free: FreeList,
     /// Huge pages that may hold memory.
     used: Pages,
 }
 
+/// A new file for a segment.
+fn new_file(size: usize) -> std::io::Result<OwnedFd> {
+    sys::memfd(c"rdma-transport-pool", size)
+}
+
 impl Segment {
-    /// Takes `len` bytes of what is free.
-    fn take(&mut self, len: usize) -> Option<usize> {
-        let offset = self.free.take(len)?;
-        self.used.insert(offset / HUGE..(offset + len).div_ceil(HUGE));
-        Some(offset)
+    fn pages(&self) -> std::ops::Range<usize> {
+        0..self.map.len() / HUGE
     }
 
-    /// Gives the memory of a free range back, once it is so much that it is worth it.
-    fn give_back(&mut self, (start, len): (usize, usize)) {
+    /// Takes `len` bytes of what is free; the pages that may hold memory since then.
+    fn take(&mut self, len: usize) -> Option<(usize, usize)> {
+        let offset = self.free.take(len)?;
+        let pages = offset / HUGE..(offset + len).div_ceil(HUGE);
+        let new = pages.len() - self.used.count(&pages);
+        self.used.insert(pages);
+        Some((offset, new))
+    }
+
+    /// Gives memory of a free range back: `over` pages, but at most `most` at a time. A sealed segment
+    /// goes as a whole, if that is not much more. The pages that were given back.
+    fn give_back(
+        &mut self,
+        (start, len): (usize, usize),
+        (over, most): (usize, usize),
+        next: &mut u32,
+    ) -> usize {
+        if self.sealed {
+            let held = self.used.count(&self.pages());
+            let fits = len == self.map.len() && held > 0 && held <= 2 * over;
+            return if fits && self.renew(next) { held } else { 0 };
+        }
         let whole = start.div_ceil(HUGE)..(start + len) / HUGE;
-        if len < GIVE_BACK || self.used.count(&whole) * HUGE < GIVE_BACK {
-            return;
+        let most = over.min(most);
+        let mut given = 0;
+        while given < most
+            && let Some(run) = self.used.take_run(&whole, most - given)
+        {
+            if self.map.advise_remove(run.start * HUGE, run.len() * HUGE).is_err() {
+                // Somebody has sealed it, or the system cannot.
+                self.sealed = true;
+                self.used.insert(run);
+                break;
+            }
+            given += run.len();
         }
-        while let Some(run) = self.used.take_run(&whole) {
-            // Failure costs memory only.
-            let _ = self.map.advise_remove(run.start * HUGE, run.len() * HUGE);
+        given
+    }
+
+    /// Puts a new file in the place of the one that peers may have mapped, whose memory goes once they
+    /// hold it no more. Nothing lives in it. Failure costs memory only.
+    fn renew(&mut self, next: &mut u32) -> bool {
+        let Ok(fd) = new_file(self.map.len()) else { return false };
+        if self.map.replace(sys::borrow(&fd)).is_err() {
+            return false;
         }
+        self.map.advise_huge();
+        // One that could not be sealed is not passed to peers.
+        let _ = sys::seal_future_write(&fd);
+        self.fd = fd;
+        self.id = *next;
+        *next += 1;
+        self.used = Pages::new(self.map.len() / HUGE);
+        true
     }
 }
 
@@ -73,22 +129,31 @@ struct Block {
 #[derive(Debug, Default)]
 struct Inner {
     segments: Vec<Segment>,
+    /// The next segment's number.
+    next: u32,
     /// Live blocks by address.
     blocks: BTreeMap<usize, Block>,
     /// Bytes of all segments.
     reserved: usize,
     /// Bytes of all live blocks.
     used: usize,
+    /// Bytes of huge pages that may hold memory.
+    held: usize,
+    spare: Spare,
 }
 
 /// A growing pool of shared memory. Every method may be called from any thread.
 #[derive(Debug)]
 pub struct Pool {
     inner: Mutex<Inner>,
-    count: AtomicUsize,
+    version: AtomicUsize,
     limit: usize,
     /// Free ranges keep their memory.
     keep: AtomicBool,
+    /// No peer maps the segments.
+    private: AtomicBool,
+    /// More is kept than nobody minds.
+    much: AtomicBool,
 }
 
 impl Pool {
@@ -96,9 +161,11 @@ impl Pool {
     pub fn new(limit: usize) -> Pool {
         Pool {
             inner: Mutex::default(),
-            count: AtomicUsize::new(0),
+            version: AtomicUsize::new(0),
             limit,
             keep: AtomicBool::new(false),
+            private: AtomicBool::new(false),
+            much: AtomicBool::new(false),
         }
     }
 
@@ -107,6 +174,11 @@ impl Pool {
     /// the device reads and writes.
     pub fn keep_memory(&self) {
         self.keep.store(true, Ordering::Relaxed);
+    }
+
+    /// Segments made from now on are not for peers: any part of them can be given back.
+    pub fn keep_private(&self) {
+        self.private.store(true, Ordering::Relaxed);
     }
 
     /// Allocates `len` bytes, aligned to [`ALIGN`]; zero bytes get a block too. The content is not
@@ -125,18 +197,21 @@ impl Pool {
             .iter_mut()
             .enumerate()
             .find_map(|(i, s)| s.take(rounded).map(|offset| (i, offset)));
-        let (segment, offset) = match found {
+        let (segment, (offset, pages)) = match found {
             Some(found) => found,
             None => {
                 self.grow(&mut inner, rounded, exhausted)?;
                 let last = inner.segments.len() - 1;
-                let offset = inner.segments[last].take(rounded);
-                (last, offset.ok_or_else(|| Status::internal("a new segment has no room"))?)
+                let taken = inner.segments[last].take(rounded);
+                (last, taken.ok_or_else(|| Status::internal("a new segment has no room"))?)
             }
         };
         let addr = inner.segments[segment].map.ptr().wrapping_add(offset);
         inner.blocks.insert(addr.addr(), Block { segment, len: rounded });
         inner.used += rounded;
+        inner.held += pages * HUGE;
+        let used = inner.used;
+        inner.spare.see_use(used);
         Ok(addr)
     }
 
@@ -164,15 +239,19 @@ impl Pool {
         let failed = |e: std::io::Error| {
             Status::os(format_args!("shared memory segment of {size} bytes"), &e)
         };
-        let fd = sys::memfd(c"rdma-transport-pool", size).map_err(failed)?;
+        let fd = new_file(size).map_err(failed)?;
         let map = Mapping::aligned(sys::borrow(&fd), size, HUGE).map_err(failed)?;
         map.advise_huge();
+        // Where the system cannot, shm peers are not passed this segment.
+        let sealed = !self.private.load(Ordering::Relaxed) && sys::seal_future_write(&fd).is_ok();
         let mut free = FreeList::default();
         free.insert(0, size);
         let used = Pages::new(size / HUGE);
-        inner.segments.push(Segment { map, fd, free, used });
+        let id = inner.next;
+        inner.next += 1;
+        inner.segments.push(Segment { id, map, fd, sealed, free, used });
         inner.reserved += size;
-        self.count.store(inner.segments.len(), Ordering::Release);
+        self.version.fetch_add(1, Ordering::Release);
         Ok(())
     }
 
@@ -189,9 +268,70 @@ impl Pool {
         let offset = addr.addr() - segment.map.ptr().addr();
         let range = segment.free.give(offset, block.len);
         if !self.keep.load(Ordering::Relaxed) {
-            segment.give_back(range);
+            let kept = inner.held.saturating_sub(inner.used);
+            let over = kept.saturating_sub(self.limit / KEPT_PART);
+            if over > 0 {
+                self.give_back(&mut inner, block.segment, range, (over, over));
+            }
+            let kept = inner.held.saturating_sub(inner.used);
+            self.much.store(kept > spare::ALWAYS, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    /// Gives back `over` bytes of a free range, or a little more, and at most so many.
+    fn give_back(
+        &self,
+        inner: &mut Inner,
+        at: usize,
+        range: (usize, usize),
+        (over, most): (usize, usize),
+    ) -> usize {
+        let Inner { segments, next, held, .. } = inner;
+        let before = segments[at].id;
+        let pages = (over.div_ceil(HUGE), most.div_ceil(HUGE));
+        let given = segments[at].give_back(range, pages, next) * HUGE;
+        *held = held.saturating_sub(given);
+        if segments[at].id != before {
+            self.version.fetch_add(1, Ordering::Release);
+        }
+        given
+    }
+
+    /// How long until `trim` has something to do; `None`: nothing is kept that anybody minds.
+    pub fn trim_due(&self, now: Instant) -> Option<Duration> {
+        if !self.much.load(Ordering::Relaxed) {
+            return None;
+        }
+        let inner = self.inner.lock();
+        Some(inner.spare.due(inner.held, inner.used).saturating_duration_since(now))
+    }
+
+    /// Gives back memory that was not used for a while, a part at a time. Whoever drives the manager
+    /// calls it before it sleeps.
+    pub fn trim(&self, now: Instant) {
+        if !self.much.load(Ordering::Relaxed) || self.keep.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut inner = self.inner.lock();
+        let (held, used) = (inner.held, inner.used);
+        let over = inner.spare.excess(now, held, used);
+        let mut given = 0;
+        // The last segments are the first to be needless.
+        'all: for at in (0..inner.segments.len()).rev() {
+            for range in inner.segments[at].free.large(HUGE) {
+                if given >= over.min(GIVE_BACK) {
+                    break 'all;
+                }
+                given += self.give_back(&mut inner, at, range, (over - given, GIVE_BACK - given));
+            }
+        }
+        if over > 0 && given == 0 {
+            // What is left lies between live blocks.
+            inner.spare.rest(now);
+        }
+        let kept = inner.held.saturating_sub(inner.used);
+        self.much.store(kept > spare::ALWAYS, Ordering::Relaxed);
     }
 
     /// Length of the live block that begins at this address, rounded up to [`ALIGN`].
@@ -208,21 +348,21 @@ impl Pool {
         })
     }
 
-    /// Number of segments, without a lock: a change says that `segments` has new ones.
-    pub fn segment_count(&self) -> usize {
-        self.count.load(Ordering::Acquire)
+    /// A number, without a lock: a change says that `segments` has new ones.
+    pub fn version(&self) -> usize {
+        self.version.load(Ordering::Acquire)
     }
 
-    /// The segments from number `from` on; they keep number, address and length for ever.
-    pub fn segments(&self, from: usize) -> Vec<PoolSegment> {
+    /// The segments. They keep address and length for ever; one that gets a new file gets a new number.
+    pub fn segments(&self) -> Vec<PoolSegment> {
         let inner = self.inner.lock();
-        let describe = |(i, s): (usize, &Segment)| PoolSegment {
-            id: i as u32,
+        let describe = |s: &Segment| PoolSegment {
+            id: s.id,
             fd: s.fd.as_raw_fd(),
             addr: s.map.ptr().addr() as u64,
             len: s.map.len() as u64,
         };
-        inner.segments.iter().enumerate().skip(from).map(describe).collect()
+        inner.segments.iter().map(describe).collect()
     }
 
     /// Bytes in live blocks, and bytes of all segments.
@@ -260,7 +400,7 @@ mod tests {
         assert_eq!(pool.usage(), (256, SEGMENT));
         pool.free(b).unwrap();
         assert_eq!(pool.alloc(64).unwrap(), b);
-        assert_eq!(pool.segment_count(), 1);
+        assert_eq!(pool.segments().len(), 1);
     }
 
     #[test]
@@ -289,50 +429,131 @@ mod tests {
         assert_eq!(Pool::new(100).alloc(1).unwrap_err().code, Code::ResourceExhausted);
     }
 
+    /// Lets so much time go by, a trim at a time.
+    fn idle(pool: &Pool, seconds: u64) {
+        let start = Instant::now();
+        (0..=seconds).for_each(|second| {
+            let now = start + Duration::from_secs(second);
+            while pool.trim_due(now) == Some(Duration::ZERO) {
+                pool.trim(now);
+            }
+        });
+    }
+
     #[test]
     fn large_blocks_have_their_own_segment_and_give_memory_back() {
         let pool = Pool::new(1 << 30);
         let len = 2 * SEGMENT + 5;
         let a = pool.alloc(len).unwrap();
-        let segment = pool.segments(0)[0];
+        let segment = pool.segments()[0];
         assert_eq!((segment.addr, segment.len), (a.addr() as u64, (2 * SEGMENT + HUGE) as u64));
         // SAFETY: a live block of this length.
         unsafe { a.write_bytes(0x5A, len) };
         pool.free(a).unwrap();
-        // SAFETY: the segment stays mapped as long as the pool lives.
+        idle(&pool, 100);
+        // SAFETY: the addresses stay mapped as long as the pool lives.
         assert_eq!(unsafe { a.add(SEGMENT).read_volatile() }, 0, "memory was kept");
-        let stays = pool.segments(0);
+        let stays = pool.segments();
         assert_eq!((stays.len(), stays[0].addr), (1, a.addr() as u64));
-        assert_eq!(pool.segments(1).len(), 0);
+        assert_eq!(pool.alloc(len).unwrap(), a);
     }
 
-    /// Bytes of memory behind a segment.
-    fn resident(segment: &PoolSegment) -> usize {
-        // SAFETY: an all-zero stat is a valid value, and a valid place for the result.
-        unsafe {
-            let mut st: libc::stat = std::mem::zeroed();
-            assert_eq!(libc::fstat(segment.fd, &mut st), 0);
-            st.st_blocks as usize * 512
-        }
+    /// Bytes of memory behind a pool.
+    fn resident(pool: &Pool) -> usize {
+        let of = |segment: PoolSegment| {
+            // SAFETY: an all-zero stat is a valid value, and a valid place for the result.
+            unsafe {
+                let mut st: libc::stat = std::mem::zeroed();
+                assert_eq!(libc::fstat(segment.fd, &mut st), 0);
+                st.st_blocks as usize * 512
+            }
+        };
+        pool.segments().into_iter().map(of).sum()
+    }
+
+    fn filled(pool: &Pool, len: usize) -> *mut u8 {
+        let block = pool.alloc(len).unwrap();
+        // SAFETY: a live block of this length.
+        unsafe { block.write_bytes(1, len) };
+        block
     }
 
     #[test]
     fn small_blocks_that_together_are_large_give_memory_back_too() {
         const LEN: usize = 1 << 20;
-        for keeps in [false, true] {
+        for (keeps, private) in [(false, false), (false, true), (true, false), (true, true)] {
             let pool = Pool::new(1 << 30);
             if keeps {
                 pool.keep_memory();
             }
-            let blocks: Vec<*mut u8> = (0..64).map(|_| pool.alloc(LEN).unwrap()).collect();
-            // SAFETY: live blocks of this length.
-            blocks.iter().for_each(|block| unsafe { block.write_bytes(1, LEN) });
-            let segments = pool.segments(0);
-            let held = || segments.iter().map(resident).sum::<usize>();
-            assert!(held() >= 64 * LEN);
+            if private {
+                pool.keep_private();
+            }
+            let blocks: Vec<*mut u8> = (0..64).map(|_| filled(&pool, LEN)).collect();
+            assert!(resident(&pool) >= 64 * LEN);
             // In an order in which no block is the neighbour of the one before.
             (0..64).for_each(|i| pool.free(blocks[i * 37 % 64]).unwrap());
-            assert_eq!(held() < GIVE_BACK, !keeps, "{} bytes are held", held());
+            idle(&pool, 100);
+            let held = resident(&pool);
+            assert_eq!(held <= spare::ALWAYS, !keeps, "{held} bytes are held");
+        }
+    }
+
+    #[test]
+    fn r25_memory_that_is_used_again_is_kept_and_idle_memory_is_not() {
+        for private in [false, true] {
+            let pool = Pool::new(1 << 30);
+            if private {
+                pool.keep_private();
+            }
+            const LEN: usize = 48 << 20;
+            let first = filled(&pool, LEN);
+            pool.free(first).unwrap();
+            for _ in 0..20 {
+                idle(&pool, 5);
+                assert!(resident(&pool) >= LEN, "memory was given back between two uses");
+                let again = pool.alloc(LEN).unwrap();
+                assert_eq!(again, first);
+                // SAFETY: a live block.
+                assert_eq!(unsafe { again.read_volatile() }, 1);
+                pool.free(again).unwrap();
+            }
+            idle(&pool, 100);
+            assert!(resident(&pool) <= spare::ALWAYS, "{} bytes are kept", resident(&pool));
+        }
+    }
+
+    #[test]
+    fn r25_what_is_kept_is_bounded() {
+        for private in [false, true] {
+            let pool = Pool::new(512 << 20);
+            if private {
+                pool.keep_private();
+            }
+            let blocks: Vec<*mut u8> = (0..6).map(|_| filled(&pool, 60 << 20)).collect();
+            blocks.into_iter().for_each(|block| pool.free(block).unwrap());
+            // Without any idle time. A sealed segment goes as a whole.
+            let bound = (512 << 20) / KEPT_PART + HUGE;
+            assert!(resident(&pool) <= bound, "{} bytes are kept", resident(&pool));
+        }
+    }
+
+    #[test]
+    fn r14_a_segment_is_sealed_before_anybody_sees_it() {
+        let pool = Pool::new(1 << 30);
+        let block = filled(&pool, 48 << 20);
+        for round in 0..2 {
+            let segment = pool.segments()[0];
+            assert_eq!(segment.id, round);
+            let path = format!("/proc/self/fd/{}", segment.fd);
+            let file = std::fs::File::options().read(true).write(true).open(path).unwrap().into();
+            assert!(Mapping::shared(sys::borrow(&file), 4096, true).is_err());
+            assert!(Mapping::shared(sys::borrow(&file), 4096, false).is_ok());
+            if round == 0 {
+                pool.free(block).unwrap();
+                idle(&pool, 100);
+                assert_eq!(filled(&pool, 48 << 20), block);
+            }
         }
     }
 
@@ -346,7 +567,7 @@ mod tests {
         };
         assert!(refused.message.contains("limit of 1099511627776"), "{refused}");
         assert!(pool.usage().0 > (1 << 40) / 10 * 9, "{:?}", pool.usage());
-        assert!(pool.segment_count() < 80, "{} segments", pool.segment_count());
+        assert!(pool.segments().len() < 80, "{} segments", pool.segments().len());
     }
 
     #[test]

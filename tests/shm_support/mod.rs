@@ -113,7 +113,7 @@ impl Side {
             return vec![0; len].leak();
         }
         let ptr = pool.alloc(len).unwrap();
-        for segment in pool.segments(0) {
+        for segment in pool.segments() {
             self.adapter.add_pool(segment).unwrap();
         }
         // SAFETY: a live block of the pool, which each test keeps until its adapters are gone.
@@ -132,7 +132,7 @@ pub fn pair(path: Option<&str>) -> (Side, Side) {
 pub fn pair_with(path: Option<&str>, pools: [Option<&Pool>; 2]) -> (Side, Side) {
     let (mut a, mut b) = (Side::open(path), Side::open(path));
     for (side, pool) in [&mut a, &mut b].into_iter().zip(pools) {
-        for segment in pool.iter().flat_map(|p| p.segments(0)) {
+        for segment in pool.iter().flat_map(|p| p.segments()) {
             side.adapter.add_pool(segment).unwrap();
         }
     }

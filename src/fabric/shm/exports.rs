@@ -5,9 +5,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+use super::foreign::Foreign;
 use super::ring::load32;
 use super::sys::{self, Mapping};
-use crate::fabric::Access;
+use crate::fabric::{Access, EpId};
 use crate::status::{Code, Status};
 
 /// Low bits of an rkey: the slot in the table.
@@ -65,6 +66,8 @@ struct Owned {
     /// The key that this slot had last: never given twice in a row.
     last: u32,
     region: Region,
+    /// The endpoint whose peer was given the key; `None`: whoever knows it.
+    to: Option<EpId>,
 }
 
 const NOTHING: Region = Region { base: 0, len: 0, access: Access::empty(), pool: None };
@@ -85,7 +88,7 @@ impl Exports {
     pub(crate) fn create() -> io::Result<Exports> {
         let fd = sys::memfd(c"rdma-transport-exports", FILE)?;
         let map = Mapping::shared(sys::borrow(&fd), FILE, true)?;
-        sys::seal_future_write(&fd);
+        sys::seal_future_write(&fd)?;
         let random = KeySource::default();
         Ok(Exports { map, fd, slots: Vec::new(), free: Vec::new(), random, armed: 0 })
     }
@@ -126,7 +129,7 @@ impl Exports {
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None if self.slots.len() < MAX_REGIONS => {
-                self.slots.push(Owned { rkey: 0, last: 0, region: NOTHING });
+                self.slots.push(Owned { rkey: 0, last: 0, region: NOTHING, to: None });
                 (self.slots.len() - 1) as u32
             }
             None => {
@@ -150,7 +153,7 @@ impl Exports {
                 break rkey;
             }
         };
-        *owned = Owned { rkey, last: rkey, region };
+        *owned = Owned { rkey, last: rkey, region, to: None };
         self.show(slot, rkey, &region);
         Ok(rkey)
     }
@@ -171,11 +174,39 @@ impl Exports {
         Ok(())
     }
 
-    /// The region of a key that a peer used, if it covers the range and allows the access.
-    pub(crate) fn check(&self, rkey: u32, addr: u64, len: u64, need: Access) -> Option<&Region> {
+    /// From now on the key is good for this endpoint's peer only.
+    pub(crate) fn grant(&mut self, rkey: u32, to: EpId) {
+        let slot = (rkey & (MAX_REGIONS as u32 - 1)) as usize;
+        if let Some(owned) = self.slots.get_mut(slot).filter(|o| rkey != 0 && o.rkey == rkey) {
+            owned.to = Some(to);
+        }
+    }
+
+    /// The region of a key that this endpoint's peer used.
+    fn of_peer(&self, rkey: u32, ep: EpId) -> Option<&Region> {
         let owned = self.slots.get((rkey & (MAX_REGIONS as u32 - 1)) as usize)?;
-        (rkey != 0 && owned.rkey == rkey && owned.region.allows(addr, len, need))
-            .then_some(&owned.region)
+        // All peers see all keys in the table: that one knows a key does not say that it was given it.
+        let given = owned.to.is_none_or(|to| to == ep);
+        (rkey != 0 && owned.rkey == rkey && given).then_some(&owned.region)
+    }
+
+    /// The region of a key that this endpoint's peer used, if it covers the range and allows the
+    /// access.
+    pub(crate) fn check(
+        &self,
+        ep: EpId,
+        rkey: u32,
+        addr: u64,
+        len: u64,
+        need: Access,
+    ) -> Option<&Region> {
+        self.of_peer(rkey, ep).filter(|region| region.allows(addr, len, need))
+    }
+
+    /// The pool segment in which this endpoint's peer may read by this key.
+    pub(crate) fn pool_of(&self, ep: EpId, rkey: u32) -> Option<u32> {
+        let region = self.of_peer(rkey, ep)?;
+        region.access.contains(Access::REMOTE_READ).then_some(region.pool?.0)
     }
 
     fn show(&self, slot: u32, rkey: u32, region: &Region) {
@@ -213,13 +244,13 @@ fn entry(map: &Mapping, slot: u32) -> Option<&Entry> {
 #[derive(Debug)]
 pub(crate) struct PeerExports {
     map: Mapping,
-    bell: OwnedFd,
+    bell: Foreign,
     rung: u32,
 }
 
 impl PeerExports {
     /// Maps a peer's exports, once size and seals are right and the doorbell is one.
-    pub(crate) fn map(fd: &OwnedFd, bell: OwnedFd) -> io::Result<PeerExports> {
+    pub(crate) fn map(fd: &OwnedFd, bell: Foreign) -> io::Result<PeerExports> {
         if !sys::is_eventfd(&bell) {
             return Err(io::Error::other("the peer's doorbell is no eventfd that does not block"));
         }
@@ -307,6 +338,31 @@ mod tests {
         Region { base, len, access: Access::REMOTE_WRITE, pool: None }
     }
 
+    const EP: EpId = EpId(7);
+
+    fn foreign(fd: OwnedFd) -> Foreign {
+        Foreign::new(fd, &std::sync::Arc::default())
+    }
+
+    #[test]
+    fn r14_a_key_is_good_for_the_peer_that_was_given_it() {
+        let mut table = Exports::create().unwrap();
+        let region = Region { access: Access::REMOTE_READ, pool: Some((3, 0)), ..region(64, 64) };
+        let key = table.add(region).unwrap();
+        let reads = |table: &Exports, ep| {
+            let reads = table.check(ep, key, 64, 64, Access::REMOTE_READ).is_some();
+            assert_eq!(table.pool_of(ep, key), reads.then_some(3));
+            reads
+        };
+        assert!(reads(&table, EP) && reads(&table, EpId(8)));
+        table.grant(key, EP);
+        assert!(reads(&table, EP) && !reads(&table, EpId(8)));
+        table.remove(key).unwrap();
+        assert!(!reads(&table, EP));
+        let writes = table.add(Region { access: Access::REMOTE_WRITE, ..region }).unwrap();
+        assert_eq!(table.pool_of(EP, writes), None);
+    }
+
     #[test]
     fn bounds_are_overflow_safe() {
         let r = region(1000, 100);
@@ -322,19 +378,19 @@ mod tests {
     #[test]
     fn keys_are_fresh_and_die_with_the_region() {
         let mut table = Exports::create().unwrap();
-        let peer = PeerExports::map(table.fd(), sys::eventfd().unwrap()).unwrap();
+        let peer = PeerExports::map(table.fd(), foreign(sys::eventfd().unwrap())).unwrap();
         let mut last = 0;
         for _ in 0..1000 {
             let key = table.add(region(64, 64)).unwrap();
             assert!(key != 0 && key != last);
             last = key;
-            assert!(table.check(key, 64, 64, Access::REMOTE_WRITE).is_some());
+            assert!(table.check(EP, key, 64, 64, Access::REMOTE_WRITE).is_some());
             let (seq, seen) = peer.look(key).unwrap();
             assert_eq!(seen, region(64, 64));
             assert!(peer.unchanged(key, seq));
             table.remove(key).unwrap();
             assert!(peer.look(key).is_none() && !peer.unchanged(key, seq));
-            assert!(table.check(key, 64, 64, Access::REMOTE_WRITE).is_none());
+            assert!(table.check(EP, key, 64, 64, Access::REMOTE_WRITE).is_none());
             assert_eq!(table.remove(key).unwrap_err().code, Code::NotFound);
         }
     }
@@ -354,17 +410,17 @@ mod tests {
         let mut table = Exports::create().unwrap();
         let (read, write) = std::io::pipe().unwrap();
         drop(read);
-        assert!(PeerExports::map(table.fd(), write.into()).is_err(), "ends the process");
+        assert!(PeerExports::map(table.fd(), foreign(write.into())).is_err(), "ends the process");
         let blocks = |fd: &OwnedFd| {
             // SAFETY: plain system call.
             assert_eq!(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, 0) }, 0);
         };
         let bell = sys::eventfd().unwrap();
         blocks(&bell);
-        assert!(PeerExports::map(table.fd(), bell).is_err(), "stops the process");
+        assert!(PeerExports::map(table.fd(), foreign(bell)).is_err(), "stops the process");
         let bell = sys::eventfd().unwrap();
         let held = bell.try_clone().unwrap();
-        let mut peer = PeerExports::map(table.fd(), bell).unwrap();
+        let mut peer = PeerExports::map(table.fd(), foreign(bell)).unwrap();
         let full = (u64::MAX - 1).to_ne_bytes();
         // SAFETY: eight readable bytes.
         assert_eq!(unsafe { libc::write(held.as_raw_fd(), full.as_ptr().cast(), 8) }, 8);

@@ -1,18 +1,22 @@
-//! How endpoints meet, over a Unix socket with an abstract name: Hello from the active side,
+//! How endpoints meet, over a Unix socket that only their user can reach (`nest`): Hello from the active side,
 //! Welcome from the passive side, Ready from the active side. Each brings its ring, its exports and
 //! its doorbell as descriptors, and a word in its memory by which the other finds out whether the
 //! kernel lets it read there.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::exports::PeerExports;
+use super::foreign::{Closer, Foreign};
 use super::link::{Link, Parts};
+use super::nest::{self, Nest};
+use super::process::Process;
 use super::ring::{Consumer, Producer};
 use super::socket::{self, PeerCred};
 use super::sys::{self, Epoll};
-use super::wire::{Address, Hello, Message};
+use super::wire::{Address, Hello, Home, Message};
 use super::{Core, Endpoint, ShmAdapter};
 use crate::fabric::{EpId, Event};
 use crate::status::{Code, Reason, Status};
@@ -39,7 +43,7 @@ pub(super) enum State {
     /// Active, the listener's queue was full.
     Dial { remote: Address },
     /// Active, Hello is sent.
-    AwaitWelcome { remote: Address, sock: OwnedFd, ring: Box<Producer> },
+    AwaitWelcome { remote: Address, sock: Foreign, ring: Box<Producer> },
     /// Passive, the peer has not come.
     AwaitHello { remote: Address },
     /// Passive, Welcome is sent.
@@ -53,19 +57,20 @@ pub(super) enum State {
 /// A peer that has said Hello.
 #[derive(Debug)]
 pub(super) struct Guest {
-    sock: OwnedFd,
+    sock: Foreign,
     hello: Hello,
-    fds: [OwnedFd; 3],
+    fds: [Foreign; 3],
 }
 
 /// The listener and those who have not said Hello.
 #[derive(Debug)]
 pub(super) struct Greeter {
     listener: OwnedFd,
+    nest: Nest,
     /// Readable at the end of a pause, during which the listener is not watched. Made beforehand:
     /// it is needed when there are no more descriptors.
     pause: OwnedFd,
-    strangers: Vec<(u32, OwnedFd)>,
+    strangers: Vec<(u32, Foreign)>,
     next: u32,
     /// Endpoints between Idle and Up.
     meeting: usize,
@@ -73,13 +78,32 @@ pub(super) struct Greeter {
 }
 
 impl Greeter {
-    pub(super) fn open(core: &Core) -> io::Result<Greeter> {
-        let listener = socket::listen(&core.socket)?;
+    pub(super) fn open(core: &Core, name: [u8; 16]) -> io::Result<Greeter> {
+        let (nest, listener) = Nest::open(name)?;
         core.epoll.add(&core.bell, KEY_BELL)?;
         core.epoll.add(&listener, KEY_LISTENER)?;
         let pause = sys::timerfd()?;
         core.epoll.add(&pause, KEY_PAUSE)?;
-        Ok(Greeter { listener, pause, strangers: Vec::new(), next: 0, meeting: 0, dialling: 0 })
+        let strangers = Vec::new();
+        Ok(Greeter { listener, nest, pause, strangers, next: 0, meeting: 0, dialling: 0 })
+    }
+
+    /// Where peers find it.
+    pub(super) fn home(&self) -> &Home {
+        self.nest.home()
+    }
+
+    /// Whether only processes of this user can reach it.
+    pub(super) fn is_private(&self) -> bool {
+        self.nest.is_private()
+    }
+
+    /// Turns away who has come and who comes. After this there is nothing in the listener's queue that
+    /// would be closed with it.
+    pub(super) fn close(&mut self, closer: &Arc<Closer>) {
+        sys::shut(&self.listener);
+        self.strangers.clear();
+        while socket::accept(&self.listener, closer).is_ok() {}
     }
 
     /// Whether someone is about to connect, so that sockets should be looked at often.
@@ -161,7 +185,7 @@ impl ShmAdapter {
                 let (_, sock) = self.greeter.strangers.remove(0);
                 self.core.epoll.remove(&sock);
             }
-            let sock = match socket::accept(&self.greeter.listener) {
+            let sock = match socket::accept(&self.greeter.listener, &self.core.closer) {
                 Ok(sock) => sock,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => return self.pause_accepting(),
@@ -229,8 +253,8 @@ impl ShmAdapter {
     fn dial_all(&mut self, events: &mut Vec<Event>) {
         for at in 0..self.eps.len() {
             let endpoint = &mut self.eps[at];
-            let State::Dial { remote } = endpoint.state else { continue };
-            match dial(&self.core, endpoint, remote) {
+            let State::Dial { remote } = &endpoint.state else { continue };
+            match dial(&self.core, endpoint, remote.clone()) {
                 Ok(state) => endpoint.state = state,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => continue,
                 Err(e) => {
@@ -287,7 +311,7 @@ impl ShmAdapter {
         self.core.epoll.remove(&sock);
         let guest = Guest { sock, hello, fds };
         match make_link(&self.core, endpoint, *ring, guest).and_then(|link| {
-            let ready = Message::Ready(link.reads_peer).encode();
+            let ready = Message::Ready(link.process.is_some()).encode();
             socket::send(&link.sock, &ready, &[])?;
             self.core.epoll.add(&link.sock, key(endpoint.id))?;
             Ok(link)
@@ -379,7 +403,7 @@ fn introduce(core: &Core, own: [u8; 16], to: [u8; 16], reads: bool) -> Hello {
 
 /// Dials and says Hello.
 fn dial(core: &Core, endpoint: &Endpoint, remote: Address) -> io::Result<State> {
-    let sock = socket::dial(&remote.socket)?;
+    let sock = Foreign::new(nest::dial(&remote.home)?, &core.closer);
     if socket::peer_cred(&sock)?.uid != socket::own_uid() {
         return Err(io::Error::other("the peer runs as another user"));
     }
@@ -396,7 +420,7 @@ fn welcome(core: &Core, endpoint: &Endpoint, guest: Guest) -> io::Result<Link> {
     let to = guest.hello.from;
     let (ring, fd) = Producer::create()?;
     let link = make_link(core, endpoint, ring, guest)?;
-    let answer = introduce(core, endpoint.token, to, link.reads_peer);
+    let answer = introduce(core, endpoint.token, to, link.process.is_some());
     let fds = [fd.as_raw_fd(), core.exports.fd().as_raw_fd(), core.bell.as_raw_fd()];
     socket::send(&link.sock, &Message::Welcome(answer).encode(), &fds)?;
     core.epoll.add(&link.sock, key(endpoint.id))?;
@@ -406,22 +430,14 @@ fn welcome(core: &Core, endpoint: &Endpoint, guest: Guest) -> io::Result<Link> {
 /// Maps what the peer has brought.
 fn make_link(core: &Core, own: &Endpoint, tx: Producer, guest: Guest) -> io::Result<Link> {
     let Guest { sock, hello, fds: [ring, exports, bell] } = guest;
+    let budget = core.map_budget.clone();
     let PeerCred { pid, .. } = socket::peer_cred(&sock)?;
     let rx = Consumer::map(&ring)?;
     let exports = PeerExports::map(&exports, bell)?;
     let pidfd = if pid > 0 { sys::pidfd(pid).ok() } else { None };
-    let reads_peer = core.policy.process && can_read(pid, &hello);
+    let process = core.policy.process.then(|| Process::open(pid, hello.nonce_addr, hello.nonce));
+    let process = process.flatten();
     let (ep, peer) = (own.id, own.peer.clone());
     let peer_reads = hello.reads;
-    Ok(Link::new(Parts { ep, peer, tx, rx, exports, sock, pid, pidfd, reads_peer, peer_reads }))
-}
-
-/// Whether the kernel lets us read the peer's memory, and it is the peer's.
-fn can_read(pid: i32, hello: &Hello) -> bool {
-    let mut word = [0u8; 8];
-    let n = pid > 0
-        // SAFETY: eight writable bytes.
-        && unsafe { sys::read_process(pid, hello.nonce_addr, word.as_mut_ptr(), 8) }
-            .is_ok_and(|n| n == 8);
-    n && u64::from_le_bytes(word) == hello.nonce
+    Ok(Link::new(Parts { ep, peer, tx, rx, exports, sock, process, pidfd, peer_reads, budget }))
 }

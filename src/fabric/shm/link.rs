@@ -9,9 +9,11 @@ use std::time::Instant;
 use smallvec::SmallVec;
 
 use super::exports::PeerExports;
+use super::foreign::Foreign;
 use super::moving::Running;
-use super::pools::PeerPools;
-use super::ring::{Consumer, Control, MAX_PAYLOAD, MAX_WRITES, Producer, load32, load64};
+use super::pools::{MapBudget, PeerPools};
+use super::process::Process;
+use super::ring::{Consumer, Control, Header, MAX_PAYLOAD, MAX_WRITES, Producer, load32, load64};
 use super::stream::{StreamIn, StreamOut};
 use super::sys;
 use super::tuning::{Timed, Tuning};
@@ -79,6 +81,16 @@ pub(crate) struct Inbound {
     pub(crate) fed: Option<Instant>,
 }
 
+/// A pool segment of ours that the peer was passed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Passed {
+    pub(crate) id: u32,
+    /// How many were passed before.
+    pub(crate) at: u64,
+    /// Whether the peer has mapped it, once it has said so.
+    pub(crate) mapped: Option<bool>,
+}
+
 /// A connected endpoint.
 #[derive(Debug)]
 pub(crate) struct Link {
@@ -90,8 +102,7 @@ pub(crate) struct Link {
     pub(crate) dirty: bool,
     /// We wait for room for a record of this length in our ring; 0: we do not.
     pub(crate) starved: usize,
-    /// We can read the peer's memory; it can read ours.
-    pub(crate) reads_peer: bool,
+    /// The peer can read our memory.
     pub(crate) peer_reads: bool,
     pub(crate) writes: VecDeque<Posted>,
     pub(crate) answered: u64,
@@ -112,17 +123,22 @@ pub(crate) struct Link {
     /// Copies that are being made, by kind.
     pub(crate) running: [Option<Running>; 3],
     /// The content of the record that is next is in place.
-    pub(crate) inline_moved: bool,
+    pub(crate) inline_moved: Option<(Header, Write)>,
     pub(crate) reads_begun: u64,
     pub(crate) tuning: Tuning,
     /// Outcomes of such READs that have no record yet.
     pub(crate) ends: VecDeque<u8>,
-    pub(crate) pools_sent: SmallVec<[u32; 8]>,
+    pub(crate) pools_sent: SmallVec<[Passed; 8]>,
+    /// Pool segments ever passed.
+    pub(crate) pools_passed: u64,
+    /// Those that are no more, which the peer has not been told.
+    pub(crate) pools_gone: SmallVec<[u32; 8]>,
     pub(crate) pools_wanted: SmallVec<[u32; 8]>,
     pub(crate) pools: PeerPools,
-    pub(crate) pid: i32,
+    /// The peer, if we can read its memory.
+    pub(crate) process: Option<Process>,
     pub(crate) pidfd: Option<OwnedFd>,
-    pub(crate) sock: OwnedFd,
+    pub(crate) sock: Foreign,
     pub(crate) peer: Arc<str>,
 }
 
@@ -133,11 +149,12 @@ pub(crate) struct Parts {
     pub(crate) tx: Producer,
     pub(crate) rx: Consumer,
     pub(crate) exports: PeerExports,
-    pub(crate) sock: OwnedFd,
-    pub(crate) pid: i32,
+    pub(crate) sock: Foreign,
+    /// The peer, if we can read its memory.
+    pub(crate) process: Option<Process>,
     pub(crate) pidfd: Option<OwnedFd>,
-    pub(crate) reads_peer: bool,
     pub(crate) peer_reads: bool,
+    pub(crate) budget: Arc<MapBudget>,
 }
 
 impl Link {
@@ -149,7 +166,6 @@ impl Link {
             ep: p.ep,
             dirty: false,
             starved: 0,
-            reads_peer: p.reads_peer,
             peer_reads: p.peer_reads,
             writes: VecDeque::new(),
             answered: 0,
@@ -165,14 +181,16 @@ impl Link {
             asked: 0,
             asking: 0,
             running: [None; 3],
-            inline_moved: false,
+            inline_moved: None,
             reads_begun: 0,
             tuning: Tuning::default(),
             ends: VecDeque::new(),
             pools_sent: SmallVec::new(),
+            pools_passed: 0,
+            pools_gone: SmallVec::new(),
             pools_wanted: SmallVec::new(),
-            pools: PeerPools::default(),
-            pid: p.pid,
+            pools: PeerPools::new(p.budget),
+            process: p.process,
             pidfd: p.pidfd,
             sock: p.sock,
             peer: p.peer,

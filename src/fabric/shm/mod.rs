@@ -12,15 +12,19 @@
 //! Peers are processes of the same user on the same host; the kernel says so (`SO_PEERCRED`).
 //! Nevertheless nothing of what they write into shared memory is trusted: lengths, positions, keys
 //! and bounds are read once and checked, and a peer that breaks the protocol loses its endpoint.
-//! What is inside a SEND is read where the peer wrote it, within the length that was checked.
+//! Whatever is looked at is copied into memory of this process first (`ring`); content alone is read
+//! where the peer wrote it, once, into its destination.
 
 mod copy;
 mod exports;
+mod foreign;
 mod handshake;
 mod link;
 mod moving;
+mod nest;
 mod pools;
 mod post;
+mod process;
 mod reads;
 mod receive;
 mod ring;
@@ -46,9 +50,11 @@ use crate::status::{Code, Status};
 
 pub(super) use copy::copy;
 use exports::{Exports, Region};
+use foreign::Closer;
 use handshake::{Greeter, State};
 use link::{Link, MAX_RDMA, MAX_SEND};
-use pools::LocalPools;
+use pools::{LocalPools, MapBudget};
+pub(super) use process::Process;
 use ring::MAX_WRITES;
 use sys::Epoll;
 use wire::Address;
@@ -141,7 +147,10 @@ struct Core {
     /// A word that proves to a peer that it reads this process.
     nonce: Box<u64>,
     host: [u8; 16],
-    socket: [u8; 16],
+    /// Lets go of what came from others.
+    closer: Arc<Closer>,
+    /// The address space that peers' segments may take.
+    map_budget: Arc<MapBudget>,
 }
 
 /// An endpoint in any state.
@@ -164,6 +173,7 @@ pub struct ShmAdapter {
     polls: u32,
     last_ms: u64,
     caps: Caps,
+    notes: Vec<String>,
 }
 
 /// Whether this system can run the provider; if not, why.
@@ -188,9 +198,10 @@ impl ShmAdapter {
             moves: Moves::default(),
             nonce: Box::new(nonce),
             host: sys::boot_id(),
-            socket,
+            closer: Arc::default(),
+            map_budget: Arc::new(MapBudget::host()),
         };
-        let greeter = Greeter::open(&core).map_err(os("shm: Unix socket"))?;
+        let greeter = Greeter::open(&core, socket).map_err(os("shm: Unix socket"))?;
         let caps = Caps {
             provider: ProviderKind::Shm,
             max_send: MAX_SEND,
@@ -201,6 +212,14 @@ impl ShmAdapter {
             // The ring holds fewer records: its back-pressure comes first.
             recv_depth: 1 << 16,
         };
+        let notes = match greeter.is_private() {
+            true => Vec::new(),
+            false => vec![
+                "the socket has an abstract name: neither $XDG_RUNTIME_DIR nor /tmp has \
+                           room for a private directory"
+                    .to_owned(),
+            ],
+        };
         Ok(ShmAdapter {
             core,
             greeter,
@@ -210,6 +229,7 @@ impl ShmAdapter {
             polls: 0,
             last_ms: 0,
             caps,
+            notes,
         })
     }
 
@@ -291,6 +311,7 @@ impl ShmAdapter {
         for endpoint in &mut self.eps {
             if let State::Up(link) = &mut endpoint.state {
                 link.share_room(true);
+                link.tell_gone_pools();
             }
         }
     }
@@ -320,7 +341,18 @@ impl Adapter for ShmAdapter {
     }
 
     fn add_pool(&mut self, segment: PoolSegment) -> Result<(), Status> {
-        self.core.pools.add(segment)
+        if let Some(gone) = self.core.pools.add(segment)? {
+            for endpoint in &mut self.eps {
+                if let State::Up(link) = &mut endpoint.state {
+                    link.forget_pool(gone);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn grant(&mut self, ep: EpId, mr: Mr) {
+        self.core.exports.grant(mr.rkey, ep);
     }
 
     fn create(&mut self, peer: &str) -> Result<EpId, Status> {
@@ -337,8 +369,8 @@ impl Adapter for ShmAdapter {
 
     fn address(&self, ep: EpId) -> Result<Vec<u8>, Status> {
         let token = self.eps[self.find(ep)?].token;
-        let address = Address { host: self.core.host, socket: self.core.socket, token };
-        Ok(address.encode().to_vec())
+        let address = Address { host: self.core.host, home: self.greeter.home().clone(), token };
+        Ok(address.encode())
     }
 
     fn connect(
@@ -474,6 +506,10 @@ impl Adapter for ShmAdapter {
         Some(self.core.epoll.raw())
     }
 
+    fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
     fn progress_mark(&self, ep: EpId) -> u64 {
         let endpoint = self.index.get(&ep.0).and_then(|&at| self.eps.get(at));
         match endpoint.map(|e| &e.state) {
@@ -500,5 +536,7 @@ impl Drop for ShmAdapter {
         for endpoint in std::mem::take(&mut self.eps) {
             self.forget(endpoint);
         }
+        self.greeter.close(&self.core.closer);
+        self.core.closer.rest();
     }
 }

@@ -7,7 +7,8 @@ use std::io;
 use std::sync::atomic::Ordering;
 
 use super::link::{How, Link};
-use super::wire::{self, outcome};
+use super::ring::Header;
+use super::wire::{self, Write, outcome};
 use super::{Core, Kind};
 use crate::fabric::moves::{Move, Moved};
 use crate::fabric::{Access, Event};
@@ -16,8 +17,8 @@ use crate::status::Status;
 /// What a copy that is being made is of.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Running {
-    /// The content in a record.
-    Inline,
+    /// The content in a record, as it was when it was looked at.
+    Inline { header: Header, to: Write },
     /// The WRITE under way, from the front.
     Front { process: bool },
     /// The same, from here to its back, out of the peer's memory.
@@ -78,7 +79,7 @@ impl Link {
         let Some(&kind) = Kind::ALL.get(done.what as usize) else { return Ok(()) };
         let Some(running) = self.running[kind as usize].take() else { return Ok(()) };
         match running {
-            Running::Inline => self.inline_moved = true,
+            Running::Inline { header, to } => self.inline_moved = Some((header, to)),
             Running::Front { process } => self.front_moved(done.result, process, events)?,
             Running::Back { at, len } => self.back_moved(done.result, at, len, events)?,
             Running::Slot { n } => {
@@ -197,7 +198,7 @@ impl Link {
             return;
         }
         if let Some(key) = job.rkey
-            && core.exports.check(key, job.addr, job.len, Access::REMOTE_READ).is_none()
+            && core.exports.check(self.ep, key, job.addr, job.len, Access::REMOTE_READ).is_none()
         {
             return; // The next look at it finds the same.
         }

@@ -3,10 +3,14 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use super::foreign::{Foreign, ForeignMap};
 use super::ring::MAX_POOLS;
-use super::sys::{self, Mapping};
+use super::sys;
 use crate::fabric::PoolSegment;
+use crate::fabric::moves::Kept;
+use crate::limits::{SHM_SEGMENT_MEMORY, SHM_SEGMENT_MEMORY_ALL, SHM_SEGMENTS_ALL};
 use crate::status::Status;
 
 /// A segment of this process.
@@ -15,7 +19,6 @@ struct Local {
     addr: u64,
     len: u64,
     id: u32,
-    /// Opened for reading only where the system allows that.
     fd: OwnedFd,
 }
 
@@ -24,8 +27,9 @@ struct Local {
 pub(crate) struct LocalPools(Vec<Local>);
 
 impl LocalPools {
-    /// Makes a segment known. Known ones are left alone.
-    pub(crate) fn add(&mut self, segment: PoolSegment) -> Result<(), Status> {
+    /// Makes a segment known. Known ones are left alone. One at the place of another takes that one's
+    /// place, whose number is returned. One that cannot be sealed is not offered to peers.
+    pub(crate) fn add(&mut self, segment: PoolSegment) -> Result<Option<u32>, Status> {
         if segment.addr.checked_add(segment.len).is_none() || segment.id == u32::MAX {
             return Err(Status::invalid(format!(
                 "pool segment {} of {} bytes at {:#x} exceeds the address space",
@@ -33,17 +37,27 @@ impl LocalPools {
             )));
         }
         if self.0.iter().any(|s| s.id == segment.id) {
-            return Ok(());
+            return Ok(None);
         }
         // SAFETY: the contract of PoolSegment: the pool keeps the descriptor open.
         let fd = unsafe { BorrowedFd::borrow_raw(segment.fd) };
-        let fd = sys::reopen_read_only(fd)
-            .or_else(|_| fd.try_clone_to_owned())
-            .map_err(|e| Status::os("pool segment's descriptor", &e))?;
-        let at = self.0.partition_point(|s| s.addr < segment.addr);
+        let fd =
+            fd.try_clone_to_owned().map_err(|e| Status::os("pool segment's descriptor", &e))?;
+        if let Err(e) = sys::seal_future_write(&fd) {
+            let text = format_args!("pool segment {} is not shared: {e}", segment.id);
+            crate::log::debug(text);
+            return Ok(None);
+        }
         let PoolSegment { id, addr, len, .. } = segment;
-        self.0.insert(at, Local { addr, len, id, fd });
-        Ok(())
+        let at = self.0.partition_point(|s| s.addr < addr);
+        let new = Local { addr, len, id, fd };
+        match self.0.get_mut(at).filter(|old| old.addr == addr) {
+            Some(old) => Ok(Some(std::mem::replace(old, new).id)),
+            None => {
+                self.0.insert(at, new);
+                Ok(None)
+            }
+        }
     }
 
     /// The segment that holds the whole range, and the range's offset in it.
@@ -60,28 +74,100 @@ impl LocalPools {
     }
 }
 
-/// The segments of one peer, mapped read-only.
-#[derive(Debug, Default)]
+/// How much of the address space peers' segments take, over all endpoints of an adapter.
+#[derive(Debug)]
+pub(crate) struct MapBudget {
+    /// Bytes of one peer's segments, at most; and of all.
+    peer: u64,
+    all: u64,
+    bytes: AtomicU64,
+    count: AtomicUsize,
+}
+
+impl MapBudget {
+    /// What this host bears.
+    pub(crate) fn host() -> MapBudget {
+        let memory = sys::physical_memory();
+        MapBudget::of(
+            memory.saturating_mul(SHM_SEGMENT_MEMORY),
+            memory.saturating_mul(SHM_SEGMENT_MEMORY_ALL),
+        )
+    }
+
+    fn of(peer: u64, all: u64) -> MapBudget {
+        MapBudget { peer, all, bytes: AtomicU64::new(0), count: AtomicUsize::new(0) }
+    }
+
+    /// Takes a share for one segment, if there is one. Only the adapter's driver adds.
+    fn take(self: &Arc<MapBudget>, len: u64) -> Option<Share> {
+        let bytes = self.bytes.load(Ordering::Relaxed).checked_add(len)?;
+        if bytes > self.all || self.count.load(Ordering::Relaxed) >= SHM_SEGMENTS_ALL {
+            return None;
+        }
+        self.bytes.fetch_add(len, Ordering::Relaxed);
+        self.count.fetch_add(1, Ordering::Relaxed);
+        Some(Share { budget: self.clone(), len })
+    }
+}
+
+/// One segment's share, given back on drop.
+#[derive(Debug)]
+struct Share {
+    budget: Arc<MapBudget>,
+    len: u64,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.budget.bytes.fetch_sub(self.len, Ordering::Relaxed);
+        self.budget.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A segment of a peer, mapped read-only. A copy out of it that is under way holds on to it.
+#[derive(Debug)]
+pub(crate) struct PeerPool {
+    map: ForeignMap,
+    share: Share,
+}
+
+/// The segments of one peer.
+#[derive(Debug)]
 pub(crate) struct PeerPools {
-    mapped: Vec<(u32, Arc<Mapping>)>,
+    mapped: Vec<(u32, Arc<PeerPool>)>,
+    budget: Arc<MapBudget>,
     /// Segments that came, mapped or not.
     pub(crate) taken: u64,
 }
 
 impl PeerPools {
+    pub(crate) fn new(budget: Arc<MapBudget>) -> PeerPools {
+        PeerPools { mapped: Vec::new(), budget, taken: 0 }
+    }
+
     /// Maps a segment that the peer has passed.
-    pub(crate) fn add(&mut self, id: u32, len: u64, fd: &OwnedFd) -> io::Result<()> {
+    pub(crate) fn add(&mut self, id: u32, len: u64, fd: Foreign) -> io::Result<()> {
         if self.mapped.len() >= MAX_POOLS || self.has(id) {
             return Err(io::Error::other("too many pool segments, or one twice"));
         }
-        if sys::sealed_len(fd)? < len || len == 0 {
+        if sys::sealed_len(&fd)? < len || len == 0 {
             return Err(io::Error::other("the pool segment is shorter than announced"));
         }
-        let len = usize::try_from(len).map_err(io::Error::other)?;
-        let map = Mapping::shared(sys::borrow(fd), len, false)?;
+        let own: u64 = self.mapped.iter().map(|(_, pool)| pool.share.len).sum();
+        let share =
+            if len <= self.budget.peer.saturating_sub(own) { self.budget.take(len) } else { None };
+        let Some(share) = share else {
+            return Err(io::Error::other("the pool segments take too much of the address space"));
+        };
+        let map = ForeignMap::open(fd, usize::try_from(len).map_err(io::Error::other)?)?;
         map.advise_huge();
-        self.mapped.push((id, Arc::new(map)));
+        self.mapped.push((id, Arc::new(PeerPool { map, share })));
         Ok(())
+    }
+
+    /// Lets go of a segment that the peer has given up.
+    pub(crate) fn remove(&mut self, id: u32) {
+        self.mapped.retain(|(mapped, _)| *mapped != id);
     }
 
     /// Whether the segment is mapped.
@@ -91,12 +177,71 @@ impl PeerPools {
 
     /// Where `len` bytes at `offset` of a segment are mapped here, while the mapping is held; `None`
     /// beyond its bounds.
-    pub(crate) fn at(&self, id: u32, offset: u64, len: u64) -> Option<(u64, Arc<Mapping>)> {
-        let (_, map) = self.mapped.iter().find(|s| s.0 == id)?;
-        let size = map.len() as u64;
+    pub(crate) fn at(&self, id: u32, offset: u64, len: u64) -> Option<(u64, Kept)> {
+        let (_, pool) = self.mapped.iter().find(|s| s.0 == id)?;
+        let size = pool.map.len() as u64;
         if offset > size || len > size - offset {
             return None;
         }
-        Some((map.ptr() as u64 + offset, map.clone()))
+        Some((pool.map.ptr() as u64 + offset, pool.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn foreign(len: u64) -> Foreign {
+        Foreign::new(sys::memfd(c"pool", len as usize).unwrap(), &Arc::default())
+    }
+
+    #[test]
+    fn r14_what_peers_announce_is_bounded() {
+        let budget = Arc::new(MapBudget::of(8 * MIB, 12 * MIB));
+        let mut peers = [(); 2].map(|()| PeerPools::new(budget.clone()));
+        for id in 0..8 {
+            peers[0].add(id, MIB, foreign(MIB)).unwrap();
+        }
+        assert!(peers[0].add(8, MIB, foreign(MIB)).is_err(), "more than one peer may");
+        assert!(peers[1].add(0, 1 << 43, foreign(1 << 43)).is_err());
+        peers[1].add(0, 4 * MIB, foreign(4 * MIB)).unwrap();
+        assert!(peers[1].add(1, MIB, foreign(MIB)).is_err(), "more than all may");
+        peers[0].remove(3);
+        assert!(!peers[0].has(3));
+        peers[1].add(1, MIB, foreign(MIB)).unwrap();
+        drop(peers);
+        let left = (budget.bytes.load(Ordering::Relaxed), budget.count.load(Ordering::Relaxed));
+        assert_eq!(left, (0, 0));
+    }
+
+    #[test]
+    fn r14_a_segment_that_peers_get_cannot_be_mapped_for_writing() {
+        let file = sys::memfd(c"pool", 4096).unwrap();
+        let map = sys::Mapping::shared(sys::borrow(&file), 4096, true).unwrap();
+        let mut pools = LocalPools::default();
+        let (fd, addr) = (file.as_raw_fd(), map.ptr().addr() as u64);
+        let segment = PoolSegment { id: 1, fd, addr, len: 4096 };
+        assert_eq!(pools.add(segment), Ok(None));
+        let (_, passed) = pools.get(1).unwrap();
+        let path = format!("/proc/self/fd/{}", passed.as_raw_fd());
+        let again = std::fs::File::options().read(true).write(true).open(path).unwrap();
+        assert!(sys::Mapping::shared(sys::borrow(passed), 4096, true).is_err());
+        assert!(sys::Mapping::shared(sys::borrow(&again.into()), 4096, true).is_err());
+        assert!(sys::Mapping::shared(sys::borrow(passed), 4096, false).is_ok());
+        // SAFETY: inside the mapping; this side still writes.
+        unsafe { map.ptr().write_volatile(1) };
+        // Another one in its place.
+        let other = sys::memfd(c"pool", 4096).unwrap();
+        assert_eq!(pools.add(PoolSegment { id: 2, fd: other.as_raw_fd(), ..segment }), Ok(Some(1)));
+        assert!(pools.get(1).is_none() && pools.find(addr, 4096) == Some((2, 0)));
+        // One that cannot be sealed is not offered.
+        let plain = std::fs::File::open("/dev/zero").unwrap();
+        let unsealed = PoolSegment { id: 3, fd: plain.as_raw_fd(), addr: 1 << 40, len: 4096 };
+        assert_eq!(pools.add(unsealed), Ok(None));
+        assert!(pools.get(3).is_none());
     }
 }

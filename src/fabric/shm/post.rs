@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::Core;
-use super::link::{How, Link, MAX_RDMA, MAX_SEND, Posted, Reading};
+use super::link::{How, Link, MAX_RDMA, MAX_SEND, Passed, Posted, Reading};
 use super::ring::{MAX_POOLS, NoRoom, load64};
 use super::socket;
 use super::stream::{Job, StreamOut};
@@ -192,26 +192,59 @@ impl Link {
     /// is posted until it has answered goes another way, and so does everything if it could not map
     /// the segment.
     pub(crate) fn pass_pool(&mut self, core: &Core, id: u32) -> bool {
-        if let Some(at) = self.pools_sent.iter().position(|&sent| sent == id) {
-            return self.peer_has(at);
+        if let Some(at) = self.pools_sent.iter().position(|sent| sent.id == id) {
+            let passed = &self.pools_sent[at];
+            return passed.mapped.unwrap_or_else(|| {
+                self.hear_of_pools();
+                self.pools_sent[at].mapped == Some(true)
+            });
         }
+        // The peer's answers are read before their places are used again.
+        self.hear_of_pools();
+        let open = self.pools_sent.iter().filter(|sent| sent.mapped.is_none()).count();
         if self.pools_sent.len() < MAX_POOLS
+            && open < MAX_POOLS
+            && self.tell_gone_pools()
             && let Some((len, fd)) = core.pools.get(id)
             && socket::send(&self.sock, &Message::Pool { id, len }.encode(), &[fd.as_raw_fd()])
                 .is_ok()
         {
-            self.pools_sent.push(id);
-            let passed = self.pools_sent.len() as u64;
-            self.tx.control().pools_passed.store(passed, Ordering::Release);
+            self.pools_sent.push(Passed { id, at: self.pools_passed, mapped: None });
+            self.pools_passed += 1;
+            self.tx.control().pools_passed.store(self.pools_passed, Ordering::Release);
         }
         false
     }
 
-    /// Whether the peer has taken and mapped the pool segment that was the `at`-th to be passed.
-    fn peer_has(&self, at: usize) -> bool {
-        let theirs = self.theirs();
-        load64(&theirs.pools_taken) > at as u64
-            && theirs.pools_refused[at / 64].load(Ordering::Relaxed) & 1 << (at % 64) == 0
+    /// Takes the peer's answers to the segments that it was passed.
+    fn hear_of_pools(&mut self) {
+        let theirs = self.rx.control();
+        let taken = load64(&theirs.pools_taken);
+        for passed in self.pools_sent.iter_mut().filter(|p| p.mapped.is_none() && p.at < taken) {
+            let place = (passed.at % MAX_POOLS as u64) as usize;
+            let refused = theirs.pools_refused[place / 64].load(Ordering::Relaxed);
+            passed.mapped = Some(refused & 1 << (place % 64) == 0);
+        }
+    }
+
+    /// A segment of ours is no more.
+    pub(crate) fn forget_pool(&mut self, id: u32) {
+        if let Some(at) = self.pools_sent.iter().position(|sent| sent.id == id) {
+            self.pools_sent.remove(at);
+            self.pools_gone.push(id);
+            self.tell_gone_pools();
+        }
+    }
+
+    /// Tells the peer which segments it need not keep; false if it must hear of some later.
+    pub(crate) fn tell_gone_pools(&mut self) -> bool {
+        while let Some(&id) = self.pools_gone.last() {
+            if socket::send(&self.sock, &Message::PoolGone { id }.encode(), &[]).is_err() {
+                return false;
+            }
+            self.pools_gone.pop();
+        }
+        true
     }
 
     /// Makes sure that the peer has our stream segment.
@@ -242,7 +275,8 @@ impl Link {
         if self.reads.len() >= core.depth || self.writes.iter().any(overlaps) {
             return Err(PostError::QueueFull);
         }
-        let direct = len == 0 || core.policy.pool || (core.policy.process && self.reads_peer);
+        let direct =
+            len == 0 || core.policy.pool || (core.policy.process && self.process.is_some());
         let how = if direct { How::Direct } else { How::Ask };
         let id = self.reads_begun;
         self.reads_begun += 1;

@@ -1,18 +1,15 @@
 //! READs: pulled by the initiator under the owner's table of regions, or, where neither the pool
 //! nor the kernel allows that, asked for and streamed by the owner.
 
-use std::sync::Arc;
-
 use super::copy::STREAMING_FROM;
 use super::exports::Region;
 use super::link::{How, Link, Reading};
 use super::moving::Running;
-use super::ring::load64;
+use super::ring::{MAX_POOLS, load64};
 use super::stream::{Job, READ};
-use super::sys::Mapping;
 use super::wire::{self, Ask, kind, outcome};
 use super::{Core, Kind};
-use crate::fabric::moves::{MOVE_MAX, Move};
+use crate::fabric::moves::{Kept, MOVE_MAX, Move};
 use crate::fabric::{Access, Event};
 use crate::status::Status;
 
@@ -87,11 +84,11 @@ impl Link {
                 // Mem.
                 unsafe { Move::copy(ep, what, src, dst, want, past) }.keeping(map)
             });
-        } else if core.policy.process && self.reads_peer {
+        } else if let Some(process) = self.process.filter(|_| core.policy.process) {
             let src = remote.addr.wrapping_add(read.done);
-            self.begin(core, Kind::Read, Running::Piece { id, seq, process: true }, |link| {
+            self.begin(core, Kind::Read, Running::Piece { id, seq, process: true }, |_| {
                 // SAFETY: as above.
-                unsafe { Move::process(ep, what, link.pid, src, dst, want) }
+                unsafe { Move::process(ep, what, process, src, dst, want) }
             });
         } else {
             read.how = How::Ask;
@@ -103,15 +100,15 @@ impl Link {
 
     /// Where the rest of the READ's source is mapped here, if it lies in a pool segment of the
     /// peer. One that is not mapped yet is asked for.
-    fn mapped(
-        &mut self,
-        region: &Region,
-        read: &Reading,
-    ) -> Result<Option<(u64, Arc<Mapping>)>, Status> {
+    fn mapped(&mut self, region: &Region, read: &Reading) -> Result<Option<(u64, Kept)>, Status> {
         let Some((id, base)) = region.pool else { return Ok(None) };
         self.take_pools()?;
         if !self.pools.has(id) {
-            if !self.pools_wanted.contains(&id) && self.record(kind::POOL_ASK, &id.to_le_bytes())? {
+            let key = read.remote.rkey;
+            if self.pools_wanted.len() < MAX_POOLS
+                && !self.pools_wanted.contains(&id)
+                && self.record(kind::POOL_ASK, &key.to_le_bytes())?
+            {
                 self.pools_wanted.push(id);
             }
             return Ok(None);
@@ -149,7 +146,8 @@ impl Link {
     fn begin_answers(&mut self, core: &Core) -> Result<bool, Status> {
         let mut busy = false;
         while let Some(Ask { addr, len, rkey }) = self.asks.pop_front() {
-            let denied = core.exports.check(rkey, addr, len, Access::REMOTE_READ).is_none();
+            let denied =
+                core.exports.check(self.ep, rkey, addr, len, Access::REMOTE_READ).is_none();
             if !denied {
                 self.open_stream()?;
             }
@@ -171,7 +169,7 @@ impl Link {
         let covered = match job.rkey {
             Some(key) => {
                 let need = Access::REMOTE_READ;
-                job.denied |= core.exports.check(key, job.addr, job.len, need).is_none();
+                job.denied |= core.exports.check(self.ep, key, job.addr, job.len, need).is_none();
                 job.denied
             }
             None => job.op < ended || (job.optional && wire::has_pulled(pulled, job.op, job.done)),

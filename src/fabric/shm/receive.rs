@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use super::copy::STREAMING_FROM;
 use super::link::{How, Inbound, Link};
 use super::moving::Running;
-use super::ring::{Header, MAX_WRITES, load64};
+use super::ring::{Header, MAX_POOLS, MAX_WRITES, load64};
 use super::socket;
 use super::stream::{READ, Slot};
 use super::wire::{self, Ask, Message, Source, Write, kind, outcome};
 use super::{Core, Kind};
 use crate::fabric::moves::{MOVE_MAX, Move};
-use crate::fabric::{Access, Event, View};
+use crate::fabric::{Access, Event};
 use crate::limits::POLL_EVENTS;
 use crate::status::{Code, Status};
 
@@ -87,13 +87,13 @@ impl Link {
         header: Header,
         events: &mut Vec<Event>,
     ) -> Result<bool, Status> {
+        if self.inline_moved.is_some_and(|(moved, _)| moved != header) {
+            return Err(self.broken("a record that changes"));
+        }
         if header.kind == kind::SEND {
-            // SAFETY: the payload is mapped for at least the checked length, also after the end of
-            // the connection, until `destroy`. Its space is given back to the peer by the next
-            // `poll` or `arm`, when the view is gone by contract; a peer that keeps the protocol
-            // does not change it before. One that does can only be a process of the same user, and
-            // spoils what it sends.
-            let bytes = unsafe { View::new(self.rx.payload(), header.len as usize) };
+            let Some(bytes) = self.rx.message(header.len) else {
+                return Err(self.broken("a message longer than its ring"));
+            };
             events.push(Event::Message { ep: self.ep, bytes });
         } else if !self.take_other(core, header, events)? {
             return Ok(false);
@@ -127,7 +127,10 @@ impl Link {
             }
             kind::POOL_ASK if len == 4 => {
                 // Without the segment the peer goes on by another path.
-                let _ = self.pass_pool(core, u32::from_le_bytes(self.rx.copy()));
+                let key = u32::from_le_bytes(self.rx.copy());
+                if let Some(id) = core.exports.pool_of(self.ep, key) {
+                    self.pass_pool(core, id);
+                }
             }
             other => return Err(self.broken(&format!("record {other} of {len} bytes"))),
         }
@@ -141,27 +144,27 @@ impl Link {
         header: Header,
         events: &mut Vec<Event>,
     ) -> bool {
-        let to = Write::decode(&self.rx.copy());
+        // What was read before its content was moved counts, whatever the peer has made of it since.
+        let moved = self.inline_moved.take();
+        let to = moved.map_or_else(|| Write::decode(&self.rx.copy()), |(_, to)| to);
         let len = header.len as usize - Write::LEN;
         let need = Access::REMOTE_WRITE;
         let code = if len == 0 {
             outcome::OK
-        } else if core.exports.check(to.rkey, to.dst, len as u64, need).is_none() {
+        } else if core.exports.check(self.ep, to.rkey, to.dst, len as u64, need).is_none() {
             outcome::DENIED
-        } else if self.inline_moved {
+        } else if moved.is_some() {
             outcome::OK
         } else {
+            let Some((src, kept)) = self.rx.content(Write::LEN, len) else { return false };
             let (ep, what) = (self.ep, Kind::In as u32);
-            self.begin(core, Kind::In, Running::Inline, |link| {
-                let src = link.rx.payload() as u64 + Write::LEN as u64;
-                let kept = link.rx.mapping();
+            self.begin(core, Kind::In, Running::Inline { header, to }, |_| {
                 // SAFETY: the record is mapped for its checked length while the mapping is kept; the
                 // destination lies inside a registered region.
                 unsafe { Move::copy(ep, what, src, to.dst, len, false) }.keeping(kept)
             });
             return false;
         };
-        self.inline_moved = false;
         let imm = (header.flags & wire::HAS_IMM != 0).then_some(to.imm);
         self.answer(code, imm, events);
         true
@@ -219,7 +222,7 @@ impl Link {
         let need = Access::REMOTE_WRITE;
         let code = if w.from.len == 0 {
             outcome::OK
-        } else if core.exports.check(w.to.rkey, w.to.dst, w.from.len, need).is_none() {
+        } else if core.exports.check(self.ep, w.to.rkey, w.to.dst, w.from.len, need).is_none() {
             outcome::DENIED
         } else if w.front >= w.back {
             outcome::OK
@@ -266,13 +269,11 @@ impl Link {
             });
             return None;
         }
-        if self.pid <= 0 {
-            return Some(outcome::FAULT);
-        }
+        let Some(process) = self.process else { return Some(outcome::FAULT) };
         let src = w.from.at.wrapping_add(w.front);
-        self.begin(core, Kind::In, Running::Front { process: true }, |link| {
+        self.begin(core, Kind::In, Running::Front { process: true }, |_| {
             // SAFETY: destination and length were checked against a live region just now.
-            unsafe { Move::process(ep, what, link.pid, src, dst, want) }
+            unsafe { Move::process(ep, what, process, src, dst, want) }
         });
         None
     }
@@ -285,9 +286,8 @@ impl Link {
             Drained::Some => return Ok(true),
             Drained::Nothing => {}
         }
-        if w.place & wire::FROM_PROCESS == 0 || self.pid <= 0 {
-            return Ok(false);
-        }
+        let process = self.process.filter(|_| w.place & wire::FROM_PROCESS != 0);
+        let Some(process) = process else { return Ok(false) };
         let now = Instant::now();
         let fed = w.fed.unwrap_or(now);
         if let Some(w) = &mut self.inbound {
@@ -300,10 +300,10 @@ impl Link {
         let at = w.back - len;
         let (src, dst) = (w.from.at.wrapping_add(at), w.to.dst.wrapping_add(at));
         let (ep, what) = (self.ep, Kind::In as u32);
-        self.begin(core, Kind::In, Running::Back { at, len }, |link| {
+        self.begin(core, Kind::In, Running::Back { at, len }, |_| {
             // SAFETY: the destination was checked against a live region just now, and `at` with `len`
             // lies inside of it.
-            unsafe { Move::process(ep, what, link.pid, src, dst, len as usize) }
+            unsafe { Move::process(ep, what, process, src, dst, len as usize) }
         });
         Ok(false)
     }
@@ -414,8 +414,13 @@ impl Link {
         let number = self.pools.taken;
         self.pools.taken += 1;
         let own = self.tx.control();
-        if !mapped && let Some(word) = own.pools_refused.get((number / 64) as usize) {
-            word.fetch_or(1 << (number % 64), Ordering::Relaxed);
+        // The peer has read what was in this place before it passed so many more.
+        let place = (number % MAX_POOLS as u64) as usize;
+        let (word, bit) = (&own.pools_refused[place / 64], 1 << (place % 64));
+        if mapped {
+            word.fetch_and(!bit, Ordering::Relaxed);
+        } else {
+            word.fetch_or(bit, Ordering::Relaxed);
         }
         own.pools_taken.store(self.pools.taken, Ordering::Release);
     }
@@ -432,14 +437,18 @@ impl Link {
                 }
                 Err(_) => return Err(self.gone()),
             };
-            let fd = received.fds.first();
+            let fd = received.fds.into_iter().next();
             match (Message::decode(&received.bytes), fd) {
                 (Some(Message::Pool { id, len }), fd) if fd.is_some() || received.lacks_fds => {
                     let mapped = fd.is_some_and(|fd| self.pools.add(id, len, fd).is_ok());
                     self.answer_pool(mapped);
                 }
+                (Some(Message::PoolGone { id }), None) => {
+                    self.pools.remove(id);
+                    self.pools_wanted.retain(|wanted| *wanted != id);
+                }
                 (Some(Message::Stream { len }), Some(fd)) => {
-                    self.into.open(fd, len).map_err(|e| self.broken(&e.to_string()))?;
+                    self.into.open(&fd, len).map_err(|e| self.broken(&e.to_string()))?;
                 }
                 (Some(Message::Stream { .. }), None) if received.lacks_fds => {
                     let text =

@@ -13,9 +13,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
+use self::inbox::Inbox;
 use self::order::{Reading, Words, Writing};
 use super::sys::{self, Mapping};
+use crate::fabric::View;
+use crate::fabric::moves::Kept;
 
+mod inbox;
 mod order;
 
 /// A cache line, the unit of the ring.
@@ -200,7 +204,7 @@ impl Producer {
         let geometry = Geometry::host();
         let fd = sys::memfd(c"rdma-transport-ring", geometry.file())?;
         let map = Mapping::mirrored(sys::borrow(&fd), geometry.head, geometry.ring, true)?;
-        sys::seal_future_write(&fd);
+        sys::seal_future_write(&fd)?;
         let lines = Lines { map: Arc::new(map), geometry };
         Ok((Producer { order: Writing::new(&lines), lines }, fd))
     }
@@ -208,6 +212,14 @@ impl Producer {
     /// Our control page.
     pub(crate) fn control(&self) -> &Control {
         control(&self.lines.map)
+    }
+
+    /// Overwrites all that the ring holds, as no producer does.
+    #[cfg(test)]
+    pub(crate) fn spoil(&self, byte: u8) {
+        let Geometry { head, ring } = self.lines.geometry;
+        // SAFETY: the ring lies behind the control page, inside the mapping.
+        unsafe { self.lines.map.ptr().add(head).write_bytes(byte, ring) };
     }
 
     /// Overwrites the first word of a line, as no producer does.
@@ -273,10 +285,15 @@ impl Slot<'_> {
 }
 
 /// The end that reads records, out of the peer's file.
+///
+/// The peer can change every byte of it at any time. So nothing here hands out a reference to it, or its
+/// address: a header is a word that is read once, everything else is a copy in memory of this process. But for
+/// content, whose one copy goes to its destination.
 #[derive(Debug)]
 pub(crate) struct Consumer {
     lines: Lines,
     order: Reading,
+    inbox: Inbox,
 }
 
 impl Consumer {
@@ -288,7 +305,8 @@ impl Consumer {
         }
         let map = Mapping::mirrored(sys::borrow(fd), geometry.head, geometry.ring, false)?;
         let lines = Lines { map: Arc::new(map), geometry };
-        Ok(Consumer { lines, order: Reading::default() })
+        let inbox = Inbox::new(geometry.ring);
+        Ok(Consumer { lines, order: Reading::default(), inbox })
     }
 
     /// The peer's control page.
@@ -317,16 +335,11 @@ impl Consumer {
     }
 
     /// First byte of the next record's payload: readable for at least [`MAX_PAYLOAD`] bytes until
-    /// this value is dropped. The peer may change the bytes at any time.
-    pub(crate) fn payload(&self) -> *const u8 {
+    /// this value is dropped.
+    fn payload(&self) -> *const u8 {
         const { assert!(HEADER + MAX_PAYLOAD <= 32 * 1024) };
         // SAFETY: a line of the ring has a whole ring mapped behind its start.
         unsafe { self.lines.at(self.order.head).add(HEADER) }
-    }
-
-    /// What `payload` lies in.
-    pub(crate) fn mapping(&self) -> Arc<Mapping> {
-        self.lines.map.clone()
     }
 
     /// A private copy of the start of the next record's payload.
@@ -336,13 +349,35 @@ impl Consumer {
         unsafe { self.payload().cast::<[u8; N]>().read_volatile() }
     }
 
-    /// Steps behind a record of `len` payload bytes. Its memory stays until `release`.
+    /// Where the next record's content lies, from `skip` on, for the one copy that takes it to its
+    /// destination while the mapping is held; `None` beyond what a record can have.
+    pub(crate) fn content(&self, skip: usize, len: usize) -> Option<(u64, Kept)> {
+        let fits = len <= MAX_PAYLOAD && skip <= MAX_PAYLOAD - len;
+        fits.then(|| (self.payload().addr() as u64 + skip as u64, self.lines.map.clone() as Kept))
+    }
+
+    /// A private copy of the whole payload of the next record, which stays until `release`. `None`: it
+    /// is longer than a record can be, or there is no room, which the check of `peek` rules out.
+    #[inline]
+    pub(crate) fn message(&mut self, len: u32) -> Option<View> {
+        let len = len as usize;
+        if len > MAX_PAYLOAD {
+            return None;
+        }
+        let src = self.payload();
+        // SAFETY: `payload` is readable for so much.
+        unsafe { self.inbox.put(src, len) }
+    }
+
+    /// Steps behind a record of `len` payload bytes.
     pub(crate) fn advance(&mut self, len: u32) {
         self.order.head += lines_of(len as usize);
     }
 
-    /// Lets go of everything read so far; the peer learns it by `tell`.
+    /// Lets go of everything read so far, the copies of messages as well; the peer learns it by
+    /// `tell`.
     pub(crate) fn release(&mut self) {
+        self.inbox.clear();
         self.order.release();
     }
 

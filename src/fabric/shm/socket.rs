@@ -1,10 +1,15 @@
-//! Unix sockets in the abstract name space, with descriptors passed along.
+//! Unix sockets, with descriptors passed along.
 
 use std::io;
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
+
+use super::foreign::{Closer, Foreign};
 
 /// Most descriptors in one message.
 pub(crate) const MAX_FDS: usize = 3;
@@ -19,7 +24,7 @@ pub(crate) struct Received {
     /// Its bytes.
     pub(crate) bytes: SmallVec<[u8; MAX_MESSAGE]>,
     /// Its descriptors.
-    pub(crate) fds: SmallVec<[OwnedFd; MAX_FDS]>,
+    pub(crate) fds: SmallVec<[Foreign; MAX_FDS]>,
     /// There were more, for which this process had no room.
     pub(crate) lacks_fds: bool,
 }
@@ -45,28 +50,37 @@ fn new_socket() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The abstract socket address of a 16-byte name.
-fn abstract_address(name: &[u8; 16]) -> (libc::sockaddr_un, libc::socklen_t) {
+/// A socket's address.
+type Name = (libc::sockaddr_un, libc::socklen_t);
+
+/// The address with this text.
+fn name_of(text: &[u8]) -> io::Result<Name> {
     // SAFETY: an all-zero sockaddr_un is a valid value of this plain C struct.
     let mut sun: libc::sockaddr_un = unsafe { zeroed() };
     sun.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    if text.len() >= sun.sun_path.len() {
+        return Err(io::Error::other("the path is too long for a socket"));
+    }
+    for (to, from) in sun.sun_path.iter_mut().zip(text) {
+        *to = *from as libc::c_char;
+    }
+    let len = std::mem::offset_of!(libc::sockaddr_un, sun_path) + text.len();
+    Ok((sun, len as libc::socklen_t))
+}
+
+/// The abstract socket address of a 16-byte name.
+fn abstract_name(name: &[u8; 16]) -> io::Result<Name> {
     let mut text = *b"\0rdma-transport.................................";
     for (pair, byte) in text[16..].chunks_exact_mut(2).zip(name) {
         pair[0] = b"0123456789abcdef"[usize::from(byte >> 4)];
         pair[1] = b"0123456789abcdef"[usize::from(byte & 15)];
     }
     text[15] = b'-';
-    for (to, from) in sun.sun_path.iter_mut().zip(text) {
-        *to = from as libc::c_char;
-    }
-    let len = std::mem::offset_of!(libc::sockaddr_un, sun_path) + text.len();
-    (sun, len as libc::socklen_t)
+    name_of(&text)
 }
 
-/// Listens on the abstract name.
-pub(crate) fn listen(name: &[u8; 16]) -> io::Result<OwnedFd> {
+fn listen_at((sun, len): Name) -> io::Result<OwnedFd> {
     let fd = new_socket()?;
-    let (sun, len) = abstract_address(name);
     // SAFETY: `sun` holds a valid address of `len` bytes.
     check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const sun).cast(), len) })?;
     // SAFETY: plain system call on an owned descriptor.
@@ -74,23 +88,82 @@ pub(crate) fn listen(name: &[u8; 16]) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Connects to the abstract name; `WouldBlock` if the listener's queue is full.
-pub(crate) fn dial(name: &[u8; 16]) -> io::Result<OwnedFd> {
+fn dial_at((sun, len): Name) -> io::Result<OwnedFd> {
     let fd = new_socket()?;
-    let (sun, len) = abstract_address(name);
     // SAFETY: `sun` holds a valid address of `len` bytes.
     check(unsafe { libc::connect(fd.as_raw_fd(), (&raw const sun).cast(), len) })?;
     Ok(fd)
 }
 
+/// Listens at a path.
+pub(crate) fn listen(path: &Path) -> io::Result<OwnedFd> {
+    listen_at(name_of(path.as_os_str().as_bytes())?)
+}
+
+/// Listens on an abstract name.
+pub(crate) fn listen_abstract(name: &[u8; 16]) -> io::Result<OwnedFd> {
+    listen_at(abstract_name(name)?)
+}
+
+/// Connects to a path; `WouldBlock` if the listener's queue is full.
+pub(crate) fn dial(path: &Path) -> io::Result<OwnedFd> {
+    dial_at(name_of(path.as_os_str().as_bytes())?)
+}
+
+/// The same to an abstract name.
+pub(crate) fn dial_abstract(name: &[u8; 16]) -> io::Result<OwnedFd> {
+    dial_at(abstract_name(name)?)
+}
+
+/// Ends a Unix socket in both directions. Whether nothing waits in its queue, where descriptors could
+/// be that are closed with it; false for everything else.
+pub(crate) fn shut_and_empty(fd: &OwnedFd) -> bool {
+    let option = |name| {
+        let (mut value, mut len) = (0 as libc::c_int, size_of::<libc::c_int>() as libc::socklen_t);
+        let out = (&raw mut value).cast();
+        // SAFETY: `value` has room for `len` bytes.
+        let rc = unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, name, out, &mut len) };
+        (rc == 0).then_some(value)
+    };
+    let plain = option(libc::SO_DOMAIN) == Some(libc::AF_UNIX)
+        && option(libc::SO_TYPE) == Some(libc::SOCK_SEQPACKET)
+        && option(libc::SO_ACCEPTCONN) == Some(0);
+    if !plain {
+        return false;
+    }
+    super::sys::shut(fd);
+    // With it each message says by a flag that it is one: an empty message is not the end.
+    let (on, len) = (1 as libc::c_int, size_of::<libc::c_int>() as libc::socklen_t);
+    let (level, name, value) = (libc::SOL_SOCKET, libc::SO_PASSCRED, (&raw const on).cast());
+    // SAFETY: a valid option value.
+    let set = unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, value, len) };
+    // SAFETY: an all-zero msghdr is a valid value of this plain C struct, with room for nothing.
+    let mut msg: libc::msghdr = unsafe { zeroed() };
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: `msg` is a valid place for the result.
+    let n = unsafe { libc::recvmsg(fd.as_raw_fd(), &mut msg, flags) };
+    set == 0 && n == 0 && msg.msg_flags & (libc::MSG_CTRUNC | libc::MSG_TRUNC) == 0
+}
+
+/// Two connected sockets.
+#[cfg(test)]
+pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let mut fds = [0; 2];
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: room for two descriptors.
+    check(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()) })?;
+    // SAFETY: the kernel has just given both to us.
+    Ok(unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) })
+}
+
 /// Accepts one connection.
-pub(crate) fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
+pub(crate) fn accept(listener: &OwnedFd, closer: &Arc<Closer>) -> io::Result<Foreign> {
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     let (addr, len) = (std::ptr::null_mut(), std::ptr::null_mut());
     // SAFETY: no address is asked for.
     let fd = check(unsafe { libc::accept4(listener.as_raw_fd(), addr, len, flags) })?;
     // SAFETY: the kernel has just given this descriptor to us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(Foreign::new(unsafe { OwnedFd::from_raw_fd(fd) }, closer))
 }
 
 /// Who is at the other end.
@@ -147,7 +220,7 @@ pub(crate) fn send(sock: &OwnedFd, bytes: &[u8], fds: &[RawFd]) -> io::Result<()
 
 /// Receives one message; `UnexpectedEof` when the peer has closed, `InvalidData` when it is too
 /// long.
-pub(crate) fn receive(sock: &OwnedFd) -> io::Result<Received> {
+pub(crate) fn receive(sock: &Foreign) -> io::Result<Received> {
     let mut control: ControlBuf = [0; 8];
     let mut bytes: SmallVec<[u8; MAX_MESSAGE]> = smallvec::smallvec![0; MAX_MESSAGE];
     let mut iov = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
@@ -161,7 +234,7 @@ pub(crate) fn receive(sock: &OwnedFd) -> io::Result<Received> {
     // SAFETY: `msg` refers to live buffers.
     let n = unsafe { libc::recvmsg(sock.as_raw_fd(), &mut msg, flags) };
     let Ok(n) = usize::try_from(n) else { return Err(io::Error::last_os_error()) };
-    let fds = take_fds(&msg);
+    let fds = take_fds(&msg, sock);
     if msg.msg_flags & libc::MSG_TRUNC != 0 || fds.len() > MAX_FDS {
         return Err(io::ErrorKind::InvalidData.into());
     }
@@ -173,7 +246,7 @@ pub(crate) fn receive(sock: &OwnedFd) -> io::Result<Received> {
 }
 
 /// Takes ownership of every descriptor of a received message.
-fn take_fds(msg: &libc::msghdr) -> SmallVec<[OwnedFd; MAX_FDS]> {
+fn take_fds(msg: &libc::msghdr, sock: &Foreign) -> SmallVec<[Foreign; MAX_FDS]> {
     let mut fds = SmallVec::new();
     // SAFETY: `msg` was filled by recvmsg and its control buffer is alive.
     let mut header = unsafe { libc::CMSG_FIRSTHDR(msg) };
@@ -186,10 +259,11 @@ fn take_fds(msg: &libc::msghdr) -> SmallVec<[OwnedFd; MAX_FDS]> {
             let count = (h.cmsg_len as usize).saturating_sub(overhead) / size_of::<RawFd>();
             for i in 0..count {
                 // SAFETY: the kernel wrote `count` descriptors here, and they are ours now.
-                fds.push(unsafe {
+                let fd = unsafe {
                     let at = libc::CMSG_DATA(header).cast::<RawFd>().add(i);
                     OwnedFd::from_raw_fd(at.read_unaligned())
-                });
+                };
+                fds.push(Foreign::new(fd, sock.closer()));
             }
         }
         // SAFETY: as above; the macro stays inside the control buffer.

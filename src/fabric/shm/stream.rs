@@ -110,7 +110,7 @@ impl StreamOut {
     pub(crate) fn create() -> io::Result<(Mapping, OwnedFd)> {
         let fd = sys::memfd(c"rdma-transport-stream", SEGMENT)?;
         let map = Mapping::shared(sys::borrow(&fd), SEGMENT, true)?;
-        sys::seal_future_write(&fd);
+        sys::seal_future_write(&fd)?;
         Ok((map, fd))
     }
 

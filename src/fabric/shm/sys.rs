@@ -27,6 +27,17 @@ pub(crate) fn page_size() -> usize {
     usize::try_from(n).unwrap_or(4096)
 }
 
+/// Bytes of memory of this host.
+pub(crate) fn physical_memory() -> u64 {
+    // SAFETY: no pointers.
+    let (pages, size) =
+        unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
+    match (u64::try_from(pages), u64::try_from(size)) {
+        (Ok(pages), Ok(size)) => pages.saturating_mul(size),
+        _ => 1 << 34,
+    }
+}
+
 /// Random bytes of the system's generator.
 pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut out = [0; N];
@@ -53,17 +64,36 @@ pub(crate) fn seal(fd: &OwnedFd, seals: libc::c_int) -> io::Result<()> {
     check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) }).map(drop)
 }
 
-/// Forbids writable mappings of `fd` from now on; best effort, an old kernel lacks it.
-pub(crate) fn seal_future_write(fd: &OwnedFd) {
-    let _ = seal(fd, libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL);
+/// From now on nobody can change `fd` but by the mappings that there are: also one who opens it anew
+/// through `/proc`. Needs Linux 5.1.
+pub(crate) fn seal_future_write(fd: &OwnedFd) -> io::Result<()> {
+    let all = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_FUTURE_WRITE;
+    // One that is sealed already takes no more seals, and needs none.
+    if seals(fd)? & all == all { Ok(()) } else { seal(fd, all | libc::F_SEAL_SEAL) }
 }
 
-/// The length of a peer's memfd, if it can never shrink under our mapping.
-pub(crate) fn sealed_len(fd: &OwnedFd) -> io::Result<u64> {
+/// The seals of a memfd; an error for every other file.
+fn seals(fd: &OwnedFd) -> io::Result<libc::c_int> {
     // SAFETY: plain system call on an owned descriptor.
-    let seals = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) })?;
-    if seals & libc::F_SEAL_SHRINK == 0 {
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) })
+}
+
+/// The length of a peer's memfd, if it can never shrink under our mapping, and its pages are ordinary
+/// ones: of huge pages that the system has run out of an access would end the process.
+pub(crate) fn sealed_len(fd: &OwnedFd) -> io::Result<u64> {
+    /// The file system of ordinary memfds.
+    const TMPFS_MAGIC: u64 = 0x0102_1994;
+    if seals(fd)? & libc::F_SEAL_SHRINK == 0 {
         return Err(io::Error::other("the peer's memory is not sealed against shrinking"));
+    }
+    // SAFETY: an all-zero statfs is a valid value of this plain C struct, and a place for the result.
+    let fs = unsafe {
+        let mut fs: libc::statfs = std::mem::zeroed();
+        check(libc::fstatfs(fd.as_raw_fd(), &mut fs))?;
+        fs
+    };
+    if fs.f_type as u64 != TMPFS_MAGIC {
+        return Err(io::Error::other("the peer's memory has pages of an unusual kind"));
     }
     // SAFETY: an all-zero stat is a valid value of this plain C struct.
     let mut st: libc::stat = unsafe { std::mem::zeroed() };
@@ -72,11 +102,27 @@ pub(crate) fn sealed_len(fd: &OwnedFd) -> io::Result<u64> {
     u64::try_from(st.st_size).map_err(io::Error::other)
 }
 
-/// The same file, opened for reading only, so that a peer cannot map it for writing.
-pub(crate) fn reopen_read_only(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let path = format!("/proc/self/fd/{}\0", fd.as_raw_fd());
-    // SAFETY: `path` is NUL-terminated.
-    owned(unsafe { libc::open(path.as_ptr().cast(), libc::O_RDONLY | libc::O_CLOEXEC) })
+/// Runs a thread that handles no signal and needs little.
+pub(crate) fn spawn_quiet(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    // SAFETY: all-zero sets are valid values and places for results. A new thread has the mask of the
+    // one that makes it, whose own is put back.
+    unsafe {
+        let (mut all, mut old): (libc::sigset_t, libc::sigset_t) =
+            (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old);
+        let thread = crate::os::spawn_small(name, 64 << 10, run);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &old, std::ptr::null_mut());
+        thread.map(drop)
+    }
+}
+
+/// Whether a process of this number is there, as far as this one can see.
+pub(crate) fn process_exists(pid: i32) -> bool {
+    // SAFETY: no signal is sent.
+    unsafe {
+        libc::kill(pid, 0) == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
+    }
 }
 
 /// Mapped memory, unmapped on drop.
@@ -114,7 +160,20 @@ impl Mapping {
         let fd = fd.as_raw_fd();
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
         let ptr = unsafe { libc::mmap(std::ptr::null_mut(), len, prot, libc::MAP_SHARED, fd, 0) };
-        Mapping::from_mmap(ptr, len)
+        let map = Mapping::from_mmap(ptr, len)?;
+        map.keep_from_children(0, len)?;
+        Ok(map)
+    }
+
+    /// A forked child does not inherit a part: what it wrote there would be seen here, and it would hold
+    /// on to a peer's memory.
+    fn keep_from_children(&self, offset: usize, len: usize) -> io::Result<()> {
+        debug_assert!(offset + len <= self.len);
+        // SAFETY: advice about a part of this mapping; it changes no content.
+        let rc = unsafe {
+            libc::madvise(self.ptr.as_ptr().add(offset).cast(), len, libc::MADV_DONTFORK)
+        };
+        check(rc).map(drop)
     }
 
     /// Maps `head + ring` bytes of `fd` and behind them the ring part once more, so that whatever
@@ -128,6 +187,7 @@ impl Mapping {
         let map = Mapping::reserve(head + 2 * ring)?;
         map.place(0, head + ring, fd, 0, writable)?;
         map.place(head + ring, ring, fd, head, writable)?;
+        map.keep_from_children(0, map.len)?;
         Ok(map)
     }
 
@@ -137,6 +197,7 @@ impl Mapping {
         let whole = Mapping::reserve(size)?;
         let skip = whole.ptr.as_ptr().align_offset(align);
         whole.place(skip, len, fd, 0, true)?;
+        whole.keep_from_children(skip, len)?;
         let whole = std::mem::ManuallyDrop::new(whole);
         let start = whole.ptr.as_ptr();
         // SAFETY: the rims of the reservation, which nobody uses; the middle becomes the result.
@@ -164,12 +225,23 @@ impl Mapping {
         let flags = libc::MAP_SHARED | libc::MAP_FIXED;
         let prot = protection(writable);
         let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
-        // SAFETY: the range lies inside this reservation, which nobody uses yet.
+        // SAFETY: the range lies inside this mapping, in a part that nobody uses.
         let ptr = unsafe {
             let addr = self.ptr.as_ptr().add(at).cast();
             libc::mmap(addr, len, prot, flags, fd.as_raw_fd(), offset)
         };
-        if ptr == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+        if ptr == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    /// Puts `fd`, which has the same length, in the place of the file that was mapped, writable.
+    pub(crate) fn replace(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.place(0, self.len, fd, 0, true)?;
+        // The new file is in place, whether or not this can be done; it was possible before.
+        let _ = self.keep_from_children(0, self.len);
+        Ok(())
     }
 
     /// Asks for huge pages; a kernel without them says no, which costs nothing.
@@ -320,23 +392,6 @@ pub(crate) fn pidfd(pid: i32) -> io::Result<OwnedFd> {
     // SAFETY: plain system call; the result fits a descriptor.
     let rc = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     owned(libc::c_int::try_from(rc).unwrap_or(-1))
-}
-
-/// Reads another process's memory to `dst`. Returns the bytes read, which may be fewer.
-///
-/// # Safety
-/// `dst` is valid for writing `len` bytes.
-pub(crate) unsafe fn read_process(
-    pid: i32,
-    src: u64,
-    dst: *mut u8,
-    len: usize,
-) -> io::Result<usize> {
-    let local = libc::iovec { iov_base: dst.cast(), iov_len: len };
-    let remote = libc::iovec { iov_base: src as *mut libc::c_void, iov_len: len };
-    // SAFETY: `dst` by the caller; the kernel checks the other process's range.
-    let n = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
-    if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
 }
 
 /// Milliseconds of the cheap monotonic clock (a few ms coarse, no system call).

@@ -189,6 +189,68 @@ fn a_ring_without_an_end_ends_the_endpoint() {
     assert!(matches!(events.last(), Some(Event::Down { .. })), "{:?}", events.last());
 }
 
+/// What was handed over is what was checked, whatever the peer does to its ring afterwards.
+#[test]
+fn r12_a_message_does_not_change_after_it_was_taken() {
+    let (mut good, mut evil) = (open(None), open(None));
+    let (_, e) = connect(&mut good, &mut evil);
+    let texts: Vec<Vec<u8>> = (0..20u8).map(|i| vec![i; 1 + usize::from(i) * 40]).collect();
+    for text in &texts {
+        evil.send(e, &[text]).unwrap();
+    }
+    let mut events = Vec::new();
+    good.poll(&mut events);
+    link(&mut evil, e).tx.spoil(0xEE);
+    let seen: Vec<&[u8]> = events
+        .iter()
+        .map(|event| match event {
+            Event::Message { bytes, .. } => bytes.bytes(),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(seen, texts);
+}
+
+/// Whether a page is mapped in this process.
+fn is_mapped(at: u64) -> bool {
+    // SAFETY: nothing is mapped with such flags, and nothing is written back of these files.
+    unsafe { libc::msync((at & !4095) as *mut _, 4096, libc::MS_ASYNC) == 0 }
+}
+
+#[test]
+fn r11_a_forked_child_inherits_no_shared_memory() {
+    let (mut a, mut b) = (open(None), open(None));
+    let (e, _) = connect(&mut a, &mut b);
+    let pool = crate::memory::pool::Pool::new(1 << 30);
+    let block = pool.alloc(1 << 20).unwrap().addr() as u64;
+    // One whose file was replaced.
+    let renewed = sys::memfd(c"renewed", 4096).unwrap();
+    let map = sys::Mapping::shared(sys::borrow(&renewed), 4096, true).unwrap();
+    map.replace(sys::borrow(&renewed)).unwrap();
+    let link = link(&mut a, e);
+    let control = |control: &ring::Control| (&raw const *control).addr() as u64;
+    let places = [
+        block,
+        block + (1 << 20) - 4096,
+        map.ptr().addr() as u64,
+        control(link.tx.control()),
+        control(link.tx.control()) + 4096,
+        control(link.rx.control()),
+    ];
+    assert!(places.iter().all(|&at| is_mapped(at)));
+    // SAFETY: the child makes system calls only.
+    let status = unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::_exit(places.iter().filter(|&&at| is_mapped(at)).count() as i32);
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &mut status, 0), child);
+        status
+    };
+    assert_eq!(status, 0, "memory is shared with the child");
+}
+
 /// As after a fork: the descriptor that is closed here is not the last one of its socket.
 #[test]
 fn a_socket_that_someone_else_holds_too_is_not_watched_after_its_end() {
@@ -275,6 +337,68 @@ fn a_pool_segment_is_used_once_the_peer_has_it() {
 }
 
 #[test]
+fn r14_a_pool_segment_is_passed_only_for_a_key_that_was_given() {
+    const LEN: usize = 1 << 20;
+    let (mut good, mut evil, mut third) = (open(None), open(None), open(None));
+    let (g, e) = connect(&mut good, &mut evil);
+    let (other, _) = connect(&mut good, &mut third);
+    let pool = crate::memory::pool::Pool::new(1 << 30);
+    let block = pool.alloc(LEN).unwrap().addr() as u64;
+    good.add_pool(pool.segments()[0]).unwrap();
+    // SAFETY: the pool outlives the adapters.
+    let mut open = |access| unsafe { good.register(block, LEN as u64, access) }.unwrap();
+    let (read, write) = (open(Access::REMOTE_READ), open(Access::REMOTE_WRITE));
+    let mut passed = |good: &mut ShmAdapter, key: u32| {
+        assert!(link(&mut evil, e).record(kind::POOL_ASK, &key.to_le_bytes()).unwrap());
+        good.poll(&mut Vec::new());
+        !link(good, g).pools_sent.is_empty()
+    };
+    // The number of the segment; a key that is none; one for writing; one of another peer.
+    assert!(!passed(&mut good, 0) && !passed(&mut good, read.rkey ^ 1 << 20));
+    assert!(!passed(&mut good, write.rkey));
+    good.grant(other, read);
+    assert!(!passed(&mut good, read.rkey));
+    good.grant(g, read);
+    assert!(passed(&mut good, read.rkey));
+}
+
+/// A segment whose memory was given back is another one; its peers let go of it.
+#[test]
+fn r25_peers_let_go_of_what_the_pool_gave_back() {
+    const LEN: usize = 48 << 20;
+    let (mut a, mut b) = (open(None), open(None));
+    let (e, f) = connect(&mut a, &mut b);
+    let pool = crate::memory::pool::Pool::new(1 << 30);
+    let mut target = vec![0u8; LEN];
+    let base = target.as_mut_ptr().addr() as u64;
+    // SAFETY: `target` outlives the adapter's use of it.
+    let rkey = unsafe { b.register(base, LEN as u64, Access::all()) }.unwrap().rkey;
+    for round in 0..3u32 {
+        let block = pool.alloc(LEN).unwrap();
+        a.add_pool(pool.segments()[0]).unwrap();
+        // SAFETY: a live block, until it is freed below.
+        let local = unsafe {
+            block.write_bytes(round as u8 + 1, LEN);
+            Mem::new(block.addr() as u64, LEN as u64, 0)
+        };
+        for _ in 0..3 {
+            a.write(e, 1, local, Remote { addr: base, rkey }, None).unwrap();
+            assert_eq!(wait_done(&mut a, &mut b), Ok(()));
+            assert!(target.iter().all(|&byte| byte == round as u8 + 1), "{round}");
+        }
+        let (link, core) = a.up(e).unwrap();
+        assert!(link.pass_pool(core, round) && b.up(f).unwrap().0.pools.has(round));
+        pool.free(block).unwrap();
+        let later = std::time::Instant::now() + std::time::Duration::from_secs(1000);
+        pool.trim(later);
+        assert_eq!(pool.segments()[0].id, round + 1, "nothing was given back");
+        a.add_pool(pool.segments()[0]).unwrap();
+        b.housekeeping(&mut Vec::new());
+        assert!(!b.up(f).unwrap().0.pools.has(round), "the peer holds on to it");
+    }
+}
+
+#[test]
 fn garbage_on_the_socket_is_refused() {
     let mut good = ShmAdapter::open(&Config::default()).unwrap();
     let ep = good.create("nobody").unwrap();
@@ -283,7 +407,7 @@ fn garbage_on_the_socket_is_refused() {
     let mut events = Vec::new();
     let (_, ring) = ring::Producer::create().unwrap();
     for round in 0..300 {
-        let sock = socket::dial(&good.core.socket).unwrap();
+        let sock = nest::dial(good.greeter.home()).unwrap();
         let hello = wire::Hello { to: token, from: [9; 16], nonce_addr: 1, nonce: 2, reads: true };
         let mut bytes = wire::Message::Hello(hello).encode().to_vec();
         let at = (random.next() % 56) as usize;
@@ -294,7 +418,7 @@ fn garbage_on_the_socket_is_refused() {
         good.housekeeping(&mut events);
     }
     // Silent ones do not pile up.
-    let silent: Vec<OwnedFd> = (0..600).map(|_| socket::dial(&good.core.socket).unwrap()).collect();
+    let silent: Vec<OwnedFd> = (0..600).map(|_| nest::dial(good.greeter.home()).unwrap()).collect();
     for _ in 0..20 {
         good.housekeeping(&mut events);
     }

@@ -1,12 +1,14 @@
 //! What shm endpoints say to each other: addresses, messages on the Unix socket, records in rings.
 //! All of it is untrusted on arrival.
 
+use smallvec::SmallVec;
+
 use crate::status::Status;
 
 /// Starts an address.
-const ADDRESS_MAGIC: [u8; 4] = *b"SHM1";
+const ADDRESS_MAGIC: [u8; 4] = *b"SHM2";
 /// Starts a socket message; the last byte is the version.
-const SOCKET_MAGIC: [u8; 4] = *b"RSH\x02";
+const SOCKET_MAGIC: [u8; 4] = *b"RSH\x03";
 
 /// Fixed-size little-endian writer.
 struct Writer<const N: usize> {
@@ -46,24 +48,56 @@ impl Reader<'_> {
     }
 }
 
+/// Where an adapter's socket is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Home {
+    /// Its name.
+    pub(crate) socket: [u8; 16],
+    /// The process.
+    pub(crate) pid: u32,
+    /// The directory that holds it, as an absolute path; empty: the name is an abstract one.
+    pub(crate) directory: SmallVec<[u8; 64]>,
+}
+
+impl Home {
+    /// Longest path of a directory: with the file's name, and seen through another process's root, it
+    /// still fits a socket's address.
+    pub(crate) const DIRECTORY_MAX: usize = 48;
+
+    /// A place; `None` if the path is too long.
+    pub(crate) fn new(socket: [u8; 16], pid: u32, directory: &[u8]) -> Option<Home> {
+        let fits = directory.len() <= Self::DIRECTORY_MAX && !directory.contains(&0);
+        fits.then(|| Home { socket, pid, directory: directory.into() })
+    }
+}
+
 /// Names an endpoint of a process on a host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     /// The running kernel.
     pub(crate) host: [u8; 16],
     /// The adapter's socket.
-    pub(crate) socket: [u8; 16],
+    pub(crate) home: Home,
     /// The endpoint, known to whom it was told.
     pub(crate) token: [u8; 16],
 }
 
 impl Address {
-    /// Bytes of an encoded address.
-    pub(crate) const LEN: usize = 52;
+    /// Bytes of an encoded address whose socket has an abstract name.
+    pub(crate) const LEN: usize = 57;
 
     /// Encodes it.
-    pub(crate) fn encode(&self) -> [u8; Self::LEN] {
-        Writer::new().put(ADDRESS_MAGIC).put(self.host).put(self.socket).put(self.token).done()
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let Home { socket, pid, directory } = &self.home;
+        let fixed: [u8; Self::LEN] = Writer::new()
+            .put(ADDRESS_MAGIC)
+            .put(self.host)
+            .put(*socket)
+            .put(self.token)
+            .put(pid.to_le_bytes())
+            .put([directory.len() as u8])
+            .done();
+        [&fixed, &directory[..]].concat()
     }
 
     /// Decodes it; a later version may append fields.
@@ -71,13 +105,19 @@ impl Address {
         let parse = || {
             let mut r = Reader(bytes);
             (r.take()? == ADDRESS_MAGIC).then_some(())?;
-            Some(Address { host: r.take()?, socket: r.take()?, token: r.take()? })
+            let (host, socket, token) = (r.take()?, r.take()?, r.take()?);
+            let pid = r.u32()?;
+            let [len] = r.take()?;
+            let home = Home::new(socket, pid, r.0.get(..usize::from(len))?)?;
+            Some(Address { host, home, token })
         };
         parse().ok_or_else(|| {
             Status::invalid(format!(
-                "{} bytes are no shm address, which begins with SHM1 and has {} bytes",
+                "{} bytes are no shm address, which begins with SHM2, has {} bytes, and a directory of \
+                 at most {} behind them",
                 bytes.len(),
-                Self::LEN
+                Self::LEN,
+                Home::DIRECTORY_MAX
             ))
         })
     }
@@ -119,6 +159,11 @@ pub(crate) enum Message {
         /// Bytes.
         len: u64,
     },
+    /// A pool segment of the sender is no more: it holds nothing, and should not be kept mapped.
+    PoolGone {
+        /// Its number there.
+        id: u32,
+    },
 }
 
 impl Message {
@@ -152,6 +197,7 @@ impl Message {
             Message::Ready(reads) => plain(3, *reads, 0, 0),
             Message::Pool { id, len } => plain(4, false, *id, *len),
             Message::Stream { len } => plain(5, false, 0, *len),
+            Message::PoolGone { id } => plain(6, false, *id, 0),
         }
     }
 
@@ -176,6 +222,7 @@ impl Message {
                 r.u32()?;
                 Message::Stream { len: r.u64()? }
             }
+            6 => Message::PoolGone { id: r.u32()? },
             _ => return None,
         })
     }
@@ -193,7 +240,7 @@ pub(crate) mod kind {
     pub(crate) const READ_ASK: u8 = 4;
     /// The answer's bytes are all in the stream; payload: outcome.
     pub(crate) const READ_END: u8 = 5;
-    /// Asks for a pool segment to be passed; payload: its number.
+    /// Asks for the pool segment in which a region lies; payload: the region's key.
     pub(crate) const POOL_ASK: u8 = 6;
 }
 
@@ -325,6 +372,7 @@ mod tests {
             Message::Ready(true),
             Message::Pool { id: 7, len: 1 << 40 },
             Message::Stream { len: 9 },
+            Message::PoolGone { id: 8 },
         ] {
             let bytes = m.encode();
             assert_eq!(Message::decode(&bytes), Some(m));
@@ -351,10 +399,18 @@ mod tests {
 
     #[test]
     fn addresses_and_records_survive_the_wire() {
-        let a = Address { host: [1; 16], socket: [2; 16], token: [3; 16] };
-        assert_eq!(Address::decode(&a.encode()), Ok(a));
-        for cut in 0..Address::LEN {
-            assert!(Address::decode(&a.encode()[..cut]).is_err());
+        for directory in ["", "/run/user/1000/rdma-transport"] {
+            let home = Home::new([2; 16], 77, directory.as_bytes()).unwrap();
+            let a = Address { host: [1; 16], home, token: [3; 16] };
+            let bytes = a.encode();
+            assert_eq!(Address::decode(&bytes).as_ref(), Ok(&a));
+            for cut in 0..bytes.len() {
+                assert!(Address::decode(&bytes[..cut]).is_err());
+            }
+            let mut long = bytes[..Address::LEN].to_vec();
+            long[Address::LEN - 1] = 255;
+            long.resize(Address::LEN + 255, b'/');
+            assert!(Address::decode(&long).is_err());
         }
         let w = Write { dst: 0x0123_4567_89ab_cdef, rkey: 5, imm: 6 };
         assert_eq!(Write::decode(&w.encode()), w);

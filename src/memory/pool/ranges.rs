@@ -31,6 +31,11 @@ impl FreeList {
         Some(offset)
     }
 
+    /// The ranges of at least `least` bytes, largest first.
+    pub(super) fn large(&self, least: usize) -> Vec<(usize, usize)> {
+        self.by_size.range((least, 0)..).rev().map(|&(len, offset)| (offset, len)).collect()
+    }
+
     /// Gives a range back; returns the free range that it is now part of.
     pub(super) fn give(&mut self, mut offset: usize, mut len: usize) -> (usize, usize) {
         if let Some((&before, &size)) = self.by_offset.range(..offset).next_back()
@@ -80,13 +85,13 @@ impl Pages {
         words(range).map(|w| (self.0[w] & bits(w, range)).count_ones() as usize).sum()
     }
 
-    /// Takes the first pages in a range that follow each other out of the set.
-    pub(super) fn take_run(&mut self, range: &Range<usize>) -> Option<Range<usize>> {
+    /// Takes the first pages in a range that follow each other out of the set, at most `most`.
+    pub(super) fn take_run(&mut self, range: &Range<usize>, most: usize) -> Option<Range<usize>> {
         let first =
             words(range).map(|w| (w, self.0[w] & bits(w, range))).find(|&(_, word)| word != 0);
         let start = first.map(|(w, word)| w * 64 + word.trailing_zeros() as usize)?;
         let mut end = start;
-        while end < range.end && self.0[end / 64] & 1 << (end % 64) != 0 {
+        while end < range.end.min(start + most) && self.0[end / 64] & 1 << (end % 64) != 0 {
             self.0[end / 64] &= !(1 << (end % 64));
             end += 1;
         }
@@ -107,12 +112,12 @@ mod tests {
         pages.insert(5..5);
         let all = 0..200;
         assert_eq!((pages.count(&all), pages.count(&(61..128)), pages.count(&(7..7))), (14, 10, 0));
-        assert_eq!(pages.take_run(&(63..65)), Some(63..65));
+        assert_eq!(pages.take_run(&(63..65), 9), Some(63..65));
         let mut runs = Vec::new();
-        while let Some(run) = pages.take_run(&all) {
+        while let Some(run) = pages.take_run(&all, 4) {
             runs.push(run);
         }
-        assert_eq!(runs, [0..1, 60..63, 65..70, 127..129, 199..200]);
+        assert_eq!(runs, [0..1, 60..63, 65..69, 69..70, 127..129, 199..200]);
         assert_eq!(pages.count(&all), 0);
     }
 }

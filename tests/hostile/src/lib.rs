@@ -3,6 +3,7 @@
 //! - [`victim`]: an honest manager in a process of its own, driven over a pipe, watched through `/proc`.
 //! - [`honest`]: an honest manager in this process, and the patterns that contents are checked by.
 //! - [`proxy`]: stands between honest managers and does harm to what passes.
+//! - [`shm`]: what an attack on the shm provider needs.
 //! - [`wire`]: the handshake, the tcp provider's frames and the control messages, written from
 //!   `docs/protocol.md` without the library's encoders, so that a bug in them does not hide.
 //!
@@ -10,6 +11,7 @@
 
 pub mod honest;
 pub mod proxy;
+pub mod shm;
 pub mod victim;
 pub mod wire;
 

@@ -293,6 +293,11 @@ impl Victim {
         self.status("VmHWM") << 10
     }
 
+    /// Address space in bytes.
+    pub fn address_space(&self) -> u64 {
+        self.status("VmSize") << 10
+    }
+
     /// Threads.
     pub fn threads(&self) -> u64 {
         self.status("Threads")
