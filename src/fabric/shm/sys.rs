@@ -104,17 +104,7 @@ pub(crate) fn sealed_len(fd: &OwnedFd) -> io::Result<u64> {
 
 /// Runs a thread that handles no signal and needs little.
 pub(crate) fn spawn_quiet(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    // SAFETY: all-zero sets are valid values and places for results. A new thread has the mask of the
-    // one that makes it, whose own is put back.
-    unsafe {
-        let (mut all, mut old): (libc::sigset_t, libc::sigset_t) =
-            (std::mem::zeroed(), std::mem::zeroed());
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old);
-        let thread = crate::os::spawn_small(name, 64 << 10, run);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &old, std::ptr::null_mut());
-        thread.map(drop)
-    }
+    crate::os::spawn_small(name, 64 << 10, run).map(drop)
 }
 
 /// Whether a process of this number is there, as far as this one can see.
