@@ -46,13 +46,6 @@ void Register(const std::shared_ptr<Context>& context) {
   all.push_back(context);
 }
 
-// The one place where the plugin decides about spinning: on few processors a thread that spins takes one from the
-// TensorFlow thread that it waits for.
-int64_t BusyPollMicros(int64_t usual) {
-  constexpr unsigned kFewProcessors = 4;
-  return std::thread::hardware_concurrency() <= kFewProcessors ? 0 : usual;
-}
-
 bool IsLoopback(absl::string_view host) {
   return host.empty() || host == "localhost" || host == "::1" || host == "[::1]" || absl::StartsWith(host, "127.");
 }
@@ -102,7 +95,6 @@ Status Context::Start(const std::string& host) {
   // gRPC's patience: a server that is stopped, collects garbage or swaps is waited for, as long as its connection
   // lives. RDMA_PEER_TIMEOUT_MS sets the stricter rule.
   options.peer_timeout_ms = 0;
-  options.busy_poll_us = BusyPollMicros(options.busy_poll_us);
   std::string listen;
   if (!IsLoopback(host)) {
     // The cluster spec names an address that other machines reach, and TensorFlow's own port is already open there.

@@ -177,16 +177,21 @@ fn busy_links_do_not_starve_another() {
     panic!("nothing of the third came in 200 polls");
 }
 
-/// A ring in which every line begins a record has no end: the consumer must not look for it.
+/// A ring in which every line begins a record has no end: no poll looks for it.
 #[test]
-fn a_ring_without_an_end_ends_the_endpoint() {
+fn a_ring_without_an_end_holds_up_no_poll() {
     let (mut good, mut evil) = (open(None), open(None));
     let (_, e) = connect(&mut good, &mut evil);
     (0..512).for_each(|line| link(&mut evil, e).tx.scribble(line, kind::SEND));
-    let mut events = Vec::new();
-    good.poll(&mut events);
-    assert!(events.len() <= 512, "{} events of one ring", events.len());
-    assert!(matches!(events.last(), Some(Event::Down { .. })), "{:?}", events.last());
+    for _ in 0..100 {
+        let mut events = Vec::new();
+        good.poll(&mut events);
+        assert!(
+            events.len() <= 2 * crate::limits::POLL_EVENTS,
+            "{} events in one poll",
+            events.len()
+        );
+    }
 }
 
 /// What was handed over is what was checked, whatever the peer does to its ring afterwards.
