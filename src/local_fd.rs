@@ -77,7 +77,8 @@ impl<T: AsRawFd> Local<T> {
         Local { inner: ManuallyDrop::new(inner), forks: FORKS.load(Ordering::Relaxed) }
     }
 
-    fn is_ours(&self) -> bool {
+    /// Whether this is the process that made it.
+    pub fn is_ours(&self) -> bool {
         self.forks == FORKS.load(Ordering::Relaxed)
     }
 

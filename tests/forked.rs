@@ -130,15 +130,11 @@ fn killed_parent(kind: ProviderKind) {
     writeln!(parent.stdin, "fork").unwrap();
     let child: i32 = parent.expect("child").parse().unwrap();
     parent.forked = Some(child);
-    // shm holds more: Unix sockets whose names are drawn at random, and what watches the peer's process,
-    // which tells its end whoever holds the sockets.
-    if kind == ProviderKind::Tcp {
-        // The parent may tell of its child before the child has run.
-        let begun = Instant::now();
-        while !held(child).is_empty() {
-            assert!(begun.elapsed() < LONG, "of its parent the child holds {:?}", held(child));
-            std::thread::sleep(Duration::from_millis(5));
-        }
+    // The parent may tell of its child before the child has run.
+    let begun = Instant::now();
+    while !held(child).is_empty() {
+        assert!(begun.elapsed() < LONG, "of its parent the child holds {:?}", held(child));
+        std::thread::sleep(Duration::from_millis(5));
     }
     // The parent goes on undisturbed, until it is killed.
     assert!(pending.recv_timeout(Duration::from_millis(100)).is_err());

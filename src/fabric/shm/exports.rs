@@ -9,6 +9,7 @@ use super::foreign::Foreign;
 use super::ring::load32;
 use super::sys::{self, Mapping};
 use crate::fabric::{Access, EpId};
+use crate::local_fd::Local;
 use crate::status::{Code, Status};
 
 /// Low bits of an rkey: the slot in the table.
@@ -76,7 +77,7 @@ const NOTHING: Region = Region { base: 0, len: 0, access: Access::empty(), pool:
 #[derive(Debug)]
 pub(crate) struct Exports {
     map: Mapping,
-    fd: OwnedFd,
+    fd: Local<OwnedFd>,
     slots: Vec<Owned>,
     free: Vec<u32>,
     random: KeySource,
@@ -90,6 +91,7 @@ impl Exports {
         let map = Mapping::shared(sys::borrow(&fd), FILE, true)?;
         sys::seal_future_write(&fd)?;
         let random = KeySource::default();
+        let fd = Local::new(fd);
         Ok(Exports { map, fd, slots: Vec::new(), free: Vec::new(), random, armed: 0 })
     }
 

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::sys::{self, Mapping};
+use crate::local_fd::Local;
 
 /// Files up to this size are closed at once.
 const SMALL: u64 = 2 << 20;
@@ -78,13 +79,13 @@ impl Closer {
 /// A descriptor that another process has made, or in whose queue it can put some.
 #[derive(Debug)]
 pub(crate) struct Foreign {
-    fd: ManuallyDrop<OwnedFd>,
+    fd: ManuallyDrop<Local<OwnedFd>>,
     closer: Arc<Closer>,
 }
 
 impl Foreign {
     pub(crate) fn new(fd: OwnedFd, closer: &Arc<Closer>) -> Foreign {
-        Foreign { fd: ManuallyDrop::new(fd), closer: closer.clone() }
+        Foreign { fd: ManuallyDrop::new(Local::new(fd)), closer: closer.clone() }
     }
 
     /// Who closes what comes through it.
@@ -104,8 +105,8 @@ impl Drop for Foreign {
     fn drop(&mut self) {
         // SAFETY: taken once, here, and not used afterwards.
         let fd = unsafe { ManuallyDrop::take(&mut self.fd) };
-        if !is_harmless(&fd) {
-            self.closer.give(Waste::Fd { _fd: fd });
+        if fd.is_ours() && !is_harmless(&fd) {
+            self.closer.give(Waste::Fd { _fd: fd.into_inner() });
         }
     }
 }

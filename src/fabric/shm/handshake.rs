@@ -19,6 +19,7 @@ use super::sys::{self, Epoll};
 use super::wire::{Address, Hello, Home, Message};
 use super::{Core, Endpoint, ShmAdapter};
 use crate::fabric::{EpId, Event};
+use crate::local_fd::Local;
 use crate::status::{Code, Reason, Status};
 
 /// Connections that have not said whom they want; more are refused.
@@ -65,11 +66,11 @@ pub(super) struct Guest {
 /// The listener and those who have not said Hello.
 #[derive(Debug)]
 pub(super) struct Greeter {
-    listener: OwnedFd,
+    listener: Local<OwnedFd>,
     nest: Nest,
     /// Readable at the end of a pause, during which the listener is not watched. Made beforehand:
     /// it is needed when there are no more descriptors.
-    pause: OwnedFd,
+    pause: Local<OwnedFd>,
     strangers: Vec<(u32, Foreign)>,
     next: u32,
     /// Endpoints between Idle and Up.
@@ -82,7 +83,7 @@ impl Greeter {
         let (nest, listener) = Nest::open(name)?;
         core.epoll.add(&core.bell, KEY_BELL)?;
         core.epoll.add(&listener, KEY_LISTENER)?;
-        let pause = sys::timerfd()?;
+        let (listener, pause) = (Local::new(listener), Local::new(sys::timerfd()?));
         core.epoll.add(&pause, KEY_PAUSE)?;
         let strangers = Vec::new();
         Ok(Greeter { listener, nest, pause, strangers, next: 0, meeting: 0, dialling: 0 })
@@ -434,7 +435,7 @@ fn make_link(core: &Core, own: &Endpoint, tx: Producer, guest: Guest) -> io::Res
     let PeerCred { pid, .. } = socket::peer_cred(&sock)?;
     let rx = Consumer::map(&ring)?;
     let exports = PeerExports::map(&exports, bell)?;
-    let pidfd = if pid > 0 { sys::pidfd(pid).ok() } else { None };
+    let pidfd = if pid > 0 { sys::pidfd(pid).ok().map(Local::new) } else { None };
     let process = core.policy.process.then(|| Process::open(pid, hello.nonce_addr, hello.nonce));
     let process = process.flatten();
     let (ep, peer) = (own.id, own.peer.clone());

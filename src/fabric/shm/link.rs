@@ -20,6 +20,7 @@ use super::tuning::{Timed, Tuning};
 use super::wire::{self, Source, Write, outcome};
 use super::{Core, Kind};
 use crate::fabric::{EpId, Event, Remote};
+use crate::local_fd::Local;
 use crate::status::{Code, Reason, Status};
 
 /// Largest SEND.
@@ -137,7 +138,7 @@ pub(crate) struct Link {
     pub(crate) pools: PeerPools,
     /// The peer, if we can read its memory.
     pub(crate) process: Option<Process>,
-    pub(crate) pidfd: Option<OwnedFd>,
+    pub(crate) pidfd: Option<Local<OwnedFd>>,
     pub(crate) sock: Foreign,
     pub(crate) peer: Arc<str>,
 }
@@ -152,7 +153,7 @@ pub(crate) struct Parts {
     pub(crate) sock: Foreign,
     /// The peer, if we can read its memory.
     pub(crate) process: Option<Process>,
-    pub(crate) pidfd: Option<OwnedFd>,
+    pub(crate) pidfd: Option<Local<OwnedFd>>,
     pub(crate) peer_reads: bool,
     pub(crate) budget: Arc<MapBudget>,
 }
@@ -215,7 +216,7 @@ impl Link {
 
     /// Whether the process or the connection at the other end is gone; a system call.
     pub(crate) fn is_gone(&self) -> bool {
-        sys::hung_up(&self.sock, self.pidfd.as_ref())
+        sys::hung_up(&self.sock, self.pidfd.as_deref())
     }
 
     /// Reports the WRITEs that the peer has answered.

@@ -46,6 +46,7 @@ use crate::fabric::moves::{MOVE_MAX, Move, Moved};
 use crate::fabric::{
     Access, Adapter, Caps, EpId, Event, Mem, Mr, PoolSegment, PostError, ProviderKind, Remote,
 };
+use crate::local_fd::Local;
 use crate::status::{Code, Status};
 
 pub(super) use copy::copy;
@@ -137,7 +138,7 @@ impl Moves {
 #[derive(Debug)]
 struct Core {
     exports: Exports,
-    bell: OwnedFd,
+    bell: Local<OwnedFd>,
     epoll: Epoll,
     pools: LocalPools,
     policy: Policy,
@@ -190,7 +191,7 @@ impl ShmAdapter {
         let nonce = u64::from_le_bytes(sys::random().map_err(os("system's random generator"))?);
         let core = Core {
             exports: Exports::create().map_err(os("shm: table of regions"))?,
-            bell: sys::eventfd().map_err(os("shm: eventfd"))?,
+            bell: Local::new(sys::eventfd().map_err(os("shm: eventfd"))?),
             epoll: Epoll::new().map_err(os("shm: epoll"))?,
             pools: LocalPools::default(),
             policy,

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::time::Duration;
 
+use crate::local_fd::Local;
 use crate::os::without_write_signals;
 
 /// Turns the result of a system call into an `io::Result`.
@@ -329,13 +330,13 @@ pub(crate) fn timerfd_set(fd: &OwnedFd, after: Duration) {
 
 /// An epoll instance whose entries are named by a `u64`.
 #[derive(Debug)]
-pub(crate) struct Epoll(OwnedFd);
+pub(crate) struct Epoll(Local<OwnedFd>);
 
 impl Epoll {
     /// Makes one.
     pub(crate) fn new() -> io::Result<Epoll> {
         // SAFETY: plain system call.
-        Ok(Epoll(owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?))
+        Ok(Epoll(Local::new(owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?)))
     }
     /// Its descriptor, readable when an entry is.
     pub(crate) fn raw(&self) -> RawFd {
