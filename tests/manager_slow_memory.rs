@@ -5,9 +5,7 @@
 //! not allowed, which root is, the tests skip.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rdma_transport::api::*;
@@ -95,11 +93,9 @@ fn tensor(addr: u64, len: usize) -> Tensor {
     Tensor { meta, addr, device: 0 }
 }
 
-/// A manager that a second thread turns, too, since its own may be the one that waits for memory.
+/// A manager that nobody turns but the library's own threads: where one is kept by slow memory, another drives.
 struct Node {
     m: Arc<Manager>,
-    stop: Arc<AtomicBool>,
-    turner: Option<JoinHandle<()>>,
 }
 
 impl Node {
@@ -112,25 +108,14 @@ impl Node {
             peer_timeout_ms,
             ..Config::default()
         };
-        let m = Manager::new(config).unwrap();
-        let stop = Arc::new(AtomicBool::new(false));
-        let (own, until) = (m.clone(), stop.clone());
-        let turner = std::thread::spawn(move || {
-            while !until.load(Ordering::SeqCst) {
-                own.progress().unwrap();
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        });
-        Node { m, stop, turner: Some(turner) }
+        Node { m: Manager::new(config).unwrap() }
     }
 
     fn knows(&self, other: &Node) {
         self.m.import_address(&other.m.export_address().unwrap()).unwrap();
     }
 
-    fn end(mut self) {
-        self.stop.store(true, Ordering::SeqCst);
-        self.turner.take().unwrap().join().unwrap();
+    fn end(self) {
         self.m.destroy().unwrap();
     }
 }
