@@ -485,6 +485,11 @@ impl Ground for Core {
     fn armed(&self) -> bool {
         self.armed
     }
+
+    fn now(&mut self) -> u64 {
+        self.world.tick();
+        self.world.clock.now()
+    }
 }
 
 /// Records a connection, from the dial on; an accepted one from now on.

@@ -322,15 +322,19 @@ impl Manager {
         mut done: impl FnMut() -> bool,
     ) -> Option<bool> {
         // Free but where another stood in for its holder.
-        let (mut shared, mut own) = (self.caller_spin.try_lock(), self.new_spin());
-        let mut rounds = Rounds::new(shared.as_deref_mut().unwrap_or(&mut own));
+        let mut shared = self.caller_spin.try_lock();
+        let mut own = shared.is_none().then(|| self.new_spin());
+        let Some(spin) = shared.as_deref_mut().or(own.as_mut()) else { return None };
+        let mut rounds = Rounds::new(spin);
         loop {
             let count = self.turn();
+            if count > 0 {
+                rounds.found();
+            }
             if caller.0.is_ready() || done() {
                 return Some(true);
             }
             if count > 0 {
-                rounds.found();
                 // Events that are not the caller's must not keep it beyond its time.
                 if deadline.is_some_and(|at| Instant::now() >= at) {
                     return Some(false);

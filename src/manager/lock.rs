@@ -104,6 +104,12 @@ impl<'a, P: Platform> Locked<'a, P> {
         wheel.lie_down(who, until, ground)
     }
 
+    /// See [`Wheel::watch`].
+    pub fn watch(&mut self, until: u64) {
+        let Shared { ground, wheel } = &mut *self.guard;
+        wheel.watch(until, ground);
+    }
+
     /// Wakes everybody who sleeps or waits.
     pub fn wake_all(&mut self) {
         let wake = self.wheel().wake_all();
@@ -127,7 +133,8 @@ impl<'a, P: Platform> Locked<'a, P> {
     /// Asks what the progress thread does next. `None`: it has parked, and asks again.
     #[inline]
     pub fn thread_drives(&mut self) -> Option<()> {
-        match self.wheel().thread_next() {
+        let Shared { ground, wheel } = &mut *self.guard;
+        match wheel.thread_next(ground) {
             Next::Drive => Some(()),
             Next::Park(limit) => {
                 let Shared { ground, wheel } = &mut *self.guard;
@@ -208,6 +215,8 @@ impl<'a, P: Platform> Sitting<'a, P> {
 
 impl<P: Platform> Drop for Sitting<'_, P> {
     fn drop(&mut self) {
-        self.platform.locked().wheel().leave(&self.caller);
+        let mut core = self.platform.locked();
+        let now = core.now();
+        core.wheel().leave(&self.caller, now);
     }
 }

@@ -478,9 +478,11 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
     Ok(Core::new(Engine::new(&config.name, settings), world, boot, speaker))
 }
 
-/// Processors that this process may use.
+/// Processors of this machine. Not those that this process may use: where each process is bound to one of its own,
+/// its peers run meanwhile.
 fn processors() -> usize {
-    std::thread::available_parallelism().map_or(1, |n| n.get())
+    // SAFETY: no pointers.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1)
 }
 
 /// Transfers whose memory is unregistered get this long to end without their connections.

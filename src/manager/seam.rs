@@ -81,7 +81,7 @@ impl Seam {
         let mut core = self.lock();
         let (until, idle) = core.idle_until();
         watch.timer.set(idle);
-        core.wheel().watch(until);
+        core.watch(until);
     }
 }
 

@@ -9,7 +9,7 @@
 //! - a long wait is not spun for again until a short one was seen;
 //! - a spin in which the thread lost its processor (more threads run than there are processors) ends at once, and
 //!   spinning is left off for longer each time: who would make the event may be who waits for this processor;
-//! - with one processor there is no spinning at all.
+//! - on a machine with one processor there is no spinning at all.
 
 use std::time::{Duration, Instant};
 

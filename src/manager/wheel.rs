@@ -12,18 +12,19 @@
 //! sleeper. A sleeper is woken once, however much becomes due until it runs.
 //!
 //! Somebody who drives and is awake needs no waking: it looks before it sleeps ([`Wheel::lie_down`]) and settles when it
-//! leaves ([`Wheel::leave`]). While callers drive, the progress thread either still sleeps, disarmed and not counted
-//! on, until the last of them leaves and the thread's sleep counts again; or it is parked: for [`PARK`] if the caller
-//! is awake, which is then all that a manager may stay without a driver, and else until it is told.
+//! leaves ([`Wheel::leave`]). A caller that takes the seat wakes the progress thread, once for a burst of calls, and the
+//! thread parks: for [`REST`] behind a caller that is awake, and until [`REST`] has passed since the last caller
+//! left, which is all that a manager may stay without a driver; behind one that sleeps, until it is told. So
+//! blocking calls one after the other are not disturbed by a thread that wakes for what the next one would take.
+//! Should the last caller leave before the thread has got up, the thread's sleep counts again.
 //!
 //! `model` runs this code, and that of `sleep`, in a model checker.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// A parked progress thread looks so often whether callers still drive. It takes the seat at the second look that
-/// finds none, so a manager is without a driver for twice this at most.
-pub const PARK: Duration = Duration::from_micros(250);
+/// The progress thread stays away from the seat for so long after the last caller has left.
+pub const REST: Duration = Duration::from_micros(500);
 
 /// What a driver would have to do, and how it is told of more.
 pub trait Ground {
@@ -35,6 +36,8 @@ pub trait Ground {
     fn arm(&mut self) -> bool;
     /// Nobody has polled since they were armed.
     fn armed(&self) -> bool;
+    /// The time, in nanoseconds.
+    fn now(&mut self) -> u64;
 }
 
 /// Who holds the seat.
@@ -63,7 +66,7 @@ enum Thread {
     Awake,
     /// It sleeps on the descriptors.
     Asleep { until: u64 },
-    /// It waits for callers to leave, and looks after [`PARK`].
+    /// It waits for callers to leave, and looks again after [`REST`] at most.
     Parked,
     /// It waits until it is told.
     ParkedForLong,
@@ -117,10 +120,8 @@ pub struct Wheel<W> {
     thread: Thread,
     /// Callers that wait for the seat.
     queue: VecDeque<W>,
-    /// Counts callers that came or left.
-    visits: u64,
-    /// `visits` when the thread looked last.
-    looked: u64,
+    /// When the last caller left the seat.
+    left: Option<u64>,
     /// What the last `leave` found to be done.
     handed: Wake<W>,
 }
@@ -134,8 +135,7 @@ impl<W: Clone + PartialEq> Wheel<W> {
             watch: None,
             thread: if thread { Thread::Awake } else { Thread::Absent },
             queue: VecDeque::new(),
-            visits: 0,
-            looked: 0,
+            left: None,
             handed: Wake::default(),
         }
     }
@@ -187,9 +187,9 @@ impl<W: Clone + PartialEq> Wheel<W> {
                 return false;
             }
             // From the thread it is taken, awake or asleep: the thread parks when it notices.
-            Seat::Free | Seat::Thread | Seat::Caller(_) => {}
+            Seat::Thread => self.handed.sleeper |= self.asleep.is_some_and(|s| !s.woken),
+            Seat::Free | Seat::Caller(_) => {}
         }
-        self.visits += 1;
         self.asleep = None;
         self.seat = Seat::Caller(caller.clone());
         true
@@ -201,12 +201,12 @@ impl<W: Clone + PartialEq> Wheel<W> {
     }
 
     /// A caller goes, with the seat or out of the queue.
-    pub fn leave(&mut self, caller: &W) {
+    pub fn leave(&mut self, caller: &W, now: u64) {
         self.queue.retain(|w| w != caller);
         if !self.holds(caller) {
             return;
         }
-        self.visits += 1;
+        self.left = Some(now);
         self.asleep = None;
         if let Some(next) = self.queue.pop_front() {
             self.seat = Seat::Caller(next.clone());
@@ -227,19 +227,25 @@ impl<W: Clone + PartialEq> Wheel<W> {
 
     /// The progress thread, awake, asks what to do.
     #[inline]
-    pub fn thread_next(&mut self) -> Next {
-        if self.seat == Seat::Thread {
-            return Next::Drive;
-        }
-        let visited = std::mem::replace(&mut self.looked, self.visits) != self.visits;
-        if self.seat == Seat::Free && !visited {
-            self.seat = Seat::Thread;
-            return Next::Drive;
-        }
-        // Who sleeps stays for a while, and tells when it leaves.
-        let long = self.seat != Seat::Free && self.asleep.is_some();
-        self.thread = if long { Thread::ParkedForLong } else { Thread::Parked };
-        Next::Park(if long { None } else { Some(PARK) })
+    pub fn thread_next(&mut self, ground: &mut impl Ground) -> Next {
+        if self.seat == Seat::Thread { Next::Drive } else { self.thread_parks(ground) }
+    }
+
+    fn thread_parks(&mut self, ground: &mut impl Ground) -> Next {
+        let rest = REST.as_nanos() as u64;
+        let rested = self.left.map_or(rest, |left| ground.now().saturating_sub(left));
+        let wait = match (&self.seat, self.asleep) {
+            (Seat::Free | Seat::Thread, _) if rested >= rest => {
+                self.seat = Seat::Thread;
+                return Next::Drive;
+            }
+            (Seat::Free | Seat::Thread, _) => Some(Duration::from_nanos(rest - rested)),
+            (Seat::Caller(_), None) => Some(REST),
+            // Who sleeps stays for a while, and tells when it leaves.
+            (Seat::Caller(_), Some(_)) => None,
+        };
+        self.thread = if wait.is_some() { Thread::Parked } else { Thread::ParkedForLong };
+        Next::Park(wait)
     }
 
     /// The progress thread is no longer parked.
@@ -266,6 +272,8 @@ impl<W: Clone + PartialEq> Wheel<W> {
         if !holds || ground.due() || !ground.arm() {
             return false;
         }
+        // What is known now wakes nobody: the two clocks behind these times may differ a little.
+        let until = until.min(ground.next());
         if who.is_none() {
             self.thread = Thread::Asleep { until };
         }
@@ -290,8 +298,8 @@ impl<W: Clone + PartialEq> Wheel<W> {
     }
 
     /// The application may sleep on its descriptor from now on, until then. The release of the lock arms for it.
-    pub fn watch(&mut self, until: u64) {
-        self.watch = Some(Sleep { until, woken: false });
+    pub fn watch(&mut self, until: u64, ground: &impl Ground) {
+        self.watch = Some(Sleep { until: until.min(ground.next()), woken: false });
     }
 
     /// The application is awake and looks.

@@ -29,6 +29,7 @@ struct Core {
     /// An application's call queued this.
     queued: usize,
     done: usize,
+    time: u64,
 }
 
 impl Core {
@@ -59,6 +60,11 @@ impl Ground for Core {
     }
     fn armed(&self) -> bool {
         self.armed
+    }
+    fn now(&mut self) -> u64 {
+        // Whoever asks again has rested.
+        self.time += super::REST.as_nanos() as u64;
+        self.time
     }
 }
 
@@ -134,7 +140,7 @@ impl Model {
     /// Leaked, some hundred bytes a run: a deadlock panics, and no destructor may then touch the model.
     fn new(thread: bool) -> &'static Model {
         let wire = &*Box::leak(Box::new((Mutex::new(Wire::default()), Condvar::new())));
-        let ground = Core { wire, armed: false, taken: 0, queued: 0, done: 0 };
+        let ground = Core { wire, armed: false, taken: 0, queued: 0, done: 0, time: 0 };
         Box::leak(Box::new(Model {
             core: Mutex::new(Shared { ground, wheel: Wheel::new(thread) }),
             unpark: Condvar::new(),

@@ -9,6 +9,7 @@ struct Fake {
     arrived: bool,
     armed: bool,
     arms: u32,
+    now: u64,
 }
 
 impl Ground for Fake {
@@ -26,13 +27,19 @@ impl Ground for Fake {
     fn armed(&self) -> bool {
         self.armed
     }
+    fn now(&mut self) -> u64 {
+        self.now
+    }
 }
+
+/// Nanoseconds of the rest.
+const NS: u64 = REST.as_nanos() as u64;
 
 /// The progress thread sleeps until 100.
 fn asleep() -> (Wheel<u32>, Fake) {
     let mut wheel = Wheel::new(true);
     let mut ground = Fake { next: 1000, ..Fake::default() };
-    assert_eq!(wheel.thread_next(), Next::Drive);
+    assert_eq!(wheel.thread_next(&mut ground), Next::Drive);
     assert!(wheel.lie_down(None, 100, &mut ground));
     assert!(wheel.settle(&mut ground).is_empty());
     (wheel, ground)
@@ -62,29 +69,32 @@ fn an_earlier_deadline_wakes_and_a_later_one_does_not() {
 fn a_caller_takes_the_seat_and_the_sleep_counts_again() {
     let (mut wheel, mut ground) = asleep();
     assert!(wheel.sit(&1, false));
+    assert!(wheel.settle(&mut ground).sleeper, "the thread is to park");
     ground.armed = false;
     ground.due = true;
     assert!(wheel.settle(&mut ground).is_empty(), "the caller looks for itself");
     ground.due = false;
-    wheel.leave(&1);
+    wheel.leave(&1, 0);
     assert!(wheel.settle(&mut ground).is_empty());
-    assert!(ground.armed, "the thread is relied on again");
+    assert!(ground.armed, "the thread has not got up, and is relied on again");
     ground.due = true;
     assert!(wheel.settle(&mut ground).sleeper);
 }
 
 #[test]
-fn r02_a_caller_that_leaves_awake_is_followed_within_two_looks() {
+fn r02_the_thread_is_back_when_it_has_rested() {
     let (mut wheel, mut ground) = asleep();
     assert!(wheel.sit(&1, false));
     assert!(!wheel.get_up(None), "the seat is the caller's");
-    assert_eq!(wheel.thread_next(), Next::Park(Some(PARK)));
+    assert_eq!(wheel.thread_next(&mut ground), Next::Park(Some(REST)));
     wheel.unparked();
-    wheel.leave(&1);
-    assert_eq!(wheel.thread_next(), Next::Park(Some(PARK)), "another caller may come");
+    wheel.leave(&1, 100);
+    ground.now = 100 + NS / 5;
+    let left = Duration::from_nanos(NS - NS / 5);
+    assert_eq!(wheel.thread_next(&mut ground), Next::Park(Some(left)), "another caller may come");
     wheel.unparked();
-    assert_eq!(wheel.thread_next(), Next::Drive);
-    assert!(wheel.settle(&mut ground).is_empty());
+    ground.now = 100 + NS;
+    assert_eq!(wheel.thread_next(&mut ground), Next::Drive);
 }
 
 #[test]
@@ -93,9 +103,9 @@ fn r02_a_caller_that_slept_tells_the_thread_when_it_leaves() {
     assert!(wheel.sit(&1, false));
     assert!(wheel.lie_down(Some(&1), 100, &mut ground));
     assert!(!wheel.get_up(None));
-    assert_eq!(wheel.thread_next(), Next::Park(None));
+    assert_eq!(wheel.thread_next(&mut ground), Next::Park(None));
     assert!(wheel.get_up(Some(&1)));
-    wheel.leave(&1);
+    wheel.leave(&1, 0);
     assert!(wheel.settle(&mut ground).thread);
 }
 
@@ -104,9 +114,9 @@ fn work_that_nobody_drives_wakes_the_parked_thread() {
     let (mut wheel, mut ground) = asleep();
     assert!(wheel.sit(&1, false));
     assert!(!wheel.get_up(None));
-    assert_eq!(wheel.thread_next(), Next::Park(Some(PARK)));
-    wheel.leave(&1);
-    assert!(wheel.settle(&mut ground).is_empty());
+    assert_eq!(wheel.thread_next(&mut ground), Next::Park(Some(REST)));
+    wheel.leave(&1, 0);
+    let _ = wheel.settle(&mut ground);
     ground.due = true;
     assert!(wheel.settle(&mut ground).thread);
 }
@@ -117,11 +127,11 @@ fn callers_queue_and_inherit() {
     let mut ground = Fake::default();
     assert!(wheel.sit(&1, false));
     assert!(!wheel.sit(&2, false) && !wheel.sit(&3, false) && !wheel.sit(&2, false));
-    wheel.leave(&3);
-    wheel.leave(&1);
+    wheel.leave(&3, 0);
+    wheel.leave(&1, 0);
     assert_eq!(wheel.settle(&mut ground).caller, Some(2));
     assert!(wheel.sit(&2, false), "it was handed the seat");
-    wheel.leave(&2);
+    wheel.leave(&2, 0);
     assert!(wheel.settle(&mut ground).is_empty());
     assert!(wheel.sit(&4, false));
 }
@@ -143,14 +153,14 @@ fn nobody_lies_down_without_the_seat_or_over_work() {
 fn an_application_that_watches_is_told_once_until_it_looks() {
     let mut wheel: Wheel<u32> = Wheel::new(false);
     let mut ground = Fake { next: 1000, ..Fake::default() };
-    wheel.watch(100);
+    wheel.watch(100, &ground);
     assert!(wheel.settle(&mut ground).is_empty());
     assert!(ground.armed);
     ground.due = true;
     assert!(wheel.settle(&mut ground).watcher);
     assert!(wheel.settle(&mut ground).is_empty());
     wheel.unwatch();
-    wheel.watch(100);
+    wheel.watch(100, &ground);
     assert!(wheel.settle(&mut ground).watcher);
 }
 
@@ -163,7 +173,16 @@ fn r19_a_caller_that_is_kept_loses_the_seat_and_gets_it_back() {
     assert!(!wheel.holds(&1));
     assert!(!wheel.lie_down(Some(&1), 100, &mut ground), "it notices");
     assert!(!wheel.sit(&1, false), "and queues");
-    wheel.leave(&2);
+    wheel.leave(&2, 0);
     assert_eq!(wheel.settle(&mut ground).caller, Some(1));
     assert!(wheel.holds(&1));
+}
+
+#[test]
+fn a_deadline_that_was_known_wakes_nobody() {
+    let mut wheel: Wheel<u32> = Wheel::new(true);
+    let mut ground = Fake { next: 99, ..Fake::default() };
+    assert_eq!(wheel.thread_next(&mut ground), Next::Drive);
+    assert!(wheel.lie_down(None, 100, &mut ground));
+    assert!(wheel.settle(&mut ground).is_empty(), "it would be up again at once");
 }
