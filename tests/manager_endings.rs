@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rdma_transport::api::*;
 use rdma_transport::config::{Config, Progress};
+use rdma_transport::engine::Planted;
 use rdma_transport::fabric::ProviderKind;
 use rdma_transport::manager::Manager;
 use rdma_transport::status::{Code, Status};
@@ -406,4 +407,22 @@ fn r22_a_receive_by_cached_metadata_dials_a_peer_that_was_lost() {
         assert_eq!(room, CONTENT);
         a.disconnect("b").unwrap();
     }
+}
+
+/// What a defect of the engine drops ends with `INTERNAL`: the receive, and the send whose tensor it held.
+#[test]
+fn r21_dropped_callbacks_run_with_internal_and_are_counted() {
+    static CONTENT: [u8; 16] = [7; 16];
+    let a = manager("a", ProviderKind::Loopback);
+    a.plant(Planted::LosesRecv);
+    let sent = send(&a, b"key", tensor(&CONTENT, 1));
+    let (_, received) = recv(&a, None, b"key", false);
+    let status = received.recv_timeout(LONG).unwrap().unwrap_err();
+    assert_eq!(status.code, Code::Internal, "{status}");
+    assert!(status.message.contains("was dropped"), "{status}");
+    let status = sent.recv_timeout(LONG).unwrap().unwrap_err();
+    assert_eq!(status.code, Code::Internal, "{status}");
+    let stats = a.stats_json().unwrap();
+    assert!(stats.contains("\"internal_ends\":2"), "{stats}");
+    a.destroy().unwrap();
 }

@@ -149,3 +149,21 @@ fn planted_bugs_are_found() {
         assert!(!failed.is_empty(), "{planted:?} was not found in 100 seeds");
     }
 }
+
+/// An operation that the engine drops ends all the same, and loudly: nothing else is wrong with any run.
+#[test]
+fn r21_a_dropped_operation_ends_with_internal() {
+    for (planted, what) in [
+        (
+            Planted::LosesSend,
+            "ended for no good reason: INTERNAL: the callback of a send was dropped",
+        ),
+        (Planted::LosesRecv, "request 0 ended, which was not begun"),
+    ] {
+        let failed = run_many(0, 100, Some(planted), 10);
+        assert!(!failed.is_empty(), "{planted:?} was not found in 100 seeds");
+        for (seed, text) in failed {
+            assert!(text.contains(what), "{planted:?}, seed {seed}: {text}");
+        }
+    }
+}

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::Due;
 use super::channel::ChanId;
 use crate::api::*;
 use crate::fabric::keys::Keys;
@@ -110,7 +111,7 @@ pub enum Work {
         /// Step.
         step: i64,
         /// The callback.
-        done: Option<RecvDone>,
+        done: Due<RecvDone>,
         /// The result.
         result: Result<Tensor, Status>,
         /// How it went.
@@ -125,7 +126,7 @@ pub enum Work {
     /// Ends a send.
     SendDone {
         /// The callback.
-        done: SendDone,
+        done: Due<SendDone>,
         /// The result.
         result: Result<(), Status>,
         /// How it went.
@@ -202,5 +203,5 @@ pub enum Held {
     /// Memory of the library.
     Buffer(Buffer),
     /// A local sender's tensor, by reference.
-    Source(Option<SendDone>, TransferInfo),
+    Source(Option<Due<SendDone>>, TransferInfo),
 }

@@ -174,7 +174,7 @@ impl Peers {
             cache: Cache::new(cache),
             used: 0,
         };
-        let index = self.slab.insert(peer).ok_or_else(full)?;
+        let index = self.slab.insert(peer).map_err(|_| full())?;
         self.guests += usize::from(guest);
         self.by_name.insert(name, index);
         self.touch(index);

@@ -132,7 +132,7 @@ impl Engine {
             }
             (_, _, Ok(Some(ops))) => self.through_host(fx, index, ops, src, len),
             (_, _, failed) => {
-                let none = || Status::internal("device is not registered");
+                let none = || self.defect("a device is not registered any more");
                 let status = failed.err().unwrap_or_else(none);
                 self.copied(fx, token, Err(status));
             }

@@ -21,11 +21,14 @@ use crate::status::{Code, Status};
 
 pub mod channel;
 mod claim;
+mod due;
 mod fx;
 mod hooks;
 mod known;
 mod local;
 mod peer;
+#[cfg(feature = "planted")]
+mod planted;
 mod reclaim;
 mod request;
 mod response;
@@ -37,10 +40,14 @@ mod tries;
 use channel::Owed;
 pub use channel::{ChanId, Channel, INITIAL_CREDITS};
 pub use claim::Claim;
+use due::Lost;
+pub use due::{Callback, Due};
 pub use fx::{Buffer, Fx, Held, MapError, Window, Work};
 pub use hooks::{EndedFn, Hooks, PeerFn};
 pub use known::Peer;
 use known::Peers;
+#[cfg(feature = "planted")]
+pub use planted::Planted;
 pub use reclaim::Range;
 use request::Request;
 use response::Response;
@@ -107,6 +114,7 @@ pub struct Engine {
     /// Messages and writes that belonged to no living request.
     pub stale: u64,
     /// A planted bug, for the test that shows that the simulation finds it.
+    #[cfg(feature = "planted")]
     pub planted: Option<Planted>,
     peers: Peers,
     /// Peers that are not known any more, for [`Engine::take_forgotten`].
@@ -131,17 +139,8 @@ pub struct Engine {
     no_peer: Arc<str>,
     local: Arc<PeerCounters>,
     happened: u64,
-}
-
-/// Bugs that the simulation must find.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Planted {
-    /// A completion is reported twice.
-    DoubleCompletion,
-    /// Success is reported over wrong bytes.
-    WrongBytes,
-    /// A request that lost its channel is forgotten.
-    NeverEnds,
+    /// Callbacks that were dropped.
+    lost: Arc<Lost>,
 }
 
 impl Engine {
@@ -155,7 +154,9 @@ impl Engine {
             stats,
             stale: 0,
             happened: 0,
+            #[cfg(feature = "planted")]
             planted: None,
+            lost: Arc::default(),
             peers: Peers::default(),
             forgotten: Vec::new(),
             owed: Arc::default(),
@@ -447,7 +448,7 @@ impl Engine {
     fn end_send(
         &mut self,
         fx: &mut dyn Fx,
-        done: Option<SendDone>,
+        done: Option<Due<SendDone>>,
         result: Result<(), Status>,
         info: TransferInfo,
     ) {
@@ -460,7 +461,7 @@ impl Engine {
         &mut self,
         fx: &mut dyn Fx,
         of: Option<(&[u8], i64)>,
-        done: Option<SendDone>,
+        done: Option<Due<SendDone>>,
         result: Result<(), Status>,
         mut info: TransferInfo,
         inline: bool,

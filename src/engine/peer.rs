@@ -7,7 +7,7 @@ use super::known::Peer;
 use super::request::State;
 use super::seal::Seal;
 use super::tries::Tries;
-use super::{Engine, Fx, Planted};
+use super::{Engine, Fx};
 use crate::api::PeerState;
 use crate::fabric::{Caps, ProviderKind};
 use crate::limits::CHANNELS_PER_PEER;
@@ -187,7 +187,7 @@ impl Engine {
         self.happened += 1;
         let channel =
             Channel::new(peer, caps, remote_manual, counters, fx.now(), self.owed.clone());
-        let ch = self.channels.insert(channel)?;
+        let ch = self.channels.insert(channel).ok()?;
         if let Some(c) = self.channels.get_mut(ch) {
             c.id = ch;
         }
@@ -258,7 +258,8 @@ impl Engine {
         }
         fx.end_channel(ch);
         for i in requests {
-            if self.planted == Some(Planted::NeverEnds) {
+            #[cfg(feature = "planted")]
+            if self.planted == Some(super::Planted::NeverEnds) {
                 continue;
             }
             self.request_lost_channel(fx, i, &status, provider);
@@ -313,10 +314,8 @@ impl Engine {
     /// Gives a request to its peer's channel, or queues it and asks for a connection.
     pub(super) fn submit(&mut self, fx: &mut dyn Fx, request: u32) {
         let Some(r) = self.requests.get_mut(request) else { return };
-        let Some(peer) = r.peer else { return };
-        let Some(p) = self.peers.get_mut(peer) else {
-            let status = Status::internal("the peer of a receive is not known any more");
-            return self.fail(fx, request, status);
+        let Some((peer, p)) = r.peer.and_then(|i| Some((i, self.peers.get_mut(i)?))) else {
+            return self.fail_by_defect(fx, request, "the peer of a receive is not known any more");
         };
         match p.channels.first() {
             Some(&ch) => {

@@ -6,7 +6,7 @@ mod landing;
 
 use super::channel::ChanId;
 use super::{
-    AllocFn, Buffer, Engine, Fx, Held, Kept, MapError, Planted, WR_REQUEST, Window, Work, checksum,
+    AllocFn, Buffer, Due, Engine, Fx, Held, Kept, MapError, WR_REQUEST, Window, Work, checksum,
 };
 use crate::api::*;
 use crate::fabric::keys::{Place, pieces};
@@ -65,7 +65,7 @@ pub(super) struct Request {
     pub target: Target,
     pub device: u32,
     pub keep: bool,
-    pub done: Option<RecvDone>,
+    pub done: Due<RecvDone>,
     pub state: State,
     /// Metadata for which `dst` was made; the result's in the end.
     pub meta: Option<Meta>,
@@ -127,7 +127,7 @@ impl Engine {
             target: options.target,
             device: options.device,
             keep: options.keep,
-            done: Some(done),
+            done: self.due(done),
             state: State::Queued,
             meta: None,
             dst: 0,
@@ -139,7 +139,8 @@ impl Engine {
             copying: false,
         };
         let keep = request.keep;
-        let index = self.requests.insert(request).ok_or_else(|| {
+        let index = self.requests.insert(request).map_err(|request| {
+            request.done.refuse();
             let text = format!("{} receives are outstanding", super::slab::CAPACITY);
             Status::new(Code::ResourceExhausted, text)
         })?;
@@ -157,7 +158,9 @@ impl Engine {
             Some(p) => self.begin(fx, index, p),
         };
         if let Err(status) = begun {
-            self.requests.remove(index);
+            if let Some(request) = self.requests.remove(index) {
+                request.done.refuse();
+            }
             self.kept.remove(&id);
             return Err(status);
         }
@@ -214,9 +217,14 @@ impl Engine {
     pub(super) fn send_request(&mut self, fx: &mut dyn Fx, index: u32, ch: ChanId) {
         let eager_max = self.eager_max(ch);
         let Some(r) = self.requests.get_mut(index) else { return };
-        if let Some(c) = self.channels.get(ch) {
-            c.counters.requests_sent.add(1);
-        }
+        let Some(c) = self.channels.get(ch) else {
+            return self.fail_by_defect(
+                fx,
+                index,
+                "a receive was given to a connection that ended",
+            );
+        };
+        c.counters.requests_sent.add(1);
         r.ch = Some(ch);
         r.state = State::Requested;
         let any_meta = matches!(r.target, Target::Given { .. }) && r.device == 0;

@@ -8,7 +8,7 @@ mod content;
 mod runtime;
 
 use super::channel::{ChanId, Channel};
-use super::{Buffer, Engine, Fx, MapError, Planted, WR_RESPONSE, Window, Work, checksum};
+use super::{Buffer, Due, Engine, Fx, MapError, WR_RESPONSE, Window, Work, checksum};
 use crate::api::*;
 use crate::fabric::keys::{Keys, Place, pieces};
 use crate::fabric::{Access, Mem};
@@ -48,7 +48,7 @@ impl Asked {
 /// A tensor on its way out.
 pub(super) struct Source {
     pub tensor: Tensor,
-    pub done: Option<SendDone>,
+    pub done: Option<Due<SendDone>>,
     /// Copy of the content in registered or host memory.
     pub staged: Option<Buffer>,
     pub window: Option<Window>,
@@ -140,7 +140,12 @@ impl Engine {
         self.device(tensor.device)?;
         let deadline = timeout.map_or(u64::MAX, |t| fx.now().saturating_add(t));
         self.next_deadline = self.next_deadline.min(deadline);
-        match self.table.send(key, step, Sent { tensor, done, deadline }).0 {
+        let done = done.map(|done| self.due(done));
+        let (outcome, refused) = self.table.send(key, step, Sent { tensor, done, deadline });
+        if let Some(done) = refused.and_then(|sent| sent.done) {
+            done.refuse();
+        }
+        match outcome {
             SendOutcome::Stored => Ok(()),
             SendOutcome::Matched(Waiter::Local(index), sent) => {
                 self.deliver_local(fx, index, sent);
@@ -205,7 +210,7 @@ impl Engine {
             let (key, asked) = (r.key.into(), asked.clone());
             let state = if source.is_some() { RState::Asking } else { RState::Waiting };
             let response = Response::new(peer, key, r.step, asked, state, cost);
-            let index = responses.insert(response)?;
+            let index = responses.insert(response).ok()?;
             let id =
                 *next_id << PUBLIC_SLOT_BITS | u64::from(index) & ((1 << PUBLIC_SLOT_BITS) - 1);
             *next_id += 1;
@@ -315,10 +320,9 @@ impl Engine {
     /// Keeps content where it lies until the answers before it have gone.
     fn defer(&mut self, fx: &mut dyn Fx, asked: Asked, key: &[u8], step: i64, source: Source) {
         let ch = asked.ch;
-        if let Err(status) = self.room(ch) {
-            return self.undeliverable(fx, &asked, (key, step), source, status);
-        }
-        let Some(index) = self.response(asked, key, step, RState::Deferred(source)) else { return };
+        let Some(index) = self.response(fx, asked, key, step, source, RState::Deferred) else {
+            return;
+        };
         if let Some(c) = self.channels.get_mut(ch) {
             c.deferred.push_back(index);
         }
@@ -431,24 +435,31 @@ impl Engine {
         status
     }
 
-    /// Whether another response can be taken in on this channel.
-    fn room(&self, ch: ChanId) -> Result<(), Status> {
-        if self.channels.get(ch).is_none() {
-            return Err(Status::gone("the connection of the receiver ended"));
-        }
+    /// Takes a response in. `None`: it could not be, and the send has ended with that.
+    fn response(
+        &mut self,
+        fx: &mut dyn Fx,
+        asked: Asked,
+        key: &[u8],
+        step: i64,
+        source: Source,
+        state: impl FnOnce(Source) -> RState,
+    ) -> Option<u32> {
+        let Some(c) = self.channels.get(asked.ch) else {
+            let status = Status::gone("the connection of the receiver ended");
+            self.undeliverable(fx, &asked, (key, step), source, status);
+            return None;
+        };
         if self.responses.len() >= super::slab::CAPACITY {
-            return Err(Status::new(Code::ResourceExhausted, "too many responses are under way"));
+            let status = Status::new(Code::ResourceExhausted, "too many responses are under way");
+            self.undeliverable(fx, &asked, (key, step), source, status);
+            return None;
         }
-        Ok(())
-    }
-
-    /// Takes a response in. `None` only without `room`.
-    fn response(&mut self, asked: Asked, key: &[u8], step: i64, state: RState) -> Option<u32> {
-        let c = self.channels.get_mut(asked.ch)?;
         let (ch, request, peer) = (asked.ch, asked.index, c.peer);
         let (key, cost) = (key.into(), asked.cost(key));
-        let r = Response::new(peer, key, step, asked, state, cost);
-        let index = self.responses.insert(r)?;
+        let r = Response::new(peer, key, step, asked, state(source), cost);
+        // There is room, see above; and if not, the callback comes back from what is dropped here.
+        let index = self.responses.insert(r).ok()?;
         if let Some(c) = self.channels.get_mut(ch) {
             c.responses.insert(request, index);
         }

@@ -49,8 +49,8 @@ impl<T> Slab<T> {
         self.len == 0
     }
 
-    /// Takes a value in and returns its index; `None` when full.
-    pub fn insert(&mut self, value: T) -> Option<u32> {
+    /// Takes a value in and returns its index, or, when full, the value.
+    pub fn insert(&mut self, value: T) -> Result<u32, T> {
         let reuse = self.free.len() > MIN_FREE || self.slots.len() == CAPACITY;
         let slot = match if reuse { self.free.pop_front() } else { None } {
             Some(slot) => slot,
@@ -58,12 +58,12 @@ impl<T> Slab<T> {
                 self.slots.push(Slot { generation: 0, value: None });
                 self.slots.len() as u32 - 1
             }
-            None => return None,
+            None => return Err(value),
         };
         let s = &mut self.slots[slot as usize];
         s.value = Some(value);
         self.len += 1;
-        Some(s.generation << SLOT_BITS | slot)
+        Ok(s.generation << SLOT_BITS | slot)
     }
 
     fn slot(&self, index: u32) -> Option<usize> {

@@ -119,6 +119,7 @@ impl Core {
         for peer in self.engine.take_forgotten() {
             self.world.routes.remove(&peer);
         }
+        self.engine.end_lost(&mut self.world);
         self.world.flush();
         self.world.bury();
         self.world.let_go();

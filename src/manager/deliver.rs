@@ -129,9 +129,7 @@ impl Manager {
         match work {
             Work::RecvDone { key, step, done, result, info, mut after, request, keep, .. } => {
                 self.trace_recv(request, &key, step, &result, &info);
-                if let Some(done) = done {
-                    done(result.as_ref().map_err(Status::clone), &info);
-                }
+                done.end(result.as_ref().map_err(Status::clone), &info);
                 if keep {
                     after = self.core.lock().engine.returned(request, after);
                 }
@@ -139,7 +137,7 @@ impl Manager {
             }
             Work::SendDone { done, result, info, of, .. } => {
                 self.trace_send(of.as_ref(), &result, &info);
-                done(result, &info);
+                done.end(result, &info);
             }
             Work::Alloc { request, mut alloc, meta, .. } => {
                 let addr = alloc(&meta);
@@ -202,7 +200,7 @@ impl Manager {
             Held::Source(done, info) => {
                 if let Some(done) = done {
                     let _inside = Inside::enter(self);
-                    done(Ok(()), &info);
+                    done.end(Ok(()), &info);
                 }
             }
         }

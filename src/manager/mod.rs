@@ -196,6 +196,7 @@ impl Manager {
             self.turn();
             let core = self.core.lock();
             let busy = core.engine.outstanding() != (0, 0)
+                || core.engine.has_lost()
                 || !core.world.work.is_empty()
                 || core.world.waits_for_copies()
                 || self.drivers.running.load(Ordering::Acquire) > 0;

@@ -144,4 +144,10 @@ impl Manager {
         }
         self.with_engine(|e, w| e.response_fail(w, response, &status))
     }
+
+    /// Plants a bug in the engine.
+    #[cfg(feature = "planted")]
+    pub fn plant(&self, bug: crate::engine::Planted) {
+        self.with_engine(|e, _| e.planted = Some(bug));
+    }
 }

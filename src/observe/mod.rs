@@ -135,6 +135,8 @@ pub struct ManagerCounters {
     pub proxy_bytes: Counter,
     /// Steps aborted.
     pub steps_aborted: Counter,
+    /// Operations that ended with INTERNAL, by a defect of the library.
+    pub internal_ends: Counter,
 }
 
 /// All counters of a manager.
@@ -209,6 +211,7 @@ impl Stats {
             ("meta_misses", own.meta_misses.get()),
             ("proxy_bytes", own.proxy_bytes.get()),
             ("steps_aborted", own.steps_aborted.get()),
+            ("internal_ends", own.internal_ends.get()),
         ];
         let mut all = vec![("registered_bytes", own.registered_bytes.get())];
         all.extend(gauges);

@@ -10,6 +10,7 @@ use foldhash::HashMap;
 use smallvec::SmallVec;
 
 use crate::api::{SendDone, Tensor};
+use crate::engine::Due;
 use crate::limits::{ABORTED_STEPS, TENSORS};
 use crate::status::Status;
 
@@ -18,7 +19,7 @@ pub struct Sent {
     /// The tensor; its memory is the sender's until `done`.
     pub tensor: Tensor,
     /// Ends the send.
-    pub done: Option<SendDone>,
+    pub done: Option<Due<SendDone>>,
     /// Time at which the send fails if nobody took the tensor; `u64::MAX`: never.
     pub deadline: u64,
 }

@@ -143,7 +143,8 @@ impl Sim {
     }
 
     fn settle(&mut self, node: usize) {
-        let Some(engine) = &self.engines[node] else { return };
+        let Some(engine) = &mut self.engines[node] else { return };
+        engine.end_lost(&mut SimFx { w: &mut self.w, node });
         let (who, at) = (self.w.who(node), engine.next_tick());
         let stalled = self.w.nodes[node].stalled_until;
         if at < self.w.nodes[node].tick_at {
@@ -297,9 +298,7 @@ impl Sim {
         match work {
             Work::RecvDone { request, done, result, info, mut after, keep, .. } => {
                 let op = check::received(self, who, request, &result, &info);
-                if let Some(done) = done {
-                    done(result.as_ref().map_err(Status::clone), &info);
-                }
+                done.end(result.as_ref().map_err(Status::clone), &info);
                 if keep {
                     after = self.engines[who.node].as_mut().unwrap().returned(request, after);
                 }
@@ -309,7 +308,7 @@ impl Sim {
                 }
                 self.give_back(who, after);
             }
-            Work::SendDone { done, result, info, .. } => done(result, &info),
+            Work::SendDone { done, result, info, .. } => done.end(result, &info),
             Work::Alloc { request, mut alloc, meta, inline } => {
                 assert!(alloc(&meta).is_none());
                 let addr = self.allocate(who, &meta);
@@ -403,7 +402,7 @@ impl Sim {
             Held::Buffer(buffer) => SimFx { w: &mut self.w, node: who.node }.free(buffer),
             Held::Source(done, info) => {
                 if let Some(done) = done {
-                    done(Ok(()), &info);
+                    done.end(Ok(()), &info);
                 }
             }
         }

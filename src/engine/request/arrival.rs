@@ -120,12 +120,12 @@ impl Engine {
         source: Option<Place>,
     ) {
         let Some(r) = self.requests.get(index) else { return };
-        let (Some(ch), Some(meta)) = (r.ch, &r.meta) else { return };
-        let nbytes = meta.nbytes;
-        let (read, max) = match self.channels.get(ch) {
-            Some(c) => (c.caps.read, c.caps.max_rdma),
-            None => return,
+        let channel = r.ch.and_then(|ch| Some((ch, self.channels.get(ch)?)));
+        let (Some((ch, c)), Some(meta)) = (channel, &r.meta) else {
+            return self.fail_by_defect(fx, index, "metadata of a receive without a connection");
         };
+        let nbytes = meta.nbytes;
+        let (read, max) = (c.caps.read, c.caps.max_rdma);
         let source = source.filter(|_| read);
         let access = if source.is_some() { Access::LOCAL_WRITE } else { Access::REMOTE_WRITE };
         if let Err(status) = self.open_landing(fx, index, ch, nbytes, access) {
@@ -133,7 +133,9 @@ impl Engine {
             return self.fail(fx, index, status);
         }
         let Some(r) = self.requests.get_mut(index) else { return };
-        let Some(Landing { addr, window: Some(window), .. }) = &r.landing else { return };
+        let Some(Landing { addr, window: Some(window), .. }) = &r.landing else {
+            return self.fail_by_defect(fx, index, "a destination was opened and is not there");
+        };
         let addr = *addr;
         match source {
             None => {
@@ -147,7 +149,13 @@ impl Engine {
                 let parts = pieces(nbytes, max, &lkeys, &source);
                 let left = parts.clone().count() as u32;
                 r.state = State::Reading { left, response, failed: None };
-                let Some(c) = self.channels.get_mut(ch) else { return };
+                let Some(c) = self.channels.get_mut(ch) else {
+                    return self.fail_by_defect(
+                        fx,
+                        index,
+                        "a connection ended before a READ of it",
+                    );
+                };
                 for p in parts {
                     // SAFETY: the landing stays valid until the last `Done`, or until the channel
                     // has ended: the request ends only then.
@@ -240,7 +248,9 @@ impl Engine {
         let device = self.requests.get(index).map_or(0, |r| r.device);
         let ops = self.device(device);
         let Some(r) = self.requests.get_mut(index) else { return };
-        let (Some(l), Some(m)) = (&r.landing, &r.meta) else { return };
+        let (Some(l), Some(m)) = (&r.landing, &r.meta) else {
+            return self.fail_by_defect(fx, index, "content arrived nowhere");
+        };
         if l.staged.is_none() {
             return self.finish(fx, index, Ok(()));
         }
@@ -266,6 +276,10 @@ impl Engine {
         }
         let Some(r) = self.requests.get_mut(index) else { return };
         r.copying = false;
+        if !matches!(r.state, State::Copying | State::LocalCopy(_)) {
+            let status = self.defect("a copy that was not asked for");
+            return self.end(fx, index, status);
+        }
         let result = match r.ended.take() {
             Some(status) => Err(status),
             None => result,

@@ -1,6 +1,8 @@
 //! The end of a request: cancelled, failed, finished; always one callback.
 
 use super::*;
+#[cfg(feature = "planted")]
+use crate::engine::Planted;
 
 impl Engine {
     /// The application no longer wants a receive.
@@ -99,7 +101,13 @@ impl Engine {
         self.finish(fx, index, Err(status));
     }
 
-    /// Ends a request with its one callback.
+    /// A request that cannot go on, by a defect of the library.
+    pub(in crate::engine) fn fail_by_defect(&mut self, fx: &mut dyn Fx, index: u32, what: &str) {
+        let status = self.defect(what);
+        self.fail(fx, index, status);
+    }
+
+    /// Ends a request with its one callback. The only place where an accepted one leaves the table.
     pub(in crate::engine) fn finish(
         &mut self,
         fx: &mut dyn Fx,
@@ -145,13 +153,14 @@ impl Engine {
                 if let Some(buffer) = r.buffer.take() {
                     held = Held::Buffer(buffer);
                 }
+                #[cfg(feature = "planted")]
                 if self.planted == Some(Planted::WrongBytes) && meta.nbytes > 0 && device == 0 {
                     // SAFETY: the destination holds `nbytes` bytes.
                     unsafe { fx.copy_in(addr, &[0x5a]) };
                 }
                 Ok(Tensor { meta, addr, device })
             }
-            (Ok(()), None) => Err(Status::internal("a receive ended without metadata")),
+            (Ok(()), None) => Err(self.defect("a receive ended without metadata")),
             (Err(status), _) => {
                 info.reason = status.reason;
                 if let Some(buffer) = r.buffer.take() {
@@ -162,22 +171,19 @@ impl Engine {
         };
         counters.recv_done(info.bytes, elapsed_ns, code, info.protocol);
         let (request, key, step) = (r.id, r.key, r.step);
+        #[cfg(feature = "planted")]
+        if self.planted == Some(Planted::LosesRecv) {
+            return;
+        }
+        #[cfg(feature = "planted")]
         if self.planted == Some(Planted::DoubleCompletion) {
+            let done: RecvDone = Box::new(|_, _| {});
+            let done = self.due(done);
             let (result, info) = (result.clone(), info.clone());
             let (key, after, keep) = (key.clone(), Held::Nothing, false);
-            fx.run(Work::RecvDone {
-                request,
-                key,
-                step,
-                done: None,
-                result,
-                info,
-                after,
-                keep,
-                memory,
-            });
+            fx.run(Work::RecvDone { request, key, step, done, result, info, after, keep, memory });
         }
-        let done = r.done.take();
+        let done = r.done;
         fx.run(Work::RecvDone {
             request,
             key,

@@ -59,8 +59,13 @@ impl Engine {
     /// The allocation callback has returned.
     pub fn allocated(&mut self, fx: &mut dyn Fx, index: u32, alloc: AllocFn, addr: Option<u64>) {
         let Some(r) = self.requests.get_mut(index) else { return };
-        let State::Allocating(after) = std::mem::replace(&mut r.state, State::Queued) else {
-            return;
+        let after = match std::mem::replace(&mut r.state, State::Queued) {
+            State::Allocating(after) => after,
+            other => {
+                r.state = other;
+                let status = self.defect("an allocation that was not asked for");
+                return self.end(fx, index, status);
+            }
         };
         r.target = Target::Alloc(alloc);
         let no_memory = r.ended.is_none() && addr.is_none();
@@ -145,7 +150,7 @@ impl Engine {
                 fx.free(staged);
                 Err(match e {
                     MapError::Failed(status) => status,
-                    MapError::NeedProxy => Status::internal("the proxy's memory is not registered"),
+                    MapError::NeedProxy => self.defect("the proxy's memory is not registered"),
                 })
             }
         }

@@ -23,11 +23,9 @@ impl Engine {
         };
         let dst = staged.addr;
         source.staged = Some(staged);
-        if let Err(status) = self.room(asked.ch) {
-            return self.undeliverable(fx, &asked, (key, step), source, status);
-        }
-        let state = RState::Staging(source);
-        let Some(index) = self.response(asked, key, step, state) else { return };
+        let Some(index) = self.response(fx, asked, key, step, source, RState::Staging) else {
+            return;
+        };
         let token = WR_RESPONSE | u64::from(index);
         fx.run(match ops {
             Some(ops) => {
@@ -43,6 +41,11 @@ impl Engine {
         index: u32,
         result: Result<(), Status>,
     ) {
+        let staging = |r: &Response| matches!(r.state, RState::Staging(_));
+        if !self.responses.get(index).is_some_and(staging) {
+            self.defect("a copy of a response that was not asked for");
+            return;
+        }
         let Some(r) = self.forget(index) else { return };
         let RState::Staging(source) = r.state else { return };
         let ch = r.asked.ch;
@@ -150,9 +153,7 @@ impl Engine {
         match fx.open(ch, source.addr(), source.tensor.meta.nbytes, access) {
             Ok(window) => Ok(Some(window)),
             Err(MapError::NeedProxy) if source.staged.is_none() => Ok(None),
-            Err(MapError::NeedProxy) => {
-                Err(Status::internal("the proxy's memory is not registered"))
-            }
+            Err(MapError::NeedProxy) => Err(self.defect("the proxy's memory is not registered")),
             Err(MapError::Failed(status)) => Err(status),
         }
     }
@@ -182,11 +183,9 @@ impl Engine {
         });
         let meta = source.tensor.meta.clone();
         let (ch, request) = (asked.ch, asked.index);
-        if let Err(status) = self.room(ch) {
-            return self.undeliverable(fx, &asked, (key, step), source, status);
-        }
-        let state = RState::Told(source);
-        let Some(response) = self.response(asked, key, step, state) else { return };
+        let Some(response) = self.response(fx, asked, key, step, source, RState::Told) else {
+            return;
+        };
         let m = MetaResponse {
             index: request,
             response,
@@ -211,7 +210,14 @@ impl Engine {
         sum: Option<u64>,
     ) {
         let ch = asked.ch;
-        let (Some(dst), Some(c)) = (dst, self.channels.get(ch)) else { return };
+        let Some(dst) = dst else {
+            let status = self.defect("a tensor is to be written to no place");
+            return self.undeliverable(fx, &asked, (key, step), source, status);
+        };
+        let Some(c) = self.channels.get(ch) else {
+            let status = Status::gone("the connection of the receiver ended");
+            return self.undeliverable(fx, &asked, (key, step), source, status);
+        };
         let (windows, max) = (c.caps.windows, c.caps.max_rdma);
         if !windows && source.window.is_none() {
             match self.open_source(fx, ch, &source, Access::empty()) {
@@ -230,11 +236,8 @@ impl Engine {
         let request = asked.index;
         let parts = pieces(nbytes, max, &lkeys, &dst);
         let left = parts.clone().count() as u32;
-        if let Err(status) = self.room(ch) {
-            return self.undeliverable(fx, &asked, (key, step), source, status);
-        }
-        let state = RState::Writing { source, left, failed: None };
-        let Some(index) = self.response(asked, key, step, state) else { return };
+        let state = |source| RState::Writing { source, left, failed: None };
+        let Some(index) = self.response(fx, asked, key, step, source, state) else { return };
         let Some(c) = self.channels.get_mut(ch) else { return };
         let wr = WR_RESPONSE | u64::from(index);
         for p in parts {
@@ -250,14 +253,18 @@ impl Engine {
         }
     }
 
-    /// Takes the response whose metadata the receiver answers; anything else is stale.
-    fn take_told(&mut self, ch: ChanId, index: u32) -> Option<Response> {
+    /// Takes the response whose metadata the receiver answers, and its source; anything else is stale.
+    fn take_told(&mut self, ch: ChanId, index: u32) -> Option<(Response, Source)> {
         let told = |r: &Response| r.asked.ch == ch && matches!(r.state, RState::Told(_));
         if !self.responses.get(index).is_some_and(told) {
             self.stale += 1;
             return None;
         }
-        self.forget(index)
+        let mut r = self.forget(index)?;
+        match std::mem::replace(&mut r.state, RState::Waiting) {
+            RState::Told(source) => Some((r, source)),
+            _ => None,
+        }
     }
 
     pub(in crate::engine) fn on_re_request(
@@ -268,8 +275,7 @@ impl Engine {
         dst: Place,
         len: u64,
     ) {
-        let Some(r) = self.take_told(ch, index) else { return };
-        let RState::Told(mut source) = r.state else { return };
+        let Some((r, mut source)) = self.take_told(ch, index) else { return };
         if len < source.tensor.meta.nbytes {
             let status = Status::invalid(format!(
                 "TENSOR_RE_REQUEST with room for {len} bytes, the tensor has {}",
@@ -292,8 +298,11 @@ impl Engine {
         index: u32,
         ok: bool,
     ) {
-        let Some(r) = self.take_told(ch, index) else { return };
-        let RState::Told(source) = r.state else { return };
+        let Some((r, source)) = self.take_told(ch, index) else { return };
+        #[cfg(feature = "planted")]
+        if self.planted == Some(crate::engine::Planted::LosesSend) {
+            return;
+        }
         let result = if ok {
             Ok(())
         } else {

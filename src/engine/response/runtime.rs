@@ -1,6 +1,8 @@
 //! The runtime's own rendezvous as the source: it was asked, and answers.
 
 use super::*;
+#[cfg(feature = "planted")]
+use crate::engine::Planted;
 
 impl Engine {
     fn asked_of_runtime(&mut self, id: u64) -> Result<u32, Status> {
@@ -28,6 +30,7 @@ impl Engine {
             self.refuse(fx, index, &status);
             return Err(status);
         }
+        let done = done.map(|done| self.due(done));
         let short = |r: &Response| r.asked.too_short(tensor.meta.nbytes);
         if self.responses.get(index).is_some_and(short) {
             return self.answered_too_long(fx, index, &tensor.meta, done);
@@ -43,7 +46,7 @@ impl Engine {
         fx: &mut dyn Fx,
         index: u32,
         meta: &Meta,
-        done: Option<SendDone>,
+        done: Option<Due<SendDone>>,
     ) -> Result<(), Status> {
         let Some(r) = self.forget(index) else { return Ok(()) };
         let status = self.send_too_long(fx, &r.asked, &r.key, meta);
@@ -61,6 +64,7 @@ impl Engine {
         status: &Status,
     ) -> Result<(), Status> {
         let index = self.asked_of_runtime(id)?;
+        #[cfg(feature = "planted")]
         if self.planted == Some(Planted::NeverEnds) {
             self.forget(index);
             return Ok(());
