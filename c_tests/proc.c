@@ -95,7 +95,12 @@ const char *proc_expect(proc *p, const char *prefix) {
   return line + strlen(prefix);
 }
 
-void proc_signal(proc *p, int sig) { CHECK(kill(p->pid, sig) == 0); } /* a dead child not yet waited for counts */
+void proc_signal(proc *p, int sig) {
+  CHECK(kill(p->pid, sig) == 0); /* a dead child not yet waited for counts */
+  /* On a busy machine a thread may run on for a while: it is stopped when all of them are. */
+  siginfo_t info;
+  if (sig == SIGSTOP) CHECK(waitid(P_PID, (id_t)p->pid, &info, WSTOPPED) == 0);
+}
 
 void proc_kill(proc *p) {
   int status;

@@ -172,3 +172,37 @@ fn r05_child_under_a_limit_on_file_sizes() {
     b.destroy().unwrap();
     let _ = std::fs::remove_file(trace);
 }
+
+/// Processor time of this process's progress threads, in clock ticks.
+fn progress_time() -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().filter_map(Result::ok);
+    let stats = tasks.filter_map(|t| std::fs::read_to_string(t.path().join("stat")).ok());
+    let times = stats.filter(|s| s.contains("(rdma-progress)")).map(|s| {
+        let fields: Vec<&str> = s.rsplit(") ").next().unwrap().split(' ').collect();
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    });
+    times.sum()
+}
+
+/// What the pool gives back after a while is given back by a driver that sleeps, and does not keep it from sleeping.
+#[test]
+fn r25_a_pool_that_shrinks_keeps_nobody_awake() {
+    let (a, b) = pair(ProviderKind::Shm, Progress::Thread);
+    a.connect("b", Some(LONG)).unwrap();
+    for _ in 0..4 {
+        let addr = a.mem_alloc(32 << 20).unwrap();
+        // SAFETY: just allocated, of this length.
+        unsafe { (addr as *mut u8).write_bytes(1, 32 << 20) };
+        a.mem_free(addr).unwrap();
+    }
+    // Over the time at which the first half is due.
+    std::thread::sleep(Duration::from_secs(12));
+    let before = progress_time();
+    std::thread::sleep(Duration::from_secs(2));
+    let spent = progress_time() - before;
+    // SAFETY: no pointers.
+    let second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as u64;
+    assert!(spent < second / 2, "{spent} of {} ticks while idle", 2 * second);
+    a.destroy().unwrap();
+    b.destroy().unwrap();
+}

@@ -48,6 +48,8 @@ pub struct Core {
     pub whole: bool,
     /// A time limit was set that a sleeper may not know of: it must look.
     pub timed: bool,
+    /// Times in a row that a driver found something due at once, and then nothing to do.
+    pub(super) restless: u32,
     /// The adapters are armed: nothing was done to them since.
     pub(super) armed: bool,
     next_boot: u64,
@@ -73,6 +75,7 @@ impl Core {
             boot_ready: false,
             whole: true,
             timed: false,
+            restless: 0,
             armed: false,
             next_boot: 0,
             last_whole: 0,
@@ -417,6 +420,8 @@ impl Core {
     /// Until when nothing but an event can be due, in nanoseconds, and how long that is.
     pub fn idle_until(&mut self) -> (u64, Duration) {
         self.world.tick();
+        // Before it is asked when the next is due: who does not sleep would else never come to it.
+        self.world.trim_pool();
         let idle = self.idle_time();
         (self.world.clock.now().saturating_add(idle.as_nanos() as u64), idle)
     }
@@ -476,7 +481,6 @@ impl Ground for Core {
     }
 
     fn arm(&mut self) -> bool {
-        self.world.trim_pool();
         // Every adapter is armed, so that none misses its wake-up because of another.
         let idle = self.world.adapters.iter_mut().flatten().filter_map(|a| a.arm().then_some(()));
         self.armed = idle.count() == self.world.adapters.iter().flatten().count();

@@ -77,6 +77,8 @@ impl PartialEq for Caller {
 const CLOCK_EVERY: u32 = 16;
 /// A driver that finds no time to sleep looks at the descriptors so often.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// So often in a row may something be due at once.
+const RESTLESS: u32 = 8;
 /// Longest sleep of a caller; it looks whether the manager ends.
 const CALLER_SLEEP: Duration = Duration::from_secs(1);
 /// A queued caller that hears nothing looks so often: whoever holds the seat may be kept by a callback.
@@ -188,7 +190,12 @@ impl Manager {
             |core| {
                 core.world.tick();
                 core.whole = true;
-                let (until, timeout) = core.idle_until();
+                let (until, mut timeout) = core.idle_until();
+                core.restless = if timeout.is_zero() { core.restless + 1 } else { 0 };
+                if core.restless > RESTLESS {
+                    // Something is due that turns do not see to, a defect: it must not take a processor.
+                    timeout = LOOK_EVERY;
+                }
                 let go = !(timeout.is_zero() || closing.load(Ordering::SeqCst));
                 let end = core.world.clock.now().saturating_add(limit.as_nanos() as u64);
                 go.then_some((until.min(end), timeout.min(limit)))
