@@ -20,6 +20,7 @@ pub mod observe;
 pub mod os;
 pub mod protocol;
 pub mod rendezvous;
+mod room;
 pub mod shown;
 pub mod status;
 pub mod wire;

@@ -63,7 +63,7 @@ pub struct Bootstrap {
     listeners: BTreeMap<u64, Listener>,
     /// Set while new connections are left in the backlog.
     paused_until: Option<Instant>,
-    entries: BTreeMap<u64, Entry>,
+    entries: BTreeMap<u64, Box<Entry>>,
     queue: VecDeque<Dial>,
     ready: Vec<u64>,
 }
@@ -377,7 +377,7 @@ impl Bootstrap {
         let deadline = now + self.shared.config.handshake_timeout;
         let conn =
             Conn::new(&self.epoll, id, stream, far, hs, (true, now, deadline)).map_err(os)?;
-        self.entries.insert(id, Entry { conn, dial: None, cancelled: false });
+        self.entries.insert(id, Box::new(Entry { conn, dial: None, cancelled: false }));
         Ok(id)
     }
 
@@ -482,7 +482,8 @@ impl Bootstrap {
         let deadline = now + share.min(self.shared.config.handshake_timeout);
         match self.open_dial(&dial, addr, now, deadline) {
             Ok((id, conn)) => {
-                self.entries.insert(id, Entry { conn, dial: Some(dial), cancelled: false });
+                self.entries
+                    .insert(id, Box::new(Entry { conn, dial: Some(dial), cancelled: false }));
             }
             Err(status) => self.next_address(dial, addr, (status, Met::Unclear), events),
         }

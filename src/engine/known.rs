@@ -16,6 +16,7 @@ use super::slab::Slab;
 use super::tries::Tries;
 use crate::api::{Meta, PeerState};
 use crate::limits::{CACHE_BYTES, GUESTS, PEERS};
+use crate::room;
 use crate::status::{Code, Status};
 
 /// A peer, known by name.
@@ -75,8 +76,10 @@ impl Cache {
     }
 
     pub(super) fn put(&mut self, key: &[u8], meta: &Meta) {
+        // What there is no memory for is not in the cache.
+        let Ok(own) = room::key(key) else { return };
         self.bytes += cost(key, meta);
-        if let Some((key, old)) = self.entries.push(key.into(), meta.clone()) {
+        if let Some((key, old)) = self.entries.push(own, meta.clone()) {
             self.bytes = self.bytes.saturating_sub(cost(&key, &old));
         }
         while self.bytes > CACHE_BYTES

@@ -12,8 +12,8 @@ impl Engine {
         let Some(r) = self.requests.get_mut(index) else { return Ok(()) };
         r.state = State::LocalWait;
         r.protocol = Protocol::Local;
-        let (key, step) = (r.key.clone(), r.step);
-        match self.table.recv(&key, step, tolerate, || Some(Waiter::Local(index))) {
+        let (key, step) = (&r.key, r.step);
+        match self.table.recv(key, step, tolerate, || Some(Waiter::Local(index))) {
             RecvOutcome::Waiting => Ok(()),
             RecvOutcome::Matched(sent) => {
                 self.deliver_local(fx, index, sent);
@@ -23,10 +23,10 @@ impl Engine {
                 Code::Aborted,
                 format!(
                     "duplicate receive: '{}' of step {step} is awaited already",
-                    crate::shown::key(&key)
+                    crate::shown::key(key)
                 ),
             )),
-            RecvOutcome::Aborted(status) => Err(status),
+            RecvOutcome::Refused(status) => Err(status),
         }
     }
 
@@ -70,8 +70,14 @@ impl Engine {
     /// Fails a receive with too little room. The tensor goes to the next who waits, which is
     /// returned if it is one of ours, or to the table.
     fn put_back(&mut self, fx: &mut dyn Fx, index: u32, sent: Sent) -> Option<(u32, Sent)> {
-        let r = self.requests.get(index)?;
-        let (key, step) = (r.key.clone(), r.step);
+        let r = self.requests.get_mut(index)?;
+        let (key, step) = match crate::room::key(&r.key) {
+            Ok(key) => (key, r.step),
+            Err(status) => {
+                self.local_failed(fx, index, sent, status);
+                return None;
+            }
+        };
         let room = if let Target::Given { len, .. } = r.target { len } else { 0 };
         let text = format!(
             "tensor '{}' has {} bytes, the destination given has {room}",

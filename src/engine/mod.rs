@@ -471,7 +471,9 @@ impl Engine {
             info.reason = s.reason;
         }
         if let Some(done) = done {
-            let of = of.filter(|_| fx.tracing()).map(|(key, step)| (key.into(), step));
+            let of = of
+                .filter(|_| fx.tracing())
+                .and_then(|(key, step)| Some((crate::room::key(key).ok()?, step)));
             fx.run(Work::SendDone { done, result, info, of, inline, memory });
         }
     }

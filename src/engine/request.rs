@@ -112,6 +112,7 @@ impl Engine {
             })?),
             _ => None,
         };
+        let key = crate::room::key(key)?;
         let now = fx.now();
         let timeout = options.timeout.map_or(self.settings.timeout, |t| t.as_nanos() as u64);
         let deadline = now.saturating_add(timeout);
@@ -120,7 +121,7 @@ impl Engine {
             id: 0,
             peer,
             ch: None,
-            key: key.into(),
+            key,
             step,
             started: now,
             deadline,
@@ -141,7 +142,8 @@ impl Engine {
         let keep = request.keep;
         let index = self.requests.insert(request).map_err(|request| {
             request.done.refuse();
-            let text = format!("{} receives are outstanding", super::slab::CAPACITY);
+            let text =
+                format!("{} receives are outstanding: no room for more", self.requests.len());
             Status::new(Code::ResourceExhausted, text)
         })?;
         let slot = u64::from(index) & ((1 << PUBLIC_SLOT_BITS) - 1);
@@ -241,12 +243,12 @@ impl Engine {
             crate::log::debug(format_args!("a destination of {len} bytes is not opened: {why}"));
         }
         let sealed = self.sealed(ch);
-        let Some(r) = self.requests.get(index) else { return };
+        let Some(r) = self.requests.get_mut(index) else { return };
         let dst = r.landing.as_ref().and_then(|l| {
             let rkeys = l.window.as_ref()?.keys.map(|mr| mr.rkey);
             Some((Place { addr: l.addr, rkeys }, l.len))
         });
-        let key = r.key.clone();
+        let key = std::mem::take(&mut r.key);
         let m = Message::Request(message::Request {
             index,
             step: r.step,
@@ -257,6 +259,9 @@ impl Engine {
             key: &key,
         });
         self.send(fx, ch, &m, &key);
+        if let Some(r) = self.requests.get_mut(index) {
+            r.key = key;
+        }
     }
 
     /// Whether all that goes over this channel has a checksum.

@@ -162,7 +162,7 @@ impl Engine {
                     crate::shown::key(key)
                 ),
             )),
-            SendOutcome::Aborted(status) => Err(status),
+            SendOutcome::Refused(status) => Err(status),
             SendOutcome::Full => Err(Status::new(
                 Code::ResourceExhausted,
                 format!(
@@ -207,7 +207,7 @@ impl Engine {
             if full {
                 return None;
             }
-            let (key, asked) = (r.key.into(), asked.clone());
+            let (key, asked) = (crate::room::key(r.key).ok()?, asked.clone());
             let state = if source.is_some() { RState::Asking } else { RState::Waiting };
             let response = Response::new(peer, key, r.step, asked, state, cost);
             let index = responses.insert(response).ok()?;
@@ -220,7 +220,7 @@ impl Engine {
         };
         let outcome = if source.is_some() && !self.table.has_tensor(r.key, r.step) {
             match self.table.aborted(r.step) {
-                Some(status) => RecvOutcome::Aborted(status.clone()),
+                Some(status) => RecvOutcome::Refused(status.clone()),
                 None => {
                     make();
                     RecvOutcome::Waiting
@@ -246,7 +246,7 @@ impl Engine {
                 );
                 self.send_error(fx, ch, r.index, &Status::new(Code::Aborted, text));
             }
-            RecvOutcome::Aborted(status) => self.send_error(fx, ch, r.index, &status),
+            RecvOutcome::Refused(status) => self.send_error(fx, ch, r.index, &status),
         }
     }
 
@@ -263,9 +263,13 @@ impl Engine {
         if let Some(c) = self.channels.get_mut(ch) {
             c.responses.insert(r.asked.index, index);
         }
-        let (key, step, cost) = (r.key.clone(), r.step, r.cost);
+        let (step, cost) = (r.step, r.cost);
+        let key = source.is_some().then(|| crate::room::key(&r.key));
         self.count_waiting(peer, cost);
-        if let Some(source) = source {
+        if let Some(Err(status)) = &key {
+            return self.refuse(fx, index, status);
+        }
+        if let (Some(source), Some(Ok(key))) = (source, key) {
             let peer = self.peer_name(Some(peer));
             self.source_asked(id);
             fx.run(Work::Source { source, response: id, peer, key, step });
@@ -456,8 +460,21 @@ impl Engine {
             return None;
         }
         let (ch, request, peer) = (asked.ch, asked.index, c.peer);
-        let (key, cost) = (key.into(), asked.cost(key));
-        let r = Response::new(peer, key, step, asked, state(source), cost);
+        let own = crate::room::key(key).and_then(|own| {
+            // So nothing that follows lacks memory.
+            let room = self.responses.make_room();
+            room.then_some(own)
+                .ok_or_else(|| crate::room::none(size_of::<Response>(), "a response"))
+        });
+        let own = match own {
+            Ok(own) => own,
+            Err(status) => {
+                self.undeliverable(fx, &asked, (key, step), source, status);
+                return None;
+            }
+        };
+        let cost = asked.cost(key);
+        let r = Response::new(peer, own, step, asked, state(source), cost);
         // There is room, see above; and if not, the callback comes back from what is dropped here.
         let index = self.responses.insert(r).ok()?;
         if let Some(c) = self.channels.get_mut(ch) {

@@ -49,12 +49,20 @@ impl<T> Slab<T> {
         self.len == 0
     }
 
-    /// Takes a value in and returns its index, or, when full, the value.
+    /// Whether memory for one more is there, or could be had.
+    pub fn make_room(&mut self) -> bool {
+        // Each slot has a place among the free ones, so that `remove` allocates nothing.
+        let (slots, free) = (self.slots.len() + 1, self.free.len());
+        self.slots.try_reserve(1).is_ok()
+            && self.free.try_reserve(slots.saturating_sub(free)).is_ok()
+    }
+
+    /// Takes a value in and returns its index, or, when full or without memory, the value.
     pub fn insert(&mut self, value: T) -> Result<u32, T> {
         let reuse = self.free.len() > MIN_FREE || self.slots.len() == CAPACITY;
         let slot = match if reuse { self.free.pop_front() } else { None } {
             Some(slot) => slot,
-            None if self.slots.len() < CAPACITY => {
+            None if self.slots.len() < CAPACITY && self.make_room() => {
                 self.slots.push(Slot { generation: 0, value: None });
                 self.slots.len() as u32 - 1
             }

@@ -118,7 +118,10 @@ impl Core {
         waiting.0.push(match event {
             Event::Connected(_) => return None,
             // What came before the end: no more than the receive queue has room for.
-            Event::Message { bytes, .. } => Kept::Message(bytes.bytes().to_vec()),
+            Event::Message { bytes, .. } => match crate::room::copy(bytes.bytes(), "a message") {
+                Ok(bytes) => Kept::Message(bytes),
+                Err(status) => Kept::Down(status),
+            },
             Event::Written { imm, .. } => Kept::Written(imm),
             Event::Done { wr, result, .. } => Kept::Done(wr, result),
             Event::Down { status, .. } => Kept::Down(status),

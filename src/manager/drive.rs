@@ -331,7 +331,7 @@ impl Manager {
         // Free but where another stood in for its holder.
         let mut shared = self.caller_spin.try_lock();
         let mut own = shared.is_none().then(|| self.new_spin());
-        let Some(spin) = shared.as_deref_mut().or(own.as_mut()) else { return None };
+        let spin = shared.as_deref_mut().or(own.as_mut())?;
         let mut rounds = Rounds::new(spin);
         loop {
             let count = self.turn();

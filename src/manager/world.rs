@@ -63,7 +63,15 @@ impl Fresh {
         self.bytes += more;
         match event {
             Event::Connected(_) => self.connected = Some(Ok(())),
-            Event::Message { bytes, .. } => self.early.push(Early::Message(bytes.bytes().to_vec())),
+            Event::Message { bytes, .. } => {
+                match crate::room::copy(bytes.bytes(), "an early message") {
+                    Ok(bytes) => self.early.push(Early::Message(bytes)),
+                    Err(status) => {
+                        self.connected = Some(Err(status.clone()));
+                        self.early.push(Early::Down(status));
+                    }
+                }
+            }
             Event::Written { imm, .. } => self.early.push(Early::Written(imm)),
             Event::Done { .. } => {}
             Event::Down { status, .. } => {

@@ -12,6 +12,7 @@ use smallvec::SmallVec;
 use crate::api::{SendDone, Tensor};
 use crate::engine::Due;
 use crate::limits::{ABORTED_STEPS, TENSORS};
+use crate::room;
 use crate::status::Status;
 
 /// A tensor that was sent and not yet taken.
@@ -52,8 +53,8 @@ pub enum SendOutcome {
     Matched(Waiter, Sent),
     /// A tensor of this key waits already.
     Duplicate,
-    /// The step was aborted.
-    Aborted(Status),
+    /// The step was aborted, or memory lacks.
+    Refused(Status),
     /// So many tensors wait already.
     Full,
 }
@@ -66,8 +67,8 @@ pub enum RecvOutcome {
     Matched(Sent),
     /// A receive of this key waits already.
     Duplicate,
-    /// The step was aborted.
-    Aborted(Status),
+    /// The step was aborted, or memory lacks.
+    Refused(Status),
 }
 
 /// Everything that a step held.
@@ -125,7 +126,7 @@ impl Table {
         let full = self.tensors >= TENSORS;
         let s = self.step(step);
         if let Some(status) = &s.aborted {
-            return (SendOutcome::Aborted(status.clone()), Some(sent));
+            return (SendOutcome::Refused(status.clone()), Some(sent));
         }
         match s.items.get_mut(key) {
             None if full => {
@@ -133,7 +134,14 @@ impl Table {
                 (SendOutcome::Full, Some(sent))
             }
             None => {
-                s.items.insert(key.into(), Item::Tensor(sent));
+                let key = match entry(&mut s.items, key) {
+                    Ok(key) => key,
+                    Err(status) => {
+                        self.shrink(step);
+                        return (SendOutcome::Refused(status), Some(sent));
+                    }
+                };
+                s.items.insert(key, Item::Tensor(sent));
                 self.tensors += 1;
                 self.earliest = self.earliest.min(deadline);
                 (SendOutcome::Stored, None)
@@ -160,7 +168,7 @@ impl Table {
     ) -> RecvOutcome {
         let s = self.step(step);
         if let Some(status) = &s.aborted {
-            return RecvOutcome::Aborted(status.clone());
+            return RecvOutcome::Refused(status.clone());
         }
         match s.items.get_mut(key) {
             Some(Item::Tensor(_)) => {
@@ -176,8 +184,16 @@ impl Table {
                 waiters.extend(waiter());
             }
             None => {
+                // First the memory: who waits must not have been made in vain.
+                let key = match entry(&mut s.items, key) {
+                    Ok(key) => key,
+                    Err(status) => {
+                        self.shrink(step);
+                        return RecvOutcome::Refused(status);
+                    }
+                };
                 if let Some(w) = waiter() {
-                    s.items.insert(key.into(), Item::Waiters(smallvec::smallvec![w]));
+                    s.items.insert(key, Item::Waiters(smallvec::smallvec![w]));
                 }
             }
         }
@@ -310,6 +326,13 @@ impl Drained {
     }
 }
 
+/// Makes room for one more item; its key.
+fn entry(items: &mut HashMap<Box<[u8]>, Item>, key: &[u8]) -> Result<Box<[u8]>, Status> {
+    let none = |_| room::none(key.len(), "a table of keys");
+    items.try_reserve(1).map_err(none)?;
+    room::key(key)
+}
+
 fn drain(items: HashMap<Box<[u8]>, Item>) -> Drained {
     let mut d = Drained::default();
     for item in items.into_values() {
@@ -362,8 +385,8 @@ mod tests {
         t.recv(b"b", 1, false, || Some(Waiter::Local(1)));
         let d = t.abort(1, Status::new(Code::Aborted, "stop"));
         assert_eq!((d.tensors.len(), d.waiters.len()), (1, 1));
-        assert!(matches!(t.send(b"a", 1, sent(1)).0, SendOutcome::Aborted(_)));
-        assert!(matches!(t.recv(b"a", 1, false, || None), RecvOutcome::Aborted(_)));
+        assert!(matches!(t.send(b"a", 1, sent(1)).0, SendOutcome::Refused(_)));
+        assert!(matches!(t.recv(b"a", 1, false, || None), RecvOutcome::Refused(_)));
         t.cleanup(1);
         assert!(matches!(t.send(b"a", 1, sent(1)).0, SendOutcome::Stored));
     }

@@ -45,7 +45,11 @@ impl Engine {
         }
         // Only the callback's memory comes later: then the content has to be kept aside.
         let later = matches!(self.requests.get(index).map(|r| &r.target), Some(Target::Alloc(_)));
-        let kept = if later { content.to_vec() } else { Vec::new() };
+        let kept = if later { crate::room::copy(content, "content") } else { Ok(Vec::new()) };
+        let kept = match kept {
+            Ok(kept) => kept,
+            Err(status) => return self.fail(fx, index, status),
+        };
         match self.prepare(fx, index, meta, AfterAlloc::Eager(kept), false) {
             Ok(true) => self.deliver(fx, index, content),
             Ok(false) => {}

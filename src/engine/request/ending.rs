@@ -30,8 +30,7 @@ impl Engine {
                 self.fail(fx, index, status);
             }
             State::LocalWait => {
-                let (key, step) = (r.key.clone(), r.step);
-                self.table.remove_waiter(&key, step, Waiter::Local(index));
+                self.table.remove_waiter(&r.key, r.step, Waiter::Local(index));
                 self.fail(fx, index, status);
             }
             State::Allocating(_) | State::Copying | State::LocalCopy(_) => {

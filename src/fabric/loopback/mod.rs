@@ -492,10 +492,10 @@ impl Adapter for LoopbackAdapter {
                 e.peer
             ))));
         }
+        let bytes = crate::room::concat(parts, "a message").map_err(PostError::Failed)?;
         if !remote.reserve(len, depth) {
             return Err(PostError::QueueFull);
         }
-        let bytes = parts.concat().into_boxed_slice();
         if e.ops.is_empty() {
             e.tell(&remote, What::Message(bytes));
         } else {

@@ -305,7 +305,7 @@ impl Consumer {
         }
         let map = Mapping::mirrored(sys::borrow(fd), geometry.head, geometry.ring, false)?;
         let lines = Lines { map: Arc::new(map), geometry };
-        let inbox = Inbox::new(geometry.ring);
+        let inbox = Inbox::new(geometry.ring)?;
         Ok(Consumer { lines, order: Reading::default(), inbox })
     }
 

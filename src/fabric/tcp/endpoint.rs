@@ -13,6 +13,7 @@ use crate::fabric::Event;
 use crate::fabric::regions::RegionTable;
 use crate::limits::POLL_EVENTS;
 use crate::local_fd::Local;
+use crate::room;
 use crate::status::Status;
 
 /// Receive buffer of the adapter, shared by its endpoints.
@@ -31,12 +32,16 @@ pub struct Buffer(*mut u8, usize);
 
 impl Buffer {
     /// The adapter's.
-    pub fn new() -> Buffer {
-        Buffer::of(BUFFER)
+    pub fn new() -> Result<Buffer, Status> {
+        Ok(Buffer::from(room::vec(BUFFER, "the buffer of sockets")?, BUFFER))
     }
     /// A fresh one.
     pub(super) fn of(len: usize) -> Buffer {
-        Buffer(Box::into_raw(vec![0u8; len].into_boxed_slice()).cast(), len)
+        Buffer::from(Vec::with_capacity(len), len)
+    }
+    fn from(mut room: Vec<u8>, len: usize) -> Buffer {
+        room.resize(len, 0);
+        Buffer(Box::into_raw(room.into_boxed_slice()).cast(), len)
     }
     /// Address of the byte at `at`, which is at most its length.
     pub(super) fn at(&self, at: usize) -> *mut u8 {
@@ -183,10 +188,11 @@ impl Endpoint {
                 // before the next poll if a view is on them, see `viewed`.
                 let bytes = unsafe { std::slice::from_raw_parts(tail, rest) };
                 // SAFETY: as above.
-                done = unsafe { self.link.feed(bytes, &mut cx) }.map(|n| {
+                done = unsafe { self.link.feed(bytes, &mut cx) }.and_then(|n| {
                     if n < rest {
-                        self.moves.set_aside(&bytes[n..]);
+                        self.moves.set_aside(&bytes[n..])?;
                     }
+                    Ok(())
                 });
             }
             if cx.viewed {

@@ -15,6 +15,7 @@ use super::{sock, tx};
 use crate::fabric::Event;
 use crate::fabric::moves::{MOVE_MAX, Move, Part};
 use crate::fabric::regions::RegionTable;
+use crate::room;
 use crate::status::Status;
 
 /// Bytes behind the content that come with it: the next headers.
@@ -67,9 +68,10 @@ pub struct Moves {
 impl Moves {
     /// Input that begins with content, out of a buffer that is used again. It is asked for at once:
     /// no descriptor tells of it any more.
-    pub fn set_aside(&mut self, bytes: &[u8]) {
-        self.aside = Some((Arc::new(bytes.to_vec()), 0));
+    pub fn set_aside(&mut self, bytes: &[u8]) -> Result<(), Status> {
+        self.aside = Some((Arc::new(room::copy(bytes, "input")?), 0));
         self.wanted[Dir::In as usize] = true;
+        Ok(())
     }
 
     /// Whether one is being made.
@@ -173,7 +175,10 @@ impl Endpoint {
                 let tail = self.moves.tail.as_ref()?;
                 // SAFETY: the kernel has just written these bytes, and the move has ended.
                 let bytes = unsafe { std::slice::from_raw_parts(tail.at(0), n - placed as usize) };
-                (placed, (!bytes.is_empty()).then(|| (Arc::new(bytes.to_vec()), 0)))
+                match room::copy(bytes, "input") {
+                    Ok(bytes) => (placed, (!bytes.is_empty()).then(|| (Arc::new(bytes), 0))),
+                    Err(status) => return Some(status),
+                }
             }
             Coming::Aside => {
                 let (bytes, done) = self.moves.aside.take()?;
@@ -206,7 +211,13 @@ impl Endpoint {
             return None;
         }
         self.link.fill(false);
-        let mut own = Vec::with_capacity(tx::OWN);
+        let mut own = match room::vec(tx::OWN, "output") {
+            Ok(own) => own,
+            Err(status) => {
+                self.broken = Some(status);
+                return None;
+            }
+        };
         let (parts, bytes) = self.link.tx.parts(regions, &mut own);
         if bytes == 0 {
             return None;

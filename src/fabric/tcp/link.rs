@@ -74,10 +74,7 @@ impl Link {
                 frame::MAX_SEND
             ))));
         }
-        match self.tx.send(parts, len) {
-            true => Ok(()),
-            false => Err(PostError::QueueFull),
-        }
+        self.tx.send(parts, len)
     }
 
     fn check(&self, what: &str, queued: usize, local: Mem) -> Result<(), PostError> {

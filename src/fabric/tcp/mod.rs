@@ -127,7 +127,7 @@ impl TcpAdapter {
             shared: Shared {
                 epoll: Epoll::new()?,
                 regions: RegionTable::new(),
-                buffer: Buffer::new(),
+                buffer: Buffer::new()?,
                 viewed: 0,
                 held: Vec::new(),
                 left: false,

@@ -182,7 +182,7 @@ impl Link {
             }
             Frame::Send { len } => {
                 let len = len as usize;
-                self.rx.body = Body::Message { buf: Vec::with_capacity(len), len };
+                self.rx.body = Body::Message { buf: crate::room::vec(len, "a message")?, len };
                 Ok(())
             }
             Frame::Write { seq, .. } if seq != self.rx.next_write => {

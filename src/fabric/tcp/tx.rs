@@ -4,9 +4,9 @@
 use std::collections::VecDeque;
 
 use super::frame::{CHUNK, Frame, Header, SHORT};
-use crate::fabric::Access;
 use crate::fabric::moves::Part;
 use crate::fabric::regions::{Refusal, RegionTable};
+use crate::fabric::{Access, PostError};
 
 /// Parts of one gathered send.
 pub const IOVS: usize = 32;
@@ -37,12 +37,17 @@ impl Fifo {
     }
 
     fn push(&mut self, bytes: &[u8]) {
-        let full = self.buf.len() + bytes.len() > self.buf.capacity();
+        self.buf.extend_from_slice(bytes);
+    }
+
+    /// Before `push`: whether there is memory for so many bytes.
+    fn make_room(&mut self, len: usize) -> bool {
+        let full = self.buf.len() + len > self.buf.capacity();
         if full && self.head > self.buf.len() / 2 {
             self.buf.drain(..self.head);
             self.head = 0;
         }
-        self.buf.extend_from_slice(bytes);
+        self.buf.try_reserve(len).is_ok()
     }
 
     fn consume(&mut self, n: usize) {
@@ -177,10 +182,13 @@ impl Tx {
     }
 
     /// Queues a message, unless too much is queued already.
-    pub fn send(&mut self, parts: &[&[u8]], len: usize) -> bool {
+    pub fn send(&mut self, parts: &[&[u8]], len: usize) -> Result<(), PostError> {
         let queued = self.msgs.len();
         if queued > 0 && queued + len + SHORT > MSG_QUEUE {
-            return false;
+            return Err(PostError::QueueFull);
+        }
+        if !self.msgs.make_room(len + SHORT) {
+            return Err(PostError::Failed(crate::room::none(len, "a message")));
         }
         self.msgs.push(Frame::Send { len: len as u32 }.encode().bytes());
         for part in parts {
@@ -190,7 +198,7 @@ impl Tx {
             Some(Op::Send(n)) => *n += len + SHORT,
             _ => self.ops.push_back(Op::Send(len + SHORT)),
         }
-        true
+        Ok(())
     }
 
     /// Queues a WRITE; `local` stays readable until it is acknowledged or the queue is dropped.

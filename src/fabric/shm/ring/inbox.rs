@@ -1,5 +1,7 @@
 //! Private copies of received messages.
 
+use std::io;
+
 use crate::fabric::View;
 
 /// Where the messages of a ring are copied before anybody looks at them: the peer can change what is in
@@ -14,8 +16,10 @@ pub(super) struct Inbox {
 
 impl Inbox {
     /// With room for what a ring of this size can hold.
-    pub(super) fn new(ring: usize) -> Inbox {
-        Inbox { room: Vec::with_capacity(ring), used: 0 }
+    pub(super) fn new(ring: usize) -> io::Result<Inbox> {
+        let mut room = Vec::new();
+        room.try_reserve_exact(ring).map_err(io::Error::other)?;
+        Ok(Inbox { room, used: 0 })
     }
 
     /// Copies a message; `None` if there is no room. The view is good until `clear`.
@@ -50,7 +54,7 @@ mod tests {
 
     #[test]
     fn messages_lie_side_by_side_until_cleared() {
-        let mut inbox = Inbox::new(10);
+        let mut inbox = Inbox::new(10).unwrap();
         let room = inbox.room.capacity();
         let text = vec![7u8; room + 1];
         // SAFETY: every length is within the vector.

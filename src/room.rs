@@ -1,0 +1,35 @@
+//! Memory by sizes that a peer or the application chose: it may lack, which is an answer and no abort.
+
+use crate::status::{Code, Status};
+
+/// There is no memory for so many bytes of something.
+pub fn none(len: usize, what: &str) -> Status {
+    Status::new(Code::ResourceExhausted, format!("no memory for {len} bytes of {what}"))
+}
+
+/// An empty vector with room for just so many bytes.
+pub fn vec(len: usize, what: &str) -> Result<Vec<u8>, Status> {
+    let mut vec = Vec::new();
+    vec.try_reserve_exact(len).map_err(|_| none(len, what))?;
+    Ok(vec)
+}
+
+/// A copy.
+pub fn copy(bytes: &[u8], what: &str) -> Result<Vec<u8>, Status> {
+    let mut copy = vec(bytes.len(), what)?;
+    copy.extend_from_slice(bytes);
+    Ok(copy)
+}
+
+/// A copy of several parts in a row.
+pub fn concat(parts: &[&[u8]], what: &str) -> Result<Box<[u8]>, Status> {
+    let mut whole = vec(parts.iter().map(|p| p.len()).sum(), what)?;
+    parts.iter().for_each(|part| whole.extend_from_slice(part));
+    // Its capacity is its length, so nothing is allocated.
+    Ok(whole.into_boxed_slice())
+}
+
+/// A copy of a key.
+pub fn key(key: &[u8]) -> Result<Box<[u8]>, Status> {
+    concat(&[key], "a key")
+}
