@@ -593,7 +593,7 @@ struct rdma_recv_options {
    */
   int64_t timeout_ms;
   /**
-   * Destination given up front, or NULL.
+   * Destination given up front, or NULL. The library's until the callback has run.
    */
   void *dst;
   /**
@@ -816,7 +816,10 @@ typedef struct rdma_transfer_info rdma_transfer_info_t;
 /**
  * Ends a send: the library no longer reads the tensor. Runs once per accepted send. For content
  * that was copied at once it may run on the sending thread before rdma_send returns. `message` is
- * "" for RDMA_OK, and ends with a NUL.
+ * "" for RDMA_OK, and ends with a NUL. Codes: RDMA_OK; RDMA_CANCELLED: the receiver took it back, or
+ * `mgr` is destroyed; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the connection or the peer ended;
+ * RDMA_PERMISSION_DENIED: the receiver closed its memory meanwhile; RDMA_FAILED_PRECONDITION: the
+ * memory was unregistered; RDMA_RESOURCE_EXHAUSTED; RDMA_INTERNAL; that of rdma_step_abort.
  */
 typedef void (*rdma_send_done_fn)(rdma_code_t code,
                                   const char *message,
@@ -1228,7 +1231,8 @@ rdma_code_t rdma_mem_register(rdma_mgr_t *mgr, void *addr, size_t len, uint32_t 
  * memory, and tensors in it that wait to be received, end with RDMA_FAILED_PRECONDITION; when this
  * returns, neither the library nor a peer reads or writes it any more. Where a peer is slow that
  * takes up to 2 seconds; then the connection to it ends. A result that rdma_recv of the same
- * manager gave by reference stays the application's to keep valid.
+ * manager gave by reference stays the application's to keep valid. Callbacks of transfers that had
+ * ended before may still run, also with RDMA_OK, after this returned.
  *
  * Threads: any. Inside a callback of `mgr`, connections end at once rather than be waited for.
  *

@@ -42,7 +42,8 @@ pub unsafe extern "C" fn rdma_mem_register(
 /// memory, and tensors in it that wait to be received, end with RDMA_FAILED_PRECONDITION; when this
 /// returns, neither the library nor a peer reads or writes it any more. Where a peer is slow that
 /// takes up to 2 seconds; then the connection to it ends. A result that rdma_recv of the same
-/// manager gave by reference stays the application's to keep valid.
+/// manager gave by reference stays the application's to keep valid. Callbacks of transfers that had
+/// ended before may still run, also with RDMA_OK, after this returned.
 ///
 /// Threads: any. Inside a callback of `mgr`, connections end at once rather than be waited for.
 ///

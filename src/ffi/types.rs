@@ -184,7 +184,10 @@ pub type rdma_log_fn = Option<
 
 /// Ends a send: the library no longer reads the tensor. Runs once per accepted send. For content
 /// that was copied at once it may run on the sending thread before rdma_send returns. `message` is
-/// "" for RDMA_OK, and ends with a NUL.
+/// "" for RDMA_OK, and ends with a NUL. Codes: RDMA_OK; RDMA_CANCELLED: the receiver took it back, or
+/// `mgr` is destroyed; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the connection or the peer ended;
+/// RDMA_PERMISSION_DENIED: the receiver closed its memory meanwhile; RDMA_FAILED_PRECONDITION: the
+/// memory was unregistered; RDMA_RESOURCE_EXHAUSTED; RDMA_INTERNAL; that of rdma_step_abort.
 pub type rdma_send_done_fn = Option<
     unsafe extern "C" fn(
         code: rdma_code_t,
@@ -414,7 +417,7 @@ pub struct rdma_recv_options {
     pub struct_size: usize,
     /// Deadline in milliseconds. 0: the manager's.
     pub timeout_ms: i64,
-    /// Destination given up front, or NULL.
+    /// Destination given up front, or NULL. The library's until the callback has run.
     pub dst: *mut c_void,
     /// Its length in bytes. A larger tensor fails with RDMA_OUT_OF_RANGE.
     pub dst_len: u64,
