@@ -122,6 +122,8 @@ pub struct Wheel<W> {
     queue: VecDeque<W>,
     /// When the last caller left the seat.
     left: Option<u64>,
+    /// The manager ends: the thread parks no more, though it may not have heard of it yet.
+    ending: bool,
     /// What the last `leave` found to be done.
     handed: Wake<W>,
 }
@@ -136,6 +138,7 @@ impl<W: Clone + PartialEq> Wheel<W> {
             thread: if thread { Thread::Awake } else { Thread::Absent },
             queue: VecDeque::new(),
             left: None,
+            ending: false,
             handed: Wake::default(),
         }
     }
@@ -232,6 +235,9 @@ impl<W: Clone + PartialEq> Wheel<W> {
     }
 
     fn thread_parks(&mut self, ground: &mut impl Ground) -> Next {
+        if self.ending {
+            return Next::Drive;
+        }
         let rest = REST.as_nanos() as u64;
         let rested = self.left.map_or(rest, |left| ground.now().saturating_sub(left));
         let wait = match (&self.seat, self.asleep) {
@@ -307,8 +313,9 @@ impl<W: Clone + PartialEq> Wheel<W> {
         self.watch = None;
     }
 
-    /// Wakes everybody: the manager ends, or somebody waits for what has just happened.
+    /// Wakes everybody, for good: the manager ends.
     pub fn wake_all(&mut self) -> Wake<W> {
+        self.ending = true;
         for sleep in [&mut self.asleep, &mut self.watch].into_iter().flatten() {
             sleep.woken = true;
         }

@@ -186,3 +186,13 @@ fn a_deadline_that_was_known_wakes_nobody() {
     assert!(wheel.lie_down(None, 100, &mut ground));
     assert!(wheel.settle(&mut ground).is_empty(), "it would be up again at once");
 }
+
+#[test]
+fn r04_a_thread_that_has_not_heard_of_the_end_does_not_park() {
+    let (mut wheel, mut ground) = asleep();
+    assert!(wheel.sit(&1, false));
+    assert!(!wheel.get_up(None));
+    assert!(wheel.lie_down(Some(&1), 100, &mut ground));
+    let _ = wheel.wake_all();
+    assert_eq!(wheel.thread_next(&mut ground), Next::Drive, "nobody would unpark it");
+}
