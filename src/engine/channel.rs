@@ -194,6 +194,13 @@ impl Channel {
         !self.pending.is_empty() || self.consumed >= self.quantum
     }
 
+    /// Whether nothing is to be done for it: no defect, nothing to post, no content that was kept back. What answers
+    /// wait elsewhere does not change by what was just done here.
+    #[inline]
+    pub fn is_settled(&self) -> bool {
+        self.broken.is_none() && !self.waits() && self.deferred.is_empty()
+    }
+
     /// Bytes of answers that wait here.
     pub fn owed(&self) -> usize {
         self.owed

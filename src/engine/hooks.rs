@@ -7,6 +7,7 @@ use std::sync::Arc;
 use foldhash::HashMap;
 
 use super::{Engine, Fx, Work};
+use crate::name::Name;
 use crate::status::Status;
 
 /// A request that the source callback was given has ended unanswered: its response id, and why.
@@ -28,7 +29,7 @@ pub struct Hooks {
 pub(super) struct Told {
     /// Responses whose source callback has not returned, and how those ended that ended meanwhile.
     asking: HashMap<u64, Option<Status>>,
-    peers: VecDeque<(Arc<str>, Option<Status>)>,
+    peers: VecDeque<(Name, Option<Status>)>,
     /// Somebody is telling of peers, or is about to.
     telling: bool,
 }
@@ -105,7 +106,7 @@ impl Engine {
 
     /// The next event of a peer, and whom to tell. One thread at a time asks, until there is none:
     /// so the events come in their order.
-    pub fn next_peer_event(&mut self) -> Option<(PeerFn, Arc<str>, Option<Status>)> {
+    pub fn next_peer_event(&mut self) -> Option<(PeerFn, Name, Option<Status>)> {
         let event = self.told.peers.pop_front();
         match (event, &self.hooks.peer) {
             (Some((name, gone)), Some(tell)) => Some((tell.clone(), name, gone)),

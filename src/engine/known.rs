@@ -6,7 +6,6 @@
 
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
-use std::sync::Arc;
 
 use foldhash::HashMap;
 use lru::LruCache;
@@ -16,13 +15,14 @@ use super::slab::Slab;
 use super::tries::Tries;
 use crate::api::{Meta, PeerState};
 use crate::limits::{CACHE_BYTES, GUESTS, PEERS};
+use crate::name::Name;
 use crate::room;
 use crate::status::{Code, Status};
 
 /// A peer, known by name.
 pub struct Peer {
     /// Name.
-    pub name: Arc<str>,
+    pub name: Name,
     /// Incarnation of the last connection.
     pub incarnation: [u8; 16],
     /// State of the connection.
@@ -105,7 +105,7 @@ impl Cache {
 #[derive(Default)]
 pub(super) struct Peers {
     slab: Slab<Peer>,
-    by_name: HashMap<Arc<str>, u32>,
+    by_name: HashMap<Name, u32>,
     guests: usize,
     uses: u64,
 }
@@ -162,7 +162,7 @@ impl Peers {
         if self.is_full(guest) {
             return Err(full());
         }
-        let name: Arc<str> = name.into();
+        let name: Name = name.into();
         let peer = Peer {
             name: name.clone(),
             incarnation: [0; 16],
@@ -186,7 +186,7 @@ impl Peers {
 
     /// Forgets the guests that have not been connected for longest: some at once, so that a flood of names
     /// does not look through all for each. Their indices and names.
-    pub fn forget_some(&mut self) -> Vec<(u32, Arc<str>)> {
+    pub fn forget_some(&mut self) -> Vec<(u32, Name)> {
         let idle = |(i, p): (u32, &Peer)| p.is_forgettable().then_some((p.used, i));
         let mut idle: Vec<(u64, u32)> = self.slab.iter().filter_map(idle).collect();
         idle.sort_unstable();

@@ -13,7 +13,7 @@ impl Engine {
         r.state = State::LocalWait;
         r.protocol = Protocol::Local;
         let (key, step) = (&r.key, r.step);
-        match self.table.recv(key, step, tolerate, || Some(Waiter::Local(index))) {
+        match self.table.recv(key, step, tolerate, |_, _| Some(Waiter::Local(index))) {
             RecvOutcome::Waiting => Ok(()),
             RecvOutcome::Matched(sent) => {
                 self.deliver_local(fx, index, sent);

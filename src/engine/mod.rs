@@ -14,6 +14,7 @@ use foldhash::HashMap;
 
 use crate::api::*;
 use crate::limits::OWED_BYTES_ALL;
+use crate::name::Name;
 use crate::observe::{PeerCounters, Stats};
 use crate::protocol::message::{self, IMM_ACK, IMM_MESSAGE, Message};
 use crate::rendezvous::Table;
@@ -21,10 +22,12 @@ use crate::status::{Code, Status};
 
 pub mod channel;
 mod claim;
+mod deadlines;
 mod due;
 mod fx;
 mod hooks;
 mod known;
+pub(crate) mod list;
 mod local;
 mod peer;
 #[cfg(feature = "planted")]
@@ -40,7 +43,8 @@ mod tries;
 use channel::Owed;
 pub use channel::{ChanId, Channel, INITIAL_CREDITS};
 pub use claim::Claim;
-use due::Lost;
+use deadlines::Deadlines;
+use due::Owner;
 pub use due::{Callback, Due};
 pub use fx::{Buffer, Fx, Held, MapError, Window, Work};
 pub use hooks::{EndedFn, Hooks, PeerFn};
@@ -108,7 +112,7 @@ pub struct Engine {
     /// Settings.
     pub settings: Settings,
     /// This worker's name.
-    pub name: Arc<str>,
+    pub name: Name,
     /// Counters.
     pub stats: Arc<Stats>,
     /// Messages and writes that belonged to no living request.
@@ -125,6 +129,7 @@ pub struct Engine {
     waiting_bytes: usize,
     channels: Slab<Channel>,
     requests: Slab<Request>,
+    deadlines: Deadlines<Request>,
     responses: Slab<Response>,
     table: Table,
     kept: HashMap<u64, Kept>,
@@ -136,11 +141,11 @@ pub struct Engine {
     next_deadline: u64,
     next_keepalive: u64,
     closing: bool,
-    no_peer: Arc<str>,
+    no_peer: Name,
     local: Arc<PeerCounters>,
     happened: u64,
-    /// Callbacks that were dropped.
-    lost: Arc<Lost>,
+    /// As callbacks know it.
+    owner: Owner,
 }
 
 impl Engine {
@@ -156,13 +161,14 @@ impl Engine {
             happened: 0,
             #[cfg(feature = "planted")]
             planted: None,
-            lost: Arc::default(),
+            owner: Owner::new(),
             peers: Peers::default(),
             forgotten: Vec::new(),
             owed: Arc::default(),
             waiting_bytes: 0,
             channels: Slab::default(),
             requests: Slab::default(),
+            deadlines: Deadlines::new(|r| &mut r.timer, |r| &mut r.timer.links),
             responses: Slab::default(),
             table: Table::new(),
             kept: HashMap::default(),
@@ -348,6 +354,10 @@ impl Engine {
     /// Ends the channel if something found it broken; flushes it otherwise.
     fn settle(&mut self, fx: &mut dyn Fx, ch: ChanId) {
         let Some(c) = self.channels.get_mut(ch) else { return };
+        // Nothing was found and nothing waits, as a rule.
+        if c.is_settled() {
+            return;
+        }
         if c.broken.is_none() {
             c.flush(fx);
             self.send_deferred(fx, ch);
@@ -392,12 +402,12 @@ impl Engine {
         self.happened
     }
 
-    /// Counters for an operation: its channel's, or by name where there is none.
-    fn counters(&self, peer: Option<u32>, ch: Option<ChanId>) -> Arc<PeerCounters> {
+    /// Counts an operation: with its channel, or by name where there is none.
+    fn count(&self, peer: Option<u32>, ch: Option<ChanId>, f: impl FnOnce(&PeerCounters)) {
         match (ch.and_then(|c| self.channels.get(c)), peer) {
-            (Some(c), _) => c.counters.clone(),
-            (None, Some(_)) => self.stats.peer(&self.peer_name(peer), ""),
-            (None, None) => self.local.clone(),
+            (Some(c), _) => f(&c.counters),
+            (None, Some(_)) => f(&self.stats.peer(&self.peer_name(peer), "")),
+            (None, None) => f(&self.local),
         }
     }
 
@@ -434,9 +444,9 @@ impl Engine {
             bytes: 0,
             elapsed_ns: 0,
             provider: match ch.and_then(|c| self.channels.get(c)) {
-                Some(c) => c.caps.provider.name(),
-                None if protocol == Protocol::Local => "local",
-                None => "",
+                Some(c) => Carrier::Provider(c.caps.provider),
+                None if protocol == Protocol::Local => Carrier::Local,
+                None => Carrier::None,
             },
             peer: self.peer_name(peer),
             protocol,
@@ -444,11 +454,16 @@ impl Engine {
         }
     }
 
+    /// Key and step for a trace, if there is one.
+    fn traced(&self, fx: &dyn Fx, key: &[u8], step: i64) -> Option<(Box<[u8]>, i64)> {
+        if fx.tracing() { Some((crate::room::key(key).ok()?, step)) } else { None }
+    }
+
     /// Ends a send that never met a receiver: its callback is queued.
     fn end_send(
         &mut self,
         fx: &mut dyn Fx,
-        done: Option<Due<SendDone>>,
+        done: Option<Due<OnSend>>,
         result: Result<(), Status>,
         info: TransferInfo,
     ) {
@@ -461,7 +476,7 @@ impl Engine {
         &mut self,
         fx: &mut dyn Fx,
         of: Option<(&[u8], i64)>,
-        done: Option<Due<SendDone>>,
+        done: Option<Due<OnSend>>,
         result: Result<(), Status>,
         mut info: TransferInfo,
         inline: bool,
@@ -471,9 +486,7 @@ impl Engine {
             info.reason = s.reason;
         }
         if let Some(done) = done {
-            let of = of
-                .filter(|_| fx.tracing())
-                .and_then(|(key, step)| Some((crate::room::key(key).ok()?, step)));
+            let of = of.and_then(|(key, step)| self.traced(fx, key, step));
             fx.run(Work::SendDone { done, result, info, of, inline, memory });
         }
     }

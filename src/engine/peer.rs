@@ -1,7 +1,5 @@
 //! Peers and the life of their connections.
 
-use std::sync::Arc;
-
 use super::channel::{ChanId, Channel};
 use super::known::Peer;
 use super::request::State;
@@ -11,6 +9,7 @@ use super::{Engine, Fx};
 use crate::api::PeerState;
 use crate::fabric::{Caps, ProviderKind};
 use crate::limits::CHANNELS_PER_PEER;
+use crate::name::Name;
 use crate::protocol::message::Message;
 use crate::status::{Code, Reason, Status};
 
@@ -48,6 +47,11 @@ impl Engine {
         self.peers.insert(name, guest, self.settings.meta_cache_entries)
     }
 
+    /// Whether [`take_forgotten`](Self::take_forgotten) has any.
+    pub fn has_forgotten(&self) -> bool {
+        !self.forgotten.is_empty()
+    }
+
     /// Peers that are not known any more, since the last call.
     pub fn take_forgotten(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.forgotten)
@@ -68,7 +72,7 @@ impl Engine {
         self.peers.iter()
     }
 
-    pub(super) fn peer_name(&self, peer: Option<u32>) -> Arc<str> {
+    pub(super) fn peer_name(&self, peer: Option<u32>) -> Name {
         let known = peer.and_then(|p| self.peers.get(p));
         known.map_or_else(|| self.no_peer.clone(), |p| p.name.clone())
     }

@@ -5,6 +5,8 @@ mod ending;
 mod landing;
 
 use super::channel::ChanId;
+use super::deadlines::Timer;
+use super::list::Links;
 use super::{
     AllocFn, Buffer, Due, Engine, Fx, Held, Kept, MapError, WR_REQUEST, Window, Work, checksum,
 };
@@ -12,6 +14,7 @@ use crate::api::*;
 use crate::fabric::keys::{Place, pieces};
 use crate::fabric::{Access, Mem};
 use crate::protocol::message::{self, Message, MetaResponse};
+use crate::rendezvous::keys::Key;
 use crate::rendezvous::{Sent, Waiter};
 use crate::status::{Code, Reason, Status};
 
@@ -58,14 +61,14 @@ pub(super) struct Request {
     pub id: u64,
     pub peer: Option<u32>,
     pub ch: Option<ChanId>,
-    pub key: Box<[u8]>,
+    pub key: Key,
     pub step: i64,
     pub started: u64,
     pub deadline: u64,
     pub target: Target,
     pub device: u32,
     pub keep: bool,
-    pub done: Due<RecvDone>,
+    pub done: Due<OnRecv>,
     pub state: State,
     /// Metadata for which `dst` was made; the result's in the end.
     pub meta: Option<Meta>,
@@ -78,6 +81,14 @@ pub(super) struct Request {
     pub ended: Option<Status>,
     /// A copy from or to its memory runs, outside of the engine.
     pub copying: bool,
+    /// Its place among the deadlines.
+    pub timer: Timer,
+    /// Its place in its step.
+    pub in_step: Links,
+}
+
+pub(super) fn request_in_step(r: &mut Request) -> &mut Links {
+    &mut r.in_step
 }
 
 /// Dimensions that leave the room for content in a message as it is.
@@ -95,7 +106,7 @@ impl Engine {
         key: &[u8],
         step: i64,
         options: RecvOptions,
-        done: RecvDone,
+        done: OnRecv,
     ) -> Result<u64, Status> {
         if self.closing {
             return Err(Self::ending());
@@ -112,7 +123,7 @@ impl Engine {
             })?),
             _ => None,
         };
-        let key = crate::room::key(key)?;
+        let key = self.table.keys().copy(key)?;
         let now = fx.now();
         let timeout = options.timeout.map_or(self.settings.timeout, |t| t.as_nanos() as u64);
         let deadline = now.saturating_add(timeout);
@@ -138,7 +149,10 @@ impl Engine {
             protocol: Protocol::Auto,
             ended: None,
             copying: false,
+            timer: Timer::default(),
+            in_step: Links::default(),
         };
+        self.table.make_room()?;
         let keep = request.keep;
         let index = self.requests.insert(request).map_err(|request| {
             request.done.refuse();
@@ -154,19 +168,40 @@ impl Engine {
         if keep {
             self.kept.insert(id, Kept::Running);
         }
-        self.next_deadline = self.next_deadline.min(deadline);
+        self.table.members(step).requests.push(&mut self.requests, request_in_step, index);
+        self.set_deadline(index, deadline);
         let begun = match peer {
             None => self.recv_local(fx, index),
             Some(p) => self.begin(fx, index, p),
         };
         if let Err(status) = begun {
-            if let Some(request) = self.requests.remove(index) {
+            if let Some(request) = self.remove_request(index) {
                 request.done.refuse();
             }
             self.kept.remove(&id);
             return Err(status);
         }
         Ok(id)
+    }
+
+    /// A request leaves the table, and what refers to it there.
+    pub(super) fn remove_request(&mut self, index: u32) -> Option<Request> {
+        let r = self.requests.remove(index)?;
+        self.deadlines.remove(&mut self.requests, index, r.timer);
+        if let Some(members) = self.table.members_of(r.step) {
+            members.requests.remove(&mut self.requests, request_in_step, index, r.in_step);
+            self.table.left(r.step);
+        }
+        Some(r)
+    }
+
+    /// The request ends then, if not before; `u64::MAX`: never.
+    pub(super) fn set_deadline(&mut self, index: u32, at: u64) {
+        if let Some(r) = self.requests.get_mut(index) {
+            r.deadline = at;
+            self.deadlines.set(&mut self.requests, index, at);
+            self.next_deadline = self.next_deadline.min(at);
+        }
     }
 
     fn begin(&mut self, fx: &mut dyn Fx, index: u32, peer: u32) -> Result<(), Status> {

@@ -8,13 +8,15 @@ mod content;
 mod runtime;
 
 use super::channel::{ChanId, Channel};
+use super::list::Links;
 use super::{Buffer, Due, Engine, Fx, MapError, WR_RESPONSE, Window, Work, checksum};
 use crate::api::*;
 use crate::fabric::keys::{Keys, Place, pieces};
 use crate::fabric::{Access, Mem};
 use crate::protocol::message::{self, Message, MetaResponse};
 use crate::protocol::select::{Choice, Facts, select};
-use crate::rendezvous::{RecvOutcome, SendOutcome, Sent, Waiter};
+use crate::rendezvous::keys::{Key, Keys as KeyCopies};
+use crate::rendezvous::{Members, RecvOutcome, SendOutcome, Sent, Waiter};
 use crate::status::{Code, Reason, Status};
 
 /// What the peer asked for.
@@ -48,7 +50,7 @@ impl Asked {
 /// A tensor on its way out.
 pub(super) struct Source {
     pub tensor: Tensor,
-    pub done: Option<Due<SendDone>>,
+    pub done: Option<Due<OnSend>>,
     /// Copy of the content in registered or host memory.
     pub staged: Option<Buffer>,
     pub window: Option<Window>,
@@ -82,7 +84,7 @@ pub(super) struct Response {
     /// Public id, for the source callback.
     pub id: u64,
     pub peer: u32,
-    pub key: Box<[u8]>,
+    pub key: Key,
     pub step: i64,
     pub asked: Asked,
     pub state: RState,
@@ -94,19 +96,19 @@ pub(super) struct Response {
     pub copying: bool,
     /// Its part of the peer's `waiting_bytes`.
     cost: usize,
+    /// Its place in its step.
+    in_step: Links,
+}
+
+pub(super) fn response_in_step(r: &mut Response) -> &mut Links {
+    &mut r.in_step
 }
 
 impl Response {
-    fn new(
-        peer: u32,
-        key: Box<[u8]>,
-        step: i64,
-        asked: Asked,
-        state: RState,
-        cost: usize,
-    ) -> Response {
+    fn new(peer: u32, key: Key, step: i64, asked: Asked, state: RState, cost: usize) -> Response {
         let (cancelled, ended, copying) = (false, None, false);
-        Response { id: 0, peer, key, step, asked, state, cancelled, ended, copying, cost }
+        let in_step = Links::default();
+        Response { id: 0, peer, key, step, asked, state, cancelled, ended, copying, cost, in_step }
     }
 }
 
@@ -131,7 +133,7 @@ impl Engine {
         step: i64,
         tensor: Tensor,
         timeout: Option<u64>,
-        done: Option<SendDone>,
+        done: Option<OnSend>,
     ) -> Result<(), Status> {
         if self.closing {
             return Err(Self::ending());
@@ -203,14 +205,15 @@ impl Engine {
         let tolerate = self.settings.tolerate_dup_recv;
         let (responses, next_id) = (&mut self.responses, &mut self.next_id);
         let mut made = None;
-        let mut make = || {
+        let make = |keys: &mut KeyCopies, members: &mut Members| {
             if full {
                 return None;
             }
-            let (key, asked) = (crate::room::key(r.key).ok()?, asked.clone());
+            let (key, asked) = (keys.copy(r.key).ok()?, asked.clone());
             let state = if source.is_some() { RState::Asking } else { RState::Waiting };
             let response = Response::new(peer, key, r.step, asked, state, cost);
             let index = responses.insert(response).ok()?;
+            members.responses.push(responses, response_in_step, index);
             let id =
                 *next_id << PUBLIC_SLOT_BITS | u64::from(index) & ((1 << PUBLIC_SLOT_BITS) - 1);
             *next_id += 1;
@@ -222,7 +225,7 @@ impl Engine {
             match self.table.aborted(r.step) {
                 Some(status) => RecvOutcome::Refused(status.clone()),
                 None => {
-                    make();
+                    self.table.ask(r.step, make);
                     RecvOutcome::Waiting
                 }
             }
@@ -278,6 +281,10 @@ impl Engine {
 
     pub(super) fn forget(&mut self, index: u32) -> Option<Response> {
         let r = self.responses.remove(index)?;
+        if let Some(members) = self.table.members_of(r.step) {
+            members.responses.remove(&mut self.responses, response_in_step, index, r.in_step);
+            self.table.left(r.step);
+        }
         if let Some(c) = self.channels.get_mut(r.asked.ch) {
             c.responses.remove(&r.asked.index);
         }
@@ -351,6 +358,7 @@ impl Engine {
         let Some(r) = self.forget(index) else { return };
         let ch = r.asked.ch;
         self.respond(fx, r.asked, &r.key, r.step, sent);
+        self.table.keys().give(r.key);
         self.settle(fx, ch);
     }
 
@@ -460,9 +468,9 @@ impl Engine {
             return None;
         }
         let (ch, request, peer) = (asked.ch, asked.index, c.peer);
-        let own = crate::room::key(key).and_then(|own| {
+        let own = self.table.keys().copy(key).and_then(|own| {
             // So nothing that follows lacks memory.
-            let room = self.responses.make_room();
+            let room = self.responses.make_room() && self.table.make_room().is_ok();
             room.then_some(own)
                 .ok_or_else(|| crate::room::none(size_of::<Response>(), "a response"))
         });
@@ -477,6 +485,7 @@ impl Engine {
         let r = Response::new(peer, own, step, asked, state(source), cost);
         // There is room, see above; and if not, the callback comes back from what is dropped here.
         let index = self.responses.insert(r).ok()?;
+        self.table.members(step).responses.push(&mut self.responses, response_in_step, index);
         if let Some(c) = self.channels.get_mut(ch) {
             c.responses.insert(request, index);
         }

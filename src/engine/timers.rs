@@ -1,6 +1,6 @@
 //! Deadlines, keep-alive, the end of steps and the end of the manager.
 
-use super::request::State;
+use super::request::{State, request_in_step};
 use super::response::RState;
 use super::{Engine, Fx};
 use crate::api::*;
@@ -43,12 +43,10 @@ impl Engine {
             let info = self.info(None, None, Protocol::Auto);
             self.end_send(fx, sent.done, Err(status), info);
         }
-        let due: Vec<u32> =
-            self.requests.iter().filter(|(_, r)| r.deadline <= now).map(|(i, _)| i).collect();
-        for index in due {
+        while let Some(index) = self.deadlines.pop(&mut self.requests, now, |r| r.deadline) {
             self.expire_request(fx, index);
         }
-        let earliest = self.requests.iter().map(|(_, r)| r.deadline).min().unwrap_or(u64::MAX);
+        let earliest = self.deadlines.next();
         // Not more than once a millisecond, however many deadlines there are.
         let earliest = earliest.min(self.table.next_deadline());
         self.next_deadline =
@@ -134,7 +132,7 @@ impl Engine {
         }
         let status = status.because(Reason::StepAborted);
         self.stats.own.steps_aborted.add(1);
-        let drained = self.table.abort(step, status.clone());
+        let drained = self.table.abort(step, status.clone())?;
         self.give_up(fx, step, drained, &status);
         Ok(())
     }
@@ -143,7 +141,7 @@ impl Engine {
     pub fn step_cleanup(&mut self, fx: &mut dyn Fx, step: i64) -> Result<(), Status> {
         let drained = self.table.cleanup(step);
         // The usual end of a step: there is nothing, and nobody to tell why.
-        if drained.is_empty() && self.under_way(step) == Default::default() {
+        if drained.is_empty() && self.table.members_of(step).is_none_or(|m| m.is_empty()) {
             return Ok(());
         }
         let text = format!("step {step} was cleaned up");
@@ -152,18 +150,15 @@ impl Engine {
         Ok(())
     }
 
-    /// Requests and responses of a step: what this manager receives, and what its runtime was asked for.
-    fn under_way(&self, step: i64) -> (Vec<u32>, Vec<u32>) {
-        let mine = self.requests.iter().filter(|(_, r)| r.step == step).map(|(i, _)| i).collect();
-        (mine, self.asked_in_step(step))
-    }
-
     fn give_up(&mut self, fx: &mut dyn Fx, step: i64, drained: Drained, status: &Status) {
         self.give_up_drained(fx, drained, status);
-        let (mine, asked) = self.under_way(step);
-        for index in asked {
+        for index in self.asked_in_step(step) {
             self.refuse_asked(fx, index, status);
         }
+        let mine = match self.table.members_of(step) {
+            Some(members) => members.requests.members(&mut self.requests, request_in_step),
+            None => Vec::new(),
+        };
         for index in mine {
             self.end(fx, index, status.clone());
         }

@@ -1,11 +1,16 @@
 //! Callbacks: run in order, without the manager's lock, each exactly once.
 
 use std::cell::Cell;
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
-use super::{Manager, inside};
+use smallvec::SmallVec;
+
+use super::Manager;
+use super::inside::{self, Inside};
+use super::lock::Locked;
+use super::seam::Seam;
+use super::waits::Taken;
 use crate::engine::{Held, Work};
 use crate::log;
 use crate::status::{Code, Status};
@@ -17,21 +22,8 @@ thread_local! {
     static WAITING: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A callback of this manager runs on this thread.
-struct Inside<'a>(&'a Manager, #[expect(dead_code, reason = "a guard")] inside::Inside);
-
-impl Inside<'_> {
-    fn enter(manager: &Manager) -> Inside<'_> {
-        manager.drivers.running.fetch_add(1, Ordering::AcqRel);
-        Inside(manager, inside::Inside::enter(manager))
-    }
-}
-
-impl Drop for Inside<'_> {
-    fn drop(&mut self) {
-        self.0.drivers.running.fetch_sub(1, Ordering::AcqRel);
-    }
-}
+/// Callbacks that are taken at once: their places are on the stack of the thread that runs them.
+const BATCH: usize = 8;
 
 impl Manager {
     /// Whether this thread is inside a callback of this manager.
@@ -102,17 +94,33 @@ impl Manager {
         SEEN.set(all);
     }
 
-    /// Runs callbacks, and those that they cause, without the lock.
-    pub(super) fn run_all(&self, mut batch: VecDeque<Work>) -> u32 {
-        let mut count = 0;
-        while let Some(work) = batch.pop_front() {
-            count += 1;
-            self.run(work);
+    /// Runs the callbacks that are queued, without the lock, a few of them between two holds of it. Those that they
+    /// cause wait for the next turn.
+    pub(super) fn run_queued<'a>(&'a self, mut core: Locked<'a, Seam>) -> u32 {
+        let count = core.world.work.len();
+        let mut left = count;
+        let mut batch: SmallVec<[Work; BATCH]> = SmallVec::new();
+        while left > 0 {
+            let few = left.min(BATCH);
+            batch.extend(core.world.work.drain(..few));
+            let taken = Taken::count(&self.drivers.running);
+            drop(core);
+            left -= few;
+            for work in batch.drain(..) {
+                self.run(work);
+            }
+            drop(taken);
+            if left == 0 {
+                break;
+            }
+            core = self.core.lock();
+            // Another driver may have taken some.
+            left = left.min(core.world.work.len());
         }
-        count
+        count as u32
     }
 
-    /// Runs one callback. A panic in it, a defect, does not keep the others from running.
+    /// Runs one callback, which is counted as taken. A panic in it, a defect, does not keep the others from running.
     pub(super) fn run(&self, work: Work) {
         let shows = !matches!(work, Work::HostCopy { .. } | Work::DeviceCopy { .. });
         let inside = Inside::enter(self);
@@ -127,9 +135,9 @@ impl Manager {
 
     fn run_inside(&self, work: Work) {
         match work {
-            Work::RecvDone { key, step, done, result, info, mut after, request, keep, .. } => {
-                self.trace_recv(request, &key, step, &result, &info);
-                done.end(result.as_ref().map_err(Status::clone), &info);
+            Work::RecvDone { of, done, result, info, mut after, request, keep, .. } => {
+                self.trace_recv(request, of.as_ref(), &result, &info);
+                done.end(result.as_ref(), &info);
                 if keep {
                     after = self.core.lock().engine.returned(request, after);
                 }
@@ -137,7 +145,7 @@ impl Manager {
             }
             Work::SendDone { done, result, info, of, .. } => {
                 self.trace_send(of.as_ref(), &result, &info);
-                done.end(result, &info);
+                done.end(result.as_ref().map(|_| ()), &info);
             }
             Work::Alloc { request, mut alloc, meta, .. } => {
                 let addr = alloc(&meta);
@@ -199,6 +207,7 @@ impl Manager {
             }
             Held::Source(done, info) => {
                 if let Some(done) = done {
+                    let _taken = Taken::count(&self.drivers.running);
                     let _inside = Inside::enter(self);
                     done.end(Ok(()), &info);
                 }

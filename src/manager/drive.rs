@@ -173,10 +173,7 @@ impl Manager {
         if core.world.work.is_empty() {
             return count;
         }
-        let batch = std::mem::take(&mut core.world.work);
-        let _taken = super::Taken::count(&self.drivers.running);
-        drop(core);
-        count + self.run_all(batch)
+        count + self.run_queued(core)
     }
 
     /// Whoever drives, `None` the progress thread, sleeps until something happens, `limit` at most. False: something is

@@ -151,15 +151,16 @@ impl Manager {
         let result = f(core);
         core.world.in_call = false;
         core.finish();
-        let inline = if core.world.inline.is_empty() {
-            None
-        } else {
-            Some(std::mem::take(&mut core.world.inline))
-        };
-        let _taken = inline.is_some().then(|| Taken::count(&self.drivers.running));
-        drop(guard);
-        for work in inline.into_iter().flatten() {
-            self.run(work);
+        if !core.world.inline.is_empty() {
+            let _taken = Taken::count(&self.drivers.running);
+            // One, as a rule.
+            let first = core.world.inline.pop();
+            let all = &mut core.world.inline;
+            let earlier = if all.is_empty() { Vec::new() } else { std::mem::take(all) };
+            drop(guard);
+            for work in earlier.into_iter().chain(first) {
+                self.run(work);
+            }
         }
         result
     }
@@ -467,7 +468,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         segments: 0,
         work: Default::default(),
         held_back: Default::default(),
-        inline: Vec::new(),
+        inline: Default::default(),
         in_call: false,
         full: false,
         posted_to: 0,

@@ -14,7 +14,7 @@ impl Manager {
         step: i64,
         tensor: Tensor,
         timeout: Option<Duration>,
-        done: Option<SendDone>,
+        done: Option<OnSend>,
     ) -> Result<(), Status> {
         let timeout = timeout.map(|t| t.as_nanos() as u64);
         if tensor.device == 0 {
@@ -34,13 +34,13 @@ impl Manager {
         key: &[u8],
         step: i64,
         options: RecvOptions,
-        done: RecvDone,
+        done: impl Into<OnRecv>,
     ) -> Result<u64, Status> {
         if let (Target::Given { addr, len }, 0) = (&options.target, options.device) {
             // SAFETY: the caller's promise.
             unsafe { touch(*addr, *len, true) };
         }
-        self.with_engine(|e, w| e.recv(w, peer, key, step, options, done))
+        self.with_engine(|e, w| e.recv(w, peer, key, step, options, done.into()))
     }
 
     /// Asks for a tensor and waits for it, turning the manager meanwhile.
@@ -121,7 +121,7 @@ impl Manager {
         &self,
         response: u64,
         tensor: Tensor,
-        done: Option<SendDone>,
+        done: Option<OnSend>,
     ) -> Result<(), Status> {
         if tensor.device == 0 {
             // SAFETY: the caller's promise.

@@ -206,6 +206,9 @@ impl World {
     /// Rings the doorbells.
     pub fn flush(&mut self) {
         let posted = std::mem::take(&mut self.posted_to);
+        if posted == 0 {
+            return;
+        }
         for kind in ProviderKind::ALL {
             if posted & 1 << kind as u8 != 0
                 && let Some(adapter) = self.adapters[kind as usize].as_mut()
@@ -217,6 +220,9 @@ impl World {
 
     /// Destroys the endpoints that ended. Only when no view into their memory is held.
     pub fn bury(&mut self) {
+        if self.dying.is_empty() && self.parked.is_empty() {
+            return;
+        }
         while let Some((kind, ep)) = self.dying.pop() {
             if let Some(adapter) = self.adapters[kind as usize].as_mut() {
                 adapter.flush();

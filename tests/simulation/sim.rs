@@ -298,7 +298,7 @@ impl Sim {
         match work {
             Work::RecvDone { request, done, result, info, mut after, keep, .. } => {
                 let op = check::received(self, who, request, &result, &info);
-                done.end(result.as_ref().map_err(Status::clone), &info);
+                done.end(result.as_ref(), &info);
                 if keep {
                     after = self.engines[who.node].as_mut().unwrap().returned(request, after);
                 }
@@ -308,7 +308,9 @@ impl Sim {
                 }
                 self.give_back(who, after);
             }
-            Work::SendDone { done, result, info, .. } => done.end(result, &info),
+            Work::SendDone { done, result, info, .. } => {
+                done.end(result.as_ref().map(|_| ()), &info)
+            }
             Work::Alloc { request, mut alloc, meta, inline } => {
                 assert!(alloc(&meta).is_none());
                 let addr = self.allocate(who, &meta);
@@ -455,7 +457,7 @@ impl Sim {
         (r.started, r.who) = (self.w.now, Some(who));
         let engine = self.engines[node].as_mut().unwrap();
         let mut fx = SimFx { w: &mut self.w, node };
-        let begun = engine.recv(&mut fx, peer.as_deref(), &key, step, options, done);
+        let begun = engine.recv(&mut fx, peer.as_deref(), &key, step, options, OnRecv::Boxed(done));
         self.w.trace(|| format!("recv {op} of {who:?} from {peer:?}: {begun:?}"));
         match begun {
             Ok(id) => {
@@ -497,8 +499,8 @@ impl Sim {
             Box::new(move |result, _| mail.lock().unwrap().push(Note::Sent(op, result)));
         let tensor = Tensor { meta, addr, device };
         let begun = self.call(node, |e, fx| match response {
-            Some(id) => e.response_send(fx, id, tensor, Some(done)),
-            None => e.post_send(fx, &key, step, tensor, timeout, Some(done)),
+            Some(id) => e.response_send(fx, id, tensor, Some(done.into())),
+            None => e.post_send(fx, &key, step, tensor, timeout, Some(done.into())),
         });
         self.w.trace(|| format!("send {op} of {who:?}, for {response:?}: {begun:?}"));
         if let Err(status) = begun {

@@ -41,8 +41,7 @@ impl Engine {
                 let ch = r.ch;
                 if exposed && !windows {
                     r.state = State::Quiescing { status, left: 0, response: None };
-                    r.deadline = now + grace;
-                    self.next_deadline = self.next_deadline.min(now + grace);
+                    self.set_deadline(index, now + grace);
                 } else {
                     self.fail(fx, index, status);
                 }
@@ -54,8 +53,7 @@ impl Engine {
             State::Reading { left, response, .. } => {
                 let (left, response) = (*left, Some(*response));
                 r.state = State::Quiescing { status, left, response };
-                r.deadline = now + grace;
-                self.next_deadline = self.next_deadline.min(now + grace);
+                self.set_deadline(index, now + grace);
             }
             State::Quiescing { .. } => {}
         }
@@ -126,7 +124,7 @@ impl Engine {
         at: Option<(u64, u32)>,
     ) {
         self.close_landing(fx, index);
-        let Some(mut r) = self.requests.remove(index) else { return };
+        let Some(mut r) = self.remove_request(index) else { return };
         if let Some(staged) = r.landing.take().and_then(|l| l.staged) {
             fx.free(staged);
         }
@@ -138,7 +136,6 @@ impl Engine {
         let elapsed_ns = fx.now().saturating_sub(r.started);
         let mut info = TransferInfo { elapsed_ns, ..self.info(r.peer, r.ch, r.protocol) };
         let code = result.as_ref().map_or_else(|s| s.code, |_| Code::Ok);
-        let counters = self.counters(r.peer, r.ch);
         let keep = r.keep;
         let result = match (result, r.meta.take()) {
             (Ok(()), Some(meta)) => {
@@ -168,32 +165,24 @@ impl Engine {
                 Err(status)
             }
         };
-        counters.recv_done(info.bytes, elapsed_ns, code, info.protocol);
-        let (request, key, step) = (r.id, r.key, r.step);
+        let protocol = info.protocol;
+        self.count(r.peer, r.ch, |c| c.recv_done(info.bytes, elapsed_ns, code, protocol));
+        let request = r.id;
+        let of = self.traced(fx, &r.key, r.step);
+        self.table.keys().give(r.key);
         #[cfg(feature = "planted")]
         if self.planted == Some(Planted::LosesRecv) {
             return;
         }
         #[cfg(feature = "planted")]
         if self.planted == Some(Planted::DoubleCompletion) {
-            let done: RecvDone = Box::new(|_, _| {});
-            let done = self.due(done);
+            let done = self.due(OnRecv::Plain(|_, _, _| {}, [0; 2]));
             let (result, info) = (result.clone(), info.clone());
-            let (key, after, keep) = (key.clone(), Held::Nothing, false);
-            fx.run(Work::RecvDone { request, key, step, done, result, info, after, keep, memory });
+            let (of, after, keep) = (None, Held::Nothing, false);
+            fx.run(Work::RecvDone { request, of, done, result, info, after, keep, memory });
         }
         let done = r.done;
-        fx.run(Work::RecvDone {
-            request,
-            key,
-            step,
-            done,
-            result,
-            info,
-            after: held,
-            keep,
-            memory,
-        });
+        fx.run(Work::RecvDone { request, of, done, result, info, after: held, keep, memory });
     }
 
     /// Caches the metadata of a receive that ended well: the only place that does, so no tensor for

@@ -23,7 +23,7 @@ impl Engine {
         fx: &mut dyn Fx,
         id: u64,
         tensor: Tensor,
-        done: Option<SendDone>,
+        done: Option<OnSend>,
     ) -> Result<(), Status> {
         let index = self.asked_of_runtime(id)?;
         if let Err(status) = self.device(tensor.device) {
@@ -46,7 +46,7 @@ impl Engine {
         fx: &mut dyn Fx,
         index: u32,
         meta: &Meta,
-        done: Option<Due<SendDone>>,
+        done: Option<Due<OnSend>>,
     ) -> Result<(), Status> {
         let Some(r) = self.forget(index) else { return Ok(()) };
         let status = self.send_too_long(fx, &r.asked, &r.key, meta);
@@ -74,8 +74,11 @@ impl Engine {
     }
 
     /// Responses of this step that the runtime was asked for.
-    pub(in crate::engine) fn asked_in_step(&self, step: i64) -> Vec<u32> {
-        let of_step = |r: &Response| r.step == step && matches!(r.state, RState::Asking);
-        self.responses.iter().filter(|(_, r)| of_step(r)).map(|(i, _)| i).collect()
+    pub(in crate::engine) fn asked_in_step(&mut self, step: i64) -> Vec<u32> {
+        let Some(members) = self.table.members_of(step) else { return Vec::new() };
+        let mut all = members.responses.members(&mut self.responses, response_in_step);
+        let asked = |r: &Response| matches!(r.state, RState::Asking);
+        all.retain(|&i| self.responses.get(i).is_some_and(asked));
+        all
     }
 }
