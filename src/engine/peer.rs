@@ -257,6 +257,7 @@ impl Engine {
             self.requests.iter().filter(|(_, r)| r.ch == Some(ch)).map(|(i, _)| i).collect();
         let responses: Vec<u32> = channel.responses.values().copied().collect();
         drop(channel);
+        fx.hang_up(ch);
         // First nothing may touch memory any more; then callbacks say so.
         for &i in &requests {
             self.close_landing(fx, i);

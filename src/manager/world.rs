@@ -368,6 +368,13 @@ impl Fx for World {
         }
     }
 
+    fn hang_up(&mut self, ch: ChanId) {
+        let Some(link) = self.links.get(&ch) else { return };
+        if let Some(adapter) = self.adapters[link.ep.0 as usize].as_mut() {
+            adapter.hang_up(link.ep.1);
+        }
+    }
+
     fn end_channel(&mut self, ch: ChanId) {
         let Some(link) = self.links.remove(&ch) else { return };
         if let Some(fd) = &link.alive {
