@@ -61,6 +61,10 @@ pub trait Fx {
     fn open_device(&mut self, ch: ChanId, addr: u64, len: u64, device: u32) -> Option<Window>;
     /// Closes it; afterwards no peer touches it through this window.
     fn close(&mut self, ch: ChanId, window: Window);
+    /// A channel is about to end: the peer is to find that out before it finds memory closed.
+    fn hang_up(&mut self, ch: ChanId) {
+        let _ = ch;
+    }
     /// Ends a channel; afterwards nothing is touched on its behalf and no event of it comes.
     fn end_channel(&mut self, ch: ChanId);
     /// A number that changes when the channel moves data in either direction.

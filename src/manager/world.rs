@@ -14,7 +14,7 @@ use super::copies::HeldBack;
 use super::doubt::Doubt;
 use super::memory::{self, Adapters, Regions};
 use super::sys::{Epoll, Tag};
-use crate::bootstrap::{Backoff, Negotiator, PeerHello};
+use crate::bootstrap::Backoff;
 use crate::engine::{Buffer, ChanId, Fx, INITIAL_CREDITS, MapError, Window, Work};
 use crate::fabric::{Access, EpId, Event, Mem, PostError, ProviderKind, Remote};
 use crate::limits::{EARLY, EARLY_BYTES, EARLY_BYTES_ALL};
@@ -368,6 +368,13 @@ impl Fx for World {
         }
     }
 
+    fn hang_up(&mut self, ch: ChanId) {
+        let Some(link) = self.links.get(&ch) else { return };
+        if let Some(adapter) = self.adapters[link.ep.0 as usize].as_mut() {
+            adapter.hang_up(link.ep.1);
+        }
+    }
+
     fn end_channel(&mut self, ch: ChanId) {
         let Some(link) = self.links.remove(&ch) else { return };
         if let Some(fd) = &link.alive {
@@ -442,60 +449,6 @@ impl Fx for World {
             _ => false,
         };
         if inline { self.inline.push(work) } else { self.work.push_back(work) }
-    }
-}
-
-impl Negotiator for World {
-    fn check(&mut self, peer: &PeerHello, _proved: bool) -> Option<Result<(), Status>> {
-        if peer.name == self.name {
-            let text = format!("a peer with this manager's own name '{}'", peer.name);
-            return Some(Err(Status::new(Code::AlreadyExists, text)));
-        }
-        Some(Ok(()))
-    }
-
-    fn create(&mut self, kind: ProviderKind, peer: &PeerHello) -> Result<(EpId, Vec<u8>), Status> {
-        let Some(adapter) = self.adapters[kind as usize].as_mut() else {
-            let text = format!("provider {} is not open", kind.name());
-            return Err(Status::new(Code::Unavailable, text));
-        };
-        let ep = adapter.create(&peer.name)?;
-        match adapter.address(ep) {
-            Ok(address) => {
-                self.fresh.insert((kind, ep), Fresh::default());
-                Ok((ep, address))
-            }
-            Err(status) => {
-                adapter.destroy(ep);
-                Err(status)
-            }
-        }
-    }
-
-    fn connect(
-        &mut self,
-        kind: ProviderKind,
-        ep: EpId,
-        remote: &[u8],
-        active: bool,
-        sock: Option<OwnedFd>,
-    ) -> Result<(), Status> {
-        match self.adapters[kind as usize].as_mut() {
-            Some(adapter) => adapter.connect(ep, remote, active, sock),
-            None => Err(Status::internal("the adapter is closed")),
-        }
-    }
-
-    fn connected(&mut self, kind: ProviderKind, ep: EpId) -> Option<Result<(), Status>> {
-        match self.fresh.get(&(kind, ep)) {
-            Some(fresh) => fresh.connected.clone(),
-            None => Some(Err(Status::gone("the endpoint was destroyed"))),
-        }
-    }
-
-    fn discard(&mut self, kind: ProviderKind, ep: EpId) {
-        self.fresh.remove(&(kind, ep));
-        self.dying.push((kind, ep));
     }
 }
 

@@ -148,12 +148,15 @@ impl TcpAdapter {
         let e = match self.eps.get_mut(&ep.0) {
             Some(e) if e.sock.is_some() && e.broken.is_none() => e,
             Some(e) => {
-                let state = if e.used { "is down" } else { "is not connected" };
+                let peer = &e.link.peer;
                 return Err(PostError::Failed(match &e.broken {
                     Some(status) => status.clone(),
+                    None if e.used => {
+                        Status::gone(format!("the tcp endpoint to peer '{peer}' is down"))
+                    }
                     None => Status::new(
                         Code::FailedPrecondition,
-                        format!("the tcp endpoint to peer '{}' {state}", e.link.peer),
+                        format!("the tcp endpoint to peer '{peer}' is not connected"),
                     ),
                 }));
             }
