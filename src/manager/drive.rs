@@ -128,6 +128,10 @@ impl Rounds<'_> {
             std::hint::spin_loop();
             return (Pause::None, None);
         }
+        if self.idle > 1 && self.spin.is_on() {
+            // Whoever would make the event may wait for this processor.
+            std::thread::yield_now();
+        }
         let now = Instant::now();
         if self.idle == 1 {
             self.spin.begin(now);
