@@ -31,7 +31,7 @@ pub struct Sent {
 pub type Content = SmallVec<[u8; 16]>;
 
 /// Who waits for a tensor: an index into the engine's tables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Waiter {
     /// A request of this manager itself.
     Local(u32),
@@ -288,6 +288,7 @@ impl Table {
             all.tensors.extend(d.tensors);
             all.waiters.extend(d.waiters);
         }
+        all.waiters.sort_unstable();
         self.aborted.clear();
         (self.tensors, self.copies) = (0, 0);
         all
@@ -374,6 +375,8 @@ fn drain(items: HashMap<Box<[u8]>, Item>) -> Drained {
             Item::Waiters(w) => d.waiters.extend(w),
         }
     }
+    // The same in every run: they are refused in this order.
+    d.waiters.sort_unstable();
     d
 }
 
