@@ -17,8 +17,8 @@ const FLOODERS: u64 = 8;
 const BURST: usize = 64;
 /// Transfers of the honest peer, one after the other.
 const TRANSFERS: u64 = 200;
-/// PINGs of all flooders that the victim may answer for each of them. A transfer takes the victim a few polls, and
-/// the honest peer may wait for a processor meanwhile; without bounds on a poll it was hundreds of thousands.
+/// PINGs of all flooders that the victim may answer for each of them. A transfer takes the victim a few polls (some 600
+/// PINGs on two idle processors), and the honest peer may wait for a processor meanwhile.
 const SHARE: u64 = 25_000;
 
 /// A peer that sends PINGs as fast as the victim takes them, and throws away what comes back.
