@@ -19,14 +19,19 @@ use crate::status::Status;
 pub struct Sent {
     /// The tensor; its memory is the sender's until `done`.
     pub tensor: Tensor,
+    /// A copy of its content, if it has waited here, or nothing.
+    pub content: Content,
     /// Ends the send.
     pub done: Option<Due<SendDone>>,
     /// Time at which the send fails if nobody took the tensor; `u64::MAX`: never.
     pub deadline: u64,
 }
 
+/// A copy of content; the shortest need no memory of their own.
+pub type Content = SmallVec<[u8; 16]>;
+
 /// Who waits for a tensor: an index into the engine's tables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Waiter {
     /// A request of this manager itself.
     Local(u32),
@@ -81,6 +86,8 @@ pub struct Drained {
 }
 
 const MAX_SPARE: usize = 64;
+/// Bytes of copied content that wait with their tensors; of others the content is copied when it is asked for.
+const COPIES: usize = 16 << 20;
 
 /// The table. See the module's text.
 #[derive(Default)]
@@ -91,6 +98,8 @@ pub struct Table {
     aborted: VecDeque<i64>,
     earliest: u64,
     tensors: usize,
+    /// Bytes of the copies of their content that take memory.
+    copies: usize,
 }
 
 impl Table {
@@ -102,6 +111,12 @@ impl Table {
     fn step(&mut self, step: i64) -> &mut Step {
         let spare = &mut self.spare;
         self.steps.entry(step).or_insert_with(|| spare.pop().unwrap_or_default())
+    }
+
+    /// A tensor is no longer in the table.
+    fn taken(&mut self, sent: &Sent) {
+        self.tensors -= 1;
+        self.copies -= sent.content.len();
     }
 
     fn shrink(&mut self, step: i64) {
@@ -122,8 +137,19 @@ impl Table {
 
     /// Puts a tensor in, or hands it to the first waiter.
     pub fn send(&mut self, key: &[u8], step: i64, sent: Sent) -> (SendOutcome, Option<Sent>) {
+        self.send_copied(key, step, sent, &[])
+    }
+
+    /// The same; `content` is the tensor's, or nothing.
+    pub fn send_copied(
+        &mut self,
+        key: &[u8],
+        step: i64,
+        mut sent: Sent,
+        content: &[u8],
+    ) -> (SendOutcome, Option<Sent>) {
         let deadline = sent.deadline;
-        let full = self.tensors >= TENSORS;
+        let (full, left) = (self.tensors >= TENSORS, COPIES - self.copies);
         let s = self.step(step);
         if let Some(status) = &s.aborted {
             return (SendOutcome::Refused(status.clone()), Some(sent));
@@ -141,8 +167,15 @@ impl Table {
                         return (SendOutcome::Refused(status), Some(sent));
                     }
                 };
+                if content.len() <= left {
+                    // Where memory lacks, it is copied when it is asked for.
+                    let room = sent.content.try_reserve_exact(content.len());
+                    sent.content.extend_from_slice(if room.is_ok() { content } else { &[] });
+                }
+                let copied = sent.content.len();
                 s.items.insert(key, Item::Tensor(sent));
                 self.tensors += 1;
+                self.copies += copied;
                 self.earliest = self.earliest.min(deadline);
                 (SendOutcome::Stored, None)
             }
@@ -173,7 +206,7 @@ impl Table {
         match s.items.get_mut(key) {
             Some(Item::Tensor(_)) => {
                 let Some(Item::Tensor(sent)) = s.items.remove(key) else { unreachable!() };
-                self.tensors -= 1;
+                self.taken(&sent);
                 self.shrink(step);
                 return RecvOutcome::Matched(sent);
             }
@@ -232,7 +265,7 @@ impl Table {
             }
         }
         let d = drain(items);
-        self.tensors -= d.tensors.len();
+        d.tensors.iter().for_each(|sent| self.taken(sent));
         d
     }
 
@@ -243,7 +276,7 @@ impl Table {
             self.aborted.retain(|&a| a != step);
         }
         let d = drain(s.items);
-        self.tensors -= d.tensors.len();
+        d.tensors.iter().for_each(|sent| self.taken(sent));
         d
     }
 
@@ -255,8 +288,9 @@ impl Table {
             all.tensors.extend(d.tensors);
             all.waiters.extend(d.waiters);
         }
+        all.waiters.sort_unstable();
         self.aborted.clear();
-        self.tensors = 0;
+        (self.tensors, self.copies) = (0, 0);
         all
     }
 
@@ -285,7 +319,7 @@ impl Table {
                 }
             }
         }
-        self.tensors -= out.len();
+        out.iter().for_each(|sent| self.taken(sent));
         self.steps.retain(|_, s| !s.items.is_empty() || s.aborted.is_some());
         out
     }
@@ -301,7 +335,7 @@ impl Table {
                 }
             }
         }
-        self.tensors -= out.len();
+        out.iter().for_each(|(_, _, sent)| self.taken(sent));
         self.steps.retain(|_, s| !s.items.is_empty() || s.aborted.is_some());
         out
     }
@@ -341,6 +375,8 @@ fn drain(items: HashMap<Box<[u8]>, Item>) -> Drained {
             Item::Waiters(w) => d.waiters.extend(w),
         }
     }
+    // The same in every run: they are refused in this order.
+    d.waiters.sort_unstable();
     d
 }
 
@@ -353,9 +389,30 @@ mod tests {
     fn sent(n: u64) -> Sent {
         Sent {
             tensor: Tensor { meta: Meta { nbytes: n, ..Default::default() }, addr: 0, device: 0 },
+            content: Content::new(),
             done: None,
             deadline: u64::MAX,
         }
+    }
+
+    #[test]
+    fn r19_copies_that_wait_are_bounded() {
+        let mut t = Table::new();
+        let content = [1; 8 << 10];
+        let most = COPIES / content.len();
+        for i in 0..=most {
+            t.send_copied(&i.to_le_bytes(), i as i64 % 2, sent(1), &content);
+        }
+        assert_eq!(t.copies, COPIES);
+        let mut copied = |i: usize| match t.recv(&i.to_le_bytes(), i as i64 % 2, false, || None) {
+            RecvOutcome::Matched(sent) => sent.content.len(),
+            _ => panic!("it waits"),
+        };
+        assert_eq!((copied(0), copied(most)), (content.len(), 0));
+        assert_eq!(t.copies, COPIES - content.len());
+        t.cleanup(0);
+        t.abort(1, Status::new(Code::Aborted, "stop"));
+        assert_eq!((t.copies, t.tensors), (0, 0));
     }
 
     #[test]
