@@ -32,6 +32,7 @@ mod local;
 mod peer;
 #[cfg(feature = "planted")]
 mod planted;
+mod queue;
 mod reclaim;
 mod request;
 mod response;
@@ -46,7 +47,7 @@ pub use claim::Claim;
 use deadlines::Deadlines;
 use due::Owner;
 pub use due::{Callback, Due};
-pub use fx::{Buffer, Fx, Held, MapError, Window, Work};
+pub use fx::{Buffer, Fx, Held, MapError, Offer, Window, Work};
 pub use hooks::{EndedFn, Hooks, PeerFn};
 pub use known::Peer;
 use known::Peers;
@@ -375,7 +376,7 @@ impl Engine {
             return false;
         };
         let text = format!(
-            "{bytes} bytes of answers wait for the peer, which takes none; for all peers together {} wait, \
+            "{bytes} bytes of answers wait for the peer, which takes them too slowly; for all peers together {} wait, \
              {OWED_BYTES_ALL} are allowed",
             self.owed.bytes()
         );
@@ -492,6 +493,7 @@ impl Engine {
     }
 }
 
-pub(crate) fn checksum(bytes: &[u8]) -> u64 {
+/// The checksum of a tensor's content.
+pub fn checksum(bytes: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(bytes)
 }

@@ -8,6 +8,7 @@
 
 use super::request::{AfterAlloc, State};
 use super::response::RState;
+use super::slab::Slab;
 use super::{ChanId, Engine, Fx, Request, Response, WR_KIND, WR_RESPONSE};
 use crate::api::*;
 use crate::status::{Code, Reason, Status};
@@ -110,6 +111,11 @@ impl Response {
     }
 }
 
+/// Those that use something of a range.
+fn users<T>(of: &Slab<T>, uses: impl Fn(&T) -> Use) -> Vec<u32> {
+    of.iter().filter(|(_, one)| uses(one) != Use::No).map(|(index, _)| index).collect()
+}
+
 impl Engine {
     /// Ends what uses memory of the range. True: nothing touches it any more. `force`: connections
     /// end on which something would still be waited for.
@@ -135,14 +141,8 @@ impl Engine {
 
     /// Ends requests; channels of those that have to quiesce.
     fn reclaim_requests(&mut self, fx: &mut dyn Fx, range: &Range) -> Vec<ChanId> {
-        let used: Vec<u32> = self
-            .requests
-            .iter()
-            .filter(|(_, r)| r.uses(range) != Use::No)
-            .map(|(i, _)| i)
-            .collect();
         let mut channels = Vec::new();
-        for index in used {
+        for index in users(&self.requests, |r| r.uses(range)) {
             let Some(r) = self.requests.get(index) else { continue };
             let status = range.status(&r.key, r.step, "the receive of");
             self.end(fx, index, status);
@@ -154,14 +154,8 @@ impl Engine {
 
     /// The same for responses.
     fn reclaim_responses(&mut self, fx: &mut dyn Fx, range: &Range) -> Vec<ChanId> {
-        let used: Vec<u32> = self
-            .responses
-            .iter()
-            .filter(|(_, r)| r.uses(range) != Use::No)
-            .map(|(i, _)| i)
-            .collect();
         let mut channels = Vec::new();
-        for index in used {
+        for index in users(&self.responses, |r| r.uses(range)) {
             let Some(r) = self.responses.get_mut(index) else { continue };
             let status = range.status(&r.key, r.step, "the tensor");
             let ch = r.asked.ch;

@@ -46,7 +46,7 @@ pub(super) enum State {
     Awaiting,
     /// The source is being read.
     Reading { left: u32, response: u32, failed: Option<Status> },
-    /// From the landing to the destination.
+    /// The checksum of the landing is being computed, or it is being copied to the destination.
     Copying,
     /// Waits in this manager's own table.
     LocalWait,
@@ -61,6 +61,8 @@ pub(super) struct Request {
     pub id: u64,
     pub peer: Option<u32>,
     pub ch: Option<ChanId>,
+    /// Where what asks for it waits on the channel.
+    pub place: Option<u64>,
     pub key: Key,
     pub step: i64,
     pub started: u64,
@@ -132,6 +134,7 @@ impl Engine {
             id: 0,
             peer,
             ch: None,
+            place: None,
             key,
             step,
             started: now,
@@ -261,8 +264,11 @@ impl Engine {
                 "a receive was given to a connection that ended",
             );
         };
-        c.counters.requests_sent.add(1);
         r.ch = Some(ch);
+        if let Some(status) = c.too_many_asks() {
+            return self.fail(fx, index, status);
+        }
+        c.counters.requests_sent.add(1);
         r.state = State::Requested;
         let any_meta = matches!(r.target, Target::Given { .. }) && r.device == 0;
         let len = match r.target {
@@ -293,9 +299,9 @@ impl Engine {
             cached: r.meta.clone(),
             key: &key,
         });
-        self.send(fx, ch, &m, &key);
+        let place = self.channels.get_mut(ch).and_then(|c| c.ask(fx, index, &m, &key));
         if let Some(r) = self.requests.get_mut(index) {
-            r.key = key;
+            (r.key, r.place) = (key, place);
         }
     }
 

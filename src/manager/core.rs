@@ -195,7 +195,13 @@ impl Core {
             return;
         }
         self.world.tick();
+        let heard = |core: &Core| core.engine.channel(ch).map(|c| c.heard);
+        let before = heard(self);
         self.poll_adapters();
+        if matches!(word, Word::Gone(_)) && heard(self) != before {
+            // A poll takes some of what is there. The socket stays readable: this is asked again.
+            return;
+        }
         let text = match word {
             Word::Gone(Some(error)) => format!("the peer's connection failed: {error}"),
             Word::Gone(None) => "the peer's process or manager ended".to_owned(),
@@ -245,7 +251,8 @@ impl Core {
         sock: Option<std::os::fd::OwnedFd>,
         address: String,
     ) {
-        let peer = match self.room_for_peer(&hello.name, key.0) {
+        let proved = self.boot.has_secret();
+        let peer = match self.room_for_peer(hello, key.0, proved) {
             Ok(peer) => peer,
             Err(status) => {
                 log::warn(format_args!("a connection was turned away: {status}"));
@@ -258,7 +265,6 @@ impl Core {
             self.met(token as u32, &hello.name, peer);
             self.engine.keep_peer(peer);
         }
-        let proved = self.boot.has_secret();
         let contested = !proved && self.engine.contested(peer, &hello.incarnation);
         let route = self.world.routes.entry(peer).or_default();
         if let Some(token) = token
@@ -446,9 +452,18 @@ impl Core {
         next.map_or(u64::MAX, |at| at.saturating_duration_since(start).as_nanos() as u64)
     }
 
-    /// The index of a peer that has connected, if there is room for it and for one more connection.
-    fn room_for_peer(&mut self, name: &str, kind: ProviderKind) -> Result<u32, Status> {
-        let peer = self.engine.guest(name)?;
+    /// The index of a peer that has connected, if there is room for it and for one more connection. Those
+    /// that a restarted peer left behind take none.
+    fn room_for_peer(
+        &mut self,
+        hello: &PeerHello,
+        kind: ProviderKind,
+        proved: bool,
+    ) -> Result<u32, Status> {
+        let peer = self.engine.guest(&hello.name)?;
+        if proved {
+            self.engine.end_earlier(&mut self.world, peer, &hello.incarnation);
+        }
         self.engine.room_for_channel(&mut self.world, peer, kind)?;
         Ok(peer)
     }
@@ -458,6 +473,18 @@ impl Core {
         self.engine.find_peer(name).ok_or_else(|| {
             Status::new(Code::NotFound, format!("peer '{name}' is not known; add it first"))
         })
+    }
+
+    /// Whether nothing of what was sent would be lost if the connections ended.
+    pub fn has_delivered(&mut self) -> bool {
+        // Each is asked, so that their acknowledgements come side by side.
+        let waiting = self
+            .world
+            .adapters
+            .iter_mut()
+            .flatten()
+            .filter_map(|a| (!a.has_delivered()).then_some(()));
+        waiting.count() == 0 && !self.engine.has_pending()
     }
 
     /// Ends endpoints that never became channels.
@@ -471,7 +498,7 @@ impl Core {
 
 impl Ground for Core {
     fn due(&mut self) -> bool {
-        !self.world.work.is_empty() || self.world.has_moves() || std::mem::take(&mut self.timed)
+        !self.world.work.is_empty() || self.copies_wait() || std::mem::take(&mut self.timed)
     }
 
     fn next(&self) -> u64 {

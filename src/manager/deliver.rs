@@ -1,6 +1,7 @@
 //! Callbacks: run in order, without the manager's lock, each exactly once.
 
 use std::cell::Cell;
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
@@ -11,7 +12,7 @@ use super::inside::{self, Inside};
 use super::lock::Locked;
 use super::seam::Seam;
 use super::waits::Taken;
-use crate::engine::{Held, Work};
+use crate::engine::{Held, Work, checksum};
 use crate::log;
 use crate::status::{Code, Status};
 
@@ -22,8 +23,8 @@ thread_local! {
     static WAITING: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Callbacks that are taken at once: their places are on the stack of the thread that runs them.
-const BATCH: usize = 8;
+/// So many callbacks of a turn need no memory of their own.
+const FEW: usize = 8;
 
 impl Manager {
     /// Whether this thread is inside a callback of this manager.
@@ -94,35 +95,39 @@ impl Manager {
         SEEN.set(all);
     }
 
-    /// Runs the callbacks that are queued, without the lock, a few of them between two holds of it. Those that they
-    /// cause wait for the next turn.
+    /// Runs the callbacks that are queued, without the lock, after their deliveries. Those that they cause wait for the
+    /// next turn.
     pub(super) fn run_queued<'a>(&'a self, mut core: Locked<'a, Seam>) -> u32 {
+        // All at once, since their deliveries are taken at once; a few have their places on this thread's stack.
+        let mut few: SmallVec<[Work; FEW]> = SmallVec::new();
+        let mut many = VecDeque::new();
         let count = core.world.work.len();
-        let mut left = count;
-        let mut batch: SmallVec<[Work; BATCH]> = SmallVec::new();
-        while left > 0 {
-            let few = left.min(BATCH);
-            batch.extend(core.world.work.drain(..few));
-            let taken = Taken::count(&self.drivers.running);
-            drop(core);
-            left -= few;
-            for work in batch.drain(..) {
-                self.run(work);
-            }
-            drop(taken);
-            if left == 0 {
-                break;
-            }
-            core = self.core.lock();
-            // Another driver may have taken some.
-            left = left.min(core.world.work.len());
+        if count <= FEW {
+            few.extend(core.world.work.drain(..));
+        } else {
+            std::mem::swap(&mut many, &mut core.world.work);
+        }
+        let deliveries = core.world.take_deliveries(&self.drivers.unclaimed);
+        let _taken = Taken::count(&self.drivers.running);
+        drop(core);
+        if let Some(deliveries) = deliveries {
+            self.may_be_kept(|| deliveries.make());
+        }
+        for work in few.drain(..) {
+            self.run(work);
+        }
+        while let Some(work) = many.pop_front() {
+            self.run(work);
         }
         count as u32
     }
 
     /// Runs one callback, which is counted as taken. A panic in it, a defect, does not keep the others from running.
     pub(super) fn run(&self, work: Work) {
-        let shows = !matches!(work, Work::HostCopy { .. } | Work::DeviceCopy { .. });
+        let shows = !matches!(
+            work,
+            Work::HostCopy { .. } | Work::HostHash { .. } | Work::DeviceCopy { .. }
+        );
         let inside = Inside::enter(self);
         if catch_unwind(AssertUnwindSafe(|| self.run_inside(work))).is_err() {
             log::error(format_args!("caught a panic in a callback, a defect of the library"));
@@ -168,6 +173,20 @@ impl Manager {
                 }
                 self.copied(token, begun);
             }
+            Work::HostHash { token, addr, len } => {
+                let begun = self.core.lock().engine.copy_begins(token);
+                let result = begun.map(|()| {
+                    // SAFETY: as above, until `hashed`.
+                    let bytes =
+                        unsafe { std::slice::from_raw_parts(addr as *const u8, len as usize) };
+                    checksum(bytes)
+                });
+                let mut guard = self.core.lock();
+                let core = &mut *guard;
+                core.world.tick();
+                core.engine.hashed(&mut core.world, token, result);
+                core.finish();
+            }
             Work::DeviceCopy { token, ops, to_host, host, device, len } => {
                 let begun = self.core.lock().engine.copy_begins(token);
                 if begun.is_err() {
@@ -187,6 +206,21 @@ impl Manager {
                 }
             }
         }
+    }
+
+    /// Makes the deliveries that wait for a turn. Their callbacks stay where they are, but are out of reach until then.
+    pub(super) fn make_deliveries(&self) {
+        let mut core = self.core.lock();
+        let Some(deliveries) = core.world.take_deliveries(&self.drivers.unclaimed) else { return };
+        let mut later = std::mem::take(&mut core.world.work);
+        let _taken = Taken::count(&self.drivers.running);
+        drop(core);
+        deliveries.make();
+        drop(deliveries);
+        let mut core = self.core.lock();
+        std::mem::swap(&mut core.world.work, &mut later);
+        // What came meanwhile comes after it.
+        core.world.work.append(&mut later);
     }
 
     fn copied(&self, token: u64, result: Result<(), Status>) {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use super::copies::Copy;
 use super::lock::{Locked, Sitting, sleep};
 use super::seam::Seam;
 use super::spin::Spin;
@@ -22,6 +23,8 @@ pub struct Drivers {
     pub running: AtomicUsize,
     /// Callbacks of the application that have run.
     pub ran: AtomicU64,
+    /// Deliveries under way that claim no memory; see `copies`.
+    pub unclaimed: AtomicUsize,
     /// Callers of `rdma_mgr_wait`: they are woken when a callback ran on another thread.
     pub waits: AtomicUsize,
     /// The manager ends.
@@ -125,6 +128,10 @@ impl Rounds<'_> {
             std::hint::spin_loop();
             return (Pause::None, None);
         }
+        if self.idle > 1 && self.spin.is_on() {
+            // Whoever would make the event may wait for this processor.
+            std::thread::yield_now();
+        }
         let now = Instant::now();
         if self.idle == 1 {
             self.spin.begin(now);
@@ -164,11 +171,20 @@ impl Manager {
 
     fn turn_locked<'a>(&'a self, mut core: Locked<'a, Seam>) -> u32 {
         let mut count = core.turn();
-        while let Some((kind, copy)) = core.next_copy() {
+        while let Some(copy) = core.next_copy() {
             drop(core);
-            let done = self.may_be_kept(|| copy.run());
-            core = self.core.lock();
-            count += core.copied(kind, done);
+            match copy {
+                Copy::Move(kind, copy) => {
+                    let done = self.may_be_kept(|| copy.run());
+                    core = self.core.lock();
+                    count += core.copied(kind, done);
+                }
+                Copy::Job(job) => {
+                    self.may_be_kept(|| self.run(job));
+                    core = self.core.lock();
+                    count += 1;
+                }
+            }
         }
         if core.world.work.is_empty() {
             return count;

@@ -18,7 +18,6 @@ use crate::api::*;
 use crate::bootstrap::{AddressBlob, BootConfig, Bootstrap, Identity, Offer};
 use crate::config::{Config, Progress};
 use crate::engine::{Engine, Hooks, Range, Settings, Work};
-use crate::fabric::moves::touched;
 use crate::fabric::{self, ProviderKind};
 use crate::limits;
 use crate::log;
@@ -68,6 +67,8 @@ pub struct Manager {
     standby: Standby,
     /// There is a progress thread.
     has_thread: bool,
+    /// Content of sends up to this length is copied before the lock is taken.
+    copy_max: usize,
     thread: Mutex<Option<JoinHandle<()>>>,
     config: Config,
     me: Weak<Manager>,
@@ -112,6 +113,7 @@ impl Manager {
             caller_spin,
             standby: Standby::new(),
             has_thread: thread,
+            copy_max: copies::copy_max(&config),
             thread: Mutex::new(None),
             config,
             me: me.clone(),
@@ -189,8 +191,28 @@ impl Manager {
         })
     }
 
+    /// Lets go out what sends have copied and reported as done: the end of the connections would take it back. Not for long
+    /// where a peer takes nothing.
+    fn deliver(&self) {
+        let begun = Instant::now();
+        let mut moved = begun;
+        loop {
+            if self.turn() > 0 {
+                moved = Instant::now();
+            }
+            let mut core = self.core.lock();
+            let all = core.has_delivered();
+            drop(core);
+            if all || moved.elapsed() > DELIVERY_STALL || begun.elapsed() > DELIVERY {
+                return;
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
     /// Ends every operation, and runs every callback that is due.
     fn end_all(&self) {
+        self.deliver();
         self.with_engine(|engine, world| engine.shut_down(world));
         // Callbacks that are out (allocation, device copies) come back; those are waited for.
         loop {
@@ -299,6 +321,7 @@ impl Manager {
         let mut force = inside;
         while !self.reclaim(addr, force)? {
             force |= begun.elapsed() > RECLAIM;
+            self.make_deliveries();
             if !inside {
                 self.progress()?;
             } else if begun.elapsed() > RECLAIM {
@@ -316,7 +339,8 @@ impl Manager {
             let w = &mut core.world;
             let (len, device) = w.regions.get(addr)?;
             let range = Range { addr, len, device };
-            if !core.engine.reclaim(w, &range, force) || device == 0 && touched(addr, len) {
+            let used = |w: &World| !w.is_delivered(&range, &self.drivers.unclaimed);
+            if !core.engine.reclaim(w, &range, force) || device == 0 && used(w) {
                 return Ok(false);
             }
             w.regions.remove(&mut w.adapters, addr)?;
@@ -467,6 +491,8 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         parked: Vec::new(),
         segments: 0,
         work: Default::default(),
+        deliveries: Default::default(),
+        jobs: Default::default(),
         held_back: Default::default(),
         inline: Default::default(),
         in_call: false,
@@ -487,6 +513,9 @@ fn processors() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1)
 }
 
+/// A manager that ends waits so long for its peers to take what was sent, and so long for one that takes nothing.
+const DELIVERY: Duration = Duration::from_secs(1);
+const DELIVERY_STALL: Duration = Duration::from_millis(100);
 /// Transfers whose memory is unregistered get this long to end without their connections.
 const RECLAIM: Duration = Duration::from_secs(2);
 

@@ -10,11 +10,11 @@ use std::time::Instant;
 use foldhash::{HashMap, HashSet};
 
 use super::clock::Clock;
-use super::copies::HeldBack;
+use super::copies::{Deliveries, HeldBack};
 use super::doubt::Doubt;
 use super::memory::{self, Adapters, Regions};
 use super::sys::{Epoll, Tag};
-use crate::bootstrap::{Backoff, Negotiator, PeerHello};
+use crate::bootstrap::Backoff;
 use crate::engine::{Buffer, ChanId, Fx, INITIAL_CREDITS, MapError, Window, Work};
 use crate::fabric::{Access, EpId, Event, Mem, PostError, ProviderKind, Remote};
 use crate::limits::{EARLY, EARLY_BYTES, EARLY_BYTES_ALL};
@@ -156,6 +156,10 @@ pub struct World {
     pub segments: usize,
     /// Callbacks to run.
     pub work: VecDeque<Work>,
+    /// Content to be put in its place before any of them.
+    pub deliveries: Deliveries,
+    /// Copies and checksums of host memory that the engine asked for.
+    pub jobs: VecDeque<Work>,
     /// Callbacks that wait for copies.
     pub held_back: HeldBack,
     /// Callbacks that the calling thread runs before its call returns.
@@ -193,7 +197,12 @@ impl World {
         Err(PostError::Failed(Status::gone("the connection ended")))
     }
 
+    /// A post that finds the peer gone waits: the endpoint's end is on its way, behind what the peer sent before it left.
     fn posted(&mut self, result: Result<(), PostError>) -> Result<(), PostError> {
+        let result = match result {
+            Err(PostError::Failed(s)) if s.reason == Reason::PeerGone => Err(PostError::QueueFull),
+            other => other,
+        };
         self.full |= matches!(result, Err(PostError::QueueFull));
         result
     }
@@ -374,6 +383,13 @@ impl Fx for World {
         }
     }
 
+    fn hang_up(&mut self, ch: ChanId) {
+        let Some(link) = self.links.get(&ch) else { return };
+        if let Some(adapter) = self.adapters[link.ep.0 as usize].as_mut() {
+            adapter.hang_up(link.ep.1);
+        }
+    }
+
     fn end_channel(&mut self, ch: ChanId) {
         let Some(link) = self.links.remove(&ch) else { return };
         if let Some(fd) = &link.alive {
@@ -423,85 +439,35 @@ impl Fx for World {
         }
     }
 
-    unsafe fn copy(&mut self, dst: u64, src: u64, len: u64) {
-        // SAFETY: by this function's contract.
-        unsafe { super::sys::copy(dst, src, len) };
+    fn copy_in(&mut self, to: &Buffer, bytes: &[u8]) {
+        let len = to.len.min(bytes.len() as u64);
+        // SAFETY: a buffer is a block of the pool until it is freed, and `bytes` is a live slice.
+        unsafe { super::sys::copy(to.addr, bytes.as_ptr() as u64, len) };
     }
 
-    unsafe fn copy_in(&mut self, dst: u64, bytes: &[u8]) {
-        // SAFETY: by this function's contract; `bytes` is a live slice.
-        unsafe { super::sys::copy(dst, bytes.as_ptr() as u64, bytes.len() as u64) };
-    }
-
-    unsafe fn bytes<'a>(&self, addr: u64, len: u64) -> &'a [u8] {
-        if len == 0 {
+    unsafe fn bytes<'a>(&self, of: &Buffer) -> &'a [u8] {
+        if of.len == 0 {
             return &[];
         }
-        // SAFETY: by this function's contract.
-        unsafe { std::slice::from_raw_parts(addr as *const u8, len as usize) }
+        // SAFETY: a buffer is a block of the pool; the rest by this function's contract.
+        unsafe { std::slice::from_raw_parts(of.addr as *const u8, of.len as usize) }
+    }
+
+    unsafe fn deliver(&mut self, dst: u64, content: &[u8]) -> Result<(), Status> {
+        // SAFETY: by this function's contract, which is the same.
+        unsafe { self.deliveries.add(dst, content) }
     }
 
     fn run(&mut self, work: Work) {
+        if matches!(work, Work::HostCopy { .. } | Work::HostHash { .. }) {
+            return self.jobs.push_back(work);
+        }
         let Some(work) = self.hold_back(work) else { return };
         let inline = match &work {
             Work::SendDone { inline, .. } | Work::Alloc { inline, .. } => *inline && self.in_call,
             _ => false,
         };
         if inline { self.inline.push(work) } else { self.work.push_back(work) }
-    }
-}
-
-impl Negotiator for World {
-    fn check(&mut self, peer: &PeerHello, _proved: bool) -> Option<Result<(), Status>> {
-        if peer.name == self.name {
-            let text = format!("a peer with this manager's own name '{}'", peer.name);
-            return Some(Err(Status::new(Code::AlreadyExists, text)));
-        }
-        Some(Ok(()))
-    }
-
-    fn create(&mut self, kind: ProviderKind, peer: &PeerHello) -> Result<(EpId, Vec<u8>), Status> {
-        let Some(adapter) = self.adapters[kind as usize].as_mut() else {
-            let text = format!("provider {} is not open", kind.name());
-            return Err(Status::new(Code::Unavailable, text));
-        };
-        let ep = adapter.create(&peer.name)?;
-        match adapter.address(ep) {
-            Ok(address) => {
-                self.fresh.insert((kind, ep), Fresh::default());
-                Ok((ep, address))
-            }
-            Err(status) => {
-                adapter.destroy(ep);
-                Err(status)
-            }
-        }
-    }
-
-    fn connect(
-        &mut self,
-        kind: ProviderKind,
-        ep: EpId,
-        remote: &[u8],
-        active: bool,
-        sock: Option<OwnedFd>,
-    ) -> Result<(), Status> {
-        match self.adapters[kind as usize].as_mut() {
-            Some(adapter) => adapter.connect(ep, remote, active, sock),
-            None => Err(Status::internal("the adapter is closed")),
-        }
-    }
-
-    fn connected(&mut self, kind: ProviderKind, ep: EpId) -> Option<Result<(), Status>> {
-        match self.fresh.get(&(kind, ep)) {
-            Some(fresh) => fresh.connected.clone(),
-            None => Some(Err(Status::gone("the endpoint was destroyed"))),
-        }
-    }
-
-    fn discard(&mut self, kind: ProviderKind, ep: EpId) {
-        self.fresh.remove(&(kind, ep));
-        self.dying.push((kind, ep));
     }
 }
 

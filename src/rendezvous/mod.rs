@@ -27,14 +27,19 @@ use steps::Steps;
 pub struct Sent {
     /// The tensor; its memory is the sender's until `done`.
     pub tensor: Tensor,
+    /// A copy of its content, if it has waited here, or nothing.
+    pub content: Content,
     /// Ends the send.
     pub done: Option<Due<OnSend>>,
     /// Time at which the send fails if nobody took the tensor; `u64::MAX`: never.
     pub deadline: u64,
 }
 
+/// A copy of content; the shortest need no memory of their own.
+pub type Content = SmallVec<[u8; 16]>;
+
 /// Who waits for a tensor: an index into the engine's tables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Waiter {
     /// A request of this manager itself.
     Local(u32),
@@ -105,6 +110,9 @@ pub struct Drained {
     pub waiters: Vec<Waiter>,
 }
 
+/// Bytes of copied content that wait with their tensors; of others the content is copied when it is asked for.
+const COPIES: usize = 16 << 20;
+
 /// The table. See the module's text.
 #[derive(Default)]
 pub struct Table {
@@ -114,6 +122,8 @@ pub struct Table {
     aborted: VecDeque<i64>,
     earliest: u64,
     tensors: usize,
+    /// Bytes of the copies of their content that take memory.
+    copies: usize,
 }
 
 impl Table {
@@ -125,6 +135,12 @@ impl Table {
     /// Copies of keys.
     pub fn keys(&mut self) -> &mut Keys {
         &mut self.keys
+    }
+
+    /// A tensor is no longer in the table.
+    fn taken(&mut self, sent: &Sent) {
+        self.tensors -= 1;
+        self.copies -= sent.content.len();
     }
 
     /// What the engine has under way in a step, which begins if it was not; after [`make_room`](Self::make_room).
@@ -154,10 +170,22 @@ impl Table {
 
     /// Puts a tensor in, or hands it to the first waiter.
     pub fn send(&mut self, key: &[u8], step: i64, sent: Sent) -> (SendOutcome, Option<Sent>) {
+        self.send_copied(key, step, sent, &[])
+    }
+
+    /// The same; `content` is the tensor's, or nothing.
+    pub fn send_copied(
+        &mut self,
+        key: &[u8],
+        step: i64,
+        mut sent: Sent,
+        content: &[u8],
+    ) -> (SendOutcome, Option<Sent>) {
         let deadline = sent.deadline;
         if let Err(status) = self.steps.make_room() {
             return (SendOutcome::Refused(status), Some(sent));
         }
+        let left = COPIES - self.copies;
         let s = self.steps.get(step);
         if let Some(status) = &s.aborted {
             return (SendOutcome::Refused(status.clone()), Some(sent));
@@ -181,6 +209,12 @@ impl Table {
             }
             Err(_) => match entry(&mut s.items, &mut self.keys, key) {
                 Ok(key) => {
+                    if content.len() <= left {
+                        // Where memory lacks, it is copied when it is asked for.
+                        let room = sent.content.try_reserve_exact(content.len());
+                        sent.content.extend_from_slice(if room.is_ok() { content } else { &[] });
+                    }
+                    self.copies += sent.content.len();
                     insert(&mut s.items, Entry { hash, key, item: Item::Tensor(sent) });
                     self.tensors += 1;
                     self.earliest = self.earliest.min(deadline);
@@ -217,9 +251,9 @@ impl Table {
                 Item::Tensor(_) => {
                     let gone = found.remove().0;
                     self.keys.give(gone.key);
-                    self.tensors -= 1;
-                    self.steps.shrink(step);
                     let Item::Tensor(sent) = gone.item else { unreachable!("it was one") };
+                    self.taken(&sent);
+                    self.steps.shrink(step);
                     return RecvOutcome::Matched(sent);
                 }
             },
@@ -294,7 +328,7 @@ impl Table {
                 }
             }
         }
-        self.tensors -= d.tensors.len();
+        d.tensors.iter().for_each(|sent| self.taken(sent));
         Ok(d)
     }
 
@@ -305,7 +339,7 @@ impl Table {
             self.aborted.retain(|&a| a != step);
         }
         let d = drain(&mut s.items);
-        self.tensors -= d.tensors.len();
+        d.tensors.iter().for_each(|sent| self.taken(sent));
         self.steps.shrink(step);
         d
     }
@@ -319,9 +353,10 @@ impl Table {
             all.waiters.extend(d.waiters);
             s.aborted = None;
         }
+        all.waiters.sort_unstable();
         self.steps.shrink_all();
         self.aborted.clear();
-        self.tensors = 0;
+        (self.tensors, self.copies) = (0, 0);
         all
     }
 
@@ -351,7 +386,7 @@ impl Table {
             }
         }
         self.earliest = earliest;
-        self.tensors -= out.len();
+        out.iter().for_each(|sent| self.taken(sent));
         self.steps.shrink_all();
         out
     }
@@ -367,7 +402,7 @@ impl Table {
                 }
             }
         }
-        self.tensors -= out.len();
+        out.iter().for_each(|(_, _, sent)| self.taken(sent));
         self.steps.shrink_all();
         out
     }
@@ -412,6 +447,8 @@ fn drain(items: &mut Items) -> Drained {
             Item::Waiters(w) => d.waiters.extend(w),
         }
     }
+    // The same in every run: they are refused in this order.
+    d.waiters.sort_unstable();
     d
 }
 
@@ -424,9 +461,30 @@ mod tests {
     fn sent(n: u64) -> Sent {
         Sent {
             tensor: Tensor { meta: Meta { nbytes: n, ..Default::default() }, addr: 0, device: 0 },
+            content: Content::new(),
             done: None,
             deadline: u64::MAX,
         }
+    }
+
+    #[test]
+    fn r19_copies_that_wait_are_bounded() {
+        let mut t = Table::new();
+        let content = [1; 8 << 10];
+        let most = COPIES / content.len();
+        for i in 0..=most {
+            t.send_copied(&i.to_le_bytes(), i as i64 % 2, sent(1), &content);
+        }
+        assert_eq!(t.copies, COPIES);
+        let mut copied = |i: usize| match t.recv(&i.to_le_bytes(), i as i64 % 2, false, |_, _| None) {
+            RecvOutcome::Matched(sent) => sent.content.len(),
+            _ => panic!("it waits"),
+        };
+        assert_eq!((copied(0), copied(most)), (content.len(), 0));
+        assert_eq!(t.copies, COPIES - content.len());
+        t.cleanup(0);
+        t.abort(1, Status::new(Code::Aborted, "stop")).unwrap();
+        assert_eq!((t.copies, t.tensors), (0, 0));
     }
 
     #[test]

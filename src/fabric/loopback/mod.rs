@@ -139,6 +139,8 @@ impl LoopbackAdapter {
                 Ok((e, r))
             }
             Some(_) if e.up => Err(PostError::Failed(gone(&e.peer))),
+            // Whoever posts has not heard of it yet.
+            _ if e.down => Err(PostError::Failed(gone(&e.peer))),
             _ => Err(PostError::Failed(Status::new(
                 Code::FailedPrecondition,
                 format!("the loopback endpoint to peer '{}' is not connected", e.peer),
@@ -601,6 +603,16 @@ impl Adapter for LoopbackAdapter {
 
     fn fd(&self) -> Option<RawFd> {
         Some(self.hub.fd())
+    }
+
+    fn has_delivered(&mut self) -> bool {
+        self.busy.is_empty()
+    }
+
+    fn hang_up(&mut self, ep: EpId) {
+        if let Some(e) = self.eps.get(&ep.0) {
+            e.me.closed.store(true, Ordering::SeqCst);
+        }
     }
 
     fn destroy(&mut self, ep: EpId) {

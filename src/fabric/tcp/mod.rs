@@ -148,12 +148,15 @@ impl TcpAdapter {
         let e = match self.eps.get_mut(&ep.0) {
             Some(e) if e.sock.is_some() && e.broken.is_none() => e,
             Some(e) => {
-                let state = if e.used { "is down" } else { "is not connected" };
+                let peer = &e.link.peer;
                 return Err(PostError::Failed(match &e.broken {
                     Some(status) => status.clone(),
+                    None if e.used => {
+                        Status::gone(format!("the tcp endpoint to peer '{peer}' is down"))
+                    }
                     None => Status::new(
                         Code::FailedPrecondition,
-                        format!("the tcp endpoint to peer '{}' {state}", e.link.peer),
+                        format!("the tcp endpoint to peer '{peer}' is not connected"),
                     ),
                 }));
             }
@@ -434,6 +437,14 @@ impl Adapter for TcpAdapter {
 
     fn fd(&self) -> Option<RawFd> {
         Some(self.shared.epoll.fd())
+    }
+
+    fn has_delivered(&mut self) -> bool {
+        let owes = |e: &Endpoint| {
+            let tx = &e.link.tx;
+            e.sock.is_some() && e.broken.is_none() && !tx.is_idle() && !tx.only_ack()
+        };
+        !self.eps.values().any(owes)
     }
 
     fn destroy(&mut self, ep: EpId) {
