@@ -146,7 +146,7 @@ impl Channel {
     }
 
     /// Tells the peer how many messages it may have under way.
-    pub fn announce(&mut self, fx: &mut dyn Fx) {
+    pub fn announce(&mut self, fx: &mut impl Fx) {
         let depth = self.caps.recv_depth.max(INITIAL_CREDITS);
         self.send(fx, &Message::Credit { depth }, &[]);
     }
@@ -214,14 +214,14 @@ impl Channel {
     }
 
     /// Sends a message; `tail` follows what `encode` writes.
-    pub fn send(&mut self, fx: &mut dyn Fx, message: &Message<'_>, tail: &[u8]) {
+    pub fn send(&mut self, fx: &mut impl Fx, message: &Message<'_>, tail: &[u8]) {
         self.send_for(fx, message, tail, None);
     }
 
     /// Sends what asks for a request; its place, if all of it has to wait.
     pub fn ask(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         request: u32,
         message: &Message<'_>,
         tail: &[u8],
@@ -248,7 +248,7 @@ impl Channel {
 
     fn send_for(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         message: &Message<'_>,
         tail: &[u8],
         ask: Option<u32>,
@@ -271,7 +271,7 @@ impl Channel {
     /// The place of the first, if that has to wait, and so do all.
     fn send_fragments(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         head: &[u8],
         tail: &[u8],
         of: (bool, Option<u32>),
@@ -297,7 +297,7 @@ impl Channel {
     /// The message's place, if it has to wait.
     fn post_message(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         head: &mut [u8],
         tail: &[u8],
         urgent: bool,
@@ -336,7 +336,7 @@ impl Channel {
     /// Writes to the peer's memory; with `imm` this uses a credit.
     pub fn write(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         wr: u64,
         local: Mem,
         remote: Remote,
@@ -357,7 +357,7 @@ impl Channel {
     }
 
     /// Reads the peer's memory.
-    pub fn read(&mut self, fx: &mut dyn Fx, wr: u64, local: Mem, remote: Remote) {
+    pub fn read(&mut self, fx: &mut impl Fx, wr: u64, local: Mem, remote: Remote) {
         if self.pending.is_empty() {
             match fx.read(self.id, wr, local, remote) {
                 Ok(()) => return,
@@ -395,7 +395,7 @@ impl Channel {
     }
 
     /// Posts what waits, as far as credits and queue allow, and returns credits that are due.
-    pub fn flush(&mut self, fx: &mut dyn Fx) {
+    pub fn flush(&mut self, fx: &mut impl Fx) {
         while let Some(front) = self.pending.front() {
             let uses_credit =
                 !matches!(front, Pending::Read { .. } | Pending::Write { imm: None, .. });
@@ -436,7 +436,7 @@ impl Channel {
 
     /// Returns credits if a quantum is owed and no message took them along: by `IMM_ACK`, or, since
     /// an immediate has no checksum, by a PONG.
-    pub fn return_credits(&mut self, fx: &mut dyn Fx) {
+    pub fn return_credits(&mut self, fx: &mut impl Fx) {
         let mut pong = Vec::new();
         while self.seal.is_some() && self.consumed >= self.quantum && self.credits > 0 {
             encode(&Message::Pong, &mut pong);
@@ -495,7 +495,7 @@ impl Drop for Channel {
 
 /// Posts a message, with its checksum where there are any.
 fn post(
-    fx: &mut dyn Fx,
+    fx: &mut impl Fx,
     ch: ChanId,
     seal: &mut Option<Seal>,
     head: &[u8],

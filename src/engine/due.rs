@@ -83,8 +83,8 @@ impl<F: Into<Callback>> Due<F> {
 }
 
 impl Due<OnSend> {
-    /// Runs it.
-    pub fn end(mut self, result: Result<(), &Status>, info: &TransferInfo) {
+    /// Runs it, if it did not run yet.
+    pub fn end(&mut self, result: Result<(), &Status>, info: &TransferInfo) {
         if let Some(done) = self.done.take() {
             done.end(result, info);
         }
@@ -92,8 +92,8 @@ impl Due<OnSend> {
 }
 
 impl Due<OnRecv> {
-    /// Runs it.
-    pub fn end(mut self, result: Result<&Tensor, &Status>, info: &TransferInfo) {
+    /// Runs it, if it did not run yet.
+    pub fn end(&mut self, result: Result<&Tensor, &Status>, info: &TransferInfo) {
         if let Some(done) = self.done.take() {
             done.end(result, info);
         }
@@ -128,7 +128,7 @@ impl Engine {
     }
 
     /// Ends the operations whose callbacks were dropped. After each call into the engine.
-    pub fn end_lost(&mut self, fx: &mut dyn Fx) {
+    pub fn end_lost(&mut self, fx: &mut impl Fx) {
         if !self.has_lost() {
             return;
         }
@@ -202,7 +202,7 @@ mod tests {
     fn r21_a_callback_that_panics_ran() {
         let owner = Owner::new();
         let done: SendDone = Box::new(|_, _| panic!("of the application"));
-        let due = Due::new(OnSend::from(done), owner);
+        let mut due = Due::new(OnSend::from(done), owner);
         let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             due.end(Ok(()), &info());
         }));

@@ -60,14 +60,14 @@ impl Engine {
 
     /// It has returned. Only now may it hear that the request is over, so that it never does so
     /// before it knows the request.
-    pub fn source_returned(&mut self, fx: &mut dyn Fx, id: u64) {
+    pub fn source_returned(&mut self, fx: &mut impl Fx, id: u64) {
         if let Some(Some(status)) = self.told.asking.remove(&id) {
             self.tell_ended(fx, id, status);
         }
     }
 
     /// A request that the application was asked for has ended, not by its answer.
-    pub(super) fn ended_early(&mut self, fx: &mut dyn Fx, id: u64, status: &Status) {
+    pub(super) fn ended_early(&mut self, fx: &mut impl Fx, id: u64, status: &Status) {
         if self.hooks.ended.is_none() {
             return;
         }
@@ -77,14 +77,14 @@ impl Engine {
         }
     }
 
-    fn tell_ended(&mut self, fx: &mut dyn Fx, id: u64, status: Status) {
+    fn tell_ended(&mut self, fx: &mut impl Fx, id: u64, status: Status) {
         if let Some(ended) = self.hooks.ended.clone() {
             fx.run(Work::Call(Box::new(move || ended(id, &status))));
         }
     }
 
     /// A peer came, or went.
-    pub(super) fn peer_changed(&mut self, fx: &mut dyn Fx, peer: u32, gone: Option<Status>) {
+    pub(super) fn peer_changed(&mut self, fx: &mut impl Fx, peer: u32, gone: Option<Status>) {
         if self.hooks.peer.is_none() {
             return;
         }

@@ -253,7 +253,7 @@ impl Engine {
     }
 
     /// A message arrived on a channel.
-    pub fn on_message(&mut self, fx: &mut dyn Fx, ch: ChanId, bytes: &[u8]) {
+    pub fn on_message(&mut self, fx: &mut impl Fx, ch: ChanId, bytes: &[u8]) {
         let Some(channel) = self.channels.get_mut(ch) else { return };
         let now = fx.now();
         let bytes = match channel.seal.as_mut().map_or(Ok(bytes), |s| s.open(bytes)) {
@@ -284,7 +284,7 @@ impl Engine {
         self.settle(fx, ch);
     }
 
-    fn dispatch(&mut self, fx: &mut dyn Fx, ch: ChanId, message: Message<'_>) {
+    fn dispatch(&mut self, fx: &mut impl Fx, ch: ChanId, message: Message<'_>) {
         match message {
             Message::Request(r) => self.on_request(fx, ch, r),
             Message::Content { index, checksum, meta, content } => {
@@ -315,7 +315,7 @@ impl Engine {
     }
 
     /// A write with immediate arrived.
-    pub fn on_imm(&mut self, fx: &mut dyn Fx, ch: ChanId, imm: u32) {
+    pub fn on_imm(&mut self, fx: &mut impl Fx, ch: ChanId, imm: u32) {
         let Some(channel) = self.channels.get_mut(ch) else { return };
         channel.on_received(fx.now(), 0);
         if channel.seal.is_some() {
@@ -331,7 +331,7 @@ impl Engine {
     }
 
     /// A write or read that was posted has ended.
-    pub fn on_done(&mut self, fx: &mut dyn Fx, ch: ChanId, wr: u64, result: Result<(), Status>) {
+    pub fn on_done(&mut self, fx: &mut impl Fx, ch: ChanId, wr: u64, result: Result<(), Status>) {
         let index = wr as u32;
         if let (true, true, Some(c)) =
             (wr & WR_IMM != 0, result.is_err(), self.channels.get_mut(ch))
@@ -353,7 +353,7 @@ impl Engine {
     }
 
     /// Ends the channel if something found it broken; flushes it otherwise.
-    fn settle(&mut self, fx: &mut dyn Fx, ch: ChanId) {
+    fn settle(&mut self, fx: &mut impl Fx, ch: ChanId) {
         let Some(c) = self.channels.get_mut(ch) else { return };
         // Nothing was found and nothing waits, as a rule.
         if c.is_settled() {
@@ -370,7 +370,7 @@ impl Engine {
     }
 
     /// Answers that all channels together may not hold: the channel with most of them ends.
-    fn end_most_owing(&mut self, fx: &mut dyn Fx) -> bool {
+    fn end_most_owing(&mut self, fx: &mut impl Fx) -> bool {
         let channels = self.channels.iter().map(|(i, c)| (c.owed(), i));
         let Some((bytes, ch)) = channels.max().filter(|&(bytes, _)| bytes > 0) else {
             return false;
@@ -385,7 +385,7 @@ impl Engine {
     }
 
     /// Posts what waits on any channel, after the providers made room.
-    pub fn flush_all(&mut self, fx: &mut dyn Fx) {
+    pub fn flush_all(&mut self, fx: &mut impl Fx) {
         let waiting: Vec<ChanId> =
             self.channels.iter().filter(|(_, c)| c.waits()).map(|(i, _)| i).collect();
         for ch in waiting {
@@ -418,13 +418,13 @@ impl Engine {
     }
 
     /// Sends a message on a channel, if it is still there.
-    fn send(&mut self, fx: &mut dyn Fx, ch: ChanId, message: &Message<'_>, tail: &[u8]) {
+    fn send(&mut self, fx: &mut impl Fx, ch: ChanId, message: &Message<'_>, tail: &[u8]) {
         if let Some(c) = self.channels.get_mut(ch) {
             c.send(fx, message, tail);
         }
     }
 
-    fn send_error(&mut self, fx: &mut dyn Fx, ch: ChanId, index: u32, status: &Status) {
+    fn send_error(&mut self, fx: &mut impl Fx, ch: ChanId, index: u32, status: &Status) {
         let mut text = status.message.as_bytes();
         // Many wait already: the code is what matters.
         let short = self.channels.get(ch).is_some_and(Channel::is_congested);
@@ -456,14 +456,14 @@ impl Engine {
     }
 
     /// Key and step for a trace, if there is one.
-    fn traced(&self, fx: &dyn Fx, key: &[u8], step: i64) -> Option<(Box<[u8]>, i64)> {
+    fn traced(&self, fx: &impl Fx, key: &[u8], step: i64) -> Option<(Box<[u8]>, i64)> {
         if fx.tracing() { Some((crate::room::key(key).ok()?, step)) } else { None }
     }
 
     /// Ends a send that never met a receiver: its callback is queued.
     fn end_send(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         done: Option<Due<OnSend>>,
         result: Result<(), Status>,
         info: TransferInfo,
@@ -475,7 +475,7 @@ impl Engine {
     #[allow(clippy::too_many_arguments, reason = "the facts of one transfer")]
     fn end_send_of(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         of: Option<(&[u8], i64)>,
         done: Option<Due<OnSend>>,
         result: Result<(), Status>,

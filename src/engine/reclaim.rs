@@ -119,7 +119,7 @@ fn users<T>(of: &Slab<T>, uses: impl Fn(&T) -> Use) -> Vec<u32> {
 impl Engine {
     /// Ends what uses memory of the range. True: nothing touches it any more. `force`: connections
     /// end on which something would still be waited for.
-    pub fn reclaim(&mut self, fx: &mut dyn Fx, range: &Range, force: bool) -> bool {
+    pub fn reclaim(&mut self, fx: &mut impl Fx, range: &Range, force: bool) -> bool {
         for (key, step, sent) in self.table.withdraw(|tensor| range.holds(tensor)) {
             let status = range.status(&key, step, "the tensor");
             let info = self.info(None, None, Protocol::Auto);
@@ -140,7 +140,7 @@ impl Engine {
     }
 
     /// Ends requests; channels of those that have to quiesce.
-    fn reclaim_requests(&mut self, fx: &mut dyn Fx, range: &Range) -> Vec<ChanId> {
+    fn reclaim_requests(&mut self, fx: &mut impl Fx, range: &Range) -> Vec<ChanId> {
         let mut channels = Vec::new();
         for index in users(&self.requests, |r| r.uses(range)) {
             let Some(r) = self.requests.get(index) else { continue };
@@ -153,7 +153,7 @@ impl Engine {
     }
 
     /// The same for responses.
-    fn reclaim_responses(&mut self, fx: &mut dyn Fx, range: &Range) -> Vec<ChanId> {
+    fn reclaim_responses(&mut self, fx: &mut impl Fx, range: &Range) -> Vec<ChanId> {
         let mut channels = Vec::new();
         for index in users(&self.responses, |r| r.uses(range)) {
             let Some(r) = self.responses.get_mut(index) else { continue };

@@ -103,7 +103,7 @@ impl Engine {
     /// Begins a receive; its public id.
     pub fn recv(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         peer: Option<&str>,
         key: &[u8],
         step: i64,
@@ -189,13 +189,15 @@ impl Engine {
 
     /// A request leaves the table, and what refers to it there.
     pub(super) fn remove_request(&mut self, index: u32) -> Option<Request> {
-        let r = self.requests.remove(index)?;
+        // Looked at where it comes to lie: it is long.
+        let gone = self.requests.remove(index);
+        let r = gone.as_ref()?;
         self.deadlines.remove(&mut self.requests, index, r.timer);
         if let Some(members) = self.table.members_of(r.step) {
             members.requests.remove(&mut self.requests, request_in_step, index, r.in_step);
             self.table.left(r.step);
         }
-        Some(r)
+        gone
     }
 
     /// The request ends then, if not before; `u64::MAX`: never.
@@ -207,7 +209,7 @@ impl Engine {
         }
     }
 
-    fn begin(&mut self, fx: &mut dyn Fx, index: u32, peer: u32) -> Result<(), Status> {
+    fn begin(&mut self, fx: &mut impl Fx, index: u32, peer: u32) -> Result<(), Status> {
         let Some(r) = self.requests.get_mut(index) else { return Ok(()) };
         // Named by the application.
         self.peers.keep(peer);
@@ -242,7 +244,7 @@ impl Engine {
         Ok(())
     }
 
-    fn settle_request(&mut self, fx: &mut dyn Fx, index: u32) {
+    fn settle_request(&mut self, fx: &mut impl Fx, index: u32) {
         if let Some(ch) = self.requests.get(index).and_then(|r| r.ch) {
             self.settle(fx, ch);
         }
@@ -254,7 +256,7 @@ impl Engine {
         (r.id == id).then_some(index)
     }
 
-    pub(super) fn send_request(&mut self, fx: &mut dyn Fx, index: u32, ch: ChanId) {
+    pub(super) fn send_request(&mut self, fx: &mut impl Fx, index: u32, ch: ChanId) {
         let eager_max = self.eager_max(ch);
         let Some(r) = self.requests.get_mut(index) else { return };
         let Some(c) = self.channels.get(ch) else {

@@ -132,7 +132,7 @@ impl Engine {
     /// Offers a tensor under a key: to whoever waits for it, or to the table.
     pub fn post_send(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         key: &[u8],
         step: i64,
         offer: Offer<'_>,
@@ -184,7 +184,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn on_request(&mut self, fx: &mut dyn Fx, ch: ChanId, r: message::Request<'_>) {
+    pub(super) fn on_request(&mut self, fx: &mut impl Fx, ch: ChanId, r: message::Request<'_>) {
         let Some(c) = self.channels.get(ch) else { return };
         let peer = c.peer;
         if c.seal.is_some() != r.checksum {
@@ -264,7 +264,7 @@ impl Engine {
 
     fn owe(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         ch: ChanId,
         peer: u32,
         index: u32,
@@ -289,7 +289,9 @@ impl Engine {
     }
 
     pub(super) fn forget(&mut self, index: u32) -> Option<Response> {
-        let r = self.responses.remove(index)?;
+        // Looked at where it comes to lie: it is long.
+        let gone = self.responses.remove(index);
+        let r = gone.as_ref()?;
         if let Some(members) = self.table.members_of(r.step) {
             members.responses.remove(&mut self.responses, response_in_step, index, r.in_step);
             self.table.left(r.step);
@@ -302,7 +304,7 @@ impl Engine {
             p.waiting = p.waiting.saturating_sub(1);
             p.waiting_bytes = p.waiting_bytes.saturating_sub(r.cost);
         }
-        Some(r)
+        gone
     }
 
     fn count_waiting(&mut self, peer: u32, cost: usize) {
@@ -338,7 +340,7 @@ impl Engine {
     }
 
     /// Keeps content where it lies until the answers before it have gone.
-    fn defer(&mut self, fx: &mut dyn Fx, asked: Asked, key: &[u8], step: i64, source: Source) {
+    fn defer(&mut self, fx: &mut impl Fx, asked: Asked, key: &[u8], step: i64, source: Source) {
         let ch = asked.ch;
         let Some(index) = self.response(fx, asked, key, step, source, RState::Deferred) else {
             return;
@@ -349,7 +351,7 @@ impl Engine {
     }
 
     /// Sends content that was kept back, as far as it may go now.
-    pub(super) fn send_deferred(&mut self, fx: &mut dyn Fx, ch: ChanId) {
+    pub(super) fn send_deferred(&mut self, fx: &mut impl Fx, ch: ChanId) {
         while let Some(index) = self.channels.get_mut(ch).and_then(Channel::next_deferred) {
             let waits = |r: &Response| matches!(r.state, RState::Deferred(_));
             if !self.responses.get(index).is_some_and(waits) {
@@ -363,7 +365,7 @@ impl Engine {
     }
 
     /// A response that waited has its tensor; `content`: a copy of what is in it, or nothing.
-    pub(super) fn answer(&mut self, fx: &mut dyn Fx, index: u32, sent: Sent, content: &[u8]) {
+    pub(super) fn answer(&mut self, fx: &mut impl Fx, index: u32, sent: Sent, content: &[u8]) {
         let Some(r) = self.forget(index) else { return };
         let ch = r.asked.ch;
         self.respond(fx, r.asked, &r.key, r.step, sent, content);
@@ -374,7 +376,7 @@ impl Engine {
     /// Sends a tensor to who asked for it.
     fn respond(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         asked: Asked,
         key: &[u8],
         step: i64,
@@ -408,7 +410,7 @@ impl Engine {
     /// here.
     fn open_device_source(
         &self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         asked: &Asked,
         tensor: &Tensor,
     ) -> Option<Window> {
@@ -421,7 +423,7 @@ impl Engine {
 
     /// The destination is too short: the receiver fails, the tensor goes to the next who waits for
     /// it, or back to the table.
-    fn too_long(&mut self, fx: &mut dyn Fx, asked: Asked, key: &[u8], step: i64, mut sent: Sent) {
+    fn too_long(&mut self, fx: &mut impl Fx, asked: Asked, key: &[u8], step: i64, mut sent: Sent) {
         let mut asked = asked;
         // A loop, not a recursion: a peer may have made very many requests of this kind.
         loop {
@@ -454,7 +456,13 @@ impl Engine {
         }
     }
 
-    fn send_too_long(&mut self, fx: &mut dyn Fx, asked: &Asked, key: &[u8], meta: &Meta) -> Status {
+    fn send_too_long(
+        &mut self,
+        fx: &mut impl Fx,
+        asked: &Asked,
+        key: &[u8],
+        meta: &Meta,
+    ) -> Status {
         let text = format!(
             "tensor '{}' has {} bytes, the destination given has {}",
             crate::shown::key(key),
@@ -469,7 +477,7 @@ impl Engine {
     /// Takes a response in. `None`: it could not be, and the send has ended with that.
     fn response(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         asked: Asked,
         key: &[u8],
         step: i64,
@@ -515,7 +523,7 @@ impl Engine {
     /// Ends the send of a source that cannot go out.
     pub(super) fn undeliverable(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         asked: &Asked,
         of: (&[u8], i64),
         source: Source,
@@ -527,7 +535,7 @@ impl Engine {
 
     fn end_source(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         ch: ChanId,
         (key, step): (&[u8], i64),
         mut source: Source,
@@ -557,7 +565,7 @@ impl Engine {
         self.end_send_of(fx, Some((key, step)), source.done, result, info, inline, memory);
     }
 
-    pub(super) fn on_cancel(&mut self, fx: &mut dyn Fx, ch: ChanId, request: u32) {
+    pub(super) fn on_cancel(&mut self, fx: &mut impl Fx, ch: ChanId, request: u32) {
         let found = self.channels.get(ch).and_then(|c| c.responses.get(&request).copied());
         let busy = found.and_then(|i| self.responses.get_mut(i)).is_some_and(|r| {
             let busy = matches!(r.state, RState::Writing { .. } | RState::Staging(_));
@@ -591,7 +599,7 @@ impl Engine {
         Some(r)
     }
 
-    pub(super) fn close_source(&mut self, fx: &mut dyn Fx, index: u32) {
+    pub(super) fn close_source(&mut self, fx: &mut impl Fx, index: u32) {
         let Some(r) = self.responses.get_mut(index) else { return };
         let ch = r.asked.ch;
         if let RState::Told(source) | RState::Writing { source, .. } = &mut r.state
@@ -601,7 +609,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn response_lost_channel(&mut self, fx: &mut dyn Fx, index: u32, status: &Status) {
+    pub(super) fn response_lost_channel(&mut self, fx: &mut impl Fx, index: u32, status: &Status) {
         let staging =
             self.responses.get(index).is_some_and(|r| matches!(r.state, RState::Staging(_)));
         if staging {
@@ -630,13 +638,13 @@ impl Engine {
     }
 
     /// Ends a remote receive that waits here, with an error.
-    pub(super) fn refuse(&mut self, fx: &mut dyn Fx, index: u32, status: &Status) {
+    pub(super) fn refuse(&mut self, fx: &mut impl Fx, index: u32, status: &Status) {
         let Some(r) = self.forget(index) else { return };
         self.send_error(fx, r.asked.ch, r.asked.index, status);
         self.settle(fx, r.asked.ch);
     }
     /// The same, and the runtime, which was asked, is told.
-    pub(super) fn refuse_asked(&mut self, fx: &mut dyn Fx, index: u32, status: &Status) {
+    pub(super) fn refuse_asked(&mut self, fx: &mut impl Fx, index: u32, status: &Status) {
         if let Some(id) = self.responses.get(index).map(|r| r.id) {
             self.ended_early(fx, id, status);
         }

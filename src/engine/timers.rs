@@ -26,7 +26,7 @@ impl Engine {
     }
 
     /// Handles what is due.
-    pub fn tick(&mut self, fx: &mut dyn Fx) {
+    pub fn tick(&mut self, fx: &mut impl Fx) {
         let now = fx.now();
         if now >= self.next_deadline {
             self.expire(fx, now);
@@ -36,7 +36,7 @@ impl Engine {
         }
     }
 
-    fn expire(&mut self, fx: &mut dyn Fx, now: u64) {
+    fn expire(&mut self, fx: &mut impl Fx, now: u64) {
         for sent in self.table.expire(now) {
             let text = "nobody took the tensor before its deadline";
             let status = Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline);
@@ -53,7 +53,7 @@ impl Engine {
             if earliest == u64::MAX { earliest } else { earliest.max(now + 1_000_000) };
     }
 
-    fn expire_request(&mut self, fx: &mut dyn Fx, index: u32) {
+    fn expire_request(&mut self, fx: &mut impl Fx, index: u32) {
         let Some(r) = self.requests.get_mut(index) else { return };
         if let (State::Quiescing { .. }, Some(ch)) = (&r.state, r.ch) {
             let text = "the peer did not confirm that it writes no more";
@@ -88,7 +88,7 @@ impl Engine {
         self.end(fx, index, status);
     }
 
-    fn keepalive(&mut self, fx: &mut dyn Fx, now: u64) {
+    fn keepalive(&mut self, fx: &mut impl Fx, now: u64) {
         let interval = self.keepalive_interval();
         let channels: Vec<u32> = self.channels.iter().map(|(i, _)| i).collect();
         self.next_keepalive = if channels.is_empty() { u64::MAX } else { now + interval };
@@ -126,7 +126,12 @@ impl Engine {
     }
 
     /// Ends everything of a step with this status, now and until it is cleaned up.
-    pub fn step_abort(&mut self, fx: &mut dyn Fx, step: i64, status: Status) -> Result<(), Status> {
+    pub fn step_abort(
+        &mut self,
+        fx: &mut impl Fx,
+        step: i64,
+        status: Status,
+    ) -> Result<(), Status> {
         if status.code == Code::Ok {
             return Err(Status::invalid("a step cannot be aborted with OK"));
         }
@@ -138,7 +143,7 @@ impl Engine {
     }
 
     /// Forgets a step. What is still under way in it is aborted.
-    pub fn step_cleanup(&mut self, fx: &mut dyn Fx, step: i64) -> Result<(), Status> {
+    pub fn step_cleanup(&mut self, fx: &mut impl Fx, step: i64) -> Result<(), Status> {
         let drained = self.table.cleanup(step);
         // The usual end of a step: there is nothing, and nobody to tell why.
         if drained.is_empty() && self.table.members_of(step).is_none_or(|m| m.is_empty()) {
@@ -150,7 +155,7 @@ impl Engine {
         Ok(())
     }
 
-    fn give_up(&mut self, fx: &mut dyn Fx, step: i64, drained: Drained, status: &Status) {
+    fn give_up(&mut self, fx: &mut impl Fx, step: i64, drained: Drained, status: &Status) {
         self.give_up_drained(fx, drained, status);
         for index in self.asked_in_step(step) {
             self.refuse_asked(fx, index, status);
@@ -164,7 +169,7 @@ impl Engine {
         }
     }
 
-    fn give_up_drained(&mut self, fx: &mut dyn Fx, drained: Drained, status: &Status) {
+    fn give_up_drained(&mut self, fx: &mut impl Fx, drained: Drained, status: &Status) {
         for sent in drained.tensors {
             let info = self.info(None, None, Protocol::Auto);
             self.end_send(fx, sent.done, Err(status.clone()), info);
@@ -179,7 +184,7 @@ impl Engine {
 
     /// Begins the end: every operation fails with `CANCELLED`; channels end. What is out in
     /// callbacks and copies ends when those return: see `outstanding`.
-    pub fn shut_down(&mut self, fx: &mut dyn Fx) {
+    pub fn shut_down(&mut self, fx: &mut impl Fx) {
         self.closing = true;
         let text = "the manager was destroyed";
         let status = Status::new(Code::Cancelled, text).because(Reason::Cancelled);

@@ -113,17 +113,13 @@ impl Manager {
         if let Some(deliveries) = deliveries {
             self.may_be_kept(|| deliveries.make());
         }
-        for work in few.drain(..) {
-            self.run(work);
-        }
-        while let Some(work) = many.pop_front() {
-            self.run(work);
-        }
+        few.iter_mut().chain(&mut many).for_each(|work| self.run(work));
         count as u32
     }
 
     /// Runs one callback, which is counted as taken. A panic in it, a defect, does not keep the others from running.
-    pub(super) fn run(&self, work: Work) {
+    /// It stays where it lies, which is on its way out: what it holds is taken from there.
+    pub(super) fn run(&self, work: &mut Work) {
         let shows = !matches!(
             work,
             Work::HostCopy { .. } | Work::HostHash { .. } | Work::DeviceCopy { .. }
@@ -138,20 +134,31 @@ impl Manager {
         }
     }
 
-    fn run_inside(&self, work: Work) {
+    fn run_inside(&self, work: &mut Work) {
         match work {
-            Work::RecvDone { of, done, result, info, mut after, request, keep, .. } => {
-                self.trace_recv(request, of.as_ref(), &result, &info);
-                done.end(result.as_ref(), &info);
-                if keep {
-                    after = self.core.lock().engine.returned(request, after);
+            Work::RecvDone { of, done, result, info, after, request, keep, .. } => {
+                self.trace_recv(*request, of.as_ref(), result, info);
+                done.end(result.as_ref().map_err(|status| &*status), info);
+                let mut after = std::mem::take(after);
+                if *keep {
+                    after = self.core.lock().engine.returned(*request, after);
                 }
-                self.give_back(after);
+                if !matches!(after, Held::Nothing) {
+                    self.give_back(after);
+                }
             }
             Work::SendDone { done, result, info, of, .. } => {
-                self.trace_send(of.as_ref(), &result, &info);
-                done.end(result.as_ref().map(|_| ()), &info);
+                self.trace_send(of.as_ref(), result, info);
+                done.end(result.as_ref().map(|()| ()).map_err(|status| &*status), info);
             }
+            _ => self.run_rare(std::mem::replace(work, Work::PeerEvents)),
+        }
+    }
+
+    fn run_rare(&self, work: Work) {
+        match work {
+            // Seen to above.
+            Work::RecvDone { .. } | Work::SendDone { .. } => {}
             Work::Alloc { request, mut alloc, meta, .. } => {
                 let addr = alloc(&meta);
                 let mut guard = self.core.lock();
@@ -240,7 +247,7 @@ impl Manager {
                 self.core.lock().world.free(buffer);
             }
             Held::Source(done, info) => {
-                if let Some(done) = done {
+                if let Some(mut done) = done {
                     let _taken = Taken::count(&self.drivers.running);
                     let _inside = Inside::enter(self);
                     done.end(Ok(()), &info);

@@ -179,8 +179,8 @@ impl Manager {
                     core = self.core.lock();
                     count += core.copied(kind, done);
                 }
-                Copy::Job(job) => {
-                    self.may_be_kept(|| self.run(job));
+                Copy::Job(mut job) => {
+                    self.may_be_kept(|| self.run(&mut job));
                     core = self.core.lock();
                     count += 1;
                 }

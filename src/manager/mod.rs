@@ -156,13 +156,11 @@ impl Manager {
         if !core.world.inline.is_empty() {
             let _taken = Taken::count(&self.drivers.running);
             // One, as a rule.
-            let first = core.world.inline.pop();
             let all = &mut core.world.inline;
-            let earlier = if all.is_empty() { Vec::new() } else { std::mem::take(all) };
+            let mut last = all.pop();
+            let mut earlier = if all.is_empty() { Vec::new() } else { std::mem::take(all) };
             drop(guard);
-            for work in earlier.into_iter().chain(first) {
-                self.run(work);
-            }
+            earlier.iter_mut().chain(&mut last).for_each(|work| self.run(work));
         }
         result
     }

@@ -462,7 +462,9 @@ impl Fx for World {
         if matches!(work, Work::HostCopy { .. } | Work::HostHash { .. }) {
             return self.jobs.push_back(work);
         }
-        let Some(work) = self.hold_back(work) else { return };
+        if World::must_wait(&work) {
+            return self.held_back.work.push_back(work);
+        }
         let inline = match &work {
             Work::SendDone { inline, .. } | Work::Alloc { inline, .. } => *inline && self.in_call,
             _ => false,

@@ -476,7 +476,8 @@ mod tests {
             t.send_copied(&i.to_le_bytes(), i as i64 % 2, sent(1), &content);
         }
         assert_eq!(t.copies, COPIES);
-        let mut copied = |i: usize| match t.recv(&i.to_le_bytes(), i as i64 % 2, false, |_, _| None) {
+        let mut copied = |i: usize| match t.recv(&i.to_le_bytes(), i as i64 % 2, false, |_, _| None)
+        {
             RecvOutcome::Matched(sent) => sent.content.len(),
             _ => panic!("it waits"),
         };

@@ -135,7 +135,7 @@ impl Sim {
     }
 
     /// Calls an engine, then sees to what it left to do.
-    pub fn call<R>(&mut self, node: usize, f: impl FnOnce(&mut Engine, &mut dyn Fx) -> R) -> R {
+    pub fn call<R>(&mut self, node: usize, f: impl FnOnce(&mut Engine, &mut SimFx<'_>) -> R) -> R {
         let engine = self.engines[node].as_mut().unwrap();
         let result = f(engine, &mut SimFx { w: &mut self.w, node });
         self.settle(node);
