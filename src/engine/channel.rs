@@ -20,7 +20,9 @@ use super::seal::{Seal, TRAILER};
 use crate::fabric::{Caps, Mem, PostError, Remote};
 use crate::limits::{OWED_BYTES, OWED_BYTES_ALL, OWED_CONTENT, POSTS};
 use crate::observe::PeerCounters;
-use crate::protocol::message::{CREDITS_AT, HEADER_LEN, IMM_ACK, MAX_MESSAGE, Message, encode};
+use crate::protocol::message::{
+    CREDITS_AT, HEADER_LEN, IMM_ACK, MAX_MESSAGE, Message, encode, head_len,
+};
 use crate::status::{Code, Status};
 
 /// Identifies a channel; never reused while an event of it may be under way.
@@ -224,6 +226,12 @@ impl Channel {
     /// Sends a message; `tail` follows what `encode` writes.
     pub fn send(&mut self, fx: &mut dyn Fx, message: &Message<'_>, tail: &[u8]) {
         let mut scratch = std::mem::take(&mut self.scratch);
+        // What it held is not wanted any more, and `encode` replaces it.
+        scratch.clear();
+        if scratch.try_reserve(head_len(message)).is_err() {
+            self.scratch = scratch;
+            return self.fail(no_memory());
+        }
         encode(message, &mut scratch);
         if scratch.len() + tail.len() <= self.room() {
             // Neither waits for what is queued before it, which may take long: the other side has to

@@ -96,6 +96,11 @@ pub trait Fx {
     /// # Safety
     /// The range stays valid and unchanged while the slice lives.
     unsafe fn bytes<'a>(&self, addr: u64, len: u64) -> &'a [u8];
+    /// Whether `run` finds room for so many more; called before an operation is accepted.
+    fn fits(&mut self, work: usize) -> bool {
+        let _ = work;
+        true
+    }
     /// Queues work that runs without the engine being held.
     fn run(&mut self, work: Work);
 }

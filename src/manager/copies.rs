@@ -18,6 +18,7 @@ use super::world::World;
 use crate::engine::{Buffer, Work};
 use crate::fabric::moves::{self, MOVE_MAX, Move, Moved};
 use crate::fabric::{Event, ProviderKind};
+use crate::room::Grows;
 
 /// What a turn may still move, and who is asked first.
 #[derive(Default)]
@@ -26,19 +27,23 @@ pub struct Copies {
     left: usize,
     /// The provider that is asked first, so that none starves.
     first: usize,
-    events: Vec<Event>,
 }
 
 /// What waits for running copies.
 #[derive(Default)]
 pub struct HeldBack {
-    work: VecDeque<Work>,
+    work: VecDeque<Box<Work>>,
 }
 
 impl HeldBack {
     /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.work.is_empty()
+    }
+
+    /// Whether so many more fit in.
+    pub fn fits(&mut self, more: usize) -> bool {
+        self.work.fits(more)
     }
 }
 
@@ -52,7 +57,7 @@ fn given_back(work: &Work) -> (u64, u64) {
 
 impl World {
     /// Whether a callback has to wait for a copy; it then does.
-    pub(super) fn hold_back(&mut self, work: Work) -> Option<Work> {
+    pub(super) fn hold_back(&mut self, work: Box<Work>) -> Option<Box<Work>> {
         let (addr, len) = given_back(&work);
         if !moves::touched(addr, len) {
             return Some(work);
@@ -66,7 +71,8 @@ impl World {
         if self.held_back.is_empty() {
             return;
         }
-        for work in std::mem::take(&mut self.held_back.work) {
+        for _ in 0..self.held_back.work.len() {
+            let Some(work) = self.held_back.work.pop_front() else { break };
             if let Some(work) = self.hold_back(work) {
                 self.work.push_back(work);
             }
@@ -107,7 +113,11 @@ impl Core {
             if !adapter.has_moves() {
                 continue;
             }
-            let mut events = std::mem::take(&mut self.copies.events);
+            if !self.room_for_events() {
+                return None;
+            }
+            let mut events = std::mem::take(&mut self.events);
+            let Some(adapter) = self.world.adapters[kind as usize].as_mut() else { continue };
             let one = adapter.take_move(&mut events);
             self.after_copy(kind, events);
             if let Some(one) = one {
@@ -125,7 +135,8 @@ impl Core {
         // Each costs something, however short.
         let cost = done.result.as_ref().map_or(0, |&n| n).max(4096);
         self.copies.left = self.copies.left.saturating_sub(cost);
-        let mut events = std::mem::take(&mut self.copies.events);
+        self.room_for_events();
+        let mut events = std::mem::take(&mut self.events);
         self.armed = false;
         if let Some(adapter) = self.world.adapters[kind as usize].as_mut() {
             adapter.moved(done, &mut events);
@@ -141,7 +152,7 @@ impl Core {
         for event in events.drain(..) {
             self.on_event(kind, event);
         }
-        self.copies.events = events;
+        self.events = events;
         // The peer hears of it.
         self.world.posted_to |= 1 << kind as u8;
         self.finish();

@@ -1,6 +1,7 @@
 //! The drivers' loops: the progress thread and callers that block. Who drives and who sleeps is decided in `wheel`; how
 //! long a driver spins, in `spin`; the callbacks are run in `deliver`.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -13,7 +14,9 @@ use super::seam::Seam;
 use super::spin::Spin;
 use super::sys::Tag;
 use super::{Manager, inside};
+use crate::engine::Work;
 use crate::log;
+use crate::room::Grows;
 
 /// State of the drivers that is asked for without the lock.
 #[derive(Default)]
@@ -24,6 +27,8 @@ pub struct Drivers {
     pub ran: AtomicU64,
     /// Callers of `rdma_mgr_wait`: they are woken when a callback ran on another thread.
     pub waits: AtomicUsize,
+    /// An empty queue that changes places with the world's, and keeps its memory.
+    spare: Mutex<VecDeque<Box<Work>>>,
     /// The manager ends.
     pub closing: AtomicBool,
 }
@@ -173,10 +178,21 @@ impl Manager {
         if core.world.work.is_empty() {
             return count;
         }
-        let batch = std::mem::take(&mut core.world.work);
         let _taken = super::Taken::count(&self.drivers.running);
-        drop(core);
-        count + self.run_all(batch)
+        let work = &mut core.world.work;
+        let mut batch = std::mem::take(&mut *self.drivers.spare.lock());
+        // What is left behind has the same room, for which operations were accepted.
+        if batch.fits(work.capacity()) {
+            std::mem::swap(work, &mut batch);
+            drop(core);
+            count += self.run_all(&mut batch);
+            *self.drivers.spare.lock() = batch;
+        } else if let Some(one) = work.pop_front() {
+            drop(core);
+            self.run(*one);
+            count += 1;
+        }
+        count
     }
 
     /// Whoever drives, `None` the progress thread, sleeps until something happens, `limit` at most. False: something is

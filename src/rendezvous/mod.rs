@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::api::{SendDone, Tensor};
 use crate::engine::Due;
 use crate::limits::{ABORTED_STEPS, TENSORS};
-use crate::room;
+use crate::room::{self, Grows};
 use crate::status::Status;
 
 /// A tensor that was sent and not yet taken.
@@ -71,14 +71,9 @@ pub enum RecvOutcome {
     Refused(Status),
 }
 
-/// Everything that a step held.
+/// Everything that a step held, where it was: giving up needs no memory.
 #[derive(Default)]
-pub struct Drained {
-    /// Tensors that nobody took.
-    pub tensors: Vec<Sent>,
-    /// Receives that nobody served.
-    pub waiters: Vec<Waiter>,
-}
+pub struct Drained(HashMap<Box<[u8]>, Item>);
 
 const MAX_SPARE: usize = 64;
 
@@ -99,9 +94,17 @@ impl Table {
         Table { earliest: u64::MAX, ..Default::default() }
     }
 
-    fn step(&mut self, step: i64) -> &mut Step {
+    fn step(&mut self, step: i64) -> Result<&mut Step, Status> {
+        if !self.steps.contains_key(&step) {
+            room::grow(&mut self.steps, 1, "steps")?;
+        }
         let spare = &mut self.spare;
-        self.steps.entry(step).or_insert_with(|| spare.pop().unwrap_or_default())
+        Ok(self.steps.entry(step).or_insert_with(|| spare.pop().unwrap_or_default()))
+    }
+
+    /// Tensors that wait.
+    pub fn tensors(&self) -> usize {
+        self.tensors
     }
 
     fn shrink(&mut self, step: i64) {
@@ -110,6 +113,7 @@ impl Table {
         if empty
             && let Some(s) = self.steps.remove(&step)
             && self.spare.len() < MAX_SPARE
+            && self.spare.fits(1)
         {
             self.spare.push(s);
         }
@@ -124,7 +128,10 @@ impl Table {
     pub fn send(&mut self, key: &[u8], step: i64, sent: Sent) -> (SendOutcome, Option<Sent>) {
         let deadline = sent.deadline;
         let full = self.tensors >= TENSORS;
-        let s = self.step(step);
+        let s = match self.step(step) {
+            Ok(s) => s,
+            Err(status) => return (SendOutcome::Refused(status), Some(sent)),
+        };
         if let Some(status) = &s.aborted {
             return (SendOutcome::Refused(status.clone()), Some(sent));
         }
@@ -166,7 +173,10 @@ impl Table {
         tolerate_duplicates: bool,
         waiter: impl FnOnce() -> Option<Waiter>,
     ) -> RecvOutcome {
-        let s = self.step(step);
+        let s = match self.step(step) {
+            Ok(s) => s,
+            Err(status) => return RecvOutcome::Refused(status),
+        };
         if let Some(status) = &s.aborted {
             return RecvOutcome::Refused(status.clone());
         }
@@ -180,6 +190,9 @@ impl Table {
             Some(Item::Waiters(waiters)) => {
                 if !tolerate_duplicates {
                     return RecvOutcome::Duplicate;
+                }
+                if let Err(status) = room::grow(waiters, 1, "receives of one key") {
+                    return RecvOutcome::Refused(status);
                 }
                 waiters.extend(waiter());
             }
@@ -219,8 +232,9 @@ impl Table {
     }
 
     /// Marks the step as aborted and gives up all it holds. A second abort keeps the first status.
-    pub fn abort(&mut self, step: i64, status: Status) -> Drained {
-        let s = self.step(step);
+    pub fn abort(&mut self, step: i64, status: Status) -> Result<Drained, Status> {
+        room::grow(&mut self.aborted, 1, "aborted steps")?;
+        let s = self.step(step)?;
         let items = std::mem::take(&mut s.items);
         if s.aborted.is_none() {
             s.aborted = Some(status);
@@ -231,9 +245,7 @@ impl Table {
                 }
             }
         }
-        let d = drain(items);
-        self.tensors -= d.tensors.len();
-        d
+        Ok(self.give_up(items))
     }
 
     /// Forgets the step and gives up all it holds.
@@ -242,22 +254,17 @@ impl Table {
         if s.aborted.is_some() {
             self.aborted.retain(|&a| a != step);
         }
-        let d = drain(s.items);
-        self.tensors -= d.tensors.len();
-        d
+        self.give_up(s.items)
     }
 
-    /// Gives up everything, at the end of the manager.
-    pub fn clear(&mut self) -> Drained {
-        let mut all = Drained::default();
-        for (_, s) in self.steps.drain() {
-            let d = drain(s.items);
-            all.tensors.extend(d.tensors);
-            all.waiters.extend(d.waiters);
-        }
-        self.aborted.clear();
-        self.tensors = 0;
-        all
+    fn give_up(&mut self, items: HashMap<Box<[u8]>, Item>) -> Drained {
+        self.tensors -= items.values().filter(|item| matches!(item, Item::Tensor(_))).count();
+        Drained(items)
+    }
+
+    /// Some step that is there; at the end of the manager each is cleaned up.
+    pub fn any_step(&self) -> Option<i64> {
+        self.steps.keys().next().copied()
     }
 
     /// Earliest deadline of a waiting tensor, or earlier; `u64::MAX`: none.
@@ -265,7 +272,7 @@ impl Table {
         self.earliest
     }
 
-    /// Takes out the tensors whose deadline has passed.
+    /// Takes out the tensors whose deadline has passed, as many as there is memory for: the rest is due next time.
     pub fn expire(&mut self, now: u64) -> Vec<Sent> {
         let mut out = Vec::new();
         if now < self.earliest {
@@ -274,9 +281,12 @@ impl Table {
         self.earliest = u64::MAX;
         for s in self.steps.values_mut() {
             let due = |item: &Item| matches!(item, Item::Tensor(t) if t.deadline <= now);
-            for (_, item) in s.items.extract_if(|_, item| due(item)) {
-                if let Item::Tensor(sent) = item {
-                    out.push(sent);
+            let count = s.items.values().filter(|item| due(item)).count();
+            if out.fits(count) {
+                for (_, item) in s.items.extract_if(|_, item| due(item)) {
+                    if let Item::Tensor(sent) = item {
+                        out.push(sent);
+                    }
                 }
             }
             for item in s.items.values() {
@@ -290,11 +300,20 @@ impl Table {
         out
     }
 
-    /// Takes out the tensors that `which` picks, with their keys and steps.
-    pub fn withdraw(&mut self, which: impl Fn(&Tensor) -> bool) -> Vec<(Box<[u8]>, i64, Sent)> {
-        let mut out = Vec::new();
+    /// Takes out the tensors that `which` picks, with their keys and steps. False: some are left, since memory
+    /// lacks.
+    pub fn withdraw(
+        &mut self,
+        which: impl Fn(&Tensor) -> bool,
+    ) -> (Vec<(Box<[u8]>, i64, Sent)>, bool) {
+        let (mut out, mut whole) = (Vec::new(), true);
         let picked = |item: &Item| matches!(item, Item::Tensor(t) if which(&t.tensor));
         for (&step, s) in &mut self.steps {
+            let count = s.items.values().filter(|item| picked(item)).count();
+            if !out.fits(count) {
+                whole = false;
+                continue;
+            }
             for (key, item) in s.items.extract_if(|_, item| picked(item)) {
                 if let Item::Tensor(sent) = item {
                     out.push((key, step, sent));
@@ -303,7 +322,7 @@ impl Table {
         }
         self.tensors -= out.len();
         self.steps.retain(|_, s| !s.items.is_empty() || s.aborted.is_some());
-        out
+        (out, whole)
     }
 
     /// Entries, for reports: waiting tensors and waiting receives.
@@ -322,7 +341,17 @@ impl Table {
 impl Drained {
     /// Nothing was given up.
     pub fn is_empty(&self) -> bool {
-        self.tensors.is_empty() && self.waiters.is_empty()
+        self.0.is_empty()
+    }
+
+    /// Ends each: tensors that nobody took, and receives that nobody served.
+    pub fn end(self, mut tensor: impl FnMut(Sent), mut waiter: impl FnMut(Waiter)) {
+        for item in self.0.into_values() {
+            match item {
+                Item::Tensor(sent) => tensor(sent),
+                Item::Waiters(waiters) => waiters.into_iter().for_each(&mut waiter),
+            }
+        }
     }
 }
 
@@ -331,17 +360,6 @@ fn entry(items: &mut HashMap<Box<[u8]>, Item>, key: &[u8]) -> Result<Box<[u8]>, 
     let none = |_| room::none(key.len(), "a table of keys");
     items.try_reserve(1).map_err(none)?;
     room::key(key)
-}
-
-fn drain(items: HashMap<Box<[u8]>, Item>) -> Drained {
-    let mut d = Drained::default();
-    for item in items.into_values() {
-        match item {
-            Item::Tensor(sent) => d.tensors.push(sent),
-            Item::Waiters(w) => d.waiters.extend(w),
-        }
-    }
-    d
 }
 
 #[cfg(test)]
@@ -383,8 +401,10 @@ mod tests {
         let mut t = Table::new();
         t.send(b"a", 1, sent(1));
         t.recv(b"b", 1, false, || Some(Waiter::Local(1)));
-        let d = t.abort(1, Status::new(Code::Aborted, "stop"));
-        assert_eq!((d.tensors.len(), d.waiters.len()), (1, 1));
+        let drained = t.abort(1, Status::new(Code::Aborted, "stop")).unwrap();
+        let (mut tensors, mut waiters) = (0, 0);
+        drained.end(|_| tensors += 1, |_| waiters += 1);
+        assert_eq!((tensors, waiters, t.tensors()), (1, 1, 0));
         assert!(matches!(t.send(b"a", 1, sent(1)).0, SendOutcome::Refused(_)));
         assert!(matches!(t.recv(b"a", 1, false, || None), RecvOutcome::Refused(_)));
         t.cleanup(1);
