@@ -32,8 +32,10 @@ pub const WAITING: usize = 131_072;
 pub const WAITING_BYTES: usize = 64 << 20;
 /// The same of all peers together.
 pub const WAITING_BYTES_ALL: usize = 256 << 20;
+/// Posts that wait on a channel, from which on it takes no more receives.
+pub const ASKS: usize = 262_144;
 /// Posts that wait on a channel.
-pub const POSTS: usize = 262_144;
+pub const POSTS: usize = 2 * ASKS;
 /// Bytes of answers to a peer that wait on a channel.
 pub const OWED_BYTES: usize = 64 << 20;
 /// The same of all channels together.
@@ -147,7 +149,13 @@ pub const LIMITS: &[Limit] = &[
         "the rest waits for the next turn, behind the other connections; on ibverbs 64 of all, in their order",
     ),
     limit(
-        "posts that wait on a connection (credits, room in a queue)",
+        "posts that wait on a connection (credits, room in a queue), when one more receive begins",
+        Number(ASKS),
+        Follows,
+        "`RESOURCE_EXHAUSTED` for the receive",
+    ),
+    limit(
+        "posts that wait on a connection",
         Number(POSTS),
         Follows,
         "the connection is ended with `RESOURCE_EXHAUSTED`",

@@ -7,6 +7,7 @@
 //!
 //! What waits is of two kinds: what the application caused (requests, reads), which its own operations
 //! bound, and answers, which the peer causes. Answers are bounded in bytes, here and over all channels.
+//! A request that ends while it waits here is withdrawn, and nothing of it is sent.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,14 +17,15 @@ use foldhash::HashMap;
 
 use super::Fx;
 use super::claim::Probe;
+use super::queue::{Pending, Queue};
 use super::seal::{Seal, TRAILER};
 use crate::fabric::{Caps, Mem, PostError, Remote};
-use crate::limits::{OWED_BYTES, OWED_BYTES_ALL, OWED_CONTENT, POSTS};
+use crate::limits::{ASKS, OWED_BYTES, OWED_BYTES_ALL, OWED_CONTENT, POSTS};
 use crate::observe::PeerCounters;
 use crate::protocol::message::{
     CREDITS_AT, HEADER_LEN, IMM_ACK, MAX_MESSAGE, Message, encode, head_len,
 };
-use crate::status::{Code, Status};
+use crate::status::{Code, Reason, Status};
 
 /// Identifies a channel; never reused while an event of it may be under way.
 pub type ChanId = u32;
@@ -41,23 +43,6 @@ impl Owed {
     /// How many there are.
     pub fn bytes(&self) -> usize {
         self.0.load(Ordering::Relaxed)
-    }
-}
-
-enum Pending {
-    Message { bytes: Vec<u8>, answer: bool },
-    Write { wr: u64, local: Mem, remote: Remote, imm: Option<u32> },
-    Read { wr: u64, local: Mem, remote: Remote },
-}
-
-impl Pending {
-    /// Bytes that it counts for, if it is an answer.
-    fn owed(&self) -> usize {
-        match self {
-            Pending::Message { bytes, answer: true } => size_of::<Pending>() + bytes.capacity(),
-            Pending::Write { .. } => size_of::<Pending>(),
-            Pending::Message { answer: false, .. } | Pending::Read { .. } => 0,
-        }
     }
 }
 
@@ -113,7 +98,7 @@ pub struct Channel {
     consumed: u32,
     quantum: u32,
     peer_quantum: u32,
-    pending: VecDeque<Pending>,
+    pending: Queue,
     /// Bytes of the answers in `pending`, a part of `owed_all`.
     owed: usize,
     owed_all: Arc<Owed>,
@@ -153,7 +138,7 @@ impl Channel {
             consumed: 0,
             quantum: depth / 2,
             peer_quantum: INITIAL_CREDITS / 2,
-            pending: VecDeque::new(),
+            pending: Queue::new(),
             owed: 0,
             owed_all,
             fragments: Vec::new(),
@@ -225,44 +210,101 @@ impl Channel {
 
     /// Sends a message; `tail` follows what `encode` writes.
     pub fn send(&mut self, fx: &mut dyn Fx, message: &Message<'_>, tail: &[u8]) {
+        self.send_for(fx, message, tail, None);
+    }
+
+    /// Sends what asks for a request; its place, if all of it has to wait.
+    pub fn ask(
+        &mut self,
+        fx: &mut dyn Fx,
+        request: u32,
+        message: &Message<'_>,
+        tail: &[u8],
+    ) -> Option<u64> {
+        self.send_for(fx, message, tail, Some(request))
+    }
+
+    /// Takes back what asks for a request. False: some of it has left.
+    pub fn withdraw(&mut self, place: u64, request: u32) -> bool {
+        self.pending.withdraw(place, request)
+    }
+
+    /// Why no more may be asked for: what waits already.
+    pub fn too_many_asks(&self) -> Option<Status> {
+        let n = self.pending.len();
+        (n >= ASKS).then(|| {
+            let text = format!(
+                "{n} posts wait on the connection, faster than the peer takes them; with {ASKS} nothing \
+                 more is asked for"
+            );
+            Status::new(Code::ResourceExhausted, text).because(Reason::LocalError)
+        })
+    }
+
+    fn send_for(
+        &mut self,
+        fx: &mut dyn Fx,
+        message: &Message<'_>,
+        tail: &[u8],
+        ask: Option<u32>,
+    ) -> Option<u64> {
         let mut scratch = std::mem::take(&mut self.scratch);
         // What it held is not wanted any more, and `encode` replaces it.
         scratch.clear();
         if scratch.try_reserve(head_len(message)).is_err() {
             self.scratch = scratch;
-            return self.fail(no_memory());
+            self.fail(no_memory());
+            return None;
         }
         encode(message, &mut scratch);
-        if scratch.len() + tail.len() <= self.room() {
+        let answer = is_answer(message);
+        let place = if scratch.len() + tail.len() <= self.room() {
             // Neither waits for what is queued before it, which may take long: the other side has to
             // see that this one lives.
             let urgent = matches!(message, Message::Ping | Message::Pong);
-            self.post_message(fx, &mut scratch, tail, urgent, is_answer(message));
+            self.post_message(fx, &mut scratch, tail, urgent, (answer, ask))
         } else {
-            self.send_fragments(fx, &scratch, tail, is_answer(message));
-        }
+            self.send_fragments(fx, &scratch, tail, (answer, ask))
+        };
         self.scratch = scratch;
+        place
     }
 
-    fn send_fragments(&mut self, fx: &mut dyn Fx, head: &[u8], tail: &[u8], answer: bool) {
-        let Some(whole) = joined(head, tail) else { return self.fail(no_memory()) };
+    /// The place of the first, if that has to wait, and so do all.
+    fn send_fragments(
+        &mut self,
+        fx: &mut dyn Fx,
+        head: &[u8],
+        tail: &[u8],
+        of: (bool, Option<u32>),
+    ) -> Option<u64> {
+        let Some(whole) = joined(head, tail) else {
+            self.fail(no_memory());
+            return None;
+        };
         let piece = self.room().saturating_sub(HEADER_LEN).max(1);
         let count = whole.len().div_ceil(piece);
         let mut header = Vec::with_capacity(HEADER_LEN);
+        let mut first = None;
         for (i, bytes) in whole.chunks(piece).enumerate() {
             encode(&Message::Fragment { last: i + 1 == count, bytes }, &mut header);
-            self.post_message(fx, &mut header, bytes, false, answer);
+            let place = self.post_message(fx, &mut header, bytes, false, of);
+            if i == 0 {
+                first = place;
+            }
         }
+        first
     }
 
+    /// The message's place, if it has to wait.
     fn post_message(
         &mut self,
         fx: &mut dyn Fx,
         head: &mut [u8],
         tail: &[u8],
         urgent: bool,
-        answer: bool,
-    ) {
+        (answer, ask): (bool, Option<u32>),
+    ) -> Option<u64> {
         if (urgent || self.pending.is_empty()) && self.credits > RESERVED {
             let returned = self.consumed.min(u32::from(u16::MAX));
             head[CREDITS_AT..HEADER_LEN].copy_from_slice(&(returned as u16).to_le_bytes());
@@ -270,15 +312,21 @@ impl Channel {
                 Ok(()) => {
                     self.credits -= 1;
                     self.consumed -= returned;
-                    return;
+                    return None;
                 }
                 Err(PostError::QueueFull) => {}
-                Err(PostError::Failed(status)) => return self.fail(status),
+                Err(PostError::Failed(status)) => {
+                    self.fail(status);
+                    return None;
+                }
             }
         }
         match joined(head, tail) {
-            Some(bytes) => self.enqueue(Pending::Message { bytes, answer }, urgent),
-            None => self.fail(no_memory()),
+            Some(bytes) => self.enqueue(Pending::Message { bytes, answer, ask }, urgent),
+            None => {
+                self.fail(no_memory());
+                None
+            }
         }
     }
 
@@ -322,28 +370,26 @@ impl Channel {
         self.enqueue(Pending::Read { wr, local, remote }, false);
     }
 
-    /// Waits behind what waits already, or, if `urgent`, before it.
-    fn enqueue(&mut self, entry: Pending, urgent: bool) {
+    /// Waits behind what waits already, or, if `urgent`, before it; its place.
+    fn enqueue(&mut self, entry: Pending, urgent: bool) -> Option<u64> {
         self.counters.queue_full.add(1);
         let owed = entry.owed();
         if self.pending.len() >= POSTS || self.owed + owed > OWED_BYTES {
             let text = format!(
-                "{} operations with {} bytes of answers wait for the peer, which takes none; {POSTS} with \
-                 {OWED_BYTES} are allowed",
+                "{} posts wait on the connection, {} bytes of them answers, faster than the peer takes them; \
+                 {POSTS} with {OWED_BYTES} are allowed",
                 self.pending.len(),
                 self.owed
             );
-            return self.fail(Status::new(Code::ResourceExhausted, text));
+            self.fail(Status::new(Code::ResourceExhausted, text));
+            return None;
         }
-        if self.pending.try_reserve(1).is_err() {
-            return self.fail(no_memory());
+        if !self.pending.make_room() {
+            self.fail(no_memory());
+            return None;
         }
         self.owes(owed);
-        if urgent {
-            self.pending.push_front(entry);
-        } else {
-            self.pending.push_back(entry);
-        }
+        Some(self.pending.push(entry, urgent))
     }
 
     fn fail(&mut self, status: Status) {
@@ -352,7 +398,7 @@ impl Channel {
 
     /// Posts what waits, as far as credits and queue allow, and returns credits that are due.
     pub fn flush(&mut self, fx: &mut dyn Fx) {
-        while let Some(front) = self.pending.front_mut() {
+        while let Some(front) = self.pending.front() {
             let uses_credit =
                 !matches!(front, Pending::Read { .. } | Pending::Write { imm: None, .. });
             if uses_credit && self.credits <= RESERVED {
@@ -374,7 +420,7 @@ impl Channel {
                 Ok(()) => {
                     self.credits -= u32::from(uses_credit);
                     self.consumed -= returned;
-                    let owed = self.pending.pop_front().map_or(0, |p| p.owed());
+                    let owed = self.pending.pop().map_or(0, |p| p.owed());
                     self.owes_less(owed);
                 }
                 Err(PostError::QueueFull) => break,

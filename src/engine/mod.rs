@@ -29,6 +29,7 @@ mod local;
 mod peer;
 #[cfg(feature = "planted")]
 mod planted;
+mod queue;
 mod reclaim;
 mod request;
 mod response;
@@ -376,7 +377,7 @@ impl Engine {
             return false;
         };
         let text = format!(
-            "{bytes} bytes of answers wait for the peer, which takes none; for all peers together {} wait, \
+            "{bytes} bytes of answers wait for the peer, which takes them too slowly; for all peers together {} wait, \
              {OWED_BYTES_ALL} are allowed",
             self.owed.bytes()
         );

@@ -161,6 +161,18 @@ impl Engine {
         self.peers.get(peer).is_some_and(|p| p.channels.is_empty() && !p.queue.is_empty())
     }
 
+    /// Ends the channels of a peer's other incarnations. Only for who proved more than the peer's name.
+    pub fn end_earlier(&mut self, fx: &mut dyn Fx, peer: u32, incarnation: &[u8; 16]) {
+        let Some(p) = self.peers.get(peer).filter(|p| p.incarnation != *incarnation) else {
+            return;
+        };
+        let text = format!("peer '{}' restarted: it is a new incarnation", p.name);
+        for ch in p.channels.clone() {
+            let status = Status::new(Code::Unavailable, &*text).because(Reason::PeerRestarted);
+            self.channel_down(fx, ch, status);
+        }
+    }
+
     /// A connection is there: gives it an id. `channel_open` follows, once the id is mapped.
     ///
     /// Another incarnation than the last one's has restarted. The channels of the last one end here only
@@ -181,11 +193,7 @@ impl Engine {
         let known = self.peers.get(peer).ok_or_else(forgotten)?;
         let name = known.name.clone();
         if known.incarnation != incarnation {
-            for ch in known.channels.clone() {
-                let text = format!("peer '{name}' restarted: it is a new incarnation");
-                let status = Status::new(Code::Unavailable, text).because(Reason::PeerRestarted);
-                self.channel_down(fx, ch, status);
-            }
+            self.end_earlier(fx, peer, &incarnation);
             self.peers.get_mut(peer).ok_or_else(forgotten)?.cache.clear();
         }
         let counters = self.stats.peer(&name, caps.provider.name());

@@ -58,6 +58,8 @@ pub(super) struct Request {
     pub id: u64,
     pub peer: Option<u32>,
     pub ch: Option<ChanId>,
+    /// Where what asks for it waits on the channel.
+    pub place: Option<u64>,
     pub key: Box<[u8]>,
     pub step: i64,
     pub started: u64,
@@ -125,6 +127,7 @@ impl Engine {
             id: 0,
             peer,
             ch: None,
+            place: None,
             key,
             step,
             started: now,
@@ -230,8 +233,11 @@ impl Engine {
                 "a receive was given to a connection that ended",
             );
         };
-        c.counters.requests_sent.add(1);
         r.ch = Some(ch);
+        if let Some(status) = c.too_many_asks() {
+            return self.fail(fx, index, status);
+        }
+        c.counters.requests_sent.add(1);
         r.state = State::Requested;
         let any_meta = matches!(r.target, Target::Given { .. }) && r.device == 0;
         let len = match r.target {
@@ -262,9 +268,9 @@ impl Engine {
             cached: r.meta.clone(),
             key: &key,
         });
-        self.send(fx, ch, &m, &key);
+        let place = self.channels.get_mut(ch).and_then(|c| c.ask(fx, index, &m, &key));
         if let Some(r) = self.requests.get_mut(index) {
-            r.key = key;
+            (r.key, r.place) = (key, place);
         }
     }
 

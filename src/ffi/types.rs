@@ -213,7 +213,9 @@ pub type rdma_recv_done_fn = Option<
 
 /// Returns memory for meta->nbytes bytes on the device named in the receive's options, or NULL to
 /// fail the request (RDMA_RESOURCE_EXHAUSTED). Runs inside rdma_recv_async (metadata cached) or on
-/// the progress thread; once more if the metadata changed: the earlier memory is then unused. Not
+/// the progress thread; once more if the metadata changed: the earlier memory is then unused. NULL for
+/// cached metadata, which may be out of date, does not fail the request yet: the sender is asked, and
+/// the callback runs once more with the metadata that it tells; NULL then fails it. Not
 /// called for dead or zero-size tensors. The memory stays the application's; meta->data is NULL.
 pub type rdma_alloc_fn =
     Option<unsafe extern "C" fn(meta: *const rdma_tensor_t, userdata: *mut c_void) -> *mut c_void>;

@@ -259,7 +259,8 @@ impl Core {
         sock: Option<std::os::fd::OwnedFd>,
         address: String,
     ) {
-        let peer = match self.room_for_peer(&hello.name, key.0) {
+        let proved = self.boot.has_secret();
+        let peer = match self.room_for_peer(hello, key.0, proved) {
             Ok(peer) => peer,
             Err(status) => {
                 log::warn(format_args!("a connection was turned away: {status}"));
@@ -272,7 +273,6 @@ impl Core {
             self.met(token as u32, &hello.name, peer);
             self.engine.keep_peer(peer);
         }
-        let proved = self.boot.has_secret();
         let contested = !proved && self.engine.contested(peer, &hello.incarnation);
         let route = self.world.routes.entry(peer).or_default();
         if let Some(token) = token
@@ -476,9 +476,18 @@ impl Core {
         next.map_or(u64::MAX, |at| at.saturating_duration_since(start).as_nanos() as u64)
     }
 
-    /// The index of a peer that has connected, if there is room for it and for one more connection.
-    fn room_for_peer(&mut self, name: &str, kind: ProviderKind) -> Result<u32, Status> {
-        let peer = self.engine.guest(name)?;
+    /// The index of a peer that has connected, if there is room for it and for one more connection. Those
+    /// that a restarted peer left behind take none.
+    fn room_for_peer(
+        &mut self,
+        hello: &PeerHello,
+        kind: ProviderKind,
+        proved: bool,
+    ) -> Result<u32, Status> {
+        let peer = self.engine.guest(&hello.name)?;
+        if proved {
+            self.engine.end_earlier(&mut self.world, peer, &hello.incarnation);
+        }
         self.engine.room_for_channel(&mut self.world, peer, kind)?;
         Ok(peer)
     }

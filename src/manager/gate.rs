@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use super::world::World;
+use super::world::{Fresh, World};
 use crate::bootstrap::{Negotiator, PeerHello};
 use crate::engine::{Claim, Engine};
 use crate::fabric::{EpId, ProviderKind};
@@ -18,8 +18,9 @@ pub struct Gate<'a> {
 
 impl Negotiator for Gate<'_> {
     fn check(&mut self, peer: &PeerHello, proved: bool) -> Option<Result<(), Status>> {
-        if let Err(status) = self.world.check(peer, proved)? {
-            return Some(Err(status));
+        if peer.name == self.world.name {
+            let text = format!("a peer with this manager's own name '{}'", peer.name);
+            return Some(Err(Status::new(Code::AlreadyExists, text)));
         }
         if proved {
             return Some(Ok(()));
@@ -32,7 +33,24 @@ impl Negotiator for Gate<'_> {
     }
 
     fn create(&mut self, kind: ProviderKind, peer: &PeerHello) -> Result<(EpId, Vec<u8>), Status> {
-        self.world.create(kind, peer)
+        if !self.world.room_for_endpoint() {
+            return Err(Status::new(Code::ResourceExhausted, "no memory for one more endpoint"));
+        }
+        let Some(adapter) = self.world.adapters[kind as usize].as_mut() else {
+            let text = format!("provider {} is not open", kind.name());
+            return Err(Status::new(Code::Unavailable, text));
+        };
+        let ep = adapter.create(&peer.name)?;
+        match adapter.address(ep) {
+            Ok(address) => {
+                self.world.fresh.insert((kind, ep), Fresh::default());
+                Ok((ep, address))
+            }
+            Err(status) => {
+                adapter.destroy(ep);
+                Err(status)
+            }
+        }
     }
 
     fn connect(
@@ -43,15 +61,22 @@ impl Negotiator for Gate<'_> {
         active: bool,
         sock: Option<OwnedFd>,
     ) -> Result<(), Status> {
-        Negotiator::connect(self.world, kind, ep, remote, active, sock)
+        match self.world.adapters[kind as usize].as_mut() {
+            Some(adapter) => adapter.connect(ep, remote, active, sock),
+            None => Err(Status::internal("the adapter is closed")),
+        }
     }
 
     fn connected(&mut self, kind: ProviderKind, ep: EpId) -> Option<Result<(), Status>> {
-        self.world.connected(kind, ep)
+        match self.world.fresh.get(&(kind, ep)) {
+            Some(fresh) => fresh.connected.clone(),
+            None => Some(Err(Status::gone("the endpoint was destroyed"))),
+        }
     }
 
     fn discard(&mut self, kind: ProviderKind, ep: EpId) {
-        self.world.discard(kind, ep);
+        self.world.fresh.remove(&(kind, ep));
+        self.world.dying.push((kind, ep));
     }
 }
 

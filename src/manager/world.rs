@@ -14,7 +14,7 @@ use super::copies::HeldBack;
 use super::doubt::Doubt;
 use super::memory::{self, Adapters, Regions};
 use super::sys::{Epoll, Tag};
-use crate::bootstrap::{Backoff, Negotiator, PeerHello};
+use crate::bootstrap::Backoff;
 use crate::engine::{Buffer, ChanId, Fx, INITIAL_CREDITS, MapError, Window, Work};
 use crate::fabric::{Access, EpId, Event, Mem, PostError, ProviderKind, Remote};
 use crate::limits::{EARLY, EARLY_BYTES, EARLY_BYTES_ALL};
@@ -283,6 +283,17 @@ impl World {
         }
     }
 
+    /// All that one more endpoint will need here: nothing that follows lacks it.
+    pub fn room_for_endpoint(&mut self) -> bool {
+        let fresh = self.fresh.len() + 1;
+        let ends = self.links.len() + fresh;
+        self.fresh.fits(1)
+            && self.links.fits(fresh)
+            && self.chans.fits(fresh)
+            && self.dying.fits(ends)
+            && self.routes.fits(1)
+    }
+
     /// Keeps an event of an endpoint that is not a channel yet.
     pub fn keep_early(&mut self, key: EpKey, event: Event) {
         // Handshakes are few: their number is bounded.
@@ -455,7 +466,8 @@ impl Fx for World {
     }
 
     fn fits(&mut self, work: usize) -> bool {
-        self.work.fits(work) && self.held_back.fits(work)
+        // And for a route to the peer.
+        self.work.fits(work) && self.held_back.fits(work) && self.routes.fits(1)
     }
 
     fn run(&mut self, work: Work) {
@@ -470,70 +482,6 @@ impl Fx for World {
         } else {
             self.work.push_back(work);
         }
-    }
-}
-
-impl Negotiator for World {
-    fn check(&mut self, peer: &PeerHello, _proved: bool) -> Option<Result<(), Status>> {
-        if peer.name == self.name {
-            let text = format!("a peer with this manager's own name '{}'", peer.name);
-            return Some(Err(Status::new(Code::AlreadyExists, text)));
-        }
-        Some(Ok(()))
-    }
-
-    fn create(&mut self, kind: ProviderKind, peer: &PeerHello) -> Result<(EpId, Vec<u8>), Status> {
-        let Some(adapter) = self.adapters[kind as usize].as_mut() else {
-            let text = format!("provider {} is not open", kind.name());
-            return Err(Status::new(Code::Unavailable, text));
-        };
-        // All that the endpoint will need here: nothing that follows lacks it.
-        let ends = self.links.len() + self.fresh.len() + 1;
-        let room = self.fresh.fits(1)
-            && self.links.fits(self.fresh.len() + 1)
-            && self.chans.fits(self.fresh.len() + 1)
-            && self.dying.fits(ends)
-            && self.routes.fits(1);
-        if !room {
-            return Err(Status::new(Code::ResourceExhausted, "no memory for one more endpoint"));
-        }
-        let ep = adapter.create(&peer.name)?;
-        match adapter.address(ep) {
-            Ok(address) => {
-                self.fresh.insert((kind, ep), Fresh::default());
-                Ok((ep, address))
-            }
-            Err(status) => {
-                adapter.destroy(ep);
-                Err(status)
-            }
-        }
-    }
-
-    fn connect(
-        &mut self,
-        kind: ProviderKind,
-        ep: EpId,
-        remote: &[u8],
-        active: bool,
-        sock: Option<OwnedFd>,
-    ) -> Result<(), Status> {
-        match self.adapters[kind as usize].as_mut() {
-            Some(adapter) => adapter.connect(ep, remote, active, sock),
-            None => Err(Status::internal("the adapter is closed")),
-        }
-    }
-
-    fn connected(&mut self, kind: ProviderKind, ep: EpId) -> Option<Result<(), Status>> {
-        match self.fresh.get(&(kind, ep)) {
-            Some(fresh) => fresh.connected.clone(),
-            None => Some(Err(Status::gone("the endpoint was destroyed"))),
-        }
-    }
-
-    fn discard(&mut self, kind: ProviderKind, ep: EpId) {
-        self.fresh.remove(&(kind, ep));
-        self.dying.push((kind, ep));
     }
 }
 

@@ -50,9 +50,9 @@ struct Failed {
 
 static FAILED: Mutex<Option<Failed>> = Mutex::new(None);
 
-/// This thread's stack in one number, the same in each child: a trace in names takes long.
+/// The top of this thread's stack in one number, the same in each child: a trace in names takes long.
 fn stack() -> u64 {
-    let mut frames = [std::ptr::null_mut(); 48];
+    let mut frames = [std::ptr::null_mut(); 24];
     // SAFETY: room for so many.
     let n = unsafe { libc::backtrace(frames.as_mut_ptr(), frames.len() as i32) };
     let mut hasher = DefaultHasher::new();

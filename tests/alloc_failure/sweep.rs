@@ -99,6 +99,10 @@ fn site(trace: &str) -> Option<Site> {
             break;
         }
     }
+    if found.is_none() && trace.contains(": test::") {
+        // The thread that waits for the test.
+        return Some((OURS.into(), String::new()));
+    }
     // A text may be made anywhere.
     found.map(|site| if text && site.0 != OURS { (TEXTS.into(), String::new()) } else { site })
 }
@@ -127,17 +131,19 @@ fn end(kind: &str, fail_at: u64, known: &Known) -> End {
     }
 }
 
-/// All calls of a run up to this one are tried.
+/// The calls of a run up to this one are tried,
 const MOST: u64 = 2000;
+/// and of those before this one, which open the managers, each fourth; with `ALLOC_WHOLE` all.
+const SETUP: u64 = 200;
 
 /// Each call of a run over this provider fails once, in a child of its own, two at a time. What was wrong.
-fn sweep(kind: &str, seen: &Mutex<BTreeMap<Site, usize>>) -> Vec<String> {
-    let known = Known::default();
-    let (text, ..) = run(kind, 0, &known);
+fn sweep(kind: &str, known: &Known, seen: &Mutex<BTreeMap<Site, usize>>) -> Vec<String> {
+    let (text, ..) = run(kind, 0, known);
     let calls = text.split_once("CALLS ").and_then(|(_, rest)| rest.lines().next());
     let calls: u64 = calls.unwrap_or_else(|| panic!("{text}")).parse().unwrap();
     let (next, wrong) = (AtomicU64::new(1), Mutex::new(Vec::new()));
-    let aborted = AtomicU64::new(0);
+    let (aborted, tried) = (AtomicU64::new(0), AtomicU64::new(0));
+    let whole = std::env::var_os("ALLOC_WHOLE").is_some();
     std::thread::scope(|s| {
         for _ in 0..2 {
             s.spawn(|| {
@@ -146,7 +152,11 @@ fn sweep(kind: &str, seen: &Mutex<BTreeMap<Site, usize>>) -> Vec<String> {
                     if n > calls.min(MOST) {
                         return;
                     }
-                    match end(kind, n, &known) {
+                    if n < SETUP && !whole && !n.is_multiple_of(4) {
+                        continue;
+                    }
+                    tried.fetch_add(1, Ordering::Relaxed);
+                    match end(kind, n, known) {
                         End::Good => {}
                         End::Aborted(size, site) => {
                             aborted.fetch_add(1, Ordering::Relaxed);
@@ -163,16 +173,17 @@ fn sweep(kind: &str, seen: &Mutex<BTreeMap<Site, usize>>) -> Vec<String> {
             });
         }
     });
-    println!("{kind}: each of {calls} calls failed once, {} aborted", aborted.into_inner());
+    let (tried, aborted) = (tried.into_inner(), aborted.into_inner());
+    println!("{kind}: {tried} of {calls} calls failed once each, {aborted} aborted");
     wrong.into_inner().unwrap()
 }
 
 /// Whatever call of the allocator fails: every operation ends, or the process aborts at a place of the list.
 #[test]
 fn r20_whatever_allocation_fails_all_ends_or_aborts_at_a_listed_place() {
-    let seen = Mutex::default();
+    let (known, seen) = (Known::default(), Mutex::default());
     let mut wrong: Vec<String> =
-        ["loopback", "shm", "tcp"].iter().flat_map(|kind| sweep(kind, &seen)).collect();
+        ["loopback", "shm", "tcp"].iter().flat_map(|kind| sweep(kind, &known, &seen)).collect();
     let seen = seen.into_inner().unwrap();
     for ((file, function), size) in &seen {
         if std::env::var_os("ALLOC_PLACES").is_some() {

@@ -39,6 +39,14 @@ impl Engine {
             State::Requested | State::Awaiting => {
                 let exposed = r.landing.as_ref().is_some_and(|l| l.window.is_some());
                 let ch = r.ch;
+                if let (Some(place), Some(ch)) = (r.place.take(), ch)
+                    && self.channels.get_mut(ch).is_some_and(|c| c.withdraw(place, index))
+                {
+                    // The peer has not heard of it, and never will.
+                    self.fail(fx, index, status);
+                    return self.settle(fx, ch);
+                }
+                let Some(r) = self.requests.get_mut(index) else { return };
                 if exposed && !windows {
                     r.state = State::Quiescing { status, left: 0, response: None };
                     r.deadline = now + grace;

@@ -110,6 +110,32 @@ fn r09_the_secret_takes_a_name_over() {
     victim.finish();
 }
 
+/// The same where the hanging process has as many connections as a peer may have.
+#[test]
+fn r09_the_secret_takes_a_name_over_with_all_its_connections() {
+    let secret = Some("sesame".to_owned());
+    let mut victim = Victim::start(Options { secret, ..Options::default() });
+    let address = victim.address().to_owned();
+    let most = rdma_transport::limits::CHANNELS_PER_PEER;
+    let mut old: Vec<Client> = (1..=most)
+        .map(|n| {
+            let facts = Facts { incarnation: [1; 16], ..Facts::new("peer", n as u64) };
+            let mut client = Client::dial(&address, facts, Some(b"sesame")).unwrap();
+            client.message(&message::credit(64)).unwrap();
+            let n = n.to_string();
+            assert!(eventually(PATIENCE, || victim.try_tell("channels peer").as_deref() == Ok(&n)));
+            client
+        })
+        .collect();
+    let mut new = Client::dial(&address, Facts::new("peer", 100), Some(b"sesame")).unwrap();
+    new.message(&message::credit(64)).unwrap();
+    new.message(&message::request(7, 3, b"gen:100")).unwrap();
+    new.next_message(message::CONTENT).unwrap();
+    assert!(old.iter_mut().all(|client| client.closed_within(PATIENCE)));
+    assert_eq!(victim.tell("channels peer"), "1");
+    victim.finish();
+}
+
 /// A host that vanished acknowledges nothing. Its successor gets in long before the peer timeout.
 #[test]
 fn r09_a_vanished_host_loses_its_name() {
