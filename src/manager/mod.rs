@@ -469,7 +469,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         segments: 0,
         work: Default::default(),
         held_back: Default::default(),
-        inline: Vec::new(),
+        inline: Default::default(),
         in_call: false,
         full: false,
         posted_to: 0,

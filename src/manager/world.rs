@@ -167,7 +167,7 @@ pub struct World {
     /// Callbacks that wait for copies.
     pub held_back: HeldBack,
     /// Callbacks that the calling thread runs before its call returns.
-    pub inline: Vec<Box<Work>>,
+    pub inline: VecDeque<Box<Work>>,
     /// Inline callbacks are collected for the call in progress.
     pub in_call: bool,
     /// Some post found no room: try again after the next poll.
@@ -478,7 +478,7 @@ impl Fx for World {
         };
         // Inline is faster and no more: there is room in the queue in any case.
         if inline && self.inline.fits(1) {
-            self.inline.push(work);
+            self.inline.push_back(work);
         } else {
             self.work.push_back(work);
         }

@@ -71,6 +71,9 @@ pub enum RecvOutcome {
     Refused(Status),
 }
 
+/// A tensor that was taken out, with its key and step.
+pub type Withdrawn = (Box<[u8]>, i64, Sent);
+
 /// Everything that a step held, where it was: giving up needs no memory.
 #[derive(Default)]
 pub struct Drained(HashMap<Box<[u8]>, Item>);
@@ -302,10 +305,7 @@ impl Table {
 
     /// Takes out the tensors that `which` picks, with their keys and steps. False: some are left, since memory
     /// lacks.
-    pub fn withdraw(
-        &mut self,
-        which: impl Fn(&Tensor) -> bool,
-    ) -> (Vec<(Box<[u8]>, i64, Sent)>, bool) {
+    pub fn withdraw(&mut self, which: impl Fn(&Tensor) -> bool) -> (Vec<Withdrawn>, bool) {
         let (mut out, mut whole) = (Vec::new(), true);
         let picked = |item: &Item| matches!(item, Item::Tensor(t) if which(&t.tensor));
         for (&step, s) in &mut self.steps {

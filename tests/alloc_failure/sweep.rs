@@ -190,7 +190,7 @@ fn r20_whatever_allocation_fails_all_ends_or_aborts_at_a_listed_place() {
             println!("PLACE {file} {function} {size}");
         }
         let listed = places::of(file, function);
-        if !listed.is_some_and(|place| *size <= place.bytes) {
+        if listed.is_none_or(|place| *size > place.bytes) {
             wrong.push(format!(
                 "{size} bytes in `{function}` of {file}, which the list does not have"
             ));

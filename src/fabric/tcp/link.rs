@@ -149,7 +149,7 @@ impl Link {
     ) -> Result<(), Status> {
         // Only what was sent as a whole can be acknowledged: its source may be reused from now on.
         let known = self.writes.iter().take(self.tx.sent_writes).any(|w| w.seq == seq);
-        while known {
+        while known && !self.writes.is_empty() {
             cx.fits()?;
             let Some(w) = self.writes.pop_front() else { break };
             self.tx.sent_writes -= 1;
