@@ -20,6 +20,8 @@ mod skip;
 const LONG: Duration = Duration::from_secs(20);
 const BIG: usize = 4 << 20;
 const SMALL: usize = 4096;
+/// Fits into a message of tcp.
+const SLOW_MESSAGE: usize = 20 << 10;
 const KINDS: [ProviderKind; 3] = [ProviderKind::Loopback, ProviderKind::Shm, ProviderKind::Tcp];
 
 const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
@@ -74,6 +76,13 @@ impl Slow {
         assert_eq!(n, 1, "nobody touches the memory");
     }
 
+    /// Its pages are gone again, and nobody serves them.
+    fn evict(&self) {
+        // SAFETY: the mapping is ours, anonymous, and nothing in it matters.
+        let rc = unsafe { libc::madvise(self.addr as *mut _, self.len, libc::MADV_DONTNEED) };
+        assert_eq!(rc, 0);
+    }
+
     fn tensor(&self) -> Tensor {
         tensor(self.addr, self.len)
     }
@@ -99,13 +108,14 @@ struct Node {
 }
 
 impl Node {
-    fn new(name: &str, kind: ProviderKind) -> Node {
+    fn with(name: &str, kind: ProviderKind, checksum: bool) -> Node {
         // A connection whose memory waits may be silent for as long as that takes.
         let peer_timeout_ms = 120_000;
         let config = Config {
             name: name.into(),
             provider: Some(kind),
             peer_timeout_ms,
+            checksum,
             ..Config::default()
         };
         Node { m: Manager::new(config).unwrap() }
@@ -147,7 +157,11 @@ fn recv(m: &Manager, peer: &str, key: &[u8], target: Target, limit: Duration) ->
 
 /// Transfers between the others and with `m`, and deadlines of `m`, while something in it is stuck.
 fn goes_on(m: &Manager, name: &str, other: &Manager, what: &str) {
-    for (round, len) in [SMALL, BIG].into_iter().enumerate() {
+    goes_on_with(m, name, other, what, &[SMALL, BIG]);
+}
+
+fn goes_on_with(m: &Manager, name: &str, other: &Manager, what: &str, sizes: &[usize]) {
+    for (round, &len) in sizes.iter().enumerate() {
         let data = vec![7u8 + round as u8; len];
         for (from, to, source) in [(m, other, name), (other, m, "other")] {
             let key = format!("{name}-{round}-{source}");
@@ -158,14 +172,19 @@ fn goes_on(m: &Manager, name: &str, other: &Manager, what: &str) {
             sent.recv_timeout(LONG).unwrap().unwrap();
         }
     }
-    let never = recv(m, "other", b"never", Target::Library, Duration::from_millis(200));
+    let key = format!("never-{name}");
+    let never = recv(m, "other", key.as_bytes(), Target::Library, Duration::from_millis(200));
     let status = never.recv_timeout(LONG).expect(what).unwrap_err();
     assert_eq!(status.code, Code::DeadlineExceeded, "{what}: {status}");
 }
 
 /// `a` sends to `b`, `other` has to do with both.
 fn three(kind: ProviderKind) -> (Node, Node, Node) {
-    let (a, b, other) = (Node::new("a", kind), Node::new("b", kind), Node::new("other", kind));
+    three_with(kind, false)
+}
+
+fn three_with(kind: ProviderKind, checksum: bool) -> (Node, Node, Node) {
+    let [a, b, other] = ["a", "b", "other"].map(|name| Node::with(name, kind, checksum));
     b.knows(&a);
     a.knows(&other);
     b.knows(&other);
@@ -257,4 +276,104 @@ fn r19_a_slow_source_of_a_message_holds_up_its_own_call_only() {
         call.join().unwrap().recv_timeout(LONG).unwrap().unwrap();
         [b, a, other].into_iter().for_each(Node::end);
     }
+}
+
+#[test]
+fn r19_a_source_that_turned_slow_before_it_was_asked_for() {
+    // The first is in a message already, the second is copied for one, the third is longer than any.
+    for (len, late) in [(SMALL, false), (SLOW_MESSAGE, true), (BIG, true)] {
+        for kind in KINDS {
+            let Some(source) = slow(len) else { return };
+            source.serve();
+            let (a, b, other) = three(kind);
+            let sent = send(&a.m, b"slow", source.tensor());
+            source.evict();
+            let got = recv(&b.m, "a", b"slow", Target::Library, LONG);
+            if late {
+                source.wait_for_fault();
+                goes_on(&a.m, "a", &other.m, &format!("{kind:?}, {len} bytes"));
+                goes_on(&b.m, "b", &other.m, &format!("{kind:?}, {len} bytes"));
+                source.serve();
+            }
+            assert!(got.recv_timeout(LONG).unwrap().unwrap() == vec![0; len], "{kind:?}, {len}");
+            sent.recv_timeout(LONG).unwrap().unwrap();
+            [b, a, other].into_iter().for_each(Node::end);
+        }
+    }
+}
+
+#[test]
+fn r19_a_destination_of_a_message_that_turned_slow() {
+    for kind in KINDS {
+        let Some(dst) = slow(SMALL) else { return };
+        dst.serve();
+        let (a, b, other) = three(kind);
+        let target = Target::Given { addr: dst.addr, len: SMALL as u64 };
+        let got = recv(&b.m, "a", b"slow", target, LONG);
+        dst.evict();
+        let data = vec![3u8; SMALL];
+        let sent = send(&a.m, b"slow", tensor(data.as_ptr() as u64, SMALL));
+        dst.wait_for_fault();
+        sent.recv_timeout(LONG).unwrap().unwrap();
+        goes_on(&a.m, "a", &other.m, &format!("{kind:?}, the sender"));
+        goes_on(&b.m, "b", &other.m, &format!("{kind:?}, the receiver"));
+        assert!(got.try_recv().is_err());
+        dst.serve();
+        assert!(got.recv_timeout(LONG).unwrap().unwrap() == data, "{kind:?}");
+        [b, a, other].into_iter().for_each(Node::end);
+    }
+}
+
+#[test]
+fn r19_memory_whose_checksum_is_computed_may_be_slow() {
+    for kind in KINDS {
+        let Some(source) = slow(BIG) else { return };
+        let (a, b, other) = three_with(kind, true);
+        let sent = send(&a.m, b"slow", source.tensor());
+        let dst = vec![1u8; BIG];
+        let target = Target::Given { addr: dst.as_ptr() as u64, len: BIG as u64 };
+        let got = recv(&b.m, "a", b"slow", target, LONG);
+        source.wait_for_fault();
+        goes_on(&a.m, "a", &other.m, &format!("{kind:?}, the sender"));
+        goes_on(&b.m, "b", &other.m, &format!("{kind:?}, the receiver"));
+        assert!(got.try_recv().is_err());
+        source.serve();
+        assert!(got.recv_timeout(LONG).unwrap().unwrap() == vec![0; BIG], "{kind:?}");
+        sent.recv_timeout(LONG).unwrap().unwrap();
+        [b, a, other].into_iter().for_each(Node::end);
+    }
+}
+
+#[test]
+fn r19_however_many_copies_are_kept_calls_and_deadlines_go_on() {
+    let (a, b, other) = three(ProviderKind::Tcp);
+    let mut slow_ones = Vec::new();
+    for i in 0..12 {
+        let Some(source) = slow(SLOW_MESSAGE) else { return };
+        let key = format!("slow {i}");
+        source.serve();
+        let sent = send(&a.m, key.as_bytes(), source.tensor());
+        source.evict();
+        let dst = vec![1u8; SLOW_MESSAGE];
+        let target = Target::Given { addr: dst.as_ptr() as u64, len: dst.len() as u64 };
+        let got = recv(&a.m, "a", key.as_bytes(), target, LONG);
+        slow_ones.push((source, sent, got, dst));
+    }
+    // So many threads are kept, and the last of them is not.
+    for (source, ..) in &slow_ones[..8] {
+        source.wait_for_fault();
+    }
+    goes_on_with(&a.m, "a", &other.m, "all are kept", &[SMALL, SMALL]);
+    // What goes on elsewhere.
+    goes_on(&b.m, "b", &other.m, "the others");
+    for (source, ..) in &slow_ones {
+        source.serve();
+    }
+    for (_, sent, got, dst) in slow_ones {
+        got.recv_timeout(LONG).unwrap().unwrap();
+        sent.recv_timeout(LONG).unwrap().unwrap();
+        assert!(dst == vec![0; SLOW_MESSAGE]);
+    }
+    goes_on(&a.m, "a", &other.m, "afterwards");
+    [b, a, other].into_iter().for_each(Node::end);
 }

@@ -19,6 +19,17 @@ pub struct Buffer {
     pub len: u64,
 }
 
+/// A tensor that the application gives.
+pub struct Offer<'a> {
+    /// The tensor.
+    pub tensor: Tensor,
+    /// A copy of its content, made before the engine was held; empty: none. It may go into a message,
+    /// which is built where nobody may wait for a page of the application's memory.
+    pub content: &'a [u8],
+    /// Ends the send.
+    pub done: Option<SendDone>,
+}
+
 /// Memory opened to one channel for one transfer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
@@ -61,6 +72,10 @@ pub trait Fx {
     fn open_device(&mut self, ch: ChanId, addr: u64, len: u64, device: u32) -> Option<Window>;
     /// Closes it; afterwards no peer touches it through this window.
     fn close(&mut self, ch: ChanId, window: Window);
+    /// A channel is about to end: the peer is to find that out before it finds memory closed.
+    fn hang_up(&mut self, ch: ChanId) {
+        let _ = ch;
+    }
     /// Ends a channel; afterwards nothing is touched on its behalf and no event of it comes.
     fn end_channel(&mut self, ch: ChanId);
     /// A number that changes when the channel moves data in either direction.
@@ -81,21 +96,19 @@ pub trait Fx {
     fn alloc(&mut self, len: u64) -> Result<Buffer, Status>;
     /// Takes it back.
     fn free(&mut self, buffer: Buffer);
-    /// Copies within the host's memory.
+    /// Copies bytes into memory of the library, as far as there is room.
+    fn copy_in(&mut self, to: &Buffer, bytes: &[u8]);
+    /// What memory of the library holds.
     ///
     /// # Safety
-    /// Both ranges are valid and do not overlap.
-    unsafe fn copy(&mut self, dst: u64, src: u64, len: u64);
-    /// Copies bytes into memory.
+    /// It stays unchanged, and is not freed, while the slice lives.
+    unsafe fn bytes<'a>(&self, of: &Buffer) -> &'a [u8];
+    /// Puts content into memory of the application: without the engine being held, since that memory
+    /// may take long to come, and before work runs that is queued after this call.
     ///
     /// # Safety
-    /// The destination is valid for `bytes.len()` bytes.
-    unsafe fn copy_in(&mut self, dst: u64, bytes: &[u8]);
-    /// The bytes at this address, for sending and for checksums.
-    ///
-    /// # Safety
-    /// The range stays valid and unchanged while the slice lives.
-    unsafe fn bytes<'a>(&self, addr: u64, len: u64) -> &'a [u8];
+    /// The destination is valid for the content's length until such work runs.
+    unsafe fn deliver(&mut self, dst: u64, content: &[u8]) -> Result<(), Status>;
     /// Whether `run` finds room for so many more; called before an operation is accepted.
     fn fits(&mut self, work: usize) -> bool {
         let _ = work;
@@ -179,6 +192,15 @@ pub enum Work {
         dst: u64,
         /// Source.
         src: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// Computes the checksum of host memory; `Engine::hashed` follows.
+    HostHash {
+        /// Token for `hashed`.
+        token: u64,
+        /// First byte.
+        addr: u64,
         /// Length in bytes.
         len: u64,
     },

@@ -3,7 +3,7 @@
 use super::request::{AfterAlloc, State};
 use super::{Engine, Fx, Held, WR_REQUEST, Work};
 use crate::api::*;
-use crate::rendezvous::{RecvOutcome, SendOutcome, Sent, Waiter};
+use crate::rendezvous::{Content, RecvOutcome, SendOutcome, Sent, Waiter};
 use crate::status::{Code, Reason, Status};
 
 impl Engine {
@@ -45,10 +45,15 @@ impl Engine {
             return self.refer(fx, index, sent, meta);
         }
         // The tensor travels with the request's state; `prepare` puts it there if it has to wait.
-        let after = AfterAlloc::Local(Sent { tensor: sent.tensor.clone(), done: None, ..sent });
-        let Sent { tensor, done, deadline } = sent;
+        let after = AfterAlloc::Local(Sent {
+            tensor: sent.tensor.clone(),
+            content: Content::new(),
+            done: None,
+            deadline: sent.deadline,
+        });
+        let Sent { tensor, content, done, deadline } = sent;
         match self.prepare(fx, index, meta, after, false) {
-            Ok(true) => self.local_ready(fx, index, Sent { tensor, done, deadline }, None),
+            Ok(true) => self.local_ready(fx, index, Sent { tensor, content, done, deadline }, None),
             Ok(false) => {
                 let state = self.requests.get_mut(index).map(|r| &mut r.state);
                 if let Some(State::Allocating(AfterAlloc::Local(waiting))) = state {
@@ -56,7 +61,7 @@ impl Engine {
                 }
             }
             Err(status) => {
-                let sent = Sent { tensor, done, deadline };
+                let sent = Sent { tensor, content, done, deadline };
                 self.local_failed(fx, index, sent, status);
             }
         }
@@ -88,7 +93,9 @@ impl Engine {
         self.next_deadline = self.next_deadline.min(sent.deadline);
         match self.table.send(&key, step, sent) {
             (SendOutcome::Matched(Waiter::Local(next), sent), _) => return Some((next, sent)),
-            (SendOutcome::Matched(Waiter::Remote(next), sent), _) => self.answer(fx, next, sent),
+            (SendOutcome::Matched(Waiter::Remote(next), sent), _) => {
+                self.answer(fx, next, sent, &[])
+            }
             (_, Some(refused)) => {
                 let info = self.info(None, None, Protocol::Auto);
                 let status = Status::new(Code::Cancelled, "the receiver had too little room");

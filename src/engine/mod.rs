@@ -43,7 +43,7 @@ pub use channel::{ChanId, Channel, INITIAL_CREDITS};
 pub use claim::Claim;
 use due::Lost;
 pub use due::{Callback, Due};
-pub use fx::{Buffer, Fx, Held, MapError, Window, Work};
+pub use fx::{Buffer, Fx, Held, MapError, Offer, Window, Work};
 pub use hooks::{EndedFn, Hooks, PeerFn};
 pub use known::Peer;
 use known::Peers;
@@ -490,6 +490,7 @@ impl Engine {
     }
 }
 
-pub(crate) fn checksum(bytes: &[u8]) -> u64 {
+/// The checksum of a tensor's content.
+pub fn checksum(bytes: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(bytes)
 }

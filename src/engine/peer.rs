@@ -262,6 +262,7 @@ impl Engine {
         let provider = channel.caps.provider.name();
         let responses = std::mem::take(&mut channel.responses);
         drop(channel);
+        fx.hang_up(ch);
         // First nothing may touch memory any more; then callbacks say so.
         let mut at = 0;
         while let Some(i) = self.requests.next(&mut at, |r| r.ch == Some(ch)) {

@@ -43,7 +43,7 @@ pub(super) enum State {
     Awaiting,
     /// The source is being read.
     Reading { left: u32, response: u32, failed: Option<Status> },
-    /// From the landing to the destination.
+    /// The checksum of the landing is being computed, or it is being copied to the destination.
     Copying,
     /// Waits in this manager's own table.
     LocalWait,

@@ -8,13 +8,13 @@ mod content;
 mod runtime;
 
 use super::channel::{ChanId, Channel};
-use super::{Buffer, Due, Engine, Fx, MapError, WR_RESPONSE, Window, Work, checksum};
+use super::{Buffer, Due, Engine, Fx, MapError, Offer, WR_RESPONSE, Window, Work, checksum};
 use crate::api::*;
 use crate::fabric::keys::{Keys, Place, pieces};
 use crate::fabric::{Access, Mem};
 use crate::protocol::message::{self, Message, MetaResponse};
 use crate::protocol::select::{Choice, Facts, select};
-use crate::rendezvous::{RecvOutcome, SendOutcome, Sent, Waiter};
+use crate::rendezvous::{Content, RecvOutcome, SendOutcome, Sent, Waiter};
 use crate::status::{Code, Reason, Status};
 
 /// What the peer asked for.
@@ -49,6 +49,10 @@ impl Asked {
 pub(super) struct Source {
     pub tensor: Tensor,
     pub done: Option<Due<SendDone>>,
+    /// A copy of the content, if there is one.
+    pub content: Content,
+    /// Its checksum, once it is known.
+    pub sum: Option<u64>,
     /// Copy of the content in registered or host memory.
     pub staged: Option<Buffer>,
     pub window: Option<Window>,
@@ -67,7 +71,7 @@ pub(super) enum RState {
     Waiting,
     /// The runtime was asked.
     Asking,
-    /// The content is being copied to host or registered memory.
+    /// The content is being copied to host or registered memory, or its checksum is being computed.
     Staging(Source),
     /// The content fits into a message, behind answers that wait for the peer to take them.
     Deferred(Source),
@@ -134,10 +138,10 @@ impl Engine {
         fx: &mut dyn Fx,
         key: &[u8],
         step: i64,
-        tensor: Tensor,
+        offer: Offer<'_>,
         timeout: Option<u64>,
-        done: Option<SendDone>,
     ) -> Result<(), Status> {
+        let Offer { tensor, content, done } = offer;
         if self.closing {
             return Err(Self::ending());
         }
@@ -147,7 +151,12 @@ impl Engine {
         let deadline = timeout.map_or(u64::MAX, |t| fx.now().saturating_add(t));
         self.next_deadline = self.next_deadline.min(deadline);
         let done = done.map(|done| self.due(done));
-        let (outcome, refused) = self.table.send(key, step, Sent { tensor, done, deadline });
+        let (outcome, refused) = self.table.send_copied(
+            key,
+            step,
+            Sent { tensor, content: Content::new(), done, deadline },
+            content,
+        );
         if let Some(done) = refused.and_then(|sent| sent.done) {
             done.refuse();
         }
@@ -158,7 +167,7 @@ impl Engine {
                 Ok(())
             }
             SendOutcome::Matched(Waiter::Remote(index), sent) => {
-                self.answer(fx, index, sent);
+                self.answer(fx, index, sent, content);
                 Ok(())
             }
             SendOutcome::Duplicate => Err(Status::new(
@@ -239,7 +248,7 @@ impl Engine {
             self.table.recv(r.key, r.step, tolerate, make)
         };
         match outcome {
-            RecvOutcome::Matched(sent) => self.respond(fx, asked, r.key, r.step, sent),
+            RecvOutcome::Matched(sent) => self.respond(fx, asked, r.key, r.step, sent, &[]),
             RecvOutcome::Waiting => match made {
                 Some((index, id)) => self.owe(fx, ch, peer, index, id, source),
                 None => {
@@ -361,21 +370,29 @@ impl Engine {
             }
             let Some(r) = self.forget(index) else { continue };
             if let RState::Deferred(source) = r.state {
-                self.send_content(fx, r.asked, &r.key, r.step, source);
+                self.send_content(fx, r.asked, &r.key, r.step, source, &[]);
             }
         }
     }
 
-    /// A response that waited has its tensor.
-    pub(super) fn answer(&mut self, fx: &mut dyn Fx, index: u32, sent: Sent) {
+    /// A response that waited has its tensor; `content`: a copy of what is in it, or nothing.
+    pub(super) fn answer(&mut self, fx: &mut dyn Fx, index: u32, sent: Sent, content: &[u8]) {
         let Some(r) = self.forget(index) else { return };
         let ch = r.asked.ch;
-        self.respond(fx, r.asked, &r.key, r.step, sent);
+        self.respond(fx, r.asked, &r.key, r.step, sent, content);
         self.settle(fx, ch);
     }
 
     /// Sends a tensor to who asked for it.
-    fn respond(&mut self, fx: &mut dyn Fx, asked: Asked, key: &[u8], step: i64, sent: Sent) {
+    fn respond(
+        &mut self,
+        fx: &mut dyn Fx,
+        asked: Asked,
+        key: &[u8],
+        step: i64,
+        sent: Sent,
+        content: &[u8],
+    ) {
         let n = sent.tensor.meta.nbytes;
         if asked.too_short(n) {
             return self.too_long(fx, asked, key, step, sent);
@@ -383,6 +400,8 @@ impl Engine {
         let mut source = Source {
             tensor: sent.tensor,
             done: sent.done,
+            content: sent.content,
+            sum: None,
             staged: None,
             window: None,
             started: fx.now(),
@@ -394,7 +413,7 @@ impl Engine {
                 return self.stage(fx, asked, key, step, source);
             }
         }
-        self.send_content(fx, asked, key, step, source);
+        self.send_content(fx, asked, key, step, source, content);
     }
 
     /// Opens device memory that the provider reaches by itself, where no byte of it has to be seen
@@ -438,7 +457,7 @@ impl Engine {
                     let Some(r) = self.forget(index) else { return };
                     if !r.asked.too_short(sent.tensor.meta.nbytes) {
                         let ch = r.asked.ch;
-                        self.respond(fx, r.asked, key, step, sent);
+                        self.respond(fx, r.asked, key, step, sent, &[]);
                         return self.settle(fx, ch);
                     }
                     asked = r.asked;

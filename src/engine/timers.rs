@@ -194,9 +194,15 @@ impl Engine {
         self.closing = true;
         let text = "the manager was destroyed";
         let status = Status::new(Code::Cancelled, text).because(Reason::Cancelled);
-        while let Some(step) = self.table.any_step() {
-            let drained = self.table.cleanup(step);
-            self.give_up_drained(fx, drained, &status);
+        loop {
+            let steps = self.table.steps();
+            for &step in &steps {
+                let drained = self.table.cleanup(step);
+                self.give_up_drained(fx, drained, &status);
+            }
+            if steps.is_empty() {
+                break;
+            }
         }
         let mut at = 0;
         while let Some(ch) = self.channels.next(&mut at, |_| true) {

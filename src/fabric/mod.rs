@@ -391,6 +391,12 @@ pub trait Adapter: Send {
         &[]
     }
 
+    /// The endpoint is about to be destroyed: what its peer finds closed from now on is closed for that
+    /// reason. Called before regions that the peer uses are deregistered.
+    fn hang_up(&mut self, ep: EpId) {
+        let _ = ep;
+    }
+
     /// Ends an endpoint. No event of it follows. On return no local memory is touched on its behalf.
     fn destroy(&mut self, ep: EpId);
 }

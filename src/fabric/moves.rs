@@ -28,7 +28,8 @@ use crate::local_fd::Local;
 /// Most bytes of one move: what a turn does between two looks at everything else.
 pub const MOVE_MAX: usize = 512 << 10;
 
-type Ranges = SmallVec<[(u64, u64); 2]>;
+/// Addresses and lengths.
+pub type Ranges = SmallVec<[(u64, u64); 2]>;
 
 /// Memory that running moves touch.
 static RUNNING: Mutex<Vec<(u64, Ranges)>> = Mutex::new(Vec::new());
@@ -47,10 +48,11 @@ pub fn touched(addr: u64, len: u64) -> bool {
 
 /// Keeps memory in the table while it lives.
 #[derive(Debug)]
-struct Claim(u64);
+pub struct Claim(u64);
 
 impl Claim {
-    fn new(ranges: Ranges) -> Claim {
+    /// These ranges: first bytes and lengths.
+    pub fn new(ranges: Ranges) -> Claim {
         let mut running = RUNNING.lock();
         let id = running.last().map_or(0, |last| last.0 + 1);
         running.push((id, ranges));

@@ -6,19 +6,29 @@
 //! threads never make the same copy, since taking it takes it out; other endpoints, calls and
 //! deadlines go on under whoever turns next.
 //!
+//! So does the engine's own business with memory of the application. It never gets to read or write it:
+//! content that may go into a message is copied by the call that names it, before the lock; what came in
+//! one is delivered after the lock, before the callbacks of that turn; copies and checksums of any length
+//! are jobs that a turn takes one by one, as it does the moves.
+//!
 //! What follows from that for memory: closing a window does not wait for a copy that runs. So
 //! whatever gives memory back to its owner (a callback, a buffer of the pool) is held back while a
 //! running copy names a byte of it, and looked at again at least every millisecond.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+
+use smallvec::SmallVec;
 
 use super::core::Core;
 use super::world::World;
-use crate::engine::{Buffer, Work};
+use crate::config::Config;
+use crate::engine::{Buffer, Range, Work};
 use crate::fabric::moves::{self, MOVE_MAX, Move, Moved};
 use crate::fabric::{Event, ProviderKind};
 use crate::room::Grows;
+use crate::status::Status;
 
 /// What a turn may still move, and who is asked first.
 #[derive(Default)]
@@ -27,6 +37,79 @@ pub struct Copies {
     left: usize,
     /// The provider that is asked first, so that none starves.
     first: usize,
+    /// A job was taken last.
+    job: bool,
+    /// None is to be begun: whoever drives is the last who can.
+    barred: bool,
+}
+
+impl Copies {
+    fn spend(&mut self, len: usize) {
+        // Each costs something, however short.
+        self.left = self.left.saturating_sub(len.max(4096));
+    }
+}
+
+/// What a turn does without the lock, one at a time.
+pub(super) enum Copy {
+    /// Of an adapter.
+    Move(ProviderKind, Move),
+    /// Of the engine.
+    Job(Box<Work>),
+}
+
+/// Content on its way into memory of the application.
+#[derive(Default)]
+pub struct Deliveries {
+    /// Where to, and the length.
+    places: moves::Ranges,
+    /// One after the other.
+    content: SmallVec<[u8; 64]>,
+}
+
+impl Deliveries {
+    /// One more.
+    ///
+    /// # Safety
+    /// The destination is valid for the content's length until the callback that follows, or until
+    /// [`World::is_delivered`] says so.
+    pub(super) unsafe fn add(&mut self, dst: u64, content: &[u8]) -> Result<(), Status> {
+        let none = |_| crate::room::none(content.len(), "content");
+        self.content.try_reserve(content.len()).map_err(none)?;
+        self.places.try_reserve(1).map_err(none)?;
+        self.content.extend_from_slice(content);
+        self.places.push((dst, content.len() as u64));
+        Ok(())
+    }
+}
+
+/// Deliveries that one thread makes.
+pub(super) struct Taken<'a> {
+    all: Deliveries,
+    claim: Option<moves::Claim>,
+    unclaimed: &'a AtomicUsize,
+}
+
+impl Taken<'_> {
+    /// Makes them.
+    pub(super) fn make(&self) {
+        let mut content = &self.all.content[..];
+        for &(dst, len) in &self.all.places {
+            let (one, rest) = content.split_at(len as usize);
+            // SAFETY: by the contract of `add`: the callback runs after this, and a claim holds, or the
+            // count of those without.
+            unsafe { super::sys::copy(dst, one.as_ptr() as u64, len) };
+            content = rest;
+        }
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if self.claim.is_none() {
+            self.unclaimed.fetch_sub(1, Ordering::Release);
+        }
+    }
 }
 
 /// What waits for running copies.
@@ -89,9 +172,35 @@ impl World {
         !(self.held_back.is_empty() && self.parked.is_empty())
     }
 
-    /// Whether an adapter has copies to be made.
+    /// Takes the deliveries, which have to be made before work runs that is queued now. Only of registered memory does
+    /// anybody ask whether it is touched; without any they are just counted.
+    pub(super) fn take_deliveries<'a>(&mut self, unclaimed: &'a AtomicUsize) -> Option<Taken<'a>> {
+        if self.deliveries.places.is_empty() {
+            return None;
+        }
+        let all = std::mem::take(&mut self.deliveries);
+        let mut places = moves::Ranges::new();
+        // Without memory for the claim they are counted, too.
+        let claimed = !self.regions.is_unused() && places.fits(all.places.len());
+        let claim = claimed.then(|| {
+            places.extend_from_slice(&all.places);
+            moves::Claim::new(places)
+        });
+        if claim.is_none() {
+            unclaimed.fetch_add(1, Ordering::Relaxed);
+        }
+        Some(Taken { all, claim, unclaimed })
+    }
+
+    /// Whether no delivery to this memory is waiting, or being made by a thread. `unclaimed`: as above.
+    pub(super) fn is_delivered(&self, range: &Range, unclaimed: &AtomicUsize) -> bool {
+        let waits = self.deliveries.places.iter().any(|&(dst, len)| range.meets(dst, len, 0));
+        !waits && unclaimed.load(Ordering::Acquire) == 0 && !moves::touched(range.addr, range.len)
+    }
+
+    /// Whether there are copies to be made, or checksums to be computed.
     pub fn has_moves(&self) -> bool {
-        self.adapters.iter().flatten().any(|adapter| adapter.has_moves())
+        !self.jobs.is_empty() || self.adapters.iter().flatten().any(|adapter| adapter.has_moves())
     }
 }
 
@@ -101,11 +210,40 @@ impl Core {
         self.copies.left = MOVE_MAX;
     }
 
+    /// Whether copies may begin; see `standby`.
+    pub(super) fn bar_copies(&mut self, barred: bool) {
+        self.copies.barred = barred;
+    }
+
+    /// Whether a turn would make copies.
+    pub(super) fn copies_wait(&self) -> bool {
+        !self.copies.barred && self.world.has_moves()
+    }
+
     /// The next copy to be made in this turn.
-    pub(super) fn next_copy(&mut self) -> Option<(ProviderKind, Move)> {
-        if self.copies.left == 0 || !self.world.has_moves() {
+    pub(super) fn next_copy(&mut self) -> Option<Copy> {
+        if self.copies.left == 0 || !self.copies_wait() {
             return None;
         }
+        // By turns, so that neither starves.
+        let job = |core: &mut Core| {
+            let job = core.world.jobs.pop_front()?;
+            if let Work::HostCopy { len, .. } | Work::HostHash { len, .. } = &*job {
+                core.copies.spend(*len as usize);
+            }
+            core.copies.job = true;
+            Some(Copy::Job(job))
+        };
+        if !self.copies.job
+            && let Some(job) = job(self)
+        {
+            return Some(job);
+        }
+        self.copies.job = false;
+        self.next_move().or_else(|| job(self))
+    }
+
+    fn next_move(&mut self) -> Option<Copy> {
         let first = self.copies.first;
         let kinds = ProviderKind::ALL.into_iter().cycle().skip(first).take(ProviderKind::ALL.len());
         for kind in kinds {
@@ -122,7 +260,7 @@ impl Core {
             self.after_copy(kind, events);
             if let Some(one) = one {
                 self.copies.first = (kind as usize + 1) % ProviderKind::ALL.len();
-                return Some((kind, one));
+                return Some(Copy::Move(kind, one));
             }
         }
         None
@@ -132,9 +270,7 @@ impl Core {
     pub(super) fn copied(&mut self, kind: ProviderKind, done: Moved) -> u32 {
         // A socket that had nothing after all is no event.
         let idle = matches!(&done.result, Err(e) if e.kind() == std::io::ErrorKind::WouldBlock);
-        // Each costs something, however short.
-        let cost = done.result.as_ref().map_or(0, |&n| n).max(4096);
-        self.copies.left = self.copies.left.saturating_sub(cost);
+        self.copies.spend(done.result.as_ref().map_or(0, |&n| n));
         self.room_for_events();
         let mut events = std::mem::take(&mut self.events);
         self.armed = false;
@@ -160,13 +296,56 @@ impl Core {
     }
 }
 
-/// Content up to this length may go into a message, for which it is read under the lock.
+/// Content up to this length may go into a message.
 const MESSAGE: u64 = 128 << 10;
+/// Content up to this length is copied for a message that may be built of it; longer content of messages is copied
+/// when the message is built.
+const COPY_MAX: usize = 8 << 10;
 /// The smallest page.
 const PAGE: u64 = 4096;
 
+/// Longest content that is copied, where it may go into a message.
+pub(super) fn copy_max(config: &Config) -> usize {
+    match config.protocol {
+        3 | 4 => 0,
+        _ => config.eager_max.map_or(COPY_MAX, |max| COPY_MAX.min(max)),
+    }
+}
+
+/// Room for a copy of the content of a message, on the stack of the call.
+pub(super) struct Copied {
+    bytes: [MaybeUninit<u8>; COPY_MAX],
+    len: usize,
+}
+
+impl Copied {
+    /// Nothing.
+    #[inline]
+    pub(super) fn new() -> Copied {
+        Copied { bytes: [const { MaybeUninit::uninit() }; COPY_MAX], len: 0 }
+    }
+
+    /// A copy of content that is short enough; what is longer is touched only.
+    ///
+    /// # Safety
+    /// The memory is readable for `len` bytes.
+    pub(super) unsafe fn take(&mut self, addr: u64, len: u64, max: usize) -> &[u8] {
+        if len > max.min(COPY_MAX) as u64 {
+            // SAFETY: by the caller.
+            unsafe { touch(addr, len, false) };
+            return &[];
+        }
+        self.len = len as usize;
+        // SAFETY: by the caller; there is room for it here, and so much is then initialised.
+        unsafe {
+            super::sys::copy(self.bytes.as_mut_ptr() as u64, addr, len);
+            std::slice::from_raw_parts(self.bytes.as_ptr().cast(), self.len)
+        }
+    }
+}
+
 /// Touches content that may go into a message, or come out of one, before the lock is taken: what is
-/// not in memory is fetched now, at the expense of this call alone.
+/// not in memory is fetched now, at the expense of this call alone, and nobody has to wait for it later.
 ///
 /// # Safety
 /// The memory is readable for `len` bytes, and writable if `write`.

@@ -511,7 +511,7 @@ impl Core {
 
 impl Ground for Core {
     fn due(&mut self) -> bool {
-        !self.world.work.is_empty() || self.world.has_moves() || std::mem::take(&mut self.timed)
+        !self.world.work.is_empty() || self.copies_wait() || std::mem::take(&mut self.timed)
     }
 
     fn next(&self) -> u64 {

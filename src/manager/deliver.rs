@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
 use super::{Manager, inside};
-use crate::engine::{Held, Work};
+use crate::engine::{Held, Work, checksum};
 use crate::log;
 use crate::status::{Code, Status};
 
@@ -114,7 +114,10 @@ impl Manager {
 
     /// Runs one callback. A panic in it, a defect, does not keep the others from running.
     pub(super) fn run(&self, work: Work) {
-        let shows = !matches!(work, Work::HostCopy { .. } | Work::DeviceCopy { .. });
+        let shows = !matches!(
+            work,
+            Work::HostCopy { .. } | Work::HostHash { .. } | Work::DeviceCopy { .. }
+        );
         let inside = Inside::enter(self);
         if catch_unwind(AssertUnwindSafe(|| self.run_inside(work))).is_err() {
             log::error(format_args!("caught a panic in a callback, a defect of the library"));
@@ -160,6 +163,20 @@ impl Manager {
                 }
                 self.copied(token, begun);
             }
+            Work::HostHash { token, addr, len } => {
+                let begun = self.core.lock().engine.copy_begins(token);
+                let result = begun.map(|()| {
+                    // SAFETY: as above, until `hashed`.
+                    let bytes =
+                        unsafe { std::slice::from_raw_parts(addr as *const u8, len as usize) };
+                    checksum(bytes)
+                });
+                let mut guard = self.core.lock();
+                let core = &mut *guard;
+                core.world.tick();
+                core.engine.hashed(&mut core.world, token, result);
+                core.finish();
+            }
             Work::DeviceCopy { token, ops, to_host, host, device, len } => {
                 let begun = self.core.lock().engine.copy_begins(token);
                 if begun.is_err() {
@@ -179,6 +196,21 @@ impl Manager {
                 }
             }
         }
+    }
+
+    /// Makes the deliveries that wait for a turn. Their callbacks stay where they are, but are out of reach until then.
+    pub(super) fn make_deliveries(&self) {
+        let mut core = self.core.lock();
+        let Some(deliveries) = core.world.take_deliveries(&self.drivers.unclaimed) else { return };
+        let mut later = std::mem::take(&mut core.world.work);
+        let _taken = super::Taken::count(&self.drivers.running);
+        drop(core);
+        deliveries.make();
+        drop(deliveries);
+        let mut core = self.core.lock();
+        std::mem::swap(&mut core.world.work, &mut later);
+        // What came meanwhile comes after it.
+        core.world.work.append(&mut later);
     }
 
     fn copied(&self, token: u64, result: Result<(), Status>) {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use super::copies::Copy;
 use super::lock::{Locked, Sitting, sleep};
 use super::seam::Seam;
 use super::spin::Spin;
@@ -25,6 +26,8 @@ pub struct Drivers {
     pub running: AtomicUsize,
     /// Callbacks of the application that have run.
     pub ran: AtomicU64,
+    /// Deliveries under way that claim no memory; see `copies`.
+    pub unclaimed: AtomicUsize,
     /// Callers of `rdma_mgr_wait`: they are woken when a callback ran on another thread.
     pub waits: AtomicUsize,
     /// An empty queue that changes places with the world's, and keeps its memory.
@@ -130,6 +133,10 @@ impl Rounds<'_> {
             std::hint::spin_loop();
             return (Pause::None, None);
         }
+        if self.idle > 1 && self.spin.is_on() {
+            // Whoever would make the event may wait for this processor.
+            std::thread::yield_now();
+        }
         let now = Instant::now();
         if self.idle == 1 {
             self.spin.begin(now);
@@ -169,25 +176,39 @@ impl Manager {
 
     fn turn_locked<'a>(&'a self, mut core: Locked<'a, Seam>) -> u32 {
         let mut count = core.turn();
-        while let Some((kind, copy)) = core.next_copy() {
+        while let Some(copy) = core.next_copy() {
             drop(core);
-            let done = self.may_be_kept(|| copy.run());
-            core = self.core.lock();
-            count += core.copied(kind, done);
+            match copy {
+                Copy::Move(kind, copy) => {
+                    let done = self.may_be_kept(|| copy.run());
+                    core = self.core.lock();
+                    count += core.copied(kind, done);
+                }
+                Copy::Job(job) => {
+                    self.may_be_kept(|| self.run(*job));
+                    core = self.core.lock();
+                    count += 1;
+                }
+            }
         }
         if core.world.work.is_empty() {
             return count;
         }
         let _taken = super::Taken::count(&self.drivers.running);
-        let work = &mut core.world.work;
+        let deliveries = core.world.take_deliveries(&self.drivers.unclaimed);
+        let make = || deliveries.iter().for_each(|d| self.may_be_kept(|| d.make()));
         let mut batch = std::mem::take(&mut *self.drivers.spare.lock());
+        let work = &mut core.world.work;
         // What is left behind has the same room, for which operations were accepted.
         if batch.fits(work.capacity()) {
             std::mem::swap(work, &mut batch);
             drop(core);
+            make();
             count += self.run_all(&mut batch);
             *self.drivers.spare.lock() = batch;
         } else if let Some(one) = work.pop_front() {
+            // What is left may be run by others at once: what is to be in place before it is put there now.
+            deliveries.iter().for_each(|d| d.make());
             drop(core);
             self.run(*one);
             count += 1;

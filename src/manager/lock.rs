@@ -33,8 +33,8 @@ pub trait Platform {
     fn wait(&self, timeout: Duration) -> Self::Ready;
     /// Wakes who sleeps on the descriptors; lasts until `drain`.
     fn signal(&self);
-    /// Takes the signal back.
-    fn drain(&self);
+    /// Takes the signal back, if it was among what was ready.
+    fn drain(&self, ready: &Self::Ready);
     /// Makes the application's descriptor readable.
     fn ring(&self);
     /// Parks the progress thread: releases the lock until `unpark` or the limit.
@@ -189,7 +189,7 @@ pub fn sleep<P: Platform>(
     let mut core = platform.locked();
     if core.wheel().get_up(who) {
         // Under the lock: later, it might be another sleeper's signal.
-        platform.drain();
+        platform.drain(&ready);
     }
     after(&mut core, ready);
     true

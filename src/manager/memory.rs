@@ -25,6 +25,8 @@ struct Region {
 #[derive(Default)]
 pub struct Regions {
     map: BTreeMap<u64, Region>,
+    /// Those of the application.
+    own: usize,
 }
 
 /// Device memory that is to be registered: the device's id and functions.
@@ -95,6 +97,11 @@ pub fn close(adapter: &mut dyn Adapter, keys: &Keys<Mr>) -> Result<(), Status> {
 }
 
 impl Regions {
+    /// Whether the application has none.
+    pub fn is_unused(&self) -> bool {
+        self.own == 0
+    }
+
     /// Keys of the registered regions that together cover the whole range.
     pub fn find(&self, kind: usize, addr: u64, len: u64, device: u32) -> Option<Keys<Mr>> {
         let end = addr.checked_add(len)?;
@@ -166,6 +173,7 @@ impl Regions {
                 Err(status) => failed.push(status),
             }
         }
+        self.own += usize::from(!region.pool);
         self.map.insert(addr, region);
         Ok(failed)
     }
@@ -185,6 +193,7 @@ impl Regions {
     pub fn remove(&mut self, adapters: &mut Adapters, addr: u64) -> Result<u64, Status> {
         self.get(addr)?;
         let Some(region) = self.map.remove(&addr) else { return Ok(0) };
+        self.own -= 1;
         for (kind, keys) in region.keys.iter().enumerate() {
             if let (Some(keys), Some(a)) = (keys, adapters[kind].as_mut()) {
                 close(a.as_mut(), keys)?;

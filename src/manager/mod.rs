@@ -18,7 +18,6 @@ use crate::api::*;
 use crate::bootstrap::{AddressBlob, BootConfig, Bootstrap, Identity, Offer};
 use crate::config::{Config, Progress};
 use crate::engine::{Engine, Hooks, Range, Settings, Work};
-use crate::fabric::moves::touched;
 use crate::fabric::{self, ProviderKind};
 use crate::limits;
 use crate::log;
@@ -68,6 +67,8 @@ pub struct Manager {
     standby: Standby,
     /// There is a progress thread.
     has_thread: bool,
+    /// Content of sends up to this length is copied before the lock is taken.
+    copy_max: usize,
     thread: Mutex<Option<JoinHandle<()>>>,
     config: Config,
     me: Weak<Manager>,
@@ -112,6 +113,7 @@ impl Manager {
             caller_spin,
             standby: Standby::new(),
             has_thread: thread,
+            copy_max: copies::copy_max(&config),
             thread: Mutex::new(None),
             config,
             me: me.clone(),
@@ -298,6 +300,7 @@ impl Manager {
         let mut force = inside;
         while !self.reclaim(addr, force)? {
             force |= begun.elapsed() > RECLAIM;
+            self.make_deliveries();
             if !inside {
                 self.progress()?;
             } else if begun.elapsed() > RECLAIM {
@@ -315,7 +318,8 @@ impl Manager {
             let w = &mut core.world;
             let (len, device) = w.regions.get(addr)?;
             let range = Range { addr, len, device };
-            if !core.engine.reclaim(w, &range, force) || device == 0 && touched(addr, len) {
+            let used = |w: &World| !w.is_delivered(&range, &self.drivers.unclaimed);
+            if !core.engine.reclaim(w, &range, force) || device == 0 && used(w) {
                 return Ok(false);
             }
             w.regions.remove(&mut w.adapters, addr)?;
@@ -468,6 +472,8 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         buffers: 0,
         segments: 0,
         work: Default::default(),
+        deliveries: Default::default(),
+        jobs: Default::default(),
         held_back: Default::default(),
         inline: Default::default(),
         in_call: false,

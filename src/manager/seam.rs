@@ -106,8 +106,11 @@ impl Platform for Seam {
         self.wake.signal();
     }
 
-    fn drain(&self) {
-        self.wake.drain();
+    fn drain(&self, ready: &Vec<Tag>) {
+        // One that came since then ends the next sleep.
+        if ready.contains(&Tag::Wake) {
+            self.wake.drain();
+        }
     }
 
     fn ring(&self) {

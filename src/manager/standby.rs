@@ -1,10 +1,14 @@
-//! A second driver, for as long as the first is kept by a copy.
+//! Further drivers, for as long as others are kept by copies.
 //!
-//! A turn makes its copies of content without the lock (see `copies`), and a page of the application's memory may take
-//! seconds to come: from slow storage, or never. The thread that waits for it cannot drive meanwhile. So in the mode
-//! with a progress thread there is one more, which sleeps until copies are made, then looks every [`LOOK`] whether any
-//! has ended, and if none has while one runs, takes the seat as a blocked caller would, until one ends. It is
-//! started with the first copy, and costs ten wake-ups a second while there are copies.
+//! A turn makes its copies of content without the lock (see `copies`), and a page of memory may take seconds to come: from
+//! slow storage, from a peer that does not want it to come, or never. The thread that waits for it cannot drive meanwhile.
+//! So in the mode with a progress thread there is one more, which sleeps until copies are made, then looks every [`LOOK`]
+//! whether any has ended, and if none has while one runs, takes the seat as a blocked caller would, until fewer are
+//! kept. Meanwhile another one watches, up to [`THREADS`]. The last of them makes no copies itself: however many are kept,
+//! messages, deadlines, calls and callbacks go on.
+//!
+//! The first is started with the first copy, and costs twenty wake-ups a second while there are copies; the others when
+//! they are needed.
 //!
 //! In manual progress the application has other threads that turn the manager, or has chosen to be kept.
 
@@ -19,27 +23,40 @@ use super::Manager;
 use super::drive::Waiter;
 use crate::log;
 
-/// A copy that runs so long keeps its thread: the stand-by thread takes the seat within twice this.
+/// A copy that runs so long keeps its thread: a stand-by thread takes the seat within twice this.
 const LOOK: Duration = Duration::from_millis(50);
 /// Looks without a copy after which the thread sleeps until there is one.
 const QUIET: u32 = 20;
+/// Most stand-by threads of a manager.
+const THREADS: usize = 8;
 
-/// What the stand-by thread goes by.
+/// What the stand-by threads go by.
 #[derive(Default)]
 pub struct Standby {
     running: AtomicUsize,
     ended: AtomicU64,
-    /// It sleeps until there are copies, or has not been started.
+    /// Nobody watches until there are copies, or none has been started.
     off: AtomicBool,
-    lock: Mutex<Thread>,
+    lock: Mutex<Threads>,
     wake: Condvar,
 }
 
 #[derive(Default)]
-struct Thread {
-    handle: Option<JoinHandle<()>>,
+struct Threads {
+    handles: Vec<JoinHandle<()>>,
+    /// So many of them drive, or are kept by a copy themselves.
+    driving: usize,
+    /// One of them watches.
+    watched: bool,
     stop: bool,
     refused: bool,
+}
+
+impl Threads {
+    /// All that there may be are in use.
+    fn is_last(&self) -> bool {
+        self.driving >= THREADS || self.refused && self.driving >= self.handles.len()
+    }
 }
 
 impl Standby {
@@ -77,74 +94,107 @@ impl Manager {
     /// Starts the stand-by thread, or wakes it.
     fn stand_by(&self) {
         let standby = &self.standby;
-        let mut thread = standby.lock.lock();
-        if !standby.off.swap(false, Ordering::SeqCst) || thread.stop {
+        let mut threads = standby.lock.lock();
+        if !standby.off.swap(false, Ordering::SeqCst) {
             return;
         }
-        if thread.handle.is_some() {
-            standby.wake.notify_one();
-            return;
+        if threads.handles.is_empty() {
+            self.start_standby(&mut threads);
         }
-        if thread.refused {
+        standby.wake.notify_all();
+    }
+
+    /// Starts one more.
+    fn start_standby(&self, threads: &mut Threads) {
+        if threads.stop || threads.refused {
             return;
         }
         let Some(own) = self.me.upgrade() else { return };
         match crate::os::spawn("rdma-standby", move || own.standby_thread()) {
-            Ok(handle) => thread.handle = Some(handle),
+            Ok(handle) => threads.handles.push(handle),
             Err(error) => {
-                thread.refused = true;
+                threads.refused = true;
                 log::warn(format_args!(
-                    "no second progress thread ({error}): a page of memory that comes slowly delays deadlines"
+                    "no further progress thread ({error}): pages of memory that come slowly delay deadlines"
                 ));
             }
         }
     }
 
     fn standby_thread(self: &Arc<Self>) {
-        let standby = &self.standby;
-        let (mut last, mut quiet) = (0, 0);
-        loop {
-            {
-                let mut thread = standby.lock.lock();
-                if quiet >= QUIET && !thread.stop {
-                    standby.off.store(true, Ordering::SeqCst);
-                    // One that began before it could see that is looked after.
-                    if standby.running.load(Ordering::SeqCst) == 0 {
-                        standby.wake.wait(&mut thread);
-                    }
-                    standby.off.store(false, Ordering::SeqCst);
-                    quiet = 0;
+        while let Some(kept) = self.watch_copies() {
+            let standby = &self.standby;
+            let last = {
+                let mut threads = standby.lock.lock();
+                threads.driving += 1;
+                if threads.driving == threads.handles.len() && threads.driving < THREADS {
+                    self.start_standby(&mut threads);
                 }
-                if !thread.stop {
-                    standby.wake.wait_for(&mut thread, LOOK);
-                }
-                if thread.stop {
-                    return;
-                }
+                threads.is_last()
+            };
+            if last {
+                self.core.lock().bar_copies(true);
             }
-            let ended = standby.ended.load(Ordering::SeqCst);
-            let kept = standby.running.load(Ordering::SeqCst) > 0 && ended == last;
-            quiet = if ended == last { quiet + 1 } else { 0 };
-            last = ended;
-            if kept {
-                quiet = 0;
-                let waiter = Arc::new(Waiter::default());
-                let closing = || self.drivers.closing.load(Ordering::SeqCst);
-                let over = || closing() || standby.ended.load(Ordering::SeqCst) != ended;
-                self.drive_guarded(&waiter, over);
+            let closing = || self.drivers.closing.load(Ordering::SeqCst);
+            let over = || closing() || standby.running.load(Ordering::SeqCst) < kept;
+            self.drive_guarded(&Arc::new(Waiter::default()), over);
+            standby.lock.lock().driving -= 1;
+            if last {
+                self.core.lock().bar_copies(false);
             }
         }
     }
 
-    /// Ends the thread. Not while a callback runs on it.
-    pub(super) fn end_standby(&self) {
-        let handle = {
-            let mut thread = self.standby.lock.lock();
-            thread.stop = true;
-            self.standby.wake.notify_one();
-            thread.handle.take()
+    /// Waits until copies keep all who drive: how many. `None`: the manager ends.
+    fn watch_copies(&self) -> Option<usize> {
+        let standby = &self.standby;
+        let mut threads = standby.lock.lock();
+        while threads.watched && !threads.stop {
+            standby.wake.wait(&mut threads);
+        }
+        threads.watched = true;
+        let (mut last, mut quiet) = (standby.ended.load(Ordering::SeqCst), 0);
+        let kept = loop {
+            if quiet >= QUIET && !threads.stop {
+                standby.off.store(true, Ordering::SeqCst);
+                // One that began before it could see that is looked after.
+                while standby.running.load(Ordering::SeqCst) <= threads.driving
+                    && standby.off.load(Ordering::SeqCst)
+                    && !threads.stop
+                {
+                    standby.wake.wait(&mut threads);
+                }
+                standby.off.store(false, Ordering::SeqCst);
+                quiet = 0;
+            }
+            if !threads.stop {
+                standby.wake.wait_for(&mut threads, LOOK);
+            }
+            if threads.stop {
+                break None;
+            }
+            let (ended, running) =
+                (standby.ended.load(Ordering::SeqCst), standby.running.load(Ordering::SeqCst));
+            if ended == last && running > threads.driving {
+                break Some(running);
+            }
+            quiet = if ended == last { quiet + 1 } else { 0 };
+            last = ended;
         };
-        if let Some(handle) = handle {
+        threads.watched = false;
+        standby.wake.notify_all();
+        kept
+    }
+
+    /// Ends the threads. Not while a callback runs on one.
+    pub(super) fn end_standby(&self) {
+        let handles = {
+            let mut threads = self.standby.lock.lock();
+            threads.stop = true;
+            self.standby.wake.notify_all();
+            std::mem::take(&mut threads.handles)
+        };
+        for handle in handles {
             let _ = handle.join();
         }
     }

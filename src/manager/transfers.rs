@@ -1,7 +1,8 @@
 //! Sends, receives, steps and the runtime's own rendezvous: the calls that move tensors.
 
-use super::copies::touch;
+use super::copies::{Copied, touch};
 use super::*;
+use crate::engine::Offer;
 
 impl Manager {
     /// Offers a tensor under a key.
@@ -17,11 +18,23 @@ impl Manager {
         done: Option<SendDone>,
     ) -> Result<(), Status> {
         let timeout = timeout.map(|t| t.as_nanos() as u64);
-        if tensor.device == 0 {
-            // SAFETY: the caller's promise.
-            unsafe { touch(tensor.addr, tensor.meta.nbytes, false) };
+        let mut copied = Copied::new();
+        // SAFETY: the caller's promise.
+        let content = unsafe { self.copy_content(&tensor, &mut copied) };
+        let offer = Offer { tensor, content, done };
+        self.with_engine(|e, w| e.post_send(w, key, step, offer, timeout))
+    }
+
+    /// What can be done with a tensor before the lock is taken: its memory may take long to come.
+    ///
+    /// # Safety
+    /// The tensor's memory is readable.
+    unsafe fn copy_content<'a>(&self, tensor: &Tensor, copied: &'a mut Copied) -> &'a [u8] {
+        match tensor.device {
+            // SAFETY: by the caller.
+            0 => unsafe { copied.take(tensor.addr, tensor.meta.nbytes, self.copy_max) },
+            _ => &[],
         }
-        self.with_engine(|e, w| e.post_send(w, key, step, tensor, timeout, done))
     }
 
     /// Asks for a tensor; the request's id. `done` runs once if this succeeds.
@@ -123,11 +136,11 @@ impl Manager {
         tensor: Tensor,
         done: Option<SendDone>,
     ) -> Result<(), Status> {
-        if tensor.device == 0 {
-            // SAFETY: the caller's promise.
-            unsafe { touch(tensor.addr, tensor.meta.nbytes, false) };
-        }
-        let result = self.with_engine(|e, w| e.response_send(w, response, tensor, done));
+        let mut copied = Copied::new();
+        // SAFETY: the caller's promise.
+        let content = unsafe { self.copy_content(&tensor, &mut copied) };
+        let offer = Offer { tensor, content, done };
+        let result = self.with_engine(|e, w| e.response_send(w, response, offer));
         if self.trace.enabled() {
             self.trace.answered(response, result.as_ref().map_or_else(|s| s.code, |()| Code::Ok));
         }

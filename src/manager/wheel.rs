@@ -13,9 +13,10 @@
 //!
 //! Somebody who drives and is awake needs no waking: it looks before it sleeps ([`Wheel::lie_down`]) and settles when it
 //! leaves ([`Wheel::leave`]). A caller that takes the seat wakes the progress thread, once for a burst of calls, and the
-//! thread parks: for [`REST`] behind a caller that is awake, and until [`REST`] has passed since the last caller
-//! left, which is all that a manager may stay without a driver; behind one that sleeps, until it is told. So
-//! blocking calls one after the other are not disturbed by a thread that wakes for what the next one would take.
+//! thread parks: for [`REST`] behind a caller that is awake or has come within [`REST`] after another, and until [`REST`]
+//! has passed since the last caller left, which is all that a manager may stay without a driver; behind one that sleeps
+//! for longer, until it is told. So blocking calls one after the other are not disturbed by a thread that wakes for
+//! what the next one would take, nor have they to wake it.
 //! Should the last caller leave before the thread has got up, the thread's sleep counts again.
 //!
 //! `model` runs this code, and that of `sleep`, in a model checker.
@@ -247,6 +248,8 @@ impl<W: Clone + PartialEq> Wheel<W> {
             }
             (Seat::Free | Seat::Thread, _) => Some(Duration::from_nanos(rest - rested)),
             (Seat::Caller(_), None) => Some(REST),
+            // One of many calls: to be told at its end would cost more than to look again.
+            (Seat::Caller(_), Some(_)) if rested < rest => Some(REST),
             // Who sleeps stays for a while, and tells when it leaves.
             (Seat::Caller(_), Some(_)) => None,
         };

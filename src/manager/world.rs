@@ -10,7 +10,7 @@ use std::time::Instant;
 use foldhash::{HashMap, HashSet};
 
 use super::clock::Clock;
-use super::copies::HeldBack;
+use super::copies::{Deliveries, HeldBack};
 use super::doubt::Doubt;
 use super::memory::{self, Adapters, Regions};
 use super::sys::{Epoll, Tag};
@@ -164,6 +164,10 @@ pub struct World {
     pub segments: usize,
     /// Callbacks to run.
     pub work: VecDeque<Box<Work>>,
+    /// Content to be put in its place before any of them.
+    pub deliveries: Deliveries,
+    /// Copies and checksums of host memory that the engine asked for.
+    pub jobs: VecDeque<Box<Work>>,
     /// Callbacks that wait for copies.
     pub held_back: HeldBack,
     /// Callbacks that the calling thread runs before its call returns.
@@ -394,6 +398,13 @@ impl Fx for World {
         }
     }
 
+    fn hang_up(&mut self, ch: ChanId) {
+        let Some(link) = self.links.get(&ch) else { return };
+        if let Some(adapter) = self.adapters[link.ep.0 as usize].as_mut() {
+            adapter.hang_up(link.ep.1);
+        }
+    }
+
     fn end_channel(&mut self, ch: ChanId) {
         let Some(link) = self.links.remove(&ch) else { return };
         if let Some(fd) = &link.alive {
@@ -447,31 +458,39 @@ impl Fx for World {
         }
     }
 
-    unsafe fn copy(&mut self, dst: u64, src: u64, len: u64) {
-        // SAFETY: by this function's contract.
-        unsafe { super::sys::copy(dst, src, len) };
+    fn copy_in(&mut self, to: &Buffer, bytes: &[u8]) {
+        let len = to.len.min(bytes.len() as u64);
+        // SAFETY: a buffer is a block of the pool until it is freed, and `bytes` is a live slice.
+        unsafe { super::sys::copy(to.addr, bytes.as_ptr() as u64, len) };
     }
 
-    unsafe fn copy_in(&mut self, dst: u64, bytes: &[u8]) {
-        // SAFETY: by this function's contract; `bytes` is a live slice.
-        unsafe { super::sys::copy(dst, bytes.as_ptr() as u64, bytes.len() as u64) };
-    }
-
-    unsafe fn bytes<'a>(&self, addr: u64, len: u64) -> &'a [u8] {
-        if len == 0 {
+    unsafe fn bytes<'a>(&self, of: &Buffer) -> &'a [u8] {
+        if of.len == 0 {
             return &[];
         }
-        // SAFETY: by this function's contract.
-        unsafe { std::slice::from_raw_parts(addr as *const u8, len as usize) }
+        // SAFETY: a buffer is a block of the pool; the rest by this function's contract.
+        unsafe { std::slice::from_raw_parts(of.addr as *const u8, of.len as usize) }
+    }
+
+    unsafe fn deliver(&mut self, dst: u64, content: &[u8]) -> Result<(), Status> {
+        // SAFETY: by this function's contract, which is the same.
+        unsafe { self.deliveries.add(dst, content) }
     }
 
     fn fits(&mut self, work: usize) -> bool {
         // And for a route to the peer.
-        self.work.fits(work) && self.held_back.fits(work) && self.routes.fits(1)
+        self.work.fits(work)
+            && self.jobs.fits(work)
+            && self.held_back.fits(work)
+            && self.routes.fits(1)
     }
 
     fn run(&mut self, work: Work) {
-        let Some(work) = self.hold_back(Box::new(work)) else { return };
+        let work = Box::new(work);
+        if matches!(*work, Work::HostCopy { .. } | Work::HostHash { .. }) {
+            return self.jobs.push_back(work);
+        }
+        let Some(work) = self.hold_back(work) else { return };
         let inline = match &*work {
             Work::SendDone { inline, .. } | Work::Alloc { inline, .. } => *inline && self.in_call,
             _ => false,

@@ -19,14 +19,19 @@ use crate::status::Status;
 pub struct Sent {
     /// The tensor; its memory is the sender's until `done`.
     pub tensor: Tensor,
+    /// A copy of its content, if it has waited here, or nothing.
+    pub content: Content,
     /// Ends the send.
     pub done: Option<Due<SendDone>>,
     /// Time at which the send fails if nobody took the tensor; `u64::MAX`: never.
     pub deadline: u64,
 }
 
+/// A copy of content; the shortest need no memory of their own.
+pub type Content = SmallVec<[u8; 16]>;
+
 /// Who waits for a tensor: an index into the engine's tables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Waiter {
     /// A request of this manager itself.
     Local(u32),
@@ -79,6 +84,8 @@ pub type Withdrawn = (Box<[u8]>, i64, Sent);
 pub struct Drained(HashMap<Box<[u8]>, Item>);
 
 const MAX_SPARE: usize = 64;
+/// Bytes of copied content that wait with their tensors; of others the content is copied when it is asked for.
+const COPIES: usize = 16 << 20;
 
 /// The table. See the module's text.
 #[derive(Default)]
@@ -89,6 +96,8 @@ pub struct Table {
     aborted: VecDeque<i64>,
     earliest: u64,
     tensors: usize,
+    /// Bytes of the copies of their content that take memory.
+    copies: usize,
 }
 
 impl Table {
@@ -110,6 +119,12 @@ impl Table {
         self.tensors
     }
 
+    /// A tensor is no longer in the table.
+    fn taken(&mut self, sent: &Sent) {
+        self.tensors -= 1;
+        self.copies -= sent.content.len();
+    }
+
     fn shrink(&mut self, step: i64) {
         let empty =
             self.steps.get(&step).is_some_and(|s| s.items.is_empty() && s.aborted.is_none());
@@ -129,8 +144,19 @@ impl Table {
 
     /// Puts a tensor in, or hands it to the first waiter.
     pub fn send(&mut self, key: &[u8], step: i64, sent: Sent) -> (SendOutcome, Option<Sent>) {
+        self.send_copied(key, step, sent, &[])
+    }
+
+    /// The same; `content` is the tensor's, or nothing.
+    pub fn send_copied(
+        &mut self,
+        key: &[u8],
+        step: i64,
+        mut sent: Sent,
+        content: &[u8],
+    ) -> (SendOutcome, Option<Sent>) {
         let deadline = sent.deadline;
-        let full = self.tensors >= TENSORS;
+        let (full, left) = (self.tensors >= TENSORS, COPIES - self.copies);
         let s = match self.step(step) {
             Ok(s) => s,
             Err(status) => return (SendOutcome::Refused(status), Some(sent)),
@@ -151,8 +177,15 @@ impl Table {
                         return (SendOutcome::Refused(status), Some(sent));
                     }
                 };
+                if content.len() <= left {
+                    // Where memory lacks, it is copied when it is asked for.
+                    let room = sent.content.try_reserve_exact(content.len());
+                    sent.content.extend_from_slice(if room.is_ok() { content } else { &[] });
+                }
+                let copied = sent.content.len();
                 s.items.insert(key, Item::Tensor(sent));
                 self.tensors += 1;
+                self.copies += copied;
                 self.earliest = self.earliest.min(deadline);
                 (SendOutcome::Stored, None)
             }
@@ -186,7 +219,7 @@ impl Table {
         match s.items.get_mut(key) {
             Some(Item::Tensor(_)) => {
                 let Some(Item::Tensor(sent)) = s.items.remove(key) else { unreachable!() };
-                self.tensors -= 1;
+                self.taken(&sent);
                 self.shrink(step);
                 return RecvOutcome::Matched(sent);
             }
@@ -261,13 +294,25 @@ impl Table {
     }
 
     fn give_up(&mut self, items: HashMap<Box<[u8]>, Item>) -> Drained {
-        self.tensors -= items.values().filter(|item| matches!(item, Item::Tensor(_))).count();
+        for item in items.values() {
+            if let Item::Tensor(sent) = item {
+                self.taken(sent);
+            }
+        }
         Drained(items)
     }
 
-    /// Some step that is there; at the end of the manager each is cleaned up.
-    pub fn any_step(&self) -> Option<i64> {
-        self.steps.keys().next().copied()
+    /// The steps that are there, in order; as many as there is memory for, at least one if there is any.
+    pub fn steps(&self) -> SmallVec<[i64; 1]> {
+        let mut steps = SmallVec::new();
+        for &step in self.steps.keys() {
+            if !steps.fits(1) {
+                break;
+            }
+            steps.push(step);
+        }
+        steps.sort_unstable();
+        steps
     }
 
     /// Earliest deadline of a waiting tensor, or earlier; `u64::MAX`: none.
@@ -298,7 +343,7 @@ impl Table {
                 }
             }
         }
-        self.tensors -= out.len();
+        out.iter().for_each(|sent| self.taken(sent));
         self.steps.retain(|_, s| !s.items.is_empty() || s.aborted.is_some());
         out
     }
@@ -320,7 +365,7 @@ impl Table {
                 }
             }
         }
-        self.tensors -= out.len();
+        out.iter().for_each(|(_, _, sent)| self.taken(sent));
         self.steps.retain(|_, s| !s.items.is_empty() || s.aborted.is_some());
         (out, whole)
     }
@@ -346,12 +391,17 @@ impl Drained {
 
     /// Ends each: tensors that nobody took, and receives that nobody served.
     pub fn end(self, mut tensor: impl FnMut(Sent), mut waiter: impl FnMut(Waiter)) {
+        let mut all: SmallVec<[Waiter; 4]> = SmallVec::new();
         for item in self.0.into_values() {
             match item {
                 Item::Tensor(sent) => tensor(sent),
+                Item::Waiters(waiters) if all.fits(waiters.len()) => all.extend(waiters),
                 Item::Waiters(waiters) => waiters.into_iter().for_each(&mut waiter),
             }
         }
+        // The same in every run, but where memory lacks.
+        all.sort_unstable();
+        all.into_iter().for_each(waiter);
     }
 }
 
@@ -371,9 +421,30 @@ mod tests {
     fn sent(n: u64) -> Sent {
         Sent {
             tensor: Tensor { meta: Meta { nbytes: n, ..Default::default() }, addr: 0, device: 0 },
+            content: Content::new(),
             done: None,
             deadline: u64::MAX,
         }
+    }
+
+    #[test]
+    fn r19_copies_that_wait_are_bounded() {
+        let mut t = Table::new();
+        let content = [1; 8 << 10];
+        let most = COPIES / content.len();
+        for i in 0..=most {
+            t.send_copied(&i.to_le_bytes(), i as i64 % 2, sent(1), &content);
+        }
+        assert_eq!(t.copies, COPIES);
+        let mut copied = |i: usize| match t.recv(&i.to_le_bytes(), i as i64 % 2, false, || None) {
+            RecvOutcome::Matched(sent) => sent.content.len(),
+            _ => panic!("it waits"),
+        };
+        assert_eq!((copied(0), copied(most)), (content.len(), 0));
+        assert_eq!(t.copies, COPIES - content.len());
+        t.cleanup(0);
+        t.abort(1, Status::new(Code::Aborted, "stop")).unwrap();
+        assert_eq!((t.copies, t.tensors), (0, 0));
     }
 
     #[test]

@@ -107,6 +107,12 @@ pub const PLACES: &[Place] = &[
         &["new", "send"],
     ),
     place("fabric/regions.rs", 64, "a table of regions", &["default"]),
+    place(
+        "fabric/shm/foreign.rs",
+        64,
+        "the thread that closes what strangers sent",
+        &["give", "rest", "run"],
+    ),
     place("fabric/shm/handshake.rs", 2048, "a connection", &["dial", "hear_welcome", "welcome"]),
     place("fabric/shm/mod.rs", 128, "an adapter; an endpoint", &["create", "open"]),
     place(

@@ -133,7 +133,7 @@ fn end(kind: &str, fail_at: u64, known: &Known) -> End {
 
 /// The calls of a run up to this one are tried,
 const MOST: u64 = 2000;
-/// and of those before this one, which open the managers, each fourth; with `ALLOC_WHOLE` all.
+/// of those before this one, which open the managers, each fourth, then each second; with `ALLOC_WHOLE` all.
 const SETUP: u64 = 200;
 
 /// Each call of a run over this provider fails once, in a child of its own, two at a time. What was wrong.
@@ -152,7 +152,8 @@ fn sweep(kind: &str, known: &Known, seen: &Mutex<BTreeMap<Site, usize>>) -> Vec<
                     if n > calls.min(MOST) {
                         return;
                     }
-                    if n < SETUP && !whole && !n.is_multiple_of(4) {
+                    let every = if n < SETUP { 4 } else { 2 };
+                    if !whole && !n.is_multiple_of(every) {
                         continue;
                     }
                     tried.fetch_add(1, Ordering::Relaxed);

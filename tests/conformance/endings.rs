@@ -1,6 +1,6 @@
 //! Ends of endpoints and adapters.
 
-use rdma_transport::fabric::{Mr, PostError};
+use rdma_transport::fabric::{Mr, PostError, ProviderKind};
 use rdma_transport::status::{Code, Reason};
 
 use crate::harness::*;
@@ -58,6 +58,53 @@ pub fn destroyed_in_transfer<F: Fixture>() {
         pair.a.log.clear();
         pair.b.log.clear();
         pair.check_alive();
+    }
+}
+
+/// Who leaves closes its memory, too, and the other side may come upon that first: it is told of the leaving.
+pub fn r27_memory_of_who_leaves_is_no_refusal<F: Fixture>() {
+    if F::KIND == ProviderKind::Ibverbs {
+        // There the device answers, and the manager asks the peer: see `manager::doubt`.
+        return;
+    }
+    let (near, far) = (Buf::pattern(F::LARGE, 32), Buf::new(F::LARGE));
+    for polls in 0..6 {
+        let mut pair = Pair::new::<F>();
+        let lkey = pair.a.lkey(&near);
+        let half = F::LARGE / 2;
+        let mr = pair.b.register(&far, ALL);
+        let rkey = mr.rkey;
+        pair.a.write(1, near.mem(0, half, lkey), remote(&far, 0, rkey), None).expect("write");
+        pair.a.read(2, near.mem(half, half, lkey), remote(&far, half, rkey)).expect("read");
+        pair.a.ad.flush();
+        for _ in 0..polls {
+            pair.poll();
+        }
+        let ep = pair.b.ep;
+        pair.b.ad.hang_up(ep);
+        pair.b.ad.deregister(mr).expect("deregister");
+        for _ in 0..10 {
+            pair.a.poll();
+        }
+        // What is posted now meets closed memory, or an endpoint that is down already.
+        let late = pair.a.read(3, near.mem(half, half, lkey), remote(&far, half, rkey));
+        if let Err(PostError::Failed(status)) = &late {
+            assert_eq!(status.code, Code::Unavailable, "{status}");
+        }
+        for _ in 0..10 {
+            pair.a.poll();
+        }
+        pair.b.ad.destroy(ep);
+        let ep = pair.a.ep;
+        pair.a.notice_end::<F>(ep);
+        let status = pair.until("end of the endpoint", |p| p.a.down());
+        assert_eq!((status.code, status.reason), (Code::Unavailable, Reason::PeerGone), "{status}");
+        for wr in [1, 2].into_iter().chain(late.is_ok().then_some(3)) {
+            let ended = pair.a.done(wr).expect("an end");
+            assert!(ended.as_ref().err().is_none_or(|s| s.code == Code::Unavailable), "{ended:?}");
+        }
+        let Err(PostError::Failed(status)) = pair.a.send(b"x") else { panic!("it is down") };
+        assert_eq!(status.code, Code::Unavailable, "{status}");
     }
 }
 

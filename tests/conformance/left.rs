@@ -89,6 +89,10 @@ impl Adapter for Left {
     fn progress_mark(&self, ep: EpId) -> u64 {
         self.0.progress_mark(ep)
     }
+    fn hang_up(&mut self, ep: EpId) {
+        self.0.hang_up(ep);
+    }
+
     fn destroy(&mut self, ep: EpId) {
         self.0.destroy(ep);
     }

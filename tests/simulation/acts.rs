@@ -157,6 +157,7 @@ impl Sim {
         let n = &mut self.w.nodes[node];
         n.up = false;
         n.work.clear();
+        n.deliveries.clear();
         n.inbox.clear();
         n.chans.clear();
     }

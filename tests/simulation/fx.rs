@@ -170,19 +170,22 @@ impl Fx for SimFx<'_> {
         self.w.mem.free(buffer.addr, "freed by the engine");
     }
 
-    unsafe fn copy(&mut self, dst: u64, src: u64, len: u64) {
+    fn copy_in(&mut self, to: &Buffer, bytes: &[u8]) {
         let who = self.w.who(self.node);
-        let bytes = self.w.mem.read(who, false, src, len, "copy");
-        self.w.mem.write(who, false, dst, bytes, "copy");
+        assert!(self.w.mem.at(to.addr).library, "the engine writes to the application's memory");
+        self.w.mem.write(who, false, to.addr, bytes, "copy in");
     }
 
-    unsafe fn copy_in(&mut self, dst: u64, bytes: &[u8]) {
-        let who = self.w.who(self.node);
-        self.w.mem.write(who, false, dst, bytes, "copy in");
+    unsafe fn bytes<'a>(&self, of: &Buffer) -> &'a [u8] {
+        self.w.mem.read(self.w.who(self.node), false, of.addr, of.len, "bytes")
     }
 
-    unsafe fn bytes<'a>(&self, addr: u64, len: u64) -> &'a [u8] {
-        self.w.mem.read(self.w.who(self.node), false, addr, len, "bytes")
+    unsafe fn deliver(&mut self, dst: u64, content: &[u8]) -> Result<(), Status> {
+        if self.w.fault(self.w.profile.alloc_fails) {
+            return Err(injected("memory"));
+        }
+        self.w.nodes[self.node].deliveries.push((dst, content.to_vec()));
+        Ok(())
     }
 
     fn run(&mut self, work: Work) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_transport::api::*;
-use rdma_transport::engine::{Claim, Engine, Fx, Held, Planted, Work};
+use rdma_transport::engine::{Claim, Engine, Fx, Held, Offer, Planted, Work, checksum};
 use rdma_transport::status::{Code, Status};
 
 use super::app::{Act, App, Kind, Note};
@@ -289,6 +289,9 @@ impl Sim {
     fn work(&mut self, node: usize) {
         self.w.nodes[node].work_at = u64::MAX;
         let who = self.w.who(node);
+        for (dst, content) in std::mem::take(&mut self.w.nodes[node].deliveries) {
+            self.w.mem.write(who, false, dst, &content, "delivery");
+        }
         while let Some(work) = self.w.nodes[node].work.pop_front() {
             self.run_work(who, work);
         }
@@ -329,6 +332,10 @@ impl Sim {
                 let delay = self.w.delay(50 * US);
                 let what = Later::Copy { token, dst, src, len };
                 self.w.after(delay, Event::Later { who, what });
+            }
+            Work::HostHash { token, addr, len } => {
+                let delay = self.w.delay(50 * US);
+                self.w.after(delay, Event::Later { who, what: Later::Hash { token, addr, len } });
             }
             Work::DeviceCopy { token, to_host, host, device, len, .. } => {
                 let (host, device) = ((host, false), (device, true));
@@ -389,6 +396,17 @@ impl Sim {
                 let result = if failed { Err(error) } else { Ok(()) };
                 let delay = self.w.delay(50 * US);
                 self.w.after(delay, Event::Later { who, what: Later::Copied { token, result } });
+            }
+            Later::Hash { token, addr, len } => {
+                let bytes = self.w.mem.read(who, false, addr, len, "content of a checksum");
+                let failed = self.w.fault(self.w.profile.open_fails);
+                let error = Status::new(Code::ResourceExhausted, "injected: checksum");
+                let result = if failed { Err(error) } else { Ok(checksum(bytes)) };
+                let delay = self.w.delay(50 * US);
+                self.w.after(delay, Event::Later { who, what: Later::Hashed { token, result } });
+            }
+            Later::Hashed { token, result } => {
+                self.call(who.node, |e, fx| e.hashed(fx, token, result));
             }
             Later::Copied { token, result } => {
                 self.call(who.node, |e, fx| e.copied(fx, token, result));
@@ -496,9 +514,12 @@ impl Sim {
         let done: SendDone =
             Box::new(move |result, _| mail.lock().unwrap().push(Note::Sent(op, result)));
         let tensor = Tensor { meta, addr, device };
+        let copied = device == 0 && self.w.rng.percent(50);
+        let content = if copied { &bytes[..] } else { &[] };
+        let offer = Offer { tensor, content, done: Some(done) };
         let begun = self.call(node, |e, fx| match response {
-            Some(id) => e.response_send(fx, id, tensor, Some(done)),
-            None => e.post_send(fx, &key, step, tensor, timeout, Some(done)),
+            Some(id) => e.response_send(fx, id, offer),
+            None => e.post_send(fx, &key, step, offer, timeout),
         });
         self.w.trace(|| format!("send {op} of {who:?}, for {response:?}: {begun:?}"));
         if let Err(status) = begun {

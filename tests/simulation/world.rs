@@ -40,6 +40,8 @@ pub enum Event {
 pub enum Later {
     Allocated { request: u32, alloc: rdma_transport::api::AllocFn, addr: Option<u64> },
     Copy { token: u64, dst: (u64, bool), src: (u64, bool), len: u64 },
+    Hash { token: u64, addr: u64, len: u64 },
+    Hashed { token: u64, result: Result<u64, Status> },
     Copied { token: u64, result: Result<(), Status> },
 }
 
@@ -74,6 +76,8 @@ pub struct Node {
     pub chans: BTreeMap<ChanId, (usize, usize)>,
     pub inbox: VecDeque<(usize, usize, NetEvent)>,
     pub work: VecDeque<Work>,
+    /// Content to be put in its place before any of that.
+    pub deliveries: Vec<(u64, Vec<u8>)>,
     pub stalled_until: u64,
     pub poll_at: u64,
     pub tick_at: u64,
@@ -96,6 +100,7 @@ impl Node {
             chans: BTreeMap::new(),
             inbox: VecDeque::new(),
             work: VecDeque::new(),
+            deliveries: Vec::new(),
             stalled_until: 0,
             poll_at: u64::MAX,
             tick_at: u64::MAX,

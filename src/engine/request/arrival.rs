@@ -63,16 +63,22 @@ impl Engine {
         if content.is_empty() {
             return self.finish(fx, index, Ok(()));
         }
-        if r.device == 0 || matches!(r.target, Target::Library) {
-            // SAFETY: `dst` was given or allocated for `meta.nbytes`, which the decoder found equal
-            // to the content's length; it is the application's until the callback.
-            unsafe { fx.copy_in(r.dst, content) };
+        if matches!(r.target, Target::Library) {
+            let Some(buffer) = &r.buffer else {
+                return self.fail_by_defect(fx, index, "content without a buffer for it");
+            };
+            fx.copy_in(buffer, content);
             return self.finish(fx, index, Ok(()));
+        }
+        if r.device == 0 {
+            // SAFETY: `dst` was given or allocated for `meta.nbytes`, which the decoder found equal to the
+            // content's length; it is the application's only from the callback on, which comes later.
+            let result = unsafe { fx.deliver(r.dst, content) };
+            return self.finish(fx, index, result);
         }
         match fx.alloc(content.len() as u64) {
             Ok(staged) => {
-                // SAFETY: `staged` has just been allocated with this length.
-                unsafe { fx.copy_in(staged.addr, content) };
+                fx.copy_in(&staged, content);
                 let (addr, len) = (staged.addr, staged.len);
                 r.landing = Some(Landing { addr, len, window: None, staged: Some(staged) });
                 self.land(fx, index);
@@ -234,17 +240,34 @@ impl Engine {
     /// The content is complete in its landing.
     fn arrived(&mut self, fx: &mut dyn Fx, index: u32) {
         self.close_landing(fx, index);
-        let Some(r) = self.requests.get(index) else { return };
-        if let (Some(want), Some(l), Some(m)) = (r.checksum, &r.landing, &r.meta)
+        let Some(r) = self.requests.get_mut(index) else { return };
+        if let (Some(_), Some(l), Some(m)) = (r.checksum, &r.landing, &r.meta)
             && (r.device == 0 || l.staged.is_some())
         {
-            // SAFETY: the landing is valid for its length, and no peer writes to it any more.
-            let got = checksum(unsafe { fx.bytes(l.addr, m.nbytes) });
-            if want != got {
-                return self.fail(fx, index, data_loss(want, got));
-            }
+            let (addr, len) = (l.addr, m.nbytes);
+            r.state = State::Copying;
+            return fx.run(Work::HostHash { token: WR_REQUEST | u64::from(index), addr, len });
         }
         self.land(fx, index);
+    }
+
+    /// A checksum that the engine had asked for has been computed.
+    pub fn hashed(&mut self, fx: &mut dyn Fx, token: u64, result: Result<u64, Status>) {
+        let index = token as u32;
+        if token & crate::engine::WR_KIND == crate::engine::WR_RESPONSE {
+            return self.response_hashed(fx, index, result);
+        }
+        let Some(r) = self.requests.get_mut(index) else { return };
+        match (&r.state, &r.ended, r.checksum, result) {
+            (State::Copying, None, Some(want), Ok(got)) if want == got => {
+                r.copying = false;
+                self.land(fx, index);
+            }
+            (State::Copying, None, Some(want), Ok(got)) => {
+                self.copied(fx, token, Err(data_loss(want, got)));
+            }
+            (_, _, _, result) => self.copied(fx, token, result.map(drop)),
+        }
     }
 
     /// Copies from a proxy to the destination where there is one, and ends the request.

@@ -35,6 +35,29 @@ impl Engine {
         });
     }
 
+    /// Computes the checksum of the content, of any length and on slow pages: not here.
+    fn hash(&mut self, fx: &mut dyn Fx, asked: Asked, key: &[u8], step: i64, source: Source) {
+        let (addr, len) = (source.addr(), source.tensor.meta.nbytes);
+        let Some(index) = self.response(fx, asked, key, step, source, RState::Staging) else {
+            return;
+        };
+        fx.run(Work::HostHash { token: WR_RESPONSE | u64::from(index), addr, len });
+    }
+
+    pub(in crate::engine) fn response_hashed(
+        &mut self,
+        fx: &mut dyn Fx,
+        index: u32,
+        result: Result<u64, Status>,
+    ) {
+        if let (Some(Response { state: RState::Staging(source), .. }), Ok(sum)) =
+            (self.responses.get_mut(index), &result)
+        {
+            source.sum = Some(*sum);
+        }
+        self.response_copied(fx, index, result.map(drop));
+    }
+
     pub(in crate::engine) fn response_copied(
         &mut self,
         fx: &mut dyn Fx,
@@ -65,14 +88,14 @@ impl Engine {
             );
         } else {
             match result {
-                Ok(()) => self.send_content(fx, r.asked, &r.key, r.step, source),
+                Ok(()) => self.send_content(fx, r.asked, &r.key, r.step, source, &[]),
                 Err(status) => self.undeliverable(fx, &r.asked, (&r.key, r.step), source, status),
             }
         }
         self.settle(fx, ch);
     }
 
-    /// Sends content that is in host memory, or opened on its device.
+    /// Sends content that is in host memory, or opened on its device; `copied`: a copy of it, or nothing.
     pub(super) fn send_content(
         &mut self,
         fx: &mut dyn Fx,
@@ -80,6 +103,7 @@ impl Engine {
         key: &[u8],
         step: i64,
         mut source: Source,
+        copied: &[u8],
     ) {
         let ch = asked.ch;
         let more_dims = source.tensor.meta.dims.len().saturating_sub(USUAL_DIMS) as u64;
@@ -100,19 +124,28 @@ impl Engine {
             can_read: c.caps.read,
             forced: self.settings.protocol,
         };
-        let sum = asked.checksum && meta.nbytes > 0;
-        // Opened on its device, it is not to be seen here.
-        let seen = if source.window.is_some() { 0 } else { meta.nbytes };
-        // SAFETY: the sender keeps the tensor valid and unchanged until its callback, which comes
-        // from here later; a staged copy is ours.
-        let content = unsafe { fx.bytes(source.addr(), seen) };
-        let sum = if sum { Some(checksum(content)) } else { None };
+        let sealed = asked.checksum && meta.nbytes > 0;
         let choice = if asked.granted { Choice::Put { tell: false } } else { select(facts) };
+        if choice != Choice::Eager && sealed && source.sum.is_none() {
+            return self.hash(fx, asked, key, step, source);
+        }
+        let sum = source.sum;
+        // What can be read without touching the application's memory.
+        let content = match &source.staged {
+            // SAFETY: it is ours, filled, and freed only with the source.
+            Some(staged) => unsafe { fx.bytes(staged) },
+            None if copied.is_empty() => &source.content[..],
+            None => copied,
+        };
         match choice {
+            Choice::Eager if content.len() as u64 != meta.nbytes => {
+                self.stage(fx, asked, key, step, source)
+            }
             Choice::Eager if c.is_congested() && meta.nbytes > 0 => {
                 self.defer(fx, asked, key, step, source)
             }
             Choice::Eager => {
+                let sum = sealed.then(|| sum.unwrap_or_else(|| checksum(content)));
                 let meta = meta.clone();
                 let m = Message::Content { index: asked.index, checksum: sum, meta, content };
                 c.send(fx, &m, content);
@@ -284,10 +317,8 @@ impl Engine {
             return self.undeliverable(fx, &r.asked, (&r.key, r.step), source, status);
         }
         source.protocol = Protocol::DirectPut;
-        let sum = r.asked.checksum.then(|| {
-            // SAFETY: as in `send_content`.
-            checksum(unsafe { fx.bytes(source.addr(), source.tensor.meta.nbytes) })
-        });
+        // Known since the metadata went out, but of nothing.
+        let sum = r.asked.checksum.then(|| source.sum.unwrap_or_else(|| checksum(&[])));
         self.put(fx, r.asked, &r.key, r.step, source, Some(dst), sum);
     }
 

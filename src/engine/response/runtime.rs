@@ -22,9 +22,9 @@ impl Engine {
         &mut self,
         fx: &mut dyn Fx,
         id: u64,
-        tensor: Tensor,
-        done: Option<SendDone>,
+        offer: Offer<'_>,
     ) -> Result<(), Status> {
+        let Offer { tensor, content, done } = offer;
         let index = self.asked_of_runtime(id)?;
         if let Err(status) = self.device(tensor.device) {
             self.refuse(fx, index, &status);
@@ -35,7 +35,8 @@ impl Engine {
         if self.responses.get(index).is_some_and(short) {
             return self.answered_too_long(fx, index, &tensor.meta, done);
         }
-        self.answer(fx, index, Sent { tensor, done, deadline: u64::MAX });
+        let sent = Sent { tensor, content: Content::new(), done, deadline: u64::MAX };
+        self.answer(fx, index, sent, content);
         Ok(())
     }
 

@@ -145,8 +145,9 @@ impl LoopbackAdapter {
                 let r = r.clone();
                 Ok((e, r))
             }
-            // Its end is about to be reported.
-            _ if e.up || e.down => Err(PostError::Failed(gone(&e.peer))),
+            Some(_) if e.up => Err(PostError::Failed(gone(&e.peer))),
+            // Whoever posts has not heard of it yet.
+            _ if e.down => Err(PostError::Failed(gone(&e.peer))),
             _ => Err(PostError::Failed(Status::new(
                 Code::FailedPrecondition,
                 format!("the loopback endpoint to peer '{}' is not connected", e.peer),
@@ -644,6 +645,12 @@ impl Adapter for LoopbackAdapter {
 
     fn fd(&self) -> Option<RawFd> {
         Some(self.hub.fd())
+    }
+
+    fn hang_up(&mut self, ep: EpId) {
+        if let Some(e) = self.eps.get(&ep.0) {
+            e.me.closed.store(true, Ordering::SeqCst);
+        }
     }
 
     fn destroy(&mut self, ep: EpId) {

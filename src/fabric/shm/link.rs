@@ -160,6 +160,11 @@ pub(crate) struct Parts {
     pub(crate) budget: Arc<MapBudget>,
 }
 
+/// The status of a peer that has left.
+pub(crate) fn gone(peer: &str) -> Status {
+    Status::gone(format!("shm: peer {peer} closed the connection or ended"))
+}
+
 impl Link {
     pub(crate) fn new(p: Parts) -> Link {
         Link {
@@ -213,7 +218,7 @@ impl Link {
 
     /// The status of a peer that has left.
     pub(crate) fn gone(&self) -> Status {
-        Status::gone(format!("shm: peer {} closed the connection or ended", self.peer))
+        gone(&self.peer)
     }
 
     /// Whether the process or the connection at the other end is gone; a system call.
@@ -246,6 +251,7 @@ impl Link {
             } else {
                 outcome::OK
             };
+            self.counts(code)?;
             self.answered += 1;
             let Some(posted) = self.writes.pop_front() else { break };
             if let Some(timed) = posted.timed {
@@ -256,6 +262,15 @@ impl Link {
             events.push(Event::Done { ep: self.ep, wr: posted.wr, result });
         }
         Ok(true)
+    }
+
+    /// Whether an operation on the peer's memory ended so; the error: the peer is gone. One that leaves closes its
+    /// memory, and has said before that it leaves: then the outcome is none.
+    pub(crate) fn counts(&self, code: u8) -> Result<(), Status> {
+        match code != outcome::OK && (self.peer_closed() || self.is_gone()) {
+            true => Err(self.gone()),
+            false => Ok(()),
+        }
     }
 
     /// The result of an operation on the peer's memory.

@@ -54,7 +54,7 @@ pub(super) use copy::copy;
 use exports::{Exports, Region};
 use foreign::Closer;
 use handshake::{Greeter, State};
-use link::{Link, MAX_RDMA, MAX_SEND};
+use link::{Link, MAX_RDMA, MAX_SEND, gone};
 use pools::{LocalPools, MapBudget};
 pub(super) use process::Process;
 use ring::MAX_WRITES;
@@ -250,11 +250,8 @@ impl ShmAdapter {
         let endpoint = &mut self.eps[at];
         match &mut endpoint.state {
             State::Up(link) => Ok((link, &mut self.core)),
-            // Its end is about to be reported.
-            State::Dead(_) => Err(PostError::Failed(Status::gone(format!(
-                "shm: the endpoint to peer {} is down",
-                endpoint.peer
-            )))),
+            // Whoever posts has not heard of it yet.
+            State::Dead(_) => Err(PostError::Failed(gone(&endpoint.peer))),
             _ => Err(PostError::Failed(Status::new(
                 Code::FailedPrecondition,
                 format!("shm: the endpoint to peer {} is not connected", endpoint.peer),
@@ -540,6 +537,13 @@ impl Adapter for ShmAdapter {
                 own.moved.load(Ordering::Relaxed).wrapping_add(ring::load64(&theirs.moved))
             }
             _ => 0,
+        }
+    }
+
+    fn hang_up(&mut self, ep: EpId) {
+        let Some(&at) = self.index.get(&ep.0) else { return };
+        if let State::Up(link) = &mut self.eps[at].state {
+            link.close();
         }
     }
 

@@ -185,6 +185,7 @@ impl Link {
             Ok(_) => outcome::OK,
             Err(code) => code,
         };
+        self.counts(code)?;
         self.reads.remove(at);
         let result = self.result("READ", code, read.remote, read.len);
         events.push(Event::Done { ep: self.ep, wr: read.wr, result });

@@ -53,6 +53,7 @@ impl Link {
             match ended {
                 None => self.reads[at] = read,
                 Some(code) => {
+                    self.counts(code)?;
                     self.reads.remove(at);
                     let result = self.result("READ", code, read.remote, read.len);
                     events.push(Event::Done { ep: self.ep, wr: read.wr, result });

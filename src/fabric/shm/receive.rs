@@ -395,6 +395,7 @@ impl Link {
         if code == outcome::OK && read.done != read.len {
             return Err(self.broken("end of a READ without its data"));
         }
+        self.counts(code)?;
         self.reads.remove(at);
         self.asking = self.asking.saturating_sub(1);
         let result = self.result("READ", code, read.remote, read.len);

@@ -154,7 +154,6 @@ impl TcpAdapter {
                 let peer = &e.link.peer;
                 return Err(PostError::Failed(match &e.broken {
                     Some(status) => status.clone(),
-                    // Its end is about to be reported.
                     None if e.used => {
                         Status::gone(format!("the tcp endpoint to peer '{peer}' is down"))
                     }

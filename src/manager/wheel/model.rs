@@ -97,23 +97,25 @@ impl Platform for Model {
     type Ground = Core;
     type Waiter = Caller;
     type Guard<'a> = Guard<'a>;
-    type Ready = ();
+    /// Whether it was signalled.
+    type Ready = bool;
 
     fn raw_lock(&self) -> Guard<'_> {
         Guard(Some(self.core.lock().unwrap()))
     }
-    fn wait(&self, _timeout: Duration) {
+    fn wait(&self, _timeout: Duration) -> bool {
         let mut wire = self.wire.0.lock().unwrap();
         while !wire.rung && !wire.signalled {
             wire = self.wire.1.wait(wire).unwrap();
         }
+        wire.signalled
     }
     fn signal(&self) {
         self.wire.0.lock().unwrap().signalled = true;
         self.wire.1.notify_all();
     }
-    fn drain(&self) {
-        self.wire.0.lock().unwrap().signalled = false;
+    fn drain(&self, &ready: &bool) {
+        self.wire.0.lock().unwrap().signalled &= !ready;
     }
     fn ring(&self) {}
     fn park<'a>(&'a self, guard: &mut Guard<'a>, limit: Option<Duration>) {
@@ -160,7 +162,7 @@ impl Model {
     }
 
     fn lie(&self, who: Option<&Caller>) {
-        sleep(self, who, |_| Some((u64::MAX, Duration::MAX)), |_, ()| {});
+        sleep(self, who, |_| Some((u64::MAX, Duration::MAX)), |_, _| {});
     }
 
     /// The progress thread, until so many things are done.

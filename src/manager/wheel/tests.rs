@@ -110,6 +110,22 @@ fn r02_a_caller_that_slept_tells_the_thread_when_it_leaves() {
 }
 
 #[test]
+fn r24_the_thread_is_not_woken_by_one_of_many_calls() {
+    let (mut wheel, mut ground) = asleep();
+    assert!(wheel.sit(&1, false));
+    assert!(wheel.settle(&mut ground).sleeper, "the thread is to park");
+    assert!(!wheel.get_up(None));
+    wheel.leave(&1, 100);
+    assert!(wheel.sit(&2, false));
+    assert!(wheel.lie_down(Some(&2), 1000, &mut ground));
+    ground.now = 100 + NS / 5;
+    assert_eq!(wheel.thread_next(&mut ground), Next::Park(Some(REST)));
+    assert!(wheel.get_up(Some(&2)));
+    wheel.leave(&2, 200);
+    assert!(wheel.settle(&mut ground).is_empty(), "it looks by itself");
+}
+
+#[test]
 fn work_that_nobody_drives_wakes_the_parked_thread() {
     let (mut wheel, mut ground) = asleep();
     assert!(wheel.sit(&1, false));

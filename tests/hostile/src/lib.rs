@@ -4,6 +4,7 @@
 //! - [`honest`]: an honest manager in this process, and the patterns that contents are checked by.
 //! - [`proxy`]: stands between honest managers and does harm to what passes.
 //! - [`shm`]: what an attack on the shm provider needs.
+//! - [`slow`]: memory whose pages come only when somebody lets them.
 //! - [`wire`]: the handshake, the tcp provider's frames and the control messages, written from
 //!   `docs/protocol.md` without the library's encoders, so that a bug in them does not hide.
 //!
@@ -12,6 +13,7 @@
 pub mod honest;
 pub mod proxy;
 pub mod shm;
+pub mod slow;
 pub mod victim;
 pub mod wire;
 

@@ -231,6 +231,16 @@ impl Victim {
         op
     }
 
+    /// Offers a tensor of zeros whose memory does not come until the command `serve`; the operation's number. `None`:
+    /// such memory is not to be had here.
+    pub fn send_slow(&mut self, key: &[u8], step: i64, len: usize) -> Option<u64> {
+        let key = to_hex(key);
+        let op = self.next_op + 1;
+        self.try_tell(&format!("send-slow {op} {key} {step} {len}")).ok()?;
+        self.next_op = op;
+        Some(op)
+    }
+
     /// Asks `peer` for a tensor of that length; `given`: into memory given up front.
     pub fn recv(
         &mut self,

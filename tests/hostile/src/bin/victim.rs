@@ -9,6 +9,10 @@
 //! > connect <name> <ms>             = ok | ! CODE text
 //! > send <op> <hex key> <step> <length>
 //!                                   = ok     later:  sent <op> CODE
+//! > send-slow <op> <hex key> <step> <length>
+//!                                   = ok | ! of memory that does not come until `serve`
+//! > touched <ms>                    = 0 | 1, whether somebody waits for that memory
+//! > serve                           = ok
 //! > recv <op> <peer> <hex key> <step> <length> <given 0|1> <ms>
 //!                                   = ok     later:  got <op> CODE <length> <right 0|1> text
 //! > channels <peer>                 = <number>
@@ -19,8 +23,10 @@
 use std::io::{BufRead, Write};
 use std::time::Duration;
 
-use rdma_hostile::honest::Honest;
+use rdma_hostile::honest::{Honest, meta};
+use rdma_hostile::slow::Slow;
 use rdma_hostile::victim::{config_of, from_hex, to_hex};
+use rdma_transport::api::{SendDone, Tensor};
 use rdma_transport::status::{Code, Status};
 
 fn say(line: std::fmt::Arguments<'_>) {
@@ -36,12 +42,13 @@ fn main() {
         me.serve();
     }
     say(format_args!("= ready"));
+    let mut slow = None;
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         let words: Vec<&str> = line.split(' ').collect();
         if words[0] == "exit" {
             break;
         }
-        match command(&me, &words) {
+        match command(&me, &words, &mut slow) {
             Ok(answer) => say(format_args!("= {answer}")),
             Err(s) => say(format_args!("! {} {}", s.code as i32, one_line(&s.message))),
         }
@@ -59,7 +66,7 @@ fn number<T: std::str::FromStr>(words: &[&str], at: usize) -> Result<T, Status> 
     word.parse().map_err(|_| Status::invalid(format!("{word:?} is no number of {}", words[0])))
 }
 
-fn command(me: &Honest, words: &[&str]) -> Result<String, Status> {
+fn command(me: &Honest, words: &[&str], slow: &mut Option<Slow>) -> Result<String, Status> {
     let word = |at: usize| words.get(at).copied().unwrap_or("").to_owned();
     match words[0] {
         "listen" => me.manager.listen("127.0.0.1:0"),
@@ -75,6 +82,29 @@ fn command(me: &Honest, words: &[&str]) -> Result<String, Status> {
             let told = move |code: Code| say(format_args!("sent {op} {}", code as i32));
             let (step, len) = (number(words, 3)?, number(words, 4)?);
             me.offer_then(&from_hex(&word(2)), step, len, told).map(|()| "ok".into())
+        }
+        "send-slow" => {
+            let op: u64 = number(words, 1)?;
+            let (key, step, len) = (from_hex(&word(2)), number(words, 3)?, number(words, 4)?);
+            let none = || Status::new(Code::Unavailable, "userfaultfd is not allowed here");
+            let memory = Slow::new(len).ok_or_else(none)?;
+            let tensor = Tensor { meta: meta(len), addr: memory.addr(), device: 0 };
+            *slow = Some(memory);
+            let done: SendDone = Box::new(move |result, _| {
+                let code = result.map_or_else(|s| s.code, |()| Code::Ok);
+                say(format_args!("sent {op} {}", code as i32));
+            });
+            // SAFETY: the mapping stays until the process ends.
+            unsafe { me.manager.send(&key, step, tensor, None, Some(done)) }.map(|()| "ok".into())
+        }
+        "touched" => {
+            let limit = Duration::from_millis(number(words, 1)?);
+            let touched = slow.as_ref().is_some_and(|slow| slow.is_touched_within(limit));
+            Ok(u8::from(touched).to_string())
+        }
+        "serve" => {
+            slow.as_ref().inspect(|slow| slow.serve());
+            Ok("ok".into())
         }
         "recv" => {
             let op: u64 = number(words, 1)?;
