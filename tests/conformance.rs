@@ -38,7 +38,7 @@ macro_rules! conformance {
                 reads, read_is_not_overtaken, both_directions, many_endpoints, wrong_use, threads},
             refusals::{bad_keys, ranges, access_bits, empty_ranges, deregistered, closed_in_write,
                 closed_in_read, refusals_among_others},
-            endings::{destroyed_in_transfer, r27_memory_of_who_leaves_is_no_refusal, dropped_adapter, local_destroy, garbage_addresses,
+            endings::{destroyed_in_transfer, r27_memory_of_who_leaves_is_no_refusal, r23_what_is_delivered_arrives, dropped_adapter, local_destroy, garbage_addresses,
                 before_connect, leaks},
             arming::{wake_by_message, wake_by_write, wake_by_completion, wake_by_end,
                 no_sleep_with_work, wake_for_output, no_sleep_with_output},

@@ -391,6 +391,12 @@ pub trait Adapter: Send {
         &[]
     }
 
+    /// Whether all that was posted is where `destroy` does not take it back: at the peer, or on its way without
+    /// this adapter. Asks for acknowledgements that are lacking; `poll` takes them.
+    fn has_delivered(&mut self) -> bool {
+        true
+    }
+
     /// The endpoint is about to be destroyed: what its peer finds closed from now on is closed for that
     /// reason. Called before regions that the peer uses are deregistered.
     fn hang_up(&mut self, ep: EpId) {

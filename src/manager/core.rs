@@ -206,7 +206,13 @@ impl Core {
             return;
         }
         self.world.tick();
+        let heard = |core: &Core| core.engine.channel(ch).map(|c| c.heard);
+        let before = heard(self);
         self.poll_adapters();
+        if matches!(word, Word::Gone(_)) && heard(self) != before {
+            // A poll takes some of what is there. The socket stays readable: this is asked again.
+            return;
+        }
         let text = match word {
             Word::Gone(Some(error)) => format!("the peer's connection failed: {error}"),
             Word::Gone(None) => "the peer's process or manager ended".to_owned(),
@@ -497,6 +503,18 @@ impl Core {
         self.engine.find_peer(name).ok_or_else(|| {
             Status::new(Code::NotFound, format!("peer '{name}' is not known; add it first"))
         })
+    }
+
+    /// Whether nothing of what was sent would be lost if the connections ended.
+    pub fn has_delivered(&mut self) -> bool {
+        // Each is asked, so that their acknowledgements come side by side.
+        let waiting = self
+            .world
+            .adapters
+            .iter_mut()
+            .flatten()
+            .filter_map(|a| (!a.has_delivered()).then_some(()));
+        waiting.count() == 0 && !self.engine.has_pending()
     }
 
     /// Ends endpoints that never became channels.

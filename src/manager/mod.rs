@@ -190,8 +190,28 @@ impl Manager {
         })
     }
 
+    /// Lets go out what sends have copied and reported as done: the end of the connections would take it back. Not for long
+    /// where a peer takes nothing.
+    fn deliver(&self) {
+        let begun = Instant::now();
+        let mut moved = begun;
+        loop {
+            if self.turn() > 0 {
+                moved = Instant::now();
+            }
+            let mut core = self.core.lock();
+            let all = core.has_delivered();
+            drop(core);
+            if all || moved.elapsed() > DELIVERY_STALL || begun.elapsed() > DELIVERY {
+                return;
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
     /// Ends every operation, and runs every callback that is due.
     fn end_all(&self) {
+        self.deliver();
         self.with_engine(|engine, world| engine.shut_down(world));
         // Callbacks that are out (allocation, device copies) come back; those are waited for.
         loop {
@@ -494,6 +514,9 @@ fn processors() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1)
 }
 
+/// A manager that ends waits so long for its peers to take what was sent, and so long for one that takes nothing.
+const DELIVERY: Duration = Duration::from_secs(1);
+const DELIVERY_STALL: Duration = Duration::from_millis(100);
 /// Transfers whose memory is unregistered get this long to end without their connections.
 const RECLAIM: Duration = Duration::from_secs(2);
 

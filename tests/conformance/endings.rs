@@ -61,6 +61,31 @@ pub fn destroyed_in_transfer<F: Fixture>() {
     }
 }
 
+/// Messages that count as delivered arrive, although their endpoint is destroyed at once, and though the peer took
+/// nothing before.
+pub fn r23_what_is_delivered_arrives<F: Fixture>() {
+    for count in [1, 5, 20] {
+        let mut pair = Pair::new::<F>();
+        for i in 0..count {
+            pair.a.send(&[i; 100]).expect("send");
+        }
+        let Pair { mut a, mut b } = pair;
+        until("delivery", || {
+            a.poll();
+            a.ad.has_delivered().then_some(())
+        });
+        let ep = a.ep;
+        a.ad.destroy(ep);
+        for i in 0..count {
+            let arrived = until("message", || {
+                b.poll();
+                b.arrival()
+            });
+            assert_eq!(arrived, Ev::Message(vec![i; 100]));
+        }
+    }
+}
+
 /// Who leaves closes its memory, too, and the other side may come upon that first: it is told of the leaving.
 pub fn r27_memory_of_who_leaves_is_no_refusal<F: Fixture>() {
     if F::KIND == ProviderKind::Ibverbs {

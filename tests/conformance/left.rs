@@ -89,6 +89,9 @@ impl Adapter for Left {
     fn progress_mark(&self, ep: EpId) -> u64 {
         self.0.progress_mark(ep)
     }
+    fn has_delivered(&mut self) -> bool {
+        self.0.has_delivered()
+    }
     fn hang_up(&mut self, ep: EpId) {
         self.0.hang_up(ep);
     }

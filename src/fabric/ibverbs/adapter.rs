@@ -476,6 +476,21 @@ impl Adapter for IbverbsAdapter {
         self.endpoints.get(&ep.0).map_or(0, |e| e.moved)
     }
 
+    fn has_delivered(&mut self) -> bool {
+        if self.lost.is_some() || self.context.forked() {
+            return true;
+        }
+        let mut all = true;
+        for (&id, e) in &mut self.endpoints {
+            all &= e.has_delivered();
+            if e.waiting() && !self.dirty.contains(&id) {
+                self.dirty.push(id);
+            }
+        }
+        self.ring();
+        all
+    }
+
     fn destroy(&mut self, ep: EpId) {
         let Some(e) = self.endpoints.remove(&ep.0) else { return };
         if let Some(cm) = &mut self.cm {

@@ -297,6 +297,27 @@ impl Endpoint {
         })
     }
 
+    /// Whether the peer's device has acknowledged all that was posted. Where no completion is due that would tell, an
+    /// empty WRITE asks for one.
+    pub fn has_delivered(&mut self) -> bool {
+        if !matches!(self.state, State::Ready) || self.posted.is_empty() {
+            return true;
+        }
+        if self.since_signal > 0 {
+            // SAFETY: zero bytes are never touched.
+            let nothing = unsafe { Mem::new(0, 0, 0) };
+            // A queue without room for it has a completion due.
+            let _ = self.write(
+                crate::engine::WR_ACK,
+                nothing,
+                Remote { addr: 0, rkey: 0 },
+                None,
+                false,
+            );
+        }
+        false
+    }
+
     /// Prepares a READ; see `send`.
     pub fn read(&mut self, wr: u64, local: Mem, remote: Remote) -> Result<bool, PostError> {
         self.admit_bytes(local.len())?;

@@ -647,6 +647,10 @@ impl Adapter for LoopbackAdapter {
         Some(self.hub.fd())
     }
 
+    fn has_delivered(&mut self) -> bool {
+        self.busy.is_empty()
+    }
+
     fn hang_up(&mut self, ep: EpId) {
         if let Some(e) = self.eps.get(&ep.0) {
             e.me.closed.store(true, Ordering::SeqCst);

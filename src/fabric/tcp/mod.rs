@@ -452,6 +452,14 @@ impl Adapter for TcpAdapter {
         Some(self.shared.epoll.fd())
     }
 
+    fn has_delivered(&mut self) -> bool {
+        let owes = |e: &Endpoint| {
+            let tx = &e.link.tx;
+            e.sock.is_some() && e.broken.is_none() && !tx.is_idle() && !tx.only_ack()
+        };
+        !self.eps.values().any(owes)
+    }
+
     fn destroy(&mut self, ep: EpId) {
         if let Some(mut e) = self.eps.remove(&ep.0) {
             // What was posted still goes out as far as the socket takes it.

@@ -1,0 +1,92 @@
+//! What a manager has reported as sent arrives, although it ends right afterwards.
+
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use rdma_transport::api::*;
+use rdma_transport::config::{Config, Progress};
+use rdma_transport::fabric::ProviderKind;
+use rdma_transport::manager::Manager;
+use rdma_transport::status::Status;
+
+const LONG: Duration = Duration::from_secs(30);
+/// More than the peer has receives for: the rest waits for it.
+const MANY: i64 = 1000;
+
+static DATA: [u8; 512] = [7; 512];
+
+fn manager(name: &str, kind: ProviderKind, progress: Progress) -> Arc<Manager> {
+    let config = Config { name: name.into(), provider: Some(kind), progress, ..Config::default() };
+    Manager::new(config).unwrap()
+}
+
+type Ended = mpsc::Receiver<Result<(), Status>>;
+
+fn recv(m: &Manager, step: i64) -> Ended {
+    let (tx, rx) = mpsc::channel();
+    let done: RecvDone = Box::new(move |result, _| drop(tx.send(result.map(drop))));
+    let options =
+        RecvOptions { timeout: Some(LONG), target: Target::Library, device: 0, keep: false };
+    // SAFETY: library memory.
+    unsafe { m.recv_async(Some("b"), b"key", step, options, done) }.unwrap();
+    rx
+}
+
+fn send(m: &Manager, step: i64) -> Ended {
+    let mut meta = Meta { dtype: 1, nbytes: DATA.len() as u64, ..Default::default() };
+    meta.dims.push(DATA.len() as i64);
+    let tensor = Tensor { meta, addr: DATA.as_ptr() as u64, device: 0 };
+    let (tx, rx) = mpsc::channel();
+    let done: SendDone = Box::new(move |result, _| drop(tx.send(result)));
+    // SAFETY: static memory.
+    unsafe { m.send(b"key", step, tensor, None, Some(done)) }.unwrap();
+    rx
+}
+
+#[test]
+fn r23_what_was_sent_arrives_although_the_manager_ends() {
+    for kind in [ProviderKind::Loopback, ProviderKind::Shm, ProviderKind::Tcp] {
+        let a = manager("a", kind, Progress::Thread);
+        let b = manager("b", kind, Progress::Manual);
+        a.import_address(&b.export_address().unwrap()).unwrap();
+        let received: Vec<Ended> = (0..MANY).map(|step| recv(&a, step)).collect();
+        let begun = Instant::now();
+        while b.peer_info("a").map_or(0, |info| info.requests_received) < MANY as u64 {
+            b.progress().unwrap();
+            assert!(begun.elapsed() < LONG);
+        }
+        let sent: Vec<Ended> = (0..MANY).map(|step| send(&b, step)).collect();
+        b.destroy().unwrap();
+        let mut good = 0;
+        for (step, (sent, received)) in sent.iter().zip(&received).enumerate() {
+            let received = received.recv_timeout(LONG).unwrap();
+            if sent.recv_timeout(LONG).unwrap().is_ok() {
+                assert!(received.is_ok(), "{kind:?}, {step}: sent, and {received:?}");
+                good += 1;
+            }
+        }
+        assert_eq!(good, MANY, "{kind:?}");
+        a.destroy().unwrap();
+    }
+}
+
+/// A peer that takes nothing is not waited for without end.
+#[test]
+fn r23_a_manager_ends_although_its_peer_takes_nothing() {
+    let (a, b) = (
+        manager("a", ProviderKind::Loopback, Progress::Manual),
+        manager("b", ProviderKind::Loopback, Progress::Manual),
+    );
+    a.import_address(&b.export_address().unwrap()).unwrap();
+    let _received: Vec<Ended> = (0..MANY).map(|step| recv(&a, step)).collect();
+    let begun = Instant::now();
+    while b.peer_info("a").map_or(0, |info| info.requests_received) < MANY as u64 {
+        a.progress().unwrap();
+        b.progress().unwrap();
+        assert!(begun.elapsed() < LONG);
+    }
+    let sent: Vec<Ended> = (0..MANY).map(|step| send(&b, step)).collect();
+    b.destroy().unwrap();
+    assert!(sent.iter().all(|sent| sent.recv_timeout(LONG).is_ok()), "an end each");
+}
