@@ -65,22 +65,20 @@ impl List {
             None => {}
         }
     }
-
-    /// All members, the latest first.
-    pub fn members<T>(&self, slab: &mut Slab<T>, of: Of<T>) -> Vec<u32> {
-        let mut all = Vec::new();
-        let mut at = self.first;
-        while let Some(member) = slab.get_mut(at) {
-            all.push(at);
-            at = of(member).next;
-        }
-        all
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn members(list: &List, slab: &mut Slab<Member>) -> Vec<u32> {
+        let (mut all, mut at) = (Vec::new(), list.first);
+        while let Some(member) = slab.get_mut(at) {
+            all.push(at);
+            at = member.links.next;
+        }
+        all
+    }
 
     struct Member {
         links: Links,
@@ -105,11 +103,11 @@ mod tests {
         assert!(one.is_empty());
         let mine: Vec<u32> = (0..5).map(|_| enter(&mut slab, &mut one)).collect();
         let last = enter(&mut slab, &mut other);
-        assert_eq!(one.members(&mut slab, of), [mine[4], mine[3], mine[2], mine[1], mine[0]]);
+        assert_eq!(members(&one, &mut slab), [mine[4], mine[3], mine[2], mine[1], mine[0]]);
         for (gone, left) in [(2, vec![4, 3, 1, 0]), (4, vec![3, 1, 0]), (0, vec![3, 1])] {
             leave(&mut slab, &mut one, mine[gone]);
             let left: Vec<u32> = left.iter().map(|&i| mine[i]).collect();
-            assert_eq!(one.members(&mut slab, of), left);
+            assert_eq!(members(&one, &mut slab), left);
         }
         leave(&mut slab, &mut one, mine[3]);
         assert_eq!(one.first(), Some(mine[1]));

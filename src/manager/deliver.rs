@@ -5,12 +5,8 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
-use smallvec::SmallVec;
-
 use super::Manager;
 use super::inside::{self, Inside};
-use super::lock::Locked;
-use super::seam::Seam;
 use super::waits::Taken;
 use crate::engine::{Held, Work, checksum};
 use crate::log;
@@ -22,9 +18,6 @@ thread_local! {
     // The manager on which it waits.
     static WAITING: Cell<usize> = const { Cell::new(0) };
 }
-
-/// So many callbacks of a turn need no memory of their own.
-const FEW: usize = 8;
 
 impl Manager {
     /// Whether this thread is inside a callback of this manager.
@@ -95,26 +88,10 @@ impl Manager {
         SEEN.set(all);
     }
 
-    /// Runs the callbacks that are queued, without the lock, after their deliveries. Those that they cause wait for the
-    /// next turn.
-    pub(super) fn run_queued<'a>(&'a self, mut core: Locked<'a, Seam>) -> u32 {
-        // All at once, since their deliveries are taken at once; a few have their places on this thread's stack.
-        let mut few: SmallVec<[Work; FEW]> = SmallVec::new();
-        let mut many = VecDeque::new();
-        let count = core.world.work.len();
-        if count <= FEW {
-            few.extend(core.world.work.drain(..));
-        } else {
-            std::mem::swap(&mut many, &mut core.world.work);
-        }
-        let deliveries = core.world.take_deliveries(&self.drivers.unclaimed);
-        let _taken = Taken::count(&self.drivers.running);
-        drop(core);
-        if let Some(deliveries) = deliveries {
-            self.may_be_kept(|| deliveries.make());
-        }
-        few.iter_mut().chain(&mut many).for_each(|work| self.run(work));
-        count as u32
+    /// Runs callbacks, and those that they cause, without the lock. They stay where they lie.
+    pub(super) fn run_all(&self, batch: &mut VecDeque<Box<Work>>) -> u32 {
+        batch.iter_mut().for_each(|work| self.run(work));
+        batch.len() as u32
     }
 
     /// Runs one callback, which is counted as taken. A panic in it, a defect, does not keep the others from running.

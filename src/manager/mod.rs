@@ -5,6 +5,7 @@
 //! and `seam` (the lock whose release holds it), `drive` (the drivers' loops), `spin` (before sleep), `deliver`
 //! (callbacks), `memory` (registered regions), `report` (statistics, metrics, trace), `sys` (system calls).
 
+use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -157,10 +158,16 @@ impl Manager {
             let _taken = Taken::count(&self.drivers.running);
             // One, as a rule.
             let all = &mut core.world.inline;
-            let mut last = all.pop();
-            let mut earlier = if all.is_empty() { Vec::new() } else { std::mem::take(all) };
+            let last = all.pop_back();
+            let earlier = if all.is_empty() { VecDeque::new() } else { std::mem::take(all) };
             drop(guard);
-            earlier.iter_mut().chain(&mut last).for_each(|work| self.run(work));
+            for mut work in earlier.into_iter().chain(last) {
+                self.run(&mut work);
+                let mut spare = self.drivers.spare.lock();
+                if spare.len() < spare.capacity() {
+                    spare.push_back(work);
+                }
+            }
         }
         result
     }
@@ -354,6 +361,7 @@ impl Manager {
             return Err(Status::invalid("len is 0, at least 1 is allowed"));
         }
         self.call(|core| {
+            crate::room::grow(&mut core.world.lent, 1, "blocks of memory")?;
             let addr = core.world.pool_alloc(len as u64)?;
             core.world.lent.insert(addr);
             Ok(addr)
@@ -487,10 +495,12 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         pool,
         lent: Default::default(),
         parked: Vec::new(),
+        buffers: 0,
         segments: 0,
         work: Default::default(),
         deliveries: Default::default(),
         jobs: Default::default(),
+        boxes: Default::default(),
         held_back: Default::default(),
         inline: Default::default(),
         in_call: false,

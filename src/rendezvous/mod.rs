@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 use crate::api::{OnSend, Tensor};
 use crate::engine::Due;
 use crate::limits::{ABORTED_STEPS, TENSORS};
-use crate::room;
+use crate::room::{self, Grows};
 use crate::status::Status;
 use keys::{Key, Keys};
 pub use steps::Members;
@@ -101,14 +101,12 @@ pub enum RecvOutcome {
     Refused(Status),
 }
 
-/// Everything that a step held.
+/// A tensor that was taken out, with its key and step.
+pub type Withdrawn = (Key, i64, Sent);
+
+/// Everything that a step held, where it was: giving up needs no memory.
 #[derive(Default)]
-pub struct Drained {
-    /// Tensors that nobody took.
-    pub tensors: Vec<Sent>,
-    /// Receives that nobody served.
-    pub waiters: Vec<Waiter>,
-}
+pub struct Drained(Items);
 
 /// Bytes of copied content that wait with their tensors; of others the content is copied when it is asked for.
 const COPIES: usize = 16 << 20;
@@ -135,6 +133,11 @@ impl Table {
     /// Copies of keys.
     pub fn keys(&mut self) -> &mut Keys {
         &mut self.keys
+    }
+
+    /// Tensors that wait.
+    pub fn tensors(&self) -> usize {
+        self.tensors
     }
 
     /// A tensor is no longer in the table.
@@ -247,7 +250,12 @@ impl Table {
         match s.items.find_entry(hash, |e| *e.key == *key) {
             Ok(mut found) => match &mut found.get_mut().item {
                 Item::Waiters(_) if !tolerate_duplicates => return RecvOutcome::Duplicate,
-                Item::Waiters(waiters) => waiters.extend(waiter(&mut self.keys, &mut s.members)),
+                Item::Waiters(waiters) => {
+                    if let Err(status) = room::grow(waiters, 1, "receives of one key") {
+                        return RecvOutcome::Refused(status);
+                    }
+                    waiters.extend(waiter(&mut self.keys, &mut s.members));
+                }
                 Item::Tensor(_) => {
                     let gone = found.remove().0;
                     self.keys.give(gone.key);
@@ -313,9 +321,9 @@ impl Table {
     /// Marks the step as aborted and gives up all it holds. A second abort keeps the first status.
     pub fn abort(&mut self, step: i64, status: Status) -> Result<Drained, Status> {
         self.steps.make_room()?;
-        self.aborted.try_reserve(1).map_err(|_| room::none(size_of::<i64>(), "an aborted step"))?;
+        room::grow(&mut self.aborted, 1, "aborted steps")?;
         let s = self.steps.get(step);
-        let d = drain(&mut s.items);
+        let items = std::mem::take(&mut s.items);
         if s.aborted.is_none() {
             s.aborted = Some(status);
             self.aborted.push_back(step);
@@ -328,8 +336,7 @@ impl Table {
                 }
             }
         }
-        d.tensors.iter().for_each(|sent| self.taken(sent));
-        Ok(d)
+        Ok(self.give_up(items))
     }
 
     /// Forgets the step and gives up all it holds.
@@ -338,26 +345,34 @@ impl Table {
         if s.aborted.take().is_some() {
             self.aborted.retain(|&a| a != step);
         }
-        let d = drain(&mut s.items);
-        d.tensors.iter().for_each(|sent| self.taken(sent));
+        // Its memory stays for the next step.
+        let none = s.items.is_empty();
+        let items = if none { Items::new() } else { std::mem::take(&mut s.items) };
+        let drained = self.give_up(items);
         self.steps.shrink(step);
-        d
+        drained
     }
 
-    /// Gives up everything, at the end of the manager.
-    pub fn clear(&mut self) -> Drained {
-        let mut all = Drained::default();
-        for (_, s) in self.steps.all() {
-            let d = drain(&mut s.items);
-            all.tensors.extend(d.tensors);
-            all.waiters.extend(d.waiters);
-            s.aborted = None;
+    fn give_up(&mut self, items: Items) -> Drained {
+        for entry in &items {
+            if let Item::Tensor(sent) = &entry.item {
+                self.taken(sent);
+            }
         }
-        all.waiters.sort_unstable();
-        self.steps.shrink_all();
-        self.aborted.clear();
-        (self.tensors, self.copies) = (0, 0);
-        all
+        Drained(items)
+    }
+
+    /// The steps that hold something, in order; as many as there is memory for, at least one if there is any.
+    pub fn steps(&self) -> SmallVec<[i64; 1]> {
+        let mut steps = SmallVec::new();
+        for step in self.steps.held() {
+            if !steps.fits(1) {
+                break;
+            }
+            steps.push(step);
+        }
+        steps.sort_unstable();
+        steps
     }
 
     /// Earliest deadline of a waiting tensor, or earlier; `u64::MAX`: none.
@@ -365,7 +380,7 @@ impl Table {
         self.earliest
     }
 
-    /// Takes out the tensors whose deadline has passed.
+    /// Takes out the tensors whose deadline has passed, as many as there is memory for: the rest is due next time.
     pub fn expire(&mut self, now: u64) -> Vec<Sent> {
         let mut out = Vec::new();
         if now < self.earliest {
@@ -374,9 +389,12 @@ impl Table {
         let due = |item: &Item| matches!(item, Item::Tensor(t) if t.deadline <= now);
         let mut earliest = u64::MAX;
         for (_, s) in self.steps.all() {
-            for gone in s.items.extract_if(|e| due(&e.item)) {
-                if let Item::Tensor(sent) = gone.item {
-                    out.push(sent);
+            let count = s.items.iter().filter(|e| due(&e.item)).count();
+            if count > 0 && out.fits(count) {
+                for gone in s.items.extract_if(|e| due(&e.item)) {
+                    if let Item::Tensor(sent) = gone.item {
+                        out.push(sent);
+                    }
                 }
             }
             for e in &s.items {
@@ -391,11 +409,17 @@ impl Table {
         out
     }
 
-    /// Takes out the tensors that `which` picks, with their keys and steps.
-    pub fn withdraw(&mut self, which: impl Fn(&Tensor) -> bool) -> Vec<(Key, i64, Sent)> {
-        let mut out = Vec::new();
+    /// Takes out the tensors that `which` picks, with their keys and steps. False: some are left, since memory
+    /// lacks.
+    pub fn withdraw(&mut self, which: impl Fn(&Tensor) -> bool) -> (Vec<Withdrawn>, bool) {
+        let (mut out, mut whole) = (Vec::new(), true);
         let picked = |item: &Item| matches!(item, Item::Tensor(t) if which(&t.tensor));
         for (step, s) in self.steps.all() {
+            let count = s.items.iter().filter(|e| picked(&e.item)).count();
+            if !out.fits(count) {
+                whole = false;
+                continue;
+            }
             for gone in s.items.extract_if(|e| picked(&e.item)) {
                 if let Item::Tensor(sent) = gone.item {
                     out.push((gone.key, step, sent));
@@ -404,7 +428,7 @@ impl Table {
         }
         out.iter().for_each(|(_, _, sent)| self.taken(sent));
         self.steps.shrink_all();
-        out
+        (out, whole)
     }
 
     /// Entries, for reports: waiting tensors and waiting receives.
@@ -423,7 +447,22 @@ impl Table {
 impl Drained {
     /// Nothing was given up.
     pub fn is_empty(&self) -> bool {
-        self.tensors.is_empty() && self.waiters.is_empty()
+        self.0.is_empty()
+    }
+
+    /// Ends each: tensors that nobody took, and receives that nobody served.
+    pub fn end(self, mut tensor: impl FnMut(Sent), mut waiter: impl FnMut(Waiter)) {
+        let mut all: SmallVec<[Waiter; 4]> = SmallVec::new();
+        for entry in self.0 {
+            match entry.item {
+                Item::Tensor(sent) => tensor(sent),
+                Item::Waiters(waiters) if all.fits(waiters.len()) => all.extend(waiters),
+                Item::Waiters(waiters) => waiters.into_iter().for_each(&mut waiter),
+            }
+        }
+        // The same in every run, but where memory lacks.
+        all.sort_unstable();
+        all.into_iter().for_each(waiter);
     }
 }
 
@@ -437,19 +476,6 @@ fn entry(items: &mut Items, keys: &mut Keys, key: &[u8]) -> Result<Key, Status> 
 /// Puts an entry in that is not there; after [`entry`].
 fn insert(items: &mut Items, new: Entry) {
     items.insert_unique(new.hash, new, |e| e.hash);
-}
-
-fn drain(items: &mut Items) -> Drained {
-    let mut d = Drained::default();
-    for entry in items.drain() {
-        match entry.item {
-            Item::Tensor(sent) => d.tensors.push(sent),
-            Item::Waiters(w) => d.waiters.extend(w),
-        }
-    }
-    // The same in every run: they are refused in this order.
-    d.waiters.sort_unstable();
-    d
 }
 
 #[cfg(test)]
@@ -513,8 +539,10 @@ mod tests {
         let mut t = Table::new();
         t.send(b"a", 1, sent(1));
         t.recv(b"b", 1, false, |_, _| Some(Waiter::Local(1)));
-        let d = t.abort(1, Status::new(Code::Aborted, "stop")).unwrap();
-        assert_eq!((d.tensors.len(), d.waiters.len()), (1, 1));
+        let drained = t.abort(1, Status::new(Code::Aborted, "stop")).unwrap();
+        let (mut tensors, mut waiters) = (0, 0);
+        drained.end(|_| tensors += 1, |_| waiters += 1);
+        assert_eq!((tensors, waiters, t.tensors()), (1, 1, 0));
         assert!(matches!(t.send(b"a", 1, sent(1)).0, SendOutcome::Refused(_)));
         assert!(matches!(t.recv(b"a", 1, false, |_, _| None), RecvOutcome::Refused(_)));
         t.cleanup(1);

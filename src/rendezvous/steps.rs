@@ -118,6 +118,12 @@ impl Steps {
         self.slots.iter_mut().filter_map(|slot| Some((slot.number?, &mut slot.step)))
     }
 
+    /// Those that hold more than what the engine has under way.
+    pub fn held(&self) -> impl Iterator<Item = i64> {
+        let held = |slot: &Slot| !slot.step.items.is_empty() || slot.step.aborted.is_some();
+        self.slots.iter().filter(move |slot| held(slot)).filter_map(|slot| slot.number)
+    }
+
     /// The same, to look at.
     pub fn iter(&self) -> impl Iterator<Item = &Step> {
         self.slots.iter().filter(|slot| slot.number.is_some()).map(|slot| &slot.step)

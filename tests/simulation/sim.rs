@@ -194,7 +194,7 @@ impl Sim {
             let index = e.guest(&name).unwrap();
             e.channel_new(fx, index, incarnation, proved, caps, manual)
         });
-        let Some(ch) = opened else { return self.w.end(conn, side, false) };
+        let Ok(ch) = opened else { return self.w.end(conn, side, false) };
         let wanted = |who: Who| self.w.profile.per_node[who.node].1.checksum;
         if wanted(who) || wanted(peer) {
             // As the handshake does: one seed for each direction, the other side's the other way round.
@@ -299,7 +299,7 @@ impl Sim {
 
     fn run_work(&mut self, who: Who, work: Work) {
         match work {
-            Work::RecvDone { request, done, result, info, mut after, keep, .. } => {
+            Work::RecvDone { request, mut done, result, info, mut after, keep, .. } => {
                 let op = check::received(self, who, request, &result, &info);
                 done.end(result.as_ref(), &info);
                 if keep {
@@ -311,7 +311,7 @@ impl Sim {
                 }
                 self.give_back(who, after);
             }
-            Work::SendDone { done, result, info, .. } => {
+            Work::SendDone { mut done, result, info, .. } => {
                 done.end(result.as_ref().map(|_| ()), &info)
             }
             Work::Alloc { request, mut alloc, meta, inline } => {
@@ -421,7 +421,7 @@ impl Sim {
             Held::Nothing => {}
             Held::Buffer(buffer) => SimFx { w: &mut self.w, node: who.node }.free(buffer),
             Held::Source(done, info) => {
-                if let Some(done) = done {
+                if let Some(mut done) = done {
                     done.end(Ok(()), &info);
                 }
             }

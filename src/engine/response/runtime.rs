@@ -73,13 +73,4 @@ impl Engine {
         self.refuse(fx, index, status);
         Ok(())
     }
-
-    /// Responses of this step that the runtime was asked for.
-    pub(in crate::engine) fn asked_in_step(&mut self, step: i64) -> Vec<u32> {
-        let Some(members) = self.table.members_of(step) else { return Vec::new() };
-        let mut all = members.responses.members(&mut self.responses, response_in_step);
-        let asked = |r: &Response| matches!(r.state, RState::Asking);
-        all.retain(|&i| self.responses.get(i).is_some_and(asked));
-        all
-    }
 }
