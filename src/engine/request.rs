@@ -127,6 +127,7 @@ impl Engine {
         };
         let key = self.table.keys().copy(key)?;
         self.admit(fx)?;
+        self.table.make_room()?;
         if options.keep {
             crate::room::grow(&mut self.kept, 1, "requests that are kept")?;
         }
@@ -159,7 +160,6 @@ impl Engine {
             timer: Timer::default(),
             in_step: Links::default(),
         };
-        self.table.make_room()?;
         let keep = request.keep;
         let index = self.requests.insert(request).map_err(|request| {
             request.done.refuse();

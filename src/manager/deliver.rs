@@ -115,7 +115,7 @@ impl Manager {
         match work {
             Work::RecvDone { of, done, result, info, after, request, keep, .. } => {
                 self.trace_recv(*request, of.as_ref(), result, info);
-                done.end(result.as_ref().map_err(|status| &*status), info);
+                done.end(result.as_ref(), info);
                 let mut after = std::mem::take(after);
                 if *keep {
                     after = self.core.lock().engine.returned(*request, after);
@@ -126,7 +126,7 @@ impl Manager {
             }
             Work::SendDone { done, result, info, of, .. } => {
                 self.trace_send(of.as_ref(), result, info);
-                done.end(result.as_ref().map(|()| ()).map_err(|status| &*status), info);
+                done.end(result.as_ref().map(|_| ()), info);
             }
             _ => self.run_rare(std::mem::replace(work, Work::PeerEvents)),
         }
