@@ -1,6 +1,56 @@
 //! Memory by sizes that a peer or the application chose: it may lack, which is an answer and no abort.
 
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::{BuildHasher, Hash};
+
 use crate::status::{Code, Status};
+
+/// A collection that grows with what peers or the application do. Room is made before anything changes, so
+/// that its lack is an answer.
+pub trait Grows {
+    /// Whether so many more fit in, or could be made to fit.
+    fn fits(&mut self, more: usize) -> bool;
+}
+
+impl<T> Grows for Vec<T> {
+    fn fits(&mut self, more: usize) -> bool {
+        self.try_reserve(more).is_ok()
+    }
+}
+
+impl<T> Grows for VecDeque<T> {
+    fn fits(&mut self, more: usize) -> bool {
+        self.try_reserve(more).is_ok()
+    }
+}
+
+impl<K: Eq + Hash, V, S: BuildHasher> Grows for HashMap<K, V, S> {
+    fn fits(&mut self, more: usize) -> bool {
+        self.try_reserve(more).is_ok()
+    }
+}
+
+impl<T: Eq + Hash, S: BuildHasher> Grows for HashSet<T, S> {
+    fn fits(&mut self, more: usize) -> bool {
+        self.try_reserve(more).is_ok()
+    }
+}
+
+impl<A: smallvec::Array> Grows for smallvec::SmallVec<A> {
+    fn fits(&mut self, more: usize) -> bool {
+        self.try_reserve(more).is_ok()
+    }
+}
+
+/// Makes room for so many more.
+pub fn grow(of: &mut impl Grows, more: usize, what: &str) -> Result<(), Status> {
+    match of.fits(more) {
+        true => Ok(()),
+        false => {
+            Err(Status::new(Code::ResourceExhausted, format!("no memory for {more} more {what}")))
+        }
+    }
+}
 
 /// There is no memory for so many bytes of something.
 pub fn none(len: usize, what: &str) -> Status {

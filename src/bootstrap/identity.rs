@@ -1,9 +1,11 @@
 //! Identities of managers, processes and hosts.
 
+use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
+use smallvec::SmallVec;
 
 use crate::api::MAX_NAME_LEN;
 use crate::fabric::ProviderKind;
@@ -53,8 +55,11 @@ pub fn host_id() -> Result<[u8; 16], Status> {
     }
 }
 
-fn host_facts() -> std::io::Result<Vec<u8>> {
-    let mut facts = std::fs::read("/proc/sys/kernel/random/boot_id")?;
+fn host_facts() -> std::io::Result<SmallVec<[u8; 128]>> {
+    // Without memory of the heap: its lack must not make this another host.
+    let mut id = [0; 64];
+    let read = std::fs::File::open("/proc/sys/kernel/random/boot_id")?.read(&mut id)?;
+    let mut facts = SmallVec::from_slice(&id[..read]);
     for ns in ["/proc/self/ns/net", "/proc/self/ns/pid"] {
         let meta = std::fs::metadata(ns)?;
         facts.extend_from_slice(&meta.dev().to_le_bytes());

@@ -22,7 +22,9 @@ use super::seal::{Seal, TRAILER};
 use crate::fabric::{Caps, Mem, PostError, Remote};
 use crate::limits::{ASKS, OWED_BYTES, OWED_BYTES_ALL, OWED_CONTENT, POSTS};
 use crate::observe::PeerCounters;
-use crate::protocol::message::{CREDITS_AT, HEADER_LEN, IMM_ACK, MAX_MESSAGE, Message, encode};
+use crate::protocol::message::{
+    CREDITS_AT, HEADER_LEN, IMM_ACK, MAX_MESSAGE, Message, encode, head_len,
+};
 use crate::status::{Code, Reason, Status};
 
 /// Identifies a channel; never reused while an event of it may be under way.
@@ -247,6 +249,13 @@ impl Channel {
         ask: Option<u32>,
     ) -> Option<u64> {
         let mut scratch = std::mem::take(&mut self.scratch);
+        // What it held is not wanted any more, and `encode` replaces it.
+        scratch.clear();
+        if scratch.try_reserve(head_len(message)).is_err() {
+            self.scratch = scratch;
+            self.fail(no_memory());
+            return None;
+        }
         encode(message, &mut scratch);
         let answer = is_answer(message);
         let place = if scratch.len() + tail.len() <= self.room() {

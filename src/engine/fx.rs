@@ -109,6 +109,11 @@ pub trait Fx {
     /// # Safety
     /// The destination is valid for the content's length until such work runs.
     unsafe fn deliver(&mut self, dst: u64, content: &[u8]) -> Result<(), Status>;
+    /// Whether `run` finds room for so many more; called before an operation is accepted.
+    fn fits(&mut self, work: usize) -> bool {
+        let _ = work;
+        true
+    }
     /// Queues work that runs without the engine being held.
     fn run(&mut self, work: Work);
 }

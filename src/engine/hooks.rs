@@ -7,6 +7,7 @@ use std::sync::Arc;
 use foldhash::HashMap;
 
 use super::{Engine, Fx, Work};
+use crate::room::Grows;
 use crate::status::Status;
 
 /// A request that the source callback was given has ended unanswered: its response id, and why.
@@ -31,6 +32,18 @@ pub(super) struct Told {
     peers: VecDeque<(Arc<str>, Option<Status>)>,
     /// Somebody is telling of peers, or is about to.
     telling: bool,
+}
+
+impl Told {
+    /// Whether there is room for the answers of so many more.
+    pub fn fits(&mut self, asked: usize) -> bool {
+        self.asking.fits(asked.saturating_sub(self.asking.len()))
+    }
+
+    /// Room for the events of so many peers: none has more than two here.
+    pub fn fits_peers(&mut self, peers: usize) -> bool {
+        self.peers.fits((2 * peers).saturating_sub(self.peers.len()))
+    }
 }
 
 impl Engine {

@@ -15,8 +15,8 @@ use super::channel::ChanId;
 use super::slab::Slab;
 use super::tries::Tries;
 use crate::api::{Meta, PeerState};
-use crate::limits::{CACHE_BYTES, GUESTS, PEERS};
-use crate::room;
+use crate::limits::{CACHE_BYTES, CHANNELS_PER_PEER, GUESTS, PEERS};
+use crate::room::{self, Grows};
 use crate::status::{Code, Status};
 
 /// A peer, known by name.
@@ -127,6 +127,11 @@ impl Peers {
         self.slab.iter().map(|(_, p)| p)
     }
 
+    /// How many are known.
+    pub fn len(&self) -> usize {
+        self.slab.len()
+    }
+
     /// From now on the peer is the application's.
     pub fn keep(&mut self, peer: u32) {
         if let Some(p) = self.slab.get_mut(peer)
@@ -162,12 +167,18 @@ impl Peers {
         if self.is_full(guest) {
             return Err(full());
         }
+        room::grow(&mut self.by_name, 1, "peers")?;
+        if !self.slab.make_room() {
+            return Err(room::none(size_of::<Peer>(), "a peer"));
+        }
+        let mut channels = Vec::new();
+        room::grow(&mut channels, CHANNELS_PER_PEER, "connections")?;
         let name: Arc<str> = name.into();
         let peer = Peer {
             name: name.clone(),
             incarnation: [0; 16],
             state: PeerState::Idle,
-            channels: Vec::new(),
+            channels,
             last_error: None,
             tries: Tries::default(),
             waiting: 0,
@@ -185,20 +196,25 @@ impl Peers {
     }
 
     /// Forgets the guests that have not been connected for longest: some at once, so that a flood of names
-    /// does not look through all for each. Their indices and names.
-    pub fn forget_some(&mut self) -> Vec<(u32, Arc<str>)> {
-        let idle = |(i, p): (u32, &Peer)| p.is_forgettable().then_some((p.used, i));
-        let mut idle: Vec<(u64, u32)> = self.slab.iter().filter_map(idle).collect();
+    /// does not look through all for each. Their number.
+    pub fn forget_some(&mut self, mut gone: impl FnMut(u32, &str)) -> usize {
+        let mut idle: Vec<(u64, u32)> = Vec::new();
+        for (i, p) in self.slab.iter().filter(|(_, p)| p.is_forgettable()) {
+            // Without memory for all, the oldest of some.
+            if !idle.fits(1) {
+                break;
+            }
+            idle.push((p.used, i));
+        }
         idle.sort_unstable();
         idle.truncate((idle.len() / 16).max(1));
-        let mut gone = Vec::new();
-        for (_, index) in idle {
+        for &(_, index) in &idle {
             let Some(peer) = self.slab.remove(index) else { continue };
             self.by_name.remove(&peer.name);
             self.guests -= 1;
-            gone.push((index, peer.name));
+            gone(index, &peer.name);
         }
-        gone
+        idle.len()
     }
 }
 
@@ -218,7 +234,7 @@ mod tests {
         for i in 0..200_000 {
             let name = format!("guest {i}");
             if peers.is_full(true) {
-                assert!(!peers.forget_some().is_empty());
+                assert!(peers.forget_some(|_, _| ()) > 0);
             }
             peers.insert(&name, true, 1).unwrap();
         }
@@ -238,7 +254,7 @@ mod tests {
             let index = peers.insert(&i.to_string(), true, 1).unwrap();
             peers.get_mut(index).unwrap().waiting = 1;
         }
-        assert!(peers.forget_some().is_empty());
+        assert_eq!(peers.forget_some(|_, _| ()), 0);
         let status = peers.insert("one more", true, 1).unwrap_err();
         assert_eq!(status.code, Code::ResourceExhausted, "{status}");
         // The application's own are not affected.

@@ -185,6 +185,7 @@ impl Engine {
             let text = format!("{MAX_DEVICES} devices are registered, more are not allowed");
             return Err(Status::new(Code::ResourceExhausted, text));
         }
+        crate::room::grow(&mut self.devices, 1, "devices")?;
         self.devices.push(ops);
         Ok(self.devices.len() as u32)
     }
@@ -202,6 +203,16 @@ impl Engine {
     /// Waiting tensors and receives in the table.
     pub fn waiting(&self) -> (usize, usize) {
         self.table.counts()
+    }
+
+    /// Before an operation is accepted: room for whatever it and all that are under way put into the queue of
+    /// work. Each has at most one entry there at a time; a receive may hold the send that it met, too.
+    fn admit(&mut self, fx: &mut dyn Fx) -> Result<(), Status> {
+        // This one, and word of peers.
+        let live = 2 * self.requests.len() + self.responses.len() + self.table.tensors() + 3;
+        let room = fx.fits(live) && self.told.fits(self.responses.len() + 1);
+        let text = "no memory for one more operation";
+        room.then_some(()).ok_or_else(|| Status::new(Code::ResourceExhausted, text))
     }
 
     fn id(&mut self) -> u64 {
@@ -376,9 +387,8 @@ impl Engine {
 
     /// Posts what waits on any channel, after the providers made room.
     pub fn flush_all(&mut self, fx: &mut dyn Fx) {
-        let waiting: Vec<ChanId> =
-            self.channels.iter().filter(|(_, c)| c.waits()).map(|(i, _)| i).collect();
-        for ch in waiting {
+        let mut at = 0;
+        while let Some(ch) = self.channels.next(&mut at, Channel::waits) {
             self.settle(fx, ch);
         }
     }

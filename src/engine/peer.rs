@@ -12,6 +12,7 @@ use crate::api::PeerState;
 use crate::fabric::{Caps, ProviderKind};
 use crate::limits::CHANNELS_PER_PEER;
 use crate::protocol::message::Message;
+use crate::room::Grows;
 use crate::status::{Code, Reason, Status};
 
 /// Descriptors that a connection uses here: the socket of the handshake; on shm also its own socket, its
@@ -39,11 +40,15 @@ impl Engine {
         if let Some(peer) = self.peers.find(name) {
             return Ok(peer);
         }
+        let all = self.peers.len();
+        let room = self.told.fits_peers(all + 1) && self.forgotten.fits(all);
+        room.then_some(())
+            .ok_or_else(|| Status::new(Code::ResourceExhausted, "no memory for one more peer"))?;
         if self.peers.is_full(guest) {
-            for (index, name) in self.peers.forget_some() {
-                self.stats.forget(&name);
+            self.peers.forget_some(|index, name| {
+                self.stats.forget(name);
                 self.forgotten.push(index);
-            }
+            });
         }
         self.peers.insert(name, guest, self.settings.meta_cache_entries)
     }
@@ -180,26 +185,28 @@ impl Engine {
         proved: bool,
         caps: Caps,
         remote_manual: bool,
-    ) -> Option<ChanId> {
+    ) -> Result<ChanId, Status> {
         if self.closing || (!proved && self.contested(peer, &incarnation)) {
-            return None;
+            return Err(Status::gone("it is not wanted any more"));
         }
-        let known = self.peers.get(peer)?;
+        let forgotten = || Status::gone("the peer was forgotten");
+        let known = self.peers.get(peer).ok_or_else(forgotten)?;
         let name = known.name.clone();
         if known.incarnation != incarnation {
             self.end_earlier(fx, peer, &incarnation);
-            self.peers.get_mut(peer)?.cache.clear();
+            self.peers.get_mut(peer).ok_or_else(forgotten)?.cache.clear();
         }
         let counters = self.stats.peer(&name, caps.provider.name());
         counters.connects.add(1);
         self.happened += 1;
         let channel =
             Channel::new(peer, caps, remote_manual, counters, fx.now(), self.owed.clone());
-        let ch = self.channels.insert(channel).ok()?;
+        let none = |_| crate::room::none(size_of::<Channel>(), "a connection");
+        let ch = self.channels.insert(channel).map_err(none)?;
         if let Some(c) = self.channels.get_mut(ch) {
             c.id = ch;
         }
-        let p = self.peers.get_mut(peer)?;
+        let p = self.peers.get_mut(peer).ok_or_else(forgotten)?;
         p.incarnation = incarnation;
         p.channels.push(ch);
         p.state = PeerState::Connected;
@@ -210,7 +217,7 @@ impl Engine {
             self.peer_changed(fx, peer, None);
         }
         self.next_keepalive = self.next_keepalive.min(fx.now() + self.keepalive_interval());
-        Some(ch)
+        Ok(ch)
     }
 
     /// Both sides agreed in the handshake that every message and all content has a checksum; `seeds`
@@ -239,7 +246,7 @@ impl Engine {
 
     /// Ends a channel: what was under way on it fails with this status, once each.
     pub fn channel_down(&mut self, fx: &mut dyn Fx, ch: ChanId, status: Status) {
-        let Some(channel) = self.channels.remove(ch) else { return };
+        let Some(mut channel) = self.channels.remove(ch) else { return };
         channel.counters.disconnects.add(1);
         self.happened += 1;
         if let Some(peer) = self.peers.get_mut(channel.peer) {
@@ -253,27 +260,27 @@ impl Engine {
             }
         }
         let provider = channel.caps.provider.name();
-        let requests: Vec<u32> =
-            self.requests.iter().filter(|(_, r)| r.ch == Some(ch)).map(|(i, _)| i).collect();
-        let responses: Vec<u32> = channel.responses.values().copied().collect();
+        let responses = std::mem::take(&mut channel.responses);
         drop(channel);
         fx.hang_up(ch);
         // First nothing may touch memory any more; then callbacks say so.
-        for &i in &requests {
+        let mut at = 0;
+        while let Some(i) = self.requests.next(&mut at, |r| r.ch == Some(ch)) {
             self.close_landing(fx, i);
         }
-        for &i in &responses {
+        for &i in responses.values() {
             self.close_source(fx, i);
         }
         fx.end_channel(ch);
-        for i in requests {
+        at = 0;
+        while let Some(i) = self.requests.next(&mut at, |r| r.ch == Some(ch)) {
             #[cfg(feature = "planted")]
             if self.planted == Some(super::Planted::NeverEnds) {
                 continue;
             }
             self.request_lost_channel(fx, i, &status, provider);
         }
-        for i in responses {
+        for &i in responses.values() {
             self.response_lost_channel(fx, i, &status);
         }
     }
@@ -332,6 +339,9 @@ impl Engine {
             }
             None => {
                 r.state = State::Queued;
+                if let Err(status) = crate::room::grow(&mut p.queue, 1, "receives that wait") {
+                    return self.fail(fx, request, status);
+                }
                 p.queue.push_back(request);
                 let name = p.name.clone();
                 if p.state != PeerState::Connecting {

@@ -8,7 +8,6 @@
 
 use super::request::{AfterAlloc, State};
 use super::response::RState;
-use super::slab::Slab;
 use super::{ChanId, Engine, Fx, Request, Response, WR_KIND, WR_RESPONSE};
 use crate::api::*;
 use crate::status::{Code, Reason, Status};
@@ -111,51 +110,49 @@ impl Response {
     }
 }
 
-/// Those that use something of a range.
-fn users<T>(of: &Slab<T>, uses: impl Fn(&T) -> Use) -> Vec<u32> {
-    of.iter().filter(|(_, one)| uses(one) != Use::No).map(|(index, _)| index).collect()
-}
-
 impl Engine {
     /// Ends what uses memory of the range. True: nothing touches it any more. `force`: connections
     /// end on which something would still be waited for.
     pub fn reclaim(&mut self, fx: &mut dyn Fx, range: &Range, force: bool) -> bool {
-        for (key, step, sent) in self.table.withdraw(|tensor| range.holds(tensor)) {
+        let (withdrawn, whole) = self.table.withdraw(|tensor| range.holds(tensor));
+        for (key, step, sent) in withdrawn {
             let status = range.status(&key, step, "the tensor");
             let info = self.info(None, None, Protocol::Auto);
             self.end_send(fx, sent.done, Err(status), info);
         }
-        let mut channels = self.reclaim_requests(fx, range);
-        channels.extend(self.reclaim_responses(fx, range));
-        if force {
-            for ch in channels {
-                let text = "it did not end a transfer in time whose memory was unregistered";
-                let status = Status::new(Code::Unavailable, text).because(Reason::PeerStalled);
-                self.channel_down(fx, ch, status);
-            }
-        }
-        let busy = self.requests.iter().any(|(_, r)| r.uses(range) == Use::Busy)
+        self.reclaim_requests(fx, range, force);
+        self.reclaim_responses(fx, range, force);
+        let busy = !whole
+            || self.requests.iter().any(|(_, r)| r.uses(range) == Use::Busy)
             || self.responses.iter().any(|(_, r)| r.uses(range) == Use::Busy);
         !busy
     }
 
-    /// Ends requests; channels of those that have to quiesce.
-    fn reclaim_requests(&mut self, fx: &mut dyn Fx, range: &Range) -> Vec<ChanId> {
-        let mut channels = Vec::new();
-        for index in users(&self.requests, |r| r.uses(range)) {
+    /// A connection on which something would still be waited for.
+    fn end_forced(&mut self, fx: &mut dyn Fx, ch: ChanId) {
+        let text = "it did not end a transfer in time whose memory was unregistered";
+        let status = Status::new(Code::Unavailable, text).because(Reason::PeerStalled);
+        self.channel_down(fx, ch, status);
+    }
+
+    /// Ends requests, and, with `force`, the connections of those that have to quiesce.
+    fn reclaim_requests(&mut self, fx: &mut dyn Fx, range: &Range, force: bool) {
+        let mut at = 0;
+        while let Some(index) = self.requests.next(&mut at, |r| r.uses(range) != Use::No) {
             let Some(r) = self.requests.get(index) else { continue };
             let status = range.status(&r.key, r.step, "the receive of");
             self.end(fx, index, status);
-            let left = self.requests.get(index);
-            channels.extend(left.filter(|r| r.uses(range) == Use::Busy).and_then(|r| r.ch));
+            let left = self.requests.get(index).filter(|r| r.uses(range) == Use::Busy);
+            if let (true, Some(ch)) = (force, left.and_then(|r| r.ch)) {
+                self.end_forced(fx, ch);
+            }
         }
-        channels
     }
 
     /// The same for responses.
-    fn reclaim_responses(&mut self, fx: &mut dyn Fx, range: &Range) -> Vec<ChanId> {
-        let mut channels = Vec::new();
-        for index in users(&self.responses, |r| r.uses(range)) {
+    fn reclaim_responses(&mut self, fx: &mut dyn Fx, range: &Range, force: bool) {
+        let mut at = 0;
+        while let Some(index) = self.responses.next(&mut at, |r| r.uses(range) != Use::No) {
             let Some(r) = self.responses.get_mut(index) else { continue };
             let status = range.status(&r.key, r.step, "the tensor");
             let ch = r.asked.ch;
@@ -171,12 +168,13 @@ impl Engine {
                 RState::Staging(_) => _ = r.ended.get_or_insert(status),
                 RState::Writing { failed, .. } => {
                     failed.get_or_insert(status);
-                    channels.push(ch);
+                    if force {
+                        self.end_forced(fx, ch);
+                    }
                 }
                 RState::Waiting | RState::Asking => {}
             }
         }
-        channels
     }
 
     /// A copy that the engine had asked for is about to begin; an error: it must not.

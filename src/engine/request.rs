@@ -115,6 +115,10 @@ impl Engine {
             _ => None,
         };
         let key = crate::room::key(key)?;
+        self.admit(fx)?;
+        if options.keep {
+            crate::room::grow(&mut self.kept, 1, "requests that are kept")?;
+        }
         let now = fx.now();
         let timeout = options.timeout.map_or(self.settings.timeout, |t| t.as_nanos() as u64);
         let deadline = now.saturating_add(timeout);

@@ -115,6 +115,11 @@ impl Response {
 }
 
 impl Response {
+    /// The runtime was asked for it.
+    pub fn is_asking(&self) -> bool {
+        matches!(self.state, RState::Asking)
+    }
+
     /// A tensor of ours is on its way.
     pub fn is_sending(&self) -> bool {
         matches!(
@@ -142,6 +147,7 @@ impl Engine {
         }
         Self::check_key(key)?;
         self.device(tensor.device)?;
+        self.admit(fx)?;
         let deadline = timeout.map_or(u64::MAX, |t| fx.now().saturating_add(t));
         self.next_deadline = self.next_deadline.min(deadline);
         let done = done.map(|done| self.due(done));
@@ -208,6 +214,9 @@ impl Engine {
         }
         let cost = asked.cost(r.key);
         let full = self.has_too_many_waiting(peer, cost);
+        if let Err(status) = self.admit(fx).and_then(|()| self.room_to_owe(ch)) {
+            return self.send_error(fx, ch, r.index, &status);
+        }
         let source = self.source.clone();
         let tolerate = self.settings.tolerate_dup_recv;
         let (responses, next_id) = (&mut self.responses, &mut self.next_id);
@@ -257,6 +266,12 @@ impl Engine {
             }
             RecvOutcome::Refused(status) => self.send_error(fx, ch, r.index, &status),
         }
+    }
+
+    /// Makes room for one more response of a channel.
+    fn room_to_owe(&mut self, ch: ChanId) -> Result<(), Status> {
+        let of = self.channels.get_mut(ch).map(|c| &mut c.responses);
+        of.map_or(Ok(()), |responses| crate::room::grow(responses, 1, "responses"))
     }
 
     fn owe(
@@ -333,6 +348,11 @@ impl Engine {
     /// Keeps content where it lies until the answers before it have gone.
     fn defer(&mut self, fx: &mut dyn Fx, asked: Asked, key: &[u8], step: i64, source: Source) {
         let ch = asked.ch;
+        if let Some(c) = self.channels.get_mut(ch)
+            && let Err(status) = crate::room::grow(&mut c.deferred, 1, "answers")
+        {
+            return self.undeliverable(fx, &asked, (key, step), source, status);
+        }
         let Some(index) = self.response(fx, asked, key, step, source, RState::Deferred) else {
             return;
         };
@@ -481,6 +501,7 @@ impl Engine {
         let (ch, request, peer) = (asked.ch, asked.index, c.peer);
         let own = crate::room::key(key).and_then(|own| {
             // So nothing that follows lacks memory.
+            self.room_to_owe(ch)?;
             let room = self.responses.make_room();
             room.then_some(own)
                 .ok_or_else(|| crate::room::none(size_of::<Response>(), "a response"))

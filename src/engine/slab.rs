@@ -107,6 +107,18 @@ impl<T> Slab<T> {
         s.value.take()
     }
 
+    /// The next occupant from slot `at` on that `which` picks; `at` moves behind it. A walk without a list, in
+    /// which occupants may leave and come.
+    pub fn next(&self, at: &mut usize, which: impl Fn(&T) -> bool) -> Option<u32> {
+        while let Some(s) = self.slots.get(*at) {
+            *at += 1;
+            if s.value.as_ref().is_some_and(&which) {
+                return Some(s.generation << SLOT_BITS | (*at - 1) as u32);
+            }
+        }
+        None
+    }
+
     /// All occupants with their indices.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.slots.iter().enumerate().filter_map(|(i, s)| {

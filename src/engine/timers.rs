@@ -1,11 +1,11 @@
 //! Deadlines, keep-alive, the end of steps and the end of the manager.
 
 use super::request::State;
-use super::response::RState;
+use super::response::Response;
 use super::{Engine, Fx};
 use crate::api::*;
 use crate::protocol::message::Message;
-use crate::rendezvous::{Drained, Waiter};
+use crate::rendezvous::{Drained, Sent, Waiter};
 use crate::status::{Code, Reason, Status};
 
 /// How long a peer may take to confirm that it writes no more, before its channel is ended.
@@ -43,9 +43,8 @@ impl Engine {
             let info = self.info(None, None, Protocol::Auto);
             self.end_send(fx, sent.done, Err(status), info);
         }
-        let due: Vec<u32> =
-            self.requests.iter().filter(|(_, r)| r.deadline <= now).map(|(i, _)| i).collect();
-        for index in due {
+        let mut at = 0;
+        while let Some(index) = self.requests.next(&mut at, |r| r.deadline <= now) {
             self.expire_request(fx, index);
         }
         let earliest = self.requests.iter().map(|(_, r)| r.deadline).min().unwrap_or(u64::MAX);
@@ -92,9 +91,9 @@ impl Engine {
 
     fn keepalive(&mut self, fx: &mut dyn Fx, now: u64) {
         let interval = self.keepalive_interval();
-        let channels: Vec<u32> = self.channels.iter().map(|(i, _)| i).collect();
-        self.next_keepalive = if channels.is_empty() { u64::MAX } else { now + interval };
-        for ch in channels {
+        self.next_keepalive = if self.channels.is_empty() { u64::MAX } else { now + interval };
+        let mut at = 0;
+        while let Some(ch) = self.channels.next(&mut at, |_| true) {
             let mark = fx.progress_mark(ch);
             let Some(c) = self.channels.get_mut(ch) else { continue };
             if c.mark != mark {
@@ -133,8 +132,8 @@ impl Engine {
             return Err(Status::invalid("a step cannot be aborted with OK"));
         }
         let status = status.because(Reason::StepAborted);
+        let drained = self.table.abort(step, status.clone())?;
         self.stats.own.steps_aborted.add(1);
-        let drained = self.table.abort(step, status.clone());
         self.give_up(fx, step, drained, &status);
         Ok(())
     }
@@ -143,7 +142,7 @@ impl Engine {
     pub fn step_cleanup(&mut self, fx: &mut dyn Fx, step: i64) -> Result<(), Status> {
         let drained = self.table.cleanup(step);
         // The usual end of a step: there is nothing, and nobody to tell why.
-        if drained.is_empty() && self.under_way(step) == Default::default() {
+        if drained.is_empty() && !self.is_under_way(step) {
             return Ok(());
         }
         let text = format!("step {step} was cleaned up");
@@ -152,34 +151,41 @@ impl Engine {
         Ok(())
     }
 
-    /// Requests and responses of a step: what this manager receives, and what its runtime was asked for.
-    fn under_way(&self, step: i64) -> (Vec<u32>, Vec<u32>) {
-        let mine = self.requests.iter().filter(|(_, r)| r.step == step).map(|(i, _)| i).collect();
-        (mine, self.asked_in_step(step))
+    /// Requests or responses of a step: what this manager receives, and what its runtime was asked for.
+    fn is_under_way(&self, step: i64) -> bool {
+        self.requests.next(&mut 0, |r| r.step == step).is_some()
+            || self.responses.next(&mut 0, |r| r.step == step && r.is_asking()).is_some()
     }
 
     fn give_up(&mut self, fx: &mut dyn Fx, step: i64, drained: Drained, status: &Status) {
         self.give_up_drained(fx, drained, status);
-        let (mine, asked) = self.under_way(step);
-        for index in asked {
+        let mut at = 0;
+        let asked = |r: &Response| r.step == step && r.is_asking();
+        while let Some(index) = self.responses.next(&mut at, asked) {
             self.refuse_asked(fx, index, status);
         }
-        for index in mine {
+        at = 0;
+        while let Some(index) = self.requests.next(&mut at, |r| r.step == step) {
             self.end(fx, index, status.clone());
         }
     }
 
     fn give_up_drained(&mut self, fx: &mut dyn Fx, drained: Drained, status: &Status) {
-        for sent in drained.tensors {
-            let info = self.info(None, None, Protocol::Auto);
-            self.end_send(fx, sent.done, Err(status.clone()), info);
-        }
-        for waiter in drained.waiters {
+        // Two closures, of which one runs at a time.
+        let both = std::cell::RefCell::new((self, fx));
+        let tensor = |sent: Sent| {
+            let (engine, fx) = &mut *both.borrow_mut();
+            let info = engine.info(None, None, Protocol::Auto);
+            engine.end_send(*fx, sent.done, Err(status.clone()), info);
+        };
+        let waiter = |waiter| {
+            let (engine, fx) = &mut *both.borrow_mut();
             match waiter {
-                Waiter::Local(index) => self.fail(fx, index, status.clone()),
-                Waiter::Remote(index) => self.refuse(fx, index, status),
+                Waiter::Local(index) => engine.fail(*fx, index, status.clone()),
+                Waiter::Remote(index) => engine.refuse(*fx, index, status),
             }
-        }
+        };
+        drained.end(tensor, waiter);
     }
 
     /// Begins the end: every operation fails with `CANCELLED`; channels end. What is out in
@@ -188,24 +194,27 @@ impl Engine {
         self.closing = true;
         let text = "the manager was destroyed";
         let status = Status::new(Code::Cancelled, text).because(Reason::Cancelled);
-        let drained = self.table.clear();
-        self.give_up_drained(fx, drained, &status);
-        let channels: Vec<u32> = self.channels.iter().map(|(i, _)| i).collect();
-        for ch in channels {
+        loop {
+            let steps = self.table.steps();
+            for &step in &steps {
+                let drained = self.table.cleanup(step);
+                self.give_up_drained(fx, drained, &status);
+            }
+            if steps.is_empty() {
+                break;
+            }
+        }
+        let mut at = 0;
+        while let Some(ch) = self.channels.next(&mut at, |_| true) {
             self.send(fx, ch, &Message::Goodbye, &[]);
             self.channel_down(fx, ch, status.clone());
         }
-        let rest: Vec<u32> = self.requests.iter().map(|(i, _)| i).collect();
-        for index in rest {
+        at = 0;
+        while let Some(index) = self.requests.next(&mut at, |_| true) {
             self.end(fx, index, status.clone());
         }
-        let asked: Vec<u32> = self
-            .responses
-            .iter()
-            .filter(|(_, r)| matches!(r.state, RState::Asking))
-            .map(|(i, _)| i)
-            .collect();
-        for index in asked {
+        at = 0;
+        while let Some(index) = self.responses.next(&mut at, Response::is_asking) {
             self.refuse_asked(fx, index, &status);
         }
     }

@@ -17,6 +17,11 @@ impl<K: Copy> Keys<K> {
         Keys { first: key, rest: Vec::new() }
     }
 
+    /// Whether so many further regions fit in.
+    pub fn fits(&mut self, more: usize) -> bool {
+        self.rest.try_reserve_exact(more).is_ok()
+    }
+
     /// From this offset on another region covers it. False, and nothing changes, unless the offset
     /// is behind all others.
     #[must_use]

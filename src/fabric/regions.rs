@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::{Access, Mr};
+use crate::room;
 use crate::status::{Code, Status};
 
 /// Why an operation on a region is refused. The numbers travel on the wire.
@@ -78,6 +79,7 @@ impl RegionTable {
         if addr == 0 && len > 0 {
             return Err(Status::invalid(format!("region of {len} bytes at address 0")));
         }
+        room::grow(&mut self.regions, 1, "regions")?;
         loop {
             let rkey = self.draw()?;
             if rkey != 0 && !self.regions.contains_key(&rkey) {
@@ -89,6 +91,7 @@ impl RegionTable {
 
     fn draw(&mut self) -> Result<u32, Status> {
         if self.fresh.is_empty() {
+            room::grow(&mut self.fresh, DRAW, "memory keys")?;
             let mut bytes = [0u8; 4 * DRAW];
             getrandom::fill(&mut bytes).map_err(|e| {
                 Status::new(Code::Unavailable, format!("no random number for a memory key: {e}"))

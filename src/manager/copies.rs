@@ -27,6 +27,7 @@ use crate::config::Config;
 use crate::engine::{Buffer, Range, Work};
 use crate::fabric::moves::{self, MOVE_MAX, Move, Moved};
 use crate::fabric::{Event, ProviderKind};
+use crate::room::Grows;
 use crate::status::Status;
 
 /// What a turn may still move, and who is asked first.
@@ -40,7 +41,6 @@ pub struct Copies {
     job: bool,
     /// None is to be begun: whoever drives is the last who can.
     barred: bool,
-    events: Vec<Event>,
 }
 
 impl Copies {
@@ -55,7 +55,7 @@ pub(super) enum Copy {
     /// Of an adapter.
     Move(ProviderKind, Move),
     /// Of the engine.
-    Job(Work),
+    Job(Box<Work>),
 }
 
 /// Content on its way into memory of the application.
@@ -115,13 +115,18 @@ impl Drop for Taken<'_> {
 /// What waits for running copies.
 #[derive(Default)]
 pub struct HeldBack {
-    work: VecDeque<Work>,
+    work: VecDeque<Box<Work>>,
 }
 
 impl HeldBack {
     /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.work.is_empty()
+    }
+
+    /// Whether so many more fit in.
+    pub fn fits(&mut self, more: usize) -> bool {
+        self.work.fits(more)
     }
 }
 
@@ -135,7 +140,7 @@ fn given_back(work: &Work) -> (u64, u64) {
 
 impl World {
     /// Whether a callback has to wait for a copy; it then does.
-    pub(super) fn hold_back(&mut self, work: Work) -> Option<Work> {
+    pub(super) fn hold_back(&mut self, work: Box<Work>) -> Option<Box<Work>> {
         let (addr, len) = given_back(&work);
         if !moves::touched(addr, len) {
             return Some(work);
@@ -149,7 +154,8 @@ impl World {
         if self.held_back.is_empty() {
             return;
         }
-        for work in std::mem::take(&mut self.held_back.work) {
+        for _ in 0..self.held_back.work.len() {
+            let Some(work) = self.held_back.work.pop_front() else { break };
             if let Some(work) = self.hold_back(work) {
                 self.work.push_back(work);
             }
@@ -173,7 +179,13 @@ impl World {
             return None;
         }
         let all = std::mem::take(&mut self.deliveries);
-        let claim = (!self.regions.is_unused()).then(|| moves::Claim::new(all.places.clone()));
+        let mut places = moves::Ranges::new();
+        // Without memory for the claim they are counted, too.
+        let claimed = !self.regions.is_unused() && places.fits(all.places.len());
+        let claim = claimed.then(|| {
+            places.extend_from_slice(&all.places);
+            moves::Claim::new(places)
+        });
         if claim.is_none() {
             unclaimed.fetch_add(1, Ordering::Relaxed);
         }
@@ -216,7 +228,7 @@ impl Core {
         // By turns, so that neither starves.
         let job = |core: &mut Core| {
             let job = core.world.jobs.pop_front()?;
-            if let Work::HostCopy { len, .. } | Work::HostHash { len, .. } = &job {
+            if let Work::HostCopy { len, .. } | Work::HostHash { len, .. } = &*job {
                 core.copies.spend(*len as usize);
             }
             core.copies.job = true;
@@ -239,7 +251,11 @@ impl Core {
             if !adapter.has_moves() {
                 continue;
             }
-            let mut events = std::mem::take(&mut self.copies.events);
+            if !self.room_for_events() {
+                return None;
+            }
+            let mut events = std::mem::take(&mut self.events);
+            let Some(adapter) = self.world.adapters[kind as usize].as_mut() else { continue };
             let one = adapter.take_move(&mut events);
             self.after_copy(kind, events);
             if let Some(one) = one {
@@ -255,7 +271,8 @@ impl Core {
         // A socket that had nothing after all is no event.
         let idle = matches!(&done.result, Err(e) if e.kind() == std::io::ErrorKind::WouldBlock);
         self.copies.spend(done.result.as_ref().map_or(0, |&n| n));
-        let mut events = std::mem::take(&mut self.copies.events);
+        self.room_for_events();
+        let mut events = std::mem::take(&mut self.events);
         self.armed = false;
         if let Some(adapter) = self.world.adapters[kind as usize].as_mut() {
             adapter.moved(done, &mut events);
@@ -271,7 +288,7 @@ impl Core {
         for event in events.drain(..) {
             self.on_event(kind, event);
         }
-        self.copies.events = events;
+        self.events = events;
         // The peer hears of it.
         self.world.posted_to |= 1 << kind as u8;
         self.finish();

@@ -14,13 +14,17 @@ use super::world::{Early, EpKey, Link, World};
 use crate::bootstrap::{BootEvent, Bootstrap, Met, PeerHello};
 use crate::engine::Engine;
 use crate::fabric::{Event, ProviderKind};
+use crate::limits::HANDSHAKES;
 use crate::local_fd::Local;
 use crate::log;
 use crate::observe::{Args, Trace};
+use crate::room::Grows;
 use crate::status::{Code, Status};
 
 /// One dial, over all addresses of a peer.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Events for which there is always room.
+const EVENTS: usize = 64;
 /// Why a peer that connected by itself is not dialled.
 const NO_ADDRESS: &str = "its address was not given here: add the peer, or it has to connect by itself \
                           (addresses that a peer names are used only where a secret was proved)";
@@ -56,7 +60,7 @@ pub struct Core {
     last_whole: u64,
     /// Copies that turns make without the lock.
     pub(super) copies: Copies,
-    events: Vec<Event>,
+    pub(super) events: Vec<Event>,
     boot_events: Vec<BootEvent>,
     /// Peers that are being asked for their name.
     pub(super) meetings: super::meet::Meetings,
@@ -67,7 +71,6 @@ pub struct Core {
 impl Core {
     /// Puts the parts together.
     pub fn new(engine: Engine, world: World, boot: Bootstrap, speaker: log::Speaker) -> Core {
-        let (events, boot_events) = (Vec::new(), Vec::new());
         Core {
             engine,
             world,
@@ -80,8 +83,8 @@ impl Core {
             next_boot: 0,
             last_whole: 0,
             copies: Copies::default(),
-            events,
-            boot_events,
+            events: Vec::new(),
+            boot_events: Vec::new(),
             meetings: Default::default(),
             speaker,
         }
@@ -129,9 +132,19 @@ impl Core {
         self.dial_wanted();
     }
 
+    /// Room for the end of each endpoint, and some events more: what an adapter cannot report otherwise waits
+    /// there. It is made before an endpoint is, so it lacks only if memory was never there.
+    pub(super) fn room_for_events(&mut self) -> bool {
+        let ends = self.world.links.len() + self.world.fresh.len() + self.world.dying.len();
+        self.events.fits(ends + HANDSHAKES + EVENTS)
+    }
+
     fn poll_adapters(&mut self) -> u32 {
         let mut count = 0;
         self.armed = false;
+        if !self.room_for_events() {
+            return 0;
+        }
         let mut events = std::mem::take(&mut self.events);
         for kind in ProviderKind::ALL {
             let Some(adapter) = self.world.adapters[kind as usize].as_mut() else { continue };
@@ -214,6 +227,9 @@ impl Core {
     fn poll_boot(&mut self) -> u32 {
         self.boot_ready = false;
         self.next_boot = self.world.clock.now() + BOOT_INTERVAL;
+        if !self.room_for_events() {
+            return 0;
+        }
         let mut events = std::mem::take(&mut self.boot_events);
         let pending = self.boot.pending();
         let gate = &mut Gate { engine: &mut self.engine, world: &mut self.world };
@@ -301,9 +317,12 @@ impl Core {
         };
         let (engine, world) = (&mut self.engine, &mut self.world);
         let manual = hello.manual_progress;
-        let Some(ch) = engine.channel_new(world, peer, hello.incarnation, proved, caps, manual)
-        else {
-            return world.dying.push(key);
+        let ch = match engine.channel_new(world, peer, hello.incarnation, proved, caps, manual) {
+            Ok(ch) => ch,
+            Err(status) => {
+                world.dying.push(key);
+                return self.try_again(peer, status);
+            }
         };
         if let Some(fd) = &sock
             && let Err(status) = world.epoll.add(fd.as_raw_fd(), super::world::alive_tag(ch))
@@ -323,6 +342,19 @@ impl Core {
                 Early::Written(imm) => engine.on_imm(world, ch, imm),
                 Early::Down(status) => engine.channel_down(world, ch, status),
             }
+        }
+    }
+
+    /// A connection was made and could not be kept: what waits for one gets another try.
+    fn try_again(&mut self, peer: u32, status: Status) {
+        log::warn(format_args!("a connection was turned away: {status}"));
+        self.engine.connect_failed(&mut self.world, peer, status, true);
+        let again = self.engine.wants_connection(peer);
+        let Some(route) = self.world.routes.get_mut(&peer) else { return };
+        if again && !route.dialing {
+            let pause = route.backoff.pause(random());
+            route.next_try = Some(Instant::now() + pause);
+            self.world.tries = true;
         }
     }
 
@@ -487,9 +519,10 @@ impl Core {
 
     /// Ends endpoints that never became channels.
     pub fn drop_fresh(&mut self) {
-        let keys: Vec<EpKey> = self.world.fresh.keys().copied().collect();
-        self.world.fresh.clear();
-        self.world.dying.extend(keys);
+        while let Some(&key) = self.world.fresh.keys().next() {
+            self.world.fresh.remove(&key);
+            self.world.dying.push(key);
+        }
         self.world.bury();
     }
 }

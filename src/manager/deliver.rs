@@ -103,11 +103,11 @@ impl Manager {
     }
 
     /// Runs callbacks, and those that they cause, without the lock.
-    pub(super) fn run_all(&self, mut batch: VecDeque<Work>) -> u32 {
+    pub(super) fn run_all(&self, batch: &mut VecDeque<Box<Work>>) -> u32 {
         let mut count = 0;
         while let Some(work) = batch.pop_front() {
             count += 1;
-            self.run(work);
+            self.run(*work);
         }
         count
     }

@@ -1,6 +1,7 @@
 //! The drivers' loops: the progress thread and callers that block. Who drives and who sleeps is decided in `wheel`; how
 //! long a driver spins, in `spin`; the callbacks are run in `deliver`.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -14,7 +15,9 @@ use super::seam::Seam;
 use super::spin::Spin;
 use super::sys::Tag;
 use super::{Manager, inside};
+use crate::engine::Work;
 use crate::log;
+use crate::room::Grows;
 
 /// State of the drivers that is asked for without the lock.
 #[derive(Default)]
@@ -27,6 +30,8 @@ pub struct Drivers {
     pub unclaimed: AtomicUsize,
     /// Callers of `rdma_mgr_wait`: they are woken when a callback ran on another thread.
     pub waits: AtomicUsize,
+    /// An empty queue that changes places with the world's, and keeps its memory.
+    spare: Mutex<VecDeque<Box<Work>>>,
     /// The manager ends.
     pub closing: AtomicBool,
 }
@@ -180,7 +185,7 @@ impl Manager {
                     count += core.copied(kind, done);
                 }
                 Copy::Job(job) => {
-                    self.may_be_kept(|| self.run(job));
+                    self.may_be_kept(|| self.run(*job));
                     core = self.core.lock();
                     count += 1;
                 }
@@ -189,14 +194,26 @@ impl Manager {
         if core.world.work.is_empty() {
             return count;
         }
-        let batch = std::mem::take(&mut core.world.work);
-        let deliveries = core.world.take_deliveries(&self.drivers.unclaimed);
         let _taken = super::Taken::count(&self.drivers.running);
-        drop(core);
-        if let Some(deliveries) = deliveries {
-            self.may_be_kept(|| deliveries.make());
+        let deliveries = core.world.take_deliveries(&self.drivers.unclaimed);
+        let make = || deliveries.iter().for_each(|d| self.may_be_kept(|| d.make()));
+        let mut batch = std::mem::take(&mut *self.drivers.spare.lock());
+        let work = &mut core.world.work;
+        // What is left behind has the same room, for which operations were accepted.
+        if batch.fits(work.capacity()) {
+            std::mem::swap(work, &mut batch);
+            drop(core);
+            make();
+            count += self.run_all(&mut batch);
+            *self.drivers.spare.lock() = batch;
+        } else if let Some(one) = work.pop_front() {
+            // What is left may be run by others at once: what is to be in place before it is put there now.
+            deliveries.iter().for_each(|d| d.make());
+            drop(core);
+            self.run(*one);
+            count += 1;
         }
-        count + self.run_all(batch)
+        count
     }
 
     /// Whoever drives, `None` the progress thread, sleeps until something happens, `limit` at most. False: something is

@@ -33,6 +33,9 @@ impl Negotiator for Gate<'_> {
     }
 
     fn create(&mut self, kind: ProviderKind, peer: &PeerHello) -> Result<(EpId, Vec<u8>), Status> {
+        if !self.world.room_for_endpoint() {
+            return Err(Status::new(Code::ResourceExhausted, "no memory for one more endpoint"));
+        }
         let Some(adapter) = self.world.adapters[kind as usize].as_mut() else {
             let text = format!("provider {} is not open", kind.name());
             return Err(Status::new(Code::Unavailable, text));

@@ -161,7 +161,7 @@ impl Manager {
         let _taken = inline.is_some().then(|| Taken::count(&self.drivers.running));
         drop(guard);
         for work in inline.into_iter().flatten() {
-            self.run(work);
+            self.run(*work);
         }
         result
     }
@@ -355,6 +355,7 @@ impl Manager {
             return Err(Status::invalid("len is 0, at least 1 is allowed"));
         }
         self.call(|core| {
+            crate::room::grow(&mut core.world.lent, 1, "blocks of memory")?;
             let addr = core.world.pool_alloc(len as u64)?;
             core.world.lent.insert(addr);
             Ok(addr)
@@ -488,12 +489,13 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         pool,
         lent: Default::default(),
         parked: Vec::new(),
+        buffers: 0,
         segments: 0,
         work: Default::default(),
         deliveries: Default::default(),
         jobs: Default::default(),
         held_back: Default::default(),
-        inline: Vec::new(),
+        inline: Default::default(),
         in_call: false,
         full: false,
         posted_to: 0,

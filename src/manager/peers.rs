@@ -56,6 +56,7 @@ impl Manager {
                 core.engine.channel_down(&mut core.world, ch, status);
             }
             let wanted = core.engine.wants_connection(index);
+            crate::room::grow(&mut core.world.routes, 1, "routes")?;
             let route = core.world.routes.entry(index).or_default();
             *route = Route {
                 addrs,

@@ -1,7 +1,7 @@
 //! The world as the engine and the handshake see it: adapters, channels, memory, clock, and the
 //! queue of callbacks.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -21,6 +21,7 @@ use crate::limits::{EARLY, EARLY_BYTES, EARLY_BYTES_ALL};
 use crate::local_fd::Local;
 use crate::memory::pool::Pool;
 use crate::observe::Trace;
+use crate::room::{self, Grows};
 use crate::status::{Code, Reason, Status};
 
 /// Up to here unregistered memory is copied to a proxy rather than registered for one transfer.
@@ -51,11 +52,16 @@ impl Fresh {
             return;
         }
         let more = if let Event::Message { bytes, .. } = &event { bytes.bytes().len() } else { 0 };
-        if self.early.len() >= EARLY || self.bytes + more > EARLY_BYTES || more > room {
+        if self.early.len() >= EARLY
+            || !self.early.fits(1)
+            || self.bytes + more > EARLY_BYTES
+            || more > room
+        {
             let text = "the peer sent more than it may before the handshake was over";
             let status = Status::new(Code::ResourceExhausted, text).because(Reason::RemoteError);
             self.connected = Some(Err(status.clone()));
-            self.early = vec![Early::Down(status)];
+            self.early.clear();
+            self.early.push(Early::Down(status));
             self.bytes = 0;
             self.flooded = true;
             return;
@@ -140,7 +146,7 @@ pub struct World {
     /// Endpoints to be destroyed once no view is held.
     pub dying: Vec<EpKey>,
     /// Peers by engine index.
-    pub routes: BTreeMap<u32, Route>,
+    pub routes: HashMap<u32, Route>,
     /// Some route has a next try.
     pub tries: bool,
     /// Registered memory.
@@ -152,18 +158,20 @@ pub struct World {
     /// Blocks to be freed once the endpoints that may still touch them are destroyed, and the copies
     /// that do have ended.
     pub parked: Vec<Buffer>,
+    /// Buffers that the engine has, each of which finds room in `parked`.
+    pub buffers: usize,
     /// Its version whose segments are known to all adapters.
     pub segments: usize,
     /// Callbacks to run.
-    pub work: VecDeque<Work>,
+    pub work: VecDeque<Box<Work>>,
     /// Content to be put in its place before any of them.
     pub deliveries: Deliveries,
     /// Copies and checksums of host memory that the engine asked for.
-    pub jobs: VecDeque<Work>,
+    pub jobs: VecDeque<Box<Work>>,
     /// Callbacks that wait for copies.
     pub held_back: HeldBack,
     /// Callbacks that the calling thread runs before its call returns.
-    pub inline: Vec<Work>,
+    pub inline: VecDeque<Box<Work>>,
     /// Inline callbacks are collected for the call in progress.
     pub in_call: bool,
     /// Some post found no room: try again after the next poll.
@@ -232,7 +240,14 @@ impl World {
                 adapter.destroy(ep);
             }
         }
-        for buffer in std::mem::take(&mut self.parked) {
+        let mut at = 0;
+        while let Some(buffer) = self.parked.get(at) {
+            if self.is_touched(buffer) {
+                at += 1;
+                continue;
+            }
+            let buffer = self.parked.swap_remove(at);
+            self.buffers += 1;
             self.free(buffer);
         }
     }
@@ -275,6 +290,17 @@ impl World {
         if all {
             self.segments = version;
         }
+    }
+
+    /// All that one more endpoint will need here: nothing that follows lacks it.
+    pub fn room_for_endpoint(&mut self) -> bool {
+        let fresh = self.fresh.len() + 1;
+        let ends = self.links.len() + fresh;
+        self.fresh.fits(1)
+            && self.links.fits(fresh)
+            && self.chans.fits(fresh)
+            && self.dying.fits(ends)
+            && self.routes.fits(1)
     }
 
     /// Keeps an event of an endpoint that is not a channel yet.
@@ -421,10 +447,14 @@ impl Fx for World {
     }
 
     fn alloc(&mut self, len: u64) -> Result<Buffer, Status> {
-        Ok(Buffer { addr: self.pool_alloc(len)?, len })
+        room::grow(&mut self.parked, self.buffers + 1, "buffers")?;
+        let addr = self.pool_alloc(len)?;
+        self.buffers += 1;
+        Ok(Buffer { addr, len })
     }
 
     fn free(&mut self, buffer: Buffer) {
+        self.buffers = self.buffers.saturating_sub(1);
         if self.is_touched(&buffer) {
             return self.parked.push(buffer);
         }
@@ -452,16 +482,30 @@ impl Fx for World {
         unsafe { self.deliveries.add(dst, content) }
     }
 
+    fn fits(&mut self, work: usize) -> bool {
+        // And for a route to the peer.
+        self.work.fits(work)
+            && self.jobs.fits(work)
+            && self.held_back.fits(work)
+            && self.routes.fits(1)
+    }
+
     fn run(&mut self, work: Work) {
-        if matches!(work, Work::HostCopy { .. } | Work::HostHash { .. }) {
+        let work = Box::new(work);
+        if matches!(*work, Work::HostCopy { .. } | Work::HostHash { .. }) {
             return self.jobs.push_back(work);
         }
         let Some(work) = self.hold_back(work) else { return };
-        let inline = match &work {
+        let inline = match &*work {
             Work::SendDone { inline, .. } | Work::Alloc { inline, .. } => *inline && self.in_call,
             _ => false,
         };
-        if inline { self.inline.push(work) } else { self.work.push_back(work) }
+        // Inline is faster and no more: there is room in the queue in any case.
+        if inline && self.inline.fits(1) {
+            self.inline.push_back(work);
+        } else {
+            self.work.push_back(work);
+        }
     }
 }
 

@@ -146,6 +146,7 @@ fn get_meta(r: &mut Reader<'_>) -> Result<Meta, Status> {
         return Err(Status::invalid(format!("{ndims} dimensions, at most {MAX_DIMS} are allowed")));
     }
     let mut meta = Meta { dtype, flags, dims: Default::default(), nbytes };
+    crate::room::grow(&mut meta.dims, ndims, "dimensions")?;
     for _ in 0..ndims {
         let d = r.i64()?;
         if d < 0 {
@@ -171,6 +172,9 @@ fn get_place(r: &mut Reader<'_>, flags: u8) -> Result<Place, Status> {
         let most = MAX_REGIONS - 1;
         return Err(Status::invalid(format!("{n} further regions, 1 to {most} are allowed")));
     }
+    if !place.rkeys.fits(n) {
+        return Err(crate::room::none(16 * n, "a place"));
+    }
     for _ in 0..n {
         let (at, rkey) = (r.u64()?, r.u32()?);
         if !place.rkeys.push(at, rkey) {
@@ -195,6 +199,24 @@ fn put_place(out: &mut Vec<u8>, place: &Place) {
 
 fn regions_flag(place: Option<&Place>) -> u8 {
     if place.is_some_and(|p| !p.rkeys.rest().is_empty()) { F_REGIONS } else { 0 }
+}
+
+/// At least as many bytes as [`encode`] writes.
+pub fn head_len(message: &Message<'_>) -> usize {
+    // More than all parts of a fixed length together.
+    const FIXED: usize = 96;
+    let meta = |meta: &Meta| 8 * meta.dims.len();
+    let place = |place: &Place| 12 * place.rkeys.rest().len();
+    FIXED
+        + match message {
+            Message::Request(r) => {
+                r.cached.as_ref().map_or(0, meta) + r.dst.as_ref().map_or(0, |d| place(&d.0))
+            }
+            Message::Meta(m) => meta(&m.meta) + m.source.as_ref().map_or(0, place),
+            Message::ReRequest { dst, .. } => place(dst),
+            Message::Content { meta: m, .. } => meta(m),
+            _ => 0,
+        }
 }
 
 /// Writes all of a message but its trailing bytes (key, text or content) into `out`, replacing what

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::api::{SendDone, Tensor};
 use crate::engine::Due;
 use crate::limits::{ABORTED_STEPS, TENSORS};
-use crate::room;
+use crate::room::{self, Grows};
 use crate::status::Status;
 
 /// A tensor that was sent and not yet taken.
@@ -76,14 +76,12 @@ pub enum RecvOutcome {
     Refused(Status),
 }
 
-/// Everything that a step held.
+/// A tensor that was taken out, with its key and step.
+pub type Withdrawn = (Box<[u8]>, i64, Sent);
+
+/// Everything that a step held, where it was: giving up needs no memory.
 #[derive(Default)]
-pub struct Drained {
-    /// Tensors that nobody took.
-    pub tensors: Vec<Sent>,
-    /// Receives that nobody served.
-    pub waiters: Vec<Waiter>,
-}
+pub struct Drained(HashMap<Box<[u8]>, Item>);
 
 const MAX_SPARE: usize = 64;
 /// Bytes of copied content that wait with their tensors; of others the content is copied when it is asked for.
@@ -108,9 +106,17 @@ impl Table {
         Table { earliest: u64::MAX, ..Default::default() }
     }
 
-    fn step(&mut self, step: i64) -> &mut Step {
+    fn step(&mut self, step: i64) -> Result<&mut Step, Status> {
+        if !self.steps.contains_key(&step) {
+            room::grow(&mut self.steps, 1, "steps")?;
+        }
         let spare = &mut self.spare;
-        self.steps.entry(step).or_insert_with(|| spare.pop().unwrap_or_default())
+        Ok(self.steps.entry(step).or_insert_with(|| spare.pop().unwrap_or_default()))
+    }
+
+    /// Tensors that wait.
+    pub fn tensors(&self) -> usize {
+        self.tensors
     }
 
     /// A tensor is no longer in the table.
@@ -125,6 +131,7 @@ impl Table {
         if empty
             && let Some(s) = self.steps.remove(&step)
             && self.spare.len() < MAX_SPARE
+            && self.spare.fits(1)
         {
             self.spare.push(s);
         }
@@ -150,7 +157,10 @@ impl Table {
     ) -> (SendOutcome, Option<Sent>) {
         let deadline = sent.deadline;
         let (full, left) = (self.tensors >= TENSORS, COPIES - self.copies);
-        let s = self.step(step);
+        let s = match self.step(step) {
+            Ok(s) => s,
+            Err(status) => return (SendOutcome::Refused(status), Some(sent)),
+        };
         if let Some(status) = &s.aborted {
             return (SendOutcome::Refused(status.clone()), Some(sent));
         }
@@ -199,7 +209,10 @@ impl Table {
         tolerate_duplicates: bool,
         waiter: impl FnOnce() -> Option<Waiter>,
     ) -> RecvOutcome {
-        let s = self.step(step);
+        let s = match self.step(step) {
+            Ok(s) => s,
+            Err(status) => return RecvOutcome::Refused(status),
+        };
         if let Some(status) = &s.aborted {
             return RecvOutcome::Refused(status.clone());
         }
@@ -213,6 +226,9 @@ impl Table {
             Some(Item::Waiters(waiters)) => {
                 if !tolerate_duplicates {
                     return RecvOutcome::Duplicate;
+                }
+                if let Err(status) = room::grow(waiters, 1, "receives of one key") {
+                    return RecvOutcome::Refused(status);
                 }
                 waiters.extend(waiter());
             }
@@ -252,8 +268,9 @@ impl Table {
     }
 
     /// Marks the step as aborted and gives up all it holds. A second abort keeps the first status.
-    pub fn abort(&mut self, step: i64, status: Status) -> Drained {
-        let s = self.step(step);
+    pub fn abort(&mut self, step: i64, status: Status) -> Result<Drained, Status> {
+        room::grow(&mut self.aborted, 1, "aborted steps")?;
+        let s = self.step(step)?;
         let items = std::mem::take(&mut s.items);
         if s.aborted.is_none() {
             s.aborted = Some(status);
@@ -264,9 +281,7 @@ impl Table {
                 }
             }
         }
-        let d = drain(items);
-        d.tensors.iter().for_each(|sent| self.taken(sent));
-        d
+        Ok(self.give_up(items))
     }
 
     /// Forgets the step and gives up all it holds.
@@ -275,23 +290,29 @@ impl Table {
         if s.aborted.is_some() {
             self.aborted.retain(|&a| a != step);
         }
-        let d = drain(s.items);
-        d.tensors.iter().for_each(|sent| self.taken(sent));
-        d
+        self.give_up(s.items)
     }
 
-    /// Gives up everything, at the end of the manager.
-    pub fn clear(&mut self) -> Drained {
-        let mut all = Drained::default();
-        for (_, s) in self.steps.drain() {
-            let d = drain(s.items);
-            all.tensors.extend(d.tensors);
-            all.waiters.extend(d.waiters);
+    fn give_up(&mut self, items: HashMap<Box<[u8]>, Item>) -> Drained {
+        for item in items.values() {
+            if let Item::Tensor(sent) = item {
+                self.taken(sent);
+            }
         }
-        all.waiters.sort_unstable();
-        self.aborted.clear();
-        (self.tensors, self.copies) = (0, 0);
-        all
+        Drained(items)
+    }
+
+    /// The steps that are there, in order; as many as there is memory for, at least one if there is any.
+    pub fn steps(&self) -> SmallVec<[i64; 1]> {
+        let mut steps = SmallVec::new();
+        for &step in self.steps.keys() {
+            if !steps.fits(1) {
+                break;
+            }
+            steps.push(step);
+        }
+        steps.sort_unstable();
+        steps
     }
 
     /// Earliest deadline of a waiting tensor, or earlier; `u64::MAX`: none.
@@ -299,7 +320,7 @@ impl Table {
         self.earliest
     }
 
-    /// Takes out the tensors whose deadline has passed.
+    /// Takes out the tensors whose deadline has passed, as many as there is memory for: the rest is due next time.
     pub fn expire(&mut self, now: u64) -> Vec<Sent> {
         let mut out = Vec::new();
         if now < self.earliest {
@@ -308,9 +329,12 @@ impl Table {
         self.earliest = u64::MAX;
         for s in self.steps.values_mut() {
             let due = |item: &Item| matches!(item, Item::Tensor(t) if t.deadline <= now);
-            for (_, item) in s.items.extract_if(|_, item| due(item)) {
-                if let Item::Tensor(sent) = item {
-                    out.push(sent);
+            let count = s.items.values().filter(|item| due(item)).count();
+            if out.fits(count) {
+                for (_, item) in s.items.extract_if(|_, item| due(item)) {
+                    if let Item::Tensor(sent) = item {
+                        out.push(sent);
+                    }
                 }
             }
             for item in s.items.values() {
@@ -324,11 +348,17 @@ impl Table {
         out
     }
 
-    /// Takes out the tensors that `which` picks, with their keys and steps.
-    pub fn withdraw(&mut self, which: impl Fn(&Tensor) -> bool) -> Vec<(Box<[u8]>, i64, Sent)> {
-        let mut out = Vec::new();
+    /// Takes out the tensors that `which` picks, with their keys and steps. False: some are left, since memory
+    /// lacks.
+    pub fn withdraw(&mut self, which: impl Fn(&Tensor) -> bool) -> (Vec<Withdrawn>, bool) {
+        let (mut out, mut whole) = (Vec::new(), true);
         let picked = |item: &Item| matches!(item, Item::Tensor(t) if which(&t.tensor));
         for (&step, s) in &mut self.steps {
+            let count = s.items.values().filter(|item| picked(item)).count();
+            if !out.fits(count) {
+                whole = false;
+                continue;
+            }
             for (key, item) in s.items.extract_if(|_, item| picked(item)) {
                 if let Item::Tensor(sent) = item {
                     out.push((key, step, sent));
@@ -337,7 +367,7 @@ impl Table {
         }
         out.iter().for_each(|(_, _, sent)| self.taken(sent));
         self.steps.retain(|_, s| !s.items.is_empty() || s.aborted.is_some());
-        out
+        (out, whole)
     }
 
     /// Entries, for reports: waiting tensors and waiting receives.
@@ -356,7 +386,22 @@ impl Table {
 impl Drained {
     /// Nothing was given up.
     pub fn is_empty(&self) -> bool {
-        self.tensors.is_empty() && self.waiters.is_empty()
+        self.0.is_empty()
+    }
+
+    /// Ends each: tensors that nobody took, and receives that nobody served.
+    pub fn end(self, mut tensor: impl FnMut(Sent), mut waiter: impl FnMut(Waiter)) {
+        let mut all: SmallVec<[Waiter; 4]> = SmallVec::new();
+        for item in self.0.into_values() {
+            match item {
+                Item::Tensor(sent) => tensor(sent),
+                Item::Waiters(waiters) if all.fits(waiters.len()) => all.extend(waiters),
+                Item::Waiters(waiters) => waiters.into_iter().for_each(&mut waiter),
+            }
+        }
+        // The same in every run, but where memory lacks.
+        all.sort_unstable();
+        all.into_iter().for_each(waiter);
     }
 }
 
@@ -365,19 +410,6 @@ fn entry(items: &mut HashMap<Box<[u8]>, Item>, key: &[u8]) -> Result<Box<[u8]>, 
     let none = |_| room::none(key.len(), "a table of keys");
     items.try_reserve(1).map_err(none)?;
     room::key(key)
-}
-
-fn drain(items: HashMap<Box<[u8]>, Item>) -> Drained {
-    let mut d = Drained::default();
-    for item in items.into_values() {
-        match item {
-            Item::Tensor(sent) => d.tensors.push(sent),
-            Item::Waiters(w) => d.waiters.extend(w),
-        }
-    }
-    // The same in every run: they are refused in this order.
-    d.waiters.sort_unstable();
-    d
 }
 
 #[cfg(test)]
@@ -411,7 +443,7 @@ mod tests {
         assert_eq!((copied(0), copied(most)), (content.len(), 0));
         assert_eq!(t.copies, COPIES - content.len());
         t.cleanup(0);
-        t.abort(1, Status::new(Code::Aborted, "stop"));
+        t.abort(1, Status::new(Code::Aborted, "stop")).unwrap();
         assert_eq!((t.copies, t.tensors), (0, 0));
     }
 
@@ -440,8 +472,10 @@ mod tests {
         let mut t = Table::new();
         t.send(b"a", 1, sent(1));
         t.recv(b"b", 1, false, || Some(Waiter::Local(1)));
-        let d = t.abort(1, Status::new(Code::Aborted, "stop"));
-        assert_eq!((d.tensors.len(), d.waiters.len()), (1, 1));
+        let drained = t.abort(1, Status::new(Code::Aborted, "stop")).unwrap();
+        let (mut tensors, mut waiters) = (0, 0);
+        drained.end(|_| tensors += 1, |_| waiters += 1);
+        assert_eq!((tensors, waiters, t.tensors()), (1, 1, 0));
         assert!(matches!(t.send(b"a", 1, sent(1)).0, SendOutcome::Refused(_)));
         assert!(matches!(t.recv(b"a", 1, false, || None), RecvOutcome::Refused(_)));
         t.cleanup(1);

@@ -194,7 +194,7 @@ impl Sim {
             let index = e.guest(&name).unwrap();
             e.channel_new(fx, index, incarnation, proved, caps, manual)
         });
-        let Some(ch) = opened else { return self.w.end(conn, side, false) };
+        let Ok(ch) = opened else { return self.w.end(conn, side, false) };
         let wanted = |who: Who| self.w.profile.per_node[who.node].1.checksum;
         if wanted(who) || wanted(peer) {
             // As the handshake does: one seed for each direction, the other side's the other way round.

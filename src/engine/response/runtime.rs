@@ -73,10 +73,4 @@ impl Engine {
         self.refuse(fx, index, status);
         Ok(())
     }
-
-    /// Responses of this step that the runtime was asked for.
-    pub(in crate::engine) fn asked_in_step(&self, step: i64) -> Vec<u32> {
-        let of_step = |r: &Response| r.step == step && matches!(r.state, RState::Asking);
-        self.responses.iter().filter(|(_, r)| of_step(r)).map(|(i, _)| i).collect()
-    }
 }

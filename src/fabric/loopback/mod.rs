@@ -19,6 +19,7 @@ use super::regions::{Refusal, RegionTable};
 use super::{Access, Adapter, Caps, EpId, Event, Mem, Mr, PostError, ProviderKind, Remote, View};
 use crate::config::Config;
 use crate::limits::POLL_EVENTS;
+use crate::room::Grows;
 use crate::status::{Code, Status};
 
 /// Bytes copied under one lock.
@@ -88,6 +89,10 @@ pub struct LoopbackAdapter {
     served: VecDeque<u32>,
     /// To be reported by the next poll.
     ready: VecDeque<Event>,
+    /// Operations that were posted and not reported: each finds room in `ready`.
+    posted: usize,
+    /// An item of the hub that its endpoint has no memory for yet.
+    stuck: Option<Item>,
     /// Messages with views on them.
     held: Vec<Box<[u8]>>,
     armed: bool,
@@ -119,6 +124,8 @@ impl LoopbackAdapter {
             busy: VecDeque::new(),
             served: VecDeque::new(),
             ready: VecDeque::new(),
+            posted: 0,
+            stuck: None,
             held: Vec::new(),
             armed: false,
             left: false,
@@ -152,6 +159,10 @@ impl LoopbackAdapter {
         let (depth, left) = (self.depth, self.left);
         op.id = self.next_op;
         self.next_op += 1;
+        // The end of each operation, and, of each endpoint, its begin and its end.
+        if !self.ready.fits(self.posted + 1 + 2 * self.eps.len()) {
+            return Err(PostError::Failed(crate::room::none(size_of::<Event>(), "a transfer")));
+        }
         let (e, remote) = self.posting(ep)?;
         if local.len() > MAX_RDMA
             || local.addr().checked_add(local.len()).is_none()
@@ -164,12 +175,16 @@ impl LoopbackAdapter {
                 e.peer
             ))));
         }
+        if !e.ops.fits(1) {
+            return Err(PostError::Failed(crate::room::none(size_of::<Op>(), "a transfer")));
+        }
         if e.under_way >= depth || (op.imm.is_some() && !remote.reserve(0, depth)) {
             return Err(PostError::QueueFull);
         }
         e.under_way += 1;
         let at_once = e.ops.is_empty() && op.len <= AT_ONCE;
         e.ops.push_back(Op::Rdma(op));
+        self.posted += 1;
         let mut budget = if at_once && !left { AT_ONCE } else { 0 };
         let done = match self.eps.get_mut(&ep.0) {
             Some(e) if at_once => e.run(&mut budget, &mut self.ready),
@@ -265,10 +280,14 @@ impl LoopbackAdapter {
     /// Gives the items to their endpoints, and takes some of each.
     fn serve(&mut self, events: &mut Vec<Event>) {
         for _ in 0..POLL_ITEMS {
-            let Some(item) = self.hub.inbox.pop() else { break };
+            let Some(item) = self.stuck.take().or_else(|| self.hub.inbox.pop()) else { break };
             let to = item.to;
             match self.eps.get_mut(&to) {
                 Some(e) => {
+                    if !e.inbox.fits(1) {
+                        self.stuck = Some(item);
+                        break;
+                    }
                     if e.inbox.is_empty() {
                         self.served.push_back(to);
                     }
@@ -277,12 +296,17 @@ impl LoopbackAdapter {
                 None => self.take(item, events),
             }
         }
+        let ends = self.eps.len() + 2;
         for _ in 0..self.served.len() {
             let Some(id) = self.served.pop_front() else { break };
             for _ in 0..POLL_EVENTS {
-                let Some(item) = self.eps.get_mut(&id).and_then(|e| e.inbox.pop_front()) else {
+                let Some(e) = self.eps.get_mut(&id) else { break };
+                // What an item may add to. Without memory it waits.
+                let room = events.fits(ends) && self.held.fits(1) && e.hellos.fits(1);
+                if !room {
                     break;
-                };
+                }
+                let Some(item) = e.inbox.pop_front() else { break };
                 self.take(item, events);
             }
             if self.eps.get(&id).is_some_and(|e| !e.inbox.is_empty()) {
@@ -292,11 +316,15 @@ impl LoopbackAdapter {
     }
 
     fn report(&mut self, events: &mut Vec<Event>) {
-        for event in self.ready.drain(..) {
+        let ends = self.eps.len() + 1;
+        while events.fits(ends)
+            && let Some(event) = self.ready.pop_front()
+        {
             if let Event::Done { ep, .. } = &event
                 && let Some(e) = self.eps.get_mut(&ep.0)
             {
                 e.under_way = e.under_way.saturating_sub(1);
+                self.posted = self.posted.saturating_sub(1);
             }
             events.push(event);
         }
@@ -437,6 +465,16 @@ impl Adapter for LoopbackAdapter {
                 "this loopback adapter has used up its endpoint numbers",
             )
         })?;
+        // Its place in each list.
+        let all = self.eps.len() + 1;
+        let room = self.eps.fits(1)
+            && [&mut self.busy, &mut self.served, &mut self.wanted]
+                .into_iter()
+                .all(|l| l.fits(all))
+            && self.ready.fits(self.posted + 2 * all);
+        if !room {
+            return Err(crate::room::none(size_of::<Endpoint>(), "an endpoint"));
+        }
         let e = Endpoint {
             peer: peer.to_owned(),
             me: self.hub.add_end(id)?,
@@ -495,6 +533,9 @@ impl Adapter for LoopbackAdapter {
             ))));
         }
         let bytes = crate::room::concat(parts, "a message").map_err(PostError::Failed)?;
+        if !e.ops.fits(1) {
+            return Err(PostError::Failed(crate::room::none(size_of::<Op>(), "a message")));
+        }
         if !remote.reserve(len, depth) {
             return Err(PostError::QueueFull);
         }
@@ -557,6 +598,7 @@ impl Adapter for LoopbackAdapter {
         self.hub.arm()
             && self.ready.is_empty()
             && self.served.is_empty()
+            && self.stuck.is_none()
             && self.busy.iter().all(moving)
     }
 
@@ -618,6 +660,7 @@ impl Adapter for LoopbackAdapter {
     fn destroy(&mut self, ep: EpId) {
         let Some(e) = self.eps.remove(&ep.0) else { return };
         self.hub.close_end(&e.me);
+        self.posted = self.posted.saturating_sub(e.under_way);
         if let Some(remote) = &e.remote {
             e.tell(remote, What::Bye);
         }
@@ -638,8 +681,7 @@ impl Adapter for LoopbackAdapter {
 
 impl Drop for LoopbackAdapter {
     fn drop(&mut self) {
-        let ids: Vec<u32> = self.eps.keys().copied().collect();
-        for id in ids {
+        while let Some(&id) = self.eps.keys().next() {
             self.destroy(EpId(id));
         }
         self.hub.retire();

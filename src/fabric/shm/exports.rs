@@ -131,6 +131,10 @@ impl Exports {
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None if self.slots.len() < MAX_REGIONS => {
+                crate::room::grow(&mut self.slots, 1, "regions")?;
+                // So that `remove` needs none.
+                let (all, free) = (self.slots.len() + 1, self.free.len());
+                crate::room::grow(&mut self.free, all - free, "regions")?;
                 self.slots.push(Owned { rkey: 0, last: 0, region: NOTHING, to: None });
                 (self.slots.len() - 1) as u32
             }

@@ -17,6 +17,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::sys::{self, Mapping};
 use crate::local_fd::Local;
+use crate::room::Grows;
 
 /// Files up to this size are closed at once.
 const SMALL: u64 = 2 << 20;
@@ -47,6 +48,10 @@ pub(crate) struct Closer {
 impl Closer {
     fn give(self: &Arc<Closer>, waste: Waste) {
         let mut queue = self.queue.lock();
+        if !queue.waste.fits(1) {
+            // As without a thread.
+            return std::mem::forget(waste);
+        }
         queue.waste.push_back(waste);
         if queue.running {
             return;

@@ -20,6 +20,7 @@ use super::wire::{Address, Hello, Home, Message};
 use super::{Core, Endpoint, ShmAdapter};
 use crate::fabric::{EpId, Event};
 use crate::local_fd::Local;
+use crate::room::Grows;
 use crate::status::{Code, Reason, Status};
 
 /// Connections that have not said whom they want; more are refused.
@@ -158,9 +159,7 @@ impl ShmAdapter {
 
     /// Looks at the sockets that have something.
     pub(super) fn check_sockets(&mut self, events: &mut Vec<Event>) {
-        let mut keys = Vec::new();
-        self.core.epoll.ready(&mut keys);
-        for key in keys {
+        for key in self.core.epoll.ready() {
             let number = key as u32;
             match key & !u64::from(u32::MAX) {
                 KEY_BELL => sys::counter_drain(&self.core.bell),
@@ -195,7 +194,12 @@ impl ShmAdapter {
                 socket::peer_cred(&sock).is_ok_and(|cred| cred.uid == socket::own_uid());
             let number = self.greeter.next;
             self.greeter.next = number.wrapping_add(1);
-            if same_user && self.core.epoll.add(&sock, KEY_STRANGER | u64::from(number)).is_ok() {
+            // Without memory it is sent away.
+            let room = self.greeter.strangers.fits(1);
+            if same_user
+                && room
+                && self.core.epoll.add(&sock, KEY_STRANGER | u64::from(number)).is_ok()
+            {
                 self.greeter.strangers.push((number, sock));
                 self.hear_stranger(number);
             }
@@ -270,10 +274,13 @@ impl ShmAdapter {
 
     /// Something came on an endpoint's socket, or its peer is gone.
     fn hear(&mut self, at: usize, events: &mut Vec<Event>) {
+        let ends = self.eps.len() + 1;
         let endpoint = &mut self.eps[at];
         match &mut endpoint.state {
             State::Up(link) => {
-                if link.is_gone() {
+                if !link.fits(ends, events) {
+                    // It stays readable.
+                } else if link.is_gone() {
                     // What was published before the end still counts.
                     let last = link.work(&mut self.core, events).err();
                     let status = last.unwrap_or_else(|| link.gone());

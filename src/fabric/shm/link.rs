@@ -20,7 +20,9 @@ use super::tuning::{Timed, Tuning};
 use super::wire::{self, Source, Write, outcome};
 use super::{Core, Kind};
 use crate::fabric::{EpId, Event, Remote};
+use crate::limits::POLL_EVENTS;
 use crate::local_fd::Local;
+use crate::room::Grows;
 use crate::status::{Code, Reason, Status};
 
 /// Largest SEND.
@@ -224,6 +226,11 @@ impl Link {
         sys::hung_up(&self.sock, self.pidfd.as_deref())
     }
 
+    /// Room for all that a look at this link reports, beside the ends of endpoints.
+    pub(crate) fn fits(&self, ends: usize, events: &mut Vec<Event>) -> bool {
+        events.fits(ends + self.writes.len() + self.reads.len() + POLL_EVENTS + 2)
+    }
+
     /// Reports the WRITEs that the peer has answered.
     pub(crate) fn collect(&mut self, events: &mut Vec<Event>) -> Result<bool, Status> {
         let executed = load64(&self.theirs().executed);
@@ -288,10 +295,15 @@ impl Link {
     }
 
     /// Ends everything under way. The peer was told that nothing of it counts any more.
-    pub(crate) fn fail(&mut self, status: &Status, events: &mut Vec<Event>) {
+    pub(crate) fn fail(&mut self, status: &Status, ends: usize, events: &mut Vec<Event>) {
         let wrs = self.writes.drain(..).map(|w| w.wr);
         let wrs = wrs.chain(self.reads.drain(..).map(|r| r.wr));
-        events.extend(wrs.map(|wr| Event::Done { ep: self.ep, wr, result: Err(status.clone()) }));
+        for wr in wrs {
+            // The end of the endpoint, for which there is room, ends them too.
+            if events.fits(ends) {
+                events.push(Event::Done { ep: self.ep, wr, result: Err(status.clone()) });
+            }
+        }
         self.out.jobs.clear();
         self.inbound = None;
         events.push(Event::Down { ep: self.ep, status: status.clone() });

@@ -47,6 +47,7 @@ use crate::fabric::{
     Access, Adapter, Caps, EpId, Event, Mem, Mr, PoolSegment, PostError, ProviderKind, Remote,
 };
 use crate::local_fd::Local;
+use crate::room::Grows;
 use crate::status::{Code, Status};
 
 pub(super) use copy::copy;
@@ -260,13 +261,14 @@ impl ShmAdapter {
 
     /// Ends a connected endpoint.
     fn down(&mut self, at: usize, status: Status, events: &mut Vec<Event>) {
+        let ends = self.eps.len() + 1;
         let endpoint = &mut self.eps[at];
         let mut state = std::mem::replace(&mut endpoint.state, State::Dead(None));
         // The connection's end tells the peer.
         state.hang_up(&self.core.epoll);
         match state {
             State::Up(mut link) => {
-                link.fail(&status, events);
+                link.fail(&status, ends, events);
                 // The rings stay, views may point there.
                 endpoint.state = State::Dead(Some(link));
             }
@@ -364,6 +366,10 @@ impl Adapter for ShmAdapter {
             Status::new(Code::ResourceExhausted, "shm: all endpoint numbers are used up")
         })?;
         let token = sys::random().map_err(|e| Status::os("system's random generator", &e))?;
+        let copies = Kind::ALL.len() * (self.eps.len() + 1);
+        if !(self.index.fits(1) && self.eps.fits(1) && self.core.moves.wanted.fits(copies)) {
+            return Err(crate::room::none(size_of::<Endpoint>(), "an endpoint"));
+        }
         self.index.insert(id.0, self.eps.len());
         let state = State::Idle { early: None };
         self.eps.push(Endpoint { id, peer: peer.into(), token, state });
@@ -423,8 +429,13 @@ impl Adapter for ShmAdapter {
         let slept = self.core.exports.is_armed();
         self.core.exports.disarm();
         let mut busy = false;
+        let ends = self.eps.len() + 1;
         for i in 0..self.eps.len() {
             let State::Up(link) = &mut self.eps[i].state else { continue };
+            if !link.fits(ends, events) {
+                // Nothing is lost: it is looked at again.
+                continue;
+            }
             match link.poll(&mut self.core, events) {
                 Ok(did) => busy |= did,
                 Err(status) => self.down(i, status, events),
@@ -455,9 +466,14 @@ impl Adapter for ShmAdapter {
     }
 
     fn take_move(&mut self, events: &mut Vec<Event>) -> Option<Move> {
+        let ends = self.eps.len() + 1;
         while let Some((ep, kind)) = self.core.moves.wanted.pop_front() {
             let Some(&at) = self.index.get(&ep.0) else { continue };
             let State::Up(link) = &mut self.eps[at].state else { continue };
+            if !link.fits(ends, events) {
+                self.core.moves.wanted.push_back((ep, kind));
+                return None;
+            }
             self.core.moves.taking = Some(kind);
             let looked = link.advance(&mut self.core, kind, events);
             self.core.moves.taking = None;

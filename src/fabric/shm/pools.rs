@@ -11,6 +11,7 @@ use super::sys;
 use crate::fabric::PoolSegment;
 use crate::fabric::moves::Kept;
 use crate::limits::{SHM_SEGMENT_MEMORY, SHM_SEGMENT_MEMORY_ALL, SHM_SEGMENTS_ALL};
+use crate::room;
 use crate::status::Status;
 
 /// A segment of this process.
@@ -49,6 +50,7 @@ impl LocalPools {
             return Ok(None);
         }
         let PoolSegment { id, addr, len, .. } = segment;
+        room::grow(&mut self.0, 1, "pool segments")?;
         let at = self.0.partition_point(|s| s.addr < addr);
         let new = Local { addr, len, id, fd };
         match self.0.get_mut(at).filter(|old| old.addr == addr) {
@@ -161,6 +163,7 @@ impl PeerPools {
         };
         let map = ForeignMap::open(fd, usize::try_from(len).map_err(io::Error::other)?)?;
         map.advise_huge();
+        room::grow(&mut self.mapped, 1, "pool segments").map_err(io::Error::other)?;
         self.mapped.push((id, Arc::new(PeerPool { map, share })));
         Ok(())
     }

@@ -13,6 +13,7 @@ use super::stream::{Job, StreamOut};
 use super::tuning::{Timed, Way};
 use super::wire::{self, Message, Source, Write, kind};
 use crate::fabric::{Mem, PostError, Remote};
+use crate::room::{self, Grows};
 use crate::status::Status;
 
 impl Link {
@@ -99,6 +100,9 @@ impl Link {
         // What is read from there is to be read first.
         if self.writes.len() >= core.depth || overlaps_reads(&self.reads, remote, len) {
             return Err(PostError::QueueFull);
+        }
+        if !(self.writes.fits(1) && self.out.jobs.fits(1)) {
+            return Err(PostError::Failed(room::none(size_of::<Posted>(), "a WRITE")));
         }
         let to = Write { dst: remote.addr, rkey: remote.rkey, imm: imm.unwrap_or(0) };
         let flags = if imm.is_some() { wire::HAS_IMM } else { 0 };
@@ -204,6 +208,8 @@ impl Link {
         let open = self.pools_sent.iter().filter(|sent| sent.mapped.is_none()).count();
         if self.pools_sent.len() < MAX_POOLS
             && open < MAX_POOLS
+            && self.pools_sent.fits(1)
+            && self.pools_gone.fits(self.pools_sent.len() + 1)
             && self.tell_gone_pools()
             && let Some((len, fd)) = core.pools.get(id)
             && socket::send(&self.sock, &Message::Pool { id, len }.encode(), &[fd.as_raw_fd()])
@@ -274,6 +280,9 @@ impl Link {
         let overlaps = |p: &Posted| ranges_overlap(p.remote.addr, p.len, remote.addr, len);
         if self.reads.len() >= core.depth || self.writes.iter().any(overlaps) {
             return Err(PostError::QueueFull);
+        }
+        if !self.reads.fits(1) {
+            return Err(PostError::Failed(room::none(size_of::<Reading>(), "a READ")));
         }
         let direct =
             len == 0 || core.policy.pool || (core.policy.process && self.process.is_some());

@@ -11,6 +11,7 @@ use super::wire::{self, Ask, kind, outcome};
 use super::{Core, Kind};
 use crate::fabric::moves::{Kept, MOVE_MAX, Move};
 use crate::fabric::{Access, Event};
+use crate::room::{self, Grows};
 use crate::status::Status;
 
 impl Link {
@@ -107,6 +108,7 @@ impl Link {
         if !self.pools.has(id) {
             let key = read.remote.rkey;
             if self.pools_wanted.len() < MAX_POOLS
+                && self.pools_wanted.fits(1)
                 && !self.pools_wanted.contains(&id)
                 && self.record(kind::POOL_ASK, &key.to_le_bytes())?
             {
@@ -147,6 +149,8 @@ impl Link {
     fn begin_answers(&mut self, core: &Core) -> Result<bool, Status> {
         let mut busy = false;
         while let Some(Ask { addr, len, rkey }) = self.asks.pop_front() {
+            room::grow(&mut self.out.jobs, 1, "answers to READs")?;
+            room::grow(&mut self.ends, self.out.jobs.len() + 1, "ends of READs")?;
             let denied =
                 core.exports.check(self.ep, rkey, addr, len, Access::REMOTE_READ).is_none();
             if !denied {

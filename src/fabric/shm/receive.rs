@@ -16,6 +16,7 @@ use super::{Core, Kind};
 use crate::fabric::moves::{MOVE_MAX, Move};
 use crate::fabric::{Access, Event};
 use crate::limits::POLL_EVENTS;
+use crate::room;
 use crate::status::{Code, Status};
 
 /// A peer that feeds a WRITE through its stream is waited for so long.
@@ -119,6 +120,7 @@ impl Link {
                 if self.asks.len() + self.out.jobs.len() + self.ends.len() >= 2 * MAX_WRITES {
                     return Ok(false);
                 }
+                room::grow(&mut self.asks, 1, "READs of the peer")?;
                 self.asks.push_back(Ask::decode(&self.rx.copy()));
             }
             kind::READ_END if len == 1 => {

@@ -357,12 +357,12 @@ impl Epoll {
         unsafe { libc::epoll_ctl(ep, libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
     }
     /// The keys that are ready now, at most 64.
-    pub(crate) fn ready(&self, keys: &mut Vec<u64>) {
+    pub(crate) fn ready(&self) -> impl Iterator<Item = u64> + use<> {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
         // SAFETY: room for 64 events.
         let n = unsafe { libc::epoll_wait(self.raw(), events.as_mut_ptr(), 64, 0) };
         let n = usize::try_from(n).unwrap_or(0);
-        keys.extend(events.iter().take(n).map(|e| e.u64));
+        events.into_iter().take(n).map(|e| e.u64)
     }
 }
 
@@ -395,9 +395,12 @@ pub(crate) fn coarse_ms() -> u64 {
 
 /// Identity of the running kernel: equal for two processes on one host.
 pub(crate) fn boot_id() -> [u8; 16] {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    // Without memory of the heap: its lack must not make this another host.
+    let mut text = [0u8; 64];
+    let read = std::fs::File::open("/proc/sys/kernel/random/boot_id");
+    let read = read.and_then(|mut file| std::io::Read::read(&mut file, &mut text)).unwrap_or(0);
     let mut out = [0; 16];
-    let mut digits = text.bytes().filter_map(|b| char::from(b).to_digit(16));
+    let mut digits = text[..read].iter().filter_map(|&b| char::from(b).to_digit(16));
     for byte in &mut out {
         let (Some(hi), Some(lo)) = (digits.next(), digits.next()) else { break };
         *byte = (hi * 16 + lo) as u8;

@@ -36,8 +36,8 @@ impl Buffer {
         Ok(Buffer::from(room::vec(BUFFER, "the buffer of sockets")?, BUFFER))
     }
     /// A fresh one.
-    pub(super) fn of(len: usize) -> Buffer {
-        Buffer::from(Vec::with_capacity(len), len)
+    pub(super) fn of(len: usize) -> Result<Buffer, Status> {
+        Ok(Buffer::from(room::vec(len, "the end of input")?, len))
     }
     fn from(mut room: Vec<u8>, len: usize) -> Buffer {
         room.resize(len, 0);
@@ -103,6 +103,8 @@ pub struct Shared {
     pub wanted: VecDeque<(u32, Dir)>,
     /// Input that was set aside, with views on it.
     pub aside: Vec<Arc<Vec<u8>>>,
+    /// At least as many as there are endpoints, each of which may end.
+    pub ends: usize,
 }
 
 /// How the input of an endpoint was left.
@@ -142,7 +144,7 @@ impl Endpoint {
         if self.moves.runs() {
             return Input::Some;
         }
-        let mut total = 0u64;
+        let (mut total, ends) = (0u64, shared.ends);
         let mut count = 0;
         while total < POLL_BYTES && count < POLL_EVENTS {
             if shared.left && self.wants_input(shared) {
@@ -178,8 +180,13 @@ impl Endpoint {
             let before = events.len();
             self.moved = self.moved.wrapping_add(n);
             let placed = n.min(len);
-            let mut cx =
-                Cx { regions: &shared.regions, events, held: &mut shared.held, viewed: false };
+            let mut cx = Cx {
+                regions: &shared.regions,
+                events,
+                held: &mut shared.held,
+                viewed: false,
+                ends,
+            };
             // SAFETY: the kernel has just written these bytes there.
             let mut done = unsafe { self.link.landed(placed, &mut cx) };
             let rest = (n - placed) as usize;
@@ -224,7 +231,10 @@ impl Endpoint {
         }
         let mut total = 0;
         while total < POLL_BYTES {
-            self.link.fill(ack_alone);
+            if !self.link.fill(ack_alone) {
+                self.broken = Some(room::none(BUFFER, "output"));
+                return false;
+            }
             if self.link.rx.leave && self.link.tx.has_content() {
                 return self.wants_output();
             }
@@ -261,10 +271,10 @@ impl Endpoint {
     }
 
     /// Ends the connection.
-    pub fn down(&mut self, epoll: &Epoll, status: Status, events: &mut Vec<Event>) {
+    pub fn down(&mut self, shared: &Shared, status: Status, events: &mut Vec<Event>) {
         if let Some(sock) = self.sock.take() {
-            epoll.del(sock.as_fd());
-            self.link.fail(status, events);
+            shared.epoll.del(sock.as_fd());
+            self.link.fail(status, shared.ends, events);
         }
     }
 

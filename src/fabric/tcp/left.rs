@@ -140,7 +140,16 @@ impl Endpoint {
             return None; // Refused meanwhile; it arrives the usual way.
         }
         let len = len.min(4 * MOVE_MAX as u64);
-        let tail = self.moves.tail.get_or_insert_with(|| Arc::new(Buffer::of(TAIL))).clone();
+        if self.moves.tail.is_none() {
+            match Buffer::of(TAIL) {
+                Ok(tail) => self.moves.tail = Some(Arc::new(tail)),
+                Err(status) => {
+                    self.broken = Some(status);
+                    return None;
+                }
+            }
+        }
+        let tail = self.moves.tail.clone()?;
         let parts = vec![
             Part { addr: dst, len: len as usize },
             Part { addr: tail.at(0) as u64, len: TAIL },
@@ -167,7 +176,8 @@ impl Endpoint {
             (Err(e), _) if e.kind() == io::ErrorKind::WouldBlock => return None,
             (Err(e), _) => return Some(self.link.gone(&e.to_string())),
         };
-        let Shared { regions, held, aside, .. } = shared;
+        let Shared { regions, held, aside, ends, .. } = shared;
+        let ends = *ends;
         let (placed, rest) = match coming {
             Coming::Socket { len } => {
                 self.moved = self.moved.wrapping_add(n as u64);
@@ -185,12 +195,15 @@ impl Endpoint {
                 (n as u64, (done + n < bytes.len()).then_some((bytes, done + n)))
             }
         };
-        let mut cx = Cx { regions, events, held, viewed: false };
+        let mut cx = Cx { regions, events, held, viewed: false, ends };
         // SAFETY: the bytes are where `direct` named, and the endpoint was left alone meanwhile.
         if let Err(status) = unsafe { self.link.landed(placed, &mut cx) } {
             return Some(status);
         }
         let (bytes, done) = rest?;
+        if let Err(status) = room::grow(aside, 1, "pieces of input") {
+            return Some(status);
+        }
         // SAFETY: the bytes are kept, unchanged, until the next poll.
         match unsafe { self.link.feed(&bytes[done..], &mut cx) } {
             Ok(fed) => {
@@ -210,15 +223,22 @@ impl Endpoint {
         if self.moves.runs() || self.broken.is_some() {
             return None;
         }
-        self.link.fill(false);
-        let mut own = match room::vec(tx::OWN, "output") {
-            Ok(own) => own,
+        let filled = self.link.fill(false);
+        let mut parts = Vec::new();
+        let own = room::vec(tx::OWN, "output");
+        let own = own.and_then(|own| room::grow(&mut parts, tx::IOVS, "parts").map(|()| own));
+        let mut own = match own {
+            Ok(own) if filled => own,
+            Ok(_) => {
+                self.broken = Some(room::none(tx::OWN, "output"));
+                return None;
+            }
             Err(status) => {
                 self.broken = Some(status);
                 return None;
             }
         };
-        let (parts, bytes) = self.link.tx.parts(regions, &mut own);
+        let bytes = self.link.tx.parts(regions, &mut own, &mut parts);
         if bytes == 0 {
             return None;
         }

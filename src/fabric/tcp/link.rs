@@ -3,11 +3,12 @@
 
 use std::collections::VecDeque;
 
-use super::rx::Rx;
+use super::rx::{Cx, Rx};
 use super::tx::Tx;
 use super::{MAX_RDMA, frame};
 use crate::fabric::regions::Refusal;
 use crate::fabric::{EpId, Event, Mem, PostError, Remote};
+use crate::room::{self, Grows};
 use crate::status::{Code, Status};
 
 /// A WRITE without acknowledgement.
@@ -104,6 +105,9 @@ impl Link {
         imm: Option<u32>,
     ) -> Result<(), PostError> {
         self.check("WRITE", self.writes.len(), local)?;
+        if !(self.writes.fits(1) && self.tx.fits()) {
+            return Err(PostError::Failed(room::none(size_of::<WriteOp>(), "a WRITE")));
+        }
         let (seq, len) = (self.write_seq, local.len());
         // The answer to a READ is taken while later frames arrive, so a WRITE to its source waits.
         let fence = self
@@ -121,6 +125,9 @@ impl Link {
     /// Queues a READ.
     pub fn read(&mut self, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError> {
         self.check("READ", self.reads.len(), local)?;
+        if !(self.reads.fits(1) && self.tx.fits()) {
+            return Err(PostError::Failed(room::none(size_of::<ReadOp>(), "a READ")));
+        }
         let (seq, len) = (self.read_seq, local.len());
         self.read_seq = seq.wrapping_add(1);
         self.reads.push_back(ReadOp { wr, seq, local: local.addr(), left: len, len, remote });
@@ -128,9 +135,9 @@ impl Link {
         Ok(())
     }
 
-    /// Makes frames for the socket.
-    pub fn fill(&mut self, ack_alone: bool) {
-        self.tx.fill(self.reads.front().map(|r| r.seq), ack_alone);
+    /// Makes frames for the socket; false: memory lacks.
+    pub fn fill(&mut self, ack_alone: bool) -> bool {
+        self.tx.fill(self.reads.front().map(|r| r.seq), ack_alone)
     }
 
     /// The peer acknowledged all WRITEs up to `seq`, and refused that one if `refused`.
@@ -138,18 +145,20 @@ impl Link {
         &mut self,
         seq: u32,
         refused: Option<Refusal>,
-        events: &mut Vec<Event>,
+        cx: &mut Cx<'_>,
     ) -> Result<(), Status> {
         // Only what was sent as a whole can be acknowledged: its source may be reused from now on.
         let known = self.writes.iter().take(self.tx.sent_writes).any(|w| w.seq == seq);
-        while known && let Some(w) = self.writes.pop_front() {
+        while known && !self.writes.is_empty() {
+            cx.fits()?;
+            let Some(w) = self.writes.pop_front() else { break };
             self.tx.sent_writes -= 1;
             let last = w.seq == seq;
             let result = match refused.filter(|_| last) {
                 None => Ok(()),
                 Some(r) => Err(r.status("WRITE", &self.peer, w.remote.addr, w.len, w.remote.rkey)),
             };
-            events.push(Event::Done { ep: self.ep, wr: w.wr, result });
+            cx.events.push(Event::Done { ep: self.ep, wr: w.wr, result });
             if last {
                 return Ok(());
             }
@@ -162,8 +171,9 @@ impl Link {
         &mut self,
         seq: u32,
         refused: Option<Refusal>,
-        events: &mut Vec<Event>,
+        cx: &mut Cx<'_>,
     ) -> Result<(), Status> {
+        cx.fits()?;
         match self.reads.front() {
             Some(r) if r.seq == seq && (r.left == 0 || refused.is_some()) => {}
             _ => return Err(self.malformed("the end of an answer that was not under way")),
@@ -174,16 +184,19 @@ impl Link {
                 None => Ok(()),
                 Some(why) => Err(why.status("READ", &self.peer, addr, r.len, rkey)),
             };
-            events.push(Event::Done { ep: self.ep, wr: r.wr, result });
+            cx.events.push(Event::Done { ep: self.ep, wr: r.wr, result });
         }
         Ok(())
     }
 
     /// Reports every operation under way as failed, then the endpoint as down.
-    pub fn fail(&mut self, status: Status, events: &mut Vec<Event>) {
+    pub fn fail(&mut self, status: Status, ends: usize, events: &mut Vec<Event>) {
         let writes = self.writes.drain(..).map(|w| w.wr);
         for wr in writes.chain(self.reads.drain(..).map(|r| r.wr)) {
-            events.push(Event::Done { ep: self.ep, wr, result: Err(status.clone()) });
+            // The end of the endpoint, for which there is room, ends them too.
+            if events.fits(ends) {
+                events.push(Event::Done { ep: self.ep, wr, result: Err(status.clone()) });
+            }
         }
         self.tx = Tx::default();
         self.rx = Rx::default();

@@ -28,6 +28,7 @@ use super::regions::RegionTable;
 use super::{Access, Adapter, Caps, EpId, Event, Mem, Mr, PostError, ProviderKind, Remote};
 use crate::config::Config;
 use crate::local_fd::Local;
+use crate::room::Grows;
 use crate::status::{Code, Status};
 
 /// Bound of operations under way per endpoint, whatever the settings say.
@@ -69,10 +70,11 @@ pub fn fuzz_frames(bytes: &[u8]) {
     // The first byte chooses in which pieces the rest arrives.
     let piece = bytes.first().map_or(1, |&b| usize::from(b) + 1);
     for part in bytes.get(1..).unwrap_or_default().chunks(piece) {
-        let mut cx = Cx { regions: &regions, events: &mut events, held: &mut held, viewed: false };
+        let (events, held) = (&mut events, &mut held);
+        let mut cx = Cx { regions: &regions, events, held, viewed: false, ends: 0 };
         // SAFETY: `bytes` outlive the events.
         if let Err(status) = unsafe { link.feed(part, &mut cx) } {
-            link.fail(status, &mut events);
+            link.fail(status, 0, events);
             return;
         }
         link.fill(true);
@@ -133,6 +135,7 @@ impl TcpAdapter {
                 left: false,
                 wanted: VecDeque::new(),
                 aside: Vec::new(),
+                ends: 0,
             },
         })
     }
@@ -194,7 +197,7 @@ impl TcpAdapter {
             input = Input::Closed(status.clone());
         }
         if let Input::Closed(status) = input {
-            e.down(&self.shared.epoll, status, events);
+            e.down(&self.shared, status, events);
             self.unlist(id);
             return;
         }
@@ -243,6 +246,16 @@ impl Adapter for TcpAdapter {
                 "this tcp adapter has used up its endpoint numbers",
             )
         })?;
+        // Its place in each list.
+        let all = self.eps.len() + 1;
+        let room = self.eps.fits(1)
+            && [&mut self.order, &mut self.busy, &mut self.lazy].into_iter().all(|l| l.fits(all))
+            && self.fresh.fits(all)
+            && self.shared.wanted.fits(2 * all);
+        if !room {
+            return Err(crate::room::none(size_of::<Endpoint>(), "an endpoint"));
+        }
+        self.shared.ends = all;
         let link = Link::new(EpId(id), peer, self.depth);
         self.eps.insert(id, Endpoint::new(link));
         Ok(EpId(id))
@@ -364,7 +377,7 @@ impl Adapter for TcpAdapter {
             }
         };
         if let Some(status) = ended {
-            e.down(&self.shared.epoll, status, events);
+            e.down(&self.shared, status, events);
             self.unlist(id);
             return;
         }

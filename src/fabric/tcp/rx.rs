@@ -4,6 +4,7 @@ use super::frame::{Frame, LONG, Malformed};
 use super::link::Link;
 use crate::fabric::regions::{Refusal, RegionTable};
 use crate::fabric::{Access, Event, View};
+use crate::room;
 use crate::status::Status;
 
 /// The WRITE that is arriving.
@@ -67,6 +68,15 @@ pub struct Cx<'a> {
     pub held: &'a mut Vec<Vec<u8>>,
     /// A view into the bytes given to `feed` was handed out.
     pub viewed: bool,
+    /// Ends of endpoints for which there has to be room behind all other events.
+    pub ends: usize,
+}
+
+impl Cx<'_> {
+    /// Makes room for one more event. The input of which it would tell is lost, and with it the connection.
+    pub fn fits(&mut self) -> Result<(), Status> {
+        room::grow(self.events, self.ends + 1, "events")
+    }
 }
 
 impl Link {
@@ -135,6 +145,7 @@ impl Link {
             rest = &rest[n..];
             match frame {
                 Frame::Send { len } if len as usize <= rest.len() && self.rx.write.is_none() => {
+                    cx.fits()?;
                     let (message, after) = rest.split_at(len as usize);
                     rest = after;
                     cx.viewed = true;
@@ -182,7 +193,7 @@ impl Link {
             }
             Frame::Send { len } => {
                 let len = len as usize;
-                self.rx.body = Body::Message { buf: crate::room::vec(len, "a message")?, len };
+                self.rx.body = Body::Message { buf: room::vec(len, "a message")?, len };
                 Ok(())
             }
             Frame::Write { seq, .. } if seq != self.rx.next_write => {
@@ -205,6 +216,7 @@ impl Link {
             Frame::Read { seq, rkey, addr, total } => {
                 self.rx.next_read = seq.wrapping_add(1);
                 let refused = cx.regions.check(rkey, addr, total, Access::REMOTE_READ).err();
+                self.tx.room_to_answer()?;
                 match self.tx.answer(seq, rkey, addr, total, refused) {
                     true => Ok(()),
                     false => Err(self.malformed("more READs at once than allowed")),
@@ -218,9 +230,9 @@ impl Link {
                 }
                 _ => Err(self.malformed("an answer that was not asked for")),
             },
-            Frame::End { seq, why } => self.answered(seq, why, cx.events),
-            Frame::Ack { seq } => self.acked(seq, None, cx.events),
-            Frame::Nak { seq, why } => self.acked(seq, Some(why), cx.events),
+            Frame::End { seq, why } => self.answered(seq, why, cx),
+            Frame::Ack { seq } => self.acked(seq, None, cx),
+            Frame::Nak { seq, why } => self.acked(seq, Some(why), cx),
         }
     }
 
@@ -271,6 +283,8 @@ impl Link {
                 if buf.len() < *len {
                     return Ok(());
                 }
+                cx.fits()?;
+                room::grow(cx.held, 1, "messages")?;
                 let message = std::mem::take(buf);
                 self.rx.body = Body::None;
                 // SAFETY: the buffer is kept in `held`, unchanged, until the next poll.
@@ -307,11 +321,13 @@ impl Link {
     fn end_write(&mut self, cx: &mut Cx<'_>) -> Result<(), Status> {
         let Some(w) = self.rx.write.take() else { return Ok(()) };
         if let Some(why) = w.refused {
+            self.tx.room_to_answer()?;
             return match self.tx.nak(w.seq, why) {
                 true => Ok(()),
                 false => Err(self.malformed("more refused WRITEs at once than allowed")),
             };
         }
+        cx.fits()?;
         self.tx.ack(w.seq, w.total);
         if let Some(imm) = w.imm {
             cx.events.push(Event::Written { ep: self.ep, imm });

@@ -7,6 +7,8 @@ use super::frame::{CHUNK, Frame, Header, SHORT};
 use crate::fabric::moves::Part;
 use crate::fabric::regions::{Refusal, RegionTable};
 use crate::fabric::{Access, PostError};
+use crate::room::{self, Grows};
+use crate::status::Status;
 
 /// Parts of one gathered send.
 pub const IOVS: usize = 32;
@@ -187,8 +189,8 @@ impl Tx {
         if queued > 0 && queued + len + SHORT > MSG_QUEUE {
             return Err(PostError::QueueFull);
         }
-        if !self.msgs.make_room(len + SHORT) {
-            return Err(PostError::Failed(crate::room::none(len, "a message")));
+        if !(self.msgs.make_room(len + SHORT) && self.ops.fits(1)) {
+            return Err(PostError::Failed(room::none(len, "a message")));
         }
         self.msgs.push(Frame::Send { len: len as u32 }.encode().bytes());
         for part in parts {
@@ -216,9 +218,20 @@ impl Tx {
         self.ops.push_back(Op::Write { seq, imm, rkey, remote, total, local, left: total, fence });
     }
 
+    /// Before `write` and `read`: whether there is memory for one more.
+    pub fn fits(&mut self) -> bool {
+        self.ops.fits(1)
+    }
+
     /// Queues a READ.
     pub fn read(&mut self, seq: u32, remote: u64, total: u64, rkey: u32) {
         self.ops.push_back(Op::Read { seq, rkey, remote, total });
+    }
+
+    /// Before `answer` and `nak`: makes room for one more.
+    pub fn room_to_answer(&mut self) -> Result<(), Status> {
+        room::grow(&mut self.answers, 1, "answers")?;
+        room::grow(&mut self.control, 1, "answers")
     }
 
     /// Queues the answer to a READ; false if the peer asks for more than it may.
@@ -266,8 +279,13 @@ impl Tx {
 
     /// Makes frames while the socket may want them. `first_read` is the oldest READ without an
     /// answer. A lone acknowledgement is framed only if `ack_alone`.
-    pub fn fill(&mut self, first_read: Option<u32>, ack_alone: bool) {
+    /// False: memory lacks.
+    pub fn fill(&mut self, first_read: Option<u32>, ack_alone: bool) -> bool {
         while self.wire_bytes < AHEAD {
+            // No step makes more.
+            if !self.wire.fits(3) {
+                return false;
+            }
             if let Some(frame) = self.control.pop_front() {
                 self.push(Seg::head(frame));
             } else if let Some(seq) = self.ack.filter(|_| ack_alone || !self.only_ack()) {
@@ -279,10 +297,11 @@ impl Tx {
                     false => self.fill_op(first_read) || self.fill_answer(),
                 };
                 if !done {
-                    return;
+                    return true;
                 }
             }
         }
+        true
     }
 
     fn fill_answer(&mut self) -> bool {
@@ -413,10 +432,16 @@ impl Tx {
     }
 
     /// The next bytes of the stream for a send that runs while this goes on: what is not content is
-    /// copied to `own`, which has room for [`OWN`] bytes and does not move. The parts, and their bytes.
-    pub fn parts(&mut self, regions: &RegionTable, own: &mut Vec<u8>) -> (Vec<Part>, u64) {
+    /// copied to `own`, which has room for [`OWN`] bytes and does not move. `parts` has room for [`IOVS`]. The
+    /// bytes of all.
+    pub fn parts(
+        &mut self,
+        regions: &RegionTable,
+        own: &mut Vec<u8>,
+        parts: &mut Vec<Part>,
+    ) -> u64 {
         self.withdraw(regions);
-        let (mut parts, mut bytes, mut msgs) = (Vec::new(), 0u64, self.msgs.head);
+        let (mut bytes, mut msgs) = (0u64, self.msgs.head);
         for seg in self.wire.iter().filter(|seg| seg.left() > 0) {
             if parts.len() == IOVS || bytes >= GATHER {
                 break;
@@ -452,7 +477,7 @@ impl Tx {
                 break;
             }
         }
-        (parts, bytes)
+        bytes
     }
 
     /// Replaces the payload of answers whose region is gone by zeros, and their END by a refusal.

@@ -1,0 +1,175 @@
+//! Where the library may abort for want of memory.
+
+/// Places in one file.
+pub struct Place {
+    /// The file, in `src`.
+    pub file: &'static str,
+    /// Its functions.
+    pub functions: &'static [&'static str],
+    /// What it is.
+    pub what: &'static str,
+    /// Bytes at most.
+    pub bytes: usize,
+}
+
+/// Instead of a file: a text is put together, wherever.
+pub const TEXTS: &str = "(texts)";
+
+const fn place(
+    file: &'static str,
+    bytes: usize,
+    what: &'static str,
+    functions: &'static [&'static str],
+) -> Place {
+    Place { file, functions, what, bytes }
+}
+
+/// All of them.
+pub const PLACES: &[Place] = &[
+    place(TEXTS, 1024, "texts of errors and of the log, wherever they are put together", &[""]),
+    place(
+        "bootstrap/addr.rs",
+        64,
+        "addresses of this host and of a peer",
+        &["get_all", "reachable", "resolve"],
+    ),
+    place("bootstrap/blob.rs", 256, "an exported address", &["content", "dial_order"]),
+    place(
+        "bootstrap/choice.rs",
+        1024,
+        "why a provider does not do",
+        &["choose", "objection", "reason"],
+    ),
+    place("bootstrap/conn.rs", 256, "a handshake: its frames", &["finish"]),
+    place(
+        "bootstrap/endpoint.rs",
+        2048,
+        "a handshake: addresses of endpoints",
+        &["answered", "follow", "send"],
+    ),
+    place(
+        "bootstrap/engine.rs",
+        2048,
+        "handshakes, and what they say",
+        &[
+            "admit",
+            "bind",
+            "blob",
+            "dial",
+            "listen_on",
+            "poll",
+            "refresh_addresses",
+            "start_dial",
+            "step",
+        ],
+    ),
+    place(
+        "bootstrap/frame.rs",
+        1024,
+        "a handshake: its frames and names",
+        &["build", "clean", "next"],
+    ),
+    place(
+        "bootstrap/handshake.rs",
+        1024,
+        "a handshake: its frames",
+        &["clone", "connect", "on_hello"],
+    ),
+    place(
+        "bootstrap/hello.rs",
+        512,
+        "a handshake: its introduction",
+        &["decode", "new", "offers", "put"],
+    ),
+    place("bootstrap/identity.rs", 256, "why a provider does not do", &["lacks"]),
+    place("bootstrap/mod.rs", 256, "a handshake: who this is", &["clone"]),
+    place("bootstrap/sys.rs", 64, "a handshake: descriptors that are ready", &["ready"]),
+    place(
+        "engine/channel.rs",
+        256,
+        "headers of messages",
+        &["new", "return_credits", "send_fragments"],
+    ),
+    place("engine/known.rs", 256, "a peer; an entry of its cache", &["insert", "new", "put"]),
+    place("engine/mod.rs", 256, "the engine", &["new"]),
+    place(
+        "fabric/loopback/hub.rs",
+        2048,
+        "an endpoint; a block of 31 items for another adapter",
+        &["add_end", "address", "new", "prefix", "push"],
+    ),
+    place("fabric/loopback/mod.rs", 64, "an endpoint", &["create"]),
+    place("fabric/mod.rs", 2048, "an adapter", &["open"]),
+    place(
+        "fabric/moves.rs",
+        512,
+        "a copy that runs, of which each thread makes one",
+        &["new", "send"],
+    ),
+    place("fabric/regions.rs", 64, "a table of regions", &["default"]),
+    place(
+        "fabric/shm/foreign.rs",
+        64,
+        "the thread that closes what strangers sent",
+        &["give", "rest", "run"],
+    ),
+    place("fabric/shm/handshake.rs", 2048, "a connection", &["dial", "hear_welcome", "welcome"]),
+    place("fabric/shm/mod.rs", 128, "an adapter; an endpoint", &["create", "open"]),
+    place(
+        "fabric/shm/nest.rs",
+        128,
+        "paths of sockets",
+        &["candidates", "dial_in", "file_name", "open_in", "sweep"],
+    ),
+    place("fabric/shm/ring.rs", 64, "a ring", &["create", "map"]),
+    place("fabric/shm/stream.rs", 64, "a stream segment", &["open"]),
+    place("fabric/shm/sys.rs", 512, "a descriptor's path", &["is_eventfd"]),
+    place("fabric/shm/wire.rs", 256, "an address", &["encode"]),
+    place(
+        "fabric/tcp/left.rs",
+        64,
+        "the handle of a piece of input or output",
+        &["input_moved", "set_aside", "take_input", "take_output"],
+    ),
+    place("fabric/tcp/link.rs", 64, "an endpoint", &["new"]),
+    place("fabric/tcp/mod.rs", 64, "an adapter; an endpoint", &["address", "connect", "open"]),
+    place("log/speaker.rs", 512, "a manager's name", &["new"]),
+    place("manager/core.rs", 64, "why a connection came about", &["poll_boot"]),
+    place("manager/memory.rs", 4096, "a node of the map of registered memory", &["add"]),
+    place("manager/mod.rs", 4096, "a manager", &["open", "open_adapters", "open_core", "start"]),
+    place("manager/peers.rs", 64, "an imported address", &["import_address"]),
+    place("manager/world.rs", 512, "a callback that is to run", &["run"]),
+    place(
+        "memory/pool.rs",
+        1024,
+        "segments of the pool; a node of the map of blocks",
+        &["alloc", "grow", "segments"],
+    ),
+    place("memory/pool/ranges.rs", 256, "nodes of the maps of free memory", &["insert", "new"]),
+    place("observe/mod.rs", 2048, "counters of a peer", &["new", "peer"]),
+    place("status.rs", 64, "the text of an error", &["clone", "new"]),
+    place("wire.rs", 1024, "a frame of a handshake", &["bytes"]),
+];
+
+/// The place of a function.
+pub fn of(file: &str, function: &str) -> Option<&'static Place> {
+    PLACES.iter().find(|p| p.file == file && p.functions.contains(&function))
+}
+
+/// The table as it stands in the documents.
+pub fn table() -> String {
+    let mut text =
+        String::from("| File | Functions | What | Bytes, at most |\n|---|---|---|---|\n");
+    for p in PLACES {
+        let functions: Vec<String> =
+            p.functions.iter().filter(|f| !f.is_empty()).map(|f| format!("`{f}`")).collect();
+        text.push_str(&format!(
+            "| {} | {} | {} | {} |\n",
+            p.file,
+            functions.join(", "),
+            p.what,
+            p.bytes
+        ));
+    }
+    text
+}

@@ -1,0 +1,216 @@
+//! Children, each with another call that fails.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::places::{self, PLACES, TEXTS};
+
+/// Where a call that failed was made: a file of `src` and a function there.
+type Site = (String, String);
+/// File of what the test itself asks for.
+const OURS: &str = "(this test)";
+
+/// What a child came to.
+enum End {
+    /// Every operation ended as it may.
+    Good,
+    /// It aborted: bytes that were asked for, and where.
+    Aborted(usize, Site),
+    /// Something else.
+    Wrong(String),
+}
+
+/// Sites by stack, as far as a child has named them.
+type Known = Mutex<HashMap<String, Site>>;
+
+fn run(kind: &str, fail_at: u64, known: &Known) -> (String, Option<i32>, bool) {
+    // A directory for its sockets: what an aborted child leaves there is no concern of the next.
+    let own = format!("rdma-alloc-{}-{kind}-{fail_at}", std::process::id());
+    let own = std::env::temp_dir().join(own);
+    std::fs::DirBuilder::new().mode(0o700).create(&own).unwrap();
+    let stacks: Vec<String> = known.lock().unwrap().keys().cloned().collect();
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "a_run", "--nocapture", "--test-threads=1"])
+        .env("ALLOC_KIND", kind)
+        .env("ALLOC_LEAST", "1")
+        .env("ALLOC_FAIL_AT", fail_at.to_string())
+        .env("ALLOC_KNOWN", stacks.join(" "))
+        .env("XDG_RUNTIME_DIR", &own)
+        .env("RUST_BACKTRACE", "0")
+        .output()
+        .unwrap();
+    std::fs::remove_dir_all(&own).unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    (text, output.status.signal(), output.status.success())
+}
+
+/// The function's own name, without path and types; nothing for a closure that is named without its function.
+fn function(name: &str) -> String {
+    let mut depth = 0;
+    let mut plain = String::new();
+    for c in name.chars() {
+        depth += i32::from(c == '<');
+        if depth == 0 {
+            plain.push(c);
+        }
+        depth -= i32::from(c == '>');
+    }
+    let parts = plain.split("::").filter(|part| !part.is_empty() && !part.starts_with('{'));
+    parts.last().unwrap_or_default().to_owned()
+}
+
+/// The innermost function of the library, or of this test, in a trace.
+fn site(trace: &str) -> Option<Site> {
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/");
+    let lines: Vec<&str> = trace.lines().map(str::trim).collect();
+    let text =
+        lines.iter().any(|l| l.contains("alloc::fmt::format") || l.ends_with(": format_inner"));
+    let mut found: Option<Site> = None;
+    for pair in lines.windows(2) {
+        let (Some((_, name)), Some(at)) = (pair[0].split_once(": "), pair[1].strip_prefix("at "))
+        else {
+            continue;
+        };
+        let at = at.strip_prefix("./").or_else(|| at.strip_prefix(manifest)).unwrap_or(at);
+        let file = match at.split(':').next() {
+            Some(file) if file.starts_with("tests/alloc_failure") => OURS,
+            Some(file) if file.starts_with("src/") => &file[4..],
+            _ => continue,
+        };
+        let name = function(name);
+        // The allocator itself.
+        let own = ["fails", "stack", "alloc", "alloc_zeroed", "realloc"].contains(&&*name);
+        if file == OURS && (own || name.starts_with("__rust")) {
+            continue;
+        }
+        if let Some((first, _)) = &found
+            && first != file
+        {
+            break;
+        }
+        let named = !name.is_empty();
+        found = Some((file.to_owned(), name));
+        if named {
+            break;
+        }
+    }
+    if found.is_none() && trace.contains(": test::") {
+        // The thread that waits for the test.
+        return Some((OURS.into(), String::new()));
+    }
+    // A text may be made anywhere.
+    found.map(|site| if text && site.0 != OURS { (TEXTS.into(), String::new()) } else { site })
+}
+
+fn end(kind: &str, fail_at: u64, known: &Known) -> End {
+    let (text, signal, success) = run(kind, fail_at, known);
+    if success {
+        return End::Good;
+    }
+    let wrong = |why: &str| End::Wrong(format!("{kind}, call {fail_at}: {why}\n{text}"));
+    if signal != Some(libc::SIGABRT) || !text.contains("memory allocation of ") {
+        return wrong("neither an end nor an abort for want of memory");
+    }
+    let failed = text.split_once("FAILED ").and_then(|(_, rest)| rest.lines().next());
+    let Some((size, stack)) = failed.and_then(|line| line.split_once(' ')) else {
+        return wrong("no word of what failed");
+    };
+    let trace = text.split_once("TRACE\n").and_then(|(_, rest)| rest.split_once("\nEND"));
+    let mut known = known.lock().unwrap();
+    if let Some(site) = trace.and_then(|(trace, _)| site(trace)) {
+        known.insert(stack.to_owned(), site);
+    }
+    match known.get(stack) {
+        Some(site) => End::Aborted(size.parse().unwrap(), site.clone()),
+        None => wrong("a place without a name (was this built without line tables?)"),
+    }
+}
+
+/// The calls of a run up to this one are tried,
+const MOST: u64 = 2000;
+/// of those before this one, which open the managers, each fourth, then each second; with `ALLOC_WHOLE` all.
+const SETUP: u64 = 200;
+
+/// Each call of a run over this provider fails once, in a child of its own, two at a time. What was wrong.
+fn sweep(kind: &str, known: &Known, seen: &Mutex<BTreeMap<Site, usize>>) -> Vec<String> {
+    let (text, ..) = run(kind, 0, known);
+    let calls = text.split_once("CALLS ").and_then(|(_, rest)| rest.lines().next());
+    let calls: u64 = calls.unwrap_or_else(|| panic!("{text}")).parse().unwrap();
+    let (next, wrong) = (AtomicU64::new(1), Mutex::new(Vec::new()));
+    let (aborted, tried) = (AtomicU64::new(0), AtomicU64::new(0));
+    let whole = std::env::var_os("ALLOC_WHOLE").is_some();
+    std::thread::scope(|s| {
+        for _ in 0..2 {
+            s.spawn(|| {
+                loop {
+                    let n = next.fetch_add(1, Ordering::Relaxed);
+                    if n > calls.min(MOST) {
+                        return;
+                    }
+                    let every = if n < SETUP { 4 } else { 2 };
+                    if !whole && !n.is_multiple_of(every) {
+                        continue;
+                    }
+                    tried.fetch_add(1, Ordering::Relaxed);
+                    match end(kind, n, known) {
+                        End::Good => {}
+                        End::Aborted(size, site) => {
+                            aborted.fetch_add(1, Ordering::Relaxed);
+                            if site.0 == OURS {
+                                continue;
+                            }
+                            let most = &mut *seen.lock().unwrap();
+                            let most = most.entry(site).or_default();
+                            *most = size.max(*most);
+                        }
+                        End::Wrong(why) => wrong.lock().unwrap().push(why),
+                    }
+                }
+            });
+        }
+    });
+    let (tried, aborted) = (tried.into_inner(), aborted.into_inner());
+    println!("{kind}: {tried} of {calls} calls failed once each, {aborted} aborted");
+    wrong.into_inner().unwrap()
+}
+
+/// Whatever call of the allocator fails: every operation ends, or the process aborts at a place of the list.
+#[test]
+fn r20_whatever_allocation_fails_all_ends_or_aborts_at_a_listed_place() {
+    let (known, seen) = (Known::default(), Mutex::default());
+    let mut wrong: Vec<String> =
+        ["loopback", "shm", "tcp"].iter().flat_map(|kind| sweep(kind, &known, &seen)).collect();
+    let seen = seen.into_inner().unwrap();
+    for ((file, function), size) in &seen {
+        if std::env::var_os("ALLOC_PLACES").is_some() {
+            println!("PLACE {file} {function} {size}");
+        }
+        let listed = places::of(file, function);
+        if listed.is_none_or(|place| *size > place.bytes) {
+            wrong.push(format!(
+                "{size} bytes in `{function}` of {file}, which the list does not have"
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// A page is more than any size that the code fixes.
+#[test]
+fn r20_no_size_that_is_chosen_reaches_an_allocator_that_aborts() {
+    for place in PLACES {
+        assert!(place.bytes <= 4096, "{}: {} bytes", place.file, place.bytes);
+    }
+}
+
+#[test]
+fn r20_the_documented_places_are_those_of_the_list() {
+    let table = places::table();
+    let text = include_str!("../../docs/reliability.md");
+    assert!(text.contains(&table), "docs/reliability.md should have this table:\n{table}");
+}
