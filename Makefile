@@ -1,7 +1,7 @@
 # make demo      installs what is missing, builds, trains a model through the library
 # make test      installs what is missing, builds, runs every test and check
 # make bench-shm the shm provider alone, below the protocol
-# make bench     latency and bandwidth, beside UCX
+# make bench     latency, rate and bandwidth, beside UCX and Open MPI; writes docs/performance.*
 # make install   PREFIX=/usr/local
 BUILD  ?= build
 PREFIX ?= /usr/local

@@ -4,20 +4,24 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include <pthread.h>
 #include <rdma_transport.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 
-enum { MODE_LATENCY, MODE_READY, MODE_BANDWIDTH, MODES };
+enum { MODE_LATENCY, MODE_READY, MODE_RATE, MODE_BANDWIDTH, MODES };
 enum { MEM_MALLOC, MEM_REGISTERED, MEM_POOL, MEMS };
-extern const char *const mode_names[MODES], *const mem_names[MEMS];
+/* How the application waits beside a progress thread: in rdma_mgr_wait or by a condition variable for its callbacks, or in
+ * blocking receives where it takes one at a time. */
+enum { WAIT_MGR, WAIT_CONDVAR, WAIT_BLOCK, WAITS };
+extern const char *const mode_names[MODES], *const mem_names[MEMS], *const wait_names[WAITS];
 
 typedef struct settings {
   const char *provider;
   int32_t progress, protocol;
-  int memory;
+  int memory, wait;
   unsigned modes;        /* bit per mode */
   uint64_t min, max;     /* sizes: min, times 8 and so on, max */
   double seconds;        /* per point, roughly */
@@ -32,7 +36,10 @@ typedef struct side {
   void *buffer;            /* source and destination, one after the other */
   uint64_t room;           /* bytes of each half */
   _Atomic int64_t sends, recvs; /* ended */
-  int64_t sent, asked;
+  pthread_mutex_t lock;    /* WAIT_CONDVAR: what ends is counted under it */
+  pthread_cond_t reached;
+  _Atomic int64_t *awaited; /* the counter that the application waits for, and how far */
+  int64_t target;
   int64_t step;
 } side;
 

@@ -11,10 +11,11 @@
 
 static const char usage[] =
     "rdma_bench [--provider P] [--progress thread|manual] [--memory malloc|registered|pool]\n"
-    "           [--mode latency|ready|bandwidth]... [--min BYTES] [--max BYTES] [--seconds S]\n"
-    "           [--protocol auto|eager|put|get] [--cores A,B]\n"
+    "           [--wait mgr|condvar|block] [--mode latency|ready|rate|bandwidth]... [--min BYTES] [--max BYTES]\n"
+    "           [--seconds S] [--protocol auto|eager|put|get] [--cores A,B]\n"
+    "wait, beside a progress thread: rdma_mgr_wait or a condition variable for callbacks, or blocking receives.\n"
     "latency: a send to a waiting receive, one way, us. ready: a receive of a ready tensor, round trip, us.\n"
-    "bandwidth: GB/s. Prints provider,progress,memory,mode,bytes,value,unit.\n";
+    "rate: 256 in flight, million a second. bandwidth: GB/s. Prints provider,progress,memory,mode,bytes,value,unit.\n";
 
 static int choice(const char *text, const char *const *names, int n) {
   for (int i = 0; i < n; i++)
@@ -83,7 +84,7 @@ static int threads(const settings *s) {
 
 int main(int argc, char **argv) {
   static const struct option options[] = {{"provider", 1, NULL, 'p'}, {"progress", 1, NULL, 'g'}, {"memory", 1, NULL, 'm'},
-                                          {"mode", 1, NULL, 'o'}, {"min", 1, NULL, 'a'}, {"max", 1, NULL, 'b'},
+                                          {"wait", 1, NULL, 'w'}, {"mode", 1, NULL, 'o'}, {"min", 1, NULL, 'a'}, {"max", 1, NULL, 'b'},
                                           {"seconds", 1, NULL, 's'}, {"protocol", 1, NULL, 'r'}, {"cores", 1, NULL, 'c'},
                                           {NULL, 0, NULL, 0}};
   static const char *const progress[] = {"thread", "manual"};
@@ -95,6 +96,7 @@ int main(int argc, char **argv) {
       case 'p': s.provider = optarg; break;
       case 'g': s.progress = choice(optarg, progress, 2); break;
       case 'm': s.memory = choice(optarg, mem_names, MEMS); break;
+      case 'w': s.wait = choice(optarg, wait_names, WAITS); break;
       case 'o': s.modes |= 1u << choice(optarg, mode_names, MODES); break;
       case 'a': s.min = strtoull(optarg, NULL, 0); break;
       case 'b': s.max = strtoull(optarg, NULL, 0); break;

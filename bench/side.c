@@ -50,6 +50,8 @@ side *side_open(const settings *s, bool client, char address[256]) {
   side *x = calloc(1, sizeof *x);
   if (!x) die("memory");
   must(rdma_mgr_options_init(&o, sizeof o), "options");
+  pthread_mutex_init(&x->lock, NULL);
+  pthread_cond_init(&x->reached, NULL);
   x->s = s;
   x->client = client;
   x->name = client ? "client" : "server";
@@ -90,6 +92,18 @@ static name name_of(const side *x, int64_t i) {
   return k;
 }
 
+/* Something ended; a thread that waits by the condition variable is woken once it has what it waits for. */
+static void count(side *x, _Atomic int64_t *counter) {
+  if (x->s->wait != WAIT_CONDVAR) {
+    atomic_fetch_add_explicit(counter, 1, memory_order_release);
+    return;
+  }
+  pthread_mutex_lock(&x->lock);
+  bool due = atomic_fetch_add_explicit(counter, 1, memory_order_release) + 1 >= x->target && x->awaited == counter;
+  pthread_mutex_unlock(&x->lock);
+  if (due) pthread_cond_signal(&x->reached);
+}
+
 static void sent(rdma_code_t code, const char *message, size_t message_len, const rdma_transfer_info_t *info,
                  void *userdata) {
   (void)info;
@@ -97,7 +111,7 @@ static void sent(rdma_code_t code, const char *message, size_t message_len, cons
     fprintf(stderr, "rdma_bench: send: %s: %.*s\n", rdma_code_name(code), (int)message_len, message);
     exit(1);
   }
-  atomic_fetch_add_explicit(&((side *)userdata)->sends, 1, memory_order_release);
+  count(userdata, &((side *)userdata)->sends);
 }
 
 static void received(rdma_code_t code, const char *message, size_t message_len, const rdma_tensor_t *tensor,
@@ -107,14 +121,13 @@ static void received(rdma_code_t code, const char *message, size_t message_len, 
     fprintf(stderr, "rdma_bench: receive: %s: %.*s\n", rdma_code_name(code), (int)message_len, message);
     exit(1);
   }
-  atomic_fetch_add_explicit(&((side *)userdata)->recvs, 1, memory_order_release);
+  count(userdata, &((side *)userdata)->recvs);
 }
 
 void post_send(side *x, int64_t i, uint64_t n) {
   int64_t dims[1] = {(int64_t)n};
   rdma_tensor_t t = {sizeof t, x->buffer, n, dims, 1, 4, 0, RDMA_DEVICE_HOST};
   name k = name_of(x, i);
-  x->sent++;
   must(rdma_send(x->mgr, k.text, k.len, k.step, &t, NULL, sent, x), "rdma_send");
 }
 
@@ -126,7 +139,6 @@ static rdma_recv_options_t into(side *x, uint64_t n) {
 void post_recv(side *x, int64_t i, uint64_t n) {
   rdma_recv_options_t o = into(x, n);
   name k = name_of(x, i);
-  x->asked++;
   must(rdma_recv_async(x->mgr, x->peer, k.text, k.len, k.step, &o, received, x, NULL), "rdma_recv_async");
 }
 
@@ -140,10 +152,23 @@ void block_recv(side *x, int64_t i, uint64_t n) {
 }
 
 static void wait_count(side *x, _Atomic int64_t *counter, int64_t count) {
-  uint32_t events;
+  bool polls = x->s->progress == RDMA_PROGRESS_MANUAL;
+  if (!polls && x->s->wait == WAIT_CONDVAR) {
+    pthread_mutex_lock(&x->lock);
+    x->awaited = counter;
+    x->target = count;
+    while (atomic_load_explicit(counter, memory_order_relaxed) < count) pthread_cond_wait(&x->reached, &x->lock);
+    x->awaited = NULL;
+    pthread_mutex_unlock(&x->lock);
+    return;
+  }
   while (atomic_load_explicit(counter, memory_order_acquire) < count) {
-    if (x->s->progress == RDMA_PROGRESS_MANUAL) must(rdma_mgr_progress(x->mgr, &events), "rdma_mgr_progress");
-    else sched_yield();
+    if (polls) {
+      must(rdma_mgr_progress(x->mgr, NULL), "rdma_mgr_progress");
+    } else {
+      rdma_code_t code = rdma_mgr_wait(x->mgr, 1000);
+      if (code != RDMA_DEADLINE_EXCEEDED) must(code, "rdma_mgr_wait");
+    }
   }
 }
 void wait_sends(side *x, int64_t count) { wait_count(x, &x->sends, count); }
@@ -152,7 +177,6 @@ void wait_recvs(side *x, int64_t count) { wait_count(x, &x->recvs, count); }
 void begin_point(side *x) {
   atomic_store(&x->sends, 0);
   atomic_store(&x->recvs, 0);
-  x->sent = x->asked = 0;
 }
 
 /* As a runtime does: a step that is over is cleaned up. */
