@@ -31,7 +31,7 @@ pub(super) struct Deadlines<T> {
     links: Of<T>,
     /// All that was due before this tick was taken out.
     now: u64,
-    slots: [[List; SLOTS]; LEVELS],
+    slots: Box<[[List; SLOTS]; LEVELS]>,
     /// Slots of each level that are not empty, by bit.
     occupied: [u64; LEVELS],
 }
@@ -39,7 +39,7 @@ pub(super) struct Deadlines<T> {
 impl<T> Deadlines<T> {
     /// No deadlines. Both functions give parts of the same timer.
     pub fn new(of: TimerOf<T>, links: Of<T>) -> Deadlines<T> {
-        let slots = [[List::default(); SLOTS]; LEVELS];
+        let slots = Box::new([[List::default(); SLOTS]; LEVELS]);
         Deadlines { of, links, now: 0, slots, occupied: [0; LEVELS] }
     }
 

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use foldhash::{HashMap, HashSet};
-use smallvec::SmallVec;
 
 use super::clock::Clock;
 use super::copies::{Deliveries, HeldBack};
@@ -173,7 +172,7 @@ pub struct World {
     /// Copies and checksums of host memory that the engine asked for.
     pub jobs: VecDeque<Box<Work>>,
     /// Callbacks that have run, of which the memory is kept.
-    pub boxes: SmallVec<[Box<Work>; BOXES]>,
+    pub boxes: VecDeque<Box<Work>>,
     /// Callbacks that wait for copies.
     pub held_back: HeldBack,
     /// Callbacks that the calling thread runs before its call returns.
@@ -223,13 +222,15 @@ impl World {
 
     /// Takes the memory of callbacks that have run.
     pub(super) fn keep_boxes(&mut self, ran: &mut VecDeque<Box<Work>>) {
-        let few = ran.len().min(BOXES - self.boxes.len());
-        self.boxes.extend(ran.drain(..few));
+        let few = ran.len().min(BOXES.saturating_sub(self.boxes.len()));
+        if self.boxes.fits(few) {
+            self.boxes.extend(ran.drain(..few));
+        }
         ran.clear();
     }
 
     fn boxed(&mut self, work: Work) -> Box<Work> {
-        match self.boxes.pop() {
+        match self.boxes.pop_back() {
             Some(mut one) => {
                 *one = work;
                 one

@@ -90,6 +90,7 @@ pub const PLACES: &[Place] = &[
         "headers of messages",
         &["new", "return_credits", "send_fragments"],
     ),
+    place("engine/deadlines.rs", 2048, "the table of deadlines", &["new"]),
     place("engine/known.rs", 256, "a peer; an entry of its cache", &["insert", "new", "put"]),
     place("engine/mod.rs", 256, "the engine", &["new"]),
     place(
@@ -136,7 +137,7 @@ pub const PLACES: &[Place] = &[
     place("log/speaker.rs", 512, "a manager's name", &["new"]),
     place("manager/core.rs", 64, "why a connection came about", &["poll_boot"]),
     place("manager/memory.rs", 4096, "a node of the map of registered memory", &["add"]),
-    place("manager/mod.rs", 8192, "a manager", &["open", "open_adapters", "open_core", "start"]),
+    place("manager/mod.rs", 4096, "a manager", &["open", "open_adapters", "open_core", "start"]),
     place("manager/peers.rs", 64, "an imported address", &["import_address"]),
     place("manager/world.rs", 512, "a callback that is to run", &["boxed", "run"]),
     place(
