@@ -19,6 +19,10 @@ use crate::engine::Work;
 use crate::log;
 use crate::room::Grows;
 
+/// A queue that changes places with the world's, and keeps its memory; in it callbacks that have run, of which that is
+/// kept, too.
+pub type Spare = Mutex<VecDeque<Box<Work>>>;
+
 /// State of the drivers that is asked for without the lock.
 #[derive(Default)]
 pub struct Drivers {
@@ -30,9 +34,8 @@ pub struct Drivers {
     pub unclaimed: AtomicUsize,
     /// Callers of `rdma_mgr_wait`: they are woken when a callback ran on another thread.
     pub waits: AtomicUsize,
-    /// A queue that changes places with the world's, and keeps its memory; in it callbacks that have run, of which that is
-    /// kept, too.
-    pub(super) spare: Mutex<VecDeque<Box<Work>>>,
+    /// The world's, too.
+    pub(super) spare: Arc<Spare>,
     /// The manager ends.
     pub closing: AtomicBool,
 }

@@ -24,6 +24,7 @@ use crate::limits;
 use crate::log;
 use crate::memory::pool::Pool;
 use crate::observe::{Stats, Trace};
+use crate::room::Grows;
 use crate::status::{Code, Reason, Status};
 
 mod clock;
@@ -102,6 +103,7 @@ impl Manager {
         let core = open_core(&config, epoll.clone())?;
         let stats = core.engine.stats.clone();
         let trace = core.world.trace.clone();
+        let spare = core.world.spare.clone();
         epoll.record_sleeps(trace.clone());
         let hears_of_ends = hooks.ended.is_some();
         let thread = config.progress == Progress::Thread;
@@ -110,7 +112,7 @@ impl Manager {
             Mutex::new(Spin::new(Duration::from_micros(config.busy_poll_us), processors()));
         let manager = Arc::new_cyclic(|me| Manager {
             core,
-            drivers: Drivers::default(),
+            drivers: Drivers { spare, ..Drivers::default() },
             caller_spin,
             standby: Standby::new(),
             has_thread: thread,
@@ -164,7 +166,7 @@ impl Manager {
             for mut work in earlier.into_iter().chain(last) {
                 self.run(&mut work);
                 let mut spare = self.drivers.spare.lock();
-                if spare.len() < spare.capacity() {
+                if spare.len() < world::BOXES && spare.fits(1) {
                     spare.push_back(work);
                 }
             }
@@ -501,6 +503,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         deliveries: Default::default(),
         jobs: Default::default(),
         boxes: Default::default(),
+        spare: Default::default(),
         held_back: Default::default(),
         inline: Default::default(),
         in_call: false,

@@ -12,6 +12,7 @@ use foldhash::{HashMap, HashSet};
 use super::clock::Clock;
 use super::copies::{Deliveries, HeldBack};
 use super::doubt::Doubt;
+use super::drive::Spare;
 use super::memory::{self, Adapters, Regions};
 use super::sys::{Epoll, Tag};
 use crate::bootstrap::Backoff;
@@ -25,7 +26,7 @@ use crate::room::{self, Grows};
 use crate::status::{Code, Reason, Status};
 
 /// Memory of so many callbacks is kept for the next.
-const BOXES: usize = 64;
+pub(super) const BOXES: usize = 64;
 
 /// Up to here unregistered memory is copied to a proxy rather than registered for one transfer.
 const PROXY_MAX: u64 = 256 * 1024;
@@ -173,6 +174,8 @@ pub struct World {
     pub jobs: VecDeque<Box<Work>>,
     /// Callbacks that have run, of which the memory is kept.
     pub boxes: VecDeque<Box<Work>>,
+    /// More of them, from those that run callbacks.
+    pub(super) spare: Arc<Spare>,
     /// Callbacks that wait for copies.
     pub held_back: HeldBack,
     /// Callbacks that the calling thread runs before its call returns.
@@ -230,6 +233,13 @@ impl World {
     }
 
     fn boxed(&mut self, work: Work) -> Box<Work> {
+        if self.boxes.is_empty() {
+            let mut spare = self.spare.lock();
+            let few = spare.len().min(BOXES);
+            if self.boxes.fits(few) {
+                self.boxes.extend(spare.drain(..few));
+            }
+        }
         match self.boxes.pop_back() {
             Some(mut one) => {
                 *one = work;
