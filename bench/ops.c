@@ -1,24 +1,25 @@
-/* One thread, two managers, loopback, manual progress: for counting instructions with callgrind.
-   usage: rdma_ops OPERATION BYTES COUNT; see bench/instructions. */
+/* One thread, two managers, manual progress: for counting instructions with callgrind.
+   usage: rdma_ops OPERATION BYTES COUNT PROVIDER; see bench/instructions. */
 #include <rdma_transport.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 static void must(rdma_code_t code, const char *what) {
-  char text[512] = "";
+  char text[512];
   if (code == RDMA_OK) return;
+  text[0] = 0;
   rdma_last_error(text, sizeof text);
   fprintf(stderr, "%s: %s: %s\n", what, rdma_code_name(code), text);
   exit(1);
 }
 
-static rdma_mgr_t *open_manager(const char *name) {
+static rdma_mgr_t *open_manager(const char *name, const char *provider) {
   rdma_mgr_options_t o;
   rdma_mgr_t *m = NULL;
   must(rdma_mgr_options_init(&o, sizeof o), "options");
   o.name = name;
-  o.provider = "loopback";
+  o.provider = provider;
   o.progress = RDMA_PROGRESS_MANUAL;
   must(rdma_mgr_create(&o, &m), "manager");
   return m;
@@ -77,8 +78,8 @@ static void transfer(scene *s, int64_t step, int waiting) {
 int main(int argc, char **argv) {
   scene s;
   char address[256];
-  if (argc != 4) {
-    fprintf(stderr, "usage: rdma_ops waiting|ready BYTES COUNT\n");
+  if (argc != 5) {
+    fprintf(stderr, "usage: rdma_ops waiting|ready|idle BYTES COUNT PROVIDER\n");
     return 2;
   }
   int waiting = strcmp(argv[1], "waiting") == 0;
@@ -86,8 +87,8 @@ int main(int argc, char **argv) {
   long count = strtol(argv[3], NULL, 10);
   void *source = calloc(1, n), *target = calloc(1, n);
   if (!source || !target) return 1;
-  s.from = open_manager("from");
-  s.to = open_manager("to");
+  s.from = open_manager("from", argv[4]);
+  s.to = open_manager("to", argv[4]);
   must(rdma_mgr_listen(s.from, "127.0.0.1:0", address, sizeof address, NULL), "listen");
   must(rdma_mgr_add_peer(s.to, "from", address), "add_peer");
   must(rdma_recv_options_init(&s.options, sizeof s.options), "options");
@@ -97,6 +98,11 @@ int main(int argc, char **argv) {
   s.tensor.struct_size = sizeof s.tensor;
   s.tensor.data = source;
   s.tensor.nbytes = n;
+  if (strcmp(argv[1], "idle") == 0) {
+    transfer(&s, -1, 0);
+    for (long i = 0; i < count; i++) must(rdma_mgr_progress(s.to, NULL), "progress");
+    count = 0;
+  }
   for (long i = 0; i < count; i++) transfer(&s, i, waiting);
   must(rdma_mgr_destroy(s.to), "destroy");
   must(rdma_mgr_destroy(s.from), "destroy");

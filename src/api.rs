@@ -1,11 +1,14 @@
 //! The types in which the application and the engine speak.
 
+use std::ffi::CStr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use crate::fabric::ProviderKind;
+use crate::name::Name;
 use crate::status::{Reason, Status};
 
 /// Longest key in bytes.
@@ -59,6 +62,37 @@ pub enum Protocol {
     DirectGet = 4,
 }
 
+/// What carried a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    /// Nothing did.
+    None,
+    /// This manager alone.
+    Local,
+    /// A provider.
+    Provider(ProviderKind),
+}
+
+impl Carrier {
+    /// Its name, "" for none.
+    pub fn name(self) -> &'static str {
+        match self {
+            Carrier::None => "",
+            Carrier::Local => "local",
+            Carrier::Provider(kind) => kind.name(),
+        }
+    }
+
+    /// The same for C.
+    pub fn c_name(self) -> &'static CStr {
+        match self {
+            Carrier::None => c"",
+            Carrier::Local => c"local",
+            Carrier::Provider(kind) => kind.c_name(),
+        }
+    }
+}
+
 /// How a transfer went.
 #[derive(Clone, Debug)]
 pub struct TransferInfo {
@@ -66,10 +100,10 @@ pub struct TransferInfo {
     pub bytes: u64,
     /// Nanoseconds from the call (receive) or the match (send).
     pub elapsed_ns: u64,
-    /// Provider that carried it, "" if none did.
-    pub provider: &'static str,
+    /// Provider that carried it.
+    pub provider: Carrier,
     /// Peer's name, "" for oneself.
-    pub peer: Arc<str>,
+    pub peer: Name,
     /// Protocol that carried it.
     pub protocol: Protocol,
     /// Why it ended so.
@@ -80,6 +114,57 @@ pub struct TransferInfo {
 pub type SendDone = Box<dyn FnOnce(Result<(), Status>, &TransferInfo) + Send>;
 /// Ends a receive; see `rdma_recv_done_fn`.
 pub type RecvDone = Box<dyn FnOnce(Result<&Tensor, Status>, &TransferInfo) + Send>;
+/// What a record carries for its function: addresses, as C passes them.
+pub type Words = [usize; 2];
+
+/// Runs once at the end of a send. A record of C, a function and what it carries, takes no memory.
+pub enum OnSend {
+    /// A function and its words.
+    Plain(fn(Words, Result<(), &Status>, &TransferInfo), Words),
+    /// Anything.
+    Boxed(SendDone),
+}
+
+impl OnSend {
+    /// Runs it.
+    pub fn end(self, result: Result<(), &Status>, info: &TransferInfo) {
+        match self {
+            OnSend::Plain(run, words) => run(words, result, info),
+            OnSend::Boxed(run) => run(result.map_err(Status::clone), info),
+        }
+    }
+}
+
+impl From<SendDone> for OnSend {
+    fn from(done: SendDone) -> OnSend {
+        OnSend::Boxed(done)
+    }
+}
+
+/// Runs once at the end of a receive; as [`OnSend`].
+pub enum OnRecv {
+    /// A function and its words.
+    Plain(fn(Words, Result<&Tensor, &Status>, &TransferInfo), Words),
+    /// Anything.
+    Boxed(RecvDone),
+}
+
+impl OnRecv {
+    /// Runs it.
+    pub fn end(self, result: Result<&Tensor, &Status>, info: &TransferInfo) {
+        match self {
+            OnRecv::Plain(run, words) => run(words, result, info),
+            OnRecv::Boxed(run) => run(result.map_err(Status::clone), info),
+        }
+    }
+}
+
+impl From<RecvDone> for OnRecv {
+    fn from(done: RecvDone) -> OnRecv {
+        OnRecv::Boxed(done)
+    }
+}
+
 /// Gives memory for a result; `None` fails the request.
 pub type AllocFn = Box<dyn FnMut(&Meta) -> Option<u64> + Send>;
 /// A peer asks for a key that the local table lacks: `(response, peer, key, step)`.

@@ -16,6 +16,7 @@ mod local_fd;
 pub mod log;
 pub mod manager;
 pub mod memory;
+pub mod name;
 pub mod observe;
 pub mod os;
 pub mod protocol;

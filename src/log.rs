@@ -13,7 +13,6 @@ mod speaker;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io::Write;
-use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -75,6 +74,8 @@ const MAX_PENDING: usize = 1024;
 struct Local {
     depth: Cell<u32>,
     delivering: Cell<bool>,
+    /// `pending` is not empty.
+    waits: Cell<bool>,
     /// Empty, and so without memory, outside of brackets: it needs no destructor. So this storage is
     /// never dead, also where the application destroys a manager in a thread-local destructor.
     pending: RefCell<ManuallyDrop<Vec<(Level, String)>>>,
@@ -87,6 +88,7 @@ thread_local! {
         Local {
             depth: Cell::new(0),
             delivering: Cell::new(false),
+            waits: Cell::new(false),
             pending: RefCell::new(ManuallyDrop::new(Vec::new())),
         }
     };
@@ -195,6 +197,7 @@ fn emit(level: Level, text: String) {
             let mut pending = local.pending.borrow_mut();
             if pending.len() < MAX_PENDING {
                 pending.push((level, text));
+                local.waits.set(true);
             }
         }),
         When::Never => {}
@@ -220,15 +223,18 @@ fn call(callback: &LogFn, level: Level, text: &str) {
 /// Hold it outside of every lock.
 #[derive(Debug)]
 pub struct Deferred {
-    /// Stays on its thread.
-    _thread: PhantomData<*const ()>,
+    /// This thread's. A pointer, so that it also stays on its thread.
+    local: *const Local,
 }
 
 impl Deferred {
     /// Opens a bracket.
+    #[inline]
     pub fn new() -> Deferred {
-        LOCAL.with(|local| local.depth.set(local.depth.get() + 1));
-        Deferred { _thread: PhantomData }
+        LOCAL.with(|local| {
+            local.depth.set(local.depth.get() + 1);
+            Deferred { local }
+        })
     }
 }
 
@@ -239,12 +245,12 @@ impl Default for Deferred {
 }
 
 impl Drop for Deferred {
+    #[inline]
     fn drop(&mut self) {
-        let outermost = LOCAL.with(|local| {
-            local.depth.set(local.depth.get().saturating_sub(1));
-            local.depth.get() == 0
-        });
-        if outermost {
+        // SAFETY: this thread's storage, which has no destructor and lives as long as the thread.
+        let local = unsafe { &*self.local };
+        local.depth.set(local.depth.get().saturating_sub(1));
+        if local.depth.get() == 0 && local.waits.get() {
             deliver();
         }
     }
@@ -257,6 +263,7 @@ pub fn deliver() {
         if local.delivering.get() || local.pending.borrow().is_empty() {
             return Vec::new();
         }
+        local.waits.set(false);
         std::mem::take(&mut **local.pending.borrow_mut())
     });
     for (level, text) in messages {

@@ -43,7 +43,7 @@ fn exchange(kind: ProviderKind) {
             let (tx, rx) = mpsc::channel();
             let done: SendDone = Box::new(move |r, i| tx.send((r, i.protocol)).unwrap());
             // SAFETY: `data` outlives the transfer, whose end is awaited below.
-            unsafe { b.send(b"key", step, tensor(&data), None, Some(done)) }.unwrap();
+            unsafe { b.send(b"key", step, tensor(&data), None, Some(done.into())) }.unwrap();
             let options = RecvOptions {
                 timeout: Some(Duration::from_secs(10)),
                 target: Target::Library,

@@ -40,7 +40,7 @@ fn send(m: &Manager, step: i64) -> Ended {
     let (tx, rx) = mpsc::channel();
     let done: SendDone = Box::new(move |result, _| drop(tx.send(result)));
     // SAFETY: static memory.
-    unsafe { m.send(b"key", step, tensor, None, Some(done)) }.unwrap();
+    unsafe { m.send(b"key", step, tensor, None, Some(done.into())) }.unwrap();
     rx
 }
 

@@ -62,7 +62,7 @@ fn send(m: &Manager, key: &[u8], tensor: Tensor) -> mpsc::Receiver<Result<(), St
     let (tx, rx) = mpsc::channel();
     let done: SendDone = Box::new(move |result, _| drop(tx.send(result)));
     // SAFETY: the callers' content is 'static or outlives the manager.
-    unsafe { m.send(key, 1, tensor, None, Some(done)) }.unwrap();
+    unsafe { m.send(key, 1, tensor, None, Some(done.into())) }.unwrap();
     rx
 }
 

@@ -58,7 +58,7 @@ fn send(m: &Manager, bytes: &[u8]) -> mpsc::Receiver<Result<(), Status>> {
     let (tx, rx) = mpsc::channel();
     let done: SendDone = Box::new(move |result, _| drop(tx.send(result)));
     // SAFETY: as above.
-    unsafe { m.send(b"key", 1, tensor, None, Some(done)) }.unwrap();
+    unsafe { m.send(b"key", 1, tensor, None, Some(done.into())) }.unwrap();
     rx
 }
 

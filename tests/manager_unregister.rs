@@ -92,7 +92,7 @@ fn send(m: &Manager, key: &[u8], tensor: Tensor) -> Ended<()> {
     let (tx, rx) = mpsc::channel();
     let done: SendDone = Box::new(move |result, _| drop(tx.send(result)));
     // SAFETY: as above.
-    unsafe { m.send(key, 1, tensor, None, Some(done)) }.unwrap();
+    unsafe { m.send(key, 1, tensor, None, Some(done.into())) }.unwrap();
     rx
 }
 

@@ -148,7 +148,7 @@ impl Channel {
     }
 
     /// Tells the peer how many messages it may have under way.
-    pub fn announce(&mut self, fx: &mut dyn Fx) {
+    pub fn announce(&mut self, fx: &mut impl Fx) {
         let depth = self.caps.recv_depth.max(INITIAL_CREDITS);
         self.send(fx, &Message::Credit { depth }, &[]);
     }
@@ -181,6 +181,13 @@ impl Channel {
         !self.pending.is_empty() || self.consumed >= self.quantum
     }
 
+    /// Whether nothing is to be done for it: no defect, nothing to post, no content that was kept back. What answers
+    /// wait elsewhere does not change by what was just done here.
+    #[inline]
+    pub fn is_settled(&self) -> bool {
+        self.broken.is_none() && !self.waits() && self.deferred.is_empty()
+    }
+
     /// Bytes of answers that wait here.
     pub fn owed(&self) -> usize {
         self.owed
@@ -209,14 +216,14 @@ impl Channel {
     }
 
     /// Sends a message; `tail` follows what `encode` writes.
-    pub fn send(&mut self, fx: &mut dyn Fx, message: &Message<'_>, tail: &[u8]) {
+    pub fn send(&mut self, fx: &mut impl Fx, message: &Message<'_>, tail: &[u8]) {
         self.send_for(fx, message, tail, None);
     }
 
     /// Sends what asks for a request; its place, if all of it has to wait.
     pub fn ask(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         request: u32,
         message: &Message<'_>,
         tail: &[u8],
@@ -243,7 +250,7 @@ impl Channel {
 
     fn send_for(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         message: &Message<'_>,
         tail: &[u8],
         ask: Option<u32>,
@@ -273,7 +280,7 @@ impl Channel {
     /// The place of the first, if that has to wait, and so do all.
     fn send_fragments(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         head: &[u8],
         tail: &[u8],
         of: (bool, Option<u32>),
@@ -299,7 +306,7 @@ impl Channel {
     /// The message's place, if it has to wait.
     fn post_message(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         head: &mut [u8],
         tail: &[u8],
         urgent: bool,
@@ -338,7 +345,7 @@ impl Channel {
     /// Writes to the peer's memory; with `imm` this uses a credit.
     pub fn write(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         wr: u64,
         local: Mem,
         remote: Remote,
@@ -359,7 +366,7 @@ impl Channel {
     }
 
     /// Reads the peer's memory.
-    pub fn read(&mut self, fx: &mut dyn Fx, wr: u64, local: Mem, remote: Remote) {
+    pub fn read(&mut self, fx: &mut impl Fx, wr: u64, local: Mem, remote: Remote) {
         if self.pending.is_empty() {
             match fx.read(self.id, wr, local, remote) {
                 Ok(()) => return,
@@ -397,7 +404,7 @@ impl Channel {
     }
 
     /// Posts what waits, as far as credits and queue allow, and returns credits that are due.
-    pub fn flush(&mut self, fx: &mut dyn Fx) {
+    pub fn flush(&mut self, fx: &mut impl Fx) {
         while let Some(front) = self.pending.front() {
             let uses_credit =
                 !matches!(front, Pending::Read { .. } | Pending::Write { imm: None, .. });
@@ -438,7 +445,7 @@ impl Channel {
 
     /// Returns credits if a quantum is owed and no message took them along: by `IMM_ACK`, or, since
     /// an immediate has no checksum, by a PONG.
-    pub fn return_credits(&mut self, fx: &mut dyn Fx) {
+    pub fn return_credits(&mut self, fx: &mut impl Fx) {
         let mut pong = Vec::new();
         while self.seal.is_some() && self.consumed >= self.quantum && self.credits > 0 {
             encode(&Message::Pong, &mut pong);
@@ -497,7 +504,7 @@ impl Drop for Channel {
 
 /// Posts a message, with its checksum where there are any.
 fn post(
-    fx: &mut dyn Fx,
+    fx: &mut impl Fx,
     ch: ChanId,
     seal: &mut Option<Seal>,
     head: &[u8],

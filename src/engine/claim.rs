@@ -39,7 +39,7 @@ impl Engine {
     }
 
     /// A process of another incarnation claims this name: asks those that have it whether they live.
-    pub fn claim(&mut self, fx: &mut dyn Fx, name: &str, incarnation: &[u8; 16]) -> Claim {
+    pub fn claim(&mut self, fx: &mut impl Fx, name: &str, incarnation: &[u8; 16]) -> Claim {
         let Some(peer) = self.find_peer(name) else { return Claim::Free };
         if !self.contested(peer, incarnation) {
             return Claim::Free;
@@ -57,7 +57,7 @@ impl Engine {
     }
 
     /// Whether the channel has answered since it was first asked.
-    fn probe(&mut self, fx: &mut dyn Fx, ch: ChanId) -> bool {
+    fn probe(&mut self, fx: &mut impl Fx, ch: ChanId) -> bool {
         let (now, mark) = (fx.now(), fx.progress_mark(ch));
         let Some(c) = self.channels.get_mut(ch) else { return false };
         if let Some(probe) = &mut c.probe {

@@ -3,8 +3,7 @@
 //! Whatever part of the engine holds a callback holds it as a [`Due`]. One that is dropped before it ran,
 //! by whatever path, a defect, is not gone: it is run with `INTERNAL`, told in the log, and counted.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
@@ -15,56 +14,66 @@ use crate::status::Status;
 /// A callback that was dropped.
 pub enum Callback {
     /// Of a send.
-    Send(SendDone),
+    Send(OnSend),
     /// Of a receive.
-    Recv(RecvDone),
+    Recv(OnRecv),
 }
 
-impl From<SendDone> for Callback {
-    fn from(done: SendDone) -> Callback {
+impl From<OnSend> for Callback {
+    fn from(done: OnSend) -> Callback {
         Callback::Send(done)
     }
 }
 
-impl From<RecvDone> for Callback {
-    fn from(done: RecvDone) -> Callback {
+impl From<OnRecv> for Callback {
+    fn from(done: OnRecv) -> Callback {
         Callback::Recv(done)
     }
 }
 
-/// Where dropped callbacks wait until the engine ends them.
-#[derive(Default)]
-pub(super) struct Lost {
-    any: AtomicBool,
-    callbacks: Mutex<Vec<Callback>>,
-}
+/// Where dropped callbacks of all engines wait until theirs ends them: defects, so there are none as a rule, and
+/// what every callback carries is a number and no shared pointer.
+static LOST: Mutex<Vec<(Owner, Callback)>> = Mutex::new(Vec::new());
+/// How many there are.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-impl Lost {
-    fn add(&self, callback: Callback) {
-        self.callbacks.lock().push(callback);
-        self.any.store(true, Ordering::Release);
+/// An engine, as its callbacks know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Owner(u64);
+
+impl Owner {
+    pub(super) fn new() -> Owner {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Owner(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    fn is_empty(&self) -> bool {
-        !self.any.load(Ordering::Acquire)
+    fn lose(self, callback: Callback) {
+        let mut lost = LOST.lock();
+        lost.push((self, callback));
+        COUNT.store(lost.len(), Ordering::Release);
     }
 
-    fn take(&self) -> Vec<Callback> {
-        let mut callbacks = self.callbacks.lock();
-        self.any.store(false, Ordering::Release);
-        std::mem::take(&mut *callbacks)
+    fn has_lost(self) -> bool {
+        COUNT.load(Ordering::Acquire) > 0 && LOST.lock().iter().any(|(owner, _)| *owner == self)
+    }
+
+    fn take_lost(self) -> Vec<Callback> {
+        let mut lost = LOST.lock();
+        let mine = lost.extract_if(.., |(owner, _)| *owner == self).map(|(_, c)| c).collect();
+        COUNT.store(lost.len(), Ordering::Release);
+        mine
     }
 }
 
 /// A callback that has to run once; see the module's text.
 pub struct Due<F: Into<Callback>> {
     done: Option<F>,
-    lost: Arc<Lost>,
+    owner: Owner,
 }
 
 impl<F: Into<Callback>> Due<F> {
-    pub(super) fn new(done: F, lost: &Arc<Lost>) -> Due<F> {
-        Due { done: Some(done), lost: lost.clone() }
+    pub(super) fn new(done: F, owner: Owner) -> Due<F> {
+        Due { done: Some(done), owner }
     }
 
     /// The operation was not accepted: its caller hears that from the call, and the callback does not run.
@@ -73,20 +82,20 @@ impl<F: Into<Callback>> Due<F> {
     }
 }
 
-impl Due<SendDone> {
-    /// Runs it.
-    pub fn end(mut self, result: Result<(), Status>, info: &TransferInfo) {
+impl Due<OnSend> {
+    /// Runs it, if it did not run yet.
+    pub fn end(&mut self, result: Result<(), &Status>, info: &TransferInfo) {
         if let Some(done) = self.done.take() {
-            done(result, info);
+            done.end(result, info);
         }
     }
 }
 
-impl Due<RecvDone> {
-    /// Runs it.
-    pub fn end(mut self, result: Result<&Tensor, Status>, info: &TransferInfo) {
+impl Due<OnRecv> {
+    /// Runs it, if it did not run yet.
+    pub fn end(&mut self, result: Result<&Tensor, &Status>, info: &TransferInfo) {
         if let Some(done) = self.done.take() {
-            done(result, info);
+            done.end(result, info);
         }
     }
 }
@@ -94,7 +103,7 @@ impl Due<RecvDone> {
 impl<F: Into<Callback>> Drop for Due<F> {
     fn drop(&mut self) {
         if let Some(done) = self.done.take() {
-            self.lost.add(done.into());
+            self.owner.lose(done.into());
         }
     }
 }
@@ -102,7 +111,7 @@ impl<F: Into<Callback>> Drop for Due<F> {
 impl Engine {
     /// The callback of an operation that begins.
     pub(super) fn due<F: Into<Callback>>(&self, done: F) -> Due<F> {
-        Due::new(done, &self.lost)
+        Due::new(done, self.owner)
     }
 
     /// An operation of the library went wrong by a defect of the library: counted, logged, and the
@@ -115,15 +124,15 @@ impl Engine {
 
     /// Whether callbacks were dropped that `end_lost` has not ended.
     pub fn has_lost(&self) -> bool {
-        !self.lost.is_empty()
+        self.owner.has_lost()
     }
 
     /// Ends the operations whose callbacks were dropped. After each call into the engine.
-    pub fn end_lost(&mut self, fx: &mut dyn Fx) {
-        if self.lost.is_empty() {
+    pub fn end_lost(&mut self, fx: &mut impl Fx) {
+        if !self.has_lost() {
             return;
         }
-        for callback in self.lost.take() {
+        for callback in self.owner.take_lost() {
             let info = self.info(None, None, Protocol::Auto);
             match callback {
                 Callback::Send(done) => {
@@ -135,8 +144,7 @@ impl Engine {
                     let status = self.defect("the callback of a receive was dropped");
                     fx.run(Work::RecvDone {
                         request: 0,
-                        key: Box::default(),
-                        step: 0,
+                        of: None,
                         done: self.due(done),
                         result: Err(status),
                         info,
@@ -152,49 +160,52 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::name::Name;
 
     fn info() -> TransferInfo {
         TransferInfo {
             bytes: 0,
             elapsed_ns: 0,
-            provider: "",
-            peer: "".into(),
+            provider: Carrier::None,
+            peer: Name::new(""),
             protocol: Protocol::Auto,
             reason: crate::status::Reason::None,
         }
     }
 
-    fn send(ran: &Arc<Mutex<Vec<bool>>>) -> SendDone {
+    fn send(ran: &Arc<Mutex<Vec<bool>>>) -> OnSend {
         let ran = ran.clone();
-        Box::new(move |result, _| ran.lock().push(result.is_ok()))
+        OnSend::Boxed(Box::new(move |result, _| ran.lock().push(result.is_ok())))
     }
 
     #[test]
     fn r21_a_callback_that_is_dropped_is_kept() {
-        let (lost, ran) = (Arc::new(Lost::default()), Arc::default());
-        Due::new(send(&ran), &lost).end(Ok(()), &info());
-        Due::new(send(&ran), &lost).refuse();
-        assert!(lost.is_empty() && lost.take().is_empty());
+        let (owner, other, ran) = (Owner::new(), Owner::new(), Arc::default());
+        Due::new(send(&ran), owner).end(Ok(()), &info());
+        Due::new(send(&ran), owner).refuse();
+        assert!(!owner.has_lost());
         assert_eq!(*ran.lock(), [true]);
-        drop(Due::new(send(&ran), &lost));
-        let recv: RecvDone = Box::new(|_, _| {});
-        drop(Due::new(recv, &lost));
-        assert!(!lost.is_empty());
-        let kept = lost.take();
+        drop(Due::new(send(&ran), owner));
+        drop(Due::new(OnRecv::Plain(|_, _, _| {}, [0; 2]), owner));
+        assert!(owner.has_lost() && !other.has_lost());
+        assert!(other.take_lost().is_empty());
+        let kept = owner.take_lost();
         assert!(matches!(kept[..], [Callback::Send(_), Callback::Recv(_)]));
-        assert!(lost.is_empty());
+        assert!(!owner.has_lost());
         assert_eq!(*ran.lock(), [true]);
     }
 
     #[test]
     fn r21_a_callback_that_panics_ran() {
-        let lost = Arc::new(Lost::default());
+        let owner = Owner::new();
         let done: SendDone = Box::new(|_, _| panic!("of the application"));
-        let due = Due::new(done, &lost);
+        let mut due = Due::new(OnSend::from(done), owner);
         let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             due.end(Ok(()), &info());
         }));
-        assert!(ran.is_err() && lost.is_empty());
+        assert!(ran.is_err() && !owner.has_lost());
     }
 }

@@ -8,6 +8,7 @@ use super::channel::ChanId;
 use crate::api::*;
 use crate::fabric::keys::Keys;
 use crate::fabric::{Access, Mem, Mr, PostError, Remote};
+use crate::name::Name;
 use crate::status::Status;
 
 /// Memory of the library, given and taken back through `Fx`.
@@ -27,7 +28,7 @@ pub struct Offer<'a> {
     /// which is built where nobody may wait for a page of the application's memory.
     pub content: &'a [u8],
     /// Ends the send.
-    pub done: Option<SendDone>,
+    pub done: Option<OnSend>,
 }
 
 /// Memory opened to one channel for one transfer.
@@ -124,12 +125,10 @@ pub enum Work {
     RecvDone {
         /// The request's public id.
         request: u64,
-        /// Key.
-        key: Box<[u8]>,
-        /// Step.
-        step: i64,
+        /// Key and step, if [`Fx::tracing`].
+        of: Option<(Box<[u8]>, i64)>,
         /// The callback.
-        done: Due<RecvDone>,
+        done: Due<OnRecv>,
         /// The result.
         result: Result<Tensor, Status>,
         /// How it went.
@@ -144,7 +143,7 @@ pub enum Work {
     /// Ends a send.
     SendDone {
         /// The callback.
-        done: Due<SendDone>,
+        done: Due<OnSend>,
         /// The result.
         result: Result<(), Status>,
         /// How it went.
@@ -174,7 +173,7 @@ pub enum Work {
         /// The response's public id.
         response: u64,
         /// Who asks.
-        peer: Arc<str>,
+        peer: Name,
         /// Key.
         key: Box<[u8]>,
         /// Step.
@@ -230,5 +229,5 @@ pub enum Held {
     /// Memory of the library.
     Buffer(Buffer),
     /// A local sender's tensor, by reference.
-    Source(Option<Due<SendDone>>, TransferInfo),
+    Source(Option<Due<OnSend>>, TransferInfo),
 }

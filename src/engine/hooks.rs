@@ -7,6 +7,7 @@ use std::sync::Arc;
 use foldhash::HashMap;
 
 use super::{Engine, Fx, Work};
+use crate::name::Name;
 use crate::room::Grows;
 use crate::status::Status;
 
@@ -29,7 +30,7 @@ pub struct Hooks {
 pub(super) struct Told {
     /// Responses whose source callback has not returned, and how those ended that ended meanwhile.
     asking: HashMap<u64, Option<Status>>,
-    peers: VecDeque<(Arc<str>, Option<Status>)>,
+    peers: VecDeque<(Name, Option<Status>)>,
     /// Somebody is telling of peers, or is about to.
     telling: bool,
 }
@@ -72,14 +73,14 @@ impl Engine {
 
     /// It has returned. Only now may it hear that the request is over, so that it never does so
     /// before it knows the request.
-    pub fn source_returned(&mut self, fx: &mut dyn Fx, id: u64) {
+    pub fn source_returned(&mut self, fx: &mut impl Fx, id: u64) {
         if let Some(Some(status)) = self.told.asking.remove(&id) {
             self.tell_ended(fx, id, status);
         }
     }
 
     /// A request that the application was asked for has ended, not by its answer.
-    pub(super) fn ended_early(&mut self, fx: &mut dyn Fx, id: u64, status: &Status) {
+    pub(super) fn ended_early(&mut self, fx: &mut impl Fx, id: u64, status: &Status) {
         if self.hooks.ended.is_none() {
             return;
         }
@@ -89,14 +90,14 @@ impl Engine {
         }
     }
 
-    fn tell_ended(&mut self, fx: &mut dyn Fx, id: u64, status: Status) {
+    fn tell_ended(&mut self, fx: &mut impl Fx, id: u64, status: Status) {
         if let Some(ended) = self.hooks.ended.clone() {
             fx.run(Work::Call(Box::new(move || ended(id, &status))));
         }
     }
 
     /// A peer came, or went.
-    pub(super) fn peer_changed(&mut self, fx: &mut dyn Fx, peer: u32, gone: Option<Status>) {
+    pub(super) fn peer_changed(&mut self, fx: &mut impl Fx, peer: u32, gone: Option<Status>) {
         if self.hooks.peer.is_none() {
             return;
         }
@@ -118,7 +119,7 @@ impl Engine {
 
     /// The next event of a peer, and whom to tell. One thread at a time asks, until there is none:
     /// so the events come in their order.
-    pub fn next_peer_event(&mut self) -> Option<(PeerFn, Arc<str>, Option<Status>)> {
+    pub fn next_peer_event(&mut self) -> Option<(PeerFn, Name, Option<Status>)> {
         let event = self.told.peers.pop_front();
         match (event, &self.hooks.peer) {
             (Some((name, gone)), Some(tell)) => Some((tell.clone(), name, gone)),

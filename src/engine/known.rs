@@ -6,7 +6,6 @@
 
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
-use std::sync::Arc;
 
 use foldhash::HashMap;
 use lru::LruCache;
@@ -16,13 +15,14 @@ use super::slab::Slab;
 use super::tries::Tries;
 use crate::api::{Meta, PeerState};
 use crate::limits::{CACHE_BYTES, CHANNELS_PER_PEER, GUESTS, PEERS};
+use crate::name::Name;
 use crate::room::{self, Grows};
 use crate::status::{Code, Status};
 
 /// A peer, known by name.
 pub struct Peer {
     /// Name.
-    pub name: Arc<str>,
+    pub name: Name,
     /// Incarnation of the last connection.
     pub incarnation: [u8; 16],
     /// State of the connection.
@@ -105,7 +105,7 @@ impl Cache {
 #[derive(Default)]
 pub(super) struct Peers {
     slab: Slab<Peer>,
-    by_name: HashMap<Arc<str>, u32>,
+    by_name: HashMap<Name, u32>,
     guests: usize,
     uses: u64,
 }
@@ -173,7 +173,7 @@ impl Peers {
         }
         let mut channels = Vec::new();
         room::grow(&mut channels, CHANNELS_PER_PEER, "connections")?;
-        let name: Arc<str> = name.into();
+        let name: Name = name.into();
         let peer = Peer {
             name: name.clone(),
             incarnation: [0; 16],

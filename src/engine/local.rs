@@ -7,13 +7,13 @@ use crate::rendezvous::{Content, RecvOutcome, SendOutcome, Sent, Waiter};
 use crate::status::{Code, Reason, Status};
 
 impl Engine {
-    pub(super) fn recv_local(&mut self, fx: &mut dyn Fx, index: u32) -> Result<(), Status> {
+    pub(super) fn recv_local(&mut self, fx: &mut impl Fx, index: u32) -> Result<(), Status> {
         let tolerate = self.settings.tolerate_dup_recv;
         let Some(r) = self.requests.get_mut(index) else { return Ok(()) };
         r.state = State::LocalWait;
         r.protocol = Protocol::Local;
         let (key, step) = (&r.key, r.step);
-        match self.table.recv(key, step, tolerate, || Some(Waiter::Local(index))) {
+        match self.table.recv(key, step, tolerate, |_, _| Some(Waiter::Local(index))) {
             RecvOutcome::Waiting => Ok(()),
             RecvOutcome::Matched(sent) => {
                 self.deliver_local(fx, index, sent);
@@ -30,7 +30,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn deliver_local(&mut self, fx: &mut dyn Fx, index: u32, sent: Sent) {
+    pub(super) fn deliver_local(&mut self, fx: &mut impl Fx, index: u32, sent: Sent) {
         let (mut index, mut sent) = (index, sent);
         // A loop, not a recursion: very many receives with too little room may wait.
         while self.has_too_little_room(index, &sent) {
@@ -74,7 +74,7 @@ impl Engine {
 
     /// Fails a receive with too little room. The tensor goes to the next who waits, which is
     /// returned if it is one of ours, or to the table.
-    fn put_back(&mut self, fx: &mut dyn Fx, index: u32, sent: Sent) -> Option<(u32, Sent)> {
+    fn put_back(&mut self, fx: &mut impl Fx, index: u32, sent: Sent) -> Option<(u32, Sent)> {
         let r = self.requests.get_mut(index)?;
         let (key, step) = match crate::room::key(&r.key) {
             Ok(key) => (key, r.step),
@@ -107,7 +107,7 @@ impl Engine {
     }
 
     /// The result is the sender's own memory, held until the receiver lets it go.
-    fn refer(&mut self, fx: &mut dyn Fx, index: u32, sent: Sent, meta: Meta) {
+    fn refer(&mut self, fx: &mut impl Fx, index: u32, sent: Sent, meta: Meta) {
         let mut info = self.info(None, None, Protocol::Local);
         info.bytes = meta.nbytes;
         let at = (sent.tensor.addr, sent.tensor.device);
@@ -121,7 +121,7 @@ impl Engine {
     /// The destination is there: copy.
     pub(super) fn local_ready(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         index: u32,
         sent: Sent,
         failed: Option<Status>,
@@ -155,7 +155,7 @@ impl Engine {
     /// From device to device: first to a buffer on the host. The tensor then is that buffer.
     fn through_host(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         index: u32,
         ops: std::sync::Arc<dyn DeviceOps>,
         device: u64,
@@ -179,7 +179,7 @@ impl Engine {
 
     pub(super) fn local_copied(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         index: u32,
         mut sent: Sent,
         result: Result<(), Status>,
@@ -203,7 +203,7 @@ impl Engine {
         self.finish(fx, index, Ok(()));
     }
 
-    fn local_failed(&mut self, fx: &mut dyn Fx, index: u32, sent: Sent, status: Status) {
+    fn local_failed(&mut self, fx: &mut impl Fx, index: u32, sent: Sent, status: Status) {
         let info = self.info(None, None, Protocol::Local);
         let text = format!("the receiver failed: {}", status.message);
         let theirs = Status::new(Code::Cancelled, text).because(Reason::RemoteError);

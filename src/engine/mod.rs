@@ -14,6 +14,7 @@ use foldhash::HashMap;
 
 use crate::api::*;
 use crate::limits::OWED_BYTES_ALL;
+use crate::name::Name;
 use crate::observe::{PeerCounters, Stats};
 use crate::protocol::message::{self, IMM_ACK, IMM_MESSAGE, Message};
 use crate::rendezvous::Table;
@@ -21,10 +22,12 @@ use crate::status::{Code, Status};
 
 pub mod channel;
 mod claim;
+mod deadlines;
 mod due;
 mod fx;
 mod hooks;
 mod known;
+pub(crate) mod list;
 mod local;
 mod peer;
 #[cfg(feature = "planted")]
@@ -41,7 +44,8 @@ mod tries;
 use channel::Owed;
 pub use channel::{ChanId, Channel, INITIAL_CREDITS};
 pub use claim::Claim;
-use due::Lost;
+use deadlines::Deadlines;
+use due::Owner;
 pub use due::{Callback, Due};
 pub use fx::{Buffer, Fx, Held, MapError, Offer, Window, Work};
 pub use hooks::{EndedFn, Hooks, PeerFn};
@@ -109,7 +113,7 @@ pub struct Engine {
     /// Settings.
     pub settings: Settings,
     /// This worker's name.
-    pub name: Arc<str>,
+    pub name: Name,
     /// Counters.
     pub stats: Arc<Stats>,
     /// Messages and writes that belonged to no living request.
@@ -126,6 +130,7 @@ pub struct Engine {
     waiting_bytes: usize,
     channels: Slab<Channel>,
     requests: Slab<Request>,
+    deadlines: Deadlines<Request>,
     responses: Slab<Response>,
     table: Table,
     kept: HashMap<u64, Kept>,
@@ -137,11 +142,11 @@ pub struct Engine {
     next_deadline: u64,
     next_keepalive: u64,
     closing: bool,
-    no_peer: Arc<str>,
+    no_peer: Name,
     local: Arc<PeerCounters>,
     happened: u64,
-    /// Callbacks that were dropped.
-    lost: Arc<Lost>,
+    /// As callbacks know it.
+    owner: Owner,
 }
 
 impl Engine {
@@ -157,13 +162,14 @@ impl Engine {
             happened: 0,
             #[cfg(feature = "planted")]
             planted: None,
-            lost: Arc::default(),
+            owner: Owner::new(),
             peers: Peers::default(),
             forgotten: Vec::new(),
             owed: Arc::default(),
             waiting_bytes: 0,
             channels: Slab::default(),
             requests: Slab::default(),
+            deadlines: Deadlines::new(|r| &mut r.timer, |r| &mut r.timer.links),
             responses: Slab::default(),
             table: Table::new(),
             kept: HashMap::default(),
@@ -207,7 +213,7 @@ impl Engine {
 
     /// Before an operation is accepted: room for whatever it and all that are under way put into the queue of
     /// work. Each has at most one entry there at a time; a receive may hold the send that it met, too.
-    fn admit(&mut self, fx: &mut dyn Fx) -> Result<(), Status> {
+    fn admit(&mut self, fx: &mut impl Fx) -> Result<(), Status> {
         // This one, and word of peers.
         let live = 2 * self.requests.len() + self.responses.len() + self.table.tensors() + 3;
         let room = fx.fits(live) && self.told.fits(self.responses.len() + 1);
@@ -258,7 +264,7 @@ impl Engine {
     }
 
     /// A message arrived on a channel.
-    pub fn on_message(&mut self, fx: &mut dyn Fx, ch: ChanId, bytes: &[u8]) {
+    pub fn on_message(&mut self, fx: &mut impl Fx, ch: ChanId, bytes: &[u8]) {
         let Some(channel) = self.channels.get_mut(ch) else { return };
         let now = fx.now();
         let bytes = match channel.seal.as_mut().map_or(Ok(bytes), |s| s.open(bytes)) {
@@ -289,7 +295,7 @@ impl Engine {
         self.settle(fx, ch);
     }
 
-    fn dispatch(&mut self, fx: &mut dyn Fx, ch: ChanId, message: Message<'_>) {
+    fn dispatch(&mut self, fx: &mut impl Fx, ch: ChanId, message: Message<'_>) {
         match message {
             Message::Request(r) => self.on_request(fx, ch, r),
             Message::Content { index, checksum, meta, content } => {
@@ -320,7 +326,7 @@ impl Engine {
     }
 
     /// A write with immediate arrived.
-    pub fn on_imm(&mut self, fx: &mut dyn Fx, ch: ChanId, imm: u32) {
+    pub fn on_imm(&mut self, fx: &mut impl Fx, ch: ChanId, imm: u32) {
         let Some(channel) = self.channels.get_mut(ch) else { return };
         channel.on_received(fx.now(), 0);
         if channel.seal.is_some() {
@@ -336,7 +342,7 @@ impl Engine {
     }
 
     /// A write or read that was posted has ended.
-    pub fn on_done(&mut self, fx: &mut dyn Fx, ch: ChanId, wr: u64, result: Result<(), Status>) {
+    pub fn on_done(&mut self, fx: &mut impl Fx, ch: ChanId, wr: u64, result: Result<(), Status>) {
         let index = wr as u32;
         if let (true, true, Some(c)) =
             (wr & WR_IMM != 0, result.is_err(), self.channels.get_mut(ch))
@@ -358,8 +364,12 @@ impl Engine {
     }
 
     /// Ends the channel if something found it broken; flushes it otherwise.
-    fn settle(&mut self, fx: &mut dyn Fx, ch: ChanId) {
+    fn settle(&mut self, fx: &mut impl Fx, ch: ChanId) {
         let Some(c) = self.channels.get_mut(ch) else { return };
+        // Nothing was found and nothing waits, as a rule.
+        if c.is_settled() {
+            return;
+        }
         if c.broken.is_none() {
             c.flush(fx);
             self.send_deferred(fx, ch);
@@ -371,7 +381,7 @@ impl Engine {
     }
 
     /// Answers that all channels together may not hold: the channel with most of them ends.
-    fn end_most_owing(&mut self, fx: &mut dyn Fx) -> bool {
+    fn end_most_owing(&mut self, fx: &mut impl Fx) -> bool {
         let channels = self.channels.iter().map(|(i, c)| (c.owed(), i));
         let Some((bytes, ch)) = channels.max().filter(|&(bytes, _)| bytes > 0) else {
             return false;
@@ -386,7 +396,7 @@ impl Engine {
     }
 
     /// Posts what waits on any channel, after the providers made room.
-    pub fn flush_all(&mut self, fx: &mut dyn Fx) {
+    pub fn flush_all(&mut self, fx: &mut impl Fx) {
         let mut at = 0;
         while let Some(ch) = self.channels.next(&mut at, Channel::waits) {
             self.settle(fx, ch);
@@ -403,12 +413,12 @@ impl Engine {
         self.happened
     }
 
-    /// Counters for an operation: its channel's, or by name where there is none.
-    fn counters(&self, peer: Option<u32>, ch: Option<ChanId>) -> Arc<PeerCounters> {
+    /// Counts an operation: with its channel, or by name where there is none.
+    fn count(&self, peer: Option<u32>, ch: Option<ChanId>, f: impl FnOnce(&PeerCounters)) {
         match (ch.and_then(|c| self.channels.get(c)), peer) {
-            (Some(c), _) => c.counters.clone(),
-            (None, Some(_)) => self.stats.peer(&self.peer_name(peer), ""),
-            (None, None) => self.local.clone(),
+            (Some(c), _) => f(&c.counters),
+            (None, Some(_)) => f(&self.stats.peer(&self.peer_name(peer), "")),
+            (None, None) => f(&self.local),
         }
     }
 
@@ -418,13 +428,13 @@ impl Engine {
     }
 
     /// Sends a message on a channel, if it is still there.
-    fn send(&mut self, fx: &mut dyn Fx, ch: ChanId, message: &Message<'_>, tail: &[u8]) {
+    fn send(&mut self, fx: &mut impl Fx, ch: ChanId, message: &Message<'_>, tail: &[u8]) {
         if let Some(c) = self.channels.get_mut(ch) {
             c.send(fx, message, tail);
         }
     }
 
-    fn send_error(&mut self, fx: &mut dyn Fx, ch: ChanId, index: u32, status: &Status) {
+    fn send_error(&mut self, fx: &mut impl Fx, ch: ChanId, index: u32, status: &Status) {
         let mut text = status.message.as_bytes();
         // Many wait already: the code is what matters.
         let short = self.channels.get(ch).is_some_and(Channel::is_congested);
@@ -445,9 +455,9 @@ impl Engine {
             bytes: 0,
             elapsed_ns: 0,
             provider: match ch.and_then(|c| self.channels.get(c)) {
-                Some(c) => c.caps.provider.name(),
-                None if protocol == Protocol::Local => "local",
-                None => "",
+                Some(c) => Carrier::Provider(c.caps.provider),
+                None if protocol == Protocol::Local => Carrier::Local,
+                None => Carrier::None,
             },
             peer: self.peer_name(peer),
             protocol,
@@ -455,11 +465,16 @@ impl Engine {
         }
     }
 
+    /// Key and step for a trace, if there is one.
+    fn traced(&self, fx: &impl Fx, key: &[u8], step: i64) -> Option<(Box<[u8]>, i64)> {
+        if fx.tracing() { Some((crate::room::key(key).ok()?, step)) } else { None }
+    }
+
     /// Ends a send that never met a receiver: its callback is queued.
     fn end_send(
         &mut self,
-        fx: &mut dyn Fx,
-        done: Option<Due<SendDone>>,
+        fx: &mut impl Fx,
+        done: Option<Due<OnSend>>,
         result: Result<(), Status>,
         info: TransferInfo,
     ) {
@@ -470,9 +485,9 @@ impl Engine {
     #[allow(clippy::too_many_arguments, reason = "the facts of one transfer")]
     fn end_send_of(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         of: Option<(&[u8], i64)>,
-        done: Option<Due<SendDone>>,
+        done: Option<Due<OnSend>>,
         result: Result<(), Status>,
         mut info: TransferInfo,
         inline: bool,
@@ -482,9 +497,7 @@ impl Engine {
             info.reason = s.reason;
         }
         if let Some(done) = done {
-            let of = of
-                .filter(|_| fx.tracing())
-                .and_then(|(key, step)| Some((crate::room::key(key).ok()?, step)));
+            let of = of.and_then(|(key, step)| self.traced(fx, key, step));
             fx.run(Work::SendDone { done, result, info, of, inline, memory });
         }
     }

@@ -1,7 +1,5 @@
 //! Peers and the life of their connections.
 
-use std::sync::Arc;
-
 use super::channel::{ChanId, Channel};
 use super::known::Peer;
 use super::request::State;
@@ -11,6 +9,7 @@ use super::{Engine, Fx};
 use crate::api::PeerState;
 use crate::fabric::{Caps, ProviderKind};
 use crate::limits::CHANNELS_PER_PEER;
+use crate::name::Name;
 use crate::protocol::message::Message;
 use crate::room::Grows;
 use crate::status::{Code, Reason, Status};
@@ -53,6 +52,11 @@ impl Engine {
         self.peers.insert(name, guest, self.settings.meta_cache_entries)
     }
 
+    /// Whether [`take_forgotten`](Self::take_forgotten) has any.
+    pub fn has_forgotten(&self) -> bool {
+        !self.forgotten.is_empty()
+    }
+
     /// Peers that are not known any more, since the last call.
     pub fn take_forgotten(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.forgotten)
@@ -73,7 +77,7 @@ impl Engine {
         self.peers.iter()
     }
 
-    pub(super) fn peer_name(&self, peer: Option<u32>) -> Arc<str> {
+    pub(super) fn peer_name(&self, peer: Option<u32>) -> Name {
         let known = peer.and_then(|p| self.peers.get(p));
         known.map_or_else(|| self.no_peer.clone(), |p| p.name.clone())
     }
@@ -82,7 +86,7 @@ impl Engine {
     /// for another guest.
     pub fn room_for_channel(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         peer: u32,
         kind: ProviderKind,
     ) -> Result<(), Status> {
@@ -121,7 +125,7 @@ impl Engine {
     }
 
     /// Closes the connection that a guest has not used for longest and on which nothing is under way.
-    fn dismiss_guest(&mut self, fx: &mut dyn Fx) -> bool {
+    fn dismiss_guest(&mut self, fx: &mut impl Fx) -> bool {
         let idle = |c: &Channel| {
             let guest = self.peers.get(c.peer).is_some_and(|p| p.guest);
             guest && c.responses.is_empty() && !c.waits()
@@ -162,7 +166,7 @@ impl Engine {
     }
 
     /// Ends the channels of a peer's other incarnations. Only for who proved more than the peer's name.
-    pub fn end_earlier(&mut self, fx: &mut dyn Fx, peer: u32, incarnation: &[u8; 16]) {
+    pub fn end_earlier(&mut self, fx: &mut impl Fx, peer: u32, incarnation: &[u8; 16]) {
         let Some(p) = self.peers.get(peer).filter(|p| p.incarnation != *incarnation) else {
             return;
         };
@@ -179,7 +183,7 @@ impl Engine {
     /// if the newcomer `proved` more than its name; otherwise it gets none before they have ended.
     pub fn channel_new(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         peer: u32,
         incarnation: [u8; 16],
         proved: bool,
@@ -229,7 +233,7 @@ impl Engine {
     }
 
     /// Begins to use a channel: requests that waited for it are sent.
-    pub fn channel_open(&mut self, fx: &mut dyn Fx, ch: ChanId) {
+    pub fn channel_open(&mut self, fx: &mut impl Fx, ch: ChanId) {
         let Some(c) = self.channels.get_mut(ch) else { return };
         let peer = c.peer;
         if self.settings.checksum && c.seal.is_none() {
@@ -245,7 +249,7 @@ impl Engine {
     }
 
     /// Ends a channel: what was under way on it fails with this status, once each.
-    pub fn channel_down(&mut self, fx: &mut dyn Fx, ch: ChanId, status: Status) {
+    pub fn channel_down(&mut self, fx: &mut impl Fx, ch: ChanId, status: Status) {
         let Some(mut channel) = self.channels.remove(ch) else { return };
         channel.counters.disconnects.add(1);
         self.happened += 1;
@@ -287,7 +291,7 @@ impl Engine {
 
     /// The application ends the connections to a peer, and with them the attempts to connect: what
     /// waits for one fails too, and the next request asks for a new one.
-    pub fn disconnect(&mut self, fx: &mut dyn Fx, peer: u32) {
+    pub fn disconnect(&mut self, fx: &mut impl Fx, peer: u32) {
         let Some(p) = self.peers.get_mut(peer) else { return };
         let text = format!("disconnected from peer '{}'", p.name);
         let status = Status::new(Code::Unavailable, text).because(Reason::Cancelled);
@@ -307,7 +311,7 @@ impl Engine {
     }
 
     /// An attempt to connect failed. If another may succeed, requests keep waiting.
-    pub fn connect_failed(&mut self, fx: &mut dyn Fx, peer: u32, status: Status, retryable: bool) {
+    pub fn connect_failed(&mut self, fx: &mut impl Fx, peer: u32, status: Status, retryable: bool) {
         let Some(p) = self.peers.get_mut(peer) else { return };
         if !p.channels.is_empty() {
             return;
@@ -328,7 +332,7 @@ impl Engine {
     }
 
     /// Gives a request to its peer's channel, or queues it and asks for a connection.
-    pub(super) fn submit(&mut self, fx: &mut dyn Fx, request: u32) {
+    pub(super) fn submit(&mut self, fx: &mut impl Fx, request: u32) {
         let Some(r) = self.requests.get_mut(request) else { return };
         let Some((peer, p)) = r.peer.and_then(|i| Some((i, self.peers.get_mut(i)?))) else {
             return self.fail_by_defect(fx, request, "the peer of a receive is not known any more");

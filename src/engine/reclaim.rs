@@ -113,7 +113,7 @@ impl Response {
 impl Engine {
     /// Ends what uses memory of the range. True: nothing touches it any more. `force`: connections
     /// end on which something would still be waited for.
-    pub fn reclaim(&mut self, fx: &mut dyn Fx, range: &Range, force: bool) -> bool {
+    pub fn reclaim(&mut self, fx: &mut impl Fx, range: &Range, force: bool) -> bool {
         let (withdrawn, whole) = self.table.withdraw(|tensor| range.holds(tensor));
         for (key, step, sent) in withdrawn {
             let status = range.status(&key, step, "the tensor");
@@ -129,14 +129,14 @@ impl Engine {
     }
 
     /// A connection on which something would still be waited for.
-    fn end_forced(&mut self, fx: &mut dyn Fx, ch: ChanId) {
+    fn end_forced(&mut self, fx: &mut impl Fx, ch: ChanId) {
         let text = "it did not end a transfer in time whose memory was unregistered";
         let status = Status::new(Code::Unavailable, text).because(Reason::PeerStalled);
         self.channel_down(fx, ch, status);
     }
 
     /// Ends requests, and, with `force`, the connections of those that have to quiesce.
-    fn reclaim_requests(&mut self, fx: &mut dyn Fx, range: &Range, force: bool) {
+    fn reclaim_requests(&mut self, fx: &mut impl Fx, range: &Range, force: bool) {
         let mut at = 0;
         while let Some(index) = self.requests.next(&mut at, |r| r.uses(range) != Use::No) {
             let Some(r) = self.requests.get(index) else { continue };
@@ -150,7 +150,7 @@ impl Engine {
     }
 
     /// The same for responses.
-    fn reclaim_responses(&mut self, fx: &mut dyn Fx, range: &Range, force: bool) {
+    fn reclaim_responses(&mut self, fx: &mut impl Fx, range: &Range, force: bool) {
         let mut at = 0;
         while let Some(index) = self.responses.next(&mut at, |r| r.uses(range) != Use::No) {
             let Some(r) = self.responses.get_mut(index) else { continue };

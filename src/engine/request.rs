@@ -5,6 +5,8 @@ mod ending;
 mod landing;
 
 use super::channel::ChanId;
+use super::deadlines::Timer;
+use super::list::Links;
 use super::{
     AllocFn, Buffer, Due, Engine, Fx, Held, Kept, MapError, WR_REQUEST, Window, Work, checksum,
 };
@@ -12,6 +14,7 @@ use crate::api::*;
 use crate::fabric::keys::{Place, pieces};
 use crate::fabric::{Access, Mem};
 use crate::protocol::message::{self, Message, MetaResponse};
+use crate::rendezvous::keys::Key;
 use crate::rendezvous::{Sent, Waiter};
 use crate::status::{Code, Reason, Status};
 
@@ -60,14 +63,14 @@ pub(super) struct Request {
     pub ch: Option<ChanId>,
     /// Where what asks for it waits on the channel.
     pub place: Option<u64>,
-    pub key: Box<[u8]>,
+    pub key: Key,
     pub step: i64,
     pub started: u64,
     pub deadline: u64,
     pub target: Target,
     pub device: u32,
     pub keep: bool,
-    pub done: Due<RecvDone>,
+    pub done: Due<OnRecv>,
     pub state: State,
     /// Metadata for which `dst` was made; the result's in the end.
     pub meta: Option<Meta>,
@@ -80,6 +83,14 @@ pub(super) struct Request {
     pub ended: Option<Status>,
     /// A copy from or to its memory runs, outside of the engine.
     pub copying: bool,
+    /// Its place among the deadlines.
+    pub timer: Timer,
+    /// Its place in its step.
+    pub in_step: Links,
+}
+
+pub(super) fn request_in_step(r: &mut Request) -> &mut Links {
+    &mut r.in_step
 }
 
 /// Dimensions that leave the room for content in a message as it is.
@@ -92,12 +103,12 @@ impl Engine {
     /// Begins a receive; its public id.
     pub fn recv(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         peer: Option<&str>,
         key: &[u8],
         step: i64,
         options: RecvOptions,
-        done: RecvDone,
+        done: OnRecv,
     ) -> Result<u64, Status> {
         if self.closing {
             return Err(Self::ending());
@@ -114,8 +125,9 @@ impl Engine {
             })?),
             _ => None,
         };
-        let key = crate::room::key(key)?;
+        let key = self.table.keys().copy(key)?;
         self.admit(fx)?;
+        self.table.make_room()?;
         if options.keep {
             crate::room::grow(&mut self.kept, 1, "requests that are kept")?;
         }
@@ -145,6 +157,8 @@ impl Engine {
             protocol: Protocol::Auto,
             ended: None,
             copying: false,
+            timer: Timer::default(),
+            in_step: Links::default(),
         };
         let keep = request.keep;
         let index = self.requests.insert(request).map_err(|request| {
@@ -161,13 +175,14 @@ impl Engine {
         if keep {
             self.kept.insert(id, Kept::Running);
         }
-        self.next_deadline = self.next_deadline.min(deadline);
+        self.table.members(step).requests.push(&mut self.requests, request_in_step, index);
+        self.set_deadline(index, deadline);
         let begun = match peer {
             None => self.recv_local(fx, index),
             Some(p) => self.begin(fx, index, p),
         };
         if let Err(status) = begun {
-            if let Some(request) = self.requests.remove(index) {
+            if let Some(request) = self.remove_request(index) {
                 request.done.refuse();
             }
             self.kept.remove(&id);
@@ -176,7 +191,29 @@ impl Engine {
         Ok(id)
     }
 
-    fn begin(&mut self, fx: &mut dyn Fx, index: u32, peer: u32) -> Result<(), Status> {
+    /// A request leaves the table, and what refers to it there.
+    pub(super) fn remove_request(&mut self, index: u32) -> Option<Request> {
+        // Looked at where it comes to lie: it is long.
+        let gone = self.requests.remove(index);
+        let r = gone.as_ref()?;
+        self.deadlines.remove(&mut self.requests, index, r.timer);
+        if let Some(members) = self.table.members_of(r.step) {
+            members.requests.remove(&mut self.requests, request_in_step, index, r.in_step);
+            self.table.left(r.step);
+        }
+        gone
+    }
+
+    /// The request ends then, if not before; `u64::MAX`: never.
+    pub(super) fn set_deadline(&mut self, index: u32, at: u64) {
+        if let Some(r) = self.requests.get_mut(index) {
+            r.deadline = at;
+            self.deadlines.set(&mut self.requests, index, at);
+            self.next_deadline = self.next_deadline.min(at);
+        }
+    }
+
+    fn begin(&mut self, fx: &mut impl Fx, index: u32, peer: u32) -> Result<(), Status> {
         let Some(r) = self.requests.get_mut(index) else { return Ok(()) };
         // Named by the application.
         self.peers.keep(peer);
@@ -211,7 +248,7 @@ impl Engine {
         Ok(())
     }
 
-    fn settle_request(&mut self, fx: &mut dyn Fx, index: u32) {
+    fn settle_request(&mut self, fx: &mut impl Fx, index: u32) {
         if let Some(ch) = self.requests.get(index).and_then(|r| r.ch) {
             self.settle(fx, ch);
         }
@@ -223,7 +260,7 @@ impl Engine {
         (r.id == id).then_some(index)
     }
 
-    pub(super) fn send_request(&mut self, fx: &mut dyn Fx, index: u32, ch: ChanId) {
+    pub(super) fn send_request(&mut self, fx: &mut impl Fx, index: u32, ch: ChanId) {
         let eager_max = self.eager_max(ch);
         let Some(r) = self.requests.get_mut(index) else { return };
         let Some(c) = self.channels.get(ch) else {

@@ -8,13 +8,15 @@ mod content;
 mod runtime;
 
 use super::channel::{ChanId, Channel};
+use super::list::Links;
 use super::{Buffer, Due, Engine, Fx, MapError, Offer, WR_RESPONSE, Window, Work, checksum};
 use crate::api::*;
 use crate::fabric::keys::{Keys, Place, pieces};
 use crate::fabric::{Access, Mem};
 use crate::protocol::message::{self, Message, MetaResponse};
 use crate::protocol::select::{Choice, Facts, select};
-use crate::rendezvous::{Content, RecvOutcome, SendOutcome, Sent, Waiter};
+use crate::rendezvous::keys::{Key, Keys as KeyCopies};
+use crate::rendezvous::{Content, Members, RecvOutcome, SendOutcome, Sent, Waiter};
 use crate::status::{Code, Reason, Status};
 
 /// What the peer asked for.
@@ -48,7 +50,7 @@ impl Asked {
 /// A tensor on its way out.
 pub(super) struct Source {
     pub tensor: Tensor,
-    pub done: Option<Due<SendDone>>,
+    pub done: Option<Due<OnSend>>,
     /// A copy of the content, if there is one.
     pub content: Content,
     /// Its checksum, once it is known.
@@ -86,7 +88,7 @@ pub(super) struct Response {
     /// Public id, for the source callback.
     pub id: u64,
     pub peer: u32,
-    pub key: Box<[u8]>,
+    pub key: Key,
     pub step: i64,
     pub asked: Asked,
     pub state: RState,
@@ -98,19 +100,19 @@ pub(super) struct Response {
     pub copying: bool,
     /// Its part of the peer's `waiting_bytes`.
     cost: usize,
+    /// Its place in its step.
+    in_step: Links,
+}
+
+pub(super) fn response_in_step(r: &mut Response) -> &mut Links {
+    &mut r.in_step
 }
 
 impl Response {
-    fn new(
-        peer: u32,
-        key: Box<[u8]>,
-        step: i64,
-        asked: Asked,
-        state: RState,
-        cost: usize,
-    ) -> Response {
+    fn new(peer: u32, key: Key, step: i64, asked: Asked, state: RState, cost: usize) -> Response {
         let (cancelled, ended, copying) = (false, None, false);
-        Response { id: 0, peer, key, step, asked, state, cancelled, ended, copying, cost }
+        let in_step = Links::default();
+        Response { id: 0, peer, key, step, asked, state, cancelled, ended, copying, cost, in_step }
     }
 }
 
@@ -135,7 +137,7 @@ impl Engine {
     /// Offers a tensor under a key: to whoever waits for it, or to the table.
     pub fn post_send(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         key: &[u8],
         step: i64,
         offer: Offer<'_>,
@@ -188,7 +190,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn on_request(&mut self, fx: &mut dyn Fx, ch: ChanId, r: message::Request<'_>) {
+    pub(super) fn on_request(&mut self, fx: &mut impl Fx, ch: ChanId, r: message::Request<'_>) {
         let Some(c) = self.channels.get(ch) else { return };
         let peer = c.peer;
         if c.seal.is_some() != r.checksum {
@@ -221,14 +223,15 @@ impl Engine {
         let tolerate = self.settings.tolerate_dup_recv;
         let (responses, next_id) = (&mut self.responses, &mut self.next_id);
         let mut made = None;
-        let mut make = || {
+        let make = |keys: &mut KeyCopies, members: &mut Members| {
             if full {
                 return None;
             }
-            let (key, asked) = (crate::room::key(r.key).ok()?, asked.clone());
+            let (key, asked) = (keys.copy(r.key).ok()?, asked.clone());
             let state = if source.is_some() { RState::Asking } else { RState::Waiting };
             let response = Response::new(peer, key, r.step, asked, state, cost);
             let index = responses.insert(response).ok()?;
+            members.responses.push(responses, response_in_step, index);
             let id =
                 *next_id << PUBLIC_SLOT_BITS | u64::from(index) & ((1 << PUBLIC_SLOT_BITS) - 1);
             *next_id += 1;
@@ -240,7 +243,7 @@ impl Engine {
             match self.table.aborted(r.step) {
                 Some(status) => RecvOutcome::Refused(status.clone()),
                 None => {
-                    make();
+                    self.table.ask(r.step, make);
                     RecvOutcome::Waiting
                 }
             }
@@ -276,7 +279,7 @@ impl Engine {
 
     fn owe(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         ch: ChanId,
         peer: u32,
         index: u32,
@@ -301,7 +304,13 @@ impl Engine {
     }
 
     pub(super) fn forget(&mut self, index: u32) -> Option<Response> {
-        let r = self.responses.remove(index)?;
+        // Looked at where it comes to lie: it is long.
+        let gone = self.responses.remove(index);
+        let r = gone.as_ref()?;
+        if let Some(members) = self.table.members_of(r.step) {
+            members.responses.remove(&mut self.responses, response_in_step, index, r.in_step);
+            self.table.left(r.step);
+        }
         if let Some(c) = self.channels.get_mut(r.asked.ch) {
             c.responses.remove(&r.asked.index);
         }
@@ -310,7 +319,7 @@ impl Engine {
             p.waiting = p.waiting.saturating_sub(1);
             p.waiting_bytes = p.waiting_bytes.saturating_sub(r.cost);
         }
-        Some(r)
+        gone
     }
 
     fn count_waiting(&mut self, peer: u32, cost: usize) {
@@ -346,7 +355,7 @@ impl Engine {
     }
 
     /// Keeps content where it lies until the answers before it have gone.
-    fn defer(&mut self, fx: &mut dyn Fx, asked: Asked, key: &[u8], step: i64, source: Source) {
+    fn defer(&mut self, fx: &mut impl Fx, asked: Asked, key: &[u8], step: i64, source: Source) {
         let ch = asked.ch;
         if let Some(c) = self.channels.get_mut(ch)
             && let Err(status) = crate::room::grow(&mut c.deferred, 1, "answers")
@@ -362,7 +371,7 @@ impl Engine {
     }
 
     /// Sends content that was kept back, as far as it may go now.
-    pub(super) fn send_deferred(&mut self, fx: &mut dyn Fx, ch: ChanId) {
+    pub(super) fn send_deferred(&mut self, fx: &mut impl Fx, ch: ChanId) {
         while let Some(index) = self.channels.get_mut(ch).and_then(Channel::next_deferred) {
             let waits = |r: &Response| matches!(r.state, RState::Deferred(_));
             if !self.responses.get(index).is_some_and(waits) {
@@ -376,17 +385,18 @@ impl Engine {
     }
 
     /// A response that waited has its tensor; `content`: a copy of what is in it, or nothing.
-    pub(super) fn answer(&mut self, fx: &mut dyn Fx, index: u32, sent: Sent, content: &[u8]) {
+    pub(super) fn answer(&mut self, fx: &mut impl Fx, index: u32, sent: Sent, content: &[u8]) {
         let Some(r) = self.forget(index) else { return };
         let ch = r.asked.ch;
         self.respond(fx, r.asked, &r.key, r.step, sent, content);
+        self.table.keys().give(r.key);
         self.settle(fx, ch);
     }
 
     /// Sends a tensor to who asked for it.
     fn respond(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         asked: Asked,
         key: &[u8],
         step: i64,
@@ -420,7 +430,7 @@ impl Engine {
     /// here.
     fn open_device_source(
         &self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         asked: &Asked,
         tensor: &Tensor,
     ) -> Option<Window> {
@@ -433,7 +443,7 @@ impl Engine {
 
     /// The destination is too short: the receiver fails, the tensor goes to the next who waits for
     /// it, or back to the table.
-    fn too_long(&mut self, fx: &mut dyn Fx, asked: Asked, key: &[u8], step: i64, mut sent: Sent) {
+    fn too_long(&mut self, fx: &mut impl Fx, asked: Asked, key: &[u8], step: i64, mut sent: Sent) {
         let mut asked = asked;
         // A loop, not a recursion: a peer may have made very many requests of this kind.
         loop {
@@ -466,7 +476,13 @@ impl Engine {
         }
     }
 
-    fn send_too_long(&mut self, fx: &mut dyn Fx, asked: &Asked, key: &[u8], meta: &Meta) -> Status {
+    fn send_too_long(
+        &mut self,
+        fx: &mut impl Fx,
+        asked: &Asked,
+        key: &[u8],
+        meta: &Meta,
+    ) -> Status {
         let text = format!(
             "tensor '{}' has {} bytes, the destination given has {}",
             crate::shown::key(key),
@@ -481,7 +497,7 @@ impl Engine {
     /// Takes a response in. `None`: it could not be, and the send has ended with that.
     fn response(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         asked: Asked,
         key: &[u8],
         step: i64,
@@ -499,10 +515,10 @@ impl Engine {
             return None;
         }
         let (ch, request, peer) = (asked.ch, asked.index, c.peer);
-        let own = crate::room::key(key).and_then(|own| {
+        let own = self.table.keys().copy(key).and_then(|own| {
             // So nothing that follows lacks memory.
             self.room_to_owe(ch)?;
-            let room = self.responses.make_room();
+            let room = self.responses.make_room() && self.table.make_room().is_ok();
             room.then_some(own)
                 .ok_or_else(|| crate::room::none(size_of::<Response>(), "a response"))
         });
@@ -517,6 +533,7 @@ impl Engine {
         let r = Response::new(peer, own, step, asked, state(source), cost);
         // There is room, see above; and if not, the callback comes back from what is dropped here.
         let index = self.responses.insert(r).ok()?;
+        self.table.members(step).responses.push(&mut self.responses, response_in_step, index);
         if let Some(c) = self.channels.get_mut(ch) {
             c.responses.insert(request, index);
         }
@@ -527,7 +544,7 @@ impl Engine {
     /// Ends the send of a source that cannot go out.
     pub(super) fn undeliverable(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         asked: &Asked,
         of: (&[u8], i64),
         source: Source,
@@ -539,7 +556,7 @@ impl Engine {
 
     fn end_source(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         ch: ChanId,
         (key, step): (&[u8], i64),
         mut source: Source,
@@ -569,7 +586,7 @@ impl Engine {
         self.end_send_of(fx, Some((key, step)), source.done, result, info, inline, memory);
     }
 
-    pub(super) fn on_cancel(&mut self, fx: &mut dyn Fx, ch: ChanId, request: u32) {
+    pub(super) fn on_cancel(&mut self, fx: &mut impl Fx, ch: ChanId, request: u32) {
         let found = self.channels.get(ch).and_then(|c| c.responses.get(&request).copied());
         let busy = found.and_then(|i| self.responses.get_mut(i)).is_some_and(|r| {
             let busy = matches!(r.state, RState::Writing { .. } | RState::Staging(_));
@@ -603,7 +620,7 @@ impl Engine {
         Some(r)
     }
 
-    pub(super) fn close_source(&mut self, fx: &mut dyn Fx, index: u32) {
+    pub(super) fn close_source(&mut self, fx: &mut impl Fx, index: u32) {
         let Some(r) = self.responses.get_mut(index) else { return };
         let ch = r.asked.ch;
         if let RState::Told(source) | RState::Writing { source, .. } = &mut r.state
@@ -613,7 +630,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn response_lost_channel(&mut self, fx: &mut dyn Fx, index: u32, status: &Status) {
+    pub(super) fn response_lost_channel(&mut self, fx: &mut impl Fx, index: u32, status: &Status) {
         let staging =
             self.responses.get(index).is_some_and(|r| matches!(r.state, RState::Staging(_)));
         if staging {
@@ -642,13 +659,13 @@ impl Engine {
     }
 
     /// Ends a remote receive that waits here, with an error.
-    pub(super) fn refuse(&mut self, fx: &mut dyn Fx, index: u32, status: &Status) {
+    pub(super) fn refuse(&mut self, fx: &mut impl Fx, index: u32, status: &Status) {
         let Some(r) = self.forget(index) else { return };
         self.send_error(fx, r.asked.ch, r.asked.index, status);
         self.settle(fx, r.asked.ch);
     }
     /// The same, and the runtime, which was asked, is told.
-    pub(super) fn refuse_asked(&mut self, fx: &mut dyn Fx, index: u32, status: &Status) {
+    pub(super) fn refuse_asked(&mut self, fx: &mut impl Fx, index: u32, status: &Status) {
         if let Some(id) = self.responses.get(index).map(|r| r.id) {
             self.ended_early(fx, id, status);
         }

@@ -26,7 +26,7 @@ impl Engine {
     }
 
     /// Handles what is due.
-    pub fn tick(&mut self, fx: &mut dyn Fx) {
+    pub fn tick(&mut self, fx: &mut impl Fx) {
         let now = fx.now();
         if now >= self.next_deadline {
             self.expire(fx, now);
@@ -36,25 +36,24 @@ impl Engine {
         }
     }
 
-    fn expire(&mut self, fx: &mut dyn Fx, now: u64) {
+    fn expire(&mut self, fx: &mut impl Fx, now: u64) {
         for sent in self.table.expire(now) {
             let text = "nobody took the tensor before its deadline";
             let status = Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline);
             let info = self.info(None, None, Protocol::Auto);
             self.end_send(fx, sent.done, Err(status), info);
         }
-        let mut at = 0;
-        while let Some(index) = self.requests.next(&mut at, |r| r.deadline <= now) {
+        while let Some(index) = self.deadlines.pop(&mut self.requests, now, |r| r.deadline) {
             self.expire_request(fx, index);
         }
-        let earliest = self.requests.iter().map(|(_, r)| r.deadline).min().unwrap_or(u64::MAX);
+        let earliest = self.deadlines.next();
         // Not more than once a millisecond, however many deadlines there are.
         let earliest = earliest.min(self.table.next_deadline());
         self.next_deadline =
             if earliest == u64::MAX { earliest } else { earliest.max(now + 1_000_000) };
     }
 
-    fn expire_request(&mut self, fx: &mut dyn Fx, index: u32) {
+    fn expire_request(&mut self, fx: &mut impl Fx, index: u32) {
         let Some(r) = self.requests.get_mut(index) else { return };
         if let (State::Quiescing { .. }, Some(ch)) = (&r.state, r.ch) {
             let text = "the peer did not confirm that it writes no more";
@@ -89,7 +88,7 @@ impl Engine {
         self.end(fx, index, status);
     }
 
-    fn keepalive(&mut self, fx: &mut dyn Fx, now: u64) {
+    fn keepalive(&mut self, fx: &mut impl Fx, now: u64) {
         let interval = self.keepalive_interval();
         self.next_keepalive = if self.channels.is_empty() { u64::MAX } else { now + interval };
         let mut at = 0;
@@ -127,7 +126,12 @@ impl Engine {
     }
 
     /// Ends everything of a step with this status, now and until it is cleaned up.
-    pub fn step_abort(&mut self, fx: &mut dyn Fx, step: i64, status: Status) -> Result<(), Status> {
+    pub fn step_abort(
+        &mut self,
+        fx: &mut impl Fx,
+        step: i64,
+        status: Status,
+    ) -> Result<(), Status> {
         if status.code == Code::Ok {
             return Err(Status::invalid("a step cannot be aborted with OK"));
         }
@@ -139,7 +143,7 @@ impl Engine {
     }
 
     /// Forgets a step. What is still under way in it is aborted.
-    pub fn step_cleanup(&mut self, fx: &mut dyn Fx, step: i64) -> Result<(), Status> {
+    pub fn step_cleanup(&mut self, fx: &mut impl Fx, step: i64) -> Result<(), Status> {
         let drained = self.table.cleanup(step);
         // The usual end of a step: there is nothing, and nobody to tell why.
         if drained.is_empty() && !self.is_under_way(step) {
@@ -151,14 +155,16 @@ impl Engine {
         Ok(())
     }
 
-    /// Requests or responses of a step: what this manager receives, and what its runtime was asked for.
-    fn is_under_way(&self, step: i64) -> bool {
-        self.requests.next(&mut 0, |r| r.step == step).is_some()
-            || self.responses.next(&mut 0, |r| r.step == step && r.is_asking()).is_some()
+    /// Whether requests or responses of a step are under way.
+    fn is_under_way(&mut self, step: i64) -> bool {
+        self.table.members_of(step).is_some_and(|members| !members.is_empty())
     }
 
-    fn give_up(&mut self, fx: &mut dyn Fx, step: i64, drained: Drained, status: &Status) {
+    fn give_up(&mut self, fx: &mut impl Fx, step: i64, drained: Drained, status: &Status) {
         self.give_up_drained(fx, drained, status);
+        if !self.is_under_way(step) {
+            return;
+        }
         let mut at = 0;
         let asked = |r: &Response| r.step == step && r.is_asking();
         while let Some(index) = self.responses.next(&mut at, asked) {
@@ -170,7 +176,7 @@ impl Engine {
         }
     }
 
-    fn give_up_drained(&mut self, fx: &mut dyn Fx, drained: Drained, status: &Status) {
+    fn give_up_drained(&mut self, fx: &mut impl Fx, drained: Drained, status: &Status) {
         // Two closures, of which one runs at a time.
         let both = std::cell::RefCell::new((self, fx));
         let tensor = |sent: Sent| {
@@ -190,7 +196,7 @@ impl Engine {
 
     /// Begins the end: every operation fails with `CANCELLED`; channels end. What is out in
     /// callbacks and copies ends when those return: see `outstanding`.
-    pub fn shut_down(&mut self, fx: &mut dyn Fx) {
+    pub fn shut_down(&mut self, fx: &mut impl Fx) {
         self.closing = true;
         let text = "the manager was destroyed";
         let status = Status::new(Code::Cancelled, text).because(Reason::Cancelled);

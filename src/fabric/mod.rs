@@ -24,6 +24,7 @@ pub mod regions;
 pub mod shm;
 pub mod tcp;
 
+use std::ffi::CStr;
 use std::os::fd::{OwnedFd, RawFd};
 use std::ptr::NonNull;
 
@@ -59,6 +60,16 @@ impl ProviderKind {
             ProviderKind::Shm => "shm",
             ProviderKind::Ibverbs => "ibverbs",
             ProviderKind::Tcp => "tcp",
+        }
+    }
+
+    /// The same for C.
+    pub fn c_name(self) -> &'static CStr {
+        match self {
+            ProviderKind::Loopback => c"loopback",
+            ProviderKind::Shm => c"shm",
+            ProviderKind::Ibverbs => c"ibverbs",
+            ProviderKind::Tcp => c"tcp",
         }
     }
 

@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 
 use super::convert::{Text, meta_to_c, tensor_to_c};
 use super::types::*;
-use crate::api::{AllocFn, CopyDone, DeviceOps, Meta, RecvDone, SendDone, SourceFn};
-use crate::api::{MAX_NAME_LEN, TransferInfo};
+use crate::api::{AllocFn, CopyDone, DeviceOps, MAX_NAME_LEN, Meta, OnRecv, OnSend, SourceFn};
+use crate::api::{Tensor, TransferInfo, Words};
 use crate::engine::{EndedFn, PeerFn};
 use crate::log::{self, Level, LogFn};
 use crate::status::{Code, Status};
@@ -59,48 +59,64 @@ impl Outcome {
     }
 }
 
-/// Hands the C form of `info` to `call`; its texts live as long as the call.
-fn with_info(info: &TransferInfo, call: impl FnOnce(*const rdma_transfer_info_t)) {
-    let provider = Text::<16>::new(info.provider);
-    let peer = Text::<{ MAX_NAME_LEN + 1 }>::new(&info.peer);
-    let c = rdma_transfer_info {
+/// The C form of `info`; its texts live as long as that.
+fn info_to_c(info: &TransferInfo) -> rdma_transfer_info_t {
+    rdma_transfer_info {
         struct_size: size_of::<rdma_transfer_info>(),
         bytes: info.bytes,
         elapsed_ns: info.elapsed_ns,
-        provider: provider.as_ptr(),
-        peer: peer.as_ptr(),
+        provider: info.provider.c_name().as_ptr(),
+        peer: info.peer.as_ptr(),
         protocol: info.protocol as u32,
         reason: info.reason as u32,
-    };
-    call(&raw const c);
+    }
 }
 
 /// The end of a send.
-pub(super) fn send_done(done: rdma_send_done_fn, userdata: *mut c_void) -> Option<SendDone> {
+pub(super) fn send_done(done: rdma_send_done_fn, userdata: *mut c_void) -> Option<OnSend> {
     let done = done?;
-    let userdata = UserData(userdata);
-    Some(Box::new(move |result, info| {
-        let outcome = Outcome::new(result.as_ref().err());
-        let (text, len) = outcome.text();
-        // SAFETY: the application's function, with the arguments that the header promises.
-        with_info(info, |info| unsafe { done(outcome.code, text, len, info, userdata.get()) });
-    }))
+    Some(OnSend::Plain(run_send_done, [done as usize, userdata as usize]))
+}
+
+fn run_send_done([done, userdata]: Words, result: Result<(), &Status>, info: &TransferInfo) {
+    // SAFETY: `send_done`, which alone makes such records, put this function there.
+    let done: unsafe extern "C" fn(
+        rdma_code_t,
+        *const c_char,
+        usize,
+        *const rdma_transfer_info_t,
+        *mut c_void,
+    ) = unsafe { std::mem::transmute(done) };
+    let outcome = Outcome::new(result.err());
+    let (text, len) = outcome.text();
+    let info = info_to_c(info);
+    // SAFETY: the application's function, with the arguments that the header promises.
+    unsafe { done(outcome.code, text, len, &raw const info, userdata as *mut c_void) };
 }
 
 /// The end of a receive.
-pub(super) fn recv_done(done: rdma_recv_done_fn, userdata: *mut c_void) -> RecvDone {
-    let Some(done) = done else { return Box::new(|_, _| {}) };
-    let userdata = UserData(userdata);
-    Box::new(move |result, info| {
-        let outcome = Outcome::new(result.as_ref().err());
-        let (text, len) = outcome.text();
-        let tensor = result.ok().map(tensor_to_c);
-        let tensor = tensor.as_ref().map_or(std::ptr::null(), |t| &raw const *t);
-        // SAFETY: the application's function, with the arguments that the header promises.
-        with_info(info, |info| unsafe {
-            done(outcome.code, text, len, tensor, info, userdata.get())
-        });
-    })
+pub(super) fn recv_done(done: rdma_recv_done_fn, userdata: *mut c_void) -> OnRecv {
+    let Some(done) = done else { return OnRecv::Plain(|_, _, _| {}, [0; 2]) };
+    OnRecv::Plain(run_recv_done, [done as usize, userdata as usize])
+}
+
+fn run_recv_done([done, userdata]: Words, result: Result<&Tensor, &Status>, info: &TransferInfo) {
+    // SAFETY: `recv_done`, which alone makes such records, put this function there.
+    let done: unsafe extern "C" fn(
+        rdma_code_t,
+        *const c_char,
+        usize,
+        *const rdma_tensor_t,
+        *const rdma_transfer_info_t,
+        *mut c_void,
+    ) = unsafe { std::mem::transmute(done) };
+    let outcome = Outcome::new(result.err());
+    let (text, len) = outcome.text();
+    let tensor = result.ok().map(tensor_to_c);
+    let tensor = tensor.as_ref().map_or(std::ptr::null(), |t| &raw const *t);
+    let info = info_to_c(info);
+    // SAFETY: the application's function, with the arguments that the header promises.
+    unsafe { done(outcome.code, text, len, tensor, &raw const info, userdata as *mut c_void) };
 }
 
 /// Memory for a result.

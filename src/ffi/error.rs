@@ -73,20 +73,30 @@ pub(super) fn with_last<R>(read: impl Fn(&str) -> R) -> R {
 
 /// Whether this thread is inside another exported function, that is inside a callback.
 pub(super) fn nested() -> bool {
-    DEPTH.try_with(|depth| depth.get() > 1).unwrap_or(false)
+    DEPTH.get() > 1
 }
 
-struct Depth;
+/// This thread's depth. A pointer, so that it also stays on its thread.
+struct Depth(*const Cell<u32>);
+
+// What needs no drop needs no destructor, and is never dead.
+const _: () = assert!(!std::mem::needs_drop::<Cell<u32>>());
 
 impl Depth {
+    #[inline]
     fn enter() -> Depth {
-        let _ = DEPTH.try_with(|depth| depth.set(depth.get() + 1));
-        Depth
+        DEPTH.with(|depth| {
+            depth.set(depth.get() + 1);
+            Depth(depth)
+        })
     }
 }
 
 impl Drop for Depth {
+    #[inline]
     fn drop(&mut self) {
-        let _ = DEPTH.try_with(|depth| depth.set(depth.get().saturating_sub(1)));
+        // SAFETY: this thread's storage, which has no destructor and lives as long as the thread.
+        let depth = unsafe { &*self.0 };
+        depth.set(depth.get().saturating_sub(1));
     }
 }

@@ -115,7 +115,7 @@ impl Drop for Taken<'_> {
 /// What waits for running copies.
 #[derive(Default)]
 pub struct HeldBack {
-    work: VecDeque<Box<Work>>,
+    pub(super) work: VecDeque<Box<Work>>,
 }
 
 impl HeldBack {
@@ -139,14 +139,11 @@ fn given_back(work: &Work) -> (u64, u64) {
 }
 
 impl World {
-    /// Whether a callback has to wait for a copy; it then does.
-    pub(super) fn hold_back(&mut self, work: Box<Work>) -> Option<Box<Work>> {
-        let (addr, len) = given_back(&work);
-        if !moves::touched(addr, len) {
-            return Some(work);
-        }
-        self.held_back.work.push_back(work);
-        None
+    /// Whether a callback has to wait for a copy.
+    #[inline]
+    pub(super) fn must_wait(work: &Work) -> bool {
+        let (addr, len) = given_back(work);
+        moves::touched(addr, len)
     }
 
     /// Lets go of what waited for copies that have ended.
@@ -156,7 +153,9 @@ impl World {
         }
         for _ in 0..self.held_back.work.len() {
             let Some(work) = self.held_back.work.pop_front() else { break };
-            if let Some(work) = self.hold_back(work) {
+            if World::must_wait(&work) {
+                self.held_back.work.push_back(work);
+            } else {
                 self.work.push_back(work);
             }
         }

@@ -30,8 +30,7 @@ const NO_ADDRESS: &str = "its address was not given here: add the peer, or it ha
                           (addresses that a peer names are used only where a secret was proved)";
 /// Handshakes are looked at so often while nothing says that they need it.
 const BOOT_INTERVAL: u64 = 200_000;
-/// Processor ticks (some microseconds) between two looks at timers, handshakes and dials, while the
-/// adapters report nothing.
+/// Processor ticks (some microseconds) between two looks at timers, handshakes and dials.
 const WHOLE_EVERY: u64 = 1 << 14;
 /// Longest sleep while lines of the log were left out and not counted yet.
 const TELL: Duration = Duration::from_secs(1);
@@ -97,14 +96,15 @@ impl Core {
         let mut count = self.poll_adapters();
         self.world.trace.looked(count);
         self.settle_doubts();
-        if count == 0
-            && !std::mem::take(&mut self.whole)
-            && ticks().wrapping_sub(self.last_whole) < WHOLE_EVERY
-            && !self.world.full
-        {
-            return 0;
+        let ticks = ticks();
+        if ticks.wrapping_sub(self.last_whole) < WHOLE_EVERY && !self.whole && !self.world.full {
+            if count > 0 {
+                self.finish();
+            }
+            return count;
         }
-        self.last_whole = ticks();
+        self.whole = false;
+        self.last_whole = ticks;
         self.world.tick();
         let now = self.world.clock.now();
         if self.boot_ready || self.boot.pending() > 0 || now >= self.next_boot {
@@ -122,8 +122,10 @@ impl Core {
 
     /// After each call into the engine: dials that are wanted, doorbells, endpoints that ended.
     pub fn finish(&mut self) {
-        for peer in self.engine.take_forgotten() {
-            self.world.routes.remove(&peer);
+        if self.engine.has_forgotten() {
+            for peer in self.engine.take_forgotten() {
+                self.world.routes.remove(&peer);
+            }
         }
         self.engine.end_lost(&mut self.world);
         self.world.flush();

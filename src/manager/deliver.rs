@@ -5,7 +5,9 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
-use super::{Manager, inside};
+use super::Manager;
+use super::inside::{self, Inside};
+use super::waits::Taken;
 use crate::engine::{Held, Work, checksum};
 use crate::log;
 use crate::status::{Code, Status};
@@ -15,22 +17,6 @@ thread_local! {
     static SEEN: Cell<[(usize, u64); 8]> = const { Cell::new([(0, 0); 8]) };
     // The manager on which it waits.
     static WAITING: Cell<usize> = const { Cell::new(0) };
-}
-
-/// A callback of this manager runs on this thread.
-struct Inside<'a>(&'a Manager, #[expect(dead_code, reason = "a guard")] inside::Inside);
-
-impl Inside<'_> {
-    fn enter(manager: &Manager) -> Inside<'_> {
-        manager.drivers.running.fetch_add(1, Ordering::AcqRel);
-        Inside(manager, inside::Inside::enter(manager))
-    }
-}
-
-impl Drop for Inside<'_> {
-    fn drop(&mut self) {
-        self.0.drivers.running.fetch_sub(1, Ordering::AcqRel);
-    }
 }
 
 impl Manager {
@@ -102,18 +88,15 @@ impl Manager {
         SEEN.set(all);
     }
 
-    /// Runs callbacks, and those that they cause, without the lock.
+    /// Runs callbacks, and those that they cause, without the lock. They stay where they lie.
     pub(super) fn run_all(&self, batch: &mut VecDeque<Box<Work>>) -> u32 {
-        let mut count = 0;
-        while let Some(work) = batch.pop_front() {
-            count += 1;
-            self.run(*work);
-        }
-        count
+        batch.iter_mut().for_each(|work| self.run(work));
+        batch.len() as u32
     }
 
-    /// Runs one callback. A panic in it, a defect, does not keep the others from running.
-    pub(super) fn run(&self, work: Work) {
+    /// Runs one callback, which is counted as taken. A panic in it, a defect, does not keep the others from running.
+    /// It stays where it lies, which is on its way out: what it holds is taken from there.
+    pub(super) fn run(&self, work: &mut Work) {
         let shows = !matches!(
             work,
             Work::HostCopy { .. } | Work::HostHash { .. } | Work::DeviceCopy { .. }
@@ -128,20 +111,31 @@ impl Manager {
         }
     }
 
-    fn run_inside(&self, work: Work) {
+    fn run_inside(&self, work: &mut Work) {
         match work {
-            Work::RecvDone { key, step, done, result, info, mut after, request, keep, .. } => {
-                self.trace_recv(request, &key, step, &result, &info);
-                done.end(result.as_ref().map_err(Status::clone), &info);
-                if keep {
-                    after = self.core.lock().engine.returned(request, after);
+            Work::RecvDone { of, done, result, info, after, request, keep, .. } => {
+                self.trace_recv(*request, of.as_ref(), result, info);
+                done.end(result.as_ref(), info);
+                let mut after = std::mem::take(after);
+                if *keep {
+                    after = self.core.lock().engine.returned(*request, after);
                 }
-                self.give_back(after);
+                if !matches!(after, Held::Nothing) {
+                    self.give_back(after);
+                }
             }
             Work::SendDone { done, result, info, of, .. } => {
-                self.trace_send(of.as_ref(), &result, &info);
-                done.end(result, &info);
+                self.trace_send(of.as_ref(), result, info);
+                done.end(result.as_ref().map(|_| ()), info);
             }
+            _ => self.run_rare(std::mem::replace(work, Work::PeerEvents)),
+        }
+    }
+
+    fn run_rare(&self, work: Work) {
+        match work {
+            // Seen to above.
+            Work::RecvDone { .. } | Work::SendDone { .. } => {}
             Work::Alloc { request, mut alloc, meta, .. } => {
                 let addr = alloc(&meta);
                 let mut guard = self.core.lock();
@@ -203,7 +197,7 @@ impl Manager {
         let mut core = self.core.lock();
         let Some(deliveries) = core.world.take_deliveries(&self.drivers.unclaimed) else { return };
         let mut later = std::mem::take(&mut core.world.work);
-        let _taken = super::Taken::count(&self.drivers.running);
+        let _taken = Taken::count(&self.drivers.running);
         drop(core);
         deliveries.make();
         drop(deliveries);
@@ -230,7 +224,8 @@ impl Manager {
                 self.core.lock().world.free(buffer);
             }
             Held::Source(done, info) => {
-                if let Some(done) = done {
+                if let Some(mut done) = done {
+                    let _taken = Taken::count(&self.drivers.running);
                     let _inside = Inside::enter(self);
                     done.end(Ok(()), &info);
                 }

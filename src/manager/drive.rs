@@ -30,8 +30,9 @@ pub struct Drivers {
     pub unclaimed: AtomicUsize,
     /// Callers of `rdma_mgr_wait`: they are woken when a callback ran on another thread.
     pub waits: AtomicUsize,
-    /// An empty queue that changes places with the world's, and keeps its memory.
-    spare: Mutex<VecDeque<Box<Work>>>,
+    /// A queue that changes places with the world's, and keeps its memory; in it callbacks that have run, of which that is
+    /// kept, too.
+    pub(super) spare: Mutex<VecDeque<Box<Work>>>,
     /// The manager ends.
     pub closing: AtomicBool,
 }
@@ -184,8 +185,8 @@ impl Manager {
                     core = self.core.lock();
                     count += core.copied(kind, done);
                 }
-                Copy::Job(job) => {
-                    self.may_be_kept(|| self.run(*job));
+                Copy::Job(mut job) => {
+                    self.may_be_kept(|| self.run(&mut job));
                     core = self.core.lock();
                     count += 1;
                 }
@@ -198,6 +199,7 @@ impl Manager {
         let deliveries = core.world.take_deliveries(&self.drivers.unclaimed);
         let make = || deliveries.iter().for_each(|d| self.may_be_kept(|| d.make()));
         let mut batch = std::mem::take(&mut *self.drivers.spare.lock());
+        core.world.keep_boxes(&mut batch);
         let work = &mut core.world.work;
         // What is left behind has the same room, for which operations were accepted.
         if batch.fits(work.capacity()) {
@@ -206,11 +208,11 @@ impl Manager {
             make();
             count += self.run_all(&mut batch);
             *self.drivers.spare.lock() = batch;
-        } else if let Some(one) = work.pop_front() {
+        } else if let Some(mut one) = work.pop_front() {
             // What is left may be run by others at once: what is to be in place before it is put there now.
             deliveries.iter().for_each(|d| d.make());
             drop(core);
-            self.run(*one);
+            self.run(&mut one);
             count += 1;
         }
         count

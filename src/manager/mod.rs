@@ -5,6 +5,7 @@
 //! and `seam` (the lock whose release holds it), `drive` (the drivers' loops), `spin` (before sleep), `deliver`
 //! (callbacks), `memory` (registered regions), `report` (statistics, metrics, trace), `sys` (system calls).
 
+use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -153,15 +154,20 @@ impl Manager {
         let result = f(core);
         core.world.in_call = false;
         core.finish();
-        let inline = if core.world.inline.is_empty() {
-            None
-        } else {
-            Some(std::mem::take(&mut core.world.inline))
-        };
-        let _taken = inline.is_some().then(|| Taken::count(&self.drivers.running));
-        drop(guard);
-        for work in inline.into_iter().flatten() {
-            self.run(*work);
+        if !core.world.inline.is_empty() {
+            let _taken = Taken::count(&self.drivers.running);
+            // One, as a rule.
+            let all = &mut core.world.inline;
+            let last = all.pop_back();
+            let earlier = if all.is_empty() { VecDeque::new() } else { std::mem::take(all) };
+            drop(guard);
+            for mut work in earlier.into_iter().chain(last) {
+                self.run(&mut work);
+                let mut spare = self.drivers.spare.lock();
+                if spare.len() < spare.capacity() {
+                    spare.push_back(work);
+                }
+            }
         }
         result
     }
@@ -494,6 +500,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         work: Default::default(),
         deliveries: Default::default(),
         jobs: Default::default(),
+        boxes: Default::default(),
         held_back: Default::default(),
         inline: Default::default(),
         in_call: false,

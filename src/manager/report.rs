@@ -12,12 +12,12 @@ impl Manager {
     pub(super) fn trace_recv(
         &self,
         request: u64,
-        key: &[u8],
-        step: i64,
+        of: Option<&(Box<[u8]>, i64)>,
         result: &Result<Tensor, Status>,
         info: &TransferInfo,
     ) {
         if self.trace.enabled() {
+            let (key, step) = of.map_or((&[][..], 0), |(key, step)| (&key[..], *step));
             let code = result.as_ref().map_or_else(|s| s.code, |_| Code::Ok);
             self.trace_transfer("recv", request, key, step, code, info);
         }
@@ -52,7 +52,7 @@ impl Manager {
             key,
             step,
             bytes: info.bytes,
-            provider: info.provider,
+            provider: info.provider.name(),
             protocol: protocol_name(info.protocol),
             code: Some(code),
             by: "",

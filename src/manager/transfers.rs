@@ -15,7 +15,7 @@ impl Manager {
         step: i64,
         tensor: Tensor,
         timeout: Option<Duration>,
-        done: Option<SendDone>,
+        done: Option<OnSend>,
     ) -> Result<(), Status> {
         let timeout = timeout.map(|t| t.as_nanos() as u64);
         let mut copied = Copied::new();
@@ -47,13 +47,13 @@ impl Manager {
         key: &[u8],
         step: i64,
         options: RecvOptions,
-        done: RecvDone,
+        done: impl Into<OnRecv>,
     ) -> Result<u64, Status> {
         if let (Target::Given { addr, len }, 0) = (&options.target, options.device) {
             // SAFETY: the caller's promise.
             unsafe { touch(*addr, *len, true) };
         }
-        self.with_engine(|e, w| e.recv(w, peer, key, step, options, done))
+        self.with_engine(|e, w| e.recv(w, peer, key, step, options, done.into()))
     }
 
     /// Asks for a tensor and waits for it, turning the manager meanwhile.
@@ -134,7 +134,7 @@ impl Manager {
         &self,
         response: u64,
         tensor: Tensor,
-        done: Option<SendDone>,
+        done: Option<OnSend>,
     ) -> Result<(), Status> {
         let mut copied = Copied::new();
         // SAFETY: the caller's promise.

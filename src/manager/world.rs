@@ -24,6 +24,9 @@ use crate::observe::Trace;
 use crate::room::{self, Grows};
 use crate::status::{Code, Reason, Status};
 
+/// Memory of so many callbacks is kept for the next.
+const BOXES: usize = 64;
+
 /// Up to here unregistered memory is copied to a proxy rather than registered for one transfer.
 const PROXY_MAX: u64 = 256 * 1024;
 
@@ -168,6 +171,8 @@ pub struct World {
     pub deliveries: Deliveries,
     /// Copies and checksums of host memory that the engine asked for.
     pub jobs: VecDeque<Box<Work>>,
+    /// Callbacks that have run, of which the memory is kept.
+    pub boxes: VecDeque<Box<Work>>,
     /// Callbacks that wait for copies.
     pub held_back: HeldBack,
     /// Callbacks that the calling thread runs before its call returns.
@@ -215,6 +220,25 @@ impl World {
         result
     }
 
+    /// Takes the memory of callbacks that have run.
+    pub(super) fn keep_boxes(&mut self, ran: &mut VecDeque<Box<Work>>) {
+        let few = ran.len().min(BOXES.saturating_sub(self.boxes.len()));
+        if self.boxes.fits(few) {
+            self.boxes.extend(ran.drain(..few));
+        }
+        ran.clear();
+    }
+
+    fn boxed(&mut self, work: Work) -> Box<Work> {
+        match self.boxes.pop_back() {
+            Some(mut one) => {
+                *one = work;
+                one
+            }
+            None => Box::new(work),
+        }
+    }
+
     /// Reads the clock.
     pub fn tick(&mut self) {
         self.clock.read();
@@ -223,6 +247,9 @@ impl World {
     /// Rings the doorbells.
     pub fn flush(&mut self) {
         let posted = std::mem::take(&mut self.posted_to);
+        if posted == 0 {
+            return;
+        }
         for kind in ProviderKind::ALL {
             if posted & 1 << kind as u8 != 0
                 && let Some(adapter) = self.adapters[kind as usize].as_mut()
@@ -234,6 +261,9 @@ impl World {
 
     /// Destroys the endpoints that ended. Only when no view into their memory is held.
     pub fn bury(&mut self) {
+        if self.dying.is_empty() && self.parked.is_empty() {
+            return;
+        }
         while let Some((kind, ep)) = self.dying.pop() {
             if let Some(adapter) = self.adapters[kind as usize].as_mut() {
                 adapter.flush();
@@ -491,11 +521,13 @@ impl Fx for World {
     }
 
     fn run(&mut self, work: Work) {
-        let work = Box::new(work);
+        let work = self.boxed(work);
         if matches!(*work, Work::HostCopy { .. } | Work::HostHash { .. }) {
             return self.jobs.push_back(work);
         }
-        let Some(work) = self.hold_back(work) else { return };
+        if World::must_wait(&work) {
+            return self.held_back.work.push_back(work);
+        }
         let inline = match &*work {
             Work::SendDone { inline, .. } | Work::Alloc { inline, .. } => *inline && self.in_call,
             _ => false,

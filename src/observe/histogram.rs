@@ -23,8 +23,12 @@ impl Histogram {
     /// Counts a value.
     pub fn record(&self, ns: u64) {
         let bucket = (u64::BITS - ns.leading_zeros()) as usize;
-        self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
-        self.sum.fetch_add(ns, Ordering::Relaxed);
+        // One thread at a time, as for every counter: see `Counter::add`.
+        let add = |to: &AtomicU64, n| {
+            to.store(to.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed)
+        };
+        add(&self.buckets[bucket], 1);
+        add(&self.sum, ns);
     }
 
     /// The counts now. Values recorded meanwhile may be in some and not in others.

@@ -1,8 +1,8 @@
 //! What happened: counters and latencies per peer and provider, as JSON and as Prometheus text;
 //! and traces that Perfetto opens.
 //!
-//! A channel asks [`Stats::peer`] once for its [`PeerCounters`] and keeps them; counting is then one
-//! relaxed atomic addition.
+//! A channel asks [`Stats::peer`] once for its [`PeerCounters`] and keeps them; counting is then a load and a
+//! store, since whoever counts holds the manager's lock.
 
 mod histogram;
 mod render;
@@ -37,13 +37,13 @@ pub const OTHERS: &str = "(others)";
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds.
+    /// Adds. One thread at a time, which the manager's lock sees to; others may read meanwhile.
     pub fn add(&self, n: u64) {
-        self.0.fetch_add(n, Ordering::Relaxed);
+        self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
     }
-    /// Takes off, for numbers that also shrink.
+    /// Takes off, for numbers that also shrink; as [`add`](Self::add).
     pub fn sub(&self, n: u64) {
-        self.0.fetch_sub(n, Ordering::Relaxed);
+        self.0.store(self.get().wrapping_sub(n), Ordering::Relaxed);
     }
     /// The number now.
     pub fn get(&self) -> u64 {

@@ -4,16 +4,24 @@
 //! need not exist: it comes into being with its first entry and goes with its last, unless it was
 //! aborted; then it stays, with its status, until cleaned up.
 
-use std::collections::VecDeque;
+pub mod keys;
+mod steps;
 
-use foldhash::HashMap;
+use std::collections::VecDeque;
+use std::hash::BuildHasher;
+
+use foldhash::fast::RandomState;
+use hashbrown::HashTable;
 use smallvec::SmallVec;
 
-use crate::api::{SendDone, Tensor};
+use crate::api::{OnSend, Tensor};
 use crate::engine::Due;
 use crate::limits::{ABORTED_STEPS, TENSORS};
 use crate::room::{self, Grows};
 use crate::status::Status;
+use keys::{Key, Keys};
+pub use steps::Members;
+use steps::Steps;
 
 /// A tensor that was sent and not yet taken.
 pub struct Sent {
@@ -22,7 +30,7 @@ pub struct Sent {
     /// A copy of its content, if it has waited here, or nothing.
     pub content: Content,
     /// Ends the send.
-    pub done: Option<Due<SendDone>>,
+    pub done: Option<Due<OnSend>>,
     /// Time at which the send fails if nobody took the tensor; `u64::MAX`: never.
     pub deadline: u64,
 }
@@ -44,10 +52,27 @@ enum Item {
     Waiters(SmallVec<[Waiter; 1]>),
 }
 
+/// What waits under one key of one step.
+struct Entry {
+    hash: u64,
+    key: Key,
+    item: Item,
+}
+
+type Items = HashTable<Entry>;
+
 #[derive(Default)]
 struct Step {
     aborted: Option<Status>,
-    items: HashMap<Box<[u8]>, Item>,
+    items: Items,
+    /// What the engine has under way in it.
+    members: Members,
+}
+
+impl Step {
+    fn is_empty(&self) -> bool {
+        self.items.is_empty() && self.aborted.is_none() && self.members.is_empty()
+    }
 }
 
 /// What a send met.
@@ -77,22 +102,21 @@ pub enum RecvOutcome {
 }
 
 /// A tensor that was taken out, with its key and step.
-pub type Withdrawn = (Box<[u8]>, i64, Sent);
+pub type Withdrawn = (Key, i64, Sent);
 
 /// Everything that a step held, where it was: giving up needs no memory.
 #[derive(Default)]
-pub struct Drained(HashMap<Box<[u8]>, Item>);
+pub struct Drained(Items);
 
-const MAX_SPARE: usize = 64;
 /// Bytes of copied content that wait with their tensors; of others the content is copied when it is asked for.
 const COPIES: usize = 16 << 20;
 
 /// The table. See the module's text.
 #[derive(Default)]
 pub struct Table {
-    steps: HashMap<i64, Step>,
-    // Emptied steps, kept for their allocated maps: a training loop makes one per step.
-    spare: Vec<Step>,
+    steps: Steps,
+    hasher: RandomState,
+    keys: Keys,
     aborted: VecDeque<i64>,
     earliest: u64,
     tensors: usize,
@@ -106,12 +130,9 @@ impl Table {
         Table { earliest: u64::MAX, ..Default::default() }
     }
 
-    fn step(&mut self, step: i64) -> Result<&mut Step, Status> {
-        if !self.steps.contains_key(&step) {
-            room::grow(&mut self.steps, 1, "steps")?;
-        }
-        let spare = &mut self.spare;
-        Ok(self.steps.entry(step).or_insert_with(|| spare.pop().unwrap_or_default()))
+    /// Copies of keys.
+    pub fn keys(&mut self) -> &mut Keys {
+        &mut self.keys
     }
 
     /// Tensors that wait.
@@ -125,21 +146,29 @@ impl Table {
         self.copies -= sent.content.len();
     }
 
-    fn shrink(&mut self, step: i64) {
-        let empty =
-            self.steps.get(&step).is_some_and(|s| s.items.is_empty() && s.aborted.is_none());
-        if empty
-            && let Some(s) = self.steps.remove(&step)
-            && self.spare.len() < MAX_SPARE
-            && self.spare.fits(1)
-        {
-            self.spare.push(s);
-        }
+    /// What the engine has under way in a step, which begins if it was not; after [`make_room`](Self::make_room).
+    pub fn members(&mut self, step: i64) -> &mut Members {
+        &mut self.steps.get(step).members
+    }
+
+    /// The same of a step that is there.
+    pub fn members_of(&mut self, step: i64) -> Option<&mut Members> {
+        self.steps.find(step).map(|s| &mut s.members)
+    }
+
+    /// Memory for one more step.
+    pub fn make_room(&mut self) -> Result<(), Status> {
+        self.steps.make_room()
+    }
+
+    /// Members have left the step: it goes with the last.
+    pub fn left(&mut self, step: i64) {
+        self.steps.shrink(step);
     }
 
     /// The status with which the step was aborted, if it was.
-    pub fn aborted(&self, step: i64) -> Option<&Status> {
-        self.steps.get(&step).and_then(|s| s.aborted.as_ref())
+    pub fn aborted(&mut self, step: i64) -> Option<&Status> {
+        self.steps.find(step).and_then(|s| s.aborted.as_ref())
     }
 
     /// Puts a tensor in, or hands it to the first waiter.
@@ -156,48 +185,49 @@ impl Table {
         content: &[u8],
     ) -> (SendOutcome, Option<Sent>) {
         let deadline = sent.deadline;
-        let (full, left) = (self.tensors >= TENSORS, COPIES - self.copies);
-        let s = match self.step(step) {
-            Ok(s) => s,
-            Err(status) => return (SendOutcome::Refused(status), Some(sent)),
-        };
+        if let Err(status) = self.steps.make_room() {
+            return (SendOutcome::Refused(status), Some(sent));
+        }
+        let left = COPIES - self.copies;
+        let s = self.steps.get(step);
         if let Some(status) = &s.aborted {
             return (SendOutcome::Refused(status.clone()), Some(sent));
         }
-        match s.items.get_mut(key) {
-            None if full => {
-                self.shrink(step);
+        let hash = self.hasher.hash_one(key);
+        match s.items.find_entry(hash, |e| *e.key == *key) {
+            Ok(mut found) => match &mut found.get_mut().item {
+                Item::Tensor(_) => (SendOutcome::Duplicate, Some(sent)),
+                Item::Waiters(waiters) => {
+                    let waiter = waiters.remove(0);
+                    if waiters.is_empty() {
+                        self.keys.give(found.remove().0.key);
+                        self.steps.shrink(step);
+                    }
+                    (SendOutcome::Matched(waiter, sent), None)
+                }
+            },
+            Err(_) if self.tensors >= TENSORS => {
+                self.steps.shrink(step);
                 (SendOutcome::Full, Some(sent))
             }
-            None => {
-                let key = match entry(&mut s.items, key) {
-                    Ok(key) => key,
-                    Err(status) => {
-                        self.shrink(step);
-                        return (SendOutcome::Refused(status), Some(sent));
+            Err(_) => match entry(&mut s.items, &mut self.keys, key) {
+                Ok(key) => {
+                    if content.len() <= left {
+                        // Where memory lacks, it is copied when it is asked for.
+                        let room = sent.content.try_reserve_exact(content.len());
+                        sent.content.extend_from_slice(if room.is_ok() { content } else { &[] });
                     }
-                };
-                if content.len() <= left {
-                    // Where memory lacks, it is copied when it is asked for.
-                    let room = sent.content.try_reserve_exact(content.len());
-                    sent.content.extend_from_slice(if room.is_ok() { content } else { &[] });
+                    self.copies += sent.content.len();
+                    insert(&mut s.items, Entry { hash, key, item: Item::Tensor(sent) });
+                    self.tensors += 1;
+                    self.earliest = self.earliest.min(deadline);
+                    (SendOutcome::Stored, None)
                 }
-                let copied = sent.content.len();
-                s.items.insert(key, Item::Tensor(sent));
-                self.tensors += 1;
-                self.copies += copied;
-                self.earliest = self.earliest.min(deadline);
-                (SendOutcome::Stored, None)
-            }
-            Some(Item::Tensor(_)) => (SendOutcome::Duplicate, Some(sent)),
-            Some(Item::Waiters(waiters)) => {
-                let waiter = waiters.remove(0);
-                if waiters.is_empty() {
-                    s.items.remove(key);
-                    self.shrink(step);
+                Err(status) => {
+                    self.steps.shrink(step);
+                    (SendOutcome::Refused(status), Some(sent))
                 }
-                (SendOutcome::Matched(waiter, sent), None)
-            }
+            },
         }
     }
 
@@ -207,77 +237,102 @@ impl Table {
         key: &[u8],
         step: i64,
         tolerate_duplicates: bool,
-        waiter: impl FnOnce() -> Option<Waiter>,
+        waiter: impl FnOnce(&mut Keys, &mut Members) -> Option<Waiter>,
     ) -> RecvOutcome {
-        let s = match self.step(step) {
-            Ok(s) => s,
-            Err(status) => return RecvOutcome::Refused(status),
-        };
+        if let Err(status) = self.steps.make_room() {
+            return RecvOutcome::Refused(status);
+        }
+        let s = self.steps.get(step);
         if let Some(status) = &s.aborted {
             return RecvOutcome::Refused(status.clone());
         }
-        match s.items.get_mut(key) {
-            Some(Item::Tensor(_)) => {
-                let Some(Item::Tensor(sent)) = s.items.remove(key) else { unreachable!() };
-                self.taken(&sent);
-                self.shrink(step);
-                return RecvOutcome::Matched(sent);
-            }
-            Some(Item::Waiters(waiters)) => {
-                if !tolerate_duplicates {
-                    return RecvOutcome::Duplicate;
-                }
-                if let Err(status) = room::grow(waiters, 1, "receives of one key") {
-                    return RecvOutcome::Refused(status);
-                }
-                waiters.extend(waiter());
-            }
-            None => {
-                // First the memory: who waits must not have been made in vain.
-                let key = match entry(&mut s.items, key) {
-                    Ok(key) => key,
-                    Err(status) => {
-                        self.shrink(step);
+        let hash = self.hasher.hash_one(key);
+        match s.items.find_entry(hash, |e| *e.key == *key) {
+            Ok(mut found) => match &mut found.get_mut().item {
+                Item::Waiters(_) if !tolerate_duplicates => return RecvOutcome::Duplicate,
+                Item::Waiters(waiters) => {
+                    if let Err(status) = room::grow(waiters, 1, "receives of one key") {
                         return RecvOutcome::Refused(status);
                     }
-                };
-                if let Some(w) = waiter() {
-                    s.items.insert(key, Item::Waiters(smallvec::smallvec![w]));
+                    waiters.extend(waiter(&mut self.keys, &mut s.members));
                 }
-            }
+                Item::Tensor(_) => {
+                    let gone = found.remove().0;
+                    self.keys.give(gone.key);
+                    let Item::Tensor(sent) = gone.item else { unreachable!("it was one") };
+                    self.taken(&sent);
+                    self.steps.shrink(step);
+                    return RecvOutcome::Matched(sent);
+                }
+            },
+            // First the memory: who waits must not have been made in vain.
+            Err(_) => match entry(&mut s.items, &mut self.keys, key) {
+                Ok(key) => match waiter(&mut self.keys, &mut s.members) {
+                    Some(w) => {
+                        let item = Item::Waiters(smallvec::smallvec![w]);
+                        insert(&mut s.items, Entry { hash, key, item });
+                    }
+                    None => self.keys.give(key),
+                },
+                Err(status) => {
+                    self.steps.shrink(step);
+                    return RecvOutcome::Refused(status);
+                }
+            },
         }
-        self.shrink(step);
+        self.steps.shrink(step);
         RecvOutcome::Waiting
     }
 
+    /// Makes what waits in the step for somebody else than the table.
+    pub fn ask(
+        &mut self,
+        step: i64,
+        waiter: impl FnOnce(&mut Keys, &mut Members) -> Option<Waiter>,
+    ) {
+        if self.steps.make_room().is_ok() {
+            waiter(&mut self.keys, &mut self.steps.get(step).members);
+            self.steps.shrink(step);
+        }
+    }
+
     /// Whether a tensor of this key waits.
-    pub fn has_tensor(&self, key: &[u8], step: i64) -> bool {
-        matches!(self.steps.get(&step).and_then(|s| s.items.get(key)), Some(Item::Tensor(_)))
+    pub fn has_tensor(&mut self, key: &[u8], step: i64) -> bool {
+        let hash = self.hasher.hash_one(key);
+        let found = self.steps.find(step).and_then(|s| s.items.find(hash, |e| *e.key == *key));
+        matches!(found, Some(Entry { item: Item::Tensor(_), .. }))
     }
 
     /// Takes one waiter out, wherever it stands.
     pub fn remove_waiter(&mut self, key: &[u8], step: i64, waiter: Waiter) {
-        let Some(s) = self.steps.get_mut(&step) else { return };
-        if let Some(Item::Waiters(waiters)) = s.items.get_mut(key) {
+        let hash = self.hasher.hash_one(key);
+        let Some(s) = self.steps.find(step) else { return };
+        if let Ok(mut found) = s.items.find_entry(hash, |e| *e.key == *key)
+            && let Item::Waiters(waiters) = &mut found.get_mut().item
+        {
             waiters.retain(|w| *w != waiter);
             if waiters.is_empty() {
-                s.items.remove(key);
+                self.keys.give(found.remove().0.key);
             }
         }
-        self.shrink(step);
+        self.steps.shrink(step);
     }
 
     /// Marks the step as aborted and gives up all it holds. A second abort keeps the first status.
     pub fn abort(&mut self, step: i64, status: Status) -> Result<Drained, Status> {
+        self.steps.make_room()?;
         room::grow(&mut self.aborted, 1, "aborted steps")?;
-        let s = self.step(step)?;
+        let s = self.steps.get(step);
         let items = std::mem::take(&mut s.items);
         if s.aborted.is_none() {
             s.aborted = Some(status);
             self.aborted.push_back(step);
             while self.aborted.len() > ABORTED_STEPS {
                 if let Some(old) = self.aborted.pop_front() {
-                    self.steps.remove(&old);
+                    if let Some(s) = self.steps.find(old) {
+                        s.aborted = None;
+                    }
+                    self.steps.shrink(old);
                 }
             }
         }
@@ -286,26 +341,31 @@ impl Table {
 
     /// Forgets the step and gives up all it holds.
     pub fn cleanup(&mut self, step: i64) -> Drained {
-        let Some(s) = self.steps.remove(&step) else { return Drained::default() };
-        if s.aborted.is_some() {
+        let Some(s) = self.steps.find(step) else { return Drained::default() };
+        if s.aborted.take().is_some() {
             self.aborted.retain(|&a| a != step);
         }
-        self.give_up(s.items)
+        // Its memory stays for the next step.
+        let none = s.items.is_empty();
+        let items = if none { Items::new() } else { std::mem::take(&mut s.items) };
+        let drained = self.give_up(items);
+        self.steps.shrink(step);
+        drained
     }
 
-    fn give_up(&mut self, items: HashMap<Box<[u8]>, Item>) -> Drained {
-        for item in items.values() {
-            if let Item::Tensor(sent) = item {
+    fn give_up(&mut self, items: Items) -> Drained {
+        for entry in &items {
+            if let Item::Tensor(sent) = &entry.item {
                 self.taken(sent);
             }
         }
         Drained(items)
     }
 
-    /// The steps that are there, in order; as many as there is memory for, at least one if there is any.
+    /// The steps that hold something, in order; as many as there is memory for, at least one if there is any.
     pub fn steps(&self) -> SmallVec<[i64; 1]> {
         let mut steps = SmallVec::new();
-        for &step in self.steps.keys() {
+        for step in self.steps.held() {
             if !steps.fits(1) {
                 break;
             }
@@ -326,25 +386,26 @@ impl Table {
         if now < self.earliest {
             return out;
         }
-        self.earliest = u64::MAX;
-        for s in self.steps.values_mut() {
-            let due = |item: &Item| matches!(item, Item::Tensor(t) if t.deadline <= now);
-            let count = s.items.values().filter(|item| due(item)).count();
-            if out.fits(count) {
-                for (_, item) in s.items.extract_if(|_, item| due(item)) {
-                    if let Item::Tensor(sent) = item {
+        let due = |item: &Item| matches!(item, Item::Tensor(t) if t.deadline <= now);
+        let mut earliest = u64::MAX;
+        for (_, s) in self.steps.all() {
+            let count = s.items.iter().filter(|e| due(&e.item)).count();
+            if count > 0 && out.fits(count) {
+                for gone in s.items.extract_if(|e| due(&e.item)) {
+                    if let Item::Tensor(sent) = gone.item {
                         out.push(sent);
                     }
                 }
             }
-            for item in s.items.values() {
-                if let Item::Tensor(t) = item {
-                    self.earliest = self.earliest.min(t.deadline);
+            for e in &s.items {
+                if let Item::Tensor(t) = &e.item {
+                    earliest = earliest.min(t.deadline);
                 }
             }
         }
+        self.earliest = earliest;
         out.iter().for_each(|sent| self.taken(sent));
-        self.steps.retain(|_, s| !s.items.is_empty() || s.aborted.is_some());
+        self.steps.shrink_all();
         out
     }
 
@@ -353,28 +414,28 @@ impl Table {
     pub fn withdraw(&mut self, which: impl Fn(&Tensor) -> bool) -> (Vec<Withdrawn>, bool) {
         let (mut out, mut whole) = (Vec::new(), true);
         let picked = |item: &Item| matches!(item, Item::Tensor(t) if which(&t.tensor));
-        for (&step, s) in &mut self.steps {
-            let count = s.items.values().filter(|item| picked(item)).count();
+        for (step, s) in self.steps.all() {
+            let count = s.items.iter().filter(|e| picked(&e.item)).count();
             if !out.fits(count) {
                 whole = false;
                 continue;
             }
-            for (key, item) in s.items.extract_if(|_, item| picked(item)) {
-                if let Item::Tensor(sent) = item {
-                    out.push((key, step, sent));
+            for gone in s.items.extract_if(|e| picked(&e.item)) {
+                if let Item::Tensor(sent) = gone.item {
+                    out.push((gone.key, step, sent));
                 }
             }
         }
         out.iter().for_each(|(_, _, sent)| self.taken(sent));
-        self.steps.retain(|_, s| !s.items.is_empty() || s.aborted.is_some());
+        self.steps.shrink_all();
         (out, whole)
     }
 
     /// Entries, for reports: waiting tensors and waiting receives.
     pub fn counts(&self) -> (usize, usize) {
         let (mut tensors, mut waiters) = (0, 0);
-        for item in self.steps.values().flat_map(|s| s.items.values()) {
-            match item {
+        for entry in self.steps.iter().flat_map(|s| &s.items) {
+            match &entry.item {
                 Item::Tensor(_) => tensors += 1,
                 Item::Waiters(w) => waiters += w.len(),
             }
@@ -392,8 +453,8 @@ impl Drained {
     /// Ends each: tensors that nobody took, and receives that nobody served.
     pub fn end(self, mut tensor: impl FnMut(Sent), mut waiter: impl FnMut(Waiter)) {
         let mut all: SmallVec<[Waiter; 4]> = SmallVec::new();
-        for item in self.0.into_values() {
-            match item {
+        for entry in self.0 {
+            match entry.item {
                 Item::Tensor(sent) => tensor(sent),
                 Item::Waiters(waiters) if all.fits(waiters.len()) => all.extend(waiters),
                 Item::Waiters(waiters) => waiters.into_iter().for_each(&mut waiter),
@@ -406,10 +467,15 @@ impl Drained {
 }
 
 /// Makes room for one more item; its key.
-fn entry(items: &mut HashMap<Box<[u8]>, Item>, key: &[u8]) -> Result<Box<[u8]>, Status> {
+fn entry(items: &mut Items, keys: &mut Keys, key: &[u8]) -> Result<Key, Status> {
     let none = |_| room::none(key.len(), "a table of keys");
-    items.try_reserve(1).map_err(none)?;
-    room::key(key)
+    items.try_reserve(1, |e| e.hash).map_err(none)?;
+    keys.copy(key)
+}
+
+/// Puts an entry in that is not there; after [`entry`].
+fn insert(items: &mut Items, new: Entry) {
+    items.insert_unique(new.hash, new, |e| e.hash);
 }
 
 #[cfg(test)]
@@ -436,7 +502,8 @@ mod tests {
             t.send_copied(&i.to_le_bytes(), i as i64 % 2, sent(1), &content);
         }
         assert_eq!(t.copies, COPIES);
-        let mut copied = |i: usize| match t.recv(&i.to_le_bytes(), i as i64 % 2, false, || None) {
+        let mut copied = |i: usize| match t.recv(&i.to_le_bytes(), i as i64 % 2, false, |_, _| None)
+        {
             RecvOutcome::Matched(sent) => sent.content.len(),
             _ => panic!("it waits"),
         };
@@ -452,13 +519,13 @@ mod tests {
         let mut t = Table::new();
         assert!(matches!(t.send(b"k", 1, sent(5)).0, SendOutcome::Stored));
         assert!(matches!(t.send(b"k", 1, sent(5)).0, SendOutcome::Duplicate));
-        let got = t.recv(b"k", 1, false, || None);
+        let got = t.recv(b"k", 1, false, |_, _| None);
         assert!(matches!(got, RecvOutcome::Matched(s) if s.tensor.meta.nbytes == 5));
-        let waiting = t.recv(b"k", 1, false, || Some(Waiter::Local(3)));
+        let waiting = t.recv(b"k", 1, false, |_, _| Some(Waiter::Local(3)));
         assert!(matches!(waiting, RecvOutcome::Waiting));
-        let dup = t.recv(b"k", 1, false, || Some(Waiter::Local(4)));
+        let dup = t.recv(b"k", 1, false, |_, _| Some(Waiter::Local(4)));
         assert!(matches!(dup, RecvOutcome::Duplicate));
-        let dup = t.recv(b"k", 1, true, || Some(Waiter::Remote(5)));
+        let dup = t.recv(b"k", 1, true, |_, _| Some(Waiter::Remote(5)));
         assert!(matches!(dup, RecvOutcome::Waiting));
         let first = t.send(b"k", 1, sent(1)).0;
         assert!(matches!(first, SendOutcome::Matched(Waiter::Local(3), _)));
@@ -471,13 +538,13 @@ mod tests {
     fn abort_and_cleanup() {
         let mut t = Table::new();
         t.send(b"a", 1, sent(1));
-        t.recv(b"b", 1, false, || Some(Waiter::Local(1)));
+        t.recv(b"b", 1, false, |_, _| Some(Waiter::Local(1)));
         let drained = t.abort(1, Status::new(Code::Aborted, "stop")).unwrap();
         let (mut tensors, mut waiters) = (0, 0);
         drained.end(|_| tensors += 1, |_| waiters += 1);
         assert_eq!((tensors, waiters, t.tensors()), (1, 1, 0));
         assert!(matches!(t.send(b"a", 1, sent(1)).0, SendOutcome::Refused(_)));
-        assert!(matches!(t.recv(b"a", 1, false, || None), RecvOutcome::Refused(_)));
+        assert!(matches!(t.recv(b"a", 1, false, |_, _| None), RecvOutcome::Refused(_)));
         t.cleanup(1);
         assert!(matches!(t.send(b"a", 1, sent(1)).0, SendOutcome::Stored));
     }

@@ -154,7 +154,7 @@ fn transfer(a: &Manager, b: &Manager, key: &[u8], content: &'static [u8], target
         ended("receive", result.map(drop))
     });
     // SAFETY: the content is static.
-    if let Err(status) = unsafe { b.send(key, 1, tensor, timeout, Some(sent)) } {
+    if let Err(status) = unsafe { b.send(key, 1, tensor, timeout, Some(sent.into())) } {
         // Nobody would answer the receive.
         ended("receive", Err(status.clone()));
         return ended("send", Err(status));

@@ -90,6 +90,7 @@ pub const PLACES: &[Place] = &[
         "headers of messages",
         &["new", "return_credits", "send_fragments"],
     ),
+    place("engine/deadlines.rs", 2048, "the table of deadlines", &["new"]),
     place("engine/known.rs", 256, "a peer; an entry of its cache", &["insert", "new", "put"]),
     place("engine/mod.rs", 256, "the engine", &["new"]),
     place(
@@ -138,7 +139,7 @@ pub const PLACES: &[Place] = &[
     place("manager/memory.rs", 4096, "a node of the map of registered memory", &["add"]),
     place("manager/mod.rs", 4096, "a manager", &["open", "open_adapters", "open_core", "start"]),
     place("manager/peers.rs", 64, "an imported address", &["import_address"]),
-    place("manager/world.rs", 512, "a callback that is to run", &["run"]),
+    place("manager/world.rs", 512, "a callback that is to run", &["boxed", "run"]),
     place(
         "memory/pool.rs",
         1024,
@@ -146,6 +147,7 @@ pub const PLACES: &[Place] = &[
         &["alloc", "grow", "segments"],
     ),
     place("memory/pool/ranges.rs", 256, "nodes of the maps of free memory", &["insert", "new"]),
+    place("name.rs", 512, "the name of a peer", &["new"]),
     place("observe/mod.rs", 2048, "counters of a peer", &["new", "peer"]),
     place("status.rs", 64, "the text of an error", &["clone", "new"]),
     place("wire.rs", 1024, "a frame of a handshake", &["bytes"]),

@@ -135,7 +135,7 @@ impl Sim {
     }
 
     /// Calls an engine, then sees to what it left to do.
-    pub fn call<R>(&mut self, node: usize, f: impl FnOnce(&mut Engine, &mut dyn Fx) -> R) -> R {
+    pub fn call<R>(&mut self, node: usize, f: impl FnOnce(&mut Engine, &mut SimFx<'_>) -> R) -> R {
         let engine = self.engines[node].as_mut().unwrap();
         let result = f(engine, &mut SimFx { w: &mut self.w, node });
         self.settle(node);
@@ -299,9 +299,9 @@ impl Sim {
 
     fn run_work(&mut self, who: Who, work: Work) {
         match work {
-            Work::RecvDone { request, done, result, info, mut after, keep, .. } => {
+            Work::RecvDone { request, mut done, result, info, mut after, keep, .. } => {
                 let op = check::received(self, who, request, &result, &info);
-                done.end(result.as_ref().map_err(Status::clone), &info);
+                done.end(result.as_ref(), &info);
                 if keep {
                     after = self.engines[who.node].as_mut().unwrap().returned(request, after);
                 }
@@ -311,7 +311,9 @@ impl Sim {
                 }
                 self.give_back(who, after);
             }
-            Work::SendDone { done, result, info, .. } => done.end(result, &info),
+            Work::SendDone { mut done, result, info, .. } => {
+                done.end(result.as_ref().map(|_| ()), &info)
+            }
             Work::Alloc { request, mut alloc, meta, inline } => {
                 assert!(alloc(&meta).is_none());
                 let addr = self.allocate(who, &meta);
@@ -419,7 +421,7 @@ impl Sim {
             Held::Nothing => {}
             Held::Buffer(buffer) => SimFx { w: &mut self.w, node: who.node }.free(buffer),
             Held::Source(done, info) => {
-                if let Some(done) = done {
+                if let Some(mut done) = done {
                     done.end(Ok(()), &info);
                 }
             }
@@ -473,7 +475,7 @@ impl Sim {
         (r.started, r.who) = (self.w.now, Some(who));
         let engine = self.engines[node].as_mut().unwrap();
         let mut fx = SimFx { w: &mut self.w, node };
-        let begun = engine.recv(&mut fx, peer.as_deref(), &key, step, options, done);
+        let begun = engine.recv(&mut fx, peer.as_deref(), &key, step, options, OnRecv::Boxed(done));
         self.w.trace(|| format!("recv {op} of {who:?} from {peer:?}: {begun:?}"));
         match begun {
             Ok(id) => {
@@ -516,7 +518,7 @@ impl Sim {
         let tensor = Tensor { meta, addr, device };
         let copied = device == 0 && self.w.rng.percent(50);
         let content = if copied { &bytes[..] } else { &[] };
-        let offer = Offer { tensor, content, done: Some(done) };
+        let offer = Offer { tensor, content, done: Some(done.into()) };
         let begun = self.call(node, |e, fx| match response {
             Some(id) => e.response_send(fx, id, offer),
             None => e.post_send(fx, &key, step, offer, timeout),

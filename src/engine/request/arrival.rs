@@ -18,7 +18,7 @@ impl Engine {
 
     pub(in crate::engine) fn on_content(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         ch: ChanId,
         index: u32,
         sum: Option<u64>,
@@ -58,7 +58,7 @@ impl Engine {
     }
 
     /// Puts eager content in its place and ends the request.
-    pub(super) fn deliver(&mut self, fx: &mut dyn Fx, index: u32, content: &[u8]) {
+    pub(super) fn deliver(&mut self, fx: &mut impl Fx, index: u32, content: &[u8]) {
         let Some(r) = self.requests.get_mut(index) else { return };
         if content.is_empty() {
             return self.finish(fx, index, Ok(()));
@@ -87,7 +87,7 @@ impl Engine {
         }
     }
 
-    pub(in crate::engine) fn on_meta(&mut self, fx: &mut dyn Fx, ch: ChanId, m: MetaResponse) {
+    pub(in crate::engine) fn on_meta(&mut self, fx: &mut impl Fx, ch: ChanId, m: MetaResponse) {
         let index = m.index;
         // With `follows` the checksum comes in CONTENT_DONE.
         if m.checksum.is_none() && m.meta.nbytes > 0 && !m.follows && self.sealed(ch) {
@@ -124,7 +124,7 @@ impl Engine {
     /// The destination is there: read the source, or ask for the content to be written.
     pub(super) fn after_meta(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         index: u32,
         response: u32,
         source: Option<Place>,
@@ -180,7 +180,7 @@ impl Engine {
     /// have to be checksums, an immediate does not get here.
     pub(in crate::engine) fn on_written(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         ch: ChanId,
         index: u32,
         sum: Option<u64>,
@@ -200,7 +200,7 @@ impl Engine {
 
     pub(in crate::engine) fn on_read_done(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         ch: ChanId,
         index: u32,
         result: Result<(), Status>,
@@ -238,7 +238,7 @@ impl Engine {
     }
 
     /// The content is complete in its landing.
-    fn arrived(&mut self, fx: &mut dyn Fx, index: u32) {
+    fn arrived(&mut self, fx: &mut impl Fx, index: u32) {
         self.close_landing(fx, index);
         let Some(r) = self.requests.get_mut(index) else { return };
         if let (Some(_), Some(l), Some(m)) = (r.checksum, &r.landing, &r.meta)
@@ -252,7 +252,7 @@ impl Engine {
     }
 
     /// A checksum that the engine had asked for has been computed.
-    pub fn hashed(&mut self, fx: &mut dyn Fx, token: u64, result: Result<u64, Status>) {
+    pub fn hashed(&mut self, fx: &mut impl Fx, token: u64, result: Result<u64, Status>) {
         let index = token as u32;
         if token & crate::engine::WR_KIND == crate::engine::WR_RESPONSE {
             return self.response_hashed(fx, index, result);
@@ -271,7 +271,7 @@ impl Engine {
     }
 
     /// Copies from a proxy to the destination where there is one, and ends the request.
-    fn land(&mut self, fx: &mut dyn Fx, index: u32) {
+    fn land(&mut self, fx: &mut impl Fx, index: u32) {
         let device = self.requests.get(index).map_or(0, |r| r.device);
         let ops = self.device(device);
         let Some(r) = self.requests.get_mut(index) else { return };
@@ -296,7 +296,7 @@ impl Engine {
     }
 
     /// A copy that the engine had asked for has ended.
-    pub fn copied(&mut self, fx: &mut dyn Fx, token: u64, result: Result<(), Status>) {
+    pub fn copied(&mut self, fx: &mut impl Fx, token: u64, result: Result<(), Status>) {
         let index = token as u32;
         if token & crate::engine::WR_KIND == crate::engine::WR_RESPONSE {
             return self.response_copied(fx, index, result);
@@ -323,7 +323,7 @@ impl Engine {
 
     pub(in crate::engine) fn on_error(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         ch: ChanId,
         index: u32,
         code: i32,
@@ -337,7 +337,7 @@ impl Engine {
         self.fail(fx, index, Status::new(code, text).because(Reason::RemoteError));
     }
 
-    pub(in crate::engine) fn on_cancel_ack(&mut self, fx: &mut dyn Fx, ch: ChanId, index: u32) {
+    pub(in crate::engine) fn on_cancel_ack(&mut self, fx: &mut impl Fx, ch: ChanId, index: u32) {
         let Some(r) = self.requests.get(index) else { return };
         if let (State::Quiescing { status, left: 0, .. }, true) = (&r.state, r.ch == Some(ch)) {
             let status = status.clone();

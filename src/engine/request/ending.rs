@@ -6,7 +6,7 @@ use crate::engine::Planted;
 
 impl Engine {
     /// The application no longer wants a receive.
-    pub fn cancel(&mut self, fx: &mut dyn Fx, id: u64) -> Result<(), Status> {
+    pub fn cancel(&mut self, fx: &mut impl Fx, id: u64) -> Result<(), Status> {
         let index = self.by_id(id).ok_or_else(|| {
             Status::new(Code::NotFound, format!("request {id} is not known or has ended"))
         })?;
@@ -17,7 +17,7 @@ impl Engine {
 
     /// Ends a request early: at once where nothing can touch its memory any more, otherwise as soon
     /// as that is so.
-    pub(in crate::engine) fn end(&mut self, fx: &mut dyn Fx, index: u32, status: Status) {
+    pub(in crate::engine) fn end(&mut self, fx: &mut impl Fx, index: u32, status: Status) {
         let now = fx.now();
         let grace = self.quiesce_grace();
         let Some(r) = self.requests.get_mut(index) else { return };
@@ -49,8 +49,7 @@ impl Engine {
                 let Some(r) = self.requests.get_mut(index) else { return };
                 if exposed && !windows {
                     r.state = State::Quiescing { status, left: 0, response: None };
-                    r.deadline = now + grace;
-                    self.next_deadline = self.next_deadline.min(now + grace);
+                    self.set_deadline(index, now + grace);
                 } else {
                     self.fail(fx, index, status);
                 }
@@ -62,8 +61,7 @@ impl Engine {
             State::Reading { left, response, .. } => {
                 let (left, response) = (*left, Some(*response));
                 r.state = State::Quiescing { status, left, response };
-                r.deadline = now + grace;
-                self.next_deadline = self.next_deadline.min(now + grace);
+                self.set_deadline(index, now + grace);
             }
             State::Quiescing { .. } => {}
         }
@@ -71,7 +69,7 @@ impl Engine {
 
     pub(in crate::engine) fn request_lost_channel(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         index: u32,
         status: &Status,
         provider: &'static str,
@@ -104,12 +102,12 @@ impl Engine {
         }
     }
 
-    pub(in crate::engine) fn fail(&mut self, fx: &mut dyn Fx, index: u32, status: Status) {
+    pub(in crate::engine) fn fail(&mut self, fx: &mut impl Fx, index: u32, status: Status) {
         self.finish(fx, index, Err(status));
     }
 
     /// A request that cannot go on, by a defect of the library.
-    pub(in crate::engine) fn fail_by_defect(&mut self, fx: &mut dyn Fx, index: u32, what: &str) {
+    pub(in crate::engine) fn fail_by_defect(&mut self, fx: &mut impl Fx, index: u32, what: &str) {
         let status = self.defect(what);
         self.fail(fx, index, status);
     }
@@ -117,7 +115,7 @@ impl Engine {
     /// Ends a request with its one callback. The only place where an accepted one leaves the table.
     pub(in crate::engine) fn finish(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         index: u32,
         result: Result<(), Status>,
     ) {
@@ -127,14 +125,15 @@ impl Engine {
     /// The same; `held` is what a local result refers to, at `addr`.
     pub(in crate::engine) fn finish_held(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         index: u32,
         result: Result<(), Status>,
         mut held: Held,
         at: Option<(u64, u32)>,
     ) {
         self.close_landing(fx, index);
-        let Some(mut r) = self.requests.remove(index) else { return };
+        let mut gone = self.remove_request(index);
+        let Some(r) = &mut gone else { return };
         if let Some(staged) = r.landing.take().and_then(|l| l.staged) {
             fx.free(staged);
         }
@@ -146,7 +145,6 @@ impl Engine {
         let elapsed_ns = fx.now().saturating_sub(r.started);
         let mut info = TransferInfo { elapsed_ns, ..self.info(r.peer, r.ch, r.protocol) };
         let code = result.as_ref().map_or_else(|s| s.code, |_| Code::Ok);
-        let counters = self.counters(r.peer, r.ch);
         let keep = r.keep;
         let result = match (result, r.meta.take()) {
             (Ok(()), Some(meta)) => {
@@ -176,32 +174,24 @@ impl Engine {
                 Err(status)
             }
         };
-        counters.recv_done(info.bytes, elapsed_ns, code, info.protocol);
-        let (request, key, step) = (r.id, r.key, r.step);
+        let protocol = info.protocol;
+        self.count(r.peer, r.ch, |c| c.recv_done(info.bytes, elapsed_ns, code, protocol));
+        let request = r.id;
+        let of = self.traced(fx, &r.key, r.step);
+        self.table.keys().give(std::mem::take(&mut r.key));
         #[cfg(feature = "planted")]
         if self.planted == Some(Planted::LosesRecv) {
             return;
         }
         #[cfg(feature = "planted")]
         if self.planted == Some(Planted::DoubleCompletion) {
-            let done: RecvDone = Box::new(|_, _| {});
-            let done = self.due(done);
+            let done = self.due(OnRecv::Plain(|_, _, _| {}, [0; 2]));
             let (result, info) = (result.clone(), info.clone());
-            let (key, after, keep) = (key.clone(), Held::Nothing, false);
-            fx.run(Work::RecvDone { request, key, step, done, result, info, after, keep, memory });
+            let (of, after, keep) = (None, Held::Nothing, false);
+            fx.run(Work::RecvDone { request, of, done, result, info, after, keep, memory });
         }
-        let done = r.done;
-        fx.run(Work::RecvDone {
-            request,
-            key,
-            step,
-            done,
-            result,
-            info,
-            after: held,
-            keep,
-            memory,
-        });
+        let Some(Request { done, .. }) = gone else { return };
+        fx.run(Work::RecvDone { request, of, done, result, info, after: held, keep, memory });
     }
 
     /// Caches the metadata of a receive that ended well: the only place that does, so no tensor for
@@ -215,7 +205,7 @@ impl Engine {
 
     /// There was no memory for what the cached metadata says. The sender's tensor may be another by
     /// now: the request goes out as one that knows nothing.
-    pub(super) fn distrust_cache(&mut self, fx: &mut dyn Fx, index: u32) {
+    pub(super) fn distrust_cache(&mut self, fx: &mut impl Fx, index: u32) {
         let Some(r) = self.requests.get_mut(index) else { return };
         r.meta = None;
         if let Some(buffer) = r.buffer.take() {

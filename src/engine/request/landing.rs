@@ -7,7 +7,7 @@ impl Engine {
     /// callback was asked, and `after` says how to go on.
     pub(in crate::engine) fn prepare(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         index: u32,
         meta: Meta,
         after: AfterAlloc,
@@ -57,7 +57,7 @@ impl Engine {
     }
 
     /// The allocation callback has returned.
-    pub fn allocated(&mut self, fx: &mut dyn Fx, index: u32, alloc: AllocFn, addr: Option<u64>) {
+    pub fn allocated(&mut self, fx: &mut impl Fx, index: u32, alloc: AllocFn, addr: Option<u64>) {
         let Some(r) = self.requests.get_mut(index) else { return };
         let after = match std::mem::replace(&mut r.state, State::Queued) {
             State::Allocating(after) => after,
@@ -105,7 +105,7 @@ impl Engine {
     }
 
     /// The sender's response is not wanted: tell it.
-    pub(super) fn drop_response(&mut self, fx: &mut dyn Fx, index: u32, response: u32) {
+    pub(super) fn drop_response(&mut self, fx: &mut impl Fx, index: u32, response: u32) {
         if let Some(ch) = self.requests.get(index).and_then(|r| r.ch) {
             self.send(fx, ch, &Message::GetDone { response, ok: false }, &[]);
         }
@@ -113,7 +113,7 @@ impl Engine {
 
     pub(super) fn open_landing(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         index: u32,
         ch: ChanId,
         len: u64,
@@ -156,7 +156,7 @@ impl Engine {
         }
     }
 
-    pub(in crate::engine) fn close_landing(&mut self, fx: &mut dyn Fx, index: u32) {
+    pub(in crate::engine) fn close_landing(&mut self, fx: &mut impl Fx, index: u32) {
         let Some(r) = self.requests.get_mut(index) else { return };
         if let (Some(l), Some(ch)) = (&mut r.landing, r.ch)
             && let Some(window) = l.window.take()
@@ -166,7 +166,7 @@ impl Engine {
     }
 
     /// Closes the landing and gives back its proxy: the content comes another way.
-    pub(super) fn drop_landing(&mut self, fx: &mut dyn Fx, index: u32) {
+    pub(super) fn drop_landing(&mut self, fx: &mut impl Fx, index: u32) {
         self.close_landing(fx, index);
         let landing = self.requests.get_mut(index).and_then(|r| r.landing.take());
         if let Some(staged) = landing.and_then(|l| l.staged) {

@@ -7,7 +7,7 @@ impl Engine {
     /// Copies the content to memory of the library: off a device, or to where it is registered.
     pub(super) fn stage(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         asked: Asked,
         key: &[u8],
         step: i64,
@@ -36,7 +36,7 @@ impl Engine {
     }
 
     /// Computes the checksum of the content, of any length and on slow pages: not here.
-    fn hash(&mut self, fx: &mut dyn Fx, asked: Asked, key: &[u8], step: i64, source: Source) {
+    fn hash(&mut self, fx: &mut impl Fx, asked: Asked, key: &[u8], step: i64, source: Source) {
         let (addr, len) = (source.addr(), source.tensor.meta.nbytes);
         let Some(index) = self.response(fx, asked, key, step, source, RState::Staging) else {
             return;
@@ -46,7 +46,7 @@ impl Engine {
 
     pub(in crate::engine) fn response_hashed(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         index: u32,
         result: Result<u64, Status>,
     ) {
@@ -60,7 +60,7 @@ impl Engine {
 
     pub(in crate::engine) fn response_copied(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         index: u32,
         result: Result<(), Status>,
     ) {
@@ -98,7 +98,7 @@ impl Engine {
     /// Sends content that is in host memory, or opened on its device; `copied`: a copy of it, or nothing.
     pub(super) fn send_content(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         asked: Asked,
         key: &[u8],
         step: i64,
@@ -178,7 +178,7 @@ impl Engine {
     /// Opens the source for an operation; `Ok(None)`: it needs a registered copy first.
     fn open_source(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         ch: ChanId,
         source: &Source,
         access: Access,
@@ -195,7 +195,7 @@ impl Engine {
     #[allow(clippy::too_many_arguments, reason = "the facts of one transfer")]
     fn tell(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         asked: Asked,
         key: &[u8],
         step: i64,
@@ -234,7 +234,7 @@ impl Engine {
     #[allow(clippy::too_many_arguments, reason = "the facts of one transfer")]
     fn put(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         asked: Asked,
         key: &[u8],
         step: i64,
@@ -302,7 +302,7 @@ impl Engine {
 
     pub(in crate::engine) fn on_re_request(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         ch: ChanId,
         index: u32,
         dst: Place,
@@ -324,7 +324,7 @@ impl Engine {
 
     pub(in crate::engine) fn on_get_done(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         ch: ChanId,
         index: u32,
         ok: bool,
@@ -345,7 +345,7 @@ impl Engine {
 
     pub(in crate::engine) fn on_write_done(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         ch: ChanId,
         index: u32,
         result: Result<(), Status>,

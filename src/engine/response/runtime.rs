@@ -20,7 +20,7 @@ impl Engine {
     /// The runtime answers a request that was passed to its source callback.
     pub fn response_send(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         id: u64,
         offer: Offer<'_>,
     ) -> Result<(), Status> {
@@ -44,10 +44,10 @@ impl Engine {
     /// a rendezvous of its own, knows nothing.
     fn answered_too_long(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         index: u32,
         meta: &Meta,
-        done: Option<Due<SendDone>>,
+        done: Option<Due<OnSend>>,
     ) -> Result<(), Status> {
         let Some(r) = self.forget(index) else { return Ok(()) };
         let status = self.send_too_long(fx, &r.asked, &r.key, meta);
@@ -60,7 +60,7 @@ impl Engine {
     /// The runtime has no tensor for the request.
     pub fn response_fail(
         &mut self,
-        fx: &mut dyn Fx,
+        fx: &mut impl Fx,
         id: u64,
         status: &Status,
     ) -> Result<(), Status> {

@@ -1,5 +1,7 @@
 //! Callbacks of C, as the engine calls them.
 
+use crate::api::Carrier;
+use crate::fabric::ProviderKind;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
 
@@ -17,7 +19,7 @@ fn info() -> TransferInfo {
     TransferInfo {
         bytes: 12,
         elapsed_ns: 34,
-        provider: "ibverbs",
+        provider: Carrier::Provider(ProviderKind::Ibverbs),
         peer: "wörker".into(),
         protocol: Protocol::DirectGet,
         reason: Reason::PeerGone,
@@ -88,13 +90,13 @@ fn some_tensor() -> Tensor {
 fn the_ends_of_operations() {
     let mut seen = Seen::new();
     let userdata = (&raw mut seen).cast();
-    callback::send_done(Some(on_send), userdata).unwrap()(Ok(()), &info());
+    callback::send_done(Some(on_send), userdata).unwrap().end(Ok(()), &info());
     let failed = || Status::new(Code::Unavailable, "w1 is gone");
-    callback::send_done(Some(on_send), userdata).unwrap()(Err(failed()), &info());
-    callback::recv_done(Some(on_recv), userdata)(Ok(&some_tensor()), &info());
-    callback::recv_done(Some(on_recv), userdata)(Err(failed()), &info());
+    callback::send_done(Some(on_send), userdata).unwrap().end(Err(&failed()), &info());
+    callback::recv_done(Some(on_recv), userdata).end(Ok(&some_tensor()), &info());
+    callback::recv_done(Some(on_recv), userdata).end(Err(&failed()), &info());
     assert!(callback::send_done(None, userdata).is_none());
-    callback::recv_done(None, userdata)(Err(failed()), &info());
+    callback::recv_done(None, userdata).end(Err(&failed()), &info());
     assert_eq!(
         seen,
         [

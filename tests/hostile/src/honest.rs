@@ -104,7 +104,7 @@ impl Honest {
                 ends.ended.fetch_add(1, Ordering::AcqRel);
             });
             // SAFETY: the content lives in `done`, which runs when it is not needed any more.
-            let answered = unsafe { manager.response_send(response, tensor, Some(done)) };
+            let answered = unsafe { manager.response_send(response, tensor, Some(done.into())) };
             counts.begun.fetch_add(u64::from(answered.is_ok()), Ordering::AcqRel);
         });
         self.manager.set_source(Some(source)).expect("source");
@@ -134,7 +134,7 @@ impl Honest {
             then(result.map_or_else(|s| s.code, |()| Code::Ok));
         });
         // SAFETY: the content lives in `done`, which runs when it is not needed any more.
-        unsafe { self.manager.send(key, step, tensor, None, Some(done)) }
+        unsafe { self.manager.send(key, step, tensor, None, Some(done.into())) }
     }
 
     /// Asks for a tensor by key and step, of `len` bytes, and compares it; `given`: into memory given up front.

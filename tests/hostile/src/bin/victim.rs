@@ -95,7 +95,8 @@ fn command(me: &Honest, words: &[&str], slow: &mut Option<Slow>) -> Result<Strin
                 say(format_args!("sent {op} {}", code as i32));
             });
             // SAFETY: the mapping stays until the process ends.
-            unsafe { me.manager.send(&key, step, tensor, None, Some(done)) }.map(|()| "ok".into())
+            unsafe { me.manager.send(&key, step, tensor, None, Some(done.into())) }
+                .map(|()| "ok".into())
         }
         "touched" => {
             let limit = Duration::from_millis(number(words, 1)?);

@@ -1,0 +1,119 @@
+//! Lists through a [`Slab`]: their links lie in the members, so that membership takes no memory of its own, and
+//! leaving costs the same from anywhere.
+
+use super::slab::Slab;
+
+/// The index of nobody: its generation is none of a slab's.
+const NONE: u32 = u32::MAX;
+
+/// A member's neighbours in one list.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Links {
+    prev: u32,
+    next: u32,
+}
+
+impl Default for Links {
+    fn default() -> Links {
+        Links { prev: NONE, next: NONE }
+    }
+}
+
+/// Where a member keeps its links of one list.
+pub(crate) type Of<T> = fn(&mut T) -> &mut Links;
+
+/// The list's own part.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct List {
+    first: u32,
+}
+
+impl Default for List {
+    fn default() -> List {
+        List { first: NONE }
+    }
+}
+
+impl List {
+    pub fn is_empty(&self) -> bool {
+        self.first == NONE
+    }
+
+    pub fn first(&self) -> Option<u32> {
+        (!self.is_empty()).then_some(self.first)
+    }
+
+    /// Takes a member in, which is in no other list by these links.
+    pub fn push<T>(&mut self, slab: &mut Slab<T>, of: Of<T>, index: u32) {
+        if let Some(member) = slab.get_mut(index) {
+            *of(member) = Links { prev: NONE, next: self.first };
+            if let Some(next) = slab.get_mut(self.first) {
+                of(next).prev = index;
+            }
+            self.first = index;
+        }
+    }
+
+    /// Lets a member go, whose links these are.
+    pub fn remove<T>(&mut self, slab: &mut Slab<T>, of: Of<T>, index: u32, links: Links) {
+        if let Some(next) = slab.get_mut(links.next) {
+            of(next).prev = links.prev;
+        }
+        match slab.get_mut(links.prev) {
+            Some(prev) => of(prev).next = links.next,
+            None if self.first == index => self.first = links.next,
+            None => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn members(list: &List, slab: &mut Slab<Member>) -> Vec<u32> {
+        let (mut all, mut at) = (Vec::new(), list.first);
+        while let Some(member) = slab.get_mut(at) {
+            all.push(at);
+            at = member.links.next;
+        }
+        all
+    }
+
+    struct Member {
+        links: Links,
+    }
+
+    fn of(m: &mut Member) -> &mut Links {
+        &mut m.links
+    }
+
+    #[test]
+    fn members_come_and_go_from_anywhere() {
+        let (mut slab, mut one, mut other) = (Slab::default(), List::default(), List::default());
+        let enter = |slab: &mut Slab<Member>, list: &mut List| {
+            let index = slab.insert(Member { links: Links::default() }).ok().unwrap();
+            list.push(slab, of, index);
+            index
+        };
+        let leave = |slab: &mut Slab<Member>, list: &mut List, index| {
+            let gone = slab.remove(index).unwrap();
+            list.remove(slab, of, index, gone.links);
+        };
+        assert!(one.is_empty());
+        let mine: Vec<u32> = (0..5).map(|_| enter(&mut slab, &mut one)).collect();
+        let last = enter(&mut slab, &mut other);
+        assert_eq!(members(&one, &mut slab), [mine[4], mine[3], mine[2], mine[1], mine[0]]);
+        for (gone, left) in [(2, vec![4, 3, 1, 0]), (4, vec![3, 1, 0]), (0, vec![3, 1])] {
+            leave(&mut slab, &mut one, mine[gone]);
+            let left: Vec<u32> = left.iter().map(|&i| mine[i]).collect();
+            assert_eq!(members(&one, &mut slab), left);
+        }
+        leave(&mut slab, &mut one, mine[3]);
+        assert_eq!(one.first(), Some(mine[1]));
+        leave(&mut slab, &mut one, mine[1]);
+        assert!(one.is_empty() && one.first().is_none());
+        leave(&mut slab, &mut other, last);
+        assert!(other.is_empty());
+    }
+}

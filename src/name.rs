@@ -1,0 +1,92 @@
+//! Names of workers, in a form that Rust and C read alike: shared, and with a NUL behind.
+
+use std::borrow::Borrow;
+use std::ffi::c_char;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// A name. Cloning shares it; reads as its text.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Name {
+    /// The text and a NUL.
+    text: Arc<str>,
+}
+
+impl Name {
+    /// Shares a copy of `name`.
+    pub fn new(name: &str) -> Name {
+        let mut text = String::with_capacity(name.len() + 1);
+        text.push_str(name);
+        text.push('\0');
+        Name { text: text.into() }
+    }
+
+    /// For C, with the NUL. A NUL inside of the name, which no handshake lets through, ends it there.
+    pub fn as_ptr(&self) -> *const c_char {
+        self.text.as_ptr().cast()
+    }
+}
+
+impl Deref for Name {
+    type Target = str;
+    fn deref(&self) -> &str {
+        &self.text[..self.text.len() - 1]
+    }
+}
+
+impl From<&str> for Name {
+    fn from(name: &str) -> Name {
+        Name::new(name)
+    }
+}
+
+// Both as the text, so that a map finds a name by it.
+impl Borrow<str> for Name {
+    fn borrow(&self) -> &str {
+        self
+    }
+}
+
+impl Hash for Name {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (**self).hash(state);
+    }
+}
+
+impl PartialEq<str> for Name {
+    fn eq(&self, other: &str) -> bool {
+        **self == *other
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self)
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+    use std::ffi::CStr;
+
+    #[test]
+    fn reads_alike_in_rust_and_c() {
+        let name = Name::new("worker:0");
+        assert_eq!((&*name, name.to_string()), ("worker:0", "worker:0".to_owned()));
+        // SAFETY: `name` lives, and ends with a NUL.
+        assert_eq!(unsafe { CStr::from_ptr(name.as_ptr()) }, c"worker:0");
+        assert_eq!(&*Name::new(""), "");
+        let map = HashMap::from([(name, 1)]);
+        assert_eq!(map.get("worker:0"), Some(&1));
+    }
+}
