@@ -9,3 +9,4 @@ bench-processes: build
 
 bench-many: build
 	@$(BUILD)/bench/rdma_many $(BENCH_ARGS)
+STAGES += instructions

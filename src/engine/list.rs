@@ -19,6 +19,13 @@ impl Default for Links {
     }
 }
 
+impl Links {
+    /// The member behind it.
+    pub fn next(self) -> Option<u32> {
+        (self.next != NONE).then_some(self.next)
+    }
+}
+
 /// Where a member keeps its links of one list.
 pub(crate) type Of<T> = fn(&mut T) -> &mut Links;
 

@@ -101,7 +101,7 @@ pub(super) struct Response {
     /// Its part of the peer's `waiting_bytes`.
     cost: usize,
     /// Its place in its step.
-    in_step: Links,
+    pub in_step: Links,
 }
 
 pub(super) fn response_in_step(r: &mut Response) -> &mut Links {

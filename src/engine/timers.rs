@@ -162,18 +162,31 @@ impl Engine {
 
     fn give_up(&mut self, fx: &mut impl Fx, step: i64, drained: Drained, status: &Status) {
         self.give_up_drained(fx, drained, status);
-        if !self.is_under_way(step) {
-            return;
+        let mut at = self.first_response(step);
+        while let Some(index) = at {
+            let next = self.responses.get(index).and_then(|r| r.in_step.next());
+            if self.responses.get(index).is_some_and(Response::is_asking) {
+                self.refuse_asked(fx, index, status);
+            }
+            // One that ended with this one is no way on; each time, there are fewer.
+            let gone = next.is_some_and(|n| self.responses.get(n).is_none());
+            at = if gone { self.first_response(step) } else { next };
         }
-        let mut at = 0;
-        let asked = |r: &Response| r.step == step && r.is_asking();
-        while let Some(index) = self.responses.next(&mut at, asked) {
-            self.refuse_asked(fx, index, status);
-        }
-        at = 0;
-        while let Some(index) = self.requests.next(&mut at, |r| r.step == step) {
+        at = self.first_request(step);
+        while let Some(index) = at {
+            let next = self.requests.get(index).and_then(|r| r.in_step.next());
             self.end(fx, index, status.clone());
+            let gone = next.is_some_and(|n| self.requests.get(n).is_none());
+            at = if gone { self.first_request(step) } else { next };
         }
+    }
+
+    fn first_response(&mut self, step: i64) -> Option<u32> {
+        self.table.members_of(step)?.responses.first()
+    }
+
+    fn first_request(&mut self, step: i64) -> Option<u32> {
+        self.table.members_of(step)?.requests.first()
     }
 
     fn give_up_drained(&mut self, fx: &mut impl Fx, drained: Drained, status: &Status) {
