@@ -255,12 +255,13 @@ impl Link {
             self.answered += 1;
             let Some(posted) = self.writes.pop_front() else { break };
             if let Some(timed) = posted.timed {
-                self.tuning.learn(timed, posted.len, Instant::now());
+                self.tuning.answered(timed, posted.len);
             }
             self.failures += u64::from(code != outcome::OK);
             let result = self.result("WRITE", code, posted.remote, posted.len);
             events.push(Event::Done { ep: self.ep, wr: posted.wr, result });
         }
+        self.tuning.learn(Instant::now());
         Ok(true)
     }
 

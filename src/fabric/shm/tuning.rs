@@ -10,7 +10,9 @@ const WAYS: usize = 2;
 const CLASSES: usize = 5;
 /// Samples of each way before one is preferred.
 const FIRST: u32 = 2;
-/// The slower way is tried again so often; a power of two.
+/// The slower way is tried with so many in a row, since of many in flight a single one cannot be timed.
+const RUN: u32 = 8;
+/// The last of so many runs tries the slower way again; a power of two.
 const RETRY: u32 = 64;
 /// The same where it costs far more: trying it is not free, and chills the caches.
 const RETRY_FAR: u32 = 1024;
@@ -40,6 +42,17 @@ pub(crate) struct Tuning {
     classes: [Class; CLASSES],
     /// When the last WRITE was answered.
     last: Option<Instant>,
+    burst: Option<Burst>,
+}
+
+/// WRITEs whose answers were seen at once.
+#[derive(Clone, Copy, Debug)]
+struct Burst {
+    first: Timed,
+    class: usize,
+    bytes: u64,
+    /// Not all of one class went one way: the time says nothing about either.
+    mixed: bool,
 }
 
 /// A WRITE whose time is taken.
@@ -69,7 +82,7 @@ impl Tuning {
         let [process, both] = c.samples;
         let way = if process.min(both) < FIRST {
             if both <= process { Way::Both } else { Way::Process }
-        } else if (c.cost[1] < c.cost[0]) != (c.chosen.is_multiple_of(c.retry())) {
+        } else if (c.cost[1] < c.cost[0]) != (c.chosen / RUN % c.retry() == c.retry() - 1) {
             Way::Both
         } else {
             Way::Process
@@ -77,14 +90,30 @@ impl Tuning {
         Timed { way, start: now }
     }
 
-    /// Learns from a WRITE that was answered. Its own time began when the one before had ended.
-    pub(crate) fn learn(&mut self, timed: Timed, len: u64, now: Instant) {
-        let start = self.last.map_or(timed.start, |last| last.max(timed.start));
+    /// A WRITE was answered; its time is taken with that of those answered at once with it.
+    pub(crate) fn answered(&mut self, timed: Timed, len: u64) {
+        let class = class(len);
+        match &mut self.burst {
+            None => self.burst = Some(Burst { first: timed, class, bytes: len, mixed: false }),
+            Some(b) => {
+                b.mixed |= b.class != class || b.first.way != timed.way;
+                b.bytes += len;
+            }
+        }
+    }
+
+    /// Learns from those that were answered at once. Their own time began when the ones before had ended.
+    pub(crate) fn learn(&mut self, now: Instant) {
+        let Some(burst) = self.burst.take() else { return };
+        let start = self.last.map_or(burst.first.start, |last| last.max(burst.first.start));
         self.last = Some(now);
+        if burst.mixed {
+            return;
+        }
         let took = now.saturating_duration_since(start).min(Duration::from_secs(1));
-        let cost = took.as_nanos() as f32 / len.max(1) as f32;
-        let c = &mut self.classes[class(len)];
-        let way = timed.way as usize;
+        let cost = took.as_nanos() as f32 / burst.bytes.max(1) as f32;
+        let c = &mut self.classes[burst.class];
+        let way = burst.first.way as usize;
         // One bad sample, a descheduled peer for example, must not decide for long.
         let old = c.cost[way];
         c.cost[way] = match c.samples[way] {
@@ -114,7 +143,8 @@ mod tests {
             let timed = tuning.choose(len, now);
             both += u32::from(timed.way == Way::Both);
             now += Duration::from_micros(cost[timed.way as usize]);
-            tuning.learn(timed, len, now);
+            tuning.answered(timed, len);
+            tuning.learn(now);
         }
         f64::from(both) / f64::from(count)
     }
@@ -126,5 +156,24 @@ mod tests {
         assert!(share(&mut tuning, 1 << 20, [20_000, 80_000], 4000) < 0.3);
         // Another length is another matter.
         assert!(share(&mut tuning, 64 << 20, [80_000, 20_000], 1000) > 0.9);
+    }
+
+    /// Answers to one way are seen eight at a time, those to the other one by one: what counts is what each costs. The first of a burst
+    /// once took all of its time, which counts as one bad sample, and the others none.
+    #[test]
+    fn a_burst_of_answers_does_not_look_quick() {
+        let (mut tuning, mut now, mut both, mut waiting) =
+            (Tuning::default(), Instant::now(), 0, Vec::new());
+        for _ in 0..40_000 {
+            let timed = tuning.choose(64 << 10, now);
+            now += Duration::from_micros(if timed.way == Way::Both { 11 } else { 6 });
+            both += u32::from(timed.way == Way::Both);
+            waiting.push(timed);
+            if timed.way == Way::Process || waiting.len() == 8 {
+                waiting.drain(..).for_each(|timed| tuning.answered(timed, 64 << 10));
+                tuning.learn(now);
+            }
+        }
+        assert!(both < 400, "{both} of 40,000 went the slower way");
     }
 }
