@@ -24,7 +24,6 @@ use crate::room::Grows;
 pub type Spare = Mutex<VecDeque<Box<Work>>>;
 
 /// State of the drivers that is asked for without the lock.
-#[derive(Default)]
 pub struct Drivers {
     /// Callbacks that are running.
     pub running: AtomicUsize,
@@ -38,6 +37,19 @@ pub struct Drivers {
     pub(super) spare: Arc<Spare>,
     /// The manager ends.
     pub closing: AtomicBool,
+}
+
+impl Drivers {
+    pub(super) fn new(spare: Arc<Spare>) -> Drivers {
+        Drivers {
+            running: AtomicUsize::new(0),
+            ran: AtomicU64::new(0),
+            unclaimed: AtomicUsize::new(0),
+            waits: AtomicUsize::new(0),
+            spare,
+            closing: AtomicBool::new(false),
+        }
+    }
 }
 
 /// One blocked caller.

@@ -112,7 +112,7 @@ impl Manager {
             Mutex::new(Spin::new(Duration::from_micros(config.busy_poll_us), processors()));
         let manager = Arc::new_cyclic(|me| Manager {
             core,
-            drivers: Drivers { spare, ..Drivers::default() },
+            drivers: Drivers::new(spare),
             caller_spin,
             standby: Standby::new(),
             has_thread: thread,
