@@ -11,10 +11,22 @@ impl Engine {
         asked: Asked,
         key: &[u8],
         step: i64,
+        source: Source,
+    ) {
+        self.stats.own.proxy_bytes.add(source.tensor.meta.nbytes);
+        self.gather(fx, asked, key, step, source);
+    }
+
+    /// The same copy, for a message: on its way into one content passes no proxy.
+    fn gather(
+        &mut self,
+        fx: &mut impl Fx,
+        asked: Asked,
+        key: &[u8],
+        step: i64,
         mut source: Source,
     ) {
         let len = source.tensor.meta.nbytes;
-        self.stats.own.proxy_bytes.add(len);
         let (device, from) = (source.tensor.device, source.tensor.addr);
         let ready = self.device(device).and_then(|ops| Ok((ops, fx.alloc(len)?)));
         let (ops, staged) = match ready {
@@ -139,7 +151,7 @@ impl Engine {
         };
         match choice {
             Choice::Eager if content.len() as u64 != meta.nbytes => {
-                self.stage(fx, asked, key, step, source)
+                self.gather(fx, asked, key, step, source)
             }
             Choice::Eager if c.is_congested() && meta.nbytes > 0 => {
                 self.defer(fx, asked, key, step, source)
