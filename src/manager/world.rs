@@ -225,22 +225,15 @@ impl World {
 
     /// Takes the memory of callbacks that have run.
     pub(super) fn keep_boxes(&mut self, ran: &mut VecDeque<Box<Work>>) {
-        let few = ran.len().min(BOXES.saturating_sub(self.boxes.len()));
-        if self.boxes.fits(few) {
-            self.boxes.extend(ran.drain(..few));
+        while let Some(one) = ran.pop_front() {
+            if self.boxes.len() < BOXES && self.boxes.fits(1) {
+                self.boxes.push_back(one);
+            }
         }
-        ran.clear();
     }
 
     fn boxed(&mut self, work: Work) -> Box<Work> {
-        if self.boxes.is_empty() {
-            let mut spare = self.spare.lock();
-            let few = spare.len().min(BOXES);
-            if self.boxes.fits(few) {
-                self.boxes.extend(spare.drain(..few));
-            }
-        }
-        match self.boxes.pop_back() {
+        match self.boxes.pop_back().or_else(|| self.spare.lock().pop_back()) {
             Some(mut one) => {
                 *one = work;
                 one
