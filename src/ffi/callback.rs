@@ -74,47 +74,32 @@ fn info_to_c(info: &TransferInfo) -> rdma_transfer_info_t {
 
 /// The end of a send.
 pub(super) fn send_done(done: rdma_send_done_fn, userdata: *mut c_void) -> Option<OnSend> {
-    let done = done?;
-    Some(OnSend::Plain(run_send_done, [done as usize, userdata as usize]))
+    Some(OnSend::Plain(run_send_done, [done? as usize, userdata as usize]))
 }
 
 fn run_send_done([done, userdata]: Words, result: Result<(), &Status>, info: &TransferInfo) {
-    // SAFETY: `send_done`, which alone makes such records, put this function there.
-    let done: unsafe extern "C" fn(
-        rdma_code_t,
-        *const c_char,
-        usize,
-        *const rdma_transfer_info_t,
-        *mut c_void,
-    ) = unsafe { std::mem::transmute(done) };
+    // SAFETY: `send_done`, which alone makes such records, put a function of this type there.
+    let done = unsafe { std::mem::transmute::<usize, rdma_send_done_fn>(done) };
+    let Some(done) = done else { return };
     let outcome = Outcome::new(result.err());
-    let (text, len) = outcome.text();
-    let info = info_to_c(info);
+    let ((text, len), info) = (outcome.text(), info_to_c(info));
     // SAFETY: the application's function, with the arguments that the header promises.
     unsafe { done(outcome.code, text, len, &raw const info, userdata as *mut c_void) };
 }
 
-/// The end of a receive.
+/// The end of a receive; NULL: nobody wants to hear of it.
 pub(super) fn recv_done(done: rdma_recv_done_fn, userdata: *mut c_void) -> OnRecv {
-    let Some(done) = done else { return OnRecv::Plain(|_, _, _| {}, [0; 2]) };
-    OnRecv::Plain(run_recv_done, [done as usize, userdata as usize])
+    OnRecv::Plain(run_recv_done, [done.map_or(0, |done| done as usize), userdata as usize])
 }
 
 fn run_recv_done([done, userdata]: Words, result: Result<&Tensor, &Status>, info: &TransferInfo) {
-    // SAFETY: `recv_done`, which alone makes such records, put this function there.
-    let done: unsafe extern "C" fn(
-        rdma_code_t,
-        *const c_char,
-        usize,
-        *const rdma_tensor_t,
-        *const rdma_transfer_info_t,
-        *mut c_void,
-    ) = unsafe { std::mem::transmute(done) };
+    // SAFETY: `recv_done`, which alone makes such records, put a function of this type, or NULL, there.
+    let done = unsafe { std::mem::transmute::<usize, rdma_recv_done_fn>(done) };
+    let Some(done) = done else { return };
     let outcome = Outcome::new(result.err());
-    let (text, len) = outcome.text();
+    let ((text, len), info) = (outcome.text(), info_to_c(info));
     let tensor = result.ok().map(tensor_to_c);
     let tensor = tensor.as_ref().map_or(std::ptr::null(), |t| &raw const *t);
-    let info = info_to_c(info);
     // SAFETY: the application's function, with the arguments that the header promises.
     unsafe { done(outcome.code, text, len, tensor, &raw const info, userdata as *mut c_void) };
 }

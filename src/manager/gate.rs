@@ -2,7 +2,8 @@
 
 use std::os::fd::OwnedFd;
 
-use super::world::{Fresh, World};
+use super::early::Fresh;
+use super::world::World;
 use crate::bootstrap::{Negotiator, PeerHello};
 use crate::engine::{Claim, Engine};
 use crate::fabric::{EpId, ProviderKind};

@@ -33,6 +33,7 @@ mod core;
 mod deliver;
 mod doubt;
 mod drive;
+mod early;
 mod gate;
 mod inside;
 mod lock;
