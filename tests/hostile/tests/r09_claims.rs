@@ -61,6 +61,8 @@ fn r09_a_paused_peer_keeps_its_channel_and_a_dead_one_does_not() {
     let blob = victim.tell("blob");
     peer.tell(&format!("import {blob}"));
     peer.tell("connect victim 30000");
+    // The side that dialled is done first: stopped there, it would leave the victim in the middle of the handshake.
+    assert!(eventually(PATIENCE, || victim.try_tell("channels peer").as_deref() == Ok("1")));
     peer.signal(libc::SIGSTOP);
     let address = victim.address().to_owned();
     for seed in 1..4 {

@@ -1,7 +1,7 @@
 //! Memory that does not come: the victim's own, for which a peer asks, and its peers', which the victim reads.
 
 use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma_hostile::PATIENCE;
 use rdma_hostile::honest::Honest;
@@ -13,6 +13,8 @@ use rdma_transport::status::Code;
 const LONG: usize = 4 << 20;
 /// Attackers at a time: more than a manager has threads at first.
 const ATTACKERS: usize = 4;
+/// Of a receive that will miss it, but not before it has asked for the memory.
+const DEADLINE: Duration = Duration::from_secs(5);
 
 /// Connections may be silent for as long as memory is.
 fn options(name: &str, provider: ProviderKind) -> Options {
@@ -78,12 +80,15 @@ fn r19_peers_whose_memory_does_not_come() {
         }
         let blob = attacker.tell("blob");
         victim.tell(&format!("import {blob}"));
-        let op = victim.recv(&name, b"slow", 1, LONG, true, Duration::from_millis(500));
+        victim.tell(&format!("connect {name} {}", PATIENCE.as_millis()));
+        let op = victim.recv(&name, b"slow", 1, LONG, true, DEADLINE);
+        let over = Instant::now() + DEADLINE;
         assert!(is_touched(&mut attacker), "nobody reads the memory of {name}");
         goes_on(&mut victim, &name);
-        attackers.push((attacker, op));
+        attackers.push((attacker, op, over));
     }
-    for (i, (mut attacker, op)) in attackers.into_iter().enumerate() {
+    for (i, (mut attacker, op, over)) in attackers.into_iter().enumerate() {
+        std::thread::sleep(over.saturating_duration_since(Instant::now()));
         if i % 2 == 0 {
             attacker.tell("serve");
         } else {
