@@ -9,6 +9,9 @@ use rdma_transport::config::{Config, Progress};
 use rdma_transport::fabric::ProviderKind;
 use rdma_transport::manager::Manager;
 
+/// Only a hang takes so long.
+const LONG: Duration = Duration::from_secs(60);
+
 fn manager(name: &str, kind: ProviderKind, progress: Progress) -> Arc<Manager> {
     let config = Config {
         name: name.into(),
@@ -44,12 +47,8 @@ fn exchange(kind: ProviderKind) {
             let done: SendDone = Box::new(move |r, i| tx.send((r, i.protocol)).unwrap());
             // SAFETY: `data` outlives the transfer, whose end is awaited below.
             unsafe { b.send(b"key", step, tensor(&data), None, Some(done.into())) }.unwrap();
-            let options = RecvOptions {
-                timeout: Some(Duration::from_secs(10)),
-                target: Target::Library,
-                device: 0,
-                keep: true,
-            };
+            let options =
+                RecvOptions { timeout: Some(LONG), target: Target::Library, device: 0, keep: true };
             // SAFETY: library memory.
             let (t, id) = unsafe { a.recv(Some("b"), b"key", step, options) }.unwrap();
             assert_eq!(t.meta.nbytes, *n as u64);
@@ -59,7 +58,7 @@ fn exchange(kind: ProviderKind) {
                 assert!(got == data, "{kind:?} {n} bytes differ");
             }
             a.request_release(id).unwrap();
-            let (r, p) = rx.recv_timeout(Duration::from_secs(10)).unwrap();
+            let (r, p) = rx.recv_timeout(LONG).unwrap();
             r.unwrap();
             println!("{kind:?} {n} round {round}: {p:?}");
         }

@@ -184,9 +184,19 @@ fn progress_time() -> u64 {
     times.sum()
 }
 
-/// What the pool gives back after a while is given back by a driver that sleeps, and does not keep it from sleeping.
+/// What the pool gives back after a while is given back by a driver that sleeps, and does not keep it from sleeping. In a
+/// process of its own: the drivers of other tests would count.
 #[test]
 fn r25_a_pool_that_shrinks_keeps_nobody_awake() {
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "--ignored", "r25_child_whose_pool_shrinks"]);
+    let output = child.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+#[ignore = "the child of r25_a_pool_that_shrinks_keeps_nobody_awake"]
+fn r25_child_whose_pool_shrinks() {
     let (a, b) = pair(ProviderKind::Shm, Progress::Thread);
     a.connect("b", Some(LONG)).unwrap();
     for _ in 0..4 {
