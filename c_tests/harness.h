@@ -186,6 +186,7 @@ int serve_role(int argc, char **argv); /* a peer under command: see proc.c */
 /* ---- /proc/self ---- */
 int count_fds(void);
 int count_threads(void);
+int count_threads_named(const char *name);
 int count_maps(void);
 size_t rss_bytes(void);
 size_t mem_available(void);

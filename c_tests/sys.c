@@ -13,6 +13,21 @@ static int count_dir(const char *path) {
 }
 int count_fds(void) { return count_dir("/proc/self/fd") - 1; }
 int count_threads(void) { return count_dir("/proc/self/task"); }
+int count_threads_named(const char *name) {
+  int count = 0;
+  DIR *d = opendir("/proc/self/task");
+  CHECK(d != NULL);
+  for (struct dirent *e; (e = readdir(d));) {
+    char path[300], comm[32] = "";
+    snprintf(path, sizeof path, "/proc/self/task/%s/comm", e->d_name);
+    FILE *f = fopen(path, "re"); /* it may have ended */
+    if (f && fgets(comm, sizeof comm, f)) comm[strcspn(comm, "\n")] = 0;
+    if (f) fclose(f);
+    count += strcmp(comm, name) == 0;
+  }
+  closedir(d);
+  return count;
+}
 
 int count_maps(void) {
   int n = 0;
