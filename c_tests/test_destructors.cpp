@@ -26,19 +26,25 @@ static void check(const rdma::Status &s, int line) {
 }
 #define OK(expr) check((expr), __LINE__)
 
-/* Threads of the library that still run: only they could call back. */
+/* Threads of the library that still run: only they could call back. One that was joined may be listed until the kernel
+ * has taken it apart; it runs nothing of the process any more, which its flags tell. */
 static int library_threads() {
+  const unsigned exiting = 0x4; /* PF_EXITING of Linux */
   int count = 0;
   DIR *dir = opendir("/proc/self/task");
   CHECK(dir != nullptr);
   while (dirent *e = readdir(dir)) {
-    std::string path = std::string("/proc/self/task/") + e->d_name + "/comm";
-    char name[32] = "";
+    std::string path = std::string("/proc/self/task/") + e->d_name + "/stat";
+    char line[512] = "";
     if (FILE *f = std::fopen(path.c_str(), "r")) {
-      if (!std::fgets(name, sizeof name, f)) name[0] = 0;
+      if (!std::fgets(line, sizeof line, f)) line[0] = 0;
       std::fclose(f);
     }
-    if (std::strncmp(name, "rdma-", 5) == 0) count++;
+    unsigned flags = 0; /* number (name) state, then five numbers, then these */
+    const char *rest = std::strrchr(line, ')');
+    if (!rest || std::strstr(line, "(rdma-") == nullptr) continue;
+    CHECK(std::sscanf(rest, ") %*c %*d %*d %*d %*d %*d %u", &flags) == 1);
+    if (!(flags & exiting)) count++;
   }
   closedir(dir);
   return count;
