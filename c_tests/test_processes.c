@@ -28,7 +28,7 @@ static const char *any_address(void) {
   return any;
 }
 /* An address to listen at again. A port that the system gave may become anybody's as soon as nobody listens there: this one
- * lies below those that it gives, and other runs of these tests keep away from it, by a socket's name. */
+ * lies below those that it gives, and other tests keep away from it, by a socket's name (conftest.py has it, too). */
 static const char *own_address(void) {
   static char own[96];
   enum { FIRST = 20000, COUNT = 8000 };
@@ -39,7 +39,7 @@ static const char *own_address(void) {
   for (int i = 0; i < COUNT && given >= FIRST + COUNT; i++) {
     int port = FIRST + (getpid() + i) % COUNT, yes = 1;
     struct sockaddr_un name = {.sun_family = AF_UNIX}; /* abstract */
-    int n = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "rdma-test-port-%d", port);
+    int n = snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "rdma-tensorflow-test-port-%d", port);
     int lock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
     CHECK(lock >= 0 && s >= 0 && setsockopt(s, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) == 0);

@@ -98,7 +98,7 @@ def test_deadline_of_the_library_reaches_the_session(processes, provider):
     """RDMA_TIMEOUT_MS; without it only TensorFlow's own timeouts count."""
     ps, worker = free_addresses(2)
     processes.start("ps", "server.py", "ps", 0, "grpc+verbs", ps, worker, provider=provider)
-    processes.start("worker", "deadline.py", ps, worker, provider=provider, RDMA_TIMEOUT_MS="700")
+    processes.start("worker", "deadline.py", ps, worker, provider=provider, RDMA_TIMEOUT_MS="4000")
     assert "timed out" in processes.wait("worker", TIMEOUT)
 
 

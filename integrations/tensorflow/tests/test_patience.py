@@ -30,7 +30,7 @@ def test_r22_silent_parameter_server_is_blamed_under_the_stricter_rule(processes
     it is "unavailable", which MonitoredSession tries again; none exceeds a deadline that nobody set."""
     ps, worker = free_addresses(2)
     process = processes.start("ps", "server.py", "ps", 0, "grpc+verbs", ps, worker, provider=provider)
-    processes.start("worker", "stalled.py", ps, worker, provider=provider, RDMA_PEER_TIMEOUT_MS="1500")
+    processes.start("worker", "stalled.py", ps, worker, provider=provider, RDMA_PEER_TIMEOUT_MS="4000")
     processes.wait_for("worker", "stalled: going", TIMEOUT)
     process.send_signal(signal.SIGSTOP)
     processes.wait_for("worker", "stalled: the parameter server", TIMEOUT)

@@ -38,7 +38,7 @@ def fails(words):
 fails("grpc+verbs: receive from /job:ps")
 print("stalled: the parameter server", flush=True)
 for _ in range(2):  # it is asked for its address, and does not answer that either
-    fails("RDMA_PEER_TIMEOUT_MS=1500")
+    fails("RDMA_PEER_TIMEOUT_MS=" + os.environ["RDMA_PEER_TIMEOUT_MS"])
 print("stalled: still", flush=True)
 for _ in range(60):
     try:
