@@ -18,16 +18,10 @@ mod acts;
 mod app;
 #[path = "simulation/check.rs"]
 mod check;
-#[path = "simulation/fabric.rs"]
-mod fabric;
-#[path = "simulation/fx.rs"]
-mod fx;
-#[path = "simulation/memory.rs"]
-mod memory;
+#[path = "world/mod.rs"]
+mod common;
 #[path = "simulation/profile.rs"]
 mod profile;
-#[path = "simulation/rng.rs"]
-mod rng;
 #[path = "simulation/sim.rs"]
 mod sim;
 #[path = "simulation/world.rs"]

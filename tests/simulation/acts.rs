@@ -5,8 +5,8 @@ use rdma_transport::status::{Code, Status};
 
 use super::app::Act;
 use super::check;
-use super::fabric::Life;
-use super::memory::{Who, content};
+use super::common::memory::{Who, content};
+use super::common::net::Life;
 use super::profile::{MS, US};
 use super::sim::Sim;
 use super::world::Event;
@@ -154,12 +154,7 @@ impl Sim {
             r.ended.get_or_insert_with(|| Err(gone()));
         }
         self.w.mem.crash(who);
-        let n = &mut self.w.nodes[node];
-        n.up = false;
-        n.work.clear();
-        n.deliveries.clear();
-        n.inbox.clear();
-        n.chans.clear();
+        self.w.nodes[node].crash();
     }
 
     fn restart_later(&mut self, node: usize) {

@@ -7,7 +7,7 @@ use rdma_transport::api::{Meta, TENSOR_DEAD, TENSOR_SERIALIZED};
 use rdma_transport::engine::Held;
 use rdma_transport::status::Status;
 
-use super::memory::Who;
+use super::common::memory::Who;
 use super::profile::{MS, US};
 use super::world::{Event, World};
 
@@ -206,12 +206,12 @@ impl App {
         if let Some(meta) = self.shapes.get(&(from, key)).filter(|_| w.rng.percent(75)) {
             return meta.clone();
         }
-        let kind = w.rng.below(10);
+        let (kind, large) = (w.rng.below(10), w.profile.large);
         let nbytes = match kind {
             0 | 1 => 0,
             2..=4 => w.rng.range(1, 64),
             5..=7 => w.rng.range(65, 2000),
-            _ => w.rng.range(2000, w.profile.large),
+            _ => w.rng.range(2000, large),
         };
         let flags = match kind {
             0 => TENSOR_DEAD,

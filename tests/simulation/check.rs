@@ -4,11 +4,11 @@ use rdma_transport::api::{Tensor, TransferInfo};
 use rdma_transport::engine::Engine;
 use rdma_transport::status::{Code, Status};
 
-use super::fabric::Conn;
-use super::memory::{Who, content};
+use super::common::Node;
+use super::common::memory::{Who, content};
+use super::common::net::Conn;
 use super::profile::MS;
 use super::sim::Sim;
-use super::world::Node;
 
 /// As many requests live as were begun and not ended.
 pub fn counts(sim: &Sim) {

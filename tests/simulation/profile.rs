@@ -4,7 +4,7 @@ use rdma_transport::api::Protocol;
 use rdma_transport::engine::Settings;
 use rdma_transport::fabric::{Caps, ProviderKind};
 
-use super::rng::Rng;
+use super::common::rng::Rng;
 
 pub const US: u64 = 1_000;
 pub const MS: u64 = 1_000_000;

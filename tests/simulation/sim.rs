@@ -9,10 +9,10 @@ use rdma_transport::status::{Code, Status};
 
 use super::app::{Act, App, Kind, Note};
 use super::check;
-use super::fabric::{Life, NetEvent};
-use super::fx::SimFx;
-use super::memory::{Region, Who, content};
+use super::common::memory::{Region, Who, content};
+use super::common::net::{Life, NetEvent};
 use super::profile::{MS, US};
+use super::world::SimFx;
 use super::world::{Event, Later, World};
 
 /// Copies of devices are made by the simulation, later; these are never called.
@@ -372,8 +372,9 @@ impl Sim {
 
     /// Without windows, some of the application's memory is registered for good.
     fn maybe_register(&mut self, who: Who, device: u32, addr: u64, len: u64) {
-        let windows = self.w.profile.per_node[who.node].0.windows;
-        if device == 0 && !windows && self.w.rng.percent(self.w.profile.registered) {
+        let (windows, registered) =
+            (self.w.nodes[who.node].caps.windows, self.w.profile.registered);
+        if device == 0 && !windows && self.w.rng.percent(registered) {
             let rkey = self.w.key();
             let access = rdma_transport::fabric::Access::all();
             self.w.mem.open(rkey, Region { who, addr, len, access, open: true, owned: false });

@@ -1,16 +1,17 @@
-//! Everything but the engines: virtual time, memory, connections, queues of work.
+//! When things happen in a run, and what fails: drawn from its seed.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BinaryHeap};
+use std::ops::{Deref, DerefMut};
 
-use rdma_transport::engine::{ChanId, Work};
 use rdma_transport::status::Status;
 
 use super::app::Act;
-use super::fabric::{Conn, NetEvent};
-use super::memory::{Memory, Who};
-use super::profile::Profile;
-use super::rng::{Rng, mix};
+use super::common::fx::NodeFx;
+use super::common::memory::Who;
+use super::common::rng::{Rng, mix};
+use super::common::{self as world, Fate, Fault, Node};
+use super::profile::{MS, Profile, US};
 
 /// Something that happens at a time.
 pub enum Event {
@@ -68,112 +69,130 @@ impl Ord for Queued {
     }
 }
 
-/// What the world knows of a node.
-pub struct Node {
-    pub inc: u64,
-    pub up: bool,
-    pub closing: bool,
-    pub chans: BTreeMap<ChanId, (usize, usize)>,
-    pub inbox: VecDeque<(usize, usize, NetEvent)>,
-    pub work: VecDeque<Work>,
-    /// Content to be put in its place before any of that.
-    pub deliveries: Vec<(u64, Vec<u8>)>,
-    pub stalled_until: u64,
-    pub poll_at: u64,
-    pub tick_at: u64,
-    pub work_at: u64,
-    /// A post found its queue full since the last turn.
-    pub full: bool,
-    /// Receives that have ended: completions queued.
-    pub recvs_ended: usize,
-    pub recvs_begun: usize,
-    /// Connection attempts under way, by target.
-    pub dialing: Vec<bool>,
-}
-
-impl Node {
-    fn new(nodes: usize) -> Node {
-        Node {
-            inc: 1,
-            up: true,
-            closing: false,
-            chans: BTreeMap::new(),
-            inbox: VecDeque::new(),
-            work: VecDeque::new(),
-            deliveries: Vec::new(),
-            stalled_until: 0,
-            poll_at: u64::MAX,
-            tick_at: u64::MAX,
-            work_at: u64::MAX,
-            full: false,
-            recvs_ended: 0,
-            recvs_begun: 0,
-            dialing: vec![false; nodes],
-        }
-    }
-
-    /// Forgets what belonged to the incarnation that ended.
-    pub fn restart(&mut self) {
-        let inc = self.inc + 1;
-        *self = Node { inc, ..Node::new(self.dialing.len()) };
-    }
-}
-
-pub struct World {
-    pub now: u64,
+/// Time, luck and faults of one run, all drawn from its seed.
+pub struct Seeded {
     pub rng: Rng,
     pub profile: Profile,
-    pub mem: Memory,
-    pub conns: Vec<Conn>,
-    pub nodes: Vec<Node>,
-    pub tracing: bool,
     /// No more faults: the end has begun.
     pub calm: bool,
     /// Folds all that happened, to compare two runs of a seed.
     pub hash: u64,
     /// How often what was met, to show that the runs reach it.
     pub met: BTreeMap<String, u64>,
-    /// To which requests metadata went.
-    pub told: BTreeSet<(Who, (ChanId, u32))>,
     queue: BinaryHeap<Reverse<Queued>>,
     seq: u64,
+}
+
+pub type World = world::World<Seeded>;
+pub type SimFx<'a> = NodeFx<'a, Seeded>;
+
+// The run's luck is the world's: `w.rng`, `w.profile`.
+impl Deref for World {
+    type Target = Seeded;
+    fn deref(&self) -> &Seeded {
+        &self.fate
+    }
+}
+impl DerefMut for World {
+    fn deref_mut(&mut self) -> &mut Seeded {
+        &mut self.fate
+    }
+}
+
+impl Seeded {
+    fn at(&mut self, now: u64, at: u64, event: Event) {
+        self.seq += 1;
+        self.queue.push(Reverse(Queued { at: at.max(now), seq: self.seq, event }));
+    }
+
+    /// A delay up to `max`, short ones as likely as all longer ones.
+    pub fn delay(&mut self, max: u64) -> u64 {
+        let max = if self.rng.percent(50) { max / 20 } else { max };
+        self.rng.below(max + 1)
+    }
+
+    /// True so many times in a hundred, as long as there are faults.
+    pub fn fault(&mut self, percent: u64) -> bool {
+        percent > 0 && !self.calm && self.rng.percent(percent)
+    }
+}
+
+impl Fate for Seeded {
+    fn moves(&mut self, now: u64, conn: usize, side: usize) {
+        let delay = self.delay(self.profile.latency);
+        self.at(now, now + delay, Event::Net { conn, side });
+    }
+
+    fn completes(&mut self, now: u64, conn: usize, side: usize, earliest: u64) -> u64 {
+        let delay = self.delay(2 * self.profile.latency);
+        let at = earliest.max(now + delay);
+        self.at(now, at, Event::Completion { conn, side });
+        at
+    }
+
+    fn wakes(&mut self, now: u64, who: Who, node: &mut Node) {
+        let delay = self.delay(20_000);
+        let at = (now + delay).max(node.stalled_until);
+        if at < node.poll_at {
+            node.poll_at = at;
+            self.at(now, at, Event::Poll { who });
+        }
+    }
+
+    fn dials(&mut self, now: u64, who: Who, to: usize) {
+        let max = if self.profile.quiet { 300 * US } else { 3 * MS };
+        let delay = self.delay(max);
+        self.at(now, now + delay, Event::Connect { who, to });
+    }
+
+    fn part(&mut self, left: u64) -> u64 {
+        let parts = self.rng.range(1, self.profile.parts);
+        left.div_ceil(parts).min(left)
+    }
+
+    fn fails(&mut self, _: usize, what: Fault) -> bool {
+        self.fault(match what {
+            Fault::Alloc | Fault::Deliver => self.profile.alloc_fails,
+            Fault::Open => self.profile.open_fails,
+        })
+    }
+
+    fn needs_proxy(&mut self) -> bool {
+        self.rng.percent(self.profile.need_proxy)
+    }
+
+    fn opens_device(&mut self) -> bool {
+        self.rng.percent(self.profile.registered)
+    }
+
+    fn last_words(&mut self) -> bool {
+        self.rng.percent(50)
+    }
+
+    fn key(&mut self) -> u32 {
+        self.rng.next() as u32
+    }
+
+    fn meet(&mut self, what: &str) {
+        *self.met.entry(what.to_owned()).or_default() += 1;
+    }
 }
 
 impl World {
     pub fn new(seed: u64, tracing: bool) -> World {
         let mut rng = Rng::new(seed);
         let profile = Profile::draw(&mut rng);
-        let nodes = (0..profile.nodes).map(|_| Node::new(profile.nodes)).collect();
-        World {
-            // Not 0: a time of 0 would hide comparisons that are the wrong way round.
-            now: 1_000_000_000,
-            rng,
-            profile,
-            mem: Memory::default(),
-            conns: Vec::new(),
-            nodes,
-            tracing,
-            calm: false,
-            hash: 0,
-            met: BTreeMap::new(),
-            told: BTreeSet::new(),
-            queue: BinaryHeap::new(),
-            seq: 0,
-        }
-    }
-
-    pub fn who(&self, node: usize) -> Who {
-        Who { node, inc: self.nodes[node].inc }
-    }
-
-    /// Whether this incarnation lives.
-    pub fn lives(&self, who: Who) -> bool {
-        self.nodes[who.node].up && self.nodes[who.node].inc == who.inc
+        let node =
+            |i: usize| Node::new(profile.nodes, profile.per_node[i].0.clone(), profile.sq_depth[i]);
+        let nodes = (0..profile.nodes).map(node).collect();
+        let max_region = profile.max_region;
+        let (met, queue) = (BTreeMap::new(), BinaryHeap::new());
+        let fate = Seeded { rng, profile, calm: false, hash: 0, met, queue, seq: 0 };
+        World::build(fate, nodes, max_region, tracing)
     }
 
     pub fn at(&mut self, at: u64, event: Event) {
-        self.seq += 1;
-        self.queue.push(Reverse(Queued { at: at.max(self.now), seq: self.seq, event }));
+        self.fate.at(self.now, at, event);
     }
 
     pub fn after(&mut self, delay: u64, event: Event) {
@@ -195,46 +214,18 @@ impl World {
         *self.met.entry(what.into()).or_default() += 1;
     }
 
+    /// See [`Seeded::delay`].
+    pub fn delay(&mut self, max: u64) -> u64 {
+        self.fate.delay(max)
+    }
+
+    /// See [`Seeded::fault`].
+    pub fn fault(&mut self, percent: u64) -> bool {
+        self.fate.fault(percent)
+    }
+
     /// Folds a number into the run's hash.
     pub fn note(&mut self, n: u64) {
         self.hash = mix(self.hash ^ mix(n ^ self.now));
-    }
-
-    pub fn trace(&self, text: impl FnOnce() -> String) {
-        if self.tracing {
-            println!("{:>12.6} {}", (self.now - 1_000_000_000) as f64 / 1e6, text());
-        }
-    }
-
-    /// A delay up to `max`, short ones as likely as all longer ones.
-    pub fn delay(&mut self, max: u64) -> u64 {
-        let max = if self.rng.percent(50) { max / 20 } else { max };
-        self.rng.below(max + 1)
-    }
-
-    /// Makes sure that a node looks for events soon.
-    pub fn wake(&mut self, node: usize) {
-        let delay = self.delay(20_000);
-        let at = (self.now + delay).max(self.nodes[node].stalled_until);
-        if at < self.nodes[node].poll_at {
-            self.nodes[node].poll_at = at;
-            let who = self.who(node);
-            self.at(at, Event::Poll { who });
-        }
-    }
-
-    /// True so many times in a hundred, as long as there are faults.
-    pub fn fault(&mut self, percent: u64) -> bool {
-        percent > 0 && !self.calm && self.rng.percent(percent)
-    }
-
-    /// A key that no region has.
-    pub fn key(&mut self) -> u32 {
-        loop {
-            let key = self.rng.next() as u32;
-            if key != 0 && !self.mem.regions.contains_key(&key) {
-                return key;
-            }
-        }
     }
 }

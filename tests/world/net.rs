@@ -7,7 +7,7 @@ use rdma_transport::fabric::{Access, Mem, PostError, Remote};
 use rdma_transport::status::{Code, Status};
 
 use super::memory::Who;
-use super::world::{Event, World};
+use super::{Fate, World};
 
 /// What a node finds when it polls.
 pub enum NetEvent {
@@ -36,6 +36,13 @@ pub enum Op {
     Fin,
 }
 
+impl Op {
+    /// It takes a receive of the peer's.
+    fn uses_receive(&self) -> bool {
+        matches!(self, Op::Send(_) | Op::Write { imm: Some(_), .. })
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
     Up,
@@ -58,6 +65,8 @@ pub struct End {
     pub early: Vec<NetEvent>,
     /// Messages that the owner has not polled: each occupies a receive.
     pub unpolled: u32,
+    /// Receives of the peer that it used, less those of writes that were refused.
+    pub used: u32,
     pub mark: u64,
     /// How often it asked whether it may have its name.
     pub asked: u32,
@@ -82,9 +91,15 @@ impl End {
             done_at: 0,
             early: Vec::new(),
             unpolled: 0,
+            used: 0,
             asked: 0,
             mark: 0,
         }
+    }
+
+    /// Operations have ended and were not reported.
+    pub fn has_completions(&self) -> bool {
+        !self.done.is_empty()
     }
 
     /// Nothing of it is under way.
@@ -109,7 +124,7 @@ fn gone() -> Status {
     Status::gone("the simulated connection went down")
 }
 
-impl World {
+impl<F: Fate> World<F> {
     pub fn new_conn(&mut self, a: Who, b: Who) -> usize {
         self.conns.push(Conn { ends: [End::new(a), End::new(b)], silent: false });
         self.conns.len() - 1
@@ -120,16 +135,17 @@ impl World {
         let Some(&(conn, side)) = self.nodes[node].chans.get(&ch) else {
             panic!("node {node} posts on channel {ch:#x}, which has ended");
         };
-        let depth = self.profile.sq_depth[node];
+        let depth = self.nodes[node].sq_depth;
         let end = &mut self.conns[conn].ends[side];
         if end.life != Life::Up {
             return Err(PostError::Failed(gone()));
         }
         if end.out.len() + end.done.len() >= depth {
             self.nodes[node].full = true;
-            self.meet("queue full");
+            self.fate.meet("queue full");
             return Err(PostError::QueueFull);
         }
+        end.used += u32::from(op.uses_receive());
         end.out.push_back(op);
         self.move_soon(conn, side);
         Ok(())
@@ -139,8 +155,7 @@ impl World {
         let end = &mut self.conns[conn].ends[side];
         if !end.moving && !end.out.is_empty() {
             end.moving = true;
-            let delay = self.delay(self.profile.latency);
-            self.after(delay, Event::Net { conn, side });
+            self.fate.moves(self.now, conn, side);
         }
     }
 
@@ -166,7 +181,7 @@ impl World {
                 true
             }
             Op::Write { local, remote, at, imm, .. } => {
-                let n = self.part(local.len(), *at);
+                let n = self.fate.part(local.len() - *at);
                 match self.move_write(conn, side, (*local, *at, n), *remote) {
                     Ok(()) => *at += n,
                     Err(status) => return self.refused(conn, side, op, status),
@@ -178,7 +193,7 @@ impl World {
                 finished
             }
             Op::Read { local, remote, at, .. } => {
-                let n = self.part(local.len(), *at);
+                let n = self.fate.part(local.len() - *at);
                 match self.move_read(conn, side, (*local, *at, n), *remote) {
                     Ok(()) => *at += n,
                     Err(status) => return self.refused(conn, side, op, status),
@@ -195,12 +210,6 @@ impl World {
         }
         self.conns[conn].ends[1 - side].mark += 1;
         self.move_soon(conn, side);
-    }
-
-    fn part(&mut self, len: u64, at: u64) -> u64 {
-        let left = len - at;
-        let parts = self.rng.range(1, self.profile.parts);
-        left.div_ceil(parts).min(left)
     }
 
     fn move_write(
@@ -245,36 +254,33 @@ impl World {
     }
 
     fn check_lkey(&self, who: Who, local: Mem, access: Access) {
-        if !self.profile.per_node[who.node].0.windows {
+        if !self.nodes[who.node].caps.windows {
             let ok = self.mem.allowed(local.lkey(), who, local.addr(), local.len(), access);
             assert!(ok, "local memory of an operation is not covered by its key");
         }
     }
 
     fn refused(&mut self, conn: usize, side: usize, op: Op, status: Status) {
-        let windows = self.profile.per_node[0].0.windows;
+        let windows = self.nodes[0].caps.windows;
         self.trace(|| format!("conn {conn}.{side}: {status}"));
-        self.meet("refused operation");
+        self.fate.meet("refused operation");
         // Without windows a refused operation costs the connection: the engine has to see to it
         // that none happens while both ends live.
         let end = &self.conns[conn].ends[1 - side];
         assert!(windows || end.life != Life::Up, "an operation was refused on a living connection");
+        self.conns[conn].ends[side].used -= u32::from(op.uses_receive());
         self.complete(conn, side, op, Err(status));
         self.move_soon(conn, side);
     }
 
     fn complete(&mut self, conn: usize, side: usize, op: Op, result: Result<(), Status>) {
         if let Op::Write { wr, .. } | Op::Read { wr, .. } = op {
-            let delay = self.delay(2 * self.profile.latency);
-            let now = self.now;
             let end = &mut self.conns[conn].ends[side];
             if end.life != Life::Up {
                 return;
             }
             end.done.push_back(NetEvent::Done(wr, result));
-            end.done_at = end.done_at.max(now + delay);
-            let at = end.done_at;
-            self.at(at, Event::Completion { conn, side });
+            end.done_at = self.fate.completes(self.now, conn, side, end.done_at);
         } else {
             // Nothing reports that a send has left; whoever waits for room has to look again.
             self.wake_owner(conn, side);
@@ -312,7 +318,7 @@ impl World {
             return;
         }
         end.unpolled += 1;
-        let (n, depth) = (end.unpolled, self.profile.per_node[end.who.node].0.recv_depth);
+        let (n, depth) = (end.unpolled, self.nodes[end.who.node].caps.recv_depth);
         let who = end.who;
         assert!(n <= depth, "{who:?} has {n} messages to poll, its receive queue has {depth}");
         self.put(conn, side, event);
@@ -333,7 +339,7 @@ impl World {
         }
         let who = end.who;
         if events.iter().any(|e| matches!(e, NetEvent::Done(_, Err(_)))) {
-            self.meet("connection lost amid a write or read");
+            self.fate.meet("connection lost amid a write or read");
         }
         self.trace(|| format!("conn {conn}.{side} of {who:?} goes down"));
         if !self.lives(who) {
@@ -356,7 +362,7 @@ impl World {
         end.done.clear();
         end.early.clear();
         // Messages were copied when they were posted; some of them still arrive.
-        let keep = if word && self.rng.percent(50) { usize::MAX } else { 0 };
+        let keep = if word && self.fate.last_words() { usize::MAX } else { 0 };
         let end = &mut self.conns[conn].ends[side];
         let sends = end.out.iter().take_while(|op| matches!(op, Op::Send(_))).count();
         end.out.truncate(sends.min(keep));

@@ -1,4 +1,4 @@
-//! What one engine can do to the simulated world.
+//! What one engine can do to the world.
 
 use rdma_transport::engine::{Buffer, ChanId, Fx, MapError, Window, Work};
 use rdma_transport::fabric::keys::Keys;
@@ -6,13 +6,12 @@ use rdma_transport::fabric::{Access, Mem, Mr, PostError, Remote};
 use rdma_transport::protocol::message::{self, Message};
 use rdma_transport::status::{Code, Status};
 
-use super::fabric::Op;
 use super::memory::Region;
-use super::profile::{MS, US};
-use super::world::{Event, World};
+use super::net::Op;
+use super::{Fate, Fault, World};
 
-pub struct SimFx<'a> {
-    pub w: &'a mut World,
+pub struct NodeFx<'a, F> {
+    pub w: &'a mut World<F>,
     pub node: usize,
 }
 
@@ -20,37 +19,37 @@ fn injected(what: &str) -> Status {
     Status::new(Code::ResourceExhausted, format!("injected: {what}"))
 }
 
-impl SimFx<'_> {
+impl<F: Fate> NodeFx<'_, F> {
     fn register(&mut self, addr: u64, len: u64, access: Access, owned: bool) -> Mr {
         let (rkey, who) = (self.w.key(), self.w.who(self.node));
         self.w.mem.open(rkey, Region { who, addr, len, access, open: true, owned });
-        let windows = self.w.profile.per_node[self.node].0.windows;
+        let windows = self.w.nodes[self.node].caps.windows;
         Mr { lkey: if windows { 0 } else { rkey }, rkey }
     }
 
     /// Opens memory for one transfer, in several regions where the device limits their length.
     fn window(&mut self, addr: u64, len: u64, access: Access) -> Window {
-        let max = self.w.profile.max_region;
+        let max = self.w.max_region;
         let mut keys = Keys::one(self.register(addr, len.min(max), access, true));
         let mut at = max;
         while at < len {
             let mr = self.register(addr + at, max.min(len - at), access, true);
             assert!(keys.push(at, mr));
             at += max;
-            self.w.meet("several regions");
+            self.w.fate.meet("several regions");
         }
         Window { keys, owned: true }
     }
 }
 
-impl Fx for SimFx<'_> {
+impl<F: Fate> Fx for NodeFx<'_, F> {
     fn now(&self) -> u64 {
         self.w.now
     }
 
     fn send(&mut self, ch: ChanId, parts: &[&[u8]]) -> Result<(), PostError> {
         let bytes = parts.concat();
-        let max = self.w.profile.per_node[self.node].0.max_send;
+        let max = self.w.nodes[self.node].caps.max_send;
         assert!(bytes.len() <= max, "a SEND of {} bytes, at most {max} are allowed", bytes.len());
         let told = match message::decode(&bytes) {
             Ok((Message::Meta(m), _)) => Some(m.index),
@@ -72,13 +71,13 @@ impl Fx for SimFx<'_> {
         remote: Remote,
         imm: Option<u32>,
     ) -> Result<(), PostError> {
-        let max = self.w.profile.per_node[self.node].0.max_rdma;
+        let max = self.w.nodes[self.node].caps.max_rdma;
         assert!(local.len() <= max, "a WRITE of {} bytes, at most {max}", local.len());
         self.w.post(self.node, ch, Op::Write { wr, local, remote, imm, at: 0 })
     }
 
     fn read(&mut self, ch: ChanId, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError> {
-        let caps = &self.w.profile.per_node[self.node].0;
+        let caps = &self.w.nodes[self.node].caps;
         assert!(caps.read, "a READ on a provider that has none");
         assert!(local.len() <= caps.max_rdma, "a READ of {} bytes", local.len());
         self.w.post(self.node, ch, Op::Read { wr, local, remote, at: 0 })
@@ -95,15 +94,15 @@ impl Fx for SimFx<'_> {
         // The memory has to be there, on the host, and the engine's to use.
         let who = self.w.who(self.node);
         self.w.mem.read(who, false, addr, len, "open");
-        if self.w.fault(self.w.profile.open_fails) {
+        if self.w.fate.fails(self.node, Fault::Open) {
             return Err(MapError::Failed(injected("open")));
         }
-        if !self.w.profile.per_node[self.node].0.windows {
+        if !self.w.nodes[self.node].caps.windows {
             if let Some(rkey) = self.w.mem.registration(addr) {
                 return Ok(Window { keys: Keys::one(Mr { lkey: rkey, rkey }), owned: false });
             }
-            if self.w.rng.percent(self.w.profile.need_proxy) {
-                self.w.meet("proxy");
+            if self.w.fate.needs_proxy() {
+                self.w.fate.meet("proxy");
                 return Err(MapError::NeedProxy);
             }
         }
@@ -113,11 +112,11 @@ impl Fx for SimFx<'_> {
     fn open_device(&mut self, ch: ChanId, addr: u64, len: u64, device: u32) -> Option<Window> {
         assert!(self.w.nodes[self.node].chans.contains_key(&ch), "open on an ended channel");
         assert_eq!(self.w.mem.at(addr).device, device);
-        let windows = self.w.profile.per_node[self.node].0.windows;
-        if windows || !self.w.rng.percent(self.w.profile.registered) {
+        let windows = self.w.nodes[self.node].caps.windows;
+        if windows || !self.w.fate.opens_device() {
             return None;
         }
-        self.w.meet("device memory opened");
+        self.w.fate.meet("device memory opened");
         Some(self.window(addr, len, Access::all()))
     }
 
@@ -153,13 +152,13 @@ impl Fx for SimFx<'_> {
     }
 
     fn alloc(&mut self, len: u64) -> Result<Buffer, Status> {
-        if self.w.fault(self.w.profile.alloc_fails) {
+        if self.w.fate.fails(self.node, Fault::Alloc) {
             return Err(injected("memory"));
         }
         let who = self.w.who(self.node);
         let addr = self.w.mem.alloc(who, 0, len, 0xDD, format!("library buffer of {len} bytes"));
         self.w.mem.at(addr).library = true;
-        if !self.w.profile.per_node[self.node].0.windows {
+        if !self.w.nodes[self.node].caps.windows {
             let mr = self.register(addr, len, Access::all(), false);
             self.w.mem.at(addr).registered = Some(mr.rkey);
         }
@@ -181,7 +180,7 @@ impl Fx for SimFx<'_> {
     }
 
     unsafe fn deliver(&mut self, dst: u64, content: &[u8]) -> Result<(), Status> {
-        if self.w.fault(self.w.profile.alloc_fails) {
+        if self.w.fate.fails(self.node, Fault::Deliver) {
             return Err(injected("memory"));
         }
         self.w.nodes[self.node].deliveries.push((dst, content.to_vec()));
@@ -192,17 +191,5 @@ impl Fx for SimFx<'_> {
         let node = &mut self.w.nodes[self.node];
         node.recvs_ended += usize::from(matches!(work, Work::RecvDone { .. }));
         node.work.push_back(work);
-    }
-}
-
-impl World {
-    /// Begins an attempt to connect.
-    pub fn dial(&mut self, from: usize, to: usize) {
-        if std::mem::replace(&mut self.nodes[from].dialing[to], true) {
-            return;
-        }
-        let max = if self.profile.quiet { 300 * US } else { 3 * MS };
-        let (delay, who) = (self.delay(max), self.who(from));
-        self.after(delay, Event::Connect { who, to });
     }
 }
