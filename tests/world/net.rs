@@ -59,7 +59,8 @@ pub struct End {
     pub life: Life,
     pub out: VecDeque<Op>,
     moving: bool,
-    done: VecDeque<NetEvent>,
+    /// Operations that have ended and were not reported.
+    pub done: VecDeque<NetEvent>,
     done_at: u64,
     /// What arrived before the owner knew of the connection.
     pub early: Vec<NetEvent>,
@@ -95,11 +96,6 @@ impl End {
             asked: 0,
             mark: 0,
         }
-    }
-
-    /// Operations have ended and were not reported.
-    pub fn has_completions(&self) -> bool {
-        !self.done.is_empty()
     }
 
     /// Nothing of it is under way.

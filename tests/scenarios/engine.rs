@@ -1,0 +1,286 @@
+//! The engines of a scenario: the only file here that calls them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_transport::api::*;
+use rdma_transport::engine::{Claim, Engine, Held, Hooks, Offer, Range, Settings, checksum};
+use rdma_transport::status::{Code, Status};
+
+use super::common::fx::NodeFx;
+use super::common::memory::Who;
+use super::common::net::NetEvent;
+use super::ops::{Mail, Note};
+use super::script::Script;
+use super::{World, stage::Stage};
+
+type ScriptFx<'a> = NodeFx<'a, Script>;
+
+/// Copies of devices are made by the scenario; these are never called.
+struct NoCopies;
+
+impl DeviceOps for NoCopies {
+    fn copy_to_host(&self, _: u64, _: u64, _: u64, _: CopyDone) {
+        panic!("the scenario copies");
+    }
+    fn copy_from_host(&self, _: u64, _: u64, _: u64, _: CopyDone) {
+        panic!("the scenario copies");
+    }
+}
+
+/// The engine of a node that begins: it knows the other one, and has one device.
+pub fn boot(node: usize, settings: &Settings) -> Engine {
+    let mut engine = Engine::new(&format!("node{node}"), settings.clone());
+    engine.add_device(Arc::new(NoCopies)).unwrap();
+    engine.add_peer(&format!("node{}", 1 - node)).unwrap();
+    engine
+}
+
+/// The checksum that a copy's owner computes.
+pub fn hash(bytes: &[u8]) -> u64 {
+    checksum(bytes)
+}
+
+impl Stage {
+    /// Calls an engine, then runs the callbacks that this queued.
+    fn call<T>(&mut self, node: usize, f: impl FnOnce(&mut Engine, &mut ScriptFx<'_>) -> T) -> T {
+        let engine = self.engines[node].as_mut().expect("the node lives");
+        let mut fx = ScriptFx { w: &mut self.w, node };
+        let result = f(engine, &mut fx);
+        engine.end_lost(&mut fx);
+        self.work(node);
+        result
+    }
+
+    /// Passes requests that find no tensor to the application, as [`Note::Asked`] tells.
+    pub fn set_source(&mut self, node: usize) {
+        let (asked, ended): (Mail, Mail) = (self.mail.clone(), self.mail.clone());
+        let engine = self.engines[node].as_mut().unwrap();
+        engine.set_source(Some(Arc::new(move |response, _: &str, key: &[u8], step| {
+            let note = Note::Asked { response, key: key.to_vec(), step };
+            asked.lock().unwrap().push(note);
+        })));
+        let tell = move |response, status: &Status| {
+            ended.lock().unwrap().push(Note::AskedInVain { response, status: status.clone() });
+        };
+        engine.set_hooks(Hooks { ended: Some(Arc::new(tell)), peer: None });
+    }
+
+    pub fn source_returned(&mut self, node: usize, response: u64) {
+        self.call(node, |e, fx| e.source_returned(fx, response));
+    }
+
+    pub fn engine_recv(
+        &mut self,
+        node: usize,
+        from: Option<&str>,
+        (key, step): (&[u8], i64),
+        (target, device, timeout): (Target, u32, Option<u64>),
+        done: RecvDone,
+    ) -> Result<u64, Status> {
+        let timeout = timeout.map(Duration::from_nanos);
+        let options = RecvOptions { timeout, target, device, keep: false };
+        let begun = self.call(node, |e, fx| e.recv(fx, from, key, step, options, done.into()));
+        self.w.nodes[node].recvs_begun += usize::from(begun.is_ok());
+        begun
+    }
+
+    pub fn engine_send(
+        &mut self,
+        node: usize,
+        (key, step): (&[u8], i64),
+        tensor: Tensor,
+        timeout: Option<u64>,
+        done: SendDone,
+    ) -> Result<(), Status> {
+        let offer = Offer { tensor, content: &[], done: Some(done.into()) };
+        self.call(node, |e, fx| e.post_send(fx, key, step, offer, timeout))
+    }
+
+    pub fn engine_answer(
+        &mut self,
+        node: usize,
+        response: u64,
+        tensor: Tensor,
+        done: SendDone,
+    ) -> Result<(), Status> {
+        let offer = Offer { tensor, content: &[], done: Some(done.into()) };
+        self.call(node, |e, fx| e.response_send(fx, response, offer))
+    }
+
+    /// The application has no tensor for a request that it was asked for.
+    pub fn answer_none(&mut self, node: usize, response: u64) -> Result<(), Status> {
+        let status = Status::new(Code::NotFound, "the runtime has no such tensor");
+        self.call(node, |e, fx| e.response_fail(fx, response, &status))
+    }
+
+    pub fn engine_cancel(&mut self, node: usize, id: u64) -> Result<(), Status> {
+        self.call(node, |e, fx| e.cancel(fx, id))
+    }
+
+    pub fn abort(&mut self, node: usize, step: i64) {
+        let status = Status::new(Code::Aborted, "the step was aborted");
+        self.call(node, |e, fx| e.step_abort(fx, step, status)).unwrap();
+    }
+
+    pub fn cleanup(&mut self, node: usize, step: i64) {
+        self.call(node, |e, fx| e.step_cleanup(fx, step)).unwrap();
+    }
+
+    pub fn disconnect(&mut self, node: usize) {
+        self.call(node, |e, fx| {
+            let peer = e.find_peer(&format!("node{}", 1 - node)).unwrap();
+            e.disconnect(fx, peer)
+        });
+    }
+
+    pub fn shut_down(&mut self, node: usize) {
+        self.call(node, |e, fx| e.shut_down(fx));
+        self.w.nodes[node].closing = true;
+    }
+
+    /// Takes memory back; whether nothing touches it any more.
+    pub fn reclaim(
+        &mut self,
+        node: usize,
+        (addr, len, device): (u64, u64, u32),
+        force: bool,
+    ) -> bool {
+        let range = Range { addr, len, device };
+        self.call(node, |e, fx| e.reclaim(fx, &range, force))
+    }
+
+    pub fn allocated(&mut self, node: usize, request: u32, alloc: AllocFn, addr: Option<u64>) {
+        self.call(node, |e, fx| e.allocated(fx, request, alloc, addr));
+    }
+
+    pub fn copied(&mut self, node: usize, token: u64, result: Result<(), Status>) {
+        self.call(node, |e, fx| e.copied(fx, token, result));
+    }
+
+    pub fn hashed(&mut self, node: usize, token: u64, result: Result<u64, Status>) {
+        self.call(node, |e, fx| e.hashed(fx, token, result));
+    }
+
+    /// Whether what was to be touched may be.
+    pub fn copy_begins(&mut self, node: usize, token: u64) -> Result<(), Status> {
+        self.call(node, |e, _| e.copy_begins(token))
+    }
+
+    /// A node finds an event of its end of a connection.
+    pub fn event(&mut self, node: usize, ch: u32, event: NetEvent) {
+        self.call(node, |e, fx| match event {
+            NetEvent::Message(bytes) => e.on_message(fx, ch, &bytes),
+            NetEvent::Written(imm) => e.on_imm(fx, ch, imm),
+            NetEvent::Done(wr, result) => e.on_done(fx, ch, wr, result),
+            NetEvent::Down(status) => e.channel_down(fx, ch, status),
+        });
+    }
+
+    pub fn flush(&mut self, node: usize) {
+        self.call(node, |e, fx| e.flush_all(fx));
+    }
+
+    /// When a node's timer is due.
+    pub fn next_tick(&self, node: usize) -> u64 {
+        self.engines[node].as_ref().map_or(u64::MAX, Engine::next_tick)
+    }
+
+    pub fn tick(&mut self, node: usize) {
+        self.call(node, |e, fx| e.tick(fx));
+    }
+
+    /// One end learns that it is connected. `Err`: it is not wanted; `Ok(None)`: ask again.
+    pub fn engine_open(&mut self, who: Who, peer: Who, conn: usize) -> Result<Option<u32>, ()> {
+        let mut incarnation = [peer.inc as u8; 16];
+        incarnation[0] = peer.node as u8;
+        let name = format!("node{}", peer.node);
+        let (caps, manual, proved) =
+            (self.w.nodes[who.node].caps.clone(), self.setup.manual, self.proved);
+        if !proved {
+            match self.call(who.node, |e, fx| e.claim(fx, &name, &incarnation)) {
+                Claim::Free => {}
+                Claim::Probing => return Ok(None),
+                Claim::Living => return Err(()),
+            }
+        }
+        let opened = self.call(who.node, |e, fx| {
+            let index = e.guest(&name).unwrap();
+            e.channel_new(fx, index, incarnation, proved, caps, manual)
+        });
+        let ch = opened.map_err(|_| ())?;
+        if self.setup.settings.iter().any(|s| s.checksum) {
+            let seed = |node: usize| conn as u64 * 2 + node as u64;
+            self.call(who.node, |e, _| e.channel_seal(ch, [seed(who.node), seed(peer.node)]));
+        }
+        Ok(Some(ch))
+    }
+
+    /// Begins to use a connection.
+    pub fn engine_begin(&mut self, node: usize, ch: u32) {
+        self.call(node, |e, fx| e.channel_open(fx, ch));
+    }
+
+    /// A try to connect failed; whether another follows.
+    pub fn connect_failed(&mut self, node: usize, retryable: bool) -> bool {
+        let status = Status::new(Code::Unavailable, "scripted: no connection");
+        self.call(node, |e, fx| {
+            let peer = e.find_peer(&format!("node{}", 1 - node)).unwrap();
+            e.connect_failed(fx, peer, status, retryable);
+            let again = retryable && e.wants_connection(peer);
+            if again {
+                e.connecting(peer);
+            }
+            again
+        })
+    }
+
+    /// What a node knows of the other one.
+    pub fn peer_state(&self, node: usize) -> (PeerState, usize) {
+        let engine = self.engines[node].as_ref().unwrap();
+        let peer = engine.find_peer(&format!("node{}", 1 - node)).unwrap();
+        let peer = engine.peer(peer).unwrap();
+        (peer.state, peer.channels.len())
+    }
+
+    /// Messages and writes that met nobody.
+    pub fn stale(&self, node: usize) -> u64 {
+        self.engines[node].as_ref().unwrap().stale
+    }
+
+    /// Requests, responses; tensors and receives in the table.
+    pub fn outstanding(&self, node: usize) -> [usize; 4] {
+        let engine = self.engines[node].as_ref().unwrap();
+        let ((a, b), (c, d)) = (engine.outstanding(), engine.waiting());
+        [a, b, c, d]
+    }
+
+    /// Whether posts wait.
+    pub fn has_pending(&self, node: usize) -> bool {
+        self.engines[node].as_ref().unwrap().has_pending()
+    }
+
+    /// Requests of the other one that wait, and the bytes that they take.
+    pub fn owes(&self, node: usize) -> (usize, usize) {
+        let engine = self.engines[node].as_ref().unwrap();
+        engine.peers().fold((0, 0), |(n, bytes), p| (n + p.waiting, bytes + p.waiting_bytes))
+    }
+
+    /// What a finished receive held.
+    pub fn give_back(&mut self, node: usize, held: Held) {
+        match held {
+            Held::Nothing => {}
+            Held::Buffer(buffer) => free(&mut self.w, node, buffer),
+            Held::Source(done, info) => {
+                if let Some(mut done) = done {
+                    done.end(Ok(()), &info);
+                }
+            }
+        }
+    }
+}
+
+fn free(w: &mut World, node: usize, buffer: rdma_transport::engine::Buffer) {
+    use rdma_transport::engine::Fx;
+    ScriptFx { w, node }.free(buffer);
+}

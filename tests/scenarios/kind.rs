@@ -1,0 +1,93 @@
+//! What is on its way, by kind. The one place that looks into messages.
+
+use rdma_transport::protocol::message::{self, IMM_ACK, Message};
+use rdma_transport::status::Status;
+
+use super::common::net::Op;
+
+/// What a scenario can hold back, let fail and count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    // Messages.
+    Request,
+    Meta,
+    ReRequest,
+    Error,
+    Content,
+    ContentDone,
+    GetDone,
+    Cancel,
+    CancelAck,
+    Ping,
+    Pong,
+    Credit,
+    Fragment,
+    Goodbye,
+    /// Nothing that a peer of good will sends.
+    Garbage,
+    // Other operations.
+    Write,
+    /// A write that says that the content is there.
+    Imm,
+    /// A write that returns credits.
+    Ack,
+    Read,
+    /// The connection's end, behind what was posted.
+    Fin,
+    // Beside the wire: ends of operations, answers of the application and of copies, connections.
+    Done,
+    Alloc,
+    Copy,
+    Hash,
+    Dial,
+    Open,
+}
+
+/// A message, which may have a checksum behind it.
+fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
+    let inner = &bytes[..bytes.len().saturating_sub(rdma_transport::engine::seal::TRAILER)];
+    message::decode(bytes).or_else(|_| message::decode(inner))
+}
+
+/// What kind of message this is.
+pub fn kind(bytes: &[u8]) -> Kind {
+    match decode(bytes) {
+        Ok((Message::Request(_), _)) => Kind::Request,
+        Ok((Message::Meta(_), _)) => Kind::Meta,
+        Ok((Message::ReRequest { .. }, _)) => Kind::ReRequest,
+        Ok((Message::Error { .. }, _)) => Kind::Error,
+        Ok((Message::Content { .. }, _)) => Kind::Content,
+        Ok((Message::ContentDone { .. }, _)) => Kind::ContentDone,
+        Ok((Message::GetDone { .. }, _)) => Kind::GetDone,
+        Ok((Message::Cancel { .. }, _)) => Kind::Cancel,
+        Ok((Message::CancelAck { .. }, _)) => Kind::CancelAck,
+        Ok((Message::Ping, _)) => Kind::Ping,
+        Ok((Message::Pong, _)) => Kind::Pong,
+        Ok((Message::Credit { .. }, _)) => Kind::Credit,
+        Ok((Message::Fragment { .. }, _)) => Kind::Fragment,
+        Ok((Message::Goodbye, _)) => Kind::Goodbye,
+        Err(_) => Kind::Garbage,
+    }
+}
+
+/// What kind of operation this is.
+pub fn of(op: &Op) -> Kind {
+    match op {
+        Op::Send(bytes) => kind(bytes),
+        Op::Write { imm: None, .. } => Kind::Write,
+        Op::Write { imm: Some(IMM_ACK), .. } => Kind::Ack,
+        Op::Write { imm: Some(_), .. } => Kind::Imm,
+        Op::Read { .. } => Kind::Read,
+        Op::Fin => Kind::Fin,
+    }
+}
+
+/// Credits that a message returns.
+pub fn returned(bytes: &[u8]) -> u32 {
+    decode(bytes).map_or(0, |(_, credits)| u32::from(credits))
+}
+
+/// Whether a write with this immediate returns credits.
+pub fn is_ack(imm: u32) -> bool {
+    imm == IMM_ACK
+}
