@@ -3,6 +3,7 @@
 mod env;
 
 use crate::api::{MAX_NAME_LEN, Protocol};
+use crate::engine::transfer::table;
 use crate::fabric::ProviderKind;
 use crate::status::Status;
 
@@ -163,10 +164,11 @@ impl Config {
             let what = "the secret's length";
             range(what, secret.len() as i128, 1, MAX_SECRET_LEN as i64)?;
         }
-        if self.protocol == Protocol::Local as u32 || self.protocol > Protocol::DirectGet as u32 {
+        if !Protocol::of_number(self.protocol).is_some_and(|p| p.entry().forced) {
             return Err(Status::invalid(format!(
-                "protocol is {}, allowed are 0 (auto), 2 (eager), 3 (direct put), 4 (direct get)",
-                self.protocol
+                "protocol is {}, allowed are {}",
+                self.protocol,
+                table::forced()
             )));
         }
         let most = MAX_TIMEOUT_MS as i64;

@@ -20,7 +20,6 @@ pub mod name;
 pub mod observe;
 pub mod os;
 pub mod protocol;
-pub mod rendezvous;
 mod room;
 pub mod shown;
 pub mod status;

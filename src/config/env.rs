@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use super::{Config, MAX_DEVICE_LEN, MAX_SECRET_LEN, MAX_TIMEOUT_MS, MTUS, SHM_COPIES};
 use super::{check_listen, check_mtu, choice, limits, range, text};
 use crate::api::Protocol;
+use crate::engine::transfer::table::TABLE;
 use crate::fabric::ProviderKind;
 use crate::log::Level;
 use crate::status::Status;
@@ -87,17 +88,12 @@ impl Config {
             self.provider = ProviderKind::from_name(word);
             self.provider_from_env = true;
         }
-        let protocols = [
-            ("auto", Protocol::Auto),
-            ("eager", Protocol::Eager),
-            ("put", Protocol::DirectPut),
-            ("get", Protocol::DirectGet),
-        ];
-        if let Some(word) = env.word("RDMA_PROTOCOL", &protocols.map(|(word, _)| word))? {
-            let name = |n: u32| protocols.iter().find(|p| p.1 as u32 == n).map_or("?", |p| p.0);
-            env.note("RDMA_PROTOCOL", word, name(self.protocol));
-            let chosen = protocols.iter().find(|p| p.0 == word);
-            self.protocol = chosen.map_or(self.protocol, |p| p.1 as u32);
+        let words: Vec<_> = TABLE.iter().filter(|e| e.forced).map(|e| e.name).collect();
+        if let Some(word) = env.word("RDMA_PROTOCOL", &words)? {
+            let own = Protocol::of_number(self.protocol).map_or("?", |p| p.entry().name);
+            env.note("RDMA_PROTOCOL", word, own);
+            let chosen = TABLE.iter().find(|e| e.name == word);
+            self.protocol = chosen.map_or(self.protocol, |e| e.protocol as u32);
         }
         if let Some(word) = env.word("RDMA_SHM_COPY", &SHM_COPIES)? {
             env.note("RDMA_SHM_COPY", word, self.shm_copy.as_deref().unwrap_or("auto"));

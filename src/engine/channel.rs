@@ -19,11 +19,12 @@ use super::Fx;
 use super::claim::Probe;
 use super::queue::{Pending, Queue};
 use super::seal::{Seal, TRAILER};
+use crate::api::Meta;
 use crate::fabric::{Caps, Mem, PostError, Remote};
 use crate::limits::{ASKS, OWED_BYTES, OWED_BYTES_ALL, OWED_CONTENT, POSTS};
 use crate::observe::PeerCounters;
 use crate::protocol::message::{
-    CREDITS_AT, HEADER_LEN, IMM_ACK, MAX_MESSAGE, Message, encode, head_len,
+    self, CREDITS_AT, HEADER_LEN, IMM_ACK, MAX_MESSAGE, Message, encode, head_len,
 };
 use crate::status::{Code, Reason, Status};
 
@@ -49,6 +50,17 @@ impl Owed {
 /// Whether the peer caused this message; the others belong to operations of the application.
 fn is_answer(message: &Message<'_>) -> bool {
     !matches!(message, Message::Request(_) | Message::Cancel { .. } | Message::Credit { .. })
+}
+
+/// What a message is of.
+#[derive(Clone, Copy)]
+struct Of {
+    /// See [`is_answer`].
+    answer: bool,
+    /// It overtakes what waits.
+    urgent: bool,
+    /// The request that it asks for.
+    ask: Option<u32>,
 }
 
 /// The parts in one piece; `None` without memory.
@@ -248,6 +260,21 @@ impl Channel {
         })
     }
 
+    /// Sends TENSOR_CONTENT.
+    pub fn send_content(
+        &mut self,
+        fx: &mut impl Fx,
+        request: u32,
+        checksum: Option<u64>,
+        meta: &Meta,
+        content: &[u8],
+    ) {
+        let of = Of { answer: true, urgent: false, ask: None };
+        let len = message::content_head_len(meta);
+        let head = |out: &mut Vec<u8>| message::put_content(out, request, checksum, meta);
+        self.send_head(fx, len, head, content, of);
+    }
+
     fn send_for(
         &mut self,
         fx: &mut impl Fx,
@@ -255,23 +282,35 @@ impl Channel {
         tail: &[u8],
         ask: Option<u32>,
     ) -> Option<u64> {
+        // Neither waits for what is queued before it, which may take long: the other side has to
+        // see that this one lives.
+        let urgent = matches!(message, Message::Ping | Message::Pong);
+        let of = Of { answer: is_answer(message), urgent, ask };
+        self.send_head(fx, head_len(message), |out| encode(message, out), tail, of)
+    }
+
+    /// Sends what `head` writes, up to `len` bytes, and `tail` behind it.
+    fn send_head(
+        &mut self,
+        fx: &mut impl Fx,
+        len: usize,
+        head: impl FnOnce(&mut Vec<u8>),
+        tail: &[u8],
+        of: Of,
+    ) -> Option<u64> {
         let mut scratch = std::mem::take(&mut self.scratch);
-        // What it held is not wanted any more, and `encode` replaces it.
+        // What it held is not wanted any more, and `head` replaces it.
         scratch.clear();
-        if scratch.try_reserve(head_len(message)).is_err() {
+        if scratch.try_reserve(len).is_err() {
             self.scratch = scratch;
             self.fail(no_memory());
             return None;
         }
-        encode(message, &mut scratch);
-        let answer = is_answer(message);
+        head(&mut scratch);
         let place = if scratch.len() + tail.len() <= self.room() {
-            // Neither waits for what is queued before it, which may take long: the other side has to
-            // see that this one lives.
-            let urgent = matches!(message, Message::Ping | Message::Pong);
-            self.post_message(fx, &mut scratch, tail, urgent, (answer, ask))
+            self.post_message(fx, &mut scratch, tail, of)
         } else {
-            self.send_fragments(fx, &scratch, tail, (answer, ask))
+            self.send_fragments(fx, &scratch, tail, Of { urgent: false, ..of })
         };
         self.scratch = scratch;
         place
@@ -283,7 +322,7 @@ impl Channel {
         fx: &mut impl Fx,
         head: &[u8],
         tail: &[u8],
-        of: (bool, Option<u32>),
+        of: Of,
     ) -> Option<u64> {
         let Some(whole) = joined(head, tail) else {
             self.fail(no_memory());
@@ -295,7 +334,7 @@ impl Channel {
         let mut first = None;
         for (i, bytes) in whole.chunks(piece).enumerate() {
             encode(&Message::Fragment { last: i + 1 == count, bytes }, &mut header);
-            let place = self.post_message(fx, &mut header, bytes, false, of);
+            let place = self.post_message(fx, &mut header, bytes, of);
             if i == 0 {
                 first = place;
             }
@@ -309,8 +348,7 @@ impl Channel {
         fx: &mut impl Fx,
         head: &mut [u8],
         tail: &[u8],
-        urgent: bool,
-        (answer, ask): (bool, Option<u32>),
+        Of { answer, urgent, ask }: Of,
     ) -> Option<u64> {
         if (urgent || self.pending.is_empty()) && self.credits > RESERVED {
             let returned = self.consumed.min(u32::from(u16::MAX));

@@ -82,6 +82,13 @@ impl<F: Into<Callback>> Due<F> {
     }
 }
 
+impl<F: Into<Callback>> Due<F> {
+    /// The callback, out of something that stays where it is: nothing is owed there any more.
+    pub(super) fn take(&mut self) -> Due<F> {
+        Due { done: self.done.take(), owner: self.owner }
+    }
+}
+
 impl Due<OnSend> {
     /// Runs it, if it did not run yet.
     pub fn end(&mut self, result: Result<(), &Status>, info: &TransferInfo) {

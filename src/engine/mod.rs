@@ -5,8 +5,8 @@
 //! never blocks, takes no lock and reads no clock but `Fx::now`, so the same code runs over every
 //! provider and in the seeded simulation in virtual time.
 //!
-//! Files: `channel` (credits, queueing), `request` (the receiving side of a transfer), `response`
-//! (the sending side), `local` (both in this manager), `peer` (connections), `timers`.
+//! Layers: [`front`] (names and matching), [`transfer`] (moves content between the two ends of a channel, a file for each
+//! protocol), [`channel`] (credits, order, fragments); beside them `peer` (connections) and `timers`.
 
 use std::sync::Arc;
 
@@ -17,28 +17,26 @@ use crate::limits::OWED_BYTES_ALL;
 use crate::name::Name;
 use crate::observe::{PeerCounters, Stats};
 use crate::protocol::message::{self, IMM_ACK, IMM_MESSAGE, Message};
-use crate::rendezvous::Table;
 use crate::status::{Code, Status};
 
 pub mod channel;
 mod claim;
 mod deadlines;
 mod due;
+pub mod front;
 mod fx;
 mod hooks;
 mod known;
 pub(crate) mod list;
-mod local;
 mod peer;
 #[cfg(feature = "planted")]
 mod planted;
 mod queue;
 mod reclaim;
-mod request;
-mod response;
 pub mod seal;
 pub mod slab;
 mod timers;
+pub mod transfer;
 mod tries;
 
 use channel::Owed;
@@ -47,6 +45,7 @@ pub use claim::Claim;
 use deadlines::Deadlines;
 use due::Owner;
 pub use due::{Callback, Due};
+use front::rendezvous::Table;
 pub use fx::{Buffer, Fx, Held, MapError, Offer, Window, Work};
 pub use hooks::{EndedFn, Hooks, PeerFn};
 pub use known::Peer;
@@ -54,15 +53,18 @@ use known::Peers;
 #[cfg(feature = "planted")]
 pub use planted::Planted;
 pub use reclaim::Range;
-use request::Request;
-use response::Response;
 use slab::Slab;
+use transfer::choose::Room;
+use transfer::inbound::Request;
+use transfer::outbound::Response;
 pub use tries::Tries;
 
 /// Most devices of one manager.
 pub const MAX_DEVICES: usize = 256;
 /// Tag of writes that nobody waits for.
 pub const WR_ACK: u64 = 0;
+/// Dimensions that leave the room for content in a message as it is.
+const USUAL_DIMS: usize = 16;
 /// Longest text of an error behind many answers that wait.
 const SHORT_ERROR_TEXT: usize = 64;
 const WR_RESPONSE: u64 = 1 << 56;
@@ -448,6 +450,33 @@ impl Engine {
         }
         let m = Message::Error { index, code: status.code as i32, text };
         self.send(fx, ch, &m, text);
+    }
+
+    /// Whether all that goes over this channel has a checksum.
+    fn sealed(&self, ch: ChanId) -> bool {
+        self.channels.get(ch).is_some_and(|c| c.seal.is_some())
+    }
+
+    /// Largest content that goes out inside the response message on this channel.
+    pub fn eager_max(&self, ch: ChanId) -> u64 {
+        self.channels.get(ch).map_or(0, |c| self.room_of(c, 0).eager)
+    }
+
+    /// Room for the content of such a tensor in one message.
+    fn room_for(&self, c: &Channel, meta: &Meta) -> Room {
+        self.room_of(c, meta.dims.len().saturating_sub(USUAL_DIMS))
+    }
+
+    fn room_of(&self, c: &Channel, more_dims: usize) -> Room {
+        const OVERHEAD: usize = 4 + 4 + 8 + 14 + 8 * USUAL_DIMS;
+        let message = c.room().saturating_sub(OVERHEAD + 8 * more_dims);
+        let eager = self.settings.eager_max.unwrap_or(c.caps.eager_max).min(message);
+        Room { eager: eager as u64, message: message as u64 }
+    }
+
+    /// How a transfer over a channel went, as far as it is known at its beginning.
+    fn info_of(&self, ch: ChanId, protocol: Protocol) -> TransferInfo {
+        self.info(self.channels.get(ch).map(|c| c.peer), Some(ch), protocol)
     }
 
     fn info(&self, peer: Option<u32>, ch: Option<ChanId>, protocol: Protocol) -> TransferInfo {

@@ -2,8 +2,8 @@
 
 use super::channel::{ChanId, Channel};
 use super::known::Peer;
-use super::request::State;
 use super::seal::Seal;
+use super::transfer::inbound::State;
 use super::tries::Tries;
 use super::{Engine, Fx};
 use crate::api::PeerState;

@@ -6,9 +6,10 @@
 //! called back (a WRITE that was posted) is waited for, and after the usual grace its connection
 //! ends, after which nothing of it is touched.
 
-use super::request::{AfterAlloc, State};
-use super::response::RState;
-use super::{ChanId, Engine, Fx, Request, Response, WR_KIND, WR_RESPONSE};
+use super::front::rendezvous::Named;
+use super::transfer::inbound::{AfterAlloc, Request, State};
+use super::transfer::outbound::{RState, Response};
+use super::{ChanId, Engine, Fx};
 use crate::api::*;
 use crate::status::{Code, Reason, Status};
 
@@ -35,12 +36,10 @@ impl Range {
         self.meets(tensor.addr, tensor.meta.nbytes, tensor.device)
     }
 
-    fn status(&self, key: &[u8], step: i64, what: &str) -> Status {
+    fn status(&self, named: &Named, what: &str) -> Status {
         let text = format!(
-            "{what} '{}' of step {step} lies in memory that was unregistered: {} bytes at {:#x}",
-            crate::shown::key(key),
-            self.len,
-            self.addr
+            "{what} {named} lies in memory that was unregistered: {} bytes at {:#x}",
+            self.len, self.addr
         );
         Status::new(Code::FailedPrecondition, text).because(Reason::LocalError)
     }
@@ -85,27 +84,16 @@ impl Request {
 
 impl Response {
     fn uses(&self, range: &Range) -> Use {
-        match &self.state {
-            RState::Waiting | RState::Asking => Use::No,
-            RState::Staging(s) if range.holds(&s.tensor) => {
-                if self.copying {
-                    Use::Busy
-                } else {
-                    Use::Idle
-                }
-            }
+        let Some(s) = self.source.as_ref().filter(|s| range.holds(&s.tensor)) else {
+            return Use::No;
+        };
+        match self.state {
+            RState::Staging if self.copying => Use::Busy,
+            RState::Staging => Use::Idle,
             // A staged copy is the library's.
-            RState::Told(s) | RState::Deferred(s)
-                if s.staged.is_none() && range.holds(&s.tensor) =>
-            {
-                Use::Idle
-            }
-            RState::Writing { source: s, .. } if s.staged.is_none() && range.holds(&s.tensor) => {
-                Use::Busy
-            }
-            RState::Staging(_) | RState::Told(_) | RState::Deferred(_) | RState::Writing { .. } => {
-                Use::No
-            }
+            _ if s.staged.is_some() => Use::No,
+            RState::Writing { .. } => Use::Busy,
+            _ => Use::Idle,
         }
     }
 }
@@ -116,7 +104,8 @@ impl Engine {
     pub fn reclaim(&mut self, fx: &mut impl Fx, range: &Range, force: bool) -> bool {
         let (withdrawn, whole) = self.table.withdraw(|tensor| range.holds(tensor));
         for (key, step, sent) in withdrawn {
-            let status = range.status(&key, step, "the tensor");
+            let named = Named { key, step, ..Named::default() };
+            let status = range.status(&named, "the tensor");
             let info = self.info(None, None, Protocol::Auto);
             self.end_send(fx, sent.done, Err(status), info);
         }
@@ -140,7 +129,7 @@ impl Engine {
         let mut at = 0;
         while let Some(index) = self.requests.next(&mut at, |r| r.uses(range) != Use::No) {
             let Some(r) = self.requests.get(index) else { continue };
-            let status = range.status(&r.key, r.step, "the receive of");
+            let status = range.status(&r.named, "the receive of");
             self.end(fx, index, status);
             let left = self.requests.get(index).filter(|r| r.uses(range) == Use::Busy);
             if let (true, Some(ch)) = (force, left.and_then(|r| r.ch)) {
@@ -154,18 +143,14 @@ impl Engine {
         let mut at = 0;
         while let Some(index) = self.responses.next(&mut at, |r| r.uses(range) != Use::No) {
             let Some(r) = self.responses.get_mut(index) else { continue };
-            let status = range.status(&r.key, r.step, "the tensor");
-            let ch = r.asked.ch;
+            let status = range.status(&r.named, "the tensor");
+            let ch = r.asked.to.ch;
             match &mut r.state {
-                RState::Told(_) | RState::Deferred(_) => {
-                    let Some(r) = self.forget(index) else { continue };
-                    let (RState::Told(source) | RState::Deferred(source)) = r.state else {
-                        continue;
-                    };
-                    self.undeliverable(fx, &r.asked, (&r.key, r.step), source, status);
+                RState::Ready | RState::Told | RState::Deferred => {
+                    self.undeliverable(fx, index, status);
                     self.settle(fx, ch);
                 }
-                RState::Staging(_) => _ = r.ended.get_or_insert(status),
+                RState::Staging => _ = r.ended.get_or_insert(status),
                 RState::Writing { failed, .. } => {
                     failed.get_or_insert(status);
                     if force {
@@ -175,18 +160,5 @@ impl Engine {
                 RState::Waiting | RState::Asking => {}
             }
         }
-    }
-
-    /// A copy that the engine had asked for is about to begin; an error: it must not.
-    pub fn copy_begins(&mut self, token: u64) -> Result<(), Status> {
-        let index = token as u32;
-        if token & WR_KIND == WR_RESPONSE {
-            let Some(r) = self.responses.get_mut(index) else { return Ok(()) };
-            r.copying = r.ended.is_none();
-            return r.ended.clone().map_or(Ok(()), Err);
-        }
-        let Some(r) = self.requests.get_mut(index) else { return Ok(()) };
-        r.copying = r.ended.is_none();
-        r.ended.clone().map_or(Ok(()), Err)
     }
 }

@@ -107,6 +107,19 @@ impl<T> Slab<T> {
         s.value.take()
     }
 
+    /// Frees a slot in its place: what `keep` takes out of the value stays, the rest is dropped there.
+    #[inline]
+    pub fn take<U>(&mut self, index: u32, keep: impl FnOnce(&mut T) -> U) -> Option<U> {
+        let slot = self.slot(index)?;
+        let s = &mut self.slots[slot];
+        let kept = s.value.as_mut().map(keep);
+        s.value = None;
+        s.generation = (s.generation + 1) % GENERATIONS;
+        self.len -= 1;
+        self.free.push_back(slot as u32);
+        kept
+    }
+
     /// The next occupant from slot `at` on that `which` picks; `at` moves behind it. A walk without a list, in
     /// which occupants may leave and come.
     pub fn next(&self, at: &mut usize, which: impl Fn(&T) -> bool) -> Option<u32> {

@@ -463,12 +463,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
     let settings = Settings {
         timeout: config.timeout_ms.saturating_mul(1_000_000),
         peer_timeout: config.patience_ms().saturating_mul(1_000_000),
-        protocol: match config.protocol {
-            2 => Protocol::Eager,
-            3 => Protocol::DirectPut,
-            4 => Protocol::DirectGet,
-            _ => Protocol::Auto,
-        },
+        protocol: Protocol::of_number(config.protocol).unwrap_or(Protocol::Auto),
         eager_max: config.eager_max,
         meta_cache_entries: config.meta_cache_entries,
         checksum: config.checksum,

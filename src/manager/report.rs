@@ -101,13 +101,7 @@ impl Manager {
 }
 
 fn protocol_name(protocol: Protocol) -> &'static str {
-    match protocol {
-        Protocol::Auto => "",
-        Protocol::Local => "local",
-        Protocol::Eager => "eager",
-        Protocol::DirectPut => "put",
-        Protocol::DirectGet => "get",
-    }
+    if protocol == Protocol::Auto { "" } else { protocol.entry().name }
 }
 
 /// The providers of this machine, and why one cannot be used.

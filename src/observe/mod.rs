@@ -20,13 +20,14 @@ pub use render::{prometheus, providers_json, stats_json};
 pub use trace::{Args, Trace};
 
 use crate::api::Protocol;
+use crate::engine::transfer::table::TABLE;
 use crate::fabric::ProviderKind;
 use crate::status::Code;
 
 /// Number of codes.
 pub const CODES: usize = 17;
 /// Number of protocols.
-pub const PROTOCOLS: usize = 5;
+pub const PROTOCOLS: usize = TABLE.len();
 /// Pairs of peer and provider that are counted apart; what comes later is counted together.
 pub const MAX_PEERS: usize = 8192;
 /// Peer's name under which the rest is counted.

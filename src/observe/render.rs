@@ -3,10 +3,8 @@
 use std::fmt::{self, Write};
 
 use super::{HistogramSnapshot, PeerSnapshot, ProviderStatus, Snapshot};
+use crate::engine::transfer::table::TABLE;
 use crate::status::Code;
-
-/// Names of the protocols, by number.
-const PROTOCOLS: [&str; super::PROTOCOLS] = ["auto", "local", "eager", "direct_put", "direct_get"];
 
 /// A string of JSON, with its quotes.
 pub(super) struct Json<'a>(pub(super) &'a str);
@@ -107,7 +105,7 @@ fn counts_by_code(p: &PeerSnapshot) -> impl Iterator<Item = (&'static str, u64)>
 }
 
 fn counts_by_protocol(p: &PeerSnapshot) -> impl Iterator<Item = (&'static str, u64)> + '_ {
-    PROTOCOLS.into_iter().zip(p.protocols).filter(|&(_, n)| n > 0)
+    TABLE.iter().map(|e| e.counter).zip(p.protocols).filter(|&(_, n)| n > 0)
 }
 
 /// A value of a label in Prometheus' text format, with its quotes.

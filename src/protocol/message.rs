@@ -219,6 +219,22 @@ pub fn head_len(message: &Message<'_>) -> usize {
         }
 }
 
+/// At least as many bytes as [`put_content`] writes.
+#[inline]
+pub fn content_head_len(meta: &Meta) -> usize {
+    64 + 8 * meta.dims.len()
+}
+
+/// Writes the head of a TENSOR_CONTENT, as [`encode`] does.
+pub fn put_content(out: &mut Vec<u8>, index: u32, checksum: Option<u64>, meta: &Meta) {
+    put_header(out, TENSOR_CONTENT, if checksum.is_some() { F_CHECKSUM } else { 0 });
+    out.extend_from_slice(&index.to_le_bytes());
+    if let Some(sum) = checksum {
+        out.extend_from_slice(&sum.to_le_bytes());
+    }
+    put_meta(out, meta);
+}
+
 /// Writes all of a message but its trailing bytes (key, text or content) into `out`, replacing what
 /// was there; the caller posts `out` followed by those bytes.
 pub fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
@@ -268,12 +284,7 @@ pub fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
             out.extend_from_slice(&code.to_le_bytes());
         }
         Message::Content { index, checksum, meta, .. } => {
-            put_header(out, TENSOR_CONTENT, if checksum.is_some() { F_CHECKSUM } else { 0 });
-            out.extend_from_slice(&index.to_le_bytes());
-            if let Some(sum) = checksum {
-                out.extend_from_slice(&sum.to_le_bytes());
-            }
-            put_meta(out, meta);
+            put_content(out, *index, *checksum, meta);
         }
         Message::ContentDone { index, checksum } => {
             put_header(out, CONTENT_DONE, 0);

@@ -1,4 +1,3 @@
-//! The transfer protocol: its messages, and the choice of how content travels.
+//! The messages of the transfer protocol.
 
 pub mod message;
-pub mod select;

@@ -1,18 +1,23 @@
 //! Receives from oneself: no connection, no message. Library results refer to the sender's tensor.
 
-use super::request::{AfterAlloc, State};
-use super::{Engine, Fx, Held, WR_REQUEST, Work};
 use crate::api::*;
-use crate::rendezvous::{Content, RecvOutcome, SendOutcome, Sent, Waiter};
+use crate::engine::front::rendezvous::{RecvOutcome, SendOutcome, Sent, Waiter};
+use crate::engine::transfer::inbound::{AfterAlloc, State};
+use crate::engine::transfer::outbound::Content;
+use crate::engine::{Engine, Fx, Held, WR_REQUEST, Work};
 use crate::status::{Code, Reason, Status};
 
 impl Engine {
-    pub(super) fn recv_local(&mut self, fx: &mut impl Fx, index: u32) -> Result<(), Status> {
+    pub(in crate::engine) fn recv_local(
+        &mut self,
+        fx: &mut impl Fx,
+        index: u32,
+    ) -> Result<(), Status> {
         let tolerate = self.settings.tolerate_dup_recv;
         let Some(r) = self.requests.get_mut(index) else { return Ok(()) };
         r.state = State::LocalWait;
         r.protocol = Protocol::Local;
-        let (key, step) = (&r.key, r.step);
+        let (key, step) = (&r.named.key, r.named.step);
         match self.table.recv(key, step, tolerate, |_, _| Some(Waiter::Local(index))) {
             RecvOutcome::Waiting => Ok(()),
             RecvOutcome::Matched(sent) => {
@@ -30,7 +35,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn deliver_local(&mut self, fx: &mut impl Fx, index: u32, sent: Sent) {
+    pub(in crate::engine) fn deliver_local(&mut self, fx: &mut impl Fx, index: u32, sent: Sent) {
         let (mut index, mut sent) = (index, sent);
         // A loop, not a recursion: very many receives with too little room may wait.
         while self.has_too_little_room(index, &sent) {
@@ -76,8 +81,8 @@ impl Engine {
     /// returned if it is one of ours, or to the table.
     fn put_back(&mut self, fx: &mut impl Fx, index: u32, sent: Sent) -> Option<(u32, Sent)> {
         let r = self.requests.get_mut(index)?;
-        let (key, step) = match crate::room::key(&r.key) {
-            Ok(key) => (key, r.step),
+        let (key, step) = match crate::room::key(&r.named.key) {
+            Ok(key) => (key, r.named.step),
             Err(status) => {
                 self.local_failed(fx, index, sent, status);
                 return None;
@@ -119,7 +124,7 @@ impl Engine {
     }
 
     /// The destination is there: copy.
-    pub(super) fn local_ready(
+    pub(in crate::engine) fn local_ready(
         &mut self,
         fx: &mut impl Fx,
         index: u32,
@@ -177,7 +182,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn local_copied(
+    pub(in crate::engine) fn local_copied(
         &mut self,
         fx: &mut impl Fx,
         index: u32,

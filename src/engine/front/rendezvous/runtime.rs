@@ -1,12 +1,16 @@
 //! The runtime's own rendezvous as the source: it was asked, and answers.
 
-use super::*;
+use super::Sent;
+use crate::api::*;
 #[cfg(feature = "planted")]
 use crate::engine::Planted;
+use crate::engine::transfer::outbound::{Content, RState, Response};
+use crate::engine::{Engine, Fx, Offer};
+use crate::status::{Code, Status};
 
 impl Engine {
     fn asked_of_runtime(&mut self, id: u64) -> Result<u32, Status> {
-        let found = self.responses.occupant(id as u32).filter(|(_, r)| r.id == id);
+        let found = self.responses.occupant(id as u32).filter(|(_, r)| r.named.id == id);
         match found {
             Some((index, r)) if matches!(r.state, RState::Asking) => Ok(index),
             _ => {
@@ -33,27 +37,18 @@ impl Engine {
         let done = done.map(|done| self.due(done));
         let short = |r: &Response| r.asked.too_short(tensor.meta.nbytes);
         if self.responses.get(index).is_some_and(short) {
-            return self.answered_too_long(fx, index, &tensor.meta, done);
+            // It is not put into the table, of which the runtime, having a rendezvous of its own, knows nothing.
+            let Some(r) = self.responses.get(index) else { return Ok(()) };
+            let (asked, info) = (r.asked.clone(), self.info(Some(r.peer), None, Protocol::Auto));
+            let key = crate::room::key(&r.named.key).unwrap_or_default();
+            let status = self.send_too_long(fx, &asked, &key, tensor.meta.nbytes);
+            self.forget(index);
+            self.end_send(fx, done, Err(status), info);
+            self.settle(fx, asked.to.ch);
+            return Ok(());
         }
         let sent = Sent { tensor, content: Content::new(), done, deadline: u64::MAX };
         self.answer(fx, index, sent, content);
-        Ok(())
-    }
-
-    /// The runtime's tensor does not fit. It is not put into the table, of which the runtime, having
-    /// a rendezvous of its own, knows nothing.
-    fn answered_too_long(
-        &mut self,
-        fx: &mut impl Fx,
-        index: u32,
-        meta: &Meta,
-        done: Option<Due<OnSend>>,
-    ) -> Result<(), Status> {
-        let Some(r) = self.forget(index) else { return Ok(()) };
-        let status = self.send_too_long(fx, &r.asked, &r.key, meta);
-        let info = self.info(Some(r.peer), None, Protocol::Auto);
-        self.end_send(fx, done, Err(status), info);
-        self.settle(fx, r.asked.ch);
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use foldhash::HashMap;
 
-use super::Step;
+use super::table::Step;
 use crate::engine::list::List;
 use crate::room;
 use crate::status::Status;

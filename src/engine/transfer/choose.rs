@@ -1,24 +1,24 @@
 //! How the content of a tensor travels: one pure function over the facts of one transfer.
-//!
-//! | Protocol | Used when |
-//! |---|---|
-//! | none | dead or empty: the metadata is all there is |
-//! | eager | up to the eager limit: the content rides in the response |
-//! | direct put | the request exposed a destination that fits: written at once |
-//! | direct get | the receiver learns the size with the answer, and can read |
-//! | metadata, then put | the same, where it cannot read (or put is forced) |
+//! The conditions in words are those of [`table`](super::table).
 
 use crate::api::Protocol;
+
+/// Room for content in one message of a channel.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Up to here content rides in the response.
+    pub eager: u64,
+    /// Most that fits.
+    pub message: u64,
+}
 
 /// The facts that decide.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts {
     /// Content bytes; 0 also for a dead tensor.
     pub nbytes: u64,
-    /// Up to here content rides in the response.
-    pub eager_max: u64,
-    /// Most content that one message can carry.
-    pub message_max: u64,
+    /// What a message has room for.
+    pub room: Room,
     /// Length of the destination that the request exposed.
     pub dst_len: Option<u64>,
     /// The receiver's cached metadata equals the tensor's.
@@ -47,14 +47,20 @@ pub enum Choice {
     TellMeta,
 }
 
+/// Whether content rides in the response: the first question of [`select`], and mostly the last.
+#[inline]
+pub fn is_eager(nbytes: u64, room: Room, forced: Protocol) -> bool {
+    nbytes == 0
+        || match forced {
+            Protocol::Eager => nbytes <= room.message,
+            Protocol::DirectPut | Protocol::DirectGet => false,
+            _ => nbytes <= room.eager,
+        }
+}
+
 /// Chooses. Forcing a protocol that cannot carry the transfer falls to the nearest that can.
 pub fn select(f: Facts) -> Choice {
-    let eager = match f.forced {
-        Protocol::Eager => f.nbytes <= f.message_max,
-        Protocol::DirectPut | Protocol::DirectGet => false,
-        _ => f.nbytes <= f.eager_max,
-    };
-    if f.nbytes == 0 || eager {
+    if is_eager(f.nbytes, f.room, f.forced) {
         return Choice::Eager;
     }
     let fits = match f.dst_len {
@@ -73,8 +79,7 @@ mod tests {
 
     const BASE: Facts = Facts {
         nbytes: 1 << 20,
-        eager_max: 8192,
-        message_max: 12000,
+        room: Room { eager: 8192, message: 12000 },
         dst_len: Some(1 << 20),
         meta_known: true,
         any_meta: false,

@@ -4,9 +4,6 @@
 //! need not exist: it comes into being with its first entry and goes with its last, unless it was
 //! aborted; then it stays, with its status, until cleaned up.
 
-pub mod keys;
-mod steps;
-
 use std::collections::VecDeque;
 use std::hash::BuildHasher;
 
@@ -14,29 +11,14 @@ use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
-use crate::api::{OnSend, Tensor};
-use crate::engine::Due;
+use super::keys::{Key, Keys};
+pub use super::steps::Members;
+use super::steps::Steps;
+use crate::api::Tensor;
+pub use crate::engine::transfer::outbound::{Content, Sent};
 use crate::limits::{ABORTED_STEPS, TENSORS};
 use crate::room::{self, Grows};
 use crate::status::Status;
-use keys::{Key, Keys};
-pub use steps::Members;
-use steps::Steps;
-
-/// A tensor that was sent and not yet taken.
-pub struct Sent {
-    /// The tensor; its memory is the sender's until `done`.
-    pub tensor: Tensor,
-    /// A copy of its content, if it has waited here, or nothing.
-    pub content: Content,
-    /// Ends the send.
-    pub done: Option<Due<OnSend>>,
-    /// Time at which the send fails if nobody took the tensor; `u64::MAX`: never.
-    pub deadline: u64,
-}
-
-/// A copy of content; the shortest need no memory of their own.
-pub type Content = SmallVec<[u8; 16]>;
 
 /// Who waits for a tensor: an index into the engine's tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,24 +35,24 @@ enum Item {
 }
 
 /// What waits under one key of one step.
-struct Entry {
+pub(super) struct Entry {
     hash: u64,
     key: Key,
     item: Item,
 }
 
-type Items = HashTable<Entry>;
+pub(super) type Items = HashTable<Entry>;
 
 #[derive(Default)]
-struct Step {
-    aborted: Option<Status>,
-    items: Items,
+pub(super) struct Step {
+    pub(super) aborted: Option<Status>,
+    pub(super) items: Items,
     /// What the engine has under way in it.
-    members: Members,
+    pub(super) members: Members,
 }
 
 impl Step {
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.items.is_empty() && self.aborted.is_none() && self.members.is_empty()
     }
 }

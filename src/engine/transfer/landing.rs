@@ -1,6 +1,11 @@
 //! Memory for the result of a receive: where it comes from, and how it is opened to the sender.
 
-use super::*;
+use super::inbound::{AfterAlloc, Landing, State};
+use crate::api::*;
+use crate::engine::channel::ChanId;
+use crate::engine::{Engine, Fx, MapError, Work};
+use crate::fabric::Access;
+use crate::status::{Code, Reason, Status};
 
 impl Engine {
     /// Finds memory for a result of this metadata. True: it is there. False: the application's
@@ -14,6 +19,7 @@ impl Engine {
         inline: bool,
     ) -> Result<bool, Status> {
         let Some(r) = self.requests.get_mut(index) else { return Ok(false) };
+        r.known &= matches!(after, AfterAlloc::Request);
         if meta.nbytes == 0 {
             r.meta = Some(meta);
             return Ok(true);
@@ -25,7 +31,7 @@ impl Engine {
                         Code::OutOfRange,
                         format!(
                             "tensor '{}' has {} bytes, the destination given has {len}",
-                            crate::shown::key(&r.key),
+                            crate::shown::key(&r.named.key),
                             meta.nbytes
                         ),
                     ));
@@ -81,7 +87,7 @@ impl Engine {
                     format!(
                         "the allocation callback gave no memory for {} bytes of '{}'",
                         r.meta.as_ref().map_or(0, |m| m.nbytes),
-                        crate::shown::key(&r.key)
+                        crate::shown::key(&r.named.key)
                     ),
                 )
                 .because(Reason::LocalError),
@@ -104,14 +110,8 @@ impl Engine {
         self.settle_request(fx, index);
     }
 
-    /// The sender's response is not wanted: tell it.
-    pub(super) fn drop_response(&mut self, fx: &mut impl Fx, index: u32, response: u32) {
-        if let Some(ch) = self.requests.get(index).and_then(|r| r.ch) {
-            self.send(fx, ch, &Message::GetDone { response, ok: false }, &[]);
-        }
-    }
-
-    pub(super) fn open_landing(
+    /// Opens the destination, or a proxy for it, to the other end of the channel.
+    pub(in crate::engine) fn open_landing(
         &mut self,
         fx: &mut impl Fx,
         index: u32,
@@ -156,6 +156,7 @@ impl Engine {
         }
     }
 
+    /// Closes the destination: the other end touches it no more.
     pub(in crate::engine) fn close_landing(&mut self, fx: &mut impl Fx, index: u32) {
         let Some(r) = self.requests.get_mut(index) else { return };
         if let (Some(l), Some(ch)) = (&mut r.landing, r.ch)

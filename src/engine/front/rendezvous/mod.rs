@@ -1,0 +1,46 @@
+//! The front end of named tensors: sends and receives meet by step and key.
+//!
+//! `table` holds who waits for whom, `keys` and `steps` what it uses again; `receive` and `send` are the calls of the
+//! application, `asked` is what a peer asks for, `runtime` a rendezvous of the application's own behind that; `give_up`
+//! is the end of a step.
+
+mod asked;
+mod give_up;
+pub mod keys;
+mod receive;
+mod runtime;
+mod send;
+mod steps;
+pub mod table;
+
+use keys::Key;
+pub use table::{Drained, Members, RecvOutcome, SendOutcome, Sent, Table, Waiter};
+
+use crate::engine::list::Links;
+
+/// What this front end knows of one end of a transfer.
+#[derive(Default)]
+pub(in crate::engine) struct Named {
+    /// Public id.
+    pub id: u64,
+    /// Key.
+    pub key: Key,
+    /// Step.
+    pub step: i64,
+    /// Its place in its step.
+    pub in_step: Links,
+}
+
+impl std::fmt::Display for Named {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "'{}' of step {}", crate::shown::key(&self.key), self.step)
+    }
+}
+
+/// A public id is a sequence number followed by the slot: monotonic, and found without a map.
+const PUBLIC_SLOT_BITS: u32 = 20;
+
+/// The public id of what lies in this slot.
+fn public_id(sequence: u64, index: u32) -> u64 {
+    sequence << PUBLIC_SLOT_BITS | u64::from(index) & ((1 << PUBLIC_SLOT_BITS) - 1)
+}

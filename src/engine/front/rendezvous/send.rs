@@ -1,0 +1,200 @@
+//! The sending side: a tensor meets who waits for it, or goes to the table; a response meets its tensor.
+
+use super::{SendOutcome, Sent, Waiter};
+use crate::api::*;
+use crate::engine::channel::ChanId;
+use crate::engine::transfer::ending::source_memory;
+use crate::engine::transfer::outbound::{Asked, Content, RState, Source};
+use crate::engine::{Engine, Fx, Offer};
+use crate::status::{Code, Status};
+
+impl Engine {
+    /// Offers a tensor under a key: to whoever waits for it, or to the table.
+    pub fn post_send(
+        &mut self,
+        fx: &mut impl Fx,
+        key: &[u8],
+        step: i64,
+        offer: Offer<'_>,
+        timeout: Option<u64>,
+    ) -> Result<(), Status> {
+        let Offer { tensor, content, done } = offer;
+        if self.closing {
+            return Err(Self::ending());
+        }
+        Self::check_key(key)?;
+        self.device(tensor.device)?;
+        self.admit(fx)?;
+        let deadline = timeout.map_or(u64::MAX, |t| fx.now().saturating_add(t));
+        self.next_deadline = self.next_deadline.min(deadline);
+        let done = done.map(|done| self.due(done));
+        let (outcome, refused) = self.table.send_copied(
+            key,
+            step,
+            Sent { tensor, content: Content::new(), done, deadline },
+            content,
+        );
+        if let Some(Sent { done: Some(done), .. }) = refused {
+            done.refuse();
+        }
+        match outcome {
+            SendOutcome::Stored => Ok(()),
+            SendOutcome::Matched(Waiter::Local(index), sent) => {
+                self.deliver_local(fx, index, sent);
+                Ok(())
+            }
+            SendOutcome::Matched(Waiter::Remote(index), sent) => {
+                self.answer(fx, index, sent, content);
+                Ok(())
+            }
+            SendOutcome::Duplicate => Err(Status::new(
+                Code::Aborted,
+                format!(
+                    "duplicate send: '{}' of step {step} waits already",
+                    crate::shown::key(key)
+                ),
+            )),
+            SendOutcome::Refused(status) => Err(status),
+            SendOutcome::Full => Err(Status::new(
+                Code::ResourceExhausted,
+                format!(
+                    "{} tensors wait to be taken; clean their steps up",
+                    crate::limits::TENSORS
+                ),
+            )),
+        }
+    }
+
+    /// A response has its tensor; `content`: a copy of what is in it, or nothing.
+    pub(in crate::engine) fn answer(
+        &mut self,
+        fx: &mut impl Fx,
+        index: u32,
+        sent: Sent,
+        content: &[u8],
+    ) {
+        let Some((index, sent)) = self.first_with_room(fx, index, sent) else { return };
+        let Some(r) = self.responses.get_mut(index) else { return };
+        let to = r.asked.to;
+        if self.eager_at_once(fx, to, &sent, content) {
+            let of = self.responses.get(index).map(|r| &r.named);
+            let of = of.and_then(|named| self.traced(fx, &named.key, named.step));
+            self.forget(index);
+            self.sent_at_once(fx, to.ch, sent, of);
+        } else if let Some(r) = self.responses.get_mut(index) {
+            r.state = RState::Ready;
+            r.source = Some(Source::new(sent, fx.now()));
+            self.go(fx, index, content);
+        }
+        self.settle(fx, to.ch);
+    }
+
+    /// Sends a tensor that was there to who asks for it.
+    pub(super) fn respond(
+        &mut self,
+        fx: &mut impl Fx,
+        asked: Asked,
+        key: &[u8],
+        step: i64,
+        sent: Sent,
+    ) {
+        let (to, nbytes) = (asked.to, sent.tensor.meta.nbytes);
+        if asked.too_short(nbytes) {
+            let status = self.send_too_long(fx, &asked, key, nbytes);
+            if let Some((index, sent)) = self.offer_again(fx, key, step, sent, status) {
+                self.answer(fx, index, sent, &[]);
+            }
+        } else if self.eager_at_once(fx, to, &sent, &[]) {
+            let of = self.traced(fx, key, step);
+            self.sent_at_once(fx, to.ch, sent, of);
+        } else {
+            match self.insert_response(asked, key, step, RState::Ready) {
+                Ok(index) => self.answer(fx, index, sent, &[]),
+                Err(status) => {
+                    self.send_error(fx, to.ch, to.request, &status);
+                    let info = self.info_of(to.ch, Protocol::Eager);
+                    let (of, memory) = (self.traced(fx, key, step), source_memory(&sent.tensor));
+                    self.end_sent(fx, to.ch, sent.done, Err(status), info, of, false, memory);
+                }
+            }
+        }
+    }
+
+    /// The content has left in a message.
+    fn sent_at_once(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        sent: Sent,
+        of: Option<(Box<[u8]>, i64)>,
+    ) {
+        let bytes = sent.tensor.meta.nbytes;
+        let info = TransferInfo { bytes, ..self.info_of(ch, Protocol::Eager) };
+        self.end_sent(fx, ch, sent.done, Ok(()), info, of, true, source_memory(&sent.tensor));
+    }
+
+    /// A destination that is too short: its receiver fails, and the tensor goes to the next who waits for it, or back to
+    /// the table. What is left is a response for which there is room, and the tensor.
+    fn first_with_room(&mut self, fx: &mut impl Fx, index: u32, sent: Sent) -> Option<(u32, Sent)> {
+        let (mut index, mut sent) = (index, sent);
+        // A loop, not a recursion: a peer may have made very many requests of this kind.
+        loop {
+            let r = self.responses.get_mut(index)?;
+            let nbytes = sent.tensor.meta.nbytes;
+            if !r.asked.too_short(nbytes) {
+                return Some((index, sent));
+            }
+            let (key, step) = (std::mem::take(&mut r.named.key), r.named.step);
+            let asked = r.asked.clone();
+            let status = self.send_too_long(fx, &asked, &key, nbytes);
+            self.forget(index);
+            self.settle(fx, asked.to.ch);
+            let next = self.offer_again(fx, &key, step, sent, status);
+            self.table.keys().give(key);
+            (index, sent) = next?;
+        }
+    }
+
+    /// A tensor that did not fit goes to the next who waits for it, back to the table, or, if that takes it no more, to
+    /// its end with this status. The next, if it is a peer's.
+    fn offer_again(
+        &mut self,
+        fx: &mut impl Fx,
+        key: &[u8],
+        step: i64,
+        sent: Sent,
+        status: Status,
+    ) -> Option<(u32, Sent)> {
+        self.next_deadline = self.next_deadline.min(sent.deadline);
+        match self.table.send(key, step, sent) {
+            (SendOutcome::Matched(Waiter::Remote(next), sent), _) => return Some((next, sent)),
+            (SendOutcome::Matched(Waiter::Local(next), sent), _) => {
+                self.deliver_local(fx, next, sent);
+            }
+            (_, Some(refused)) => {
+                let info = self.info(None, None, Protocol::Auto);
+                self.end_send(fx, refused.done, Err(status), info);
+            }
+            (_, None) => {}
+        }
+        None
+    }
+
+    /// Tells the receiver that its destination is too short.
+    pub(super) fn send_too_long(
+        &mut self,
+        fx: &mut impl Fx,
+        asked: &Asked,
+        key: &[u8],
+        nbytes: u64,
+    ) -> Status {
+        let text = format!(
+            "tensor '{}' has {nbytes} bytes, the destination given has {}",
+            crate::shown::key(key),
+            asked.dst.as_ref().map_or(0, |(_, len)| *len)
+        );
+        let status = Status::new(Code::OutOfRange, text);
+        self.send_error(fx, asked.to.ch, asked.to.request, &status);
+        status
+    }
+}

@@ -1,0 +1,262 @@
+//! The one end of each transfer, for all protocols: what it held goes back, it is counted, its callback is queued.
+
+use super::inbound::{Request, request_in_step};
+use super::outbound::{Response, Source, code_of, response_in_step};
+use crate::api::*;
+#[cfg(feature = "planted")]
+use crate::engine::Planted;
+use crate::engine::{Due, Engine, Fx, Held, Work};
+use crate::status::Status;
+
+/// What a request held, and what is known of it, when it is gone.
+struct Ended {
+    result: Result<Tensor, Status>,
+    info: TransferInfo,
+    held: Held,
+    memory: (u64, u64),
+}
+
+impl Engine {
+    /// Ends a request with an error.
+    pub(in crate::engine) fn fail(&mut self, fx: &mut impl Fx, index: u32, status: Status) {
+        self.finish(fx, index, Err(status));
+    }
+
+    /// A request that cannot go on, by a defect of the library.
+    pub(in crate::engine) fn fail_by_defect(&mut self, fx: &mut impl Fx, index: u32, what: &str) {
+        let status = self.defect(what);
+        self.fail(fx, index, status);
+    }
+
+    /// Ends a request with its one callback. The only place where an accepted one leaves the table.
+    pub(in crate::engine) fn finish(
+        &mut self,
+        fx: &mut impl Fx,
+        index: u32,
+        result: Result<(), Status>,
+    ) {
+        self.finish_held(fx, index, result, Held::Nothing, None);
+    }
+
+    /// The same; `held` is what a local result refers to, at `addr`.
+    pub(in crate::engine) fn finish_held(
+        &mut self,
+        fx: &mut impl Fx,
+        index: u32,
+        result: Result<(), Status>,
+        held: Held,
+        at: Option<(u64, u32)>,
+    ) {
+        let Some(r) = self.requests.get_mut(index) else { return };
+        if r.landing.is_some() {
+            self.drop_landing(fx, index);
+        }
+        let code = code_of(&result);
+        let Some(ended) = self.ended(fx, index, result, held, at) else { return };
+        let Ended { result, info, held: after, memory } = ended;
+        let Some(r) = self.requests.get(index) else { return };
+        let (request, keep) = (r.named.id, r.keep);
+        self.count(r.peer, r.ch, |c| c.recv_done(info.bytes, info.elapsed_ns, code, info.protocol));
+        let of = self.traced(fx, &r.named.key, r.named.step);
+        #[cfg(feature = "planted")]
+        if self.planted == Some(Planted::LosesRecv) {
+            self.remove_request(index);
+            return;
+        }
+        #[cfg(feature = "planted")]
+        if self.planted == Some(Planted::DoubleCompletion) {
+            let done = self.due(OnRecv::Plain(|_, _, _| {}, [0; 2]));
+            let (result, info) = (result.clone(), info.clone());
+            let (of, after, keep) = (None, Held::Nothing, false);
+            fx.run(Work::RecvDone { request, of, done, result, info, after, keep, memory });
+        }
+        let Some(done) = self.remove_request(index) else { return };
+        fx.run(Work::RecvDone { request, of, done, result, info, after, keep, memory });
+    }
+
+    /// What the callback of a request is told, and what is still held then.
+    fn ended(
+        &mut self,
+        fx: &mut impl Fx,
+        index: u32,
+        result: Result<(), Status>,
+        mut held: Held,
+        at: Option<(u64, u32)>,
+    ) -> Option<Ended> {
+        let now = fx.now();
+        let r = self.requests.get_mut(index)?;
+        let given = if let Target::Given { len, .. } = r.target { len } else { 0 };
+        let memory = match r.device {
+            0 => (r.dst, given.max(r.meta.as_ref().map_or(0, |m| m.nbytes))),
+            _ => (0, 0),
+        };
+        let (buffer, meta) = (r.buffer.take(), r.meta.take());
+        let (dst, device, library) = (r.dst, r.device, matches!(r.target, Target::Library));
+        let elapsed_ns = now.saturating_sub(r.started);
+        let (peer, ch, protocol) = (r.peer, r.ch, r.protocol);
+        let mut info = TransferInfo { elapsed_ns, ..self.info(peer, ch, protocol) };
+        let result = match (result, meta) {
+            (Ok(()), Some(meta)) => {
+                self.remember(index, &meta);
+                info.bytes = meta.nbytes;
+                let (addr, device) = at.unwrap_or(match meta.nbytes {
+                    0 => (0, 0),
+                    _ => (dst, if library { 0 } else { device }),
+                });
+                if let Some(buffer) = buffer {
+                    held = Held::Buffer(buffer);
+                }
+                #[cfg(feature = "planted")]
+                if self.planted == Some(Planted::WrongBytes) && meta.nbytes > 0 && device == 0 {
+                    // SAFETY: the destination holds `nbytes` bytes.
+                    let _ = unsafe { fx.deliver(addr, &[0x5a]) };
+                }
+                Ok(Tensor { meta, addr, device })
+            }
+            (result, _) => {
+                let status = match result {
+                    Ok(()) => self.defect("a receive ended without metadata"),
+                    Err(status) => status,
+                };
+                info.reason = status.reason;
+                if let Some(buffer) = buffer {
+                    fx.free(buffer);
+                }
+                Err(status)
+            }
+        };
+        Some(Ended { result, info, held, memory })
+    }
+
+    /// A request leaves the table, and what refers to it there; its callback.
+    pub(in crate::engine) fn remove_request(&mut self, index: u32) -> Option<Due<OnRecv>> {
+        let r: &mut Request = self.requests.get_mut(index)?;
+        let (timer, step, in_step) = (r.timer, r.named.step, r.named.in_step);
+        let key = std::mem::take(&mut r.named.key);
+        self.deadlines.remove(&mut self.requests, index, timer);
+        if let Some(members) = self.table.members_of(step) {
+            members.requests.remove(&mut self.requests, request_in_step, index, in_step);
+            self.table.left(step);
+        }
+        self.table.keys().give(key);
+        self.requests.take(index, |r| r.done.take())
+    }
+
+    /// A response leaves the table, and what refers to it there; its source, if it has one.
+    pub(in crate::engine) fn forget(&mut self, index: u32) -> Option<Source> {
+        let r: &mut Response = self.responses.get_mut(index)?;
+        let (step, in_step, cost, peer) = (r.named.step, r.named.in_step, r.cost, r.peer);
+        let (ch, request) = (r.asked.to.ch, r.asked.to.request);
+        let key = std::mem::take(&mut r.named.key);
+        if let Some(members) = self.table.members_of(step) {
+            members.responses.remove(&mut self.responses, response_in_step, index, in_step);
+            self.table.left(step);
+        }
+        self.table.keys().give(key);
+        if let Some(c) = self.channels.get_mut(ch) {
+            c.responses.remove(&request);
+        }
+        self.waiting_bytes = self.waiting_bytes.saturating_sub(cost);
+        if let Some(p) = self.peers.get_mut(peer) {
+            p.waiting = p.waiting.saturating_sub(1);
+            p.waiting_bytes = p.waiting_bytes.saturating_sub(cost);
+        }
+        self.responses.take(index, |r| r.source.take()).flatten()
+    }
+
+    /// Ends a response whose tensor cannot go out: both ends hear why.
+    pub(in crate::engine) fn undeliverable(
+        &mut self,
+        fx: &mut impl Fx,
+        index: u32,
+        status: Status,
+    ) {
+        if let Some(r) = self.responses.get(index) {
+            let (ch, request) = (r.asked.to.ch, r.asked.to.request);
+            self.send_error(fx, ch, request, &status);
+        }
+        self.end_response(fx, index, Err(status));
+    }
+
+    /// Ends a response, and the send whose tensor it has.
+    pub(in crate::engine) fn end_response(
+        &mut self,
+        fx: &mut impl Fx,
+        index: u32,
+        result: Result<(), Status>,
+    ) {
+        self.end_response_of(fx, index, result, false);
+    }
+
+    /// The same of one whose content is in a message: its callback may run within the call that sent it.
+    pub(super) fn end_response_inline(&mut self, fx: &mut impl Fx, index: u32) {
+        self.end_response_of(fx, index, Ok(()), true);
+    }
+
+    fn end_response_of(
+        &mut self,
+        fx: &mut impl Fx,
+        index: u32,
+        result: Result<(), Status>,
+        inline: bool,
+    ) {
+        let Some(r) = self.responses.get(index) else { return };
+        let (ch, peer) = (r.asked.to.ch, r.peer);
+        let of = self.traced(fx, &r.named.key, r.named.step);
+        let Some(mut source) = self.forget(index) else { return };
+        if let Some(window) = source.window.take() {
+            fx.close(ch, window);
+        }
+        if let Some(staged) = source.staged.take() {
+            fx.free(staged);
+        }
+        let elapsed_ns = fx.now().saturating_sub(source.started);
+        let (tensor, protocol) = (&source.tensor, source.protocol);
+        let info = TransferInfo { elapsed_ns, ..self.info(Some(peer), Some(ch), protocol) };
+        let memory = source_memory(tensor);
+        let bytes = tensor.meta.nbytes;
+        self.end_sent(
+            fx,
+            ch,
+            source.done,
+            result,
+            TransferInfo { bytes, ..info },
+            of,
+            inline,
+            memory,
+        );
+    }
+
+    /// Counts the end of a send, and queues its callback.
+    #[allow(clippy::too_many_arguments, reason = "the facts of one transfer")]
+    pub(in crate::engine) fn end_sent(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: crate::engine::channel::ChanId,
+        done: Option<Due<OnSend>>,
+        result: Result<(), Status>,
+        mut info: TransferInfo,
+        of: Option<(Box<[u8]>, i64)>,
+        inline: bool,
+        memory: (u64, u64),
+    ) {
+        let code = code_of(&result);
+        if let Err(status) = &result {
+            (info.bytes, info.reason) = (0, status.reason);
+        }
+        if let Some(c) = self.channels.get(ch) {
+            c.counters.send_done(info.bytes, code, info.protocol);
+        }
+        if let Some(done) = done {
+            fx.run(Work::SendDone { done, result, info, of, inline, memory });
+        }
+    }
+}
+
+/// Memory of the host that is the application's again when a send has ended.
+pub(in crate::engine) fn source_memory(tensor: &Tensor) -> (u64, u64) {
+    match tensor {
+        Tensor { device: 0, addr, meta } => (*addr, meta.nbytes),
+        _ => (0, 0),
+    }
+}

@@ -1,0 +1,115 @@
+//! The receiving end of a transfer: a request, from the call to its one callback.
+
+use super::outbound::Sent;
+use crate::api::*;
+use crate::engine::channel::ChanId;
+use crate::engine::deadlines::Timer;
+use crate::engine::front::rendezvous::Named;
+use crate::engine::list::Links;
+use crate::engine::{Buffer, Due, Engine, Fx, Window};
+use crate::fabric::keys::Place;
+use crate::status::Status;
+
+/// Where the bytes of a transfer land.
+pub(in crate::engine) struct Landing {
+    pub addr: u64,
+    pub len: u64,
+    pub window: Option<Window>,
+    /// A registered proxy, copied to the destination afterwards.
+    pub staged: Option<Buffer>,
+}
+
+/// What an allocation was for.
+pub(in crate::engine) enum AfterAlloc {
+    Request,
+    Eager(Vec<u8>),
+    Meta { response: u32, source: Option<Place> },
+    Local(Sent),
+}
+
+pub(in crate::engine) enum State {
+    /// Waits for a connection.
+    Queued,
+    /// The allocation callback is out.
+    Allocating(AfterAlloc),
+    /// TENSOR_REQUEST is out; content, metadata or an error comes back.
+    Requested,
+    /// The metadata is known; the content is being written.
+    Awaiting,
+    /// The source is being read.
+    Reading { left: u32, response: u32, failed: Option<Status> },
+    /// The checksum of the landing is being computed, or it is being copied to the destination.
+    Copying,
+    /// Waits in this manager's own table.
+    LocalWait,
+    /// Copied from a local sender's tensor.
+    LocalCopy(Sent),
+    /// Ended for the application, but its memory may still be written.
+    Quiescing { status: Status, left: u32, response: Option<u32> },
+}
+
+/// See the module's text.
+pub(in crate::engine) struct Request {
+    /// The front end's part.
+    pub named: Named,
+    pub peer: Option<u32>,
+    pub ch: Option<ChanId>,
+    /// Where what asks for it waits on the channel.
+    pub place: Option<u64>,
+    pub started: u64,
+    pub deadline: u64,
+    pub target: Target,
+    pub device: u32,
+    pub keep: bool,
+    pub done: Due<OnRecv>,
+    pub state: State,
+    /// Metadata for which `dst` was made; the result's in the end.
+    pub meta: Option<Meta>,
+    /// It is what was known from before.
+    pub known: bool,
+    pub dst: u64,
+    pub buffer: Option<Buffer>,
+    pub landing: Option<Landing>,
+    pub checksum: Option<u64>,
+    pub protocol: Protocol,
+    /// The request ends with this as soon as the callback or copy that is out returns.
+    pub ended: Option<Status>,
+    /// A copy from or to its memory runs, outside of the engine.
+    pub copying: bool,
+    /// Its place among the deadlines.
+    pub timer: Timer,
+}
+
+/// Its links in its step.
+pub(in crate::engine) fn request_in_step(r: &mut Request) -> &mut Links {
+    &mut r.named.in_step
+}
+
+impl Engine {
+    /// The request ends then, if not before; `u64::MAX`: never.
+    pub(in crate::engine) fn set_deadline(&mut self, index: u32, at: u64) {
+        if let Some(r) = self.requests.get_mut(index) {
+            r.deadline = at;
+            self.deadlines.set(&mut self.requests, index, at);
+            self.next_deadline = self.next_deadline.min(at);
+        }
+    }
+
+    pub(in crate::engine) fn settle_request(&mut self, fx: &mut impl Fx, index: u32) {
+        if let Some(ch) = self.requests.get(index).and_then(|r| r.ch) {
+            self.settle(fx, ch);
+        }
+    }
+
+    /// The request of this index, if it is on this channel and waits for an answer.
+    pub(in crate::engine) fn answered(&mut self, ch: ChanId, index: u32) -> Option<&mut Request> {
+        let live = |r: &&mut Request| {
+            r.ch == Some(ch) && matches!(r.state, State::Requested | State::Awaiting)
+        };
+        let found = self.requests.get_mut(index).filter(live);
+        if found.is_none() {
+            self.stale += 1;
+        }
+        found
+    }
+}

@@ -1,0 +1,150 @@
+//! Eager (ob1's): the content rides in the message that answers.
+//!
+//! Sender: TENSOR_CONTENT, and the send has ended. Receiver: the content is copied to its destination as it is heard.
+//! No memory is opened, and none of the application's is touched but by its own callback's leave.
+
+use crate::api::*;
+use crate::engine::channel::ChanId;
+use crate::engine::front::rendezvous::Sent;
+use crate::engine::seal::loss;
+use crate::engine::transfer::choose;
+use crate::engine::transfer::inbound::{AfterAlloc, Landing};
+use crate::engine::transfer::outbound::{Response, To};
+use crate::engine::{Engine, Fx, checksum};
+use crate::status::{Code, Reason, Status};
+
+impl Engine {
+    /// Sends a tensor that is here to who asked for it, if its content may go out now, whole, from `content` or the copy
+    /// that was made of it before. Nothing is kept of it then.
+    pub(in crate::engine) fn eager_at_once(
+        &mut self,
+        fx: &mut impl Fx,
+        to: To,
+        sent: &Sent,
+        content: &[u8],
+    ) -> bool {
+        let meta = &sent.tensor.meta;
+        let content = if content.is_empty() { &sent.content[..] } else { content };
+        let n = meta.nbytes;
+        let Some(c) = self.channels.get(to.ch) else { return false };
+        let whole = content.len() as u64 == n;
+        if !whole || !choose::is_eager(n, self.room_for(c, meta), self.settings.protocol) {
+            return false;
+        }
+        let Some(c) = self.channels.get_mut(to.ch) else { return false };
+        if n > 0 && c.is_congested() {
+            return false;
+        }
+        let sum = (to.checksum && n > 0).then(|| checksum(content));
+        c.send_content(fx, to.request, sum, meta, content);
+        true
+    }
+
+    /// Sends the content of a response in a message, or behind what waits, or once it was copied to where it may be
+    /// read.
+    pub(in crate::engine) fn send_eager(&mut self, fx: &mut impl Fx, index: u32, content: &[u8]) {
+        let Some((asked, source)) = self.responses.get_mut(index).and_then(Response::parts) else {
+            return;
+        };
+        let meta = &source.tensor.meta;
+        let n = meta.nbytes;
+        // What can be read without touching the application's memory.
+        let content = match &source.staged {
+            // SAFETY: it is ours, filled, and freed only with the source.
+            Some(staged) => unsafe { fx.bytes(staged) },
+            None if content.is_empty() => &source.content[..],
+            None => content,
+        };
+        if content.len() as u64 != n {
+            return self.gather(fx, index);
+        }
+        let Some(c) = self.channels.get_mut(asked.to.ch) else { return };
+        if n > 0 && c.is_congested() {
+            return self.defer(fx, index);
+        }
+        let known = source.sum;
+        let sum = (asked.to.checksum && n > 0).then(|| known.unwrap_or_else(|| checksum(content)));
+        c.send_content(fx, asked.to.request, sum, meta, content);
+        self.end_response_inline(fx, index);
+    }
+
+    /// TENSOR_CONTENT arrived.
+    pub(in crate::engine) fn on_content(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        index: u32,
+        sum: Option<u64>,
+        meta: Meta,
+        content: &[u8],
+    ) {
+        if sum.is_none() && meta.nbytes > 0 && self.sealed(ch) {
+            return self.violation(ch, loss("content".into()));
+        }
+        let Some(r) = self.answered(ch, index) else { return };
+        r.protocol = Protocol::Eager;
+        let ready = r.meta.as_ref() == Some(&meta);
+        if r.landing.is_some() {
+            self.drop_landing(fx, index);
+        }
+        if let Some(sum) = sum
+            && sum != checksum(content)
+        {
+            return self.fail(fx, index, data_loss(sum, checksum(content)));
+        }
+        if ready || meta.nbytes == 0 {
+            if let Some(r) = self.requests.get_mut(index) {
+                r.meta = Some(meta);
+            }
+            return self.deliver(fx, index, content);
+        }
+        // Only the callback's memory comes later: then the content has to be kept aside.
+        let later = matches!(self.requests.get(index).map(|r| &r.target), Some(Target::Alloc(_)));
+        let kept = if later { crate::room::copy(content, "content") } else { Ok(Vec::new()) };
+        let kept = match kept {
+            Ok(kept) => kept,
+            Err(status) => return self.fail(fx, index, status),
+        };
+        match self.prepare(fx, index, meta, AfterAlloc::Eager(kept), false) {
+            Ok(true) => self.deliver(fx, index, content),
+            Ok(false) => {}
+            Err(status) => self.fail(fx, index, status),
+        }
+    }
+
+    /// Puts eager content in its place and ends the request.
+    pub(in crate::engine) fn deliver(&mut self, fx: &mut impl Fx, index: u32, content: &[u8]) {
+        let Some(r) = self.requests.get_mut(index) else { return };
+        if content.is_empty() {
+            return self.finish(fx, index, Ok(()));
+        }
+        if matches!(r.target, Target::Library) {
+            let Some(buffer) = &r.buffer else {
+                return self.fail_by_defect(fx, index, "content without a buffer for it");
+            };
+            fx.copy_in(buffer, content);
+            return self.finish(fx, index, Ok(()));
+        }
+        if r.device == 0 {
+            // SAFETY: `dst` was given or allocated for `meta.nbytes`, which the decoder found equal to the
+            // content's length; it is the application's only from the callback on, which comes later.
+            let result = unsafe { fx.deliver(r.dst, content) };
+            return self.finish(fx, index, result);
+        }
+        match fx.alloc(content.len() as u64) {
+            Ok(staged) => {
+                fx.copy_in(&staged, content);
+                let (addr, len) = (staged.addr, staged.len);
+                r.landing = Some(Landing { addr, len, window: None, staged: Some(staged) });
+                self.land(fx, index);
+            }
+            Err(status) => self.fail(fx, index, status),
+        }
+    }
+}
+
+/// What arrived is not what was sent.
+pub(in crate::engine) fn data_loss(want: u64, got: u64) -> Status {
+    let text = format!("checksum of the content is {got:016x}, the sender's is {want:016x}");
+    Status::new(Code::DataLoss, text).because(Reason::LocalError)
+}

@@ -1,0 +1,180 @@
+//! Direct get (ob1's RGET): the receiver reads the source.
+//!
+//! META_DATA_RESPONSE carries the source's address and keys; the receiver, having found memory of that size, READs it,
+//! and says GET_DONE. Until then the sender keeps the source; until its last READ has ended the receiver keeps its
+//! destination.
+
+use crate::api::*;
+use crate::engine::channel::ChanId;
+use crate::engine::seal::loss;
+use crate::engine::transfer::inbound::{AfterAlloc, Landing, State};
+use crate::engine::{Engine, Fx, WR_REQUEST};
+use crate::fabric::keys::{Place, pieces};
+use crate::fabric::{Access, Mem};
+use crate::protocol::message::{Message, MetaResponse};
+use crate::status::{Code, Reason, Status};
+
+impl Engine {
+    /// META_DATA_RESPONSE with the source: the receiver reads it.
+    pub(in crate::engine) fn offer_get(&mut self, fx: &mut impl Fx, index: u32) {
+        match self.open_source(fx, index, Access::REMOTE_READ) {
+            Ok(true) => {}
+            Ok(false) => return self.stage(fx, index),
+            Err(status) => return self.undeliverable(fx, index, status),
+        }
+        let Some(source) = self.responses.get_mut(index).and_then(|r| r.source.as_mut()) else {
+            return;
+        };
+        source.protocol = Protocol::DirectGet;
+        let keys = source.window.as_ref().map(|w| w.keys.map(|mr| mr.rkey));
+        let place = keys.map(|rkeys| Place { addr: source.addr(), rkeys });
+        self.tell(fx, index, place);
+    }
+
+    /// META_DATA_RESPONSE arrived.
+    pub(in crate::engine) fn on_meta(&mut self, fx: &mut impl Fx, ch: ChanId, m: MetaResponse) {
+        let index = m.index;
+        // With `follows` the checksum comes in CONTENT_DONE.
+        if m.checksum.is_none() && m.meta.nbytes > 0 && !m.follows && self.sealed(ch) {
+            return self.violation(ch, loss("metadata".into()));
+        }
+        let Some(r) = self.answered(ch, index) else { return };
+        r.checksum = m.checksum;
+        if m.follows {
+            return self.on_follows(ch, index, m.meta);
+        }
+        r.protocol = Protocol::DirectGet;
+        self.drop_landing(fx, index);
+        let same = self.requests.get(index).is_some_and(|r| r.meta.as_ref() == Some(&m.meta));
+        let after = AfterAlloc::Meta { response: m.response, source: m.source.clone() };
+        let ready = if same { Ok(true) } else { self.prepare(fx, index, m.meta, after, false) };
+        match ready {
+            Ok(true) => self.after_meta(fx, index, m.response, m.source),
+            Ok(false) => {}
+            Err(status) => {
+                self.drop_response(fx, index, m.response);
+                self.fail(fx, index, status);
+            }
+        }
+    }
+
+    /// The destination is there: read the source, or ask for the content to be written.
+    pub(in crate::engine) fn after_meta(
+        &mut self,
+        fx: &mut impl Fx,
+        index: u32,
+        response: u32,
+        source: Option<Place>,
+    ) {
+        let Some(r) = self.requests.get(index) else { return };
+        let channel = r.ch.and_then(|ch| Some((ch, self.channels.get(ch)?)));
+        let (Some((ch, c)), Some(meta)) = (channel, &r.meta) else {
+            return self.fail_by_defect(fx, index, "metadata of a receive without a connection");
+        };
+        let (nbytes, read) = (meta.nbytes, c.caps.read);
+        let source = source.filter(|_| read);
+        let access = if source.is_some() { Access::LOCAL_WRITE } else { Access::REMOTE_WRITE };
+        if let Err(status) = self.open_landing(fx, index, ch, nbytes, access) {
+            self.drop_response(fx, index, response);
+            return self.fail(fx, index, status);
+        }
+        match source {
+            None => self.ask_for_put(fx, index, ch, response),
+            Some(source) => self.read_all(fx, index, ch, response, &source),
+        }
+    }
+
+    fn read_all(
+        &mut self,
+        fx: &mut impl Fx,
+        index: u32,
+        ch: ChanId,
+        response: u32,
+        source: &Place,
+    ) {
+        let found = (self.requests.get_mut(index), self.channels.get_mut(ch));
+        let (Some(r), Some(c)) = found else {
+            return self.fail_by_defect(fx, index, "a connection ended before a READ of it");
+        };
+        let (Some(Landing { addr, window: Some(window), .. }), Some(meta)) = (&r.landing, &r.meta)
+        else {
+            return self.fail_by_defect(fx, index, "a destination was opened and is not there");
+        };
+        let addr = *addr;
+        let lkeys = window.keys.map(|mr| mr.lkey);
+        let parts = pieces(meta.nbytes, c.caps.max_rdma, &lkeys, source);
+        let left = parts.clone().count() as u32;
+        r.state = State::Reading { left, response, failed: None };
+        for p in parts {
+            // SAFETY: the landing stays valid until the last `Done`, or until the channel
+            // has ended: the request ends only then.
+            let local = unsafe { Mem::new(addr + p.at, p.len, p.lkey) };
+            c.read(fx, WR_REQUEST | u64::from(index), local, p.remote);
+        }
+    }
+
+    /// A READ of a request has ended.
+    pub(in crate::engine) fn on_read_done(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        index: u32,
+        result: Result<(), Status>,
+    ) {
+        let Some(r) = self.requests.get_mut(index) else { return };
+        match &mut r.state {
+            State::Reading { left, response, failed } => {
+                *left -= 1;
+                if let Err(status) = result {
+                    failed.get_or_insert(status);
+                }
+                if *left > 0 {
+                    return;
+                }
+                let (response, failed) = (*response, failed.take());
+                let ok = failed.is_none();
+                self.send(fx, ch, &Message::GetDone { response, ok }, &[]);
+                match failed {
+                    None => self.arrived(fx, index),
+                    Some(status) => self.fail(fx, index, status),
+                }
+            }
+            State::Quiescing { status, left, response } if *left > 0 => {
+                *left -= 1;
+                if *left == 0 {
+                    let (status, response) = (status.clone(), response.take());
+                    if let Some(response) = response {
+                        self.send(fx, ch, &Message::GetDone { response, ok: false }, &[]);
+                    }
+                    self.fail(fx, index, status);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// GET_DONE arrived at the sender.
+    pub(in crate::engine) fn on_get_done(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        index: u32,
+        ok: bool,
+    ) {
+        if self.told(ch, index).is_none() {
+            return;
+        }
+        #[cfg(feature = "planted")]
+        if self.planted == Some(crate::engine::Planted::LosesSend) {
+            self.forget(index);
+            return;
+        }
+        let result = if ok {
+            Ok(())
+        } else {
+            let status = Status::new(Code::Cancelled, "the receiver gave the tensor up");
+            Err(status.because(Reason::RemoteError))
+        };
+        self.end_response(fx, index, result);
+    }
+}

@@ -1,0 +1,8 @@
+//! How content goes, a file each: what the sender does, and what the receiver does.
+
+mod eager;
+mod get;
+mod local;
+mod put;
+
+pub(super) use eager::data_loss;

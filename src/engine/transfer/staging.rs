@@ -1,0 +1,179 @@
+//! Copies and checksums around a transfer, for all protocols: the source before it goes, the landing after it came.
+//!
+//! They are run outside of the engine ([`Work`]), since memory may be slow to come; the state says that one is out.
+
+use super::inbound::State;
+use super::outbound::{RState, Response};
+use super::protocols::data_loss;
+use crate::api::*;
+use crate::engine::{Engine, Fx, WR_KIND, WR_REQUEST, WR_RESPONSE, Work};
+use crate::protocol::message::Message;
+use crate::status::{Code, Reason, Status};
+
+impl Engine {
+    /// Copies the content to memory of the library: off a device, or to where it is registered.
+    pub(super) fn stage(&mut self, fx: &mut impl Fx, index: u32) {
+        let source = self.responses.get(index).and_then(|r| r.source.as_ref());
+        self.stats.own.proxy_bytes.add(source.map_or(0, |s| s.tensor.meta.nbytes));
+        self.gather(fx, index);
+    }
+
+    /// The same copy, for a message: on its way into one content passes no proxy.
+    pub(super) fn gather(&mut self, fx: &mut impl Fx, index: u32) {
+        let source = self.responses.get(index).and_then(|r| r.source.as_ref());
+        let Some(tensor) = source.map(|s| &s.tensor) else { return };
+        let (device, from, len) = (tensor.device, tensor.addr, tensor.meta.nbytes);
+        let ready = self.device(device).and_then(|ops| Ok((ops, fx.alloc(len)?)));
+        let (ops, staged) = match ready {
+            Ok(ready) => ready,
+            Err(status) => return self.undeliverable(fx, index, status),
+        };
+        let host = staged.addr;
+        if let Some(r) = self.responses.get_mut(index) {
+            r.state = RState::Staging;
+            if let Some(source) = &mut r.source {
+                source.staged = Some(staged);
+            }
+        }
+        let token = WR_RESPONSE | u64::from(index);
+        fx.run(match ops {
+            Some(ops) => Work::DeviceCopy { token, ops, to_host: true, host, device: from, len },
+            None => Work::HostCopy { token, dst: host, src: from, len },
+        });
+    }
+
+    /// Computes the checksum of the content, of any length and on slow pages: not here.
+    pub(super) fn hash(&mut self, fx: &mut impl Fx, index: u32) {
+        let Some(r) = self.responses.get_mut(index) else { return };
+        let Some(source) = &r.source else { return };
+        let (addr, len) = (source.addr(), source.tensor.meta.nbytes);
+        r.state = RState::Staging;
+        fx.run(Work::HostHash { token: WR_RESPONSE | u64::from(index), addr, len });
+    }
+
+    /// A checksum that the engine had asked for has been computed.
+    pub fn hashed(&mut self, fx: &mut impl Fx, token: u64, result: Result<u64, Status>) {
+        let index = token as u32;
+        if token & WR_KIND == WR_RESPONSE {
+            let of = self.responses.get_mut(index);
+            let of = of.filter(|r| matches!(r.state, RState::Staging));
+            if let (Some(source), Ok(sum)) = (of.and_then(|r| r.source.as_mut()), &result) {
+                source.sum = Some(*sum);
+            }
+            return self.response_copied(fx, index, result.map(drop));
+        }
+        let Some(r) = self.requests.get_mut(index) else { return };
+        match (&r.state, &r.ended, r.checksum, result) {
+            (State::Copying, None, Some(want), Ok(got)) if want == got => {
+                r.copying = false;
+                self.land(fx, index);
+            }
+            (State::Copying, None, Some(want), Ok(got)) => {
+                self.copied(fx, token, Err(data_loss(want, got)));
+            }
+            (_, _, _, result) => self.copied(fx, token, result.map(drop)),
+        }
+    }
+
+    fn response_copied(&mut self, fx: &mut impl Fx, index: u32, result: Result<(), Status>) {
+        let staging = |r: &&mut Response| matches!(r.state, RState::Staging);
+        let Some(r) = self.responses.get_mut(index).filter(staging) else {
+            self.defect("a copy of a response that was not asked for");
+            return;
+        };
+        (r.copying, r.state) = (false, RState::Ready);
+        let (ch, request, cancelled) = (r.asked.to.ch, r.asked.to.request, r.cancelled);
+        let result = r.ended.take().map_or(result, Err);
+        if cancelled || self.channels.get(ch).is_none() {
+            if cancelled {
+                self.send(fx, ch, &Message::CancelAck { index: request }, &[]);
+            }
+            let status = Status::new(Code::Cancelled, "the receiver no longer wants the tensor");
+            self.end_response(fx, index, Err(status.because(Reason::RemoteError)));
+        } else {
+            match result {
+                Ok(()) => self.go(fx, index, &[]),
+                Err(status) => self.undeliverable(fx, index, status),
+            }
+        }
+        self.settle(fx, ch);
+    }
+
+    /// The content is complete in its landing.
+    pub(super) fn arrived(&mut self, fx: &mut impl Fx, index: u32) {
+        self.close_landing(fx, index);
+        let Some(r) = self.requests.get_mut(index) else { return };
+        if let (Some(_), Some(l), Some(m)) = (r.checksum, &r.landing, &r.meta)
+            && (r.device == 0 || l.staged.is_some())
+        {
+            let (addr, len) = (l.addr, m.nbytes);
+            r.state = State::Copying;
+            return fx.run(Work::HostHash { token: WR_REQUEST | u64::from(index), addr, len });
+        }
+        self.land(fx, index);
+    }
+
+    /// Copies from a proxy to the destination where there is one, and ends the request.
+    pub(super) fn land(&mut self, fx: &mut impl Fx, index: u32) {
+        let device = self.requests.get(index).map_or(0, |r| r.device);
+        let ops = self.device(device);
+        let Some(r) = self.requests.get_mut(index) else { return };
+        let (Some(l), Some(m)) = (&r.landing, &r.meta) else {
+            return self.fail_by_defect(fx, index, "content arrived nowhere");
+        };
+        if l.staged.is_none() {
+            return self.finish(fx, index, Ok(()));
+        }
+        let (src, dst, len) = (l.addr, r.dst, m.nbytes);
+        let token = WR_REQUEST | u64::from(index);
+        r.state = State::Copying;
+        match ops {
+            Ok(Some(ops)) if !matches!(r.target, Target::Library) => {
+                let work =
+                    Work::DeviceCopy { token, ops, to_host: false, host: src, device: dst, len };
+                fx.run(work);
+            }
+            Ok(_) => fx.run(Work::HostCopy { token, dst, src, len }),
+            Err(status) => self.fail(fx, index, status),
+        }
+    }
+
+    /// A copy that the engine had asked for is about to begin; an error: it must not.
+    pub fn copy_begins(&mut self, token: u64) -> Result<(), Status> {
+        let index = token as u32;
+        let found = if token & WR_KIND == WR_RESPONSE {
+            self.responses.get_mut(index).map(|r| (&mut r.copying, &r.ended))
+        } else {
+            self.requests.get_mut(index).map(|r| (&mut r.copying, &r.ended))
+        };
+        let Some((copying, ended)) = found else { return Ok(()) };
+        *copying = ended.is_none();
+        ended.clone().map_or(Ok(()), Err)
+    }
+
+    /// A copy that the engine had asked for has ended.
+    pub fn copied(&mut self, fx: &mut impl Fx, token: u64, result: Result<(), Status>) {
+        let index = token as u32;
+        if token & WR_KIND == WR_RESPONSE {
+            return self.response_copied(fx, index, result);
+        }
+        let Some(r) = self.requests.get_mut(index) else { return };
+        r.copying = false;
+        if !matches!(r.state, State::Copying | State::LocalCopy(_)) {
+            let status = self.defect("a copy that was not asked for");
+            return self.end(fx, index, status);
+        }
+        let result = match r.ended.take() {
+            Some(status) => Err(status),
+            None => result,
+        };
+        match std::mem::replace(&mut r.state, State::Copying) {
+            State::Copying => match result {
+                Ok(()) => self.finish(fx, index, Ok(())),
+                Err(status) => self.fail(fx, index, status),
+            },
+            State::LocalCopy(sent) => self.local_copied(fx, index, sent, result),
+            other => r.state = other,
+        }
+    }
+}
