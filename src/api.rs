@@ -23,7 +23,7 @@ pub const TENSOR_DEAD: u32 = 1;
 pub const TENSOR_SERIALIZED: u32 = 2;
 
 /// What a tensor is, apart from its content.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct Meta {
     /// The runtime's number of the element type.
     pub dtype: u32,
@@ -33,6 +33,14 @@ pub struct Meta {
     pub dims: SmallVec<[i64; 6]>,
     /// Length of the content in bytes.
     pub nbytes: u64,
+}
+
+impl Clone for Meta {
+    #[inline]
+    fn clone(&self) -> Meta {
+        // In one go; the derived one goes from dimension to dimension.
+        Meta { dims: SmallVec::from_slice(&self.dims), ..*self }
+    }
 }
 
 /// A tensor in memory of this process.

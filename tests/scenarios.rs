@@ -16,6 +16,8 @@ mod engine;
 mod finish;
 #[path = "scenarios/kind.rs"]
 mod kind;
+#[path = "scenarios/metadata.rs"]
+mod metadata;
 #[path = "scenarios/ops.rs"]
 mod ops;
 #[path = "scenarios/script.rs"]

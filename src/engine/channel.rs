@@ -13,10 +13,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use foldhash::HashMap;
-
 use super::Fx;
 use super::claim::Probe;
+use super::owing::Owing;
 use super::queue::{Pending, Queue};
 use super::seal::{Seal, TRAILER};
 use crate::api::Meta;
@@ -87,7 +86,7 @@ pub struct Channel {
     /// The peer drives progress itself and may be silent for long.
     pub remote_manual: bool,
     /// Responses owed on this channel, by the peer's request index.
-    pub responses: HashMap<u32, u32>,
+    pub responses: Owing,
     /// Time of the last sign of life.
     pub last_rx: u64,
     /// Time of the connection, or of the peer's last request.
@@ -136,7 +135,7 @@ impl Channel {
             peer,
             caps,
             remote_manual,
-            responses: HashMap::default(),
+            responses: Owing::default(),
             last_rx: now,
             used: now,
             deferred: VecDeque::new(),
@@ -260,13 +259,13 @@ impl Channel {
         })
     }
 
-    /// Sends TENSOR_CONTENT.
+    /// Sends TENSOR_CONTENT; without metadata: the request said it.
     pub fn send_content(
         &mut self,
         fx: &mut impl Fx,
         request: u32,
         checksum: Option<u64>,
-        meta: &Meta,
+        meta: Option<&Meta>,
         content: &[u8],
     ) {
         let of = Of { answer: true, urgent: false, ask: None };

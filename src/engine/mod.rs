@@ -8,6 +8,7 @@
 //! Layers: [`front`] (names and matching), [`transfer`] (moves content between the two ends of a channel, a file for each
 //! protocol), [`channel`] (credits, order, fragments); beside them `peer` (connections) and `timers`.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use foldhash::HashMap;
@@ -28,6 +29,7 @@ mod fx;
 mod hooks;
 mod known;
 pub(crate) mod list;
+mod owing;
 mod peer;
 #[cfg(feature = "planted")]
 mod planted;
@@ -301,7 +303,7 @@ impl Engine {
         match message {
             Message::Request(r) => self.on_request(fx, ch, r),
             Message::Content { index, checksum, meta, content } => {
-                self.on_content(fx, ch, index, checksum, meta, content)
+                self.on_content(fx, ch, index, checksum, meta.map(Cow::into_owned), content)
             }
             Message::Meta(m) => self.on_meta(fx, ch, m),
             Message::ReRequest { response, dst, len } => {

@@ -272,7 +272,7 @@ impl Engine {
         while let Some(i) = self.requests.next(&mut at, |r| r.ch == Some(ch)) {
             self.close_landing(fx, i);
         }
-        for &i in responses.values() {
+        for i in responses.responses() {
             self.close_source(fx, i);
         }
         fx.end_channel(ch);
@@ -284,7 +284,7 @@ impl Engine {
             }
             self.request_lost_channel(fx, i, &status, provider);
         }
-        for &i in responses.values() {
+        for i in responses.responses() {
             self.response_lost_channel(fx, i, &status);
         }
     }

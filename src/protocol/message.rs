@@ -4,6 +4,8 @@
 //! in at the moment of posting). All numbers are little-endian. Decoding borrows from the input,
 //! checks every bound and never allocates more than the input's own size.
 
+use std::borrow::Cow;
+
 use crate::api::{MAX_DIMS, MAX_KEY_LEN, Meta, TENSOR_DEAD, TENSOR_SERIALIZED};
 use crate::fabric::keys::{Keys, Place};
 use crate::status::Status;
@@ -43,6 +45,7 @@ const F_DST: u8 = 1; // request: a destination is exposed
 const F_META: u8 = 2; // request: the cached metadata follows
 const F_ANY_META: u8 = 4; // request: the destination fits any metadata up to its length
 const F_CHECKSUM: u8 = 8; // request: wanted; response: present
+const F_SAME: u8 = 1; // content: its metadata is what the request said to be cached
 const F_FOLLOWS: u8 = 1; // metadata: the content is on its way to the exposed destination
 const F_SOURCE: u8 = 2; // metadata: the source may be read
 const F_REGIONS: u8 = 16; // any of the above with memory: it lies in several regions
@@ -63,7 +66,7 @@ pub struct Request<'a> {
     /// A checksum of the content is wanted.
     pub checksum: bool,
     /// The metadata in the receiver's cache.
-    pub cached: Option<Meta>,
+    pub cached: Option<Cow<'a, Meta>>,
     /// Key.
     pub key: &'a [u8],
 }
@@ -97,8 +100,8 @@ pub enum Message<'a> {
     ReRequest { response: u32, dst: Place, len: u64 },
     /// The sender has no tensor for this request, and why.
     Error { index: u32, code: i32, text: &'a [u8] },
-    /// The tensor with its content.
-    Content { index: u32, checksum: Option<u64>, meta: Meta, content: &'a [u8] },
+    /// The tensor with its content; without metadata: that which the request said to be cached.
+    Content { index: u32, checksum: Option<u64>, meta: Option<Cow<'a, Meta>>, content: &'a [u8] },
     /// All content has been written (checksum mode; otherwise the immediate says so).
     ContentDone { index: u32, checksum: u64 },
     /// The receiver has read the source, or gave up.
@@ -125,39 +128,44 @@ fn put_header(out: &mut Vec<u8>, kind: u8, flags: u8) {
 }
 
 fn put_meta(out: &mut Vec<u8>, meta: &Meta) {
-    out.extend_from_slice(&meta.dtype.to_le_bytes());
-    out.push(meta.flags as u8);
-    out.push(meta.dims.len() as u8);
-    out.extend_from_slice(&meta.nbytes.to_le_bytes());
+    let mut fixed = [0; 14];
+    fixed[..4].copy_from_slice(&meta.dtype.to_le_bytes());
+    (fixed[4], fixed[5]) = (meta.flags as u8, meta.dims.len() as u8);
+    fixed[6..].copy_from_slice(&meta.nbytes.to_le_bytes());
+    out.extend_from_slice(&fixed);
     for d in &meta.dims {
         out.extend_from_slice(&d.to_le_bytes());
     }
 }
 
 fn get_meta(r: &mut Reader<'_>) -> Result<Meta, Status> {
-    let dtype = r.u32()?;
-    let flags = u32::from(r.u8()?);
-    let ndims = usize::from(r.u8()?);
-    let nbytes = r.u64()?;
+    let [d0, d1, d2, d3, flags, ndims, n @ ..] = r.array::<14>()?;
+    let (flags, ndims) = (u32::from(flags), usize::from(ndims));
+    let (dtype, nbytes) = (u32::from_le_bytes([d0, d1, d2, d3]), u64::from_le_bytes(n));
     if flags & !(TENSOR_DEAD | TENSOR_SERIALIZED) != 0 {
         return Err(Status::invalid(format!("tensor flags {flags:#x} are not known")));
     }
     if ndims > MAX_DIMS {
         return Err(Status::invalid(format!("{ndims} dimensions, at most {MAX_DIMS} are allowed")));
     }
-    let mut meta = Meta { dtype, flags, dims: Default::default(), nbytes };
-    crate::room::grow(&mut meta.dims, ndims, "dimensions")?;
-    for _ in 0..ndims {
-        let d = r.i64()?;
-        if d < 0 {
-            return Err(Status::invalid(format!("a dimension of {d}, 0 and more are allowed")));
-        }
-        meta.dims.push(d);
-    }
     if flags & TENSOR_DEAD != 0 && nbytes != 0 {
         return Err(Status::invalid(format!("a dead tensor with {nbytes} bytes, 0 are allowed")));
     }
+    let mut meta = Meta { dtype, flags, dims: Default::default(), nbytes };
+    if ndims > 0 {
+        get_dims(r, ndims, &mut meta)?;
+    }
     Ok(meta)
+}
+
+fn get_dims(r: &mut Reader<'_>, ndims: usize, meta: &mut Meta) -> Result<(), Status> {
+    let (dims, _) = r.bytes(8 * ndims)?.as_chunks::<8>();
+    crate::room::grow(&mut meta.dims, ndims, "dimensions")?;
+    meta.dims.extend(dims.iter().map(|d| i64::from_le_bytes(*d)));
+    match meta.dims.iter().find(|d| **d < 0) {
+        Some(d) => Err(Status::invalid(format!("a dimension of {d}, 0 and more are allowed"))),
+        None => Ok(()),
+    }
 }
 
 /// Memory: address, key, and with `F_REGIONS` the number of further regions with offset and key of
@@ -210,29 +218,33 @@ pub fn head_len(message: &Message<'_>) -> usize {
     FIXED
         + match message {
             Message::Request(r) => {
-                r.cached.as_ref().map_or(0, meta) + r.dst.as_ref().map_or(0, |d| place(&d.0))
+                r.cached.as_deref().map_or(0, meta) + r.dst.as_ref().map_or(0, |d| place(&d.0))
             }
             Message::Meta(m) => meta(&m.meta) + m.source.as_ref().map_or(0, place),
             Message::ReRequest { dst, .. } => place(dst),
-            Message::Content { meta: m, .. } => meta(m),
+            Message::Content { meta: m, .. } => m.as_deref().map_or(0, meta),
             _ => 0,
         }
 }
 
 /// At least as many bytes as [`put_content`] writes.
 #[inline]
-pub fn content_head_len(meta: &Meta) -> usize {
-    64 + 8 * meta.dims.len()
+pub fn content_head_len(meta: Option<&Meta>) -> usize {
+    64 + 8 * meta.map_or(0, |m| m.dims.len())
 }
 
 /// Writes the head of a TENSOR_CONTENT, as [`encode`] does.
-pub fn put_content(out: &mut Vec<u8>, index: u32, checksum: Option<u64>, meta: &Meta) {
-    put_header(out, TENSOR_CONTENT, if checksum.is_some() { F_CHECKSUM } else { 0 });
+pub fn put_content(out: &mut Vec<u8>, index: u32, checksum: Option<u64>, meta: Option<&Meta>) {
+    let flags =
+        if checksum.is_some() { F_CHECKSUM } else { 0 } | if meta.is_none() { F_SAME } else { 0 };
+    put_header(out, TENSOR_CONTENT, flags);
     out.extend_from_slice(&index.to_le_bytes());
     if let Some(sum) = checksum {
         out.extend_from_slice(&sum.to_le_bytes());
     }
-    put_meta(out, meta);
+    if let Some(meta) = meta {
+        put_meta(out, meta);
+    }
 }
 
 /// Writes all of a message but its trailing bytes (key, text or content) into `out`, replacing what
@@ -245,9 +257,12 @@ pub fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
                 | if r.any_meta { F_ANY_META } else { 0 }
                 | if r.checksum { F_CHECKSUM } else { 0 }
                 | regions_flag(r.dst.as_ref().map(|d| &d.0));
-            put_header(out, TENSOR_REQUEST, flags);
-            out.extend_from_slice(&r.index.to_le_bytes());
-            out.extend_from_slice(&r.step.to_le_bytes());
+            let mut fixed = [0; 16];
+            (fixed[0], fixed[1]) = (TENSOR_REQUEST, flags);
+            fixed[4..8].copy_from_slice(&r.index.to_le_bytes());
+            fixed[8..].copy_from_slice(&r.step.to_le_bytes());
+            out.clear();
+            out.extend_from_slice(&fixed);
             if let Some((place, len)) = &r.dst {
                 put_place(out, place);
                 out.extend_from_slice(&len.to_le_bytes());
@@ -284,7 +299,7 @@ pub fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
             out.extend_from_slice(&code.to_le_bytes());
         }
         Message::Content { index, checksum, meta, .. } => {
-            put_content(out, *index, *checksum, meta);
+            put_content(out, *index, *checksum, meta.as_deref());
         }
         Message::ContentDone { index, checksum } => {
             put_header(out, CONTENT_DONE, 0);
@@ -314,33 +329,48 @@ pub fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
     }
 }
 
+fn get_request<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Message<'a>, Status> {
+    let [i0, i1, i2, i3, step @ ..] = r.array::<12>()?;
+    let (index, step) = (u32::from_le_bytes([i0, i1, i2, i3]), i64::from_le_bytes(step));
+    let dst = if flags & F_DST != 0 { Some((get_place(r, flags)?, r.u64()?)) } else { None };
+    let cached = if flags & F_META != 0 { Some(Cow::Owned(get_meta(r)?)) } else { None };
+    let key = r.rest();
+    if key.is_empty() || key.len() > MAX_KEY_LEN {
+        return Err(Status::invalid(format!(
+            "TENSOR_REQUEST with a key of {} bytes, 1 to {MAX_KEY_LEN} are allowed",
+            key.len()
+        )));
+    }
+    let (any_meta, checksum) = (flags & F_ANY_META != 0, flags & F_CHECKSUM != 0);
+    Ok(Message::Request(Request { index, step, dst, any_meta, checksum, cached, key }))
+}
+
+fn get_content<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Message<'a>, Status> {
+    let index = r.u32()?;
+    let checksum = if flags & F_CHECKSUM != 0 { Some(r.u64()?) } else { None };
+    let meta = if flags & F_SAME == 0 { Some(get_meta(r)?) } else { None };
+    let content = r.rest();
+    if let Some(meta) = &meta
+        && content.len() as u64 != meta.nbytes
+    {
+        return Err(content_of(content.len(), meta));
+    }
+    Ok(Message::Content { index, checksum, meta: meta.map(Cow::Owned), content })
+}
+
+/// Content is not as long as its metadata says.
+pub fn content_of(len: usize, meta: &Meta) -> Status {
+    let text = "TENSOR_CONTENT with";
+    Status::invalid(format!("{text} {len} bytes of content, its metadata says {}", meta.nbytes))
+}
+
 /// Decodes one message, with the credits that its header returns. The bytes come from a peer.
 pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
     let mut r = Reader::new(bytes);
-    let (kind, flags, credits) = (r.u8()?, r.u8()?, r.u16()?);
+    let [kind, flags, credits @ ..] = r.array::<4>()?;
+    let credits = u16::from_le_bytes(credits);
     let message = match kind {
-        TENSOR_REQUEST => {
-            let (index, step) = (r.u32()?, r.i64()?);
-            let dst =
-                if flags & F_DST != 0 { Some((get_place(&mut r, flags)?, r.u64()?)) } else { None };
-            let cached = if flags & F_META != 0 { Some(get_meta(&mut r)?) } else { None };
-            let key = r.rest();
-            if key.is_empty() || key.len() > MAX_KEY_LEN {
-                return Err(Status::invalid(format!(
-                    "TENSOR_REQUEST with a key of {} bytes, 1 to {MAX_KEY_LEN} are allowed",
-                    key.len()
-                )));
-            }
-            Message::Request(Request {
-                index,
-                step,
-                dst,
-                any_meta: flags & F_ANY_META != 0,
-                checksum: flags & F_CHECKSUM != 0,
-                cached,
-                key,
-            })
-        }
+        TENSOR_REQUEST => get_request(&mut r, flags)?,
         META_DATA_RESPONSE => {
             let (index, response) = (r.u32()?, r.u32()?);
             let source = if flags & F_SOURCE != 0 { Some(get_place(&mut r, flags)?) } else { None };
@@ -353,20 +383,7 @@ pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
             Message::ReRequest { response: r.u32()?, dst: get_place(&mut r, flags)?, len: r.u64()? }
         }
         ERROR_STATUS => Message::Error { index: r.u32()?, code: r.i32()?, text: r.rest() },
-        TENSOR_CONTENT => {
-            let index = r.u32()?;
-            let checksum = if flags & F_CHECKSUM != 0 { Some(r.u64()?) } else { None };
-            let meta = get_meta(&mut r)?;
-            let content = r.rest();
-            if content.len() as u64 != meta.nbytes {
-                return Err(Status::invalid(format!(
-                    "TENSOR_CONTENT with {} bytes of content, its metadata says {}",
-                    content.len(),
-                    meta.nbytes
-                )));
-            }
-            Message::Content { index, checksum, meta, content }
-        }
+        TENSOR_CONTENT => get_content(&mut r, flags)?,
         CONTENT_DONE => Message::ContentDone { index: r.u32()?, checksum: r.u64()? },
         GET_DONE => Message::GetDone { response: r.u32()?, ok: flags & F_OK != 0 },
         CANCEL => Message::Cancel { index: r.u32()? },
@@ -402,159 +419,4 @@ pub fn fuzz_message(bytes: &[u8]) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn sample_meta() -> Meta {
-        Meta {
-            dtype: 7,
-            flags: TENSOR_SERIALIZED,
-            dims: [3, 0, 9].into_iter().collect(),
-            nbytes: 5,
-        }
-    }
-
-    #[test]
-    fn round_trips() {
-        let one = Place { addr: 0x1234_5678_9abc_def0, rkeys: Keys::one(42) };
-        let mut several = one.clone();
-        assert!(several.rkeys.push(9, 43) && several.rkeys.push(u64::MAX, 44));
-        let all = [
-            Message::Request(Request {
-                index: 1,
-                step: -5,
-                dst: Some((several.clone(), 77)),
-                any_meta: true,
-                checksum: true,
-                cached: Some(sample_meta()),
-                key: b"key",
-            }),
-            Message::Request(Request {
-                index: 1,
-                step: i64::MAX,
-                dst: None,
-                any_meta: false,
-                checksum: false,
-                cached: None,
-                key: b"k",
-            }),
-            Message::Request(Request {
-                index: 1,
-                step: 0,
-                dst: Some((one.clone(), 77)),
-                any_meta: false,
-                checksum: false,
-                cached: None,
-                key: b"k",
-            }),
-            Message::Meta(MetaResponse {
-                index: 2,
-                response: 3,
-                follows: true,
-                source: Some(several.clone()),
-                checksum: Some(9),
-                meta: sample_meta(),
-            }),
-            Message::ReRequest { response: 4, dst: one, len: 9 },
-            Message::ReRequest { response: 4, dst: several, len: 9 },
-            Message::Error { index: 5, code: 10, text: b"why" },
-            Message::Content {
-                index: 6,
-                checksum: Some(1),
-                meta: sample_meta(),
-                content: b"hello",
-            },
-            Message::ContentDone { index: 7, checksum: 8 },
-            Message::GetDone { response: 9, ok: true },
-            Message::Cancel { index: 10 },
-            Message::CancelAck { index: 11 },
-            Message::Ping,
-            Message::Pong,
-            Message::Credit { depth: 12 },
-            Message::Fragment { last: true, bytes: b"part" },
-            Message::Goodbye,
-        ];
-        let mut out = Vec::new();
-        for m in &all {
-            encode(m, &mut out);
-            out.extend_from_slice(tail(m));
-            out[CREDITS_AT] = 3;
-            assert_eq!(decode(&out).unwrap(), (m.clone(), 3), "{m:?}");
-            for cut in 0..out.len() {
-                let _ = decode(&out[..cut]);
-            }
-        }
-    }
-
-    #[test]
-    fn impossible_metadata_is_refused() {
-        let refused = |meta: Meta| {
-            let m = Message::Content { index: 6, checksum: None, meta, content: b"hello" };
-            let mut out = Vec::new();
-            encode(&m, &mut out);
-            out.extend_from_slice(tail(&m));
-            decode(&out).unwrap_err().message
-        };
-        let negative = Meta { dims: [3, -1].into_iter().collect(), ..sample_meta() };
-        assert!(refused(negative).contains("dimension of -1"));
-        let dead = Meta { flags: TENSOR_DEAD, ..sample_meta() };
-        assert!(refused(dead).contains("dead tensor with 5 bytes"));
-    }
-
-    #[test]
-    fn regions_must_ascend_and_be_few() {
-        let mut rkeys = Keys::one(1);
-        assert!(rkeys.push(8, 2) && rkeys.push(16, 3));
-        let m = Message::ReRequest { response: 4, dst: Place { addr: 0, rkeys }, len: 9 };
-        let mut out = Vec::new();
-        encode(&m, &mut out);
-        // Header 4, response 4, address 8, key 4, count 2, then offset 8 and key 4 of each.
-        for (at, byte, want) in [(20, 0, "0 further"), (21, 16, "4098 further"), (22, 17, "order")]
-        {
-            let mut bad = out.clone();
-            bad[at] = byte;
-            let s = decode(&bad).unwrap_err();
-            assert!(s.message.contains(want), "{s}");
-        }
-    }
-
-    #[test]
-    fn content_length_must_match() {
-        let mut out = Vec::new();
-        let m = Message::Content { index: 6, checksum: None, meta: sample_meta(), content: b"" };
-        encode(&m, &mut out);
-        out.extend_from_slice(b"four");
-        assert!(decode(&out).unwrap_err().message.contains("4 bytes of content"));
-    }
-
-    /// A fuzzer in small: random bytes, and valid messages with bytes changed, in a fixed order.
-    #[test]
-    fn mutations_never_panic() {
-        let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut next = move || {
-            seed ^= seed << 13;
-            seed ^= seed >> 7;
-            seed ^= seed << 17;
-            seed
-        };
-        let content = Message::Content {
-            index: 6,
-            checksum: Some(1),
-            meta: sample_meta(),
-            content: b"hello",
-        };
-        let mut valid = Vec::new();
-        encode(&content, &mut valid);
-        valid.extend_from_slice(b"hello");
-        for _ in 0..20_000 {
-            let mut bytes = valid.clone();
-            for _ in 0..next() % 4 {
-                let at = next() as usize % bytes.len();
-                bytes[at] = next() as u8;
-            }
-            bytes[0] = (next() % 16) as u8;
-            bytes.truncate(next() as usize % (bytes.len() + 1));
-            fuzz_message(&bytes);
-        }
-    }
-}
+mod tests;

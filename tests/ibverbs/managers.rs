@@ -242,7 +242,7 @@ fn malformed_messages_end_the_connection_that_sent_them() {
     let content = Message::Content {
         index: 0,
         checksum: None,
-        meta: Meta { nbytes: 100, ..Default::default() },
+        meta: Some(std::borrow::Cow::Owned(Meta { nbytes: 100, ..Default::default() })),
         content: b"",
     };
     let garbage: [&[u8]; 7] = [

@@ -91,3 +91,24 @@ pub fn returned(bytes: &[u8]) -> u32 {
 pub fn is_ack(imm: u32) -> bool {
     imm == IMM_ACK
 }
+
+/// The index that a request gives itself.
+pub fn index(bytes: &[u8]) -> u32 {
+    match decode(bytes) {
+        Ok((Message::Request(r), _)) => r.index,
+        _ => panic!("it is no request"),
+    }
+}
+
+/// Whether content brings its metadata along.
+pub fn tells_metadata(bytes: &[u8]) -> bool {
+    matches!(decode(bytes), Ok((Message::Content { meta: Some(_), .. }, _)))
+}
+
+/// Content without metadata, for a request.
+pub fn bare_content(index: u32, content: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    message::encode(&Message::Content { index, checksum: None, meta: None, content }, &mut out);
+    out.extend_from_slice(content);
+    out
+}

@@ -94,7 +94,7 @@ impl Engine {
 
     /// CANCEL arrived.
     pub(in crate::engine) fn on_cancel(&mut self, fx: &mut impl Fx, ch: ChanId, request: u32) {
-        let found = self.channels.get(ch).and_then(|c| c.responses.get(&request).copied());
+        let found = self.channels.get(ch).and_then(|c| c.responses.get(request));
         if let Some((index, r)) = found.and_then(|i| Some((i, self.responses.get_mut(i)?))) {
             if matches!(r.state, RState::Writing { .. } | RState::Staging) {
                 r.cancelled = true;

@@ -154,7 +154,7 @@ impl Engine {
         }
         self.table.keys().give(key);
         if let Some(c) = self.channels.get_mut(ch) {
-            c.responses.remove(&request);
+            c.responses.remove(request);
         }
         self.waiting_bytes = self.waiting_bytes.saturating_sub(cost);
         if let Some(p) = self.peers.get_mut(peer) {

@@ -1,5 +1,7 @@
 //! What a peer asks for: a tensor that is there goes out, the others wait as responses.
 
+use std::borrow::Cow;
+
 use super::keys::Keys;
 use super::{Members, Named, RecvOutcome, Waiter, public_id};
 use crate::engine::channel::ChanId;
@@ -25,7 +27,7 @@ impl Engine {
             let text = "a request that does not ask for a checksum, or asks where there are none";
             return self.violation(ch, seal::loss(text.into()));
         }
-        if c.responses.contains_key(&r.index) {
+        if c.responses.get(r.index).is_some() {
             return self.violation(ch, Status::invalid("request index in use"));
         }
         c.used = now;
@@ -36,7 +38,7 @@ impl Engine {
             return self.send_error(fx, ch, to.request, &status);
         }
         let (key, step) = (r.key, r.step);
-        let (dst, any_meta, cached) = (r.dst, r.any_meta, r.cached);
+        let (dst, any_meta, cached) = (r.dst, r.any_meta, r.cached.map(Cow::into_owned));
         let mut asked = Some(Asked { to, dst, any_meta, cached, granted: false });
         let mut listed = None;
         let outcome = self.ask_table(peer, &mut asked, key, step, &mut listed);

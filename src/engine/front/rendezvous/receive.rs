@@ -1,5 +1,7 @@
 //! The receiving side: a receive, from the call until it is asked for; its cancellation and release.
 
+use std::borrow::Cow;
+
 use super::{Named, public_id};
 use crate::api::*;
 use crate::engine::channel::ChanId;
@@ -186,20 +188,16 @@ impl Engine {
             let rkeys = l.window.as_ref()?.keys.map(|mr| mr.rkey);
             Some((Place { addr: l.addr, rkeys }, l.len))
         });
-        let key = std::mem::take(&mut r.named.key);
         let m = Message::Request(message::Request {
             index,
             step: r.named.step,
             any_meta: any_meta && dst.is_some(),
             dst,
             checksum: sealed,
-            cached: r.meta.clone(),
-            key: &key,
+            cached: r.meta.as_ref().map(Cow::Borrowed),
+            key: &r.named.key,
         });
-        let place = self.channels.get_mut(ch).and_then(|c| c.ask(fx, index, &m, &key));
-        if let Some(r) = self.requests.get_mut(index) {
-            (r.named.key, r.place) = (key, place);
-        }
+        r.place = self.channels.get_mut(ch).and_then(|c| c.ask(fx, index, &m, &r.named.key));
     }
 
     /// The application no longer wants a receive.

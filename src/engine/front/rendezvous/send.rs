@@ -76,7 +76,8 @@ impl Engine {
         let Some((index, sent)) = self.first_with_room(fx, index, sent) else { return };
         let Some(r) = self.responses.get_mut(index) else { return };
         let to = r.asked.to;
-        if self.eager_at_once(fx, to, &sent, content) {
+        let same = r.asked.cached.as_ref() == Some(&sent.tensor.meta);
+        if self.eager_at_once(fx, to, &sent, same, content) {
             let of = self.responses.get(index).map(|r| &r.named);
             let of = of.and_then(|named| self.traced(fx, &named.key, named.step));
             self.forget(index);
@@ -99,12 +100,13 @@ impl Engine {
         sent: Sent,
     ) {
         let (to, nbytes) = (asked.to, sent.tensor.meta.nbytes);
+        let same = asked.cached.as_ref() == Some(&sent.tensor.meta);
         if asked.too_short(nbytes) {
             let status = self.send_too_long(fx, &asked, key, nbytes);
             if let Some((index, sent)) = self.offer_again(fx, key, step, sent, status) {
                 self.answer(fx, index, sent, &[]);
             }
-        } else if self.eager_at_once(fx, to, &sent, &[]) {
+        } else if self.eager_at_once(fx, to, &sent, same, &[]) {
             let of = self.traced(fx, key, step);
             self.sent_at_once(fx, to.ch, sent, of);
         } else {

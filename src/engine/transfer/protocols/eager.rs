@@ -11,16 +11,18 @@ use crate::engine::transfer::choose;
 use crate::engine::transfer::inbound::{AfterAlloc, Landing};
 use crate::engine::transfer::outbound::{Response, To};
 use crate::engine::{Engine, Fx, checksum};
+use crate::protocol::message::content_of;
 use crate::status::{Code, Reason, Status};
 
 impl Engine {
     /// Sends a tensor that is here to who asked for it, if its content may go out now, whole, from `content` or the copy
-    /// that was made of it before. Nothing is kept of it then.
+    /// that was made of it before. Nothing is kept of it then. `same`: the receiver has its metadata.
     pub(in crate::engine) fn eager_at_once(
         &mut self,
         fx: &mut impl Fx,
         to: To,
         sent: &Sent,
+        same: bool,
         content: &[u8],
     ) -> bool {
         let meta = &sent.tensor.meta;
@@ -36,7 +38,7 @@ impl Engine {
             return false;
         }
         let sum = (to.checksum && n > 0).then(|| checksum(content));
-        c.send_content(fx, to.request, sum, meta, content);
+        c.send_content(fx, to.request, sum, (!same).then_some(meta), content);
         true
     }
 
@@ -64,26 +66,38 @@ impl Engine {
         }
         let known = source.sum;
         let sum = (asked.to.checksum && n > 0).then(|| known.unwrap_or_else(|| checksum(content)));
-        c.send_content(fx, asked.to.request, sum, meta, content);
+        let same = asked.cached.as_ref() == Some(meta);
+        c.send_content(fx, asked.to.request, sum, (!same).then_some(meta), content);
         self.end_response_inline(fx, index);
     }
 
-    /// TENSOR_CONTENT arrived.
+    /// TENSOR_CONTENT arrived; without metadata: that which was told with the request.
     pub(in crate::engine) fn on_content(
         &mut self,
         fx: &mut impl Fx,
         ch: ChanId,
         index: u32,
         sum: Option<u64>,
-        meta: Meta,
+        meta: Option<Meta>,
         content: &[u8],
     ) {
-        if sum.is_none() && meta.nbytes > 0 && self.sealed(ch) {
+        if sum.is_none() && !content.is_empty() && self.sealed(ch) {
             return self.violation(ch, loss("content".into()));
         }
         let Some(r) = self.answered(ch, index) else { return };
         r.protocol = Protocol::Eager;
-        let ready = r.meta.as_ref() == Some(&meta);
+        let ready = match (&meta, &r.meta) {
+            (None, Some(known)) if known.nbytes == content.len() as u64 => true,
+            (None, Some(known)) => {
+                let status = content_of(content.len(), known);
+                return self.violation(ch, status);
+            }
+            (None, None) => {
+                let text = "TENSOR_CONTENT without metadata, of which the request said nothing";
+                return self.violation(ch, Status::invalid(text));
+            }
+            (told, known) => told == known,
+        };
         if r.landing.is_some() {
             self.drop_landing(fx, index);
         }
@@ -92,9 +106,13 @@ impl Engine {
         {
             return self.fail(fx, index, data_loss(sum, checksum(content)));
         }
-        if ready || meta.nbytes == 0 {
+        if ready {
+            return self.deliver(fx, index, content);
+        }
+        let Some(meta) = meta else { return };
+        if meta.nbytes == 0 {
             if let Some(r) = self.requests.get_mut(index) {
-                r.meta = Some(meta);
+                (r.meta, r.known) = (Some(meta), false);
             }
             return self.deliver(fx, index, content);
         }

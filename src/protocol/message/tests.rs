@@ -1,0 +1,155 @@
+use super::*;
+
+fn sample_meta() -> Meta {
+    Meta { dtype: 7, flags: TENSOR_SERIALIZED, dims: [3, 0, 9].into_iter().collect(), nbytes: 5 }
+}
+
+#[test]
+fn round_trips() {
+    let one = Place { addr: 0x1234_5678_9abc_def0, rkeys: Keys::one(42) };
+    let mut several = one.clone();
+    assert!(several.rkeys.push(9, 43) && several.rkeys.push(u64::MAX, 44));
+    let all = [
+        Message::Request(Request {
+            index: 1,
+            step: -5,
+            dst: Some((several.clone(), 77)),
+            any_meta: true,
+            checksum: true,
+            cached: Some(Cow::Owned(sample_meta())),
+            key: b"key",
+        }),
+        Message::Request(Request {
+            index: 1,
+            step: i64::MAX,
+            dst: None,
+            any_meta: false,
+            checksum: false,
+            cached: None,
+            key: b"k",
+        }),
+        Message::Request(Request {
+            index: 1,
+            step: 0,
+            dst: Some((one.clone(), 77)),
+            any_meta: false,
+            checksum: false,
+            cached: None,
+            key: b"k",
+        }),
+        Message::Meta(MetaResponse {
+            index: 2,
+            response: 3,
+            follows: true,
+            source: Some(several.clone()),
+            checksum: Some(9),
+            meta: sample_meta(),
+        }),
+        Message::ReRequest { response: 4, dst: one, len: 9 },
+        Message::ReRequest { response: 4, dst: several, len: 9 },
+        Message::Error { index: 5, code: 10, text: b"why" },
+        Message::Content {
+            index: 6,
+            checksum: Some(1),
+            meta: Some(Cow::Owned(sample_meta())),
+            content: b"hello",
+        },
+        Message::Content { index: 6, checksum: None, meta: None, content: b"hello" },
+        Message::ContentDone { index: 7, checksum: 8 },
+        Message::GetDone { response: 9, ok: true },
+        Message::Cancel { index: 10 },
+        Message::CancelAck { index: 11 },
+        Message::Ping,
+        Message::Pong,
+        Message::Credit { depth: 12 },
+        Message::Fragment { last: true, bytes: b"part" },
+        Message::Goodbye,
+    ];
+    let mut out = Vec::new();
+    for m in &all {
+        encode(m, &mut out);
+        out.extend_from_slice(tail(m));
+        out[CREDITS_AT] = 3;
+        assert_eq!(decode(&out).unwrap(), (m.clone(), 3), "{m:?}");
+        for cut in 0..out.len() {
+            let _ = decode(&out[..cut]);
+        }
+    }
+}
+
+#[test]
+fn impossible_metadata_is_refused() {
+    let refused = |meta: Meta| {
+        let meta = Some(Cow::Owned(meta));
+        let m = Message::Content { index: 6, checksum: None, meta, content: b"hello" };
+        let mut out = Vec::new();
+        encode(&m, &mut out);
+        out.extend_from_slice(tail(&m));
+        decode(&out).unwrap_err().message
+    };
+    let negative = Meta { dims: [3, -1].into_iter().collect(), ..sample_meta() };
+    assert!(refused(negative).contains("dimension of -1"));
+    let dead = Meta { flags: TENSOR_DEAD, ..sample_meta() };
+    assert!(refused(dead).contains("dead tensor with 5 bytes"));
+}
+
+#[test]
+fn regions_must_ascend_and_be_few() {
+    let mut rkeys = Keys::one(1);
+    assert!(rkeys.push(8, 2) && rkeys.push(16, 3));
+    let m = Message::ReRequest { response: 4, dst: Place { addr: 0, rkeys }, len: 9 };
+    let mut out = Vec::new();
+    encode(&m, &mut out);
+    // Header 4, response 4, address 8, key 4, count 2, then offset 8 and key 4 of each.
+    for (at, byte, want) in [(20, 0, "0 further"), (21, 16, "4098 further"), (22, 17, "order")] {
+        let mut bad = out.clone();
+        bad[at] = byte;
+        let s = decode(&bad).unwrap_err();
+        assert!(s.message.contains(want), "{s}");
+    }
+}
+
+#[test]
+fn content_length_must_match() {
+    let mut out = Vec::new();
+    let m = Message::Content {
+        index: 6,
+        checksum: None,
+        meta: Some(Cow::Owned(sample_meta())),
+        content: b"",
+    };
+    encode(&m, &mut out);
+    out.extend_from_slice(b"four");
+    assert!(decode(&out).unwrap_err().message.contains("4 bytes of content"));
+}
+
+/// A fuzzer in small: random bytes, and valid messages with bytes changed, in a fixed order.
+#[test]
+fn mutations_never_panic() {
+    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = move || {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed
+    };
+    let content = Message::Content {
+        index: 6,
+        checksum: Some(1),
+        meta: Some(Cow::Owned(sample_meta())),
+        content: b"hello",
+    };
+    let mut valid = Vec::new();
+    encode(&content, &mut valid);
+    valid.extend_from_slice(b"hello");
+    for _ in 0..20_000 {
+        let mut bytes = valid.clone();
+        for _ in 0..next() % 4 {
+            let at = next() as usize % bytes.len();
+            bytes[at] = next() as u8;
+        }
+        bytes[0] = (next() % 16) as u8;
+        bytes.truncate(next() as usize % (bytes.len() + 1));
+        fuzz_message(&bytes);
+    }
+}
