@@ -23,4 +23,5 @@ pub mod protocol;
 mod room;
 pub mod shown;
 pub mod status;
+mod thread;
 pub mod wire;

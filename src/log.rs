@@ -21,6 +21,8 @@ use std::time::Instant;
 use parking_lot::RwLock;
 pub use speaker::Speaker;
 
+use crate::thread::Thread;
+
 /// How important a message is; the numbers of `RDMA_LOG_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
@@ -71,7 +73,8 @@ static FROM_ENV: OnceLock<Option<Level>> = OnceLock::new();
 /// Messages of one thread that wait for the end of its bracket; more than this are dropped.
 const MAX_PENDING: usize = 1024;
 
-struct Local {
+/// This module's part of [`crate::thread`].
+pub(crate) struct Own {
     depth: Cell<u32>,
     delivering: Cell<bool>,
     /// `pending` is not empty.
@@ -79,19 +82,21 @@ struct Local {
     /// Empty, and so without memory, outside of brackets: it needs no destructor. So this storage is
     /// never dead, also where the application destroys a manager in a thread-local destructor.
     pending: RefCell<ManuallyDrop<Vec<(Level, String)>>>,
+    /// The number of the manager on whose behalf this thread works; 0: none. A number and not a name,
+    /// so that it costs nothing to set where nothing is logged, and needs no destructor.
+    speaker: Cell<u32>,
 }
 
-const _: () = assert!(!std::mem::needs_drop::<Local>());
-
-thread_local! {
-    static LOCAL: Local = const {
-        Local {
+impl Own {
+    pub(crate) const fn new() -> Own {
+        Own {
             depth: Cell::new(0),
             delivering: Cell::new(false),
             waits: Cell::new(false),
             pending: RefCell::new(ManuallyDrop::new(Vec::new())),
+            speaker: Cell::new(0),
         }
-    };
+    }
 }
 
 /// Takes the level from `RDMA_LOG`, once per process. A wrong value is left to
@@ -186,55 +191,45 @@ fn emit(level: Level, text: String) {
         let _ = crate::os::without_write_signals(write);
         return;
     };
-    let when = LOCAL.with(|local| match (local.delivering.get(), local.depth.get()) {
-        (true, _) => When::Never,
-        (false, 0) => When::Now,
-        (false, _) => When::Later,
-    });
-    match when {
-        When::Now => call(&callback, level, &text),
-        When::Later => LOCAL.with(|local| {
-            let mut pending = local.pending.borrow_mut();
+    let own = &Thread::this().log;
+    match (own.delivering.get(), own.depth.get()) {
+        // It comes from inside the callback, and would never end.
+        (true, _) => {}
+        (false, 0) => call(&callback, level, &text),
+        (false, _) => {
+            let mut pending = own.pending.borrow_mut();
             if pending.len() < MAX_PENDING {
                 pending.push((level, text));
-                local.waits.set(true);
+                own.waits.set(true);
             }
-        }),
-        When::Never => {}
+        }
     }
 }
 
-/// When a message goes to the callback.
-enum When {
-    Now,
-    /// At the end of the bracket.
-    Later,
-    /// It comes from inside the callback, and would never end.
-    Never,
-}
-
 fn call(callback: &LogFn, level: Level, text: &str) {
-    LOCAL.with(|local| local.delivering.set(true));
+    let own = &Thread::this().log;
+    own.delivering.set(true);
     callback(level, text);
-    LOCAL.with(|local| local.delivering.set(false));
+    own.delivering.set(false);
 }
 
 /// While it lives, messages of this thread wait; the outermost one hands them over when dropped.
 /// Hold it outside of every lock.
 #[derive(Debug)]
-pub struct Deferred {
-    /// This thread's. A pointer, so that it also stays on its thread.
-    local: *const Local,
-}
+pub struct Deferred(Thread);
 
 impl Deferred {
     /// Opens a bracket.
     #[inline]
     pub fn new() -> Deferred {
-        LOCAL.with(|local| {
-            local.depth.set(local.depth.get() + 1);
-            Deferred { local }
-        })
+        Deferred::on(Thread::this())
+    }
+
+    /// The same, on this thread.
+    #[inline]
+    pub(crate) fn on(thread: Thread) -> Deferred {
+        thread.log.depth.set(thread.log.depth.get() + 1);
+        Deferred(thread)
     }
 }
 
@@ -247,10 +242,9 @@ impl Default for Deferred {
 impl Drop for Deferred {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: this thread's storage, which has no destructor and lives as long as the thread.
-        let local = unsafe { &*self.local };
-        local.depth.set(local.depth.get().saturating_sub(1));
-        if local.depth.get() == 0 && local.waits.get() {
+        let own = &self.0.log;
+        own.depth.set(own.depth.get().wrapping_sub(1));
+        if own.depth.get() == 0 && own.waits.get() {
             deliver();
         }
     }
@@ -258,14 +252,14 @@ impl Drop for Deferred {
 
 /// Hands this thread's waiting messages to the callback. The caller holds no lock; for loops that
 /// block for long inside one bracket.
+#[cold]
 pub fn deliver() {
-    let messages = LOCAL.with(|local| {
-        if local.delivering.get() || local.pending.borrow().is_empty() {
-            return Vec::new();
-        }
-        local.waits.set(false);
-        std::mem::take(&mut **local.pending.borrow_mut())
-    });
+    let own = &Thread::this().log;
+    if own.delivering.get() || own.pending.borrow().is_empty() {
+        return;
+    }
+    own.waits.set(false);
+    let messages = std::mem::take(&mut **own.pending.borrow_mut());
     for (level, text) in messages {
         let callback = CALLBACK.read().clone();
         if let Some(callback) = callback {

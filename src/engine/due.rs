@@ -53,6 +53,7 @@ impl Owner {
         COUNT.store(lost.len(), Ordering::Release);
     }
 
+    #[inline]
     fn has_lost(self) -> bool {
         COUNT.load(Ordering::Acquire) > 0 && LOST.lock().iter().any(|(owner, _)| *owner == self)
     }
@@ -130,6 +131,7 @@ impl Engine {
     }
 
     /// Whether callbacks were dropped that `end_lost` has not ended.
+    #[inline]
     pub fn has_lost(&self) -> bool {
         self.owner.has_lost()
     }

@@ -53,6 +53,7 @@ impl Engine {
     }
 
     /// Whether [`take_forgotten`](Self::take_forgotten) has any.
+    #[inline]
     pub fn has_forgotten(&self) -> bool {
         !self.forgotten.is_empty()
     }

@@ -8,41 +8,60 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::types::{RDMA_OK, rdma_code_t};
 use crate::log;
 use crate::status::{Code, Status};
+use crate::thread::Thread;
 
 thread_local! {
     static LAST: RefCell<String> = const { RefCell::new(String::new()) };
-    static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
 /// Runs the body of the exported function `function`. A panic becomes `RDMA_INTERNAL`; an error
 /// becomes its code, with its text as this thread's last error. Log messages of the body reach
 /// the application's callback after it, when no lock is held.
+#[inline]
 pub(super) fn guard(
     function: &'static str,
     body: impl FnOnce() -> Result<(), Status>,
 ) -> rdma_code_t {
-    let deferred = log::Deferred::new();
+    guard_on(function, |_| body())
+}
+
+/// The same; the body is told its thread.
+#[inline]
+pub(super) fn guard_on(
+    function: &'static str,
+    body: impl FnOnce(Thread) -> Result<(), Status>,
+) -> rdma_code_t {
+    let thread = Thread::this();
+    let deferred = log::Deferred::on(thread);
     let result = {
-        let _depth = Depth::enter();
-        catch_unwind(AssertUnwindSafe(body))
+        let _nested = Nested::enter(thread);
+        catch_unwind(AssertUnwindSafe(|| body(thread)))
     };
-    let error = match result {
-        Ok(Ok(())) => None,
+    match result {
+        Ok(Ok(())) => RDMA_OK,
+        failed => end(function, failed, deferred),
+    }
+}
+
+/// What a failed function returns.
+#[cold]
+fn end(
+    function: &'static str,
+    failed: Result<Result<(), Status>, Box<dyn Any + Send>>,
+    deferred: log::Deferred,
+) -> rdma_code_t {
+    let status = match failed {
+        Ok(Ok(())) => return RDMA_OK,
         Ok(Err(status)) if status.code == Code::Ok => {
-            Some(Status::internal(format!("an error without a code: {}", status.message)))
+            Status::internal(format!("an error without a code: {}", status.message))
         }
-        Ok(Err(status)) => Some(status),
-        Err(payload) => Some(panicked(function, payload)),
+        Ok(Err(status)) => status,
+        Err(payload) => panicked(function, payload),
     };
     // The application's log callback may call the library, so the error is recorded after it.
     drop(deferred);
-    match error {
-        None => RDMA_OK,
-        Some(status) => {
-            record(function, &status);
-            status.code as rdma_code_t
-        }
-    }
+    record(function, &status);
+    status.code as rdma_code_t
 }
 
 /// Turns a caught panic into a status, and logs it.
@@ -73,30 +92,34 @@ pub(super) fn with_last<R>(read: impl Fn(&str) -> R) -> R {
 
 /// Whether this thread is inside another exported function, that is inside a callback.
 pub(super) fn nested() -> bool {
-    DEPTH.get() > 1
+    Thread::this().depth.0.get() > 1
 }
 
-/// This thread's depth. A pointer, so that it also stays on its thread.
-struct Depth(*const Cell<u32>);
-
-// What needs no drop needs no destructor, and is never dead.
-const _: () = assert!(!std::mem::needs_drop::<Cell<u32>>());
+/// How many exported functions a thread is inside of; this module's part of [`crate::thread`].
+pub(crate) struct Depth(Cell<u32>);
 
 impl Depth {
-    #[inline]
-    fn enter() -> Depth {
-        DEPTH.with(|depth| {
-            depth.set(depth.get() + 1);
-            Depth(depth)
-        })
+    pub(crate) const fn new() -> Depth {
+        Depth(Cell::new(0))
     }
 }
 
-impl Drop for Depth {
+/// One of them.
+struct Nested(Thread);
+
+impl Nested {
+    #[inline]
+    fn enter(thread: Thread) -> Nested {
+        let depth = &thread.depth.0;
+        depth.set(depth.get() + 1);
+        Nested(thread)
+    }
+}
+
+impl Drop for Nested {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: this thread's storage, which has no destructor and lives as long as the thread.
-        let depth = unsafe { &*self.0 };
-        depth.set(depth.get().saturating_sub(1));
+        let depth = &self.0.depth.0;
+        depth.set(depth.get().wrapping_sub(1));
     }
 }

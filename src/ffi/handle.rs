@@ -11,9 +11,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::{MappedRwLockReadGuard, Mutex, RwLock, RwLockReadGuard};
 
+use super::callers::{self, Noted};
 use super::error;
 use crate::manager::Manager;
 use crate::status::{Code, Status};
+use crate::thread::Thread;
 
 /// A manager: one local worker identity, which owns everything else. Opaque.
 pub struct rdma_mgr {
@@ -23,10 +25,11 @@ pub struct rdma_mgr {
     pid: AtomicU32,
     /// `rdma_mgr_destroy` is under way.
     closing: AtomicBool,
-    /// Everything has ended, and no new call is let in: otherwise threads that call until they get an
-    /// error could keep `manager` borrowed among them for ever.
+    /// Nothing is there yet, or everything has ended: no new call is let in. Otherwise threads that call until they
+    /// get an error could keep `manager` borrowed among them for ever.
     retired: AtomicBool,
-    /// Held for reading by each call, so that destroying waits for them.
+    /// Changes only while the handle is retired and no call is inside; see `callers`. Calls that are not noted there
+    /// hold it for reading.
     manager: RwLock<Option<Arc<Manager>>>,
     /// Dimensions handed out by `rdma_recv`, until the request is released.
     dims: Mutex<HashMap<u64, Dims>>,
@@ -51,6 +54,7 @@ static WATCH_FORKS: Once = Once::new();
 
 extern "C" fn in_forked_child() {
     PROCESS.store(std::process::id(), Ordering::Relaxed);
+    callers::renumber();
 }
 
 fn watch_forks() {
@@ -66,6 +70,7 @@ fn watch_forks() {
 /// that carry it.
 pub(super) fn reserve() -> &'static rdma_mgr {
     watch_forks();
+    callers::prepare();
     let mut dead = DEAD.lock();
     let reused = if dead.len() > QUARANTINE { dead.pop_front() } else { None };
     drop(dead);
@@ -74,7 +79,7 @@ pub(super) fn reserve() -> &'static rdma_mgr {
             magic: MAGIC,
             pid: AtomicU32::new(0),
             closing: AtomicBool::new(false),
-            retired: AtomicBool::new(false),
+            retired: AtomicBool::new(true),
             manager: RwLock::new(None),
             dims: Mutex::new(HashMap::new()),
         }))
@@ -91,12 +96,23 @@ pub(super) fn fill(handle: &'static rdma_mgr, manager: Arc<Manager>) {
 
 /// Takes back a handle that was never given to the application; with its manager, if it has one.
 pub(super) fn abandon(handle: &'static rdma_mgr) {
-    handle.retired.store(true, Ordering::Release);
+    handle.retired.store(true, Ordering::SeqCst);
     let manager = handle.manager.read_recursive().clone();
     if let Some(manager) = manager {
         let _ = manager.destroy();
-        drop((handle.manager.write().take(), manager));
+        retire(handle, manager);
+    } else {
+        handle.dims.lock().clear();
+        DEAD.lock().push_back(handle);
     }
+}
+
+/// Lets no new call in, waits for those that are inside, and lets go of the manager, which has ended.
+fn retire(handle: &'static rdma_mgr, manager: Arc<Manager>) {
+    handle.retired.store(true, Ordering::SeqCst);
+    callers::wait_for_calls(handle);
+    let last = handle.manager.write().take();
+    drop((last, manager));
     handle.dims.lock().clear();
     DEAD.lock().push_back(handle);
 }
@@ -104,13 +120,26 @@ pub(super) fn abandon(handle: &'static rdma_mgr) {
 /// A manager in use by a call.
 pub(super) struct Borrowed {
     handle: &'static rdma_mgr,
-    manager: MappedRwLockReadGuard<'static, Arc<Manager>>,
+    by: By,
+}
+
+/// What keeps a borrowed manager.
+enum By {
+    /// The handle is noted as in use.
+    Note { manager: *const Arc<Manager>, _noted: Noted },
+    /// Its lock is held.
+    Lock(MappedRwLockReadGuard<'static, Arc<Manager>>),
 }
 
 impl Deref for Borrowed {
     type Target = Arc<Manager>;
+    #[inline]
     fn deref(&self) -> &Arc<Manager> {
-        &self.manager
+        match &self.by {
+            // SAFETY: it was there when the handle was not retired, and stays until the note is gone.
+            By::Note { manager, .. } => unsafe { &**manager },
+            By::Lock(manager) => manager,
+        }
     }
 }
 
@@ -119,32 +148,43 @@ impl Deref for Borrowed {
 /// # Safety
 /// `mgr` is NULL or points to readable memory of a handle's size; if it came from `create`, nothing
 /// else is asked, also after `destroy`.
+#[inline]
 unsafe fn check(mgr: *const rdma_mgr_t) -> Result<&'static rdma_mgr, Status> {
-    super::args::not_null("mgr", mgr)?;
-    let foreign = || Status::invalid("mgr does not come from rdma_mgr_create");
-    if !mgr.is_aligned() {
-        return Err(foreign());
+    if mgr.is_null() || !mgr.is_aligned() {
+        return Err(foreign(mgr));
     }
     // SAFETY: readable by this function's contract.
     let magic = unsafe { (&raw const (*mgr).magic).read() };
     if magic != MAGIC {
-        return Err(foreign());
+        return Err(foreign(mgr));
     }
     // SAFETY: a handle; its memory is never given back.
     let handle = unsafe { &*mgr };
     if handle.pid.load(Ordering::Relaxed) != PROCESS.load(Ordering::Relaxed) {
-        return Err(Status::new(
-            Code::FailedPrecondition,
-            format!(
-                "mgr was created by process {}, and cannot be used in its forked child {}",
-                handle.pid.load(Ordering::Relaxed),
-                std::process::id()
-            ),
-        ));
+        return Err(inherited(handle));
     }
     Ok(handle)
 }
 
+#[cold]
+fn foreign(mgr: *const rdma_mgr_t) -> Status {
+    match super::args::not_null("mgr", mgr) {
+        Err(null) => null,
+        Ok(()) => Status::invalid("mgr does not come from rdma_mgr_create"),
+    }
+}
+
+#[cold]
+fn inherited(handle: &rdma_mgr) -> Status {
+    let text = format!(
+        "mgr was created by process {}, and cannot be used in its forked child {}",
+        handle.pid.load(Ordering::Relaxed),
+        std::process::id()
+    );
+    Status::new(Code::FailedPrecondition, text)
+}
+
+#[cold]
 fn destroyed() -> Status {
     Status::new(Code::FailedPrecondition, "mgr was destroyed")
 }
@@ -155,14 +195,37 @@ fn destroyed() -> Status {
 /// As for `check`.
 pub(super) unsafe fn borrow(mgr: *const rdma_mgr_t) -> Result<Borrowed, Status> {
     // SAFETY: by this function's contract.
+    unsafe { borrow_on(mgr, Thread::this()) }
+}
+
+/// The same on this thread.
+///
+/// # Safety
+/// As for `check`.
+#[inline(always)]
+pub(super) unsafe fn borrow_on(mgr: *const rdma_mgr_t, thread: Thread) -> Result<Borrowed, Status> {
+    // SAFETY: by this function's contract.
     let handle = unsafe { check(mgr) }?;
+    let Some(noted) = callers::note(handle, thread) else { return borrow_by_lock(handle) };
+    if handle.retired.load(Ordering::Acquire) {
+        return Err(destroyed());
+    }
+    // SAFETY: it is only looked at, and nobody writes: the handle is not retired, and noted.
+    match unsafe { &*handle.manager.data_ptr() } {
+        Some(manager) => Ok(Borrowed { handle, by: By::Note { manager, _noted: noted } }),
+        None => Err(destroyed()),
+    }
+}
+
+#[cold]
+fn borrow_by_lock(handle: &'static rdma_mgr) -> Result<Borrowed, Status> {
     if handle.retired.load(Ordering::Acquire) {
         return Err(destroyed());
     }
     // Recursive: a callback inside a call calls again, while `destroy` may wait for both.
     let guard = handle.manager.read_recursive();
     let manager = RwLockReadGuard::try_map(guard, Option::as_ref).map_err(|_| destroyed())?;
-    Ok(Borrowed { handle, manager })
+    Ok(Borrowed { handle, by: By::Lock(manager) })
 }
 
 /// Destroys the manager, waits for the calls of other threads, and retires the handle.
@@ -193,11 +256,7 @@ pub(super) unsafe fn destroy(mgr: *mut rdma_mgr_t) -> Result<(), Status> {
     }
     // Also after a defect the handle is dead, and calls of other threads have returned: who frees
     // what its callbacks use may do so.
-    handle.retired.store(true, Ordering::Release);
-    let last = handle.manager.write().take();
-    drop((last, manager));
-    handle.dims.lock().clear();
-    DEAD.lock().push_back(handle);
+    retire(handle, manager);
     ended
 }
 

@@ -10,6 +10,7 @@
 mod args;
 mod base;
 mod callback;
+mod callers;
 mod convert;
 mod error;
 mod handle;
@@ -26,6 +27,8 @@ mod source;
 mod types;
 
 pub use base::*;
+pub(crate) use callers::Own as Callers;
+pub(crate) use error::Depth;
 pub use keys::*;
 pub use manager::*;
 pub use memory::*;

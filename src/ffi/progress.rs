@@ -3,8 +3,8 @@
 use std::ffi::{c_char, c_int};
 
 use super::args::{millis, not_null, optional_text};
-use super::error::guard;
-use super::handle::borrow;
+use super::error::{guard, guard_on};
+use super::handle::{borrow, borrow_on};
 use super::types::*;
 use crate::api::MAX_NAME_LEN;
 
@@ -17,10 +17,10 @@ use crate::api::MAX_NAME_LEN;
 /// `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_mgr_progress(mgr: *mut rdma_mgr_t, events: *mut u32) -> rdma_code_t {
-    guard("rdma_mgr_progress", || {
+    guard_on("rdma_mgr_progress", |thread| {
         // SAFETY: the caller's handle, as the header demands.
-        let mgr = unsafe { borrow(mgr) }?;
-        let count = mgr.progress()?;
+        let mgr = unsafe { borrow_on(mgr, thread) }?;
+        let count = mgr.progress_on(thread)?;
         if !events.is_null() {
             // SAFETY: not NULL, and the caller's to write.
             unsafe { events.write(count) };

@@ -6,8 +6,8 @@ use std::ffi::{c_char, c_void};
 use super::args::{id, key as checked_key, name, optional_millis, status};
 use super::callback::{recv_done, send_done};
 use super::convert::{recv_options, tensor_from_c, tensor_to_c};
-use super::error::guard;
-use super::handle::{Dims, borrow};
+use super::error::{guard, guard_on};
+use super::handle::{Dims, borrow, borrow_on};
 use super::sized::{self, Out};
 use super::types::*;
 use crate::api::Target;
@@ -43,11 +43,11 @@ pub unsafe extern "C" fn rdma_send(
     done: rdma_send_done_fn,
     userdata: *mut c_void,
 ) -> rdma_code_t {
-    guard("rdma_send", || {
+    guard_on("rdma_send", |thread| {
         // SAFETY: the caller's arguments, as the header demands; it keeps the content in place
         // until `done` has run.
         unsafe {
-            let mgr = borrow(mgr)?;
+            let mgr = borrow_on(mgr, thread)?;
             let key = checked_key(key, key_len)?;
             let tensor = tensor_from_c(tensor)?;
             let options = sized::read_or_defaults("options", options)?;
@@ -92,11 +92,11 @@ pub unsafe extern "C" fn rdma_recv_async(
     userdata: *mut c_void,
     out_request: *mut rdma_request_t,
 ) -> rdma_code_t {
-    guard("rdma_recv_async", || {
+    guard_on("rdma_recv_async", |thread| {
         // SAFETY: the caller's arguments, as the header demands; it keeps the destination in place
         // until `done` has run.
         unsafe {
-            let mgr = borrow(mgr)?;
+            let mgr = borrow_on(mgr, thread)?;
             let peer = if peer.is_null() { None } else { Some(name("peer", peer)?) };
             let key = checked_key(key, key_len)?;
             let options = recv_options(options, !out_request.is_null())?;
@@ -130,11 +130,11 @@ pub unsafe extern "C" fn rdma_recv(
     out: *mut rdma_tensor_t,
     out_request: *mut rdma_request_t,
 ) -> rdma_code_t {
-    guard("rdma_recv", || {
+    guard_on("rdma_recv", |thread| {
         // SAFETY: the caller's arguments, as the header demands; the destination stays in place
         // until this returns.
         unsafe {
-            let mgr = borrow(mgr)?;
+            let mgr = borrow_on(mgr, thread)?;
             let peer = if peer.is_null() { None } else { Some(name("peer", peer)?) };
             let key = checked_key(key, key_len)?;
             let keep = !out_request.is_null();
@@ -208,9 +208,9 @@ pub unsafe extern "C" fn rdma_request_release(
     mgr: *mut rdma_mgr_t,
     request: rdma_request_t,
 ) -> rdma_code_t {
-    guard("rdma_request_release", || {
+    guard_on("rdma_request_release", |thread| {
         // SAFETY: the caller's handle, as the header demands.
-        let mgr = unsafe { borrow(mgr) }?;
+        let mgr = unsafe { borrow_on(mgr, thread) }?;
         mgr.request_release(id("request", request)?)?;
         mgr.drop_dims(request);
         Ok(())
@@ -250,8 +250,8 @@ pub unsafe extern "C" fn rdma_step_abort(
 /// in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_step_cleanup(mgr: *mut rdma_mgr_t, step: i64) -> rdma_code_t {
-    guard("rdma_step_cleanup", || {
+    guard_on("rdma_step_cleanup", |thread| {
         // SAFETY: the caller's handle, as the header demands.
-        unsafe { borrow(mgr) }?.step_cleanup(step)
+        unsafe { borrow_on(mgr, thread) }?.step_cleanup(step)
     })
 }

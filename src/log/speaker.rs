@@ -1,6 +1,5 @@
 //! Who says it, and when: the manager on whose behalf this thread works, the time, the process.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -8,14 +7,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 
+use crate::thread::Thread;
+
 /// Names of the living managers, by number.
 static NAMES: Mutex<(u32, BTreeMap<u32, Arc<str>>)> = Mutex::new((0, BTreeMap::new()));
-
-thread_local! {
-    /// The number of the manager on whose behalf this thread works; 0: none. A number and not a name,
-    /// so that it costs nothing to set where nothing is logged, and needs no destructor.
-    static SPEAKER: Cell<u32> = const { Cell::new(0) };
-}
 
 /// A manager, as its messages call it.
 #[derive(Debug)]
@@ -43,7 +38,13 @@ impl Speaker {
     /// Until the result is dropped, what this thread logs is this manager's.
     #[inline]
     pub fn speak(&self) -> Speaking {
-        SPEAKER.with(|speaker| Speaking { before: speaker.replace(self.0), speaker })
+        self.speak_on(Thread::this())
+    }
+
+    /// The same, on this thread.
+    #[inline]
+    pub(crate) fn speak_on(&self, thread: Thread) -> Speaking {
+        Speaking { before: thread.log.speaker.replace(self.0), thread }
     }
 }
 
@@ -57,21 +58,19 @@ impl Drop for Speaker {
 #[derive(Debug)]
 pub struct Speaking {
     before: u32,
-    /// This thread's. A pointer, so that it also stays on its thread.
-    speaker: *const Cell<u32>,
+    thread: Thread,
 }
 
 impl Drop for Speaking {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: this thread's storage, which has no destructor and lives as long as the thread.
-        unsafe { &*self.speaker }.set(self.before);
+        self.thread.log.speaker.set(self.before);
     }
 }
 
 /// "name: " of the manager that speaks, or nothing.
 pub(super) fn prefix() -> String {
-    match SPEAKER.get() {
+    match Thread::this().log.speaker.get() {
         0 => String::new(),
         number => NAMES.lock().1.get(&number).map_or_else(String::new, |name| format!("{name}: ")),
     }

@@ -3,8 +3,12 @@
 
 use std::time::Instant;
 
+use crate::os::ticks;
+
 /// Ticks after which the system's clock is read again: well under a millisecond.
 const REBASE: u64 = 1 << 20;
+/// Bits of a nanosecond's fraction.
+const SHIFT: u32 = 32;
 
 /// Nanoseconds since its start; never goes back.
 #[derive(Debug)]
@@ -12,27 +16,15 @@ pub struct Clock {
     start: Instant,
     base: u64,
     base_ticks: u64,
-    /// Nanoseconds per tick; 0 while unknown.
-    scale: f64,
+    /// Nanoseconds per tick, times 2 to the power of [`SHIFT`]; 0 while unknown.
+    scale: u64,
     now: u64,
-}
-
-/// A counter that rises steadily, at some fixed rate; cheap to read.
-pub fn ticks() -> u64 {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 processor has the instruction.
-    return unsafe { std::arch::x86_64::_rdtsc() };
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
-        START.get_or_init(Instant::now).elapsed().as_nanos() as u64
-    }
 }
 
 impl Clock {
     /// Starts at zero.
     pub fn new() -> Clock {
-        Clock { start: Instant::now(), base: 0, base_ticks: ticks(), scale: 0.0, now: 0 }
+        Clock { start: Instant::now(), base: 0, base_ticks: ticks(), scale: 0, now: 0 }
     }
 
     /// Time zero.
@@ -46,23 +38,32 @@ impl Clock {
     }
 
     /// Reads the time.
+    #[inline]
     pub fn read(&mut self) -> u64 {
         let ticks = ticks();
         // On a machine whose counters differ between cores this may wrap: then it is large.
         let passed = ticks.wrapping_sub(self.base_ticks);
-        let at = if self.scale > 0.0 && passed < REBASE {
-            self.base + (passed as f64 * self.scale) as u64
+        let at = if self.scale > 0 && passed < REBASE {
+            self.base + ((passed * self.scale) >> SHIFT)
         } else {
-            let real = self.start.elapsed().as_nanos() as u64;
-            let plausible = (REBASE / 8..1 << 44).contains(&passed);
-            self.scale = if plausible { (real - self.base) as f64 / passed as f64 } else { 0.0 };
-            if plausible || passed >= 1 << 44 {
-                (self.base, self.base_ticks) = (real, ticks);
-            }
-            real
+            self.rebase(ticks, passed)
         };
         self.now = self.now.max(at);
         self.now
+    }
+
+    /// Reads the system's clock.
+    #[cold]
+    fn rebase(&mut self, ticks: u64, passed: u64) -> u64 {
+        let real = self.start.elapsed().as_nanos() as u64;
+        let plausible = (REBASE / 8..1 << 44).contains(&passed);
+        let scale = (u128::from(real - self.base) << SHIFT) / u128::from(passed.max(1));
+        // Small enough for what is multiplied with it.
+        self.scale = u64::try_from(scale).ok().filter(|&s| plausible && s < 1 << 43).unwrap_or(0);
+        if plausible || passed >= 1 << 44 {
+            (self.base, self.base_ticks) = (real, ticks);
+        }
+        real
     }
 }
 

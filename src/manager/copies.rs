@@ -15,13 +15,13 @@
 //! whatever gives memory back to its owner (a callback, a buffer of the pool) is held back while a
 //! running copy names a byte of it, and looked at again at least every millisecond.
 
-use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use smallvec::SmallVec;
 
 use super::core::Core;
+use super::lent::Works;
 use super::world::World;
 use crate::config::Config;
 use crate::engine::{Buffer, Range, Work};
@@ -115,7 +115,7 @@ impl Drop for Taken<'_> {
 /// What waits for running copies.
 #[derive(Default)]
 pub struct HeldBack {
-    pub(super) work: VecDeque<Box<Work>>,
+    pub(super) work: Works,
 }
 
 impl HeldBack {
@@ -198,8 +198,10 @@ impl World {
     }
 
     /// Whether there are copies to be made, or checksums to be computed.
+    #[inline]
     pub fn has_moves(&self) -> bool {
-        !self.jobs.is_empty() || self.adapters.iter().flatten().any(|adapter| adapter.has_moves())
+        let moves = |kind| matches!(&self.adapters[kind as usize], Some(a) if a.has_moves());
+        !self.jobs.is_empty() || self.endpoints.kinds(true).any(moves)
     }
 }
 
@@ -214,7 +216,14 @@ impl Core {
         self.copies.barred = barred;
     }
 
+    /// Whether a turn leaves something to be done without the lock.
+    #[inline]
+    pub(super) fn leaves_something(&self) -> bool {
+        !self.world.work.is_empty() || self.copies_wait()
+    }
+
     /// Whether a turn would make copies.
+    #[inline]
     pub(super) fn copies_wait(&self) -> bool {
         !self.copies.barred && self.world.has_moves()
     }

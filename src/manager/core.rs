@@ -4,7 +4,6 @@
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-use super::clock::ticks;
 use super::copies::Copies;
 use super::doubt::{self, Doubt, Word};
 use super::early::Early;
@@ -19,8 +18,10 @@ use crate::limits::HANDSHAKES;
 use crate::local_fd::Local;
 use crate::log;
 use crate::observe::{Args, Trace};
+use crate::os::ticks;
 use crate::room::Grows;
 use crate::status::{Code, Status};
+use crate::thread::Thread;
 
 /// One dial, over all addresses of a peer.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -30,7 +31,7 @@ const EVENTS: usize = 64;
 const NO_ADDRESS: &str = "its address was not given here: add the peer, or it has to connect by itself \
                           (addresses that a peer names are used only where a secret was proved)";
 /// Handshakes are looked at so often while nothing says that they need it.
-const BOOT_INTERVAL: u64 = 200_000;
+const BOOT_INTERVAL: u64 = 1_000_000;
 /// Processor ticks (some microseconds) between two looks at timers, handshakes and dials.
 const WHOLE_EVERY: u64 = 1 << 14;
 /// Longest sleep while lines of the log were left out and not counted yet.
@@ -91,19 +92,27 @@ impl Core {
     }
 
     /// Does what there is to do; the number of events handled.
-    pub fn turn(&mut self) -> u32 {
-        let _speaking = self.speaker.speak();
+    #[inline(always)]
+    pub fn turn(&mut self, thread: Thread) -> u32 {
+        let _speaking = self.speaker.speak_on(thread);
         self.begin_copies();
-        let mut count = self.poll_adapters();
+        let ticks = ticks();
+        let whole = self.whole || ticks.wrapping_sub(self.last_whole) >= WHOLE_EVERY;
+        let count = self.poll_adapters(whole);
         self.world.trace.looked(count);
         self.settle_doubts();
-        let ticks = ticks();
-        if ticks.wrapping_sub(self.last_whole) < WHOLE_EVERY && !self.whole && !self.world.full {
-            if count > 0 {
-                self.finish();
-            }
-            return count;
+        if whole || self.world.full {
+            return self.turn_whole(ticks, count);
         }
+        if count > 0 {
+            self.finish();
+        }
+        count
+    }
+
+    /// The rest of a turn that looks at timers, handshakes and dials, too.
+    #[inline(never)]
+    fn turn_whole(&mut self, ticks: u64, mut count: u32) -> u32 {
         self.whole = false;
         self.last_whole = ticks;
         self.world.tick();
@@ -122,7 +131,15 @@ impl Core {
     }
 
     /// After each call into the engine: dials that are wanted, doorbells, endpoints that ended.
+    #[inline]
     pub fn finish(&mut self) {
+        if self.engine.has_forgotten() || self.engine.has_lost() || self.world.is_unfinished() {
+            self.finish_all();
+        }
+    }
+
+    #[inline(never)]
+    fn finish_all(&mut self) {
         if self.engine.has_forgotten() {
             for peer in self.engine.take_forgotten() {
                 self.world.routes.remove(&peer);
@@ -137,31 +154,40 @@ impl Core {
 
     /// Room for the end of each endpoint, and some events more: what an adapter cannot report otherwise waits
     /// there. It is made before an endpoint is, so it lacks only if memory was never there.
+    #[inline]
     pub(super) fn room_for_events(&mut self) -> bool {
-        let ends = self.world.links.len() + self.world.fresh.len() + self.world.dying.len();
-        self.events.fits(ends + HANDSHAKES + EVENTS)
+        self.events.fits(self.world.endpoints.len() + HANDSHAKES + EVENTS)
     }
 
-    fn poll_adapters(&mut self) -> u32 {
+    /// Asks the adapters for events; those that have no endpoint, and so no more than strangers at their door, only if
+    /// `all`.
+    #[inline(always)]
+    fn poll_adapters(&mut self, all: bool) -> u32 {
         let mut count = 0;
         self.armed = false;
         if !self.room_for_events() {
             return 0;
         }
-        let mut events = std::mem::take(&mut self.events);
-        for kind in ProviderKind::ALL {
+        for kind in self.world.endpoints.kinds(all) {
             let Some(adapter) = self.world.adapters[kind as usize].as_mut() else { continue };
-            adapter.poll(&mut events);
-            if events.is_empty() {
-                continue;
+            adapter.poll(&mut self.events);
+            if !self.events.is_empty() {
+                count += self.take_events(kind, count == 0);
             }
-            if count == 0 {
-                self.world.tick();
-            }
-            count += events.len() as u32;
-            for event in events.drain(..) {
-                self.on_event(kind, event);
-            }
+        }
+        count
+    }
+
+    /// Handles what an adapter reported; the first of a turn reads the clock.
+    #[inline(never)]
+    fn take_events(&mut self, kind: ProviderKind, first: bool) -> u32 {
+        if first {
+            self.world.tick();
+        }
+        let mut events = std::mem::take(&mut self.events);
+        let count = events.len() as u32;
+        for event in events.drain(..) {
+            self.on_event(kind, event);
         }
         self.events = events;
         count
@@ -175,10 +201,16 @@ impl Core {
             | Event::Done { ep, .. }
             | Event::Down { ep, .. } => *ep,
         };
-        let Some(&ch) = self.world.chans.get(&(kind, ep)) else {
+        let Some(ch) = self.world.channel_of((kind, ep)) else {
             return self.world.keep_early((kind, ep), event);
         };
-        let Some(event) = self.in_doubt(kind, ch, event) else { return };
+        let event = match self.may_doubt(kind) {
+            false => event,
+            true => match self.in_doubt(kind, ch, event) {
+                Some(event) => event,
+                None => return,
+            },
+        };
         let (engine, world) = (&mut self.engine, &mut self.world);
         match event {
             Event::Connected(_) => {}
@@ -211,7 +243,7 @@ impl Core {
         self.world.tick();
         let heard = |core: &Core| core.engine.channel(ch).map(|c| c.heard);
         let before = heard(self);
-        self.poll_adapters();
+        self.poll_adapters(true);
         if matches!(word, Word::Gone(_)) && heard(self) != before {
             // A poll takes some of what is there. The socket stays readable: this is asked again.
             return;

@@ -1,7 +1,6 @@
 //! Callbacks: run in order, without the manager's lock, each exactly once.
 
 use std::cell::Cell;
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
@@ -11,22 +10,35 @@ use super::waits::Taken;
 use crate::engine::{Held, Work, checksum};
 use crate::log;
 use crate::status::{Code, Status};
+use crate::thread::Thread;
 
-thread_local! {
-    // What this thread has seen of the last managers that it waited on: address, and what had happened.
-    static SEEN: Cell<[(usize, u64); 8]> = const { Cell::new([(0, 0); 8]) };
-    // The manager on which it waits.
-    static WAITING: Cell<usize> = const { Cell::new(0) };
+/// This module's part of [`crate::thread`].
+pub(crate) struct Waits {
+    /// What the thread has seen of the last managers that it waited on: address, and what had happened.
+    seen: Cell<[(usize, u64); 8]>,
+    /// The manager on which it waits.
+    on: Cell<usize>,
+}
+
+impl Waits {
+    pub(crate) const fn new() -> Waits {
+        Waits { seen: Cell::new([(0, 0); 8]), on: Cell::new(0) }
+    }
 }
 
 impl Manager {
     /// Whether this thread is inside a callback of this manager.
     pub(super) fn inside_callback(&self) -> bool {
-        inside::contains(self)
+        inside::contains(self, Thread::this())
     }
 
     pub(super) fn refuse_inside(&self, what: &str) -> Result<(), Status> {
-        if self.inside_callback() {
+        self.refuse_inside_on(what, Thread::this())
+    }
+
+    #[inline]
+    pub(super) fn refuse_inside_on(&self, what: &str, thread: Thread) -> Result<(), Status> {
+        if inside::contains(self, thread) {
             let text = format!("{what} was called inside a callback of the same manager");
             return Err(Status::new(Code::FailedPrecondition, text));
         }
@@ -35,14 +47,14 @@ impl Manager {
 
     /// Callbacks that have run, beside what else an application waits for.
     pub(super) fn happened(&self) -> u64 {
-        self.drivers.ran.load(Ordering::Acquire).wrapping_add(self.core.lock().engine.happened())
+        self.drivers.callbacks.ran().wrapping_add(self.core.lock().engine.happened())
     }
 
     /// What of this this thread knows: it waits for more than that. So nothing is missed that happened between the
     /// application's look at its own state and its call.
     pub(super) fn seen(&self) -> u64 {
         let me = self.address();
-        let all = SEEN.get();
+        let all = Thread::this().waits.seen.get();
         match all.iter().find(|(manager, _)| *manager == me) {
             Some(&(_, seen)) => seen,
             None if all.iter().any(|&(manager, _)| manager == 0) => 0,
@@ -56,19 +68,20 @@ impl Manager {
         struct Leave<'a>(&'a Manager, usize);
         impl Drop for Leave<'_> {
             fn drop(&mut self) {
-                WAITING.set(self.1);
+                Thread::this().waits.on.set(self.1);
                 self.0.drivers.waits.fetch_sub(1, Ordering::SeqCst);
             }
         }
         self.drivers.waits.fetch_add(1, Ordering::SeqCst);
-        let _leave = Leave(self, WAITING.replace(self.address()));
+        let _leave = Leave(self, Thread::this().waits.on.replace(self.address()));
         f()
     }
 
     /// A callback of the application has run: whoever else waits for one is told.
-    fn count_callback(&self) {
-        self.drivers.ran.fetch_add(1, Ordering::SeqCst);
-        let mine = usize::from(WAITING.get() == self.address());
+    #[inline]
+    fn count_callback(&self, taken: &mut Taken<'_>, thread: Thread) {
+        taken.ran();
+        let mine = usize::from(thread.waits.on.get() == self.address());
         if self.drivers.waits.load(Ordering::SeqCst) > mine {
             self.core.lock().wake_waiters();
         }
@@ -80,34 +93,34 @@ impl Manager {
 
     /// This thread knows all that has happened.
     pub(super) fn see(&self) {
-        let mut all = SEEN.get();
+        let waits = &Thread::this().waits;
+        let mut all = waits.seen.get();
         let me = self.address();
         let at = all.iter().position(|(manager, _)| *manager == me).unwrap_or(all.len() - 1);
         all[..=at].rotate_right(1);
         all[0] = (me, self.happened());
-        SEEN.set(all);
-    }
-
-    /// Runs callbacks, and those that they cause, without the lock. They stay where they lie.
-    pub(super) fn run_all(&self, batch: &mut VecDeque<Box<Work>>) -> u32 {
-        batch.iter_mut().for_each(|work| self.run(work));
-        batch.len() as u32
+        waits.seen.set(all);
     }
 
     /// Runs one callback, which is counted as taken. A panic in it, a defect, does not keep the others from running.
     /// It stays where it lies, which is on its way out: what it holds is taken from there.
-    pub(super) fn run(&self, work: &mut Work) {
+    pub(super) fn run(&self, work: &mut Work, taken: &mut Taken<'_>, thread: Thread) {
         let shows = !matches!(
             work,
             Work::HostCopy { .. } | Work::HostHash { .. } | Work::DeviceCopy { .. }
         );
-        let inside = Inside::enter(self);
+        self.run_job(work, thread);
+        if shows {
+            self.count_callback(taken, thread);
+        }
+    }
+
+    /// The same of what nobody waits for.
+    #[inline]
+    pub(super) fn run_job(&self, work: &mut Work, thread: Thread) {
+        let _inside = Inside::enter(self, thread);
         if catch_unwind(AssertUnwindSafe(|| self.run_inside(work))).is_err() {
             log::error(format_args!("caught a panic in a callback, a defect of the library"));
-        }
-        drop(inside);
-        if shows {
-            self.count_callback();
         }
     }
 
@@ -197,7 +210,7 @@ impl Manager {
         let mut core = self.core.lock();
         let Some(deliveries) = core.world.take_deliveries(&self.drivers.unclaimed) else { return };
         let mut later = std::mem::take(&mut core.world.work);
-        let _taken = Taken::count(&self.drivers.running);
+        let _taken = Taken::count(&self.drivers.callbacks, 1, &mut core);
         drop(core);
         deliveries.make();
         drop(deliveries);
@@ -225,8 +238,8 @@ impl Manager {
             }
             Held::Source(done, info) => {
                 if let Some(mut done) = done {
-                    let _taken = Taken::count(&self.drivers.running);
-                    let _inside = Inside::enter(self);
+                    let _taken = Taken::count(&self.drivers.callbacks, 1, &mut self.core.lock());
+                    let _inside = Inside::enter(self, Thread::this());
                     done.end(Ok(()), &info);
                 }
             }

@@ -100,6 +100,12 @@ fn is_refusal(kind: ProviderKind, event: &Event) -> bool {
 }
 
 impl Core {
+    /// Whether a channel of this provider may be in doubt, or come to be.
+    #[inline]
+    pub(super) fn may_doubt(&self, kind: ProviderKind) -> bool {
+        kind == ProviderKind::Ibverbs || self.world.doubts > 0
+    }
+
     /// Keeps the event if its channel is in doubt, or comes to be by it; else gives it back.
     pub(super) fn in_doubt(
         &mut self,
@@ -130,10 +136,14 @@ impl Core {
     }
 
     /// Looks at the peers of channels in doubt. Not while events are being handled.
+    #[inline]
     pub(super) fn settle_doubts(&mut self) {
-        if self.world.doubts == 0 {
-            return;
+        if self.world.doubts > 0 {
+            self.look_at_doubts();
         }
+    }
+
+    fn look_at_doubts(&mut self) {
         let now = self.world.clock.now();
         let doubtful: Vec<(ChanId, u64)> = self
             .world

@@ -1,52 +1,45 @@
 //! The drivers' loops: the progress thread and callers that block. Who drives and who sleeps is decided in `wheel`; how
 //! long a driver spins, in `spin`; the callbacks are run in `deliver`.
 
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
 use super::copies::Copy;
+use super::lent::Queues;
 use super::lock::{Locked, Sitting, sleep};
 use super::seam::Seam;
 use super::spin::Spin;
 use super::sys::Tag;
+use super::waits::{Counts, Taken};
 use super::{Manager, inside};
-use crate::engine::Work;
 use crate::log;
-use crate::room::Grows;
-
-/// A queue that changes places with the world's, and keeps its memory; in it callbacks that have run, of which that is
-/// kept, too.
-pub type Spare = Mutex<VecDeque<Box<Work>>>;
+use crate::thread::Thread;
 
 /// State of the drivers that is asked for without the lock.
 pub struct Drivers {
-    /// Callbacks that are running.
-    pub running: AtomicUsize,
-    /// Callbacks of the application that have run.
-    pub ran: AtomicU64,
+    /// Callbacks that are running, and have run.
+    pub(super) callbacks: Counts,
     /// Deliveries under way that claim no memory; see `copies`.
     pub unclaimed: AtomicUsize,
     /// Callers of `rdma_mgr_wait`: they are woken when a callback ran on another thread.
     pub waits: AtomicUsize,
-    /// The world's, too.
-    pub(super) spare: Arc<Spare>,
+    /// The world lends them.
+    pub(super) queues: Arc<Queues>,
     /// The manager ends.
     pub closing: AtomicBool,
 }
 
 impl Drivers {
-    pub(super) fn new(spare: Arc<Spare>) -> Drivers {
+    pub(super) fn new(queues: Arc<Queues>) -> Drivers {
         Drivers {
-            running: AtomicUsize::new(0),
-            ran: AtomicU64::new(0),
+            callbacks: Counts::default(),
             unclaimed: AtomicUsize::new(0),
             waits: AtomicUsize::new(0),
-            spare,
+            queues,
             closing: AtomicBool::new(false),
         }
     }
@@ -178,20 +171,39 @@ impl Rounds<'_> {
 impl Manager {
     /// One turn and its callbacks; the number of events.
     pub(super) fn turn(&self) -> u32 {
-        let _log = log::Deferred::new();
-        self.turn_locked(self.core.lock())
+        let thread = Thread::this();
+        let _log = log::Deferred::on(thread);
+        self.turn_on(thread)
+    }
+
+    /// The same on this thread, whose log messages wait already.
+    #[inline]
+    pub(super) fn turn_on(&self, thread: Thread) -> u32 {
+        self.turn_locked(self.core.lock(), thread)
     }
 
     /// The progress thread's turn; `None`: a caller drives, and the thread has parked for a while.
     fn thread_turn(&self) -> Option<u32> {
-        let _log = log::Deferred::new();
+        let thread = Thread::this();
+        let _log = log::Deferred::on(thread);
         let mut core = self.core.lock();
         core.thread_drives()?;
-        Some(self.turn_locked(core))
+        Some(self.turn_locked(core, thread))
     }
 
-    fn turn_locked<'a>(&'a self, mut core: Locked<'a, Seam>) -> u32 {
-        let mut count = core.turn();
+    #[inline(always)]
+    fn turn_locked<'a>(&'a self, mut core: Locked<'a, Seam>, thread: Thread) -> u32 {
+        let count = core.turn(thread);
+        // Most turns find nothing.
+        if !core.leaves_something() {
+            return count;
+        }
+        self.complete(core, count, thread)
+    }
+
+    /// The rest of a turn, without the lock: copies, then callbacks.
+    #[inline(never)]
+    fn complete<'a>(&'a self, mut core: Locked<'a, Seam>, mut count: u32, thread: Thread) -> u32 {
         while let Some(copy) = core.next_copy() {
             drop(core);
             match copy {
@@ -201,7 +213,7 @@ impl Manager {
                     count += core.copied(kind, done);
                 }
                 Copy::Job(mut job) => {
-                    self.may_be_kept(|| self.run(&mut job));
+                    self.may_be_kept(|| self.run_job(&mut job, thread));
                     core = self.core.lock();
                     count += 1;
                 }
@@ -210,24 +222,20 @@ impl Manager {
         if core.world.work.is_empty() {
             return count;
         }
-        let _taken = super::Taken::count(&self.drivers.running);
         let deliveries = core.world.take_deliveries(&self.drivers.unclaimed);
-        let make = || deliveries.iter().for_each(|d| self.may_be_kept(|| d.make()));
-        let mut batch = std::mem::take(&mut *self.drivers.spare.lock());
-        core.world.keep_boxes(&mut batch);
-        let work = &mut core.world.work;
-        // What is left behind has the same room, for which operations were accepted.
-        if batch.fits(work.capacity()) {
-            std::mem::swap(work, &mut batch);
+        if let Some(mut batch) = core.world.take_work(&self.drivers.queues) {
+            let mut taken = Taken::count(&self.drivers.callbacks, batch.len(), &mut core);
             drop(core);
-            make();
-            count += self.run_all(&mut batch);
-            *self.drivers.spare.lock() = batch;
-        } else if let Some(mut one) = work.pop_front() {
+            deliveries.iter().for_each(|d| self.may_be_kept(|| d.make()));
+            batch.iter_mut().for_each(|work| self.run(work, &mut taken, thread));
+            return count + batch.len() as u32;
+        }
+        if let Some(mut one) = core.world.work.pop_front() {
+            let mut taken = Taken::count(&self.drivers.callbacks, 1, &mut core);
             // What is left may be run by others at once: what is to be in place before it is put there now.
             deliveries.iter().for_each(|d| d.make());
             drop(core);
-            self.run(&mut one);
+            self.run(&mut one, &mut taken, thread);
             count += 1;
         }
         count

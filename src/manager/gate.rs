@@ -45,6 +45,7 @@ impl Negotiator for Gate<'_> {
         match adapter.address(ep) {
             Ok(address) => {
                 self.world.fresh.insert((kind, ep), Fresh::default());
+                self.world.endpoints.add(kind);
                 Ok((ep, address))
             }
             Err(status) => {

@@ -1,16 +1,16 @@
 //! Which managers' callbacks this thread is inside of, and whose progress thread it is.
 //!
-//! Kept in thread-local storage that has no destructor: it is never dead, so that every call, also
-//! `rdma_mgr_destroy`, works in a static or thread-local destructor of the application, whichever
-//! of the two the C library runs first.
+//! Kept with what else belongs to a thread, which is never dead: see [`crate::thread`].
 
 use std::cell::Cell;
+
+use crate::thread::Thread;
 
 /// Different managers in one another's callbacks. A thread that is inside of more is taken to be
 /// inside of every manager: calls that block are then refused, which is safe.
 const DEPTH: usize = 16;
 
-struct Frames {
+pub(crate) struct Frames {
     /// How many are entered, also beyond `DEPTH`.
     count: Cell<usize>,
     /// Managers by address, the outermost first.
@@ -19,18 +19,15 @@ struct Frames {
     drives: Cell<usize>,
 }
 
-thread_local! {
-    static FRAMES: Frames = const {
+impl Frames {
+    pub(crate) const fn new() -> Frames {
         Frames {
             count: Cell::new(0),
             managers: [const { Cell::new(0) }; DEPTH],
             drives: Cell::new(0),
         }
-    };
+    }
 }
-
-// What needs no drop needs no destructor, and is never dead.
-const _: () = assert!(!std::mem::needs_drop::<Frames>());
 
 fn address<T>(manager: &T) -> usize {
     std::ptr::from_ref(manager) as usize
@@ -40,49 +37,52 @@ fn address<T>(manager: &T) -> usize {
 pub(super) struct Inside {
     /// An outer frame has not entered this manager.
     counted: bool,
-    /// Stays on its thread.
-    _thread: std::marker::PhantomData<*const ()>,
+    thread: Thread,
 }
 
 impl Inside {
-    pub(super) fn enter<T>(manager: &T) -> Inside {
-        let counted = !contains(manager);
+    pub(super) fn enter<T>(manager: &T, thread: Thread) -> Inside {
+        let counted = !contains(manager, thread);
         if counted {
-            FRAMES.with(|f| {
-                let at = f.count.replace(f.count.get() + 1);
-                if let Some(slot) = f.managers.get(at) {
-                    slot.set(address(manager));
-                }
-            });
+            let f = &thread.frames;
+            let at = f.count.replace(f.count.get() + 1);
+            if let Some(slot) = f.managers.get(at) {
+                slot.set(address(manager));
+            }
         }
-        Inside { counted, _thread: std::marker::PhantomData }
+        Inside { counted, thread }
     }
 }
 
 impl Drop for Inside {
     fn drop(&mut self) {
         if self.counted {
-            FRAMES.with(|f| f.count.set(f.count.get().saturating_sub(1)));
+            let count = &self.thread.frames.count;
+            count.set(count.get().saturating_sub(1));
         }
     }
 }
 
 /// Whether a callback of this manager runs on this thread.
-pub(super) fn contains<T>(manager: &T) -> bool {
-    FRAMES.with(|f| {
-        let count = f.count.get();
-        count > DEPTH || f.managers[..count].iter().any(|slot| slot.get() == address(manager))
-    })
+#[inline]
+pub(super) fn contains<T>(manager: &T, thread: Thread) -> bool {
+    // Inside of none, as a rule.
+    let count = thread.frames.count.get();
+    count > 0 && among(&thread.frames, count, address(manager))
+}
+
+fn among(frames: &Frames, count: usize, manager: usize) -> bool {
+    count > DEPTH || frames.managers[..count].iter().any(|slot| slot.get() == manager)
 }
 
 /// From now on this thread is the manager's progress thread.
 pub(super) fn begin_to_drive<T>(manager: &T) {
-    FRAMES.with(|f| f.drives.set(address(manager)));
+    Thread::this().frames.drives.set(address(manager));
 }
 
 /// Whether this thread is the manager's progress thread.
 pub(super) fn drives<T>(manager: &T) -> bool {
-    FRAMES.with(|f| f.drives.get() == address(manager))
+    Thread::this().frames.drives.get() == address(manager)
 }
 
 #[cfg(test)]
@@ -91,20 +91,21 @@ mod tests {
 
     #[test]
     fn r04_frames_nest_and_overflow_to_the_safe_side() {
+        let thread = Thread::this();
         let managers: Vec<Box<u64>> = (0..DEPTH as u64 + 1).map(Box::new).collect();
         let outside = Box::new(0u64);
         let mut frames: Vec<Inside> = Vec::new();
         for m in &managers[..DEPTH] {
-            assert!(!contains(&**m));
-            frames.push(Inside::enter(&**m));
+            assert!(!contains(&**m, thread));
+            frames.push(Inside::enter(&**m, thread));
             // The same one again takes no place, and its end leaves the outer one.
-            drop(Inside::enter(&**m));
-            assert!(contains(&**m));
+            drop(Inside::enter(&**m, thread));
+            assert!(contains(&**m, thread));
         }
-        assert!(!contains(&*outside));
-        frames.push(Inside::enter(&*managers[DEPTH]));
-        assert!(contains(&*outside), "beyond the bound everything counts as inside");
+        assert!(!contains(&*outside, thread));
+        frames.push(Inside::enter(&*managers[DEPTH], thread));
+        assert!(contains(&*outside, thread), "beyond the bound everything counts as inside");
         while frames.pop().is_some() {}
-        assert!(managers.iter().all(|m| !contains(&**m)));
+        assert!(managers.iter().all(|m| !contains(&**m, thread)));
     }
 }

@@ -50,10 +50,11 @@ pub trait Platform {
     where
         Self: Sized,
     {
-        Locked { guard: self.raw_lock(), after: After { platform: self, wake: Wake::default() } }
+        Locked { guard: self.raw_lock(), after: After { platform: self, wake: None } }
     }
 
     /// Carries out what a release found to be done.
+    #[inline(never)]
     fn deliver(&self, wake: Wake<Self::Waiter>) {
         if wake.sleeper {
             self.signal();
@@ -79,14 +80,14 @@ pub struct Locked<'a, P: Platform> {
 
 struct After<'a, P: Platform> {
     platform: &'a P,
-    wake: Wake<P::Waiter>,
+    wake: Option<Wake<P::Waiter>>,
 }
 
 impl<P: Platform> Drop for After<'_, P> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
-        if !self.wake.is_empty() {
-            self.platform.deliver(std::mem::take(&mut self.wake));
+        if let Some(wake) = self.wake.take() {
+            self.platform.deliver(wake);
         }
     }
 }
@@ -96,6 +97,13 @@ impl<'a, P: Platform> Locked<'a, P> {
     #[inline]
     pub fn wheel(&mut self) -> &mut Wheel<P::Waiter> {
         &mut self.guard.wheel
+    }
+
+    /// See [`Wheel::settle`].
+    #[inline(never)]
+    fn settle(&mut self) {
+        let Shared { ground, wheel } = &mut *self.guard;
+        self.after.wake = Some(wheel.settle(ground)).filter(|wake| !wake.is_empty());
     }
 
     /// See [`Wheel::lie_down`].
@@ -164,10 +172,11 @@ impl<P: Platform> DerefMut for Locked<'_, P> {
 }
 
 impl<P: Platform> Drop for Locked<'_, P> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
-        let Shared { ground, wheel } = &mut *self.guard;
-        self.after.wake = wheel.settle(ground);
+        if !self.guard.wheel.is_settled() {
+            self.settle();
+        }
     }
 }
 

@@ -5,7 +5,6 @@
 //! and `seam` (the lock whose release holds it), `drive` (the drivers' loops), `spin` (before sleep), `deliver`
 //! (callbacks), `memory` (registered regions), `report` (statistics, metrics, trace), `sys` (system calls).
 
-use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -24,8 +23,8 @@ use crate::limits;
 use crate::log;
 use crate::memory::pool::Pool;
 use crate::observe::{Stats, Trace};
-use crate::room::Grows;
 use crate::status::{Code, Reason, Status};
+use crate::thread::Thread;
 
 mod clock;
 mod copies;
@@ -36,9 +35,11 @@ mod drive;
 mod early;
 mod gate;
 mod inside;
+mod lent;
 mod lock;
 mod meet;
 mod memory;
+mod near;
 mod peers;
 mod report;
 mod seam;
@@ -52,7 +53,10 @@ mod world;
 
 use self::core::Core;
 use clock::Clock;
+pub(crate) use deliver::Waits;
 use drive::{Drivers, Waiter};
+pub(crate) use inside::Frames;
+use lock::Locked;
 pub use report::providers;
 use seam::Seam;
 use spin::Spin;
@@ -104,7 +108,7 @@ impl Manager {
         let core = open_core(&config, epoll.clone())?;
         let stats = core.engine.stats.clone();
         let trace = core.world.trace.clone();
-        let spare = core.world.spare.clone();
+        let queues = core.world.lender.queues();
         epoll.record_sleeps(trace.clone());
         let hears_of_ends = hooks.ended.is_some();
         let thread = config.progress == Progress::Thread;
@@ -113,7 +117,7 @@ impl Manager {
             Mutex::new(Spin::new(Duration::from_micros(config.busy_poll_us), processors()));
         let manager = Arc::new_cyclic(|me| Manager {
             core,
-            drivers: Drivers::new(spare),
+            drivers: Drivers::new(queues),
             caller_spin,
             standby: Standby::new(),
             has_thread: thread,
@@ -149,30 +153,35 @@ impl Manager {
     /// Calls the engine with the lock held, then runs what may run inline. The release of the lock wakes a driver that
     /// sleeps, if there is something for it.
     fn call<R>(&self, f: impl FnOnce(&mut Core) -> R) -> R {
+        let thread = Thread::this();
         let mut guard = self.core.lock();
         let core = &mut *guard;
         core.world.tick();
-        let _speaking = core.speaker.speak();
+        let _speaking = core.speaker.speak_on(thread);
         core.world.in_call = true;
         let result = f(core);
         core.world.in_call = false;
         core.finish();
         if !core.world.inline.is_empty() {
-            let _taken = Taken::count(&self.drivers.running);
-            // One, as a rule.
-            let all = &mut core.world.inline;
-            let last = all.pop_back();
-            let earlier = if all.is_empty() { VecDeque::new() } else { std::mem::take(all) };
-            drop(guard);
-            for mut work in earlier.into_iter().chain(last) {
-                self.run(&mut work);
-                let mut spare = self.drivers.spare.lock();
-                if spare.len() < world::BOXES && spare.fits(1) {
-                    spare.push_back(work);
-                }
-            }
+            self.run_inline(guard, thread);
         }
         result
+    }
+
+    /// Runs what was left to the call.
+    #[inline(never)]
+    fn run_inline<'a>(&'a self, mut core: Locked<'a, Seam>, thread: Thread) {
+        let callbacks = &self.drivers.callbacks;
+        if let Some(mut batch) = core.world.take_inline(&self.drivers.queues) {
+            let mut taken = Taken::count(callbacks, batch.len(), &mut core);
+            drop(core);
+            batch.iter_mut().for_each(|work| self.run(work, &mut taken, thread));
+            return;
+        }
+        let mut all = std::mem::take(&mut core.world.inline);
+        let mut taken = Taken::count(callbacks, all.len(), &mut core);
+        drop(core);
+        all.iter_mut().for_each(|work| self.run(work, &mut taken, thread));
     }
 
     fn with_engine<R>(&self, f: impl FnOnce(&mut Engine, &mut World) -> R) -> R {
@@ -225,12 +234,12 @@ impl Manager {
         // Callbacks that are out (allocation, device copies) come back; those are waited for.
         loop {
             self.turn();
-            let core = self.core.lock();
+            let mut core = self.core.lock();
             let busy = core.engine.outstanding() != (0, 0)
                 || core.engine.has_lost()
                 || !core.world.work.is_empty()
                 || core.world.waits_for_copies()
-                || self.drivers.running.load(Ordering::Acquire) > 0;
+                || self.drivers.callbacks.any(&mut core);
             drop(core);
             if !busy {
                 break;
@@ -254,16 +263,28 @@ impl Manager {
 
     /// One turn (manual or not); the number of events and callbacks.
     pub fn progress(&self) -> Result<u32, Status> {
-        self.refuse_inside("rdma_mgr_progress")?;
-        let watched = self.core.is_watched();
-        if watched {
-            self.look();
+        let thread = Thread::this();
+        let _log = log::Deferred::on(thread);
+        self.progress_on(thread)
+    }
+
+    /// The same on this thread, whose log messages wait already.
+    #[inline]
+    pub(crate) fn progress_on(&self, thread: Thread) -> Result<u32, Status> {
+        self.refuse_inside_on("rdma_mgr_progress", thread)?;
+        if self.core.is_watched() {
+            return Ok(self.progress_watched(thread));
         }
-        let count = self.turn();
-        if watched {
-            self.core.watch();
-        }
-        Ok(count)
+        Ok(self.turn_on(thread))
+    }
+
+    /// A turn where the application has its descriptor.
+    #[inline(never)]
+    fn progress_watched(&self, thread: Thread) -> u32 {
+        self.look();
+        let count = self.turn_on(thread);
+        self.core.watch();
+        count
     }
 
     /// Turns until something has happened that this thread has not seen: callbacks that ran, connections that came or
@@ -481,10 +502,12 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         pool.keep_private();
     }
     let world = World {
-        adapters,
         links: Default::default(),
         doubts: 0,
         chans: Default::default(),
+        near: Default::default(),
+        endpoints: world::Endpoints::new(&adapters),
+        adapters,
         fresh: Default::default(),
         dying: Vec::new(),
         routes: Default::default(),
@@ -499,7 +522,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         deliveries: Default::default(),
         jobs: Default::default(),
         boxes: Default::default(),
-        spare: Default::default(),
+        lender: lent::Lender::new(),
         held_back: Default::default(),
         inline: Default::default(),
         in_call: false,

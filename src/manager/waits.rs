@@ -1,25 +1,64 @@
 //! Waiting for more than one operation, being woken, and what the application is told.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 use crate::engine::{Fx, Hooks};
 use crate::observe::Args;
 
+/// Callbacks, counted when they are taken from the queue, and again when they have returned.
+#[derive(Default)]
+pub(super) struct Counts {
+    /// Written with the lock held.
+    taken: AtomicU64,
+    /// The application's that have run.
+    ran: AtomicU64,
+    /// Others that have ended.
+    quiet: AtomicU64,
+}
+
+impl Counts {
+    /// The application's that have run.
+    pub(super) fn ran(&self) -> u64 {
+        self.ran.load(Ordering::Acquire)
+    }
+
+    /// Whether some that were taken have not returned. To be asked with the lock held.
+    pub(super) fn any(&self, _held: &mut Core) -> bool {
+        let ended = self.ran().wrapping_add(self.quiet.load(Ordering::Acquire));
+        self.taken.load(Ordering::Relaxed) != ended
+    }
+}
+
 /// Callbacks taken from the queue that have not all returned.
-pub(super) struct Taken<'a>(&'a AtomicUsize);
+pub(super) struct Taken<'a> {
+    counts: &'a Counts,
+    left: u64,
+}
 
 impl<'a> Taken<'a> {
-    /// To be made with the manager's lock held, so that they are never neither queued nor counted.
-    pub(super) fn count(running: &'a AtomicUsize) -> Taken<'a> {
-        running.fetch_add(1, Ordering::AcqRel);
-        Taken(running)
+    /// So many. With the lock held, so that they are never neither queued nor counted.
+    #[inline]
+    pub(super) fn count(counts: &'a Counts, n: usize, _held: &mut Core) -> Taken<'a> {
+        let taken = counts.taken.load(Ordering::Relaxed).wrapping_add(n as u64);
+        counts.taken.store(taken, Ordering::Relaxed);
+        Taken { counts, left: n as u64 }
+    }
+
+    /// One of them, the application's, has run. Whoever waits for it and says so before it looks is seen after this.
+    #[inline]
+    pub(super) fn ran(&mut self) {
+        self.left = self.left.saturating_sub(1);
+        self.counts.ran.fetch_add(1, Ordering::SeqCst);
     }
 }
 
 impl Drop for Taken<'_> {
+    #[inline]
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        if self.left > 0 {
+            self.counts.quiet.fetch_add(self.left, Ordering::AcqRel);
+        }
     }
 }
 
@@ -45,10 +84,10 @@ impl Manager {
         };
         let waiter = Arc::new(Waiter::default());
         let idle = || {
-            let core = self.core.lock();
+            let mut core = self.core.lock();
             core.engine.under_way_with(index) == 0
                 && core.world.work.is_empty()
-                && self.drivers.running.load(Ordering::Acquire) == 0
+                && !self.drivers.callbacks.any(&mut core)
         };
         if self.block(&waiter, Some(timeout), idle) {
             return Ok(());

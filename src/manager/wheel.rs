@@ -127,6 +127,9 @@ pub struct Wheel<W> {
     ending: bool,
     /// What the last `leave` found to be done.
     handed: Wake<W>,
+    /// `settle` would do nothing: see `find_settled`. Kept by all that changes the wheel, so that the release of the
+    /// lock asks no more than this.
+    settled: bool,
 }
 
 impl<W: Clone + PartialEq> Wheel<W> {
@@ -141,20 +144,40 @@ impl<W: Clone + PartialEq> Wheel<W> {
             left: None,
             ending: false,
             handed: Wake::default(),
+            settled: true,
         }
     }
 
-    /// At each release of the lock: what sleeps is armed, or woken.
+    /// Whether `settle` would do nothing.
     #[inline]
+    pub fn is_settled(&self) -> bool {
+        debug_assert_eq!(self.settled, self.find_settled());
+        self.settled
+    }
+
+    /// Nobody has to be told, and somebody drives, or nobody sleeps.
+    fn find_settled(&self) -> bool {
+        self.handed.is_empty() && self.is_calm()
+    }
+
+    /// The wheel was changed.
+    fn changed(&mut self) {
+        self.settled = self.find_settled();
+    }
+
+    fn is_calm(&self) -> bool {
+        let driven = !matches!(self.seat, Seat::Free);
+        let idle = self.watch.is_none() && matches!(self.thread, Thread::Absent | Thread::Awake);
+        self.asleep.is_none() && (driven || idle)
+    }
+
+    /// At each release of the lock: what sleeps is armed, or woken.
     pub fn settle(&mut self, ground: &mut impl Ground) -> Wake<W> {
-        let driven = self.seat != Seat::Free && self.asleep.is_none();
-        let idle = self.asleep.is_none()
-            && self.watch.is_none()
-            && matches!(self.thread, Thread::Absent | Thread::Awake);
         let mut wake = std::mem::take(&mut self.handed);
-        if !(driven || idle) {
+        if !self.is_calm() {
             self.settle_sleepers(ground, &mut wake);
         }
+        self.changed();
         wake
     }
 
@@ -196,6 +219,7 @@ impl<W: Clone + PartialEq> Wheel<W> {
         }
         self.asleep = None;
         self.seat = Seat::Caller(caller.clone());
+        self.changed();
         true
     }
 
@@ -207,9 +231,14 @@ impl<W: Clone + PartialEq> Wheel<W> {
     /// A caller goes, with the seat or out of the queue.
     pub fn leave(&mut self, caller: &W, now: u64) {
         self.queue.retain(|w| w != caller);
-        if !self.holds(caller) {
-            return;
+        if self.holds(caller) {
+            self.give_up_seat(now);
+            self.changed();
         }
+    }
+
+    /// The caller in the seat goes.
+    fn give_up_seat(&mut self, now: u64) {
         self.left = Some(now);
         self.asleep = None;
         if let Some(next) = self.queue.pop_front() {
@@ -232,7 +261,12 @@ impl<W: Clone + PartialEq> Wheel<W> {
     /// The progress thread, awake, asks what to do.
     #[inline]
     pub fn thread_next(&mut self, ground: &mut impl Ground) -> Next {
-        if self.seat == Seat::Thread { Next::Drive } else { self.thread_parks(ground) }
+        if matches!(self.seat, Seat::Thread) {
+            return Next::Drive;
+        }
+        let next = self.thread_parks(ground);
+        self.changed();
+        next
     }
 
     fn thread_parks(&mut self, ground: &mut impl Ground) -> Next {
@@ -260,6 +294,7 @@ impl<W: Clone + PartialEq> Wheel<W> {
     /// The progress thread is no longer parked.
     pub fn unparked(&mut self) {
         self.thread = Thread::Awake;
+        self.changed();
     }
 
     /// The progress thread is gone for good.
@@ -269,6 +304,7 @@ impl<W: Clone + PartialEq> Wheel<W> {
             self.seat = Seat::Free;
             self.asleep = None;
         }
+        self.changed();
     }
 
     /// Whoever drives, `None` the progress thread, wants to sleep until then. False: it must not.
@@ -287,6 +323,7 @@ impl<W: Clone + PartialEq> Wheel<W> {
             self.thread = Thread::Asleep { until };
         }
         self.asleep = Some(Sleep { until, woken: false });
+        self.changed();
         true
     }
 
@@ -303,17 +340,20 @@ impl<W: Clone + PartialEq> Wheel<W> {
         if holds {
             self.asleep = None;
         }
+        self.changed();
         holds
     }
 
     /// The application may sleep on its descriptor from now on, until then. The release of the lock arms for it.
     pub fn watch(&mut self, until: u64, ground: &impl Ground) {
         self.watch = Some(Sleep { until: until.min(ground.next()), woken: false });
+        self.changed();
     }
 
     /// The application is awake and looks.
     pub fn unwatch(&mut self) {
         self.watch = None;
+        self.changed();
     }
 
     /// Wakes everybody, for good: the manager ends.

@@ -1,7 +1,6 @@
 //! The world as the engine and the handshake see it: adapters, channels, memory, clock, and the
 //! queue of callbacks.
 
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -12,9 +11,10 @@ use foldhash::{HashMap, HashSet};
 use super::clock::Clock;
 use super::copies::{Deliveries, HeldBack};
 use super::doubt::Doubt;
-use super::drive::Spare;
 use super::early::Fresh;
+use super::lent::{Lender, Lent, Queues, Works};
 use super::memory::{self, Adapters, Regions};
+use super::near::Near;
 use super::sys::{Epoll, Tag};
 use crate::bootstrap::Backoff;
 use crate::engine::{Buffer, ChanId, Fx, MapError, Window, Work};
@@ -68,6 +68,72 @@ pub struct Route {
     pub reason: String,
 }
 
+/// Endpoints of each adapter, counted.
+pub struct Endpoints {
+    of: [usize; 4],
+    all: usize,
+    /// Adapters that are open, and those of them that have endpoints.
+    open: Kinds,
+    used: Kinds,
+}
+
+impl Endpoints {
+    /// None.
+    pub fn new(adapters: &Adapters) -> Endpoints {
+        let open = ProviderKind::ALL.into_iter().filter(|&kind| adapters[kind as usize].is_some());
+        let open = Kinds(open.fold(0, |bits, kind| bits | 1 << kind as u8));
+        Endpoints { of: [0; 4], all: 0, open, used: Kinds(0) }
+    }
+
+    /// One more.
+    pub fn add(&mut self, kind: ProviderKind) {
+        self.of[kind as usize] += 1;
+        self.all += 1;
+        self.used.0 |= 1 << kind as u8;
+    }
+
+    /// One less.
+    fn remove(&mut self, kind: ProviderKind) {
+        let of = &mut self.of[kind as usize];
+        if *of > 0 {
+            *of -= 1;
+            self.all -= 1;
+        }
+        if *of == 0 {
+            self.used.0 &= !(1 << kind as u8);
+        }
+    }
+
+    /// Of all adapters.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.all
+    }
+
+    /// Adapters that have endpoints, or `all` that are open.
+    #[inline]
+    pub fn kinds(&self, all: bool) -> Kinds {
+        if all { self.open } else { self.used }
+    }
+}
+
+/// A set of providers, by bit.
+#[derive(Clone, Copy)]
+pub struct Kinds(u8);
+
+impl Iterator for Kinds {
+    type Item = ProviderKind;
+    #[inline]
+    fn next(&mut self) -> Option<ProviderKind> {
+        if self.0 == 0 {
+            return None;
+        }
+        let kind = ProviderKind::ALL[self.0.trailing_zeros() as usize % ProviderKind::ALL.len()];
+        self.0 &= self.0 - 1;
+        Some(kind)
+    }
+}
+
 /// See the module's text.
 pub struct World {
     /// Opened adapters.
@@ -76,6 +142,10 @@ pub struct World {
     pub links: HashMap<ChanId, Link>,
     /// Channels by endpoint.
     pub chans: HashMap<EpKey, ChanId>,
+    /// Some of both.
+    pub near: Near,
+    /// How many endpoints each adapter has.
+    pub endpoints: Endpoints,
     /// So many channels at most are in doubt.
     pub doubts: usize,
     /// Endpoints that are not channels yet.
@@ -100,19 +170,19 @@ pub struct World {
     /// Its version whose segments are known to all adapters.
     pub segments: usize,
     /// Callbacks to run.
-    pub work: VecDeque<Box<Work>>,
+    pub work: Works,
     /// Content to be put in its place before any of them.
     pub deliveries: Deliveries,
     /// Copies and checksums of host memory that the engine asked for.
-    pub jobs: VecDeque<Box<Work>>,
+    pub jobs: Works,
     /// Callbacks that have run, of which the memory is kept.
-    pub boxes: VecDeque<Box<Work>>,
-    /// More of them, from those that run callbacks.
-    pub(super) spare: Arc<Spare>,
+    pub boxes: Works,
+    /// Lends queues to those that run callbacks.
+    pub lender: Lender,
     /// Callbacks that wait for copies.
     pub held_back: HeldBack,
     /// Callbacks that the calling thread runs before its call returns.
-    pub inline: VecDeque<Box<Work>>,
+    pub inline: Works,
     /// Inline callbacks are collected for the call in progress.
     pub in_call: bool,
     /// Some post found no room: try again after the next poll.
@@ -130,14 +200,22 @@ pub struct World {
 }
 
 impl World {
+    #[inline]
     fn adapter(&mut self, ch: ChanId) -> Option<(&mut dyn crate::fabric::Adapter, EpId)> {
-        let (kind, ep) = self.links.get(&ch)?.ep;
+        let (kind, ep) = self.near.endpoint(ch, || self.links.get(&ch).map(|link| link.ep))?;
         self.posted_to |= 1 << kind as u8;
         let adapter = self.adapters[kind as usize].as_mut()?;
         Some((adapter.as_mut(), ep))
     }
 
+    /// An endpoint's channel, if it is one already.
+    #[inline]
+    pub fn channel_of(&mut self, ep: EpKey) -> Option<ChanId> {
+        self.near.channel(ep, || self.chans.get(&ep).copied())
+    }
+
     /// Nothing is posted on a channel in doubt: it waits, as for room in a queue.
+    #[inline]
     fn in_doubt(&self, ch: ChanId) -> bool {
         self.doubts > 0 && self.links.get(&ch).is_some_and(|link| link.doubt.until().is_some())
     }
@@ -156,17 +234,41 @@ impl World {
         result
     }
 
-    /// Takes the memory of callbacks that have run.
-    pub(super) fn keep_boxes(&mut self, ran: &mut VecDeque<Box<Work>>) {
-        while let Some(one) = ran.pop_front() {
+    /// A queue to run callbacks in, empty. The memory of those that have run in it is kept for the next.
+    #[inline]
+    fn queue<'a>(&mut self, queues: &'a Arc<Queues>) -> Option<Lent<'a>> {
+        let mut queue = self.lender.lend(queues)?;
+        if self.boxes.is_empty() && queue.len() <= BOXES {
+            std::mem::swap(&mut self.boxes, &mut queue);
+        }
+        while let Some(one) = queue.pop_front() {
             if self.boxes.len() < BOXES && self.boxes.fits(1) {
                 self.boxes.push_back(one);
             }
         }
+        Some(queue)
+    }
+
+    /// Takes the callbacks to be run. What is left behind has the same room, for which operations were accepted;
+    /// `None` if there is no memory for that.
+    pub(super) fn take_work<'a>(&mut self, queues: &'a Arc<Queues>) -> Option<Lent<'a>> {
+        let mut queue = self.queue(queues)?;
+        let fits = queue.fits(self.work.capacity());
+        fits.then(|| {
+            std::mem::swap(&mut self.work, &mut queue);
+            queue
+        })
+    }
+
+    /// Takes those that the calling thread runs.
+    pub(super) fn take_inline<'a>(&mut self, queues: &'a Arc<Queues>) -> Option<Lent<'a>> {
+        let mut queue = self.queue(queues)?;
+        std::mem::swap(&mut self.inline, &mut queue);
+        Some(queue)
     }
 
     fn boxed(&mut self, work: Work) -> Box<Work> {
-        match self.boxes.pop_back().or_else(|| self.spare.lock().pop_back()) {
+        match self.boxes.pop_back() {
             Some(mut one) => {
                 *one = work;
                 one
@@ -178,6 +280,16 @@ impl World {
     /// Reads the clock.
     pub fn tick(&mut self) {
         self.clock.read();
+    }
+
+    /// Whether there are doorbells to ring, endpoints to bury, callbacks to let go of or dials to begin.
+    #[inline]
+    pub fn is_unfinished(&self) -> bool {
+        self.posted_to != 0
+            || self.tries
+            || !self.dying.is_empty()
+            || !self.parked.is_empty()
+            || !self.held_back.is_empty()
     }
 
     /// Rings the doorbells.
@@ -201,6 +313,7 @@ impl World {
             return;
         }
         while let Some((kind, ep)) = self.dying.pop() {
+            self.endpoints.remove(kind);
             if let Some(adapter) = self.adapters[kind as usize].as_mut() {
                 adapter.flush();
                 adapter.destroy(ep);
@@ -382,6 +495,7 @@ impl Fx for World {
             self.epoll.remove(fd.as_raw_fd());
         }
         self.chans.remove(&link.ep);
+        self.near.forget(ch, link.ep);
         self.dying.push(link.ep);
     }
 

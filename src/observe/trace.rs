@@ -115,6 +115,7 @@ impl Trace {
     }
 
     /// Whether events are recorded: one relaxed load, to be asked before making an event.
+    #[inline]
     pub fn enabled(&self) -> bool {
         self.on.load(Ordering::Relaxed)
     }
@@ -175,10 +176,15 @@ impl Trace {
 
     /// A driver looked and found nothing (`found` 0), or something: a stretch of looking in vain is a
     /// span "spin", until there is something or `sleep` begins.
+    #[inline]
     pub fn looked(&self, found: u32) {
-        if !self.enabled() {
-            return;
+        if self.enabled() {
+            self.count_look(found);
         }
+    }
+
+    #[cold]
+    fn count_look(&self, found: u32) {
         let mut spin = self.spin.lock();
         let me = thread_id();
         let other = spin.as_ref().is_some_and(|&(_, thread)| thread != me);

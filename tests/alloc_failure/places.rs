@@ -136,6 +136,7 @@ pub const PLACES: &[Place] = &[
     place("fabric/tcp/mod.rs", 64, "an adapter; an endpoint", &["address", "connect", "open"]),
     place("log/speaker.rs", 512, "a manager's name", &["new"]),
     place("manager/core.rs", 64, "why a connection came about", &["poll_boot"]),
+    place("manager/lent.rs", 512, "queues of callbacks of a manager", &["new"]),
     place("manager/memory.rs", 4096, "a node of the map of registered memory", &["add"]),
     place("manager/mod.rs", 4096, "a manager", &["open", "open_adapters", "open_core", "start"]),
     place("manager/peers.rs", 64, "an imported address", &["import_address"]),

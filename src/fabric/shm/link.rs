@@ -323,14 +323,31 @@ impl Link {
         load32(&self.theirs().closed) != 0
     }
 
-    /// Everything that a poll does for one link. True if there was something.
+    /// Whether a poll has nothing to do but to let go of what was read before, which is done here, and the peer told:
+    /// nothing came, and nothing is under way.
+    #[inline]
+    pub(crate) fn rests(&mut self) -> bool {
+        self.rx.release();
+        let rests = !self.rx.is_published()
+            && self.inbound.is_none()
+            && self.writes.is_empty()
+            && self.reads.is_empty()
+            && self.out.jobs.is_empty()
+            && self.asks.is_empty()
+            && self.ends.is_empty();
+        if rests && self.rx.can_tell() {
+            self.share_room(false);
+        }
+        rests && !self.dirty
+    }
+
+    /// Everything that a poll does for one link that does not rest. True if there was something.
     #[inline]
     pub(crate) fn poll(
         &mut self,
         core: &mut Core,
         events: &mut Vec<Event>,
     ) -> Result<bool, Status> {
-        self.rx.release();
         if self.rx.should_tell() {
             self.share_room(false);
         }

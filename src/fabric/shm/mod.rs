@@ -47,6 +47,7 @@ use crate::fabric::{
     Access, Adapter, Caps, EpId, Event, Mem, Mr, PoolSegment, PostError, ProviderKind, Remote,
 };
 use crate::local_fd::Local;
+use crate::os::ticks;
 use crate::room::Grows;
 use crate::status::{Code, Status};
 
@@ -65,6 +66,10 @@ use wire::Address;
 const INLINE_MAX: u64 = 8192;
 /// Content up to this length is better inside a SEND.
 const EAGER_MAX: usize = 8192;
+/// Processor ticks, about a millisecond, after which an adapter that finds nothing looks at its sockets.
+const HOUSEKEEPING: u64 = 1 << 21;
+/// Endpoints that are found without a look into a map.
+const NEAR: usize = 32;
 /// Busy polls between two looks at the clock, and at sockets while endpoints meet.
 const CLOCK_EVERY: u32 = 32;
 
@@ -171,11 +176,24 @@ pub struct ShmAdapter {
     greeter: Greeter,
     eps: Vec<Endpoint>,
     index: HashMap<u32, usize, foldhash::fast::FixedState>,
+    /// Some of the same, by the low bits of the number; what is found there is compared.
+    near: [u16; NEAR],
     next: u32,
     polls: u32,
-    last_ms: u64,
+    /// When its sockets were last looked at, in processor ticks.
+    kept_house: u64,
     caps: Caps,
     notes: Vec<String>,
+}
+
+#[cold]
+fn not_up(state: &State, peer: &str) -> Status {
+    if let State::Dead(_) = state {
+        // Whoever posts has not heard of it yet.
+        return gone(peer);
+    }
+    let text = format!("shm: the endpoint to peer {peer} is not connected");
+    Status::new(Code::FailedPrecondition, text)
 }
 
 /// Whether this system can run the provider; if not, why.
@@ -227,12 +245,27 @@ impl ShmAdapter {
             greeter,
             eps: Vec::new(),
             index: HashMap::default(),
+            near: [0; NEAR],
             next: 1,
             polls: 0,
-            last_ms: 0,
+            kept_house: 0,
             caps,
             notes,
         })
+    }
+
+    /// The endpoint's place, quickly for those that are used most.
+    #[inline]
+    fn find_near(&mut self, ep: EpId) -> Result<usize, Status> {
+        let near = ep.0 as usize % NEAR;
+        let at = usize::from(self.near[near]);
+        if self.eps.get(at).is_some_and(|endpoint| endpoint.id == ep) {
+            return Ok(at);
+        }
+        let at = self.find(ep)?;
+        // A place beyond what a number holds is looked for each time.
+        self.near[near] = u16::try_from(at).unwrap_or(0);
+        Ok(at)
     }
 
     /// The endpoint's place.
@@ -246,16 +279,11 @@ impl ShmAdapter {
     /// The link of a connected endpoint, beside what all share.
     #[inline]
     fn up(&mut self, ep: EpId) -> Result<(&mut Link, &mut Core), PostError> {
-        let at = self.find(ep).map_err(PostError::Failed)?;
+        let at = self.find_near(ep).map_err(PostError::Failed)?;
         let endpoint = &mut self.eps[at];
         match &mut endpoint.state {
             State::Up(link) => Ok((link, &mut self.core)),
-            // Whoever posts has not heard of it yet.
-            State::Dead(_) => Err(PostError::Failed(gone(&endpoint.peer))),
-            _ => Err(PostError::Failed(Status::new(
-                Code::FailedPrecondition,
-                format!("shm: the endpoint to peer {} is not connected", endpoint.peer),
-            ))),
+            other => Err(PostError::Failed(not_up(other, &endpoint.peer))),
         }
     }
 
@@ -321,12 +349,67 @@ impl ShmAdapter {
         }
     }
 
-    /// Whether the clock has moved since the last call. Cheap, coarse.
-    fn tick(&mut self) -> bool {
-        let now = sys::coarse_ms();
-        let moved = now != self.last_ms;
-        self.last_ms = now;
-        moved
+    /// Whether the sockets have not been looked at for a while. Cheap.
+    #[inline]
+    fn is_house_due(&mut self) -> bool {
+        let now = ticks();
+        let due = now.wrapping_sub(self.kept_house) >= HOUSEKEEPING;
+        if due {
+            self.kept_house = now;
+        }
+        due
+    }
+
+    /// Whether no link has anything to do; see [`Link::rests`].
+    #[inline]
+    fn rests(&mut self) -> bool {
+        let mut rests = true;
+        for endpoint in &mut self.eps {
+            if let State::Up(link) = &mut endpoint.state {
+                rests &= link.rests();
+            }
+        }
+        rests
+    }
+
+    /// Polls the links that do not rest; whether there was something.
+    fn poll_links(&mut self, events: &mut Vec<Event>) -> bool {
+        let mut busy = false;
+        let ends = self.eps.len() + 1;
+        for i in 0..self.eps.len() {
+            let State::Up(link) = &mut self.eps[i].state else { continue };
+            if link.rests() {
+                continue;
+            }
+            if !link.fits(ends, events) {
+                // Nothing is lost: it is looked at again.
+                continue;
+            }
+            match link.poll(&mut self.core, events) {
+                Ok(did) => busy |= did,
+                Err(status) => self.down(i, status, events),
+            }
+        }
+        busy
+    }
+
+    /// A poll that may find something.
+    #[inline(never)]
+    fn poll_all(&mut self, slept: bool, house_due: bool, events: &mut Vec<Event>) {
+        self.core.exports.disarm();
+        let mut busy = self.poll_links(events);
+        if !self.core.moves.left {
+            busy |= self.make_moves(events);
+        }
+        let now_and_then = self.polls.is_multiple_of(CLOCK_EVERY);
+        if slept
+            || house_due
+            || (now_and_then && self.greeter.is_busy())
+            || ((!busy || now_and_then) && self.is_house_due())
+        {
+            self.housekeeping(events);
+        }
+        self.ring_bells();
     }
 }
 
@@ -427,32 +510,13 @@ impl Adapter for ShmAdapter {
 
     fn poll(&mut self, events: &mut Vec<Event>) {
         let slept = self.core.exports.is_armed();
-        self.core.exports.disarm();
-        let mut busy = false;
-        let ends = self.eps.len() + 1;
-        for i in 0..self.eps.len() {
-            let State::Up(link) = &mut self.eps[i].state else { continue };
-            if !link.fits(ends, events) {
-                // Nothing is lost: it is looked at again.
-                continue;
-            }
-            match link.poll(&mut self.core, events) {
-                Ok(did) => busy |= did,
-                Err(status) => self.down(i, status, events),
-            }
-        }
-        if !self.core.moves.left {
-            busy |= self.make_moves(events);
-        }
         self.polls = self.polls.wrapping_add(1);
-        let now_and_then = self.polls.is_multiple_of(CLOCK_EVERY);
-        if slept
-            || (now_and_then && self.greeter.is_busy())
-            || ((!busy || now_and_then) && self.tick())
-        {
-            self.housekeeping(events);
+        // Most polls find nothing.
+        let rests = self.rests() && (self.core.moves.left || !self.has_moves());
+        let house_due = rests && self.is_house_due();
+        if slept || !rests || house_due || self.greeter.is_busy() {
+            self.poll_all(slept, house_due, events);
         }
-        self.ring_bells();
     }
 
     fn leave_moves(&mut self) {

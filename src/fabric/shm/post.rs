@@ -18,6 +18,7 @@ use crate::status::Status;
 
 impl Link {
     /// Turns a full ring into back-pressure: the peer is told to ring when there is room.
+    #[cold]
     fn no_room(&mut self, why: NoRoom, len: usize) -> PostError {
         match why {
             NoRoom::Full => {
@@ -30,6 +31,7 @@ impl Link {
     }
 
     /// A record of this payload was published.
+    #[inline]
     fn published(&mut self, len: usize) {
         self.dirty = true;
         // A shorter one may have slipped in while a longer one waits.
@@ -71,9 +73,7 @@ impl Link {
     pub(crate) fn send(&mut self, parts: &[&[u8]]) -> Result<(), PostError> {
         let len: usize = parts.iter().map(|p| p.len()).sum();
         if len > MAX_SEND {
-            return Err(PostError::Failed(Status::invalid(format!(
-                "shm: SEND of {len} bytes, at most {MAX_SEND} are possible"
-            ))));
+            return Err(too_long(len));
         }
         match self.tx.reserve(len, self.rx.control()) {
             Ok(mut slot) => {
@@ -301,6 +301,12 @@ pub(crate) fn ranges_overlap(a: u64, a_len: u64, b: u64, b_len: u64) -> bool {
 
 fn overlaps_reads(reads: &VecDeque<Reading>, remote: Remote, len: u64) -> bool {
     reads.iter().any(|r| ranges_overlap(r.remote.addr, r.len, remote.addr, len))
+}
+
+#[cold]
+fn too_long(len: usize) -> PostError {
+    let text = format!("shm: SEND of {len} bytes, at most {MAX_SEND} are possible");
+    PostError::Failed(Status::invalid(text))
 }
 
 fn check_length(what: &str, len: u64) -> Result<(), PostError> {

@@ -314,6 +314,12 @@ impl Consumer {
         control(&self.lines.map)
     }
 
+    /// Whether a record is published.
+    #[inline]
+    pub(crate) fn is_published(&self) -> bool {
+        self.order.peek(&self.lines).is_some()
+    }
+
     /// The next record's header, if one is published. `Err`: what is wrong with the record.
     #[inline]
     pub(crate) fn peek(&self) -> Result<Option<Header>, String> {

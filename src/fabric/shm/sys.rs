@@ -385,14 +385,6 @@ pub(crate) fn pidfd(pid: i32) -> io::Result<OwnedFd> {
     owned(libc::c_int::try_from(rc).unwrap_or(-1))
 }
 
-/// Milliseconds of the cheap monotonic clock (a few ms coarse, no system call).
-pub(crate) fn coarse_ms() -> u64 {
-    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `t` is a valid place for the result.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut t) };
-    (t.tv_sec as u64).wrapping_mul(1000).wrapping_add(t.tv_nsec as u64 / 1_000_000)
-}
-
 /// Identity of the running kernel: equal for two processes on one host.
 pub(crate) fn boot_id() -> [u8; 16] {
     // Without memory of the heap: its lack must not make this another host.
