@@ -323,7 +323,7 @@ impl Engine {
                     c.on_credit(depth);
                 }
             }
-            Message::Goodbye => self.violation(ch, Status::gone("the peer closed the connection")),
+            Message::Goodbye { code, text } => self.on_goodbye(ch, code, text),
             // A fragment inside a reassembled message.
             Message::Fragment { .. } => self.violation(ch, Status::invalid("nested fragments")),
         }
@@ -379,6 +379,10 @@ impl Engine {
             self.send_deferred(fx, ch);
         }
         if let Some(status) = self.channels.get_mut(ch).and_then(|c| c.broken.take()) {
+            // Its own word, not the connection's or the peer's.
+            if status.code != Code::Unavailable {
+                self.say_goodbye(fx, ch, &status);
+            }
             self.channel_down(fx, ch, status);
         }
         while self.owed.bytes() > OWED_BYTES_ALL && self.end_most_owing(fx) {}
@@ -439,17 +443,10 @@ impl Engine {
     }
 
     fn send_error(&mut self, fx: &mut impl Fx, ch: ChanId, index: u32, status: &Status) {
-        let mut text = status.message.as_bytes();
         // Many wait already: the code is what matters.
         let short = self.channels.get(ch).is_some_and(Channel::is_congested);
-        let most = if short { SHORT_ERROR_TEXT } else { message::MAX_ERROR_TEXT };
-        if text.len() > most {
-            let mut end = most;
-            while !status.message.is_char_boundary(end) {
-                end -= 1;
-            }
-            text = &text[..end];
-        }
+        let text =
+            cut(&status.message, if short { SHORT_ERROR_TEXT } else { message::MAX_ERROR_TEXT });
         let m = Message::Error { index, code: status.code as i32, text };
         self.send(fx, ch, &m, text);
     }
@@ -532,6 +529,15 @@ impl Engine {
             fx.run(Work::SendDone { done, result, info, of, inline, memory });
         }
     }
+}
+
+/// The beginning of a text, up to so many bytes.
+fn cut(text: &str, most: usize) -> &[u8] {
+    let mut end = text.len().min(most);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text.as_bytes()[..end]
 }
 
 /// The checksum of a tensor's content.

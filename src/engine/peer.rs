@@ -10,7 +10,7 @@ use crate::api::PeerState;
 use crate::fabric::{Caps, ProviderKind};
 use crate::limits::CHANNELS_PER_PEER;
 use crate::name::Name;
-use crate::protocol::message::Message;
+use crate::protocol::message::{MAX_ERROR_TEXT, Message};
 use crate::room::Grows;
 use crate::status::{Code, Reason, Status};
 
@@ -133,9 +133,9 @@ impl Engine {
         };
         let channels = self.channels.iter().filter(|(_, c)| idle(c));
         let Some((_, ch)) = channels.map(|(i, c)| (c.used, i)).min() else { return false };
-        self.send(fx, ch, &Message::Goodbye, &[]);
-        let text = "closed to make room for another guest: nothing was under way";
-        self.channel_down(fx, ch, Status::gone(text));
+        let status = Status::gone("closed to make room for another guest: nothing was under way");
+        self.say_goodbye(fx, ch, &status);
+        self.channel_down(fx, ch, status);
         true
     }
 
@@ -249,6 +249,27 @@ impl Engine {
         self.settle(fx, ch);
     }
 
+    /// Tells the peer that the connection ends, and why. If it cannot be sent at once, it is not.
+    pub(super) fn say_goodbye(&mut self, fx: &mut impl Fx, ch: ChanId, status: &Status) {
+        let text = super::cut(&status.message, MAX_ERROR_TEXT);
+        let m = Message::Goodbye { code: status.code as i32, text };
+        self.send(fx, ch, &m, text);
+    }
+
+    /// GOODBYE arrived.
+    pub(super) fn on_goodbye(&mut self, ch: ChanId, code: i32, text: &[u8]) {
+        let mut status = Status::gone("the peer closed the connection");
+        if code != Code::Ok as i32 && !text.is_empty() {
+            let text = String::from_utf8_lossy(&text[..text.len().min(MAX_ERROR_TEXT)]);
+            let text = crate::shown::text(&text);
+            // Without memory for it, the bare fact has to do.
+            if status.message.try_reserve(2 + text.len()).is_ok() {
+                status.message.extend([": ", &text]);
+            }
+        }
+        self.violation(ch, status);
+    }
+
     /// Ends a channel: what was under way on it fails with this status, once each.
     pub fn channel_down(&mut self, fx: &mut impl Fx, ch: ChanId, status: Status) {
         let Some(mut channel) = self.channels.remove(ch) else { return };
@@ -304,9 +325,7 @@ impl Engine {
             self.fail(fx, request, status.clone());
         }
         for ch in channels {
-            if let Some(c) = self.channels.get_mut(ch) {
-                c.send(fx, &Message::Goodbye, &[]);
-            }
+            self.say_goodbye(fx, ch, &status);
             self.channel_down(fx, ch, status.clone());
         }
     }

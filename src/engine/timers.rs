@@ -117,6 +117,7 @@ impl Engine {
                         silent as f64 / 1e9
                     );
                     let status = Status::new(Code::Unavailable, text);
+                    self.say_goodbye(fx, ch, &status);
                     self.channel_down(fx, ch, status.because(Reason::PeerStalled));
                 }
                 Some(_) => {}
@@ -142,7 +143,7 @@ impl Engine {
         }
         let mut at = 0;
         while let Some(ch) = self.channels.next(&mut at, |_| true) {
-            self.send(fx, ch, &Message::Goodbye, &[]);
+            self.say_goodbye(fx, ch, &status);
             self.channel_down(fx, ch, status.clone());
         }
         at = 0;

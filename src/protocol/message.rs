@@ -23,7 +23,7 @@ pub const HEADER_LEN: usize = 4;
 pub const MAX_REGIONS: usize = 4096;
 /// Longest message after reassembly: the longest key and the keys of most regions, with the fields.
 pub const MAX_MESSAGE: usize = MAX_KEY_LEN + 8192 + MAX_REGIONS * 12;
-/// Longest text of an ERROR_STATUS; longer ones are cut.
+/// Longest text of an ERROR_STATUS or GOODBYE; longer ones are cut.
 pub const MAX_ERROR_TEXT: usize = 4096;
 
 const TENSOR_REQUEST: u8 = 1;
@@ -118,8 +118,8 @@ pub enum Message<'a> {
     Credit { depth: u32 },
     /// A piece of a message longer than the provider's largest SEND.
     Fragment { last: bool, bytes: &'a [u8] },
-    /// Orderly end of the connection.
-    Goodbye,
+    /// The end of the connection is meant, and why: a code, 0 where there is nothing to say, and text.
+    Goodbye { code: i32, text: &'a [u8] },
 }
 
 fn put_header(out: &mut Vec<u8>, kind: u8, flags: u8) {
@@ -325,7 +325,10 @@ pub fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
             out.extend_from_slice(&depth.to_le_bytes());
         }
         Message::Fragment { last, .. } => put_header(out, FRAGMENT, if *last { F_LAST } else { 0 }),
-        Message::Goodbye => put_header(out, GOODBYE, 0),
+        Message::Goodbye { code, .. } => {
+            put_header(out, GOODBYE, 0);
+            out.extend_from_slice(&code.to_le_bytes());
+        }
     }
 }
 
@@ -392,7 +395,7 @@ pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
         PONG => Message::Pong,
         CREDIT => Message::Credit { depth: r.u32()? },
         FRAGMENT => Message::Fragment { last: flags & F_LAST != 0, bytes: r.rest() },
-        GOODBYE => Message::Goodbye,
+        GOODBYE => Message::Goodbye { code: r.i32()?, text: r.rest() },
         other => return Err(Status::invalid(format!("message type {other} is not known"))),
     };
     Ok((message, credits))
@@ -402,7 +405,7 @@ pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
 fn tail<'a>(message: &Message<'a>) -> &'a [u8] {
     match message {
         Message::Request(r) => r.key,
-        Message::Error { text, .. } => text,
+        Message::Error { text, .. } | Message::Goodbye { text, .. } => text,
         Message::Content { content, .. } => content,
         Message::Fragment { bytes, .. } => bytes,
         _ => &[],

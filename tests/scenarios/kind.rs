@@ -65,7 +65,7 @@ pub fn kind(bytes: &[u8]) -> Kind {
         Ok((Message::Pong, _)) => Kind::Pong,
         Ok((Message::Credit { .. }, _)) => Kind::Credit,
         Ok((Message::Fragment { .. }, _)) => Kind::Fragment,
-        Ok((Message::Goodbye, _)) => Kind::Goodbye,
+        Ok((Message::Goodbye { .. }, _)) => Kind::Goodbye,
         Err(_) => Kind::Garbage,
     }
 }

@@ -79,3 +79,15 @@ fn content_of_another_length_than_was_told_ends_the_connection() {
         s.finish();
     }
 }
+
+#[test]
+fn the_other_end_hears_why_a_connection_ended() {
+    let mut s = shm().connected();
+    let theirs = s.recv(S, Tell { step: 9, ..K }, Into::Library);
+    s.run();
+    let (s, recv) = bare(s, EAGER);
+    assert_eq!(s.recv_end(recv).map(|e| e.0), Some(Code::InvalidArgument));
+    assert_eq!(s.recv_end(theirs).map(|e| e.0), Some(Code::Unavailable));
+    let text = s.recv_text(theirs);
+    assert!(text.contains("closed the connection: TENSOR_CONTENT without metadata"), "{text}");
+}

@@ -63,7 +63,8 @@ fn round_trips() {
         Message::Pong,
         Message::Credit { depth: 12 },
         Message::Fragment { last: true, bytes: b"part" },
-        Message::Goodbye,
+        Message::Goodbye { code: 3, text: b"why" },
+        Message::Goodbye { code: 0, text: b"" },
     ];
     let mut out = Vec::new();
     for m in &all {
