@@ -8,7 +8,6 @@
 //! Layers: [`front`] (names and matching), [`transfer`] (moves content between the two ends of a channel, a file for each
 //! protocol), [`channel`] (credits, order, fragments); beside them `peer` (connections) and `timers`.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use foldhash::HashMap;
@@ -17,13 +16,14 @@ use crate::api::*;
 use crate::limits::OWED_BYTES_ALL;
 use crate::name::Name;
 use crate::observe::{PeerCounters, Stats};
-use crate::protocol::message::{self, IMM_ACK, IMM_MESSAGE, Message};
+use crate::protocol::message::{self, Message};
 use crate::status::{Code, Status};
 
 pub mod channel;
 mod claim;
 mod deadlines;
 mod due;
+mod events;
 pub mod front;
 mod fx;
 mod hooks;
@@ -265,127 +265,6 @@ impl Engine {
             )));
         }
         Ok(())
-    }
-
-    /// A message arrived on a channel.
-    pub fn on_message(&mut self, fx: &mut impl Fx, ch: ChanId, bytes: &[u8]) {
-        let Some(channel) = self.channels.get_mut(ch) else { return };
-        let now = fx.now();
-        let bytes = match channel.seal.as_mut().map_or(Ok(bytes), |s| s.open(bytes)) {
-            Ok(bytes) => bytes,
-            Err(status) => {
-                self.violation(ch, status);
-                return self.settle(fx, ch);
-            }
-        };
-        match message::decode(bytes) {
-            Ok((Message::Fragment { last, bytes }, credits)) => {
-                channel.on_received(now, credits);
-                match channel.on_fragment(last, bytes) {
-                    Ok(None) => {}
-                    Ok(Some(whole)) => match message::decode(&whole) {
-                        Ok((message, _)) => self.dispatch(fx, ch, message),
-                        Err(status) => self.violation(ch, status),
-                    },
-                    Err(status) => self.violation(ch, status),
-                }
-            }
-            Ok((message, credits)) => {
-                channel.on_received(now, credits);
-                self.dispatch(fx, ch, message);
-            }
-            Err(status) => self.violation(ch, status),
-        }
-        self.settle(fx, ch);
-    }
-
-    fn dispatch(&mut self, fx: &mut impl Fx, ch: ChanId, message: Message<'_>) {
-        match message {
-            Message::Request(r) => self.on_request(fx, ch, r),
-            Message::Content { index, checksum, meta, content } => {
-                self.on_content(fx, ch, index, checksum, meta.map(Cow::into_owned), content)
-            }
-            Message::Meta(m) => self.on_meta(fx, ch, m),
-            Message::ReRequest { response, dst, len } => {
-                self.on_re_request(fx, ch, response, dst, len)
-            }
-            Message::Error { index, code, text } => self.on_error(fx, ch, index, code, text),
-            Message::ContentDone { index, checksum } => {
-                self.on_written(fx, ch, index, Some(checksum))
-            }
-            Message::GetDone { response, ok } => self.on_get_done(fx, ch, response, ok),
-            Message::Cancel { index } => self.on_cancel(fx, ch, index),
-            Message::CancelAck { index } => self.on_cancel_ack(fx, ch, index),
-            Message::Ping => self.send(fx, ch, &Message::Pong, &[]),
-            Message::Pong => {}
-            Message::Credit { depth } => {
-                if let Some(c) = self.channels.get_mut(ch) {
-                    c.on_credit(depth);
-                }
-            }
-            Message::Goodbye { code, text } => self.on_goodbye(ch, code, text),
-            // A fragment inside a reassembled message.
-            Message::Fragment { .. } => self.violation(ch, Status::invalid("nested fragments")),
-        }
-    }
-
-    /// A write with immediate arrived.
-    pub fn on_imm(&mut self, fx: &mut impl Fx, ch: ChanId, imm: u32) {
-        let Some(channel) = self.channels.get_mut(ch) else { return };
-        channel.on_received(fx.now(), 0);
-        if channel.seal.is_some() {
-            self.violation(ch, seal::loss(format!("the immediate {imm:#x}")));
-            return self.settle(fx, ch);
-        }
-        match imm {
-            IMM_ACK => channel.on_ack(),
-            IMM_MESSAGE => {}
-            index => self.on_written(fx, ch, index, None),
-        }
-        self.settle(fx, ch);
-    }
-
-    /// A write or read that was posted has ended.
-    pub fn on_done(&mut self, fx: &mut impl Fx, ch: ChanId, wr: u64, result: Result<(), Status>) {
-        let index = wr as u32;
-        if let (true, true, Some(c)) =
-            (wr & WR_IMM != 0, result.is_err(), self.channels.get_mut(ch))
-        {
-            c.on_refused();
-        }
-        match wr & WR_KIND {
-            WR_RESPONSE => self.on_write_done(fx, ch, index, result),
-            WR_REQUEST => self.on_read_done(fx, ch, index, result),
-            _ => {}
-        }
-        self.settle(fx, ch);
-    }
-
-    fn violation(&mut self, ch: ChanId, status: Status) {
-        if let Some(c) = self.channels.get_mut(ch) {
-            c.broken.get_or_insert(status);
-        }
-    }
-
-    /// Ends the channel if something found it broken; flushes it otherwise.
-    fn settle(&mut self, fx: &mut impl Fx, ch: ChanId) {
-        let Some(c) = self.channels.get_mut(ch) else { return };
-        // Nothing was found and nothing waits, as a rule.
-        if c.is_settled() {
-            return;
-        }
-        if c.broken.is_none() {
-            c.flush(fx);
-            self.send_deferred(fx, ch);
-        }
-        if let Some(status) = self.channels.get_mut(ch).and_then(|c| c.broken.take()) {
-            // Its own word, not the connection's or the peer's.
-            if status.code != Code::Unavailable {
-                self.say_goodbye(fx, ch, &status);
-            }
-            self.channel_down(fx, ch, status);
-        }
-        while self.owed.bytes() > OWED_BYTES_ALL && self.end_most_owing(fx) {}
     }
 
     /// Answers that all channels together may not hold: the channel with most of them ends.
