@@ -10,11 +10,15 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::world::World;
 use crate::engine::Work;
+use crate::room::Grows;
 
 /// Callbacks in order.
 pub type Works = VecDeque<Box<Work>>;
 
+/// Memory of so many callbacks is kept for the next.
+const BOXES: usize = 64;
 /// More threads than run callbacks of one manager at once, as a rule.
 const QUEUES: usize = 8;
 
@@ -82,6 +86,41 @@ impl Drop for Lent<'_> {
     #[inline]
     fn drop(&mut self) {
         self.0.out.store(false, Ordering::Release);
+    }
+}
+
+impl World {
+    /// A queue to run callbacks in, empty. The memory of those that have run in it is kept for the next.
+    #[inline]
+    fn queue<'a>(&mut self, queues: &'a Arc<Queues>) -> Option<Lent<'a>> {
+        let mut queue = self.lender.lend(queues)?;
+        if self.boxes.is_empty() && queue.len() <= BOXES {
+            std::mem::swap(&mut self.boxes, &mut queue);
+        }
+        while let Some(one) = queue.pop_front() {
+            if self.boxes.len() < BOXES && self.boxes.fits(1) {
+                self.boxes.push_back(one);
+            }
+        }
+        Some(queue)
+    }
+
+    /// Takes the callbacks to be run. What is left behind has the same room, for which operations were accepted;
+    /// `None` if there is no memory for that.
+    pub(super) fn take_work<'a>(&mut self, queues: &'a Arc<Queues>) -> Option<Lent<'a>> {
+        let mut queue = self.queue(queues)?;
+        let fits = queue.fits(self.work.capacity());
+        fits.then(|| {
+            std::mem::swap(&mut self.work, &mut queue);
+            queue
+        })
+    }
+
+    /// Takes those that the calling thread runs.
+    pub(super) fn take_inline<'a>(&mut self, queues: &'a Arc<Queues>) -> Option<Lent<'a>> {
+        let mut queue = self.queue(queues)?;
+        std::mem::swap(&mut self.inline, &mut queue);
+        Some(queue)
     }
 }
 

@@ -33,6 +33,7 @@ mod deliver;
 mod doubt;
 mod drive;
 mod early;
+mod endpoints;
 mod gate;
 mod inside;
 mod lent;
@@ -506,7 +507,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         doubts: 0,
         chans: Default::default(),
         near: Default::default(),
-        endpoints: world::Endpoints::new(&adapters),
+        endpoints: endpoints::Endpoints::new(&adapters),
         adapters,
         fresh: Default::default(),
         dying: Vec::new(),

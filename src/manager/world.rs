@@ -12,7 +12,8 @@ use super::clock::Clock;
 use super::copies::{Deliveries, HeldBack};
 use super::doubt::Doubt;
 use super::early::Fresh;
-use super::lent::{Lender, Lent, Queues, Works};
+use super::endpoints::Endpoints;
+use super::lent::{Lender, Works};
 use super::memory::{self, Adapters, Regions};
 use super::near::Near;
 use super::sys::{Epoll, Tag};
@@ -25,9 +26,6 @@ use crate::memory::pool::Pool;
 use crate::observe::Trace;
 use crate::room::{self, Grows};
 use crate::status::{Reason, Status};
-
-/// Memory of so many callbacks is kept for the next.
-pub(super) const BOXES: usize = 64;
 
 /// Up to here unregistered memory is copied to a proxy rather than registered for one transfer.
 const PROXY_MAX: u64 = 256 * 1024;
@@ -66,72 +64,6 @@ pub struct Route {
     pub backoff: Backoff,
     /// Why the present provider was chosen.
     pub reason: String,
-}
-
-/// Endpoints of each adapter, counted.
-pub struct Endpoints {
-    of: [usize; 4],
-    all: usize,
-    /// Adapters that are open, and those of them that have endpoints.
-    open: Kinds,
-    used: Kinds,
-}
-
-impl Endpoints {
-    /// None.
-    pub fn new(adapters: &Adapters) -> Endpoints {
-        let open = ProviderKind::ALL.into_iter().filter(|&kind| adapters[kind as usize].is_some());
-        let open = Kinds(open.fold(0, |bits, kind| bits | 1 << kind as u8));
-        Endpoints { of: [0; 4], all: 0, open, used: Kinds(0) }
-    }
-
-    /// One more.
-    pub fn add(&mut self, kind: ProviderKind) {
-        self.of[kind as usize] += 1;
-        self.all += 1;
-        self.used.0 |= 1 << kind as u8;
-    }
-
-    /// One less.
-    fn remove(&mut self, kind: ProviderKind) {
-        let of = &mut self.of[kind as usize];
-        if *of > 0 {
-            *of -= 1;
-            self.all -= 1;
-        }
-        if *of == 0 {
-            self.used.0 &= !(1 << kind as u8);
-        }
-    }
-
-    /// Of all adapters.
-    #[inline]
-    pub fn len(&self) -> usize {
-        self.all
-    }
-
-    /// Adapters that have endpoints, or `all` that are open.
-    #[inline]
-    pub fn kinds(&self, all: bool) -> Kinds {
-        if all { self.open } else { self.used }
-    }
-}
-
-/// A set of providers, by bit.
-#[derive(Clone, Copy)]
-pub struct Kinds(u8);
-
-impl Iterator for Kinds {
-    type Item = ProviderKind;
-    #[inline]
-    fn next(&mut self) -> Option<ProviderKind> {
-        if self.0 == 0 {
-            return None;
-        }
-        let kind = ProviderKind::ALL[self.0.trailing_zeros() as usize % ProviderKind::ALL.len()];
-        self.0 &= self.0 - 1;
-        Some(kind)
-    }
 }
 
 /// See the module's text.
@@ -232,39 +164,6 @@ impl World {
         };
         self.full |= matches!(result, Err(PostError::QueueFull));
         result
-    }
-
-    /// A queue to run callbacks in, empty. The memory of those that have run in it is kept for the next.
-    #[inline]
-    fn queue<'a>(&mut self, queues: &'a Arc<Queues>) -> Option<Lent<'a>> {
-        let mut queue = self.lender.lend(queues)?;
-        if self.boxes.is_empty() && queue.len() <= BOXES {
-            std::mem::swap(&mut self.boxes, &mut queue);
-        }
-        while let Some(one) = queue.pop_front() {
-            if self.boxes.len() < BOXES && self.boxes.fits(1) {
-                self.boxes.push_back(one);
-            }
-        }
-        Some(queue)
-    }
-
-    /// Takes the callbacks to be run. What is left behind has the same room, for which operations were accepted;
-    /// `None` if there is no memory for that.
-    pub(super) fn take_work<'a>(&mut self, queues: &'a Arc<Queues>) -> Option<Lent<'a>> {
-        let mut queue = self.queue(queues)?;
-        let fits = queue.fits(self.work.capacity());
-        fits.then(|| {
-            std::mem::swap(&mut self.work, &mut queue);
-            queue
-        })
-    }
-
-    /// Takes those that the calling thread runs.
-    pub(super) fn take_inline<'a>(&mut self, queues: &'a Arc<Queues>) -> Option<Lent<'a>> {
-        let mut queue = self.queue(queues)?;
-        std::mem::swap(&mut self.inline, &mut queue);
-        Some(queue)
     }
 
     fn boxed(&mut self, work: Work) -> Box<Work> {

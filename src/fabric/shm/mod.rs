@@ -36,7 +36,7 @@ mod tests;
 mod tuning;
 mod wire;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -56,6 +56,7 @@ use exports::{Exports, Region};
 use foreign::Closer;
 use handshake::{Greeter, State};
 use link::{Link, MAX_RDMA, MAX_SEND, gone};
+use moving::{Kind, Moves};
 use pools::{LocalPools, MapBudget};
 pub(super) use process::Process;
 use ring::MAX_WRITES;
@@ -97,46 +98,6 @@ impl Policy {
             }
         };
         Ok(Policy { pool, process, share, inline_max })
-    }
-}
-
-/// The copies of an adapter, see [`crate::fabric::moves`]. One of each kind is under way on an
-/// endpoint at most; what it is of is checked when it is taken, not when it was found.
-#[derive(Debug, Default)]
-struct Moves {
-    /// They are left to the caller.
-    left: bool,
-    /// Found, and not taken yet.
-    wanted: VecDeque<(EpId, Kind)>,
-    /// This kind is being taken.
-    taking: Option<Kind>,
-    /// It is this.
-    taken: Option<Move>,
-}
-
-/// The three kinds of copies that an endpoint makes, each in its own order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Content of the peer's WRITEs, and out of its stream.
-    In = 0,
-    /// Content of our READs.
-    Read = 1,
-    /// Into our stream.
-    Out = 2,
-}
-
-impl Kind {
-    const ALL: [Kind; 3] = [Kind::In, Kind::Read, Kind::Out];
-}
-
-impl Moves {
-    /// A copy can be made. True: it is to be built now; otherwise it is remembered.
-    fn begin(&mut self, ep: EpId, kind: Kind) -> bool {
-        let now = self.taking == Some(kind) && self.taken.is_none();
-        if !now && !self.wanted.contains(&(ep, kind)) {
-            self.wanted.push_back((ep, kind));
-        }
-        now
     }
 }
 

@@ -3,16 +3,57 @@
 //! Everything is checked when a copy is built, under the driver's lock, and again when it has ended,
 //! since a region may have been closed meanwhile: then it counts as not made.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::Ordering;
 
+use super::Core;
 use super::link::{How, Link};
 use super::ring::Header;
 use super::wire::{self, Write, outcome};
-use super::{Core, Kind};
 use crate::fabric::moves::{Move, Moved};
-use crate::fabric::{Access, Event};
+use crate::fabric::{Access, EpId, Event};
 use crate::status::Status;
+
+/// The copies of an adapter, see [`crate::fabric::moves`]. One of each kind is under way on an
+/// endpoint at most; what it is of is checked when it is taken, not when it was found.
+#[derive(Debug, Default)]
+pub(super) struct Moves {
+    /// They are left to the caller.
+    pub(super) left: bool,
+    /// Found, and not taken yet.
+    pub(super) wanted: VecDeque<(EpId, Kind)>,
+    /// This kind is being taken.
+    pub(super) taking: Option<Kind>,
+    /// It is this.
+    pub(super) taken: Option<Move>,
+}
+
+/// The three kinds of copies that an endpoint makes, each in its own order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Content of the peer's WRITEs, and out of its stream.
+    In = 0,
+    /// Content of our READs.
+    Read = 1,
+    /// Into our stream.
+    Out = 2,
+}
+
+impl Kind {
+    pub(super) const ALL: [Kind; 3] = [Kind::In, Kind::Read, Kind::Out];
+}
+
+impl Moves {
+    /// A copy can be made. True: it is to be built now; otherwise it is remembered.
+    pub(super) fn begin(&mut self, ep: EpId, kind: Kind) -> bool {
+        let now = self.taking == Some(kind) && self.taken.is_none();
+        if !now && !self.wanted.contains(&(ep, kind)) {
+            self.wanted.push_back((ep, kind));
+        }
+        now
+    }
+}
 
 /// What a copy that is being made is of.
 #[derive(Clone, Copy, Debug)]

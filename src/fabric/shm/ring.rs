@@ -237,7 +237,7 @@ impl Producer {
     pub(crate) fn reserve(&mut self, len: usize, peer: &Control) -> Result<Slot<'_>, NoRoom> {
         debug_assert!(len <= MAX_PAYLOAD);
         self.room(len, peer)?;
-        Ok(Slot { len, filled: 0, ring: self })
+        Ok(Slot { at: self.lines.at(self.order.head), len, filled: 0, ring: self })
     }
 }
 
@@ -245,6 +245,8 @@ impl Producer {
 #[derive(Debug)]
 pub(crate) struct Slot<'a> {
     ring: &'a mut Producer,
+    /// First byte of the record.
+    at: *mut u8,
     len: usize,
     filled: usize,
 }
@@ -263,15 +265,9 @@ impl Slot<'_> {
     pub(crate) unsafe fn put_raw(&mut self, src: *const u8, len: usize) {
         assert!(len <= self.len - self.filled, "record longer than its reservation");
         let at = HEADER + self.filled;
-        // SAFETY: the record begins inside the ring and, thanks to the mirror, has at least one
-        // whole ring behind it; its length is bounded by the reservation, which is below that.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                src,
-                self.ring.lines.at(self.ring.order.head).add(at),
-                len,
-            )
-        };
+        // SAFETY: the record begins inside the ring, which is mapped as long as the slot borrows it, and, thanks to the
+        // mirror, has at least one whole ring behind it; its length is bounded by the reservation, which is below that.
+        unsafe { std::ptr::copy_nonoverlapping(src, self.at.add(at), len) };
         self.filled += len;
     }
 
