@@ -76,10 +76,12 @@ Context::Context(std::string name, const tensorflow::WorkerEnv* env, VerbsWorker
       peers_(new Peers(patience_)) {}
 
 Status Context::Create(const std::string& name, const std::string& host, const tensorflow::WorkerEnv* env,
-                       VerbsWorker* worker, std::shared_ptr<Context>* out) {
+                       VerbsWorker* worker, std::shared_ptr<Watch> watch, std::shared_ptr<Context>* out) {
   std::shared_ptr<Context> context(new Context(name, env, worker));
   const Status status = context->Start(host);
   if (!status.ok()) return status;
+  context->watch_ = std::move(watch);
+  if (context->watch_ != nullptr) context->watch_->Start(context);
   Register(context);
   *out = std::move(context);
   return Status();
@@ -121,6 +123,7 @@ Context::~Context() { Shutdown(); }
 
 void Context::Shutdown() {
   if (closed_.exchange(true) || mgr_ == nullptr) return;
+  if (watch_ != nullptr) watch_->Stop();
   peers_->Stop();
   Memory::Get().Detach(mgr_);
   // Calls that entered before see a live manager; later ones see none.
@@ -164,6 +167,21 @@ Status Context::ImportAddress(const std::string& blob, std::string* name) const 
   if (code != RDMA_OK) return LastError(code, "grpc+verbs: a peer's address");
   name->assign(text, length);
   return Status();
+}
+
+bool Context::Connected(const std::string& worker) const {
+  const std::string name = peers_->NameOf(worker);
+  const Use use(*this);
+  if (!use || name.empty()) return false;
+  rdma_peer_info_t info;
+  info.struct_size = sizeof info;
+  return rdma_mgr_peer_info(use.mgr(), name.c_str(), &info) == RDMA_OK && info.state == RDMA_PEER_CONNECTED;
+}
+
+void Context::Connect(const PeerRef& peer) const {
+  const Use use(*this);
+  // What cannot begin now is begun again when the worker is next looked at.
+  if (use) (void)rdma_mgr_connect(use.mgr(), peer.name.c_str(), 0);
 }
 
 std::string Context::StatsJson() const {

@@ -10,6 +10,7 @@
 #include "rdma_transport.h"
 #include "status.h"
 #include "tf_compat.h"
+#include "watch.h"
 
 namespace rdma_tf {
 
@@ -19,9 +20,9 @@ class Context : public std::enable_shared_from_this<Context> {
  public:
   // `name` is this worker's name, unique in the cluster. `host` is the host that the cluster spec gives to this
   // task: it decides whether the manager may be reached from other machines.
-  static Status Create(const std::string& name, const std::string& host,
-                       const tensorflow::WorkerEnv* env, VerbsWorker* worker,
-                       std::shared_ptr<Context>* out);
+  // `watch` is empty where nobody's silence counts.
+  static Status Create(const std::string& name, const std::string& host, const tensorflow::WorkerEnv* env,
+                       VerbsWorker* worker, std::shared_ptr<Watch> watch, std::shared_ptr<Context>* out);
   ~Context();
 
   // Ends every operation, then the manager. No callback of this context runs after it. Idempotent; not to be
@@ -47,6 +48,10 @@ class Context : public std::enable_shared_from_this<Context> {
   Status ExportAddress(std::string* blob) const;
   // Adds or updates a peer; tells its name.
   Status ImportAddress(const std::string& blob, std::string* name) const;
+  // Whether the library is connected to that worker of TensorFlow.
+  bool Connected(const std::string& worker) const;
+  // Begins to connect, without a tensor to receive.
+  void Connect(const PeerRef& peer) const;
   // The manager's statistics as JSON, "null" after Shutdown.
   std::string StatsJson() const;
 
@@ -67,6 +72,7 @@ class Context : public std::enable_shared_from_this<Context> {
   const tensorflow::WorkerEnv* const env_;
   VerbsWorker* const worker_;
   std::unique_ptr<Peers> peers_;
+  std::shared_ptr<Watch> watch_;
   rdma_mgr_t* mgr_ = nullptr;
   std::atomic<bool> closed_{false};
   mutable std::atomic<int64_t> users_{0};

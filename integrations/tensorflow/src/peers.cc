@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <iterator>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -20,6 +21,8 @@ constexpr int64_t kFirstBackoffMillis = 20;
 constexpr int64_t kMaxBackoffMillis = 1'000;
 // More incarnations than a process can have devices: forget the old ones.
 constexpr size_t kMaxIncarnations = 1024;
+// When somebody began to wait whose deadline is never over.
+constexpr int64_t kNoDeadline = std::numeric_limits<int64_t>::max() / 2;
 
 int64_t NowMillis() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -101,12 +104,40 @@ uint64_t Peers::Resolve(std::shared_ptr<Context> context, const std::string& wor
     ready(stopped ? Stopped() : Status(), ref);
     return 0;
   }
+  Begin(std::move(context), worker, std::move(cache));
+  return waiter;
+}
+
+void Peers::Ask(std::shared_ptr<Context> context, const std::string& worker, Cache cache, Ready ready) {
+  bool stopped = false;
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    stopped = stopped_;
+    if (!stopped) {
+      Peer& peer = peers_[worker];
+      peer.waiting.push_back(Waiter{next_waiter_++, 0, kNoDeadline, std::move(ready)});
+      if (std::exchange(peer.fetching, true)) return;
+    }
+  }
+  if (stopped) {
+    ready(Stopped(), PeerRef());
+  } else {
+    Begin(std::move(context), worker, std::move(cache));
+  }
+}
+
+std::string Peers::NameOf(const std::string& worker) {
+  const std::lock_guard<std::mutex> lock(mu_);
+  const auto found = peers_.find(worker);
+  return found == peers_.end() ? std::string() : found->second.ref.name;
+}
+
+void Peers::Begin(std::shared_ptr<Context> context, const std::string& worker, Cache cache) {
   auto fetch = std::make_shared<Fetch>();
   fetch->context = std::move(context);
   fetch->worker = worker;
   fetch->cache = std::move(cache);
   StartFetch(std::move(fetch));
-  return waiter;
 }
 
 void Peers::Forget(const std::string& worker, uint64_t waiter) {
@@ -279,7 +310,11 @@ void Peers::Finish(const std::string& worker, const Status& status, const std::s
       }
       // Each waiter's key names a device of the process that it expects. If that process is gone, the one that
       // answered refuses the key, so believing it here is safe.
-      for (const Waiter& waiter : waiting) peer.incarnations.insert(waiter.incarnation);
+      for (const Waiter& waiter : waiting) {
+        if (waiter.incarnation != 0) peer.incarnations.insert(waiter.incarnation);
+      }
+    } else {
+      peer.known = false;  // whoever needs it next asks, and waits for no connection to a server that says nothing
     }
     ref = peer.ref;
   }

@@ -52,6 +52,13 @@ class Peers {
   uint64_t Resolve(std::shared_ptr<Context> context, const std::string& worker, uint64_t incarnation, Cache cache,
                    Ready ready);
 
+  // Asks `worker` for its address, whether it is known or not, as Resolve does. Only the worker's silence, and no
+  // deadline, ends the question.
+  void Ask(std::shared_ptr<Context> context, const std::string& worker, Cache cache, Ready ready);
+
+  // The name under which the library knows `worker`, "" if its address is not known.
+  std::string NameOf(const std::string& worker);
+
   // Nobody waits for that result of Resolve any more.
   void Forget(const std::string& worker, uint64_t waiter);
 
@@ -64,8 +71,8 @@ class Peers {
  private:
   struct Waiter {
     uint64_t id = 0;
-    uint64_t incarnation = 0;
-    int64_t since = 0;  // milliseconds of a clock that never jumps
+    uint64_t incarnation = 0;  // 0: of whatever process answers
+    int64_t since = 0;         // milliseconds of a clock that never jumps
     Ready ready;
   };
   struct Peer {
@@ -78,6 +85,7 @@ class Peers {
   };
   struct Fetch;
 
+  static void Begin(std::shared_ptr<Context> context, const std::string& worker, Cache cache);
   static void StartFetch(std::shared_ptr<Fetch> fetch);
   static void FetchDone(std::shared_ptr<Fetch> fetch, const Status& status);
   // Time-out of the next attempt in milliseconds, 0: none.

@@ -8,6 +8,7 @@
 #include "context.h"
 #include "rendezvous.h"
 #include "tf_compat.h"
+#include "watch.h"
 #include "worker.h"
 
 namespace rdma_tf {
@@ -26,7 +27,10 @@ std::string ManagerName(const tensorflow::ServerDef& def, const std::string& hos
 
 class VerbsServer : public tensorflow::GrpcServer {
  public:
-  VerbsServer(const tensorflow::ServerDef& def, tensorflow::Env* env) : tensorflow::GrpcServer(def, env) {}
+  VerbsServer(const tensorflow::ServerDef& def, tensorflow::Env* env) : tensorflow::GrpcServer(def, env) {
+    const int64_t silence_ms = Patience::FromEnv().silence_ms;
+    if (silence_ms > 0) watch_ = std::make_shared<Watch>(silence_ms);
+  }
 
   ~VerbsServer() override {
     if (worker_ != nullptr) worker_->SetContext(nullptr);
@@ -48,14 +52,27 @@ class VerbsServer : public tensorflow::GrpcServer {
     if (!status.ok()) return status;
     // No request is served before Start, so nothing sees the server without its manager.
     status = Context::Create(ManagerName(server_def(), host_name(), bound_port()), host_name(), worker_env(), worker_,
-                             &context_);
+                             watch_, &context_);
     if (!status.ok()) return status;
     worker_->SetContext(context_);
     rendezvous_mgr_->SetContext(context_);
     return Status();
   }
 
+ protected:
+  Status WorkerCacheFactory(const tensorflow::WorkerCacheFactoryOptions& options,
+                            tensorflow::WorkerCacheInterface** cache) override {
+    tensorflow::WorkerCacheInterface* plain = nullptr;
+    const Status status = tensorflow::GrpcServer::WorkerCacheFactory(options, &plain);
+    if (!status.ok()) return status;
+    *cache = watch_ == nullptr
+                 ? plain
+                 : watch_->Wrap(std::unique_ptr<tensorflow::WorkerCacheInterface>(plain), worker_impl());
+    return status;
+  }
+
  private:
+  std::shared_ptr<Watch> watch_;  // empty where nobody's silence counts
   VerbsRendezvousMgr* rendezvous_mgr_ = nullptr;
   VerbsWorker* worker_ = nullptr;
   std::shared_ptr<Context> context_;

@@ -39,6 +39,20 @@ def test_r22_silent_parameter_server_is_blamed_under_the_stricter_rule(processes
     assert "stalled: no more" in processes.wait("worker", TIMEOUT)
 
 
+def test_r22_unanswered_step_is_blamed_under_the_stricter_rule(processes, provider):
+    """All its tensors have come, so no receive waits: what it lacks is the server's word, by gRPC, that its part is
+    over. So it is with a step that has no tensors to receive. One that only takes long fails by nobody's rule."""
+    ps, worker = free_addresses(2)
+    process = processes.start("ps", "server.py", "ps", 0, "grpc+verbs", ps, worker, provider=provider)
+    processes.start("worker", "unanswered.py", ps, worker, provider=provider, RDMA_PEER_TIMEOUT_MS="4000")
+    processes.wait_for("worker", "unanswered: going", TIMEOUT)
+    processes.wait_for("worker", "unanswered: arrived", TIMEOUT)
+    process.send_signal(signal.SIGSTOP)
+    processes.wait_for("worker", "unanswered: still", TIMEOUT)
+    process.send_signal(signal.SIGCONT)
+    assert "unanswered: no more" in processes.wait("worker", TIMEOUT)
+
+
 def one_step(processes, protocols, ps_env=None, worker_env=None):
     ps, worker = free_addresses(2)
     processes.start("ps", "server.py", "ps", 0, protocols[0], ps, worker, **(ps_env or {}))

@@ -1,5 +1,5 @@
-"""A parameter server that falls silent without dying: stalled.py <ps address> <worker address>, with
-RDMA_PEER_TIMEOUT_MS set."""
+"""A parameter server that falls silent without dying, wherever in a step: stalled.py <ps address> <worker address>,
+with RDMA_PEER_TIMEOUT_MS set."""
 
 import os
 import sys
@@ -23,22 +23,24 @@ session.run(result)
 print("stalled: going", flush=True)
 
 
-def fails(words):
+def fails(*words):
     try:
         for _ in range(10_000_000):
             session.run(result)
     except monitored_session._PREEMPTION_ERRORS as error:
         print(error.message, flush=True)
         assert isinstance(error, tf.errors.UnavailableError)
-        assert words in error.message
+        assert any(text in error.message for text in words)
         assert cluster_coordinator._is_ps_failure(error)
         assert not cluster_coordinator._is_worker_failure(error)
 
 
-fails("grpc+verbs: receive from /job:ps")
+ASKED = "RDMA_PEER_TIMEOUT_MS=" + os.environ["RDMA_PEER_TIMEOUT_MS"]
+# A tensor was missing; or all had come, and the word that the server's part of the step is over was missing.
+fails("grpc+verbs: receive from /job:ps", ASKED)
 print("stalled: the parameter server", flush=True)
 for _ in range(2):  # it is asked for its address, and does not answer that either
-    fails("RDMA_PEER_TIMEOUT_MS=" + os.environ["RDMA_PEER_TIMEOUT_MS"])
+    fails(ASKED)
 print("stalled: still", flush=True)
 for _ in range(60):
     try:
