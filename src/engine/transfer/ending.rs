@@ -1,7 +1,7 @@
 //! The one end of each transfer, for all protocols: what it held goes back, it is counted, its callback is queued.
 
 use super::inbound::{Request, request_in_step};
-use super::outbound::{Response, Source, code_of, response_in_step};
+use super::outbound::{code_of, response_in_step};
 use crate::api::*;
 #[cfg(feature = "planted")]
 use crate::engine::Planted;
@@ -75,6 +75,7 @@ impl Engine {
     }
 
     /// What the callback of a request is told, and what is still held then.
+    #[inline(always)]
     fn ended(
         &mut self,
         fx: &mut impl Fx,
@@ -142,9 +143,9 @@ impl Engine {
         self.requests.take(index, |r| r.done.take())
     }
 
-    /// A response leaves the table, and what refers to it there; its source, if it has one.
-    pub(in crate::engine) fn forget(&mut self, index: u32) -> Option<Source> {
-        let r: &mut Response = self.responses.get_mut(index)?;
+    /// A response leaves the table, and what refers to it there.
+    pub(in crate::engine) fn forget(&mut self, index: u32) {
+        let Some(r) = self.responses.get_mut(index) else { return };
         let (step, in_step, cost, peer) = (r.named.step, r.named.in_step, r.cost, r.peer);
         let (ch, request) = (r.asked.to.ch, r.asked.to.request);
         let key = std::mem::take(&mut r.named.key);
@@ -161,7 +162,7 @@ impl Engine {
             p.waiting = p.waiting.saturating_sub(1);
             p.waiting_bytes = p.waiting_bytes.saturating_sub(cost);
         }
-        self.responses.take(index, |r| r.source.take()).flatten()
+        self.responses.take(index, |_| ());
     }
 
     /// Ends a response whose tensor cannot go out: both ends hear why.
@@ -200,10 +201,12 @@ impl Engine {
         result: Result<(), Status>,
         inline: bool,
     ) {
-        let Some(r) = self.responses.get(index) else { return };
-        let (ch, peer) = (r.asked.to.ch, r.peer);
-        let of = self.traced(fx, &r.named.key, r.named.step);
-        let Some(mut source) = self.forget(index) else { return };
+        let Some(r) = self.responses.get_mut(index) else { return };
+        let (ch, peer, source) = (r.asked.to.ch, r.peer, r.source.take());
+        let of = self.responses.get(index).map(|r| &r.named);
+        let of = of.and_then(|named| self.traced(fx, &named.key, named.step));
+        self.forget(index);
+        let Some(mut source) = source else { return };
         if let Some(window) = source.window.take() {
             fx.close(ch, window);
         }

@@ -14,7 +14,7 @@ mod steps;
 pub mod table;
 
 use keys::Key;
-pub use table::{Drained, Members, RecvOutcome, SendOutcome, Sent, Table, Waiter};
+pub use table::{Drained, Meeting, Members, RecvOutcome, Sent, Table, Waiter};
 
 use crate::engine::list::Links;
 

@@ -154,8 +154,6 @@ impl Engine {
 
     /// TENSOR_REQUEST: asks for the tensor, with an exposed destination where one may be of use.
     pub(in crate::engine) fn send_request(&mut self, fx: &mut impl Fx, index: u32, ch: ChanId) {
-        let eager_max = self.eager_max(ch);
-        let Some(r) = self.requests.get_mut(index) else { return };
         let Some(c) = self.channels.get(ch) else {
             return self.fail_by_defect(
                 fx,
@@ -163,8 +161,11 @@ impl Engine {
                 "a receive was given to a connection that ended",
             );
         };
+        let (eager_max, sealed) = (self.room_of(c, 0).eager, c.seal.is_some());
+        let full = c.too_many_asks();
+        let Some(r) = self.requests.get_mut(index) else { return };
         r.ch = Some(ch);
-        if let Some(status) = c.too_many_asks() {
+        if let Some(status) = full {
             return self.fail(fx, index, status);
         }
         c.counters.requests_sent.add(1);
@@ -182,7 +183,6 @@ impl Engine {
             // without a destination, its sender tells.
             crate::log::debug(format_args!("a destination of {len} bytes is not opened: {why}"));
         }
-        let sealed = self.sealed(ch);
         let Some(r) = self.requests.get_mut(index) else { return };
         let dst = r.landing.as_ref().and_then(|l| {
             let rkeys = l.window.as_ref()?.keys.map(|mr| mr.rkey);

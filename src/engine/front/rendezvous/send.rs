@@ -1,6 +1,6 @@
 //! The sending side: a tensor meets who waits for it, or goes to the table; a response meets its tensor.
 
-use super::{SendOutcome, Sent, Waiter};
+use super::{Meeting, Sent, Waiter};
 use crate::api::*;
 use crate::engine::channel::ChanId;
 use crate::engine::transfer::ending::source_memory;
@@ -26,43 +26,40 @@ impl Engine {
         self.device(tensor.device)?;
         self.admit(fx)?;
         let deadline = timeout.map_or(u64::MAX, |t| fx.now().saturating_add(t));
-        self.next_deadline = self.next_deadline.min(deadline);
+        let waiter = match self.table.meet(key, step) {
+            Meeting::Waiter(waiter) => Ok(waiter),
+            Meeting::Nobody(free) => Err(free),
+            Meeting::Refused(status) => return Err(status),
+            Meeting::Duplicate => {
+                return Err(Status::new(
+                    Code::Aborted,
+                    format!(
+                        "duplicate send: '{}' of step {step} waits already",
+                        crate::shown::key(key)
+                    ),
+                ));
+            }
+            Meeting::Full => {
+                return Err(Status::new(
+                    Code::ResourceExhausted,
+                    format!(
+                        "{} tensors wait to be taken; clean their steps up",
+                        crate::limits::TENSORS
+                    ),
+                ));
+            }
+        };
         let done = done.map(|done| self.due(done));
-        let (outcome, refused) = self.table.send_copied(
-            key,
-            step,
-            Sent { tensor, content: Content::new(), done, deadline },
-            content,
-        );
-        if let Some(Sent { done: Some(done), .. }) = refused {
-            done.refuse();
-        }
-        match outcome {
-            SendOutcome::Stored => Ok(()),
-            SendOutcome::Matched(Waiter::Local(index), sent) => {
-                self.deliver_local(fx, index, sent);
-                Ok(())
+        let sent = Sent { tensor, content: Content::new(), done, deadline };
+        match waiter {
+            Ok(Waiter::Remote(index)) => self.answer(fx, index, sent, content),
+            Ok(Waiter::Local(index)) => self.deliver_local(fx, index, sent),
+            Err(free) => {
+                self.next_deadline = self.next_deadline.min(deadline);
+                self.table.store(free, step, sent, content);
             }
-            SendOutcome::Matched(Waiter::Remote(index), sent) => {
-                self.answer(fx, index, sent, content);
-                Ok(())
-            }
-            SendOutcome::Duplicate => Err(Status::new(
-                Code::Aborted,
-                format!(
-                    "duplicate send: '{}' of step {step} waits already",
-                    crate::shown::key(key)
-                ),
-            )),
-            SendOutcome::Refused(status) => Err(status),
-            SendOutcome::Full => Err(Status::new(
-                Code::ResourceExhausted,
-                format!(
-                    "{} tensors wait to be taken; clean their steps up",
-                    crate::limits::TENSORS
-                ),
-            )),
         }
+        Ok(())
     }
 
     /// A response has its tensor; `content`: a copy of what is in it, or nothing.
@@ -73,8 +70,10 @@ impl Engine {
         sent: Sent,
         content: &[u8],
     ) {
-        let Some((index, sent)) = self.first_with_room(fx, index, sent) else { return };
-        let Some(r) = self.responses.get_mut(index) else { return };
+        let Some(r) = self.responses.get(index) else { return };
+        if r.asked.too_short(sent.tensor.meta.nbytes) {
+            return self.answer_next(fx, index, sent);
+        }
         let to = r.asked.to;
         let same = r.asked.cached.as_ref() == Some(&sent.tensor.meta);
         if self.eager_at_once(fx, to, &sent, same, content) {
@@ -103,8 +102,10 @@ impl Engine {
         let same = asked.cached.as_ref() == Some(&sent.tensor.meta);
         if asked.too_short(nbytes) {
             let status = self.send_too_long(fx, &asked, key, nbytes);
-            if let Some((index, sent)) = self.offer_again(fx, key, step, sent, status) {
-                self.answer(fx, index, sent, &[]);
+            match self.offer_again(fx, key, step, sent, status) {
+                Some((Waiter::Remote(index), sent)) => self.answer(fx, index, sent, &[]),
+                Some((Waiter::Local(index), sent)) => self.deliver_local(fx, index, sent),
+                None => {}
             }
         } else if self.eager_at_once(fx, to, &sent, same, &[]) {
             let of = self.traced(fx, key, step);
@@ -136,15 +137,16 @@ impl Engine {
     }
 
     /// A destination that is too short: its receiver fails, and the tensor goes to the next who waits for it, or back to
-    /// the table. What is left is a response for which there is room, and the tensor.
-    fn first_with_room(&mut self, fx: &mut impl Fx, index: u32, sent: Sent) -> Option<(u32, Sent)> {
+    /// the table.
+    #[cold]
+    fn answer_next(&mut self, fx: &mut impl Fx, index: u32, sent: Sent) {
         let (mut index, mut sent) = (index, sent);
         // A loop, not a recursion: a peer may have made very many requests of this kind.
         loop {
-            let r = self.responses.get_mut(index)?;
+            let Some(r) = self.responses.get_mut(index) else { return };
             let nbytes = sent.tensor.meta.nbytes;
             if !r.asked.too_short(nbytes) {
-                return Some((index, sent));
+                return self.answer(fx, index, sent, &[]);
             }
             let (key, step) = (std::mem::take(&mut r.named.key), r.named.step);
             let asked = r.asked.clone();
@@ -153,31 +155,32 @@ impl Engine {
             self.settle(fx, asked.to.ch);
             let next = self.offer_again(fx, &key, step, sent, status);
             self.table.keys().give(key);
-            (index, sent) = next?;
+            match next {
+                Some((Waiter::Remote(next), back)) => (index, sent) = (next, back),
+                Some((Waiter::Local(next), back)) => return self.deliver_local(fx, next, back),
+                None => return,
+            }
         }
     }
 
-    /// A tensor that did not fit goes to the next who waits for it, back to the table, or, if that takes it no more, to
-    /// its end with this status. The next, if it is a peer's.
-    fn offer_again(
+    /// A tensor that did not fit goes to the next who waits for it, who is returned, back to the table, or, if that
+    /// takes it no more, to its end with this status.
+    pub(in crate::engine) fn offer_again(
         &mut self,
         fx: &mut impl Fx,
         key: &[u8],
         step: i64,
         sent: Sent,
         status: Status,
-    ) -> Option<(u32, Sent)> {
+    ) -> Option<(Waiter, Sent)> {
         self.next_deadline = self.next_deadline.min(sent.deadline);
-        match self.table.send(key, step, sent) {
-            (SendOutcome::Matched(Waiter::Remote(next), sent), _) => return Some((next, sent)),
-            (SendOutcome::Matched(Waiter::Local(next), sent), _) => {
-                self.deliver_local(fx, next, sent);
-            }
-            (_, Some(refused)) => {
+        match self.table.meet(key, step) {
+            Meeting::Waiter(next) => return Some((next, sent)),
+            Meeting::Nobody(free) => self.table.store(free, step, sent, &[]),
+            Meeting::Duplicate | Meeting::Refused(_) | Meeting::Full => {
                 let info = self.info(None, None, Protocol::Auto);
-                self.end_send(fx, refused.done, Err(status), info);
+                self.end_send(fx, sent.done, Err(status), info);
             }
-            (_, None) => {}
         }
         None
     }

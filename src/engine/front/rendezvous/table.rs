@@ -57,18 +57,24 @@ impl Step {
     }
 }
 
-/// What a send met.
-pub enum SendOutcome {
-    /// The tensor waits in the table.
-    Stored,
+/// Whom a tensor met.
+pub enum Meeting {
     /// The first waiter takes it.
-    Matched(Waiter, Sent),
+    Waiter(Waiter),
+    /// It waits in the table, once it is put there.
+    Nobody(Free),
     /// A tensor of this key waits already.
     Duplicate,
     /// The step was aborted, or memory lacks.
     Refused(Status),
     /// So many tensors wait already.
     Full,
+}
+
+/// A place for a tensor, until anything else is done to the table; it is to be stored there.
+pub struct Free {
+    hash: u64,
+    key: Key,
 }
 
 /// What a receive met.
@@ -153,64 +159,54 @@ impl Table {
         self.steps.find(step).and_then(|s| s.aborted.as_ref())
     }
 
-    /// Puts a tensor in, or hands it to the first waiter.
-    pub fn send(&mut self, key: &[u8], step: i64, sent: Sent) -> (SendOutcome, Option<Sent>) {
-        self.send_copied(key, step, sent, &[])
-    }
-
-    /// The same; `content` is the tensor's, or nothing.
-    pub fn send_copied(
-        &mut self,
-        key: &[u8],
-        step: i64,
-        mut sent: Sent,
-        content: &[u8],
-    ) -> (SendOutcome, Option<Sent>) {
-        let deadline = sent.deadline;
+    /// Who takes a tensor of this key: the first waiter, which leaves the table, or nobody yet.
+    pub fn meet(&mut self, key: &[u8], step: i64) -> Meeting {
         if let Err(status) = self.steps.make_room() {
-            return (SendOutcome::Refused(status), Some(sent));
+            return Meeting::Refused(status);
         }
-        let left = COPIES - self.copies;
         let s = self.steps.get(step);
         if let Some(status) = &s.aborted {
-            return (SendOutcome::Refused(status.clone()), Some(sent));
+            return Meeting::Refused(status.clone());
         }
         let hash = self.hasher.hash_one(key);
         match s.items.find_entry(hash, |e| *e.key == *key) {
             Ok(mut found) => match &mut found.get_mut().item {
-                Item::Tensor(_) => (SendOutcome::Duplicate, Some(sent)),
+                Item::Tensor(_) => Meeting::Duplicate,
                 Item::Waiters(waiters) => {
                     let waiter = waiters.remove(0);
                     if waiters.is_empty() {
                         self.keys.give(found.remove().0.key);
                         self.steps.shrink(step);
                     }
-                    (SendOutcome::Matched(waiter, sent), None)
+                    Meeting::Waiter(waiter)
                 }
             },
             Err(_) if self.tensors >= TENSORS => {
                 self.steps.shrink(step);
-                (SendOutcome::Full, Some(sent))
+                Meeting::Full
             }
             Err(_) => match entry(&mut s.items, &mut self.keys, key) {
-                Ok(key) => {
-                    if content.len() <= left {
-                        // Where memory lacks, it is copied when it is asked for.
-                        let room = sent.content.try_reserve_exact(content.len());
-                        sent.content.extend_from_slice(if room.is_ok() { content } else { &[] });
-                    }
-                    self.copies += sent.content.len();
-                    insert(&mut s.items, Entry { hash, key, item: Item::Tensor(sent) });
-                    self.tensors += 1;
-                    self.earliest = self.earliest.min(deadline);
-                    (SendOutcome::Stored, None)
-                }
+                Ok(key) => Meeting::Nobody(Free { hash, key }),
                 Err(status) => {
                     self.steps.shrink(step);
-                    (SendOutcome::Refused(status), Some(sent))
+                    Meeting::Refused(status)
                 }
             },
         }
+    }
+
+    /// Puts a tensor where nobody waits for it; `content` is the tensor's, or nothing.
+    pub fn store(&mut self, free: Free, step: i64, mut sent: Sent, content: &[u8]) {
+        if content.len() <= COPIES - self.copies {
+            // Where memory lacks, it is copied when it is asked for.
+            let room = sent.content.try_reserve_exact(content.len());
+            sent.content.extend_from_slice(if room.is_ok() { content } else { &[] });
+        }
+        self.copies += sent.content.len();
+        self.tensors += 1;
+        self.earliest = self.earliest.min(sent.deadline);
+        let Free { hash, key } = free;
+        insert(&mut self.steps.get(step).items, Entry { hash, key, item: Item::Tensor(sent) });
     }
 
     /// Takes the tensor, or puts a waiter in (made by `waiter` only then; `None` from it gives up).

@@ -1,7 +1,7 @@
 //! Receives from oneself: no connection, no message. Library results refer to the sender's tensor.
 
 use crate::api::*;
-use crate::engine::front::rendezvous::{RecvOutcome, SendOutcome, Sent, Waiter};
+use crate::engine::front::rendezvous::{RecvOutcome, Sent, Waiter};
 use crate::engine::transfer::inbound::{AfterAlloc, State};
 use crate::engine::transfer::outbound::Content;
 use crate::engine::{Engine, Fx, Held, WR_REQUEST, Work};
@@ -95,20 +95,14 @@ impl Engine {
             sent.tensor.meta.nbytes
         );
         self.fail(fx, index, Status::new(Code::OutOfRange, text));
-        self.next_deadline = self.next_deadline.min(sent.deadline);
-        match self.table.send(&key, step, sent) {
-            (SendOutcome::Matched(Waiter::Local(next), sent), _) => return Some((next, sent)),
-            (SendOutcome::Matched(Waiter::Remote(next), sent), _) => {
-                self.answer(fx, next, sent, &[])
+        let status = Status::new(Code::Cancelled, "the receiver had too little room");
+        match self.offer_again(fx, &key, step, sent, status)? {
+            (Waiter::Local(next), sent) => Some((next, sent)),
+            (Waiter::Remote(next), sent) => {
+                self.answer(fx, next, sent, &[]);
+                None
             }
-            (_, Some(refused)) => {
-                let info = self.info(None, None, Protocol::Auto);
-                let status = Status::new(Code::Cancelled, "the receiver had too little room");
-                self.end_send(fx, refused.done, Err(status), info);
-            }
-            (_, None) => {}
         }
-        None
     }
 
     /// The result is the sender's own memory, held until the receiver lets it go.
