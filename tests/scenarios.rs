@@ -20,6 +20,8 @@ mod kind;
 mod metadata;
 #[path = "scenarios/ops.rs"]
 mod ops;
+#[path = "scenarios/responses.rs"]
+mod responses;
 #[path = "scenarios/script.rs"]
 mod script;
 #[path = "scenarios/stage.rs"]

@@ -46,6 +46,7 @@ pub struct SendOp {
     pub step: i64,
     pub meta: Meta,
     pub addr: u64,
+    pub device: u32,
     pub ended: Option<Result<(), Status>>,
 }
 
@@ -105,7 +106,8 @@ impl Stage {
         let meta = Meta { dtype: of.dtype, nbytes: len, ..Meta::default() };
         let (key, step) = (of.key.as_bytes().to_vec(), of.step);
         let tensor = Tensor { meta: meta.clone(), addr, device: of.device };
-        let op = SendOp { node, inc: who.inc, key, step, meta, addr, ended: None };
+        let op =
+            SendOp { node, inc: who.inc, key, step, meta, addr, device: of.device, ended: None };
         self.sends.push(op);
         let (id, mail) = (SendId(self.sends.len() - 1), self.mail.clone());
         let done: SendDone =

@@ -170,26 +170,25 @@ impl Engine {
         index: u32,
         status: &Status,
     ) {
+        let Some(r) = self.responses.get(index) else { return };
+        if matches!(r.state, RState::Waiting | RState::Asking) {
+            return self.end_given_up(fx, index, status.clone());
+        }
+        let (named, to) = (&r.named, self.peer_name(Some(r.peer)));
+        let message = format!("{named} to peer '{to}': {}", status.message);
+        let lost = Status { message, ..status.clone() };
         let Some(r) = self.responses.get_mut(index) else { return };
         let failed = match &mut r.state {
-            // The copy writes to our buffer; its end ends the response.
-            RState::Staging => return,
-            RState::Waiting | RState::Asking => {
-                return self.end_given_up(fx, index, status.clone());
+            // The copy writes to our buffer; its end ends the response, with this.
+            RState::Staging => {
+                r.ended.get_or_insert(lost);
+                return;
             }
             RState::Writing { failed, .. } => failed.take(),
-            RState::Ready | RState::Told | RState::Deferred => None,
+            _ => None,
         };
         // What failed before keeps its own cause.
-        let status = failed.unwrap_or_else(|| {
-            let mut status = status.clone();
-            let to = self.peer_name(self.responses.get(index).map(|r| r.peer));
-            let named = self.responses.get(index).map(|r| &r.named);
-            if let Some(named) = named {
-                status.message = format!("{named} to peer '{to}': {}", status.message);
-            }
-            status
-        });
+        let status = failed.unwrap_or(lost);
         self.end_response(fx, index, Err(status));
     }
 

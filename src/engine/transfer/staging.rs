@@ -84,10 +84,8 @@ impl Engine {
         (r.copying, r.state) = (false, RState::Ready);
         let (ch, request, cancelled) = (r.asked.to.ch, r.asked.to.request, r.cancelled);
         let result = r.ended.take().map_or(result, Err);
-        if cancelled || self.channels.get(ch).is_none() {
-            if cancelled {
-                self.send(fx, ch, &Message::CancelAck { index: request }, &[]);
-            }
+        if cancelled {
+            self.send(fx, ch, &Message::CancelAck { index: request }, &[]);
             let status = Status::new(Code::Cancelled, "the receiver no longer wants the tensor");
             self.end_response(fx, index, Err(status.because(Reason::RemoteError)));
         } else {
