@@ -16,6 +16,8 @@ mod engine;
 mod finish;
 #[path = "scenarios/kind.rs"]
 mod kind;
+#[path = "scenarios/late.rs"]
+mod late;
 #[path = "scenarios/metadata.rs"]
 mod metadata;
 #[path = "scenarios/ops.rs"]
@@ -26,6 +28,8 @@ mod responses;
 mod script;
 #[path = "scenarios/stage.rs"]
 mod stage;
+#[path = "scenarios/transfers.rs"]
+mod transfers;
 #[path = "scenarios/wire.rs"]
 mod wire;
 

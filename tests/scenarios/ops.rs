@@ -155,15 +155,14 @@ impl Stage {
         let mut dests = Vec::new();
         let target = match into {
             Into::Given(len) => {
-                let addr =
-                    self.memory(node, of.device, len, format!("destination of receive {op}"));
+                let addr = self.memory(node, 0, len, format!("destination of receive {op}"));
                 dests.push((addr, len));
                 Target::Given { addr, len }
             }
             Into::Callback | Into::Device => Target::Alloc(Box::new(|_| None)),
             Into::Library => Target::Library,
         };
-        let device = if into == Into::Device { 1 } else { of.device };
+        let device = u32::from(into == Into::Device);
         let done: RecvDone = Box::new(|_, _| {});
         let (inc, protocol) = (self.w.nodes[node].inc, Protocol::Auto);
         self.recvs.push(RecvOp { node, inc, id: 0, key, step, into, dests, ended: None, protocol });
