@@ -168,6 +168,27 @@ impl Stage {
         self.opens.extend([(conn, 0), (conn, 1)]);
     }
 
+    /// A process that has the other node's name, and another incarnation, connects. Nothing more is heard
+    /// of it. Whether it was let in; `None`: it is to ask again.
+    pub fn stranger(&mut self, to: usize) -> Option<bool> {
+        let (who, other) = (self.w.who(to), self.w.who(1 - to));
+        let new = Who { inc: other.inc + 1, ..other };
+        let conn = self.w.new_conn(who, new);
+        self.w.conns[conn].silent = true;
+        match self.engine_open(who, new, conn) {
+            Ok(Some(ch)) => {
+                self.w.nodes[to].chans.insert(ch, (conn, 0));
+                self.w.conns[conn].ends[0].ch = Some(ch);
+                self.engine_begin(to, ch);
+                Some(true)
+            }
+            asked => {
+                self.w.end(conn, 0, false);
+                asked.is_err().then_some(false)
+            }
+        }
+    }
+
     /// The last connection that was made.
     pub fn conn(&self) -> usize {
         self.w.conns.len() - 1

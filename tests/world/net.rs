@@ -41,6 +41,10 @@ impl Op {
     fn uses_receive(&self) -> bool {
         matches!(self, Op::Send(_) | Op::Write { imm: Some(_), .. })
     }
+
+    fn moves_content(&self) -> bool {
+        matches!(self, Op::Write { local, .. } | Op::Read { local, .. } if !local.is_empty())
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,14 +201,16 @@ impl<F: Fate> World<F> {
                 *at == local.len()
             }
         };
+        // A message that has left says nothing of whoever should read it.
+        let moved = u64::from(op.moves_content());
         let end = &mut self.conns[conn].ends[side];
-        end.mark += 1;
+        end.mark += moved;
         if finished {
             self.complete(conn, side, op, Ok(()));
         } else {
             end.out.push_front(op);
         }
-        self.conns[conn].ends[1 - side].mark += 1;
+        self.conns[conn].ends[1 - side].mark += moved;
         self.move_soon(conn, side);
     }
 
