@@ -6,7 +6,7 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma_transport::api::*;
 use rdma_transport::config::Config;
@@ -191,6 +191,14 @@ fn three_with(kind: ProviderKind, checksum: bool) -> (Node, Node, Node) {
     b.knows(&other);
     for (m, peer) in [(&b, "a"), (&a, "other"), (&b, "other")] {
         m.m.connect(peer, Some(LONG)).unwrap();
+    }
+    // The side that dialled is connected first; the other one knows the name of its peer a little later.
+    let begun = Instant::now();
+    for (m, peer) in [(&a, "b"), (&other, "a"), (&other, "b")] {
+        while m.m.peer_info(peer).map_or(true, |info| info.state != PeerState::Connected) {
+            assert!(begun.elapsed() < LONG, "a connection at one end only");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
     (a, b, other)
 }

@@ -117,12 +117,12 @@ fn r14_no_memory_of_a_manager_can_be_mapped_for_writing() {
     honest.serve();
     let blob = from_hex(&victim.tell("blob"));
     let peer = honest.manager.import_address(&blob).expect("the victim's address");
+    honest.manager.connect(&peer, Some(SOON)).expect("a connection");
+    // Not known before the victim has taken the connection.
+    assert!(eventually(PATIENCE, || victim.try_tell("channels reader").as_deref() == Ok("1")));
     // Results in the library's memory, which is the pool.
     for n in 0..20 {
         let key = format!("gen:300000 {n}");
-        if n == 0 {
-            honest.manager.connect(&peer, Some(SOON)).expect("a connection");
-        }
         let op = victim.recv("reader", key.as_bytes(), 0, 300_000, false, SOON);
         let got = victim.wait(op, SOON).expect("an end");
         assert_eq!((got.code, got.right), (Code::Ok, true), "{got:?}");
