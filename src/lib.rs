@@ -12,7 +12,7 @@ pub mod fabric;
 pub mod ffi;
 pub mod key;
 pub mod limits;
-mod local_fd;
+pub mod local_fd;
 pub mod log;
 pub mod manager;
 pub mod memory;

@@ -82,6 +82,14 @@ impl<T: AsRawFd> Local<T> {
         self.forks == FORKS.load(Ordering::Relaxed)
     }
 
+    /// The same descriptor as another type: children close their copies all the while.
+    pub fn convert<U: AsRawFd + From<T>>(self) -> Local<U> {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is not dropped, so the value is taken once.
+        let inner = unsafe { ManuallyDrop::take(&mut this.inner) };
+        Local { inner: ManuallyDrop::new(inner.into()), forks: this.forks }
+    }
+
     /// Gives it on; children inherit it until it is in a `Local` again.
     pub fn into_inner(self) -> T {
         let mut this = ManuallyDrop::new(self);
@@ -141,6 +149,8 @@ mod tests {
         assert!(!is_marked(fd));
         let file = Local::new(file);
         assert!(is_marked(fd));
+        let file: Local<std::os::fd::OwnedFd> = file.convert();
+        assert!(is_marked(fd) && file.as_raw_fd() == fd);
         drop(file);
         assert_eq!(word(-1), None);
         assert_eq!(word(i32::MAX), None);

@@ -7,8 +7,11 @@ mod fake;
 
 use std::io::Write;
 use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsRawFd;
 
 use fake::*;
+use rdma_transport::bootstrap::{BootConfig, Identity};
+use rdma_transport::fabric::ProviderKind;
 
 /// A child that does nothing, until this is dropped.
 struct Child(libc::pid_t);
@@ -44,6 +47,42 @@ fn is_readable(fd: std::os::fd::RawFd) -> bool {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: one valid entry.
     unsafe { libc::poll(&mut poll, 1, 0) == 1 }
+}
+
+/// A forked child finds this descriptor closed.
+fn is_closed_in_a_child(fd: std::os::fd::RawFd) {
+    // SAFETY: the child calls nothing but what is safe for signals, and ends.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::_exit((libc::fcntl(fd, libc::F_GETFD) != -1).into());
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &mut status, 0), child);
+        assert!(libc::WIFEXITED(status));
+        assert_eq!(libc::WEXITSTATUS(status), 0, "the child holds the socket");
+    }
+}
+
+/// The socket of a handshake goes on to the tcp provider, or to whoever watches the peer: at no moment would a child that
+/// another thread forks keep it.
+#[test]
+fn r11_a_child_forked_while_a_socket_changes_hands_does_not_keep_it() {
+    for kind in [ProviderKind::Tcp, ProviderKind::Shm] {
+        let node = |name: &str| {
+            let facts = Identity { providers: offers(&[kind]), ..identity(name) };
+            Node::new(Identity { host_id: [7; 16], ..facts }, BootConfig::default())
+        };
+        let (mut a, mut b) = (node("a"), node("b"));
+        a.neg.on_socket = Some(is_closed_in_a_child);
+        b.neg.on_socket = Some(is_closed_in_a_child);
+        meet(&mut a, &mut b);
+        for node in [&a, &b] {
+            let ready = node.ready().expect("connected");
+            assert_eq!(ready.sock.is_none(), kind == ProviderKind::Tcp);
+            ready.sock.inspect(|sock| is_closed_in_a_child(sock.as_raw_fd()));
+        }
+    }
 }
 
 /// Connections that ended in each way, and the listener, leave nothing in the epoll set.

@@ -21,7 +21,6 @@ mod skip;
 mod walk;
 
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,6 +28,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use harness::{Fixture, Sockets};
 use rdma_transport::config::Config;
 use rdma_transport::fabric::ProviderKind;
+use rdma_transport::local_fd::Local;
 
 /// Defines the cases of a provider as tests of the module `$name`.
 macro_rules! conformance {
@@ -73,7 +73,7 @@ fn tcp(address: &str) -> Sockets {
     let listener = TcpListener::bind(address).expect("bind");
     let a = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
     let (b, _) = listener.accept().expect("accept");
-    (Some(OwnedFd::from(a)), Some(OwnedFd::from(b)))
+    (Some(Local::new(a.into())), Some(Local::new(b.into())))
 }
 
 struct TcpV4;
@@ -124,7 +124,7 @@ impl Fixture for TcpUnix {
     const KIND: ProviderKind = ProviderKind::Tcp;
     fn sockets() -> Sockets {
         let (a, b) = UnixStream::pair().expect("socket pair");
-        (Some(a.into()), Some(b.into()))
+        (Some(Local::new(a.into())), Some(Local::new(b.into())))
     }
 }
 

@@ -48,7 +48,7 @@ pub(super) struct Success {
     kind: ProviderKind,
     reason: String,
     ep: EpId,
-    sock: Option<OwnedFd>,
+    sock: Option<Local<OwnedFd>>,
 }
 
 impl Success {
@@ -351,7 +351,7 @@ impl Conn {
         };
         // The descriptor lives on with its new owner; if this fails it was not watched.
         let _ = epoll.remove(&stream);
-        let sock = OwnedFd::from(stream.into_inner());
+        let sock = stream.convert();
         if attempt.kind != ProviderKind::Tcp {
             let Attempt { kind, ep, reason, .. } = attempt;
             return Ok(Some(Success { hello, kind, reason, ep, sock: Some(sock) }));

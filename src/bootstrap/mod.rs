@@ -43,6 +43,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use crate::fabric::{EpId, ProviderKind};
+use crate::local_fd::Local;
 use crate::status::Status;
 
 pub use addr::{format_address, resolve};
@@ -136,7 +137,7 @@ pub trait Negotiator {
         ep: EpId,
         remote: &[u8],
         active: bool,
-        sock: Option<OwnedFd>,
+        sock: Option<Local<OwnedFd>>,
     ) -> Result<(), Status>;
 
     /// How `connect` went; `None` while it is under way.
@@ -176,7 +177,7 @@ pub enum BootEvent {
         /// The endpoint.
         ep: EpId,
         /// Kept open, it tells by its end that the peer is gone. `None` for tcp, which took it.
-        sock: Option<OwnedFd>,
+        sock: Option<Local<OwnedFd>>,
         /// This side connected.
         initiator: bool,
         /// The far end of the handshake's socket.

@@ -32,6 +32,7 @@ use bitflags::bitflags;
 
 use self::moves::{Move, Moved};
 use crate::config::Config;
+use crate::local_fd::Local;
 use crate::status::{Code, Status};
 
 /// A provider, in the order in which `auto` tries them.
@@ -329,7 +330,7 @@ pub trait Adapter: Send {
         ep: EpId,
         remote: &[u8],
         active: bool,
-        sock: Option<OwnedFd>,
+        sock: Option<Local<OwnedFd>>,
     ) -> Result<(), Status>;
 
     /// Sends a message of `parts`, copied before it returns.

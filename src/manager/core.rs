@@ -297,7 +297,7 @@ impl Core {
         hello: &PeerHello,
         key: EpKey,
         reason: String,
-        sock: Option<std::os::fd::OwnedFd>,
+        sock: Option<Local<std::os::fd::OwnedFd>>,
         address: String,
     ) {
         let proved = self.boot.has_secret();
@@ -364,8 +364,7 @@ impl Core {
         {
             log::warn(format_args!("cannot watch peer '{}': {status}", hello.name));
         }
-        let alive = sock.map(Local::new);
-        world.links.insert(ch, Link { ep: key, alive, doubt: Doubt::None });
+        world.links.insert(ch, Link { ep: key, alive: sock, doubt: Doubt::None });
         world.chans.insert(key, ch);
         if let Some(seeds) = hello.seeds {
             engine.channel_seal(ch, seeds);

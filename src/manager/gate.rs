@@ -7,6 +7,7 @@ use super::world::World;
 use crate::bootstrap::{Negotiator, PeerHello};
 use crate::engine::{Claim, Engine};
 use crate::fabric::{EpId, ProviderKind};
+use crate::local_fd::Local;
 use crate::status::{Code, Status};
 
 /// What the handshakes see of the manager.
@@ -61,7 +62,7 @@ impl Negotiator for Gate<'_> {
         ep: EpId,
         remote: &[u8],
         active: bool,
-        sock: Option<OwnedFd>,
+        sock: Option<Local<OwnedFd>>,
     ) -> Result<(), Status> {
         match self.world.adapters[kind as usize].as_mut() {
             Some(adapter) => adapter.connect(ep, remote, active, sock),

@@ -544,9 +544,10 @@ fn processors() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1)
 }
 
-/// A manager that ends waits so long for its peers to take what was sent, and so long for one that takes nothing.
-const DELIVERY: Duration = Duration::from_secs(1);
-const DELIVERY_STALL: Duration = Duration::from_millis(100);
+/// A manager that ends waits so long for its peers to take what was sent, and so long for one that takes nothing: on a
+/// busy machine a peer does not run for a tenth of a second now and then.
+const DELIVERY: Duration = Duration::from_secs(5);
+const DELIVERY_STALL: Duration = Duration::from_secs(1);
 /// Transfers whose memory is unregistered get this long to end without their connections.
 const RECLAIM: Duration = Duration::from_secs(2);
 

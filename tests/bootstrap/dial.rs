@@ -212,7 +212,7 @@ fn the_liveness_socket_ends_with_the_peer() {
     meet(&mut a, &mut b);
     b.events.clear();
     let Some(BootEvent::Ready { sock: Some(sock), .. }) = a.events.pop() else { panic!() };
-    let mut stream = TcpStream::from(sock);
+    let mut stream = TcpStream::from(sock.into_inner());
     stream.set_nonblocking(false).unwrap();
     assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
 }

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use rdma_transport::bootstrap::*;
 use rdma_transport::fabric::{EpId, ProviderKind};
+use rdma_transport::local_fd::Local;
 use rdma_transport::status::{Code, Status};
 
 /// What a fake tcp endpoint sends the moment it gets its socket.
@@ -32,6 +33,8 @@ pub struct Fake {
     pub patience: u32,
     asked: BTreeMap<u32, u32>,
     pub address_len: Option<usize>,
+    /// Looks at the socket that an endpoint gets.
+    pub on_socket: Option<fn(RawFd)>,
 }
 
 fn broken(what: &str, kind: ProviderKind) -> Status {
@@ -68,14 +71,15 @@ impl Negotiator for Fake {
         ep: EpId,
         remote: &[u8],
         _active: bool,
-        sock: Option<OwnedFd>,
+        sock: Option<Local<OwnedFd>>,
     ) -> Result<(), Status> {
         assert_eq!(self.live.get(&ep.0), Some(&kind));
         assert_eq!(sock.is_some(), kind == ProviderKind::Tcp);
         assert!(remote.starts_with(kind.name().as_bytes()), "{remote:?}");
         self.remotes.insert(ep.0, remote.to_vec());
         if let Some(sock) = sock {
-            let mut stream = TcpStream::from(sock);
+            self.on_socket.inspect(|look| look(sock.as_raw_fd()));
+            let mut stream = TcpStream::from(sock.into_inner());
             stream.write_all(FIRST_DATA).unwrap();
             self.socks.insert(ep.0, stream);
         }
@@ -198,7 +202,7 @@ pub struct Ready<'a> {
     pub kind: ProviderKind,
     pub reason: &'a str,
     pub ep: EpId,
-    pub sock: Option<&'a OwnedFd>,
+    pub sock: Option<&'a Local<OwnedFd>>,
     pub initiator: bool,
 }
 

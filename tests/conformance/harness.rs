@@ -9,12 +9,13 @@ use rdma_transport::config::Config;
 use rdma_transport::fabric::{
     self, Access, Adapter, EpId, Event, Mem, Mr, PoolSegment, PostError, ProviderKind, Remote,
 };
+use rdma_transport::local_fd::Local;
 use rdma_transport::status::{Code, Status};
 
 use crate::left::Left;
 
 /// Stream sockets for the two ends, where the provider takes them.
-pub type Sockets = (Option<OwnedFd>, Option<OwnedFd>);
+pub type Sockets = (Option<Local<OwnedFd>>, Option<Local<OwnedFd>>);
 
 /// A provider under test.
 pub trait Fixture: 'static {

@@ -7,6 +7,7 @@ use rdma_transport::fabric::moves::MOVE_MAX;
 use rdma_transport::fabric::{
     Access, Adapter, Caps, EpId, Event, Mem, Mr, PoolSegment, PostError, Remote,
 };
+use rdma_transport::local_fd::Local;
 use rdma_transport::status::Status;
 
 /// See the module's text.
@@ -45,7 +46,7 @@ impl Adapter for Left {
         ep: EpId,
         remote: &[u8],
         active: bool,
-        sock: Option<OwnedFd>,
+        sock: Option<Local<OwnedFd>>,
     ) -> Result<(), Status> {
         self.0.connect(ep, remote, active, sock)
     }

@@ -10,6 +10,7 @@ use rdma_transport::bootstrap::*;
 use rdma_transport::config::Config;
 use rdma_transport::fabric::ibverbs;
 use rdma_transport::fabric::{Adapter, EpId, ProviderKind};
+use rdma_transport::local_fd::Local;
 use rdma_transport::manager::Manager;
 use rdma_transport::protocol::message::{self, Message};
 use rdma_transport::status::{Code, Status};
@@ -147,7 +148,7 @@ struct Intruder {
     device: String,
     like: Vec<u8>,
     raw: Option<Raw>,
-    _sock: Option<OwnedFd>,
+    _sock: Option<Local<OwnedFd>>,
 }
 
 impl Intruder {
@@ -180,7 +181,7 @@ impl Negotiator for Intruder {
         _: EpId,
         remote: &[u8],
         _: bool,
-        _: Option<OwnedFd>,
+        _: Option<Local<OwnedFd>>,
     ) -> Result<(), Status> {
         self.raw().connect(remote, 7);
         Ok(())

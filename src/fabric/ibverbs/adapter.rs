@@ -10,6 +10,7 @@ use rdma_sys::ibv_wc;
 
 use crate::config::IbConfig;
 use crate::fabric::{Access, Adapter, Caps, EpId, Event, Mem, Mr, PostError, Remote};
+use crate::local_fd::Local;
 use crate::status::{Code, Status};
 
 use super::address::{Address, Link};
@@ -324,7 +325,7 @@ impl Adapter for IbverbsAdapter {
         ep: EpId,
         remote: &[u8],
         active: bool,
-        _sock: Option<OwnedFd>,
+        _sock: Option<Local<OwnedFd>>,
     ) -> Result<(), Status> {
         self.alive()?;
         let peer = self.endpoint(ep)?.peer().to_string();

@@ -19,6 +19,7 @@ use super::regions::{Refusal, RegionTable};
 use super::{Access, Adapter, Caps, EpId, Event, Mem, Mr, PostError, ProviderKind, Remote, View};
 use crate::config::Config;
 use crate::limits::POLL_EVENTS;
+use crate::local_fd::Local;
 use crate::room::Grows;
 use crate::status::{Code, Status};
 
@@ -500,7 +501,7 @@ impl Adapter for LoopbackAdapter {
         ep: EpId,
         remote: &[u8],
         _active: bool,
-        _sock: Option<OwnedFd>,
+        _sock: Option<Local<OwnedFd>>,
     ) -> Result<(), Status> {
         let e = self.eps.get_mut(&ep.0).ok_or_else(|| Self::unknown(ep))?;
         if e.remote.is_some() || e.down {

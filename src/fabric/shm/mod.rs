@@ -431,7 +431,7 @@ impl Adapter for ShmAdapter {
         ep: EpId,
         remote: &[u8],
         active: bool,
-        _sock: Option<OwnedFd>,
+        _sock: Option<Local<OwnedFd>>,
     ) -> Result<(), Status> {
         let at = self.find(ep)?;
         let remote = Address::decode(remote)?;

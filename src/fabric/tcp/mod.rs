@@ -275,7 +275,7 @@ impl Adapter for TcpAdapter {
         ep: EpId,
         remote: &[u8],
         _active: bool,
-        sock: Option<OwnedFd>,
+        sock: Option<Local<OwnedFd>>,
     ) -> Result<(), Status> {
         let e = self.endpoint(ep)?;
         let peer = e.link.peer.clone();
@@ -299,7 +299,7 @@ impl Adapter for TcpAdapter {
         self.shared.epoll.add(sock.as_fd(), ep.0)?;
         let left = self.shared.left;
         let e = self.endpoint(ep)?;
-        (e.sock, e.used) = (Some(Arc::new(Local::new(sock))), true);
+        (e.sock, e.used) = (Some(Arc::new(sock)), true);
         e.link.rx.leave = left;
         self.order.push(ep.0);
         self.fresh.push_back(ep.0);

@@ -29,7 +29,7 @@ impl Victim {
         let mut ad = TcpAdapter::open(&Config::default()).expect("open");
         let ep = ad.create("mallory").expect("create");
         let (peer, sock) = sockets();
-        ad.connect(ep, ADDRESS, true, Some(sock.into())).expect("connect");
+        ad.connect(ep, ADDRESS, true, Some(Local::new(sock.into()))).expect("connect");
         let mut v = Victim { ad, ep, peer, events: Vec::new() };
         v.until(|v| matches!(v.events[..], [Event::Connected(_)]));
         v.events.clear();
@@ -292,13 +292,13 @@ fn only_stream_sockets() {
     let ep = ad.create("b").expect("create");
     assert!(ad.connect(ep, ADDRESS, true, None).is_err());
     let udp = UdpSocket::bind("127.0.0.1:0").expect("bind");
-    let err = ad.connect(ep, ADDRESS, true, Some(udp.into())).unwrap_err();
+    let err = ad.connect(ep, ADDRESS, true, Some(Local::new(udp.into()))).unwrap_err();
     assert_eq!(err.code, Code::InvalidArgument);
     let file = std::fs::File::open("/dev/null").expect("open");
-    assert!(ad.connect(ep, ADDRESS, true, Some(file.into())).is_err());
+    assert!(ad.connect(ep, ADDRESS, true, Some(Local::new(file.into()))).is_err());
     // After all that it still connects.
     let (a, _b) = sockets();
-    assert!(ad.connect(ep, ADDRESS, true, Some(a.into())).is_ok());
+    assert!(ad.connect(ep, ADDRESS, true, Some(Local::new(a.into()))).is_ok());
 }
 
 /// Random bytes and damaged good streams; the addresses of the fuzz target's buffers are not known

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use super::*;
 use crate::api::CopyDone;
 use crate::fabric::{Caps, EpId, Event, Mem, PostError, ProviderKind, Remote};
+use crate::local_fd::Local;
 
 /// What is registered, by key: address, length, offset in a dmabuf.
 type Table = Arc<Mutex<BTreeMap<u32, (u64, u64, Option<u64>)>>>;
@@ -95,7 +96,13 @@ impl Adapter for Limited {
     fn address(&self, _: EpId) -> Result<Vec<u8>, Status> {
         Err(Status::internal("not here"))
     }
-    fn connect(&mut self, _: EpId, _: &[u8], _: bool, _: Option<OwnedFd>) -> Result<(), Status> {
+    fn connect(
+        &mut self,
+        _: EpId,
+        _: &[u8],
+        _: bool,
+        _: Option<Local<OwnedFd>>,
+    ) -> Result<(), Status> {
         Err(Status::internal("not here"))
     }
     fn send(&mut self, _: EpId, _: &[&[u8]]) -> Result<(), PostError> {
