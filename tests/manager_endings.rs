@@ -220,9 +220,11 @@ fn many_dimensions_leave_less_room_in_a_message() {
                 let data = vec![5u8; nbytes];
                 let key = format!("{nbytes} {dims}");
                 let (_, ended) = recv(&a, Some("b"), key.as_bytes(), false);
-                send(&b, key.as_bytes(), tensor(&data, dims));
+                let sent = send(&b, key.as_bytes(), tensor(&data, dims));
                 let got = ended.recv_timeout(LONG).unwrap();
                 assert!(got.as_ref().is_ok_and(|g| *g == data), "{kind:?} {key}: {got:?}");
+                // Until then the content is borrowed.
+                sent.recv_timeout(LONG).unwrap().unwrap();
             }
         }
         a.destroy().unwrap();

@@ -17,8 +17,9 @@ const FLOODERS: u64 = 8;
 const BURST: usize = 64;
 /// Transfers of the honest peer, one after the other.
 const TRANSFERS: u64 = 200;
-/// PINGs of all flooders that the victim may answer for each of them. A transfer takes the victim a few polls (some 600
-/// PINGs on two idle processors), and the honest peer may wait for a processor meanwhile.
+/// PINGs of all flooders that the victim may answer while it serves one of them. A transfer takes the victim a few polls
+/// (some 600 PINGs on two idle processors). The honest peer waits for a processor in many of them, on a busy machine, but
+/// hardly in three of four; a victim that takes too much of the flood at a time does so in all.
 const SHARE: u64 = 25_000;
 
 /// A peer that sends PINGs as fast as the victim takes them, and throws away what comes back.
@@ -84,15 +85,23 @@ fn r05_a_flood_of_pings_beside_an_honest_peer() {
     let floods = eventually(PATIENCE, || flooders.iter().all(|f| f.answers() > 10_000));
     assert!(floods, "no flood: {:?}", victim.log());
     let answers = || flooders.iter().map(Flooder::answers).sum::<u64>();
-    let before = answers();
+    let begun = answers();
+    let mut shares = Vec::new();
     for step in 0..TRANSFERS {
+        let before = answers();
         let got = honest.ask(&peer, b"gen:1000 beside", step as i64, 1000, PATIENCE);
         assert_eq!((got.code, got.right), (Code::Ok, true), "{got:?}");
+        shares.push(answers() - before);
     }
-    let share = (answers() - before) / TRANSFERS;
-    println!("{share} answers to PINGs for each transfer");
+    assert!(answers() > begun, "no flood");
     assert!(flooders.iter().all(Flooder::is_at_it), "the flood went on all the time");
-    assert!(share > 0 && share < SHARE, "{share} PINGs were answered for each transfer");
+    shares.sort_unstable();
+    let quarter = shares[shares.len() / 4];
+    println!(
+        "{quarter} answers to PINGs in a quarter of the transfers, or less; at most {:?}",
+        shares.last()
+    );
+    assert!(quarter < SHARE, "{quarter} PINGs were answered for each transfer: {shares:?}");
     drop(flooders);
     victim.finish();
 }
