@@ -188,6 +188,7 @@ int count_fds(void);
 int count_threads(void);
 int count_threads_named(const char *name);
 int count_maps(void);
+bool is_sanitized(void); /* built with a sanitizer, which needs memory of its own */
 size_t rss_bytes(void);
 size_t mem_available(void);
 

@@ -29,15 +29,17 @@ int count_threads_named(const char *name) {
   return count;
 }
 
-/* Under a sanitizer those of files only, memory files among them: its allocator keeps mapping memory of its own. */
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define FILES_ONLY 1
+#define SANITIZED true
 #endif
 #endif
-#ifndef FILES_ONLY
-#define FILES_ONLY 0
+#ifndef SANITIZED
+#define SANITIZED false
 #endif
+bool is_sanitized(void) { return SANITIZED; }
+
+/* Under a sanitizer those of files only, memory files among them: its allocator keeps mapping memory of its own. */
 int count_maps(void) {
   int n = 0;
   unsigned long inode = 0;
@@ -47,7 +49,7 @@ int count_maps(void) {
   CHECK(f != NULL);
   while (getline(&line, &cap, f) > 0) {
     CHECK(sscanf(line, "%*s %*s %*s %*s %lu", &inode) == 1);
-    n += !FILES_ONLY || inode != 0;
+    n += !is_sanitized() || inode != 0;
   }
   free(line);
   fclose(f);
