@@ -12,6 +12,7 @@
 //!
 //! In manual progress the application has other threads that turn the manager, or has chosen to be kept.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -30,10 +31,17 @@ const QUIET: u32 = 20;
 /// Most stand-by threads of a manager.
 const THREADS: usize = 8;
 
+thread_local! {
+    /// This is a stand-by thread.
+    static STANDS_BY: Cell<bool> = const { Cell::new(false) };
+}
+
 /// What the stand-by threads go by.
 #[derive(Default)]
 pub struct Standby {
     running: AtomicUsize,
+    /// Those of them that stand-by threads make.
+    own: AtomicUsize,
     ended: AtomicU64,
     /// Nobody watches until there are copies, or none has been started.
     off: AtomicBool,
@@ -53,6 +61,12 @@ struct Threads {
 }
 
 impl Threads {
+    /// Copies run, and whoever stands in already is kept by one, too. That another than these has come back from its copy
+    /// does not help: it leaves the seat to who stands in.
+    fn all_kept(&self, running: usize, own: usize) -> bool {
+        running > 0 && own >= self.driving
+    }
+
     /// All that there may be are in use.
     fn is_last(&self) -> bool {
         self.driving >= THREADS || self.refused && self.driving >= self.handles.len()
@@ -67,12 +81,26 @@ impl Standby {
 }
 
 /// A copy runs.
-struct Running<'a>(&'a Standby);
+struct Running<'a> {
+    standby: &'a Standby,
+    /// On a stand-by thread.
+    own: bool,
+}
+
+impl Running<'_> {
+    fn new(standby: &Standby) -> Running<'_> {
+        let own = STANDS_BY.get();
+        standby.running.fetch_add(1, Ordering::SeqCst);
+        standby.own.fetch_add(usize::from(own), Ordering::SeqCst);
+        Running { standby, own }
+    }
+}
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        self.0.ended.fetch_add(1, Ordering::SeqCst);
-        self.0.running.fetch_sub(1, Ordering::SeqCst);
+        self.standby.ended.fetch_add(1, Ordering::SeqCst);
+        self.standby.own.fetch_sub(usize::from(self.own), Ordering::SeqCst);
+        self.standby.running.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -83,8 +111,7 @@ impl Manager {
             return copy();
         }
         let standby = &self.standby;
-        standby.running.fetch_add(1, Ordering::SeqCst);
-        let _running = Running(standby);
+        let _running = Running::new(standby);
         if standby.off.load(Ordering::SeqCst) {
             self.stand_by();
         }
@@ -122,6 +149,7 @@ impl Manager {
     }
 
     fn standby_thread(self: &Arc<Self>) {
+        STANDS_BY.set(true);
         while let Some(kept) = self.watch_copies() {
             let standby = &self.standby;
             let last = {
@@ -158,7 +186,7 @@ impl Manager {
             if quiet >= QUIET && !threads.stop {
                 standby.off.store(true, Ordering::SeqCst);
                 // One that began before it could see that is looked after.
-                while standby.running.load(Ordering::SeqCst) <= threads.driving
+                while !self.all_kept(&threads)
                     && standby.off.load(Ordering::SeqCst)
                     && !threads.stop
                 {
@@ -173,9 +201,11 @@ impl Manager {
             if threads.stop {
                 break None;
             }
-            let (ended, running) =
-                (standby.ended.load(Ordering::SeqCst), standby.running.load(Ordering::SeqCst));
-            if ended == last && running > threads.driving {
+            let running = standby.running.load(Ordering::SeqCst);
+            let kept = self.all_kept(&threads);
+            let ended = standby.ended.load(Ordering::SeqCst);
+            // None ended since the last look: what ran then runs still.
+            if ended == last && running > 0 && kept {
                 break Some(running);
             }
             quiet = if ended == last { quiet + 1 } else { 0 };
@@ -184,6 +214,11 @@ impl Manager {
         threads.watched = false;
         standby.wake.notify_all();
         kept
+    }
+
+    fn all_kept(&self, threads: &Threads) -> bool {
+        let own = self.standby.own.load(Ordering::SeqCst);
+        threads.all_kept(self.standby.running.load(Ordering::SeqCst), own)
     }
 
     /// Ends the threads. Not while a callback runs on one.
@@ -197,5 +232,27 @@ impl Manager {
         for handle in handles {
             let _ = handle.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r19_who_stands_in_and_is_kept_has_to_be_stood_in_for() {
+        let kept = |driving, running, own| {
+            Threads { driving, ..Threads::default() }.all_kept(running, own)
+        };
+        assert!(!kept(0, 0, 0), "nothing runs");
+        assert!(kept(0, 1, 0), "the progress thread, or a caller");
+        assert!(!kept(1, 1, 0), "somebody stands in for it");
+        assert!(kept(1, 2, 1), "who is kept, too");
+        assert!(
+            kept(1, 1, 1),
+            "and is so still when the first is back, which does not take the seat from it"
+        );
+        assert!(!kept(2, 1, 1), "until the next stands in");
+        assert!(!kept(1, 0, 0), "it has not left yet");
     }
 }
