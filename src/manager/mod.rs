@@ -46,6 +46,8 @@ mod report;
 mod seam;
 mod spin;
 mod standby;
+#[cfg(test)]
+mod storm;
 mod sys;
 mod transfers;
 mod waits;
