@@ -66,7 +66,7 @@ use wire::Address;
 /// Content up to this length travels in the record of its WRITE.
 const INLINE_MAX: u64 = 8192;
 /// Content up to this length is better inside a SEND.
-const EAGER_MAX: usize = 8192;
+const EAGER_MAX: usize = 4096;
 /// Processor ticks, about a millisecond, after which an adapter that finds nothing looks at its sockets.
 const HOUSEKEEPING: u64 = 1 << 21;
 /// Endpoints that are found without a look into a map.
