@@ -186,7 +186,7 @@ impl Manager {
             if quiet >= QUIET && !threads.stop {
                 standby.off.store(true, Ordering::SeqCst);
                 // One that began before it could see that is looked after.
-                while !self.all_kept(&threads)
+                while self.all_kept(&threads).is_none()
                     && standby.off.load(Ordering::SeqCst)
                     && !threads.stop
                 {
@@ -201,12 +201,11 @@ impl Manager {
             if threads.stop {
                 break None;
             }
-            let running = standby.running.load(Ordering::SeqCst);
             let kept = self.all_kept(&threads);
             let ended = standby.ended.load(Ordering::SeqCst);
             // None ended since the last look: what ran then runs still.
-            if ended == last && running > 0 && kept {
-                break Some(running);
+            if ended == last && kept.is_some() {
+                break kept;
             }
             quiet = if ended == last { quiet + 1 } else { 0 };
             last = ended;
@@ -216,9 +215,11 @@ impl Manager {
         kept
     }
 
-    fn all_kept(&self, threads: &Threads) -> bool {
+    /// How many copies run, if all who drive are kept by them.
+    fn all_kept(&self, threads: &Threads) -> Option<usize> {
         let own = self.standby.own.load(Ordering::SeqCst);
-        threads.all_kept(self.standby.running.load(Ordering::SeqCst), own)
+        let running = self.standby.running.load(Ordering::SeqCst);
+        threads.all_kept(running, own).then_some(running)
     }
 
     /// Ends the threads. Not while a callback runs on one.

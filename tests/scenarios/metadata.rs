@@ -4,7 +4,7 @@ use rdma_transport::status::Code;
 
 use super::kind::{self, Kind};
 use super::ops::*;
-use super::script::{EAGER, R, S, shm};
+use super::script::{EAGER, LARGE, R, S, shm};
 use super::stage::Stage;
 
 const BEFORE: Tell<'static> = Tell { step: 0, ..K };
@@ -90,4 +90,20 @@ fn the_other_end_hears_why_a_connection_ended() {
     assert_eq!(s.recv_end(theirs).map(|e| e.0), Some(Code::Unavailable));
     let text = s.recv_text(theirs);
     assert!(text.contains("closed the connection: TENSOR_CONTENT without metadata"), "{text}");
+}
+
+/// Metadata that comes ahead of a WRITE replaces what was known: it is told once, and not at each transfer again.
+#[test]
+fn metadata_told_ahead_of_a_write_is_remembered() {
+    let mut s = shm().connected();
+    let mut transfer = |step, dtype| {
+        let of = Tell { step, dtype, ..K };
+        let (send, recv) = (s.send(S, of, LARGE), s.recv(R, of, Into::Given(LARGE)));
+        s.run();
+        assert_eq!((s.send_end(send), s.recv_end(recv)), (OK, OK));
+        s.count(S, Kind::Meta)
+    };
+    let told = [transfer(1, 1), transfer(2, 1), transfer(3, 2), transfer(4, 2), transfer(5, 2)];
+    assert_eq!(told, [1, 1, 2, 2, 2]);
+    s.finish();
 }

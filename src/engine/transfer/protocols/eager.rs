@@ -112,7 +112,7 @@ impl Engine {
         let Some(meta) = meta else { return };
         if meta.nbytes == 0 {
             if let Some(r) = self.requests.get_mut(index) {
-                (r.meta, r.known) = (Some(meta), false);
+                r.told(meta);
             }
             return self.deliver(fx, index, content);
         }

@@ -194,7 +194,7 @@ impl Engine {
         match &r.landing {
             Some(l) if meta.nbytes <= l.len => {
                 r.state = State::Awaiting;
-                r.meta = Some(meta);
+                r.told(meta);
             }
             _ => self.violation(ch, Status::invalid("content announced that does not fit")),
         }
