@@ -23,7 +23,7 @@ use crate::fabric::{Caps, Mem, PostError, Remote};
 use crate::limits::{ASKS, OWED_BYTES, OWED_BYTES_ALL, OWED_CONTENT, POSTS};
 use crate::observe::PeerCounters;
 use crate::protocol::message::{
-    self, CREDITS_AT, HEADER_LEN, IMM_ACK, MAX_MESSAGE, Message, encode, head_len,
+    self, CREDITS_AT, HEADER_LEN, IMM_ACK, MAX_MESSAGE, Message, Short, encode, head_len,
 };
 use crate::status::{Code, Reason, Status};
 
@@ -173,6 +173,7 @@ impl Channel {
     }
 
     /// Something that used a receive of ours arrived.
+    #[inline]
     pub fn on_received(&mut self, now: u64, returned: u16) {
         self.last_rx = now;
         self.pinged = None;
@@ -188,6 +189,7 @@ impl Channel {
 
     /// Whether something waits to be posted: entries, or credits that are due to the peer. It may
     /// be the peer's last hope of credit, so it counts even while nothing else happens here.
+    #[inline]
     pub fn waits(&self) -> bool {
         !self.pending.is_empty() || self.consumed >= self.quantum
     }
@@ -206,6 +208,7 @@ impl Channel {
 
     /// So many answers wait that nothing long is to be copied behind them. The less is left for all, the
     /// sooner, so that many slow peers together stay below the bound.
+    #[inline]
     pub fn is_congested(&self) -> bool {
         let left = OWED_BYTES_ALL.saturating_sub(self.owed_all.bytes());
         self.owed > OWED_CONTENT.min(left / 16)
@@ -242,9 +245,44 @@ impl Channel {
         self.send_for(fx, message, tail, Some(request))
     }
 
+    /// The same, of a request that has a short head.
+    #[inline]
+    pub fn ask_short(
+        &mut self,
+        fx: &mut impl Fx,
+        request: u32,
+        head: Short,
+        key: &[u8],
+    ) -> Option<u64> {
+        let of = Of { answer: false, urgent: false, ask: Some(request) };
+        self.send_whole(fx, head, key, of)
+    }
+
+    /// Sends a message with a short head.
+    #[inline]
+    fn send_whole(
+        &mut self,
+        fx: &mut impl Fx,
+        mut head: Short,
+        tail: &[u8],
+        of: Of,
+    ) -> Option<u64> {
+        let head = head.bytes();
+        match head.len() + tail.len() <= self.room() {
+            true => self.post_message(fx, head, tail, of),
+            false => self.send_fragments(fx, head, tail, of),
+        }
+    }
+
     /// Takes back what asks for a request. False: some of it has left.
     pub fn withdraw(&mut self, place: u64, request: u32) -> bool {
         self.pending.withdraw(place, request)
+    }
+
+    /// Whether more may be asked for.
+    #[inline]
+    pub fn takes_asks(&self) -> bool {
+        self.pending.len() < ASKS
     }
 
     /// Why no more may be asked for: what waits already.
@@ -269,6 +307,10 @@ impl Channel {
         content: &[u8],
     ) {
         let of = Of { answer: true, urgent: false, ask: None };
+        if let (None, Some(head)) = (checksum, Short::content(request, meta)) {
+            self.send_whole(fx, head, content, of);
+            return;
+        }
         let len = message::content_head_len(meta);
         let head = |out: &mut Vec<u8>| message::put_content(out, request, checksum, meta);
         self.send_head(fx, len, head, content, of);
@@ -475,6 +517,7 @@ impl Channel {
     }
 
     /// The longest message that goes as one.
+    #[inline]
     pub fn room(&self) -> usize {
         let trailer = if self.seal.is_some() { TRAILER } else { 0 };
         self.caps.max_send.saturating_sub(trailer)
@@ -540,6 +583,7 @@ impl Drop for Channel {
 }
 
 /// Posts a message, with its checksum where there are any.
+#[inline]
 fn post(
     fx: &mut impl Fx,
     ch: ChanId,

@@ -1,7 +1,9 @@
 //! Deadlines of requests: a hierarchical timing wheel (Varghese and Lauck, 1987). Setting and removing one cost the
 //! same however many there are, and looking costs what is due. A deadline is found up to a millisecond late.
 
-use super::list::{Links, List, Of};
+use std::marker::PhantomData;
+
+use super::list::{Links, List};
 use super::slab::Slab;
 
 /// Nanoseconds of a tick, by shifting.
@@ -22,13 +24,20 @@ pub(super) struct Timer {
     place: Option<(u8, u8)>,
 }
 
-/// Where a request keeps its timer.
-type TimerOf<T> = fn(&mut T) -> &mut Timer;
+/// What has a deadline keeps its timer.
+pub(super) trait Timed {
+    /// It.
+    fn timer(&mut self) -> &mut Timer;
+}
 
-/// See the module's text. `T` has a timer.
+/// Where the links of a timer are.
+fn links<T: Timed>(of: &mut T) -> &mut Links {
+    &mut of.timer().links
+}
+
+/// See the module's text.
 pub(super) struct Deadlines<T> {
-    of: TimerOf<T>,
-    links: Of<T>,
+    of: PhantomData<T>,
     /// All that was due before this tick was taken out.
     now: u64,
     slots: Box<[[List; SLOTS]; LEVELS]>,
@@ -36,16 +45,24 @@ pub(super) struct Deadlines<T> {
     occupied: [u64; LEVELS],
 }
 
-impl<T> Deadlines<T> {
-    /// No deadlines. Both functions give parts of the same timer.
-    pub fn new(of: TimerOf<T>, links: Of<T>) -> Deadlines<T> {
+impl<T: Timed> Deadlines<T> {
+    /// No deadlines.
+    pub fn new() -> Deadlines<T> {
         let slots = Box::new([[List::default(); SLOTS]; LEVELS]);
-        Deadlines { of, links, now: 0, slots, occupied: [0; LEVELS] }
+        Deadlines { of: PhantomData, now: 0, slots, occupied: [0; LEVELS] }
+    }
+
+    /// Sets the first deadline of one that has none.
+    #[inline]
+    pub fn add(&mut self, slab: &mut Slab<T>, index: u32, at: u64) {
+        if at < u64::MAX {
+            self.insert(slab, index, (at >> TICK) + 1);
+        }
     }
 
     /// Sets a deadline, nanoseconds; `u64::MAX`: none.
     pub fn set(&mut self, slab: &mut Slab<T>, index: u32, at: u64) {
-        if let Some(timer) = slab.get_mut(index).map(self.of) {
+        if let Some(timer) = slab.get_mut(index).map(T::timer) {
             let timer = std::mem::take(timer);
             self.remove(slab, index, timer);
             if at < u64::MAX {
@@ -61,19 +78,20 @@ impl<T> Deadlines<T> {
         let level = ((u64::BITS - 1 - differs.leading_zeros()) / BITS).min(LEVELS as u32 - 1);
         let slot = (tick >> (level * BITS)) as usize % SLOTS;
         let level = level as usize;
-        self.slots[level][slot].push(slab, self.links, index);
+        self.slots[level][slot].push(slab, links, index);
         self.occupied[level] |= 1 << slot;
-        if let Some(timer) = slab.get_mut(index).map(self.of) {
+        if let Some(timer) = slab.get_mut(index).map(T::timer) {
             timer.place = Some((level as u8, slot as u8));
         }
     }
 
     /// Takes a request out whose timer was this; it may have left the slab.
+    #[inline]
     pub fn remove(&mut self, slab: &mut Slab<T>, index: u32, timer: Timer) {
         let Some((level, slot)) = timer.place else { return };
         let (level, slot) = (usize::from(level), usize::from(slot));
         let list = &mut self.slots[level][slot];
-        list.remove(slab, self.links, index, timer.links);
+        list.remove(slab, links, index, timer.links);
         if list.is_empty() {
             self.occupied[level] &= !(1 << slot);
         }
@@ -105,7 +123,7 @@ impl<T> Deadlines<T> {
             self.now = at;
             // The whole of a longer slot, or what is left of it would be behind what lies in shorter ones.
             while let Some(index) = self.slots[level][slot].first() {
-                let timer = slab.get_mut(index).map(self.of).map(std::mem::take)?;
+                let timer = slab.get_mut(index).map(T::timer).map(std::mem::take)?;
                 self.remove(slab, index, timer);
                 let due = slab.get(index).map(deadline)?;
                 if level == 0 && due <= now {
@@ -128,13 +146,19 @@ mod tests {
         timer: Timer,
     }
 
+    impl Timed for Request {
+        fn timer(&mut self) -> &mut Timer {
+            &mut self.timer
+        }
+    }
+
     fn deadlines() -> Deadlines<Request> {
-        Deadlines::new(|r| &mut r.timer, |r| &mut r.timer.links)
+        Deadlines::new()
     }
 
     fn add(d: &mut Deadlines<Request>, slab: &mut Slab<Request>, deadline: u64) -> u32 {
         let index = slab.insert(Request { deadline, timer: Timer::default() }).ok().unwrap();
-        d.set(slab, index, deadline);
+        d.add(slab, index, deadline);
         index
     }
 

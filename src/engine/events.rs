@@ -1,15 +1,39 @@
 //! What arrives on a channel: messages, immediates, the ends of operations; and what a channel needs after each.
 
-use std::borrow::Cow;
-
-use super::channel::ChanId;
+use super::channel::{ChanId, Channel};
 use super::{Engine, Fx, OWED_BYTES_ALL, WR_IMM, WR_KIND, WR_REQUEST, WR_RESPONSE, seal};
-use crate::protocol::message::{self, IMM_ACK, IMM_MESSAGE, Message};
+use crate::protocol::message::{self, IMM_ACK, IMM_MESSAGE, Kind, Message};
 use crate::status::{Code, Status};
 
 impl Engine {
     /// A message arrived on a channel.
     pub fn on_message(&mut self, fx: &mut impl Fx, ch: ChanId, bytes: &[u8]) {
+        let Some(channel) = self.channels.get_mut(ch) else { return };
+        let now = fx.now();
+        // Nearly all are of these two kinds. They are taken apart where they are handled: what a message of any kind is
+        // taken apart into is long, and would be moved from hand to hand.
+        match message::kind(bytes) {
+            Kind::Request if channel.seal.is_none() => match message::decode_request(bytes) {
+                Ok((r, credits)) => {
+                    channel.on_received(now, credits);
+                    self.on_request(fx, ch, r);
+                }
+                Err(status) => self.violation(ch, status),
+            },
+            Kind::Content if channel.seal.is_none() => match message::decode_content(bytes) {
+                Ok((c, credits)) => {
+                    channel.on_received(now, credits);
+                    self.on_content(fx, ch, c);
+                }
+                Err(status) => self.violation(ch, status),
+            },
+            _ => return self.on_any_message(fx, ch, bytes),
+        }
+        self.settle(fx, ch);
+    }
+
+    #[inline(never)]
+    fn on_any_message(&mut self, fx: &mut impl Fx, ch: ChanId, bytes: &[u8]) {
         let Some(channel) = self.channels.get_mut(ch) else { return };
         let now = fx.now();
         let bytes = match channel.seal.as_mut().map_or(Ok(bytes), |s| s.open(bytes)) {
@@ -43,9 +67,7 @@ impl Engine {
     fn dispatch(&mut self, fx: &mut impl Fx, ch: ChanId, message: Message<'_>) {
         match message {
             Message::Request(r) => self.on_request(fx, ch, r),
-            Message::Content { index, checksum, meta, content } => {
-                self.on_content(fx, ch, index, checksum, meta.map(Cow::into_owned), content)
-            }
+            Message::Content(c) => self.on_content(fx, ch, c),
             Message::Meta(m) => self.on_meta(fx, ch, m),
             Message::ReRequest { response, dst, len } => {
                 self.on_re_request(fx, ch, response, dst, len)
@@ -109,12 +131,17 @@ impl Engine {
     }
 
     /// Ends the channel if something found it broken; flushes it otherwise.
+    #[inline]
     pub(super) fn settle(&mut self, fx: &mut impl Fx, ch: ChanId) {
-        let Some(c) = self.channels.get_mut(ch) else { return };
         // Nothing was found and nothing waits, as a rule.
-        if c.is_settled() {
-            return;
+        if !self.channels.get(ch).is_none_or(Channel::is_settled) {
+            self.settle_unsettled(fx, ch);
         }
+    }
+
+    #[inline(never)]
+    fn settle_unsettled(&mut self, fx: &mut impl Fx, ch: ChanId) {
+        let Some(c) = self.channels.get_mut(ch) else { return };
         if c.broken.is_none() {
             c.flush(fx);
             self.send_deferred(fx, ch);

@@ -106,21 +106,34 @@ impl Cache {
 pub(super) struct Peers {
     slab: Slab<Peer>,
     by_name: HashMap<Name, u32>,
+    /// Whom the application named last: mostly it is asked again.
+    last: u32,
     guests: usize,
     uses: u64,
 }
 
 impl Peers {
+    #[inline]
     pub fn get(&self, peer: u32) -> Option<&Peer> {
         self.slab.get(peer)
     }
 
+    #[inline]
     pub fn get_mut(&mut self, peer: u32) -> Option<&mut Peer> {
         self.slab.get_mut(peer)
     }
 
     pub fn find(&self, name: &str) -> Option<u32> {
         self.by_name.get(name).copied()
+    }
+
+    /// The same for who asks often.
+    #[inline]
+    pub fn find_again(&mut self, name: &str) -> Option<u32> {
+        if self.slab.get(self.last).is_none_or(|p| *p.name != *name) {
+            self.last = self.find(name)?;
+        }
+        Some(self.last)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Peer> {

@@ -42,6 +42,7 @@ impl Default for List {
 }
 
 impl List {
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.first == NONE
     }
@@ -51,6 +52,7 @@ impl List {
     }
 
     /// Takes a member in, which is in no other list by these links.
+    #[inline]
     pub fn push<T>(&mut self, slab: &mut Slab<T>, of: Of<T>, index: u32) {
         if let Some(member) = slab.get_mut(index) {
             *of(member) = Links { prev: NONE, next: self.first };
@@ -62,6 +64,7 @@ impl List {
     }
 
     /// Lets a member go, whose links these are.
+    #[inline]
     pub fn remove<T>(&mut self, slab: &mut Slab<T>, of: Of<T>, index: u32, links: Links) {
         if let Some(next) = slab.get_mut(links.next) {
             of(next).prev = links.prev;

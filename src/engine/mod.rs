@@ -112,6 +112,27 @@ pub struct Settings {
     pub guest_descriptors: usize,
 }
 
+impl Settings {
+    /// Room for content in one message, beside metadata of so many dimensions more than usual.
+    #[inline]
+    fn room_of(&self, c: &Channel, more_dims: usize) -> Room {
+        const OVERHEAD: usize = 4 + 4 + 8 + 14 + 8 * USUAL_DIMS;
+        let message = c.room().saturating_sub(OVERHEAD + 8 * more_dims);
+        let eager = self.eager_max.unwrap_or(c.caps.eager_max).min(message);
+        Room { eager: eager as u64, message: message as u64 }
+    }
+
+    /// Whether a destination of this length is exposed to the sender: what is shorter rides in a message.
+    #[inline]
+    fn exposes(&self, len: u64, eager_max: u64) -> bool {
+        match self.protocol {
+            Protocol::DirectGet => false,
+            Protocol::DirectPut => len > 0,
+            _ => len > eager_max,
+        }
+    }
+}
+
 /// See the module's text.
 pub struct Engine {
     /// Settings.
@@ -173,7 +194,7 @@ impl Engine {
             waiting_bytes: 0,
             channels: Slab::default(),
             requests: Slab::default(),
-            deadlines: Deadlines::new(|r| &mut r.timer, |r| &mut r.timer.links),
+            deadlines: Deadlines::new(),
             responses: Slab::default(),
             table: Table::new(),
             kept: HashMap::default(),
@@ -223,12 +244,6 @@ impl Engine {
         let room = fx.fits(live) && self.told.fits(self.responses.len() + 1);
         let text = "no memory for one more operation";
         room.then_some(()).ok_or_else(|| Status::new(Code::ResourceExhausted, text))
-    }
-
-    fn id(&mut self) -> u64 {
-        let id = self.next_id;
-        self.next_id += 1;
-        id
     }
 
     /// A device's functions, `None` for the host.
@@ -337,19 +352,12 @@ impl Engine {
 
     /// Largest content that goes out inside the response message on this channel.
     pub fn eager_max(&self, ch: ChanId) -> u64 {
-        self.channels.get(ch).map_or(0, |c| self.room_of(c, 0).eager)
+        self.channels.get(ch).map_or(0, |c| self.settings.room_of(c, 0).eager)
     }
 
     /// Room for the content of such a tensor in one message.
     fn room_for(&self, c: &Channel, meta: &Meta) -> Room {
-        self.room_of(c, meta.dims.len().saturating_sub(USUAL_DIMS))
-    }
-
-    fn room_of(&self, c: &Channel, more_dims: usize) -> Room {
-        const OVERHEAD: usize = 4 + 4 + 8 + 14 + 8 * USUAL_DIMS;
-        let message = c.room().saturating_sub(OVERHEAD + 8 * more_dims);
-        let eager = self.settings.eager_max.unwrap_or(c.caps.eager_max).min(message);
-        Room { eager: eager as u64, message: message as u64 }
+        self.settings.room_of(c, meta.dims.len().saturating_sub(USUAL_DIMS))
     }
 
     /// How a transfer over a channel went, as far as it is known at its beginning.

@@ -48,11 +48,13 @@ impl Queue {
     }
 
     /// What really waits.
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Whether nothing does.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

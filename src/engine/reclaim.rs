@@ -157,7 +157,7 @@ impl Engine {
                         self.end_forced(fx, ch);
                     }
                 }
-                RState::Waiting | RState::Asking => {}
+                RState::Waiting(_) | RState::Asking => {}
             }
         }
     }

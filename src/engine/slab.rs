@@ -34,6 +34,31 @@ impl<T> Default for Slab<T> {
     }
 }
 
+/// A slot for one value, which is made in its place: values are long, and are not to be moved there.
+/// One that is not filled stays empty, and out of use.
+pub struct Vacancy<'a, T> {
+    index: u32,
+    place: &'a mut Option<T>,
+    len: &'a mut usize,
+}
+
+impl<T> Vacancy<'_, T> {
+    /// The index that the value will have.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Takes the value in; its index.
+    #[inline(always)]
+    pub fn fill(self, value: T) -> u32 {
+        *self.len += 1;
+        debug_assert!(self.place.is_none());
+        // Without a look at what was there, which is nothing.
+        std::mem::forget(self.place.replace(value));
+        self.index
+    }
+}
+
 // Reuse begins only when so many slots are free: a generation then lasts at least this many
 // operations times 4095.
 const MIN_FREE: usize = 64;
@@ -57,23 +82,40 @@ impl<T> Slab<T> {
             && self.free.try_reserve(slots.saturating_sub(free)).is_ok()
     }
 
-    /// Takes a value in and returns its index, or, when full or without memory, the value.
-    pub fn insert(&mut self, value: T) -> Result<u32, T> {
+    /// A free slot, unless it is full or memory lacks.
+    #[inline]
+    pub fn vacancy(&mut self) -> Option<Vacancy<'_, T>> {
         let reuse = self.free.len() > MIN_FREE || self.slots.len() == CAPACITY;
         let slot = match if reuse { self.free.pop_front() } else { None } {
             Some(slot) => slot,
-            None if self.slots.len() < CAPACITY && self.make_room() => {
-                self.slots.push(Slot { generation: 0, value: None });
-                self.slots.len() as u32 - 1
-            }
-            None => return Err(value),
+            None => self.new_slot()?,
         };
-        let s = &mut self.slots[slot as usize];
-        s.value = Some(value);
-        self.len += 1;
-        Ok(s.generation << SLOT_BITS | slot)
+        let s = self.slots.get_mut(slot as usize)?;
+        Some(Vacancy {
+            index: s.generation << SLOT_BITS | slot,
+            place: &mut s.value,
+            len: &mut self.len,
+        })
     }
 
+    #[cold]
+    fn new_slot(&mut self) -> Option<u32> {
+        let room = self.slots.len() < CAPACITY && self.make_room();
+        room.then(|| {
+            self.slots.push(Slot { generation: 0, value: None });
+            self.slots.len() as u32 - 1
+        })
+    }
+
+    /// Takes a value in and returns its index, or, when full or without memory, the value.
+    pub fn insert(&mut self, value: T) -> Result<u32, T> {
+        match self.vacancy() {
+            Some(vacancy) => Ok(vacancy.fill(value)),
+            None => Err(value),
+        }
+    }
+
+    #[inline]
     fn slot(&self, index: u32) -> Option<usize> {
         let slot = (index & SLOT_MASK) as usize;
         let s = self.slots.get(slot)?;
@@ -81,6 +123,7 @@ impl<T> Slab<T> {
     }
 
     /// The occupant of this index, unless it has left.
+    #[inline]
     pub fn get(&self, index: u32) -> Option<&T> {
         self.slot(index).and_then(|s| self.slots[s].value.as_ref())
     }
@@ -93,6 +136,7 @@ impl<T> Slab<T> {
     }
 
     /// The same, mutable.
+    #[inline]
     pub fn get_mut(&mut self, index: u32) -> Option<&mut T> {
         self.slot(index).and_then(|s| self.slots[s].value.as_mut())
     }

@@ -4,8 +4,6 @@
 //! in at the moment of posting). All numbers are little-endian. Decoding borrows from the input,
 //! checks every bound and never allocates more than the input's own size.
 
-use std::borrow::Cow;
-
 use crate::api::{MAX_DIMS, MAX_KEY_LEN, Meta, TENSOR_DEAD, TENSOR_SERIALIZED};
 use crate::fabric::keys::{Keys, Place};
 use crate::status::Status;
@@ -66,9 +64,22 @@ pub struct Request<'a> {
     /// A checksum of the content is wanted.
     pub checksum: bool,
     /// The metadata in the receiver's cache.
-    pub cached: Option<Cow<'a, Meta>>,
+    pub cached: Option<Meta>,
     /// Key.
     pub key: &'a [u8],
+}
+
+/// TENSOR_CONTENT.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Content<'a> {
+    /// The receiver's request index.
+    pub index: u32,
+    /// Checksum of the content.
+    pub checksum: Option<u64>,
+    /// The tensor's metadata; `None`: that which the request said to be cached.
+    pub meta: Option<Meta>,
+    /// The content.
+    pub content: &'a [u8],
 }
 
 /// META_DATA_RESPONSE.
@@ -100,8 +111,8 @@ pub enum Message<'a> {
     ReRequest { response: u32, dst: Place, len: u64 },
     /// The sender has no tensor for this request, and why.
     Error { index: u32, code: i32, text: &'a [u8] },
-    /// The tensor with its content; without metadata: that which the request said to be cached.
-    Content { index: u32, checksum: Option<u64>, meta: Option<Cow<'a, Meta>>, content: &'a [u8] },
+    /// The tensor with its content.
+    Content(Content<'a>),
     /// All content has been written (checksum mode; otherwise the immediate says so).
     ContentDone { index: u32, checksum: u64 },
     /// The receiver has read the source, or gave up.
@@ -127,35 +138,48 @@ fn put_header(out: &mut Vec<u8>, kind: u8, flags: u8) {
     out.extend_from_slice(&[kind, flags, 0, 0]);
 }
 
-fn put_meta(out: &mut Vec<u8>, meta: &Meta) {
+/// Metadata without its dimensions.
+#[inline(always)]
+fn fixed_meta(meta: &Meta) -> [u8; 14] {
     let mut fixed = [0; 14];
     fixed[..4].copy_from_slice(&meta.dtype.to_le_bytes());
     (fixed[4], fixed[5]) = (meta.flags as u8, meta.dims.len() as u8);
     fixed[6..].copy_from_slice(&meta.nbytes.to_le_bytes());
-    out.extend_from_slice(&fixed);
+    fixed
+}
+
+fn put_meta(out: &mut Vec<u8>, meta: &Meta) {
+    out.extend_from_slice(&fixed_meta(meta));
     for d in &meta.dims {
         out.extend_from_slice(&d.to_le_bytes());
     }
 }
 
+#[inline(always)]
 fn get_meta(r: &mut Reader<'_>) -> Result<Meta, Status> {
     let [d0, d1, d2, d3, flags, ndims, n @ ..] = r.array::<14>()?;
     let (flags, ndims) = (u32::from(flags), usize::from(ndims));
     let (dtype, nbytes) = (u32::from_le_bytes([d0, d1, d2, d3]), u64::from_le_bytes(n));
-    if flags & !(TENSOR_DEAD | TENSOR_SERIALIZED) != 0 {
-        return Err(Status::invalid(format!("tensor flags {flags:#x} are not known")));
-    }
-    if ndims > MAX_DIMS {
-        return Err(Status::invalid(format!("{ndims} dimensions, at most {MAX_DIMS} are allowed")));
-    }
-    if flags & TENSOR_DEAD != 0 && nbytes != 0 {
-        return Err(Status::invalid(format!("a dead tensor with {nbytes} bytes, 0 are allowed")));
+    let known = flags & !(TENSOR_DEAD | TENSOR_SERIALIZED) == 0;
+    if !known || ndims > MAX_DIMS || (flags & TENSOR_DEAD != 0 && nbytes != 0) {
+        return Err(bad_meta(flags, ndims, nbytes));
     }
     let mut meta = Meta { dtype, flags, dims: Default::default(), nbytes };
     if ndims > 0 {
         get_dims(r, ndims, &mut meta)?;
     }
     Ok(meta)
+}
+
+#[cold]
+fn bad_meta(flags: u32, ndims: usize, nbytes: u64) -> Status {
+    Status::invalid(if flags & !(TENSOR_DEAD | TENSOR_SERIALIZED) != 0 {
+        format!("tensor flags {flags:#x} are not known")
+    } else if ndims > MAX_DIMS {
+        format!("{ndims} dimensions, at most {MAX_DIMS} are allowed")
+    } else {
+        format!("a dead tensor with {nbytes} bytes, 0 are allowed")
+    })
 }
 
 fn get_dims(r: &mut Reader<'_>, ndims: usize, meta: &mut Meta) -> Result<(), Status> {
@@ -209,6 +233,71 @@ fn regions_flag(place: Option<&Place>) -> u8 {
     if place.is_some_and(|p| !p.rkeys.rest().is_empty()) { F_REGIONS } else { 0 }
 }
 
+/// Dimensions for which a [`Short`] head has room.
+const SHORT_DIMS: usize = 8;
+
+/// The head of a TENSOR_REQUEST or TENSOR_CONTENT as they mostly are: without checksum, exposed memory and many
+/// dimensions. It is written where it lies, on the stack.
+pub struct Short {
+    bytes: [u8; 16 + 14 + 8 * SHORT_DIMS],
+    len: usize,
+}
+
+impl Short {
+    /// A TENSOR_REQUEST; `None`: it is none of the short ones.
+    #[inline(always)]
+    pub fn request(index: u32, step: i64, cached: Option<&Meta>) -> Option<Short> {
+        let mut head = Short { bytes: [0; _], len: 16 };
+        head.bytes[0] = TENSOR_REQUEST;
+        head.bytes[4..8].copy_from_slice(&index.to_le_bytes());
+        head.bytes[8..16].copy_from_slice(&step.to_le_bytes());
+        match cached {
+            None => Some(head),
+            Some(meta) => {
+                head.bytes[1] = F_META;
+                head.with_meta::<16>(meta)
+            }
+        }
+    }
+
+    /// A TENSOR_CONTENT; without metadata: the request said it.
+    #[inline(always)]
+    pub fn content(index: u32, meta: Option<&Meta>) -> Option<Short> {
+        let mut head = Short { bytes: [0; _], len: 8 };
+        head.bytes[0] = TENSOR_CONTENT;
+        head.bytes[4..8].copy_from_slice(&index.to_le_bytes());
+        match meta {
+            None => {
+                head.bytes[1] = F_SAME;
+                Some(head)
+            }
+            Some(meta) => head.with_meta::<8>(meta),
+        }
+    }
+
+    /// The same with metadata behind the first `AT` bytes.
+    #[inline(always)]
+    fn with_meta<const AT: usize>(mut self, meta: &Meta) -> Option<Short> {
+        let dims = &meta.dims[..];
+        if dims.len() > SHORT_DIMS {
+            return None;
+        }
+        self.bytes[AT..AT + 14].copy_from_slice(&fixed_meta(meta));
+        for (i, d) in dims.iter().enumerate() {
+            let at = AT + 14 + 8 * i;
+            self.bytes[at..at + 8].copy_from_slice(&d.to_le_bytes());
+        }
+        self.len = AT + 14 + 8 * dims.len();
+        Some(self)
+    }
+
+    /// Its bytes.
+    #[inline(always)]
+    pub fn bytes(&mut self) -> &mut [u8] {
+        &mut self.bytes[..self.len]
+    }
+}
+
 /// At least as many bytes as [`encode`] writes.
 pub fn head_len(message: &Message<'_>) -> usize {
     // More than all parts of a fixed length together.
@@ -218,11 +307,11 @@ pub fn head_len(message: &Message<'_>) -> usize {
     FIXED
         + match message {
             Message::Request(r) => {
-                r.cached.as_deref().map_or(0, meta) + r.dst.as_ref().map_or(0, |d| place(&d.0))
+                r.cached.as_ref().map_or(0, meta) + r.dst.as_ref().map_or(0, |d| place(&d.0))
             }
             Message::Meta(m) => meta(&m.meta) + m.source.as_ref().map_or(0, place),
             Message::ReRequest { dst, .. } => place(dst),
-            Message::Content { meta: m, .. } => m.as_deref().map_or(0, meta),
+            Message::Content(c) => c.meta.as_ref().map_or(0, meta),
             _ => 0,
         }
 }
@@ -298,9 +387,7 @@ pub fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
             out.extend_from_slice(&index.to_le_bytes());
             out.extend_from_slice(&code.to_le_bytes());
         }
-        Message::Content { index, checksum, meta, .. } => {
-            put_content(out, *index, *checksum, meta.as_deref());
-        }
+        Message::Content(c) => put_content(out, c.index, c.checksum, c.meta.as_ref()),
         Message::ContentDone { index, checksum } => {
             put_header(out, CONTENT_DONE, 0);
             out.extend_from_slice(&index.to_le_bytes());
@@ -332,23 +419,28 @@ pub fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
     }
 }
 
-fn get_request<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Message<'a>, Status> {
+#[inline(always)]
+fn get_request<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Request<'a>, Status> {
     let [i0, i1, i2, i3, step @ ..] = r.array::<12>()?;
     let (index, step) = (u32::from_le_bytes([i0, i1, i2, i3]), i64::from_le_bytes(step));
     let dst = if flags & F_DST != 0 { Some((get_place(r, flags)?, r.u64()?)) } else { None };
-    let cached = if flags & F_META != 0 { Some(Cow::Owned(get_meta(r)?)) } else { None };
+    let cached = if flags & F_META != 0 { Some(get_meta(r)?) } else { None };
     let key = r.rest();
     if key.is_empty() || key.len() > MAX_KEY_LEN {
-        return Err(Status::invalid(format!(
-            "TENSOR_REQUEST with a key of {} bytes, 1 to {MAX_KEY_LEN} are allowed",
-            key.len()
-        )));
+        return Err(bad_key(key.len()));
     }
     let (any_meta, checksum) = (flags & F_ANY_META != 0, flags & F_CHECKSUM != 0);
-    Ok(Message::Request(Request { index, step, dst, any_meta, checksum, cached, key }))
+    Ok(Request { index, step, dst, any_meta, checksum, cached, key })
 }
 
-fn get_content<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Message<'a>, Status> {
+#[cold]
+fn bad_key(len: usize) -> Status {
+    let text = "TENSOR_REQUEST with a key of";
+    Status::invalid(format!("{text} {len} bytes, 1 to {MAX_KEY_LEN} are allowed"))
+}
+
+#[inline(always)]
+fn get_content<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Content<'a>, Status> {
     let index = r.u32()?;
     let checksum = if flags & F_CHECKSUM != 0 { Some(r.u64()?) } else { None };
     let meta = if flags & F_SAME == 0 { Some(get_meta(r)?) } else { None };
@@ -358,13 +450,51 @@ fn get_content<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Message<'a>, Status>
     {
         return Err(content_of(content.len(), meta));
     }
-    Ok(Message::Content { index, checksum, meta: meta.map(Cow::Owned), content })
+    Ok(Content { index, checksum, meta, content })
 }
 
 /// Content is not as long as its metadata says.
+#[cold]
 pub fn content_of(len: usize, meta: &Meta) -> Status {
     let text = "TENSOR_CONTENT with";
     Status::invalid(format!("{text} {len} bytes of content, its metadata says {}", meta.nbytes))
+}
+
+/// The kind of a message, as far as its reader has a way of its own for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// TENSOR_REQUEST.
+    Request,
+    /// TENSOR_CONTENT.
+    Content,
+    /// Any other, or none at all.
+    Other,
+}
+
+/// What a message says that it is.
+#[inline]
+pub fn kind(bytes: &[u8]) -> Kind {
+    match bytes.first() {
+        Some(&TENSOR_REQUEST) => Kind::Request,
+        Some(&TENSOR_CONTENT) => Kind::Content,
+        _ => Kind::Other,
+    }
+}
+
+/// Decodes a message that says that it is a TENSOR_REQUEST, as [`decode`] does.
+#[inline(always)]
+pub fn decode_request(bytes: &[u8]) -> Result<(Request<'_>, u16), Status> {
+    let mut r = Reader::new(bytes);
+    let [_, flags, credits @ ..] = r.array::<4>()?;
+    Ok((get_request(&mut r, flags)?, u16::from_le_bytes(credits)))
+}
+
+/// Decodes a message that says that it is a TENSOR_CONTENT, as [`decode`] does.
+#[inline(always)]
+pub fn decode_content(bytes: &[u8]) -> Result<(Content<'_>, u16), Status> {
+    let mut r = Reader::new(bytes);
+    let [_, flags, credits @ ..] = r.array::<4>()?;
+    Ok((get_content(&mut r, flags)?, u16::from_le_bytes(credits)))
 }
 
 /// Decodes one message, with the credits that its header returns. The bytes come from a peer.
@@ -373,7 +503,7 @@ pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
     let [kind, flags, credits @ ..] = r.array::<4>()?;
     let credits = u16::from_le_bytes(credits);
     let message = match kind {
-        TENSOR_REQUEST => get_request(&mut r, flags)?,
+        TENSOR_REQUEST => Message::Request(get_request(&mut r, flags)?),
         META_DATA_RESPONSE => {
             let (index, response) = (r.u32()?, r.u32()?);
             let source = if flags & F_SOURCE != 0 { Some(get_place(&mut r, flags)?) } else { None };
@@ -386,7 +516,7 @@ pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
             Message::ReRequest { response: r.u32()?, dst: get_place(&mut r, flags)?, len: r.u64()? }
         }
         ERROR_STATUS => Message::Error { index: r.u32()?, code: r.i32()?, text: r.rest() },
-        TENSOR_CONTENT => get_content(&mut r, flags)?,
+        TENSOR_CONTENT => Message::Content(get_content(&mut r, flags)?),
         CONTENT_DONE => Message::ContentDone { index: r.u32()?, checksum: r.u64()? },
         GET_DONE => Message::GetDone { response: r.u32()?, ok: flags & F_OK != 0 },
         CANCEL => Message::Cancel { index: r.u32()? },
@@ -406,7 +536,7 @@ fn tail<'a>(message: &Message<'a>) -> &'a [u8] {
     match message {
         Message::Request(r) => r.key,
         Message::Error { text, .. } | Message::Goodbye { text, .. } => text,
-        Message::Content { content, .. } => content,
+        Message::Content(c) => c.content,
         Message::Fragment { bytes, .. } => bytes,
         _ => &[],
     }

@@ -12,7 +12,7 @@ use rdma_transport::fabric::ibverbs;
 use rdma_transport::fabric::{Adapter, EpId, ProviderKind};
 use rdma_transport::local_fd::Local;
 use rdma_transport::manager::Manager;
-use rdma_transport::protocol::message::{self, Message};
+use rdma_transport::protocol::message::{self, Content, Message};
 use rdma_transport::status::{Code, Status};
 
 use rdma_sys::{ibv_wc_status as wc, ibv_wr_opcode as op};
@@ -240,12 +240,12 @@ fn malformed_messages_end_the_connection_that_sent_them() {
     });
     let mut nested = encoded(&Message::Fragment { last: true, bytes: b"" });
     nested.extend_from_slice(&encoded(&Message::Fragment { last: true, bytes: b"" }));
-    let content = Message::Content {
+    let content = Message::Content(Content {
         index: 0,
         checksum: None,
-        meta: Some(std::borrow::Cow::Owned(Meta { nbytes: 100, ..Default::default() })),
+        meta: Some(Meta { nbytes: 100, ..Default::default() }),
         content: b"",
-    };
+    });
     let garbage: [&[u8]; 7] = [
         &[],
         &[1],

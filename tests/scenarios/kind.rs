@@ -1,6 +1,6 @@
 //! What is on its way, by kind. The one place that looks into messages.
 
-use rdma_transport::protocol::message::{self, IMM_ACK, Message};
+use rdma_transport::protocol::message::{self, Content, IMM_ACK, Message};
 use rdma_transport::status::Status;
 
 use super::common::net::Op;
@@ -56,7 +56,7 @@ pub fn kind(bytes: &[u8]) -> Kind {
         Ok((Message::Meta(_), _)) => Kind::Meta,
         Ok((Message::ReRequest { .. }, _)) => Kind::ReRequest,
         Ok((Message::Error { .. }, _)) => Kind::Error,
-        Ok((Message::Content { .. }, _)) => Kind::Content,
+        Ok((Message::Content(_), _)) => Kind::Content,
         Ok((Message::ContentDone { .. }, _)) => Kind::ContentDone,
         Ok((Message::GetDone { .. }, _)) => Kind::GetDone,
         Ok((Message::Cancel { .. }, _)) => Kind::Cancel,
@@ -102,13 +102,16 @@ pub fn index(bytes: &[u8]) -> u32 {
 
 /// Whether content brings its metadata along.
 pub fn tells_metadata(bytes: &[u8]) -> bool {
-    matches!(decode(bytes), Ok((Message::Content { meta: Some(_), .. }, _)))
+    matches!(decode(bytes), Ok((Message::Content(Content { meta: Some(_), .. }), _)))
 }
 
 /// Content without metadata, for a request.
 pub fn bare_content(index: u32, content: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
-    message::encode(&Message::Content { index, checksum: None, meta: None, content }, &mut out);
+    message::encode(
+        &Message::Content(Content { index, checksum: None, meta: None, content }),
+        &mut out,
+    );
     out.extend_from_slice(content);
     out
 }

@@ -25,7 +25,8 @@ impl Engine {
                 self.fail(fx, index, status);
             }
             State::LocalWait => {
-                self.table.remove_waiter(&r.named.key, r.named.step, Waiter::Local(index));
+                let hash = self.table.hash(&r.named.key);
+                self.table.remove_waiter(hash, r.named.step, Waiter::Local(index));
                 self.fail(fx, index, status);
             }
             State::Allocating(_) | State::Copying | State::LocalCopy(_) => {
@@ -110,9 +111,8 @@ impl Engine {
     fn end_given_up(&mut self, fx: &mut impl Fx, index: u32, status: Status) {
         let Some(r) = self.responses.get(index) else { return };
         match r.state {
-            RState::Waiting => {
-                let named = &r.named;
-                self.table.remove_waiter(&named.key, named.step, Waiter::Remote(index));
+            RState::Waiting(hash) => {
+                self.table.remove_waiter(hash, r.named.step, Waiter::Remote(index));
                 self.forget(index);
             }
             RState::Asking => {
@@ -171,7 +171,7 @@ impl Engine {
         status: &Status,
     ) {
         let Some(r) = self.responses.get(index) else { return };
-        if matches!(r.state, RState::Waiting | RState::Asking) {
+        if matches!(r.state, RState::Waiting(_) | RState::Asking) {
             return self.end_given_up(fx, index, status.clone());
         }
         let (named, to) = (&r.named, self.peer_name(Some(r.peer)));

@@ -1,20 +1,13 @@
 //! The one end of each transfer, for all protocols: what it held goes back, it is counted, its callback is queued.
 
 use super::inbound::{Request, request_in_step};
-use super::outbound::{code_of, response_in_step};
+use super::outbound::{Response, code_of, response_in_step};
 use crate::api::*;
 #[cfg(feature = "planted")]
 use crate::engine::Planted;
+use crate::engine::front::rendezvous::Named;
 use crate::engine::{Due, Engine, Fx, Held, Work};
 use crate::status::Status;
-
-/// What a request held, and what is known of it, when it is gone.
-struct Ended {
-    result: Result<Tensor, Status>,
-    info: TransferInfo,
-    held: Held,
-    memory: (u64, u64),
-}
 
 impl Engine {
     /// Ends a request with an error.
@@ -47,17 +40,43 @@ impl Engine {
         held: Held,
         at: Option<(u64, u32)>,
     ) {
-        let Some(r) = self.requests.get_mut(index) else { return };
-        if r.landing.is_some() {
+        if self.requests.get(index).is_some_and(|r| r.landing.is_some()) {
             self.drop_landing(fx, index);
         }
+        let now = fx.now();
+        let Some(r) = self.requests.get_mut(index) else { return };
+        let (request, keep, peer, ch, protocol) = (r.named.id, r.keep, r.peer, r.ch, r.protocol);
+        let (memory, place, started, known) = (r.memory(), r.place_of_result(), r.started, r.known);
+        let (buffer, meta) = (r.buffer.take(), r.meta.take());
+        let of = if fx.tracing() { traced(&r.named) } else { None };
+        let mut info = self.info(peer, ch, protocol);
+        info.elapsed_ns = now.saturating_sub(started);
+        let (result, after) = match (result, meta) {
+            (Ok(()), Some(meta)) => {
+                if !known {
+                    self.remember(index, &meta);
+                }
+                info.bytes = meta.nbytes;
+                let (addr, device) = at.unwrap_or(if meta.nbytes == 0 { (0, 0) } else { place });
+                let after = buffer.map_or(held, Held::Buffer);
+                #[cfg(feature = "planted")]
+                if self.planted == Some(Planted::WrongBytes) && meta.nbytes > 0 && device == 0 {
+                    // SAFETY: the destination holds `nbytes` bytes.
+                    let _ = unsafe { fx.deliver(addr, &[0x5a]) };
+                }
+                (Ok(Tensor { meta, addr, device }), after)
+            }
+            (result, _) => {
+                let status = self.why(result);
+                info.reason = status.reason;
+                if let Some(buffer) = buffer {
+                    fx.free(buffer);
+                }
+                (Err(status), held)
+            }
+        };
         let code = code_of(&result);
-        let Some(ended) = self.ended(fx, index, result, held, at) else { return };
-        let Ended { result, info, held: after, memory } = ended;
-        let Some(r) = self.requests.get(index) else { return };
-        let (request, keep) = (r.named.id, r.keep);
-        self.count(r.peer, r.ch, |c| c.recv_done(info.bytes, info.elapsed_ns, code, info.protocol));
-        let of = self.traced(fx, &r.named.key, r.named.step);
+        self.count(peer, ch, |c| c.recv_done(info.bytes, info.elapsed_ns, code, info.protocol));
         #[cfg(feature = "planted")]
         if self.planted == Some(Planted::LosesRecv) {
             self.remove_request(index);
@@ -74,95 +93,58 @@ impl Engine {
         fx.run(Work::RecvDone { request, of, done, result, info, after, keep, memory });
     }
 
-    /// What the callback of a request is told, and what is still held then.
-    #[inline(always)]
-    fn ended(
-        &mut self,
-        fx: &mut impl Fx,
-        index: u32,
-        result: Result<(), Status>,
-        mut held: Held,
-        at: Option<(u64, u32)>,
-    ) -> Option<Ended> {
-        let now = fx.now();
-        let r = self.requests.get_mut(index)?;
-        let given = if let Target::Given { len, .. } = r.target { len } else { 0 };
-        let memory = match r.device {
-            0 => (r.dst, given.max(r.meta.as_ref().map_or(0, |m| m.nbytes))),
-            _ => (0, 0),
-        };
-        let (buffer, meta) = (r.buffer.take(), r.meta.take());
-        let (dst, device, library) = (r.dst, r.device, matches!(r.target, Target::Library));
-        let elapsed_ns = now.saturating_sub(r.started);
-        let (peer, ch, protocol) = (r.peer, r.ch, r.protocol);
-        let mut info = TransferInfo { elapsed_ns, ..self.info(peer, ch, protocol) };
-        let result = match (result, meta) {
-            (Ok(()), Some(meta)) => {
-                self.remember(index, &meta);
-                info.bytes = meta.nbytes;
-                let (addr, device) = at.unwrap_or(match meta.nbytes {
-                    0 => (0, 0),
-                    _ => (dst, if library { 0 } else { device }),
-                });
-                if let Some(buffer) = buffer {
-                    held = Held::Buffer(buffer);
-                }
-                #[cfg(feature = "planted")]
-                if self.planted == Some(Planted::WrongBytes) && meta.nbytes > 0 && device == 0 {
-                    // SAFETY: the destination holds `nbytes` bytes.
-                    let _ = unsafe { fx.deliver(addr, &[0x5a]) };
-                }
-                Ok(Tensor { meta, addr, device })
-            }
-            (result, _) => {
-                let status = match result {
-                    Ok(()) => self.defect("a receive ended without metadata"),
-                    Err(status) => status,
-                };
-                info.reason = status.reason;
-                if let Some(buffer) = buffer {
-                    fx.free(buffer);
-                }
-                Err(status)
-            }
-        };
-        Some(Ended { result, info, held, memory })
+    /// Why a receive ended without a tensor.
+    #[cold]
+    fn why(&self, result: Result<(), Status>) -> Status {
+        match result {
+            Ok(()) => self.defect("a receive ended without metadata"),
+            Err(status) => status,
+        }
     }
 
     /// A request leaves the table, and what refers to it there; its callback.
     pub(in crate::engine) fn remove_request(&mut self, index: u32) -> Option<Due<OnRecv>> {
-        let r: &mut Request = self.requests.get_mut(index)?;
-        let (timer, step, in_step) = (r.timer, r.named.step, r.named.in_step);
-        let key = std::mem::take(&mut r.named.key);
+        let take = |r: &mut Request| {
+            (
+                r.timer,
+                r.named.step,
+                r.named.in_step,
+                std::mem::take(&mut r.named.key),
+                r.done.take(),
+            )
+        };
+        let (timer, step, in_step, key, done) = self.requests.take(index, take)?;
         self.deadlines.remove(&mut self.requests, index, timer);
         if let Some(members) = self.table.members_of(step) {
             members.requests.remove(&mut self.requests, request_in_step, index, in_step);
             self.table.left(step);
         }
         self.table.keys().give(key);
-        self.requests.take(index, |r| r.done.take())
+        Some(done)
     }
 
     /// A response leaves the table, and what refers to it there.
     pub(in crate::engine) fn forget(&mut self, index: u32) {
-        let Some(r) = self.responses.get_mut(index) else { return };
-        let (step, in_step, cost, peer) = (r.named.step, r.named.in_step, r.cost, r.peer);
-        let (ch, request) = (r.asked.to.ch, r.asked.to.request);
-        let key = std::mem::take(&mut r.named.key);
+        let take = |r: &mut Response| {
+            let key = std::mem::take(&mut r.named.key);
+            (r.named.step, r.named.in_step, r.cost, r.peer, r.asked.to, key)
+        };
+        let Some((step, in_step, cost, peer, to, key)) = self.responses.take(index, take) else {
+            return;
+        };
         if let Some(members) = self.table.members_of(step) {
             members.responses.remove(&mut self.responses, response_in_step, index, in_step);
             self.table.left(step);
         }
         self.table.keys().give(key);
-        if let Some(c) = self.channels.get_mut(ch) {
-            c.responses.remove(request);
+        if let Some(c) = self.channels.get_mut(to.ch) {
+            c.responses.remove(to.request);
         }
         self.waiting_bytes = self.waiting_bytes.saturating_sub(cost);
         if let Some(p) = self.peers.get_mut(peer) {
             p.waiting = p.waiting.saturating_sub(1);
             p.waiting_bytes = p.waiting_bytes.saturating_sub(cost);
         }
-        self.responses.take(index, |_| ());
     }
 
     /// Ends a response whose tensor cannot go out: both ends hear why.
@@ -254,6 +236,11 @@ impl Engine {
             fx.run(Work::SendDone { done, result, info, of, inline, memory });
         }
     }
+}
+
+/// Key and step for a trace.
+fn traced(named: &Named) -> Option<(Box<[u8]>, i64)> {
+    Some((crate::room::key(&named.key).ok()?, named.step))
 }
 
 /// Memory of the host that is the application's again when a send has ended.

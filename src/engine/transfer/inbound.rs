@@ -3,7 +3,7 @@
 use super::outbound::Sent;
 use crate::api::*;
 use crate::engine::channel::ChanId;
-use crate::engine::deadlines::Timer;
+use crate::engine::deadlines::{Timed, Timer};
 use crate::engine::front::rendezvous::Named;
 use crate::engine::list::Links;
 use crate::engine::{Buffer, Due, Engine, Fx, Window};
@@ -81,13 +81,55 @@ pub(in crate::engine) struct Request {
 }
 
 impl Request {
+    /// The destination was given up front, where the sender may write.
+    #[inline]
+    pub fn takes_any_meta(&self) -> bool {
+        matches!(self.target, Target::Given { .. }) && self.device == 0
+    }
+
+    /// Memory of the host that is the application's again when it has ended.
+    #[inline]
+    pub fn memory(&self) -> (u64, u64) {
+        let given = if let Target::Given { len, .. } = self.target { len } else { 0 };
+        match self.device {
+            0 => (self.dst, given.max(self.meta.as_ref().map_or(0, |m| m.nbytes))),
+            _ => (0, 0),
+        }
+    }
+
+    /// Where the result is: the address, and of which device.
+    #[inline]
+    pub fn place_of_result(&self) -> (u64, u32) {
+        match self.target {
+            Target::Library => (self.dst, 0),
+            Target::Given { .. } | Target::Alloc(_) => (self.dst, self.device),
+        }
+    }
+
+    /// Length of the content, as far as it is known, or there is room for.
+    #[inline]
+    pub fn expected(&self) -> u64 {
+        match self.target {
+            Target::Given { len, .. } if self.device == 0 => len,
+            _ => self.meta.as_ref().map_or(0, |m| m.nbytes),
+        }
+    }
+
     /// The sender told what its tensor is: what was known from before counts no more.
     pub fn told(&mut self, meta: Meta) {
         (self.meta, self.known) = (Some(meta), false);
     }
 }
 
+impl Timed for Request {
+    #[inline]
+    fn timer(&mut self) -> &mut Timer {
+        &mut self.timer
+    }
+}
+
 /// Its links in its step.
+#[inline]
 pub(in crate::engine) fn request_in_step(r: &mut Request) -> &mut Links {
     &mut r.named.in_step
 }
@@ -102,6 +144,7 @@ impl Engine {
         }
     }
 
+    #[inline]
     pub(in crate::engine) fn settle_request(&mut self, fx: &mut impl Fx, index: u32) {
         if let Some(ch) = self.requests.get(index).and_then(|r| r.ch) {
             self.settle(fx, ch);
@@ -109,6 +152,7 @@ impl Engine {
     }
 
     /// The request of this index, if it is on this channel and waits for an answer.
+    #[inline]
     pub(in crate::engine) fn answered(&mut self, ch: ChanId, index: u32) -> Option<&mut Request> {
         let live = |r: &&mut Request| {
             r.ch == Some(ch) && matches!(r.state, State::Requested | State::Awaiting)

@@ -102,8 +102,8 @@ impl Source {
 }
 
 pub(in crate::engine) enum RState {
-    /// Waits in the table for the tensor.
-    Waiting,
+    /// Waits in the table for the tensor, which keeps its key: by the key's hash it is found there.
+    Waiting(u64),
     /// The runtime was asked.
     Asking,
     /// It has its tensor; the next protocol is being chosen.
@@ -138,11 +138,13 @@ pub(in crate::engine) struct Response {
 }
 
 /// Its links in its step.
+#[inline]
 pub(in crate::engine) fn response_in_step(r: &mut Response) -> &mut Links {
     &mut r.named.in_step
 }
 
 impl Response {
+    #[inline(always)]
     pub fn new(peer: u32, named: Named, asked: Asked, state: RState, cost: usize) -> Response {
         let (source, cancelled, ended, copying) = (None, false, None, false);
         Response { named, peer, asked, source, state, cancelled, ended, copying, cost }

@@ -16,7 +16,7 @@ fn round_trips() {
             dst: Some((several.clone(), 77)),
             any_meta: true,
             checksum: true,
-            cached: Some(Cow::Owned(sample_meta())),
+            cached: Some(sample_meta()),
             key: b"key",
         }),
         Message::Request(Request {
@@ -48,13 +48,13 @@ fn round_trips() {
         Message::ReRequest { response: 4, dst: one, len: 9 },
         Message::ReRequest { response: 4, dst: several, len: 9 },
         Message::Error { index: 5, code: 10, text: b"why" },
-        Message::Content {
+        Message::Content(Content {
             index: 6,
             checksum: Some(1),
-            meta: Some(Cow::Owned(sample_meta())),
+            meta: Some(sample_meta()),
             content: b"hello",
-        },
-        Message::Content { index: 6, checksum: None, meta: None, content: b"hello" },
+        }),
+        Message::Content(Content { index: 6, checksum: None, meta: None, content: b"hello" }),
         Message::ContentDone { index: 7, checksum: 8 },
         Message::GetDone { response: 9, ok: true },
         Message::Cancel { index: 10 },
@@ -81,8 +81,8 @@ fn round_trips() {
 #[test]
 fn impossible_metadata_is_refused() {
     let refused = |meta: Meta| {
-        let meta = Some(Cow::Owned(meta));
-        let m = Message::Content { index: 6, checksum: None, meta, content: b"hello" };
+        let meta = Some(meta);
+        let m = Message::Content(Content { index: 6, checksum: None, meta, content: b"hello" });
         let mut out = Vec::new();
         encode(&m, &mut out);
         out.extend_from_slice(tail(&m));
@@ -113,12 +113,12 @@ fn regions_must_ascend_and_be_few() {
 #[test]
 fn content_length_must_match() {
     let mut out = Vec::new();
-    let m = Message::Content {
+    let m = Message::Content(Content {
         index: 6,
         checksum: None,
-        meta: Some(Cow::Owned(sample_meta())),
+        meta: Some(sample_meta()),
         content: b"",
-    };
+    });
     encode(&m, &mut out);
     out.extend_from_slice(b"four");
     assert!(decode(&out).unwrap_err().message.contains("4 bytes of content"));
@@ -134,12 +134,12 @@ fn mutations_never_panic() {
         seed ^= seed << 17;
         seed
     };
-    let content = Message::Content {
+    let content = Message::Content(Content {
         index: 6,
         checksum: Some(1),
-        meta: Some(Cow::Owned(sample_meta())),
+        meta: Some(sample_meta()),
         content: b"hello",
-    };
+    });
     let mut valid = Vec::new();
     encode(&content, &mut valid);
     valid.extend_from_slice(b"hello");

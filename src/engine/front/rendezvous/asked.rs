@@ -1,9 +1,8 @@
 //! What a peer asks for: a tensor that is there goes out, the others wait as responses.
 
-use std::borrow::Cow;
-
-use super::keys::Keys;
-use super::{Members, Named, RecvOutcome, Waiter, public_id};
+use super::keys::Key;
+use super::table::Free;
+use super::{Named, RecvOutcome, Waiter, public_id};
 use crate::engine::channel::ChanId;
 use crate::engine::list::Links;
 use crate::engine::slab::CAPACITY;
@@ -38,72 +37,78 @@ impl Engine {
             return self.send_error(fx, ch, to.request, &status);
         }
         let (key, step) = (r.key, r.step);
-        let (dst, any_meta, cached) = (r.dst, r.any_meta, r.cached.map(Cow::into_owned));
-        let mut asked = Some(Asked { to, dst, any_meta, cached, granted: false });
-        let mut listed = None;
-        let outcome = self.ask_table(peer, &mut asked, key, step, &mut listed);
-        match (outcome, asked) {
-            (RecvOutcome::Matched(sent), Some(asked)) => self.respond(fx, asked, key, step, sent),
-            (RecvOutcome::Matched(_) | RecvOutcome::Waiting, _) => match listed {
-                Some(index) => self.owe(fx, index),
-                None => {
-                    let status = self.too_many_waiting(peer);
-                    self.send_error(fx, ch, to.request, &status);
-                }
-            },
-            (RecvOutcome::Duplicate, _) => {
+        let (dst, any_meta, cached) = (r.dst, r.any_meta, r.cached);
+        let asked = Asked { to, dst, any_meta, cached, granted: false };
+        if self.source.is_some() && !self.table.has_tensor(key, step) {
+            return self.ask_runtime(fx, peer, asked, key, step);
+        }
+        match self.table.recv(key, step, self.settings.tolerate_dup_recv) {
+            RecvOutcome::Matched(sent) => self.respond(fx, asked, key, step, sent),
+            RecvOutcome::Nobody(free) => self.wait_for_tensor(fx, peer, asked, key, step, free),
+            RecvOutcome::Duplicate => {
                 let text = format!(
                     "duplicate receive: a request for '{}' of step {step} waits already",
                     crate::shown::key(key)
                 );
                 self.send_error(fx, ch, to.request, &Status::new(Code::Aborted, text));
             }
-            (RecvOutcome::Refused(status), _) => self.send_error(fx, ch, to.request, &status),
+            RecvOutcome::Refused(status) => self.send_error(fx, ch, to.request, &status),
         }
     }
 
-    /// Looks for the tensor. Where it is not there a response takes what was asked, and waits: `listed`; `None` if no
-    /// more may.
-    fn ask_table(
+    /// The tensor is not there: a response takes what was asked, and waits in the table, which keeps its key.
+    #[inline]
+    fn wait_for_tensor(
         &mut self,
+        fx: &mut impl Fx,
         peer: u32,
-        asked: &mut Option<Asked>,
+        asked: Asked,
         key: &[u8],
         step: i64,
-        listed: &mut Option<u32>,
-    ) -> RecvOutcome {
-        let cost = asked.as_ref().map_or(0, |asked| asked.cost(key));
-        let full = self.has_too_many_waiting(peer, cost);
-        let asks = self.source.is_some();
-        let (responses, next_id) = (&mut self.responses, &mut self.next_id);
-        let make = |keys: &mut Keys, members: &mut Members| {
-            if full {
-                return None;
-            }
-            let key = keys.copy(key).ok()?;
-            let state = if asks { RState::Asking } else { RState::Waiting };
-            let named = Named { id: 0, key, step, in_step: Links::default() };
-            let response = Response::new(peer, named, asked.take()?, state, cost);
-            let index = responses.insert(response).ok()?;
-            members.responses.push(responses, response_in_step, index);
-            if let Some(r) = responses.get_mut(index) {
-                r.named.id = public_id(*next_id, index);
-            }
-            *next_id += 1;
-            *listed = Some(index);
-            Some(Waiter::Remote(index))
-        };
-        if asks && !self.table.has_tensor(key, step) {
-            if let Some(status) = self.table.aborted(step) {
-                return RecvOutcome::Refused(status.clone());
-            }
-            self.table.ask(step, make);
-            return RecvOutcome::Waiting;
+        free: Free,
+    ) {
+        let (to, cost) = (asked.to, asked.cost(key));
+        if self.has_too_many_waiting(peer, cost) {
+            self.table.leave(free, step);
+            return self.refuse_too_many(fx, peer, to);
         }
-        self.table.recv(key, step, self.settings.tolerate_dup_recv, make)
+        let Some(vacancy) = self.responses.vacancy() else {
+            self.table.leave(free, step);
+            return self.refuse_too_many(fx, peer, to);
+        };
+        let id = public_id(self.next_id, vacancy.index());
+        self.next_id += 1;
+        let named = Named { id, key: Key::default(), step, in_step: Links::default() };
+        let state = RState::Waiting(free.hash());
+        let index = vacancy.fill(Response::new(peer, named, asked, state, cost));
+        self.table.wait(free, key, step, Waiter::Remote(index));
+        let members = self.table.members(step);
+        members.responses.push(&mut self.responses, response_in_step, index);
+        self.list(to, peer, cost, index);
     }
 
-    /// A response for a tensor that is there, and will not go out at once.
+    /// The runtime is asked for the tensor, and a response waits for what it says.
+    fn ask_runtime(&mut self, fx: &mut impl Fx, peer: u32, asked: Asked, key: &[u8], step: i64) {
+        let (to, cost) = (asked.to, asked.cost(key));
+        if let Some(status) = self.table.aborted(step).cloned() {
+            return self.send_error(fx, to.ch, to.request, &status);
+        }
+        if self.has_too_many_waiting(peer, cost) {
+            return self.refuse_too_many(fx, peer, to);
+        }
+        match self.insert_response(asked, key, step, RState::Asking) {
+            Ok(index) => self.ask_source(fx, index),
+            Err(status) => self.send_error(fx, to.ch, to.request, &status),
+        }
+    }
+
+    #[cold]
+    fn refuse_too_many(&mut self, fx: &mut impl Fx, peer: u32, to: To) {
+        let status = self.too_many_waiting(peer);
+        self.send_error(fx, to.ch, to.request, &status);
+    }
+
+    /// A response for a tensor that is there and will not go out at once, or for which the runtime is asked.
     pub(super) fn insert_response(
         &mut self,
         asked: Asked,
@@ -120,21 +125,22 @@ impl Engine {
         }
         let key = self.table.keys().copy(key)?;
         self.room_to_owe(asked.to.ch)?;
-        self.table.make_room()?;
+        self.table.make_room(step)?;
         let cost = asked.cost(&key);
-        let named = Named { id: 0, key, step, in_step: Links::default() };
-        let response = Response::new(peer, named, asked, state, cost);
-        let inserted = self.responses.insert(response);
-        let index = inserted.map_err(|_| crate::room::none(size_of::<Response>(), "a response"))?;
+        let (to, none) = (asked.to, || crate::room::none(size_of::<Response>(), "a response"));
+        let vacancy = self.responses.vacancy().ok_or_else(none)?;
+        let id = public_id(self.next_id, vacancy.index());
+        self.next_id += 1;
+        let named = Named { id, key, step, in_step: Links::default() };
+        let index = vacancy.fill(Response::new(peer, named, asked, state, cost));
         let members = self.table.members(step);
         members.responses.push(&mut self.responses, response_in_step, index);
-        self.list(index);
+        self.list(to, peer, cost, index);
         Ok(index)
     }
 
-    /// A response waits from now on: it is counted, and the runtime is asked, where there is one.
-    fn owe(&mut self, fx: &mut impl Fx, index: u32) {
-        self.list(index);
+    /// The runtime is asked for what a response waits for.
+    fn ask_source(&mut self, fx: &mut impl Fx, index: u32) {
         let Some(source) = self.source.clone() else { return };
         let Some(r) = self.responses.get(index) else { return };
         let (response, step, peer) = (r.named.id, r.named.step, r.peer);
@@ -149,9 +155,8 @@ impl Engine {
     }
 
     /// Enters a response where its channel and its peer find it. The memory is there.
-    fn list(&mut self, index: u32) {
-        let Some(r) = self.responses.get(index) else { return };
-        let (to, peer, cost) = (r.asked.to, r.peer, r.cost);
+    #[inline]
+    fn list(&mut self, to: To, peer: u32, cost: usize, index: u32) {
         if let Some(c) = self.channels.get_mut(to.ch) {
             c.responses.insert(to.request, index);
         }

@@ -1,17 +1,16 @@
 //! The receiving side: a receive, from the call until it is asked for; its cancellation and release.
 
-use std::borrow::Cow;
-
+use super::keys::Key;
 use super::{Named, public_id};
 use crate::api::*;
 use crate::engine::channel::ChanId;
 use crate::engine::deadlines::Timer;
 use crate::engine::list::Links;
 use crate::engine::transfer::inbound::{AfterAlloc, Request, State, request_in_step};
-use crate::engine::{Engine, Fx, Held, Kept};
+use crate::engine::{Due, Engine, Fx, Held, Kept};
 use crate::fabric::Access;
 use crate::fabric::keys::Place;
-use crate::protocol::message::{self, Message};
+use crate::protocol::message::{self, Message, Short};
 use crate::status::{Code, Reason, Status};
 
 impl Engine {
@@ -33,26 +32,14 @@ impl Engine {
         if let Some(status) = self.table.aborted(step) {
             return Err(status.clone());
         }
-        let local = peer.is_none_or(|p| *p == *self.name);
-        let peer = match peer {
-            Some(name) if !local => Some(self.find_peer(name).ok_or_else(|| {
-                Status::new(Code::NotFound, format!("peer '{name}' is not known; add it first"))
-            })?),
-            _ => None,
-        };
-        let key = self.table.keys().copy(key)?;
+        let peer = self.sender(peer)?;
         self.admit(fx)?;
-        self.table.make_room()?;
+        self.table.make_room(step)?;
         if options.keep {
             crate::room::grow(&mut self.kept, 1, "requests that are kept")?;
         }
-        let keep = options.keep;
-        let named = Named { id: 0, key, step, in_step: Links::default() };
-        let index = self.insert_request(fx, peer, named, options, done)?;
-        let id = public_id(self.id(), index);
-        if let Some(r) = self.requests.get_mut(index) {
-            r.named.id = id;
-        }
+        let key = self.table.keys().copy(key)?;
+        let (index, id, keep) = self.insert_request(fx.now(), peer, key, step, options, done)?;
         if keep {
             self.kept.insert(id, Kept::Running);
         }
@@ -73,29 +60,46 @@ impl Engine {
         Ok(id)
     }
 
-    /// Takes a request in: into the slab, its step and the deadlines.
+    /// The peer of this name; `None`: this manager itself.
+    #[inline]
+    fn sender(&mut self, name: Option<&str>) -> Result<Option<u32>, Status> {
+        match name {
+            Some(name) if *self.name != *name => match self.peers.find_again(name) {
+                Some(peer) => Ok(Some(peer)),
+                None => Err(unknown_peer(name)),
+            },
+            _ => Ok(None),
+        }
+    }
+
+    /// Takes a request in: into the slab, its step and the deadlines. Its index, its public id, and whether it is kept.
+    #[inline]
     fn insert_request(
         &mut self,
-        fx: &mut impl Fx,
+        now: u64,
         peer: Option<u32>,
-        named: Named,
+        key: Key,
+        step: i64,
         options: RecvOptions,
         done: OnRecv,
-    ) -> Result<u32, Status> {
-        let now = fx.now();
-        let timeout = options.timeout.map_or(self.settings.timeout, |t| t.as_nanos() as u64);
-        let (deadline, step) = (now.saturating_add(timeout), named.step);
-        let request = Request {
-            named,
+    ) -> Result<(u32, u64, bool), Status> {
+        let RecvOptions { timeout, target, device, keep } = options;
+        let timeout = timeout.map_or(self.settings.timeout, |t| t.as_nanos() as u64);
+        let deadline = now.saturating_add(timeout);
+        let Some(vacancy) = self.requests.vacancy() else { return Err(self.too_many_receives()) };
+        let id = public_id(self.next_id, vacancy.index());
+        self.next_id += 1;
+        let index = vacancy.fill(Request {
+            named: Named { id, key, step, in_step: Links::default() },
             peer,
             ch: None,
             place: None,
             started: now,
             deadline,
-            target: options.target,
-            device: options.device,
-            keep: options.keep,
-            done: self.due(done),
+            target,
+            device,
+            keep,
+            done: Due::new(done, self.owner),
             state: State::Queued,
             meta: None,
             known: false,
@@ -107,37 +111,42 @@ impl Engine {
             ended: None,
             copying: false,
             timer: Timer::default(),
-        };
-        let index = self.requests.insert(request).map_err(|mut request| {
-            request.done.take().refuse();
-            let text =
-                format!("{} receives are outstanding: no room for more", self.requests.len());
-            Status::new(Code::ResourceExhausted, text)
-        })?;
+        });
         self.table.members(step).requests.push(&mut self.requests, request_in_step, index);
-        self.set_deadline(index, deadline);
-        Ok(index)
+        self.deadlines.add(&mut self.requests, index, deadline);
+        self.next_deadline = self.next_deadline.min(deadline);
+        Ok((index, id, keep))
+    }
+
+    #[cold]
+    fn too_many_receives(&self) -> Status {
+        let text = format!("{} receives are outstanding: no room for more", self.requests.len());
+        Status::new(Code::ResourceExhausted, text)
     }
 
     /// A receive from a peer: finds memory where the size is known from before, and asks.
     fn begin(&mut self, fx: &mut impl Fx, index: u32, peer: u32) {
-        let Some(r) = self.requests.get_mut(index) else { return };
-        // Named by the application.
-        self.peers.keep(peer);
-        let cached = self.peers.get_mut(peer).and_then(|p| p.cache.get(&r.named.key).cloned());
+        let (Some(r), Some(p)) = (self.requests.get_mut(index), self.peers.get_mut(peer)) else {
+            return;
+        };
+        let named_now = p.guest;
+        let cached = p.cache.get(&r.named.key);
         let own = &self.stats.own;
         if cached.is_some() { &own.meta_hits } else { &own.meta_misses }.add(1);
-        let mut room = u64::MAX;
+        let mut ready = Ok(true);
         if let Target::Given { addr, len } = r.target {
-            (r.dst, room) = (addr, len);
-        }
-        let ready = match cached {
-            Some(meta) if meta.nbytes <= room => {
-                r.known = true;
-                self.prepare(fx, index, meta, AfterAlloc::Request, true)
+            r.dst = addr;
+            if let Some(meta) = cached.filter(|meta| meta.nbytes <= len) {
+                (r.known, r.meta) = (true, Some(meta.clone()));
             }
-            _ => Ok(true),
-        };
+        } else if let Some(meta) = cached.cloned() {
+            r.known = true;
+            ready = self.prepare(fx, index, meta, AfterAlloc::Request, true);
+        }
+        if named_now {
+            // By the application, just now.
+            self.peers.keep(peer);
+        }
         match ready {
             Ok(true) => self.submit(fx, index),
             Ok(false) => {}
@@ -152,8 +161,26 @@ impl Engine {
         (r.named.id == id).then_some(index)
     }
 
-    /// TENSOR_REQUEST: asks for the tensor, with an exposed destination where one may be of use.
+    /// TENSOR_REQUEST: asks for the tensor.
+    #[inline]
     pub(in crate::engine) fn send_request(&mut self, fx: &mut impl Fx, index: u32, ch: ChanId) {
+        if let (Some(c), Some(r)) = (self.channels.get_mut(ch), self.requests.get_mut(index))
+            && c.seal.is_none()
+            && !self.settings.exposes(r.expected(), self.settings.room_of(c, 0).eager)
+            && c.takes_asks()
+            && let Some(head) = Short::request(index, r.named.step, r.meta.as_ref())
+        {
+            (r.ch, r.state) = (Some(ch), State::Requested);
+            c.counters.requests_sent.add(1);
+            r.place = c.ask_short(fx, index, head, &r.named.key);
+            return;
+        }
+        self.send_any_request(fx, index, ch);
+    }
+
+    /// The same with an exposed destination, where one may be of use.
+    #[inline(never)]
+    fn send_any_request(&mut self, fx: &mut impl Fx, index: u32, ch: ChanId) {
         let Some(c) = self.channels.get(ch) else {
             return self.fail_by_defect(
                 fx,
@@ -161,7 +188,7 @@ impl Engine {
                 "a receive was given to a connection that ended",
             );
         };
-        let (eager_max, sealed) = (self.room_of(c, 0).eager, c.seal.is_some());
+        let (eager_max, sealed) = (self.settings.room_of(c, 0).eager, c.seal.is_some());
         let full = c.too_many_asks();
         let Some(r) = self.requests.get_mut(index) else { return };
         r.ch = Some(ch);
@@ -170,14 +197,8 @@ impl Engine {
         }
         c.counters.requests_sent.add(1);
         r.state = State::Requested;
-        let any_meta = matches!(r.target, Target::Given { .. }) && r.device == 0;
-        let len = match r.target {
-            Target::Given { len, .. } if any_meta => len,
-            _ => r.meta.as_ref().map_or(0, |m| m.nbytes),
-        };
-        let forced = self.settings.protocol;
-        let expose = len > if forced == Protocol::DirectPut { 0 } else { eager_max }
-            && forced != Protocol::DirectGet;
+        let (any_meta, len) = (r.takes_any_meta(), r.expected());
+        let expose = self.settings.exposes(len, eager_max);
         if expose && let Err(why) = self.open_landing(fx, index, ch, len, Access::REMOTE_WRITE) {
             // The length is a guess by what is cached, or the room given: the tensor may be smaller. Asked
             // without a destination, its sender tells.
@@ -194,7 +215,7 @@ impl Engine {
             any_meta: any_meta && dst.is_some(),
             dst,
             checksum: sealed,
-            cached: r.meta.as_ref().map(Cow::Borrowed),
+            cached: r.meta.clone(),
             key: &r.named.key,
         });
         r.place = self.channels.get_mut(ch).and_then(|c| c.ask(fx, index, &m, &r.named.key));
@@ -281,4 +302,9 @@ impl Engine {
         };
         std::mem::take(&mut self.kept).into_values().filter_map(ended).collect()
     }
+}
+
+#[cold]
+fn unknown_peer(name: &str) -> Status {
+    Status::new(Code::NotFound, format!("peer '{name}' is not known; add it first"))
 }

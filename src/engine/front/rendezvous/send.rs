@@ -1,5 +1,6 @@
 //! The sending side: a tensor meets who waits for it, or goes to the table; a response meets its tensor.
 
+use super::keys::Key;
 use super::{Meeting, Sent, Waiter};
 use crate::api::*;
 use crate::engine::channel::ChanId;
@@ -27,7 +28,7 @@ impl Engine {
         self.admit(fx)?;
         let deadline = timeout.map_or(u64::MAX, |t| fx.now().saturating_add(t));
         let waiter = match self.table.meet(key, step) {
-            Meeting::Waiter(waiter) => Ok(waiter),
+            Meeting::Waiter(waiter, key) => Ok(self.met(waiter, key)),
             Meeting::Nobody(free) => Err(free),
             Meeting::Refused(status) => return Err(status),
             Meeting::Duplicate => {
@@ -60,6 +61,20 @@ impl Engine {
             }
         }
         Ok(())
+    }
+
+    /// A waiter has left the table, which kept a response's key.
+    #[inline]
+    fn met(&mut self, waiter: Waiter, key: Key) -> Waiter {
+        match waiter {
+            Waiter::Remote(index) => {
+                if let Some(r) = self.responses.get_mut(index) {
+                    r.named.key = key;
+                }
+            }
+            Waiter::Local(_) => self.table.keys().give(key),
+        }
+        waiter
     }
 
     /// A response has its tensor; `content`: a copy of what is in it, or nothing.
@@ -175,7 +190,7 @@ impl Engine {
     ) -> Option<(Waiter, Sent)> {
         self.next_deadline = self.next_deadline.min(sent.deadline);
         match self.table.meet(key, step) {
-            Meeting::Waiter(next) => return Some((next, sent)),
+            Meeting::Waiter(next, key) => return Some((self.met(next, key), sent)),
             Meeting::Nobody(free) => self.table.store(free, step, sent, &[]),
             Meeting::Duplicate | Meeting::Refused(_) | Meeting::Full => {
                 let info = self.info(None, None, Protocol::Auto);

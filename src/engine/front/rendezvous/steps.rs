@@ -25,9 +25,11 @@ impl Members {
     }
 }
 
-/// See the module's text.
+/// See the module's text. The slot of the step that was asked for last stays, also when nothing is left of the step, and
+/// need not be in the map: steps that follow each other use one slot, and never touch the map.
 #[derive(Default)]
 pub(super) struct Steps {
+    /// With room for the last slot's number, if that is not there.
     by_number: HashMap<i64, usize>,
     slots: Vec<Slot>,
     free: Vec<usize>,
@@ -38,27 +40,71 @@ pub(super) struct Steps {
 struct Slot {
     /// `None`: free.
     number: Option<i64>,
+    /// Its number is in the map.
+    mapped: bool,
     step: Step,
 }
 
+impl Slot {
+    /// It can become another step's as it is.
+    fn serves_again(&self) -> bool {
+        let small = self.step.items.capacity() <= KEPT_ITEMS;
+        self.number.is_some() && !self.mapped && self.step.is_empty() && small
+    }
+}
+
 impl Steps {
-    fn at(&mut self, number: i64) -> Option<usize> {
-        match self.slots.get(self.last) {
-            Some(slot) if slot.number == Some(number) => Some(self.last),
-            _ => {
-                self.last = *self.by_number.get(&number)?;
-                Some(self.last)
-            }
+    /// The last slot, if it is this step's.
+    #[inline(always)]
+    fn last(&mut self, number: i64) -> Option<&mut Step> {
+        let slot = self.slots.get_mut(self.last)?;
+        (slot.number == Some(number)).then_some(&mut slot.step)
+    }
+
+    /// Makes the slot of this number the last, if it is there.
+    fn turn_to(&mut self, number: i64) -> Option<usize> {
+        let at =
+            if self.by_number.is_empty() { None } else { self.by_number.get(&number).copied() };
+        if at.is_some_and(|at| at != self.last) {
+            self.leave_last();
+            self.last = at?;
+        }
+        at
+    }
+
+    /// The last slot will not be the last: it is found through the map, or free.
+    fn leave_last(&mut self) {
+        let at = self.last;
+        let Some(slot) = self.slots.get_mut(at) else { return };
+        let Some(number) = slot.number else { return };
+        if slot.step.is_empty() {
+            self.let_go(at, number);
+        } else if !slot.mapped {
+            slot.mapped = true;
+            self.by_number.insert(number, at);
         }
     }
 
     /// The step of this number, if it is there.
+    #[inline]
     pub fn find(&mut self, number: i64) -> Option<&mut Step> {
-        self.at(number).map(|at| &mut self.slots[at].step)
+        let at = match self.slots.get(self.last) {
+            Some(slot) if slot.number == Some(number) => self.last,
+            _ => self.turn_to(number)?,
+        };
+        self.slots.get_mut(at).map(|slot| &mut slot.step)
     }
 
-    /// Memory for one more.
-    pub fn make_room(&mut self) -> Result<(), Status> {
+    /// Memory for one more, of this number.
+    #[inline]
+    pub fn make_room(&mut self, number: i64) -> Result<(), Status> {
+        match self.last(number) {
+            Some(_) => Ok(()),
+            None => self.make_more_room(),
+        }
+    }
+
+    fn make_more_room(&mut self) -> Result<(), Status> {
         let none = || room::none(size_of::<Slot>(), "a step");
         if self.free.is_empty() {
             let slots = self.slots.len() + 1;
@@ -66,37 +112,59 @@ impl Steps {
             // So that the end of a step allocates nothing.
             self.free.try_reserve(slots).map_err(|_| none())?;
         }
-        self.by_number.try_reserve(1).map_err(|_| none())
+        // For the last, which is left, and for the new one, when that is.
+        self.by_number.try_reserve(2).map_err(|_| none())
     }
 
     /// The step of this number, which begins if it is not there; after [`make_room`](Self::make_room).
+    #[inline]
     pub fn get(&mut self, number: i64) -> &mut Step {
-        let at = self.at(number).unwrap_or_else(|| {
-            let at = self.free.pop().unwrap_or_else(|| {
-                self.slots.push(Slot { number: None, step: Step::default() });
-                self.slots.len() - 1
-            });
-            self.slots[at].number = Some(number);
-            self.by_number.insert(number, at);
-            self.last = at;
-            at
-        });
+        let at = match self.slots.get(self.last) {
+            Some(slot) if slot.number == Some(number) => self.last,
+            _ => self.begin(number),
+        };
         &mut self.slots[at].step
     }
 
-    /// The step goes if nothing is left of it.
+    #[inline(never)]
+    fn begin(&mut self, number: i64) -> usize {
+        if let Some(at) = self.turn_to(number) {
+            return at;
+        }
+        let reuse = self.slots.get(self.last).is_some_and(Slot::serves_again);
+        if !reuse {
+            self.leave_last();
+            self.last = self.free.pop().unwrap_or_else(|| {
+                self.slots.push(Slot { number: None, mapped: false, step: Step::default() });
+                self.slots.len() - 1
+            });
+        }
+        self.slots[self.last].number = Some(number);
+        self.last
+    }
+
+    /// The step goes if nothing is left of it, unless it is the last.
+    #[inline]
     pub fn shrink(&mut self, number: i64) {
-        if let Some(at) = self.at(number)
-            && self.slots[at].step.is_empty()
-        {
-            self.by_number.remove(&number);
-            self.let_go(at);
+        if self.last(number).is_none() {
+            self.shrink_other(number);
         }
     }
 
-    fn let_go(&mut self, at: usize) {
+    fn shrink_other(&mut self, number: i64) {
+        if let Some(&at) = self.by_number.get(&number)
+            && self.slots[at].step.is_empty()
+        {
+            self.let_go(at, number);
+        }
+    }
+
+    fn let_go(&mut self, at: usize, number: i64) {
         let slot = &mut self.slots[at];
         slot.number = None;
+        if std::mem::take(&mut slot.mapped) {
+            self.by_number.remove(&number);
+        }
         if slot.step.items.capacity() > KEPT_ITEMS {
             slot.step = Step::default();
         }
@@ -107,9 +175,19 @@ impl Steps {
     pub fn shrink_all(&mut self) {
         for at in 0..self.slots.len() {
             if let (Some(number), true) = (self.slots[at].number, self.slots[at].step.is_empty()) {
-                self.by_number.remove(&number);
-                self.let_go(at);
+                self.let_go(at, number);
             }
+        }
+    }
+
+    /// The step is over: its memory goes, if it is much.
+    pub fn end(&mut self, number: i64) {
+        match self.last(number) {
+            Some(step) if step.is_empty() && step.items.capacity() > KEPT_ITEMS => {
+                *step = Step::default();
+            }
+            Some(_) => {}
+            None => self.shrink_other(number),
         }
     }
 
@@ -129,9 +207,11 @@ impl Steps {
         self.slots.iter().filter(|slot| slot.number.is_some()).map(|slot| &slot.step)
     }
 
-    /// Whether there is none.
+    /// Whether there is none, but for an empty one that was found last.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
-        self.by_number.is_empty() && self.free.len() == self.slots.len()
+        let mut numbers = self.slots.iter().enumerate().filter(|(_, slot)| slot.number.is_some());
+        numbers.all(|(at, slot)| at == self.last && slot.step.is_empty())
+            && self.by_number.len() == self.slots.iter().filter(|slot| slot.mapped).count()
     }
 }

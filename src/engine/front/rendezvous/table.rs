@@ -5,7 +5,7 @@
 //! aborted; then it stays, with its status, until cleaned up.
 
 use std::collections::VecDeque;
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, Hasher};
 
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
@@ -59,8 +59,8 @@ impl Step {
 
 /// Whom a tensor met.
 pub enum Meeting {
-    /// The first waiter takes it.
-    Waiter(Waiter),
+    /// The first waiter takes it, and with it the key, or what there was memory for.
+    Waiter(Waiter, Key),
     /// It waits in the table, once it is put there.
     Nobody(Free),
     /// A tensor of this key waits already.
@@ -71,16 +71,24 @@ pub enum Meeting {
     Full,
 }
 
-/// A place for a tensor, until anything else is done to the table; it is to be stored there.
+/// A place for a tensor, or for who waits for one, until anything else is done to the table; it is to be stored there.
 pub struct Free {
     hash: u64,
-    key: Key,
+    /// `None`: others wait there already.
+    key: Option<Key>,
+}
+
+impl Free {
+    /// By which who waits there is found again.
+    pub fn hash(&self) -> u64 {
+        self.hash
+    }
 }
 
 /// What a receive met.
 pub enum RecvOutcome {
-    /// The receive waits in the table.
-    Waiting,
+    /// The receive waits in the table, once it is put there.
+    Nobody(Free),
     /// The tensor was there.
     Matched(Sent),
     /// A receive of this key waits already.
@@ -135,58 +143,79 @@ impl Table {
     }
 
     /// What the engine has under way in a step, which begins if it was not; after [`make_room`](Self::make_room).
+    #[inline]
     pub fn members(&mut self, step: i64) -> &mut Members {
         &mut self.steps.get(step).members
     }
 
     /// The same of a step that is there.
+    #[inline]
     pub fn members_of(&mut self, step: i64) -> Option<&mut Members> {
         self.steps.find(step).map(|s| &mut s.members)
     }
 
-    /// Memory for one more step.
-    pub fn make_room(&mut self) -> Result<(), Status> {
-        self.steps.make_room()
+    /// Memory for this step.
+    #[inline]
+    pub fn make_room(&mut self, step: i64) -> Result<(), Status> {
+        self.steps.make_room(step)
     }
 
     /// Members have left the step: it goes with the last.
+    #[inline]
     pub fn left(&mut self, step: i64) {
         self.steps.shrink(step);
     }
 
     /// The status with which the step was aborted, if it was.
+    #[inline]
     pub fn aborted(&mut self, step: i64) -> Option<&Status> {
         self.steps.find(step).and_then(|s| s.aborted.as_ref())
     }
 
+    /// The hash of a key.
+    #[inline]
+    pub fn hash(&self, key: &[u8]) -> u64 {
+        let mut hasher = self.hasher.build_hasher();
+        hasher.write(key);
+        hasher.finish()
+    }
+
     /// Who takes a tensor of this key: the first waiter, which leaves the table, or nobody yet.
     pub fn meet(&mut self, key: &[u8], step: i64) -> Meeting {
-        if let Err(status) = self.steps.make_room() {
+        if let Err(status) = self.steps.make_room(step) {
             return Meeting::Refused(status);
         }
+        let hash = self.hash(key);
         let s = self.steps.get(step);
         if let Some(status) = &s.aborted {
             return Meeting::Refused(status.clone());
         }
-        let hash = self.hasher.hash_one(key);
-        match s.items.find_entry(hash, |e| *e.key == *key) {
-            Ok(mut found) => match &mut found.get_mut().item {
+        let found = match s.items.is_empty() {
+            true => None,
+            false => s.items.find_entry(hash, |e| *e.key == *key).ok(),
+        };
+        match found {
+            Some(mut found) => match &mut found.get_mut().item {
                 Item::Tensor(_) => Meeting::Duplicate,
-                Item::Waiters(waiters) => {
-                    let waiter = waiters.remove(0);
-                    if waiters.is_empty() {
-                        self.keys.give(found.remove().0.key);
+                Item::Waiters(waiters) => match waiters[..] {
+                    [only] => {
+                        let key = std::mem::take(&mut found.get_mut().key);
+                        found.remove();
                         self.steps.shrink(step);
+                        Meeting::Waiter(only, key)
                     }
-                    Meeting::Waiter(waiter)
-                }
+                    _ => {
+                        let first = waiters.remove(0);
+                        Meeting::Waiter(first, self.keys.copy(key).unwrap_or_default())
+                    }
+                },
             },
-            Err(_) if self.tensors >= TENSORS => {
+            None if self.tensors >= TENSORS => {
                 self.steps.shrink(step);
                 Meeting::Full
             }
-            Err(_) => match entry(&mut s.items, &mut self.keys, key) {
-                Ok(key) => Meeting::Nobody(Free { hash, key }),
+            None => match entry(&mut s.items, &mut self.keys, key) {
+                Ok(key) => Meeting::Nobody(Free { hash, key: Some(key) }),
                 Err(status) => {
                     self.steps.shrink(step);
                     Meeting::Refused(status)
@@ -206,86 +235,89 @@ impl Table {
         self.tensors += 1;
         self.earliest = self.earliest.min(sent.deadline);
         let Free { hash, key } = free;
+        let key = key.unwrap_or_default();
         insert(&mut self.steps.get(step).items, Entry { hash, key, item: Item::Tensor(sent) });
     }
 
-    /// Takes the tensor, or puts a waiter in (made by `waiter` only then; `None` from it gives up).
-    pub fn recv(
-        &mut self,
-        key: &[u8],
-        step: i64,
-        tolerate_duplicates: bool,
-        waiter: impl FnOnce(&mut Keys, &mut Members) -> Option<Waiter>,
-    ) -> RecvOutcome {
-        if let Err(status) = self.steps.make_room() {
+    /// Takes the tensor of this key, or finds a place for who waits for one.
+    pub fn recv(&mut self, key: &[u8], step: i64, tolerate_duplicates: bool) -> RecvOutcome {
+        if let Err(status) = self.steps.make_room(step) {
             return RecvOutcome::Refused(status);
         }
+        let hash = self.hash(key);
         let s = self.steps.get(step);
         if let Some(status) = &s.aborted {
             return RecvOutcome::Refused(status.clone());
         }
-        let hash = self.hasher.hash_one(key);
-        match s.items.find_entry(hash, |e| *e.key == *key) {
-            Ok(mut found) => match &mut found.get_mut().item {
-                Item::Waiters(_) if !tolerate_duplicates => return RecvOutcome::Duplicate,
-                Item::Waiters(waiters) => {
-                    if let Err(status) = room::grow(waiters, 1, "receives of one key") {
-                        return RecvOutcome::Refused(status);
-                    }
-                    waiters.extend(waiter(&mut self.keys, &mut s.members));
-                }
-                Item::Tensor(_) => {
-                    let gone = found.remove().0;
-                    self.keys.give(gone.key);
-                    let Item::Tensor(sent) = gone.item else { unreachable!("it was one") };
-                    self.taken(&sent);
-                    self.steps.shrink(step);
-                    return RecvOutcome::Matched(sent);
-                }
-            },
+        let found = match s.items.is_empty() {
+            true => None,
+            false => s.items.find_entry(hash, |e| *e.key == *key).ok(),
+        };
+        let Some(mut found) = found else {
             // First the memory: who waits must not have been made in vain.
-            Err(_) => match entry(&mut s.items, &mut self.keys, key) {
-                Ok(key) => match waiter(&mut self.keys, &mut s.members) {
-                    Some(w) => {
-                        let item = Item::Waiters(smallvec::smallvec![w]);
-                        insert(&mut s.items, Entry { hash, key, item });
-                    }
-                    None => self.keys.give(key),
-                },
+            return match entry(&mut s.items, &mut self.keys, key) {
+                Ok(key) => RecvOutcome::Nobody(Free { hash, key: Some(key) }),
                 Err(status) => {
                     self.steps.shrink(step);
-                    return RecvOutcome::Refused(status);
+                    RecvOutcome::Refused(status)
                 }
+            };
+        };
+        match &mut found.get_mut().item {
+            Item::Waiters(_) if !tolerate_duplicates => RecvOutcome::Duplicate,
+            Item::Waiters(waiters) => match room::grow(waiters, 1, "receives of one key") {
+                Ok(()) => RecvOutcome::Nobody(Free { hash, key: None }),
+                Err(status) => RecvOutcome::Refused(status),
             },
+            Item::Tensor(_) => {
+                let gone = found.remove().0;
+                self.keys.give(gone.key);
+                let Item::Tensor(sent) = gone.item else { unreachable!("it was one") };
+                self.taken(&sent);
+                self.steps.shrink(step);
+                RecvOutcome::Matched(sent)
+            }
         }
-        self.steps.shrink(step);
-        RecvOutcome::Waiting
     }
 
-    /// Makes what waits in the step for somebody else than the table.
-    pub fn ask(
-        &mut self,
-        step: i64,
-        waiter: impl FnOnce(&mut Keys, &mut Members) -> Option<Waiter>,
-    ) {
-        if self.steps.make_room().is_ok() {
-            waiter(&mut self.keys, &mut self.steps.get(step).members);
-            self.steps.shrink(step);
+    /// Puts a waiter in its place; `key` is what the place was found by.
+    pub fn wait(&mut self, free: Free, key: &[u8], step: i64, waiter: Waiter) {
+        let Free { hash, key: own } = free;
+        let items = &mut self.steps.get(step).items;
+        match own {
+            Some(key) => {
+                let item = Item::Waiters(smallvec::smallvec![waiter]);
+                insert(items, Entry { hash, key, item });
+            }
+            None => {
+                let found = items.find_mut(hash, |e| *e.key == *key);
+                if let Some(Entry { item: Item::Waiters(waiters), .. }) = found {
+                    waiters.push(waiter);
+                }
+            }
         }
+    }
+
+    /// Nobody takes this place.
+    pub fn leave(&mut self, free: Free, step: i64) {
+        if let Some(key) = free.key {
+            self.keys.give(key);
+        }
+        self.steps.shrink(step);
     }
 
     /// Whether a tensor of this key waits.
     pub fn has_tensor(&mut self, key: &[u8], step: i64) -> bool {
-        let hash = self.hasher.hash_one(key);
+        let hash = self.hash(key);
         let found = self.steps.find(step).and_then(|s| s.items.find(hash, |e| *e.key == *key));
         matches!(found, Some(Entry { item: Item::Tensor(_), .. }))
     }
 
-    /// Takes one waiter out, wherever it stands.
-    pub fn remove_waiter(&mut self, key: &[u8], step: i64, waiter: Waiter) {
-        let hash = self.hasher.hash_one(key);
+    /// Takes one waiter out, wherever it stands, by the hash of its key.
+    pub fn remove_waiter(&mut self, hash: u64, step: i64, waiter: Waiter) {
         let Some(s) = self.steps.find(step) else { return };
-        if let Ok(mut found) = s.items.find_entry(hash, |e| *e.key == *key)
+        let here = |e: &Entry| matches!(&e.item, Item::Waiters(all) if all.contains(&waiter));
+        if let Ok(mut found) = s.items.find_entry(hash, here)
             && let Item::Waiters(waiters) = &mut found.get_mut().item
         {
             waiters.retain(|w| *w != waiter);
@@ -298,7 +330,7 @@ impl Table {
 
     /// Marks the step as aborted and gives up all it holds. A second abort keeps the first status.
     pub fn abort(&mut self, step: i64, status: Status) -> Result<Drained, Status> {
-        self.steps.make_room()?;
+        self.steps.make_room(step)?;
         room::grow(&mut self.aborted, 1, "aborted steps")?;
         let s = self.steps.get(step);
         let items = std::mem::take(&mut s.items);
@@ -327,7 +359,7 @@ impl Table {
         let none = s.items.is_empty();
         let items = if none { Items::new() } else { std::mem::take(&mut s.items) };
         let drained = self.give_up(items);
-        self.steps.shrink(step);
+        self.steps.end(step);
         drained
     }
 

@@ -11,7 +11,7 @@ use crate::engine::transfer::choose;
 use crate::engine::transfer::inbound::{AfterAlloc, Landing};
 use crate::engine::transfer::outbound::{Response, To};
 use crate::engine::{Engine, Fx, checksum};
-use crate::protocol::message::content_of;
+use crate::protocol::message::{Content, content_of};
 use crate::status::{Code, Reason, Status};
 
 impl Engine {
@@ -76,11 +76,9 @@ impl Engine {
         &mut self,
         fx: &mut impl Fx,
         ch: ChanId,
-        index: u32,
-        sum: Option<u64>,
-        meta: Option<Meta>,
-        content: &[u8],
+        message: Content<'_>,
     ) {
+        let Content { index, checksum: sum, meta, content } = message;
         if sum.is_none() && !content.is_empty() && self.sealed(ch) {
             return self.violation(ch, loss("content".into()));
         }

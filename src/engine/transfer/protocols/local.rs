@@ -18,8 +18,11 @@ impl Engine {
         r.state = State::LocalWait;
         r.protocol = Protocol::Local;
         let (key, step) = (&r.named.key, r.named.step);
-        match self.table.recv(key, step, tolerate, |_, _| Some(Waiter::Local(index))) {
-            RecvOutcome::Waiting => Ok(()),
+        match self.table.recv(key, step, tolerate) {
+            RecvOutcome::Nobody(free) => {
+                self.table.wait(free, key, step, Waiter::Local(index));
+                Ok(())
+            }
             RecvOutcome::Matched(sent) => {
                 self.deliver_local(fx, index, sent);
                 Ok(())
