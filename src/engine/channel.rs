@@ -21,6 +21,7 @@ use super::seal::{Seal, TRAILER};
 use crate::api::Meta;
 use crate::fabric::{Caps, Mem, PostError, Remote};
 use crate::limits::{ASKS, OWED_BYTES, OWED_BYTES_ALL, OWED_CONTENT, POSTS};
+use crate::name::Name;
 use crate::observe::PeerCounters;
 use crate::protocol::message::{
     self, CREDITS_AT, HEADER_LEN, IMM_ACK, MAX_MESSAGE, Message, Short, encode, head_len,
@@ -81,6 +82,8 @@ pub struct Channel {
     pub id: ChanId,
     /// The peer's index.
     pub peer: u32,
+    /// Its name.
+    pub name: Name,
     /// What the adapter can do.
     pub caps: Caps,
     /// The peer drives progress itself and may be silent for long.
@@ -122,7 +125,7 @@ pub struct Channel {
 impl Channel {
     /// A new connection, without an id yet. `announce` follows once it is in the engine's table.
     pub fn new(
-        peer: u32,
+        (peer, name): (u32, Name),
         caps: Caps,
         remote_manual: bool,
         counters: Arc<PeerCounters>,
@@ -133,6 +136,7 @@ impl Channel {
         Channel {
             id: 0,
             peer,
+            name,
             caps,
             remote_manual,
             responses: Owing::default(),

@@ -2,32 +2,25 @@
 
 use super::channel::{ChanId, Channel};
 use super::{Engine, Fx, OWED_BYTES_ALL, WR_IMM, WR_KIND, WR_REQUEST, WR_RESPONSE, seal};
-use crate::protocol::message::{self, IMM_ACK, IMM_MESSAGE, Kind, Message};
+use crate::protocol::message::{self, IMM_ACK, IMM_MESSAGE, Message};
 use crate::status::{Code, Status};
 
 impl Engine {
     /// A message arrived on a channel.
     pub fn on_message(&mut self, fx: &mut impl Fx, ch: ChanId, bytes: &[u8]) {
         let Some(channel) = self.channels.get_mut(ch) else { return };
-        let now = fx.now();
-        // Nearly all are of these two kinds. They are taken apart where they are handled: what a message of any kind is
-        // taken apart into is long, and would be moved from hand to hand.
-        match message::kind(bytes) {
-            Kind::Request if channel.seal.is_none() => match message::decode_request(bytes) {
-                Ok((r, credits)) => {
-                    channel.on_received(now, credits);
-                    self.on_request(fx, ch, r);
-                }
-                Err(status) => self.violation(ch, status),
-            },
-            Kind::Content if channel.seal.is_none() => match message::decode_content(bytes) {
-                Ok((c, credits)) => {
-                    channel.on_received(now, credits);
-                    self.on_content(fx, ch, c);
-                }
-                Err(status) => self.violation(ch, status),
-            },
-            _ => return self.on_any_message(fx, ch, bytes),
+        // Nearly all are of these two kinds. They are read where they lie: what a message of any kind is taken apart into
+        // is long, and would be moved from hand to hand.
+        if channel.seal.is_some() {
+            self.on_any_message(fx, ch, bytes);
+        } else if let Some((index, content, credits)) = message::usual_content(bytes) {
+            channel.on_received(fx.now(), credits);
+            self.on_same_content(fx, ch, index, content);
+        } else if let Some((r, credits)) = message::usual_request(bytes) {
+            channel.on_received(fx.now(), credits);
+            self.on_request(fx, ch, r);
+        } else {
+            self.on_any_message(fx, ch, bytes);
         }
         self.settle(fx, ch);
     }
@@ -38,10 +31,7 @@ impl Engine {
         let now = fx.now();
         let bytes = match channel.seal.as_mut().map_or(Ok(bytes), |s| s.open(bytes)) {
             Ok(bytes) => bytes,
-            Err(status) => {
-                self.violation(ch, status);
-                return self.settle(fx, ch);
-            }
+            Err(status) => return self.violation(ch, status),
         };
         match message::decode(bytes) {
             Ok((Message::Fragment { last, bytes }, credits)) => {
@@ -61,12 +51,16 @@ impl Engine {
             }
             Err(status) => self.violation(ch, status),
         }
-        self.settle(fx, ch);
+    }
+
+    #[inline(never)]
+    fn on_long_request(&mut self, fx: &mut impl Fx, ch: ChanId, r: message::Request<'_>) {
+        self.on_request(fx, ch, r);
     }
 
     fn dispatch(&mut self, fx: &mut impl Fx, ch: ChanId, message: Message<'_>) {
         match message {
-            Message::Request(r) => self.on_request(fx, ch, r),
+            Message::Request(r) => self.on_long_request(fx, ch, r),
             Message::Content(c) => self.on_content(fx, ch, c),
             Message::Meta(m) => self.on_meta(fx, ch, m),
             Message::ReRequest { response, dst, len } => {

@@ -113,6 +113,12 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Room for the content of such a tensor in one message.
+    #[inline]
+    fn room_for(&self, c: &Channel, meta: &Meta) -> Room {
+        self.room_of(c, meta.dims.len().saturating_sub(USUAL_DIMS))
+    }
+
     /// Room for content in one message, beside metadata of so many dimensions more than usual.
     #[inline]
     fn room_of(&self, c: &Channel, more_dims: usize) -> Room {
@@ -316,6 +322,7 @@ impl Engine {
     }
 
     /// Counts an operation: with its channel, or by name where there is none.
+    #[inline]
     fn count(&self, peer: Option<u32>, ch: Option<ChanId>, f: impl FnOnce(&PeerCounters)) {
         match (ch.and_then(|c| self.channels.get(c)), peer) {
             (Some(c), _) => f(&c.counters),
@@ -355,29 +362,20 @@ impl Engine {
         self.channels.get(ch).map_or(0, |c| self.settings.room_of(c, 0).eager)
     }
 
-    /// Room for the content of such a tensor in one message.
-    fn room_for(&self, c: &Channel, meta: &Meta) -> Room {
-        self.settings.room_of(c, meta.dims.len().saturating_sub(USUAL_DIMS))
-    }
-
     /// How a transfer over a channel went, as far as it is known at its beginning.
     fn info_of(&self, ch: ChanId, protocol: Protocol) -> TransferInfo {
         self.info(self.channels.get(ch).map(|c| c.peer), Some(ch), protocol)
     }
 
+    #[inline]
     fn info(&self, peer: Option<u32>, ch: Option<ChanId>, protocol: Protocol) -> TransferInfo {
-        TransferInfo {
-            bytes: 0,
-            elapsed_ns: 0,
-            provider: match ch.and_then(|c| self.channels.get(c)) {
-                Some(c) => Carrier::Provider(c.caps.provider),
-                None if protocol == Protocol::Local => Carrier::Local,
-                None => Carrier::None,
-            },
-            peer: self.peer_name(peer),
-            protocol,
-            reason: crate::status::Reason::None,
-        }
+        let (provider, peer) = match ch.and_then(|c| self.channels.get(c)) {
+            Some(c) => (Carrier::Provider(c.caps.provider), c.name.clone()),
+            None if protocol == Protocol::Local => (Carrier::Local, self.peer_name(peer)),
+            None => (Carrier::None, self.peer_name(peer)),
+        };
+        let reason = crate::status::Reason::None;
+        TransferInfo { bytes: 0, elapsed_ns: 0, provider, peer, protocol, reason }
     }
 
     /// Key and step for a trace, if there is one.

@@ -205,7 +205,7 @@ impl Engine {
         counters.connects.add(1);
         self.happened += 1;
         let channel =
-            Channel::new(peer, caps, remote_manual, counters, fx.now(), self.owed.clone());
+            Channel::new((peer, name), caps, remote_manual, counters, fx.now(), self.owed.clone());
         let none = |_| crate::room::none(size_of::<Channel>(), "a connection");
         let ch = self.channels.insert(channel).map_err(none)?;
         if let Some(c) = self.channels.get_mut(ch) {

@@ -42,8 +42,13 @@ struct Outcome {
 }
 
 impl Outcome {
+    #[inline]
     fn new(error: Option<&Status>) -> Outcome {
-        let Some(status) = error else { return Outcome { code: RDMA_OK, message: Vec::new() } };
+        error.map_or(Outcome { code: RDMA_OK, message: Vec::new() }, Outcome::of)
+    }
+
+    #[cold]
+    fn of(status: &Status) -> Outcome {
         let text = crate::shown::for_c(&status.message);
         let mut message = Vec::with_capacity(text.len() + 1);
         message.extend_from_slice(text.as_bytes());

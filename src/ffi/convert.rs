@@ -12,38 +12,23 @@ use crate::api::{MAX_DIMS, Meta, PeerInfo, RecvOptions, Target, Tensor};
 use crate::api::{TENSOR_DEAD, TENSOR_SERIALIZED};
 use crate::status::Status;
 
+/// Most bytes of a tensor.
+const MOST: u64 = isize::MAX as u64;
+
 /// A tensor of the application, checked.
 ///
 /// # Safety
 /// `tensor` is NULL or points to a tensor as the header describes it.
+#[inline]
 pub(super) unsafe fn tensor_from_c(tensor: *const rdma_tensor_t) -> Result<Tensor, Status> {
     // SAFETY: by this function's contract.
     let c = unsafe { sized::read("tensor", tensor) }?;
     let known = TENSOR_DEAD | TENSOR_SERIALIZED;
-    if c.flags & !known != 0 {
-        return Err(Status::invalid(format!(
-            "tensor.flags is {:#x}, allowed are RDMA_TENSOR_DEAD (1) and RDMA_TENSOR_SERIALIZED (2)",
-            c.flags
-        )));
-    }
-    if c.flags & TENSOR_DEAD != 0 && c.nbytes > 0 {
-        return Err(Status::invalid(format!(
-            "tensor.nbytes is {}, allowed is 0 with RDMA_TENSOR_DEAD",
-            c.nbytes
-        )));
-    }
-    if c.nbytes > 0 && c.data.is_null() {
-        return Err(Status::invalid(format!(
-            "tensor.data is NULL, but tensor.nbytes is {}",
-            c.nbytes
-        )));
-    }
-    let most = isize::MAX as u64;
-    if c.nbytes > most || (c.data as u64).checked_add(c.nbytes).is_none() {
-        return Err(Status::invalid(format!(
-            "tensor.nbytes is {}, allowed are 0 to {most}, and within the address space",
-            c.nbytes
-        )));
+    let end = (c.data as u64).checked_add(c.nbytes);
+    let dead = c.flags & TENSOR_DEAD != 0;
+    let fits = c.nbytes <= MOST && end.is_some() && !(c.data.is_null() || dead);
+    if c.flags & !known != 0 || !(c.nbytes == 0 || fits) {
+        return Err(bad_tensor(&c));
     }
     // SAFETY: by this function's contract.
     let dims = unsafe { dims_from_c(c.dims, c.ndims) }?;
@@ -51,16 +36,46 @@ pub(super) unsafe fn tensor_from_c(tensor: *const rdma_tensor_t) -> Result<Tenso
     Ok(Tensor { meta, addr: c.data as u64, device: c.device })
 }
 
+/// What is wrong with a tensor, beside its dimensions.
+#[cold]
+fn bad_tensor(c: &rdma_tensor_t) -> Status {
+    let known = TENSOR_DEAD | TENSOR_SERIALIZED;
+    Status::invalid(if c.flags & !known != 0 {
+        format!(
+            "tensor.flags is {:#x}, allowed are RDMA_TENSOR_DEAD (1) and RDMA_TENSOR_SERIALIZED (2)",
+            c.flags
+        )
+    } else if c.flags & TENSOR_DEAD != 0 {
+        format!("tensor.nbytes is {}, allowed is 0 with RDMA_TENSOR_DEAD", c.nbytes)
+    } else if c.data.is_null() {
+        format!("tensor.data is NULL, but tensor.nbytes is {}", c.nbytes)
+    } else {
+        format!(
+            "tensor.nbytes is {}, allowed are 0 to {MOST}, and within the address space",
+            c.nbytes
+        )
+    })
+}
+
 /// # Safety
 /// `dims` is NULL or points to `ndims` numbers.
+#[inline]
 unsafe fn dims_from_c(dims: *const i64, ndims: u32) -> Result<SmallVec<[i64; 6]>, Status> {
+    if ndims == 0 {
+        return Ok(SmallVec::new());
+    }
+    // SAFETY: by this function's contract.
+    unsafe { some_dims_from_c(dims, ndims) }
+}
+
+/// # Safety
+/// As for [`dims_from_c`].
+#[inline(never)]
+unsafe fn some_dims_from_c(dims: *const i64, ndims: u32) -> Result<SmallVec<[i64; 6]>, Status> {
     if ndims as usize > MAX_DIMS {
         return Err(Status::invalid(format!(
             "tensor.ndims is {ndims}, allowed are 0 to {MAX_DIMS}"
         )));
-    }
-    if ndims == 0 {
-        return Ok(SmallVec::new());
     }
     not_null("tensor.dims", dims)?;
     // SAFETY: not NULL, `ndims` numbers by this function's contract; of any alignment.

@@ -24,22 +24,26 @@ pub(super) unsafe trait Versioned: Copy {
     fn defaults() -> Self;
 }
 
+#[inline]
 fn check_size<T: Versioned>(arg: &str, size: usize) -> Result<(), Status> {
-    if (T::FIRST_SIZE..=MAX_SIZE).contains(&size) {
-        return Ok(());
-    }
-    Err(Status::invalid(format!(
+    if (T::FIRST_SIZE..=MAX_SIZE).contains(&size) { Ok(()) } else { Err(bad_size::<T>(arg, size)) }
+}
+
+#[cold]
+fn bad_size<T: Versioned>(arg: &str, size: usize) -> Status {
+    Status::invalid(format!(
         "struct_size of {} ({arg}) is {size}, allowed are {} to {MAX_SIZE}; this library's is {}",
         T::NAME,
         T::FIRST_SIZE,
         size_of::<T>()
-    )))
+    ))
 }
 
 /// The size that the application wrote into the struct.
 ///
 /// # Safety
 /// `ptr` is NULL or points to a readable struct of the size that it says.
+#[inline]
 unsafe fn size_of_given<T: Versioned>(arg: &str, ptr: *const T) -> Result<usize, Status> {
     super::args::not_null(arg, ptr)?;
     // SAFETY: readable, and the first field is a usize by the contract of `Versioned`.
@@ -52,9 +56,24 @@ unsafe fn size_of_given<T: Versioned>(arg: &str, ptr: *const T) -> Result<usize,
 ///
 /// # Safety
 /// `ptr` is NULL or points to a readable struct of the size that it says.
+#[inline]
 pub(super) unsafe fn read<T: Versioned>(arg: &str, ptr: *const T) -> Result<T, Status> {
     // SAFETY: by this function's contract.
     let size = unsafe { size_of_given(arg, ptr) }?;
+    if size == size_of::<T>() {
+        // SAFETY: so many bytes are readable, and any bytes make a value of T.
+        return Ok(unsafe { ptr.read_unaligned() });
+    }
+    // SAFETY: by this function's contract.
+    unsafe { read_other(ptr, size) }
+}
+
+/// Reads a struct of another version, of this size.
+///
+/// # Safety
+/// As for [`read`]; so many bytes are readable.
+#[cold]
+unsafe fn read_other<T: Versioned>(ptr: *const T, size: usize) -> Result<T, Status> {
     let mut value = T::defaults();
     let known = size.min(size_of::<T>());
     // SAFETY: `known` bytes are readable there and writable here, and any bytes make a value of T.
@@ -69,6 +88,7 @@ pub(super) unsafe fn read<T: Versioned>(arg: &str, ptr: *const T) -> Result<T, S
 ///
 /// # Safety
 /// As for [`read`].
+#[inline]
 pub(super) unsafe fn read_or_defaults<T: Versioned>(arg: &str, ptr: *const T) -> Result<T, Status> {
     if ptr.is_null() {
         return Ok(T::defaults());

@@ -155,7 +155,6 @@ fn put_meta(out: &mut Vec<u8>, meta: &Meta) {
     }
 }
 
-#[inline(always)]
 fn get_meta(r: &mut Reader<'_>) -> Result<Meta, Status> {
     let [d0, d1, d2, d3, flags, ndims, n @ ..] = r.array::<14>()?;
     let (flags, ndims) = (u32::from(flags), usize::from(ndims));
@@ -419,7 +418,6 @@ pub fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
     }
 }
 
-#[inline(always)]
 fn get_request<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Request<'a>, Status> {
     let [i0, i1, i2, i3, step @ ..] = r.array::<12>()?;
     let (index, step) = (u32::from_le_bytes([i0, i1, i2, i3]), i64::from_le_bytes(step));
@@ -439,7 +437,6 @@ fn bad_key(len: usize) -> Status {
     Status::invalid(format!("{text} {len} bytes, 1 to {MAX_KEY_LEN} are allowed"))
 }
 
-#[inline(always)]
 fn get_content<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Content<'a>, Status> {
     let index = r.u32()?;
     let checksum = if flags & F_CHECKSUM != 0 { Some(r.u64()?) } else { None };
@@ -460,41 +457,60 @@ pub fn content_of(len: usize, meta: &Meta) -> Status {
     Status::invalid(format!("{text} {len} bytes of content, its metadata says {}", meta.nbytes))
 }
 
-/// The kind of a message, as far as its reader has a way of its own for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// TENSOR_REQUEST.
-    Request,
-    /// TENSOR_CONTENT.
-    Content,
-    /// Any other, or none at all.
-    Other,
-}
-
-/// What a message says that it is.
-#[inline]
-pub fn kind(bytes: &[u8]) -> Kind {
-    match bytes.first() {
-        Some(&TENSOR_REQUEST) => Kind::Request,
-        Some(&TENSOR_CONTENT) => Kind::Content,
-        _ => Kind::Other,
+/// Reads a TENSOR_REQUEST as it mostly is: without exposed memory and checksum, and with few dimensions, if any. With the
+/// credits that it returns. `None`: it is something else, or malformed, which [`decode`] tells.
+#[inline(always)]
+pub fn usual_request(bytes: &[u8]) -> Option<(Request<'_>, u16)> {
+    let (&[kind, flags, c0, c1, i0, i1, i2, i3, ref step @ ..], rest) =
+        bytes.split_first_chunk::<16>()?;
+    let (cached, key) = match flags {
+        0 => (None, rest),
+        F_META => usual_meta(rest).map(|(meta, rest)| (Some(meta), rest))?,
+        _ => return None,
+    };
+    if kind != TENSOR_REQUEST || key.is_empty() || key.len() > MAX_KEY_LEN {
+        return None;
     }
+    let (index, step) = (u32::from_le_bytes([i0, i1, i2, i3]), i64::from_le_bytes(*step));
+    let (dst, any_meta, checksum) = (None, false, false);
+    let request = Request { index, step, dst, any_meta, checksum, cached, key };
+    Some((request, u16::from_le_bytes([c0, c1])))
 }
 
-/// Decodes a message that says that it is a TENSOR_REQUEST, as [`decode`] does.
+/// Reads metadata of few dimensions, and what is behind it.
 #[inline(always)]
-pub fn decode_request(bytes: &[u8]) -> Result<(Request<'_>, u16), Status> {
-    let mut r = Reader::new(bytes);
-    let [_, flags, credits @ ..] = r.array::<4>()?;
-    Ok((get_request(&mut r, flags)?, u16::from_le_bytes(credits)))
+fn usual_meta(bytes: &[u8]) -> Option<(Meta, &[u8])> {
+    let (&[d0, d1, d2, d3, flags, ndims, ref n @ ..], rest) = bytes.split_first_chunk::<14>()?;
+    let (dtype, nbytes) = (u32::from_le_bytes([d0, d1, d2, d3]), u64::from_le_bytes(*n));
+    // Not dead, about which there is more to be checked.
+    if u32::from(flags) & !TENSOR_SERIALIZED != 0 || usize::from(ndims) > SHORT_DIMS {
+        return None;
+    }
+    let (these, rest) = rest.split_at_checked(8 * usize::from(ndims))?;
+    let mut meta = Meta { dtype, flags: u32::from(flags), dims: Default::default(), nbytes };
+    if ndims > 0 {
+        let (these, _) = these.as_chunks::<8>();
+        for d in these {
+            let d = i64::from_le_bytes(*d);
+            if d < 0 || !crate::room::Grows::fits(&mut meta.dims, 1) {
+                return None;
+            }
+            meta.dims.push(d);
+        }
+    }
+    Some((meta, rest))
 }
 
-/// Decodes a message that says that it is a TENSOR_CONTENT, as [`decode`] does.
+/// Reads a TENSOR_CONTENT as it mostly is: without checksum and metadata. The request's index and the content, with the
+/// credits that it returns.
 #[inline(always)]
-pub fn decode_content(bytes: &[u8]) -> Result<(Content<'_>, u16), Status> {
-    let mut r = Reader::new(bytes);
-    let [_, flags, credits @ ..] = r.array::<4>()?;
-    Ok((get_content(&mut r, flags)?, u16::from_le_bytes(credits)))
+pub fn usual_content(bytes: &[u8]) -> Option<(u32, &[u8], u16)> {
+    match bytes.split_first_chunk::<8>()? {
+        (&[TENSOR_CONTENT, F_SAME, c0, c1, i0, i1, i2, i3], content) => {
+            Some((u32::from_le_bytes([i0, i1, i2, i3]), content, u16::from_le_bytes([c0, c1])))
+        }
+        _ => None,
+    }
 }
 
 /// Decodes one message, with the credits that its header returns. The bytes come from a peer.
@@ -544,7 +560,18 @@ fn tail<'a>(message: &Message<'a>) -> &'a [u8] {
 
 /// For fuzzers: decodes any bytes; what decodes must survive encoding and decoding.
 pub fn fuzz_message(bytes: &[u8]) {
-    let Ok((message, _)) = decode(bytes) else { return };
+    let (request, content) = (usual_request(bytes), usual_content(bytes));
+    let Ok((message, credits)) = decode(bytes) else {
+        return assert!(request.is_none() && content.is_none());
+    };
+    // The short ways read the same.
+    if let Some((r, returned)) = request {
+        assert_eq!((Message::Request(r), returned), (message.clone(), credits));
+    }
+    if let Some((index, content, returned)) = content {
+        let c = Content { index, checksum: None, meta: None, content };
+        assert_eq!((Message::Content(c), returned), (message.clone(), credits));
+    }
     let mut out = Vec::new();
     encode(&message, &mut out);
     out.extend_from_slice(tail(&message));

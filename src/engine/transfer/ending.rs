@@ -31,8 +31,28 @@ impl Engine {
         self.finish_held(fx, index, result, Held::Nothing, None);
     }
 
+    /// The same of one that ends well, with its content in its place.
+    #[inline(never)]
+    pub(in crate::engine) fn finish_well(&mut self, fx: &mut impl Fx, index: u32) {
+        self.finish_as(fx, index, Ok(()), Held::Nothing, None);
+    }
+
     /// The same; `held` is what a local result refers to, at `addr`.
+    #[inline(never)]
     pub(in crate::engine) fn finish_held(
+        &mut self,
+        fx: &mut impl Fx,
+        index: u32,
+        result: Result<(), Status>,
+        held: Held,
+        at: Option<(u64, u32)>,
+    ) {
+        self.finish_as(fx, index, result, held, at);
+    }
+
+    /// The one way of all of them.
+    #[inline(always)]
+    fn finish_as(
         &mut self,
         fx: &mut impl Fx,
         index: u32,
@@ -239,7 +259,7 @@ impl Engine {
 }
 
 /// Key and step for a trace.
-fn traced(named: &Named) -> Option<(Box<[u8]>, i64)> {
+pub(in crate::engine) fn traced(named: &Named) -> Option<(Box<[u8]>, i64)> {
     Some((crate::room::key(&named.key).ok()?, named.step))
 }
 

@@ -211,7 +211,7 @@ impl Engine {
         }
         Some(select(Facts {
             nbytes: meta.nbytes,
-            room: self.room_for(c, meta),
+            room: self.settings.room_for(c, meta),
             dst_len: asked.dst.as_ref().map(|(_, len)| *len),
             meta_known: asked.cached.as_ref() == Some(meta),
             any_meta: asked.any_meta,

@@ -154,3 +154,32 @@ fn mutations_never_panic() {
         fuzz_message(&bytes);
     }
 }
+
+/// Whatever becomes of a message, its short way reads as the long one, or not at all.
+#[test]
+fn the_short_ways_read_the_same() {
+    let none = || Meta { dims: Default::default(), ..sample_meta() };
+    let mut whole = Vec::new();
+    for cached in [None, Some(none()), Some(sample_meta())] {
+        let mut head = Short::request(7, -3, cached.as_ref()).unwrap();
+        whole.push([&*head.bytes(), b"key"].concat());
+        let mut head = Short::content(9, cached.as_ref()).unwrap();
+        whole.push([&*head.bytes(), &[1; 8]].concat());
+    }
+    assert!(usual_request(&whole[4]).is_some() && usual_content(&whole[1]).is_some());
+    let mut seed = 5u32;
+    for bytes in &whole {
+        for len in 0..=bytes.len() {
+            fuzz_message(&bytes[..len]);
+        }
+        for _ in 0..20_000 {
+            let mut bytes = bytes.clone();
+            for _ in 0..2 {
+                seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                let at = (seed >> 16) as usize % bytes.len();
+                bytes[at] = (seed >> 8) as u8;
+            }
+            fuzz_message(&bytes);
+        }
+    }
+}

@@ -13,6 +13,7 @@ use crate::status::{Code, Status};
 
 impl Engine {
     /// TENSOR_REQUEST arrived.
+    #[inline(always)]
     pub(in crate::engine) fn on_request(
         &mut self,
         fx: &mut impl Fx,

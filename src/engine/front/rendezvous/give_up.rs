@@ -26,15 +26,23 @@ impl Engine {
 
     /// Forgets a step. What is still under way in it is aborted.
     pub fn step_cleanup(&mut self, fx: &mut impl Fx, step: i64) -> Result<(), Status> {
-        let drained = self.table.cleanup(step);
         // The usual end of a step: there is nothing, and nobody to tell why.
+        if !self.table.end_of_empty(step) {
+            self.end_step(fx, step);
+        }
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn end_step(&mut self, fx: &mut impl Fx, step: i64) {
+        let drained = self.table.cleanup(step);
+        // It was aborted, and what was in it has ended.
         if drained.is_empty() && !self.is_under_way(step) {
-            return Ok(());
+            return;
         }
         let text = format!("step {step} was cleaned up");
         let status = Status::new(Code::Aborted, text).because(Reason::StepAborted);
         self.give_up(fx, step, drained, &status);
-        Ok(())
     }
 
     /// Whether requests or responses of a step are under way.

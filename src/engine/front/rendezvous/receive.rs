@@ -13,6 +13,14 @@ use crate::fabric::keys::Place;
 use crate::protocol::message::{self, Message, Short};
 use crate::status::{Code, Reason, Status};
 
+/// What is known of a receive before it is asked for.
+struct Known {
+    /// Metadata of the last tensor of this key, if the destination takes it.
+    meta: Option<Meta>,
+    /// The connection on which it may be asked for at once.
+    ch: Option<ChanId>,
+}
+
 impl Engine {
     /// Begins a receive; its public id.
     pub fn recv(
@@ -39,25 +47,67 @@ impl Engine {
             crate::room::grow(&mut self.kept, 1, "requests that are kept")?;
         }
         let key = self.table.keys().copy(key)?;
-        let (index, id, keep) = self.insert_request(fx.now(), peer, key, step, options, done)?;
+        let keep = options.keep;
+        let Some(peer) = peer else {
+            let known = Known { meta: None, ch: None };
+            let (index, id) =
+                self.insert_request(fx.now(), None, key, step, options, known, done)?;
+            self.keep(id, keep);
+            let begun = self.recv_local(fx, index);
+            return begun.map(|()| id).inspect_err(|_| self.refuse_recv(index, id));
+        };
+        let known = self.known(peer, &key, &options.target);
+        let ch = known.ch;
+        let (index, id) =
+            self.insert_request(fx.now(), Some(peer), key, step, options, known, done)?;
+        self.keep(id, keep);
+        match ch {
+            Some(ch) => {
+                self.send_request(fx, index, ch);
+                self.settle(fx, ch);
+            }
+            None => self.begin(fx, index),
+        }
+        Ok(id)
+    }
+
+    /// The request will be released by the application.
+    #[inline]
+    fn keep(&mut self, id: u64, keep: bool) {
         if keep {
             self.kept.insert(id, Kept::Running);
         }
-        let begun = match peer {
-            None => self.recv_local(fx, index),
-            Some(p) => {
-                self.begin(fx, index, p);
-                Ok(())
-            }
-        };
-        if let Err(status) = begun {
-            if let Some(done) = self.remove_request(index) {
-                done.refuse();
-            }
-            self.kept.remove(&id);
-            return Err(status);
+    }
+
+    /// A receive is not accepted after all.
+    #[cold]
+    fn refuse_recv(&mut self, index: u32, id: u64) {
+        if let Some(done) = self.remove_request(index) {
+            done.refuse();
         }
-        Ok(id)
+        self.kept.remove(&id);
+    }
+
+    /// What is known of a receive from a peer before it is asked for.
+    #[inline]
+    fn known(&mut self, peer: u32, key: &[u8], target: &Target) -> Known {
+        let Some(p) = self.peers.get_mut(peer) else { return Known { meta: None, ch: None } };
+        let cached = p.cache.get(key);
+        let own = &self.stats.own;
+        if cached.is_some() { &own.meta_hits } else { &own.meta_misses }.add(1);
+        let known = match target {
+            Target::Given { len, .. } => Known {
+                meta: cached.filter(|meta| meta.nbytes <= *len).cloned(),
+                ch: p.channels.first().copied(),
+            },
+            // First memory for it has to be found.
+            _ => Known { meta: cached.cloned(), ch: None },
+        };
+        if p.guest {
+            // Named by the application, just now.
+            self.peers.keep(peer);
+        }
+        known
     }
 
     /// The peer of this name; `None`: this manager itself.
@@ -72,8 +122,9 @@ impl Engine {
         }
     }
 
-    /// Takes a request in: into the slab, its step and the deadlines. Its index, its public id, and whether it is kept.
-    #[inline]
+    /// Takes a request in: into the slab, its step and the deadlines. Its index and its public id.
+    #[allow(clippy::too_many_arguments, reason = "the facts of one receive")]
+    #[inline(always)]
     fn insert_request(
         &mut self,
         now: u64,
@@ -81,11 +132,13 @@ impl Engine {
         key: Key,
         step: i64,
         options: RecvOptions,
+        known: Known,
         done: OnRecv,
-    ) -> Result<(u32, u64, bool), Status> {
+    ) -> Result<(u32, u64), Status> {
         let RecvOptions { timeout, target, device, keep } = options;
         let timeout = timeout.map_or(self.settings.timeout, |t| t.as_nanos() as u64);
         let deadline = now.saturating_add(timeout);
+        let dst = if let Target::Given { addr, .. } = target { addr } else { 0 };
         let Some(vacancy) = self.requests.vacancy() else { return Err(self.too_many_receives()) };
         let id = public_id(self.next_id, vacancy.index());
         self.next_id += 1;
@@ -101,9 +154,9 @@ impl Engine {
             keep,
             done: Due::new(done, self.owner),
             state: State::Queued,
-            meta: None,
-            known: false,
-            dst: 0,
+            known: known.meta.is_some(),
+            meta: known.meta,
+            dst,
             buffer: None,
             landing: None,
             checksum: None,
@@ -115,7 +168,7 @@ impl Engine {
         self.table.members(step).requests.push(&mut self.requests, request_in_step, index);
         self.deadlines.add(&mut self.requests, index, deadline);
         self.next_deadline = self.next_deadline.min(deadline);
-        Ok((index, id, keep))
+        Ok((index, id))
     }
 
     #[cold]
@@ -124,29 +177,15 @@ impl Engine {
         Status::new(Code::ResourceExhausted, text)
     }
 
-    /// A receive from a peer: finds memory where the size is known from before, and asks.
-    fn begin(&mut self, fx: &mut impl Fx, index: u32, peer: u32) {
-        let (Some(r), Some(p)) = (self.requests.get_mut(index), self.peers.get_mut(peer)) else {
-            return;
+    /// A receive from a peer that is not connected, or into memory that is to be found where the size is known from before.
+    #[inline(never)]
+    fn begin(&mut self, fx: &mut impl Fx, index: u32) {
+        let Some(r) = self.requests.get_mut(index) else { return };
+        let given = matches!(r.target, Target::Given { .. });
+        let ready = match if given { None } else { r.meta.take() } {
+            Some(meta) => self.prepare(fx, index, meta, AfterAlloc::Request, true),
+            None => Ok(true),
         };
-        let named_now = p.guest;
-        let cached = p.cache.get(&r.named.key);
-        let own = &self.stats.own;
-        if cached.is_some() { &own.meta_hits } else { &own.meta_misses }.add(1);
-        let mut ready = Ok(true);
-        if let Target::Given { addr, len } = r.target {
-            r.dst = addr;
-            if let Some(meta) = cached.filter(|meta| meta.nbytes <= len) {
-                (r.known, r.meta) = (true, Some(meta.clone()));
-            }
-        } else if let Some(meta) = cached.cloned() {
-            r.known = true;
-            ready = self.prepare(fx, index, meta, AfterAlloc::Request, true);
-        }
-        if named_now {
-            // By the application, just now.
-            self.peers.keep(peer);
-        }
         match ready {
             Ok(true) => self.submit(fx, index),
             Ok(false) => {}

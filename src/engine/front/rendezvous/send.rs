@@ -4,10 +4,10 @@ use super::keys::Key;
 use super::{Meeting, Sent, Waiter};
 use crate::api::*;
 use crate::engine::channel::ChanId;
-use crate::engine::transfer::ending::source_memory;
+use crate::engine::transfer::ending::{source_memory, traced};
 use crate::engine::transfer::outbound::{Asked, Content, RState, Source};
-use crate::engine::{Engine, Fx, Offer};
-use crate::status::{Code, Status};
+use crate::engine::{Engine, Fx, Offer, Work};
+use crate::status::{Code, Reason, Status};
 
 impl Engine {
     /// Offers a tensor under a key: to whoever waits for it, or to the table.
@@ -53,7 +53,7 @@ impl Engine {
         let done = done.map(|done| self.due(done));
         let sent = Sent { tensor, content: Content::new(), done, deadline };
         match waiter {
-            Ok(Waiter::Remote(index)) => self.answer(fx, index, sent, content),
+            Ok(Waiter::Remote(index)) => self.answer_here(fx, index, sent, content),
             Ok(Waiter::Local(index)) => self.deliver_local(fx, index, sent),
             Err(free) => {
                 self.next_deadline = self.next_deadline.min(deadline);
@@ -78,6 +78,7 @@ impl Engine {
     }
 
     /// A response has its tensor; `content`: a copy of what is in it, or nothing.
+    #[inline(never)]
     pub(in crate::engine) fn answer(
         &mut self,
         fx: &mut impl Fx,
@@ -85,6 +86,12 @@ impl Engine {
         sent: Sent,
         content: &[u8],
     ) {
+        self.answer_here(fx, index, sent, content);
+    }
+
+    /// The same, in the place of the call: what a send gives is long, and is not to be moved from hand to hand.
+    #[inline(always)]
+    fn answer_here(&mut self, fx: &mut impl Fx, index: u32, sent: Sent, content: &[u8]) {
         let Some(r) = self.responses.get(index) else { return };
         if r.asked.too_short(sent.tensor.meta.nbytes) {
             return self.answer_next(fx, index, sent);
@@ -92,8 +99,11 @@ impl Engine {
         let to = r.asked.to;
         let same = r.asked.cached.as_ref() == Some(&sent.tensor.meta);
         if self.eager_at_once(fx, to, &sent, same, content) {
-            let of = self.responses.get(index).map(|r| &r.named);
-            let of = of.and_then(|named| self.traced(fx, &named.key, named.step));
+            let of = if fx.tracing() {
+                self.responses.get(index).and_then(|r| traced(&r.named))
+            } else {
+                None
+            };
             self.forget(index);
             self.sent_at_once(fx, to.ch, sent, of);
         } else if let Some(r) = self.responses.get_mut(index) {
@@ -139,6 +149,7 @@ impl Engine {
     }
 
     /// The content has left in a message.
+    #[inline]
     fn sent_at_once(
         &mut self,
         fx: &mut impl Fx,
@@ -146,9 +157,23 @@ impl Engine {
         sent: Sent,
         of: Option<(Box<[u8]>, i64)>,
     ) {
-        let bytes = sent.tensor.meta.nbytes;
-        let info = TransferInfo { bytes, ..self.info_of(ch, Protocol::Eager) };
-        self.end_sent(fx, ch, sent.done, Ok(()), info, of, true, source_memory(&sent.tensor));
+        let (memory, bytes) = (source_memory(&sent.tensor), sent.tensor.meta.nbytes);
+        let Some(c) = self.channels.get(ch) else {
+            let info = TransferInfo { bytes, ..self.info_of(ch, Protocol::Eager) };
+            return self.end_sent(fx, ch, sent.done, Ok(()), info, of, true, memory);
+        };
+        c.counters.send_done(bytes, Code::Ok, Protocol::Eager);
+        if let Some(done) = sent.done {
+            let info = TransferInfo {
+                bytes,
+                elapsed_ns: 0,
+                provider: Carrier::Provider(c.caps.provider),
+                peer: c.name.clone(),
+                protocol: Protocol::Eager,
+                reason: Reason::None,
+            };
+            fx.run(Work::SendDone { done, result: Ok(()), info, of, inline: true, memory });
+        }
     }
 
     /// A destination that is too short: its receiver fails, and the tensor goes to the next who waits for it, or back to

@@ -349,6 +349,19 @@ impl Table {
         Ok(self.give_up(items))
     }
 
+    /// Forgets the step, if there is nothing in it; false: there is.
+    #[inline]
+    pub fn end_of_empty(&mut self, step: i64) -> bool {
+        match self.steps.find(step) {
+            None => true,
+            Some(s) if s.is_empty() => {
+                self.steps.end(step);
+                true
+            }
+            Some(_) => false,
+        }
+    }
+
     /// Forgets the step and gives up all it holds.
     pub fn cleanup(&mut self, step: i64) -> Drained {
         let Some(s) = self.steps.find(step) else { return Drained::default() };

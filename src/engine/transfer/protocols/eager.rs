@@ -17,6 +17,7 @@ use crate::status::{Code, Reason, Status};
 impl Engine {
     /// Sends a tensor that is here to who asked for it, if its content may go out now, whole, from `content` or the copy
     /// that was made of it before. Nothing is kept of it then. `same`: the receiver has its metadata.
+    #[inline]
     pub(in crate::engine) fn eager_at_once(
         &mut self,
         fx: &mut impl Fx,
@@ -28,12 +29,12 @@ impl Engine {
         let meta = &sent.tensor.meta;
         let content = if content.is_empty() { &sent.content[..] } else { content };
         let n = meta.nbytes;
-        let Some(c) = self.channels.get(to.ch) else { return false };
+        let Some(c) = self.channels.get_mut(to.ch) else { return false };
         let whole = content.len() as u64 == n;
-        if !whole || !choose::is_eager(n, self.room_for(c, meta), self.settings.protocol) {
+        let room = self.settings.room_for(c, meta);
+        if !whole || !choose::is_eager(n, room, self.settings.protocol) {
             return false;
         }
-        let Some(c) = self.channels.get_mut(to.ch) else { return false };
         if n > 0 && c.is_congested() {
             return false;
         }
@@ -69,6 +70,33 @@ impl Engine {
         let same = asked.cached.as_ref() == Some(meta);
         c.send_content(fx, asked.to.request, sum, (!same).then_some(meta), content);
         self.end_response_inline(fx, index);
+    }
+
+    /// TENSOR_CONTENT arrived, without metadata and checksum.
+    #[inline]
+    pub(in crate::engine) fn on_same_content(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        index: u32,
+        content: &[u8],
+    ) {
+        let Some(r) = self.answered(ch, index) else { return };
+        let known = r.meta.as_ref().is_some_and(|known| known.nbytes == content.len() as u64);
+        if !known || r.landing.is_some() || r.device != 0 || matches!(r.target, Target::Library) {
+            let message = Content { index, checksum: None, meta: None, content };
+            return self.on_content(fx, ch, message);
+        }
+        r.protocol = Protocol::Eager;
+        if !content.is_empty() {
+            // SAFETY: `dst` was given or allocated for `meta.nbytes`, which is the content's length; it is the
+            // application's only from the callback on, which comes later.
+            let result = unsafe { fx.deliver(r.dst, content) };
+            if let Err(status) = result {
+                return self.fail(fx, index, status);
+            }
+        }
+        self.finish_well(fx, index);
     }
 
     /// TENSOR_CONTENT arrived; without metadata: that which was told with the request.
