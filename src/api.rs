@@ -39,7 +39,11 @@ impl Clone for Meta {
     #[inline]
     fn clone(&self) -> Meta {
         // In one go; the derived one goes from dimension to dimension.
-        Meta { dims: SmallVec::from_slice(&self.dims), ..*self }
+        let dims = match &self.dims[..] {
+            [] => SmallVec::new(),
+            some => SmallVec::from_slice(some),
+        };
+        Meta { dims, ..*self }
     }
 }
 

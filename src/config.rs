@@ -308,7 +308,7 @@ mod tests {
     fn error(change: impl FnOnce(&mut Config)) -> String {
         let mut config = Config::default();
         change(&mut config);
-        config.finish().unwrap_err().message
+        config.finish().unwrap_err().into_message()
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Status codes: the numbers of gRPC, absl and TensorFlow, with a message and a finer reason.
 
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $num:literal, $text:literal;)*) => {
@@ -93,9 +94,15 @@ pub enum Reason {
     LocalError = 8,
 }
 
-/// A code with its reason and a text that names the thing, the value and what is allowed.
+/// A code with its reason and a text that names the thing, the value and what is allowed. Reads as its [`Parts`].
+///
+/// One word long: nearly every function may fail and nearly none does, and what comes back from each is looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Status {
+pub struct Status(Box<Parts>);
+
+/// What a status is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parts {
     /// The code; never `Ok` in an `Err`.
     pub code: Code,
     /// Finer reason.
@@ -104,10 +111,37 @@ pub struct Status {
     pub message: String,
 }
 
+const _: () = assert!(size_of::<Result<(), Status>>() == size_of::<usize>());
+
+impl Deref for Status {
+    type Target = Parts;
+    #[inline]
+    fn deref(&self) -> &Parts {
+        &self.0
+    }
+}
+
+impl DerefMut for Status {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Parts {
+        &mut self.0
+    }
+}
+
 impl Status {
     /// A status without a finer reason.
+    #[cold]
     pub fn new(code: Code, message: impl Into<String>) -> Status {
-        Status { code, reason: Reason::None, message: message.into() }
+        Status(Box::new(Parts { code, reason: Reason::None, message: message.into() }))
+    }
+    /// Its text alone.
+    pub fn into_message(self) -> String {
+        self.0.message
+    }
+    /// The same with another text.
+    pub fn with_message(mut self, message: impl Into<String>) -> Status {
+        self.message = message.into();
+        self
     }
     /// The same with a reason.
     pub fn because(mut self, reason: Reason) -> Status {

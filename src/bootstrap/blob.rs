@@ -74,7 +74,8 @@ impl AddressBlob {
         if u64::from_le_bytes(*sum) != xxh3_64(content) {
             return Err(bad("the checksum does not match: it was damaged on its way".into()));
         }
-        Self::content(&content[r.position().min(content.len())..]).map_err(|e| bad(e.message))
+        Self::content(&content[r.position().min(content.len())..])
+            .map_err(|e| bad(e.into_message()))
     }
 
     fn content(bytes: &[u8]) -> Result<AddressBlob, Status> {

@@ -115,7 +115,7 @@ impl Rounds {
 
     fn note(&mut self, kind: ProviderKind, status: Status) {
         self.last_code = status.code;
-        self.failures.push((kind, status.message));
+        self.failures.push((kind, status.into_message()));
     }
 
     /// A frame of this part. Those of earlier rounds were under way when the round ended.

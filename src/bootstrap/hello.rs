@@ -91,9 +91,9 @@ impl Hello {
             checksum: flags & FLAG_CHECKSUM != 0,
             providers: Vec::new(),
         };
-        identity.validate().map_err(|e| malformed(e.message))?;
+        identity.validate().map_err(|e| malformed(e.into_message()))?;
         identity.providers = offers(&mut r)?;
-        let addrs = addr::get_all(&mut r).map_err(|e| malformed(e.message))?;
+        let addrs = addr::get_all(&mut r).map_err(|e| malformed(e.into_message()))?;
         let peer = PeerHello { identity, addrs, seeds: None };
         Ok(Hello { versions, nonce, auth: flags & FLAG_AUTH != 0, peer })
     }

@@ -160,6 +160,7 @@ pub enum Met {
 
 /// What [`Bootstrap::poll`] reports.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "there are few, and none lasts")]
 pub enum BootEvent {
     /// Both endpoints are connected.
     ///

@@ -279,7 +279,7 @@ mod tests {
             ("RDMA_AUTH_SECRET_FILE", "/dev/zero", "allowed are 1 to 4096 bytes"),
         ];
         for (name, value, allowed) in cases {
-            let message = apply(&[(name, value)]).unwrap_err().message;
+            let message = apply(&[(name, value)]).unwrap_err().into_message();
             for part in [name, value, allowed] {
                 assert!(message.contains(part), "{name}={value}: {message}");
             }

@@ -247,7 +247,8 @@ impl Engine {
     fn admit(&mut self, fx: &mut impl Fx) -> Result<(), Status> {
         // This one, and word of peers.
         let live = 2 * self.requests.len() + self.responses.len() + self.table.tensors() + 3;
-        let room = fx.fits(live) && self.told.fits(self.responses.len() + 1);
+        let told = self.source.is_none() || self.told.fits(self.responses.len() + 1);
+        let room = told && fx.fits(live);
         let text = "no memory for one more operation";
         room.then_some(()).ok_or_else(|| Status::new(Code::ResourceExhausted, text))
     }

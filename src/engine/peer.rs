@@ -340,7 +340,7 @@ impl Engine {
         let status = match retryable {
             true => status,
             // The last word: it tells what every try met.
-            false => Status { message: p.tries.text(), ..status },
+            false => status.with_message(p.tries.text()),
         };
         p.state = PeerState::Failed;
         p.last_error = Some(status.clone());

@@ -115,17 +115,11 @@ impl<T> Slab<T> {
         }
     }
 
-    #[inline]
-    fn slot(&self, index: u32) -> Option<usize> {
-        let slot = (index & SLOT_MASK) as usize;
-        let s = self.slots.get(slot)?;
-        (s.generation == index >> SLOT_BITS && s.value.is_some()).then_some(slot)
-    }
-
     /// The occupant of this index, unless it has left.
     #[inline]
     pub fn get(&self, index: u32) -> Option<&T> {
-        self.slot(index).and_then(|s| self.slots[s].value.as_ref())
+        let s = self.slots.get((index & SLOT_MASK) as usize)?;
+        if s.generation == index >> SLOT_BITS { s.value.as_ref() } else { None }
     }
 
     /// The occupant of a slot (the low bits of `index`) of whatever generation, with its index.
@@ -138,30 +132,47 @@ impl<T> Slab<T> {
     /// The same, mutable.
     #[inline]
     pub fn get_mut(&mut self, index: u32) -> Option<&mut T> {
-        self.slot(index).and_then(|s| self.slots[s].value.as_mut())
+        let s = self.slots.get_mut((index & SLOT_MASK) as usize)?;
+        if s.generation == index >> SLOT_BITS { s.value.as_mut() } else { None }
     }
 
     /// Takes the occupant out; the index never matches again until its generation comes round.
     pub fn remove(&mut self, index: u32) -> Option<T> {
-        let slot = self.slot(index)?;
-        let s = &mut self.slots[slot];
-        s.generation = (s.generation + 1) % GENERATIONS;
-        self.len -= 1;
-        self.free.push_back(slot as u32);
-        s.value.take()
+        let s = self.slots.get_mut((index & SLOT_MASK) as usize)?;
+        let value = if s.generation == index >> SLOT_BITS { s.value.take()? } else { return None };
+        self.vacated(index);
+        Some(value)
     }
 
     /// Frees a slot in its place: what `keep` takes out of the value stays, the rest is dropped there.
     #[inline]
     pub fn take<U>(&mut self, index: u32, keep: impl FnOnce(&mut T) -> U) -> Option<U> {
-        let slot = self.slot(index)?;
-        let s = &mut self.slots[slot];
-        let kept = s.value.as_mut().map(keep);
-        s.value = None;
-        s.generation = (s.generation + 1) % GENERATIONS;
+        let kept = self.get_mut(index).map(keep)?;
+        self.vacate(index);
+        Some(kept)
+    }
+
+    /// The same, where nothing of it is wanted.
+    #[inline]
+    pub fn vacate(&mut self, index: u32) {
+        let slot = self.slots.get_mut((index & SLOT_MASK) as usize);
+        if let Some(s) = slot.filter(|s| s.generation == index >> SLOT_BITS)
+            && s.value.is_some()
+        {
+            s.value = None;
+            self.vacated(index);
+        }
+    }
+
+    /// The slot of this index is free.
+    #[inline]
+    fn vacated(&mut self, index: u32) {
+        let slot = index & SLOT_MASK;
+        if let Some(s) = self.slots.get_mut(slot as usize) {
+            s.generation = (s.generation + 1) % GENERATIONS;
+        }
         self.len -= 1;
-        self.free.push_back(slot as u32);
-        kept
+        self.free.push_back(slot);
     }
 
     /// The next occupant from slot `at` on that `which` picks; `at` moves behind it. A walk without a list, in

@@ -284,7 +284,7 @@ mod tests {
     fn foreign_pointers_are_told() {
         let other = [1u64; 16];
         // SAFETY: NULL, and readable memory.
-        let message = |p: *const rdma_mgr_t| unsafe { check(p) }.err().unwrap().message;
+        let message = |p: *const rdma_mgr_t| unsafe { check(p) }.err().unwrap().into_message();
         assert_eq!(message(std::ptr::null()), "mgr is NULL");
         assert!(message(other.as_ptr().cast()).contains("rdma_mgr_create"));
         assert!(message(other.as_ptr().cast::<u8>().wrapping_add(1).cast()).contains("create"));

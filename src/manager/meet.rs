@@ -141,7 +141,7 @@ impl Manager {
             }
             None => {
                 self.refuse_closing()?;
-                let why = last.map_or_else(|| "no answer".to_owned(), |s| s.message);
+                let why = last.map_or_else(|| "no answer".to_owned(), Status::into_message);
                 let text = format!("no peer met at {address} after {}: {why}", seconds(limit));
                 Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
             }

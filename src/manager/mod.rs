@@ -442,7 +442,7 @@ fn open_adapters(config: &Config, epoll: &Epoll) -> Result<(memory::Adapters, Ve
             Err(status) if config.provider.is_some() => return Err(advise(kind, status)),
             Err(status) => {
                 log::info(format_args!("not used: {}", status.message));
-                Some(status.message)
+                Some(status.into_message())
             }
         };
         offers.push(Offer { kind, unavailable });

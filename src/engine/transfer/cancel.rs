@@ -176,7 +176,7 @@ impl Engine {
         }
         let (named, to) = (&r.named, self.peer_name(Some(r.peer)));
         let message = format!("{named} to peer '{to}': {}", status.message);
-        let lost = Status { message, ..status.clone() };
+        let lost = status.clone().with_message(message);
         let Some(r) = self.responses.get_mut(index) else { return };
         let failed = match &mut r.state {
             // The copy writes to our buffer; its end ends the response, with this.

@@ -90,11 +90,14 @@ impl Request {
     /// Memory of the host that is the application's again when it has ended.
     #[inline]
     pub fn memory(&self) -> (u64, u64) {
+        self.memory_of(self.meta.as_ref().map_or(0, |m| m.nbytes))
+    }
+
+    /// The same of a result of this length.
+    #[inline]
+    pub fn memory_of(&self, nbytes: u64) -> (u64, u64) {
         let given = if let Target::Given { len, .. } = self.target { len } else { 0 };
-        match self.device {
-            0 => (self.dst, given.max(self.meta.as_ref().map_or(0, |m| m.nbytes))),
-            _ => (0, 0),
-        }
+        if self.device == 0 { (self.dst, given.max(nbytes)) } else { (0, 0) }
     }
 
     /// Where the result is: the address, and of which device.

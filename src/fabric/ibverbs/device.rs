@@ -299,7 +299,7 @@ fn open(verbs: &'static Verbs, dev: *mut ibv_device, wanted: Option<&str>) -> Op
     let context = Context { raw, verbs, origin: Origin::here(), name };
     match context.info() {
         Ok(info) => Some((info, Some(Arc::new(context)))),
-        Err(e) => Some((closed(context.name.clone(), e.message), None)),
+        Err(e) => Some((closed(context.name.clone(), e.into_message()), None)),
     }
 }
 

@@ -173,7 +173,7 @@ impl IbverbsAdapter {
             && let Err(e) = self.restart_cm()
         {
             // `create` tries again.
-            self.note(e.message);
+            self.note(e.into_message());
         }
     }
 

@@ -287,7 +287,7 @@ mod tests {
     }
 
     fn message(devices: &[DeviceInfo], cfg: &IbConfig, depth: u32) -> String {
-        choose(devices, cfg, depth).unwrap_err().message
+        choose(devices, cfg, depth).unwrap_err().into_message()
     }
 
     #[test]

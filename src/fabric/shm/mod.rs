@@ -159,7 +159,7 @@ fn not_up(state: &State, peer: &str) -> Status {
 
 /// Whether this system can run the provider; if not, why.
 pub fn probe() -> Result<(), String> {
-    ShmAdapter::open(&Config::default()).map(drop).map_err(|status| status.message)
+    ShmAdapter::open(&Config::default()).map(drop).map_err(Status::into_message)
 }
 
 impl ShmAdapter {

@@ -45,7 +45,7 @@ const DIRECT: usize = 4;
 
 /// Why tcp cannot be used here.
 pub fn probe() -> Result<(), String> {
-    Epoll::new().map(drop).map_err(|s| s.message)
+    Epoll::new().map(drop).map_err(Status::into_message)
 }
 
 /// Takes `bytes` for the input of an endpoint with two READs and a WRITE under way and two small

@@ -153,7 +153,7 @@ fn structs_of_older_and_newer_headers() {
         assert_eq!(sized::read("x", ptr).unwrap(), grown(u64::MAX, u32::MAX, u32::MAX));
         for wrong in [0, 8, 15, 65537, usize::MAX] {
             memory[0] = wrong as u64;
-            let message = sized::read("x", ptr).unwrap_err().message;
+            let message = sized::read("x", ptr).unwrap_err().into_message();
             let expected =
                 format!("struct_size of grown_t (x) is {wrong}, allowed are 16 to 65536");
             assert!(message.starts_with(&expected), "{message}");

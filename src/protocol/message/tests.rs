@@ -86,7 +86,7 @@ fn impossible_metadata_is_refused() {
         let mut out = Vec::new();
         encode(&m, &mut out);
         out.extend_from_slice(tail(&m));
-        decode(&out).unwrap_err().message
+        decode(&out).unwrap_err().into_message()
     };
     let negative = Meta { dims: [3, -1].into_iter().collect(), ..sample_meta() };
     assert!(refused(negative).contains("dimension of -1"));

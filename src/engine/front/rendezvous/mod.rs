@@ -1,11 +1,12 @@
 //! The front end of named tensors: sends and receives meet by step and key.
 //!
-//! `table` holds who waits for whom, `keys` and `steps` what it uses again; `receive` and `send` are the calls of the
+//! `table` holds who waits for whom (`items` of a step), `keys` and `steps` what it uses again; `receive` and `send` are the calls of the
 //! application, `asked` is what a peer asks for, `runtime` a rendezvous of the application's own behind that; `give_up`
 //! is the end of a step.
 
 mod asked;
 mod give_up;
+mod items;
 pub mod keys;
 mod receive;
 mod runtime;

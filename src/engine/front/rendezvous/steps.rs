@@ -48,8 +48,7 @@ struct Slot {
 impl Slot {
     /// It can become another step's as it is.
     fn serves_again(&self) -> bool {
-        let small = self.step.items.capacity() <= KEPT_ITEMS;
-        self.number.is_some() && !self.mapped && self.step.is_empty() && small
+        self.number.is_some() && !self.mapped && self.step.is_empty()
     }
 }
 
@@ -90,18 +89,41 @@ impl Steps {
     pub fn find(&mut self, number: i64) -> Option<&mut Step> {
         let at = match self.slots.get(self.last) {
             Some(slot) if slot.number == Some(number) => self.last,
+            _ if self.by_number.is_empty() => return None,
             _ => self.turn_to(number)?,
         };
         self.slots.get_mut(at).map(|slot| &mut slot.step)
     }
 
+    /// The step of this number, which begins if it is not there.
+    #[inline]
+    pub fn enter(&mut self, number: i64) -> Result<&mut Step, Status> {
+        let at = match self.slots.get(self.last) {
+            Some(slot) if slot.number == Some(number) => self.last,
+            _ => self.enter_other(number)?,
+        };
+        Ok(&mut self.slots[at].step)
+    }
+
+    #[inline(never)]
+    fn enter_other(&mut self, number: i64) -> Result<usize, Status> {
+        match self.slots.get_mut(self.last) {
+            // It becomes this one's, and room for that was made when it was another's.
+            Some(slot) if self.by_number.is_empty() && slot.serves_again() => {
+                slot.number = Some(number);
+                Ok(self.last)
+            }
+            _ => {
+                self.make_more_room()?;
+                Ok(self.begin(number))
+            }
+        }
+    }
+
     /// Memory for one more, of this number.
     #[inline]
     pub fn make_room(&mut self, number: i64) -> Result<(), Status> {
-        match self.last(number) {
-            Some(_) => Ok(()),
-            None => self.make_more_room(),
-        }
+        self.enter(number).map(drop)
     }
 
     fn make_more_room(&mut self) -> Result<(), Status> {
@@ -126,13 +148,13 @@ impl Steps {
         &mut self.slots[at].step
     }
 
-    #[inline(never)]
     fn begin(&mut self, number: i64) -> usize {
-        if let Some(at) = self.turn_to(number) {
+        if !self.by_number.is_empty()
+            && let Some(at) = self.turn_to(number)
+        {
             return at;
         }
-        let reuse = self.slots.get(self.last).is_some_and(Slot::serves_again);
-        if !reuse {
+        if !self.slots.get(self.last).is_some_and(Slot::serves_again) {
             self.leave_last();
             self.last = self.free.pop().unwrap_or_else(|| {
                 self.slots.push(Slot { number: None, mapped: false, step: Step::default() });
@@ -180,13 +202,12 @@ impl Steps {
         }
     }
 
-    /// The step is over: its memory goes, if it is much.
+    /// The step is over: its memory goes, if it is much and nothing is left in it.
+    #[inline]
     pub fn end(&mut self, number: i64) {
         match self.last(number) {
-            Some(step) if step.is_empty() && step.items.capacity() > KEPT_ITEMS => {
-                *step = Step::default();
-            }
-            Some(_) => {}
+            Some(step) if step.items.capacity() <= KEPT_ITEMS || !step.is_empty() => {}
+            Some(step) => *step = Step::default(),
             None => self.shrink_other(number),
         }
     }

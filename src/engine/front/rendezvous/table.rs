@@ -8,9 +8,10 @@ use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hasher};
 
 use foldhash::fast::RandomState;
-use hashbrown::HashTable;
 use smallvec::SmallVec;
 
+pub use super::items::Drained;
+use super::items::{Entry, Items, Waiters, find, insert, make_room};
 use super::keys::{Key, Keys};
 pub use super::steps::Members;
 use super::steps::Steps;
@@ -28,20 +29,6 @@ pub enum Waiter {
     /// A response owed to a peer.
     Remote(u32),
 }
-
-enum Item {
-    Tensor(Sent),
-    Waiters(SmallVec<[Waiter; 1]>),
-}
-
-/// What waits under one key of one step.
-pub(super) struct Entry {
-    hash: u64,
-    key: Key,
-    item: Item,
-}
-
-pub(super) type Items = HashTable<Entry>;
 
 #[derive(Default)]
 pub(super) struct Step {
@@ -99,10 +86,6 @@ pub enum RecvOutcome {
 
 /// A tensor that was taken out, with its key and step.
 pub type Withdrawn = (Key, i64, Sent);
-
-/// Everything that a step held, where it was: giving up needs no memory.
-#[derive(Default)]
-pub struct Drained(Items);
 
 /// Bytes of copied content that wait with their tensors; of others the content is copied when it is asked for.
 const COPIES: usize = 16 << 20;
@@ -182,45 +165,42 @@ impl Table {
 
     /// Who takes a tensor of this key: the first waiter, which leaves the table, or nobody yet.
     pub fn meet(&mut self, key: &[u8], step: i64) -> Meeting {
-        if let Err(status) = self.steps.make_room(step) {
-            return Meeting::Refused(status);
-        }
         let hash = self.hash(key);
-        let s = self.steps.get(step);
+        let s = match self.steps.enter(step) {
+            Ok(s) => s,
+            Err(status) => return Meeting::Refused(status),
+        };
         if let Some(status) = &s.aborted {
             return Meeting::Refused(status.clone());
         }
-        let found = match s.items.is_empty() {
-            true => None,
-            false => s.items.find_entry(hash, |e| *e.key == *key).ok(),
-        };
-        match found {
-            Some(mut found) => match &mut found.get_mut().item {
-                Item::Tensor(_) => Meeting::Duplicate,
-                Item::Waiters(waiters) => match waiters[..] {
-                    [only] => {
-                        let key = std::mem::take(&mut found.get_mut().key);
-                        found.remove();
-                        self.steps.shrink(step);
-                        Meeting::Waiter(only, key)
-                    }
-                    _ => {
-                        let first = waiters.remove(0);
-                        Meeting::Waiter(first, self.keys.copy(key).unwrap_or_default())
-                    }
-                },
-            },
-            None if self.tensors >= TENSORS => {
-                self.steps.shrink(step);
-                Meeting::Full
-            }
-            None => match entry(&mut s.items, &mut self.keys, key) {
-                Ok(key) => Meeting::Nobody(Free { hash, key: Some(key) }),
-                Err(status) => {
+        if let Some(mut found) = find(&mut s.items.waiters, hash, key) {
+            let waiters = &mut found.get_mut().item;
+            return match waiters[..] {
+                [only] => {
+                    let key = std::mem::take(&mut found.get_mut().key);
+                    found.remove();
                     self.steps.shrink(step);
-                    Meeting::Refused(status)
+                    Meeting::Waiter(only, key)
                 }
-            },
+                _ => {
+                    let first = waiters.remove(0);
+                    Meeting::Waiter(first, self.keys.copy(key).unwrap_or_default())
+                }
+            };
+        }
+        if find(&mut s.items.tensors, hash, key).is_some() {
+            return Meeting::Duplicate;
+        }
+        if self.tensors >= TENSORS {
+            self.steps.shrink(step);
+            return Meeting::Full;
+        }
+        match make_room(&mut s.items.tensors, &mut self.keys, key) {
+            Ok(key) => Meeting::Nobody(Free { hash, key: Some(key) }),
+            Err(status) => {
+                self.steps.shrink(step);
+                Meeting::Refused(status)
+            }
         }
     }
 
@@ -236,46 +216,41 @@ impl Table {
         self.earliest = self.earliest.min(sent.deadline);
         let Free { hash, key } = free;
         let key = key.unwrap_or_default();
-        insert(&mut self.steps.get(step).items, Entry { hash, key, item: Item::Tensor(sent) });
+        insert(&mut self.steps.get(step).items.tensors, Entry { hash, key, item: sent });
     }
 
     /// Takes the tensor of this key, or finds a place for who waits for one.
     pub fn recv(&mut self, key: &[u8], step: i64, tolerate_duplicates: bool) -> RecvOutcome {
-        if let Err(status) = self.steps.make_room(step) {
-            return RecvOutcome::Refused(status);
-        }
         let hash = self.hash(key);
-        let s = self.steps.get(step);
+        let s = match self.steps.enter(step) {
+            Ok(s) => s,
+            Err(status) => return RecvOutcome::Refused(status),
+        };
         if let Some(status) = &s.aborted {
             return RecvOutcome::Refused(status.clone());
         }
-        let found = match s.items.is_empty() {
-            true => None,
-            false => s.items.find_entry(hash, |e| *e.key == *key).ok(),
-        };
-        let Some(mut found) = found else {
-            // First the memory: who waits must not have been made in vain.
-            return match entry(&mut s.items, &mut self.keys, key) {
-                Ok(key) => RecvOutcome::Nobody(Free { hash, key: Some(key) }),
-                Err(status) => {
-                    self.steps.shrink(step);
-                    RecvOutcome::Refused(status)
-                }
-            };
-        };
-        match &mut found.get_mut().item {
-            Item::Waiters(_) if !tolerate_duplicates => RecvOutcome::Duplicate,
-            Item::Waiters(waiters) => match room::grow(waiters, 1, "receives of one key") {
+        if let Some(found) = find(&mut s.items.tensors, hash, key) {
+            let Entry { key, item: sent, .. } = found.remove().0;
+            self.keys.give(key);
+            self.taken(&sent);
+            self.steps.shrink(step);
+            return RecvOutcome::Matched(sent);
+        }
+        if let Some(mut found) = find(&mut s.items.waiters, hash, key) {
+            if !tolerate_duplicates {
+                return RecvOutcome::Duplicate;
+            }
+            return match room::grow(&mut found.get_mut().item, 1, "receives of one key") {
                 Ok(()) => RecvOutcome::Nobody(Free { hash, key: None }),
                 Err(status) => RecvOutcome::Refused(status),
-            },
-            Item::Tensor(_) => {
-                let gone = found.remove().0;
-                self.keys.give(gone.key);
-                let Item::Tensor(sent) = gone.item else { unreachable!("it was one") };
-                self.taken(&sent);
+            };
+        }
+        // First the memory: who waits must not have been made in vain.
+        match make_room(&mut s.items.waiters, &mut self.keys, key) {
+            Ok(key) => RecvOutcome::Nobody(Free { hash, key: Some(key) }),
+            Err(status) => {
                 self.steps.shrink(step);
-                RecvOutcome::Matched(sent)
+                RecvOutcome::Refused(status)
             }
         }
     }
@@ -283,16 +258,12 @@ impl Table {
     /// Puts a waiter in its place; `key` is what the place was found by.
     pub fn wait(&mut self, free: Free, key: &[u8], step: i64, waiter: Waiter) {
         let Free { hash, key: own } = free;
-        let items = &mut self.steps.get(step).items;
+        let waiters = &mut self.steps.get(step).items.waiters;
         match own {
-            Some(key) => {
-                let item = Item::Waiters(smallvec::smallvec![waiter]);
-                insert(items, Entry { hash, key, item });
-            }
+            Some(key) => insert(waiters, Entry { hash, key, item: smallvec::smallvec![waiter] }),
             None => {
-                let found = items.find_mut(hash, |e| *e.key == *key);
-                if let Some(Entry { item: Item::Waiters(waiters), .. }) = found {
-                    waiters.push(waiter);
+                if let Some(mut found) = find(waiters, hash, key) {
+                    found.get_mut().item.push(waiter);
                 }
             }
         }
@@ -309,17 +280,16 @@ impl Table {
     /// Whether a tensor of this key waits.
     pub fn has_tensor(&mut self, key: &[u8], step: i64) -> bool {
         let hash = self.hash(key);
-        let found = self.steps.find(step).and_then(|s| s.items.find(hash, |e| *e.key == *key));
-        matches!(found, Some(Entry { item: Item::Tensor(_), .. }))
+        let s = self.steps.find(step);
+        s.is_some_and(|s| find(&mut s.items.tensors, hash, key).is_some())
     }
 
     /// Takes one waiter out, wherever it stands, by the hash of its key.
     pub fn remove_waiter(&mut self, hash: u64, step: i64, waiter: Waiter) {
         let Some(s) = self.steps.find(step) else { return };
-        let here = |e: &Entry| matches!(&e.item, Item::Waiters(all) if all.contains(&waiter));
-        if let Ok(mut found) = s.items.find_entry(hash, here)
-            && let Item::Waiters(waiters) = &mut found.get_mut().item
-        {
+        let here = |e: &Entry<Waiters>| e.item.contains(&waiter);
+        if let Ok(mut found) = s.items.waiters.find_entry(hash, here) {
+            let waiters = &mut found.get_mut().item;
             waiters.retain(|w| *w != waiter);
             if waiters.is_empty() {
                 self.keys.give(found.remove().0.key);
@@ -330,9 +300,8 @@ impl Table {
 
     /// Marks the step as aborted and gives up all it holds. A second abort keeps the first status.
     pub fn abort(&mut self, step: i64, status: Status) -> Result<Drained, Status> {
-        self.steps.make_room(step)?;
         room::grow(&mut self.aborted, 1, "aborted steps")?;
-        let s = self.steps.get(step);
+        let s = self.steps.enter(step)?;
         let items = std::mem::take(&mut s.items);
         if s.aborted.is_none() {
             s.aborted = Some(status);
@@ -370,18 +339,14 @@ impl Table {
         }
         // Its memory stays for the next step.
         let none = s.items.is_empty();
-        let items = if none { Items::new() } else { std::mem::take(&mut s.items) };
+        let items = if none { Items::default() } else { std::mem::take(&mut s.items) };
         let drained = self.give_up(items);
         self.steps.end(step);
         drained
     }
 
     fn give_up(&mut self, items: Items) -> Drained {
-        for entry in &items {
-            if let Item::Tensor(sent) = &entry.item {
-                self.taken(sent);
-            }
-        }
+        items.tensors.iter().for_each(|entry| self.taken(&entry.item));
         Drained(items)
     }
 
@@ -409,22 +374,15 @@ impl Table {
         if now < self.earliest {
             return out;
         }
-        let due = |item: &Item| matches!(item, Item::Tensor(t) if t.deadline <= now);
+        let due = |e: &Entry<Sent>| e.item.deadline <= now;
         let mut earliest = u64::MAX;
         for (_, s) in self.steps.all() {
-            let count = s.items.iter().filter(|e| due(&e.item)).count();
+            let tensors = &mut s.items.tensors;
+            let count = tensors.iter().filter(|e| due(e)).count();
             if count > 0 && out.fits(count) {
-                for gone in s.items.extract_if(|e| due(&e.item)) {
-                    if let Item::Tensor(sent) = gone.item {
-                        out.push(sent);
-                    }
-                }
+                out.extend(tensors.extract_if(|e| due(e)).map(|gone| gone.item));
             }
-            for e in &s.items {
-                if let Item::Tensor(t) = &e.item {
-                    earliest = earliest.min(t.deadline);
-                }
-            }
+            earliest = tensors.iter().fold(earliest, |first, e| first.min(e.item.deadline));
         }
         self.earliest = earliest;
         out.iter().for_each(|sent| self.taken(sent));
@@ -436,17 +394,14 @@ impl Table {
     /// lacks.
     pub fn withdraw(&mut self, which: impl Fn(&Tensor) -> bool) -> (Vec<Withdrawn>, bool) {
         let (mut out, mut whole) = (Vec::new(), true);
-        let picked = |item: &Item| matches!(item, Item::Tensor(t) if which(&t.tensor));
+        let picked = |e: &Entry<Sent>| which(&e.item.tensor);
         for (step, s) in self.steps.all() {
-            let count = s.items.iter().filter(|e| picked(&e.item)).count();
-            if !out.fits(count) {
+            let tensors = &mut s.items.tensors;
+            if out.fits(tensors.iter().filter(|e| picked(e)).count()) {
+                let gone = tensors.extract_if(|e| picked(e));
+                out.extend(gone.map(|gone| (gone.key, step, gone.item)));
+            } else {
                 whole = false;
-                continue;
-            }
-            for gone in s.items.extract_if(|e| picked(&e.item)) {
-                if let Item::Tensor(sent) = gone.item {
-                    out.push((gone.key, step, sent));
-                }
             }
         }
         out.iter().for_each(|(_, _, sent)| self.taken(sent));
@@ -456,49 +411,11 @@ impl Table {
 
     /// Entries, for reports: waiting tensors and waiting receives.
     pub fn counts(&self) -> (usize, usize) {
-        let (mut tensors, mut waiters) = (0, 0);
-        for entry in self.steps.iter().flat_map(|s| &s.items) {
-            match &entry.item {
-                Item::Tensor(_) => tensors += 1,
-                Item::Waiters(w) => waiters += w.len(),
-            }
-        }
-        (tensors, waiters)
+        self.steps.iter().fold((0, 0), |(tensors, waiters), s| {
+            let waiting: usize = s.items.waiters.iter().map(|e| e.item.len()).sum();
+            (tensors + s.items.tensors.len(), waiters + waiting)
+        })
     }
-}
-
-impl Drained {
-    /// Nothing was given up.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Ends each: tensors that nobody took, and receives that nobody served.
-    pub fn end(self, mut tensor: impl FnMut(Sent), mut waiter: impl FnMut(Waiter)) {
-        let mut all: SmallVec<[Waiter; 4]> = SmallVec::new();
-        for entry in self.0 {
-            match entry.item {
-                Item::Tensor(sent) => tensor(sent),
-                Item::Waiters(waiters) if all.fits(waiters.len()) => all.extend(waiters),
-                Item::Waiters(waiters) => waiters.into_iter().for_each(&mut waiter),
-            }
-        }
-        // The same in every run, but where memory lacks.
-        all.sort_unstable();
-        all.into_iter().for_each(waiter);
-    }
-}
-
-/// Makes room for one more item; its key.
-fn entry(items: &mut Items, keys: &mut Keys, key: &[u8]) -> Result<Key, Status> {
-    let none = |_| room::none(key.len(), "a table of keys");
-    items.try_reserve(1, |e| e.hash).map_err(none)?;
-    keys.copy(key)
-}
-
-/// Puts an entry in that is not there; after [`entry`].
-fn insert(items: &mut Items, new: Entry) {
-    items.insert_unique(new.hash, new, |e| e.hash);
 }
 
 #[cfg(test)]
