@@ -1,9 +1,10 @@
 //! The manager: one local worker identity, which owns everything. The Rust API behind the C ABI.
 //!
-//! One lock guards the engine and its world; callbacks run outside of it. Files: `core` (one turn),
-//! `clock`, `world` (what engine and handshake act on), `wheel` (who drives and who sleeps: the wake-up protocol), `lock`
-//! and `seam` (the lock whose release holds it), `drive` (the drivers' loops), `spin` (before sleep), `deliver`
-//! (callbacks), `memory` (registered regions), `report` (statistics, metrics, trace), `sys` (system calls).
+//! One lock guards the engine and its world; callbacks run outside of it. Files: `core` (one turn), `dials` (connections
+//! as they come and go), `clock`, `world` (what engine and handshake act on), `wheel` (who drives and who sleeps: the
+//! wake-up protocol), `lock` and `seam` (the lock whose release holds it), `drive` (the drivers' loops), `spin` (before
+//! sleep), `deliver` (callbacks), `memory` (registered regions), `report` (statistics, metrics, trace), `sys` (system
+//! calls).
 
 use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,6 +31,7 @@ mod clock;
 mod copies;
 mod core;
 mod deliver;
+mod dials;
 mod doubt;
 mod drive;
 mod early;

@@ -1,0 +1,278 @@
+//! Connections as they come and go: dials that are due, handshakes that ended, well or not.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use super::core::Core;
+use super::doubt::Doubt;
+use super::early::Early;
+use super::gate;
+use super::world::{EpKey, Link, Route};
+use crate::bootstrap::{Met, PeerHello};
+use crate::fabric::ProviderKind;
+use crate::local_fd::Local;
+use crate::log;
+use crate::observe::{Args, Trace};
+use crate::status::{Code, Status};
+
+/// One dial, over all addresses of a peer.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Why a peer that connected by itself is not dialled.
+const NO_ADDRESS: &str = "its address was not given here: add the peer, or it has to connect by itself \
+                          (addresses that a peer names are used only where a secret was proved)";
+
+impl Route {
+    /// A connection came; when its dial began.
+    fn arrived(
+        &mut self,
+        hello: &PeerHello,
+        proved: bool,
+        reason: String,
+        address: String,
+    ) -> Option<Instant> {
+        self.wanted = false;
+        self.broke = false;
+        self.next_try = None;
+        self.backoff.reset();
+        self.reason = reason;
+        if self.addrs.is_empty() {
+            self.text = address;
+            // Without the secret a stranger would choose whom this process connects to.
+            if proved {
+                self.addrs = hello.addrs.clone();
+            }
+        }
+        self.dialled.take()
+    }
+}
+
+impl Core {
+    /// A handshake is over: its endpoint becomes a channel, if there is room for the peer and nobody else has its name.
+    pub(super) fn ready(
+        &mut self,
+        token: Option<u64>,
+        hello: &PeerHello,
+        key: EpKey,
+        reason: String,
+        sock: Option<Local<OwnedFd>>,
+        address: String,
+    ) {
+        let proved = self.boot.has_secret();
+        let peer = match self.room_for_peer(hello, key.0, proved) {
+            Ok(peer) => peer,
+            Err(status) => {
+                log::warn(format_args!("a connection was turned away: {status}"));
+                return self.turn_away(key);
+            }
+        };
+        let unnamed = token.filter(|&t| Core::is_unnamed(t as u32));
+        if let Some(token) = unnamed {
+            self.met(token as u32, &hello.name, peer);
+            self.engine.keep_peer(peer);
+        }
+        let contested = !proved && self.engine.contested(peer, &hello.incarnation);
+        let route = self.world.routes.entry(peer).or_default();
+        if let Some(token) = token
+            && unnamed.is_none()
+        {
+            // Dialled peers were checked by name: this is the peer that was meant.
+            debug_assert_eq!(token as u32, peer);
+            route.dialing = false;
+        }
+        if contested {
+            // Its name was free when the handshake asked, and was taken since.
+            let status = gate::taken(&hello.name);
+            log::warn(format_args!("a connection from {address} was turned away: {status}"));
+            return self.turn_away(key);
+        }
+        log::info(format_args!("connected to peer '{}' by {}: {reason}", hello.name, key.0.name()));
+        let began = route.arrived(hello, proved, reason, address);
+        trace_connect(&self.world.trace, &hello.name, key.0.name(), began, Code::Ok);
+        self.open_channel(peer, hello, key, sock, proved);
+    }
+
+    /// A connection that is not kept.
+    fn turn_away(&mut self, key: EpKey) {
+        self.world.fresh.remove(&key);
+        self.world.dying.push(key);
+    }
+
+    /// An endpoint whose handshake is over becomes a channel, which hears what came before.
+    fn open_channel(
+        &mut self,
+        peer: u32,
+        hello: &PeerHello,
+        key: EpKey,
+        sock: Option<Local<OwnedFd>>,
+        proved: bool,
+    ) {
+        let fresh = self.world.fresh.remove(&key).unwrap_or_default();
+        let caps = match &self.world.adapters[key.0 as usize] {
+            Some(adapter) => adapter.caps().clone(),
+            None => return,
+        };
+        let (engine, world) = (&mut self.engine, &mut self.world);
+        let manual = hello.manual_progress;
+        let ch = match engine.channel_new(world, peer, hello.incarnation, proved, caps, manual) {
+            Ok(ch) => ch,
+            Err(status) => {
+                world.dying.push(key);
+                return self.try_again(peer, status);
+            }
+        };
+        if let Some(fd) = &sock
+            && let Err(status) = world.epoll.add(fd.as_raw_fd(), super::world::alive_tag(ch))
+        {
+            log::warn(format_args!("cannot watch peer '{}': {status}", hello.name));
+        }
+        world.links.insert(ch, Link { ep: key, alive: sock, doubt: Doubt::None });
+        world.chans.insert(key, ch);
+        if let Some(seeds) = hello.seeds {
+            engine.channel_seal(ch, seeds);
+        }
+        engine.channel_open(world, ch);
+        for event in fresh.early {
+            match event {
+                Early::Message(bytes) => engine.on_message(world, ch, &bytes),
+                Early::Written(imm) => engine.on_imm(world, ch, imm),
+                Early::Down(status) => engine.channel_down(world, ch, status),
+            }
+        }
+    }
+
+    /// A connection was made and could not be kept: what waits for one gets another try.
+    fn try_again(&mut self, peer: u32, status: Status) {
+        log::warn(format_args!("a connection was turned away: {status}"));
+        self.engine.connect_failed(&mut self.world, peer, status, true);
+        let again = self.engine.wants_connection(peer);
+        let Some(route) = self.world.routes.get_mut(&peer) else { return };
+        if again && !route.dialing {
+            let pause = route.backoff.pause(random());
+            route.next_try = Some(Instant::now() + pause);
+            self.world.tries = true;
+        }
+    }
+
+    /// A pass over a peer's addresses found no way. Only an answer that the next pass would hear too
+    /// ends what waits for the connection; silence and chance are tried again, until each operation's
+    /// own deadline.
+    pub(super) fn dial_failed(&mut self, peer: u32, status: Status, retryable: bool, met: Met) {
+        if Core::is_unnamed(peer) {
+            let pause = self.world.routes.get_mut(&peer).map(|r| r.backoff.pause(random()));
+            return self.not_met(peer, status, retryable, pause.unwrap_or_default());
+        }
+        let died = self.world.routes.get_mut(&peer).is_some_and(|route| match met {
+            Met::Unclear => false,
+            Met::Broken => {
+                route.broke = true;
+                false
+            }
+            // It was there a moment ago, in the middle of connecting, and now nobody listens.
+            Met::Nobody => std::mem::take(&mut route.broke),
+        });
+        let (status, retryable) = match died {
+            true => (Status::gone(format!("it ended while connecting: {}", status.message)), false),
+            false => (status, retryable),
+        };
+        let Some(name) = self.engine.peer(peer).map(|p| p.name.clone()) else { return };
+        log::info(format_args!("connecting to peer '{name}' failed: {status}"));
+        let began = self.world.routes.get_mut(&peer).and_then(|r| r.dialled.take());
+        trace_connect(&self.world.trace, &name, "", began, status.code);
+        self.engine.connect_failed(&mut self.world, peer, status, retryable);
+        let again = retryable && self.engine.wants_connection(peer);
+        let Some(route) = self.world.routes.get_mut(&peer) else { return };
+        route.dialing = false;
+        route.wanted &= retryable;
+        route.next_try = None;
+        if route.wanted || again {
+            let pause = route.backoff.pause(random());
+            route.next_try = Some(Instant::now() + pause);
+            self.world.tries = true;
+        }
+    }
+
+    /// Starts the dials that are due.
+    pub(super) fn dial_wanted(&mut self) {
+        if !std::mem::take(&mut self.world.tries) {
+            return;
+        }
+        let mut now = None;
+        for (&peer, route) in &mut self.world.routes {
+            let Some(at) = route.next_try else { continue };
+            let now = *now.get_or_insert_with(Instant::now);
+            if at > now || route.dialing {
+                self.world.tries = true;
+                continue;
+            }
+            if Core::is_unnamed(peer) {
+                (route.next_try, route.dialing, route.dialled) = (None, true, Some(now));
+                self.boot.dial(u64::from(peer), &route.addrs, None, now + DIAL_TIMEOUT);
+                self.timed = true;
+                continue;
+            }
+            let Some(known) = self.engine.peer(peer) else { continue };
+            let needed =
+                known.channels.is_empty() && (route.wanted || self.engine.wants_connection(peer));
+            route.next_try = None;
+            if !needed {
+                continue;
+            }
+            if route.addrs.is_empty() {
+                // The peer has to connect to us.
+                self.engine.cannot_try(peer, NO_ADDRESS);
+                continue;
+            }
+            route.dialing = true;
+            route.dialled = Some(now);
+            let expect = Some((&*known.name, None));
+            self.boot.dial(u64::from(peer), &route.addrs, expect, now + DIAL_TIMEOUT);
+            self.timed = true;
+            self.engine.connecting(peer);
+        }
+    }
+
+    /// When the next dial is due, in nanoseconds.
+    pub(super) fn next_dial(&self) -> u64 {
+        if !self.world.tries {
+            return u64::MAX;
+        }
+        let start = self.world.clock.start();
+        let next = self.world.routes.values().filter_map(|r| r.next_try).min();
+        next.map_or(u64::MAX, |at| at.saturating_duration_since(start).as_nanos() as u64)
+    }
+
+    /// The index of a peer that has connected, if there is room for it and for one more connection. Those
+    /// that a restarted peer left behind take none.
+    fn room_for_peer(
+        &mut self,
+        hello: &PeerHello,
+        kind: ProviderKind,
+        proved: bool,
+    ) -> Result<u32, Status> {
+        let peer = self.engine.guest(&hello.name)?;
+        if proved {
+            self.engine.end_earlier(&mut self.world, peer, &hello.incarnation);
+        }
+        self.engine.room_for_channel(&mut self.world, peer, kind)?;
+        Ok(peer)
+    }
+}
+
+/// Records a connection, from the dial on; an accepted one from now on.
+fn trace_connect(
+    trace: &Trace,
+    peer: &str,
+    provider: &'static str,
+    began: Option<Instant>,
+    code: Code,
+) {
+    if trace.enabled() {
+        let args = Args { peer, provider, code: Some(code), ..Args::default() };
+        trace.transfer("connect", "connection", began.unwrap_or_else(Instant::now), 0, &args);
+    }
+}
+
+/// Random bits for pauses; nothing secret depends on them.
+fn random() -> u64 {
+    getrandom::u64().unwrap_or(0)
+}
