@@ -349,18 +349,21 @@ pub trait Adapter: Send {
     /// Reads `remote` into `local`.
     fn read(&mut self, ep: EpId, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError>;
 
-    /// Rings the doorbell for what was posted; called after each burst of posts.
-    fn flush(&mut self) {}
+    /// Rings the doorbell for what was posted; called after each burst of posts. Whether there are copies to be made.
+    fn flush(&mut self) -> bool {
+        self.has_moves()
+    }
 
-    /// Moves data and reports events, appended to `events`. Bounded work per call.
-    fn poll(&mut self, events: &mut Vec<Event>);
+    /// Moves data and reports events, appended to `events`; whether there are copies to be made, as
+    /// [`has_moves`](Self::has_moves) says. Bounded work per call.
+    fn poll(&mut self, events: &mut Vec<Event>) -> bool;
 
     /// From now on neither `poll` nor a post touches content: the caller makes the copies that
     /// [`take_move`](Self::take_move) gives, without any lock. Where this does nothing, as on devices
     /// that move by themselves, there are none.
     fn leave_moves(&mut self) {}
 
-    /// Whether there is a copy to be made.
+    /// Whether there is a copy to be made. They come of polls and flushes.
     fn has_moves(&self) -> bool {
         false
     }

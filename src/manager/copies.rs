@@ -15,20 +15,21 @@
 //! whatever gives memory back to its owner (a callback, a buffer of the pool) is held back while a
 //! running copy names a byte of it, and looked at again at least every millisecond.
 
+use std::collections::VecDeque;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
-use smallvec::SmallVec;
-
 use super::core::Core;
-use super::lent::Works;
 use super::world::World;
 use crate::config::Config;
 use crate::engine::{Buffer, Range, Work};
+use crate::fabric::ProviderKind;
 use crate::fabric::moves::{self, MOVE_MAX, Move, Moved};
-use crate::fabric::{Event, ProviderKind};
 use crate::room::Grows;
 use crate::status::Status;
+
+/// Memory for content on its way that is kept for the next.
+const DELIVERED_KEPT: usize = 64 << 10;
 
 /// What a turn may still move, and who is asked first.
 #[derive(Default)]
@@ -51,20 +52,21 @@ impl Copies {
 }
 
 /// What a turn does without the lock, one at a time.
+#[allow(clippy::large_enum_variant, reason = "there is one at a time, on the stack")]
 pub(super) enum Copy {
     /// Of an adapter.
     Move(ProviderKind, Move),
     /// Of the engine.
-    Job(Box<Work>),
+    Job(Work),
 }
 
 /// Content on its way into memory of the application.
 #[derive(Default)]
 pub struct Deliveries {
     /// Where to, and the length.
-    places: moves::Ranges,
+    places: Vec<(u64, u64)>,
     /// One after the other.
-    content: SmallVec<[u8; 64]>,
+    content: Vec<u8>,
 }
 
 impl Deliveries {
@@ -81,9 +83,36 @@ impl Deliveries {
         self.places.push((dst, content.len() as u64));
         Ok(())
     }
+
+    /// Whether there are none.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// Makes them.
+    pub(super) fn make(&self) {
+        let mut content = &self.content[..];
+        for &(dst, len) in &self.places {
+            let (one, rest) = content.split_at(len as usize);
+            // SAFETY: by the contract of `add`: the callback runs after this, and who has taken them has claimed the
+            // places, or has marked that somebody writes without.
+            unsafe { super::sys::copy(dst, one.as_ptr() as u64, len) };
+            content = rest;
+        }
+    }
+
+    /// They were made. Some of the memory is kept for the next.
+    pub(super) fn clear(&mut self) {
+        self.places.clear();
+        self.content.clear();
+        if self.content.capacity() > DELIVERED_KEPT {
+            *self = Deliveries::default();
+        }
+    }
 }
 
-/// Deliveries that one thread makes.
+/// Deliveries that one thread makes apart from callbacks.
 pub(super) struct Taken<'a> {
     all: Deliveries,
     claim: Option<moves::Claim>,
@@ -93,14 +122,7 @@ pub(super) struct Taken<'a> {
 impl Taken<'_> {
     /// Makes them.
     pub(super) fn make(&self) {
-        let mut content = &self.all.content[..];
-        for &(dst, len) in &self.all.places {
-            let (one, rest) = content.split_at(len as usize);
-            // SAFETY: by the contract of `add`: the callback runs after this, and a claim holds, or the
-            // count of those without.
-            unsafe { super::sys::copy(dst, one.as_ptr() as u64, len) };
-            content = rest;
-        }
+        self.all.make();
     }
 }
 
@@ -115,13 +137,18 @@ impl Drop for Taken<'_> {
 /// What waits for running copies.
 #[derive(Default)]
 pub struct HeldBack {
-    pub(super) work: Works,
+    pub(super) work: VecDeque<Work>,
 }
 
 impl HeldBack {
     /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.work.is_empty()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.work.len()
     }
 
     /// Whether so many more fit in.
@@ -156,7 +183,7 @@ impl World {
             if World::must_wait(&work) {
                 self.held_back.work.push_back(work);
             } else {
-                self.work.push_back(work);
+                self.batch.works.push(work);
             }
         }
     }
@@ -171,37 +198,55 @@ impl World {
         !(self.held_back.is_empty() && self.parked.is_empty())
     }
 
-    /// Takes the deliveries, which have to be made before work runs that is queued now. Only of registered memory does
-    /// anybody ask whether it is touched; without any they are just counted.
+    /// Takes the deliveries, which have to be made before work runs that is queued now. Those without a claim are counted.
     pub(super) fn take_deliveries<'a>(&mut self, unclaimed: &'a AtomicUsize) -> Option<Taken<'a>> {
-        if self.deliveries.places.is_empty() {
+        if self.batch.deliveries.is_empty() {
             return None;
         }
-        let all = std::mem::take(&mut self.deliveries);
-        let mut places = moves::Ranges::new();
-        // Without memory for the claim they are counted, too.
-        let claimed = !self.regions.is_unused() && places.fits(all.places.len());
-        let claim = claimed.then(|| {
-            places.extend_from_slice(&all.places);
-            moves::Claim::new(places)
-        });
+        let all = std::mem::take(&mut self.batch.deliveries);
+        let claim = self.claim(&all);
         if claim.is_none() {
             unclaimed.fetch_add(1, Ordering::Relaxed);
         }
         Some(Taken { all, claim, unclaimed })
     }
 
-    /// Whether no delivery to this memory is waiting, or being made by a thread. `unclaimed`: as above.
-    pub(super) fn is_delivered(&self, range: &Range, unclaimed: &AtomicUsize) -> bool {
-        let waits = self.deliveries.places.iter().any(|&(dst, len)| range.meets(dst, len, 0));
-        !waits && unclaimed.load(Ordering::Acquire) == 0 && !moves::touched(range.addr, range.len)
+    /// Claims the places of deliveries that are about to be made. Only of registered memory does anybody ask whether it
+    /// is touched; without any, or without memory for the claim, somebody else has to say that they are made.
+    #[inline]
+    pub(super) fn claim(&self, deliveries: &Deliveries) -> Option<moves::Claim> {
+        if self.regions.is_unused() {
+            return None;
+        }
+        let mut places = moves::Ranges::new();
+        places.fits(deliveries.places.len()).then(|| {
+            places.extend_from_slice(&deliveries.places);
+            moves::Claim::new(places)
+        })
     }
 
-    /// Whether there are copies to be made, or checksums to be computed.
+    /// Whether no delivery to this memory is waiting, or being made by a thread. `unclaimed`: as above.
+    pub(super) fn is_delivered(&self, range: &Range, unclaimed: &AtomicUsize) -> bool {
+        let places = &self.batch.deliveries.places;
+        let waits = places.iter().any(|&(dst, len)| range.meets(dst, len, 0));
+        let made = waits || self.lender.delivers() || unclaimed.load(Ordering::Acquire) != 0;
+        !made && !moves::touched(range.addr, range.len)
+    }
+
+    /// Whether there are copies to be made, or checksums to be computed. An adapter that was neither flushed nor
+    /// said so since it was asked has none.
     #[inline]
-    pub fn has_moves(&self) -> bool {
-        let moves = |kind| matches!(&self.adapters[kind as usize], Some(a) if a.has_moves());
-        !self.jobs.is_empty() || self.endpoints.kinds(true).any(moves)
+    pub fn has_moves(&mut self) -> bool {
+        !self.jobs.is_empty() || !self.moving.is_empty() && self.ask_for_moves()
+    }
+
+    fn ask_for_moves(&mut self) -> bool {
+        for kind in self.moving {
+            if !matches!(&self.adapters[kind as usize], Some(a) if a.has_moves()) {
+                self.moving.remove(kind);
+            }
+        }
+        !self.moving.is_empty()
     }
 }
 
@@ -218,13 +263,13 @@ impl Core {
 
     /// Whether a turn leaves something to be done without the lock.
     #[inline]
-    pub(super) fn leaves_something(&self) -> bool {
-        !self.world.work.is_empty() || self.copies_wait()
+    pub(super) fn leaves_something(&mut self) -> bool {
+        self.world.has_work() || self.copies_wait()
     }
 
     /// Whether a turn would make copies.
     #[inline]
-    pub(super) fn copies_wait(&self) -> bool {
+    pub(super) fn copies_wait(&mut self) -> bool {
         !self.copies.barred && self.world.has_moves()
     }
 
@@ -236,7 +281,7 @@ impl Core {
         // By turns, so that neither starves.
         let job = |core: &mut Core| {
             let job = core.world.jobs.pop_front()?;
-            if let Work::HostCopy { len, .. } | Work::HostHash { len, .. } = &*job {
+            if let Work::HostCopy { len, .. } | Work::HostHash { len, .. } = &job {
                 core.copies.spend(*len as usize);
             }
             core.copies.job = true;
@@ -262,10 +307,9 @@ impl Core {
             if !self.room_for_events() {
                 return None;
             }
-            let mut events = std::mem::take(&mut self.events);
             let Some(adapter) = self.world.adapters[kind as usize].as_mut() else { continue };
-            let one = adapter.take_move(&mut events);
-            self.after_copy(kind, events);
+            let one = adapter.take_move(&mut self.events);
+            self.after_copy(kind);
             if let Some(one) = one {
                 self.copies.first = (kind as usize + 1) % ProviderKind::ALL.len();
                 return Some(Copy::Move(kind, one));
@@ -280,25 +324,17 @@ impl Core {
         let idle = matches!(&done.result, Err(e) if e.kind() == std::io::ErrorKind::WouldBlock);
         self.copies.spend(done.result.as_ref().map_or(0, |&n| n));
         self.room_for_events();
-        let mut events = std::mem::take(&mut self.events);
         self.armed = false;
         if let Some(adapter) = self.world.adapters[kind as usize].as_mut() {
-            adapter.moved(done, &mut events);
+            adapter.moved(done, &mut self.events);
         }
-        u32::from(!idle) + self.after_copy(kind, events)
+        u32::from(!idle) + self.after_copy(kind)
     }
 
-    fn after_copy(&mut self, kind: ProviderKind, mut events: Vec<Event>) -> u32 {
-        let count = events.len() as u32;
-        if count > 0 {
-            self.world.tick();
-        }
-        for event in events.drain(..) {
-            self.on_event(kind, event);
-        }
-        self.events = events;
+    fn after_copy(&mut self, kind: ProviderKind) -> u32 {
+        let count = if self.events.is_empty() { 0 } else { self.take_events(kind) };
         // The peer hears of it.
-        self.world.posted_to |= 1 << kind as u8;
+        self.world.posted_to.add(kind);
         self.finish();
         count
     }

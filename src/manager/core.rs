@@ -11,7 +11,7 @@ use super::wheel::Ground;
 use super::world::World;
 use crate::bootstrap::{BootEvent, Bootstrap};
 use crate::engine::Engine;
-use crate::fabric::{Event, ProviderKind};
+use crate::fabric::{EpId, Event, ProviderKind};
 use crate::limits::HANDSHAKES;
 use crate::log;
 use crate::os::ticks;
@@ -23,8 +23,10 @@ use crate::thread::Thread;
 const EVENTS: usize = 64;
 /// Handshakes are looked at so often while nothing says that they need it.
 const BOOT_INTERVAL: u64 = 1_000_000;
-/// Processor ticks (some microseconds) between two looks at timers, handshakes and dials.
-const WHOLE_EVERY: u64 = 1 << 14;
+/// Processor ticks (some microseconds) between two looks at timers and dials while there are handshakes.
+const WHOLE_SOON: u64 = 1 << 14;
+/// The same at other times: a fraction of a millisecond.
+const WHOLE_EVERY: u64 = 1 << 19;
 /// Longest sleep while lines of the log were left out and not counted yet.
 const TELL: Duration = Duration::from_secs(1);
 /// Longest sleep while something waits for room in a queue.
@@ -50,6 +52,7 @@ pub struct Core {
     pub(super) armed: bool,
     next_boot: u64,
     last_whole: u64,
+    whole_every: u64,
     /// Copies that turns make without the lock.
     pub(super) copies: Copies,
     pub(super) events: Vec<Event>,
@@ -74,6 +77,7 @@ impl Core {
             armed: false,
             next_boot: 0,
             last_whole: 0,
+            whole_every: WHOLE_SOON,
             copies: Copies::default(),
             events: Vec::new(),
             boot_events: Vec::new(),
@@ -86,14 +90,16 @@ impl Core {
     #[inline(always)]
     pub fn turn(&mut self, thread: Thread) -> u32 {
         let _speaking = self.speaker.speak_on(thread);
-        self.begin_copies();
         let ticks = ticks();
-        let whole = self.whole || ticks.wrapping_sub(self.last_whole) >= WHOLE_EVERY;
-        let count = self.poll_adapters(whole);
+        let whole = self.whole || ticks.wrapping_sub(self.last_whole) >= self.whole_every;
+        let mut count = self.poll_adapters(whole);
         self.world.trace.looked(count);
         self.settle_doubts();
-        if whole || self.world.full {
-            return self.turn_whole(ticks, count);
+        if whole {
+            count += self.turn_whole(ticks);
+        }
+        if self.world.full {
+            self.flush_full();
         }
         if count > 0 {
             self.finish();
@@ -101,29 +107,39 @@ impl Core {
         count
     }
 
-    /// The rest of a turn that looks at timers, handshakes and dials, too.
+    /// What is due by the time: handshakes, timers, dials; the number of handshakes that came on.
     #[inline(never)]
-    fn turn_whole(&mut self, ticks: u64, mut count: u32) -> u32 {
+    fn turn_whole(&mut self, ticks: u64) -> u32 {
+        let mut count = 0;
         self.whole = false;
         self.last_whole = ticks;
-        self.world.tick();
-        let now = self.world.clock.now();
+        let now = self.world.clock.read();
         if self.boot_ready || self.boot.pending() > 0 || now >= self.next_boot {
-            count += self.poll_boot();
+            count = self.poll_boot();
         }
+        self.whole_every = if self.boot.pending() > 0 { WHOLE_SOON } else { WHOLE_EVERY };
         if now >= self.engine.next_tick() {
             self.engine.tick(&mut self.world);
-        }
-        if std::mem::take(&mut self.world.full) {
-            self.engine.flush_all(&mut self.world);
         }
         self.finish();
         count
     }
 
-    /// After each call into the engine: dials that are wanted, doorbells, endpoints that ended.
-    #[inline]
+    /// Posts again what found no room.
+    #[inline(never)]
+    fn flush_full(&mut self) {
+        self.world.tick();
+        self.world.full = false;
+        self.engine.flush_all(&mut self.world);
+        self.finish();
+    }
+
+    /// After each call into the engine: doorbells, dials that are wanted, endpoints that ended.
+    #[inline(always)]
     pub fn finish(&mut self) {
+        if !self.world.posted_to.is_empty() {
+            self.world.flush();
+        }
         if self.engine.has_forgotten() || self.engine.has_lost() || self.world.is_unfinished() {
             self.finish_all();
         }
@@ -161,29 +177,40 @@ impl Core {
         }
         for kind in self.world.endpoints.kinds(all) {
             let Some(adapter) = self.world.adapters[kind as usize].as_mut() else { continue };
-            adapter.poll(&mut self.events);
+            if adapter.poll(&mut self.events) {
+                self.world.moving.add(kind);
+            }
             if !self.events.is_empty() {
-                count += self.take_events(kind, count == 0);
+                count += self.take_events(kind);
             }
         }
         count
     }
 
-    /// Handles what an adapter reported; the first of a turn reads the clock.
+    /// Handles what an adapter reported; how much it was.
     #[inline(never)]
-    fn take_events(&mut self, kind: ProviderKind, first: bool) -> u32 {
-        if first {
-            self.world.tick();
-        }
-        let mut events = std::mem::take(&mut self.events);
-        let count = events.len() as u32;
-        for event in events.drain(..) {
+    pub(super) fn take_events(&mut self, kind: ProviderKind) -> u32 {
+        self.world.tick();
+        let mut at = 0;
+        while let Some(event) = self.events.get_mut(at) {
+            at += 1;
+            // A message on a channel, as a rule.
+            if let Event::Message { ep, bytes } = event
+                && let Some(ch) = self.world.channel_of((kind, *ep))
+                && !self.world.may_doubt(kind)
+            {
+                self.engine.on_message(&mut self.world, ch, bytes.bytes());
+                continue;
+            }
+            let seen = Event::Connected(EpId(0));
+            let event = std::mem::replace(event, seen);
             self.on_event(kind, event);
         }
-        self.events = events;
-        count
+        self.events.clear();
+        at as u32
     }
 
+    #[inline(never)]
     pub(super) fn on_event(&mut self, kind: ProviderKind, event: Event) {
         let ep = match &event {
             Event::Connected(ep)
@@ -195,7 +222,7 @@ impl Core {
         let Some(ch) = self.world.channel_of((kind, ep)) else {
             return self.world.keep_early((kind, ep), event);
         };
-        let event = match self.may_doubt(kind) {
+        let event = match self.world.may_doubt(kind) {
             false => event,
             true => match self.in_doubt(kind, ch, event) {
                 Some(event) => event,
@@ -216,7 +243,7 @@ impl Core {
     fn on_tags(&mut self, tags: &[Tag]) {
         for tag in tags {
             match *tag {
-                Tag::Boot => self.boot_ready = true,
+                Tag::Boot => (self.boot_ready, self.whole) = (true, true),
                 Tag::Alive(ch) => self.check_alive(ch),
                 Tag::Wake | Tag::Adapter(_) => {}
             }
@@ -349,7 +376,7 @@ impl Core {
 
 impl Ground for Core {
     fn due(&mut self) -> bool {
-        !self.world.work.is_empty() || self.copies_wait() || std::mem::take(&mut self.timed)
+        self.world.has_work() || self.copies_wait() || std::mem::take(&mut self.timed)
     }
 
     fn next(&self) -> u64 {

@@ -109,32 +109,33 @@ impl Manager {
             work,
             Work::HostCopy { .. } | Work::HostHash { .. } | Work::DeviceCopy { .. }
         );
-        self.run_job(work, thread);
+        self.run_guarded(work, thread);
         if shows {
             self.count_callback(taken, thread);
         }
     }
 
     /// The same of what nobody waits for.
-    #[inline]
     pub(super) fn run_job(&self, work: &mut Work, thread: Thread) {
+        self.run_guarded(work, thread);
+    }
+
+    #[inline(always)]
+    fn run_guarded(&self, work: &mut Work, thread: Thread) {
         let _inside = Inside::enter(self, thread);
         if catch_unwind(AssertUnwindSafe(|| self.run_inside(work))).is_err() {
             log::error(format_args!("caught a panic in a callback, a defect of the library"));
         }
     }
 
+    #[inline(always)]
     fn run_inside(&self, work: &mut Work) {
         match work {
             Work::RecvDone { of, done, result, info, after, request, keep, .. } => {
                 self.trace_recv(*request, of.as_ref(), result, info);
                 done.end(result.as_ref(), info);
-                let mut after = std::mem::take(after);
-                if *keep {
-                    after = self.core.lock().engine.returned(*request, after);
-                }
-                if !matches!(after, Held::Nothing) {
-                    self.give_back(after);
+                if *keep || !matches!(after, Held::Nothing) {
+                    self.end_held(*request, *keep, std::mem::take(after));
                 }
             }
             Work::SendDone { done, result, info, of, .. } => {
@@ -145,6 +146,18 @@ impl Manager {
         }
     }
 
+    /// What a receive holds after its callback.
+    #[inline(never)]
+    fn end_held(&self, request: u64, keep: bool, mut after: Held) {
+        if keep {
+            after = self.core.lock().engine.returned(request, after);
+        }
+        if !matches!(after, Held::Nothing) {
+            self.give_back(after);
+        }
+    }
+
+    #[inline(never)]
     fn run_rare(&self, work: Work) {
         match work {
             // Seen to above.
@@ -209,15 +222,17 @@ impl Manager {
     pub(super) fn make_deliveries(&self) {
         let mut core = self.core.lock();
         let Some(deliveries) = core.world.take_deliveries(&self.drivers.unclaimed) else { return };
-        let mut later = std::mem::take(&mut core.world.work);
+        let mut later = std::mem::take(&mut core.world.batch.works);
+        // What is accepted meanwhile finds room in another one.
+        core.world.room = 0;
         let _taken = Taken::count(&self.drivers.callbacks, 1, &mut core);
         drop(core);
         deliveries.make();
         drop(deliveries);
         let mut core = self.core.lock();
-        std::mem::swap(&mut core.world.work, &mut later);
+        std::mem::swap(&mut core.world.batch.works, &mut later);
         // What came meanwhile comes after it.
-        core.world.work.append(&mut later);
+        core.world.batch.works.append(&mut later);
     }
 
     fn copied(&self, token: u64, result: Result<(), Status>) {

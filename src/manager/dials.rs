@@ -207,7 +207,7 @@ impl Core {
             if Core::is_unnamed(peer) {
                 (route.next_try, route.dialing, route.dialled) = (None, true, Some(now));
                 self.boot.dial(u64::from(peer), &route.addrs, None, now + DIAL_TIMEOUT);
-                self.timed = true;
+                (self.timed, self.whole) = (true, true);
                 continue;
             }
             let Some(known) = self.engine.peer(peer) else { continue };
@@ -226,7 +226,7 @@ impl Core {
             route.dialled = Some(now);
             let expect = Some((&*known.name, None));
             self.boot.dial(u64::from(peer), &route.addrs, expect, now + DIAL_TIMEOUT);
-            self.timed = true;
+            (self.timed, self.whole) = (true, true);
             self.engine.connecting(peer);
         }
     }

@@ -15,6 +15,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use super::core::Core;
+use super::world::World;
 use crate::engine::ChanId;
 use crate::fabric::{Event, ProviderKind};
 use crate::status::{Reason, Status};
@@ -99,13 +100,15 @@ fn is_refusal(kind: ProviderKind, event: &Event) -> bool {
         }
 }
 
-impl Core {
+impl World {
     /// Whether a channel of this provider may be in doubt, or come to be.
     #[inline]
     pub(super) fn may_doubt(&self, kind: ProviderKind) -> bool {
-        kind == ProviderKind::Ibverbs || self.world.doubts > 0
+        kind == ProviderKind::Ibverbs || self.doubts > 0
     }
+}
 
+impl Core {
     /// Keeps the event if its channel is in doubt, or comes to be by it; else gives it back.
     pub(super) fn in_doubt(
         &mut self,

@@ -204,41 +204,63 @@ impl Manager {
     /// The rest of a turn, without the lock: copies, then callbacks.
     #[inline(never)]
     fn complete<'a>(&'a self, mut core: Locked<'a, Seam>, mut count: u32, thread: Thread) -> u32 {
+        if core.copies_wait() {
+            core = self.make_copies(core, &mut count, thread);
+        }
+        if !core.world.has_work() {
+            return count;
+        }
+        let Some(mut batch) = core.world.take_work(&self.drivers.queues) else {
+            return count + self.complete_one(core, thread);
+        };
+        let len = batch.works.len();
+        let mut taken = Taken::count(&self.drivers.callbacks, len, &mut core);
+        drop(core);
+        if batch.has_deliveries() {
+            self.may_be_kept(|| batch.deliver());
+        }
+        batch.works.iter_mut().for_each(|work| self.run(work, &mut taken, thread));
+        count + len as u32
+    }
+
+    /// Copies, until there are no more, or enough for one turn.
+    #[inline(never)]
+    fn make_copies<'a>(
+        &'a self,
+        mut core: Locked<'a, Seam>,
+        count: &mut u32,
+        thread: Thread,
+    ) -> Locked<'a, Seam> {
+        core.begin_copies();
         while let Some(copy) = core.next_copy() {
             drop(core);
             match copy {
                 Copy::Move(kind, copy) => {
                     let done = self.may_be_kept(|| copy.run());
                     core = self.core.lock();
-                    count += core.copied(kind, done);
+                    *count += core.copied(kind, done);
                 }
                 Copy::Job(mut job) => {
                     self.may_be_kept(|| self.run_job(&mut job, thread));
                     core = self.core.lock();
-                    count += 1;
+                    *count += 1;
                 }
             }
         }
-        if core.world.work.is_empty() {
-            return count;
-        }
+        core
+    }
+
+    /// Runs one callback, where there is no queue to take more; how many it was.
+    #[cold]
+    fn complete_one<'a>(&'a self, mut core: Locked<'a, Seam>, thread: Thread) -> u32 {
         let deliveries = core.world.take_deliveries(&self.drivers.unclaimed);
-        if let Some(mut batch) = core.world.take_work(&self.drivers.queues) {
-            let mut taken = Taken::count(&self.drivers.callbacks, batch.len(), &mut core);
-            drop(core);
-            deliveries.iter().for_each(|d| self.may_be_kept(|| d.make()));
-            batch.iter_mut().for_each(|work| self.run(work, &mut taken, thread));
-            return count + batch.len() as u32;
-        }
-        if let Some(mut one) = core.world.work.pop_front() {
-            let mut taken = Taken::count(&self.drivers.callbacks, 1, &mut core);
-            // What is left may be run by others at once: what is to be in place before it is put there now.
-            deliveries.iter().for_each(|d| d.make());
-            drop(core);
-            self.run(&mut one, &mut taken, thread);
-            count += 1;
-        }
-        count
+        let Some(mut one) = core.world.batch.works.pop_first() else { return 0 };
+        let mut taken = Taken::count(&self.drivers.callbacks, 1, &mut core);
+        // What is left may be run by others at once: what is to be in place before it is put there now.
+        deliveries.iter().for_each(|d| d.make());
+        drop(core);
+        self.run(&mut one, &mut taken, thread);
+        1
     }
 
     /// Whoever drives, `None` the progress thread, sleeps until something happens, `limit` at most. False: something is

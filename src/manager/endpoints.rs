@@ -53,8 +53,28 @@ impl Endpoints {
 }
 
 /// A set of providers, by bit.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct Kinds(u8);
+
+impl Kinds {
+    /// With this one.
+    #[inline]
+    pub fn add(&mut self, kind: ProviderKind) {
+        self.0 |= 1 << kind as u8;
+    }
+
+    /// Without it.
+    #[inline]
+    pub fn remove(&mut self, kind: ProviderKind) {
+        self.0 &= !(1 << kind as u8);
+    }
+
+    /// Whether it is empty.
+    #[inline]
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}
 
 impl Iterator for Kinds {
     type Item = ProviderKind;

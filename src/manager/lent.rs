@@ -5,41 +5,131 @@
 //! one store. A queue that has not come back is left alone, and its memory with it.
 
 use std::cell::UnsafeCell;
-use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
+use super::copies::Deliveries;
 use super::world::World;
 use crate::engine::Work;
-use crate::room::Grows;
-
-/// Callbacks in order.
-pub type Works = VecDeque<Box<Work>>;
+use crate::fabric::moves::Claim;
 
 /// Memory of so many callbacks is kept for the next.
 const BOXES: usize = 64;
 /// More threads than run callbacks of one manager at once, as a rule.
 const QUEUES: usize = 8;
 
+/// Callbacks in order. They are not moved once they are there, and their memory is used again.
+#[derive(Default)]
+pub struct Works {
+    /// The first `len` are queued. The others have run, or were never any: memory for more.
+    #[allow(clippy::vec_box, reason = "room for a million is pointers, not callbacks")]
+    all: Vec<Box<Work>>,
+    len: usize,
+}
+
+impl Works {
+    /// How many are queued.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether none is queued.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Queues one behind the others.
+    #[inline]
+    pub fn push(&mut self, work: Work) {
+        match self.all.get_mut(self.len) {
+            Some(used) => **used = work,
+            None => self.all.push(Box::new(work)),
+        }
+        self.len += 1;
+    }
+
+    /// Those that are queued, which stay where they are.
+    #[inline]
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Work> {
+        self.all.iter_mut().take(self.len).map(|work| &mut **work)
+    }
+
+    /// The first.
+    pub fn pop_first(&mut self) -> Option<Box<Work>> {
+        self.len = self.len.checked_sub(1)?;
+        Some(self.all.remove(0))
+    }
+
+    /// Takes all of another over, behind its own.
+    pub fn append(&mut self, other: &mut Works) {
+        self.all.truncate(self.len);
+        self.all.extend(other.all.drain(..std::mem::take(&mut other.len)));
+        self.len = self.all.len();
+    }
+
+    /// How many find room.
+    #[inline]
+    pub fn room(&self) -> usize {
+        self.all.capacity()
+    }
+
+    /// Whether so many in all find room, or room could be made for them.
+    pub fn holds(&mut self, count: usize) -> bool {
+        self.all.try_reserve(count.saturating_sub(self.all.len())).is_ok()
+    }
+
+    /// All have run.
+    #[inline]
+    fn clear(&mut self) {
+        self.len = 0;
+        if self.all.len() > BOXES {
+            self.all.truncate(BOXES);
+        }
+    }
+}
+
+/// Callbacks that one thread runs, and content that it puts in its place before.
+#[derive(Default)]
+pub struct Batch {
+    /// The callbacks.
+    pub works: Works,
+    /// The content.
+    pub deliveries: Deliveries,
+}
+
+/// Whether a queue is lent.
+mod state {
+    pub const HOME: u8 = 0;
+    pub const OUT: u8 = 1;
+    /// And deliveries out of it are being made that nobody has claimed.
+    pub const UNCLAIMED: u8 = 2;
+}
+
 #[derive(Default)]
 struct Queue {
-    out: AtomicBool,
-    works: UnsafeCell<Works>,
+    state: AtomicU8,
+    batch: UnsafeCell<Box<Batch>>,
 }
 
 /// The queues.
 #[derive(Default)]
 pub struct Queues([Queue; QUEUES]);
 
-// SAFETY: `works` is reached through `Lent` alone, of which there is one for each queue at most.
+// SAFETY: `batch` is reached through `Lent` alone, of which there is one for each queue at most.
 unsafe impl Sync for Queues {}
 
 /// Lends them; there is one for them all.
 pub struct Lender(Arc<Queues>);
 
 /// A queue, until it is dropped.
-pub struct Lent<'a>(&'a Queue);
+pub struct Lent<'a> {
+    queue: &'a Queue,
+    /// Of the deliveries.
+    claim: Option<Claim>,
+}
 
 impl Lender {
     /// With empty queues.
@@ -58,69 +148,89 @@ impl Lender {
         if !Arc::ptr_eq(&self.0, from) {
             return None;
         }
-        let queue = from.0.iter().find(|queue| !queue.out.load(Ordering::Acquire))?;
+        let home = |queue: &&Queue| queue.state.load(Ordering::Acquire) == state::HOME;
+        let queue = from.0.iter().find(home)?;
         // Only this lender, which is held exclusively, marks its queues.
-        queue.out.store(true, Ordering::Relaxed);
-        Some(Lent(queue))
+        queue.state.store(state::OUT, Ordering::Relaxed);
+        Some(Lent { queue, claim: None })
+    }
+
+    /// Whether somebody makes deliveries that are not claimed.
+    pub fn delivers(&self) -> bool {
+        let delivers = |queue: &Queue| queue.state.load(Ordering::Acquire) == state::UNCLAIMED;
+        self.0.0.iter().any(delivers)
+    }
+}
+
+impl Lent<'_> {
+    /// Whether there is content to be put in its place before the callbacks run.
+    #[inline]
+    pub fn has_deliveries(&self) -> bool {
+        !self.deliveries.is_empty()
+    }
+
+    /// Puts it there.
+    #[inline]
+    pub fn deliver(&mut self) {
+        self.deliveries.make();
+        self.deliveries.clear();
+        self.claim = None;
+        self.queue.state.store(state::OUT, Ordering::Release);
     }
 }
 
 impl Deref for Lent<'_> {
-    type Target = Works;
+    type Target = Box<Batch>;
     #[inline]
-    fn deref(&self) -> &Works {
+    fn deref(&self) -> &Box<Batch> {
         // SAFETY: while the queue is marked, this is the only way to it.
-        unsafe { &*self.0.works.get() }
+        unsafe { &*self.queue.batch.get() }
     }
 }
 
 impl DerefMut for Lent<'_> {
     #[inline]
-    fn deref_mut(&mut self) -> &mut Works {
+    fn deref_mut(&mut self) -> &mut Box<Batch> {
         // SAFETY: as above.
-        unsafe { &mut *self.0.works.get() }
+        unsafe { &mut *self.queue.batch.get() }
     }
 }
 
 impl Drop for Lent<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.out.store(false, Ordering::Release);
+        self.queue.state.store(state::HOME, Ordering::Release);
     }
 }
 
 impl World {
-    /// A queue to run callbacks in, empty. The memory of those that have run in it is kept for the next.
+    /// Takes the callbacks to be run, and the deliveries to be made before. What is left behind has the same room, for
+    /// which operations were accepted; `None` if there is no memory for that.
     #[inline]
-    fn queue<'a>(&mut self, queues: &'a Arc<Queues>) -> Option<Lent<'a>> {
-        let mut queue = self.lender.lend(queues)?;
-        if self.boxes.is_empty() && queue.len() <= BOXES {
-            std::mem::swap(&mut self.boxes, &mut queue);
+    pub(super) fn take_work<'a>(&mut self, queues: &'a Arc<Queues>) -> Option<Lent<'a>> {
+        let mut lent = self.lender.lend(queues)?;
+        lent.works.clear();
+        let room = self.batch.works.room();
+        if lent.works.room() < room && !lent.works.holds(room) {
+            return None;
         }
-        while let Some(one) = queue.pop_front() {
-            if self.boxes.len() < BOXES && self.boxes.fits(1) {
-                self.boxes.push_back(one);
+        std::mem::swap(&mut self.batch, &mut *lent);
+        if lent.has_deliveries() {
+            lent.claim = self.claim(&lent.deliveries);
+            if lent.claim.is_none() {
+                lent.queue.state.store(state::UNCLAIMED, Ordering::Relaxed);
             }
         }
-        Some(queue)
-    }
-
-    /// Takes the callbacks to be run. What is left behind has the same room, for which operations were accepted;
-    /// `None` if there is no memory for that.
-    pub(super) fn take_work<'a>(&mut self, queues: &'a Arc<Queues>) -> Option<Lent<'a>> {
-        let mut queue = self.queue(queues)?;
-        let fits = queue.fits(self.work.capacity());
-        fits.then(|| {
-            std::mem::swap(&mut self.work, &mut queue);
-            queue
-        })
+        Some(lent)
     }
 
     /// Takes those that the calling thread runs.
+    #[inline]
     pub(super) fn take_inline<'a>(&mut self, queues: &'a Arc<Queues>) -> Option<Lent<'a>> {
-        let mut queue = self.queue(queues)?;
-        std::mem::swap(&mut self.inline, &mut queue);
-        Some(queue)
+        let mut lent = self.lender.lend(queues)?;
+        lent.works.clear();
+        std::mem::swap(&mut self.inline, &mut *lent);
+        Some(lent)
     }
 }
 
@@ -134,13 +244,39 @@ mod tests {
         let queues = lender.queues();
         let mut all: Vec<_> = (0..QUEUES).map(|_| lender.lend(&queues).unwrap()).collect();
         assert!(lender.lend(&queues).is_none());
-        all[3].reserve(100);
+        assert!(all[3].works.holds(100));
         drop(all.remove(3));
         let again = lender.lend(&queues).unwrap();
-        assert!(again.capacity() >= 100 && again.is_empty());
+        assert!(again.works.room() >= 100 && again.works.is_empty());
         assert!(lender.lend(&queues).is_none());
         drop((again, all));
         assert!(lender.lend(&Lender::new().queues()).is_none(), "of another lender");
         assert!(lender.lend(&queues).is_some());
+    }
+    #[test]
+    fn callbacks_keep_their_order_and_their_memory() {
+        let token = |work: &Work| match work {
+            Work::HostHash { token, .. } => *token,
+            _ => panic!("another callback"),
+        };
+        let works = |tokens: std::ops::Range<u64>| {
+            let mut works = Works::default();
+            tokens.for_each(|token| works.push(Work::HostHash { token, addr: 0, len: 0 }));
+            works
+        };
+        let mut first = works(0..3);
+        first.append(&mut works(3..5));
+        assert_eq!(first.iter_mut().map(|w| token(w)).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+        let at = first.iter_mut().map(|w| std::ptr::from_ref(w)).next();
+        first.clear();
+        assert!(first.is_empty() && first.pop_first().is_none());
+        first.push(Work::HostHash { token: 7, addr: 0, len: 0 });
+        assert_eq!(first.iter_mut().map(|w| std::ptr::from_ref(w)).next(), at);
+        // What has run does not come back, however more is queued.
+        first.append(&mut works(8..9));
+        assert_eq!(first.len(), 2);
+        assert_eq!(first.pop_first().map(|w| token(&w)), Some(7));
+        assert_eq!(first.pop_first().map(|w| token(&w)), Some(8));
+        assert!(first.holds(1000) && first.room() >= 1000);
     }
 }

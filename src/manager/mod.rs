@@ -167,7 +167,7 @@ impl Manager {
         let result = f(core);
         core.world.in_call = false;
         core.finish();
-        if !core.world.inline.is_empty() {
+        if !core.world.inline.works.is_empty() {
             self.run_inline(guard, thread);
         }
         result
@@ -178,12 +178,12 @@ impl Manager {
     fn run_inline<'a>(&'a self, mut core: Locked<'a, Seam>, thread: Thread) {
         let callbacks = &self.drivers.callbacks;
         if let Some(mut batch) = core.world.take_inline(&self.drivers.queues) {
-            let mut taken = Taken::count(callbacks, batch.len(), &mut core);
+            let mut taken = Taken::count(callbacks, batch.works.len(), &mut core);
             drop(core);
-            batch.iter_mut().for_each(|work| self.run(work, &mut taken, thread));
+            batch.works.iter_mut().for_each(|work| self.run(work, &mut taken, thread));
             return;
         }
-        let mut all = std::mem::take(&mut core.world.inline);
+        let mut all = std::mem::take(&mut core.world.inline.works);
         let mut taken = Taken::count(callbacks, all.len(), &mut core);
         drop(core);
         all.iter_mut().for_each(|work| self.run(work, &mut taken, thread));
@@ -242,7 +242,7 @@ impl Manager {
             let mut core = self.core.lock();
             let busy = core.engine.outstanding() != (0, 0)
                 || core.engine.has_lost()
-                || !core.world.work.is_empty()
+                || core.world.has_work()
                 || core.world.waits_for_copies()
                 || self.drivers.callbacks.any(&mut core);
             drop(core);
@@ -523,16 +523,16 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         parked: Vec::new(),
         buffers: 0,
         segments: 0,
-        work: Default::default(),
-        deliveries: Default::default(),
+        batch: Default::default(),
         jobs: Default::default(),
-        boxes: Default::default(),
+        room: 0,
         lender: lent::Lender::new(),
         held_back: Default::default(),
         inline: Default::default(),
         in_call: false,
         full: false,
-        posted_to: 0,
+        posted_to: Default::default(),
+        moving: Default::default(),
         clock: Clock::new(),
         name: config.name.clone(),
         epoll,

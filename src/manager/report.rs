@@ -36,6 +36,7 @@ impl Manager {
         }
     }
 
+    #[cold]
     fn trace_transfer(
         &self,
         name: &'static str,

@@ -21,8 +21,7 @@ impl Manager {
         let mut copied = Copied::new();
         // SAFETY: the caller's promise.
         let content = unsafe { self.copy_content(&tensor, &mut copied) };
-        let offer = Offer { tensor, content, done };
-        self.with_engine(|e, w| e.post_send(w, key, step, offer, timeout))
+        self.with_engine(|e, w| e.post_send(w, key, step, Offer { tensor, content, done }, timeout))
     }
 
     /// What can be done with a tensor before the lock is taken: its memory may take long to come.

@@ -86,7 +86,7 @@ impl Manager {
         let idle = || {
             let mut core = self.core.lock();
             core.engine.under_way_with(index) == 0
-                && core.world.work.is_empty()
+                && !core.world.has_work()
                 && !self.drivers.callbacks.any(&mut core)
         };
         if self.block(&waiter, Some(timeout), idle) {

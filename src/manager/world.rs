@@ -1,6 +1,7 @@
 //! The world as the engine and the handshake see it: adapters, channels, memory, clock, and the
 //! queue of callbacks.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -9,17 +10,17 @@ use std::time::Instant;
 use foldhash::{HashMap, HashSet};
 
 use super::clock::Clock;
-use super::copies::{Deliveries, HeldBack};
+use super::copies::HeldBack;
 use super::doubt::Doubt;
 use super::early::Fresh;
-use super::endpoints::Endpoints;
-use super::lent::{Lender, Works};
+use super::endpoints::{Endpoints, Kinds};
+use super::lent::{Batch, Lender, Works};
 use super::memory::{self, Adapters, Regions};
 use super::near::Near;
 use super::sys::{Epoll, Tag};
 use crate::bootstrap::Backoff;
 use crate::engine::{Buffer, ChanId, Fx, MapError, Window, Work};
-use crate::fabric::{Access, EpId, Event, Mem, PostError, ProviderKind, Remote};
+use crate::fabric::{Access, EpId, Event, Mem, PostError, ProviderKind, Remote, moves};
 use crate::limits::EARLY_BYTES_ALL;
 use crate::local_fd::Local;
 use crate::memory::pool::Pool;
@@ -101,26 +102,26 @@ pub struct World {
     pub buffers: usize,
     /// Its version whose segments are known to all adapters.
     pub segments: usize,
-    /// Callbacks to run.
-    pub work: Works,
-    /// Content to be put in its place before any of them.
-    pub deliveries: Deliveries,
+    /// Callbacks to run, and content to be put in its place before.
+    pub batch: Box<Batch>,
     /// Copies and checksums of host memory that the engine asked for.
-    pub jobs: Works,
-    /// Callbacks that have run, of which the memory is kept.
-    pub boxes: Works,
+    pub jobs: VecDeque<Work>,
+    /// So many callbacks, and jobs, find room in any queue.
+    pub room: usize,
     /// Lends queues to those that run callbacks.
     pub lender: Lender,
     /// Callbacks that wait for copies.
     pub held_back: HeldBack,
     /// Callbacks that the calling thread runs before its call returns.
-    pub inline: Works,
+    pub inline: Box<Batch>,
     /// Inline callbacks are collected for the call in progress.
     pub in_call: bool,
     /// Some post found no room: try again after the next poll.
     pub full: bool,
-    /// Adapters that were posted to since the last flush, by bit.
-    pub posted_to: u8,
+    /// Adapters that were posted to since the last flush.
+    pub posted_to: Kinds,
+    /// Adapters that may have copies to be made: see [`World::has_moves`].
+    pub moving: Kinds,
     /// The clock; read once per turn and call.
     pub clock: Clock,
     /// This worker's name.
@@ -135,7 +136,7 @@ impl World {
     #[inline]
     fn adapter(&mut self, ch: ChanId) -> Option<(&mut dyn crate::fabric::Adapter, EpId)> {
         let (kind, ep) = self.near.endpoint(ch, || self.links.get(&ch).map(|link| link.ep))?;
-        self.posted_to |= 1 << kind as u8;
+        self.posted_to.add(kind);
         let adapter = self.adapters[kind as usize].as_mut()?;
         Some((adapter.as_mut(), ep))
     }
@@ -156,7 +157,8 @@ impl World {
         Err(PostError::Failed(Status::gone("the connection ended")))
     }
 
-    /// A post that finds the peer gone waits: the endpoint's end is on its way, behind what the peer sent before it left.
+    /// A post failed. One that finds the peer gone waits: the endpoint's end is on its way, behind what the peer sent before it left.
+    #[cold]
     fn posted(&mut self, result: Result<(), PostError>) -> Result<(), PostError> {
         let result = match result {
             Err(PostError::Failed(s)) if s.reason == Reason::PeerGone => Err(PostError::QueueFull),
@@ -166,13 +168,45 @@ impl World {
         result
     }
 
-    fn boxed(&mut self, work: Work) -> Box<Work> {
-        match self.boxes.pop_back() {
-            Some(mut one) => {
-                *one = work;
-                one
-            }
-            None => Box::new(work),
+    /// Makes room for so many in all queues.
+    #[cold]
+    fn make_room(&mut self, count: usize) -> bool {
+        let fits =
+            self.batch.works.holds(count) && self.jobs.fits(count) && self.held_back.fits(count);
+        if fits {
+            self.room = count;
+        }
+        fits
+    }
+
+    /// Queues what is neither the end of a send nor of a receive, or has to wait.
+    #[inline(never)]
+    fn run_other(&mut self, work: Work) {
+        if matches!(work, Work::HostCopy { .. } | Work::HostHash { .. }) {
+            self.jobs.push_back(work);
+        } else if World::must_wait(&work) {
+            self.held_back.work.push_back(work);
+        } else if matches!(work, Work::Alloc { inline: true, .. }) {
+            self.ended(true).push(work);
+        } else {
+            self.batch.works.push(work);
+        }
+    }
+
+    /// Whether callbacks are to be run.
+    #[inline]
+    pub fn has_work(&self) -> bool {
+        !self.batch.works.is_empty()
+    }
+
+    /// Where a callback is queued that may run `inline`, which is faster and no more: there is room in the other queue in
+    /// any case.
+    #[inline]
+    fn ended(&mut self, inline: bool) -> &mut Works {
+        let own = &mut self.inline.works;
+        match inline && self.in_call && own.holds(own.len() + 1) {
+            true => own,
+            false => &mut self.batch.works,
         }
     }
 
@@ -181,11 +215,10 @@ impl World {
         self.clock.read();
     }
 
-    /// Whether there are doorbells to ring, endpoints to bury, callbacks to let go of or dials to begin.
-    #[inline]
+    /// Whether there are endpoints to bury, callbacks to let go of or dials to begin.
+    #[inline(always)]
     pub fn is_unfinished(&self) -> bool {
-        self.posted_to != 0
-            || self.tries
+        self.tries
             || !self.dying.is_empty()
             || !self.parked.is_empty()
             || !self.held_back.is_empty()
@@ -193,15 +226,12 @@ impl World {
 
     /// Rings the doorbells.
     pub fn flush(&mut self) {
-        let posted = std::mem::take(&mut self.posted_to);
-        if posted == 0 {
-            return;
-        }
-        for kind in ProviderKind::ALL {
-            if posted & 1 << kind as u8 != 0
-                && let Some(adapter) = self.adapters[kind as usize].as_mut()
-            {
-                adapter.flush();
+        for kind in std::mem::take(&mut self.posted_to) {
+            if let Some(adapter) = self.adapters[kind as usize].as_mut() {
+                let moves = adapter.flush();
+                if moves {
+                    self.moving.add(kind);
+                }
             }
         }
     }
@@ -216,6 +246,7 @@ impl World {
             if let Some(adapter) = self.adapters[kind as usize].as_mut() {
                 adapter.flush();
                 adapter.destroy(ep);
+                self.moving.add(kind);
             }
         }
         let mut at = 0;
@@ -301,8 +332,10 @@ impl Fx for World {
             return self.posted(Err(PostError::QueueFull));
         }
         let Some((adapter, ep)) = self.adapter(ch) else { return Self::gone() };
-        let result = adapter.send(ep, parts);
-        self.posted(result)
+        match adapter.send(ep, parts) {
+            Ok(()) => Ok(()),
+            failed => self.posted(failed),
+        }
     }
 
     fn write(
@@ -458,34 +491,26 @@ impl Fx for World {
 
     unsafe fn deliver(&mut self, dst: u64, content: &[u8]) -> Result<(), Status> {
         // SAFETY: by this function's contract, which is the same.
-        unsafe { self.deliveries.add(dst, content) }
+        unsafe { self.batch.deliveries.add(dst, content) }
     }
 
+    #[inline]
     fn fits(&mut self, work: usize) -> bool {
+        let count = work + self.batch.works.len() + self.jobs.len() + self.held_back.len();
         // And for a route to the peer.
-        self.work.fits(work)
-            && self.jobs.fits(work)
-            && self.held_back.fits(work)
-            && self.routes.fits(1)
+        (count <= self.room || self.make_room(count)) && self.routes.fits(1)
     }
 
+    #[inline]
     fn run(&mut self, work: Work) {
-        let work = self.boxed(work);
-        if matches!(*work, Work::HostCopy { .. } | Work::HostHash { .. }) {
-            return self.jobs.push_back(work);
-        }
-        if World::must_wait(&work) {
-            return self.held_back.work.push_back(work);
-        }
-        let inline = match &*work {
-            Work::SendDone { inline, .. } | Work::Alloc { inline, .. } => *inline && self.in_call,
-            _ => false,
+        let (memory, inline) = match &work {
+            Work::RecvDone { memory, .. } => (*memory, false),
+            Work::SendDone { memory, inline, .. } => (*memory, *inline),
+            _ => return self.run_other(work),
         };
-        // Inline is faster and no more: there is room in the queue in any case.
-        if inline && self.inline.fits(1) {
-            self.inline.push_back(work);
-        } else {
-            self.work.push_back(work);
+        match moves::touched(memory.0, memory.1) {
+            true => self.run_other(work),
+            false => self.ended(inline).push(work),
         }
     }
 }

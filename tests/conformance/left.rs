@@ -66,10 +66,10 @@ impl Adapter for Left {
     fn read(&mut self, ep: EpId, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError> {
         self.0.read(ep, wr, local, remote)
     }
-    fn flush(&mut self) {
-        self.0.flush();
+    fn flush(&mut self) -> bool {
+        self.0.flush()
     }
-    fn poll(&mut self, events: &mut Vec<Event>) {
+    fn poll(&mut self, events: &mut Vec<Event>) -> bool {
         self.0.poll(events);
         let mut left = MOVE_MAX;
         while left > 0
@@ -80,6 +80,7 @@ impl Adapter for Left {
             self.0.moved(done, events);
         }
         self.0.flush();
+        false
     }
     fn arm(&mut self) -> bool {
         self.0.arm()

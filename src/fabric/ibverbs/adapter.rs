@@ -390,14 +390,15 @@ impl Adapter for IbverbsAdapter {
         self.post(ep, |e, _| e.read(wr, local, remote))
     }
 
-    fn flush(&mut self) {
+    fn flush(&mut self) -> bool {
         self.ring();
         self.wake_if_asleep();
+        self.has_moves()
     }
 
-    fn poll(&mut self, events: &mut Vec<Event>) {
+    fn poll(&mut self, events: &mut Vec<Event>) -> bool {
         if self.context.forked() {
-            return;
+            return false;
         }
         self.sleeping = false;
         // The views of the last poll end here.
@@ -437,6 +438,7 @@ impl Adapter for IbverbsAdapter {
             self.repost();
         }
         events.append(&mut self.ready);
+        self.has_moves()
     }
 
     fn arm(&mut self) -> bool {

@@ -572,7 +572,7 @@ impl Adapter for LoopbackAdapter {
         pieces(&e.me).wrapping_add(e.remote.as_deref().map_or(0, pieces))
     }
 
-    fn poll(&mut self, events: &mut Vec<Event>) {
+    fn poll(&mut self, events: &mut Vec<Event>) -> bool {
         if self.armed {
             self.armed = false;
             self.hub.disarm();
@@ -591,6 +591,7 @@ impl Adapter for LoopbackAdapter {
         self.report(events);
         self.serve(events);
         self.report(events);
+        self.has_moves()
     }
 
     fn arm(&mut self) -> bool {

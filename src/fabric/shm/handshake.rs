@@ -282,7 +282,7 @@ impl ShmAdapter {
                     // It stays readable.
                 } else if link.is_gone() {
                     // What was published before the end still counts.
-                    let last = link.work(&mut self.core, events).err();
+                    let last = link.work(&mut self.core, 0, events).err();
                     let status = last.unwrap_or_else(|| link.gone());
                     self.down(at, status, events);
                 } else if let Err(status) = link.read_socket() {

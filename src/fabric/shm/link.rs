@@ -323,44 +323,44 @@ impl Link {
         load32(&self.theirs().closed) != 0
     }
 
+    /// Whether nothing is under way here but messages.
+    #[inline]
+    fn is_calm(&self) -> bool {
+        let queues = self.writes.len() | self.reads.len() | self.out.jobs.len();
+        (queues | self.asks.len() | self.ends.len()) == 0 && self.inbound.is_none()
+    }
+
     /// Whether a poll has nothing to do but to let go of what was read before, which is done here, and the peer told:
     /// nothing came, and nothing is under way.
     #[inline]
     pub(crate) fn rests(&mut self) -> bool {
         self.rx.release();
-        let rests = !self.rx.is_published()
-            && self.inbound.is_none()
-            && self.writes.is_empty()
-            && self.reads.is_empty()
-            && self.out.jobs.is_empty()
-            && self.asks.is_empty()
-            && self.ends.is_empty();
-        if rests && self.rx.can_tell() {
+        let published = self.rx.is_published();
+        if self.rx.can_tell() && (!published || self.rx.should_tell()) {
             self.share_room(false);
         }
-        rests && !self.dirty
+        !published && self.is_calm() && !self.dirty
     }
 
-    /// Everything that a poll does for one link that does not rest. True if there was something.
+    /// Takes messages; how many. For what else there may be `work` has to be called: `false`.
     #[inline]
-    pub(crate) fn poll(
-        &mut self,
-        core: &mut Core,
-        events: &mut Vec<Event>,
-    ) -> Result<bool, Status> {
-        if self.rx.should_tell() {
-            self.share_room(false);
+    pub(crate) fn hears_only(&mut self, events: &mut Vec<Event>) -> (usize, bool) {
+        if !self.is_calm() || self.is_running(Kind::In) || self.inline_moved.is_some() {
+            return (0, false);
         }
-        self.work(core, events)
+        let taken = self.take_messages(events);
+        (taken, !self.rx.is_published() && !self.dirty)
     }
 
-    /// The same without giving room back: what was reported before may still be held.
+    /// Everything that a poll does for one link that does not rest, but to let go of what was reported before. So many
+    /// records were taken already. True if there was something.
     pub(crate) fn work(
         &mut self,
         core: &mut Core,
+        taken: usize,
         events: &mut Vec<Event>,
     ) -> Result<bool, Status> {
-        let mut busy = self.receive(core, events)?;
+        let mut busy = self.receive(core, taken, events)?;
         if !self.writes.is_empty() {
             busy |= self.collect(events)?;
         }

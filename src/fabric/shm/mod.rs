@@ -139,12 +139,41 @@ pub struct ShmAdapter {
     index: HashMap<u32, usize, foldhash::fast::FixedState>,
     /// Some of the same, by the low bits of the number; what is found there is compared.
     near: [u16; NEAR],
+    rings: Rings,
     next: u32,
     polls: u32,
     /// When its sockets were last looked at, in processor ticks.
     kept_house: u64,
     caps: Caps,
     notes: Vec<String>,
+}
+
+/// Where sleeping peers may have to be woken: the place of an endpoint, or one of the following.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Rings(usize);
+
+impl Rings {
+    const NONE: Rings = Rings(usize::MAX);
+    const ALL: Rings = Rings(usize::MAX - 1);
+}
+
+/// Wakes the peers of those links on which something was published.
+#[inline]
+fn ring<'a>(eps: impl IntoIterator<Item = &'a mut Endpoint>) {
+    let mut fenced = false;
+    for endpoint in eps {
+        if let State::Up(link) = &mut endpoint.state
+            && link.dirty
+        {
+            if !fenced {
+                // What was published comes before the look at the peer's doorbell word.
+                fence(Ordering::SeqCst);
+                fenced = true;
+            }
+            link.dirty = false;
+            link.exports.ring();
+        }
+    }
 }
 
 #[cold]
@@ -207,6 +236,7 @@ impl ShmAdapter {
             eps: Vec::new(),
             index: HashMap::default(),
             near: [0; NEAR],
+            rings: Rings::NONE,
             next: 1,
             polls: 0,
             kept_house: 0,
@@ -216,7 +246,7 @@ impl ShmAdapter {
     }
 
     /// The endpoint's place, quickly for those that are used most.
-    #[inline]
+    #[inline(always)]
     fn find_near(&mut self, ep: EpId) -> Result<usize, Status> {
         let near = ep.0 as usize % NEAR;
         let at = usize::from(self.near[near]);
@@ -237,10 +267,13 @@ impl ShmAdapter {
             .ok_or_else(|| Status::new(Code::NotFound, format!("shm: no endpoint {}", ep.0)))
     }
 
-    /// The link of a connected endpoint, beside what all share.
-    #[inline]
+    /// The link of a connected endpoint, to post on, beside what all share.
+    #[inline(always)]
     fn up(&mut self, ep: EpId) -> Result<(&mut Link, &mut Core), PostError> {
         let at = self.find_near(ep).map_err(PostError::Failed)?;
+        if self.rings.0 != at {
+            self.rings = if self.rings == Rings::NONE { Rings(at) } else { Rings::ALL };
+        }
         let endpoint = &mut self.eps[at];
         match &mut endpoint.state {
             State::Up(link) => Ok((link, &mut self.core)),
@@ -249,6 +282,7 @@ impl ShmAdapter {
     }
 
     /// Ends a connected endpoint.
+    #[inline(never)]
     fn down(&mut self, at: usize, status: Status, events: &mut Vec<Event>) {
         let ends = self.eps.len() + 1;
         let endpoint = &mut self.eps[at];
@@ -268,23 +302,15 @@ impl ShmAdapter {
 
     /// Wakes the sleeping peers of all links on which something was published.
     fn ring_bells(&mut self) {
-        let mut fenced = false;
-        for endpoint in &mut self.eps {
-            if let State::Up(link) = &mut endpoint.state
-                && link.dirty
-            {
-                if !fenced {
-                    // What was published comes before the look at the peer's doorbell word.
-                    fence(Ordering::SeqCst);
-                    fenced = true;
-                }
-                link.dirty = false;
-                link.exports.ring();
-            }
+        match std::mem::replace(&mut self.rings, Rings::NONE) {
+            Rings::NONE => {}
+            Rings::ALL => ring(&mut self.eps),
+            Rings(at) => ring(self.eps.get_mut(at)),
         }
     }
 
     /// Makes the copies that were found, within the budget. True if there was one.
+    #[inline(never)]
     fn make_moves(&mut self, events: &mut Vec<Event>) -> bool {
         let mut left = MOVE_MAX;
         let mut any = false;
@@ -300,7 +326,9 @@ impl ShmAdapter {
     }
 
     /// What need not be done at every poll: sockets, and peers that wait for room.
+    #[inline(never)]
     fn housekeeping(&mut self, events: &mut Vec<Event>) {
+        self.rings = Rings::ALL;
         self.check_sockets(events);
         for endpoint in &mut self.eps {
             if let State::Up(link) = &mut endpoint.state {
@@ -321,56 +349,43 @@ impl ShmAdapter {
         due
     }
 
-    /// Whether no link has anything to do; see [`Link::rests`].
-    #[inline]
-    fn rests(&mut self) -> bool {
-        let mut rests = true;
-        for endpoint in &mut self.eps {
-            if let State::Up(link) = &mut endpoint.state {
-                rests &= link.rests();
-            }
-        }
-        rests
-    }
-
     /// Polls the links that do not rest; whether there was something.
+    #[inline]
     fn poll_links(&mut self, events: &mut Vec<Event>) -> bool {
         let mut busy = false;
         let ends = self.eps.len() + 1;
-        for i in 0..self.eps.len() {
-            let State::Up(link) = &mut self.eps[i].state else { continue };
-            if link.rests() {
+        let mut at = 0;
+        while let Some(endpoint) = self.eps.get_mut(at) {
+            let place = at;
+            at += 1;
+            let State::Up(link) = &mut endpoint.state else { continue };
+            // If there is no room for what it has, nothing is lost: it is looked at again.
+            if link.rests() || !link.fits(ends, events) {
                 continue;
             }
-            if !link.fits(ends, events) {
-                // Nothing is lost: it is looked at again.
-                continue;
-            }
-            match link.poll(&mut self.core, events) {
-                Ok(did) => busy |= did,
-                Err(status) => self.down(i, status, events),
+            // Messages and nothing else, as a rule.
+            let (taken, all) = link.hears_only(events);
+            busy |= taken > 0;
+            if !all {
+                busy |= self.poll_link(place, taken, events);
             }
         }
         busy
     }
 
-    /// A poll that may find something.
+    /// All that there may be for a link, of which so many messages were taken; whether there was something.
     #[inline(never)]
-    fn poll_all(&mut self, slept: bool, house_due: bool, events: &mut Vec<Event>) {
-        self.core.exports.disarm();
-        let mut busy = self.poll_links(events);
-        if !self.core.moves.left {
-            busy |= self.make_moves(events);
+    fn poll_link(&mut self, place: usize, taken: usize, events: &mut Vec<Event>) -> bool {
+        // Who waits for room, or for an answer, may be told.
+        self.rings = Rings::ALL;
+        let State::Up(link) = &mut self.eps[place].state else { return false };
+        match link.work(&mut self.core, taken, events) {
+            Ok(did) => did,
+            Err(status) => {
+                self.down(place, status, events);
+                false
+            }
         }
-        let now_and_then = self.polls.is_multiple_of(CLOCK_EVERY);
-        if slept
-            || house_due
-            || (now_and_then && self.greeter.is_busy())
-            || ((!busy || now_and_then) && self.is_house_due())
-        {
-            self.housekeeping(events);
-        }
-        self.ring_bells();
     }
 }
 
@@ -465,19 +480,38 @@ impl Adapter for ShmAdapter {
         link.read(core, wr, local, remote)
     }
 
-    fn flush(&mut self) {
-        self.ring_bells();
+    fn flush(&mut self) -> bool {
+        match self.eps.get_mut(self.rings.0) {
+            Some(endpoint) => {
+                self.rings = Rings::NONE;
+                ring(Some(endpoint));
+            }
+            None => self.ring_bells(),
+        }
+        self.has_moves()
     }
 
-    fn poll(&mut self, events: &mut Vec<Event>) {
+    fn poll(&mut self, events: &mut Vec<Event>) -> bool {
         let slept = self.core.exports.is_armed();
-        self.polls = self.polls.wrapping_add(1);
-        // Most polls find nothing.
-        let rests = self.rests() && (self.core.moves.left || !self.has_moves());
-        let house_due = rests && self.is_house_due();
-        if slept || !rests || house_due || self.greeter.is_busy() {
-            self.poll_all(slept, house_due, events);
+        if slept {
+            self.core.exports.disarm();
         }
+        self.polls = self.polls.wrapping_add(1);
+        let mut busy = self.poll_links(events);
+        if !self.core.moves.left {
+            busy |= self.make_moves(events);
+        }
+        let now_and_then = self.polls.is_multiple_of(CLOCK_EVERY);
+        if slept
+            || (now_and_then && self.greeter.is_busy())
+            || ((!busy || now_and_then) && self.is_house_due())
+        {
+            self.housekeeping(events);
+        }
+        if self.rings != Rings::NONE {
+            self.ring_bells();
+        }
+        self.has_moves()
     }
 
     fn leave_moves(&mut self) {
@@ -491,6 +525,7 @@ impl Adapter for ShmAdapter {
     }
 
     fn take_move(&mut self, events: &mut Vec<Event>) -> Option<Move> {
+        self.rings = Rings::ALL;
         let ends = self.eps.len() + 1;
         while let Some((ep, kind)) = self.core.moves.wanted.pop_front() {
             let Some(&at) = self.index.get(&ep.0) else { continue };
@@ -516,6 +551,7 @@ impl Adapter for ShmAdapter {
     }
 
     fn moved(&mut self, done: Moved, events: &mut Vec<Event>) {
+        self.rings = Rings::ALL;
         let Some(&at) = self.index.get(&done.ep.0) else { return };
         let State::Up(link) = &mut self.eps[at].state else { return };
         if let Err(status) = link.moved(&mut self.core, done, events) {
@@ -525,6 +561,7 @@ impl Adapter for ShmAdapter {
 
     fn arm(&mut self) -> bool {
         self.core.exports.arm();
+        self.rings = Rings::ALL;
         let mut work = self.greeter.must_dial() || self.has_moves();
         for endpoint in &mut self.eps {
             if let State::Up(link) = &mut endpoint.state {
@@ -575,6 +612,8 @@ impl Adapter for ShmAdapter {
     fn destroy(&mut self, ep: EpId) {
         let Some(at) = self.index.remove(&ep.0) else { return };
         let endpoint = self.eps.swap_remove(at);
+        // Their places have changed.
+        self.rings = Rings::ALL;
         if let Some(moved) = self.eps.get(at) {
             self.index.insert(moved.id.0, at);
         }

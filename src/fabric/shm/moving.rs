@@ -103,7 +103,7 @@ impl Link {
         events: &mut Vec<Event>,
     ) -> Result<(), Status> {
         match kind {
-            Kind::In => self.receive(core, events),
+            Kind::In => self.receive(core, 0, events),
             Kind::Read => self.advance_reads(core, events),
             Kind::Out => self.send_out(core),
         }

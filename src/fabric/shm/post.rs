@@ -71,16 +71,15 @@ impl Link {
     /// Posts a SEND.
     #[inline]
     pub(crate) fn send(&mut self, parts: &[&[u8]]) -> Result<(), PostError> {
-        let len: usize = parts.iter().map(|p| p.len()).sum();
+        let len = match parts {
+            [head, tail] => head.len() + tail.len(),
+            _ => parts.iter().map(|part| part.len()).sum(),
+        };
         if len > MAX_SEND {
             return Err(too_long(len));
         }
-        match self.tx.reserve(len, self.rx.control()) {
-            Ok(mut slot) => {
-                parts.iter().for_each(|part| slot.put(part));
-                slot.publish(kind::SEND, 0);
-            }
-            Err(why) => return Err(self.no_room(why, len)),
+        if let Err(why) = self.tx.post(kind::SEND, parts, len, self.rx.control()) {
+            return Err(self.no_room(why, len));
         }
         self.published(len);
         Ok(())

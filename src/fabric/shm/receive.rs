@@ -36,14 +36,14 @@ pub(crate) enum Drained {
 }
 
 impl Link {
-    /// Takes records and moves data, within the budget. True if there was something.
+    /// Takes records and moves data, within the budget, of which `taken` records are used up. True if there was something.
     pub(crate) fn receive(
         &mut self,
         core: &mut Core,
+        mut taken: usize,
         events: &mut Vec<Event>,
     ) -> Result<bool, Status> {
-        let mut taken = 0;
-        let mut busy = false;
+        let mut busy = taken > 0;
         if self.is_running(Kind::In) {
             return Ok(busy);
         }
@@ -80,8 +80,20 @@ impl Link {
         }
     }
 
+    /// Takes messages, until something else is next, or nothing, or enough for one poll were taken; how many.
+    #[inline(never)]
+    pub(crate) fn take_messages(&mut self, events: &mut Vec<Event>) -> usize {
+        let mut taken = 0;
+        while taken < POLL_EVENTS
+            && let Some(bytes) = self.rx.take(kind::SEND)
+        {
+            events.push(Event::Message { ep: self.ep, bytes });
+            taken += 1;
+        }
+        taken
+    }
+
     /// Takes the next record; false if it must wait.
-    #[inline]
     fn take(
         &mut self,
         core: &mut Core,
@@ -92,15 +104,17 @@ impl Link {
             return Err(self.broken("a record that changes"));
         }
         if header.kind == kind::SEND {
-            let Some(bytes) = self.rx.message(header.len) else {
-                return Err(self.broken("a message longer than its ring"));
+            let Some(bytes) = self.rx.take(kind::SEND) else {
+                return Err(self.broken("a record that changes"));
             };
             events.push(Event::Message { ep: self.ep, bytes });
-        } else if !self.take_other(core, header, events)? {
-            return Ok(false);
+            return Ok(true);
         }
-        self.rx.advance(header.len);
-        Ok(true)
+        let taken = self.take_other(core, header, events)?;
+        if taken {
+            self.rx.advance(header.len);
+        }
+        Ok(taken)
     }
 
     fn take_other(

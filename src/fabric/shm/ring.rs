@@ -55,10 +55,6 @@ impl Geometry {
     fn lines(self) -> u64 {
         (self.ring / LINE) as u64
     }
-    /// Where a line lies in the file; their number is a power of two.
-    fn offset(self, line: u64) -> usize {
-        self.head + (line & (self.lines() - 1)) as usize * LINE
-    }
 }
 
 /// The control page: what its owner tells the peer.
@@ -158,14 +154,27 @@ fn control(map: &Mapping) -> &Control {
 #[derive(Debug)]
 struct Lines {
     map: Arc<Mapping>,
-    geometry: Geometry,
+    /// First byte of the ring, inside the mapping: to find it there would take longer than what is done with a line.
+    ring: *mut u8,
+    /// Their number, a power of two, less one.
+    mask: u64,
 }
 
+// SAFETY: the address is one inside the mapping, which belongs to no thread.
+unsafe impl Send for Lines {}
+
 impl Lines {
+    fn new(map: Mapping, geometry: Geometry) -> Lines {
+        // SAFETY: the ring lies behind the control page, inside the mapping.
+        let ring = unsafe { map.ptr().add(geometry.head) };
+        Lines { map: Arc::new(map), ring, mask: geometry.lines() - 1 }
+    }
+
     /// First byte of a line.
+    #[inline]
     fn at(&self, line: u64) -> *mut u8 {
-        // SAFETY: the offset is that of a line inside the mapping.
-        unsafe { self.map.ptr().add(self.geometry.offset(line)) }
+        // SAFETY: the offset is that of a line of the ring.
+        unsafe { self.ring.add((line & self.mask) as usize * LINE) }
     }
 
     /// The first word of a line.
@@ -178,7 +187,7 @@ impl Lines {
 
 impl Words for Lines {
     fn lines(&self) -> u64 {
-        self.geometry.lines()
+        self.mask + 1
     }
     fn clear(&self, line: u64) {
         self.word(line).store(0, Ordering::Relaxed);
@@ -205,7 +214,7 @@ impl Producer {
         let fd = sys::memfd(c"rdma-transport-ring", geometry.file())?;
         let map = Mapping::mirrored(sys::borrow(&fd), geometry.head, geometry.ring, true)?;
         sys::seal_future_write(&fd)?;
-        let lines = Lines { map: Arc::new(map), geometry };
+        let lines = Lines::new(map, geometry);
         Ok((Producer { order: Writing::new(&lines), lines }, fd))
     }
 
@@ -217,9 +226,8 @@ impl Producer {
     /// Overwrites all that the ring holds, as no producer does.
     #[cfg(test)]
     pub(crate) fn spoil(&self, byte: u8) {
-        let Geometry { head, ring } = self.lines.geometry;
-        // SAFETY: the ring lies behind the control page, inside the mapping.
-        unsafe { self.lines.map.ptr().add(head).write_bytes(byte, ring) };
+        // SAFETY: so many bytes has the ring.
+        unsafe { self.lines.ring.write_bytes(byte, self.lines.lines() as usize * LINE) };
     }
 
     /// Overwrites the first word of a line, as no producer does.
@@ -239,6 +247,29 @@ impl Producer {
         self.room(len, peer)?;
         Ok(Slot { at: self.lines.at(self.order.head), len, filled: 0, ring: self })
     }
+
+    /// Publishes a record of these parts, whose lengths are `len` in all, at most [`MAX_PAYLOAD`].
+    #[inline]
+    pub(crate) fn post(
+        &mut self,
+        kind: u8,
+        parts: &[&[u8]],
+        len: usize,
+        peer: &Control,
+    ) -> Result<(), NoRoom> {
+        let mut slot = self.reserve(len, peer)?;
+        match parts {
+            [head, tail] => {
+                slot.put(head);
+                if !tail.is_empty() {
+                    slot.put(tail);
+                }
+            }
+            _ => parts.iter().for_each(|part| slot.put(part)),
+        }
+        slot.publish(kind, 0);
+        Ok(())
+    }
 }
 
 /// A reserved place in the ring; published, or dropped without effect.
@@ -253,6 +284,7 @@ pub(crate) struct Slot<'a> {
 
 impl Slot<'_> {
     /// Appends bytes.
+    #[inline]
     pub(crate) fn put(&mut self, bytes: &[u8]) {
         // SAFETY: a slice is readable.
         unsafe { self.put_raw(bytes.as_ptr(), bytes.len()) }
@@ -262,6 +294,7 @@ impl Slot<'_> {
     ///
     /// # Safety
     /// `src` is readable for `len` bytes.
+    #[inline]
     pub(crate) unsafe fn put_raw(&mut self, src: *const u8, len: usize) {
         assert!(len <= self.len - self.filled, "record longer than its reservation");
         let at = HEADER + self.filled;
@@ -272,6 +305,7 @@ impl Slot<'_> {
     }
 
     /// Makes the record visible.
+    #[inline]
     pub(crate) fn publish(self, kind: u8, flags: u8) {
         debug_assert_eq!(self.filled, self.len);
         let ring = self.ring;
@@ -300,7 +334,7 @@ impl Consumer {
             return Err(io::Error::other("the peer's ring has another size than ours"));
         }
         let map = Mapping::mirrored(sys::borrow(fd), geometry.head, geometry.ring, false)?;
-        let lines = Lines { map: Arc::new(map), geometry };
+        let lines = Lines::new(map, geometry);
         let inbox = Inbox::new(geometry.ring)?;
         Ok(Consumer { lines, order: Reading::default(), inbox })
     }
@@ -310,17 +344,16 @@ impl Consumer {
         control(&self.lines.map)
     }
 
-    /// Whether a record is published.
+    /// The next record's header, if one is published. What it says is not checked yet.
     #[inline]
-    pub(crate) fn is_published(&self) -> bool {
-        self.order.peek(&self.lines).is_some()
+    fn published(&self) -> Option<Header> {
+        self.order.peek(&self.lines).map(Header::unpack)
     }
 
-    /// The next record's header, if one is published. `Err`: what is wrong with the record.
+    /// The same, checked. `Err`: what is wrong with the record.
     #[inline]
     pub(crate) fn peek(&self) -> Result<Option<Header>, String> {
-        let Some(word) = self.order.peek(&self.lines) else { return Ok(None) };
-        let header = Header::unpack(word);
+        let Some(header) = self.published() else { return Ok(None) };
         let len = header.len as usize;
         if len <= MAX_PAYLOAD && self.order.fits(&self.lines, lines_of(len)) {
             Ok(Some(header))
@@ -358,26 +391,37 @@ impl Consumer {
         fits.then(|| (self.payload().addr() as u64 + skip as u64, self.lines.map.clone() as Kept))
     }
 
-    /// A private copy of the whole payload of the next record, which stays until `release`. `None`: it
-    /// is longer than a record can be, or there is no room, which the check of `peek` rules out.
+    /// Takes the next record, if it is of this kind: a private copy of its whole payload, which stays until `release`.
+    /// `None` also if it is none that can be, which `peek` says.
     #[inline]
-    pub(crate) fn message(&mut self, len: u32) -> Option<View> {
-        let len = len as usize;
-        if len > MAX_PAYLOAD {
+    pub(crate) fn take(&mut self, kind: u8) -> Option<View> {
+        let header = self.published().filter(|header| header.kind == kind)?;
+        let (len, need) = (header.len as usize, lines_of(header.len as usize));
+        if len > MAX_PAYLOAD || !self.order.fits(&self.lines, need) {
             return None;
         }
         let src = self.payload();
         // SAFETY: `payload` is readable for so much.
-        unsafe { self.inbox.put(src, len) }
+        let bytes = unsafe { self.inbox.put(src, len) }?;
+        self.order.head += need;
+        Some(bytes)
+    }
+
+    /// Whether a record is published.
+    #[inline]
+    pub(crate) fn is_published(&self) -> bool {
+        self.published().is_some()
     }
 
     /// Steps behind a record of `len` payload bytes.
+    #[inline]
     pub(crate) fn advance(&mut self, len: u32) {
         self.order.head += lines_of(len as usize);
     }
 
     /// Lets go of everything read so far, the copies of messages as well; the peer learns it by
     /// `tell`.
+    #[inline]
     pub(crate) fn release(&mut self) {
         self.inbox.clear();
         self.order.release();

@@ -167,7 +167,9 @@ fn busy_links_do_not_starve_another() {
         for (other, &(_, ep)) in others.iter_mut().zip(&eps[..2]) {
             while other.write(ep, 1, mem(1 << 20), remote, None).is_ok() {}
         }
-        others.iter_mut().for_each(|other| other.poll(&mut Vec::new()));
+        for other in &mut others {
+            other.poll(&mut Vec::new());
+        }
         events.clear();
         hub.poll(&mut events);
         if events.iter().any(|e| matches!(e, Event::Message { ep, .. } if *ep == third)) {

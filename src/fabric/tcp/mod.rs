@@ -334,7 +334,7 @@ impl Adapter for TcpAdapter {
         sock.is_some_and(|s| sock::retransmits(s.as_fd()) >= LOST_AFTER)
     }
 
-    fn flush(&mut self) {
+    fn flush(&mut self) -> bool {
         for id in &self.busy {
             if let Some(e) = self.eps.get_mut(id) {
                 e.output(false, &self.shared.regions);
@@ -342,6 +342,7 @@ impl Adapter for TcpAdapter {
             }
         }
         self.settle();
+        self.has_moves()
     }
 
     fn leave_moves(&mut self) {
@@ -385,7 +386,7 @@ impl Adapter for TcpAdapter {
         self.service(id, events);
     }
 
-    fn poll(&mut self, events: &mut Vec<Event>) {
+    fn poll(&mut self, events: &mut Vec<Event>) -> bool {
         self.shared.held.clear();
         self.shared.aside.clear();
         self.shared.viewed = 0;
@@ -421,6 +422,7 @@ impl Adapter for TcpAdapter {
         if !self.busy.is_empty() {
             self.settle();
         }
+        self.has_moves()
     }
 
     fn arm(&mut self) -> bool {

@@ -121,7 +121,9 @@ impl Adapter for Limited {
     fn read(&mut self, _: EpId, _: u64, _: Mem, _: Remote) -> Result<(), PostError> {
         Err(PostError::QueueFull)
     }
-    fn poll(&mut self, _: &mut Vec<Event>) {}
+    fn poll(&mut self, _: &mut Vec<Event>) -> bool {
+        false
+    }
     fn arm(&mut self) -> bool {
         true
     }

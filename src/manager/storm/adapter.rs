@@ -244,11 +244,11 @@ impl Adapter for Disturbed {
         self.posting_done(ep, wr)
     }
 
-    fn flush(&mut self) {
-        self.inner.flush();
+    fn flush(&mut self) -> bool {
+        self.inner.flush()
     }
 
-    fn poll(&mut self, events: &mut Vec<Event>) {
+    fn poll(&mut self, events: &mut Vec<Event>) -> bool {
         self.stale = std::mem::take(&mut self.shown);
         self.stale.iter_mut().for_each(|bytes| bytes.fill(0xEE));
         let mut new = Vec::new();
@@ -272,6 +272,7 @@ impl Adapter for Disturbed {
                 events.push(event);
             }
         }
+        self.has_moves()
     }
 
     fn leave_moves(&mut self) {

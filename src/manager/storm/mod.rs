@@ -296,7 +296,7 @@ fn is_quiet(manager: &Manager, luck: &Luck) -> bool {
     let w = &core.world;
     let idle = core.engine.outstanding() == (0, 0) && core.engine.waiting() == (0, 0);
     let none = w.dying.is_empty() && w.parked.is_empty() && w.held_back.is_empty();
-    let done = w.work.is_empty() && w.jobs.is_empty() && w.inline.is_empty();
+    let done = !w.has_work() && w.jobs.is_empty() && w.inline.works.is_empty();
     idle && none && done && w.buffers == 0 && luck.open == 0
 }
 
