@@ -1,6 +1,8 @@
-//! What the library asks of the system beyond any one part: threads and signals.
+//! What the library asks of the system beyond any one part: threads, their order, and signals.
 
 use std::io;
+use std::sync::OnceLock;
+use std::sync::atomic::{Ordering, fence};
 use std::thread::JoinHandle;
 
 /// A counter that rises steadily, at some fixed rate; cheap to read.
@@ -14,6 +16,24 @@ pub fn ticks() -> u64 {
         static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
         START.get_or_init(std::time::Instant::now).elapsed().as_nanos() as u64
     }
+}
+
+fn membarrier(command: libc::c_int) -> bool {
+    // SAFETY: no pointers.
+    unsafe { libc::syscall(libc::SYS_membarrier, command, 0) == 0 }
+}
+
+/// Whether the system can be asked to order what other threads do: see [`order_others`].
+pub fn orders_others() -> bool {
+    static CAN: OnceLock<bool> = OnceLock::new();
+    *CAN.get_or_init(|| membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED))
+}
+
+/// Afterwards what this thread stored before is seen by every load that other threads make, and what they stored before
+/// such a load is seen here. False: the system refuses.
+pub fn order_others() -> bool {
+    fence(Ordering::SeqCst);
+    membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED)
 }
 
 /// Signals that a thread raises by its own fault: blocked, they would kill the process without the application's

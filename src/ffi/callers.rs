@@ -17,6 +17,7 @@ use std::time::Duration;
 use parking_lot::RwLock;
 
 use super::handle::rdma_mgr;
+use crate::os;
 use crate::thread::Thread;
 
 /// Handles that one thread is inside of, by calls in callbacks of calls; more hold the lock.
@@ -54,14 +55,9 @@ impl Own {
 
 /// Asks the system to order what other threads do, for [`order`]. Before a handle is made.
 pub(super) fn prepare() {
-    if membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) {
+    if os::orders_others() {
         ORDERS.store(true, Ordering::Relaxed);
     }
-}
-
-fn membarrier(command: libc::c_int) -> bool {
-    // SAFETY: no pointers.
-    unsafe { libc::syscall(libc::SYS_membarrier, command, 0) == 0 }
 }
 
 /// A handle noted in a place of this thread, until it is dropped.
@@ -155,8 +151,7 @@ pub(super) fn wait_for_calls(handle: &rdma_mgr) {
 /// such a load is seen here.
 fn order() {
     fence(Ordering::SeqCst);
-    let asked = ORDERS.load(Ordering::Relaxed);
-    if asked && !membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED) {
+    if ORDERS.load(Ordering::Relaxed) && !os::order_others() {
         // Somebody has forbidden it since.
         std::thread::sleep(LATE);
     }

@@ -399,7 +399,7 @@ pub(super) unsafe fn touch(addr: u64, len: u64, write: bool) {
     }
     let last = addr + len - 1;
     let mut at = addr;
-    loop {
+    while at <= last {
         let byte = at as *mut u8;
         if write {
             // SAFETY: by the caller; a byte has any alignment.
@@ -411,9 +411,6 @@ pub(super) unsafe fn touch(addr: u64, len: u64, write: bool) {
             // SAFETY: by the caller.
             unsafe { byte.read_volatile() };
         }
-        if at == last {
-            return;
-        }
-        at = ((at & !(PAGE - 1)) + PAGE).min(last);
+        at = (at & !(PAGE - 1)) + PAGE;
     }
 }

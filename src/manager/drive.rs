@@ -179,7 +179,7 @@ impl Manager {
     /// The same on this thread, whose log messages wait already.
     #[inline]
     pub(super) fn turn_on(&self, thread: Thread) -> u32 {
-        self.turn_locked(self.core.lock(), thread)
+        self.turn_locked(self.core.lock_on(thread), thread)
     }
 
     /// The progress thread's turn; `None`: a caller drives, and the thread has parked for a while.

@@ -4,6 +4,7 @@ use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 use super::wheel::{Ground, Next, Wake, Wheel};
+use crate::thread::Thread;
 
 /// What lies behind the lock.
 #[derive(Debug)]
@@ -27,8 +28,8 @@ pub trait Platform {
     /// What was ready after a sleep.
     type Ready;
 
-    /// Takes the lock.
-    fn raw_lock(&self) -> Self::Guard<'_>;
+    /// Takes the lock on this thread.
+    fn raw_lock(&self, thread: Thread) -> Self::Guard<'_>;
     /// Sleeps on the descriptors, without the lock.
     fn wait(&self, timeout: Duration) -> Self::Ready;
     /// Wakes who sleeps on the descriptors; lasts until `drain`.
@@ -45,12 +46,20 @@ pub trait Platform {
     fn grant(&self, caller: &Self::Waiter);
 
     /// Takes the lock; what is given back settles the wheel when it is released.
-    #[inline]
     fn locked(&self) -> Locked<'_, Self>
     where
         Self: Sized,
     {
-        Locked { guard: self.raw_lock(), after: After { platform: self, wake: None } }
+        self.locked_on(Thread::this())
+    }
+
+    /// The same on this thread.
+    #[inline]
+    fn locked_on(&self, thread: Thread) -> Locked<'_, Self>
+    where
+        Self: Sized,
+    {
+        Locked { guard: self.raw_lock(thread), after: After { platform: self, wake: None } }
     }
 
     /// Carries out what a release found to be done.

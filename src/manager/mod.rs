@@ -2,7 +2,7 @@
 //!
 //! One lock guards the engine and its world; callbacks run outside of it. Files: `core` (one turn), `dials` (connections
 //! as they come and go), `clock`, `world` (what engine and handshake act on), `wheel` (who drives and who sleeps: the
-//! wake-up protocol), `lock` and `seam` (the lock whose release holds it), `drive` (the drivers' loops), `spin` (before
+//! wake-up protocol), `lock` and `seam` (the lock whose release holds it), `bias` (what it costs its usual holder), `drive` (the drivers' loops), `spin` (before
 //! sleep), `deliver` (callbacks), `memory` (registered regions), `report` (statistics, metrics, trace), `sys` (system
 //! calls).
 
@@ -27,6 +27,7 @@ use crate::observe::{Stats, Trace};
 use crate::status::{Code, Reason, Status};
 use crate::thread::Thread;
 
+mod bias;
 mod clock;
 mod copies;
 mod core;
@@ -159,7 +160,7 @@ impl Manager {
     /// sleeps, if there is something for it.
     fn call<R>(&self, f: impl FnOnce(&mut Core) -> R) -> R {
         let thread = Thread::this();
-        let mut guard = self.core.lock();
+        let mut guard = self.core.lock_on(thread);
         let core = &mut *guard;
         core.world.tick();
         let _speaking = core.speaker.speak_on(thread);

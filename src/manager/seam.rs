@@ -5,14 +5,16 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::Condvar;
 
+use super::bias::{Biased, Guard};
 use super::core::Core;
 use super::drive::Caller;
 use super::lock::{Locked, Platform, Shared};
 use super::sys::{Epoll, EventFd, Tag, TimerFd};
 use super::wheel::Wheel;
 use crate::status::Status;
+use crate::thread::Thread;
 
 /// The application's descriptor: readable while something is due or has arrived.
 struct Watch {
@@ -24,7 +26,7 @@ struct Watch {
 
 /// See the module's text.
 pub struct Seam {
-    mutex: Mutex<Shared<Core, Caller>>,
+    mutex: Biased<Shared<Core, Caller>>,
     epoll: Arc<Epoll>,
     wake: EventFd,
     unpark: Condvar,
@@ -36,14 +38,20 @@ impl Seam {
     pub fn new(core: Core, epoll: Arc<Epoll>, thread: bool) -> Result<Seam, Status> {
         let wake = EventFd::new()?;
         epoll.add(wake.fd(), Tag::Wake)?;
-        let mutex = Mutex::new(Shared { ground: core, wheel: Wheel::new(thread) });
+        // A progress thread and callers take turns, and it parks on the mutex.
+        let mutex = Biased::new(Shared { ground: core, wheel: Wheel::new(thread) }, !thread);
         Ok(Seam { mutex, epoll, wake, unpark: Condvar::new(), watch: OnceLock::new() })
     }
 
     /// Takes the lock.
-    #[inline]
     pub fn lock(&self) -> Locked<'_, Seam> {
         self.locked()
+    }
+
+    /// The same on this thread.
+    #[inline]
+    pub fn lock_on(&self, thread: Thread) -> Locked<'_, Seam> {
+        self.locked_on(thread)
     }
 
     /// The application's descriptor, which from now on is armed by every turn.
@@ -88,12 +96,12 @@ impl Seam {
 impl Platform for Seam {
     type Ground = Core;
     type Waiter = Caller;
-    type Guard<'a> = MutexGuard<'a, Shared<Core, Caller>>;
+    type Guard<'a> = Guard<'a, Shared<Core, Caller>>;
     type Ready = Vec<Tag>;
 
     #[inline]
-    fn raw_lock(&self) -> Self::Guard<'_> {
-        self.mutex.lock()
+    fn raw_lock(&self, thread: Thread) -> Self::Guard<'_> {
+        self.mutex.lock(thread)
     }
 
     fn wait(&self, timeout: Duration) -> Vec<Tag> {
@@ -120,11 +128,13 @@ impl Platform for Seam {
     }
 
     fn park<'a>(&'a self, guard: &mut Self::Guard<'a>, limit: Option<Duration>) {
-        match limit {
-            Some(limit) => {
-                self.unpark.wait_for(guard, limit);
+        // Where there is a thread that parks, the lock has no owner.
+        match (guard.mutex(), limit) {
+            (Some(mutex), Some(limit)) => {
+                self.unpark.wait_for(mutex, limit);
             }
-            None => self.unpark.wait(guard),
+            (Some(mutex), None) => self.unpark.wait(mutex),
+            (None, _) => {}
         }
     }
 

@@ -9,6 +9,7 @@ use loom::thread;
 
 use super::super::lock::{Locked, Platform, Shared, Sitting, sleep};
 use super::{Ground, Wheel};
+use crate::thread::Thread;
 
 /// An adapter as its peer sees it, and the descriptors that a sleeper waits on.
 #[derive(Default)]
@@ -100,7 +101,7 @@ impl Platform for Model {
     /// Whether it was signalled.
     type Ready = bool;
 
-    fn raw_lock(&self) -> Guard<'_> {
+    fn raw_lock(&self, _: Thread) -> Guard<'_> {
         Guard(Some(self.core.lock().unwrap()))
     }
     fn wait(&self, _timeout: Duration) -> bool {
@@ -266,7 +267,7 @@ fn r01_the_model_finds_a_turn_that_forgets_the_sleeper() {
         let model = Model::new(true);
         let sleeper = thread::spawn(move || model.thread(1));
         // Not by `locked`: the release settles nothing.
-        model.raw_lock().ground.turn();
+        model.raw_lock(Thread::this()).ground.turn();
         model.arrive();
         sleeper.join().unwrap();
     });
