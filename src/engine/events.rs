@@ -18,7 +18,7 @@ impl Engine {
             self.on_same_content(fx, ch, index, content);
         } else if let Some((r, credits)) = message::usual_request(bytes) {
             channel.on_received(fx.now(), credits);
-            self.on_request(fx, ch, r);
+            self.on_usual_request(fx, ch, r);
         } else {
             self.on_any_message(fx, ch, bytes);
         }
@@ -53,14 +53,9 @@ impl Engine {
         }
     }
 
-    #[inline(never)]
-    fn on_long_request(&mut self, fx: &mut impl Fx, ch: ChanId, r: message::Request<'_>) {
-        self.on_request(fx, ch, r);
-    }
-
     fn dispatch(&mut self, fx: &mut impl Fx, ch: ChanId, message: Message<'_>) {
         match message {
-            Message::Request(r) => self.on_long_request(fx, ch, r),
+            Message::Request(r) => self.on_request(fx, ch, r),
             Message::Content(c) => self.on_content(fx, ch, c),
             Message::Meta(m) => self.on_meta(fx, ch, m),
             Message::ReRequest { response, dst, len } => {

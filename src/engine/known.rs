@@ -130,7 +130,7 @@ impl Peers {
     /// The same for who asks often.
     #[inline]
     pub fn find_again(&mut self, name: &str) -> Option<u32> {
-        if self.slab.get(self.last).is_none_or(|p| *p.name != *name) {
+        if self.slab.get(self.last).is_none_or(|p| p.name != *name) {
             self.last = self.find(name)?;
         }
         Some(self.last)

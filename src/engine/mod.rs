@@ -274,17 +274,21 @@ impl Engine {
         }
     }
 
+    /// Whether there is such a device.
+    #[inline]
+    fn check_device(&self, device: u32) -> Result<(), Status> {
+        if device == 0 { Ok(()) } else { self.device(device).map(drop) }
+    }
+
     fn ending() -> Status {
         let status = Status::new(Code::Cancelled, "the manager is being destroyed");
         status.because(crate::status::Reason::Cancelled)
     }
 
+    #[inline]
     fn check_key(key: &[u8]) -> Result<(), Status> {
         if key.is_empty() || key.len() > MAX_KEY_LEN {
-            return Err(Status::invalid(format!(
-                "key of {} bytes, 1 to {MAX_KEY_LEN} are allowed",
-                key.len()
-            )));
+            return Err(bad_key(key.len()));
         }
         Ok(())
     }
@@ -415,6 +419,11 @@ impl Engine {
             fx.run(Work::SendDone { done, result, info, of, inline, memory });
         }
     }
+}
+
+#[cold]
+fn bad_key(len: usize) -> Status {
+    Status::invalid(format!("key of {len} bytes, 1 to {MAX_KEY_LEN} are allowed"))
 }
 
 /// The beginning of a text, up to so many bytes.

@@ -37,7 +37,13 @@ impl Owing {
         }
     }
 
-    /// Takes one in that is not there; after [`Grows::fits`].
+    /// Whether the next place that this request takes needs no memory.
+    #[inline]
+    pub fn has_place(&self, request: u32) -> bool {
+        self.direct.get(request as usize % DIRECT).is_some_and(|place| place.1 == NONE)
+    }
+
+    /// Takes one in that is not there; after [`Grows::fits`], or where it [has a place](Self::has_place).
     #[inline]
     pub fn insert(&mut self, request: u32, response: u32) {
         self.len += 1;

@@ -457,10 +457,66 @@ pub fn content_of(len: usize, meta: &Meta) -> Status {
     Status::invalid(format!("{text} {len} bytes of content, its metadata says {}", meta.nbytes))
 }
 
-/// Reads a TENSOR_REQUEST as it mostly is: without exposed memory and checksum, and with few dimensions, if any. With the
-/// credits that it returns. `None`: it is something else, or malformed, which [`decode`] tells.
+/// A TENSOR_REQUEST as it mostly is: without exposed memory and checksum, and with few dimensions, if any.
+#[derive(Clone, Copy, Debug)]
+pub struct UsualRequest<'a> {
+    /// The receiver's request index.
+    pub index: u32,
+    /// Step.
+    pub step: i64,
+    /// The metadata in the receiver's cache.
+    pub cached: Option<UsualMeta<'a>>,
+    /// Key.
+    pub key: &'a [u8],
+}
+
+/// Metadata where it lies in a message, checked.
+#[derive(Clone, Copy, Debug)]
+pub struct UsualMeta<'a> {
+    dtype: u32,
+    flags: u32,
+    nbytes: u64,
+    dims: &'a [[u8; 8]],
+}
+
+impl UsualMeta<'_> {
+    /// A copy, if there is memory for the dimensions.
+    #[inline(always)]
+    pub fn read(&self) -> Option<Meta> {
+        let UsualMeta { dtype, flags, nbytes, dims } = *self;
+        let mut meta = Meta { dtype, flags, dims: Default::default(), nbytes };
+        if dims.is_empty() || self.read_dims(&mut meta) { Some(meta) } else { None }
+    }
+
+    #[inline(never)]
+    fn read_dims(&self, meta: &mut Meta) -> bool {
+        let room = meta.dims.try_reserve(self.dims.len()).is_ok();
+        if room {
+            meta.dims.extend(self.dims.iter().map(|d| i64::from_le_bytes(*d)));
+        }
+        room
+    }
+
+    /// Whether it is the same.
+    #[inline]
+    pub fn is(&self, meta: &Meta) -> bool {
+        let same = (self.dtype, self.flags, self.nbytes) == (meta.dtype, meta.flags, meta.nbytes);
+        let mut both = self.dims.iter().zip(&meta.dims);
+        same && self.dims.len() == meta.dims.len()
+            && both.all(|(d, m)| i64::from_le_bytes(*d) == *m)
+    }
+
+    /// How many dimensions it has.
+    #[inline]
+    pub fn ndims(&self) -> usize {
+        self.dims.len()
+    }
+}
+
+/// Reads a [`UsualRequest`], with the credits that it returns. `None`: it is something else, or malformed, which
+/// [`decode`] tells.
 #[inline(always)]
-pub fn usual_request(bytes: &[u8]) -> Option<(Request<'_>, u16)> {
+pub fn usual_request(bytes: &[u8]) -> Option<(UsualRequest<'_>, u16)> {
     let (&[kind, flags, c0, c1, i0, i1, i2, i3, ref step @ ..], rest) =
         bytes.split_first_chunk::<16>()?;
     let (cached, key) = match flags {
@@ -472,33 +528,25 @@ pub fn usual_request(bytes: &[u8]) -> Option<(Request<'_>, u16)> {
         return None;
     }
     let (index, step) = (u32::from_le_bytes([i0, i1, i2, i3]), i64::from_le_bytes(*step));
-    let (dst, any_meta, checksum) = (None, false, false);
-    let request = Request { index, step, dst, any_meta, checksum, cached, key };
-    Some((request, u16::from_le_bytes([c0, c1])))
+    Some((UsualRequest { index, step, cached, key }, u16::from_le_bytes([c0, c1])))
 }
 
 /// Reads metadata of few dimensions, and what is behind it.
 #[inline(always)]
-fn usual_meta(bytes: &[u8]) -> Option<(Meta, &[u8])> {
+fn usual_meta(bytes: &[u8]) -> Option<(UsualMeta<'_>, &[u8])> {
     let (&[d0, d1, d2, d3, flags, ndims, ref n @ ..], rest) = bytes.split_first_chunk::<14>()?;
     let (dtype, nbytes) = (u32::from_le_bytes([d0, d1, d2, d3]), u64::from_le_bytes(*n));
     // Not dead, about which there is more to be checked.
     if u32::from(flags) & !TENSOR_SERIALIZED != 0 || usize::from(ndims) > SHORT_DIMS {
         return None;
     }
-    let (these, rest) = rest.split_at_checked(8 * usize::from(ndims))?;
-    let mut meta = Meta { dtype, flags: u32::from(flags), dims: Default::default(), nbytes };
-    if ndims > 0 {
-        let (these, _) = these.as_chunks::<8>();
-        for d in these {
-            let d = i64::from_le_bytes(*d);
-            if d < 0 || !crate::room::Grows::fits(&mut meta.dims, 1) {
-                return None;
-            }
-            meta.dims.push(d);
-        }
+    let (dims, rest) = rest.split_at_checked(8 * usize::from(ndims))?;
+    let (dims, _) = dims.as_chunks::<8>();
+    // Negative ones.
+    if dims.iter().any(|d| d[7] & 0x80 != 0) {
+        return None;
     }
-    Some((meta, rest))
+    Some((UsualMeta { dtype, flags: u32::from(flags), nbytes, dims }, rest))
 }
 
 /// Reads a TENSOR_CONTENT as it mostly is: without checksum and metadata. The request's index and the content, with the
@@ -566,6 +614,11 @@ pub fn fuzz_message(bytes: &[u8]) {
     };
     // The short ways read the same.
     if let Some((r, returned)) = request {
+        let UsualRequest { index, step, cached, key } = r;
+        let meta = cached.and_then(|cached| cached.read());
+        assert!(cached.is_none_or(|cached| meta.as_ref().is_some_and(|meta| cached.is(meta))));
+        let (dst, any_meta, checksum) = (None, false, false);
+        let r = Request { index, step, dst, any_meta, checksum, cached: meta, key };
         assert_eq!((Message::Request(r), returned), (message.clone(), credits));
     }
     if let Some((index, content, returned)) = content {

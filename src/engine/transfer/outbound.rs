@@ -57,7 +57,12 @@ impl Asked {
     /// too.
     pub fn cost(&self, key: &[u8]) -> usize {
         let regions = self.dst.as_ref().map_or(0, |(place, _)| place.rkeys.rest().len());
-        let dims = self.cached.as_ref().map_or(0, |meta| meta.dims.len());
+        Asked::cost_of(key, regions, self.cached.as_ref().map_or(0, |meta| meta.dims.len()))
+    }
+
+    /// The same by its parts.
+    #[inline]
+    pub fn cost_of(key: &[u8], regions: usize, dims: usize) -> usize {
         size_of::<Response>() + 2 * key.len() + 16 * regions + 8 * dims
     }
 

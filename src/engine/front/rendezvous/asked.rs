@@ -6,69 +6,153 @@ use super::{Named, RecvOutcome, Waiter, public_id};
 use crate::engine::channel::ChanId;
 use crate::engine::list::Links;
 use crate::engine::slab::CAPACITY;
+use crate::engine::transfer::ending::source_memory;
 use crate::engine::transfer::outbound::{Asked, RState, Response, To, response_in_step};
 use crate::engine::{Engine, Fx, Work, seal};
-use crate::protocol::message;
+use crate::protocol::message::{self, UsualMeta, UsualRequest};
 use crate::status::{Code, Status};
 
 impl Engine {
+    /// TENSOR_REQUEST arrived, as it mostly is.
+    #[inline]
+    pub(in crate::engine) fn on_usual_request(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        r: UsualRequest<'_>,
+    ) {
+        let to = To { ch, request: r.index, checksum: false };
+        let UsualRequest { key, step, cached, .. } = r;
+        let Some(peer) = self.is_asked(fx, to) else { return };
+        if self.source.is_some() {
+            return self.look_up(fx, peer, usually_asked(to, cached), key, step);
+        }
+        match self.table.recv(key, step, self.settings.tolerate_dup_recv) {
+            RecvOutcome::Nobody(free) => {
+                let cost = Asked::cost_of(key, 0, cached.map_or(0, |meta| meta.ndims()));
+                // Made where it will lie: it is long.
+                let asked = || usually_asked(to, cached);
+                self.wait_for_tensor(fx, peer, to, cost, key, step, free, asked);
+            }
+            RecvOutcome::Matched(sent) => {
+                let same = cached.is_some_and(|meta| meta.is(&sent.tensor.meta));
+                if self.eager_at_once(fx, to, &sent.tensor.meta, &sent.content, same) {
+                    let (of, memory) = (self.traced(fx, key, step), source_memory(&sent.tensor));
+                    self.sent_at_once(fx, ch, sent.done, memory, sent.tensor.meta.nbytes, of);
+                } else {
+                    self.respond(fx, usually_asked(to, cached), key, step, sent);
+                }
+            }
+            other => self.refuse_asked_for(fx, to, key, step, other),
+        }
+    }
+
     /// TENSOR_REQUEST arrived.
-    #[inline(always)]
     pub(in crate::engine) fn on_request(
         &mut self,
         fx: &mut impl Fx,
         ch: ChanId,
         r: message::Request<'_>,
     ) {
-        let now = fx.now();
-        let Some(c) = self.channels.get_mut(ch) else { return };
-        let peer = c.peer;
-        if c.seal.is_some() != r.checksum {
-            let text = "a request that does not ask for a checksum, or asks where there are none";
-            return self.violation(ch, seal::loss(text.into()));
-        }
-        if c.responses.get(r.index).is_some() {
-            return self.violation(ch, Status::invalid("request index in use"));
-        }
-        c.used = now;
-        c.counters.requests_received.add(1);
-        self.happened += 1;
         let to = To { ch, request: r.index, checksum: r.checksum };
-        if let Err(status) = self.admit(fx).and_then(|()| self.room_to_owe(ch)) {
-            return self.send_error(fx, ch, to.request, &status);
-        }
-        let (key, step) = (r.key, r.step);
-        let (dst, any_meta, cached) = (r.dst, r.any_meta, r.cached);
-        let asked = Asked { to, dst, any_meta, cached, granted: false };
-        if self.source.is_some() && !self.table.has_tensor(key, step) {
-            return self.ask_runtime(fx, peer, asked, key, step);
-        }
-        match self.table.recv(key, step, self.settings.tolerate_dup_recv) {
-            RecvOutcome::Matched(sent) => self.respond(fx, asked, key, step, sent),
-            RecvOutcome::Nobody(free) => self.wait_for_tensor(fx, peer, asked, key, step, free),
-            RecvOutcome::Duplicate => {
-                let text = format!(
-                    "duplicate receive: a request for '{}' of step {step} waits already",
-                    crate::shown::key(key)
-                );
-                self.send_error(fx, ch, to.request, &Status::new(Code::Aborted, text));
-            }
-            RecvOutcome::Refused(status) => self.send_error(fx, ch, to.request, &status),
+        if let Some(peer) = self.is_asked(fx, to) {
+            let (dst, any_meta, cached) = (r.dst, r.any_meta, r.cached);
+            let asked = Asked { to, dst, any_meta, cached, granted: false };
+            self.look_up(fx, peer, asked, r.key, r.step);
         }
     }
 
+    /// Notes that a peer asks, and makes room for what comes of it; who asks. `None`: it must not, or there is none.
+    #[inline(always)]
+    fn is_asked(&mut self, fx: &mut impl Fx, to: To) -> Option<u32> {
+        let now = fx.now();
+        let c = self.channels.get_mut(to.ch)?;
+        let peer = c.peer;
+        if c.seal.is_some() != to.checksum || c.responses.get(to.request).is_some() {
+            self.must_not_ask(to);
+            return None;
+        }
+        c.used = now;
+        c.counters.requests_received.add(1);
+        let has_place = c.responses.has_place(to.request);
+        self.happened += 1;
+        let mut room = self.admit(fx);
+        if !has_place && room.is_ok() {
+            room = self.room_to_owe(to.ch);
+        }
+        match room {
+            Ok(()) => Some(peer),
+            Err(status) => {
+                self.send_error(fx, to.ch, to.request, &status);
+                None
+            }
+        }
+    }
+
+    #[cold]
+    fn must_not_ask(&mut self, to: To) {
+        let status = if self.sealed(to.ch) == to.checksum {
+            Status::invalid("request index in use")
+        } else {
+            let text = "a request that does not ask for a checksum, or asks where there are none";
+            seal::loss(text.into())
+        };
+        self.violation(to.ch, status);
+    }
+
+    /// Looks for what was asked: it goes out, or is waited for.
+    #[inline(never)]
+    fn look_up(&mut self, fx: &mut impl Fx, peer: u32, asked: Asked, key: &[u8], step: i64) {
+        if self.source.is_some() && !self.table.has_tensor(key, step) {
+            return self.ask_runtime(fx, peer, asked, key, step);
+        }
+        let to = asked.to;
+        match self.table.recv(key, step, self.settings.tolerate_dup_recv) {
+            RecvOutcome::Matched(sent) => self.respond(fx, asked, key, step, sent),
+            RecvOutcome::Nobody(free) => {
+                let cost = asked.cost(key);
+                self.wait_for_tensor(fx, peer, to, cost, key, step, free, || asked);
+            }
+            other => self.refuse_asked_for(fx, to, key, step, other),
+        }
+    }
+
+    #[cold]
+    fn refuse_asked_for(
+        &mut self,
+        fx: &mut impl Fx,
+        to: To,
+        key: &[u8],
+        step: i64,
+        why: RecvOutcome,
+    ) {
+        let status = match why {
+            RecvOutcome::Refused(status) => status,
+            _ => {
+                let key = crate::shown::key(key);
+                let text = format!(
+                    "duplicate receive: a request for '{key}' of step {step} waits already"
+                );
+                Status::new(Code::Aborted, text)
+            }
+        };
+        self.send_error(fx, to.ch, to.request, &status);
+    }
+
     /// The tensor is not there: a response takes what was asked, and waits in the table, which keeps its key.
-    #[inline]
+    #[allow(clippy::too_many_arguments, reason = "the facts of one request")]
+    #[inline(always)]
     fn wait_for_tensor(
         &mut self,
         fx: &mut impl Fx,
         peer: u32,
-        asked: Asked,
+        to: To,
+        cost: usize,
         key: &[u8],
         step: i64,
         free: Free,
+        asked: impl FnOnce() -> Asked,
     ) {
-        let (to, cost) = (asked.to, asked.cost(key));
         if self.has_too_many_waiting(peer, cost) {
             self.table.leave(free, step);
             return self.refuse_too_many(fx, peer, to);
@@ -81,7 +165,7 @@ impl Engine {
         self.next_id += 1;
         let named = Named { id, key: Key::default(), step, in_step: Links::default() };
         let state = RState::Waiting(free.hash());
-        let index = vacancy.fill(Response::new(peer, named, asked, state, cost));
+        let index = vacancy.fill(Response::new(peer, named, asked(), state, cost));
         self.table.wait(free, key, step, Waiter::Remote(index));
         let members = self.table.members(step);
         members.responses.push(&mut self.responses, response_in_step, index);
@@ -219,4 +303,11 @@ impl Engine {
         );
         Status::new(Code::ResourceExhausted, text)
     }
+}
+
+/// What a usual request asks for.
+#[inline(always)]
+fn usually_asked(to: To, cached: Option<UsualMeta<'_>>) -> Asked {
+    let cached = cached.and_then(|cached| cached.read());
+    Asked { to, dst: None, any_meta: false, cached, granted: false }
 }

@@ -36,7 +36,7 @@ impl Engine {
             return Err(Self::ending());
         }
         Self::check_key(key)?;
-        self.device(options.device)?;
+        self.check_device(options.device)?;
         if let Some(status) = self.table.aborted(step) {
             return Err(status.clone());
         }
@@ -89,7 +89,7 @@ impl Engine {
     }
 
     /// What is known of a receive from a peer before it is asked for.
-    #[inline]
+    #[inline(always)]
     fn known(&mut self, peer: u32, key: &[u8], target: &Target) -> Known {
         let Some(p) = self.peers.get_mut(peer) else { return Known { meta: None, ch: None } };
         let cached = p.cache.get(key);
@@ -114,7 +114,7 @@ impl Engine {
     #[inline]
     fn sender(&mut self, name: Option<&str>) -> Result<Option<u32>, Status> {
         match name {
-            Some(name) if *self.name != *name => match self.peers.find_again(name) {
+            Some(name) if self.name != *name => match self.peers.find_again(name) {
                 Some(peer) => Ok(Some(peer)),
                 None => Err(unknown_peer(name)),
             },

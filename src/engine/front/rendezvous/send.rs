@@ -5,8 +5,8 @@ use super::{Meeting, Sent, Waiter};
 use crate::api::*;
 use crate::engine::channel::ChanId;
 use crate::engine::transfer::ending::{source_memory, traced};
-use crate::engine::transfer::outbound::{Asked, Content, RState, Source};
-use crate::engine::{Engine, Fx, Offer, Work};
+use crate::engine::transfer::outbound::{Asked, Content, RState, Response, Source, To};
+use crate::engine::{Due, Engine, Fx, Offer, Work};
 use crate::status::{Code, Reason, Status};
 
 impl Engine {
@@ -19,12 +19,11 @@ impl Engine {
         offer: Offer<'_>,
         timeout: Option<u64>,
     ) -> Result<(), Status> {
-        let Offer { tensor, content, done } = offer;
         if self.closing {
             return Err(Self::ending());
         }
         Self::check_key(key)?;
-        self.device(tensor.device)?;
+        self.check_device(offer.tensor.device)?;
         self.admit(fx)?;
         let deadline = timeout.map_or(u64::MAX, |t| fx.now().saturating_add(t));
         let waiter = match self.table.meet(key, step) {
@@ -50,17 +49,62 @@ impl Engine {
                 ));
             }
         };
-        let done = done.map(|done| self.due(done));
-        let sent = Sent { tensor, content: Content::new(), done, deadline };
         match waiter {
-            Ok(Waiter::Remote(index)) => self.answer_here(fx, index, sent, content),
-            Ok(Waiter::Local(index)) => self.deliver_local(fx, index, sent),
+            Ok(Waiter::Remote(index)) => self.answer_offer(fx, index, offer, deadline),
+            Ok(Waiter::Local(index)) => {
+                let (sent, _) = self.taken(offer, deadline);
+                self.deliver_local(fx, index, sent);
+            }
             Err(free) => {
                 self.next_deadline = self.next_deadline.min(deadline);
+                let (sent, content) = self.taken(offer, deadline);
                 self.table.store(free, step, sent, content);
             }
         }
         Ok(())
+    }
+
+    /// A tensor that the application offers is the engine's from now on, with the copy of its content that the call made.
+    #[inline(always)]
+    fn taken<'a>(&self, offer: Offer<'a>, deadline: u64) -> (Sent, &'a [u8]) {
+        let Offer { tensor, content, done } = offer;
+        let done = done.map(|done| self.due(done));
+        (Sent { tensor, content: Content::new(), done, deadline }, content)
+    }
+
+    /// A response meets what is offered. Mostly it goes out at once, from where it is: it is long.
+    #[inline(always)]
+    fn answer_offer(&mut self, fx: &mut impl Fx, index: u32, offer: Offer<'_>, deadline: u64) {
+        let (meta, content) = (&offer.tensor.meta, offer.content);
+        let usual = |r: &&Response| !r.asked.too_short(meta.nbytes);
+        if let Some(r) = self.responses.get(index).filter(usual) {
+            let (to, same) = (r.asked.to, r.asked.cached.as_ref() == Some(meta));
+            if self.eager_at_once(fx, to, meta, content, same) {
+                let memory = source_memory(&offer.tensor);
+                let done = offer.done.map(|done| self.due(done));
+                return self.answered_at_once(fx, index, to, done, memory, meta.nbytes);
+            }
+        }
+        let (sent, content) = self.taken(offer, deadline);
+        self.answer(fx, index, sent, content);
+    }
+
+    /// The content that a response waited for has left in a message.
+    #[inline]
+    fn answered_at_once(
+        &mut self,
+        fx: &mut impl Fx,
+        index: u32,
+        to: To,
+        done: Option<Due<OnSend>>,
+        memory: (u64, u64),
+        bytes: u64,
+    ) {
+        let named = self.responses.get(index).map(|r| &r.named);
+        let of = if fx.tracing() { named.and_then(traced) } else { None };
+        self.forget(index);
+        self.sent_at_once(fx, to.ch, done, memory, bytes, of);
+        self.settle(fx, to.ch);
     }
 
     /// A waiter has left the table, which kept a response's key.
@@ -78,7 +122,6 @@ impl Engine {
     }
 
     /// A response has its tensor; `content`: a copy of what is in it, or nothing.
-    #[inline(never)]
     pub(in crate::engine) fn answer(
         &mut self,
         fx: &mut impl Fx,
@@ -86,27 +129,18 @@ impl Engine {
         sent: Sent,
         content: &[u8],
     ) {
-        self.answer_here(fx, index, sent, content);
-    }
-
-    /// The same, in the place of the call: what a send gives is long, and is not to be moved from hand to hand.
-    #[inline(always)]
-    fn answer_here(&mut self, fx: &mut impl Fx, index: u32, sent: Sent, content: &[u8]) {
         let Some(r) = self.responses.get(index) else { return };
-        if r.asked.too_short(sent.tensor.meta.nbytes) {
+        let meta = &sent.tensor.meta;
+        if r.asked.too_short(meta.nbytes) {
             return self.answer_next(fx, index, sent);
         }
-        let to = r.asked.to;
-        let same = r.asked.cached.as_ref() == Some(&sent.tensor.meta);
-        if self.eager_at_once(fx, to, &sent, same, content) {
-            let of = if fx.tracing() {
-                self.responses.get(index).and_then(|r| traced(&r.named))
-            } else {
-                None
-            };
-            self.forget(index);
-            self.sent_at_once(fx, to.ch, sent, of);
-        } else if let Some(r) = self.responses.get_mut(index) {
+        let (to, same) = (r.asked.to, r.asked.cached.as_ref() == Some(meta));
+        let own = if content.is_empty() { &sent.content[..] } else { content };
+        if self.eager_at_once(fx, to, meta, own, same) {
+            let (memory, bytes) = (source_memory(&sent.tensor), meta.nbytes);
+            return self.answered_at_once(fx, index, to, sent.done, memory, bytes);
+        }
+        if let Some(r) = self.responses.get_mut(index) {
             r.state = RState::Ready;
             r.source = Some(Source::new(sent, fx.now()));
             self.go(fx, index, content);
@@ -132,9 +166,9 @@ impl Engine {
                 Some((Waiter::Local(index), sent)) => self.deliver_local(fx, index, sent),
                 None => {}
             }
-        } else if self.eager_at_once(fx, to, &sent, same, &[]) {
-            let of = self.traced(fx, key, step);
-            self.sent_at_once(fx, to.ch, sent, of);
+        } else if self.eager_at_once(fx, to, &sent.tensor.meta, &sent.content, same) {
+            let (of, memory) = (self.traced(fx, key, step), source_memory(&sent.tensor));
+            self.sent_at_once(fx, to.ch, sent.done, memory, nbytes, of);
         } else {
             match self.insert_response(asked, key, step, RState::Ready) {
                 Ok(index) => self.answer(fx, index, sent, &[]),
@@ -150,20 +184,21 @@ impl Engine {
 
     /// The content has left in a message.
     #[inline]
-    fn sent_at_once(
+    pub(super) fn sent_at_once(
         &mut self,
         fx: &mut impl Fx,
         ch: ChanId,
-        sent: Sent,
+        done: Option<Due<OnSend>>,
+        memory: (u64, u64),
+        bytes: u64,
         of: Option<(Box<[u8]>, i64)>,
     ) {
-        let (memory, bytes) = (source_memory(&sent.tensor), sent.tensor.meta.nbytes);
         let Some(c) = self.channels.get(ch) else {
             let info = TransferInfo { bytes, ..self.info_of(ch, Protocol::Eager) };
-            return self.end_sent(fx, ch, sent.done, Ok(()), info, of, true, memory);
+            return self.end_sent(fx, ch, done, Ok(()), info, of, true, memory);
         };
         c.counters.send_done(bytes, Code::Ok, Protocol::Eager);
-        if let Some(done) = sent.done {
+        if let Some(done) = done {
             let info = TransferInfo {
                 bytes,
                 elapsed_ns: 0,

@@ -164,6 +164,7 @@ impl Table {
     }
 
     /// Who takes a tensor of this key: the first waiter, which leaves the table, or nobody yet.
+    #[inline]
     pub fn meet(&mut self, key: &[u8], step: i64) -> Meeting {
         let hash = self.hash(key);
         let s = match self.steps.enter(step) {
@@ -205,6 +206,7 @@ impl Table {
     }
 
     /// Puts a tensor where nobody waits for it; `content` is the tensor's, or nothing.
+    #[inline]
     pub fn store(&mut self, free: Free, step: i64, mut sent: Sent, content: &[u8]) {
         if content.len() <= COPIES - self.copies {
             // Where memory lacks, it is copied when it is asked for.
@@ -220,6 +222,7 @@ impl Table {
     }
 
     /// Takes the tensor of this key, or finds a place for who waits for one.
+    #[inline]
     pub fn recv(&mut self, key: &[u8], step: i64, tolerate_duplicates: bool) -> RecvOutcome {
         let hash = self.hash(key);
         let s = match self.steps.enter(step) {
@@ -256,6 +259,7 @@ impl Table {
     }
 
     /// Puts a waiter in its place; `key` is what the place was found by.
+    #[inline]
     pub fn wait(&mut self, free: Free, key: &[u8], step: i64, waiter: Waiter) {
         let Free { hash, key: own } = free;
         let waiters = &mut self.steps.get(step).items.waiters;

@@ -5,7 +5,6 @@
 
 use crate::api::*;
 use crate::engine::channel::ChanId;
-use crate::engine::front::rendezvous::Sent;
 use crate::engine::seal::loss;
 use crate::engine::transfer::choose;
 use crate::engine::transfer::inbound::{AfterAlloc, Landing};
@@ -15,19 +14,17 @@ use crate::protocol::message::{Content, content_of};
 use crate::status::{Code, Reason, Status};
 
 impl Engine {
-    /// Sends a tensor that is here to who asked for it, if its content may go out now, whole, from `content` or the copy
-    /// that was made of it before. Nothing is kept of it then. `same`: the receiver has its metadata.
+    /// Sends a tensor of this metadata to who asked for it, if `content` is here, whole, and may go out now. Nothing is
+    /// kept of it then. `same`: the receiver has the metadata.
     #[inline]
     pub(in crate::engine) fn eager_at_once(
         &mut self,
         fx: &mut impl Fx,
         to: To,
-        sent: &Sent,
-        same: bool,
+        meta: &Meta,
         content: &[u8],
+        same: bool,
     ) -> bool {
-        let meta = &sent.tensor.meta;
-        let content = if content.is_empty() { &sent.content[..] } else { content };
         let n = meta.nbytes;
         let Some(c) = self.channels.get_mut(to.ch) else { return false };
         let whole = content.len() as u64 == n;
