@@ -42,7 +42,7 @@ impl Works {
     }
 
     /// Queues one behind the others.
-    #[inline]
+    #[inline(always)]
     pub fn push(&mut self, work: Work) {
         match self.all.get_mut(self.len) {
             Some(used) => **used = work,

@@ -501,7 +501,8 @@ impl Fx for World {
         (count <= self.room || self.make_room(count)) && self.routes.fits(1)
     }
 
-    #[inline]
+    // Work is long: it is made where it will lie.
+    #[inline(always)]
     fn run(&mut self, work: Work) {
         let (memory, inline) = match &work {
             Work::RecvDone { memory, .. } => (*memory, false),

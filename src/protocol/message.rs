@@ -282,9 +282,9 @@ impl Short {
             return None;
         }
         self.bytes[AT..AT + 14].copy_from_slice(&fixed_meta(meta));
-        for (i, d) in dims.iter().enumerate() {
-            let at = AT + 14 + 8 * i;
-            self.bytes[at..at + 8].copy_from_slice(&d.to_le_bytes());
+        if !dims.is_empty() {
+            let (places, _) = self.bytes[AT + 14..].as_chunks_mut::<8>();
+            places.iter_mut().zip(dims).for_each(|(place, d)| *place = d.to_le_bytes());
         }
         self.len = AT + 14 + 8 * dims.len();
         Some(self)

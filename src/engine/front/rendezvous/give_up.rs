@@ -25,6 +25,7 @@ impl Engine {
     }
 
     /// Forgets a step. What is still under way in it is aborted.
+    #[inline]
     pub fn step_cleanup(&mut self, fx: &mut impl Fx, step: i64) -> Result<(), Status> {
         // The usual end of a step: there is nothing, and nobody to tell why.
         if !self.table.end_of_empty(step) {

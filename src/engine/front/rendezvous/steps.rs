@@ -9,7 +9,7 @@ use crate::status::Status;
 
 /// A step that has ended keeps its table of items, if it is no longer than this, for the next: a training loop makes
 /// one per step.
-const KEPT_ITEMS: usize = 1024;
+pub(super) const KEPT_ITEMS: usize = 1024;
 
 /// What the engine has under way in a step.
 #[derive(Debug, Default)]
@@ -187,7 +187,7 @@ impl Steps {
         if std::mem::take(&mut slot.mapped) {
             self.by_number.remove(&number);
         }
-        if slot.step.items.capacity() > KEPT_ITEMS {
+        if slot.step.is_large() {
             slot.step = Step::default();
         }
         self.free.push(at);
@@ -203,10 +203,10 @@ impl Steps {
     }
 
     /// The step is over: its memory goes, if it is much and nothing is left in it.
-    #[inline]
+    #[inline(never)]
     pub fn end(&mut self, number: i64) {
         match self.last(number) {
-            Some(step) if step.items.capacity() <= KEPT_ITEMS || !step.is_empty() => {}
+            Some(step) if !step.is_large() || !step.is_empty() => {}
             Some(step) => *step = Step::default(),
             None => self.shrink_other(number),
         }

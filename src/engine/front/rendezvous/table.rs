@@ -14,7 +14,7 @@ pub use super::items::Drained;
 use super::items::{Entry, Items, Waiters, find, insert, make_room};
 use super::keys::{Key, Keys};
 pub use super::steps::Members;
-use super::steps::Steps;
+use super::steps::{KEPT_ITEMS, Steps};
 use crate::api::Tensor;
 pub use crate::engine::transfer::outbound::{Content, Sent};
 use crate::limits::{ABORTED_STEPS, TENSORS};
@@ -39,8 +39,15 @@ pub(super) struct Step {
 }
 
 impl Step {
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.items.is_empty() && self.aborted.is_none() && self.members.is_empty()
+    }
+
+    /// Its memory is not kept for the next.
+    #[inline]
+    pub(super) fn is_large(&self) -> bool {
+        self.items.capacity() > KEPT_ITEMS
     }
 }
 
@@ -328,7 +335,9 @@ impl Table {
         match self.steps.find(step) {
             None => true,
             Some(s) if s.is_empty() => {
-                self.steps.end(step);
+                if s.is_large() {
+                    self.steps.end(step);
+                }
                 true
             }
             Some(_) => false,
