@@ -8,31 +8,43 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 /// A name. Cloning shares it; reads as its text.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct Name {
-    /// The text and a NUL.
-    text: Arc<str>,
+    /// The text and a NUL; `None`: empty.
+    text: Option<Arc<str>>,
 }
 
 impl Name {
     /// Shares a copy of `name`.
     pub fn new(name: &str) -> Name {
+        if name.is_empty() {
+            return Name::default();
+        }
         let mut text = String::with_capacity(name.len() + 1);
         text.push_str(name);
         text.push('\0');
-        Name { text: text.into() }
+        Name { text: Some(text.into()) }
+    }
+
+    /// Whether both share one text: no more than a comparison of two addresses.
+    #[inline]
+    pub fn shares(&self, other: &Name) -> bool {
+        match (&self.text, &other.text) {
+            (Some(own), Some(other)) => Arc::ptr_eq(own, other),
+            _ => false,
+        }
     }
 
     /// For C, with the NUL. A NUL inside of the name, which no handshake lets through, ends it there.
     pub fn as_ptr(&self) -> *const c_char {
-        self.text.as_ptr().cast()
+        self.text.as_ref().map_or(c"".as_ptr(), |text| text.as_ptr().cast())
     }
 }
 
 impl Deref for Name {
     type Target = str;
     fn deref(&self) -> &str {
-        &self.text[..self.text.len() - 1]
+        self.text.as_ref().map_or("", |text| &text[..text.len() - 1])
     }
 }
 
@@ -59,7 +71,8 @@ impl PartialEq<str> for Name {
     #[inline]
     fn eq(&self, other: &str) -> bool {
         // As bytes, which may be cut anywhere.
-        let text = self.text.as_bytes();
+        let Some(text) = &self.text else { return other.is_empty() };
+        let text = text.as_bytes();
         text.len() == other.len() + 1 && text[..other.len()] == *other.as_bytes()
     }
 }
@@ -89,6 +102,10 @@ mod tests {
         // SAFETY: `name` lives, and ends with a NUL.
         assert_eq!(unsafe { CStr::from_ptr(name.as_ptr()) }, c"worker:0");
         assert_eq!(&*Name::new(""), "");
+        // SAFETY: a static text.
+        assert_eq!(unsafe { CStr::from_ptr(Name::default().as_ptr()) }, c"");
+        assert!(Name::new("a") == *"a" && Name::new("a") != *"b" && Name::new("") == *"");
+        assert!(name.shares(&name.clone()) && !name.shares(&Name::new("worker:0")));
         let map = HashMap::from([(name, 1)]);
         assert_eq!(map.get("worker:0"), Some(&1));
     }

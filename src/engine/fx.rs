@@ -115,6 +115,11 @@ pub trait Fx {
         let _ = work;
         true
     }
+    /// A peer's name, for what a callback is told that may run `inline`: shared, or one that a callback was told before.
+    fn name(&mut self, name: &Name, inline: bool) -> Name {
+        let _ = inline;
+        name.clone()
+    }
     /// Queues work that runs without the engine being held.
     fn run(&mut self, work: Work);
 }

@@ -13,6 +13,7 @@ use super::copies::Deliveries;
 use super::world::World;
 use crate::engine::Work;
 use crate::fabric::moves::Claim;
+use crate::name::Name;
 
 /// Memory of so many callbacks is kept for the next.
 const BOXES: usize = 64;
@@ -49,6 +50,18 @@ impl Works {
             None => self.all.push(Box::new(work)),
         }
         self.len += 1;
+    }
+
+    /// This name, if the callback that was last where the next will lie was told it: to count who shares it takes a locked
+    /// instruction each way.
+    #[inline]
+    pub fn spare_name(&mut self, name: &Name) -> Option<Name> {
+        match &mut **self.all.get_mut(self.len)? {
+            Work::RecvDone { info, .. } | Work::SendDone { info, .. } if info.peer.shares(name) => {
+                Some(std::mem::take(&mut info.peer))
+            }
+            _ => None,
+        }
     }
 
     /// Those that are queued, which stay where they are.

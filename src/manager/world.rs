@@ -24,6 +24,7 @@ use crate::fabric::{Access, EpId, Event, Mem, PostError, ProviderKind, Remote, m
 use crate::limits::EARLY_BYTES_ALL;
 use crate::local_fd::Local;
 use crate::memory::pool::Pool;
+use crate::name::Name;
 use crate::observe::Trace;
 use crate::room::{self, Grows};
 use crate::status::{Reason, Status};
@@ -499,6 +500,11 @@ impl Fx for World {
         let count = work + self.batch.works.len() + self.jobs.len() + self.held_back.len();
         // And for a route to the peer.
         (count <= self.room || self.make_room(count)) && self.routes.fits(1)
+    }
+
+    #[inline]
+    fn name(&mut self, name: &Name, inline: bool) -> Name {
+        self.ended(inline).spare_name(name).unwrap_or_else(|| name.clone())
     }
 
     // Work is long: it is made where it will lie.

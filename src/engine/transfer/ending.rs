@@ -10,7 +10,7 @@ use crate::engine::front::rendezvous::Named;
 use crate::engine::front::rendezvous::keys::Key;
 use crate::engine::list::Links;
 use crate::engine::{Due, Engine, Fx, Held, Work};
-use crate::status::{Code, Status};
+use crate::status::{Code, Reason, Status};
 
 impl Engine {
     /// Ends a request with an error.
@@ -56,9 +56,19 @@ impl Engine {
         let done = r.done.take();
         self.requests.vacate(index);
         self.unlink_request(index, links);
-        let mut info = self.info(peer, ch, protocol);
-        (info.bytes, info.elapsed_ns) = (bytes, now.saturating_sub(started));
-        self.count(peer, ch, |c| c.recv_done(bytes, info.elapsed_ns, Code::Ok, protocol));
+        let elapsed_ns = now.saturating_sub(started);
+        let info = match ch.and_then(|ch| self.channels.get(ch)) {
+            Some(c) => {
+                c.counters.recv_done(bytes, elapsed_ns, Code::Ok, protocol);
+                let provider = Carrier::Provider(c.caps.provider);
+                let (peer, reason) = (fx.name(&c.name, false), Reason::None);
+                TransferInfo { bytes, elapsed_ns, provider, peer, protocol, reason }
+            }
+            None => {
+                self.count(peer, ch, |c| c.recv_done(bytes, elapsed_ns, Code::Ok, protocol));
+                TransferInfo { bytes, elapsed_ns, ..self.info(peer, ch, protocol) }
+            }
+        };
         let (of, after) = (None, Held::Nothing);
         let result = Ok(Tensor { meta, addr, device });
         fx.run(Work::RecvDone { request, of, done, result, info, after, keep, memory });

@@ -203,7 +203,7 @@ impl Engine {
                 bytes,
                 elapsed_ns: 0,
                 provider: Carrier::Provider(c.caps.provider),
-                peer: c.name.clone(),
+                peer: fx.name(&c.name, true),
                 protocol: Protocol::Eager,
                 reason: Reason::None,
             };
