@@ -167,7 +167,7 @@ impl Honest {
                     let right = tensor.meta == meta(len) && bytes == pattern(&own, step, len);
                     Got { code: Code::Ok, text: String::new(), nbytes: n as u64, right }
                 }
-                Err(s) => Got { code: s.code, text: s.message, nbytes: 0, right: false },
+                Err(s) => Got { code: s.code, text: s.into_message(), nbytes: 0, right: false },
             };
             drop(memory);
             then(got);
@@ -183,7 +183,7 @@ impl Honest {
             let _ = tx.send(got);
         });
         if let Err(s) = asked {
-            return Got { code: s.code, text: s.message, nbytes: 0, right: false };
+            return Got { code: s.code, text: s.into_message(), nbytes: 0, right: false };
         }
         match rx.recv_timeout(timeout + crate::PATIENCE) {
             Ok(got) => got,

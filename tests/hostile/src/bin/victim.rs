@@ -54,7 +54,7 @@ fn main() {
         }
     }
     let ended = me.manager.destroy();
-    say(format_args!("= {}", ended.map_or_else(|s| s.message, |()| "ok".into())));
+    say(format_args!("= {}", ended.map_or_else(Status::into_message, |()| "ok".into())));
 }
 
 fn one_line(text: &str) -> String {

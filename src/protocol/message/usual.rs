@@ -1,0 +1,178 @@
+//! The two messages of a small transfer as they mostly are: written on the stack, and read where they lie.
+//!
+//! A request without exposed memory and checksum, content without checksum, and few dimensions in either. What is not so,
+//! or is malformed, goes the way of all messages ([`decode`](super::decode)), which says what is wrong.
+
+use super::{
+    F_META, F_SAME, MAX_KEY_LEN, Meta, TENSOR_CONTENT, TENSOR_REQUEST, TENSOR_SERIALIZED,
+    fixed_meta,
+};
+
+/// Dimensions for which a [`Short`] head has room.
+const SHORT_DIMS: usize = 8;
+
+/// The head of a TENSOR_REQUEST or TENSOR_CONTENT as they mostly are: without checksum, exposed memory and many
+/// dimensions. It is written where it lies, on the stack.
+pub struct Short {
+    bytes: [u8; 16 + 14 + 8 * SHORT_DIMS],
+    len: usize,
+}
+
+impl Short {
+    /// A TENSOR_REQUEST; `None`: it is none of the short ones.
+    #[inline(always)]
+    pub fn request(index: u32, step: i64, cached: Option<&Meta>) -> Option<Short> {
+        let mut head = Short { bytes: [0; _], len: 16 };
+        head.bytes[0] = TENSOR_REQUEST;
+        head.bytes[4..8].copy_from_slice(&index.to_le_bytes());
+        head.bytes[8..16].copy_from_slice(&step.to_le_bytes());
+        match cached {
+            None => Some(head),
+            Some(meta) => {
+                head.bytes[1] = F_META;
+                head.with_meta::<16>(meta)
+            }
+        }
+    }
+
+    /// A TENSOR_CONTENT; without metadata: the request said it.
+    #[inline(always)]
+    pub fn content(index: u32, meta: Option<&Meta>) -> Option<Short> {
+        let mut head = Short { bytes: [0; _], len: 8 };
+        head.bytes[0] = TENSOR_CONTENT;
+        head.bytes[4..8].copy_from_slice(&index.to_le_bytes());
+        match meta {
+            None => {
+                head.bytes[1] = F_SAME;
+                Some(head)
+            }
+            Some(meta) => head.with_meta::<8>(meta),
+        }
+    }
+
+    /// The same with metadata behind the first `AT` bytes.
+    #[inline(always)]
+    fn with_meta<const AT: usize>(mut self, meta: &Meta) -> Option<Short> {
+        let dims = &meta.dims[..];
+        if dims.len() > SHORT_DIMS {
+            return None;
+        }
+        self.bytes[AT..AT + 14].copy_from_slice(&fixed_meta(meta));
+        if !dims.is_empty() {
+            let (places, _) = self.bytes[AT + 14..].as_chunks_mut::<8>();
+            places.iter_mut().zip(dims).for_each(|(place, d)| *place = d.to_le_bytes());
+        }
+        self.len = AT + 14 + 8 * dims.len();
+        Some(self)
+    }
+
+    /// Its bytes.
+    #[inline(always)]
+    pub fn bytes(&mut self) -> &mut [u8] {
+        &mut self.bytes[..self.len]
+    }
+}
+
+/// A TENSOR_REQUEST as it mostly is: without exposed memory and checksum, and with few dimensions, if any.
+#[derive(Clone, Copy, Debug)]
+pub struct UsualRequest<'a> {
+    /// The receiver's request index.
+    pub index: u32,
+    /// Step.
+    pub step: i64,
+    /// The metadata in the receiver's cache.
+    pub cached: Option<UsualMeta<'a>>,
+    /// Key.
+    pub key: &'a [u8],
+}
+
+/// Metadata where it lies in a message, checked.
+#[derive(Clone, Copy, Debug)]
+pub struct UsualMeta<'a> {
+    dtype: u32,
+    flags: u32,
+    nbytes: u64,
+    dims: &'a [[u8; 8]],
+}
+
+impl UsualMeta<'_> {
+    /// A copy, if there is memory for the dimensions.
+    #[inline(always)]
+    pub fn read(&self) -> Option<Meta> {
+        let UsualMeta { dtype, flags, nbytes, dims } = *self;
+        let mut meta = Meta { dtype, flags, dims: Default::default(), nbytes };
+        if dims.is_empty() || self.read_dims(&mut meta) { Some(meta) } else { None }
+    }
+
+    #[inline(never)]
+    fn read_dims(&self, meta: &mut Meta) -> bool {
+        let room = meta.dims.try_reserve(self.dims.len()).is_ok();
+        if room {
+            meta.dims.extend(self.dims.iter().map(|d| i64::from_le_bytes(*d)));
+        }
+        room
+    }
+
+    /// Whether it is the same.
+    #[inline]
+    pub fn is(&self, meta: &Meta) -> bool {
+        let same = (self.dtype, self.flags, self.nbytes) == (meta.dtype, meta.flags, meta.nbytes);
+        let mut both = self.dims.iter().zip(&meta.dims);
+        same && self.dims.len() == meta.dims.len()
+            && both.all(|(d, m)| i64::from_le_bytes(*d) == *m)
+    }
+
+    /// How many dimensions it has.
+    #[inline]
+    pub fn ndims(&self) -> usize {
+        self.dims.len()
+    }
+}
+
+/// Reads a [`UsualRequest`], with the credits that it returns. `None`: it is something else, or malformed, which
+/// [`decode`](super::decode) tells.
+#[inline(always)]
+pub fn usual_request(bytes: &[u8]) -> Option<(UsualRequest<'_>, u16)> {
+    let (&[kind, flags, c0, c1, i0, i1, i2, i3, ref step @ ..], rest) =
+        bytes.split_first_chunk::<16>()?;
+    let (cached, key) = match flags {
+        0 => (None, rest),
+        F_META => usual_meta(rest).map(|(meta, rest)| (Some(meta), rest))?,
+        _ => return None,
+    };
+    if kind != TENSOR_REQUEST || key.is_empty() || key.len() > MAX_KEY_LEN {
+        return None;
+    }
+    let (index, step) = (u32::from_le_bytes([i0, i1, i2, i3]), i64::from_le_bytes(*step));
+    Some((UsualRequest { index, step, cached, key }, u16::from_le_bytes([c0, c1])))
+}
+
+/// Reads metadata of few dimensions, and what is behind it.
+#[inline(always)]
+fn usual_meta(bytes: &[u8]) -> Option<(UsualMeta<'_>, &[u8])> {
+    let (&[d0, d1, d2, d3, flags, ndims, ref n @ ..], rest) = bytes.split_first_chunk::<14>()?;
+    let (dtype, nbytes) = (u32::from_le_bytes([d0, d1, d2, d3]), u64::from_le_bytes(*n));
+    // Not dead, about which there is more to be checked.
+    if u32::from(flags) & !TENSOR_SERIALIZED != 0 || usize::from(ndims) > SHORT_DIMS {
+        return None;
+    }
+    let (dims, rest) = rest.split_at_checked(8 * usize::from(ndims))?;
+    let (dims, _) = dims.as_chunks::<8>();
+    // Negative ones.
+    if dims.iter().any(|d| d[7] & 0x80 != 0) {
+        return None;
+    }
+    Some((UsualMeta { dtype, flags: u32::from(flags), nbytes, dims }, rest))
+}
+
+/// Reads a TENSOR_CONTENT as it mostly is: without checksum and metadata. The request's index and the content, with the
+/// credits that it returns.
+#[inline(always)]
+pub fn usual_content(bytes: &[u8]) -> Option<(u32, &[u8], u16)> {
+    match bytes.split_first_chunk::<8>()? {
+        (&[TENSOR_CONTENT, F_SAME, c0, c1, i0, i1, i2, i3], content) => {
+            Some((u32::from_le_bytes([i0, i1, i2, i3]), content, u16::from_le_bytes([c0, c1])))
+        }
+        _ => None,
+    }
+}
