@@ -14,6 +14,8 @@ use crate::status::{Code, Status};
 const MAGIC: &[u8] = b"rdma-loop\x01";
 const ADDRESS_LEN: usize = MAGIC.len() + 4 + 16 + 8 + 4 + 8;
 
+/// Above the bytes of all that may wait at one endpoint.
+const ONE: u64 = 1 << 40;
 /// Bytes of messages that may wait at one endpoint.
 const INBOX_BYTES: usize = crate::limits::LOOPBACK_INBOX;
 
@@ -28,9 +30,8 @@ pub struct End {
     /// Destroyed. Set before the write lock of the hub's regions was taken once, so that who holds
     /// the read lock and finds it open may use the regions.
     pub closed: AtomicBool,
-    /// Messages and notices on their way to it.
-    queued: AtomicUsize,
-    queued_bytes: AtomicUsize,
+    /// Messages and notices on their way to it: their number times [`ONE`], and their bytes.
+    queued: AtomicU64,
     /// Counts pieces of content that its peer has copied to or from it.
     pub pieces: AtomicUsize,
 }
@@ -38,8 +39,8 @@ pub struct End {
 impl End {
     /// Takes a place in its queue for `bytes`; false if there is none.
     pub fn reserve(&self, bytes: usize, depth: usize) -> bool {
-        let n = self.queued.fetch_add(1, Ordering::Relaxed);
-        let b = self.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let was = self.queued.fetch_add(ONE + bytes as u64, Ordering::Relaxed);
+        let (n, b) = ((was / ONE) as usize, (was % ONE) as usize);
         let ok = n < depth && (b == 0 || b + bytes <= INBOX_BYTES);
         if !ok {
             self.release(bytes);
@@ -49,8 +50,7 @@ impl End {
 
     /// Gives the place back.
     pub fn release(&self, bytes: usize) {
-        self.queued.fetch_sub(1, Ordering::Relaxed);
-        self.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.queued.fetch_sub(ONE + bytes as u64, Ordering::Relaxed);
     }
 
     /// What the peer needs to find this endpoint.
@@ -156,8 +156,7 @@ impl Hub {
             id,
             token: getrandom::u64().map_err(|e| random_failed(&e))?,
             closed: AtomicBool::new(false),
-            queued: AtomicUsize::new(0),
-            queued_bytes: AtomicUsize::new(0),
+            queued: AtomicU64::new(0),
             pieces: AtomicUsize::new(0),
         });
         self.ends.lock().insert(id, end.clone());
