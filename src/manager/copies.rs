@@ -213,11 +213,16 @@ impl World {
 
     /// Claims the places of deliveries that are about to be made. Only of registered memory does anybody ask whether it
     /// is touched; without any, or without memory for the claim, somebody else has to say that they are made.
-    #[inline]
+    #[inline(always)]
     pub(super) fn claim(&self, deliveries: &Deliveries) -> Option<moves::Claim> {
-        if self.regions.is_unused() {
-            return None;
+        match self.regions.is_unused() {
+            true => None,
+            false => self.claim_places(deliveries),
         }
+    }
+
+    #[inline(never)]
+    fn claim_places(&self, deliveries: &Deliveries) -> Option<moves::Claim> {
         let mut places = moves::Ranges::new();
         places.fits(deliveries.places.len()).then(|| {
             places.extend_from_slice(&deliveries.places);

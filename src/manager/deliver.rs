@@ -83,8 +83,13 @@ impl Manager {
         taken.ran();
         let mine = usize::from(thread.waits.on.get() == self.address());
         if self.drivers.waits.load(Ordering::SeqCst) > mine {
-            self.core.lock().wake_waiters();
+            self.tell_waiters();
         }
+    }
+
+    #[inline(never)]
+    fn tell_waiters(&self) {
+        self.core.lock().wake_waiters();
     }
 
     fn address(&self) -> usize {
@@ -132,17 +137,21 @@ impl Manager {
     fn run_inside(&self, work: &mut Work) {
         match work {
             Work::RecvDone { of, done, result, info, after, request, keep, .. } => {
-                self.trace_recv(*request, of.as_ref(), result, info);
+                if self.trace.enabled() {
+                    self.trace_recv(*request, of.as_ref(), result, info);
+                }
                 done.end(result.as_ref(), info);
                 if *keep || !matches!(after, Held::Nothing) {
                     self.end_held(*request, *keep, std::mem::take(after));
                 }
             }
             Work::SendDone { done, result, info, of, .. } => {
-                self.trace_send(of.as_ref(), result, info);
+                if self.trace.enabled() {
+                    self.trace_send(of.as_ref(), result, info);
+                }
                 done.end(result.as_ref().map(|_| ()), info);
             }
-            _ => self.run_rare(std::mem::replace(work, Work::PeerEvents)),
+            other => self.run_rare(other),
         }
     }
 
@@ -158,8 +167,8 @@ impl Manager {
     }
 
     #[inline(never)]
-    fn run_rare(&self, work: Work) {
-        match work {
+    fn run_rare(&self, work: &mut Work) {
+        match std::mem::replace(work, Work::PeerEvents) {
             // Seen to above.
             Work::RecvDone { .. } | Work::SendDone { .. } => {}
             Work::Alloc { request, mut alloc, meta, .. } => {

@@ -139,13 +139,14 @@ impl Core {
     }
 
     /// Looks at the peers of channels in doubt. Not while events are being handled.
-    #[inline]
+    #[inline(always)]
     pub(super) fn settle_doubts(&mut self) {
         if self.world.doubts > 0 {
             self.look_at_doubts();
         }
     }
 
+    #[inline(never)]
     fn look_at_doubts(&mut self) {
         let now = self.world.clock.now();
         let doubtful: Vec<(ChanId, u64)> = self

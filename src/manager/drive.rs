@@ -177,7 +177,7 @@ impl Manager {
     }
 
     /// The same on this thread, whose log messages wait already.
-    #[inline]
+    #[inline(always)]
     pub(super) fn turn_on(&self, thread: Thread) -> u32 {
         self.turn_locked(self.core.lock_on(thread), thread)
     }

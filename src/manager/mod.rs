@@ -275,7 +275,7 @@ impl Manager {
     }
 
     /// The same on this thread, whose log messages wait already.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn progress_on(&self, thread: Thread) -> Result<u32, Status> {
         self.refuse_inside_on("rdma_mgr_progress", thread)?;
         if self.core.is_watched() {

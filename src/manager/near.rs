@@ -31,24 +31,24 @@ fn number((kind, EpId(ep)): EpKey) -> u64 {
 }
 
 impl Near {
-    /// A channel's endpoint; `look` asks the map.
+    /// A channel's endpoint, if it is remembered.
     #[inline]
-    pub fn endpoint(&mut self, ch: ChanId, look: impl FnOnce() -> Option<EpKey>) -> Option<EpKey> {
-        let place = &mut self.eps[ch as usize % PLACES];
-        if place.0 != u64::from(ch) {
-            *place = (u64::from(ch), look()?);
-        }
-        Some(place.1)
+    pub fn endpoint(&self, ch: ChanId) -> Option<EpKey> {
+        let place = &self.eps[ch as usize % PLACES];
+        (place.0 == u64::from(ch)).then_some(place.1)
     }
 
     /// An endpoint's channel.
     #[inline]
-    pub fn channel(&mut self, ep: EpKey, look: impl FnOnce() -> Option<ChanId>) -> Option<ChanId> {
-        let place = &mut self.chans[ep.1.0 as usize % PLACES];
-        if place.0 != number(ep) {
-            *place = (number(ep), look()?);
-        }
-        Some(place.1)
+    pub fn channel(&self, ep: EpKey) -> Option<ChanId> {
+        let place = &self.chans[ep.1.0 as usize % PLACES];
+        (place.0 == number(ep)).then_some(place.1)
+    }
+
+    /// The maps say that they belong together.
+    pub fn learn(&mut self, ch: ChanId, ep: EpKey) {
+        self.eps[ch as usize % PLACES] = (u64::from(ch), ep);
+        self.chans[ep.1.0 as usize % PLACES] = (number(ep), ch);
     }
 
     /// The maps say nothing of them any more.
@@ -66,17 +66,16 @@ mod tests {
     fn says_what_the_maps_say_and_forgets_what_they_forget() {
         let mut near = Near::default();
         let ep = |n| (ProviderKind::Shm, EpId(n));
-        assert_eq!(near.endpoint(7, || None), None, "what is not there is not kept");
-        assert_eq!(near.endpoint(7, || Some(ep(1))), Some(ep(1)));
-        assert_eq!(near.endpoint(7, || panic!("it is known")), Some(ep(1)));
-        assert_eq!(near.channel(ep(1), || Some(7)), Some(7));
+        assert_eq!((near.endpoint(7), near.channel(ep(1))), (None, None));
+        near.learn(7, ep(1));
+        assert_eq!((near.endpoint(7), near.channel(ep(1))), (Some(ep(1)), Some(7)));
         // Another one in the same place, and the same number at another provider.
         let far = 7 + PLACES as u32;
-        assert_eq!(near.endpoint(far, || Some(ep(2))), Some(ep(2)));
-        assert_eq!(near.endpoint(7, || None), None);
-        assert_eq!(near.channel((ProviderKind::Tcp, EpId(1)), || None), None);
-        assert_eq!(near.channel(ep(1), || panic!("it is known")), Some(7));
+        near.learn(far, ep(2));
+        assert_eq!((near.endpoint(far), near.endpoint(7)), (Some(ep(2)), None));
+        assert_eq!(near.channel((ProviderKind::Tcp, EpId(1))), None);
+        assert_eq!(near.channel(ep(1)), Some(7));
         near.forget(7, ep(1));
-        assert_eq!(near.channel(ep(1), || None), None);
+        assert_eq!(near.channel(ep(1)), None);
     }
 }

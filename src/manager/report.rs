@@ -9,6 +9,8 @@ use crate::observe::{self, Args, ProviderStatus, Snapshot};
 use crate::status::{Code, Status};
 
 impl Manager {
+    /// Records the end of a receive.
+    #[cold]
     pub(super) fn trace_recv(
         &self,
         request: u64,
@@ -16,27 +18,24 @@ impl Manager {
         result: &Result<Tensor, Status>,
         info: &TransferInfo,
     ) {
-        if self.trace.enabled() {
-            let (key, step) = of.map_or((&[][..], 0), |(key, step)| (&key[..], *step));
-            let code = result.as_ref().map_or_else(|s| s.code, |_| Code::Ok);
-            self.trace_transfer("recv", request, key, step, code, info);
-        }
+        let (key, step) = of.map_or((&[][..], 0), |(key, step)| (&key[..], *step));
+        let code = result.as_ref().map_or_else(|s| s.code, |_| Code::Ok);
+        self.trace_transfer("recv", request, key, step, code, info);
     }
 
+    /// Records the end of a send.
+    #[cold]
     pub(super) fn trace_send(
         &self,
         of: Option<&(Box<[u8]>, i64)>,
         result: &Result<(), Status>,
         info: &TransferInfo,
     ) {
-        if self.trace.enabled() {
-            let code = result.as_ref().map_or_else(|s| s.code, |_| Code::Ok);
-            let (key, step) = of.map_or((&[][..], 0), |(key, step)| (&key[..], *step));
-            self.trace_transfer("send", 0, key, step, code, info);
-        }
+        let code = result.as_ref().map_or_else(|s| s.code, |_| Code::Ok);
+        let (key, step) = of.map_or((&[][..], 0), |(key, step)| (&key[..], *step));
+        self.trace_transfer("send", 0, key, step, code, info);
     }
 
-    #[cold]
     fn trace_transfer(
         &self,
         name: &'static str,

@@ -9,6 +9,7 @@ impl Manager {
     ///
     /// # Safety
     /// The tensor's memory stays valid and unchanged until `done` runs, or for good without `done`.
+    #[inline(always)]
     pub unsafe fn send(
         &self,
         key: &[u8],
@@ -115,6 +116,7 @@ impl Manager {
     }
 
     /// Forgets a step.
+    #[inline(always)]
     pub fn step_cleanup(&self, step: i64) -> Result<(), Status> {
         self.with_engine(|e, w| e.step_cleanup(w, step))
     }

@@ -136,7 +136,10 @@ pub struct World {
 impl World {
     #[inline]
     fn adapter(&mut self, ch: ChanId) -> Option<(&mut dyn crate::fabric::Adapter, EpId)> {
-        let (kind, ep) = self.near.endpoint(ch, || self.links.get(&ch).map(|link| link.ep))?;
+        let (kind, ep) = match self.near.endpoint(ch) {
+            Some(key) => key,
+            None => self.find_endpoint(ch)?,
+        };
         self.posted_to.add(kind);
         let adapter = self.adapters[kind as usize].as_mut()?;
         Some((adapter.as_mut(), ep))
@@ -145,13 +148,32 @@ impl World {
     /// An endpoint's channel, if it is one already.
     #[inline]
     pub fn channel_of(&mut self, ep: EpKey) -> Option<ChanId> {
-        self.near.channel(ep, || self.chans.get(&ep).copied())
+        self.near.channel(ep).or_else(|| self.find_channel(ep))
+    }
+
+    #[cold]
+    fn find_endpoint(&mut self, ch: ChanId) -> Option<EpKey> {
+        let key = self.links.get(&ch)?.ep;
+        self.near.learn(ch, key);
+        Some(key)
+    }
+
+    #[cold]
+    fn find_channel(&mut self, ep: EpKey) -> Option<ChanId> {
+        let &ch = self.chans.get(&ep)?;
+        self.near.learn(ch, ep);
+        Some(ch)
     }
 
     /// Nothing is posted on a channel in doubt: it waits, as for room in a queue.
     #[inline]
     fn in_doubt(&self, ch: ChanId) -> bool {
-        self.doubts > 0 && self.links.get(&ch).is_some_and(|link| link.doubt.until().is_some())
+        self.doubts > 0 && self.is_doubted(ch)
+    }
+
+    #[cold]
+    fn is_doubted(&self, ch: ChanId) -> bool {
+        self.links.get(&ch).is_some_and(|link| link.doubt.until().is_some())
     }
 
     fn gone<T>() -> Result<T, PostError> {
@@ -328,6 +350,7 @@ impl Fx for World {
         self.clock.now()
     }
 
+    #[inline]
     fn send(&mut self, ch: ChanId, parts: &[&[u8]]) -> Result<(), PostError> {
         if self.in_doubt(ch) {
             return self.posted(Err(PostError::QueueFull));
