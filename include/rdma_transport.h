@@ -49,7 +49,7 @@
 /**
  * Version of the ABI: grows when a function or a field is added, never otherwise.
  */
-#define RDMA_ABI_VERSION 2
+#define RDMA_ABI_VERSION 3
 
 /**
  * Version of the library, major part.
@@ -310,6 +310,46 @@
  * rdma_peer_event_fn: the last connection to a peer has ended.
  */
 #define RDMA_PEER_GONE 2
+
+/**
+ * A message from anybody.
+ */
+#define RDMA_PEER_ANY 0
+
+/**
+ * rdma_msg_options_t.mode: a send has ended when its memory may be used again.
+ */
+#define RDMA_MSG_STANDARD 0
+
+/**
+ * rdma_msg_options_t.mode: the same, and a receive has met the message.
+ */
+#define RDMA_MSG_SYNCHRONOUS 1
+
+/**
+ * rdma_msg_options_t.timeout_ms: no deadline.
+ */
+#define RDMA_MSG_FOREVER -1
+
+/**
+ * A mask under which each bit of a tag counts.
+ */
+#define RDMA_MSG_TAG_MASK UINT64_MAX
+
+/**
+ * rdma_msg_test, rdma_msg_wait: all requests, or none.
+ */
+#define RDMA_MSG_ALL 0
+
+/**
+ * rdma_msg_test, rdma_msg_wait: one request.
+ */
+#define RDMA_MSG_ANY 1
+
+/**
+ * rdma_msg_test, rdma_msg_wait: as many requests as have ended, one at least.
+ */
+#define RDMA_MSG_SOME 2
 
 /**
  * A manager: one local worker identity, which owns everything else. Opaque.
@@ -844,6 +884,101 @@ typedef void (*rdma_recv_done_fn)(rdma_code_t code,
  * Number of a receive. Never used again by its manager; 0 is none.
  */
 typedef uint64_t rdma_request_t;
+
+/**
+ * Number of a peer in one manager: 0 is none, or anybody. See rdma_peer_lookup.
+ */
+typedef uint64_t rdma_peer_t;
+
+/**
+ * How a message operation ended, or what a probe found. Set struct_size before use.
+ */
+struct rdma_msg_status {
+  /**
+   * sizeof(rdma_msg_status_t) as the application was compiled.
+   */
+  size_t struct_size;
+  /**
+   * Who sent it; of a send, who it was for.
+   */
+  rdma_peer_t peer;
+  /**
+   * Its tag.
+   */
+  uint64_t tag;
+  /**
+   * Its length in bytes, also where it was too long for the receive.
+   */
+  uint64_t bytes;
+  /**
+   * Its communicator.
+   */
+  uint32_t comm;
+  /**
+   * How it ended.
+   */
+  rdma_code_t code;
+  /**
+   * The message that rdma_msg_probe has claimed, 0 otherwise.
+   */
+  uint64_t message;
+  /**
+   * Text of an error, for the time of a callback. "" otherwise: rdma_last_error has it.
+   */
+  const char *text;
+};
+
+/**
+ * How a message operation ended.
+ */
+typedef struct rdma_msg_status rdma_msg_status_t;
+
+/**
+ * A message operation has ended.
+ */
+typedef void (*rdma_msg_done_fn)(const rdma_msg_status_t *status, void *userdata);
+
+/**
+ * Options of a message operation. Prepare it with rdma_msg_options_init, or set struct_size and the
+ * rest to zero.
+ */
+struct rdma_msg_options {
+  /**
+   * sizeof(rdma_msg_options_t) as the application was compiled.
+   */
+  size_t struct_size;
+  /**
+   * Deadline in milliseconds. 0: the manager's; RDMA_MSG_FOREVER: none.
+   */
+  int64_t timeout_ms;
+  /**
+   * Of a send: RDMA_MSG_STANDARD or RDMA_MSG_SYNCHRONOUS.
+   */
+  uint32_t mode;
+  /**
+   * Device on which the memory lives, 0 for the host.
+   */
+  uint32_t device;
+  /**
+   * Told of the end, unless that is known when the call returns. NULL: rdma_msg_test and
+   * rdma_msg_wait tell.
+   */
+  rdma_msg_done_fn done;
+  /**
+   * Passed to done.
+   */
+  void *userdata;
+};
+
+/**
+ * Options of a message operation.
+ */
+typedef struct rdma_msg_options rdma_msg_options_t;
+
+/**
+ * Number of a message operation that is under way. Never used again by its manager; 0 is none.
+ */
+typedef uint64_t rdma_msg_request_t;
 
 /**
  * The parts of TensorFlow's key `src_device;src_incarnation;dst_device;edge_name;frame:iter`.
@@ -1413,6 +1548,259 @@ rdma_code_t rdma_step_abort(rdma_mgr_t *mgr,
  * in a forked child; RDMA_INTERNAL.
  */
 rdma_code_t rdma_step_cleanup(rdma_mgr_t *mgr, int64_t step);
+
+/**
+ * Gives the number by which messages name a peer. It is the same for as long as the manager knows the
+ * peer. One's own name gives a number, too: messages to oneself.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: an argument NULL, malformed name; RDMA_NOT_FOUND: unknown
+ * peer; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_peer_lookup(rdma_mgr_t *mgr,
+                             const char *peer_name,
+                             rdma_peer_t *out_peer);
+
+/**
+ * Gives the name of a peer, as a text output: of the sender of a message, for instance.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_OUT_OF_RANGE: the text was cut; RDMA_INVALID_ARGUMENT: `mgr` NULL, `peer` no
+ * number of a peer, `buf` NULL with cap above 0, or with `out_len` NULL; RDMA_NOT_FOUND: unknown peer;
+ * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_peer_name(rdma_mgr_t *mgr,
+                           rdma_peer_t peer,
+                           char *buf,
+                           size_t cap,
+                           size_t *out_len);
+
+/**
+ * Fills `options` with the defaults: the manager's deadline, standard mode, host memory, no callback.
+ * struct_size: sizeof(rdma_msg_options_t).
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `options` NULL, wrong struct_size; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_msg_options_init(rdma_msg_options_t *options,
+                                  size_t struct_size);
+
+/**
+ * Begins to send a message of `len` bytes to `peer`, for a receive with this communicator and tag.
+ * Messages of one sender to one communicator meet receives in the order of the sends. Ends when
+ * `data` may be used again; with RDMA_MSG_SYNCHRONOUS not before a receive has met the message.
+ *
+ * *out_request is 0 if it has ended when this returns, well, and `done` does not run then: the case
+ * of a small message where there is room. Otherwise it is the request, for rdma_msg_test,
+ * rdma_msg_wait and rdma_msg_cancel; with options.done for the latter only. `out_request` NULL:
+ * nobody asks.
+ *
+ * A peer that takes nothing holds its sender back: requests wait, in order, until it does, or until
+ * their deadline; see rdma_msg_room. If the connection ends, what was reported as ended may be lost;
+ * what waits fails with RDMA_UNAVAILABLE.
+ *
+ * Threads: any. `data` is borrowed until the end; NULL is allowed with len 0. `options` NULL:
+ * defaults.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, `peer` 0 or no number of a peer, `data` NULL
+ * with a length, wrong struct_size, mode or timeout; RDMA_NOT_FOUND: unknown peer or device;
+ * RDMA_RESOURCE_EXHAUSTED: too many requests, no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
+ * in a forked child; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
+ * The end is RDMA_OK; RDMA_CANCELLED; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the peer cannot be
+ * reached, or is gone; RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_msg_isend(rdma_mgr_t *mgr,
+                           rdma_peer_t peer,
+                           uint32_t comm,
+                           uint64_t tag,
+                           const void *data,
+                           size_t len,
+                           const rdma_msg_options_t *options,
+                           rdma_msg_request_t *out_request);
+
+/**
+ * Begins to receive a message into `len` bytes at `buf`: the first of `source` (RDMA_PEER_ANY: of
+ * anybody) for this communicator whose tag equals `tag` in the bits of `mask`. Of several receives
+ * that a message may meet it meets the one that was called first. A longer message ends the receive
+ * with RDMA_OUT_OF_RANGE and its real length; it is gone, and nothing is written.
+ *
+ * *out_request is 0 if it has ended when this returns, well: then *out_status says how, and `done`
+ * does not run. Otherwise it is the request, as of rdma_msg_isend. `out_status` NULL: not wanted.
+ *
+ * Threads: any. `buf` is written until the end; NULL is allowed with len 0. `options` NULL: defaults.
+ * Set out_status->struct_size first.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, `source` no number of a peer, `buf` NULL with a
+ * length, wrong struct_size or timeout; RDMA_NOT_FOUND: unknown peer or device;
+ * RDMA_RESOURCE_EXHAUSTED: too many requests, no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
+ * in a forked child; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
+ * The end is RDMA_OK; RDMA_OUT_OF_RANGE; RDMA_CANCELLED; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the
+ * connection ended while the content was on its way; RDMA_RESOURCE_EXHAUSTED: no memory;
+ * RDMA_DATA_LOSS: the checksum differs; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_msg_irecv(rdma_mgr_t *mgr,
+                           rdma_peer_t source,
+                           uint32_t comm,
+                           uint64_t tag,
+                           uint64_t mask,
+                           void *buf,
+                           size_t len,
+                           const rdma_msg_options_t *options,
+                           rdma_msg_status_t *out_status,
+                           rdma_msg_request_t *out_request);
+
+/**
+ * Sends like rdma_msg_isend and waits for the end, driving progress itself. options.done is not used.
+ *
+ * Threads: any, but not inside a callback.
+ *
+ * Returns what rdma_msg_isend returns, and the end; RDMA_FAILED_PRECONDITION also: inside a callback.
+ */
+rdma_code_t rdma_msg_send(rdma_mgr_t *mgr,
+                          rdma_peer_t peer,
+                          uint32_t comm,
+                          uint64_t tag,
+                          const void *data,
+                          size_t len,
+                          const rdma_msg_options_t *options);
+
+/**
+ * Receives like rdma_msg_irecv and waits for the end, driving progress itself. options.done is not
+ * used. *out_status is written where a message was met: also with RDMA_OUT_OF_RANGE.
+ *
+ * Threads: any, but not inside a callback. `out_status` NULL: not wanted.
+ *
+ * Returns what rdma_msg_irecv returns, and the end; RDMA_FAILED_PRECONDITION also: inside a callback.
+ */
+rdma_code_t rdma_msg_recv(rdma_mgr_t *mgr,
+                          rdma_peer_t source,
+                          uint32_t comm,
+                          uint64_t tag,
+                          uint64_t mask,
+                          void *buf,
+                          size_t len,
+                          const rdma_msg_options_t *options,
+                          rdma_msg_status_t *out_status);
+
+/**
+ * Looks for the first message that such a receive would meet, and waits for one up to timeout_ms; 0
+ * looks once. `claim`: no other receive meets it any more; rdma_msg_imrecv with out_status->message
+ * receives it, and has to be called.
+ *
+ * Threads: any, but not inside a callback. Set out_status->struct_size first.
+ *
+ * Returns RDMA_OK; RDMA_DEADLINE_EXCEEDED: there is none; RDMA_INVALID_ARGUMENT: `mgr` or `out_status`
+ * NULL, `source` no number of a peer, wrong struct_size, negative timeout; RDMA_NOT_FOUND: unknown
+ * peer; RDMA_FAILED_PRECONDITION: inside a callback, `mgr` destroyed or in a forked child;
+ * RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_msg_probe(rdma_mgr_t *mgr,
+                           rdma_peer_t source,
+                           uint32_t comm,
+                           uint64_t tag,
+                           uint64_t mask,
+                           bool claim,
+                           int64_t timeout_ms,
+                           rdma_msg_status_t *out_status);
+
+/**
+ * Begins to receive a message that rdma_msg_probe has claimed; otherwise as rdma_msg_irecv.
+ *
+ * Threads: any.
+ *
+ * Returns what rdma_msg_irecv returns; RDMA_INVALID_ARGUMENT also: `message` 0; RDMA_NOT_FOUND also:
+ * the message is not known, or was received.
+ */
+rdma_code_t rdma_msg_imrecv(rdma_mgr_t *mgr,
+                            uint64_t message,
+                            void *buf,
+                            size_t len,
+                            const rdma_msg_options_t *options,
+                            rdma_msg_status_t *out_status,
+                            rdma_msg_request_t *out_request);
+
+/**
+ * Asks for the end of a message operation. It ends with RDMA_CANCELLED once nothing touches its
+ * memory any more, or otherwise if that was earlier: a send whose message a receive has met ends as
+ * if nothing had been asked. The end is told as usual.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, request 0; RDMA_NOT_FOUND: its end was told
+ * already, or it never was; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child;
+ * RDMA_INTERNAL.
+ */
+rdma_code_t rdma_msg_cancel(rdma_mgr_t *mgr, rdma_msg_request_t request);
+
+/**
+ * Nobody will ask for the end of this request; it goes on, and its memory stays borrowed.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, request 0; RDMA_NOT_FOUND: its end was told
+ * already, or it never was; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child;
+ * RDMA_INTERNAL.
+ */
+rdma_code_t rdma_msg_free(rdma_mgr_t *mgr, rdma_msg_request_t request);
+
+/**
+ * Takes the ends of message operations, if they have ended, and drives progress once where not. `how`:
+ * RDMA_MSG_ALL takes all or none, RDMA_MSG_ANY one, RDMA_MSG_SOME those that have ended. Each request
+ * whose end was taken becomes 0; requests that are 0 count as none.
+ *
+ * *out_count is the number of ends; out_indices[i] says of which request the i-th is, and
+ * out_statuses[i] how it ended. Both have room for `count`, or are NULL: not wanted. Without
+ * out_statuses the code of the first that failed is returned, with everything else as on success. Set
+ * out_statuses[0].struct_size first: the others are as long.
+ *
+ * Threads: any, but not inside a callback where not all have ended. Each request in one call at a time.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr`, `requests` or `out_count` NULL, count not 1 to 1048576,
+ * unknown `how`, wrong struct_size; RDMA_NOT_FOUND: a request is not known; RDMA_FAILED_PRECONDITION:
+ * inside a callback, `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_msg_test(rdma_mgr_t *mgr,
+                          rdma_msg_request_t *requests,
+                          size_t count,
+                          uint32_t how,
+                          size_t *out_indices,
+                          rdma_msg_status_t *out_statuses,
+                          size_t *out_count);
+
+/**
+ * Waits until rdma_msg_test would take ends, driving progress, and takes them. timeout_ms:
+ * RDMA_MSG_FOREVER for none.
+ *
+ * Threads: any, but not inside a callback. Each request in one call at a time.
+ *
+ * Returns what rdma_msg_test returns; RDMA_DEADLINE_EXCEEDED: they did not end in time, and nothing was
+ * taken; RDMA_INVALID_ARGUMENT also: a negative timeout; RDMA_CANCELLED: `mgr` was destroyed meanwhile.
+ */
+rdma_code_t rdma_msg_wait(rdma_mgr_t *mgr,
+                          rdma_msg_request_t *requests,
+                          size_t count,
+                          uint32_t how,
+                          int64_t timeout_ms,
+                          size_t *out_indices,
+                          rdma_msg_status_t *out_statuses,
+                          size_t *out_count);
+
+/**
+ * Gives how many bytes of messages may be sent to a peer now before one has to wait: each message counts
+ * for its content, if it is small, and some 256 bytes. 0 while messages wait, or there is no connection.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `out_bytes` NULL, `peer` 0 or no number of a peer;
+ * RDMA_NOT_FOUND: unknown peer; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child;
+ * RDMA_INTERNAL.
+ */
+rdma_code_t rdma_msg_room(rdma_mgr_t *mgr,
+                          rdma_peer_t peer,
+                          uint64_t *out_bytes);
 
 /**
  * Takes a key of TensorFlow apart: `src_device;src_incarnation;dst_device;edge_name;frame:iter`,

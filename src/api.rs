@@ -135,6 +135,8 @@ pub enum OnSend {
     Plain(fn(Words, Result<(), &Status>, &TransferInfo), Words),
     /// Anything.
     Boxed(SendDone),
+    /// A message operation of the engine, which ends it.
+    Message(u32),
 }
 
 impl OnSend {
@@ -143,6 +145,7 @@ impl OnSend {
         match self {
             OnSend::Plain(run, words) => run(words, result, info),
             OnSend::Boxed(run) => run(result.map_err(Status::clone), info),
+            OnSend::Message(_) => {}
         }
     }
 }
@@ -159,6 +162,8 @@ pub enum OnRecv {
     Plain(fn(Words, Result<&Tensor, &Status>, &TransferInfo), Words),
     /// Anything.
     Boxed(RecvDone),
+    /// A message operation of the engine, which ends it.
+    Message(u32),
 }
 
 impl OnRecv {
@@ -167,6 +172,7 @@ impl OnRecv {
         match self {
             OnRecv::Plain(run, words) => run(words, result, info),
             OnRecv::Boxed(run) => run(result.map_err(Status::clone), info),
+            OnRecv::Message(_) => {}
         }
     }
 }

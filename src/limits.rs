@@ -6,6 +6,8 @@
 use std::fmt::{self, Display};
 
 use crate::api::{MAX_DIMS, MAX_KEY_LEN, MAX_NAME_LEN};
+use crate::engine::front::message::ORPHANS;
+use crate::engine::front::message::flow::{OFFERS, WINDOW};
 use crate::engine::slab::CAPACITY;
 use crate::observe;
 use crate::protocol::message;
@@ -141,6 +143,30 @@ pub const LIMITS: &[Limit] = &[
         Both(CAPACITY, WAITING_BYTES_ALL),
         "`RESOURCE_EXHAUSTED` for the request. A peer that has more than what is left for all counts as at \
          its bound",
+    ),
+    limit(
+        "tagged messages that no receive has met: bytes, each 256 more than its content",
+        Bytes(WINDOW as usize),
+        Follows,
+        "the sender offers a message instead of sending its content; one that sends more loses the connection",
+    ),
+    limit(
+        "offers of tagged messages that no receive has met, per connection",
+        Number(OFFERS as usize),
+        Follows,
+        "the sender's next message waits there; a peer that offers more loses the connection",
+    ),
+    limit(
+        "of these messages, those whose connection has ended",
+        Follows,
+        Bytes(ORPHANS as usize),
+        "what comes over the next connection that ends is dropped with it, which is logged",
+    ),
+    limit(
+        "operations with tagged messages",
+        Follows,
+        Number(CAPACITY),
+        "`RESOURCE_EXHAUSTED` for the call",
     ),
     limit(
         "messages that one turn takes of a connection, about",

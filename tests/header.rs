@@ -5,7 +5,7 @@
 use std::path::Path;
 
 /// The sources of the header, in the order of the header.
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     "types",
     "handle",
     "base",
@@ -15,6 +15,7 @@ const SOURCES: [&str; 12] = [
     "progress",
     "memory",
     "rendezvous",
+    "messages",
     "keys",
     "source",
     "observe",

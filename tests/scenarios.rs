@@ -101,6 +101,8 @@ mod finish;
 mod kind;
 #[path = "scenarios/late.rs"]
 mod late;
+#[path = "scenarios/messages.rs"]
+mod messages;
 #[path = "scenarios/metadata.rs"]
 mod metadata;
 #[path = "scenarios/ops.rs"]

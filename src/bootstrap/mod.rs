@@ -55,9 +55,9 @@ pub use hello::fuzz_hello;
 pub use identity::{host_id, process_id, random_id};
 
 /// First version of the handshake that this side speaks.
-pub const VERSION_MIN: u16 = 3;
+pub const VERSION_MIN: u16 = 4;
 /// Last version of the handshake that this side speaks.
-pub const VERSION_MAX: u16 = 3;
+pub const VERSION_MAX: u16 = 4;
 /// Longest HELLO or HELLO_ACK in bytes.
 pub const MAX_HELLO: usize = 16 * 1024;
 /// Longest endpoint address in bytes.

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::Fx;
 use super::claim::Probe;
+use super::front::message::flow::Flow;
 use super::owing::Owing;
 use super::queue::{Pending, Queue};
 use super::seal::{Seal, TRAILER};
@@ -24,7 +25,7 @@ use crate::limits::{ASKS, OWED_BYTES, OWED_BYTES_ALL, OWED_CONTENT, POSTS};
 use crate::name::Name;
 use crate::observe::PeerCounters;
 use crate::protocol::message::{
-    self, CREDITS_AT, HEADER_LEN, IMM_ACK, MAX_MESSAGE, Message, Short, encode, head_len,
+    self, CREDITS_AT, Envelope, HEADER_LEN, IMM_ACK, MAX_MESSAGE, Message, Short, encode, head_len,
 };
 use crate::status::{Code, Reason, Status};
 
@@ -108,6 +109,8 @@ pub struct Channel {
     pub seal: Option<Seal>,
     /// Why the channel has to be closed, found while posting.
     pub broken: Option<Status>,
+    /// How much may be sent of tagged messages.
+    pub flow: Flow,
     credits: u32,
     consumed: u32,
     quantum: u32,
@@ -149,6 +152,7 @@ impl Channel {
             probe: None,
             seal: None,
             broken: None,
+            flow: Flow::default(),
             credits: INITIAL_CREDITS,
             consumed: 0,
             quantum: depth / 2,
@@ -195,7 +199,14 @@ impl Channel {
     /// be the peer's last hope of credit, so it counts even while nothing else happens here.
     #[inline]
     pub fn waits(&self) -> bool {
-        !self.pending.is_empty() || self.consumed >= self.quantum
+        !self.pending.is_empty()
+            || self.consumed >= self.quantum
+            || (self.flow.queued && !self.flow.short)
+    }
+
+    /// Whether a message would go out at once, as far as this connection is concerned.
+    pub fn takes_messages(&self) -> bool {
+        self.pending.is_empty() && self.credits > RESERVED && self.broken.is_none()
     }
 
     /// Whether nothing is to be done for it: no defect, nothing to post, no content that was kept back. What answers
@@ -318,6 +329,19 @@ impl Channel {
         let len = message::content_head_len(meta);
         let head = |out: &mut Vec<u8>| message::put_content(out, request, checksum, meta);
         self.send_head(fx, len, head, content, of);
+    }
+
+    /// Sends a tagged message with its content.
+    pub fn send_msg(
+        &mut self,
+        fx: &mut impl Fx,
+        envelope: Envelope,
+        sync: Option<u32>,
+        content: &[u8],
+    ) {
+        let of = Of { answer: false, urgent: false, ask: None };
+        let head = |out: &mut Vec<u8>| message::put_msg(out, envelope, sync);
+        self.send_head(fx, message::MSG_HEAD_LEN, head, content, of);
     }
 
     fn send_for(

@@ -91,6 +91,12 @@ impl<F: Into<Callback>> Due<F> {
 }
 
 impl Due<OnSend> {
+    /// The message operation that it ends, which is told by who asks.
+    pub(super) fn take_message(&mut self) -> Option<u32> {
+        let op = if let Some(OnSend::Message(op)) = self.done { Some(op) } else { None };
+        op.inspect(|_| self.done = None)
+    }
+
     /// Runs it, if it did not run yet.
     pub fn end(&mut self, result: Result<(), &Status>, info: &TransferInfo) {
         if let Some(done) = self.done.take() {
@@ -100,6 +106,17 @@ impl Due<OnSend> {
 }
 
 impl Due<OnRecv> {
+    /// Whether it ends a message operation.
+    pub(super) fn is_message(&self) -> bool {
+        matches!(self.done, Some(OnRecv::Message(_)))
+    }
+
+    /// The message operation that it ends, which is told by who asks.
+    pub(super) fn take_message(&mut self) -> Option<u32> {
+        let op = if let Some(OnRecv::Message(op)) = self.done { Some(op) } else { None };
+        op.inspect(|_| self.done = None)
+    }
+
     /// Runs it, if it did not run yet.
     pub fn end(&mut self, result: Result<&Tensor, &Status>, info: &TransferInfo) {
         if let Some(done) = self.done.take() {
@@ -148,6 +165,10 @@ impl Engine {
                     let status = self.defect("the callback of a send was dropped");
                     let done = Some(self.due(done));
                     self.end_send(fx, done, Err(status), info);
+                }
+                Callback::Recv(OnRecv::Message(op)) => {
+                    let status = self.defect("the callback of a message was dropped");
+                    self.end_message(fx, op, Err(status));
                 }
                 Callback::Recv(done) => {
                     let status = self.defect("the callback of a receive was dropped");

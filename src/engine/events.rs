@@ -76,6 +76,17 @@ impl Engine {
                 }
             }
             Message::Goodbye { code, text } => self.on_goodbye(ch, code, text),
+            Message::Msg { envelope, sync, content } => {
+                self.on_msg(fx, ch, envelope, sync, content)
+            }
+            Message::MsgOffer(m) => self.on_msg_offer(fx, ch, m),
+            Message::MsgGrant { response, request, dst, len } => {
+                self.on_msg_grant(fx, ch, response, request, (dst, len))
+            }
+            Message::MsgMatched { number } => self.on_msg_matched(fx, ch, number),
+            Message::MsgWindow { limit } => self.on_msg_window(ch, limit),
+            Message::MsgWithdraw { number, sync } => self.on_msg_withdraw(fx, ch, number, sync),
+            Message::MsgWithdrawn { number, sync } => self.on_msg_withdrawn(fx, ch, number, sync),
             // A fragment inside a reassembled message.
             Message::Fragment { .. } => self.violation(ch, Status::invalid("nested fragments")),
         }
@@ -134,6 +145,7 @@ impl Engine {
         if c.broken.is_none() {
             c.flush(fx);
             self.send_deferred(fx, ch);
+            self.send_messages(fx, ch);
         }
         if let Some(status) = self.channels.get_mut(ch).and_then(|c| c.broken.take()) {
             // Its own word, not the connection's or the peer's.

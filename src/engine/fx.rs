@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::Due;
 use super::channel::ChanId;
+use super::front::message::{MessageEnd, OnMessage};
 use crate::api::*;
 use crate::fabric::keys::Keys;
 use crate::fabric::{Access, Mem, Mr, PostError, Remote};
@@ -183,6 +184,17 @@ pub enum Work {
         key: Box<[u8]>,
         /// Step.
         step: i64,
+    },
+    /// Ends a message operation.
+    MessageDone {
+        /// The operation, for `Engine::message_ended`.
+        op: u32,
+        /// How it ended.
+        end: MessageEnd,
+        /// Who is told.
+        done: OnMessage,
+        /// As in `RecvDone`.
+        memory: (u64, u64),
     },
     /// Tells the application something.
     Call(Box<dyn FnOnce() + Send>),

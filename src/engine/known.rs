@@ -40,6 +40,8 @@ pub struct Peer {
     /// The application never named it.
     pub guest: bool,
     pub(super) queue: VecDeque<u32>,
+    /// Messages that wait to be sent, in order.
+    pub(super) outbox: VecDeque<u32>,
     pub(super) cache: Cache,
     /// Grows with each connection.
     used: u64,
@@ -48,7 +50,11 @@ pub struct Peer {
 impl Peer {
     /// Nothing refers to it, and nothing is lost with it.
     fn is_forgettable(&self) -> bool {
-        self.guest && self.channels.is_empty() && self.waiting == 0 && self.queue.is_empty()
+        self.guest
+            && self.channels.is_empty()
+            && self.waiting == 0
+            && self.queue.is_empty()
+            && self.outbox.is_empty()
     }
 }
 
@@ -198,6 +204,7 @@ impl Peers {
             waiting_bytes: 0,
             guest,
             queue: VecDeque::new(),
+            outbox: VecDeque::new(),
             cache: Cache::new(cache),
             used: 0,
         };

@@ -77,6 +77,55 @@ impl List {
     }
 }
 
+/// The same, first in, first out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fifo {
+    first: u32,
+    last: u32,
+}
+
+impl Default for Fifo {
+    fn default() -> Fifo {
+        Fifo { first: NONE, last: NONE }
+    }
+}
+
+impl Fifo {
+    pub fn is_empty(&self) -> bool {
+        self.first == NONE
+    }
+
+    pub fn first(&self) -> Option<u32> {
+        (!self.is_empty()).then_some(self.first)
+    }
+
+    /// Takes a member in at the end, which is in no other list by these links.
+    pub fn push<T>(&mut self, slab: &mut Slab<T>, of: Of<T>, index: u32) {
+        if let Some(member) = slab.get_mut(index) {
+            *of(member) = Links { prev: self.last, next: NONE };
+            match slab.get_mut(self.last) {
+                Some(last) => of(last).next = index,
+                None => self.first = index,
+            }
+            self.last = index;
+        }
+    }
+
+    /// Lets a member go, whose links these are.
+    pub fn remove<T>(&mut self, slab: &mut Slab<T>, of: Of<T>, index: u32, links: Links) {
+        match slab.get_mut(links.next) {
+            Some(next) => of(next).prev = links.prev,
+            None if self.last == index => self.last = links.prev,
+            None => {}
+        }
+        match slab.get_mut(links.prev) {
+            Some(prev) => of(prev).next = links.next,
+            None if self.first == index => self.first = links.next,
+            None => {}
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,6 +145,41 @@ mod tests {
 
     fn of(m: &mut Member) -> &mut Links {
         &mut m.links
+    }
+
+    #[test]
+    fn the_first_in_is_the_first_out() {
+        let (mut slab, mut queue) = (Slab::default(), Fifo::default());
+        let all: Vec<u32> = (0..5)
+            .map(|_| {
+                let index = slab.insert(Member { links: Links::default() }).ok().unwrap();
+                queue.push(&mut slab, of, index);
+                index
+            })
+            .collect();
+        let order = |queue: &Fifo, slab: &mut Slab<Member>| {
+            let (mut found, mut at) = (Vec::new(), queue.first());
+            while let Some(index) = at {
+                found.push(index);
+                at = slab.get_mut(index).unwrap().links.next();
+            }
+            found
+        };
+        assert_eq!(order(&queue, &mut slab), all);
+        for (gone, left) in [(2, vec![0, 1, 3, 4]), (4, vec![0, 1, 3]), (0, vec![1, 3])] {
+            let links = slab.remove(all[gone]).unwrap().links;
+            queue.remove(&mut slab, of, all[gone], links);
+            let left: Vec<u32> = left.iter().map(|&i| all[i]).collect();
+            assert_eq!(order(&queue, &mut slab), left);
+        }
+        let again = slab.insert(Member { links: Links::default() }).ok().unwrap();
+        queue.push(&mut slab, of, again);
+        assert_eq!(order(&queue, &mut slab), [all[1], all[3], again]);
+        for index in [all[1], all[3], again] {
+            let links = slab.remove(index).unwrap().links;
+            queue.remove(&mut slab, of, index, links);
+        }
+        assert!(queue.is_empty() && queue.first().is_none());
     }
 
     #[test]

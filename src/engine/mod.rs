@@ -47,6 +47,7 @@ pub use claim::Claim;
 use deadlines::Deadlines;
 use due::Owner;
 pub use due::{Callback, Due};
+use front::message::Messages;
 use front::rendezvous::Table;
 pub use fx::{Buffer, Fx, Held, MapError, Offer, Window, Work};
 pub use hooks::{EndedFn, Hooks, PeerFn};
@@ -71,6 +72,7 @@ const USUAL_DIMS: usize = 16;
 const SHORT_ERROR_TEXT: usize = 64;
 const WR_RESPONSE: u64 = 1 << 56;
 const WR_REQUEST: u64 = 2 << 56;
+const WR_MESSAGE: u64 = 3 << 56;
 /// Set in the tag of writes with immediate.
 const WR_IMM: u64 = 1 << 32;
 const WR_KIND: u64 = 0xFF << 56;
@@ -164,6 +166,7 @@ pub struct Engine {
     deadlines: Deadlines<Request>,
     responses: Slab<Response>,
     table: Table,
+    messages: Messages,
     kept: HashMap<u64, Kept>,
     devices: Vec<Arc<dyn DeviceOps>>,
     source: Option<SourceFn>,
@@ -203,6 +206,7 @@ impl Engine {
             deadlines: Deadlines::new(),
             responses: Slab::default(),
             table: Table::new(),
+            messages: Messages::new(),
             kept: HashMap::default(),
             devices: Vec::new(),
             source: None,
@@ -232,9 +236,9 @@ impl Engine {
         self.source = source;
     }
 
-    /// Operations that have not ended: requests, responses.
+    /// Operations that have not ended: requests and messages, responses.
     pub fn outstanding(&self) -> (usize, usize) {
-        (self.requests.len(), self.responses.len())
+        (self.requests.len() + self.messages.under_way(None), self.responses.len())
     }
 
     /// Waiting tensors and receives in the table.
@@ -246,7 +250,11 @@ impl Engine {
     /// work. Each has at most one entry there at a time; a receive may hold the send that it met, too.
     fn admit(&mut self, fx: &mut impl Fx) -> Result<(), Status> {
         // This one, and word of peers.
-        let live = 2 * self.requests.len() + self.responses.len() + self.table.tensors() + 3;
+        let live = 2 * self.requests.len()
+            + self.responses.len()
+            + self.table.tensors()
+            + self.messages.len()
+            + 3;
         let told = self.source.is_none() || self.told.fits(self.responses.len() + 1);
         let room = told && fx.fits(live);
         let text = "no memory for one more operation";
@@ -414,7 +422,10 @@ impl Engine {
         if let Err(s) = &result {
             info.reason = s.reason;
         }
-        if let Some(done) = done {
+        if let Some(mut done) = done {
+            if let Some(op) = done.take_message() {
+                return self.end_message(fx, op, result);
+            }
             let of = of.and_then(|(key, step)| self.traced(fx, key, step));
             fx.run(Work::SendDone { done, result, info, of, inline, memory });
         }

@@ -163,7 +163,9 @@ impl Engine {
 
     /// Whether requests wait for a connection to this peer.
     pub fn wants_connection(&self, peer: u32) -> bool {
-        self.peers.get(peer).is_some_and(|p| p.channels.is_empty() && !p.queue.is_empty())
+        self.peers
+            .get(peer)
+            .is_some_and(|p| p.channels.is_empty() && !(p.queue.is_empty() && p.outbox.is_empty()))
     }
 
     /// Ends the channels of a peer's other incarnations. Only for who proved more than the peer's name.
@@ -246,6 +248,9 @@ impl Engine {
         for request in queue.into_iter().flatten() {
             self.submit(fx, request);
         }
+        if let Some(c) = self.channels.get_mut(ch) {
+            c.flow.queued = true;
+        }
         self.settle(fx, ch);
     }
 
@@ -275,7 +280,9 @@ impl Engine {
         let Some(mut channel) = self.channels.remove(ch) else { return };
         channel.counters.disconnects.add(1);
         self.happened += 1;
+        let mut carried = None;
         if let Some(peer) = self.peers.get_mut(channel.peer) {
+            carried = (peer.channels.first() == Some(&ch)).then_some(channel.peer);
             peer.channels.retain(|&c| c != ch);
             if peer.channels.is_empty() {
                 peer.state = PeerState::Idle;
@@ -309,6 +316,11 @@ impl Engine {
         for i in responses.responses() {
             self.response_lost_channel(fx, i, &status);
         }
+        self.messages_lost_channel(fx, ch, &status);
+        // They were to come after what was lost.
+        if let Some(peer) = carried {
+            self.fail_outbox(fx, peer, &status);
+        }
     }
 
     /// The application ends the connections to a peer, and with them the attempts to connect: what
@@ -324,6 +336,7 @@ impl Engine {
         for request in queue {
             self.fail(fx, request, status.clone());
         }
+        self.fail_outbox(fx, peer, &status);
         for ch in channels {
             self.say_goodbye(fx, ch, &status);
             self.channel_down(fx, ch, status.clone());
@@ -348,6 +361,7 @@ impl Engine {
             for request in std::mem::take(&mut p.queue) {
                 self.fail(fx, request, status.clone());
             }
+            self.fail_outbox(fx, peer, &status);
         }
     }
 
@@ -367,12 +381,18 @@ impl Engine {
                     return self.fail(fx, request, status);
                 }
                 p.queue.push_back(request);
-                let name = p.name.clone();
-                if p.state != PeerState::Connecting {
-                    p.state = PeerState::Connecting;
-                    fx.connect(peer, &name);
-                }
+                self.want_connection(fx, peer);
             }
+        }
+    }
+
+    /// Asks for a connection to a peer, if nobody has.
+    pub(super) fn want_connection(&mut self, fx: &mut impl Fx, peer: u32) {
+        let Some(p) = self.peers.get_mut(peer) else { return };
+        if p.state != PeerState::Connecting {
+            p.state = PeerState::Connecting;
+            let name = p.name.clone();
+            fx.connect(peer, &name);
         }
     }
 }

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 const SLOT_BITS: u32 = 20;
-const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
+pub(super) const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
 // 0xFFF would reach the reserved immediates.
 const GENERATIONS: u32 = 0xFFF;
 

@@ -45,7 +45,8 @@ impl Engine {
         while let Some(index) = self.deadlines.pop(&mut self.requests, now, |r| r.deadline) {
             self.expire_request(fx, index);
         }
-        let earliest = self.deadlines.next();
+        self.expire_messages(fx, now);
+        let earliest = self.deadlines.next().min(self.messages.next_deadline());
         // Not more than once a millisecond, however many deadlines there are.
         let earliest = earliest.min(self.table.next_deadline());
         self.next_deadline =
@@ -154,5 +155,6 @@ impl Engine {
         while let Some(index) = self.responses.next(&mut at, Response::is_asking) {
             self.refuse_asked(fx, index, &status);
         }
+        self.end_messages(fx, &status);
     }
 }

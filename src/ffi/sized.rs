@@ -115,6 +115,11 @@ impl<T: Versioned> Out<T> {
         Ok(Out { ptr, size })
     }
 
+    /// The size that the application wrote.
+    pub(super) fn size(&self) -> usize {
+        self.size
+    }
+
     /// Fills it, as far as both sides know it; its `struct_size` stays.
     pub(super) fn write(self, value: T) {
         let known = self.size.min(size_of::<T>());
@@ -163,6 +168,8 @@ versioned! {
     rdma_recv_options, "rdma_recv_options_t", 56;
     rdma_send_options, "rdma_send_options_t", 16;
     rdma_peer_info, "rdma_peer_info_t", 848;
+    rdma_msg_options, "rdma_msg_options_t", 40;
+    rdma_msg_status, "rdma_msg_status_t", 56;
     rdma_parsed_key, "rdma_parsed_key_t", 80;
 }
 

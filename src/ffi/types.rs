@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 /// Version of the ABI: grows when a function or a field is added, never otherwise.
-pub const RDMA_ABI_VERSION: u32 = 2;
+pub const RDMA_ABI_VERSION: u32 = 3;
 /// Version of the library, major part.
 pub const RDMA_VERSION_MAJOR: u32 = 0;
 /// Version of the library, minor part.
@@ -482,6 +482,77 @@ pub struct rdma_peer_info {
 }
 /// What is known of a peer.
 pub type rdma_peer_info_t = rdma_peer_info;
+
+/// Number of a peer in one manager: 0 is none, or anybody. See rdma_peer_lookup.
+pub type rdma_peer_t = u64;
+/// A message from anybody.
+pub const RDMA_PEER_ANY: u64 = 0;
+/// rdma_msg_options_t.mode: a send has ended when its memory may be used again.
+pub const RDMA_MSG_STANDARD: u32 = 0;
+/// rdma_msg_options_t.mode: the same, and a receive has met the message.
+pub const RDMA_MSG_SYNCHRONOUS: u32 = 1;
+/// rdma_msg_options_t.timeout_ms: no deadline.
+pub const RDMA_MSG_FOREVER: i64 = -1;
+/// A mask under which each bit of a tag counts.
+pub const RDMA_MSG_TAG_MASK: u64 = u64::MAX;
+/// rdma_msg_test, rdma_msg_wait: all requests, or none.
+pub const RDMA_MSG_ALL: u32 = 0;
+/// rdma_msg_test, rdma_msg_wait: one request.
+pub const RDMA_MSG_ANY: u32 = 1;
+/// rdma_msg_test, rdma_msg_wait: as many requests as have ended, one at least.
+pub const RDMA_MSG_SOME: u32 = 2;
+/// Number of a message operation that is under way. Never used again by its manager; 0 is none.
+pub type rdma_msg_request_t = u64;
+
+/// How a message operation ended, or what a probe found. Set struct_size before use.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rdma_msg_status {
+    /// sizeof(rdma_msg_status_t) as the application was compiled.
+    pub struct_size: usize,
+    /// Who sent it; of a send, who it was for.
+    pub peer: rdma_peer_t,
+    /// Its tag.
+    pub tag: u64,
+    /// Its length in bytes, also where it was too long for the receive.
+    pub bytes: u64,
+    /// Its communicator.
+    pub comm: u32,
+    /// How it ended.
+    pub code: rdma_code_t,
+    /// The message that rdma_msg_probe has claimed, 0 otherwise.
+    pub message: u64,
+    /// Text of an error, for the time of a callback. "" otherwise: rdma_last_error has it.
+    pub text: *const c_char,
+}
+/// How a message operation ended.
+pub type rdma_msg_status_t = rdma_msg_status;
+
+/// A message operation has ended.
+pub type rdma_msg_done_fn =
+    Option<unsafe extern "C" fn(status: *const rdma_msg_status_t, userdata: *mut c_void)>;
+
+/// Options of a message operation. Prepare it with rdma_msg_options_init, or set struct_size and the
+/// rest to zero.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rdma_msg_options {
+    /// sizeof(rdma_msg_options_t) as the application was compiled.
+    pub struct_size: usize,
+    /// Deadline in milliseconds. 0: the manager's; RDMA_MSG_FOREVER: none.
+    pub timeout_ms: i64,
+    /// Of a send: RDMA_MSG_STANDARD or RDMA_MSG_SYNCHRONOUS.
+    pub mode: u32,
+    /// Device on which the memory lives, 0 for the host.
+    pub device: u32,
+    /// Told of the end, unless that is known when the call returns. NULL: rdma_msg_test and
+    /// rdma_msg_wait tell.
+    pub done: rdma_msg_done_fn,
+    /// Passed to done.
+    pub userdata: *mut c_void,
+}
+/// Options of a message operation.
+pub type rdma_msg_options_t = rdma_msg_options;
 
 /// The parts of TensorFlow's key `src_device;src_incarnation;dst_device;edge_name;frame:iter`.
 /// Texts are not NUL-terminated. Set struct_size before use.

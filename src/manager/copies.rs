@@ -160,7 +160,9 @@ impl HeldBack {
 /// Memory of the host that a callback gives back.
 fn given_back(work: &Work) -> (u64, u64) {
     match work {
-        Work::RecvDone { memory, .. } | Work::SendDone { memory, .. } => *memory,
+        Work::RecvDone { memory, .. }
+        | Work::SendDone { memory, .. }
+        | Work::MessageDone { memory, .. } => *memory,
         _ => (0, 0),
     }
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use super::Manager;
 use super::inside::{self, Inside};
 use super::waits::Taken;
+use crate::engine::front::message::OnMessage;
 use crate::engine::{Held, Work, checksum};
 use crate::log;
 use crate::status::{Code, Status};
@@ -151,6 +152,10 @@ impl Manager {
                 }
                 done.end(result.as_ref().map(|_| ()), info);
             }
+            Work::MessageDone { op, end, done, .. } => match done {
+                OnMessage::Plain(told, words) => told(*words, end),
+                OnMessage::Asked => self.core.lock().engine.message_ended(*op, end.take()),
+            },
             other => self.run_rare(other),
         }
     }
@@ -170,7 +175,7 @@ impl Manager {
     fn run_rare(&self, work: &mut Work) {
         match std::mem::replace(work, Work::PeerEvents) {
             // Seen to above.
-            Work::RecvDone { .. } | Work::SendDone { .. } => {}
+            Work::RecvDone { .. } | Work::SendDone { .. } | Work::MessageDone { .. } => {}
             Work::Alloc { request, mut alloc, meta, .. } => {
                 let addr = alloc(&meta);
                 let mut guard = self.core.lock();

@@ -42,6 +42,13 @@ const PONG: u8 = 11;
 const CREDIT: u8 = 12;
 const FRAGMENT: u8 = 13;
 const GOODBYE: u8 = 14;
+const MSG: u8 = 15;
+const MSG_OFFER: u8 = 16;
+const MSG_GRANT: u8 = 17;
+const MSG_MATCHED: u8 = 18;
+const MSG_WINDOW: u8 = 19;
+const MSG_WITHDRAW: u8 = 20;
+const MSG_WITHDRAWN: u8 = 21;
 
 const F_DST: u8 = 1; // request: a destination is exposed
 const F_META: u8 = 2; // request: the cached metadata follows
@@ -53,6 +60,7 @@ const F_SOURCE: u8 = 2; // metadata: the source may be read
 const F_REGIONS: u8 = 16; // any of the above with memory: it lies in several regions
 const F_LAST: u8 = 1; // fragment: the last
 const F_OK: u8 = 1; // get done: success
+const F_SYNC: u8 = 1; // tagged message: its sender wants to hear of the match
 
 /// TENSOR_REQUEST.
 #[derive(Clone, Debug, PartialEq)]
@@ -103,6 +111,28 @@ pub struct MetaResponse {
     pub meta: Meta,
 }
 
+/// What a tagged message is matched by, beside its sender.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Envelope {
+    /// The communicator: messages of one never match receives of another.
+    pub comm: u32,
+    /// The tag.
+    pub tag: u64,
+}
+
+/// MSG_OFFER.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MsgOffer {
+    /// Communicator and tag.
+    pub envelope: Envelope,
+    /// The sender's response index.
+    pub response: u32,
+    /// Content bytes.
+    pub nbytes: u64,
+    /// The source, where the receiver may read it.
+    pub source: Option<Place>,
+}
+
 /// A decoded message.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs, reason = "fields are those of docs/protocol.md")]
@@ -135,6 +165,20 @@ pub enum Message<'a> {
     Fragment { last: bool, bytes: &'a [u8] },
     /// The end of the connection is meant, and why: a code, 0 where there is nothing to say, and text.
     Goodbye { code: i32, text: &'a [u8] },
+    /// A tagged message with its content; with `sync` the sender's number of it, for MSG_MATCHED.
+    Msg { envelope: Envelope, sync: Option<u32>, content: &'a [u8] },
+    /// A tagged message whose content waits for the receiver.
+    MsgOffer(MsgOffer),
+    /// The receiver of an offered message gives the destination.
+    MsgGrant { response: u32, request: u32, dst: Place, len: u64 },
+    /// A message with this number has met its receive.
+    MsgMatched { number: u32 },
+    /// How many bytes of messages may be sent, from the connection's beginning on.
+    MsgWindow { limit: u64 },
+    /// The sender takes an offer back, or (`sync`) a message of this number.
+    MsgWithdraw { number: u32, sync: bool },
+    /// It was taken back: nothing had met it.
+    MsgWithdrawn { number: u32, sync: bool },
 }
 
 fn put_header(out: &mut Vec<u8>, kind: u8, flags: u8) {
@@ -250,8 +294,28 @@ pub fn head_len(message: &Message<'_>) -> usize {
             Message::Meta(m) => meta(&m.meta) + m.source.as_ref().map_or(0, place),
             Message::ReRequest { dst, .. } => place(dst),
             Message::Content(c) => c.meta.as_ref().map_or(0, meta),
+            Message::MsgOffer(m) => m.source.as_ref().map_or(0, place),
+            Message::MsgGrant { dst, .. } => place(dst),
             _ => 0,
         }
+}
+
+/// At least as many bytes as [`put_msg`] writes.
+pub const MSG_HEAD_LEN: usize = 32;
+
+/// Writes the head of a tagged message, as [`encode`] does.
+#[inline]
+pub fn put_msg(out: &mut Vec<u8>, envelope: Envelope, sync: Option<u32>) {
+    let flags = if sync.is_some() { F_SYNC } else { 0 };
+    let mut fixed = [0; 16];
+    (fixed[0], fixed[1]) = (MSG, flags);
+    fixed[4..8].copy_from_slice(&envelope.comm.to_le_bytes());
+    fixed[8..].copy_from_slice(&envelope.tag.to_le_bytes());
+    out.clear();
+    out.extend_from_slice(&fixed);
+    if let Some(number) = sync {
+        out.extend_from_slice(&number.to_le_bytes());
+    }
 }
 
 /// At least as many bytes as [`put_content`] writes.
@@ -354,7 +418,54 @@ pub fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
             put_header(out, GOODBYE, 0);
             out.extend_from_slice(&code.to_le_bytes());
         }
+        Message::Msg { envelope, sync, .. } => put_msg(out, *envelope, *sync),
+        Message::MsgOffer(m) => put_msg_offer(out, m),
+        Message::MsgGrant { response, request, dst, len } => {
+            put_header(out, MSG_GRANT, regions_flag(Some(dst)));
+            out.extend_from_slice(&response.to_le_bytes());
+            out.extend_from_slice(&request.to_le_bytes());
+            put_place(out, dst);
+            out.extend_from_slice(&len.to_le_bytes());
+        }
+        Message::MsgMatched { number } => put_number(out, MSG_MATCHED, false, *number),
+        Message::MsgWindow { limit } => {
+            put_header(out, MSG_WINDOW, 0);
+            out.extend_from_slice(&limit.to_le_bytes());
+        }
+        Message::MsgWithdraw { number, sync } => put_number(out, MSG_WITHDRAW, *sync, *number),
+        Message::MsgWithdrawn { number, sync } => put_number(out, MSG_WITHDRAWN, *sync, *number),
     }
+}
+
+fn put_number(out: &mut Vec<u8>, kind: u8, sync: bool, number: u32) {
+    put_header(out, kind, if sync { F_SYNC } else { 0 });
+    out.extend_from_slice(&number.to_le_bytes());
+}
+
+fn put_msg_offer(out: &mut Vec<u8>, m: &MsgOffer) {
+    let flags = if m.source.is_some() { F_SOURCE } else { 0 } | regions_flag(m.source.as_ref());
+    put_header(out, MSG_OFFER, flags);
+    out.extend_from_slice(&m.envelope.comm.to_le_bytes());
+    out.extend_from_slice(&m.envelope.tag.to_le_bytes());
+    out.extend_from_slice(&m.response.to_le_bytes());
+    out.extend_from_slice(&m.nbytes.to_le_bytes());
+    if let Some(source) = &m.source {
+        put_place(out, source);
+    }
+}
+
+fn get_envelope(r: &mut Reader<'_>) -> Result<Envelope, Status> {
+    Ok(Envelope { comm: r.u32()?, tag: r.u64()? })
+}
+
+fn get_msg_offer<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Message<'a>, Status> {
+    let (envelope, response, nbytes) = (get_envelope(r)?, r.u32()?, r.u64()?);
+    let source = if flags & F_SOURCE != 0 { Some(get_place(r, flags)?) } else { None };
+    if nbytes > isize::MAX as u64 {
+        let text = format!("an offered message of {nbytes} bytes, 0 to {} are allowed", isize::MAX);
+        return Err(Status::invalid(text));
+    }
+    Ok(Message::MsgOffer(MsgOffer { envelope, response, nbytes, source }))
 }
 
 fn get_request<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Request<'a>, Status> {
@@ -425,6 +536,22 @@ pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
         CREDIT => Message::Credit { depth: r.u32()? },
         FRAGMENT => Message::Fragment { last: flags & F_LAST != 0, bytes: r.rest() },
         GOODBYE => Message::Goodbye { code: r.i32()?, text: r.rest() },
+        MSG => {
+            let envelope = get_envelope(&mut r)?;
+            let sync = if flags & F_SYNC != 0 { Some(r.u32()?) } else { None };
+            Message::Msg { envelope, sync, content: r.rest() }
+        }
+        MSG_OFFER => get_msg_offer(&mut r, flags)?,
+        MSG_GRANT => Message::MsgGrant {
+            response: r.u32()?,
+            request: r.u32()?,
+            dst: get_place(&mut r, flags)?,
+            len: r.u64()?,
+        },
+        MSG_MATCHED => Message::MsgMatched { number: r.u32()? },
+        MSG_WINDOW => Message::MsgWindow { limit: r.u64()? },
+        MSG_WITHDRAW => Message::MsgWithdraw { number: r.u32()?, sync: flags & F_SYNC != 0 },
+        MSG_WITHDRAWN => Message::MsgWithdrawn { number: r.u32()?, sync: flags & F_SYNC != 0 },
         other => return Err(Status::invalid(format!("message type {other} is not known"))),
     };
     Ok((message, credits))
@@ -437,6 +564,7 @@ fn tail<'a>(message: &Message<'a>) -> &'a [u8] {
         Message::Error { text, .. } | Message::Goodbye { text, .. } => text,
         Message::Content(c) => c.content,
         Message::Fragment { bytes, .. } => bytes,
+        Message::Msg { content, .. } => content,
         _ => &[],
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_transport::api::*;
+use rdma_transport::engine::front::message::MessageEnd;
 use rdma_transport::engine::{Claim, Engine, Held, Hooks, Offer, Range, Settings, checksum};
 use rdma_transport::status::{Code, Status};
 
@@ -43,7 +44,11 @@ pub fn hash(bytes: &[u8]) -> u64 {
 
 impl Stage {
     /// Calls an engine, then runs the callbacks that this queued.
-    fn call<T>(&mut self, node: usize, f: impl FnOnce(&mut Engine, &mut ScriptFx<'_>) -> T) -> T {
+    pub fn call<T>(
+        &mut self,
+        node: usize,
+        f: impl FnOnce(&mut Engine, &mut ScriptFx<'_>) -> T,
+    ) -> T {
         let engine = self.engines[node].as_mut().expect("the node lives");
         let mut fx = ScriptFx { w: &mut self.w, node };
         let result = f(engine, &mut fx);
@@ -264,6 +269,11 @@ impl Stage {
     pub fn owes(&self, node: usize) -> (usize, usize) {
         let engine = self.engines[node].as_ref().unwrap();
         engine.peers().fold((0, 0), |(n, bytes), p| (n + p.waiting, bytes + p.waiting_bytes))
+    }
+
+    /// A message operation has ended.
+    pub fn message_done(&mut self, node: usize, op: u32, end: MessageEnd) {
+        self.engines[node].as_mut().unwrap().message_ended(op, end);
     }
 
     /// What a finished receive held.

@@ -27,6 +27,13 @@ pub enum Kind {
     Garbage,
     // Other operations.
     Write,
+    Msg,
+    MsgOffer,
+    MsgGrant,
+    MsgMatched,
+    MsgWindow,
+    MsgWithdraw,
+    MsgWithdrawn,
     /// A write that says that the content is there.
     Imm,
     /// A write that returns credits.
@@ -66,6 +73,13 @@ pub fn kind(bytes: &[u8]) -> Kind {
         Ok((Message::Credit { .. }, _)) => Kind::Credit,
         Ok((Message::Fragment { .. }, _)) => Kind::Fragment,
         Ok((Message::Goodbye { .. }, _)) => Kind::Goodbye,
+        Ok((Message::Msg { .. }, _)) => Kind::Msg,
+        Ok((Message::MsgOffer(_), _)) => Kind::MsgOffer,
+        Ok((Message::MsgGrant { .. }, _)) => Kind::MsgGrant,
+        Ok((Message::MsgMatched { .. }, _)) => Kind::MsgMatched,
+        Ok((Message::MsgWindow { .. }, _)) => Kind::MsgWindow,
+        Ok((Message::MsgWithdraw { .. }, _)) => Kind::MsgWithdraw,
+        Ok((Message::MsgWithdrawn { .. }, _)) => Kind::MsgWithdrawn,
         Err(_) => Kind::Garbage,
     }
 }

@@ -86,7 +86,7 @@ fn end(of: &Option<Result<(), Status>>) -> End {
 
 impl Stage {
     /// Memory of the application.
-    fn memory(&mut self, node: usize, device: u32, len: u64, what: String) -> u64 {
+    pub fn memory(&mut self, node: usize, device: u32, len: u64, what: String) -> u64 {
         let who = self.w.who(node);
         let addr = self.w.mem.alloc(who, device, len, 0xCD, what);
         if self.registered && device == 0 && !self.w.nodes[node].caps.windows {
@@ -285,6 +285,7 @@ impl Stage {
             Work::Source { source, response, peer, key, step } => {
                 source(response, &peer, &key, step);
             }
+            Work::MessageDone { op, end, .. } => self.message_done(node, op, end),
             Work::Call(call) => call(),
             Work::PeerEvents => {}
             Work::HostCopy { token, dst, src, len } => {

@@ -141,7 +141,10 @@ impl Engine {
             let (of, after, keep) = (None, Held::Nothing, false);
             fx.run(Work::RecvDone { request, of, done, result, info, after, keep, memory });
         }
-        let Some(done) = self.remove_request(index) else { return };
+        let Some(mut done) = self.remove_request(index) else { return };
+        if let Some(op) = done.take_message() {
+            return self.end_message(fx, op, result.map(drop));
+        }
         fx.run(Work::RecvDone { request, of, done, result, info, after, keep, memory });
     }
 
@@ -289,7 +292,10 @@ impl Engine {
         if let Some(c) = self.channels.get(ch) {
             c.counters.send_done(info.bytes, code, info.protocol);
         }
-        if let Some(done) = done {
+        if let Some(mut done) = done {
+            if let Some(op) = done.take_message() {
+                return self.end_message(fx, op, result);
+            }
             fx.run(Work::SendDone { done, result, info, of, inline, memory });
         }
     }

@@ -238,7 +238,7 @@ impl Engine {
     }
 
     /// Opens the source of a response for an operation; false: it needs a registered copy first.
-    pub(super) fn open_source(
+    pub(in crate::engine) fn open_source(
         &mut self,
         fx: &mut impl Fx,
         index: u32,

@@ -6,7 +6,7 @@ use super::inbound::State;
 use super::outbound::{RState, Response};
 use super::protocols::data_loss;
 use crate::api::*;
-use crate::engine::{Engine, Fx, WR_KIND, WR_REQUEST, WR_RESPONSE, Work};
+use crate::engine::{Engine, Fx, WR_KIND, WR_MESSAGE, WR_REQUEST, WR_RESPONSE, Work};
 use crate::protocol::message::Message;
 use crate::status::{Code, Reason, Status};
 
@@ -139,6 +139,9 @@ impl Engine {
     /// A copy that the engine had asked for is about to begin; an error: it must not.
     pub fn copy_begins(&mut self, token: u64) -> Result<(), Status> {
         let index = token as u32;
+        if token & WR_KIND == WR_MESSAGE {
+            return self.message_copy_begins(index);
+        }
         let found = if token & WR_KIND == WR_RESPONSE {
             self.responses.get_mut(index).map(|r| (&mut r.copying, &r.ended))
         } else {
@@ -152,6 +155,9 @@ impl Engine {
     /// A copy that the engine had asked for has ended.
     pub fn copied(&mut self, fx: &mut impl Fx, token: u64, result: Result<(), Status>) {
         let index = token as u32;
+        if token & WR_KIND == WR_MESSAGE {
+            return self.message_copied(fx, index, result);
+        }
         if token & WR_KIND == WR_RESPONSE {
             return self.response_copied(fx, index, result);
         }

@@ -37,6 +37,10 @@ fn structs_have_the_layout_of_the_first_version() {
     offsets!(rdma_peer_info_t, 864: struct_size 0, name 8, provider 264, reason 280, address 536,
         incarnation 792, state 808, channels 812, bytes_sent 816, bytes_received 824,
         requests_sent 832, requests_received 840, eager_max 848, max_message 856);
+    offsets!(rdma_msg_status_t, 56: struct_size 0, peer 8, tag 16, bytes 24, comm 32, code 36,
+        message 40, text 48);
+    offsets!(rdma_msg_options_t, 40: struct_size 0, timeout_ms 8, mode 16, device 20, done 24,
+        userdata 32);
     offsets!(rdma_parsed_key_t, 80: struct_size 0, src_device 8, src_device_len 16, dst_device 24,
         dst_device_len 32, edge_name 40, edge_name_len 48, src_incarnation 56, frame 64, iter 72);
 }

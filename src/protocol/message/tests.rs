@@ -4,6 +4,12 @@ fn sample_meta() -> Meta {
     Meta { dtype: 7, flags: TENSOR_SERIALIZED, dims: [3, 0, 9].into_iter().collect(), nbytes: 5 }
 }
 
+const ENVELOPE: Envelope = Envelope { comm: 3, tag: u64::MAX - 4 };
+
+fn offer(source: Option<Place>) -> MsgOffer {
+    MsgOffer { envelope: ENVELOPE, response: 9, nbytes: 1 << 40, source }
+}
+
 #[test]
 fn round_trips() {
     let one = Place { addr: 0x1234_5678_9abc_def0, rkeys: Keys::one(42) };
@@ -45,8 +51,18 @@ fn round_trips() {
             checksum: Some(9),
             meta: sample_meta(),
         }),
-        Message::ReRequest { response: 4, dst: one, len: 9 },
-        Message::ReRequest { response: 4, dst: several, len: 9 },
+        Message::ReRequest { response: 4, dst: one.clone(), len: 9 },
+        Message::ReRequest { response: 4, dst: several.clone(), len: 9 },
+        Message::Msg { envelope: ENVELOPE, sync: None, content: b"hello" },
+        Message::Msg { envelope: ENVELOPE, sync: Some(5), content: b"" },
+        Message::MsgOffer(offer(Some(several.clone()))),
+        Message::MsgOffer(offer(None)),
+        Message::MsgGrant { response: 4, request: 5, dst: one, len: 9 },
+        Message::MsgGrant { response: 4, request: 5, dst: several, len: 9 },
+        Message::MsgMatched { number: 7 },
+        Message::MsgWindow { limit: u64::MAX },
+        Message::MsgWithdraw { number: 7, sync: false },
+        Message::MsgWithdrawn { number: 7, sync: true },
         Message::Error { index: 5, code: 10, text: b"why" },
         Message::Content(Content {
             index: 6,
@@ -149,7 +165,7 @@ fn mutations_never_panic() {
             let at = next() as usize % bytes.len();
             bytes[at] = next() as u8;
         }
-        bytes[0] = (next() % 16) as u8;
+        bytes[0] = (next() % 23) as u8;
         bytes.truncate(next() as usize % (bytes.len() + 1));
         fuzz_message(&bytes);
     }

@@ -185,7 +185,11 @@ impl Engine {
         let len = meta.nbytes;
         r.state = State::Awaiting;
         r.protocol = Protocol::DirectPut;
-        self.send(fx, ch, &Message::ReRequest { response, dst, len }, &[]);
+        let m = match r.done.is_message() {
+            true => Message::MsgGrant { response, request: index, dst, len },
+            false => Message::ReRequest { response, dst, len },
+        };
+        self.send(fx, ch, &m, &[]);
     }
 
     /// The content is on its way to what the request exposed.

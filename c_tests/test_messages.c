@@ -1,0 +1,458 @@
+/* Tagged messages: matching, order, modes, sizes, cancellation, back-pressure. */
+#include "harness.h"
+
+enum { COMM = 3 };
+#define EXACT RDMA_MSG_TAG_MASK
+
+static rdma_peer_t number_of(rdma_mgr_t *mgr, const char *name) {
+  rdma_peer_t peer = 0;
+  CHECK_OK(rdma_peer_lookup(mgr, name, &peer));
+  CHECK(peer != RDMA_PEER_ANY);
+  return peer;
+}
+
+typedef struct waiting {
+  rdma_mgr_t *mgr;
+  rdma_msg_request_t *requests;
+  size_t count, done;
+  rdma_msg_status_t *statuses;
+} waiting;
+
+static bool all_ended(void *arg) {
+  waiting *w = arg;
+  size_t n = 0;
+  CHECK_OK(rdma_msg_test(w->mgr, w->requests, w->count, RDMA_MSG_ALL, NULL, w->statuses, &n));
+  w->done = n;
+  for (size_t i = 0; i < w->count; i++)
+    if (w->requests[i] != 0) return false;
+  return true;
+}
+
+/* The end of one request. */
+static rdma_msg_status_t end_of(rdma_mgr_t *mgr, rdma_msg_request_t request) {
+  rdma_msg_status_t status = {.struct_size = sizeof status};
+  waiting w = {mgr, &request, 1, 0, &status};
+  CHECK(pump_until(all_ended, &w, 30000));
+  return status;
+}
+
+static rdma_msg_request_t isend(rdma_mgr_t *mgr, rdma_peer_t to, uint64_t tag, const void *data, size_t n,
+                                uint32_t mode) {
+  rdma_msg_options_t options = {.struct_size = sizeof options, .mode = mode};
+  rdma_msg_request_t request = 77;
+  CHECK_OK(rdma_msg_isend(mgr, to, COMM, tag, data, n, &options, &request));
+  CHECK(request != 77);
+  return request;
+}
+
+/* Begins a receive; if it ends at once, so is the request 0 and the status filled. */
+static rdma_msg_request_t irecv(rdma_mgr_t *mgr, rdma_peer_t from, uint64_t tag, uint64_t mask, void *to,
+                                size_t n, rdma_msg_status_t *status) {
+  rdma_msg_request_t request = 77;
+  status->struct_size = sizeof *status;
+  CHECK_OK(rdma_msg_irecv(mgr, from, COMM, tag, mask, to, n, NULL, status, &request));
+  CHECK(request != 77);
+  return request;
+}
+
+static rdma_msg_status_t received(rdma_mgr_t *mgr, rdma_msg_request_t request, rdma_msg_status_t at_once) {
+  return request == 0 ? at_once : end_of(mgr, request);
+}
+
+static const size_t sizes[] = {0, 1, 7, 8, 100, 1000, 4000, 4096, 4097, 8192, 8193, 20000, 65536, 100001, 1 << 20, 5000003};
+
+static void sizes_both_orders(void) {
+  pair p = pair_new(NULL);
+  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
+  for (size_t i = 0; i < COUNT_OF(sizes); i++) {
+    for (int first = 0; first < 2; first++) {
+      size_t n = sizes[i];
+      uint64_t seed = 10 * i + (uint64_t)first;
+      char *from = scratch(n + 1), *to = scratch(n + 1);
+      rdma_msg_status_t st;
+      rdma_msg_request_t s, r;
+      fill(from, n, seed);
+      if (first) {
+        r = irecv(p.b, to_a, seed, EXACT, to, n, &st);
+        CHECK(r != 0);
+        s = isend(p.a, to_b, seed, from, n, RDMA_MSG_STANDARD);
+      } else {
+        s = isend(p.a, to_b, seed, from, n, RDMA_MSG_STANDARD);
+        pump_for(5);
+        r = irecv(p.b, to_a, seed, EXACT, to, n, &st);
+      }
+      st = received(p.b, r, st);
+      CHECK_INT(RDMA_OK, st.code);
+      CHECK_INT(n, st.bytes);
+      CHECK_INT(seed, st.tag);
+      CHECK_INT(COMM, st.comm);
+      CHECK_INT(to_a, st.peer);
+      CHECK_MSG(mismatch(to, n, seed) < 0, "%zu bytes: wrong at %lld", n, mismatch(to, n, seed));
+      if (s != 0) CHECK_INT(RDMA_OK, end_of(p.a, s).code);
+    }
+  }
+}
+
+static void to_oneself(void) {
+  pair p = pair_new(NULL);
+  rdma_peer_t self = number_of(p.a, "alpha");
+  for (size_t i = 0; i < COUNT_OF(sizes); i++) {
+    for (int first = 0; first < 2; first++) {
+      size_t n = sizes[i];
+      char *from = scratch(n + 1), *to = scratch(n + 1);
+      rdma_msg_status_t st;
+      rdma_msg_request_t s, r = 0;
+      fill(from, n, i);
+      if (first) r = irecv(p.a, self, i, EXACT, to, n, &st);
+      s = isend(p.a, self, i, from, n, RDMA_MSG_STANDARD);
+      if (!first) r = irecv(p.a, RDMA_PEER_ANY, i, EXACT, to, n, &st);
+      st = received(p.a, r, st);
+      CHECK_INT(RDMA_OK, st.code);
+      CHECK_INT(self, st.peer);
+      CHECK(mismatch(to, n, i) < 0);
+      if (s != 0) CHECK_INT(RDMA_OK, end_of(p.a, s).code);
+    }
+  }
+}
+
+/* Messages of one sender meet receives in order, whatever their sizes; masks and sources are looked at. */
+static void order_and_masks(void) {
+  enum { N = 300 };
+  pair p = pair_new(NULL);
+  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
+  static rdma_msg_request_t s[N];
+  char *from[N];
+  for (int i = 0; i < N; i++) {
+    size_t n = i % 3 == 0 ? 50000 : (size_t)i;
+    from[i] = scratch(n + 1);
+    fill(from[i], n, (uint64_t)i);
+    s[i] = isend(p.a, to_b, 0x1000 + (uint64_t)(i % 4), from[i], n, i % 5 ? RDMA_MSG_STANDARD : RDMA_MSG_SYNCHRONOUS);
+  }
+  char *to = scratch(50000);
+  /* All of the second tag first, then the others in order. */
+  for (int pass = 0; pass < 2; pass++) {
+    for (int i = 0; i < N; i++) {
+      if ((i % 4 == 2) != (pass == 0)) continue;
+      size_t n = i % 3 == 0 ? 50000 : (size_t)i;
+      rdma_msg_status_t st;
+      rdma_msg_request_t r = pass == 0 ? irecv(p.b, to_a, 0x1002, EXACT, to, 50000, &st)
+                                       : irecv(p.b, i % 2 ? RDMA_PEER_ANY : to_a, 0x1000, ~(uint64_t)0xff, to, 50000, &st);
+      st = received(p.b, r, st);
+      CHECK_INT(RDMA_OK, st.code);
+      CHECK_INT(0x1000 + i % 4, st.tag);
+      CHECK_INT(n, st.bytes);
+      CHECK(mismatch(to, n, (uint64_t)i) < 0);
+    }
+  }
+  waiting w = {p.a, s, N, 0, NULL};
+  CHECK(pump_until(all_ended, &w, 30000));
+}
+
+/* Another communicator, another tag, another sender: no match. */
+static void what_does_not_match_waits(void) {
+  pair p = pair_new(NULL);
+  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
+  uint32_t x = 1, got = 0;
+  rdma_msg_status_t st = {.struct_size = sizeof st};
+  rdma_msg_request_t s = isend(p.a, to_b, 5, &x, sizeof x, RDMA_MSG_STANDARD);
+  pump_for(20);
+  drive(p.a);
+  CHECK_CODE(RDMA_DEADLINE_EXCEEDED, rdma_msg_probe(p.b, to_a, COMM + 1, 5, EXACT, false, 20, &st));
+  CHECK_CODE(RDMA_DEADLINE_EXCEEDED, rdma_msg_probe(p.b, to_a, COMM, 6, EXACT, false, 20, &st));
+  CHECK_CODE(RDMA_DEADLINE_EXCEEDED, rdma_msg_probe(p.b, number_of(p.b, "beta"), COMM, 5, EXACT, false, 20, &st));
+  CHECK_OK(rdma_msg_probe(p.b, RDMA_PEER_ANY, COMM, 0, 0, false, 10000, &st));
+  CHECK_INT(sizeof x, st.bytes);
+  CHECK_INT(to_a, st.peer);
+  CHECK_INT(0, st.message);
+  CHECK_OK(rdma_msg_recv(p.b, to_a, COMM, 5, EXACT, &got, sizeof got, NULL, &st));
+  CHECK_INT(1, got);
+  drive_stop(p.a);
+  if (s != 0) CHECK_INT(RDMA_OK, end_of(p.a, s).code);
+  char name[64];
+  size_t len;
+  CHECK_OK(rdma_peer_name(p.b, st.peer, name, sizeof name, &len));
+  CHECK_STR("alpha", name);
+}
+
+static void claimed_messages(void) {
+  pair p = pair_new(NULL);
+  rdma_peer_t to_b = number_of(p.a, "beta");
+  static const size_t lens[] = {0, 12, 300000};
+  for (size_t i = 0; i < COUNT_OF(lens); i++) {
+    size_t n = lens[i];
+    char *one = scratch(n + 1), *two = scratch(n + 1), *to = scratch(n + 1);
+    fill(one, n, 1);
+    fill(two, n, 2);
+    rdma_msg_request_t s1 = isend(p.a, to_b, 9, one, n, RDMA_MSG_SYNCHRONOUS);
+    rdma_msg_request_t s2 = isend(p.a, to_b, 9, two, n, RDMA_MSG_SYNCHRONOUS);
+    rdma_msg_status_t claimed = {.struct_size = sizeof claimed}, st;
+    drive(p.a);
+    CHECK_OK(rdma_msg_probe(p.b, RDMA_PEER_ANY, COMM, 9, EXACT, true, 10000, &claimed));
+    CHECK(claimed.message != 0);
+    CHECK_INT(n, claimed.bytes);
+    rdma_msg_request_t r = irecv(p.b, RDMA_PEER_ANY, 9, EXACT, to, n, &st);
+    st = received(p.b, r, st);
+    CHECK(mismatch(to, n, 2) < 0);
+    rdma_msg_status_t st2 = {.struct_size = sizeof st2};
+    r = 77;
+    CHECK_OK(rdma_msg_imrecv(p.b, claimed.message, to, n, NULL, &st2, &r));
+    st2 = received(p.b, r, st2);
+    CHECK_INT(RDMA_OK, st2.code);
+    CHECK(mismatch(to, n, 1) < 0);
+    CHECK_BAD(RDMA_NOT_FOUND, rdma_msg_imrecv(p.b, claimed.message, to, n, NULL, NULL, &r));
+    CHECK_INT(RDMA_OK, end_of(p.a, s1).code);
+    CHECK_INT(RDMA_OK, end_of(p.a, s2).code);
+    drive_stop(p.a);
+  }
+}
+
+/* A message that is too long: the real length is told, nothing is written, the sender is content. */
+static void truncation(void) {
+  pair p = pair_new(NULL);
+  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha"), self = number_of(p.b, "beta");
+  static const size_t lens[] = {9, 300000};
+  for (size_t i = 0; i < COUNT_OF(lens); i++) {
+    for (int first = 0; first < 2; first++) {
+      for (int own = 0; own < 2; own++) {
+        size_t n = lens[i];
+        char *from = scratch(n), *to = scratch(n), *untouched = scratch(n);
+        fill(from, n, 5);
+        memset(to, 0x11, n);
+        memset(untouched, 0x11, n);
+        rdma_msg_status_t st;
+        rdma_msg_request_t r = 0, s;
+        if (first) r = irecv(p.b, own ? self : to_a, 1, EXACT, to, n - 1, &st);
+        s = own ? isend(p.b, self, 1, from, n, RDMA_MSG_STANDARD) : isend(p.a, to_b, 1, from, n, RDMA_MSG_STANDARD);
+        if (!first) {
+          pump_for(5);
+          r = irecv(p.b, own ? self : to_a, 1, EXACT, to, n - 1, &st);
+        }
+        CHECK(r != 0);
+        st = end_of(p.b, r);
+        CHECK_INT(RDMA_OUT_OF_RANGE, st.code);
+        CHECK_INT(n, st.bytes);
+        CHECK(memcmp(to, untouched, n) == 0);
+        if (s != 0) CHECK_INT(RDMA_OK, end_of(own ? p.b : p.a, s).code);
+      }
+    }
+  }
+}
+
+static void synchronous_sends_wait_for_the_match(void) {
+  pair p = pair_new(NULL);
+  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
+  uint64_t x = 42, got = 0;
+  rdma_msg_request_t s = isend(p.a, to_b, 1, &x, sizeof x, RDMA_MSG_SYNCHRONOUS);
+  CHECK(s != 0);
+  pump_for(50);
+  waiting w = {p.a, &s, 1, 0, NULL};
+  CHECK(!all_ended(&w));
+  rdma_msg_status_t st;
+  rdma_msg_request_t r = irecv(p.b, to_a, 1, EXACT, &got, sizeof got, &st);
+  received(p.b, r, st);
+  CHECK_INT(42, got);
+  CHECK_INT(RDMA_OK, end_of(p.a, s).code);
+}
+
+static void cancellation(void) {
+  pair p = pair_new(NULL);
+  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
+  size_t n = 200000;
+  char *from = scratch(n), *to = scratch(n);
+  fill(from, n, 3);
+  rdma_msg_status_t st;
+  /* A receive that waits. */
+  rdma_msg_request_t r = irecv(p.b, to_a, 1, EXACT, to, n, &st);
+  CHECK_OK(rdma_msg_cancel(p.b, r));
+  CHECK_INT(RDMA_CANCELLED, end_of(p.b, r).code);
+  CHECK_BAD(RDMA_NOT_FOUND, rdma_msg_cancel(p.b, r));
+  /* Sends that no receive has met: large, and synchronous. */
+  for (int large = 0; large < 2; large++) {
+    rdma_msg_request_t s = isend(p.a, to_b, 2, from, large ? n : 8, RDMA_MSG_SYNCHRONOUS);
+    pump_for(20);
+    CHECK_OK(rdma_msg_cancel(p.a, s));
+    CHECK_INT(RDMA_CANCELLED, end_of(p.a, s).code);
+  }
+  st.struct_size = sizeof st;
+  CHECK_CODE(RDMA_DEADLINE_EXCEEDED, rdma_msg_probe(p.b, RDMA_PEER_ANY, COMM, 2, EXACT, false, 50, &st));
+  /* After all that, a message as usual. */
+  r = irecv(p.b, to_a, 3, EXACT, to, n, &st);
+  rdma_msg_request_t s = isend(p.a, to_b, 3, from, n, RDMA_MSG_STANDARD);
+  CHECK_INT(RDMA_OK, received(p.b, r, st).code);
+  CHECK_INT(RDMA_OK, end_of(p.a, s).code);
+  CHECK(mismatch(to, n, 3) < 0);
+}
+
+static void deadlines(void) {
+  pair p = pair_new(NULL);
+  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
+  size_t n = 200000;
+  char *memory = scratch(n);
+  rdma_msg_options_t options = {.struct_size = sizeof options, .timeout_ms = 50, .mode = RDMA_MSG_SYNCHRONOUS};
+  rdma_msg_request_t requests[3] = {0, 0, 0};
+  CHECK_OK(rdma_msg_isend(p.a, to_b, COMM, 1, memory, n, &options, &requests[0]));
+  CHECK_OK(rdma_msg_isend(p.a, to_b, COMM, 1, memory, 8, &options, &requests[1]));
+  CHECK_OK(rdma_msg_irecv(p.b, to_a, COMM, 9, EXACT, memory, n, &options, NULL, &requests[2]));
+  CHECK_INT(RDMA_DEADLINE_EXCEEDED, end_of(p.a, requests[0]).code);
+  CHECK_INT(RDMA_DEADLINE_EXCEEDED, end_of(p.a, requests[1]).code);
+  CHECK_INT(RDMA_DEADLINE_EXCEEDED, end_of(p.b, requests[2]).code);
+  drive(p.a);
+  CHECK_CODE(RDMA_DEADLINE_EXCEEDED, rdma_msg_recv(p.b, to_a, COMM, 9, EXACT, memory, n, &options, NULL));
+  drive_stop(p.a);
+}
+
+static _Atomic int told;
+static rdma_msg_status_t last;
+static void on_end(const rdma_msg_status_t *status, void *userdata) {
+  CHECK(userdata == &told);
+  last = *status;
+  atomic_fetch_add(&told, 1);
+}
+
+static void callbacks(void) {
+  pair p = pair_new(NULL);
+  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
+  rdma_msg_options_t options = {.struct_size = sizeof options, .done = on_end, .userdata = &told};
+  size_t n = 100000;
+  char *from = scratch(n), *to = scratch(n);
+  fill(from, n, 8);
+  rdma_msg_request_t r = 0;
+  CHECK_OK(rdma_msg_irecv(p.b, to_a, COMM, 1, EXACT, to, n, &options, NULL, &r));
+  CHECK(r != 0);
+  CHECK_OK(rdma_msg_isend(p.a, to_b, COMM, 1, from, n, NULL, NULL));
+  CHECK(count_reached(&told, 1, 30000));
+  CHECK_INT(RDMA_OK, last.code);
+  CHECK_INT(n, last.bytes);
+  CHECK(mismatch(to, n, 8) < 0);
+  CHECK_BAD(RDMA_NOT_FOUND, rdma_msg_cancel(p.b, r));
+  CHECK_OK(rdma_msg_irecv(p.b, to_a, COMM, 2, EXACT, to, n, &options, NULL, &r));
+  CHECK_OK(rdma_msg_cancel(p.b, r));
+  CHECK(count_reached(&told, 2, 30000));
+  CHECK_INT(RDMA_CANCELLED, last.code);
+}
+
+static void any_and_some(void) {
+  pair p = pair_new(NULL);
+  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
+  uint64_t got[4] = {0}, x = 6;
+  rdma_msg_request_t r[5] = {0};
+  for (uint64_t i = 0; i < 4; i++)
+    CHECK_OK(rdma_msg_irecv(p.b, to_a, COMM, i, EXACT, &got[i], sizeof got[i], NULL, NULL, &r[i]));
+  size_t index[5], n = 9;
+  rdma_msg_status_t st[5];
+  st[0].struct_size = sizeof st[0];
+  CHECK_OK(rdma_msg_test(p.b, r, 5, RDMA_MSG_SOME, index, st, &n));
+  CHECK_INT(0, n);
+  CHECK_CODE(RDMA_DEADLINE_EXCEEDED, rdma_msg_wait(p.b, r, 5, RDMA_MSG_ANY, 20, index, st, &n));
+  CHECK_OK(rdma_msg_isend(p.a, to_b, COMM, 2, &x, sizeof x, NULL, NULL));
+  drive(p.a);
+  CHECK_OK(rdma_msg_wait(p.b, r, 5, RDMA_MSG_ANY, 30000, index, st, &n));
+  CHECK_INT(1, n);
+  CHECK_INT(2, index[0]);
+  CHECK_INT(6, got[2]);
+  CHECK_INT(2, st[0].tag);
+  CHECK_INT(0, r[2]);
+  for (uint64_t i = 0; i < 4; i++)
+    if (i != 2) CHECK_OK(rdma_msg_isend(p.a, to_b, COMM, i, &x, sizeof x, NULL, NULL));
+  CHECK_OK(rdma_msg_wait(p.b, r, 5, RDMA_MSG_ALL, 30000, index, st, &n));
+  CHECK_INT(3, n);
+  CHECK_INT(3, st[2].tag);
+  CHECK_INT(3, index[2]);
+  drive_stop(p.a);
+}
+
+/* A receiver that receives nothing holds the sender back; then all of it comes, in order. */
+static void a_flood_is_held_back(void) {
+  enum { N = 100000 };
+  pair p = pair_new(NULL);
+  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
+  static rdma_msg_request_t s[N];
+  static uint64_t x[N];
+  int waits = 0;
+  for (int i = 0; i < N; i++) {
+    x[i] = (uint64_t)i;
+    s[i] = isend(p.a, to_b, 4, &x[i], sizeof x[i], RDMA_MSG_STANDARD);
+    waits += s[i] != 0;
+  }
+  CHECK_MSG(waits > N / 2, "only %d of %d sends wait", waits, N);
+  uint64_t room = 77;
+  CHECK_OK(rdma_msg_room(p.a, to_b, &room));
+  CHECK_INT(0, room);
+  pump_for(200);
+  for (int i = 0; i < N; i++) {
+    uint64_t got = 0;
+    rdma_msg_status_t st;
+    rdma_msg_request_t r = irecv(p.b, to_a, 4, EXACT, &got, sizeof got, &st);
+    st = received(p.b, r, st);
+    CHECK_INT(RDMA_OK, st.code);
+    CHECK_INT(i, got);
+  }
+  waiting w = {p.a, s, N, 0, NULL};
+  CHECK(pump_until(all_ended, &w, 30000));
+}
+
+static void a_peer_that_goes(void) {
+  pair p = pair_new(NULL);
+  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
+  size_t n = 300000;
+  char *memory = scratch(n);
+  uint64_t x = 9, got = 0;
+  rdma_msg_request_t s1 = isend(p.a, to_b, 1, memory, n, RDMA_MSG_STANDARD);
+  rdma_msg_request_t s2 = isend(p.a, to_b, 1, &x, sizeof x, RDMA_MSG_SYNCHRONOUS);
+  rdma_msg_status_t st = {.struct_size = sizeof st};
+  CHECK_OK(rdma_msg_isend(p.b, to_a, COMM, 7, &x, sizeof x, NULL, NULL));
+  drive(p.b);
+  CHECK_OK(rdma_msg_probe(p.a, to_b, COMM, 7, EXACT, false, 30000, &st));
+  drive_stop(p.b);
+  mgr_end(p.b);
+  p.b = NULL;
+  CHECK_INT(RDMA_UNAVAILABLE, end_of(p.a, s1).code);
+  CHECK_INT(RDMA_UNAVAILABLE, end_of(p.a, s2).code);
+  /* What came whole stays. */
+  if (env.protocol == RDMA_PROTOCOL_AUTO || env.protocol == RDMA_PROTOCOL_EAGER) CHECK_OK(rdma_msg_recv(p.a, to_b, COMM, 7, EXACT, &got, sizeof got, NULL, NULL));
+  CHECK_INT(st.peer == to_b && got == 9 ? 9 : 0, got);
+}
+
+static void bad_arguments(void) {
+  pair p = pair_new(NULL);
+  rdma_peer_t to_b = number_of(p.a, "beta"), none = 0;
+  rdma_msg_request_t r = 0;
+  char byte = 0;
+  size_t n = 0;
+  rdma_msg_options_t options = {.struct_size = sizeof options, .mode = 9};
+  rdma_msg_status_t st = {.struct_size = 3};
+  CHECK_BAD(RDMA_NOT_FOUND, rdma_peer_lookup(p.a, "nobody", &none));
+  CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_peer_lookup(p.a, NULL, &none));
+  CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_msg_isend(p.a, RDMA_PEER_ANY, 0, 0, &byte, 1, NULL, &r));
+  CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_msg_isend(p.a, UINT64_MAX, 0, 0, &byte, 1, NULL, &r));
+  CHECK_BAD(RDMA_NOT_FOUND, rdma_msg_isend(p.a, 12345, 0, 0, &byte, 1, NULL, &r));
+  CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_msg_isend(p.a, to_b, 0, 0, NULL, 1, NULL, &r));
+  CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_msg_isend(p.a, to_b, 0, 0, &byte, 1, &options, &r));
+  options.mode = 0;
+  options.timeout_ms = -2;
+  CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_msg_isend(p.a, to_b, 0, 0, &byte, 1, &options, &r));
+  options.timeout_ms = 0;
+  options.device = 5;
+  CHECK_BAD(RDMA_NOT_FOUND, rdma_msg_isend(p.a, to_b, 0, 0, &byte, 1, &options, &r));
+  CHECK_BAD(RDMA_NOT_FOUND, rdma_msg_irecv(p.a, 4711, 0, 0, EXACT, &byte, 1, NULL, NULL, &r));
+  CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_msg_irecv(p.a, to_b, 0, 0, EXACT, &byte, 1, NULL, &st, &r));
+  CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_msg_probe(p.a, to_b, 0, 0, EXACT, false, 0, NULL));
+  CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_msg_cancel(p.a, 0));
+  CHECK_BAD(RDMA_NOT_FOUND, rdma_msg_cancel(p.a, 99));
+  CHECK_BAD(RDMA_NOT_FOUND, rdma_msg_free(p.a, 99));
+  CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_msg_test(p.a, NULL, 1, RDMA_MSG_ALL, NULL, NULL, &n));
+  CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_msg_test(p.a, &r, 0, RDMA_MSG_ALL, NULL, NULL, &n));
+  CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_msg_test(p.a, &r, 1, 3, NULL, NULL, &n));
+  CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_msg_test(p.a, &r, 1, RDMA_MSG_ALL, NULL, NULL, NULL));
+  r = 99;
+  CHECK_BAD(RDMA_NOT_FOUND, rdma_msg_test(p.a, &r, 1, RDMA_MSG_ALL, NULL, NULL, &n));
+  CHECK_BAD(RDMA_NOT_FOUND, rdma_msg_wait(p.a, &r, 1, RDMA_MSG_ALL, 10, NULL, NULL, &n));
+}
+
+static const test_case cases[] = {
+    CASE(sizes_both_orders), CASE(to_oneself), CASE(order_and_masks), CASE(what_does_not_match_waits),
+    CASE(claimed_messages), CASE(truncation), CASE(synchronous_sends_wait_for_the_match), CASE(cancellation),
+    CASE(deadlines), CASE(callbacks), CASE(any_and_some), CASE(a_flood_is_held_back), CASE(a_peer_that_goes),
+    CASE(bad_arguments),
+};
+TEST_MAIN(cases)

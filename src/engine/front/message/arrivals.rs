@@ -1,0 +1,191 @@
+//! What peers send of messages.
+
+use super::matching::{Arrived, Content};
+use super::{Envelope, Party, State};
+use crate::engine::channel::ChanId;
+use crate::engine::transfer::outbound::RState;
+use crate::engine::{Engine, Fx};
+use crate::fabric::keys::Place;
+use crate::protocol::message::{Message, MsgOffer};
+use crate::status::Status;
+
+impl Engine {
+    /// A message with its content arrived.
+    pub(in crate::engine) fn on_msg(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        envelope: Envelope,
+        sync: Option<u32>,
+        content: &[u8],
+    ) {
+        let Some(c) = self.channels.get_mut(ch) else { return };
+        let sender = Party::peer(c.peer);
+        let result = c.flow.receive(content.len() as u64);
+        let result =
+            result.and_then(|()| self.arrive(fx, sender, Some(ch), envelope, sync, content));
+        if let Err(status) = result {
+            self.violation(ch, status);
+        }
+    }
+
+    /// A message with its content is here: it meets its receive, or waits for it.
+    pub(super) fn arrive(
+        &mut self,
+        fx: &mut impl Fx,
+        sender: Party,
+        ch: Option<ChanId>,
+        envelope: Envelope,
+        sync: Option<u32>,
+        content: &[u8],
+    ) -> Result<(), Status> {
+        let len = content.len() as u64;
+        let messages = &mut self.messages;
+        if let Some(index) = messages.posted.take(&mut messages.ops, sender, envelope) {
+            if let Some(op) = messages.ops.get_mut(index) {
+                op.meets(sender, envelope, len);
+            }
+            if let Some(ch) = ch {
+                if let Some(number) = sync {
+                    self.send(fx, ch, &Message::MsgMatched { number }, &[]);
+                }
+                self.message_taken(fx, ch, len);
+            }
+            self.put_content(fx, index, content);
+            return Ok(());
+        }
+        let bytes = crate::room::copy(content, "a message that waits")?;
+        let content = Content::Here { bytes, sync };
+        messages.unexpected.add(Arrived::new(sender, ch, envelope, len, content))?;
+        self.happened += 1;
+        Ok(())
+    }
+
+    /// A send of our own that is not copied is here.
+    pub(super) fn arrive_own(
+        &mut self,
+        fx: &mut impl Fx,
+        op: u32,
+        envelope: Envelope,
+        len: u64,
+    ) -> Result<(), Status> {
+        let arrived = Arrived::new(Party::OWN, None, envelope, len, Content::Own { op });
+        self.arrive_offer(fx, arrived)
+    }
+
+    fn arrive_offer(&mut self, fx: &mut impl Fx, arrived: Arrived) -> Result<(), Status> {
+        let messages = &mut self.messages;
+        match messages.posted.take(&mut messages.ops, arrived.sender, arrived.envelope) {
+            Some(index) => self.meet(fx, index, arrived),
+            None => {
+                messages.unexpected.add(arrived)?;
+                self.happened += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// A message whose content waits at the sender arrived.
+    pub(in crate::engine) fn on_msg_offer(&mut self, fx: &mut impl Fx, ch: ChanId, m: MsgOffer) {
+        let Some(c) = self.channels.get_mut(ch) else { return };
+        let sender = Party::peer(c.peer);
+        let sealed = c.seal.is_some();
+        // A READ would have no checksum.
+        let source = m.source.filter(|_| !sealed);
+        let content = Content::There { response: m.response, source };
+        let arrived = Arrived::new(sender, Some(ch), m.envelope, m.nbytes, content);
+        let result = c.flow.receive_offer().and_then(|()| self.arrive_offer(fx, arrived));
+        if let Err(status) = result {
+            self.violation(ch, status);
+        }
+    }
+
+    /// The receiver of an offered message has opened its destination.
+    pub(in crate::engine) fn on_msg_grant(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        response: u32,
+        request: u32,
+        (dst, len): (Place, u64),
+    ) {
+        let Some(c) = self.channels.get_mut(ch) else { return };
+        if request >= super::send::UNASKED || c.responses.get(request).is_some() {
+            let text =
+                format!("MSG_GRANT for the request {request:#x}, which is asked for already");
+            return self.violation(ch, Status::invalid(text));
+        }
+        let told = |r: &&mut crate::engine::transfer::outbound::Response| {
+            r.asked.to.ch == ch && matches!(r.state, RState::Told) && r.is_unasked()
+        };
+        let Some(r) = self.responses.get_mut(response).filter(told) else {
+            return self.stale += 1;
+        };
+        let nbytes = r.source.as_ref().map_or(0, |s| s.tensor.meta.nbytes);
+        let unasked = std::mem::replace(&mut r.asked.to.request, request);
+        c.responses.remove(unasked);
+        c.responses.insert(request, response);
+        if len < nbytes {
+            let text = format!("MSG_GRANT with room for {len} bytes, the message has {nbytes}");
+            return self.undeliverable(fx, response, Status::invalid(text));
+        }
+        r.asked.dst = Some((dst, nbytes));
+        (r.asked.granted, r.state) = (true, RState::Ready);
+        self.go(fx, response, &[]);
+    }
+
+    /// The peer raised the limit for messages to it.
+    pub(in crate::engine) fn on_msg_window(&mut self, ch: ChanId, limit: u64) {
+        if let Some(Err(status)) = self.channels.get_mut(ch).map(|c| c.flow.widen(limit)) {
+            self.violation(ch, status);
+        }
+    }
+
+    /// The peer takes a message back that no receive may have met.
+    pub(in crate::engine) fn on_msg_withdraw(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        number: u32,
+        withdraw_sync: bool,
+    ) {
+        let this = |a: &Arrived| {
+            let same = match a.content {
+                Content::Here { sync, .. } => withdraw_sync && sync == Some(number),
+                Content::There { response, .. } => !withdraw_sync && response == number,
+                Content::Own { .. } => false,
+            };
+            same && a.ch == Some(ch) && !a.claimed
+        };
+        let Some(index) = self.messages.unexpected.next(&mut 0, this) else { return };
+        if let Some(arrived) = self.messages.unexpected.remove(index) {
+            match arrived.content {
+                Content::There { .. } => self.offer_taken(ch),
+                _ => self.message_taken(fx, ch, arrived.len),
+            }
+        }
+        self.send(fx, ch, &Message::MsgWithdrawn { number, sync: withdraw_sync }, &[]);
+    }
+
+    /// A channel has ended: what of messages was on it.
+    pub(in crate::engine) fn messages_lost_channel(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        status: &Status,
+    ) {
+        let dropped = self.messages.unexpected.lose_channel(ch);
+        if dropped > 0 {
+            crate::log::warn(format_args!(
+                "{dropped} messages were dropped that no receive had met: their connection ended, and more than {} \
+                 bytes of such messages wait",
+                super::matching::ORPHANS
+            ));
+        }
+        let mut at = 0;
+        let on = |op: &super::Op| matches!(op.state, State::Unmatched { ch: on } if on == ch);
+        while let Some(index) = self.messages.ops.next(&mut at, on) {
+            self.end_message(fx, index, Err(status.clone()));
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! The one end of each message operation, and who asks for it.
+
+use super::{Copied, Envelope, MessageEnd, OnMessage, Op, Party, State};
+use crate::engine::{Engine, Fx, Work};
+use crate::status::{Code, Reason, Status};
+
+impl Op {
+    /// A receive has met this message.
+    pub(super) fn meets(&mut self, sender: Party, envelope: Envelope, len: u64) {
+        self.wanted.from = sender;
+        self.wanted.tag = envelope.tag;
+        self.met = Some(len);
+    }
+}
+
+impl Engine {
+    /// The operation ends then, if not before; `u64::MAX`: never.
+    pub(super) fn set_message_deadline(&mut self, index: u32, at: u64) {
+        let messages = &mut self.messages;
+        if let Some(op) = messages.ops.get_mut(index) {
+            op.deadline = at;
+            messages.deadlines.set(&mut messages.ops, index, at);
+            self.next_deadline = self.next_deadline.min(at);
+        }
+    }
+
+    /// An operation leaves without an end: its call fails.
+    pub(super) fn drop_op(&mut self, index: u32) {
+        let messages = &mut self.messages;
+        if let Some(op) = messages.ops.remove(index) {
+            messages.deadlines.remove(&mut messages.ops, index, op.timer);
+        }
+    }
+
+    /// Ends an operation. The only place where one does.
+    pub(in crate::engine) fn end_message(
+        &mut self,
+        fx: &mut impl Fx,
+        index: u32,
+        result: Result<(), Status>,
+    ) {
+        let messages = &mut self.messages;
+        let Some(op) = messages.ops.get_mut(index) else { return };
+        if matches!(op.state, State::Ending | State::Ended(_)) {
+            return;
+        }
+        if let State::Offered { ch, .. } = op.state
+            && let Some(c) = self.channels.get_mut(ch)
+        {
+            c.flow.offer_ended();
+        }
+        op.state = State::Ending;
+        let end = MessageEnd {
+            // Why it was given up is what counts.
+            result: result.map_err(|status| op.ended.take().unwrap_or(status)),
+            party: op.wanted.from,
+            envelope: op.envelope(),
+            len: op.met.unwrap_or(op.memory.len),
+        };
+        let memory = if op.memory.device == 0 { (op.memory.addr, op.memory.len) } else { (0, 0) };
+        let (timer, content) = (std::mem::take(&mut op.timer), std::mem::take(&mut op.content));
+        let done = std::mem::replace(&mut op.done, OnMessage::Asked);
+        messages.deadlines.remove(&mut messages.ops, index, timer);
+        if matches!(done, OnMessage::Plain(..)) {
+            messages.ops.remove(index);
+        }
+        if !matches!(content, Copied::No) {
+            self.drop_copy(fx, content);
+        }
+        fx.run(Work::MessageDone { op: index, end, done, memory });
+    }
+
+    /// The memory of an operation is the application's again: whoever asks finds its end.
+    pub fn message_ended(&mut self, index: u32, end: MessageEnd) {
+        let messages = &mut self.messages;
+        match messages.ops.get_mut(index) {
+            Some(op) if op.released => _ = messages.ops.remove(index),
+            Some(op) => op.state = State::Ended(end),
+            None => {}
+        }
+    }
+
+    fn message_by_id(&self, id: u64) -> Result<u32, Status> {
+        let found = self.messages.ops.occupant(id as u32);
+        match found.filter(|(_, op)| op.id == id && !op.released) {
+            Some((index, _)) => Ok(index),
+            None => {
+                let text = format!("message request {id} is not known, or has ended");
+                Err(Status::new(Code::NotFound, text))
+            }
+        }
+    }
+
+    /// Whether an operation has ended.
+    pub fn message_has_ended(&self, id: u64) -> Result<bool, Status> {
+        let index = self.message_by_id(id)?;
+        Ok(self.messages.ops.get(index).is_some_and(|op| matches!(op.state, State::Ended(_))))
+    }
+
+    /// How an operation ended, if it has; it is forgotten then.
+    pub fn message_take_end(&mut self, id: u64) -> Result<Option<MessageEnd>, Status> {
+        if !self.message_has_ended(id)? {
+            return Ok(None);
+        }
+        let index = self.message_by_id(id)?;
+        match self.messages.ops.remove(index).map(|op| op.state) {
+            Some(State::Ended(end)) => Ok(Some(end)),
+            _ => Err(self.defect("a message that had ended has not")),
+        }
+    }
+
+    /// Nobody will ask for the end of this operation.
+    pub fn message_release(&mut self, id: u64) -> Result<(), Status> {
+        let index = self.message_by_id(id)?;
+        match self.messages.ops.get_mut(index) {
+            Some(Op { state: State::Ended(_), .. }) => _ = self.messages.ops.remove(index),
+            Some(op) => op.released = true,
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// The application no longer wants an operation.
+    pub fn message_cancel(&mut self, fx: &mut impl Fx, id: u64) -> Result<(), Status> {
+        let index = self.message_by_id(id)?;
+        let status = Status::new(Code::Cancelled, "the message operation was cancelled");
+        self.give_up_message(fx, index, status.because(Reason::Cancelled));
+        Ok(())
+    }
+
+    /// Ends an operation early: at once, or as soon as nothing touches its memory any more.
+    fn give_up_message(&mut self, fx: &mut impl Fx, index: u32, status: Status) {
+        let messages = &mut self.messages;
+        let Some(op) = messages.ops.get_mut(index) else { return };
+        match op.state {
+            State::Ending | State::Ended(_) => {}
+            State::Posted => {
+                messages.posted.remove(&mut messages.ops, index);
+                self.end_message(fx, index, Err(status));
+            }
+            State::Moving { request } => self.end(fx, request, status),
+            _ => self.withdraw_send(fx, index, status),
+        }
+    }
+
+    /// Ends the operations whose time is over.
+    pub(in crate::engine) fn expire_messages(&mut self, fx: &mut impl Fx, now: u64) {
+        loop {
+            let messages = &mut self.messages;
+            let due = messages.deadlines.pop(&mut messages.ops, now, |op| op.deadline);
+            let Some(index) = due else { return };
+            self.expire_message(fx, index);
+        }
+    }
+
+    fn expire_message(&mut self, fx: &mut impl Fx, index: u32) {
+        let Some(op) = self.messages.ops.get_mut(index) else { return };
+        let stalled = match op.state {
+            State::Unmatched { ch } if op.ended.is_some() => Some(ch),
+            State::Offered { ch, .. } if op.ended.is_some() => Some(ch),
+            _ => None,
+        };
+        if let Some(ch) = stalled {
+            let text = "the peer did not answer when a message was taken back";
+            let status = Status::new(Code::Unavailable, text).because(Reason::PeerStalled);
+            return self.channel_down(fx, ch, status);
+        }
+        let seconds = op.deadline.saturating_sub(op.started) as f64 / 1e9;
+        let state = match op.state {
+            State::Queued | State::Gathering => "waited to be sent",
+            State::Offered { .. } | State::Unmatched { .. } | State::Own => "no receive met it",
+            State::Posted => "no message came",
+            _ => "the content was on its way",
+        };
+        let Envelope { comm, tag } = op.envelope();
+        op.deadline = u64::MAX;
+        let name =
+            self.peer_name(self.messages.ops.get(index).and_then(|op| op.wanted.from.index()));
+        let whom = if name.is_empty() { String::new() } else { format!(" with peer '{}'", &*name) };
+        let text = format!(
+            "message of tag {tag:#x}, communicator {comm}{whom}: {state} after {seconds:.3} s"
+        );
+        let status = Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline);
+        self.give_up_message(fx, index, status);
+    }
+
+    /// Ends all operations, with the manager.
+    pub(in crate::engine) fn end_messages(&mut self, fx: &mut impl Fx, status: &Status) {
+        let mut at = 0;
+        while let Some(index) = self.messages.ops.next(&mut at, |_| true) {
+            self.give_up_message(fx, index, status.clone());
+        }
+    }
+}

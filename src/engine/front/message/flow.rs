@@ -1,0 +1,148 @@
+//! How much may be sent before the receiver takes it: a window of bytes for each direction of a connection.
+//!
+//! Each message counts for its content and [`COST`]. The receiver raises the limit as messages meet their receives; a
+//! sender that goes beyond it has broken the protocol.
+
+use crate::status::Status;
+
+/// What a message counts for beside its content: about what it takes here to remember one.
+pub const COST: u64 = 256;
+/// Bytes that a peer may send before a receive has met any of them.
+pub const WINDOW: u64 = 1 << 20;
+/// Offers of a connection that no receive has met. A message for which the window has no room is offered: so a receive
+/// finds it, whatever lies before it.
+pub const OFFERS: u32 = 65_536;
+
+/// One connection's windows.
+#[derive(Debug)]
+pub struct Flow {
+    sent: u64,
+    limit: u64,
+    received: u64,
+    taken: u64,
+    granted: u64,
+    /// Offers of ours that have not ended.
+    pub offered: u32,
+    /// Offers of the peer's that no receive has met.
+    pub offers: u32,
+    /// Messages wait for room here.
+    pub queued: bool,
+    /// The first of them waits for the end of an offer, and nothing else.
+    pub short: bool,
+}
+
+impl Default for Flow {
+    fn default() -> Flow {
+        Flow {
+            sent: 0,
+            limit: WINDOW,
+            received: 0,
+            taken: 0,
+            granted: WINDOW,
+            offered: 0,
+            offers: 0,
+            queued: false,
+            short: false,
+        }
+    }
+}
+
+impl Flow {
+    /// Bytes that may be sent now.
+    pub fn room(&self) -> u64 {
+        self.limit - self.sent
+    }
+
+    /// Counts a message with so much content that goes out. False: there is no room.
+    pub fn send(&mut self, len: u64) -> bool {
+        let fits = COST + len <= self.room();
+        if fits {
+            self.sent += COST + len;
+        }
+        fits
+    }
+
+    /// Counts one that came in.
+    pub fn receive(&mut self, len: u64) -> Result<(), Status> {
+        let more = self.received.saturating_add(COST + len);
+        if more > self.granted {
+            return Err(Status::invalid(format!(
+                "messages of {more} bytes in all, {} are allowed so far",
+                self.granted
+            )));
+        }
+        self.received = more;
+        Ok(())
+    }
+
+    /// One that came in is not here any more. A limit that is to be told.
+    pub fn take(&mut self, len: u64) -> Option<u64> {
+        self.taken += COST + len;
+        let limit = self.taken + WINDOW;
+        (limit - self.granted >= WINDOW / 4).then(|| {
+            self.granted = limit;
+            limit
+        })
+    }
+
+    /// Counts an offer that goes out. False: there are too many.
+    pub fn offer(&mut self) -> bool {
+        let fits = self.offered < OFFERS;
+        self.offered += u32::from(fits);
+        self.short = !fits;
+        fits
+    }
+
+    /// An offer of ours has ended.
+    pub fn offer_ended(&mut self) {
+        self.offered = self.offered.saturating_sub(1);
+        self.short = false;
+    }
+
+    /// Counts an offer that came in.
+    pub fn receive_offer(&mut self) -> Result<(), Status> {
+        if self.offers >= OFFERS {
+            let text = format!("{OFFERS} offers of messages wait, more are not allowed");
+            return Err(Status::invalid(text));
+        }
+        self.offers += 1;
+        Ok(())
+    }
+
+    /// The peer told its limit.
+    pub fn widen(&mut self, limit: u64) -> Result<(), Status> {
+        if limit < self.limit || limit > self.sent.saturating_add(WINDOW) {
+            return Err(Status::invalid(format!(
+                "a limit of {limit} bytes for messages, {} to {} are allowed now",
+                self.limit,
+                self.sent.saturating_add(WINDOW)
+            )));
+        }
+        self.limit = limit;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_fills_and_opens() {
+        let (mut sender, mut receiver) = (Flow::default(), Flow::default());
+        let mut n = 0;
+        while sender.send(1000) {
+            receiver.receive(1000).unwrap();
+            n += 1;
+        }
+        assert_eq!(n, WINDOW / (COST + 1000));
+        assert!(receiver.receive(1000).is_err());
+        let limits: Vec<u64> = (0..n).filter_map(|_| receiver.take(1000)).collect();
+        assert!((3..=5).contains(&limits.len()), "{limits:?}");
+        for limit in limits {
+            sender.widen(limit).unwrap();
+        }
+        assert!(sender.send(1000));
+        assert!(sender.widen(0).is_err() && sender.widen(u64::MAX).is_err());
+    }
+}

@@ -1,0 +1,270 @@
+//! The front end of tagged messages: sends meet receives by sender, communicator and tag, as in MPI.
+//!
+//! A message goes out unasked. A small one carries its content; of a long one goes an offer, whose content the transfer
+//! layer moves once a receive has met it. What arrives before its receive waits in [`Unexpected`], within a window of
+//! bytes and a number of offers for each connection (`flow`), so that a sender is held back and not this side's memory
+//! filled.
+//! `matching` is who waits for whom, `send` and `receive` the calls of the application, `arrivals` what peers send,
+//! `ending` the one end of each operation.
+//!
+//! Order: messages of one sender to one communicator meet receives in the order in which they were sent. They go over
+//! one connection, whose order holds; what has to wait for room there keeps all that comes after it waiting too.
+
+mod arrivals;
+mod ending;
+pub mod flow;
+mod matching;
+mod receive;
+mod send;
+
+use matching::{Posted, Unexpected};
+
+use crate::api::Words;
+use crate::engine::Buffer;
+use crate::engine::deadlines::{Deadlines, Timed, Timer};
+use crate::engine::list::Links;
+use crate::engine::slab::Slab;
+pub use crate::protocol::message::Envelope;
+use crate::status::Status;
+pub use matching::ORPHANS;
+pub use receive::Found;
+pub use send::Outgoing;
+
+/// The public number of what lies in this slot.
+fn public(id: u64, index: u32) -> u64 {
+    super::rendezvous::public_id(id, index)
+}
+
+/// A worker, as this manager numbers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Party(u32);
+
+impl Party {
+    /// Whoever sends.
+    pub const ANY: Party = Party(u32::MAX);
+    /// This manager.
+    pub const OWN: Party = Party(u32::MAX - 1);
+
+    /// A peer, by its index.
+    pub fn peer(index: u32) -> Party {
+        Party(index)
+    }
+
+    /// Its index, if it is a peer.
+    pub fn index(self) -> Option<u32> {
+        (self != Party::ANY && self != Party::OWN).then_some(self.0)
+    }
+
+    /// As the application knows it: 0 for anybody.
+    pub fn handle(self) -> u64 {
+        u64::from(self.0.wrapping_add(1))
+    }
+
+    /// The inverse of `handle`.
+    pub fn of_handle(handle: u64) -> Option<Party> {
+        let handle = u32::try_from(handle).ok()?;
+        Some(Party(handle.wrapping_sub(1)))
+    }
+
+    fn accepts(self, sender: Party) -> bool {
+        self == Party::ANY || self == sender
+    }
+}
+
+/// When a send has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Its memory may be used again.
+    Standard,
+    /// The same, and a receive has met it.
+    Synchronous,
+}
+
+/// What a receive asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// From whom.
+    pub from: Party,
+    /// Communicator.
+    pub comm: u32,
+    /// Tag.
+    pub tag: u64,
+    /// Bits of the tag that count.
+    pub mask: u64,
+}
+
+impl Wanted {
+    fn accepts(&self, sender: Party, envelope: Envelope) -> bool {
+        self.comm == envelope.comm
+            && (self.tag ^ envelope.tag) & self.mask == 0
+            && self.from.accepts(sender)
+    }
+}
+
+/// Memory of the application.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory {
+    /// Address.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Device, 0 for the host.
+    pub device: u32,
+}
+
+/// How a message operation ended.
+#[derive(Clone, Debug)]
+pub struct MessageEnd {
+    /// The result.
+    pub result: Result<(), Status>,
+    /// Who sent it; of a send, who it was for.
+    pub party: Party,
+    /// Communicator and tag; of a receive that met nothing, what it asked for.
+    pub envelope: Envelope,
+    /// Bytes of the message, also of one that was too long.
+    pub len: u64,
+}
+
+impl MessageEnd {
+    /// The end, out of something that stays where it is.
+    pub fn take(&mut self) -> MessageEnd {
+        MessageEnd { result: std::mem::replace(&mut self.result, Ok(())), ..*self }
+    }
+}
+
+/// Who is told of the end.
+#[derive(Clone, Copy)]
+pub enum OnMessage {
+    /// Whoever asks for it.
+    Asked,
+    /// A function and its words.
+    Plain(fn(Words, &MessageEnd), Words),
+}
+
+/// A send that has begun.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Sending {
+    /// It has ended well: there is no operation.
+    Done,
+    /// Its number.
+    Begun(u64),
+}
+
+/// A receive that has begun.
+pub enum Receiving {
+    /// It has met a message that is here and fits: whoever called copies the content to its memory.
+    Done(Vec<u8>, MessageEnd),
+    /// Its number.
+    Begun(u64),
+}
+
+enum State {
+    /// A send that waits for a connection, or for room on it.
+    Queued,
+    /// The first of those that wait; its content is being copied.
+    Gathering,
+    /// A send whose content waits for the receiver, or is on its way.
+    Offered { ch: u32, response: u32 },
+    /// A synchronous send whose content is out, on this channel.
+    Unmatched { ch: u32 },
+    /// A send to oneself that waits for its receive.
+    Own,
+    /// The same, which has met one.
+    Met,
+    /// A receive that waits.
+    Posted,
+    /// A receive whose content is on its way.
+    Moving { request: u32 },
+    /// It has ended, and this is on its way to who asks for it.
+    Ending,
+    /// It has ended.
+    Ended(MessageEnd),
+}
+
+/// Content of a send that waits, out of the application's memory.
+#[derive(Default)]
+enum Copied {
+    /// It still lies there.
+    #[default]
+    No,
+    /// Copied by the call.
+    Early(Vec<u8>),
+    /// Copied when its turn came.
+    Late(Buffer),
+}
+
+/// One operation.
+pub(in crate::engine) struct Op {
+    id: u64,
+    /// Of a send: to whom, and its envelope.
+    wanted: Wanted,
+    memory: Memory,
+    mode: Mode,
+    started: u64,
+    deadline: u64,
+    /// Why it is to end, once the peer has agreed.
+    ended: Option<Status>,
+    done: OnMessage,
+    state: State,
+    /// A copy of what a send that waits will carry.
+    content: Copied,
+    /// Bytes of the message that a receive has met.
+    met: Option<u64>,
+    /// Nobody will ask for its end.
+    released: bool,
+    /// Among receives: rises with each.
+    order: u64,
+    links: Links,
+    timer: Timer,
+}
+
+impl Timed for Op {
+    fn timer(&mut self) -> &mut Timer {
+        &mut self.timer
+    }
+}
+
+impl Op {
+    fn envelope(&self) -> Envelope {
+        Envelope { comm: self.wanted.comm, tag: self.wanted.tag }
+    }
+}
+
+/// See the module's text.
+pub(in crate::engine) struct Messages {
+    ops: Slab<Op>,
+    deadlines: Deadlines<Op>,
+    posted: Posted,
+    unexpected: Unexpected,
+    /// Bytes of content that sends which wait have copied.
+    copied: usize,
+}
+
+impl Messages {
+    pub fn new() -> Messages {
+        Messages {
+            ops: Slab::default(),
+            deadlines: Deadlines::new(),
+            posted: Posted::default(),
+            unexpected: Unexpected::default(),
+            copied: 0,
+        }
+    }
+
+    /// Operations that have not ended; with this peer, or all.
+    pub fn under_way(&self, party: Option<u32>) -> usize {
+        let of = |op: &Op| party.is_none() || party == op.wanted.from.index();
+        let live = |op: &Op| !matches!(op.state, State::Ended(_));
+        self.ops.iter().filter(|(_, op)| live(op) && of(op)).count()
+    }
+
+    /// All operations.
+    pub fn len(&self) -> usize {
+        self.ops.len()
+    }
+
+    /// When the next deadline is to be looked at.
+    pub fn next_deadline(&self) -> u64 {
+        self.deadlines.next()
+    }
+}

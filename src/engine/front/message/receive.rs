@@ -1,0 +1,316 @@
+//! The receiving side: a receive meets a message that is here, or waits for one.
+
+use super::matching::{Arrived, Content};
+use super::{Envelope, Memory, MessageEnd, OnMessage, Party, Receiving, State, Wanted, public};
+use crate::api::*;
+use crate::engine::channel::ChanId;
+use crate::engine::deadlines::Timer;
+use crate::engine::front::rendezvous::Named;
+use crate::engine::transfer::inbound::{Request, State as Inbound};
+use crate::engine::transfer::outbound::Sent;
+use crate::engine::{Engine, Fx};
+use crate::protocol::message::Message;
+use crate::status::{Code, Reason, Status};
+
+/// What a probe found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Who sent it.
+    pub sender: Party,
+    /// Communicator and tag.
+    pub envelope: Envelope,
+    /// Bytes.
+    pub len: u64,
+    /// Its number, if it was claimed; 0 otherwise.
+    pub message: u64,
+}
+
+/// A message is longer than the memory for it.
+fn too_long(len: u64, room: u64) -> Status {
+    let text = format!("the message has {len} bytes, the destination given has {room}");
+    Status::new(Code::OutOfRange, text).because(Reason::LocalError)
+}
+
+impl Engine {
+    /// Begins to receive a message into memory of the application.
+    pub fn message_recv(
+        &mut self,
+        fx: &mut impl Fx,
+        wanted: Wanted,
+        memory: Memory,
+        timeout: Option<u64>,
+        done: OnMessage,
+    ) -> Result<Receiving, Status> {
+        if self.closing {
+            return Err(Self::ending());
+        }
+        self.device(memory.device)?;
+        if wanted.from.index().is_some() {
+            self.known_party(wanted.from)?;
+        }
+        if let Some(found) = self.messages.unexpected.find(&wanted) {
+            return self.receive_found(fx, found, wanted, memory, timeout, done);
+        }
+        if let Some(peer) = wanted.from.index() {
+            self.peers.keep(peer);
+        }
+        let id = self.next_id;
+        let index = self.insert_op(fx, wanted, memory, timeout, done)?;
+        if let Err(status) = self.messages.posted.add(&mut self.messages.ops, index) {
+            self.drop_op(index);
+            return Err(status);
+        }
+        if let Some(op) = self.messages.ops.get_mut(index) {
+            op.state = State::Posted;
+        }
+        Ok(Receiving::Begun(public(id, index)))
+    }
+
+    /// Receives a message that was claimed.
+    pub fn message_recv_claimed(
+        &mut self,
+        fx: &mut impl Fx,
+        message: u64,
+        memory: Memory,
+        timeout: Option<u64>,
+        done: OnMessage,
+    ) -> Result<Receiving, Status> {
+        if self.closing {
+            return Err(Self::ending());
+        }
+        self.device(memory.device)?;
+        let unexpected = &self.messages.unexpected;
+        let found = unexpected.claimed(message).and_then(|i| Some((i, unexpected.get(i)?)));
+        let Some((found, arrived)) = found else {
+            let text = format!("message {message} is not known, or was received");
+            return Err(Status::new(Code::NotFound, text));
+        };
+        let (from, Envelope { comm, tag }) = (arrived.sender, arrived.envelope);
+        let wanted = Wanted { from, comm, tag, mask: u64::MAX };
+        self.receive_found(fx, found, wanted, memory, timeout, done)
+    }
+
+    /// The first message that such a receive would meet. `claim`: no other receive meets it from now on.
+    pub fn message_probe(&mut self, wanted: &Wanted, claim: bool) -> Result<Option<Found>, Status> {
+        if wanted.from.index().is_some() {
+            self.known_party(wanted.from)?;
+        }
+        let Some(index) = self.messages.unexpected.find(wanted) else { return Ok(None) };
+        let message = if claim { public(self.next_id, index) } else { 0 };
+        self.next_id += u64::from(claim);
+        if claim {
+            self.messages.unexpected.claim(index, message);
+        }
+        let found = self.messages.unexpected.get(index).map(|a| {
+            let Arrived { sender, envelope, len, .. } = *a;
+            Found { sender, envelope, len, message }
+        });
+        Ok(found)
+    }
+
+    /// A receive meets a message that is here.
+    fn receive_found(
+        &mut self,
+        fx: &mut impl Fx,
+        found: u32,
+        wanted: Wanted,
+        memory: Memory,
+        timeout: Option<u64>,
+        done: OnMessage,
+    ) -> Result<Receiving, Status> {
+        let here = |a: &Arrived| matches!(a.content, Content::Here { .. }) && a.len <= memory.len;
+        let at_once = memory.device == 0 && self.messages.unexpected.get(found).is_some_and(here);
+        if at_once {
+            let Some(arrived) = self.messages.unexpected.remove(found) else {
+                return Err(self.defect("a message that was found is not there"));
+            };
+            let (party, envelope, len) = (arrived.sender, arrived.envelope, arrived.len);
+            let bytes = self.take_content(fx, arrived);
+            self.count_received(party, len, &Ok(()));
+            let end = MessageEnd { result: Ok(()), party, envelope, len };
+            return Ok(Receiving::Done(bytes, end));
+        }
+        let id = self.next_id;
+        let index = self.insert_op(fx, wanted, memory, timeout, done)?;
+        if let Some(arrived) = self.messages.unexpected.remove(found) {
+            self.meet(fx, index, arrived);
+        }
+        Ok(Receiving::Begun(public(id, index)))
+    }
+
+    pub(super) fn count_received(&self, party: Party, len: u64, result: &Result<(), Status>) {
+        let code = result.as_ref().map_or_else(|s| s.code, |()| Code::Ok);
+        let bytes = if result.is_ok() { len } else { 0 };
+        let p = party.index().and_then(|p| self.peers.get(p));
+        let ch = p.and_then(|p| p.channels.first().copied());
+        self.count(party.index(), ch, |c| c.recv_done(bytes, 0, code, Protocol::Eager));
+    }
+
+    /// What a message that was here carries; its sender hears that it was taken.
+    fn take_content(&mut self, fx: &mut impl Fx, arrived: Arrived) -> Vec<u8> {
+        let Content::Here { bytes, sync } = arrived.content else { return Vec::new() };
+        if let Some(ch) = arrived.ch {
+            if let Some(number) = sync {
+                self.send(fx, ch, &Message::MsgMatched { number }, &[]);
+            }
+            self.message_taken(fx, ch, arrived.len);
+            self.settle(fx, ch);
+        }
+        bytes
+    }
+
+    /// A message is not here any more: there is room for others of its sender.
+    pub(super) fn message_taken(&mut self, fx: &mut impl Fx, ch: ChanId, len: u64) {
+        if let Some(limit) = self.channels.get_mut(ch).and_then(|c| c.flow.take(len)) {
+            self.send(fx, ch, &Message::MsgWindow { limit }, &[]);
+        }
+    }
+
+    /// The same of an offer.
+    pub(super) fn offer_taken(&mut self, ch: ChanId) {
+        if let Some(c) = self.channels.get_mut(ch) {
+            c.flow.offers = c.flow.offers.saturating_sub(1);
+        }
+    }
+
+    /// A receive, which waits in no queue any more, meets a message.
+    pub(super) fn meet(&mut self, fx: &mut impl Fx, index: u32, arrived: Arrived) {
+        let Some(op) = self.messages.ops.get_mut(index) else { return };
+        let (len, room) = (arrived.len, op.memory.len);
+        op.meets(arrived.sender, arrived.envelope, len);
+        if len > room {
+            self.refuse_long(fx, arrived);
+            return self.end_message(fx, index, Err(too_long(len, room)));
+        }
+        match arrived.content {
+            Content::Here { .. } => {
+                let bytes = self.take_content(fx, arrived);
+                self.put_content(fx, index, &bytes);
+            }
+            Content::There { response, source } => {
+                let Some(ch) = arrived.ch else {
+                    let status = Status::gone("the connection of the sender ended");
+                    return self.end_message(fx, index, Err(status));
+                };
+                self.offer_taken(ch);
+                if len == 0 {
+                    self.send(fx, ch, &Message::GetDone { response, ok: true }, &[]);
+                    self.end_message(fx, index, Ok(()));
+                } else if let Some(request) = self.insert_moving(fx, index, Some(ch), len) {
+                    self.after_meta(fx, request, response, source);
+                }
+                self.settle(fx, ch);
+            }
+            Content::Own { op: send } if len == 0 => {
+                self.end_message(fx, send, Ok(()));
+                self.end_message(fx, index, Ok(()));
+            }
+            Content::Own { op: send } => self.meet_own(fx, index, send),
+        }
+    }
+
+    /// Content that came in a message goes to the memory of its receive, whose end follows.
+    pub(super) fn put_content(&mut self, fx: &mut impl Fx, index: u32, content: &[u8]) {
+        let Some(op) = self.messages.ops.get_mut(index) else { return };
+        let (memory, sender) = (op.memory, op.wanted.from);
+        let len = content.len() as u64;
+        if len > memory.len {
+            return self.end_message(fx, index, Err(too_long(len, memory.len)));
+        }
+        if memory.device != 0 && len > 0 {
+            if let Some(request) = self.insert_moving(fx, index, None, len) {
+                self.deliver(fx, request, content);
+            }
+            return;
+        }
+        // SAFETY: the application keeps the receive's memory until it hears of its end, which comes after this.
+        let result = if len == 0 { Ok(()) } else { unsafe { fx.deliver(memory.addr, content) } };
+        self.count_received(sender, len, &result);
+        self.end_message(fx, index, result);
+    }
+
+    /// The sender of a message that is too long hears that it was taken.
+    fn refuse_long(&mut self, fx: &mut impl Fx, arrived: Arrived) {
+        match (&arrived.content, arrived.ch) {
+            (&Content::There { response, .. }, Some(ch)) => {
+                self.send(fx, ch, &Message::GetDone { response, ok: true }, &[]);
+                self.offer_taken(ch);
+                self.settle(fx, ch);
+            }
+            (&Content::Own { op }, _) => self.end_message(fx, op, Ok(())),
+            _ => drop(self.take_content(fx, arrived)),
+        }
+    }
+
+    /// The transfer that brings the content of a receive.
+    fn insert_moving(
+        &mut self,
+        fx: &mut impl Fx,
+        index: u32,
+        ch: Option<ChanId>,
+        nbytes: u64,
+    ) -> Option<u32> {
+        let op = self.messages.ops.get(index)?;
+        let Memory { addr, len, device } = op.memory;
+        let request = Request {
+            named: Named::default(),
+            peer: op.wanted.from.index(),
+            ch,
+            place: None,
+            started: fx.now(),
+            deadline: u64::MAX,
+            target: Target::Given { addr, len },
+            device,
+            keep: false,
+            done: self.due(OnRecv::Message(index)),
+            state: Inbound::Requested,
+            meta: Some(Meta { nbytes, ..Meta::default() }),
+            // No name, so nothing is remembered by it.
+            known: true,
+            dst: addr,
+            buffer: None,
+            landing: None,
+            checksum: None,
+            protocol: if ch.is_some() { Protocol::DirectGet } else { Protocol::Eager },
+            ended: None,
+            copying: false,
+            timer: Timer::default(),
+        };
+        match self.requests.insert(request) {
+            Ok(request) => {
+                if let Some(op) = self.messages.ops.get_mut(index) {
+                    op.state = State::Moving { request };
+                }
+                Some(request)
+            }
+            Err(mut request) => {
+                request.done.take().refuse();
+                let text = "too many transfers are under way: no room for a message";
+                let status = Status::new(Code::ResourceExhausted, text);
+                self.end_message(fx, index, Err(status));
+                None
+            }
+        }
+    }
+
+    /// A receive meets a message of our own, whose content lies in the memory of its send.
+    fn meet_own(&mut self, fx: &mut impl Fx, index: u32, send: u32) {
+        let done = self.due(OnSend::Message(send));
+        let Some(op) = self.messages.ops.get_mut(send) else { return done.refuse() };
+        let Memory { addr, len, device } = op.memory;
+        let meta = Meta { nbytes: len, ..Meta::default() };
+        let tensor = Tensor { meta, addr, device };
+        let Some(request) = self.insert_moving(fx, index, None, len) else {
+            done.refuse();
+            return self.end_message(fx, send, Ok(()));
+        };
+        if let Some(op) = self.messages.ops.get_mut(send) {
+            op.state = State::Met;
+        }
+        if let Some(r) = self.requests.get_mut(request) {
+            (r.state, r.protocol) = (Inbound::LocalWait, Protocol::Local);
+        }
+        let (content, deadline) = (Default::default(), u64::MAX);
+        self.deliver_local(fx, request, Sent { tensor, content, done: Some(done), deadline });
+    }
+}

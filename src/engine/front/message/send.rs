@@ -1,0 +1,564 @@
+//! The sending side: a message goes out at once, or waits its turn.
+
+use super::flow::COST;
+use super::{Copied, Envelope, Memory, Mode, OnMessage, Op, Party, Sending, State, Wanted, public};
+use crate::api::*;
+use crate::engine::channel::ChanId;
+use crate::engine::front::rendezvous::Named;
+use crate::engine::list::Links;
+use crate::engine::slab::SLOT_MASK;
+use crate::engine::transfer::choose;
+use crate::engine::transfer::outbound::{Asked, RState, Response, Sent, Source, To};
+use crate::engine::{Engine, Fx, WR_MESSAGE, Work};
+use crate::fabric::Access;
+use crate::fabric::keys::Place;
+use crate::protocol::message::{Message, MsgOffer};
+use crate::status::{Code, Reason, Status};
+
+/// Bytes of content that sends which wait may copy, all together; what is beyond is copied when its turn comes.
+const COPIES: usize = 4 << 20;
+/// Above all indices of requests: a response that nobody has asked for is found on its channel by this and its slot.
+pub(super) const UNASKED: u32 = 0xFFF0_0000;
+
+/// A send, as it is called for.
+pub struct Outgoing<'a> {
+    /// To whom.
+    pub to: Party,
+    /// Communicator and tag.
+    pub envelope: Envelope,
+    /// Where the content lies.
+    pub memory: Memory,
+    /// A copy of the content, made before the engine was held; empty: none.
+    pub content: &'a [u8],
+    /// When it has ended.
+    pub mode: Mode,
+    /// Nanoseconds; `None`: the manager's, `u64::MAX`: for ever.
+    pub timeout: Option<u64>,
+    /// Told of the end, unless that is known at once.
+    pub done: OnMessage,
+}
+
+/// What became of a message that was to go out.
+enum Went {
+    /// It did.
+    Out,
+    /// There is no room for it.
+    NoRoom,
+    /// Its content has to be copied first.
+    NoContent,
+}
+
+impl Engine {
+    /// Begins to send a message.
+    pub fn message_send(&mut self, fx: &mut impl Fx, out: Outgoing<'_>) -> Result<Sending, Status> {
+        if self.closing {
+            return Err(Self::ending());
+        }
+        self.device(out.memory.device)?;
+        if out.to == Party::OWN {
+            return self.send_own(fx, out);
+        }
+        let peer = self.known_party(out.to)?;
+        self.peers.keep(peer);
+        let first = self.peers.get(peer).filter(|p| p.outbox.is_empty());
+        let ch = first.and_then(|p| p.channels.first().copied());
+        if let Some(ch) = ch
+            && out.mode == Mode::Standard
+            && self.send_at_once(fx, ch, &out)
+        {
+            self.settle(fx, ch);
+            return Ok(Sending::Done);
+        }
+        let (content, id) = (out.content, self.next_id);
+        let index = self.insert_send(fx, &out)?;
+        let went = match ch {
+            Some(ch) => self.send_op(fx, ch, index, content),
+            None => Went::NoRoom,
+        };
+        if !matches!(went, Went::Out) {
+            self.queue_message(fx, index, peer, content)?;
+        }
+        if let Some(ch) = ch {
+            self.settle(fx, ch);
+        }
+        Ok(Sending::Begun(public(id, index)))
+    }
+
+    /// The peer of this party, if there is one.
+    pub(super) fn known_party(&self, party: Party) -> Result<u32, Status> {
+        let peer = party.index().filter(|&p| self.peers.get(p).is_some());
+        peer.ok_or_else(|| {
+            let text = format!("peer {} is not known; rdma_peer_lookup gives them", party.handle());
+            Status::new(Code::NotFound, text)
+        })
+    }
+
+    /// Whether the content of such a message rides in it.
+    fn rides(&self, ch: ChanId, memory: &Memory) -> bool {
+        let Some(c) = self.channels.get(ch) else { return false };
+        let host = memory.device == 0 || memory.len == 0;
+        host && choose::is_eager(memory.len, self.settings.room_of(c, 0), self.settings.protocol)
+    }
+
+    /// Sends a message whose content is here, if there is room, and it has ended then.
+    fn send_at_once(&mut self, fx: &mut impl Fx, ch: ChanId, out: &Outgoing<'_>) -> bool {
+        let (len, content) = (out.memory.len, out.content);
+        if content.len() as u64 != len || !self.rides(ch, &out.memory) {
+            return false;
+        }
+        let Some(c) = self.channels.get_mut(ch) else { return false };
+        if !c.takes_messages() || !c.flow.send(len) {
+            return false;
+        }
+        c.send_msg(fx, out.envelope, None, content);
+        c.counters.send_done(len, Code::Ok, Protocol::Eager);
+        true
+    }
+
+    /// Takes an operation in.
+    fn insert_send(&mut self, fx: &mut impl Fx, out: &Outgoing<'_>) -> Result<u32, Status> {
+        let Envelope { comm, tag } = out.envelope;
+        let wanted = Wanted { from: out.to, comm, tag, mask: u64::MAX };
+        let index = self.insert_op(fx, wanted, out.memory, out.timeout, out.done)?;
+        if let Some(op) = self.messages.ops.get_mut(index) {
+            op.mode = out.mode;
+        }
+        Ok(index)
+    }
+
+    /// Takes an operation in: into the slab and the deadlines.
+    pub(super) fn insert_op(
+        &mut self,
+        fx: &mut impl Fx,
+        wanted: Wanted,
+        memory: Memory,
+        timeout: Option<u64>,
+        done: OnMessage,
+    ) -> Result<u32, Status> {
+        self.admit(fx)?;
+        let (id, now) = (self.next_id, fx.now());
+        self.next_id += 1;
+        let deadline = now.saturating_add(timeout.unwrap_or(self.settings.timeout));
+        let op = Op {
+            id,
+            wanted,
+            memory,
+            mode: Mode::Standard,
+            started: now,
+            deadline,
+            ended: None,
+            done,
+            state: State::Queued,
+            content: Copied::No,
+            met: None,
+            released: false,
+            order: 0,
+            links: Links::default(),
+            timer: Default::default(),
+        };
+        let index = self.messages.ops.insert(op).map_err(|_| {
+            let n = self.messages.ops.len();
+            let text = format!("{n} message operations are outstanding: no room for more");
+            Status::new(Code::ResourceExhausted, text)
+        })?;
+        if let Some(op) = self.messages.ops.get_mut(index) {
+            op.id = public(id, index);
+        }
+        self.set_message_deadline(index, deadline);
+        Ok(index)
+    }
+
+    /// A message waits, behind those to the same peer.
+    fn queue_message(
+        &mut self,
+        fx: &mut impl Fx,
+        index: u32,
+        peer: u32,
+        content: &[u8],
+    ) -> Result<(), Status> {
+        let Some(p) = self.peers.get_mut(peer) else { return Ok(()) };
+        if let Err(status) = crate::room::grow(&mut p.outbox, 1, "messages that wait") {
+            self.drop_op(index);
+            return Err(status);
+        }
+        p.outbox.push_back(index);
+        match p.channels.first() {
+            Some(&ch) => {
+                if let Some(c) = self.channels.get_mut(ch) {
+                    c.flow.queued = true;
+                }
+            }
+            None => self.want_connection(fx, peer),
+        }
+        if !content.is_empty()
+            && self.messages.copied + content.len() <= COPIES
+            && let Ok(copy) = crate::room::copy(content, "content")
+            && let Some(op) = self.messages.ops.get_mut(index)
+        {
+            self.messages.copied += copy.len();
+            op.content = Copied::Early(copy);
+        }
+        Ok(())
+    }
+
+    /// Sends what waits for this connection, as far as there is room.
+    pub(in crate::engine) fn send_messages(&mut self, fx: &mut impl Fx, ch: ChanId) {
+        loop {
+            let Some(c) = self.channels.get_mut(ch).filter(|c| c.flow.queued) else { return };
+            let Some(p) = self.peers.get_mut(c.peer) else { return };
+            let here = p.channels.first() == Some(&ch);
+            let Some(&index) = p.outbox.front().filter(|_| here) else {
+                c.flow.queued = false;
+                return;
+            };
+            let Some(op) = self.messages.ops.get_mut(index) else {
+                p.outbox.pop_front();
+                continue;
+            };
+            match op.state {
+                State::Queued => {}
+                State::Gathering => return,
+                _ => {
+                    p.outbox.pop_front();
+                    continue;
+                }
+            }
+            let content = std::mem::take(&mut op.content);
+            let bytes: &[u8] = match &content {
+                Copied::No => &[],
+                Copied::Early(bytes) => bytes,
+                // SAFETY: it is ours, filled, and freed below or with the operation.
+                Copied::Late(buffer) => unsafe { fx.bytes(buffer) },
+            };
+            let went = self.send_op(fx, ch, index, bytes);
+            match went {
+                Went::Out => self.drop_copy(fx, content),
+                Went::NoRoom => {
+                    if let Some(op) = self.messages.ops.get_mut(index) {
+                        op.content = content;
+                    }
+                    return;
+                }
+                Went::NoContent => self.gather_message(fx, index),
+            }
+        }
+    }
+
+    /// Gives back the memory of a copy.
+    pub(super) fn drop_copy(&mut self, fx: &mut impl Fx, content: Copied) {
+        match content {
+            Copied::No => {}
+            Copied::Early(bytes) => {
+                self.messages.copied = self.messages.copied.saturating_sub(bytes.len());
+            }
+            Copied::Late(buffer) => fx.free(buffer),
+        }
+    }
+
+    /// Copies the content of the first message that waits, where nobody is held up by it.
+    fn gather_message(&mut self, fx: &mut impl Fx, index: u32) {
+        let Some(op) = self.messages.ops.get_mut(index) else { return };
+        let (src, len) = (op.memory.addr, op.memory.len);
+        match fx.alloc(len) {
+            Ok(buffer) => {
+                let (dst, token) = (buffer.addr, WR_MESSAGE | u64::from(index));
+                op.content = Copied::Late(buffer);
+                op.state = State::Gathering;
+                fx.run(Work::HostCopy { token, dst, src, len });
+            }
+            Err(status) => self.end_message(fx, index, Err(status)),
+        }
+    }
+
+    /// The copy was made.
+    pub(in crate::engine) fn message_copied(
+        &mut self,
+        fx: &mut impl Fx,
+        index: u32,
+        result: Result<(), Status>,
+    ) {
+        let Some(op) = self.messages.ops.get_mut(index) else { return };
+        op.state = State::Queued;
+        let peer = op.wanted.from.index();
+        if let Some(status) = op.ended.take().or(result.err()) {
+            self.end_message(fx, index, Err(status));
+        }
+        let p = peer.and_then(|p| self.peers.get(p));
+        if let Some(&ch) = p.and_then(|p| p.channels.first()) {
+            self.settle(fx, ch);
+        }
+    }
+
+    /// Why a copy for a message must not begin.
+    pub(in crate::engine) fn message_copy_begins(&self, index: u32) -> Result<(), Status> {
+        let ended = self.messages.ops.get(index).and_then(|op| op.ended.clone());
+        ended.map_or(Ok(()), Err)
+    }
+
+    /// Sends a message that has an operation: its content, or the offer of it.
+    fn send_op(&mut self, fx: &mut impl Fx, ch: ChanId, index: u32, content: &[u8]) -> Went {
+        let Some(op) = self.messages.ops.get(index) else { return Went::Out };
+        let (memory, envelope, mode) = (op.memory, op.envelope(), op.mode);
+        let rides = self.rides(ch, &memory);
+        let Some(c) = self.channels.get_mut(ch) else { return Went::NoRoom };
+        if !c.takes_messages() {
+            c.flow.queued = true;
+            return Went::NoRoom;
+        }
+        if rides && content.len() as u64 != memory.len && memory.len + COST <= c.flow.room() {
+            return Went::NoContent;
+        }
+        if !rides || !c.flow.send(memory.len) {
+            if !c.flow.offer() {
+                return Went::NoRoom;
+            }
+            self.offer_message(fx, ch, index, (memory, envelope), !rides);
+            return Went::Out;
+        }
+        c.send_msg(fx, envelope, (mode == Mode::Synchronous).then_some(index), content);
+        c.counters.send_done(memory.len, Code::Ok, Protocol::Eager);
+        match self.messages.ops.get_mut(index) {
+            Some(op) if mode == Mode::Synchronous => op.state = State::Unmatched { ch },
+            _ => self.end_message(fx, index, Ok(())),
+        }
+        Went::Out
+    }
+
+    /// MSG_OFFER: the content is the transfer layer's from here on. Nothing of it is copied before the receiver asks, so
+    /// the offer keeps its place among the messages. `read`: the receiver may read the source, if the provider does;
+    /// not so what is offered only for lack of room: there may be very many of those.
+    fn offer_message(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        index: u32,
+        (memory, envelope): (Memory, Envelope),
+        read: bool,
+    ) {
+        let sealed = self.sealed(ch);
+        let done = self.due(OnSend::Message(index));
+        let meta = Meta { nbytes: memory.len, ..Meta::default() };
+        let tensor = Tensor { meta, addr: memory.addr, device: memory.device };
+        let sent =
+            Sent { tensor, content: Default::default(), done: Some(done), deadline: u64::MAX };
+        let request = UNASKED | index & SLOT_MASK;
+        let to = To { ch, request, checksum: sealed };
+        let asked = Asked { to, dst: None, any_meta: false, cached: None, granted: false };
+        let source = Source { protocol: Protocol::DirectPut, ..Source::new(sent, fx.now()) };
+        let response = match self.insert_offer(ch, asked, source) {
+            Ok(response) => response,
+            Err(status) => {
+                if let Some(c) = self.channels.get_mut(ch) {
+                    c.flow.offer_ended();
+                }
+                return self.end_message(fx, index, Err(status));
+            }
+        };
+        if let Some(op) = self.messages.ops.get_mut(index) {
+            op.state = State::Offered { ch, response };
+        }
+        let source = if read { self.readable(fx, ch, response, &memory) } else { None };
+        let m = MsgOffer { envelope, response, nbytes: memory.len, source };
+        self.send(fx, ch, &Message::MsgOffer(m), &[]);
+    }
+
+    /// The response that an offered message is, until it is asked for.
+    fn insert_offer(
+        &mut self,
+        ch: ChanId,
+        asked: Asked,
+        mut source: Source,
+    ) -> Result<u32, Status> {
+        let request = asked.to.request;
+        let mut done = source.done.take();
+        let room = match self.channels.get_mut(ch) {
+            Some(c) => crate::room::grow(&mut c.responses, 1, "messages").map(|()| c.peer),
+            None => Err(Status::gone("the connection of the receiver ended")),
+        };
+        let response = room.and_then(|peer| {
+            let mut response = Response::new(peer, Named::default(), asked, RState::Told, 0);
+            response.source = Some(source);
+            let full = |_| {
+                let text = "too many transfers are under way: no room for a message";
+                Status::new(Code::ResourceExhausted, text)
+            };
+            Ok((peer, self.responses.insert(response).map_err(full)?))
+        });
+        match response {
+            Ok((peer, index)) => {
+                if let Some(c) = self.channels.get_mut(ch) {
+                    c.responses.insert(request, index);
+                }
+                if let Some(p) = self.peers.get_mut(peer) {
+                    p.waiting += 1;
+                }
+                let source = self.responses.get_mut(index).and_then(|r| r.source.as_mut());
+                if let Some(source) = source {
+                    source.done = done.take();
+                }
+                Ok(index)
+            }
+            Err(status) => {
+                if let Some(done) = done {
+                    done.refuse();
+                }
+                Err(status)
+            }
+        }
+    }
+
+    /// Opens an offered source, where the receiver may read it as it is; where.
+    fn readable(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        response: u32,
+        memory: &Memory,
+    ) -> Option<Place> {
+        let sealed = self.sealed(ch);
+        let read = self.channels.get(ch).is_some_and(|c| c.caps.read);
+        let put = self.settings.protocol == Protocol::DirectPut;
+        if !read || put || sealed || memory.device != 0 {
+            return None;
+        }
+        // Otherwise it is opened, or copied to where it may be, when the receiver asks.
+        let Ok(true) = self.open_source(fx, response, Access::REMOTE_READ) else { return None };
+        let source = self.responses.get_mut(response).and_then(|r| r.source.as_mut())?;
+        source.protocol = Protocol::DirectGet;
+        let rkeys = source.window.as_ref()?.keys.map(|mr| mr.rkey);
+        Some(Place { addr: source.addr(), rkeys })
+    }
+
+    /// Whether messages to this peer would wait, and how many bytes of content a message may have that does not.
+    pub fn message_room(&self, party: Party) -> Result<u64, Status> {
+        if party == Party::OWN {
+            return Ok(super::flow::WINDOW);
+        }
+        let peer = self.known_party(party)?;
+        let p = self.peers.get(peer).filter(|p| p.outbox.is_empty());
+        let c = p.and_then(|p| self.channels.get(*p.channels.first()?));
+        Ok(c.filter(|c| c.takes_messages()).map_or(0, |c| c.flow.room()))
+    }
+
+    /// What waits to be sent to a peer fails.
+    pub(in crate::engine) fn fail_outbox(&mut self, fx: &mut impl Fx, peer: u32, status: &Status) {
+        let Some(p) = self.peers.get_mut(peer) else { return };
+        let to = p.name.clone();
+        for index in std::mem::take(&mut p.outbox) {
+            let Some(op) = self.messages.ops.get_mut(index) else { continue };
+            let text = format!("a message to peer '{to}': {}", status.message);
+            let status = status.clone().with_message(text);
+            if matches!(op.state, State::Gathering) {
+                op.ended.get_or_insert(status);
+            } else {
+                self.end_message(fx, index, Err(status));
+            }
+        }
+    }
+
+    /// A message to oneself: short ones are copied, the others stay where they are until a receive meets them.
+    fn send_own(&mut self, fx: &mut impl Fx, out: Outgoing<'_>) -> Result<Sending, Status> {
+        let len = out.memory.len;
+        if out.mode == Mode::Standard && out.content.len() as u64 == len {
+            self.arrive(fx, Party::OWN, None, out.envelope, None, out.content)?;
+            self.local.send_done(len, Code::Ok, Protocol::Local);
+            return Ok(Sending::Done);
+        }
+        let id = self.next_id;
+        let index = self.insert_send(fx, &out)?;
+        if let Some(op) = self.messages.ops.get_mut(index) {
+            op.state = State::Own;
+        }
+        match self.arrive_own(fx, index, out.envelope, len) {
+            Ok(()) => Ok(Sending::Begun(public(id, index))),
+            Err(status) => {
+                self.drop_op(index);
+                Err(status)
+            }
+        }
+    }
+
+    /// The application takes a send back: at once, or, if the peer knows of it, as soon as that agrees.
+    pub(super) fn withdraw_send(&mut self, fx: &mut impl Fx, index: u32, status: Status) {
+        let grace = fx.now() + self.quiesce_grace();
+        let Some(op) = self.messages.ops.get_mut(index) else { return };
+        let (ch, number, sync) = match op.state {
+            State::Gathering => {
+                op.ended.get_or_insert(status);
+                return;
+            }
+            State::Unmatched { ch } => (ch, index, true),
+            State::Offered { response, .. } => match self.responses.get(response) {
+                Some(r) if matches!(r.state, RState::Told) => (r.asked.to.ch, response, false),
+                // The content is on its way: its end is near.
+                _ => return,
+            },
+            State::Queued => {
+                let p = op.wanted.from.index().and_then(|p| self.peers.get_mut(p));
+                if let Some(p) = p {
+                    p.outbox.retain(|&i| i != index);
+                }
+                return self.end_message(fx, index, Err(status));
+            }
+            State::Own => {
+                if self.messages.unexpected.remove_own(index) {
+                    self.end_message(fx, index, Err(status));
+                }
+                return;
+            }
+            _ => return,
+        };
+        op.ended.get_or_insert(status);
+        self.set_message_deadline(index, grace);
+        self.send(fx, ch, &Message::MsgWithdraw { number, sync }, &[]);
+        self.settle(fx, ch);
+    }
+
+    /// The peer has given back what was withdrawn.
+    pub(in crate::engine) fn on_msg_withdrawn(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        number: u32,
+        sync: bool,
+    ) {
+        if !sync {
+            let told = |r: &&Response| r.asked.to.ch == ch && matches!(r.state, RState::Told);
+            let text = "the sender took the message back";
+            let status = Status::new(Code::Cancelled, text).because(Reason::Cancelled);
+            match self.responses.get(number).filter(told).is_some_and(Response::is_unasked) {
+                true => self.end_response(fx, number, Err(status)),
+                false => self.stale += 1,
+            }
+            return;
+        }
+        let Some(op) = self.messages.ops.get_mut(number) else { return self.stale += 1 };
+        match (&op.state, op.ended.take()) {
+            (State::Unmatched { ch: on }, Some(status)) if *on == ch => {
+                self.end_message(fx, number, Err(status));
+            }
+            (_, ended) => {
+                op.ended = ended;
+                self.stale += 1;
+            }
+        }
+    }
+
+    /// A synchronous message has met its receive.
+    pub(in crate::engine) fn on_msg_matched(&mut self, fx: &mut impl Fx, ch: ChanId, number: u32) {
+        let op = self.messages.ops.get(number);
+        match op.map(|op| &op.state) {
+            Some(State::Unmatched { ch: on }) if *on == ch => {
+                self.end_message(fx, number, Ok(()));
+            }
+            _ => self.stale += 1,
+        }
+    }
+}
+
+impl Response {
+    /// It is an offered message that nobody has asked for yet.
+    pub(super) fn is_unasked(&self) -> bool {
+        self.asked.to.request >= UNASKED
+    }
+}

@@ -1,0 +1,661 @@
+//! Tagged messages.
+
+use std::ffi::{c_char, c_void};
+
+use super::args::{TextOut, id, millis, name, not_null};
+use super::error::guard_on;
+use super::handle::borrow_on;
+use super::sized::{self, Out};
+use super::types::*;
+use crate::api::Words;
+use crate::engine::front::message::{
+    Envelope, Memory, MessageEnd, Mode, OnMessage, Party, Sending, Wanted,
+};
+use crate::manager::{Collect, Received, Timeout};
+use crate::status::Status;
+
+/// Most requests of one call.
+const MAX_REQUESTS: usize = 1 << 20;
+
+fn party(arg: &str, peer: rdma_peer_t) -> Result<Party, Status> {
+    Party::of_handle(peer)
+        .ok_or_else(|| Status::invalid(format!("{arg} is {peer}, which is no peer's number")))
+}
+
+fn whom(peer: rdma_peer_t) -> Result<Party, Status> {
+    match party("peer", peer)? {
+        Party::ANY => Err(Status::invalid("peer is 0: a message is for one peer")),
+        one => Ok(one),
+    }
+}
+
+fn timeout(arg: &str, ms: i64) -> Result<Timeout, Status> {
+    match ms {
+        0 => Ok(Timeout::Default),
+        RDMA_MSG_FOREVER => Ok(Timeout::Never),
+        ms => millis(arg, ms).map(Timeout::After),
+    }
+}
+
+fn memory(data: *const c_void, len: usize, device: u32) -> Result<Memory, Status> {
+    if data.is_null() && len > 0 {
+        return Err(Status::invalid(format!("data is NULL, but len is {len}")));
+    }
+    if len > isize::MAX as usize || (data as usize).checked_add(len).is_none() {
+        return Err(Status::invalid(format!(
+            "len is {len}, allowed are 0 to {}, and within the address space",
+            isize::MAX
+        )));
+    }
+    Ok(Memory { addr: data as u64, len: len as u64, device })
+}
+
+fn end_to_c(end: &MessageEnd) -> rdma_msg_status_t {
+    rdma_msg_status {
+        struct_size: size_of::<rdma_msg_status>(),
+        peer: end.party.handle(),
+        tag: end.envelope.tag,
+        bytes: end.len,
+        comm: end.envelope.comm,
+        code: end.result.as_ref().map_or_else(|s| s.code as i32, |()| RDMA_OK),
+        message: 0,
+        text: c"".as_ptr(),
+    }
+}
+
+fn run_done([done, userdata]: Words, end: &MessageEnd) {
+    // SAFETY: `on_end`, which alone makes such records, put a function of this type there.
+    let done = unsafe { std::mem::transmute::<usize, rdma_msg_done_fn>(done) };
+    let Some(done) = done else { return };
+    let mut status = end_to_c(end);
+    let text = end.result.as_ref().err().map(|s| {
+        let mut text = crate::shown::for_c(&s.message).into_owned().into_bytes();
+        text.push(0);
+        text
+    });
+    if let Some(text) = &text {
+        status.text = text.as_ptr().cast();
+    }
+    // SAFETY: the application's function, with the arguments that the header promises.
+    unsafe { done(&raw const status, userdata as *mut c_void) };
+}
+
+fn on_end(options: &rdma_msg_options) -> OnMessage {
+    match options.done {
+        Some(done) => OnMessage::Plain(run_done, [done as usize, options.userdata as usize]),
+        None => OnMessage::Asked,
+    }
+}
+
+fn mode(options: &rdma_msg_options) -> Result<Mode, Status> {
+    match options.mode {
+        RDMA_MSG_STANDARD => Ok(Mode::Standard),
+        RDMA_MSG_SYNCHRONOUS => Ok(Mode::Synchronous),
+        other => Err(Status::invalid(format!(
+            "options.mode is {other}, allowed are 0 (standard) and 1 (synchronous)"
+        ))),
+    }
+}
+
+/// Gives the number by which messages name a peer. It is the same for as long as the manager knows the
+/// peer. One's own name gives a number, too: messages to oneself.
+///
+/// Threads: any.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: an argument NULL, malformed name; RDMA_NOT_FOUND: unknown
+/// peer; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_peer_lookup(
+    mgr: *mut rdma_mgr_t,
+    peer_name: *const c_char,
+    out_peer: *mut rdma_peer_t,
+) -> rdma_code_t {
+    guard_on("rdma_peer_lookup", |thread| {
+        not_null("out_peer", out_peer)?;
+        // SAFETY: the caller's arguments, as the header demands.
+        unsafe {
+            let mgr = borrow_on(mgr, thread)?;
+            out_peer.write(mgr.peer_lookup(name("peer_name", peer_name)?)?.handle());
+        }
+        Ok(())
+    })
+}
+
+/// Gives the name of a peer, as a text output: of the sender of a message, for instance.
+///
+/// Threads: any.
+///
+/// Returns RDMA_OK; RDMA_OUT_OF_RANGE: the text was cut; RDMA_INVALID_ARGUMENT: `mgr` NULL, `peer` no
+/// number of a peer, `buf` NULL with cap above 0, or with `out_len` NULL; RDMA_NOT_FOUND: unknown peer;
+/// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_peer_name(
+    mgr: *mut rdma_mgr_t,
+    peer: rdma_peer_t,
+    buf: *mut c_char,
+    cap: usize,
+    out_len: *mut usize,
+) -> rdma_code_t {
+    guard_on("rdma_peer_name", |thread| {
+        // SAFETY: the caller's arguments, as the header demands.
+        let (mgr, out) =
+            unsafe { (borrow_on(mgr, thread)?, TextOut::new("buf", buf, cap, out_len)?) };
+        out.write(&mgr.party_name(whom(peer)?)?)
+    })
+}
+
+/// Fills `options` with the defaults: the manager's deadline, standard mode, host memory, no callback.
+/// struct_size: sizeof(rdma_msg_options_t).
+///
+/// Threads: any.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `options` NULL, wrong struct_size; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_msg_options_init(
+    options: *mut rdma_msg_options_t,
+    struct_size: usize,
+) -> rdma_code_t {
+    guard_on("rdma_msg_options_init", |_| {
+        // SAFETY: the caller's struct, as the header demands.
+        unsafe { sized::init("options", options, struct_size) }
+    })
+}
+
+/// Begins to send a message of `len` bytes to `peer`, for a receive with this communicator and tag.
+/// Messages of one sender to one communicator meet receives in the order of the sends. Ends when
+/// `data` may be used again; with RDMA_MSG_SYNCHRONOUS not before a receive has met the message.
+///
+/// *out_request is 0 if it has ended when this returns, well, and `done` does not run then: the case
+/// of a small message where there is room. Otherwise it is the request, for rdma_msg_test,
+/// rdma_msg_wait and rdma_msg_cancel; with options.done for the latter only. `out_request` NULL:
+/// nobody asks.
+///
+/// A peer that takes nothing holds its sender back: requests wait, in order, until it does, or until
+/// their deadline; see rdma_msg_room. If the connection ends, what was reported as ended may be lost;
+/// what waits fails with RDMA_UNAVAILABLE.
+///
+/// Threads: any. `data` is borrowed until the end; NULL is allowed with len 0. `options` NULL:
+/// defaults.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, `peer` 0 or no number of a peer, `data` NULL
+/// with a length, wrong struct_size, mode or timeout; RDMA_NOT_FOUND: unknown peer or device;
+/// RDMA_RESOURCE_EXHAUSTED: too many requests, no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
+/// in a forked child; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
+/// The end is RDMA_OK; RDMA_CANCELLED; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the peer cannot be
+/// reached, or is gone; RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_msg_isend(
+    mgr: *mut rdma_mgr_t,
+    peer: rdma_peer_t,
+    comm: u32,
+    tag: u64,
+    data: *const c_void,
+    len: usize,
+    options: *const rdma_msg_options_t,
+    out_request: *mut rdma_msg_request_t,
+) -> rdma_code_t {
+    guard_on("rdma_msg_isend", |thread| {
+        // SAFETY: the caller's arguments, as the header demands; it keeps the content in place until the end.
+        unsafe {
+            let mgr = borrow_on(mgr, thread)?;
+            let options = sized::read_or_defaults("options", options)?;
+            let (to, memory) = (whom(peer)?, memory(data, len, options.device)?);
+            let timeout = timeout("options.timeout_ms", options.timeout_ms)?;
+            let (mode, done) = (mode(&options)?, on_end(&options));
+            let asked = matches!(done, OnMessage::Asked);
+            let envelope = Envelope { comm, tag };
+            let request = match mgr.message_isend(to, envelope, memory, mode, timeout, done)? {
+                Sending::Done => 0,
+                Sending::Begun(request) => request,
+            };
+            hand_out(&mgr, request, asked, out_request);
+        }
+        Ok(())
+    })
+}
+
+/// # Safety
+/// `out` is NULL or may be written.
+unsafe fn hand_out(
+    mgr: &crate::manager::Manager,
+    request: u64,
+    asked: bool,
+    out: *mut rdma_msg_request_t,
+) {
+    if !out.is_null() {
+        // SAFETY: by this function's contract.
+        unsafe { out.write(request) };
+    } else if request != 0 && asked {
+        let _ = mgr.message_release(request);
+    }
+}
+
+/// Begins to receive a message into `len` bytes at `buf`: the first of `source` (RDMA_PEER_ANY: of
+/// anybody) for this communicator whose tag equals `tag` in the bits of `mask`. Of several receives
+/// that a message may meet it meets the one that was called first. A longer message ends the receive
+/// with RDMA_OUT_OF_RANGE and its real length; it is gone, and nothing is written.
+///
+/// *out_request is 0 if it has ended when this returns, well: then *out_status says how, and `done`
+/// does not run. Otherwise it is the request, as of rdma_msg_isend. `out_status` NULL: not wanted.
+///
+/// Threads: any. `buf` is written until the end; NULL is allowed with len 0. `options` NULL: defaults.
+/// Set out_status->struct_size first.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, `source` no number of a peer, `buf` NULL with a
+/// length, wrong struct_size or timeout; RDMA_NOT_FOUND: unknown peer or device;
+/// RDMA_RESOURCE_EXHAUSTED: too many requests, no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
+/// in a forked child; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
+/// The end is RDMA_OK; RDMA_OUT_OF_RANGE; RDMA_CANCELLED; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the
+/// connection ended while the content was on its way; RDMA_RESOURCE_EXHAUSTED: no memory;
+/// RDMA_DATA_LOSS: the checksum differs; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_msg_irecv(
+    mgr: *mut rdma_mgr_t,
+    source: rdma_peer_t,
+    comm: u32,
+    tag: u64,
+    mask: u64,
+    buf: *mut c_void,
+    len: usize,
+    options: *const rdma_msg_options_t,
+    out_status: *mut rdma_msg_status_t,
+    out_request: *mut rdma_msg_request_t,
+) -> rdma_code_t {
+    guard_on("rdma_msg_irecv", |thread| {
+        // SAFETY: the caller's arguments, as the header demands; it keeps the memory in place until the end.
+        unsafe {
+            let mgr = borrow_on(mgr, thread)?;
+            let options = sized::read_or_defaults("options", options)?;
+            let out = optional_out(out_status)?;
+            let (from, memory) = (party("source", source)?, memory(buf, len, options.device)?);
+            let timeout = timeout("options.timeout_ms", options.timeout_ms)?;
+            let wanted = Wanted { from, comm, tag, mask };
+            let received = mgr.message_irecv(wanted, memory, timeout, on_end(&options))?;
+            tell_received(&mgr, received, &options, out, out_request);
+        }
+        Ok(())
+    })
+}
+
+/// # Safety
+/// `ptr` is NULL or a status as the header demands.
+unsafe fn optional_out(
+    ptr: *mut rdma_msg_status_t,
+) -> Result<Option<Out<rdma_msg_status_t>>, Status> {
+    if ptr.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: by this function's contract.
+    unsafe { Out::new("out_status", ptr) }.map(Some)
+}
+
+/// # Safety
+/// `out_request` is NULL or may be written.
+unsafe fn tell_received(
+    mgr: &crate::manager::Manager,
+    received: Received,
+    options: &rdma_msg_options,
+    out: Option<Out<rdma_msg_status_t>>,
+    out_request: *mut rdma_msg_request_t,
+) {
+    let request = match received {
+        Received::Done(end) => {
+            if let Some(out) = out {
+                out.write(end_to_c(&end));
+            }
+            0
+        }
+        Received::Begun(request) => request,
+    };
+    // SAFETY: by this function's contract.
+    unsafe { hand_out(mgr, request, options.done.is_none(), out_request) };
+}
+
+/// Sends like rdma_msg_isend and waits for the end, driving progress itself. options.done is not used.
+///
+/// Threads: any, but not inside a callback.
+///
+/// Returns what rdma_msg_isend returns, and the end; RDMA_FAILED_PRECONDITION also: inside a callback.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_msg_send(
+    mgr: *mut rdma_mgr_t,
+    peer: rdma_peer_t,
+    comm: u32,
+    tag: u64,
+    data: *const c_void,
+    len: usize,
+    options: *const rdma_msg_options_t,
+) -> rdma_code_t {
+    guard_on("rdma_msg_send", |thread| {
+        // SAFETY: the caller's arguments, as the header demands; the content stays until this returns.
+        unsafe {
+            let mgr = borrow_on(mgr, thread)?;
+            let options = sized::read_or_defaults("options", options)?;
+            let (to, memory) = (whom(peer)?, memory(data, len, options.device)?);
+            let timeout = timeout("options.timeout_ms", options.timeout_ms)?;
+            mgr.message_send(to, Envelope { comm, tag }, memory, mode(&options)?, timeout)
+        }
+    })
+}
+
+/// Receives like rdma_msg_irecv and waits for the end, driving progress itself. options.done is not
+/// used. *out_status is written where a message was met: also with RDMA_OUT_OF_RANGE.
+///
+/// Threads: any, but not inside a callback. `out_status` NULL: not wanted.
+///
+/// Returns what rdma_msg_irecv returns, and the end; RDMA_FAILED_PRECONDITION also: inside a callback.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_msg_recv(
+    mgr: *mut rdma_mgr_t,
+    source: rdma_peer_t,
+    comm: u32,
+    tag: u64,
+    mask: u64,
+    buf: *mut c_void,
+    len: usize,
+    options: *const rdma_msg_options_t,
+    out_status: *mut rdma_msg_status_t,
+) -> rdma_code_t {
+    guard_on("rdma_msg_recv", |thread| {
+        // SAFETY: the caller's arguments, as the header demands; the memory stays until this returns.
+        unsafe {
+            let mgr = borrow_on(mgr, thread)?;
+            let options = sized::read_or_defaults("options", options)?;
+            let out = optional_out(out_status)?;
+            let (from, memory) = (party("source", source)?, memory(buf, len, options.device)?);
+            let timeout = timeout("options.timeout_ms", options.timeout_ms)?;
+            let end = mgr.message_recv(Wanted { from, comm, tag, mask }, memory, timeout)?;
+            if let Some(out) = out {
+                out.write(end_to_c(&end));
+            }
+            end.result
+        }
+    })
+}
+
+/// Looks for the first message that such a receive would meet, and waits for one up to timeout_ms; 0
+/// looks once. `claim`: no other receive meets it any more; rdma_msg_imrecv with out_status->message
+/// receives it, and has to be called.
+///
+/// Threads: any, but not inside a callback. Set out_status->struct_size first.
+///
+/// Returns RDMA_OK; RDMA_DEADLINE_EXCEEDED: there is none; RDMA_INVALID_ARGUMENT: `mgr` or `out_status`
+/// NULL, `source` no number of a peer, wrong struct_size, negative timeout; RDMA_NOT_FOUND: unknown
+/// peer; RDMA_FAILED_PRECONDITION: inside a callback, `mgr` destroyed or in a forked child;
+/// RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_msg_probe(
+    mgr: *mut rdma_mgr_t,
+    source: rdma_peer_t,
+    comm: u32,
+    tag: u64,
+    mask: u64,
+    claim: bool,
+    timeout_ms: i64,
+    out_status: *mut rdma_msg_status_t,
+) -> rdma_code_t {
+    guard_on("rdma_msg_probe", |thread| {
+        // SAFETY: the caller's arguments, as the header demands.
+        let (mgr, out) = unsafe { (borrow_on(mgr, thread)?, Out::new("out_status", out_status)?) };
+        let wanted = Wanted { from: party("source", source)?, comm, tag, mask };
+        let limit = millis("timeout_ms", timeout_ms)?;
+        let found = mgr.message_probe(&wanted, claim, limit)?.ok_or_else(|| {
+            let text = "no message is here that such a receive would meet";
+            Status::new(crate::status::Code::DeadlineExceeded, text)
+        })?;
+        let (party, envelope, len) = (found.sender, found.envelope, found.len);
+        let end = MessageEnd { result: Ok(()), party, envelope, len };
+        out.write(rdma_msg_status { message: found.message, ..end_to_c(&end) });
+        Ok(())
+    })
+}
+
+/// Begins to receive a message that rdma_msg_probe has claimed; otherwise as rdma_msg_irecv.
+///
+/// Threads: any.
+///
+/// Returns what rdma_msg_irecv returns; RDMA_INVALID_ARGUMENT also: `message` 0; RDMA_NOT_FOUND also:
+/// the message is not known, or was received.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_msg_imrecv(
+    mgr: *mut rdma_mgr_t,
+    message: u64,
+    buf: *mut c_void,
+    len: usize,
+    options: *const rdma_msg_options_t,
+    out_status: *mut rdma_msg_status_t,
+    out_request: *mut rdma_msg_request_t,
+) -> rdma_code_t {
+    guard_on("rdma_msg_imrecv", |thread| {
+        // SAFETY: the caller's arguments, as the header demands; it keeps the memory in place until the end.
+        unsafe {
+            let mgr = borrow_on(mgr, thread)?;
+            let options = sized::read_or_defaults("options", options)?;
+            let out = optional_out(out_status)?;
+            let (message, memory) = (id("message", message)?, memory(buf, len, options.device)?);
+            let timeout = timeout("options.timeout_ms", options.timeout_ms)?;
+            let received = mgr.message_imrecv(message, memory, timeout, on_end(&options))?;
+            tell_received(&mgr, received, &options, out, out_request);
+        }
+        Ok(())
+    })
+}
+
+/// Asks for the end of a message operation. It ends with RDMA_CANCELLED once nothing touches its
+/// memory any more, or otherwise if that was earlier: a send whose message a receive has met ends as
+/// if nothing had been asked. The end is told as usual.
+///
+/// Threads: any.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, request 0; RDMA_NOT_FOUND: its end was told
+/// already, or it never was; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child;
+/// RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_msg_cancel(
+    mgr: *mut rdma_mgr_t,
+    request: rdma_msg_request_t,
+) -> rdma_code_t {
+    guard_on("rdma_msg_cancel", |thread| {
+        // SAFETY: the caller's handle, as the header demands.
+        unsafe { borrow_on(mgr, thread) }?.message_cancel(id("request", request)?)
+    })
+}
+
+/// Nobody will ask for the end of this request; it goes on, and its memory stays borrowed.
+///
+/// Threads: any.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, request 0; RDMA_NOT_FOUND: its end was told
+/// already, or it never was; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child;
+/// RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_msg_free(
+    mgr: *mut rdma_mgr_t,
+    request: rdma_msg_request_t,
+) -> rdma_code_t {
+    guard_on("rdma_msg_free", |thread| {
+        // SAFETY: the caller's handle, as the header demands.
+        unsafe { borrow_on(mgr, thread) }?.message_release(id("request", request)?)
+    })
+}
+
+/// Where the ends of several requests go.
+struct Ends {
+    indices: *mut usize,
+    statuses: *mut rdma_msg_status_t,
+    /// Bytes from one status to the next.
+    stride: usize,
+    failed: Option<Status>,
+    count: usize,
+}
+
+impl Ends {
+    /// # Safety
+    /// As the header demands of rdma_msg_test.
+    unsafe fn requests<'a>(
+        requests: *mut rdma_msg_request_t,
+        count: usize,
+    ) -> Result<&'a mut [rdma_msg_request_t], Status> {
+        if count == 0 || count > MAX_REQUESTS {
+            return Err(Status::invalid(format!(
+                "count is {count}, allowed are 1 to {MAX_REQUESTS}"
+            )));
+        }
+        not_null("requests", requests)?;
+        // SAFETY: not NULL, and `count` requests by this function's contract.
+        Ok(unsafe { std::slice::from_raw_parts_mut(requests, count) })
+    }
+
+    /// # Safety
+    /// As the header demands of rdma_msg_test.
+    unsafe fn new(indices: *mut usize, statuses: *mut rdma_msg_status_t) -> Result<Ends, Status> {
+        let mut stride = 0;
+        if !statuses.is_null() {
+            // SAFETY: by this function's contract.
+            stride = unsafe { Out::new("out_statuses", statuses) }?.size();
+        }
+        Ok(Ends { indices, statuses, stride, failed: None, count: 0 })
+    }
+
+    /// # Safety
+    /// `out` may be written.
+    unsafe fn tell(self, out: *mut usize) -> Result<(), Status> {
+        // SAFETY: by this function's contract.
+        unsafe { out.write(self.count) };
+        self.failed.map_or(Ok(()), Err)
+    }
+
+    /// One more has ended.
+    fn put(&mut self, index: usize, end: &MessageEnd) {
+        let at = self.count;
+        self.count += 1;
+        if !self.indices.is_null() {
+            // SAFETY: room for as many as there are requests, as the header demands.
+            unsafe { self.indices.add(at).write(index) };
+        }
+        if self.statuses.is_null() {
+            if let (None, Err(status)) = (&self.failed, &end.result) {
+                self.failed = Some(status.clone());
+            }
+            return;
+        }
+        // SAFETY: as above; each as long as the first.
+        unsafe {
+            let status = self.statuses.byte_add(at * self.stride);
+            status.cast::<usize>().write_unaligned(self.stride);
+            if let Ok(out) = Out::new("out_statuses", status) {
+                out.write(end_to_c(end));
+            }
+        }
+    }
+}
+
+fn how(how: u32) -> Result<Collect, Status> {
+    match how {
+        RDMA_MSG_ALL => Ok(Collect::All),
+        RDMA_MSG_ANY => Ok(Collect::Any),
+        RDMA_MSG_SOME => Ok(Collect::Some),
+        other => Err(Status::invalid(format!(
+            "how is {other}, allowed are 0 (all), 1 (any) and 2 (some)"
+        ))),
+    }
+}
+
+/// Takes the ends of message operations, if they have ended, and drives progress once where not. `how`:
+/// RDMA_MSG_ALL takes all or none, RDMA_MSG_ANY one, RDMA_MSG_SOME those that have ended. Each request
+/// whose end was taken becomes 0; requests that are 0 count as none.
+///
+/// *out_count is the number of ends; out_indices[i] says of which request the i-th is, and
+/// out_statuses[i] how it ended. Both have room for `count`, or are NULL: not wanted. Without
+/// out_statuses the code of the first that failed is returned, with everything else as on success. Set
+/// out_statuses[0].struct_size first: the others are as long.
+///
+/// Threads: any, but not inside a callback where not all have ended. Each request in one call at a time.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr`, `requests` or `out_count` NULL, count not 1 to 1048576,
+/// unknown `how`, wrong struct_size; RDMA_NOT_FOUND: a request is not known; RDMA_FAILED_PRECONDITION:
+/// inside a callback, `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_msg_test(
+    mgr: *mut rdma_mgr_t,
+    requests: *mut rdma_msg_request_t,
+    count: usize,
+    how: u32,
+    out_indices: *mut usize,
+    out_statuses: *mut rdma_msg_status_t,
+    out_count: *mut usize,
+) -> rdma_code_t {
+    guard_on("rdma_msg_test", |thread| {
+        not_null("out_count", out_count)?;
+        // SAFETY: the caller's arguments, as the header demands.
+        let (mgr, requests, mut ends) = unsafe {
+            let requests = Ends::requests(requests, count)?;
+            (borrow_on(mgr, thread)?, requests, Ends::new(out_indices, out_statuses)?)
+        };
+        let how = self::how(how)?;
+        mgr.message_test(requests, how, |i, end| ends.put(i, &end))?;
+        // SAFETY: as above.
+        unsafe { ends.tell(out_count) }
+    })
+}
+
+/// Waits until rdma_msg_test would take ends, driving progress, and takes them. timeout_ms:
+/// RDMA_MSG_FOREVER for none.
+///
+/// Threads: any, but not inside a callback. Each request in one call at a time.
+///
+/// Returns what rdma_msg_test returns; RDMA_DEADLINE_EXCEEDED: they did not end in time, and nothing was
+/// taken; RDMA_INVALID_ARGUMENT also: a negative timeout; RDMA_CANCELLED: `mgr` was destroyed meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_msg_wait(
+    mgr: *mut rdma_mgr_t,
+    requests: *mut rdma_msg_request_t,
+    count: usize,
+    how: u32,
+    timeout_ms: i64,
+    out_indices: *mut usize,
+    out_statuses: *mut rdma_msg_status_t,
+    out_count: *mut usize,
+) -> rdma_code_t {
+    guard_on("rdma_msg_wait", |thread| {
+        not_null("out_count", out_count)?;
+        // SAFETY: the caller's arguments, as the header demands.
+        let (mgr, requests, mut ends) = unsafe {
+            let requests = Ends::requests(requests, count)?;
+            (borrow_on(mgr, thread)?, requests, Ends::new(out_indices, out_statuses)?)
+        };
+        let how = self::how(how)?;
+        let limit = match timeout_ms {
+            RDMA_MSG_FOREVER => Timeout::Never,
+            ms => Timeout::After(millis("timeout_ms", ms)?),
+        };
+        mgr.message_wait(requests, how, limit, |i, end| ends.put(i, &end))?;
+        // SAFETY: as above.
+        unsafe { ends.tell(out_count) }
+    })
+}
+
+/// Gives how many bytes of messages may be sent to a peer now before one has to wait: each message counts
+/// for its content, if it is small, and some 256 bytes. 0 while messages wait, or there is no connection.
+///
+/// Threads: any.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `out_bytes` NULL, `peer` 0 or no number of a peer;
+/// RDMA_NOT_FOUND: unknown peer; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child;
+/// RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_msg_room(
+    mgr: *mut rdma_mgr_t,
+    peer: rdma_peer_t,
+    out_bytes: *mut u64,
+) -> rdma_code_t {
+    guard_on("rdma_msg_room", |thread| {
+        not_null("out_bytes", out_bytes)?;
+        // SAFETY: the caller's arguments, as the header demands.
+        unsafe {
+            let mgr = borrow_on(mgr, thread)?;
+            out_bytes.write(mgr.message_room(whom(peer)?)?);
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,338 @@
+//! Tagged messages: the calls.
+
+use super::copies::{Copied, touch};
+use super::*;
+use crate::engine::front::message::{
+    Found, Memory, MessageEnd, Mode, OnMessage, Outgoing, Party, Receiving, Sending, Wanted,
+};
+use crate::name::Name;
+use crate::protocol::message::Envelope;
+
+/// How long an operation may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Timeout {
+    /// As the manager's options say.
+    Default,
+    /// So long.
+    After(Duration),
+    /// There is no deadline.
+    Never,
+}
+
+impl Timeout {
+    fn nanos(self) -> Option<u64> {
+        match self {
+            Timeout::Default => None,
+            Timeout::After(time) => Some(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
+            Timeout::Never => Some(u64::MAX),
+        }
+    }
+}
+
+/// A receive that has begun.
+#[derive(Debug)]
+pub enum Received {
+    /// It has ended well, and there is no operation.
+    Done(MessageEnd),
+    /// Its number.
+    Begun(u64),
+}
+
+/// Which operations are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Collect {
+    /// All of them, or none.
+    All,
+    /// One.
+    Any,
+    /// As many as have ended, one at least.
+    Some,
+}
+
+impl Manager {
+    /// The number of a peer, or of this manager itself.
+    pub fn peer_lookup(&self, name: &str) -> Result<Party, Status> {
+        let core = self.core.lock();
+        if *name == *core.engine.name {
+            return Ok(Party::OWN);
+        }
+        core.peer(name).map(Party::peer)
+    }
+
+    /// The name of a peer.
+    pub fn party_name(&self, party: Party) -> Result<Name, Status> {
+        let core = self.core.lock();
+        let known = party.index().and_then(|p| core.engine.peer(p));
+        match known {
+            _ if party == Party::OWN => Ok(core.engine.name.clone()),
+            Some(peer) => Ok(peer.name.clone()),
+            None => {
+                let text = format!("peer {} is not known", party.handle());
+                Err(Status::new(Code::NotFound, text))
+            }
+        }
+    }
+
+    /// Begins to send a message.
+    ///
+    /// # Safety
+    /// The memory stays valid and unchanged until the operation has ended.
+    pub unsafe fn message_isend(
+        &self,
+        to: Party,
+        envelope: Envelope,
+        memory: Memory,
+        mode: Mode,
+        timeout: Timeout,
+        done: OnMessage,
+    ) -> Result<Sending, Status> {
+        let mut copied = Copied::new();
+        let content = match memory.device {
+            // SAFETY: the caller's promise.
+            0 => unsafe { copied.take(memory.addr, memory.len, self.copy_max) },
+            _ => &[],
+        };
+        let timeout = timeout.nanos();
+        let out = Outgoing { to, envelope, memory, content, mode, timeout, done };
+        self.with_engine(|e, w| e.message_send(w, out))
+    }
+
+    /// Begins to receive a message.
+    ///
+    /// # Safety
+    /// The memory stays valid until the operation has ended.
+    pub unsafe fn message_irecv(
+        &self,
+        wanted: Wanted,
+        memory: Memory,
+        timeout: Timeout,
+        done: OnMessage,
+    ) -> Result<Received, Status> {
+        self.touch_memory(&memory);
+        let timeout = timeout.nanos();
+        let begun = self.with_engine(|e, w| e.message_recv(w, wanted, memory, timeout, done))?;
+        // SAFETY: by the caller.
+        Ok(unsafe { put(begun, &memory) })
+    }
+
+    /// Begins to receive a message that a probe has claimed.
+    ///
+    /// # Safety
+    /// As for `message_irecv`.
+    pub unsafe fn message_imrecv(
+        &self,
+        message: u64,
+        memory: Memory,
+        timeout: Timeout,
+        done: OnMessage,
+    ) -> Result<Received, Status> {
+        self.touch_memory(&memory);
+        let timeout = timeout.nanos();
+        let begun =
+            self.with_engine(|e, w| e.message_recv_claimed(w, message, memory, timeout, done))?;
+        // SAFETY: by the caller.
+        Ok(unsafe { put(begun, &memory) })
+    }
+
+    fn touch_memory(&self, memory: &Memory) {
+        if memory.device == 0 {
+            // SAFETY: the application's, to be written from now on.
+            unsafe { touch(memory.addr, memory.len, true) };
+        }
+    }
+
+    /// Waits for the first message that a receive would meet, and claims it if it is to.
+    pub fn message_probe(
+        &self,
+        wanted: &Wanted,
+        claim: bool,
+        timeout: Duration,
+    ) -> Result<Option<Found>, Status> {
+        let look = || self.core.lock().engine.message_probe(wanted, claim);
+        if let Some(found) = look()? {
+            return Ok(Some(found));
+        }
+        if timeout.is_zero() {
+            self.refuse_inside("rdma_msg_probe")?;
+            self.turn();
+            return look();
+        }
+        self.refuse_inside("rdma_msg_probe")?;
+        let mut result = Ok(None);
+        let waiter = Arc::new(Waiter::default());
+        self.waiting(|| {
+            self.block(&waiter, Some(timeout), || {
+                result = look();
+                !matches!(result, Ok(None))
+            })
+        });
+        if matches!(result, Ok(None)) {
+            self.refuse_closing()?;
+        }
+        result
+    }
+
+    /// Sends a message and waits for the end.
+    ///
+    /// # Safety
+    /// The memory stays valid and unchanged until this returns.
+    pub unsafe fn message_send(
+        &self,
+        to: Party,
+        envelope: Envelope,
+        memory: Memory,
+        mode: Mode,
+        timeout: Timeout,
+    ) -> Result<(), Status> {
+        self.refuse_inside("rdma_msg_send")?;
+        // SAFETY: the caller's promise; this waits for the end.
+        let sending =
+            unsafe { self.message_isend(to, envelope, memory, mode, timeout, OnMessage::Asked) }?;
+        match sending {
+            Sending::Done => Ok(()),
+            Sending::Begun(id) => self.message_await(id)?.result,
+        }
+    }
+
+    /// Receives a message and waits for the end.
+    ///
+    /// # Safety
+    /// The memory stays valid until this returns.
+    pub unsafe fn message_recv(
+        &self,
+        wanted: Wanted,
+        memory: Memory,
+        timeout: Timeout,
+    ) -> Result<MessageEnd, Status> {
+        self.refuse_inside("rdma_msg_recv")?;
+        // SAFETY: the caller's promise; this waits for the end.
+        match unsafe { self.message_irecv(wanted, memory, timeout, OnMessage::Asked) }? {
+            Received::Done(end) => Ok(end),
+            Received::Begun(id) => self.message_await(id),
+        }
+    }
+
+    /// Waits for the end of an operation, whatever happens: it owns memory of the caller.
+    fn message_await(&self, id: u64) -> Result<MessageEnd, Status> {
+        let waiter = Arc::new(Waiter::default());
+        loop {
+            if let Some(end) = self.core.lock().engine.message_take_end(id)? {
+                return Ok(end);
+            }
+            let ended = || !matches!(self.core.lock().engine.message_has_ended(id), Ok(false));
+            let block = || self.waiting(|| self.block(&waiter, None, ended));
+            if catch_unwind(AssertUnwindSafe(block)).is_err() {
+                log::error(format_args!(
+                    "caught a panic in a blocking call, a defect of the library"
+                ));
+            }
+        }
+    }
+
+    /// Takes the ends of operations that have ended, whose numbers become 0, which is none; how many. Drives progress
+    /// once.
+    pub fn message_test(
+        &self,
+        ids: &mut [u64],
+        how: Collect,
+        mut found: impl FnMut(usize, MessageEnd),
+    ) -> Result<usize, Status> {
+        let count = self.collect(ids, how, &mut found)?;
+        if count > 0 || ids.iter().all(|&id| id == 0) {
+            return Ok(count);
+        }
+        self.refuse_inside("rdma_msg_test")?;
+        self.turn();
+        self.collect(ids, how, &mut found)
+    }
+
+    /// The same, and waits until there are such.
+    pub fn message_wait(
+        &self,
+        ids: &mut [u64],
+        how: Collect,
+        timeout: Timeout,
+        mut found: impl FnMut(usize, MessageEnd),
+    ) -> Result<usize, Status> {
+        self.refuse_inside("rdma_msg_wait")?;
+        let mut count = self.collect(ids, how, &mut found);
+        if !matches!(count, Ok(0)) || ids.iter().all(|&id| id == 0) {
+            return count;
+        }
+        let waiter = Arc::new(Waiter::default());
+        let limit = if let Timeout::After(limit) = timeout { Some(limit) } else { None };
+        self.waiting(|| {
+            self.block(&waiter, limit, || {
+                count = self.collect(ids, how, &mut found);
+                !matches!(count, Ok(0))
+            })
+        });
+        if !matches!(count, Ok(0)) {
+            return count;
+        }
+        self.refuse_closing()?;
+        let time = limit.map_or_else(String::new, |l| format!(" within {}", seconds(l)));
+        let text = format!("the message operations did not end{time}");
+        Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
+    }
+
+    fn collect(
+        &self,
+        ids: &mut [u64],
+        how: Collect,
+        found: &mut impl FnMut(usize, MessageEnd),
+    ) -> Result<usize, Status> {
+        let engine = &mut self.core.lock().engine;
+        let (mut asked, mut ended) = (0, 0);
+        for &id in ids.iter().filter(|&&id| id != 0) {
+            asked += 1;
+            ended += usize::from(engine.message_has_ended(id)?);
+        }
+        if ended == 0 || (how == Collect::All && ended < asked) {
+            return Ok(0);
+        }
+        let mut count = 0;
+        for (i, id) in ids.iter_mut().enumerate().filter(|(_, id)| **id != 0) {
+            // The same number twice has one end.
+            if let Ok(Some(end)) = engine.message_take_end(*id) {
+                *id = 0;
+                found(i, end);
+                count += 1;
+                if how == Collect::Any {
+                    break;
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    /// Ends an operation early.
+    pub fn message_cancel(&self, id: u64) -> Result<(), Status> {
+        self.with_engine(|e, w| e.message_cancel(w, id))
+    }
+
+    /// Nobody will ask for the end of this operation.
+    pub fn message_release(&self, id: u64) -> Result<(), Status> {
+        self.core.lock().engine.message_release(id)
+    }
+
+    /// How many bytes of messages may be sent to a peer before one waits.
+    pub fn message_room(&self, party: Party) -> Result<u64, Status> {
+        self.core.lock().engine.message_room(party)
+    }
+}
+
+/// Content that was here goes to the memory of its receive.
+///
+/// # Safety
+/// The memory is valid, and this call's alone.
+unsafe fn put(begun: Receiving, memory: &Memory) -> Received {
+    match begun {
+        Receiving::Done(bytes, end) => {
+            // SAFETY: by the caller; the engine found that it fits.
+            unsafe { super::sys::copy(memory.addr, bytes.as_ptr() as u64, bytes.len() as u64) };
+            Received::Done(end)
+        }
+        Receiving::Begun(id) => Received::Begun(id),
+    }
+}

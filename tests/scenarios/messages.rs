@@ -1,0 +1,461 @@
+//! Tagged messages: seeded walks over two engines, held to what MPI says of matching; and scenarios by name.
+//!
+//! A walk sends, receives, probes, claims and cancels at random, holds things back on the wire and lets them go, and
+//! loses connections. It holds: each operation ends once; a receive that ends well has the bytes of one message that it
+//! accepts, and each message is received once; messages of one sender to one communicator do not overtake one another,
+//! neither do receives; what nobody may touch any more is touched by nobody; nothing is left.
+//! `MESSAGE_SEEDS` says how many walks there are of each kind, `MESSAGE_FROM` where they begin.
+
+use rdma_transport::api::Protocol;
+use rdma_transport::engine::front::message::{
+    Envelope, Found, Memory, MessageEnd, Mode, OnMessage, Outgoing, Party, Receiving, Sending,
+    Wanted,
+};
+use rdma_transport::status::{Code, Status};
+
+use super::common::memory::content;
+use super::common::rng::Rng;
+use super::kind::Kind;
+use super::script::{EAGER, LARGE, Setup, ibverbs, shm};
+use super::stage::Stage;
+
+const ALL: u64 = u64::MAX;
+const FILL: u8 = 0xCD;
+
+/// A send or a receive.
+struct Op {
+    node: usize,
+    id: u64,
+    memory: Memory,
+    wanted: Wanted,
+    /// The receive takes what a probe has claimed.
+    claimed: bool,
+    /// Rises with each operation of the walk.
+    number: usize,
+    ended: Option<MessageEnd>,
+    cancelled: bool,
+}
+
+/// A stage, and what is known of its messages.
+struct Post {
+    s: Stage,
+    sends: Vec<Op>,
+    recvs: Vec<Op>,
+    claims: Vec<(usize, Found)>,
+    numbers: usize,
+}
+
+fn is_ok(op: &Op) -> bool {
+    op.ended.as_ref().is_some_and(|e| e.result.is_ok())
+}
+
+impl Post {
+    fn new(setup: Setup) -> Post {
+        Post { s: setup.connected(), sends: vec![], recvs: vec![], claims: vec![], numbers: 0 }
+    }
+
+    /// The other node, as this one numbers it.
+    fn other(&self, node: usize) -> Party {
+        let engine = self.s.engines[node].as_ref().unwrap();
+        Party::peer(engine.find_peer(&format!("node{}", 1 - node)).unwrap())
+    }
+
+    fn memory(&mut self, node: usize, device: u32, len: u64, what: &str) -> Memory {
+        let addr = self.s.memory(node, device, len, what.to_owned());
+        Memory { addr, len, device }
+    }
+
+    fn number(&mut self) -> usize {
+        self.numbers += 1;
+        self.numbers
+    }
+
+    /// Sends so many bytes. `given`: the call has copied them.
+    fn send(&mut self, node: usize, to: Party, envelope: Envelope, len: u64, mode: Mode) -> usize {
+        self.send_from(node, to, envelope, (len, 0, true), mode)
+    }
+
+    fn send_from(
+        &mut self,
+        node: usize,
+        to: Party,
+        envelope: Envelope,
+        (len, device, given): (u64, u32, bool),
+        mode: Mode,
+    ) -> usize {
+        let number = self.number();
+        let memory = self.memory(node, device, len, &format!("message {number}"));
+        let (who, bytes) = (self.s.w.who(node), content(number, len));
+        self.s.w.mem.write(who, device != 0, memory.addr, &bytes, "the application");
+        let copied: &[u8] = if given && device == 0 && len <= EAGER { &bytes } else { &[] };
+        let out = Outgoing {
+            to,
+            envelope,
+            memory,
+            content: copied,
+            mode,
+            timeout: None,
+            done: OnMessage::Asked,
+        };
+        let begun = self.s.call(node, |e, fx| e.message_send(fx, out)).unwrap();
+        let Envelope { comm, tag } = envelope;
+        let wanted = Wanted { from: to, comm, tag, mask: ALL };
+        let (id, ended) = match begun {
+            Sending::Done => {
+                let end = MessageEnd { result: Ok(()), party: to, envelope, len };
+                (0, Some(end))
+            }
+            Sending::Begun(id) => (id, None),
+        };
+        let op = Op { node, id, memory, wanted, claimed: false, number, ended, cancelled: false };
+        self.sends.push(op);
+        self.look();
+        self.sends.len() - 1
+    }
+
+    fn recv(&mut self, node: usize, wanted: Wanted, len: u64) -> usize {
+        self.recv_into(node, wanted, len, 0, None)
+    }
+
+    fn recv_into(
+        &mut self,
+        node: usize,
+        wanted: Wanted,
+        len: u64,
+        device: u32,
+        claim: Option<u64>,
+    ) -> usize {
+        let number = self.number();
+        let memory = self.memory(node, device, len, &format!("destination {number}"));
+        let begun = self.s.call(node, |e, fx| match claim {
+            None => e.message_recv(fx, wanted, memory, None, OnMessage::Asked),
+            Some(m) => e.message_recv_claimed(fx, m, memory, None, OnMessage::Asked),
+        });
+        let (id, ended) = match begun.unwrap() {
+            Receiving::Done(bytes, end) => {
+                let who = self.s.w.who(node);
+                self.s.w.mem.write(who, false, memory.addr, &bytes, "the call");
+                (0, Some(end))
+            }
+            Receiving::Begun(id) => (id, None),
+        };
+        let claimed = claim.is_some();
+        let op = Op { node, id, memory, wanted, claimed, number, ended: None, cancelled: false };
+        self.recvs.push(op);
+        let index = self.recvs.len() - 1;
+        if let Some(end) = ended {
+            self.received(index, end);
+        }
+        self.look();
+        index
+    }
+
+    fn cancel(&mut self, node: usize, id: u64) -> Result<(), Status> {
+        let result = self.s.call(node, |e, fx| e.message_cancel(fx, id));
+        self.look();
+        result
+    }
+
+    fn probe(&mut self, node: usize, wanted: Wanted, claim: bool) -> Option<Found> {
+        let found = self.s.call(node, |e, _| e.message_probe(&wanted, claim)).unwrap();
+        if let (true, Some(found)) = (claim, &found) {
+            self.claims.push((node, found.clone()));
+        }
+        found
+    }
+
+    fn run(&mut self) {
+        self.s.run();
+        self.look();
+    }
+
+    /// Takes the ends that are there.
+    fn look(&mut self) {
+        self.s.work(0);
+        self.s.work(1);
+        for i in 0..self.sends.len() {
+            let Op { node, id, ended: None, .. } = self.sends[i] else { continue };
+            if let Some(end) = self.s.call(node, |e, _| e.message_take_end(id)).unwrap() {
+                self.s.w.mem.free(self.sends[i].memory.addr, "its message has ended");
+                self.sends[i].ended = Some(end);
+            }
+        }
+        for i in 0..self.recvs.len() {
+            let Op { node, id, ended: None, .. } = self.recvs[i] else { continue };
+            if let Some(end) = self.s.call(node, |e, _| e.message_take_end(id)).unwrap() {
+                self.received(i, end);
+            }
+        }
+    }
+
+    /// A receive has ended: what is in its memory is what its end says.
+    fn received(&mut self, index: usize, end: MessageEnd) {
+        let op = &mut self.recvs[index];
+        let (who, memory) = (self.s.w.who(op.node), op.memory);
+        let device = memory.device != 0;
+        let bytes = self.s.w.mem.read(who, device, memory.addr, memory.len, "a result");
+        match &end.result {
+            Ok(()) => {
+                let len = end.len as usize;
+                assert!(end.len <= memory.len);
+                let from = self.sends.iter().find(|s| {
+                    content(s.number, end.len) == bytes[..len] && s.memory.len == end.len
+                });
+                assert!(end.len < 8 || from.is_some(), "bytes that nobody sent");
+                assert!(bytes[len..].iter().all(|&b| b == FILL), "more was written");
+            }
+            Err(status) if status.code == Code::OutOfRange => {
+                assert!(end.len > memory.len, "{status}");
+                assert!(bytes.iter().all(|&b| b == FILL), "a part was written");
+            }
+            Err(status) => assert!(
+                [Code::Cancelled, Code::Unavailable, Code::DeadlineExceeded].contains(&status.code),
+                "{status}"
+            ),
+        }
+        self.s.w.mem.freeze(memory.addr, "its receive has ended");
+        op.ended = Some(end);
+    }
+
+    /// The send that a receive has met.
+    fn met(&self, recv: &Op) -> Option<usize> {
+        let end = recv.ended.as_ref().filter(|e| e.result.is_ok() && e.len >= 8)?;
+        let who = self.s.w.who(recv.node);
+        let bytes =
+            self.s.w.mem.read(who, recv.memory.device != 0, recv.memory.addr, end.len, "a result");
+        self.sends
+            .iter()
+            .position(|s| s.memory.len == end.len && content(s.number, end.len) == bytes)
+    }
+
+    /// Order, among those messages that can be told apart.
+    fn check_order(&self) {
+        let met: Vec<Option<usize>> = self.recvs.iter().map(|r| self.met(r)).collect();
+        let mut by: Vec<Option<usize>> = vec![None; self.sends.len()];
+        for (r, s) in met.iter().enumerate().filter_map(|(r, s)| Some((r, (*s)?))) {
+            assert_eq!(by[s].replace(r), None, "message {s} was received twice");
+            let (send, recv) = (&self.sends[s], &self.recvs[r]);
+            if !recv.claimed {
+                assert_eq!(send.wanted.comm, recv.wanted.comm);
+                assert_eq!((send.wanted.tag ^ recv.wanted.tag) & recv.wanted.mask, 0);
+            }
+            assert_eq!(recv.ended.as_ref().unwrap().envelope.tag, send.wanted.tag);
+        }
+        for (r, s2) in met.iter().enumerate().filter_map(|(r, s)| Some((r, (*s)?))) {
+            let recv = &self.recvs[r];
+            if recv.claimed {
+                continue;
+            }
+            for (s1, first) in self.sends.iter().enumerate().take(s2) {
+                let second = &self.sends[s2];
+                let same = first.node == second.node
+                    && first.wanted.from == second.wanted.from
+                    && first.wanted.comm == second.wanted.comm
+                    && (first.wanted.tag ^ recv.wanted.tag) & recv.wanted.mask == 0
+                    && first.memory.len >= 8
+                    && is_ok(first);
+                let Some(r1) = by[s1] else {
+                    // Met by one that was too small, or one whose end was bad.
+                    continue;
+                };
+                let overtaken =
+                    same && !self.recvs[r1].claimed && self.recvs[r1].number > recv.number;
+                assert!(!overtaken, "message {s2} overtook {s1}");
+            }
+        }
+    }
+
+    /// No receive waits for a message that is here.
+    fn check_meetings(&mut self) {
+        for i in 0..self.recvs.len() {
+            let Op { node, wanted, ended: None, claimed: false, .. } = self.recvs[i] else {
+                continue;
+            };
+            let found = self.probe(node, wanted, false);
+            assert_eq!(found, None, "receive {i} waits for a message that is here");
+        }
+    }
+
+    /// Ends what is left, and the stage.
+    fn finish(&mut self) {
+        self.s.failing.clear();
+        self.s.let_all_go();
+        self.look();
+        self.check_meetings();
+        for (node, found) in std::mem::take(&mut self.claims) {
+            let wanted = Wanted { from: Party::ANY, comm: 0, tag: 0, mask: 0 };
+            self.recv_into(node, wanted, 2 * LARGE, 0, Some(found.message));
+        }
+        // What no receive has met: a receive for each, so that everything comes.
+        for node in [0, 1] {
+            for comm in 0..3 {
+                let wanted = Wanted { from: Party::ANY, comm, tag: 0, mask: 0 };
+                while self.probe(node, wanted, false).is_some() {
+                    self.recv(node, wanted, 2 * LARGE);
+                    self.run();
+                }
+            }
+        }
+        for i in 0..self.recvs.len() {
+            if self.recvs[i].ended.is_none() {
+                let Op { node, id, .. } = self.recvs[i];
+                self.cancel(node, id).unwrap();
+            }
+        }
+        self.run();
+        for op in self.sends.iter().chain(&self.recvs) {
+            assert!(op.ended.is_some(), "operation {} has no end", op.number);
+        }
+        self.check_order();
+        self.s.finish();
+    }
+}
+
+/// What a walk draws.
+struct Walk {
+    rng: Rng,
+    devices: bool,
+    losses: bool,
+}
+
+impl Walk {
+    fn envelope(&mut self) -> Envelope {
+        Envelope { comm: self.rng.below(2) as u32, tag: self.rng.below(4) }
+    }
+
+    fn len(&mut self) -> u64 {
+        self.rng.pick(&[0, 5, 8, 40, EAGER, EAGER + 1, LARGE])
+    }
+
+    fn device(&mut self) -> u32 {
+        u32::from(self.devices && self.rng.percent(20))
+    }
+
+    fn step(&mut self, post: &mut Post) {
+        let node = self.rng.below(2) as usize;
+        let to = if self.rng.percent(15) { Party::OWN } else { post.other(node) };
+        match self.rng.below(100) {
+            0..35 => {
+                let (envelope, len, device) = (self.envelope(), self.len(), self.device());
+                let mode = if self.rng.percent(20) { Mode::Synchronous } else { Mode::Standard };
+                let given = self.rng.percent(70);
+                post.send_from(node, to, envelope, (len, device, given), mode);
+            }
+            35..70 => {
+                let Envelope { comm, tag } = self.envelope();
+                let from = if self.rng.percent(50) { Party::ANY } else { to };
+                let mask = self.rng.pick(&[ALL, ALL, !1, 0]);
+                let len = if self.rng.percent(80) { 2 * LARGE } else { self.len() };
+                let device = self.device();
+                post.recv_into(node, Wanted { from, comm, tag, mask }, len, device, None);
+            }
+            70..76 => {
+                let Envelope { comm, tag } = self.envelope();
+                let wanted = Wanted { from: Party::ANY, comm, tag, mask: self.rng.pick(&[ALL, 0]) };
+                let claim = self.rng.percent(50);
+                post.probe(node, wanted, claim);
+            }
+            76..80 => {
+                if let Some((node, found)) = post.claims.pop() {
+                    let wanted = Wanted { from: Party::ANY, comm: 0, tag: 0, mask: 0 };
+                    let len = if self.rng.percent(80) { 2 * LARGE } else { self.len() };
+                    post.recv_into(node, wanted, len, 0, Some(found.message));
+                }
+            }
+            80..88 => self.cancel(post),
+            88..94 => {
+                let kind = self.rng.pick(&KINDS);
+                if post.s.may(node, kind) {
+                    post.s.hold(node, kind);
+                }
+            }
+            94..97 => post.s.let_all_go(),
+            97 if self.losses => {
+                if self.rng.percent(50) {
+                    post.s.cut();
+                } else {
+                    post.s.lose(node);
+                }
+            }
+            _ => post.s.pass(self.rng.below(3)),
+        }
+        if self.rng.percent(60) {
+            post.run();
+        }
+        post.look();
+    }
+
+    fn cancel(&mut self, post: &mut Post) {
+        let of = if self.rng.percent(50) { &mut post.sends } else { &mut post.recvs };
+        let live: Vec<usize> =
+            of.iter().enumerate().filter(|(_, op)| op.ended.is_none()).map(|(i, _)| i).collect();
+        if live.is_empty() {
+            return;
+        }
+        let op = &mut of[live[self.rng.below(live.len() as u64) as usize]];
+        op.cancelled = true;
+        let (node, id) = (op.node, op.id);
+        post.cancel(node, id).unwrap();
+    }
+}
+
+/// What a walk holds back.
+const KINDS: [Kind; 12] = [
+    Kind::Msg,
+    Kind::MsgOffer,
+    Kind::MsgGrant,
+    Kind::MsgMatched,
+    Kind::MsgWithdraw,
+    Kind::MsgWithdrawn,
+    Kind::GetDone,
+    Kind::Read,
+    Kind::Imm,
+    Kind::Copy,
+    Kind::Done,
+    Kind::CancelAck,
+];
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(default)
+}
+
+fn walks(setup: impl Fn() -> Setup, devices: bool, losses: bool) {
+    let from = number("MESSAGE_FROM", 0);
+    for seed in from..from + number("MESSAGE_SEEDS", 150) {
+        let walk = || {
+            let mut walk = Walk { rng: Rng::new(seed), devices, losses };
+            let mut post = Post::new(setup());
+            for _ in 0..200 {
+                walk.step(&mut post);
+            }
+            post.finish();
+        };
+        if let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(walk)) {
+            eprintln!("MESSAGE_FROM={seed} MESSAGE_SEEDS=1 repeats this");
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+macro_rules! walk {
+    ($($name:ident: $setup:expr, $devices:literal, $losses:literal;)*) => {$(
+        #[test]
+        fn $name() {
+            walks(|| $setup, $devices, $losses);
+        }
+    )*};
+}
+
+walk! {
+    walk_with_windows: shm(), true, false;
+    walk_without_windows: ibverbs(), true, false;
+    walk_with_proxies: ibverbs().proxies(), true, false;
+    walk_without_reads: shm().no_reads(), false, false;
+    walk_with_checksums: shm().checksums(), true, false;
+    walk_of_puts: shm().forced(Protocol::DirectPut), false, false;
+    walk_of_gets: ibverbs().forced(Protocol::DirectGet), false, false;
+    walk_with_a_short_queue: Setup { sq_depth: 3, ..ibverbs() }, false, false;
+    walk_with_losses: shm(), true, true;
+    walk_with_losses_without_windows: ibverbs(), true, true;
+    walk_with_losses_and_proxies: ibverbs().proxies(), false, true;
+}
