@@ -43,6 +43,7 @@ typedef struct scene {
   rdma_mgr_t *from, *to;
   rdma_tensor_t tensor;
   rdma_recv_options_t options;
+  rdma_peer_t peer_from, peer_to;
 } scene;
 
 static void turn(scene *s, int until) {
@@ -75,11 +76,37 @@ static void transfer(scene *s, int64_t step, int waiting) {
   must(rdma_step_cleanup(s->to, step), "cleanup");
 }
 
+/* A tagged message to a receive that waits: the receive, the send, and the turns of the receiver that end it. */
+static void message(scene *s, uint64_t tag) {
+  rdma_msg_request_t receive = 0, sent = 0;
+  size_t done = 0;
+  must(rdma_msg_irecv(s->to, s->peer_from, 0, tag, RDMA_MSG_TAG_MASK, s->options.dst, s->options.dst_len, NULL, NULL,
+                      &receive), "rdma_msg_irecv");
+  must(rdma_msg_isend(s->from, s->peer_to, 0, tag, s->tensor.data, s->tensor.nbytes, NULL, &sent), "rdma_msg_isend");
+  while (receive != 0) {
+    must(rdma_msg_test(s->to, &receive, 1, RDMA_MSG_ALL, NULL, NULL, &done), "rdma_msg_test");
+    if (receive != 0) must(rdma_mgr_progress(s->from, NULL), "progress");
+  }
+  /* Word of more room comes to the sender. */
+  if (++ended % 64 == 0) must(rdma_mgr_progress(s->from, NULL), "progress");
+  while (sent != 0) {
+    must(rdma_msg_test(s->from, &sent, 1, RDMA_MSG_ALL, NULL, NULL, &done), "rdma_msg_test");
+    must(rdma_mgr_progress(s->to, NULL), "progress");
+  }
+}
+
+/* Both know each other's number. */
+static void meet(scene *s) {
+  transfer(s, -1, 0); /* connects */
+  must(rdma_peer_lookup(s->from, "to", &s->peer_to), "lookup");
+  must(rdma_peer_lookup(s->to, "from", &s->peer_from), "lookup");
+}
+
 int main(int argc, char **argv) {
   scene s;
   char address[256];
   if (argc != 5) {
-    fprintf(stderr, "usage: rdma_ops waiting|ready|idle BYTES COUNT PROVIDER\n");
+    fprintf(stderr, "usage: rdma_ops waiting|ready|message|idle BYTES COUNT PROVIDER\n");
     return 2;
   }
   int waiting = strcmp(argv[1], "waiting") == 0;
@@ -101,6 +128,11 @@ int main(int argc, char **argv) {
   if (strcmp(argv[1], "idle") == 0) {
     transfer(&s, -1, 0);
     for (long i = 0; i < count; i++) must(rdma_mgr_progress(s.to, NULL), "progress");
+    count = 0;
+  }
+  if (strcmp(argv[1], "message") == 0) {
+    meet(&s);
+    for (long i = 0; i < count; i++) message(&s, 7);
     count = 0;
   }
   for (long i = 0; i < count; i++) transfer(&s, i, waiting);

@@ -340,6 +340,10 @@ impl Channel {
         content: &[u8],
     ) {
         let of = Of { answer: false, urgent: false, ask: None };
+        if sync.is_none() {
+            self.send_whole(fx, Short::msg(envelope), content, of);
+            return;
+        }
         let head = |out: &mut Vec<u8>| message::put_msg(out, envelope, sync);
         self.send_head(fx, message::MSG_HEAD_LEN, head, content, of);
     }

@@ -9,7 +9,7 @@ impl Engine {
     /// A message arrived on a channel.
     pub fn on_message(&mut self, fx: &mut impl Fx, ch: ChanId, bytes: &[u8]) {
         let Some(channel) = self.channels.get_mut(ch) else { return };
-        // Nearly all are of these two kinds. They are read where they lie: what a message of any kind is taken apart into
+        // Nearly all are of these kinds. They are read where they lie: what a message of any kind is taken apart into
         // is long, and would be moved from hand to hand.
         if channel.seal.is_some() {
             self.on_any_message(fx, ch, bytes);
@@ -19,6 +19,9 @@ impl Engine {
         } else if let Some((r, credits)) = message::usual_request(bytes) {
             channel.on_received(fx.now(), credits);
             self.on_usual_request(fx, ch, r);
+        } else if let Some((envelope, content, credits)) = message::usual_msg(bytes) {
+            channel.on_received(fx.now(), credits);
+            self.on_msg(fx, ch, envelope, None, content);
         } else {
             self.on_any_message(fx, ch, bytes);
         }

@@ -283,6 +283,14 @@ impl Manager {
         found: &mut impl FnMut(usize, MessageEnd),
     ) -> Result<usize, Status> {
         let engine = &mut self.core.lock().engine;
+        if let [id] = ids {
+            let end = if *id == 0 { None } else { engine.message_take_end(*id)? };
+            return Ok(end.map_or(0, |end| {
+                *id = 0;
+                found(0, end);
+                1
+            }));
+        }
         let (mut asked, mut ended) = (0, 0);
         for &id in ids.iter().filter(|&&id| id != 0) {
             asked += 1;

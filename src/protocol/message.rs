@@ -11,7 +11,7 @@ use crate::wire::Reader;
 
 mod usual;
 
-pub use usual::{Short, UsualMeta, UsualRequest, usual_content, usual_request};
+pub use usual::{Short, UsualMeta, UsualRequest, usual_content, usual_msg, usual_request};
 
 /// Immediate of a write that only returns credits.
 pub const IMM_ACK: u32 = 0xFFFF_FFFE;

@@ -4,8 +4,8 @@
 //! or is malformed, goes the way of all messages ([`decode`](super::decode)), which says what is wrong.
 
 use super::{
-    F_META, F_SAME, MAX_KEY_LEN, Meta, TENSOR_CONTENT, TENSOR_REQUEST, TENSOR_SERIALIZED,
-    fixed_meta,
+    Envelope, F_META, F_SAME, MAX_KEY_LEN, MSG, Meta, TENSOR_CONTENT, TENSOR_REQUEST,
+    TENSOR_SERIALIZED, fixed_meta,
 };
 
 /// Dimensions for which a [`Short`] head has room.
@@ -33,6 +33,16 @@ impl Short {
                 head.with_meta::<16>(meta)
             }
         }
+    }
+
+    /// A tagged message whose sender does not wait for the match.
+    #[inline(always)]
+    pub fn msg(envelope: Envelope) -> Short {
+        let mut head = Short { bytes: [0; _], len: 16 };
+        head.bytes[0] = MSG;
+        head.bytes[4..8].copy_from_slice(&envelope.comm.to_le_bytes());
+        head.bytes[8..16].copy_from_slice(&envelope.tag.to_le_bytes());
+        head
     }
 
     /// A TENSOR_CONTENT; without metadata: the request said it.
@@ -163,6 +173,16 @@ fn usual_meta(bytes: &[u8]) -> Option<(UsualMeta<'_>, &[u8])> {
         return None;
     }
     Some((UsualMeta { dtype, flags: u32::from(flags), nbytes, dims }, rest))
+}
+
+/// A tagged message whose sender does not wait for the match: envelope, content, credits.
+#[inline]
+pub fn usual_msg(bytes: &[u8]) -> Option<(Envelope, &[u8], u16)> {
+    let (head, content) = bytes.split_first_chunk::<16>()?;
+    let [MSG, 0, c0, c1, m0, m1, m2, m3, tag @ ..] = *head else { return None };
+    let comm = u32::from_le_bytes([m0, m1, m2, m3]);
+    let envelope = Envelope { comm, tag: u64::from_le_bytes(tag) };
+    Some((envelope, content, u16::from_le_bytes([c0, c1])))
 }
 
 /// Reads a TENSOR_CONTENT as it mostly is: without checksum and metadata. The request's index and the content, with the

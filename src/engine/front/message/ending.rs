@@ -62,7 +62,7 @@ impl Engine {
         let done = std::mem::replace(&mut op.done, OnMessage::Asked);
         messages.deadlines.remove(&mut messages.ops, index, timer);
         if matches!(done, OnMessage::Plain(..)) {
-            messages.ops.remove(index);
+            messages.ops.vacate(index);
         }
         if !matches!(content, Copied::No) {
             self.drop_copy(fx, content);
@@ -99,14 +99,12 @@ impl Engine {
 
     /// How an operation ended, if it has; it is forgotten then.
     pub fn message_take_end(&mut self, id: u64) -> Result<Option<MessageEnd>, Status> {
-        if !self.message_has_ended(id)? {
-            return Ok(None);
-        }
         let index = self.message_by_id(id)?;
-        match self.messages.ops.remove(index).map(|op| op.state) {
-            Some(State::Ended(end)) => Ok(Some(end)),
-            _ => Err(self.defect("a message that had ended has not")),
-        }
+        let op = self.messages.ops.get_mut(index);
+        let Some(Op { state: State::Ended(end), .. }) = op else { return Ok(None) };
+        let end = end.take();
+        self.messages.ops.vacate(index);
+        Ok(Some(end))
     }
 
     /// Nobody will ask for the end of this operation.

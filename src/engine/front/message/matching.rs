@@ -16,6 +16,9 @@ use crate::status::Status;
 /// Bytes of messages that may wait here although the connection over which they came has ended.
 pub const ORPHANS: u64 = 64 << 20;
 
+/// With more queues of receives, one that becomes empty goes.
+const EMPTY: usize = 1024;
+
 fn op_links(op: &mut Op) -> &mut Links {
     &mut op.links
 }
@@ -63,7 +66,8 @@ impl Posted {
             queue.is_empty()
         };
         if wanted.mask == u64::MAX {
-            if self.exact.get_mut(&envelope).is_some_and(leave) {
+            // A queue that was used is mostly used again.
+            if self.exact.get_mut(&envelope).is_some_and(leave) && self.exact.len() > EMPTY {
                 self.exact.remove(&envelope);
             }
         } else if self.open.get_mut(&wanted.comm).is_some_and(leave) {
@@ -74,7 +78,7 @@ impl Posted {
     /// The receive that has waited longest of those that accept this message; it leaves.
     pub fn take(&mut self, ops: &mut Slab<Op>, sender: Party, envelope: Envelope) -> Option<u32> {
         let first = |queue: Option<&Fifo>| {
-            let mut at = queue.and_then(Fifo::first);
+            let mut at = queue?.first();
             while let Some((index, op)) = at.and_then(|i| Some((i, ops.get(i)?))) {
                 if op.wanted.accepts(sender, envelope) {
                     return Some((op.order, index));
@@ -84,7 +88,18 @@ impl Posted {
             None
         };
         let exact = first(self.exact.get(&envelope));
-        let open = if self.open.is_empty() { None } else { first(self.open.get(&envelope.comm)) };
+        if self.open.is_empty() {
+            let (_, index) = exact?;
+            // The usual case: no other queue is looked at.
+            let (links, many) = (ops.get(index)?.links, self.exact.len() > EMPTY);
+            let queue = self.exact.get_mut(&envelope)?;
+            queue.remove(ops, op_links, index, links);
+            if many && queue.is_empty() {
+                self.exact.remove(&envelope);
+            }
+            return Some(index);
+        }
+        let open = first(self.open.get(&envelope.comm));
         let (_, index) = [exact, open].into_iter().flatten().min()?;
         self.remove(ops, index);
         Some(index)

@@ -136,10 +136,17 @@ impl Engine {
         done: OnMessage,
     ) -> Result<u32, Status> {
         self.admit(fx)?;
-        let (id, now) = (self.next_id, fx.now());
-        self.next_id += 1;
+        let now = fx.now();
         let deadline = now.saturating_add(timeout.unwrap_or(self.settings.timeout));
-        let op = Op {
+        let full = |n: usize| {
+            let text = format!("{n} message operations are outstanding: no room for more");
+            Status::new(Code::ResourceExhausted, text)
+        };
+        let outstanding = self.messages.ops.len();
+        let vacancy = self.messages.ops.vacancy().ok_or_else(|| full(outstanding))?;
+        let id = public(self.next_id, vacancy.index());
+        self.next_id += 1;
+        let index = vacancy.fill(Op {
             id,
             wanted,
             memory,
@@ -155,16 +162,10 @@ impl Engine {
             order: 0,
             links: Links::default(),
             timer: Default::default(),
-        };
-        let index = self.messages.ops.insert(op).map_err(|_| {
-            let n = self.messages.ops.len();
-            let text = format!("{n} message operations are outstanding: no room for more");
-            Status::new(Code::ResourceExhausted, text)
-        })?;
-        if let Some(op) = self.messages.ops.get_mut(index) {
-            op.id = public(id, index);
-        }
-        self.set_message_deadline(index, deadline);
+        });
+        let messages = &mut self.messages;
+        messages.deadlines.add(&mut messages.ops, index, deadline);
+        self.next_deadline = self.next_deadline.min(deadline);
         Ok(index)
     }
 
