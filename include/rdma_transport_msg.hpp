@@ -1,0 +1,387 @@
+/* C++11 and later over the tagged messages of rdma_transport.h (`rdma_msg_*`, which see for what each call
+ * means), in the manner of rdma_transport.hpp: owning handles, std::function callbacks, results without
+ * exceptions. */
+#ifndef RDMA_TRANSPORT_MSG_HPP
+#define RDMA_TRANSPORT_MSG_HPP
+
+#include "rdma_transport.hpp"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace rdma {
+
+/* How a message operation ended, or what a probe found. */
+struct MessageStatus {
+  rdma_peer_t peer = RDMA_PEER_ANY; /* who sent it; of a send, who it was for */
+  std::uint64_t tag = 0;
+  std::uint64_t bytes = 0; /* its length, also where it was too long for the receive */
+  std::uint32_t comm = 0;
+  std::uint64_t message = 0; /* what a probe has claimed, for `imrecv` */
+  /* Its text is empty where a test or a wait has told: the C interface gives a code there. */
+  Status status;
+
+  MessageStatus() = default;
+  explicit MessageStatus(const rdma_msg_status_t &s)
+      : peer(s.peer), tag(s.tag), bytes(s.bytes), comm(s.comm), message(s.message) {
+    if (s.code != RDMA_OK) status = Status(s.code, s.text ? s.text : "");
+  }
+  bool ok() const { return status.ok(); }
+};
+
+using MessageDone = std::function<void(const MessageStatus &)>;
+
+/* Options of a message operation. */
+struct MessageOptions {
+  std::int64_t timeout_ms = 0;             /* 0: the manager's; RDMA_MSG_FOREVER: none */
+  std::uint32_t mode = RDMA_MSG_STANDARD;  /* of a send; or RDMA_MSG_SYNCHRONOUS */
+  std::uint32_t device = RDMA_DEVICE_HOST; /* where the memory is */
+  /* Told of the end, once; not if the call fails, nor if the request that it returns is not pending: then that has
+   * the status. It lives until then. Blocking calls do not use it. */
+  MessageDone done;
+};
+
+/* A message operation. At its end nobody asks for the operation any more, which goes on: the memory that was
+ * given to it stays borrowed, and a callback still runs. Must end before its manager. One thread at a time. */
+class MessageRequest {
+ public:
+  /* None: it is not pending, and counts as none among others. */
+  MessageRequest() = default;
+  MessageRequest(rdma_mgr_t *mgr, rdma_msg_request_t id) : mgr_(mgr), id_(id) {}
+  /* One that has ended at once. */
+  explicit MessageRequest(MessageStatus status) : ended_(true), status_(std::move(status)) {}
+  MessageRequest(MessageRequest &&other) noexcept { *this = std::move(other); }
+  MessageRequest &operator=(MessageRequest &&other) noexcept {
+    std::swap(mgr_, other.mgr_);
+    std::swap(id_, other.id_);
+    std::swap(ended_, other.ended_);
+    std::swap(status_, other.status_);
+    return *this;
+  }
+  ~MessageRequest() { release(); }
+
+  rdma_msg_request_t id() const { return id_; }
+  /* There is an end to wait for. Of one with a callback it stays true: the callback tells. */
+  bool pending() const { return id_ != 0; }
+  /* How it ended, where it is not pending. */
+  const MessageStatus &status() const { return status_; }
+  /* Asks for the end, which is told as usual. */
+  Status cancel() { return Status::of(rdma_msg_cancel(mgr_, id_)); }
+  /* Whether it has ended; drives progress once if not. */
+  Result<bool> test() {
+    Status called = take(false, 0);
+    if (!called.ok()) return called;
+    return !pending();
+  }
+  /* Waits, and drives progress meanwhile. How it ended, or why this failed: then it is still pending. */
+  Status wait(std::int64_t timeout_ms = RDMA_MSG_FOREVER) {
+    Status called = take(true, timeout_ms);
+    return called.ok() ? status_.status : called;
+  }
+  void release() {
+    rdma_msg_request_t id = id_;
+    id_ = 0;
+    if (id) rdma_msg_free(mgr_, id);
+  }
+
+ private:
+  friend class Messages;
+  Status take(bool wait, std::int64_t timeout_ms) {
+    if (id_) {
+      rdma_msg_status_t end{};
+      end.struct_size = sizeof end;
+      std::size_t n = 0;
+      rdma_code_t rc = wait ? rdma_msg_wait(mgr_, &id_, 1, RDMA_MSG_ALL, timeout_ms, nullptr, &end, &n)
+                            : rdma_msg_test(mgr_, &id_, 1, RDMA_MSG_ALL, nullptr, &end, &n);
+      if (rc != RDMA_OK) return Status::of(rc);
+      if (n) status_ = MessageStatus(end);
+    }
+    if (!id_) ended_ = false;
+    return Status();
+  }
+
+  rdma_mgr_t *mgr_ = nullptr;
+  rdma_msg_request_t id_ = 0;
+  bool ended_ = false; /* and not yet told among several */
+  MessageStatus status_;
+};
+
+/* Requests of somebody else, side by side. */
+class MessageSpan {
+ public:
+  MessageSpan(MessageRequest *first, std::size_t count) : first_(first), count_(count) {}
+  MessageSpan(MessageRequest &one) : MessageSpan(&one, 1) {}
+  MessageSpan(std::vector<MessageRequest> &all) : MessageSpan(all.data(), all.size()) {}
+  template <std::size_t N>
+  MessageSpan(std::array<MessageRequest, N> &all) : MessageSpan(all.data(), N) {}
+  template <std::size_t N>
+  MessageSpan(MessageRequest (&all)[N]) : MessageSpan(all, N) {}
+  std::size_t size() const { return count_; }
+  MessageRequest *begin() const { return first_; }
+  MessageRequest *end() const { return first_ + count_; }
+  MessageRequest &operator[](std::size_t i) const { return first_[i]; }
+
+ private:
+  MessageRequest *first_;
+  std::size_t count_;
+};
+
+namespace detail {
+inline void message_done(const rdma_msg_status_t *status, void *userdata) noexcept {
+  std::unique_ptr<MessageDone> done(static_cast<MessageDone *>(userdata));
+  (*done)(MessageStatus(*status));
+}
+/* Options for C, and the callback until it belongs to an operation. */
+struct MessageCall {
+  rdma_msg_options_t options;
+  std::unique_ptr<MessageDone> done;
+  explicit MessageCall(const MessageOptions &o) {
+    rdma_msg_options_init(&options, sizeof options);
+    options.timeout_ms = o.timeout_ms;
+    options.mode = o.mode;
+    options.device = o.device;
+  }
+  void set_done(MessageDone f) {
+    if (!f) return;
+    done = detail::make_unique<MessageDone>(std::move(f));
+    options.done = message_done;
+    options.userdata = done.get();
+  }
+  /* The call succeeded. Without a request the callback does not run. */
+  void begun(rdma_msg_request_t id) {
+    if (id) done.release(); /* it may have run, and be gone */
+  }
+};
+/* Several requests as C wants them: a few without allocation. */
+class MessageBatch {
+ public:
+  explicit MessageBatch(std::size_t count) {
+    if (count > kHere) {
+      more_ids_.resize(count);
+      more_indices_.resize(count);
+      more_ends_.resize(count);
+      ids = more_ids_.data();
+      indices = more_indices_.data();
+      ends = more_ends_.data();
+    }
+    ends[0].struct_size = sizeof ends[0];
+  }
+  MessageBatch(const MessageBatch &) = delete;
+  MessageBatch &operator=(const MessageBatch &) = delete;
+
+ private:
+  enum : std::size_t { kHere = 16 };
+  rdma_msg_request_t here_ids_[kHere];
+  std::size_t here_indices_[kHere];
+  rdma_msg_status_t here_ends_[kHere];
+  std::vector<rdma_msg_request_t> more_ids_;
+  std::vector<std::size_t> more_indices_;
+  std::vector<rdma_msg_status_t> more_ends_;
+
+ public:
+  rdma_msg_request_t *ids = here_ids_;
+  std::size_t *indices = here_indices_;
+  rdma_msg_status_t *ends = here_ends_;
+};
+}  // namespace detail
+
+/* The messages of a manager, which ends later than this; it may be moved meanwhile. */
+class Messages {
+ public:
+  /* `test_any`, `wait_any`: no request is left. */
+  static constexpr std::size_t none() { return static_cast<std::size_t>(-1); }
+
+  explicit Messages(const Manager &manager) : mgr_(manager.c()) {}
+
+  /* The number by which messages name a peer; one's own name has one, too. */
+  Result<rdma_peer_t> peer(const std::string &name) const {
+    rdma_peer_t out = 0;
+    rdma_code_t rc = rdma_peer_lookup(mgr_, name.c_str(), &out);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return out;
+  }
+  Result<std::string> peer_name(rdma_peer_t peer) const {
+    std::array<char, RDMA_MAX_NAME_LEN + 1> name{};
+    std::size_t len = 0;
+    rdma_code_t rc = rdma_peer_name(mgr_, peer, name.data(), name.size(), &len);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return std::string(name.data(), len);
+  }
+  /* How many bytes of messages may be sent to a peer now before one has to wait. */
+  Result<std::uint64_t> room(rdma_peer_t peer) const {
+    std::uint64_t bytes = 0;
+    rdma_code_t rc = rdma_msg_room(mgr_, peer, &bytes);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return bytes;
+  }
+
+  /* The content is borrowed until the end. */
+  Result<MessageRequest> isend(rdma_peer_t peer, std::uint32_t comm, std::uint64_t tag, const void *data,
+                               std::size_t len, MessageOptions options = MessageOptions()) const {
+    detail::MessageCall call(options);
+    call.set_done(std::move(options.done));
+    rdma_msg_request_t id = 0;
+    rdma_code_t rc = rdma_msg_isend(mgr_, peer, comm, tag, data, len, &call.options, &id);
+    if (rc != RDMA_OK) return Status::of(rc);
+    call.begun(id);
+    if (id) return MessageRequest(mgr_, id);
+    MessageStatus sent;
+    sent.peer = peer;
+    sent.tag = tag;
+    sent.bytes = len;
+    sent.comm = comm;
+    return MessageRequest(std::move(sent));
+  }
+  /* The first message of `source`, or of RDMA_PEER_ANY, whose tag equals `tag` in the bits of `mask`. The memory is
+   * borrowed until the end; a longer message ends the receive with RDMA_OUT_OF_RANGE. */
+  Result<MessageRequest> irecv(rdma_peer_t source, std::uint32_t comm, std::uint64_t tag, std::uint64_t mask, void *buf,
+                               std::size_t len, MessageOptions options = MessageOptions()) const {
+    return receive(std::move(options), [&](const rdma_msg_options_t *o, rdma_msg_status_t *end, rdma_msg_request_t *id) {
+      return rdma_msg_irecv(mgr_, source, comm, tag, mask, buf, len, o, end, id);
+    });
+  }
+  /* The message that `probe` has claimed. */
+  Result<MessageRequest> imrecv(std::uint64_t message, void *buf, std::size_t len,
+                                MessageOptions options = MessageOptions()) const {
+    return receive(std::move(options), [&](const rdma_msg_options_t *o, rdma_msg_status_t *end, rdma_msg_request_t *id) {
+      return rdma_msg_imrecv(mgr_, message, buf, len, o, end, id);
+    });
+  }
+  /* Blocks until the memory may be used again, and drives progress meanwhile. */
+  Status send(rdma_peer_t peer, std::uint32_t comm, std::uint64_t tag, const void *data, std::size_t len,
+              const MessageOptions &options = MessageOptions()) const {
+    detail::MessageCall call(options);
+    return Status::of(rdma_msg_send(mgr_, peer, comm, tag, data, len, &call.options));
+  }
+  /* Blocks, and drives progress meanwhile. The status also says why the call failed. */
+  MessageStatus recv(rdma_peer_t source, std::uint32_t comm, std::uint64_t tag, std::uint64_t mask, void *buf,
+                     std::size_t len, const MessageOptions &options = MessageOptions()) const {
+    detail::MessageCall call(options);
+    rdma_msg_status_t end{};
+    end.struct_size = sizeof end;
+    rdma_code_t rc = rdma_msg_recv(mgr_, source, comm, tag, mask, buf, len, &call.options, &end);
+    MessageStatus out(end);
+    out.status = Status::of(rc);
+    return out;
+  }
+  /* The first message that such a receive would meet, waiting for one up to timeout_ms; RDMA_DEADLINE_EXCEEDED: there
+   * is none. `claim`: no other receive meets it, and `imrecv` with what `message` says has to be called. */
+  Result<MessageStatus> probe(rdma_peer_t source, std::uint32_t comm, std::uint64_t tag,
+                              std::uint64_t mask = RDMA_MSG_TAG_MASK, bool claim = false,
+                              std::int64_t timeout_ms = 0) const {
+    rdma_msg_status_t found{};
+    found.struct_size = sizeof found;
+    rdma_code_t rc = rdma_msg_probe(mgr_, source, comm, tag, mask, claim, timeout_ms, &found);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return MessageStatus(found);
+  }
+  /* By a request's id, as long as it is pending: also while another thread waits for it. */
+  Status cancel(rdma_msg_request_t id) const { return Status::of(rdma_msg_cancel(mgr_, id)); }
+
+  /* Of several requests, without a callback, of this manager. Each end is told once, also of what had ended when its
+   * call returned; its request says how it ended. `test_` drives progress once, `wait_` until there are ends. */
+
+  /* Whether all have ended; if not, none has been taken. */
+  Result<bool> test_all(MessageSpan requests) const {
+    Status called = collect(requests, RDMA_MSG_ALL, nullptr, [](std::size_t) {});
+    if (!called.ok()) return called;
+    for (const MessageRequest &r : requests)
+      if (r.pending()) return false;
+    return true;
+  }
+  /* How the first that failed has ended, or why this failed. */
+  Status wait_all(MessageSpan requests, std::int64_t timeout_ms = RDMA_MSG_FOREVER) const {
+    Status first;
+    Status called = collect(requests, RDMA_MSG_ALL, &timeout_ms, [&](std::size_t i) {
+      if (first.ok()) first = requests[i].status().status;
+    });
+    return called.ok() ? first : called;
+  }
+  /* Which one has ended; none(): none has. */
+  Result<std::size_t> test_any(MessageSpan requests) const { return one(requests, nullptr); }
+  /* Which one has ended; none(): none is left to wait for. */
+  Result<std::size_t> wait_any(MessageSpan requests, std::int64_t timeout_ms = RDMA_MSG_FOREVER) const {
+    return one(requests, &timeout_ms);
+  }
+  /* Which have ended, in order. */
+  Result<std::vector<std::size_t>> test_some(MessageSpan requests) const { return some(requests, nullptr); }
+  /* At least one, unless none is left to wait for. */
+  Result<std::vector<std::size_t>> wait_some(MessageSpan requests, std::int64_t timeout_ms = RDMA_MSG_FOREVER) const {
+    return some(requests, &timeout_ms);
+  }
+
+ private:
+  template <class Begin>
+  Result<MessageRequest> receive(MessageOptions options, Begin begin) const {
+    detail::MessageCall call(options);
+    call.set_done(std::move(options.done));
+    rdma_msg_status_t end{};
+    end.struct_size = sizeof end;
+    rdma_msg_request_t id = 0;
+    rdma_code_t rc = begin(&call.options, &end, &id);
+    if (rc != RDMA_OK) return Status::of(rc);
+    call.begun(id);
+    if (id) return MessageRequest(mgr_, id);
+    return MessageRequest(MessageStatus(end));
+  }
+  Result<std::size_t> one(MessageSpan requests, const std::int64_t *timeout_ms) const {
+    std::size_t which = none();
+    Status called = collect(requests, RDMA_MSG_ANY, timeout_ms, [&](std::size_t i) { which = i; });
+    if (!called.ok()) return called;
+    return which;
+  }
+  Result<std::vector<std::size_t>> some(MessageSpan requests, const std::int64_t *timeout_ms) const {
+    std::vector<std::size_t> which;
+    which.reserve(requests.size()); /* no end is lost for want of memory */
+    Status called = collect(requests, RDMA_MSG_SOME, timeout_ms, [&](std::size_t i) { which.push_back(i); });
+    if (!called.ok()) return called;
+    return which;
+  }
+  /* Takes ends, in order; without a timeout it does not wait. */
+  template <class Taken>
+  Status collect(MessageSpan requests, std::uint32_t how, const std::int64_t *timeout_ms, Taken taken) const {
+    detail::MessageBatch batch(requests.size());
+    std::size_t asked = 0, n = 0;
+    bool at_once = false;
+    for (std::size_t i = 0; i < requests.size(); i++) {
+      const MessageRequest &r = requests[i];
+      if (r.id_ && r.mgr_ != mgr_) return Status(RDMA_INVALID_ARGUMENT, "a message request of another manager");
+      batch.ids[i] = r.id_;
+      asked += r.id_ != 0;
+      at_once = at_once || r.ended_;
+    }
+    if (asked && !(at_once && how == RDMA_MSG_ANY)) {
+      /* What has ended already is enough of some. */
+      bool wait = timeout_ms && !(at_once && how == RDMA_MSG_SOME);
+      std::size_t count = requests.size();
+      rdma_code_t rc = wait ? rdma_msg_wait(mgr_, batch.ids, count, how, *timeout_ms, batch.indices, batch.ends, &n)
+                            : rdma_msg_test(mgr_, batch.ids, count, how, batch.indices, batch.ends, &n);
+      if (rc != RDMA_OK) return Status::of(rc);
+      if (how == RDMA_MSG_ALL && n == 0) return Status();
+    }
+    for (std::size_t k = 0; k < n; k++) {
+      MessageRequest &r = requests[batch.indices[k]];
+      r.id_ = 0;
+      r.ended_ = true;
+      r.status_ = MessageStatus(batch.ends[k]);
+    }
+    for (std::size_t i = 0; i < requests.size(); i++) {
+      if (!requests[i].ended_) continue;
+      requests[i].ended_ = false;
+      taken(i);
+      if (how == RDMA_MSG_ANY) break;
+    }
+    return Status();
+  }
+  rdma_mgr_t *mgr_;
+};
+
+}  // namespace rdma
+
+#endif
