@@ -413,6 +413,53 @@ static void a_peer_that_goes(void) {
   CHECK_INT(st.peer == to_b && got == 9 ? 9 : 0, got);
 }
 
+/* Both ends in blocking calls, with options that were initialised. */
+static void blocking_calls(void) {
+  pair p = pair_new(NULL);
+  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
+  rdma_msg_options_t options;
+  CHECK_OK(rdma_msg_options_init(&options, sizeof options));
+  options.mode = RDMA_MSG_SYNCHRONOUS;
+  options.timeout_ms = RDMA_MSG_FOREVER;
+  for (uint64_t i = 0; i < 20; i++) {
+    size_t n = i % 2 ? 8 : 100000;
+    char *from = scratch(n), *to = scratch(n);
+    fill(from, n, i);
+    rdma_msg_status_t st;
+    rdma_msg_request_t r = irecv(p.b, to_a, i, EXACT, to, n, &st);
+    drive(p.b);
+    CHECK_OK(rdma_msg_send(p.a, to_b, COMM, i, from, n, &options));
+    drive_stop(p.b);
+    CHECK_INT(RDMA_OK, received(p.b, r, st).code);
+    CHECK(mismatch(to, n, i) < 0);
+  }
+}
+
+/* Requests whose end nobody asks for go on, and leave nothing. */
+static void requests_let_go(void) {
+  pair p = pair_new(NULL);
+  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
+  size_t n = 100000;
+  char *from = scratch(n), *to = scratch(n);
+  uint64_t last = 0, x = 7;
+  fill(from, n, 4);
+  rdma_msg_status_t st;
+  rdma_msg_request_t r = irecv(p.b, to_a, 1, EXACT, to, n, &st);
+  CHECK_OK(rdma_msg_free(p.b, r));
+  CHECK_BAD(RDMA_NOT_FOUND, rdma_msg_cancel(p.b, r));
+  rdma_msg_request_t s = isend(p.a, to_b, 1, from, n, RDMA_MSG_SYNCHRONOUS);
+  CHECK_OK(rdma_msg_free(p.a, s));
+  r = irecv(p.b, to_a, 2, EXACT, &last, sizeof last, &st);
+  s = isend(p.a, to_b, 2, &x, sizeof x, RDMA_MSG_SYNCHRONOUS);
+  CHECK_INT(RDMA_OK, received(p.b, r, st).code);
+  if (s != 0) CHECK_INT(RDMA_OK, end_of(p.a, s).code);
+  drive(p.a);
+  CHECK_OK(rdma_mgr_flush(p.b, NULL, 30000));
+  drive_stop(p.a);
+  CHECK(mismatch(to, n, 4) < 0);
+  CHECK_BAD(RDMA_NOT_FOUND, rdma_msg_free(p.a, s == 0 ? 1 : s));
+}
+
 static void bad_arguments(void) {
   pair p = pair_new(NULL);
   rdma_peer_t to_b = number_of(p.a, "beta"), none = 0;
@@ -453,6 +500,7 @@ static const test_case cases[] = {
     CASE(sizes_both_orders), CASE(to_oneself), CASE(order_and_masks), CASE(what_does_not_match_waits),
     CASE(claimed_messages), CASE(truncation), CASE(synchronous_sends_wait_for_the_match), CASE(cancellation),
     CASE(deadlines), CASE(callbacks), CASE(any_and_some), CASE(a_flood_is_held_back), CASE(a_peer_that_goes),
+    CASE(blocking_calls), CASE(requests_let_go),
     CASE(bad_arguments),
 };
 TEST_MAIN(cases)

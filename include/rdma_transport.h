@@ -923,7 +923,8 @@ struct rdma_msg_status {
    */
   uint64_t message;
   /**
-   * Text of an error, for the time of a callback. "" otherwise: rdma_last_error has it.
+   * Text of an error, for the time of a callback; "" otherwise. rdma_msg_send, rdma_msg_recv, and
+   * rdma_msg_test and rdma_msg_wait without statuses, leave it to rdma_last_error.
    */
   const char *text;
 };

@@ -36,7 +36,7 @@ impl Range {
         self.meets(tensor.addr, tensor.meta.nbytes, tensor.device)
     }
 
-    fn status(&self, named: &Named, what: &str) -> Status {
+    pub(super) fn status(&self, named: &Named, what: &str) -> Status {
         let text = format!(
             "{what} {named} lies in memory that was unregistered: {} bytes at {:#x}",
             self.len, self.addr
@@ -111,7 +111,9 @@ impl Engine {
         }
         self.reclaim_requests(fx, range, force);
         self.reclaim_responses(fx, range, force);
+        let quiet = self.reclaim_messages(fx, range);
         let busy = !whole
+            || !quiet
             || self.requests.iter().any(|(_, r)| r.uses(range) == Use::Busy)
             || self.responses.iter().any(|(_, r)| r.uses(range) == Use::Busy);
         !busy

@@ -522,7 +522,8 @@ pub struct rdma_msg_status {
     pub code: rdma_code_t,
     /// The message that rdma_msg_probe has claimed, 0 otherwise.
     pub message: u64,
-    /// Text of an error, for the time of a callback. "" otherwise: rdma_last_error has it.
+    /// Text of an error, for the time of a callback; "" otherwise. rdma_msg_send, rdma_msg_recv, and
+    /// rdma_msg_test and rdma_msg_wait without statuses, leave it to rdma_last_error.
     pub text: *const c_char,
 }
 /// How a message operation ended.

@@ -160,6 +160,7 @@ impl Manager {
         self.refuse_inside("rdma_msg_probe")?;
         let mut result = Ok(None);
         let waiter = Arc::new(Waiter::default());
+        let _probing = Probing::begin(self);
         self.waiting(|| {
             self.block(&waiter, Some(timeout), || {
                 result = look();
@@ -327,6 +328,22 @@ impl Manager {
     /// How many bytes of messages may be sent to a peer before one waits.
     pub fn message_room(&self, party: Party) -> Result<u64, Status> {
         self.core.lock().engine.message_room(party)
+    }
+}
+
+/// A thread waits for a message to come, as long as this lives.
+struct Probing<'a>(&'a Manager);
+
+impl<'a> Probing<'a> {
+    fn begin(manager: &'a Manager) -> Probing<'a> {
+        manager.core.lock().engine.message_probing(true);
+        Probing(manager)
+    }
+}
+
+impl Drop for Probing<'_> {
+    fn drop(&mut self) {
+        self.0.core.lock().engine.message_probing(false);
     }
 }
 

@@ -119,6 +119,16 @@ pub fn tells_metadata(bytes: &[u8]) -> bool {
     matches!(decode(bytes), Ok((Message::Content(Content { meta: Some(_), .. }), _)))
 }
 
+/// A request without a destination.
+pub fn request(index: u32, key: &[u8]) -> Vec<u8> {
+    let (dst, any_meta, checksum, cached) = (None, false, false, None);
+    let r = message::Request { index, step: 1, dst, any_meta, checksum, cached, key };
+    let mut out = Vec::new();
+    message::encode(&Message::Request(r), &mut out);
+    out.extend_from_slice(key);
+    out
+}
+
 /// Content without metadata, for a request.
 pub fn bare_content(index: u32, content: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();

@@ -16,7 +16,7 @@ use rdma_transport::status::{Code, Status};
 use super::common::memory::content;
 use super::common::rng::Rng;
 use super::kind::Kind;
-use super::script::{EAGER, LARGE, Setup, ibverbs, shm};
+use super::script::{EAGER, LARGE, R, S, Setup, ibverbs, shm};
 use super::stage::Stage;
 
 const ALL: u64 = u64::MAX;
@@ -208,10 +208,11 @@ impl Post {
                 assert!(end.len > memory.len, "{status}");
                 assert!(bytes.iter().all(|&b| b == FILL), "a part was written");
             }
-            Err(status) => assert!(
-                [Code::Cancelled, Code::Unavailable, Code::DeadlineExceeded].contains(&status.code),
-                "{status}"
-            ),
+            Err(status) => {
+                use Code::*;
+                let early = [Cancelled, Unavailable, DeadlineExceeded, FailedPrecondition];
+                assert!(early.contains(&status.code), "{status}");
+            }
         }
         self.s.w.mem.freeze(memory.addr, "its receive has ended");
         op.ended = Some(end);
@@ -458,4 +459,114 @@ walk! {
     walk_with_losses: shm(), true, true;
     walk_with_losses_without_windows: ibverbs(), true, true;
     walk_with_losses_and_proxies: ibverbs().proxies(), false, true;
+}
+
+// By name.
+
+const TAG: Envelope = Envelope { comm: 0, tag: 1 };
+const ANY: Wanted = Wanted { from: Party::ANY, comm: 0, tag: 0, mask: 0 };
+
+fn code(op: &Op) -> Option<Code> {
+    op.ended.as_ref().map(|e| e.result.as_ref().map_or_else(|s| s.code, |()| Code::Ok))
+}
+
+#[test]
+fn a_grant_for_an_offer_that_is_gone_is_answered() {
+    let mut p = Post::new(shm().no_reads());
+    let to = p.other(S);
+    let send = p.send(S, to, TAG, LARGE, Mode::Standard);
+    p.run();
+    let Memory { addr, len, device } = p.sends[send].memory;
+    assert!(p.s.reclaim(S, (addr, len, device), true));
+    p.look();
+    assert_eq!(code(&p.sends[send]), Some(Code::FailedPrecondition));
+    let recv = p.recv(R, ANY, LARGE);
+    p.run();
+    assert_eq!(code(&p.recvs[recv]), Some(Code::Cancelled));
+    p.finish();
+}
+
+#[test]
+fn memory_of_what_waits_is_taken_back() {
+    let mut p = Post::new(shm());
+    let recv = p.recv(R, ANY, LARGE);
+    let own = p.send(S, Party::OWN, TAG, LARGE, Mode::Standard);
+    for (node, Memory { addr, len, device }) in
+        [(R, p.recvs[recv].memory), (S, p.sends[own].memory)]
+    {
+        assert!(p.s.reclaim(node, (addr, len, device), false));
+    }
+    p.look();
+    assert_eq!(code(&p.recvs[recv]), Some(Code::FailedPrecondition));
+    assert_eq!(code(&p.sends[own]), Some(Code::FailedPrecondition));
+    p.finish();
+}
+
+#[test]
+fn a_message_to_oneself_is_taken_back_after_it_was_claimed() {
+    let mut p = Post::new(shm());
+    let own = p.send(S, Party::OWN, TAG, LARGE, Mode::Standard);
+    let found = p.probe(S, ANY, true).unwrap();
+    p.claims.clear();
+    let id = p.sends[own].id;
+    p.cancel(S, id).unwrap();
+    assert_eq!(code(&p.sends[own]), None, "what was claimed has met its receive");
+    let Memory { addr, len, device } = p.sends[own].memory;
+    assert!(p.s.reclaim(S, (addr, len, device), false));
+    p.look();
+    assert_eq!(code(&p.sends[own]), Some(Code::FailedPrecondition));
+    let recv = p.recv_into(S, ANY, LARGE, 0, Some(found.message));
+    assert_eq!(code(&p.recvs[recv]), Some(Code::Cancelled));
+    p.finish();
+}
+
+#[test]
+fn what_the_window_has_no_room_for_is_offered_and_keeps_its_order() {
+    const N: usize = 6000;
+    let mut p = Post::new(shm());
+    let to = p.other(S);
+    let mut waits = 0;
+    for _ in 0..N {
+        let send = p.send(S, to, TAG, 8, Mode::Standard);
+        waits += usize::from(p.sends[send].ended.is_none());
+        if send % 8 == 0 {
+            p.s.run();
+        }
+    }
+    p.run();
+    assert!(waits > N / 4, "{waits} of {N} wait");
+    for i in 0..N {
+        let recv = p.recv(R, ANY, 8);
+        if p.recvs[recv].ended.is_none() {
+            p.run();
+        }
+        assert_eq!(p.met(&p.recvs[recv]), Some(i));
+    }
+    p.finish();
+}
+
+#[test]
+fn a_receive_finds_its_message_behind_a_full_window() {
+    let mut p = Post::new(shm());
+    let to = p.other(S);
+    for _ in 0..5000 {
+        p.send(S, to, TAG, 8, Mode::Standard);
+        p.s.run();
+    }
+    let last = p.send(S, to, Envelope { comm: 0, tag: 2 }, 8, Mode::Standard);
+    p.run();
+    let recv = p.recv(R, Wanted { from: Party::ANY, comm: 0, tag: 2, mask: ALL }, 8);
+    p.run();
+    assert_eq!(p.met(&p.recvs[recv]), Some(last));
+    p.finish();
+}
+
+#[test]
+fn a_request_index_of_the_library_itself_ends_the_connection() {
+    let mut p = Post::new(shm());
+    let request = super::kind::request(0xFFF0_0000, b"k");
+    let ch = *p.s.w.nodes[R].chans.keys().next().unwrap();
+    p.s.event(R, ch, super::common::net::NetEvent::Message(request));
+    assert!(p.s.w.nodes[R].chans.is_empty());
+    p.finish();
 }

@@ -148,7 +148,16 @@ pub(in crate::engine) fn response_in_step(r: &mut Response) -> &mut Links {
     &mut r.named.in_step
 }
 
+/// No request of a peer has this index or a higher one: a response that nobody has asked for yet, an offered message, is
+/// found on its channel by this and its slot.
+pub(in crate::engine) const UNASKED: u32 = 0xFFF0_0000;
+
 impl Response {
+    /// Nobody has asked for it yet.
+    pub fn is_unasked(&self) -> bool {
+        self.asked.to.request >= UNASKED
+    }
+
     #[inline(always)]
     pub fn new(peer: u32, named: Named, asked: Asked, state: RState, cost: usize) -> Response {
         let (source, cancelled, ended, copying) = (None, false, None, false);

@@ -3,11 +3,11 @@
 use super::matching::{Arrived, Content};
 use super::{Envelope, Party, State};
 use crate::engine::channel::ChanId;
-use crate::engine::transfer::outbound::RState;
-use crate::engine::{Engine, Fx};
+use crate::engine::transfer::outbound::{RState, Response, UNASKED};
+use crate::engine::{Engine, Fx, Work};
 use crate::fabric::keys::Place;
 use crate::protocol::message::{Message, MsgOffer};
-use crate::status::Status;
+use crate::status::{Code, Status};
 
 impl Engine {
     /// A message with its content arrived.
@@ -57,7 +57,7 @@ impl Engine {
         let bytes = crate::room::copy(content, "a message that waits")?;
         let content = Content::Here { bytes, sync };
         messages.unexpected.add(Arrived::new(sender, ch, envelope, len, content))?;
-        self.happened += 1;
+        self.has_come(fx);
         Ok(())
     }
 
@@ -79,10 +79,24 @@ impl Engine {
             Some(index) => self.meet(fx, index, arrived),
             None => {
                 messages.unexpected.add(arrived)?;
-                self.happened += 1;
+                self.has_come(fx);
             }
         }
         Ok(())
+    }
+
+    /// A message waits: whoever probes for one looks.
+    fn has_come(&mut self, fx: &mut impl Fx) {
+        self.happened += 1;
+        if self.messages.probing > 0 && fx.fits(1) {
+            fx.run(Work::Call(Box::new(|| {})));
+        }
+    }
+
+    /// Somebody waits for messages to come, or does so no more.
+    pub fn message_probing(&mut self, begins: bool) {
+        let probing = &mut self.messages.probing;
+        *probing = if begins { *probing + 1 } else { probing.saturating_sub(1) };
     }
 
     /// A message whose content waits at the sender arrived.
@@ -110,16 +124,19 @@ impl Engine {
         (dst, len): (Place, u64),
     ) {
         let Some(c) = self.channels.get_mut(ch) else { return };
-        if request >= super::send::UNASKED || c.responses.get(request).is_some() {
+        if request >= UNASKED || c.responses.get(request).is_some() {
             let text =
                 format!("MSG_GRANT for the request {request:#x}, which is asked for already");
             return self.violation(ch, Status::invalid(text));
         }
-        let told = |r: &&mut crate::engine::transfer::outbound::Response| {
+        let told = |r: &&mut Response| {
             r.asked.to.ch == ch && matches!(r.state, RState::Told) && r.is_unasked()
         };
         let Some(r) = self.responses.get_mut(response).filter(told) else {
-            return self.stale += 1;
+            // It has ended here, and its offer was on its way or waited: the receiver must not wait for the content.
+            self.stale += 1;
+            let status = Status::new(Code::Cancelled, "the sender took the message back");
+            return self.send_error(fx, ch, request, &status);
         };
         let nbytes = r.source.as_ref().map_or(0, |s| s.tensor.meta.nbytes);
         let unasked = std::mem::replace(&mut r.asked.to.request, request);

@@ -1,7 +1,8 @@
 //! The one end of each message operation, and who asks for it.
 
-use super::{Copied, Envelope, MessageEnd, OnMessage, Op, Party, State};
-use crate::engine::{Engine, Fx, Work};
+use super::{Copied, Envelope, Memory, MessageEnd, OnMessage, Op, Party, State};
+use crate::engine::front::rendezvous::Named;
+use crate::engine::{Engine, Fx, Range, Work};
 use crate::status::{Code, Reason, Status};
 
 impl Op {
@@ -139,6 +140,28 @@ impl Engine {
             State::Moving { request } => self.end(fx, request, status),
             _ => self.withdraw_send(fx, index, status),
         }
+    }
+
+    /// Ends what uses memory that is taken back, as far as the transfer layer does not know of it. True: none of that is
+    /// touched any more.
+    pub(in crate::engine) fn reclaim_messages(&mut self, fx: &mut impl Fx, range: &Range) -> bool {
+        let uses = |op: &Op| {
+            let Memory { addr, len, device } = op.memory;
+            let here =
+                matches!(op.state, State::Queued | State::Gathering | State::Own | State::Posted);
+            here && range.meets(addr, len, device)
+        };
+        let mut at = 0;
+        while let Some(index) = self.messages.ops.next(&mut at, uses) {
+            let status = range.status(&Named::default(), "the content of");
+            self.give_up_message(fx, index, status.clone());
+            let own = |op: &Op| matches!(op.state, State::Own);
+            if self.messages.ops.get(index).is_some_and(own) {
+                // A probe has claimed it: whoever did finds that it is gone.
+                self.end_message(fx, index, Err(status));
+            }
+        }
+        !self.messages.ops.iter().any(|(_, op)| uses(op))
     }
 
     /// Ends the operations whose time is over.

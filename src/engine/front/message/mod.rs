@@ -238,6 +238,8 @@ pub(in crate::engine) struct Messages {
     unexpected: Unexpected,
     /// Bytes of content that sends which wait have copied.
     copied: usize,
+    /// Threads that wait for a message to come.
+    probing: usize,
 }
 
 impl Messages {
@@ -248,6 +250,7 @@ impl Messages {
             posted: Posted::default(),
             unexpected: Unexpected::default(),
             copied: 0,
+            probing: 0,
         }
     }
 

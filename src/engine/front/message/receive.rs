@@ -296,7 +296,12 @@ impl Engine {
     /// A receive meets a message of our own, whose content lies in the memory of its send.
     fn meet_own(&mut self, fx: &mut impl Fx, index: u32, send: u32) {
         let done = self.due(OnSend::Message(send));
-        let Some(op) = self.messages.ops.get_mut(send) else { return done.refuse() };
+        let Some(op) = self.messages.ops.get_mut(send) else {
+            // It was taken back after a probe had claimed it.
+            done.refuse();
+            let status = Status::new(Code::Cancelled, "the sender took the message back");
+            return self.end_message(fx, index, Err(status));
+        };
         let Memory { addr, len, device } = op.memory;
         let meta = Meta { nbytes: len, ..Meta::default() };
         let tensor = Tensor { meta, addr, device };

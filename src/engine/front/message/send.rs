@@ -8,7 +8,7 @@ use crate::engine::front::rendezvous::Named;
 use crate::engine::list::Links;
 use crate::engine::slab::SLOT_MASK;
 use crate::engine::transfer::choose;
-use crate::engine::transfer::outbound::{Asked, RState, Response, Sent, Source, To};
+use crate::engine::transfer::outbound::{Asked, RState, Response, Sent, Source, To, UNASKED};
 use crate::engine::{Engine, Fx, WR_MESSAGE, Work};
 use crate::fabric::Access;
 use crate::fabric::keys::Place;
@@ -17,8 +17,6 @@ use crate::status::{Code, Reason, Status};
 
 /// Bytes of content that sends which wait may copy, all together; what is beyond is copied when its turn comes.
 const COPIES: usize = 4 << 20;
-/// Above all indices of requests: a response that nobody has asked for is found on its channel by this and its slot.
-pub(super) const UNASKED: u32 = 0xFFF0_0000;
 
 /// A send, as it is called for.
 pub struct Outgoing<'a> {
@@ -554,12 +552,5 @@ impl Engine {
             }
             _ => self.stale += 1,
         }
-    }
-}
-
-impl Response {
-    /// It is an offered message that nobody has asked for yet.
-    pub(super) fn is_unasked(&self) -> bool {
-        self.asked.to.request >= UNASKED
     }
 }

@@ -7,7 +7,7 @@ use crate::engine::channel::ChanId;
 use crate::engine::list::Links;
 use crate::engine::slab::CAPACITY;
 use crate::engine::transfer::ending::source_memory;
-use crate::engine::transfer::outbound::{Asked, RState, Response, To, response_in_step};
+use crate::engine::transfer::outbound::{Asked, RState, Response, To, UNASKED, response_in_step};
 use crate::engine::{Engine, Fx, Work, seal};
 use crate::protocol::message::{self, UsualMeta, UsualRequest};
 use crate::status::{Code, Status};
@@ -68,7 +68,8 @@ impl Engine {
         let now = fx.now();
         let c = self.channels.get_mut(to.ch)?;
         let peer = c.peer;
-        if c.seal.is_some() != to.checksum || c.responses.get(to.request).is_some() {
+        let taken = to.request >= UNASKED || c.responses.get(to.request).is_some();
+        if taken || c.seal.is_some() != to.checksum {
             self.must_not_ask(to);
             return None;
         }
@@ -92,7 +93,7 @@ impl Engine {
     #[cold]
     fn must_not_ask(&mut self, to: To) {
         let status = if self.sealed(to.ch) == to.checksum {
-            Status::invalid("request index in use")
+            Status::invalid(format!("the request index {:#x}, in use or reserved", to.request))
         } else {
             let text = "a request that does not ask for a checksum, or asks where there are none";
             seal::loss(text.into())

@@ -34,6 +34,9 @@ pub(in crate::engine) struct Named {
 
 impl std::fmt::Display for Named {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.key.is_empty() {
+            return f.write_str("a tagged message");
+        }
         write!(f, "'{}' of step {}", crate::shown::key(&self.key), self.step)
     }
 }
