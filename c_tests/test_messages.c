@@ -460,6 +460,76 @@ static void requests_let_go(void) {
   CHECK_BAD(RDMA_NOT_FOUND, rdma_msg_free(p.a, s == 0 ? 1 : s));
 }
 
+/* What waits with memory that is unregistered ends, and leaves the memory alone. */
+static void memory_that_goes(void) {
+  pair p = pair_new(NULL);
+  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
+  rdma_peer_t self = number_of(p.b, "beta");
+  size_t n = 300000;
+  for (int large = 0; large < 2; large++) {
+    size_t len = large ? n : 64;
+    char *from = scratch(n), *to = scratch(n);
+    rdma_msg_status_t st;
+    memset(to, 1, n);
+    CHECK_OK(rdma_mem_register(p.b, to, n, RDMA_DEVICE_HOST));
+    rdma_msg_request_t r = irecv(p.b, to_a, 1, EXACT, to, len, &st);
+    rdma_msg_request_t o = isend(p.b, self, 2, to, len, RDMA_MSG_SYNCHRONOUS);
+    CHECK_OK(rdma_mem_unregister(p.b, to));
+    CHECK_INT(RDMA_FAILED_PRECONDITION, end_of(p.b, r).code);
+    CHECK_INT(RDMA_FAILED_PRECONDITION, end_of(p.b, o).code);
+    fill(from, n, 5);
+    rdma_msg_request_t s = isend(p.a, to_b, 1, from, len, RDMA_MSG_STANDARD);
+    pump_for(20);
+    CHECK_INT(1, to[0]);
+    char *next = scratch(n);
+    r = irecv(p.b, to_a, 1, EXACT, next, len, &st);
+    CHECK_INT(RDMA_OK, received(p.b, r, st).code);
+    if (s != 0) CHECK_INT(RDMA_OK, end_of(p.a, s).code);
+    CHECK(mismatch(next, len, 5) < 0);
+  }
+}
+
+/* A message to oneself that was claimed and never received keeps nobody from the end. */
+static void claimed_at_the_end(void) {
+  rdma_mgr_t *mgr = mgr_new("alone", NULL);
+  rdma_peer_t self = number_of(mgr, "alone");
+  rdma_msg_options_t options = {.struct_size = sizeof options, .mode = RDMA_MSG_SYNCHRONOUS};
+  options.done = on_end;
+  options.userdata = &told;
+  rdma_msg_status_t st = {.struct_size = sizeof st};
+  uint64_t x = 1;
+  told = 0;
+  CHECK_OK(rdma_msg_isend(mgr, self, COMM, 1, &x, sizeof x, &options, NULL));
+  CHECK_OK(rdma_msg_probe(mgr, self, COMM, 1, EXACT, true, 0, &st));
+  mgr_end(mgr);
+  CHECK_INT(1, told);
+  CHECK_INT(RDMA_CANCELLED, last.code);
+}
+
+/* Many sends that wait are taken back, or end with their manager, each at the same cost. */
+static void many_that_wait(void) {
+  enum { MANY = 60000 };
+  static rdma_msg_request_t requests[MANY];
+  static char byte;
+  for (int own = 0; own < 2; own++) {
+    rdma_mgr_t *mgr = mgr_new("alone", NULL);
+    if (!own) CHECK_OK(rdma_mgr_add_peer(mgr, "nobody", "127.0.0.1:9"));
+    rdma_peer_t to = number_of(mgr, own ? "alone" : "nobody");
+    int64_t start = now_ms();
+    for (int round = 0; round < 2; round++) {
+      for (int i = 0; i < MANY; i++) requests[i] = isend(mgr, to, i, &byte, 1, RDMA_MSG_SYNCHRONOUS);
+      for (int i = MANY; round == 0 && i-- > 0;) {
+        rdma_code_t code = rdma_msg_cancel(mgr, requests[i]);
+        CHECK(code == RDMA_OK || code == RDMA_NOT_FOUND);
+        CHECK_OK(rdma_msg_free(mgr, requests[i]));
+      }
+    }
+    mgr_end(mgr);
+    int64_t took = now_ms() - start;
+    CHECK_MSG(is_sanitized() || took < patience(5000), "%lld ms", (long long)took);
+  }
+}
+
 static void bad_arguments(void) {
   pair p = pair_new(NULL);
   rdma_peer_t to_b = number_of(p.a, "beta"), none = 0;
@@ -501,6 +571,6 @@ static const test_case cases[] = {
     CASE(claimed_messages), CASE(truncation), CASE(synchronous_sends_wait_for_the_match), CASE(cancellation),
     CASE(deadlines), CASE(callbacks), CASE(any_and_some), CASE(a_flood_is_held_back), CASE(a_peer_that_goes),
     CASE(blocking_calls), CASE(requests_let_go),
-    CASE(bad_arguments),
+    CASE(memory_that_goes), CASE(claimed_at_the_end), CASE(many_that_wait), CASE(bad_arguments),
 };
 TEST_MAIN(cases)

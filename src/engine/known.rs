@@ -11,6 +11,7 @@ use foldhash::HashMap;
 use lru::LruCache;
 
 use super::channel::ChanId;
+use super::list::Fifo;
 use super::slab::Slab;
 use super::tries::Tries;
 use crate::api::{Meta, PeerState};
@@ -41,7 +42,7 @@ pub struct Peer {
     pub guest: bool,
     pub(super) queue: VecDeque<u32>,
     /// Messages that wait to be sent, in order.
-    pub(super) outbox: VecDeque<u32>,
+    pub(super) outbox: Fifo,
     pub(super) cache: Cache,
     /// Grows with each connection.
     used: u64,
@@ -204,7 +205,7 @@ impl Peers {
             waiting_bytes: 0,
             guest,
             queue: VecDeque::new(),
-            outbox: VecDeque::new(),
+            outbox: Fifo::default(),
             cache: Cache::new(cache),
             used: 0,
         };

@@ -36,9 +36,14 @@ impl Range {
         self.meets(tensor.addr, tensor.meta.nbytes, tensor.device)
     }
 
-    pub(super) fn status(&self, named: &Named, what: &str) -> Status {
+    fn status(&self, named: &Named, what: &str) -> Status {
+        self.unregistered(format_args!("{what} {named}"))
+    }
+
+    /// Why what lies in it ends.
+    pub(super) fn unregistered(&self, what: std::fmt::Arguments<'_>) -> Status {
         let text = format!(
-            "{what} {named} lies in memory that was unregistered: {} bytes at {:#x}",
+            "{what} lies in memory that was unregistered: {} bytes at {:#x}",
             self.len, self.addr
         );
         Status::new(Code::FailedPrecondition, text).because(Reason::LocalError)
@@ -111,9 +116,8 @@ impl Engine {
         }
         self.reclaim_requests(fx, range, force);
         self.reclaim_responses(fx, range, force);
-        let quiet = self.reclaim_messages(fx, range);
-        let busy = !whole
-            || !quiet
+        let busy = self.reclaim_messages(fx, range)
+            || !whole
             || self.requests.iter().any(|(_, r)| r.uses(range) == Use::Busy)
             || self.responses.iter().any(|(_, r)| r.uses(range) == Use::Busy);
         !busy

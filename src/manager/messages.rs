@@ -238,13 +238,14 @@ impl Manager {
         how: Collect,
         mut found: impl FnMut(usize, MessageEnd),
     ) -> Result<usize, Status> {
-        let count = self.collect(ids, how, &mut found)?;
+        let mut from = 0;
+        let count = self.collect(ids, &mut from, how, &mut found)?;
         if count > 0 || ids.iter().all(|&id| id == 0) {
             return Ok(count);
         }
         self.refuse_inside("rdma_msg_test")?;
         self.turn();
-        self.collect(ids, how, &mut found)
+        self.collect(ids, &mut from, how, &mut found)
     }
 
     /// The same, and waits until there are such.
@@ -256,7 +257,8 @@ impl Manager {
         mut found: impl FnMut(usize, MessageEnd),
     ) -> Result<usize, Status> {
         self.refuse_inside("rdma_msg_wait")?;
-        let mut count = self.collect(ids, how, &mut found);
+        let mut from = 0;
+        let mut count = self.collect(ids, &mut from, how, &mut found);
         if !matches!(count, Ok(0)) || ids.iter().all(|&id| id == 0) {
             return count;
         }
@@ -264,7 +266,7 @@ impl Manager {
         let limit = if let Timeout::After(limit) = timeout { Some(limit) } else { None };
         self.waiting(|| {
             self.block(&waiter, limit, || {
-                count = self.collect(ids, how, &mut found);
+                count = self.collect(ids, &mut from, how, &mut found);
                 !matches!(count, Ok(0))
             })
         });
@@ -277,9 +279,11 @@ impl Manager {
         Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
     }
 
+    /// `from`: where the next look goes on, if all are wanted; what lies before it has ended.
     fn collect(
         &self,
         ids: &mut [u64],
+        from: &mut usize,
         how: Collect,
         found: &mut impl FnMut(usize, MessageEnd),
     ) -> Result<usize, Status> {
@@ -292,12 +296,16 @@ impl Manager {
                 1
             }));
         }
-        let (mut asked, mut ended) = (0, 0);
-        for &id in ids.iter().filter(|&&id| id != 0) {
-            asked += 1;
-            ended += usize::from(engine.message_has_ended(id)?);
+        let mut ended = false;
+        for (i, &id) in ids.iter().enumerate().skip(*from).filter(|(_, id)| **id != 0) {
+            let has = engine.message_has_ended(id)?;
+            if how == Collect::All && !has {
+                *from = i;
+                return Ok(0);
+            }
+            ended |= has;
         }
-        if ended == 0 || (how == Collect::All && ended < asked) {
+        if !ended {
             return Ok(0);
         }
         let mut count = 0;

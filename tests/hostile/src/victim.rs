@@ -231,6 +231,14 @@ impl Victim {
         op
     }
 
+    /// Sends a message of so many zeros; the operation's number.
+    pub fn send_message(&mut self, peer: &str, tag: u64, len: usize) -> u64 {
+        self.next_op += 1;
+        let op = self.next_op;
+        self.tell(&format!("message {op} {peer} {tag} {len}"));
+        op
+    }
+
     /// Offers a tensor of zeros whose memory does not come until the command `serve`; the operation's number. `None`:
     /// such memory is not to be had here.
     pub fn send_slow(&mut self, key: &[u8], step: i64, len: usize) -> Option<u64> {

@@ -61,28 +61,31 @@ impl Engine {
         Ok(())
     }
 
-    /// A send of our own that is not copied is here.
+    /// A send of our own that is not copied is here; where it waits, if it does.
     pub(super) fn arrive_own(
         &mut self,
         fx: &mut impl Fx,
         op: u32,
         envelope: Envelope,
         len: u64,
-    ) -> Result<(), Status> {
+    ) -> Result<Option<u32>, Status> {
         let arrived = Arrived::new(Party::OWN, None, envelope, len, Content::Own { op });
         self.arrive_offer(fx, arrived)
     }
 
-    fn arrive_offer(&mut self, fx: &mut impl Fx, arrived: Arrived) -> Result<(), Status> {
+    fn arrive_offer(&mut self, fx: &mut impl Fx, arrived: Arrived) -> Result<Option<u32>, Status> {
         let messages = &mut self.messages;
         match messages.posted.take(&mut messages.ops, arrived.sender, arrived.envelope) {
-            Some(index) => self.meet(fx, index, arrived),
+            Some(index) => {
+                self.meet(fx, index, arrived);
+                Ok(None)
+            }
             None => {
-                messages.unexpected.add(arrived)?;
+                let index = messages.unexpected.add(arrived)?;
                 self.has_come(fx);
+                Ok(Some(index))
             }
         }
-        Ok(())
     }
 
     /// A message waits: whoever probes for one looks.
@@ -166,15 +169,8 @@ impl Engine {
         number: u32,
         withdraw_sync: bool,
     ) {
-        let this = |a: &Arrived| {
-            let same = match a.content {
-                Content::Here { sync, .. } => withdraw_sync && sync == Some(number),
-                Content::There { response, .. } => !withdraw_sync && response == number,
-                Content::Own { .. } => false,
-            };
-            same && a.ch == Some(ch) && !a.claimed
-        };
-        let Some(index) = self.messages.unexpected.next(&mut 0, this) else { return };
+        let key = (ch, number, withdraw_sync);
+        let Some(index) = self.messages.unexpected.withdrawable(key) else { return };
         if let Some(arrived) = self.messages.unexpected.remove(index) {
             match arrived.content {
                 Content::There { .. } => self.offer_taken(ch),

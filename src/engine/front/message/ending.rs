@@ -1,7 +1,6 @@
 //! The one end of each message operation, and who asks for it.
 
-use super::{Copied, Envelope, Memory, MessageEnd, OnMessage, Op, Party, State};
-use crate::engine::front::rendezvous::Named;
+use super::{Copied, Envelope, MessageEnd, OnMessage, Op, Party, State};
 use crate::engine::{Engine, Fx, Range, Work};
 use crate::status::{Code, Reason, Status};
 
@@ -45,11 +44,17 @@ impl Engine {
         if matches!(op.state, State::Ending | State::Ended(_)) {
             return;
         }
+        let waits = op.waits;
         if let State::Offered { ch, .. } = op.state
             && let Some(c) = self.channels.get_mut(ch)
         {
             c.flow.offer_ended();
         }
+        if waits {
+            self.leave_outbox(index);
+        }
+        let messages = &mut self.messages;
+        let Some(op) = messages.ops.get_mut(index) else { return };
         op.state = State::Ending;
         let end = MessageEnd {
             // Why it was given up is what counts.
@@ -142,26 +147,31 @@ impl Engine {
         }
     }
 
-    /// Ends what uses memory that is taken back, as far as the transfer layer does not know of it. True: none of that is
-    /// touched any more.
+    /// Ends what waits with memory of the range; what is on its way is the transfer layer's. True: it is being copied.
     pub(in crate::engine) fn reclaim_messages(&mut self, fx: &mut impl Fx, range: &Range) -> bool {
         let uses = |op: &Op| {
-            let Memory { addr, len, device } = op.memory;
-            let here =
-                matches!(op.state, State::Queued | State::Gathering | State::Own | State::Posted);
-            here && range.meets(addr, len, device)
+            let waits = match op.state {
+                State::Posted | State::Own { .. } | State::Gathering => true,
+                State::Queued => matches!(op.content, Copied::No),
+                _ => false,
+            };
+            waits && range.meets(op.memory.addr, op.memory.len, op.memory.device)
         };
-        let mut at = 0;
+        let (mut at, mut busy) = (0, false);
         while let Some(index) = self.messages.ops.next(&mut at, uses) {
-            let status = range.status(&Named::default(), "the content of");
+            let Some(op) = self.messages.ops.get(index) else { continue };
+            let tag = op.wanted.tag;
+            let (own, gathering) =
+                (matches!(op.state, State::Own { .. }), matches!(op.state, State::Gathering));
+            let status = range.unregistered(format_args!("the message of tag {tag:#x}"));
             self.give_up_message(fx, index, status.clone());
-            let own = |op: &Op| matches!(op.state, State::Own);
-            if self.messages.ops.get(index).is_some_and(own) {
-                // A probe has claimed it: whoever did finds that it is gone.
+            if own {
+                // Also one that is claimed: who receives it hears that it is gone.
                 self.end_message(fx, index, Err(status));
             }
+            busy |= gathering;
         }
-        !self.messages.ops.iter().any(|(_, op)| uses(op))
+        busy
     }
 
     /// Ends the operations whose time is over.
@@ -189,7 +199,9 @@ impl Engine {
         let seconds = op.deadline.saturating_sub(op.started) as f64 / 1e9;
         let state = match op.state {
             State::Queued | State::Gathering => "waited to be sent",
-            State::Offered { .. } | State::Unmatched { .. } | State::Own => "no receive met it",
+            State::Offered { .. } | State::Unmatched { .. } | State::Own { .. } => {
+                "no receive met it"
+            }
             State::Posted => "no message came",
             _ => "the content was on its way",
         };
@@ -210,6 +222,11 @@ impl Engine {
         let mut at = 0;
         while let Some(index) = self.messages.ops.next(&mut at, |_| true) {
             self.give_up_message(fx, index, status.clone());
+            // Nobody receives what was claimed any more.
+            if self.messages.ops.get(index).is_some_and(|op| matches!(op.state, State::Own { .. }))
+            {
+                self.end_message(fx, index, Err(status.clone()));
+            }
         }
     }
 }

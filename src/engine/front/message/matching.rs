@@ -19,7 +19,7 @@ pub const ORPHANS: u64 = 64 << 20;
 /// With more queues of receives, one that becomes empty goes.
 const EMPTY: usize = 1024;
 
-fn op_links(op: &mut Op) -> &mut Links {
+pub(super) fn op_links(op: &mut Op) -> &mut Links {
     &mut op.links
 }
 
@@ -116,6 +116,9 @@ pub enum Content {
     Own { op: u32 },
 }
 
+/// How a peer names a message to take it back: its channel, its number, and whether that is a MSG's.
+pub type Number = (u32, u32, bool);
+
 /// A message that waits for its receive.
 pub struct Arrived {
     /// Public id, once it is claimed.
@@ -133,6 +136,14 @@ pub struct Arrived {
 }
 
 impl Arrived {
+    fn number(&self) -> Option<Number> {
+        match self.content {
+            Content::Here { sync, .. } => Some((self.ch?, sync?, true)),
+            Content::There { response, .. } => Some((self.ch?, response, false)),
+            Content::Own { .. } => None,
+        }
+    }
+
     fn is_orphan(&self) -> bool {
         let here = matches!(self.content, Content::Here { .. });
         here && self.ch.is_none() && self.sender != Party::OWN
@@ -158,6 +169,8 @@ pub struct Unexpected {
     orphans: u64,
     by_tag: HashMap<Envelope, Fifo>,
     by_comm: HashMap<u32, Fifo>,
+    /// What its sender may take back: until a receive meets it, or a probe claims it, or the connection ends.
+    by_number: HashMap<Number, u32>,
 }
 
 impl Unexpected {
@@ -165,10 +178,14 @@ impl Unexpected {
     pub fn add(&mut self, arrived: Arrived) -> Result<u32, Status> {
         let envelope = arrived.envelope;
         let none = || room::none(size_of::<Arrived>(), "a message");
-        if !self.by_tag.fits(1) || !self.by_comm.fits(1) {
+        if !self.by_tag.fits(1) || !self.by_comm.fits(1) || !self.by_number.fits(1) {
             return Err(none());
         }
+        let number = arrived.number();
         let index = self.all.insert(arrived).map_err(|_| none())?;
+        if let Some(number) = number {
+            self.by_number.insert(number, index);
+        }
         self.by_tag.entry(envelope).or_default().push(&mut self.all, in_tag, index);
         self.by_comm.entry(envelope.comm).or_default().push(&mut self.all, in_comm, index);
         Ok(index)
@@ -229,12 +246,23 @@ impl Unexpected {
         Some(arrived)
     }
 
-    /// Takes out what a send of our own has given. False: it is claimed.
-    pub fn remove_own(&mut self, send: u32) -> bool {
+    /// Takes out what a send of our own has given. False: it is claimed, or was met.
+    pub fn remove_own(&mut self, index: u32, send: u32) -> bool {
         let this =
-            |a: &Arrived| matches!(a.content, Content::Own { op } if op == send) && !a.claimed;
-        let found = self.next(&mut 0, this);
-        found.and_then(|index| self.remove(index)).is_some()
+            |a: &&Arrived| matches!(a.content, Content::Own { op } if op == send) && !a.claimed;
+        self.get(index).filter(this).is_some() && self.remove(index).is_some()
+    }
+
+    /// The message that its sender may take back by this number.
+    pub fn withdrawable(&self, number: Number) -> Option<u32> {
+        self.by_number.get(&number).copied()
+    }
+
+    fn forget_number(&mut self, index: u32) {
+        let number = self.all.get(index).and_then(Arrived::number);
+        if let Some(number) = number.filter(|n| self.by_number.get(n) == Some(&index)) {
+            self.by_number.remove(&number);
+        }
     }
 
     /// A connection has ended. What came over it whole stays, within a bound; what is still with the sender is gone.
@@ -242,6 +270,7 @@ impl Unexpected {
     pub fn lose_channel(&mut self, ch: u32) -> usize {
         let (mut at, mut dropped) = (0, 0);
         while let Some(index) = self.next(&mut at, |a| a.ch == Some(ch)) {
+            self.forget_number(index);
             let Some(a) = self.all.get_mut(index) else { continue };
             a.ch = None;
             let cost = COST + a.len;
@@ -265,6 +294,7 @@ impl Unexpected {
     }
 
     fn unlink(&mut self, index: u32) {
+        self.forget_number(index);
         let Some(a) = self.all.get(index) else { return };
         let (envelope, tag_links, comm_links) = (a.envelope, a.in_tag, a.in_comm);
         if let Some(queue) = self.by_tag.get_mut(&envelope) {

@@ -167,8 +167,8 @@ enum State {
     Offered { ch: u32, response: u32 },
     /// A synchronous send whose content is out, on this channel.
     Unmatched { ch: u32 },
-    /// A send to oneself that waits for its receive.
-    Own,
+    /// A send to oneself that waits for its receive, as this message.
+    Own { arrived: u32 },
     /// The same, which has met one.
     Met,
     /// A receive that waits.
@@ -212,8 +212,11 @@ pub(in crate::engine) struct Op {
     met: Option<u64>,
     /// Nobody will ask for its end.
     released: bool,
+    /// A send that is in the outbox of its peer.
+    waits: bool,
     /// Among receives: rises with each.
     order: u64,
+    /// Among receives that wait, or in the outbox.
     links: Links,
     timer: Timer,
 }

@@ -1,7 +1,7 @@
 //! The receiving side: a receive meets a message that is here, or waits for one.
 
 use super::matching::{Arrived, Content};
-use super::{Envelope, Memory, MessageEnd, OnMessage, Party, Receiving, State, Wanted, public};
+use super::{Envelope, Memory, MessageEnd, OnMessage, Op, Party, Receiving, State, Wanted, public};
 use crate::api::*;
 use crate::engine::channel::ChanId;
 use crate::engine::deadlines::Timer;
@@ -296,11 +296,11 @@ impl Engine {
     /// A receive meets a message of our own, whose content lies in the memory of its send.
     fn meet_own(&mut self, fx: &mut impl Fx, index: u32, send: u32) {
         let done = self.due(OnSend::Message(send));
-        let Some(op) = self.messages.ops.get_mut(send) else {
-            // It was taken back after a probe had claimed it.
+        let waits = |op: &&mut Op| matches!(op.state, State::Own { .. } | State::Met);
+        let Some(op) = self.messages.ops.get_mut(send).filter(waits) else {
             done.refuse();
-            let status = Status::new(Code::Cancelled, "the sender took the message back");
-            return self.end_message(fx, index, Err(status));
+            let status = Status::new(Code::Cancelled, "the message was taken back");
+            return self.end_message(fx, index, Err(status.because(Reason::Cancelled)));
         };
         let Memory { addr, len, device } = op.memory;
         let meta = Meta { nbytes: len, ..Meta::default() };

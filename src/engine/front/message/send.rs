@@ -1,6 +1,7 @@
 //! The sending side: a message goes out at once, or waits its turn.
 
 use super::flow::COST;
+use super::matching::op_links;
 use super::{Copied, Envelope, Memory, Mode, OnMessage, Op, Party, Sending, State, Wanted, public};
 use crate::api::*;
 use crate::engine::channel::ChanId;
@@ -74,7 +75,7 @@ impl Engine {
             None => Went::NoRoom,
         };
         if !matches!(went, Went::Out) {
-            self.queue_message(fx, index, peer, content)?;
+            self.queue_message(fx, index, peer, content);
         }
         if let Some(ch) = ch {
             self.settle(fx, ch);
@@ -157,6 +158,7 @@ impl Engine {
             content: Copied::No,
             met: None,
             released: false,
+            waits: false,
             order: 0,
             links: Links::default(),
             timer: Default::default(),
@@ -168,19 +170,12 @@ impl Engine {
     }
 
     /// A message waits, behind those to the same peer.
-    fn queue_message(
-        &mut self,
-        fx: &mut impl Fx,
-        index: u32,
-        peer: u32,
-        content: &[u8],
-    ) -> Result<(), Status> {
-        let Some(p) = self.peers.get_mut(peer) else { return Ok(()) };
-        if let Err(status) = crate::room::grow(&mut p.outbox, 1, "messages that wait") {
-            self.drop_op(index);
-            return Err(status);
+    fn queue_message(&mut self, fx: &mut impl Fx, index: u32, peer: u32, content: &[u8]) {
+        let Some(p) = self.peers.get_mut(peer) else { return };
+        p.outbox.push(&mut self.messages.ops, op_links, index);
+        if let Some(op) = self.messages.ops.get_mut(index) {
+            op.waits = true;
         }
-        p.outbox.push_back(index);
         match p.channels.first() {
             Some(&ch) => {
                 if let Some(c) = self.channels.get_mut(ch) {
@@ -197,7 +192,16 @@ impl Engine {
             self.messages.copied += copy.len();
             op.content = Copied::Early(copy);
         }
-        Ok(())
+    }
+
+    /// A message waits no more, if it did.
+    pub(super) fn leave_outbox(&mut self, index: u32) {
+        let Some(op) = self.messages.ops.get_mut(index).filter(|op| op.waits) else { return };
+        op.waits = false;
+        let (links, peer) = (op.links, op.wanted.from.index());
+        if let Some(p) = peer.and_then(|p| self.peers.get_mut(p)) {
+            p.outbox.remove(&mut self.messages.ops, op_links, index, links);
+        }
     }
 
     /// Sends what waits for this connection, as far as there is room.
@@ -206,21 +210,13 @@ impl Engine {
             let Some(c) = self.channels.get_mut(ch).filter(|c| c.flow.queued) else { return };
             let Some(p) = self.peers.get_mut(c.peer) else { return };
             let here = p.channels.first() == Some(&ch);
-            let Some(&index) = p.outbox.front().filter(|_| here) else {
+            let Some(index) = p.outbox.first().filter(|_| here) else {
                 c.flow.queued = false;
                 return;
             };
-            let Some(op) = self.messages.ops.get_mut(index) else {
-                p.outbox.pop_front();
-                continue;
-            };
-            match op.state {
-                State::Queued => {}
-                State::Gathering => return,
-                _ => {
-                    p.outbox.pop_front();
-                    continue;
-                }
+            let Some(op) = self.messages.ops.get_mut(index) else { return };
+            if !matches!(op.state, State::Queued) {
+                return;
             }
             let content = std::mem::take(&mut op.content);
             let bytes: &[u8] = match &content {
@@ -231,7 +227,10 @@ impl Engine {
             };
             let went = self.send_op(fx, ch, index, bytes);
             match went {
-                Went::Out => self.drop_copy(fx, content),
+                Went::Out => {
+                    self.leave_outbox(index);
+                    self.drop_copy(fx, content);
+                }
                 Went::NoRoom => {
                     if let Some(op) = self.messages.ops.get_mut(index) {
                         op.content = content;
@@ -441,10 +440,11 @@ impl Engine {
 
     /// What waits to be sent to a peer fails.
     pub(in crate::engine) fn fail_outbox(&mut self, fx: &mut impl Fx, peer: u32, status: &Status) {
-        let Some(p) = self.peers.get_mut(peer) else { return };
+        let Some(p) = self.peers.get(peer) else { return };
         let to = p.name.clone();
-        for index in std::mem::take(&mut p.outbox) {
-            let Some(op) = self.messages.ops.get_mut(index) else { continue };
+        while let Some(index) = self.peers.get(peer).and_then(|p| p.outbox.first()) {
+            self.leave_outbox(index);
+            let Some(op) = self.messages.ops.get_mut(index) else { return };
             let text = format!("a message to peer '{to}': {}", status.message);
             let status = status.clone().with_message(text);
             if matches!(op.state, State::Gathering) {
@@ -466,10 +466,15 @@ impl Engine {
         let id = self.next_id;
         let index = self.insert_send(fx, &out)?;
         if let Some(op) = self.messages.ops.get_mut(index) {
-            op.state = State::Own;
+            op.state = State::Met;
         }
         match self.arrive_own(fx, index, out.envelope, len) {
-            Ok(()) => Ok(Sending::Begun(public(id, index))),
+            Ok(arrived) => {
+                if let (Some(arrived), Some(op)) = (arrived, self.messages.ops.get_mut(index)) {
+                    op.state = State::Own { arrived };
+                }
+                Ok(Sending::Begun(public(id, index)))
+            }
             Err(status) => {
                 self.drop_op(index);
                 Err(status)
@@ -492,15 +497,9 @@ impl Engine {
                 // The content is on its way: its end is near.
                 _ => return,
             },
-            State::Queued => {
-                let p = op.wanted.from.index().and_then(|p| self.peers.get_mut(p));
-                if let Some(p) = p {
-                    p.outbox.retain(|&i| i != index);
-                }
-                return self.end_message(fx, index, Err(status));
-            }
-            State::Own => {
-                if self.messages.unexpected.remove_own(index) {
+            State::Queued => return self.end_message(fx, index, Err(status)),
+            State::Own { arrived } => {
+                if self.messages.unexpected.remove_own(arrived, index) {
                     self.end_message(fx, index, Err(status));
                 }
                 return;

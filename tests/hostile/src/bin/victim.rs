@@ -15,6 +15,8 @@
 //! > serve                           = ok
 //! > recv <op> <peer> <hex key> <step> <length> <given 0|1> <ms>
 //!                                   = ok     later:  got <op> CODE <length> <right 0|1> text
+//! > message <op> <peer> <tag> <length>
+//!                                   = ok     later:  sent <op> CODE
 //! > channels <peer>                 = <number>
 //! > stats                           = <json>
 //! > exit                            = ok, after the manager has been destroyed
@@ -27,6 +29,10 @@ use rdma_hostile::honest::{Honest, meta};
 use rdma_hostile::slow::Slow;
 use rdma_hostile::victim::{config_of, from_hex, to_hex};
 use rdma_transport::api::{SendDone, Tensor};
+use rdma_transport::engine::front::message::{
+    Envelope, Memory, MessageEnd, Mode, OnMessage, Sending,
+};
+use rdma_transport::manager::Timeout;
 use rdma_transport::status::{Code, Status};
 
 fn say(line: std::fmt::Arguments<'_>) {
@@ -118,6 +124,26 @@ fn command(me: &Honest, words: &[&str], slow: &mut Option<Slow>) -> Result<Strin
             let key = from_hex(&word(3));
             me.ask_then(&word(2), (&key, step, len), word(6) == "1", timeout, told)
                 .map(|_| "ok".into())
+        }
+        "message" => {
+            let (op, tag, len): (usize, u64, usize) =
+                (number(words, 1)?, number(words, 3)?, number(words, 4)?);
+            let to = me.manager.peer_lookup(&word(2))?;
+            let content: &'static [u8] = vec![0; len].leak();
+            let memory = Memory { addr: content.as_ptr() as u64, len: len as u64, device: 0 };
+            let told = |words: [usize; 2], end: &MessageEnd| {
+                let code = end.result.as_ref().map_or_else(|s| s.code, |()| Code::Ok);
+                say(format_args!("sent {} {}", words[0], code as i32));
+            };
+            let (envelope, done) = (Envelope { comm: 1, tag }, OnMessage::Plain(told, [op, 0]));
+            // SAFETY: the content stays until the process ends.
+            let sending = unsafe {
+                me.manager.message_isend(to, envelope, memory, Mode::Standard, Timeout::Never, done)
+            }?;
+            if sending == Sending::Done {
+                say(format_args!("sent {op} 0"));
+            }
+            Ok("ok".into())
         }
         "channels" => me.manager.peer_info(&word(1)).map(|i| i.channels.to_string()),
         "stats" => me.manager.stats_json().map(|s| one_line(&s)),
