@@ -66,6 +66,7 @@ fn r15_messages_that_break_the_rules() {
         ("a grant of a reserved index", vec![grant(0, RESERVED, 0, 0, 8)]),
         ("a grant of the last index", vec![grant(0, u32::MAX, 0, 0, 8)]),
         ("a request of a reserved index", vec![message::request(RESERVED + 1, 1, b"later")]),
+        ("an offer of enormous length", vec![offer(1, 1, u64::MAX)]),
         ("an offer cut short", vec![offer(1, 1, 1)[..20].to_vec()]),
         ("a message cut short", vec![msg(b"")[..10].to_vec()]),
         ("more offers than may wait", (0..65_537).map(|i| offer(1, i, 1)).collect()),
@@ -104,9 +105,10 @@ fn r15_answers_to_messages_that_never_were() {
         ] {
             c.message(&m).unwrap();
         }
-        c.message(&offer(u64::from(number), number, u64::MAX)).unwrap();
+        c.message(&offer(u64::from(number), number, i64::MAX as u64)).unwrap();
         c.message(&numbered(WITHDRAW, 0, number)).unwrap();
-        c.next_message(WITHDRAWN).unwrap();
+        let back = c.next_message(WITHDRAWN);
+        assert!(back.is_ok(), "{number:#x}: {back:?}; {:?}", victim.log());
     }
     c.message(&message::request(7, 3, b"gen:100")).unwrap();
     c.next_message(message::CONTENT).unwrap();
@@ -169,7 +171,7 @@ fn r15_wrong_answers_to_offers() {
             }
             2 => {
                 c.message(&grant(response, RESERVED, 0, 0, LEN)).unwrap();
-                (true, Code::Unavailable)
+                (true, Code::InvalidArgument)
             }
             3 => {
                 c.message(&message::request(3, 1, b"later")).unwrap();
