@@ -1610,8 +1610,9 @@ rdma_code_t rdma_msg_options_init(rdma_msg_options_t *options,
  * with a length, wrong struct_size, mode or timeout; RDMA_NOT_FOUND: unknown peer or device;
  * RDMA_RESOURCE_EXHAUSTED: too many requests, no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
  * in a forked child; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
- * The end is RDMA_OK; RDMA_CANCELLED; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the peer cannot be
- * reached, or is gone; RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_INTERNAL.
+ * The end is RDMA_OK; RDMA_CANCELLED: by either side; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the
+ * peer cannot be reached, or is gone; RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_FAILED_PRECONDITION: its
+ * memory was unregistered; RDMA_INVALID_ARGUMENT: the peer broke the protocol; RDMA_INTERNAL.
  */
 rdma_code_t rdma_msg_isend(rdma_mgr_t *mgr,
                            rdma_peer_t peer,
@@ -1638,9 +1639,10 @@ rdma_code_t rdma_msg_isend(rdma_mgr_t *mgr,
  * length, wrong struct_size or timeout; RDMA_NOT_FOUND: unknown peer or device;
  * RDMA_RESOURCE_EXHAUSTED: too many requests, no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
  * in a forked child; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
- * The end is RDMA_OK; RDMA_OUT_OF_RANGE; RDMA_CANCELLED; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the
- * connection ended while the content was on its way; RDMA_RESOURCE_EXHAUSTED: no memory;
- * RDMA_DATA_LOSS: the checksum differs; RDMA_INTERNAL.
+ * The end is RDMA_OK; RDMA_OUT_OF_RANGE; RDMA_CANCELLED: by either side; RDMA_DEADLINE_EXCEEDED;
+ * RDMA_UNAVAILABLE: the connection ended while the content was on its way; RDMA_RESOURCE_EXHAUSTED: no
+ * memory; RDMA_DATA_LOSS: the checksum differs; RDMA_FAILED_PRECONDITION, RDMA_PERMISSION_DENIED: its
+ * memory, or the sender's, was unregistered; RDMA_INTERNAL.
  */
 rdma_code_t rdma_msg_irecv(rdma_mgr_t *mgr,
                            rdma_peer_t source,
@@ -1689,7 +1691,8 @@ rdma_code_t rdma_msg_recv(rdma_mgr_t *mgr,
 /**
  * Looks for the first message that such a receive would meet, and waits for one up to timeout_ms; 0
  * looks once. `claim`: no other receive meets it any more; rdma_msg_imrecv with out_status->message
- * receives it, and has to be called.
+ * receives it, and has to be called. Until then its sender may take it back: the receive then ends with
+ * RDMA_CANCELLED.
  *
  * Threads: any, but not inside a callback. Set out_status->struct_size first.
  *

@@ -510,7 +510,36 @@ fn a_message_to_oneself_is_taken_back_after_it_was_claimed() {
     p.claims.clear();
     let id = p.sends[own].id;
     p.cancel(S, id).unwrap();
-    assert_eq!(code(&p.sends[own]), None, "what was claimed has met its receive");
+    assert_eq!(code(&p.sends[own]), Some(Code::Cancelled));
+    let recv = p.recv_into(S, ANY, LARGE, 0, Some(found.message));
+    assert_eq!(code(&p.recvs[recv]), Some(Code::Cancelled));
+    p.finish();
+}
+
+#[test]
+fn a_message_is_taken_back_after_it_was_claimed() {
+    for (len, mode) in [(8, Mode::Synchronous), (LARGE, Mode::Standard)] {
+        let mut p = Post::new(shm());
+        let to = p.other(S);
+        let send = p.send(S, to, TAG, len, mode);
+        p.run();
+        let found = p.probe(R, ANY, true).unwrap();
+        p.claims.clear();
+        p.cancel(S, p.sends[send].id).unwrap();
+        p.run();
+        assert_eq!(code(&p.sends[send]), Some(Code::Cancelled));
+        let recv = p.recv_into(R, ANY, LARGE, 0, Some(found.message));
+        assert_eq!(code(&p.recvs[recv]), Some(Code::Cancelled));
+        p.finish();
+    }
+}
+
+#[test]
+fn memory_of_a_claimed_message_is_taken_back() {
+    let mut p = Post::new(shm());
+    let own = p.send(S, Party::OWN, TAG, LARGE, Mode::Standard);
+    let found = p.probe(S, ANY, true).unwrap();
+    p.claims.clear();
     let Memory { addr, len, device } = p.sends[own].memory;
     assert!(p.s.reclaim(S, (addr, len, device), false));
     p.look();

@@ -171,11 +171,9 @@ impl Engine {
     ) {
         let key = (ch, number, withdraw_sync);
         let Some(index) = self.messages.unexpected.withdrawable(key) else { return };
-        if let Some(arrived) = self.messages.unexpected.remove(index) {
-            match arrived.content {
-                Content::There { .. } => self.offer_taken(ch),
-                _ => self.message_taken(fx, ch, arrived.len),
-            }
+        match self.messages.unexpected.take_back(index) {
+            Some((Content::Here { .. }, len)) => self.message_taken(fx, ch, len),
+            _ => self.offer_taken(ch),
         }
         self.send(fx, ch, &Message::MsgWithdrawn { number, sync: withdraw_sync }, &[]);
     }

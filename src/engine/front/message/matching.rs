@@ -114,6 +114,8 @@ pub enum Content {
     There { response: u32, source: Option<Place> },
     /// In the memory of this send of our own.
     Own { op: u32 },
+    /// Nowhere: its sender took it back after a probe had claimed it.
+    Gone,
 }
 
 /// How a peer names a message to take it back: its channel, its number, and whether that is a MSG's.
@@ -140,7 +142,7 @@ impl Arrived {
         match self.content {
             Content::Here { sync, .. } => Some((self.ch?, sync?, true)),
             Content::There { response, .. } => Some((self.ch?, response, false)),
-            Content::Own { .. } => None,
+            Content::Own { .. } | Content::Gone => None,
         }
     }
 
@@ -169,7 +171,7 @@ pub struct Unexpected {
     orphans: u64,
     by_tag: HashMap<Envelope, Fifo>,
     by_comm: HashMap<u32, Fifo>,
-    /// What its sender may take back: until a receive meets it, or a probe claims it, or the connection ends.
+    /// What its sender may take back: until a receive meets it, or the connection ends.
     by_number: HashMap<Number, u32>,
 }
 
@@ -236,6 +238,7 @@ impl Unexpected {
 
     /// Takes a message out.
     pub fn remove(&mut self, index: u32) -> Option<Arrived> {
+        self.forget_number(index);
         if !self.all.get(index)?.claimed {
             self.unlink(index);
         }
@@ -246,11 +249,21 @@ impl Unexpected {
         Some(arrived)
     }
 
-    /// Takes out what a send of our own has given. False: it is claimed, or was met.
+    /// Takes out what a send of our own has given. False: it was met.
     pub fn remove_own(&mut self, index: u32, send: u32) -> bool {
-        let this =
-            |a: &&Arrived| matches!(a.content, Content::Own { op } if op == send) && !a.claimed;
-        self.get(index).filter(this).is_some() && self.remove(index).is_some()
+        let this = |a: &&Arrived| matches!(a.content, Content::Own { op } if op == send);
+        self.get(index).filter(this).is_some() && self.take_back(index).is_some()
+    }
+
+    /// Its sender takes a message back: what it was. Who has claimed it finds that it is gone.
+    pub fn take_back(&mut self, index: u32) -> Option<(Content, u64)> {
+        if !self.all.get(index)?.claimed {
+            return self.remove(index).map(|a| (a.content, a.len));
+        }
+        self.forget_number(index);
+        let a = self.all.get_mut(index)?;
+        a.ch = None;
+        Some((std::mem::replace(&mut a.content, Content::Gone), a.len))
     }
 
     /// The message that its sender may take back by this number.
@@ -294,7 +307,6 @@ impl Unexpected {
     }
 
     fn unlink(&mut self, index: u32) {
-        self.forget_number(index);
         let Some(a) = self.all.get(index) else { return };
         let (envelope, tag_links, comm_links) = (a.envelope, a.in_tag, a.in_comm);
         if let Some(queue) = self.by_tag.get_mut(&envelope) {

@@ -206,6 +206,11 @@ impl Engine {
                 self.end_message(fx, index, Ok(()));
             }
             Content::Own { op: send } => self.meet_own(fx, index, send),
+            Content::Gone => {
+                let text = "the sender took the message back after it was claimed";
+                let status = Status::new(Code::Cancelled, text).because(Reason::Cancelled);
+                self.end_message(fx, index, Err(status));
+            }
         }
     }
 
