@@ -166,7 +166,8 @@ pub struct Engine {
     deadlines: Deadlines<Request>,
     responses: Slab<Response>,
     table: Table,
-    messages: Messages,
+    /// Apart: a manager is to fit a page.
+    messages: Box<Messages>,
     kept: HashMap<u64, Kept>,
     devices: Vec<Arc<dyn DeviceOps>>,
     source: Option<SourceFn>,
@@ -206,7 +207,7 @@ impl Engine {
             deadlines: Deadlines::new(),
             responses: Slab::default(),
             table: Table::new(),
-            messages: Messages::new(),
+            messages: Box::new(Messages::new()),
             kept: HashMap::default(),
             devices: Vec::new(),
             source: None,

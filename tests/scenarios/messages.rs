@@ -558,7 +558,7 @@ fn what_the_window_has_no_room_for_is_offered_and_keeps_its_order() {
     for _ in 0..N {
         let send = p.send(S, to, TAG, 8, Mode::Standard);
         waits += usize::from(p.sends[send].ended.is_none());
-        if send % 8 == 0 {
+        if send.is_multiple_of(8) {
             p.s.run();
         }
     }
