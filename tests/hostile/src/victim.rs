@@ -213,6 +213,18 @@ impl Victim {
         self.try_tell(line).unwrap_or_else(|e| panic!("{line}: {e}"))
     }
 
+    /// The same about a peer that has connected: to it that is known a moment before it is here.
+    fn tell_of_peer(&mut self, line: &str) {
+        let mut answer = Err(String::new());
+        let known = crate::eventually(crate::PATIENCE, || {
+            answer = self.try_tell(line);
+            !matches!(&answer, Err(e) if e.contains("is not known"))
+        });
+        if let (false, _) | (_, Err(_)) = (known, &answer) {
+            panic!("{line}: {answer:?}");
+        }
+    }
+
     /// Where it listens.
     pub fn address(&self) -> &str {
         &self.address
@@ -235,7 +247,7 @@ impl Victim {
     pub fn send_message(&mut self, peer: &str, tag: u64, len: usize) -> u64 {
         self.next_op += 1;
         let op = self.next_op;
-        self.tell(&format!("message {op} {peer} {tag} {len}"));
+        self.tell_of_peer(&format!("message {op} {peer} {tag} {len}"));
         op
     }
 
@@ -262,7 +274,7 @@ impl Victim {
         self.next_op += 1;
         let (op, key, given) = (self.next_op, to_hex(key), u8::from(given));
         let ms = timeout.as_millis();
-        self.tell(&format!("recv {op} {peer} {key} {step} {len} {given} {ms}"));
+        self.tell_of_peer(&format!("recv {op} {peer} {key} {step} {len} {given} {ms}"));
         op
     }
 
