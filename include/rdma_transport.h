@@ -1,5 +1,5 @@
 /*
- * rdma-transport: moves tensors between processes by one-sided RDMA, shared memory or TCP.
+ * rdma-transport: moves tensors and messages between processes by one-sided RDMA, shared memory or TCP.
  *
  * Generated from src/ffi/ by `UPDATE_HEADER=1 cargo test --test header`. Do not edit.
  *
@@ -23,10 +23,10 @@
  *
  * Threads. Every function may be called from any thread at any time, if it does not say otherwise.
  * Callbacks run with no lock held on the thread that drives progress: the library's own, or the
- * caller of rdma_mgr_progress, rdma_mgr_wait, rdma_mgr_connect, rdma_recv or rdma_mgr_destroy; some
- * also inside the call that set them up, as they say. They may call every function; those that
- * drive progress (rdma_mgr_progress, rdma_mgr_wait, rdma_mgr_connect with a timeout, rdma_recv,
- * rdma_mgr_destroy) return RDMA_FAILED_PRECONDITION there. What callbacks are given is borrowed for
+ * caller of rdma_mgr_progress, rdma_mgr_wait, rdma_mgr_connect, rdma_recv, rdma_msg_send,
+ * rdma_msg_recv, rdma_msg_probe, rdma_msg_test, rdma_msg_wait or rdma_mgr_destroy; some also inside the
+ * call that set them up, as they say. They may call every function; those that drive progress (the
+ * same, rdma_mgr_connect with a timeout) return RDMA_FAILED_PRECONDITION there. What callbacks are given is borrowed for
  * the call. They must return: no exception and no longjmp may leave them. `userdata` is handed back
  * as it was given, perhaps on another thread.
  *
