@@ -108,11 +108,11 @@ impl Manager {
         timeout: Timeout,
         done: OnMessage,
     ) -> Result<Received, Status> {
-        self.touch_memory(&memory);
         let timeout = timeout.nanos();
-        let begun = self.with_engine(|e, w| e.message_recv(w, wanted, memory, timeout, done))?;
         // SAFETY: by the caller.
-        Ok(unsafe { put(begun, &memory) })
+        unsafe {
+            self.receive_into(&memory, |e, w| e.message_recv(w, wanted, memory, timeout, done))
+        }
     }
 
     /// Begins to receive a message that a probe has claimed.
@@ -126,19 +126,30 @@ impl Manager {
         timeout: Timeout,
         done: OnMessage,
     ) -> Result<Received, Status> {
-        self.touch_memory(&memory);
         let timeout = timeout.nanos();
-        let begun =
-            self.with_engine(|e, w| e.message_recv_claimed(w, message, memory, timeout, done))?;
+        let begin = |e: &mut Engine, w: &mut World| {
+            e.message_recv_claimed(w, message, memory, timeout, done)
+        };
         // SAFETY: by the caller.
-        Ok(unsafe { put(begun, &memory) })
+        unsafe { self.receive_into(&memory, begin) }
     }
 
-    fn touch_memory(&self, memory: &Memory) {
+    /// Begins a receive into this memory.
+    ///
+    /// # Safety
+    /// As for `message_irecv`.
+    unsafe fn receive_into(
+        &self,
+        memory: &Memory,
+        begin: impl FnOnce(&mut Engine, &mut World) -> Result<Receiving, Status>,
+    ) -> Result<Received, Status> {
         if memory.device == 0 {
             // SAFETY: the application's, to be written from now on.
             unsafe { touch(memory.addr, memory.len, true) };
         }
+        let begun = self.with_engine(begin)?;
+        // SAFETY: by the caller.
+        Ok(unsafe { put(begun, memory) })
     }
 
     /// Waits for the first message that a receive would meet, and claims it if it is to.
