@@ -1751,6 +1751,20 @@ rdma_code_t rdma_msg_cancel(rdma_mgr_t *mgr, rdma_msg_request_t request);
 rdma_code_t rdma_msg_free(rdma_mgr_t *mgr, rdma_msg_request_t request);
 
 /**
+ * Gives how many bytes of messages may be sent to a peer now before one has to wait: each message counts
+ * for its content, if it is small, and some 256 bytes. 0 while messages wait, or there is no connection.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `out_bytes` NULL, `peer` 0 or no number of a peer;
+ * RDMA_NOT_FOUND: unknown peer; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child;
+ * RDMA_INTERNAL.
+ */
+rdma_code_t rdma_msg_room(rdma_mgr_t *mgr,
+                          rdma_peer_t peer,
+                          uint64_t *out_bytes);
+
+/**
  * Takes the ends of message operations, if they have ended, and drives progress once where not. `how`:
  * RDMA_MSG_ALL takes all or none, RDMA_MSG_ANY one, RDMA_MSG_SOME those that have ended. Each request
  * whose end was taken becomes 0; requests that are 0 count as none.
@@ -1791,20 +1805,6 @@ rdma_code_t rdma_msg_wait(rdma_mgr_t *mgr,
                           size_t *out_indices,
                           rdma_msg_status_t *out_statuses,
                           size_t *out_count);
-
-/**
- * Gives how many bytes of messages may be sent to a peer now before one has to wait: each message counts
- * for its content, if it is small, and some 256 bytes. 0 while messages wait, or there is no connection.
- *
- * Threads: any.
- *
- * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `out_bytes` NULL, `peer` 0 or no number of a peer;
- * RDMA_NOT_FOUND: unknown peer; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child;
- * RDMA_INTERNAL.
- */
-rdma_code_t rdma_msg_room(rdma_mgr_t *mgr,
-                          rdma_peer_t peer,
-                          uint64_t *out_bytes);
 
 /**
  * Takes a key of TensorFlow apart: `src_device;src_incarnation;dst_device;edge_name;frame:iter`,

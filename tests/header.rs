@@ -5,7 +5,7 @@
 use std::path::Path;
 
 /// The sources of the header, in the order of the header.
-const SOURCES: [&str; 13] = [
+const SOURCES: [&str; 14] = [
     "types",
     "handle",
     "base",
@@ -16,6 +16,7 @@ const SOURCES: [&str; 13] = [
     "memory",
     "rendezvous",
     "messages",
+    "message_ends",
     "keys",
     "source",
     "observe",

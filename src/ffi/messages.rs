@@ -11,11 +11,8 @@ use crate::api::Words;
 use crate::engine::front::message::{
     Envelope, Memory, MessageEnd, Mode, OnMessage, Party, Sending, Wanted,
 };
-use crate::manager::{Collect, Received, Timeout};
+use crate::manager::{Received, Timeout};
 use crate::status::Status;
-
-/// Most requests of one call.
-const MAX_REQUESTS: usize = 1 << 20;
 
 fn party(arg: &str, peer: rdma_peer_t) -> Result<Party, Status> {
     Party::of_handle(peer)
@@ -50,7 +47,7 @@ fn memory(data: *const c_void, len: usize, device: u32) -> Result<Memory, Status
     Ok(Memory { addr: data as u64, len: len as u64, device })
 }
 
-fn end_to_c(end: &MessageEnd) -> rdma_msg_status_t {
+pub(super) fn end_to_c(end: &MessageEnd) -> rdma_msg_status_t {
     rdma_msg_status {
         struct_size: size_of::<rdma_msg_status>(),
         peer: end.party.handle(),
@@ -479,162 +476,6 @@ pub unsafe extern "C" fn rdma_msg_free(
     guard_on("rdma_msg_free", |thread| {
         // SAFETY: the caller's handle, as the header demands.
         unsafe { borrow_on(mgr, thread) }?.message_release(id("request", request)?)
-    })
-}
-
-/// Where the ends of several requests go.
-struct Ends {
-    indices: *mut usize,
-    statuses: *mut rdma_msg_status_t,
-    /// Bytes from one status to the next.
-    stride: usize,
-    failed: Option<Status>,
-    count: usize,
-}
-
-impl Ends {
-    /// # Safety
-    /// As the header demands of rdma_msg_test.
-    unsafe fn requests<'a>(
-        requests: *mut rdma_msg_request_t,
-        count: usize,
-    ) -> Result<&'a mut [rdma_msg_request_t], Status> {
-        if count == 0 || count > MAX_REQUESTS {
-            return Err(Status::invalid(format!(
-                "count is {count}, allowed are 1 to {MAX_REQUESTS}"
-            )));
-        }
-        not_null("requests", requests)?;
-        // SAFETY: not NULL, and `count` requests by this function's contract.
-        Ok(unsafe { std::slice::from_raw_parts_mut(requests, count) })
-    }
-
-    /// # Safety
-    /// As the header demands of rdma_msg_test.
-    unsafe fn new(indices: *mut usize, statuses: *mut rdma_msg_status_t) -> Result<Ends, Status> {
-        let mut stride = 0;
-        if !statuses.is_null() {
-            // SAFETY: by this function's contract.
-            stride = unsafe { Out::new("out_statuses", statuses) }?.size();
-        }
-        Ok(Ends { indices, statuses, stride, failed: None, count: 0 })
-    }
-
-    /// # Safety
-    /// `out` may be written.
-    unsafe fn tell(self, out: *mut usize) -> Result<(), Status> {
-        // SAFETY: by this function's contract.
-        unsafe { out.write(self.count) };
-        self.failed.map_or(Ok(()), Err)
-    }
-
-    /// One more has ended.
-    fn put(&mut self, index: usize, end: &MessageEnd) {
-        let at = self.count;
-        self.count += 1;
-        if !self.indices.is_null() {
-            // SAFETY: room for as many as there are requests, as the header demands.
-            unsafe { self.indices.add(at).write(index) };
-        }
-        if self.statuses.is_null() {
-            if let (None, Err(status)) = (&self.failed, &end.result) {
-                self.failed = Some(status.clone());
-            }
-            return;
-        }
-        // SAFETY: as above; each as long as the first.
-        unsafe {
-            let status = self.statuses.byte_add(at * self.stride);
-            status.cast::<usize>().write_unaligned(self.stride);
-            if let Ok(out) = Out::new("out_statuses", status) {
-                out.write(end_to_c(end));
-            }
-        }
-    }
-}
-
-fn how(how: u32) -> Result<Collect, Status> {
-    match how {
-        RDMA_MSG_ALL => Ok(Collect::All),
-        RDMA_MSG_ANY => Ok(Collect::Any),
-        RDMA_MSG_SOME => Ok(Collect::Some),
-        other => Err(Status::invalid(format!(
-            "how is {other}, allowed are 0 (all), 1 (any) and 2 (some)"
-        ))),
-    }
-}
-
-/// Takes the ends of message operations, if they have ended, and drives progress once where not. `how`:
-/// RDMA_MSG_ALL takes all or none, RDMA_MSG_ANY one, RDMA_MSG_SOME those that have ended. Each request
-/// whose end was taken becomes 0; requests that are 0 count as none.
-///
-/// *out_count is the number of ends; out_indices[i] says of which request the i-th is, and
-/// out_statuses[i] how it ended. Both have room for `count`, or are NULL: not wanted. Without
-/// out_statuses the code of the first that failed is returned, with everything else as on success. Set
-/// out_statuses[0].struct_size first: the others are as long.
-///
-/// Threads: any, but not inside a callback where not all have ended. Each request in one call at a time.
-///
-/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr`, `requests` or `out_count` NULL, count not 1 to 1048576,
-/// unknown `how`, wrong struct_size; RDMA_NOT_FOUND: a request is not known; RDMA_FAILED_PRECONDITION:
-/// inside a callback, `mgr` destroyed or in a forked child; RDMA_INTERNAL.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_test(
-    mgr: *mut rdma_mgr_t,
-    requests: *mut rdma_msg_request_t,
-    count: usize,
-    how: u32,
-    out_indices: *mut usize,
-    out_statuses: *mut rdma_msg_status_t,
-    out_count: *mut usize,
-) -> rdma_code_t {
-    guard_on("rdma_msg_test", |thread| {
-        not_null("out_count", out_count)?;
-        // SAFETY: the caller's arguments, as the header demands.
-        let (mgr, requests, mut ends) = unsafe {
-            let requests = Ends::requests(requests, count)?;
-            (borrow_on(mgr, thread)?, requests, Ends::new(out_indices, out_statuses)?)
-        };
-        let how = self::how(how)?;
-        mgr.message_test(requests, how, |i, end| ends.put(i, &end))?;
-        // SAFETY: as above.
-        unsafe { ends.tell(out_count) }
-    })
-}
-
-/// Waits until rdma_msg_test would take ends, driving progress, and takes them. timeout_ms:
-/// RDMA_MSG_FOREVER for none.
-///
-/// Threads: any, but not inside a callback. Each request in one call at a time.
-///
-/// Returns what rdma_msg_test returns; RDMA_DEADLINE_EXCEEDED: they did not end in time, and nothing was
-/// taken; RDMA_INVALID_ARGUMENT also: a negative timeout; RDMA_CANCELLED: `mgr` was destroyed meanwhile.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_wait(
-    mgr: *mut rdma_mgr_t,
-    requests: *mut rdma_msg_request_t,
-    count: usize,
-    how: u32,
-    timeout_ms: i64,
-    out_indices: *mut usize,
-    out_statuses: *mut rdma_msg_status_t,
-    out_count: *mut usize,
-) -> rdma_code_t {
-    guard_on("rdma_msg_wait", |thread| {
-        not_null("out_count", out_count)?;
-        // SAFETY: the caller's arguments, as the header demands.
-        let (mgr, requests, mut ends) = unsafe {
-            let requests = Ends::requests(requests, count)?;
-            (borrow_on(mgr, thread)?, requests, Ends::new(out_indices, out_statuses)?)
-        };
-        let how = self::how(how)?;
-        let limit = match timeout_ms {
-            RDMA_MSG_FOREVER => Timeout::Never,
-            ms => Timeout::After(millis("timeout_ms", ms)?),
-        };
-        mgr.message_wait(requests, how, limit, |i, end| ends.put(i, &end))?;
-        // SAFETY: as above.
-        unsafe { ends.tell(out_count) }
     })
 }
 

@@ -1,12 +1,6 @@
-//! Tagged messages: seeded walks over two engines, held to what MPI says of matching; and scenarios by name.
-//!
-//! A walk sends, receives, probes, claims and cancels at random, holds things back on the wire and lets them go, and
-//! loses connections. It holds: each operation ends once; a receive that ends well has the bytes of one message that it
-//! accepts, and each message is received once; messages of one sender to one communicator do not overtake one another,
-//! neither do receives; what nobody may touch any more is touched by nobody; nothing is left.
-//! `MESSAGE_SEEDS` says how many walks there are of each kind, `MESSAGE_FROM` where they begin.
+//! Tagged messages: what is known of them over two engines, held to what MPI says of matching; and scenarios by name.
+//! `messages_walks` has the seeded walks.
 
-use rdma_transport::api::Protocol;
 use rdma_transport::engine::front::message::{
     Envelope, Found, Memory, MessageEnd, Mode, OnMessage, Outgoing, Party, Receiving, Sending,
     Wanted,
@@ -14,34 +8,32 @@ use rdma_transport::engine::front::message::{
 use rdma_transport::status::{Code, Status};
 
 use super::common::memory::content;
-use super::common::rng::Rng;
-use super::kind::Kind;
-use super::script::{EAGER, LARGE, R, S, Setup, ibverbs, shm};
+use super::script::{EAGER, LARGE, R, S, Setup, shm};
 use super::stage::Stage;
 
-const ALL: u64 = u64::MAX;
+pub const ALL: u64 = u64::MAX;
 const FILL: u8 = 0xCD;
 
 /// A send or a receive.
-struct Op {
-    node: usize,
-    id: u64,
+pub struct Op {
+    pub node: usize,
+    pub id: u64,
     memory: Memory,
     wanted: Wanted,
     /// The receive takes what a probe has claimed.
     claimed: bool,
     /// Rises with each operation of the walk.
     number: usize,
-    ended: Option<MessageEnd>,
-    cancelled: bool,
+    pub ended: Option<MessageEnd>,
+    pub cancelled: bool,
 }
 
 /// A stage, and what is known of its messages.
-struct Post {
-    s: Stage,
-    sends: Vec<Op>,
-    recvs: Vec<Op>,
-    claims: Vec<(usize, Found)>,
+pub struct Post {
+    pub s: Stage,
+    pub sends: Vec<Op>,
+    pub recvs: Vec<Op>,
+    pub claims: Vec<(usize, Found)>,
     numbers: usize,
 }
 
@@ -50,12 +42,12 @@ fn is_ok(op: &Op) -> bool {
 }
 
 impl Post {
-    fn new(setup: Setup) -> Post {
+    pub fn new(setup: Setup) -> Post {
         Post { s: setup.connected(), sends: vec![], recvs: vec![], claims: vec![], numbers: 0 }
     }
 
     /// The other node, as this one numbers it.
-    fn other(&self, node: usize) -> Party {
+    pub fn other(&self, node: usize) -> Party {
         let engine = self.s.engines[node].as_ref().unwrap();
         Party::peer(engine.find_peer(&format!("node{}", 1 - node)).unwrap())
     }
@@ -75,7 +67,7 @@ impl Post {
         self.send_from(node, to, envelope, (len, 0, true), mode)
     }
 
-    fn send_from(
+    pub fn send_from(
         &mut self,
         node: usize,
         to: Party,
@@ -117,7 +109,7 @@ impl Post {
         self.recv_into(node, wanted, len, 0, None)
     }
 
-    fn recv_into(
+    pub fn recv_into(
         &mut self,
         node: usize,
         wanted: Wanted,
@@ -150,13 +142,13 @@ impl Post {
         index
     }
 
-    fn cancel(&mut self, node: usize, id: u64) -> Result<(), Status> {
+    pub fn cancel(&mut self, node: usize, id: u64) -> Result<(), Status> {
         let result = self.s.call(node, |e, fx| e.message_cancel(fx, id));
         self.look();
         result
     }
 
-    fn probe(&mut self, node: usize, wanted: Wanted, claim: bool) -> Option<Found> {
+    pub fn probe(&mut self, node: usize, wanted: Wanted, claim: bool) -> Option<Found> {
         let found = self.s.call(node, |e, _| e.message_probe(&wanted, claim)).unwrap();
         if let (true, Some(found)) = (claim, &found) {
             self.claims.push((node, found.clone()));
@@ -164,13 +156,13 @@ impl Post {
         found
     }
 
-    fn run(&mut self) {
+    pub fn run(&mut self) {
         self.s.run();
         self.look();
     }
 
     /// Takes the ends that are there.
-    fn look(&mut self) {
+    pub fn look(&mut self) {
         self.s.work(0);
         self.s.work(1);
         for i in 0..self.sends.len() {
@@ -278,7 +270,7 @@ impl Post {
     }
 
     /// Ends what is left, and the stage.
-    fn finish(&mut self) {
+    pub fn finish(&mut self) {
         self.s.failing.clear();
         self.s.let_all_go();
         self.look();
@@ -310,155 +302,6 @@ impl Post {
         self.check_order();
         self.s.finish();
     }
-}
-
-/// What a walk draws.
-struct Walk {
-    rng: Rng,
-    devices: bool,
-    losses: bool,
-}
-
-impl Walk {
-    fn envelope(&mut self) -> Envelope {
-        Envelope { comm: self.rng.below(2) as u32, tag: self.rng.below(4) }
-    }
-
-    fn len(&mut self) -> u64 {
-        self.rng.pick(&[0, 5, 8, 40, EAGER, EAGER + 1, LARGE])
-    }
-
-    fn device(&mut self) -> u32 {
-        u32::from(self.devices && self.rng.percent(20))
-    }
-
-    fn step(&mut self, post: &mut Post) {
-        let node = self.rng.below(2) as usize;
-        let to = if self.rng.percent(15) { Party::OWN } else { post.other(node) };
-        match self.rng.below(100) {
-            0..35 => {
-                let (envelope, len, device) = (self.envelope(), self.len(), self.device());
-                let mode = if self.rng.percent(20) { Mode::Synchronous } else { Mode::Standard };
-                let given = self.rng.percent(70);
-                post.send_from(node, to, envelope, (len, device, given), mode);
-            }
-            35..70 => {
-                let Envelope { comm, tag } = self.envelope();
-                let from = if self.rng.percent(50) { Party::ANY } else { to };
-                let mask = self.rng.pick(&[ALL, ALL, !1, 0]);
-                let len = if self.rng.percent(80) { 2 * LARGE } else { self.len() };
-                let device = self.device();
-                post.recv_into(node, Wanted { from, comm, tag, mask }, len, device, None);
-            }
-            70..76 => {
-                let Envelope { comm, tag } = self.envelope();
-                let wanted = Wanted { from: Party::ANY, comm, tag, mask: self.rng.pick(&[ALL, 0]) };
-                let claim = self.rng.percent(50);
-                post.probe(node, wanted, claim);
-            }
-            76..80 => {
-                if let Some((node, found)) = post.claims.pop() {
-                    let wanted = Wanted { from: Party::ANY, comm: 0, tag: 0, mask: 0 };
-                    let len = if self.rng.percent(80) { 2 * LARGE } else { self.len() };
-                    post.recv_into(node, wanted, len, 0, Some(found.message));
-                }
-            }
-            80..88 => self.cancel(post),
-            88..94 => {
-                let kind = self.rng.pick(&KINDS);
-                if post.s.may(node, kind) {
-                    post.s.hold(node, kind);
-                }
-            }
-            94..97 => post.s.let_all_go(),
-            97 if self.losses => {
-                if self.rng.percent(50) {
-                    post.s.cut();
-                } else {
-                    post.s.lose(node);
-                }
-            }
-            _ => post.s.pass(self.rng.below(3)),
-        }
-        if self.rng.percent(60) {
-            post.run();
-        }
-        post.look();
-    }
-
-    fn cancel(&mut self, post: &mut Post) {
-        let of = if self.rng.percent(50) { &mut post.sends } else { &mut post.recvs };
-        let live: Vec<usize> =
-            of.iter().enumerate().filter(|(_, op)| op.ended.is_none()).map(|(i, _)| i).collect();
-        if live.is_empty() {
-            return;
-        }
-        let op = &mut of[live[self.rng.below(live.len() as u64) as usize]];
-        op.cancelled = true;
-        let (node, id) = (op.node, op.id);
-        post.cancel(node, id).unwrap();
-    }
-}
-
-/// What a walk holds back.
-const KINDS: [Kind; 12] = [
-    Kind::Msg,
-    Kind::MsgOffer,
-    Kind::MsgGrant,
-    Kind::MsgMatched,
-    Kind::MsgWithdraw,
-    Kind::MsgWithdrawn,
-    Kind::GetDone,
-    Kind::Read,
-    Kind::Imm,
-    Kind::Copy,
-    Kind::Done,
-    Kind::CancelAck,
-];
-
-fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(default)
-}
-
-fn walks(setup: impl Fn() -> Setup, devices: bool, losses: bool) {
-    let from = number("MESSAGE_FROM", 0);
-    for seed in from..from + number("MESSAGE_SEEDS", 150) {
-        let walk = || {
-            let mut walk = Walk { rng: Rng::new(seed), devices, losses };
-            let mut post = Post::new(setup());
-            for _ in 0..200 {
-                walk.step(&mut post);
-            }
-            post.finish();
-        };
-        if let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(walk)) {
-            eprintln!("MESSAGE_FROM={seed} MESSAGE_SEEDS=1 repeats this");
-            std::panic::resume_unwind(panic);
-        }
-    }
-}
-
-macro_rules! walk {
-    ($($name:ident: $setup:expr, $devices:literal, $losses:literal;)*) => {$(
-        #[test]
-        fn $name() {
-            walks(|| $setup, $devices, $losses);
-        }
-    )*};
-}
-
-walk! {
-    walk_with_windows: shm(), true, false;
-    walk_without_windows: ibverbs(), true, false;
-    walk_with_proxies: ibverbs().proxies(), true, false;
-    walk_without_reads: shm().no_reads(), false, false;
-    walk_with_checksums: shm().checksums(), true, false;
-    walk_of_puts: shm().forced(Protocol::DirectPut), false, false;
-    walk_of_gets: ibverbs().forced(Protocol::DirectGet), false, false;
-    walk_with_a_short_queue: Setup { sq_depth: 3, ..ibverbs() }, false, false;
-    walk_with_losses: shm(), true, true;
-    walk_with_losses_without_windows: ibverbs(), true, true;
-    walk_with_losses_and_proxies: ibverbs().proxies(), false, true;
 }
 
 // By name.

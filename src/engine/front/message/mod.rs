@@ -4,8 +4,8 @@
 //! layer moves once a receive has met it. What arrives before its receive waits in [`Unexpected`], within a window of
 //! bytes and a number of offers for each connection (`flow`), so that a sender is held back and not this side's memory
 //! filled.
-//! `matching` is who waits for whom, `send` and `receive` the calls of the application, `arrivals` what peers send,
-//! `ending` the one end of each operation.
+//! `matching` is who waits for whom, `send` and `receive` the calls of the application, `offers` what does not go out
+//! whole, `arrivals` what peers send, `ending` the one end of each operation.
 //!
 //! Order: messages of one sender to one communicator meet receives in the order in which they were sent. They go over
 //! one connection, whose order holds; what has to wait for room there keeps all that comes after it waiting too.
@@ -14,6 +14,7 @@ mod arrivals;
 mod ending;
 pub mod flow;
 mod matching;
+mod offers;
 mod receive;
 mod send;
 

@@ -5,16 +5,10 @@ use super::matching::op_links;
 use super::{Copied, Envelope, Memory, Mode, OnMessage, Op, Party, Sending, State, Wanted, public};
 use crate::api::*;
 use crate::engine::channel::ChanId;
-use crate::engine::front::rendezvous::Named;
 use crate::engine::list::Links;
-use crate::engine::slab::SLOT_MASK;
 use crate::engine::transfer::choose;
-use crate::engine::transfer::outbound::{Asked, RState, Response, Sent, Source, To, UNASKED};
 use crate::engine::{Engine, Fx, WR_MESSAGE, Work};
-use crate::fabric::Access;
-use crate::fabric::keys::Place;
-use crate::protocol::message::{Message, MsgOffer};
-use crate::status::{Code, Reason, Status};
+use crate::status::{Code, Status};
 
 /// Bytes of content that sends which wait may copy, all together; what is beyond is copied when its turn comes.
 const COPIES: usize = 4 << 20;
@@ -322,111 +316,6 @@ impl Engine {
         Went::Out
     }
 
-    /// MSG_OFFER: the content is the transfer layer's from here on. Nothing of it is copied before the receiver asks, so
-    /// the offer keeps its place among the messages. `read`: the receiver may read the source, if the provider does;
-    /// not so what is offered only for lack of room: there may be very many of those.
-    fn offer_message(
-        &mut self,
-        fx: &mut impl Fx,
-        ch: ChanId,
-        index: u32,
-        (memory, envelope): (Memory, Envelope),
-        read: bool,
-    ) {
-        let sealed = self.sealed(ch);
-        let done = self.due(OnSend::Message(index));
-        let meta = Meta { nbytes: memory.len, ..Meta::default() };
-        let tensor = Tensor { meta, addr: memory.addr, device: memory.device };
-        let sent =
-            Sent { tensor, content: Default::default(), done: Some(done), deadline: u64::MAX };
-        let request = UNASKED | index & SLOT_MASK;
-        let to = To { ch, request, checksum: sealed };
-        let asked = Asked { to, dst: None, any_meta: false, cached: None, granted: false };
-        let source = Source { protocol: Protocol::DirectPut, ..Source::new(sent, fx.now()) };
-        let response = match self.insert_offer(ch, asked, source) {
-            Ok(response) => response,
-            Err(status) => {
-                if let Some(c) = self.channels.get_mut(ch) {
-                    c.flow.offer_ended();
-                }
-                return self.end_message(fx, index, Err(status));
-            }
-        };
-        if let Some(op) = self.messages.ops.get_mut(index) {
-            op.state = State::Offered { ch, response };
-        }
-        let source = if read { self.readable(fx, ch, response, &memory) } else { None };
-        let m = MsgOffer { envelope, response, nbytes: memory.len, source };
-        self.send(fx, ch, &Message::MsgOffer(m), &[]);
-    }
-
-    /// The response that an offered message is, until it is asked for.
-    fn insert_offer(
-        &mut self,
-        ch: ChanId,
-        asked: Asked,
-        mut source: Source,
-    ) -> Result<u32, Status> {
-        let request = asked.to.request;
-        let mut done = source.done.take();
-        let room = match self.channels.get_mut(ch) {
-            Some(c) => crate::room::grow(&mut c.responses, 1, "messages").map(|()| c.peer),
-            None => Err(Status::gone("the connection of the receiver ended")),
-        };
-        let response = room.and_then(|peer| {
-            let mut response = Response::new(peer, Named::default(), asked, RState::Told, 0);
-            response.source = Some(source);
-            let full = |_| {
-                let text = "too many transfers are under way: no room for a message";
-                Status::new(Code::ResourceExhausted, text)
-            };
-            Ok((peer, self.responses.insert(response).map_err(full)?))
-        });
-        match response {
-            Ok((peer, index)) => {
-                if let Some(c) = self.channels.get_mut(ch) {
-                    c.responses.insert(request, index);
-                }
-                if let Some(p) = self.peers.get_mut(peer) {
-                    p.waiting += 1;
-                }
-                let source = self.responses.get_mut(index).and_then(|r| r.source.as_mut());
-                if let Some(source) = source {
-                    source.done = done.take();
-                }
-                Ok(index)
-            }
-            Err(status) => {
-                if let Some(done) = done {
-                    done.refuse();
-                }
-                Err(status)
-            }
-        }
-    }
-
-    /// Opens an offered source, where the receiver may read it as it is; where.
-    fn readable(
-        &mut self,
-        fx: &mut impl Fx,
-        ch: ChanId,
-        response: u32,
-        memory: &Memory,
-    ) -> Option<Place> {
-        let sealed = self.sealed(ch);
-        let read = self.channels.get(ch).is_some_and(|c| c.caps.read);
-        let put = self.settings.protocol == Protocol::DirectPut;
-        if !read || put || sealed || memory.device != 0 {
-            return None;
-        }
-        // Otherwise it is opened, or copied to where it may be, when the receiver asks.
-        let Ok(true) = self.open_source(fx, response, Access::REMOTE_READ) else { return None };
-        let source = self.responses.get_mut(response).and_then(|r| r.source.as_mut())?;
-        source.protocol = Protocol::DirectGet;
-        let rkeys = source.window.as_ref()?.keys.map(|mr| mr.rkey);
-        Some(Place { addr: source.addr(), rkeys })
-    }
-
     /// Whether messages to this peer would wait, and how many bytes of content a message may have that does not.
     pub fn message_room(&self, party: Party) -> Result<u64, Status> {
         if party == Party::OWN {
@@ -479,77 +368,6 @@ impl Engine {
                 self.drop_op(index);
                 Err(status)
             }
-        }
-    }
-
-    /// The application takes a send back: at once, or, if the peer knows of it, as soon as that agrees.
-    pub(super) fn withdraw_send(&mut self, fx: &mut impl Fx, index: u32, status: Status) {
-        let grace = fx.now() + self.quiesce_grace();
-        let Some(op) = self.messages.ops.get_mut(index) else { return };
-        let (ch, number, sync) = match op.state {
-            State::Gathering => {
-                op.ended.get_or_insert(status);
-                return;
-            }
-            State::Unmatched { ch } => (ch, index, true),
-            State::Offered { response, .. } => match self.responses.get(response) {
-                Some(r) if matches!(r.state, RState::Told) => (r.asked.to.ch, response, false),
-                // The content is on its way: its end is near.
-                _ => return,
-            },
-            State::Queued => return self.end_message(fx, index, Err(status)),
-            State::Own { arrived } => {
-                if self.messages.unexpected.remove_own(arrived, index) {
-                    self.end_message(fx, index, Err(status));
-                }
-                return;
-            }
-            _ => return,
-        };
-        op.ended.get_or_insert(status);
-        self.set_message_deadline(index, grace);
-        self.send(fx, ch, &Message::MsgWithdraw { number, sync }, &[]);
-        self.settle(fx, ch);
-    }
-
-    /// The peer has given back what was withdrawn.
-    pub(in crate::engine) fn on_msg_withdrawn(
-        &mut self,
-        fx: &mut impl Fx,
-        ch: ChanId,
-        number: u32,
-        sync: bool,
-    ) {
-        if !sync {
-            let told = |r: &&Response| r.asked.to.ch == ch && matches!(r.state, RState::Told);
-            let text = "the sender took the message back";
-            let status = Status::new(Code::Cancelled, text).because(Reason::Cancelled);
-            match self.responses.get(number).filter(told).is_some_and(Response::is_unasked) {
-                true => self.end_response(fx, number, Err(status)),
-                false => self.stale += 1,
-            }
-            return;
-        }
-        let Some(op) = self.messages.ops.get_mut(number) else { return self.stale += 1 };
-        match (&op.state, op.ended.take()) {
-            (State::Unmatched { ch: on }, Some(status)) if *on == ch => {
-                self.end_message(fx, number, Err(status));
-            }
-            (_, ended) => {
-                op.ended = ended;
-                self.stale += 1;
-            }
-        }
-    }
-
-    /// A synchronous message has met its receive.
-    pub(in crate::engine) fn on_msg_matched(&mut self, fx: &mut impl Fx, ch: ChanId, number: u32) {
-        let op = self.messages.ops.get(number);
-        match op.map(|op| &op.state) {
-            Some(State::Unmatched { ch: on }) if *on == ch => {
-                self.end_message(fx, number, Ok(()));
-            }
-            _ => self.stale += 1,
         }
     }
 }
