@@ -49,7 +49,7 @@
 /**
  * Version of the ABI: grows when a function or a field is added, never otherwise.
  */
-#define RDMA_ABI_VERSION 3
+#define RDMA_ABI_VERSION 4
 
 /**
  * Version of the library, major part.
@@ -352,9 +352,59 @@
 #define RDMA_MSG_SOME 2
 
 /**
+ * timeout_ms of a store: as long as the store was set up for.
+ */
+#define RDMA_STORE_DEFAULT 0
+
+/**
+ * timeout_ms of a store: without end.
+ */
+#define RDMA_STORE_FOREVER -1
+
+/**
+ * timeout_ms of a store: one look. What is to be reached over a network has as long as the store was set up for.
+ */
+#define RDMA_STORE_NOW -2
+
+/**
+ * Longest key of a store in bytes, with its prefixes and their separators.
+ */
+#define RDMA_STORE_MAX_KEY_LEN 4096
+
+/**
+ * Longest value in bytes.
+ */
+#define RDMA_STORE_MAX_VALUE_LEN 16777216
+
+/**
+ * Most keys of one call.
+ */
+#define RDMA_STORE_MAX_KEYS 65536
+
+/**
+ * rdma_store_compare_set: the value was as expected, and is now the new one.
+ */
+#define RDMA_STORE_SET 0
+
+/**
+ * rdma_store_compare_set: another value is there; nothing was changed.
+ */
+#define RDMA_STORE_DIFFERS 1
+
+/**
+ * rdma_store_compare_set: one was expected, and none is there; nothing was changed.
+ */
+#define RDMA_STORE_ABSENT 2
+
+/**
  * A manager: one local worker identity, which owns everything else. Opaque.
  */
 struct rdma_mgr;
+
+/**
+ * A store, or a view of one. Opaque.
+ */
+struct rdma_store;
 
 /**
  * How an operation ended: RDMA_OK or an error. The numbers are those of gRPC, absl and TensorFlow.
@@ -980,6 +1030,170 @@ typedef struct rdma_msg_options rdma_msg_options_t;
  * Number of a message operation that is under way. Never used again by its manager; 0 is none.
  */
 typedef uint64_t rdma_msg_request_t;
+
+/**
+ * Options of a store. Prepare it with rdma_store_options_init, or set struct_size and the rest to
+ * zero.
+ */
+struct rdma_store_options {
+  /**
+   * sizeof(rdma_store_options_t) as the application was compiled.
+   */
+  size_t struct_size;
+  /**
+   * Time for operations that say RDMA_STORE_DEFAULT, in milliseconds; 0: 120000.
+   */
+  int64_t timeout_ms;
+  /**
+   * Of a TCP store, the secret that both sides prove; of a Redis store, its password. NULL: none.
+   */
+  const void *secret;
+  /**
+   * Its length, at most 4096.
+   */
+  size_t secret_len;
+  /**
+   * Not 0: rdma_store_tcp_serve may serve beyond loopback without a secret.
+   */
+  uint8_t allow_remote;
+};
+
+/**
+ * Options of a store.
+ */
+typedef struct rdma_store_options rdma_store_options_t;
+
+/**
+ * A store, or a view of one. Opaque.
+ */
+typedef struct rdma_store rdma_store_t;
+
+/**
+ * Takes a value from rdma_store_ops_t.get: call it once, with the value, before get returns.
+ */
+typedef void (*rdma_store_give_fn)(const void *value, size_t len, void *token);
+
+/**
+ * Bytes that are read: a key, or a value to be set.
+ */
+struct rdma_bytes {
+  /**
+   * The first. May be NULL where `len` is 0 and that is allowed.
+   */
+  const void *data;
+  /**
+   * How many.
+   */
+  size_t len;
+};
+
+/**
+ * Bytes that are read.
+ */
+typedef struct rdma_bytes rdma_bytes_t;
+
+/**
+ * The application's own store. All functions may be called by several threads at once, return an
+ * rdma_code_t, and should take no longer than timeout_ms. Set struct_size, and to NULL what there is
+ * not.
+ */
+struct rdma_store_ops {
+  /**
+   * sizeof(rdma_store_ops_t) as the application was compiled.
+   */
+  size_t struct_size;
+  /**
+   * Sets a key. Required.
+   */
+  rdma_code_t (*set)(const char *key,
+                     size_t key_len,
+                     const void *value,
+                     size_t value_len,
+                     int64_t timeout_ms,
+                     void *userdata);
+  /**
+   * Gives the value of a key, by give(value, len, token), or returns RDMA_NOT_FOUND; does not wait
+   * for it. Required.
+   */
+  rdma_code_t (*get)(const char *key,
+                     size_t key_len,
+                     int64_t timeout_ms,
+                     rdma_store_give_fn give,
+                     void *token,
+                     void *userdata);
+  /**
+   * Whether a key is there. NULL: get is asked.
+   */
+  rdma_code_t (*check)(const char *key,
+                       size_t key_len,
+                       int64_t timeout_ms,
+                       bool *out_there,
+                       void *userdata);
+  /**
+   * Waits until each of the keys has been there; RDMA_DEADLINE_EXCEEDED if not in time. It is
+   * called again and again with half a second at most. NULL: check is asked, with pauses.
+   */
+  rdma_code_t (*wait)(const rdma_bytes_t *keys, size_t count, int64_t timeout_ms, void *userdata);
+  /**
+   * Adds to a decimal number, where nothing counts as 0. NULL: rdma_store_add is
+   * RDMA_UNIMPLEMENTED.
+   */
+  rdma_code_t (*add)(const char *key,
+                     size_t key_len,
+                     int64_t delta,
+                     int64_t timeout_ms,
+                     int64_t *out_sum,
+                     void *userdata);
+  /**
+   * As rdma_store_compare_set; the value that is there instead is given by give(value, len, token).
+   * NULL: that is RDMA_UNIMPLEMENTED.
+   */
+  rdma_code_t (*compare_set)(const char *key,
+                             size_t key_len,
+                             const rdma_bytes_t *expected,
+                             const rdma_bytes_t *desired,
+                             int64_t timeout_ms,
+                             int32_t *out_result,
+                             rdma_store_give_fn give,
+                             void *token,
+                             void *userdata);
+  /**
+   * Deletes a key. NULL: rdma_store_delete is RDMA_UNIMPLEMENTED.
+   */
+  rdma_code_t (*remove)(const char *key,
+                        size_t key_len,
+                        int64_t timeout_ms,
+                        bool *out_was_there,
+                        void *userdata);
+};
+
+/**
+ * The application's own store.
+ */
+typedef struct rdma_store_ops rdma_store_ops_t;
+
+/**
+ * Where a value goes.
+ */
+struct rdma_buffer {
+  /**
+   * Memory for it. May be NULL where `cap` is 0.
+   */
+  void *data;
+  /**
+   * How many bytes there are.
+   */
+  size_t cap;
+  /**
+   * Written: how many bytes the value has.
+   */
+  size_t len;
+};
+
+/**
+ * Where a value goes.
+ */
+typedef struct rdma_buffer rdma_buffer_t;
 
 /**
  * The parts of TensorFlow's key `src_device;src_incarnation;dst_device;edge_name;frame:iter`.
@@ -1805,6 +2019,317 @@ rdma_code_t rdma_msg_wait(rdma_mgr_t *mgr,
                           size_t *out_indices,
                           rdma_msg_status_t *out_statuses,
                           size_t *out_count);
+
+/**
+ * Fills in the defaults. `struct_size` is sizeof(rdma_store_options_t). Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `options` NULL, wrong size; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_store_options_init(rdma_store_options_t *options, size_t struct_size);
+
+/**
+ * Makes a store in memory, for the threads of this process.
+ *
+ * A store maps keys, bytes of 1 to RDMA_STORE_MAX_KEY_LEN, to values, bytes of 0 to
+ * RDMA_STORE_MAX_VALUE_LEN. Every kind does the same, on bytes that are copied during the call.
+ * *out is ended by rdma_store_destroy. `options` NULL: defaults.
+ *
+ * Threads: any; the handle may be used from any thread at once, and is of no use in a forked child,
+ * where every function returns RDMA_FAILED_PRECONDITION for it.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `out` NULL, wrong struct_size, an option that is not allowed;
+ * RDMA_RESOURCE_EXHAUSTED: no descriptors; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_store_memory(const rdma_store_options_t *options,
+                              rdma_store_t **out);
+
+/**
+ * Opens a store in the directory `path`, for processes that share a file system; makes the directory if
+ * its parent is there. Each key is a file. Writes are atomic, and end or have no effect if a process dies
+ * in them; values outlive the processes, but for those under a lease. Hosts that share one have to agree
+ * on the time as well as leases need it.
+ *
+ * Threads and `options` as for rdma_store_memory.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `path` or `out` NULL, a path of 0 or more than 4095 bytes or
+ * not UTF-8, wrong struct_size or option; RDMA_NOT_FOUND, RDMA_PERMISSION_DENIED, RDMA_UNAVAILABLE,
+ * RDMA_RESOURCE_EXHAUSTED: by the system; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_store_file(const char *path,
+                            const rdma_store_options_t *options,
+                            rdma_store_t **out);
+
+/**
+ * Serves a store at `address`, "host:port", IPv6 in brackets, port 0 is any, to those who connect by
+ * rdma_store_tcp; this process uses the handle itself. What is in it ends with its last handle. The
+ * address bound to is a text output; `bound` NULL with cap 0: not wanted; if that text is cut nothing is
+ * served. Beyond loopback it needs options.secret, or options.allow_remote. Who does not keep to the
+ * protocol, or has not proved the secret in ten seconds, is disconnected. Nothing is encrypted.
+ *
+ * Threads and `options` as for rdma_store_memory.
+ *
+ * Returns RDMA_OK; RDMA_OUT_OF_RANGE: `bound` is too small; RDMA_INVALID_ARGUMENT: `address` or `out`
+ * NULL, malformed address, `bound` NULL with cap above 0, wrong struct_size or option;
+ * RDMA_FAILED_PRECONDITION: no secret for an address beyond loopback; RDMA_ALREADY_EXISTS: address in
+ * use; RDMA_PERMISSION_DENIED, RDMA_UNAVAILABLE, RDMA_RESOURCE_EXHAUSTED: by the system; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_store_tcp_serve(const char *address,
+                                 const rdma_store_options_t *options,
+                                 char *bound,
+                                 size_t cap,
+                                 size_t *out_len,
+                                 rdma_store_t **out);
+
+/**
+ * Makes a client of the store that somebody serves, or will serve, at `address`. Connects when it is
+ * used, and tries again until the operation's deadline. A connection that breaks is made anew, unseen;
+ * but rdma_store_add and rdma_store_compare_set return RDMA_UNAVAILABLE then, since it is not known
+ * whether they were done.
+ *
+ * Threads and `options` as for rdma_store_memory.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `address` or `out` NULL, malformed address, no port, wrong
+ * struct_size or option; RDMA_RESOURCE_EXHAUSTED: no descriptors; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_store_tcp(const char *address,
+                           const rdma_store_options_t *options,
+                           rdma_store_t **out);
+
+/**
+ * Makes a client of the Redis server at `address`, "host:port" or "unix:/path"; options.secret is its
+ * password. Connects when it is used, as rdma_store_tcp does. Keys and values are Redis strings of the
+ * same names; keys that begin with "rdma-lease:" are refused. A server that does not answer is noticed by
+ * rdma_store_destroy after up to 5 s.
+ *
+ * Threads and `options` as for rdma_store_memory.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `address` or `out` NULL, malformed address, wrong struct_size
+ * or option; RDMA_UNIMPLEMENTED: not in this build; RDMA_RESOURCE_EXHAUSTED: no descriptors;
+ * RDMA_INTERNAL.
+ */
+rdma_code_t rdma_store_redis(const char *address,
+                             const rdma_store_options_t *options,
+                             rdma_store_t **out);
+
+/**
+ * Makes a store of functions of the application. What it lacks returns RDMA_UNIMPLEMENTED; it has no
+ * leases.
+ *
+ * Threads and `options` as for rdma_store_memory. `ops` is copied; its functions get `userdata`, run
+ * inside the calls that need them, and may call the library, but not rdma_store_destroy.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `ops` or `out` NULL, ops.set or ops.get NULL, wrong struct_size
+ * or option; RDMA_RESOURCE_EXHAUSTED: no descriptors; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_store_custom(const rdma_store_ops_t *ops,
+                              void *userdata,
+                              const rdma_store_options_t *options,
+                              rdma_store_t **out);
+
+/**
+ * Makes a view of what lies under a prefix: its key "k" is key "prefix/k" of `store`, which may be a view
+ * itself. A view of a leased view shares its lease. It is ended by rdma_store_destroy, and may be used
+ * after the end of `store`.
+ *
+ * Threads: any. The prefix is copied.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `store`, `prefix` or `out` NULL, a prefix that is empty or, with
+ * those before it, longer than keys may be; RDMA_FAILED_PRECONDITION: `store` destroyed or in a forked
+ * child; RDMA_RESOURCE_EXHAUSTED: no descriptors; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_store_prefix(const rdma_store_t *store,
+                              const char *prefix,
+                              size_t prefix_len,
+                              rdma_store_t **out);
+
+/**
+ * Makes a view under a new lease: what is written through it lasts only as long as the lease. A thread of
+ * the library renews the lease each third of `ttl_ms`. It ends when the last view that shares it is
+ * destroyed, at once; when the process ends without that, after at most ttl_ms; and when it could not be
+ * renewed for ttl_ms: then it is lost, and writes through the view return RDMA_FAILED_PRECONDITION from then
+ * on.
+ *
+ * With its end each key whose last write was under it is as if it had been deleted, for everybody, and
+ * in a Redis or TCP store it is. Who waits for such a key waits on; a wait that is over is over. A key that
+ * was last written by others, with or without a lease of theirs, stays. In a directory the files stay until
+ * somebody opens the directory, or begins a lease in it.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `store` or `out` NULL, ttl_ms not 100 to 86400000;
+ * RDMA_UNIMPLEMENTED: a store of the application's; RDMA_DEADLINE_EXCEEDED: the store was not reached;
+ * RDMA_UNAUTHENTICATED; RDMA_CANCELLED, RDMA_FAILED_PRECONDITION: `store` destroyed or in a forked child;
+ * RDMA_RESOURCE_EXHAUSTED: no memory, disk, descriptors or threads; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_store_lease(const rdma_store_t *store,
+                             int64_t ttl_ms,
+                             rdma_store_t **out);
+
+/**
+ * Ends a handle: calls of other threads with it end with RDMA_CANCELLED and have returned when this
+ * returns. Server, connections and lease end with the last handle that shares them; to end a lease whose
+ * store does not answer takes up to 2 s.
+ *
+ * Threads: any, at any time of the process's life, but not inside a function of rdma_store_ops_t or
+ * another callback. `store` NULL is an error.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `store` NULL or no handle; RDMA_FAILED_PRECONDITION: inside a
+ * callback, destroyed already, or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_store_destroy(rdma_store_t *store);
+
+/**
+ * Sets a key to a value.
+ *
+ * timeout_ms of this and the other operations: milliseconds, RDMA_STORE_DEFAULT or RDMA_STORE_FOREVER; for
+ * what waits for keys also RDMA_STORE_NOW.
+ *
+ * Threads: any. `value` NULL is allowed with length 0.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `store` NULL, a key or value of a length that is not allowed, NULL
+ * with a length, a timeout that is not allowed. All operations on a store also return
+ * RDMA_DEADLINE_EXCEEDED: the store was not reached, or was locked by others; RDMA_CANCELLED: `store` was
+ * destroyed meanwhile; RDMA_FAILED_PRECONDITION: `store` destroyed or in a forked child; of writes, its lease
+ * was lost; the server refuses; RDMA_UNAUTHENTICATED: by the server; RDMA_RESOURCE_EXHAUSTED: no memory or
+ * disk, here or there; RDMA_PERMISSION_DENIED, RDMA_UNAVAILABLE: by the system; RDMA_DATA_LOSS: what is
+ * there, or came, is damaged or a stranger's; RDMA_UNIMPLEMENTED: the application's store has no such
+ * function; the codes of its functions; RDMA_UNKNOWN: an error of Redis's; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_store_set(const rdma_store_t *store,
+                           const char *key,
+                           size_t key_len,
+                           const void *value,
+                           size_t value_len,
+                           int64_t timeout_ms);
+
+/**
+ * Sets several keys, values[i] of keys[i]. Others may see some of them before the rest.
+ *
+ * Threads: any.
+ *
+ * Returns what rdma_store_set returns; RDMA_INVALID_ARGUMENT also: `keys` or `values` NULL, count not 1 to
+ * RDMA_STORE_MAX_KEYS. After an error some may have been set.
+ */
+rdma_code_t rdma_store_multi_set(const rdma_store_t *store,
+                                 const rdma_bytes_t *keys,
+                                 const rdma_bytes_t *values,
+                                 size_t count,
+                                 int64_t timeout_ms);
+
+/**
+ * Gives the value of a key, once it is there: all of it and its length, or, with RDMA_OUT_OF_RANGE, only
+ * the length. `buf` NULL with cap 0 asks for the length.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_OUT_OF_RANGE: cap is too small; RDMA_NOT_FOUND: it is not there, with
+ * RDMA_STORE_NOW; RDMA_DEADLINE_EXCEEDED: it did not come in time; RDMA_INVALID_ARGUMENT also: `out_len`
+ * NULL, `buf` NULL with cap above 0; otherwise as rdma_store_set.
+ */
+rdma_code_t rdma_store_get(const rdma_store_t *store,
+                           const char *key,
+                           size_t key_len,
+                           int64_t timeout_ms,
+                           void *buf,
+                           size_t cap,
+                           size_t *out_len);
+
+/**
+ * Gives the values of several keys, once they are all there: that of keys[i] goes to buffers[i].data, and its
+ * length to buffers[i].len. If one does not fit, RDMA_OUT_OF_RANGE: then the lengths alone are written.
+ *
+ * Threads: any.
+ *
+ * Returns what rdma_store_get returns; RDMA_INVALID_ARGUMENT also: `keys` or `buffers` NULL, count not 1 to
+ * RDMA_STORE_MAX_KEYS.
+ */
+rdma_code_t rdma_store_multi_get(const rdma_store_t *store,
+                                 const rdma_bytes_t *keys,
+                                 rdma_buffer_t *buffers,
+                                 size_t count,
+                                 int64_t timeout_ms);
+
+/**
+ * Waits until each of the keys has been there. With RDMA_STORE_NOW: one look.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_DEADLINE_EXCEEDED: some are missing, and rdma_last_error names them;
+ * RDMA_INVALID_ARGUMENT also: `keys` NULL, count not 1 to RDMA_STORE_MAX_KEYS; otherwise as rdma_store_set.
+ */
+rdma_code_t rdma_store_wait(const rdma_store_t *store,
+                            const rdma_bytes_t *keys,
+                            size_t count,
+                            int64_t timeout_ms);
+
+/**
+ * Tells whether all of the keys are there, at one look.
+ *
+ * Threads: any.
+ *
+ * Returns what rdma_store_set returns; RDMA_INVALID_ARGUMENT also: `keys` or `out_all` NULL, count not 1 to
+ * RDMA_STORE_MAX_KEYS.
+ */
+rdma_code_t rdma_store_check(const rdma_store_t *store,
+                             const rdma_bytes_t *keys,
+                             size_t count,
+                             int64_t timeout_ms,
+                             bool *out_all);
+
+/**
+ * Adds `delta` to a value that is a decimal number, where nothing counts as 0, and gives the sum. The
+ * value is the sum as text: rdma_store_get gives "5".
+ *
+ * Threads: any.
+ *
+ * Returns what rdma_store_set returns; RDMA_FAILED_PRECONDITION also: the value is no number;
+ * RDMA_OUT_OF_RANGE: the sum does not fit into 64 bits; RDMA_UNAVAILABLE: the connection broke, and it is
+ * not known whether it was done; RDMA_INVALID_ARGUMENT also: `out_sum` NULL.
+ */
+rdma_code_t rdma_store_add(const rdma_store_t *store,
+                           const char *key,
+                           size_t key_len,
+                           int64_t delta,
+                           int64_t timeout_ms,
+                           int64_t *out_sum);
+
+/**
+ * Sets a key to `desired` if its value is `expected`; `expected` NULL: if it is not there. *out_result is
+ * RDMA_STORE_SET, RDMA_STORE_DIFFERS or RDMA_STORE_ABSENT. With RDMA_STORE_DIFFERS the value that is there
+ * goes to `buf`, as in rdma_store_get; `buf` NULL with cap 0 and `out_len` NULL: not wanted.
+ *
+ * Threads: any.
+ *
+ * Returns what rdma_store_set returns; RDMA_OUT_OF_RANGE: the value that is there does not fit; nothing was
+ * changed, and *out_result is written; RDMA_UNAVAILABLE: the connection broke, and it is not known whether it
+ * was done; RDMA_INVALID_ARGUMENT also: `out_result` NULL, `buf` NULL with cap above 0.
+ */
+rdma_code_t rdma_store_compare_set(const rdma_store_t *store,
+                                   const char *key,
+                                   size_t key_len,
+                                   const void *expected,
+                                   size_t expected_len,
+                                   const void *desired,
+                                   size_t desired_len,
+                                   int64_t timeout_ms,
+                                   int32_t *out_result,
+                                   void *buf,
+                                   size_t cap,
+                                   size_t *out_len);
+
+/**
+ * Deletes a key. *out_was_there tells whether it was there; `out_was_there` NULL: not wanted.
+ *
+ * Threads: any.
+ *
+ * Returns what rdma_store_set returns. After a connection broke and was made anew, *out_was_there may be
+ * false for a key that this call deleted.
+ */
+rdma_code_t rdma_store_delete(const rdma_store_t *store,
+                              const char *key,
+                              size_t key_len,
+                              int64_t timeout_ms,
+                              bool *out_was_there);
 
 /**
  * Takes a key of TensorFlow apart: `src_device;src_incarnation;dst_device;edge_name;frame:iter`,

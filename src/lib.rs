@@ -23,5 +23,6 @@ pub mod protocol;
 mod room;
 pub mod shown;
 pub mod status;
+pub mod store;
 mod thread;
 pub mod wire;

@@ -69,6 +69,25 @@ pub const TCP_MESSAGES: usize = 1 << 20;
 /// Bytes of messages that wait at an endpoint of loopback.
 pub const LOOPBACK_INBOX: usize = 16 << 20;
 
+/// Longest key of a store, with its prefixes, in bytes.
+pub const STORE_KEY: usize = 4096;
+/// Longest value in a store.
+pub const STORE_VALUE: usize = 16 << 20;
+/// Keys in a store in memory, and leases.
+pub const STORE_KEYS: usize = 1 << 20;
+/// Bytes of keys and values in a store in memory, each 128 more than it has.
+pub const STORE_BYTES: usize = 1 << 30;
+/// Keys of one call, or of one message to a TCP store.
+pub const STORE_CALL: usize = 65_536;
+/// Bytes of values of one answer of a store, beyond the first of them.
+pub const STORE_REPLY: usize = 4 << 20;
+/// Connections to a TCP store.
+pub const STORE_CLIENTS: usize = 4096;
+/// Of these, connections that have not proved the secret.
+pub const STORE_STRANGERS: usize = 256;
+/// Bytes of messages to and from the clients of a TCP store, that are not yet complete or not yet sent.
+pub const STORE_UNDER_WAY: usize = 256 << 20;
+
 /// How much of something there may be.
 #[derive(Clone, Copy, Debug)]
 pub enum Bound {
@@ -255,6 +274,30 @@ pub const LIMITS: &[Limit] = &[
         Follows,
         Words("the physical memory"),
         "`RESOURCE_EXHAUSTED` for the transfer",
+    ),
+    limit(
+        "a store: key with its prefixes; value",
+        Words("4,096 bytes; 16 MiB"),
+        Follows,
+        "`INVALID_ARGUMENT` for the call",
+    ),
+    limit(
+        "a store in memory, also behind TCP: keys, bytes",
+        Follows,
+        Both(STORE_KEYS, STORE_BYTES),
+        "`RESOURCE_EXHAUSTED` for the call",
+    ),
+    limit(
+        "a TCP store: connections",
+        Words("those that have not proved the secret: 256"),
+        Number(STORE_CLIENTS),
+        "the oldest that has not proved the secret is closed; without one, the new one",
+    ),
+    limit(
+        "a TCP store: bytes that are not yet complete or not yet sent",
+        Words("one message, one answer"),
+        Bytes(STORE_UNDER_WAY),
+        "the connection that would exceed them is closed",
     ),
     limit("key; name", Bytes(MAX_KEY_LEN), Words("name: 255 bytes"), "the message is refused"),
     limit("dimensions", Number(MAX_DIMS), Follows, "the message is refused"),

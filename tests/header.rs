@@ -5,7 +5,7 @@
 use std::path::Path;
 
 /// The sources of the header, in the order of the header.
-const SOURCES: [&str; 14] = [
+const SOURCES: &[&str] = &[
     "types",
     "handle",
     "base",
@@ -17,6 +17,8 @@ const SOURCES: [&str; 14] = [
     "rendezvous",
     "messages",
     "message_ends",
+    "store",
+    "store_calls",
     "keys",
     "source",
     "observe",

@@ -83,7 +83,7 @@ pub fn format_address(addr: &SocketAddr) -> String {
 }
 
 /// Whether only this host reaches it.
-pub(super) fn is_loopback(addr: &SocketAddr) -> bool {
+pub(crate) fn is_loopback(addr: &SocketAddr) -> bool {
     addr.ip().to_canonical().is_loopback()
 }
 

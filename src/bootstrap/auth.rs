@@ -8,19 +8,19 @@ use sha2::Sha256;
 use crate::status::{Code, Status};
 
 /// Length of a tag in bytes.
-pub(super) const TAG: usize = 32;
+pub(crate) const TAG: usize = 32;
 
 type HmacSha256 = Hmac<Sha256>;
 
 /// What both sides have said before AUTH, the connector's part first.
-pub(super) struct Transcript<'a> {
+pub(crate) struct Transcript<'a> {
     pub nonces: [&'a [u8; 32]; 2],
     /// Whole frames: names, incarnations and addresses are in them.
     pub frames: [&'a [u8]; 2],
 }
 
 /// The secret, bound to one handshake.
-pub(super) struct Keys {
+pub(crate) struct Keys {
     /// Connector's and acceptor's proof, complete but for the final step.
     proofs: [HmacSha256; 2],
     /// Keyed with the session's key.
@@ -40,7 +40,7 @@ fn role(active: bool) -> usize {
 }
 
 impl Keys {
-    pub(super) fn new(secret: Option<&[u8]>, t: &Transcript<'_>) -> Result<Keys, Status> {
+    pub(crate) fn new(secret: Option<&[u8]>, t: &Transcript<'_>) -> Result<Keys, Status> {
         let mac = keyed(secret.unwrap_or_default())?;
         let derive = |role: u8| {
             let mut mac = mac.clone();
@@ -64,18 +64,18 @@ impl Keys {
 
     /// Seeds of the checksums on messages: of what the side that is `active`, or not, sends, and of what
     /// it receives.
-    pub(super) fn seeds(&self, active: bool) -> [u64; 2] {
+    pub(crate) fn seeds(&self, active: bool) -> [u64; 2] {
         let [connector, acceptor] = self.seeds;
         if active { [connector, acceptor] } else { [acceptor, connector] }
     }
 
     /// The proof that the side which is `active`, or not, sends.
-    pub(super) fn proof(&self, active: bool) -> [u8; TAG] {
+    pub(crate) fn proof(&self, active: bool) -> [u8; TAG] {
         self.proofs[role(active)].clone().finalize().into_bytes().into()
     }
 
     /// Checks the proof of that side, in constant time.
-    pub(super) fn verify_proof(&self, active: bool, proof: &[u8]) -> Result<(), Status> {
+    pub(crate) fn verify_proof(&self, active: bool, proof: &[u8]) -> Result<(), Status> {
         self.proofs[role(active)].clone().verify_slice(proof).map_err(|_| {
             Status::new(Code::Unauthenticated, "the two sides do not share the same secret")
         })
@@ -90,12 +90,12 @@ impl Keys {
     }
 
     /// The tag of the frame number `seq` of that side.
-    pub(super) fn seal(&self, active: bool, seq: u64, frame: &[u8]) -> [u8; TAG] {
+    pub(crate) fn seal(&self, active: bool, seq: u64, frame: &[u8]) -> [u8; TAG] {
         self.mac(active, seq, frame).finalize().into_bytes().into()
     }
 
     /// Checks such a tag, in constant time.
-    pub(super) fn verify_seal(
+    pub(crate) fn verify_seal(
         &self,
         active: bool,
         seq: u64,

@@ -25,7 +25,7 @@
 //! Everything a peer sends is bounded before it is stored.
 
 mod addr;
-mod auth;
+pub(crate) mod auth;
 mod backoff;
 mod blob;
 mod choice;
@@ -46,6 +46,7 @@ use crate::fabric::{EpId, ProviderKind};
 use crate::local_fd::Local;
 use crate::status::Status;
 
+pub(crate) use addr::is_loopback;
 pub use addr::{format_address, resolve};
 pub use backoff::Backoff;
 pub use blob::AddressBlob;
@@ -53,6 +54,7 @@ pub use choice::{Choice, choose};
 pub use engine::Bootstrap;
 pub use hello::fuzz_hello;
 pub use identity::{host_id, process_id, random_id};
+pub(crate) use sys::start_connect;
 
 /// First version of the handshake that this side speaks.
 pub const VERSION_MIN: u16 = 4;

@@ -67,7 +67,7 @@ impl Epoll {
 }
 
 /// A nonblocking stream socket on its way to `addr`: writable once connected or failed.
-pub(super) fn start_connect(addr: &SocketAddr) -> io::Result<OwnedFd> {
+pub(crate) fn start_connect(addr: &SocketAddr) -> io::Result<OwnedFd> {
     let family = if addr.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: no pointers; the result is checked before it is owned.

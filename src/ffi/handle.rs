@@ -49,7 +49,7 @@ static DEAD: Mutex<VecDeque<&'static rdma_mgr>> = Mutex::new(VecDeque::new());
 
 /// This process; kept by a fork handler, since asking the kernel at each call costs more than the
 /// call.
-static PROCESS: AtomicU32 = AtomicU32::new(0);
+pub(super) static PROCESS: AtomicU32 = AtomicU32::new(0);
 static WATCH_FORKS: Once = Once::new();
 
 extern "C" fn in_forked_child() {
@@ -57,7 +57,7 @@ extern "C" fn in_forked_child() {
     callers::renumber();
 }
 
-fn watch_forks() {
+pub(super) fn watch_forks() {
     WATCH_FORKS.call_once(|| {
         in_forked_child();
         // SAFETY: the handler only stores a number. Should it not be accepted, a child is not

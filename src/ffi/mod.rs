@@ -19,6 +19,7 @@ mod manager;
 mod memory;
 mod message_ends;
 mod messages;
+mod object;
 mod observe;
 mod options;
 mod peers;
@@ -26,6 +27,9 @@ mod progress;
 mod rendezvous;
 mod sized;
 mod source;
+mod store;
+mod store_calls;
+mod store_ops;
 mod types;
 
 pub use base::*;
@@ -42,6 +46,8 @@ pub use peers::*;
 pub use progress::*;
 pub use rendezvous::*;
 pub use source::*;
+pub use store::*;
+pub use store_calls::*;
 pub use types::*;
 
 #[cfg(test)]

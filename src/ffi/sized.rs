@@ -171,6 +171,8 @@ versioned! {
     rdma_msg_options, "rdma_msg_options_t", 40;
     rdma_msg_status, "rdma_msg_status_t", 56;
     rdma_parsed_key, "rdma_parsed_key_t", 80;
+    rdma_store_options, "rdma_store_options_t", 40;
+    rdma_store_ops, "rdma_store_ops_t", 64;
 }
 
 // SAFETY: repr(C), begins with a usize, and consists of integers and pointers.

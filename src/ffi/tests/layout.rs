@@ -41,8 +41,21 @@ fn structs_have_the_layout_of_the_first_version() {
         message 40, text 48);
     offsets!(rdma_msg_options_t, 40: struct_size 0, timeout_ms 8, mode 16, device 20, done 24,
         userdata 32);
+    offsets!(rdma_bytes_t, 16: data 0, len 8);
+    offsets!(rdma_buffer_t, 24: data 0, cap 8, len 16);
+    offsets!(rdma_store_options_t, 40: struct_size 0, timeout_ms 8, secret 16, secret_len 24,
+        allow_remote 32);
+    offsets!(rdma_store_ops_t, 64: struct_size 0, set 8, get 16, check 24, wait 32, add 40,
+        compare_set 48, remove 56);
     offsets!(rdma_parsed_key_t, 80: struct_size 0, src_device 8, src_device_len 16, dst_device 24,
         dst_device_len 32, edge_name 40, edge_name_len 48, src_incarnation 56, frame 64, iter 72);
+}
+
+#[test]
+fn bounds_of_stores_are_those_of_the_code() {
+    assert_eq!(RDMA_STORE_MAX_KEY_LEN as usize, crate::limits::STORE_KEY);
+    assert_eq!(RDMA_STORE_MAX_VALUE_LEN as usize, crate::limits::STORE_VALUE);
+    assert_eq!(RDMA_STORE_MAX_KEYS as usize, crate::limits::STORE_CALL);
 }
 
 #[test]

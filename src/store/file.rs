@@ -1,0 +1,493 @@
+//! The store in a directory: one file a key, for processes that share a file system.
+//!
+//! A value is written to a file of its own, which then takes the name of its key: who reads finds the earlier value or the
+//! whole new one. Writes exclude each other by a lock on one file (`flock`, which ends with its process), so that add and
+//! compare-and-set are atomic, too. A file says its key, lease and checksum: what was cut, damaged or put there by somebody
+//! else is an error that names it.
+//!
+//! A lease is a file whose time of change is renewed; it is over when that is older than its ttl, so hosts that share a
+//! directory have to agree on the time as far as their ttl needs it. Who opens the directory, or begins a lease, sweeps what
+//! leases that are over and writers that were killed have left.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use sha2::{Digest, Sha256};
+
+use super::lease::Held;
+use super::{Compared, Kind, LeaseId, Until, sum};
+use crate::limits::{STORE_KEY, STORE_REPLY, STORE_VALUE};
+use crate::os::without_write_signals;
+use crate::room;
+use crate::status::{Code, Reason, Status};
+use crate::wire::{Reader, Writer};
+
+const MAGIC: [u8; 8] = *b"RDMSTOR1";
+/// Magic, lease, ttl, length of key and value, checksum.
+const HEADER: usize = 8 + 16 + 8 + 4 + 4 + 8;
+/// Longest name that is the key itself; the name of a longer key is its hash.
+const PLAIN_NAME: usize = 180;
+const LOCK: &str = ".lock";
+/// Beginnings of other names; no key's name begins with a dot.
+const LEASE: &str = ".lease-";
+const NEW: &str = ".new-";
+/// A file that its writer has not renamed for so long was left behind.
+const LEFT: Duration = Duration::from_secs(300);
+
+/// See the module's text.
+pub struct FileStore {
+    name: String,
+    dir: PathBuf,
+    held: Held,
+}
+
+fn checksum(lease: u128, ttl_ms: u64, key: &[u8], value: &[u8]) -> u64 {
+    let mut hash = xxhash_rust::xxh3::Xxh3::new();
+    hash.update(&lease.to_le_bytes());
+    hash.update(&ttl_ms.to_le_bytes());
+    hash.update(&(key.len() as u64).to_le_bytes());
+    hash.update(key);
+    hash.update(value);
+    hash.digest()
+}
+
+/// The name of a key's file: the key with what is not plain as "%XX", or "=" and its hash.
+fn file_name(key: &[u8]) -> OsString {
+    let mut name = Vec::with_capacity(PLAIN_NAME + 3);
+    for &byte in key {
+        let plain = byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+        match plain || byte == b'.' && !name.is_empty() {
+            true => name.push(byte),
+            false => name.extend(format!("%{byte:02X}").bytes()),
+        }
+        if name.len() > PLAIN_NAME {
+            name = b"=".to_vec();
+            name.extend(Sha256::digest(key).iter().flat_map(|b| format!("{b:02x}").into_bytes()));
+            break;
+        }
+    }
+    OsString::from_vec(name)
+}
+
+fn lease_name(id: LeaseId) -> String {
+    format!("{LEASE}{id:032x}")
+}
+
+/// A failed call that needs the path in its text.
+fn failed(what: &str, path: &Path, error: &io::Error) -> Status {
+    Status::os(format!("{what} '{}'", path.display()), error)
+}
+
+/// The lock of a directory, until it is dropped.
+struct Locked(#[allow(dead_code, reason = "its end unlocks")] File);
+
+impl FileStore {
+    /// Opens a directory, which is made if its parent is there.
+    pub fn open(path: &Path) -> Result<FileStore, Status> {
+        let name = format!("file store '{}'", path.display());
+        let named = |status: Status| {
+            let text = format!("{name}: {}", status.message);
+            status.with_message(text)
+        };
+        match fs::DirBuilder::new().mode(0o700).create(path) {
+            Err(e) if e.kind() != ErrorKind::AlreadyExists => {
+                return Err(named(failed("cannot make the directory", path, &e)));
+            }
+            _ => {}
+        }
+        let dir = fs::canonicalize(path)
+            .map_err(|e| named(failed("cannot use the directory", path, &e)))?;
+        let store = FileStore { name: name.clone(), dir, held: Held::default() };
+        store.lock_file().map_err(named)?;
+        store.sweep();
+        Ok(store)
+    }
+
+    fn lock_file(&self) -> Result<File, Status> {
+        let path = self.dir.join(LOCK);
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(&path)
+            .map_err(|e| failed("cannot open", &path, &e))
+    }
+
+    /// Waits until nobody else writes.
+    fn lock(&self, until: Until<'_>) -> Result<Locked, Status> {
+        let file = self.lock_file()?;
+        let mut pause = Duration::from_micros(100);
+        loop {
+            // SAFETY: no pointers. The lock is one of this open file, and ends with it.
+            if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+                return Ok(Locked(file));
+            }
+            let error = io::Error::last_os_error();
+            if !matches!(error.raw_os_error(), Some(libc::EWOULDBLOCK | libc::EINTR)) {
+                return Err(failed("cannot lock", &self.dir.join(LOCK), &error));
+            }
+            until.stop.check()?;
+            if until.is_over() {
+                let text =
+                    format!("another writer held '{}' locked", self.dir.join(LOCK).display());
+                return Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline));
+            }
+            until.sleep(pause)?;
+            pause = (pause * 2).min(Duration::from_millis(5));
+        }
+    }
+
+    fn path(&self, key: &[u8]) -> PathBuf {
+        self.dir.join(file_name(key))
+    }
+
+    /// Whether a lease that ends so long after its last renewal still lasts.
+    fn lasts(&self, id: LeaseId, ttl: Duration) -> bool {
+        let changed = fs::metadata(self.dir.join(lease_name(id))).and_then(|m| m.modified());
+        // A time in the future is one of a clock that is ahead.
+        changed.is_ok_and(|at| SystemTime::now().duration_since(at).map_or(true, |age| age < ttl))
+    }
+
+    /// What a file holds: nothing, if it is not there or its lease is over.
+    fn read(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Status> {
+        let Some((lease, ttl, value)) = read_file(&self.path(key), Some(key))? else {
+            return Ok(None);
+        };
+        Ok(Some(value).filter(|_| lease == 0 || self.lasts(lease, ttl)))
+    }
+
+    /// Writes a value to its place; the directory is locked.
+    fn put(
+        &self,
+        _lock: &Locked,
+        key: &[u8],
+        value: &[u8],
+        lease: Option<LeaseId>,
+    ) -> Result<(), Status> {
+        let (mut id, mut ttl_ms) = (0, 0);
+        if let Some(held) = lease {
+            (id, ttl_ms) = (held, self.ttl_of(held)?);
+            self.held.add(held, std::iter::once(key))?;
+        }
+        let mut bytes = room::vec(HEADER + key.len() + value.len(), "a file")?;
+        Writer::new(&mut bytes)
+            .bytes(&MAGIC)
+            .bytes(&id.to_le_bytes())
+            .u64(ttl_ms)
+            .u32(key.len() as u32)
+            .u32(value.len() as u32)
+            .u64(checksum(id, ttl_ms, key, value))
+            .bytes(key)
+            .bytes(value);
+        let random = u128::from_le_bytes(crate::bootstrap::random_id()?);
+        let new = self.dir.join(format!("{NEW}{random:032x}"));
+        let written = without_write_signals(|| {
+            let mut file = OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(&new)
+                .map_err(|e| failed("cannot make", &new, &e))?;
+            file.write_all(&bytes).map_err(|e| {
+                failed(&format!("cannot write a value of {} bytes to", value.len()), &new, &e)
+            })?;
+            let path = self.path(key);
+            fs::rename(&new, &path).map_err(|e| failed("cannot rename a new value to", &path, &e))
+        });
+        if written.is_err() {
+            let _ = fs::remove_file(&new);
+        }
+        written
+    }
+
+    /// The ttl of a lease of this process, as its file says.
+    fn ttl_of(&self, id: LeaseId) -> Result<u64, Status> {
+        let path = self.dir.join(lease_name(id));
+        let text = fs::read_to_string(&path).map_err(|e| failed("cannot read", &path, &e))?;
+        text.trim().parse().map_err(|_| Status::invalid(format!("'{}' is damaged", path.display())))
+    }
+
+    /// Deletes a key if it is under this lease.
+    fn drop_leased(&self, key: &[u8], id: LeaseId) {
+        let path = self.path(key);
+        if let Ok(Some((lease, ..))) = read_file(&path, Some(key))
+            && lease == id
+        {
+            let _ = fs::remove_file(&path);
+        }
+    }
+
+    /// Removes what nobody will: values of leases that are over, and files that their writer never renamed.
+    fn sweep(&self) {
+        let Ok(stop) = super::stop::Stop::new() else { return };
+        // Somebody who writes now does not have to be waited for: the next one sweeps.
+        let Ok(_lock) = self.lock(Until::after(Some(Duration::ZERO), &stop)) else { return };
+        let Ok(entries) = fs::read_dir(&self.dir) else { return };
+        for entry in entries.flatten() {
+            let (path, name) = (entry.path(), entry.file_name());
+            let name = name.to_string_lossy();
+            let age = entry.metadata().and_then(|m| m.modified()).ok();
+            let age = age.and_then(|at| SystemTime::now().duration_since(at).ok());
+            let left = if name.starts_with(NEW) {
+                age.is_some_and(|age| age > LEFT)
+            } else if name.starts_with(LEASE) {
+                // Long after its end, in case that its holder's clock is behind.
+                let ttl = fs::read_to_string(&path).ok().and_then(|t| t.trim().parse().ok());
+                ttl.is_some_and(|ttl| age.is_some_and(|a| a > Duration::from_millis(ttl) + LEFT))
+            } else if name.starts_with('.') {
+                false
+            } else {
+                let found = read_header(&path).ok().flatten();
+                found.is_some_and(|(id, ttl)| id != 0 && !self.lasts(id, ttl))
+            };
+            if left {
+                let _ = fs::remove_file(&path);
+            }
+        }
+    }
+}
+
+/// Opens a file that a value may be in: `None` if there is none.
+fn open_value(path: &Path) -> Result<Option<File>, Status> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(e) if e.raw_os_error() == Some(libc::ELOOP) => return Err(strange(path, "a link")),
+        Err(e) => return Err(failed("cannot open", path, &e)),
+    };
+    let facts = file.metadata().map_err(|e| failed("cannot look at", path, &e))?;
+    if !facts.is_file() {
+        return Err(strange(path, "no file"));
+    }
+    let most = (HEADER + STORE_KEY + STORE_VALUE) as u64;
+    if facts.len() > most {
+        let what = format!("{} bytes long, and a value's file is at most {most}", facts.len());
+        return Err(strange(path, &what));
+    }
+    Ok(Some(file))
+}
+
+fn strange(path: &Path, what: &str) -> Status {
+    let text = format!("'{}' is {what}: nothing that this library wrote", path.display());
+    Status::new(Code::DataLoss, text)
+}
+
+/// Lease and ttl of a value's file.
+fn read_header(path: &Path) -> Result<Option<(LeaseId, Duration)>, Status> {
+    let Some(mut file) = open_value(path)? else { return Ok(None) };
+    let mut header = [0; HEADER];
+    file.read_exact(&mut header).map_err(|e| failed("cannot read", path, &e))?;
+    let mut r = Reader::new(&header);
+    if r.array::<8>() != Ok(MAGIC) {
+        return Err(strange(path, "of another format"));
+    }
+    let id = u128::from_le_bytes(r.array()?);
+    Ok(Some((id, Duration::from_millis(r.u64()?))))
+}
+
+/// The whole of a value's file: lease, ttl and value.
+fn read_file(
+    path: &Path,
+    key: Option<&[u8]>,
+) -> Result<Option<(LeaseId, Duration, Vec<u8>)>, Status> {
+    let Some(file) = open_value(path)? else { return Ok(None) };
+    let len = file.metadata().map_err(|e| failed("cannot look at", path, &e))?.len() as usize;
+    let mut bytes = room::vec(len + 1, "a file")?;
+    // One byte more shows that it has grown, which no file of ours does.
+    file.take(len as u64 + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|e| failed("cannot read", path, &e))?;
+    parse(&bytes, key).map(Some).map_err(|what| strange(path, &what))
+}
+
+/// Takes a file apart.
+fn parse(bytes: &[u8], key: Option<&[u8]>) -> Result<(LeaseId, Duration, Vec<u8>), String> {
+    let mut r = Reader::new(bytes);
+    let short = |_| format!("{} bytes long, and cut", bytes.len());
+    if r.array::<8>().map_err(short)? != MAGIC {
+        return Err("of another format".to_owned());
+    }
+    let id = u128::from_le_bytes(r.array().map_err(short)?);
+    let ttl_ms = r.u64().map_err(short)?;
+    let (key_len, value_len) = (r.u32().map_err(short)?, r.u32().map_err(short)?);
+    let sum = r.u64().map_err(short)?;
+    let named = r.bytes(key_len as usize).map_err(short)?;
+    let value = r.bytes(value_len as usize).map_err(short)?;
+    if !r.is_empty() {
+        return Err(format!("{} bytes too long", r.remaining()));
+    }
+    if sum != checksum(id, ttl_ms, named, value) {
+        return Err("damaged: its checksum differs".to_owned());
+    }
+    if key.is_some_and(|key| key != named) {
+        return Err(format!("the value of another key, '{}'", crate::shown::key(named)));
+    }
+    let value = room::copy(value, "a value").map_err(Status::into_message)?;
+    Ok((id, Duration::from_millis(ttl_ms), value))
+}
+
+/// Takes a value's file apart: for the fuzzer.
+pub fn fuzz_file(bytes: &[u8]) {
+    let _ = parse(bytes, None);
+}
+
+impl Kind for FileStore {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn set(
+        &self,
+        items: &[(&[u8], &[u8])],
+        lease: Option<LeaseId>,
+        until: Until<'_>,
+    ) -> Result<(), Status> {
+        let lock = self.lock(until)?;
+        items.iter().try_for_each(|(key, value)| self.put(&lock, key, value, lease))
+    }
+
+    fn get(&self, keys: &[&[u8]], _until: Until<'_>) -> Result<Vec<Option<Vec<u8>>>, Status> {
+        let mut found = Vec::new();
+        room::grow(&mut found, keys.len(), "values")?;
+        let mut bytes = 0;
+        for key in keys {
+            let value = self.read(key)?;
+            bytes += value.as_ref().map_or(0, Vec::len);
+            found.push(value);
+            if bytes > STORE_REPLY {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    fn missing(&self, keys: &[&[u8]], _until: Until<'_>) -> Result<Vec<usize>, Status> {
+        let mut missing = Vec::new();
+        for (i, key) in keys.iter().enumerate() {
+            let there = match read_header(&self.path(key))? {
+                Some((id, ttl)) => id == 0 || self.lasts(id, ttl),
+                None => false,
+            };
+            if !there {
+                missing.push(i);
+            }
+        }
+        Ok(missing)
+    }
+
+    fn add(
+        &self,
+        key: &[u8],
+        delta: i64,
+        lease: Option<LeaseId>,
+        until: Until<'_>,
+    ) -> Result<i64, Status> {
+        let lock = self.lock(until)?;
+        let sum = sum(self.read(key)?.as_deref(), delta)?;
+        self.put(&lock, key, sum.to_string().as_bytes(), lease)?;
+        Ok(sum)
+    }
+
+    fn compare_set(
+        &self,
+        key: &[u8],
+        expected: Option<&[u8]>,
+        desired: &[u8],
+        lease: Option<LeaseId>,
+        until: Until<'_>,
+    ) -> Result<Compared, Status> {
+        let lock = self.lock(until)?;
+        match (self.read(key)?, expected) {
+            (None, Some(_)) => return Ok(Compared::Absent),
+            (Some(there), expected) if expected != Some(&*there) => {
+                return Ok(Compared::Differs(there));
+            }
+            _ => {}
+        }
+        self.put(&lock, key, desired, lease)?;
+        Ok(Compared::Set)
+    }
+
+    fn delete(&self, keys: &[&[u8]], until: Until<'_>) -> Result<usize, Status> {
+        let _lock = self.lock(until)?;
+        let mut count = 0;
+        for key in keys {
+            let path = self.path(key);
+            // What is damaged goes as well.
+            let there = self.read(key).map_or(true, |value| value.is_some());
+            match fs::remove_file(&path) {
+                Ok(()) => count += usize::from(there),
+                Err(e) if e.kind() == ErrorKind::NotFound => {}
+                Err(e) => return Err(failed("cannot delete", &path, &e)),
+            }
+        }
+        Ok(count)
+    }
+
+    fn lease(&self, id: LeaseId, ttl: Duration, _until: Until<'_>) -> Result<(), Status> {
+        let path = self.dir.join(lease_name(id));
+        let touched = File::options().write(true).open(&path).and_then(|file| {
+            let now = libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_NOW };
+            let times = [now, now];
+            // SAFETY: two times, as the call reads.
+            match unsafe { libc::futimens(file.as_raw_fd(), times.as_ptr()) } {
+                0 => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            }
+        });
+        match touched {
+            Ok(()) => return Ok(()),
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
+            Err(e) => return Err(failed("cannot renew", &path, &e)),
+        }
+        self.sweep();
+        self.held.begin(id);
+        let text = ttl.as_millis().to_string();
+        let written = without_write_signals(|| {
+            let mut file =
+                OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+            file.write_all(text.as_bytes())
+        });
+        written.map_err(|e| {
+            let _ = fs::remove_file(&path);
+            failed("cannot make", &path, &e)
+        })
+    }
+
+    fn release(&self, id: LeaseId, until: Until<'_>) -> Result<(), Status> {
+        // From here on its keys are gone for whoever looks.
+        let _ = fs::remove_file(self.dir.join(lease_name(id)));
+        let keys = self.held.end(id);
+        let _lock = self.lock(until)?;
+        keys.iter().for_each(|key| self.drop_leased(key, id));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_files_are_plain_and_differ() {
+        assert_eq!(file_name(b"job-1_a.b"), "job-1_a.b");
+        assert_eq!(file_name(b"a/b"), "a%2Fb");
+        assert_eq!(file_name(b"../x"), "%2E.%2Fx");
+        assert_eq!(file_name(b".lock"), "%2Elock");
+        assert_eq!(file_name(b"=x%\0"), "%3Dx%25%00");
+        let (long, other) = ([b'k'; 4096], [b'k'; 4095]);
+        assert_eq!(file_name(&long).len(), 65);
+        assert_ne!(file_name(&long), file_name(&other));
+        assert_eq!(file_name(&[b'k'; PLAIN_NAME]).len(), PLAIN_NAME);
+    }
+}

@@ -1,0 +1,167 @@
+//! Leases: what was written under one lasts only as long as somebody renews it.
+//!
+//! A lease is a random number and a time, its ttl. It begins when a leased view is made. A thread renews it each third of
+//! its ttl. It ends, and with it every key whose last write was under it: when the view ends; when the process that
+//! renews it has ended, at most a ttl after the last renewal; and, *lost*, when it could not be renewed for a ttl. From then
+//! on such a key is as if it had been deleted. Who waits for it waits on; whose wait for it is over has seen it. A lost lease
+//! takes no more writes, even if its store comes back: its holder would take for granted what is gone.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::stop::Stop;
+use super::{Kind, LeaseId, Until};
+use crate::log;
+use crate::status::{Code, Status};
+
+/// Shortest ttl: below it a loaded machine would lose leases.
+pub const MIN_TTL: Duration = Duration::from_millis(100);
+/// Longest ttl.
+pub const MAX_TTL: Duration = Duration::from_secs(24 * 3600);
+/// The end of a lease does not wait longer for a store that is not there.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+struct Shared {
+    kind: Arc<dyn Kind>,
+    id: LeaseId,
+    ttl: Duration,
+    /// Begin of the last renewal that went well; `None`: the lease is lost.
+    renewed: Mutex<Option<Instant>>,
+    stop: Stop,
+}
+
+/// A lease that is held. Its end ends it.
+pub struct Lease {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Shared {
+    /// Renews it, trying for so long.
+    fn renew(&self, until: Until<'_>) -> Result<(), Status> {
+        let begun = Instant::now();
+        let renewed = self.kind.lease(self.id, self.ttl, until);
+        let mut last = self.renewed.lock();
+        let held = last.is_some_and(|last| last.elapsed() < self.ttl);
+        if !held {
+            *last = None;
+            return Err(self.lost());
+        }
+        renewed.map(|()| *last = Some(begun))
+    }
+
+    fn lost(&self) -> Status {
+        let text = format!(
+            "{}: the lease of {} ms was lost, since it could not be renewed for so long; what was written \
+             under it is gone",
+            self.kind.name(),
+            self.ttl.as_millis()
+        );
+        Status::new(Code::FailedPrecondition, text)
+    }
+
+    fn renew_until_stopped(&self) {
+        while self.stop.sleep(self.ttl / 3).is_ok() {
+            let until = Until::after(Some(self.ttl / 3), &self.stop);
+            let Err(status) = self.renew(until) else { continue };
+            if self.stop.check().is_err() {
+                return;
+            }
+            log::warn(format_args!("a lease was not renewed: {status}"));
+            if self.renewed.lock().is_none() {
+                return;
+            }
+        }
+    }
+}
+
+impl Lease {
+    /// Begins one, which a thread renews.
+    pub fn begin(kind: Arc<dyn Kind>, ttl: Duration, until: Until<'_>) -> Result<Lease, Status> {
+        if ttl < MIN_TTL || ttl > MAX_TTL {
+            let text = format!(
+                "a lease of {} ms, allowed are {} to {}",
+                ttl.as_millis(),
+                MIN_TTL.as_millis(),
+                MAX_TTL.as_millis()
+            );
+            return Err(Status::invalid(text));
+        }
+        let id = u128::from_le_bytes(crate::bootstrap::random_id()?);
+        let begun = Instant::now();
+        kind.lease(id, ttl, until)?;
+        let renewed = Mutex::new(Some(begun));
+        let shared = Arc::new(Shared { kind, id, ttl, renewed, stop: Stop::new()? });
+        let lease = Lease { shared: shared.clone(), thread: Mutex::new(None) };
+        let thread = crate::os::spawn("rdma-lease", move || shared.renew_until_stopped())
+            .map_err(|e| Status::os("starting the thread of a lease", &e))?;
+        *lease.thread.lock() = Some(thread);
+        Ok(lease)
+    }
+
+    /// Its number, as long as it is held.
+    pub fn id(&self) -> Result<LeaseId, Status> {
+        let held = self.shared.renewed.lock().is_some_and(|at| at.elapsed() < self.shared.ttl);
+        if held { Ok(self.shared.id) } else { Err(self.shared.lost()) }
+    }
+}
+
+impl Lease {
+    /// Renews it no more; false: nobody did.
+    pub(super) fn let_go(&self) -> bool {
+        let Some(thread) = self.thread.lock().take() else { return false };
+        self.shared.stop.stop();
+        self.shared.kind.nudge();
+        let _ = thread.join();
+        true
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if !self.let_go() {
+            return;
+        }
+        let Ok(stop) = Stop::new() else { return };
+        let until = Until::after(Some(FAREWELL.min(self.shared.ttl)), &stop);
+        if let Err(status) = self.shared.kind.release(self.shared.id, until) {
+            log::info(format_args!("a lease ends by its time: {status}"));
+        }
+    }
+}
+
+/// The keys that were written under leases of this process, for kinds that do not keep them themselves.
+#[derive(Default)]
+pub struct Held(Mutex<HashMap<LeaseId, HashSet<Box<[u8]>>>>);
+
+impl Held {
+    /// A lease begins, or goes on.
+    pub fn begin(&self, id: LeaseId) {
+        self.0.lock().entry(id).or_default();
+    }
+
+    /// These keys are about to be written under this lease.
+    pub fn add<'a>(&self, id: LeaseId, keys: impl Iterator<Item = &'a [u8]>) -> Result<(), Status> {
+        let mut all = self.0.lock();
+        let held = all.entry(id).or_default();
+        for key in keys {
+            crate::room::grow(held, 1, "keys of a lease")?;
+            held.insert(crate::room::key(key)?);
+        }
+        Ok(())
+    }
+
+    /// The keys of a lease.
+    pub fn keys(&self, id: LeaseId) -> Vec<Box<[u8]>> {
+        self.0.lock().get(&id).map_or_else(Vec::new, |keys| keys.iter().cloned().collect())
+    }
+
+    /// A lease has ended; its keys.
+    pub fn end(&self, id: LeaseId) -> Vec<Box<[u8]>> {
+        self.0.lock().remove(&id).map_or_else(Vec::new, |keys| keys.into_iter().collect())
+    }
+}

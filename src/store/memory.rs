@@ -1,0 +1,299 @@
+//! The store in memory: shared by the threads of a process, and what the TCP store serves.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::stop::Bell;
+use super::{Compared, Kind, LeaseId, Until, sum};
+use crate::limits::{STORE_BYTES, STORE_KEYS, STORE_REPLY};
+use crate::room;
+use crate::status::{Code, Status};
+
+struct Value {
+    bytes: Vec<u8>,
+    lease: Option<LeaseId>,
+}
+
+struct Term {
+    ends: Instant,
+    keys: HashSet<Box<[u8]>>,
+}
+
+#[derive(Default)]
+struct Table {
+    values: HashMap<Box<[u8]>, Value>,
+    /// Of keys and values.
+    bytes: usize,
+    leases: HashMap<LeaseId, Term>,
+    /// No lease ends before this.
+    next_end: Option<Instant>,
+    /// Counts what has come, so that who waits knows whether to look.
+    came: u64,
+}
+
+/// What a key and its value cost beyond their bytes.
+const OVERHEAD: usize = 128;
+
+impl Table {
+    /// Drops what leases that have ended held.
+    fn expire(&mut self) {
+        let now = Instant::now();
+        if self.next_end.is_none_or(|end| now < end) {
+            return;
+        }
+        let over: Vec<LeaseId> =
+            self.leases.iter().filter(|(_, term)| term.ends <= now).map(|(&id, _)| id).collect();
+        over.into_iter().for_each(|id| self.end(id));
+        self.next_end = self.leases.values().map(|term| term.ends).min();
+    }
+
+    fn end(&mut self, id: LeaseId) {
+        for key in self.leases.remove(&id).into_iter().flat_map(|term| term.keys) {
+            self.remove(&key);
+        }
+    }
+
+    /// Takes a key out of its lease.
+    fn part(&mut self, key: &[u8], lease: Option<LeaseId>) {
+        if let Some(term) = lease.and_then(|id| self.leases.get_mut(&id)) {
+            term.keys.remove(key);
+        }
+    }
+
+    fn remove(&mut self, key: &[u8]) -> bool {
+        let Some(old) = self.values.remove(key) else { return false };
+        self.bytes -= key.len() + old.bytes.len() + OVERHEAD;
+        self.part(key, old.lease);
+        true
+    }
+
+    fn put(&mut self, key: &[u8], value: &[u8], lease: Option<LeaseId>) -> Result<(), Status> {
+        let old = self.values.get(key).map_or(0, |old| key.len() + old.bytes.len() + OVERHEAD);
+        let bytes = self.bytes - old + key.len() + value.len() + OVERHEAD;
+        if bytes > STORE_BYTES || old == 0 && self.values.len() >= STORE_KEYS {
+            let text = format!(
+                "a value of {} bytes does not fit: {} keys and {} bytes are there, allowed are {STORE_KEYS} and \
+                 {STORE_BYTES}",
+                value.len(),
+                self.values.len(),
+                self.bytes
+            );
+            return Err(Status::new(Code::ResourceExhausted, text));
+        }
+        let bytes_of_value = room::copy(value, "a value")?;
+        room::grow(&mut self.values, 1, "keys")?;
+        if let Some(id) = lease {
+            let term = self.leases.get_mut(&id).ok_or_else(ended)?;
+            room::grow(&mut term.keys, 1, "keys of a lease")?;
+            term.keys.insert(room::key(key)?);
+        }
+        let new = Value { bytes: bytes_of_value, lease };
+        match self.values.get_mut(key) {
+            Some(there) => {
+                let before = std::mem::replace(there, new);
+                if before.lease != lease {
+                    self.part(key, before.lease);
+                }
+            }
+            None => drop(self.values.insert(room::key(key)?, new)),
+        }
+        self.bytes = bytes;
+        self.came += 1;
+        Ok(())
+    }
+
+    fn get(&self, key: &[u8]) -> Option<&[u8]> {
+        self.values.get(key).map(|value| &*value.bytes)
+    }
+}
+
+fn ended() -> Status {
+    Status::new(Code::FailedPrecondition, "the lease of this write has ended")
+}
+
+/// See the module's text.
+pub struct Memory {
+    name: String,
+    table: Mutex<Table>,
+    changed: Condvar,
+    /// Rung when a key has come, for a server that has others wait.
+    bell: Option<Arc<Bell>>,
+}
+
+impl Memory {
+    /// An empty one.
+    pub fn new() -> Memory {
+        Memory::named("memory store".to_owned(), None)
+    }
+
+    /// The same, that tells a server.
+    pub fn named(name: String, bell: Option<Arc<Bell>>) -> Memory {
+        Memory { name, table: Mutex::default(), changed: Condvar::new(), bell }
+    }
+
+    fn with<R>(&self, f: impl FnOnce(&mut Table) -> R) -> R {
+        let mut table = self.table.lock();
+        table.expire();
+        let before = table.came;
+        let result = f(&mut table);
+        if table.came != before {
+            drop(table);
+            self.changed.notify_all();
+            if let Some(bell) = &self.bell {
+                bell.ring();
+            }
+        }
+        result
+    }
+
+    /// How many of the keys, from `from` on, are there before the first that is not.
+    pub fn there<K: AsRef<[u8]>>(&self, keys: &[K], from: usize) -> usize {
+        self.with(|table| {
+            keys[from..].iter().take_while(|key| table.values.contains_key(key.as_ref())).count()
+        })
+    }
+
+    /// Keys that are there.
+    pub fn len(&self) -> usize {
+        self.with(|table| table.values.len())
+    }
+
+    /// Whether no key is there.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Default for Memory {
+    fn default() -> Memory {
+        Memory::new()
+    }
+}
+
+impl Kind for Memory {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn set(
+        &self,
+        items: &[(&[u8], &[u8])],
+        lease: Option<LeaseId>,
+        _until: Until<'_>,
+    ) -> Result<(), Status> {
+        self.with(|table| items.iter().try_for_each(|(key, value)| table.put(key, value, lease)))
+    }
+
+    fn get(&self, keys: &[&[u8]], _until: Until<'_>) -> Result<Vec<Option<Vec<u8>>>, Status> {
+        let mut found = Vec::new();
+        room::grow(&mut found, keys.len(), "values")?;
+        self.with(|table| {
+            let mut bytes = 0;
+            for key in keys {
+                let value = table.get(key);
+                bytes += value.map_or(0, <[u8]>::len);
+                if bytes > STORE_REPLY && !found.is_empty() {
+                    break;
+                }
+                found.push(value.map(|value| room::copy(value, "a value")).transpose()?);
+            }
+            Ok(found)
+        })
+    }
+
+    fn missing(&self, keys: &[&[u8]], _until: Until<'_>) -> Result<Vec<usize>, Status> {
+        Ok(self.with(|table| {
+            (0..keys.len()).filter(|&i| !table.values.contains_key(keys[i])).collect()
+        }))
+    }
+
+    fn wait(&self, keys: &[&[u8]], until: Until<'_>) -> Result<Vec<usize>, Status> {
+        let mut at = 0;
+        let mut table = self.table.lock();
+        loop {
+            until.stop.check()?;
+            table.expire();
+            at += keys[at..].iter().take_while(|key| table.values.contains_key(**key)).count();
+            if at == keys.len() {
+                return Ok(Vec::new());
+            }
+            if until.is_over() {
+                let missing = |i: &usize| !table.values.contains_key(keys[*i]);
+                return Ok((at..keys.len()).filter(missing).collect());
+            }
+            match until.deadline {
+                Some(deadline) => drop(self.changed.wait_until(&mut table, deadline)),
+                None => self.changed.wait(&mut table),
+            }
+        }
+    }
+
+    fn add(
+        &self,
+        key: &[u8],
+        delta: i64,
+        lease: Option<LeaseId>,
+        _until: Until<'_>,
+    ) -> Result<i64, Status> {
+        self.with(|table| {
+            let sum = sum(table.get(key), delta)?;
+            table.put(key, sum.to_string().as_bytes(), lease)?;
+            Ok(sum)
+        })
+    }
+
+    fn compare_set(
+        &self,
+        key: &[u8],
+        expected: Option<&[u8]>,
+        desired: &[u8],
+        lease: Option<LeaseId>,
+        _until: Until<'_>,
+    ) -> Result<Compared, Status> {
+        self.with(|table| {
+            match (table.get(key), expected) {
+                (None, Some(_)) => return Ok(Compared::Absent),
+                (Some(there), expected) if expected != Some(there) => {
+                    return Ok(Compared::Differs(room::copy(there, "a value")?));
+                }
+                _ => {}
+            }
+            table.put(key, desired, lease)?;
+            Ok(Compared::Set)
+        })
+    }
+
+    fn delete(&self, keys: &[&[u8]], _until: Until<'_>) -> Result<usize, Status> {
+        Ok(self.with(|table| keys.iter().filter(|key| table.remove(key)).count()))
+    }
+
+    fn lease(&self, id: LeaseId, ttl: Duration, _until: Until<'_>) -> Result<(), Status> {
+        self.with(|table| {
+            if !table.leases.contains_key(&id) && table.leases.len() >= STORE_KEYS {
+                let text = format!("{STORE_KEYS} leases are held, more are not allowed");
+                return Err(Status::new(Code::ResourceExhausted, text));
+            }
+            room::grow(&mut table.leases, 1, "leases")?;
+            let ends = Instant::now() + ttl;
+            let term =
+                table.leases.entry(id).or_insert_with(|| Term { ends, keys: HashSet::new() });
+            term.ends = ends;
+            table.next_end = Some(table.next_end.map_or(ends, |next| next.min(ends)));
+            Ok(())
+        })
+    }
+
+    fn release(&self, id: LeaseId, _until: Until<'_>) -> Result<(), Status> {
+        self.with(|table| table.end(id));
+        Ok(())
+    }
+
+    fn nudge(&self) {
+        // Who is about to sleep holds the lock from its look at the flag until it sleeps.
+        drop(self.table.lock());
+        self.changed.notify_all();
+    }
+}

@@ -1,0 +1,447 @@
+//! Stores: keys and values by which processes of a job find each other before they can send.
+//!
+//! A [`Store`] is what a handle of the C ABI stands for: a view of a *kind* with a prefix, perhaps with a lease. The kinds
+//! are files of their own behind the trait [`Kind`]: [`memory`], [`file`], [`tcp`], [`redis`], and [`foreign`], the
+//! application's. Prefixes, limits, deadlines and the words of errors are here, once for all of them.
+//!
+//! What one look finds is the kind's to say; how long to go on looking is said by [`Until`]. Whoever ends the view ends
+//! its calls by [`stop::Stop`]: each of them sleeps where that wakes it.
+
+pub mod file;
+pub mod foreign;
+pub mod lease;
+pub mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
+pub mod stop;
+pub mod tcp;
+mod until;
+
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::limits::{STORE_KEY, STORE_VALUE};
+use crate::shown;
+use crate::status::{Code, Reason, Status};
+use lease::Lease;
+use stop::Stop;
+pub use until::Until;
+pub(crate) use until::{Failed, patiently, poll};
+
+/// Time for an operation that does not say.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
+/// Missing keys that an error names.
+const NAMED: usize = 8;
+
+/// Random number of a lease; never 0.
+pub type LeaseId = u128;
+
+/// How a compare-and-set ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Compared {
+    /// The value was as expected, and is now the new one.
+    Set,
+    /// Another value is there.
+    Differs(Vec<u8>),
+    /// Nothing is there, and something was expected.
+    Absent,
+}
+
+/// What a kind of store does. Keys are whole, with their prefixes, and lengths are within bounds. Any thread may call
+/// any of it at any time. A kind that needs time to be reached goes on trying until the deadline.
+pub trait Kind: Send + Sync {
+    /// As errors call it: "file store '/tmp/x'".
+    fn name(&self) -> &str;
+
+    /// Sets each of the keys. Those of one call need not become visible at once.
+    fn set(
+        &self,
+        items: &[(&[u8], &[u8])],
+        lease: Option<LeaseId>,
+        until: Until<'_>,
+    ) -> Result<(), Status>;
+
+    /// One look at each of the keys. May stop early where the values are many bytes; one is there at least.
+    fn get(&self, keys: &[&[u8]], until: Until<'_>) -> Result<Vec<Option<Vec<u8>>>, Status>;
+
+    /// The keys that are not there, at one look.
+    fn missing(&self, keys: &[&[u8]], until: Until<'_>) -> Result<Vec<usize>, Status>;
+
+    /// Waits until each of the keys has been there; those that were not when the deadline passed.
+    fn wait(&self, keys: &[&[u8]], until: Until<'_>) -> Result<Vec<usize>, Status> {
+        poll(keys, until, |keys| self.missing(keys, until))
+    }
+
+    /// Adds to a decimal number; nothing counts as 0.
+    fn add(
+        &self,
+        key: &[u8],
+        delta: i64,
+        lease: Option<LeaseId>,
+        until: Until<'_>,
+    ) -> Result<i64, Status>;
+
+    /// Sets the key if its value is what is expected, `None`: if it is not there.
+    fn compare_set(
+        &self,
+        key: &[u8],
+        expected: Option<&[u8]>,
+        desired: &[u8],
+        lease: Option<LeaseId>,
+        until: Until<'_>,
+    ) -> Result<Compared, Status>;
+
+    /// Deletes the keys; how many were there.
+    fn delete(&self, keys: &[&[u8]], until: Until<'_>) -> Result<usize, Status>;
+
+    /// Begins or renews a lease, which is good for so long from now on.
+    fn lease(&self, id: LeaseId, ttl: Duration, until: Until<'_>) -> Result<(), Status>;
+
+    /// Ends a lease: what was written under it, and by nobody else since, is deleted.
+    fn release(&self, id: LeaseId, until: Until<'_>) -> Result<(), Status>;
+
+    /// Somebody who waits here has been stopped, and is to look.
+    fn nudge(&self) {}
+}
+
+/// How long to look for keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// As the store was set up.
+    Default,
+    /// One look.
+    Now,
+    /// So long.
+    For(Duration),
+    /// Without a deadline.
+    Forever,
+}
+
+/// A view of a store: see the module's text.
+pub struct Store {
+    kind: Arc<dyn Kind>,
+    /// With its separator.
+    prefix: Box<[u8]>,
+    lease: Option<Arc<Lease>>,
+    stop: Arc<Stop>,
+    timeout: Duration,
+}
+
+fn too_long(name: &str, what: &str, len: usize, most: usize) -> Status {
+    Status::invalid(format!("{name}: a {what} of {len} bytes, allowed are at most {most}"))
+}
+
+impl Store {
+    /// A view of the whole of a store; operations that do not say take at most `timeout`.
+    pub fn new(kind: Arc<dyn Kind>, timeout: Duration) -> Result<Store, Status> {
+        let stop = Arc::new(Stop::new()?);
+        Ok(Store { kind, prefix: Box::default(), lease: None, stop, timeout })
+    }
+
+    fn view(&self) -> Result<Store, Status> {
+        Ok(Store {
+            kind: self.kind.clone(),
+            prefix: self.prefix.clone(),
+            lease: self.lease.clone(),
+            stop: Arc::new(Stop::new()?),
+            timeout: self.timeout,
+        })
+    }
+
+    /// A view of what is under `prefix`: key "k" of it is key "prefix/k" of this one.
+    pub fn prefix(&self, prefix: &[u8]) -> Result<Store, Status> {
+        let len = self.prefix.len() + prefix.len() + 1;
+        if prefix.is_empty() || len >= STORE_KEY {
+            let text = format!(
+                "{}: a prefix of {} bytes behind one of {}, allowed are 1 to {} in all",
+                self.kind.name(),
+                prefix.len(),
+                self.prefix.len(),
+                STORE_KEY - 2
+            );
+            return Err(Status::invalid(text));
+        }
+        let prefix = crate::room::concat(&[&self.prefix, prefix, b"/"], "a prefix")?;
+        Ok(Store { prefix, ..self.view()? })
+    }
+
+    /// A view whose writes last as long as it is renewed, which a thread does until the view ends.
+    pub fn leased(&self, ttl: Duration) -> Result<Store, Status> {
+        let until = self.until(Patience::Default);
+        let lease = Lease::begin(self.kind.clone(), ttl, until)?;
+        Ok(Store { lease: Some(Arc::new(lease)), ..self.view()? })
+    }
+
+    /// Leaves this view's lease to its time, as the end of the process does: for tests.
+    #[doc(hidden)]
+    pub fn abandon(self) {
+        if let Some(lease) = &self.lease {
+            lease.let_go();
+        }
+    }
+
+    /// The store's name for errors.
+    pub fn name(&self) -> &str {
+        self.kind.name()
+    }
+
+    /// How long this view's operations may take.
+    pub fn until(&self, patience: Patience) -> Until<'_> {
+        let time = match patience {
+            Patience::Default | Patience::Now => Some(self.timeout),
+            Patience::For(time) => Some(time),
+            Patience::Forever => None,
+        };
+        Until::after(time, &self.stop)
+    }
+
+    /// Ends all calls of this view, and refuses new ones.
+    pub fn stop(&self) {
+        self.stop.stop();
+        self.kind.nudge();
+    }
+
+    fn key(&self, key: &[u8]) -> Result<Box<[u8]>, Status> {
+        let len = self.prefix.len() + key.len();
+        if key.is_empty() {
+            let text = format!("{}: a key of 0 bytes, allowed are 1 to {STORE_KEY}", self.name());
+            return Err(Status::invalid(text));
+        }
+        if len > STORE_KEY {
+            return Err(too_long(self.name(), "key with its prefixes", len, STORE_KEY));
+        }
+        crate::room::concat(&[&self.prefix, key], "a key")
+    }
+
+    fn keys(&self, keys: &[&[u8]]) -> Result<Vec<Box<[u8]>>, Status> {
+        let mut whole = Vec::new();
+        crate::room::grow(&mut whole, keys.len(), "keys")?;
+        for key in keys {
+            whole.push(self.key(key)?);
+        }
+        Ok(whole)
+    }
+
+    fn check_value(&self, key: &[u8], value: &[u8]) -> Result<(), Status> {
+        if value.len() > STORE_VALUE {
+            let what = format!("value of key '{}'", shown::key(key));
+            return Err(too_long(self.name(), &what, value.len(), STORE_VALUE));
+        }
+        Ok(())
+    }
+
+    /// The lease that a write is under. A lease that was lost takes none.
+    fn writes(&self) -> Result<Option<LeaseId>, Status> {
+        self.stop.check()?;
+        self.lease.as_ref().map(|lease| lease.id()).transpose()
+    }
+
+    /// Names the store and the key in an error that does not yet.
+    fn about(&self, key: &[u8], mut status: Status) -> Status {
+        if status.code != Code::Cancelled && !status.message.contains(self.name()) {
+            status.message =
+                format!("{}: key '{}': {}", self.name(), shown::key(key), status.message);
+        }
+        status
+    }
+
+    fn about_all(&self, keys: &[&[u8]], status: Status) -> Status {
+        match keys {
+            [one] => self.about(one, status),
+            _ => self.about(format!("{} keys", keys.len()).as_bytes(), status),
+        }
+    }
+
+    /// Sets each key to its value.
+    pub fn set(&self, items: &[(&[u8], &[u8])], patience: Patience) -> Result<(), Status> {
+        let keys: Vec<&[u8]> = items.iter().map(|(key, _)| *key).collect();
+        for (key, value) in items {
+            self.check_value(key, value)?;
+        }
+        let (whole, lease) = (self.keys(&keys)?, self.writes()?);
+        let items: Vec<(&[u8], &[u8])> =
+            whole.iter().zip(items).map(|(key, (_, value))| (&**key, *value)).collect();
+        self.kind
+            .set(&items, lease, self.until(patience))
+            .map_err(|status| self.about_all(&keys, status))
+    }
+
+    /// The values of the keys, once they are there.
+    pub fn get(&self, keys: &[&[u8]], patience: Patience) -> Result<Vec<Vec<u8>>, Status> {
+        let whole = self.keys(keys)?;
+        let whole: Vec<&[u8]> = whole.iter().map(|key| &**key).collect();
+        let (begun, until) = (Instant::now(), self.until(patience));
+        let mut values = Vec::new();
+        crate::room::grow(&mut values, keys.len(), "values")?;
+        while values.len() < keys.len() {
+            self.stop.check()?;
+            let at = values.len();
+            let found = self
+                .kind
+                .get(&whole[at..], until)
+                .map_err(|status| self.about_all(&keys[at..], status))?;
+            let before = values.len();
+            values.extend(found.into_iter().map_while(|value| value));
+            if values.len() > before {
+                continue;
+            }
+            if patience == Patience::Now {
+                return Err(self.absent(Code::NotFound, keys, &[at], begun));
+            }
+            let missing = self
+                .kind
+                .wait(&whole[at..], until)
+                .map_err(|status| self.about_all(&keys[at..], status))?;
+            if !missing.is_empty() {
+                let missing: Vec<usize> = missing.iter().map(|i| i + at).collect();
+                return Err(self.absent(Code::DeadlineExceeded, keys, &missing, begun));
+            }
+        }
+        Ok(values)
+    }
+
+    /// Waits until each of the keys has been there.
+    pub fn wait(&self, keys: &[&[u8]], patience: Patience) -> Result<(), Status> {
+        let begun = Instant::now();
+        let missing = self.wait_for(keys, patience)?;
+        if missing.is_empty() {
+            return Ok(());
+        }
+        Err(self.absent(Code::DeadlineExceeded, keys, &missing, begun))
+    }
+
+    /// The same; those that are missing.
+    pub(crate) fn wait_for(
+        &self,
+        keys: &[&[u8]],
+        patience: Patience,
+    ) -> Result<Vec<usize>, Status> {
+        let whole = self.keys(keys)?;
+        let whole: Vec<&[u8]> = whole.iter().map(|key| &**key).collect();
+        self.stop.check()?;
+        let until = self.until(patience);
+        let missing = match patience {
+            Patience::Now => self.kind.missing(&whole, until),
+            _ => self.kind.wait(&whole, until),
+        };
+        missing.map_err(|status| self.about_all(keys, status))
+    }
+
+    /// Whether all of the keys are there.
+    pub fn check(&self, keys: &[&[u8]], patience: Patience) -> Result<bool, Status> {
+        let whole = self.keys(keys)?;
+        let whole: Vec<&[u8]> = whole.iter().map(|key| &**key).collect();
+        self.stop.check()?;
+        let missing = self.kind.missing(&whole, self.until(patience));
+        Ok(missing.map_err(|status| self.about_all(keys, status))?.is_empty())
+    }
+
+    /// Adds to a decimal number; its new value.
+    pub fn add(&self, key: &[u8], delta: i64, patience: Patience) -> Result<i64, Status> {
+        let (whole, lease) = (self.key(key)?, self.writes()?);
+        self.kind
+            .add(&whole, delta, lease, self.until(patience))
+            .map_err(|status| self.about(key, status))
+    }
+
+    /// Sets the key if its value is what is expected, `None`: if it is not there.
+    pub fn compare_set(
+        &self,
+        key: &[u8],
+        expected: Option<&[u8]>,
+        desired: &[u8],
+        patience: Patience,
+    ) -> Result<Compared, Status> {
+        self.check_value(key, desired)?;
+        self.check_value(key, expected.unwrap_or_default())?;
+        let (whole, lease) = (self.key(key)?, self.writes()?);
+        self.kind
+            .compare_set(&whole, expected, desired, lease, self.until(patience))
+            .map_err(|status| self.about(key, status))
+    }
+
+    /// Deletes the keys; how many were there.
+    pub fn delete(&self, keys: &[&[u8]], patience: Patience) -> Result<usize, Status> {
+        let whole = self.keys(keys)?;
+        let whole: Vec<&[u8]> = whole.iter().map(|key| &**key).collect();
+        self.stop.check()?;
+        self.kind
+            .delete(&whole, self.until(patience))
+            .map_err(|status| self.about_all(keys, status))
+    }
+
+    /// The error for keys that are not there.
+    fn absent(&self, code: Code, keys: &[&[u8]], missing: &[usize], begun: Instant) -> Status {
+        let names = named(
+            missing.iter().filter_map(|&i| keys.get(i)).map(|key| format!("'{}'", shown::key(key))),
+        );
+        let when = match code {
+            Code::NotFound => "now".to_owned(),
+            _ => format!("after {:.3} s", begun.elapsed().as_secs_f64()),
+        };
+        let of = if keys.len() > 1 {
+            format!("{} of {} keys are", missing.len(), keys.len())
+        } else {
+            "one key is".to_owned()
+        };
+        let inside = match self.prefix.strip_suffix(b"/") {
+            Some(prefix) => format!(" under '{}'", shown::key(prefix)),
+            None => String::new(),
+        };
+        let text = format!("{}{inside}: {of} not there {when}: {names}", self.name());
+        let reason = if code == Code::NotFound { Reason::None } else { Reason::Deadline };
+        Status::new(code, text).because(reason)
+    }
+}
+
+/// A store in the Redis server at `address`, "host:port" or "unix:/path".
+#[cfg(feature = "redis")]
+pub fn in_redis(address: &str, password: Option<&[u8]>) -> Result<Arc<dyn Kind>, Status> {
+    Ok(Arc::new(redis::RedisStore::new(address, password)?))
+}
+
+/// This build has none.
+#[cfg(not(feature = "redis"))]
+pub fn in_redis(address: &str, _password: Option<&[u8]>) -> Result<Arc<dyn Kind>, Status> {
+    let text =
+        format!("redis store at {address}: this library was built without the feature redis");
+    Err(Status::new(Code::Unimplemented, text))
+}
+
+/// The first few of many, and how many more there are.
+pub(crate) fn named(all: impl Iterator<Item = impl Display>) -> String {
+    let (mut text, mut count) = (String::new(), 0);
+    for one in all {
+        count += 1;
+        if count <= NAMED {
+            let comma = if count > 1 { ", " } else { "" };
+            text.push_str(&format!("{comma}{one}"));
+        }
+    }
+    if count > NAMED {
+        text.push_str(&format!(" and {} more", count - NAMED));
+    }
+    text
+}
+
+/// The number in a value that is counted with.
+pub(crate) fn number(value: &[u8]) -> Result<i64, Status> {
+    let text = std::str::from_utf8(value).ok().filter(|text| text.len() <= 20);
+    text.and_then(|text| text.parse().ok()).ok_or_else(|| {
+        let text = format!(
+            "the value '{}' is not a decimal number of 64 bits",
+            shown::key(&value[..value.len().min(64)])
+        );
+        Status::new(Code::FailedPrecondition, text)
+    })
+}
+
+/// The sum of a counter and what is added.
+pub(crate) fn sum(value: Option<&[u8]>, delta: i64) -> Result<i64, Status> {
+    let before = value.map_or(Ok(0), number)?;
+    before.checked_add(delta).ok_or_else(|| {
+        let text = format!("{before} + {delta} does not fit into 64 bits");
+        Status::new(Code::OutOfRange, text)
+    })
+}

@@ -1,0 +1,454 @@
+//! The store in a Redis server.
+//!
+//! A key is a Redis string of the same name. Every operation is a script, which the server runs as one. Beside a key that
+//! is under a lease lies another, `rdma-lease:` and its name, with the lease's number; both have the lease's ttl, which the
+//! server takes down by itself: of a job that is dead nothing is left. A cluster, which spreads keys over servers, is not
+//! supported.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use redis::{
+    Cmd, Connection, ConnectionAddr, ErrorKind, IntoConnectionInfo, RedisConnectionInfo,
+    RedisError, ServerErrorKind, Value,
+};
+
+use super::lease::Held;
+use super::{Compared, Failed, Kind, LeaseId, Until, patiently};
+use crate::limits::{STORE_REPLY, STORE_VALUE};
+use crate::shown;
+use crate::status::{Code, Status};
+
+/// Beginning of the keys that tell whose a key is.
+const OWNER: &[u8] = b"rdma-lease:";
+/// A server that does not answer is waited for so long at a time, so that the end of a view is seen in between.
+const ANSWER: Duration = Duration::from_secs(5);
+/// Connections that wait to be used again.
+const IDLE: usize = 16;
+/// Keys of one script.
+const BATCH: usize = 256;
+
+/// ARGV: lease or "", ttl in ms, values.
+const SET: &str = "for i = 1, #KEYS, 2 do
+  local k, o, v = KEYS[i], KEYS[i + 1], ARGV[(i + 1) / 2 + 2]
+  if ARGV[1] == '' then redis.call('SET', k, v) redis.call('DEL', o)
+  else redis.call('SET', k, v, 'PX', ARGV[2]) redis.call('SET', o, ARGV[1], 'PX', ARGV[2]) end
+end return 1";
+/// ARGV: longest value, longest sum. Of each key: nothing, its value, or why it has none.
+const GET: &str = "local found, sum = {}, 0
+for i, k in ipairs(KEYS) do
+  local t = redis.call('TYPE', k).ok
+  if t == 'none' then found[i] = {0, ''}
+  elseif t ~= 'string' then found[i] = {2, t}
+  else
+    local n = redis.call('STRLEN', k)
+    sum = sum + n
+    if n > tonumber(ARGV[1]) then found[i] = {3, tostring(n)}
+    elseif i > 1 and sum > tonumber(ARGV[2]) then return found
+    else found[i] = {1, redis.call('GET', k)} end
+  end
+end return found";
+const MISSING: &str = "local missing = {}
+for i, k in ipairs(KEYS) do if redis.call('EXISTS', k) == 0 then missing[#missing + 1] = i - 1 end end
+return missing";
+/// ARGV: lease or "", ttl in ms, what is added.
+const ADD: &str = "local n = redis.call('INCRBY', KEYS[1], ARGV[3])
+if ARGV[1] == '' then redis.call('PERSIST', KEYS[1]) redis.call('DEL', KEYS[2])
+else redis.call('PEXPIRE', KEYS[1], ARGV[2]) redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2]) end
+return tostring(n) .. ':' .. redis.call('GET', KEYS[1])";
+/// ARGV: lease or "", ttl in ms, the new value, "1" if one is expected, which. Answers as [`GET`] does for a key that
+/// stays.
+const COMPARE_SET: &str = "local t = redis.call('TYPE', KEYS[1]).ok
+if t == 'none' then if ARGV[4] == '1' then return {0, ''} end
+elseif t ~= 'string' then return {2, t}
+else
+  local v = redis.call('GET', KEYS[1])
+  if ARGV[4] ~= '1' or v ~= ARGV[5] then
+    if #v > tonumber(ARGV[6]) then return {3, tostring(#v)} end
+    return {1, v}
+  end
+end
+if ARGV[1] == '' then redis.call('SET', KEYS[1], ARGV[3]) redis.call('DEL', KEYS[2])
+else redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[2]) redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2]) end
+return {4, ''}";
+const DELETE: &str = "local n = 0
+for i = 1, #KEYS, 2 do n = n + redis.call('DEL', KEYS[i]) redis.call('DEL', KEYS[i + 1]) end
+return n";
+/// ARGV: lease, ttl in ms; 0: the keys of the lease are deleted.
+const RENEW: &str = "for i = 1, #KEYS, 2 do
+  if redis.call('GET', KEYS[i + 1]) == ARGV[1] then
+    for j = i, i + 1 do
+      if ARGV[2] == '0' then redis.call('DEL', KEYS[j]) else redis.call('PEXPIRE', KEYS[j], ARGV[2]) end
+    end
+  end
+end return 1";
+
+/// See the module's text.
+pub struct RedisStore {
+    name: String,
+    client: redis::Client,
+    password: Option<Vec<u8>>,
+    idle: Mutex<Vec<Connection>>,
+    held: Held,
+    ttls: Mutex<std::collections::HashMap<LeaseId, u64>>,
+}
+
+fn owner(key: &[u8]) -> Vec<u8> {
+    [OWNER, key].concat()
+}
+
+fn lease_text(lease: Option<LeaseId>) -> String {
+    lease.map_or_else(String::new, |id| format!("{id:032x}"))
+}
+
+/// What a failed call means. `sure`: it may be done twice.
+fn judge(error: &RedisError, sure: bool) -> Failed {
+    use ServerErrorKind as S;
+    let text = error.to_string();
+    let text = shown::text(&text);
+    let status = |code| Status::new(code, text.clone());
+    match error.kind() {
+        ErrorKind::AuthenticationFailed => Failed::Finally(status(Code::Unauthenticated)),
+        ErrorKind::Server(S::BusyLoading | S::TryAgain | S::MasterDown) => {
+            Failed::Again(status(Code::Unavailable))
+        }
+        ErrorKind::Server(S::NoPerm) => Failed::Finally(status(Code::PermissionDenied)),
+        ErrorKind::Server(S::ReadOnly | S::Moved | S::CrossSlot | S::ClusterDown) => {
+            Failed::Finally(status(Code::FailedPrecondition))
+        }
+        _ => match error.code() {
+            Some("NOAUTH" | "WRONGPASS") => Failed::Finally(status(Code::Unauthenticated)),
+            Some("OOM" | "MISCONF") => Failed::Finally(status(Code::ResourceExhausted)),
+            _ if text.contains("OOM command not allowed") => {
+                Failed::Finally(status(Code::ResourceExhausted))
+            }
+            _ if text.contains("not an integer") || text.contains("WRONGTYPE") => {
+                Failed::Finally(status(Code::FailedPrecondition))
+            }
+            _ if text.contains("overflow") => Failed::Finally(status(Code::OutOfRange)),
+            _ if !is_broken(error) => Failed::Finally(status(Code::Unknown)),
+            _ if sure => Failed::Again(status(Code::Unavailable)),
+            _ => {
+                let text = format!("it is not known whether this was done: {text}");
+                Failed::Finally(Status::new(Code::Unavailable, text))
+            }
+        },
+    }
+}
+
+fn is_broken(error: &RedisError) -> bool {
+    error.is_io_error() || error.is_timeout() || error.kind() == ErrorKind::Parse
+}
+
+impl RedisStore {
+    /// A store at `address`, "host:port" or "unix:/path". Connects when it is used.
+    pub fn new(address: &str, password: Option<&[u8]>) -> Result<RedisStore, Status> {
+        let name = format!("redis store at {address}");
+        let bad = |why: &str| {
+            let text = format!("{name}: {why}; allowed are 'host:port' and 'unix:/path'");
+            Status::invalid(text)
+        };
+        let addr = match address.strip_prefix("unix:") {
+            Some(path) if path.starts_with('/') => ConnectionAddr::Unix(PathBuf::from(path)),
+            Some(_) => return Err(bad("the path does not begin with '/'")),
+            None => {
+                let (host, port) = address.rsplit_once(':').ok_or_else(|| bad("no port"))?;
+                let host = host.trim_start_matches('[').trim_end_matches(']');
+                let port = port.parse().ok().filter(|&port| port != 0);
+                let port = port.ok_or_else(|| bad("no port of 1 to 65535"))?;
+                if host.is_empty() {
+                    return Err(bad("no host"));
+                }
+                ConnectionAddr::Tcp(host.to_owned(), port)
+            }
+        };
+        let info = addr.into_connection_info().map_err(|e| bad(&e.to_string()))?;
+        // So nothing is said before the timeouts are set.
+        let quiet = RedisConnectionInfo::default().set_skip_set_lib_name();
+        let client =
+            redis::Client::open(info.set_redis_settings(quiet)).map_err(|e| bad(&e.to_string()))?;
+        let password = password.map(|p| crate::room::copy(p, "a password")).transpose()?;
+        let (idle, held, ttls) = Default::default();
+        Ok(RedisStore { name, client, password, idle, held, ttls })
+    }
+
+    fn connect(&self, until: Until<'_>) -> Result<Connection, Failed> {
+        let time = until.left().map_or(ANSWER, |left| left.min(ANSWER)).max(MIN_ANSWER);
+        let again = |e: RedisError| judge(&e, true);
+        let mut connection = self.client.get_connection_with_timeout(time).map_err(again)?;
+        if let Some(password) = &self.password {
+            set_timeouts(&connection, until).map_err(again)?;
+            let mut auth = redis::cmd("AUTH");
+            auth.arg(&password[..]);
+            auth.query::<()>(&mut connection).map_err(|e| match is_broken(&e) {
+                true => again(e),
+                false => {
+                    let text = format!("the password was refused: {}", shown::text(&e.to_string()));
+                    Failed::Finally(Status::new(Code::Unauthenticated, text))
+                }
+            })?;
+        }
+        Ok(connection)
+    }
+
+    /// Runs a command until it is answered. `sure`: it may be done twice.
+    fn query(&self, command: &Cmd, sure: bool, until: Until<'_>) -> Result<Value, Status> {
+        patiently(&self.name, until, || {
+            until.stop.check()?;
+            let idle = self.idle.lock().pop();
+            // A connection that has rested may have ended unseen. To ask twice shows it, where that is not harmless.
+            let mut connection = match idle {
+                Some(connection) if sure => connection,
+                Some(mut connection) => {
+                    set_timeouts(&connection, until).map_err(|e| judge(&e, true))?;
+                    let ping = redis::cmd("PING").query::<Value>(&mut connection);
+                    ping.map_err(|e| judge(&e, true))?;
+                    connection
+                }
+                None => self.connect(until)?,
+            };
+            set_timeouts(&connection, until).map_err(|e| judge(&e, true))?;
+            match command.query::<Value>(&mut connection) {
+                Ok(Value::ServerError(error)) => Err(judge(&error.into(), sure)),
+                Ok(value) => {
+                    self.keep(connection);
+                    Ok(value)
+                }
+                Err(error) => {
+                    if !is_broken(&error) {
+                        self.keep(connection);
+                    }
+                    Err(judge(&error, sure))
+                }
+            }
+        })
+    }
+
+    fn keep(&self, connection: Connection) {
+        let mut idle = self.idle.lock();
+        if idle.len() < IDLE {
+            idle.push(connection);
+        }
+    }
+
+    fn script(&self, text: &str, keys: &[&[u8]], owners: bool) -> Result<Cmd, Status> {
+        let mut command = redis::cmd("EVAL");
+        command.arg(text).arg(keys.len() * if owners { 2 } else { 1 });
+        for key in keys {
+            if key.starts_with(OWNER) {
+                let text = format!(
+                    "key '{}' begins with '{}', which this store uses itself",
+                    shown::key(key),
+                    shown::key(OWNER)
+                );
+                return Err(Status::invalid(text));
+            }
+            command.arg(*key);
+            if owners {
+                command.arg(owner(key));
+            }
+        }
+        Ok(command)
+    }
+
+    /// Lease and ttl as a script takes them; the keys belong to the lease from now on.
+    fn under(
+        &self,
+        command: &mut Cmd,
+        keys: &[&[u8]],
+        lease: Option<LeaseId>,
+    ) -> Result<(), Status> {
+        let mut ttl = 0;
+        if let Some(id) = lease {
+            ttl = self.ttls.lock().get(&id).copied().unwrap_or(1);
+            self.held.add(id, keys.iter().copied())?;
+        }
+        command.arg(lease_text(lease)).arg(ttl);
+        Ok(())
+    }
+
+    fn for_lease(&self, id: LeaseId, ttl: u64, until: Until<'_>) -> Result<(), Status> {
+        let keys = match ttl {
+            0 => self.held.end(id),
+            _ => self.held.keys(id),
+        };
+        let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
+        for keys in keys.chunks(BATCH) {
+            let mut command = self.script(RENEW, keys, true)?;
+            command.arg(lease_text(Some(id))).arg(ttl);
+            self.query(&command, true, until)?;
+        }
+        if keys.is_empty() && ttl > 0 {
+            // That the server is there, and lets us in.
+            self.query(&redis::cmd("PING"), true, until)?;
+        }
+        Ok(())
+    }
+}
+
+/// Below this a system takes a timeout for none.
+const MIN_ANSWER: Duration = Duration::from_millis(1);
+
+fn set_timeouts(connection: &Connection, until: Until<'_>) -> Result<(), RedisError> {
+    let time = until.left().map_or(ANSWER, |left| left.min(ANSWER)).max(MIN_ANSWER);
+    connection.set_read_timeout(Some(time))?;
+    connection.set_write_timeout(Some(time))
+}
+
+fn strange() -> Status {
+    Status::new(Code::DataLoss, "the server's answer is none that the script gives")
+}
+
+fn integer(value: &Value) -> Result<i64, Status> {
+    match value {
+        Value::Int(n) => Ok(*n),
+        _ => Err(strange()),
+    }
+}
+
+fn array(value: Value) -> Result<Vec<Value>, Status> {
+    match value {
+        Value::Array(values) => Ok(values),
+        _ => Err(strange()),
+    }
+}
+
+/// What [`GET`] tells of a key.
+fn found(key: &[u8], value: Value) -> Result<(i64, Vec<u8>), Status> {
+    let [what, bytes] = <[Value; 2]>::try_from(array(value)?).map_err(|_| strange())?;
+    let (what, Value::BulkString(bytes)) = (integer(&what)?, bytes) else { return Err(strange()) };
+    let text = match what {
+        2 => {
+            format!("key '{}' is a {} of Redis, not a string", shown::key(key), shown::key(&bytes))
+        }
+        3 => format!(
+            "the value of key '{}' has {} bytes, allowed are {STORE_VALUE}",
+            shown::key(key),
+            shown::key(&bytes)
+        ),
+        _ => return Ok((what, bytes)),
+    };
+    Err(Status::new(Code::DataLoss, text))
+}
+
+impl Kind for RedisStore {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn set(
+        &self,
+        items: &[(&[u8], &[u8])],
+        lease: Option<LeaseId>,
+        until: Until<'_>,
+    ) -> Result<(), Status> {
+        let mut at = 0;
+        while at < items.len() {
+            // As many as one reply could bring back.
+            let mut bytes = 0;
+            let fits = items[at..].iter().take(BATCH).take_while(|(_, value)| {
+                bytes += value.len();
+                bytes <= STORE_REPLY
+            });
+            let some = &items[at..at + fits.count().max(1)];
+            let keys: Vec<&[u8]> = some.iter().map(|(key, _)| *key).collect();
+            let mut command = self.script(SET, &keys, true)?;
+            self.under(&mut command, &keys, lease)?;
+            for (_, value) in some {
+                command.arg(*value);
+            }
+            self.query(&command, true, until)?;
+            at += some.len();
+        }
+        Ok(())
+    }
+
+    fn get(&self, keys: &[&[u8]], until: Until<'_>) -> Result<Vec<Option<Vec<u8>>>, Status> {
+        let keys = &keys[..keys.len().min(BATCH)];
+        let mut command = self.script(GET, keys, false)?;
+        command.arg(STORE_VALUE).arg(STORE_REPLY);
+        let values = array(self.query(&command, true, until)?)?;
+        if values.len() > keys.len() {
+            return Err(strange());
+        }
+        let each = keys.iter().zip(values).map(|(key, value)| {
+            let (what, bytes) = found(key, value)?;
+            Ok((what == 1).then_some(bytes))
+        });
+        each.collect()
+    }
+
+    fn missing(&self, keys: &[&[u8]], until: Until<'_>) -> Result<Vec<usize>, Status> {
+        let mut missing = Vec::new();
+        for (batch, keys) in keys.chunks(BATCH).enumerate() {
+            let found = array(self.query(&self.script(MISSING, keys, false)?, true, until)?)?;
+            for at in found {
+                let at = usize::try_from(integer(&at)?).map_err(|_| strange())?;
+                if at >= keys.len() {
+                    return Err(strange());
+                }
+                missing.push(batch * BATCH + at);
+            }
+        }
+        Ok(missing)
+    }
+
+    fn add(
+        &self,
+        key: &[u8],
+        delta: i64,
+        lease: Option<LeaseId>,
+        until: Until<'_>,
+    ) -> Result<i64, Status> {
+        let mut command = self.script(ADD, &[key], true)?;
+        self.under(&mut command, &[key], lease)?;
+        command.arg(delta);
+        // Lua's numbers are not exact beyond 53 bits: the text of the value is.
+        let Value::BulkString(text) = self.query(&command, false, until)? else {
+            return Err(strange());
+        };
+        let value = text.iter().position(|&b| b == b':').map(|at| &text[at + 1..]);
+        super::number(value.unwrap_or_default())
+    }
+
+    fn compare_set(
+        &self,
+        key: &[u8],
+        expected: Option<&[u8]>,
+        desired: &[u8],
+        lease: Option<LeaseId>,
+        until: Until<'_>,
+    ) -> Result<Compared, Status> {
+        let mut command = self.script(COMPARE_SET, &[key], true)?;
+        self.under(&mut command, &[key], lease)?;
+        command.arg(desired).arg(i32::from(expected.is_some())).arg(expected.unwrap_or_default());
+        command.arg(STORE_VALUE);
+        Ok(match found(key, self.query(&command, false, until)?)? {
+            (0, _) => Compared::Absent,
+            (1, there) => Compared::Differs(there),
+            _ => Compared::Set,
+        })
+    }
+
+    fn delete(&self, keys: &[&[u8]], until: Until<'_>) -> Result<usize, Status> {
+        let mut count = 0;
+        for keys in keys.chunks(BATCH) {
+            let deleted = integer(&self.query(&self.script(DELETE, keys, true)?, true, until)?)?;
+            count += usize::try_from(deleted).map_err(|_| strange())?;
+        }
+        Ok(count)
+    }
+
+    fn lease(&self, id: LeaseId, ttl: Duration, until: Until<'_>) -> Result<(), Status> {
+        let ms = ttl.as_millis() as u64;
+        self.held.begin(id);
+        self.ttls.lock().insert(id, ms);
+        self.for_lease(id, ms, until)
+    }
+
+    fn release(&self, id: LeaseId, until: Until<'_>) -> Result<(), Status> {
+        self.ttls.lock().remove(&id);
+        self.for_lease(id, 0, until)
+    }
+}

@@ -1,0 +1,118 @@
+//! What ends the calls of a view: a flag, and a descriptor that is readable from then on, so that whoever sleeps on
+//! sockets sleeps on it as well.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::local_fd::Local;
+use crate::status::{Code, Reason, Status};
+
+/// A descriptor that others make readable (an eventfd).
+pub struct Bell(Local<OwnedFd>);
+
+impl Bell {
+    /// A silent one.
+    pub fn new() -> Result<Bell, Status> {
+        // SAFETY: no pointers; the result is checked before it is owned.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(Status::os("eventfd of a store", &io::Error::last_os_error()));
+        }
+        // SAFETY: a new descriptor that nobody else owns.
+        Ok(Bell(Local::new(unsafe { OwnedFd::from_raw_fd(fd) })))
+    }
+
+    /// Makes it readable.
+    pub fn ring(&self) {
+        let one = 1u64;
+        // SAFETY: eight bytes are readable. It fails only where it is readable already.
+        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
+    }
+
+    /// Makes it silent.
+    pub fn clear(&self) {
+        let mut count = 0u64;
+        // SAFETY: eight bytes are writable. It fails only where it is silent already.
+        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), 8) };
+    }
+}
+
+impl AsRawFd for Bell {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// What a descriptor is waited for, and what came.
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    /// The descriptor.
+    pub fd: RawFd,
+    /// Readable, or ended.
+    pub read: bool,
+    /// Writable, or ended.
+    pub write: bool,
+}
+
+/// Sleeps until one of them is ready, at most so long (`None`: for ever). What is left of `read` and `write` is so.
+pub fn ready(looks: &mut [Look], time: Option<Duration>) {
+    let mut fds: Vec<libc::pollfd> = looks
+        .iter()
+        .map(|look| {
+            let events = (if look.read { libc::POLLIN } else { 0 })
+                | (if look.write { libc::POLLOUT } else { 0 });
+            libc::pollfd { fd: look.fd, events, revents: 0 }
+        })
+        .collect();
+    // A fraction of a millisecond must not become a busy loop.
+    let ms = time.map_or(-1, |t| t.as_nanos().div_ceil(1_000_000).min(1 << 30) as libc::c_int);
+    // SAFETY: an array of that length. A signal ends it early, as if nothing was ready.
+    let found = unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, ms) };
+    for (look, fd) in looks.iter_mut().zip(&fds) {
+        let ended = fd.revents & (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) != 0;
+        let got = |event| found > 0 && (fd.revents & event != 0 || ended);
+        look.read &= got(libc::POLLIN);
+        look.write &= got(libc::POLLOUT);
+    }
+}
+
+/// See the module's text.
+pub struct Stop {
+    stopped: AtomicBool,
+    bell: Bell,
+}
+
+impl Stop {
+    /// Nothing is stopped yet.
+    pub fn new() -> Result<Stop, Status> {
+        Ok(Stop { stopped: AtomicBool::new(false), bell: Bell::new()? })
+    }
+
+    /// Stops.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        self.bell.ring();
+    }
+
+    /// An error if it is stopped.
+    pub fn check(&self) -> Result<(), Status> {
+        if self.stopped.load(Ordering::Acquire) {
+            let status = Status::new(Code::Cancelled, "the store was destroyed");
+            return Err(status.because(Reason::Cancelled));
+        }
+        Ok(())
+    }
+
+    /// Sleeps so long. An error if it is stopped.
+    pub fn sleep(&self, time: Duration) -> Result<(), Status> {
+        ready(&mut [self.look()], Some(time));
+        self.check()
+    }
+
+    /// To be waited for beside other descriptors.
+    pub fn look(&self) -> Look {
+        Look { fd: self.bell.as_raw_fd(), read: true, write: false }
+    }
+}

@@ -1,0 +1,400 @@
+//! The store over TCP: one process serves ([`server`]), others connect.
+//!
+//! A call takes a connection that rests, or makes one, and gives it back: a wait holds its own, so calls of many threads do
+//! not wait for each other. What is asked may be asked again over another connection, but for add and compare-and-set: of
+//! these it is not known, when a connection breaks, whether they were done.
+
+pub mod server;
+mod session;
+mod wire;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::stop::{Look, ready};
+use super::{Compared, Failed, Kind, LeaseId, Until, patiently};
+use crate::bootstrap::auth::{Keys, TAG};
+use crate::limits::{STORE_CALL, STORE_REPLY};
+use crate::local_fd::Local;
+use crate::status::{Code, Reason, Status};
+pub use session::fuzz_store;
+use wire::{MAX_FIRST, MAX_MESSAGE, Reply, Request, kind};
+
+/// Connections that rest.
+const IDLE: usize = 16;
+/// A try to connect, and the wait for a server that should have answered, take no longer.
+const TRY: Duration = Duration::from_secs(5);
+/// A server's answer to a wait whose time is over may be under way for so long.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// See the module's text.
+pub struct Client {
+    name: String,
+    address: String,
+    secret: Option<Vec<u8>>,
+    idle: Mutex<Vec<Connection>>,
+}
+
+struct Connection {
+    socket: Local<TcpStream>,
+    keys: Keys,
+    came: u64,
+    went: u64,
+    input: Vec<u8>,
+}
+
+fn again(what: &str, error: &std::io::Error) -> Failed {
+    Failed::Again(Status::os(what, error))
+}
+
+fn gone() -> std::io::Error {
+    std::io::Error::new(ErrorKind::UnexpectedEof, "it closed the connection")
+}
+
+/// Waits until the socket is ready.
+fn wait_ready(socket: &TcpStream, write: bool, until: Until<'_>) -> Result<(), Failed> {
+    let look = Look { fd: socket.as_raw_fd(), read: !write, write };
+    ready(&mut [look, until.stop.look()], until.left());
+    until.stop.check()?;
+    if until.is_over() {
+        return Err(again("no answer", &ErrorKind::TimedOut.into()));
+    }
+    Ok(())
+}
+
+fn send(socket: &TcpStream, mut bytes: &[u8], until: Until<'_>) -> Result<(), Failed> {
+    while !bytes.is_empty() {
+        match { socket }.write(bytes) {
+            Ok(0) => return Err(again("sending", &gone())),
+            Ok(n) => bytes = &bytes[n..],
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == ErrorKind::WouldBlock => wait_ready(socket, true, until)?,
+            Err(e) => return Err(again("sending", &e)),
+        }
+    }
+    Ok(())
+}
+
+/// The next whole message, with its length. What comes is stored as it comes, and not by what it claims.
+fn receive(
+    socket: &TcpStream,
+    input: &mut Vec<u8>,
+    most: usize,
+    until: Until<'_>,
+) -> Result<Vec<u8>, Failed> {
+    let mut piece = [0; 16 << 10];
+    loop {
+        if let Some(len) = wire::whole(input, most)?
+            && input.len() >= len
+        {
+            return Ok(match input.len() == len {
+                true => std::mem::take(input),
+                false => input.drain(..len).collect(),
+            });
+        }
+        match { socket }.read(&mut piece) {
+            Ok(0) => return Err(again("waiting for an answer", &gone())),
+            Ok(n) => {
+                crate::room::grow(input, n, "bytes of an answer")?;
+                input.extend_from_slice(&piece[..n]);
+            }
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == ErrorKind::WouldBlock => wait_ready(socket, false, until)?,
+            Err(e) => return Err(again("waiting for an answer", &e)),
+        }
+    }
+}
+
+impl Connection {
+    /// Connects, and proves the secret.
+    fn open(
+        addr: SocketAddr,
+        secret: Option<&[u8]>,
+        until: Until<'_>,
+    ) -> Result<Connection, Failed> {
+        let until = until.at_most(TRY);
+        let socket = crate::bootstrap::start_connect(&addr)
+            .map_err(|e| again(&format!("connecting to {addr}"), &e))?;
+        let socket = Local::new(TcpStream::from(socket));
+        wait_ready(&socket, true, until)?;
+        if let Some(e) = socket.take_error().unwrap_or_else(Some) {
+            return Err(again(&format!("connecting to {addr}"), &e));
+        }
+        let _ = socket.set_nodelay(true);
+        let ours = session::random_nonce()?;
+        let hello = wire::greeting(kind::HELLO, &ours);
+        send(&socket, &hello, until)?;
+        let mut input = Vec::new();
+        let welcome = receive(&socket, &mut input, MAX_FIRST, until)?;
+        let theirs = wire::greeted(kind::WELCOME, &welcome[4..])?;
+        let keys = wire::derive(secret, &hello, &welcome, [&ours, &theirs])?;
+        send(&socket, &wire::proof(kind::AUTH, &keys.proof(true)), until)?;
+        let ready = receive(&socket, &mut input, MAX_FIRST, until)?;
+        match ready.get(4) {
+            Some(&kind::READY) => keys.verify_proof(false, &ready[5..])?,
+            Some(&kind::REJECT) => {
+                let status = wire::get_status(&mut crate::wire::Reader::new(&ready[5..]))?;
+                return Err(Failed::Finally(status));
+            }
+            _ => return Err(Failed::Finally(wire::malformed("no proof of the secret"))),
+        }
+        Ok(Connection { socket, keys, came: 0, went: 0, input })
+    }
+
+    /// A connection that rests is silent; one that has ended is not.
+    fn rests(&self) -> bool {
+        let mut look = [Look { fd: self.socket.as_raw_fd(), read: true, write: false }];
+        ready(&mut look, Some(Duration::ZERO));
+        !look[0].read && self.input.is_empty()
+    }
+
+    fn ask(
+        &mut self,
+        request: &Request<'_>,
+        asked: usize,
+        until: Until<'_>,
+    ) -> Result<Reply, Failed> {
+        let mut out = Vec::new();
+        let at = request.encode(&mut out)?;
+        wire::seal(&mut out, at, &self.keys, true, self.went);
+        self.went += 1;
+        send(&self.socket, &out, until)?;
+        drop(out);
+        let message = receive(&self.socket, &mut self.input, MAX_MESSAGE + TAG, until)?;
+        let message = wire::open(&message, &self.keys, false, self.came)?;
+        self.came += 1;
+        Ok(Reply::decode(message, asked)?)
+    }
+}
+
+/// An answer of a type that does not belong to its question.
+fn unexpected() -> Status {
+    wire::malformed("an answer to another question")
+}
+
+impl Client {
+    /// A client of the store at `address`, "host:port". Connects when it is used.
+    pub fn new(address: &str, secret: Option<&[u8]>) -> Result<Client, Status> {
+        let name = format!("tcp store at {address}");
+        let secret = secret.map(|s| crate::room::copy(s, "a secret")).transpose()?;
+        // Malformed addresses are told at once; names may be known only later.
+        match crate::bootstrap::resolve(address) {
+            Err(status) if status.code == Code::InvalidArgument => return Err(status),
+            Ok(addrs) if addrs.iter().any(|addr| addr.port() == 0) => {
+                return Err(Status::invalid(format!("address '{address}' has no port")));
+            }
+            _ => {}
+        }
+        Ok(Client { name, address: address.to_owned(), secret, idle: Mutex::default() })
+    }
+
+    fn connection(&self, until: Until<'_>) -> Result<Connection, Failed> {
+        while let Some(resting) = { self.idle.lock() }.pop() {
+            if resting.rests() {
+                return Ok(resting);
+            }
+        }
+        let addrs = crate::bootstrap::resolve(&self.address).map_err(Failed::Again)?;
+        let mut last = Failed::Again(Status::new(Code::Unavailable, "no address"));
+        for addr in addrs {
+            match Connection::open(addr, self.secret.as_deref(), until) {
+                Ok(connection) => return Ok(connection),
+                Err(failed) => last = failed,
+            }
+            until.stop.check()?;
+        }
+        Err(last)
+    }
+
+    /// Asks until it is answered. `sure`: it may be asked twice.
+    fn ask(
+        &self,
+        request: &Request<'_>,
+        asked: usize,
+        sure: bool,
+        until: Until<'_>,
+    ) -> Result<Reply, Status> {
+        let answer = patiently(&self.name, until, || {
+            let mut connection = self.connection(until)?;
+            match connection.ask(request, asked, until) {
+                Ok(reply) => {
+                    let mut idle = self.idle.lock();
+                    if idle.len() < IDLE {
+                        idle.push(connection);
+                    }
+                    Ok(reply)
+                }
+                Err(Failed::Again(status)) if !sure => {
+                    let text = format!("it is not known whether this was done: {}", status.message);
+                    let status = Status::new(Code::Unavailable, text).because(Reason::PeerGone);
+                    Err(Failed::Finally(status))
+                }
+                Err(failed) => Err(failed),
+            }
+        })?;
+        match answer {
+            Reply::Failed(status) => Err(status),
+            reply => Ok(reply),
+        }
+    }
+
+    fn done(&self, request: &Request<'_>, until: Until<'_>) -> Result<(), Status> {
+        match self.ask(request, 0, true, until)? {
+            Reply::Done => Ok(()),
+            _ => Err(unexpected()),
+        }
+    }
+
+    fn indices(
+        &self,
+        request: &Request<'_>,
+        asked: usize,
+        until: Until<'_>,
+    ) -> Result<Vec<usize>, Status> {
+        match self.ask(request, asked, true, until)? {
+            Reply::Indices(all) => Ok(all),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Waits for keys that fit into one question.
+    fn wait_for(&self, keys: &[&[u8]], until: Until<'_>) -> Result<Vec<usize>, Status> {
+        loop {
+            let begun = Instant::now();
+            let time = until.left();
+            let request = Request::Wait { time, keys: keys.to_vec() };
+            // The server says what is missing, which takes a little longer.
+            let patient = Until {
+                deadline: until.deadline.and_then(|deadline| deadline.checked_add(GRACE)),
+                stop: until.stop,
+            };
+            let missing = self.indices(&request, keys.len(), patient)?;
+            // After a connection was lost the server has waited for longer than was left.
+            if missing.is_empty() || time.is_some_and(|time| begun.elapsed() >= time) {
+                return Ok(missing);
+            }
+            until.sleep(Duration::from_millis(1))?;
+        }
+    }
+}
+
+/// How many of these, one at least, fit into one message.
+fn fit(sizes: impl Iterator<Item = usize>) -> usize {
+    let mut sum = 0;
+    let fits = sizes.take(STORE_CALL).take_while(|size| {
+        sum += size + 8;
+        sum <= STORE_REPLY
+    });
+    fits.count().max(1)
+}
+
+/// The keys in parts that fit into one message, each with the index of its first.
+fn parts<'a>(keys: &'a [&'a [u8]]) -> impl Iterator<Item = (usize, &'a [&'a [u8]])> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let rest = keys.get(at..).filter(|rest| !rest.is_empty())?;
+        let count = fit(rest.iter().map(|key| key.len()));
+        at += count;
+        Some((at - count, &rest[..count]))
+    })
+}
+
+impl Kind for Client {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn set(
+        &self,
+        items: &[(&[u8], &[u8])],
+        lease: Option<LeaseId>,
+        until: Until<'_>,
+    ) -> Result<(), Status> {
+        let mut rest = items;
+        while !rest.is_empty() {
+            let count = fit(rest.iter().map(|(key, value)| key.len() + value.len()));
+            let request = Request::Set { lease, items: rest[..count].to_vec() };
+            self.done(&request, until)?;
+            rest = &rest[count..];
+        }
+        Ok(())
+    }
+
+    fn get(&self, keys: &[&[u8]], until: Until<'_>) -> Result<Vec<Option<Vec<u8>>>, Status> {
+        let Some((_, keys)) = parts(keys).next() else { return Ok(Vec::new()) };
+        match self.ask(&Request::Get { keys: keys.to_vec() }, keys.len(), true, until)? {
+            Reply::Values(values) if !values.is_empty() => Ok(values),
+            _ => Err(unexpected()),
+        }
+    }
+
+    fn missing(&self, keys: &[&[u8]], until: Until<'_>) -> Result<Vec<usize>, Status> {
+        let mut missing = Vec::new();
+        for (first, keys) in parts(keys) {
+            let request = Request::Missing { keys: keys.to_vec() };
+            let some = self.indices(&request, keys.len(), until)?;
+            missing.extend(some.into_iter().map(|at| first + at));
+        }
+        Ok(missing)
+    }
+
+    fn wait(&self, keys: &[&[u8]], until: Until<'_>) -> Result<Vec<usize>, Status> {
+        let mut missing = Vec::new();
+        for (first, keys) in parts(keys) {
+            let some = self.wait_for(keys, until)?;
+            missing.extend(some.into_iter().map(|at| first + at));
+        }
+        Ok(missing)
+    }
+
+    fn add(
+        &self,
+        key: &[u8],
+        delta: i64,
+        lease: Option<LeaseId>,
+        until: Until<'_>,
+    ) -> Result<i64, Status> {
+        match self.ask(&Request::Add { lease, key, delta }, 1, false, until)? {
+            Reply::Number(sum) => Ok(sum),
+            _ => Err(unexpected()),
+        }
+    }
+
+    fn compare_set(
+        &self,
+        key: &[u8],
+        expected: Option<&[u8]>,
+        desired: &[u8],
+        lease: Option<LeaseId>,
+        until: Until<'_>,
+    ) -> Result<Compared, Status> {
+        let request = Request::CompareSet { lease, key, expected, desired };
+        match self.ask(&request, 1, false, until)? {
+            Reply::Compared(compared) => Ok(compared),
+            _ => Err(unexpected()),
+        }
+    }
+
+    fn delete(&self, keys: &[&[u8]], until: Until<'_>) -> Result<usize, Status> {
+        let mut count = 0;
+        for (_, keys) in parts(keys) {
+            match self.ask(&Request::Delete { keys: keys.to_vec() }, keys.len(), true, until)? {
+                Reply::Number(n) => count += usize::try_from(n).map_err(|_| unexpected())?,
+                _ => return Err(unexpected()),
+            }
+        }
+        Ok(count)
+    }
+
+    fn lease(&self, id: LeaseId, ttl: Duration, until: Until<'_>) -> Result<(), Status> {
+        self.done(&Request::Lease { id, ttl }, until)
+    }
+
+    fn release(&self, id: LeaseId, until: Until<'_>) -> Result<(), Status> {
+        self.done(&Request::Release { id }, until)
+    }
+}

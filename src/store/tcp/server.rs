@@ -1,0 +1,417 @@
+//! The serving side of a TCP store: one thread, which never waits for one client.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::session::Session;
+use crate::limits::{STORE_CLIENTS, STORE_STRANGERS, STORE_UNDER_WAY};
+use crate::local_fd::Local;
+use crate::log;
+use crate::status::{Code, Status};
+use crate::store::memory::Memory;
+use crate::store::stop::{Bell, Look, Stop, ready};
+use crate::store::{Compared, Kind, LeaseId, Until};
+
+/// Longest time in which a client has to prove the secret.
+const PROOF: Duration = Duration::from_secs(10);
+/// Longest time in which a message that has begun has to get on, and an answer to be taken.
+const STALL: Duration = Duration::from_secs(30);
+/// A silent client's host is asked whether it is there after so long.
+const KEEPALIVE: libc::c_int = 60;
+/// Bytes that one look takes of one client.
+const PIECE: usize = 256 << 10;
+/// After a failed accept (no descriptors, say) nobody is accepted for so long.
+const BREATH: Duration = Duration::from_millis(100);
+
+struct Client {
+    socket: Local<TcpStream>,
+    addr: SocketAddr,
+    session: Session,
+    since: Instant,
+    /// When it last got on.
+    moved: Instant,
+    /// Until when it waits for keys.
+    deadline: Option<Instant>,
+    /// It is to be closed once its output has been sent.
+    ending: bool,
+}
+
+/// What thread and handle share.
+struct Shared {
+    memory: Memory,
+    bell: Arc<Bell>,
+    stop: Stop,
+    secret: Option<Vec<u8>>,
+}
+
+/// See the module's text.
+pub struct Server {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    bound: SocketAddr,
+}
+
+fn check_exposure(addrs: &[SocketAddr], secret: bool, allow_remote: bool) -> Result<(), Status> {
+    let exposed = addrs.iter().find(|addr| !crate::bootstrap::is_loopback(addr));
+    match exposed {
+        Some(addr) if !secret && !allow_remote => Err(Status::new(
+            Code::FailedPrecondition,
+            format!(
+                "a store at {addr} without a secret would let any host in; set options.secret, serve at a \
+                 loopback address, or set options.allow_remote"
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+impl Server {
+    /// Serves at `address`, "host:port", where port 0 is any.
+    pub fn new(address: &str, secret: Option<&[u8]>, allow_remote: bool) -> Result<Server, Status> {
+        let addrs = crate::bootstrap::resolve(address)?;
+        check_exposure(&addrs, secret.is_some(), allow_remote)?;
+        let mut last = Status::invalid(format!("'{address}' has no address"));
+        for addr in addrs {
+            match TcpListener::bind(addr).and_then(|l| l.set_nonblocking(true).map(|()| l)) {
+                Ok(listener) => return Server::start(listener, secret),
+                Err(e) => last = Status::os(format!("cannot serve a store at {addr}"), &e),
+            }
+        }
+        Err(last)
+    }
+
+    fn start(listener: TcpListener, secret: Option<&[u8]>) -> Result<Server, Status> {
+        let listener = Local::new(listener);
+        let bound = listener.local_addr().map_err(|e| Status::os("address of a store", &e))?;
+        let bell = Arc::new(Bell::new()?);
+        let memory =
+            Memory::named(format!("tcp store at {bound} (served here)"), Some(bell.clone()));
+        let secret = secret.map(|s| crate::room::copy(s, "a secret")).transpose()?;
+        let shared = Arc::new(Shared { memory, bell, stop: Stop::new()?, secret });
+        let own = shared.clone();
+        let thread = crate::os::spawn("rdma-store", move || Loop::new(&own, listener).run())
+            .map_err(|e| Status::os("starting the thread of a store", &e))?;
+        Ok(Server { shared, thread: Some(thread), bound })
+    }
+
+    /// Where it listens.
+    pub fn bound(&self) -> SocketAddr {
+        self.bound
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.stop.stop();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread's own.
+struct Loop<'a> {
+    shared: &'a Shared,
+    listener: Local<TcpListener>,
+    clients: Vec<Client>,
+    piece: Vec<u8>,
+    /// Nobody is accepted before this.
+    paused: Option<Instant>,
+}
+
+impl<'a> Loop<'a> {
+    fn new(shared: &'a Shared, listener: Local<TcpListener>) -> Loop<'a> {
+        Loop { shared, listener, clients: Vec::new(), piece: vec![0; PIECE], paused: None }
+    }
+
+    fn run(&mut self) {
+        while self.shared.stop.check().is_ok() {
+            let mut looks = self.looks();
+            ready(
+                &mut looks,
+                self.next_due().map(|at| at.saturating_duration_since(Instant::now())),
+            );
+            let now = Instant::now();
+            if looks[1].read {
+                self.shared.bell.clear();
+            }
+            for (i, look) in looks[3..].iter().enumerate() {
+                let Some(client) = self.clients.get_mut(i) else { continue };
+                let moved =
+                    look.read && client.read(&mut self.piece) || look.write && client.write();
+                if moved {
+                    client.moved = now;
+                }
+            }
+            if looks[2].read {
+                self.accept(now);
+            }
+            self.serve(now);
+        }
+    }
+
+    /// What to wait for: the end, a key that came, new clients, and the clients.
+    fn looks(&self) -> Vec<Look> {
+        let read = |fd, read| Look { fd, read, write: false };
+        let mut looks = vec![
+            self.shared.stop.look(),
+            read(self.shared.bell.as_raw_fd(), true),
+            read(self.listener.as_raw_fd(), self.paused.is_none()),
+        ];
+        looks.extend(self.clients.iter().map(|client| Look {
+            fd: client.socket.as_raw_fd(),
+            // The end of one that waits is seen, too.
+            read: client.session.takes_input() && !client.ending,
+            write: !client.session.output().is_empty(),
+        }));
+        looks
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        self.clients.iter().filter_map(Client::due).chain(self.paused).min()
+    }
+
+    fn accept(&mut self, now: Instant) {
+        for _ in 0..64 {
+            let (socket, addr) = match self.listener.accept() {
+                Ok(found) => found,
+                Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return,
+                Err(e) if e.kind() == ErrorKind::ConnectionAborted => continue,
+                Err(e) => {
+                    log::warn(format_args!("a store accepts nobody for a while: {e}"));
+                    self.paused = Some(now + BREATH);
+                    return;
+                }
+            };
+            let socket = Local::new(socket);
+            let kept = socket.set_nonblocking(true).and_then(|()| keep_alive(&socket));
+            if kept.is_err() || !self.make_room() {
+                continue;
+            }
+            let _ = socket.set_nodelay(true);
+            let session = Session::new();
+            let (since, moved, deadline, ending) = (now, now, None, false);
+            self.clients.push(Client { socket, addr, session, since, moved, deadline, ending });
+        }
+    }
+
+    /// Room for one more: the oldest that has not proved the secret may have to go.
+    fn make_room(&mut self) -> bool {
+        let strangers = self.clients.iter().filter(|client| !client.session.is_open()).count();
+        if strangers < STORE_STRANGERS && self.clients.len() < STORE_CLIENTS {
+            return self.clients.try_reserve(1).is_ok();
+        }
+        // In the order in which they came.
+        match self.clients.iter().position(|client| !client.session.is_open()) {
+            Some(oldest) => drop(self.clients.remove(oldest)),
+            None => return false,
+        }
+        true
+    }
+
+    /// Answers what came, looks after who waits, and closes who has ended.
+    fn serve(&mut self, now: Instant) {
+        let Shared { memory, stop, secret, .. } = self.shared;
+        if self.paused.is_some_and(|until| until <= now) {
+            self.paused = None;
+        }
+        let mut under_way = 0;
+        // What one client sets another may wait for, so each looks last.
+        for client in &mut self.clients {
+            client.serve(memory, secret.as_deref(), stop);
+        }
+        for client in &mut self.clients {
+            client.look(memory, now);
+            under_way += client.session.bytes();
+            if under_way > STORE_UNDER_WAY && client.session.bytes() > PIECE {
+                under_way -= client.session.bytes();
+                client.drop_for(&format!("more than {STORE_UNDER_WAY} bytes are under way"));
+            } else if let Some(why) = client.is_late(now) {
+                client.drop_for(why);
+            }
+        }
+        self.clients.retain(|client| !client.ending || !client.session.output().is_empty());
+    }
+}
+
+fn keep_alive(socket: &TcpStream) -> std::io::Result<()> {
+    let fd = socket.as_raw_fd();
+    let set = |level, name, value: libc::c_int| {
+        let len = size_of::<libc::c_int>() as libc::socklen_t;
+        // SAFETY: the value outlives the call, and `len` is its size.
+        match unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), len) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
+    set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, KEEPALIVE)?;
+    set(libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, KEEPALIVE / 4)?;
+    set(libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 4)
+}
+
+impl Client {
+    /// Reads what is there; whether anything was.
+    fn read(&mut self, piece: &mut [u8]) -> bool {
+        match (&*self.socket).read(piece) {
+            Ok(0) => self.end(),
+            Ok(n) => {
+                if let Err(status) = self.session.receive(&piece[..n]) {
+                    self.drop_for(&status.message);
+                }
+                return true;
+            }
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(_) => self.end(),
+        }
+        false
+    }
+
+    /// Sends what there is; whether anything went.
+    fn write(&mut self) -> bool {
+        let mut moved = false;
+        while !self.session.output().is_empty() {
+            match (&*self.socket).write(self.session.output()) {
+                Ok(n) if n > 0 => {
+                    self.session.sent(n);
+                    moved = true;
+                }
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                _ => {
+                    self.end();
+                    break;
+                }
+            }
+        }
+        moved
+    }
+
+    /// It is gone: nothing more is said to it.
+    fn end(&mut self) {
+        self.ending = true;
+        let left = self.session.output().len();
+        self.session.sent(left);
+    }
+
+    fn drop_for(&mut self, why: &str) {
+        log::info(format_args!("a store closes its connection to {}: {why}", self.addr));
+        self.end();
+    }
+
+    fn serve(&mut self, memory: &Memory, secret: Option<&[u8]>, stop: &Stop) {
+        while !self.ending {
+            let until = Until { deadline: None, stop };
+            if let Err(status) = self.session.step(memory, secret, until) {
+                log::info(format_args!("a store turns {} away: {status}", self.addr));
+                self.ending = true;
+            }
+            // What goes at once makes room for the next answer.
+            if self.session.output().is_empty() || !self.write() {
+                return;
+            }
+        }
+    }
+
+    fn look(&mut self, memory: &Memory, now: Instant) {
+        let Some(waiting) = self.session.waiting() else { return };
+        if let Some(time) = waiting.time.take() {
+            self.deadline = time.and_then(|time| now.checked_add(time));
+        }
+        let over = self.deadline.is_some_and(|deadline| deadline <= now);
+        let looked = if over { self.session.time_out(memory) } else { self.session.look(memory) };
+        if looked.is_err() {
+            self.end();
+        }
+        if self.session.waiting().is_none() {
+            self.deadline = None;
+            self.write();
+        }
+    }
+
+    /// When to look after it, if nothing comes.
+    fn due(&self) -> Option<Instant> {
+        let stalls = !self.session.output().is_empty() || self.session.has_part();
+        let proof = (!self.session.is_open()).then_some(self.since + PROOF);
+        let stall = stalls.then_some(self.moved + STALL);
+        [proof, stall, self.deadline].into_iter().flatten().min()
+    }
+
+    fn is_late(&self, now: Instant) -> Option<&'static str> {
+        if !self.session.is_open() && now >= self.since + PROOF {
+            return Some("it has not proved the secret in time");
+        }
+        let stalls = !self.session.output().is_empty() || self.session.has_part();
+        (stalls && now >= self.moved + STALL).then_some("it does not get on")
+    }
+}
+
+/// The server's own process asks without a socket.
+impl Kind for Server {
+    fn name(&self) -> &str {
+        self.shared.memory.name()
+    }
+
+    fn set(
+        &self,
+        items: &[(&[u8], &[u8])],
+        lease: Option<LeaseId>,
+        until: Until<'_>,
+    ) -> Result<(), Status> {
+        self.shared.memory.set(items, lease, until)
+    }
+
+    fn get(&self, keys: &[&[u8]], until: Until<'_>) -> Result<Vec<Option<Vec<u8>>>, Status> {
+        self.shared.memory.get(keys, until)
+    }
+
+    fn missing(&self, keys: &[&[u8]], until: Until<'_>) -> Result<Vec<usize>, Status> {
+        self.shared.memory.missing(keys, until)
+    }
+
+    fn wait(&self, keys: &[&[u8]], until: Until<'_>) -> Result<Vec<usize>, Status> {
+        self.shared.memory.wait(keys, until)
+    }
+
+    fn add(
+        &self,
+        key: &[u8],
+        delta: i64,
+        lease: Option<LeaseId>,
+        until: Until<'_>,
+    ) -> Result<i64, Status> {
+        self.shared.memory.add(key, delta, lease, until)
+    }
+
+    fn compare_set(
+        &self,
+        key: &[u8],
+        expected: Option<&[u8]>,
+        desired: &[u8],
+        lease: Option<LeaseId>,
+        until: Until<'_>,
+    ) -> Result<Compared, Status> {
+        self.shared.memory.compare_set(key, expected, desired, lease, until)
+    }
+
+    fn delete(&self, keys: &[&[u8]], until: Until<'_>) -> Result<usize, Status> {
+        self.shared.memory.delete(keys, until)
+    }
+
+    fn lease(&self, id: LeaseId, ttl: Duration, until: Until<'_>) -> Result<(), Status> {
+        self.shared.memory.lease(id, ttl, until)
+    }
+
+    fn release(&self, id: LeaseId, until: Until<'_>) -> Result<(), Status> {
+        self.shared.memory.release(id, until)
+    }
+
+    fn nudge(&self) {
+        self.shared.memory.nudge();
+    }
+}

@@ -1,0 +1,298 @@
+//! One client of a TCP store, as its server sees it: bytes in, bytes out. No socket, no clock.
+
+use std::time::Duration;
+
+use super::wire::{self, MAX_FIRST, MAX_MESSAGE, Reply, Request, kind, malformed};
+use crate::bootstrap::auth::{Keys, TAG};
+use crate::room;
+use crate::status::Status;
+use crate::store::memory::Memory;
+use crate::store::{Kind, Until};
+use crate::wire::Writer;
+
+/// A client that waits for keys.
+pub struct Waiting {
+    keys: Vec<Box<[u8]>>,
+    /// Those before this have been there.
+    at: usize,
+    /// What is left of its time, until the server has made a deadline of it.
+    pub time: Option<Option<Duration>>,
+}
+
+enum Phase {
+    Hello,
+    /// It has been welcomed, and is to prove the secret.
+    Proof(Keys),
+    /// It asks. How many messages came, and went.
+    Open {
+        keys: Keys,
+        came: u64,
+        went: u64,
+    },
+}
+
+/// See the module's text.
+pub struct Session {
+    phase: Phase,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    /// Bytes of `output` that are on their way.
+    sent: usize,
+    waiting: Option<Waiting>,
+}
+
+/// Input and output that a client does not use are given back.
+const KEEP: usize = 64 << 10;
+
+impl Session {
+    /// A client that has just connected.
+    pub fn new() -> Session {
+        Session {
+            phase: Phase::Hello,
+            input: Vec::new(),
+            output: Vec::new(),
+            sent: 0,
+            waiting: None,
+        }
+    }
+
+    /// Whether it has proved the secret.
+    pub fn is_open(&self) -> bool {
+        matches!(self.phase, Phase::Open { .. })
+    }
+
+    /// Memory that it holds.
+    pub fn bytes(&self) -> usize {
+        self.input.capacity() + self.output.capacity()
+    }
+
+    /// What is to be sent.
+    pub fn output(&self) -> &[u8] {
+        &self.output[self.sent..]
+    }
+
+    /// So much of it was.
+    pub fn sent(&mut self, count: usize) {
+        self.sent += count;
+        if self.sent >= self.output.len() {
+            self.sent = 0;
+            self.output.clear();
+            if self.output.capacity() > KEEP {
+                self.output = Vec::new();
+            }
+        }
+    }
+
+    /// Whether more of it is read: not while an answer is under way, nor while it waits.
+    pub fn takes_input(&self) -> bool {
+        self.output.is_empty()
+    }
+
+    /// Whether a message has begun to come, and is not there.
+    pub fn has_part(&self) -> bool {
+        self.waiting.is_none() && !self.input.is_empty()
+    }
+
+    /// What waits for keys.
+    pub fn waiting(&mut self) -> Option<&mut Waiting> {
+        self.waiting.as_mut()
+    }
+
+    /// Bytes that came.
+    pub fn receive(&mut self, bytes: &[u8]) -> Result<(), Status> {
+        room::grow(&mut self.input, bytes.len(), "bytes of a client")?;
+        self.input.extend_from_slice(bytes);
+        if self.waiting.is_some() && self.input.len() > KEEP {
+            return Err(malformed("a question beside one that waits"));
+        }
+        Ok(())
+    }
+
+    /// Answers what has come, one question at a time. An error ends the connection, after what is to be sent.
+    pub fn step(
+        &mut self,
+        store: &Memory,
+        secret: Option<&[u8]>,
+        until: Until<'_>,
+    ) -> Result<(), Status> {
+        while self.waiting.is_none() && self.output.is_empty() {
+            let most = if self.is_open() { MAX_MESSAGE + TAG } else { MAX_FIRST };
+            let Some(len) = wire::whole(&self.input, most)? else { return Ok(()) };
+            if self.input.len() < len {
+                return Ok(());
+            }
+            let message: Vec<u8> = match self.input.len() == len {
+                true => std::mem::take(&mut self.input),
+                false => self.input.drain(..len).collect(),
+            };
+            if let Err(status) = self.on_message(&message, store, secret, until) {
+                self.reject(&status);
+                return Err(status);
+            }
+        }
+        Ok(())
+    }
+
+    /// Who does not yet know the protocol's keys is told why it is turned away.
+    fn reject(&mut self, status: &Status) {
+        if !self.is_open() {
+            let at = wire::begin(&mut self.output, kind::REJECT);
+            wire::put_status(&mut Writer::new(&mut self.output), status);
+            wire::finish(&mut self.output, at, 0);
+        }
+    }
+
+    fn on_message(
+        &mut self,
+        whole: &[u8],
+        store: &Memory,
+        secret: Option<&[u8]>,
+        until: Until<'_>,
+    ) -> Result<(), Status> {
+        match &mut self.phase {
+            Phase::Hello => {
+                let theirs = wire::greeted(kind::HELLO, &whole[4..])?;
+                let ours = random_nonce()?;
+                let welcome = wire::greeting(kind::WELCOME, &ours);
+                let keys = wire::derive(secret, whole, &welcome, [&theirs, &ours])?;
+                self.output.extend_from_slice(&welcome);
+                self.phase = Phase::Proof(keys);
+            }
+            Phase::Proof(keys) => {
+                if whole[4] != kind::AUTH {
+                    return Err(malformed(format!("type {} instead of a proof", whole[4])));
+                }
+                keys.verify_proof(true, &whole[5..])?;
+                self.output.extend_from_slice(&wire::proof(kind::READY, &keys.proof(false)));
+                let Phase::Proof(keys) = std::mem::replace(&mut self.phase, Phase::Hello) else {
+                    return Err(Status::internal("a store's client in no phase"));
+                };
+                self.phase = Phase::Open { keys, came: 0, went: 0 };
+            }
+            Phase::Open { keys, came, .. } => {
+                let message = wire::open(whole, keys, true, *came)?;
+                *came += 1;
+                let request = Request::decode(message)?;
+                if let Request::Wait { time, keys } = request {
+                    let all = keys.iter().map(|key| room::key(key)).collect::<Result<_, _>>()?;
+                    self.waiting = Some(Waiting { keys: all, at: 0, time: Some(time) });
+                    return self.look(store);
+                }
+                self.answer(&execute(store, request, until))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, reply: &Reply) -> Result<(), Status> {
+        let Phase::Open { keys, went, .. } = &mut self.phase else {
+            return Err(Status::internal("an answer before the secret was proved"));
+        };
+        let at = reply.encode(&mut self.output)?;
+        wire::seal(&mut self.output, at, keys, false, *went);
+        *went += 1;
+        Ok(())
+    }
+
+    /// Looks whether what it waits for is there.
+    pub fn look(&mut self, store: &Memory) -> Result<(), Status> {
+        let Some(waiting) = &mut self.waiting else { return Ok(()) };
+        waiting.at += store.there(&waiting.keys, waiting.at);
+        if waiting.at < waiting.keys.len() {
+            return Ok(());
+        }
+        self.waiting = None;
+        self.answer(&Reply::Indices(Vec::new()))
+    }
+
+    /// Its time is over: tells it what is missing.
+    pub fn time_out(&mut self, store: &Memory) -> Result<(), Status> {
+        let Some(waiting) = self.waiting.take() else { return Ok(()) };
+        let is_missing = |&i: &usize| store.there(&waiting.keys[i..=i], 0) == 0;
+        let missing = (waiting.at..waiting.keys.len()).filter(is_missing).collect();
+        self.answer(&Reply::Indices(missing))
+    }
+}
+
+impl Default for Session {
+    fn default() -> Session {
+        Session::new()
+    }
+}
+
+/// 32 random bytes.
+pub fn random_nonce() -> Result<[u8; 32], Status> {
+    let mut nonce = [0; 32];
+    let halves = [crate::bootstrap::random_id()?, crate::bootstrap::random_id()?];
+    nonce.copy_from_slice(halves.as_flattened());
+    Ok(nonce)
+}
+
+/// Does what a client asks for, but waiting.
+fn execute(store: &Memory, request: Request<'_>, until: Until<'_>) -> Reply {
+    let done = |result: Result<(), Status>| result.map(|()| Reply::Done);
+    let result = match request {
+        Request::Set { lease, items } => done(store.set(&items, lease, until)),
+        Request::Get { keys } => store.get(&keys, until).map(Reply::Values),
+        Request::Wait { .. } => Err(Status::internal("a wait that was to wait")),
+        Request::Add { lease, key, delta } => {
+            store.add(key, delta, lease, until).map(Reply::Number)
+        }
+        Request::CompareSet { lease, key, expected, desired } => {
+            store.compare_set(key, expected, desired, lease, until).map(Reply::Compared)
+        }
+        Request::Delete { keys } => {
+            store.delete(&keys, until).map(|count| Reply::Number(count as i64))
+        }
+        Request::Missing { keys } => store.missing(&keys, until).map(Reply::Indices),
+        Request::Lease { id, ttl } => done(store.lease(id, ttl, until)),
+        Request::Release { id } => done(store.release(id, until)),
+    };
+    result.unwrap_or_else(Reply::Failed)
+}
+
+/// For the fuzzer: a stranger's bytes to a server, and what one who knows the secret may ask, and how it may be answered.
+pub fn fuzz_store(bytes: &[u8]) {
+    let (store, Ok(stop)) = (Memory::new(), crate::store::stop::Stop::new()) else { return };
+    let until = Until::after(Some(Duration::ZERO), &stop);
+    let Some((&mode, rest)) = bytes.split_first() else { return };
+    match mode % 4 {
+        0 => {
+            let mut session = Session::new();
+            for piece in rest.chunks(usize::from(mode / 4) + 1) {
+                if session.receive(piece).and_then(|()| session.step(&store, None, until)).is_err()
+                {
+                    break;
+                }
+                let count = session.output().len();
+                session.sent(count);
+            }
+            assert!(!session.is_open(), "proved by chance");
+        }
+        1 => {
+            let _ = store.lease(7, Duration::from_secs(1), until);
+            for message in rest.split(|&b| b == 0xFF) {
+                let Ok(request) = Request::decode(message) else { continue };
+                let mut again = Vec::new();
+                let at = request.encode(&mut again).unwrap_or_default();
+                assert!(Request::decode(&again[at + 4..]).is_ok(), "what was read can be read");
+                if !matches!(request, Request::Wait { .. }) {
+                    execute(&store, request, until);
+                }
+            }
+        }
+        2 => {
+            let asked = usize::from(mode / 4);
+            if let Ok(reply) = Reply::decode(rest, asked) {
+                let mut again = Vec::new();
+                let at = reply.encode(&mut again).unwrap_or_default();
+                let same = Reply::decode(&again[at + 4..], asked);
+                assert!(same.is_ok_and(|same| match (&same, &reply) {
+                    (Reply::Failed(a), Reply::Failed(b)) => a.code == b.code,
+                    (a, b) => a == b,
+                }));
+            }
+        }
+        _ => crate::store::file::fuzz_file(rest),
+    }
+}

@@ -1,0 +1,106 @@
+//! How long an operation goes on: deadlines, pauses, tries.
+
+use std::time::{Duration, Instant};
+
+use super::stop::Stop;
+use crate::status::{Code, Reason, Status};
+
+/// How long an operation may take, and what ends it early.
+#[derive(Clone, Copy)]
+pub struct Until<'a> {
+    /// `None`: no deadline.
+    pub deadline: Option<Instant>,
+    /// The end of the view.
+    pub stop: &'a Stop,
+}
+
+impl<'a> Until<'a> {
+    /// So long from now on.
+    pub fn after(time: Option<Duration>, stop: &'a Stop) -> Until<'a> {
+        Until { deadline: time.and_then(|t| Instant::now().checked_add(t)), stop }
+    }
+
+    /// What is left, `None` for no deadline.
+    pub fn left(&self) -> Option<Duration> {
+        self.deadline.map(|d| d.saturating_duration_since(Instant::now()))
+    }
+
+    /// Whether the deadline has passed.
+    pub fn is_over(&self) -> bool {
+        self.left().is_some_and(|left| left.is_zero())
+    }
+
+    /// The same, or so long from now on if that is earlier.
+    pub fn at_most(&self, time: Duration) -> Until<'a> {
+        let early = Instant::now().checked_add(time);
+        Until { deadline: [self.deadline, early].into_iter().flatten().min(), stop: self.stop }
+    }
+
+    /// Sleeps so long, or until the deadline. An error if the view ends.
+    pub fn sleep(&self, time: Duration) -> Result<(), Status> {
+        self.stop.sleep(self.left().map_or(time, |left| left.min(time)))?;
+        Ok(())
+    }
+}
+
+/// Looks again and again for what is missing, with pauses from 1 ms to 20 ms.
+pub(crate) fn poll(
+    keys: &[&[u8]],
+    until: Until<'_>,
+    mut missing: impl FnMut(&[&[u8]]) -> Result<Vec<usize>, Status>,
+) -> Result<Vec<usize>, Status> {
+    let mut left: Vec<usize> = (0..keys.len()).collect();
+    let mut pause = Duration::from_millis(1);
+    loop {
+        let wanted: Vec<&[u8]> = left.iter().map(|&i| keys[i]).collect();
+        left = missing(&wanted)?.into_iter().filter_map(|at| left.get(at).copied()).collect();
+        if left.is_empty() || until.is_over() {
+            return Ok(left);
+        }
+        until.sleep(pause)?;
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+}
+
+/// How an attempt to reach a store failed.
+pub(crate) enum Failed {
+    /// It may be reached later, and nothing was done.
+    Again(Status),
+    /// It would fail again, or may have been done.
+    Finally(Status),
+}
+
+impl From<Status> for Failed {
+    fn from(status: Status) -> Failed {
+        Failed::Finally(status)
+    }
+}
+
+/// Tries until the deadline, with pauses from 5 ms to 500 ms.
+pub(crate) fn patiently<T>(
+    name: &str,
+    until: Until<'_>,
+    mut attempt: impl FnMut() -> Result<T, Failed>,
+) -> Result<T, Status> {
+    let begun = Instant::now();
+    let mut pause = Duration::from_millis(5);
+    let mut earlier = None;
+    loop {
+        let why = match attempt() {
+            Ok(done) => return Ok(done),
+            Err(Failed::Finally(status)) => return Err(status),
+            Err(Failed::Again(why)) => why,
+        };
+        until.stop.check()?;
+        if until.is_over() {
+            let time = begun.elapsed().as_secs_f64();
+            // The last try ended by the deadline, which tells less.
+            let why = earlier.unwrap_or(why).into_message();
+            let text = format!("{name} was not reached in {time:.3} s: {why}");
+            return Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline));
+        }
+        earlier = Some(why);
+        until.sleep(pause)?;
+        pause = (pause * 2).min(Duration::from_millis(500));
+    }
+}
