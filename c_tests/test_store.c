@@ -41,7 +41,7 @@ static void everything(enum store_kind kind) {
   CHECK_OK(rdma_store_check(s, keys, 3, 0, &there));
   CHECK(there);
   char a[1] = "", c[3] = "";
-  rdma_buffer_t buffers[3] = {{a, 1, 0}, {NULL, 0, 9}, {c, 2, 0}};
+  rdma_bytes_out_t buffers[3] = {{a, 1, 0}, {NULL, 0, 9}, {c, 2, 0}};
   CHECK_CODE(RDMA_OUT_OF_RANGE, rdma_store_multi_get(s, keys, buffers, 3, 0));
   CHECK(buffers[0].len == 1 && buffers[1].len == 0 && buffers[2].len == 3 && a[0] == 0);
   buffers[2].cap = 3;
@@ -318,7 +318,7 @@ static void arguments(void) {
   int32_t result;
   bool there;
   rdma_bytes_t key = bytes_of("k"), none = {NULL, 1}, empty = {"", 0};
-  rdma_buffer_t buffer = {buf, sizeof buf, 0}, bad_buffer = {NULL, 1, 0};
+  rdma_bytes_out_t buffer = {buf, sizeof buf, 0}, bad_buffer = {NULL, 1, 0};
   BAD(rdma_store_options_init(NULL, sizeof o));
   BAD(rdma_store_options_init(&o, 4));
   CHECK_OK(rdma_store_options_init(&o, sizeof o));

@@ -397,6 +397,46 @@
 #define RDMA_STORE_ABSENT 2
 
 /**
+ * Most bytes of the address of a pair.
+ */
+#define RDMA_PAIR_ADDRESS_MAX 4096
+
+/**
+ * rdma_pair_info_t.state: rdma_pair_connect was not called.
+ */
+#define RDMA_PAIR_CREATED 0
+
+/**
+ * rdma_pair_info_t.state: the other end has not answered.
+ */
+#define RDMA_PAIR_CONNECTING 1
+
+/**
+ * rdma_pair_info_t.state: both ends know each other.
+ */
+#define RDMA_PAIR_CONNECTED 2
+
+/**
+ * rdma_pair_info_t.state: it has ended; close it.
+ */
+#define RDMA_PAIR_BROKEN 3
+
+/**
+ * rdma_buffer_fn: a send has ended.
+ */
+#define RDMA_BUFFER_SENT 0
+
+/**
+ * rdma_buffer_fn: content has arrived.
+ */
+#define RDMA_BUFFER_RECEIVED 1
+
+/**
+ * rdma_buffer_fn: the pair has ended, nothing arrives any more.
+ */
+#define RDMA_BUFFER_BROKEN 2
+
+/**
  * A manager: one local worker identity, which owns everything else. Opaque.
  */
 struct rdma_mgr;
@@ -1175,7 +1215,7 @@ typedef struct rdma_store_ops rdma_store_ops_t;
 /**
  * Where a value goes.
  */
-struct rdma_buffer {
+struct rdma_bytes_out {
   /**
    * Memory for it. May be NULL where `cap` is 0.
    */
@@ -1193,7 +1233,67 @@ struct rdma_buffer {
 /**
  * Where a value goes.
  */
-typedef struct rdma_buffer rdma_buffer_t;
+typedef struct rdma_bytes_out rdma_bytes_out_t;
+
+/**
+ * Number of one end of a pair. Never used again by its manager; 0 is none.
+ */
+typedef uint64_t rdma_pair_t;
+
+/**
+ * What is known of a pair. Set struct_size before use.
+ */
+struct rdma_pair_info {
+  /**
+   * sizeof(rdma_pair_info_t) as the application was compiled.
+   */
+  size_t struct_size;
+  /**
+   * As given to rdma_pair_create.
+   */
+  uint64_t rank;
+  /**
+   * The other end's manager, 0 before rdma_pair_connect.
+   */
+  rdma_peer_t peer;
+  /**
+   * RDMA_PAIR_CREATED, RDMA_PAIR_CONNECTING, RDMA_PAIR_CONNECTED or RDMA_PAIR_BROKEN.
+   */
+  uint32_t state;
+  /**
+   * Why it is broken, RDMA_OK otherwise.
+   */
+  rdma_code_t code;
+  /**
+   * Buffers that were made and not destroyed.
+   */
+  uint64_t buffers;
+  /**
+   * Sends that have not ended.
+   */
+  uint64_t sends;
+};
+
+/**
+ * What is known of a pair.
+ */
+typedef struct rdma_pair_info rdma_pair_info_t;
+
+/**
+ * Number of a buffer of a pair. Never used again by its manager; 0 is none.
+ */
+typedef uint64_t rdma_buffer_t;
+
+/**
+ * Something happened to a buffer: RDMA_BUFFER_SENT, once for each send, whose result `code` is;
+ * RDMA_BUFFER_RECEIVED, once for each arrival; RDMA_BUFFER_BROKEN, once, to a receive buffer, and why.
+ * `message` is the text of an error, "" otherwise.
+ */
+typedef void (*rdma_buffer_fn)(rdma_buffer_t buffer,
+                               uint32_t event,
+                               rdma_code_t code,
+                               const char *message,
+                               void *userdata);
 
 /**
  * The parts of TensorFlow's key `src_device;src_incarnation;dst_device;edge_name;frame:iter`.
@@ -2245,7 +2345,7 @@ rdma_code_t rdma_store_get(const rdma_store_t *store,
  */
 rdma_code_t rdma_store_multi_get(const rdma_store_t *store,
                                  const rdma_bytes_t *keys,
-                                 rdma_buffer_t *buffers,
+                                 rdma_bytes_out_t *buffers,
                                  size_t count,
                                  int64_t timeout_ms);
 
@@ -2330,6 +2430,223 @@ rdma_code_t rdma_store_delete(const rdma_store_t *store,
                               size_t key_len,
                               int64_t timeout_ms,
                               bool *out_was_there);
+
+/**
+ * Makes one end of a pair, towards `rank`: a connection whose buffers are addressed by slot. `rank` is
+ * the application's, for errors and rdma_pair_info. A send waits `timeout_ms` (0: the manager's;
+ * RDMA_MSG_FOREVER: none) for the other end to open its slot.
+ *
+ * Threads: any. Close it with rdma_pair_close; rdma_mgr_destroy closes what is left.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `out_pair` NULL, wrong timeout;
+ * RDMA_RESOURCE_EXHAUSTED: too many pairs, no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a
+ * forked child; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_pair_create(rdma_mgr_t *mgr,
+                             uint64_t rank,
+                             int64_t timeout_ms,
+                             rdma_pair_t *out_pair);
+
+/**
+ * Gives the address of this end, bytes for the other end's rdma_pair_connect: at most
+ * RDMA_PAIR_ADDRESS_MAX. It travels over the runtime's own control plane, a store for instance, and
+ * whoever has it may connect. Listens if the manager does not yet. Writes all of it and its length, or,
+ * with RDMA_OUT_OF_RANGE, only the length needed; `address` NULL with cap 0 asks for the length.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_OUT_OF_RANGE: cap is too small; RDMA_INVALID_ARGUMENT: `mgr` or `out_len` NULL,
+ * `address` NULL with cap above 0; RDMA_NOT_FOUND: unknown pair; RDMA_FAILED_PRECONDITION: `mgr`
+ * destroyed or in a forked child; as rdma_mgr_listen if it has to listen; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_pair_address(rdma_mgr_t *mgr,
+                              rdma_pair_t pair,
+                              uint8_t *address,
+                              size_t cap,
+                              size_t *out_len);
+
+/**
+ * Connects this end to the one whose address is given, by rdma_pair_address of another manager, and
+ * waits at most `timeout_ms` until that one is connected to this one. With 0 it only begins to: buffers
+ * can be made and sent from at once, and rdma_pair_info tells. Both ends have to call it, in any order.
+ * Again with the same address is the same wait.
+ *
+ * Threads: any. Drives progress while it waits. `address` is copied; it is checked, and may come from
+ * anywhere.
+ *
+ * Returns RDMA_OK; RDMA_DEADLINE_EXCEEDED: not yet, it goes on; RDMA_UNAVAILABLE: the other end is gone,
+ * or cannot be reached; RDMA_UNAUTHENTICATED: wrong secret; RDMA_INVALID_ARGUMENT: `mgr` or `address`
+ * NULL, malformed, this manager's own, wrong timeout; RDMA_NOT_FOUND: unknown pair;
+ * RDMA_FAILED_PRECONDITION: connected elsewhere, inside a callback with a timeout, `mgr` destroyed or in
+ * a forked child; RDMA_RESOURCE_EXHAUSTED: too many peers, a buffer that cannot be registered;
+ * RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_pair_connect(rdma_mgr_t *mgr,
+                              rdma_pair_t pair,
+                              const uint8_t *address,
+                              size_t len,
+                              int64_t timeout_ms);
+
+/**
+ * Tells what is known of a pair. Why one is broken is left to rdma_last_error.
+ *
+ * Threads: any. Set out->struct_size first.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: an argument NULL, wrong struct_size; RDMA_NOT_FOUND: unknown
+ * pair; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_pair_info(rdma_mgr_t *mgr,
+                           rdma_pair_t pair,
+                           rdma_pair_info_t *out);
+
+/**
+ * Closes this end of a pair and destroys its buffers, as rdma_buffer_destroy. The other end hears of it:
+ * what waits there fails with RDMA_UNAVAILABLE.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_NOT_FOUND: unknown pair;
+ * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_RESOURCE_EXHAUSTED: no memory;
+ * RDMA_INTERNAL.
+ */
+rdma_code_t rdma_pair_close(rdma_mgr_t *mgr,
+                            rdma_pair_t pair);
+
+/**
+ * Makes a buffer from which rdma_buffer_send sends to the receive buffer of the same slot at the other
+ * end. Several of one slot are allowed. With `event` its sends are told there; without, to
+ * rdma_buffer_wait_send.
+ *
+ * Threads: any. The memory is the application's, of the host, and stays valid until rdma_buffer_destroy
+ * or rdma_pair_close has returned; what is being sent stays unchanged. `addr` NULL is allowed with len 0:
+ * for notices without content. `event` NULL is allowed.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `out_buffer` NULL, `addr` NULL with a length, len
+ * beyond the address space; RDMA_NOT_FOUND: unknown pair; RDMA_RESOURCE_EXHAUSTED: too many buffers, no
+ * memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; why the pair is broken;
+ * RDMA_INTERNAL.
+ */
+rdma_code_t rdma_buffer_create_send(rdma_mgr_t *mgr,
+                                    rdma_pair_t pair,
+                                    uint64_t slot,
+                                    void *addr,
+                                    size_t len,
+                                    rdma_buffer_fn event,
+                                    void *userdata,
+                                    rdma_buffer_t *out_buffer);
+
+/**
+ * Makes a buffer that the other end writes to by its sends to this slot: its memory is opened to it, now
+ * or as soon as the pair is connected, and until it is destroyed. One of each slot of a pair is allowed.
+ * With `event` arrivals are told there; without, to rdma_buffer_wait_recv. An arrival means that the
+ * content of that send, and of all that the other end posted before it, is in its place.
+ *
+ * Threads: any. The memory is the application's, of the host, and stays valid until rdma_buffer_destroy
+ * or rdma_pair_close has returned. `addr` NULL is allowed with len 0: for notices without content.
+ * `event` NULL is allowed.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `out_buffer` NULL, `addr` NULL with a length, len
+ * beyond the address space; RDMA_NOT_FOUND: unknown pair; RDMA_ALREADY_EXISTS: the slot has a receive
+ * buffer; RDMA_RESOURCE_EXHAUSTED: too many buffers, no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed
+ * or in a forked child; why the pair is broken; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_buffer_create_recv(rdma_mgr_t *mgr,
+                                    rdma_pair_t pair,
+                                    uint64_t slot,
+                                    void *addr,
+                                    size_t len,
+                                    rdma_buffer_fn event,
+                                    void *userdata,
+                                    rdma_buffer_t *out_buffer);
+
+/**
+ * Begins to send `len` bytes at `offset` of a send buffer, to `remote_offset` of the receive buffer of
+ * its slot at the other end: by one WRITE WITH IMMEDIATE, or several WRITEs where it is long. It waits
+ * for that buffer to be made there, and any number may be under way (65,536 of a pair). `len` 0 is a
+ * notice without content.
+ *
+ * Sends of one slot take effect in the order of the calls; those of a pair, too, but for sends that wait
+ * for their slot.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK: it has begun, and ends once, told to the buffer's callback or rdma_buffer_wait_send;
+ * RDMA_OUT_OF_RANGE: not within the buffer, or within the other end's, if that is known already;
+ * RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_NOT_FOUND: unknown buffer; RDMA_RESOURCE_EXHAUSTED: too many
+ * sends, no memory; RDMA_FAILED_PRECONDITION: a receive buffer, `mgr` destroyed or in a forked child; why
+ * the pair is broken; RDMA_INTERNAL.
+ * The end is RDMA_OK: the content is in its place; RDMA_OUT_OF_RANGE; RDMA_DEADLINE_EXCEEDED: the other
+ * end did not open the slot; RDMA_UNAVAILABLE: the other end is gone; RDMA_PERMISSION_DENIED: it destroyed
+ * its buffer meanwhile; RDMA_RESOURCE_EXHAUSTED: the memory cannot be registered; RDMA_DATA_LOSS,
+ * RDMA_INTERNAL.
+ */
+rdma_code_t rdma_buffer_send(rdma_mgr_t *mgr,
+                             rdma_buffer_t buffer,
+                             size_t offset,
+                             size_t len,
+                             uint64_t remote_offset);
+
+/**
+ * Waits until a send of the buffer has ended, and takes its end: as many calls as sends. Of a buffer
+ * without callback. `timeout_ms` 0: the manager's; RDMA_MSG_FOREVER: none.
+ *
+ * Threads: any. Drives progress while it waits.
+ *
+ * Returns RDMA_OK; how the send ended, as rdma_buffer_send tells; RDMA_DEADLINE_EXCEEDED: none has ended
+ * (nothing is changed by that); RDMA_INVALID_ARGUMENT: `mgr` NULL, wrong timeout; RDMA_NOT_FOUND: unknown
+ * buffer; RDMA_FAILED_PRECONDITION: no send is under way, a receive buffer, a buffer with a callback,
+ * inside a callback, `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` is being destroyed;
+ * RDMA_INTERNAL.
+ */
+rdma_code_t rdma_buffer_wait_send(rdma_mgr_t *mgr,
+                                  rdma_buffer_t buffer,
+                                  int64_t timeout_ms);
+
+/**
+ * Waits until content has arrived in the buffer, and takes that arrival: as many calls as the other end
+ * has sent. Of a buffer without callback. `timeout_ms` 0: the manager's; RDMA_MSG_FOREVER: none.
+ *
+ * Threads: any. Drives progress while it waits.
+ *
+ * Returns RDMA_OK; RDMA_DEADLINE_EXCEEDED: nothing has arrived (nothing is changed by that); why the pair
+ * is broken, after all arrivals were taken: RDMA_UNAVAILABLE, RDMA_DATA_LOSS, RDMA_CANCELLED;
+ * RDMA_INVALID_ARGUMENT: `mgr` NULL, wrong timeout; RDMA_NOT_FOUND: unknown buffer;
+ * RDMA_FAILED_PRECONDITION: a send buffer, a buffer with a callback, inside a callback, `mgr` destroyed or
+ * in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_buffer_wait_recv(rdma_mgr_t *mgr,
+                                  rdma_buffer_t buffer,
+                                  int64_t timeout_ms);
+
+/**
+ * Tells how many ends of sends and how many arrivals of a buffer could be taken at once. Drives progress
+ * once if there are none. `out_sent` or `out_received` NULL: not wanted.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_NOT_FOUND: unknown buffer;
+ * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_buffer_test(rdma_mgr_t *mgr,
+                             rdma_buffer_t buffer,
+                             uint64_t *out_sent,
+                             uint64_t *out_received);
+
+/**
+ * Destroys a buffer. Its sends that wait are dropped, those under way end; nobody is told. When this
+ * returns, neither the library nor the other end reads or writes its memory any more, and its callback
+ * does not run. Where the other end is slow that takes up to 2 seconds; then the connection to it ends,
+ * and with it its pairs. What the other end sends to the slot afterwards waits for the next receive
+ * buffer of it.
+ *
+ * Threads: any. Inside a callback of `mgr`, connections end at once rather than be waited for, and a
+ * callback of the buffer that runs is not waited for.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_NOT_FOUND: unknown buffer;
+ * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_buffer_destroy(rdma_mgr_t *mgr,
+                                rdma_buffer_t buffer);
 
 /**
  * Takes a key of TensorFlow apart: `src_device;src_incarnation;dst_device;edge_name;frame:iter`,

@@ -34,6 +34,10 @@ pub const WAITING: usize = 131_072;
 pub const WAITING_BYTES: usize = 64 << 20;
 /// The same of all peers together.
 pub const WAITING_BYTES_ALL: usize = 256 << 20;
+/// Sends of a pair that are under way.
+pub const PAIR_SENDS: usize = 65_536;
+/// Slots that the other end of a pair has open.
+pub const GRANTS: usize = 65_536;
 /// Posts that wait on a channel, from which on it takes no more receives.
 pub const ASKS: usize = 262_144;
 /// Posts that wait on a channel.
@@ -186,6 +190,19 @@ pub const LIMITS: &[Limit] = &[
         Follows,
         Number(CAPACITY),
         "`RESOURCE_EXHAUSTED` for the call",
+    ),
+    limit(
+        "pairs; their buffers",
+        Follows,
+        Words("1,048,576 each"),
+        "`RESOURCE_EXHAUSTED` for the call",
+    ),
+    limit("sends of a pair", Number(PAIR_SENDS), Follows, "`RESOURCE_EXHAUSTED` for the call"),
+    limit(
+        "slots that the other end of a pair has open",
+        Number(GRANTS),
+        Follows,
+        "the pair ends with `RESOURCE_EXHAUSTED`",
     ),
     limit(
         "messages that one turn takes of a connection, about",

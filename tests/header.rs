@@ -19,6 +19,7 @@ const SOURCES: &[&str] = &[
     "message_ends",
     "store",
     "store_calls",
+    "pairs",
     "keys",
     "source",
     "observe",

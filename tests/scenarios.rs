@@ -109,6 +109,8 @@ mod messages_walks;
 mod metadata;
 #[path = "scenarios/ops.rs"]
 mod ops;
+#[path = "scenarios/pairs.rs"]
+mod pairs;
 #[path = "scenarios/peers.rs"]
 mod peers;
 #[path = "scenarios/responses.rs"]

@@ -1,8 +1,8 @@
 //! What arrives on a channel: messages, immediates, the ends of operations; and what a channel needs after each.
 
 use super::channel::{ChanId, Channel};
-use super::{Engine, Fx, OWED_BYTES_ALL, WR_IMM, WR_KIND, WR_REQUEST, WR_RESPONSE, seal};
-use crate::protocol::message::{self, IMM_ACK, IMM_MESSAGE, Message};
+use super::{Engine, Fx, OWED_BYTES_ALL, WR_IMM, WR_KIND, WR_REQUEST, WR_RESPONSE, WR_SLOT, seal};
+use crate::protocol::message::{self, IMM_ACK, IMM_MESSAGE, IMM_SLOT, IMM_SLOT_LAST, Message};
 use crate::status::{Code, Status};
 
 impl Engine {
@@ -90,6 +90,7 @@ impl Engine {
             Message::MsgWindow { limit } => self.on_msg_window(ch, limit),
             Message::MsgWithdraw { number, sync } => self.on_msg_withdraw(fx, ch, number, sync),
             Message::MsgWithdrawn { number, sync } => self.on_msg_withdrawn(fx, ch, number, sync),
+            Message::Pair(m) => self.on_pair(fx, ch, m),
             // A fragment inside a reassembled message.
             Message::Fragment { .. } => self.violation(ch, Status::invalid("nested fragments")),
         }
@@ -106,6 +107,7 @@ impl Engine {
         match imm {
             IMM_ACK => channel.on_ack(),
             IMM_MESSAGE => {}
+            IMM_SLOT..=IMM_SLOT_LAST => self.on_slot_written(fx, ch, imm),
             index => self.on_written(fx, ch, index, None),
         }
         self.settle(fx, ch);
@@ -122,6 +124,7 @@ impl Engine {
         match wr & WR_KIND {
             WR_RESPONSE => self.on_write_done(fx, ch, index, result),
             WR_REQUEST => self.on_read_done(fx, ch, index, result),
+            WR_SLOT => self.on_slot_done(fx, index, result),
             _ => {}
         }
         self.settle(fx, ch);

@@ -70,6 +70,17 @@ pub trait Fx {
     /// Opens memory for operations on this channel, by either end as `access` says.
     fn open(&mut self, ch: ChanId, addr: u64, len: u64, access: Access)
     -> Result<Window, MapError>;
+    /// Opens memory for as long as it is wanted, which a copy would not do for: it is registered if it is not.
+    fn pin(&mut self, ch: ChanId, addr: u64, len: u64, access: Access) -> Result<Window, Status> {
+        match self.open(ch, addr, len, access) {
+            Ok(window) => Ok(window),
+            Err(MapError::Failed(status)) => Err(status),
+            Err(MapError::NeedProxy) => {
+                let text = format!("{len} bytes at {addr:#x} are not registered");
+                Err(Status::new(crate::status::Code::ResourceExhausted, text))
+            }
+        }
+    }
     /// Opens memory of a device, if it is registered and the channel's provider reaches it there.
     fn open_device(&mut self, ch: ChanId, addr: u64, len: u64, device: u32) -> Option<Window>;
     /// Closes it; afterwards no peer touches it through this window.
@@ -200,6 +211,13 @@ pub enum Work {
     Call(Box<dyn FnOnce() + Send>),
     /// Tells it of peers; see `Engine::next_peer_event`.
     PeerEvents,
+    /// Tells it of a buffer; see `Engine::next_buffer_event`.
+    BufferEvents {
+        /// The buffer.
+        buffer: u32,
+        /// As in `RecvDone`.
+        memory: (u64, u64),
+    },
     /// Copies within the host; `Engine::copied` follows.
     HostCopy {
         /// Token for `copied`.

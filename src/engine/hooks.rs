@@ -138,6 +138,7 @@ impl Engine {
         let sends = self.responses.iter().filter(|(_, r)| of(Some(r.peer)) && r.is_sending());
         let posted = self.channels.iter().filter(|(_, c)| of(Some(c.peer)) && c.waits());
         let offered = if peer.is_none() { self.table.counts().0 } else { 0 };
-        receives + sends.count() + posted.count() + offered + self.messages.under_way(peer)
+        let front = self.messages.under_way(peer) + self.pairs.under_way(peer);
+        receives + sends.count() + posted.count() + offered + front
     }
 }

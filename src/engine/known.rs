@@ -43,6 +43,8 @@ pub struct Peer {
     pub(super) queue: VecDeque<u32>,
     /// Messages that wait to be sent, in order.
     pub(super) outbox: Fifo,
+    /// Pairs that wait for its word.
+    pub(super) pairs: usize,
     pub(super) cache: Cache,
     /// Grows with each connection.
     used: u64,
@@ -56,6 +58,7 @@ impl Peer {
             && self.waiting == 0
             && self.queue.is_empty()
             && self.outbox.is_empty()
+            && self.pairs == 0
     }
 }
 
@@ -206,6 +209,7 @@ impl Peers {
             guest,
             queue: VecDeque::new(),
             outbox: Fifo::default(),
+            pairs: 0,
             cache: Cache::new(cache),
             used: 0,
         };

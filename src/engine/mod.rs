@@ -48,6 +48,7 @@ use deadlines::Deadlines;
 use due::Owner;
 pub use due::{Callback, Due};
 use front::message::Messages;
+use front::pair::Pairs;
 use front::rendezvous::Table;
 pub use fx::{Buffer, Fx, Held, MapError, Offer, Window, Work};
 pub use hooks::{EndedFn, Hooks, PeerFn};
@@ -73,6 +74,7 @@ const SHORT_ERROR_TEXT: usize = 64;
 const WR_RESPONSE: u64 = 1 << 56;
 const WR_REQUEST: u64 = 2 << 56;
 const WR_MESSAGE: u64 = 3 << 56;
+const WR_SLOT: u64 = 4 << 56;
 /// Set in the tag of writes with immediate.
 const WR_IMM: u64 = 1 << 32;
 const WR_KIND: u64 = 0xFF << 56;
@@ -168,6 +170,7 @@ pub struct Engine {
     table: Table,
     /// Apart: a manager is to fit a page.
     messages: Box<Messages>,
+    pairs: Box<Pairs>,
     kept: HashMap<u64, Kept>,
     devices: Vec<Arc<dyn DeviceOps>>,
     source: Option<SourceFn>,
@@ -208,6 +211,7 @@ impl Engine {
             responses: Slab::default(),
             table: Table::new(),
             messages: Box::new(Messages::new()),
+            pairs: Box::new(Pairs::new()),
             kept: HashMap::default(),
             devices: Vec::new(),
             source: None,
@@ -239,7 +243,8 @@ impl Engine {
 
     /// Operations that have not ended: requests and messages, responses.
     pub fn outstanding(&self) -> (usize, usize) {
-        (self.requests.len() + self.messages.under_way(None), self.responses.len())
+        let front = self.messages.under_way(None) + self.pairs.ending();
+        (self.requests.len() + front, self.responses.len())
     }
 
     /// Waiting tensors and receives in the table.
@@ -255,7 +260,8 @@ impl Engine {
             + self.responses.len()
             + self.table.tensors()
             + self.messages.len()
-            + 3;
+            + self.pairs.load()
+            + 5;
         let told = self.source.is_none() || self.told.fits(self.responses.len() + 1);
         let room = told && fx.fits(live);
         let text = "no memory for one more operation";

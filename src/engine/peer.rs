@@ -129,7 +129,7 @@ impl Engine {
     fn dismiss_guest(&mut self, fx: &mut impl Fx) -> bool {
         let idle = |c: &Channel| {
             let guest = self.peers.get(c.peer).is_some_and(|p| p.guest);
-            guest && c.responses.is_empty() && !c.waits()
+            guest && c.responses.is_empty() && !c.waits() && !self.pairs.use_channel(c.id)
         };
         let channels = self.channels.iter().filter(|(_, c)| idle(c));
         let Some((_, ch)) = channels.map(|(i, c)| (c.used, i)).min() else { return false };
@@ -163,9 +163,10 @@ impl Engine {
 
     /// Whether requests wait for a connection to this peer.
     pub fn wants_connection(&self, peer: u32) -> bool {
-        self.peers
-            .get(peer)
-            .is_some_and(|p| p.channels.is_empty() && !(p.queue.is_empty() && p.outbox.is_empty()))
+        self.peers.get(peer).is_some_and(|p| {
+            let waits = !p.queue.is_empty() || !p.outbox.is_empty() || p.pairs > 0;
+            p.channels.is_empty() && waits
+        })
     }
 
     /// Ends the channels of a peer's other incarnations. Only for who proved more than the peer's name.
@@ -251,6 +252,7 @@ impl Engine {
         if let Some(c) = self.channels.get_mut(ch) {
             c.flow.queued = true;
         }
+        self.pairs_channel_open(fx, peer, ch);
         self.settle(fx, ch);
     }
 
@@ -304,6 +306,7 @@ impl Engine {
         for i in responses.responses() {
             self.close_source(fx, i);
         }
+        self.close_pairs_windows(fx, ch);
         fx.end_channel(ch);
         at = 0;
         while let Some(i) = self.requests.next(&mut at, |r| r.ch == Some(ch)) {
@@ -317,9 +320,11 @@ impl Engine {
             self.response_lost_channel(fx, i, &status);
         }
         self.messages_lost_channel(fx, ch, &status);
+        self.pairs_lost_channel(fx, ch, &status);
         // They were to come after what was lost.
         if let Some(peer) = carried {
             self.fail_outbox(fx, peer, &status);
+            self.fail_pairs(fx, peer, &status);
         }
     }
 
@@ -337,6 +342,7 @@ impl Engine {
             self.fail(fx, request, status.clone());
         }
         self.fail_outbox(fx, peer, &status);
+        self.fail_pairs(fx, peer, &status);
         for ch in channels {
             self.say_goodbye(fx, ch, &status);
             self.channel_down(fx, ch, status.clone());

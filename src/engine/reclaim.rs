@@ -116,7 +116,9 @@ impl Engine {
         }
         self.reclaim_requests(fx, range, force);
         self.reclaim_responses(fx, range, force);
+        let pairs = self.reclaim_pairs(fx, range, force);
         let busy = self.reclaim_messages(fx, range)
+            || pairs
             || !whole
             || self.requests.iter().any(|(_, r)| r.uses(range) == Use::Busy)
             || self.responses.iter().any(|(_, r)| r.uses(range) == Use::Busy);

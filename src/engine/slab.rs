@@ -1,6 +1,6 @@
 //! A table addressed by an index of 20 bits with a generation of 12.
 //!
-//! The index travels as the immediate of writes, so it stays below the two reserved values, and a
+//! The index travels as the immediate of writes, so it stays below the reserved values, and a
 //! late one of an earlier occupant does not match. Freed slots are reused in the order in which
 //! they became free, which puts the most operations between two uses of one index.
 
@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 
 const SLOT_BITS: u32 = 20;
 pub(super) const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
-// 0xFFF would reach the reserved immediates.
-const GENERATIONS: u32 = 0xFFF;
+// 0xFFE are the immediates of slots, 0xFFF would reach the reserved ones.
+const GENERATIONS: u32 = 0xFFE;
 
 /// Most occupants.
 pub const CAPACITY: usize = 1 << SLOT_BITS;
@@ -60,7 +60,7 @@ impl<T> Vacancy<'_, T> {
 }
 
 // Reuse begins only when so many slots are free: a generation then lasts at least this many
-// operations times 4095.
+// operations times 4094.
 const MIN_FREE: usize = 64;
 
 impl<T> Slab<T> {
@@ -221,7 +221,7 @@ mod tests {
         let mut slab = Slab::default();
         for _ in 0..64 * 5000 {
             let i = slab.insert(()).unwrap();
-            assert!(i < crate::protocol::message::IMM_ACK);
+            assert!(i < crate::protocol::message::IMM_SLOT);
             slab.remove(i);
         }
     }

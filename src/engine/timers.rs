@@ -46,7 +46,9 @@ impl Engine {
             self.expire_request(fx, index);
         }
         self.expire_messages(fx, now);
+        self.expire_slot_sends(fx, now);
         let earliest = self.deadlines.next().min(self.messages.next_deadline());
+        let earliest = earliest.min(self.pairs.next_deadline());
         // Not more than once a millisecond, however many deadlines there are.
         let earliest = earliest.min(self.table.next_deadline());
         self.next_deadline =
@@ -156,5 +158,6 @@ impl Engine {
             self.refuse_asked(fx, index, &status);
         }
         self.end_messages(fx, &status);
+        self.end_pairs(fx, &status);
     }
 }

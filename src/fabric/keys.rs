@@ -53,6 +53,13 @@ impl<K: Copy> Keys<K> {
         (key, self.rest.get(n).map_or(u64::MAX, |r| r.0))
     }
 
+    /// Those of the range from an offset on.
+    pub fn after(&self, offset: u64) -> Keys<K> {
+        let n = self.rest.partition_point(|r| r.0 <= offset);
+        let rest = self.rest[n..].iter().map(|&(at, key)| (at - offset, key)).collect();
+        Keys { first: self.at(offset).0, rest }
+    }
+
     /// The same regions with other keys.
     pub fn map<L: Copy>(&self, f: impl Fn(K) -> L) -> Keys<L> {
         Keys { first: f(self.first), rest: self.rest.iter().map(|&(at, k)| (at, f(k))).collect() }
@@ -123,6 +130,8 @@ mod tests {
         assert_eq!(k.at(u64::MAX), (3, u64::MAX));
         assert_eq!(k.iter().collect::<Vec<_>>(), [1, 2, 3]);
         assert_eq!(k.map(|n| n + 1), keys(2, &[(10, 3), (20, 4)]));
+        assert_eq!((k.after(0), k.after(15)), (k.clone(), keys(2, &[(5, 3)])));
+        assert_eq!([k.after(10), k.after(20)], [keys(2, &[(10, 3)]), keys(3, &[])]);
     }
 
     /// Every byte goes once, with the keys that hold there, in pieces that are not too long.

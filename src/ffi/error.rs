@@ -77,7 +77,8 @@ pub(super) fn panicked(place: &str, payload: Box<dyn Any + Send>) -> Status {
     Status::internal(format!("caught a panic, which is a defect of the library: {text}"))
 }
 
-fn record(function: &str, status: &Status) {
+/// Makes a status this thread's last error.
+pub(super) fn record(function: &str, status: &Status) {
     let _ = LAST.try_with(|last| {
         let mut last = last.borrow_mut();
         last.clear();

@@ -4,6 +4,7 @@
 //! their defaults. One compiled with a newer header passes a larger one: what this library does
 //! not know is not read, and is not written.
 
+use super::pairs::rdma_pair_info;
 use super::types::*;
 use crate::status::Status;
 
@@ -170,6 +171,7 @@ versioned! {
     rdma_peer_info, "rdma_peer_info_t", 848;
     rdma_msg_options, "rdma_msg_options_t", 40;
     rdma_msg_status, "rdma_msg_status_t", 56;
+    rdma_pair_info, "rdma_pair_info_t", 48;
     rdma_parsed_key, "rdma_parsed_key_t", 80;
     rdma_store_options, "rdma_store_options_t", 40;
     rdma_store_ops, "rdma_store_ops_t", 64;

@@ -168,7 +168,7 @@ pub unsafe extern "C" fn rdma_store_get(
 pub unsafe extern "C" fn rdma_store_multi_get(
     store: *const rdma_store_t,
     keys: *const rdma_bytes_t,
-    buffers: *mut rdma_buffer_t,
+    buffers: *mut rdma_bytes_out_t,
     count: usize,
     timeout_ms: i64,
 ) -> rdma_code_t {

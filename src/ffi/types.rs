@@ -618,7 +618,7 @@ pub type rdma_bytes_t = rdma_bytes;
 /// Where a value goes.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct rdma_buffer {
+pub struct rdma_bytes_out {
     /// Memory for it. May be NULL where `cap` is 0.
     pub data: *mut c_void,
     /// How many bytes there are.
@@ -627,7 +627,7 @@ pub struct rdma_buffer {
     pub len: usize,
 }
 /// Where a value goes.
-pub type rdma_buffer_t = rdma_buffer;
+pub type rdma_bytes_out_t = rdma_bytes_out;
 
 /// Options of a store. Prepare it with rdma_store_options_init, or set struct_size and the rest to
 /// zero.

@@ -162,7 +162,8 @@ fn given_back(work: &Work) -> (u64, u64) {
     match work {
         Work::RecvDone { memory, .. }
         | Work::SendDone { memory, .. }
-        | Work::MessageDone { memory, .. } => *memory,
+        | Work::MessageDone { memory, .. }
+        | Work::BufferEvents { memory, .. } => *memory,
         _ => (0, 0),
     }
 }

@@ -189,6 +189,7 @@ impl Manager {
             }
             Work::Call(call) => call(),
             Work::PeerEvents => self.tell_of_peers(),
+            Work::BufferEvents { buffer, .. } => self.tell_of_buffer(buffer),
             Work::HostCopy { token, dst, src, len } => {
                 let begun = self.core.lock().engine.copy_begins(token);
                 if begun.is_ok() {

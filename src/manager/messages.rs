@@ -20,7 +20,7 @@ pub enum Timeout {
 }
 
 impl Timeout {
-    fn nanos(self) -> Option<u64> {
+    pub(super) fn nanos(self) -> Option<u64> {
         match self {
             Timeout::Default => None,
             Timeout::After(time) => Some(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),

@@ -45,6 +45,7 @@ mod meet;
 mod memory;
 mod messages;
 mod near;
+mod pairs;
 mod peers;
 mod report;
 mod seam;

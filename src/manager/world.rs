@@ -420,6 +420,22 @@ impl Fx for World {
         }
     }
 
+    fn pin(&mut self, ch: ChanId, addr: u64, len: u64, access: Access) -> Result<Window, Status> {
+        let gone = || Status::gone("the connection ended");
+        let link = self.links.get(&ch).ok_or_else(gone)?;
+        let kind = link.ep.0 as usize;
+        let adapter = self.adapters[kind].as_mut().ok_or_else(gone)?;
+        if !adapter.caps().windows
+            && let Some(keys) = self.regions.find(kind, addr, len, 0)
+        {
+            return Ok(Window { keys, owned: false });
+        }
+        // SAFETY: as of `open`.
+        let keys = unsafe { memory::open(adapter.as_mut(), addr, len, access) }?;
+        keys.iter().for_each(|mr| adapter.grant(link.ep.1, mr));
+        Ok(Window { keys, owned: true })
+    }
+
     fn open_device(&mut self, ch: ChanId, addr: u64, len: u64, device: u32) -> Option<Window> {
         let kind = self.links.get(&ch)?.ep.0 as usize;
         let keys = self.regions.find(kind, addr, len, device)?;

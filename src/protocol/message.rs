@@ -9,8 +9,10 @@ use crate::fabric::keys::{Keys, Place};
 use crate::status::Status;
 use crate::wire::Reader;
 
+mod pairs;
 mod usual;
 
+pub use pairs::{IMM_SLOT, IMM_SLOT_LAST, PairMessage};
 pub use usual::{Short, UsualMeta, UsualRequest, usual_content, usual_msg, usual_request};
 
 /// Immediate of a write that only returns credits.
@@ -179,6 +181,8 @@ pub enum Message<'a> {
     MsgWithdraw { number: u32, sync: bool },
     /// It was taken back: nothing had met it.
     MsgWithdrawn { number: u32, sync: bool },
+    /// Between the ends of a pair.
+    Pair(PairMessage<'a>),
 }
 
 fn put_header(out: &mut Vec<u8>, kind: u8, flags: u8) {
@@ -296,6 +300,7 @@ pub fn head_len(message: &Message<'_>) -> usize {
             Message::Content(c) => c.meta.as_ref().map_or(0, meta),
             Message::MsgOffer(m) => m.source.as_ref().map_or(0, place),
             Message::MsgGrant { dst, .. } => place(dst),
+            Message::Pair(m) => 12 * m.regions(),
             _ => 0,
         }
 }
@@ -434,6 +439,7 @@ pub fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
         }
         Message::MsgWithdraw { number, sync } => put_number(out, MSG_WITHDRAW, *sync, *number),
         Message::MsgWithdrawn { number, sync } => put_number(out, MSG_WITHDRAWN, *sync, *number),
+        Message::Pair(m) => pairs::put(out, m),
     }
 }
 
@@ -552,6 +558,7 @@ pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
         MSG_WINDOW => Message::MsgWindow { limit: r.u64()? },
         MSG_WITHDRAW => Message::MsgWithdraw { number: r.u32()?, sync: flags & F_SYNC != 0 },
         MSG_WITHDRAWN => Message::MsgWithdrawn { number: r.u32()?, sync: flags & F_SYNC != 0 },
+        pairs::FIRST..=pairs::LAST => pairs::get(&mut r, kind, flags)?,
         other => return Err(Status::invalid(format!("message type {other} is not known"))),
     };
     Ok((message, credits))
@@ -565,6 +572,7 @@ fn tail<'a>(message: &Message<'a>) -> &'a [u8] {
         Message::Content(c) => c.content,
         Message::Fragment { bytes, .. } => bytes,
         Message::Msg { content, .. } => content,
+        Message::Pair(PairMessage::Bye { text, .. }) => text,
         _ => &[],
     }
 }

@@ -1,6 +1,6 @@
 //! What is on its way, by kind. The one place that looks into messages.
 
-use rdma_transport::protocol::message::{self, Content, IMM_ACK, Message};
+use rdma_transport::protocol::message::{self, Content, IMM_ACK, Message, PairMessage};
 use rdma_transport::status::Status;
 
 use super::common::net::Op;
@@ -34,6 +34,13 @@ pub enum Kind {
     MsgWindow,
     MsgWithdraw,
     MsgWithdrawn,
+    PairHello,
+    PairBye,
+    SlotOpen,
+    SlotClose,
+    SlotClosed,
+    SlotDone,
+    SlotChecked,
     /// A write that says that the content is there.
     Imm,
     /// A write that returns credits.
@@ -80,6 +87,15 @@ pub fn kind(bytes: &[u8]) -> Kind {
         Ok((Message::MsgWindow { .. }, _)) => Kind::MsgWindow,
         Ok((Message::MsgWithdraw { .. }, _)) => Kind::MsgWithdraw,
         Ok((Message::MsgWithdrawn { .. }, _)) => Kind::MsgWithdrawn,
+        Ok((Message::Pair(m), _)) => match m {
+            PairMessage::Hello { .. } => Kind::PairHello,
+            PairMessage::Bye { .. } => Kind::PairBye,
+            PairMessage::Open { .. } => Kind::SlotOpen,
+            PairMessage::Close { .. } => Kind::SlotClose,
+            PairMessage::Closed { .. } => Kind::SlotClosed,
+            PairMessage::Done { .. } => Kind::SlotDone,
+            PairMessage::Checked { .. } => Kind::SlotChecked,
+        },
         Err(_) => Kind::Garbage,
     }
 }

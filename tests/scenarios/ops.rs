@@ -288,6 +288,7 @@ impl Stage {
             Work::MessageDone { op, end, .. } => self.message_done(node, op, end),
             Work::Call(call) => call(),
             Work::PeerEvents => {}
+            Work::BufferEvents { buffer, .. } => self.buffer_events(node, buffer),
             Work::HostCopy { token, dst, src, len } => {
                 self.later(node, Answer::Copy { token, dst: (dst, false), src: (src, false), len });
             }

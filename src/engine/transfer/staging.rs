@@ -6,7 +6,7 @@ use super::inbound::State;
 use super::outbound::{RState, Response};
 use super::protocols::data_loss;
 use crate::api::*;
-use crate::engine::{Engine, Fx, WR_KIND, WR_MESSAGE, WR_REQUEST, WR_RESPONSE, Work};
+use crate::engine::{Engine, Fx, WR_KIND, WR_MESSAGE, WR_REQUEST, WR_RESPONSE, WR_SLOT, Work};
 use crate::protocol::message::Message;
 use crate::status::{Code, Reason, Status};
 
@@ -54,6 +54,9 @@ impl Engine {
     /// A checksum that the engine had asked for has been computed.
     pub fn hashed(&mut self, fx: &mut impl Fx, token: u64, result: Result<u64, Status>) {
         let index = token as u32;
+        if token & WR_KIND == WR_SLOT {
+            return self.slot_hashed(fx, token, result);
+        }
         if token & WR_KIND == WR_RESPONSE {
             let of = self.responses.get_mut(index);
             let of = of.filter(|r| matches!(r.state, RState::Staging));
@@ -141,6 +144,9 @@ impl Engine {
         let index = token as u32;
         if token & WR_KIND == WR_MESSAGE {
             return self.message_copy_begins(index);
+        }
+        if token & WR_KIND == WR_SLOT {
+            return self.slot_hash_begins(token);
         }
         let found = if token & WR_KIND == WR_RESPONSE {
             self.responses.get_mut(index).map(|r| (&mut r.copying, &r.ended))

@@ -3,10 +3,10 @@
 use super::matching::{Arrived, Content};
 use super::{Envelope, Party, State};
 use crate::engine::channel::ChanId;
-use crate::engine::transfer::outbound::{RState, Response, UNASKED};
+use crate::engine::transfer::outbound::{RState, Response};
 use crate::engine::{Engine, Fx, Work};
 use crate::fabric::keys::Place;
-use crate::protocol::message::{Message, MsgOffer};
+use crate::protocol::message::{IMM_SLOT, Message, MsgOffer};
 use crate::status::{Code, Status};
 
 impl Engine {
@@ -127,7 +127,7 @@ impl Engine {
         (dst, len): (Place, u64),
     ) {
         let Some(c) = self.channels.get_mut(ch) else { return };
-        if request >= UNASKED || c.responses.get(request).is_some() {
+        if request >= IMM_SLOT || c.responses.get(request).is_some() {
             let text =
                 format!("MSG_GRANT for the request {request:#x}, which is asked for already");
             return self.violation(ch, Status::invalid(text));

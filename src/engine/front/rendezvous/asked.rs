@@ -7,9 +7,9 @@ use crate::engine::channel::ChanId;
 use crate::engine::list::Links;
 use crate::engine::slab::CAPACITY;
 use crate::engine::transfer::ending::source_memory;
-use crate::engine::transfer::outbound::{Asked, RState, Response, To, UNASKED, response_in_step};
+use crate::engine::transfer::outbound::{Asked, RState, Response, To, response_in_step};
 use crate::engine::{Engine, Fx, Work, seal};
-use crate::protocol::message::{self, UsualMeta, UsualRequest};
+use crate::protocol::message::{self, IMM_SLOT, UsualMeta, UsualRequest};
 use crate::status::{Code, Status};
 
 impl Engine {
@@ -68,7 +68,7 @@ impl Engine {
         let now = fx.now();
         let c = self.channels.get_mut(to.ch)?;
         let peer = c.peer;
-        let taken = to.request >= UNASKED || c.responses.get(to.request).is_some();
+        let taken = to.request >= IMM_SLOT || c.responses.get(to.request).is_some();
         if taken || c.seal.is_some() != to.checksum {
             self.must_not_ask(to);
             return None;

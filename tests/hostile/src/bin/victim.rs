@@ -17,6 +17,13 @@
 //!                                   = ok     later:  got <op> CODE <length> <right 0|1> text
 //! > message <op> <peer> <tag> <length>
 //!                                   = ok     later:  sent <op> CODE
+//! > pair                            = <number>
+//! > pair-address <pair>             = <hex>
+//! > pair-connect <pair> <hex>       = ok
+//! > pair-state <pair>               = 0 to 3, as RDMA_PAIR_*
+//! > slot <pair> <slot> <length>     = <number of a receive buffer>
+//! > arrived <buffer>                = <arrivals that were not taken>
+//! > slot-end <buffer>               = ok
 //! > channels <peer>                 = <number>
 //! > stats                           = <json>
 //! > exit                            = ok, after the manager has been destroyed
@@ -32,6 +39,7 @@ use rdma_transport::api::{SendDone, Tensor};
 use rdma_transport::engine::front::message::{
     Envelope, Memory, MessageEnd, Mode, OnMessage, Sending,
 };
+use rdma_transport::engine::front::pair::{PairState, Slot, Way};
 use rdma_transport::manager::Timeout;
 use rdma_transport::status::{Code, Status};
 
@@ -145,8 +153,44 @@ fn command(me: &Honest, words: &[&str], slow: &mut Option<Slow>) -> Result<Strin
             }
             Ok("ok".into())
         }
+        "pair" | "pair-address" | "pair-connect" | "pair-state" | "slot" | "arrived"
+        | "slot-end" => pairs(me, words),
         "channels" => me.manager.peer_info(&word(1)).map(|i| i.channels.to_string()),
         "stats" => me.manager.stats_json().map(|s| one_line(&s)),
         other => Err(Status::invalid(format!("command {other:?} is not known"))),
+    }
+}
+
+/// The commands of pairs.
+fn pairs(me: &Honest, words: &[&str]) -> Result<String, Status> {
+    if words[0] == "pair" {
+        return me.manager.pair_create(1, Timeout::Default).map(|pair| pair.to_string());
+    }
+    let of: u64 = number(words, 1)?;
+    match words[0] {
+        "pair-address" => me.manager.pair_address(of).map(|a| to_hex(&a)),
+        "pair-connect" => {
+            let address = from_hex(words.get(2).copied().unwrap_or(""));
+            me.manager.pair_connect(of, &address, None).map(|()| "ok".into())
+        }
+        "pair-state" => me.manager.pair_facts(of).map(|facts| {
+            let state = match facts.state {
+                PairState::Created => 0,
+                PairState::Connecting => 1,
+                PairState::Connected => 2,
+                PairState::Broken(_) => 3,
+            };
+            state.to_string()
+        }),
+        "slot" => {
+            let (slot, len): (u64, usize) = (number(words, 2)?, number(words, 3)?);
+            let memory: &'static [u8] = vec![0; len].leak();
+            let addr = memory.as_ptr() as u64;
+            let slot = Slot { way: Way::Recv, slot, addr, len: len as u64 };
+            // SAFETY: the memory stays until the process ends.
+            unsafe { me.manager.buffer_create(of, slot, None) }.map(|b| b.to_string())
+        }
+        "arrived" => me.manager.buffer_counts(of).map(|(_, received)| received.to_string()),
+        _ => me.manager.buffer_destroy(of).map(|()| "ok".into()),
     }
 }

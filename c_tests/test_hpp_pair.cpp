@@ -1,0 +1,99 @@
+/* The C++ layer of pairs and buffers. */
+#include <rdma_transport_pair.hpp>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#define CHECK(cond) ((cond) ? void() : fail(#cond, __LINE__))
+static void fail(const char *what, int line) {
+  std::fprintf(stderr, "    FAILED at test_hpp_pair.cpp:%d: %s\n", line, what);
+  std::_Exit(1);
+}
+#define OK(expr) check((expr), __LINE__)
+static void check(const rdma::Status &s, int line) {
+  if (!s.ok()) fail(s.to_string().c_str(), line);
+}
+#define GET(expr) get((expr), __LINE__)
+template <class T>
+static T get(rdma::Result<T> r, int line) {
+  check(r.status(), line);
+  return *std::move(r);
+}
+template <class F>
+static bool soon(F done) {
+  for (int i = 0; i < 20000 && !done(); i++) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return done();
+}
+
+static std::string provider = "loopback";
+
+static rdma::Manager make(const char *name) {
+  return GET(rdma::Manager::create(rdma::Options().name(name).provider(provider).timeout_ms(20000)));
+}
+struct Ends {
+  rdma::Manager ma = make("alpha"), mb = make("beta");
+  rdma::Pair a = GET(rdma::Pair::create(ma, 1)), b = GET(rdma::Pair::create(mb, 0));
+  Ends() {
+    OK(a.connect(GET(b.address()), 0));
+    OK(b.connect(GET(a.address()), 20000));
+    OK(a.connect(GET(b.address()), 20000));
+    CHECK(GET(a.info()).state == RDMA_PAIR_CONNECTED && GET(b.info()).rank == 0);
+  }
+};
+
+static void send_and_wait() {
+  Ends e;
+  char from[100], to[100] = "";
+  std::memset(from, 7, sizeof from);
+  rdma::PairBuffer out = GET(e.a.send_buffer(3, from, sizeof from)), in = GET(e.b.recv_buffer(3, to, sizeof to));
+  OK(out.send(10, 50, 20));
+  OK(in.wait_recv());
+  OK(out.wait_send());
+  CHECK(to[19] == 0 && to[20] == 7 && to[69] == 7 && to[70] == 0);
+  CHECK(GET(in.test()).second == 0);
+  CHECK(out.send(10, 500, 20).code() == RDMA_OUT_OF_RANGE);
+  CHECK(in.wait_recv(1).code() == RDMA_DEADLINE_EXCEEDED);
+  rdma::PairBuffer other = std::move(out), none;
+  OK(other.send(0, 1));
+  OK(in.wait_recv());
+  other.destroy();
+  CHECK(none.id() == 0 && other.id() == 0);
+  e.b.close();
+  CHECK(soon([&] { return GET(e.a.info()).state == RDMA_PAIR_BROKEN; }));
+  CHECK(e.a.send_buffer(1, nullptr, 0).status().code() == RDMA_UNAVAILABLE);
+}
+
+static void callbacks() {
+  Ends e;
+  std::atomic<int> sent{0}, received{0}, broken{0};
+  char from[8] = "", to[8];
+  rdma::PairBuffer in, last;
+  rdma::PairBuffer out = GET(e.a.send_buffer(1, from, 8, [&](const rdma::BufferEvent &event) {
+    CHECK(event.what == RDMA_BUFFER_SENT && event.status.ok());
+    sent++;
+  }));
+  in = GET(e.b.recv_buffer(1, to, 8, [&](const rdma::BufferEvent &event) {
+    CHECK(event.what == RDMA_BUFFER_RECEIVED);
+    if (++received == 10) in.destroy(); /* itself */
+  }));
+  last = GET(e.b.recv_buffer(2, to, 8, [&](const rdma::BufferEvent &event) {
+    CHECK(event.what == RDMA_BUFFER_BROKEN && event.status.code() == RDMA_UNAVAILABLE);
+    broken++;
+  }));
+  for (int i = 0; i < 10; i++) OK(out.send(0, 8));
+  CHECK(soon([&] { return received == 10 && sent == 10; }));
+  e.a.close();
+  CHECK(soon([&] { return broken == 1; }));
+}
+
+int main(int argc, char **argv) {
+  for (int i = 1; i + 1 < argc; i++)
+    if (!std::strcmp(argv[i], "--provider")) provider = argv[i + 1];
+  send_and_wait();
+  callbacks();
+  std::printf("cases: 2 passed, 0 failed, 0 skipped\n");
+  return 0;
+}

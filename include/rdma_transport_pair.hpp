@@ -1,0 +1,162 @@
+/* C++11 and later over the pairs and buffers of rdma_transport.h (`rdma_pair_*`, `rdma_buffer_*`, which see for what
+ * each call means), in the manner of rdma_transport.hpp: owning handles, std::function callbacks, results without
+ * exceptions. */
+#ifndef RDMA_TRANSPORT_PAIR_HPP
+#define RDMA_TRANSPORT_PAIR_HPP
+
+#include "rdma_transport.hpp"
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+namespace rdma {
+
+/* What happened to a buffer: RDMA_BUFFER_SENT (with its result), RDMA_BUFFER_RECEIVED, RDMA_BUFFER_BROKEN (and why). */
+struct BufferEvent {
+  std::uint32_t what;
+  Status status;
+};
+using BufferTold = std::function<void(const BufferEvent &)>;
+
+namespace detail {
+struct BufferState {
+  BufferTold told;
+  std::shared_ptr<BufferState> self; /* until the buffer is destroyed */
+};
+inline void buffer_event(rdma_buffer_t, std::uint32_t event, rdma_code_t code, const char *message,
+                         void *userdata) noexcept {
+  /* It may destroy its buffer. */
+  std::shared_ptr<BufferState> state = static_cast<BufferState *>(userdata)->self;
+  state->told(BufferEvent{event, code == RDMA_OK ? Status() : Status(code, message)});
+}
+}  // namespace detail
+
+/* A buffer of a pair. Its end destroys it: then its memory is the application's, and its callback does not run. Must
+ * end before its pair and its manager. */
+class PairBuffer {
+ public:
+  /* None. */
+  PairBuffer() = default;
+  PairBuffer(PairBuffer &&other) noexcept { *this = std::move(other); }
+  PairBuffer &operator=(PairBuffer &&other) noexcept {
+    std::swap(mgr_, other.mgr_);
+    std::swap(id_, other.id_);
+    std::swap(state_, other.state_);
+    return *this;
+  }
+  ~PairBuffer() { destroy(); }
+
+  rdma_buffer_t id() const { return id_; }
+  /* Begins to send so many bytes at `offset` to `remote_offset` of the other end's buffer of this slot. */
+  Status send(std::size_t offset, std::size_t len, std::uint64_t remote_offset = 0) {
+    return Status::of(rdma_buffer_send(mgr_, id_, offset, len, remote_offset));
+  }
+  /* Waits for the end of a send; 0: as long as the manager's options say; RDMA_MSG_FOREVER: for ever. */
+  Status wait_send(std::int64_t timeout_ms = 0) { return Status::of(rdma_buffer_wait_send(mgr_, id_, timeout_ms)); }
+  /* Waits for an arrival. */
+  Status wait_recv(std::int64_t timeout_ms = 0) { return Status::of(rdma_buffer_wait_recv(mgr_, id_, timeout_ms)); }
+  /* Ends of sends and arrivals that could be taken at once. */
+  Result<std::pair<std::uint64_t, std::uint64_t>> test() {
+    std::pair<std::uint64_t, std::uint64_t> counts{0, 0};
+    rdma_code_t rc = rdma_buffer_test(mgr_, id_, &counts.first, &counts.second);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return counts;
+  }
+  void destroy() {
+    if (id_) rdma_buffer_destroy(mgr_, id_);
+    id_ = 0;
+    if (state_) state_->self.reset();
+    state_.reset();
+  }
+
+ private:
+  friend class Pair;
+  rdma_mgr_t *mgr_ = nullptr;
+  rdma_buffer_t id_ = 0;
+  std::shared_ptr<detail::BufferState> state_;
+};
+
+/* One end of a pair. Its end closes it. Must end before its manager. */
+class Pair {
+ public:
+  /* None. */
+  Pair() = default;
+  Pair(Pair &&other) noexcept { *this = std::move(other); }
+  Pair &operator=(Pair &&other) noexcept {
+    std::swap(mgr_, other.mgr_);
+    std::swap(id_, other.id_);
+    return *this;
+  }
+  ~Pair() { close(); }
+
+  /* `timeout_ms`: how long a send waits for its slot; 0: the manager's. */
+  static Result<Pair> create(const Manager &manager, std::uint64_t rank, std::int64_t timeout_ms = 0) {
+    Pair pair;
+    pair.mgr_ = manager.c();
+    rdma_code_t rc = rdma_pair_create(pair.mgr_, rank, timeout_ms, &pair.id_);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return Result<Pair>(std::move(pair));
+  }
+
+  rdma_pair_t id() const { return id_; }
+  /* Bytes for the other end's `connect`. */
+  Result<std::string> address() const {
+    std::string bytes(RDMA_PAIR_ADDRESS_MAX, '\0');
+    std::size_t len = 0;
+    rdma_code_t rc = rdma_pair_address(mgr_, id_, reinterpret_cast<std::uint8_t *>(&bytes[0]), bytes.size(), &len);
+    if (rc != RDMA_OK) return Status::of(rc);
+    bytes.resize(len);
+    return bytes;
+  }
+  /* With 0 it only begins to. */
+  Status connect(const std::string &address, std::int64_t timeout_ms) {
+    const std::uint8_t *bytes = reinterpret_cast<const std::uint8_t *>(address.data());
+    return Status::of(rdma_pair_connect(mgr_, id_, bytes, address.size(), timeout_ms));
+  }
+  Result<rdma_pair_info_t> info() const {
+    rdma_pair_info_t info{};
+    info.struct_size = sizeof info;
+    rdma_code_t rc = rdma_pair_info(mgr_, id_, &info);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return info;
+  }
+  /* A buffer to send from. With `told` its waits are of no use. */
+  Result<PairBuffer> send_buffer(std::uint64_t slot, const void *data, std::size_t len, BufferTold told = nullptr) {
+    return make(rdma_buffer_create_send, slot, const_cast<void *>(data), len, std::move(told));
+  }
+  /* A buffer that the other end writes to. */
+  Result<PairBuffer> recv_buffer(std::uint64_t slot, void *data, std::size_t len, BufferTold told = nullptr) {
+    return make(rdma_buffer_create_recv, slot, data, len, std::move(told));
+  }
+  void close() {
+    if (id_) rdma_pair_close(mgr_, id_);
+    id_ = 0;
+  }
+
+ private:
+  template <class F>
+  Result<PairBuffer> make(F create, std::uint64_t slot, void *data, std::size_t len, BufferTold told) {
+    PairBuffer buffer;
+    buffer.mgr_ = mgr_;
+    if (told) {
+      buffer.state_ = std::make_shared<detail::BufferState>();
+      buffer.state_->told = std::move(told);
+      buffer.state_->self = buffer.state_;
+    }
+    rdma_buffer_fn event = buffer.state_ ? detail::buffer_event : nullptr;
+    rdma_code_t rc = create(mgr_, id_, slot, data, len, event, buffer.state_.get(), &buffer.id_);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return Result<PairBuffer>(std::move(buffer));
+  }
+
+  rdma_mgr_t *mgr_ = nullptr;
+  rdma_pair_t id_ = 0;
+};
+
+}  // namespace rdma
+
+#endif

@@ -1,0 +1,322 @@
+//! What the other ends of pairs send.
+
+use super::moving::WR_ARRIVED;
+use super::{Grant, Pair, PairState, Stage, Target, Unchecked, Way};
+use crate::engine::channel::ChanId;
+use crate::engine::slab::SLOT_MASK;
+use crate::engine::{Engine, Fx, WR_SLOT, Work, checksum};
+use crate::fabric::Access;
+use crate::fabric::keys::{Keys, Place};
+use crate::limits::GRANTS;
+use crate::protocol::message::{MAX_ERROR_TEXT, Message, PairMessage};
+use crate::room::Grows;
+use crate::status::{Code, Reason, Status};
+
+impl Engine {
+    /// A message of a pair arrived.
+    pub(in crate::engine) fn on_pair(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        message: PairMessage<'_>,
+    ) {
+        match message {
+            PairMessage::Hello { to, from } => self.on_pair_hello(fx, ch, to, from),
+            PairMessage::Bye { to, from, code, text } => {
+                self.on_pair_bye(fx, ch, (to, from), code, text)
+            }
+            PairMessage::Open { to, slot, grant, place, len } => {
+                self.on_slot_open(fx, ch, (to, slot), Grant { ch, number: grant, place, len })
+            }
+            PairMessage::Close { grant } => self.on_slot_close(fx, ch, grant),
+            PairMessage::Closed { grant } => self.on_slot_closed(fx, ch, grant),
+            PairMessage::Done { grant, number, offset, len, checksum } => {
+                self.on_slot_filled(fx, ch, grant, Unchecked { number, offset, len, checksum })
+            }
+            PairMessage::Checked { number } => self.on_slot_checked(fx, ch, number),
+        }
+    }
+
+    /// Tells the other end of this one, on this channel, and opens to it what there is.
+    pub(super) fn pair_hello(&mut self, fx: &mut impl Fx, index: u32, ch: ChanId) {
+        let Some(p) = self.pairs.pairs.get_mut(index) else { return };
+        p.told = Some(ch);
+        let (to, from) = (p.remote, p.token);
+        let mut buffers = Vec::new();
+        if buffers.try_reserve(p.slots.len()).is_err() {
+            let status = crate::room::none(4 * p.slots.len(), "slots");
+            return self.break_pair(fx, index, status, true);
+        }
+        buffers.extend(p.slots.values().copied());
+        self.send(fx, ch, &Message::Pair(PairMessage::Hello { to, from }), &[]);
+        for buffer in buffers {
+            self.open_slot(fx, buffer, ch);
+        }
+        self.pair_meets(fx, index);
+    }
+
+    /// Pairs that wait for a connection to this peer tell their other ends.
+    pub(in crate::engine) fn pairs_channel_open(
+        &mut self,
+        fx: &mut impl Fx,
+        peer: u32,
+        ch: ChanId,
+    ) {
+        if self.peers.get(peer).is_none_or(|p| p.pairs == 0) {
+            return;
+        }
+        let waits = |p: &Pair| {
+            p.peer == Some(peer) && p.told.is_none() && matches!(p.state, PairState::Connecting)
+        };
+        let mut at = 0;
+        while let Some(index) = self.pairs.pairs.next(&mut at, waits) {
+            self.pair_hello(fx, index, ch);
+        }
+    }
+
+    /// Opens a receive buffer to the other end.
+    pub(super) fn open_slot(&mut self, fx: &mut impl Fx, index: u32, ch: ChanId) {
+        let Some(b) = self.pairs.buffers.get_mut(index) else { return };
+        let (pair, slot, len) = (b.pair, b.slot, b.len);
+        let open = self.pairs.pairs.get(pair).filter(|p| !p.is_broken());
+        let Some(to) = open.map(|p| p.remote) else { return };
+        let mut place = Place { addr: 0, rkeys: Keys::one(0) };
+        if len > 0 {
+            let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+            match fx.pin(ch, b.addr, len, access) {
+                Ok(window) => {
+                    place = Place { addr: b.addr, rkeys: window.keys.map(|mr| mr.rkey) };
+                    b.window = Some(window);
+                }
+                Err(status) => {
+                    let text = format!("slot {slot}: {}", status.message);
+                    return self.break_pair(fx, pair, status.with_message(text), true);
+                }
+            }
+        }
+        (b.stage, b.ch) = (Stage::Open, Some(ch));
+        let grant = index & SLOT_MASK;
+        let open = PairMessage::Open { to, slot, grant, place, len };
+        self.send(fx, ch, &Message::Pair(open), &[]);
+    }
+
+    fn on_pair_hello(&mut self, fx: &mut impl Fx, ch: ChanId, to: u64, from: u64) {
+        let found = self.pairs.by_token.get(&to).copied();
+        let found = found.and_then(|i| Some((i, self.pairs.pairs.get_mut(i)?)));
+        let Some((index, p)) = found.filter(|(_, p)| !p.is_broken()) else {
+            let code = Code::NotFound as i32;
+            let text = b"there is no such pair, or no more";
+            let bye = PairMessage::Bye { to: from, from: to, code, text };
+            return self.send(fx, ch, &Message::Pair(bye), text);
+        };
+        if matches!(p.state, PairState::Connected) {
+            self.stale += 1;
+            return;
+        }
+        p.heard = Some((ch, from));
+        self.pair_meets(fx, index);
+    }
+
+    /// Both ends may know of each other now.
+    fn pair_meets(&mut self, fx: &mut impl Fx, index: u32) {
+        let Some(p) = self.pairs.pairs.get_mut(index) else { return };
+        let (Some(_), Some((ch, from)), PairState::Connecting) = (p.told, p.heard, &p.state) else {
+            return;
+        };
+        let peer = self.channels.get(ch).map(|c| c.peer);
+        if from != p.remote || peer != p.peer {
+            // Somebody else's word.
+            p.heard = None;
+            return;
+        }
+        p.state = PairState::Connected;
+        self.pair_settled(index);
+        self.happened += 1;
+        if fx.fits(1) {
+            // Whoever waits for it looks.
+            fx.run(Work::Call(Box::new(|| {})));
+        }
+    }
+
+    /// A pair waits for its other end no more.
+    pub(super) fn pair_settled(&mut self, index: u32) {
+        let peer = self.pairs.pairs.get(index).and_then(|p| p.peer);
+        if let Some(peer) = peer.and_then(|peer| self.peers.get_mut(peer)) {
+            peer.pairs = peer.pairs.saturating_sub(1);
+        }
+    }
+
+    fn on_pair_bye(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        (to, from): (u64, u64),
+        code: i32,
+        text: &[u8],
+    ) {
+        let peer = self.channels.get(ch).map(|c| c.peer);
+        let index = self.pairs.by_token.get(&to).copied();
+        let theirs = |p: &&Pair| p.remote == from && p.peer == peer;
+        let found = index.and_then(|i| self.pairs.pairs.get(i)).filter(theirs);
+        let (Some(index), Some(p)) = (index, found) else {
+            self.stale += 1;
+            return;
+        };
+        let text = String::from_utf8_lossy(&text[..text.len().min(MAX_ERROR_TEXT)]);
+        let text = crate::shown::text(&text);
+        let name = self.peer_name(p.peer);
+        let text = match code {
+            0 => format!("peer '{name}' closed the pair of rank {}", p.rank),
+            _ => format!("peer '{name}' ended the pair of rank {}: {text}", p.rank),
+        };
+        let status = Status::new(Code::Unavailable, text).because(Reason::RemoteError);
+        self.break_pair(fx, index, status, false);
+    }
+
+    fn on_slot_open(&mut self, fx: &mut impl Fx, ch: ChanId, (to, slot): (u64, u64), grant: Grant) {
+        let index = self.pairs.by_token.get(&to).copied();
+        let heard = |p: &&mut Pair| p.heard.is_some_and(|(heard, _)| heard == ch) && !p.is_broken();
+        let pairs = &mut self.pairs;
+        let found = index.and_then(|i| pairs.pairs.get_mut(i)).filter(heard);
+        let (Some(index), Some(p)) = (index, found) else {
+            // It ended here meanwhile, which the other end hears.
+            self.stale += 1;
+            return;
+        };
+        let key = (ch, grant.number);
+        let given = p.targets.get(&slot).is_some_and(|t| t.grant.is_some());
+        if given || pairs.grants.contains_key(&key) {
+            let text = format!("SLOT_OPEN {} for slot {slot}, which is open", grant.number);
+            return self.violation(ch, Status::invalid(text));
+        }
+        let open = p.granted;
+        if open >= GRANTS || !(p.targets.fits(1) && pairs.grants.fits(1)) {
+            let text = format!("the other end has {open} open slots, {GRANTS} are allowed");
+            let status = Status::new(Code::ResourceExhausted, text);
+            return self.break_pair(fx, index, status, true);
+        }
+        pairs.grants.insert(key, (index, slot));
+        p.granted += 1;
+        p.targets.entry(slot).or_default().grant = Some(grant);
+        self.go_waiting(fx, index, slot);
+    }
+
+    fn on_slot_close(&mut self, fx: &mut impl Fx, ch: ChanId, grant: u32) {
+        if let Some((index, slot)) = self.pairs.grants.remove(&(ch, grant))
+            && let Some(p) = self.pairs.pairs.get_mut(index)
+            && let Some(target) = p.targets.get_mut(&slot)
+        {
+            target.grant = None;
+            p.granted = p.granted.saturating_sub(1);
+            self.forget_target(index, slot);
+        }
+        // What was posted takes effect before this arrives: operations of a channel keep their order.
+        self.send(fx, ch, &Message::Pair(PairMessage::Closed { grant }), &[]);
+    }
+
+    fn on_slot_closed(&mut self, fx: &mut impl Fx, ch: ChanId, grant: u32) {
+        let closing = |b: &super::Buffer| b.stage == Stage::Closing && b.ch == Some(ch);
+        match self.pairs.buffers.occupant(grant).filter(|(_, b)| closing(b)).map(|found| found.0) {
+            Some(index) => self.buffer_closed(fx, index),
+            None => self.stale += 1,
+        }
+    }
+
+    /// A write with the immediate of a slot arrived: all is in its place.
+    pub(in crate::engine) fn on_slot_written(&mut self, fx: &mut impl Fx, ch: ChanId, imm: u32) {
+        let open =
+            |b: &super::Buffer| b.way == Way::Recv && b.stage == Stage::Open && b.ch == Some(ch);
+        let found = self.pairs.buffers.occupant(imm & SLOT_MASK).filter(|(_, b)| open(b));
+        let Some(index) = found.map(|found| found.0) else {
+            self.stale += 1;
+            return;
+        };
+        self.buffer_received(fx, index);
+    }
+
+    /// Content has arrived in a buffer.
+    fn buffer_received(&mut self, fx: &mut impl Fx, index: u32) {
+        if let Some(b) = self.pairs.buffers.get_mut(index) {
+            b.received += 1;
+        }
+        self.tell_buffer(fx, index);
+    }
+
+    /// SLOT_DONE arrived: the checksum of what was written is to be compared.
+    fn on_slot_filled(&mut self, fx: &mut impl Fx, ch: ChanId, grant: u32, it: Unchecked) {
+        if !self.sealed(ch) {
+            return self.violation(ch, Status::invalid("SLOT_DONE without checksums"));
+        }
+        let found = self.pairs.buffers.occupant(grant).map(|found| found.0);
+        let open = |b: &&mut super::Buffer| {
+            b.way == Way::Recv && b.stage == Stage::Open && b.ch == Some(ch)
+        };
+        let buffer = found.and_then(|i| self.pairs.buffers.get_mut(i)).filter(open);
+        let (Some(index), Some(b)) = (found, buffer) else {
+            // It was closed meanwhile.
+            self.stale += 1;
+            return self.say_checked(fx, ch, it.number);
+        };
+        let fits = it.offset.checked_add(it.len).is_some_and(|end| end <= b.len);
+        if !fits || b.unchecked.is_some() {
+            let text = format!(
+                "SLOT_DONE of {} bytes at {} in a buffer of {}, or before the last was checked",
+                it.len, it.offset, b.len
+            );
+            return self.violation(ch, Status::invalid(text));
+        }
+        let (addr, len) = (b.addr + it.offset, it.len);
+        b.unchecked = Some(it);
+        match len {
+            0 => self.arrival_hashed(fx, index, Ok(checksum(&[]))),
+            _ => {
+                let token = WR_SLOT | WR_ARRIVED | u64::from(index);
+                fx.run(Work::HostHash { token, addr, len });
+            }
+        }
+    }
+
+    fn say_checked(&mut self, fx: &mut impl Fx, ch: ChanId, number: u32) {
+        self.send(fx, ch, &Message::Pair(PairMessage::Checked { number }), &[]);
+    }
+
+    /// The checksum of what arrived was computed.
+    pub(super) fn arrival_hashed(
+        &mut self,
+        fx: &mut impl Fx,
+        index: u32,
+        result: Result<u64, Status>,
+    ) {
+        let Some(b) = self.pairs.buffers.get_mut(index) else { return };
+        let Some(it) = b.unchecked.take() else { return };
+        let (slot, pair, ch) = (b.slot, b.pair, b.ch);
+        match result {
+            _ if b.stage != Stage::Open => self.tell_buffer(fx, index),
+            Ok(sum) if sum == it.checksum => self.buffer_received(fx, index),
+            _ => {
+                let text = format!(
+                    "{} bytes at {} of slot {slot} have another checksum than the sender's",
+                    it.len, it.offset
+                );
+                self.break_pair(fx, pair, Status::new(Code::DataLoss, text), true);
+            }
+        }
+        if let Some(ch) = ch {
+            self.say_checked(fx, ch, it.number);
+            self.settle(fx, ch);
+        }
+    }
+
+    /// What is left of a target without grant and sends: nothing. One that is between its checksum and its writes may
+    /// come back to it.
+    pub(super) fn forget_target(&mut self, pair: u32, slot: u64) {
+        if let Some(p) = self.pairs.pairs.get_mut(pair)
+            && let Some(Target { grant: None, waiting }) = p.targets.get(&slot)
+            && waiting.is_empty()
+            && p.going.is_none()
+            && p.behind.is_empty()
+        {
+            p.targets.remove(&slot);
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! What the application does with pairs and buffers.
+
+use super::{Buffer, BufferEvent, OnBuffer, Pair, PairState, Send, Stage, Step, Target, Way};
+use crate::engine::front::rendezvous::public_id;
+use crate::engine::{Engine, Fx};
+use crate::limits::PAIR_SENDS;
+use crate::room::Grows;
+use crate::status::{Code, Reason, Status};
+
+/// Memory for a slot.
+#[derive(Clone, Copy, Debug)]
+pub struct Slot {
+    /// Which way it goes.
+    pub way: Way,
+    /// The slot.
+    pub slot: u64,
+    /// Address.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// The other end of a pair, as its address says.
+#[derive(Clone, Copy, Debug)]
+pub struct Connecting {
+    /// Its manager.
+    pub peer: u32,
+    /// Its token.
+    pub token: u64,
+}
+
+/// What is known of a pair.
+#[derive(Clone, Debug)]
+pub struct PairFacts {
+    /// The rank that it was made for.
+    pub rank: u64,
+    /// Where it stands.
+    pub state: PairState,
+    /// The other end's manager, if it is known.
+    pub peer: Option<u32>,
+    /// Its token.
+    pub token: u64,
+    /// Buffers.
+    pub buffers: usize,
+    /// Sends that have not ended.
+    pub sends: usize,
+}
+
+fn full(what: &str, n: usize) -> Status {
+    Status::new(Code::ResourceExhausted, format!("{n} {what} are there: no room for more"))
+}
+
+impl Engine {
+    /// Makes one end of a pair. `token`: its name on the wire, drawn at random. `timeout`: how long a send waits for its
+    /// slot, nanoseconds; `None`: the manager's.
+    pub fn pair_create(
+        &mut self,
+        rank: u64,
+        token: u64,
+        timeout: Option<u64>,
+    ) -> Result<u64, Status> {
+        if self.closing {
+            return Err(Self::ending());
+        }
+        let pairs = &mut self.pairs;
+        let n = pairs.pairs.len();
+        if !pairs.by_token.fits(1) || token == 0 || pairs.by_token.contains_key(&token) {
+            return Err(full("pairs", n));
+        }
+        let vacancy = pairs.pairs.vacancy().ok_or_else(|| full("pairs", n))?;
+        let id = public_id(self.next_id, vacancy.index());
+        self.next_id += 1;
+        let index = vacancy.fill(Pair {
+            id,
+            rank,
+            token,
+            timeout: timeout.unwrap_or(self.settings.timeout),
+            state: PairState::Created,
+            peer: None,
+            remote: 0,
+            told: None,
+            heard: None,
+            targets: Default::default(),
+            slots: Default::default(),
+            granted: 0,
+            going: None,
+            behind: Default::default(),
+            buffers: 0,
+            sends: 0,
+            released: false,
+        });
+        pairs.by_token.insert(token, index);
+        Ok(id)
+    }
+
+    /// What is known of a pair.
+    pub fn pair_facts(&self, id: u64) -> Result<PairFacts, Status> {
+        let index = self.pairs.pair_by_id(id)?;
+        let p = self.pairs.pairs.get(index).ok_or_else(Self::ending)?;
+        let (rank, token, peer, state) = (p.rank, p.token, p.peer, p.state.clone());
+        Ok(PairFacts { rank, state, peer, token, buffers: p.buffers, sends: p.sends })
+    }
+
+    /// Begins to connect a pair to its other end. Again for the same one is nothing.
+    pub fn pair_connect(
+        &mut self,
+        fx: &mut impl Fx,
+        id: u64,
+        to: Connecting,
+    ) -> Result<(), Status> {
+        let index = self.pairs.pair_by_id(id)?;
+        let Some(p) = self.pairs.pairs.get_mut(index) else { return Ok(()) };
+        match &p.state {
+            PairState::Broken(status) => return Err(status.clone()),
+            PairState::Created => {}
+            _ if p.peer == Some(to.peer) && p.remote == to.token => return Ok(()),
+            _ => {
+                let text = format!("pair {id} of rank {} is connected elsewhere", p.rank);
+                return Err(Status::new(Code::FailedPrecondition, text));
+            }
+        }
+        if to.token == p.token {
+            let text = format!("pair {id} cannot be connected to itself");
+            return Err(Status::new(Code::InvalidArgument, text));
+        }
+        (p.state, p.peer, p.remote) = (PairState::Connecting, Some(to.peer), to.token);
+        self.peers.keep(to.peer);
+        let Some(peer) = self.peers.get_mut(to.peer) else { return Ok(()) };
+        peer.pairs += 1;
+        match peer.channels.first().copied() {
+            Some(ch) => {
+                self.pair_hello(fx, index, ch);
+                self.settle(fx, ch);
+            }
+            None => self.want_connection(fx, to.peer),
+        }
+        Ok(())
+    }
+
+    /// Makes a buffer of a pair.
+    pub fn buffer_create(
+        &mut self,
+        fx: &mut impl Fx,
+        pair: u64,
+        slot: Slot,
+        told: OnBuffer,
+    ) -> Result<u64, Status> {
+        self.admit(fx)?;
+        let index = self.pairs.pair_by_id(pair)?;
+        let pairs = &mut self.pairs;
+        let n = pairs.buffers.len();
+        let Some(p) = pairs.pairs.get_mut(index) else { return Err(Self::ending()) };
+        if let PairState::Broken(status) = &p.state {
+            return Err(status.clone());
+        }
+        if slot.way == Way::Recv && p.slots.contains_key(&slot.slot) {
+            let text =
+                format!("slot {} of pair {pair} has a receive buffer: one is allowed", slot.slot);
+            return Err(Status::new(Code::AlreadyExists, text));
+        }
+        let vacancy = if p.slots.fits(1) { pairs.buffers.vacancy() } else { None };
+        let vacancy = vacancy.ok_or_else(|| full("buffers", n))?;
+        let id = public_id(self.next_id, vacancy.index());
+        self.next_id += 1;
+        let Slot { way, slot, addr, len } = slot;
+        let buffer = vacancy.fill(Buffer {
+            id,
+            pair: index,
+            way,
+            slot,
+            addr,
+            len,
+            told,
+            stage: Stage::Idle,
+            ch: None,
+            window: None,
+            sent: 0,
+            failed: 0,
+            why: None,
+            received: 0,
+            broken_told: false,
+            under_way: 0,
+            unchecked: None,
+            telling: false,
+            released: false,
+        });
+        p.buffers += 1;
+        if way == Way::Recv {
+            p.slots.insert(slot, buffer);
+            if let Some(ch) = p.told {
+                self.open_slot(fx, buffer, ch);
+                self.settle(fx, ch);
+            }
+        }
+        Ok(id)
+    }
+
+    /// Begins to send a part of a buffer into the other end's buffer of the same slot, at `at`.
+    pub fn buffer_send(
+        &mut self,
+        fx: &mut impl Fx,
+        id: u64,
+        offset: u64,
+        len: u64,
+        at: u64,
+    ) -> Result<(), Status> {
+        self.admit(fx)?;
+        let buffer = self.pairs.buffer_by_id(id)?;
+        let pairs = &mut self.pairs;
+        let Some(b) = pairs.buffers.get(buffer) else { return Err(Self::ending()) };
+        if b.way != Way::Send {
+            let text = format!("buffer {id} is a receive buffer: it is not sent from");
+            return Err(Status::new(Code::FailedPrecondition, text));
+        }
+        if offset.checked_add(len).is_none_or(|end| end > b.len) {
+            let text =
+                format!("{len} bytes at offset {offset} of buffer {id}, which has {}", b.len);
+            return Err(Status::new(Code::OutOfRange, text));
+        }
+        let (slot, index) = (b.slot, b.pair);
+        let Some(p) = pairs.pairs.get_mut(index) else { return Err(Self::ending()) };
+        if let PairState::Broken(status) = &p.state {
+            return Err(status.clone());
+        }
+        if p.sends >= PAIR_SENDS {
+            let text =
+                format!("{} sends of the pair are under way, {PAIR_SENDS} are allowed", p.sends);
+            return Err(Status::new(Code::ResourceExhausted, text));
+        }
+        if !(p.targets.fits(1) && p.behind.fits(p.sends + 1)) {
+            return Err(full("sends", p.sends));
+        }
+        let target = p.targets.entry(slot).or_default();
+        if let Some(grant) = &target.grant {
+            check_place(slot, grant.len, at, len)?;
+        }
+        if !target.waiting.fits(1) {
+            return Err(full("sends", p.sends));
+        }
+        let (now, n) = (fx.now(), pairs.sends.len());
+        let deadline = now.saturating_add(p.timeout);
+        let vacancy = pairs.sends.vacancy().ok_or_else(|| full("sends", n))?;
+        let (step, failed, timer) = (Step::Waiting, None, Default::default());
+        let send = Send { buffer, offset, len, at, step, started: now, deadline, failed, timer };
+        let send = vacancy.fill(send);
+        p.sends += 1;
+        if let Some(b) = pairs.buffers.get_mut(buffer) {
+            b.under_way += 1;
+        }
+        self.begin_send(fx, index, slot, send);
+        Ok(())
+    }
+
+    /// A send has been taken in: it goes, or waits behind others.
+    fn begin_send(&mut self, fx: &mut impl Fx, pair: u32, slot: u64, send: u32) {
+        let Some(p) = self.pairs.pairs.get_mut(pair) else { return };
+        let Some(Target { grant, waiting }) = p.targets.get_mut(&slot) else { return };
+        let ch = grant.as_ref().map(|grant| grant.ch);
+        match ch {
+            Some(_) if p.going.is_some() => p.behind.push_back(send),
+            Some(_) => self.go_send(fx, send),
+            None => {
+                waiting.push_back(send);
+                let pairs = &mut self.pairs;
+                if let Some(deadline) = pairs.sends.get(send).map(|s| s.deadline) {
+                    pairs.deadlines.add(&mut pairs.sends, send, deadline);
+                    self.next_deadline = self.next_deadline.min(deadline);
+                }
+            }
+        }
+        if let Some(ch) = ch {
+            self.settle(fx, ch);
+        }
+    }
+
+    /// Takes one event of a buffer that its owner waits for: of `Way::Send` the end of a send, of `Way::Recv` an arrival.
+    /// `None`: there is none yet.
+    pub fn buffer_take(&mut self, id: u64, way: Way) -> Result<Option<()>, Status> {
+        let index = self.pairs.buffer_by_id(id)?;
+        let pairs = &mut self.pairs;
+        let Some(b) = pairs.buffers.get_mut(index) else { return Err(Self::ending()) };
+        if b.told.is_some() {
+            let text = format!("buffer {id} has a callback, which is told of its events");
+            return Err(Status::new(Code::FailedPrecondition, text));
+        }
+        if b.way != way {
+            let [is, not] = match way {
+                Way::Send => ["receive", "sent from"],
+                Way::Recv => ["send", "written to"],
+            };
+            let text = format!("buffer {id} is a {is} buffer: it is not {not}");
+            return Err(Status::new(Code::FailedPrecondition, text));
+        }
+        match b.next_event() {
+            Some(BufferEvent::Sent(result)) => return result.map(Some),
+            Some(BufferEvent::Received) => return Ok(Some(())),
+            Some(BufferEvent::Broken(_)) | None => {}
+        }
+        if way == Way::Send && b.under_way == 0 {
+            let text = format!("buffer {id}: no send is under way");
+            return Err(Status::new(Code::FailedPrecondition, text));
+        }
+        match pairs.pairs.get(b.pair).map(|p| &p.state) {
+            Some(PairState::Broken(status)) if b.under_way == 0 => Err(status.clone()),
+            _ => Ok(None),
+        }
+    }
+
+    /// Events of a buffer that its owner may take at once: ends of sends, arrivals.
+    pub fn buffer_counts(&self, id: u64) -> Result<(u64, u64), Status> {
+        let index = self.pairs.buffer_by_id(id)?;
+        let b = self.pairs.buffers.get(index);
+        Ok(b.map_or((0, 0), |b| (b.sent + b.failed, b.received)))
+    }
+
+    /// Address and length of a buffer.
+    pub fn buffer_memory(&self, id: u64) -> Result<(u64, u64), Status> {
+        let index = self.pairs.buffer_by_id(id)?;
+        Ok(self.pairs.buffers.get(index).map_or((0, 0), |b| (b.addr, b.len)))
+    }
+
+    /// The next event of a buffer that has a callback. One thread at a time asks, until there is none.
+    pub fn next_buffer_event(&mut self, index: u32) -> Option<(OnBuffer, u64, BufferEvent)> {
+        let pairs = &mut self.pairs;
+        let b = pairs.buffers.get_mut(index)?;
+        if b.told.is_some() && !b.released {
+            if let Some(event) = b.next_event() {
+                return Some((b.told, b.id, event));
+            }
+            let broken = pairs.pairs.get(b.pair).map(|p| &p.state);
+            if let Some(PairState::Broken(status)) = broken
+                && b.way == Way::Recv
+                && !std::mem::replace(&mut b.broken_told, true)
+            {
+                return Some((b.told, b.id, BufferEvent::Broken(status.clone())));
+            }
+        }
+        b.telling = false;
+        self.may_leave(index);
+        None
+    }
+}
+
+impl Buffer {
+    fn next_event(&mut self) -> Option<BufferEvent> {
+        if self.received > 0 {
+            self.received -= 1;
+            return Some(BufferEvent::Received);
+        }
+        if self.sent > 0 {
+            self.sent -= 1;
+            return Some(BufferEvent::Sent(Ok(())));
+        }
+        if self.failed > 0 {
+            self.failed -= 1;
+            let unknown = || Status::gone("the pair ended").because(Reason::PeerGone);
+            return Some(BufferEvent::Sent(Err(self.why.clone().unwrap_or_else(unknown))));
+        }
+        None
+    }
+}
+
+/// Whether a send fits into the buffer that it goes to.
+pub(super) fn check_place(slot: u64, room: u64, at: u64, len: u64) -> Result<(), Status> {
+    if at.checked_add(len).is_some_and(|end| end <= room) {
+        return Ok(());
+    }
+    let text = format!(
+        "{len} bytes at remote offset {at} of slot {slot}: the buffer there has {room} bytes"
+    );
+    Err(Status::new(Code::OutOfRange, text))
+}

@@ -1,0 +1,352 @@
+//! How sends, buffers and pairs end: by the application, the other end, a deadline, or with their channel.
+//!
+//! A receive buffer that was opened is closed in two steps: its window, where the provider has such, at once; the grant's
+//! number when the other end has said that it writes no more (SLOT_CLOSED). Where there are no windows its memory may be
+//! written until then.
+
+use super::{Buffer, Pair, PairState, Stage, Step, Way};
+use crate::engine::channel::ChanId;
+use crate::engine::{Engine, Fx, Range};
+use crate::protocol::message::{MAX_ERROR_TEXT, Message, PairMessage};
+use crate::status::{Code, Reason, Status};
+
+/// A buffer that was let go.
+#[derive(Clone, Copy, Debug)]
+pub struct Released {
+    index: u32,
+    id: u64,
+    /// Address.
+    pub addr: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+fn closed() -> Status {
+    Status::new(Code::Cancelled, "the buffer was destroyed").because(Reason::Cancelled)
+}
+
+impl Engine {
+    /// Ends a pair: all that is under way in it, and with `tell` the other end hears why.
+    pub(super) fn break_pair(&mut self, fx: &mut impl Fx, index: u32, status: Status, tell: bool) {
+        let Some(p) = self.pairs.pairs.get_mut(index).filter(|p| !p.is_broken()) else { return };
+        let was = std::mem::replace(&mut p.state, PairState::Broken(status.clone()));
+        let (to, from, told) = (p.remote, p.token, p.told.or(p.heard.map(|heard| heard.0)));
+        if matches!(was, PairState::Connecting) {
+            self.pair_settled(index);
+        }
+        if let (true, Some(ch)) = (tell, told) {
+            let text = crate::engine::cut(&status.message, MAX_ERROR_TEXT);
+            // An end that was meant needs no reason.
+            let code = if status.code == Code::Cancelled { 0 } else { status.code as i32 };
+            let bye = PairMessage::Bye { to, from, code, text };
+            self.send(fx, ch, &Message::Pair(bye), text);
+        }
+        self.drop_targets(index);
+        let mut at = 0;
+        let of =
+            |e: &Engine, buffer: u32| e.pairs.buffers.get(buffer).is_some_and(|b| b.pair == index);
+        let (sends, buffers) = self.pairs.pairs.get(index).map_or((0, 0), |p| (p.sends, p.buffers));
+        while sends > 0
+            && let Some(send) = self.pairs.sends.next(&mut at, |_| true)
+        {
+            if self.pairs.sends.get(send).is_some_and(|s| of(self, s.buffer)) {
+                self.give_up_send(fx, send, &status);
+            }
+        }
+        at = 0;
+        while buffers > 0
+            && let Some(buffer) = self.pairs.buffers.next(&mut at, |b| b.pair == index)
+        {
+            self.close_buffer(fx, buffer);
+            self.tell_buffer(fx, buffer);
+        }
+        self.happened += 1;
+        if let Some(ch) = told {
+            self.settle(fx, ch);
+        }
+    }
+
+    /// A pair needs no grants any more.
+    fn drop_targets(&mut self, index: u32) {
+        let pairs = &mut self.pairs;
+        let Some(p) = pairs.pairs.get_mut(index) else { return };
+        p.granted = 0;
+        p.behind.clear();
+        for (_, target) in p.targets.drain() {
+            if let Some(grant) = target.grant {
+                pairs.grants.remove(&(grant.ch, grant.number));
+            }
+        }
+    }
+
+    /// Ends a send early: at once, or when its checksum has been computed. One whose writes are out ends with these.
+    fn give_up_send(&mut self, fx: &mut impl Fx, index: u32, status: &Status) {
+        let Some(s) = self.pairs.sends.get_mut(index) else { return };
+        match s.step {
+            Step::Waiting => self.end_slot_send(fx, index, Err(status.clone())),
+            Step::Hashing => _ = s.failed.get_or_insert_with(|| status.clone()),
+            Step::Writing { .. } => {}
+        }
+    }
+
+    /// Nobody is to touch a buffer any more: it is closed as far as that is up to this side.
+    fn close_buffer(&mut self, fx: &mut impl Fx, index: u32) {
+        let Some(b) = self.pairs.buffers.get_mut(index).filter(|b| b.stage == Stage::Open) else {
+            return;
+        };
+        let Some(ch) = b.ch else { return };
+        b.stage = Stage::Closing;
+        if b.way == Way::Send {
+            return self.unpin(fx, index);
+        }
+        let windows = self.channels.get(ch).is_none_or(|c| c.caps.windows);
+        if windows && let Some(window) = b.window.take() {
+            fx.close(ch, window);
+        }
+        let grant = index & crate::engine::slab::SLOT_MASK;
+        self.send(fx, ch, &Message::Pair(PairMessage::Close { grant }), &[]);
+    }
+
+    /// Lets go of the registration of a send buffer, once its last send has ended.
+    pub(super) fn unpin(&mut self, fx: &mut impl Fx, index: u32) {
+        let Some(b) = self.pairs.buffers.get_mut(index) else { return };
+        if b.way == Way::Send && b.stage == Stage::Closing && b.under_way == 0 {
+            self.buffer_closed(fx, index);
+        }
+    }
+
+    /// Nobody touches a buffer any more.
+    pub(super) fn buffer_closed(&mut self, fx: &mut impl Fx, index: u32) {
+        let Some(b) = self.pairs.buffers.get_mut(index) else { return };
+        if let (Some(window), Some(ch)) = (b.window.take(), b.ch) {
+            fx.close(ch, window);
+        }
+        (b.stage, b.ch) = (Stage::Idle, None);
+        self.tell_buffer(fx, index);
+    }
+
+    /// A buffer that its owner has let go leaves, if nothing is left of it; and so does its pair.
+    pub(super) fn may_leave(&mut self, index: u32) {
+        let pairs = &mut self.pairs;
+        let over =
+            |b: &&Buffer| b.released && b.stage == Stage::Idle && !b.is_touched() && !b.telling;
+        let Some(pair) = pairs.buffers.get(index).filter(over).map(|b| b.pair) else { return };
+        pairs.buffers.vacate(index);
+        let Some(p) = pairs.pairs.get_mut(pair) else { return };
+        p.buffers -= 1;
+        self.pair_may_leave(pair);
+    }
+
+    fn pair_may_leave(&mut self, index: u32) {
+        let over = |p: &&Pair| p.released && p.buffers == 0;
+        if let Some(p) = self.pairs.pairs.get(index).filter(over) {
+            let token = p.token;
+            self.pairs.by_token.remove(&token);
+            self.pairs.pairs.vacate(index);
+        }
+    }
+
+    /// The application lets a buffer go. Its sends that wait end; for the rest ask [`Engine::buffer_is_free`].
+    pub fn buffer_release(&mut self, fx: &mut impl Fx, id: u64) -> Result<Released, Status> {
+        let index = self.pairs.buffer_by_id(id)?;
+        let (addr, len) = self.buffer_memory(id)?;
+        self.release_buffer(fx, index);
+        Ok(Released { index, id, addr, len })
+    }
+
+    fn release_buffer(&mut self, fx: &mut impl Fx, index: u32) {
+        let pairs = &mut self.pairs;
+        let Some(b) = pairs.buffers.get_mut(index).filter(|b| !b.released) else { return };
+        b.released = true;
+        let (way, slot, pair, ch) = (b.way, b.slot, b.pair, b.ch);
+        if let Some(p) = pairs.pairs.get_mut(pair)
+            && p.slots.get(&slot) == Some(&index)
+        {
+            p.slots.remove(&slot);
+        }
+        if way == Way::Send {
+            self.cancel_sends(fx, index, pair, slot);
+        }
+        self.close_buffer(fx, index);
+        self.may_leave(index);
+        if let Some(ch) = ch {
+            self.settle(fx, ch);
+        }
+    }
+
+    fn cancel_sends(&mut self, fx: &mut impl Fx, buffer: u32, pair: u32, slot: u64) {
+        let mut at = 0;
+        while let Some(send) = self.pairs.sends.next(&mut at, |s| s.buffer == buffer) {
+            self.give_up_send(fx, send, &closed());
+        }
+        let pairs = &mut self.pairs;
+        let Some(p) = pairs.pairs.get_mut(pair) else { return };
+        p.behind.retain(|&send| pairs.sends.get(send).is_some());
+        if let Some(target) = p.targets.get_mut(&slot) {
+            target.waiting.retain(|&send| pairs.sends.get(send).is_some());
+        }
+        self.forget_target(pair, slot);
+    }
+
+    /// Whether nothing touches the memory of a buffer that was let go, and nobody is told of it any more.
+    pub fn buffer_is_free(&self, it: &Released) -> bool {
+        let b = self.pairs.buffers.get(it.index).filter(|b| b.id == it.id);
+        b.is_none_or(|b| !b.is_touched() && !b.telling)
+    }
+
+    /// The same, but that its callback may be running.
+    pub fn buffer_is_untouched(&self, it: &Released) -> bool {
+        let b = self.pairs.buffers.get(it.index).filter(|b| b.id == it.id);
+        b.is_none_or(|b| !b.is_touched())
+    }
+
+    /// The connection on which a buffer would still be waited for ends.
+    pub fn buffer_force(&mut self, fx: &mut impl Fx, it: &Released) {
+        let index = it.index;
+        let Some(b) = self.pairs.buffers.get(index).filter(|b| b.id == it.id) else { return };
+        let writing = |s: &super::Send| match s.step {
+            Step::Writing { ch, .. } if s.buffer == index => Some(ch),
+            _ => None,
+        };
+        let of_send = self.pairs.sends.iter().find_map(|(_, s)| writing(s));
+        if let Some(ch) = of_send.or(b.ch).filter(|_| b.is_touched()) {
+            let text = "it did not end in time what used a buffer that was destroyed";
+            let status = Status::new(Code::Unavailable, text).because(Reason::PeerStalled);
+            self.channel_down(fx, ch, status);
+        }
+    }
+
+    /// The application lets a pair go, with all its buffers, whose indices, numbers and memory are returned.
+    pub fn pair_close(&mut self, fx: &mut impl Fx, id: u64) -> Result<Vec<Released>, Status> {
+        let index = self.pairs.pair_by_id(id)?;
+        let mut buffers = Vec::new();
+        let n = self.pairs.pairs.get(index).map_or(0, |p| p.buffers);
+        crate::room::grow(&mut buffers, n, "buffers")?;
+        let of_pair = self.pairs.buffers.iter().filter(|(_, b)| b.pair == index);
+        buffers.extend(of_pair.map(|(index, b)| Released {
+            index,
+            id: b.id,
+            addr: b.addr,
+            len: b.len,
+        }));
+        let status = Status::new(Code::Cancelled, "the pair was closed");
+        self.break_pair(fx, index, status.because(Reason::Cancelled), true);
+        if let Some(p) = self.pairs.pairs.get_mut(index) {
+            p.released = true;
+        }
+        for buffer in &buffers {
+            self.release_buffer(fx, buffer.index);
+        }
+        self.pair_may_leave(index);
+        Ok(buffers)
+    }
+
+    /// A channel is about to end: nobody touches a buffer through it any more.
+    pub(in crate::engine) fn close_pairs_windows(&mut self, fx: &mut impl Fx, ch: ChanId) {
+        let mut at = 0;
+        let open = |b: &Buffer| b.ch == Some(ch) && b.window.is_some();
+        while let Some(index) = self.pairs.buffers.next(&mut at, open) {
+            if let Some(window) = self.pairs.buffers.get_mut(index).and_then(|b| b.window.take()) {
+                fx.close(ch, window);
+            }
+        }
+    }
+
+    /// A channel has ended: with it the pairs that live on it.
+    pub(in crate::engine) fn pairs_lost_channel(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        status: &Status,
+    ) {
+        let mut at = 0;
+        while let Some(index) = self.pairs.pairs.next(&mut at, |p| p.uses(ch) && !p.is_broken()) {
+            let Some(p) = self.pairs.pairs.get(index) else { continue };
+            let (rank, name) = (p.rank, self.peer_name(p.peer));
+            let text = format!("the pair of rank {rank} with peer '{name}': {}", status.message);
+            self.break_pair(fx, index, status.clone().with_message(text), true);
+        }
+        at = 0;
+        let on_it = |s: &super::Send| matches!(s.step, Step::Writing { ch: on, .. } if on == ch);
+        while let Some(send) = self.pairs.sends.next(&mut at, on_it) {
+            let failed = self.pairs.sends.get_mut(send).and_then(|s| s.failed.take());
+            self.end_slot_send(fx, send, Err(failed.unwrap_or_else(|| status.clone())));
+        }
+        at = 0;
+        while let Some(buffer) = self.pairs.buffers.next(&mut at, |b| b.ch == Some(ch)) {
+            self.buffer_closed(fx, buffer);
+            self.may_leave(buffer);
+        }
+        self.pairs.grants.retain(|(on, _), _| *on != ch);
+    }
+
+    /// No connection to this peer will come: pairs that wait for one end.
+    pub(in crate::engine) fn fail_pairs(&mut self, fx: &mut impl Fx, peer: u32, status: &Status) {
+        let waits = |p: &Pair| p.peer == Some(peer) && matches!(p.state, PairState::Connecting);
+        let mut at = 0;
+        while let Some(index) = self.pairs.pairs.next(&mut at, waits) {
+            self.break_pair(fx, index, status.clone(), true);
+        }
+    }
+
+    /// Ends the sends whose time is over.
+    pub(in crate::engine) fn expire_slot_sends(&mut self, fx: &mut impl Fx, now: u64) {
+        loop {
+            let pairs = &mut self.pairs;
+            let due = pairs.deadlines.pop(&mut pairs.sends, now, |s| s.deadline);
+            let Some(index) = due else { return };
+            let Some(s) = pairs.sends.get(index) else { continue };
+            let seconds = now.saturating_sub(s.started) as f64 / 1e9;
+            let Some(b) = pairs.buffers.get(s.buffer) else { continue };
+            let (pair, slot) = (b.pair, b.slot);
+            let Some(p) = pairs.pairs.get_mut(pair) else { continue };
+            if let Some(target) = p.targets.get_mut(&slot) {
+                target.waiting.retain(|&send| send != index);
+            }
+            let (rank, known) = (p.rank, p.peer.and_then(|peer| self.peers.get(peer)));
+            let why = match (&p.state, known) {
+                (PairState::Connected, _) => "the other end did not open the slot".to_owned(),
+                (PairState::Created, _) => "the pair was not connected".to_owned(),
+                (_, Some(peer)) if peer.channels.is_empty() => {
+                    format!("no connection to peer '{}' ({})", peer.name, peer.tries.text())
+                }
+                _ => "the other end did not connect".to_owned(),
+            };
+            let text = format!("send to slot {slot} of rank {rank}: {why} after {seconds:.3} s");
+            let status = Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline);
+            self.end_slot_send(fx, index, Err(status));
+            self.forget_target(pair, slot);
+        }
+    }
+
+    /// Ends pairs with buffers in memory that is taken back. True: some of it may still be touched.
+    pub(in crate::engine) fn reclaim_pairs(
+        &mut self,
+        fx: &mut impl Fx,
+        range: &Range,
+        force: bool,
+    ) -> bool {
+        let meets = |b: &Buffer| range.meets(b.addr, b.len, 0);
+        let (mut at, mut busy) = (0, false);
+        while let Some(index) = self.pairs.buffers.next(&mut at, meets) {
+            let Some(b) = self.pairs.buffers.get(index) else { continue };
+            let it = Released { index, id: b.id, addr: b.addr, len: b.len };
+            let (pair, slot) = (b.pair, b.slot);
+            let status = range.unregistered(format_args!("the buffer of slot {slot}"));
+            self.break_pair(fx, pair, status, true);
+            if force {
+                self.buffer_force(fx, &it);
+            }
+            busy |= self.pairs.buffers.get(index).is_some_and(Buffer::is_touched);
+        }
+        busy
+    }
+
+    /// Ends all pairs, with the manager.
+    pub(in crate::engine) fn end_pairs(&mut self, fx: &mut impl Fx, status: &Status) {
+        let mut at = 0;
+        while let Some(index) = self.pairs.pairs.next(&mut at, |p| !p.is_broken()) {
+            self.break_pair(fx, index, status.clone(), true);
+        }
+    }
+}

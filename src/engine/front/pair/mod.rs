@@ -1,0 +1,287 @@
+//! The front end of pairs (Gloo's transport): buffers are addressed by slot, and a slot's grant lasts.
+//!
+//! A *pair* is one end of a connection between two ranks; the other end is a pair of another manager. Each end has a
+//! token, which travels in its address. A *receive buffer* opens its memory to the other end once (SLOT_OPEN, a *grant*);
+//! from then on a send of the *send buffer* of the same slot is a WRITE whose last piece has the grant's number as its
+//! immediate, and no other message. A send that finds no grant waits for it, until its deadline.
+//!
+//! `calls` is what the application does, `arrivals` what the other end sends, `moving` how content goes, `ending` how
+//! buffers and pairs end.
+//!
+//! Order: sends of one slot take effect in the order of the calls; those of a pair, too, but for sends that wait for
+//! their grant. When a notice arrives, the content of all sends that were posted before it is in its place.
+//!
+//! Both ends choose a channel for what they tell; a grant is used on the channel that it came by. So a pair lives on one
+//! channel or, where both sides dialled, on two, and ends with either: what was written and not yet told would be
+//! unknown.
+
+mod arrivals;
+mod calls;
+mod ending;
+mod moving;
+
+use std::collections::VecDeque;
+
+use foldhash::HashMap;
+
+use crate::api::Words;
+use crate::engine::Window;
+use crate::engine::channel::ChanId;
+use crate::engine::deadlines::{Deadlines, Timed, Timer};
+use crate::engine::slab::Slab;
+use crate::fabric::keys::Place;
+use crate::status::{Code, Status};
+
+pub use calls::{Connecting, PairFacts, Slot};
+pub use ending::Released;
+
+/// Which way a buffer goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Its content is sent.
+    Send,
+    /// It is written to.
+    Recv,
+}
+
+/// Where a pair stands.
+#[derive(Clone, Debug)]
+pub enum PairState {
+    /// Its other end is not known yet.
+    Created,
+    /// Its other end is known, and has not answered.
+    Connecting,
+    /// Both ends know each other.
+    Connected,
+    /// It has ended.
+    Broken(Status),
+}
+
+/// What a buffer's owner is told.
+#[derive(Clone, Debug)]
+pub enum BufferEvent {
+    /// A send has ended.
+    Sent(Result<(), Status>),
+    /// Content has arrived.
+    Received,
+    /// The pair has ended, and nothing will arrive any more. Once.
+    Broken(Status),
+}
+
+/// Who is told of the events of a buffer: nobody, who asks then; or a function and its words.
+pub type OnBuffer = Option<(fn(Words, u64, &BufferEvent), Words)>;
+
+/// A grant of the other end.
+struct Grant {
+    ch: ChanId,
+    number: u32,
+    place: Place,
+    len: u64,
+}
+
+/// A slot of the other end, as far as it is known.
+#[derive(Default)]
+struct Target {
+    grant: Option<Grant>,
+    /// Sends that wait for it.
+    waiting: VecDeque<u32>,
+}
+
+/// One end of a pair.
+struct Pair {
+    id: u64,
+    rank: u64,
+    /// Its name on the wire.
+    token: u64,
+    /// How long a send waits, nanoseconds.
+    timeout: u64,
+    state: PairState,
+    /// The other end's manager.
+    peer: Option<u32>,
+    /// The other end's token; 0: not known.
+    remote: u64,
+    /// Where it was told of this end.
+    told: Option<ChanId>,
+    /// Where this end heard of it, and its token.
+    heard: Option<(ChanId, u64)>,
+    targets: HashMap<u64, Target>,
+    /// Receive buffers by slot.
+    slots: HashMap<u64, u32>,
+    /// Targets that have a grant.
+    granted: usize,
+    /// Where there are checksums, one send at a time goes: the next might write over what is to be compared.
+    going: Option<u32>,
+    /// Sends with a grant that come after it.
+    behind: VecDeque<u32>,
+    buffers: usize,
+    sends: usize,
+    /// The application has let it go.
+    released: bool,
+}
+
+impl Pair {
+    fn is_broken(&self) -> bool {
+        matches!(self.state, PairState::Broken(_))
+    }
+
+    fn uses(&self, ch: ChanId) -> bool {
+        self.told == Some(ch) || self.heard.is_some_and(|(heard, _)| heard == ch)
+    }
+}
+
+/// How far a buffer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Its pair is not connected, or has ended: nobody touches it.
+    Idle,
+    /// It may be touched, through its window.
+    Open,
+    /// The other end was asked to stop.
+    Closing,
+}
+
+/// Content that was written with a checksum, which is to be compared.
+struct Unchecked {
+    /// The sender's number of the send.
+    number: u32,
+    offset: u64,
+    len: u64,
+    checksum: u64,
+}
+
+/// A buffer.
+struct Buffer {
+    id: u64,
+    pair: u32,
+    way: Way,
+    slot: u64,
+    addr: u64,
+    len: u64,
+    told: OnBuffer,
+    stage: Stage,
+    /// On which channel its window is.
+    ch: Option<ChanId>,
+    window: Option<Window>,
+    /// Sends that ended well, and that nobody has heard of.
+    sent: u64,
+    /// Sends that failed, and why the last did.
+    failed: u64,
+    why: Option<Status>,
+    /// Arrivals that nobody has heard of.
+    received: u64,
+    /// Its owner was told that the pair is broken.
+    broken_told: bool,
+    /// Sends that have not ended.
+    under_way: usize,
+    /// A checksum is being computed of this.
+    unchecked: Option<Unchecked>,
+    /// Somebody is telling its owner, or is about to.
+    telling: bool,
+    /// The application has let it go: it leaves when nothing touches it any more.
+    released: bool,
+}
+
+/// Where a send is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// It waits for a grant, or behind a send whose checksum is being computed.
+    Waiting,
+    /// Its checksum is being computed.
+    Hashing,
+    /// Its writes are under way, or, where there are checksums, the other end has not compared its own.
+    Writing { ch: ChanId, left: u32, unchecked: bool },
+}
+
+/// A send.
+struct Send {
+    buffer: u32,
+    offset: u64,
+    len: u64,
+    /// Where it goes in the other end's buffer.
+    at: u64,
+    step: Step,
+    started: u64,
+    deadline: u64,
+    failed: Option<Status>,
+    timer: Timer,
+}
+
+impl Timed for Send {
+    fn timer(&mut self) -> &mut Timer {
+        &mut self.timer
+    }
+}
+
+/// See the module's text.
+pub(in crate::engine) struct Pairs {
+    pairs: Slab<Pair>,
+    by_token: HashMap<u64, u32>,
+    buffers: Slab<Buffer>,
+    sends: Slab<Send>,
+    deadlines: Deadlines<Send>,
+    /// Grants of other ends: the pair and the slot.
+    grants: HashMap<(ChanId, u32), (u32, u64)>,
+}
+
+impl Pairs {
+    pub fn new() -> Pairs {
+        Pairs {
+            pairs: Slab::default(),
+            by_token: HashMap::default(),
+            buffers: Slab::default(),
+            sends: Slab::default(),
+            deadlines: Deadlines::new(),
+            grants: HashMap::default(),
+        }
+    }
+
+    /// Entries in the queue of work that there may be because of it: events and a checksum of each buffer, one of each
+    /// send.
+    pub fn load(&self) -> usize {
+        2 * self.buffers.len() + self.sends.len()
+    }
+
+    /// When the next deadline is to be looked at.
+    pub fn next_deadline(&self) -> u64 {
+        self.deadlines.next()
+    }
+
+    /// Sends that have not ended; to this peer, or all.
+    pub fn under_way(&self, peer: Option<u32>) -> usize {
+        let of = |p: &Pair| peer.is_none() || p.peer == peer;
+        self.pairs.iter().filter(|(_, p)| of(p)).map(|(_, p)| p.sends).sum()
+    }
+
+    /// Buffers that are on their way out.
+    pub fn ending(&self) -> usize {
+        self.buffers.iter().filter(|(_, b)| b.is_touched() || b.telling).count()
+    }
+
+    /// Whether a pair lives on this channel.
+    pub fn use_channel(&self, ch: ChanId) -> bool {
+        self.pairs.iter().any(|(_, p)| p.uses(ch))
+    }
+
+    fn pair_by_id(&self, id: u64) -> Result<u32, Status> {
+        let found = self.pairs.occupant(id as u32);
+        match found.filter(|(_, p)| p.id == id && !p.released) {
+            Some((index, _)) => Ok(index),
+            None => Err(Status::new(Code::NotFound, format!("pair {id} is not known"))),
+        }
+    }
+
+    fn buffer_by_id(&self, id: u64) -> Result<u32, Status> {
+        let found = self.buffers.occupant(id as u32);
+        match found.filter(|(_, b)| b.id == id && !b.released) {
+            Some((index, _)) => Ok(index),
+            None => Err(Status::new(Code::NotFound, format!("buffer {id} is not known"))),
+        }
+    }
+}
+
+impl Buffer {
+    /// Whether its memory may be touched, by this side or the other.
+    fn is_touched(&self) -> bool {
+        self.window.is_some() || self.unchecked.is_some() || self.under_way > 0
+    }
+}

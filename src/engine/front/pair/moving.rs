@@ -1,0 +1,288 @@
+//! How the content of a send goes, and how each send ends.
+
+use super::calls::check_place;
+use super::{Stage, Step, Target};
+use crate::api::Protocol;
+use crate::engine::channel::ChanId;
+use crate::engine::{Engine, Fx, WR_SLOT, Work, checksum};
+use crate::fabric::keys::{Keys, Place, pieces};
+use crate::fabric::{Access, Mem, Remote};
+use crate::protocol::message::{IMM_SLOT, Message, PairMessage};
+use crate::status::{Code, Status};
+
+impl Engine {
+    /// A send has its grant, and nothing is before it: its writes are posted, or its checksum is computed first.
+    pub(super) fn go_send(&mut self, fx: &mut impl Fx, index: u32) {
+        let pairs = &mut self.pairs;
+        let Some(s) = pairs.sends.get_mut(index) else { return };
+        let Some(b) = pairs.buffers.get(s.buffer) else { return };
+        let Some(p) = pairs.pairs.get_mut(b.pair) else { return };
+        let Some(Target { grant: Some(grant), .. }) = p.targets.get(&b.slot) else { return };
+        if let Err(status) = check_place(b.slot, grant.len, s.at, s.len) {
+            return self.end_slot_send(fx, index, Err(status));
+        }
+        let ch = grant.ch;
+        let Some(c) = self.channels.get(ch) else { return };
+        if c.seal.is_none() {
+            return self.post_slot_send(fx, index, None);
+        }
+        p.going = Some(index);
+        if s.len == 0 {
+            return self.post_slot_send(fx, index, Some(checksum(&[])));
+        }
+        s.step = Step::Hashing;
+        let (addr, len) = (b.addr + s.offset, s.len);
+        fx.run(Work::HostHash { token: WR_SLOT | u64::from(index), addr, len });
+    }
+
+    /// Posts the writes of a send. With a checksum SLOT_DONE follows them; otherwise the last has the immediate.
+    fn post_slot_send(&mut self, fx: &mut impl Fx, index: u32, sum: Option<u64>) {
+        let Some((buffer, ch)) = self.grant_of(index) else { return };
+        let lkeys = match self.pin(fx, buffer, ch) {
+            Ok(keys) => keys,
+            Err(status) => return self.end_slot_send(fx, index, Err(status)),
+        };
+        let pairs = &mut self.pairs;
+        let (Some(s), Some(b)) = (pairs.sends.get_mut(index), pairs.buffers.get(buffer)) else {
+            return;
+        };
+        let Some(p) = pairs.pairs.get(b.pair) else { return };
+        let Some(Target { grant: Some(grant), .. }) = p.targets.get(&b.slot) else { return };
+        let Some(c) = self.channels.get_mut(ch) else { return };
+        let (addr, len, at, number) = (b.addr + s.offset, s.len, s.at, grant.number);
+        let wr = WR_SLOT | u64::from(index);
+        let imm = sum.is_none().then_some(IMM_SLOT | number);
+        let mut left = 0;
+        if len == 0 && imm.is_some() {
+            // SAFETY: zero bytes are never touched.
+            let nothing = unsafe { Mem::new(0, 0, 0) };
+            c.write(fx, wr, nothing, Remote { addr: 0, rkey: 0 }, imm);
+            left = 1;
+        }
+        let there =
+            Place { addr: grant.place.addr.wrapping_add(at), rkeys: grant.place.rkeys.after(at) };
+        let lkeys = lkeys.after(s.offset);
+        for piece in pieces(len, c.caps.max_rdma, &lkeys, &there) {
+            let last = piece.at + piece.len == len;
+            // SAFETY: the buffer's memory is valid until the application lets it go, which ends after the last `Done`
+            // or after the channel has ended.
+            let local = unsafe { Mem::new(addr + piece.at, piece.len, piece.lkey) };
+            c.write(fx, wr, local, piece.remote, imm.filter(|_| last));
+            left += 1;
+        }
+        s.step = Step::Writing { ch, left, unchecked: sum.is_some() };
+        if let Some(checksum) = sum {
+            let done =
+                PairMessage::Done { grant: number, number: index, offset: at, len, checksum };
+            c.send(fx, &Message::Pair(done), &[]);
+        }
+    }
+
+    /// The buffer of a send, and the channel of its grant.
+    fn grant_of(&self, send: u32) -> Option<(u32, ChanId)> {
+        let s = self.pairs.sends.get(send)?;
+        let b = self.pairs.buffers.get(s.buffer)?;
+        let p = self.pairs.pairs.get(b.pair)?;
+        Some((s.buffer, p.targets.get(&b.slot)?.grant.as_ref()?.ch))
+    }
+
+    /// Local keys of a send buffer; where the provider needs it, it is registered for as long as the buffer lives.
+    fn pin(&mut self, fx: &mut impl Fx, index: u32, ch: ChanId) -> Result<Keys<u32>, Status> {
+        let windows = self.channels.get(ch).is_none_or(|c| c.caps.windows);
+        let Some(b) = self.pairs.buffers.get_mut(index) else { return Ok(Keys::one(0)) };
+        if windows || b.len == 0 {
+            return Ok(Keys::one(0));
+        }
+        if let Some(window) = &b.window {
+            return Ok(window.keys.map(|mr| mr.lkey));
+        }
+        let window = fx.pin(ch, b.addr, b.len, Access::empty())?;
+        let keys = window.keys.map(|mr| mr.lkey);
+        (b.window, b.ch, b.stage) = (Some(window), Some(ch), Stage::Open);
+        Ok(keys)
+    }
+
+    /// A WRITE of a send has ended.
+    pub(in crate::engine) fn on_slot_done(
+        &mut self,
+        fx: &mut impl Fx,
+        index: u32,
+        result: Result<(), Status>,
+    ) {
+        let Some(s) = self.pairs.sends.get_mut(index) else { return };
+        let Step::Writing { left, .. } = &mut s.step else { return };
+        *left -= 1;
+        if let Err(status) = result {
+            s.failed.get_or_insert(status);
+        }
+        self.may_end_send(fx, index);
+    }
+
+    /// The other end has compared the checksum of a send.
+    pub(super) fn on_slot_checked(&mut self, fx: &mut impl Fx, ch: ChanId, number: u32) {
+        match self.pairs.sends.get_mut(number).map(|s| &mut s.step) {
+            Some(Step::Writing { ch: on, unchecked, .. }) if *on == ch && *unchecked => {
+                *unchecked = false;
+                self.may_end_send(fx, number);
+            }
+            _ => self.stale += 1,
+        }
+    }
+
+    /// Ends a send of which nothing is under way any more.
+    fn may_end_send(&mut self, fx: &mut impl Fx, index: u32) {
+        let Some(s) = self.pairs.sends.get_mut(index) else { return };
+        if matches!(s.step, Step::Writing { left: 0, unchecked: false, .. }) {
+            let result = s.failed.take().map_or(Ok(()), Err);
+            self.end_slot_send(fx, index, result);
+        }
+    }
+
+    /// Ends a send. The only place where one does.
+    pub(super) fn end_slot_send(
+        &mut self,
+        fx: &mut impl Fx,
+        index: u32,
+        result: Result<(), Status>,
+    ) {
+        let pairs = &mut self.pairs;
+        let Some(s) = pairs.sends.remove(index) else { return };
+        pairs.deadlines.remove(&mut pairs.sends, index, s.timer);
+        let Some(b) = pairs.buffers.get_mut(s.buffer) else { return };
+        b.under_way -= 1;
+        let code = result.as_ref().map_or_else(|s| s.code, |()| Code::Ok);
+        match result {
+            Ok(()) => b.sent += 1,
+            Err(status) => {
+                b.failed += 1;
+                b.why = Some(status);
+            }
+        }
+        let pair = b.pair;
+        let Some(p) = pairs.pairs.get_mut(pair) else { return };
+        p.sends -= 1;
+        let ch = match s.step {
+            Step::Writing { ch, .. } => Some(ch),
+            _ => p.heard.map(|heard| heard.0),
+        };
+        if let Some(c) = ch.and_then(|ch| self.channels.get(ch)) {
+            let bytes = if code == Code::Ok { s.len } else { 0 };
+            c.counters.send_done(bytes, code, Protocol::DirectPut);
+        }
+        let was_going = p.going == Some(index);
+        if was_going {
+            p.going = None;
+        }
+        self.unpin(fx, s.buffer);
+        self.tell_buffer(fx, s.buffer);
+        if was_going {
+            self.go_behind(fx, pair);
+        }
+    }
+
+    /// Something happened to a buffer: its owner is told, or whoever waits looks.
+    pub(super) fn tell_buffer(&mut self, fx: &mut impl Fx, index: u32) {
+        if let Some(b) = self.pairs.buffers.get_mut(index)
+            && !std::mem::replace(&mut b.telling, true)
+        {
+            let memory = (b.addr, b.len);
+            fx.run(Work::BufferEvents { buffer: index, memory });
+        }
+    }
+
+    /// Whether a checksum that is about to be computed is still wanted.
+    pub(in crate::engine) fn slot_hash_begins(&mut self, token: u64) -> Result<(), Status> {
+        let wanted = match token & WR_ARRIVED {
+            0 => self.pairs.sends.get(token as u32).is_some_and(|s| s.failed.is_none()),
+            _ => self.pairs.buffers.get(token as u32).is_some_and(|b| b.stage == Stage::Open),
+        };
+        let over = || Status::new(Code::Cancelled, "the buffer is being closed");
+        wanted.then_some(()).ok_or_else(over)
+    }
+
+    /// A checksum has been computed: of a send, or of what arrived.
+    pub(in crate::engine) fn slot_hashed(
+        &mut self,
+        fx: &mut impl Fx,
+        token: u64,
+        result: Result<u64, Status>,
+    ) {
+        let index = token as u32;
+        if token & WR_ARRIVED != 0 {
+            return self.arrival_hashed(fx, index, result);
+        }
+        let Some(s) = self.pairs.sends.get_mut(index) else { return };
+        s.step = Step::Waiting;
+        let (buffer, failed) = (s.buffer, s.failed.take());
+        let Some(pair) = self.pairs.buffers.get(buffer).map(|b| b.pair) else { return };
+        let ch = self.grant_of(index).map(|(_, ch)| ch);
+        match (failed, result) {
+            (Some(status), _) | (None, Err(status)) => self.end_slot_send(fx, index, Err(status)),
+            (None, Ok(sum)) if ch.is_some() => self.post_slot_send(fx, index, Some(sum)),
+            // The grant was closed meanwhile: it waits for the next, before those that came after it.
+            (None, Ok(_)) => {
+                self.wait_again(index);
+                if let Some(p) = self.pairs.pairs.get_mut(pair) {
+                    p.going = None;
+                }
+                self.go_behind(fx, pair);
+            }
+        }
+        if let Some(ch) = ch {
+            self.settle(fx, ch);
+        }
+    }
+
+    /// Sends that came after one that was going go on.
+    fn go_behind(&mut self, fx: &mut impl Fx, pair: u32) {
+        loop {
+            let Some(p) = self.pairs.pairs.get_mut(pair).filter(|p| p.going.is_none()) else {
+                return;
+            };
+            let Some(send) = p.behind.pop_front() else { return };
+            match self.grant_of(send) {
+                Some(_) => self.go_send(fx, send),
+                None => self.wait_again(send),
+            }
+        }
+    }
+
+    /// A send whose grant is gone waits for the next one of its slot, in its place among the others.
+    fn wait_again(&mut self, index: u32) {
+        let pairs = &mut self.pairs;
+        let Some(s) = pairs.sends.get(index) else { return };
+        let (deadline, started) = (s.deadline, s.started);
+        let Some(b) = pairs.buffers.get(s.buffer) else { return };
+        let Some(p) = pairs.pairs.get_mut(b.pair) else { return };
+        let Some(target) = p.targets.get_mut(&b.slot) else { return };
+        let earlier = |&other: &u32| pairs.sends.get(other).is_none_or(|o| o.started <= started);
+        let at = target.waiting.partition_point(earlier);
+        target.waiting.insert(at, index);
+        pairs.deadlines.add(&mut pairs.sends, index, deadline);
+        self.next_deadline = self.next_deadline.min(deadline);
+    }
+
+    /// A slot was opened: what waits for it goes.
+    pub(super) fn go_waiting(&mut self, fx: &mut impl Fx, pair: u32, slot: u64) {
+        loop {
+            let pairs = &mut self.pairs;
+            let Some(p) = pairs.pairs.get_mut(pair) else { return };
+            let Some(target) = p.targets.get_mut(&slot).filter(|t| t.grant.is_some()) else {
+                return;
+            };
+            let Some(send) = target.waiting.pop_front() else { return };
+            if let Some(s) = pairs.sends.get_mut(send) {
+                let timer = std::mem::take(&mut s.timer);
+                pairs.deadlines.remove(&mut pairs.sends, send, timer);
+            }
+            if p.going.is_some() {
+                p.behind.push_back(send);
+            } else {
+                self.go_send(fx, send);
+            }
+        }
+    }
+}
+
+/// In the token of a checksum: of what arrived, and not of a send.
+pub(super) const WR_ARRIVED: u64 = 1 << 40;
