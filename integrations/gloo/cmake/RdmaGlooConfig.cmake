@@ -1,0 +1,5 @@
+include(CMakeFindDependencyMacro)
+find_dependency(RdmaTransport)
+find_dependency(Gloo)
+find_dependency(Threads)
+include(${CMAKE_CURRENT_LIST_DIR}/RdmaGlooTargets.cmake)

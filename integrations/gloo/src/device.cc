@@ -1,0 +1,70 @@
+#include "rdma_gloo/device.h"
+
+#include <cstdio>
+#include <random>
+
+#include "context.h"
+#include "worker.h"
+
+namespace gloo {
+namespace transport {
+namespace rdma {
+
+std::string LastError() {
+  std::string text(rdma_last_error(nullptr, 0), '\0');
+  if (!text.empty()) rdma_last_error(&text[0], text.size() + 1);
+  return text;
+}
+
+void Fail(rdma_code_t code, const std::string &what) {
+  GLOO_THROW_IO_EXCEPTION(what, ": ", rdma_code_name(code), ": ", LastError());
+}
+
+Worker::Worker(const attr &attr) {
+  /* Short and unlike any other: it is a part of every address. */
+  std::random_device random;
+  char name[32];
+  std::snprintf(name, sizeof name, "g%08x%08x", static_cast<unsigned>(random()), static_cast<unsigned>(random()));
+  rdma_mgr_options_t options;
+  Check(rdma_mgr_options_init(&options, sizeof options), "rdma_mgr_options_init");
+  options.name = name;
+  options.provider = attr.provider.c_str();
+  options.listen = attr.listen.c_str();
+  options.allow_remote = attr.allowRemote;
+  if (!attr.secret.empty()) {
+    options.secret = attr.secret.data();
+    options.secret_len = attr.secret.size();
+  }
+  Check(rdma_mgr_create(&options, &mgr_), "rdma_mgr_create");
+}
+
+Worker::~Worker() { rdma_mgr_destroy(mgr_); }
+
+namespace {
+
+class DeviceImpl : public ::gloo::transport::Device {
+ public:
+  explicit DeviceImpl(attr attr) : attr_(std::move(attr)) {
+    /* What is wrong with the attributes is said now. */
+    Worker probe(attr_);
+  }
+  std::string str() const override { return "rdma, listen=" + attr_.listen + ", provider=" + attr_.provider; }
+  const std::string &getPCIBusID() const override { return none_; }
+  std::shared_ptr<::gloo::transport::Context> createContext(int rank, int size) override {
+    return std::make_shared<Context>(std::make_shared<Worker>(attr_), rank, size);
+  }
+
+ private:
+  const attr attr_;
+  const std::string none_;
+};
+
+}  // namespace
+
+std::shared_ptr<::gloo::transport::Device> CreateDevice(const attr &attr) {
+  return std::make_shared<DeviceImpl>(attr);
+}
+
+}  // namespace rdma
+}  // namespace transport
+}  // namespace gloo

@@ -1,0 +1,119 @@
+#include "pair.h"
+
+#include <cstdio>
+
+#include <gloo/common/logging.h>
+#include <gloo/transport/unbound_buffer.h>
+
+#include "context.h"
+
+namespace gloo {
+namespace transport {
+namespace rdma {
+
+std::string Address::str() const {
+  std::string hex;
+  char two[3];
+  for (unsigned char byte : bytes_) {
+    std::snprintf(two, sizeof two, "%02x", byte);
+    hex += two;
+  }
+  return hex;
+}
+
+Pair::Pair(Context *context, std::shared_ptr<Worker> worker, int rank, std::chrono::milliseconds timeout)
+    : context_(context), worker_(std::move(worker)), rank_(rank), timeout_(timeout) {
+  Check(rdma_pair_create(worker_->mgr(), static_cast<uint64_t>(rank), Millis(timeout), &pair_), "rdma_pair_create");
+  std::vector<char> bytes(RDMA_PAIR_ADDRESS_MAX);
+  size_t len = 0;
+  Check(rdma_pair_address(worker_->mgr(), pair_, reinterpret_cast<uint8_t *>(bytes.data()), bytes.size(), &len),
+        "rdma_pair_address");
+  if (len > Address::kMaxByteSize)
+    GLOO_THROW_IO_EXCEPTION("the address of a pair has ", len, " bytes, Gloo allows ", size_t{Address::kMaxByteSize},
+                            ": listen on one address");
+  bytes.resize(len);
+  address_.reset(new Address(std::move(bytes)));
+}
+
+Pair::~Pair() { close(); }
+
+void Pair::connect(const std::vector<char> &bytes) {
+  Check(rdma_pair_connect(worker_->mgr(), pair_, reinterpret_cast<const uint8_t *>(bytes.data()), bytes.size(), 0),
+        "rdma_pair_connect");
+  rdma_pair_info_t info{};
+  info.struct_size = sizeof info;
+  Check(rdma_pair_info(worker_->mgr(), pair_, &info), "rdma_pair_info");
+  peer_ = info.peer;
+  context_->connected(rank_, info.peer);
+}
+
+void Pair::close() {
+  rdma_pair_t pair = pair_;
+  pair_ = 0;
+  if (pair) rdma_pair_close(worker_->mgr(), pair);
+}
+
+std::unique_ptr<::gloo::transport::Buffer> Pair::createSendBuffer(int slot, void *ptr, size_t size) {
+  rdma_buffer_t buffer = 0;
+  Check(rdma_buffer_create_send(worker_->mgr(), pair_, static_cast<uint64_t>(slot), ptr, size, nullptr, nullptr, &buffer),
+        "rdma_buffer_create_send");
+  return std::unique_ptr<::gloo::transport::Buffer>(new Buffer(worker_, buffer, rank_, timeout_, slot, ptr, size));
+}
+
+std::unique_ptr<::gloo::transport::Buffer> Pair::createRecvBuffer(int slot, void *ptr, size_t size) {
+  rdma_buffer_t buffer = 0;
+  Check(rdma_buffer_create_recv(worker_->mgr(), pair_, static_cast<uint64_t>(slot), ptr, size, nullptr, nullptr, &buffer),
+        "rdma_buffer_create_recv");
+  return std::unique_ptr<::gloo::transport::Buffer>(new Buffer(worker_, buffer, rank_, timeout_, slot, ptr, size));
+}
+
+void Pair::send(UnboundBuffer *buf, uint64_t tag, size_t offset, size_t nbytes) { buf->send(rank_, tag, offset, nbytes); }
+void Pair::recv(UnboundBuffer *buf, uint64_t tag, size_t offset, size_t nbytes) { buf->recv(rank_, tag, offset, nbytes); }
+
+rdma_peer_t Pair::peer() const {
+  rdma_peer_t peer = peer_;
+  if (!peer) GLOO_THROW_INVALID_OPERATION_EXCEPTION("the pair with rank ", rank_, " is not connected");
+  return peer;
+}
+
+void Pair::check() const {
+  rdma_pair_info_t info{};
+  info.struct_size = sizeof info;
+  if (pair_ == 0) GLOO_THROW_IO_EXCEPTION("the pair with rank ", rank_, " is closed");
+  Check(rdma_pair_info(worker_->mgr(), pair_, &info), "rdma_pair_info");
+  if (info.state == RDMA_PAIR_BROKEN) Fail(info.code, "the pair with rank " + std::to_string(rank_));
+}
+
+Buffer::Buffer(std::shared_ptr<Worker> worker, rdma_buffer_t buffer, int rank, std::chrono::milliseconds timeout,
+               int slot, void *ptr, size_t size)
+    : ::gloo::transport::Buffer(slot, ptr, size), worker_(std::move(worker)), buffer_(buffer), rank_(rank),
+      timeout_(timeout) {}
+
+/* Not there any more if its pair was closed. */
+Buffer::~Buffer() { rdma_buffer_destroy(worker_->mgr(), buffer_); }
+
+void Buffer::fail(rdma_code_t code, const char *what) const {
+  std::string text = std::string(what) + " of slot " + std::to_string(slot_) + ", rank " + std::to_string(rank_);
+  if (code == RDMA_DEADLINE_EXCEEDED) text = "Timed out: " + text;
+  Fail(code, text);
+}
+
+void Buffer::send(size_t offset, size_t length, size_t roffset) {
+  rdma_code_t code = rdma_buffer_send(worker_->mgr(), buffer_, offset, length, roffset);
+  if (code == RDMA_OUT_OF_RANGE) GLOO_ENFORCE(false, LastError());
+  if (code != RDMA_OK) fail(code, "send");
+}
+
+void Buffer::waitRecv() {
+  rdma_code_t code = rdma_buffer_wait_recv(worker_->mgr(), buffer_, Millis(timeout_));
+  if (code != RDMA_OK) fail(code, "waitRecv");
+}
+
+void Buffer::waitSend() {
+  rdma_code_t code = rdma_buffer_wait_send(worker_->mgr(), buffer_, Millis(timeout_));
+  if (code != RDMA_OK) fail(code, "waitSend");
+}
+
+}  // namespace rdma
+}  // namespace transport
+}  // namespace gloo

@@ -1,0 +1,84 @@
+#ifndef RDMA_GLOO_PAIR_H
+#define RDMA_GLOO_PAIR_H
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gloo/transport/address.h>
+#include <gloo/transport/buffer.h>
+#include <gloo/transport/pair.h>
+
+#include "worker.h"
+
+namespace gloo {
+namespace transport {
+namespace rdma {
+
+class Context;
+
+/* The address of one end of a pair, as rdma_pair_address gives it. */
+class Address : public ::gloo::transport::Address {
+ public:
+  explicit Address(std::vector<char> bytes) : bytes_(std::move(bytes)) {}
+  std::string str() const override;
+  std::vector<char> bytes() const override { return bytes_; }
+
+ private:
+  const std::vector<char> bytes_;
+};
+
+class Pair : public ::gloo::transport::Pair {
+ public:
+  Pair(Context *context, std::shared_ptr<Worker> worker, int rank, std::chrono::milliseconds timeout);
+  ~Pair() override;
+  const ::gloo::transport::Address &address() const override { return *address_; }
+  /* Begins to connect: what is sent meanwhile waits, and what fails is told by the waits. */
+  void connect(const std::vector<char> &bytes) override;
+  void close() override;
+  /* Waits drive progress by themselves, and spin before they sleep: there is nothing to be set. */
+  void setSync(bool, bool) override {}
+  std::unique_ptr<::gloo::transport::Buffer> createSendBuffer(int slot, void *ptr, size_t size) override;
+  std::unique_ptr<::gloo::transport::Buffer> createRecvBuffer(int slot, void *ptr, size_t size) override;
+  void send(UnboundBuffer *buf, uint64_t tag, size_t offset, size_t nbytes) override;
+  void recv(UnboundBuffer *buf, uint64_t tag, size_t offset, size_t nbytes) override;
+
+  /* The other end's manager. */
+  rdma_peer_t peer() const;
+  /* Throws why the pair is broken, if it is. */
+  void check() const;
+
+ private:
+  Context *const context_;
+  const std::shared_ptr<Worker> worker_;
+  const int rank_;
+  const std::chrono::milliseconds timeout_;
+  rdma_pair_t pair_ = 0;
+  std::unique_ptr<Address> address_;
+  std::atomic<rdma_peer_t> peer_{0};
+};
+
+class Buffer : public ::gloo::transport::Buffer {
+ public:
+  Buffer(std::shared_ptr<Worker> worker, rdma_buffer_t buffer, int rank, std::chrono::milliseconds timeout, int slot,
+         void *ptr, size_t size);
+  ~Buffer() override;
+  void send(size_t offset, size_t length, size_t roffset) override;
+  void waitRecv() override;
+  void waitSend() override;
+
+ private:
+  [[noreturn]] void fail(rdma_code_t code, const char *what) const;
+  const std::shared_ptr<Worker> worker_;
+  const rdma_buffer_t buffer_;
+  const int rank_;
+  const std::chrono::milliseconds timeout_;
+};
+
+}  // namespace rdma
+}  // namespace transport
+}  // namespace gloo
+
+#endif

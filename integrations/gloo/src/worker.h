@@ -1,0 +1,45 @@
+/* One rank of one context: a manager, and what its calls throw. */
+#ifndef RDMA_GLOO_WORKER_H
+#define RDMA_GLOO_WORKER_H
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include <gloo/common/error.h>
+#include <rdma_transport.h>
+
+#include "rdma_gloo/device.h"
+
+namespace gloo {
+namespace transport {
+namespace rdma {
+
+std::string LastError();
+/* Throws IoException, with the library's text. */
+[[noreturn]] void Fail(rdma_code_t code, const std::string &what);
+inline void Check(rdma_code_t code, const char *what) {
+  if (code != RDMA_OK) Fail(code, what);
+}
+/* Gloo's zero is no timeout. */
+inline int64_t Millis(std::chrono::milliseconds timeout) {
+  return timeout == kNoTimeout ? RDMA_MSG_FOREVER : timeout.count() > 0 ? timeout.count() : 1;
+}
+
+class Worker {
+ public:
+  explicit Worker(const attr &attr);
+  ~Worker();
+  Worker(const Worker &) = delete;
+  Worker &operator=(const Worker &) = delete;
+  rdma_mgr_t *mgr() const { return mgr_; }
+
+ private:
+  rdma_mgr_t *mgr_ = nullptr;
+};
+
+}  // namespace rdma
+}  // namespace transport
+}  // namespace gloo
+
+#endif

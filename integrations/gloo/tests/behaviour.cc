@@ -1,0 +1,290 @@
+/* How Gloo's transport behaves when something is missing or goes: time-outs, aborts, a rank that is killed, contexts
+ * from contexts, several on one device, receives from some of the ranks. */
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gloo/barrier.h>
+#include <gloo/allreduce_ring.h>
+#include <gloo/rendezvous/context.h>
+#include <gloo/rendezvous/file_store.h>
+#include <gloo/rendezvous/hash_store.h>
+#include <gloo/rendezvous/prefix_store.h>
+#include <gloo/transport/pair.h>
+#include <gloo/transport/buffer.h>
+#include <gloo/transport/unbound_buffer.h>
+
+#include "rdma_gloo/device.h"
+
+#define CHECK(cond) ((cond) ? void() : fail(#cond, __LINE__))
+static void fail(const char *what, int line) {
+  std::fprintf(stderr, "    FAILED at behaviour.cc:%d: %s\n", line, what);
+  std::_Exit(1);
+}
+
+using Context = std::shared_ptr<gloo::rendezvous::Context>;
+using Millis = std::chrono::milliseconds;
+static std::string provider = "auto";
+
+static std::shared_ptr<gloo::transport::Device> device() {
+  gloo::transport::rdma::attr attr;
+  attr.provider = provider;
+  return gloo::transport::rdma::CreateDevice(attr);
+}
+
+static Context join(gloo::rendezvous::Store &store, int rank, int size, Millis timeout = Millis(60000)) {
+  auto context = std::make_shared<gloo::rendezvous::Context>(rank, size);
+  context->setTimeout(timeout);
+  auto dev = device();
+  context->connectFullMesh(store, dev);
+  return context;
+}
+
+static void spawn(int size, const std::function<void(const Context &)> &body, Millis timeout = Millis(60000)) {
+  gloo::rendezvous::HashStore store;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; rank++)
+    threads.emplace_back([&, rank] { body(join(store, rank, size, timeout)); });
+  for (std::thread &thread : threads) thread.join();
+}
+
+static void barrier(const Context &c) {
+  gloo::BarrierOptions o(c);
+  gloo::barrier(o);
+}
+
+template <class F>
+static std::string error_of(F f) {
+  try {
+    f();
+  } catch (const gloo::IoException &e) {
+    return e.what();
+  }
+  return "";
+}
+
+static void timeouts() {
+  spawn(2, [](const Context &c) {
+    char memory[8] = "";
+    int other = 1 - c->rank;
+    auto bound = c->getPair(other)->createRecvBuffer(1, memory, 8);
+    auto begun = std::chrono::steady_clock::now();
+    CHECK(error_of([&] { bound->waitRecv(); }).find("Timed out") != std::string::npos);
+    CHECK(std::chrono::steady_clock::now() - begun >= Millis(90));
+    auto unbound = c->createUnboundBuffer(memory, 8);
+    unbound->recv(other, 77);
+    CHECK(error_of([&] { unbound->waitRecv(nullptr, Millis(50)); }).find("Timed out") != std::string::npos);
+    CHECK(error_of([&] { unbound->waitSend(nullptr, Millis(50)); }).find("Timed out") != std::string::npos);
+  }, Millis(100));
+}
+
+static void aborts() {
+  spawn(2, [](const Context &c) {
+    char memory[8] = "";
+    auto buffer = c->createUnboundBuffer(memory, 8);
+    buffer->recv(1 - c->rank, 5);
+    std::atomic<bool> aborted{false};
+    std::thread aborter([&] {
+      std::this_thread::sleep_for(Millis(50));
+      aborted = true;
+      buffer->abortWaitRecv();
+    });
+    CHECK(!buffer->waitRecv(nullptr, Millis(30000)) && aborted);
+    aborter.join();
+    /* A big send that nobody receives. */
+    std::vector<char> big(8 << 20);
+    auto sender = c->createUnboundBuffer(big.data(), big.size());
+    sender->send(1 - c->rank, 6);
+    std::thread second([&] {
+      std::this_thread::sleep_for(Millis(50));
+      sender->abortWaitSend();
+    });
+    CHECK(!sender->waitSend(nullptr, Millis(30000)));
+    second.join();
+    barrier(c);
+  });
+}
+
+/* A receive from any of some of the ranks gets one message each, of those only. */
+static void receives_from_some() {
+  const int size = 5;
+  spawn(size, [](const Context &c) {
+    int value = 100 + c->rank;
+    if (c->rank != 0) {
+      auto buffer = c->createUnboundBuffer(&value, sizeof value);
+      buffer->send(0, 9);
+      buffer->waitSend();
+    } else {
+      int got = 0, from = -1;
+      bool seen[size] = {};
+      auto buffer = c->createUnboundBuffer(&got, sizeof got);
+      for (int i = 0; i < 2; i++) {
+        buffer->recv({1, 3}, 9);
+        CHECK(buffer->waitRecv(&from) && (from == 1 || from == 3) && got == 100 + from && !seen[from]);
+        seen[from] = true;
+      }
+      for (int i = 0; i < 2; i++) {
+        buffer->recv({1, 2, 3, 4}, 9);
+        CHECK(buffer->waitRecv(&from) && (from == 2 || from == 4) && got == 100 + from && !seen[from]);
+        seen[from] = true;
+      }
+    }
+    barrier(c);
+  });
+}
+
+static void empty_then_not() {
+  spawn(2, [](const Context &c) {
+    int other = 1 - c->rank;
+    std::vector<int> in(1000, c->rank), out(1000, -1);
+    for (size_t n : {size_t(0), size_t(1), size_t(0), size_t(1000)}) {
+      auto send = c->createUnboundBuffer(in.data(), n * sizeof(int)), recv = c->createUnboundBuffer(out.data(), n * sizeof(int));
+      recv->recv(other, 3);
+      send->send(other, 3);
+      CHECK(send->waitSend() && recv->waitRecv());
+      for (size_t i = 0; i < n; i++) CHECK(out[i] == other);
+    }
+    int none = 0;
+    auto s = c->getPair(other)->createSendBuffer(4, &none, 0), r = c->getPair(other)->createRecvBuffer(4, &none, 0);
+    s->send(0, 0);
+    r->waitRecv();
+    s->waitSend();
+    barrier(c);
+  });
+}
+
+/* Contexts made from contexts, over the connections of those. */
+static void contexts_from_contexts() {
+  spawn(3, [](const Context &c) {
+    auto dev = device();
+    gloo::rendezvous::ContextFactory factory(c);
+    for (int i = 0; i < 3; i++) {
+      auto forked = factory.makeContext(dev);
+      std::vector<float> v(1000, static_cast<float>(c->rank + 1));
+      gloo::AllreduceRing<float>(forked, {v.data()}, 1000).run();
+      for (float x : v) CHECK(x == 6);
+      gloo::BarrierOptions o(forked);
+      gloo::barrier(o);
+    }
+    barrier(c);
+  });
+}
+
+static void several_on_one_device() {
+  gloo::rendezvous::HashStore store;
+  auto dev = device();
+  std::vector<std::thread> threads;
+  for (int job = 0; job < 3; job++)
+    for (int rank = 0; rank < 3; rank++)
+      threads.emplace_back([&, job, rank] {
+        gloo::rendezvous::PrefixStore prefix("job" + std::to_string(job), store);
+        auto c = std::make_shared<gloo::rendezvous::Context>(rank, 3);
+        auto mine = dev;
+        c->connectFullMesh(prefix, mine);
+        std::vector<float> v(10, static_cast<float>(job * 10 + rank));
+        gloo::AllreduceRing<float>(c, {v.data()}, 10).run();
+        for (float x : v) CHECK(x == static_cast<float>(job * 30 + 3));
+        barrier(c);
+      });
+  for (std::thread &thread : threads) thread.join();
+}
+
+/* Several threads of a rank, each with buffers and slots of its own. */
+static void threads_on_one_context() {
+  spawn(2, [](const Context &c) {
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; t++)
+      threads.emplace_back([&, t] {
+        int other = 1 - c->rank;
+        for (int i = 0; i < 200; i++) {
+          int in = i * 10 + t, out = -1;
+          auto s = c->createUnboundBuffer(&in, sizeof in), r = c->createUnboundBuffer(&out, sizeof out);
+          r->recv(other, static_cast<uint64_t>(100 + t));
+          s->send(other, static_cast<uint64_t>(100 + t));
+          CHECK(s->waitSend() && r->waitRecv() && out == in);
+        }
+      });
+    for (std::thread &thread : threads) thread.join();
+    barrier(c);
+  });
+}
+
+/* A rank that is killed: the others hear of it in their waits, and do not hang. */
+static void killed_rank() {
+  char dir[] = "/tmp/gloo-XXXXXX";
+  CHECK(mkdtemp(dir));
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < 3; rank++) {
+    pid_t child = fork();
+    if (child == 0) {
+      gloo::rendezvous::FileStore store(dir);
+      Context c = join(store, rank, 3);
+      int value = 0;
+      auto notice = c->getPair(rank == 2 ? 0 : 2)->createRecvBuffer(1, &value, sizeof value);
+      auto buffer = c->createUnboundBuffer(&value, sizeof value);
+      barrier(c);
+      if (rank == 2) raise(SIGKILL);
+      auto begun = std::chrono::steady_clock::now();
+      std::string one = error_of([&] { notice->waitRecv(); });
+      std::string two = error_of([&] {
+        buffer->recv(2, 7);
+        buffer->waitRecv();
+      });
+      bool quick = std::chrono::steady_clock::now() - begun < std::chrono::seconds(30);
+      if (one.empty() || two.empty() || !quick) {
+        std::fprintf(stderr, "rank %d: '%s' '%s'\n", rank, one.c_str(), two.c_str());
+        _exit(1);
+      }
+      _exit(0);
+    }
+    children.push_back(child);
+  }
+  for (int rank = 0; rank < 3; rank++) {
+    int status = 0;
+    waitpid(children[static_cast<size_t>(rank)], &status, 0);
+    CHECK(rank == 2 ? WIFSIGNALED(status) : WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  }
+  CHECK(std::system(("rm -rf " + std::string(dir)).c_str()) == 0);
+}
+
+static void wrong_attributes() {
+  gloo::transport::rdma::attr attr;
+  attr.provider = "carrier pigeon";
+  CHECK(error_of([&] { gloo::transport::rdma::CreateDevice(attr); }).find("carrier pigeon") != std::string::npos);
+  attr.provider = "auto";
+  attr.listen = "nowhere";
+  CHECK(!error_of([&] { gloo::transport::rdma::CreateDevice(attr); }).empty());
+}
+
+int main(int argc, char **argv) {
+  for (int i = 1; i + 1 < argc; i++)
+    if (!std::strcmp(argv[i], "--provider")) provider = argv[i + 1];
+  struct {
+    const char *name;
+    void (*run)();
+  } cases[] = {{"timeouts", timeouts}, {"aborts", aborts}, {"receives_from_some", receives_from_some},
+               {"empty_then_not", empty_then_not}, {"contexts_from_contexts", contexts_from_contexts},
+               {"several_on_one_device", several_on_one_device}, {"threads_on_one_context", threads_on_one_context},
+               {"killed_rank", killed_rank}, {"wrong_attributes", wrong_attributes}};
+  int passed = 0;
+  for (auto &c : cases) {
+    /* Loopback does not leave the process. */
+    if (provider == "loopback" && c.run == killed_rank) continue;
+    std::printf("%s ...\n", c.name);
+    std::fflush(stdout);
+    c.run();
+    passed++;
+  }
+  std::printf("%d passed, 0 failed, 0 skipped\n", passed);
+  return 0;
+}
