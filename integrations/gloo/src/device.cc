@@ -40,6 +40,29 @@ Worker::Worker(const attr &attr) {
 
 Worker::~Worker() { rdma_mgr_destroy(mgr_); }
 
+void Worker::sending(rdma_pair_t pair) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  sending_.insert(pair);
+}
+
+void Worker::settle(std::chrono::milliseconds timeout) {
+  const auto until = std::chrono::steady_clock::now() + timeout;
+  std::set<rdma_pair_t> pairs;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    pairs.swap(sending_);
+  }
+  for (rdma_pair_t pair : pairs) {
+    rdma_pair_info_t info{};
+    info.struct_size = sizeof info;
+    while (rdma_pair_info(mgr_, pair, &info) == RDMA_OK && info.sends > 0) {
+      rdma_mgr_wait(mgr_, 10);
+      if (timeout != kNoTimeout && std::chrono::steady_clock::now() > until)
+        GLOO_THROW_IO_EXCEPTION("Timed out: ", info.sends, " sends to rank ", info.rank, " after ", timeout.count(), "ms");
+    }
+  }
+}
+
 namespace {
 
 class DeviceImpl : public ::gloo::transport::Device {

@@ -57,14 +57,14 @@ std::unique_ptr<::gloo::transport::Buffer> Pair::createSendBuffer(int slot, void
   rdma_buffer_t buffer = 0;
   Check(rdma_buffer_create_send(worker_->mgr(), pair_, static_cast<uint64_t>(slot), ptr, size, nullptr, nullptr, &buffer),
         "rdma_buffer_create_send");
-  return std::unique_ptr<::gloo::transport::Buffer>(new Buffer(worker_, buffer, rank_, timeout_, slot, ptr, size));
+  return std::unique_ptr<::gloo::transport::Buffer>(new Buffer(worker_, pair_, buffer, rank_, timeout_, slot, ptr, size));
 }
 
 std::unique_ptr<::gloo::transport::Buffer> Pair::createRecvBuffer(int slot, void *ptr, size_t size) {
   rdma_buffer_t buffer = 0;
   Check(rdma_buffer_create_recv(worker_->mgr(), pair_, static_cast<uint64_t>(slot), ptr, size, nullptr, nullptr, &buffer),
         "rdma_buffer_create_recv");
-  return std::unique_ptr<::gloo::transport::Buffer>(new Buffer(worker_, buffer, rank_, timeout_, slot, ptr, size));
+  return std::unique_ptr<::gloo::transport::Buffer>(new Buffer(worker_, pair_, buffer, rank_, timeout_, slot, ptr, size));
 }
 
 void Pair::send(UnboundBuffer *buf, uint64_t tag, size_t offset, size_t nbytes) { buf->send(rank_, tag, offset, nbytes); }
@@ -84,9 +84,10 @@ void Pair::check() const {
   if (info.state == RDMA_PAIR_BROKEN) Fail(info.code, "the pair with rank " + std::to_string(rank_));
 }
 
-Buffer::Buffer(std::shared_ptr<Worker> worker, rdma_buffer_t buffer, int rank, std::chrono::milliseconds timeout,
+Buffer::Buffer(std::shared_ptr<Worker> worker, rdma_pair_t pair, rdma_buffer_t buffer, int rank, std::chrono::milliseconds timeout,
                int slot, void *ptr, size_t size)
-    : ::gloo::transport::Buffer(slot, ptr, size), worker_(std::move(worker)), buffer_(buffer), rank_(rank),
+    : ::gloo::transport::Buffer(slot, ptr, size), worker_(std::move(worker)), pair_(pair), buffer_(buffer),
+      rank_(rank),
       timeout_(timeout) {}
 
 /* Not there any more if its pair was closed. */
@@ -99,6 +100,7 @@ void Buffer::fail(rdma_code_t code, const char *what) const {
 }
 
 void Buffer::send(size_t offset, size_t length, size_t roffset) {
+  if (length > 0) worker_->sending(pair_);
   rdma_code_t code = rdma_buffer_send(worker_->mgr(), buffer_, offset, length, roffset);
   if (code == RDMA_OUT_OF_RANGE) GLOO_ENFORCE(false, LastError());
   if (code != RDMA_OK) fail(code, "send");
@@ -107,6 +109,7 @@ void Buffer::send(size_t offset, size_t length, size_t roffset) {
 void Buffer::waitRecv() {
   rdma_code_t code = rdma_buffer_wait_recv(worker_->mgr(), buffer_, Millis(timeout_));
   if (code != RDMA_OK) fail(code, "waitRecv");
+  worker_->settle(timeout_);
 }
 
 void Buffer::waitSend() {

@@ -62,7 +62,7 @@ class Pair : public ::gloo::transport::Pair {
 
 class Buffer : public ::gloo::transport::Buffer {
  public:
-  Buffer(std::shared_ptr<Worker> worker, rdma_buffer_t buffer, int rank, std::chrono::milliseconds timeout, int slot,
+  Buffer(std::shared_ptr<Worker> worker, rdma_pair_t pair, rdma_buffer_t buffer, int rank, std::chrono::milliseconds timeout, int slot,
          void *ptr, size_t size);
   ~Buffer() override;
   void send(size_t offset, size_t length, size_t roffset) override;
@@ -72,6 +72,7 @@ class Buffer : public ::gloo::transport::Buffer {
  private:
   [[noreturn]] void fail(rdma_code_t code, const char *what) const;
   const std::shared_ptr<Worker> worker_;
+  const rdma_pair_t pair_;
   const rdma_buffer_t buffer_;
   const int rank_;
   const std::chrono::milliseconds timeout_;

@@ -4,6 +4,8 @@
 
 #include <chrono>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 
 #include <gloo/common/error.h>
@@ -33,9 +35,16 @@ class Worker {
   Worker(const Worker &) = delete;
   Worker &operator=(const Worker &) = delete;
   rdma_mgr_t *mgr() const { return mgr_; }
+  /* Something is being sent on this pair. */
+  void sending(rdma_pair_t pair);
+  /* Waits until all that was sent has left its memory. Gloo's algorithms write over what they have sent as soon as
+   * something has arrived, without a waitSend: their transports have copied it by then, and this one may not have. */
+  void settle(std::chrono::milliseconds timeout);
 
  private:
   rdma_mgr_t *mgr_ = nullptr;
+  std::mutex mutex_;
+  std::set<rdma_pair_t> sending_;
 };
 
 }  // namespace rdma

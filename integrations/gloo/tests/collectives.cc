@@ -1,6 +1,6 @@
 /* Gloo's own collectives over Gloo's tcp transport and over ours: the same algorithm has to give the same bytes.
  *
- *   gloo_collectives [--provider P] [--processes] [--sizes n,n,...] [--ranks n,n,...]
+ *   gloo_collectives [--tcp-twice] [--provider P] [--processes] [--sizes n,n,...] [--ranks n,n,...] [--only A]
  *
  * Ranks are threads of this process, or, with --processes, processes of their own. Prints one line a case. */
 #include <sys/wait.h>
@@ -58,12 +58,11 @@ static Floats input(int rank, size_t n) {
 }
 
 template <class A>
-static Algorithm old_style() {
-  return [](const Ctx &c, size_t n) {
+static Algorithm old_style(int runs = 2) {
+  return [runs](const Ctx &c, size_t n) {
     Floats v = input(c->rank, n);
     A algorithm(c, std::vector<float *>{v.data()}, static_cast<int>(n));
-    algorithm.run();
-    algorithm.run(); /* its buffers are used again */
+    for (int i = 0; i < runs; i++) algorithm.run(); /* its buffers are used again */
     return v;
   };
 }
@@ -85,7 +84,8 @@ static std::map<std::string, Algorithm> algorithms() {
   all["allreduce_ring"] = old_style<gloo::AllreduceRing<float>>();
   all["allreduce_ring_chunked"] = old_style<gloo::AllreduceRingChunked<float>>();
   all["allreduce_halving_doubling"] = old_style<gloo::AllreduceHalvingDoubling<float>>();
-  all["allreduce_bcube"] = old_style<gloo::AllreduceBcube<float>>();
+  /* Run again at once, it races with itself: over tcp, too, it then gives other sums now and then. */
+  all["allreduce_bcube"] = old_style<gloo::AllreduceBcube<float>>(1);
   all["allreduce_new_ring"] = allreduce<gloo::detail::AllreduceOptionsImpl::RING>;
   all["allreduce_new_bcube"] = allreduce<gloo::detail::AllreduceOptionsImpl::BCUBE>;
   all["allgather_ring"] = [](const Ctx &c, size_t n) {
@@ -294,31 +294,37 @@ static std::vector<size_t> numbers(const char *text) {
 }
 
 int main(int argc, char **argv) {
-  bool processes = false;
+  bool processes = false, twice = false;
+  std::string only;
   std::vector<size_t> sizes = {0, 1, 7, 1000, 100003}, ranks = {2, 3, 4, 8};
   for (int i = 1; i < argc; i++) {
     std::string arg = argv[i];
     if (arg == "--processes") processes = true;
+    if (arg == "--tcp-twice") twice = true; /* instead of ours: what Gloo's own does not give twice */
     if (arg == "--provider") provider = argv[++i];
     if (arg == "--sizes") sizes = numbers(argv[++i]);
+    if (arg == "--only") only = argv[++i];
     if (arg == "--ranks") ranks = numbers(argv[++i]);
   }
   int passed = 0, failed = 0;
   for (const auto &algorithm : algorithms()) {
+    if (!only.empty() && algorithm.first != only) continue;
     for (size_t size : ranks) {
       for (size_t n : sizes) {
         const bool power = (size & (size - 1)) == 0;
         /* Not of Gloo's own over tcp either. */
         if (algorithm.first == "reduce_scatter" && (!power || n < size)) continue;
         if (n == 0 && algorithm.first == "barrier") continue;
+        /* Gloo's tcp waits for ever for nothing. */
+        if (n == 0 && algorithm.first == "allgather_ring") continue;
         Results want, got;
         auto begun = std::chrono::steady_clock::now();
         bool theirs = run(processes, false, static_cast<int>(size), algorithm.second, n, want);
         auto middle = std::chrono::steady_clock::now();
-        bool ours = run(processes, true, static_cast<int>(size), algorithm.second, n, got);
+        bool ours = run(processes, !twice, static_cast<int>(size), algorithm.second, n, got);
         auto end = std::chrono::steady_clock::now();
-        if (!theirs && !ours) {
-          std::printf("%s, %zu ranks, %zu floats: Gloo's own cannot either\n", algorithm.first.c_str(), size, n);
+        if (!theirs) {
+          std::printf("%s, %zu ranks, %zu floats: Gloo's tcp cannot\n", algorithm.first.c_str(), size, n);
           continue;
         }
         bool same = theirs && ours && want.size() == got.size();
