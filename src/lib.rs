@@ -9,6 +9,7 @@ pub mod bootstrap;
 pub mod config;
 pub mod engine;
 pub mod fabric;
+mod few;
 pub mod ffi;
 pub mod key;
 pub mod limits;

@@ -25,7 +25,8 @@ use crate::limits::{ASKS, OWED_BYTES, OWED_BYTES_ALL, OWED_CONTENT, POSTS};
 use crate::name::Name;
 use crate::observe::PeerCounters;
 use crate::protocol::message::{
-    self, CREDITS_AT, Envelope, HEADER_LEN, IMM_ACK, MAX_MESSAGE, Message, Short, encode, head_len,
+    self, CREDITS_AT, Envelope, HEADER_LEN, IMM_ACK, MAX_MESSAGE, MSG_HEAD, Message, Short, encode,
+    head_len, usual_msg_head,
 };
 use crate::status::{Code, Reason, Status};
 
@@ -346,6 +347,23 @@ impl Channel {
         }
         let head = |out: &mut Vec<u8>| message::put_msg(out, envelope, sync);
         self.send_head(fx, message::MSG_HEAD_LEN, head, content, of);
+    }
+
+    /// Sends a tagged message if that can be done at once, where [`takes_messages`](Self::takes_messages) says so. False:
+    /// nothing was done.
+    #[inline]
+    pub fn send_msg_now(&mut self, fx: &mut impl Fx, envelope: Envelope, content: &[u8]) -> bool {
+        if self.seal.is_some() || MSG_HEAD + content.len() > self.caps.max_send {
+            return false;
+        }
+        let returned = self.consumed.min(u32::from(u16::MAX));
+        let head = usual_msg_head(envelope, returned as u16);
+        let sent = fx.send(self.id, &[&head, content]).is_ok();
+        if sent {
+            self.credits -= 1;
+            self.consumed -= returned;
+        }
+        sent
     }
 
     fn send_for(

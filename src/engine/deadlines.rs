@@ -1,10 +1,11 @@
-//! Deadlines of requests: a hierarchical timing wheel (Varghese and Lauck, 1987). Setting and removing one cost the
-//! same however many there are, and looking costs what is due. A deadline is found up to a millisecond late.
+//! Deadlines of requests: a hierarchical timing wheel (Varghese and Lauck, 1987). Setting one costs the same however many
+//! there are, and looking costs what is due. A deadline is found up to a millisecond late.
+//!
+//! Nearly all requests end long before theirs, so one that ends leaves its timer where it is: whoever has its slot of the
+//! slab next has that timer, too, which moves only to come earlier. One that goes off for nothing goes where it belongs by
+//! then, or nowhere. So a request that comes and goes costs the wheel nothing.
 
-use std::marker::PhantomData;
-
-use super::list::{Links, List};
-use super::slab::Slab;
+use super::slab::{SLOT_MASK, Slab};
 
 /// Nanoseconds of a tick, by shifting.
 const TICK: u32 = 20;
@@ -15,85 +16,104 @@ const BITS: u32 = SLOTS.trailing_zeros();
 const LEVELS: usize = 5;
 /// How far ahead it tells times apart: to the slot before the present one of the last level.
 const REACH: u64 = (SLOTS as u64 - 1) << (BITS * (LEVELS as u32 - 1));
+/// Timers that go off for nothing in one look; for more the next comes soon.
+const IN_VAIN: usize = 65_536;
+/// No timer.
+const NONE: u32 = u32::MAX;
+/// Of a timer that is in no list.
+const NEVER: u64 = u64::MAX;
 
-/// A request's place in the wheel.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Timer {
-    pub links: Links,
-    /// Level and slot, if it is in the wheel.
-    place: Option<(u8, u8)>,
-}
-
-/// What has a deadline keeps its timer.
-pub(super) trait Timed {
-    /// It.
-    fn timer(&mut self) -> &mut Timer;
-}
-
-/// Where the links of a timer are.
-fn links<T: Timed>(of: &mut T) -> &mut Links {
-    &mut of.timer().links
+/// The timer of a slot of the slab.
+#[derive(Clone, Copy, Debug)]
+struct Timer {
+    /// It goes off at this tick.
+    at: u64,
+    prev: u32,
+    next: u32,
+    level: u8,
+    slot: u8,
 }
 
 /// See the module's text.
-pub(super) struct Deadlines<T> {
-    of: PhantomData<T>,
+pub(super) struct Deadlines {
     /// All that was due before this tick was taken out.
     now: u64,
-    slots: Box<[[List; SLOTS]; LEVELS]>,
+    timers: Vec<Timer>,
+    /// The first timer of each list.
+    slots: Box<[[u32; SLOTS]; LEVELS]>,
     /// Slots of each level that are not empty, by bit.
     occupied: [u64; LEVELS],
 }
 
-impl<T: Timed> Deadlines<T> {
+impl Deadlines {
     /// No deadlines.
-    pub fn new() -> Deadlines<T> {
-        let slots = Box::new([[List::default(); SLOTS]; LEVELS]);
-        Deadlines { of: PhantomData, now: 0, slots, occupied: [0; LEVELS] }
+    pub fn new() -> Deadlines {
+        let slots = Box::new([[NONE; SLOTS]; LEVELS]);
+        Deadlines { now: 0, timers: Vec::new(), slots, occupied: [0; LEVELS] }
     }
 
-    /// Sets the first deadline of one that has none.
+    /// Whether what has this index finds a timer: to be asked before there is such. No: memory lacks.
     #[inline]
-    pub fn add(&mut self, slab: &mut Slab<T>, index: u32, at: u64) {
-        if at < u64::MAX {
-            self.insert(slab, index, (at >> TICK) + 1);
+    pub fn has_timer(&mut self, index: u32) -> bool {
+        let slot = (index & SLOT_MASK) as usize;
+        slot < self.timers.len() || self.make_timers(slot + 1)
+    }
+
+    #[cold]
+    fn make_timers(&mut self, count: usize) -> bool {
+        let room = self.timers.try_reserve(count - self.timers.len()).is_ok();
+        if room {
+            let none = Timer { at: NEVER, prev: NONE, next: NONE, level: 0, slot: 0 };
+            self.timers.resize(count, none);
+        }
+        room
+    }
+
+    /// Sets the deadline of what has this index, nanoseconds; `u64::MAX`: none.
+    #[inline]
+    pub fn set(&mut self, index: u32, at: u64) {
+        let (slot, tick) = (index & SLOT_MASK, (at >> TICK) + 1);
+        // As a rule it goes off early enough, and when it does is set again.
+        if at < u64::MAX && self.timers.get(slot as usize).is_some_and(|t| t.at > tick) {
+            self.put(slot, tick);
         }
     }
 
-    /// Sets a deadline, nanoseconds; `u64::MAX`: none.
-    pub fn set(&mut self, slab: &mut Slab<T>, index: u32, at: u64) {
-        if let Some(timer) = slab.get_mut(index).map(T::timer) {
-            let timer = std::mem::take(timer);
-            self.remove(slab, index, timer);
-            if at < u64::MAX {
-                self.insert(slab, index, (at >> TICK) + 1);
-            }
-        }
-    }
-
-    fn insert(&mut self, slab: &mut Slab<T>, index: u32, tick: u64) {
-        let tick = tick.clamp(self.now, self.now + REACH);
+    /// A timer is to go off then.
+    fn put(&mut self, timer: u32, tick: u64) {
+        self.take_out(timer);
+        let at = tick.clamp(self.now, self.now + REACH);
         // The highest digit in which it differs from now.
-        let differs = (self.now ^ tick) | (SLOTS as u64 - 1);
+        let differs = (self.now ^ at) | (SLOTS as u64 - 1);
         let level = ((u64::BITS - 1 - differs.leading_zeros()) / BITS).min(LEVELS as u32 - 1);
-        let slot = (tick >> (level * BITS)) as usize % SLOTS;
-        let level = level as usize;
-        self.slots[level][slot].push(slab, links, index);
-        self.occupied[level] |= 1 << slot;
-        if let Some(timer) = slab.get_mut(index).map(T::timer) {
-            timer.place = Some((level as u8, slot as u8));
+        let slot = (at >> (level * BITS)) as usize % SLOTS;
+        let first = &mut self.slots[level as usize][slot];
+        let next = std::mem::replace(first, timer);
+        self.occupied[level as usize] |= 1 << slot;
+        if let Some(t) = self.timers.get_mut(timer as usize) {
+            *t = Timer { at, prev: NONE, next, level: level as u8, slot: slot as u8 };
+        }
+        if let Some(t) = self.timers.get_mut(next as usize) {
+            t.prev = timer;
         }
     }
 
-    /// Takes a request out whose timer was this; it may have left the slab.
-    #[inline]
-    pub fn remove(&mut self, slab: &mut Slab<T>, index: u32, timer: Timer) {
-        let Some((level, slot)) = timer.place else { return };
-        let (level, slot) = (usize::from(level), usize::from(slot));
-        let list = &mut self.slots[level][slot];
-        list.remove(slab, links, index, timer.links);
-        if list.is_empty() {
-            self.occupied[level] &= !(1 << slot);
+    /// A timer goes off no more.
+    fn take_out(&mut self, timer: u32) {
+        let Some(t) = self.timers.get_mut(timer as usize).filter(|t| t.at != NEVER) else { return };
+        t.at = NEVER;
+        let Timer { prev, next, level, slot, .. } = *t;
+        if let Some(t) = self.timers.get_mut(next as usize) {
+            t.prev = prev;
+        }
+        match self.timers.get_mut(prev as usize) {
+            Some(t) => t.next = next,
+            None => {
+                self.slots[usize::from(level)][usize::from(slot)] = next;
+                if next == NONE {
+                    self.occupied[usize::from(level)] &= !(1 << slot);
+                }
+            }
         }
     }
 
@@ -113,23 +133,29 @@ impl<T: Timed> Deadlines<T> {
         self.first().map_or(u64::MAX, |(_, _, tick)| tick << TICK)
     }
 
-    /// Takes out one request whose deadline has passed.
-    pub fn pop(&mut self, slab: &mut Slab<T>, now: u64, deadline: fn(&T) -> u64) -> Option<u32> {
-        let tick = now >> TICK;
+    /// Finds one request whose deadline has passed; it has none any more.
+    pub fn pop<T>(&mut self, slab: &Slab<T>, now: u64, deadline: fn(&T) -> u64) -> Option<u32> {
+        let (tick, mut in_vain) = (now >> TICK, 0);
         while let Some((level, slot, at)) = self.first() {
             if at > tick {
                 break;
             }
             self.now = at;
             // The whole of a longer slot, or what is left of it would be behind what lies in shorter ones.
-            while let Some(index) = self.slots[level][slot].first() {
-                let timer = slab.get_mut(index).map(T::timer).map(std::mem::take)?;
-                self.remove(slab, index, timer);
-                let due = slab.get(index).map(deadline)?;
-                if level == 0 && due <= now {
-                    return Some(index);
+            while self.slots[level][slot] != NONE {
+                let timer = self.slots[level][slot];
+                self.take_out(timer);
+                // Whoever has it by now.
+                let of = slab.occupant(timer).map(|(index, of)| (index, deadline(of)));
+                match of {
+                    Some((index, due)) if level == 0 && due <= now => return Some(index),
+                    Some((_, due)) if due < u64::MAX => self.put(timer, (due >> TICK) + 1),
+                    _ => {}
                 }
-                self.insert(slab, index, (due >> TICK) + 1);
+                in_vain += 1;
+                if in_vain == IN_VAIN && level == 0 {
+                    return None;
+                }
             }
         }
         self.now = self.now.max(tick);
@@ -143,22 +169,12 @@ mod tests {
 
     struct Request {
         deadline: u64,
-        timer: Timer,
     }
 
-    impl Timed for Request {
-        fn timer(&mut self) -> &mut Timer {
-            &mut self.timer
-        }
-    }
-
-    fn deadlines() -> Deadlines<Request> {
-        Deadlines::new()
-    }
-
-    fn add(d: &mut Deadlines<Request>, slab: &mut Slab<Request>, deadline: u64) -> u32 {
-        let index = slab.insert(Request { deadline, timer: Timer::default() }).ok().unwrap();
-        d.add(slab, index, deadline);
+    fn add(d: &mut Deadlines, slab: &mut Slab<Request>, deadline: u64) -> u32 {
+        let index = slab.insert(Request { deadline }).ok().unwrap();
+        assert!(d.has_timer(index));
+        d.set(index, deadline);
         index
     }
 
@@ -170,9 +186,9 @@ mod tests {
             state >> (64 - bits)
         };
         for round in 0..200 {
-            let (mut d, mut slab) = (deadlines(), Slab::default());
+            let (mut d, mut slab) = (Deadlines::new(), Slab::default());
             let mut now = random(40);
-            assert!(d.pop(&mut slab, now, |r| r.deadline).is_none());
+            assert!(d.pop(&slab, now, |r| r.deadline).is_none());
             let mut waiting = std::collections::BTreeMap::new();
             for _ in 0..300 {
                 match random(3) {
@@ -184,15 +200,14 @@ mod tests {
                     4 => {
                         if let Some(&index) = waiting.keys().nth(random(6) as usize) {
                             waiting.remove(&index);
-                            let gone = slab.remove(index).unwrap();
-                            d.remove(&mut slab, index, gone.timer);
+                            slab.remove(index).unwrap();
                         }
                     }
                     5 => {
                         if let Some((&index, at)) = waiting.iter_mut().nth(random(6) as usize) {
                             *at = now + random(30);
                             slab.get_mut(index).unwrap().deadline = *at;
-                            d.set(&mut slab, index, *at);
+                            d.set(index, *at);
                         }
                     }
                     _ => {
@@ -201,7 +216,7 @@ mod tests {
                         assert!(first == u64::MAX || d.next() <= first + (2 << TICK));
                         let bits = 10 + random(5) as u32;
                         now += random(bits);
-                        while let Some(index) = d.pop(&mut slab, now, |r| r.deadline) {
+                        while let Some(index) = d.pop(&slab, now, |r| r.deadline) {
                             let at = waiting.remove(&index).expect("found once");
                             assert!(at <= now, "round {round}: too early");
                             slab.remove(index);
@@ -217,12 +232,34 @@ mod tests {
 
     #[test]
     fn nothing_is_due_in_an_empty_one() {
-        let (mut d, mut slab) = (deadlines(), Slab::default());
+        let (mut d, mut slab) = (Deadlines::new(), Slab::default());
         assert_eq!(d.next(), u64::MAX);
         let index = add(&mut d, &mut slab, u64::MAX);
         assert_eq!(d.next(), u64::MAX);
-        assert!(d.pop(&mut slab, u64::MAX - 1, |r| r.deadline).is_none());
-        d.set(&mut slab, index, 5);
-        assert_eq!(d.pop(&mut slab, u64::MAX - 1, |r| r.deadline), None, "its own word counts");
+        assert!(d.pop(&slab, u64::MAX - 1, |r| r.deadline).is_none());
+        d.set(index, 5);
+        assert_eq!(d.pop(&slab, u64::MAX - 1, |r| r.deadline), None, "its own word counts");
+    }
+
+    #[test]
+    fn what_comes_and_goes_leaves_one_timer_for_each_slot() {
+        let (mut d, mut slab) = (Deadlines::new(), Slab::default());
+        for i in 0..10_000u64 {
+            let index = add(&mut d, &mut slab, (1000 + i) << TICK);
+            slab.remove(index);
+        }
+        assert!(d.timers.len() < 100, "{}", d.timers.len());
+        // They go off, for nothing, and then there are none.
+        assert!(d.next() <= 1001 << TICK);
+        assert_eq!(d.pop(&slab, 20_000 << TICK, |r| r.deadline), None);
+        assert_eq!(d.next(), u64::MAX);
+        // One that is needed earlier than whoever had it before does.
+        let late = add(&mut d, &mut slab, 90_000 << TICK);
+        slab.remove(late);
+        for _ in 0..200 {
+            let index = add(&mut d, &mut slab, 30_000 << TICK);
+            assert_eq!(d.pop(&slab, 30_001 << TICK, |r| r.deadline), Some(index));
+            slab.remove(index);
+        }
     }
 }

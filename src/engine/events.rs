@@ -21,7 +21,7 @@ impl Engine {
             self.on_usual_request(fx, ch, r);
         } else if let Some((envelope, content, credits)) = message::usual_msg(bytes) {
             channel.on_received(fx.now(), credits);
-            self.on_msg(fx, ch, envelope, None, content);
+            self.on_usual_msg(fx, ch, envelope, content);
         } else {
             self.on_any_message(fx, ch, bytes);
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Due;
 use super::channel::ChanId;
-use super::front::message::{MessageEnd, OnMessage};
+use super::front::message::{MessageEnd, Told};
 use crate::api::*;
 use crate::fabric::keys::Keys;
 use crate::fabric::{Access, Mem, Mr, PostError, Remote};
@@ -134,6 +134,10 @@ pub trait Fx {
     }
     /// Queues work that runs without the engine being held.
     fn run(&mut self, work: Work);
+    /// The same of [`Work::MessageEnded`], of which there is much; it may come before other work that is queued.
+    fn ended(&mut self, op: u32, memory: (u64, u64)) {
+        self.run(Work::MessageEnded { op, memory });
+    }
 }
 
 /// What is done outside of the engine, in order. Each is run exactly once.
@@ -196,14 +200,19 @@ pub enum Work {
         /// Step.
         step: i64,
     },
-    /// Ends a message operation.
+    /// Tells who is to be told that a message operation has ended.
     MessageDone {
-        /// The operation, for `Engine::message_ended`.
-        op: u32,
         /// How it ended.
         end: MessageEnd,
         /// Who is told.
-        done: OnMessage,
+        done: Told,
+        /// As in `RecvDone`.
+        memory: (u64, u64),
+    },
+    /// A message operation whose end is asked for has ended; `Engine::message_ended` follows.
+    MessageEnded {
+        /// The operation.
+        op: u32,
         /// As in `RecvDone`.
         memory: (u64, u64),
     },

@@ -165,7 +165,7 @@ pub struct Engine {
     waiting_bytes: usize,
     channels: Slab<Channel>,
     requests: Slab<Request>,
-    deadlines: Deadlines<Request>,
+    deadlines: Deadlines,
     responses: Slab<Response>,
     table: Table,
     /// Apart: a manager is to fit a page.

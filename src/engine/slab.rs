@@ -4,10 +4,8 @@
 //! late one of an earlier occupant does not match. Freed slots are reused in the order in which
 //! they became free, which puts the most operations between two uses of one index.
 
-use std::collections::VecDeque;
-
 const SLOT_BITS: u32 = 20;
-pub(super) const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
+pub(crate) const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
 // 0xFFE are the immediates of slots, 0xFFF would reach the reserved ones.
 const GENERATIONS: u32 = 0xFFE;
 
@@ -17,6 +15,8 @@ pub const CAPACITY: usize = 1 << SLOT_BITS;
 #[derive(Debug)]
 struct Slot<T> {
     generation: u32,
+    /// The one that became free after this one, if it is free.
+    next: u32,
     value: Option<T>,
 }
 
@@ -24,13 +24,16 @@ struct Slot<T> {
 #[derive(Debug)]
 pub struct Slab<T> {
     slots: Vec<Slot<T>>,
-    free: VecDeque<u32>,
+    /// Free ones, in a row from the first to the last.
+    first_free: u32,
+    last_free: u32,
+    free: usize,
     len: usize,
 }
 
 impl<T> Default for Slab<T> {
     fn default() -> Self {
-        Slab { slots: Vec::new(), free: VecDeque::new(), len: 0 }
+        Slab { slots: Vec::new(), first_free: 0, last_free: 0, free: 0, len: 0 }
     }
 }
 
@@ -76,21 +79,19 @@ impl<T> Slab<T> {
 
     /// Whether memory for one more is there, or could be had.
     pub fn make_room(&mut self) -> bool {
-        // Each slot has a place among the free ones, so that `remove` allocates nothing.
-        let (slots, free) = (self.slots.len() + 1, self.free.len());
         self.slots.try_reserve(1).is_ok()
-            && self.free.try_reserve(slots.saturating_sub(free)).is_ok()
     }
 
     /// A free slot, unless it is full or memory lacks.
     #[inline]
     pub fn vacancy(&mut self) -> Option<Vacancy<'_, T>> {
-        let reuse = self.free.len() > MIN_FREE || self.slots.len() == CAPACITY;
-        let slot = match if reuse { self.free.pop_front() } else { None } {
-            Some(slot) => slot,
-            None => self.new_slot()?,
-        };
+        let reuse = self.free > MIN_FREE || (self.slots.len() == CAPACITY && self.free > 0);
+        let slot = if reuse { self.first_free } else { self.new_slot()? };
         let s = self.slots.get_mut(slot as usize)?;
+        if reuse {
+            self.first_free = s.next;
+            self.free -= 1;
+        }
         Some(Vacancy {
             index: s.generation << SLOT_BITS | slot,
             place: &mut s.value,
@@ -102,7 +103,7 @@ impl<T> Slab<T> {
     fn new_slot(&mut self) -> Option<u32> {
         let room = self.slots.len() < CAPACITY && self.make_room();
         room.then(|| {
-            self.slots.push(Slot { generation: 0, value: None });
+            self.slots.push(Slot { generation: 0, next: 0, value: None });
             self.slots.len() as u32 - 1
         })
     }
@@ -130,6 +131,14 @@ impl<T> Slab<T> {
     }
 
     /// The same, mutable.
+    #[inline]
+    pub fn occupant_mut(&mut self, index: u32) -> Option<(u32, &mut T)> {
+        let slot = index & SLOT_MASK;
+        let s = self.slots.get_mut(slot as usize)?;
+        s.value.as_mut().map(|v| (s.generation << SLOT_BITS | slot, v))
+    }
+
+    /// The occupant of this index, mutable.
     #[inline]
     pub fn get_mut(&mut self, index: u32) -> Option<&mut T> {
         let s = self.slots.get_mut((index & SLOT_MASK) as usize)?;
@@ -169,10 +178,15 @@ impl<T> Slab<T> {
     fn vacated(&mut self, index: u32) {
         let slot = index & SLOT_MASK;
         if let Some(s) = self.slots.get_mut(slot as usize) {
-            s.generation = (s.generation + 1) % GENERATIONS;
+            s.generation = if s.generation + 1 == GENERATIONS { 0 } else { s.generation + 1 };
         }
         self.len -= 1;
-        self.free.push_back(slot);
+        match self.slots.get_mut(self.last_free as usize) {
+            Some(last) if self.free > 0 => last.next = slot,
+            _ => self.first_free = slot,
+        }
+        self.last_free = slot;
+        self.free += 1;
     }
 
     /// The next occupant from slot `at` on that `which` picks; `at` moves behind it. A walk without a list, in

@@ -42,7 +42,7 @@ impl Engine {
             let info = self.info(None, None, Protocol::Auto);
             self.end_send(fx, sent.done, Err(status), info);
         }
-        while let Some(index) = self.deadlines.pop(&mut self.requests, now, |r| r.deadline) {
+        while let Some(index) = self.deadlines.pop(&self.requests, now, |r| r.deadline) {
             self.expire_request(fx, index);
         }
         self.expire_messages(fx, now);

@@ -60,6 +60,7 @@ impl Ends {
     }
 
     /// One more has ended.
+    #[inline]
     fn put(&mut self, index: usize, end: &MessageEnd) {
         let at = self.count;
         self.count += 1;
@@ -127,7 +128,7 @@ pub unsafe extern "C" fn rdma_msg_test(
             (borrow_on(mgr, thread)?, requests, Ends::new(out_indices, out_statuses)?)
         };
         let how = self::how(how)?;
-        mgr.message_test(requests, how, |i, end| ends.put(i, &end))?;
+        mgr.message_test(requests, how, |i, end| ends.put(i, &end), thread)?;
         // SAFETY: as above.
         unsafe { ends.tell(out_count) }
     })

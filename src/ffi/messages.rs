@@ -202,10 +202,11 @@ pub unsafe extern "C" fn rdma_msg_isend(
             let (mode, done) = (mode(&options)?, on_end(&options));
             let asked = matches!(done, OnMessage::Asked);
             let envelope = Envelope { comm, tag };
-            let request = match mgr.message_isend(to, envelope, memory, mode, timeout, done)? {
-                Sending::Done => 0,
-                Sending::Begun(request) => request,
-            };
+            let request =
+                match mgr.message_isend(to, envelope, memory, mode, timeout, done, thread)? {
+                    Sending::Done => 0,
+                    Sending::Begun(request) => request,
+                };
             hand_out(&mgr, request, asked, out_request);
         }
         Ok(())
@@ -214,6 +215,7 @@ pub unsafe extern "C" fn rdma_msg_isend(
 
 /// # Safety
 /// `out` is NULL or may be written.
+#[inline]
 unsafe fn hand_out(
     mgr: &crate::manager::Manager,
     request: u64,
@@ -269,7 +271,7 @@ pub unsafe extern "C" fn rdma_msg_irecv(
             let (from, memory) = (party("source", source)?, memory(buf, len, options.device)?);
             let timeout = timeout("options.timeout_ms", options.timeout_ms)?;
             let wanted = Wanted { from, comm, tag, mask };
-            let received = mgr.message_irecv(wanted, memory, timeout, on_end(&options))?;
+            let received = mgr.message_irecv(wanted, memory, timeout, on_end(&options), thread)?;
             tell_received(&mgr, received, &options, out, out_request);
         }
         Ok(())

@@ -75,10 +75,11 @@ impl Deliveries {
     /// # Safety
     /// The destination is valid for the content's length until the callback that follows, or until
     /// [`World::is_delivered`] says so.
+    #[inline]
     pub(super) unsafe fn add(&mut self, dst: u64, content: &[u8]) -> Result<(), Status> {
-        let none = |_| crate::room::none(content.len(), "content");
-        self.content.try_reserve(content.len()).map_err(none)?;
-        self.places.try_reserve(1).map_err(none)?;
+        if !self.content.fits(content.len()) || !self.places.fits(1) {
+            return Err(crate::room::none(content.len(), "content"));
+        }
         self.content.extend_from_slice(content);
         self.places.push((dst, content.len() as u64));
         Ok(())
@@ -163,6 +164,7 @@ fn given_back(work: &Work) -> (u64, u64) {
         Work::RecvDone { memory, .. }
         | Work::SendDone { memory, .. }
         | Work::MessageDone { memory, .. }
+        | Work::MessageEnded { memory, .. }
         | Work::BufferEvents { memory, .. } => *memory,
         _ => (0, 0),
     }

@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering;
 
 use super::Manager;
 use super::inside::{self, Inside};
+use super::lock::Locked;
+use super::seam::Seam;
 use super::waits::Taken;
-use crate::engine::front::message::OnMessage;
 use crate::engine::{Held, Work, checksum};
 use crate::log;
 use crate::status::{Code, Status};
@@ -82,9 +83,25 @@ impl Manager {
     #[inline]
     fn count_callback(&self, taken: &mut Taken<'_>, thread: Thread) {
         taken.ran();
-        let mine = usize::from(thread.waits.on.get() == self.address());
-        if self.drivers.waits.load(Ordering::SeqCst) > mine {
+        if self.others_wait(thread) {
             self.tell_waiters();
+        }
+    }
+
+    /// Whether threads beside this one wait for something to happen.
+    #[inline]
+    fn others_wait(&self, thread: Thread) -> bool {
+        let mine = usize::from(thread.waits.on.get() == self.address());
+        self.drivers.waits.load(Ordering::SeqCst) > mine
+    }
+
+    /// Message operations have ended: who asks finds that, and who waits is told. With the lock held, under which those
+    /// who wait have said so before they looked.
+    #[inline]
+    pub(super) fn tell_ended(&self, core: &mut Locked<'_, Seam>, ended: &[u32], thread: Thread) {
+        ended.iter().for_each(|&op| core.engine.message_ended(op));
+        if self.others_wait(thread) {
+            core.wake_waiters();
         }
     }
 
@@ -152,10 +169,7 @@ impl Manager {
                 }
                 done.end(result.as_ref().map(|_| ()), info);
             }
-            Work::MessageDone { op, end, done, .. } => match done {
-                OnMessage::Plain(told, words) => told(*words, end),
-                OnMessage::Asked => self.core.lock().engine.message_ended(*op, end.take()),
-            },
+            Work::MessageDone { end, done: (told, words), .. } => told(*words, end),
             other => self.run_rare(other),
         }
     }
@@ -176,6 +190,7 @@ impl Manager {
         match std::mem::replace(work, Work::PeerEvents) {
             // Seen to above.
             Work::RecvDone { .. } | Work::SendDone { .. } | Work::MessageDone { .. } => {}
+            Work::MessageEnded { op, .. } => self.core.lock().engine.message_ended(op),
             Work::Alloc { request, mut alloc, meta, .. } => {
                 let addr = alloc(&meta);
                 let mut guard = self.core.lock();

@@ -193,34 +193,49 @@ impl Manager {
 
     #[inline(always)]
     fn turn_locked<'a>(&'a self, mut core: Locked<'a, Seam>, thread: Thread) -> u32 {
-        let count = core.turn(thread);
+        let mut count = core.turn(thread);
         // Most turns find nothing.
         if !core.leaves_something() {
             return count;
         }
-        self.complete(core, count, thread)
+        self.complete(core, &mut count, thread);
+        count
     }
 
-    /// The rest of a turn, without the lock: copies, then callbacks.
+    /// The rest of a turn, without the lock: copies, then callbacks. The lock, if it is held when that is done.
     #[inline(never)]
-    fn complete<'a>(&'a self, mut core: Locked<'a, Seam>, mut count: u32, thread: Thread) -> u32 {
+    pub(super) fn complete<'a>(
+        &'a self,
+        mut core: Locked<'a, Seam>,
+        count: &mut u32,
+        thread: Thread,
+    ) -> Option<Locked<'a, Seam>> {
         if core.copies_wait() {
-            core = self.make_copies(core, &mut count, thread);
+            core = self.make_copies(core, count, thread);
         }
         if !core.world.has_work() {
-            return count;
+            return Some(core);
         }
         let Some(mut batch) = core.world.take_work(&self.drivers.queues) else {
-            return count + self.complete_one(core, thread);
+            *count += self.complete_one(core, thread);
+            return None;
         };
-        let len = batch.works.len();
+        let (len, ended) = (batch.works.len(), batch.works.ended().len());
+        *count += (len + ended) as u32;
         let mut taken = Taken::count(&self.drivers.callbacks, len, &mut core);
         drop(core);
         if batch.has_deliveries() {
             self.may_be_kept(|| batch.deliver());
         }
+        if ended > 0 {
+            let mut core = self.core.lock_on(thread);
+            self.tell_ended(&mut core, batch.works.ended(), thread);
+            if len == 0 {
+                return Some(core);
+            }
+        }
         batch.works.iter_mut().for_each(|work| self.run(work, &mut taken, thread));
-        count + len as u32
+        None
     }
 
     /// Copies, until there are no more, or enough for one turn.
@@ -254,13 +269,17 @@ impl Manager {
     #[cold]
     fn complete_one<'a>(&'a self, mut core: Locked<'a, Seam>, thread: Thread) -> u32 {
         let deliveries = core.world.take_deliveries(&self.drivers.unclaimed);
-        let Some(mut one) = core.world.batch.works.pop_first() else { return 0 };
-        let mut taken = Taken::count(&self.drivers.callbacks, 1, &mut core);
         // What is left may be run by others at once: what is to be in place before it is put there now.
         deliveries.iter().for_each(|d| d.make());
+        let all = core.world.batch.works.take_ended();
+        self.tell_ended(&mut core, &all, thread);
+        let ended = all.len() as u32;
+        core.world.batch.works.keep_room(all);
+        let Some(mut one) = core.world.batch.works.pop_first() else { return ended };
+        let mut taken = Taken::count(&self.drivers.callbacks, 1, &mut core);
         drop(core);
         self.run(&mut one, &mut taken, thread);
-        1
+        ended + 1
     }
 
     /// Whoever drives, `None` the progress thread, sleeps until something happens, `limit` at most. False: something is

@@ -27,19 +27,44 @@ pub struct Works {
     #[allow(clippy::vec_box, reason = "room for a million is pointers, not callbacks")]
     all: Vec<Box<Work>>,
     len: usize,
+    /// Message operations that have ended, once deliveries are made.
+    ended: Vec<u32>,
 }
 
 impl Works {
-    /// How many are queued.
+    /// How many callbacks are queued.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether none is queued.
+    /// Whether nothing is queued.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len == 0 && self.ended.is_empty()
+    }
+
+    /// Message operations that have ended.
+    #[inline]
+    pub fn ended(&self) -> &[u32] {
+        &self.ended
+    }
+
+    /// One more.
+    #[inline]
+    pub fn push_ended(&mut self, op: u32) {
+        self.ended.push(op);
+    }
+
+    /// Takes them out.
+    pub fn take_ended(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// Gives their memory back, for as many more.
+    pub fn keep_room(&mut self, mut told: Vec<u32>) {
+        told.clear();
+        self.ended = told;
     }
 
     /// Queues one behind the others.
@@ -81,23 +106,26 @@ impl Works {
         self.all.truncate(self.len);
         self.all.extend(other.all.drain(..std::mem::take(&mut other.len)));
         self.len = self.all.len();
+        self.ended.append(&mut other.ended);
     }
 
-    /// How many find room.
+    /// How many find room, of either kind.
     #[inline]
     pub fn room(&self) -> usize {
-        self.all.capacity()
+        self.all.capacity().min(self.ended.capacity())
     }
 
     /// Whether so many in all find room, or room could be made for them.
     pub fn holds(&mut self, count: usize) -> bool {
         self.all.try_reserve(count.saturating_sub(self.all.len())).is_ok()
+            && self.ended.try_reserve(count.saturating_sub(self.ended.len())).is_ok()
     }
 
     /// All have run.
     #[inline]
     fn clear(&mut self) {
         self.len = 0;
+        self.ended.clear();
         if self.all.len() > BOXES {
             self.all.truncate(BOXES);
         }

@@ -1,5 +1,6 @@
 //! The manager's lock. What it guards is the ground of the [`Wheel`], and each release settles the wheel: see there.
 
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
@@ -59,7 +60,7 @@ pub trait Platform {
     where
         Self: Sized,
     {
-        Locked { guard: self.raw_lock(thread), after: After { platform: self, wake: None } }
+        Locked { guard: ManuallyDrop::new(self.raw_lock(thread)), platform: self }
     }
 
     /// Carries out what a release found to be done.
@@ -82,23 +83,10 @@ pub trait Platform {
 
 /// The lock, held. Reads as what it guards.
 pub struct Locked<'a, P: Platform> {
-    // Dropped in this order: the lock is released, then what that caused is carried out.
-    guard: P::Guard<'a>,
-    after: After<'a, P>,
-}
-
-struct After<'a, P: Platform> {
+    /// Released when this is dropped, which sees to it by itself: after the wheel was settled, before what that caused is
+    /// carried out.
+    guard: ManuallyDrop<P::Guard<'a>>,
     platform: &'a P,
-    wake: Option<Wake<P::Waiter>>,
-}
-
-impl<P: Platform> Drop for After<'_, P> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        if let Some(wake) = self.wake.take() {
-            self.platform.deliver(wake);
-        }
-    }
 }
 
 impl<'a, P: Platform> Locked<'a, P> {
@@ -108,29 +96,22 @@ impl<'a, P: Platform> Locked<'a, P> {
         &mut self.guard.wheel
     }
 
-    /// See [`Wheel::settle`].
-    #[inline(never)]
-    fn settle(&mut self) {
-        let Shared { ground, wheel } = &mut *self.guard;
-        self.after.wake = Some(wheel.settle(ground)).filter(|wake| !wake.is_empty());
-    }
-
     /// See [`Wheel::lie_down`].
     fn lie_down(&mut self, who: Option<&P::Waiter>, until: u64) -> bool {
-        let Shared { ground, wheel } = &mut *self.guard;
+        let Shared { ground, wheel } = &mut **self.guard;
         wheel.lie_down(who, until, ground)
     }
 
     /// See [`Wheel::watch`].
     pub fn watch(&mut self, until: u64) {
-        let Shared { ground, wheel } = &mut *self.guard;
+        let Shared { ground, wheel } = &mut **self.guard;
         wheel.watch(until, ground);
     }
 
     /// Wakes everybody who sleeps or waits.
     pub fn wake_all(&mut self) {
         let wake = self.wheel().wake_all();
-        let platform = self.after.platform;
+        let platform = self.platform;
         platform.deliver(wake);
         for caller in self.wheel().queued() {
             platform.grant(caller);
@@ -140,7 +121,7 @@ impl<'a, P: Platform> Locked<'a, P> {
     /// Wakes those who wait for what a callback on this thread has just done.
     pub fn wake_waiters(&mut self) {
         let wake = self.wheel().wake_waiters();
-        let platform = self.after.platform;
+        let platform = self.platform;
         platform.deliver(wake);
         for caller in self.wheel().queued() {
             platform.grant(caller);
@@ -150,14 +131,14 @@ impl<'a, P: Platform> Locked<'a, P> {
     /// Asks what the progress thread does next. `None`: it has parked, and asks again.
     #[inline]
     pub fn thread_drives(&mut self) -> Option<()> {
-        let Shared { ground, wheel } = &mut *self.guard;
+        let Shared { ground, wheel } = &mut **self.guard;
         match wheel.thread_next(ground) {
             Next::Drive => Some(()),
             Next::Park(limit) => {
-                let Shared { ground, wheel } = &mut *self.guard;
+                let Shared { ground, wheel } = &mut **self.guard;
                 let wake = wheel.settle(ground);
-                self.after.platform.deliver(wake);
-                self.after.platform.park(&mut self.guard, limit);
+                self.platform.deliver(wake);
+                self.platform.park(&mut self.guard, limit);
                 self.wheel().unparked();
                 None
             }
@@ -183,9 +164,23 @@ impl<P: Platform> DerefMut for Locked<'_, P> {
 impl<P: Platform> Drop for Locked<'_, P> {
     #[inline(always)]
     fn drop(&mut self) {
-        if !self.guard.wheel.is_settled() {
-            self.settle();
+        let settled = self.guard.wheel.is_settled();
+        // SAFETY: here alone it is taken out, and nothing looks at it after this.
+        let guard = unsafe { ManuallyDrop::take(&mut self.guard) };
+        if !settled {
+            settle(self.platform, guard);
         }
+    }
+}
+
+/// See [`Wheel::settle`]; what it finds is carried out when the lock is released.
+#[inline(never)]
+fn settle<'a, P: Platform>(platform: &'a P, mut guard: P::Guard<'a>) {
+    let Shared { ground, wheel } = &mut *guard;
+    let wake = wheel.settle(ground);
+    drop(guard);
+    if !wake.is_empty() {
+        platform.deliver(wake);
     }
 }
 

@@ -77,6 +77,7 @@ impl Manager {
     ///
     /// # Safety
     /// The memory stays valid and unchanged until the operation has ended.
+    #[allow(clippy::too_many_arguments, reason = "the facts of one message")]
     pub unsafe fn message_isend(
         &self,
         to: Party,
@@ -85,6 +86,7 @@ impl Manager {
         mode: Mode,
         timeout: Timeout,
         done: OnMessage,
+        thread: Thread,
     ) -> Result<Sending, Status> {
         let mut copied = Copied::new();
         let content = match memory.device {
@@ -94,6 +96,14 @@ impl Manager {
         };
         let timeout = timeout.nanos();
         let out = Outgoing { to, envelope, memory, content, mode, timeout, done };
+        let mut core = self.core.lock_on(thread);
+        let Core { engine, world, .. } = &mut *core;
+        if engine.message_send_now(world, &out) {
+            // Nothing else was touched.
+            world.flush();
+            return Ok(Sending::Done);
+        }
+        drop(core);
         self.with_engine(|e, w| e.message_send(w, out))
     }
 
@@ -107,12 +117,25 @@ impl Manager {
         memory: Memory,
         timeout: Timeout,
         done: OnMessage,
+        thread: Thread,
     ) -> Result<Received, Status> {
         let timeout = timeout.nanos();
-        // SAFETY: by the caller.
-        unsafe {
-            self.receive_into(&memory, |e, w| e.message_recv(w, wanted, memory, timeout, done))
+        if memory.device == 0 {
+            // SAFETY: the application's, to be written from now on.
+            unsafe { touch(memory.addr, memory.len, true) };
         }
+        let mut core = self.core.lock_on(thread);
+        let Core { engine, world, .. } = &mut *core;
+        world.tick();
+        if let Some(id) = engine.message_post(world, &wanted, &memory, timeout, done) {
+            // Nothing else was touched.
+            return Ok(Received::Begun(id));
+        }
+        drop(core);
+        let begin =
+            |e: &mut Engine, w: &mut World| e.message_recv(w, wanted, memory, timeout, done);
+        // SAFETY: by the caller.
+        unsafe { self.receive_into(&memory, begin) }
     }
 
     /// Begins to receive a message that a probe has claimed.
@@ -127,6 +150,10 @@ impl Manager {
         done: OnMessage,
     ) -> Result<Received, Status> {
         let timeout = timeout.nanos();
+        if memory.device == 0 {
+            // SAFETY: the application's, to be written from now on.
+            unsafe { touch(memory.addr, memory.len, true) };
+        }
         let begin = |e: &mut Engine, w: &mut World| {
             e.message_recv_claimed(w, message, memory, timeout, done)
         };
@@ -143,10 +170,6 @@ impl Manager {
         memory: &Memory,
         begin: impl FnOnce(&mut Engine, &mut World) -> Result<Receiving, Status>,
     ) -> Result<Received, Status> {
-        if memory.device == 0 {
-            // SAFETY: the application's, to be written from now on.
-            unsafe { touch(memory.addr, memory.len, true) };
-        }
         let begun = self.with_engine(begin)?;
         // SAFETY: by the caller.
         Ok(unsafe { put(begun, memory) })
@@ -198,8 +221,17 @@ impl Manager {
     ) -> Result<(), Status> {
         self.refuse_inside("rdma_msg_send")?;
         // SAFETY: the caller's promise; this waits for the end.
-        let sending =
-            unsafe { self.message_isend(to, envelope, memory, mode, timeout, OnMessage::Asked) }?;
+        let sending = unsafe {
+            self.message_isend(
+                to,
+                envelope,
+                memory,
+                mode,
+                timeout,
+                OnMessage::Asked,
+                Thread::this(),
+            )
+        }?;
         match sending {
             Sending::Done => Ok(()),
             Sending::Begun(id) => self.message_await(id)?.result,
@@ -218,7 +250,10 @@ impl Manager {
     ) -> Result<MessageEnd, Status> {
         self.refuse_inside("rdma_msg_recv")?;
         // SAFETY: the caller's promise; this waits for the end.
-        match unsafe { self.message_irecv(wanted, memory, timeout, OnMessage::Asked) }? {
+        let received = unsafe {
+            self.message_irecv(wanted, memory, timeout, OnMessage::Asked, Thread::this())
+        };
+        match received? {
             Received::Done(end) => Ok(end),
             Received::Begun(id) => self.message_await(id),
         }
@@ -248,15 +283,46 @@ impl Manager {
         ids: &mut [u64],
         how: Collect,
         mut found: impl FnMut(usize, MessageEnd),
+        thread: Thread,
     ) -> Result<usize, Status> {
+        if let [id] = ids {
+            return match self.message_test_one(*id, thread)? {
+                Some(end) => {
+                    *id = 0;
+                    found(0, end);
+                    Ok(1)
+                }
+                None => Ok(0),
+            };
+        }
         let mut from = 0;
         let count = self.collect(ids, &mut from, how, &mut found)?;
         if count > 0 || ids.iter().all(|&id| id == 0) {
             return Ok(count);
         }
-        self.refuse_inside("rdma_msg_test")?;
-        self.turn();
+        self.refuse_inside_on("rdma_msg_test", thread)?;
+        self.turn_on(thread);
         self.collect(ids, &mut from, how, &mut found)
+    }
+
+    /// The same of one operation: the lock is let go of for what a turn does without it, and no more.
+    #[inline]
+    fn message_test_one(&self, id: u64, thread: Thread) -> Result<Option<MessageEnd>, Status> {
+        if id == 0 {
+            return Ok(None);
+        }
+        let mut core = self.core.lock_on(thread);
+        if core.engine.message_has_ended(id)? {
+            return core.engine.message_take_end(id);
+        }
+        self.refuse_inside_on("rdma_msg_test", thread)?;
+        let mut count = core.turn(thread);
+        if !core.leaves_something() {
+            return Ok(None);
+        }
+        let core = self.complete(core, &mut count, thread);
+        let mut core = core.unwrap_or_else(|| self.core.lock_on(thread));
+        core.engine.message_take_end(id)
     }
 
     /// The same, and waits until there are such.

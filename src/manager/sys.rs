@@ -186,9 +186,10 @@ impl TimerFd {
 ///
 /// # Safety
 /// Both ranges are valid and do not overlap.
+#[inline(always)]
 pub unsafe fn copy(dst: u64, src: u64, len: u64) {
     // SAFETY: by this function's contract.
-    unsafe { std::ptr::copy_nonoverlapping(src as *const u8, dst as *mut u8, len as usize) };
+    unsafe { crate::few::copy(src as *const u8, dst as *mut u8, len as usize) };
 }
 
 /// Bytes of main memory, the bound of what the library allocates itself.

@@ -210,7 +210,7 @@ impl World {
         } else if World::must_wait(&work) {
             self.held_back.work.push_back(work);
         } else if matches!(work, Work::Alloc { inline: true, .. }) {
-            self.ended(true).push(work);
+            self.queue_of(true).push(work);
         } else {
             self.batch.works.push(work);
         }
@@ -225,7 +225,7 @@ impl World {
     /// Where a callback is queued that may run `inline`, which is faster and no more: there is room in the other queue in
     /// any case.
     #[inline]
-    fn ended(&mut self, inline: bool) -> &mut Works {
+    fn queue_of(&mut self, inline: bool) -> &mut Works {
         let own = &mut self.inline.works;
         match inline && self.in_call && own.holds(own.len() + 1) {
             true => own,
@@ -536,14 +536,16 @@ impl Fx for World {
 
     #[inline]
     fn fits(&mut self, work: usize) -> bool {
-        let count = work + self.batch.works.len() + self.jobs.len() + self.held_back.len();
+        let works = &self.batch.works;
+        let queued = works.len() + works.ended().len();
+        let count = work + queued + self.jobs.len() + self.held_back.len();
         // And for a route to the peer.
         (count <= self.room || self.make_room(count)) && self.routes.fits(1)
     }
 
     #[inline]
     fn name(&mut self, name: &Name, inline: bool) -> Name {
-        self.ended(inline).spare_name(name).unwrap_or_else(|| name.clone())
+        self.queue_of(inline).spare_name(name).unwrap_or_else(|| name.clone())
     }
 
     // Work is long: it is made where it will lie.
@@ -556,7 +558,15 @@ impl Fx for World {
         };
         match moves::touched(memory.0, memory.1) {
             true => self.run_other(work),
-            false => self.ended(inline).push(work),
+            false => self.queue_of(inline).push(work),
+        }
+    }
+
+    #[inline]
+    fn ended(&mut self, op: u32, memory: (u64, u64)) {
+        match moves::touched(memory.0, memory.1) {
+            true => self.run_other(Work::MessageEnded { op, memory }),
+            false => self.batch.works.push_ended(op),
         }
     }
 }

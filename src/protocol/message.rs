@@ -13,7 +13,10 @@ mod pairs;
 mod usual;
 
 pub use pairs::{IMM_SLOT, IMM_SLOT_LAST, PairMessage};
-pub use usual::{Short, UsualMeta, UsualRequest, usual_content, usual_msg, usual_request};
+pub use usual::{
+    MSG_HEAD, Short, UsualMeta, UsualRequest, usual_content, usual_msg, usual_msg_head,
+    usual_request,
+};
 
 /// Immediate of a write that only returns credits.
 pub const IMM_ACK: u32 = 0xFFFF_FFFE;

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_transport::api::*;
-use rdma_transport::engine::front::message::MessageEnd;
 use rdma_transport::engine::{Claim, Engine, Held, Hooks, Offer, Range, Settings, checksum};
 use rdma_transport::status::{Code, Status};
 
@@ -272,8 +271,8 @@ impl Stage {
     }
 
     /// A message operation has ended.
-    pub fn message_done(&mut self, node: usize, op: u32, end: MessageEnd) {
-        self.engines[node].as_mut().unwrap().message_ended(op, end);
+    pub fn message_ended(&mut self, node: usize, op: u32) {
+        self.engines[node].as_mut().unwrap().message_ended(op);
     }
 
     /// What a finished receive held.

@@ -285,7 +285,8 @@ impl Stage {
             Work::Source { source, response, peer, key, step } => {
                 source(response, &peer, &key, step);
             }
-            Work::MessageDone { op, end, .. } => self.message_done(node, op, end),
+            Work::MessageDone { .. } => unreachable!("every end is asked for"),
+            Work::MessageEnded { op, .. } => self.message_ended(node, op),
             Work::Call(call) => call(),
             Work::PeerEvents => {}
             Work::BufferEvents { buffer, .. } => self.buffer_events(node, buffer),

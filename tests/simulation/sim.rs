@@ -328,7 +328,10 @@ impl Sim {
                 source(response, &peer, &key, step);
             }
             Work::Call(call) => call(),
-            Work::PeerEvents | Work::MessageDone { .. } | Work::BufferEvents { .. } => {}
+            Work::PeerEvents
+            | Work::MessageDone { .. }
+            | Work::MessageEnded { .. }
+            | Work::BufferEvents { .. } => {}
             Work::HostCopy { token, dst, src, len } => {
                 let (dst, src) = ((dst, false), (src, false));
                 let delay = self.w.delay(50 * US);

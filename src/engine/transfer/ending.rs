@@ -5,7 +5,6 @@ use super::outbound::{Response, code_of, response_in_step};
 use crate::api::*;
 #[cfg(feature = "planted")]
 use crate::engine::Planted;
-use crate::engine::deadlines::Timer;
 use crate::engine::front::rendezvous::Named;
 use crate::engine::front::rendezvous::keys::Key;
 use crate::engine::list::Links;
@@ -52,7 +51,7 @@ impl Engine {
         let (peer, ch, protocol, bytes) = (r.peer, r.ch, r.protocol, meta.nbytes);
         let memory = r.memory_of(bytes);
         let (addr, device) = if bytes == 0 { (0, 0) } else { r.place_of_result() };
-        let links = (r.timer, r.named.step, r.named.in_step, std::mem::take(&mut r.named.key));
+        let links = (r.named.step, r.named.in_step, std::mem::take(&mut r.named.key));
         let done = r.done.take();
         self.requests.vacate(index);
         self.unlink_request(index, links);
@@ -161,7 +160,7 @@ impl Engine {
     pub(in crate::engine) fn remove_request(&mut self, index: u32) -> Option<Due<OnRecv>> {
         let take = |r: &mut Request| {
             let key = std::mem::take(&mut r.named.key);
-            ((r.timer, r.named.step, r.named.in_step, key), r.done.take())
+            ((r.named.step, r.named.in_step, key), r.done.take())
         };
         let (links, done) = self.requests.take(index, take)?;
         self.unlink_request(index, links);
@@ -170,12 +169,7 @@ impl Engine {
 
     /// A request has left the slab: so it does what else it was in.
     #[inline(always)]
-    fn unlink_request(
-        &mut self,
-        index: u32,
-        (timer, step, in_step, key): (Timer, i64, Links, Key),
-    ) {
-        self.deadlines.remove(&mut self.requests, index, timer);
+    fn unlink_request(&mut self, index: u32, (step, in_step, key): (i64, Links, Key)) {
         if let Some(members) = self.table.members_of(step) {
             members.requests.remove(&mut self.requests, request_in_step, index, in_step);
             self.table.left(step);

@@ -3,7 +3,6 @@
 use super::outbound::Sent;
 use crate::api::*;
 use crate::engine::channel::ChanId;
-use crate::engine::deadlines::{Timed, Timer};
 use crate::engine::front::rendezvous::Named;
 use crate::engine::list::Links;
 use crate::engine::{Buffer, Due, Engine, Fx, Window};
@@ -76,8 +75,6 @@ pub(in crate::engine) struct Request {
     pub ended: Option<Status>,
     /// A copy from or to its memory runs, outside of the engine.
     pub copying: bool,
-    /// Its place among the deadlines.
-    pub timer: Timer,
 }
 
 impl Request {
@@ -124,13 +121,6 @@ impl Request {
     }
 }
 
-impl Timed for Request {
-    #[inline]
-    fn timer(&mut self) -> &mut Timer {
-        &mut self.timer
-    }
-}
-
 /// Its links in its step.
 #[inline]
 pub(in crate::engine) fn request_in_step(r: &mut Request) -> &mut Links {
@@ -142,7 +132,7 @@ impl Engine {
     pub(in crate::engine) fn set_deadline(&mut self, index: u32, at: u64) {
         if let Some(r) = self.requests.get_mut(index) {
             r.deadline = at;
-            self.deadlines.set(&mut self.requests, index, at);
+            self.deadlines.set(index, at);
             self.next_deadline = self.next_deadline.min(at);
         }
     }

@@ -18,6 +18,7 @@ use self::order::{Reading, Words, Writing};
 use super::sys::{self, Mapping};
 use crate::fabric::View;
 use crate::fabric::moves::Kept;
+use crate::few;
 
 mod inbox;
 mod order;
@@ -300,7 +301,7 @@ impl Slot<'_> {
         let at = HEADER + self.filled;
         // SAFETY: the record begins inside the ring, which is mapped as long as the slot borrows it, and, thanks to the
         // mirror, has at least one whole ring behind it; its length is bounded by the reservation, which is below that.
-        unsafe { std::ptr::copy_nonoverlapping(src, self.at.add(at), len) };
+        unsafe { few::copy(src, self.at.add(at), len) };
         self.filled += len;
     }
 

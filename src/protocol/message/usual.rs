@@ -36,12 +36,9 @@ impl Short {
     }
 
     /// A tagged message whose sender does not wait for the match.
-    #[inline(always)]
     pub fn msg(envelope: Envelope) -> Short {
-        let mut head = Short { bytes: [0; _], len: 16 };
-        head.bytes[0] = MSG;
-        head.bytes[4..8].copy_from_slice(&envelope.comm.to_le_bytes());
-        head.bytes[8..16].copy_from_slice(&envelope.tag.to_le_bytes());
+        let mut head = Short { bytes: [0; _], len: MSG_HEAD };
+        head.bytes[..MSG_HEAD].copy_from_slice(&usual_msg_head(envelope, 0));
         head
     }
 
@@ -173,6 +170,16 @@ fn usual_meta(bytes: &[u8]) -> Option<(UsualMeta<'_>, &[u8])> {
         return None;
     }
     Some((UsualMeta { dtype, flags: u32::from(flags), nbytes, dims }, rest))
+}
+
+/// Bytes before the content of a tagged message whose sender does not wait for the match.
+pub const MSG_HEAD: usize = 16;
+
+/// What these are.
+#[inline]
+pub fn usual_msg_head(envelope: Envelope, credits: u16) -> [u8; MSG_HEAD] {
+    let first = u64::from(MSG) | u64::from(credits) << 16 | u64::from(envelope.comm) << 32;
+    (u128::from(first) | u128::from(envelope.tag) << 64).to_le_bytes()
 }
 
 /// A tagged message whose sender does not wait for the match: envelope, content, credits.

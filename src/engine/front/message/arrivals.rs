@@ -1,7 +1,8 @@
 //! What peers send of messages.
 
 use super::matching::{Arrived, Content};
-use super::{Envelope, Party, State};
+use super::{Envelope, OnMessage, Party, State};
+use crate::api::Protocol;
 use crate::engine::channel::ChanId;
 use crate::engine::transfer::outbound::{RState, Response};
 use crate::engine::{Engine, Fx, Work};
@@ -25,6 +26,55 @@ impl Engine {
         let result =
             result.and_then(|()| self.arrive(fx, sender, Some(ch), envelope, sync, content));
         if let Err(status) = result {
+            self.violation(ch, status);
+        }
+    }
+
+    /// The same of one whose sender does not wait for the match: as a rule a receive into memory of the host waits, and
+    /// has ended with this.
+    #[inline]
+    pub(in crate::engine) fn on_usual_msg(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        envelope: Envelope,
+        content: &[u8],
+    ) {
+        let Some(c) = self.channels.get_mut(ch) else { return };
+        let (sender, len) = (Party::peer(c.peer), content.len() as u64);
+        if let Err(status) = c.flow.receive(len) {
+            return self.violation(ch, status);
+        }
+        let messages = &mut *self.messages;
+        let Some(index) = messages.posted.take(&mut messages.ops, sender, envelope) else {
+            return self.keep_msg(fx, ch, envelope, content);
+        };
+        let Some(op) = messages.ops.get_mut(index) else { return };
+        op.meets(sender, envelope, len);
+        if !op.takes_on_host(len) {
+            self.message_taken(fx, ch, len);
+            return self.put_content(fx, index, content);
+        }
+        if let Some(limit) = c.flow.take(len) {
+            c.send(fx, &Message::MsgWindow { limit }, &[]);
+        }
+        // SAFETY: the application keeps the receive's memory until it hears of its end, which comes after this.
+        let result = if len == 0 { Ok(()) } else { unsafe { fx.deliver(op.memory.addr, content) } };
+        let code = result.as_ref().map_or_else(|s| s.code, |()| Code::Ok);
+        c.counters.recv_done(len, 0, code, Protocol::Eager);
+        if result.is_ok() && matches!(op.done, OnMessage::Asked) {
+            // What `end_message` would do for it.
+            op.state = State::Ending;
+            return fx.ended(index, op.host_memory());
+        }
+        self.end_message(fx, index, result);
+    }
+
+    /// A message that no receive waits for.
+    #[inline(never)]
+    fn keep_msg(&mut self, fx: &mut impl Fx, ch: ChanId, envelope: Envelope, content: &[u8]) {
+        let Some(sender) = self.channels.get(ch).map(|c| Party::peer(c.peer)) else { return };
+        if let Err(status) = self.arrive(fx, sender, Some(ch), envelope, None, content) {
             self.violation(ch, status);
         }
     }

@@ -11,6 +11,40 @@ impl Op {
         self.wanted.tag = envelope.tag;
         self.met = Some(len);
     }
+
+    /// Whether a message of this length goes to memory of the host, and fits there.
+    #[inline]
+    pub(super) fn takes_on_host(&self, len: u64) -> bool {
+        self.memory.device == 0 && len <= self.memory.len
+    }
+
+    /// Whether who has this number may ask for its end.
+    fn is(&self, id: u64) -> bool {
+        self.id == id && !self.released
+    }
+
+    /// How it has ended.
+    #[inline]
+    fn take_end(&mut self) -> MessageEnd {
+        MessageEnd {
+            result: self.ended.take().map_or(Ok(()), Err),
+            party: self.wanted.from,
+            envelope: self.envelope(),
+            len: self.met.unwrap_or(self.memory.len),
+        }
+    }
+
+    /// Memory of the host that is the application's again with the end.
+    #[inline]
+    pub(super) fn host_memory(&self) -> (u64, u64) {
+        if self.memory.device == 0 { (self.memory.addr, self.memory.len) } else { (0, 0) }
+    }
+}
+
+#[cold]
+fn unknown(id: u64) -> Status {
+    let text = format!("message request {id} is not known, or has ended");
+    Status::new(Code::NotFound, text)
 }
 
 impl Engine {
@@ -19,17 +53,14 @@ impl Engine {
         let messages = &mut self.messages;
         if let Some(op) = messages.ops.get_mut(index) {
             op.deadline = at;
-            messages.deadlines.set(&mut messages.ops, index, at);
+            messages.deadlines.set(index, at);
             self.next_deadline = self.next_deadline.min(at);
         }
     }
 
     /// An operation leaves without an end: its call fails.
     pub(super) fn drop_op(&mut self, index: u32) {
-        let messages = &mut self.messages;
-        if let Some(op) = messages.ops.remove(index) {
-            messages.deadlines.remove(&mut messages.ops, index, op.timer);
-        }
+        self.messages.ops.vacate(index);
     }
 
     /// Ends an operation. The only place where one does.
@@ -41,75 +72,77 @@ impl Engine {
     ) {
         let messages = &mut self.messages;
         let Some(op) = messages.ops.get_mut(index) else { return };
-        if matches!(op.state, State::Ending | State::Ended(_)) {
-            return;
+        match op.state {
+            State::Ending | State::Ended => return,
+            State::Offered { ch, .. } => {
+                if let Some(c) = self.channels.get_mut(ch) {
+                    c.flow.offer_ended();
+                }
+            }
+            _ => {}
         }
-        let waits = op.waits;
-        if let State::Offered { ch, .. } = op.state
-            && let Some(c) = self.channels.get_mut(ch)
-        {
-            c.flow.offer_ended();
-        }
-        if waits {
+        if op.waits {
             self.leave_outbox(index);
         }
-        let messages = &mut self.messages;
+        let messages = &mut *self.messages;
         let Some(op) = messages.ops.get_mut(index) else { return };
-        op.state = State::Ending;
-        let end = MessageEnd {
-            // Why it was given up is what counts.
-            result: result.map_err(|status| op.ended.take().unwrap_or(status)),
-            party: op.wanted.from,
-            envelope: op.envelope(),
-            len: op.met.unwrap_or(op.memory.len),
-        };
-        let memory = if op.memory.device == 0 { (op.memory.addr, op.memory.len) } else { (0, 0) };
-        let (timer, content) = (std::mem::take(&mut op.timer), std::mem::take(&mut op.content));
-        let done = std::mem::replace(&mut op.done, OnMessage::Asked);
-        messages.deadlines.remove(&mut messages.ops, index, timer);
-        if matches!(done, OnMessage::Plain(..)) {
-            messages.ops.vacate(index);
-        }
-        if !matches!(content, Copied::No) {
+        if !matches!(op.content, Copied::No) {
+            let content = std::mem::take(&mut op.content);
             self.drop_copy(fx, content);
         }
-        fx.run(Work::MessageDone { op: index, end, done, memory });
-    }
-
-    /// The memory of an operation is the application's again: whoever asks finds its end.
-    pub fn message_ended(&mut self, index: u32, end: MessageEnd) {
-        let messages = &mut self.messages;
-        match messages.ops.get_mut(index) {
-            Some(op) if op.released => _ = messages.ops.remove(index),
-            Some(op) => op.state = State::Ended(end),
-            None => {}
-        }
-    }
-
-    fn message_by_id(&self, id: u64) -> Result<u32, Status> {
-        let found = self.messages.ops.occupant(id as u32);
-        match found.filter(|(_, op)| op.id == id && !op.released) {
-            Some((index, _)) => Ok(index),
-            None => {
-                let text = format!("message request {id} is not known, or has ended");
-                Err(Status::new(Code::NotFound, text))
+        let messages = &mut *self.messages;
+        let Some(op) = messages.ops.get_mut(index) else { return };
+        // Why it was given up is what counts.
+        op.ended = result.err().map(|status| op.ended.take().unwrap_or(status));
+        op.state = State::Ending;
+        let memory = op.host_memory();
+        match op.done {
+            OnMessage::Asked => fx.ended(index, memory),
+            OnMessage::Plain(told, words) => {
+                let end = op.take_end();
+                messages.ops.vacate(index);
+                fx.run(Work::MessageDone { end, done: (told, words), memory });
             }
         }
     }
 
+    /// The memory of an operation is the application's again: whoever asks finds its end.
+    #[inline]
+    pub fn message_ended(&mut self, index: u32) {
+        self.happened += 1;
+        let messages = &mut *self.messages;
+        match messages.ops.get_mut(index) {
+            Some(op) if op.released => messages.ops.vacate(index),
+            Some(op) => op.state = State::Ended,
+            None => {}
+        }
+    }
+
+    #[inline]
+    fn message_by_id(&self, id: u64) -> Result<u32, Status> {
+        let found = self.messages.ops.occupant(id as u32);
+        let found = found.filter(|(_, op)| op.is(id));
+        found.map(|(index, _)| index).ok_or_else(|| unknown(id))
+    }
+
     /// Whether an operation has ended.
+    #[inline]
     pub fn message_has_ended(&self, id: u64) -> Result<bool, Status> {
         let index = self.message_by_id(id)?;
-        Ok(self.messages.ops.get(index).is_some_and(|op| matches!(op.state, State::Ended(_))))
+        Ok(self.messages.ops.get(index).is_some_and(|op| matches!(op.state, State::Ended)))
     }
 
     /// How an operation ended, if it has; it is forgotten then.
     pub fn message_take_end(&mut self, id: u64) -> Result<Option<MessageEnd>, Status> {
-        let index = self.message_by_id(id)?;
-        let op = self.messages.ops.get_mut(index);
-        let Some(Op { state: State::Ended(end), .. }) = op else { return Ok(None) };
-        let end = end.take();
-        self.messages.ops.vacate(index);
+        let ops = &mut self.messages.ops;
+        let Some((index, op)) = ops.occupant_mut(id as u32).filter(|(_, op)| op.is(id)) else {
+            return Err(unknown(id));
+        };
+        if !matches!(op.state, State::Ended) {
+            return Ok(None);
+        }
+        let end = op.take_end();
+        ops.vacate(index);
         Ok(Some(end))
     }
 
@@ -117,7 +150,7 @@ impl Engine {
     pub fn message_release(&mut self, id: u64) -> Result<(), Status> {
         let index = self.message_by_id(id)?;
         match self.messages.ops.get_mut(index) {
-            Some(Op { state: State::Ended(_), .. }) => _ = self.messages.ops.remove(index),
+            Some(Op { state: State::Ended, .. }) => self.messages.ops.vacate(index),
             Some(op) => op.released = true,
             None => {}
         }
@@ -137,7 +170,7 @@ impl Engine {
         let messages = &mut self.messages;
         let Some(op) = messages.ops.get_mut(index) else { return };
         match op.state {
-            State::Ending | State::Ended(_) => {}
+            State::Ending | State::Ended => {}
             State::Posted => {
                 messages.posted.remove(&mut messages.ops, index);
                 self.end_message(fx, index, Err(status));
@@ -178,7 +211,7 @@ impl Engine {
     pub(in crate::engine) fn expire_messages(&mut self, fx: &mut impl Fx, now: u64) {
         loop {
             let messages = &mut self.messages;
-            let due = messages.deadlines.pop(&mut messages.ops, now, |op| op.deadline);
+            let due = messages.deadlines.pop(&messages.ops, now, |op| op.deadline);
             let Some(index) = due else { return };
             self.expire_message(fx, index);
         }

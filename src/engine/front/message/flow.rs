@@ -55,11 +55,23 @@ impl Flow {
 
     /// Counts a message with so much content that goes out. False: there is no room.
     pub fn send(&mut self, len: u64) -> bool {
-        let fits = COST + len <= self.room();
+        let fits = self.fits(len);
         if fits {
-            self.sent += COST + len;
+            self.count_sent(len);
         }
         fits
+    }
+
+    /// Whether there is room for a message with so much content.
+    #[inline]
+    pub fn fits(&self, len: u64) -> bool {
+        COST + len <= self.room()
+    }
+
+    /// Counts one for which there was room.
+    #[inline]
+    pub fn count_sent(&mut self, len: u64) {
+        self.sent += COST + len;
     }
 
     /// Counts one that came in.

@@ -18,6 +18,8 @@ pub const ORPHANS: u64 = 64 << 20;
 
 /// With more queues of receives, one that becomes empty goes.
 const EMPTY: usize = 1024;
+/// Queues of receives that are found without a look into a map; a power of two.
+const NEAR: usize = 64;
 
 pub(super) fn op_links(op: &mut Op) -> &mut Links {
     &mut op.links
@@ -31,29 +33,129 @@ fn in_comm(arrived: &mut Arrived) -> &mut Links {
     &mut arrived.in_comm
 }
 
+/// Receives of one communicator and tag.
+struct Queue {
+    envelope: Envelope,
+    first: Fifo,
+}
+
+/// The same of all. A queue that was used is mostly used again, soon: some are remembered by a few bits of what they are for.
+struct Queues {
+    all: Vec<Queue>,
+    unused: Vec<u32>,
+    by_envelope: HashMap<Envelope, u32>,
+    near: [u32; NEAR],
+}
+
+impl Default for Queues {
+    fn default() -> Queues {
+        let (all, unused, by_envelope) = Default::default();
+        Queues { all, unused, by_envelope, near: [u32::MAX; NEAR] }
+    }
+}
+
+/// Where a queue is remembered.
+fn place(Envelope { comm, tag }: Envelope) -> usize {
+    // Fibonacci hashing: tags that follow each other lie apart.
+    let mixed = (tag ^ u64::from(comm).rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (mixed >> (u64::BITS - NEAR.trailing_zeros())) as usize
+}
+
+impl Queues {
+    /// The queue of an envelope, if there is one.
+    #[inline]
+    fn find(&mut self, envelope: Envelope) -> Option<&mut Fifo> {
+        let mut at = self.near[place(envelope)];
+        if self.all.get(at as usize).is_none_or(|queue| queue.envelope != envelope) {
+            at = self.look_up(envelope)?;
+        }
+        self.all.get_mut(at as usize).map(|queue| &mut queue.first)
+    }
+
+    #[inline(never)]
+    fn look_up(&mut self, envelope: Envelope) -> Option<u32> {
+        let at = *self.by_envelope.get(&envelope)?;
+        self.near[place(envelope)] = at;
+        Some(at)
+    }
+
+    /// The same, made if there is none; `None` without memory.
+    #[inline]
+    fn find_or_make(&mut self, envelope: Envelope) -> Option<&mut Fifo> {
+        let mut at = self.near[place(envelope)];
+        if self.all.get(at as usize).is_none_or(|queue| queue.envelope != envelope) {
+            at = match self.look_up(envelope) {
+                Some(at) => at,
+                None => self.make(envelope)?,
+            };
+        }
+        self.all.get_mut(at as usize).map(|queue| &mut queue.first)
+    }
+
+    #[cold]
+    fn make(&mut self, envelope: Envelope) -> Option<u32> {
+        let count = self.all.len() + 1;
+        let room = self.by_envelope.fits(1) && self.all.fits(1);
+        // Each queue has a place among the unused, so that to let one go allocates nothing.
+        if !room || !self.unused.fits(count - self.unused.len()) {
+            return None;
+        }
+        let queue = Queue { envelope, first: Fifo::default() };
+        let at = match self.unused.pop() {
+            Some(at) => {
+                self.all[at as usize] = queue;
+                at
+            }
+            None => {
+                self.all.push(queue);
+                count as u32 - 1
+            }
+        };
+        self.by_envelope.insert(envelope, at);
+        self.near[place(envelope)] = at;
+        Some(at)
+    }
+
+    /// Whether there are so many that empty ones go.
+    #[inline]
+    fn are_many(&self) -> bool {
+        self.by_envelope.len() > EMPTY
+    }
+
+    /// A queue has become empty, and goes.
+    #[cold]
+    fn forget(&mut self, envelope: Envelope) {
+        if let Some(at) = self.by_envelope.remove(&envelope) {
+            self.near[place(envelope)] = u32::MAX;
+            self.unused.push(at);
+        }
+    }
+}
+
 /// Receives that wait.
 #[derive(Default)]
 pub struct Posted {
-    exact: HashMap<Envelope, Fifo>,
+    exact: Queues,
     open: HashMap<u32, Fifo>,
     order: u64,
 }
 
 impl Posted {
-    /// Takes a receive in.
-    pub fn add(&mut self, ops: &mut Slab<Op>, index: u32) -> Result<(), Status> {
-        if !self.exact.fits(1) || !self.open.fits(1) {
-            return Err(room::none(size_of::<Fifo>(), "a receive"));
-        }
-        let Some(op) = ops.get_mut(index) else { return Ok(()) };
-        self.order += 1;
-        op.order = self.order;
-        let (wanted, envelope) = (op.wanted, op.envelope());
+    /// Takes a receive in, whose operation this is.
+    #[inline]
+    pub fn add(&mut self, ops: &mut Slab<Op>, index: u32, wanted: &Wanted) -> Result<(), Status> {
+        let envelope = Envelope { comm: wanted.comm, tag: wanted.tag };
         let queue = match wanted.mask {
-            u64::MAX => self.exact.entry(envelope).or_default(),
-            _ => self.open.entry(wanted.comm).or_default(),
+            u64::MAX => self.exact.find_or_make(envelope),
+            _ if self.open.fits(1) => Some(self.open.entry(wanted.comm).or_default()),
+            _ => None,
         };
-        queue.push(ops, op_links, index);
+        let Some(queue) = queue else { return Err(room::none(size_of::<Queue>(), "a receive")) };
+        self.order += 1;
+        if let Some(op) = ops.get_mut(index) {
+            op.order = self.order;
+            queue.push(ops, op_links, index);
+        }
         Ok(())
     }
 
@@ -66,9 +168,8 @@ impl Posted {
             queue.is_empty()
         };
         if wanted.mask == u64::MAX {
-            // A queue that was used is mostly used again.
-            if self.exact.get_mut(&envelope).is_some_and(leave) && self.exact.len() > EMPTY {
-                self.exact.remove(&envelope);
+            if self.exact.find(envelope).is_some_and(leave) && self.exact.are_many() {
+                self.exact.forget(envelope);
             }
         } else if self.open.get_mut(&wanted.comm).is_some_and(leave) {
             self.open.remove(&wanted.comm);
@@ -76,34 +177,55 @@ impl Posted {
     }
 
     /// The receive that has waited longest of those that accept this message; it leaves.
+    #[inline]
     pub fn take(&mut self, ops: &mut Slab<Op>, sender: Party, envelope: Envelope) -> Option<u32> {
-        let first = |queue: Option<&Fifo>| {
-            let mut at = queue?.first();
-            while let Some((index, op)) = at.and_then(|i| Some((i, ops.get(i)?))) {
-                if op.wanted.accepts(sender, envelope) {
-                    return Some((op.order, index));
-                }
-                at = op.links.next();
-            }
-            None
-        };
-        let exact = first(self.exact.get(&envelope));
-        if self.open.is_empty() {
-            let (_, index) = exact?;
-            // The usual case: no other queue is looked at.
-            let (links, many) = (ops.get(index)?.links, self.exact.len() > EMPTY);
-            let queue = self.exact.get_mut(&envelope)?;
-            queue.remove(ops, op_links, index, links);
-            if many && queue.is_empty() {
-                self.exact.remove(&envelope);
-            }
-            return Some(index);
+        if !self.open.is_empty() {
+            return self.take_of_either(ops, sender, envelope);
         }
+        let many = self.exact.are_many();
+        let queue = self.exact.find(envelope)?;
+        let (_, index, links) = first(queue, ops, sender, envelope)?;
+        queue.remove(ops, op_links, index, links);
+        if many && queue.is_empty() {
+            self.exact.forget(envelope);
+        }
+        Some(index)
+    }
+
+    /// The same where some receives leave bits of the tag open.
+    #[inline(never)]
+    fn take_of_either(
+        &mut self,
+        ops: &mut Slab<Op>,
+        sender: Party,
+        envelope: Envelope,
+    ) -> Option<u32> {
+        let first = |queue: Option<&Fifo>| first(queue?, ops, sender, envelope);
+        let exact = first(self.exact.find(envelope).as_deref());
         let open = first(self.open.get(&envelope.comm));
-        let (_, index) = [exact, open].into_iter().flatten().min()?;
+        let older = |a: &(u64, u32, Links), b: &(u64, u32, Links)| a.0.cmp(&b.0);
+        let (_, index, _) = [exact, open].into_iter().flatten().min_by(older)?;
         self.remove(ops, index);
         Some(index)
     }
+}
+
+/// The first of a queue that accepts a message: its order, its index, its links.
+#[inline]
+fn first(
+    queue: &Fifo,
+    ops: &Slab<Op>,
+    sender: Party,
+    envelope: Envelope,
+) -> Option<(u64, u32, Links)> {
+    let mut at = queue.first();
+    while let Some((index, op)) = at.and_then(|i| Some((i, ops.get(i)?))) {
+        if op.wanted.accepts(sender, envelope) {
+            return Some((op.order, index, op.links));
+        }
+        at = op.links.next();
+    }
+    None
 }
 
 /// Where the content of a message that waits is.
@@ -194,10 +316,12 @@ impl Unexpected {
     }
 
     /// The first message that a receive accepts.
+    #[inline]
     pub fn find(&self, wanted: &Wanted) -> Option<u32> {
-        if self.all.is_empty() {
-            return None;
-        }
+        if self.all.is_empty() { None } else { self.find_among(wanted) }
+    }
+
+    fn find_among(&self, wanted: &Wanted) -> Option<u32> {
         let exact = wanted.mask == u64::MAX;
         let queue = match exact {
             true => self.by_tag.get(&Envelope { comm: wanted.comm, tag: wanted.tag })?,

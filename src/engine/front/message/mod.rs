@@ -22,7 +22,7 @@ use matching::{Posted, Unexpected};
 
 use crate::api::Words;
 use crate::engine::Buffer;
-use crate::engine::deadlines::{Deadlines, Timed, Timer};
+use crate::engine::deadlines::Deadlines;
 use crate::engine::list::Links;
 use crate::engine::slab::Slab;
 pub use crate::protocol::message::Envelope;
@@ -126,12 +126,8 @@ pub struct MessageEnd {
     pub len: u64,
 }
 
-impl MessageEnd {
-    /// The end, out of something that stays where it is.
-    pub fn take(&mut self) -> MessageEnd {
-        MessageEnd { result: std::mem::replace(&mut self.result, Ok(())), ..*self }
-    }
-}
+/// A function that is told of an end, and its words.
+pub type Told = (fn(Words, &MessageEnd), Words);
 
 /// Who is told of the end.
 #[derive(Clone, Copy)]
@@ -176,10 +172,10 @@ enum State {
     Posted,
     /// A receive whose content is on its way.
     Moving { request: u32 },
-    /// It has ended, and this is on its way to who asks for it.
+    /// It has ended, but its memory is not the application's yet.
     Ending,
-    /// It has ended.
-    Ended(MessageEnd),
+    /// Who asks for its end is told.
+    Ended,
 }
 
 /// Content of a send that waits, out of the application's memory.
@@ -203,7 +199,7 @@ pub(in crate::engine) struct Op {
     mode: Mode,
     started: u64,
     deadline: u64,
-    /// Why it is to end, once the peer has agreed.
+    /// Why it is to end, once the peer has agreed; why it has ended, if not well.
     ended: Option<Status>,
     done: OnMessage,
     state: State,
@@ -219,13 +215,6 @@ pub(in crate::engine) struct Op {
     order: u64,
     /// Among receives that wait, or in the outbox.
     links: Links,
-    timer: Timer,
-}
-
-impl Timed for Op {
-    fn timer(&mut self) -> &mut Timer {
-        &mut self.timer
-    }
 }
 
 impl Op {
@@ -237,7 +226,7 @@ impl Op {
 /// See the module's text.
 pub(in crate::engine) struct Messages {
     ops: Slab<Op>,
-    deadlines: Deadlines<Op>,
+    deadlines: Deadlines,
     posted: Posted,
     unexpected: Unexpected,
     /// Bytes of content that sends which wait have copied.
@@ -261,7 +250,7 @@ impl Messages {
     /// Operations that have not ended; with this peer, or all.
     pub fn under_way(&self, party: Option<u32>) -> usize {
         let of = |op: &Op| party.is_none() || party == op.wanted.from.index();
-        let live = |op: &Op| !matches!(op.state, State::Ended(_));
+        let live = |op: &Op| !matches!(op.state, State::Ended);
         self.ops.iter().filter(|(_, op)| live(op) && of(op)).count()
     }
 

@@ -4,7 +4,6 @@ use super::matching::{Arrived, Content};
 use super::{Envelope, Memory, MessageEnd, OnMessage, Op, Party, Receiving, State, Wanted, public};
 use crate::api::*;
 use crate::engine::channel::ChanId;
-use crate::engine::deadlines::Timer;
 use crate::engine::front::rendezvous::Named;
 use crate::engine::transfer::inbound::{Request, State as Inbound};
 use crate::engine::transfer::outbound::Sent;
@@ -54,16 +53,50 @@ impl Engine {
         if let Some(peer) = wanted.from.index() {
             self.peers.keep(peer);
         }
+        self.post_receive(fx, &wanted, &memory, timeout, done).map(Receiving::Begun)
+    }
+
+    /// Begins a receive into memory of the host that nothing meets that is here; its number. `None`: nothing was done, and
+    /// [`message_recv`](Self::message_recv) has to see to it.
+    #[inline]
+    pub fn message_post(
+        &mut self,
+        fx: &mut impl Fx,
+        wanted: &Wanted,
+        memory: &Memory,
+        timeout: Option<u64>,
+        done: OnMessage,
+    ) -> Option<u64> {
+        let known = match wanted.from.index() {
+            Some(peer) => self.peers.get(peer).is_some_and(|p| !p.guest),
+            None => true,
+        };
+        if !known || self.closing || memory.device != 0 {
+            return None;
+        }
+        match self.messages.unexpected.find(wanted) {
+            Some(_) => None,
+            None => self.post_receive(fx, wanted, memory, timeout, done).ok(),
+        }
+    }
+
+    /// A receive that waits; its number.
+    #[inline]
+    fn post_receive(
+        &mut self,
+        fx: &mut impl Fx,
+        wanted: &Wanted,
+        memory: &Memory,
+        timeout: Option<u64>,
+        done: OnMessage,
+    ) -> Result<u64, Status> {
         let id = self.next_id;
-        let index = self.insert_op(fx, wanted, memory, timeout, done)?;
-        if let Err(status) = self.messages.posted.add(&mut self.messages.ops, index) {
+        let index = self.insert_op(fx, State::Posted, wanted, memory, timeout, done)?;
+        if let Err(status) = self.messages.posted.add(&mut self.messages.ops, index, wanted) {
             self.drop_op(index);
             return Err(status);
         }
-        if let Some(op) = self.messages.ops.get_mut(index) {
-            op.state = State::Posted;
-        }
-        Ok(Receiving::Begun(public(id, index)))
+        Ok(public(id, index))
     }
 
     /// Receives a message that was claimed.
@@ -131,7 +164,7 @@ impl Engine {
             return Ok(Receiving::Done(bytes, end));
         }
         let id = self.next_id;
-        let index = self.insert_op(fx, wanted, memory, timeout, done)?;
+        let index = self.insert_op(fx, State::Queued, &wanted, &memory, timeout, done)?;
         if let Some(arrived) = self.messages.unexpected.remove(found) {
             self.meet(fx, index, arrived);
         }
@@ -279,7 +312,6 @@ impl Engine {
             protocol: if ch.is_some() { Protocol::DirectGet } else { Protocol::Eager },
             ended: None,
             copying: false,
-            timer: Timer::default(),
         };
         match self.requests.insert(request) {
             Ok(request) => {

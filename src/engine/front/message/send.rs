@@ -8,6 +8,7 @@ use crate::engine::channel::ChanId;
 use crate::engine::list::Links;
 use crate::engine::transfer::choose;
 use crate::engine::{Engine, Fx, WR_MESSAGE, Work};
+use crate::room;
 use crate::status::{Code, Status};
 
 /// Bytes of content that sends which wait may copy, all together; what is beyond is copied when its turn comes.
@@ -41,6 +42,12 @@ enum Went {
     NoContent,
 }
 
+#[cold]
+fn too_many(outstanding: usize) -> Status {
+    let text = format!("{outstanding} message operations are outstanding: no room for more");
+    Status::new(Code::ResourceExhausted, text)
+}
+
 impl Engine {
     /// Begins to send a message.
     pub fn message_send(&mut self, fx: &mut impl Fx, out: Outgoing<'_>) -> Result<Sending, Status> {
@@ -53,15 +60,11 @@ impl Engine {
         }
         let peer = self.known_party(out.to)?;
         self.peers.keep(peer);
-        let first = self.peers.get(peer).filter(|p| p.outbox.is_empty());
-        let ch = first.and_then(|p| p.channels.first().copied());
-        if let Some(ch) = ch
-            && out.mode == Mode::Standard
-            && self.send_at_once(fx, ch, &out)
-        {
-            self.settle(fx, ch);
+        if self.message_send_now(fx, &out) {
             return Ok(Sending::Done);
         }
+        let first = self.peers.get(peer).filter(|p| p.outbox.is_empty());
+        let ch = first.and_then(|p| p.channels.first().copied());
         let (content, id) = (out.content, self.next_id);
         let index = self.insert_send(fx, &out)?;
         let went = match ch {
@@ -93,17 +96,26 @@ impl Engine {
         host && choose::is_eager(memory.len, self.settings.room_of(c, 0), self.settings.protocol)
     }
 
-    /// Sends a message whose content is here, if there is room, and it has ended then.
-    fn send_at_once(&mut self, fx: &mut impl Fx, ch: ChanId, out: &Outgoing<'_>) -> bool {
-        let (len, content) = (out.memory.len, out.content);
-        if content.len() as u64 != len || !self.rides(ch, &out.memory) {
+    /// Sends a message whose content is here over a connection on which nothing waits, and it has ended then. False:
+    /// nothing was done, and [`message_send`](Self::message_send) has to see to it.
+    #[inline]
+    pub fn message_send_now(&mut self, fx: &mut impl Fx, out: &Outgoing<'_>) -> bool {
+        let Memory { len, device, .. } = out.memory;
+        let plain = out.mode == Mode::Standard && device == 0 && !self.closing;
+        if !plain || out.content.len() as u64 != len {
             return false;
         }
-        let Some(c) = self.channels.get_mut(ch) else { return false };
-        if !c.takes_messages() || !c.flow.send(len) {
+        let peer = out.to.index().and_then(|p| self.peers.get(p));
+        let Some(p) = peer.filter(|p| !p.guest && p.outbox.is_empty()) else { return false };
+        let c = p.channels.first().and_then(|&ch| self.channels.get_mut(ch));
+        let Some(c) = c.filter(|c| c.takes_messages() && c.flow.fits(len)) else { return false };
+        let room = self.settings.room_of(c, 0);
+        if !choose::is_eager(len, room, self.settings.protocol)
+            || !c.send_msg_now(fx, out.envelope, out.content)
+        {
             return false;
         }
-        c.send_msg(fx, out.envelope, None, content);
+        c.flow.count_sent(len);
         c.counters.send_done(len, Code::Ok, Protocol::Eager);
         true
     }
@@ -112,7 +124,8 @@ impl Engine {
     fn insert_send(&mut self, fx: &mut impl Fx, out: &Outgoing<'_>) -> Result<u32, Status> {
         let Envelope { comm, tag } = out.envelope;
         let wanted = Wanted { from: out.to, comm, tag, mask: u64::MAX };
-        let index = self.insert_op(fx, wanted, out.memory, out.timeout, out.done)?;
+        let index =
+            self.insert_op(fx, State::Queued, &wanted, &out.memory, out.timeout, out.done)?;
         if let Some(op) = self.messages.ops.get_mut(index) {
             op.mode = out.mode;
         }
@@ -120,45 +133,45 @@ impl Engine {
     }
 
     /// Takes an operation in: into the slab and the deadlines.
+    #[inline(always)]
     pub(super) fn insert_op(
         &mut self,
         fx: &mut impl Fx,
-        wanted: Wanted,
-        memory: Memory,
+        state: State,
+        wanted: &Wanted,
+        memory: &Memory,
         timeout: Option<u64>,
         done: OnMessage,
     ) -> Result<u32, Status> {
         self.admit(fx)?;
         let now = fx.now();
         let deadline = now.saturating_add(timeout.unwrap_or(self.settings.timeout));
-        let full = |n: usize| {
-            let text = format!("{n} message operations are outstanding: no room for more");
-            Status::new(Code::ResourceExhausted, text)
-        };
-        let outstanding = self.messages.ops.len();
-        let vacancy = self.messages.ops.vacancy().ok_or_else(|| full(outstanding))?;
+        let messages = &mut *self.messages;
+        let outstanding = messages.ops.len();
+        let vacancy = messages.ops.vacancy().ok_or_else(|| too_many(outstanding))?;
+        if !messages.deadlines.has_timer(vacancy.index()) {
+            return Err(room::none(size_of::<Op>(), "an operation"));
+        }
         let id = public(self.next_id, vacancy.index());
         self.next_id += 1;
         let index = vacancy.fill(Op {
             id,
-            wanted,
-            memory,
+            wanted: *wanted,
+            memory: *memory,
             mode: Mode::Standard,
             started: now,
             deadline,
             ended: None,
             done,
-            state: State::Queued,
+            state,
             content: Copied::No,
             met: None,
             released: false,
             waits: false,
             order: 0,
             links: Links::default(),
-            timer: Default::default(),
         });
-        let messages = &mut self.messages;
-        messages.deadlines.add(&mut messages.ops, index, deadline);
+        messages.deadlines.set(index, deadline);
         self.next_deadline = self.next_deadline.min(deadline);
         Ok(index)
     }

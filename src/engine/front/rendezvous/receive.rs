@@ -4,7 +4,6 @@ use super::keys::Key;
 use super::{Named, public_id};
 use crate::api::*;
 use crate::engine::channel::ChanId;
-use crate::engine::deadlines::Timer;
 use crate::engine::list::Links;
 use crate::engine::transfer::inbound::{AfterAlloc, Request, State, request_in_step};
 use crate::engine::{Due, Engine, Fx, Held, Kept};
@@ -140,6 +139,9 @@ impl Engine {
         let deadline = now.saturating_add(timeout);
         let dst = if let Target::Given { addr, .. } = target { addr } else { 0 };
         let Some(vacancy) = self.requests.vacancy() else { return Err(self.too_many_receives()) };
+        if !self.deadlines.has_timer(vacancy.index()) {
+            return Err(crate::room::none(size_of::<Request>(), "a receive"));
+        }
         let id = public_id(self.next_id, vacancy.index());
         self.next_id += 1;
         let index = vacancy.fill(Request {
@@ -163,10 +165,9 @@ impl Engine {
             protocol: Protocol::Auto,
             ended: None,
             copying: false,
-            timer: Timer::default(),
         });
         self.table.members(step).requests.push(&mut self.requests, request_in_step, index);
-        self.deadlines.add(&mut self.requests, index, deadline);
+        self.deadlines.set(index, deadline);
         self.next_deadline = self.next_deadline.min(deadline);
         Ok((index, id))
     }

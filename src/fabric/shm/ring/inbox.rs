@@ -3,6 +3,7 @@
 use std::io;
 
 use crate::fabric::View;
+use crate::few;
 
 /// Where the messages of a ring are copied before anybody looks at them: the peer can change what is in
 /// the ring at any time, also between a check and a use. One buffer for the life of the endpoint: no
@@ -36,7 +37,7 @@ impl Inbox {
         // which is called by `poll` and `arm` only; the buffer lives until `destroy`.
         unsafe {
             let to = self.room.as_mut_ptr().add(self.used);
-            std::ptr::copy_nonoverlapping(src, to, len);
+            few::copy(src, to, len);
             self.used += len;
             Some(View::new(to, len))
         }
