@@ -186,7 +186,7 @@ mod tests {
             state >> (64 - bits)
         };
         for round in 0..200 {
-            let (mut d, mut slab) = (Deadlines::new(), Slab::default());
+            let (mut d, mut slab) = (Deadlines::new(), Slab::<Request>::default());
             let mut now = random(40);
             assert!(d.pop(&slab, now, |r| r.deadline).is_none());
             let mut waiting = std::collections::BTreeMap::new();
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn nothing_is_due_in_an_empty_one() {
-        let (mut d, mut slab) = (Deadlines::new(), Slab::default());
+        let (mut d, mut slab) = (Deadlines::new(), Slab::<Request>::default());
         assert_eq!(d.next(), u64::MAX);
         let index = add(&mut d, &mut slab, u64::MAX);
         assert_eq!(d.next(), u64::MAX);
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn what_comes_and_goes_leaves_one_timer_for_each_slot() {
-        let (mut d, mut slab) = (Deadlines::new(), Slab::default());
+        let (mut d, mut slab) = (Deadlines::new(), Slab::<Request>::default());
         for i in 0..10_000u64 {
             let index = add(&mut d, &mut slab, (1000 + i) << TICK);
             slab.remove(index);
