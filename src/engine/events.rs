@@ -1,6 +1,7 @@
 //! What arrives on a channel: messages, immediates, the ends of operations; and what a channel needs after each.
 
 use super::channel::{ChanId, Channel};
+use super::front::message::Heard;
 use super::{Engine, Fx, OWED_BYTES_ALL, WR_IMM, WR_KIND, WR_REQUEST, WR_RESPONSE, WR_SLOT, seal};
 use crate::protocol::message::{self, IMM_ACK, IMM_MESSAGE, IMM_SLOT, IMM_SLOT_LAST, Message};
 use crate::status::{Code, Status};
@@ -8,20 +9,24 @@ use crate::status::{Code, Status};
 impl Engine {
     /// A message arrived on a channel.
     pub fn on_message(&mut self, fx: &mut impl Fx, ch: ChanId, bytes: &[u8]) {
-        let Some(channel) = self.channels.get_mut(ch) else { return };
+        let Some(c) = self.channels.get_mut(ch) else { return };
         // Nearly all are of these kinds. They are read where they lie: what a message of any kind is taken apart into
         // is long, and would be moved from hand to hand.
-        if channel.seal.is_some() {
+        if c.seal.is_some() {
             self.on_any_message(fx, ch, bytes);
+        } else if let Some((envelope, content, credits)) = message::usual_msg(bytes) {
+            c.on_received(fx.now(), credits);
+            match self.messages.hear(fx, c, envelope, content) {
+                Heard::Ended if c.is_settled() => return,
+                Heard::Ended => {}
+                other => self.on_heard(fx, ch, envelope, content, other),
+            }
         } else if let Some((index, content, credits)) = message::usual_content(bytes) {
-            channel.on_received(fx.now(), credits);
+            c.on_received(fx.now(), credits);
             self.on_same_content(fx, ch, index, content);
         } else if let Some((r, credits)) = message::usual_request(bytes) {
-            channel.on_received(fx.now(), credits);
+            c.on_received(fx.now(), credits);
             self.on_usual_request(fx, ch, r);
-        } else if let Some((envelope, content, credits)) = message::usual_msg(bytes) {
-            channel.on_received(fx.now(), credits);
-            self.on_usual_msg(fx, ch, envelope, content);
         } else {
             self.on_any_message(fx, ch, bytes);
         }

@@ -77,12 +77,30 @@ impl Deliveries {
     /// [`World::is_delivered`] says so.
     #[inline]
     pub(super) unsafe fn add(&mut self, dst: u64, content: &[u8]) -> Result<(), Status> {
-        if !self.content.fits(content.len()) || !self.places.fits(1) {
-            return Err(crate::room::none(content.len(), "content"));
+        let fits = self.content.capacity() - self.content.len() >= content.len();
+        if !fits || self.places.len() == self.places.capacity() {
+            self.make_room(content.len())?;
         }
         self.content.extend_from_slice(content);
         self.places.push((dst, content.len() as u64));
         Ok(())
+    }
+
+    #[cold]
+    fn make_room(&mut self, len: usize) -> Result<(), Status> {
+        match self.content.fits(len) && self.places.fits(1) {
+            true => Ok(()),
+            false => Err(crate::room::none(len, "content")),
+        }
+    }
+
+    /// The destination and the content, if there is one delivery.
+    #[inline]
+    pub(super) fn only(&self) -> Option<(u64, &[u8])> {
+        match self.places[..] {
+            [(dst, _)] => Some((dst, &self.content)),
+            _ => None,
+        }
     }
 
     /// Whether there are none.

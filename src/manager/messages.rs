@@ -1,6 +1,9 @@
 //! Tagged messages: the calls.
 
+use std::mem::MaybeUninit;
+
 use super::copies::{Copied, touch};
+use super::lent::SMALL;
 use super::*;
 use crate::engine::front::message::{
     Found, Memory, MessageEnd, Mode, OnMessage, Outgoing, Party, Receiving, Sending, Wanted,
@@ -320,8 +323,22 @@ impl Manager {
         if !core.leaves_something() {
             return Ok(None);
         }
-        let core = self.complete(core, &mut count, thread);
-        let mut core = core.unwrap_or_else(|| self.core.lock_on(thread));
+        let mut room = [const { MaybeUninit::uninit() }; SMALL];
+        let small = match self.has_thread || core.copies_wait() {
+            true => None,
+            false => core.world.take_small(&self.drivers.queues, &mut room),
+        };
+        let done = match small {
+            Some(small) => {
+                drop(core);
+                let op = small.make();
+                let mut core = self.core.lock_on(thread);
+                self.tell_ended(&mut core, &[op], thread);
+                Some(core)
+            }
+            None => self.complete(core, &mut count, thread),
+        };
+        let mut core = done.unwrap_or_else(|| self.core.lock_on(thread));
         core.engine.message_take_end(id)
     }
 

@@ -529,6 +529,7 @@ impl Fx for World {
         unsafe { std::slice::from_raw_parts(of.addr as *const u8, of.len as usize) }
     }
 
+    #[inline(always)]
     unsafe fn deliver(&mut self, dst: u64, content: &[u8]) -> Result<(), Status> {
         // SAFETY: by this function's contract, which is the same.
         unsafe { self.batch.deliveries.add(dst, content) }
@@ -562,7 +563,7 @@ impl Fx for World {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn ended(&mut self, op: u32, memory: (u64, u64)) {
         match moves::touched(memory.0, memory.1) {
             true => self.run_other(Work::MessageEnded { op, memory }),

@@ -81,7 +81,7 @@ impl Link {
     }
 
     /// Takes messages, until something else is next, or nothing, or enough for one poll were taken; how many.
-    #[inline(never)]
+    #[inline(always)]
     pub(crate) fn take_messages(&mut self, events: &mut Vec<Event>) -> usize {
         let mut taken = 0;
         while taken < POLL_EVENTS

@@ -1,14 +1,64 @@
 //! What peers send of messages.
 
 use super::matching::{Arrived, Content};
-use super::{Envelope, OnMessage, Party, State};
+use super::{Envelope, Messages, OnMessage, Party, State};
 use crate::api::Protocol;
-use crate::engine::channel::ChanId;
+use crate::engine::channel::{ChanId, Channel};
 use crate::engine::transfer::outbound::{RState, Response};
 use crate::engine::{Engine, Fx, Work};
 use crate::fabric::keys::Place;
 use crate::protocol::message::{IMM_SLOT, Message, MsgOffer};
 use crate::status::{Code, Status};
+
+/// What became of a message that arrived.
+pub(in crate::engine) enum Heard {
+    /// A receive has met it, and ended.
+    Ended,
+    /// This receive has met it, and waits no more.
+    Met(u32),
+    /// No receive waits for it.
+    Nobody,
+    /// The peer must not send it.
+    Refused(Status),
+}
+
+impl Messages {
+    /// A message whose sender does not wait for the match arrived: as a rule a receive into memory of the host waits, which
+    /// somebody will ask for, and that has ended then.
+    #[inline(always)]
+    pub(in crate::engine) fn hear(
+        &mut self,
+        fx: &mut impl Fx,
+        c: &mut Channel,
+        envelope: Envelope,
+        content: &[u8],
+    ) -> Heard {
+        let (sender, len) = (Party::peer(c.peer), content.len() as u64);
+        if let Err(status) = c.flow.receive(len) {
+            return Heard::Refused(status);
+        }
+        let Some(index) = self.posted.take(&mut self.ops, sender, envelope) else {
+            return Heard::Nobody;
+        };
+        let Some(op) = self.ops.get_mut(index) else { return Heard::Ended };
+        op.meets(sender, envelope, len);
+        if !op.takes_on_host(len) || !matches!(op.done, OnMessage::Asked) {
+            return Heard::Met(index);
+        }
+        // SAFETY: the application keeps the receive's memory until it hears of its end, which comes after this.
+        if len > 0 && unsafe { fx.deliver(op.memory.addr, content) }.is_err() {
+            return Heard::Met(index);
+        }
+        c.counters.recv_done(len, 0, Code::Ok, Protocol::Eager);
+        // What `end_message` would do for it.
+        op.state = State::Ending;
+        fx.ended(index, op.host_memory());
+        if let Some(limit) = c.flow.take(len) {
+            c.send(fx, &Message::MsgWindow { limit }, &[]);
+        }
+        Heard::Ended
+    }
+}
 
 impl Engine {
     /// A message with its content arrived.
@@ -30,48 +80,28 @@ impl Engine {
         }
     }
 
-    /// The same of one whose sender does not wait for the match: as a rule a receive into memory of the host waits, and
-    /// has ended with this.
-    #[inline]
-    pub(in crate::engine) fn on_usual_msg(
+    /// A message whose sender does not wait for the match, and that did not simply end its receive.
+    #[inline(never)]
+    pub(in crate::engine) fn on_heard(
         &mut self,
         fx: &mut impl Fx,
         ch: ChanId,
         envelope: Envelope,
         content: &[u8],
+        heard: Heard,
     ) {
-        let Some(c) = self.channels.get_mut(ch) else { return };
-        let (sender, len) = (Party::peer(c.peer), content.len() as u64);
-        if let Err(status) = c.flow.receive(len) {
-            return self.violation(ch, status);
+        match heard {
+            Heard::Ended => {}
+            Heard::Met(index) => {
+                self.message_taken(fx, ch, content.len() as u64);
+                self.put_content(fx, index, content);
+            }
+            Heard::Nobody => self.keep_msg(fx, ch, envelope, content),
+            Heard::Refused(status) => self.violation(ch, status),
         }
-        let messages = &mut *self.messages;
-        let Some(index) = messages.posted.take(&mut messages.ops, sender, envelope) else {
-            return self.keep_msg(fx, ch, envelope, content);
-        };
-        let Some(op) = messages.ops.get_mut(index) else { return };
-        op.meets(sender, envelope, len);
-        if !op.takes_on_host(len) {
-            self.message_taken(fx, ch, len);
-            return self.put_content(fx, index, content);
-        }
-        if let Some(limit) = c.flow.take(len) {
-            c.send(fx, &Message::MsgWindow { limit }, &[]);
-        }
-        // SAFETY: the application keeps the receive's memory until it hears of its end, which comes after this.
-        let result = if len == 0 { Ok(()) } else { unsafe { fx.deliver(op.memory.addr, content) } };
-        let code = result.as_ref().map_or_else(|s| s.code, |()| Code::Ok);
-        c.counters.recv_done(len, 0, code, Protocol::Eager);
-        if result.is_ok() && matches!(op.done, OnMessage::Asked) {
-            // What `end_message` would do for it.
-            op.state = State::Ending;
-            return fx.ended(index, op.host_memory());
-        }
-        self.end_message(fx, index, result);
     }
 
     /// A message that no receive waits for.
-    #[inline(never)]
     fn keep_msg(&mut self, fx: &mut impl Fx, ch: ChanId, envelope: Envelope, content: &[u8]) {
         let Some(sender) = self.channels.get(ch).map(|c| Party::peer(c.peer)) else { return };
         if let Err(status) = self.arrive(fx, sender, Some(ch), envelope, None, content) {

@@ -75,19 +75,24 @@ impl Flow {
     }
 
     /// Counts one that came in.
+    #[inline]
     pub fn receive(&mut self, len: u64) -> Result<(), Status> {
         let more = self.received.saturating_add(COST + len);
         if more > self.granted {
-            return Err(Status::invalid(format!(
-                "messages of {more} bytes in all, {} are allowed so far",
-                self.granted
-            )));
+            return Err(self.too_much(more));
         }
         self.received = more;
         Ok(())
     }
 
+    #[cold]
+    fn too_much(&self, more: u64) -> Status {
+        let granted = self.granted;
+        Status::invalid(format!("messages of {more} bytes in all, {granted} are allowed so far"))
+    }
+
     /// One that came in is not here any more. A limit that is to be told.
+    #[inline]
     pub fn take(&mut self, len: u64) -> Option<u64> {
         self.taken += COST + len;
         let limit = self.taken + WINDOW;

@@ -177,7 +177,7 @@ impl Posted {
     }
 
     /// The receive that has waited longest of those that accept this message; it leaves.
-    #[inline]
+    #[inline(always)]
     pub fn take(&mut self, ops: &mut Slab<Op>, sender: Party, envelope: Envelope) -> Option<u32> {
         if !self.open.is_empty() {
             return self.take_of_either(ops, sender, envelope);

@@ -18,6 +18,7 @@ mod offers;
 mod receive;
 mod send;
 
+pub(in crate::engine) use arrivals::Heard;
 use matching::{Posted, Unexpected};
 
 use crate::api::Words;
