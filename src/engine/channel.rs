@@ -284,6 +284,31 @@ impl Channel {
         of: Of,
     ) -> Option<u64> {
         let head = head.bytes();
+        // Mostly it goes out as it is.
+        if self.takes_messages()
+            && self.seal.is_none()
+            && head.len() + tail.len() <= self.caps.max_send
+        {
+            let returned = self.consumed.min(u32::from(u16::MAX));
+            head[CREDITS_AT..HEADER_LEN].copy_from_slice(&(returned as u16).to_le_bytes());
+            if fx.send(self.id, &[head, tail]).is_ok() {
+                self.credits -= 1;
+                self.consumed -= returned;
+                return None;
+            }
+        }
+        self.send_or_wait(fx, head, tail, of)
+    }
+
+    /// The same of what has a checksum, is long, or has to wait.
+    #[inline(never)]
+    fn send_or_wait(
+        &mut self,
+        fx: &mut impl Fx,
+        head: &mut [u8],
+        tail: &[u8],
+        of: Of,
+    ) -> Option<u64> {
         match head.len() + tail.len() <= self.room() {
             true => self.post_message(fx, head, tail, of),
             false => self.send_fragments(fx, head, tail, of),

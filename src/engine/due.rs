@@ -53,9 +53,14 @@ impl Owner {
         COUNT.store(lost.len(), Ordering::Release);
     }
 
-    #[inline]
+    #[inline(always)]
     fn has_lost(self) -> bool {
-        COUNT.load(Ordering::Acquire) > 0 && LOST.lock().iter().any(|(owner, _)| *owner == self)
+        COUNT.load(Ordering::Acquire) > 0 && self.is_among_lost()
+    }
+
+    #[cold]
+    fn is_among_lost(self) -> bool {
+        LOST.lock().iter().any(|(owner, _)| *owner == self)
     }
 
     fn take_lost(self) -> Vec<Callback> {

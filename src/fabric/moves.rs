@@ -38,10 +38,13 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether a running move may touch a byte of this memory of the host. Exact for moves that were
 /// begun before whatever closed their way to the memory.
+#[inline(always)]
 pub fn touched(addr: u64, len: u64) -> bool {
-    if len == 0 || COUNT.load(Ordering::Acquire) == 0 {
-        return false;
-    }
+    len != 0 && COUNT.load(Ordering::Acquire) != 0 && is_among_running(addr, len)
+}
+
+#[inline(never)]
+fn is_among_running(addr: u64, len: u64) -> bool {
     let meets = |&(a, n): &(u64, u64)| a < addr.saturating_add(len) && addr < a.saturating_add(n);
     RUNNING.lock().iter().any(|(_, ranges)| ranges.iter().any(meets))
 }

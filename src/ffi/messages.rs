@@ -292,6 +292,7 @@ unsafe fn optional_out(
 
 /// # Safety
 /// `out_request` is NULL or may be written.
+#[inline(always)]
 unsafe fn tell_received(
     mgr: &crate::manager::Manager,
     received: Received,

@@ -75,7 +75,7 @@ impl Deliveries {
     /// # Safety
     /// The destination is valid for the content's length until the callback that follows, or until
     /// [`World::is_delivered`] says so.
-    #[inline]
+    #[inline(always)]
     pub(super) unsafe fn add(&mut self, dst: u64, content: &[u8]) -> Result<(), Status> {
         let fits = self.content.capacity() - self.content.len() >= content.len();
         if !fits || self.places.len() == self.places.capacity() {
@@ -94,12 +94,25 @@ impl Deliveries {
         }
     }
 
-    /// The destination and the content, if there is one delivery.
+    /// Whether there is one, whose content is not long.
     #[inline]
-    pub(super) fn only(&self) -> Option<(u64, &[u8])> {
-        match self.places[..] {
-            [(dst, _)] => Some((dst, &self.content)),
-            _ => None,
+    pub(super) fn is_one(&self) -> bool {
+        self.places.len() == 1 && self.content.capacity() <= DELIVERED_KEPT
+    }
+
+    /// Takes it out: destination and content.
+    #[inline]
+    pub(super) fn take_one(&mut self) -> Option<(u64, Vec<u8>)> {
+        let (dst, _) = self.places.pop()?;
+        Some((dst, std::mem::take(&mut self.content)))
+    }
+
+    /// Memory for the next, of content that was taken out and is in its place.
+    #[inline]
+    pub(super) fn keep(&mut self, mut content: Vec<u8>) {
+        if self.content.capacity() == 0 {
+            content.clear();
+            self.content = content;
         }
     }
 
@@ -296,7 +309,7 @@ impl Core {
     }
 
     /// Whether a turn would make copies.
-    #[inline]
+    #[inline(always)]
     pub(super) fn copies_wait(&mut self) -> bool {
         !self.copies.barred && self.world.has_moves()
     }

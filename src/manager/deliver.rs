@@ -97,7 +97,7 @@ impl Manager {
 
     /// Message operations have ended: who asks finds that, and who waits is told. With the lock held, under which those
     /// who wait have said so before they looked.
-    #[inline]
+    #[inline(always)]
     pub(super) fn tell_ended(&self, core: &mut Locked<'_, Seam>, ended: &[u32], thread: Thread) {
         ended.iter().for_each(|&op| core.engine.message_ended(op));
         if self.others_wait(thread) {

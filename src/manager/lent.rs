@@ -5,7 +5,6 @@
 //! one store. A queue that has not come back is left alone, and its memory with it.
 
 use std::cell::UnsafeCell;
-use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -14,7 +13,6 @@ use super::copies::Deliveries;
 use super::world::World;
 use crate::engine::Work;
 use crate::fabric::moves::Claim;
-use crate::few;
 use crate::name::Name;
 
 /// Memory of so many callbacks is kept for the next.
@@ -115,6 +113,12 @@ impl Works {
     #[inline]
     pub fn room(&self) -> usize {
         self.all.capacity().min(self.ended.capacity())
+    }
+
+    /// Whether one callback more finds room, or room could be made for it.
+    #[inline]
+    pub fn has_place(&mut self) -> bool {
+        self.len < self.all.len() || self.holds(self.len + 1)
     }
 
     /// Whether so many in all find room, or room could be made for them.
@@ -246,54 +250,40 @@ impl Drop for Lent<'_> {
     }
 }
 
-/// Content up to this length may be put in its place by way of the stack.
-pub(super) const SMALL: usize = 2048;
-
 /// The content of one message, on its way to its place, and the operation that ends with it.
 pub(super) struct Small<'a> {
     /// Marked until it is there.
     _lent: Lent<'a>,
     dst: u64,
-    content: &'a [u8],
+    content: Vec<u8>,
     op: u32,
 }
 
 impl Small<'_> {
-    /// Puts the content in its place; the operation.
-    #[inline]
-    pub(super) fn make(self) -> u32 {
+    /// Puts the content in its place; the operation, and memory that is to be kept.
+    #[inline(always)]
+    pub(super) fn make(self) -> (u32, Vec<u8>) {
+        let Small { dst, content, op, _lent } = self;
         // SAFETY: by the contract of `Deliveries::add`; the mark says that it is being written.
-        unsafe {
-            super::sys::copy(self.dst, self.content.as_ptr() as u64, self.content.len() as u64)
-        };
-        self.op
+        unsafe { super::sys::copy(dst, content.as_ptr() as u64, content.len() as u64) };
+        (op, content)
     }
 }
 
 impl World {
-    /// Takes what is left to be done, if that is the end of one message whose content is short: mostly there is no more,
+    /// Takes what is left to be done, if that is the end of one message whose content came with it: mostly there is no more,
     /// and no queue has to change hands for it.
-    #[inline]
-    pub(super) fn take_small<'a>(
-        &mut self,
-        queues: &'a Arc<Queues>,
-        room: &'a mut [MaybeUninit<u8>; SMALL],
-    ) -> Option<Small<'a>> {
+    #[inline(always)]
+    pub(super) fn take_small<'a>(&mut self, queues: &'a Arc<Queues>) -> Option<Small<'a>> {
         let Batch { works, deliveries } = &mut *self.batch;
         let (&[op], 0) = (&works.ended[..], works.len) else { return None };
-        let (dst, content) = deliveries.only()?;
-        if content.len() > SMALL || !self.regions.is_unused() {
+        if !deliveries.is_one() || !self.regions.is_unused() {
             return None;
         }
         let lent = self.lender.lend(queues)?;
         lent.queue.state.store(state::UNCLAIMED, Ordering::Relaxed);
-        // SAFETY: there is room for so much, which is then initialised.
-        let content = unsafe {
-            few::copy(content.as_ptr(), room.as_mut_ptr().cast(), content.len());
-            std::slice::from_raw_parts(room.as_ptr().cast(), content.len())
-        };
         works.ended.clear();
-        deliveries.clear();
+        let (dst, content) = deliveries.take_one()?;
         Some(Small { _lent: lent, dst, content, op })
     }
 

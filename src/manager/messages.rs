@@ -1,9 +1,6 @@
 //! Tagged messages: the calls.
 
-use std::mem::MaybeUninit;
-
 use super::copies::{Copied, touch};
-use super::lent::SMALL;
 use super::*;
 use crate::engine::front::message::{
     Found, Memory, MessageEnd, Mode, OnMessage, Outgoing, Party, Receiving, Sending, Wanted,
@@ -323,16 +320,16 @@ impl Manager {
         if !core.leaves_something() {
             return Ok(None);
         }
-        let mut room = [const { MaybeUninit::uninit() }; SMALL];
         let small = match self.has_thread || core.copies_wait() {
             true => None,
-            false => core.world.take_small(&self.drivers.queues, &mut room),
+            false => core.world.take_small(&self.drivers.queues),
         };
         let done = match small {
             Some(small) => {
                 drop(core);
-                let op = small.make();
+                let (op, memory) = small.make();
                 let mut core = self.core.lock_on(thread);
+                core.world.batch.deliveries.keep(memory);
                 self.tell_ended(&mut core, &[op], thread);
                 Some(core)
             }

@@ -49,7 +49,7 @@ impl Seam {
     }
 
     /// The same on this thread.
-    #[inline]
+    #[inline(always)]
     pub fn lock_on(&self, thread: Thread) -> Locked<'_, Seam> {
         self.locked_on(thread)
     }

@@ -227,7 +227,7 @@ impl World {
     #[inline]
     fn queue_of(&mut self, inline: bool) -> &mut Works {
         let own = &mut self.inline.works;
-        match inline && self.in_call && own.holds(own.len() + 1) {
+        match inline && self.in_call && own.has_place() {
             true => own,
             false => &mut self.batch.works,
         }

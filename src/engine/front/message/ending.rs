@@ -107,7 +107,7 @@ impl Engine {
     }
 
     /// The memory of an operation is the application's again: whoever asks finds its end.
-    #[inline]
+    #[inline(always)]
     pub fn message_ended(&mut self, index: u32) {
         self.happened += 1;
         let messages = &mut *self.messages;
