@@ -52,7 +52,7 @@ pub unsafe extern "C" fn rdma_send(
             let tensor = tensor_from_c(tensor)?;
             let options = sized::read_or_defaults("options", options)?;
             let timeout = optional_millis("options.timeout_ms", options.timeout_ms)?;
-            mgr.send(key, step, tensor, timeout, send_done(done, userdata))
+            mgr.send_on(thread, key, step, tensor, timeout, send_done(done, userdata))
         }
     })
 }
@@ -100,7 +100,8 @@ pub unsafe extern "C" fn rdma_recv_async(
             let peer = if peer.is_null() { None } else { Some(name("peer", peer)?) };
             let key = checked_key(key, key_len)?;
             let options = recv_options(options, !out_request.is_null())?;
-            let request = mgr.recv_async(peer, key, step, options, recv_done(done, userdata))?;
+            let done = recv_done(done, userdata);
+            let request = mgr.recv_on(thread, peer, key, step, options, done)?;
             if !out_request.is_null() {
                 out_request.write(request);
             }
@@ -252,6 +253,6 @@ pub unsafe extern "C" fn rdma_step_abort(
 pub unsafe extern "C" fn rdma_step_cleanup(mgr: *mut rdma_mgr_t, step: i64) -> rdma_code_t {
     guard_on("rdma_step_cleanup", |thread| {
         // SAFETY: the caller's handle, as the header demands.
-        unsafe { borrow_on(mgr, thread) }?.step_cleanup(step)
+        unsafe { borrow_on(mgr, thread) }?.step_cleanup_on(thread, step)
     })
 }

@@ -162,7 +162,12 @@ impl Manager {
     /// Calls the engine with the lock held, then runs what may run inline. The release of the lock wakes a driver that
     /// sleeps, if there is something for it.
     fn call<R>(&self, f: impl FnOnce(&mut Core) -> R) -> R {
-        let thread = Thread::this();
+        self.call_on(Thread::this(), f)
+    }
+
+    /// The same on this thread.
+    #[inline(always)]
+    fn call_on<R>(&self, thread: Thread, f: impl FnOnce(&mut Core) -> R) -> R {
         let mut guard = self.core.lock_on(thread);
         let core = &mut *guard;
         core.world.tick();

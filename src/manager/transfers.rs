@@ -9,9 +9,26 @@ impl Manager {
     ///
     /// # Safety
     /// The tensor's memory stays valid and unchanged until `done` runs, or for good without `done`.
-    #[inline(always)]
     pub unsafe fn send(
         &self,
+        key: &[u8],
+        step: i64,
+        tensor: Tensor,
+        timeout: Option<Duration>,
+        done: Option<OnSend>,
+    ) -> Result<(), Status> {
+        // SAFETY: the caller's promise.
+        unsafe { self.send_on(Thread::this(), key, step, tensor, timeout, done) }
+    }
+
+    /// The same on this thread.
+    ///
+    /// # Safety
+    /// As for `send`.
+    #[inline(always)]
+    pub(crate) unsafe fn send_on(
+        &self,
+        thread: Thread,
         key: &[u8],
         step: i64,
         tensor: Tensor,
@@ -22,7 +39,10 @@ impl Manager {
         let mut copied = Copied::new();
         // SAFETY: the caller's promise.
         let content = unsafe { self.copy_content(&tensor, &mut copied) };
-        self.with_engine(|e, w| e.post_send(w, key, step, Offer { tensor, content, done }, timeout))
+        let offer = Offer { tensor, content, done };
+        self.call_on(thread, |core| {
+            core.engine.post_send(&mut core.world, key, step, offer, timeout)
+        })
     }
 
     /// What can be done with a tensor before the lock is taken: its memory may take long to come.
@@ -49,11 +69,32 @@ impl Manager {
         options: RecvOptions,
         done: impl Into<OnRecv>,
     ) -> Result<u64, Status> {
+        // SAFETY: the caller's promise.
+        unsafe { self.recv_on(Thread::this(), peer, key, step, options, done) }
+    }
+
+    /// The same on this thread.
+    ///
+    /// # Safety
+    /// As for `recv_async`.
+    #[inline(always)]
+    pub(crate) unsafe fn recv_on(
+        &self,
+        thread: Thread,
+        peer: Option<&str>,
+        key: &[u8],
+        step: i64,
+        options: RecvOptions,
+        done: impl Into<OnRecv>,
+    ) -> Result<u64, Status> {
         if let (Target::Given { addr, len }, 0) = (&options.target, options.device) {
             // SAFETY: the caller's promise.
             unsafe { touch(*addr, *len, true) };
         }
-        self.with_engine(|e, w| e.recv(w, peer, key, step, options, done.into()))
+        let done = done.into();
+        self.call_on(thread, |core| {
+            core.engine.recv(&mut core.world, peer, key, step, options, done)
+        })
     }
 
     /// Asks for a tensor and waits for it, turning the manager meanwhile.
@@ -116,8 +157,17 @@ impl Manager {
     }
 
     /// Forgets a step.
-    #[inline(always)]
     pub fn step_cleanup(&self, step: i64) -> Result<(), Status> {
+        self.step_cleanup_on(Thread::this(), step)
+    }
+
+    /// The same on this thread.
+    #[inline(always)]
+    pub(crate) fn step_cleanup_on(&self, thread: Thread, step: i64) -> Result<(), Status> {
+        // The usual end of a step: there is nothing in it, so there is nothing to do after it.
+        if self.core.lock_on(thread).engine.end_of_empty_step(step) {
+            return Ok(());
+        }
         self.with_engine(|e, w| e.step_cleanup(w, step))
     }
 

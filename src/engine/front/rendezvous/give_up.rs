@@ -27,11 +27,16 @@ impl Engine {
     /// Forgets a step. What is still under way in it is aborted.
     #[inline]
     pub fn step_cleanup(&mut self, fx: &mut impl Fx, step: i64) -> Result<(), Status> {
-        // The usual end of a step: there is nothing, and nobody to tell why.
-        if !self.table.end_of_empty(step) {
+        if !self.end_of_empty_step(step) {
             self.end_step(fx, step);
         }
         Ok(())
+    }
+
+    /// Forgets a step in which there is nothing: the usual end, and nobody is to be told why. False: there is something.
+    #[inline]
+    pub fn end_of_empty_step(&mut self, step: i64) -> bool {
+        self.table.end_of_empty(step)
     }
 
     #[inline(never)]
