@@ -92,7 +92,7 @@ pub const PLACES: &[Place] = &[
     ),
     place("engine/deadlines.rs", 2048, "the table of deadlines", &["new"]),
     place("engine/known.rs", 256, "a peer; an entry of its cache", &["insert", "new", "put"]),
-    place("engine/mod.rs", 512, "the engine", &["new"]),
+    place("engine/mod.rs", 1024, "the engine", &["new"]),
     place(
         "fabric/loopback/hub.rs",
         2048,

@@ -240,8 +240,11 @@ impl Engine {
         let (now, n) = (fx.now(), pairs.sends.len());
         let deadline = now.saturating_add(p.timeout);
         let vacancy = pairs.sends.vacancy().ok_or_else(|| full("sends", n))?;
-        let (step, failed, timer) = (Step::Waiting, None, Default::default());
-        let send = Send { buffer, offset, len, at, step, started: now, deadline, failed, timer };
+        if !pairs.deadlines.has_timer(vacancy.index()) {
+            return Err(crate::room::none(size_of::<Send>(), "a send"));
+        }
+        let (step, started, ungranted, failed) = (Step::Waiting, now, false, None);
+        let send = Send { buffer, offset, len, at, step, started, deadline, ungranted, failed };
         let send = vacancy.fill(send);
         p.sends += 1;
         if let Some(b) = pairs.buffers.get_mut(buffer) {
@@ -262,9 +265,10 @@ impl Engine {
             None => {
                 waiting.push_back(send);
                 let pairs = &mut self.pairs;
-                if let Some(deadline) = pairs.sends.get(send).map(|s| s.deadline) {
-                    pairs.deadlines.add(&mut pairs.sends, send, deadline);
-                    self.next_deadline = self.next_deadline.min(deadline);
+                if let Some(s) = pairs.sends.get_mut(send) {
+                    s.ungranted = true;
+                    pairs.deadlines.set(send, s.deadline);
+                    self.next_deadline = self.next_deadline.min(s.deadline);
                 }
             }
         }

@@ -293,7 +293,8 @@ impl Engine {
     pub(in crate::engine) fn expire_slot_sends(&mut self, fx: &mut impl Fx, now: u64) {
         loop {
             let pairs = &mut self.pairs;
-            let due = pairs.deadlines.pop(&mut pairs.sends, now, |s| s.deadline);
+            let deadline = |s: &super::Send| if s.ungranted { s.deadline } else { u64::MAX };
+            let due = pairs.deadlines.pop(&pairs.sends, now, deadline);
             let Some(index) = due else { return };
             let Some(s) = pairs.sends.get(index) else { continue };
             let seconds = now.saturating_sub(s.started) as f64 / 1e9;

@@ -27,7 +27,7 @@ use foldhash::HashMap;
 use crate::api::Words;
 use crate::engine::Window;
 use crate::engine::channel::ChanId;
-use crate::engine::deadlines::{Deadlines, Timed, Timer};
+use crate::engine::deadlines::Deadlines;
 use crate::engine::slab::Slab;
 use crate::fabric::keys::Place;
 use crate::status::{Code, Status};
@@ -202,14 +202,9 @@ struct Send {
     step: Step,
     started: u64,
     deadline: u64,
+    /// It waits for a grant; only then its deadline counts.
+    ungranted: bool,
     failed: Option<Status>,
-    timer: Timer,
-}
-
-impl Timed for Send {
-    fn timer(&mut self) -> &mut Timer {
-        &mut self.timer
-    }
 }
 
 /// See the module's text.
@@ -218,7 +213,7 @@ pub(in crate::engine) struct Pairs {
     by_token: HashMap<u64, u32>,
     buffers: Slab<Buffer>,
     sends: Slab<Send>,
-    deadlines: Deadlines<Send>,
+    deadlines: Deadlines,
     /// Grants of other ends: the pair and the slot.
     grants: HashMap<(ChanId, u32), (u32, u64)>,
 }

@@ -147,7 +147,6 @@ impl Engine {
     ) {
         let pairs = &mut self.pairs;
         let Some(s) = pairs.sends.remove(index) else { return };
-        pairs.deadlines.remove(&mut pairs.sends, index, s.timer);
         let Some(b) = pairs.buffers.get_mut(s.buffer) else { return };
         b.under_way -= 1;
         let code = result.as_ref().map_or_else(|s| s.code, |()| Code::Ok);
@@ -258,7 +257,10 @@ impl Engine {
         let earlier = |&other: &u32| pairs.sends.get(other).is_none_or(|o| o.started <= started);
         let at = target.waiting.partition_point(earlier);
         target.waiting.insert(at, index);
-        pairs.deadlines.add(&mut pairs.sends, index, deadline);
+        if let Some(s) = pairs.sends.get_mut(index) {
+            s.ungranted = true;
+        }
+        pairs.deadlines.set(index, deadline);
         self.next_deadline = self.next_deadline.min(deadline);
     }
 
@@ -272,8 +274,7 @@ impl Engine {
             };
             let Some(send) = target.waiting.pop_front() else { return };
             if let Some(s) = pairs.sends.get_mut(send) {
-                let timer = std::mem::take(&mut s.timer);
-                pairs.deadlines.remove(&mut pairs.sends, send, timer);
+                s.ungranted = false;
             }
             if p.going.is_some() {
                 p.behind.push_back(send);
