@@ -53,13 +53,6 @@ impl<K: Copy> Keys<K> {
         (key, self.rest.get(n).map_or(u64::MAX, |r| r.0))
     }
 
-    /// Those of the range from an offset on.
-    pub fn after(&self, offset: u64) -> Keys<K> {
-        let n = self.rest.partition_point(|r| r.0 <= offset);
-        let rest = self.rest[n..].iter().map(|&(at, key)| (at - offset, key)).collect();
-        Keys { first: self.at(offset).0, rest }
-    }
-
     /// The same regions with other keys.
     pub fn map<L: Copy>(&self, f: impl Fn(K) -> L) -> Keys<L> {
         Keys { first: f(self.first), rest: self.rest.iter().map(|&(at, k)| (at, f(k))).collect() }
@@ -96,15 +89,25 @@ pub fn pieces<'a>(
     lkeys: &'a Keys<u32>,
     there: &'a Place,
 ) -> impl Iterator<Item = Piece> + Clone + 'a {
+    pieces_at(total, max, (lkeys, 0), (there, 0))
+}
+
+/// The same of a part of memory, which begins at these offsets here and there.
+pub fn pieces_at<'a>(
+    total: u64,
+    max: u64,
+    (lkeys, from): (&'a Keys<u32>, u64),
+    (there, to): (&'a Place, u64),
+) -> impl Iterator<Item = Piece> + Clone + 'a {
     let mut at = 0;
     std::iter::from_fn(move || {
         if at >= total {
             return None;
         }
-        let (lkey, here_to) = lkeys.at(at);
-        let (rkey, there_to) = there.rkeys.at(at);
-        let end = total.min(at.saturating_add(max)).min(here_to).min(there_to);
-        let remote = Remote { addr: there.addr.wrapping_add(at), rkey };
+        let (lkey, here_to) = lkeys.at(from + at);
+        let (rkey, there_to) = there.rkeys.at(to + at);
+        let end = total.min(at.saturating_add(max)).min(here_to - from).min(there_to - to);
+        let remote = Remote { addr: there.addr.wrapping_add(to + at), rkey };
         let piece = Piece { at, len: end - at, lkey, remote };
         at = end;
         Some(piece)
@@ -130,8 +133,6 @@ mod tests {
         assert_eq!(k.at(u64::MAX), (3, u64::MAX));
         assert_eq!(k.iter().collect::<Vec<_>>(), [1, 2, 3]);
         assert_eq!(k.map(|n| n + 1), keys(2, &[(10, 3), (20, 4)]));
-        assert_eq!((k.after(0), k.after(15)), (k.clone(), keys(2, &[(5, 3)])));
-        assert_eq!([k.after(10), k.after(20)], [keys(2, &[(10, 3)]), keys(3, &[])]);
     }
 
     /// Every byte goes once, with the keys that hold there, in pieces that are not too long.
@@ -146,6 +147,19 @@ mod tests {
         for (here, there) in layouts.iter().flat_map(|a| layouts.iter().map(move |b| (a, b))) {
             for (total, max) in [(0, 9), (1, 9), (64, 64), (100, 7), (100, u64::MAX)] {
                 let place = Place { addr: u64::MAX - 20, rkeys: there.clone() };
+                // A part is as if the whole went, without what is before it.
+                for from in [1, 7, 40] {
+                    let whole = pieces_at(total + from, max, (here, 0), (&place, 0));
+                    let part = pieces_at(total, u64::MAX, (here, from), (&place, from));
+                    let ends = |p: Piece| (p.at + p.len, p.lkey, p.remote.rkey);
+                    let borders: Vec<_> =
+                        part.map(|p| ends(Piece { at: p.at + from, ..p })).collect();
+                    let all: Vec<_> = whole.map(ends).collect();
+                    assert!(
+                        max < u64::MAX || borders.iter().all(|b| all.contains(b)),
+                        "{borders:?}"
+                    );
+                }
                 let mut next = 0;
                 for p in pieces(total, max, here, &place) {
                     assert!(p.at == next && p.len > 0 && p.len <= max, "{p:?}");

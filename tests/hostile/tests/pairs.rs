@@ -116,7 +116,8 @@ fn r15_tokens_that_are_guessed() {
 #[test]
 fn r15_grants_that_break_the_rules() {
     let mut victim = Victim::start(Options::default());
-    let attacks: Vec<(&str, fn(u64) -> Vec<Vec<u8>>)> = vec![
+    type Attack = (&'static str, fn(u64) -> Vec<Vec<u8>>);
+    let attacks: Vec<Attack> = vec![
         ("twice", |t| vec![open(t, 1, 1, 0, 8), open(t, 1, 2, 0, 8)]),
         ("numbers", |t| vec![open(t, 1, 1, 0, 8), open(t, 2, 1, 0, 8)]),
         ("range", |t| vec![open(t, 1, 1 << 20, 0, 8)]),

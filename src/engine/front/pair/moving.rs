@@ -5,7 +5,7 @@ use super::{Stage, Step, Target};
 use crate::api::Protocol;
 use crate::engine::channel::ChanId;
 use crate::engine::{Engine, Fx, WR_SLOT, Work, checksum};
-use crate::fabric::keys::{Keys, Place, pieces};
+use crate::fabric::keys::{Keys, pieces_at};
 use crate::fabric::{Access, Mem, Remote};
 use crate::protocol::message::{IMM_SLOT, Message, PairMessage};
 use crate::status::{Code, Status};
@@ -59,10 +59,8 @@ impl Engine {
             c.write(fx, wr, nothing, Remote { addr: 0, rkey: 0 }, imm);
             left = 1;
         }
-        let there =
-            Place { addr: grant.place.addr.wrapping_add(at), rkeys: grant.place.rkeys.after(at) };
-        let lkeys = lkeys.after(s.offset);
-        for piece in pieces(len, c.caps.max_rdma, &lkeys, &there) {
+        let (here, there) = ((&lkeys, s.offset), (&grant.place, at));
+        for piece in pieces_at(len, c.caps.max_rdma, here, there) {
             let last = piece.at + piece.len == len;
             // SAFETY: the buffer's memory is valid until the application lets it go, which ends after the last `Done`
             // or after the channel has ended.
