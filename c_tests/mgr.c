@@ -87,7 +87,7 @@ void pair_end(pair *p) {
 static void *driver(void *arg) {
   slot *s = arg;
   while (!atomic_load(&s->stop)) {
-    rdma_code_t rc = rdma_mgr_wait(s->mgr, 5);
+    rdma_code_t rc = rdma_mgr_wait(s->mgr, 20);
     if (rc != RDMA_OK && rc != RDMA_DEADLINE_EXCEEDED) CHECK_OK(rc);
   }
   return NULL;

@@ -122,7 +122,7 @@ impl Post {
         let begun = self.s.call(node, |e, fx| match claim {
             // As the manager does, or without its first try.
             None => {
-                let tries = number % 2 == 0;
+                let tries = number.is_multiple_of(2);
                 let tried = tries
                     .then(|| e.message_post(fx, &wanted, &memory, None, OnMessage::Asked))
                     .flatten();
@@ -336,7 +336,7 @@ fn ends_of(setup: Setup, odd: bool, posted: bool, mode: Mode) -> Vec<(Code, Enve
                 p.run();
             };
             let recv = |p: &mut Post| {
-                if (p.numbers % 2 == 0) != odd {
+                if p.numbers.is_multiple_of(2) != odd {
                     p.number();
                 }
                 p.recv(R, wanted, room);
