@@ -339,6 +339,7 @@ impl Channel {
     }
 
     /// Sends TENSOR_CONTENT; without metadata: the request said it.
+    #[inline(always)]
     pub fn send_content(
         &mut self,
         fx: &mut impl Fx,

@@ -60,7 +60,7 @@ impl Ends {
     }
 
     /// One more has ended.
-    #[inline]
+    #[inline(always)]
     fn put(&mut self, index: usize, end: &MessageEnd) {
         let at = self.count;
         self.count += 1;

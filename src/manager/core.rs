@@ -188,7 +188,7 @@ impl Core {
     }
 
     /// Handles what an adapter reported; how much it was.
-    #[inline(never)]
+    #[inline(always)]
     pub(super) fn take_events(&mut self, kind: ProviderKind) -> u32 {
         self.world.tick();
         let mut at = 0;

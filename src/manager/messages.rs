@@ -78,6 +78,7 @@ impl Manager {
     /// # Safety
     /// The memory stays valid and unchanged until the operation has ended.
     #[allow(clippy::too_many_arguments, reason = "the facts of one message")]
+    #[inline(always)]
     pub unsafe fn message_isend(
         &self,
         to: Party,
@@ -111,6 +112,7 @@ impl Manager {
     ///
     /// # Safety
     /// The memory stays valid until the operation has ended.
+    #[inline(always)]
     pub unsafe fn message_irecv(
         &self,
         wanted: Wanted,

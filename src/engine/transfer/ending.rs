@@ -35,7 +35,7 @@ impl Engine {
 
     /// The same of one that ends well, with its content in its place; as a rule by metadata that was known before, and then
     /// all that is left of it goes from where it lies to its callback.
-    #[inline(never)]
+    #[inline(always)]
     pub(in crate::engine) fn finish_well(&mut self, fx: &mut impl Fx, index: u32) {
         let now = fx.now();
         let usual = |r: &&mut Request| {

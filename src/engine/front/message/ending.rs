@@ -133,6 +133,7 @@ impl Engine {
     }
 
     /// How an operation ended, if it has; it is forgotten then.
+    #[inline(always)]
     pub fn message_take_end(&mut self, id: u64) -> Result<Option<MessageEnd>, Status> {
         let ops = &mut self.messages.ops;
         let Some((index, op)) = ops.occupant_mut(id as u32).filter(|(_, op)| op.is(id)) else {

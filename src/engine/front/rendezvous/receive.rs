@@ -22,6 +22,7 @@ struct Known {
 
 impl Engine {
     /// Begins a receive; its public id.
+    #[inline(always)]
     pub fn recv(
         &mut self,
         fx: &mut impl Fx,

@@ -11,6 +11,7 @@ use crate::status::{Code, Reason, Status};
 
 impl Engine {
     /// Offers a tensor under a key: to whoever waits for it, or to the table.
+    #[inline(always)]
     pub fn post_send(
         &mut self,
         fx: &mut impl Fx,
@@ -183,7 +184,7 @@ impl Engine {
     }
 
     /// The content has left in a message.
-    #[inline]
+    #[inline(always)]
     pub(super) fn sent_at_once(
         &mut self,
         fx: &mut impl Fx,

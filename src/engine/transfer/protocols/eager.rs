@@ -16,7 +16,7 @@ use crate::status::{Code, Reason, Status};
 impl Engine {
     /// Sends a tensor of this metadata to who asked for it, if `content` is here, whole, and may go out now. Nothing is
     /// kept of it then. `same`: the receiver has the metadata.
-    #[inline]
+    #[inline(always)]
     pub(in crate::engine) fn eager_at_once(
         &mut self,
         fx: &mut impl Fx,
