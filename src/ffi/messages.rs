@@ -203,7 +203,7 @@ pub unsafe extern "C" fn rdma_msg_isend(
             let asked = matches!(done, OnMessage::Asked);
             let envelope = Envelope { comm, tag };
             let request =
-                match mgr.message_isend(to, envelope, memory, mode, timeout, done, thread)? {
+                match mgr.message_isend_on(thread, to, envelope, memory, mode, timeout, done)? {
                     Sending::Done => 0,
                     Sending::Begun(request) => request,
                 };
@@ -271,7 +271,8 @@ pub unsafe extern "C" fn rdma_msg_irecv(
             let (from, memory) = (party("source", source)?, memory(buf, len, options.device)?);
             let timeout = timeout("options.timeout_ms", options.timeout_ms)?;
             let wanted = Wanted { from, comm, tag, mask };
-            let received = mgr.message_irecv(wanted, memory, timeout, on_end(&options), thread)?;
+            let received =
+                mgr.message_irecv_on(thread, wanted, memory, timeout, on_end(&options))?;
             tell_received(&mgr, received, &options, out, out_request);
         }
         Ok(())

@@ -77,8 +77,6 @@ impl Manager {
     ///
     /// # Safety
     /// The memory stays valid and unchanged until the operation has ended.
-    #[allow(clippy::too_many_arguments, reason = "the facts of one message")]
-    #[inline(always)]
     pub unsafe fn message_isend(
         &self,
         to: Party,
@@ -87,7 +85,27 @@ impl Manager {
         mode: Mode,
         timeout: Timeout,
         done: OnMessage,
+    ) -> Result<Sending, Status> {
+        let thread = Thread::this();
+        // SAFETY: the caller's promise.
+        unsafe { self.message_isend_on(thread, to, envelope, memory, mode, timeout, done) }
+    }
+
+    /// The same on this thread.
+    ///
+    /// # Safety
+    /// As for `message_isend`.
+    #[allow(clippy::too_many_arguments, reason = "the facts of one message")]
+    #[inline(always)]
+    pub(crate) unsafe fn message_isend_on(
+        &self,
         thread: Thread,
+        to: Party,
+        envelope: Envelope,
+        memory: Memory,
+        mode: Mode,
+        timeout: Timeout,
+        done: OnMessage,
     ) -> Result<Sending, Status> {
         let mut copied = Copied::new();
         let content = match memory.device {
@@ -112,14 +130,29 @@ impl Manager {
     ///
     /// # Safety
     /// The memory stays valid until the operation has ended.
-    #[inline(always)]
     pub unsafe fn message_irecv(
         &self,
         wanted: Wanted,
         memory: Memory,
         timeout: Timeout,
         done: OnMessage,
+    ) -> Result<Received, Status> {
+        // SAFETY: the caller's promise.
+        unsafe { self.message_irecv_on(Thread::this(), wanted, memory, timeout, done) }
+    }
+
+    /// The same on this thread.
+    ///
+    /// # Safety
+    /// As for `message_irecv`.
+    #[inline(always)]
+    pub(crate) unsafe fn message_irecv_on(
+        &self,
         thread: Thread,
+        wanted: Wanted,
+        memory: Memory,
+        timeout: Timeout,
+        done: OnMessage,
     ) -> Result<Received, Status> {
         let timeout = timeout.nanos();
         if memory.device == 0 {
@@ -223,17 +256,8 @@ impl Manager {
     ) -> Result<(), Status> {
         self.refuse_inside("rdma_msg_send")?;
         // SAFETY: the caller's promise; this waits for the end.
-        let sending = unsafe {
-            self.message_isend(
-                to,
-                envelope,
-                memory,
-                mode,
-                timeout,
-                OnMessage::Asked,
-                Thread::this(),
-            )
-        }?;
+        let sending =
+            unsafe { self.message_isend(to, envelope, memory, mode, timeout, OnMessage::Asked) }?;
         match sending {
             Sending::Done => Ok(()),
             Sending::Begun(id) => self.message_await(id)?.result,
@@ -252,9 +276,7 @@ impl Manager {
     ) -> Result<MessageEnd, Status> {
         self.refuse_inside("rdma_msg_recv")?;
         // SAFETY: the caller's promise; this waits for the end.
-        let received = unsafe {
-            self.message_irecv(wanted, memory, timeout, OnMessage::Asked, Thread::this())
-        };
+        let received = unsafe { self.message_irecv(wanted, memory, timeout, OnMessage::Asked) };
         match received? {
             Received::Done(end) => Ok(end),
             Received::Begun(id) => self.message_await(id),
@@ -280,7 +302,7 @@ impl Manager {
 
     /// Takes the ends of operations that have ended, whose numbers become 0, which is none; how many. Drives progress
     /// once.
-    pub fn message_test(
+    pub(crate) fn message_test(
         &self,
         ids: &mut [u64],
         how: Collect,
