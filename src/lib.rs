@@ -25,5 +25,5 @@ mod room;
 pub mod shown;
 pub mod status;
 pub mod store;
-pub mod thread;
+mod thread;
 pub mod wire;

@@ -42,7 +42,6 @@ use rdma_transport::engine::front::message::{
 use rdma_transport::engine::front::pair::{PairState, Slot, Way};
 use rdma_transport::manager::Timeout;
 use rdma_transport::status::{Code, Status};
-use rdma_transport::thread::Thread;
 
 fn say(line: std::fmt::Arguments<'_>) {
     let mut out = std::io::stdout().lock();
@@ -147,8 +146,7 @@ fn command(me: &Honest, words: &[&str], slow: &mut Option<Slow>) -> Result<Strin
             let (envelope, done) = (Envelope { comm: 1, tag }, OnMessage::Plain(told, [op, 0]));
             // SAFETY: the content stays until the process ends.
             let sending = unsafe {
-                let (mode, timeout, thread) = (Mode::Standard, Timeout::Never, Thread::this());
-                me.manager.message_isend(to, envelope, memory, mode, timeout, done, thread)
+                me.manager.message_isend(to, envelope, memory, Mode::Standard, Timeout::Never, done)
             }?;
             if sending == Sending::Done {
                 say(format_args!("sent {op} 0"));
