@@ -397,6 +397,11 @@
 #define RDMA_STORE_ABSENT 2
 
 /**
+ * Most ranks of a mesh.
+ */
+#define RDMA_MESH_MAX_RANKS 65536
+
+/**
  * Most bytes of the address of a pair.
  */
 #define RDMA_PAIR_ADDRESS_MAX 4096
@@ -435,6 +440,11 @@
  * rdma_buffer_fn: the pair has ended, nothing arrives any more.
  */
 #define RDMA_BUFFER_BROKEN 2
+
+/**
+ * A mesh: which peer of a manager is which rank. Opaque.
+ */
+struct rdma_mesh;
 
 /**
  * A manager: one local worker identity, which owns everything else. Opaque.
@@ -1294,6 +1304,40 @@ typedef void (*rdma_buffer_fn)(rdma_buffer_t buffer,
                                rdma_code_t code,
                                const char *message,
                                void *userdata);
+
+/**
+ * Options of a mesh. Prepare it with rdma_mesh_options_init, or set struct_size and the rest to zero.
+ */
+struct rdma_mesh_options {
+  /**
+   * sizeof(rdma_mesh_options_t) as the application was compiled.
+   */
+  size_t struct_size;
+  /**
+   * Time until all ranks have met, in milliseconds; RDMA_STORE_DEFAULT: as long as the store was set up
+   * for; RDMA_STORE_FOREVER.
+   */
+  int64_t timeout_ms;
+  /**
+   * How long what a rank publishes outlives the call, in milliseconds, in a store that has leases;
+   * 0: 60000.
+   */
+  int64_t keep_ms;
+  /**
+   * Not 0: connect to all ranks now, and not on first use.
+   */
+  uint8_t full;
+};
+
+/**
+ * Options of a mesh.
+ */
+typedef struct rdma_mesh_options rdma_mesh_options_t;
+
+/**
+ * A mesh: which peer of a manager is which rank. Opaque.
+ */
+typedef struct rdma_mesh rdma_mesh_t;
 
 /**
  * The parts of TensorFlow's key `src_device;src_incarnation;dst_device;edge_name;frame:iter`.
@@ -2647,6 +2691,79 @@ rdma_code_t rdma_buffer_test(rdma_mgr_t *mgr,
  */
 rdma_code_t rdma_buffer_destroy(rdma_mgr_t *mgr,
                                 rdma_buffer_t buffer);
+
+/**
+ * Fills in the defaults. `struct_size` is sizeof(rdma_mesh_options_t). Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `options` NULL, wrong size; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_mesh_options_init(rdma_mesh_options_t *options, size_t struct_size);
+
+/**
+ * Meets the managers of all ranks, 0 to size - 1, of which this one is `rank`, through a store in which
+ * each publishes its address. Give each job, or each mesh of a job, a prefix of its own. Every rank calls
+ * it, in any order; it returns when all have. What earlier jobs have left under the same prefix, well or
+ * killed, is not taken for this one's. Called again with the same manager, within options.keep_ms, it meets
+ * the same ranks at once.
+ *
+ * The managers' names have to differ; a manager that does not listen yet begins to, on loopback:
+ * rdma_mgr_listen first where ranks are on several hosts. The ranks become peers of `mgr`, as by
+ * rdma_mgr_import_address, and connect on first use, or now with options.full: then managers that the
+ * application drives have to be driven until all ranks have returned. The mesh itself is a table: it needs
+ * neither the store nor the manager any more, and is ended by rdma_mesh_destroy.
+ *
+ * Threads: any; with options.full it drives progress, so not inside a callback. `options` NULL: defaults.
+ *
+ * Returns RDMA_OK; RDMA_DEADLINE_EXCEEDED: ranks did not come, or were not connected, in time, and
+ * rdma_last_error names them; RDMA_INVALID_ARGUMENT: `mgr`, `store` or `out` NULL, `rank` not below `size`,
+ * size not 1 to RDMA_MESH_MAX_RANKS, wrong struct_size or option; ranks that say another size, or have the
+ * same name; RDMA_ABORTED: another manager came as the same rank; RDMA_DATA_LOSS: a value in the store is no
+ * rank's; RDMA_FAILED_PRECONDITION: inside a callback, `mgr` or `store` destroyed or in a forked child;
+ * RDMA_CANCELLED: `mgr` or `store` was destroyed meanwhile; RDMA_RESOURCE_EXHAUSTED: too many peers; as
+ * rdma_store_set and rdma_mgr_export_address; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_mesh_connect(rdma_mgr_t *mgr,
+                              const rdma_store_t *store,
+                              uint32_t rank,
+                              uint32_t size,
+                              const rdma_mesh_options_t *options,
+                              rdma_mesh_t **out);
+
+/**
+ * Gives the peer that is `rank`, for rdma_msg_isend and the like; rdma_peer_name gives its name. It is the
+ * same for as long as the manager knows the peer. One's own rank gives a number, too.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mesh` or `out_peer` NULL, no such rank; RDMA_FAILED_PRECONDITION:
+ * `mesh` destroyed or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_mesh_peer(const rdma_mesh_t *mesh,
+                           uint32_t rank,
+                           rdma_peer_t *out_peer);
+
+/**
+ * Gives the rank that a peer is: of the sender of a message, for instance.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mesh` or `out_rank` NULL, `peer` 0 or no number of a peer;
+ * RDMA_NOT_FOUND: it is no rank; RDMA_FAILED_PRECONDITION: `mesh` destroyed or in a forked child;
+ * RDMA_INTERNAL.
+ */
+rdma_code_t rdma_mesh_rank(const rdma_mesh_t *mesh,
+                           rdma_peer_t peer,
+                           uint32_t *out_rank);
+
+/**
+ * Ends a mesh. Its peers stay known to the manager, and connected.
+ *
+ * Threads: any, but not inside a callback. `mesh` NULL is an error.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mesh` NULL or no handle; RDMA_FAILED_PRECONDITION: inside a
+ * callback, destroyed already, or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_mesh_destroy(rdma_mesh_t *mesh);
 
 /**
  * Takes a key of TensorFlow apart: `src_device;src_incarnation;dst_device;edge_name;frame:iter`,

@@ -17,6 +17,7 @@ pub mod local_fd;
 pub mod log;
 pub mod manager;
 pub mod memory;
+pub mod mesh;
 pub mod name;
 pub mod observe;
 pub mod os;

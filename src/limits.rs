@@ -92,6 +92,9 @@ pub const STORE_STRANGERS: usize = 256;
 /// Bytes of messages to and from the clients of a TCP store, that are not yet complete or not yet sent.
 pub const STORE_UNDER_WAY: usize = 256 << 20;
 
+/// Ranks of a mesh.
+pub const MESH_RANKS: usize = 65_536;
+
 /// How much of something there may be.
 #[derive(Clone, Copy, Debug)]
 pub enum Bound {
@@ -316,6 +319,7 @@ pub const LIMITS: &[Limit] = &[
         Bytes(STORE_UNDER_WAY),
         "the connection that would exceed them is closed",
     ),
+    limit("ranks of a mesh", Follows, Number(MESH_RANKS), "`INVALID_ARGUMENT` for the call"),
     limit("key; name", Bytes(MAX_KEY_LEN), Words("name: 255 bytes"), "the message is refused"),
     limit("dimensions", Number(MAX_DIMS), Follows, "the message is refused"),
 ];

@@ -20,6 +20,7 @@ const SOURCES: &[&str] = &[
     "store",
     "store_calls",
     "pairs",
+    "mesh",
     "keys",
     "source",
     "observe",

@@ -175,6 +175,7 @@ versioned! {
     rdma_parsed_key, "rdma_parsed_key_t", 80;
     rdma_store_options, "rdma_store_options_t", 40;
     rdma_store_ops, "rdma_store_ops_t", 64;
+    rdma_mesh_options, "rdma_mesh_options_t", 32;
 }
 
 // SAFETY: repr(C), begins with a usize, and consists of integers and pointers.

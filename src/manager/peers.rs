@@ -118,6 +118,46 @@ impl Manager {
         }
     }
 
+    /// Waits until each of these peers is connected; dials the first `dial` of them, and leaves it to the others to dial.
+    /// `None`: for as long as it takes.
+    pub fn connect_all(
+        &self,
+        peers: &[String],
+        dial: usize,
+        timeout: Option<Duration>,
+    ) -> Result<(), Status> {
+        self.refuse_inside("rdma_mesh_connect")?;
+        peers.iter().take(dial).try_for_each(|peer| self.connect(peer, None))?;
+        let missing = || {
+            let core = self.core.lock();
+            let is_missing = |peer: &&String| {
+                let index = core.peer(peer).ok();
+                index.and_then(|i| core.engine.peer(i)).is_none_or(|p| p.channels.is_empty())
+            };
+            peers.iter().filter(is_missing).cloned().collect::<Vec<_>>()
+        };
+        let waiter = Arc::new(Waiter::default());
+        if self.block(&waiter, timeout, || missing().is_empty()) {
+            return Ok(());
+        }
+        self.refuse_closing()?;
+        let missing = missing();
+        let why = |peer: &String| {
+            let core = self.core.lock();
+            let known = core.peer(peer).ok().and_then(|i| core.engine.peer(i));
+            let tries = known.map(|p| p.tries.text()).filter(|text| !text.is_empty());
+            format!("'{peer}': {}", tries.unwrap_or_else(|| "no answer".to_owned()))
+        };
+        let text = format!(
+            "{} of {} peers not connected after {}: {}",
+            missing.len(),
+            peers.len(),
+            seconds(timeout.unwrap_or_default()),
+            crate::store::named(missing.iter().map(why))
+        );
+        Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
+    }
+
     /// Ends the connections to a peer. Requests to it fail; a later one connects again.
     pub fn disconnect(&self, peer: &str) -> Result<(), Status> {
         self.call(|core| {

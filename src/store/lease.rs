@@ -80,8 +80,13 @@ impl Shared {
 }
 
 impl Lease {
-    /// Begins one, which a thread renews.
-    pub fn begin(kind: Arc<dyn Kind>, ttl: Duration, until: Until<'_>) -> Result<Lease, Status> {
+    /// Begins one; `thread`: that is renewed and released by itself.
+    pub fn begin(
+        kind: Arc<dyn Kind>,
+        ttl: Duration,
+        thread: bool,
+        until: Until<'_>,
+    ) -> Result<Lease, Status> {
         if ttl < MIN_TTL || ttl > MAX_TTL {
             let text = format!(
                 "a lease of {} ms, allowed are {} to {}",
@@ -97,9 +102,11 @@ impl Lease {
         let renewed = Mutex::new(Some(begun));
         let shared = Arc::new(Shared { kind, id, ttl, renewed, stop: Stop::new()? });
         let lease = Lease { shared: shared.clone(), thread: Mutex::new(None) };
-        let thread = crate::os::spawn("rdma-lease", move || shared.renew_until_stopped())
-            .map_err(|e| Status::os("starting the thread of a lease", &e))?;
-        *lease.thread.lock() = Some(thread);
+        if thread {
+            let thread = crate::os::spawn("rdma-lease", move || shared.renew_until_stopped())
+                .map_err(|e| Status::os("starting the thread of a lease", &e))?;
+            *lease.thread.lock() = Some(thread);
+        }
         Ok(lease)
     }
 
@@ -111,6 +118,11 @@ impl Lease {
 }
 
 impl Lease {
+    /// Renews one that no thread renews.
+    pub fn renew(&self, until: Until<'_>) -> Result<(), Status> {
+        self.shared.renew(until)
+    }
+
     /// Renews it no more; false: nobody did.
     pub(super) fn let_go(&self) -> bool {
         let Some(thread) = self.thread.lock().take() else { return false };

@@ -112,10 +112,18 @@ pub enum Patience {
     Default,
     /// One look.
     Now,
+    /// One look, for which a network has so long.
+    Look(Duration),
     /// So long.
     For(Duration),
     /// Without a deadline.
     Forever,
+}
+
+impl Patience {
+    fn is_one_look(self) -> bool {
+        matches!(self, Patience::Now | Patience::Look(_))
+    }
 }
 
 /// A view of a store: see the module's text.
@@ -169,8 +177,32 @@ impl Store {
     /// A view whose writes last as long as it is renewed, which a thread does until the view ends.
     pub fn leased(&self, ttl: Duration) -> Result<Store, Status> {
         let until = self.until(Patience::Default);
-        let lease = Lease::begin(self.kind.clone(), ttl, until)?;
+        let lease = Lease::begin(self.kind.clone(), ttl, true, until)?;
         Ok(Store { lease: Some(Arc::new(lease)), ..self.view()? })
+    }
+
+    /// A view whose writes last for `ttl` after the last [`Store::renew`], and which ends with this one. Where this one is
+    /// leased it has that lease; where the kind has no leases they last.
+    pub(crate) fn lent(&self, ttl: Duration, patience: Patience) -> Result<Store, Status> {
+        let lease = match &self.lease {
+            Some(lease) => Some(lease.clone()),
+            None => {
+                let until = self.until(patience);
+                match Lease::begin(self.kind.clone(), ttl, false, until) {
+                    Ok(lease) => Some(Arc::new(lease)),
+                    Err(status) if status.code == Code::Unimplemented => None,
+                    Err(status) => return Err(status),
+                }
+            }
+        };
+        let (kind, prefix) = (self.kind.clone(), self.prefix.clone());
+        Ok(Store { kind, prefix, lease, stop: self.stop.clone(), timeout: self.timeout })
+    }
+
+    /// Renews the lease of a view that [`Store::lent`] made.
+    pub(crate) fn renew(&self, patience: Patience) -> Result<(), Status> {
+        let until = self.until(patience);
+        self.lease.as_ref().map_or(Ok(()), |lease| lease.renew(until))
     }
 
     /// Leaves this view's lease to its time, as the end of the process does: for tests.
@@ -190,7 +222,7 @@ impl Store {
     pub fn until(&self, patience: Patience) -> Until<'_> {
         let time = match patience {
             Patience::Default | Patience::Now => Some(self.timeout),
-            Patience::For(time) => Some(time),
+            Patience::For(time) | Patience::Look(time) => Some(time),
             Patience::Forever => None,
         };
         Until::after(time, &self.stop)
@@ -286,7 +318,7 @@ impl Store {
             if values.len() > before {
                 continue;
             }
-            if patience == Patience::Now {
+            if patience.is_one_look() {
                 return Err(self.absent(Code::NotFound, keys, &[at], begun));
             }
             let missing = self
@@ -321,9 +353,9 @@ impl Store {
         let whole: Vec<&[u8]> = whole.iter().map(|key| &**key).collect();
         self.stop.check()?;
         let until = self.until(patience);
-        let missing = match patience {
-            Patience::Now => self.kind.missing(&whole, until),
-            _ => self.kind.wait(&whole, until),
+        let missing = match patience.is_one_look() {
+            true => self.kind.missing(&whole, until),
+            false => self.kind.wait(&whole, until),
         };
         missing.map_err(|status| self.about_all(keys, status))
     }

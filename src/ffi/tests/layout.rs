@@ -49,6 +49,7 @@ fn structs_have_the_layout_of_the_first_version() {
         compare_set 48, remove 56);
     offsets!(rdma_pair_info_t, 48: struct_size 0, rank 8, peer 16, state 24, code 28, buffers 32,
         sends 40);
+    offsets!(rdma_mesh_options_t, 32: struct_size 0, timeout_ms 8, keep_ms 16, full 24);
     offsets!(rdma_parsed_key_t, 80: struct_size 0, src_device 8, src_device_len 16, dst_device 24,
         dst_device_len 32, edge_name 40, edge_name_len 48, src_incarnation 56, frame 64, iter 72);
 }
@@ -58,6 +59,7 @@ fn bounds_of_stores_are_those_of_the_code() {
     assert_eq!(RDMA_STORE_MAX_KEY_LEN as usize, crate::limits::STORE_KEY);
     assert_eq!(RDMA_STORE_MAX_VALUE_LEN as usize, crate::limits::STORE_VALUE);
     assert_eq!(RDMA_STORE_MAX_KEYS as usize, crate::limits::STORE_CALL);
+    assert_eq!(RDMA_MESH_MAX_RANKS as usize, crate::limits::MESH_RANKS);
 }
 
 #[test]

@@ -256,10 +256,10 @@ pub fn fuzz_store(bytes: &[u8]) {
     let (store, Ok(stop)) = (Memory::new(), crate::store::stop::Stop::new()) else { return };
     let until = Until::after(Some(Duration::ZERO), &stop);
     let Some((&mode, rest)) = bytes.split_first() else { return };
-    match mode % 4 {
+    match mode % 5 {
         0 => {
             let mut session = Session::new();
-            for piece in rest.chunks(usize::from(mode / 4) + 1) {
+            for piece in rest.chunks(usize::from(mode / 5) + 1) {
                 if session.receive(piece).and_then(|()| session.step(&store, None, until)).is_err()
                 {
                     break;
@@ -282,7 +282,7 @@ pub fn fuzz_store(bytes: &[u8]) {
             }
         }
         2 => {
-            let asked = usize::from(mode / 4);
+            let asked = usize::from(mode / 5);
             if let Ok(reply) = Reply::decode(rest, asked) {
                 let mut again = Vec::new();
                 let at = reply.encode(&mut again).unwrap_or_default();
@@ -293,6 +293,7 @@ pub fn fuzz_store(bytes: &[u8]) {
                 }));
             }
         }
-        _ => crate::store::file::fuzz_file(rest),
+        3 => crate::store::file::fuzz_file(rest),
+        _ => crate::mesh::fuzz_value(rest),
     }
 }

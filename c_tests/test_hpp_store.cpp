@@ -1,0 +1,101 @@
+/* The C++ layer of stores and meshes. */
+#include <rdma_transport_msg.hpp>
+#include <rdma_transport_store.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+
+#define CHECK(cond) ((cond) ? void() : fail(#cond, __LINE__))
+static void fail(const char *what, int line) {
+  std::fprintf(stderr, "    FAILED at test_hpp_store.cpp:%d: %s\n", line, what);
+  std::_Exit(1);
+}
+static void check(const rdma::Status &s, int line) {
+  if (!s.ok()) fail(s.to_string().c_str(), line);
+}
+#define OK(expr) check((expr), __LINE__)
+#define GET(expr) get((expr), __LINE__)
+template <class T>
+static T get(rdma::Result<T> r, int line) {
+  check(r.status(), line);
+  return *std::move(r);
+}
+
+using rdma::Store;
+
+static void values(const Store &one, const Store &other) {
+  OK(one.set("k", "value"));
+  CHECK(GET(other.get("k")) == "value");
+  const std::string large(100000, 'l');
+  OK(one.multi_set({"a", "b", "c"}, {large, "", large + "x"}));
+  CHECK((GET(other.multi_get({"a", "b", "c"})) == std::vector<std::string>{large, "", large + "x"}));
+  CHECK(GET(other.get("a")) == large);
+  CHECK(one.multi_set({"a"}, {}).code() == RDMA_INVALID_ARGUMENT);
+  OK(other.wait({"a", "b"}));
+  CHECK(other.wait({"a", "none"}, 10).code() == RDMA_DEADLINE_EXCEEDED);
+  CHECK(other.get("none", RDMA_STORE_NOW).status().code() == RDMA_NOT_FOUND);
+  CHECK(GET(one.check({"a", "b"})) && !GET(one.check({"a", "none"})));
+  CHECK(GET(one.add("n", 5)) == 5 && GET(other.add("n", -7)) == -2);
+  const std::string expected = "value";
+  CHECK(GET(one.compare_set("new", nullptr, large)).set());
+  rdma::Compared c = GET(one.compare_set("new", &expected, ""));
+  CHECK(!c.set() && c.result == RDMA_STORE_DIFFERS && c.there == large);
+  CHECK(GET(one.compare_set("none", &expected, "")).result == RDMA_STORE_ABSENT);
+  CHECK(GET(one.remove("k")) && !GET(one.remove("k")));
+}
+
+static void views() {
+  Store all = GET(Store::memory());
+  Store job = GET(all.prefix("job"));
+  {
+    Store leased = GET(job.lease(60000));
+    OK(leased.set("k", "v"));
+    CHECK(GET(all.get("job/k")) == "v");
+  }
+  CHECK(!GET(all.check({"job/k"})));
+  OK(all.close());
+  CHECK(all.set("k", "v").code() == RDMA_INVALID_ARGUMENT);
+  OK(job.set("k", "v"));
+  Store none;
+  CHECK(none.get("k").status().code() == RDMA_INVALID_ARGUMENT);
+  CHECK(Store::file("/nonexistent/a/b").status().code() == RDMA_NOT_FOUND);
+  CHECK(Store::redis("nowhere").status().code() == RDMA_INVALID_ARGUMENT);
+}
+
+static void ranks(const std::string &provider) {
+  std::string bound;
+  rdma::StoreOptions secret;
+  secret.secret = "sesame";
+  Store served = GET(Store::serve("127.0.0.1:0", &bound, secret));
+  std::thread other([&] {
+    rdma::Manager mgr = GET(rdma::Manager::create(rdma::Options().name("one").provider(provider)));
+    rdma::Mesh mesh = GET(rdma::Mesh::connect(mgr, GET(Store::tcp(bound, secret)), 1, 2));
+    rdma::Messages messages(mgr);
+    int n = 0;
+    OK(messages.recv(GET(mesh.peer(0)), 1, 1, RDMA_MSG_TAG_MASK, &n, sizeof n).status);
+    CHECK(n == 7 && GET(mesh.rank(GET(mesh.peer(0)))) == 0);
+  });
+  rdma::Manager mgr = GET(rdma::Manager::create(rdma::Options().name("zero").provider(provider)));
+  rdma::MeshOptions full;
+  full.full = true;
+  rdma::Mesh mesh = GET(rdma::Mesh::connect(mgr, served, 0, 2, full));
+  rdma::Messages messages(mgr);
+  const int n = 7;
+  OK(messages.send(GET(mesh.peer(1)), 1, 1, &n, sizeof n));
+  CHECK(mesh.peer(2).status().code() == RDMA_INVALID_ARGUMENT);
+  CHECK(rdma::Mesh().peer(0).status().code() == RDMA_INVALID_ARGUMENT);
+  other.join();
+}
+
+int main(int argc, char **argv) {
+  const std::string provider = argc > 2 ? argv[2] : "loopback";
+  Store memory = GET(Store::memory());
+  values(memory, memory);
+  std::string bound;
+  Store served = GET(Store::serve("127.0.0.1:0", &bound));
+  values(served, GET(Store::tcp(bound)));
+  views();
+  ranks(provider);
+  std::printf("cases: 4 passed, 0 failed, 0 skipped\n");
+  return 0;
+}
