@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// Peers that should dial by themselves are left so long to do it.
+const DIALLED: Duration = Duration::from_secs(1);
+
 impl Manager {
     /// Listens on `host:port`; the address bound, with the port chosen.
     pub fn listen(&self, address: &str) -> Result<String, Status> {
@@ -118,8 +121,8 @@ impl Manager {
         }
     }
 
-    /// Waits until each of these peers is connected; dials the first `dial` of them, and leaves it to the others to dial.
-    /// `None`: for as long as it takes.
+    /// Waits until each of these peers is connected; dials the first `dial` of them, and leaves it to the others to dial,
+    /// for a second. `None`: for as long as it takes.
     pub fn connect_all(
         &self,
         peers: &[String],
@@ -137,7 +140,13 @@ impl Manager {
             peers.iter().filter(is_missing).cloned().collect::<Vec<_>>()
         };
         let waiter = Arc::new(Waiter::default());
-        if self.block(&waiter, timeout, || missing().is_empty()) {
+        let first = timeout.unwrap_or(DIALLED).min(DIALLED);
+        if self.block(&waiter, Some(first), || missing().is_empty()) {
+            return Ok(());
+        }
+        missing().iter().try_for_each(|peer| self.connect(peer, None))?;
+        let rest = timeout.map(|timeout| timeout - first);
+        if self.block(&waiter, rest, || missing().is_empty()) {
             return Ok(());
         }
         self.refuse_closing()?;
