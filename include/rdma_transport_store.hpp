@@ -105,8 +105,8 @@ class Store {
     std::vector<rdma_bytes_t> k = bytes(keys);
     std::vector<std::string> values(keys.size(), std::string(256, '\0'));
     for (;;) {
-      std::vector<rdma_buffer_t> buffers;
-      for (std::string &value : values) buffers.push_back(rdma_buffer_t{&value[0], value.size(), 0});
+      std::vector<rdma_bytes_out_t> buffers;
+      for (std::string &value : values) buffers.push_back(rdma_bytes_out_t{&value[0], value.size(), 0});
       rdma_code_t rc = rdma_store_multi_get(c(), k.data(), buffers.data(), k.size(), timeout_ms);
       if (rc != RDMA_OK && rc != RDMA_OUT_OF_RANGE) return Status::of(rc);
       for (std::size_t i = 0; i < values.size(); i++)
