@@ -7,5 +7,8 @@ gloo: local
 	cmake -S integrations/gloo -B $(BUILD)/gloo -DCMAKE_PREFIX_PATH="$(abspath $(LOCAL))"
 	cmake --build $(BUILD)/gloo -j $(JOBS)
 
+# The Soft-RoCE machine runs it, too.
+test: gloo
+
 test-gloo: gloo
 	@scripts/stage-gloo
