@@ -2,5 +2,5 @@
 STAGES += softroce
 
 .PHONY: softroce
-softroce: local
+softroce: gloo
 	@scripts/stage-softroce
