@@ -24,9 +24,12 @@
  * Threads. Every function may be called from any thread at any time, if it does not say otherwise.
  * Callbacks run with no lock held on the thread that drives progress: the library's own, or the
  * caller of rdma_mgr_progress, rdma_mgr_wait, rdma_mgr_connect, rdma_recv, rdma_msg_send,
- * rdma_msg_recv, rdma_msg_probe, rdma_msg_test, rdma_msg_wait or rdma_mgr_destroy; some also inside the
- * call that set them up, as they say. They may call every function; those that drive progress (the
- * same, rdma_mgr_connect with a timeout) return RDMA_FAILED_PRECONDITION there. What callbacks are given is borrowed for
+ * rdma_msg_recv, rdma_msg_probe, rdma_msg_test, rdma_msg_wait, rdma_pair_connect, rdma_pair_close,
+ * rdma_buffer_wait_send, rdma_buffer_wait_recv, rdma_buffer_test, rdma_buffer_destroy or
+ * rdma_mgr_destroy; some also inside the call that set them up, as they say. They may call every
+ * function; those that wait (the same, rdma_mgr_connect and rdma_pair_connect with a timeout; but not
+ * rdma_pair_close, rdma_buffer_test and rdma_buffer_destroy) return RDMA_FAILED_PRECONDITION there.
+ * What callbacks are given is borrowed for
  * the call. They must return: no exception and no longjmp may leave them. `userdata` is handed back
  * as it was given, perhaps on another thread.
  *
