@@ -336,6 +336,94 @@ static void dropped_early() {
   CHECK(p.b.recv(p.to_a, COMM, 2, EXACT, big.to.data(), big.to.size()).ok() && big.arrived());
 }
 
+/* Pieces on either side, a header, parts. */
+static void layouts() {
+  Pair p;
+  for (std::size_t n : {std::size_t(90), std::size_t(900000)}) {
+    Content x(n);
+    MessageOptions send, recv;
+    std::size_t third = n / 3;
+    auto piece = [&](std::vector<char> &v, std::size_t i) { return rdma_msg_piece_t{v.data() + i * third, third}; };
+    send.layout = rdma::MessageLayout::parts({piece(x.from, 0), piece(x.from, 1), piece(x.from, 2)});
+    send.header = "three parts";
+    recv.layout = rdma::MessageLayout::strided(x.to.data(), 3, third, third);
+    auto r = GET(p.b.irecv(p.to_a, COMM, 1, EXACT, nullptr, 0, recv));
+    auto s = GET(p.a.isend(p.to_b, COMM, 1, nullptr, 0, send));
+    OK(r.wait());
+    OK(s.wait());
+    CHECK(x.arrived() && r.status().header == "three parts" && s.status().bytes == n);
+    CHECK((r.status().part_lens == std::vector<std::uint64_t>{third, third, third}));
+    x.to.assign(n, '?');
+    recv.layout = rdma::MessageLayout::iovec({piece(x.to, 0), piece(x.to, 1), piece(x.to, 2)});
+    send.layout = rdma::MessageLayout();
+    send.header.clear();
+    r = GET(p.b.irecv(p.to_a, COMM, 2, EXACT, nullptr, 0, recv));
+    OK(p.a.send(p.to_b, COMM, 2, x.from.data(), n, send));
+    OK(r.wait());
+    CHECK(x.arrived() && r.status().header.empty() && r.status().part_lens.empty());
+  }
+  auto r = GET(p.b.irecv(p.to_a, COMM, 3, EXACT, nullptr, 0));
+  OK(r.cancel());
+  CHECK(!r.wait().ok() && !r.status().status.message().empty());
+}
+
+/* Handlers, prepared operations, buffered mode, room. */
+static void more() {
+  Pair p;
+  static std::atomic<int> runs{0};
+  static std::atomic<std::uint64_t> message{0};
+  static rdma::MessageHandler handler;
+  handler = [](const rdma::MessageStatus &s, const void *data) -> std::uint32_t {
+    CHECK(s.comm == 9 && s.tag == 4 && s.header == "go" && (s.message || std::memcmp(data, "active", 6) == 0));
+    message = s.message;
+    runs++;
+    return s.message ? RDMA_MSG_LATER : RDMA_MSG_HANDLED;
+  };
+  OK(p.b.handler(9, &handler));
+  MessageOptions o;
+  o.header = "go";
+  auto r = GET(p.a.am_isend(p.to_b, 9, 4, "active", 6, o));
+  CHECK(soon([] { return runs == 1; }));
+  OK(r.wait());
+  Content big(300000);
+  r = GET(p.a.am_isend(p.to_b, 9, 4, big.from.data(), big.from.size(), o));
+  CHECK(soon([] { return runs == 2; }));
+  auto got = GET(p.b.imrecv(message, big.to.data(), big.to.size()));
+  OK(got.wait());
+  OK(r.wait());
+  CHECK(big.arrived());
+  OK(p.b.handler(9, nullptr));
+
+  std::uint64_t x = 0, y = 0;
+  auto send = GET(p.a.send_init(p.to_b, COMM, 1, &x, 8)), recv = GET(p.b.recv_init(p.to_a, COMM, 1, EXACT, &y, 8));
+  for (x = 1; x < 5; x++) {
+    auto in = GET(recv.start());
+    auto out = GET(send.start());
+    OK(in.wait());
+    OK(out.wait());
+    CHECK(y == x && in.status().bytes == 8);
+  }
+
+  OK(p.a.attach(1 << 20));
+  MessageOptions buffered;
+  buffered.mode = RDMA_MSG_BUFFERED;
+  Content copy(300000);
+  CHECK(!GET(p.a.isend(p.to_b, COMM, 2, copy.from.data(), copy.from.size(), buffered)).pending());
+  std::vector<char> sent = copy.from;
+  copy.from.assign(copy.from.size(), 0);
+  CHECK(p.a.detach(1).code() == RDMA_DEADLINE_EXCEEDED);
+  OK(p.b.recv(p.to_a, COMM, 2, EXACT, copy.to.data(), copy.to.size()).status);
+  CHECK(copy.to == sent);
+  OK(p.a.detach());
+
+  static std::atomic<std::uint64_t> room{0};
+  OK(p.a.on_room(p.to_b, 4096, [](const rdma::Status &s, std::uint64_t bytes) {
+    OK(s);
+    room = bytes;
+  }));
+  CHECK(soon([] { return room >= 4096; }));
+}
+
 int main(int argc, char **argv) {
   for (int i = 1; i + 1 < argc; i++)
     if (std::strcmp(argv[i], "--provider") == 0) provider = argv[i + 1];
@@ -344,7 +432,8 @@ int main(int argc, char **argv) {
     void (*run)();
   } cases[] = {{"names", names}, {"sizes", sizes}, {"callbacks", callbacks},
                {"callbacks_that_do_not_run", callbacks_that_do_not_run}, {"cancellation", cancellation}, {"claim", claim},
-               {"truncation", truncation}, {"any_some_all", any_some_all}, {"dropped_early", dropped_early}};
+               {"truncation", truncation}, {"any_some_all", any_some_all}, {"dropped_early", dropped_early},
+               {"layouts", layouts}, {"more", more}};
   int passed = 0;
   for (const auto &c : cases) {
     c.run();

@@ -24,7 +24,7 @@
  * Threads. Every function may be called from any thread at any time, if it does not say otherwise.
  * Callbacks run with no lock held on the thread that drives progress: the library's own, or the
  * caller of rdma_mgr_progress, rdma_mgr_wait, rdma_mgr_connect, rdma_recv, rdma_msg_send,
- * rdma_msg_recv, rdma_msg_probe, rdma_msg_test, rdma_msg_wait, rdma_pair_connect, rdma_pair_close,
+ * rdma_msg_recv, rdma_msg_probe, rdma_msg_test, rdma_msg_wait, rdma_msg_detach, rdma_pair_connect, rdma_pair_close,
  * rdma_buffer_wait_send, rdma_buffer_wait_recv, rdma_buffer_test, rdma_buffer_destroy or
  * rdma_mgr_destroy; some also inside the call that set them up, as they say. They may call every
  * function; those that wait (the same, rdma_mgr_connect and rdma_pair_connect with a timeout; but not
@@ -328,6 +328,57 @@
  * rdma_msg_options_t.mode: the same, and a receive has met the message.
  */
 #define RDMA_MSG_SYNCHRONOUS 1
+
+/**
+ * rdma_msg_options_t.mode: as RDMA_MSG_STANDARD; the application knows that a receive waits for it.
+ */
+#define RDMA_MSG_READY 2
+
+/**
+ * rdma_msg_options_t.mode: the content is copied by the call, within what rdma_msg_attach allows.
+ */
+#define RDMA_MSG_BUFFERED 3
+
+/**
+ * rdma_msg_handler_fn: the message is done with.
+ */
+#define RDMA_MSG_HANDLED 0
+
+/**
+ * rdma_msg_handler_fn: status->message is received by rdma_msg_imrecv later.
+ */
+#define RDMA_MSG_LATER 1
+
+/**
+ * Longest header of a message in bytes.
+ */
+#define RDMA_MSG_MAX_HEADER 512
+
+/**
+ * Most pieces of a layout that lists them.
+ */
+#define RDMA_MSG_MAX_PIECES 16384
+
+/**
+ * Most parts of a message.
+ */
+#define RDMA_MSG_MAX_PARTS 64
+
+/**
+ * rdma_msg_layout_t.kind: pieces, one after the other.
+ */
+#define RDMA_MSG_IOVEC 1
+
+/**
+ * rdma_msg_layout_t.kind: blocks of equal length at equal distances.
+ */
+#define RDMA_MSG_STRIDED 2
+
+/**
+ * rdma_msg_layout_t.kind: pieces, each a part of the message. A receive has a piece for each part,
+ * which may be longer than that; what is left of it is not written.
+ */
+#define RDMA_MSG_PARTS 3
 
 /**
  * rdma_msg_options_t.timeout_ms: no deadline.
@@ -1026,10 +1077,26 @@ struct rdma_msg_status {
    */
   uint64_t message;
   /**
-   * Text of an error, for the time of a callback; "" otherwise. rdma_msg_send, rdma_msg_recv, and
-   * rdma_msg_test and rdma_msg_wait without statuses, leave it to rdma_last_error.
+   * Text of an error, "" without one. It, `header` and `part_lens` live for the time of a callback;
+   * what a function gives, until this thread's next call of a function that fills statuses.
    */
   const char *text;
+  /**
+   * The header that its sender gave, NULL without one: of a receive, and of what a probe found.
+   */
+  const void *header;
+  /**
+   * Its length.
+   */
+  size_t header_len;
+  /**
+   * Lengths of its parts, NULL where it was sent without.
+   */
+  const uint64_t *part_lens;
+  /**
+   * How many there are.
+   */
+  size_t parts;
 };
 
 /**
@@ -1041,6 +1108,71 @@ typedef struct rdma_msg_status rdma_msg_status_t;
  * A message operation has ended.
  */
 typedef void (*rdma_msg_done_fn)(const rdma_msg_status_t *status, void *userdata);
+
+/**
+ * One piece of memory.
+ */
+struct rdma_msg_piece {
+  /**
+   * First byte; NULL only with len 0.
+   */
+  void *data;
+  /**
+   * Length in bytes.
+   */
+  size_t len;
+};
+
+/**
+ * One piece of memory.
+ */
+typedef struct rdma_msg_piece rdma_msg_piece_t;
+
+/**
+ * Memory of the host in several pieces, where the content of a message lies or goes. The layouts of
+ * sender and receiver have nothing to do with each other. Pieces of a receive must not overlap. Set
+ * struct_size, and what the kind does not need to zero. It is copied by the call, the memory that it
+ * names is borrowed.
+ */
+struct rdma_msg_layout {
+  /**
+   * sizeof(rdma_msg_layout_t) as the application was compiled.
+   */
+  size_t struct_size;
+  /**
+   * RDMA_MSG_IOVEC, RDMA_MSG_STRIDED or RDMA_MSG_PARTS.
+   */
+  uint32_t kind;
+  /**
+   * Always 0.
+   */
+  uint32_t reserved;
+  /**
+   * Of RDMA_MSG_IOVEC and RDMA_MSG_PARTS: the pieces.
+   */
+  const rdma_msg_piece_t *pieces;
+  /**
+   * How many pieces, up to RDMA_MSG_MAX_PIECES or RDMA_MSG_MAX_PARTS; of RDMA_MSG_STRIDED how many blocks.
+   */
+  size_t count;
+  /**
+   * Of RDMA_MSG_STRIDED: the first block.
+   */
+  void *base;
+  /**
+   * Length of each block in bytes.
+   */
+  size_t block;
+  /**
+   * Bytes from the beginning of a block to that of the next, at least `block`.
+   */
+  size_t stride;
+};
+
+/**
+ * Memory of the host in several pieces.
+ */
+typedef struct rdma_msg_layout rdma_msg_layout_t;
 
 /**
  * Options of a message operation. Prepare it with rdma_msg_options_init, or set struct_size and the
@@ -1056,7 +1188,7 @@ struct rdma_msg_options {
    */
   int64_t timeout_ms;
   /**
-   * Of a send: RDMA_MSG_STANDARD or RDMA_MSG_SYNCHRONOUS.
+   * Of a send: RDMA_MSG_STANDARD, RDMA_MSG_SYNCHRONOUS, RDMA_MSG_READY or RDMA_MSG_BUFFERED.
    */
   uint32_t mode;
   /**
@@ -1072,6 +1204,20 @@ struct rdma_msg_options {
    * Passed to done.
    */
   void *userdata;
+  /**
+   * Where the content lies, instead of the call's pointer and length, which are NULL and 0 then, and
+   * with device 0. NULL: in one place.
+   */
+  const rdma_msg_layout_t *layout;
+  /**
+   * Of a send: bytes that travel beside the content, and that a probe and the status of the receive
+   * show. Copied by the call. NULL: none.
+   */
+  const void *header;
+  /**
+   * Their length, at most RDMA_MSG_MAX_HEADER.
+   */
+  size_t header_len;
 };
 
 /**
@@ -1083,6 +1229,31 @@ typedef struct rdma_msg_options rdma_msg_options_t;
  * Number of a message operation that is under way. Never used again by its manager; 0 is none.
  */
 typedef uint64_t rdma_msg_request_t;
+
+/**
+ * An active message has come for the handler that rdma_msg_handler has set. status->comm is the
+ * handler's number; status->tag, bytes, header and part_lens are as of a receive. `data` has the content,
+ * and lives for the time of the call.
+ *
+ * If status->message is not 0, the content has not come along: it is large, or its sender had no more
+ * room. The handler, or somebody later, says by rdma_msg_imrecv where it goes; a length of 0 takes nothing.
+ * Returns RDMA_MSG_LATER if that is still to come; with RDMA_MSG_HANDLED a message that was not
+ * received is gone.
+ */
+typedef uint32_t (*rdma_msg_handler_fn)(rdma_mgr_t *mgr,
+                                        const rdma_msg_status_t *status,
+                                        const void *data,
+                                        void *userdata);
+
+/**
+ * Number of a prepared message operation. Never used again by its manager; 0 is none.
+ */
+typedef uint64_t rdma_msg_persistent_t;
+
+/**
+ * There is room for messages to a peer, `bytes` in all, or `code` says why there will be none.
+ */
+typedef void (*rdma_msg_room_fn)(rdma_code_t code, uint64_t bytes, void *userdata);
 
 /**
  * Options of a store. Prepare it with rdma_store_options_init, or set struct_size and the rest to
@@ -2112,20 +2283,6 @@ rdma_code_t rdma_msg_cancel(rdma_mgr_t *mgr, rdma_msg_request_t request);
 rdma_code_t rdma_msg_free(rdma_mgr_t *mgr, rdma_msg_request_t request);
 
 /**
- * Gives how many bytes of messages may be sent to a peer now before one has to wait: each message counts
- * for its content, if it is small, and some 256 bytes. 0 while messages wait, or there is no connection.
- *
- * Threads: any.
- *
- * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `out_bytes` NULL, `peer` 0 or no number of a peer;
- * RDMA_NOT_FOUND: unknown peer; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child;
- * RDMA_INTERNAL.
- */
-rdma_code_t rdma_msg_room(rdma_mgr_t *mgr,
-                          rdma_peer_t peer,
-                          uint64_t *out_bytes);
-
-/**
  * Takes the ends of message operations, if they have ended, and drives progress once where not. `how`:
  * RDMA_MSG_ALL takes all or none, RDMA_MSG_ANY one, RDMA_MSG_SOME those that have ended. Each request
  * whose end was taken becomes 0; requests that are 0 count as none.
@@ -2166,6 +2323,160 @@ rdma_code_t rdma_msg_wait(rdma_mgr_t *mgr,
                           size_t *out_indices,
                           rdma_msg_status_t *out_statuses,
                           size_t *out_count);
+
+/**
+ * Sets the function that active messages of this number run on their arrival, or, with NULL, takes it
+ * away; one that is running may still be. Messages that have come before it go to it then. Until there
+ * is one they wait, and hold their senders back as messages that no receive has met.
+ *
+ * Threads: any. `handler` runs where callbacks run; it may call what callbacks may. Messages are handed
+ * out in the order in which they came, but by whichever thread drives progress, and may overlap then.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_RESOURCE_EXHAUSTED: no memory;
+ * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` is being
+ * destroyed; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_msg_handler(rdma_mgr_t *mgr,
+                             uint32_t handler_id,
+                             rdma_msg_handler_fn handler,
+                             void *userdata);
+
+/**
+ * Sends like rdma_msg_isend, to the handler of this number at the peer (rdma_msg_handler). It ends as a
+ * send to a receive does; with RDMA_MSG_SYNCHRONOUS not before the handler is about to run.
+ *
+ * Threads: any. `data` is borrowed until the end; NULL is allowed with len 0. `options` NULL:
+ * defaults. `out_request` NULL: nobody asks.
+ *
+ * Returns what rdma_msg_isend returns.
+ */
+rdma_code_t rdma_msg_am_isend(rdma_mgr_t *mgr,
+                              rdma_peer_t peer,
+                              uint32_t handler_id,
+                              uint64_t tag,
+                              const void *data,
+                              size_t len,
+                              const rdma_msg_options_t *options,
+                              rdma_msg_request_t *out_request);
+
+/**
+ * Prepares a send: rdma_msg_start begins it, as rdma_msg_isend would with these arguments, as often as
+ * it is called.
+ *
+ * Threads: any. `data` is borrowed from each start to its end, the options are copied.
+ *
+ * Returns what rdma_msg_isend returns of its arguments; RDMA_INVALID_ARGUMENT also: `out_persistent`
+ * NULL.
+ */
+rdma_code_t rdma_msg_send_init(rdma_mgr_t *mgr,
+                               rdma_peer_t peer,
+                               uint32_t comm,
+                               uint64_t tag,
+                               const void *data,
+                               size_t len,
+                               const rdma_msg_options_t *options,
+                               rdma_msg_persistent_t *out_persistent);
+
+/**
+ * Prepares a receive: rdma_msg_start begins it, as rdma_msg_irecv would with these arguments, as often
+ * as it is called.
+ *
+ * Threads: any. `buf` is written from each start to its end, the options are copied.
+ *
+ * Returns what rdma_msg_irecv returns of its arguments; RDMA_INVALID_ARGUMENT also: `out_persistent`
+ * NULL.
+ */
+rdma_code_t rdma_msg_recv_init(rdma_mgr_t *mgr,
+                               rdma_peer_t source,
+                               uint32_t comm,
+                               uint64_t tag,
+                               uint64_t mask,
+                               void *buf,
+                               size_t len,
+                               const rdma_msg_options_t *options,
+                               rdma_msg_persistent_t *out_persistent);
+
+/**
+ * Begins what was prepared. Its request and status are those of rdma_msg_isend and rdma_msg_irecv; of a
+ * send *out_status is left as it is. One prepared receive must not be started again before it has ended.
+ *
+ * Threads: any. `out_status`, `out_request` NULL: not wanted. Set out_status->struct_size first.
+ *
+ * Returns what rdma_msg_isend or rdma_msg_irecv returns; RDMA_INVALID_ARGUMENT also: `persistent` 0;
+ * RDMA_NOT_FOUND also: `persistent` is not known, or was freed.
+ */
+rdma_code_t rdma_msg_start(rdma_mgr_t *mgr,
+                           rdma_msg_persistent_t persistent,
+                           rdma_msg_status_t *out_status,
+                           rdma_msg_request_t *out_request);
+
+/**
+ * Forgets what was prepared; what it has begun goes on.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, `persistent` 0; RDMA_NOT_FOUND: not known, or
+ * freed already; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_msg_persistent_free(rdma_mgr_t *mgr, rdma_msg_persistent_t persistent);
+
+/**
+ * Lets sends with RDMA_MSG_BUFFERED take up to `bytes` of memory for copies of their content, each 256
+ * more than that. Such a send ends in its call, whether or not a receive waits, and nobody hears what becomes of the
+ * message; the memory is free again when it has gone.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, `bytes` 0; RDMA_ALREADY_EXISTS: attached already;
+ * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_msg_attach(rdma_mgr_t *mgr,
+                            uint64_t bytes);
+
+/**
+ * Waits until all that was sent with RDMA_MSG_BUFFERED has gone, driving progress, and forbids more.
+ * timeout_ms: RDMA_MSG_FOREVER for none.
+ *
+ * Threads: any, but not inside a callback.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, a negative timeout; RDMA_DEADLINE_EXCEEDED: it has
+ * not gone in time, and the buffer stays attached; RDMA_FAILED_PRECONDITION: none is attached, inside a callback, `mgr`
+ * destroyed or in a forked child; RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_msg_detach(rdma_mgr_t *mgr,
+                            int64_t timeout_ms);
+
+/**
+ * Gives how many bytes of messages may be sent to a peer now before one has to wait: each message counts
+ * for its content, if it is small, and some 256 bytes. 0 while messages wait, or there is no connection.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `out_bytes` NULL, `peer` 0 or no number of a peer;
+ * RDMA_NOT_FOUND: unknown peer; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child;
+ * RDMA_INTERNAL.
+ */
+rdma_code_t rdma_msg_room(rdma_mgr_t *mgr,
+                          rdma_peer_t peer,
+                          uint64_t *out_bytes);
+
+/**
+ * Calls `room` once, when `bytes` of messages may be sent to a peer without waiting, as rdma_msg_room
+ * counts them; connects to it if need be. It may be called within this. If the peer cannot be reached,
+ * or the manager is destroyed, it is called with the code that says so.
+ *
+ * Threads: any. `room` runs where callbacks run.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `room` NULL, `peer` 0 or no number of a peer, bytes
+ * not 1 to 1048576; RDMA_NOT_FOUND: unknown peer; RDMA_RESOURCE_EXHAUSTED: no memory;
+ * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` is being
+ * destroyed; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_msg_on_room(rdma_mgr_t *mgr,
+                             rdma_peer_t peer,
+                             uint64_t bytes,
+                             rdma_msg_room_fn room,
+                             void *userdata);
 
 /**
  * Fills in the defaults. `struct_size` is sizeof(rdma_store_options_t). Threads: any.

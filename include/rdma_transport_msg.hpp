@@ -24,24 +24,85 @@ struct MessageStatus {
   std::uint64_t bytes = 0; /* its length, also where it was too long for the receive */
   std::uint32_t comm = 0;
   std::uint64_t message = 0; /* what a probe has claimed, for `imrecv` */
-  /* Its text is empty where a test or a wait has told: the C interface gives a code there. */
+  std::string header;                   /* what its sender gave beside the content */
+  std::vector<std::uint64_t> part_lens; /* lengths of its parts; empty: it was sent without */
   Status status;
 
   MessageStatus() = default;
   explicit MessageStatus(const rdma_msg_status_t &s)
       : peer(s.peer), tag(s.tag), bytes(s.bytes), comm(s.comm), message(s.message) {
     if (s.code != RDMA_OK) status = Status(s.code, s.text ? s.text : "");
+    if (s.header) header.assign(static_cast<const char *>(s.header), s.header_len);
+    if (s.part_lens) part_lens.assign(s.part_lens, s.part_lens + s.parts);
   }
   bool ok() const { return status.ok(); }
 };
 
 using MessageDone = std::function<void(const MessageStatus &)>;
+/* An active message: how it came, and its content. Where `status.message` is not 0 the content has not come along, and is
+ * received by `imrecv`: here, or later, which RDMA_MSG_LATER says; otherwise RDMA_MSG_HANDLED is returned. */
+using MessageHandler = std::function<std::uint32_t(const MessageStatus &status, const void *data)>;
+/* There is so much room, or the status says why there will be none. */
+using MessageRoom = std::function<void(const Status &, std::uint64_t bytes)>;
+
+/* Memory in pieces, instead of a call's pointer and length, which are nullptr and 0 then. The memory is borrowed until
+ * the end of the operation, this for the call. */
+class MessageLayout {
+ public:
+  MessageLayout() = default;
+  /* Pieces, one after the other. */
+  static MessageLayout iovec(std::vector<rdma_msg_piece_t> pieces) { return listed(RDMA_MSG_IOVEC, std::move(pieces)); }
+  /* Each piece a part of the message; of a receive, the place for one, which may be longer. */
+  static MessageLayout parts(std::vector<rdma_msg_piece_t> pieces) { return listed(RDMA_MSG_PARTS, std::move(pieces)); }
+  static MessageLayout strided(void *base, std::size_t count, std::size_t block, std::size_t stride) {
+    MessageLayout out;
+    out.kind_ = RDMA_MSG_STRIDED;
+    out.base_ = base;
+    out.count_ = count;
+    out.block_ = block;
+    out.stride_ = stride;
+    return out;
+  }
+  explicit operator bool() const { return kind_ != 0; }
+  /* Bytes of all pieces. */
+  std::size_t size() const {
+    std::size_t sum = count_ * block_;
+    for (const rdma_msg_piece_t &p : pieces_) sum += p.len;
+    return sum;
+  }
+  /* For C, as long as this lives and stays where it is. */
+  rdma_msg_layout_t c() const {
+    rdma_msg_layout_t out{};
+    out.struct_size = sizeof out;
+    out.kind = kind_;
+    out.pieces = pieces_.data();
+    out.count = kind_ == RDMA_MSG_STRIDED ? count_ : pieces_.size();
+    out.base = base_;
+    out.block = block_;
+    out.stride = stride_;
+    return out;
+  }
+
+ private:
+  static MessageLayout listed(std::uint32_t kind, std::vector<rdma_msg_piece_t> pieces) {
+    MessageLayout out;
+    out.kind_ = kind;
+    out.pieces_ = std::move(pieces);
+    return out;
+  }
+  std::uint32_t kind_ = 0;
+  std::vector<rdma_msg_piece_t> pieces_;
+  void *base_ = nullptr;
+  std::size_t count_ = 0, block_ = 0, stride_ = 0;
+};
 
 /* Options of a message operation. */
 struct MessageOptions {
   std::int64_t timeout_ms = 0;             /* 0: the manager's; RDMA_MSG_FOREVER: none */
-  std::uint32_t mode = RDMA_MSG_STANDARD;  /* of a send; or RDMA_MSG_SYNCHRONOUS */
+  std::uint32_t mode = RDMA_MSG_STANDARD;  /* of a send; or another RDMA_MSG_* mode */
   std::uint32_t device = RDMA_DEVICE_HOST; /* where the memory is */
+  MessageLayout layout;                    /* none: the memory is in one piece */
+  std::string header;                      /* of a send: at most RDMA_MSG_MAX_HEADER bytes beside the content */
   /* Told of the end, once; not if the call fails, nor if the request that it returns is not pending: then that has
    * the status. It lives until then. Blocking calls do not use it. */
   MessageDone done;
@@ -140,9 +201,17 @@ inline void message_done(const rdma_msg_status_t *status, void *userdata) noexce
 /* Options for C, and the callback until it belongs to an operation. */
 struct MessageCall {
   rdma_msg_options_t options;
+  rdma_msg_layout_t layout;
   std::unique_ptr<MessageDone> done;
+  /* The options outlive the call. */
   explicit MessageCall(const MessageOptions &o) {
     rdma_msg_options_init(&options, sizeof options);
+    if (o.layout) {
+      layout = o.layout.c();
+      options.layout = &layout;
+    }
+    options.header = o.header.empty() ? nullptr : o.header.data();
+    options.header_len = o.header.size();
     options.timeout_ms = o.timeout_ms;
     options.mode = o.mode;
     options.device = o.device;
@@ -191,6 +260,51 @@ class MessageBatch {
 };
 }  // namespace detail
 
+/* A prepared operation, which begins as often as it is started; without a callback. Must end before its manager. What it
+ * has begun goes on. */
+class MessagePrepared {
+ public:
+  MessagePrepared() = default;
+  MessagePrepared(rdma_mgr_t *mgr, rdma_msg_persistent_t id, std::size_t bytes) : mgr_(mgr), id_(id), bytes_(bytes) {}
+  MessagePrepared(MessagePrepared &&other) noexcept { *this = std::move(other); }
+  MessagePrepared &operator=(MessagePrepared &&other) noexcept {
+    std::swap(mgr_, other.mgr_);
+    std::swap(id_, other.id_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~MessagePrepared() {
+    if (id_) rdma_msg_persistent_free(mgr_, id_);
+  }
+  /* The status of a send that has ended at once has no more than its length. */
+  Result<MessageRequest> start() const {
+    rdma_msg_status_t end{};
+    end.struct_size = sizeof end;
+    end.bytes = bytes_;
+    rdma_msg_request_t id = 0;
+    rdma_code_t rc = rdma_msg_start(mgr_, id_, &end, &id);
+    if (rc != RDMA_OK) return Status::of(rc);
+    if (id) return MessageRequest(mgr_, id);
+    return MessageRequest(MessageStatus(end));
+  }
+
+ private:
+  rdma_mgr_t *mgr_ = nullptr;
+  rdma_msg_persistent_t id_ = 0;
+  std::size_t bytes_ = 0;
+};
+
+namespace detail {
+inline std::uint32_t message_handler(rdma_mgr_t *, const rdma_msg_status_t *status, const void *data,
+                                     void *userdata) noexcept {
+  return (*static_cast<MessageHandler *>(userdata))(MessageStatus(*status), data);
+}
+inline void message_room(rdma_code_t code, std::uint64_t bytes, void *userdata) noexcept {
+  std::unique_ptr<MessageRoom> room(static_cast<MessageRoom *>(userdata));
+  (*room)(code == RDMA_OK ? Status() : Status(code, rdma_code_name(code)), bytes);
+}
+}  // namespace detail
+
 /* The messages of a manager, which ends later than this; it may be moved meanwhile. */
 class Messages {
  public:
@@ -234,9 +348,60 @@ class Messages {
     MessageStatus sent;
     sent.peer = peer;
     sent.tag = tag;
-    sent.bytes = len;
+    sent.bytes = options.layout ? options.layout.size() : len;
     sent.comm = comm;
     return MessageRequest(std::move(sent));
+  }
+  /* To the handler of this number at the peer; otherwise as `isend`. */
+  Result<MessageRequest> am_isend(rdma_peer_t peer, std::uint32_t handler, std::uint64_t tag, const void *data,
+                                  std::size_t len, MessageOptions options = MessageOptions()) const {
+    detail::MessageCall call(options);
+    call.set_done(std::move(options.done));
+    rdma_msg_request_t id = 0;
+    rdma_code_t rc = rdma_msg_am_isend(mgr_, peer, handler, tag, data, len, &call.options, &id);
+    if (rc != RDMA_OK) return Status::of(rc);
+    call.begun(id);
+    if (id) return MessageRequest(mgr_, id);
+    MessageStatus sent;
+    sent.peer = peer;
+    sent.tag = tag;
+    sent.bytes = options.layout ? options.layout.size() : len;
+    sent.comm = handler;
+    return MessageRequest(std::move(sent));
+  }
+  /* What active messages of this number run; nullptr: nothing any more. It has to live as long as the manager: it may
+   * run on another thread when this returns. */
+  Status handler(std::uint32_t id, MessageHandler *run) const {
+    return Status::of(rdma_msg_handler(mgr_, id, run ? detail::message_handler : nullptr, run));
+  }
+  /* Calls `run` once, when so many bytes may be sent, or will never be. */
+  Status on_room(rdma_peer_t peer, std::uint64_t bytes, MessageRoom run) const {
+    auto room = detail::make_unique<MessageRoom>(std::move(run));
+    rdma_code_t rc = rdma_msg_on_room(mgr_, peer, bytes, detail::message_room, room.get());
+    if (rc == RDMA_OK) room.release(); /* it may have run, and be gone */
+    return Status::of(rc);
+  }
+  /* Sends and receives to be started again and again; their options have no callback. */
+  Result<MessagePrepared> send_init(rdma_peer_t peer, std::uint32_t comm, std::uint64_t tag, const void *data,
+                                    std::size_t len, const MessageOptions &options = MessageOptions()) const {
+    detail::MessageCall call(options);
+    rdma_msg_persistent_t id = 0;
+    rdma_code_t rc = rdma_msg_send_init(mgr_, peer, comm, tag, data, len, &call.options, &id);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return MessagePrepared(mgr_, id, options.layout ? options.layout.size() : len);
+  }
+  Result<MessagePrepared> recv_init(rdma_peer_t source, std::uint32_t comm, std::uint64_t tag, std::uint64_t mask,
+                                    void *buf, std::size_t len, const MessageOptions &options = MessageOptions()) const {
+    detail::MessageCall call(options);
+    rdma_msg_persistent_t id = 0;
+    rdma_code_t rc = rdma_msg_recv_init(mgr_, source, comm, tag, mask, buf, len, &call.options, &id);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return MessagePrepared(mgr_, id, 0);
+  }
+  /* What sends in RDMA_MSG_BUFFERED mode may take; and the end of that, once they have gone. */
+  Status attach(std::uint64_t bytes) const { return Status::of(rdma_msg_attach(mgr_, bytes)); }
+  Status detach(std::int64_t timeout_ms = RDMA_MSG_FOREVER) const {
+    return Status::of(rdma_msg_detach(mgr_, timeout_ms));
   }
   /* The first message of `source`, or of RDMA_PEER_ANY, whose tag equals `tag` in the bits of `mask`. The memory is
    * borrowed until the end; a longer message ends the receive with RDMA_OUT_OF_RANGE. */

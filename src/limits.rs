@@ -7,7 +7,7 @@ use std::fmt::{self, Display};
 
 use crate::api::{MAX_DIMS, MAX_KEY_LEN, MAX_NAME_LEN};
 use crate::engine::front::message::ORPHANS;
-use crate::engine::front::message::flow::{OFFERS, WINDOW};
+use crate::engine::front::message::flow::{OFFERED_BESIDE, OFFERS, WINDOW};
 use crate::engine::slab::CAPACITY;
 use crate::observe;
 use crate::protocol::message;
@@ -181,6 +181,12 @@ pub const LIMITS: &[Limit] = &[
         Number(OFFERS as usize),
         Follows,
         "the sender's next message waits there; a peer that offers more loses the connection",
+    ),
+    limit(
+        "headers and lengths of parts of these offers, per connection",
+        Bytes(OFFERED_BESIDE as usize),
+        Follows,
+        "the same",
     ),
     limit(
         "of these messages, those whose connection has ended",

@@ -17,6 +17,7 @@ const SOURCES: &[&str] = &[
     "rendezvous",
     "messages",
     "message_ends",
+    "message_more",
     "store",
     "store_calls",
     "pairs",

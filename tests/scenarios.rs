@@ -103,6 +103,8 @@ mod kind;
 mod late;
 #[path = "scenarios/messages.rs"]
 mod messages;
+#[path = "scenarios/messages_more.rs"]
+mod messages_more;
 #[path = "scenarios/messages_walks.rs"]
 mod messages_walks;
 #[path = "scenarios/metadata.rs"]

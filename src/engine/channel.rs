@@ -25,8 +25,8 @@ use crate::limits::{ASKS, OWED_BYTES, OWED_BYTES_ALL, OWED_CONTENT, POSTS};
 use crate::name::Name;
 use crate::observe::PeerCounters;
 use crate::protocol::message::{
-    self, CREDITS_AT, Envelope, HEADER_LEN, IMM_ACK, MAX_MESSAGE, MSG_HEAD, Message, Short, encode,
-    head_len, usual_msg_head,
+    self, CREDITS_AT, Envelope, Extra, HEADER_LEN, IMM_ACK, MAX_MESSAGE, MSG_HEAD, Message, Short,
+    encode, head_len, usual_msg_head,
 };
 use crate::status::{Code, Reason, Status};
 
@@ -359,20 +359,23 @@ impl Channel {
     }
 
     /// Sends a tagged message with its content.
+    #[inline(always)]
     pub fn send_msg(
         &mut self,
         fx: &mut impl Fx,
         envelope: Envelope,
         sync: Option<u32>,
+        extra: &Extra<'_>,
         content: &[u8],
     ) {
         let of = Of { answer: false, urgent: false, ask: None };
-        if sync.is_none() {
+        if sync.is_none() && extra.is_empty() {
             self.send_whole(fx, Short::msg(envelope), content, of);
             return;
         }
-        let head = |out: &mut Vec<u8>| message::put_msg(out, envelope, sync);
-        self.send_head(fx, message::MSG_HEAD_LEN, head, content, of);
+        let head = |out: &mut Vec<u8>| message::put_msg(out, envelope, sync, extra);
+        let len = message::MSG_HEAD_LEN + extra.cost() as usize;
+        self.send_head(fx, len, head, content, of);
     }
 
     /// Sends a tagged message if that can be done at once, where [`takes_messages`](Self::takes_messages) says so. False:

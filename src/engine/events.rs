@@ -84,15 +84,15 @@ impl Engine {
                 }
             }
             Message::Goodbye { code, text } => self.on_goodbye(ch, code, text),
-            Message::Msg { envelope, sync, content } => {
-                self.on_msg(fx, ch, envelope, sync, content)
+            Message::Msg { envelope, sync, extra, content } => {
+                self.on_msg(fx, ch, envelope, sync, &extra, content)
             }
             Message::MsgOffer(m) => self.on_msg_offer(fx, ch, m),
             Message::MsgGrant { response, request, dst, len } => {
                 self.on_msg_grant(fx, ch, response, request, (dst, len))
             }
             Message::MsgMatched { number } => self.on_msg_matched(fx, ch, number),
-            Message::MsgWindow { limit } => self.on_msg_window(ch, limit),
+            Message::MsgWindow { limit } => self.on_msg_window(fx, ch, limit),
             Message::MsgWithdraw { number, sync } => self.on_msg_withdraw(fx, ch, number, sync),
             Message::MsgWithdrawn { number, sync } => self.on_msg_withdrawn(fx, ch, number, sync),
             Message::Pair(m) => self.on_pair(fx, ch, m),
@@ -157,6 +157,11 @@ impl Engine {
             c.flush(fx);
             self.send_deferred(fx, ch);
             self.send_messages(fx, ch);
+            if self.awaits_room()
+                && let Some(peer) = self.channels.get(ch).map(|c| c.peer)
+            {
+                self.tell_rooms(fx, peer);
+            }
         }
         if let Some(status) = self.channels.get_mut(ch).and_then(|c| c.broken.take()) {
             // Its own word, not the connection's or the peer's.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::Due;
 use super::channel::ChanId;
-use super::front::message::{MessageEnd, Told};
+use super::front::message::{Active, ActiveFn, MessageEnd, Told};
+use super::layout::Spot;
 use crate::api::*;
 use crate::fabric::keys::Keys;
 use crate::fabric::{Access, Mem, Mr, PostError, Remote};
@@ -216,6 +217,13 @@ pub enum Work {
         /// As in `RecvDone`.
         memory: (u64, u64),
     },
+    /// Gives an active message to its handler.
+    Active {
+        /// The handler.
+        handler: ActiveFn,
+        /// The message.
+        active: Box<Active>,
+    },
     /// Tells the application something.
     Call(Box<dyn FnOnce() + Send>),
     /// Tells it of peers; see `Engine::next_peer_event`.
@@ -235,6 +243,17 @@ pub enum Work {
         dst: u64,
         /// Source.
         src: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// The same, where the memory of either side lies in pieces.
+    Spread {
+        /// Token for `copied`.
+        token: u64,
+        /// Destination.
+        dst: Spot,
+        /// Source.
+        src: Spot,
         /// Length in bytes.
         len: u64,
     },

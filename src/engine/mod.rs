@@ -28,6 +28,7 @@ pub mod front;
 mod fx;
 mod hooks;
 mod known;
+pub mod layout;
 pub(crate) mod list;
 mod owing;
 mod peer;
@@ -114,6 +115,8 @@ pub struct Settings {
     pub max_waiting_bytes_all: usize,
     /// Descriptors that connections of guests may use.
     pub guest_descriptors: usize,
+    /// Most bytes that are copied at a time in or out of memory in pieces; see [`layout::FRAGMENT`].
+    pub fragment: u32,
 }
 
 impl Settings {
@@ -288,6 +291,11 @@ impl Engine {
                 )),
             },
         }
+    }
+
+    /// Who copies from and to memory of this device; nobody where it lies in pieces of the host's.
+    fn copier(&self, device: u32) -> Result<Option<Arc<dyn DeviceOps>>, Status> {
+        if device == layout::LAYOUT { Ok(None) } else { self.device(device) }
     }
 
     /// Whether there is such a device.

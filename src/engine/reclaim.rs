@@ -6,6 +6,7 @@
 //! called back (a WRITE that was posted) is waited for, and after the usual grace its connection
 //! ends, after which nothing of it is touched.
 
+use super::front::message::{Memory, Messages};
 use super::front::rendezvous::Named;
 use super::transfer::inbound::{AfterAlloc, Request, State};
 use super::transfer::outbound::{RState, Response};
@@ -61,16 +62,23 @@ enum Use {
     Busy,
 }
 
+fn holds(range: &Range, messages: &Messages, tensor: &Tensor) -> bool {
+    let Tensor { addr, device, .. } = *tensor;
+    messages.meets(range, Memory { addr, len: tensor.meta.nbytes, device })
+}
+
 impl Request {
-    fn uses(&self, range: &Range) -> Use {
+    fn uses(&self, range: &Range, messages: &Messages) -> Use {
         let source = match &self.state {
             State::LocalCopy(sent) | State::Allocating(AfterAlloc::Local(sent)) => {
-                range.holds(&sent.tensor)
+                holds(range, messages, &sent.tensor)
             }
             _ => false,
         };
         let target = match &self.target {
-            Target::Given { addr, len } => range.meets(*addr, *len, self.device),
+            Target::Given { addr, len } => {
+                messages.meets(range, Memory { addr: *addr, len: *len, device: self.device })
+            }
             Target::Alloc(_) => {
                 let len = self.meta.as_ref().map_or(0, |m| m.nbytes);
                 self.dst != 0 && range.meets(self.dst, len, self.device)
@@ -88,15 +96,15 @@ impl Request {
 }
 
 impl Response {
-    fn uses(&self, range: &Range) -> Use {
-        let Some(s) = self.source.as_ref().filter(|s| range.holds(&s.tensor)) else {
+    fn uses(&self, range: &Range, messages: &Messages) -> Use {
+        let Some(s) = self.source.as_ref().filter(|s| holds(range, messages, &s.tensor)) else {
             return Use::No;
         };
         match self.state {
             RState::Staging if self.copying => Use::Busy,
             RState::Staging => Use::Idle,
-            // A staged copy is the library's.
-            _ if s.staged.is_some() => Use::No,
+            // A staged copy is the library's; of a leg there is more to come.
+            _ if s.leg.is_none() && s.staged.is_some() => Use::No,
             RState::Writing { .. } => Use::Busy,
             _ => Use::Idle,
         }
@@ -120,8 +128,8 @@ impl Engine {
         let busy = self.reclaim_messages(fx, range)
             || pairs
             || !whole
-            || self.requests.iter().any(|(_, r)| r.uses(range) == Use::Busy)
-            || self.responses.iter().any(|(_, r)| r.uses(range) == Use::Busy);
+            || self.requests.iter().any(|(_, r)| r.uses(range, &self.messages) == Use::Busy)
+            || self.responses.iter().any(|(_, r)| r.uses(range, &self.messages) == Use::Busy);
         !busy
     }
 
@@ -135,11 +143,15 @@ impl Engine {
     /// Ends requests, and, with `force`, the connections of those that have to quiesce.
     fn reclaim_requests(&mut self, fx: &mut impl Fx, range: &Range, force: bool) {
         let mut at = 0;
-        while let Some(index) = self.requests.next(&mut at, |r| r.uses(range) != Use::No) {
+        while let Some(index) = {
+            let messages = &self.messages;
+            self.requests.next(&mut at, |r| r.uses(range, messages) != Use::No)
+        } {
             let Some(r) = self.requests.get(index) else { continue };
             let status = range.status(&r.named, "the receive of");
             self.end(fx, index, status);
-            let left = self.requests.get(index).filter(|r| r.uses(range) == Use::Busy);
+            let busy = |r: &&Request| r.uses(range, &self.messages) == Use::Busy;
+            let left = self.requests.get(index).filter(busy);
             if let (true, Some(ch)) = (force, left.and_then(|r| r.ch)) {
                 self.end_forced(fx, ch);
             }
@@ -149,7 +161,10 @@ impl Engine {
     /// The same for responses.
     fn reclaim_responses(&mut self, fx: &mut impl Fx, range: &Range, force: bool) {
         let mut at = 0;
-        while let Some(index) = self.responses.next(&mut at, |r| r.uses(range) != Use::No) {
+        while let Some(index) = {
+            let messages = &self.messages;
+            self.responses.next(&mut at, |r| r.uses(range, messages) != Use::No)
+        } {
             let Some(r) = self.responses.get_mut(index) else { continue };
             let status = range.status(&r.named, "the tensor");
             let ch = r.asked.to.ch;

@@ -68,6 +68,21 @@ pub struct Place {
     pub rkeys: Keys<u32>,
 }
 
+impl Place {
+    /// What begins so many bytes behind it; with one region, where it lies in one.
+    pub fn from(&self, offset: u64) -> Place {
+        let mut rkeys = Keys::one(self.rkeys.at(offset).0);
+        rkeys.rest = self
+            .rkeys
+            .rest
+            .iter()
+            .filter(|r| r.0 > offset)
+            .map(|&(at, key)| (at - offset, key))
+            .collect();
+        Place { addr: self.addr.wrapping_add(offset), rkeys }
+    }
+}
+
 /// A part of a transfer: one work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
@@ -133,6 +148,14 @@ mod tests {
         assert_eq!(k.at(u64::MAX), (3, u64::MAX));
         assert_eq!(k.iter().collect::<Vec<_>>(), [1, 2, 3]);
         assert_eq!(k.map(|n| n + 1), keys(2, &[(10, 3), (20, 4)]));
+    }
+
+    #[test]
+    fn a_place_begins_later_with_the_keys_that_hold_there() {
+        let place = Place { addr: 100, rkeys: keys(1, &[(10, 2), (20, 3)]) };
+        assert_eq!(place.from(0), place);
+        assert_eq!(place.from(10), Place { addr: 110, rkeys: keys(2, &[(10, 3)]) });
+        assert_eq!(place.from(25), Place { addr: 125, rkeys: keys(3, &[]) });
     }
 
     /// Every byte goes once, with the keys that hold there, in pieces that are not too long.

@@ -29,7 +29,7 @@ unsafe impl Sync for UserData {}
 
 impl UserData {
     /// Taken by a method, so that closures capture the whole wrapper and not its pointer.
-    fn get(self) -> *mut c_void {
+    pub(super) fn get(self) -> *mut c_void {
         self.0
     }
 }

@@ -1,17 +1,66 @@
 //! The ends of tagged messages: test and wait.
 
+use std::cell::RefCell;
+
 use super::args::{millis, not_null};
 use super::error::guard_on;
 use super::handle::borrow_on;
-use super::messages::end_to_c;
+use super::messages::{end_to_c, show, text_to_c};
 use super::sized::Out;
 use super::types::*;
-use crate::engine::front::message::MessageEnd;
+use crate::engine::front::message::{Beside, MessageEnd};
 use crate::manager::{Collect, Timeout};
 use crate::status::Status;
 
 /// Most requests of one call.
 const MAX_REQUESTS: usize = 1 << 20;
+
+thread_local! {
+    /// What statuses that this thread was given last refer to.
+    static KEPT: RefCell<Kept> = const { RefCell::new(Kept { texts: Vec::new(), beside: Vec::new() }) };
+}
+
+struct Kept {
+    texts: Vec<Vec<u8>>,
+    beside: Vec<Beside>,
+}
+
+/// The status of one end, whose text and header are kept for this thread; those that were kept before go.
+pub(super) fn kept(end: MessageEnd) -> rdma_msg_status_t {
+    if end.result.is_ok() && end.extra.is_none() {
+        return end_to_c(&end);
+    }
+    forget();
+    keep(end)
+}
+
+/// What was kept before goes. In a destructor of the thread nothing is kept any more.
+fn forget() {
+    let _ = KEPT.try_with(|kept| {
+        let mut kept = kept.borrow_mut();
+        kept.texts.clear();
+        kept.beside.clear();
+    });
+}
+
+/// The same beside those that are kept.
+#[cold]
+fn keep(end: MessageEnd) -> rdma_msg_status_t {
+    let mut status = end_to_c(&MessageEnd { extra: None, result: end.result.clone(), ..end });
+    let _ = KEPT.try_with(|kept| {
+        let mut kept = kept.borrow_mut();
+        if let Err(why) = &end.result {
+            let text = text_to_c(&why.message);
+            status.text = text.as_ptr().cast();
+            kept.texts.push(text);
+        }
+        if let Some(beside) = end.extra {
+            show(&mut status, &beside);
+            kept.beside.push(*beside);
+        }
+    });
+    status
+}
 
 /// Where the ends of several requests go.
 struct Ends {
@@ -21,6 +70,8 @@ struct Ends {
     stride: usize,
     failed: Option<Status>,
     count: usize,
+    /// What an earlier call kept has gone.
+    fresh: bool,
 }
 
 impl Ends {
@@ -48,7 +99,7 @@ impl Ends {
             // SAFETY: by this function's contract.
             stride = unsafe { Out::new("out_statuses", statuses) }?.size();
         }
-        Ok(Ends { indices, statuses, stride, failed: None, count: 0 })
+        Ok(Ends { indices, statuses, stride, failed: None, count: 0, fresh: false })
     }
 
     /// # Safety
@@ -61,7 +112,7 @@ impl Ends {
 
     /// One more has ended.
     #[inline(always)]
-    fn put(&mut self, index: usize, end: &MessageEnd) {
+    fn put(&mut self, index: usize, end: MessageEnd) {
         let at = self.count;
         self.count += 1;
         if !self.indices.is_null() {
@@ -69,17 +120,26 @@ impl Ends {
             unsafe { self.indices.add(at).write(index) };
         }
         if self.statuses.is_null() {
-            if let (None, Err(status)) = (&self.failed, &end.result) {
-                self.failed = Some(status.clone());
+            if let (None, Err(status)) = (&self.failed, end.result) {
+                self.failed = Some(status);
             }
             return;
         }
+        let known = match end.result.is_ok() && end.extra.is_none() {
+            true => end_to_c(&end),
+            false => {
+                if !std::mem::replace(&mut self.fresh, true) {
+                    forget();
+                }
+                keep(end)
+            }
+        };
         // SAFETY: as above; each as long as the first.
         unsafe {
             let status = self.statuses.byte_add(at * self.stride);
             status.cast::<usize>().write_unaligned(self.stride);
             if let Ok(out) = Out::new("out_statuses", status) {
-                out.write(end_to_c(end));
+                out.write(known);
             }
         }
     }
@@ -128,7 +188,7 @@ pub unsafe extern "C" fn rdma_msg_test(
             (borrow_on(mgr, thread)?, requests, Ends::new(out_indices, out_statuses)?)
         };
         let how = self::how(how)?;
-        mgr.message_test(requests, how, |i, end| ends.put(i, &end), thread)?;
+        mgr.message_test(requests, how, |i, end| ends.put(i, end), thread)?;
         // SAFETY: as above.
         unsafe { ends.tell(out_count) }
     })
@@ -164,7 +224,7 @@ pub unsafe extern "C" fn rdma_msg_wait(
             RDMA_MSG_FOREVER => Timeout::Never,
             ms => Timeout::After(millis("timeout_ms", ms)?),
         };
-        mgr.message_wait(requests, how, limit, |i, end| ends.put(i, &end))?;
+        mgr.message_wait(requests, how, limit, |i, end| ends.put(i, end))?;
         // SAFETY: as above.
         unsafe { ends.tell(out_count) }
     })

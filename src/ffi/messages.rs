@@ -5,28 +5,32 @@ use std::ffi::{c_char, c_void};
 use super::args::{TextOut, id, millis, name, not_null};
 use super::error::guard_on;
 use super::handle::borrow_on;
+use super::message_ends::kept;
+use super::message_places::{lens, place, user};
 use super::sized::{self, Out};
 use super::types::*;
 use crate::api::Words;
 use crate::engine::front::message::{
-    Envelope, Memory, MessageEnd, Mode, OnMessage, Party, Sending, Wanted,
+    Beside, Envelope, MessageEnd, Mode, OnMessage, Party, Sending, Wanted,
 };
-use crate::manager::{Received, Timeout};
+use crate::manager::{Manager, Post, Received, Timeout, Where};
+use crate::protocol::message::Extra;
 use crate::status::Status;
+use crate::thread::Thread;
 
-fn party(arg: &str, peer: rdma_peer_t) -> Result<Party, Status> {
+pub(super) fn party(arg: &str, peer: rdma_peer_t) -> Result<Party, Status> {
     Party::of_handle(peer)
         .ok_or_else(|| Status::invalid(format!("{arg} is {peer}, which is no peer's number")))
 }
 
-fn whom(peer: rdma_peer_t) -> Result<Party, Status> {
+pub(super) fn whom(peer: rdma_peer_t) -> Result<Party, Status> {
     match party("peer", peer)? {
         Party::ANY => Err(Status::invalid("peer is 0: a message is for one peer")),
         one => Ok(one),
     }
 }
 
-fn timeout(arg: &str, ms: i64) -> Result<Timeout, Status> {
+pub(super) fn timeout(arg: &str, ms: i64) -> Result<Timeout, Status> {
     match ms {
         0 => Ok(Timeout::Default),
         RDMA_MSG_FOREVER => Ok(Timeout::Never),
@@ -34,21 +38,8 @@ fn timeout(arg: &str, ms: i64) -> Result<Timeout, Status> {
     }
 }
 
-fn memory(data: *const c_void, len: usize, device: u32) -> Result<Memory, Status> {
-    if data.is_null() && len > 0 {
-        return Err(Status::invalid(format!("data is NULL, but len is {len}")));
-    }
-    if len > isize::MAX as usize || (data as usize).checked_add(len).is_none() {
-        return Err(Status::invalid(format!(
-            "len is {len}, allowed are 0 to {}, and within the address space",
-            isize::MAX
-        )));
-    }
-    Ok(Memory { addr: data as u64, len: len as u64, device })
-}
-
 pub(super) fn end_to_c(end: &MessageEnd) -> rdma_msg_status_t {
-    rdma_msg_status {
+    let mut status = rdma_msg_status {
         struct_size: size_of::<rdma_msg_status>(),
         peer: end.party.handle(),
         tag: end.envelope.tag,
@@ -57,7 +48,33 @@ pub(super) fn end_to_c(end: &MessageEnd) -> rdma_msg_status_t {
         code: end.result.as_ref().map_or_else(|s| s.code as i32, |()| RDMA_OK),
         message: 0,
         text: c"".as_ptr(),
+        header: std::ptr::null(),
+        header_len: 0,
+        part_lens: std::ptr::null(),
+        parts: 0,
+    };
+    if let Some(beside) = &end.extra {
+        show(&mut status, beside);
     }
+    status
+}
+
+/// What came beside the content; it lives as long as that.
+#[cold]
+pub(super) fn show(status: &mut rdma_msg_status_t, beside: &Beside) {
+    if !beside.user.is_empty() {
+        (status.header, status.header_len) = (beside.user.as_ptr().cast(), beside.user.len());
+    }
+    if !beside.lens.is_empty() {
+        (status.part_lens, status.parts) = (beside.lens.as_ptr(), beside.lens.len());
+    }
+}
+
+/// A text as C has it.
+pub(super) fn text_to_c(text: &str) -> Vec<u8> {
+    let mut text = crate::shown::for_c(text).into_owned().into_bytes();
+    text.push(0);
+    text
 }
 
 fn run_done([done, userdata]: Words, end: &MessageEnd) {
@@ -65,11 +82,7 @@ fn run_done([done, userdata]: Words, end: &MessageEnd) {
     let done = unsafe { std::mem::transmute::<usize, rdma_msg_done_fn>(done) };
     let Some(done) = done else { return };
     let mut status = end_to_c(end);
-    let text = end.result.as_ref().err().map(|s| {
-        let mut text = crate::shown::for_c(&s.message).into_owned().into_bytes();
-        text.push(0);
-        text
-    });
+    let text = end.result.as_ref().err().map(|s| text_to_c(&s.message));
     if let Some(text) = &text {
         status.text = text.as_ptr().cast();
     }
@@ -77,19 +90,21 @@ fn run_done([done, userdata]: Words, end: &MessageEnd) {
     unsafe { done(&raw const status, userdata as *mut c_void) };
 }
 
-fn on_end(options: &rdma_msg_options) -> OnMessage {
+pub(super) fn on_end(options: &rdma_msg_options) -> OnMessage {
     match options.done {
         Some(done) => OnMessage::Plain(run_done, [done as usize, options.userdata as usize]),
         None => OnMessage::Asked,
     }
 }
 
-fn mode(options: &rdma_msg_options) -> Result<Mode, Status> {
+pub(super) fn mode(options: &rdma_msg_options) -> Result<Mode, Status> {
     match options.mode {
         RDMA_MSG_STANDARD => Ok(Mode::Standard),
         RDMA_MSG_SYNCHRONOUS => Ok(Mode::Synchronous),
+        // A receive that waits is met at once, whatever the sender knows.
+        RDMA_MSG_READY | RDMA_MSG_BUFFERED => Ok(Mode::Standard),
         other => Err(Status::invalid(format!(
-            "options.mode is {other}, allowed are 0 (standard) and 1 (synchronous)"
+            "options.mode is {other}, allowed are 0 (standard), 1 (synchronous), 2 (ready) and 3 (buffered)"
         ))),
     }
 }
@@ -197,31 +212,97 @@ pub unsafe extern "C" fn rdma_msg_isend(
         unsafe {
             let mgr = borrow_on(mgr, thread)?;
             let options = sized::read_or_defaults("options", options)?;
-            let (to, memory) = (whom(peer)?, memory(data, len, options.device)?);
-            let timeout = timeout("options.timeout_ms", options.timeout_ms)?;
-            let (mode, done) = (mode(&options)?, on_end(&options));
-            let asked = matches!(done, OnMessage::Asked);
-            let envelope = Envelope { comm, tag };
-            let request =
-                match mgr.message_isend_on(thread, to, envelope, memory, mode, timeout, done)? {
-                    Sending::Done => 0,
-                    Sending::Begun(request) => request,
-                };
-            hand_out(&mgr, request, asked, out_request);
+            let to = (whom(peer)?, Envelope { comm, tag }, false);
+            isend(&mgr, to, place(data, len, &options)?, &options, out_request, thread)
         }
-        Ok(())
     })
+}
+
+/// Begins to send, as a message or (`active`) to a handler.
+///
+/// # Safety
+/// As the header demands of rdma_msg_isend.
+#[inline(always)]
+pub(super) unsafe fn isend(
+    mgr: &Manager,
+    (to, envelope, active): (Party, Envelope, bool),
+    place: Where,
+    options: &rdma_msg_options,
+    out_request: *mut rdma_msg_request_t,
+    thread: Thread,
+) -> Result<(), Status> {
+    if let Where::Pieces(layout) = &place
+        && layout.is_slots()
+    {
+        let lens = lens(&place);
+        // SAFETY: by this function's contract.
+        return unsafe {
+            isend_parts(mgr, (to, envelope, active), &lens, place, options, out_request, thread)
+        };
+    }
+    // SAFETY: by this function's contract.
+    unsafe { isend_parts(mgr, (to, envelope, active), &[], place, options, out_request, thread) }
+}
+
+/// The same; `parts`: the lengths of its parts, as they travel.
+///
+/// # Safety
+/// As for [`isend`].
+#[inline(always)]
+unsafe fn isend_parts(
+    mgr: &Manager,
+    (to, envelope, active): (Party, Envelope, bool),
+    parts: &[[u8; 8]],
+    place: Where,
+    options: &rdma_msg_options,
+    out_request: *mut rdma_msg_request_t,
+    thread: Thread,
+) -> Result<(), Status> {
+    let timeout = timeout("options.timeout_ms", options.timeout_ms)?;
+    let (mode, done) = (mode(options)?, on_end(options));
+    // SAFETY: by this function's contract.
+    unsafe {
+        let extra = Extra { user: user(options)?, parts, active };
+        let post = Post { to, envelope, extra: &extra, mode, timeout };
+        begin_send(mgr, &post, place, options.mode, done, out_request, thread)
+    }
+}
+
+/// Begins to send what was read from options, or prepared; `mode` is RDMA_MSG_*.
+///
+/// # Safety
+/// As the header demands of rdma_msg_isend.
+#[inline(always)]
+pub(super) unsafe fn begin_send(
+    mgr: &Manager,
+    post: &Post<'_>,
+    place: Where,
+    mode: u32,
+    done: OnMessage,
+    out_request: *mut rdma_msg_request_t,
+    thread: Thread,
+) -> Result<(), Status> {
+    let asked = matches!(done, OnMessage::Asked);
+    // SAFETY: by this function's contract.
+    unsafe {
+        let request = if mode == RDMA_MSG_BUFFERED {
+            mgr.message_bsend(post, place)?;
+            0
+        } else {
+            match mgr.message_isend_on(thread, post, place, done)? {
+                Sending::Done => 0,
+                Sending::Begun(request) => request,
+            }
+        };
+        hand_out(mgr, request, asked, out_request);
+    }
+    Ok(())
 }
 
 /// # Safety
 /// `out` is NULL or may be written.
 #[inline]
-unsafe fn hand_out(
-    mgr: &crate::manager::Manager,
-    request: u64,
-    asked: bool,
-    out: *mut rdma_msg_request_t,
-) {
+unsafe fn hand_out(mgr: &Manager, request: u64, asked: bool, out: *mut rdma_msg_request_t) {
     if !out.is_null() {
         // SAFETY: by this function's contract.
         unsafe { out.write(request) };
@@ -268,12 +349,12 @@ pub unsafe extern "C" fn rdma_msg_irecv(
             let mgr = borrow_on(mgr, thread)?;
             let options = sized::read_or_defaults("options", options)?;
             let out = optional_out(out_status)?;
-            let (from, memory) = (party("source", source)?, memory(buf, len, options.device)?);
+            let (from, place) = (party("source", source)?, place(buf, len, &options)?);
             let timeout = timeout("options.timeout_ms", options.timeout_ms)?;
             let wanted = Wanted { from, comm, tag, mask };
             let received =
-                mgr.message_irecv_on(thread, wanted, memory, timeout, on_end(&options))?;
-            tell_received(&mgr, received, &options, out, out_request);
+                mgr.message_irecv_on(thread, wanted, place, timeout, on_end(&options))?;
+            tell_received(&mgr, received, options.done.is_none(), out, out_request);
         }
         Ok(())
     })
@@ -281,7 +362,7 @@ pub unsafe extern "C" fn rdma_msg_irecv(
 
 /// # Safety
 /// `ptr` is NULL or a status as the header demands.
-unsafe fn optional_out(
+pub(super) unsafe fn optional_out(
     ptr: *mut rdma_msg_status_t,
 ) -> Result<Option<Out<rdma_msg_status_t>>, Status> {
     if ptr.is_null() {
@@ -294,24 +375,24 @@ unsafe fn optional_out(
 /// # Safety
 /// `out_request` is NULL or may be written.
 #[inline(always)]
-unsafe fn tell_received(
-    mgr: &crate::manager::Manager,
+pub(super) unsafe fn tell_received(
+    mgr: &Manager,
     received: Received,
-    options: &rdma_msg_options,
+    asked: bool,
     out: Option<Out<rdma_msg_status_t>>,
     out_request: *mut rdma_msg_request_t,
 ) {
     let request = match received {
         Received::Done(end) => {
             if let Some(out) = out {
-                out.write(end_to_c(&end));
+                out.write(kept(end));
             }
             0
         }
         Received::Begun(request) => request,
     };
     // SAFETY: by this function's contract.
-    unsafe { hand_out(mgr, request, options.done.is_none(), out_request) };
+    unsafe { hand_out(mgr, request, asked, out_request) };
 }
 
 /// Sends like rdma_msg_isend and waits for the end, driving progress itself. options.done is not used.
@@ -334,9 +415,17 @@ pub unsafe extern "C" fn rdma_msg_send(
         unsafe {
             let mgr = borrow_on(mgr, thread)?;
             let options = sized::read_or_defaults("options", options)?;
-            let (to, memory) = (whom(peer)?, memory(data, len, options.device)?);
+            let (to, place) = (whom(peer)?, place(data, len, &options)?);
             let timeout = timeout("options.timeout_ms", options.timeout_ms)?;
-            mgr.message_send(to, Envelope { comm, tag }, memory, mode(&options)?, timeout)
+            let lens = lens(&place);
+            let (extra, mode) =
+                (Extra { user: user(&options)?, parts: &lens, active: false }, mode(&options)?);
+            let envelope = Envelope { comm, tag };
+            let post = Post { to, envelope, extra: &extra, mode, timeout };
+            match options.mode {
+                RDMA_MSG_BUFFERED => mgr.message_bsend(&post, place),
+                _ => mgr.message_send(&post, place),
+            }
         }
     })
 }
@@ -365,13 +454,14 @@ pub unsafe extern "C" fn rdma_msg_recv(
             let mgr = borrow_on(mgr, thread)?;
             let options = sized::read_or_defaults("options", options)?;
             let out = optional_out(out_status)?;
-            let (from, memory) = (party("source", source)?, memory(buf, len, options.device)?);
+            let (from, place) = (party("source", source)?, place(buf, len, &options)?);
             let timeout = timeout("options.timeout_ms", options.timeout_ms)?;
-            let end = mgr.message_recv(Wanted { from, comm, tag, mask }, memory, timeout)?;
+            let end = mgr.message_recv(Wanted { from, comm, tag, mask }, place, timeout)?;
+            let result = end.result.clone();
             if let Some(out) = out {
-                out.write(end_to_c(&end));
+                out.write(kept(end));
             }
-            end.result
+            result
         }
     })
 }
@@ -407,9 +497,10 @@ pub unsafe extern "C" fn rdma_msg_probe(
             let text = "no message is here that such a receive would meet";
             Status::new(crate::status::Code::DeadlineExceeded, text)
         })?;
-        let (party, envelope, len) = (found.sender, found.envelope, found.len);
-        let end = MessageEnd { result: Ok(()), party, envelope, len };
-        out.write(rdma_msg_status { message: found.message, ..end_to_c(&end) });
+        let (message, result) = (found.message, Ok(()));
+        let (party, envelope, len, extra) = (found.sender, found.envelope, found.len, found.extra);
+        let end = MessageEnd { result, party, envelope, len, extra };
+        out.write(rdma_msg_status { message, ..kept(end) });
         Ok(())
     })
 }
@@ -436,10 +527,10 @@ pub unsafe extern "C" fn rdma_msg_imrecv(
             let mgr = borrow_on(mgr, thread)?;
             let options = sized::read_or_defaults("options", options)?;
             let out = optional_out(out_status)?;
-            let (message, memory) = (id("message", message)?, memory(buf, len, options.device)?);
+            let (message, place) = (id("message", message)?, place(buf, len, &options)?);
             let timeout = timeout("options.timeout_ms", options.timeout_ms)?;
-            let received = mgr.message_imrecv(message, memory, timeout, on_end(&options))?;
-            tell_received(&mgr, received, &options, out, out_request);
+            let received = mgr.message_imrecv(message, place, timeout, on_end(&options))?;
+            tell_received(&mgr, received, options.done.is_none(), out, out_request);
         }
         Ok(())
     })
@@ -480,30 +571,5 @@ pub unsafe extern "C" fn rdma_msg_free(
     guard_on("rdma_msg_free", |thread| {
         // SAFETY: the caller's handle, as the header demands.
         unsafe { borrow_on(mgr, thread) }?.message_release(id("request", request)?)
-    })
-}
-
-/// Gives how many bytes of messages may be sent to a peer now before one has to wait: each message counts
-/// for its content, if it is small, and some 256 bytes. 0 while messages wait, or there is no connection.
-///
-/// Threads: any.
-///
-/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `out_bytes` NULL, `peer` 0 or no number of a peer;
-/// RDMA_NOT_FOUND: unknown peer; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child;
-/// RDMA_INTERNAL.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_room(
-    mgr: *mut rdma_mgr_t,
-    peer: rdma_peer_t,
-    out_bytes: *mut u64,
-) -> rdma_code_t {
-    guard_on("rdma_msg_room", |thread| {
-        not_null("out_bytes", out_bytes)?;
-        // SAFETY: the caller's arguments, as the header demands.
-        unsafe {
-            let mgr = borrow_on(mgr, thread)?;
-            out_bytes.write(mgr.message_room(whom(peer)?)?);
-        }
-        Ok(())
     })
 }

@@ -169,6 +169,7 @@ versioned! {
     rdma_recv_options, "rdma_recv_options_t", 56;
     rdma_send_options, "rdma_send_options_t", 16;
     rdma_peer_info, "rdma_peer_info_t", 848;
+    rdma_msg_layout, "rdma_msg_layout_t", 56;
     rdma_msg_options, "rdma_msg_options_t", 40;
     rdma_msg_status, "rdma_msg_status_t", 56;
     rdma_pair_info, "rdma_pair_info_t", 48;

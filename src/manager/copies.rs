@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use super::core::Core;
 use super::world::World;
 use crate::config::Config;
+use crate::engine::layout::Layout;
 use crate::engine::{Buffer, Range, Work};
 use crate::fabric::ProviderKind;
 use crate::fabric::moves::{self, MOVE_MAX, Move, Moved};
@@ -322,7 +323,10 @@ impl Core {
         // By turns, so that neither starves.
         let job = |core: &mut Core| {
             let job = core.world.jobs.pop_front()?;
-            if let Work::HostCopy { len, .. } | Work::HostHash { len, .. } = &job {
+            if let Work::HostCopy { len, .. }
+            | Work::Spread { len, .. }
+            | Work::HostHash { len, .. } = &job
+            {
                 core.copies.spend(*len as usize);
             }
             core.copies.job = true;
@@ -382,7 +386,7 @@ impl Core {
 }
 
 /// Content up to this length may go into a message.
-const MESSAGE: u64 = 128 << 10;
+pub(super) const MESSAGE: u64 = 128 << 10;
 /// Content up to this length is copied for a message that may be built of it; longer content of messages is copied
 /// when the message is built.
 const COPY_MAX: usize = 8 << 10;
@@ -424,6 +428,22 @@ impl Copied {
         // SAFETY: by the caller; there is room for it here, and so much is then initialised.
         unsafe {
             super::sys::copy(self.bytes.as_mut_ptr() as u64, addr, len);
+            std::slice::from_raw_parts(self.bytes.as_ptr().cast(), self.len)
+        }
+    }
+
+    /// The same out of pieces.
+    ///
+    /// # Safety
+    /// The pieces are readable.
+    pub(super) unsafe fn gather(&mut self, layout: &Layout, max: usize) -> &[u8] {
+        if layout.len() > max.min(COPY_MAX) as u64 {
+            return &[];
+        }
+        self.len = layout.len() as usize;
+        // SAFETY: as above.
+        unsafe {
+            layout.gather(0, self.bytes.as_mut_ptr() as u64, layout.len());
             std::slice::from_raw_parts(self.bytes.as_ptr().cast(), self.len)
         }
     }

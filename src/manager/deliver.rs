@@ -130,7 +130,10 @@ impl Manager {
     pub(super) fn run(&self, work: &mut Work, taken: &mut Taken<'_>, thread: Thread) {
         let shows = !matches!(
             work,
-            Work::HostCopy { .. } | Work::HostHash { .. } | Work::DeviceCopy { .. }
+            Work::HostCopy { .. }
+                | Work::Spread { .. }
+                | Work::HostHash { .. }
+                | Work::DeviceCopy { .. }
         );
         self.run_guarded(work, thread);
         if shows {
@@ -202,6 +205,11 @@ impl Manager {
             Work::Source { source, response, peer, key, step } => {
                 self.ask_source(&source, response, &peer, &key, step)
             }
+            Work::Active { handler, active } => {
+                if !handler(&active) && active.message != 0 {
+                    self.with_engine(|e, w| e.message_drop(w, active.message));
+                }
+            }
             Work::Call(call) => call(),
             Work::PeerEvents => self.tell_of_peers(),
             Work::BufferEvents { buffer, .. } => self.tell_of_buffer(buffer),
@@ -210,6 +218,14 @@ impl Manager {
                 if begun.is_ok() {
                     // SAFETY: the engine asks for copies between memory that it holds until `copied`.
                     unsafe { super::sys::copy(dst, src, len) };
+                }
+                self.copied(token, begun);
+            }
+            Work::Spread { token, dst, src, len } => {
+                let begun = self.core.lock().engine.copy_begins(token);
+                if begun.is_ok() {
+                    // SAFETY: as above.
+                    unsafe { dst.copy_from(&src, len) };
                 }
                 self.copied(token, begun);
             }

@@ -1,12 +1,14 @@
 //! Tagged messages: the calls.
 
-use super::copies::{Copied, touch};
+use super::copies::{Copied, MESSAGE, touch};
 use super::*;
 use crate::engine::front::message::{
-    Found, Memory, MessageEnd, Mode, OnMessage, Outgoing, Party, Receiving, Sending, Wanted,
+    ActiveFn, Found, Memory, MessageEnd, Mode, OnMessage, Outgoing, Party, Receiving, RoomFn,
+    Sending, Wanted,
 };
+use crate::engine::layout::{Layout, Spot};
 use crate::name::Name;
-use crate::protocol::message::Envelope;
+use crate::protocol::message::{Envelope, Extra};
 
 /// How long an operation may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +28,63 @@ impl Timeout {
             Timeout::After(time) => Some(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
             Timeout::Never => Some(u64::MAX),
         }
+    }
+}
+
+/// A message operation that may be begun again and again.
+#[allow(missing_docs, reason = "fields are those of the calls")]
+pub enum Prepared {
+    /// A send.
+    Send {
+        to: Party,
+        envelope: Envelope,
+        user: Vec<u8>,
+        lens: Vec<[u8; 8]>,
+        at: Where,
+        mode: Mode,
+        buffered: bool,
+        timeout: Timeout,
+        done: OnMessage,
+    },
+    /// A receive.
+    Recv { wanted: Wanted, at: Where, timeout: Timeout, done: OnMessage },
+}
+
+/// Operations that are prepared.
+#[derive(Default)]
+pub(super) struct AllPrepared {
+    last: u64,
+    all: std::collections::HashMap<u64, Arc<Prepared>>,
+}
+
+/// Where the content of a message lies.
+#[derive(Clone)]
+pub enum Where {
+    /// In one place.
+    Whole(Memory),
+    /// In pieces of the host's memory.
+    Pieces(Arc<Layout>),
+}
+
+/// A message that is to be sent, but for its content.
+pub struct Post<'a> {
+    /// To whom.
+    pub to: Party,
+    /// Communicator and tag.
+    pub envelope: Envelope,
+    /// What travels beside the content.
+    pub extra: &'a Extra<'a>,
+    /// When it has ended.
+    pub mode: Mode,
+    /// Until when.
+    pub timeout: Timeout,
+}
+
+impl<'a> Post<'a> {
+    #[inline]
+    fn outgoing(&self, memory: Memory, content: &'a [u8], done: OnMessage) -> Outgoing<'a> {
+        let Post { to, envelope, extra, mode, timeout } = *self;
+        Outgoing { to, envelope, memory, content, extra, mode, timeout: timeout.nanos(), done }
     }
 }
 
@@ -79,42 +138,39 @@ impl Manager {
     /// The memory stays valid and unchanged until the operation has ended.
     pub unsafe fn message_isend(
         &self,
-        to: Party,
-        envelope: Envelope,
-        memory: Memory,
-        mode: Mode,
-        timeout: Timeout,
+        post: &Post<'_>,
+        at: Where,
         done: OnMessage,
     ) -> Result<Sending, Status> {
         let thread = Thread::this();
         // SAFETY: the caller's promise.
-        unsafe { self.message_isend_on(thread, to, envelope, memory, mode, timeout, done) }
+        unsafe { self.message_isend_on(thread, post, at, done) }
     }
 
     /// The same on this thread.
     ///
     /// # Safety
     /// As for `message_isend`.
-    #[allow(clippy::too_many_arguments, reason = "the facts of one message")]
     #[inline(always)]
     pub(crate) unsafe fn message_isend_on(
         &self,
         thread: Thread,
-        to: Party,
-        envelope: Envelope,
-        memory: Memory,
-        mode: Mode,
-        timeout: Timeout,
+        post: &Post<'_>,
+        at: Where,
         done: OnMessage,
     ) -> Result<Sending, Status> {
+        let memory = match at {
+            Where::Whole(memory) => memory,
+            // SAFETY: the caller's promise.
+            Where::Pieces(layout) => return unsafe { self.isend_pieces(post, layout, done) },
+        };
         let mut copied = Copied::new();
         let content = match memory.device {
             // SAFETY: the caller's promise.
             0 => unsafe { copied.take(memory.addr, memory.len, self.copy_max) },
             _ => &[],
         };
-        let timeout = timeout.nanos();
-        let out = Outgoing { to, envelope, memory, content, mode, timeout, done };
+        let out = post.outgoing(memory, content, done);
         let mut core = self.core.lock_on(thread);
         let Core { engine, world, .. } = &mut *core;
         if engine.message_send_now(world, &out) {
@@ -126,6 +182,108 @@ impl Manager {
         self.with_engine(|e, w| e.message_send(w, out))
     }
 
+    /// The same out of pieces.
+    ///
+    /// # Safety
+    /// As for `message_isend`.
+    #[cold]
+    unsafe fn isend_pieces(
+        &self,
+        post: &Post<'_>,
+        layout: Arc<Layout>,
+        done: OnMessage,
+    ) -> Result<Sending, Status> {
+        let mut copied = Copied::new();
+        // SAFETY: the caller's promise.
+        let content = unsafe { copied.gather(&layout, self.copy_max) };
+        let memory = Memory { addr: 0, len: layout.len(), device: 0 };
+        let out = post.outgoing(memory, content, done);
+        self.with_engine(|e, w| e.message_send_pieces(w, out, layout))
+    }
+
+    /// Sends a copy of the content, which takes some of the attached buffer. Nobody hears of the end.
+    ///
+    /// # Safety
+    /// The memory is valid while this runs.
+    pub unsafe fn message_bsend(&self, post: &Post<'_>, at: Where) -> Result<(), Status> {
+        let mut copied = Copied::new();
+        let (len, src) = match at {
+            Where::Whole(Memory { device: 0, addr, len }) => (len, Spot::host(addr)),
+            Where::Whole(Memory { device, .. }) => {
+                let text = "options.mode is 3 (buffered) with memory of device";
+                return Err(Status::invalid(format!("{text} {device}, allowed is the host's, 0")));
+            }
+            Where::Pieces(layout) => (layout.len(), Spot { layout: Some(layout), at: 0 }),
+        };
+        let buffer = self.with_engine(|e, w| e.message_buffer(w, len))?;
+        // SAFETY: the caller's promise; the buffer has room for it, and is this call's.
+        let content = unsafe {
+            Spot::host(buffer.addr).copy_from(&src, len);
+            copied.take(buffer.addr, len, self.copy_max)
+        };
+        let memory = Memory { addr: buffer.addr, len, device: 0 };
+        let out = post.outgoing(memory, content, OnMessage::Asked);
+        self.with_engine(|e, w| e.message_send_buffered(w, out, buffer))
+    }
+
+    /// Sends in buffered mode may take so many bytes.
+    pub fn message_attach(&self, bytes: u64) -> Result<(), Status> {
+        self.core.lock().engine.message_attach(bytes)
+    }
+
+    /// Waits until all that was sent in buffered mode has gone, and takes the buffer away.
+    pub fn message_detach(&self, timeout: Timeout) -> Result<(), Status> {
+        self.refuse_inside("rdma_msg_detach")?;
+        let limit = if let Timeout::After(limit) = timeout { Some(limit) } else { None };
+        let mut result = self.core.lock().engine.message_detach();
+        if matches!(result, Ok(false)) {
+            let waiter = Arc::new(Waiter::default());
+            self.waiting(|| {
+                self.block(&waiter, limit, || {
+                    result = self.core.lock().engine.message_detach();
+                    !matches!(result, Ok(false))
+                })
+            });
+        }
+        if result? {
+            return Ok(());
+        }
+        self.refuse_closing()?;
+        let time = limit.map_or_else(String::new, |l| format!(" within {}", seconds(l)));
+        let text = format!("messages in the attached buffer have not gone{time}");
+        Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
+    }
+
+    /// Keeps an operation that may be begun; its number.
+    pub fn message_prepare(&self, prepared: Prepared) -> Result<u64, Status> {
+        let mut kept = self.prepared.lock();
+        crate::room::grow(&mut kept.all, 1, "prepared operations")?;
+        kept.last += 1;
+        let id = kept.last;
+        kept.all.insert(id, Arc::new(prepared));
+        Ok(id)
+    }
+
+    /// The operation of this number.
+    pub fn message_prepared(&self, id: u64) -> Result<Arc<Prepared>, Status> {
+        self.prepared.lock().all.get(&id).cloned().ok_or_else(|| not_prepared(id))
+    }
+
+    /// Forgets it.
+    pub fn message_unprepare(&self, id: u64) -> Result<(), Status> {
+        self.prepared.lock().all.remove(&id).map(drop).ok_or_else(|| not_prepared(id))
+    }
+
+    /// Sets the handler of active messages of this number, or takes it away.
+    pub fn message_handler(&self, id: u32, handler: Option<ActiveFn>) -> Result<(), Status> {
+        self.with_engine(|e, w| e.message_handler(w, id, handler))
+    }
+
+    /// Tells, once, when so many bytes may be sent to a peer.
+    pub fn message_on_room(&self, party: Party, bytes: u64, told: RoomFn) -> Result<(), Status> {
+        self.with_engine(|e, w| e.message_on_room(w, party, bytes, told))
+    }
+
     /// Begins to receive a message.
     ///
     /// # Safety
@@ -133,12 +291,12 @@ impl Manager {
     pub unsafe fn message_irecv(
         &self,
         wanted: Wanted,
-        memory: Memory,
+        at: Where,
         timeout: Timeout,
         done: OnMessage,
     ) -> Result<Received, Status> {
         // SAFETY: the caller's promise.
-        unsafe { self.message_irecv_on(Thread::this(), wanted, memory, timeout, done) }
+        unsafe { self.message_irecv_on(Thread::this(), wanted, at, timeout, done) }
     }
 
     /// The same on this thread.
@@ -150,11 +308,19 @@ impl Manager {
         &self,
         thread: Thread,
         wanted: Wanted,
-        memory: Memory,
+        at: Where,
         timeout: Timeout,
         done: OnMessage,
     ) -> Result<Received, Status> {
         let timeout = timeout.nanos();
+        let begin = |e: &mut Engine, w: &mut World, memory| {
+            e.message_recv(w, wanted, memory, timeout, done)
+        };
+        let memory = match at {
+            Where::Whole(memory) => memory,
+            // SAFETY: by the caller.
+            Where::Pieces(layout) => return unsafe { self.receive_pieces(layout, begin) },
+        };
         if memory.device == 0 {
             // SAFETY: the application's, to be written from now on.
             unsafe { touch(memory.addr, memory.len, true) };
@@ -167,10 +333,8 @@ impl Manager {
             return Ok(Received::Begun(id));
         }
         drop(core);
-        let begin =
-            |e: &mut Engine, w: &mut World| e.message_recv(w, wanted, memory, timeout, done);
         // SAFETY: by the caller.
-        unsafe { self.receive_into(&memory, begin) }
+        unsafe { self.receive_into(&memory, |e, w| begin(e, w, memory)) }
     }
 
     /// Begins to receive a message that a probe has claimed.
@@ -180,20 +344,26 @@ impl Manager {
     pub unsafe fn message_imrecv(
         &self,
         message: u64,
-        memory: Memory,
+        at: Where,
         timeout: Timeout,
         done: OnMessage,
     ) -> Result<Received, Status> {
         let timeout = timeout.nanos();
-        if memory.device == 0 {
-            // SAFETY: the application's, to be written from now on.
-            unsafe { touch(memory.addr, memory.len, true) };
-        }
-        let begin = |e: &mut Engine, w: &mut World| {
+        let begin = |e: &mut Engine, w: &mut World, memory| {
             e.message_recv_claimed(w, message, memory, timeout, done)
         };
-        // SAFETY: by the caller.
-        unsafe { self.receive_into(&memory, begin) }
+        match at {
+            Where::Whole(memory) => {
+                if memory.device == 0 {
+                    // SAFETY: the application's, to be written from now on.
+                    unsafe { touch(memory.addr, memory.len, true) };
+                }
+                // SAFETY: by the caller.
+                unsafe { self.receive_into(&memory, |e, w| begin(e, w, memory)) }
+            }
+            // SAFETY: by the caller.
+            Where::Pieces(layout) => unsafe { self.receive_pieces(layout, begin) },
+        }
     }
 
     /// Begins a receive into this memory.
@@ -208,6 +378,31 @@ impl Manager {
         let begun = self.with_engine(begin)?;
         // SAFETY: by the caller.
         Ok(unsafe { put(begun, memory) })
+    }
+
+    /// The same into pieces.
+    ///
+    /// # Safety
+    /// As for `message_irecv`.
+    #[cold]
+    unsafe fn receive_pieces(
+        &self,
+        layout: Arc<Layout>,
+        begin: impl FnOnce(&mut Engine, &mut World, Memory) -> Result<Receiving, Status>,
+    ) -> Result<Received, Status> {
+        // SAFETY: the application's, to be written from now on.
+        layout.each(0, MESSAGE, |piece| unsafe { touch(piece.addr, piece.len, true) });
+        let pieces = layout.clone();
+        let begun = self
+            .with_engine(|e, w| e.message_recv_pieces(pieces, |e, memory| begin(e, w, memory)))?;
+        Ok(match begun {
+            Receiving::Done(bytes, end) => {
+                // SAFETY: by the caller; the engine found that it fits.
+                unsafe { layout.scatter(0, bytes.as_ptr() as u64, bytes.len() as u64) };
+                Received::Done(end)
+            }
+            Receiving::Begun(id) => Received::Begun(id),
+        })
     }
 
     /// Waits for the first message that a receive would meet, and claims it if it is to.
@@ -246,19 +441,10 @@ impl Manager {
     ///
     /// # Safety
     /// The memory stays valid and unchanged until this returns.
-    pub unsafe fn message_send(
-        &self,
-        to: Party,
-        envelope: Envelope,
-        memory: Memory,
-        mode: Mode,
-        timeout: Timeout,
-    ) -> Result<(), Status> {
+    pub unsafe fn message_send(&self, post: &Post<'_>, at: Where) -> Result<(), Status> {
         self.refuse_inside("rdma_msg_send")?;
         // SAFETY: the caller's promise; this waits for the end.
-        let sending =
-            unsafe { self.message_isend(to, envelope, memory, mode, timeout, OnMessage::Asked) }?;
-        match sending {
+        match unsafe { self.message_isend(post, at, OnMessage::Asked) }? {
             Sending::Done => Ok(()),
             Sending::Begun(id) => self.message_await(id)?.result,
         }
@@ -271,12 +457,12 @@ impl Manager {
     pub unsafe fn message_recv(
         &self,
         wanted: Wanted,
-        memory: Memory,
+        at: Where,
         timeout: Timeout,
     ) -> Result<MessageEnd, Status> {
         self.refuse_inside("rdma_msg_recv")?;
         // SAFETY: the caller's promise; this waits for the end.
-        let received = unsafe { self.message_irecv(wanted, memory, timeout, OnMessage::Asked) };
+        let received = unsafe { self.message_irecv(wanted, at, timeout, OnMessage::Asked) };
         match received? {
             Received::Done(end) => Ok(end),
             Received::Begun(id) => self.message_await(id),
@@ -319,14 +505,14 @@ impl Manager {
                 None => Ok(0),
             };
         }
-        let mut from = 0;
-        let count = self.collect(ids, &mut from, how, &mut found)?;
+        let mut look = Look::default();
+        let count = self.collect(ids, &mut look, how, &mut found)?;
         if count > 0 || ids.iter().all(|&id| id == 0) {
             return Ok(count);
         }
         self.refuse_inside_on("rdma_msg_test", thread)?;
         self.turn_on(thread);
-        self.collect(ids, &mut from, how, &mut found)
+        self.collect(ids, &mut look, how, &mut found)
     }
 
     /// The same of one operation: the lock is let go of for what a turn does without it, and no more.
@@ -372,8 +558,11 @@ impl Manager {
         mut found: impl FnMut(usize, MessageEnd),
     ) -> Result<usize, Status> {
         self.refuse_inside("rdma_msg_wait")?;
-        let mut from = 0;
-        let mut count = self.collect(ids, &mut from, how, &mut found);
+        let mut look = Look::default();
+        if how == Collect::All {
+            self.know_all(ids)?;
+        }
+        let mut count = self.collect(ids, &mut look, how, &mut found);
         if !matches!(count, Ok(0)) || ids.iter().all(|&id| id == 0) {
             return count;
         }
@@ -381,7 +570,7 @@ impl Manager {
         let limit = if let Timeout::After(limit) = timeout { Some(limit) } else { None };
         self.waiting(|| {
             self.block(&waiter, limit, || {
-                count = self.collect(ids, &mut from, how, &mut found);
+                count = self.collect(ids, &mut look, how, &mut found);
                 !matches!(count, Ok(0))
             })
         });
@@ -394,11 +583,20 @@ impl Manager {
         Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
     }
 
-    /// `from`: where the next look goes on, if all are wanted; what lies before it has ended.
+    /// Refuses operations that are not known, before any is waited for.
+    fn know_all(&self, ids: &[u64]) -> Result<(), Status> {
+        if ids.len() < 2 {
+            return Ok(());
+        }
+        let engine = &self.core.lock().engine;
+        let mut asked = ids.iter().filter(|id| **id != 0);
+        asked.try_for_each(|&id| engine.message_has_ended(id).map(drop))
+    }
+
     fn collect(
         &self,
         ids: &mut [u64],
-        from: &mut usize,
+        look: &mut Look,
         how: Collect,
         found: &mut impl FnMut(usize, MessageEnd),
     ) -> Result<usize, Status> {
@@ -411,11 +609,16 @@ impl Manager {
                 1
             }));
         }
+        let endings = Some(engine.message_endings());
+        if look.endings == endings {
+            return Ok(0);
+        }
+        look.endings = endings;
         let mut ended = false;
-        for (i, &id) in ids.iter().enumerate().skip(*from).filter(|(_, id)| **id != 0) {
+        for (i, &id) in ids.iter().enumerate().skip(look.from).filter(|(_, id)| **id != 0) {
             let has = engine.message_has_ended(id)?;
             if how == Collect::All && !has {
-                *from = i;
+                look.from = i;
                 return Ok(0);
             }
             ended |= has;
@@ -452,6 +655,19 @@ impl Manager {
     pub fn message_room(&self, party: Party) -> Result<u64, Status> {
         self.core.lock().engine.message_room(party)
     }
+}
+
+fn not_prepared(id: u64) -> Status {
+    Status::new(Code::NotFound, format!("persistent {id} is not known, or was freed"))
+}
+
+/// How far a look at several operations has come.
+#[derive(Default)]
+struct Look {
+    /// Where the next goes on, if all are wanted; what lies before it has ended.
+    from: usize,
+    /// How many operations had ended at the last look, which found too little: without another there is no need to look.
+    endings: Option<u64>,
 }
 
 /// A thread waits for a message to come, as long as this lives.

@@ -65,7 +65,7 @@ pub(crate) use deliver::Waits;
 use drive::{Drivers, Waiter};
 pub(crate) use inside::Frames;
 use lock::Locked;
-pub use messages::{Collect, Received, Timeout};
+pub use messages::{Collect, Post, Prepared, Received, Timeout, Where};
 pub use report::providers;
 use seam::Seam;
 use spin::Spin;
@@ -92,6 +92,8 @@ pub struct Manager {
     trace: Arc<Trace>,
     /// The application hears of requests that end while it is asked.
     hears_of_ends: bool,
+    /// Message operations that are begun again and again.
+    prepared: Mutex<messages::AllPrepared>,
 }
 
 fn seconds(d: Duration) -> String {
@@ -137,6 +139,7 @@ impl Manager {
             stats,
             trace,
             hears_of_ends,
+            prepared: Mutex::default(),
         });
         manager.set_hooks(hooks, source);
         Ok(manager)
@@ -507,6 +510,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         max_waiting_bytes: limits::WAITING_BYTES,
         max_waiting_bytes_all: limits::WAITING_BYTES_ALL,
         guest_descriptors: limits::guest_descriptors(),
+        fragment: crate::engine::layout::FRAGMENT,
     };
     let pool = Pool::new(sys::physical_memory());
     if adapters.iter().flatten().any(|a| !a.caps().windows) {

@@ -205,7 +205,7 @@ impl World {
     /// Queues what is neither the end of a send nor of a receive, or has to wait.
     #[inline(never)]
     fn run_other(&mut self, work: Work) {
-        if matches!(work, Work::HostCopy { .. } | Work::HostHash { .. }) {
+        if matches!(work, Work::HostCopy { .. } | Work::HostHash { .. } | Work::Spread { .. }) {
             self.jobs.push_back(work);
         } else if World::must_wait(&work) {
             self.held_back.work.push_back(work);

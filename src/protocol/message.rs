@@ -30,6 +30,12 @@ pub const HEADER_LEN: usize = 4;
 pub const MAX_REGIONS: usize = 4096;
 /// Longest message after reassembly: the longest key and the keys of most regions, with the fields.
 pub const MAX_MESSAGE: usize = MAX_KEY_LEN + 8192 + MAX_REGIONS * 12;
+/// Longest header of the application in a tagged message.
+pub const MAX_USER: usize = 512;
+/// Most parts of a tagged message.
+pub const MAX_PARTS: usize = 64;
+/// The least that a sender takes at a time of content that goes in pieces.
+pub const MIN_LIMIT: u32 = 256;
 /// Longest text of an ERROR_STATUS or GOODBYE; longer ones are cut.
 pub const MAX_ERROR_TEXT: usize = 4096;
 
@@ -66,6 +72,10 @@ const F_REGIONS: u8 = 16; // any of the above with memory: it lies in several re
 const F_LAST: u8 = 1; // fragment: the last
 const F_OK: u8 = 1; // get done: success
 const F_SYNC: u8 = 1; // tagged message: its sender wants to hear of the match
+const F_LIMIT: u8 = 8; // offer: the content goes in pieces of at most so many bytes
+const F_USER: u8 = 32; // message, offer: a header of the application
+const F_PARTS: u8 = 64; // message, offer: the lengths of its parts
+const F_ACTIVE: u8 = 128; // message, offer: it is for a handler
 
 /// TENSOR_REQUEST.
 #[derive(Clone, Debug, PartialEq)]
@@ -125,9 +135,84 @@ pub struct Envelope {
     pub tag: u64,
 }
 
+/// What travels with a tagged message beside its content.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Extra<'a> {
+    /// The application's header, at most [`MAX_USER`] bytes.
+    pub user: &'a [u8],
+    /// Lengths of its parts, at most [`MAX_PARTS`].
+    pub parts: &'a [[u8; 8]],
+    /// It is for the handler that has its communicator's number.
+    pub active: bool,
+}
+
+impl Extra<'_> {
+    /// Nothing.
+    pub const NONE: Extra<'static> = Extra { user: &[], parts: &[], active: false };
+
+    /// Whether there is nothing.
+    pub fn is_empty(&self) -> bool {
+        self.user.is_empty() && self.parts.is_empty() && !self.active
+    }
+
+    /// Bytes that it counts for.
+    pub fn cost(&self) -> u64 {
+        (self.user.len() + 8 * self.parts.len()) as u64
+    }
+
+    fn flags(&self) -> u8 {
+        let user = if self.user.is_empty() { 0 } else { F_USER };
+        let active = if self.active { F_ACTIVE } else { 0 };
+        user | active | if self.parts.is_empty() { 0 } else { F_PARTS }
+    }
+
+    fn put(&self, out: &mut Vec<u8>) {
+        if !self.user.is_empty() {
+            out.extend_from_slice(&(self.user.len() as u16).to_le_bytes());
+            out.extend_from_slice(self.user);
+        }
+        if !self.parts.is_empty() {
+            out.push(self.parts.len() as u8);
+            out.extend_from_slice(self.parts.as_flattened());
+        }
+    }
+
+    fn get<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Extra<'a>, Status> {
+        let mut extra = Extra { active: flags & F_ACTIVE != 0, ..Extra::default() };
+        if flags & F_USER != 0 {
+            let len = usize::from(r.u16()?);
+            if len == 0 || len > MAX_USER {
+                let text = format!("a header of {len} bytes, 1 to {MAX_USER} are allowed");
+                return Err(Status::invalid(text));
+            }
+            extra.user = r.bytes(len)?;
+        }
+        if flags & F_PARTS != 0 {
+            let [n] = r.array::<1>()?;
+            if n == 0 || usize::from(n) > MAX_PARTS {
+                let text = format!("a message of {n} parts, 1 to {MAX_PARTS} are allowed");
+                return Err(Status::invalid(text));
+            }
+            (extra.parts, _) = r.bytes(8 * usize::from(n))?.as_chunks::<8>();
+        }
+        Ok(extra)
+    }
+
+    /// Checks that the parts are as long as the content.
+    fn check(&self, nbytes: u64) -> Result<(), Status> {
+        let mut lens = self.parts.iter().map(|n| u64::from_le_bytes(*n));
+        let sum = lens.try_fold(0u64, u64::checked_add);
+        if self.parts.is_empty() || sum == Some(nbytes) {
+            return Ok(());
+        }
+        let text = format!("parts that are not as long as their message, which has {nbytes} bytes");
+        Err(Status::invalid(text))
+    }
+}
+
 /// MSG_OFFER.
 #[derive(Clone, Debug, PartialEq)]
-pub struct MsgOffer {
+pub struct MsgOffer<'a> {
     /// Communicator and tag.
     pub envelope: Envelope,
     /// The sender's response index.
@@ -136,6 +221,10 @@ pub struct MsgOffer {
     pub nbytes: u64,
     /// The source, where the receiver may read it.
     pub source: Option<Place>,
+    /// Longest destination that the sender fills at a time; 0: the content goes whole.
+    pub limit: u32,
+    /// What travels beside the content.
+    pub extra: Extra<'a>,
 }
 
 /// A decoded message.
@@ -171,9 +260,9 @@ pub enum Message<'a> {
     /// The end of the connection is meant, and why: a code, 0 where there is nothing to say, and text.
     Goodbye { code: i32, text: &'a [u8] },
     /// A tagged message with its content; with `sync` the sender's number of it, for MSG_MATCHED.
-    Msg { envelope: Envelope, sync: Option<u32>, content: &'a [u8] },
+    Msg { envelope: Envelope, sync: Option<u32>, extra: Extra<'a>, content: &'a [u8] },
     /// A tagged message whose content waits for the receiver.
-    MsgOffer(MsgOffer),
+    MsgOffer(MsgOffer<'a>),
     /// The receiver of an offered message gives the destination.
     MsgGrant { response: u32, request: u32, dst: Place, len: u64 },
     /// A message with this number has met its receive.
@@ -301,20 +390,21 @@ pub fn head_len(message: &Message<'_>) -> usize {
             Message::Meta(m) => meta(&m.meta) + m.source.as_ref().map_or(0, place),
             Message::ReRequest { dst, .. } => place(dst),
             Message::Content(c) => c.meta.as_ref().map_or(0, meta),
-            Message::MsgOffer(m) => m.source.as_ref().map_or(0, place),
+            Message::MsgOffer(m) => m.source.as_ref().map_or(0, place) + m.extra.cost() as usize,
+            Message::Msg { extra, .. } => extra.cost() as usize,
             Message::MsgGrant { dst, .. } => place(dst),
             Message::Pair(m) => 12 * m.regions(),
             _ => 0,
         }
 }
 
-/// At least as many bytes as [`put_msg`] writes.
+/// At least as many bytes as [`put_msg`] writes, beside the cost of the [`Extra`].
 pub const MSG_HEAD_LEN: usize = 32;
 
 /// Writes the head of a tagged message, as [`encode`] does.
 #[inline]
-pub fn put_msg(out: &mut Vec<u8>, envelope: Envelope, sync: Option<u32>) {
-    let flags = if sync.is_some() { F_SYNC } else { 0 };
+pub fn put_msg(out: &mut Vec<u8>, envelope: Envelope, sync: Option<u32>, extra: &Extra<'_>) {
+    let flags = if sync.is_some() { F_SYNC } else { 0 } | extra.flags();
     let mut fixed = [0; 16];
     (fixed[0], fixed[1]) = (MSG, flags);
     fixed[4..8].copy_from_slice(&envelope.comm.to_le_bytes());
@@ -324,6 +414,7 @@ pub fn put_msg(out: &mut Vec<u8>, envelope: Envelope, sync: Option<u32>) {
     if let Some(number) = sync {
         out.extend_from_slice(&number.to_le_bytes());
     }
+    extra.put(out);
 }
 
 /// At least as many bytes as [`put_content`] writes.
@@ -426,7 +517,7 @@ pub fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
             put_header(out, GOODBYE, 0);
             out.extend_from_slice(&code.to_le_bytes());
         }
-        Message::Msg { envelope, sync, .. } => put_msg(out, *envelope, *sync),
+        Message::Msg { envelope, sync, extra, .. } => put_msg(out, *envelope, *sync, extra),
         Message::MsgOffer(m) => put_msg_offer(out, m),
         Message::MsgGrant { response, request, dst, len } => {
             put_header(out, MSG_GRANT, regions_flag(Some(dst)));
@@ -451,8 +542,11 @@ fn put_number(out: &mut Vec<u8>, kind: u8, sync: bool, number: u32) {
     out.extend_from_slice(&number.to_le_bytes());
 }
 
-fn put_msg_offer(out: &mut Vec<u8>, m: &MsgOffer) {
-    let flags = if m.source.is_some() { F_SOURCE } else { 0 } | regions_flag(m.source.as_ref());
+fn put_msg_offer(out: &mut Vec<u8>, m: &MsgOffer<'_>) {
+    let flags = if m.source.is_some() { F_SOURCE } else { 0 }
+        | if m.limit > 0 { F_LIMIT } else { 0 }
+        | regions_flag(m.source.as_ref())
+        | m.extra.flags();
     put_header(out, MSG_OFFER, flags);
     out.extend_from_slice(&m.envelope.comm.to_le_bytes());
     out.extend_from_slice(&m.envelope.tag.to_le_bytes());
@@ -461,6 +555,10 @@ fn put_msg_offer(out: &mut Vec<u8>, m: &MsgOffer) {
     if let Some(source) = &m.source {
         put_place(out, source);
     }
+    if m.limit > 0 {
+        out.extend_from_slice(&m.limit.to_le_bytes());
+    }
+    m.extra.put(out);
 }
 
 fn get_envelope(r: &mut Reader<'_>) -> Result<Envelope, Status> {
@@ -474,7 +572,14 @@ fn get_msg_offer<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Message<'a>, Statu
         let text = format!("an offered message of {nbytes} bytes, 0 to {} are allowed", isize::MAX);
         return Err(Status::invalid(text));
     }
-    Ok(Message::MsgOffer(MsgOffer { envelope, response, nbytes, source }))
+    let limit = if flags & F_LIMIT != 0 { r.u32()? } else { 0 };
+    if flags & F_LIMIT != 0 && limit < MIN_LIMIT {
+        let text = format!("content in pieces of {limit} bytes, at least {MIN_LIMIT} are allowed");
+        return Err(Status::invalid(text));
+    }
+    let extra = Extra::get(r, flags)?;
+    extra.check(nbytes)?;
+    Ok(Message::MsgOffer(MsgOffer { envelope, response, nbytes, source, limit, extra }))
 }
 
 fn get_request<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Request<'a>, Status> {
@@ -548,7 +653,10 @@ pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
         MSG => {
             let envelope = get_envelope(&mut r)?;
             let sync = if flags & F_SYNC != 0 { Some(r.u32()?) } else { None };
-            Message::Msg { envelope, sync, content: r.rest() }
+            let extra = Extra::get(&mut r, flags)?;
+            let content = r.rest();
+            extra.check(content.len() as u64)?;
+            Message::Msg { envelope, sync, extra, content }
         }
         MSG_OFFER => get_msg_offer(&mut r, flags)?,
         MSG_GRANT => Message::MsgGrant {

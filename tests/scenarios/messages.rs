@@ -1,13 +1,19 @@
 //! Tagged messages: what is known of them over two engines, held to what MPI says of matching; and scenarios by name.
 //! `messages_walks` has the seeded walks.
 
+use std::sync::Arc;
+
+use rdma_transport::engine::Engine;
 use rdma_transport::engine::front::message::{
     Envelope, Found, Memory, MessageEnd, Mode, OnMessage, Outgoing, Party, Receiving, Sending,
     Wanted,
 };
+use rdma_transport::engine::layout::{LAYOUT, Layout, Piece};
+use rdma_transport::protocol::message::Extra;
 use rdma_transport::status::{Code, Status};
 
 use super::common::memory::content;
+use super::common::rng::mix;
 use super::script::{EAGER, LARGE, R, S, Setup, shm};
 use super::stage::Stage;
 
@@ -18,7 +24,9 @@ const FILL: u8 = 0xCD;
 pub struct Op {
     pub node: usize,
     pub id: u64,
-    memory: Memory,
+    pub memory: Memory,
+    /// The same, where it lies in pieces.
+    layout: Option<Arc<Layout>>,
     wanted: Wanted,
     /// The receive takes what a probe has claimed.
     claimed: bool,
@@ -37,6 +45,13 @@ pub struct Post {
     numbers: usize,
 }
 
+type Place = (Memory, Option<Arc<Layout>>);
+
+/// What travels beside a message of this number: nothing, as a rule.
+fn header(number: usize) -> Vec<u8> {
+    if number.is_multiple_of(3) { content(number, 1 + number as u64 % 30) } else { Vec::new() }
+}
+
 fn is_ok(op: &Op) -> bool {
     op.ended.as_ref().is_some_and(|e| e.result.is_ok())
 }
@@ -52,9 +67,56 @@ impl Post {
         Party::peer(engine.find_peer(&format!("node{}", 1 - node)).unwrap())
     }
 
-    fn memory(&mut self, node: usize, device: u32, len: u64, what: &str) -> Memory {
+    pub fn memory(&mut self, node: usize, device: u32, len: u64, what: &str) -> Memory {
         let addr = self.s.memory(node, device, len, what.to_owned());
         Memory { addr, len, device }
+    }
+
+    /// The same, in pieces for [`LAYOUT`]: of all lengths, and some empty.
+    fn place(&mut self, node: usize, device: u32, len: u64, what: &str) -> Place {
+        if device != LAYOUT {
+            return (self.memory(node, device, len, what), None);
+        }
+        let (mut pieces, mut left) = (Vec::new(), len);
+        while left > 0 || pieces.is_empty() {
+            let i = pieces.len() as u64;
+            let most = 1 + mix(len + i * 1000 + self.numbers as u64) % (len / 3 + 1);
+            let len = if i % 3 == 1 { 0 } else { left.min(most) };
+            let Memory { addr, .. } = self.memory(node, 0, len, what);
+            pieces.push(Piece { addr, len });
+            left -= len;
+        }
+        let layout = Layout::listed(pieces.into_iter(), false).unwrap();
+        (Memory { addr: 0, len, device }, Some(Arc::new(layout)))
+    }
+
+    /// Each piece of the memory of an operation.
+    fn each(op: &Op, f: impl FnMut(Piece)) {
+        let whole = Piece { addr: op.memory.addr, len: op.memory.len };
+        match &op.layout {
+            None => [whole].into_iter().for_each(f),
+            Some(layout) => layout.each(0, u64::MAX, f),
+        }
+    }
+
+    fn read(&self, op: &Op, len: u64) -> Vec<u8> {
+        let (who, device) = (self.s.w.who(op.node), op.memory.device != 0 && op.layout.is_none());
+        let mut all = Vec::new();
+        Post::each(op, |p| {
+            all.extend_from_slice(self.s.w.mem.read(who, device, p.addr, p.len, "a result"));
+        });
+        all.truncate(len as usize);
+        all
+    }
+
+    fn write(&mut self, op: &Op, bytes: &[u8], who_writes: &str) {
+        let (who, device) = (self.s.w.who(op.node), op.memory.device != 0 && op.layout.is_none());
+        let mut rest = bytes;
+        Post::each(op, |p| {
+            let (one, more) = rest.split_at(rest.len().min(p.len as usize));
+            self.s.w.mem.write(who, device, p.addr, one, who_writes);
+            rest = more;
+        });
     }
 
     fn number(&mut self) -> usize {
@@ -63,7 +125,14 @@ impl Post {
     }
 
     /// Sends so many bytes. `given`: the call has copied them.
-    fn send(&mut self, node: usize, to: Party, envelope: Envelope, len: u64, mode: Mode) -> usize {
+    pub fn send(
+        &mut self,
+        node: usize,
+        to: Party,
+        envelope: Envelope,
+        len: u64,
+        mode: Mode,
+    ) -> usize {
         self.send_from(node, to, envelope, (len, 0, true), mode)
     }
 
@@ -76,36 +145,37 @@ impl Post {
         mode: Mode,
     ) -> usize {
         let number = self.number();
-        let memory = self.memory(node, device, len, &format!("message {number}"));
-        let (who, bytes) = (self.s.w.who(node), content(number, len));
-        self.s.w.mem.write(who, device != 0, memory.addr, &bytes, "the application");
-        let copied: &[u8] = if given && device == 0 && len <= EAGER { &bytes } else { &[] };
-        let out = Outgoing {
-            to,
-            envelope,
-            memory,
-            content: copied,
-            mode,
-            timeout: None,
-            done: OnMessage::Asked,
-        };
-        let begun = self.s.call(node, |e, fx| e.message_send(fx, out)).unwrap();
+        let (memory, layout) = self.place(node, device, len, &format!("message {number}"));
+        let bytes = content(number, len);
         let Envelope { comm, tag } = envelope;
         let wanted = Wanted { from: to, comm, tag, mask: ALL };
-        let (id, ended) = match begun {
+        let (claimed, ended, cancelled) = (false, None, false);
+        let mut op = Op { node, id: 0, memory, layout, wanted, claimed, number, ended, cancelled };
+        self.write(&op, &bytes, "the application");
+        let here = device == 0 || device == LAYOUT;
+        let copied: &[u8] = if given && here && len <= EAGER { &bytes } else { &[] };
+        let header = header(number);
+        let extra = &Extra { user: &header, parts: &[], active: false };
+        let (timeout, done) = (None, OnMessage::Asked);
+        let out = Outgoing { to, envelope, memory, content: copied, extra, mode, timeout, done };
+        let pieces = op.layout.clone();
+        let begun = self.s.call(node, |e, fx| match pieces {
+            None => e.message_send(fx, out),
+            Some(layout) => e.message_send_pieces(fx, out, layout),
+        });
+        match begun.unwrap() {
             Sending::Done => {
-                let end = MessageEnd { result: Ok(()), party: to, envelope, len };
-                (0, Some(end))
+                let end = MessageEnd { result: Ok(()), party: to, envelope, len, extra: None };
+                op.ended = Some(end);
             }
-            Sending::Begun(id) => (id, None),
-        };
-        let op = Op { node, id, memory, wanted, claimed: false, number, ended, cancelled: false };
+            Sending::Begun(id) => op.id = id,
+        }
         self.sends.push(op);
         self.look();
         self.sends.len() - 1
     }
 
-    fn recv(&mut self, node: usize, wanted: Wanted, len: u64) -> usize {
+    pub fn recv(&mut self, node: usize, wanted: Wanted, len: u64) -> usize {
         self.recv_into(node, wanted, len, 0, None)
     }
 
@@ -118,31 +188,39 @@ impl Post {
         claim: Option<u64>,
     ) -> usize {
         let number = self.number();
-        let memory = self.memory(node, device, len, &format!("destination {number}"));
-        let begun = self.s.call(node, |e, fx| match claim {
-            // As the manager does, or without its first try.
-            None => {
-                let tries = number.is_multiple_of(2);
-                let tried = tries
-                    .then(|| e.message_post(fx, &wanted, &memory, None, OnMessage::Asked))
-                    .flatten();
-                match tried {
-                    Some(id) => Ok(Receiving::Begun(id)),
-                    None => e.message_recv(fx, wanted, memory, None, OnMessage::Asked),
+        let (memory, layout) = self.place(node, device, len, &format!("destination {number}"));
+        let pieces = layout.clone();
+        let begun = self.s.call(node, |e, fx| {
+            let mut begin = |e: &mut Engine, memory: Memory| match claim {
+                // As the manager does, or without its first try.
+                None => {
+                    let tries = number.is_multiple_of(2) && memory.device != LAYOUT;
+                    let mut post = || e.message_post(fx, &wanted, &memory, None, OnMessage::Asked);
+                    match tries.then(&mut post).flatten() {
+                        Some(id) => Ok(Receiving::Begun(id)),
+                        None => e.message_recv(fx, wanted, memory, None, OnMessage::Asked),
+                    }
                 }
+                Some(m) => e.message_recv_claimed(fx, m, memory, None, OnMessage::Asked),
+            };
+            match pieces {
+                None => begin(e, memory),
+                Some(layout) => e.message_recv_pieces(layout, begin),
             }
-            Some(m) => e.message_recv_claimed(fx, m, memory, None, OnMessage::Asked),
         });
-        let (id, ended) = match begun.unwrap() {
+        let (claimed, cancelled) = (claim.is_some(), false);
+        let mut op =
+            Op { node, id: 0, memory, layout, wanted, claimed, number, ended: None, cancelled };
+        let ended = match begun.unwrap() {
             Receiving::Done(bytes, end) => {
-                let who = self.s.w.who(node);
-                self.s.w.mem.write(who, false, memory.addr, &bytes, "the call");
-                (0, Some(end))
+                self.write(&op, &bytes, "the call");
+                Some(end)
             }
-            Receiving::Begun(id) => (id, None),
+            Receiving::Begun(id) => {
+                op.id = id;
+                None
+            }
         };
-        let claimed = claim.is_some();
-        let op = Op { node, id, memory, wanted, claimed, number, ended: None, cancelled: false };
         self.recvs.push(op);
         let index = self.recvs.len() - 1;
         if let Some(end) = ended {
@@ -178,7 +256,8 @@ impl Post {
         for i in 0..self.sends.len() {
             let Op { node, id, ended: None, .. } = self.sends[i] else { continue };
             if let Some(end) = self.s.call(node, |e, _| e.message_take_end(id)).unwrap() {
-                self.s.w.mem.free(self.sends[i].memory.addr, "its message has ended");
+                let mem = &mut self.s.w.mem;
+                Post::each(&self.sends[i], |p| mem.free(p.addr, "its message has ended"));
                 self.sends[i].ended = Some(end);
             }
         }
@@ -192,10 +271,8 @@ impl Post {
 
     /// A receive has ended: what is in its memory is what its end says.
     fn received(&mut self, index: usize, end: MessageEnd) {
-        let op = &mut self.recvs[index];
-        let (who, memory) = (self.s.w.who(op.node), op.memory);
-        let device = memory.device != 0;
-        let bytes = self.s.w.mem.read(who, device, memory.addr, memory.len, "a result");
+        let memory = self.recvs[index].memory;
+        let bytes = self.read(&self.recvs[index], memory.len);
         match &end.result {
             Ok(()) => {
                 let len = end.len as usize;
@@ -204,6 +281,11 @@ impl Post {
                     content(s.number, end.len) == bytes[..len] && s.memory.len == end.len
                 });
                 assert!(end.len < 8 || from.is_some(), "bytes that nobody sent");
+                let beside = end.extra.as_ref().map_or(&[][..], |beside| &beside.user);
+                // The shortest cannot be told apart.
+                if let (Some(sent), true) = (from, end.len >= 8) {
+                    assert_eq!(beside, header(sent.number), "the header of another message");
+                }
                 assert!(bytes[len..].iter().all(|&b| b == FILL), "more was written");
             }
             Err(status) if status.code == Code::OutOfRange => {
@@ -213,19 +295,19 @@ impl Post {
             Err(status) => {
                 use Code::*;
                 let early = [Cancelled, Unavailable, DeadlineExceeded, FailedPrecondition];
-                assert!(early.contains(&status.code), "{status}");
+                let failing = !self.s.failing.is_empty();
+                assert!(early.contains(&status.code) || failing, "{status}");
             }
         }
-        self.s.w.mem.freeze(memory.addr, "its receive has ended");
-        op.ended = Some(end);
+        let mem = &mut self.s.w.mem;
+        Post::each(&self.recvs[index], |p| mem.freeze(p.addr, "its receive has ended"));
+        self.recvs[index].ended = Some(end);
     }
 
     /// The send that a receive has met.
-    fn met(&self, recv: &Op) -> Option<usize> {
+    pub fn met(&self, recv: &Op) -> Option<usize> {
         let end = recv.ended.as_ref().filter(|e| e.result.is_ok() && e.len >= 8)?;
-        let who = self.s.w.who(recv.node);
-        let bytes =
-            self.s.w.mem.read(who, recv.memory.device != 0, recv.memory.addr, end.len, "a result");
+        let bytes = self.read(recv, end.len);
         self.sends
             .iter()
             .position(|s| s.memory.len == end.len && content(s.number, end.len) == bytes)
@@ -316,10 +398,10 @@ impl Post {
 
 // By name.
 
-const TAG: Envelope = Envelope { comm: 0, tag: 1 };
-const ANY: Wanted = Wanted { from: Party::ANY, comm: 0, tag: 0, mask: 0 };
+pub const TAG: Envelope = Envelope { comm: 0, tag: 1 };
+pub const ANY: Wanted = Wanted { from: Party::ANY, comm: 0, tag: 0, mask: 0 };
 
-fn code(op: &Op) -> Option<Code> {
+pub fn code(op: &Op) -> Option<Code> {
     op.ended.as_ref().map(|e| e.result.as_ref().map_or_else(|s| s.code, |()| Code::Ok))
 }
 

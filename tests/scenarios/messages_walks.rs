@@ -8,6 +8,7 @@
 
 use rdma_transport::api::Protocol;
 use rdma_transport::engine::front::message::{Envelope, Mode, Party, Wanted};
+use rdma_transport::engine::layout::LAYOUT;
 
 use super::common::rng::Rng;
 use super::kind::Kind;
@@ -31,6 +32,9 @@ impl Walk {
     }
 
     fn device(&mut self) -> u32 {
+        if self.rng.percent(25) {
+            return LAYOUT;
+        }
         u32::from(self.devices && self.rng.percent(20))
     }
 

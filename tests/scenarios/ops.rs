@@ -287,11 +287,19 @@ impl Stage {
             }
             Work::MessageDone { .. } => unreachable!("every end is asked for"),
             Work::MessageEnded { op, .. } => self.message_ended(node, op),
+            Work::Active { handler, active } => {
+                if !handler(&active) && active.message != 0 {
+                    self.call(node, |e, fx| e.message_drop(fx, active.message));
+                }
+            }
             Work::Call(call) => call(),
             Work::PeerEvents => {}
             Work::BufferEvents { buffer, .. } => self.buffer_events(node, buffer),
             Work::HostCopy { token, dst, src, len } => {
                 self.later(node, Answer::Copy { token, dst: (dst, false), src: (src, false), len });
+            }
+            Work::Spread { token, dst, src, len } => {
+                self.later(node, Answer::Spread { token, dst, src, len });
             }
             Work::HostHash { token, addr, len } => {
                 self.later(node, Answer::Hash { token, addr, len });

@@ -107,6 +107,7 @@ fn setup(windows: bool) -> Setup {
         max_waiting_bytes: 1 << 30,
         max_waiting_bytes_all: 1 << 31,
         guest_descriptors: 1000,
+        fragment: 300,
     };
     Setup {
         caps: [caps.clone(), caps],

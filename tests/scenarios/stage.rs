@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use rdma_transport::api::AllocFn;
 use rdma_transport::engine::Engine;
+use rdma_transport::engine::layout::Spot;
 use rdma_transport::status::{Code, Reason, Status};
 
 use super::World;
@@ -23,6 +24,7 @@ use super::script::{MS, Setup};
 pub enum Answer {
     Alloc { request: u32, alloc: AllocFn, len: u64 },
     Copy { token: u64, dst: (u64, bool), src: (u64, bool), len: u64 },
+    Spread { token: u64, dst: Spot, src: Spot, len: u64 },
     Hash { token: u64, addr: u64, len: u64 },
 }
 
@@ -30,7 +32,7 @@ impl Answer {
     fn kind(&self) -> Kind {
         match self {
             Answer::Alloc { .. } => Kind::Alloc,
-            Answer::Copy { .. } => Kind::Copy,
+            Answer::Copy { .. } | Answer::Spread { .. } => Kind::Copy,
             Answer::Hash { .. } => Kind::Hash,
         }
     }
@@ -336,6 +338,23 @@ impl Stage {
                 }
                 if let Err(status) = &mut result {
                     status.message.push_str(" (copy)");
+                }
+                self.copied(node, token, result);
+            }
+            Answer::Spread { token, dst, src, len } => {
+                let result = if fails { Err(failed()) } else { self.copy_begins(node, token) };
+                if result.is_ok() {
+                    let mut bytes = Vec::new();
+                    let mem = &mut self.w.mem;
+                    src.each(len, |p| {
+                        bytes.extend_from_slice(mem.read(who, false, p.addr, p.len, "a piece"));
+                    });
+                    let mut at = 0;
+                    dst.each(len, |p| {
+                        let end = at + p.len as usize;
+                        mem.write(who, false, p.addr, &bytes[at..end], "a piece");
+                        at = end;
+                    });
                 }
                 self.copied(node, token, result);
             }

@@ -108,6 +108,7 @@ impl Profile {
                 max_waiting_bytes: if quiet { 1 << 30 } else { rng.pick(&[500, 5000, 1 << 30]) },
                 max_waiting_bytes_all: 1 << 31,
                 guest_descriptors: 1000,
+                fragment: 4096,
             };
             per_node.push((caps, settings));
         }

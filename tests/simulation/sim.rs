@@ -331,7 +331,9 @@ impl Sim {
             Work::PeerEvents
             | Work::MessageDone { .. }
             | Work::MessageEnded { .. }
-            | Work::BufferEvents { .. } => {}
+            | Work::BufferEvents { .. }
+            | Work::Active { .. }
+            | Work::Spread { .. } => {}
             Work::HostCopy { token, dst, src, len } => {
                 let (dst, src) = ((dst, false), (src, false));
                 let delay = self.w.delay(50 * US);

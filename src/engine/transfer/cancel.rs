@@ -148,7 +148,8 @@ impl Engine {
         r.ch = None;
         match &r.state {
             // A copy from a complete landing needs the channel no more.
-            State::Copying => {}
+            State::Copying if !r.goes_on() => {}
+            State::Copying => _ = r.ended.get_or_insert(status.clone()),
             State::Allocating(_) => _ = r.ended.get_or_insert(status.clone()),
             State::Quiescing { status, .. } => {
                 let status = status.clone();

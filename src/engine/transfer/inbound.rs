@@ -18,6 +18,17 @@ pub(in crate::engine) struct Landing {
     pub staged: Option<Buffer>,
 }
 
+/// Content that goes in several legs, since memory of either end lies in pieces; see `protocols::legs`.
+pub(in crate::engine) struct Legs {
+    /// Bytes that are in their place.
+    pub at: u64,
+    /// Longest leg.
+    pub limit: u64,
+    /// The sender's index, and where it may be read.
+    pub response: u32,
+    pub source: Option<Place>,
+}
+
 /// What an allocation was for.
 pub(in crate::engine) enum AfterAlloc {
     Request,
@@ -69,6 +80,7 @@ pub(in crate::engine) struct Request {
     pub dst: u64,
     pub buffer: Option<Buffer>,
     pub landing: Option<Landing>,
+    pub legs: Option<Box<Legs>>,
     pub checksum: Option<u64>,
     pub protocol: Protocol,
     /// The request ends with this as soon as the callback or copy that is out returns.
@@ -78,6 +90,18 @@ pub(in crate::engine) struct Request {
 }
 
 impl Request {
+    /// Bytes that the landing is for: all, or those of this leg.
+    pub fn leg_len(&self) -> u64 {
+        let all = self.meta.as_ref().map_or(0, |m| m.nbytes);
+        self.legs.as_ref().map_or(all, |legs| legs.limit.min(all - legs.at))
+    }
+
+    /// Whether this leg is not the last.
+    pub fn goes_on(&self) -> bool {
+        let all = self.meta.as_ref().map_or(0, |m| m.nbytes);
+        self.legs.as_ref().is_some_and(|legs| legs.at + self.leg_len() < all)
+    }
+
     /// The destination was given up front, where the sender may write.
     #[inline]
     pub fn takes_any_meta(&self) -> bool {

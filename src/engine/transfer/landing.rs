@@ -3,6 +3,7 @@
 use super::inbound::{AfterAlloc, Landing, State};
 use crate::api::*;
 use crate::engine::channel::ChanId;
+use crate::engine::layout::LAYOUT;
 use crate::engine::{Engine, Fx, MapError, Work};
 use crate::fabric::Access;
 use crate::status::{Code, Reason, Status};
@@ -132,6 +133,7 @@ impl Engine {
                 Err(MapError::NeedProxy) => {}
             }
         } else if !matches!(r.target, Target::Library)
+            && r.device != LAYOUT
             && !sealed
             && let Some(window) = fx.open_device(ch, r.dst, len, r.device)
         {

@@ -10,6 +10,7 @@ use super::choose::{Choice, Facts, select};
 use crate::api::*;
 use crate::engine::channel::{ChanId, Channel};
 use crate::engine::front::rendezvous::Named;
+use crate::engine::layout::LAYOUT;
 use crate::engine::list::Links;
 use crate::engine::{Buffer, Due, Engine, Fx, MapError, Window};
 use crate::fabric::Access;
@@ -72,6 +73,17 @@ impl Asked {
     }
 }
 
+/// The part of the content that the receiver has asked for, where it does not ask for all at once.
+#[derive(Default)]
+pub(in crate::engine) struct Leg {
+    /// Where it begins.
+    pub at: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Where the next goes, if the end of this one's writes was not seen yet.
+    pub next: Option<(Place, u64)>,
+}
+
 /// A tensor on its way out.
 pub(in crate::engine) struct Source {
     pub tensor: Tensor,
@@ -83,6 +95,7 @@ pub(in crate::engine) struct Source {
     /// Copy of the content in registered or host memory.
     pub staged: Option<Buffer>,
     pub window: Option<Window>,
+    pub leg: Option<Box<Leg>>,
     pub started: u64,
     pub protocol: Protocol,
 }
@@ -96,13 +109,27 @@ impl Source {
             sum: None,
             staged: None,
             window: None,
+            leg: None,
             started: now,
             protocol: Protocol::Eager,
         }
     }
 
+    /// Where what goes out now lies.
     pub fn addr(&self) -> u64 {
-        self.staged.as_ref().map_or(self.tensor.addr, |b| b.addr)
+        let at = self.leg.as_ref().map_or(0, |leg| leg.at);
+        self.staged.as_ref().map_or_else(|| self.tensor.addr + at, |b| b.addr)
+    }
+
+    /// Its bytes.
+    pub fn len(&self) -> u64 {
+        self.leg.as_ref().map_or(self.tensor.meta.nbytes, |leg| leg.len)
+    }
+
+    /// Bytes that are to go out after that.
+    pub fn left(&self) -> u64 {
+        let end = self.leg.as_ref().map(|leg| leg.at + leg.len);
+        end.map_or(0, |end| self.tensor.meta.nbytes - end)
     }
 }
 
@@ -241,6 +268,7 @@ impl Engine {
         let (asked, tensor) = (&r.asked, &r.source.as_ref()?.tensor);
         let n = tensor.meta.nbytes;
         let seen = asked.to.checksum
+            || tensor.device == LAYOUT
             || n <= self.eager_max(asked.to.ch)
             || self.settings.protocol == Protocol::Eager;
         if seen { None } else { fx.open_device(asked.to.ch, tensor.addr, n, tensor.device) }
@@ -258,7 +286,7 @@ impl Engine {
         if source.window.is_some() {
             return Ok(true);
         }
-        match fx.open(asked.to.ch, source.addr(), source.tensor.meta.nbytes, access) {
+        match fx.open(asked.to.ch, source.addr(), source.len(), access) {
             Ok(window) => {
                 source.window = Some(window);
                 Ok(true)

@@ -6,6 +6,7 @@ use super::inbound::State;
 use super::outbound::{RState, Response};
 use super::protocols::data_loss;
 use crate::api::*;
+use crate::engine::layout::Spot;
 use crate::engine::{Engine, Fx, WR_KIND, WR_MESSAGE, WR_REQUEST, WR_RESPONSE, WR_SLOT, Work};
 use crate::protocol::message::Message;
 use crate::status::{Code, Reason, Status};
@@ -22,8 +23,10 @@ impl Engine {
     pub(super) fn gather(&mut self, fx: &mut impl Fx, index: u32) {
         let source = self.responses.get(index).and_then(|r| r.source.as_ref());
         let Some(tensor) = source.map(|s| &s.tensor) else { return };
-        let (device, from, len) = (tensor.device, tensor.addr, tensor.meta.nbytes);
-        let ready = self.device(device).and_then(|ops| Ok((ops, fx.alloc(len)?)));
+        let at = source.and_then(|s| s.leg.as_ref()).map_or(0, |leg| leg.at);
+        let (device, from, len) = (tensor.device, tensor.addr, source.map_or(0, |s| s.len()));
+        let layout = self.layout(device, from);
+        let ready = self.copier(device).and_then(|ops| Ok((ops, fx.alloc(len)?)));
         let (ops, staged) = match ready {
             Ok(ready) => ready,
             Err(status) => return self.undeliverable(fx, index, status),
@@ -36,9 +39,14 @@ impl Engine {
             }
         }
         let token = WR_RESPONSE | u64::from(index);
-        fx.run(match ops {
-            Some(ops) => Work::DeviceCopy { token, ops, to_host: true, host, device: from, len },
-            None => Work::HostCopy { token, dst: host, src: from, len },
+        fx.run(match (ops, layout) {
+            (Some(ops), _) => {
+                Work::DeviceCopy { token, ops, to_host: true, host, device: from + at, len }
+            }
+            (None, None) => Work::HostCopy { token, dst: host, src: from + at, len },
+            (None, layout) => {
+                Work::Spread { token, dst: Spot::host(host), src: Spot { layout, at }, len }
+            }
         });
     }
 
@@ -46,7 +54,7 @@ impl Engine {
     pub(super) fn hash(&mut self, fx: &mut impl Fx, index: u32) {
         let Some(r) = self.responses.get_mut(index) else { return };
         let Some(source) = &r.source else { return };
-        let (addr, len) = (source.addr(), source.tensor.meta.nbytes);
+        let (addr, len) = (source.addr(), source.len());
         r.state = RState::Staging;
         fx.run(Work::HostHash { token: WR_RESPONSE | u64::from(index), addr, len });
     }
@@ -107,7 +115,7 @@ impl Engine {
         if let (Some(_), Some(l), Some(m)) = (r.checksum, &r.landing, &r.meta)
             && (r.device == 0 || l.staged.is_some())
         {
-            let (addr, len) = (l.addr, m.nbytes);
+            let (addr, len) = (l.addr, if r.legs.is_some() { l.len } else { m.nbytes });
             r.state = State::Copying;
             return fx.run(Work::HostHash { token: WR_REQUEST | u64::from(index), addr, len });
         }
@@ -116,19 +124,24 @@ impl Engine {
 
     /// Copies from a proxy to the destination where there is one, and ends the request.
     pub(super) fn land(&mut self, fx: &mut impl Fx, index: u32) {
-        let device = self.requests.get(index).map_or(0, |r| r.device);
-        let ops = self.device(device);
+        let (device, to) = self.requests.get(index).map_or((0, 0), |r| (r.device, r.dst));
+        let (ops, layout) = (self.copier(device), self.layout(device, to));
         let Some(r) = self.requests.get_mut(index) else { return };
         let (Some(l), Some(m)) = (&r.landing, &r.meta) else {
             return self.fail_by_defect(fx, index, "content arrived nowhere");
         };
         if l.staged.is_none() {
-            return self.finish(fx, index, Ok(()));
+            return self.landed(fx, index);
         }
-        let (src, dst, len) = (l.addr, r.dst, m.nbytes);
+        let (at, leg) = r.legs.as_ref().map_or((0, m.nbytes), |legs| (legs.at, l.len));
+        let (src, dst, len) = (l.addr, r.dst, leg);
         let token = WR_REQUEST | u64::from(index);
         r.state = State::Copying;
         match ops {
+            Ok(None) if layout.is_some() => {
+                let (dst, src) = (Spot { layout, at }, Spot::host(src));
+                fx.run(Work::Spread { token, dst, src, len });
+            }
             Ok(Some(ops)) if !matches!(r.target, Target::Library) => {
                 let work =
                     Work::DeviceCopy { token, ops, to_host: false, host: src, device: dst, len };
@@ -179,8 +192,8 @@ impl Engine {
         };
         match std::mem::replace(&mut r.state, State::Copying) {
             State::Copying => match result {
-                Ok(()) => self.finish(fx, index, Ok(())),
-                Err(status) => self.fail(fx, index, status),
+                Ok(()) => self.landed(fx, index),
+                Err(status) => self.leg_failed(fx, index, status),
             },
             State::LocalCopy(sent) => self.local_copied(fx, index, sent, result),
             other => r.state = other,

@@ -6,7 +6,9 @@ use super::super::*;
 use crate::api::{MAX_DIMS, MAX_KEY_LEN, MAX_NAME_LEN, PeerState, Protocol};
 use crate::api::{TENSOR_DEAD, TENSOR_SERIALIZED};
 use crate::config::Config;
+use crate::engine::layout::MAX_PIECES;
 use crate::log::Level;
+use crate::protocol::message;
 use crate::status::{Code, Reason};
 
 macro_rules! offsets {
@@ -37,10 +39,13 @@ fn structs_have_the_layout_of_the_first_version() {
     offsets!(rdma_peer_info_t, 864: struct_size 0, name 8, provider 264, reason 280, address 536,
         incarnation 792, state 808, channels 812, bytes_sent 816, bytes_received 824,
         requests_sent 832, requests_received 840, eager_max 848, max_message 856);
-    offsets!(rdma_msg_status_t, 56: struct_size 0, peer 8, tag 16, bytes 24, comm 32, code 36,
-        message 40, text 48);
-    offsets!(rdma_msg_options_t, 40: struct_size 0, timeout_ms 8, mode 16, device 20, done 24,
-        userdata 32);
+    offsets!(rdma_msg_status_t, 88: struct_size 0, peer 8, tag 16, bytes 24, comm 32, code 36,
+        message 40, text 48, header 56, header_len 64, part_lens 72, parts 80);
+    offsets!(rdma_msg_options_t, 64: struct_size 0, timeout_ms 8, mode 16, device 20, done 24,
+        userdata 32, layout 40, header 48, header_len 56);
+    offsets!(rdma_msg_layout_t, 56: struct_size 0, kind 8, reserved 12, pieces 16, count 24,
+        base 32, block 40, stride 48);
+    offsets!(rdma_msg_piece_t, 16: data 0, len 8);
     offsets!(rdma_bytes_t, 16: data 0, len 8);
     offsets!(rdma_bytes_out_t, 24: data 0, cap 8, len 16);
     offsets!(rdma_store_options_t, 40: struct_size 0, timeout_ms 8, secret 16, secret_len 24,
@@ -125,6 +130,9 @@ fn numbers_are_those_of_the_engine() {
     assert_eq!(RDMA_MAX_KEY_LEN as usize, MAX_KEY_LEN);
     assert_eq!(RDMA_MAX_DIMS as usize, MAX_DIMS);
     assert_eq!(RDMA_MAX_NAME_LEN as usize, MAX_NAME_LEN);
+    assert_eq!(RDMA_MSG_MAX_HEADER, message::MAX_USER);
+    assert_eq!(RDMA_MSG_MAX_PARTS, message::MAX_PARTS);
+    assert_eq!(RDMA_MSG_MAX_PIECES, MAX_PIECES);
     let version = format!("{RDMA_VERSION_MAJOR}.{RDMA_VERSION_MINOR}.{RDMA_VERSION_PATCH}");
     assert_eq!(version, env!("CARGO_PKG_VERSION"));
 }

@@ -6,8 +6,15 @@ fn sample_meta() -> Meta {
 
 const ENVELOPE: Envelope = Envelope { comm: 3, tag: u64::MAX - 4 };
 
-fn offer(source: Option<Place>) -> MsgOffer {
-    MsgOffer { envelope: ENVELOPE, response: 9, nbytes: 1 << 40, source }
+const EXTRA: Extra<'static> = Extra {
+    active: true,
+    user: b"head",
+    parts: &[[1, 0, 0, 0, 0, 1, 0, 0], [4, 0, 0, 0, 0, 0, 0, 0]],
+};
+
+fn offer(source: Option<Place>) -> MsgOffer<'static> {
+    let (limit, extra) = (0, Extra::default());
+    MsgOffer { envelope: ENVELOPE, response: 9, nbytes: 1 << 40, source, limit, extra }
 }
 
 #[test]
@@ -53,8 +60,19 @@ fn round_trips() {
         }),
         Message::ReRequest { response: 4, dst: one.clone(), len: 9 },
         Message::ReRequest { response: 4, dst: several.clone(), len: 9 },
-        Message::Msg { envelope: ENVELOPE, sync: None, content: b"hello" },
-        Message::Msg { envelope: ENVELOPE, sync: Some(5), content: b"" },
+        Message::Msg { envelope: ENVELOPE, sync: None, extra: Extra::default(), content: b"hello" },
+        Message::Msg {
+            envelope: ENVELOPE,
+            sync: Some(5),
+            extra: Extra { active: false, user: b"h", parts: &[[0; 8], [2, 0, 0, 0, 0, 0, 0, 0]] },
+            content: b"ab",
+        },
+        Message::MsgOffer(MsgOffer {
+            nbytes: (1 << 40) + 5,
+            limit: 4096,
+            extra: EXTRA,
+            ..offer(Some(one.clone()))
+        }),
         Message::MsgOffer(offer(Some(several.clone()))),
         Message::MsgOffer(offer(None)),
         Message::MsgGrant { response: 4, request: 5, dst: one.clone(), len: 9 },
@@ -141,6 +159,26 @@ fn regions_must_ascend_and_be_few() {
 }
 
 #[test]
+fn headers_and_parts_have_bounds_and_fit_their_message() {
+    let sent = |user: &[u8], parts: &[[u8; 8]]| {
+        let mut out = Vec::new();
+        let extra = Extra { user, parts, active: false };
+        encode(&Message::Msg { envelope: ENVELOPE, sync: None, extra, content: b"" }, &mut out);
+        out.extend_from_slice(b"1234");
+        decode(&out).map(drop).map_err(|status| status.into_message())
+    };
+    let part = |n: u64| n.to_le_bytes();
+    assert_eq!(sent(&[7; MAX_USER], &[part(1), part(3)]), Ok(()));
+    assert!(sent(&[7; MAX_USER + 1], &[]).unwrap_err().contains("513 bytes"));
+    assert!(sent(&[], &[part(0); MAX_PARTS + 1]).unwrap_err().contains("65 parts"));
+    assert!(sent(&[], &[part(3)]).unwrap_err().contains("not as long"));
+    assert!(sent(&[], &[part(u64::MAX), part(5)]).unwrap_err().contains("not as long"));
+    let mut out = Vec::new();
+    encode(&Message::MsgOffer(MsgOffer { limit: 1, ..offer(None) }), &mut out);
+    assert!(decode(&out).unwrap_err().message.contains("pieces of 1 bytes"));
+}
+
+#[test]
 fn content_length_must_match() {
     let mut out = Vec::new();
     let m = Message::Content(Content {
@@ -173,8 +211,13 @@ fn mutations_never_panic() {
     let mut valid = Vec::new();
     encode(&content, &mut valid);
     valid.extend_from_slice(b"hello");
-    for _ in 0..20_000 {
-        let mut bytes = valid.clone();
+    let mut headed = Vec::new();
+    let (sync, content) = (Some(5), &b"12345"[..]);
+    let extra = Extra { active: true, user: b"user", parts: &[[5, 0, 0, 0, 0, 0, 0, 0]] };
+    encode(&Message::Msg { envelope: ENVELOPE, sync, extra, content }, &mut headed);
+    headed.extend_from_slice(content);
+    for i in 0..40_000 {
+        let mut bytes = if i % 2 == 0 { valid.clone() } else { headed.clone() };
         for _ in 0..next() % 4 {
             let at = next() as usize % bytes.len();
             bytes[at] = next() as u8;

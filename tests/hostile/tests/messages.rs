@@ -28,6 +28,24 @@ fn msg(content: &[u8]) -> Vec<u8> {
     message::any(MSG, 0, 0, &[&1u32.to_le_bytes(), &2u64.to_le_bytes(), content])
 }
 
+/// A message with these flags, and with what they say between its tag and its content.
+fn flagged(flags: u8, beside: &[u8], content: &[u8]) -> Vec<u8> {
+    message::any(MSG, flags, 0, &[&1u32.to_le_bytes(), &2u64.to_le_bytes(), beside, content])
+}
+
+/// Parts of these lengths.
+fn parts(lens: &[u64]) -> Vec<u8> {
+    let all: Vec<u8> = lens.iter().flat_map(|n| n.to_le_bytes()).collect();
+    [&[lens.len() as u8][..], &all].concat()
+}
+
+/// An offer with the longest header.
+fn headed(response: u32) -> Vec<u8> {
+    let rest = [&512u16.to_le_bytes()[..], &[7; 512]].concat();
+    let (tag, len) = (1u64.to_le_bytes(), 1u64.to_le_bytes());
+    message::any(OFFER, 32, 0, &[&1u32.to_le_bytes(), &tag, &response.to_le_bytes(), &len, &rest])
+}
+
 fn offer(tag: u64, response: u32, len: u64) -> Vec<u8> {
     let (tag, response) = (tag.to_le_bytes(), response.to_le_bytes());
     message::any(OFFER, 0, 0, &[&1u32.to_le_bytes(), &tag, &response, &len.to_le_bytes()])
@@ -70,6 +88,27 @@ fn r15_messages_that_break_the_rules() {
         ("an offer cut short", vec![offer(1, 1, 1)[..20].to_vec()]),
         ("a message cut short", vec![msg(b"")[..10].to_vec()]),
         ("more offers than may wait", (0..65_537).map(|i| offer(1, i, 1)).collect()),
+        ("more headers of offers than may wait", (0..16_385).map(headed).collect()),
+        ("a header that is too long", vec![flagged(32, &[1, 2], &[0; 600])]),
+        ("a header of nothing", vec![flagged(32, &[0, 0], b"")]),
+        ("a header cut short", vec![flagged(32, &[9, 0, 1], b"")]),
+        ("no parts", vec![flagged(64, &parts(&[]), b"")]),
+        ("too many parts", vec![flagged(64, &parts(&[0; 65]), b"")]),
+        ("parts longer than the message", vec![flagged(64, &parts(&[3, 3]), b"12345")]),
+        ("parts without end", vec![flagged(64, &parts(&[u64::MAX, 6]), b"12345")]),
+        (
+            "legs of one byte",
+            vec![message::any(
+                OFFER,
+                8,
+                0,
+                &[&1u32.to_le_bytes(), &[0; 8], &[0; 4], &9u64.to_le_bytes(), &1u32.to_le_bytes()],
+            )],
+        ),
+        (
+            "beyond the window, for a handler that is not there",
+            (0..1100).map(|_| flagged(128, &[], &[7; 1000])).collect(),
+        ),
     ];
     let mut bystander = stranger(&victim, "bystander");
     for (what, messages) in attacks {
@@ -144,7 +183,7 @@ fn r08_withdrawals_among_many_offers() {
 #[test]
 fn r15_wrong_answers_to_offers() {
     const LEN: u64 = 300_000;
-    for attack in 0..8 {
+    for attack in 0..10 {
         let mut victim = Victim::start(Options::default());
         let mut c = stranger(&victim, "receiver");
         let mut other = stranger(&victim, "other");
@@ -166,7 +205,7 @@ fn r15_wrong_answers_to_offers() {
                 (false, Code::Ok)
             }
             1 => {
-                c.message(&grant(response, 3, 0, 0, 10)).unwrap();
+                c.message(&grant(response, 3, 0, 0, 0)).unwrap();
                 (false, Code::InvalidArgument)
             }
             2 => {
@@ -178,6 +217,19 @@ fn r15_wrong_answers_to_offers() {
                 c.message(&message::request(4, 1, b"gen:10")).unwrap();
                 c.next_message(message::ERROR).ok();
                 (false, Code::Ok)
+            }
+            8 | 9 => {
+                // A part of it, which is refused where it goes; then all or nothing of the rest.
+                c.message(&grant(response, 3, 4096, 1, 10)).unwrap();
+                c.message(&grant(response, 3, 4096, 1, if attack == 8 { LEN } else { 0 })).unwrap();
+                c.message(&grant(response, 3, 4096, 1, 10)).ok();
+                drop(c);
+                let end = victim.wait(op, PATIENCE).expect("it ends");
+                assert!(end.code != Code::Internal && end.code != Code::Ok, "{end:?}");
+                other.message(&numbered(message::GET_DONE, 1, kept)).unwrap();
+                assert_eq!(victim.wait(theirs, PATIENCE).unwrap().code, Code::Ok);
+                victim.finish();
+                continue;
             }
             4 => {
                 // Twice: the second is stale. The content goes where the first said, and is refused there.

@@ -1,13 +1,13 @@
 //! What peers send of messages.
 
 use super::matching::{Arrived, Content};
-use super::{Envelope, Messages, OnMessage, Party, State};
+use super::{Beside, Envelope, Messages, OnMessage, Party, State};
 use crate::api::Protocol;
 use crate::engine::channel::{ChanId, Channel};
 use crate::engine::transfer::outbound::{RState, Response};
 use crate::engine::{Engine, Fx, Work};
 use crate::fabric::keys::Place;
-use crate::protocol::message::{IMM_SLOT, Message, MsgOffer};
+use crate::protocol::message::{Extra, IMM_SLOT, Message, MsgOffer};
 use crate::status::{Code, Status};
 
 /// What became of a message that arrived.
@@ -68,13 +68,14 @@ impl Engine {
         ch: ChanId,
         envelope: Envelope,
         sync: Option<u32>,
+        extra: &Extra<'_>,
         content: &[u8],
     ) {
         let Some(c) = self.channels.get_mut(ch) else { return };
         let sender = Party::peer(c.peer);
-        let result = c.flow.receive(content.len() as u64);
+        let result = c.flow.receive(content.len() as u64 + extra.cost());
         let result =
-            result.and_then(|()| self.arrive(fx, sender, Some(ch), envelope, sync, content));
+            result.and_then(|()| self.arrive(fx, sender, Some(ch), envelope, sync, extra, content));
         if let Err(status) = result {
             self.violation(ch, status);
         }
@@ -104,12 +105,15 @@ impl Engine {
     /// A message that no receive waits for.
     fn keep_msg(&mut self, fx: &mut impl Fx, ch: ChanId, envelope: Envelope, content: &[u8]) {
         let Some(sender) = self.channels.get(ch).map(|c| Party::peer(c.peer)) else { return };
-        if let Err(status) = self.arrive(fx, sender, Some(ch), envelope, None, content) {
+        if let Err(status) =
+            self.arrive(fx, sender, Some(ch), envelope, None, &Extra::NONE, content)
+        {
             self.violation(ch, status);
         }
     }
 
     /// A message with its content is here: it meets its receive, or waits for it.
+    #[allow(clippy::too_many_arguments, reason = "what a message is")]
     pub(super) fn arrive(
         &mut self,
         fx: &mut impl Fx,
@@ -117,11 +121,16 @@ impl Engine {
         ch: Option<ChanId>,
         envelope: Envelope,
         sync: Option<u32>,
+        extra: &Extra<'_>,
         content: &[u8],
     ) -> Result<(), Status> {
+        if extra.active {
+            return self.arrive_active(fx, (sender, ch), envelope, sync, extra, content);
+        }
         let len = content.len() as u64;
         let messages = &mut self.messages;
         if let Some(index) = messages.posted.take(&mut messages.ops, sender, envelope) {
+            let beside = Beside::of(extra);
             if let Some(op) = messages.ops.get_mut(index) {
                 op.meets(sender, envelope, len);
             }
@@ -129,14 +138,23 @@ impl Engine {
                 if let Some(number) = sync {
                     self.send(fx, ch, &Message::MsgMatched { number }, &[]);
                 }
-                self.message_taken(fx, ch, len);
+                self.message_taken(fx, ch, len + extra.cost());
+            }
+            match beside {
+                Ok(None) => {}
+                Ok(beside) => self.set_extra(index, beside),
+                Err(status) => {
+                    self.end_message(fx, index, Err(status));
+                    return Ok(());
+                }
             }
             self.put_content(fx, index, content);
             return Ok(());
         }
         let bytes = crate::room::copy(content, "a message that waits")?;
         let content = Content::Here { bytes, sync };
-        messages.unexpected.add(Arrived::new(sender, ch, envelope, len, content))?;
+        let arrived = Arrived::new(sender, ch, envelope, len, content).with(extra)?;
+        messages.unexpected.add(arrived)?;
         self.has_come(fx);
         Ok(())
     }
@@ -148,12 +166,16 @@ impl Engine {
         op: u32,
         envelope: Envelope,
         len: u64,
+        extra: &Extra<'_>,
     ) -> Result<Option<u32>, Status> {
         let arrived = Arrived::new(Party::OWN, None, envelope, len, Content::Own { op });
-        self.arrive_offer(fx, arrived)
+        self.arrive_offer(fx, arrived.with(extra)?)
     }
 
     fn arrive_offer(&mut self, fx: &mut impl Fx, arrived: Arrived) -> Result<Option<u32>, Status> {
+        if arrived.is_active() {
+            return self.offer_active(fx, arrived).map(Some);
+        }
         let messages = &mut self.messages;
         match messages.posted.take(&mut messages.ops, arrived.sender, arrived.envelope) {
             Some(index) => {
@@ -183,15 +205,21 @@ impl Engine {
     }
 
     /// A message whose content waits at the sender arrived.
-    pub(in crate::engine) fn on_msg_offer(&mut self, fx: &mut impl Fx, ch: ChanId, m: MsgOffer) {
+    pub(in crate::engine) fn on_msg_offer(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        m: MsgOffer<'_>,
+    ) {
         let Some(c) = self.channels.get_mut(ch) else { return };
         let sender = Party::peer(c.peer);
         let sealed = c.seal.is_some();
         // A READ would have no checksum.
         let source = m.source.filter(|_| !sealed);
-        let content = Content::There { response: m.response, source };
-        let arrived = Arrived::new(sender, Some(ch), m.envelope, m.nbytes, content);
-        let result = c.flow.receive_offer().and_then(|()| self.arrive_offer(fx, arrived));
+        let content = Content::There { response: m.response, source, limit: m.limit };
+        let arrived = Arrived::new(sender, Some(ch), m.envelope, m.nbytes, content).with(&m.extra);
+        let result = c.flow.receive_offer(m.extra.cost()).and(arrived);
+        let result = result.and_then(|arrived| self.arrive_offer(fx, arrived));
         if let Err(status) = result {
             self.violation(ch, status);
         }
@@ -206,6 +234,11 @@ impl Engine {
         request: u32,
         (dst, len): (Place, u64),
     ) {
+        let Some(c) = self.channels.get(ch) else { return };
+        let same = c.responses.get(request) == Some(response);
+        if same && self.asks_for_more(ch, response, request) {
+            return self.granted(fx, ch, response, (dst, len));
+        }
         let Some(c) = self.channels.get_mut(ch) else { return };
         if request >= IMM_SLOT || c.responses.get(request).is_some() {
             let text =
@@ -221,23 +254,23 @@ impl Engine {
             let status = Status::new(Code::Cancelled, "the sender took the message back");
             return self.send_error(fx, ch, request, &status);
         };
-        let nbytes = r.source.as_ref().map_or(0, |s| s.tensor.meta.nbytes);
         let unasked = std::mem::replace(&mut r.asked.to.request, request);
         c.responses.remove(unasked);
         c.responses.insert(request, response);
-        if len < nbytes {
-            let text = format!("MSG_GRANT with room for {len} bytes, the message has {nbytes}");
-            return self.undeliverable(fx, response, Status::invalid(text));
-        }
-        r.asked.dst = Some((dst, nbytes));
-        (r.asked.granted, r.state) = (true, RState::Ready);
-        self.go(fx, response, &[]);
+        self.granted(fx, ch, response, (dst, len));
     }
 
     /// The peer raised the limit for messages to it.
-    pub(in crate::engine) fn on_msg_window(&mut self, ch: ChanId, limit: u64) {
-        if let Some(Err(status)) = self.channels.get_mut(ch).map(|c| c.flow.widen(limit)) {
-            self.violation(ch, status);
+    pub(in crate::engine) fn on_msg_window(&mut self, fx: &mut impl Fx, ch: ChanId, limit: u64) {
+        let Some(c) = self.channels.get_mut(ch) else { return };
+        let peer = c.peer;
+        match c.flow.widen(limit) {
+            Err(status) => self.violation(ch, status),
+            Ok(()) if self.awaits_room() => {
+                self.send_messages(fx, ch);
+                self.tell_rooms(fx, peer);
+            }
+            Ok(()) => {}
         }
     }
 
@@ -252,8 +285,9 @@ impl Engine {
         let key = (ch, number, withdraw_sync);
         let Some(index) = self.messages.unexpected.withdrawable(key) else { return };
         match self.messages.unexpected.take_back(index) {
-            Some((Content::Here { .. }, len)) => self.message_taken(fx, ch, len),
-            _ => self.offer_taken(ch),
+            Some((Content::Here { .. }, cost)) => self.message_taken(fx, ch, cost),
+            Some((_, cost)) => self.offer_taken(ch, cost),
+            None => {}
         }
         self.send(fx, ch, &Message::MsgWithdrawn { number, sync: withdraw_sync }, &[]);
     }

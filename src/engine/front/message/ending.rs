@@ -1,10 +1,15 @@
 //! The one end of each message operation, and who asks for it.
 
-use super::{Copied, Envelope, MessageEnd, OnMessage, Op, Party, State};
+use super::{Copied, Envelope, MessageEnd, Messages, OnMessage, Op, Party, State};
 use crate::engine::{Engine, Fx, Range, Work};
 use crate::status::{Code, Reason, Status};
 
 impl Op {
+    /// Bytes that travel beside its content.
+    pub(super) fn beside(&self) -> u64 {
+        self.extra.as_ref().map_or(0, |beside| beside.extra().cost())
+    }
+
     /// A receive has met this message.
     pub(super) fn meets(&mut self, sender: Party, envelope: Envelope, len: u64) {
         self.wanted.from = sender;
@@ -31,6 +36,8 @@ impl Op {
             party: self.wanted.from,
             envelope: self.envelope(),
             len: self.met.unwrap_or(self.memory.len),
+            // Of a send it is what the application gave.
+            extra: if self.met.is_some() { self.extra.take() } else { None },
         }
     }
 
@@ -76,7 +83,7 @@ impl Engine {
             State::Ending | State::Ended => return,
             State::Offered { ch, .. } => {
                 if let Some(c) = self.channels.get_mut(ch) {
-                    c.flow.offer_ended();
+                    c.flow.offer_ended(op.beside());
                 }
             }
             _ => {}
@@ -89,6 +96,11 @@ impl Engine {
         if !matches!(op.content, Copied::No) {
             let content = std::mem::take(&mut op.content);
             self.drop_copy(fx, content);
+        }
+        let messages = &mut *self.messages;
+        let Some(op) = messages.ops.get_mut(index) else { return };
+        if op.memory.device != 0 || op.extra.is_some() {
+            self.end_rare(fx, index);
         }
         let messages = &mut *self.messages;
         let Some(op) = messages.ops.get_mut(index) else { return };
@@ -106,6 +118,18 @@ impl Engine {
         }
     }
 
+    /// What few operations have goes with their end: a layout, and memory of the attached buffer.
+    #[cold]
+    fn end_rare(&mut self, fx: &mut impl Fx, index: u32) {
+        let Some(op) = self.messages.ops.get_mut(index) else { return };
+        let memory = op.memory;
+        let kept = op.extra.as_mut().and_then(|extra| extra.kept.take());
+        self.messages.drop_layout(&memory);
+        if let Some(buffer) = kept {
+            self.drop_buffer(fx, buffer, memory.len);
+        }
+    }
+
     /// The memory of an operation is the application's again: whoever asks finds its end.
     #[inline(always)]
     pub fn message_ended(&mut self, index: u32) {
@@ -113,7 +137,10 @@ impl Engine {
         let messages = &mut *self.messages;
         match messages.ops.get_mut(index) {
             Some(op) if op.released => messages.ops.vacate(index),
-            Some(op) => op.state = State::Ended,
+            Some(op) => {
+                op.state = State::Ended;
+                messages.endings += 1;
+            }
             None => {}
         }
     }
@@ -130,6 +157,11 @@ impl Engine {
     pub fn message_has_ended(&self, id: u64) -> Result<bool, Status> {
         let index = self.message_by_id(id)?;
         Ok(self.messages.ops.get(index).is_some_and(|op| matches!(op.state, State::Ended)))
+    }
+
+    /// How many operations have come to an end that could be asked for, over all time.
+    pub fn message_endings(&self) -> u64 {
+        self.messages.endings
     }
 
     /// How an operation ended, if it has; it is forgotten then.
@@ -150,6 +182,8 @@ impl Engine {
     /// Nobody will ask for the end of this operation.
     pub fn message_release(&mut self, id: u64) -> Result<(), Status> {
         let index = self.message_by_id(id)?;
+        // Whoever waits for it finds that it is gone.
+        self.messages.endings += 1;
         match self.messages.ops.get_mut(index) {
             Some(Op { state: State::Ended, .. }) => self.messages.ops.vacate(index),
             Some(op) => op.released = true,
@@ -183,16 +217,19 @@ impl Engine {
 
     /// Ends what waits with memory of the range; what is on its way is the transfer layer's. True: it is being copied.
     pub(in crate::engine) fn reclaim_messages(&mut self, fx: &mut impl Fx, range: &Range) -> bool {
-        let uses = |op: &Op| {
+        let uses = |messages: &Messages, op: &Op| {
             let waits = match op.state {
                 State::Posted | State::Own { .. } | State::Gathering => true,
                 State::Queued => matches!(op.content, Copied::No),
                 _ => false,
             };
-            waits && range.meets(op.memory.addr, op.memory.len, op.memory.device)
+            waits && messages.meets(range, op.memory)
         };
         let (mut at, mut busy) = (0, false);
-        while let Some(index) = self.messages.ops.next(&mut at, uses) {
+        while let Some(index) = {
+            let messages = &self.messages;
+            messages.ops.next(&mut at, |op| uses(messages, op))
+        } {
             let Some(op) = self.messages.ops.get(index) else { continue };
             let tag = op.wanted.tag;
             let (own, gathering) =
@@ -253,6 +290,7 @@ impl Engine {
 
     /// Ends all operations, with the manager.
     pub(in crate::engine) fn end_messages(&mut self, fx: &mut impl Fx, status: &Status) {
+        self.fail_rooms(fx, None, &super::room::ended());
         let mut at = 0;
         while let Some(index) = self.messages.ops.next(&mut at, |_| true) {
             self.give_up_message(fx, index, status.clone());

@@ -12,6 +12,8 @@ pub const WINDOW: u64 = 1 << 20;
 /// Offers of a connection that no receive has met. A message for which the window has no room is offered: so a receive
 /// finds it, whatever lies before it.
 pub const OFFERS: u32 = 65_536;
+/// Bytes of headers and lengths of parts of these.
+pub const OFFERED_BESIDE: u64 = 8 << 20;
 
 /// One connection's windows.
 #[derive(Debug)]
@@ -23,8 +25,12 @@ pub struct Flow {
     granted: u64,
     /// Offers of ours that have not ended.
     pub offered: u32,
+    /// Bytes beside their content.
+    offered_beside: u64,
     /// Offers of the peer's that no receive has met.
     pub offers: u32,
+    /// Bytes beside their content.
+    offers_beside: u64,
     /// Messages wait for room here.
     pub queued: bool,
     /// The first of them waits for the end of an offer, and nothing else.
@@ -40,7 +46,9 @@ impl Default for Flow {
             taken: 0,
             granted: WINDOW,
             offered: 0,
+            offered_beside: 0,
             offers: 0,
+            offers_beside: 0,
             queued: false,
             short: false,
         }
@@ -102,28 +110,45 @@ impl Flow {
         })
     }
 
-    /// Counts an offer that goes out. False: there are too many.
-    pub fn offer(&mut self) -> bool {
-        let fits = self.offered < OFFERS;
-        self.offered += u32::from(fits);
+    /// Counts an offer that goes out, with so many bytes beside its content. False: there are too many.
+    pub fn offer(&mut self, beside: u64) -> bool {
+        let fits = self.offered < OFFERS && self.offered_beside + beside <= OFFERED_BESIDE;
+        if fits {
+            self.offered += 1;
+            self.offered_beside += beside;
+        }
         self.short = !fits;
         fits
     }
 
     /// An offer of ours has ended.
-    pub fn offer_ended(&mut self) {
+    pub fn offer_ended(&mut self, beside: u64) {
         self.offered = self.offered.saturating_sub(1);
+        self.offered_beside = self.offered_beside.saturating_sub(beside);
         self.short = false;
     }
 
     /// Counts an offer that came in.
-    pub fn receive_offer(&mut self) -> Result<(), Status> {
+    pub fn receive_offer(&mut self, beside: u64) -> Result<(), Status> {
         if self.offers >= OFFERS {
             let text = format!("{OFFERS} offers of messages wait, more are not allowed");
             return Err(Status::invalid(text));
         }
+        if self.offers_beside + beside > OFFERED_BESIDE {
+            let text = format!(
+                "offers of messages with headers of {OFFERED_BESIDE} bytes wait, more are not allowed"
+            );
+            return Err(Status::invalid(text));
+        }
         self.offers += 1;
+        self.offers_beside += beside;
         Ok(())
+    }
+
+    /// It does not wait any more.
+    pub fn offer_taken(&mut self, beside: u64) {
+        self.offers = self.offers.saturating_sub(1);
+        self.offers_beside = self.offers_beside.saturating_sub(beside);
     }
 
     /// The peer told its limit.
@@ -143,6 +168,22 @@ impl Flow {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn offers_have_bounds_in_number_and_in_what_they_carry() {
+        let (mut sender, mut receiver) = (Flow::default(), Flow::default());
+        for _ in 0..OFFERED_BESIDE / 512 {
+            assert!(sender.offer(512));
+            receiver.receive_offer(512).unwrap();
+        }
+        assert!(!sender.offer(1) && receiver.receive_offer(1).is_err());
+        assert!(sender.offer(0) && receiver.receive_offer(0).is_ok());
+        sender.offer_ended(512);
+        receiver.offer_taken(512);
+        assert!(sender.offer(512) && receiver.receive_offer(512).is_ok());
+        let mut many = Flow::default();
+        assert_eq!((0..=OFFERS).filter(|_| many.offer(0)).count(), OFFERS as usize);
+    }
 
     #[test]
     fn a_window_fills_and_opens() {

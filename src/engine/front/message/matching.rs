@@ -6,10 +6,11 @@
 use foldhash::HashMap;
 
 use super::flow::COST;
-use super::{Envelope, Op, Party, Wanted};
+use super::{Beside, Envelope, Op, Party, Wanted};
 use crate::engine::list::{Fifo, Links};
 use crate::engine::slab::Slab;
 use crate::fabric::keys::Place;
+use crate::protocol::message::Extra;
 use crate::room::{self, Grows};
 use crate::status::Status;
 
@@ -233,7 +234,7 @@ pub enum Content {
     /// Here. `sync`: the sender's number, which is told.
     Here { bytes: Vec<u8>, sync: Option<u32> },
     /// With the sender, under its response index, and where it may be read.
-    There { response: u32, source: Option<Place> },
+    There { response: u32, source: Option<Place>, limit: u32 },
     /// In the memory of this send of our own.
     Own { op: u32 },
     /// Nowhere: its sender took it back after a probe had claimed it.
@@ -253,6 +254,8 @@ pub struct Arrived {
     /// The channel that it counts for.
     pub ch: Option<u32>,
     pub content: Content,
+    /// What came beside it.
+    pub extra: Option<Box<Beside>>,
     /// No receive but its claimant's finds it.
     pub claimed: bool,
     in_tag: Links,
@@ -281,7 +284,37 @@ impl Arrived {
         content: Content,
     ) -> Arrived {
         let (in_tag, in_comm) = (Links::default(), Links::default());
-        Arrived { id: 0, sender, envelope, len, ch, content, claimed: false, in_tag, in_comm }
+        let (extra, claimed) = (None, false);
+        Arrived { id: 0, sender, envelope, len, ch, content, extra, claimed, in_tag, in_comm }
+    }
+
+    /// The same with what came beside the content.
+    pub fn with(mut self, extra: &Extra<'_>) -> Result<Arrived, Status> {
+        self.extra = Beside::of(extra)?;
+        Ok(self)
+    }
+
+    /// The same of what its content counts for: none does that is still with its sender.
+    fn counted(&self) -> u64 {
+        match self.content {
+            Content::Here { .. } => self.cost(),
+            _ => self.cost() - self.len,
+        }
+    }
+
+    /// A copy of what came beside it, as far as there is memory for that.
+    pub fn copy_extra(&self) -> Option<Box<Beside>> {
+        Beside::of(&self.extra.as_ref()?.extra()).ok().flatten()
+    }
+
+    /// Whether it is for a handler.
+    pub fn is_active(&self) -> bool {
+        self.extra.as_ref().is_some_and(|beside| beside.extra().active)
+    }
+
+    /// Bytes that it counts for in its window.
+    pub fn cost(&self) -> u64 {
+        self.len + self.extra.as_ref().map_or(0, |beside| beside.extra().cost())
     }
 }
 
@@ -293,6 +326,8 @@ pub struct Unexpected {
     orphans: u64,
     by_tag: HashMap<Envelope, Fifo>,
     by_comm: HashMap<u32, Fifo>,
+    /// Those that are for handlers which are not there.
+    by_handler: HashMap<u32, Fifo>,
     /// What its sender may take back: until a receive meets it, or the connection ends.
     by_number: HashMap<Number, u32>,
 }
@@ -306,9 +341,17 @@ impl Unexpected {
             return Err(none());
         }
         let number = arrived.number();
+        let active = arrived.is_active();
+        if active && !self.by_handler.fits(1) {
+            return Err(none());
+        }
         let index = self.all.insert(arrived).map_err(|_| none())?;
         if let Some(number) = number {
             self.by_number.insert(number, index);
+        }
+        if active {
+            self.by_handler.entry(envelope.comm).or_default().push(&mut self.all, in_tag, index);
+            return Ok(index);
         }
         self.by_tag.entry(envelope).or_default().push(&mut self.all, in_tag, index);
         self.by_comm.entry(envelope.comm).or_default().push(&mut self.all, in_comm, index);
@@ -335,6 +378,11 @@ impl Unexpected {
             at = if exact { a.in_tag.next() } else { a.in_comm.next() };
         }
         None
+    }
+
+    /// The first message for a handler.
+    pub fn find_active(&self, id: u32) -> Option<u32> {
+        self.by_handler.get(&id)?.first()
     }
 
     /// A message keeps its place, and is found no more.
@@ -368,7 +416,7 @@ impl Unexpected {
         }
         let arrived = self.all.remove(index)?;
         if arrived.is_orphan() {
-            self.orphans = self.orphans.saturating_sub(COST + arrived.len);
+            self.orphans = self.orphans.saturating_sub(COST + arrived.cost());
         }
         Some(arrived)
     }
@@ -379,15 +427,19 @@ impl Unexpected {
         self.get(index).filter(this).is_some() && self.take_back(index).is_some()
     }
 
-    /// Its sender takes a message back: what it was. Who has claimed it finds that it is gone.
+    /// Its sender takes a message back: what it was, and what it counted for (an offer without its content). Who has claimed it finds that it is gone.
     pub fn take_back(&mut self, index: u32) -> Option<(Content, u64)> {
         if !self.all.get(index)?.claimed {
-            return self.remove(index).map(|a| (a.content, a.len));
+            return self.remove(index).map(|a| {
+                let counted = a.counted();
+                (a.content, counted)
+            });
         }
         self.forget_number(index);
         let a = self.all.get_mut(index)?;
         a.ch = None;
-        Some((std::mem::replace(&mut a.content, Content::Gone), a.len))
+        let counted = a.counted();
+        Some((std::mem::replace(&mut a.content, Content::Gone), counted))
     }
 
     /// The message that its sender may take back by this number.
@@ -410,7 +462,7 @@ impl Unexpected {
             self.forget_number(index);
             let Some(a) = self.all.get_mut(index) else { continue };
             a.ch = None;
-            let cost = COST + a.len;
+            let cost = COST + a.cost();
             match &mut a.content {
                 Content::Here { sync, .. } if self.orphans + cost <= ORPHANS => {
                     *sync = None;
@@ -433,6 +485,15 @@ impl Unexpected {
     fn unlink(&mut self, index: u32) {
         let Some(a) = self.all.get(index) else { return };
         let (envelope, tag_links, comm_links) = (a.envelope, a.in_tag, a.in_comm);
+        if a.is_active() {
+            if let Some(queue) = self.by_handler.get_mut(&envelope.comm) {
+                queue.remove(&mut self.all, in_tag, index, tag_links);
+                if queue.is_empty() {
+                    self.by_handler.remove(&envelope.comm);
+                }
+            }
+            return;
+        }
         if let Some(queue) = self.by_tag.get_mut(&envelope) {
             queue.remove(&mut self.all, in_tag, index, tag_links);
             if queue.is_empty() {

@@ -10,26 +10,39 @@
 //! Order: messages of one sender to one communicator meet receives in the order in which they were sent. They go over
 //! one connection, whose order holds; what has to wait for room there keeps all that comes after it waiting too.
 
+mod active;
 mod arrivals;
+mod buffered;
 mod ending;
 pub mod flow;
+mod layouts;
 mod matching;
 mod offers;
 mod receive;
+mod room;
 mod send;
 
 pub(in crate::engine) use arrivals::Heard;
+use buffered::Attached;
+use foldhash::HashMap;
 use matching::{Posted, Unexpected};
+use room::RoomWait;
+
+use std::sync::Arc;
 
 use crate::api::Words;
 use crate::engine::Buffer;
 use crate::engine::deadlines::Deadlines;
+use crate::engine::layout::Layout;
 use crate::engine::list::Links;
 use crate::engine::slab::Slab;
 pub use crate::protocol::message::Envelope;
 use crate::status::Status;
+pub use active::{Active, ActiveFn};
+pub use layouts::Beside;
 pub use matching::ORPHANS;
 pub use receive::Found;
+pub use room::RoomFn;
 pub use send::Outgoing;
 
 /// The public number of what lies in this slot.
@@ -125,6 +138,8 @@ pub struct MessageEnd {
     pub envelope: Envelope,
     /// Bytes of the message, also of one that was too long.
     pub len: u64,
+    /// Of a receive: what came beside the content.
+    pub extra: Option<Box<Beside>>,
 }
 
 /// A function that is told of an end, and its words.
@@ -208,6 +223,8 @@ pub(in crate::engine) struct Op {
     content: Copied,
     /// Bytes of the message that a receive has met.
     met: Option<u64>,
+    /// What travels beside the content.
+    extra: Option<Box<Beside>>,
     /// Nobody will ask for its end.
     released: bool,
     /// A send that is in the outbox of its peer.
@@ -230,6 +247,16 @@ pub(in crate::engine) struct Messages {
     deadlines: Deadlines,
     posted: Posted,
     unexpected: Unexpected,
+    /// Handlers of active messages.
+    handlers: HashMap<u32, ActiveFn>,
+    /// Memory of operations that lies in pieces.
+    layouts: Slab<Arc<Layout>>,
+    /// For sends in buffered mode.
+    buffer: Attached,
+    /// Who waits for room.
+    rooms: Vec<RoomWait>,
+    /// Operations whose end can be asked for, counted over all time.
+    endings: u64,
     /// Bytes of content that sends which wait have copied.
     copied: usize,
     /// Threads that wait for a message to come.
@@ -243,6 +270,11 @@ impl Messages {
             deadlines: Deadlines::new(),
             posted: Posted::default(),
             unexpected: Unexpected::default(),
+            handlers: HashMap::default(),
+            buffer: Default::default(),
+            rooms: Vec::new(),
+            layouts: Slab::default(),
+            endings: 0,
             copied: 0,
             probing: 0,
         }

@@ -1,15 +1,16 @@
 //! The sending side of what does not go out whole: offers, and messages that are taken back.
 
-use super::{Envelope, Memory, State};
+use super::{Envelope, Memory, Op, State};
 use crate::api::*;
 use crate::engine::channel::ChanId;
 use crate::engine::front::rendezvous::Named;
+use crate::engine::layout::LAYOUT;
 use crate::engine::slab::SLOT_MASK;
 use crate::engine::transfer::outbound::{Asked, RState, Response, Sent, Source, To, UNASKED};
 use crate::engine::{Engine, Fx};
 use crate::fabric::Access;
 use crate::fabric::keys::Place;
-use crate::protocol::message::{Message, MsgOffer};
+use crate::protocol::message::{Extra, Message, MsgOffer};
 use crate::status::{Code, Reason, Status};
 
 impl Engine {
@@ -25,6 +26,7 @@ impl Engine {
         read: bool,
     ) {
         let sealed = self.sealed(ch);
+        let beside = self.messages.ops.get(index).map_or(0, Op::beside);
         let done = self.due(OnSend::Message(index));
         let meta = Meta { nbytes: memory.len, ..Meta::default() };
         let tensor = Tensor { meta, addr: memory.addr, device: memory.device };
@@ -38,7 +40,7 @@ impl Engine {
             Ok(response) => response,
             Err(status) => {
                 if let Some(c) = self.channels.get_mut(ch) {
-                    c.flow.offer_ended();
+                    c.flow.offer_ended(beside);
                 }
                 return self.end_message(fx, index, Err(status));
             }
@@ -47,8 +49,13 @@ impl Engine {
             op.state = State::Offered { ch, response };
         }
         let source = if read { self.readable(fx, ch, response, &memory) } else { None };
-        let m = MsgOffer { envelope, response, nbytes: memory.len, source };
-        self.send(fx, ch, &Message::MsgOffer(m), &[]);
+        let beside = self.messages.ops.get(index).and_then(|op| op.extra.as_ref());
+        let extra = beside.map_or_else(Extra::default, |beside| beside.extra());
+        let limit = if memory.device == LAYOUT { self.settings.fragment } else { 0 };
+        let m = MsgOffer { envelope, response, nbytes: memory.len, source, limit, extra };
+        if let Some(c) = self.channels.get_mut(ch) {
+            c.send(fx, &Message::MsgOffer(m), &[]);
+        }
     }
 
     /// The response that an offered message is, until it is asked for.
@@ -129,7 +136,9 @@ impl Engine {
             }
             State::Unmatched { ch } => (ch, index, true),
             State::Offered { response, .. } => match self.responses.get(response) {
-                Some(r) if matches!(r.state, RState::Told) => (r.asked.to.ch, response, false),
+                Some(r) if matches!(r.state, RState::Told) && r.is_unasked() => {
+                    (r.asked.to.ch, response, false)
+                }
                 // The content is on its way: its end is near.
                 _ => return,
             },

@@ -1,10 +1,13 @@
 //! The receiving side: a receive meets a message that is here, or waits for one.
 
 use super::matching::{Arrived, Content};
-use super::{Envelope, Memory, MessageEnd, OnMessage, Op, Party, Receiving, State, Wanted, public};
+use super::{
+    Beside, Envelope, Memory, MessageEnd, OnMessage, Op, Party, Receiving, State, Wanted, public,
+};
 use crate::api::*;
 use crate::engine::channel::ChanId;
 use crate::engine::front::rendezvous::Named;
+use crate::engine::layout::LAYOUT;
 use crate::engine::transfer::inbound::{Request, State as Inbound};
 use crate::engine::transfer::outbound::Sent;
 use crate::engine::{Engine, Fx};
@@ -22,10 +25,12 @@ pub struct Found {
     pub len: u64,
     /// Its number, if it was claimed; 0 otherwise.
     pub message: u64,
+    /// What came beside the content.
+    pub extra: Option<Box<Beside>>,
 }
 
 /// A message is longer than the memory for it.
-fn too_long(len: u64, room: u64) -> Status {
+pub(super) fn too_long(len: u64, room: u64) -> Status {
     let text = format!("the message has {len} bytes, the destination given has {room}");
     Status::new(Code::OutOfRange, text).because(Reason::LocalError)
 }
@@ -43,7 +48,7 @@ impl Engine {
         if self.closing {
             return Err(Self::ending());
         }
-        self.device(memory.device)?;
+        self.copier(memory.device)?;
         if wanted.from.index().is_some() {
             self.known_party(wanted.from)?;
         }
@@ -111,7 +116,7 @@ impl Engine {
         if self.closing {
             return Err(Self::ending());
         }
-        self.device(memory.device)?;
+        self.copier(memory.device)?;
         let unexpected = &self.messages.unexpected;
         let found = unexpected.claimed(message).and_then(|i| Some((i, unexpected.get(i)?)));
         let Some((found, arrived)) = found else {
@@ -136,9 +141,10 @@ impl Engine {
         }
         let found = self.messages.unexpected.get(index).map(|a| {
             let Arrived { sender, envelope, len, .. } = *a;
-            Found { sender, envelope, len, message }
+            let extra = a.extra.as_ref().map_or(Ok(None), |beside| Beside::of(&beside.extra()));
+            extra.map(|extra| Found { sender, envelope, len, message, extra })
         });
-        Ok(found)
+        found.transpose()
     }
 
     /// A receive meets a message that is here.
@@ -152,15 +158,16 @@ impl Engine {
         done: OnMessage,
     ) -> Result<Receiving, Status> {
         let here = |a: &Arrived| matches!(a.content, Content::Here { .. }) && a.len <= memory.len;
-        let at_once = memory.device == 0 && self.messages.unexpected.get(found).is_some_and(here);
+        let simple = memory.device == 0 || self.is_simple(&memory);
+        let at_once = simple && self.messages.unexpected.get(found).is_some_and(here);
         if at_once {
             let Some(arrived) = self.messages.unexpected.remove(found) else {
                 return Err(self.defect("a message that was found is not there"));
             };
             let (party, envelope, len) = (arrived.sender, arrived.envelope, arrived.len);
-            let bytes = self.take_content(fx, arrived);
+            let (bytes, extra) = self.take_content(fx, arrived);
             self.count_received(party, len, &Ok(()));
-            let end = MessageEnd { result: Ok(()), party, envelope, len };
+            let end = MessageEnd { result: Ok(()), party, envelope, len, extra };
             return Ok(Receiving::Done(bytes, end));
         }
         let id = self.next_id;
@@ -180,16 +187,21 @@ impl Engine {
     }
 
     /// What a message that was here carries; its sender hears that it was taken.
-    fn take_content(&mut self, fx: &mut impl Fx, arrived: Arrived) -> Vec<u8> {
-        let Content::Here { bytes, sync } = arrived.content else { return Vec::new() };
+    pub(super) fn take_content(
+        &mut self,
+        fx: &mut impl Fx,
+        arrived: Arrived,
+    ) -> (Vec<u8>, Option<Box<Beside>>) {
+        let cost = arrived.cost();
+        let Content::Here { bytes, sync } = arrived.content else { return Default::default() };
         if let Some(ch) = arrived.ch {
             if let Some(number) = sync {
                 self.send(fx, ch, &Message::MsgMatched { number }, &[]);
             }
-            self.message_taken(fx, ch, arrived.len);
+            self.message_taken(fx, ch, cost);
             self.settle(fx, ch);
         }
-        bytes
+        (bytes, arrived.extra)
     }
 
     /// A message is not here any more: there is room for others of its sender.
@@ -200,37 +212,49 @@ impl Engine {
     }
 
     /// The same of an offer.
-    pub(super) fn offer_taken(&mut self, ch: ChanId) {
+    pub(super) fn offer_taken(&mut self, ch: ChanId, beside: u64) {
         if let Some(c) = self.channels.get_mut(ch) {
-            c.flow.offers = c.flow.offers.saturating_sub(1);
+            c.flow.offer_taken(beside);
         }
     }
 
     /// A receive, which waits in no queue any more, meets a message.
-    pub(super) fn meet(&mut self, fx: &mut impl Fx, index: u32, arrived: Arrived) {
+    pub(super) fn meet(&mut self, fx: &mut impl Fx, index: u32, mut arrived: Arrived) {
         let Some(op) = self.messages.ops.get_mut(index) else { return };
-        let (len, room) = (arrived.len, op.memory.len);
+        let len = arrived.len;
         op.meets(arrived.sender, arrived.envelope, len);
-        if len > room {
-            self.refuse_long(fx, arrived);
-            return self.end_message(fx, index, Err(too_long(len, room)));
+        let beside = arrived.cost() - len;
+        if !matches!(arrived.content, Content::Here { .. }) {
+            op.extra = arrived.extra.take();
+            if let Err(status) = self.fits_memory(index, len) {
+                self.refuse_long(fx, arrived, beside);
+                return self.end_message(fx, index, Err(status));
+            }
         }
         match arrived.content {
             Content::Here { .. } => {
-                let bytes = self.take_content(fx, arrived);
+                let (bytes, extra) = self.take_content(fx, arrived);
+                if extra.is_some() {
+                    self.set_extra(index, extra);
+                }
                 self.put_content(fx, index, &bytes);
             }
-            Content::There { response, source } => {
+            Content::There { response, source, limit } => {
                 let Some(ch) = arrived.ch else {
                     let status = Status::gone("the connection of the sender ended");
                     return self.end_message(fx, index, Err(status));
                 };
-                self.offer_taken(ch);
+                self.offer_taken(ch, beside);
                 if len == 0 {
                     self.send(fx, ch, &Message::GetDone { response, ok: true }, &[]);
                     self.end_message(fx, index, Ok(()));
                 } else if let Some(request) = self.insert_moving(fx, index, Some(ch), len) {
-                    self.after_meta(fx, request, response, source);
+                    match limit > 0
+                        || self.requests.get(request).is_some_and(|r| r.device == LAYOUT)
+                    {
+                        true => self.begin_legs(fx, request, (response, source), limit.into()),
+                        false => self.after_meta(fx, request, response, source),
+                    }
                 }
                 self.settle(fx, ch);
             }
@@ -252,8 +276,13 @@ impl Engine {
         let Some(op) = self.messages.ops.get_mut(index) else { return };
         let (memory, sender) = (op.memory, op.wanted.from);
         let len = content.len() as u64;
-        if len > memory.len {
-            return self.end_message(fx, index, Err(too_long(len, memory.len)));
+        if len > memory.len || memory.device == LAYOUT {
+            if let Err(status) = self.fits_memory(index, len) {
+                return self.end_message(fx, index, Err(status));
+            }
+            let result = self.deliver_pieces(fx, memory, content);
+            self.count_received(sender, len, &result);
+            return self.end_message(fx, index, result);
         }
         if memory.device != 0 && len > 0 {
             if let Some(request) = self.insert_moving(fx, index, None, len) {
@@ -267,12 +296,25 @@ impl Engine {
         self.end_message(fx, index, result);
     }
 
+    /// What came beside the content that a receive has met.
+    #[cold]
+    pub(super) fn set_extra(&mut self, index: u32, extra: Option<Box<Beside>>) {
+        if let Some(op) = self.messages.ops.get_mut(index) {
+            op.extra = extra;
+        }
+    }
+
+    /// Whether content can be copied to these pieces as it is.
+    fn is_simple(&self, memory: &Memory) -> bool {
+        self.layout(memory.device, memory.addr).is_some_and(|layout| !layout.is_slots())
+    }
+
     /// The sender of a message that is too long hears that it was taken.
-    fn refuse_long(&mut self, fx: &mut impl Fx, arrived: Arrived) {
+    pub(super) fn refuse_long(&mut self, fx: &mut impl Fx, arrived: Arrived, beside: u64) {
         match (&arrived.content, arrived.ch) {
             (&Content::There { response, .. }, Some(ch)) => {
                 self.send(fx, ch, &Message::GetDone { response, ok: true }, &[]);
-                self.offer_taken(ch);
+                self.offer_taken(ch, beside);
                 self.settle(fx, ch);
             }
             (&Content::Own { op }, _) => self.end_message(fx, op, Ok(())),
@@ -308,6 +350,7 @@ impl Engine {
             dst: addr,
             buffer: None,
             landing: None,
+            legs: None,
             checksum: None,
             protocol: if ch.is_some() { Protocol::DirectGet } else { Protocol::Eager },
             ended: None,

@@ -2,12 +2,16 @@
 
 use super::flow::COST;
 use super::matching::op_links;
-use super::{Copied, Envelope, Memory, Mode, OnMessage, Op, Party, Sending, State, Wanted, public};
+use super::{
+    Beside, Copied, Envelope, Memory, Mode, OnMessage, Op, Party, Sending, State, Wanted, public,
+};
 use crate::api::*;
 use crate::engine::channel::ChanId;
+use crate::engine::layout::LAYOUT;
 use crate::engine::list::Links;
 use crate::engine::transfer::choose;
 use crate::engine::{Engine, Fx, WR_MESSAGE, Work};
+use crate::protocol::message::Extra;
 use crate::room;
 use crate::status::{Code, Status};
 
@@ -24,6 +28,8 @@ pub struct Outgoing<'a> {
     pub memory: Memory,
     /// A copy of the content, made before the engine was held; empty: none.
     pub content: &'a [u8],
+    /// What travels beside it.
+    pub extra: &'a Extra<'a>,
     /// When it has ended.
     pub mode: Mode,
     /// Nanoseconds; `None`: the manager's, `u64::MAX`: for ever.
@@ -54,7 +60,7 @@ impl Engine {
         if self.closing {
             return Err(Self::ending());
         }
-        self.device(out.memory.device)?;
+        self.copier(out.memory.device)?;
         if out.to == Party::OWN {
             return self.send_own(fx, out);
         }
@@ -90,10 +96,12 @@ impl Engine {
     }
 
     /// Whether the content of such a message rides in it.
-    fn rides(&self, ch: ChanId, memory: &Memory) -> bool {
+    /// `copied`: its content is here.
+    fn rides(&self, ch: ChanId, memory: &Memory, extra: u64, copied: bool) -> bool {
         let Some(c) = self.channels.get(ch) else { return false };
-        let host = memory.device == 0 || memory.len == 0;
-        host && choose::is_eager(memory.len, self.settings.room_of(c, 0), self.settings.protocol)
+        let here = memory.device == 0 || memory.len == 0 || copied && memory.device == LAYOUT;
+        let (len, room) = (memory.len + extra, self.settings.room_of(c, 0));
+        here && choose::is_eager(len, room, self.settings.protocol)
     }
 
     /// Sends a message whose content is here over a connection on which nothing waits, and it has ended then. False:
@@ -102,6 +110,7 @@ impl Engine {
     pub fn message_send_now(&mut self, fx: &mut impl Fx, out: &Outgoing<'_>) -> bool {
         let Memory { len, device, .. } = out.memory;
         let plain = out.mode == Mode::Standard && device == 0 && !self.closing;
+        let plain = plain && out.extra.is_empty();
         if !plain || out.content.len() as u64 != len {
             return false;
         }
@@ -124,10 +133,11 @@ impl Engine {
     fn insert_send(&mut self, fx: &mut impl Fx, out: &Outgoing<'_>) -> Result<u32, Status> {
         let Envelope { comm, tag } = out.envelope;
         let wanted = Wanted { from: out.to, comm, tag, mask: u64::MAX };
+        let extra = Beside::of(out.extra)?;
         let index =
             self.insert_op(fx, State::Queued, &wanted, &out.memory, out.timeout, out.done)?;
         if let Some(op) = self.messages.ops.get_mut(index) {
-            op.mode = out.mode;
+            (op.mode, op.extra) = (out.mode, extra);
         }
         Ok(index)
     }
@@ -166,6 +176,7 @@ impl Engine {
             state,
             content: Copied::No,
             met: None,
+            extra: None,
             released: false,
             waits: false,
             order: 0,
@@ -304,23 +315,28 @@ impl Engine {
     fn send_op(&mut self, fx: &mut impl Fx, ch: ChanId, index: u32, content: &[u8]) -> Went {
         let Some(op) = self.messages.ops.get(index) else { return Went::Out };
         let (memory, envelope, mode) = (op.memory, op.envelope(), op.mode);
-        let rides = self.rides(ch, &memory);
+        let here = content.len() as u64 == memory.len;
+        let extra = op.extra.as_ref().map_or(0, |beside| beside.extra().cost());
+        let rides = self.rides(ch, &memory, extra, here);
         let Some(c) = self.channels.get_mut(ch) else { return Went::NoRoom };
         if !c.takes_messages() {
             c.flow.queued = true;
             return Went::NoRoom;
         }
-        if rides && content.len() as u64 != memory.len && memory.len + COST <= c.flow.room() {
+        if rides && !here && memory.len + extra + COST <= c.flow.room() {
             return Went::NoContent;
         }
-        if !rides || !c.flow.send(memory.len) {
-            if !c.flow.offer() {
+        if !rides || !c.flow.send(memory.len + extra) {
+            if !c.flow.offer(extra) {
                 return Went::NoRoom;
             }
             self.offer_message(fx, ch, index, (memory, envelope), !rides);
             return Went::Out;
         }
-        c.send_msg(fx, envelope, (mode == Mode::Synchronous).then_some(index), content);
+        let beside = self.messages.ops.get(index).and_then(|op| op.extra.as_ref());
+        let extra = beside.map_or_else(Extra::default, |beside| beside.extra());
+        let sync = (mode == Mode::Synchronous).then_some(index);
+        c.send_msg(fx, envelope, sync, &extra, content);
         c.counters.send_done(memory.len, Code::Ok, Protocol::Eager);
         match self.messages.ops.get_mut(index) {
             Some(op) if mode == Mode::Synchronous => op.state = State::Unmatched { ch },
@@ -329,19 +345,11 @@ impl Engine {
         Went::Out
     }
 
-    /// Whether messages to this peer would wait, and how many bytes of content a message may have that does not.
-    pub fn message_room(&self, party: Party) -> Result<u64, Status> {
-        if party == Party::OWN {
-            return Ok(super::flow::WINDOW);
-        }
-        let peer = self.known_party(party)?;
-        let p = self.peers.get(peer).filter(|p| p.outbox.is_empty());
-        let c = p.and_then(|p| self.channels.get(*p.channels.first()?));
-        Ok(c.filter(|c| c.takes_messages()).map_or(0, |c| c.flow.room()))
-    }
-
     /// What waits to be sent to a peer fails.
     pub(in crate::engine) fn fail_outbox(&mut self, fx: &mut impl Fx, peer: u32, status: &Status) {
+        if self.awaits_room() {
+            self.fail_rooms(fx, Some(peer), status);
+        }
         let Some(p) = self.peers.get(peer) else { return };
         let to = p.name.clone();
         while let Some(index) = self.peers.get(peer).and_then(|p| p.outbox.first()) {
@@ -361,7 +369,7 @@ impl Engine {
     fn send_own(&mut self, fx: &mut impl Fx, out: Outgoing<'_>) -> Result<Sending, Status> {
         let len = out.memory.len;
         if out.mode == Mode::Standard && out.content.len() as u64 == len {
-            self.arrive(fx, Party::OWN, None, out.envelope, None, out.content)?;
+            self.arrive(fx, Party::OWN, None, out.envelope, None, out.extra, out.content)?;
             self.local.send_done(len, Code::Ok, Protocol::Local);
             return Ok(Sending::Done);
         }
@@ -370,7 +378,7 @@ impl Engine {
         if let Some(op) = self.messages.ops.get_mut(index) {
             op.state = State::Met;
         }
-        match self.arrive_own(fx, index, out.envelope, len) {
+        match self.arrive_own(fx, index, out.envelope, len, out.extra) {
             Ok(arrived) => {
                 if let (Some(arrived), Some(op)) = (arrived, self.messages.ops.get_mut(index)) {
                     op.state = State::Own { arrived };

@@ -162,6 +162,7 @@ impl Engine {
             dst,
             buffer: None,
             landing: None,
+            legs: None,
             checksum: None,
             protocol: Protocol::Auto,
             ended: None,

@@ -73,6 +73,7 @@ impl Engine {
         };
         let (nbytes, read) = (meta.nbytes, c.caps.read);
         let source = source.filter(|_| read);
+
         let access = if source.is_some() { Access::LOCAL_WRITE } else { Access::REMOTE_WRITE };
         if let Err(status) = self.open_landing(fx, index, ch, nbytes, access) {
             self.drop_response(fx, index, response);
@@ -84,7 +85,7 @@ impl Engine {
         }
     }
 
-    fn read_all(
+    pub(super) fn read_all(
         &mut self,
         fx: &mut impl Fx,
         index: u32,
@@ -96,13 +97,12 @@ impl Engine {
         let (Some(r), Some(c)) = found else {
             return self.fail_by_defect(fx, index, "a connection ended before a READ of it");
         };
-        let (Some(Landing { addr, window: Some(window), .. }), Some(meta)) = (&r.landing, &r.meta)
-        else {
+        let Some(Landing { addr, window: Some(window), .. }) = &r.landing else {
             return self.fail_by_defect(fx, index, "a destination was opened and is not there");
         };
         let addr = *addr;
         let lkeys = window.keys.map(|mr| mr.lkey);
-        let parts = pieces(meta.nbytes, c.caps.max_rdma, &lkeys, source);
+        let parts = pieces(r.leg_len(), c.caps.max_rdma, &lkeys, source);
         let left = parts.clone().count() as u32;
         r.state = State::Reading { left, response, failed: None };
         for p in parts {
@@ -122,6 +122,7 @@ impl Engine {
         result: Result<(), Status>,
     ) {
         let Some(r) = self.requests.get_mut(index) else { return };
+        let goes_on = r.goes_on();
         match &mut r.state {
             State::Reading { left, response, failed } => {
                 *left -= 1;
@@ -133,7 +134,9 @@ impl Engine {
                 }
                 let (response, failed) = (*response, failed.take());
                 let ok = failed.is_none();
-                self.send(fx, ch, &Message::GetDone { response, ok }, &[]);
+                if !(ok && goes_on) {
+                    self.send(fx, ch, &Message::GetDone { response, ok }, &[]);
+                }
                 match failed {
                     None => self.arrived(fx, index),
                     Some(status) => self.fail(fx, index, status),
@@ -161,7 +164,7 @@ impl Engine {
         index: u32,
         ok: bool,
     ) {
-        if self.told(ch, index).is_none() {
+        if !ok && self.given_up_in_a_leg(ch, index) || self.told(ch, index).is_none() {
             return;
         }
         #[cfg(feature = "planted")]

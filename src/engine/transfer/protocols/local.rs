@@ -1,7 +1,10 @@
 //! Receives from oneself: no connection, no message. Library results refer to the sender's tensor.
 
+use std::sync::Arc;
+
 use crate::api::*;
 use crate::engine::front::rendezvous::{RecvOutcome, Sent, Waiter};
+use crate::engine::layout::{LAYOUT, Layout, Spot};
 use crate::engine::transfer::inbound::{AfterAlloc, State};
 use crate::engine::transfer::outbound::Content;
 use crate::engine::{Engine, Fx, Held, WR_REQUEST, Work};
@@ -136,6 +139,9 @@ impl Engine {
         let (dst, to, len) = (r.dst, r.device, sent.tensor.meta.nbytes);
         let token = WR_REQUEST | u64::from(index);
         r.state = State::LocalCopy(sent);
+        if from == LAYOUT || to == LAYOUT {
+            return self.local_pieces(fx, index, (src, from), (dst, to), len);
+        }
         let device = if from != 0 { from } else { to };
         match (from, to, self.device(device)) {
             (0, 0, _) => fx.run(Work::HostCopy { token, dst, src, len }),
@@ -154,6 +160,58 @@ impl Engine {
         }
     }
 
+    /// The same where either lies in pieces; to or from a device by way of a buffer on the host.
+    fn local_pieces(
+        &mut self,
+        fx: &mut impl Fx,
+        index: u32,
+        (src, from): (u64, u32),
+        (dst, to): (u64, u32),
+        len: u64,
+    ) {
+        let spot = |layout: Option<Arc<Layout>>, addr| match layout {
+            None => Spot::host(addr),
+            layout => Spot { layout, at: 0 },
+        };
+        let token = WR_REQUEST | u64::from(index);
+        let real = if from == LAYOUT { to } else { from };
+        let (dst_layout, src_layout) = (self.layout(to, dst), self.layout(from, src));
+        match self.copier(real) {
+            Ok(Some(ops)) if real == from => self.through_host(fx, index, ops, src, len),
+            Ok(Some(_)) => {
+                let buffer = self.local_buffer(fx, index, len);
+                let Some(host) = buffer else { return };
+                let (dst, src) = (Spot::host(host), spot(src_layout, src));
+                fx.run(Work::Spread { token, dst, src, len });
+            }
+            Ok(None) => {
+                let (dst, src) = (spot(dst_layout, dst), spot(src_layout, src));
+                fx.run(Work::Spread { token, dst, src, len });
+            }
+            Err(status) => self.copied(fx, token, Err(status)),
+        }
+    }
+
+    /// A buffer of the host between two copies, which the tensor then is; its address.
+    fn local_buffer(&mut self, fx: &mut impl Fx, index: u32, len: u64) -> Option<u64> {
+        match fx.alloc(len) {
+            Ok(buffer) => {
+                let host = buffer.addr;
+                if let Some(r) = self.requests.get_mut(index) {
+                    r.buffer = Some(buffer);
+                    if let State::LocalCopy(sent) = &mut r.state {
+                        sent.tensor.addr = host;
+                    }
+                }
+                Some(host)
+            }
+            Err(status) => {
+                self.copied(fx, WR_REQUEST | u64::from(index), Err(status));
+                None
+            }
+        }
+    }
+
     /// From device to device: first to a buffer on the host. The tensor then is that buffer.
     fn through_host(
         &mut self,
@@ -164,18 +222,8 @@ impl Engine {
         len: u64,
     ) {
         let token = WR_REQUEST | u64::from(index);
-        match fx.alloc(len) {
-            Ok(buffer) => {
-                let host = buffer.addr;
-                if let Some(r) = self.requests.get_mut(index) {
-                    r.buffer = Some(buffer);
-                    if let State::LocalCopy(sent) = &mut r.state {
-                        sent.tensor.addr = host;
-                    }
-                }
-                fx.run(Work::DeviceCopy { token, ops, to_host: true, host, device, len });
-            }
-            Err(status) => self.copied(fx, token, Err(status)),
+        if let Some(host) = self.local_buffer(fx, index, len) {
+            fx.run(Work::DeviceCopy { token, ops, to_host: true, host, device, len });
         }
     }
 

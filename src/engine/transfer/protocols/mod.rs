@@ -2,6 +2,7 @@
 
 mod eager;
 mod get;
+mod legs;
 mod local;
 mod put;
 

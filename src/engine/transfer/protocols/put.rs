@@ -94,7 +94,7 @@ impl Engine {
         let Some(r) = self.responses.get_mut(index) else { return };
         let (Some(source), Some((dst, _))) = (&r.source, &r.asked.dst) else { return };
         let Some(c) = self.channels.get_mut(r.asked.to.ch) else { return };
-        let (addr, nbytes, sum) = (source.addr(), source.tensor.meta.nbytes, source.sum);
+        let (addr, nbytes, sum) = (source.addr(), source.len(), source.sum);
         let sum = if r.asked.to.checksum { sum } else { None };
         let lkeys = source.window.as_ref().map_or(Keys::one(0), |w| w.keys.map(|mr| mr.lkey));
         let request = r.asked.to.request;
@@ -164,9 +164,13 @@ impl Engine {
             return;
         }
         let failed = failed.take();
+        let unfinished = r.source.as_ref().is_some_and(|s| s.left() > 0);
         if r.cancelled {
             let request = r.asked.to.request;
             self.send(fx, ch, &Message::CancelAck { index: request }, &[]);
+        }
+        if unfinished && failed.is_none() {
+            return self.leg_written(fx, index);
         }
         match failed {
             None => self.end_response(fx, index, Ok(())),
@@ -177,12 +181,11 @@ impl Engine {
     /// The receiver asks for the content to be written: its destination is open.
     pub(super) fn ask_for_put(&mut self, fx: &mut impl Fx, index: u32, ch: ChanId, response: u32) {
         let Some(r) = self.requests.get_mut(index) else { return };
-        let (Some(Landing { addr, window: Some(window), .. }), Some(meta)) = (&r.landing, &r.meta)
-        else {
+        let Some(Landing { addr, window: Some(window), .. }) = &r.landing else {
             return self.fail_by_defect(fx, index, "a destination was opened and is not there");
         };
         let dst = Place { addr: *addr, rkeys: window.keys.map(|mr| mr.rkey) };
-        let len = meta.nbytes;
+        let len = r.leg_len();
         r.state = State::Awaiting;
         r.protocol = Protocol::DirectPut;
         let m = match r.done.is_message() {
@@ -215,7 +218,7 @@ impl Engine {
     ) {
         let Some(r) = self.answered(ch, index) else { return };
         let fits = match (&r.landing, &r.meta) {
-            (Some(l), Some(m)) => l.window.is_some() && m.nbytes <= l.len,
+            (Some(l), Some(_)) => l.window.is_some() && r.leg_len() <= l.len,
             _ => false,
         };
         if !fits {

@@ -40,7 +40,8 @@ use rdma_transport::engine::front::message::{
     Envelope, Memory, MessageEnd, Mode, OnMessage, Sending,
 };
 use rdma_transport::engine::front::pair::{PairState, Slot, Way};
-use rdma_transport::manager::Timeout;
+use rdma_transport::manager::{Post, Timeout, Where};
+use rdma_transport::protocol::message::Extra;
 use rdma_transport::status::{Code, Status};
 
 fn say(line: std::fmt::Arguments<'_>) {
@@ -144,10 +145,10 @@ fn command(me: &Honest, words: &[&str], slow: &mut Option<Slow>) -> Result<Strin
                 say(format_args!("sent {} {}", words[0], code as i32));
             };
             let (envelope, done) = (Envelope { comm: 1, tag }, OnMessage::Plain(told, [op, 0]));
+            let (mode, timeout, extra) = (Mode::Standard, Timeout::Never, &Extra::NONE);
+            let post = Post { to, envelope, extra, mode, timeout };
             // SAFETY: the content stays until the process ends.
-            let sending = unsafe {
-                me.manager.message_isend(to, envelope, memory, Mode::Standard, Timeout::Never, done)
-            }?;
+            let sending = unsafe { me.manager.message_isend(&post, Where::Whole(memory), done) }?;
             if sending == Sending::Done {
                 say(format_args!("sent {op} 0"));
             }

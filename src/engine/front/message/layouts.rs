@@ -1,0 +1,169 @@
+//! Messages whose memory lies in pieces, and what travels beside their content.
+
+use std::sync::Arc;
+
+use super::receive::too_long;
+use super::{Memory, Messages, Outgoing, Receiving, Sending};
+use crate::engine::layout::{LAYOUT, Layout, Piece};
+use crate::engine::reclaim::Range;
+use crate::engine::{Buffer, Engine, Fx};
+use crate::protocol::message::Extra;
+use crate::status::{Code, Status};
+
+/// What travels with a message beside its content, kept.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Beside {
+    /// The application's header.
+    pub user: Vec<u8>,
+    /// Lengths of the parts.
+    pub lens: Vec<u64>,
+    /// The same, as they travel.
+    parts: Vec<[u8; 8]>,
+    active: bool,
+    /// Of a send in buffered mode: the copy of its content.
+    pub(super) kept: Option<Buffer>,
+}
+
+impl Clone for Beside {
+    /// Without the copy of the content.
+    fn clone(&self) -> Beside {
+        let Beside { user, lens, parts, active, .. } = self;
+        let (user, lens, parts) = (user.clone(), lens.clone(), parts.clone());
+        Beside { user, lens, parts, active: *active, kept: None }
+    }
+}
+
+impl Beside {
+    /// A copy; `None`: there is nothing.
+    pub(super) fn of(extra: &Extra<'_>) -> Result<Option<Box<Beside>>, Status> {
+        if extra.is_empty() { Ok(None) } else { Beside::copy(extra).map(Some) }
+    }
+
+    #[cold]
+    fn copy(extra: &Extra<'_>) -> Result<Box<Beside>, Status> {
+        let user = crate::room::copy(extra.user, "a header")?;
+        let (mut parts, mut lens) = (Vec::new(), Vec::new());
+        crate::room::grow(&mut parts, extra.parts.len(), "parts")?;
+        crate::room::grow(&mut lens, extra.parts.len(), "parts")?;
+        parts.extend_from_slice(extra.parts);
+        lens.extend(extra.parts.iter().map(|n| u64::from_le_bytes(*n)));
+        let (active, kept) = (extra.active, None);
+        Ok(Box::new(Beside { user, lens, parts, active, kept }))
+    }
+
+    /// The same, where it lies.
+    pub fn extra(&self) -> Extra<'_> {
+        Extra { user: &self.user, parts: &self.parts, active: self.active }
+    }
+}
+
+impl Messages {
+    /// Whether memory of an operation or a transfer shares a byte with a range.
+    pub(in crate::engine) fn meets(&self, range: &Range, memory: Memory) -> bool {
+        match memory.device {
+            LAYOUT => self.layouts.get(memory.addr as u32).is_some_and(|l| l.meets(range)),
+            device => range.meets(memory.addr, memory.len, device),
+        }
+    }
+
+    /// An operation leaves: so does what its memory is made of.
+    #[cold]
+    pub(super) fn drop_layout(&mut self, memory: &Memory) {
+        if memory.device == LAYOUT {
+            self.layouts.remove(memory.addr as u32);
+        }
+    }
+
+    /// Takes a layout in, for the memory of one operation.
+    fn add_layout(&mut self, layout: Arc<Layout>) -> Result<Memory, Status> {
+        let len = layout.len();
+        let full = |_| {
+            let text = "too many message operations are outstanding: no room for a layout";
+            Status::new(Code::ResourceExhausted, text)
+        };
+        let addr = u64::from(self.layouts.insert(layout).map_err(full)?);
+        Ok(Memory { addr, len, device: LAYOUT })
+    }
+}
+
+impl Engine {
+    /// The layout that such memory is.
+    pub(in crate::engine) fn layout(&self, device: u32, addr: u64) -> Option<Arc<Layout>> {
+        if device != LAYOUT { None } else { self.messages.layouts.get(addr as u32).cloned() }
+    }
+
+    /// `message_send` out of pieces.
+    pub fn message_send_pieces(
+        &mut self,
+        fx: &mut impl Fx,
+        out: Outgoing<'_>,
+        layout: Arc<Layout>,
+    ) -> Result<Sending, Status> {
+        let memory = self.messages.add_layout(layout)?;
+        let begun = self.message_send(fx, Outgoing { memory, ..out });
+        if !matches!(begun, Ok(Sending::Begun(_))) {
+            self.messages.drop_layout(&memory);
+        }
+        begun
+    }
+
+    /// A receive, begun by `begin`, into pieces.
+    pub fn message_recv_pieces(
+        &mut self,
+        layout: Arc<Layout>,
+        begin: impl FnOnce(&mut Engine, Memory) -> Result<Receiving, Status>,
+    ) -> Result<Receiving, Status> {
+        let memory = self.messages.add_layout(layout)?;
+        let begun = begin(self, memory);
+        if !matches!(begun, Ok(Receiving::Begun(_))) {
+            self.messages.drop_layout(&memory);
+        }
+        begun
+    }
+
+    /// Whether a message of this length fits into the memory of its receive; where that is made for parts, each has its
+    /// place from now on.
+    pub(super) fn fits_memory(&mut self, index: u32, len: u64) -> Result<(), Status> {
+        let Some(op) = self.messages.ops.get(index) else { return Ok(()) };
+        if op.memory.device == LAYOUT {
+            self.place_parts(index, len)?;
+        }
+        let room = self.messages.ops.get(index).map_or(0, |op| op.memory.len);
+        if len > room { Err(too_long(len, room)) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn place_parts(&mut self, index: u32, len: u64) -> Result<(), Status> {
+        let messages = &mut self.messages;
+        let Some(op) = messages.ops.get_mut(index) else { return Ok(()) };
+        let layout = messages.layouts.get_mut(op.memory.addr as u32);
+        let Some(layout) = layout.filter(|l| l.is_slots()) else { return Ok(()) };
+        let taken = match &op.extra {
+            Some(beside) if !beside.lens.is_empty() => layout.take(&beside.lens)?,
+            _ => layout.take(&[len])?,
+        };
+        op.memory.len = taken.len();
+        *layout = Arc::new(taken);
+        Ok(())
+    }
+
+    /// Content that came in a message goes to pieces.
+    pub(super) fn deliver_pieces(
+        &mut self,
+        fx: &mut impl Fx,
+        memory: Memory,
+        content: &[u8],
+    ) -> Result<(), Status> {
+        let Some(layout) = self.layout(memory.device, memory.addr) else { return Ok(()) };
+        let (mut rest, mut result) = (content, Ok(()));
+        layout.each(0, content.len() as u64, |Piece { addr, len }| {
+            let (one, more) = rest.split_at(len as usize);
+            rest = more;
+            if result.is_ok() {
+                // SAFETY: the application keeps the pieces until it hears of the end, which comes after this.
+                result = unsafe { fx.deliver(addr, one) };
+            }
+        });
+        result
+    }
+}

@@ -1,0 +1,108 @@
+//! Who waits for room to send.
+
+use super::Party;
+use super::flow::WINDOW;
+use crate::engine::{Engine, Fx, Work};
+use crate::status::{Code, Reason, Status};
+
+/// Told, once: so many bytes may be sent, or why that will not be.
+pub type RoomFn = Box<dyn FnOnce(Result<u64, Status>) + Send>;
+
+pub(super) struct RoomWait {
+    peer: u32,
+    bytes: u64,
+    told: RoomFn,
+}
+
+impl Engine {
+    /// Whether messages to this peer would wait, and how many bytes of content a message may have that does not.
+    pub fn message_room(&self, party: Party) -> Result<u64, Status> {
+        if party == Party::OWN {
+            return Ok(WINDOW);
+        }
+        let peer = self.known_party(party)?;
+        Ok(self.room_for(peer))
+    }
+
+    fn room_for(&self, peer: u32) -> u64 {
+        let p = self.peers.get(peer).filter(|p| p.outbox.is_empty());
+        let c = p.and_then(|p| self.channels.get(*p.channels.first()?));
+        c.filter(|c| c.takes_messages()).map_or(0, |c| c.flow.room())
+    }
+
+    /// Tells, once, when so many bytes may be sent to a peer.
+    pub fn message_on_room(
+        &mut self,
+        fx: &mut impl Fx,
+        party: Party,
+        bytes: u64,
+        told: RoomFn,
+    ) -> Result<(), Status> {
+        if self.closing {
+            return Err(Self::ending());
+        }
+        if bytes == 0 || bytes > WINDOW {
+            let text = format!("bytes is {bytes}, allowed are 1 to {WINDOW}");
+            return Err(Status::invalid(text));
+        }
+        let room = self.message_room(party)?;
+        if !fx.fits(1) {
+            return Err(crate::room::none(size_of::<Work>(), "an event"));
+        }
+        if room >= bytes {
+            fx.run(Work::Call(Box::new(move || told(Ok(room)))));
+            return Ok(());
+        }
+        let peer = self.known_party(party)?;
+        crate::room::grow(&mut self.messages.rooms, 1, "events")?;
+        self.peers.keep(peer);
+        self.messages.rooms.push(RoomWait { peer, bytes, told });
+        if self.peers.get(peer).is_some_and(|p| p.channels.is_empty()) {
+            self.want_connection(fx, peer);
+        }
+        Ok(())
+    }
+
+    /// There may be room for messages to this peer.
+    #[cold]
+    pub(in crate::engine) fn tell_rooms(&mut self, fx: &mut impl Fx, peer: u32) {
+        let room = self.room_for(peer);
+        let mut at = 0;
+        while let Some(wait) = self.messages.rooms.get(at) {
+            if wait.peer == peer && wait.bytes <= room && fx.fits(1) {
+                let told = self.messages.rooms.remove(at).told;
+                fx.run(Work::Call(Box::new(move || told(Ok(room)))));
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    /// There will be none: to this peer, or to any.
+    pub(in crate::engine) fn fail_rooms(
+        &mut self,
+        fx: &mut impl Fx,
+        peer: Option<u32>,
+        status: &Status,
+    ) {
+        let mut at = 0;
+        while let Some(wait) = self.messages.rooms.get(at) {
+            if peer.is_some_and(|peer| peer != wait.peer) {
+                at += 1;
+                continue;
+            }
+            let (told, status) = (self.messages.rooms.remove(at).told, status.clone());
+            fx.run(Work::Call(Box::new(move || told(Err(status)))));
+        }
+    }
+
+    /// Whether anybody waits for room.
+    pub(in crate::engine) fn awaits_room(&self) -> bool {
+        !self.messages.rooms.is_empty()
+    }
+}
+
+/// A manager that ends gives no room.
+pub(super) fn ended() -> Status {
+    Status::new(Code::Cancelled, "the manager is being destroyed").because(Reason::Cancelled)
+}

@@ -1,0 +1,319 @@
+//! Tagged messages: handlers, prepared operations, the attached buffer, room.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use super::args::{id, millis, not_null};
+use super::callback::UserData;
+use super::error::guard_on;
+use super::handle::borrow_on;
+use super::message_places::{lens, place, user};
+use super::messages::{
+    begin_send, end_to_c, isend, mode, on_end, optional_out, party, tell_received, timeout, whom,
+};
+use super::sized;
+use super::types::*;
+use crate::engine::front::message::{Active, ActiveFn, Envelope, OnMessage, RoomFn, Wanted};
+use crate::manager::{Post, Prepared, Timeout};
+use crate::protocol::message::Extra;
+use crate::status::Status;
+
+fn handler(
+    mgr: *mut rdma_mgr_t,
+    handler: rdma_msg_handler_fn,
+    userdata: *mut c_void,
+) -> Option<ActiveFn> {
+    let handler = handler?;
+    let (mgr, userdata) = (UserData(mgr.cast()), UserData(userdata));
+    Some(Arc::new(move |active: &Active| {
+        let status = rdma_msg_status { message: active.message, ..end_to_c(&active.end) };
+        let data = active.content.as_ptr().cast();
+        // SAFETY: the application's function, with the arguments that the header promises.
+        let said = unsafe { handler(mgr.get().cast(), &raw const status, data, userdata.get()) };
+        said == RDMA_MSG_LATER
+    }))
+}
+
+/// Sets the function that active messages of this number run on their arrival, or, with NULL, takes it
+/// away; one that is running may still be. Messages that have come before it go to it then. Until there
+/// is one they wait, and hold their senders back as messages that no receive has met.
+///
+/// Threads: any. `handler` runs where callbacks run; it may call what callbacks may. Messages are handed
+/// out in the order in which they came, but by whichever thread drives progress, and may overlap then.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_RESOURCE_EXHAUSTED: no memory;
+/// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` is being
+/// destroyed; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_msg_handler(
+    mgr: *mut rdma_mgr_t,
+    handler_id: u32,
+    handler: rdma_msg_handler_fn,
+    userdata: *mut c_void,
+) -> rdma_code_t {
+    guard_on("rdma_msg_handler", |thread| {
+        // SAFETY: the caller's handle, as the header demands.
+        let manager = unsafe { borrow_on(mgr, thread) }?;
+        manager.message_handler(handler_id, self::handler(mgr, handler, userdata))
+    })
+}
+
+/// Sends like rdma_msg_isend, to the handler of this number at the peer (rdma_msg_handler). It ends as a
+/// send to a receive does; with RDMA_MSG_SYNCHRONOUS not before the handler is about to run.
+///
+/// Threads: any. `data` is borrowed until the end; NULL is allowed with len 0. `options` NULL:
+/// defaults. `out_request` NULL: nobody asks.
+///
+/// Returns what rdma_msg_isend returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_msg_am_isend(
+    mgr: *mut rdma_mgr_t,
+    peer: rdma_peer_t,
+    handler_id: u32,
+    tag: u64,
+    data: *const c_void,
+    len: usize,
+    options: *const rdma_msg_options_t,
+    out_request: *mut rdma_msg_request_t,
+) -> rdma_code_t {
+    guard_on("rdma_msg_am_isend", |thread| {
+        // SAFETY: the caller's arguments, as the header demands; it keeps the content in place until the end.
+        unsafe {
+            let mgr = borrow_on(mgr, thread)?;
+            let options = sized::read_or_defaults("options", options)?;
+            let to = (whom(peer)?, Envelope { comm: handler_id, tag }, true);
+            isend(&mgr, to, place(data, len, &options)?, &options, out_request, thread)
+        }
+    })
+}
+
+/// Prepares a send: rdma_msg_start begins it, as rdma_msg_isend would with these arguments, as often as
+/// it is called.
+///
+/// Threads: any. `data` is borrowed from each start to its end, the options are copied.
+///
+/// Returns what rdma_msg_isend returns of its arguments; RDMA_INVALID_ARGUMENT also: `out_persistent`
+/// NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_msg_send_init(
+    mgr: *mut rdma_mgr_t,
+    peer: rdma_peer_t,
+    comm: u32,
+    tag: u64,
+    data: *const c_void,
+    len: usize,
+    options: *const rdma_msg_options_t,
+    out_persistent: *mut rdma_msg_persistent_t,
+) -> rdma_code_t {
+    guard_on("rdma_msg_send_init", |thread| {
+        not_null("out_persistent", out_persistent)?;
+        // SAFETY: the caller's arguments, as the header demands.
+        unsafe {
+            let mgr = borrow_on(mgr, thread)?;
+            let options = sized::read_or_defaults("options", options)?;
+            let (to, at) = (whom(peer)?, place(data, len, &options)?);
+            let prepared = Prepared::Send {
+                to,
+                envelope: Envelope { comm, tag },
+                user: user(&options)?.to_vec(),
+                lens: lens(&at).to_vec(),
+                at,
+                mode: mode(&options)?,
+                buffered: options.mode == RDMA_MSG_BUFFERED,
+                timeout: timeout("options.timeout_ms", options.timeout_ms)?,
+                done: on_end(&options),
+            };
+            out_persistent.write(mgr.message_prepare(prepared)?);
+        }
+        Ok(())
+    })
+}
+
+/// Prepares a receive: rdma_msg_start begins it, as rdma_msg_irecv would with these arguments, as often
+/// as it is called.
+///
+/// Threads: any. `buf` is written from each start to its end, the options are copied.
+///
+/// Returns what rdma_msg_irecv returns of its arguments; RDMA_INVALID_ARGUMENT also: `out_persistent`
+/// NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_msg_recv_init(
+    mgr: *mut rdma_mgr_t,
+    source: rdma_peer_t,
+    comm: u32,
+    tag: u64,
+    mask: u64,
+    buf: *mut c_void,
+    len: usize,
+    options: *const rdma_msg_options_t,
+    out_persistent: *mut rdma_msg_persistent_t,
+) -> rdma_code_t {
+    guard_on("rdma_msg_recv_init", |thread| {
+        not_null("out_persistent", out_persistent)?;
+        // SAFETY: the caller's arguments, as the header demands.
+        unsafe {
+            let mgr = borrow_on(mgr, thread)?;
+            let options = sized::read_or_defaults("options", options)?;
+            let (from, at) = (party("source", source)?, place(buf, len, &options)?);
+            let prepared = Prepared::Recv {
+                wanted: Wanted { from, comm, tag, mask },
+                at,
+                timeout: timeout("options.timeout_ms", options.timeout_ms)?,
+                done: on_end(&options),
+            };
+            out_persistent.write(mgr.message_prepare(prepared)?);
+        }
+        Ok(())
+    })
+}
+
+/// Begins what was prepared. Its request and status are those of rdma_msg_isend and rdma_msg_irecv; of a
+/// send *out_status is left as it is. One prepared receive must not be started again before it has ended.
+///
+/// Threads: any. `out_status`, `out_request` NULL: not wanted. Set out_status->struct_size first.
+///
+/// Returns what rdma_msg_isend or rdma_msg_irecv returns; RDMA_INVALID_ARGUMENT also: `persistent` 0;
+/// RDMA_NOT_FOUND also: `persistent` is not known, or was freed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_msg_start(
+    mgr: *mut rdma_mgr_t,
+    persistent: rdma_msg_persistent_t,
+    out_status: *mut rdma_msg_status_t,
+    out_request: *mut rdma_msg_request_t,
+) -> rdma_code_t {
+    guard_on("rdma_msg_start", |thread| {
+        // SAFETY: the caller's arguments, as the header demands; it keeps the memory in place until the end.
+        unsafe {
+            let mgr = borrow_on(mgr, thread)?;
+            let out = optional_out(out_status)?;
+            let prepared = mgr.message_prepared(id("persistent", persistent)?)?;
+            match &*prepared {
+                Prepared::Send { to, envelope, user, lens, at, mode, buffered, timeout, done } => {
+                    let (to, envelope, mode, timeout) = (*to, *envelope, *mode, *timeout);
+                    let extra = Extra { user, parts: lens, active: false };
+                    let post = Post { to, envelope, extra: &extra, mode, timeout };
+                    let mode = if *buffered { RDMA_MSG_BUFFERED } else { RDMA_MSG_STANDARD };
+                    begin_send(&mgr, &post, at.clone(), mode, *done, out_request, thread)
+                }
+                Prepared::Recv { wanted, at, timeout, done } => {
+                    let received =
+                        mgr.message_irecv_on(thread, *wanted, at.clone(), *timeout, *done)?;
+                    let asked = matches!(done, OnMessage::Asked);
+                    tell_received(&mgr, received, asked, out, out_request);
+                    Ok(())
+                }
+            }
+        }
+    })
+}
+
+/// Forgets what was prepared; what it has begun goes on.
+///
+/// Threads: any.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, `persistent` 0; RDMA_NOT_FOUND: not known, or
+/// freed already; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_msg_persistent_free(
+    mgr: *mut rdma_mgr_t,
+    persistent: rdma_msg_persistent_t,
+) -> rdma_code_t {
+    guard_on("rdma_msg_persistent_free", |thread| {
+        // SAFETY: the caller's handle, as the header demands.
+        let mgr = unsafe { borrow_on(mgr, thread) }?;
+        mgr.message_unprepare(id("persistent", persistent)?)
+    })
+}
+
+/// Lets sends with RDMA_MSG_BUFFERED take up to `bytes` of memory for copies of their content, each 256
+/// more than that. Such a send ends in its call, whether or not a receive waits, and nobody hears what becomes of the
+/// message; the memory is free again when it has gone.
+///
+/// Threads: any.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, `bytes` 0; RDMA_ALREADY_EXISTS: attached already;
+/// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_msg_attach(mgr: *mut rdma_mgr_t, bytes: u64) -> rdma_code_t {
+    guard_on("rdma_msg_attach", |thread| {
+        // SAFETY: the caller's handle, as the header demands.
+        let mgr = unsafe { borrow_on(mgr, thread) }?;
+        mgr.message_attach(id("bytes", bytes)?)
+    })
+}
+
+/// Waits until all that was sent with RDMA_MSG_BUFFERED has gone, driving progress, and forbids more.
+/// timeout_ms: RDMA_MSG_FOREVER for none.
+///
+/// Threads: any, but not inside a callback.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, a negative timeout; RDMA_DEADLINE_EXCEEDED: it has
+/// not gone in time, and the buffer stays attached; RDMA_FAILED_PRECONDITION: none is attached, inside a callback, `mgr`
+/// destroyed or in a forked child; RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_msg_detach(mgr: *mut rdma_mgr_t, timeout_ms: i64) -> rdma_code_t {
+    guard_on("rdma_msg_detach", |thread| {
+        let limit = match timeout_ms {
+            RDMA_MSG_FOREVER => Timeout::Never,
+            ms => Timeout::After(millis("timeout_ms", ms)?),
+        };
+        // SAFETY: the caller's handle, as the header demands.
+        unsafe { borrow_on(mgr, thread) }?.message_detach(limit)
+    })
+}
+
+/// Gives how many bytes of messages may be sent to a peer now before one has to wait: each message counts
+/// for its content, if it is small, and some 256 bytes. 0 while messages wait, or there is no connection.
+///
+/// Threads: any.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `out_bytes` NULL, `peer` 0 or no number of a peer;
+/// RDMA_NOT_FOUND: unknown peer; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child;
+/// RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_msg_room(
+    mgr: *mut rdma_mgr_t,
+    peer: rdma_peer_t,
+    out_bytes: *mut u64,
+) -> rdma_code_t {
+    guard_on("rdma_msg_room", |thread| {
+        not_null("out_bytes", out_bytes)?;
+        // SAFETY: the caller's arguments, as the header demands.
+        unsafe {
+            let mgr = borrow_on(mgr, thread)?;
+            out_bytes.write(mgr.message_room(whom(peer)?)?);
+        }
+        Ok(())
+    })
+}
+
+/// Calls `room` once, when `bytes` of messages may be sent to a peer without waiting, as rdma_msg_room
+/// counts them; connects to it if need be. It may be called within this. If the peer cannot be reached,
+/// or the manager is destroyed, it is called with the code that says so.
+///
+/// Threads: any. `room` runs where callbacks run.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `room` NULL, `peer` 0 or no number of a peer, bytes
+/// not 1 to 1048576; RDMA_NOT_FOUND: unknown peer; RDMA_RESOURCE_EXHAUSTED: no memory;
+/// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` is being
+/// destroyed; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_msg_on_room(
+    mgr: *mut rdma_mgr_t,
+    peer: rdma_peer_t,
+    bytes: u64,
+    room: rdma_msg_room_fn,
+    userdata: *mut c_void,
+) -> rdma_code_t {
+    guard_on("rdma_msg_on_room", |thread| {
+        let room = room.ok_or_else(|| Status::invalid("room is NULL"))?;
+        let userdata = UserData(userdata);
+        let told: RoomFn = Box::new(move |result| {
+            let code = result.as_ref().map_or_else(|s| s.code as rdma_code_t, |_| RDMA_OK);
+            // SAFETY: the application's function, with the arguments that the header promises.
+            unsafe { room(code, result.unwrap_or(0), userdata.get()) };
+        });
+        // SAFETY: the caller's handle, as the header demands.
+        unsafe { borrow_on(mgr, thread) }?.message_on_room(whom(peer)?, bytes, told)
+    })
+}
