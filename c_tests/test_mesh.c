@@ -281,7 +281,7 @@ static void job(const place *p, bool killed) {
 /* Jobs under one prefix, right after each other: the first is killed, the second loses a rank while it meets, the third is
  * whole. Nothing of those before is taken for theirs. */
 static void jobs(enum store_kind kind) {
-  if (is_provider("loopback")) skip("loopback reaches no other process");
+  if (is_provider("loopback")) skip("loopback does not leave the process");
   place p = place_new(kind);
   job(&p, true);
   proc *one = member(&p, 1, JOB), *two = member(&p, 2, JOB), *zero = member(&p, 0, JOB);
@@ -296,7 +296,7 @@ static void jobs_redis(void) { jobs(REDIS); }
 
 /* The server goes while ranks wait for each other, and comes back empty. */
 static void redis_goes_and_comes(void) {
-  if (is_provider("loopback")) skip("loopback reaches no other process");
+  if (is_provider("loopback")) skip("loopback does not leave the process");
   place p = place_new(REDIS);
   proc *all[JOB];
   for (int i = 0; i < JOB - 1; i++) all[i] = member(&p, i, JOB);

@@ -10,7 +10,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <unordered_map>
 #include <utility>
 
 namespace rdma {
@@ -23,19 +25,48 @@ struct BufferEvent {
 using BufferTold = std::function<void(const BufferEvent &)>;
 
 namespace detail {
-struct BufferState {
-  BufferTold told;
-  std::shared_ptr<BufferState> self; /* until the buffer is destroyed */
+/* The callbacks of buffers, by a number that is never used again: a callback that begins while its buffer is being ended
+ * by another thread's callback finds nothing, and one that runs keeps its function. */
+class BufferTable {
+ public:
+  static BufferTable &all() {
+    static BufferTable *table = new BufferTable; /* callbacks run in destructors of static objects, too */
+    return *table;
+  }
+  std::uintptr_t add(BufferTold told) {
+    std::shared_ptr<BufferTold> kept = std::make_shared<BufferTold>(std::move(told));
+    std::lock_guard<std::mutex> lock(mutex_);
+    entries_.emplace(++last_, std::move(kept));
+    return last_;
+  }
+  std::shared_ptr<BufferTold> find(std::uintptr_t key) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = entries_.find(key);
+    return found == entries_.end() ? nullptr : found->second;
+  }
+  void remove(std::uintptr_t key) {
+    std::shared_ptr<BufferTold> last; /* ends without the lock */
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto found = entries_.find(key);
+    if (found == entries_.end()) return;
+    last = std::move(found->second);
+    entries_.erase(found);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::uintptr_t last_ = 0;
+  std::unordered_map<std::uintptr_t, std::shared_ptr<BufferTold>> entries_;
 };
 inline void buffer_event(rdma_buffer_t, std::uint32_t event, rdma_code_t code, const char *message,
                          void *userdata) noexcept {
-  /* It may destroy its buffer. */
-  std::shared_ptr<BufferState> state = static_cast<BufferState *>(userdata)->self;
-  state->told(BufferEvent{event, code == RDMA_OK ? Status() : Status(code, message)});
+  std::shared_ptr<BufferTold> told = BufferTable::all().find(reinterpret_cast<std::uintptr_t>(userdata));
+  if (told) (*told)(BufferEvent{event, code == RDMA_OK ? Status() : Status(code, message)});
 }
 }  // namespace detail
 
-/* A buffer of a pair. Its end destroys it: then its memory is the application's, and its callback does not run. Must
+/* A buffer of a pair. Its end destroys it: then its memory is the application's, and its callback does not run (but where
+ * it ends inside a callback: then its own may be running on another thread). Must
  * end before its pair and its manager. */
 class PairBuffer {
  public:
@@ -45,7 +76,7 @@ class PairBuffer {
   PairBuffer &operator=(PairBuffer &&other) noexcept {
     std::swap(mgr_, other.mgr_);
     std::swap(id_, other.id_);
-    std::swap(state_, other.state_);
+    std::swap(told_, other.told_);
     return *this;
   }
   ~PairBuffer() { destroy(); }
@@ -69,15 +100,15 @@ class PairBuffer {
   void destroy() {
     if (id_) rdma_buffer_destroy(mgr_, id_);
     id_ = 0;
-    if (state_) state_->self.reset();
-    state_.reset();
+    if (told_) detail::BufferTable::all().remove(told_);
+    told_ = 0;
   }
 
  private:
   friend class Pair;
   rdma_mgr_t *mgr_ = nullptr;
   rdma_buffer_t id_ = 0;
-  std::shared_ptr<detail::BufferState> state_;
+  std::uintptr_t told_ = 0; /* its callback */
 };
 
 /* One end of a pair. Its end closes it. Must end before its manager. */
@@ -142,13 +173,9 @@ class Pair {
   Result<PairBuffer> make(F create, std::uint64_t slot, void *data, std::size_t len, BufferTold told) {
     PairBuffer buffer;
     buffer.mgr_ = mgr_;
-    if (told) {
-      buffer.state_ = std::make_shared<detail::BufferState>();
-      buffer.state_->told = std::move(told);
-      buffer.state_->self = buffer.state_;
-    }
-    rdma_buffer_fn event = buffer.state_ ? detail::buffer_event : nullptr;
-    rdma_code_t rc = create(mgr_, id_, slot, data, len, event, buffer.state_.get(), &buffer.id_);
+    if (told) buffer.told_ = detail::BufferTable::all().add(std::move(told));
+    rdma_buffer_fn event = buffer.told_ ? detail::buffer_event : nullptr;
+    rdma_code_t rc = create(mgr_, id_, slot, data, len, event, reinterpret_cast<void *>(buffer.told_), &buffer.id_);
     if (rc != RDMA_OK) return Status::of(rc);
     return Result<PairBuffer>(std::move(buffer));
   }

@@ -167,8 +167,8 @@ pub unsafe extern "C" fn rdma_pair_address(
 ///
 /// Returns RDMA_OK; RDMA_DEADLINE_EXCEEDED: not yet, it goes on; RDMA_UNAVAILABLE: the other end is gone,
 /// or cannot be reached; RDMA_UNAUTHENTICATED: wrong secret; RDMA_INVALID_ARGUMENT: `mgr` or `address`
-/// NULL, malformed, this manager's own, wrong timeout; RDMA_NOT_FOUND: unknown pair;
-/// RDMA_FAILED_PRECONDITION: connected elsewhere, inside a callback with a timeout, `mgr` destroyed or in
+/// NULL, malformed, this manager's own, wrong timeout; RDMA_NOT_FOUND: unknown pair, or
+/// closed meanwhile; RDMA_FAILED_PRECONDITION: connected elsewhere, inside a callback with a timeout, `mgr` destroyed or in
 /// a forked child; RDMA_RESOURCE_EXHAUSTED: too many peers, a buffer that cannot be registered;
 /// RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
@@ -313,7 +313,8 @@ pub unsafe extern "C" fn rdma_buffer_create_send(
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `out_buffer` NULL, `addr` NULL with a length, len
 /// beyond the address space; RDMA_NOT_FOUND: unknown pair; RDMA_ALREADY_EXISTS: the slot has a receive
-/// buffer; RDMA_RESOURCE_EXHAUSTED: too many buffers, no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed
+/// buffer; RDMA_RESOURCE_EXHAUSTED: too many buffers (65,536 of a pair that are written to; over shm 16,384
+/// of all pairs), memory that cannot be registered, no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed
 /// or in a forked child; why the pair is broken; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_buffer_create_recv(
@@ -337,7 +338,10 @@ pub unsafe extern "C" fn rdma_buffer_create_recv(
 /// notice without content.
 ///
 /// Sends of one slot take effect in the order of the calls; those of a pair, too, but for sends that wait
-/// for their slot.
+/// for their slot. Once its slot is open a send has no deadline: it ends, or its connection does. A send
+/// that meets a receive buffer which is being destroyed ends with RDMA_PERMISSION_DENIED, or waits for the
+/// next one of its slot: whichever comes first. Nothing keeps a send from writing over what the receiver has
+/// not read: that is the application's to agree upon.
 ///
 /// Threads: any.
 ///
@@ -441,7 +445,9 @@ pub unsafe extern "C" fn rdma_buffer_test(
 /// returns, neither the library nor the other end reads or writes its memory any more, and its callback
 /// does not run. Where the other end is slow that takes up to 2 seconds; then the connection to it ends,
 /// and with it its pairs. What the other end sends to the slot afterwards waits for the next receive
-/// buffer of it.
+/// buffer of it. Over shm a process that was stopped in the middle of a transfer may read the memory of a
+/// send buffer once more when it goes on; what it read counts for nothing. Who waits for the buffer gets
+/// RDMA_NOT_FOUND.
 ///
 /// Threads: any. Inside a callback of `mgr`, connections end at once rather than be waited for, and a
 /// callback of the buffer that runs is not waited for.

@@ -53,6 +53,7 @@ impl Manager {
         })?;
         let Some(timeout) = timeout else { return Ok(()) };
         let mut facts = self.pair_facts(pair)?;
+        let mut closed = None;
         let waiter = Arc::new(Waiter::default());
         let settled = |facts: &PairFacts| !matches!(facts.state, PairState::Connecting);
         if !settled(&facts) {
@@ -62,9 +63,15 @@ impl Manager {
                         facts = now;
                         settled(&facts)
                     }
-                    Err(_) => true,
+                    Err(status) => {
+                        closed = Some(status);
+                        true
+                    }
                 })
             });
+        }
+        if let Some(status) = closed {
+            return Err(status);
         }
         match facts.state {
             PairState::Connected => Ok(()),

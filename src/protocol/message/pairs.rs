@@ -37,8 +37,8 @@ pub enum PairMessage<'a> {
     Closed { grant: u32 },
     /// Content was written (where there are checksums; otherwise the immediate says so).
     Done { grant: u32, number: u32, offset: u64, len: u64, checksum: u64 },
-    /// The checksum was compared: content may be written there again.
-    Checked { number: u32 },
+    /// The checksum was compared, and is the same or not: content may be written there again.
+    Checked { number: u32, same: bool },
 }
 
 impl PairMessage<'_> {
@@ -80,8 +80,8 @@ pub(super) fn put(out: &mut Vec<u8>, m: &PairMessage<'_>) {
             put_header(out, SLOT_CLOSED, 0);
             out.extend_from_slice(&grant.to_le_bytes());
         }
-        PairMessage::Checked { number } => {
-            put_header(out, SLOT_CHECKED, 0);
+        PairMessage::Checked { number, same } => {
+            put_header(out, SLOT_CHECKED, u8::from(*same));
             out.extend_from_slice(&number.to_le_bytes());
         }
         PairMessage::Done { grant, number, offset, len, checksum } => {
@@ -102,7 +102,7 @@ pub(super) fn get<'a>(r: &mut Reader<'a>, kind: u8, flags: u8) -> Result<Message
         SLOT_OPEN => get_open(r, flags & F_REGIONS)?,
         SLOT_CLOSE => PairMessage::Close { grant: r.u32()? },
         SLOT_CLOSED => PairMessage::Closed { grant: r.u32()? },
-        SLOT_CHECKED => PairMessage::Checked { number: r.u32()? },
+        SLOT_CHECKED => PairMessage::Checked { number: r.u32()?, same: flags & 1 != 0 },
         _ => PairMessage::Done {
             grant: r.u32()?,
             number: r.u32()?,

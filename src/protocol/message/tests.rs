@@ -90,7 +90,7 @@ fn round_trips() {
         Message::Pair(PairMessage::Close { grant: 5 }),
         Message::Pair(PairMessage::Closed { grant: 6 }),
         Message::Pair(PairMessage::Done { grant: 7, number: 1, offset: 8, len: 9, checksum: 10 }),
-        Message::Pair(PairMessage::Checked { number: 11 }),
+        Message::Pair(PairMessage::Checked { number: 11, same: true }),
         Message::MsgMatched { number: 7 },
         Message::MsgWindow { limit: u64::MAX },
         Message::MsgWithdraw { number: 7, sync: false },

@@ -31,9 +31,9 @@ impl Engine {
             PairMessage::Close { grant } => self.on_slot_close(fx, ch, grant),
             PairMessage::Closed { grant } => self.on_slot_closed(fx, ch, grant),
             PairMessage::Done { grant, number, offset, len, checksum } => {
-                self.on_slot_filled(fx, ch, grant, Unchecked { number, offset, len, checksum })
+                self.on_slot_filled(fx, ch, grant, Unchecked { ch, number, offset, len, checksum })
             }
-            PairMessage::Checked { number } => self.on_slot_checked(fx, ch, number),
+            PairMessage::Checked { number, same } => self.on_slot_checked(fx, ch, number, same),
         }
     }
 
@@ -50,7 +50,9 @@ impl Engine {
         buffers.extend(p.slots.values().copied());
         self.send(fx, ch, &Message::Pair(PairMessage::Hello { to, from }), &[]);
         for buffer in buffers {
-            self.open_slot(fx, buffer, ch);
+            if let Err(status) = self.open_slot(fx, buffer, ch) {
+                return self.break_pair(fx, index, status, true);
+            }
         }
         self.pair_meets(fx, index);
     }
@@ -75,11 +77,16 @@ impl Engine {
     }
 
     /// Opens a receive buffer to the other end.
-    pub(super) fn open_slot(&mut self, fx: &mut impl Fx, index: u32, ch: ChanId) {
-        let Some(b) = self.pairs.buffers.get_mut(index) else { return };
+    pub(super) fn open_slot(
+        &mut self,
+        fx: &mut impl Fx,
+        index: u32,
+        ch: ChanId,
+    ) -> Result<(), Status> {
+        let Some(b) = self.pairs.buffers.get_mut(index) else { return Ok(()) };
         let (pair, slot, len) = (b.pair, b.slot, b.len);
         let open = self.pairs.pairs.get(pair).filter(|p| !p.is_broken());
-        let Some(to) = open.map(|p| p.remote) else { return };
+        let Some(to) = open.map(|p| p.remote) else { return Ok(()) };
         let mut place = Place { addr: 0, rkeys: Keys::one(0) };
         if len > 0 {
             let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -90,7 +97,7 @@ impl Engine {
                 }
                 Err(status) => {
                     let text = format!("slot {slot}: {}", status.message);
-                    return self.break_pair(fx, pair, status.with_message(text), true);
+                    return Err(status.with_message(text));
                 }
             }
         }
@@ -98,23 +105,39 @@ impl Engine {
         let grant = index & SLOT_MASK;
         let open = PairMessage::Open { to, slot, grant, place, len };
         self.send(fx, ch, &Message::Pair(open), &[]);
+        Ok(())
     }
 
     fn on_pair_hello(&mut self, fx: &mut impl Fx, ch: ChanId, to: u64, from: u64) {
         let found = self.pairs.by_token.get(&to).copied();
         let found = found.and_then(|i| Some((i, self.pairs.pairs.get_mut(i)?)));
         let Some((index, p)) = found.filter(|(_, p)| !p.is_broken()) else {
-            let code = Code::NotFound as i32;
-            let text = b"there is no such pair, or no more";
-            let bye = PairMessage::Bye { to: from, from: to, code, text };
-            return self.send(fx, ch, &Message::Pair(bye), text);
+            let text = "there is no such pair, or no more";
+            return self.refuse_hello(fx, ch, (to, from), Code::NotFound, text);
         };
-        if matches!(p.state, PairState::Connected) {
+        if p.heard.is_some_and(|(_, first)| first != from) {
+            let text = "another pair has connected to it";
+            return self.refuse_hello(fx, ch, (to, from), Code::AlreadyExists, text);
+        }
+        if p.heard.is_some() {
             self.stale += 1;
             return;
         }
         p.heard = Some((ch, from));
         self.pair_meets(fx, index);
+    }
+
+    fn refuse_hello(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        (to, from): (u64, u64),
+        code: Code,
+        text: &str,
+    ) {
+        let (code, text) = (code as i32, text.as_bytes());
+        let bye = PairMessage::Bye { to: from, from: to, code, text };
+        self.send(fx, ch, &Message::Pair(bye), text);
     }
 
     /// Both ends may know of each other now.
@@ -255,7 +278,7 @@ impl Engine {
         let (Some(index), Some(b)) = (found, buffer) else {
             // It was closed meanwhile.
             self.stale += 1;
-            return self.say_checked(fx, ch, it.number);
+            return self.say_checked(fx, ch, it.number, true);
         };
         let fits = it.offset.checked_add(it.len).is_some_and(|end| end <= b.len);
         if !fits || b.unchecked.is_some() {
@@ -276,8 +299,8 @@ impl Engine {
         }
     }
 
-    fn say_checked(&mut self, fx: &mut impl Fx, ch: ChanId, number: u32) {
-        self.send(fx, ch, &Message::Pair(PairMessage::Checked { number }), &[]);
+    fn say_checked(&mut self, fx: &mut impl Fx, ch: ChanId, number: u32, same: bool) {
+        self.send(fx, ch, &Message::Pair(PairMessage::Checked { number, same }), &[]);
     }
 
     /// The checksum of what arrived was computed.
@@ -289,22 +312,23 @@ impl Engine {
     ) {
         let Some(b) = self.pairs.buffers.get_mut(index) else { return };
         let Some(it) = b.unchecked.take() else { return };
-        let (slot, pair, ch) = (b.slot, b.pair, b.ch);
-        match result {
-            _ if b.stage != Stage::Open => self.tell_buffer(fx, index),
-            Ok(sum) if sum == it.checksum => self.buffer_received(fx, index),
-            _ => {
+        let (slot, pair) = (b.slot, b.pair);
+        // One that is being closed is not looked at any more.
+        let same = b.stage != Stage::Open || result.as_ref() == Ok(&it.checksum);
+        // Before the pair ends: what its other end hears then would be all it hears of this send.
+        self.say_checked(fx, it.ch, it.number, same);
+        match self.pairs.buffers.get(index).map(|b| b.stage) {
+            Some(Stage::Open) if same => self.buffer_received(fx, index),
+            Some(Stage::Open) => {
                 let text = format!(
                     "{} bytes at {} of slot {slot} have another checksum than the sender's",
                     it.len, it.offset
                 );
                 self.break_pair(fx, pair, Status::new(Code::DataLoss, text), true);
             }
+            _ => self.tell_buffer(fx, index),
         }
-        if let Some(ch) = ch {
-            self.say_checked(fx, ch, it.number);
-            self.settle(fx, ch);
-        }
+        self.settle(fx, it.ch);
     }
 
     /// What is left of a target without grant and sends: nothing. One that is between its checksum and its writes may

@@ -3,7 +3,7 @@
 use super::{Buffer, BufferEvent, OnBuffer, Pair, PairState, Send, Stage, Step, Target, Way};
 use crate::engine::front::rendezvous::public_id;
 use crate::engine::{Engine, Fx};
-use crate::limits::PAIR_SENDS;
+use crate::limits::{GRANTS, PAIR_SENDS};
 use crate::room::Grows;
 use crate::status::{Code, Reason, Status};
 
@@ -158,6 +158,10 @@ impl Engine {
                 format!("slot {} of pair {pair} has a receive buffer: one is allowed", slot.slot);
             return Err(Status::new(Code::AlreadyExists, text));
         }
+        if slot.way == Way::Recv && p.slots.len() >= GRANTS {
+            let text = format!("pair {pair} has {GRANTS} receive buffers: more are not allowed");
+            return Err(Status::new(Code::ResourceExhausted, text));
+        }
         let vacancy = if p.slots.fits(1) { pairs.buffers.vacancy() } else { None };
         let vacancy = vacancy.ok_or_else(|| full("buffers", n))?;
         let id = public_id(self.next_id, vacancy.index());
@@ -188,8 +192,12 @@ impl Engine {
         if way == Way::Recv {
             p.slots.insert(slot, buffer);
             if let Some(ch) = p.told {
-                self.open_slot(fx, buffer, ch);
+                let opened = self.open_slot(fx, buffer, ch);
+                if opened.is_err() {
+                    self.release_buffer(fx, buffer);
+                }
                 self.settle(fx, ch);
+                opened?;
             }
         }
         Ok(id)

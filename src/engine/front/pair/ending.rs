@@ -30,7 +30,9 @@ impl Engine {
     pub(super) fn break_pair(&mut self, fx: &mut impl Fx, index: u32, status: Status, tell: bool) {
         let Some(p) = self.pairs.pairs.get_mut(index).filter(|p| !p.is_broken()) else { return };
         let was = std::mem::replace(&mut p.state, PairState::Broken(status.clone()));
-        let (to, from, told) = (p.remote, p.token, p.told.or(p.heard.map(|heard| heard.0)));
+        let told = p.told.or(p.heard.map(|heard| heard.0));
+        let heard = p.heard.map_or(0, |heard| heard.1);
+        let (to, from) = (if p.remote == 0 { heard } else { p.remote }, p.token);
         if matches!(was, PairState::Connecting) {
             self.pair_settled(index);
         }
@@ -154,7 +156,7 @@ impl Engine {
         Ok(Released { index, id, addr, len })
     }
 
-    fn release_buffer(&mut self, fx: &mut impl Fx, index: u32) {
+    pub(super) fn release_buffer(&mut self, fx: &mut impl Fx, index: u32) {
         let pairs = &mut self.pairs;
         let Some(b) = pairs.buffers.get_mut(index).filter(|b| !b.released) else { return };
         b.released = true;
@@ -175,15 +177,36 @@ impl Engine {
     }
 
     fn cancel_sends(&mut self, fx: &mut impl Fx, buffer: u32, pair: u32, slot: u64) {
-        let mut at = 0;
-        while let Some(send) = self.pairs.sends.next(&mut at, |s| s.buffer == buffer) {
-            self.give_up_send(fx, send, &closed());
+        // They wait for its slot, or behind another; there may be very many of other buffers.
+        let of = |pairs: &super::Pairs, send: u32| {
+            pairs.sends.get(send).is_some_and(|s| s.buffer == buffer)
+        };
+        let pairs = &mut self.pairs;
+        let Some(p) = pairs.pairs.get_mut(pair) else { return };
+        let mut behind = std::mem::take(&mut p.behind);
+        let target = p.targets.get_mut(&slot).map(|t| std::mem::take(&mut t.waiting));
+        let mut waiting = target.unwrap_or_default();
+        for &send in behind.iter().chain(&waiting) {
+            if of(&self.pairs, send) {
+                self.give_up_send(fx, send, &closed());
+            }
         }
         let pairs = &mut self.pairs;
         let Some(p) = pairs.pairs.get_mut(pair) else { return };
-        p.behind.retain(|&send| pairs.sends.get(send).is_some());
+        if let Some(going) = p.going
+            && let Some(s) = pairs.sends.get_mut(going)
+            && s.buffer == buffer
+            && s.step == Step::Hashing
+        {
+            s.failed.get_or_insert_with(closed);
+        }
+        behind.retain(|&send| pairs.sends.get(send).is_some());
+        waiting.retain(|&send| pairs.sends.get(send).is_some());
+        behind.append(&mut p.behind);
+        p.behind = behind;
         if let Some(target) = p.targets.get_mut(&slot) {
-            target.waiting.retain(|&send| pairs.sends.get(send).is_some());
+            waiting.append(&mut target.waiting);
+            target.waiting = waiting;
         }
         self.forget_target(pair, slot);
     }

@@ -142,6 +142,8 @@ enum Stage {
 
 /// Content that was written with a checksum, which is to be compared.
 struct Unchecked {
+    /// Where it came from, and is answered.
+    ch: ChanId,
     /// The sender's number of the send.
     number: u32,
     offset: u64,

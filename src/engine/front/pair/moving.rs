@@ -117,10 +117,21 @@ impl Engine {
     }
 
     /// The other end has compared the checksum of a send.
-    pub(super) fn on_slot_checked(&mut self, fx: &mut impl Fx, ch: ChanId, number: u32) {
-        match self.pairs.sends.get_mut(number).map(|s| &mut s.step) {
-            Some(Step::Writing { ch: on, unchecked, .. }) if *on == ch && *unchecked => {
+    pub(super) fn on_slot_checked(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        number: u32,
+        same: bool,
+    ) {
+        let Some(s) = self.pairs.sends.get_mut(number) else { return self.stale += 1 };
+        match &mut s.step {
+            Step::Writing { ch: on, unchecked, .. } if *on == ch && *unchecked => {
                 *unchecked = false;
+                if !same {
+                    let text = "the content has another checksum at the other end";
+                    s.failed.get_or_insert_with(|| Status::new(Code::DataLoss, text));
+                }
                 self.may_end_send(fx, number);
             }
             _ => self.stale += 1,
