@@ -557,6 +557,82 @@ static void checksums(void) {
   CHECK_OK(sent(e.a, ring));
 }
 
+/* Who waits for a pair that is closed before it has connected hears that. */
+static void closed_before_it_connected(void) {
+  pair p = pair_new(NULL);
+  ends e = created(&p);
+  CHECK_OK(join(e.a, e.pa, e.b, e.pb, 0));
+  pump_for(50);
+  CHECK_OK(rdma_pair_close(e.b, e.pb));
+  CHECK(pump_until(is_broken, &e, 20000));
+  CHECK_INT(RDMA_UNAVAILABLE, info_of(e.a, e.pa).code);
+}
+
+/* Two pairs that connect to one: the first keeps its place, and the other hears why. */
+static void a_pair_that_is_taken(void) {
+  pair p = pair_new(NULL);
+  ends e = created(&p), late = {p.a, p.b, 0, 0};
+  char text[600];
+  CHECK_OK(rdma_pair_create(p.a, 7, 0, &late.pa));
+  CHECK_OK(join(e.a, e.pa, e.b, e.pb, 0));
+  pump_for(50);
+  CHECK_OK(join(late.a, late.pa, e.b, e.pb, 0));
+  CHECK(pump_until(is_broken, &late, 20000));
+  (void)info_of(late.a, late.pa);
+  rdma_last_error(text, sizeof text);
+  CHECK_HAS(text, "another pair");
+  CHECK_OK(join(e.b, e.pb, e.a, e.pa, 0));
+  CHECK(pump_until(connected, &e, 20000));
+}
+
+static void *connects(void *arg) {
+  side *me = arg;
+  CHECK_CODE(RDMA_NOT_FOUND, rdma_pair_connect(me->mgr, me->pair, me->address, me->len, patience(60000)));
+  return NULL;
+}
+
+/* A wait for a connection ends with its own pair. */
+static void closed_while_it_connects(void) {
+  pair p = pair_new(NULL);
+  ends e = created(&p);
+  static uint8_t b[RDMA_PAIR_ADDRESS_MAX];
+  side me = {e.a, e.pa, b, address_of(e.b, e.pb, b), 1, 0};
+  pthread_t waiter;
+  drive(p.b);
+  CHECK_INT(0, pthread_create(&waiter, NULL, connects, &me));
+  usleep(50000);
+  CHECK_OK(rdma_pair_close(e.a, e.pa));
+  CHECK_INT(0, pthread_join(waiter, NULL));
+  drive_stop(p.b);
+}
+
+/* With checksums, too, both ends close at once while something is under way, and no other pair of theirs suffers. */
+static void closed_at_both_ends_with_checksums(void) {
+  pair p = pair_new(with_checksums);
+  ends idle = connect_both(&p);
+  static char from[4000], to[4000], other[4000];
+  drive(p.a);
+  drive(p.b);
+  for (int round = 0; round < 150; round++) {
+    ends e = created(&p);
+    CHECK_OK(join(e.a, e.pa, e.b, e.pb, 0));
+    CHECK_OK(join(e.b, e.pb, e.a, e.pa, patience(20000)));
+    rdma_buffer_t s = out_of(e.a, e.pa, 1, from, sizeof from), t = out_of(e.b, e.pb, 1, from, sizeof from);
+    into(e.a, e.pa, 1, to, sizeof to);
+    into(e.b, e.pb, 1, other, sizeof other);
+    for (size_t i = 0; i < 4; i++) {
+      CHECK_OK(rdma_buffer_send(e.a, s, 1000 * i, 1000, 1000 * i));
+      CHECK_OK(rdma_buffer_send(e.b, t, 1000 * i, 1000, 1000 * i));
+    }
+    CHECK_OK(rdma_pair_close(e.a, e.pa));
+    CHECK_OK(rdma_pair_close(e.b, e.pb));
+  }
+  CHECK_INT(RDMA_PAIR_CONNECTED, info_of(idle.a, idle.pa).state);
+  CHECK_INT(RDMA_PAIR_CONNECTED, info_of(idle.b, idle.pb).state);
+  drive_stop(p.a);
+  drive_stop(p.b);
+}
+
 /* A callback destroys its own buffer, and closes its own pair. */
 typedef struct suicide {
   rdma_mgr_t *mgr;
@@ -622,5 +698,7 @@ static const test_case cases[] = {
     CASE(the_other_end_closes), CASE(destroyed_while_written), CASE(several_pairs), CASE(two_threads),
     CASE(a_wait_ends_with_the_manager), CASE(unregistered_memory), CASE(checksums), CASE(ended_by_its_callback),
     CASE(bad_arguments),
+    CASE(closed_before_it_connected), CASE(a_pair_that_is_taken), CASE(closed_while_it_connects),
+    SLOW(closed_at_both_ends_with_checksums, 120),
 };
 TEST_MAIN(cases)
