@@ -573,7 +573,7 @@ static void bad_arguments(void) {
 static const test_case cases[] = {
     CASE(sizes_both_orders), CASE(to_oneself), CASE(order_and_masks), CASE(what_does_not_match_waits),
     CASE(claimed_messages), CASE(truncation), CASE(synchronous_sends_wait_for_the_match), CASE(cancellation),
-    CASE(deadlines), CASE(callbacks), CASE(any_and_some), CASE(a_flood_is_held_back), CASE(a_peer_that_goes),
+    CASE(deadlines), CASE(callbacks), CASE(any_and_some), SLOW(a_flood_is_held_back, 240), CASE(a_peer_that_goes),
     CASE(blocking_calls), CASE(requests_let_go),
     CASE(memory_that_goes), CASE(claimed_at_the_end), CASE(many_that_wait), CASE(bad_arguments),
 };

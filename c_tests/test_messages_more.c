@@ -308,7 +308,7 @@ static void bad_arguments(void) {
 }
 
 static const test_case cases[] = {
-    CASE(handlers), CASE(handlers_in_order), CASE(prepared_operations), CASE(buffered_mode), CASE(room_is_told),
+    CASE(handlers), CASE(handlers_in_order), CASE(prepared_operations), CASE(buffered_mode), SLOW(room_is_told, 240),
     CASE(bad_arguments),
 };
 TEST_MAIN(cases)
