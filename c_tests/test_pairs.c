@@ -407,7 +407,6 @@ static void destroyed_while_written(void) {
     pump_for(20);
     for (size_t i = 0; i < n; i++) CHECK_MSG(to[i] == 9, "round %d: byte %zu was written to", round, i);
     /* What was not refused waits for this one, or has gone. */
-    char small[8] = "";
     rdma_buffer_t next = into(e.b, e.pb, 1, to, n);
     for (int i = 0; i < 3; i++) {
       wanted w = {e.a, s, 1, 0};
@@ -416,7 +415,6 @@ static void destroyed_while_written(void) {
       CHECK_MSG(code == RDMA_OK || code == RDMA_PERMISSION_DENIED, "a send ended with %d", code);
     }
     CHECK_INT(RDMA_PAIR_CONNECTED, info_of(e.b, e.pb).state);
-    (void)small;
     CHECK_OK(rdma_buffer_destroy(e.b, next));
   }
   drive_stop(p.a);

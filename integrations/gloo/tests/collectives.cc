@@ -32,13 +32,11 @@
 #include <gloo/broadcast.h>
 #include <gloo/broadcast_one_to_all.h>
 #include <gloo/gather.h>
-#include <gloo/pairwise_exchange.h>
 #include <gloo/reduce.h>
 #include <gloo/reduce_scatter.h>
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/file_store.h>
 #include <gloo/rendezvous/hash_store.h>
-#include <gloo/rendezvous/prefix_store.h>
 #include <gloo/scatter.h>
 #include <gloo/transport/tcp/device.h>
 
