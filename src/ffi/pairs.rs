@@ -5,11 +5,11 @@ use std::ffi::{c_char, c_void};
 use super::args::{TextOut, bytes, millis, not_null};
 use super::error::guard;
 use super::handle::borrow;
+use super::messages::timeout;
 use super::sized::Out;
 use super::types::*;
 use crate::api::Words;
 use crate::engine::front::pair::{BufferEvent, OnBuffer, PairState, Slot, Way};
-use crate::manager::Timeout;
 use crate::status::Status;
 
 /// Number of one end of a pair. Never used again by its manager; 0 is none.
@@ -70,14 +70,6 @@ pub type rdma_buffer_fn = Option<
         userdata: *mut c_void,
     ),
 >;
-
-fn timeout(arg: &str, ms: i64) -> Result<Timeout, Status> {
-    match ms {
-        0 => Ok(Timeout::Default),
-        RDMA_MSG_FOREVER => Ok(Timeout::Never),
-        ms => millis(arg, ms).map(Timeout::After),
-    }
-}
 
 fn run_event([told, userdata]: Words, buffer: u64, event: &BufferEvent) {
     // SAFETY: `told`, which alone makes such records, put a function of this type there.
