@@ -38,8 +38,8 @@ pub struct Core {
     pub engine: Engine,
     /// What it acts on.
     pub world: World,
-    /// The handshakes.
-    pub boot: Bootstrap,
+    /// The handshakes. Apart: a manager is to fit a page.
+    pub boot: Box<Bootstrap>,
     /// Some descriptor of the handshakes is ready.
     pub boot_ready: bool,
     /// The next turn looks at the clock in any case.
@@ -65,7 +65,7 @@ pub struct Core {
 
 impl Core {
     /// Puts the parts together.
-    pub fn new(engine: Engine, world: World, boot: Bootstrap, speaker: log::Speaker) -> Core {
+    pub fn new(engine: Engine, world: World, boot: Box<Bootstrap>, speaker: log::Speaker) -> Core {
         Core {
             engine,
             world,
