@@ -32,6 +32,7 @@
 #include <gloo/broadcast.h>
 #include <gloo/broadcast_one_to_all.h>
 #include <gloo/gather.h>
+#include <gloo/pairwise_exchange.h>
 #include <gloo/reduce.h>
 #include <gloo/reduce_scatter.h>
 #include <gloo/rendezvous/context.h>
@@ -76,6 +77,14 @@ static Floats allreduce(const Ctx &c, size_t n) {
   gloo::allreduce(o);
   return v;
 }
+
+/* Gloo's has no way to say what is exchanged, nor to see what came. */
+struct PairwiseExchange : gloo::PairwiseExchange {
+  using gloo::PairwiseExchange::PairwiseExchange;
+  size_t bytes() const { return static_cast<size_t>(numDestinations_) * static_cast<size_t>(bytesPerMsg_); }
+  void give(const Floats &v) { std::memcpy(sendBufferData_.get(), v.data(), bytes()); }
+  void take(Floats &v) const { std::memcpy(v.data(), recvBufferData_.get(), bytes()); }
+};
 
 static std::map<std::string, Algorithm> algorithms() {
   std::map<std::string, Algorithm> all;
@@ -183,6 +192,16 @@ static std::map<std::string, Algorithm> algorithms() {
     o.setOutput(out.data(), n);
     o.setRoot(0);
     gloo::scatter(o);
+    return out;
+  };
+  all["pairwise_exchange"] = [](const Ctx &c, size_t n) {
+    Floats in = input(c->rank, n), out(n);
+    int destinations = 0;
+    while (2 << destinations <= c->size) destinations++;
+    PairwiseExchange exchange(c, static_cast<int>(n * sizeof(float)), destinations);
+    exchange.give(in);
+    for (int i = 0; i < 3; i++) exchange.run();
+    exchange.take(out);
     return out;
   };
   all["barrier"] = [](const Ctx &c, size_t) {
@@ -313,6 +332,7 @@ int main(int argc, char **argv) {
         /* Not of Gloo's own over tcp either. */
         if (algorithm.first == "reduce_scatter" && (!power || n < size)) continue;
         if (n == 0 && algorithm.first == "barrier") continue;
+        if (algorithm.first == "pairwise_exchange" && (!power || n == 0)) continue;
         /* Gloo's tcp waits for ever for nothing. */
         if (n == 0 && algorithm.first == "allgather_ring") continue;
         Results want, got;
