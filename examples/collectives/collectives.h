@@ -6,10 +6,18 @@
 
 typedef struct group {
   rdma_mgr_t *mgr;
+  rdma_store_t *store, *job;
   rdma_mesh_t *mesh;
   uint32_t rank, size, comm;
   uint64_t calls; /* so far: messages of one call do not meet those of the next */
 } group;
+
+/* Meets the other ranks through `store`: file:DIRECTORY, redis:HOST:PORT, or tcp:HOST:PORT, which rank 0 serves. `job` keeps
+ * groups of one store apart. `listen`: host:port to be reached at; NULL: on this host. `provider` NULL: the best. */
+rdma_code_t group_join(group *g, const char *store, const char *job, uint32_t rank, uint32_t size, const char *listen,
+                       const char *provider);
+/* Returns when every rank has called it, and ends the group. */
+rdma_code_t group_leave(group *g);
 
 /* Returns when every rank has called it. */
 rdma_code_t barrier(group *g);

@@ -5,7 +5,6 @@
 #include "collectives.h"
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 static group g;
@@ -22,17 +21,6 @@ static void must_at(rdma_code_t code, const char *what) {
 static void wrong(const char *what, size_t count, size_t at, double got, double want) {
   fprintf(stderr, "rank %u: %s of %zu: number %zu is %g, not %g\n", g.rank, what, count, at, got, want);
   exit(1);
-}
-
-static rdma_store_t *open_store(const char *where) {
-  rdma_store_t *store = NULL;
-  if (strncmp(where, "file:", 5) == 0) MUST(rdma_store_file(where + 5, NULL, &store));
-  else if (strncmp(where, "redis:", 6) == 0) MUST(rdma_store_redis(where + 6, NULL, &store));
-  else if (strncmp(where, "tcp:", 4) == 0 && g.rank == 0)
-    MUST(rdma_store_tcp_serve(where + 4, NULL, NULL, 0, NULL, &store));
-  else if (strncmp(where, "tcp:", 4) == 0) MUST(rdma_store_tcp(where + 4, NULL, &store));
-  else fprintf(stderr, "\"%s\" is not file:, redis: or tcp:\n", where), exit(2);
-  return store;
 }
 
 static double now(void) {
@@ -90,24 +78,9 @@ static void check_all(size_t count) {
 
 int main(int argc, char **argv) {
   const size_t counts[] = {0, 1, 2, 1001, 131072, 1000003};
-  rdma_mgr_options_t o;
-  rdma_store_t *store, *job;
-  char name[32];
   if (argc < 4) return fprintf(stderr, "usage: collectives RANK SIZE STORE [PROVIDER]\n"), 2;
-  g.rank = (uint32_t)atoi(argv[1]), g.size = (uint32_t)atoi(argv[2]), g.comm = 1;
-  snprintf(name, sizeof name, "rank-%u", g.rank);
-  MUST(rdma_mgr_options_init(&o, sizeof o));
-  o.name = name;
-  if (argc > 4) o.provider = argv[4];
-  MUST(rdma_mgr_create(&o, &g.mgr));
-  store = open_store(argv[3]);
-  MUST(rdma_store_prefix(store, "collectives", strlen("collectives"), &job));
-  MUST(rdma_mesh_connect(g.mgr, job, g.rank, g.size, NULL, &g.mesh));
+  MUST(group_join(&g, argv[3], "collectives", (uint32_t)atoi(argv[1]), (uint32_t)atoi(argv[2]), NULL, argc > 4 ? argv[4] : NULL));
   for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) check_all(counts[i]);
-  MUST(barrier(&g));
-  MUST(rdma_mesh_destroy(g.mesh));
-  MUST(rdma_store_destroy(job));
-  MUST(rdma_store_destroy(store));
-  MUST(rdma_mgr_destroy(g.mgr));
+  MUST(group_leave(&g));
   return 0;
 }

@@ -1,7 +1,9 @@
 #include "common.h"
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 void die(const char *what) {
   char why[512];
@@ -63,6 +65,46 @@ int64_t now_us(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
+static double gaussian(void) {
+  return sqrt(-2 * log(1 - drand48())) * cos(6.283185307179586 * drand48());
+}
+
+void gradients(float weight, float bias, float grads[3]) {
+  double x = gaussian();
+  double y = 2 * x + gaussian() * 0.33 + 10;
+  double error = (double)weight * x + (double)bias - y;
+  grads[0] = (float)(2 * error * x);
+  grads[1] = (float)(2 * error);
+  grads[2] = (float)(error * error);
+}
+
+progress progress_begin(void) {
+  int64_t now = now_us();
+  return (progress){now, now, isatty(1)};
+}
+
+void show(progress *p, const config *c, int64_t step, const float values[3], bool last) {
+  int64_t now = now_us(), pause = p->tty ? 100000 : 1000000;
+  if (!last && now - p->shown_us < pause) return;
+  p->shown_us = now;
+  double seconds = (double)(now - p->started_us) / 1e6, rate = (double)step / seconds;
+  int64_t left = c->steps - step; /* below zero: a worker's last gradients came after the end */
+  int done = left > 0 ? (int)(20 * step / c->steps) : 20;
+  printf("%s[%.*s%.*s] step %lld of %lld  weight %.4f  bias %.4f  loss %.4f  %.0f steps/s  %.0f s left %s",
+         p->tty ? "\r" : "", done, "####################", 20 - done, "....................", (long long)step,
+         (long long)c->steps, values[0], values[1], values[2], rate, (double)(left > 0 ? left : 0) / rate,
+         p->tty && !last ? "  " : "\n");
+  fflush(stdout);
+}
+
+int verdict(const config *c, const char *how, const char *provider, float weight, float bias) {
+  double weight_error = fabs((double)weight - 2), bias_error = fabs((double)bias - 10);
+  bool good = weight_error <= c->tolerance && bias_error <= c->tolerance;
+  printf("%s training over %s: weight %.4f (2 within %.2f), bias %.4f (10 within %.2f): %s\n", how, provider, weight,
+         c->tolerance, bias, c->tolerance, good ? "reached" : "NOT REACHED");
+  return good ? 0 : 1;
 }
 
 const char *host_at(const char *hosts, int index, char buf[256]) {

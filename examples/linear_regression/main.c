@@ -14,7 +14,11 @@ static const char usage[] =
     "linear_regression [--issync 1] [--steps N] [--learning_rate R] [--tolerance T] [--workers N] [--provider P]\n"
     "    runs one parameter server and the workers as processes of this machine\n"
     "linear_regression --job_name ps|worker --task_index I --ps_hosts H:P --worker_hosts H:P,H:P...\n"
-    "    runs one of them; start each on its host with the same lists\n";
+    "    runs one of them; start each on its host with the same lists\n"
+    "linear_regression --allreduce [--steps N] [--learning_rate R] [--tolerance T] [--workers N] [--provider P]\n"
+    "    runs workers that sum their gradients, without parameter server\n"
+    "linear_regression --allreduce --job_name worker --task_index I --worker_hosts H:P,H:P... --store tcp:H:P|file:D|redis:H:P\n"
+    "    runs one of these; they meet through the store, which worker 0 serves if it is tcp\n";
 
 static int free_port(int *held) {
   struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
@@ -42,27 +46,31 @@ static pid_t start(const config *c, const char *job, int task) {
     snprintf(tolerance, sizeof tolerance, "%.9g", c->tolerance);
     execl("/proc/self/exe", "linear_regression", "--job_name", job, "--task_index", index, "--ps_hosts", c->ps_hosts,
           "--worker_hosts", c->worker_hosts, "--issync", c->issync ? "1" : "0", "--steps", steps, "--learning_rate",
-          rate, "--tolerance", tolerance, "--provider", c->provider ? c->provider : "auto", (char *)NULL);
+          rate, "--tolerance", tolerance, "--provider", c->provider ? c->provider : "auto",
+          "--store", c->store, c->allreduce ? "--allreduce" : NULL, (char *)NULL);
     _exit(126);
   }
   return pid;
 }
 
 static int launch(config *c) {
-  static char ps[64], workers[MAX_WORKERS * 32];
-  int held[MAX_WORKERS + 1], failed = 0, status;
+  static char ps[64], store[80], workers[MAX_WORKERS * 32];
+  int held[MAX_WORKERS + 1], failed = 0, status, servers = c->allreduce ? 0 : 1;
+  pid_t server = -1;
   size_t n = 0;
   snprintf(ps, sizeof ps, "127.0.0.1:%d", free_port(&held[0]));
+  snprintf(store, sizeof store, "tcp:%s", ps);
   for (int w = 0; w < c->workers; w++)
     n += (size_t)snprintf(workers + n, sizeof workers - n, "%s127.0.0.1:%d", w ? "," : "", free_port(&held[w + 1]));
   for (int w = 0; w <= c->workers; w++) close(held[w]);
   c->ps_hosts = ps;
   c->worker_hosts = workers;
-  printf("one ps and %d workers, %s, %lld steps, learning rate %g\n", c->workers,
-         c->issync ? "synchronous" : "asynchronous", (long long)c->steps, c->learning_rate);
-  pid_t server = start(c, "ps", 0);
+  c->store = store;
+  printf("%s%d workers, %s, %lld steps, learning rate %g\n", servers ? "one ps and " : "", c->workers,
+         c->allreduce ? "allreduce" : c->issync ? "synchronous" : "asynchronous", (long long)c->steps, c->learning_rate);
+  if (servers) server = start(c, "ps", 0);
   for (int w = 0; w < c->workers; w++) start(c, "worker", w);
-  for (int left = c->workers + 1; left > 0; left--) {
+  for (int left = c->workers + servers; left > 0; left--) {
     pid_t pid = wait(&status);
     if (pid < 0 || !WIFEXITED(status) || WEXITSTATUS(status) != 0) {
       fprintf(stderr, "the %s ended with status %d\n", pid == server ? "ps" : "worker", status);
@@ -84,7 +92,7 @@ int main(int argc, char **argv) {
       {"job_name", 1, NULL, 'j'}, {"task_index", 1, NULL, 't'}, {"ps_hosts", 1, NULL, 'p'},
       {"worker_hosts", 1, NULL, 'h'}, {"issync", 1, NULL, 's'}, {"steps", 1, NULL, 'n'},
       {"learning_rate", 1, NULL, 'r'}, {"tolerance", 1, NULL, 'e'}, {"workers", 1, NULL, 'w'},
-      {"provider", 1, NULL, 'v'}, {NULL, 0, NULL, 0}};
+      {"provider", 1, NULL, 'v'}, {"allreduce", 0, NULL, 'a'}, {"store", 1, NULL, 'm'}, {NULL, 0, NULL, 0}};
   /* 200,000 steps at the script's rate leave less than a thousandth of the way. */
   config c = {.workers = 2, .learning_rate = 0.00003, .steps = 200000, .tolerance = 0.05};
   for (int o; (o = getopt_long(argc, argv, "", options, NULL)) != -1;) switch (o) {
@@ -98,6 +106,8 @@ int main(int argc, char **argv) {
       case 'e': c.tolerance = atof(optarg); break;
       case 'w': c.workers = atoi(optarg); break;
       case 'v': c.provider = optarg; break;
+      case 'a': c.allreduce = true; break;
+      case 'm': c.store = optarg; break;
       default: fputs(usage, stderr); return 2;
     }
   if (c.workers < 1 || c.workers > MAX_WORKERS || c.steps < 1 || c.task_index < 0 || c.task_index >= c.workers) {
@@ -105,9 +115,11 @@ int main(int argc, char **argv) {
     return 2;
   }
   if (!c.job_name) return launch(&c);
-  if (!c.ps_hosts || !c.worker_hosts) {
+  bool ps = strcmp(c.job_name, "ps") == 0;
+  if (!c.worker_hosts || (c.allreduce ? !c.store || ps : !c.ps_hosts)) {
     fputs(usage, stderr);
     return 2;
   }
-  return strcmp(c.job_name, "ps") == 0 ? run_ps(&c) : run_worker(&c);
+  if (c.allreduce) return run_allreduce(&c);
+  return ps ? run_ps(&c) : run_worker(&c);
 }

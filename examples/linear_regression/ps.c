@@ -1,9 +1,7 @@
 /* The parameter server: holds weight and bias, hands them out by name, applies gradients. */
 #include "common.h"
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define SLOTS 4 /* rounds whose values may still be on their way */
 
@@ -28,28 +26,18 @@ typedef struct server {
   const config *c;
   rdma_mgr_t *mgr;
   float weight, bias, loss;
-  int64_t global_step, started_us, shown_us;
+  int64_t global_step;
+  progress shown;
   int gathered; /* sync mode: workers that have handed in their round */
-  bool tty;
   char provider[16]; /* that carried the last gradient */
   seat seats[MAX_WORKERS];
 } server;
 
 static const int64_t one = 1;
 
-static void show(server *s, bool last) {
-  int64_t now = now_us();
-  int64_t pause = s->tty ? 100000 : 1000000;
-  if (!last && now - s->shown_us < pause) return;
-  s->shown_us = now;
-  double seconds = (double)(now - s->started_us) / 1e6, rate = (double)s->global_step / seconds;
-  int64_t left = s->c->steps - s->global_step; /* below zero: a worker's last gradients came after the end */
-  int done = left > 0 ? (int)(20 * s->global_step / s->c->steps) : 20;
-  printf("%s[%.*s%.*s] step %lld of %lld  weight %.4f  bias %.4f  loss %.4f  %.0f steps/s  %.0f s left %s",
-         s->tty ? "\r" : "", done, "####################", 20 - done, "....................",
-         (long long)s->global_step, (long long)s->c->steps, s->weight, s->bias, s->loss, rate,
-         (double)(left > 0 ? left : 0) / rate, s->tty && !last ? "  " : "\n");
-  fflush(stdout);
+static void tell(server *s, bool last) {
+  const float values[3] = {s->weight, s->bias, s->loss};
+  show(&s->shown, s->c, s->global_step, values, last);
 }
 
 static void sent(rdma_code_t code, const char *message, size_t message_len, const rdma_transfer_info_t *info,
@@ -148,15 +136,6 @@ static bool all_over(const server *s) {
   return true;
 }
 
-static int verdict(const server *s) {
-  double weight_error = fabs((double)s->weight - 2), bias_error = fabs((double)s->bias - 10);
-  bool good = weight_error <= s->c->tolerance && bias_error <= s->c->tolerance;
-  printf("%s training over %s: weight %.4f (2 within %.2f), bias %.4f (10 within %.2f): %s\n",
-         s->c->issync ? "synchronous" : "asynchronous", s->provider, s->weight, s->c->tolerance, s->bias,
-         s->c->tolerance, good ? "reached" : "NOT REACHED");
-  return good ? 0 : 1;
-}
-
 int run_ps(const config *c) {
   static server s;
   char host[256];
@@ -166,7 +145,6 @@ int run_ps(const config *c) {
   s.weight = (float)drand48() - 0.5f;
   s.bias = (float)drand48() - 0.5f;
   s.loss = 100;
-  s.tty = isatty(1);
   for (int w = 0; w < c->workers; w++) {
     seat *l = &s.seats[w];
     *l = (seat){.s = &s, .task = w, .weight = key_of(true, w, "edge_1_weight/read"),
@@ -175,14 +153,14 @@ int run_ps(const config *c) {
                 .grad_bias = key_of(false, w, "edge_5_gradients/biase"), .loss = key_of(false, w, "edge_6_loss")};
     must(rdma_mgr_add_peer(s.mgr, worker_name(w), host_at(c->worker_hosts, w, host)), "add_peer");
   }
-  s.started_us = now_us();
+  s.shown = progress_begin();
   for (int w = 0; w < c->workers; w++) next_round(&s.seats[w]);
   while (!all_over(&s)) {
     rdma_mgr_wait(s.mgr, 100);
-    show(&s, false);
+    tell(&s, false);
   }
-  show(&s, true);
-  int rc = verdict(&s);
+  tell(&s, true);
+  int rc = verdict(c, c->issync ? "synchronous" : "asynchronous", s.provider, s.weight, s.bias);
   must(rdma_mgr_destroy(s.mgr), "destroy");
   return rc;
 }
