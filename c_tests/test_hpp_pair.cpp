@@ -89,11 +89,47 @@ static void callbacks() {
   CHECK(soon([&] { return broken == 1; }));
 }
 
+static void unbound() {
+  Ends e; /* whose managers know each other */
+  rdma_peer_t alpha = GET(e.b.info()).peer, beta = GET(e.a.info()).peer;
+  int from[4] = {1, 2, 3, 4}, to[4] = {0};
+  rdma::UnboundBuffer a, none;
+  a = GET(rdma::UnboundBuffer::create(e.ma, 2, to, sizeof to));
+  {
+    rdma::UnboundBuffer b = GET(rdma::UnboundBuffer::create(e.mb, 2, from, sizeof from));
+    OK(a.recv(beta, 7, 0, 4));
+    OK(a.recv({alpha, beta}, 8, 4, 4));
+    OK(a.recv(std::vector<rdma_peer_t>{}, 9, 8, 4));
+    for (int i = 0; i < 3; i++) {
+      OK(b.send(alpha, 7u + static_cast<unsigned>(i), 4u * static_cast<unsigned>(i), 4));
+      rdma::UnboundEnd in = a.wait_recv(), out = b.wait_send();
+      CHECK(in && in.taken && in.peer == beta && in.slot == 7u + static_cast<unsigned>(i) && in.bytes == 4);
+      CHECK(out && out.taken && out.peer == alpha && to[i] == from[i]);
+    }
+    CHECK(GET(b.test()).first == 0);
+    CHECK(b.send(alpha, 1, 17, 0).code() == RDMA_OUT_OF_RANGE);
+  }
+  OK(a.abort_wait_send());
+  rdma::UnboundEnd end = a.wait_send(RDMA_MSG_FOREVER);
+  CHECK(!end && !end.taken && end.status.code() == RDMA_CANCELLED);
+  OK(a.recv(beta, 7, 0, 4, 30));
+  end = a.wait_recv(20000);
+  CHECK(!end && end.taken && end.peer == beta && end.status.code() == RDMA_DEADLINE_EXCEEDED);
+  std::thread other([&] { CHECK(a.wait_recv(RDMA_MSG_FOREVER).status.code() == RDMA_CANCELLED); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  OK(a.abort_wait_recv());
+  other.join();
+  OK(a.recv(beta, 7, 0, 4, RDMA_MSG_FOREVER)); /* ends with its buffer */
+  none = std::move(a);
+  CHECK(a.id() == 0 && none.id() != 0);
+}
+
 int main(int argc, char **argv) {
   for (int i = 1; i + 1 < argc; i++)
     if (!std::strcmp(argv[i], "--provider")) provider = argv[i + 1];
   send_and_wait();
   callbacks();
-  std::printf("cases: 2 passed, 0 failed, 0 skipped\n");
+  unbound();
+  std::printf("cases: 3 passed, 0 failed, 0 skipped\n");
   return 0;
 }

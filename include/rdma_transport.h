@@ -496,6 +496,11 @@
 #define RDMA_BUFFER_BROKEN 2
 
 /**
+ * Most peers that a receive of an unbound buffer may name.
+ */
+#define RDMA_UNBOUND_MAX_SOURCES 65536
+
+/**
  * A mesh: which peer of a manager is which rank. Opaque.
  */
 struct rdma_mesh;
@@ -1478,6 +1483,11 @@ typedef void (*rdma_buffer_fn)(rdma_buffer_t buffer,
                                rdma_code_t code,
                                const char *message,
                                void *userdata);
+
+/**
+ * Number of an unbound buffer. Never used again by its manager; 0 is none.
+ */
+typedef uint64_t rdma_unbound_t;
 
 /**
  * Options of a mesh. Prepare it with rdma_mesh_options_init, or set struct_size and the rest to zero.
@@ -3011,6 +3021,159 @@ rdma_code_t rdma_buffer_test(rdma_mgr_t *mgr,
  */
 rdma_code_t rdma_buffer_destroy(rdma_mgr_t *mgr,
                                 rdma_buffer_t buffer);
+
+/**
+ * Makes a buffer whose content goes to any peer, and comes from any, by slot. A slot is a tag, and the
+ * communicator the buffer's: its sends meet receives of other unbound buffers and rdma_msg_irecv there,
+ * its receives what unbound buffers and rdma_msg_isend send. Any number of operations may be under way.
+ *
+ * Threads: any. The memory is the application's, of the host, and stays valid until rdma_unbound_destroy
+ * has returned RDMA_OK, or rdma_mgr_destroy has. `addr` NULL is allowed with len 0.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `out_buffer` NULL, `addr` NULL with a length, len
+ * beyond the address space; RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed
+ * or in a forked child; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_unbound_create(rdma_mgr_t *mgr,
+                                uint32_t comm,
+                                void *addr,
+                                size_t len,
+                                rdma_unbound_t *out_buffer);
+
+/**
+ * Begins to send `len` bytes at `offset` of the buffer to `slot` of a peer. `timeout_ms` 0: the manager's;
+ * RDMA_MSG_FOREVER: none. Sends to one peer and slot arrive in the order of the calls.
+ *
+ * Threads: any. What is being sent stays unchanged until the send has ended.
+ *
+ * Returns RDMA_OK: it has begun, and its end is one that rdma_unbound_wait_send takes;
+ * RDMA_OUT_OF_RANGE: not within the buffer; RDMA_INVALID_ARGUMENT: `mgr` NULL, `peer` 0 or no number of a
+ * peer, wrong timeout; RDMA_NOT_FOUND: unknown buffer or peer; RDMA_RESOURCE_EXHAUSTED: too many
+ * operations, no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_CANCELLED:
+ * `mgr` is being destroyed; RDMA_INTERNAL.
+ * The end is as of rdma_msg_isend.
+ */
+rdma_code_t rdma_unbound_send(rdma_mgr_t *mgr,
+                              rdma_unbound_t buffer,
+                              rdma_peer_t peer,
+                              uint64_t slot,
+                              size_t offset,
+                              size_t len,
+                              int64_t timeout_ms);
+
+/**
+ * Begins to receive into `len` bytes at `offset` of the buffer what comes first to `slot` from one of the
+ * `n` peers at `sources`; with `n` 0 from any peer. A longer message ends it with RDMA_OUT_OF_RANGE, and
+ * is gone. `timeout_ms` 0: the manager's; RDMA_MSG_FOREVER: none. That a peer is gone ends no receive, since
+ * it may come back.
+ *
+ * Threads: any. `sources` is copied, each may be named several times, NULL is allowed with `n` 0. The part
+ * of the buffer is written until the receive has ended.
+ *
+ * Returns RDMA_OK: it has begun, and its end is one that rdma_unbound_wait_recv takes;
+ * RDMA_OUT_OF_RANGE: not within the buffer; RDMA_INVALID_ARGUMENT: `mgr` NULL, `sources` NULL with `n`
+ * above 0, `n` above RDMA_UNBOUND_MAX_SOURCES, one of the sources 0 or no number of a peer, wrong timeout;
+ * RDMA_NOT_FOUND: unknown buffer or peer; RDMA_RESOURCE_EXHAUSTED: too many operations, no memory;
+ * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` is being
+ * destroyed; RDMA_INTERNAL.
+ * The end is as of rdma_msg_irecv.
+ */
+rdma_code_t rdma_unbound_recv(rdma_mgr_t *mgr,
+                              rdma_unbound_t buffer,
+                              const rdma_peer_t *sources,
+                              size_t n,
+                              uint64_t slot,
+                              size_t offset,
+                              size_t len,
+                              int64_t timeout_ms);
+
+/**
+ * Waits until a send of the buffer has ended, and takes its end: in the order in which they ended, as
+ * many calls as sends. `timeout_ms` 0: the manager's; RDMA_MSG_FOREVER: none. *out_status tells of the
+ * send: its peer, its slot as the tag, its length, and as its code what is returned. If none was taken,
+ * its peer is 0 and its code RDMA_OK, whatever is returned. NULL: not wanted.
+ *
+ * Threads: any; several may wait. Drives progress while it waits. Set out_status->struct_size first.
+ *
+ * Returns RDMA_OK; how the send ended, as of rdma_msg_isend; RDMA_CANCELLED: none was taken because of
+ * rdma_unbound_abort_wait_send, or `mgr` is being destroyed; RDMA_DEADLINE_EXCEEDED: none has
+ * ended (nothing is changed by that); RDMA_INVALID_ARGUMENT: `mgr` NULL, wrong timeout or struct_size;
+ * RDMA_NOT_FOUND: unknown buffer, or destroyed meanwhile; RDMA_FAILED_PRECONDITION: inside a callback,
+ * `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_unbound_wait_send(rdma_mgr_t *mgr,
+                                   rdma_unbound_t buffer,
+                                   int64_t timeout_ms,
+                                   rdma_msg_status_t *out_status);
+
+/**
+ * Waits until a receive of the buffer has ended, and takes its end, as rdma_unbound_wait_send.
+ * out_status->peer is who sent the message, 0 where none came to a receive from several; bytes its
+ * length, also where it was too long.
+ *
+ * Threads: any; several may wait. Drives progress while it waits. Set out_status->struct_size first.
+ *
+ * Returns RDMA_OK; how the receive ended, as of rdma_msg_irecv; RDMA_CANCELLED: none was taken because of
+ * rdma_unbound_abort_wait_recv, or `mgr` is being destroyed; RDMA_DEADLINE_EXCEEDED: none has ended
+ * (nothing is changed by that); RDMA_INVALID_ARGUMENT: `mgr` NULL, wrong timeout or struct_size;
+ * RDMA_NOT_FOUND: unknown buffer, or destroyed meanwhile; RDMA_FAILED_PRECONDITION: inside a callback,
+ * `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_unbound_wait_recv(rdma_mgr_t *mgr,
+                                   rdma_unbound_t buffer,
+                                   int64_t timeout_ms,
+                                   rdma_msg_status_t *out_status);
+
+/**
+ * Tells how many ends of sends and of receives of a buffer could be taken at once. Drives progress once if
+ * there are none. `out_sent` or `out_received` NULL: not wanted.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_NOT_FOUND: unknown buffer;
+ * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_unbound_test(rdma_mgr_t *mgr,
+                              rdma_unbound_t buffer,
+                              uint64_t *out_sent,
+                              uint64_t *out_received);
+
+/**
+ * Makes one wait for a send of the buffer return RDMA_CANCELLED: one that is under way, or else the next.
+ * The sends go on.
+ *
+ * Threads: any, also inside a callback.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_NOT_FOUND: unknown buffer;
+ * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_unbound_abort_wait_send(rdma_mgr_t *mgr,
+                                         rdma_unbound_t buffer);
+
+/**
+ * Makes one wait for a receive of the buffer return RDMA_CANCELLED: one that is under way, or else the
+ * next. The receives go on.
+ *
+ * Threads: any, also inside a callback.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_NOT_FOUND: unknown buffer;
+ * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_unbound_abort_wait_recv(rdma_mgr_t *mgr,
+                                         rdma_unbound_t buffer);
+
+/**
+ * Destroys an unbound buffer: cancels what is under way, and waits for its end, which nobody is told. When
+ * this returns, its memory is the application's. Who waits for the buffer gets RDMA_NOT_FOUND.
+ *
+ * Threads: any, but not inside a callback. Drives progress while it waits: where a peer is slow, for up to
+ * 2 seconds, then the connection to it ends.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_NOT_FOUND: unknown buffer;
+ * RDMA_FAILED_PRECONDITION: inside a callback, `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_unbound_destroy(rdma_mgr_t *mgr,
+                                 rdma_unbound_t buffer);
 
 /**
  * Fills in the defaults. `struct_size` is sizeof(rdma_mesh_options_t). Threads: any.

@@ -1,5 +1,5 @@
-/* C++11 and later over the pairs and buffers of rdma_transport.h (`rdma_pair_*`, `rdma_buffer_*`, which see for what
- * each call means), in the manner of rdma_transport.hpp: owning handles, std::function callbacks, results without
+/* C++11 and later over the pairs and buffers of rdma_transport.h (`rdma_pair_*`, `rdma_buffer_*`, `rdma_unbound_*`, which
+ * see for what each call means), in the manner of rdma_transport.hpp: owning handles, std::function callbacks, results without
  * exceptions. */
 #ifndef RDMA_TRANSPORT_PAIR_HPP
 #define RDMA_TRANSPORT_PAIR_HPP
@@ -14,6 +14,7 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 namespace rdma {
 
@@ -182,6 +183,82 @@ class Pair {
 
   rdma_mgr_t *mgr_ = nullptr;
   rdma_pair_t id_ = 0;
+};
+
+/* What a wait of an unbound buffer took: how a send or a receive ended. */
+struct UnboundEnd {
+  /* False: nothing was taken, and `status` says why: time over, aborted, the manager's end. */
+  bool taken;
+  Status status;
+  /* Whom it was for, or from; 0: nobody's, of a receive from several to which no message came. */
+  rdma_peer_t peer;
+  std::uint64_t slot, bytes;
+  explicit operator bool() const { return status.ok(); }
+};
+
+/* Memory from which and to which content goes by peer and slot. Its end cancels what is under way, and the memory is the
+ * application's. Must end before its manager, and not inside a callback. Waits may run on several threads. */
+class UnboundBuffer {
+ public:
+  /* None. */
+  UnboundBuffer() = default;
+  UnboundBuffer(UnboundBuffer &&other) noexcept { *this = std::move(other); }
+  UnboundBuffer &operator=(UnboundBuffer &&other) noexcept {
+    std::swap(mgr_, other.mgr_);
+    std::swap(id_, other.id_);
+    return *this;
+  }
+  ~UnboundBuffer() { destroy(); }
+
+  static Result<UnboundBuffer> create(const Manager &manager, std::uint32_t comm, void *data, std::size_t len) {
+    UnboundBuffer buffer;
+    buffer.mgr_ = manager.c();
+    rdma_code_t rc = rdma_unbound_create(buffer.mgr_, comm, data, len, &buffer.id_);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return Result<UnboundBuffer>(std::move(buffer));
+  }
+
+  rdma_unbound_t id() const { return id_; }
+  /* `timeout_ms`: 0: as long as the manager's options say; RDMA_MSG_FOREVER: for ever. */
+  Status send(rdma_peer_t peer, std::uint64_t slot, std::size_t offset, std::size_t len, std::int64_t timeout_ms = 0) {
+    return Status::of(rdma_unbound_send(mgr_, id_, peer, slot, offset, len, timeout_ms));
+  }
+  Status recv(rdma_peer_t source, std::uint64_t slot, std::size_t offset, std::size_t len, std::int64_t timeout_ms = 0) {
+    return Status::of(rdma_unbound_recv(mgr_, id_, &source, 1, slot, offset, len, timeout_ms));
+  }
+  /* From one of these; of none: from anybody. */
+  Status recv(const std::vector<rdma_peer_t> &sources, std::uint64_t slot, std::size_t offset, std::size_t len,
+              std::int64_t timeout_ms = 0) {
+    return Status::of(
+        rdma_unbound_recv(mgr_, id_, sources.data(), sources.size(), slot, offset, len, timeout_ms));
+  }
+  UnboundEnd wait_send(std::int64_t timeout_ms = 0) { return wait(rdma_unbound_wait_send, timeout_ms); }
+  UnboundEnd wait_recv(std::int64_t timeout_ms = 0) { return wait(rdma_unbound_wait_recv, timeout_ms); }
+  /* Ends of sends and of receives that could be taken at once. */
+  Result<std::pair<std::uint64_t, std::uint64_t>> test() {
+    std::pair<std::uint64_t, std::uint64_t> counts{0, 0};
+    rdma_code_t rc = rdma_unbound_test(mgr_, id_, &counts.first, &counts.second);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return counts;
+  }
+  Status abort_wait_send() { return Status::of(rdma_unbound_abort_wait_send(mgr_, id_)); }
+  Status abort_wait_recv() { return Status::of(rdma_unbound_abort_wait_recv(mgr_, id_)); }
+  void destroy() {
+    if (id_) rdma_unbound_destroy(mgr_, id_);
+    id_ = 0;
+  }
+
+ private:
+  template <class F>
+  UnboundEnd wait(F call, std::int64_t timeout_ms) {
+    rdma_msg_status_t s{};
+    s.struct_size = sizeof s;
+    rdma_code_t rc = call(mgr_, id_, timeout_ms, &s);
+    return UnboundEnd{s.peer != 0 || s.code != RDMA_OK, Status::of(rc), s.peer, s.tag, s.bytes};
+  }
+
+  rdma_mgr_t *mgr_ = nullptr;
+  rdma_unbound_t id_ = 0;
 };
 
 }  // namespace rdma

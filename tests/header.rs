@@ -21,6 +21,7 @@ const SOURCES: &[&str] = &[
     "store",
     "store_calls",
     "pairs",
+    "unbound",
     "mesh",
     "keys",
     "source",

@@ -35,6 +35,7 @@ mod store;
 mod store_calls;
 mod store_ops;
 mod types;
+mod unbound;
 
 pub use base::*;
 pub(crate) use callers::Own as Callers;
@@ -56,6 +57,7 @@ pub use source::*;
 pub use store::*;
 pub use store_calls::*;
 pub use types::*;
+pub use unbound::*;
 
 #[cfg(test)]
 mod tests;

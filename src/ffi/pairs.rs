@@ -235,6 +235,20 @@ pub unsafe extern "C" fn rdma_pair_close(mgr: *mut rdma_mgr_t, pair: rdma_pair_t
     guard("rdma_pair_close", || unsafe { borrow(mgr)?.pair_close(pair) })
 }
 
+/// Checks memory of the application as far as that can be done.
+pub(super) fn check_memory(addr: *mut c_void, len: usize) -> Result<(), Status> {
+    if addr.is_null() && len > 0 {
+        return Err(Status::invalid(format!("addr is NULL, but len is {len}")));
+    }
+    if len > isize::MAX as usize || (addr as usize).checked_add(len).is_none() {
+        return Err(Status::invalid(format!(
+            "len is {len}, allowed are 0 to {}, and within the address space",
+            isize::MAX
+        )));
+    }
+    Ok(())
+}
+
 /// # Safety
 /// `mgr` is a handle; the memory stays valid until the buffer is destroyed; `out` may be written.
 #[allow(clippy::too_many_arguments, reason = "those of the two calls")]
@@ -250,15 +264,7 @@ unsafe fn create(
 ) -> rdma_code_t {
     guard(call, || {
         not_null("out_buffer", out)?;
-        if addr.is_null() && len > 0 {
-            return Err(Status::invalid(format!("addr is NULL, but len is {len}")));
-        }
-        if len > isize::MAX as usize || (addr as usize).checked_add(len).is_none() {
-            return Err(Status::invalid(format!(
-                "len is {len}, allowed are 0 to {}, and within the address space",
-                isize::MAX
-            )));
-        }
+        check_memory(addr, len)?;
         let slot = Slot { way, slot, addr: addr as u64, len: len as u64 };
         // SAFETY: by this function's contract.
         unsafe { out.write(borrow(mgr)?.buffer_create(pair, slot, told(event, userdata))?) };

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use super::Manager;
 use super::inside::{self, Inside};
@@ -102,6 +102,14 @@ impl Manager {
         ended.iter().for_each(|&op| core.engine.message_ended(op));
         if self.others_wait(thread) {
             core.wake_waiters();
+        }
+    }
+
+    /// Something has happened, outside of the engine, that other threads may wait for.
+    pub(super) fn tell_others(&self) {
+        fence(Ordering::SeqCst);
+        if self.others_wait(Thread::this()) {
+            self.tell_waiters();
         }
     }
 

@@ -4,7 +4,7 @@ use super::copies::{Copied, MESSAGE, touch};
 use super::*;
 use crate::engine::front::message::{
     ActiveFn, Found, Memory, MessageEnd, Mode, OnMessage, Outgoing, Party, Receiving, RoomFn,
-    Sending, Wanted,
+    Sending, Sources, Wanted,
 };
 use crate::engine::layout::{Layout, Spot};
 use crate::name::Name;
@@ -335,6 +335,28 @@ impl Manager {
         drop(core);
         // SAFETY: by the caller.
         unsafe { self.receive_into(&memory, |e, w| begin(e, w, memory)) }
+    }
+
+    /// Begins to receive a message of some peers into memory of the host.
+    ///
+    /// # Safety
+    /// As for `message_irecv`.
+    pub(super) unsafe fn message_irecv_from(
+        &self,
+        sources: Sources,
+        envelope: Envelope,
+        memory: Memory,
+        timeout: Timeout,
+        done: OnMessage,
+    ) -> Result<Received, Status> {
+        let timeout = timeout.nanos();
+        // SAFETY: the application's, to be written from now on; and by the caller.
+        unsafe {
+            touch(memory.addr, memory.len, true);
+            self.receive_into(&memory, |e, w| {
+                e.message_recv_from(w, sources, envelope, memory, timeout, done)
+            })
+        }
     }
 
     /// Begins to receive a message that a probe has claimed.

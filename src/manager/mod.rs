@@ -55,6 +55,7 @@ mod standby;
 mod storm;
 mod sys;
 mod transfers;
+mod unbound;
 mod waits;
 mod wheel;
 mod world;
@@ -94,6 +95,8 @@ pub struct Manager {
     hears_of_ends: bool,
     /// Message operations that are begun again and again.
     prepared: Mutex<messages::AllPrepared>,
+    /// Unbound buffers.
+    unbound: Mutex<unbound::AllUnbound>,
 }
 
 // With the two counters before it in its `Arc`: no allocation of the library is more than a page, of which the list of
@@ -144,6 +147,7 @@ impl Manager {
             trace,
             hears_of_ends,
             prepared: Mutex::default(),
+            unbound: Mutex::default(),
         });
         manager.set_hooks(hooks, source);
         Ok(manager)

@@ -1,7 +1,8 @@
 //! Who waits for whom: receives that wait for a message, and messages that wait for a receive.
 //!
 //! Either kind lies in a queue of its communicator and tag. A receive whose mask leaves bits of the tag open is in the
-//! queue of its communicator, and looks through that of the messages.
+//! queue of its communicator, and looks through that of the messages. A receive from some peers is in the queue of its tag,
+//! and its peers are in a table apart.
 
 use foldhash::HashMap;
 
@@ -133,11 +134,35 @@ impl Queues {
     }
 }
 
+/// Some peers, of which a receive wants a message.
+#[derive(Clone, Debug)]
+pub struct Sources(Box<[Party]>);
+
+impl Sources {
+    /// These, each named once or more.
+    pub fn new(mut parties: Vec<Party>) -> Sources {
+        parties.sort_unstable();
+        parties.dedup();
+        Sources(parties.into_boxed_slice())
+    }
+
+    /// In order, each once.
+    pub fn parties(&self) -> &[Party] {
+        &self.0
+    }
+
+    fn have(&self, sender: Party) -> bool {
+        self.0.binary_search(&sender).is_ok()
+    }
+}
+
 /// Receives that wait.
 #[derive(Default)]
 pub struct Posted {
     exact: Queues,
     open: HashMap<u32, Fifo>,
+    /// Of the receives from some peers, whose `from` is [`Party::SOME`].
+    sources: HashMap<u32, Sources>,
     order: u64,
 }
 
@@ -160,10 +185,27 @@ impl Posted {
         Ok(())
     }
 
+    /// The same from some peers.
+    pub fn add_from(
+        &mut self,
+        ops: &mut Slab<Op>,
+        index: u32,
+        wanted: &Wanted,
+        sources: Sources,
+    ) -> Result<(), Status> {
+        room::grow(&mut self.sources, 1, "receives from some peers")?;
+        self.add(ops, index, wanted)?;
+        self.sources.insert(index, sources);
+        Ok(())
+    }
+
     /// Lets a receive go.
     pub fn remove(&mut self, ops: &mut Slab<Op>, index: u32) {
         let Some(op) = ops.get(index) else { return };
         let (wanted, envelope, links) = (op.wanted, op.envelope(), op.links);
+        if wanted.from == Party::SOME {
+            self.sources.remove(&index);
+        }
         let leave = |queue: &mut Fifo| {
             queue.remove(ops, op_links, index, links);
             queue.is_empty()
@@ -185,7 +227,10 @@ impl Posted {
         }
         let many = self.exact.are_many();
         let queue = self.exact.find(envelope)?;
-        let (_, index, links) = first(queue, ops, sender, envelope)?;
+        let (_, index, links) = first(queue, ops, &self.sources, sender, envelope)?;
+        if !self.sources.is_empty() {
+            self.sources.remove(&index);
+        }
         queue.remove(ops, op_links, index, links);
         if many && queue.is_empty() {
             self.exact.forget(envelope);
@@ -201,7 +246,7 @@ impl Posted {
         sender: Party,
         envelope: Envelope,
     ) -> Option<u32> {
-        let first = |queue: Option<&Fifo>| first(queue?, ops, sender, envelope);
+        let first = |queue: Option<&Fifo>| first(queue?, ops, &self.sources, sender, envelope);
         let exact = first(self.exact.find(envelope).as_deref());
         let open = first(self.open.get(&envelope.comm));
         let older = |a: &(u64, u32, Links), b: &(u64, u32, Links)| a.0.cmp(&b.0);
@@ -216,17 +261,26 @@ impl Posted {
 fn first(
     queue: &Fifo,
     ops: &Slab<Op>,
+    sources: &HashMap<u32, Sources>,
     sender: Party,
     envelope: Envelope,
 ) -> Option<(u64, u32, Links)> {
     let mut at = queue.first();
     while let Some((index, op)) = at.and_then(|i| Some((i, ops.get(i)?))) {
-        if op.wanted.accepts(sender, envelope) {
+        let from = op.wanted.from;
+        if op.wanted.is_for(envelope)
+            && (from.accepts(sender) || from == Party::SOME && has(sources, index, sender))
+        {
             return Some((op.order, index, op.links));
         }
         at = op.links.next();
     }
     None
+}
+
+#[cold]
+fn has(sources: &HashMap<u32, Sources>, index: u32, sender: Party) -> bool {
+    sources.get(&index).is_some_and(|some| some.have(sender))
 }
 
 /// Where the content of a message that waits is.
@@ -361,10 +415,15 @@ impl Unexpected {
     /// The first message that a receive accepts.
     #[inline]
     pub fn find(&self, wanted: &Wanted) -> Option<u32> {
-        if self.all.is_empty() { None } else { self.find_among(wanted) }
+        if self.all.is_empty() { None } else { self.find_by(wanted, |p| wanted.from.accepts(p)) }
     }
 
-    fn find_among(&self, wanted: &Wanted) -> Option<u32> {
+    /// The same of a receive from some peers.
+    pub fn find_from(&self, wanted: &Wanted, sources: &Sources) -> Option<u32> {
+        self.find_by(wanted, |sender| sources.have(sender))
+    }
+
+    fn find_by(&self, wanted: &Wanted, from: impl Fn(Party) -> bool) -> Option<u32> {
         let exact = wanted.mask == u64::MAX;
         let queue = match exact {
             true => self.by_tag.get(&Envelope { comm: wanted.comm, tag: wanted.tag })?,
@@ -372,7 +431,7 @@ impl Unexpected {
         };
         let mut at = queue.first();
         while let Some((index, a)) = at.and_then(|i| Some((i, self.all.get(i)?))) {
-            if wanted.accepts(a.sender, a.envelope) {
+            if wanted.is_for(a.envelope) && from(a.sender) {
                 return Some(index);
             }
             at = if exact { a.in_tag.next() } else { a.in_comm.next() };

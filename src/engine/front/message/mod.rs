@@ -40,7 +40,7 @@ pub use crate::protocol::message::Envelope;
 use crate::status::Status;
 pub use active::{Active, ActiveFn};
 pub use layouts::Beside;
-pub use matching::ORPHANS;
+pub use matching::{ORPHANS, Sources};
 pub use receive::Found;
 pub use room::RoomFn;
 pub use send::Outgoing;
@@ -51,7 +51,7 @@ fn public(id: u64, index: u32) -> u64 {
 }
 
 /// A worker, as this manager numbers it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Party(u32);
 
 impl Party {
@@ -59,6 +59,8 @@ impl Party {
     pub const ANY: Party = Party(u32::MAX);
     /// This manager.
     pub const OWN: Party = Party(u32::MAX - 1);
+    /// Some, which a receive has apart: see [`Sources`].
+    const SOME: Party = Party(u32::MAX - 2);
 
     /// A peer, by its index.
     pub fn peer(index: u32) -> Party {
@@ -67,18 +69,21 @@ impl Party {
 
     /// Its index, if it is a peer.
     pub fn index(self) -> Option<u32> {
-        (self != Party::ANY && self != Party::OWN).then_some(self.0)
+        (self.0 < Party::SOME.0).then_some(self.0)
     }
 
-    /// As the application knows it: 0 for anybody.
+    /// As the application knows it: 0 for anybody, and for some.
     pub fn handle(self) -> u64 {
+        if self == Party::SOME {
+            return 0;
+        }
         u64::from(self.0.wrapping_add(1))
     }
 
     /// The inverse of `handle`.
     pub fn of_handle(handle: u64) -> Option<Party> {
         let handle = u32::try_from(handle).ok()?;
-        Some(Party(handle.wrapping_sub(1)))
+        Some(Party(handle.wrapping_sub(1))).filter(|&party| party != Party::SOME)
     }
 
     fn accepts(self, sender: Party) -> bool {
@@ -109,10 +114,9 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    fn accepts(&self, sender: Party, envelope: Envelope) -> bool {
-        self.comm == envelope.comm
-            && (self.tag ^ envelope.tag) & self.mask == 0
-            && self.from.accepts(sender)
+    /// Whether such a message will do, whoever sends it.
+    fn is_for(&self, envelope: Envelope) -> bool {
+        self.comm == envelope.comm && (self.tag ^ envelope.tag) & self.mask == 0
     }
 }
 

@@ -2,7 +2,8 @@
 
 use super::matching::{Arrived, Content};
 use super::{
-    Beside, Envelope, Memory, MessageEnd, OnMessage, Op, Party, Receiving, State, Wanted, public,
+    Beside, Envelope, Memory, MessageEnd, OnMessage, Op, Party, Receiving, Sources, State, Wanted,
+    public,
 };
 use crate::api::*;
 use crate::engine::channel::ChanId;
@@ -59,6 +60,40 @@ impl Engine {
             self.peers.keep(peer);
         }
         self.post_receive(fx, &wanted, &memory, timeout, done).map(Receiving::Begun)
+    }
+
+    /// The same from some peers, of which the first that has sent such a message is received.
+    pub fn message_recv_from(
+        &mut self,
+        fx: &mut impl Fx,
+        sources: Sources,
+        Envelope { comm, tag }: Envelope,
+        memory: Memory,
+        timeout: Option<u64>,
+        done: OnMessage,
+    ) -> Result<Receiving, Status> {
+        if self.closing {
+            return Err(Self::ending());
+        }
+        self.copier(memory.device)?;
+        for party in sources.parties().iter().filter(|party| party.index().is_some()) {
+            self.known_party(*party)?;
+        }
+        let wanted = Wanted { from: Party::SOME, comm, tag, mask: u64::MAX };
+        if let Some(found) = self.messages.unexpected.find_from(&wanted, &sources) {
+            return self.receive_found(fx, found, wanted, memory, timeout, done);
+        }
+        for peer in sources.parties().iter().filter_map(|party| party.index()) {
+            self.peers.keep(peer);
+        }
+        let id = self.next_id;
+        let index = self.insert_op(fx, State::Posted, &wanted, &memory, timeout, done)?;
+        let messages = &mut *self.messages;
+        if let Err(status) = messages.posted.add_from(&mut messages.ops, index, &wanted, sources) {
+            self.drop_op(index);
+            return Err(status);
+        }
+        Ok(Receiving::Begun(public(id, index)))
     }
 
     /// Begins a receive into memory of the host that nothing meets that is here; its number. `None`: nothing was done, and

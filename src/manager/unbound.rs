@@ -1,0 +1,347 @@
+//! Unbound buffers: memory from which messages go to any peer, and to which they come from any, by slot.
+//!
+//! They are made of tagged messages: a slot is a tag of the buffer's communicator. What an operation's end is told to is
+//! the buffer, whose waits take the ends in the order in which they came. So a wait costs the same however many
+//! operations are under way.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::*;
+use crate::api::Words;
+use crate::engine::front::message::{
+    Memory, MessageEnd, Mode, OnMessage, Party, Sending, Sources, Wanted,
+};
+use crate::engine::front::pair::Way;
+use crate::engine::slab::Slab;
+use crate::protocol::message::{Envelope, Extra};
+
+/// The unbound buffers of a manager.
+#[derive(Default)]
+pub(super) struct AllUnbound {
+    last: u64,
+    all: HashMap<u64, Arc<Unbound>>,
+}
+
+/// One of them.
+struct Unbound {
+    comm: u32,
+    addr: u64,
+    len: u64,
+    sends: Mutex<Side>,
+    recvs: Mutex<Side>,
+}
+
+/// Its operations in one direction.
+#[derive(Default)]
+struct Side {
+    /// Those under way.
+    begun: Slab<UnderWay>,
+    /// Rises with each.
+    serial: u64,
+    /// Ends that were not taken. There is always room for those of all that are under way.
+    ended: VecDeque<MessageEnd>,
+    /// The next wait, or the one under way, is to return.
+    aborted: bool,
+    /// The buffer is being destroyed.
+    gone: bool,
+}
+
+/// An operation under way.
+struct UnderWay {
+    serial: u64,
+    /// Its request, once that is known.
+    request: Option<u64>,
+}
+
+impl Side {
+    /// The request of an operation under way, from place `at` on.
+    fn next_request(&mut self, at: &mut usize) -> Option<u64> {
+        let index = self.begun.next(at, |op| op.request.is_some())?;
+        self.begun.get(index)?.request
+    }
+}
+
+impl Unbound {
+    fn side(&self, way: Way) -> &Mutex<Side> {
+        if way == Way::Send { &self.sends } else { &self.recvs }
+    }
+
+    /// The part of its memory that an operation is about.
+    fn part(&self, offset: u64, len: u64) -> Result<Memory, Status> {
+        if offset.checked_add(len).is_none_or(|end| end > self.len) {
+            let text = format!(
+                "{len} bytes at offset {offset} of an unbound buffer of {} bytes, allowed are those within it",
+                self.len
+            );
+            return Err(Status::new(Code::OutOfRange, text));
+        }
+        Ok(Memory { addr: self.addr + offset, len, device: 0 })
+    }
+}
+
+/// An operation's share in its buffer, as the two words that its end is told with.
+struct Ticket {
+    unbound: Arc<Unbound>,
+    /// Its place among those under way.
+    number: u32,
+    way: Way,
+}
+
+impl Ticket {
+    fn words(self) -> Words {
+        let way = usize::from(self.way == Way::Recv);
+        [Arc::into_raw(self.unbound) as usize, (self.number as usize) << 1 | way]
+    }
+
+    /// # Safety
+    /// The words are of `words`, and this is the only call with them.
+    unsafe fn of([unbound, number]: Words) -> Ticket {
+        // SAFETY: by this function's contract, `words` has let go of one reference.
+        let unbound = unsafe { Arc::from_raw(unbound as *const Unbound) };
+        let way = if number & 1 == 0 { Way::Send } else { Way::Recv };
+        Ticket { unbound, number: (number >> 1) as u32, way }
+    }
+
+    fn end(self, end: MessageEnd) {
+        let mut side = self.unbound.side(self.way).lock();
+        side.begun.remove(self.number);
+        side.ended.push_back(end);
+    }
+}
+
+fn told(words: Words, end: &MessageEnd) {
+    // SAFETY: an operation ends once, and these are the words of its ticket.
+    unsafe { Ticket::of(words) }.end(end.clone());
+}
+
+impl Manager {
+    /// Makes an unbound buffer over memory of the host.
+    ///
+    /// # Safety
+    /// The memory stays valid until `unbound_destroy` has returned well, or the manager is gone.
+    pub unsafe fn unbound_create(&self, comm: u32, addr: u64, len: u64) -> Result<u64, Status> {
+        self.refuse_closing()?;
+        let mut kept = self.unbound.lock();
+        crate::room::grow(&mut kept.all, 1, "unbound buffers")?;
+        kept.last += 1;
+        let (id, (sends, recvs)) = (kept.last, Default::default());
+        kept.all.insert(id, Arc::new(Unbound { comm, addr, len, sends, recvs }));
+        Ok(id)
+    }
+
+    fn unbound(&self, id: u64) -> Result<Arc<Unbound>, Status> {
+        self.unbound.lock().all.get(&id).cloned().ok_or_else(|| unknown(id))
+    }
+
+    /// Sends a part of a buffer to a slot of a peer.
+    pub fn unbound_send(
+        &self,
+        id: u64,
+        to: Party,
+        slot: u64,
+        (offset, len): (u64, u64),
+        timeout: Timeout,
+    ) -> Result<(), Status> {
+        let unbound = self.unbound(id)?;
+        let memory = unbound.part(offset, len)?;
+        let envelope = Envelope { comm: unbound.comm, tag: slot };
+        let post = Post { to, envelope, extra: &Extra::default(), mode: Mode::Standard, timeout };
+        self.unbound_begin(unbound, Way::Send, |done| {
+            // SAFETY: within the buffer, which is valid until all its operations have ended.
+            let sending = unsafe { self.message_isend(&post, Where::Whole(memory), done) }?;
+            Ok(match sending {
+                Sending::Done => {
+                    let (result, extra) = (Ok(()), None);
+                    Begun::Ended(MessageEnd { result, party: to, envelope, len, extra })
+                }
+                Sending::Begun(request) => Begun::UnderWay(request),
+            })
+        })
+    }
+
+    /// Receives into a part of a buffer what comes first to a slot from one of these peers; of none: from anybody.
+    pub fn unbound_recv(
+        &self,
+        id: u64,
+        sources: Vec<Party>,
+        slot: u64,
+        (offset, len): (u64, u64),
+        timeout: Timeout,
+    ) -> Result<(), Status> {
+        let unbound = self.unbound(id)?;
+        let memory = unbound.part(offset, len)?;
+        let (comm, mask) = (unbound.comm, u64::MAX);
+        self.unbound_begin(unbound, Way::Recv, |done| {
+            let from = match *sources {
+                [] => Some(Party::ANY),
+                [one] => Some(one),
+                _ => None,
+            };
+            // SAFETY: within the buffer, which is valid until all its operations have ended.
+            let received = unsafe {
+                match from {
+                    Some(from) => {
+                        let wanted = Wanted { from, comm, tag: slot, mask };
+                        self.message_irecv(wanted, Where::Whole(memory), timeout, done)
+                    }
+                    None => {
+                        let envelope = Envelope { comm, tag: slot };
+                        let sources = Sources::new(sources);
+                        self.message_irecv_from(sources, envelope, memory, timeout, done)
+                    }
+                }
+            }?;
+            Ok(match received {
+                Received::Done(end) => Begun::Ended(end),
+                Received::Begun(request) => Begun::UnderWay(request),
+            })
+        })
+    }
+
+    /// Begins an operation of a buffer, whose end the buffer is told.
+    fn unbound_begin(
+        &self,
+        unbound: Arc<Unbound>,
+        way: Way,
+        begin: impl FnOnce(OnMessage) -> Result<Begun, Status>,
+    ) -> Result<(), Status> {
+        let (number, serial) = {
+            let mut side = unbound.side(way).lock();
+            if side.gone {
+                return Err(being_destroyed());
+            }
+            let under_way = side.begun.len() + 1;
+            crate::room::grow(&mut side.ended, under_way, "operations of an unbound buffer")?;
+            side.serial += 1;
+            let serial = side.serial;
+            let none = |_| crate::room::none(size_of::<UnderWay>(), "an operation");
+            (side.begun.insert(UnderWay { serial, request: None }).map_err(none)?, serial)
+        };
+        let words = Ticket { unbound: unbound.clone(), number, way }.words();
+        match begin(OnMessage::Plain(told, words)) {
+            Ok(Begun::UnderWay(request)) => {
+                let mut side = unbound.side(way).lock();
+                let gone = side.gone;
+                // It may have ended meanwhile, and another be in its place.
+                let waits = side.begun.get_mut(number).filter(|op| op.serial == serial);
+                let waits = waits.map(|op| op.request = Some(request)).is_some();
+                drop(side);
+                if gone && waits {
+                    // Who destroys the buffer did not find the request.
+                    let _ = self.message_cancel(request);
+                }
+                Ok(())
+            }
+            Ok(Begun::Ended(end)) => {
+                // SAFETY: an operation that ended in its call tells nobody else.
+                unsafe { Ticket::of(words) }.end(end);
+                self.tell_others();
+                Ok(())
+            }
+            Err(status) => {
+                // SAFETY: what was not begun tells nobody.
+                let ticket = unsafe { Ticket::of(words) };
+                ticket.unbound.side(way).lock().begun.remove(number);
+                Err(status)
+            }
+        }
+    }
+
+    /// Takes the end of a send, or of a receive; waits until there is one.
+    pub fn unbound_wait(&self, id: u64, way: Way, timeout: Timeout) -> Result<MessageEnd, Status> {
+        let call =
+            if way == Way::Send { "rdma_unbound_wait_send" } else { "rdma_unbound_wait_recv" };
+        self.refuse_inside(call)?;
+        let unbound = self.unbound(id)?;
+        let limit = match timeout {
+            Timeout::Default => Some(Duration::from_millis(self.config.timeout_ms)),
+            Timeout::After(limit) => Some(limit),
+            Timeout::Never => None,
+        };
+        let take = || {
+            let mut side = unbound.side(way).lock();
+            if side.gone {
+                return Some(Err(unknown(id)));
+            }
+            if std::mem::take(&mut side.aborted) {
+                let text = format!("unbound buffer {id}: the wait was aborted");
+                return Some(Err(Status::new(Code::Cancelled, text).because(Reason::Cancelled)));
+            }
+            let ended = side.ended.pop_front();
+            drop(side);
+            // At the manager's end whoever waits is woken, and looks once more.
+            ended.map(Ok).or_else(|| self.refuse_closing().err().map(Err))
+        };
+        let mut taken = take();
+        if taken.is_none() {
+            let waiter = Arc::new(Waiter::default());
+            self.waiting(|| {
+                self.block(&waiter, limit, || {
+                    taken = take();
+                    taken.is_some()
+                })
+            });
+        }
+        taken.unwrap_or_else(|| {
+            self.refuse_closing()?;
+            let what = if way == Way::Send { "no send ended" } else { "no receive ended" };
+            let time = limit.map_or_else(String::new, |l| format!(" within {}", seconds(l)));
+            let text = format!("unbound buffer {id}: {what}{time}");
+            Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
+        })
+    }
+
+    /// Ends of sends and of receives that could be taken at once. Drives progress once if there are none.
+    pub fn unbound_counts(&self, id: u64) -> Result<(u64, u64), Status> {
+        let unbound = self.unbound(id)?;
+        let counts = || {
+            let ended = |way| unbound.side(way).lock().ended.len() as u64;
+            (ended(Way::Send), ended(Way::Recv))
+        };
+        if counts() == (0, 0) && !self.inside_callback() {
+            self.turn();
+        }
+        Ok(counts())
+    }
+
+    /// The wait that is under way, or else the next one, returns.
+    pub fn unbound_abort(&self, id: u64, way: Way) -> Result<(), Status> {
+        self.unbound(id)?.side(way).lock().aborted = true;
+        self.tell_others();
+        Ok(())
+    }
+
+    /// Cancels what is under way and lets a buffer go. On return its memory is the caller's.
+    pub fn unbound_destroy(&self, id: u64) -> Result<(), Status> {
+        self.refuse_inside("rdma_unbound_destroy")?;
+        let unbound = self.unbound.lock().all.remove(&id).ok_or_else(|| unknown(id))?;
+        for way in [Way::Send, Way::Recv] {
+            unbound.side(way).lock().gone = true;
+            let mut at = 0;
+            // Not within the lock, which the ends take.
+            while let Some(request) = unbound.side(way).lock().next_request(&mut at) {
+                // It may have ended meanwhile.
+                let _ = self.message_cancel(request);
+            }
+        }
+        self.tell_others();
+        let free =
+            || [Way::Send, Way::Recv].iter().all(|&w| unbound.side(w).lock().begun.is_empty());
+        let waiter = Arc::new(Waiter::default());
+        self.waiting(|| while !free() && !self.block(&waiter, None, free) {});
+        Ok(())
+    }
+}
+
+enum Begun {
+    Ended(MessageEnd),
+    UnderWay(u64),
+}
+
+fn unknown(id: u64) -> Status {
+    Status::new(Code::NotFound, format!("unbound buffer {id} is not known, or was destroyed"))
+}
+
+fn being_destroyed() -> Status {
+    Status::new(Code::NotFound, "the unbound buffer is being destroyed")
+}
