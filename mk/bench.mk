@@ -1,6 +1,8 @@
 # Instructions per transfer: `make bench-instructions`. Five processes on two processors, beside ZeroMQ: `make bench-processes`.
 # Calls while a million receives are outstanding: `make bench-many`.
-.PHONY: bench-instructions bench-processes bench-many
+# Tagged messages, beside UCX and Open MPI: `make bench-msg`; writes docs/performance-messages.*.
+# Many ranks: `make bench-scale`; writes docs/scale.md.
+.PHONY: bench-instructions bench-processes bench-many bench-msg bench-scale
 bench-instructions: build
 	@bench/instructions $(BUILD)
 
@@ -9,4 +11,11 @@ bench-processes: build
 
 bench-many: build
 	@$(BUILD)/bench/rdma_many $(BENCH_ARGS)
+
+bench-msg: build
+	@bench/messages $(BUILD) $(BENCH_ARGS)
+
+bench-scale: build
+	@bench/scale $(BUILD) $(BENCH_ARGS)
+
 STAGES += instructions

@@ -1,7 +1,8 @@
-# Gloo's transport over the library (integrations/gloo): `make gloo`, `make test-gloo`, and a stage of `make test`.
+# Gloo's transport over the library (integrations/gloo): `make gloo`, `make test-gloo`, and a stage of `make test`;
+# `make bench-gloo` measures it beside Gloo's tcp and Open MPI, and writes docs/gloo.*.
 STAGES += gloo
 
-.PHONY: gloo test-gloo
+.PHONY: gloo test-gloo bench-gloo
 
 gloo: local
 	cmake -S integrations/gloo -B $(BUILD)/gloo -DCMAKE_PREFIX_PATH="$(abspath $(LOCAL))"
@@ -12,3 +13,6 @@ test: gloo
 
 test-gloo: gloo
 	@scripts/stage-gloo
+
+bench-gloo: gloo
+	@bench/gloo $(BUILD) $(BENCH_ARGS)

@@ -1,0 +1,141 @@
+/* Tagged messages in the measures of OSU's benchmarks: two processes, a core each. See bench/messages.
+   usage: rdma_messages PROVIDER thread|manual malloc|pool latency|stream BYTES WINDOW ROUNDS; prints microseconds of one */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <rdma_transport.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MOST = 256, REPLY = 4 };
+static rdma_mgr_t *mgr;
+static rdma_peer_t peer;
+static bool first; /* the one that sends in a stream, and measures */
+static char *out, *in;
+static size_t size;
+static int window;
+
+static void must(rdma_code_t code, const char *what) {
+  char why[512] = "";
+  if (code == RDMA_OK) return;
+  rdma_last_error(why, sizeof why);
+  fprintf(stderr, "rdma_messages: %s: %s: %s\n", what, rdma_code_name(code), why);
+  exit(1);
+}
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void say(size_t n) { must(rdma_msg_send(mgr, peer, 0, 1, out, n, NULL), "rdma_msg_send"); }
+static void hear(size_t n) {
+  must(rdma_msg_recv(mgr, peer, 0, 1, RDMA_MSG_TAG_MASK, in, n, NULL, NULL), "rdma_msg_recv");
+}
+
+/* osu_latency: half of a ping-pong. */
+static double latency(long total, long skip) {
+  double start = 0;
+  for (long i = 0; i < total; i++) {
+    if (i == skip) start = now();
+    if (first) say(size);
+    hear(size);
+    if (!first) say(size);
+  }
+  return (now() - start) / (double)(total - skip) / 2;
+}
+
+/* osu_bw, osu_mbw_mr of one pair: so many at once, whose arrival is answered before the next begin. */
+static double stream(long total, long skip) {
+  static rdma_msg_request_t requests[MOST];
+  double start = 0;
+  for (long i = 0; i < total; i++) {
+    size_t done;
+    if (i == skip) start = now();
+    for (int w = 0; w < window; w++) {
+      if (first) must(rdma_msg_isend(mgr, peer, 0, 1, out, size, NULL, &requests[w]), "rdma_msg_isend");
+      else must(rdma_msg_irecv(mgr, peer, 0, 1, RDMA_MSG_TAG_MASK, in, size, NULL, NULL, &requests[w]), "rdma_msg_irecv");
+    }
+    must(rdma_msg_wait(mgr, requests, (size_t)window, RDMA_MSG_ALL, 60000, NULL, NULL, &done), "rdma_msg_wait");
+    if (first) hear(REPLY);
+    else say(REPLY);
+  }
+  return (now() - start) / (double)(total - skip) / window;
+}
+
+static void *allocate(bool pool) {
+  size_t n = size < REPLY ? REPLY : size;
+  void *p = NULL;
+  if (pool) must(rdma_mem_alloc(mgr, n, &p), "rdma_mem_alloc");
+  else if (!(p = aligned_alloc(4096, (n + 4095) / 4096 * 4096))) exit(1);
+  memset(p, 1, n);
+  return p;
+}
+
+static void open_end(const char *provider, bool polls, int to, int from) {
+  char own[256] = "", other[256];
+  const char *name = first ? "first" : "second", *its = first ? "second" : "first";
+  rdma_mgr_options_t o;
+  cpu_set_t core;
+  CPU_ZERO(&core);
+  CPU_SET(first ? 0 : 1, &core);
+  if (sched_setaffinity(0, sizeof core, &core) != 0) perror("rdma_messages: pinning");
+  must(rdma_mgr_options_init(&o, sizeof o), "rdma_mgr_options_init");
+  o.name = name;
+  o.provider = provider;
+  o.progress = polls ? RDMA_PROGRESS_MANUAL : RDMA_PROGRESS_THREAD;
+  must(rdma_mgr_create(&o, &mgr), "rdma_mgr_create");
+  must(rdma_mgr_listen(mgr, "127.0.0.1:0", own, sizeof own, NULL), "rdma_mgr_listen");
+  if (write(to, own, sizeof own) != sizeof own || read(from, other, sizeof other) != sizeof other) exit(1);
+  must(rdma_mgr_add_peer(mgr, its, other), "rdma_mgr_add_peer");
+  must(rdma_peer_lookup(mgr, its, &peer), "rdma_peer_lookup");
+}
+
+static int usage(void) {
+  fputs("usage: rdma_messages PROVIDER thread|manual malloc|pool latency|stream BYTES WINDOW ROUNDS; prints microseconds of one\n", stderr);
+  return 2;
+}
+
+int main(int argc, char **argv) {
+  int down[2], up[2], status = 0;
+  if (argc != 8) return usage();
+  bool polls = strcmp(argv[2], "manual") == 0, pool = strcmp(argv[3], "pool") == 0, pings = strcmp(argv[4], "latency") == 0;
+  size = strtoul(argv[5], NULL, 10);
+  window = atoi(argv[6]);
+  long rounds = atol(argv[7]), skip = rounds / 10 + 4;
+  if (size < 1 || window < 1 || window > MOST || rounds < 1) return usage();
+  if (pipe(down) != 0 || pipe(up) != 0) return 1;
+  pid_t child = fork(); /* before there is a manager */
+  first = child != 0;
+  if (!first) prctl(PR_SET_PDEATHSIG, SIGKILL);
+  open_end(argv[1], polls, first ? down[1] : up[1], first ? up[0] : down[0]);
+  out = allocate(pool);
+  in = allocate(pool);
+  if (first) say(REPLY); /* connects */
+  hear(REPLY);
+  if (!first) say(REPLY);
+  double each = pings ? latency(skip + rounds, skip) : stream(skip + rounds, skip);
+  if (first) printf("%.4f\n", each * 1e6);
+  /* What was sent last is still to be told to the other end. */
+  if (first) say(REPLY);
+  hear(REPLY);
+  if (!first) say(REPLY);
+  if (pool) {
+    must(rdma_mem_free(mgr, out), "rdma_mem_free");
+    must(rdma_mem_free(mgr, in), "rdma_mem_free");
+  }
+  must(rdma_mgr_destroy(mgr), "rdma_mgr_destroy");
+  if (!pool) free(out), free(in);
+  if (!first) return 0;
+  waitpid(child, &status, 0);
+  return status ? 1 : 0;
+}
