@@ -163,6 +163,8 @@ pub struct Posted {
     open: HashMap<u32, Fifo>,
     /// Of the receives from some peers, whose `from` is [`Party::SOME`].
     sources: HashMap<u32, Sources>,
+    /// Receives that leave bits of the tag open, or name some peers: without them a look into one queue does.
+    unusual: usize,
     order: u64,
 }
 
@@ -178,6 +180,7 @@ impl Posted {
         };
         let Some(queue) = queue else { return Err(room::none(size_of::<Queue>(), "a receive")) };
         self.order += 1;
+        self.unusual += usize::from(wanted.is_unusual());
         if let Some(op) = ops.get_mut(index) {
             op.order = self.order;
             queue.push(ops, op_links, index);
@@ -203,6 +206,7 @@ impl Posted {
     pub fn remove(&mut self, ops: &mut Slab<Op>, index: u32) {
         let Some(op) = ops.get(index) else { return };
         let (wanted, envelope, links) = (op.wanted, op.envelope(), op.links);
+        self.unusual = self.unusual.saturating_sub(usize::from(wanted.is_unusual()));
         if wanted.from == Party::SOME {
             self.sources.remove(&index);
         }
@@ -222,15 +226,12 @@ impl Posted {
     /// The receive that has waited longest of those that accept this message; it leaves.
     #[inline(always)]
     pub fn take(&mut self, ops: &mut Slab<Op>, sender: Party, envelope: Envelope) -> Option<u32> {
-        if !self.open.is_empty() {
+        if self.unusual > 0 {
             return self.take_of_either(ops, sender, envelope);
         }
         let many = self.exact.are_many();
         let queue = self.exact.find(envelope)?;
-        let (_, index, links) = first(queue, ops, &self.sources, sender, envelope)?;
-        if !self.sources.is_empty() {
-            self.sources.remove(&index);
-        }
+        let (_, index, links) = first(queue, ops, |_, w| w.accepts(sender, envelope))?;
         queue.remove(ops, op_links, index, links);
         if many && queue.is_empty() {
             self.exact.forget(envelope);
@@ -238,7 +239,7 @@ impl Posted {
         Some(index)
     }
 
-    /// The same where some receives leave bits of the tag open.
+    /// The same where some receives leave bits of the tag open, or name peers.
     #[inline(never)]
     fn take_of_either(
         &mut self,
@@ -246,7 +247,12 @@ impl Posted {
         sender: Party,
         envelope: Envelope,
     ) -> Option<u32> {
-        let first = |queue: Option<&Fifo>| first(queue?, ops, &self.sources, sender, envelope);
+        let some = |index: u32| self.sources.get(&index).is_some_and(|some| some.have(sender));
+        let accepts = |index: u32, wanted: &Wanted| match wanted.from {
+            Party::SOME => wanted.is_for(envelope) && some(index),
+            _ => wanted.accepts(sender, envelope),
+        };
+        let first = |queue: Option<&Fifo>| first(queue?, ops, accepts);
         let exact = first(self.exact.find(envelope).as_deref());
         let open = first(self.open.get(&envelope.comm));
         let older = |a: &(u64, u32, Links), b: &(u64, u32, Links)| a.0.cmp(&b.0);
@@ -261,26 +267,16 @@ impl Posted {
 fn first(
     queue: &Fifo,
     ops: &Slab<Op>,
-    sources: &HashMap<u32, Sources>,
-    sender: Party,
-    envelope: Envelope,
+    accepts: impl Fn(u32, &Wanted) -> bool,
 ) -> Option<(u64, u32, Links)> {
     let mut at = queue.first();
     while let Some((index, op)) = at.and_then(|i| Some((i, ops.get(i)?))) {
-        let from = op.wanted.from;
-        if op.wanted.is_for(envelope)
-            && (from.accepts(sender) || from == Party::SOME && has(sources, index, sender))
-        {
+        if accepts(index, &op.wanted) {
             return Some((op.order, index, op.links));
         }
         at = op.links.next();
     }
     None
-}
-
-#[cold]
-fn has(sources: &HashMap<u32, Sources>, index: u32, sender: Party) -> bool {
-    sources.get(&index).is_some_and(|some| some.have(sender))
 }
 
 /// Where the content of a message that waits is.
