@@ -35,7 +35,7 @@
  *
  * Environment. These variables override the options of every manager; a wrong value fails
  * rdma_mgr_create: RDMA_PROVIDER (auto, loopback, shm, ibverbs, tcp), RDMA_PROTOCOL (auto, eager,
- * put, get), RDMA_LISTEN, RDMA_AUTH_SECRET_FILE, RDMA_BUSY_POLL_US, RDMA_TIMEOUT_MS,
+ * put, get, persistent), RDMA_LISTEN, RDMA_AUTH_SECRET_FILE, RDMA_BUSY_POLL_US, RDMA_TIMEOUT_MS,
  * RDMA_PEER_TIMEOUT_MS, RDMA_LOG (error, warn, info, debug), RDMA_TRACE, RDMA_SHM_COPY (pool, cma, ring), RDMA_DEVICE,
  * RDMA_DEVICE_PORT, RDMA_GID_INDEX, RDMA_QP_PKEY_INDEX, RDMA_QP_QUEUE_DEPTH, RDMA_QP_TIMEOUT,
  * RDMA_QP_RETRY_COUNT, RDMA_QP_SL, RDMA_QP_MTU, RDMA_TRAFFIC_CLASS, RDMA_MAX_REGION. An empty one
@@ -238,6 +238,11 @@
  * Protocol: RDMA read by the receiver.
  */
 #define RDMA_PROTOCOL_DIRECT_GET 4
+
+/**
+ * Protocol: by way of a registered buffer of the tensor's name at either end, which lasts.
+ */
+#define RDMA_PROTOCOL_PERSISTENT 5
 
 /**
  * Progress: the library's own thread (default).

@@ -72,6 +72,8 @@ pub enum Protocol {
     DirectPut = 3,
     /// RDMA read by the receiver.
     DirectGet = 4,
+    /// TensorFlow's first design: by way of a buffer that lasts, one of each name at either end.
+    Persistent = 5,
 }
 
 /// What carried a transfer.

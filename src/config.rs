@@ -329,7 +329,7 @@ mod tests {
         assert!(error(|c| c.name = "a\0b".into()).contains("NUL"));
         assert!(error(|c| c.secret = Some(vec![])).contains("is 0, allowed are 1 to 4096"));
         assert!(error(|c| c.protocol = 1).contains("protocol is 1, allowed are 0 (auto)"));
-        assert!(error(|c| c.protocol = 5).contains("protocol is 5"));
+        assert!(error(|c| c.protocol = 6).contains("protocol is 6"));
         assert!(error(|c| c.timeout_ms = 0).contains("timeout_ms is 0, allowed are 1 to"));
         assert!(error(|c| c.timeout_ms = u64::MAX).contains("timeout_ms is 18446744073709551615"));
         assert!(error(|c| c.peer_timeout_ms = u64::MAX).contains("allowed are 0 to"));

@@ -52,6 +52,10 @@ pub const OWED_CONTENT: usize = 1 << 20;
 pub const CACHE_BYTES: usize = 16 << 20;
 /// Tensors that wait to be taken.
 pub const TENSORS: usize = 1 << 20;
+/// Bytes of buffers by which named tensors come in; each in whole pages.
+pub const BUFFER_BYTES_ALL: usize = 256 << 20;
+/// The same of one connection.
+pub const BUFFER_BYTES: usize = BUFFER_BYTES_ALL / 2;
 /// Aborted steps that are remembered.
 pub const ABORTED_STEPS: usize = 65_536;
 
@@ -262,6 +266,19 @@ pub const LIMITS: &[Limit] = &[
         Bytes(CACHE_BYTES),
         Follows,
         "the entry not used for longest goes",
+    ),
+    limit(
+        "persistent buffers that peers asked for, in whole pages",
+        Bytes(BUFFER_BYTES),
+        Bytes(BUFFER_BYTES_ALL),
+        "those not used for longest are called back; until they come, content goes another way. A connection that \
+         has more than what is left for all counts as at its bound",
+    ),
+    limit(
+        "persistent buffers of what is sent",
+        Follows,
+        Bytes(BUFFER_BYTES_ALL),
+        "the one not used for longest goes",
     ),
     limit("aborted steps", Follows, Number(ABORTED_STEPS), "the oldest is forgotten"),
     limit(

@@ -56,6 +56,20 @@
 //! | the end of a copy | no | `proxies_on_both_sides`, `copies_fail`, `tensors_of_devices` | no | no | no: the copy keeps it |
 //! | the end of a WRITE | no | no | no | `a_send_ends_with_the_last_of_its_writes`, `lost_after_the_last_write_and_before_its_completion` | no |
 //!
+//! # A persistent buffer
+//!
+//! Each state of a transfer by a buffer (asked for, busy, filled, written, its memory asked for, its checksum computed, emptied) ×
+//! cancel, deadline, abort, cleanup, loss, disconnect, shut down, reclaim of destination and source is in `persistent`,
+//! as EVENT_while_STATE. And × what else happens to it:
+//!
+//! | Event | none, asked for | idle | busy | called back |
+//! |---|---|---|---|---|
+//! | a tensor | `the_first_tensor_asks_for_a_buffer_and_the_next_use_it` | the same, `metadata_that_changes_is_told_with_the_write` | `a_busy_buffer_keeps_the_next_tensor_of_its_name_waiting` | `a_buffer_that_is_called_back_while_it_is_busy_goes_when_it_is_idle` |
+//! | a longer one | the same | `a_tensor_that_grew_asks_for_a_longer_buffer` | it waits | no: the buffer is a new one |
+//! | no room | `what_is_longer_than_the_bound_goes_another_way`, `no_memory_for_a_buffer_is_no_error` | `the_sender_gives_up_what_it_did_not_use_for_longest` | it stays | `the_receiver_calls_back_what_was_not_used_for_longest` |
+//! | a copy or a write fails | no | no | `copies_into_and_out_of_a_buffer_fail`, `a_write_to_a_buffer_that_fails_costs_the_buffer`, `a_buffer_in_which_the_content_changed_is_used_again` | no |
+//! | what nobody of good will says | `buffer_response_that_was_not_asked_for_ends_the_connection`, `buffer_free_for_what_was_not_given_ends_the_connection`, `requests_for_very_long_and_very_many_buffers_are_refused` | `buffer_idle_for_what_is_not_busy_ends_the_connection`, `tensor_write_of_more_than_the_buffer_takes_ends_the_connection` | `tensor_write_to_a_busy_buffer_ends_the_connection`, `a_buffer_that_is_freed_while_it_is_emptied_stays_until_it_is` | no |
+//!
 //! # A channel
 //!
 //! | Event | not open here | open | out of credits | ended |
@@ -115,6 +129,8 @@ mod ops;
 mod pairs;
 #[path = "scenarios/peers.rs"]
 mod peers;
+#[path = "scenarios/persistent.rs"]
+mod persistent;
 #[path = "scenarios/responses.rs"]
 mod responses;
 #[path = "scenarios/script.rs"]

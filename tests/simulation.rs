@@ -121,6 +121,7 @@ fn seeds_reach_the_hard_cases() {
         "received DirectPut",
         "received Eager",
         "received Local",
+        "received Persistent",
         "refused operation",
         "send Aborted StepAborted",
         "send Cancelled Cancelled",

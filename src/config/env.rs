@@ -267,7 +267,7 @@ mod tests {
             ("RDMA_TRAFFIC_CLASS", "1.5", "0 to 255"),
             ("RDMA_MAX_REGION", "4095", "4096 to"),
             ("RDMA_PROVIDER", "rdma", "auto, loopback, shm, ibverbs, tcp"),
-            ("RDMA_PROTOCOL", "local", "auto, eager, put, get"),
+            ("RDMA_PROTOCOL", "local", "auto, eager, put, get, persistent"),
             ("RDMA_LISTEN", "nowhere", "host:port"),
             ("RDMA_BUSY_POLL_US", "-1", "0 to 60000000"),
             ("RDMA_TIMEOUT_MS", "0", "1 to"),

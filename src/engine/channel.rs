@@ -16,9 +16,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::Fx;
 use super::claim::Probe;
 use super::front::message::flow::Flow;
+use super::front::rendezvous::names::Names;
 use super::owing::Owing;
 use super::queue::{Pending, Queue};
 use super::seal::{Seal, TRAILER};
+use super::transfer::buffers::Share;
 use crate::api::Meta;
 use crate::fabric::{Caps, Mem, PostError, Remote};
 use crate::limits::{ASKS, OWED_BYTES, OWED_BYTES_ALL, OWED_CONTENT, POSTS};
@@ -112,6 +114,10 @@ pub struct Channel {
     pub broken: Option<Status>,
     /// How much may be sent of tagged messages.
     pub flow: Flow,
+    /// Buffers by which tensors go, by key.
+    pub(super) names: Names,
+    /// What was given to the peer as buffers, and whether it is asked for such.
+    pub buffers: Share,
     credits: u32,
     consumed: u32,
     quantum: u32,
@@ -154,6 +160,8 @@ impl Channel {
             seal: None,
             broken: None,
             flow: Flow::default(),
+            names: Names::default(),
+            buffers: Share::default(),
             credits: INITIAL_CREDITS,
             consumed: 0,
             quantum: depth / 2,

@@ -3,7 +3,9 @@
 use super::channel::{ChanId, Channel};
 use super::front::message::Heard;
 use super::{Engine, Fx, OWED_BYTES_ALL, WR_IMM, WR_KIND, WR_REQUEST, WR_RESPONSE, WR_SLOT, seal};
-use crate::protocol::message::{self, IMM_ACK, IMM_MESSAGE, IMM_SLOT, IMM_SLOT_LAST, Message};
+use crate::protocol::message::{
+    self, IMM_ACK, IMM_BUFFER, IMM_BUFFER_LAST, IMM_MESSAGE, IMM_SLOT, IMM_SLOT_LAST, Message,
+};
 use crate::status::{Code, Status};
 
 impl Engine {
@@ -70,6 +72,9 @@ impl Engine {
                 self.on_re_request(fx, ch, response, dst, len)
             }
             Message::Error { index, code, text } => self.on_error(fx, ch, index, code, text),
+            Message::ContentDone { index: imm @ IMM_BUFFER..=IMM_BUFFER_LAST, checksum } => {
+                self.on_buffer_full(fx, ch, imm, Some(checksum))
+            }
             Message::ContentDone { index, checksum } => {
                 self.on_written(fx, ch, index, Some(checksum))
             }
@@ -96,6 +101,7 @@ impl Engine {
             Message::MsgWithdraw { number, sync } => self.on_msg_withdraw(fx, ch, number, sync),
             Message::MsgWithdrawn { number, sync } => self.on_msg_withdrawn(fx, ch, number, sync),
             Message::Pair(m) => self.on_pair(fx, ch, m),
+            Message::Buffer(m) => self.on_buffer(fx, ch, m),
             // A fragment inside a reassembled message.
             Message::Fragment { .. } => self.violation(ch, Status::invalid("nested fragments")),
         }
@@ -113,6 +119,7 @@ impl Engine {
             IMM_ACK => channel.on_ack(),
             IMM_MESSAGE => {}
             IMM_SLOT..=IMM_SLOT_LAST => self.on_slot_written(fx, ch, imm),
+            IMM_BUFFER..=IMM_BUFFER_LAST => self.on_buffer_full(fx, ch, imm, None),
             index => self.on_written(fx, ch, index, None),
         }
         self.settle(fx, ch);

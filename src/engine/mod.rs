@@ -59,6 +59,7 @@ use known::Peers;
 pub use planted::Planted;
 pub use reclaim::Range;
 use slab::Slab;
+use transfer::buffers::Buffers;
 use transfer::choose::Room;
 use transfer::inbound::Request;
 use transfer::outbound::Response;
@@ -117,6 +118,8 @@ pub struct Settings {
     pub guest_descriptors: usize,
     /// Most bytes that are copied at a time in or out of memory in pieces; see [`layout::FRAGMENT`].
     pub fragment: u32,
+    /// Bytes of buffers that last, for tensors that go out, and again for those that come in.
+    pub buffers: u64,
 }
 
 impl Settings {
@@ -139,7 +142,7 @@ impl Settings {
     #[inline]
     fn exposes(&self, len: u64, eager_max: u64) -> bool {
         match self.protocol {
-            Protocol::DirectGet => false,
+            Protocol::DirectGet | Protocol::Persistent => false,
             Protocol::DirectPut => len > 0,
             _ => len > eager_max,
         }
@@ -174,6 +177,7 @@ pub struct Engine {
     /// Apart: a manager is to fit a page.
     messages: Box<Messages>,
     pairs: Box<Pairs>,
+    buffers: Box<Buffers>,
     kept: HashMap<u64, Kept>,
     devices: Vec<Arc<dyn DeviceOps>>,
     source: Option<SourceFn>,
@@ -215,6 +219,7 @@ impl Engine {
             table: Table::new(),
             messages: Box::new(Messages::new()),
             pairs: Box::new(Pairs::new()),
+            buffers: Box::default(),
             kept: HashMap::default(),
             devices: Vec::new(),
             source: None,

@@ -307,7 +307,9 @@ impl Engine {
             self.close_source(fx, i);
         }
         self.close_pairs_windows(fx, ch);
+        self.close_buffers(fx, ch);
         fx.end_channel(ch);
+        self.drop_buffers(fx, ch);
         at = 0;
         while let Some(i) = self.requests.next(&mut at, |r| r.ch == Some(ch)) {
             #[cfg(feature = "planted")]

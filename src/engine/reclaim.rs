@@ -169,7 +169,7 @@ impl Engine {
             let status = range.status(&r.named, "the tensor");
             let ch = r.asked.to.ch;
             match &mut r.state {
-                RState::Ready | RState::Told | RState::Deferred => {
+                RState::Ready | RState::Buffering(_) | RState::Told | RState::Deferred => {
                     self.undeliverable(fx, index, status);
                     self.settle(fx, ch);
                 }

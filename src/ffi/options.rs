@@ -227,10 +227,11 @@ unsafe fn ib_config(c: &rdma_mgr_options) -> Result<IbConfig, Status> {
 
 fn protocol(number: i32) -> Result<u32, Status> {
     match u32::try_from(number) {
-        Ok(n) if n <= RDMA_PROTOCOL_DIRECT_GET && n != RDMA_PROTOCOL_LOCAL => Ok(n),
+        Ok(n) if n <= RDMA_PROTOCOL_PERSISTENT && n != RDMA_PROTOCOL_LOCAL => Ok(n),
         _ => Err(Status::invalid(format!(
             "options.protocol is {number}, allowed are 0 (RDMA_PROTOCOL_AUTO), 2 \
-             (RDMA_PROTOCOL_EAGER), 3 (RDMA_PROTOCOL_DIRECT_PUT), 4 (RDMA_PROTOCOL_DIRECT_GET)"
+             (RDMA_PROTOCOL_EAGER), 3 (RDMA_PROTOCOL_DIRECT_PUT), 4 (RDMA_PROTOCOL_DIRECT_GET), 5 \
+             (RDMA_PROTOCOL_PERSISTENT)"
         ))),
     }
 }

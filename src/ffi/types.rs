@@ -83,6 +83,8 @@ pub const RDMA_PROTOCOL_EAGER: u32 = 2;
 pub const RDMA_PROTOCOL_DIRECT_PUT: u32 = 3;
 /// Protocol: RDMA read by the receiver.
 pub const RDMA_PROTOCOL_DIRECT_GET: u32 = 4;
+/// Protocol: by way of a registered buffer of the tensor's name at either end, which lasts.
+pub const RDMA_PROTOCOL_PERSISTENT: u32 = 5;
 
 /// Progress: the library's own thread (default).
 pub const RDMA_PROGRESS_THREAD: i32 = 0;

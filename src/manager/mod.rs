@@ -519,6 +519,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         max_waiting_bytes_all: limits::WAITING_BYTES_ALL,
         guest_descriptors: limits::guest_descriptors(),
         fragment: crate::engine::layout::FRAGMENT,
+        buffers: limits::BUFFER_BYTES_ALL as u64,
     };
     let pool = Pool::new(sys::physical_memory());
     if adapters.iter().flatten().any(|a| !a.caps().windows) {

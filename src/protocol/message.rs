@@ -9,9 +9,11 @@ use crate::fabric::keys::{Keys, Place};
 use crate::status::Status;
 use crate::wire::Reader;
 
+mod buffers;
 mod pairs;
 mod usual;
 
+pub use buffers::{BufferMessage, IMM_BUFFER, IMM_BUFFER_LAST};
 pub use pairs::{IMM_SLOT, IMM_SLOT_LAST, PairMessage};
 pub use usual::{
     MSG_HEAD, Short, UsualMeta, UsualRequest, usual_content, usual_msg, usual_msg_head,
@@ -275,6 +277,8 @@ pub enum Message<'a> {
     MsgWithdrawn { number: u32, sync: bool },
     /// Between the ends of a pair.
     Pair(PairMessage<'a>),
+    /// About a buffer that lasts.
+    Buffer(BufferMessage),
 }
 
 fn put_header(out: &mut Vec<u8>, kind: u8, flags: u8) {
@@ -394,6 +398,7 @@ pub fn head_len(message: &Message<'_>) -> usize {
             Message::Msg { extra, .. } => extra.cost() as usize,
             Message::MsgGrant { dst, .. } => place(dst),
             Message::Pair(m) => 12 * m.regions(),
+            Message::Buffer(m) => m.more(),
             _ => 0,
         }
 }
@@ -534,6 +539,7 @@ pub fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
         Message::MsgWithdraw { number, sync } => put_number(out, MSG_WITHDRAW, *sync, *number),
         Message::MsgWithdrawn { number, sync } => put_number(out, MSG_WITHDRAWN, *sync, *number),
         Message::Pair(m) => pairs::put(out, m),
+        Message::Buffer(m) => buffers::put(out, m),
     }
 }
 
@@ -670,6 +676,7 @@ pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
         MSG_WITHDRAW => Message::MsgWithdraw { number: r.u32()?, sync: flags & F_SYNC != 0 },
         MSG_WITHDRAWN => Message::MsgWithdrawn { number: r.u32()?, sync: flags & F_SYNC != 0 },
         pairs::FIRST..=pairs::LAST => pairs::get(&mut r, kind, flags)?,
+        buffers::FIRST..=buffers::LAST => buffers::get(&mut r, kind, flags)?,
         other => return Err(Status::invalid(format!("message type {other} is not known"))),
     };
     Ok((message, credits))

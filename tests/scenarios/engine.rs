@@ -270,6 +270,16 @@ impl Stage {
         engine.peers().fold((0, 0), |(n, bytes), p| (n + p.waiting, bytes + p.waiting_bytes))
     }
 
+    /// Persistent buffers of a node that are in nobody's hands, and those of them that it gave to its peer.
+    pub fn buffers_kept(&self, node: usize) -> usize {
+        let held = self.engines[node].as_ref().map_or([(0, 0); 2], |e| e.buffers_held());
+        held[0].0 + held[1].0
+    }
+
+    pub fn buffers_given(&self, node: usize) -> usize {
+        self.engines[node].as_ref().map_or(0, |e| e.buffers_held()[1].0)
+    }
+
     /// A message operation has ended.
     pub fn message_ended(&mut self, node: usize, op: u32) {
         self.engines[node].as_mut().unwrap().message_ended(op);

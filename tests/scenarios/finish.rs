@@ -23,6 +23,8 @@ impl Stage {
             }
         }
         self.run();
+        let kept: usize = [0, 1].map(|node| self.buffers_kept(node)).iter().sum();
+        assert_eq!(kept, 0, "persistent buffers outlive their connection");
         self.nothing_left("when both have ended");
     }
 
@@ -37,8 +39,12 @@ impl Stage {
             let who = self.w.who(node);
             assert_eq!(self.outstanding(node), [0; 4], "node {node} {when}");
             assert_eq!(self.owes(node), (0, 0), "node {node} owes {when}");
-            assert_eq!(self.w.mem.library_live(who), [""; 0], "buffers left {when}");
-            assert_eq!(self.w.mem.owned_open(who), 0, "windows left open {when}");
+            let kept = self.buffers_kept(node);
+            let live = self.w.mem.library_live(who);
+            assert_eq!(live.len(), kept, "{live:?}: buffers left {when}, {kept} are persistent");
+            let windows =
+                if self.w.nodes[node].caps.windows { self.buffers_given(node) } else { 0 };
+            assert_eq!(self.w.mem.owned_open(who), windows, "windows left open {when}");
             assert!(!self.has_pending(node), "node {node}: posts wait {when}");
             let (begun, ended) = (self.w.nodes[node].recvs_begun, self.w.nodes[node].recvs_ended);
             assert_eq!(begun, ended, "node {node}: receives begun and ended {when}");

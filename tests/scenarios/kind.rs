@@ -1,6 +1,8 @@
 //! What is on its way, by kind. The one place that looks into messages.
 
-use rdma_transport::protocol::message::{self, Content, IMM_ACK, Message, PairMessage};
+use rdma_transport::protocol::message::{
+    self, BufferMessage, Content, IMM_ACK, Message, PairMessage,
+};
 use rdma_transport::status::Status;
 
 use super::common::net::Op;
@@ -41,6 +43,12 @@ pub enum Kind {
     SlotClosed,
     SlotDone,
     SlotChecked,
+    BufferRequest,
+    BufferResponse,
+    BufferIdle,
+    TensorWrite,
+    BufferRecall,
+    BufferFree,
     /// A write that says that the content is there.
     Imm,
     /// A write that returns credits.
@@ -96,6 +104,14 @@ pub fn kind(bytes: &[u8]) -> Kind {
             PairMessage::Done { .. } => Kind::SlotDone,
             PairMessage::Checked { .. } => Kind::SlotChecked,
         },
+        Ok((Message::Buffer(m), _)) => match m {
+            BufferMessage::Request { .. } => Kind::BufferRequest,
+            BufferMessage::Response { .. } => Kind::BufferResponse,
+            BufferMessage::Idle { .. } => Kind::BufferIdle,
+            BufferMessage::Write { .. } => Kind::TensorWrite,
+            BufferMessage::Recall { .. } => Kind::BufferRecall,
+            BufferMessage::Free { .. } => Kind::BufferFree,
+        },
         Err(_) => Kind::Garbage,
     }
 }
@@ -133,6 +149,32 @@ pub fn index(bytes: &[u8]) -> u32 {
 /// Whether content brings its metadata along.
 pub fn tells_metadata(bytes: &[u8]) -> bool {
     matches!(decode(bytes), Ok((Message::Content(Content { meta: Some(_), .. }), _)))
+}
+
+/// A message about a buffer.
+pub fn about_a_buffer(m: BufferMessage) -> Vec<u8> {
+    let mut out = Vec::new();
+    message::encode(&Message::Buffer(m), &mut out);
+    out
+}
+
+/// Of a TENSOR_WRITE the receiver's number of the buffer, of a BUFFER_IDLE the sender's.
+pub fn number_of_buffer(bytes: &[u8]) -> u32 {
+    match decode(bytes) {
+        Ok((Message::Buffer(BufferMessage::Write { buffer, .. }), _)) => buffer,
+        Ok((Message::Buffer(BufferMessage::Idle { number }), _)) => number,
+        _ => panic!("it is about no buffer"),
+    }
+}
+
+/// Where the buffer lies that this gives.
+pub fn place_of_buffer(bytes: &[u8]) -> u64 {
+    match decode(bytes) {
+        Ok((Message::Buffer(BufferMessage::Response { given: Some((_, place, _)), .. }), _)) => {
+            place.addr
+        }
+        _ => panic!("it gives no buffer"),
+    }
 }
 
 /// A request without a destination.

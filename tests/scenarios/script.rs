@@ -108,6 +108,7 @@ fn setup(windows: bool) -> Setup {
         max_waiting_bytes_all: 1 << 31,
         guest_descriptors: 1000,
         fragment: 300,
+        buffers: 64 << 10,
     };
     Setup {
         caps: [caps.clone(), caps],

@@ -2,6 +2,7 @@
 
 use super::common::net::{Life, NetEvent, Op};
 use super::kind::{self, Kind};
+use super::script::{R, S};
 use super::stage::Stage;
 
 impl Stage {
@@ -16,6 +17,23 @@ impl Stage {
         self.arrived.iter().filter(|(n, k, _)| (*n, *k) == (node, kind)).count()
     }
 
+    /// The last message of this kind that a node sent.
+    fn last(&self, node: usize, kind: Kind) -> &[u8] {
+        let last = self.arrived.iter().rfind(|(n, k, _)| (*n, *k) == (node, kind));
+        &last.expect("nothing of this kind arrived").2
+    }
+
+    /// The numbers of the buffer that was used last: the sender's, the receiver's.
+    pub fn numbers_of_buffer(&self) -> (u32, u32) {
+        let (idle, write) = (self.last(R, Kind::BufferIdle), self.last(S, Kind::TensorWrite));
+        (kind::number_of_buffer(idle), kind::number_of_buffer(write))
+    }
+
+    /// Where the last buffer lies that a node gave.
+    pub fn given_to(&self, node: usize) -> u64 {
+        kind::place_of_buffer(self.last(node, Kind::BufferResponse))
+    }
+
     /// The next operation of a node takes effect though it is held, or a part of it; and is seen.
     pub fn step(&mut self, node: usize) {
         let conn = self.conn();
@@ -26,8 +44,7 @@ impl Stage {
 
     /// The last message of this kind that a node sent arrives again.
     pub fn repeat(&mut self, node: usize, kind: Kind) {
-        let last = self.arrived.iter().rfind(|(n, k, _)| (*n, *k) == (node, kind));
-        let bytes = last.expect("nothing of this kind arrived").2.clone();
+        let bytes = self.last(node, kind).to_vec();
         self.inject(node, bytes);
     }
 

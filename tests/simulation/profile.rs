@@ -73,7 +73,8 @@ impl Profile {
         let read = rng.percent(60);
         let checksum = rng.percent(30);
         let tolerate_dup_recv = rng.percent(30);
-        let forced = [Protocol::Eager, Protocol::DirectPut, Protocol::DirectGet];
+        let forced =
+            [Protocol::Eager, Protocol::DirectPut, Protocol::DirectGet, Protocol::Persistent];
         let protocol = if rng.percent(30) { rng.pick(&forced) } else { Protocol::Auto };
         let provider = if windows { ProviderKind::Shm } else { ProviderKind::Ibverbs };
         let (timeout, peer_timeout) = match quiet {
@@ -109,6 +110,7 @@ impl Profile {
                 max_waiting_bytes_all: 1 << 31,
                 guest_descriptors: 1000,
                 fragment: 4096,
+                buffers: rng.pick(&[0, 16 << 10, 1 << 20]),
             };
             per_node.push((caps, settings));
         }

@@ -27,6 +27,8 @@ pub struct Facts {
     pub any_meta: bool,
     /// The receiver can read the source.
     pub can_read: bool,
+    /// It has a name, and there may be a buffer of that name.
+    pub buffers: bool,
     /// Forced by option or `RDMA_PROTOCOL`.
     pub forced: Protocol,
 }
@@ -45,6 +47,8 @@ pub enum Choice {
     OfferGet,
     /// Metadata alone: the receiver allocates and asks again.
     TellMeta,
+    /// By the buffers of its name.
+    Persist,
 }
 
 /// Whether content rides in the response: the first question of [`select`], and mostly the last.
@@ -53,7 +57,7 @@ pub fn is_eager(nbytes: u64, room: Room, forced: Protocol) -> bool {
     nbytes == 0
         || match forced {
             Protocol::Eager => nbytes <= room.message,
-            Protocol::DirectPut | Protocol::DirectGet => false,
+            Protocol::DirectPut | Protocol::DirectGet | Protocol::Persistent => false,
             _ => nbytes <= room.eager,
         }
 }
@@ -62,6 +66,9 @@ pub fn is_eager(nbytes: u64, room: Room, forced: Protocol) -> bool {
 pub fn select(f: Facts) -> Choice {
     if is_eager(f.nbytes, f.room, f.forced) {
         return Choice::Eager;
+    }
+    if f.forced == Protocol::Persistent && f.buffers {
+        return Choice::Persist;
     }
     let fits = match f.dst_len {
         Some(len) => (f.meta_known && len == f.nbytes) || (f.any_meta && len >= f.nbytes),
@@ -84,6 +91,7 @@ mod tests {
         meta_known: true,
         any_meta: false,
         can_read: true,
+        buffers: true,
         forced: Protocol::Auto,
     };
 
@@ -106,6 +114,16 @@ mod tests {
             (
                 Facts { forced: Protocol::DirectPut, nbytes: 8, dst_len: None, ..BASE },
                 Choice::TellMeta,
+            ),
+            (Facts { forced: Protocol::Persistent, nbytes: 0, ..BASE }, Choice::Eager),
+            (Facts { forced: Protocol::Persistent, nbytes: 8, ..BASE }, Choice::Persist),
+            (
+                Facts { forced: Protocol::Persistent, buffers: false, ..BASE },
+                Choice::Put { tell: false },
+            ),
+            (
+                Facts { forced: Protocol::Persistent, buffers: false, dst_len: None, ..BASE },
+                Choice::OfferGet,
             ),
             (Facts { forced: Protocol::Eager, nbytes: 12000, ..BASE }, Choice::Eager),
             (

@@ -237,6 +237,7 @@ impl Engine {
         result: Result<(), Status>,
         inline: bool,
     ) {
+        self.leave_buffer(index);
         let Some(r) = self.responses.get_mut(index) else { return };
         let (ch, peer, source) = (r.asked.to.ch, r.peer, r.source.take());
         let of = self.responses.get(index).map(|r| &r.named);
@@ -247,7 +248,10 @@ impl Engine {
             fx.close(ch, window);
         }
         if let Some(staged) = source.staged.take() {
-            fx.free(staged);
+            match source.buffer {
+                Some(buffer) => self.buffer_written_from(fx, buffer, staged),
+                None => fx.free(staged),
+            }
         }
         let elapsed_ns = fx.now().saturating_sub(source.started);
         let (tensor, protocol) = (&source.tensor, source.protocol);

@@ -16,6 +16,8 @@ pub(in crate::engine) struct Landing {
     pub window: Option<Window>,
     /// A registered proxy, copied to the destination afterwards.
     pub staged: Option<Buffer>,
+    /// That is the memory of this buffer, which lasts.
+    pub buffer: Option<u32>,
 }
 
 /// Content that goes in several legs, since memory of either end lies in pieces; see `protocols::legs`.
@@ -33,8 +35,13 @@ pub(in crate::engine) struct Legs {
 pub(in crate::engine) enum AfterAlloc {
     Request,
     Eager(Vec<u8>),
-    Meta { response: u32, source: Option<Place> },
+    Meta {
+        response: u32,
+        source: Option<Place>,
+    },
     Local(Sent),
+    /// The content is in a buffer.
+    Buffered,
 }
 
 pub(in crate::engine) enum State {

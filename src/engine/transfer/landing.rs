@@ -103,6 +103,7 @@ impl Engine {
             (AfterAlloc::Request, Some(_)) if no_memory => self.distrust_cache(fx, index),
             (_, Some(status)) => self.fail(fx, index, status),
             (AfterAlloc::Request, None) => self.submit(fx, index),
+            (AfterAlloc::Buffered, None) => self.arrived(fx, index),
             (AfterAlloc::Eager(bytes), None) => self.deliver(fx, index, &bytes),
             (AfterAlloc::Meta { response, source }, None) => {
                 self.after_meta(fx, index, response, source)
@@ -126,7 +127,8 @@ impl Engine {
             match fx.open(ch, r.dst, len, access) {
                 Ok(window) => {
                     let window = Some(window);
-                    r.landing = Some(Landing { addr: r.dst, len, window, staged: None });
+                    r.landing =
+                        Some(Landing { addr: r.dst, len, window, staged: None, buffer: None });
                     return Ok(());
                 }
                 Err(MapError::Failed(status)) => return Err(status),
@@ -138,14 +140,14 @@ impl Engine {
             && let Some(window) = fx.open_device(ch, r.dst, len, r.device)
         {
             let window = Some(window);
-            r.landing = Some(Landing { addr: r.dst, len, window, staged: None });
+            r.landing = Some(Landing { addr: r.dst, len, window, staged: None, buffer: None });
             return Ok(());
         }
         let staged = fx.alloc(len)?;
         match fx.open(ch, staged.addr, len, access) {
             Ok(window) => {
                 let (addr, window) = (staged.addr, Some(window));
-                r.landing = Some(Landing { addr, len, window, staged: Some(staged) });
+                r.landing = Some(Landing { addr, len, window, staged: Some(staged), buffer: None });
                 Ok(())
             }
             Err(e) => {
@@ -172,8 +174,10 @@ impl Engine {
     pub(super) fn drop_landing(&mut self, fx: &mut impl Fx, index: u32) {
         self.close_landing(fx, index);
         let landing = self.requests.get_mut(index).and_then(|r| r.landing.take());
-        if let Some(staged) = landing.and_then(|l| l.staged) {
-            fx.free(staged);
+        match landing.map(|l| (l.staged, l.buffer)) {
+            Some((Some(staged), Some(buffer))) => self.buffer_emptied(fx, buffer, staged),
+            Some((Some(staged), None)) => fx.free(staged),
+            _ => {}
         }
     }
 }

@@ -2,9 +2,10 @@
 //!
 //! [`inbound`] is the receiving end, a request; [`outbound`] the sending end, a response. `protocols/` has a file for
 //! each way that content goes, [`table`] their names, numbers and conditions, [`choose`] the choice. What all of them
-//! share is here once: `landing` (memory for the result), `staging` (copies and checksums before and after),
+//! share is here once: `buffers` (memory that lasts beyond a transfer), `landing` (memory for the result), `staging` (copies and checksums before and after),
 //! `cancel` (who gives up, and until when memory may still be touched), `ending` (the one end of each).
 
+pub(super) mod buffers;
 mod cancel;
 pub mod choose;
 pub(super) mod ending;

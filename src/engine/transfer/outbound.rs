@@ -94,6 +94,10 @@ pub(in crate::engine) struct Source {
     pub sum: Option<u64>,
     /// Copy of the content in registered or host memory.
     pub staged: Option<Buffer>,
+    /// That is the memory of this buffer, which lasts.
+    pub buffer: Option<u32>,
+    /// There was no buffer of its name to be had.
+    pub unbuffered: bool,
     pub window: Option<Window>,
     pub leg: Option<Box<Leg>>,
     pub started: u64,
@@ -108,6 +112,8 @@ impl Source {
             content: sent.content,
             sum: None,
             staged: None,
+            buffer: None,
+            unbuffered: false,
             window: None,
             leg: None,
             started: now,
@@ -144,6 +150,8 @@ pub(in crate::engine) enum RState {
     Staging,
     /// The content fits into a message, behind answers that wait for the peer to take them.
     Deferred,
+    /// It waits until the buffer of its name is there, and idle.
+    Buffering(u32),
     /// The metadata is out; the receiver asks for a write, or reads and says so.
     Told,
     /// Writes are under way.
@@ -167,6 +175,8 @@ pub(in crate::engine) struct Response {
     pub copying: bool,
     /// Its part of the peer's `waiting_bytes`.
     pub cost: usize,
+    /// Its place among those that wait for a buffer.
+    pub in_buffer: Links,
 }
 
 /// Its links in its step.
@@ -188,7 +198,8 @@ impl Response {
     #[inline(always)]
     pub fn new(peer: u32, named: Named, asked: Asked, state: RState, cost: usize) -> Response {
         let (source, cancelled, ended, copying) = (None, false, None, false);
-        Response { named, peer, asked, source, state, cancelled, ended, copying, cost }
+        let in_buffer = Links::default();
+        Response { named, peer, asked, source, state, cancelled, ended, copying, cost, in_buffer }
     }
 
     /// The runtime was asked for it.
@@ -211,6 +222,9 @@ impl Engine {
     /// A response has its tensor: chooses how the content goes, and begins that. Comes again after a copy or a
     /// checksum was made for it. `content`: a copy of it that the caller has, or nothing.
     pub(in crate::engine) fn go(&mut self, fx: &mut impl Fx, index: u32, content: &[u8]) {
+        if self.choice(index) == Some(Choice::Persist) {
+            return self.persist(fx, index); // From wherever it lies.
+        }
         let Some(r) = self.responses.get_mut(index) else { return };
         let Some(source) = &r.source else { return self.end_by_defect(fx, index) };
         let n = source.tensor.meta.nbytes;
@@ -239,13 +253,15 @@ impl Engine {
             Choice::Put { tell } => self.put_asked(fx, index, tell),
             Choice::OfferGet => self.offer_get(fx, index),
             Choice::TellMeta => self.tell_for_put(fx, index),
+            Choice::Persist => self.persist(fx, index),
         }
     }
 
     /// How the content of a response goes. `None`: its channel has ended.
     fn choice(&self, index: u32) -> Option<Choice> {
         let r = self.responses.get(index)?;
-        let (asked, meta) = (&r.asked, &r.source.as_ref()?.tensor.meta);
+        let (asked, source) = (&r.asked, r.source.as_ref()?);
+        let meta = &source.tensor.meta;
         let c = self.channels.get(asked.to.ch)?;
         if asked.granted {
             return Some(Choice::Put { tell: false });
@@ -257,6 +273,7 @@ impl Engine {
             meta_known: asked.cached.as_ref() == Some(meta),
             any_meta: asked.any_meta,
             can_read: c.caps.read,
+            buffers: source.buffer.is_some() || !source.unbuffered && !r.named.key.is_empty(),
             forced: self.settings.protocol,
         }))
     }

@@ -26,15 +26,20 @@ impl Engine {
         let at = source.and_then(|s| s.leg.as_ref()).map_or(0, |leg| leg.at);
         let (device, from, len) = (tensor.device, tensor.addr, source.map_or(0, |s| s.len()));
         let layout = self.layout(device, from);
-        let ready = self.copier(device).and_then(|ops| Ok((ops, fx.alloc(len)?)));
+        // A buffer of its name, as a rule memory that is found now.
+        let own = source.and_then(|s| s.staged.as_ref()).map(|b| b.addr);
+        let ready = self.copier(device).and_then(|ops| match own {
+            Some(_) => Ok((ops, None)),
+            None => Ok((ops, Some(fx.alloc(len)?))),
+        });
         let (ops, staged) = match ready {
             Ok(ready) => ready,
             Err(status) => return self.undeliverable(fx, index, status),
         };
-        let host = staged.addr;
+        let host = staged.as_ref().map(|b| b.addr).or(own).unwrap_or(0);
         if let Some(r) = self.responses.get_mut(index) {
             r.state = RState::Staging;
-            if let Some(source) = &mut r.source {
+            if let (Some(source), Some(staged)) = (&mut r.source, staged) {
                 source.staged = Some(staged);
             }
         }
@@ -180,6 +185,14 @@ impl Engine {
         if token & WR_KIND == WR_RESPONSE {
             return self.response_copied(fx, index, result);
         }
+        let ch = self.requests.get(index).and_then(|r| r.ch);
+        self.request_copied(fx, index, result);
+        if let Some(ch) = ch {
+            self.settle(fx, ch); // It may have emptied a buffer, which was said.
+        }
+    }
+
+    fn request_copied(&mut self, fx: &mut impl Fx, index: u32, result: Result<(), Status>) {
         let Some(r) = self.requests.get_mut(index) else { return };
         r.copying = false;
         if !matches!(r.state, State::Copying | State::LocalCopy(_)) {

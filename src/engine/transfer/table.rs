@@ -23,7 +23,7 @@ pub struct Entry {
 }
 
 /// All of them, each at its number.
-pub static TABLE: [Entry; 5] = [
+pub static TABLE: [Entry; 6] = [
     Entry {
         protocol: Protocol::Auto,
         name: "auto",
@@ -63,6 +63,14 @@ pub static TABLE: [Entry; 5] = [
         forced: true,
         when: "the receiver learns the size with the answer, and can read",
         source: "Open MPI ob1",
+    },
+    Entry {
+        protocol: Protocol::Persistent,
+        name: "persistent",
+        counter: "persistent",
+        forced: true,
+        when: "forced: by a registered buffer of the tensor's name at either end",
+        source: "TensorFlow contrib/verbs, first design",
     },
 ];
 

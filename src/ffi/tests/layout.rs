@@ -111,6 +111,7 @@ fn numbers_are_those_of_the_engine() {
         (RDMA_PROTOCOL_EAGER, Protocol::Eager),
         (RDMA_PROTOCOL_DIRECT_PUT, Protocol::DirectPut),
         (RDMA_PROTOCOL_DIRECT_GET, Protocol::DirectGet),
+        (RDMA_PROTOCOL_PERSISTENT, Protocol::Persistent),
     ];
     for (number, protocol) in protocols {
         assert_eq!(number, protocol as u32);

@@ -77,6 +77,18 @@ fn round_trips() {
         Message::MsgOffer(offer(None)),
         Message::MsgGrant { response: 4, request: 5, dst: one.clone(), len: 9 },
         Message::MsgGrant { response: 4, request: 5, dst: several.clone(), len: 9 },
+        Message::Buffer(BufferMessage::Request { number: 1, len: 1 << 40 }),
+        Message::Buffer(BufferMessage::Response { number: 1, given: None }),
+        Message::Buffer(BufferMessage::Response { number: 1, given: Some((2, one.clone(), 9)) }),
+        Message::Buffer(BufferMessage::Response {
+            number: 1,
+            given: Some((2, Place { addr: 8, ..several.clone() }, 9)),
+        }),
+        Message::Buffer(BufferMessage::Idle { number: u32::MAX }),
+        Message::Buffer(BufferMessage::Write { request: 3, buffer: 4, meta: None }),
+        Message::Buffer(BufferMessage::Write { request: 3, buffer: 4, meta: Some(sample_meta()) }),
+        Message::Buffer(BufferMessage::Recall { number: 5 }),
+        Message::Buffer(BufferMessage::Free { buffer: 6 }),
         Message::Pair(PairMessage::Hello { to: u64::MAX, from: 2 }),
         Message::Pair(PairMessage::Bye { to: 1, from: 2, code: -3, text: b"why" }),
         Message::Pair(PairMessage::Open { to: 1, slot: u64::MAX, grant: 3, place: one, len: 4 }),
@@ -179,6 +191,23 @@ fn headers_and_parts_have_bounds_and_fit_their_message() {
 }
 
 #[test]
+fn buffers_have_a_length() {
+    let refused = |m: BufferMessage| {
+        let mut out = Vec::new();
+        encode(&Message::Buffer(m), &mut out);
+        decode(&out).unwrap_err().into_message()
+    };
+    for len in [0, 1 << 63, u64::MAX] {
+        assert!(refused(BufferMessage::Request { number: 1, len }).contains("BUFFER_REQUEST of"));
+        let place = Place { addr: 0, rkeys: Keys::one(1) };
+        let given = Some((2, place, len));
+        assert!(refused(BufferMessage::Response { number: 1, given }).contains("RESPONSE of"));
+    }
+    let given = Some((2, Place { addr: u64::MAX, rkeys: Keys::one(1) }, 9));
+    assert!(refused(BufferMessage::Response { number: 1, given }).contains("address space"));
+}
+
+#[test]
 fn content_length_must_match() {
     let mut out = Vec::new();
     let m = Message::Content(Content {
@@ -222,7 +251,7 @@ fn mutations_never_panic() {
             let at = next() as usize % bytes.len();
             bytes[at] = next() as u8;
         }
-        bytes[0] = (next() % 23) as u8;
+        bytes[0] = (next() % 47) as u8;
         bytes.truncate(next() as usize % (bytes.len() + 1));
         fuzz_message(&bytes);
     }

@@ -1,6 +1,7 @@
 //! The front end of named tensors: sends and receives meet by step and key.
 //!
-//! `table` holds who waits for whom (`items` of a step), `keys` and `steps` what it uses again; `receive` and `send` are the calls of the
+//! `table` holds who waits for whom (`items` of a step), `keys` and `steps` what it uses again, `names` which key goes by which
+//! buffer; `receive` and `send` are the calls of the
 //! application, `asked` is what a peer asks for, `runtime` a rendezvous of the application's own behind that; `give_up`
 //! is the end of a step.
 
@@ -8,6 +9,7 @@ mod asked;
 mod give_up;
 mod items;
 pub mod keys;
+pub(in crate::engine) mod names;
 mod receive;
 mod runtime;
 mod send;

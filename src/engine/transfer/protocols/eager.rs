@@ -176,7 +176,8 @@ impl Engine {
             Ok(staged) => {
                 fx.copy_in(&staged, content);
                 let (addr, len) = (staged.addr, staged.len);
-                r.landing = Some(Landing { addr, len, window: None, staged: Some(staged) });
+                r.landing =
+                    Some(Landing { addr, len, window: None, staged: Some(staged), buffer: None });
                 self.land(fx, index);
             }
             Err(status) => self.fail(fx, index, status),

@@ -4,6 +4,7 @@ mod eager;
 mod get;
 mod legs;
 mod local;
+mod persistent;
 mod put;
 
 pub(super) use eager::data_loss;

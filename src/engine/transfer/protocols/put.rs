@@ -165,12 +165,16 @@ impl Engine {
         }
         let failed = failed.take();
         let unfinished = r.source.as_ref().is_some_and(|s| s.left() > 0);
+        let buffer = r.source.as_ref().and_then(|s| s.buffer);
         if r.cancelled {
             let request = r.asked.to.request;
             self.send(fx, ch, &Message::CancelAck { index: request }, &[]);
         }
         if unfinished && failed.is_none() {
             return self.leg_written(fx, index);
+        }
+        if let (Some(buffer), true) = (buffer, failed.is_some()) {
+            self.distrust_buffer(buffer);
         }
         match failed {
             None => self.end_response(fx, index, Ok(())),

@@ -1,0 +1,650 @@
+//! Persistent buffers: one of each name at either end, in every state with every event.
+//!
+//! The buffer of a name is asked for, filled, written, emptied, idle; or busy while the next tensor of its name waits. No
+//! memory of the application is ever open to the other end, so whoever gives up does so at once, but for copies that run.
+
+use rdma_transport::api::Protocol;
+use rdma_transport::fabric::Access;
+use rdma_transport::protocol::message::BufferMessage;
+use rdma_transport::status::{Code, Reason};
+
+use super::common::Fault;
+use super::kind::{self, Kind};
+use super::ops::*;
+use super::script::{LARGE, R, S, Setup, ibverbs, shm};
+use super::stage::Stage;
+
+const CANCELLED: End = Some((Code::Cancelled, Reason::Cancelled));
+const EXPIRED: End = Some((Code::DeadlineExceeded, Reason::Deadline));
+const ABORTED: End = Some((Code::Aborted, Reason::StepAborted));
+const GONE: End = Some((Code::Unavailable, Reason::PeerGone));
+const DISCONNECTED: End = Some((Code::Unavailable, Reason::Cancelled));
+const RECLAIMED: End = Some((Code::FailedPrecondition, Reason::LocalError));
+const REMOTE: End = Some((Code::Cancelled, Reason::RemoteError));
+
+/// What a buffer takes at least, and what all buffers may.
+const PAGE: u64 = 4096;
+const BOUND: u64 = 64 << 10;
+
+fn forced(setup: Setup) -> Setup {
+    setup.forced(Protocol::Persistent)
+}
+
+fn step(step: i64) -> Tell<'static> {
+    Tell { step, ..K }
+}
+
+/// One tensor, which must arrive; by which way.
+fn transfer(s: &mut Stage, of: Tell<'_>, len: u64, into: Into) -> Protocol {
+    let (send, r) = (s.send(S, of, len), s.recv(R, of, into));
+    s.run();
+    assert_eq!((s.send_end(send), s.recv_end(r)), (OK, OK), "{}", s.recv_text(r));
+    s.carried(r)
+}
+
+/// A stage on which the buffer of the first key is there, and idle.
+fn idle(setup: Setup) -> Stage {
+    let mut s = forced(setup).connected();
+    assert_eq!(transfer(&mut s, step(0), LARGE, Into::Given(LARGE)), Protocol::Persistent);
+    s
+}
+
+/// Each way in which the ends may be set up.
+fn setups() -> [Setup; 5] {
+    [shm(), ibverbs(), ibverbs().proxies(), shm().checksums(), ibverbs().checksums().no_reads()]
+}
+
+#[test]
+fn the_first_tensor_asks_for_a_buffer_and_the_next_use_it() {
+    for setup in setups() {
+        let mut s = forced(setup).connected();
+        for (i, into) in [Into::Given(LARGE), Into::Callback, Into::Library, Into::Device]
+            .into_iter()
+            .enumerate()
+        {
+            let got = transfer(&mut s, step(i as i64), LARGE, into);
+            assert_eq!(got, Protocol::Persistent, "{into:?}");
+        }
+        assert_eq!((s.count(S, Kind::BufferRequest), s.count(R, Kind::BufferResponse)), (1, 1));
+        assert_eq!((s.count(S, Kind::TensorWrite), s.count(R, Kind::BufferIdle)), (4, 4));
+        assert_eq!((s.buffers_kept(S), s.buffers_given(R)), (1, 1));
+        s.finish();
+    }
+}
+
+#[test]
+fn both_ends_send_under_the_same_name() {
+    let mut s = idle(ibverbs());
+    let (send, r) = (s.send(R, step(5), LARGE), s.recv(S, step(5), Into::Callback));
+    s.run();
+    assert_eq!((s.send_end(send), s.recv_end(r)), (OK, OK));
+    assert_eq!((s.buffers_given(S), s.buffers_given(R)), (1, 1));
+    s.finish();
+}
+
+#[test]
+fn a_tensor_of_a_device_goes_by_a_buffer() {
+    for setup in [shm(), ibverbs().checksums()] {
+        let mut s = forced(setup).connected();
+        for i in 0..2 {
+            let of = Tell { device: 1, ..step(i) };
+            assert_eq!(transfer(&mut s, of, LARGE, Into::Device), Protocol::Persistent);
+        }
+        assert_eq!(s.count(S, Kind::BufferRequest), 1);
+        s.finish();
+    }
+}
+
+#[test]
+fn an_empty_tensor_needs_no_buffer() {
+    let mut s = forced(shm()).connected();
+    assert_eq!(transfer(&mut s, K, 0, Into::Callback), Protocol::Eager);
+    assert_eq!(s.count(S, Kind::BufferRequest), 0);
+    s.finish();
+}
+
+#[test]
+fn a_busy_buffer_keeps_the_next_tensor_of_its_name_waiting() {
+    for held in [(R, Kind::Copy), (R, Kind::BufferIdle)] {
+        let mut s = idle(ibverbs());
+        s.hold(held.0, held.1);
+        let first = (s.send(S, step(1), LARGE), s.recv(R, step(1), Into::Given(LARGE)));
+        s.run();
+        let next: Vec<_> = (2..5)
+            .map(|i| (s.send(S, step(i), LARGE), s.recv(R, step(i), Into::Callback)))
+            .collect();
+        s.run();
+        assert_eq!(s.count(S, Kind::TensorWrite), 2, "the buffer was not waited for");
+        assert!(next.iter().all(|n| s.send_end(n.0).is_none() && s.recv_end(n.1).is_none()));
+        let other = Tell { key: "another name", ..step(1) };
+        if held.1 == Kind::Copy {
+            // What comes over a connection keeps its order, so this is not tried where a message is held.
+            let (_, r) = (s.send(S, other, LARGE), s.recv(R, other, Into::Given(LARGE)));
+            s.run();
+            assert_eq!((s.count(S, Kind::TensorWrite), s.recv_end(r)), (3, None));
+        }
+        s.let_all_go();
+        for (send, r) in next.into_iter().chain([first]) {
+            assert_eq!((s.send_end(send), s.recv_end(r)), (OK, OK));
+            assert_eq!(s.carried(r), Protocol::Persistent);
+        }
+        s.finish();
+    }
+}
+
+#[test]
+fn a_tensor_that_grew_asks_for_a_longer_buffer() {
+    for setup in setups() {
+        let mut s = idle(setup);
+        let lens = [PAGE, PAGE + 1, 9_000, LARGE];
+        for (i, len) in lens.into_iter().enumerate() {
+            let got = transfer(&mut s, step(1 + i as i64), len, Into::Callback);
+            assert_eq!(got, Protocol::Persistent, "{len}");
+        }
+        // A page held the first two; then two, then three, which the last uses, too.
+        assert_eq!((s.count(S, Kind::BufferRequest), s.count(S, Kind::BufferFree)), (3, 2));
+        assert_eq!((s.buffers_kept(S), s.buffers_given(R)), (1, 1));
+        s.finish();
+    }
+}
+
+#[test]
+fn metadata_that_changes_is_told_with_the_write() {
+    let mut s = idle(shm());
+    for (i, len) in [(1, LARGE), (2, 77), (3, LARGE)] {
+        let of = Tell { dtype: 1 + i as u32 % 2, ..step(i) };
+        assert_eq!(transfer(&mut s, of, len, Into::Given(LARGE)), Protocol::Persistent);
+    }
+    assert_eq!((s.count(S, Kind::Meta), s.count(S, Kind::BufferRequest)), (0, 1));
+    s.finish();
+}
+
+#[test]
+fn too_little_room_ends_the_receive_and_leaves_the_buffer() {
+    let mut s = idle(ibverbs());
+    let (send, r) = (s.send(S, step(1), LARGE), s.recv(R, step(1), Into::Given(LARGE - 1)));
+    s.run();
+    assert_eq!(s.recv_end(r).map(|e| e.0), Some(Code::OutOfRange));
+    assert_eq!(s.send_end(send), OK);
+    assert_eq!(transfer(&mut s, step(2), LARGE, Into::Callback), Protocol::Persistent);
+    s.finish();
+}
+
+#[test]
+fn no_memory_for_the_result_ends_the_receive_and_leaves_the_buffer() {
+    let mut s = idle(ibverbs());
+    s.fail(R, Kind::Alloc);
+    let (send, r) = (s.send(S, step(1), 50), s.recv(R, step(1), Into::Callback));
+    s.run();
+    assert_eq!((s.send_end(send), s.recv_end(r).map(|e| e.0)), (OK, Some(Code::ResourceExhausted)));
+    s.failing.clear();
+    assert_eq!(transfer(&mut s, step(2), LARGE, Into::Callback), Protocol::Persistent);
+    s.finish();
+}
+
+#[test]
+fn copies_into_and_out_of_a_buffer_fail() {
+    for node in [R, S] {
+        let mut s = idle(ibverbs());
+        s.fail(node, Kind::Copy);
+        let (send, r) = (s.send(S, step(1), LARGE), s.recv(R, step(1), Into::Given(LARGE)));
+        s.run();
+        assert_eq!(s.recv_end(r).map(|e| e.0), Some(Code::ResourceExhausted));
+        let sent = if node == R { Code::Ok } else { Code::ResourceExhausted };
+        assert_eq!(s.send_end(send).map(|e| e.0), Some(sent));
+        s.failing.clear();
+        assert_eq!(transfer(&mut s, step(2), LARGE, Into::Callback), Protocol::Persistent);
+        assert_eq!(s.count(S, Kind::BufferRequest), 1);
+        s.finish();
+    }
+}
+
+#[test]
+fn a_write_to_a_buffer_that_fails_costs_the_buffer() {
+    for setup in [shm(), shm().checksums()] {
+        let mut s = idle(setup);
+        s.hold(S, Kind::Write);
+        let (send, r) = (s.send(S, step(1), LARGE), s.recv(R, step(1), Into::Given(LARGE)));
+        s.run();
+        s.w.mem.regions.values_mut().for_each(|r| r.access = Access::empty());
+        s.let_all_go();
+        assert_eq!(s.send_end(send).map(|e| e.0), Some(Code::PermissionDenied));
+        assert!(s.recv_end(r).is_some_and(|e| e.0 != Code::Ok), "{:?}", s.recv_end(r));
+        assert_eq!(s.count(S, Kind::BufferFree), 1);
+        assert_eq!((s.buffers_kept(S), s.buffers_given(R)), (0, 0));
+        assert_eq!(transfer(&mut s, step(2), LARGE, Into::Callback), Protocol::Persistent);
+        assert_eq!(s.count(S, Kind::BufferRequest), 2);
+        s.finish();
+    }
+}
+
+// Bounds.
+
+/// A tensor of so many pages, under a name of its own.
+fn pages(s: &mut Stage, name: usize, i: i64, pages: u64) -> Protocol {
+    let key = format!("name {name}");
+    transfer(s, Tell { key: &key, ..step(i) }, pages * PAGE, Into::Callback)
+}
+
+/// Of one connection half of all may be.
+const SHARE: usize = (BOUND / PAGE / 2) as usize;
+
+#[test]
+fn the_receiver_calls_back_what_was_not_used_for_longest() {
+    for setup in setups() {
+        let mut s = forced(setup).connected();
+        for name in 0..SHARE {
+            assert_eq!(pages(&mut s, name, 0, 1), Protocol::Persistent, "{name}");
+        }
+        assert_eq!(pages(&mut s, 0, 1, 1), Protocol::Persistent);
+        // No room: it goes another way, and the second name, which now was not used for longest, is called back.
+        assert_ne!(pages(&mut s, SHARE, 0, 1), Protocol::Persistent);
+        assert_eq!((s.count(R, Kind::BufferRecall), s.count(S, Kind::BufferFree)), (1, 1));
+        assert_eq!((s.buffers_kept(S), s.buffers_given(R)), (SHARE - 1, SHARE - 1));
+        // After a refusal the receiver is left alone for a while. Then there is room.
+        let ways: Vec<_> = (1..17).map(|i| pages(&mut s, SHARE, i, 1)).collect();
+        assert_eq!(ways.last(), Some(&Protocol::Persistent), "{ways:?}");
+        assert_eq!(s.count(S, Kind::BufferRequest), SHARE + 2);
+        for name in [0, 2, SHARE - 1] {
+            assert_eq!(pages(&mut s, name, 20, 1), Protocol::Persistent);
+        }
+        assert_eq!(s.count(S, Kind::BufferRequest), SHARE + 2, "another name was called back");
+        s.finish();
+    }
+}
+
+#[test]
+fn a_buffer_that_is_called_back_while_it_is_busy_goes_when_it_is_idle() {
+    let mut s = forced(ibverbs()).connected();
+    for name in 0..SHARE {
+        pages(&mut s, name, 0, 1);
+    }
+    s.hold(R, Kind::BufferRecall);
+    // The first is the one not used for longest; the recall is on its way while it is used again.
+    let (key, len) = ("one too many", PAGE);
+    let of = Tell { key, ..step(1) };
+    let (send, r) = (s.send(S, of, len), s.recv(R, of, Into::Callback));
+    s.run();
+    let again = Tell { key: "name 0", ..step(1) };
+    let used = (s.send(S, again, len), s.recv(R, again, Into::Callback));
+    s.let_all_go();
+    for (send, r) in [(send, r), used] {
+        assert_eq!((s.send_end(send), s.recv_end(r)), (OK, OK));
+    }
+    assert_eq!(s.count(S, Kind::BufferFree), 1);
+    s.finish();
+}
+
+#[test]
+fn what_is_longer_than_the_bound_goes_another_way() {
+    for setup in setups() {
+        let mut s = forced(setup).connected();
+        let got = transfer(&mut s, K, BOUND / 2 + 1, Into::Callback);
+        assert_ne!(got, Protocol::Persistent);
+        let got = transfer(&mut s, step(2), BOUND + 1, Into::Given(BOUND + 1));
+        assert_ne!(got, Protocol::Persistent);
+        assert_eq!((s.buffers_kept(S), s.buffers_given(R)), (0, 0));
+        s.finish();
+    }
+}
+
+#[test]
+fn the_sender_gives_up_what_it_did_not_use_for_longest() {
+    let mut setup = forced(ibverbs());
+    setup.settings[S].buffers = 3 * PAGE;
+    let mut s = setup.connected();
+    for (name, i) in [(0, 0), (1, 0), (2, 0), (0, 1), (3, 0), (0, 2), (2, 1), (1, 1)] {
+        assert_eq!(pages(&mut s, name, i, 1), Protocol::Persistent, "name {name}, step {i}");
+    }
+    // The fourth name took the place of the second, and that then the fourth's.
+    assert_eq!((s.count(S, Kind::BufferRequest), s.count(S, Kind::BufferFree)), (5, 2));
+    assert_eq!((s.buffers_kept(S), s.buffers_given(R)), (3, 3));
+    s.finish();
+}
+
+#[test]
+fn no_memory_for_a_buffer_is_no_error() {
+    for node in [R, S] {
+        let mut s = forced(shm()).connected();
+        s.w.fate.failing.insert((node, Fault::Alloc));
+        let (send, r) = (s.send(S, K, LARGE), s.recv(R, K, Into::Given(LARGE)));
+        s.run();
+        assert_eq!((s.send_end(send), s.recv_end(r)), (OK, OK), "{}", s.recv_text(r));
+        assert_ne!(s.carried(r), Protocol::Persistent);
+        s.finish();
+    }
+}
+
+// What ends a transfer early.
+
+/// Where a transfer by a buffer is when it is struck.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    /// The buffer was asked for.
+    Asking,
+    /// It is there, and busy with another tensor.
+    Waiting,
+    /// The sender copies the tensor to its own.
+    Filling,
+    /// It writes: one of three pieces is there.
+    Writing,
+    /// The receiver asks for memory for the result.
+    Allocating,
+    /// It computes the checksum of what came.
+    Checking,
+    /// It copies what came to its destination.
+    Emptying,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    Cancel,
+    Deadline,
+    Abort,
+    Cleanup,
+    Loss,
+    Disconnect,
+    ShutDown,
+    Reclaim,
+    ReclaimSource,
+}
+
+fn reach(at: At, setup: Setup) -> (Stage, RecvId, SendId) {
+    let of = step(9);
+    let begin = |s: &mut Stage, into| {
+        let ids = (s.send(S, of, LARGE), s.recv(R, of, into));
+        s.run();
+        ids
+    };
+    let mut s = match at {
+        At::Asking => forced(setup).connected(),
+        At::Checking => idle(setup.checksums()),
+        _ => idle(setup),
+    };
+    let mut into = Into::Given(LARGE);
+    match at {
+        At::Asking => s.hold(S, Kind::BufferRequest),
+        At::Waiting => {
+            s.hold(R, Kind::Copy);
+            let before = step(8);
+            s.send(S, before, LARGE);
+            s.recv(R, before, Into::Given(LARGE));
+            s.run();
+        }
+        At::Filling => s.hold(S, Kind::Copy),
+        At::Writing => s.hold(S, Kind::Write),
+        At::Allocating => {
+            // Not what is known, so that memory is asked for when it has come.
+            s.hold(R, Kind::Alloc);
+            into = Into::Callback;
+        }
+        At::Checking => s.hold(R, Kind::Hash),
+        At::Emptying => s.hold(R, Kind::Copy),
+    }
+    let of = if at == At::Allocating { Tell { key: "unknown", ..of } } else { of };
+    let (send, r) = match at {
+        At::Allocating => {
+            let ids = (s.send(S, of, LARGE), s.recv(R, of, into));
+            s.run();
+            ids
+        }
+        _ => begin(&mut s, into),
+    };
+    if at == At::Writing {
+        assert_eq!(s.wire(S), [Kind::Write, Kind::Write, Kind::Imm]);
+        s.step(S);
+    }
+    (s, r, send)
+}
+
+fn strike(s: &mut Stage, (r, send): (RecvId, SendId), by: By) {
+    match by {
+        By::Cancel => s.cancel(r).unwrap(),
+        By::Deadline => s.pass(1_010),
+        By::Abort => s.abort(R, 9),
+        By::Cleanup => s.cleanup(R, 9),
+        By::Loss => s.cut(),
+        By::Disconnect => s.disconnect(R),
+        By::ShutDown => s.shut_down(R),
+        By::Reclaim => {
+            let (addr, len) = *s.recvs[r.0].dests.last().expect("it has a destination");
+            s.reclaim(R, (addr, len, 0), false);
+        }
+        By::ReclaimSource => {
+            let (addr, len) = (s.sends[send.0].addr, s.sends[send.0].meta.nbytes);
+            s.reclaim(S, (addr, len, 0), false);
+        }
+    }
+}
+
+fn want(by: By) -> End {
+    match by {
+        By::Cancel | By::ShutDown => CANCELLED,
+        By::Deadline => EXPIRED,
+        By::Abort | By::Cleanup => ABORTED,
+        By::Loss => GONE,
+        By::Disconnect => DISCONNECTED,
+        By::Reclaim => RECLAIMED,
+        By::ReclaimSource => Some((Code::FailedPrecondition, Reason::RemoteError)),
+    }
+}
+
+/// A transfer that is there is struck: the receive ends at once, unless a copy of it runs; the send as it may. Then the
+/// name has its buffer still, or again.
+fn ends(at: At, by: By) {
+    for setup in [shm(), ibverbs()] {
+        let (mut s, r, send) = reach(at, setup);
+        assert_eq!(s.recv_end(r), None, "{at:?} is not reached");
+        let (there, ends) = (matches!(at, At::Checking | At::Emptying), want(by));
+        strike(&mut s, (r, send), by);
+        let lost = matches!(by, By::Loss | By::Disconnect | By::ShutDown);
+        let outlives = there && matches!(by, By::Loss | By::Disconnect);
+        let later = there || at == At::Allocating || by == By::ReclaimSource;
+        if !later {
+            assert_eq!(s.recv_end(r), ends, "{at:?}, {by:?}: at once");
+        }
+        s.run(); // The other end hears of it while that is still held.
+        s.let_all_go();
+        let written = matches!(at, At::Writing | At::Allocating | At::Checking | At::Emptying);
+        match (by, written, outlives) {
+            // What was written is the receiver's, whatever becomes of its source.
+            (By::ReclaimSource, true, _) if at != At::Writing => assert_eq!(s.recv_end(r), OK),
+            (_, _, true) => assert_eq!(s.recv_end(r), OK, "{at:?}, {by:?}: it is all there"),
+            // The source is not touched any more: the buffer is.
+            (By::ReclaimSource, ..) if at == At::Writing => assert_eq!(s.recv_end(r), OK),
+            _ => assert_eq!(s.recv_end(r), ends, "{at:?}, {by:?}: {}", s.recv_text(r)),
+        }
+        let sent = s.send_end(send);
+        match (by, at) {
+            (By::ReclaimSource, At::Asking | At::Waiting | At::Filling) => {
+                assert_eq!(sent, RECLAIMED);
+            }
+            (_, At::Allocating | At::Checking | At::Emptying) => assert_eq!(sent, OK),
+            (By::ReclaimSource, _) => assert_eq!(sent, OK),
+            _ if lost => assert_eq!(sent, GONE, "{at:?}, {by:?}"),
+            (_, At::Writing) => assert_eq!(sent, OK, "{at:?}, {by:?}"),
+            _ => assert_eq!(sent, REMOTE, "{at:?}, {by:?}"),
+        }
+        if !s.w.nodes[R].closing {
+            s.pass(1_010); // The one before it, too.
+            let kept = transfer(&mut s, step(20), LARGE, Into::Callback);
+            assert_eq!(kept, Protocol::Persistent, "{at:?}, {by:?}");
+        }
+        s.finish();
+    }
+}
+
+macro_rules! ends {
+    ($($name:ident: $at:ident $by:ident;)*) => {
+        $(#[test]
+        fn $name() {
+            ends(At::$at, By::$by);
+        })*
+    };
+}
+
+ends! {
+    cancel_while_a_buffer_is_asked_for: Asking Cancel;
+    deadline_while_a_buffer_is_asked_for: Asking Deadline;
+    abort_while_a_buffer_is_asked_for: Asking Abort;
+    cleanup_while_a_buffer_is_asked_for: Asking Cleanup;
+    loss_while_a_buffer_is_asked_for: Asking Loss;
+    disconnect_while_a_buffer_is_asked_for: Asking Disconnect;
+    shut_down_while_a_buffer_is_asked_for: Asking ShutDown;
+    reclaim_while_a_buffer_is_asked_for: Asking Reclaim;
+    reclaim_of_the_source_while_a_buffer_is_asked_for: Asking ReclaimSource;
+
+    cancel_while_the_buffer_is_busy: Waiting Cancel;
+    abort_while_the_buffer_is_busy: Waiting Abort;
+    cleanup_while_the_buffer_is_busy: Waiting Cleanup;
+    loss_while_the_buffer_is_busy: Waiting Loss;
+    disconnect_while_the_buffer_is_busy: Waiting Disconnect;
+    shut_down_while_the_buffer_is_busy: Waiting ShutDown;
+    deadline_while_the_buffer_is_busy: Waiting Deadline;
+    reclaim_while_the_buffer_is_busy: Waiting Reclaim;
+    reclaim_of_the_source_while_the_buffer_is_busy: Waiting ReclaimSource;
+
+    cancel_while_the_buffer_is_filled: Filling Cancel;
+    deadline_while_the_buffer_is_filled: Filling Deadline;
+    abort_while_the_buffer_is_filled: Filling Abort;
+    cleanup_while_the_buffer_is_filled: Filling Cleanup;
+    loss_while_the_buffer_is_filled: Filling Loss;
+    disconnect_while_the_buffer_is_filled: Filling Disconnect;
+    shut_down_while_the_buffer_is_filled: Filling ShutDown;
+    reclaim_while_the_buffer_is_filled: Filling Reclaim;
+    reclaim_of_the_source_while_the_buffer_is_filled: Filling ReclaimSource;
+
+    cancel_while_the_buffer_is_written: Writing Cancel;
+    deadline_while_the_buffer_is_written: Writing Deadline;
+    abort_while_the_buffer_is_written: Writing Abort;
+    cleanup_while_the_buffer_is_written: Writing Cleanup;
+    loss_while_the_buffer_is_written: Writing Loss;
+    disconnect_while_the_buffer_is_written: Writing Disconnect;
+    shut_down_while_the_buffer_is_written: Writing ShutDown;
+    reclaim_while_the_buffer_is_written: Writing Reclaim;
+    reclaim_of_the_source_while_the_buffer_is_written: Writing ReclaimSource;
+
+    cancel_while_memory_is_asked_for_what_is_in_a_buffer: Allocating Cancel;
+    deadline_while_memory_is_asked_for_what_is_in_a_buffer: Allocating Deadline;
+    abort_while_memory_is_asked_for_what_is_in_a_buffer: Allocating Abort;
+    cleanup_while_memory_is_asked_for_what_is_in_a_buffer: Allocating Cleanup;
+    loss_while_memory_is_asked_for_what_is_in_a_buffer: Allocating Loss;
+    disconnect_while_memory_is_asked_for_what_is_in_a_buffer: Allocating Disconnect;
+    shut_down_while_memory_is_asked_for_what_is_in_a_buffer: Allocating ShutDown;
+
+    cancel_while_the_checksum_of_a_buffer_is_computed: Checking Cancel;
+    deadline_while_the_checksum_of_a_buffer_is_computed: Checking Deadline;
+    loss_while_the_checksum_of_a_buffer_is_computed: Checking Loss;
+    shut_down_while_the_checksum_of_a_buffer_is_computed: Checking ShutDown;
+
+    cancel_while_the_buffer_is_emptied: Emptying Cancel;
+    deadline_while_the_buffer_is_emptied: Emptying Deadline;
+    abort_while_the_buffer_is_emptied: Emptying Abort;
+    cleanup_while_the_buffer_is_emptied: Emptying Cleanup;
+    loss_while_the_buffer_is_emptied: Emptying Loss;
+    disconnect_while_the_buffer_is_emptied: Emptying Disconnect;
+    shut_down_while_the_buffer_is_emptied: Emptying ShutDown;
+    reclaim_while_the_buffer_is_emptied: Emptying Reclaim;
+    reclaim_of_the_source_while_the_buffer_is_emptied: Emptying ReclaimSource;
+}
+
+#[test]
+fn a_buffer_in_which_the_content_changed_is_used_again() {
+    let mut s = idle(ibverbs().checksums());
+    s.hold(S, Kind::ContentDone);
+    let (send, r) = (s.send(S, step(1), LARGE), s.recv(R, step(1), Into::Given(LARGE)));
+    s.run();
+    let given = s.given_to(R);
+    let who = s.w.who(R);
+    s.w.mem.write(who, false, given, b"not what was sent", "the network");
+    s.let_all_go();
+    assert_eq!((s.send_end(send), s.recv_end(r).map(|e| e.0)), (OK, Some(Code::DataLoss)));
+    assert_eq!(transfer(&mut s, step(2), LARGE, Into::Callback), Protocol::Persistent);
+    assert_eq!(s.count(S, Kind::BufferRequest), 1);
+    s.finish();
+}
+
+// What nobody of good will says.
+
+/// This ends the connection, and nothing else comes of it.
+fn ends_the_connection(mut s: Stage, from: usize, m: BufferMessage) {
+    s.inject(from, kind::about_a_buffer(m));
+    s.run();
+    assert_eq!(s.peer_state(1 - from).1, 0, "the connection is still there");
+    s.let_all_go();
+    for node in [R, S] {
+        s.cleanup(node, 1);
+    }
+    s.finish();
+}
+
+#[test]
+fn buffer_idle_for_what_is_not_busy_ends_the_connection() {
+    let s = idle(shm());
+    let number = s.numbers_of_buffer().0;
+    ends_the_connection(s, R, BufferMessage::Idle { number });
+}
+
+#[test]
+fn buffer_response_that_was_not_asked_for_ends_the_connection() {
+    let s = idle(shm());
+    let number = s.numbers_of_buffer().0;
+    ends_the_connection(s, R, BufferMessage::Response { number, given: None });
+}
+
+#[test]
+fn buffer_free_for_what_was_not_given_ends_the_connection() {
+    let s = idle(shm());
+    let buffer = s.numbers_of_buffer().1 + 1;
+    ends_the_connection(s, S, BufferMessage::Free { buffer });
+}
+
+#[test]
+fn tensor_write_to_a_busy_buffer_ends_the_connection() {
+    let mut s = idle(shm());
+    s.hold(R, Kind::Copy);
+    let (_, r) = (s.send(S, K, 80), s.recv(R, K, Into::Given(80)));
+    s.run();
+    assert_eq!(s.recv_end(r), None);
+    let buffer = s.numbers_of_buffer().1;
+    ends_the_connection(s, S, BufferMessage::Write { request: 1, buffer, meta: None });
+}
+
+#[test]
+fn tensor_write_of_more_than_the_buffer_takes_ends_the_connection() {
+    let s = idle(shm());
+    let buffer = s.numbers_of_buffer().1;
+    let meta = Some(rdma_transport::api::Meta { nbytes: PAGE + 1, ..Default::default() });
+    ends_the_connection(s, S, BufferMessage::Write { request: 1, buffer, meta });
+}
+
+#[test]
+fn a_buffer_that_is_freed_while_it_is_emptied_stays_until_it_is() {
+    let mut s = idle(ibverbs());
+    s.hold(R, Kind::Copy);
+    let (send, r) = (s.send(S, K, LARGE), s.recv(R, K, Into::Given(LARGE)));
+    s.run();
+    let buffer = s.numbers_of_buffer().1;
+    s.inject(S, kind::about_a_buffer(BufferMessage::Free { buffer }));
+    s.run();
+    s.let_go(R, Kind::Copy);
+    assert_eq!((s.send_end(send), s.recv_end(r)), (OK, OK));
+    assert_eq!(s.buffers_given(R), 0);
+    s.disconnect(R);
+    s.finish();
+}
+
+#[test]
+fn requests_for_very_long_and_very_many_buffers_are_refused() {
+    let mut s = forced(shm()).connected();
+    for len in [BOUND, 1 << 40, isize::MAX as u64] {
+        s.inject(S, kind::about_a_buffer(BufferMessage::Request { number: 7, len }));
+    }
+    assert_eq!(s.buffers_given(R), 0);
+    for number in 0..100 {
+        s.inject(S, kind::about_a_buffer(BufferMessage::Request { number, len: 1 }));
+    }
+    assert_eq!(s.buffers_given(R), SHARE);
+    s.disconnect(R);
+    s.finish();
+}
