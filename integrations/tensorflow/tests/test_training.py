@@ -77,7 +77,7 @@ def test_distribute_synchronous_equals_grpc_bit_by_bit(processes, provider):
     assert synchronous_losses(processes, "grpc+verbs", provider) == grpc_results["line fit"]
 
 
-def digits(processes, protocol, provider):
+def digits(processes, protocol, provider, carried=None):
     ps, *workers = free_addresses(3)
     spec = (protocol, ps, ",".join(workers))
     # The servers first: plain grpc gives up on a worker that it once found absent.
@@ -89,6 +89,10 @@ def digits(processes, protocol, provider):
     processes.start("digits-" + protocol, "digits.py", *spec, provider=provider)
     output = processes.wait("digits-" + protocol, TIMEOUT)
     for name in servers:
+        if carried is not None:
+            (entry,) = processes.stats(name)
+            for peer in entry["stats"]["peers"]:
+                carried.update(peer["protocols"])
         processes.kill(name)
     found = re.search(r"accuracy: (\S+) weights: (\S+)", output)
     assert found, output
@@ -102,6 +106,20 @@ def test_digits_network_reaches_the_accuracy_of_grpc(processes, provider):
     assert accuracy > 0.93
     # The same to the last bit: updates are synchronous and in a fixed order.
     assert (accuracy, weights) == grpc_results["digits"]
+
+
+def test_persistent_buffers_train_the_same(processes, provider, monkeypatch):
+    """TensorFlow's first design for verbs, forced: both trainings end as grpc's do."""
+    if "line fit" not in grpc_results:
+        grpc_results["line fit"] = synchronous_losses(processes, "grpc", None)
+    if "digits" not in grpc_results:
+        grpc_results["digits"] = digits(processes, "grpc", None)
+    monkeypatch.setenv("RDMA_PROTOCOL", "persistent")
+    assert synchronous_losses(processes, "grpc+verbs", provider) == grpc_results["line fit"]
+    carried = set()
+    assert digits(processes, "grpc+verbs", provider, carried) == grpc_results["digits"]
+    # Empty tensors have no buffer.
+    assert "persistent" in carried and carried <= {"persistent", "eager", "local"}, carried
 
 
 def test_parameter_server_strategy(processes, provider):

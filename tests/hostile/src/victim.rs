@@ -27,6 +27,8 @@ pub struct Options {
     pub secret: Option<String>,
     /// The checksum option.
     pub checksum: bool,
+    /// Forced protocol, by number; 0: none.
+    pub protocol: u32,
     /// Silence after which a peer counts as stalled, milliseconds.
     pub peer_timeout_ms: u64,
     /// It answers keys `gen:<length>...`, see [`Honest::serve`].
@@ -48,6 +50,7 @@ impl Default for Options {
             provider: Some(ProviderKind::Tcp),
             secret: None,
             checksum: false,
+            protocol: 0,
             peer_timeout_ms: 10_000,
             source: true,
             manual: false,
@@ -63,6 +66,7 @@ impl Options {
         let mut args = vec![
             format!("name={}", self.name),
             format!("checksum={}", u8::from(self.checksum)),
+            format!("protocol={}", self.protocol),
             format!("peer_timeout_ms={}", self.peer_timeout_ms),
             format!("source={}", u8::from(self.source)),
             format!("manual={}", u8::from(self.manual)),
@@ -91,6 +95,7 @@ pub fn config_of(args: &[String]) -> Config {
             "secret" => config.secret = Some(value.as_bytes().to_vec()),
             "checksum" => config.checksum = value == "1",
             "peer_timeout_ms" => config.peer_timeout_ms = value.parse().expect("a number"),
+            "protocol" => config.protocol = value.parse().expect("a number"),
             "manual" if value == "1" => config.progress = Progress::Manual,
             _ => {}
         }
