@@ -164,25 +164,24 @@ impl Buffers {
         window: Window,
     ) -> Result<u32, (Buffer, Window)> {
         let len = memory.len;
-        // Room is made first, so that what the buffer has is not lost with it.
-        if self.incoming.len() >= MOST || !self.incoming.make_room() {
+        if self.incoming.len() >= MOST {
             return Err((memory, window));
         }
-        let (memory, window) = (Some(memory), Some(window));
-        let fill = Fill::Idle;
-        let (recalled, listed, links) = (false, false, Links::default());
-        let b = Incoming { ch, number, memory, window, len, fill, recalled, listed, links };
-        match self.incoming.insert(b) {
-            Ok(buffer) => {
-                self.bytes_in += len;
-                self.rest_incoming(buffer);
-                Ok(buffer)
-            }
-            Err(Incoming { memory: Some(memory), window: Some(window), .. }) => {
-                Err((memory, window))
-            }
-            Err(_) => unreachable!("it has both"),
-        }
+        let Some(vacancy) = self.incoming.vacancy() else { return Err((memory, window)) };
+        let buffer = vacancy.fill(Incoming {
+            ch,
+            number,
+            memory: Some(memory),
+            window: Some(window),
+            len,
+            fill: Fill::Idle,
+            recalled: false,
+            listed: false,
+            links: Links::default(),
+        });
+        self.bytes_in += len;
+        self.rest_incoming(buffer);
+        Ok(buffer)
     }
 
     /// A sender's buffer is idle.
