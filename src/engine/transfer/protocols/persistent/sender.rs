@@ -207,8 +207,7 @@ impl Engine {
             return;
         };
         let b = self.buffers.outgoing.get_mut(number);
-        let Some((b, (buffer, place))) = b.and_then(|b| Some((b.remote.clone()?, b)).map(flip))
-        else {
+        let Some(((buffer, place), b)) = b.and_then(|b| Some((b.remote.clone()?, b))) else {
             let status = self.defect("a tensor is to be written to no buffer");
             return self.undeliverable(fx, index, status);
         };
@@ -284,8 +283,4 @@ impl Engine {
             None => self.stale += 1, // Given up meanwhile.
         }
     }
-}
-
-fn flip<A, B>((a, b): (A, B)) -> (B, A) {
-    (b, a)
 }
