@@ -531,6 +531,23 @@ impl Channel {
         self.enqueue(Pending::Write { wr, local, remote, imm }, false);
     }
 
+    /// Writes a copy of content with an immediate, at once or not at all; whether it did.
+    pub fn write_copied(
+        &mut self,
+        fx: &mut impl Fx,
+        wr: u64,
+        content: &[u8],
+        remote: Remote,
+        imm: u32,
+    ) -> bool {
+        if !self.pending.is_empty() || self.credits <= RESERVED {
+            return false;
+        }
+        let done = fx.write_copied(self.id, wr | super::WR_IMM, content, remote, Some(imm)).is_ok();
+        self.credits -= u32::from(done);
+        done
+    }
+
     /// Reads the peer's memory.
     pub fn read(&mut self, fx: &mut impl Fx, wr: u64, local: Mem, remote: Remote) {
         if self.pending.is_empty() {

@@ -66,6 +66,18 @@ pub trait Fx {
         remote: Remote,
         imm: Option<u32>,
     ) -> Result<(), PostError>;
+    /// See `Adapter::write_copied`.
+    fn write_copied(
+        &mut self,
+        ch: ChanId,
+        wr: u64,
+        content: &[u8],
+        remote: Remote,
+        imm: Option<u32>,
+    ) -> Result<(), PostError> {
+        let _ = (ch, wr, content, remote, imm);
+        Err(PostError::QueueFull)
+    }
     /// See `Adapter::read`.
     fn read(&mut self, ch: ChanId, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError>;
     /// Opens memory for operations on this channel, by either end as `access` says.

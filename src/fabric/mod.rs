@@ -346,6 +346,20 @@ pub trait Adapter: Send {
         imm: Option<u32>,
     ) -> Result<(), PostError>;
 
+    /// The same of content that is copied before this returns, where that is a good way: memory of an application that
+    /// was copied before anybody was held up by it. `QueueFull` if it is not, or not now: [`write`](Self::write) it then.
+    fn write_copied(
+        &mut self,
+        ep: EpId,
+        wr: u64,
+        content: &[u8],
+        remote: Remote,
+        imm: Option<u32>,
+    ) -> Result<(), PostError> {
+        let _ = (ep, wr, content, remote, imm);
+        Err(PostError::QueueFull)
+    }
+
     /// Reads `remote` into `local`.
     fn read(&mut self, ep: EpId, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError>;
 

@@ -1,8 +1,10 @@
 //! Pairs and buffers: the calls.
 
-use super::copies::touch;
+use super::copies::Copied;
 use super::*;
-use crate::engine::front::pair::{Connecting, OnBuffer, PairFacts, PairState, Released, Slot, Way};
+use crate::engine::front::pair::{
+    Connecting, OnBuffer, PairFacts, PairState, Part, Released, Slot, Way,
+};
 use crate::fabric::moves;
 use crate::wire::{Reader, Writer};
 
@@ -119,11 +121,13 @@ impl Manager {
         at: u64,
     ) -> Result<(), Status> {
         let (addr, room) = self.core.lock().engine.buffer_memory(buffer)?;
-        if offset.checked_add(len).is_some_and(|end| end <= room) {
+        let mut copied = Copied::new();
+        let content = match offset.checked_add(len).is_some_and(|end| end <= room) {
             // SAFETY: within the buffer, which is valid.
-            unsafe { touch(addr + offset, len, false) };
-        }
-        self.with_engine(|e, w| e.buffer_send(w, buffer, offset, len, at))
+            true => unsafe { copied.take(addr + offset, len, self.copy_max) },
+            false => &[],
+        };
+        self.with_engine(|e, w| e.buffer_send(w, buffer, Part { offset, len }, at, content))
     }
 
     /// Takes the end of a send, or an arrival; waits until there is one.

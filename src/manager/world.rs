@@ -378,6 +378,22 @@ impl Fx for World {
         self.posted(result)
     }
 
+    fn write_copied(
+        &mut self,
+        ch: ChanId,
+        wr: u64,
+        content: &[u8],
+        remote: Remote,
+        imm: Option<u32>,
+    ) -> Result<(), PostError> {
+        if self.in_doubt(ch) {
+            return Err(PostError::QueueFull);
+        }
+        let Some((adapter, ep)) = self.adapter(ch) else { return Self::gone() };
+        // Where it is not taken so, it is written.
+        adapter.write_copied(ep, wr, content, remote, imm)
+    }
+
     fn read(&mut self, ch: ChanId, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError> {
         if self.in_doubt(ch) {
             return self.posted(Err(PostError::QueueFull));

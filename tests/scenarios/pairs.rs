@@ -6,7 +6,7 @@
 //! is touched by nobody; nothing is left. `PAIR_SEEDS` says how many walks there are of each kind, `PAIR_FROM` where they
 //! begin.
 
-use rdma_transport::engine::front::pair::{Connecting, PairState, Slot, Way};
+use rdma_transport::engine::front::pair::{Connecting, PairState, Part, Slot, Way};
 use rdma_transport::status::{Code, Reason, Status};
 
 use super::common::memory::content;
@@ -115,7 +115,9 @@ impl Post {
         let (node, id, addr) = (b.node, b.id, b.addr);
         let who = self.s.w.who(node);
         self.s.w.mem.write(who, false, addr, &content(number, len), "the application");
-        self.s.call(node, |e, fx| e.buffer_send(fx, id, 0, len, place * LARGE))?;
+        self.s.call(node, |e, fx| {
+            e.buffer_send(fx, id, Part { offset: 0, len }, place * LARGE, &[])
+        })?;
         self.sends.push(Sent { buffer, place, len });
         self.look();
         Ok(())

@@ -81,6 +81,7 @@ struct Policy {
     process: bool,
     /// Content in no pool may be copied by both sides.
     share: bool,
+    /// Content up to this length travels in its record: copied by the post, or before it.
     inline_max: u64,
 }
 
@@ -475,6 +476,18 @@ impl Adapter for ShmAdapter {
         link.write(core, wr, local, remote, imm)
     }
 
+    fn write_copied(
+        &mut self,
+        ep: EpId,
+        wr: u64,
+        content: &[u8],
+        remote: Remote,
+        imm: Option<u32>,
+    ) -> Result<(), PostError> {
+        let (link, core) = self.up(ep)?;
+        link.write_copied(core, wr, content, remote, imm)
+    }
+
     fn read(&mut self, ep: EpId, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError> {
         let (link, core) = self.up(ep)?;
         link.read(core, wr, local, remote)
@@ -516,8 +529,6 @@ impl Adapter for ShmAdapter {
 
     fn leave_moves(&mut self) {
         self.core.moves.left = true;
-        // Content in a record would be touched by the post.
-        self.core.policy.inline_max = 0;
     }
 
     fn has_moves(&self) -> bool {

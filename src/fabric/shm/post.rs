@@ -96,17 +96,11 @@ impl Link {
     ) -> Result<(), PostError> {
         let len = local.len();
         check_length("WRITE", len)?;
-        // What is read from there is to be read first.
-        if self.writes.len() >= core.depth || overlaps_reads(&self.reads, remote, len) {
-            return Err(PostError::QueueFull);
-        }
-        if !(self.writes.fits(1) && self.out.jobs.fits(1)) {
-            return Err(PostError::Failed(room::none(size_of::<Posted>(), "a WRITE")));
-        }
-        let to = Write { dst: remote.addr, rkey: remote.rkey, imm: imm.unwrap_or(0) };
-        let flags = if imm.is_some() { wire::HAS_IMM } else { 0 };
-        let timed = if len <= core.policy.inline_max {
-            self.write_inline(to, flags, local)?;
+        let (to, flags) = self.begin_post(core, len, remote, imm)?;
+        // Content in a record is touched by the post, which must not be held up by it.
+        let timed = if len == 0 || (len <= core.policy.inline_max && !core.moves.left) {
+            // SAFETY: the contract of Mem: readable until the operation's end.
+            unsafe { self.write_inline(to, flags, local.addr() as *const u8, len as usize)? };
             None
         } else {
             self.write_described(core, to, flags, local)?
@@ -115,14 +109,61 @@ impl Link {
         Ok(())
     }
 
+    /// Posts a WRITE whose content travels in its record, if it is short enough for that.
+    pub(crate) fn write_copied(
+        &mut self,
+        core: &Core,
+        wr: u64,
+        content: &[u8],
+        remote: Remote,
+        imm: Option<u32>,
+    ) -> Result<(), PostError> {
+        let len = content.len() as u64;
+        if len > core.policy.inline_max {
+            return Err(PostError::QueueFull);
+        }
+        let (to, flags) = self.begin_post(core, len, remote, imm)?;
+        // SAFETY: it is a slice.
+        unsafe { self.write_inline(to, flags, content.as_ptr(), content.len())? };
+        self.writes.push_back(Posted { wr, remote, len, timed: None });
+        Ok(())
+    }
+
+    /// Makes room for a WRITE; what its record says of it.
+    fn begin_post(
+        &mut self,
+        core: &Core,
+        len: u64,
+        remote: Remote,
+        imm: Option<u32>,
+    ) -> Result<(Write, u8), PostError> {
+        // What is read from there is to be read first.
+        if self.writes.len() >= core.depth || overlaps_reads(&self.reads, remote, len) {
+            return Err(PostError::QueueFull);
+        }
+        if !(self.writes.fits(1) && self.out.jobs.fits(1)) {
+            return Err(PostError::Failed(room::none(size_of::<Posted>(), "a WRITE")));
+        }
+        let to = Write { dst: remote.addr, rkey: remote.rkey, imm: imm.unwrap_or(0) };
+        Ok((to, if imm.is_some() { wire::HAS_IMM } else { 0 }))
+    }
+
     /// A WRITE whose content travels in its record.
-    fn write_inline(&mut self, to: Write, flags: u8, local: Mem) -> Result<(), PostError> {
-        let len = local.len() as usize;
+    ///
+    /// # Safety
+    /// `content` is readable for `len` bytes.
+    unsafe fn write_inline(
+        &mut self,
+        to: Write,
+        flags: u8,
+        content: *const u8,
+        len: usize,
+    ) -> Result<(), PostError> {
         match self.tx.reserve(Write::LEN + len, self.rx.control()) {
             Ok(mut slot) => {
                 slot.put(&to.encode());
-                // SAFETY: the contract of Mem: readable until the operation's end.
-                unsafe { slot.put_raw(local.addr() as *const u8, len) };
+                // SAFETY: by the caller.
+                unsafe { slot.put_raw(content, len) };
                 slot.publish(kind::WRITE_INLINE, flags);
             }
             Err(why) => return Err(self.no_room(why, Write::LEN + len)),

@@ -238,6 +238,19 @@ impl Adapter for Disturbed {
         self.posting_done(ep, wr)
     }
 
+    fn write_copied(
+        &mut self,
+        ep: EpId,
+        wr: u64,
+        content: &[u8],
+        remote: Remote,
+        imm: Option<u32>,
+    ) -> Result<(), PostError> {
+        self.posting(ep)?;
+        self.inner.write_copied(ep, wr, content, remote, imm)?;
+        self.posting_done(ep, wr)
+    }
+
     fn read(&mut self, ep: EpId, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError> {
         self.posting(ep)?;
         self.inner.read(ep, wr, local, remote)?;

@@ -20,6 +20,15 @@ pub struct Slot {
     pub len: u64,
 }
 
+/// A part of a buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// Where it begins.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
 /// The other end of a pair, as its address says.
 #[derive(Clone, Copy, Debug)]
 pub struct Connecting {
@@ -203,15 +212,17 @@ impl Engine {
         Ok(id)
     }
 
-    /// Begins to send a part of a buffer into the other end's buffer of the same slot, at `at`.
+    /// Begins to send a part of a buffer into the other end's buffer of the same slot, at `at`. `content`: a copy of the
+    /// part, for a provider that takes it so, or nothing.
     pub fn buffer_send(
         &mut self,
         fx: &mut impl Fx,
         id: u64,
-        offset: u64,
-        len: u64,
+        part: Part,
         at: u64,
+        content: &[u8],
     ) -> Result<(), Status> {
+        let Part { offset, len } = part;
         self.admit(fx)?;
         let buffer = self.pairs.buffer_by_id(id)?;
         let pairs = &mut self.pairs;
@@ -258,18 +269,18 @@ impl Engine {
         if let Some(b) = pairs.buffers.get_mut(buffer) {
             b.under_way += 1;
         }
-        self.begin_send(fx, index, slot, send);
+        self.begin_send(fx, index, slot, send, content);
         Ok(())
     }
 
     /// A send has been taken in: it goes, or waits behind others.
-    fn begin_send(&mut self, fx: &mut impl Fx, pair: u32, slot: u64, send: u32) {
+    fn begin_send(&mut self, fx: &mut impl Fx, pair: u32, slot: u64, send: u32, content: &[u8]) {
         let Some(p) = self.pairs.pairs.get_mut(pair) else { return };
         let Some(Target { grant, waiting }) = p.targets.get_mut(&slot) else { return };
         let ch = grant.as_ref().map(|grant| grant.ch);
         match ch {
             Some(_) if p.going.is_some() => p.behind.push_back(send),
-            Some(_) => self.go_send(fx, send),
+            Some(_) => self.go_send(fx, send, content),
             None => {
                 waiting.push_back(send);
                 let pairs = &mut self.pairs;

@@ -32,7 +32,7 @@ use crate::engine::slab::Slab;
 use crate::fabric::keys::Place;
 use crate::status::{Code, Status};
 
-pub use calls::{Connecting, PairFacts, Slot};
+pub use calls::{Connecting, PairFacts, Part, Slot};
 pub use ending::Released;
 
 /// Which way a buffer goes.
