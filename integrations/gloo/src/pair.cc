@@ -1,6 +1,8 @@
 #include "pair.h"
 
+#include <algorithm>
 #include <cstdio>
+#include <cstring>
 
 #include <gloo/common/logging.h>
 #include <gloo/transport/unbound_buffer.h>
@@ -57,14 +59,16 @@ std::unique_ptr<::gloo::transport::Buffer> Pair::createSendBuffer(int slot, void
   rdma_buffer_t buffer = 0;
   Check(rdma_buffer_create_send(worker_->mgr(), pair_, static_cast<uint64_t>(slot), ptr, size, nullptr, nullptr, &buffer),
         "rdma_buffer_create_send");
-  return std::unique_ptr<::gloo::transport::Buffer>(new Buffer(worker_, pair_, buffer, rank_, timeout_, slot, ptr, size));
+  return std::unique_ptr<::gloo::transport::Buffer>(
+      new Buffer(worker_, pair_, buffer, rank_, timeout_, slot, ptr, size, true));
 }
 
 std::unique_ptr<::gloo::transport::Buffer> Pair::createRecvBuffer(int slot, void *ptr, size_t size) {
   rdma_buffer_t buffer = 0;
   Check(rdma_buffer_create_recv(worker_->mgr(), pair_, static_cast<uint64_t>(slot), ptr, size, nullptr, nullptr, &buffer),
         "rdma_buffer_create_recv");
-  return std::unique_ptr<::gloo::transport::Buffer>(new Buffer(worker_, pair_, buffer, rank_, timeout_, slot, ptr, size));
+  return std::unique_ptr<::gloo::transport::Buffer>(
+      new Buffer(worker_, pair_, buffer, rank_, timeout_, slot, ptr, size, false));
 }
 
 void Pair::send(UnboundBuffer *buf, uint64_t tag, size_t offset, size_t nbytes) { buf->send(rank_, tag, offset, nbytes); }
@@ -84,11 +88,57 @@ void Pair::check() const {
   if (info.state == RDMA_PAIR_BROKEN) Fail(info.code, "the pair with rank " + std::to_string(rank_));
 }
 
+/* Longest content that goes aside, and how many may be under way. */
+static constexpr size_t kCell = 4096, kCells = 8;
+
+Aside::Aside(std::shared_ptr<Worker> worker, rdma_pair_t pair, int slot, size_t size)
+    : worker_(std::move(worker)), pair_(pair), slot_(slot), cell_(std::min(size, kCell)) {}
+
+/* Not there any more if its pair was closed. */
+Aside::~Aside() {
+  if (buffer_) rdma_buffer_destroy(worker_->mgr(), buffer_);
+}
+
+rdma_code_t Aside::open() {
+  cells_.resize(kCells * cell_);
+  return rdma_buffer_create_send(worker_->mgr(), pair_, static_cast<uint64_t>(slot_), cells_.data(), cells_.size(), nullptr, nullptr,
+                                 &buffer_);
+}
+
+rdma_code_t Aside::send(const char *data, size_t length, size_t roffset, int64_t timeout) {
+  rdma_code_t code = buffer_ ? RDMA_OK : open();
+  if (code == RDMA_OK && begun_ - ended_ == kCells) code = end(timeout);
+  /* One that ended badly was heard of, and not counted. */
+  if (code == RDMA_FAILED_PRECONDITION) ended_ = begun_, code = RDMA_OK;
+  if (code != RDMA_OK) return code;
+  const size_t at = begun_ % kCells * cell_;
+  std::memcpy(cells_.data() + at, data, length);
+  code = rdma_buffer_send(worker_->mgr(), buffer_, at, length, roffset);
+  if (code == RDMA_OK) begun_++;
+  return code;
+}
+
+rdma_code_t Aside::end(int64_t timeout) {
+  rdma_code_t code = rdma_buffer_wait_send(worker_->mgr(), buffer_, timeout);
+  if (code == RDMA_OK) ended_++;
+  return code;
+}
+
+rdma_code_t Aside::waitSend(int64_t timeout) {
+  if (told_ == ended_) {
+    rdma_code_t code = end(timeout);
+    if (code != RDMA_OK) return code;
+  }
+  told_++;
+  return RDMA_OK;
+}
+
 Buffer::Buffer(std::shared_ptr<Worker> worker, rdma_pair_t pair, rdma_buffer_t buffer, int rank, std::chrono::milliseconds timeout,
-               int slot, void *ptr, size_t size)
+               int slot, void *ptr, size_t size, bool sends)
     : ::gloo::transport::Buffer(slot, ptr, size), worker_(std::move(worker)), pair_(pair), buffer_(buffer),
       rank_(rank),
-      timeout_(timeout) {}
+      timeout_(timeout),
+      aside_(worker_, pair, slot, sends ? size : 0) {}
 
 /* Not there any more if its pair was closed. */
 Buffer::~Buffer() { rdma_buffer_destroy(worker_->mgr(), buffer_); }
@@ -100,8 +150,14 @@ void Buffer::fail(rdma_code_t code, const char *what) const {
 }
 
 void Buffer::send(size_t offset, size_t length, size_t roffset) {
-  if (length > 0) worker_->sending(pair_);
-  rdma_code_t code = rdma_buffer_send(worker_->mgr(), buffer_, offset, length, roffset);
+  rdma_code_t code;
+  if (aside_.takes(length) && offset <= size_ && length <= size_ - offset) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    code = aside_.send(static_cast<const char *>(ptr_) + offset, length, roffset, Millis(timeout_));
+  } else {
+    if (length > 0) worker_->sending(pair_);
+    code = rdma_buffer_send(worker_->mgr(), buffer_, offset, length, roffset);
+  }
   if (code == RDMA_OUT_OF_RANGE) GLOO_ENFORCE(false, LastError());
   if (code != RDMA_OK) fail(code, "send");
 }
@@ -113,7 +169,14 @@ void Buffer::waitRecv() {
 }
 
 void Buffer::waitSend() {
-  rdma_code_t code = rdma_buffer_wait_send(worker_->mgr(), buffer_, Millis(timeout_));
+  std::unique_lock<std::mutex> lock(mutex_);
+  rdma_code_t code;
+  if (aside_.waits()) {
+    code = aside_.waitSend(Millis(timeout_));
+  } else {
+    lock.unlock();
+    code = rdma_buffer_wait_send(worker_->mgr(), buffer_, Millis(timeout_));
+  }
   if (code != RDMA_OK) fail(code, "waitSend");
 }
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -60,10 +61,36 @@ class Pair : public ::gloo::transport::Pair {
   std::atomic<rdma_peer_t> peer_{0};
 };
 
+/* A short content is copied aside and sent from there: its memory is free when send returns, as Gloo's older algorithms expect, and nobody
+ * has to wait for that. */
+class Aside {
+ public:
+  Aside(std::shared_ptr<Worker> worker, rdma_pair_t pair, int slot, size_t size);
+  ~Aside();
+  Aside(const Aside &) = delete;
+  Aside &operator=(const Aside &) = delete;
+  bool takes(size_t length) const { return length > 0 && length <= cell_; }
+  rdma_code_t send(const char *data, size_t length, size_t roffset, int64_t timeout);
+  /* Whether there are sends that nobody has waited for; waits for one of them. */
+  bool waits() const { return told_ < begun_; }
+  rdma_code_t waitSend(int64_t timeout);
+
+ private:
+  rdma_code_t open();
+  rdma_code_t end(int64_t timeout);
+  const std::shared_ptr<Worker> worker_;
+  const rdma_pair_t pair_;
+  const int slot_;
+  const size_t cell_;
+  rdma_buffer_t buffer_ = 0;
+  std::vector<char> cells_;
+  size_t begun_ = 0, ended_ = 0, told_ = 0; /* sends: of `ended_` the library was asked, of `told_` the owner has heard */
+};
+
 class Buffer : public ::gloo::transport::Buffer {
  public:
   Buffer(std::shared_ptr<Worker> worker, rdma_pair_t pair, rdma_buffer_t buffer, int rank, std::chrono::milliseconds timeout, int slot,
-         void *ptr, size_t size);
+         void *ptr, size_t size, bool sends);
   ~Buffer() override;
   void send(size_t offset, size_t length, size_t roffset) override;
   void waitRecv() override;
@@ -76,6 +103,8 @@ class Buffer : public ::gloo::transport::Buffer {
   const rdma_buffer_t buffer_;
   const int rank_;
   const std::chrono::milliseconds timeout_;
+  std::mutex mutex_; /* of aside_ */
+  Aside aside_;
 };
 
 }  // namespace rdma
