@@ -176,7 +176,7 @@ fn r08_writes_to_a_buffer_that_is_idle_or_gone() {
 #[test]
 fn r08_a_receiver_that_lies_about_its_buffer() {
     let protocol = rdma_transport::api::Protocol::Persistent as u32;
-    let mut victim = Victim::start(Options { protocol, ..Options::default() });
+    let victim = Victim::start(Options { protocol, ..Options::default() });
     for idles in [0, 2] {
         let mut c = stranger(&victim, &format!("liar {idles}"));
         c.message(&message::request(7, 3, b"gen:100")).unwrap();
