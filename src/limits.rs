@@ -34,7 +34,7 @@ pub const WAITING: usize = 131_072;
 pub const WAITING_BYTES: usize = 64 << 20;
 /// The same of all peers together.
 pub const WAITING_BYTES_ALL: usize = 256 << 20;
-/// Sends of a pair that are under way.
+/// Sends of a pair that are under way, or have failed and wait to be heard of.
 pub const PAIR_SENDS: usize = 65_536;
 /// Slots that the other end of a pair has open.
 pub const GRANTS: usize = 65_536;
@@ -210,7 +210,12 @@ pub const LIMITS: &[Limit] = &[
         Words("1,048,576 each"),
         "`RESOURCE_EXHAUSTED` for the call",
     ),
-    limit("sends of a pair", Number(PAIR_SENDS), Follows, "`RESOURCE_EXHAUSTED` for the call"),
+    limit(
+        "sends of a pair, with those that failed and that nobody has heard of",
+        Number(PAIR_SENDS),
+        Follows,
+        "`RESOURCE_EXHAUSTED` for the call",
+    ),
     limit(
         "slots that the other end of a pair has open",
         Number(GRANTS),

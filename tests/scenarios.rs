@@ -127,6 +127,8 @@ mod metadata;
 mod ops;
 #[path = "scenarios/pairs.rs"]
 mod pairs;
+#[path = "scenarios/pairs_by_name.rs"]
+mod pairs_by_name;
 #[path = "scenarios/peers.rs"]
 mod peers;
 #[path = "scenarios/persistent.rs"]

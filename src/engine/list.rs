@@ -111,6 +111,18 @@ impl Fifo {
         }
     }
 
+    /// The same, before all others.
+    pub fn push_first<T>(&mut self, slab: &mut Slab<T>, of: Of<T>, index: u32) {
+        if let Some(member) = slab.get_mut(index) {
+            *of(member) = Links { prev: NONE, next: self.first };
+            match slab.get_mut(self.first) {
+                Some(first) => of(first).prev = index,
+                None => self.last = index,
+            }
+            self.first = index;
+        }
+    }
+
     /// Lets a member go, whose links these are.
     pub fn remove<T>(&mut self, slab: &mut Slab<T>, of: Of<T>, index: u32, links: Links) {
         match slab.get_mut(links.next) {
@@ -174,12 +186,19 @@ mod tests {
         }
         let again = slab.insert(Member { links: Links::default() }).ok().unwrap();
         queue.push(&mut slab, of, again);
-        assert_eq!(order(&queue, &mut slab), [all[1], all[3], again]);
-        for index in [all[1], all[3], again] {
+        let hasty = slab.insert(Member { links: Links::default() }).ok().unwrap();
+        queue.push_first(&mut slab, of, hasty);
+        assert_eq!(order(&queue, &mut slab), [hasty, all[1], all[3], again]);
+        for index in [all[1], hasty, all[3], again] {
             let links = slab.remove(index).unwrap().links;
             queue.remove(&mut slab, of, index, links);
         }
         assert!(queue.is_empty() && queue.first().is_none());
+        let only = slab.insert(Member { links: Links::default() }).ok().unwrap();
+        queue.push_first(&mut slab, of, only);
+        let last = slab.insert(Member { links: Links::default() }).ok().unwrap();
+        queue.push(&mut slab, of, last);
+        assert_eq!(order(&queue, &mut slab), [only, last]);
     }
 
     #[test]

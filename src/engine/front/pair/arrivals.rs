@@ -231,6 +231,7 @@ impl Engine {
         {
             target.grant = None;
             p.granted = p.granted.saturating_sub(1);
+            self.wait_for_grant(index, slot);
             self.forget_target(index, slot);
         }
         // What was posted takes effect before this arrives: operations of a channel keep their order.
@@ -331,15 +332,14 @@ impl Engine {
         self.settle(fx, it.ch);
     }
 
-    /// What is left of a target without grant and sends: nothing. One that is between its checksum and its writes may
-    /// come back to it.
+    /// What is left of a target without grant and sends: nothing. One whose checksum is being computed may come back to it.
     pub(super) fn forget_target(&mut self, pair: u32, slot: u64) {
-        if let Some(p) = self.pairs.pairs.get_mut(pair)
-            && let Some(Target { grant: None, waiting }) = p.targets.get(&slot)
-            && waiting.is_empty()
-            && p.going.is_none()
-            && p.behind.is_empty()
-        {
+        let pairs = &mut self.pairs;
+        let Some(p) = pairs.pairs.get_mut(pair) else { return };
+        let over = |t: &Target| t.grant.is_none() && t.waiting.is_empty();
+        let buffer = p.going.and_then(|going| pairs.sends.get(going)).map(|s| s.buffer);
+        let going = buffer.and_then(|buffer| pairs.buffers.get(buffer)).map(|b| b.slot);
+        if going != Some(slot) && p.targets.get(&slot).is_some_and(over) {
             p.targets.remove(&slot);
         }
     }

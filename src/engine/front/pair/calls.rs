@@ -1,7 +1,11 @@
 //! What the application does with pairs and buffers.
 
-use super::{Buffer, BufferEvent, OnBuffer, Pair, PairState, Send, Stage, Step, Target, Way};
+use super::{
+    Buffer, BufferEvent, OnBuffer, Pair, PairState, Pairs, Send, Stage, Step, Way, buffer_of_pair,
+    of_buffer, of_slot,
+};
 use crate::engine::front::rendezvous::public_id;
+use crate::engine::list::Links;
 use crate::engine::{Engine, Fx};
 use crate::limits::{GRANTS, PAIR_SENDS};
 use crate::room::Grows;
@@ -94,8 +98,10 @@ impl Engine {
             granted: 0,
             going: None,
             behind: Default::default(),
+            all: Default::default(),
             buffers: 0,
             sends: 0,
+            unheard: 0,
             released: false,
         });
         pairs.by_token.insert(token, index);
@@ -187,9 +193,12 @@ impl Engine {
             stage: Stage::Idle,
             ch: None,
             window: None,
+            of_pair: Default::default(),
+            sends: Default::default(),
+            failed: Default::default(),
+            failures: 0,
             sent: 0,
-            failed: 0,
-            why: None,
+            sent_since: 0,
             received: 0,
             broken_told: false,
             under_way: 0,
@@ -197,6 +206,7 @@ impl Engine {
             telling: false,
             released: false,
         });
+        p.all.push(&mut pairs.buffers, buffer_of_pair, buffer);
         p.buffers += 1;
         if way == Way::Recv {
             p.slots.insert(slot, buffer);
@@ -241,20 +251,19 @@ impl Engine {
         if let PairState::Broken(status) = &p.state {
             return Err(status.clone());
         }
-        if p.sends >= PAIR_SENDS {
-            let text =
-                format!("{} sends of the pair are under way, {PAIR_SENDS} are allowed", p.sends);
+        if p.sends + p.unheard >= PAIR_SENDS {
+            let text = format!(
+                "{} sends of the pair are under way, and {} have failed and were not waited for: {PAIR_SENDS} are allowed",
+                p.sends, p.unheard
+            );
             return Err(Status::new(Code::ResourceExhausted, text));
         }
-        if !(p.targets.fits(1) && p.behind.fits(p.sends + 1)) {
+        if !p.targets.fits(1) {
             return Err(full("sends", p.sends));
         }
         let target = p.targets.entry(slot).or_default();
         if let Some(grant) = &target.grant {
             check_place(slot, grant.len, at, len)?;
-        }
-        if !target.waiting.fits(1) {
-            return Err(full("sends", p.sends));
         }
         let (now, n) = (fx.now(), pairs.sends.len());
         let deadline = now.saturating_add(p.timeout);
@@ -262,12 +271,26 @@ impl Engine {
         if !pairs.deadlines.has_timer(vacancy.index()) {
             return Err(crate::room::none(size_of::<Send>(), "a send"));
         }
-        let (step, started, ungranted, failed) = (Step::Waiting, now, false, None);
-        let send = Send { buffer, offset, len, at, step, started, deadline, ungranted, failed };
-        let send = vacancy.fill(send);
+        let send = vacancy.fill(Send {
+            buffer,
+            offset,
+            len,
+            at,
+            step: Step::Waiting,
+            started: now,
+            deadline,
+            waits: false,
+            ungranted: false,
+            behind: false,
+            failed: None,
+            of_buffer: Links::default(),
+            of_slot: Links::default(),
+            of_pair: Links::default(),
+        });
         p.sends += 1;
         if let Some(b) = pairs.buffers.get_mut(buffer) {
             b.under_way += 1;
+            b.sends.push(&mut pairs.sends, of_buffer, send);
         }
         self.begin_send(fx, index, slot, send, content);
         Ok(())
@@ -275,21 +298,15 @@ impl Engine {
 
     /// A send has been taken in: it goes, or waits behind others.
     fn begin_send(&mut self, fx: &mut impl Fx, pair: u32, slot: u64, send: u32, content: &[u8]) {
-        let Some(p) = self.pairs.pairs.get_mut(pair) else { return };
-        let Some(Target { grant, waiting }) = p.targets.get_mut(&slot) else { return };
-        let ch = grant.as_ref().map(|grant| grant.ch);
-        match ch {
-            Some(_) if p.going.is_some() => p.behind.push_back(send),
-            Some(_) => self.go_send(fx, send, content),
-            None => {
-                waiting.push_back(send);
-                let pairs = &mut self.pairs;
-                if let Some(s) = pairs.sends.get_mut(send) {
-                    s.ungranted = true;
-                    pairs.deadlines.set(send, s.deadline);
-                    self.next_deadline = self.next_deadline.min(s.deadline);
-                }
-            }
+        let pairs = &mut self.pairs;
+        let Some(p) = pairs.pairs.get_mut(pair) else { return };
+        let Some(target) = p.targets.get_mut(&slot) else { return };
+        let ch = target.grant.as_ref().map(|grant| grant.ch);
+        if ch.is_some() && p.going.is_none() {
+            self.go_send(fx, send, content);
+        } else {
+            target.waiting.push(&mut pairs.sends, of_slot, send);
+            self.send_waits(pair, send, ch.is_some());
         }
         if let Some(ch) = ch {
             self.settle(fx, ch);
@@ -314,11 +331,12 @@ impl Engine {
             let text = format!("buffer {id} is a {is} buffer: it is not {not}");
             return Err(Status::new(Code::FailedPrecondition, text));
         }
-        match b.next_event() {
+        match pairs.next_event(index) {
             Some(BufferEvent::Sent(result)) => return result.map(Some),
             Some(BufferEvent::Received) => return Ok(Some(())),
             Some(BufferEvent::Broken(_)) | None => {}
         }
+        let Some(b) = pairs.buffers.get(index) else { return Err(Self::ending()) };
         if way == Way::Send && b.under_way == 0 {
             let text = format!("buffer {id}: no send is under way");
             return Err(Status::new(Code::FailedPrecondition, text));
@@ -333,7 +351,7 @@ impl Engine {
     pub fn buffer_counts(&self, id: u64) -> Result<(u64, u64), Status> {
         let index = self.pairs.buffer_by_id(id)?;
         let b = self.pairs.buffers.get(index);
-        Ok(b.map_or((0, 0), |b| (b.sent + b.failed, b.received)))
+        Ok(b.map_or((0, 0), |b| (b.sent + b.failures, b.received)))
     }
 
     /// Address and length of a buffer.
@@ -345,11 +363,13 @@ impl Engine {
     /// The next event of a buffer that has a callback. One thread at a time asks, until there is none.
     pub fn next_buffer_event(&mut self, index: u32) -> Option<(OnBuffer, u64, BufferEvent)> {
         let pairs = &mut self.pairs;
-        let b = pairs.buffers.get_mut(index)?;
+        let b = pairs.buffers.get(index)?;
         if b.told.is_some() && !b.released {
-            if let Some(event) = b.next_event() {
-                return Some((b.told, b.id, event));
+            let (told, id) = (b.told, b.id);
+            if let Some(event) = pairs.next_event(index) {
+                return Some((told, id, event));
             }
+            let b = pairs.buffers.get_mut(index)?;
             let broken = pairs.pairs.get(b.pair).map(|p| &p.state);
             if let Some(PairState::Broken(status)) = broken
                 && b.way == Way::Recv
@@ -358,28 +378,60 @@ impl Engine {
                 return Some((b.told, b.id, BufferEvent::Broken(status.clone())));
             }
         }
-        b.telling = false;
+        pairs.buffers.get_mut(index)?.telling = false;
         self.may_leave(index);
         None
     }
 }
 
-impl Buffer {
-    fn next_event(&mut self) -> Option<BufferEvent> {
-        if self.received > 0 {
-            self.received -= 1;
+impl Pairs {
+    /// What happened to a buffer and nobody has heard of: ends of sends in the order in which they ended.
+    fn next_event(&mut self, index: u32) -> Option<BufferEvent> {
+        let b = self.buffers.get_mut(index)?;
+        if b.received > 0 {
+            b.received -= 1;
             return Some(BufferEvent::Received);
         }
-        if self.sent > 0 {
-            self.sent -= 1;
-            return Some(BufferEvent::Sent(Ok(())));
+        let failed = b.failed.first();
+        if let Some(s) = failed.and_then(|failed| self.sends.get_mut(failed))
+            && let Step::Failed { after } = &mut s.step
+        {
+            match after.checked_sub(1) {
+                Some(left) => *after = left,
+                None => {
+                    let why = s.failed.take();
+                    return Some(BufferEvent::Sent(Err(self.hear_failure(failed?, why))));
+                }
+            }
+        } else if b.sent_since > 0 {
+            b.sent_since -= 1;
+        } else {
+            return None;
         }
-        if self.failed > 0 {
-            self.failed -= 1;
-            let unknown = || Status::gone("the pair ended").because(Reason::PeerGone);
-            return Some(BufferEvent::Sent(Err(self.why.clone().unwrap_or_else(unknown))));
-        }
-        None
+        b.sent -= 1;
+        Some(BufferEvent::Sent(Ok(())))
+    }
+
+    /// A send that failed was heard of: why it did.
+    fn hear_failure(&mut self, send: u32, why: Option<Status>) -> Status {
+        let pair = self.forget_failure(send);
+        let of_pair = |pair: u32| match self.pairs.get(pair).map(|p| &p.state) {
+            Some(PairState::Broken(status)) => Some(status.clone()),
+            _ => None,
+        };
+        let unknown = || Status::gone("the pair ended").because(Reason::PeerGone);
+        why.or_else(|| of_pair(pair?)).unwrap_or_else(unknown)
+    }
+
+    /// Nobody is to hear of a send that failed any more. Its pair.
+    pub(super) fn forget_failure(&mut self, send: u32) -> Option<u32> {
+        let Send { buffer, of_buffer: links, .. } = self.sends.remove(send)?;
+        let b = self.buffers.get_mut(buffer)?;
+        b.failed.remove(&mut self.sends, of_buffer, send, links);
+        b.failures -= 1;
+        let p = self.pairs.get_mut(b.pair)?;
+        p.unheard -= 1;
+        Some(b.pair)
     }
 }
 

@@ -4,7 +4,7 @@
 //! number when the other end has said that it writes no more (SLOT_CLOSED). Where there are no windows its memory may be
 //! written until then.
 
-use super::{Buffer, Pair, PairState, Stage, Step, Way};
+use super::{Buffer, Pair, PairState, Stage, Step, Way, buffer_of_pair};
 use crate::engine::channel::ChanId;
 use crate::engine::{Engine, Fx, Range};
 use crate::protocol::message::{MAX_ERROR_TEXT, Message, PairMessage};
@@ -44,21 +44,10 @@ impl Engine {
             self.send(fx, ch, &Message::Pair(bye), text);
         }
         self.drop_targets(index);
-        let mut at = 0;
-        let of =
-            |e: &Engine, buffer: u32| e.pairs.buffers.get(buffer).is_some_and(|b| b.pair == index);
-        let (sends, buffers) = self.pairs.pairs.get(index).map_or((0, 0), |p| (p.sends, p.buffers));
-        while sends > 0
-            && let Some(send) = self.pairs.sends.next(&mut at, |_| true)
-        {
-            if self.pairs.sends.get(send).is_some_and(|s| of(self, s.buffer)) {
-                self.give_up_send(fx, send, &status);
-            }
-        }
-        at = 0;
-        while buffers > 0
-            && let Some(buffer) = self.pairs.buffers.next(&mut at, |b| b.pair == index)
-        {
+        let mut at = self.pairs.pairs.get(index).and_then(|p| p.all.first());
+        while let Some(buffer) = at {
+            at = self.pairs.buffers.get(buffer).and_then(|b| b.of_pair.next());
+            self.give_up_sends(fx, buffer, || status.clone());
             self.close_buffer(fx, buffer);
             self.tell_buffer(fx, buffer);
         }
@@ -73,7 +62,6 @@ impl Engine {
         let pairs = &mut self.pairs;
         let Some(p) = pairs.pairs.get_mut(index) else { return };
         p.granted = 0;
-        p.behind.clear();
         for (_, target) in p.targets.drain() {
             if let Some(grant) = target.grant {
                 pairs.grants.remove(&(grant.ch, grant.number));
@@ -81,13 +69,18 @@ impl Engine {
         }
     }
 
-    /// Ends a send early: at once, or when its checksum has been computed. One whose writes are out ends with these.
-    fn give_up_send(&mut self, fx: &mut impl Fx, index: u32, status: &Status) {
-        let Some(s) = self.pairs.sends.get_mut(index) else { return };
-        match s.step {
-            Step::Waiting => self.end_slot_send(fx, index, Err(status.clone())),
-            Step::Hashing => _ = s.failed.get_or_insert_with(|| status.clone()),
-            Step::Writing { .. } => {}
+    /// Ends the sends of a buffer early, because its pair has ended or it was let go: at once, or, with this reason, when a
+    /// checksum has been computed. Those whose writes are out end with these.
+    fn give_up_sends(&mut self, fx: &mut impl Fx, buffer: u32, why: impl Fn() -> Status) {
+        let mut at = self.pairs.buffers.get(buffer).and_then(|b| b.sends.first());
+        while let Some(send) = at {
+            let Some(s) = self.pairs.sends.get_mut(send) else { return };
+            at = s.of_buffer.next();
+            match s.step {
+                Step::Waiting => self.end_slot_send(fx, send, Err(None)),
+                Step::Hashing => _ = s.failed.get_or_insert_with(&why),
+                Step::Writing { .. } | Step::Failed { .. } => {}
+            }
         }
     }
 
@@ -133,8 +126,9 @@ impl Engine {
         let over =
             |b: &&Buffer| b.released && b.stage == Stage::Idle && !b.is_touched() && !b.telling;
         let Some(pair) = pairs.buffers.get(index).filter(over).map(|b| b.pair) else { return };
-        pairs.buffers.vacate(index);
+        let Some(links) = pairs.buffers.take(index, |b| b.of_pair) else { return };
         let Some(p) = pairs.pairs.get_mut(pair) else { return };
+        p.all.remove(&mut pairs.buffers, buffer_of_pair, index, links);
         p.buffers -= 1;
         self.pair_may_leave(pair);
     }
@@ -167,48 +161,17 @@ impl Engine {
             p.slots.remove(&slot);
         }
         if way == Way::Send {
-            self.cancel_sends(fx, index, pair, slot);
+            self.give_up_sends(fx, index, closed);
+            while let Some(failed) = self.pairs.buffers.get(index).and_then(|b| b.failed.first()) {
+                self.pairs.forget_failure(failed);
+            }
+            self.forget_target(pair, slot);
         }
         self.close_buffer(fx, index);
         self.may_leave(index);
         if let Some(ch) = ch {
             self.settle(fx, ch);
         }
-    }
-
-    fn cancel_sends(&mut self, fx: &mut impl Fx, buffer: u32, pair: u32, slot: u64) {
-        // They wait for its slot, or behind another; there may be very many of other buffers.
-        let of = |pairs: &super::Pairs, send: u32| {
-            pairs.sends.get(send).is_some_and(|s| s.buffer == buffer)
-        };
-        let pairs = &mut self.pairs;
-        let Some(p) = pairs.pairs.get_mut(pair) else { return };
-        let mut behind = std::mem::take(&mut p.behind);
-        let target = p.targets.get_mut(&slot).map(|t| std::mem::take(&mut t.waiting));
-        let mut waiting = target.unwrap_or_default();
-        for &send in behind.iter().chain(&waiting) {
-            if of(&self.pairs, send) {
-                self.give_up_send(fx, send, &closed());
-            }
-        }
-        let pairs = &mut self.pairs;
-        let Some(p) = pairs.pairs.get_mut(pair) else { return };
-        if let Some(going) = p.going
-            && let Some(s) = pairs.sends.get_mut(going)
-            && s.buffer == buffer
-            && s.step == Step::Hashing
-        {
-            s.failed.get_or_insert_with(closed);
-        }
-        behind.retain(|&send| pairs.sends.get(send).is_some());
-        waiting.retain(|&send| pairs.sends.get(send).is_some());
-        behind.append(&mut p.behind);
-        p.behind = behind;
-        if let Some(target) = p.targets.get_mut(&slot) {
-            waiting.append(&mut target.waiting);
-            target.waiting = waiting;
-        }
-        self.forget_target(pair, slot);
     }
 
     /// Whether nothing touches the memory of a buffer that was let go, and nobody is told of it any more.
@@ -227,11 +190,15 @@ impl Engine {
     pub fn buffer_force(&mut self, fx: &mut impl Fx, it: &Released) {
         let index = it.index;
         let Some(b) = self.pairs.buffers.get(index).filter(|b| b.id == it.id) else { return };
-        let writing = |s: &super::Send| match s.step {
-            Step::Writing { ch, .. } if s.buffer == index => Some(ch),
-            _ => None,
-        };
-        let of_send = self.pairs.sends.iter().find_map(|(_, s)| writing(s));
+        let (mut of_send, mut at) = (None, b.sends.first());
+        while of_send.is_none()
+            && let Some(s) = at.and_then(|send| self.pairs.sends.get(send))
+        {
+            at = s.of_buffer.next();
+            if let Step::Writing { ch, .. } = s.step {
+                of_send = Some(ch);
+            }
+        }
         if let Some(ch) = of_send.or(b.ch).filter(|_| b.is_touched()) {
             let text = "it did not end in time what used a buffer that was destroyed";
             let status = Status::new(Code::Unavailable, text).because(Reason::PeerStalled);
@@ -245,13 +212,11 @@ impl Engine {
         let mut buffers = Vec::new();
         let n = self.pairs.pairs.get(index).map_or(0, |p| p.buffers);
         crate::room::grow(&mut buffers, n, "buffers")?;
-        let of_pair = self.pairs.buffers.iter().filter(|(_, b)| b.pair == index);
-        buffers.extend(of_pair.map(|(index, b)| Released {
-            index,
-            id: b.id,
-            addr: b.addr,
-            len: b.len,
-        }));
+        let mut at = self.pairs.pairs.get(index).and_then(|p| p.all.first());
+        while let Some((index, b)) = at.and_then(|i| Some((i, self.pairs.buffers.get(i)?))) {
+            buffers.push(Released { index, id: b.id, addr: b.addr, len: b.len });
+            at = b.of_pair.next();
+        }
         let status = Status::new(Code::Cancelled, "the pair was closed");
         self.break_pair(fx, index, status.because(Reason::Cancelled), true);
         if let Some(p) = self.pairs.pairs.get_mut(index) {
@@ -293,7 +258,7 @@ impl Engine {
         let on_it = |s: &super::Send| matches!(s.step, Step::Writing { ch: on, .. } if on == ch);
         while let Some(send) = self.pairs.sends.next(&mut at, on_it) {
             let failed = self.pairs.sends.get_mut(send).and_then(|s| s.failed.take());
-            self.end_slot_send(fx, send, Err(failed.unwrap_or_else(|| status.clone())));
+            self.end_slot_send(fx, send, Err(failed));
         }
         at = 0;
         while let Some(buffer) = self.pairs.buffers.next(&mut at, |b| b.ch == Some(ch)) {
@@ -323,10 +288,7 @@ impl Engine {
             let seconds = now.saturating_sub(s.started) as f64 / 1e9;
             let Some(b) = pairs.buffers.get(s.buffer) else { continue };
             let (pair, slot) = (b.pair, b.slot);
-            let Some(p) = pairs.pairs.get_mut(pair) else { continue };
-            if let Some(target) = p.targets.get_mut(&slot) {
-                target.waiting.retain(|&send| send != index);
-            }
+            let Some(p) = pairs.pairs.get(pair) else { continue };
             let (rank, known) = (p.rank, p.peer.and_then(|peer| self.peers.get(peer)));
             let why = match (&p.state, known) {
                 (PairState::Connected, _) => "the other end did not open the slot".to_owned(),
@@ -338,7 +300,7 @@ impl Engine {
             };
             let text = format!("send to slot {slot} of rank {rank}: {why} after {seconds:.3} s");
             let status = Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline);
-            self.end_slot_send(fx, index, Err(status));
+            self.end_slot_send(fx, index, Err(Some(status)));
             self.forget_target(pair, slot);
         }
     }

@@ -20,14 +20,13 @@ mod calls;
 mod ending;
 mod moving;
 
-use std::collections::VecDeque;
-
 use foldhash::HashMap;
 
 use crate::api::Words;
 use crate::engine::Window;
 use crate::engine::channel::ChanId;
 use crate::engine::deadlines::Deadlines;
+use crate::engine::list::{Fifo, Links};
 use crate::engine::slab::Slab;
 use crate::fabric::keys::Place;
 use crate::status::{Code, Status};
@@ -83,8 +82,8 @@ struct Grant {
 #[derive(Default)]
 struct Target {
     grant: Option<Grant>,
-    /// Sends that wait for it.
-    waiting: VecDeque<u32>,
+    /// Sends that wait for it, or, with a grant, behind a send whose checksum is being computed.
+    waiting: Fifo,
 }
 
 /// One end of a pair.
@@ -112,9 +111,14 @@ struct Pair {
     /// Where there are checksums, one send at a time goes: the next might write over what is to be compared.
     going: Option<u32>,
     /// Sends with a grant that come after it.
-    behind: VecDeque<u32>,
+    behind: Fifo,
+    /// All its buffers, and how many there are.
+    all: Fifo,
     buffers: usize,
+    /// Sends that have not ended.
     sends: usize,
+    /// Sends that failed, and that nobody has heard of.
+    unheard: usize,
     /// The application has let it go.
     released: bool,
 }
@@ -164,11 +168,16 @@ struct Buffer {
     /// On which channel its window is.
     ch: Option<ChanId>,
     window: Option<Window>,
-    /// Sends that ended well, and that nobody has heard of.
+    /// Its place among those of its pair.
+    of_pair: Links,
+    /// Its sends that have not ended.
+    sends: Fifo,
+    /// Sends that failed, and that nobody has heard of; how many.
+    failed: Fifo,
+    failures: u64,
+    /// Sends that ended well, and that nobody has heard of; of these, those after the last that failed.
     sent: u64,
-    /// Sends that failed, and why the last did.
-    failed: u64,
-    why: Option<Status>,
+    sent_since: u64,
     /// Arrivals that nobody has heard of.
     received: u64,
     /// Its owner was told that the pair is broken.
@@ -192,6 +201,8 @@ enum Step {
     Hashing,
     /// Its writes are under way, or, where there are checksums, the other end has not compared its own.
     Writing { ch: ChanId, left: u32, unchecked: bool },
+    /// It failed, which nobody has heard of. So many that ended well before it come before it.
+    Failed { after: u64 },
 }
 
 /// A send.
@@ -204,9 +215,34 @@ struct Send {
     step: Step,
     started: u64,
     deadline: u64,
+    /// It is among those of its slot that wait.
+    waits: bool,
     /// It waits for a grant; only then its deadline counts.
     ungranted: bool,
+    /// It is among those of its pair that are behind another.
+    behind: bool,
+    /// Why it failed, or is about to. None where it failed as its pair ended: for the pair's reason.
     failed: Option<Status>,
+    /// Its places among those of its buffer, of its slot, and of its pair.
+    of_buffer: Links,
+    of_slot: Links,
+    of_pair: Links,
+}
+
+fn of_buffer(send: &mut Send) -> &mut Links {
+    &mut send.of_buffer
+}
+
+fn of_slot(send: &mut Send) -> &mut Links {
+    &mut send.of_slot
+}
+
+fn of_pair(send: &mut Send) -> &mut Links {
+    &mut send.of_pair
+}
+
+fn buffer_of_pair(buffer: &mut Buffer) -> &mut Links {
+    &mut buffer.of_pair
 }
 
 /// See the module's text.

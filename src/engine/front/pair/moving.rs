@@ -1,7 +1,7 @@
 //! How the content of a send goes, and how each send ends.
 
 use super::calls::check_place;
-use super::{Stage, Step, Target};
+use super::{PairState, Stage, Step, Target, of_buffer, of_pair, of_slot};
 use crate::api::Protocol;
 use crate::engine::channel::ChanId;
 use crate::engine::{Engine, Fx, WR_SLOT, Work, checksum};
@@ -20,7 +20,7 @@ impl Engine {
         let Some(p) = pairs.pairs.get_mut(b.pair) else { return };
         let Some(Target { grant: Some(grant), .. }) = p.targets.get(&b.slot) else { return };
         if let Err(status) = check_place(b.slot, grant.len, s.at, s.len) {
-            return self.end_slot_send(fx, index, Err(status));
+            return self.end_slot_send(fx, index, Err(Some(status)));
         }
         let ch = grant.ch;
         let Some(c) = self.channels.get(ch) else { return };
@@ -64,7 +64,7 @@ impl Engine {
         let Some((buffer, ch)) = self.grant_of(index) else { return };
         let lkeys = match self.pin(fx, buffer, ch) {
             Ok(keys) => keys,
-            Err(status) => return self.end_slot_send(fx, index, Err(status)),
+            Err(status) => return self.end_slot_send(fx, index, Err(Some(status))),
         };
         let pairs = &mut self.pairs;
         let (Some(s), Some(b)) = (pairs.sends.get_mut(index), pairs.buffers.get(buffer)) else {
@@ -166,47 +166,65 @@ impl Engine {
     fn may_end_send(&mut self, fx: &mut impl Fx, index: u32) {
         let Some(s) = self.pairs.sends.get_mut(index) else { return };
         if matches!(s.step, Step::Writing { left: 0, unchecked: false, .. }) {
-            let result = s.failed.take().map_or(Ok(()), Err);
+            let result = s.failed.take().map_or(Ok(()), |status| Err(Some(status)));
             self.end_slot_send(fx, index, result);
         }
     }
 
-    /// Ends a send. The only place where one does.
+    /// Ends a send. The only place where one does. `Err(None)`: as its pair has ended, or its buffer was let go.
+    ///
+    /// One that failed stays until its owner has heard of it; nothing is allocated here.
     pub(super) fn end_slot_send(
         &mut self,
         fx: &mut impl Fx,
         index: u32,
-        result: Result<(), Status>,
+        result: Result<(), Option<Status>>,
     ) {
+        self.send_goes(index);
         let pairs = &mut self.pairs;
-        let Some(s) = pairs.sends.remove(index) else { return };
-        let Some(b) = pairs.buffers.get_mut(s.buffer) else { return };
-        b.under_way -= 1;
-        let code = result.as_ref().map_or_else(|s| s.code, |()| Code::Ok);
-        match result {
-            Ok(()) => b.sent += 1,
-            Err(status) => {
-                b.failed += 1;
-                b.why = Some(status);
-            }
-        }
+        let Some(s) = pairs.sends.get_mut(index) else { return };
+        let (buffer, len, step, links) = (s.buffer, s.len, s.step, s.of_buffer);
+        let Some(b) = pairs.buffers.get_mut(buffer) else { return };
         let pair = b.pair;
         let Some(p) = pairs.pairs.get_mut(pair) else { return };
+        let code = match (&result, &p.state) {
+            (Ok(()), _) => Code::Ok,
+            (Err(Some(status)), _) | (Err(None), PairState::Broken(status)) => status.code,
+            (Err(None), _) => Code::Cancelled,
+        };
+        b.under_way -= 1;
         p.sends -= 1;
-        let ch = match s.step {
+        b.sends.remove(&mut pairs.sends, of_buffer, index, links);
+        match result {
+            Err(why) if !b.released => {
+                if let Some(s) = pairs.sends.get_mut(index) {
+                    s.failed = why;
+                    s.step = Step::Failed { after: std::mem::take(&mut b.sent_since) };
+                }
+                b.failed.push(&mut pairs.sends, of_buffer, index);
+                b.failures += 1;
+                p.unheard += 1;
+            }
+            ended => {
+                b.sent += u64::from(ended.is_ok());
+                b.sent_since += u64::from(ended.is_ok());
+                pairs.sends.vacate(index);
+            }
+        }
+        let ch = match step {
             Step::Writing { ch, .. } => Some(ch),
             _ => p.heard.map(|heard| heard.0),
         };
         if let Some(c) = ch.and_then(|ch| self.channels.get(ch)) {
-            let bytes = if code == Code::Ok { s.len } else { 0 };
+            let bytes = if code == Code::Ok { len } else { 0 };
             c.counters.send_done(bytes, code, Protocol::DirectPut);
         }
         let was_going = p.going == Some(index);
         if was_going {
             p.going = None;
         }
-        self.unpin(fx, s.buffer);
-        self.tell_buffer(fx, s.buffer);
+        self.unpin(fx, buffer);
+        self.tell_buffer(fx, buffer);
         if was_going {
             self.go_behind(fx, pair);
         }
@@ -249,14 +267,13 @@ impl Engine {
         let Some(pair) = self.pairs.buffers.get(buffer).map(|b| b.pair) else { return };
         let ch = self.grant_of(index).map(|(_, ch)| ch);
         match (failed, result) {
-            (Some(status), _) | (None, Err(status)) => self.end_slot_send(fx, index, Err(status)),
+            (Some(status), _) | (None, Err(status)) => {
+                self.end_slot_send(fx, index, Err(Some(status)));
+            }
             (None, Ok(sum)) if ch.is_some() => self.post_slot_send(fx, index, Some(sum)),
             // The grant was closed meanwhile: it waits for the next, before those that came after it.
             (None, Ok(_)) => {
-                self.wait_again(index);
-                if let Some(p) = self.pairs.pairs.get_mut(pair) {
-                    p.going = None;
-                }
+                self.wait_again(index, pair);
                 self.go_behind(fx, pair);
             }
         }
@@ -267,54 +284,89 @@ impl Engine {
 
     /// Sends that came after one that was going go on.
     fn go_behind(&mut self, fx: &mut impl Fx, pair: u32) {
-        loop {
-            let Some(p) = self.pairs.pairs.get_mut(pair).filter(|p| p.going.is_none()) else {
-                return;
-            };
-            let Some(send) = p.behind.pop_front() else { return };
-            match self.grant_of(send) {
-                Some(_) => self.go_send(fx, send, &[]),
-                None => self.wait_again(send),
-            }
+        while let Some(p) = self.pairs.pairs.get(pair)
+            && p.going.is_none()
+            && let Some(send) = p.behind.first()
+        {
+            self.send_goes(send);
+            self.go_send(fx, send, &[]);
         }
     }
 
-    /// A send whose grant is gone waits for the next one of its slot, in its place among the others.
-    fn wait_again(&mut self, index: u32) {
+    /// A send whose grant is gone waits for the next one of its slot, before those that came after it.
+    fn wait_again(&mut self, index: u32, pair: u32) {
         let pairs = &mut self.pairs;
         let Some(s) = pairs.sends.get(index) else { return };
-        let (deadline, started) = (s.deadline, s.started);
         let Some(b) = pairs.buffers.get(s.buffer) else { return };
-        let Some(p) = pairs.pairs.get_mut(b.pair) else { return };
+        let Some(p) = pairs.pairs.get_mut(pair) else { return };
+        p.going = None;
         let Some(target) = p.targets.get_mut(&b.slot) else { return };
-        let earlier = |&other: &u32| pairs.sends.get(other).is_none_or(|o| o.started <= started);
-        let at = target.waiting.partition_point(earlier);
-        target.waiting.insert(at, index);
-        if let Some(s) = pairs.sends.get_mut(index) {
-            s.ungranted = true;
-        }
-        pairs.deadlines.set(index, deadline);
-        self.next_deadline = self.next_deadline.min(deadline);
+        target.waiting.push_first(&mut pairs.sends, of_slot, index);
+        self.send_waits(pair, index, false);
     }
 
-    /// A slot was opened: what waits for it goes.
+    /// A send is among those of its slot that wait now: for a grant, with its deadline, or behind others.
+    pub(super) fn send_waits(&mut self, pair: u32, index: u32, granted: bool) {
+        let pairs = &mut self.pairs;
+        let Some(s) = pairs.sends.get_mut(index) else { return };
+        (s.waits, s.ungranted) = (true, !granted);
+        let (was_behind, links) = (std::mem::replace(&mut s.behind, granted), s.of_pair);
+        if !granted {
+            pairs.deadlines.set(index, s.deadline);
+            self.next_deadline = self.next_deadline.min(s.deadline);
+        }
+        let Some(p) = pairs.pairs.get_mut(pair) else { return };
+        match (was_behind, granted) {
+            (false, true) => p.behind.push(&mut pairs.sends, of_pair, index),
+            (true, false) => p.behind.remove(&mut pairs.sends, of_pair, index, links),
+            _ => {}
+        }
+    }
+
+    /// A send waits no more: it goes, or ends.
+    pub(super) fn send_goes(&mut self, index: u32) {
+        let pairs = &mut self.pairs;
+        let Some(s) = pairs.sends.get_mut(index).filter(|s| s.waits) else { return };
+        (s.waits, s.ungranted) = (false, false);
+        let (slot_links, pair_links) = (s.of_slot, s.of_pair);
+        let behind = std::mem::take(&mut s.behind);
+        let Some(b) = pairs.buffers.get(s.buffer) else { return };
+        let Some(p) = pairs.pairs.get_mut(b.pair) else { return };
+        if let Some(target) = p.targets.get_mut(&b.slot) {
+            target.waiting.remove(&mut pairs.sends, of_slot, index, slot_links);
+        }
+        if behind {
+            p.behind.remove(&mut pairs.sends, of_pair, index, pair_links);
+        }
+    }
+
+    /// A slot was opened: what waits for it goes, or is behind what goes.
     pub(super) fn go_waiting(&mut self, fx: &mut impl Fx, pair: u32, slot: u64) {
-        loop {
-            let pairs = &mut self.pairs;
-            let Some(p) = pairs.pairs.get_mut(pair) else { return };
-            let Some(target) = p.targets.get_mut(&slot).filter(|t| t.grant.is_some()) else {
-                return;
-            };
-            let Some(send) = target.waiting.pop_front() else { return };
-            if let Some(s) = pairs.sends.get_mut(send) {
-                s.ungranted = false;
-            }
+        let mut at = self.first_waiting(pair, slot);
+        while let Some(send) = at {
+            let Some(p) = self.pairs.pairs.get(pair) else { return };
             if p.going.is_some() {
-                p.behind.push_back(send);
+                at = self.pairs.sends.get(send).and_then(|s| s.of_slot.next());
+                self.send_waits(pair, send, true);
             } else {
+                self.send_goes(send);
                 self.go_send(fx, send, &[]);
+                at = self.first_waiting(pair, slot);
             }
         }
+    }
+
+    /// A slot was closed: what is behind another waits for the next grant.
+    pub(super) fn wait_for_grant(&mut self, pair: u32, slot: u64) {
+        let mut at = self.first_waiting(pair, slot);
+        while let Some(send) = at {
+            at = self.pairs.sends.get(send).and_then(|s| s.of_slot.next());
+            self.send_waits(pair, send, false);
+        }
+    }
+
+    fn first_waiting(&self, pair: u32, slot: u64) -> Option<u32> {
+        self.pairs.pairs.get(pair)?.targets.get(&slot)?.waiting.first()
     }
 }
 
