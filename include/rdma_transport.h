@@ -2936,8 +2936,8 @@ rdma_code_t rdma_buffer_create_recv(rdma_mgr_t *mgr,
 /**
  * Begins to send `len` bytes at `offset` of a send buffer, to `remote_offset` of the receive buffer of
  * its slot at the other end: by one WRITE WITH IMMEDIATE, or several WRITEs where it is long. It waits
- * for that buffer to be made there, and any number may be under way (65,536 of a pair). `len` 0 is a
- * notice without content.
+ * for that buffer to be made there, and any number may be under way (65,536 of a pair, with those that
+ * failed and were not waited for). `len` 0 is a notice without content.
  *
  * Sends of one slot take effect in the order of the calls; those of a pair, too, but for sends that wait
  * for their slot. Once its slot is open a send has no deadline: it ends, or its connection does. A send
@@ -2964,8 +2964,8 @@ rdma_code_t rdma_buffer_send(rdma_mgr_t *mgr,
                              uint64_t remote_offset);
 
 /**
- * Waits until a send of the buffer has ended, and takes its end: as many calls as sends. Of a buffer
- * without callback. `timeout_ms` 0: the manager's; RDMA_MSG_FOREVER: none.
+ * Waits until a send of the buffer has ended, and takes its end: as many calls as sends, in the order in
+ * which these ended. Of a buffer without callback. `timeout_ms` 0: the manager's; RDMA_MSG_FOREVER: none.
  *
  * Threads: any. Drives progress while it waits.
  *

@@ -3,10 +3,14 @@
 use std::ffi::{c_char, c_void};
 use std::time::Duration;
 
-use super::types::rdma_code_t;
+use super::types::{
+    RDMA_MSG_FOREVER, RDMA_STORE_DEFAULT, RDMA_STORE_FOREVER, RDMA_STORE_NOW, rdma_code_t,
+};
 use crate::api::{MAX_KEY_LEN, MAX_NAME_LEN};
 use crate::config::MAX_TIMEOUT_MS;
+use crate::manager::Timeout;
 use crate::status::{Code, Status};
+use crate::store::Patience;
 
 /// Longest error text that an application may pass.
 pub(super) const MAX_MESSAGE_LEN: usize = 65535;
@@ -139,25 +143,70 @@ pub(super) unsafe fn status(
 }
 
 /// A time in milliseconds, not negative. More than a century is a century.
+#[inline]
 pub(super) fn millis(arg: &str, ms: i64) -> Result<Duration, Status> {
-    match u64::try_from(ms) {
-        Ok(ms) => Ok(Duration::from_millis(ms.min(MAX_TIMEOUT_MS))),
-        Err(_) => Err(bad_millis(arg, ms)),
-    }
-}
-
-#[cold]
-fn bad_millis(arg: &str, ms: i64) -> Status {
-    Status::invalid(format!("{arg} is {ms}, allowed are 0 and above"))
+    time(arg, ms, "0 and above")
 }
 
 /// The same, where 0 means that none is given.
 #[inline]
 pub(super) fn optional_millis(arg: &str, ms: i64) -> Result<Option<Duration>, Status> {
-    if ms == 0 {
-        return Ok(None);
+    match ms {
+        0 => Ok(None),
+        ms => time(arg, ms, "0 and above").map(Some),
     }
-    millis(arg, ms).map(|time| Some(time).filter(|t| !t.is_zero()))
+}
+
+/// The same, where it is for ever with RDMA_MSG_FOREVER.
+#[inline]
+pub(super) fn limit(arg: &str, ms: i64) -> Result<Timeout, Status> {
+    match ms {
+        RDMA_MSG_FOREVER => Ok(Timeout::Never),
+        ms => time(arg, ms, "0 and above, and -1 (RDMA_MSG_FOREVER)").map(Timeout::After),
+    }
+}
+
+/// The same, where 0 is the manager's.
+#[inline]
+pub(super) fn timeout(arg: &str, ms: i64) -> Result<Timeout, Status> {
+    match ms {
+        0 => Ok(Timeout::Default),
+        RDMA_MSG_FOREVER => Ok(Timeout::Never),
+        ms => time(arg, ms, "1 and above, 0 (the manager's) and -1 (RDMA_MSG_FOREVER)")
+            .map(Timeout::After),
+    }
+}
+
+/// How long a store is waited for.
+#[inline]
+pub(super) fn patience(arg: &str, ms: i64, now: bool) -> Result<Patience, Status> {
+    match ms {
+        RDMA_STORE_DEFAULT => Ok(Patience::Default),
+        RDMA_STORE_FOREVER => Ok(Patience::Forever),
+        RDMA_STORE_NOW if now => Ok(Patience::Now),
+        ms if now => time(
+            arg,
+            ms,
+            "1 and above, 0 (the store's), -1 (RDMA_STORE_FOREVER) and -2 (RDMA_STORE_NOW)",
+        )
+        .map(Patience::For),
+        ms => time(arg, ms, "1 and above, 0 (the store's) and -1 (RDMA_STORE_FOREVER)")
+            .map(Patience::For),
+    }
+}
+
+/// A time that is none of those with a meaning of their own.
+#[inline]
+pub(super) fn time(arg: &str, ms: i64, allowed: &str) -> Result<Duration, Status> {
+    match u64::try_from(ms) {
+        Ok(ms) => Ok(Duration::from_millis(ms.min(MAX_TIMEOUT_MS))),
+        Err(_) => Err(bad_time(arg, ms, allowed)),
+    }
+}
+
+#[cold]
+fn bad_time(arg: &str, ms: i64, allowed: &str) -> Status {
+    Status::invalid(format!("{arg} is {ms}, allowed are {allowed}"))
 }
 
 /// An id, which is never 0.

@@ -5,16 +5,15 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::args::{not_null, optional_millis};
+use super::args::{not_null, optional_millis, patience};
 use super::error::guard;
 use super::object::Type;
 use super::store::rdma_store_t;
 use super::types::*;
-use super::{handle, sized, store, store_calls};
+use super::{handle, sized, store};
 use crate::engine::front::message::Party;
 use crate::mesh::{KEEP, Meeting, Mesh};
 use crate::status::Status;
-use crate::store::Patience;
 
 /// A mesh: which peer of a manager is which rank. Opaque.
 pub struct rdma_mesh {
@@ -84,11 +83,7 @@ pub unsafe extern "C" fn rdma_mesh_connect(
         unsafe {
             let o = sized::read_or_defaults("options", options)?;
             let keep = optional_millis("options.keep_ms", o.keep_ms)?.unwrap_or(KEEP);
-            let patience = store_calls::patience(o.timeout_ms)?;
-            if patience == Patience::Now {
-                let text = "options.timeout_ms is -2 (RDMA_STORE_NOW), which a mesh does not take";
-                return Err(Status::invalid(text));
-            }
+            let patience = patience("options.timeout_ms", o.timeout_ms, false)?;
             let store = store::borrow(store)?;
             let blob = handle::borrow(mgr)?.export_address()?;
             let meeting = Meeting::new(&store, &blob, rank, size, keep, patience)?;

@@ -2,14 +2,14 @@
 
 use std::cell::RefCell;
 
-use super::args::{millis, not_null};
+use super::args::{limit, not_null};
 use super::error::guard_on;
 use super::handle::borrow_on;
 use super::messages::{end_to_c, show, text_to_c};
 use super::sized::Out;
 use super::types::*;
 use crate::engine::front::message::{Beside, MessageEnd};
-use crate::manager::{Collect, Timeout};
+use crate::manager::Collect;
 use crate::status::Status;
 
 /// Most requests of one call.
@@ -220,10 +220,7 @@ pub unsafe extern "C" fn rdma_msg_wait(
             (borrow_on(mgr, thread)?, requests, Ends::new(out_indices, out_statuses)?)
         };
         let how = self::how(how)?;
-        let limit = match timeout_ms {
-            RDMA_MSG_FOREVER => Timeout::Never,
-            ms => Timeout::After(millis("timeout_ms", ms)?),
-        };
+        let limit = limit("timeout_ms", timeout_ms)?;
         mgr.message_wait(requests, how, limit, |i, end| ends.put(i, end))?;
         // SAFETY: as above.
         unsafe { ends.tell(out_count) }

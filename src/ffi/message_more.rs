@@ -3,18 +3,18 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use super::args::{id, millis, not_null};
+use super::args::{id, limit, not_null, timeout};
 use super::callback::UserData;
 use super::error::guard_on;
 use super::handle::borrow_on;
 use super::message_places::{lens, place, user};
 use super::messages::{
-    begin_send, end_to_c, isend, mode, on_end, optional_out, party, tell_received, timeout, whom,
+    begin_send, end_to_c, isend, mode, on_end, optional_out, party, tell_received, whom,
 };
 use super::sized;
 use super::types::*;
 use crate::engine::front::message::{Active, ActiveFn, Envelope, OnMessage, RoomFn, Wanted};
-use crate::manager::{Post, Prepared, Timeout};
+use crate::manager::{Post, Prepared};
 use crate::protocol::message::Extra;
 use crate::status::Status;
 
@@ -253,10 +253,7 @@ pub unsafe extern "C" fn rdma_msg_attach(mgr: *mut rdma_mgr_t, bytes: u64) -> rd
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_msg_detach(mgr: *mut rdma_mgr_t, timeout_ms: i64) -> rdma_code_t {
     guard_on("rdma_msg_detach", |thread| {
-        let limit = match timeout_ms {
-            RDMA_MSG_FOREVER => Timeout::Never,
-            ms => Timeout::After(millis("timeout_ms", ms)?),
-        };
+        let limit = limit("timeout_ms", timeout_ms)?;
         // SAFETY: the caller's handle, as the header demands.
         unsafe { borrow_on(mgr, thread) }?.message_detach(limit)
     })

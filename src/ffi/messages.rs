@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use super::args::{TextOut, id, millis, name, not_null};
+use super::args::{TextOut, id, millis, name, not_null, timeout};
 use super::error::guard_on;
 use super::handle::borrow_on;
 use super::message_ends::kept;
@@ -13,7 +13,7 @@ use crate::api::Words;
 use crate::engine::front::message::{
     Beside, Envelope, MessageEnd, Mode, OnMessage, Party, Sending, Wanted,
 };
-use crate::manager::{Manager, Post, Received, Timeout, Where};
+use crate::manager::{Manager, Post, Received, Where};
 use crate::protocol::message::Extra;
 use crate::status::Status;
 use crate::thread::Thread;
@@ -27,14 +27,6 @@ pub(super) fn whom(peer: rdma_peer_t) -> Result<Party, Status> {
     match party("peer", peer)? {
         Party::ANY => Err(Status::invalid("peer is 0: a message is for one peer")),
         one => Ok(one),
-    }
-}
-
-pub(super) fn timeout(arg: &str, ms: i64) -> Result<Timeout, Status> {
-    match ms {
-        0 => Ok(Timeout::Default),
-        RDMA_MSG_FOREVER => Ok(Timeout::Never),
-        ms => millis(arg, ms).map(Timeout::After),
     }
 }
 

@@ -2,10 +2,9 @@
 
 use std::ffi::{c_char, c_void};
 
-use super::args::{TextOut, bytes, millis, not_null};
+use super::args::{TextOut, bytes, not_null, optional_millis, timeout};
 use super::error::guard;
 use super::handle::borrow;
-use super::messages::timeout;
 use super::sized::Out;
 use super::types::*;
 use crate::api::Words;
@@ -175,10 +174,7 @@ pub unsafe extern "C" fn rdma_pair_connect(
         let (mgr, address) =
             // SAFETY: the caller's arguments, as the header demands.
             unsafe { (borrow(mgr)?, bytes("address", address.cast(), len, 1, RDMA_PAIR_ADDRESS_MAX)?) };
-        let limit = match timeout_ms {
-            0 => None,
-            ms => Some(millis("timeout_ms", ms)?),
-        };
+        let limit = optional_millis("timeout_ms", timeout_ms)?;
         mgr.pair_connect(pair, address, limit)
     })
 }
@@ -332,8 +328,8 @@ pub unsafe extern "C" fn rdma_buffer_create_recv(
 
 /// Begins to send `len` bytes at `offset` of a send buffer, to `remote_offset` of the receive buffer of
 /// its slot at the other end: by one WRITE WITH IMMEDIATE, or several WRITEs where it is long. It waits
-/// for that buffer to be made there, and any number may be under way (65,536 of a pair). `len` 0 is a
-/// notice without content.
+/// for that buffer to be made there, and any number may be under way (65,536 of a pair, with those that
+/// failed and were not waited for). `len` 0 is a notice without content.
 ///
 /// Sends of one slot take effect in the order of the calls; those of a pair, too, but for sends that wait
 /// for their slot. Once its slot is open a send has no deadline: it ends, or its connection does. A send
@@ -366,8 +362,8 @@ pub unsafe extern "C" fn rdma_buffer_send(
     })
 }
 
-/// Waits until a send of the buffer has ended, and takes its end: as many calls as sends. Of a buffer
-/// without callback. `timeout_ms` 0: the manager's; RDMA_MSG_FOREVER: none.
+/// Waits until a send of the buffer has ended, and takes its end: as many calls as sends, in the order in
+/// which these ended. Of a buffer without callback. `timeout_ms` 0: the manager's; RDMA_MSG_FOREVER: none.
 ///
 /// Threads: any. Drives progress while it waits.
 ///

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::args::{TextOut, bytes, millis, not_null, optional_millis, text};
+use super::args::{TextOut, bytes, not_null, optional_millis, text, time};
 use super::error::guard;
 use super::object::{Borrowed, Type};
 use super::sized;
@@ -325,7 +325,9 @@ pub unsafe extern "C" fn rdma_store_lease(
     guard("rdma_store_lease", || {
         not_null("out", out)?;
         // SAFETY: the caller's arguments, as the header demands.
-        unsafe { hand_out(borrow(store)?.leased(millis("ttl_ms", ttl_ms)?)?, out) };
+        unsafe {
+            hand_out(borrow(store)?.leased(time("ttl_ms", ttl_ms, "100 to 86400000")?)?, out)
+        };
         Ok(())
     })
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use super::args::{TextOut, bytes, millis, not_null};
+use super::args::{self, TextOut, bytes, not_null};
 use super::error::guard;
 use super::store::{borrow, rdma_store_t};
 use super::types::*;
@@ -10,17 +10,8 @@ use crate::limits::{STORE_CALL, STORE_KEY, STORE_VALUE};
 use crate::status::{Code, Status};
 use crate::store::{Compared, Patience};
 
-pub(super) fn patience(timeout_ms: i64) -> Result<Patience, Status> {
-    match timeout_ms {
-        RDMA_STORE_DEFAULT => Ok(Patience::Default),
-        RDMA_STORE_FOREVER => Ok(Patience::Forever),
-        RDMA_STORE_NOW => Ok(Patience::Now),
-        ms if ms > 0 => millis("timeout_ms", ms).map(Patience::For),
-        ms => Err(Status::invalid(format!(
-            "timeout_ms is {ms}, allowed are 1 and above, 0 (the store's), -1 (RDMA_STORE_FOREVER) and -2 \
-             (RDMA_STORE_NOW)"
-        ))),
-    }
+fn patience(timeout_ms: i64) -> Result<Patience, Status> {
+    args::patience("timeout_ms", timeout_ms, true)
 }
 
 /// # Safety

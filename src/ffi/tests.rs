@@ -4,6 +4,7 @@ mod arguments;
 mod callbacks;
 mod layout;
 mod outputs;
+mod times;
 
 use std::ffi::CStr;
 

@@ -2,11 +2,11 @@
 
 use std::ffi::c_void;
 
-use super::args::not_null;
+use super::args::{not_null, timeout};
 use super::error::guard;
 use super::handle::borrow;
 use super::message_ends::kept;
-use super::messages::{optional_out, timeout, whom};
+use super::messages::{optional_out, whom};
 use super::sized;
 use super::types::*;
 use crate::engine::front::message::Party;

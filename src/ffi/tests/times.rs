@@ -1,0 +1,105 @@
+//! Every time in milliseconds that a function takes: one that is not allowed is refused, and the error names all that is.
+
+use std::ptr::{null, null_mut};
+
+use super::super::*;
+use super::{Mgr, invalid};
+
+const WRONG: i64 = -7;
+/// 0 is a time like others, or that none is given.
+const PLAIN: &str = "0 and above";
+const LIMIT: &str = "0 and above, and -1 (RDMA_MSG_FOREVER)";
+const TIMEOUT: &str = "1 and above, 0 (the manager's) and -1 (RDMA_MSG_FOREVER)";
+const STORE: &str = "1 and above, 0 (the store's), -1 (RDMA_STORE_FOREVER) and -2 (RDMA_STORE_NOW)";
+const MESH: &str = "1 and above, 0 (the store's) and -1 (RDMA_STORE_FOREVER)";
+
+/// The functions with such an argument, by the header.
+fn in_header() -> Vec<String> {
+    let header = include_str!("../../../include/rdma_transport.h");
+    let functions = header.split("\nrdma_code_t ").skip(1);
+    let told = functions.filter_map(|text| text.split_once("(")?.1.split_once(");").map(|_| text));
+    let times = told.filter(|text| {
+        let (declared, _) = text.split_once(");").unwrap();
+        declared.contains("int64_t timeout_ms") || declared.contains("int64_t ttl_ms")
+    });
+    times.map(|text| text.split_once("(").unwrap().0.to_owned()).collect()
+}
+
+macro_rules! refuse {
+    ($seen:ident: $($name:ident($($arg:expr),*): $arg_name:literal, $allowed:expr;)*) => {$(
+        // SAFETY: arguments as the header demands, but for the time, which is tested.
+        let code = unsafe { $name($($arg),*) };
+        let text = format!("{}: {} is -7, allowed are {}", stringify!($name), $arg_name, $allowed);
+        invalid(code, &[&text]);
+        assert!(super::last_error().ends_with($allowed), "more than {text:?}");
+        $seen.push(stringify!($name).to_owned());
+    )*};
+}
+
+#[test]
+fn times_that_are_not_allowed() {
+    let mgr = Mgr::new();
+    let (m, peer, key) = (mgr.0, c"w1".as_ptr(), c"key".as_ptr());
+    let (mut store, mut out, mut mesh) = (null_mut(), null_mut(), null_mut());
+    // SAFETY: as the header demands.
+    assert_eq!(unsafe { rdma_store_memory(null(), &mut store) }, RDMA_OK);
+    let (mut len, mut pair, mut yes, mut sum, mut compared) = (0, 0, false, 0, 0);
+    let keys = rdma_bytes_t { data: key.cast(), len: 3 };
+    let mut place = rdma_bytes_out_t { data: null_mut(), cap: 0, len: 0 };
+    let (mut request, blob) = (1, [0u8; 8]);
+    // SAFETY: plain data, in which zero is a value.
+    let mut status = unsafe { std::mem::zeroed::<rdma_msg_status_t>() };
+    status.struct_size = size_of::<rdma_msg_status_t>();
+    let mut seen = Vec::new();
+    refuse! { seen:
+        rdma_mgr_meet(m, c"127.0.0.1:1".as_ptr(), WRONG, null_mut(), 0, &mut len): "timeout_ms", PLAIN;
+        rdma_mgr_connect(m, peer, WRONG): "timeout_ms", PLAIN;
+        rdma_mgr_wait(m, WRONG): "timeout_ms", PLAIN;
+        rdma_mgr_flush(m, null(), WRONG): "timeout_ms", PLAIN;
+        rdma_msg_probe(m, 0, 0, 0, 0, false, WRONG, &mut status): "timeout_ms", PLAIN;
+        rdma_msg_wait(m, &mut request, 1, RDMA_MSG_ALL, WRONG, null_mut(), null_mut(), &mut len): "timeout_ms", LIMIT;
+        rdma_msg_detach(m, WRONG): "timeout_ms", LIMIT;
+        rdma_pair_create(m, 0, WRONG, &mut pair): "timeout_ms", TIMEOUT;
+        rdma_pair_connect(m, 1, blob.as_ptr(), 8, WRONG): "timeout_ms", PLAIN;
+        rdma_buffer_wait_send(m, 1, WRONG): "timeout_ms", TIMEOUT;
+        rdma_buffer_wait_recv(m, 1, WRONG): "timeout_ms", TIMEOUT;
+        rdma_unbound_send(m, 1, 1, 0, 0, 0, WRONG): "timeout_ms", TIMEOUT;
+        rdma_unbound_recv(m, 1, null(), 0, 0, 0, 0, WRONG): "timeout_ms", TIMEOUT;
+        rdma_unbound_wait_send(m, 1, WRONG, null_mut()): "timeout_ms", TIMEOUT;
+        rdma_unbound_wait_recv(m, 1, WRONG, null_mut()): "timeout_ms", TIMEOUT;
+        rdma_store_lease(store, WRONG, &mut out): "ttl_ms", "100 to 86400000";
+        rdma_store_set(store, key, 3, null(), 0, WRONG): "timeout_ms", STORE;
+        rdma_store_multi_set(store, &keys, &keys, 1, WRONG): "timeout_ms", STORE;
+        rdma_store_get(store, key, 3, WRONG, null_mut(), 0, &mut len): "timeout_ms", STORE;
+        rdma_store_multi_get(store, &keys, &mut place, 1, WRONG): "timeout_ms", STORE;
+        rdma_store_wait(store, &keys, 1, WRONG): "timeout_ms", STORE;
+        rdma_store_check(store, &keys, 1, WRONG, &mut yes): "timeout_ms", STORE;
+        rdma_store_add(store, key, 3, 1, WRONG, &mut sum): "timeout_ms", STORE;
+        rdma_store_compare_set(store, key, 3, null(), 0, key.cast(), 3, WRONG, &mut compared, null_mut(), 0, &mut len):
+            "timeout_ms", STORE;
+        rdma_store_delete(store, key, 3, WRONG, &mut yes): "timeout_ms", STORE;
+    }
+    let mut all = in_header();
+    all.sort();
+    seen.sort();
+    assert_eq!(seen, all);
+
+    // Those in options.
+    // SAFETY: plain data, in which zero is a value.
+    let (mut msg, mut to) = unsafe {
+        (std::mem::zeroed::<rdma_msg_options_t>(), std::mem::zeroed::<rdma_mesh_options_t>())
+    };
+    (msg.struct_size, msg.timeout_ms) = (size_of::<rdma_msg_options_t>(), WRONG);
+    (to.struct_size, to.timeout_ms) = (size_of::<rdma_mesh_options_t>(), WRONG);
+    refuse! { seen:
+        rdma_msg_irecv(m, 0, 0, 0, 0, null_mut(), 0, &msg, null_mut(), &mut request): "options.timeout_ms", TIMEOUT;
+        rdma_mesh_connect(m, store, 0, 1, &to, &mut mesh): "options.timeout_ms", MESH;
+    }
+    (to.timeout_ms, to.keep_ms) = (RDMA_STORE_NOW, 0);
+    // SAFETY: as above.
+    invalid(unsafe { rdma_mesh_connect(m, store, 0, 1, &to, &mut mesh) }, &[MESH]);
+    (to.timeout_ms, to.keep_ms) = (0, WRONG);
+    refuse! { seen: rdma_mesh_connect(m, store, 0, 1, &to, &mut mesh): "options.keep_ms", PLAIN; }
+    // SAFETY: as above.
+    assert_eq!(unsafe { rdma_store_destroy(store) }, RDMA_OK);
+}
