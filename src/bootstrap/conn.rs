@@ -151,6 +151,11 @@ impl Conn {
         self.met
     }
 
+    /// It had introduced itself, and with a secret proved it, when it closed the connection.
+    pub(super) fn has_left(&self, secret: bool) -> bool {
+        self.met == Met::Broken && (!secret || self.hs.has_proved())
+    }
+
     pub(super) fn is_lingering(&self) -> bool {
         matches!(self.phase, Phase::Lingering(_))
     }

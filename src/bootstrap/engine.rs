@@ -324,7 +324,10 @@ impl Bootstrap {
             }
             Outcome::Failed(status) => match entry.dial.take() {
                 Some(dial) => self.next_address(dial, addr, (status, entry.conn.met()), events),
-                None => events.push(BootEvent::Rejected { addr: Some(addr), status }),
+                None => {
+                    let left = entry.conn.has_left(self.shared.config.secret.is_some());
+                    events.push(BootEvent::Rejected { addr: Some(addr), status, left });
+                }
             },
         }
         if !entry.conn.is_closed() {
@@ -350,14 +353,18 @@ impl Bootstrap {
                     match self.admit(stream, far, now) {
                         Ok(id) => self.step(id, now, neg, events),
                         Err(status) => {
-                            events.push(BootEvent::Rejected { addr: Some(far), status });
+                            events.push(BootEvent::Rejected {
+                                addr: Some(far),
+                                status,
+                                left: false,
+                            });
                         }
                     }
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(e) if out_of_resources(&e) => {
                     let status = Status::os("accept", &e);
-                    events.push(BootEvent::Rejected { addr: None, status });
+                    events.push(BootEvent::Rejected { addr: None, status, left: false });
                     // Strangers may be what took the descriptors.
                     if !self.evict(now, neg, events) {
                         return self.pause(now);
@@ -435,7 +442,8 @@ impl Bootstrap {
             let ctx = &mut Ctx { shared: &self.shared, now, neg };
             let failure = Failure { status: status.clone(), tell: false };
             entry.conn.fail(&self.epoll, ctx, failure);
-            events.push(BootEvent::Rejected { addr: Some(entry.conn.addr), status });
+            let addr = Some(entry.conn.addr);
+            events.push(BootEvent::Rejected { addr, status, left: false });
         }
         entry.conn.close(&self.epoll);
         true

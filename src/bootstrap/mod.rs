@@ -204,6 +204,8 @@ pub enum BootEvent {
         addr: Option<SocketAddr>,
         /// Why.
         status: Status,
+        /// A peer had introduced itself, with the secret if there is one, and left: as one does that ends.
+        left: bool,
     },
 }
 

@@ -181,6 +181,11 @@ impl Engine {
         }
     }
 
+    /// Whether all ends: connections that come are not wanted any more.
+    pub fn is_closing(&self) -> bool {
+        self.closing
+    }
+
     /// A connection is there: gives it an id. `channel_open` follows, once the id is mapped.
     ///
     /// Another incarnation than the last one's has restarted. The channels of the last one end here only

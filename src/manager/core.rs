@@ -298,9 +298,11 @@ impl Core {
                 BootEvent::Failed { token, status, retryable, met } => {
                     self.dial_failed(token as u32, status, retryable, met)
                 }
-                BootEvent::Rejected { addr, status } => {
+                BootEvent::Rejected { addr, status, left } => {
                     let from = addr.map_or_else(|| "?".to_owned(), |a| a.to_string());
-                    log::warn(format_args!("a connection from {from} was turned away: {status}"));
+                    // A peer that leaves is nothing to look at.
+                    let text = format_args!("a connection from {from} was turned away: {status}");
+                    if left { log::debug(text) } else { log::warn(text) }
                 }
             }
         }

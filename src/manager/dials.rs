@@ -142,7 +142,13 @@ impl Core {
 
     /// A connection was made and could not be kept: what waits for one gets another try.
     fn try_again(&mut self, peer: u32, status: Status) {
-        log::warn(format_args!("a connection was turned away: {status}"));
+        // Nor is one that comes while this manager ends.
+        let text = format_args!("a connection was turned away: {status}");
+        if self.engine.is_closing() {
+            log::debug(text)
+        } else {
+            log::warn(text)
+        }
         self.engine.connect_failed(&mut self.world, peer, status, true);
         let again = self.engine.wants_connection(peer);
         let Some(route) = self.world.routes.get_mut(&peer) else { return };

@@ -137,7 +137,7 @@ fn the_slow_and_the_silent_are_cut_off() {
     }
     assert_eq!(b.events.len(), 2);
     for e in &b.events {
-        let BootEvent::Rejected { status, addr: Some(_) } = e else { panic!("{e:?}") };
+        let BootEvent::Rejected { status, addr: Some(_), .. } = e else { panic!("{e:?}") };
         assert_eq!((status.code, status.reason), (Code::Unavailable, Reason::PeerStalled));
         assert!(status.message.contains("no HELLO within 10s"), "{status}");
     }
@@ -161,10 +161,32 @@ fn who_hangs_up_early_is_noticed() {
     }
 }
 
+/// A peer that ends in the middle of a handshake, and a stranger who says the same, are told apart by the secret.
+#[test]
+fn who_leaves_after_its_introduction() {
+    let ends = [
+        (Node::plain("b"), said_first(Node::plain("a")), true),
+        (Node::new(identity("b"), secret("right")), hello(), false),
+    ];
+    for (mut b, said, known) in ends {
+        let mut s = client(b.listen());
+        s.write_all(&said).unwrap();
+        s.shutdown(Shutdown::Write).unwrap();
+        until_closed(&mut b, &mut s);
+        let [BootEvent::Rejected { status, left, .. }] = &b.events[..] else {
+            panic!("{:?}", b.events)
+        };
+        assert_eq!((status.code, *left), (Code::Unavailable, known), "{status}");
+    }
+}
+
 /// What a worker that has some secret says first.
 fn hello() -> Vec<u8> {
+    said_first(Node::new(identity("crowd"), secret("guess")))
+}
+
+fn said_first(mut node: Node) -> Vec<u8> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut node = Node::new(identity("crowd"), secret("guess"));
     node.dial(1, &[listener.local_addr().unwrap()]);
     node.poll();
     let (mut stream, _) = listener.accept().unwrap();
