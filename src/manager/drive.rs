@@ -390,6 +390,10 @@ impl Manager {
                     None => continue,
                 }
             }
+            // It is told of what happens from now on, not of what happened before it was queued.
+            if waiter.is_ready() || done() {
+                return true;
+            }
             let left = deadline.map_or(QUEUED, |at| at.saturating_duration_since(Instant::now()));
             waiter.wait(left.min(QUEUED));
             if left.is_zero() {

@@ -116,6 +116,8 @@ pub struct Wheel<W> {
     seat: Seat<W>,
     /// The holder of the seat sleeps.
     asleep: Option<Sleep>,
+    /// Something has happened that the caller in the seat may wait for, and it was awake: it looks before it sleeps.
+    nudged: bool,
     /// The application may sleep on its descriptor.
     watch: Option<Sleep>,
     thread: Thread,
@@ -138,6 +140,7 @@ impl<W: Clone + PartialEq> Wheel<W> {
         Wheel {
             seat: Seat::Free,
             asleep: None,
+            nudged: false,
             watch: None,
             thread: if thread { Thread::Awake } else { Thread::Absent },
             queue: VecDeque::new(),
@@ -314,7 +317,8 @@ impl<W: Clone + PartialEq> Wheel<W> {
             (Seat::Caller(holder), Some(caller)) => holder == caller,
             _ => false,
         };
-        if !holds || ground.due() || !ground.arm() {
+        let nudged = holds && std::mem::take(&mut self.nudged);
+        if !holds || nudged || ground.due() || !ground.arm() {
             return false;
         }
         // What is known now wakes nobody: the two clocks behind these times may differ a little.
@@ -327,7 +331,8 @@ impl<W: Clone + PartialEq> Wheel<W> {
         true
     }
 
-    /// The same sleeper is awake. True: it still drives, and may take the signal that woke it.
+    /// The same sleeper is awake. True: it still drives, and may take the signal that woke it. Nobody may take that of the
+    /// manager's end: somebody else may be about to wait for it.
     pub fn get_up(&mut self, who: Option<&W>) -> bool {
         if who.is_none() {
             self.thread = Thread::Awake;
@@ -341,7 +346,7 @@ impl<W: Clone + PartialEq> Wheel<W> {
             self.asleep = None;
         }
         self.changed();
-        holds
+        holds && !self.ending
     }
 
     /// The application may sleep on its descriptor from now on, until then. The release of the lock arms for it.
@@ -365,11 +370,16 @@ impl<W: Clone + PartialEq> Wheel<W> {
         Wake { sleeper: true, watcher: self.watch.is_some(), thread: true, caller: None }
     }
 
-    /// Wakes the driver, if it is a caller that sleeps: it may wait for a callback that ran elsewhere.
+    /// Wakes the driver, if it is a caller that sleeps: it may wait for what happened elsewhere. One that is awake may have
+    /// looked before that happened: it looks again before it sleeps.
     pub fn wake_waiters(&mut self) -> Wake<W> {
         let mut wake = Wake::default();
-        if let (Seat::Caller(_), Some(sleep)) = (&self.seat, &mut self.asleep) {
-            wake.sleeper = !std::mem::replace(&mut sleep.woken, true);
+        match (&self.seat, &mut self.asleep) {
+            (Seat::Caller(_), Some(sleep)) => {
+                wake.sleeper = !std::mem::replace(&mut sleep.woken, true);
+            }
+            (Seat::Caller(_), None) => self.nudged = true,
+            _ => {}
         }
         wake
     }

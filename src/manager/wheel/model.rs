@@ -4,6 +4,7 @@
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
+use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::sync::{Condvar, Mutex, MutexGuard};
 use loom::thread;
 
@@ -283,6 +284,52 @@ fn r01_a_call_wakes_whoever_sleeps() {
         model.locked().queued += 1;
         thread.join().unwrap();
         peer.join().unwrap();
+    });
+}
+
+/// What a caller waits for happens elsewhere: a callback on another thread, an abort.
+#[test]
+fn r01_a_caller_that_is_about_to_sleep_hears_of_what_happens_elsewhere() {
+    check(|| {
+        let model = Model::new(false);
+        let happened = &*Box::leak(Box::new(AtomicBool::new(false)));
+        let waiter = thread::spawn(move || {
+            let sitting = Sitting::new(model, 0);
+            assert!(sitting.sit(false));
+            while !happened.load(Ordering::SeqCst) {
+                model.lie(Some(&0));
+            }
+        });
+        happened.store(true, Ordering::SeqCst);
+        model.locked().wake_waiters();
+        waiter.join().unwrap();
+    });
+}
+
+/// The manager's end reaches the progress thread and a caller, wherever they are.
+#[test]
+fn r01_the_end_wakes_everybody() {
+    check(|| {
+        let model = Model::new(true);
+        let closing = &*Box::leak(Box::new(AtomicBool::new(false)));
+        let thread = thread::spawn(move || {
+            while !closing.load(Ordering::SeqCst) {
+                if model.locked().thread_drives().is_some() {
+                    model.lie(None);
+                }
+            }
+        });
+        let caller = thread::spawn(move || {
+            let sitting = Sitting::new(model, 0);
+            assert!(sitting.sit(false));
+            while !closing.load(Ordering::SeqCst) {
+                model.lie(Some(&0));
+            }
+        });
+        closing.store(true, Ordering::SeqCst);
+        model.locked().wake_all();
+        thread.join().unwrap();
+        caller.join().unwrap();
     });
 }
 
