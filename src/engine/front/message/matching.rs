@@ -1,8 +1,9 @@
 //! Who waits for whom: receives that wait for a message, and messages that wait for a receive.
 //!
-//! Either kind lies in a queue of its communicator and tag. A receive whose mask leaves bits of the tag open is in the
-//! queue of its communicator, and looks through that of the messages. A receive from some peers is in the queue of its tag,
-//! and its peers are in a table apart.
+//! A receive lies in the queue of its communicator, tag and sender, where anybody is a sender, too; a message in that of its
+//! sender and in that of all senders. So a look at the first of one queue does, or of two, however many others wait. A
+//! receive from some peers is in a queue of such, with its peers in a table apart, and one whose mask leaves bits of the tag
+//! open is in the queue of its communicator; of these each is looked at, as they look at each message.
 
 use foldhash::HashMap;
 
@@ -20,11 +21,17 @@ pub const ORPHANS: u64 = 64 << 20;
 
 /// With more queues of receives, one that becomes empty goes.
 const EMPTY: usize = 1024;
+/// Peers of a receive each of whose messages are looked for.
+const FEW: usize = 64;
 /// Queues of receives that are found without a look into a map; a power of two.
 const NEAR: usize = 64;
 
 pub(super) fn op_links(op: &mut Op) -> &mut Links {
     &mut op.links
+}
+
+fn in_lane(arrived: &mut Arrived) -> &mut Links {
+    &mut arrived.in_lane
 }
 
 fn in_tag(arrived: &mut Arrived) -> &mut Links {
@@ -35,9 +42,16 @@ fn in_comm(arrived: &mut Arrived) -> &mut Links {
     &mut arrived.in_comm
 }
 
-/// Receives of one communicator and tag.
-struct Queue {
+/// What a queue is of.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Lane {
+    from: Party,
     envelope: Envelope,
+}
+
+/// Receives of one sender, communicator and tag.
+struct Queue {
+    lane: Lane,
     first: Fifo,
 }
 
@@ -45,64 +59,65 @@ struct Queue {
 struct Queues {
     all: Vec<Queue>,
     unused: Vec<u32>,
-    by_envelope: HashMap<Envelope, u32>,
+    by_lane: HashMap<Lane, u32>,
     near: [u32; NEAR],
 }
 
 impl Default for Queues {
     fn default() -> Queues {
-        let (all, unused, by_envelope) = Default::default();
-        Queues { all, unused, by_envelope, near: [u32::MAX; NEAR] }
+        let (all, unused, by_lane) = Default::default();
+        Queues { all, unused, by_lane, near: [u32::MAX; NEAR] }
     }
 }
 
 /// Where a queue is remembered.
-fn place(Envelope { comm, tag }: Envelope) -> usize {
+fn place(Lane { from, envelope: Envelope { comm, tag } }: Lane) -> usize {
+    let peer = u64::from(from.0).rotate_left(48);
     // Fibonacci hashing: tags that follow each other lie apart.
-    let mixed = (tag ^ u64::from(comm).rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let mixed = (tag ^ peer ^ u64::from(comm).rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (mixed >> (u64::BITS - NEAR.trailing_zeros())) as usize
 }
 
 impl Queues {
-    /// The queue of an envelope, if there is one.
+    /// The queue of a lane, if there is one.
     #[inline]
-    fn find(&mut self, envelope: Envelope) -> Option<&mut Fifo> {
-        let mut at = self.near[place(envelope)];
-        if self.all.get(at as usize).is_none_or(|queue| queue.envelope != envelope) {
-            at = self.look_up(envelope)?;
+    fn find(&mut self, lane: Lane) -> Option<&mut Fifo> {
+        let mut at = self.near[place(lane)];
+        if self.all.get(at as usize).is_none_or(|queue| queue.lane != lane) {
+            at = self.look_up(lane)?;
         }
         self.all.get_mut(at as usize).map(|queue| &mut queue.first)
     }
 
     #[inline(never)]
-    fn look_up(&mut self, envelope: Envelope) -> Option<u32> {
-        let at = *self.by_envelope.get(&envelope)?;
-        self.near[place(envelope)] = at;
+    fn look_up(&mut self, lane: Lane) -> Option<u32> {
+        let at = *self.by_lane.get(&lane)?;
+        self.near[place(lane)] = at;
         Some(at)
     }
 
     /// The same, made if there is none; `None` without memory.
     #[inline]
-    fn find_or_make(&mut self, envelope: Envelope) -> Option<&mut Fifo> {
-        let mut at = self.near[place(envelope)];
-        if self.all.get(at as usize).is_none_or(|queue| queue.envelope != envelope) {
-            at = match self.look_up(envelope) {
+    fn find_or_make(&mut self, lane: Lane) -> Option<&mut Fifo> {
+        let mut at = self.near[place(lane)];
+        if self.all.get(at as usize).is_none_or(|queue| queue.lane != lane) {
+            at = match self.look_up(lane) {
                 Some(at) => at,
-                None => self.make(envelope)?,
+                None => self.make(lane)?,
             };
         }
         self.all.get_mut(at as usize).map(|queue| &mut queue.first)
     }
 
     #[cold]
-    fn make(&mut self, envelope: Envelope) -> Option<u32> {
+    fn make(&mut self, lane: Lane) -> Option<u32> {
         let count = self.all.len() + 1;
-        let room = self.by_envelope.fits(1) && self.all.fits(1);
+        let room = self.by_lane.fits(1) && self.all.fits(1);
         // Each queue has a place among the unused, so that to let one go allocates nothing.
         if !room || !self.unused.fits(count - self.unused.len()) {
             return None;
         }
-        let queue = Queue { envelope, first: Fifo::default() };
+        let queue = Queue { lane, first: Fifo::default() };
         let at = match self.unused.pop() {
             Some(at) => {
                 self.all[at as usize] = queue;
@@ -113,22 +128,22 @@ impl Queues {
                 count as u32 - 1
             }
         };
-        self.by_envelope.insert(envelope, at);
-        self.near[place(envelope)] = at;
+        self.by_lane.insert(lane, at);
+        self.near[place(lane)] = at;
         Some(at)
     }
 
     /// Whether there are so many that empty ones go.
     #[inline]
     fn are_many(&self) -> bool {
-        self.by_envelope.len() > EMPTY
+        self.by_lane.len() > EMPTY
     }
 
     /// A queue has become empty, and goes.
     #[cold]
-    fn forget(&mut self, envelope: Envelope) {
-        if let Some(at) = self.by_envelope.remove(&envelope) {
-            self.near[place(envelope)] = u32::MAX;
+    fn forget(&mut self, lane: Lane) {
+        if let Some(at) = self.by_lane.remove(&lane) {
+            self.near[place(lane)] = u32::MAX;
             self.unused.push(at);
         }
     }
@@ -163,29 +178,49 @@ pub struct Posted {
     open: HashMap<u32, Fifo>,
     /// Of the receives from some peers, whose `from` is [`Party::SOME`].
     sources: HashMap<u32, Sources>,
-    /// Receives that leave bits of the tag open, or name some peers: without them a look into one queue does.
+    /// Receives from one sender, and from anybody.
+    named: usize,
+    any: usize,
+    /// Those that leave bits of the tag open, or name some peers.
     unusual: usize,
     order: u64,
+}
+
+impl Wanted {
+    /// The queue of a receive each bit of whose tag counts.
+    fn lane(&self) -> Lane {
+        Lane { from: self.from, envelope: Envelope { comm: self.comm, tag: self.tag } }
+    }
 }
 
 impl Posted {
     /// Takes a receive in, whose operation this is.
     #[inline]
     pub fn add(&mut self, ops: &mut Slab<Op>, index: u32, wanted: &Wanted) -> Result<(), Status> {
-        let envelope = Envelope { comm: wanted.comm, tag: wanted.tag };
         let queue = match wanted.mask {
-            u64::MAX => self.exact.find_or_make(envelope),
+            u64::MAX => self.exact.find_or_make(wanted.lane()),
             _ if self.open.fits(1) => Some(self.open.entry(wanted.comm).or_default()),
             _ => None,
         };
         let Some(queue) = queue else { return Err(room::none(size_of::<Queue>(), "a receive")) };
         self.order += 1;
-        self.unusual += usize::from(wanted.is_unusual());
         if let Some(op) = ops.get_mut(index) {
             op.order = self.order;
             queue.push(ops, op_links, index);
+            *self.count(wanted) += 1;
         }
         Ok(())
+    }
+
+    /// How many there are of its kind.
+    #[inline]
+    fn count(&mut self, wanted: &Wanted) -> &mut usize {
+        match wanted.from {
+            Party::SOME => &mut self.unusual,
+            _ if wanted.mask != u64::MAX => &mut self.unusual,
+            Party::ANY => &mut self.any,
+            _ => &mut self.named,
+        }
     }
 
     /// The same from some peers.
@@ -205,8 +240,8 @@ impl Posted {
     /// Lets a receive go.
     pub fn remove(&mut self, ops: &mut Slab<Op>, index: u32) {
         let Some(op) = ops.get(index) else { return };
-        let (wanted, envelope, links) = (op.wanted, op.envelope(), op.links);
-        self.unusual = self.unusual.saturating_sub(usize::from(wanted.is_unusual()));
+        let (wanted, links) = (op.wanted, op.links);
+        *self.count(&wanted) -= 1;
         if wanted.from == Party::SOME {
             self.sources.remove(&index);
         }
@@ -215,8 +250,9 @@ impl Posted {
             queue.is_empty()
         };
         if wanted.mask == u64::MAX {
-            if self.exact.find(envelope).is_some_and(leave) && self.exact.are_many() {
-                self.exact.forget(envelope);
+            let lane = wanted.lane();
+            if self.exact.find(lane).is_some_and(leave) && self.exact.are_many() {
+                self.exact.forget(lane);
             }
         } else if self.open.get_mut(&wanted.comm).is_some_and(leave) {
             self.open.remove(&wanted.comm);
@@ -226,53 +262,68 @@ impl Posted {
     /// The receive that has waited longest of those that accept this message; it leaves.
     #[inline(always)]
     pub fn take(&mut self, ops: &mut Slab<Op>, sender: Party, envelope: Envelope) -> Option<u32> {
-        if self.unusual > 0 {
-            return self.take_of_either(ops, sender, envelope);
-        }
+        let (from, count) = match (self.unusual, self.named, self.any) {
+            (0, _, 0) => (sender, &mut self.named),
+            (0, 0, _) => (Party::ANY, &mut self.any),
+            _ => return self.take_of_all(ops, sender, envelope),
+        };
         let many = self.exact.are_many();
-        let queue = self.exact.find(envelope)?;
-        let (_, index, links) = first(queue, ops, |_, w| w.accepts(sender, envelope))?;
+        let lane = Lane { from, envelope };
+        let queue = self.exact.find(lane)?;
+        let index = queue.first()?;
+        let links = ops.get(index)?.links;
         queue.remove(ops, op_links, index, links);
+        *count -= 1;
         if many && queue.is_empty() {
-            self.exact.forget(envelope);
+            self.exact.forget(lane);
         }
         Some(index)
     }
 
-    /// The same where some receives leave bits of the tag open, or name peers.
+    /// The same where there are receives of several kinds.
     #[inline(never)]
-    fn take_of_either(
+    fn take_of_all(
         &mut self,
         ops: &mut Slab<Op>,
         sender: Party,
         envelope: Envelope,
     ) -> Option<u32> {
-        let some = |index: u32| self.sources.get(&index).is_some_and(|some| some.have(sender));
-        let accepts = |index: u32, wanted: &Wanted| match wanted.from {
-            Party::SOME => wanted.is_for(envelope) && some(index),
-            _ => wanted.accepts(sender, envelope),
-        };
-        let first = |queue: Option<&Fifo>| first(queue?, ops, accepts);
-        let exact = first(self.exact.find(envelope).as_deref());
-        let open = first(self.open.get(&envelope.comm));
-        let older = |a: &(u64, u32, Links), b: &(u64, u32, Links)| a.0.cmp(&b.0);
-        let (_, index, _) = [exact, open].into_iter().flatten().min_by(older)?;
+        let mut oldest = None;
+        for from in [sender, Party::ANY] {
+            let queue = self.exact.find(Lane { from, envelope });
+            older(&mut oldest, queue.and_then(|queue| first(queue, ops, |_, _| true)));
+        }
+        if self.unusual > 0 {
+            let some = |index: u32, _: &Wanted| {
+                self.sources.get(&index).is_some_and(|some| some.have(sender))
+            };
+            let queue = self.exact.find(Lane { from: Party::SOME, envelope });
+            older(&mut oldest, queue.and_then(|queue| first(queue, ops, some)));
+            let open = |_: u32, wanted: &Wanted| wanted.accepts(sender, envelope);
+            let queue = self.open.get(&envelope.comm);
+            older(&mut oldest, queue.and_then(|queue| first(queue, ops, open)));
+        }
+        let (_, index) = oldest?;
         self.remove(ops, index);
         Some(index)
     }
 }
 
-/// The first of a queue that accepts a message: its order, its index, its links.
-#[inline]
+/// Keeps the one that comes first, of two by their order.
+fn older(oldest: &mut Option<(u64, u32)>, found: Option<(u64, u32)>) {
+    *oldest = [*oldest, found].into_iter().flatten().min();
+}
+
+/// The first of a queue that accepts a message: its order, and its index.
 fn first(
     queue: &Fifo,
     ops: &Slab<Op>,
     accepts: impl Fn(u32, &Wanted) -> bool,
-) -> Option<(u64, u32, Links)> {
+) -> Option<(u64, u32)> {
     let mut at = queue.first();
     while let Some((index, op)) = at.and_then(|i| Some((i, ops.get(i)?))) {
         if accepts(index, &op.wanted) {
-            return Some((op.order, index, op.links));
+            return Some((op.order, index));
         }
         at = op.links.next();
     }
@@ -308,6 +359,9 @@ pub struct Arrived {
     pub extra: Option<Box<Beside>>,
     /// No receive but its claimant's finds it.
     pub claimed: bool,
+    /// Rises with each.
+    order: u64,
+    in_lane: Links,
     in_tag: Links,
     in_comm: Links,
 }
@@ -333,9 +387,21 @@ impl Arrived {
         len: u64,
         content: Content,
     ) -> Arrived {
-        let (in_tag, in_comm) = (Links::default(), Links::default());
-        let (extra, claimed) = (None, false);
-        Arrived { id: 0, sender, envelope, len, ch, content, extra, claimed, in_tag, in_comm }
+        let none = Links::default();
+        Arrived {
+            id: 0,
+            sender,
+            envelope,
+            len,
+            ch,
+            content,
+            extra: None,
+            claimed: false,
+            order: 0,
+            in_lane: none,
+            in_tag: none,
+            in_comm: none,
+        }
     }
 
     /// The same with what came beside the content.
@@ -374,6 +440,8 @@ pub struct Unexpected {
     all: Slab<Arrived>,
     /// Bytes of those whose connection has ended: they count in no window.
     orphans: u64,
+    order: u64,
+    by_lane: HashMap<Lane, Fifo>,
     by_tag: HashMap<Envelope, Fifo>,
     by_comm: HashMap<u32, Fifo>,
     /// Those that are for handlers which are not there.
@@ -384,10 +452,14 @@ pub struct Unexpected {
 
 impl Unexpected {
     /// Takes a message in.
-    pub fn add(&mut self, arrived: Arrived) -> Result<u32, Status> {
+    pub fn add(&mut self, mut arrived: Arrived) -> Result<u32, Status> {
         let envelope = arrived.envelope;
+        let lane = Lane { from: arrived.sender, envelope };
+        self.order += 1;
+        arrived.order = self.order;
         let none = || room::none(size_of::<Arrived>(), "a message");
-        if !self.by_tag.fits(1) || !self.by_comm.fits(1) || !self.by_number.fits(1) {
+        let maps = self.by_lane.fits(1) && self.by_tag.fits(1) && self.by_comm.fits(1);
+        if !maps || !self.by_number.fits(1) {
             return Err(none());
         }
         let number = arrived.number();
@@ -403,6 +475,7 @@ impl Unexpected {
             self.by_handler.entry(envelope.comm).or_default().push(&mut self.all, in_tag, index);
             return Ok(index);
         }
+        self.by_lane.entry(lane).or_default().push(&mut self.all, in_lane, index);
         self.by_tag.entry(envelope).or_default().push(&mut self.all, in_tag, index);
         self.by_comm.entry(envelope.comm).or_default().push(&mut self.all, in_comm, index);
         Ok(index)
@@ -411,26 +484,47 @@ impl Unexpected {
     /// The first message that a receive accepts.
     #[inline]
     pub fn find(&self, wanted: &Wanted) -> Option<u32> {
-        if self.all.is_empty() { None } else { self.find_by(wanted, |p| wanted.from.accepts(p)) }
+        if self.all.is_empty() { None } else { self.find_one(wanted) }
+    }
+
+    fn find_one(&self, wanted: &Wanted) -> Option<u32> {
+        match (wanted.mask, wanted.from) {
+            (u64::MAX, Party::ANY) => self.by_tag.get(&wanted.lane().envelope)?.first(),
+            (u64::MAX, _) => self.by_lane.get(&wanted.lane())?.first(),
+            _ => {
+                let queue = self.by_comm.get(&wanted.comm)?;
+                self.look(queue, |a| a.in_comm, |a| wanted.accepts(a.sender, a.envelope))
+            }
+        }
     }
 
     /// The same of a receive from some peers.
     pub fn find_from(&self, wanted: &Wanted, sources: &Sources) -> Option<u32> {
-        self.find_by(wanted, |sender| sources.have(sender))
+        let envelope = wanted.lane().envelope;
+        let queue = self.by_tag.get(&envelope)?;
+        if sources.parties().len() > FEW {
+            return self.look(queue, |a| a.in_tag, |a| sources.have(a.sender));
+        }
+        let head = |&from: &Party| {
+            let index = self.by_lane.get(&Lane { from, envelope })?.first()?;
+            Some((self.all.get(index)?.order, index))
+        };
+        sources.parties().iter().filter_map(head).min().map(|(_, index)| index)
     }
 
-    fn find_by(&self, wanted: &Wanted, from: impl Fn(Party) -> bool) -> Option<u32> {
-        let exact = wanted.mask == u64::MAX;
-        let queue = match exact {
-            true => self.by_tag.get(&Envelope { comm: wanted.comm, tag: wanted.tag })?,
-            false => self.by_comm.get(&wanted.comm)?,
-        };
+    /// The first of a queue that will do.
+    fn look(
+        &self,
+        queue: &Fifo,
+        links: impl Fn(&Arrived) -> Links,
+        will_do: impl Fn(&Arrived) -> bool,
+    ) -> Option<u32> {
         let mut at = queue.first();
         while let Some((index, a)) = at.and_then(|i| Some((i, self.all.get(i)?))) {
-            if wanted.is_for(a.envelope) && from(a.sender) {
+            if will_do(a) {
                 return Some(index);
             }
-            at = if exact { a.in_tag.next() } else { a.in_comm.next() };
+            at = links(a).next();
         }
         None
     }
@@ -540,6 +634,7 @@ impl Unexpected {
     fn unlink(&mut self, index: u32) {
         let Some(a) = self.all.get(index) else { return };
         let (envelope, tag_links, comm_links) = (a.envelope, a.in_tag, a.in_comm);
+        let (lane, lane_links) = (Lane { from: a.sender, envelope }, a.in_lane);
         if a.is_active() {
             if let Some(queue) = self.by_handler.get_mut(&envelope.comm) {
                 queue.remove(&mut self.all, in_tag, index, tag_links);
@@ -548,6 +643,12 @@ impl Unexpected {
                 }
             }
             return;
+        }
+        if let Some(queue) = self.by_lane.get_mut(&lane) {
+            queue.remove(&mut self.all, in_lane, index, lane_links);
+            if queue.is_empty() {
+                self.by_lane.remove(&lane);
+            }
         }
         if let Some(queue) = self.by_tag.get_mut(&envelope) {
             queue.remove(&mut self.all, in_tag, index, tag_links);

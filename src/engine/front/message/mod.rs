@@ -118,11 +118,6 @@ impl Wanted {
         self.is_for(envelope) && self.from.accepts(sender)
     }
 
-    /// Whether a look into the queue of its tag does not find all that is to be known of it.
-    fn is_unusual(&self) -> bool {
-        self.mask != u64::MAX || self.from == Party::SOME
-    }
-
     /// Whether such a message will do, whoever sends it.
     fn is_for(&self, envelope: Envelope) -> bool {
         self.comm == envelope.comm && (self.tag ^ envelope.tag) & self.mask == 0
