@@ -80,6 +80,11 @@ pub trait Fx {
     }
     /// See `Adapter::read`.
     fn read(&mut self, ch: ChanId, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError>;
+    /// Whether this memory lies in the pool of the library.
+    fn pooled(&self, addr: u64, len: u64) -> bool {
+        let _ = (addr, len);
+        false
+    }
     /// Opens memory for operations on this channel, by either end as `access` says.
     fn open(&mut self, ch: ChanId, addr: u64, len: u64, access: Access)
     -> Result<Window, MapError>;

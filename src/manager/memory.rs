@@ -178,6 +178,14 @@ impl Regions {
         Ok(failed)
     }
 
+    /// Whether a range lies in the pool.
+    pub fn pooled(&self, addr: u64, len: u64) -> bool {
+        let region = self.map.range(..=addr).next_back();
+        region.is_some_and(|(&base, r)| {
+            r.pool && addr - base <= r.len && len <= r.len - (addr - base)
+        })
+    }
+
     /// A region of the application: its length and device.
     pub fn get(&self, addr: u64) -> Result<(u64, u32), Status> {
         match self.map.get(&addr) {

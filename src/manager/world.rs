@@ -436,6 +436,10 @@ impl Fx for World {
         }
     }
 
+    fn pooled(&self, addr: u64, len: u64) -> bool {
+        self.regions.pooled(addr, len)
+    }
+
     fn pin(&mut self, ch: ChanId, addr: u64, len: u64, access: Access) -> Result<Window, Status> {
         let gone = || Status::gone("the connection ended");
         let link = self.links.get(&ch).ok_or_else(gone)?;

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use rdma_transport::api::Protocol;
 use rdma_transport::engine::Engine;
 use rdma_transport::engine::front::message::{
     Envelope, Found, Memory, MessageEnd, Mode, OnMessage, Outgoing, Party, Receiving, Sending,
@@ -14,6 +15,7 @@ use rdma_transport::status::{Code, Status};
 
 use super::common::memory::content;
 use super::common::rng::mix;
+use super::kind::Kind;
 use super::script::{EAGER, LARGE, R, S, Setup, shm};
 use super::stage::Stage;
 
@@ -568,6 +570,24 @@ fn what_the_window_has_no_room_for_is_offered_and_keeps_its_order() {
         assert_eq!(p.met(&p.recvs[recv]), Some(i));
     }
     p.finish();
+}
+
+#[test]
+fn what_both_ends_move_is_written() {
+    let get = shm().shared().forced(Protocol::DirectGet);
+    for (setup, reads) in [(shm(), true), (shm().shared(), false), (get, true)] {
+        let mut p = Post::new(setup);
+        let to = p.other(S);
+        p.s.hold(R, Kind::Read);
+        p.send(S, to, TAG, LARGE, Mode::Standard);
+        let recv = p.recv(R, ANY, LARGE);
+        p.run();
+        assert_eq!(p.recvs[recv].ended.is_none(), reads);
+        p.s.let_go(R, Kind::Read);
+        p.run();
+        assert!(is_ok(&p.recvs[recv]));
+        p.finish();
+    }
 }
 
 #[test]

@@ -162,7 +162,9 @@ walk! {
     walk_of_puts: shm().forced(Protocol::DirectPut), false, false;
     walk_of_gets: ibverbs().forced(Protocol::DirectGet), false, false;
     walk_with_a_short_queue: Setup { sq_depth: 3, ..ibverbs() }, false, false;
+    walk_of_shared_writes: shm().shared(), true, false;
     walk_with_losses: shm(), true, true;
+    walk_of_shared_writes_with_losses: shm().shared(), true, true;
     walk_with_losses_without_windows: ibverbs(), true, true;
     walk_with_losses_and_proxies: ibverbs().proxies(), false, true;
 }

@@ -94,6 +94,7 @@ fn setup(windows: bool) -> Setup {
         read: true,
         windows,
         recv_depth: 16,
+        share_min: None,
     };
     let settings = Settings {
         timeout: 1_000 * MS,
@@ -146,6 +147,11 @@ impl Setup {
 
     pub fn no_reads(self) -> Setup {
         self.caps(|c| c.read = false)
+    }
+
+    /// What is written is moved by both ends.
+    pub fn shared(self) -> Setup {
+        self.caps(|c| c.share_min = Some(EAGER + 1))
     }
 
     pub fn checksums(self) -> Setup {

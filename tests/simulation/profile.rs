@@ -96,6 +96,7 @@ impl Profile {
                 read: if odd { !read } else { read },
                 windows,
                 recv_depth: rng.pick(&[8, 9, 11, 16, 33, 64]),
+                share_min: rng.pick(&[None, None, Some(0), Some(5000)]),
             };
             let settings = Settings {
                 timeout,

@@ -100,6 +100,7 @@ impl IbverbsAdapter {
             read: info.max_reads_in > 0 && info.max_reads_out > 0,
             windows: false,
             recv_depth: recv::DEPTH,
+            share_min: None,
         };
         let mut notes = choice.notes.clone();
         notes.extend(context.verbs().fork_note.clone());

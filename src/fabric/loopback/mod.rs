@@ -117,6 +117,7 @@ impl LoopbackAdapter {
                 read: true,
                 windows: true,
                 recv_depth: depth,
+                share_min: None,
             },
             depth: depth as usize,
             next_ep: 1,

@@ -65,6 +65,8 @@ use wire::Address;
 
 /// Content up to this length travels in the record of its WRITE.
 const INLINE_MAX: u64 = 8192;
+/// From this length on both ends of a WRITE copy at once with profit.
+const SHARE_MIN: u64 = 2 << 20;
 /// Content up to this length is better inside a SEND.
 const EAGER_MAX: usize = 4096;
 /// Processor ticks, about a millisecond, after which an adapter that finds nothing looks at its sockets.
@@ -222,6 +224,7 @@ impl ShmAdapter {
             windows: true,
             // The ring holds fewer records: its back-pressure comes first.
             recv_depth: 1 << 16,
+            share_min: Some(SHARE_MIN),
         };
         let notes = match greeter.is_private() {
             true => Vec::new(),

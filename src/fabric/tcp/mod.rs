@@ -117,6 +117,7 @@ impl TcpAdapter {
                 read: true,
                 windows: true,
                 recv_depth: depth as u32,
+                share_min: None,
             },
             depth,
             next_ep: 1,

@@ -36,6 +36,7 @@ impl Limited {
             read: true,
             windows: false,
             recv_depth: 64,
+            share_min: None,
         };
         let table = Table::default();
         let (refusals, offers) = (0, Arc::default());
