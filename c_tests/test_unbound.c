@@ -213,6 +213,33 @@ static void aborted_waits(void) {
   }
 }
 
+/* As many waits return as there are aborts, and no more. */
+static void as_many_aborts_as_waits(void) {
+  pair p = pair_new(NULL);
+  char to[8];
+  enum { THREADS = 8 };
+  rdma_unbound_t a = over(p.a, to, 8);
+  for (int round = 0; round < 5; round++) {
+    waiter w[THREADS];
+    pthread_t thread[THREADS];
+    memset(w, 0, sizeof w);
+    for (int i = 0; i < THREADS; i++) {
+      w[i].mgr = p.a, w[i].buffer = a, w[i].send = round % 2;
+      CHECK(pthread_create(&thread[i], NULL, wait_here, &w[i]) == 0);
+      if (i % 3 == round % 3) usleep(500);
+    }
+    for (int i = 0; i < THREADS; i++)
+      CHECK_OK((round % 2 ? rdma_unbound_abort_wait_send : rdma_unbound_abort_wait_recv)(p.a, a));
+    for (int i = 0; i < THREADS; i++) {
+      CHECK(count_reached(&w[i].returned, 1, 20000));
+      CHECK(pthread_join(thread[i], NULL) == 0);
+      CHECK_CODE(RDMA_CANCELLED, w[i].code);
+    }
+    CHECK_BAD(RDMA_DEADLINE_EXCEEDED, rdma_unbound_wait_send(p.a, a, 1, NULL));
+    CHECK_BAD(RDMA_DEADLINE_EXCEEDED, rdma_unbound_wait_recv(p.a, a, 1, NULL));
+  }
+}
+
 /* Several threads wait on one buffer: each takes one end. A send that ends in its call wakes, too. */
 static void several_waiters(void) {
   pair p = pair_new(NULL);
@@ -381,6 +408,7 @@ static void bad_arguments(void) {
   CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_unbound_recv(p.a, one, NULL, 1, 1, 0, 1, 0));
   CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_unbound_recv(p.a, one, some, RDMA_UNBOUND_MAX_SOURCES + 1, 1, 0, 1, 0));
   CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_unbound_recv(p.a, one, some, 2, 1, 0, 1, 0));
+  CHECK_OK(rdma_unbound_recv(p.a, one, some, 1, 77, 0, 1, 0)); /* RDMA_PEER_ANY */
   some[0] = beta;
   CHECK_BAD(RDMA_NOT_FOUND, rdma_unbound_recv(p.a, one, some, 2, 1, 0, 1, 0));
   for (uint64_t odd = UINT32_MAX - 3; odd <= (uint64_t)UINT32_MAX + 2; odd++) {
@@ -393,6 +421,15 @@ static void bad_arguments(void) {
   rdma_msg_status_t status = {.struct_size = 2};
   CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_unbound_wait_recv(p.a, one, 1, &status));
   CHECK_BAD(RDMA_NOT_FOUND, rdma_unbound_wait_recv(p.a, one + 7, 1, NULL));
+  /* Whatever a wait fails with: its status says that nothing was taken. */
+  const rdma_msg_status_t stale = {.struct_size = sizeof stale, .peer = 42, .code = 11};
+  for (int i = 0; i < 4; i++) {
+    status = stale;
+    CHECK(rdma_unbound_wait_recv(i == 0 ? NULL : p.a, i == 1 ? 99 : one, i == 2 ? -3 : 1, &status) != RDMA_OK);
+    CHECK_INT(0, status.peer);
+    CHECK_CODE(RDMA_OK, status.code);
+    CHECK_STR("", status.text);
+  }
   CHECK_BAD(RDMA_NOT_FOUND, rdma_unbound_test(p.a, one + 7, NULL, NULL));
   CHECK_BAD(RDMA_NOT_FOUND, rdma_unbound_abort_wait_send(p.a, one + 7));
   CHECK_BAD(RDMA_NOT_FOUND, rdma_unbound_abort_wait_recv(p.b, one + 7));
@@ -401,7 +438,7 @@ static void bad_arguments(void) {
 
 static const test_case cases[] = {
     CASE(content_of_all_sizes), CASE(from_some), CASE(in_the_order_of_the_calls), CASE(among_messages),
-    CASE(aborted_waits), CASE(several_waiters), CASE(errors), CASE(destroyed_under_way),
+    CASE(aborted_waits), CASE(as_many_aborts_as_waits), CASE(several_waiters), CASE(errors), CASE(destroyed_under_way),
     CASE(a_wait_ends_with_the_manager), CASE(inside_a_callback), CASE(bad_arguments),
 };
 TEST_MAIN(cases)

@@ -25,10 +25,11 @@
  * Callbacks run with no lock held on the thread that drives progress: the library's own, or the
  * caller of rdma_mgr_progress, rdma_mgr_wait, rdma_mgr_connect, rdma_recv, rdma_msg_send,
  * rdma_msg_recv, rdma_msg_probe, rdma_msg_test, rdma_msg_wait, rdma_msg_detach, rdma_pair_connect, rdma_pair_close,
- * rdma_buffer_wait_send, rdma_buffer_wait_recv, rdma_buffer_test, rdma_buffer_destroy or
+ * rdma_buffer_wait_send, rdma_buffer_wait_recv, rdma_buffer_test, rdma_buffer_destroy, rdma_unbound_wait_send,
+ * rdma_unbound_wait_recv, rdma_unbound_test, rdma_unbound_destroy, rdma_mgr_meet, rdma_mgr_flush, rdma_mesh_connect or
  * rdma_mgr_destroy; some also inside the call that set them up, as they say. They may call every
  * function; those that wait (the same, rdma_mgr_connect and rdma_pair_connect with a timeout; but not
- * rdma_pair_close, rdma_buffer_test and rdma_buffer_destroy) return RDMA_FAILED_PRECONDITION there.
+ * rdma_pair_close, rdma_buffer_test, rdma_buffer_destroy and rdma_unbound_test) return RDMA_FAILED_PRECONDITION there.
  * What callbacks are given is borrowed for
  * the call. They must return: no exception and no longjmp may leave them. `userdata` is handed back
  * as it was given, perhaps on another thread.
@@ -3068,7 +3069,7 @@ rdma_code_t rdma_unbound_send(rdma_mgr_t *mgr,
 
 /**
  * Begins to receive into `len` bytes at `offset` of the buffer what comes first to `slot` from one of the
- * `n` peers at `sources`; with `n` 0 from any peer. A longer message ends it with RDMA_OUT_OF_RANGE, and
+ * `n` peers at `sources`; with `n` 0, or 1 and RDMA_PEER_ANY, from any peer. A longer message ends it with RDMA_OUT_OF_RANGE, and
  * is gone. `timeout_ms` 0: the manager's; RDMA_MSG_FOREVER: none. That a peer is gone ends no receive, since
  * it may come back.
  *
@@ -3077,7 +3078,7 @@ rdma_code_t rdma_unbound_send(rdma_mgr_t *mgr,
  *
  * Returns RDMA_OK: it has begun, and its end is one that rdma_unbound_wait_recv takes;
  * RDMA_OUT_OF_RANGE: not within the buffer; RDMA_INVALID_ARGUMENT: `mgr` NULL, `sources` NULL with `n`
- * above 0, `n` above RDMA_UNBOUND_MAX_SOURCES, one of the sources 0 or no number of a peer, wrong timeout;
+ * above 0, `n` above RDMA_UNBOUND_MAX_SOURCES, one of several sources RDMA_PEER_ANY, no number of a peer, wrong timeout;
  * RDMA_NOT_FOUND: unknown buffer or peer; RDMA_RESOURCE_EXHAUSTED: too many operations, no memory;
  * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` is being
  * destroyed; RDMA_INTERNAL.
@@ -3094,7 +3095,7 @@ rdma_code_t rdma_unbound_recv(rdma_mgr_t *mgr,
 
 /**
  * Waits until a send of the buffer has ended, and takes its end: in the order in which they ended, as
- * many calls as sends. `timeout_ms` 0: the manager's; RDMA_MSG_FOREVER: none. *out_status tells of the
+ * many calls as sends. It also waits where none is under way, for what another thread begins. `timeout_ms` 0: the manager's; RDMA_MSG_FOREVER: none. *out_status tells of the
  * send: its peer, its slot as the tag, its length, and as its code what is returned. If none was taken,
  * its peer is 0 and its code RDMA_OK, whatever is returned. NULL: not wanted.
  *
@@ -3113,8 +3114,10 @@ rdma_code_t rdma_unbound_wait_send(rdma_mgr_t *mgr,
 
 /**
  * Waits until a receive of the buffer has ended, and takes its end, as rdma_unbound_wait_send.
- * out_status->peer is who sent the message, 0 where none came to a receive from several; bytes its
- * length, also where it was too long.
+ * out_status->peer is who sent the message; where none came, from whom it was to come, or 0 if several;
+ * bytes its length, also where it was too long. Of several receives of one slot that a message may meet
+ * it meets the one that was called first. One that ends while its message is on its way (by its deadline,
+ * say) may have written part of its memory, and the message is gone.
  *
  * Threads: any; several may wait. Drives progress while it waits. Set out_status->struct_size first.
  *
@@ -3144,20 +3147,19 @@ rdma_code_t rdma_unbound_test(rdma_mgr_t *mgr,
                               uint64_t *out_received);
 
 /**
- * Makes one wait for a send of the buffer return RDMA_CANCELLED: one that is under way, or else the next.
- * The sends go on.
+ * Makes one wait for a send of the buffer return RDMA_CANCELLED: one that is under way, or else the
+ * next, before it takes an end. The sends go on.
  *
  * Threads: any, also inside a callback.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_NOT_FOUND: unknown buffer;
  * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
  */
-rdma_code_t rdma_unbound_abort_wait_send(rdma_mgr_t *mgr,
-                                         rdma_unbound_t buffer);
+rdma_code_t rdma_unbound_abort_wait_send(rdma_mgr_t *mgr, rdma_unbound_t buffer);
 
 /**
  * Makes one wait for a receive of the buffer return RDMA_CANCELLED: one that is under way, or else the
- * next. The receives go on.
+ * next, before it takes an end. The receives go on.
  *
  * Threads: any, also inside a callback.
  *

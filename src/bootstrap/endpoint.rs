@@ -114,7 +114,9 @@ impl Rounds {
     }
 
     fn note(&mut self, kind: ProviderKind, status: Status) {
-        self.last_code = status.code;
+        // An endpoint that is not there any more: its manager ends, or has given up.
+        let gone = status.code == Code::NotFound;
+        self.last_code = if gone { Code::Unavailable } else { status.code };
         self.failures.push((kind, status.into_message()));
     }
 

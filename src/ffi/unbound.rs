@@ -76,7 +76,7 @@ pub unsafe extern "C" fn rdma_unbound_send(
 }
 
 /// Begins to receive into `len` bytes at `offset` of the buffer what comes first to `slot` from one of the
-/// `n` peers at `sources`; with `n` 0 from any peer. A longer message ends it with RDMA_OUT_OF_RANGE, and
+/// `n` peers at `sources`; with `n` 0, or 1 and RDMA_PEER_ANY, from any peer. A longer message ends it with RDMA_OUT_OF_RANGE, and
 /// is gone. `timeout_ms` 0: the manager's; RDMA_MSG_FOREVER: none. That a peer is gone ends no receive, since
 /// it may come back.
 ///
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn rdma_unbound_send(
 ///
 /// Returns RDMA_OK: it has begun, and its end is one that rdma_unbound_wait_recv takes;
 /// RDMA_OUT_OF_RANGE: not within the buffer; RDMA_INVALID_ARGUMENT: `mgr` NULL, `sources` NULL with `n`
-/// above 0, `n` above RDMA_UNBOUND_MAX_SOURCES, one of the sources 0 or no number of a peer, wrong timeout;
+/// above 0, `n` above RDMA_UNBOUND_MAX_SOURCES, one of several sources RDMA_PEER_ANY, no number of a peer, wrong timeout;
 /// RDMA_NOT_FOUND: unknown buffer or peer; RDMA_RESOURCE_EXHAUSTED: too many operations, no memory;
 /// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` is being
 /// destroyed; RDMA_INTERNAL.
@@ -119,6 +119,10 @@ unsafe fn parties(sources: *const rdma_peer_t, n: usize) -> Result<Vec<Party>, S
     if sources.is_null() && n > 0 {
         return Err(Status::invalid(format!("sources is NULL, but n is {n}")));
     }
+    // SAFETY: by this function's contract.
+    if n == 1 && unsafe { sources.read_unaligned() } == Party::ANY.handle() {
+        return Ok(Vec::new());
+    }
     let mut parties = Vec::new();
     crate::room::grow(&mut parties, n, "sources of a receive")?;
     for i in 0..n {
@@ -133,7 +137,7 @@ unsafe fn parties(sources: *const rdma_peer_t, n: usize) -> Result<Vec<Party>, S
 }
 
 /// Waits until a send of the buffer has ended, and takes its end: in the order in which they ended, as
-/// many calls as sends. `timeout_ms` 0: the manager's; RDMA_MSG_FOREVER: none. *out_status tells of the
+/// many calls as sends. It also waits where none is under way, for what another thread begins. `timeout_ms` 0: the manager's; RDMA_MSG_FOREVER: none. *out_status tells of the
 /// send: its peer, its slot as the tag, its length, and as its code what is returned. If none was taken,
 /// its peer is 0 and its code RDMA_OK, whatever is returned. NULL: not wanted.
 ///
@@ -158,8 +162,10 @@ pub unsafe extern "C" fn rdma_unbound_wait_send(
 }
 
 /// Waits until a receive of the buffer has ended, and takes its end, as rdma_unbound_wait_send.
-/// out_status->peer is who sent the message, 0 where none came to a receive from several; bytes its
-/// length, also where it was too long.
+/// out_status->peer is who sent the message; where none came, from whom it was to come, or 0 if several;
+/// bytes its length, also where it was too long. Of several receives of one slot that a message may meet
+/// it meets the one that was called first. One that ends while its message is on its way (by its deadline,
+/// say) may have written part of its memory, and the message is gone.
 ///
 /// Threads: any; several may wait. Drives progress while it waits. Set out_status->struct_size first.
 ///
@@ -190,23 +196,21 @@ unsafe fn wait(
     timeout_ms: i64,
     out_status: *mut rdma_msg_status_t,
 ) -> Result<(), Status> {
+    // Until an end is taken, none was: whatever the call fails with.
     // SAFETY: by this function's contract.
-    let (mgr, out) = unsafe { (borrow(mgr)?, optional_out(out_status)?) };
-    let timeout = timeout("timeout_ms", timeout_ms)?;
-    let end = mgr.unbound_wait(buffer, way, timeout);
-    let Some(out) = out else { return end?.result };
-    match end {
-        Ok(end) => {
-            let result = end.result.clone();
-            out.write(kept(end));
-            result
-        }
-        Err(status) => {
-            let none: rdma_msg_status_t = sized::Versioned::defaults();
-            out.write(rdma_msg_status_t { text: c"".as_ptr(), ..none });
-            Err(status)
-        }
+    if let Some(out) = unsafe { optional_out(out_status) }? {
+        let none: rdma_msg_status_t = sized::Versioned::defaults();
+        out.write(rdma_msg_status_t { text: c"".as_ptr(), ..none });
     }
+    // SAFETY: by this function's contract.
+    let mgr = unsafe { borrow(mgr) }?;
+    let end = mgr.unbound_wait(buffer, way, timeout("timeout_ms", timeout_ms)?)?;
+    let result = end.result.clone();
+    // SAFETY: by this function's contract.
+    if let Some(out) = unsafe { optional_out(out_status) }? {
+        out.write(kept(end));
+    }
+    result
 }
 
 /// Tells how many ends of sends and of receives of a buffer could be taken at once. Drives progress once if
@@ -236,8 +240,8 @@ pub unsafe extern "C" fn rdma_unbound_test(
     })
 }
 
-/// Makes one wait for a send of the buffer return RDMA_CANCELLED: one that is under way, or else the next.
-/// The sends go on.
+/// Makes one wait for a send of the buffer return RDMA_CANCELLED: one that is under way, or else the
+/// next, before it takes an end. The sends go on.
 ///
 /// Threads: any, also inside a callback.
 ///
@@ -255,7 +259,7 @@ pub unsafe extern "C" fn rdma_unbound_abort_wait_send(
 }
 
 /// Makes one wait for a receive of the buffer return RDMA_CANCELLED: one that is under way, or else the
-/// next. The receives go on.
+/// next, before it takes an end. The receives go on.
 ///
 /// Threads: any, also inside a callback.
 ///

@@ -40,8 +40,8 @@ struct Side {
     serial: u64,
     /// Ends that were not taken. There is always room for those of all that are under way.
     ended: VecDeque<MessageEnd>,
-    /// The next wait, or the one under way, is to return.
-    aborted: bool,
+    /// So many waits, those under way first, are to return.
+    aborts: u64,
     /// The buffer is being destroyed.
     gone: bool,
 }
@@ -146,7 +146,7 @@ impl Manager {
         let memory = unbound.part(offset, len)?;
         let envelope = Envelope { comm: unbound.comm, tag: slot };
         let post = Post { to, envelope, extra: &Extra::default(), mode: Mode::Standard, timeout };
-        self.unbound_begin(unbound, Way::Send, |done| {
+        self.unbound_begin(id, unbound, Way::Send, |done| {
             // SAFETY: within the buffer, which is valid until all its operations have ended.
             let sending = unsafe { self.message_isend(&post, Where::Whole(memory), done) }?;
             Ok(match sending {
@@ -171,7 +171,7 @@ impl Manager {
         let unbound = self.unbound(id)?;
         let memory = unbound.part(offset, len)?;
         let (comm, mask) = (unbound.comm, u64::MAX);
-        self.unbound_begin(unbound, Way::Recv, |done| {
+        self.unbound_begin(id, unbound, Way::Recv, |done| {
             let from = match *sources {
                 [] => Some(Party::ANY),
                 [one] => Some(one),
@@ -201,6 +201,7 @@ impl Manager {
     /// Begins an operation of a buffer, whose end the buffer is told.
     fn unbound_begin(
         &self,
+        id: u64,
         unbound: Arc<Unbound>,
         way: Way,
         begin: impl FnOnce(OnMessage) -> Result<Begun, Status>,
@@ -214,8 +215,14 @@ impl Manager {
             crate::room::grow(&mut side.ended, under_way, "operations of an unbound buffer")?;
             side.serial += 1;
             let serial = side.serial;
-            let none = |_| crate::room::none(size_of::<UnderWay>(), "an operation");
-            (side.begun.insert(UnderWay { serial, request: None }).map_err(none)?, serial)
+            let full = |_| {
+                let text = format!(
+                    "{} operations of unbound buffer {id} are under way: no room for more",
+                    under_way - 1
+                );
+                Status::new(Code::ResourceExhausted, text)
+            };
+            (side.begun.insert(UnderWay { serial, request: None }).map_err(full)?, serial)
         };
         let words = Ticket { unbound: unbound.clone(), number, way }.words();
         match begin(OnMessage::Plain(told, words)) {
@@ -263,7 +270,8 @@ impl Manager {
             if side.gone {
                 return Some(Err(unknown(id)));
             }
-            if std::mem::take(&mut side.aborted) {
+            if side.aborts > 0 {
+                side.aborts -= 1;
                 let text = format!("unbound buffer {id}: the wait was aborted");
                 return Some(Err(Status::new(Code::Cancelled, text).because(Reason::Cancelled)));
             }
@@ -306,7 +314,7 @@ impl Manager {
 
     /// The wait that is under way, or else the next one, returns.
     pub fn unbound_abort(&self, id: u64, way: Way) -> Result<(), Status> {
-        self.unbound(id)?.side(way).lock().aborted = true;
+        self.unbound(id)?.side(way).lock().aborts += 1;
         self.tell_others();
         Ok(())
     }

@@ -145,6 +145,7 @@ pub const PLACES: &[Place] = &[
     place("manager/memory.rs", 4096, "a node of the map of registered memory", &["add"]),
     place("manager/mod.rs", 4096, "a manager", &["open", "open_adapters", "open_core", "start"]),
     place("manager/peers.rs", 64, "an imported address", &["import_address"]),
+    place("manager/unbound.rs", 256, "an unbound buffer", &["unbound_create"]),
     place(
         "memory/pool.rs",
         1024,

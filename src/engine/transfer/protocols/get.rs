@@ -175,7 +175,7 @@ impl Engine {
         let result = if ok {
             Ok(())
         } else {
-            let status = Status::new(Code::Cancelled, "the receiver gave the tensor up");
+            let status = Status::new(Code::Cancelled, "the receiver gave it up");
             Err(status.because(Reason::RemoteError))
         };
         self.end_response(fx, index, result);
