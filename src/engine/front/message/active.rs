@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::matching::{Arrived, Content};
+use super::unexpected::{Arrived, Content};
 use super::{Envelope, MessageEnd, Party, public};
 use crate::engine::channel::ChanId;
 use crate::engine::{Engine, Fx, Work};

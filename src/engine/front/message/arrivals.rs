@@ -1,6 +1,6 @@
 //! What peers send of messages.
 
-use super::matching::{Arrived, Content};
+use super::unexpected::{Arrived, Content};
 use super::{Beside, Envelope, Messages, OnMessage, Party, State};
 use crate::api::Protocol;
 use crate::engine::channel::{ChanId, Channel};
@@ -304,7 +304,7 @@ impl Engine {
             crate::log::warn(format_args!(
                 "{dropped} messages were dropped that no receive had met: their connection ended, and more than {} \
                  bytes of such messages wait",
-                super::matching::ORPHANS
+                super::unexpected::ORPHANS
             ));
         }
         let mut at = 0;

@@ -21,12 +21,14 @@ mod offers;
 mod receive;
 mod room;
 mod send;
+mod unexpected;
 
 pub(in crate::engine) use arrivals::Heard;
 use buffered::Attached;
 use foldhash::HashMap;
-use matching::{Posted, Unexpected};
+use matching::Posted;
 use room::RoomWait;
+use unexpected::Unexpected;
 
 use std::sync::Arc;
 
@@ -40,10 +42,11 @@ pub use crate::protocol::message::Envelope;
 use crate::status::Status;
 pub use active::{Active, ActiveFn};
 pub use layouts::Beside;
-pub use matching::{ORPHANS, Sources};
+pub use matching::Sources;
 pub use receive::Found;
 pub use room::RoomFn;
 pub use send::Outgoing;
+pub use unexpected::ORPHANS;
 
 /// The public number of what lies in this slot.
 fn public(id: u64, index: u32) -> u64 {

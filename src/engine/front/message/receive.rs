@@ -1,6 +1,6 @@
 //! The receiving side: a receive meets a message that is here, or waits for one.
 
-use super::matching::{Arrived, Content};
+use super::unexpected::{Arrived, Content};
 use super::{
     Beside, Envelope, Memory, MessageEnd, OnMessage, Op, Party, Receiving, Sources, State, Wanted,
     public,

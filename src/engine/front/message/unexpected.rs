@@ -1,0 +1,365 @@
+//! Messages that wait for their receive, in the queues that `matching` tells of.
+
+use foldhash::HashMap;
+
+use super::flow::COST;
+use super::matching::{Lane, Sources};
+use super::{Beside, Envelope, Party, Wanted};
+use crate::engine::list::{Fifo, Links};
+use crate::engine::slab::Slab;
+use crate::fabric::keys::Place;
+use crate::protocol::message::Extra;
+use crate::room::{self, Grows};
+use crate::status::Status;
+
+/// Bytes of messages that may wait here although the connection over which they came has ended.
+pub const ORPHANS: u64 = 64 << 20;
+
+/// Peers of a receive each of whose messages are looked for.
+const FEW: usize = 64;
+fn in_lane(arrived: &mut Arrived) -> &mut Links {
+    &mut arrived.in_lane
+}
+
+fn in_tag(arrived: &mut Arrived) -> &mut Links {
+    &mut arrived.in_tag
+}
+
+fn in_comm(arrived: &mut Arrived) -> &mut Links {
+    &mut arrived.in_comm
+}
+
+/// Where the content of a message that waits is.
+pub enum Content {
+    /// Here. `sync`: the sender's number, which is told.
+    Here { bytes: Vec<u8>, sync: Option<u32> },
+    /// With the sender, under its response index, and where it may be read.
+    There { response: u32, source: Option<Place>, limit: u32 },
+    /// In the memory of this send of our own.
+    Own { op: u32 },
+    /// Nowhere: its sender took it back after a probe had claimed it.
+    Gone,
+}
+
+/// How a peer names a message to take it back: its channel, its number, and whether that is a MSG's.
+pub type Number = (u32, u32, bool);
+
+/// A message that waits for its receive.
+pub struct Arrived {
+    /// Public id, once it is claimed.
+    pub id: u64,
+    pub sender: Party,
+    pub envelope: Envelope,
+    pub len: u64,
+    /// The channel that it counts for.
+    pub ch: Option<u32>,
+    pub content: Content,
+    /// What came beside it.
+    pub extra: Option<Box<Beside>>,
+    /// No receive but its claimant's finds it.
+    pub claimed: bool,
+    /// Rises with each.
+    order: u64,
+    in_lane: Links,
+    in_tag: Links,
+    in_comm: Links,
+}
+
+impl Arrived {
+    fn number(&self) -> Option<Number> {
+        match self.content {
+            Content::Here { sync, .. } => Some((self.ch?, sync?, true)),
+            Content::There { response, .. } => Some((self.ch?, response, false)),
+            Content::Own { .. } | Content::Gone => None,
+        }
+    }
+
+    fn is_orphan(&self) -> bool {
+        let here = matches!(self.content, Content::Here { .. });
+        here && self.ch.is_none() && self.sender != Party::OWN
+    }
+
+    pub fn new(
+        sender: Party,
+        ch: Option<u32>,
+        envelope: Envelope,
+        len: u64,
+        content: Content,
+    ) -> Arrived {
+        let none = Links::default();
+        Arrived {
+            id: 0,
+            sender,
+            envelope,
+            len,
+            ch,
+            content,
+            extra: None,
+            claimed: false,
+            order: 0,
+            in_lane: none,
+            in_tag: none,
+            in_comm: none,
+        }
+    }
+
+    /// The same with what came beside the content.
+    pub fn with(mut self, extra: &Extra<'_>) -> Result<Arrived, Status> {
+        self.extra = Beside::of(extra)?;
+        Ok(self)
+    }
+
+    /// The same of what its content counts for: none does that is still with its sender.
+    fn counted(&self) -> u64 {
+        match self.content {
+            Content::Here { .. } => self.cost(),
+            _ => self.cost() - self.len,
+        }
+    }
+
+    /// A copy of what came beside it, as far as there is memory for that.
+    pub fn copy_extra(&self) -> Option<Box<Beside>> {
+        Beside::of(&self.extra.as_ref()?.extra()).ok().flatten()
+    }
+
+    /// Whether it is for a handler.
+    pub fn is_active(&self) -> bool {
+        self.extra.as_ref().is_some_and(|beside| beside.extra().active)
+    }
+
+    /// Bytes that it counts for in its window.
+    pub fn cost(&self) -> u64 {
+        self.len + self.extra.as_ref().map_or(0, |beside| beside.extra().cost())
+    }
+}
+
+/// Messages that wait.
+#[derive(Default)]
+pub struct Unexpected {
+    all: Slab<Arrived>,
+    /// Bytes of those whose connection has ended: they count in no window.
+    orphans: u64,
+    order: u64,
+    by_lane: HashMap<Lane, Fifo>,
+    by_tag: HashMap<Envelope, Fifo>,
+    by_comm: HashMap<u32, Fifo>,
+    /// Those that are for handlers which are not there.
+    by_handler: HashMap<u32, Fifo>,
+    /// What its sender may take back: until a receive meets it, or the connection ends.
+    by_number: HashMap<Number, u32>,
+}
+
+impl Unexpected {
+    /// Takes a message in.
+    pub fn add(&mut self, mut arrived: Arrived) -> Result<u32, Status> {
+        let envelope = arrived.envelope;
+        let lane = Lane { from: arrived.sender, envelope };
+        self.order += 1;
+        arrived.order = self.order;
+        let none = || room::none(size_of::<Arrived>(), "a message");
+        let maps = self.by_lane.fits(1) && self.by_tag.fits(1) && self.by_comm.fits(1);
+        if !maps || !self.by_number.fits(1) {
+            return Err(none());
+        }
+        let number = arrived.number();
+        let active = arrived.is_active();
+        if active && !self.by_handler.fits(1) {
+            return Err(none());
+        }
+        let index = self.all.insert(arrived).map_err(|_| none())?;
+        if let Some(number) = number {
+            self.by_number.insert(number, index);
+        }
+        if active {
+            self.by_handler.entry(envelope.comm).or_default().push(&mut self.all, in_tag, index);
+            return Ok(index);
+        }
+        self.by_lane.entry(lane).or_default().push(&mut self.all, in_lane, index);
+        self.by_tag.entry(envelope).or_default().push(&mut self.all, in_tag, index);
+        self.by_comm.entry(envelope.comm).or_default().push(&mut self.all, in_comm, index);
+        Ok(index)
+    }
+
+    /// The first message that a receive accepts.
+    #[inline]
+    pub fn find(&self, wanted: &Wanted) -> Option<u32> {
+        if self.all.is_empty() { None } else { self.find_one(wanted) }
+    }
+
+    fn find_one(&self, wanted: &Wanted) -> Option<u32> {
+        match (wanted.mask, wanted.from) {
+            (u64::MAX, Party::ANY) => self.by_tag.get(&wanted.lane().envelope)?.first(),
+            (u64::MAX, _) => self.by_lane.get(&wanted.lane())?.first(),
+            _ => {
+                let queue = self.by_comm.get(&wanted.comm)?;
+                self.look(queue, |a| a.in_comm, |a| wanted.accepts(a.sender, a.envelope))
+            }
+        }
+    }
+
+    /// The same of a receive from some peers.
+    pub fn find_from(&self, wanted: &Wanted, sources: &Sources) -> Option<u32> {
+        let envelope = wanted.lane().envelope;
+        let queue = self.by_tag.get(&envelope)?;
+        if sources.parties().len() > FEW {
+            return self.look(queue, |a| a.in_tag, |a| sources.have(a.sender));
+        }
+        let head = |&from: &Party| {
+            let index = self.by_lane.get(&Lane { from, envelope })?.first()?;
+            Some((self.all.get(index)?.order, index))
+        };
+        sources.parties().iter().filter_map(head).min().map(|(_, index)| index)
+    }
+
+    /// The first of a queue that will do.
+    fn look(
+        &self,
+        queue: &Fifo,
+        links: impl Fn(&Arrived) -> Links,
+        will_do: impl Fn(&Arrived) -> bool,
+    ) -> Option<u32> {
+        let mut at = queue.first();
+        while let Some((index, a)) = at.and_then(|i| Some((i, self.all.get(i)?))) {
+            if will_do(a) {
+                return Some(index);
+            }
+            at = links(a).next();
+        }
+        None
+    }
+
+    /// The first message for a handler.
+    pub fn find_active(&self, id: u32) -> Option<u32> {
+        self.by_handler.get(&id)?.first()
+    }
+
+    /// A message keeps its place, and is found no more.
+    pub fn claim(&mut self, index: u32, id: u64) {
+        self.unlink(index);
+        if let Some(a) = self.all.get_mut(index) {
+            (a.id, a.claimed) = (id, true);
+        }
+    }
+
+    pub fn get(&self, index: u32) -> Option<&Arrived> {
+        self.all.get(index)
+    }
+
+    /// The message of this public id, if it was claimed.
+    pub fn claimed(&self, id: u64) -> Option<u32> {
+        let (index, a) = self.all.occupant(id as u32)?;
+        (a.claimed && a.id == id).then_some(index)
+    }
+
+    /// The first that `which` picks, from slot `at` on.
+    pub fn next(&self, at: &mut usize, which: impl Fn(&Arrived) -> bool) -> Option<u32> {
+        self.all.next(at, which)
+    }
+
+    /// Takes a message out.
+    pub fn remove(&mut self, index: u32) -> Option<Arrived> {
+        self.forget_number(index);
+        if !self.all.get(index)?.claimed {
+            self.unlink(index);
+        }
+        let arrived = self.all.remove(index)?;
+        if arrived.is_orphan() {
+            self.orphans = self.orphans.saturating_sub(COST + arrived.cost());
+        }
+        Some(arrived)
+    }
+
+    /// Takes out what a send of our own has given. False: it was met.
+    pub fn remove_own(&mut self, index: u32, send: u32) -> bool {
+        let this = |a: &&Arrived| matches!(a.content, Content::Own { op } if op == send);
+        self.get(index).filter(this).is_some() && self.take_back(index).is_some()
+    }
+
+    /// Its sender takes a message back: what it was, and what it counted for (an offer without its content). Who has claimed it finds that it is gone.
+    pub fn take_back(&mut self, index: u32) -> Option<(Content, u64)> {
+        if !self.all.get(index)?.claimed {
+            return self.remove(index).map(|a| {
+                let counted = a.counted();
+                (a.content, counted)
+            });
+        }
+        self.forget_number(index);
+        let a = self.all.get_mut(index)?;
+        a.ch = None;
+        let counted = a.counted();
+        Some((std::mem::replace(&mut a.content, Content::Gone), counted))
+    }
+
+    /// The message that its sender may take back by this number.
+    pub fn withdrawable(&self, number: Number) -> Option<u32> {
+        self.by_number.get(&number).copied()
+    }
+
+    fn forget_number(&mut self, index: u32) {
+        let number = self.all.get(index).and_then(Arrived::number);
+        if let Some(number) = number.filter(|n| self.by_number.get(n) == Some(&index)) {
+            self.by_number.remove(&number);
+        }
+    }
+
+    /// A connection has ended. What came over it whole stays, within a bound; what is still with the sender is gone.
+    /// How many were dropped that were whole.
+    pub fn lose_channel(&mut self, ch: u32) -> usize {
+        let (mut at, mut dropped) = (0, 0);
+        while let Some(index) = self.next(&mut at, |a| a.ch == Some(ch)) {
+            self.forget_number(index);
+            let Some(a) = self.all.get_mut(index) else { continue };
+            a.ch = None;
+            let cost = COST + a.cost();
+            match &mut a.content {
+                Content::Here { sync, .. } if self.orphans + cost <= ORPHANS => {
+                    *sync = None;
+                    self.orphans += cost;
+                }
+                // Its receive hears of the loss.
+                Content::There { .. } if a.claimed => {}
+                content => {
+                    if matches!(content, Content::Here { .. }) {
+                        dropped += 1;
+                        self.orphans += cost;
+                    }
+                    self.remove(index);
+                }
+            }
+        }
+        dropped
+    }
+
+    fn unlink(&mut self, index: u32) {
+        let Some(a) = self.all.get(index) else { return };
+        let (envelope, tag_links, comm_links) = (a.envelope, a.in_tag, a.in_comm);
+        let (lane, lane_links) = (Lane { from: a.sender, envelope }, a.in_lane);
+        if a.is_active() {
+            if let Some(queue) = self.by_handler.get_mut(&envelope.comm) {
+                queue.remove(&mut self.all, in_tag, index, tag_links);
+                if queue.is_empty() {
+                    self.by_handler.remove(&envelope.comm);
+                }
+            }
+            return;
+        }
+        if let Some(queue) = self.by_lane.get_mut(&lane) {
+            queue.remove(&mut self.all, in_lane, index, lane_links);
+            if queue.is_empty() {
+                self.by_lane.remove(&lane);
+            }
+        }
+        if let Some(queue) = self.by_tag.get_mut(&envelope) {
+            queue.remove(&mut self.all, in_tag, index, tag_links);
+            if queue.is_empty() {
+                self.by_tag.remove(&envelope);
+            }
+        }
+        if let Some(queue) = self.by_comm.get_mut(&envelope.comm) {
+            queue.remove(&mut self.all, in_comm, index, comm_links);
+            if queue.is_empty() {
+                self.by_comm.remove(&envelope.comm);
+            }
+        }
+    }
+}
