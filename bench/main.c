@@ -12,7 +12,7 @@
 static const char usage[] =
     "rdma_bench [--provider P] [--progress thread|manual] [--memory malloc|registered|pool]\n"
     "           [--wait mgr|condvar|block] [--mode latency|ready|rate|bandwidth]... [--min BYTES] [--max BYTES]\n"
-    "           [--seconds S] [--protocol auto|eager|put|get|persistent] [--cores A,B]\n"
+    "           [--seconds S] [--protocol auto|eager|put|get|persistent|pipeline] [--cores A,B]\n"
     "wait, beside a progress thread: rdma_mgr_wait or a condition variable for callbacks, or blocking receives.\n"
     "latency: a send to a waiting receive, one way, us. ready: a receive of a ready tensor, round trip, us.\n"
     "rate: 256 in flight, million a second. bandwidth: GB/s. Prints provider,progress,memory,mode,bytes,value,unit.\n";
@@ -88,7 +88,7 @@ int main(int argc, char **argv) {
                                           {"seconds", 1, NULL, 's'}, {"protocol", 1, NULL, 'r'}, {"cores", 1, NULL, 'c'},
                                           {NULL, 0, NULL, 0}};
   static const char *const progress[] = {"thread", "manual"};
-  static const char *const protocols[] = {"auto", "local", "eager", "put", "get", "persistent"};
+  static const char *const protocols[] = {"auto", "local", "eager", "put", "get", "persistent", "pipeline"};
   settings s = {.provider = "shm", .progress = RDMA_PROGRESS_MANUAL, .min = 8, .max = 64 << 20, .seconds = 0.2,
                 .cores = {0, 1}};
   if (sysconf(_SC_NPROCESSORS_ONLN) < 2) s.cores[0] = s.cores[1] = -1;
@@ -101,7 +101,7 @@ int main(int argc, char **argv) {
       case 'a': s.min = strtoull(optarg, NULL, 0); break;
       case 'b': s.max = strtoull(optarg, NULL, 0); break;
       case 's': s.seconds = atof(optarg); break;
-      case 'r': s.protocol = choice(optarg, protocols, 6); break;
+      case 'r': s.protocol = choice(optarg, protocols, 7); break;
       case 'c': if (sscanf(optarg, "%d,%d", &s.cores[0], &s.cores[1]) == 2) break; /* fall through */
       default: fputs(usage, stderr); return 2;
     }

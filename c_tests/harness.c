@@ -180,7 +180,7 @@ static int32_t number_of(const char *text, const char *const *names, size_t n, c
 
 static bool take_option(char **argv, int *i) {
   static const char *const modes[] = {"thread", "manual"};
-  static const char *const protocols[] = {"auto", "local", "eager", "put", "get", "persistent"};
+  static const char *const protocols[] = {"auto", "local", "eager", "put", "get", "persistent", "pipeline"};
   const char *name = argv[*i], *value = argv[*i + 1];
   if (name[0] != '-' || !value) return false;
   if (strcmp(name, "--provider") == 0) env.provider = value;
@@ -188,7 +188,7 @@ static bool take_option(char **argv, int *i) {
   else if (strcmp(name, "--progress") == 0)
     env.progress = number_of(value, modes, 2, name);
   else if (strcmp(name, "--protocol") == 0)
-    env.protocol = number_of(value, protocols, 6, name);
+    env.protocol = number_of(value, protocols, 7, name);
   else return false;
   ++*i;
   return true;
@@ -248,7 +248,7 @@ int test_main(int argc, char **argv, const test_case *cases, size_t ncases, cons
     }
     if (argv[i][0] == '-') {
       fprintf(stderr, "%s [--provider P] [--host H] [--progress thread|manual] "
-              "[--protocol auto|eager|put|get|persistent] [case...]\n", argv[0]);
+              "[--protocol auto|eager|put|get|persistent|pipeline] [case...]\n", argv[0]);
       return 2;
     }
   }

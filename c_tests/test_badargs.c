@@ -195,6 +195,11 @@ static void memory(void) {
   CHECK_BAD(RDMA_NOT_FOUND, rdma_mem_register(m, block, sizeof block, 99));
   BAD(rdma_mem_unregister(NULL, block));
   BAD(rdma_mem_unregister(m, NULL));
+  BAD(rdma_mem_invalidate(NULL, block, sizeof block));
+  BAD(rdma_mem_invalidate(m, NULL, sizeof block));
+  BAD(rdma_mem_invalidate(m, block, 0));
+  BAD(rdma_mem_invalidate(m, block, SIZE_MAX));
+  CHECK_OK(rdma_mem_invalidate(m, block, sizeof block)); /* nothing is kept of it */
   BAD(rdma_mem_alloc(NULL, 10, &out));
   BAD(rdma_mem_alloc(m, 10, NULL));
   BAD(rdma_mem_alloc(m, 0, &out));

@@ -169,6 +169,7 @@ static void the_rest() {
   std::vector<char> own(4096);
   OK(gamma.register_memory(own.data(), own.size()));
   OK(gamma.unregister_memory(own.data()));
+  OK(gamma.invalidate_memory(own.data(), own.size()));
   auto device = gamma.register_device(
       [](void *host, const void *dev, std::uint64_t n, rdma::CopyDone done) { std::memcpy(host, dev, n), done(RDMA_OK); },
       [](void *dev, const void *host, std::uint64_t n, rdma::CopyDone done) { std::memcpy(dev, host, n), done(RDMA_OK); });

@@ -2,6 +2,7 @@
 #include "harness.h"
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/mman.h>
 
 static void registration(void) {
   rdma_mgr_t *m = mgr_new("m", NULL);
@@ -75,6 +76,67 @@ static void unregistered_while_in_use(void) {
     CHECK_OK(rdma_step_cleanup(p.b, i));
     CHECK(pump_until(op_ended_fn, s, 30000));
   }
+}
+
+/* ---- registrations that are kept ---- */
+
+static void keeps_registrations(rdma_mgr_options_t *o) { o->registration_cache_bytes = 64 * MIB; }
+
+/* A number of the statistics. */
+static unsigned long long counted(rdma_mgr_t *m, const char *name) {
+  char json[16384], want[80];
+  size_t len = 0;
+  CHECK_OK(rdma_mgr_stats_json(m, json, sizeof json, &len));
+  snprintf(want, sizeof want, "\"%s\":", name);
+  const char *at = strstr(json, want);
+  if (!at) FAIL("%s is not in the statistics: %s", name, json);
+  return strtoull(at + strlen(want), NULL, 10);
+}
+
+/* Other pages at the same address. */
+static void map_anew(char *at, size_t n) {
+  void *now = mmap(at, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  CHECK(now == at);
+}
+
+static void transfer_of(const pair *p, char *src, char *dst, size_t n, int64_t step) {
+  rdma_recv_options_t o = recv_options();
+  o.dst = dst;
+  o.dst_len = n;
+  rdma_tensor_t t = tensor_of(src, n, (uint64_t)step);
+  op *s = op_send(p->b, "kept", step, &t);
+  recv_call call = {.mgr = p->a, .peer = "beta", .key = "kept", .step = step, .options = &o};
+  op_wait(op_recv_call(&call), RDMA_OK);
+  op_wait(s, RDMA_OK);
+  CHECK_INT(-1, mismatch(dst, n, (uint64_t)step));
+}
+
+/* Memory that is freed, and mapped anew at the same address: what was registered there before is not used. */
+static void kept_registrations(void) {
+  pair p = pair_new(keeps_registrations);
+  const size_t n = 2 * MIB;
+  char *src = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  char *dst = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(src != MAP_FAILED && dst != MAP_FAILED);
+  int64_t step = 0;
+  for (int life = 0; life < 4; life++) {
+    for (int i = 0; i < 3; i++) transfer_of(&p, src, dst, n, ++step);
+    transfer_of(&p, src + 4096, dst + 100, n / 2, ++step);
+    CHECK_OK(rdma_mem_invalidate(p.a, dst, n));
+    CHECK_OK(rdma_mem_invalidate(p.b, src, n));
+    CHECK_INT(0, counted(p.a, "registration_cache_bytes"));
+    CHECK_INT(0, counted(p.b, "registration_cache_bytes"));
+    map_anew(src, n);
+    map_anew(dst, n);
+  }
+  /* One end of each transfer names its memory to the other; with ibverbs either end needs its registration. */
+  unsigned long long hits = counted(p.a, "registration_hits") + counted(p.b, "registration_hits");
+  unsigned long long misses = counted(p.a, "registration_misses") + counted(p.b, "registration_misses");
+  if (is_provider("ibverbs")) CHECK_MSG(hits >= misses && misses >= 8, "%llu hits, %llu misses", hits, misses);
+  else CHECK_MSG(hits + misses == 0, "%llu hits, %llu misses", hits, misses);
+  pair_end(&p);
+  munmap(src, n);
+  munmap(dst, n);
 }
 
 /* ---- a device: memory behind an offset, copied by a thread of its own ---- */
@@ -214,5 +276,6 @@ static void device_remote(void) { device_case(true); }
 static void device_local(void) { device_case(false); }
 
 static const test_case cases[] = {CASE(registration),  CASE(pool), CASE(pool_bounded),
-                                  CASE(unregistered_while_in_use), CASE(device_remote), CASE(device_local)};
+                                  CASE(unregistered_while_in_use), CASE(kept_registrations),
+                                  CASE(device_remote), CASE(device_local)};
 TEST_MAIN(cases)

@@ -218,7 +218,8 @@ static void ends_while_it_waits(void) {
   CHECK_OK(rdma_store_destroy(all[0].store));
   mgr_end(all[1].mgr);
   end(&all[0]), end(&all[1]);
-  CHECK_CODE(RDMA_CANCELLED, all[0].code);
+  /* On a busy machine a call may begin after the end only. */
+  if (all[0].code != RDMA_FAILED_PRECONDITION) CHECK_CODE(RDMA_CANCELLED, all[0].code);
   CHECK_CODE(RDMA_FAILED_PRECONDITION, all[1].code);
   CHECK_OK(rdma_store_destroy(all[1].store));
   mgr_end(all[0].mgr);

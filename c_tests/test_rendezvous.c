@@ -19,7 +19,7 @@ static void send_before_receive(void) {
   CHECK_STR("alpha", s->peer);
   CHECK_STR(s->provider, r->provider);
   if (!is_provider("auto")) CHECK_STR(env.provider, r->provider);
-  CHECK_MSG(r->info.protocol >= RDMA_PROTOCOL_EAGER && r->info.protocol <= RDMA_PROTOCOL_PERSISTENT,
+  CHECK_MSG(r->info.protocol >= RDMA_PROTOCOL_EAGER && r->info.protocol <= RDMA_PROTOCOL_PIPELINE,
             "protocol is %u", r->info.protocol);
   CHECK_INT(RDMA_REASON_NONE, r->info.reason);
   CHECK(r->info.elapsed_ns > 0);

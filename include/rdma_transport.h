@@ -36,7 +36,9 @@
  *
  * Environment. These variables override the options of every manager; a wrong value fails
  * rdma_mgr_create: RDMA_PROVIDER (auto, loopback, shm, ibverbs, tcp), RDMA_PROTOCOL (auto, eager,
- * put, get, persistent), RDMA_LISTEN, RDMA_AUTH_SECRET_FILE, RDMA_BUSY_POLL_US, RDMA_TIMEOUT_MS,
+ * put, get, persistent, pipeline), RDMA_EAGER_LIMIT, RDMA_RNDV_EAGER_LIMIT, RDMA_MAX_SEND_SIZE,
+ * RDMA_MIN_RDMA_PIPELINE_SIZE, RDMA_PIPELINE_FRAG_SIZE, RDMA_PIPELINE_SEND_LENGTH, RDMA_SEND_PIPELINE_DEPTH,
+ * RDMA_LISTEN, RDMA_AUTH_SECRET_FILE, RDMA_BUSY_POLL_US, RDMA_TIMEOUT_MS,
  * RDMA_PEER_TIMEOUT_MS, RDMA_LOG (error, warn, info, debug), RDMA_TRACE, RDMA_SHM_COPY (pool, cma, ring), RDMA_DEVICE,
  * RDMA_DEVICE_PORT, RDMA_GID_INDEX, RDMA_QP_PKEY_INDEX, RDMA_QP_QUEUE_DEPTH, RDMA_QP_TIMEOUT,
  * RDMA_QP_RETRY_COUNT, RDMA_QP_SL, RDMA_QP_MTU, RDMA_TRAFFIC_CLASS, RDMA_MAX_REGION. An empty one
@@ -244,6 +246,11 @@
  * Protocol: by way of a registered buffer of the tensor's name at either end, which lasts.
  */
 #define RDMA_PROTOCOL_PERSISTENT 5
+
+/**
+ * Protocol: long messages in three segments, whose memory is registered while other memory is moved.
+ */
+#define RDMA_PROTOCOL_PIPELINE 6
 
 /**
  * Progress: the library's own thread (default).
@@ -727,6 +734,13 @@ struct rdma_mgr_options {
    * Passed to peer_event. Lives until rdma_mgr_destroy has returned.
    */
   void *peer_event_userdata;
+  /**
+   * Memory that nobody registered stays registered after a transfer, for the next one of the same
+   * memory: so many bytes at most, the least recently used go first. 0: none. Where it is not 0, call
+   * rdma_mem_invalidate before memory that was sent from or received into is freed or mapped anew.
+   * RDMA_REGISTRATION_CACHE
+   */
+  uint64_t registration_cache_bytes;
 };
 
 /**
@@ -1927,6 +1941,23 @@ rdma_code_t rdma_mem_register(rdma_mgr_t *mgr, void *addr, size_t len, uint32_t 
  * function of this memory; RDMA_INTERNAL.
  */
 rdma_code_t rdma_mem_unregister(rdma_mgr_t *mgr, void *addr);
+
+/**
+ * Says that memory is about to be freed or mapped anew: no registration of it that was kept is used
+ * again. Only where options.registration_cache_bytes (RDMA_REGISTRATION_CACHE) is not 0; otherwise, and
+ * where nothing is kept of the range, it does nothing. Without it a later transfer of memory at the same
+ * address would read or write what lay there before. Memory of rdma_mem_register and rdma_mem_alloc is
+ * not concerned.
+ *
+ * Threads: any, also inside callbacks: it waits for nobody. No operation may be using the memory. What other
+ * operations use, of one registration with it, stays registered until they have ended.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `addr` NULL, len 0 or beyond the address space;
+ * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_mem_invalidate(rdma_mgr_t *mgr,
+                                void *addr,
+                                size_t len);
 
 /**
  * Allocates memory in the library's pool: registered, shared with peers on this host, aligned to

@@ -487,6 +487,7 @@ class Manager {
     return Status::of(rdma_mem_register(c(), addr, len, device));
   }
   Status unregister_memory(void *addr) { return Status::of(rdma_mem_unregister(c(), addr)); }
+  Status invalidate_memory(void *addr, std::size_t len) { return Status::of(rdma_mem_invalidate(c(), addr, len)); }
   Result<void *> alloc(std::size_t len) {
     void *out = nullptr;
     rdma_code_t rc = rdma_mem_alloc(c(), len, &out);

@@ -74,6 +74,8 @@ pub enum Protocol {
     DirectGet = 4,
     /// TensorFlow's first design: by way of a buffer that lasts, one of each name at either end.
     Persistent = 5,
+    /// Long messages in three segments: memory is registered while other memory is moved.
+    Pipeline = 6,
 }
 
 /// What carried a transfer.

@@ -3,6 +3,7 @@
 mod env;
 
 use crate::api::{MAX_NAME_LEN, Protocol};
+use crate::engine::transfer::sizes::Sizes;
 use crate::engine::transfer::table;
 use crate::fabric::ProviderKind;
 use crate::status::Status;
@@ -55,6 +56,8 @@ pub struct Config {
     pub eager_max: Option<usize>,
     /// Bound of the metadata cache, entries per peer.
     pub meta_cache_entries: usize,
+    /// Bytes of memory that nobody registered whose registration is kept for the next transfer; 0: none.
+    pub registration_cache_bytes: u64,
     /// Depth of send and receive queues (`RDMA_QP_QUEUE_DEPTH`).
     pub queue_depth: u32,
     /// Validate content end to end.
@@ -67,6 +70,8 @@ pub struct Config {
     pub shm_copy: Option<String>,
     /// File to trace to from the start (`RDMA_TRACE`); "%p" becomes the process id, "%n" the name.
     pub trace: Option<String>,
+    /// By what sizes long messages are cut.
+    pub sizes: Sizes,
     /// Settings of the ibverbs provider.
     pub ib: IbConfig,
 }
@@ -134,12 +139,14 @@ impl Default for Config {
             peer_timeout_ms: 10_000,
             eager_max: None,
             meta_cache_entries: 4096,
+            registration_cache_bytes: 0,
             queue_depth: 1024,
             checksum: false,
             tolerate_dup_recv: false,
             allow_remote: false,
             shm_copy: None,
             trace: None,
+            sizes: Sizes::default(),
             ib: IbConfig::default(),
         }
     }
@@ -178,6 +185,8 @@ impl Config {
         range("eager_max", self.eager_max.unwrap_or(0) as i128, 0, limits::EAGER_MAX)?;
         let entries = self.meta_cache_entries as i128;
         range("meta_cache_entries", entries, 0, limits::META_CACHE_ENTRIES)?;
+        let kept = i128::from(self.registration_cache_bytes);
+        range("registration_cache_bytes", kept, 0, limits::REGISTRATION_CACHE)?;
         range("queue_depth", self.queue_depth as i128, 1, limits::QUEUE_DEPTH)?;
         if let Some(copy) = &self.shm_copy {
             choice("shm_copy", copy, &SHM_COPIES)?;
@@ -207,6 +216,8 @@ pub mod limits {
     pub const EAGER_MAX: i64 = 1 << 30;
     /// `meta_cache_entries`
     pub const META_CACHE_ENTRIES: i64 = 1 << 24;
+    /// `registration_cache_bytes`
+    pub const REGISTRATION_CACHE: i64 = 1 << 46;
     /// `queue_depth`
     pub const QUEUE_DEPTH: i64 = 65535;
     /// `ib_port`
@@ -329,7 +340,7 @@ mod tests {
         assert!(error(|c| c.name = "a\0b".into()).contains("NUL"));
         assert!(error(|c| c.secret = Some(vec![])).contains("is 0, allowed are 1 to 4096"));
         assert!(error(|c| c.protocol = 1).contains("protocol is 1, allowed are 0 (auto)"));
-        assert!(error(|c| c.protocol = 6).contains("protocol is 6"));
+        assert!(error(|c| c.protocol = 7).contains("protocol is 7"));
         assert!(error(|c| c.timeout_ms = 0).contains("timeout_ms is 0, allowed are 1 to"));
         assert!(error(|c| c.timeout_ms = u64::MAX).contains("timeout_ms is 18446744073709551615"));
         assert!(error(|c| c.peer_timeout_ms = u64::MAX).contains("allowed are 0 to"));

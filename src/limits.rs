@@ -187,7 +187,7 @@ pub const LIMITS: &[Limit] = &[
         "the sender's next message waits there; a peer that offers more loses the connection",
     ),
     limit(
-        "headers and lengths of parts of these offers, per connection",
+        "headers, lengths of parts and first segments of these offers, per connection",
         Bytes(OFFERED_BESIDE as usize),
         Follows,
         "the same",

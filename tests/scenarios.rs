@@ -56,6 +56,11 @@
 //! | the end of a copy | no | `proxies_on_both_sides`, `copies_fail`, `tensors_of_devices` | no | no | no: the copy keeps it |
 //! | the end of a WRITE | no | no | no | `a_send_ends_with_the_last_of_its_writes`, `lost_after_the_last_write_and_before_its_completion` | no |
 //!
+//! # A pipeline
+//!
+//! Each of its states, at both ends, with cancel, loss and failure, and what a hostile peer may send, is in `pipeline`; the seeded
+//! walks of it are in `messages_walks`.
+//!
 //! # A persistent buffer
 //!
 //! Each state of a transfer by a buffer (asked for, busy, filled, written, its memory asked for, its checksum computed, emptied) ×
@@ -133,6 +138,8 @@ mod pairs_by_name;
 mod peers;
 #[path = "scenarios/persistent.rs"]
 mod persistent;
+#[path = "scenarios/pipeline.rs"]
+mod pipeline;
 #[path = "scenarios/responses.rs"]
 mod responses;
 #[path = "scenarios/script.rs"]

@@ -1,14 +1,20 @@
-//! "One tensor, step by step" in `docs/design.md` names files and functions: they are there.
+//! "One tensor, step by step" in `docs/design.md`, and `docs/protocols.md`, name files and functions: they are there. The
+//! pictures of the latter are what their texts say.
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 const PAGE: &str = "## One tensor, step by step";
 
-/// File, and what is in backticks in the column after it, of each step.
-fn steps(document: &str) -> Vec<(&str, &str)> {
+/// The part of a document below this heading.
+fn page_of(document: &str) -> &str {
     let (_, page) = document.split_once(PAGE).expect("the page");
-    let page = page.split("\n## ").next().unwrap_or(page);
+    page.split("\n## ").next().unwrap_or(page)
+}
+
+/// File, and what is in backticks in the column after it, of each step.
+fn steps(page: &str) -> Vec<(&str, &str)> {
     page.lines()
         .filter_map(|line| {
             let mut columns = line.split('|').map(str::trim).skip(2);
@@ -28,10 +34,11 @@ fn has_function(source: &str, name: &str) -> bool {
 #[test]
 fn every_step_is_where_the_page_says() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let document = fs::read_to_string(root.join("docs/design.md")).expect("docs/design.md");
-    let steps = steps(&document);
-    assert!(steps.len() > 30, "{} steps", steps.len());
-    for (file, function) in steps {
+    let design = fs::read_to_string(root.join("docs/design.md")).expect("docs/design.md");
+    let protocols = fs::read_to_string(root.join("docs/protocols.md")).expect("docs/protocols.md");
+    let [one, two] = [steps(page_of(&design)), steps(&protocols)];
+    assert!(one.len() > 30 && two.len() > 40, "{} and {} steps", one.len(), two.len());
+    for (file, function) in [one, two].concat() {
         let source = fs::read_to_string(root.join(file)).unwrap_or_else(|e| panic!("{file}: {e}"));
         assert!(has_function(&source, function), "{file} has no function {function}");
     }
@@ -44,5 +51,19 @@ fn a_function_that_is_gone_is_noticed() {
     let page = format!(
         "{PAGE}\n\n| | File | Function |\n| 1 | src/a.rs | `f` | x |\n\n## Next\n| 1 | src/b.rs | `g` |"
     );
-    assert_eq!(steps(&page), [("src/a.rs", "f")]);
+    assert_eq!(steps(page_of(&page)), [("src/a.rs", "f")]);
+}
+
+#[test]
+fn the_pictures_of_protocols_are_drawn_from_their_texts() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let drawn = Command::new(root.join("scripts/protocol-svg")).arg("--check").output();
+    let drawn = drawn.expect("scripts/protocol-svg runs");
+    assert!(drawn.status.success(), "{}", String::from_utf8_lossy(&drawn.stdout));
+    let document = fs::read_to_string(root.join("docs/protocols.md")).expect("docs/protocols.md");
+    for entry in fs::read_dir(root.join("docs/protocols")).expect("docs/protocols") {
+        let name = entry.expect("an entry").file_name().into_string().expect("a name");
+        let shown = document.contains(&format!("](protocols/{name})"));
+        assert!(shown || !name.ends_with(".svg"), "docs/protocols.md does not show {name}");
+    }
 }

@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use super::{Config, MAX_DEVICE_LEN, MAX_SECRET_LEN, MAX_TIMEOUT_MS, MTUS, SHM_COPIES};
 use super::{check_listen, check_mtu, choice, limits, range, text};
 use crate::api::Protocol;
+use crate::engine::transfer::sizes::Sizes;
 use crate::engine::transfer::table::TABLE;
 use crate::fabric::ProviderKind;
 use crate::log::Level;
@@ -71,11 +72,35 @@ impl Config {
         env.number("RDMA_TIMEOUT_MS", (1, MAX_TIMEOUT_MS as i64), &mut self.timeout_ms)?;
         env.number("RDMA_PEER_TIMEOUT_MS", (0, MAX_TIMEOUT_MS as i64), &mut self.peer_timeout_ms)?;
         env.number("RDMA_BUSY_POLL_US", (0, limits::BUSY_POLL_US), &mut self.busy_poll_us)?;
+        let kept = (0, limits::REGISTRATION_CACHE);
+        env.number("RDMA_REGISTRATION_CACHE", kept, &mut self.registration_cache_bytes)?;
         env.number("RDMA_QP_QUEUE_DEPTH", (1, limits::QUEUE_DEPTH), &mut self.queue_depth)?;
+        self.apply_sizes(&mut env)?;
         self.apply_ib(&mut env)?;
         // The log itself takes its level from the variable; here a wrong one is told.
         env.word("RDMA_LOG", &Level::ALL.map(Level::name))?;
         Ok(env.notes)
+    }
+
+    /// By what sizes content is cut, by ob1's names.
+    fn apply_sizes<G: Fn(&str) -> Option<String>>(
+        &mut self,
+        env: &mut Env<G>,
+    ) -> Result<(), Status> {
+        let mut eager = self.eager_max.unwrap_or(0);
+        env.number("RDMA_EAGER_LIMIT", (0, limits::EAGER_MAX), &mut eager)?;
+        self.eager_max = Some(eager).filter(|&n| n > 0);
+        let to = &mut self.sizes;
+        env.number("RDMA_RNDV_EAGER_LIMIT", Sizes::RNDV_EAGER_LIMIT, &mut to.rndv_eager_limit)?;
+        env.number("RDMA_MAX_SEND_SIZE", Sizes::MAX_SEND_SIZE, &mut to.max_send_size)?;
+        let least = &mut to.min_rdma_pipeline_size;
+        env.number("RDMA_MIN_RDMA_PIPELINE_SIZE", Sizes::MIN_RDMA_PIPELINE_SIZE, least)?;
+        let fragment = &mut to.rdma_pipeline_frag_size;
+        env.number("RDMA_PIPELINE_FRAG_SIZE", Sizes::RDMA_PIPELINE_FRAG_SIZE, fragment)?;
+        let last = &mut to.rdma_pipeline_send_length;
+        env.number("RDMA_PIPELINE_SEND_LENGTH", Sizes::RDMA_PIPELINE_SEND_LENGTH, last)?;
+        let depth = &mut to.send_pipeline_depth;
+        env.number("RDMA_SEND_PIPELINE_DEPTH", Sizes::SEND_PIPELINE_DEPTH, depth)
     }
 
     fn apply_choices<G: Fn(&str) -> Option<String>>(
@@ -221,6 +246,13 @@ mod tests {
             ("RDMA_MAX_REGION", "65536"),
             ("RDMA_PROVIDER", "tcp"),
             ("RDMA_PROTOCOL", "get"),
+            ("RDMA_EAGER_LIMIT", "1000"),
+            ("RDMA_RNDV_EAGER_LIMIT", "1001"),
+            ("RDMA_MAX_SEND_SIZE", "1002"),
+            ("RDMA_MIN_RDMA_PIPELINE_SIZE", "1003"),
+            ("RDMA_PIPELINE_FRAG_SIZE", "5000"),
+            ("RDMA_PIPELINE_SEND_LENGTH", "1005"),
+            ("RDMA_SEND_PIPELINE_DEPTH", "6"),
             ("RDMA_LISTEN", "[::1]:7000"),
             ("RDMA_AUTH_SECRET_FILE", secret.as_str()),
             ("RDMA_BUSY_POLL_US", "0"),
@@ -240,6 +272,15 @@ mod tests {
         assert_eq!((config.queue_depth, ib.max_region), (5, 65536));
         assert_eq!(config.provider, Some(ProviderKind::Tcp));
         assert_eq!(config.protocol, Protocol::DirectGet as u32);
+        let sizes = Sizes {
+            rndv_eager_limit: 1001,
+            max_send_size: 1002,
+            min_rdma_pipeline_size: 1003,
+            rdma_pipeline_frag_size: 5000,
+            rdma_pipeline_send_length: 1005,
+            send_pipeline_depth: 6,
+        };
+        assert_eq!((config.eager_max, config.sizes), (Some(1000), sizes));
         assert_eq!(config.listen.as_deref(), Some("[::1]:7000"));
         assert_eq!(config.secret.as_deref(), Some(&b"s3cret"[..]));
         assert_eq!((config.busy_poll_us, config.timeout_ms), (0, 500));
@@ -267,7 +308,14 @@ mod tests {
             ("RDMA_TRAFFIC_CLASS", "1.5", "0 to 255"),
             ("RDMA_MAX_REGION", "4095", "4096 to"),
             ("RDMA_PROVIDER", "rdma", "auto, loopback, shm, ibverbs, tcp"),
-            ("RDMA_PROTOCOL", "local", "auto, eager, put, get, persistent"),
+            ("RDMA_PROTOCOL", "local", "auto, eager, put, get, persistent, pipeline"),
+            ("RDMA_EAGER_LIMIT", "-1", "0 to"),
+            ("RDMA_RNDV_EAGER_LIMIT", "8193", "0 to 8192"),
+            ("RDMA_MAX_SEND_SIZE", "255", "256 to"),
+            ("RDMA_MIN_RDMA_PIPELINE_SIZE", "-1", "0 to"),
+            ("RDMA_PIPELINE_FRAG_SIZE", "4095", "4096 to"),
+            ("RDMA_PIPELINE_SEND_LENGTH", "x", "0 to"),
+            ("RDMA_SEND_PIPELINE_DEPTH", "65", "1 to 64"),
             ("RDMA_LISTEN", "nowhere", "host:port"),
             ("RDMA_BUSY_POLL_US", "-1", "0 to 60000000"),
             ("RDMA_TIMEOUT_MS", "0", "1 to"),

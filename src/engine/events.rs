@@ -93,8 +93,17 @@ impl Engine {
                 self.on_msg(fx, ch, envelope, sync, &extra, content)
             }
             Message::MsgOffer(m) => self.on_msg_offer(fx, ch, m),
-            Message::MsgGrant { response, request, dst, len } => {
+            Message::MsgGrant { response, request, dst, len, pipeline: false } => {
                 self.on_msg_grant(fx, ch, response, request, (dst, len))
+            }
+            Message::MsgGrant { response, request, dst, len, pipeline: true } => {
+                self.on_fragment_grant(fx, ch, (response, request), (dst, len))
+            }
+            Message::MsgAck { response, request, at, len } => {
+                self.on_msg_ack(fx, ch, (response, request), at, len)
+            }
+            Message::MsgFrag { request, at, content } => {
+                self.on_msg_frag(fx, ch, request, at, content)
             }
             Message::MsgMatched { number } => self.on_msg_matched(fx, ch, number),
             Message::MsgWindow { limit } => self.on_msg_window(fx, ch, limit),
@@ -134,6 +143,7 @@ impl Engine {
             c.on_refused();
         }
         match wr & WR_KIND {
+            WR_RESPONSE if self.on_part_done(fx, ch, index, wr, &result) => {}
             WR_RESPONSE => self.on_write_done(fx, ch, index, result),
             WR_REQUEST => self.on_read_done(fx, ch, index, result),
             WR_SLOT => self.on_slot_done(fx, index, result),

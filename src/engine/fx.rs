@@ -38,8 +38,30 @@ pub struct Offer<'a> {
 pub struct Window {
     /// Keys of the regions that it lies in.
     pub keys: Keys<Mr>,
-    /// Made for this transfer; closing it closes the region.
-    pub owned: bool,
+    /// Whose registration it is.
+    pub origin: Origin,
+}
+
+/// What closing a window does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Nothing: the application registered the memory.
+    Registered,
+    /// The region was made for this transfer, and is closed.
+    Transfer,
+    /// The registration is kept for the next transfer of this memory.
+    Cached(Cached),
+}
+
+/// A registration that is kept: its number, the provider's, and where it begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cached {
+    /// No other has it, ever.
+    pub id: u64,
+    /// `ProviderKind as usize`.
+    pub kind: usize,
+    /// Address of its first byte.
+    pub addr: u64,
 }
 
 /// Why memory could not be opened.
@@ -83,6 +105,11 @@ pub trait Fx {
     /// Whether this memory lies in the pool of the library.
     fn pooled(&self, addr: u64, len: u64) -> bool {
         let _ = (addr, len);
+        false
+    }
+    /// Whether this memory is registered for as long as it is there.
+    fn registered(&self, ch: ChanId, addr: u64, len: u64) -> bool {
+        let _ = (ch, addr, len);
         false
     }
     /// Opens memory for operations on this channel, by either end as `access` says.

@@ -51,7 +51,7 @@ pub use due::{Callback, Due};
 use front::message::Messages;
 use front::pair::Pairs;
 use front::rendezvous::Table;
-pub use fx::{Buffer, Fx, Held, MapError, Offer, Window, Work};
+pub use fx::{Buffer, Cached, Fx, Held, MapError, Offer, Origin, Window, Work};
 pub use hooks::{EndedFn, Hooks, PeerFn};
 pub use known::Peer;
 use known::Peers;
@@ -63,6 +63,7 @@ use transfer::buffers::Buffers;
 use transfer::choose::Room;
 use transfer::inbound::Request;
 use transfer::outbound::Response;
+use transfer::sizes::Sizes;
 pub use tries::Tries;
 
 /// Most devices of one manager.
@@ -79,6 +80,8 @@ const WR_MESSAGE: u64 = 3 << 56;
 const WR_SLOT: u64 = 4 << 56;
 /// Set in the tag of writes with immediate.
 const WR_IMM: u64 = 1 << 32;
+/// From this bit on 16 bits of the tag tell which part of a pipeline a write is of.
+const WR_PART: u32 = 33;
 const WR_KIND: u64 = 0xFF << 56;
 
 /// A request that the application is to release.
@@ -118,6 +121,8 @@ pub struct Settings {
     pub guest_descriptors: usize,
     /// Most bytes that are copied at a time in or out of memory in pieces; see [`layout::FRAGMENT`].
     pub fragment: u32,
+    /// By what sizes long messages are cut.
+    pub sizes: Sizes,
     /// Bytes of buffers that last, for tensors that go out, and again for those that come in.
     pub buffers: u64,
 }
@@ -136,6 +141,17 @@ impl Settings {
         let message = c.room().saturating_sub(OVERHEAD + 8 * more_dims);
         let eager = self.eager_max.unwrap_or(c.caps.eager_max).min(message);
         Room { eager: eager as u64, message: message as u64 }
+    }
+
+    /// The same for a message of so many bytes, whose content at this address is of the host.
+    #[inline]
+    fn room_of_message(&self, fx: &impl Fx, c: &Channel, addr: u64, len: u64) -> Room {
+        let room = self.room_of(c, 0);
+        let more = len > room.eager && self.eager_max.is_none() && len <= c.caps.plain_max as u64;
+        match more && !fx.pooled(addr, len) {
+            true => Room { eager: room.message.min(c.caps.plain_max as u64), ..room },
+            false => room,
+        }
     }
 
     /// Whether a destination of this length is exposed to the sender: what is shorter rides in a message.

@@ -103,6 +103,8 @@ impl Response {
         match self.state {
             RState::Staging if self.copying => Use::Busy,
             RState::Staging => Use::Idle,
+            RState::Piping if s.flow.as_ref().is_some_and(|flow| flow.is_quiet()) => Use::Idle,
+            RState::Piping => Use::Busy,
             // A staged copy is the library's; of a leg there is more to come.
             _ if s.leg.is_none() && s.staged.is_some() => Use::No,
             RState::Writing { .. } => Use::Busy,
@@ -174,6 +176,20 @@ impl Engine {
                     self.settle(fx, ch);
                 }
                 RState::Staging => _ = r.ended.get_or_insert(status),
+                RState::Piping => {
+                    if let Some(flow) = r.source.as_mut().and_then(|s| s.flow.as_mut()) {
+                        if flow.is_copying() {
+                            r.ended.get_or_insert(status.clone());
+                        }
+                        flow.give_up(status);
+                        let busy = !flow.is_quiet();
+                        self.go_on(fx, index);
+                        self.settle(fx, ch);
+                        if force && busy {
+                            self.end_forced(fx, ch);
+                        }
+                    }
+                }
                 RState::Writing { failed, .. } => {
                     failed.get_or_insert(status);
                     if force {

@@ -30,7 +30,7 @@ use std::ptr::NonNull;
 
 use bitflags::bitflags;
 
-use self::moves::{Move, Moved};
+use self::moves::{Kept, Move, Moved};
 use crate::config::Config;
 use crate::local_fd::Local;
 use crate::status::{Code, Status};
@@ -180,6 +180,9 @@ pub struct Caps {
     /// From this length on, content that does not lie in the pool is moved by both ends at once if it is written, and by
     /// one if it is read.
     pub share_min: Option<u64>,
+    /// Up to here the content of a message that does not lie in the pool is better inside a SEND, where that is beyond
+    /// `eager_max`.
+    pub plain_max: usize,
 }
 
 /// Why a post was not accepted.
@@ -374,6 +377,13 @@ pub trait Adapter: Send {
     /// Moves data and reports events, appended to `events`; whether there are copies to be made, as
     /// [`has_moves`](Self::has_moves) says. Bounded work per call.
     fn poll(&mut self, events: &mut Vec<Event>) -> bool;
+
+    /// Keeps bytes of a message that was received, out of a view that is good, as they are for as long as what is returned
+    /// lives, also beyond the next `poll`. `None`: the bytes are not of such a view, or have to be copied.
+    fn keep(&mut self, ep: EpId, bytes: &[u8]) -> Option<Kept> {
+        let _ = (ep, bytes);
+        None
+    }
 
     /// From now on neither `poll` nor a post touches content: the caller makes the copies that
     /// [`take_move`](Self::take_move) gives, without any lock. Where this does nothing, as on devices

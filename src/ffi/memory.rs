@@ -63,6 +63,31 @@ pub unsafe extern "C" fn rdma_mem_unregister(
     })
 }
 
+/// Says that memory is about to be freed or mapped anew: no registration of it that was kept is used
+/// again. Only where options.registration_cache_bytes (RDMA_REGISTRATION_CACHE) is not 0; otherwise, and
+/// where nothing is kept of the range, it does nothing. Without it a later transfer of memory at the same
+/// address would read or write what lay there before. Memory of rdma_mem_register and rdma_mem_alloc is
+/// not concerned.
+///
+/// Threads: any, also inside callbacks: it waits for nobody. No operation may be using the memory. What other
+/// operations use, of one registration with it, stays registered until they have ended.
+///
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `addr` NULL, len 0 or beyond the address space;
+/// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdma_mem_invalidate(
+    mgr: *mut rdma_mgr_t,
+    addr: *mut c_void,
+    len: usize,
+) -> rdma_code_t {
+    guard("rdma_mem_invalidate", || {
+        // SAFETY: the caller's handle, as the header demands.
+        let mgr = unsafe { borrow(mgr) }?;
+        let (addr, len) = memory("addr", addr, len)?;
+        mgr.mem_invalidate(addr, len)
+    })
+}
+
 /// Allocates memory in the library's pool: registered, shared with peers on this host, aligned to
 /// 64 bytes, zero when fresh. The best place for tensors.
 ///

@@ -190,7 +190,7 @@ pub unsafe extern "C" fn rdma_msg_start(
             match &*prepared {
                 Prepared::Send { to, envelope, user, lens, at, mode, buffered, timeout, done } => {
                     let (to, envelope, mode, timeout) = (*to, *envelope, *mode, *timeout);
-                    let extra = Extra { user, parts: lens, active: false };
+                    let extra = Extra { user, parts: lens, active: false, first: None };
                     let post = Post { to, envelope, extra: &extra, mode, timeout };
                     let mode = if *buffered { RDMA_MSG_BUFFERED } else { RDMA_MSG_STANDARD };
                     begin_send(&mgr, &post, at.clone(), mode, *done, out_request, thread)

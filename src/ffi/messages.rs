@@ -254,7 +254,7 @@ unsafe fn isend_parts(
     let (mode, done) = (mode(options)?, on_end(options));
     // SAFETY: by this function's contract.
     unsafe {
-        let extra = Extra { user: user(options)?, parts, active };
+        let extra = Extra { user: user(options)?, parts, active, first: None };
         let post = Post { to, envelope, extra: &extra, mode, timeout };
         begin_send(mgr, &post, place, options.mode, done, out_request, thread)
     }
@@ -410,8 +410,10 @@ pub unsafe extern "C" fn rdma_msg_send(
             let (to, place) = (whom(peer)?, place(data, len, &options)?);
             let timeout = timeout("options.timeout_ms", options.timeout_ms)?;
             let lens = lens(&place);
-            let (extra, mode) =
-                (Extra { user: user(&options)?, parts: &lens, active: false }, mode(&options)?);
+            let (extra, mode) = (
+                Extra { user: user(&options)?, parts: &lens, active: false, first: None },
+                mode(&options)?,
+            );
             let envelope = Envelope { comm, tag };
             let post = Post { to, envelope, extra: &extra, mode, timeout };
             match options.mode {

@@ -8,6 +8,7 @@ use crate::api::{MAX_NAME_LEN, SourceFn};
 use crate::config::{Config, IbConfig, MAX_DEVICE_LEN, MAX_LISTEN_LEN, MAX_SECRET_LEN};
 use crate::config::{MAX_TIMEOUT_MS, Progress, check_mtu, limits, range};
 use crate::engine::Hooks;
+use crate::engine::transfer::sizes::Sizes;
 use crate::fabric::ProviderKind;
 use crate::status::Status;
 
@@ -104,6 +105,7 @@ pub(super) fn defaults() -> rdma_mgr_options {
         source_userdata: std::ptr::null_mut(),
         peer_event: None,
         peer_event_userdata: std::ptr::null_mut(),
+        registration_cache_bytes: c.registration_cache_bytes,
     }
 }
 
@@ -167,12 +169,14 @@ pub(super) unsafe fn config(options: *const rdma_mgr_options_t) -> Result<Config
         peer_timeout_ms: number("peer_timeout_ms", c.peer_timeout_ms, (0, MAX_TIMEOUT_MS as i64))?,
         eager_max: Some(eager_max).filter(|&n| n > 0),
         meta_cache_entries: c.meta_cache_entries as usize,
+        registration_cache_bytes: c.registration_cache_bytes,
         queue_depth: c.queue_depth,
         checksum: switch("checksum", c.checksum)?,
         tolerate_dup_recv: switch("tolerate_dup_recv", c.tolerate_dup_recv)?,
         allow_remote: switch("allow_remote", c.allow_remote)?,
         shm_copy: None,
         trace: None,
+        sizes: Sizes::default(),
         ib,
     })
 }
@@ -227,11 +231,11 @@ unsafe fn ib_config(c: &rdma_mgr_options) -> Result<IbConfig, Status> {
 
 fn protocol(number: i32) -> Result<u32, Status> {
     match u32::try_from(number) {
-        Ok(n) if n <= RDMA_PROTOCOL_PERSISTENT && n != RDMA_PROTOCOL_LOCAL => Ok(n),
+        Ok(n) if n <= RDMA_PROTOCOL_PIPELINE && n != RDMA_PROTOCOL_LOCAL => Ok(n),
         _ => Err(Status::invalid(format!(
             "options.protocol is {number}, allowed are 0 (RDMA_PROTOCOL_AUTO), 2 \
              (RDMA_PROTOCOL_EAGER), 3 (RDMA_PROTOCOL_DIRECT_PUT), 4 (RDMA_PROTOCOL_DIRECT_GET), 5 \
-             (RDMA_PROTOCOL_PERSISTENT)"
+             (RDMA_PROTOCOL_PERSISTENT), 6 (RDMA_PROTOCOL_PIPELINE)"
         ))),
     }
 }

@@ -85,6 +85,8 @@ pub const RDMA_PROTOCOL_DIRECT_PUT: u32 = 3;
 pub const RDMA_PROTOCOL_DIRECT_GET: u32 = 4;
 /// Protocol: by way of a registered buffer of the tensor's name at either end, which lasts.
 pub const RDMA_PROTOCOL_PERSISTENT: u32 = 5;
+/// Protocol: long messages in three segments, whose memory is registered while other memory is moved.
+pub const RDMA_PROTOCOL_PIPELINE: u32 = 6;
 
 /// Progress: the library's own thread (default).
 pub const RDMA_PROGRESS_THREAD: i32 = 0;
@@ -409,6 +411,11 @@ pub struct rdma_mgr_options {
     pub peer_event: rdma_peer_event_fn,
     /// Passed to peer_event. Lives until rdma_mgr_destroy has returned.
     pub peer_event_userdata: *mut c_void,
+    /// Memory that nobody registered stays registered after a transfer, for the next one of the same
+    /// memory: so many bytes at most, the least recently used go first. 0: none. Where it is not 0, call
+    /// rdma_mem_invalidate before memory that was sent from or received into is freed or mapped anew.
+    /// RDMA_REGISTRATION_CACHE
+    pub registration_cache_bytes: u64,
 }
 /// Settings of a manager.
 pub type rdma_mgr_options_t = rdma_mgr_options;

@@ -25,7 +25,7 @@ use crate::config::Config;
 use crate::engine::layout::Layout;
 use crate::engine::{Buffer, Range, Work};
 use crate::fabric::ProviderKind;
-use crate::fabric::moves::{self, MOVE_MAX, Move, Moved};
+use crate::fabric::moves::{self, Kept, MOVE_MAX, Move, Moved};
 use crate::room::Grows;
 use crate::status::Status;
 
@@ -61,12 +61,32 @@ pub(super) enum Copy {
     Job(Work),
 }
 
+/// Where content on its way goes, and where it is.
+pub(super) struct Delivery {
+    dst: u64,
+    len: u64,
+    /// Where an adapter keeps it; `None`: behind that of the delivery before, in the copies.
+    kept: Option<(u64, Kept)>,
+}
+
+impl Delivery {
+    /// Puts it there.
+    ///
+    /// # Safety
+    /// The destination is still valid, and claimed or marked; the content is at `copy` unless an adapter keeps it.
+    #[inline(always)]
+    pub(super) unsafe fn make(&self, copy: &[u8]) {
+        let src = self.kept.as_ref().map_or(copy.as_ptr() as u64, |kept| kept.0);
+        // SAFETY: by the caller, and the contract of `add`.
+        unsafe { super::sys::copy(self.dst, src, self.len) };
+    }
+}
+
 /// Content on its way into memory of the application.
 #[derive(Default)]
 pub struct Deliveries {
-    /// Where to, and the length.
-    places: Vec<(u64, u64)>,
-    /// One after the other.
+    places: Vec<Delivery>,
+    /// Copies, one after the other.
     content: Vec<u8>,
 }
 
@@ -83,7 +103,25 @@ impl Deliveries {
             self.make_room(content.len())?;
         }
         self.content.extend_from_slice(content);
-        self.places.push((dst, content.len() as u64));
+        self.places.push(Delivery { dst, len: content.len() as u64, kept: None });
+        Ok(())
+    }
+
+    /// The same of content that stays where it is as long as `kept` lives.
+    ///
+    /// # Safety
+    /// As for `add`.
+    pub(super) unsafe fn add_kept(
+        &mut self,
+        dst: u64,
+        content: &[u8],
+        kept: Kept,
+    ) -> Result<(), Status> {
+        if !self.places.fits(1) {
+            self.make_room(0)?;
+        }
+        let (src, len) = (content.as_ptr() as u64, content.len() as u64);
+        self.places.push(Delivery { dst, len, kept: Some((src, kept)) });
         Ok(())
     }
 
@@ -101,11 +139,11 @@ impl Deliveries {
         self.places.len() == 1 && self.content.capacity() <= DELIVERED_KEPT
     }
 
-    /// Takes it out: destination and content.
+    /// Takes it out, and the memory of its content.
     #[inline]
-    pub(super) fn take_one(&mut self) -> Option<(u64, Vec<u8>)> {
-        let (dst, _) = self.places.pop()?;
-        Some((dst, std::mem::take(&mut self.content)))
+    pub(super) fn take_one(&mut self) -> Option<(Delivery, Vec<u8>)> {
+        let one = self.places.pop()?;
+        Some((one, std::mem::take(&mut self.content)))
     }
 
     /// Memory for the next, of content that was taken out and is in its place.
@@ -126,12 +164,13 @@ impl Deliveries {
     /// Makes them.
     pub(super) fn make(&self) {
         let mut content = &self.content[..];
-        for &(dst, len) in &self.places {
-            let (one, rest) = content.split_at(len as usize);
+        for one in &self.places {
             // SAFETY: by the contract of `add`: the callback runs after this, and who has taken them has claimed the
             // places, or has marked that somebody writes without.
-            unsafe { super::sys::copy(dst, one.as_ptr() as u64, len) };
-            content = rest;
+            unsafe { one.make(content) };
+            if one.kept.is_none() {
+                content = content.get(one.len as usize..).unwrap_or_default();
+            }
         }
     }
 
@@ -262,7 +301,7 @@ impl World {
     fn claim_places(&self, deliveries: &Deliveries) -> Option<moves::Claim> {
         let mut places = moves::Ranges::new();
         places.fits(deliveries.places.len()).then(|| {
-            places.extend_from_slice(&deliveries.places);
+            places.extend(deliveries.places.iter().map(|one| (one.dst, one.len)));
             moves::Claim::new(places)
         })
     }
@@ -270,7 +309,7 @@ impl World {
     /// Whether no delivery to this memory is waiting, or being made by a thread. `unclaimed`: as above.
     pub(super) fn is_delivered(&self, range: &Range, unclaimed: &AtomicUsize) -> bool {
         let places = &self.batch.deliveries.places;
-        let waits = places.iter().any(|&(dst, len)| range.meets(dst, len, 0));
+        let waits = places.iter().any(|one| range.meets(one.dst, one.len, 0));
         let made = waits || self.lender.delivers() || unclaimed.load(Ordering::Acquire) != 0;
         !made && !moves::touched(range.addr, range.len)
     }
@@ -401,6 +440,16 @@ pub(super) fn copy_max(config: &Config) -> usize {
     }
 }
 
+/// How much is copied of what is longer, since it may go with the offer of a message.
+pub(super) fn first_max(config: &Config) -> usize {
+    let sizes = &config.sizes;
+    match config.protocol {
+        0 if sizes.min_rdma_pipeline_size == 0 => 0,
+        0 | 6 => sizes.rndv_eager_limit as usize,
+        _ => 0,
+    }
+}
+
 /// Room for a copy of the content of a message, on the stack of the call.
 pub(super) struct Copied {
     bytes: [MaybeUninit<u8>; COPY_MAX],
@@ -430,6 +479,21 @@ impl Copied {
             super::sys::copy(self.bytes.as_mut_ptr() as u64, addr, len);
             std::slice::from_raw_parts(self.bytes.as_ptr().cast(), self.len)
         }
+    }
+
+    /// The same; of longer content, so many bytes from the beginning, perhaps none.
+    ///
+    /// # Safety
+    /// As of [`take`](Self::take).
+    #[inline]
+    pub(super) unsafe fn begin(&mut self, addr: u64, len: u64, max: usize, first: usize) -> &[u8] {
+        let (len, max) = if len > max as u64 && first > 0 {
+            (len.min(first as u64), COPY_MAX)
+        } else {
+            (len, max)
+        };
+        // SAFETY: by the caller.
+        unsafe { self.take(addr, len, max) }
     }
 
     /// The same out of pieces.

@@ -199,6 +199,7 @@ impl Core {
                 && let Some(ch) = self.world.channel_of((kind, *ep))
                 && !self.world.may_doubt(kind)
             {
+                self.world.hearing = (kind, *ep);
                 self.engine.on_message(&mut self.world, ch, bytes.bytes());
                 continue;
             }

@@ -9,7 +9,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use super::copies::Deliveries;
+use super::copies::{Deliveries, Delivery};
 use super::world::World;
 use crate::engine::Work;
 use crate::fabric::moves::Claim;
@@ -254,7 +254,7 @@ impl Drop for Lent<'_> {
 pub(super) struct Small<'a> {
     /// Marked until it is there.
     _lent: Lent<'a>,
-    dst: u64,
+    one: Delivery,
     content: Vec<u8>,
     op: u32,
 }
@@ -263,9 +263,9 @@ impl Small<'_> {
     /// Puts the content in its place; the operation, and memory that is to be kept.
     #[inline(always)]
     pub(super) fn make(self) -> (u32, Vec<u8>) {
-        let Small { dst, content, op, _lent } = self;
+        let Small { one, content, op, _lent } = self;
         // SAFETY: by the contract of `Deliveries::add`; the mark says that it is being written.
-        unsafe { super::sys::copy(dst, content.as_ptr() as u64, content.len() as u64) };
+        unsafe { one.make(&content) };
         (op, content)
     }
 }
@@ -283,8 +283,8 @@ impl World {
         let lent = self.lender.lend(queues)?;
         lent.queue.state.store(state::UNCLAIMED, Ordering::Relaxed);
         works.ended.clear();
-        let (dst, content) = deliveries.take_one()?;
-        Some(Small { _lent: lent, dst, content, op })
+        let (one, content) = deliveries.take_one()?;
+        Some(Small { _lent: lent, one, content, op })
     }
 
     /// Takes the callbacks to be run, and the deliveries to be made before. What is left behind has the same room, for

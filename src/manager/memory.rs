@@ -32,7 +32,8 @@ pub struct Regions {
 /// Device memory that is to be registered: the device's id and functions.
 pub type OnDevice<'a> = Option<(u32, &'a dyn DeviceOps)>;
 
-const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
+/// All that a transfer may do.
+pub const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
 
 /// Registers a range in as many regions as the adapter's limit on their length asks for: all of them,
 /// or none.
@@ -89,6 +90,20 @@ fn open_dmabuf(
     in_parts(adapter, len, |a, at, n| {
         a.register_dmabuf(fd.as_raw_fd(), offset + at, n, addr + at, ALL)
     })
+}
+
+/// The keys of a part of the memory that these are of.
+pub fn part(keys: &Keys<Mr>, from: u64, len: u64) -> Option<Keys<Mr>> {
+    let (first, mut border) = keys.at(from);
+    let mut part = Keys::one(first);
+    while border < from + len {
+        let (mr, next) = keys.at(border);
+        if !part.fits(1) || !part.push(border - from, mr) {
+            return None;
+        }
+        border = next;
+    }
+    Some(part)
 }
 
 /// Deregisters all of them, even if one fails.
@@ -225,4 +240,4 @@ impl Regions {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

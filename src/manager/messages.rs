@@ -167,7 +167,7 @@ impl Manager {
         let mut copied = Copied::new();
         let content = match memory.device {
             // SAFETY: the caller's promise.
-            0 => unsafe { copied.take(memory.addr, memory.len, self.copy_max) },
+            0 => unsafe { copied.begin(memory.addr, memory.len, self.copy_max, self.first_max) },
             _ => &[],
         };
         let out = post.outgoing(memory, content, done);
@@ -219,7 +219,7 @@ impl Manager {
         // SAFETY: the caller's promise; the buffer has room for it, and is this call's.
         let content = unsafe {
             Spot::host(buffer.addr).copy_from(&src, len);
-            copied.take(buffer.addr, len, self.copy_max)
+            copied.begin(buffer.addr, len, self.copy_max, self.first_max)
         };
         let memory = Memory { addr: buffer.addr, len, device: 0 };
         let out = post.outgoing(memory, content, OnMessage::Asked);

@@ -47,6 +47,7 @@ mod messages;
 mod near;
 mod pairs;
 mod peers;
+mod registrations;
 mod report;
 mod seam;
 mod spin;
@@ -86,6 +87,8 @@ pub struct Manager {
     has_thread: bool,
     /// Content of sends up to this length is copied before the lock is taken.
     copy_max: usize,
+    /// The same of the beginning of longer messages, where it may go with their offers.
+    first_max: usize,
     thread: Mutex<Option<JoinHandle<()>>>,
     config: Config,
     me: Weak<Manager>,
@@ -140,6 +143,7 @@ impl Manager {
             standby: Standby::new(),
             has_thread: thread,
             copy_max: copies::copy_max(&config),
+            first_max: copies::first_max(&config),
             thread: Mutex::new(None),
             config,
             me: me.clone(),
@@ -404,6 +408,15 @@ impl Manager {
         })
     }
 
+    /// The memory is freed, or mapped anew: no registration of it that was kept is used again.
+    pub fn mem_invalidate(&self, addr: u64, len: u64) -> Result<(), Status> {
+        self.call(|core| {
+            let w = &mut core.world;
+            w.kept.invalidate(&mut w.adapters, addr, len);
+            Ok(())
+        })
+    }
+
     /// Memory that is registered and shared with peers on this host, aligned to 64 bytes.
     pub fn mem_alloc(&self, len: usize) -> Result<u64, Status> {
         if len == 0 {
@@ -518,7 +531,8 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         max_waiting_bytes: limits::WAITING_BYTES,
         max_waiting_bytes_all: limits::WAITING_BYTES_ALL,
         guest_descriptors: limits::guest_descriptors(),
-        fragment: crate::engine::layout::FRAGMENT,
+        fragment: config.sizes.max_send_size,
+        sizes: config.sizes,
         buffers: limits::BUFFER_BYTES_ALL as u64,
     };
     let pool = Pool::new(sys::physical_memory());
@@ -540,6 +554,8 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         routes: Default::default(),
         tries: false,
         regions: Default::default(),
+        hearing: (ProviderKind::Loopback, fabric::EpId(0)),
+        kept: registrations::Registrations::new(config.registration_cache_bytes),
         pool,
         lent: Default::default(),
         parked: Vec::new(),

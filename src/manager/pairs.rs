@@ -174,12 +174,20 @@ impl Manager {
 
     /// Events of a buffer that wait to be taken: ends of sends, arrivals. Drives progress once if there are none.
     pub fn buffer_counts(&self, buffer: u64) -> Result<(u64, u64), Status> {
-        let counts = self.core.lock().engine.buffer_counts(buffer)?;
+        let counts = self.counts_now(buffer)?;
         if counts != (0, 0) || self.inside_callback() {
             return Ok(counts);
         }
         self.turn();
-        self.core.lock().engine.buffer_counts(buffer)
+        self.counts_now(buffer)
+    }
+
+    /// As many as [`buffer_take`](Self::buffer_take) would give.
+    fn counts_now(&self, buffer: u64) -> Result<(u64, u64), Status> {
+        let core = self.core.lock();
+        let counts = core.engine.buffer_counts(buffer)?;
+        let (addr, len) = core.engine.buffer_memory(buffer)?;
+        Ok(if moves::touched(addr, len) { (0, 0) } else { counts })
     }
 
     /// Lets a buffer go. On return its memory is the caller's.

@@ -66,8 +66,9 @@ impl Manager {
         let (tensors, receives) = core.engine.waiting();
         let (pool_used, pool_reserved) = core.world.pool.usage();
         let stale = core.engine.stale;
+        let kept = core.world.kept.counts();
         drop(core);
-        self.stats.snapshot(vec![
+        let mut snapshot = self.stats.snapshot(vec![
             ("requests_pending", requests as u64),
             ("responses_pending", responses as u64),
             ("tensors_waiting", tensors as u64),
@@ -75,7 +76,14 @@ impl Manager {
             ("pool_used_bytes", pool_used as u64),
             ("pool_reserved_bytes", pool_reserved as u64),
             ("stale_messages", stale),
-        ])
+            ("registration_cache_bytes", kept.bytes),
+        ]);
+        snapshot.counters.extend([
+            ("registration_hits", kept.hits),
+            ("registration_misses", kept.misses),
+            ("registration_evictions", kept.evicted),
+        ]);
+        snapshot
     }
 
     /// Statistics as JSON.

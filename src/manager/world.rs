@@ -17,10 +17,12 @@ use super::endpoints::{Endpoints, Kinds};
 use super::lent::{Batch, Lender, Works};
 use super::memory::{self, Adapters, Regions};
 use super::near::Near;
+use super::registrations::{self, Registrations};
 use super::sys::{Epoll, Tag};
 use crate::bootstrap::Backoff;
-use crate::engine::{Buffer, ChanId, Fx, MapError, Window, Work};
-use crate::fabric::{Access, EpId, Event, Mem, PostError, ProviderKind, Remote, moves};
+use crate::engine::{Buffer, ChanId, Fx, MapError, Origin, Window, Work};
+use crate::fabric::moves::{self, Kept};
+use crate::fabric::{Access, EpId, Event, Mem, PostError, ProviderKind, Remote};
 use crate::limits::EARLY_BYTES_ALL;
 use crate::local_fd::Local;
 use crate::memory::pool::Pool;
@@ -31,6 +33,9 @@ use crate::status::{Reason, Status};
 
 /// Up to here unregistered memory is copied to a proxy rather than registered for one transfer.
 const PROXY_MAX: u64 = 256 * 1024;
+
+/// Shorter content is copied: to keep it where it came in takes as long.
+const KEPT_MIN: usize = 2048;
 
 /// An endpoint of some adapter.
 pub type EpKey = (ProviderKind, EpId);
@@ -92,6 +97,10 @@ pub struct World {
     pub tries: bool,
     /// Registered memory.
     pub regions: Regions,
+    /// The endpoint of the message that was heard last.
+    pub hearing: EpKey,
+    /// Registrations that are kept for the next transfer.
+    pub kept: Registrations,
     /// Memory of the library.
     pub pool: Pool,
     /// Blocks of it that the application asked for, and frees.
@@ -291,6 +300,32 @@ impl World {
         Ok(addr as u64)
     }
 
+    /// Content of the message that is being heard, if its adapter keeps that until it is in its place.
+    #[inline(never)]
+    fn keep_content(&mut self, content: &[u8]) -> Option<Kept> {
+        let (kind, ep) = self.hearing;
+        self.adapters[kind as usize].as_mut()?.keep(ep, content)
+    }
+
+    /// A window to memory that nobody registered, by a registration that is kept.
+    ///
+    /// # Safety
+    /// If registrations are kept, the memory stays valid until it is invalidated.
+    unsafe fn open_kept(
+        &mut self,
+        kind: usize,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Option<Window> {
+        if !self.kept.is_on() || len < registrations::SHORTEST {
+            return None;
+        }
+        let found = self.kept.find(kind, addr, len, access);
+        // SAFETY: by this function's contract.
+        found.or_else(|| unsafe { self.kept.add(&mut self.adapters, kind, (addr, len), access) })
+    }
+
     /// Gives it back.
     pub fn pool_free(&mut self, addr: u64) -> Result<(), Status> {
         self.pool.free(addr as *mut u8)?;
@@ -410,34 +445,44 @@ impl Fx for World {
         len: u64,
         access: Access,
     ) -> Result<Window, MapError> {
-        let Some(link) = self.links.get(&ch) else {
+        let Some(&Link { ep: (kind, ep), .. }) = self.links.get(&ch) else {
             return Err(MapError::Failed(Status::gone("the connection ended")));
         };
-        let kind = link.ep.0 as usize;
-        let Some(adapter) = self.adapters[kind].as_mut() else {
-            return Err(MapError::Failed(Status::internal("the adapter is closed")));
-        };
-        if !adapter.caps().windows {
+        let kind = kind as usize;
+        let windows = self.adapters[kind].as_ref().is_some_and(|adapter| adapter.caps().windows);
+        if !windows {
             if let Some(keys) = self.regions.find(kind, addr, len, 0) {
-                return Ok(Window { keys, owned: false });
+                return Ok(Window { keys, origin: Origin::Registered });
+            }
+            // SAFETY: who has registrations kept says when the memory goes.
+            if let Some(window) = unsafe { self.open_kept(kind, addr, len, access) } {
+                return Ok(window);
             }
             if len <= PROXY_MAX {
                 return Err(MapError::NeedProxy);
             }
         }
+        let Some(adapter) = self.adapters[kind].as_mut() else {
+            return Err(MapError::Failed(Status::internal("the adapter is closed")));
+        };
         // SAFETY: the engine closes the window before the memory's owner gets it back.
         match unsafe { memory::open(adapter.as_mut(), addr, len, access) } {
             Ok(keys) => {
-                keys.iter().for_each(|mr| adapter.grant(link.ep.1, mr));
-                Ok(Window { keys, owned: true })
+                keys.iter().for_each(|mr| adapter.grant(ep, mr));
+                Ok(Window { keys, origin: Origin::Transfer })
             }
-            Err(_) if !adapter.caps().windows => Err(MapError::NeedProxy),
+            Err(_) if !windows => Err(MapError::NeedProxy),
             Err(status) => Err(MapError::Failed(status)),
         }
     }
 
     fn pooled(&self, addr: u64, len: u64) -> bool {
         self.regions.pooled(addr, len)
+    }
+
+    fn registered(&self, ch: ChanId, addr: u64, len: u64) -> bool {
+        let kind = self.links.get(&ch).map(|link| link.ep.0 as usize);
+        kind.is_some_and(|kind| self.regions.find(kind, addr, len, 0).is_some())
     }
 
     fn pin(&mut self, ch: ChanId, addr: u64, len: u64, access: Access) -> Result<Window, Status> {
@@ -448,23 +493,25 @@ impl Fx for World {
         if !adapter.caps().windows
             && let Some(keys) = self.regions.find(kind, addr, len, 0)
         {
-            return Ok(Window { keys, owned: false });
+            return Ok(Window { keys, origin: Origin::Registered });
         }
         // SAFETY: as of `open`.
         let keys = unsafe { memory::open(adapter.as_mut(), addr, len, access) }?;
         keys.iter().for_each(|mr| adapter.grant(link.ep.1, mr));
-        Ok(Window { keys, owned: true })
+        Ok(Window { keys, origin: Origin::Transfer })
     }
 
     fn open_device(&mut self, ch: ChanId, addr: u64, len: u64, device: u32) -> Option<Window> {
         let kind = self.links.get(&ch)?.ep.0 as usize;
         let keys = self.regions.find(kind, addr, len, device)?;
-        Some(Window { keys, owned: false })
+        Some(Window { keys, origin: Origin::Registered })
     }
 
     fn close(&mut self, ch: ChanId, window: Window) {
-        if !window.owned {
-            return;
+        match window.origin {
+            Origin::Registered => return,
+            Origin::Cached(of) => return self.kept.release(&mut self.adapters, of),
+            Origin::Transfer => {}
         }
         let Some(link) = self.links.get(&ch) else { return };
         if let Some(adapter) = self.adapters[link.ep.0 as usize].as_mut()
@@ -551,7 +598,13 @@ impl Fx for World {
 
     #[inline(always)]
     unsafe fn deliver(&mut self, dst: u64, content: &[u8]) -> Result<(), Status> {
-        // SAFETY: by this function's contract, which is the same.
+        if content.len() >= KEPT_MIN
+            && let Some(kept) = self.keep_content(content)
+        {
+            // SAFETY: by this function's contract, which is the same.
+            return unsafe { self.batch.deliveries.add_kept(dst, content, kept) };
+        }
+        // SAFETY: as above.
         unsafe { self.batch.deliveries.add(dst, content) }
     }
 

@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(snapshot.gauges, [("registered_bytes", 60), ("requests_pending", 3)]);
         let tcp = snapshot.peers.iter().find(|p| p.provider == "tcp").unwrap();
         assert_eq!((tcp.completions[0], tcp.completions[14], tcp.bytes_sent), (1, 1, 10));
-        assert_eq!(tcp.protocols, [0, 0, 1, 0, 0, 0]);
+        assert_eq!(tcp.protocols, [0, 0, 1, 0, 0, 0, 0]);
         let shm = snapshot.peers.iter().find(|p| p.provider == "shm").unwrap();
         assert_eq!((shm.recv_latency.count, shm.completions[1]), (1, 1));
     }

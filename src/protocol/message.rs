@@ -62,6 +62,8 @@ const MSG_MATCHED: u8 = 18;
 const MSG_WINDOW: u8 = 19;
 const MSG_WITHDRAW: u8 = 20;
 const MSG_WITHDRAWN: u8 = 21;
+const MSG_ACK: u8 = 22;
+const MSG_FRAG: u8 = 23;
 
 const F_DST: u8 = 1; // request: a destination is exposed
 const F_META: u8 = 2; // request: the cached metadata follows
@@ -74,6 +76,7 @@ const F_REGIONS: u8 = 16; // any of the above with memory: it lies in several re
 const F_LAST: u8 = 1; // fragment: the last
 const F_OK: u8 = 1; // get done: success
 const F_SYNC: u8 = 1; // tagged message: its sender wants to hear of the match
+const F_PIPELINE: u8 = 4; // offer: its first bytes, and the rest may come by a pipeline; grant: of one
 const F_LIMIT: u8 = 8; // offer: the content goes in pieces of at most so many bytes
 const F_USER: u8 = 32; // message, offer: a header of the application
 const F_PARTS: u8 = 64; // message, offer: the lengths of its parts
@@ -146,26 +149,29 @@ pub struct Extra<'a> {
     pub parts: &'a [[u8; 8]],
     /// It is for the handler that has its communicator's number.
     pub active: bool,
+    /// Of an offer: the rest of the content may come by a pipeline, these first bytes of it are here.
+    pub first: Option<&'a [u8]>,
 }
 
 impl Extra<'_> {
     /// Nothing.
-    pub const NONE: Extra<'static> = Extra { user: &[], parts: &[], active: false };
+    pub const NONE: Extra<'static> = Extra { user: &[], parts: &[], active: false, first: None };
 
     /// Whether there is nothing.
     pub fn is_empty(&self) -> bool {
-        self.user.is_empty() && self.parts.is_empty() && !self.active
+        self.user.is_empty() && self.parts.is_empty() && !self.active && self.first.is_none()
     }
 
     /// Bytes that it counts for.
     pub fn cost(&self) -> u64 {
-        (self.user.len() + 8 * self.parts.len()) as u64
+        (self.user.len() + 8 * self.parts.len() + self.first.map_or(0, <[u8]>::len)) as u64
     }
 
     fn flags(&self) -> u8 {
         let user = if self.user.is_empty() { 0 } else { F_USER };
         let active = if self.active { F_ACTIVE } else { 0 };
-        user | active | if self.parts.is_empty() { 0 } else { F_PARTS }
+        let first = if self.first.is_some() { F_PIPELINE } else { 0 };
+        user | active | first | if self.parts.is_empty() { 0 } else { F_PARTS }
     }
 
     fn put(&self, out: &mut Vec<u8>) {
@@ -176,6 +182,10 @@ impl Extra<'_> {
         if !self.parts.is_empty() {
             out.push(self.parts.len() as u8);
             out.extend_from_slice(self.parts.as_flattened());
+        }
+        if let Some(first) = self.first {
+            out.extend_from_slice(&(first.len() as u16).to_le_bytes());
+            out.extend_from_slice(first);
         }
     }
 
@@ -196,6 +206,10 @@ impl Extra<'_> {
                 return Err(Status::invalid(text));
             }
             (extra.parts, _) = r.bytes(8 * usize::from(n))?.as_chunks::<8>();
+        }
+        if flags & F_PIPELINE != 0 {
+            let len = usize::from(r.u16()?);
+            extra.first = Some(r.bytes(len)?);
         }
         Ok(extra)
     }
@@ -265,8 +279,12 @@ pub enum Message<'a> {
     Msg { envelope: Envelope, sync: Option<u32>, extra: Extra<'a>, content: &'a [u8] },
     /// A tagged message whose content waits for the receiver.
     MsgOffer(MsgOffer<'a>),
-    /// The receiver of an offered message gives the destination.
-    MsgGrant { response: u32, request: u32, dst: Place, len: u64 },
+    /// The receiver of an offered message gives the destination; of a pipeline, that of the next bytes.
+    MsgGrant { response: u32, request: u32, dst: Place, len: u64, pipeline: bool },
+    /// The receiver of an offered message takes it by the pipeline, and these bytes of it by messages.
+    MsgAck { response: u32, request: u32, at: u64, len: u64 },
+    /// These bytes.
+    MsgFrag { request: u32, at: u64, content: &'a [u8] },
     /// A message with this number has met its receive.
     MsgMatched { number: u32 },
     /// How many bytes of messages may be sent, from the connection's beginning on.
@@ -403,6 +421,8 @@ pub fn head_len(message: &Message<'_>) -> usize {
         }
 }
 
+/// What is before the content of a MSG_FRAG.
+pub const MSG_FRAG_HEAD: usize = HEADER_LEN + 4 + 8;
 /// At least as many bytes as [`put_msg`] writes, beside the cost of the [`Extra`].
 pub const MSG_HEAD_LEN: usize = 32;
 
@@ -524,8 +544,21 @@ pub fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
         }
         Message::Msg { envelope, sync, extra, .. } => put_msg(out, *envelope, *sync, extra),
         Message::MsgOffer(m) => put_msg_offer(out, m),
-        Message::MsgGrant { response, request, dst, len } => {
-            put_header(out, MSG_GRANT, regions_flag(Some(dst)));
+        Message::MsgAck { response, request, at, len } => {
+            put_header(out, MSG_ACK, 0);
+            out.extend_from_slice(&response.to_le_bytes());
+            out.extend_from_slice(&request.to_le_bytes());
+            out.extend_from_slice(&at.to_le_bytes());
+            out.extend_from_slice(&len.to_le_bytes());
+        }
+        Message::MsgFrag { request, at, .. } => {
+            put_header(out, MSG_FRAG, 0);
+            out.extend_from_slice(&request.to_le_bytes());
+            out.extend_from_slice(&at.to_le_bytes());
+        }
+        Message::MsgGrant { response, request, dst, len, pipeline } => {
+            let flag = if *pipeline { F_PIPELINE } else { 0 };
+            put_header(out, MSG_GRANT, regions_flag(Some(dst)) | flag);
             out.extend_from_slice(&response.to_le_bytes());
             out.extend_from_slice(&request.to_le_bytes());
             put_place(out, dst);
@@ -585,6 +618,11 @@ fn get_msg_offer<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Message<'a>, Statu
     }
     let extra = Extra::get(r, flags)?;
     extra.check(nbytes)?;
+    let first = extra.first.map_or(0, <[u8]>::len) as u64;
+    if extra.first.is_some() && (first >= nbytes || source.is_some() || limit > 0) {
+        let text = "a pipeline of a message that begins with all of it, or goes another way, too";
+        return Err(Status::invalid(text));
+    }
     Ok(Message::MsgOffer(MsgOffer { envelope, response, nbytes, source, limit, extra }))
 }
 
@@ -659,7 +697,7 @@ pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
         MSG => {
             let envelope = get_envelope(&mut r)?;
             let sync = if flags & F_SYNC != 0 { Some(r.u32()?) } else { None };
-            let extra = Extra::get(&mut r, flags)?;
+            let extra = Extra::get(&mut r, flags & !F_PIPELINE)?;
             let content = r.rest();
             extra.check(content.len() as u64)?;
             Message::Msg { envelope, sync, extra, content }
@@ -670,7 +708,12 @@ pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
             request: r.u32()?,
             dst: get_place(&mut r, flags)?,
             len: r.u64()?,
+            pipeline: flags & F_PIPELINE != 0,
         },
+        MSG_ACK => {
+            Message::MsgAck { response: r.u32()?, request: r.u32()?, at: r.u64()?, len: r.u64()? }
+        }
+        MSG_FRAG => Message::MsgFrag { request: r.u32()?, at: r.u64()?, content: r.rest() },
         MSG_MATCHED => Message::MsgMatched { number: r.u32()? },
         MSG_WINDOW => Message::MsgWindow { limit: r.u64()? },
         MSG_WITHDRAW => Message::MsgWithdraw { number: r.u32()?, sync: flags & F_SYNC != 0 },
@@ -689,7 +732,7 @@ fn tail<'a>(message: &Message<'a>) -> &'a [u8] {
         Message::Error { text, .. } | Message::Goodbye { text, .. } => text,
         Message::Content(c) => c.content,
         Message::Fragment { bytes, .. } => bytes,
-        Message::Msg { content, .. } => content,
+        Message::Msg { content, .. } | Message::MsgFrag { content, .. } => content,
         Message::Pair(PairMessage::Bye { text, .. }) => text,
         _ => &[],
     }

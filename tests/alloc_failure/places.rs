@@ -123,6 +123,7 @@ pub const PLACES: &[Place] = &[
         &["candidates", "dial_in", "file_name", "open_in", "sweep"],
     ),
     place("fabric/shm/ring.rs", 64, "a ring", &["new"]),
+    place("fabric/shm/ring/inbox.rs", 64, "where messages come in", &["new"]),
     place("fabric/shm/stream.rs", 64, "a stream segment", &["open"]),
     place("fabric/shm/sys.rs", 512, "a descriptor's path", &["is_eventfd"]),
     place("fabric/shm/wire.rs", 256, "an address", &["encode"]),

@@ -16,7 +16,7 @@ use rdma_transport::status::{Code, Status};
 use super::common::memory::content;
 use super::common::rng::mix;
 use super::kind::Kind;
-use super::script::{EAGER, LARGE, R, S, Setup, shm};
+use super::script::{EAGER, FIRST, LARGE, R, S, Setup, shm};
 use super::stage::Stage;
 
 pub const ALL: u64 = u64::MAX;
@@ -155,9 +155,14 @@ impl Post {
         let mut op = Op { node, id: 0, memory, layout, wanted, claimed, number, ended, cancelled };
         self.write(&op, &bytes, "the application");
         let here = device == 0 || device == LAYOUT;
-        let copied: &[u8] = if given && here && len <= EAGER { &bytes } else { &[] };
+        // Of what is long, perhaps the beginning.
+        let copied = match given && here {
+            true if len <= EAGER => &bytes[..],
+            true if device == 0 => &bytes[..FIRST as usize],
+            _ => &[],
+        };
         let header = header(number);
-        let extra = &Extra { user: &header, parts: &[], active: false };
+        let extra = &Extra { user: &header, parts: &[], active: false, first: None };
         let (timeout, done) = (None, OnMessage::Asked);
         let out = Outgoing { to, envelope, memory, content: copied, extra, mode, timeout, done };
         let pieces = op.layout.clone();

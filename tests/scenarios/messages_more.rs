@@ -100,7 +100,7 @@ fn grant(p: &mut Post, len: u64) {
     let (_, _, bytes) = offers.next().expect("an offer");
     let Ok((Message::MsgOffer(offer), _)) = message::decode(bytes) else { panic!("an offer") };
     let dst = Place { addr: 8, rkeys: Keys::one(9) };
-    let m = Message::MsgGrant { response: offer.response, request: 5, dst, len };
+    let m = Message::MsgGrant { response: offer.response, request: 5, dst, len, pipeline: false };
     let mut out = Vec::new();
     message::encode(&m, &mut out);
     let ch = *p.s.w.nodes[S].chans.keys().next().unwrap();
@@ -146,7 +146,7 @@ fn active(p: &mut Post, tag: u64, len: u64) -> u64 {
     let bytes = content(tag as usize, len);
     p.s.w.mem.write(p.s.w.who(S), false, memory.addr, &bytes, "the application");
     let copied: &[u8] = if len <= 100 { &bytes } else { &[] };
-    let extra = &Extra { user: &[], parts: &[], active: true };
+    let extra = &Extra { user: &[], parts: &[], active: true, first: None };
     let (mode, timeout, done) = (Mode::Standard, None, OnMessage::Asked);
     let envelope = Envelope { comm: 7, tag };
     let out = Outgoing { to, envelope, memory, content: copied, extra, mode, timeout, done };

@@ -9,6 +9,7 @@
 use rdma_transport::api::Protocol;
 use rdma_transport::engine::front::message::{Envelope, Mode, Party, Wanted};
 use rdma_transport::engine::layout::LAYOUT;
+use rdma_transport::fabric::Caps;
 
 use super::common::rng::Rng;
 use super::kind::Kind;
@@ -107,10 +108,12 @@ impl Walk {
 }
 
 /// What a walk holds back.
-const KINDS: [Kind; 12] = [
+const KINDS: [Kind; 14] = [
     Kind::Msg,
     Kind::MsgOffer,
     Kind::MsgGrant,
+    Kind::MsgAck,
+    Kind::MsgFrag,
     Kind::MsgMatched,
     Kind::MsgWithdraw,
     Kind::MsgWithdrawn,
@@ -144,6 +147,11 @@ fn walks(setup: impl Fn() -> Setup, devices: bool, losses: bool) {
     }
 }
 
+/// Messages are so short that what goes in them goes in several.
+fn short(caps: &mut Caps) {
+    caps.max_send = 300;
+}
+
 macro_rules! walk {
     ($($name:ident: $setup:expr, $devices:literal, $losses:literal;)*) => {$(
         #[test]
@@ -161,6 +169,12 @@ walk! {
     walk_with_checksums: shm().checksums(), true, false;
     walk_of_puts: shm().forced(Protocol::DirectPut), false, false;
     walk_of_gets: ibverbs().forced(Protocol::DirectGet), false, false;
+    walk_of_pipelines: shm().forced(Protocol::Pipeline), true, false;
+    walk_of_pipelines_without_windows: ibverbs().forced(Protocol::Pipeline).caps(short), true, false;
+    walk_of_pipelines_with_proxies: ibverbs().forced(Protocol::Pipeline).proxies(), false, false;
+    walk_of_pipelines_with_losses: shm().forced(Protocol::Pipeline).caps(short), true, true;
+    walk_of_pipelines_with_losses_without_windows: ibverbs().forced(Protocol::Pipeline), true, true;
+    walk_of_pipelines_with_a_short_queue: Setup { sq_depth: 2, ..ibverbs().forced(Protocol::Pipeline) }, false, true;
     walk_with_a_short_queue: Setup { sq_depth: 3, ..ibverbs() }, false, false;
     walk_of_shared_writes: shm().shared(), true, false;
     walk_with_losses: shm(), true, true;

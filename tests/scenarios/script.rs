@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use rdma_transport::api::Protocol;
 use rdma_transport::engine::Settings;
+use rdma_transport::engine::transfer::sizes::Sizes;
 use rdma_transport::fabric::{Caps, ProviderKind};
 
 use super::common::memory::Who;
@@ -16,6 +17,10 @@ pub const S: usize = 1;
 /// The largest eager content, and content that is written or read in three pieces.
 pub const EAGER: u64 = 100;
 pub const LARGE: u64 = 1000;
+/// Of the pipeline: the first bytes, a fragment, the last bytes.
+pub const FIRST: u64 = 60;
+pub const FRAGMENT: u64 = 200;
+pub const LAST: u64 = 300;
 
 /// Nothing happens by itself, and what fails was said to.
 #[derive(Default)]
@@ -95,12 +100,19 @@ fn setup(windows: bool) -> Setup {
         windows,
         recv_depth: 16,
         share_min: None,
+        plain_max: 0,
     };
     let settings = Settings {
         timeout: 1_000 * MS,
         peer_timeout: 10_000 * MS,
         protocol: Protocol::Auto,
         eager_max: None,
+        sizes: Sizes {
+            rdma_pipeline_frag_size: FRAGMENT,
+            rdma_pipeline_send_length: LAST,
+            send_pipeline_depth: 1,
+            ..Sizes::default()
+        },
         meta_cache_entries: 100,
         checksum: false,
         tolerate_dup_recv: false,

@@ -2,6 +2,7 @@
 
 use rdma_transport::api::Protocol;
 use rdma_transport::engine::Settings;
+use rdma_transport::engine::transfer::sizes::Sizes;
 use rdma_transport::fabric::{Caps, ProviderKind};
 
 use super::common::rng::Rng;
@@ -73,8 +74,13 @@ impl Profile {
         let read = rng.percent(60);
         let checksum = rng.percent(30);
         let tolerate_dup_recv = rng.percent(30);
-        let forced =
-            [Protocol::Eager, Protocol::DirectPut, Protocol::DirectGet, Protocol::Persistent];
+        let forced = [
+            Protocol::Eager,
+            Protocol::DirectPut,
+            Protocol::DirectGet,
+            Protocol::Persistent,
+            Protocol::Pipeline,
+        ];
         let protocol = if rng.percent(30) { rng.pick(&forced) } else { Protocol::Auto };
         let provider = if windows { ProviderKind::Shm } else { ProviderKind::Ibverbs };
         let (timeout, peer_timeout) = match quiet {
@@ -97,11 +103,20 @@ impl Profile {
                 windows,
                 recv_depth: rng.pick(&[8, 9, 11, 16, 33, 64]),
                 share_min: rng.pick(&[None, None, Some(0), Some(5000)]),
+                plain_max: rng.pick(&[0, 0, 3000]),
             };
             let settings = Settings {
                 timeout,
                 peer_timeout,
                 protocol: if odd { rng.pick(&forced) } else { protocol },
+                sizes: Sizes {
+                    rndv_eager_limit: rng.pick(&[0, 16, 100]),
+                    min_rdma_pipeline_size: rng.pick(&[0, 0, 300, 3000]),
+                    rdma_pipeline_frag_size: rng.pick(&[100, 1000, 1 << 20]),
+                    rdma_pipeline_send_length: rng.pick(&[0, 50, 1000, 1 << 20]),
+                    send_pipeline_depth: rng.pick(&[1, 2, 4]),
+                    ..Sizes::default()
+                },
                 eager_max: if rng.percent(20) { Some(rng.below(300) as usize) } else { None },
                 meta_cache_entries: rng.pick(&[1, 3, 4096]),
                 checksum: checksum != odd,

@@ -1,6 +1,6 @@
 //! What one engine can do to the world.
 
-use rdma_transport::engine::{Buffer, ChanId, Fx, MapError, Window, Work};
+use rdma_transport::engine::{Buffer, ChanId, Fx, MapError, Origin, Window, Work};
 use rdma_transport::fabric::keys::Keys;
 use rdma_transport::fabric::{Access, Mem, Mr, PostError, Remote};
 use rdma_transport::protocol::message::{self, Message};
@@ -38,7 +38,7 @@ impl<F: Fate> NodeFx<'_, F> {
             at += max;
             self.w.fate.meet("several regions");
         }
-        Window { keys, owned: true }
+        Window { keys, origin: Origin::Transfer }
     }
 }
 
@@ -99,7 +99,8 @@ impl<F: Fate> Fx for NodeFx<'_, F> {
         }
         if !self.w.nodes[self.node].caps.windows {
             if let Some(rkey) = self.w.mem.registration(addr) {
-                return Ok(Window { keys: Keys::one(Mr { lkey: rkey, rkey }), owned: false });
+                let keys = Keys::one(Mr { lkey: rkey, rkey });
+                return Ok(Window { keys, origin: Origin::Registered });
             }
             if self.w.fate.needs_proxy() {
                 self.w.fate.meet("proxy");
@@ -121,7 +122,7 @@ impl<F: Fate> Fx for NodeFx<'_, F> {
     }
 
     fn close(&mut self, _: ChanId, window: Window) {
-        if window.owned {
+        if window.origin == Origin::Transfer {
             let who = self.w.who(self.node);
             for mr in window.keys.iter() {
                 let region = self.w.mem.regions.get(&mr.rkey);

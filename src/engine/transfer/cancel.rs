@@ -4,7 +4,7 @@
 //! for its own READs. A response whose writes or copy are out answers a CANCEL when they have ended.
 
 use super::inbound::State;
-use super::outbound::RState;
+use super::outbound::{RState, Response};
 use crate::engine::channel::ChanId;
 use crate::engine::front::rendezvous::Waiter;
 use crate::engine::{Engine, Fx};
@@ -54,7 +54,8 @@ impl Engine {
             return self.settle(fx, ch);
         }
         let windows = ch.and_then(|ch| self.channels.get(ch)).is_some_and(|c| c.caps.windows);
-        let exposed = r.landing.as_ref().is_some_and(|l| l.window.is_some());
+        let exposed = r.landing.as_ref().is_some_and(|l| l.window.is_some())
+            || r.flow.as_ref().is_some_and(|flow| flow.is_exposed());
         if exposed && !windows {
             r.state = State::Quiescing { status, left: 0, response: None };
             self.set_deadline(index, latest);
@@ -101,6 +102,10 @@ impl Engine {
                 r.cancelled = true;
                 return; // Acknowledged when the writes have ended.
             }
+            if matches!(r.state, RState::Piping) {
+                r.cancelled = true;
+                return self.go_on(fx, index); // The same.
+            }
             let status = Status::new(Code::Cancelled, "the receiver cancelled");
             self.end_given_up(fx, index, status.because(Reason::RemoteError));
         }
@@ -132,6 +137,12 @@ impl Engine {
             && let Some(window) = source.window.take()
         {
             fx.close(asked.to.ch, window);
+        }
+        let Some((asked, source)) = self.responses.get_mut(index).and_then(Response::parts) else {
+            return;
+        };
+        if let Some(flow) = &mut source.flow {
+            flow.take_windows().for_each(|window| fx.close(asked.to.ch, window));
         }
     }
 
@@ -186,6 +197,17 @@ impl Engine {
                 return;
             }
             RState::Writing { failed, .. } => failed.take(),
+            RState::Piping => {
+                let to = r.asked.to.ch;
+                let flow = r.source.as_mut().and_then(|s| s.flow.as_mut());
+                let copying = flow.as_ref().is_some_and(|flow| flow.is_copying());
+                let failed = flow.and_then(|flow| flow.end_parts(fx, to));
+                if copying {
+                    r.ended.get_or_insert(failed.unwrap_or(lost));
+                    return;
+                }
+                failed
+            }
             _ => None,
         };
         // What failed before keeps its own cause.

@@ -91,7 +91,7 @@ impl Engine {
         held: Held,
         at: Option<(u64, u32)>,
     ) {
-        if self.requests.get(index).is_some_and(|r| r.landing.is_some()) {
+        if self.requests.get(index).is_some_and(|r| r.landing.is_some() || r.flow.is_some()) {
             self.drop_landing(fx, index);
         }
         let now = fx.now();
@@ -246,6 +246,9 @@ impl Engine {
         let Some(mut source) = source else { return };
         if let Some(window) = source.window.take() {
             fx.close(ch, window);
+        }
+        if let Some(flow) = &mut source.flow {
+            flow.end_parts(fx, ch);
         }
         if let Some(staged) = source.staged.take() {
             match source.buffer {

@@ -1,6 +1,7 @@
 //! The receiving end of a transfer: a request, from the call to its one callback.
 
 use super::outbound::Sent;
+use super::protocols::Inflow;
 use crate::api::*;
 use crate::engine::channel::ChanId;
 use crate::engine::front::rendezvous::Named;
@@ -88,6 +89,8 @@ pub(in crate::engine) struct Request {
     pub buffer: Option<Buffer>,
     pub landing: Option<Landing>,
     pub legs: Option<Box<Legs>>,
+    /// The content comes by the pipeline.
+    pub flow: Option<Box<Inflow>>,
     pub checksum: Option<u64>,
     pub protocol: Protocol,
     /// The request ends with this as soon as the callback or copy that is out returns.

@@ -162,6 +162,7 @@ impl Engine {
 
     /// Closes the destination: the other end touches it no more.
     pub(in crate::engine) fn close_landing(&mut self, fx: &mut impl Fx, index: u32) {
+        self.close_flow(fx, index);
         let Some(r) = self.requests.get_mut(index) else { return };
         if let (Some(l), Some(ch)) = (&mut r.landing, r.ch)
             && let Some(window) = l.window.take()

@@ -7,6 +7,7 @@
 use smallvec::SmallVec;
 
 use super::choose::{Choice, Facts, select};
+use super::protocols::Outflow;
 use crate::api::*;
 use crate::engine::channel::{ChanId, Channel};
 use crate::engine::front::rendezvous::Named;
@@ -100,6 +101,9 @@ pub(in crate::engine) struct Source {
     pub unbuffered: bool,
     pub window: Option<Window>,
     pub leg: Option<Box<Leg>>,
+    /// A pipeline was offered, with so many bytes of the content; what of the others has gone.
+    pub first: Option<u64>,
+    pub flow: Option<Box<Outflow>>,
     pub started: u64,
     pub protocol: Protocol,
 }
@@ -116,6 +120,8 @@ impl Source {
             unbuffered: false,
             window: None,
             leg: None,
+            first: None,
+            flow: None,
             started: now,
             protocol: Protocol::Eager,
         }
@@ -154,6 +160,8 @@ pub(in crate::engine) enum RState {
     Buffering(u32),
     /// The metadata is out; the receiver asks for a write, or reads and says so.
     Told,
+    /// By the pipeline: parts of it are asked for, copied and written.
+    Piping,
     /// Writes are under way.
     Writing { left: u32, failed: Option<Status> },
 }
@@ -329,9 +337,13 @@ impl Engine {
     pub(in crate::engine) fn send_deferred(&mut self, fx: &mut impl Fx, ch: ChanId) {
         while let Some(index) = self.channels.get_mut(ch).and_then(Channel::next_deferred) {
             let Some(r) = self.responses.get_mut(index) else { continue }; // Cancelled meanwhile.
-            if matches!(r.state, RState::Deferred) {
-                r.state = RState::Ready;
-                self.go(fx, index, &[]);
+            match r.state {
+                RState::Deferred => {
+                    r.state = RState::Ready;
+                    self.go(fx, index, &[]);
+                }
+                RState::Piping => self.go_on_deferred(fx, index),
+                _ => {}
             }
         }
     }

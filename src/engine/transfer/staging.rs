@@ -92,6 +92,9 @@ impl Engine {
     }
 
     fn response_copied(&mut self, fx: &mut impl Fx, index: u32, result: Result<(), Status>) {
+        if self.responses.get(index).is_some_and(|r| matches!(r.state, RState::Piping)) {
+            return self.part_copied(fx, index, result);
+        }
         let staging = |r: &&mut Response| matches!(r.state, RState::Staging);
         let Some(r) = self.responses.get_mut(index).filter(staging) else {
             self.defect("a copy of a response that was not asked for");

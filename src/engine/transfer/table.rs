@@ -1,7 +1,7 @@
-//! The protocols that there are: name, number, when each is used, where it comes from.
+//! The protocols that there are: name, number, when each is used, where it comes from, what it costs.
 //!
-//! The only place of these words: settings, statistics, traces and the C header's numbers take them from here, and a
-//! test holds `docs/protocol.md` to them.
+//! The only place of these words: settings, statistics, traces and the C header's numbers take them from here, and tests
+//! hold `docs/protocol.md` and `docs/protocols.md` to them.
 
 use crate::api::Protocol;
 
@@ -20,10 +20,18 @@ pub struct Entry {
     pub when: &'static str,
     /// Whose design it is.
     pub source: &'static str,
+    /// What either end does, in `protocols/`.
+    pub file: &'static str,
+    /// How often content is copied within the library; the provider's own copies come to that.
+    pub copies: &'static str,
+    /// Messages each way before the content is there, a message there and back counting one.
+    pub round_trips: &'static str,
+    /// Memory that is opened for it, and so registered where the provider has to.
+    pub opens: &'static str,
 }
 
 /// All of them, each at its number.
-pub static TABLE: [Entry; 6] = [
+pub static TABLE: [Entry; 7] = [
     Entry {
         protocol: Protocol::Auto,
         name: "auto",
@@ -31,6 +39,10 @@ pub static TABLE: [Entry; 6] = [
         forced: true,
         when: "none was chosen: the transfer ended before, or the choice is per transfer",
         source: "",
+        file: "",
+        copies: "",
+        round_trips: "",
+        opens: "",
     },
     Entry {
         protocol: Protocol::Local,
@@ -39,6 +51,10 @@ pub static TABLE: [Entry; 6] = [
         forced: false,
         when: "both ends are in this manager",
         source: "TensorFlow contrib/verbs",
+        file: "local.rs",
+        copies: "none into memory of the library, else one",
+        round_trips: "none",
+        opens: "nothing",
     },
     Entry {
         protocol: Protocol::Eager,
@@ -47,6 +63,10 @@ pub static TABLE: [Entry; 6] = [
         forced: true,
         when: "up to the eager limit: the content rides in the response",
         source: "Open MPI ob1",
+        file: "eager.rs",
+        copies: "five: to the call's stack, into and out of the message, aside, to its place",
+        round_trips: "1; a message ½",
+        opens: "nothing",
     },
     Entry {
         protocol: Protocol::DirectPut,
@@ -55,6 +75,10 @@ pub static TABLE: [Entry; 6] = [
         forced: true,
         when: "the request exposed a destination that fits; or the receiver cannot read",
         source: "TensorFlow contrib/verbs, Open MPI ob1",
+        file: "put.rs",
+        copies: "none; one at an end that needs a proxy",
+        round_trips: "1, or 2 where it is asked for again; a message 1½",
+        opens: "both ends, for the transfer",
     },
     Entry {
         protocol: Protocol::DirectGet,
@@ -63,6 +87,10 @@ pub static TABLE: [Entry; 6] = [
         forced: true,
         when: "the receiver learns the size with the answer, and can read",
         source: "Open MPI ob1",
+        file: "get.rs",
+        copies: "none; one at an end that needs a proxy",
+        round_trips: "1 and the read; a message ½ and the read",
+        opens: "both ends, for the transfer",
     },
     Entry {
         protocol: Protocol::Persistent,
@@ -71,6 +99,22 @@ pub static TABLE: [Entry; 6] = [
         forced: true,
         when: "forced: by a registered buffer of the tensor's name at either end",
         source: "TensorFlow contrib/verbs, first design",
+        file: "persistent/",
+        copies: "two: into the sender's buffer, out of the receiver's",
+        round_trips: "1; 2 where the buffer is not there",
+        opens: "a buffer of the name at both ends, once",
+    },
+    Entry {
+        protocol: Protocol::Pipeline,
+        name: "pipeline",
+        counter: "pipeline",
+        forced: true,
+        when: "forced, for long messages: in three segments, registered while others are moved",
+        source: "Open MPI ob1",
+        file: "pipeline/",
+        copies: "none of most; of the first and the last bytes as of eager",
+        round_trips: "a message 1½",
+        opens: "both ends, a fragment at a time",
     },
 ];
 
@@ -106,12 +150,23 @@ mod tests {
     }
 
     #[test]
-    fn the_document_has_each() {
-        let document = include_str!("../../../docs/protocol.md");
+    fn the_documents_have_each() {
+        let wire = include_str!("../../../docs/protocol.md");
+        let all = include_str!("../../../docs/protocols.md");
         for e in TABLE.iter().filter(|e| e.protocol != Protocol::Auto) {
             let row =
                 format!("| {} | `{}` | {} | {} |", e.protocol as u32, e.name, e.when, e.source);
-            assert!(document.contains(&row), "docs/protocol.md lacks {row}");
+            assert!(wire.contains(&row), "docs/protocol.md lacks {row}");
+            let (number, name) = (e.protocol as u32, e.name);
+            let force = if e.forced { format!("`RDMA_PROTOCOL={name}`") } else { "not".into() };
+            let file = format!("[{}](../src/engine/transfer/protocols/{})", e.file, e.file);
+            let rows = [
+                format!("| {number} | `{name}` | {} | {} | {file} |", e.source, e.when),
+                format!("| `{name}` | {} | {} | {} | {force} |", e.copies, e.round_trips, e.opens),
+            ];
+            for row in rows {
+                assert!(all.contains(&row), "docs/protocols.md lacks {row}");
+            }
         }
     }
 }

@@ -101,6 +101,7 @@ impl IbverbsAdapter {
             windows: false,
             recv_depth: recv::DEPTH,
             share_min: None,
+            plain_max: 0,
         };
         let mut notes = choice.notes.clone();
         notes.extend(context.verbs().fork_note.clone());

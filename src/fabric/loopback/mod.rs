@@ -118,6 +118,7 @@ impl LoopbackAdapter {
                 windows: true,
                 recv_depth: depth,
                 share_min: None,
+                plain_max: 0,
             },
             depth: depth as usize,
             next_ep: 1,

@@ -442,7 +442,9 @@ fn make_link(core: &Core, own: &Endpoint, tx: Producer, guest: Guest) -> io::Res
     let PeerCred { pid, .. } = socket::peer_cred(&sock)?;
     let rx = Consumer::map(&ring)?;
     let exports = PeerExports::map(&exports, bell)?;
-    let pidfd = if pid > 0 { sys::pidfd(pid).ok().map(Local::new) } else { None };
+    // Our own process does not end before we do.
+    let other = pid > 0 && u32::try_from(pid) != Ok(std::process::id());
+    let pidfd = if other { sys::pidfd(pid).ok().map(Local::new) } else { None };
     let process = core.policy.process.then(|| Process::open(pid, hello.nonce_addr, hello.nonce));
     let process = process.flatten();
     let (ep, peer) = (own.id, own.peer.clone());

@@ -42,7 +42,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use crate::config::Config;
-use crate::fabric::moves::{MOVE_MAX, Move, Moved};
+use crate::fabric::moves::{Kept, MOVE_MAX, Move, Moved};
 use crate::fabric::{
     Access, Adapter, Caps, EpId, Event, Mem, Mr, PoolSegment, PostError, ProviderKind, Remote,
 };
@@ -69,6 +69,8 @@ const INLINE_MAX: u64 = 8192;
 const SHARE_MIN: u64 = 2 << 20;
 /// Content up to this length is better inside a SEND.
 const EAGER_MAX: usize = 4096;
+/// The same of messages whose content lies in no pool: it would be read by `process_vm_readv`.
+const PLAIN_MAX: usize = 8192;
 /// Processor ticks, about a millisecond, after which an adapter that finds nothing looks at its sockets.
 const HOUSEKEEPING: u64 = 1 << 21;
 /// Endpoints that are found without a look into a map.
@@ -225,6 +227,7 @@ impl ShmAdapter {
             // The ring holds fewer records: its back-pressure comes first.
             recv_depth: 1 << 16,
             share_min: Some(SHARE_MIN),
+            plain_max: PLAIN_MAX,
         };
         let notes = match greeter.is_private() {
             true => Vec::new(),
@@ -417,6 +420,14 @@ impl Adapter for ShmAdapter {
             }
         }
         Ok(())
+    }
+
+    fn keep(&mut self, ep: EpId, bytes: &[u8]) -> Option<Kept> {
+        let at = self.find_near(ep).ok()?;
+        match &mut self.eps[at].state {
+            State::Up(link) => link.rx.keep(bytes),
+            _ => None,
+        }
     }
 
     fn grant(&mut self, ep: EpId, mr: Mr) {

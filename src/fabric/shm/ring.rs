@@ -47,7 +47,7 @@ impl Geometry {
     /// The sizes on this host.
     pub(crate) fn host() -> Geometry {
         let page = sys::page_size().next_power_of_two();
-        Geometry { head: page, ring: page.max(32 * 1024) }
+        Geometry { head: page, ring: page.max(64 * 1024) }
     }
     /// Bytes of the file.
     pub(crate) fn file(self) -> usize {
@@ -406,6 +406,11 @@ impl Consumer {
         let bytes = unsafe { self.inbox.put(src, len) }?;
         self.order.head += need;
         Some(bytes)
+    }
+
+    /// Keeps bytes of a message that was taken; see [`Adapter::keep`](crate::fabric::Adapter::keep).
+    pub(crate) fn keep(&mut self, bytes: &[u8]) -> Option<Kept> {
+        self.inbox.keep(bytes)
     }
 
     /// Whether a record is published.

@@ -118,6 +118,7 @@ impl TcpAdapter {
                 windows: true,
                 recv_depth: depth as u32,
                 share_min: None,
+                plain_max: 0,
             },
             depth,
             next_ep: 1,

@@ -11,9 +11,12 @@ use crate::fabric::{Caps, EpId, Event, Mem, PostError, ProviderKind, Remote};
 use crate::local_fd::Local;
 
 /// What is registered, by key: address, length, offset in a dmabuf.
-type Table = Arc<Mutex<BTreeMap<u32, (u64, u64, Option<u64>)>>>;
+pub type Table = Arc<Mutex<BTreeMap<u32, (u64, u64, Option<u64>)>>>;
 
-struct Limited {
+/// Memory that cannot be registered for more than this.
+pub type Rules = Arc<Mutex<Vec<(u64, Access)>>>;
+
+pub struct Limited {
     caps: Caps,
     max: u64,
     next: u32,
@@ -24,10 +27,16 @@ struct Limited {
     /// Pool segments that were offered.
     offers: Arc<Mutex<u32>>,
     table: Table,
+    rules: Rules,
 }
 
 impl Limited {
     fn adapters(max: u64, left: u32) -> (Adapters, Table) {
+        let (adapters, table, _) = Limited::with_rules(max, left);
+        (adapters, table)
+    }
+
+    pub fn with_rules(max: u64, left: u32) -> (Adapters, Table, Rules) {
         let caps = Caps {
             provider: ProviderKind::Ibverbs,
             max_send: 4096,
@@ -37,13 +46,16 @@ impl Limited {
             windows: false,
             recv_depth: 64,
             share_min: None,
+            plain_max: 0,
         };
         let table = Table::default();
         let (refusals, offers) = (0, Arc::default());
-        let one = Limited { caps, max, next: 0, left, refusals, offers, table: table.clone() };
+        let (held, rules) = (table.clone(), Rules::default());
+        let rest = rules.clone();
+        let one = Limited { caps, max, next: 0, left, refusals, offers, table: held, rules: rest };
         let mut adapters = Adapters::default();
         adapters[KIND] = Some(Box::new(one));
-        (adapters, table)
+        (adapters, table, rules)
     }
 
     fn put(&mut self, addr: u64, len: u64, offset: Option<u64>) -> Result<Mr, Status> {
@@ -55,7 +67,7 @@ impl Limited {
     }
 }
 
-const KIND: usize = ProviderKind::Ibverbs as usize;
+pub const KIND: usize = ProviderKind::Ibverbs as usize;
 
 impl Adapter for Limited {
     fn caps(&self) -> &Caps {
@@ -64,7 +76,13 @@ impl Adapter for Limited {
     fn max_region(&self) -> u64 {
         self.max
     }
-    unsafe fn register(&mut self, addr: u64, len: u64, _: Access) -> Result<Mr, Status> {
+    unsafe fn register(&mut self, addr: u64, len: u64, access: Access) -> Result<Mr, Status> {
+        let range = addr..addr + len;
+        let refuses =
+            |(at, allowed): &(u64, Access)| range.contains(at) && !allowed.contains(access);
+        if self.rules.lock().iter().any(refuses) {
+            return Err(Status::invalid("no such memory"));
+        }
         self.put(addr, len, None)
     }
     fn register_dmabuf(
@@ -221,7 +239,16 @@ fn a_pool_segment_that_one_adapter_refused_is_offered_again() {
     for (kind, refusals) in [(0, 1), (1, 0)] {
         let (table, offers) = (Table::default(), offers.clone());
         let caps = Caps { windows: true, ..caps.clone() };
-        let one = Limited { caps, max: 1, next: 0, left: 0, refusals, offers, table };
+        let one = Limited {
+            caps,
+            max: 1,
+            next: 0,
+            left: 0,
+            refusals,
+            offers,
+            table,
+            rules: Rules::default(),
+        };
         adapters[kind] = Some(Box::new(one));
     }
     let mut regions = Regions::default();

@@ -10,6 +10,7 @@ const EXTRA: Extra<'static> = Extra {
     active: true,
     user: b"head",
     parts: &[[1, 0, 0, 0, 0, 1, 0, 0], [4, 0, 0, 0, 0, 0, 0, 0]],
+    first: None,
 };
 
 fn offer(source: Option<Place>) -> MsgOffer<'static> {
@@ -64,7 +65,7 @@ fn round_trips() {
         Message::Msg {
             envelope: ENVELOPE,
             sync: Some(5),
-            extra: Extra { active: false, user: b"h", parts: &[[0; 8], [2, 0, 0, 0, 0, 0, 0, 0]] },
+            extra: Extra { user: b"h", parts: &[[0; 8], [2, 0, 0, 0, 0, 0, 0, 0]], ..Extra::NONE },
             content: b"ab",
         },
         Message::MsgOffer(MsgOffer {
@@ -75,8 +76,21 @@ fn round_trips() {
         }),
         Message::MsgOffer(offer(Some(several.clone()))),
         Message::MsgOffer(offer(None)),
-        Message::MsgGrant { response: 4, request: 5, dst: one.clone(), len: 9 },
-        Message::MsgGrant { response: 4, request: 5, dst: several.clone(), len: 9 },
+        Message::MsgOffer(MsgOffer {
+            nbytes: (1 << 40) + 5,
+            limit: 0,
+            extra: Extra { first: Some(b"be"), ..EXTRA },
+            ..offer(None)
+        }),
+        Message::MsgOffer(MsgOffer {
+            limit: 0,
+            extra: Extra { first: Some(b""), ..Extra::NONE },
+            ..offer(None)
+        }),
+        Message::MsgGrant { response: 4, request: 5, dst: one.clone(), len: 9, pipeline: false },
+        Message::MsgGrant { response: 4, request: 5, dst: several.clone(), len: 9, pipeline: true },
+        Message::MsgAck { response: 4, request: 5, at: 1 << 40, len: 0 },
+        Message::MsgFrag { request: 5, at: 1 << 40, content: b"some" },
         Message::Buffer(BufferMessage::Request { number: 1, len: 1 << 40 }),
         Message::Buffer(BufferMessage::Response { number: 1, given: None }),
         Message::Buffer(BufferMessage::Response { number: 1, given: Some((2, one.clone(), 9)) }),
@@ -174,7 +188,7 @@ fn regions_must_ascend_and_be_few() {
 fn headers_and_parts_have_bounds_and_fit_their_message() {
     let sent = |user: &[u8], parts: &[[u8; 8]]| {
         let mut out = Vec::new();
-        let extra = Extra { user, parts, active: false };
+        let extra = Extra { user, parts, active: false, first: None };
         encode(&Message::Msg { envelope: ENVELOPE, sync: None, extra, content: b"" }, &mut out);
         out.extend_from_slice(b"1234");
         decode(&out).map(drop).map_err(|status| status.into_message())
@@ -242,7 +256,8 @@ fn mutations_never_panic() {
     valid.extend_from_slice(b"hello");
     let mut headed = Vec::new();
     let (sync, content) = (Some(5), &b"12345"[..]);
-    let extra = Extra { active: true, user: b"user", parts: &[[5, 0, 0, 0, 0, 0, 0, 0]] };
+    let parts = &[[5, 0, 0, 0, 0, 0, 0, 0]];
+    let extra = Extra { active: true, user: b"user", parts, first: None };
     encode(&Message::Msg { envelope: ENVELOPE, sync, extra, content }, &mut headed);
     headed.extend_from_slice(content);
     for i in 0..40_000 {

@@ -236,14 +236,27 @@ impl Engine {
     ) {
         let Some(c) = self.channels.get(ch) else { return };
         let same = c.responses.get(request) == Some(response);
-        if same && self.asks_for_more(ch, response, request) {
-            return self.granted(fx, ch, response, (dst, len));
+        if same && self.asks_for_more(ch, response, request)
+            || self.takes_up(fx, ch, response, request)
+        {
+            self.granted(fx, ch, response, (dst, len));
         }
-        let Some(c) = self.channels.get_mut(ch) else { return };
+    }
+
+    /// The receiver takes an offered message, by this request of its own. False: it cannot, and hears of it.
+    pub(in crate::engine) fn takes_up(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        response: u32,
+        request: u32,
+    ) -> bool {
+        let Some(c) = self.channels.get_mut(ch) else { return false };
         if request >= IMM_SLOT || c.responses.get(request).is_some() {
             let text =
                 format!("MSG_GRANT for the request {request:#x}, which is asked for already");
-            return self.violation(ch, Status::invalid(text));
+            self.violation(ch, Status::invalid(text));
+            return false;
         }
         let told = |r: &&mut Response| {
             r.asked.to.ch == ch && matches!(r.state, RState::Told) && r.is_unasked()
@@ -252,12 +265,13 @@ impl Engine {
             // It has ended here, and its offer was on its way or waited: the receiver must not wait for the content.
             self.stale += 1;
             let status = Status::new(Code::Cancelled, "the sender took the message back");
-            return self.send_error(fx, ch, request, &status);
+            self.send_error(fx, ch, request, &status);
+            return false;
         };
         let unasked = std::mem::replace(&mut r.asked.to.request, request);
         c.responses.remove(unasked);
         c.responses.insert(request, response);
-        self.granted(fx, ch, response, (dst, len));
+        true
     }
 
     /// The peer raised the limit for messages to it.

@@ -20,6 +20,8 @@ pub struct Beside {
     /// The same, as they travel.
     parts: Vec<[u8; 8]>,
     active: bool,
+    /// Of an offer with a pipeline: the first bytes of the content.
+    pub(super) first: Option<Vec<u8>>,
     /// Of a send in buffered mode: the copy of its content.
     pub(super) kept: Option<Buffer>,
 }
@@ -29,7 +31,7 @@ impl Clone for Beside {
     fn clone(&self) -> Beside {
         let Beside { user, lens, parts, active, .. } = self;
         let (user, lens, parts) = (user.clone(), lens.clone(), parts.clone());
-        Beside { user, lens, parts, active: *active, kept: None }
+        Beside { user, lens, parts, active: *active, first: None, kept: None }
     }
 }
 
@@ -47,13 +49,15 @@ impl Beside {
         crate::room::grow(&mut lens, extra.parts.len(), "parts")?;
         parts.extend_from_slice(extra.parts);
         lens.extend(extra.parts.iter().map(|n| u64::from_le_bytes(*n)));
-        let (active, kept) = (extra.active, None);
-        Ok(Box::new(Beside { user, lens, parts, active, kept }))
+        let first = extra.first.map(|first| crate::room::copy(first, "content"));
+        let (active, first, kept) = (extra.active, first.transpose()?, None);
+        Ok(Box::new(Beside { user, lens, parts, active, first, kept }))
     }
 
     /// The same, where it lies.
     pub fn extra(&self) -> Extra<'_> {
-        Extra { user: &self.user, parts: &self.parts, active: self.active }
+        let first = self.first.as_deref();
+        Extra { user: &self.user, parts: &self.parts, active: self.active, first }
     }
 }
 

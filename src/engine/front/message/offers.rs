@@ -27,6 +27,8 @@ impl Engine {
     ) {
         let sealed = self.sealed(ch);
         let beside = self.messages.ops.get(index).map_or(0, Op::beside);
+        let extra = self.messages.ops.get(index).and_then(|op| op.extra.as_ref());
+        let first = extra.and_then(|extra| Some(extra.first.as_ref()?.len() as u64));
         let done = self.due(OnSend::Message(index));
         let meta = Meta { nbytes: memory.len, ..Meta::default() };
         let tensor = Tensor { meta, addr: memory.addr, device: memory.device };
@@ -35,7 +37,8 @@ impl Engine {
         let request = UNASKED | index & SLOT_MASK;
         let to = To { ch, request, checksum: sealed };
         let asked = Asked { to, dst: None, any_meta: false, cached: None, granted: false };
-        let source = Source { protocol: Protocol::DirectPut, ..Source::new(sent, fx.now()) };
+        let protocol = Protocol::DirectPut;
+        let source = Source { protocol, first, ..Source::new(sent, fx.now()) };
         let response = match self.insert_offer(ch, asked, source) {
             Ok(response) => response,
             Err(status) => {
@@ -48,6 +51,7 @@ impl Engine {
         if let Some(op) = self.messages.ops.get_mut(index) {
             op.state = State::Offered { ch, response };
         }
+        let read = read && first.is_none();
         let source = if read { self.readable(fx, ch, response, &memory) } else { None };
         let beside = self.messages.ops.get(index).and_then(|op| op.extra.as_ref());
         let extra = beside.map_or_else(Extra::default, |beside| beside.extra());
@@ -56,6 +60,49 @@ impl Engine {
         if let Some(c) = self.channels.get_mut(ch) {
             c.send(fx, &Message::MsgOffer(m), &[]);
         }
+    }
+
+    /// What of a message's content goes with its offer, if the rest is to come by the pipeline: the sender's candidate.
+    pub(super) fn first_segment<'a>(
+        &self,
+        fx: &impl Fx,
+        ch: ChanId,
+        memory: &Memory,
+        content: &'a [u8],
+    ) -> Option<&'a [u8]> {
+        let (c, sizes) = (self.channels.get(ch)?, &self.settings.sizes);
+        let unregistered = || !c.caps.windows && !fx.registered(ch, memory.addr, memory.len);
+        let least = sizes.min_rdma_pipeline_size;
+        let pipeline = match self.settings.protocol {
+            Protocol::Pipeline => true,
+            Protocol::Auto => (1..=memory.len).contains(&least) && unregistered(),
+            _ => false,
+        };
+        let most = self.settings.room_of(c, 0).eager.min(sizes.rndv_eager_limit.into());
+        let first = &content[..content.len().min(most as usize)];
+        let rest = (first.len() as u64) < memory.len;
+        (pipeline && rest && memory.device == 0 && c.seal.is_none()).then_some(first)
+    }
+
+    /// Counts an offer, with its first segment if there is room for that. False: there is none for an offer.
+    pub(super) fn may_offer(
+        &mut self,
+        ch: ChanId,
+        index: u32,
+        extra: u64,
+        first: Option<&[u8]>,
+    ) -> bool {
+        let Some(c) = self.channels.get_mut(ch) else { return false };
+        let copy = first.and_then(|first| crate::room::copy(first, "content").ok());
+        let kept = match copy.filter(|copy| c.flow.offer(extra + copy.len() as u64)) {
+            Some(copy) => Some(copy),
+            None if !c.flow.offer(extra) => return false,
+            None => first.map(|_| Vec::new()),
+        };
+        if let (Some(op), true) = (self.messages.ops.get_mut(index), kept.is_some()) {
+            op.extra.get_or_insert_default().first = kept;
+        }
+        true
     }
 
     /// The response that an offered message is, until it is asked for.

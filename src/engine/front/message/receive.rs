@@ -284,9 +284,15 @@ impl Engine {
                     self.send(fx, ch, &Message::GetDone { response, ok: true }, &[]);
                     self.end_message(fx, index, Ok(()));
                 } else if let Some(request) = self.insert_moving(fx, index, Some(ch), len) {
-                    match limit > 0
-                        || self.requests.get(request).is_some_and(|r| r.device == LAYOUT)
-                    {
+                    let device = self.requests.get(request).map_or(0, |r| r.device);
+                    let extra = self.messages.ops.get_mut(index).and_then(|op| op.extra.as_mut());
+                    let first = extra.and_then(|extra| extra.first.take());
+                    self.drop_empty_extra(index);
+                    if let (Some(first), 0, false) = (first, device, self.sealed(ch)) {
+                        self.begin_pipeline(fx, request, response, &first);
+                        return self.settle(fx, ch);
+                    }
+                    match limit > 0 || device == LAYOUT {
                         true => self.begin_legs(fx, request, (response, source), limit.into()),
                         false => self.after_meta(fx, request, response, source),
                     }
@@ -329,6 +335,14 @@ impl Engine {
         let result = if len == 0 { Ok(()) } else { unsafe { fx.deliver(memory.addr, content) } };
         self.count_received(sender, len, &result);
         self.end_message(fx, index, result);
+    }
+
+    /// What came beside the content was nothing that the application has to hear of.
+    fn drop_empty_extra(&mut self, index: u32) {
+        let op = self.messages.ops.get_mut(index);
+        if let Some(op) = op.filter(|op| op.extra.as_ref().is_some_and(|e| e.extra().is_empty())) {
+            op.extra = None;
+        }
     }
 
     /// What came beside the content that a receive has met.
@@ -386,6 +400,7 @@ impl Engine {
             buffer: None,
             landing: None,
             legs: None,
+            flow: None,
             checksum: None,
             protocol: if ch.is_some() { Protocol::DirectGet } else { Protocol::Eager },
             ended: None,

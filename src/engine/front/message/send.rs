@@ -97,10 +97,11 @@ impl Engine {
 
     /// Whether the content of such a message rides in it.
     /// `copied`: its content is here.
-    fn rides(&self, ch: ChanId, memory: &Memory, extra: u64, copied: bool) -> bool {
+    fn rides(&self, fx: &impl Fx, ch: ChanId, memory: &Memory, extra: u64, copied: bool) -> bool {
         let Some(c) = self.channels.get(ch) else { return false };
         let here = memory.device == 0 || memory.len == 0 || copied && memory.device == LAYOUT;
-        let (len, room) = (memory.len + extra, self.settings.room_of(c, 0));
+        let len = memory.len + extra;
+        let room = self.settings.room_of_message(fx, c, memory.addr, len);
         here && choose::is_eager(len, room, self.settings.protocol)
     }
 
@@ -118,7 +119,7 @@ impl Engine {
         let Some(p) = peer.filter(|p| !p.guest && p.outbox.is_empty()) else { return false };
         let c = p.channels.first().and_then(|&ch| self.channels.get_mut(ch));
         let Some(c) = c.filter(|c| c.takes_messages() && c.flow.fits(len)) else { return false };
-        let room = self.settings.room_of(c, 0);
+        let room = self.settings.room_of_message(fx, c, out.memory.addr, len);
         if !choose::is_eager(len, room, self.settings.protocol)
             || !c.send_msg_now(fx, out.envelope, out.content)
         {
@@ -317,7 +318,7 @@ impl Engine {
         let (memory, envelope, mode) = (op.memory, op.envelope(), op.mode);
         let here = content.len() as u64 == memory.len;
         let extra = op.extra.as_ref().map_or(0, |beside| beside.extra().cost());
-        let rides = self.rides(ch, &memory, extra, here);
+        let rides = self.rides(fx, ch, &memory, extra, here);
         let Some(c) = self.channels.get_mut(ch) else { return Went::NoRoom };
         if !c.takes_messages() {
             c.flow.queued = true;
@@ -327,7 +328,8 @@ impl Engine {
             return Went::NoContent;
         }
         if !rides || !c.flow.send(memory.len + extra) {
-            if !c.flow.offer(extra) {
+            let first = if rides { None } else { self.first_segment(fx, ch, &memory, content) };
+            if !self.may_offer(ch, index, extra, first) {
                 return Went::NoRoom;
             }
             self.offer_message(fx, ch, index, (memory, envelope), !rides);

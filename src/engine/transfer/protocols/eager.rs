@@ -1,7 +1,9 @@
-//! Eager (ob1's): the content rides in the message that answers.
+//! Eager Send (ob1's): the content rides in the message that answers.
 //!
-//! Sender: TENSOR_CONTENT, and the send has ended. Receiver: the content is copied to its destination as it is heard.
-//! No memory is opened, and none of the application's is touched but by its own callback's leave.
+//! Sender (A): TENSOR_CONTENT, and the send has ended; immediate, out of the call's own copy (`eager_at_once`), or
+//! allocated, out of one that is made first (`send_eager`). Receiver (B): the content is copied to its destination as it is
+//! heard. No memory is opened, and none of the application's is touched but by its own callback's leave. Messages go
+//! the same way (`front::message`). Steps by function: `docs/protocols.md`.
 
 use crate::api::*;
 use crate::engine::channel::ChanId;
@@ -80,7 +82,8 @@ impl Engine {
     ) {
         let Some(r) = self.answered(ch, index) else { return };
         let known = r.meta.as_ref().is_some_and(|known| known.nbytes == content.len() as u64);
-        if !known || r.landing.is_some() || r.device != 0 || matches!(r.target, Target::Library) {
+        let elsewhere = r.landing.is_some() || r.flow.is_some();
+        if !known || elsewhere || r.device != 0 || matches!(r.target, Target::Library) {
             let message = Content { index, checksum: None, meta: None, content };
             return self.on_content(fx, ch, message);
         }

@@ -1,8 +1,8 @@
-//! Direct get (ob1's RGET): the receiver reads the source.
+//! RDMA Direct Get (ob1's): the receiver reads the source.
 //!
-//! META_DATA_RESPONSE carries the source's address and keys; the receiver, having found memory of that size, READs it,
-//! and says GET_DONE. Until then the sender keeps the source; until its last READ has ended the receiver keeps its
-//! destination.
+//! META_DATA_RESPONSE, of a message MSG_OFFER, carries the source's address and keys (A); the receiver, having found memory
+//! of that size, READs it (C), and says GET_DONE (D). Until then the sender keeps the source (F, G); until its last READ has
+//! ended the receiver keeps its destination. A receiver that cannot read asks for a put.
 
 use crate::api::*;
 use crate::engine::channel::ChanId;

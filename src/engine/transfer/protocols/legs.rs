@@ -1,10 +1,10 @@
-//! Send/receive pipeline (ob1's): content in legs, where the memory of an end lies in pieces.
+//! Send/Receive Pipeline (ob1's): content in legs, where the memory of an end lies in pieces.
 //!
 //! Neither end holds a copy of more than a leg. The receiver sets the pace: with its destination in pieces it reads, or
-//! asks the sender to write, as much as one buffer takes, spreads that over its pieces, and goes on. A sender with its
-//! source in pieces has said in its offer how much it gathers at a time; the receiver asks for no more than that at once.
-//! A leg that is written ends as a put does, by its immediate or CONTENT_DONE; GET_DONE comes after the last that is read,
-//! or when the receiver gives up between two.
+//! asks the sender to write (C), as much as one buffer takes, spreads that over its pieces (G), and goes on. A sender with its
+//! source in pieces has said in its offer (A) how much it gathers at a time (E); the receiver asks for no more than that at
+//! once. A leg that is written ends as a put does (F), by its immediate or CONTENT_DONE; GET_DONE comes after the last that
+//! is read, or when the receiver gives up between two.
 
 use crate::api::*;
 use crate::engine::channel::ChanId;

@@ -1,4 +1,4 @@
-//! Receives from oneself: no connection, no message. Library results refer to the sender's tensor.
+//! Local (TensorFlow contrib/verbs): receives from oneself; no connection, no message. Library results refer to the sender's tensor.
 
 use std::sync::Arc;
 

@@ -5,6 +5,8 @@ mod get;
 mod legs;
 mod local;
 mod persistent;
+mod pipeline;
 mod put;
 
 pub(super) use eager::data_loss;
+pub(super) use pipeline::{Inflow, Outflow};

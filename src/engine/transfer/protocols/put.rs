@@ -1,8 +1,9 @@
-//! Direct put (TensorFlow contrib/verbs, ob1's PUT): the sender writes into the destination that the receiver exposed.
+//! RDMA Direct Put (TensorFlow contrib/verbs, ob1's): the sender writes into the destination that the receiver exposed.
 //!
-//! The destination comes with the request (its length is known from before, or the application gave it), or, after
-//! META_DATA_RESPONSE, with TENSOR_RE_REQUEST. The last WRITE carries the request's index as its immediate; with a
-//! checksum CONTENT_DONE follows instead. Until the last WRITE has ended both ends keep their memory.
+//! The destination (ob1's C) comes with the request (its length is known from before, or the application gave it), or, after
+//! META_DATA_RESPONSE (A), with TENSOR_RE_REQUEST; of a message after MSG_OFFER (A), with MSG_GRANT. The last WRITE (E)
+//! carries the request's index as its immediate, which is ob1's FIN (F to H); with a checksum CONTENT_DONE follows
+//! instead. Until the last WRITE has ended both ends keep their memory; then each closes its own (F, I).
 
 use crate::api::*;
 use crate::engine::channel::ChanId;
@@ -193,7 +194,7 @@ impl Engine {
         r.state = State::Awaiting;
         r.protocol = Protocol::DirectPut;
         let m = match r.done.is_message() {
-            true => Message::MsgGrant { response, request: index, dst, len },
+            true => Message::MsgGrant { response, request: index, dst, len, pipeline: false },
             false => Message::ReRequest { response, dst, len },
         };
         self.send(fx, ch, &m, &[]);
@@ -220,7 +221,10 @@ impl Engine {
         index: u32,
         sum: Option<u64>,
     ) {
-        let Some(r) = self.answered(ch, index) else { return };
+        if self.answered(ch, index).is_none() || self.fragment_written(fx, ch, index) {
+            return;
+        }
+        let Some(r) = self.requests.get_mut(index) else { return };
         let fits = match (&r.landing, &r.meta) {
             (Some(l), Some(_)) => l.window.is_some() && r.leg_len() <= l.len,
             _ => false,

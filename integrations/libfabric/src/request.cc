@@ -1,0 +1,77 @@
+#include "request.h"
+
+#include <cstdlib>
+
+namespace rdmat {
+
+Requests::~Requests() {
+  for (void *s : scratches_) std::free(s);
+}
+
+Request *Requests::take(Ep *ep, Kind kind) {
+  Hold hold(lock_);
+  if (free_ == nullptr) {
+    /* Indices have 32 bits; the library admits a million operations. */
+    if (chunks_.size() * kChunk >= (size_t{1} << 21)) return nullptr;
+    std::unique_ptr<Request[]> chunk(new (std::nothrow) Request[kChunk]);
+    if (chunk == nullptr) return nullptr;
+    for (size_t i = kChunk; i-- > 0;) {
+      chunk[i].index = static_cast<uint32_t>(chunks_.size() * kChunk + i);
+      chunk[i].next = free_;
+      free_ = &chunk[i];
+    }
+    chunks_.push_back(std::move(chunk));
+  }
+  Request *r = free_;
+  free_ = r->next;
+  r->ep = ep;
+  r->turn.store(r->turn.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  r->answer_due.store(0, std::memory_order_relaxed);
+  r->message.store(0, std::memory_order_relaxed);
+  r->question.store(0, std::memory_order_relaxed);
+  r->lost.store(0, std::memory_order_relaxed);
+  r->inject = r->ordered = r->held = false;
+  r->code = RDMA_OK;
+  r->err = 0;
+  r->data = 0;
+  r->scratch = nullptr;
+  r->kind.store(kind, std::memory_order_release);
+  return r;
+}
+
+void Requests::give(Request *r) {
+  Hold hold(lock_);
+  r->kind.store(Kind::Free, std::memory_order_release);
+  if (r->scratch != nullptr) {
+    scratches_.push_back(r->scratch);
+    r->scratch = nullptr;
+    --lent_;
+  }
+  r->next = free_;
+  free_ = r;
+}
+
+Request *Requests::find(uint64_t number) {
+  const uint32_t index = static_cast<uint32_t>(number);
+  Hold hold(lock_);
+  if (index / kChunk >= chunks_.size()) return nullptr;
+  Request *r = &chunks_[index / kChunk][index % kChunk];
+  return r->kind.load() != Kind::Free && r->number() == number ? r : nullptr;
+}
+
+void *Requests::scratch(Request *r, size_t len) {
+  if (len <= kSmall) return r->small;
+  Hold hold(lock_);
+  if (lent_ >= kScratches) return nullptr;
+  if (scratches_.empty()) {
+    r->scratch = std::malloc(kInject);
+    if (r->scratch == nullptr) return nullptr;
+  } else {
+    r->scratch = scratches_.back();
+    scratches_.pop_back();
+  }
+  ++lent_;
+  return r->scratch;
+}
+
+}  // namespace rdmat

@@ -1,0 +1,111 @@
+/* One operation that is under way, and where they come from. */
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "objects.h"
+
+namespace rdmat {
+
+class Ep;
+
+enum class Kind : uint8_t {
+  Free,
+  Send,
+  Receive,
+  MultiReceive,
+  Discard,
+  Write,  /* and atomic operations without a result: ends when the peer has said so */
+  Read,   /* and those with one: ends when the result has come */
+};
+
+/* Its end has several parts that may come in any order, on several threads: the call that began it has returned, the
+ * library has done with its memory, the peer has answered. Who ends the last of them ends the request. */
+struct Request {
+  Ep *ep = nullptr;
+  Request *next = nullptr;
+  uint32_t index = 0;
+  /* Another each time, so that an answer to an earlier one is none to this. */
+  std::atomic<uint32_t> turn{0};
+  std::atomic<Kind> kind{Kind::Free};
+  std::atomic<uint8_t> parts{0};
+  /* An answer of the peer is one of the parts: the request's number, until it has come or will not. */
+  std::atomic<uint64_t> answer_due{0};
+  /* The library has not ended it: fi_cancel and the loss of a peer look for these. */
+  std::atomic<uint64_t> message{0};
+  /* Of a one-sided operation, what asks the peer, beside the receive of its result. */
+  std::atomic<uint64_t> question{0};
+  std::atomic<void *> context{nullptr};
+  /* To or from whom; RDMA_PEER_ANY: from anybody. */
+  std::atomic<rdma_peer_t> peer{0};
+  std::atomic<fi_addr_t> to{0};
+  /* The peer was lost: why the library ends it is not that somebody asked for it. */
+  std::atomic<int> lost{0};
+
+  bool wants;   /* a completion, if it ends well */
+  bool inject;  /* nobody asks for its end at all */
+  rdma_code_t code;
+  int err; /* by the peer's answer */
+  uint64_t flags;
+  uint8_t *buf;
+  size_t len, offset;
+  uint64_t wanted, ignore; /* the tag it asks for */
+  uint32_t comm;
+  /* See order.h: it is in the order, it has ended and waits to be told of, its neighbours. */
+  bool ordered, held;
+  Request *before, *after;
+  /* What came. */
+  rdma_peer_t source;
+  size_t bytes;
+  uint64_t tag, data;
+
+  void *scratch;
+  uint8_t small[kSmall];
+
+  uint64_t number() const { return uint64_t{turn.load(std::memory_order_relaxed)} << 32 | index; }
+};
+
+class Requests {
+ public:
+  explicit Requests(bool locks) : lock_(locks) {}
+  ~Requests();
+  /* NULL: no memory. */
+  Request *take(Ep *ep, Kind kind);
+  void give(Request *r);
+  /* The one of this number, if it is under way. */
+  Request *find(uint64_t number);
+  /* Room for a copy of up to kInject bytes, in it or lent; NULL: there are too many. */
+  void *scratch(Request *r, size_t len);
+
+  template <typename F>
+  void each(F f) {
+    /* Chunks stay where they are. */
+    size_t n;
+    {
+      Hold hold(lock_);
+      n = chunks_.size();
+    }
+    for (size_t i = 0; i < n; ++i) {
+      Request *chunk;
+      {
+        Hold hold(lock_);
+        chunk = chunks_[i].get();
+      }
+      for (size_t j = 0; j < kChunk; ++j) {
+        if (chunk[j].kind.load(std::memory_order_acquire) != Kind::Free) f(&chunk[j]);
+      }
+    }
+  }
+
+ private:
+  static constexpr size_t kChunk = 256;
+  Lock lock_;
+  std::vector<std::unique_ptr<Request[]>> chunks_;
+  Request *free_ = nullptr;
+  std::vector<void *> scratches_;
+  size_t lent_ = 0;
+};
+
+}  // namespace rdmat

@@ -1,0 +1,202 @@
+/* One-sided operations at the end whose memory it is. What comes is a peer's: nothing of it is taken without a look. */
+#include <cstring>
+
+#include "ep.h"
+#include "remote.h"
+
+namespace rdmat {
+
+int Targets::take(Domain *domain, const Span *spans, size_t count, uint64_t access) {
+  for (size_t i = 0; i < count; ++i) {
+    uint8_t *at;
+    if (const int err = domain->find(spans[i], access, &at, &regions_[i])) {
+      release();
+      return err;
+    }
+    pieces_[i] = {at, spans[i].len};
+    bytes_ += spans[i].len;
+    ++count_;
+  }
+  return 0;
+}
+
+void Targets::release() {
+  for (size_t i = 0; i < count_; ++i) --regions_[i]->users;
+  count_ = 0;
+  bytes_ = 0;
+}
+
+rdma_msg_layout_t Targets::layout() const {
+  rdma_msg_layout_t layout{};
+  layout.struct_size = sizeof layout;
+  layout.kind = RDMA_MSG_IOVEC;
+  layout.pieces = pieces_;
+  layout.count = count_;
+  return layout;
+}
+
+namespace {
+
+/* A write or a read of a peer that is under way. */
+struct Served {
+  Ep *ep;
+  rdma_peer_t peer;
+  RemoteHead head;
+  Targets targets;
+};
+
+bool parse(const rdma_msg_status_t *status, RemoteHead *head) {
+  const size_t least = offsetof(RemoteHead, spans);
+  if (status->header_len < least || status->header_len > sizeof *head) return false;
+  std::memcpy(head, status->header, status->header_len);
+  return head->count >= 1 && head->count <= kRmaIov && head->size() == status->header_len;
+}
+
+rdma_msg_options_t options_of(Served *served, rdma_msg_done_fn done) {
+  rdma_msg_options_t options{};
+  options.struct_size = sizeof options;
+  options.timeout_ms = RDMA_MSG_FOREVER;
+  options.done = done;
+  options.userdata = served;
+  return options;
+}
+
+void written(Served *served, rdma_code_t code) {
+  Ep *ep = served->ep;
+  const uint64_t bytes = served->targets.bytes();
+  served->targets.release();
+  const int err = error_of(code);
+  if (err == 0) ep->told_write(served->peer, bytes, served->head.data, served->head.with_data != 0);
+  ep->acknowledge(served->peer, served->head.number, err);
+  delete served;
+}
+
+void write_done(const rdma_msg_status_t *status, void *userdata) {
+  written(static_cast<Served *>(userdata), status->code);
+}
+
+void read_done(const rdma_msg_status_t *status, void *userdata) {
+  Served *served = static_cast<Served *>(userdata);
+  served->ep->count(Ep::kCntrRemoteRead, status->code == RDMA_OK);
+  delete served;
+}
+
+}  // namespace
+
+/* Tells the peer that its operation has ended. */
+void Ep::acknowledge(rdma_peer_t peer, uint64_t number, int err) {
+  if (closing_) return;
+  const int32_t code = err;
+  rdma_msg_options_t options{};
+  options.struct_size = sizeof options;
+  options.timeout_ms = RDMA_MSG_FOREVER;
+  if (err != 0) {
+    options.header = &code;
+    options.header_len = sizeof code;
+  }
+  if (const rdma_code_t sent = rdma_msg_am_isend(mgr_, peer, kOnAck, number, nullptr, 0, &options, nullptr))
+    refusal(sent, FI_LOG_EP_DATA, "an answer");
+}
+
+void Ep::on_ack(const rdma_msg_status_t *status) {
+  int32_t err = 0;
+  if (status->header_len == sizeof err) std::memcpy(&err, status->header, sizeof err);
+  Request *r = requests_.find(status->tag);
+  if (r == nullptr || r->peer != status->peer) return;
+  answer(r, status->tag, err < 0 ? FI_EOTHER : err);
+}
+
+void Ep::told_write(rdma_peer_t peer, uint64_t bytes, uint64_t data, bool with_data) {
+  if (closing_) return;
+  if (with_data && rx_cq_ != nullptr)
+    rx_cq_->push({nullptr, FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA, bytes, nullptr, data, 0, address_of(peer)});
+  count(kCntrRemoteWrite, true);
+}
+
+uint32_t Ep::on_write(const rdma_msg_status_t *status, const void *data) {
+  RemoteHead head;
+  if (!parse(status, &head)) {
+    RDMAT_WARN(FI_LOG_EP_DATA, "a write that is none came from peer %llu\n",
+               static_cast<unsigned long long>(status->peer));
+    return RDMA_MSG_HANDLED;
+  }
+  Served *served = new (std::nothrow) Served{this, status->peer, head, {}};
+  int err = served == nullptr ? FI_ENOMEM : served->targets.take(domain, head.spans, head.count, FI_REMOTE_WRITE);
+  if (err == 0 && served->targets.bytes() != status->bytes) err = FI_EINVAL;
+  if (err != 0) {
+    acknowledge(status->peer, head.number, err);
+    delete served;
+    return RDMA_MSG_HANDLED;
+  }
+  if (status->message == 0) {
+    const uint8_t *from = static_cast<const uint8_t *>(data);
+    for (size_t i = 0; i < served->targets.count(); ++i) {
+      const rdma_msg_piece_t &to = served->targets[i];
+      if (to.len > 0) std::memcpy(to.data, from, to.len);
+      from += to.len;
+    }
+    written(served, RDMA_OK);
+    return RDMA_MSG_HANDLED;
+  }
+  /* The content is on its way to its place. */
+  rdma_msg_options_t options = options_of(served, write_done);
+  const bool one = head.count == 1;
+  const rdma_msg_layout_t layout = served->targets.layout();
+  if (!one) options.layout = &layout;
+  rdma_msg_status_t end{};
+  end.struct_size = sizeof end;
+  uint64_t id = 0;
+  const rdma_code_t code = rdma_msg_imrecv(mgr_, status->message, one ? served->targets[0].data : nullptr,
+                                           one ? served->targets[0].len : 0, &options, &end, &id);
+  if (code != RDMA_OK)
+    written(served, code);
+  else if (id == 0)
+    written(served, end.code);
+  return RDMA_MSG_HANDLED;
+}
+
+/* The receive of the result ends with this instead. */
+void Ep::refuse_read(rdma_peer_t peer, uint64_t number, int err) {
+  const int32_t code = err;
+  rdma_msg_options_t options{};
+  options.struct_size = sizeof options;
+  options.timeout_ms = RDMA_MSG_FOREVER;
+  options.header = &code;
+  options.header_len = sizeof code;
+  if (const rdma_code_t sent = rdma_msg_isend(mgr_, peer, kReplies, number, nullptr, 0, &options, nullptr))
+    refusal(sent, FI_LOG_EP_DATA, "an answer");
+}
+
+uint32_t Ep::on_read(const rdma_msg_status_t *status) {
+  RemoteHead head;
+  if (!parse(status, &head)) {
+    RDMAT_WARN(FI_LOG_EP_DATA, "a read that is none came from peer %llu\n",
+               static_cast<unsigned long long>(status->peer));
+    return RDMA_MSG_HANDLED;
+  }
+  Served *served = new (std::nothrow) Served{this, status->peer, head, {}};
+  const int err = served == nullptr ? FI_ENOMEM : served->targets.take(domain, head.spans, head.count, FI_REMOTE_READ);
+  if (err != 0) {
+    refuse_read(status->peer, head.number, err);
+    delete served;
+    return RDMA_MSG_HANDLED;
+  }
+  rdma_msg_options_t options = options_of(served, read_done);
+  const bool one = head.count == 1;
+  const rdma_msg_layout_t layout = served->targets.layout();
+  if (!one) options.layout = &layout;
+  uint64_t id = 0;
+  const rdma_code_t code =
+      rdma_msg_isend(mgr_, status->peer, kReplies, head.number, one ? served->targets[0].data : nullptr,
+                     one ? served->targets[0].len : 0, &options, &id);
+  if (code != RDMA_OK) {
+    refuse_read(status->peer, head.number, error_of(code));
+    delete served;
+  } else if (id == 0) {
+    count(kCntrRemoteRead, true);
+    delete served;
+  }
+  return RDMA_MSG_HANDLED;
+}
+
+}  // namespace rdmat

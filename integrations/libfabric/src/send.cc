@@ -1,0 +1,73 @@
+/* Sending messages. */
+#include "ep.h"
+
+namespace rdmat {
+
+namespace {
+
+uint32_t mode_of(uint64_t flags) {
+  return flags & (FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE) ? RDMA_MSG_SYNCHRONOUS : RDMA_MSG_STANDARD;
+}
+
+}  // namespace
+
+/* The library took it, and will tell of its end, if it has not yet. */
+void Ep::begun(Request *r, uint64_t id) {
+  r->message.store(id, std::memory_order_relaxed);
+  end_part(r);
+}
+
+ssize_t Ep::send(const SendCall &call) {
+  const rdma_peer_t peer = peer_of(call.to);
+  if (peer == 0) return -FI_EADDRNOTAVAIL;
+  if (!call.from.ok()) return -FI_EINVAL;
+  const bool copy = call.quiet || (call.flags & FI_INJECT);
+  if (copy && call.from.len() > kInject) return -FI_EINVAL;
+  if (waiting_.load(std::memory_order_relaxed) >= kQueue) return -FI_EAGAIN;
+  if (call.quiet && quiet_.load(std::memory_order_relaxed) >= kInjects) return -FI_EAGAIN;
+  Request *r = requests_.take(this, Kind::Send);
+  if (r == nullptr) return -FI_EAGAIN;
+  waiting_.fetch_add(1, std::memory_order_relaxed);
+  r->inject = call.quiet;
+  if (call.quiet) quiet_.fetch_add(1, std::memory_order_relaxed);
+  r->wants = !call.quiet && wants_tx(call.flags);
+  r->flags = FI_SEND | (call.comm == kTagged ? FI_TAGGED : FI_MSG);
+  r->buf = nullptr;
+  r->context.store(call.context, std::memory_order_relaxed);
+  r->peer.store(peer, std::memory_order_relaxed);
+  r->to.store(call.to, std::memory_order_relaxed);
+  r->parts.store(2, std::memory_order_relaxed);
+
+  rdma_msg_options_t options = options_for(r, call.from);
+  options.mode = mode_of(call.flags);
+  if (call.flags & FI_REMOTE_CQ_DATA) {
+    options.header = &call.data;
+    options.header_len = sizeof call.data;
+  }
+  const void *data = call.from.data();
+  size_t len = call.from.data_len();
+  if (copy && call.from.len() > 0) {
+    void *scratch = requests_.scratch(r, call.from.len());
+    if (scratch == nullptr) {
+      drop(r);
+      return -FI_EAGAIN;
+    }
+    call.from.copy_to(scratch);
+    options.layout = nullptr;
+    data = scratch;
+    len = call.from.len();
+  }
+  uint64_t id = 0;
+  const rdma_code_t code = rdma_msg_isend(mgr_, peer, call.comm, call.tag, data, len, &options, &id);
+  if (code != RDMA_OK) {
+    drop(r);
+    return refusal(code, FI_LOG_EP_DATA, "send");
+  }
+  if (id == 0)
+    finish(r);
+  else
+    begun(r, id);
+  return 0;
+}
+
+}  // namespace rdmat
