@@ -99,16 +99,44 @@ rdma_store_ops_t own_ops(void) {
 }
 
 /* ---- a redis-server ---- */
-static int free_port(void) {
-  struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-  socklen_t len = sizeof a;
-  int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  CHECK(bind(s, (struct sockaddr *)&a, len) == 0 && getsockname(s, (struct sockaddr *)&a, &len) == 0);
-  close(s);
-  return ntohs(a.sin_port);
+static struct sockaddr_in local_at(int port) {
+  return (struct sockaddr_in){
+      .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
 }
 
-void redis_start(place *p) {
+/* Below the ports that the system gives to connections and to listeners of port 0: no test that runs beside this one
+   can be given it between our look and the server's bind. Tests of this kind begin at different places. */
+static int free_port(void) {
+  static int tried;
+  enum { FIRST = 12000, PORTS = 20000 };
+  for (int i = 0; i < 200; i++) {
+    int port = FIRST + (int)((getpid() * 7L + tried++ * 101L) % PORTS);
+    struct sockaddr_in a = local_at(port);
+    int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK(s >= 0);
+    int rc = bind(s, (struct sockaddr *)&a, sizeof a);
+    close(s);
+    if (rc == 0) return port;
+  }
+  CHECK(!"none of 200 ports is free");
+  return 0;
+}
+
+/* Whether the server came up: it listens, or it ended. */
+static bool redis_listens(const place *p, int port) {
+  struct sockaddr_in a = local_at(port);
+  for (;;) {
+    int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK(s >= 0);
+    int rc = connect(s, (struct sockaddr *)&a, sizeof a);
+    close(s);
+    if (rc == 0) return true;
+    if (waitpid(p->redis, NULL, WNOHANG) == p->redis) return false;
+    usleep(2000);
+  }
+}
+
+static bool redis_try(place *p) {
   const char *port = strrchr(p->at, ':') + 1;
   p->redis = fork();
   if (p->redis == 0) {
@@ -119,7 +147,10 @@ void redis_start(place *p) {
     _exit(127);
   }
   CHECK(p->redis > 0);
+  return redis_listens(p, atoi(port));
 }
+
+void redis_start(place *p) { CHECK(redis_try(p)); }
 
 void redis_kill(place *p) {
   int status;
@@ -140,8 +171,8 @@ place place_new(enum store_kind kind) {
   if (kind == TCP) CHECK_OK(rdma_store_tcp_serve("127.0.0.1:0", NULL, p.at, sizeof p.at, &len, &p.served));
   if (kind == REDIS) {
     if (system("command -v redis-server >/dev/null") != 0) skip("no redis-server here");
-    snprintf(p.at, sizeof p.at, "127.0.0.1:%d", free_port());
-    redis_start(&p);
+    do snprintf(p.at, sizeof p.at, "127.0.0.1:%d", free_port());
+    while (!redis_try(&p));
   }
   return p;
 }
