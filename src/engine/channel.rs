@@ -28,7 +28,7 @@ use crate::name::Name;
 use crate::observe::PeerCounters;
 use crate::protocol::message::{
     self, CREDITS_AT, Envelope, Extra, HEADER_LEN, IMM_ACK, MAX_MESSAGE, MSG_HEAD, Message, Short,
-    encode, head_len, usual_msg_head,
+    encode, head_len, usual_msg_head, usual_msg_head_user,
 };
 use crate::status::{Code, Reason, Status};
 
@@ -389,16 +389,27 @@ impl Channel {
     /// Sends a tagged message if that can be done at once, where [`takes_messages`](Self::takes_messages) says so. False:
     /// nothing was done.
     #[inline]
-    pub fn send_msg_now(&mut self, fx: &mut impl Fx, envelope: Envelope, content: &[u8]) -> bool {
-        if self.seal.is_some() || MSG_HEAD + content.len() > self.caps.max_send {
+    pub fn send_msg_now(
+        &mut self,
+        fx: &mut impl Fx,
+        envelope: Envelope,
+        user: &[u8],
+        content: &[u8],
+    ) -> bool {
+        // One with a header has its length, too.
+        if self.seal.is_some() || MSG_HEAD + 2 + user.len() + content.len() > self.caps.max_send {
             return false;
         }
-        let returned = self.consumed.min(u32::from(u16::MAX));
-        let head = usual_msg_head(envelope, returned as u16);
-        let sent = fx.send(self.id, &[&head, content]).is_ok();
+        let returned = self.consumed.min(u32::from(u16::MAX)) as u16;
+        let sent = if user.is_empty() {
+            fx.send(self.id, &[&usual_msg_head(envelope, returned), content]).is_ok()
+        } else {
+            let head = usual_msg_head_user(envelope, returned, user.len() as u16);
+            fx.send(self.id, &[&head, user, content]).is_ok()
+        };
         if sent {
             self.credits -= 1;
-            self.consumed -= returned;
+            self.consumed -= u32::from(returned);
         }
         sent
     }

@@ -16,12 +16,12 @@ impl Engine {
         // is long, and would be moved from hand to hand.
         if c.seal.is_some() {
             self.on_any_message(fx, ch, bytes);
-        } else if let Some((envelope, content, credits)) = message::usual_msg(bytes) {
+        } else if let Some((m, credits)) = message::usual_msg(bytes) {
             c.on_received(fx.now(), credits);
-            match self.messages.hear(fx, c, envelope, content) {
+            match self.messages.hear(fx, c, m) {
                 Heard::Ended if c.is_settled() => return,
                 Heard::Ended => {}
-                other => self.on_heard(fx, ch, envelope, content, other),
+                other => self.on_heard(fx, ch, m, other),
             }
         } else if let Some((index, content, credits)) = message::usual_content(bytes) {
             c.on_received(fx.now(), credits);

@@ -16,8 +16,8 @@ mod usual;
 pub use buffers::{BufferMessage, IMM_BUFFER, IMM_BUFFER_LAST};
 pub use pairs::{IMM_SLOT, IMM_SLOT_LAST, PairMessage};
 pub use usual::{
-    MSG_HEAD, Short, UsualMeta, UsualRequest, usual_content, usual_msg, usual_msg_head,
-    usual_request,
+    MSG_HEAD, Short, UsualMeta, UsualMsg, UsualRequest, usual_content, usual_msg, usual_msg_head,
+    usual_msg_head_user, usual_request,
 };
 
 /// Immediate of a write that only returns credits.
@@ -160,6 +160,17 @@ impl Extra<'_> {
     /// Whether there is nothing.
     pub fn is_empty(&self) -> bool {
         self.user.is_empty() && self.parts.is_empty() && !self.active && self.first.is_none()
+    }
+
+    /// A header alone.
+    pub fn user(user: &[u8]) -> Extra<'_> {
+        Extra { user, ..Extra::NONE }
+    }
+
+    /// Whether there is nothing but a header.
+    #[inline]
+    pub fn is_header(&self) -> bool {
+        self.parts.is_empty() && !self.active && self.first.is_none()
     }
 
     /// Bytes that it counts for.
@@ -740,9 +751,9 @@ fn tail<'a>(message: &Message<'a>) -> &'a [u8] {
 
 /// For fuzzers: decodes any bytes; what decodes must survive encoding and decoding.
 pub fn fuzz_message(bytes: &[u8]) {
-    let (request, content) = (usual_request(bytes), usual_content(bytes));
+    let (request, content, msg) = (usual_request(bytes), usual_content(bytes), usual_msg(bytes));
     let Ok((message, credits)) = decode(bytes) else {
-        return assert!(request.is_none() && content.is_none());
+        return assert!(request.is_none() && content.is_none() && msg.is_none());
     };
     // The short ways read the same.
     if let Some((r, returned)) = request {
@@ -756,6 +767,10 @@ pub fn fuzz_message(bytes: &[u8]) {
     if let Some((index, content, returned)) = content {
         let c = Content { index, checksum: None, meta: None, content };
         assert_eq!((Message::Content(c), returned), (message.clone(), credits));
+    }
+    if let Some((UsualMsg { envelope, user, content }, returned)) = msg {
+        let m = Message::Msg { envelope, sync: None, extra: Extra::user(user), content };
+        assert_eq!((m, returned), (message.clone(), credits));
     }
     let mut out = Vec::new();
     encode(&message, &mut out);

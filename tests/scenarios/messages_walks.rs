@@ -4,7 +4,8 @@
 //! loses connections. It holds: each operation ends once; a receive that ends well has the bytes of one message that it
 //! accepts, and each message is received once; messages of one sender to one communicator do not overtake one another,
 //! neither do receives; what nobody may touch any more is touched by nobody; nothing is left.
-//! `MESSAGE_SEEDS` says how many walks there are of each kind, `MESSAGE_FROM` where they begin.
+//! `MESSAGE_SEEDS` says how many walks there are of each kind (300, more than a million operations in all), `MESSAGE_FROM`
+//! where they begin.
 
 use rdma_transport::api::Protocol;
 use rdma_transport::engine::front::message::{Envelope, Mode, Party, Wanted};
@@ -131,7 +132,7 @@ fn number(name: &str, default: u64) -> u64 {
 
 fn walks(setup: impl Fn() -> Setup, devices: bool, losses: bool) {
     let from = number("MESSAGE_FROM", 0);
-    for seed in from..from + number("MESSAGE_SEEDS", 150) {
+    for seed in from..from + number("MESSAGE_SEEDS", 300) {
         let walk = || {
             let mut walk = Walk { rng: Rng::new(seed), devices, losses };
             let mut post = Post::new(setup());

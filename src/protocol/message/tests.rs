@@ -284,6 +284,11 @@ fn the_short_ways_read_the_same() {
         whole.push([&*head.bytes(), &[1; 8]].concat());
     }
     assert!(usual_request(&whole[4]).is_some() && usual_content(&whole[1]).is_some());
+    whole.push([&usual_msg_head(ENVELOPE, 3)[..], b"content"].concat());
+    whole.push([&usual_msg_head_user(ENVELOPE, 3, 4)[..], b"user", b"content"].concat());
+    let (none, some) = (usual_msg(&whole[6]).unwrap().0, usual_msg(&whole[7]).unwrap().0);
+    assert_eq!((none.user, none.content, none.cost()), (&b""[..], &b"content"[..], 7));
+    assert_eq!((some.user, some.content, some.cost()), (&b"user"[..], &b"content"[..], 11));
     let mut seed = 5u32;
     for bytes in &whole {
         for len in 0..=bytes.len() {

@@ -4,8 +4,8 @@
 //! or is malformed, goes the way of all messages ([`decode`](super::decode)), which says what is wrong.
 
 use super::{
-    Envelope, F_META, F_SAME, MAX_KEY_LEN, MSG, Meta, TENSOR_CONTENT, TENSOR_REQUEST,
-    TENSOR_SERIALIZED, fixed_meta,
+    Envelope, F_META, F_SAME, F_USER, MAX_KEY_LEN, MAX_USER, MSG, Meta, TENSOR_CONTENT,
+    TENSOR_REQUEST, TENSOR_SERIALIZED, fixed_meta,
 };
 
 /// Dimensions for which a [`Short`] head has room.
@@ -182,14 +182,56 @@ pub fn usual_msg_head(envelope: Envelope, credits: u16) -> [u8; MSG_HEAD] {
     (u128::from(first) | u128::from(envelope.tag) << 64).to_le_bytes()
 }
 
-/// A tagged message whose sender does not wait for the match: envelope, content, credits.
+/// The same of one with a header of the application, which follows, with its length.
 #[inline]
-pub fn usual_msg(bytes: &[u8]) -> Option<(Envelope, &[u8], u16)> {
-    let (head, content) = bytes.split_first_chunk::<16>()?;
-    let [MSG, 0, c0, c1, m0, m1, m2, m3, tag @ ..] = *head else { return None };
+pub fn usual_msg_head_user(envelope: Envelope, credits: u16, user: u16) -> [u8; MSG_HEAD + 2] {
+    let mut head = [0; MSG_HEAD + 2];
+    head[..MSG_HEAD].copy_from_slice(&usual_msg_head(envelope, credits));
+    head[1] = F_USER;
+    head[MSG_HEAD..].copy_from_slice(&user.to_le_bytes());
+    head
+}
+
+/// A tagged message whose sender does not wait for the match, where it lies.
+#[derive(Clone, Copy, Debug)]
+pub struct UsualMsg<'a> {
+    /// Communicator and tag.
+    pub envelope: Envelope,
+    /// The application's header, if there is one.
+    pub user: &'a [u8],
+    /// The content.
+    pub content: &'a [u8],
+}
+
+impl UsualMsg<'_> {
+    /// Bytes that it counts for.
+    #[inline]
+    pub fn cost(&self) -> u64 {
+        (self.user.len() + self.content.len()) as u64
+    }
+}
+
+/// Reads a [`UsualMsg`], with the credits that it returns.
+#[inline]
+pub fn usual_msg(bytes: &[u8]) -> Option<(UsualMsg<'_>, u16)> {
+    let (head, rest) = bytes.split_first_chunk::<16>()?;
+    let [MSG, flags, c0, c1, m0, m1, m2, m3, tag @ ..] = *head else { return None };
+    let (user, content) = match flags {
+        0 => (&[][..], rest),
+        F_USER => usual_user(rest)?,
+        _ => return None,
+    };
     let comm = u32::from_le_bytes([m0, m1, m2, m3]);
     let envelope = Envelope { comm, tag: u64::from_le_bytes(tag) };
-    Some((envelope, content, u16::from_le_bytes([c0, c1])))
+    Some((UsualMsg { envelope, user, content }, u16::from_le_bytes([c0, c1])))
+}
+
+/// A header of the application with its length, and what is behind it.
+#[inline]
+fn usual_user(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (len, rest) = bytes.split_first_chunk::<2>()?;
+    let len = usize::from(u16::from_le_bytes(*len));
+    if len == 0 || len > MAX_USER { None } else { rest.split_at_checked(len) }
 }
 
 /// Reads a TENSOR_CONTENT as it mostly is: without checksum and metadata. The request's index and the content, with the

@@ -1,13 +1,13 @@
 //! What peers send of messages.
 
 use super::unexpected::{Arrived, Content};
-use super::{Beside, Envelope, Messages, OnMessage, Party, State};
+use super::{Beside, Envelope, Messages, OnMessage, Op, Party, State};
 use crate::api::Protocol;
 use crate::engine::channel::{ChanId, Channel};
 use crate::engine::transfer::outbound::{RState, Response};
 use crate::engine::{Engine, Fx, Work};
 use crate::fabric::keys::Place;
-use crate::protocol::message::{Extra, IMM_SLOT, Message, MsgOffer};
+use crate::protocol::message::{Extra, IMM_SLOT, Message, MsgOffer, UsualMsg};
 use crate::status::{Code, Status};
 
 /// What became of a message that arrived.
@@ -30,33 +30,51 @@ impl Messages {
         &mut self,
         fx: &mut impl Fx,
         c: &mut Channel,
-        envelope: Envelope,
-        content: &[u8],
+        m: UsualMsg<'_>,
     ) -> Heard {
-        let (sender, len) = (Party::peer(c.peer), content.len() as u64);
-        if let Err(status) = c.flow.receive(len) {
+        let (sender, len) = (Party::peer(c.peer), m.content.len() as u64);
+        if let Err(status) = c.flow.receive(m.cost()) {
             return Heard::Refused(status);
         }
-        let Some(index) = self.posted.take(&mut self.ops, sender, envelope) else {
+        let Some(index) = self.posted.take(&mut self.ops, sender, m.envelope) else {
             return Heard::Nobody;
         };
         let Some(op) = self.ops.get_mut(index) else { return Heard::Ended };
-        op.meets(sender, envelope, len);
-        if !op.takes_on_host(len) || !matches!(op.done, OnMessage::Asked) {
+        op.meets(sender, m.envelope, len);
+        if !op.takes_on_host(len) || !m.user.is_empty() && !op.keep_header(m.user) {
             return Heard::Met(index);
         }
         // SAFETY: the application keeps the receive's memory until it hears of its end, which comes after this.
-        if len > 0 && unsafe { fx.deliver(op.memory.addr, content) }.is_err() {
+        if len > 0 && unsafe { fx.deliver(op.memory.addr, m.content) }.is_err() {
             return Heard::Met(index);
         }
         c.counters.recv_done(len, 0, Code::Ok, Protocol::Eager);
         // What `end_message` would do for it.
-        op.state = State::Ending;
-        fx.ended(index, op.host_memory());
-        if let Some(limit) = c.flow.take(len) {
+        let memory = op.host_memory();
+        match op.done {
+            OnMessage::Asked => {
+                op.state = State::Ending;
+                fx.ended(index, memory);
+            }
+            OnMessage::Plain(told, words) => {
+                let end = op.take_end();
+                self.ops.vacate(index);
+                fx.run(Work::MessageDone { end, done: (told, words), memory });
+            }
+        }
+        if let Some(limit) = c.flow.take(m.cost()) {
             c.send(fx, &Message::MsgWindow { limit }, &[]);
         }
         Heard::Ended
+    }
+}
+
+impl Op {
+    /// The header that came. False: there is no memory for it.
+    #[inline(never)]
+    fn keep_header(&mut self, user: &[u8]) -> bool {
+        let kept = Beside::of_user(user);
+        kept.map(|beside| self.extra = beside).is_ok()
     }
 }
 
@@ -87,29 +105,38 @@ impl Engine {
         &mut self,
         fx: &mut impl Fx,
         ch: ChanId,
-        envelope: Envelope,
-        content: &[u8],
+        m: UsualMsg<'_>,
         heard: Heard,
     ) {
         match heard {
             Heard::Ended => {}
             Heard::Met(index) => {
-                self.message_taken(fx, ch, content.len() as u64);
-                self.put_content(fx, index, content);
+                self.message_taken(fx, ch, m.cost());
+                self.put_with(fx, index, &Extra::user(m.user), m.content);
             }
-            Heard::Nobody => self.keep_msg(fx, ch, envelope, content),
+            Heard::Nobody => self.keep_msg(fx, ch, m),
             Heard::Refused(status) => self.violation(ch, status),
         }
     }
 
     /// A message that no receive waits for.
-    fn keep_msg(&mut self, fx: &mut impl Fx, ch: ChanId, envelope: Envelope, content: &[u8]) {
+    fn keep_msg(&mut self, fx: &mut impl Fx, ch: ChanId, m: UsualMsg<'_>) {
         let Some(sender) = self.channels.get(ch).map(|c| Party::peer(c.peer)) else { return };
-        if let Err(status) =
-            self.arrive(fx, sender, Some(ch), envelope, None, &Extra::NONE, content)
-        {
+        let extra = Extra::user(m.user);
+        let result = self.arrive(fx, sender, Some(ch), m.envelope, None, &extra, m.content);
+        if let Err(status) = result {
             self.violation(ch, status);
         }
+    }
+
+    /// What a receive has met goes to its place, and what came beside it.
+    fn put_with(&mut self, fx: &mut impl Fx, index: u32, extra: &Extra<'_>, content: &[u8]) {
+        match Beside::of(extra) {
+            Ok(None) => {}
+            Ok(beside) => self.set_extra(index, beside),
+            Err(status) => return self.end_message(fx, index, Err(status)),
+        }
+        self.put_content(fx, index, content);
     }
 
     /// A message with its content is here: it meets its receive, or waits for it.
@@ -130,7 +157,6 @@ impl Engine {
         let len = content.len() as u64;
         let messages = &mut self.messages;
         if let Some(index) = messages.posted.take(&mut messages.ops, sender, envelope) {
-            let beside = Beside::of(extra);
             if let Some(op) = messages.ops.get_mut(index) {
                 op.meets(sender, envelope, len);
             }
@@ -140,15 +166,7 @@ impl Engine {
                 }
                 self.message_taken(fx, ch, len + extra.cost());
             }
-            match beside {
-                Ok(None) => {}
-                Ok(beside) => self.set_extra(index, beside),
-                Err(status) => {
-                    self.end_message(fx, index, Err(status));
-                    return Ok(());
-                }
-            }
-            self.put_content(fx, index, content);
+            self.put_with(fx, index, extra, content);
             return Ok(());
         }
         let bytes = crate::room::copy(content, "a message that waits")?;

@@ -30,7 +30,7 @@ impl Op {
 
     /// How it has ended.
     #[inline]
-    fn take_end(&mut self) -> MessageEnd {
+    pub(super) fn take_end(&mut self) -> MessageEnd {
         MessageEnd {
             result: self.ended.take().map_or(Ok(()), Err),
             party: self.wanted.from,

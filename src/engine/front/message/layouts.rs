@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::receive::too_long;
 use super::{Memory, Messages, Outgoing, Receiving, Sending};
 use crate::engine::layout::{LAYOUT, Layout, Piece};
@@ -13,8 +15,8 @@ use crate::status::{Code, Status};
 /// What travels with a message beside its content, kept.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Beside {
-    /// The application's header.
-    pub user: Vec<u8>,
+    /// The application's header; short ones lie here.
+    pub user: SmallVec<[u8; 24]>,
     /// Lengths of the parts.
     pub lens: Vec<u64>,
     /// The same, as they travel.
@@ -41,9 +43,23 @@ impl Beside {
         if extra.is_empty() { Ok(None) } else { Beside::copy(extra).map(Some) }
     }
 
+    /// The same of a header alone, if there is one.
+    #[inline]
+    pub(super) fn of_user(user: &[u8]) -> Result<Option<Box<Beside>>, Status> {
+        if user.is_empty() {
+            return Ok(None);
+        }
+        let mut beside = Box::<Beside>::default();
+        crate::room::grow(&mut beside.user, user.len(), "a header")?;
+        beside.user.extend_from_slice(user);
+        Ok(Some(beside))
+    }
+
     #[cold]
     fn copy(extra: &Extra<'_>) -> Result<Box<Beside>, Status> {
-        let user = crate::room::copy(extra.user, "a header")?;
+        let mut user = SmallVec::new();
+        crate::room::grow(&mut user, extra.user.len(), "a header")?;
+        user.extend_from_slice(extra.user);
         let (mut parts, mut lens) = (Vec::new(), Vec::new());
         crate::room::grow(&mut parts, extra.parts.len(), "parts")?;
         crate::room::grow(&mut lens, extra.parts.len(), "parts")?;

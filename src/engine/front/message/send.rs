@@ -111,21 +111,22 @@ impl Engine {
     pub fn message_send_now(&mut self, fx: &mut impl Fx, out: &Outgoing<'_>) -> bool {
         let Memory { len, device, .. } = out.memory;
         let plain = out.mode == Mode::Standard && device == 0 && !self.closing;
-        let plain = plain && out.extra.is_empty();
+        let plain = plain && out.extra.is_header();
         if !plain || out.content.len() as u64 != len {
             return false;
         }
+        let cost = len + out.extra.user.len() as u64;
         let peer = out.to.index().and_then(|p| self.peers.get(p));
         let Some(p) = peer.filter(|p| !p.guest && p.outbox.is_empty()) else { return false };
         let c = p.channels.first().and_then(|&ch| self.channels.get_mut(ch));
-        let Some(c) = c.filter(|c| c.takes_messages() && c.flow.fits(len)) else { return false };
-        let room = self.settings.room_of_message(fx, c, out.memory.addr, len);
-        if !choose::is_eager(len, room, self.settings.protocol)
-            || !c.send_msg_now(fx, out.envelope, out.content)
+        let Some(c) = c.filter(|c| c.takes_messages() && c.flow.fits(cost)) else { return false };
+        let room = self.settings.room_of_message(fx, c, out.memory.addr, cost);
+        if !choose::is_eager(cost, room, self.settings.protocol)
+            || !c.send_msg_now(fx, out.envelope, out.extra.user, out.content)
         {
             return false;
         }
-        c.flow.count_sent(len);
+        c.flow.count_sent(cost);
         c.counters.send_done(len, Code::Ok, Protocol::Eager);
         true
     }
