@@ -12,6 +12,8 @@ import time
 UCX = {
     "UCX tag": {"latency": "tag_lat", "rate": "tag_bw", "bandwidth": "tag_bw"},
     "UCX AM": {"latency": "ucp_am_lat", "rate": "ucp_am_bw", "bandwidth": "ucp_am_bw"},
+    # For any thread to call, as this library always is.
+    "UCX tag, threads": {"latency": "tag_lat", "rate": "tag_bw", "bandwidth": "tag_bw", "options": ["-M", "multi"]},
 }
 UCX_ENVIRONMENT = {
     "shm": {"UCX_TLS": "posix,cma,self"},
@@ -38,14 +40,14 @@ def repeats(size, microseconds):
     return max(8, min(200000, int(0.1 / (microseconds * 1e-6 + size / 3e9))))
 
 
-def ucx(provider, test, mode, size, window):
+def ucx(provider, tests, mode, size, window):
     """One point of UCX."""
     count = repeats(size, 2 if provider == "shm" else 8)
     environment = clean_environment(UCX_LOG_LEVEL="error", **UCX_ENVIRONMENT[provider])
     port[0] += 1
-    common = ["ucx_perftest", "-p", str(port[0])]
+    common = ["ucx_perftest", "-p", str(port[0]), *tests.get("options", [])]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment}
-    command = common + ["127.0.0.1", "-c", "0", "-t", test, "-s", str(size), "-n", str(count), "-w",
+    command = common + ["127.0.0.1", "-c", "0", "-t", tests[mode], "-s", str(size), "-n", str(count), "-w",
                         str(max(4, count // 10)), "-O", str(window), "-f", "-v"]
     with subprocess.Popen(common + ["-c", "1"], **quiet) as server:
         try:
