@@ -171,7 +171,7 @@ static int run_apart(const test_case *c, char **argv) {
   return WEXITSTATUS(status);
 }
 
-static int32_t number_of(const char *text, const char *const *names, size_t n, const char *option) {
+static int32_t choice(const char *text, const char *const *names, size_t n, const char *option) {
   for (size_t i = 0; i < n; i++)
     if (strcmp(text, names[i]) == 0) return (int32_t)i;
   fprintf(stderr, "%s: \"%s\" is not known\n", option, text);
@@ -186,9 +186,9 @@ static bool take_option(char **argv, int *i) {
   if (strcmp(name, "--provider") == 0) env.provider = value;
   else if (strcmp(name, "--host") == 0) env.host = value;
   else if (strcmp(name, "--progress") == 0)
-    env.progress = number_of(value, modes, 2, name);
+    env.progress = choice(value, modes, 2, name);
   else if (strcmp(name, "--protocol") == 0)
-    env.protocol = number_of(value, protocols, 7, name);
+    env.protocol = choice(value, protocols, 7, name);
   else return false;
   ++*i;
   return true;

@@ -183,6 +183,11 @@ void proc_kill(proc *p); /* SIGKILL and reap */
 int proc_finish(proc *p); /* say "quit", wait for the exit status */
 int serve_role(int argc, char **argv); /* a peer under command: see proc.c */
 
+/* ---- tagged messages ---- */
+rdma_peer_t number_of(rdma_mgr_t *mgr, const char *name);
+/* The end of a request, driving managers until then; `at_once` if it is none (NULL: it is one). */
+rdma_msg_status_t end_of(rdma_mgr_t *mgr, rdma_msg_request_t request, const rdma_msg_status_t *at_once);
+
 /* ---- /proc/self ---- */
 int count_fds(void);
 int count_threads(void);

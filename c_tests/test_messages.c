@@ -4,13 +4,6 @@
 enum { COMM = 3 };
 #define EXACT RDMA_MSG_TAG_MASK
 
-static rdma_peer_t number_of(rdma_mgr_t *mgr, const char *name) {
-  rdma_peer_t peer = 0;
-  CHECK_OK(rdma_peer_lookup(mgr, name, &peer));
-  CHECK(peer != RDMA_PEER_ANY);
-  return peer;
-}
-
 typedef struct waiting {
   rdma_mgr_t *mgr;
   rdma_msg_request_t *requests;
@@ -26,14 +19,6 @@ static bool all_ended(void *arg) {
   for (size_t i = 0; i < w->count; i++)
     if (w->requests[i] != 0) return false;
   return true;
-}
-
-/* The end of one request. */
-static rdma_msg_status_t end_of(rdma_mgr_t *mgr, rdma_msg_request_t request) {
-  rdma_msg_status_t status = {.struct_size = sizeof status};
-  waiting w = {mgr, &request, 1, 0, &status};
-  CHECK(pump_until(all_ended, &w, 30000));
-  return status;
 }
 
 static rdma_msg_request_t isend(rdma_mgr_t *mgr, rdma_peer_t to, uint64_t tag, const void *data, size_t n,
@@ -56,7 +41,7 @@ static rdma_msg_request_t irecv(rdma_mgr_t *mgr, rdma_peer_t from, uint64_t tag,
 }
 
 static rdma_msg_status_t received(rdma_mgr_t *mgr, rdma_msg_request_t request, rdma_msg_status_t at_once) {
-  return request == 0 ? at_once : end_of(mgr, request);
+  return end_of(mgr, request, &at_once);
 }
 
 /* Around those of the pipeline's segments, as they are by default: 4 KiB, fragments of 1 MiB, 32 KiB. */
@@ -92,7 +77,7 @@ static void sizes_both_orders(void) {
       CHECK_INT(COMM, st.comm);
       CHECK_INT(to_a, st.peer);
       CHECK_MSG(mismatch(to, n, seed) < 0, "%zu bytes: wrong at %lld", n, mismatch(to, n, seed));
-      if (s != 0) CHECK_INT(RDMA_OK, end_of(p.a, s).code);
+      if (s != 0) CHECK_INT(RDMA_OK, end_of(p.a, s, NULL).code);
     }
   }
   if (env.protocol == RDMA_PROTOCOL_PIPELINE) {
@@ -120,7 +105,7 @@ static void to_oneself(void) {
       CHECK_INT(RDMA_OK, st.code);
       CHECK_INT(self, st.peer);
       CHECK(mismatch(to, n, i) < 0);
-      if (s != 0) CHECK_INT(RDMA_OK, end_of(p.a, s).code);
+      if (s != 0) CHECK_INT(RDMA_OK, end_of(p.a, s, NULL).code);
     }
   }
 }
@@ -177,7 +162,7 @@ static void what_does_not_match_waits(void) {
   CHECK_OK(rdma_msg_recv(p.b, to_a, COMM, 5, EXACT, &got, sizeof got, NULL, &st));
   CHECK_INT(1, got);
   drive_stop(p.a);
-  if (s != 0) CHECK_INT(RDMA_OK, end_of(p.a, s).code);
+  if (s != 0) CHECK_INT(RDMA_OK, end_of(p.a, s, NULL).code);
   char name[64];
   size_t len;
   CHECK_OK(rdma_peer_name(p.b, st.peer, name, sizeof name, &len));
@@ -210,8 +195,8 @@ static void claimed_messages(void) {
     CHECK_INT(RDMA_OK, st2.code);
     CHECK(mismatch(to, n, 1) < 0);
     CHECK_BAD(RDMA_NOT_FOUND, rdma_msg_imrecv(p.b, claimed.message, to, n, NULL, NULL, &r));
-    CHECK_INT(RDMA_OK, end_of(p.a, s1).code);
-    CHECK_INT(RDMA_OK, end_of(p.a, s2).code);
+    CHECK_INT(RDMA_OK, end_of(p.a, s1, NULL).code);
+    CHECK_INT(RDMA_OK, end_of(p.a, s2, NULL).code);
     drive_stop(p.a);
   }
 }
@@ -238,11 +223,11 @@ static void truncation(void) {
           r = irecv(p.b, own ? self : to_a, 1, EXACT, to, n - 1, &st);
         }
         CHECK(r != 0);
-        st = end_of(p.b, r);
+        st = end_of(p.b, r, NULL);
         CHECK_INT(RDMA_OUT_OF_RANGE, st.code);
         CHECK_INT(n, st.bytes);
         CHECK(memcmp(to, untouched, n) == 0);
-        if (s != 0) CHECK_INT(RDMA_OK, end_of(own ? p.b : p.a, s).code);
+        if (s != 0) CHECK_INT(RDMA_OK, end_of(own ? p.b : p.a, s, NULL).code);
       }
     }
   }
@@ -261,7 +246,7 @@ static void synchronous_sends_wait_for_the_match(void) {
   rdma_msg_request_t r = irecv(p.b, to_a, 1, EXACT, &got, sizeof got, &st);
   received(p.b, r, st);
   CHECK_INT(42, got);
-  CHECK_INT(RDMA_OK, end_of(p.a, s).code);
+  CHECK_INT(RDMA_OK, end_of(p.a, s, NULL).code);
 }
 
 static void cancellation(void) {
@@ -274,14 +259,14 @@ static void cancellation(void) {
   /* A receive that waits. */
   rdma_msg_request_t r = irecv(p.b, to_a, 1, EXACT, to, n, &st);
   CHECK_OK(rdma_msg_cancel(p.b, r));
-  CHECK_INT(RDMA_CANCELLED, end_of(p.b, r).code);
+  CHECK_INT(RDMA_CANCELLED, end_of(p.b, r, NULL).code);
   CHECK_BAD(RDMA_NOT_FOUND, rdma_msg_cancel(p.b, r));
   /* Sends that no receive has met: large, and synchronous. */
   for (int large = 0; large < 2; large++) {
     rdma_msg_request_t s = isend(p.a, to_b, 2, from, large ? n : 8, RDMA_MSG_SYNCHRONOUS);
     pump_for(20);
     CHECK_OK(rdma_msg_cancel(p.a, s));
-    CHECK_INT(RDMA_CANCELLED, end_of(p.a, s).code);
+    CHECK_INT(RDMA_CANCELLED, end_of(p.a, s, NULL).code);
   }
   st.struct_size = sizeof st;
   CHECK_CODE(RDMA_DEADLINE_EXCEEDED, rdma_msg_probe(p.b, RDMA_PEER_ANY, COMM, 2, EXACT, false, 50, &st));
@@ -289,7 +274,7 @@ static void cancellation(void) {
   r = irecv(p.b, to_a, 3, EXACT, to, n, &st);
   rdma_msg_request_t s = isend(p.a, to_b, 3, from, n, RDMA_MSG_STANDARD);
   CHECK_INT(RDMA_OK, received(p.b, r, st).code);
-  CHECK_INT(RDMA_OK, end_of(p.a, s).code);
+  CHECK_INT(RDMA_OK, end_of(p.a, s, NULL).code);
   CHECK(mismatch(to, n, 3) < 0);
 }
 
@@ -303,9 +288,9 @@ static void deadlines(void) {
   CHECK_OK(rdma_msg_isend(p.a, to_b, COMM, 1, memory, n, &options, &requests[0]));
   CHECK_OK(rdma_msg_isend(p.a, to_b, COMM, 1, memory, 8, &options, &requests[1]));
   CHECK_OK(rdma_msg_irecv(p.b, to_a, COMM, 9, EXACT, memory, n, &options, NULL, &requests[2]));
-  CHECK_INT(RDMA_DEADLINE_EXCEEDED, end_of(p.a, requests[0]).code);
-  CHECK_INT(RDMA_DEADLINE_EXCEEDED, end_of(p.a, requests[1]).code);
-  CHECK_INT(RDMA_DEADLINE_EXCEEDED, end_of(p.b, requests[2]).code);
+  CHECK_INT(RDMA_DEADLINE_EXCEEDED, end_of(p.a, requests[0], NULL).code);
+  CHECK_INT(RDMA_DEADLINE_EXCEEDED, end_of(p.a, requests[1], NULL).code);
+  CHECK_INT(RDMA_DEADLINE_EXCEEDED, end_of(p.b, requests[2], NULL).code);
   drive(p.a);
   CHECK_CODE(RDMA_DEADLINE_EXCEEDED, rdma_msg_recv(p.b, to_a, COMM, 9, EXACT, memory, n, &options, NULL));
   drive_stop(p.a);
@@ -421,8 +406,8 @@ static void a_peer_that_goes(void) {
   drive_stop(p.b);
   mgr_end(p.b);
   p.b = NULL;
-  CHECK_INT(RDMA_UNAVAILABLE, end_of(p.a, s1).code);
-  CHECK_INT(RDMA_UNAVAILABLE, end_of(p.a, s2).code);
+  CHECK_INT(RDMA_UNAVAILABLE, end_of(p.a, s1, NULL).code);
+  CHECK_INT(RDMA_UNAVAILABLE, end_of(p.a, s2, NULL).code);
   /* What came whole stays. */
   if (env.protocol == RDMA_PROTOCOL_AUTO || env.protocol == RDMA_PROTOCOL_EAGER) CHECK_OK(rdma_msg_recv(p.a, to_b, COMM, 7, EXACT, &got, sizeof got, NULL, NULL));
   CHECK_INT(st.peer == to_b && got == 9 ? 9 : 0, got);
@@ -467,7 +452,7 @@ static void requests_let_go(void) {
   r = irecv(p.b, to_a, 2, EXACT, &last, sizeof last, &st);
   s = isend(p.a, to_b, 2, &x, sizeof x, RDMA_MSG_SYNCHRONOUS);
   CHECK_INT(RDMA_OK, received(p.b, r, st).code);
-  if (s != 0) CHECK_INT(RDMA_OK, end_of(p.a, s).code);
+  if (s != 0) CHECK_INT(RDMA_OK, end_of(p.a, s, NULL).code);
   drive(p.a);
   CHECK_OK(rdma_mgr_flush(p.b, NULL, 30000));
   drive_stop(p.a);
@@ -490,8 +475,8 @@ static void memory_that_goes(void) {
     rdma_msg_request_t r = irecv(p.b, to_a, 1, EXACT, to, len, &st);
     rdma_msg_request_t o = isend(p.b, self, 2, to, len, RDMA_MSG_SYNCHRONOUS);
     CHECK_OK(rdma_mem_unregister(p.b, to));
-    CHECK_INT(RDMA_FAILED_PRECONDITION, end_of(p.b, r).code);
-    CHECK_INT(RDMA_FAILED_PRECONDITION, end_of(p.b, o).code);
+    CHECK_INT(RDMA_FAILED_PRECONDITION, end_of(p.b, r, NULL).code);
+    CHECK_INT(RDMA_FAILED_PRECONDITION, end_of(p.b, o, NULL).code);
     fill(from, n, 5);
     rdma_msg_request_t s = isend(p.a, to_b, 1, from, len, RDMA_MSG_STANDARD);
     pump_for(20);
@@ -499,7 +484,7 @@ static void memory_that_goes(void) {
     char *next = scratch(n);
     r = irecv(p.b, to_a, 1, EXACT, next, len, &st);
     CHECK_INT(RDMA_OK, received(p.b, r, st).code);
-    if (s != 0) CHECK_INT(RDMA_OK, end_of(p.a, s).code);
+    if (s != 0) CHECK_INT(RDMA_OK, end_of(p.a, s, NULL).code);
     CHECK(mismatch(next, len, 5) < 0);
   }
 }
