@@ -103,6 +103,11 @@ pub fn config_of(args: &[String]) -> Config {
     config
 }
 
+/// What is at this place of a message that a victim receives.
+pub fn byte_at(at: usize) -> u8 {
+    (at % 251) as u8
+}
+
 /// Bytes as hexadecimal digits.
 pub fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
@@ -253,6 +258,14 @@ impl Victim {
         self.next_op += 1;
         let op = self.next_op;
         self.tell_of_peer(&format!("message {op} {peer} {tag} {len}"));
+        op
+    }
+
+    /// Receives a message, which should be of [`byte_at`], into so much memory; the operation's number.
+    pub fn recv_message(&mut self, peer: &str, tag: u64, room: usize) -> u64 {
+        self.next_op += 1;
+        let op = self.next_op;
+        self.tell_of_peer(&format!("message-recv {op} {peer} {tag} {room}"));
         op
     }
 

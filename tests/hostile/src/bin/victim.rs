@@ -17,6 +17,8 @@
 //!                                   = ok     later:  got <op> CODE <length> <right 0|1> text
 //! > message <op> <peer> <tag> <length>
 //!                                   = ok     later:  sent <op> CODE
+//! > message-recv <op> <peer> <tag> <room>
+//!                                   = ok     later:  got <op> CODE <length> <right 0|1> text
 //! > pair                            = <number>
 //! > pair-address <pair>             = <hex>
 //! > pair-connect <pair> <hex>       = ok
@@ -34,10 +36,10 @@ use std::time::Duration;
 
 use rdma_hostile::honest::{Honest, meta};
 use rdma_hostile::slow::Slow;
-use rdma_hostile::victim::{config_of, from_hex, to_hex};
+use rdma_hostile::victim::{byte_at, config_of, from_hex, to_hex};
 use rdma_transport::api::{SendDone, Tensor};
 use rdma_transport::engine::front::message::{
-    Envelope, Memory, MessageEnd, Mode, OnMessage, Sending,
+    Envelope, Memory, MessageEnd, Mode, OnMessage, Sending, Wanted,
 };
 use rdma_transport::engine::front::pair::{PairState, Slot, Way};
 use rdma_transport::manager::{Post, Timeout, Where};
@@ -154,12 +156,58 @@ fn command(me: &Honest, words: &[&str], slow: &mut Option<Slow>) -> Result<Strin
             }
             Ok("ok".into())
         }
+        "message-recv" => message_recv(me, words),
         "pair" | "pair-address" | "pair-connect" | "pair-state" | "slot" | "arrived"
         | "slot-end" => pairs(me, words),
         "channels" => me.manager.peer_info(&word(1)).map(|i| i.channels.to_string()),
         "stats" => me.manager.stats_json().map(|s| one_line(&s)),
         other => Err(Status::invalid(format!("command {other:?} is not known"))),
     }
+}
+
+/// Memory of a receive, and bytes behind it that nobody may write.
+struct Guarded {
+    all: &'static [u8],
+    room: usize,
+}
+
+/// Bytes behind the memory of a receive, and what they are.
+const GUARD: usize = 4096;
+const UNTOUCHED: u8 = 0xCD;
+
+impl Guarded {
+    /// Whether the first `len` bytes are those of a message, and nothing is written behind the memory.
+    fn is_right(&self, len: usize) -> bool {
+        let (content, guard) = self.all.split_at(self.room);
+        let right = content.iter().take(len).enumerate().all(|(i, &b)| b == byte_at(i));
+        right && guard.iter().all(|&b| b == UNTOUCHED)
+    }
+}
+
+/// Begins to receive a message.
+fn message_recv(me: &Honest, words: &[&str]) -> Result<String, Status> {
+    let (op, tag, room): (usize, u64, usize) =
+        (number(words, 1)?, number(words, 3)?, number(words, 4)?);
+    let from = me.manager.peer_lookup(words[2])?;
+    let all: &'static mut [u8] = vec![UNTOUCHED; room + GUARD].leak();
+    let memory = Memory { addr: all.as_mut_ptr() as u64, len: room as u64, device: 0 };
+    let place: &'static Guarded = Box::leak(Box::new(Guarded { all, room }));
+    let told = |[op, place]: [usize; 2], end: &MessageEnd| {
+        // SAFETY: it was leaked below, so it is there until the process ends.
+        let place = unsafe { &*(place as *const Guarded) };
+        let (code, text) = match &end.result {
+            Ok(()) => (Code::Ok, String::new()),
+            Err(status) => (status.code, one_line(&status.message)),
+        };
+        let len = if code == Code::Ok { end.len } else { 0 };
+        let right = u8::from(place.is_right(len as usize));
+        say(format_args!("got {op} {} {len} {right} {text}", code as i32));
+    };
+    let wanted = Wanted { from, comm: 1, tag, mask: u64::MAX };
+    let done = OnMessage::Plain(told, [op, std::ptr::from_ref(place) as usize]);
+    // SAFETY: the memory stays until the process ends, and is read only where the receive does not write.
+    unsafe { me.manager.message_irecv(wanted, Where::Whole(memory), Timeout::Never, done) }?;
+    Ok("ok".into())
 }
 
 /// The commands of pairs.
