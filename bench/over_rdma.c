@@ -101,7 +101,7 @@ static char *rdma_open(const setup *s, size_t bytes) {
 
 static void rdma_send_to(int to, const char *data, size_t len) {
   int64_t step, dims[1] = {(int64_t)len};
-  rdma_tensor_t t = {sizeof t, data, len, dims, 1, 4, 0, RDMA_DEVICE_HOST};
+  rdma_tensor_t t = {.struct_size = sizeof t, .data = data, .nbytes = len, .dims = dims, .ndims = 1, .dtype = 4};
   char key = key_of(own.me, to, &peers[to].sent, &step);
   must(rdma_send(mgr, &key, 1, step, &t, NULL, sent, NULL), "rdma_send");
 }

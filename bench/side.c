@@ -126,7 +126,7 @@ static void received(rdma_code_t code, const char *message, size_t message_len, 
 
 void post_send(side *x, int64_t i, uint64_t n) {
   int64_t dims[1] = {(int64_t)n};
-  rdma_tensor_t t = {sizeof t, x->buffer, n, dims, 1, 4, 0, RDMA_DEVICE_HOST};
+  rdma_tensor_t t = {.struct_size = sizeof t, .data = x->buffer, .nbytes = n, .dims = dims, .ndims = 1, .dtype = 4};
   name k = name_of(x, i);
   must(rdma_send(x->mgr, k.text, k.len, k.step, &t, NULL, sent, x), "rdma_send");
 }

@@ -48,10 +48,11 @@ static void send_and_receive() {
   rdma::RecvOptions into;
   into.dst = y.data();
   into.dst_len = 20000;
-  OK(p.b.send("x", 2, rdma::Tensor(x.data(), 20000)));
+  OK(p.b.send("x", 2, rdma::Tensor(x.data(), 20000).set_user("beside it")));
   auto again = p.a.recv("beta", "x", 2, into);
   OK(again.status());
   CHECK(y == x);
+  CHECK(again->tensor.user() == "beside it" && r->tensor.user().empty());
 }
 
 static void futures() {

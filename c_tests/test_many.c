@@ -117,7 +117,7 @@ static void *work(void *arg) {
     atomic_store(&f->left, 2);
     fill(f->src, f->n, f->seed);
     int64_t dims[1] = {(int64_t)f->n};
-    rdma_tensor_t t = {sizeof t, f->src, f->n, dims, 1, 4, 0, 0};
+    rdma_tensor_t t = {.struct_size = sizeof t, .data = f->src, .nbytes = f->n, .dims = dims, .ndims = 1, .dtype = 4};
     bool forth = f->seed % 2;
     rdma_mgr_t *from = forth ? w->p->a : w->p->b, *to = forth ? w->p->b : w->p->a;
     snprintf(key, sizeof key, "thread%d/%d", w->id, i % 100);

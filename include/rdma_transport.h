@@ -55,7 +55,7 @@
 /**
  * Version of the ABI: grows when a function or a field is added, never otherwise.
  */
-#define RDMA_ABI_VERSION 4
+#define RDMA_ABI_VERSION 5
 
 /**
  * Version of the library, major part.
@@ -81,6 +81,11 @@
  * Most dimensions of a tensor.
  */
 #define RDMA_MAX_DIMS 254
+
+/**
+ * Most bytes of the application beside a tensor.
+ */
+#define RDMA_MAX_USER_LEN 512
 
 /**
  * Longest name of a worker in bytes, without the NUL.
@@ -784,6 +789,16 @@ struct rdma_tensor {
    * RDMA_DEVICE_HOST or an id from rdma_mgr_register_device.
    */
   uint32_t device;
+  /**
+   * Bytes of the application that go with this one transfer, of dead tensors, too; carried, not read. Copied by the call
+   * that sends. Of a result they live as long as its dimensions. In an allocation callback they are there if the sender
+   * has told of this transfer already. May be NULL when user_len is 0.
+   */
+  const void *user;
+  /**
+   * Length of these in bytes, at most RDMA_MAX_USER_LEN; 0: none.
+   */
+  size_t user_len;
 };
 
 /**
@@ -2001,14 +2016,14 @@ rdma_code_t rdma_mgr_register_device(rdma_mgr_t *mgr,
  * Offers a tensor under `key` for `step`: to a receive that waits here or at a peer, or to one
  * that comes later. Does not wait.
  *
- * Threads: any. Key, struct and dimensions are copied; the content is borrowed until `done` runs,
+ * Threads: any. Key, struct, dimensions and user bytes are copied; the content is borrowed until `done` runs,
  * once; `done` NULL: not wanted, the content must then live until rdma_mgr_destroy has returned: a
  * peer may still read it after rdma_step_cleanup. On a code other than RDMA_OK `done` never runs.
  * `options` NULL: defaults. `userdata` may be NULL.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr`, `key` or `tensor` NULL, key_len not 1 to 65536,
  * wrong struct_size, negative timeout or dimension, more than 254 dimensions, unknown flags,
- * nbytes without data; RDMA_ABORTED: sent already, or the step was aborted; then the step's own
+ * nbytes without data, more than 512 user bytes, user_len without user; RDMA_ABORTED: sent already, or the step was aborted; then the step's own
  * code; RDMA_NOT_FOUND: unknown device; RDMA_RESOURCE_EXHAUSTED: too many tensors wait;
  * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` is being
  * destroyed; RDMA_INTERNAL.
@@ -2025,7 +2040,7 @@ rdma_code_t rdma_send(rdma_mgr_t *mgr,
 /**
  * Starts to receive the tensor `key` of `step` from `peer`; NULL or one's own name: from this
  * manager. `done` runs once, perhaps before this returns, perhaps before *out_request is written.
- * The tensor's struct and dimensions are borrowed for that call. `done` NULL: not wanted.
+ * The tensor's struct, dimensions and user bytes are borrowed for that call. `done` NULL: not wanted.
  *
  * Content in the library's memory lives for the call of `done` only, if `out_request` is NULL;
  * otherwise until rdma_request_release, which must be called once. Content in options.dst, or from
@@ -2059,9 +2074,10 @@ rdma_code_t rdma_recv_async(rdma_mgr_t *mgr,
 
 /**
  * Receives like rdma_recv_async and waits for the end, driving progress itself. Set
- * out->struct_size first. With `out_request`, content in the library's memory and the dimensions
- * live until rdma_request_release, which must be called once. `out_request` NULL is allowed with
- * options.dst or options.alloc only; the dimensions then live until this thread's next rdma_recv.
+ * out->struct_size first. With `out_request`, content in the library's memory, the dimensions and the
+ * user bytes live until rdma_request_release, which must be called once. `out_request` NULL is allowed
+ * with options.dst or options.alloc only; dimensions and user bytes then live until this thread's next
+ * rdma_recv.
  *
  * Threads: any, but not inside a callback.
  *

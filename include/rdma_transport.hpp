@@ -103,7 +103,7 @@ class Result {
   bool has_ = false;
 };
 
-/* A tensor's description over memory of somebody else. Owns its dimensions, not its content. */
+/* A tensor's description over memory of somebody else. Owns its dimensions and user bytes, not its content. */
 class Tensor {
  public:
   Tensor() { rdma_tensor_init(&t_, sizeof t_); }
@@ -121,6 +121,7 @@ class Tensor {
   explicit Tensor(const rdma_tensor_t &t) : t_(t) {
     t_.struct_size = sizeof t_; /* the library's may be newer, and longer */
     if (t.ndims) dims_.assign(t.dims, t.dims + t.ndims);
+    if (t.user_len) user_.assign(static_cast<const char *>(t.user), t.user_len);
   }
   static Tensor dead() { return Tensor(nullptr, 0, {}, 0, RDMA_TENSOR_DEAD); }
 
@@ -130,6 +131,12 @@ class Tensor {
   std::uint32_t dtype() const { return t_.dtype; }
   std::uint32_t flags() const { return t_.flags; }
   std::uint32_t device() const { return t_.device; }
+  /* Bytes of the application that go with the transfer, at most RDMA_MAX_USER_LEN. */
+  const std::string &user() const { return user_; }
+  Tensor &set_user(std::string user) {
+    user_ = std::move(user);
+    return *this;
+  }
   bool is_dead() const { return (t_.flags & RDMA_TENSOR_DEAD) != 0; }
   bool is_serialized() const { return (t_.flags & RDMA_TENSOR_SERIALIZED) != 0; }
   /* The C struct; valid as long as this object is neither changed nor moved. */
@@ -137,12 +144,15 @@ class Tensor {
     rdma_tensor_t t = t_;
     t.dims = dims_.empty() ? nullptr : dims_.data();
     t.ndims = static_cast<std::uint32_t>(dims_.size());
+    t.user = user_.empty() ? nullptr : user_.data();
+    t.user_len = user_.size();
     return t;
   }
 
  private:
   rdma_tensor_t t_{};
   std::vector<std::int64_t> dims_;
+  std::string user_;
 };
 
 using TransferInfo = rdma_transfer_info_t;

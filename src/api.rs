@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use crate::fabric::ProviderKind;
 use crate::name::Name;
 use crate::status::{Reason, Status};
+use crate::user::UserBytes;
 
 /// Longest key in bytes.
 pub const MAX_KEY_LEN: usize = 65536;
@@ -33,6 +34,22 @@ pub struct Meta {
     pub dims: SmallVec<[i64; 6]>,
     /// Length of the content in bytes.
     pub nbytes: u64,
+    /// Bytes of the application, which belong to this one transfer.
+    pub user: UserBytes,
+}
+
+impl Meta {
+    /// Whether it says the same of the tensor, whatever the application says beside it.
+    #[inline]
+    pub fn is_like(&self, other: &Meta) -> bool {
+        let of = |meta: &Meta| (meta.dtype, meta.flags, meta.nbytes);
+        of(self) == of(other) && self.dims == other.dims
+    }
+
+    /// A copy of what may be true of the next tensor of this name, too.
+    pub fn lasting(&self) -> Meta {
+        Meta { user: UserBytes::NONE, ..self.clone() }
+    }
 }
 
 impl Clone for Meta {
@@ -43,7 +60,8 @@ impl Clone for Meta {
             [] => SmallVec::new(),
             some => SmallVec::from_slice(some),
         };
-        Meta { dims, ..*self }
+        let Meta { dtype, flags, nbytes, .. } = *self;
+        Meta { dtype, flags, dims, nbytes, user: self.user.clone() }
     }
 }
 

@@ -27,4 +27,5 @@ pub mod shown;
 pub mod status;
 pub mod store;
 mod thread;
+pub mod user;
 pub mod wire;

@@ -150,6 +150,8 @@ mod sources;
 mod stage;
 #[path = "scenarios/transfers.rs"]
 mod transfers;
+#[path = "scenarios/user.rs"]
+mod user;
 #[path = "scenarios/wire.rs"]
 mod wire;
 

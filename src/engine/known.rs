@@ -89,7 +89,8 @@ impl Cache {
         // What there is no memory for is not in the cache.
         let Ok(own) = room::key(key) else { return };
         self.bytes += cost(key, meta);
-        if let Some((key, old)) = self.entries.push(own, meta.clone()) {
+        // Without what was said of that one transfer.
+        if let Some((key, old)) = self.entries.push(own, meta.lasting()) {
             self.bytes = self.bytes.saturating_sub(cost(&key, &old));
         }
         while self.bytes > CACHE_BYTES

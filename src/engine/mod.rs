@@ -131,14 +131,15 @@ impl Settings {
     /// Room for the content of such a tensor in one message.
     #[inline]
     fn room_for(&self, c: &Channel, meta: &Meta) -> Room {
-        self.room_of(c, meta.dims.len().saturating_sub(USUAL_DIMS))
+        let dims = meta.dims.len().saturating_sub(USUAL_DIMS);
+        self.room_of(c, 8 * dims + meta.user.room())
     }
 
-    /// Room for content in one message, beside metadata of so many dimensions more than usual.
+    /// Room for content in one message, beside metadata that takes so many bytes more than usual.
     #[inline]
-    fn room_of(&self, c: &Channel, more_dims: usize) -> Room {
+    fn room_of(&self, c: &Channel, more: usize) -> Room {
         const OVERHEAD: usize = 4 + 4 + 8 + 14 + 8 * USUAL_DIMS;
-        let message = c.room().saturating_sub(OVERHEAD + 8 * more_dims);
+        let message = c.room().saturating_sub(OVERHEAD + more);
         let eager = self.eager_max.unwrap_or(c.caps.eager_max).min(message);
         Room { eager: eager as u64, message: message as u64 }
     }

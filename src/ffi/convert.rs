@@ -10,7 +10,9 @@ use super::sized;
 use super::types::*;
 use crate::api::{MAX_DIMS, Meta, PeerInfo, RecvOptions, Target, Tensor};
 use crate::api::{TENSOR_DEAD, TENSOR_SERIALIZED};
+use crate::protocol::message::MAX_USER;
 use crate::status::Status;
+use crate::user::UserBytes;
 
 /// Most bytes of a tensor.
 const MOST: u64 = isize::MAX as u64;
@@ -32,8 +34,26 @@ pub(super) unsafe fn tensor_from_c(tensor: *const rdma_tensor_t) -> Result<Tenso
     }
     // SAFETY: by this function's contract.
     let dims = unsafe { dims_from_c(c.dims, c.ndims) }?;
-    let meta = Meta { dtype: c.dtype, flags: c.flags, dims, nbytes: c.nbytes };
+    // SAFETY: by this function's contract.
+    let user = unsafe { user_from_c(c.user, c.user_len) }?;
+    let meta = Meta { dtype: c.dtype, flags: c.flags, dims, nbytes: c.nbytes, user };
     Ok(Tensor { meta, addr: c.data as u64, device: c.device })
+}
+
+/// # Safety
+/// `user` is NULL or points to `len` bytes.
+#[inline]
+unsafe fn user_from_c(user: *const c_void, len: usize) -> Result<UserBytes, Status> {
+    if len == 0 {
+        return Ok(UserBytes::NONE);
+    }
+    if len > MAX_USER {
+        let text = format!("tensor.user_len is {len}, allowed are 0 to {MAX_USER}");
+        return Err(Status::invalid(text));
+    }
+    not_null("tensor.user", user)?;
+    // SAFETY: not NULL, `len` bytes by this function's contract.
+    UserBytes::copy(unsafe { std::slice::from_raw_parts(user.cast(), len) })
 }
 
 /// What is wrong with a tensor, beside its dimensions.
@@ -90,13 +110,14 @@ unsafe fn some_dims_from_c(dims: *const i64, ndims: u32) -> Result<SmallVec<[i64
     }
 }
 
-/// A tensor for the application; its dimensions are borrowed from `tensor`.
+/// A tensor for the application; its dimensions and user bytes are borrowed from `tensor`.
 pub(super) fn tensor_to_c(tensor: &Tensor) -> rdma_tensor_t {
     meta_to_c(&tensor.meta, tensor.addr, tensor.device)
 }
 
 /// The same, of a tensor's parts.
 pub(super) fn meta_to_c(meta: &Meta, addr: u64, device: u32) -> rdma_tensor_t {
+    let user = meta.user.bytes();
     rdma_tensor {
         struct_size: size_of::<rdma_tensor>(),
         data: addr as *const c_void,
@@ -106,6 +127,8 @@ pub(super) fn meta_to_c(meta: &Meta, addr: u64, device: u32) -> rdma_tensor_t {
         dtype: meta.dtype,
         flags: meta.flags,
         device,
+        user: if user.is_empty() { std::ptr::null() } else { user.as_ptr().cast() },
+        user_len: user.len(),
     }
 }
 

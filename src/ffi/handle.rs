@@ -13,9 +13,12 @@ use parking_lot::{MappedRwLockReadGuard, Mutex, RwLock, RwLockReadGuard};
 
 use super::callers::{self, Noted};
 use super::error;
+use super::types::rdma_tensor_t;
+use crate::api::Meta;
 use crate::manager::Manager;
 use crate::status::{Code, Status};
 use crate::thread::Thread;
+use crate::user::UserBytes;
 
 /// A manager: one local worker identity, which owns everything else. Opaque.
 pub struct rdma_mgr {
@@ -31,14 +34,31 @@ pub struct rdma_mgr {
     /// Changes only while the handle is retired and no call is inside; see `callers`. Calls that are not noted there
     /// hold it for reading.
     manager: RwLock<Option<Arc<Manager>>>,
-    /// Dimensions handed out by `rdma_recv`, until the request is released.
-    dims: Mutex<HashMap<u64, Dims>>,
+    /// What was handed out by `rdma_recv` beside the content, until the request is released.
+    beside: Mutex<HashMap<u64, Beside>>,
 }
 /// A manager. Opaque.
 pub type rdma_mgr_t = rdma_mgr;
 
-/// Dimensions of a result, at an address that stays.
-pub(super) type Dims = Box<[i64]>;
+/// Dimensions and user bytes of a result, at an address that stays.
+#[derive(Default)]
+pub(super) struct Beside {
+    dims: Box<[i64]>,
+    user: UserBytes,
+}
+
+impl Beside {
+    /// Those of a tensor; in `c` they are named from now on.
+    pub(super) fn of(meta: Meta, c: &mut rdma_tensor_t) -> Beside {
+        let beside = Beside { dims: meta.dims.as_slice().into(), user: meta.user };
+        c.dims = if beside.dims.is_empty() { std::ptr::null() } else { beside.dims.as_ptr() };
+        beside
+    }
+
+    fn is_empty(&self) -> bool {
+        self.dims.is_empty() && self.user.is_empty()
+    }
+}
 
 /// Value of `rdma_mgr::magic`.
 const MAGIC: u64 = 0x7264_6d61_5f6d_6772;
@@ -81,7 +101,7 @@ pub(super) fn reserve() -> &'static rdma_mgr {
             closing: AtomicBool::new(false),
             retired: AtomicBool::new(true),
             manager: RwLock::new(None),
-            dims: Mutex::new(HashMap::new()),
+            beside: Mutex::new(HashMap::new()),
         }))
     })
 }
@@ -102,7 +122,7 @@ pub(super) fn abandon(handle: &'static rdma_mgr) {
         let _ = manager.destroy();
         retire(handle, manager);
     } else {
-        handle.dims.lock().clear();
+        handle.beside.lock().clear();
         DEAD.lock().push_back(handle);
     }
 }
@@ -113,7 +133,7 @@ fn retire(handle: &'static rdma_mgr, manager: Arc<Manager>) {
     callers::wait_for_calls(handle);
     let last = handle.manager.write().take();
     drop((last, manager));
-    handle.dims.lock().clear();
+    handle.beside.lock().clear();
     DEAD.lock().push_back(handle);
 }
 
@@ -261,18 +281,16 @@ pub(super) unsafe fn destroy(mgr: *mut rdma_mgr_t) -> Result<(), Status> {
 }
 
 impl Borrowed {
-    /// Keeps the dimensions of a result until its request is released; returns their address.
-    pub(super) fn keep_dims(&self, request: u64, dims: Dims) -> *const i64 {
-        let at = dims.as_ptr();
-        if !dims.is_empty() {
-            self.handle.dims.lock().insert(request, dims);
+    /// Keeps what is beside the content of a result until its request is released.
+    pub(super) fn keep_beside(&self, request: u64, beside: Beside) {
+        if !beside.is_empty() {
+            self.handle.beside.lock().insert(request, beside);
         }
-        at
     }
 
-    /// Frees the dimensions of a released request.
-    pub(super) fn drop_dims(&self, request: u64) {
-        self.handle.dims.lock().remove(&request);
+    /// Frees what is beside the content of a released request.
+    pub(super) fn drop_beside(&self, request: u64) {
+        self.handle.beside.lock().remove(&request);
     }
 }
 

@@ -7,28 +7,28 @@ use super::args::{id, key as checked_key, name, optional_millis, status};
 use super::callback::{recv_done, send_done};
 use super::convert::{recv_options, tensor_from_c, tensor_to_c};
 use super::error::{guard, guard_on};
-use super::handle::{Dims, borrow, borrow_on};
+use super::handle::{Beside, borrow, borrow_on};
 use super::sized::{self, Out};
 use super::types::*;
 use crate::api::Target;
 use crate::status::Status;
 
 thread_local! {
-    /// Dimensions of this thread's last `rdma_recv` without a request.
-    static LAST_DIMS: RefCell<Dims> = RefCell::default();
+    /// What is beside the content of this thread's last `rdma_recv` without a request.
+    static LAST: RefCell<Beside> = RefCell::default();
 }
 
 /// Offers a tensor under `key` for `step`: to a receive that waits here or at a peer, or to one
 /// that comes later. Does not wait.
 ///
-/// Threads: any. Key, struct and dimensions are copied; the content is borrowed until `done` runs,
+/// Threads: any. Key, struct, dimensions and user bytes are copied; the content is borrowed until `done` runs,
 /// once; `done` NULL: not wanted, the content must then live until rdma_mgr_destroy has returned: a
 /// peer may still read it after rdma_step_cleanup. On a code other than RDMA_OK `done` never runs.
 /// `options` NULL: defaults. `userdata` may be NULL.
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr`, `key` or `tensor` NULL, key_len not 1 to 65536,
 /// wrong struct_size, negative timeout or dimension, more than 254 dimensions, unknown flags,
-/// nbytes without data; RDMA_ABORTED: sent already, or the step was aborted; then the step's own
+/// nbytes without data, more than 512 user bytes, user_len without user; RDMA_ABORTED: sent already, or the step was aborted; then the step's own
 /// code; RDMA_NOT_FOUND: unknown device; RDMA_RESOURCE_EXHAUSTED: too many tensors wait;
 /// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` is being
 /// destroyed; RDMA_INTERNAL.
@@ -59,7 +59,7 @@ pub unsafe extern "C" fn rdma_send(
 
 /// Starts to receive the tensor `key` of `step` from `peer`; NULL or one's own name: from this
 /// manager. `done` runs once, perhaps before this returns, perhaps before *out_request is written.
-/// The tensor's struct and dimensions are borrowed for that call. `done` NULL: not wanted.
+/// The tensor's struct, dimensions and user bytes are borrowed for that call. `done` NULL: not wanted.
 ///
 /// Content in the library's memory lives for the call of `done` only, if `out_request` is NULL;
 /// otherwise until rdma_request_release, which must be called once. Content in options.dst, or from
@@ -111,9 +111,10 @@ pub unsafe extern "C" fn rdma_recv_async(
 }
 
 /// Receives like rdma_recv_async and waits for the end, driving progress itself. Set
-/// out->struct_size first. With `out_request`, content in the library's memory and the dimensions
-/// live until rdma_request_release, which must be called once. `out_request` NULL is allowed with
-/// options.dst or options.alloc only; the dimensions then live until this thread's next rdma_recv.
+/// out->struct_size first. With `out_request`, content in the library's memory, the dimensions and the
+/// user bytes live until rdma_request_release, which must be called once. `out_request` NULL is allowed
+/// with options.dst or options.alloc only; dimensions and user bytes then live until this thread's next
+/// rdma_recv.
 ///
 /// Threads: any, but not inside a callback.
 ///
@@ -148,15 +149,12 @@ pub unsafe extern "C" fn rdma_recv(
             let out = Out::new("out", out)?;
             let (tensor, request) = mgr.recv(peer, key, step, options)?;
             let mut c = tensor_to_c(&tensor);
-            let dims = Dims::from(tensor.meta.dims.as_slice());
+            let beside = Beside::of(tensor.meta, &mut c);
             if keep {
-                c.dims = mgr.keep_dims(request, dims);
+                mgr.keep_beside(request, beside);
                 out_request.write(request);
             } else {
-                c.dims = keep_last(dims);
-            }
-            if c.ndims == 0 {
-                c.dims = std::ptr::null();
+                keep_last(beside);
             }
             out.write(c);
         }
@@ -164,17 +162,15 @@ pub unsafe extern "C" fn rdma_recv(
     })
 }
 
-fn keep_last(dims: Dims) -> *const i64 {
-    let at = dims.as_ptr();
-    let kept = std::cell::Cell::new(Some(dims));
-    let taken = LAST_DIMS.try_with(|last| {
+fn keep_last(beside: Beside) {
+    let kept = std::cell::Cell::new(Some(beside));
+    let taken = LAST.try_with(|last| {
         *last.borrow_mut() = kept.take().unwrap_or_default();
     });
     if taken.is_err() {
-        // In a thread-local destructor of the application nothing frees them any more: at most 2 KiB.
+        // In a thread-local destructor of the application nothing frees them any more: at most 3 KiB.
         std::mem::forget(kept);
     }
-    at
 }
 
 /// Asks for the end of a receive. Its callback runs with RDMA_CANCELLED once nothing writes to the
@@ -213,7 +209,7 @@ pub unsafe extern "C" fn rdma_request_release(
         // SAFETY: the caller's handle, as the header demands.
         let mgr = unsafe { borrow_on(mgr, thread) }?;
         mgr.request_release(id("request", request)?)?;
-        mgr.drop_dims(request);
+        mgr.drop_beside(request);
         Ok(())
     })
 }

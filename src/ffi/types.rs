@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 /// Version of the ABI: grows when a function or a field is added, never otherwise.
-pub const RDMA_ABI_VERSION: u32 = 4;
+pub const RDMA_ABI_VERSION: u32 = 5;
 /// Version of the library, major part.
 pub const RDMA_VERSION_MAJOR: u32 = 0;
 /// Version of the library, minor part.
@@ -14,6 +14,8 @@ pub const RDMA_VERSION_PATCH: u32 = 0;
 pub const RDMA_MAX_KEY_LEN: u32 = 65536;
 /// Most dimensions of a tensor.
 pub const RDMA_MAX_DIMS: u32 = 254;
+/// Most bytes of the application beside a tensor.
+pub const RDMA_MAX_USER_LEN: u32 = 512;
 /// Longest name of a worker in bytes, without the NUL.
 pub const RDMA_MAX_NAME_LEN: u32 = 255;
 
@@ -149,6 +151,12 @@ pub struct rdma_tensor {
     pub flags: u32,
     /// RDMA_DEVICE_HOST or an id from rdma_mgr_register_device.
     pub device: u32,
+    /// Bytes of the application that go with this one transfer, of dead tensors, too; carried, not read. Copied by the call
+    /// that sends. Of a result they live as long as its dimensions. In an allocation callback they are there if the sender
+    /// has told of this transfer already. May be NULL when user_len is 0.
+    pub user: *const c_void,
+    /// Length of these in bytes, at most RDMA_MAX_USER_LEN; 0: none.
+    pub user_len: usize,
 }
 /// A tensor in memory of this process.
 pub type rdma_tensor_t = rdma_tensor;

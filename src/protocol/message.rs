@@ -7,6 +7,7 @@
 use crate::api::{MAX_DIMS, MAX_KEY_LEN, Meta, TENSOR_DEAD, TENSOR_SERIALIZED};
 use crate::fabric::keys::{Keys, Place};
 use crate::status::Status;
+use crate::user::UserBytes;
 use crate::wire::Reader;
 
 mod buffers;
@@ -32,7 +33,7 @@ pub const HEADER_LEN: usize = 4;
 pub const MAX_REGIONS: usize = 4096;
 /// Longest message after reassembly: the longest key and the keys of most regions, with the fields.
 pub const MAX_MESSAGE: usize = MAX_KEY_LEN + 8192 + MAX_REGIONS * 12;
-/// Longest header of the application in a tagged message.
+/// Longest header of the application in a tagged message, and most bytes of it beside a tensor.
 pub const MAX_USER: usize = 512;
 /// Most parts of a tagged message.
 pub const MAX_PARTS: usize = 64;
@@ -81,6 +82,8 @@ const F_LIMIT: u8 = 8; // offer: the content goes in pieces of at most so many b
 const F_USER: u8 = 32; // message, offer: a header of the application
 const F_PARTS: u8 = 64; // message, offer: the lengths of its parts
 const F_ACTIVE: u8 = 128; // message, offer: it is for a handler
+/// Metadata: bytes of the application follow.
+const M_USER: u32 = 4;
 
 /// TENSOR_REQUEST.
 #[derive(Clone, Debug, PartialEq)]
@@ -187,8 +190,7 @@ impl Extra<'_> {
 
     fn put(&self, out: &mut Vec<u8>) {
         if !self.user.is_empty() {
-            out.extend_from_slice(&(self.user.len() as u16).to_le_bytes());
-            out.extend_from_slice(self.user);
+            put_user(out, self.user);
         }
         if !self.parts.is_empty() {
             out.push(self.parts.len() as u8);
@@ -203,12 +205,7 @@ impl Extra<'_> {
     fn get<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Extra<'a>, Status> {
         let mut extra = Extra { active: flags & F_ACTIVE != 0, ..Extra::default() };
         if flags & F_USER != 0 {
-            let len = usize::from(r.u16()?);
-            if len == 0 || len > MAX_USER {
-                let text = format!("a header of {len} bytes, 1 to {MAX_USER} are allowed");
-                return Err(Status::invalid(text));
-            }
-            extra.user = r.bytes(len)?;
+            extra.user = get_user(r)?;
         }
         if flags & F_PARTS != 0 {
             let [n] = r.array::<1>()?;
@@ -320,7 +317,8 @@ fn put_header(out: &mut Vec<u8>, kind: u8, flags: u8) {
 fn fixed_meta(meta: &Meta) -> [u8; 14] {
     let mut fixed = [0; 14];
     fixed[..4].copy_from_slice(&meta.dtype.to_le_bytes());
-    (fixed[4], fixed[5]) = (meta.flags as u8, meta.dims.len() as u8);
+    let user = if meta.user.is_empty() { 0 } else { M_USER };
+    (fixed[4], fixed[5]) = ((meta.flags | user) as u8, meta.dims.len() as u8);
     fixed[6..].copy_from_slice(&meta.nbytes.to_le_bytes());
     fixed
 }
@@ -330,26 +328,52 @@ fn put_meta(out: &mut Vec<u8>, meta: &Meta) {
     for d in &meta.dims {
         out.extend_from_slice(&d.to_le_bytes());
     }
+    if !meta.user.is_empty() {
+        put_user(out, meta.user.bytes());
+    }
+}
+
+/// Bytes of the application that it has here.
+fn put_user(out: &mut Vec<u8>, user: &[u8]) {
+    out.extend_from_slice(&(user.len() as u16).to_le_bytes());
+    out.extend_from_slice(user);
+}
+
+fn get_user<'a>(r: &mut Reader<'a>) -> Result<&'a [u8], Status> {
+    let len = usize::from(r.u16()?);
+    if len == 0 || len > MAX_USER {
+        let text = format!("{len} bytes of the application, 1 to {MAX_USER} are allowed");
+        return Err(Status::invalid(text));
+    }
+    Ok(r.bytes(len)?)
+}
+
+/// Most bytes that metadata takes beyond its fixed part.
+fn meta_room(meta: &Meta) -> usize {
+    8 * meta.dims.len() + meta.user.room()
 }
 
 fn get_meta(r: &mut Reader<'_>) -> Result<Meta, Status> {
     let [d0, d1, d2, d3, flags, ndims, n @ ..] = r.array::<14>()?;
     let (flags, ndims) = (u32::from(flags), usize::from(ndims));
     let (dtype, nbytes) = (u32::from_le_bytes([d0, d1, d2, d3]), u64::from_le_bytes(n));
-    let known = flags & !(TENSOR_DEAD | TENSOR_SERIALIZED) == 0;
+    let known = flags & !(TENSOR_DEAD | TENSOR_SERIALIZED | M_USER) == 0;
     if !known || ndims > MAX_DIMS || (flags & TENSOR_DEAD != 0 && nbytes != 0) {
         return Err(bad_meta(flags, ndims, nbytes));
     }
-    let mut meta = Meta { dtype, flags, dims: Default::default(), nbytes };
+    let mut meta = Meta { dtype, flags: flags & !M_USER, nbytes, ..Meta::default() };
     if ndims > 0 {
         get_dims(r, ndims, &mut meta)?;
+    }
+    if flags & M_USER != 0 {
+        meta.user = UserBytes::copy(get_user(r)?)?;
     }
     Ok(meta)
 }
 
 #[cold]
 fn bad_meta(flags: u32, ndims: usize, nbytes: u64) -> Status {
-    Status::invalid(if flags & !(TENSOR_DEAD | TENSOR_SERIALIZED) != 0 {
+    Status::invalid(if flags & !(TENSOR_DEAD | TENSOR_SERIALIZED | M_USER) != 0 {
         format!("tensor flags {flags:#x} are not known")
     } else if ndims > MAX_DIMS {
         format!("{ndims} dimensions, at most {MAX_DIMS} are allowed")
@@ -413,16 +437,15 @@ fn regions_flag(place: Option<&Place>) -> u8 {
 pub fn head_len(message: &Message<'_>) -> usize {
     // More than all parts of a fixed length together.
     const FIXED: usize = 96;
-    let meta = |meta: &Meta| 8 * meta.dims.len();
     let place = |place: &Place| 12 * place.rkeys.rest().len();
     FIXED
         + match message {
             Message::Request(r) => {
-                r.cached.as_ref().map_or(0, meta) + r.dst.as_ref().map_or(0, |d| place(&d.0))
+                r.cached.as_ref().map_or(0, meta_room) + r.dst.as_ref().map_or(0, |d| place(&d.0))
             }
-            Message::Meta(m) => meta(&m.meta) + m.source.as_ref().map_or(0, place),
+            Message::Meta(m) => meta_room(&m.meta) + m.source.as_ref().map_or(0, place),
             Message::ReRequest { dst, .. } => place(dst),
-            Message::Content(c) => c.meta.as_ref().map_or(0, meta),
+            Message::Content(c) => c.meta.as_ref().map_or(0, meta_room),
             Message::MsgOffer(m) => m.source.as_ref().map_or(0, place) + m.extra.cost() as usize,
             Message::Msg { extra, .. } => extra.cost() as usize,
             Message::MsgGrant { dst, .. } => place(dst),
@@ -456,7 +479,7 @@ pub fn put_msg(out: &mut Vec<u8>, envelope: Envelope, sync: Option<u32>, extra: 
 /// At least as many bytes as [`put_content`] writes.
 #[inline]
 pub fn content_head_len(meta: Option<&Meta>) -> usize {
-    64 + 8 * meta.map_or(0, |m| m.dims.len())
+    64 + meta.map_or(0, meta_room)
 }
 
 /// Writes the head of a TENSOR_CONTENT, as [`encode`] does.
@@ -642,6 +665,9 @@ fn get_request<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Request<'a>, Status>
     let (index, step) = (u32::from_le_bytes([i0, i1, i2, i3]), i64::from_le_bytes(step));
     let dst = if flags & F_DST != 0 { Some((get_place(r, flags)?, r.u64()?)) } else { None };
     let cached = if flags & F_META != 0 { Some(get_meta(r)?) } else { None };
+    if cached.as_ref().is_some_and(|meta| !meta.user.is_empty()) {
+        return Err(Status::invalid("TENSOR_REQUEST with bytes of the application as known"));
+    }
     let key = r.rest();
     if key.is_empty() || key.len() > MAX_KEY_LEN {
         return Err(bad_key(key.len()));

@@ -20,6 +20,7 @@ use rdma_transport::config::{Config, Progress};
 use rdma_transport::fabric::ProviderKind;
 use rdma_transport::manager::Manager;
 use rdma_transport::status::{Code, Status};
+use rdma_transport::user::UserBytes;
 
 struct Failing;
 
@@ -142,6 +143,15 @@ fn pair(kind: ProviderKind) -> Result<[std::sync::Arc<Manager>; 2], Status> {
 fn transfer(a: &Manager, b: &Manager, key: &[u8], content: &'static [u8], target: Target) {
     let mut meta = Meta { dtype: 1, nbytes: content.len() as u64, ..Default::default() };
     meta.dims.push(content.len() as i64);
+    // What is beside the content of some, too, may find no memory.
+    let beside = if key[0] % 2 == 1 { &content[..300] } else { &[] };
+    meta.user = match UserBytes::copy(beside) {
+        Ok(user) => user,
+        Err(status) => {
+            ended("receive", Err(status.clone()));
+            return ended("send", Err(status));
+        }
+    };
     let tensor = Tensor { meta, addr: content.as_ptr() as u64, device: 0 };
     let timeout = Some(Duration::from_secs(20));
     let sent: SendDone = Box::new(|result, _| ended("send", result));

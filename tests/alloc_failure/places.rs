@@ -157,6 +157,7 @@ pub const PLACES: &[Place] = &[
     place("name.rs", 512, "the name of a peer", &["new"]),
     place("observe/mod.rs", 2048, "counters of a peer", &["new", "peer"]),
     place("status.rs", 64, "the text of an error", &["clone", "new"]),
+    place("user.rs", 64, "user bytes of a tensor", &["copy"]),
     place("wire.rs", 1024, "a frame of a handshake", &["bytes"]),
 ];
 

@@ -7,6 +7,7 @@ use rdma_transport::api::*;
 use rdma_transport::engine::Work;
 use rdma_transport::fabric::Access;
 use rdma_transport::status::{Code, Reason, Status};
+use rdma_transport::user::UserBytes;
 
 use super::common::memory::{Region, content};
 use super::stage::{Answer, Stage};
@@ -70,10 +71,12 @@ pub struct Tell<'a> {
     pub dtype: u32,
     pub device: u32,
     pub timeout: Option<u64>,
+    pub user: &'static [u8],
 }
 
 /// The first key in the first step.
-pub const K: Tell<'static> = Tell { key: "k", step: 1, dtype: 1, device: 0, timeout: None };
+pub const K: Tell<'static> =
+    Tell { key: "k", step: 1, dtype: 1, device: 0, timeout: None, user: b"" };
 
 /// What an end was, without its text.
 pub type End = Option<(Code, Reason)>;
@@ -103,7 +106,8 @@ impl Stage {
         let addr = self.memory(node, of.device, len, format!("tensor of send {op}"));
         let who = self.w.who(node);
         self.w.mem.write(who, of.device != 0, addr, &content(op, len), "the application");
-        let meta = Meta { dtype: of.dtype, nbytes: len, ..Meta::default() };
+        let user = UserBytes::copy(of.user).expect("memory");
+        let meta = Meta { dtype: of.dtype, nbytes: len, user, ..Meta::default() };
         let (key, step) = (of.key.as_bytes().to_vec(), of.step);
         let tensor = Tensor { meta: meta.clone(), addr, device: of.device };
         let op =

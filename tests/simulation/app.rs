@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex};
 use rdma_transport::api::{Meta, TENSOR_DEAD, TENSOR_SERIALIZED};
 use rdma_transport::engine::Held;
 use rdma_transport::status::Status;
+use rdma_transport::user::UserBytes;
 
-use super::common::memory::Who;
+use super::common::memory::{Who, content};
 use super::profile::{MS, US};
 use super::world::{Event, World};
 
@@ -220,13 +221,14 @@ impl App {
         };
         let ndims = if w.rng.percent(3) { 254 } else { w.rng.below(5) };
         let dims = (0..ndims).map(|_| w.rng.range(0, 3) as i64).collect();
-        let meta = Meta { dtype: w.rng.below(3) as u32, flags, dims, nbytes };
+        let meta = Meta { dtype: w.rng.below(3) as u32, flags, dims, nbytes, ..Meta::default() };
         self.shapes.insert((from, key), meta.clone());
         meta
     }
 
     pub fn new_send(&mut self, w: &mut World, from: usize, key: usize, step: i64) -> usize {
-        let meta = self.shape(w, from, key);
+        let mut meta = self.shape(w, from, key);
+        meta.user = user_bytes(self.sends.len());
         let timeout = w.fault(w.profile.short_timeouts).then(|| w.rng.range(0, 5 * MS));
         let op = SendOp {
             from,
@@ -287,4 +289,10 @@ impl App {
         self.recvs.push(op);
         self.recvs.len() - 1
     }
+}
+
+/// What this send says beside its content, if anything: of its own, under a shape that others have, too.
+fn user_bytes(op: usize) -> UserBytes {
+    let len = if op % 3 == 1 { 1 + op as u64 * 37 % 512 } else { 0 };
+    UserBytes::copy(&content(op + 1_000_000, len)).expect("memory")
 }

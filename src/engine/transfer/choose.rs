@@ -23,6 +23,8 @@ pub struct Facts {
     pub dst_len: Option<u64>,
     /// The receiver's cached metadata equals the tensor's.
     pub meta_known: bool,
+    /// The application sends bytes beside the content.
+    pub user: bool,
     /// The destination takes any metadata that fits.
     pub any_meta: bool,
     /// The receiver can read the source.
@@ -75,7 +77,7 @@ pub fn select(f: Facts) -> Choice {
         None => false,
     };
     if fits && f.forced != Protocol::DirectGet {
-        return Choice::Put { tell: !f.meta_known };
+        return Choice::Put { tell: !f.meta_known || f.user };
     }
     if f.can_read && f.forced != Protocol::DirectPut { Choice::OfferGet } else { Choice::TellMeta }
 }
@@ -89,6 +91,7 @@ mod tests {
         room: Room { eager: 8192, message: 12000 },
         dst_len: Some(1 << 20),
         meta_known: true,
+        user: false,
         any_meta: false,
         can_read: true,
         buffers: true,
@@ -102,6 +105,8 @@ mod tests {
             (Facts { nbytes: 8192, ..BASE }, Choice::Eager),
             (Facts { nbytes: 8193, dst_len: Some(8193), ..BASE }, Choice::Put { tell: false }),
             (BASE, Choice::Put { tell: false }),
+            (Facts { user: true, ..BASE }, Choice::Put { tell: true }),
+            (Facts { user: true, nbytes: 8192, ..BASE }, Choice::Eager),
             (Facts { meta_known: false, ..BASE }, Choice::OfferGet),
             (Facts { meta_known: false, can_read: false, ..BASE }, Choice::TellMeta),
             (

@@ -149,6 +149,12 @@ impl Request {
         }
     }
 
+    /// Whether the memory that was found by what was known does for the tensor that the sender tells of, too.
+    pub fn is_as_known(&mut self, told: &Meta) -> bool {
+        let known = self.meta.as_mut().filter(|known| known.is_like(told));
+        known.map(|known| known.user = told.user.clone()).is_some()
+    }
+
     /// The sender told what its tensor is: what was known from before counts no more.
     pub fn told(&mut self, meta: Meta) {
         (self.meta, self.known) = (Some(meta), false);

@@ -255,6 +255,8 @@ fn tensors_are_checked() {
     refuse(&|t| t.struct_size = 47, "(tensor) is 47");
     refuse(&|t| t.nbytes = 8, "tensor.data is NULL, but tensor.nbytes is 8");
     refuse(&|t| t.ndims = 1, "tensor.dims is NULL");
+    refuse(&|t| t.user_len = 1, "tensor.user is NULL");
+    refuse(&|t| t.user_len = 513, "tensor.user_len is 513, allowed are 0 to 512");
     refuse(&|t| t.ndims = 255, "tensor.ndims is 255, allowed are 0 to 254");
     refuse(&|t| (t.dims, t.ndims) = (dims.as_ptr(), 2), "tensor.dims[1] is -2");
     refuse(&|t| t.flags = 4, "tensor.flags is 0x4");

@@ -12,6 +12,7 @@ use super::super::callback::{self, Device};
 use super::super::*;
 use crate::api::{DeviceOps, Meta, Protocol, Tensor, TransferInfo};
 use crate::status::{Code, Reason, Status};
+use crate::user::UserBytes;
 
 type Seen = Vec<String>;
 
@@ -76,13 +77,17 @@ unsafe extern "C" fn on_recv(
             let dims: Vec<i64> = (0..t.ndims as usize).map(|i| *t.dims.add(i)).collect();
             let (data, device) = (t.data as usize, t.device);
             text += &format!(" {data} {} {dims:?} {} {} {device}", t.nbytes, t.dtype, t.flags);
+            text +=
+                std::str::from_utf8(std::slice::from_raw_parts(t.user.cast(), t.user_len)).unwrap();
         }
         (*userdata.cast::<Seen>()).push(text);
     }
 }
 
 fn some_tensor() -> Tensor {
-    let meta = Meta { dtype: 3, flags: RDMA_TENSOR_SERIALIZED, dims: smallvec![4, 0], nbytes: 77 };
+    let user = UserBytes::copy(b"beside").unwrap();
+    let (dtype, flags) = (3, RDMA_TENSOR_SERIALIZED);
+    let meta = Meta { dtype, flags, dims: smallvec![4, 0], nbytes: 77, user };
     Tensor { meta, addr: 4096, device: 2 }
 }
 
@@ -102,7 +107,7 @@ fn the_ends_of_operations() {
         [
             "0 \"\" ibverbs wörker [12, 34, 4, 3]",
             "14 \"w1 is gone\" ibverbs wörker [12, 34, 4, 3]",
-            "0 \"\" ibverbs wörker [12, 34, 4, 3] 4096 77 [4, 0] 3 2 2",
+            "0 \"\" ibverbs wörker [12, 34, 4, 3] 4096 77 [4, 0] 3 2 2beside",
             "14 \"w1 is gone\" ibverbs wörker [12, 34, 4, 3]",
         ]
     );

@@ -21,8 +21,8 @@ macro_rules! offsets {
 #[test]
 #[cfg(target_pointer_width = "64")]
 fn structs_have_the_layout_of_the_first_version() {
-    offsets!(rdma_tensor_t, 48: struct_size 0, data 8, nbytes 16, dims 24, ndims 32, dtype 36,
-        flags 40, device 44);
+    offsets!(rdma_tensor_t, 64: struct_size 0, data 8, nbytes 16, dims 24, ndims 32, dtype 36,
+        flags 40, device 44, user 48, user_len 56);
     offsets!(rdma_transfer_info_t, 48: struct_size 0, bytes 8, elapsed_ns 16, provider 24, peer 32,
         protocol 40, reason 44);
     offsets!(rdma_device_ops_t, 32: struct_size 0, copy_to_host 8, copy_from_host 16, export_dmabuf 24);
@@ -133,6 +133,7 @@ fn numbers_are_those_of_the_engine() {
     assert_eq!(RDMA_MAX_DIMS as usize, MAX_DIMS);
     assert_eq!(RDMA_MAX_NAME_LEN as usize, MAX_NAME_LEN);
     assert_eq!(RDMA_MSG_MAX_HEADER, message::MAX_USER);
+    assert_eq!(RDMA_MAX_USER_LEN as usize, message::MAX_USER);
     assert_eq!(RDMA_MSG_MAX_PARTS, message::MAX_PARTS);
     assert_eq!(RDMA_MSG_MAX_PIECES, MAX_PIECES);
     let version = format!("{RDMA_VERSION_MAJOR}.{RDMA_VERSION_MINOR}.{RDMA_VERSION_PATCH}");

@@ -1,7 +1,8 @@
 //! Messages about buffers that last (TensorFlow's first design). `docs/protocol.md` describes each field.
 
 use super::{
-    F_REGIONS, Message, get_meta, get_place, put_header, put_meta, put_place, regions_flag,
+    F_REGIONS, Message, get_meta, get_place, meta_room, put_header, put_meta, put_place,
+    regions_flag,
 };
 use crate::api::Meta;
 use crate::fabric::keys::Place;
@@ -51,7 +52,7 @@ impl BufferMessage {
             BufferMessage::Response { given: Some((_, place, _)), .. } => {
                 12 * place.rkeys.rest().len()
             }
-            BufferMessage::Write { meta: Some(meta), .. } => 8 * meta.dims.len(),
+            BufferMessage::Write { meta: Some(meta), .. } => meta_room(meta),
             _ => 0,
         }
     }

@@ -1,7 +1,13 @@
 use super::*;
 
 fn sample_meta() -> Meta {
-    Meta { dtype: 7, flags: TENSOR_SERIALIZED, dims: [3, 0, 9].into_iter().collect(), nbytes: 5 }
+    let dims = [3, 0, 9].into_iter().collect();
+    Meta { dtype: 7, flags: TENSOR_SERIALIZED, dims, nbytes: 5, ..Meta::default() }
+}
+
+/// The same with bytes of the application.
+fn beside(user: &[u8]) -> Meta {
+    Meta { user: UserBytes::copy(user).unwrap(), ..sample_meta() }
 }
 
 const ENVELOPE: Envelope = Envelope { comm: 3, tag: u64::MAX - 4 };
@@ -59,6 +65,14 @@ fn round_trips() {
             checksum: Some(9),
             meta: sample_meta(),
         }),
+        Message::Meta(MetaResponse {
+            index: 2,
+            response: 3,
+            follows: false,
+            source: Some(several.clone()),
+            checksum: None,
+            meta: beside(b"user"),
+        }),
         Message::ReRequest { response: 4, dst: one.clone(), len: 9 },
         Message::ReRequest { response: 4, dst: several.clone(), len: 9 },
         Message::Msg { envelope: ENVELOPE, sync: None, extra: Extra::default(), content: b"hello" },
@@ -101,6 +115,7 @@ fn round_trips() {
         Message::Buffer(BufferMessage::Idle { number: u32::MAX }),
         Message::Buffer(BufferMessage::Write { request: 3, buffer: 4, meta: None }),
         Message::Buffer(BufferMessage::Write { request: 3, buffer: 4, meta: Some(sample_meta()) }),
+        Message::Buffer(BufferMessage::Write { request: 3, buffer: 4, meta: Some(beside(b"u")) }),
         Message::Buffer(BufferMessage::Recall { number: 5 }),
         Message::Buffer(BufferMessage::Free { buffer: 6 }),
         Message::Pair(PairMessage::Hello { to: u64::MAX, from: 2 }),
@@ -126,6 +141,12 @@ fn round_trips() {
             index: 6,
             checksum: Some(1),
             meta: Some(sample_meta()),
+            content: b"hello",
+        }),
+        Message::Content(Content {
+            index: 6,
+            checksum: None,
+            meta: Some(beside(&[3; MAX_USER])),
             content: b"hello",
         }),
         Message::Content(Content { index: 6, checksum: None, meta: None, content: b"hello" }),
@@ -166,6 +187,62 @@ fn impossible_metadata_is_refused() {
     assert!(refused(negative).contains("dimension of -1"));
     let dead = Meta { flags: TENSOR_DEAD, ..sample_meta() };
     assert!(refused(dead).contains("dead tensor with 5 bytes"));
+}
+
+/// Of every message that bears metadata.
+#[test]
+fn user_bytes_have_bounds_and_are_not_cached() {
+    let sent = |user: &[u8]| {
+        let messages = [
+            Message::Content(Content {
+                index: 6,
+                checksum: None,
+                meta: Some(beside(user)),
+                content: b"hello",
+            }),
+            Message::Meta(MetaResponse {
+                index: 2,
+                response: 3,
+                follows: true,
+                source: None,
+                checksum: None,
+                meta: beside(user),
+            }),
+            Message::Buffer(BufferMessage::Write {
+                request: 3,
+                buffer: 4,
+                meta: Some(beside(user)),
+            }),
+        ];
+        messages.map(|m| {
+            let mut out = Vec::new();
+            encode(&m, &mut out);
+            out.extend_from_slice(tail(&m));
+            assert!(head_len(&m) + tail(&m).len() >= out.len());
+            out
+        })
+    };
+    let refused = |bytes: &[u8]| decode(bytes).unwrap_err().into_message();
+    for message in sent(&[7; MAX_USER + 1]) {
+        assert!(refused(&message).contains("513 bytes of the application, 1 to 512"));
+    }
+    for message in sent(&[7; MAX_USER]) {
+        let at = message.windows(4).position(|b| b == [0, 2, 7, 7]).unwrap();
+        let with = |len: u16| [&message[..at], &len.to_le_bytes(), &message[at + 2..]].concat();
+        assert!(decode(&with(512)).is_ok());
+        assert!(refused(&with(0)).contains("0 bytes of the application"));
+        assert!(refused(&with(u16::MAX)).contains("65535 bytes of the application"));
+        for cut in 0..at + 2 + MAX_USER {
+            assert!(decode(&message[..cut]).is_err(), "{cut}");
+        }
+    }
+    let (dst, any_meta, checksum, key) = (None, false, false, &b"key"[..]);
+    let cached = Some(beside(b"user"));
+    let m = Message::Request(Request { index: 1, step: 2, dst, any_meta, checksum, cached, key });
+    let mut out = Vec::new();
+    encode(&m, &mut out);
+    out.extend_from_slice(tail(&m));
+    assert!(refused(&out).contains("as known"));
 }
 
 #[test]
@@ -248,7 +325,7 @@ fn mutations_never_panic() {
     let content = Message::Content(Content {
         index: 6,
         checksum: Some(1),
-        meta: Some(sample_meta()),
+        meta: Some(beside(b"user")),
         content: b"hello",
     });
     let mut valid = Vec::new();
@@ -283,6 +360,8 @@ fn the_short_ways_read_the_same() {
         let mut head = Short::content(9, cached.as_ref()).unwrap();
         whole.push([&*head.bytes(), &[1; 8]].concat());
     }
+    // With bytes of the application there is no short way.
+    assert!(Short::content(9, Some(&beside(b"user"))).is_none());
     assert!(usual_request(&whole[4]).is_some() && usual_content(&whole[1]).is_some());
     whole.push([&usual_msg_head(ENVELOPE, 3)[..], b"content"].concat());
     whole.push([&usual_msg_head_user(ENVELOPE, 3, 4)[..], b"user", b"content"].concat());

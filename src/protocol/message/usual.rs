@@ -12,7 +12,7 @@ use super::{
 const SHORT_DIMS: usize = 8;
 
 /// The head of a TENSOR_REQUEST or TENSOR_CONTENT as they mostly are: without checksum, exposed memory and many
-/// dimensions. It is written where it lies, on the stack.
+/// dimensions, or bytes of the application. It is written where it lies, on the stack.
 pub struct Short {
     bytes: [u8; 16 + 14 + 8 * SHORT_DIMS],
     len: usize,
@@ -61,7 +61,7 @@ impl Short {
     #[inline(always)]
     fn with_meta<const AT: usize>(mut self, meta: &Meta) -> Option<Short> {
         let dims = &meta.dims[..];
-        if dims.len() > SHORT_DIMS {
+        if dims.len() > SHORT_DIMS || !meta.user.is_empty() {
             return None;
         }
         self.bytes[AT..AT + 14].copy_from_slice(&fixed_meta(meta));
@@ -107,7 +107,7 @@ impl UsualMeta<'_> {
     #[inline(always)]
     pub fn read(&self) -> Option<Meta> {
         let UsualMeta { dtype, flags, nbytes, dims } = *self;
-        let mut meta = Meta { dtype, flags, dims: Default::default(), nbytes };
+        let mut meta = Meta { dtype, flags, nbytes, ..Meta::default() };
         if dims.is_empty() || self.read_dims(&mut meta) { Some(meta) } else { None }
     }
 
@@ -125,7 +125,8 @@ impl UsualMeta<'_> {
     pub fn is(&self, meta: &Meta) -> bool {
         let same = (self.dtype, self.flags, self.nbytes) == (meta.dtype, meta.flags, meta.nbytes);
         let mut both = self.dims.iter().zip(&meta.dims);
-        same && self.dims.len() == meta.dims.len()
+        same && meta.user.is_empty()
+            && self.dims.len() == meta.dims.len()
             && both.all(|(d, m)| i64::from_le_bytes(*d) == *m)
     }
 

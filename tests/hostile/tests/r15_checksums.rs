@@ -48,6 +48,14 @@ fn with_a_changed_shape(c: &mut Client, index: u32, content: &[u8]) -> std::io::
     c.frame(&Frame::send(&sealed))
 }
 
+fn with_a_changed_user_byte(c: &mut Client, index: u32, content: &[u8]) -> std::io::Result<()> {
+    let beside = [&message::meta(4, 4, &[LEN as i64], LEN as u64)[..], &[6, 0], b"beside"].concat();
+    let mut sealed = c.seal(&message::content_checked(index, &beside, content));
+    let at = sealed.windows(6).position(|bytes| bytes == b"beside").expect("it is there");
+    sealed[at] ^= 1;
+    c.frame(&Frame::send(&sealed))
+}
+
 fn twice(c: &mut Client, _: u32, _: &[u8]) -> std::io::Result<()> {
     let sealed = c.seal(&message::ping());
     c.frame(&Frame::send(&sealed))?;
@@ -90,11 +98,12 @@ fn ask(at_victim: bool, answer: Answer) -> (Code, bool) {
 
 #[test]
 fn r15_an_absent_or_wrong_checksum_is_data_loss() {
-    let dishonest: [(&str, Answer); 8] = [
+    let dishonest: [(&str, Answer); 9] = [
         ("content without", without_content_checksum),
         ("message without", without_message_checksum),
         ("changed byte", with_a_changed_byte),
         ("changed shape", with_a_changed_shape),
+        ("changed user byte", with_a_changed_user_byte),
         ("twice", twice),
         ("immediate", by_immediate),
         ("credits", credits_by_immediate),

@@ -51,7 +51,8 @@ fn round(a: &Honest, b: &Honest, rng: &mut Rng, tally: &Tally) {
         let len = [1, 60, 61, 3000, 33_000, 34_000, 70_001, 150_000][rng.below(8) as usize];
         let (me, peer) = if i < 5 { (a, "b") } else { (b, "a") };
         // Keys that differ by one bit, and lengths by one digit: a changed key is another tensor.
-        let key = format!("gen:{len}:{}", rng.below(4));
+        let beside = if rng.one_in(2) { "+" } else { "" };
+        let key = format!("gen:{len}:{}{beside}", rng.below(4));
         let step = rng.below(4) as i64;
         let (tx, rx) = channel();
         let then = move |got| tx.send(got).expect("the test has given up");

@@ -282,7 +282,7 @@ impl Engine {
             return; // It came from there.
         }
         if let Some(peer) = r.peer.and_then(|p| self.peers.get_mut(p))
-            && peer.cache.get(&r.named.key) != Some(meta)
+            && peer.cache.get(&r.named.key).is_none_or(|known| !known.is_like(meta))
         {
             peer.cache.put(&r.named.key, meta);
         }

@@ -122,7 +122,7 @@ impl Engine {
                 let text = "TENSOR_CONTENT without metadata, of which the request said nothing";
                 return self.violation(ch, Status::invalid(text));
             }
-            (told, known) => told == known,
+            (Some(told), _) => r.is_as_known(told),
         };
         if r.landing.is_some() {
             self.drop_landing(fx, index);

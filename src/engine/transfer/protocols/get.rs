@@ -45,7 +45,7 @@ impl Engine {
         }
         r.protocol = Protocol::DirectGet;
         self.drop_landing(fx, index);
-        let same = self.requests.get(index).is_some_and(|r| r.meta.as_ref() == Some(&m.meta));
+        let same = self.requests.get_mut(index).is_some_and(|r| r.is_as_known(&m.meta));
         let after = AfterAlloc::Meta { response: m.response, source: m.source.clone() };
         let ready = if same { Ok(true) } else { self.prepare(fx, index, m.meta, after, false) };
         match ready {

@@ -123,7 +123,7 @@ impl Engine {
         let Some(r) = self.answered(ch, request) else {
             return self.buffer_emptied(fx, buffer, memory);
         };
-        let same = told.is_none() || told == r.meta;
+        let same = told.as_ref().is_none_or(|told| r.is_as_known(told));
         let meta = told.or_else(|| r.meta.clone());
         let Some(meta) = meta.filter(|m| (1..=len).contains(&m.nbytes)) else {
             self.buffer_emptied(fx, buffer, memory);
