@@ -278,6 +278,55 @@ static void cancellation(void) {
   CHECK(mismatch(to, n, 3) < 0);
 }
 
+/* A receive that is cancelled while its message comes: it has all of it, or another has. */
+static void cancelled_receives_lose_nothing(void) {
+  pair p = pair_new(NULL);
+  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
+  size_t n = 3000000;
+  unsigned char *from = scratch(n), *to = scratch(n);
+  for (int i = 0; i < 24; i++) {
+    rdma_msg_status_t st;
+    fill(from, n, i);
+    memset(to, 0xAA, n);
+    rdma_msg_request_t r = irecv(p.b, to_a, 1, EXACT, to, n, &st);
+    rdma_msg_request_t s = isend(p.a, to_b, 1, from, n, i % 2 ? RDMA_MSG_SYNCHRONOUS : RDMA_MSG_STANDARD);
+    for (int k = 0; k < i / 4; k++) pump_for(k % 2);
+    rdma_code_t rc = r == 0 ? RDMA_NOT_FOUND : rdma_msg_cancel(p.b, r);
+    CHECK(rc == RDMA_OK || rc == RDMA_NOT_FOUND);
+    st = end_of(p.b, r, &st);
+    if (st.code == RDMA_CANCELLED) {
+      for (size_t k = 0; k < n; k++) CHECK_MSG(to[k] == 0xAA, "cancelled, and byte %zu was written", k);
+      r = irecv(p.b, to_a, 1, EXACT, to, n, &st);
+      st = end_of(p.b, r, &st);
+    }
+    CHECK_INT(RDMA_OK, st.code);
+    CHECK(mismatch(to, n, i) < 0);
+    if (s != 0) CHECK_INT(RDMA_OK, end_of(p.a, s, NULL).code);
+  }
+}
+
+/* The sender of a message whose receive ends in the middle of it hears that it was cancelled, or that it went well. */
+static void receives_that_end_in_the_middle(void) {
+  pair p = pair_new(NULL);
+  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
+  size_t n = 16000000;
+  char *from = scratch(n), *to = scratch(n);
+  rdma_msg_options_t options = {.struct_size = sizeof options};
+  for (int i = 0; i < 12; i++) {
+    rdma_msg_status_t st = {.struct_size = sizeof st};
+    rdma_msg_request_t r = 0;
+    options.timeout_ms = 1 + i % 3;
+    CHECK_OK(rdma_msg_irecv(p.b, to_a, COMM, 1, EXACT, to, n, &options, &st, &r));
+    rdma_msg_request_t s = isend(p.a, to_b, 1, from, n, RDMA_MSG_STANDARD);
+    st = end_of(p.b, r, &st);
+    CHECK_MSG(st.code == RDMA_OK || st.code == RDMA_DEADLINE_EXCEEDED, "the receive: %s", rdma_code_name(st.code));
+    /* It may not have met it. */
+    if (st.code != RDMA_OK) rdma_msg_cancel(p.a, s);
+    if (s != 0) st = end_of(p.a, s, NULL);
+    CHECK_MSG(st.code == RDMA_OK || st.code == RDMA_CANCELLED, "the send: %s: %s", rdma_code_name(st.code), st.text);
+  }
+}
+
 static void deadlines(void) {
   pair p = pair_new(NULL);
   rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
@@ -569,6 +618,7 @@ static void bad_arguments(void) {
 static const test_case cases[] = {
     CASE(sizes_both_orders), CASE(to_oneself), CASE(order_and_masks), CASE(what_does_not_match_waits),
     CASE(claimed_messages), CASE(truncation), CASE(synchronous_sends_wait_for_the_match), CASE(cancellation),
+    CASE(cancelled_receives_lose_nothing), CASE(receives_that_end_in_the_middle),
     CASE(deadlines), CASE(callbacks), CASE(any_and_some), SLOW(a_flood_is_held_back, 240), CASE(a_peer_that_goes),
     CASE(blocking_calls), CASE(requests_let_go),
     CASE(memory_that_goes), CASE(claimed_at_the_end), CASE(many_that_wait), CASE(bad_arguments),

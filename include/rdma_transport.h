@@ -41,7 +41,7 @@
  * RDMA_LISTEN, RDMA_AUTH_SECRET_FILE, RDMA_BUSY_POLL_US, RDMA_TIMEOUT_MS,
  * RDMA_PEER_TIMEOUT_MS, RDMA_LOG (error, warn, info, debug), RDMA_TRACE, RDMA_SHM_COPY (pool, cma, ring), RDMA_DEVICE,
  * RDMA_DEVICE_PORT, RDMA_GID_INDEX, RDMA_QP_PKEY_INDEX, RDMA_QP_QUEUE_DEPTH, RDMA_QP_TIMEOUT,
- * RDMA_QP_RETRY_COUNT, RDMA_QP_SL, RDMA_QP_MTU, RDMA_TRAFFIC_CLASS, RDMA_MAX_REGION. An empty one
+ * RDMA_QP_RETRY_COUNT, RDMA_QP_SL, RDMA_QP_MTU, RDMA_TRAFFIC_CLASS, RDMA_MAX_REGION, RDMA_REGISTRATION_CACHE. An empty one
  * counts as not set.
  */
 
@@ -742,8 +742,8 @@ struct rdma_mgr_options {
   /**
    * Memory that nobody registered stays registered after a transfer, for the next one of the same
    * memory: so many bytes at most, the least recently used go first. 0: none. Where it is not 0, call
-   * rdma_mem_invalidate before memory that was sent from or received into is freed or mapped anew.
-   * RDMA_REGISTRATION_CACHE
+   * rdma_mem_invalidate before memory that was sent from or received into is freed or mapped anew. On
+   * ibverbs; the other providers register nothing. RDMA_REGISTRATION_CACHE
    */
   uint64_t registration_cache_bytes;
 };
@@ -2322,9 +2322,11 @@ rdma_code_t rdma_msg_imrecv(rdma_mgr_t *mgr,
                             rdma_msg_request_t *out_request);
 
 /**
- * Asks for the end of a message operation. It ends with RDMA_CANCELLED once nothing touches its
- * memory any more, or otherwise if that was earlier: a send whose message a receive has met ends as
- * if nothing had been asked. The end is told as usual.
+ * Takes a message operation back, unless that is too late, as in MPI: a receive that has met its
+ * message, and a send whose message a receive has met, go on and end as if nothing had been asked, so
+ * that no message is lost. Otherwise it ends with RDMA_CANCELLED, and nothing was written. The end is
+ * told as usual. What must end in any case has a deadline: a receive that it ends in the middle of its
+ * message may have been written in part, and that message is gone.
  *
  * Threads: any.
  *
@@ -2332,7 +2334,8 @@ rdma_code_t rdma_msg_imrecv(rdma_mgr_t *mgr,
  * already, or it never was; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child;
  * RDMA_INTERNAL.
  */
-rdma_code_t rdma_msg_cancel(rdma_mgr_t *mgr, rdma_msg_request_t request);
+rdma_code_t rdma_msg_cancel(rdma_mgr_t *mgr,
+                            rdma_msg_request_t request);
 
 /**
  * Nobody will ask for the end of this request; it goes on, and its memory stays borrowed.

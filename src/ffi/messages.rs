@@ -530,9 +530,11 @@ pub unsafe extern "C" fn rdma_msg_imrecv(
     })
 }
 
-/// Asks for the end of a message operation. It ends with RDMA_CANCELLED once nothing touches its
-/// memory any more, or otherwise if that was earlier: a send whose message a receive has met ends as
-/// if nothing had been asked. The end is told as usual.
+/// Takes a message operation back, unless that is too late, as in MPI: a receive that has met its
+/// message, and a send whose message a receive has met, go on and end as if nothing had been asked, so
+/// that no message is lost. Otherwise it ends with RDMA_CANCELLED, and nothing was written. The end is
+/// told as usual. What must end in any case has a deadline: a receive that it ends in the middle of its
+/// message may have been written in part, and that message is gone.
 ///
 /// Threads: any.
 ///

@@ -421,8 +421,8 @@ pub struct rdma_mgr_options {
     pub peer_event_userdata: *mut c_void,
     /// Memory that nobody registered stays registered after a transfer, for the next one of the same
     /// memory: so many bytes at most, the least recently used go first. 0: none. Where it is not 0, call
-    /// rdma_mem_invalidate before memory that was sent from or received into is freed or mapped anew.
-    /// RDMA_REGISTRATION_CACHE
+    /// rdma_mem_invalidate before memory that was sent from or received into is freed or mapped anew. On
+    /// ibverbs; the other providers register nothing. RDMA_REGISTRATION_CACHE
     pub registration_cache_bytes: u64,
 }
 /// Settings of a manager.

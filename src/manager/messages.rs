@@ -663,9 +663,14 @@ impl Manager {
         Ok(count)
     }
 
-    /// Ends an operation early.
+    /// Takes an operation back, if no receive has met a message by it.
     pub fn message_cancel(&self, id: u64) -> Result<(), Status> {
         self.with_engine(|e, w| e.message_cancel(w, id))
+    }
+
+    /// Ends an operation early, whatever has become of it.
+    pub fn message_give_up(&self, id: u64) -> Result<(), Status> {
+        self.with_engine(|e, w| e.message_give_up(w, id))
     }
 
     /// Nobody will ask for the end of this operation.

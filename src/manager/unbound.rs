@@ -235,7 +235,7 @@ impl Manager {
                 drop(side);
                 if gone && waits {
                     // Who destroys the buffer did not find the request.
-                    let _ = self.message_cancel(request);
+                    let _ = self.message_give_up(request);
                 }
                 Ok(())
             }
@@ -329,7 +329,7 @@ impl Manager {
             // Not within the lock, which the ends take.
             while let Some(request) = unbound.side(way).lock().next_request(&mut at) {
                 // It may have ended meanwhile.
-                let _ = self.message_cancel(request);
+                let _ = self.message_give_up(request);
             }
         }
         self.tell_others();

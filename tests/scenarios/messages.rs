@@ -254,6 +254,13 @@ impl Post {
         result
     }
 
+    /// As a deadline does.
+    pub fn give_up(&mut self, node: usize, id: u64) -> Result<(), Status> {
+        let result = self.s.call(node, |e, fx| e.message_give_up(fx, id));
+        self.look();
+        result
+    }
+
     pub fn probe(&mut self, node: usize, wanted: Wanted, claim: bool) -> Option<Found> {
         let found = self.s.call(node, |e, _| e.message_probe(&wanted, claim)).unwrap();
         if let (true, Some(found)) = (claim, &found) {

@@ -34,10 +34,10 @@ fn each() -> Vec<(Setup, u32)> {
 }
 
 #[test]
-fn a_receive_into_pieces_is_cancelled_between_two_legs() {
+fn a_receive_into_pieces_is_given_up_between_two_legs() {
     for (setup, from) in each() {
         let (mut p, send, recv) = in_its_first_copy(setup, from);
-        p.cancel(R, p.recvs[recv].id).unwrap();
+        p.give_up(R, p.recvs[recv].id).unwrap();
         p.s.let_go(R, Kind::Copy);
         p.run();
         assert_eq!(code(&p.recvs[recv]), Some(Code::Cancelled));
@@ -47,7 +47,7 @@ fn a_receive_into_pieces_is_cancelled_between_two_legs() {
 }
 
 #[test]
-fn a_receive_is_cancelled_before_the_sender_sees_the_end_of_its_leg() {
+fn a_receive_is_given_up_before_the_sender_sees_the_end_of_its_leg() {
     for (setup, from) in each() {
         let mut p = Post::new(setup);
         let to = p.other(S);
@@ -56,7 +56,7 @@ fn a_receive_is_cancelled_before_the_sender_sees_the_end_of_its_leg() {
         let send = p.send_from(S, to, TAG, (LARGE, from, false), Mode::Standard);
         let recv = p.recv_into(R, ANY, LARGE, LAYOUT, None);
         p.run();
-        p.cancel(R, p.recvs[recv].id).unwrap();
+        p.give_up(R, p.recvs[recv].id).unwrap();
         p.s.let_go(R, Kind::Copy);
         p.s.let_go(S, Kind::Done);
         p.run();

@@ -104,7 +104,10 @@ impl Walk {
         let op = &mut of[live[self.rng.below(live.len() as u64) as usize]];
         op.cancelled = true;
         let (node, id) = (op.node, op.id);
-        post.cancel(node, id).unwrap();
+        match self.rng.percent(50) {
+            true => post.cancel(node, id).unwrap(),
+            false => post.give_up(node, id).unwrap(),
+        }
     }
 }
 

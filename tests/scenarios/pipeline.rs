@@ -156,14 +156,28 @@ fn each_state_goes_on() {
     }
 }
 
+/// It has met its message: that would be lost.
 #[test]
-fn a_receive_is_cancelled_in_each_state() {
+fn a_cancel_comes_too_late_in_each_state() {
+    for setup in each() {
+        for state in STATES.into_iter().filter(|(_, kind)| *kind != Kind::MsgOffer) {
+            let (mut p, (send, recv)) = held(&setup, state);
+            if p.recvs[recv].ended.is_none() {
+                p.cancel(R, p.recvs[recv].id).unwrap();
+            }
+            all_ended(p, (send, recv), WELL);
+        }
+    }
+}
+
+#[test]
+fn a_receive_is_given_up_in_each_state() {
     for setup in each() {
         for state in STATES {
             let (mut p, (send, recv)) = held(&setup, state);
             p.recvs[recv].cancelled = true;
             if p.recvs[recv].ended.is_none() {
-                p.cancel(R, p.recvs[recv].id).unwrap();
+                p.give_up(R, p.recvs[recv].id).unwrap();
             }
             p.s.let_all_go();
             p.run();

@@ -23,6 +23,7 @@ ssize_t Ep::send(const SendCall &call) {
   if (!call.from.ok()) return -FI_EINVAL;
   const bool copy = call.quiet || (call.flags & FI_INJECT);
   if (copy && call.from.len() > kInject) return -FI_EINVAL;
+  if (call.from.len() > kMaxMessage) return -FI_EMSGSIZE;
   if (waiting_.load(std::memory_order_relaxed) >= kQueue) return -FI_EAGAIN;
   if (call.quiet && quiet_.load(std::memory_order_relaxed) >= kInjects) return -FI_EAGAIN;
   Request *r = requests_.take(this, Kind::Send);

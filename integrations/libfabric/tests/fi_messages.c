@@ -84,6 +84,7 @@ static void sizes(enum fi_threading threading, enum fi_progress progress) {
   }
   CHECK(fi_inject(a.ep, out, a.info->tx_attr->inject_size + 1, a.other) == -FI_EINVAL);
   CHECK(fi_send(a.ep, out, 1, NULL, 77, NULL) == -FI_EADDRNOTAVAIL);
+  CHECK(fi_send(a.ep, out, a.info->ep_attr->max_msg_size + 1, NULL, a.other, NULL) == -FI_EMSGSIZE);
   close_pair(&a, &b);
 }
 
@@ -172,6 +173,34 @@ static void peek_and_claim(void) {
   OK(fi_trecvmsg(b.ep, &msg, FI_CLAIM));
   e = expect(&b, &a, &context);
   CHECK(e.len == 50 && e.data == 900 && has_pattern(in, 50, 0));
+  close_pair(&a, &b);
+}
+
+/* A receive that is cancelled while its message comes has all of it, or the next receive has. */
+static void cancel_loses_nothing(void) {
+  struct side a, b;
+  open_pair(&a, &b, kUsual);
+  enum { N = 3000000 };
+  static char out[N], in[N];
+  for (unsigned i = 0; i < 16; ++i) {
+    struct fi_cq_tagged_entry e;
+    struct fi_cq_err_entry error;
+    fi_addr_t from;
+    pattern(out, N, i);
+    memset(in, 0, N);
+    OK(fi_trecv(b.ep, in, N, NULL, FI_ADDR_UNSPEC, 7, 0, in));
+    OK(fi_tsend(a.ep, out, N, NULL, a.other, 7, out));
+    for (unsigned k = 0; k < i / 2; ++k) fi_cq_read(k % 2 ? a.cq : b.cq, &e, 0);
+    fi_cancel(&b.ep->fid, in);
+    if (!next(&b, &a, &e, &from, &error)) {
+      CHECK(error.err == FI_ECANCELED);
+      for (size_t k = 0; k < N; ++k) CHECK(in[k] == 0);
+      OK(fi_trecv(b.ep, in, N, NULL, FI_ADDR_UNSPEC, 7, 0, in));
+      CHECK(next(&b, &a, &e, &from, &error));
+    }
+    CHECK(e.op_context == in && e.len == N && has_pattern(in, N, i));
+    expect(&a, &b, out);
+  }
   close_pair(&a, &b);
 }
 
@@ -433,6 +462,7 @@ int main(void) {
   multi_receive();
   peek_and_claim();
   cancel_and_truncation();
+  cancel_loses_nothing();
   selective();
   formats();
   waits(FI_WAIT_UNSPEC, FI_PROGRESS_MANUAL);

@@ -295,11 +295,20 @@ impl Engine {
         }
         if let Some(mut done) = done {
             if let Some(op) = done.take_message() {
-                return self.end_message(fx, op, result);
+                return self.end_message(fx, op, result.map_err(of_message));
             }
             fx.run(Work::SendDone { done, result, info, of, inline, memory });
         }
     }
+}
+
+/// Why a message was not sent: a receiver that closes its memory while it is written has given its receive up.
+fn of_message(mut status: Status) -> Status {
+    if status.code == Code::PermissionDenied && status.reason != Reason::LocalError {
+        status.code = Code::Cancelled;
+        status.message = format!("the receiver ended its receive meanwhile: {}", status.message);
+    }
+    status
 }
 
 /// Key and step for a trace.

@@ -192,8 +192,18 @@ impl Engine {
         Ok(())
     }
 
-    /// The application no longer wants an operation.
+    /// The application no longer wants an operation. For a receive that has met its message it is too late, as in MPI: that
+    /// message would be lost, though its sender may hear that all is well.
     pub fn message_cancel(&mut self, fx: &mut impl Fx, id: u64) -> Result<(), Status> {
+        let index = self.message_by_id(id)?;
+        match self.messages.ops.get(index).map(|op| &op.state) {
+            Some(State::Moving { .. }) => Ok(()),
+            _ => self.message_give_up(fx, id),
+        }
+    }
+
+    /// Ends an operation early, whatever has become of it: what a receive has met is lost.
+    pub fn message_give_up(&mut self, fx: &mut impl Fx, id: u64) -> Result<(), Status> {
         let index = self.message_by_id(id)?;
         let status = Status::new(Code::Cancelled, "the message operation was cancelled");
         self.give_up_message(fx, index, status.because(Reason::Cancelled));
