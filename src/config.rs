@@ -1,12 +1,14 @@
 //! A manager's settings: options given in code, overridden by the environment.
 
 mod env;
+mod tuning;
 
 use crate::api::{MAX_NAME_LEN, Protocol};
-use crate::engine::transfer::sizes::Sizes;
+use crate::engine::transfer::sizes::Chosen;
 use crate::engine::transfer::table;
 use crate::fabric::ProviderKind;
 use crate::status::Status;
+pub use tuning::{Told, Tuning};
 
 /// Longest deadline in milliseconds, 100 years: fits every unit the engine computes in.
 pub const MAX_TIMEOUT_MS: u64 = 100 * 365 * 24 * 3_600_000;
@@ -70,8 +72,10 @@ pub struct Config {
     pub shm_copy: Option<String>,
     /// File to trace to from the start (`RDMA_TRACE`); "%p" becomes the process id, "%n" the name.
     pub trace: Option<String>,
-    /// By what sizes long messages are cut.
-    pub sizes: Sizes,
+    /// By what sizes long messages are cut, as far as the environment says.
+    pub sizes: Box<Chosen>,
+    /// The same for each provider, as far as the tuning file says.
+    pub tuning: Tuning,
     /// Settings of the ibverbs provider.
     pub ib: IbConfig,
 }
@@ -146,7 +150,8 @@ impl Default for Config {
             allow_remote: false,
             shm_copy: None,
             trace: None,
-            sizes: Sizes::default(),
+            sizes: Box::default(),
+            tuning: Tuning::default(),
             ib: IbConfig::default(),
         }
     }

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use super::{Config, MAX_DEVICE_LEN, MAX_SECRET_LEN, MAX_TIMEOUT_MS, MTUS, SHM_COPIES};
 use super::{check_listen, check_mtu, choice, limits, range, text};
 use crate::api::Protocol;
-use crate::engine::transfer::sizes::Sizes;
+use crate::engine::transfer::sizes::{SIZES, Sizes};
 use crate::engine::transfer::table::TABLE;
 use crate::fabric::ProviderKind;
 use crate::log::Level;
@@ -90,17 +90,14 @@ impl Config {
         let mut eager = self.eager_max.unwrap_or(0);
         env.number("RDMA_EAGER_LIMIT", (0, limits::EAGER_MAX), &mut eager)?;
         self.eager_max = Some(eager).filter(|&n| n > 0);
-        let to = &mut self.sizes;
-        env.number("RDMA_RNDV_EAGER_LIMIT", Sizes::RNDV_EAGER_LIMIT, &mut to.rndv_eager_limit)?;
-        env.number("RDMA_MAX_SEND_SIZE", Sizes::MAX_SEND_SIZE, &mut to.max_send_size)?;
-        let least = &mut to.min_rdma_pipeline_size;
-        env.number("RDMA_MIN_RDMA_PIPELINE_SIZE", Sizes::MIN_RDMA_PIPELINE_SIZE, least)?;
-        let fragment = &mut to.rdma_pipeline_frag_size;
-        env.number("RDMA_PIPELINE_FRAG_SIZE", Sizes::RDMA_PIPELINE_FRAG_SIZE, fragment)?;
-        let last = &mut to.rdma_pipeline_send_length;
-        env.number("RDMA_PIPELINE_SEND_LENGTH", Sizes::RDMA_PIPELINE_SEND_LENGTH, last)?;
-        let depth = &mut to.send_pipeline_depth;
-        env.number("RDMA_SEND_PIPELINE_DEPTH", Sizes::SEND_PIPELINE_DEPTH, depth)
+        for (which, size) in SIZES.iter().enumerate().skip(1) {
+            let mut value = self.sizes.get(which).unwrap_or_else(|| Sizes::default().get(which));
+            if env.value(size.variable).is_some() {
+                env.number(size.variable, size.range, &mut value)?;
+                self.sizes.choose(which, value);
+            }
+        }
+        Ok(())
     }
 
     fn apply_choices<G: Fn(&str) -> Option<String>>(
@@ -273,6 +270,7 @@ mod tests {
         assert_eq!(config.provider, Some(ProviderKind::Tcp));
         assert_eq!(config.protocol, Protocol::DirectGet as u32);
         let sizes = Sizes {
+            eager_limit: 0,
             rndv_eager_limit: 1001,
             max_send_size: 1002,
             min_rdma_pipeline_size: 1003,
@@ -280,7 +278,9 @@ mod tests {
             rdma_pipeline_send_length: 1005,
             send_pipeline_depth: 6,
         };
-        assert_eq!((config.eager_max, config.sizes), (Some(1000), sizes));
+        for kind in [ProviderKind::Shm, ProviderKind::Tcp] {
+            assert_eq!((config.eager_max, config.sizes_of(kind)), (Some(1000), sizes));
+        }
         assert_eq!(config.listen.as_deref(), Some("[::1]:7000"));
         assert_eq!(config.secret.as_deref(), Some(&b"s3cret"[..]));
         assert_eq!((config.busy_poll_us, config.timeout_ms), (0, 500));

@@ -119,10 +119,8 @@ pub struct Settings {
     pub max_waiting_bytes_all: usize,
     /// Descriptors that connections of guests may use.
     pub guest_descriptors: usize,
-    /// Most bytes that are copied at a time in or out of memory in pieces; see [`layout::FRAGMENT`].
-    pub fragment: u32,
-    /// By what sizes long messages are cut.
-    pub sizes: Sizes,
+    /// By what sizes content is cut on each provider.
+    pub sizes: Box<[Sizes; 4]>,
     /// Bytes of buffers that last, for tensors that go out, and again for those that come in.
     pub buffers: u64,
 }
@@ -406,6 +404,12 @@ impl Engine {
     /// Whether all that goes over this channel has a checksum.
     fn sealed(&self, ch: ChanId) -> bool {
         self.channels.get(ch).is_some_and(|c| c.seal.is_some())
+    }
+
+    /// By what sizes content on this channel is cut.
+    fn sizes(&self, ch: ChanId) -> Sizes {
+        let of = |c: &Channel| self.settings.sizes[c.caps.provider as usize];
+        self.channels.get(ch).map_or_else(Sizes::default, of)
     }
 
     /// Largest content that goes out inside the response message on this channel.

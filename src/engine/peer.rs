@@ -196,7 +196,7 @@ impl Engine {
         peer: u32,
         incarnation: [u8; 16],
         proved: bool,
-        caps: Caps,
+        mut caps: Caps,
         remote_manual: bool,
     ) -> Result<ChanId, Status> {
         if self.closing || (!proved && self.contested(peer, &incarnation)) {
@@ -212,6 +212,10 @@ impl Engine {
         let counters = self.stats.peer(&name, caps.provider.name());
         counters.connects.add(1);
         self.happened += 1;
+        match self.settings.sizes[caps.provider as usize].eager_limit {
+            0 => {}
+            tuned => caps.eager_max = usize::try_from(tuned).unwrap_or(usize::MAX),
+        }
         let channel =
             Channel::new((peer, name), caps, remote_manual, counters, fx.now(), self.owed.clone());
         let none = |_| crate::room::none(size_of::<Channel>(), "a connection");

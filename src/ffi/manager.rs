@@ -4,6 +4,7 @@ use super::args::not_null;
 use super::error::guard;
 use super::types::*;
 use super::{handle, options};
+use crate::config::Told;
 use crate::log;
 use crate::manager::Manager;
 
@@ -30,9 +31,15 @@ pub unsafe extern "C" fn rdma_mgr_create(
         not_null("out", out)?;
         // SAFETY: the caller's options, as the header demands.
         let mut config = unsafe { options::config(options) }?;
-        let notes = config
-            .apply_env(|name| Some(std::env::var_os(name)?.to_string_lossy().into_owned()))?;
+        let var = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
+        let notes = config.apply_env(var)?;
+        let tuning = config.apply_tuning(var)?;
         config.finish()?;
+        match tuning {
+            Told::Nothing => {}
+            Told::Read(path) => log::info(format_args!("{}: sizes from {path}", config.name)),
+            Told::Wrong(why) => log::warn(format_args!("{}: not read: {why}", config.name)),
+        }
         for note in notes {
             log::info(format_args!("{}: {note}", config.name));
         }

@@ -6,9 +6,8 @@ use super::types::*;
 use super::{callback, sized};
 use crate::api::{MAX_NAME_LEN, SourceFn};
 use crate::config::{Config, IbConfig, MAX_DEVICE_LEN, MAX_LISTEN_LEN, MAX_SECRET_LEN};
-use crate::config::{MAX_TIMEOUT_MS, Progress, check_mtu, limits, range};
+use crate::config::{MAX_TIMEOUT_MS, Progress, Tuning, check_mtu, limits, range};
 use crate::engine::Hooks;
-use crate::engine::transfer::sizes::Sizes;
 use crate::fabric::ProviderKind;
 use crate::status::Status;
 
@@ -176,7 +175,8 @@ pub(super) unsafe fn config(options: *const rdma_mgr_options_t) -> Result<Config
         allow_remote: switch("allow_remote", c.allow_remote)?,
         shm_copy: None,
         trace: None,
-        sizes: Sizes::default(),
+        sizes: Box::default(),
+        tuning: Tuning::default(),
         ib,
     })
 }

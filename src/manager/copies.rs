@@ -21,8 +21,10 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use super::core::Core;
 use super::world::World;
+use crate::api::Protocol;
 use crate::config::Config;
 use crate::engine::layout::Layout;
+use crate::engine::transfer::sizes::Sizes;
 use crate::engine::{Buffer, Range, Work};
 use crate::fabric::ProviderKind;
 use crate::fabric::moves::{self, Kept, MOVE_MAX, Move, Moved};
@@ -442,12 +444,13 @@ pub(super) fn copy_max(config: &Config) -> usize {
 
 /// How much is copied of what is longer, since it may go with the offer of a message.
 pub(super) fn first_max(config: &Config) -> usize {
-    let sizes = &config.sizes;
-    match config.protocol {
-        0 if sizes.min_rdma_pipeline_size == 0 => 0,
-        0 | 6 => sizes.rndv_eager_limit as usize,
+    let forced = config.protocol == Protocol::Pipeline as u32;
+    let of = |sizes: Sizes| match config.protocol {
+        0 if sizes.min_rdma_pipeline_size > 0 => sizes.rndv_eager_limit as usize,
+        _ if forced => sizes.rndv_eager_limit as usize,
         _ => 0,
-    }
+    };
+    ProviderKind::ALL.into_iter().map(|kind| of(config.sizes_of(kind))).max().unwrap_or(0)
 }
 
 /// Room for a copy of the content of a message, on the stack of the call.

@@ -107,12 +107,15 @@ fn setup(windows: bool) -> Setup {
         peer_timeout: 10_000 * MS,
         protocol: Protocol::Auto,
         eager_max: None,
-        sizes: Sizes {
-            rdma_pipeline_frag_size: FRAGMENT,
-            rdma_pipeline_send_length: LAST,
-            send_pipeline_depth: 1,
-            ..Sizes::default()
-        },
+        sizes: Box::new(
+            [Sizes {
+                max_send_size: 300,
+                rdma_pipeline_frag_size: FRAGMENT,
+                rdma_pipeline_send_length: LAST,
+                send_pipeline_depth: 1,
+                ..Sizes::default()
+            }; 4],
+        ),
         meta_cache_entries: 100,
         checksum: false,
         tolerate_dup_recv: false,
@@ -120,7 +123,6 @@ fn setup(windows: bool) -> Setup {
         max_waiting_bytes: 1 << 30,
         max_waiting_bytes_all: 1 << 31,
         guest_descriptors: 1000,
-        fragment: 300,
         buffers: 64 << 10,
     };
     Setup {

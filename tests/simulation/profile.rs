@@ -109,14 +109,17 @@ impl Profile {
                 timeout,
                 peer_timeout,
                 protocol: if odd { rng.pick(&forced) } else { protocol },
-                sizes: Sizes {
-                    rndv_eager_limit: rng.pick(&[0, 16, 100]),
-                    min_rdma_pipeline_size: rng.pick(&[0, 0, 300, 3000]),
-                    rdma_pipeline_frag_size: rng.pick(&[100, 1000, 1 << 20]),
-                    rdma_pipeline_send_length: rng.pick(&[0, 50, 1000, 1 << 20]),
-                    send_pipeline_depth: rng.pick(&[1, 2, 4]),
-                    ..Sizes::default()
-                },
+                sizes: Box::new(
+                    [Sizes {
+                        max_send_size: 4096,
+                        rndv_eager_limit: rng.pick(&[0, 16, 100]),
+                        min_rdma_pipeline_size: rng.pick(&[0, 0, 300, 3000]),
+                        rdma_pipeline_frag_size: rng.pick(&[100, 1000, 1 << 20]),
+                        rdma_pipeline_send_length: rng.pick(&[0, 50, 1000, 1 << 20]),
+                        send_pipeline_depth: rng.pick(&[1, 2, 4]),
+                        ..Sizes::default()
+                    }; 4],
+                ),
                 eager_max: if rng.percent(20) { Some(rng.below(300) as usize) } else { None },
                 meta_cache_entries: rng.pick(&[1, 3, 4096]),
                 checksum: checksum != odd,
@@ -125,7 +128,6 @@ impl Profile {
                 max_waiting_bytes: if quiet { 1 << 30 } else { rng.pick(&[500, 5000, 1 << 30]) },
                 max_waiting_bytes_all: 1 << 31,
                 guest_descriptors: 1000,
-                fragment: 4096,
                 buffers: rng.pick(&[0, 16 << 10, 1 << 20]),
             };
             per_node.push((caps, settings));

@@ -1,8 +1,10 @@
-//! Sizes by which long messages are cut, by ob1's names.
+//! Sizes by which content is cut, by ob1's names.
 
 /// See each; the defaults are said where they are read from the environment, in `docs/tuning.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
+    /// Most content that rides in the response message; 0: what is best on the provider.
+    pub eager_limit: u64,
     /// Most content that rides in the offer of a message that may come by the pipeline; no more than the eager limit does.
     pub rndv_eager_limit: u32,
     /// Longest leg of a message whose memory lies in pieces.
@@ -17,25 +19,10 @@ pub struct Sizes {
     pub send_pipeline_depth: u32,
 }
 
-/// Smallest and largest of each.
-impl Sizes {
-    /// `rndv_eager_limit`: what the call copies at most.
-    pub const RNDV_EAGER_LIMIT: (i64, i64) = (0, 8 << 10);
-    /// `max_send_size`
-    pub const MAX_SEND_SIZE: (i64, i64) = (256, 1 << 30);
-    /// `min_rdma_pipeline_size`
-    pub const MIN_RDMA_PIPELINE_SIZE: (i64, i64) = (0, i64::MAX);
-    /// `rdma_pipeline_frag_size`
-    pub const RDMA_PIPELINE_FRAG_SIZE: (i64, i64) = (4096, 1 << 40);
-    /// `rdma_pipeline_send_length`
-    pub const RDMA_PIPELINE_SEND_LENGTH: (i64, i64) = (0, i64::MAX);
-    /// `send_pipeline_depth`
-    pub const SEND_PIPELINE_DEPTH: (i64, i64) = (1, 64);
-}
-
 impl Default for Sizes {
     fn default() -> Sizes {
         Sizes {
+            eager_limit: 0,
             rndv_eager_limit: 4 << 10,
             max_send_size: crate::engine::layout::FRAGMENT,
             min_rdma_pipeline_size: 0,
@@ -43,5 +30,82 @@ impl Default for Sizes {
             rdma_pipeline_send_length: 32 << 10,
             send_pipeline_depth: 4,
         }
+    }
+}
+
+/// How one of them is said from outside.
+pub struct Size {
+    /// In a tuning file, behind the provider.
+    pub name: &'static str,
+    /// In the environment.
+    pub variable: &'static str,
+    /// Smallest and largest.
+    pub range: (i64, i64),
+}
+
+const fn size(name: &'static str, variable: &'static str, range: (i64, i64)) -> Size {
+    Size { name, variable, range }
+}
+
+/// All, in the order of their fields. The largest fit their types.
+pub const SIZES: [Size; 7] = [
+    size("eager_limit", "RDMA_EAGER_LIMIT", (0, 1 << 30)),
+    // What the call copies at most.
+    size("rndv_eager_limit", "RDMA_RNDV_EAGER_LIMIT", (0, 8 << 10)),
+    size("max_send_size", "RDMA_MAX_SEND_SIZE", (256, 1 << 30)),
+    size("min_rdma_pipeline_size", "RDMA_MIN_RDMA_PIPELINE_SIZE", (0, i64::MAX)),
+    size("pipeline_frag_size", "RDMA_PIPELINE_FRAG_SIZE", (4096, 1 << 40)),
+    size("pipeline_send_length", "RDMA_PIPELINE_SEND_LENGTH", (0, i64::MAX)),
+    size("send_pipeline_depth", "RDMA_SEND_PIPELINE_DEPTH", (1, 64)),
+];
+
+impl Sizes {
+    /// One of them, by its place in [`SIZES`].
+    pub fn get(&self, which: usize) -> i64 {
+        let large = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+        match which {
+            0 => large(self.eager_limit),
+            1 => self.rndv_eager_limit.into(),
+            2 => self.max_send_size.into(),
+            3 => large(self.min_rdma_pipeline_size),
+            4 => large(self.rdma_pipeline_frag_size),
+            5 => large(self.rdma_pipeline_send_length),
+            _ => self.send_pipeline_depth.into(),
+        }
+    }
+
+    /// Sets one, to a value within its range.
+    pub fn set(&mut self, which: usize, value: i64) {
+        let (long, short) = (value.unsigned_abs(), u32::try_from(value).unwrap_or(u32::MAX));
+        match which {
+            0 => self.eager_limit = long,
+            1 => self.rndv_eager_limit = short,
+            2 => self.max_send_size = short,
+            3 => self.min_rdma_pipeline_size = long,
+            4 => self.rdma_pipeline_frag_size = long,
+            5 => self.rdma_pipeline_send_length = long,
+            _ => self.send_pipeline_depth = short,
+        }
+    }
+}
+
+/// Those that somebody chose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Chosen([Option<i64>; SIZES.len()]);
+
+impl Chosen {
+    /// Chooses one, by its place in [`SIZES`]; what was chosen before.
+    pub fn choose(&mut self, which: usize, value: i64) -> Option<i64> {
+        self.0[which].replace(value)
+    }
+
+    /// One, if it was chosen.
+    pub fn get(&self, which: usize) -> Option<i64> {
+        self.0[which]
+    }
+
+    /// Those that were, with their places.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, i64)> + '_ {
+        self.0.iter().enumerate().filter_map(|(which, value)| Some((which, (*value)?)))
     }
 }

@@ -55,7 +55,7 @@ impl Engine {
         let source = if read { self.readable(fx, ch, response, &memory) } else { None };
         let beside = self.messages.ops.get(index).and_then(|op| op.extra.as_ref());
         let extra = beside.map_or_else(Extra::default, |beside| beside.extra());
-        let limit = if memory.device == LAYOUT { self.settings.fragment } else { 0 };
+        let limit = if memory.device == LAYOUT { self.sizes(ch).max_send_size } else { 0 };
         let m = MsgOffer { envelope, response, nbytes: memory.len, source, limit, extra };
         if let Some(c) = self.channels.get_mut(ch) {
             c.send(fx, &Message::MsgOffer(m), &[]);
@@ -70,7 +70,7 @@ impl Engine {
         memory: &Memory,
         content: &'a [u8],
     ) -> Option<&'a [u8]> {
-        let (c, sizes) = (self.channels.get(ch)?, &self.settings.sizes);
+        let (c, sizes) = (self.channels.get(ch)?, self.sizes(ch));
         let unregistered = || !c.caps.windows && !fx.registered(ch, memory.addr, memory.len);
         let least = sizes.min_rdma_pipeline_size;
         let pipeline = match self.settings.protocol {

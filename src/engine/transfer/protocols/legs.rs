@@ -8,7 +8,7 @@
 
 use crate::api::*;
 use crate::engine::channel::ChanId;
-use crate::engine::layout::LAYOUT;
+use crate::engine::layout::{FRAGMENT, LAYOUT};
 use crate::engine::transfer::inbound::{Legs, State};
 use crate::engine::transfer::outbound::{Leg, RState, Response};
 use crate::engine::{Engine, Fx};
@@ -25,8 +25,10 @@ impl Engine {
         (response, source): (u32, Option<Place>),
         limit: u64,
     ) {
+        let ch = self.requests.get(index).and_then(|r| r.ch);
+        let most = ch.map_or(FRAGMENT, |ch| self.sizes(ch).max_send_size);
         let Some(r) = self.requests.get_mut(index) else { return };
-        let here = if r.device == LAYOUT { self.settings.fragment.into() } else { u64::MAX };
+        let here = if r.device == LAYOUT { most.into() } else { u64::MAX };
         let limit = if limit == 0 { here } else { here.min(limit) };
         r.legs = Some(Box::new(Legs { at: 0, limit, response, source }));
         self.next_leg(fx, index);
@@ -100,7 +102,7 @@ impl Engine {
         index: u32,
         (dst, len): (Place, u64),
     ) {
-        let most = u64::from(self.settings.fragment);
+        let most = u64::from(self.sizes(ch).max_send_size);
         let Some(r) = self.responses.get_mut(index) else { return };
         let Some(source) = &mut r.source else { return };
         let nbytes = source.tensor.meta.nbytes;

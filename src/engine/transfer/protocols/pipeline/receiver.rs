@@ -46,7 +46,8 @@ impl Engine {
         response: u32,
         first: &[u8],
     ) {
-        let last = self.settings.sizes.rdma_pipeline_send_length;
+        let ch = self.requests.get(index).and_then(|r| r.ch);
+        let last = ch.map_or(0, |ch| self.sizes(ch).rdma_pipeline_send_length);
         let Some(r) = self.requests.get_mut(index) else { return };
         let (begun, all) = (first.len() as u64, r.meta.as_ref().map_or(0, |m| m.nbytes));
         let end = all.saturating_sub(last).max(begun);
@@ -76,7 +77,8 @@ impl Engine {
 
     /// Opens fragments, as many as may be open, and tells the sender of each.
     fn open_more(&mut self, fx: &mut impl Fx, index: u32) {
-        let most = self.settings.sizes.rdma_pipeline_frag_size;
+        let ch = self.requests.get(index).and_then(|r| r.ch);
+        let Some(most) = ch.map(|ch| self.sizes(ch).rdma_pipeline_frag_size) else { return };
         loop {
             let Some(r) = self.requests.get_mut(index) else { return };
             let (Some(flow), Some(ch)) = (&mut r.flow, r.ch) else { return };

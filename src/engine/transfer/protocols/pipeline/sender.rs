@@ -193,7 +193,8 @@ impl Engine {
                     }
                     continue;
                 }
-                let depth = u64::from(self.settings.sizes.send_pipeline_depth);
+                let sizes = self.settings.sizes[c.caps.provider as usize];
+                let depth = u64::from(sizes.send_pipeline_depth);
                 let one = c.room().saturating_sub(MSG_FRAG_HEAD).max(1) as u64;
                 return self.copy_part(fx, index, at, len.min(depth * one));
             }
