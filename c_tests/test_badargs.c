@@ -206,6 +206,12 @@ static void memory(void) {
   CHECK(out == block);
   BAD(rdma_mem_free(NULL, block));
   BAD(rdma_mem_free(m, NULL));
+  BAD(rdma_pool_create(0, NULL));
+  BAD(rdma_pool_alloc(NULL, 10, &out));
+  BAD(rdma_pool_free(NULL, block));
+  BAD(rdma_pool_usage(NULL, NULL, NULL));
+  BAD(rdma_pool_destroy(NULL));
+  BAD(rdma_pool_destroy((rdma_pool_t *)m)); /* no pool */
   memset(&ops, 0, sizeof ops);
   BAD(rdma_mgr_register_device(m, &ops, NULL, &id)); /* struct_size 0 */
   ops.struct_size = sizeof ops;

@@ -57,6 +57,68 @@ static void pool_bounded(void) {
   CHECK_MSG(after < before + 300 * MIB, "60 blocks of 32 MiB, one at a time, cost %zu MiB", (after - before) / MIB);
 }
 
+/* ---- a pool apart from managers ---- */
+
+static rdma_pool_t *shared;
+static void has_shared_pool(rdma_mgr_options_t *o) { o->pool = shared; }
+
+static void pool_of_the_application(void) {
+  const size_t n = 3 * MIB;
+  void *block, *dst = scratch(n), *other = &block;
+  uint64_t used = 1, reserved = 1;
+  CHECK_OK(rdma_pool_create(256 * MIB, &shared));
+  CHECK_OK(rdma_pool_usage(shared, &used, &reserved));
+  CHECK_MSG(used == 0 && reserved == 0, "%llu of %llu", (unsigned long long)used, (unsigned long long)reserved);
+  CHECK_OK(rdma_pool_alloc(shared, n, &block));
+  CHECK_INT(0, (uintptr_t)block % 64);
+  for (int life = 0; life < 2; life++) { /* the managers end, the memory stays */
+    pair p = pair_new(has_shared_pool);
+    for (int64_t step = 0; step < 4; step++) {
+      rdma_tensor_t t = tensor_of(block, n, (uint64_t)(life * 10 + step));
+      rdma_recv_options_t o = recv_options();
+      o.dst = dst;
+      o.dst_len = n;
+      op *s = op_send(p.b, "block", step, &t);
+      recv_call call = {.mgr = p.a, .peer = "beta", .key = "block", .step = step, .options = &o};
+      op_wait(op_recv_call(&call), RDMA_OK);
+      op_wait(s, RDMA_OK);
+      CHECK_INT(-1, mismatch(dst, n, (uint64_t)(life * 10 + step)));
+    }
+    CHECK_BAD(RDMA_NOT_FOUND, rdma_mem_free(p.b, block));
+    pair_end(&p);
+    CHECK_INT(-1, mismatch(block, n, (uint64_t)(life * 10 + 3)));
+    fill(block, n, 99);
+  }
+  CHECK_OK(rdma_pool_usage(shared, &used, NULL));
+  CHECK_MSG(used == n, "%llu bytes are used", (unsigned long long)used);
+  CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_pool_alloc(shared, 0, &other));
+  CHECK_BAD(RDMA_RESOURCE_EXHAUSTED, rdma_pool_alloc(shared, 256 * MIB, &other));
+  CHECK(other == &block);
+  CHECK_BAD(RDMA_NOT_FOUND, rdma_pool_free(shared, dst));
+  CHECK_OK(rdma_pool_free(shared, block));
+  CHECK_BAD(RDMA_NOT_FOUND, rdma_pool_free(shared, block));
+  CHECK_OK(rdma_pool_destroy(shared));
+  CHECK_BAD(RDMA_FAILED_PRECONDITION, rdma_pool_alloc(shared, 1, &other));
+  CHECK_BAD(RDMA_FAILED_PRECONDITION, rdma_pool_destroy(shared));
+}
+
+/* The handle ends before the manager that has the pool. */
+static void pool_outlives_its_handle(void) {
+  void *block;
+  CHECK_OK(rdma_pool_create(0, &shared));
+  CHECK_OK(rdma_pool_alloc(shared, MIB, &block));
+  rdma_mgr_t *m = mgr_new("m", has_shared_pool);
+  CHECK_OK(rdma_pool_destroy(shared));
+  fill(block, MIB, 7);
+  CHECK_INT(-1, mismatch(block, MIB, 7));
+  mgr_end(m);
+  rdma_mgr_options_t o;
+  rdma_mgr_t *none;
+  CHECK_OK(rdma_mgr_options_init(&o, sizeof o));
+  o.pool = shared;
+  CHECK_BAD(RDMA_FAILED_PRECONDITION, rdma_mgr_create(&o, &none));
+}
+
 static void unregistered_while_in_use(void) {
   pair p = pair_new(NULL);
   size_t n = 8 * MIB;
@@ -276,6 +338,7 @@ static void device_remote(void) { device_case(true); }
 static void device_local(void) { device_case(false); }
 
 static const test_case cases[] = {CASE(registration),  CASE(pool), CASE(pool_bounded),
+                                  CASE(pool_of_the_application), CASE(pool_outlives_its_handle),
                                   CASE(unregistered_while_in_use), CASE(kept_registrations),
                                   CASE(device_remote), CASE(device_local)};
 TEST_MAIN(cases)

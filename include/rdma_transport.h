@@ -529,6 +529,11 @@ struct rdma_mesh;
 struct rdma_mgr;
 
 /**
+ * A pool of memory. Opaque.
+ */
+struct rdma_pool;
+
+/**
  * A store, or a view of one. Opaque.
  */
 struct rdma_store;
@@ -599,6 +604,11 @@ typedef void (*rdma_peer_event_fn)(rdma_mgr_t *mgr,
                                    const char *message,
                                    size_t message_len,
                                    void *userdata);
+
+/**
+ * A pool of memory. Opaque.
+ */
+typedef struct rdma_pool rdma_pool_t;
 
 /**
  * Settings of a manager. Prepare it with rdma_mgr_options_init, which fills in the defaults.
@@ -746,6 +756,12 @@ struct rdma_mgr_options {
    * ibverbs; the other providers register nothing. RDMA_REGISTRATION_CACHE
    */
   uint64_t registration_cache_bytes;
+  /**
+   * A pool of rdma_pool_create, whose memory this manager then knows as its own: registered, and shared with
+   * peers on this host. Several managers may have the same one. It stays until each of them has ended, also after
+   * rdma_pool_destroy. NULL: none.
+   */
+  rdma_pool_t *pool;
 };
 
 /**
@@ -2011,6 +2027,67 @@ rdma_code_t rdma_mgr_register_device(rdma_mgr_t *mgr,
                                      const rdma_device_ops_t *ops,
                                      void *userdata,
                                      uint32_t *device);
+
+/**
+ * Makes a pool of memory for several managers, or for memory that lives longer than a manager, as an allocator's does:
+ * like that of rdma_mem_alloc, registered and shared with peers on this host by every manager that has it in
+ * options.pool. It takes `max_bytes` of the address space at most, 2 MiB or a multiple at a time; 0: as much as there is
+ * physical memory. Memory is taken on need.
+ *
+ * Threads: any; the handle may be used from any thread at once. It is of no use in a forked child, where every function
+ * returns RDMA_FAILED_PRECONDITION for it; the memory is not in the child, and touching it there ends it with SIGSEGV.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `out` NULL; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_pool_create(size_t max_bytes,
+                             rdma_pool_t **out);
+
+/**
+ * Allocates memory in a pool, aligned to 64 bytes. The content is not defined. It is the application's until
+ * rdma_pool_free, whatever becomes of managers.
+ *
+ * Threads: any.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `pool` or `out` NULL, len 0; RDMA_RESOURCE_EXHAUSTED: more than the pool's
+ * most, no memory or descriptors; RDMA_FAILED_PRECONDITION: `pool` destroyed or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_pool_alloc(rdma_pool_t *pool,
+                            size_t len,
+                            void **out);
+
+/**
+ * Frees memory of rdma_pool_alloc. No operation of any manager may be using it.
+ *
+ * Threads: any. `addr` NULL is an error.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `pool` or `addr` NULL; RDMA_NOT_FOUND: not from rdma_pool_alloc of this pool,
+ * or freed already; RDMA_FAILED_PRECONDITION: `pool` destroyed or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_pool_free(rdma_pool_t *pool,
+                           void *addr);
+
+/**
+ * Bytes of a pool that are allocated, and bytes of address space that it takes for them.
+ *
+ * Threads: any. Either of `used` and `reserved` may be NULL.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `pool` NULL; RDMA_FAILED_PRECONDITION: `pool` destroyed or in a forked child;
+ * RDMA_INTERNAL.
+ */
+rdma_code_t rdma_pool_usage(rdma_pool_t *pool,
+                            uint64_t *used,
+                            uint64_t *reserved);
+
+/**
+ * Ends a pool's handle. Its memory goes, also what was not freed, once the managers that have it in their options have
+ * ended as well.
+ *
+ * Threads: any, but not inside a callback. `pool` NULL is an error.
+ *
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `pool` NULL or no handle; RDMA_FAILED_PRECONDITION: inside a callback,
+ * destroyed already, or in a forked child; RDMA_INTERNAL.
+ */
+rdma_code_t rdma_pool_destroy(rdma_pool_t *pool);
 
 /**
  * Offers a tensor under `key` for `step`: to a receive that waits here or at a peer, or to one

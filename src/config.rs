@@ -3,10 +3,13 @@
 mod env;
 mod tuning;
 
+use std::sync::Arc;
+
 use crate::api::{MAX_NAME_LEN, Protocol};
 use crate::engine::transfer::sizes::Chosen;
 use crate::engine::transfer::table;
 use crate::fabric::ProviderKind;
+use crate::memory::pool::Pool;
 use crate::status::Status;
 pub use tuning::{Told, Tuning};
 
@@ -76,6 +79,8 @@ pub struct Config {
     pub sizes: Box<Chosen>,
     /// The same for each provider, as far as the tuning file says.
     pub tuning: Tuning,
+    /// A pool of the application, beside the manager's own.
+    pub pool: Option<Arc<Pool>>,
     /// Settings of the ibverbs provider.
     pub ib: IbConfig,
 }
@@ -152,6 +157,7 @@ impl Default for Config {
             trace: None,
             sizes: Box::default(),
             tuning: Tuning::default(),
+            pool: None,
             ib: IbConfig::default(),
         }
     }

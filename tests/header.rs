@@ -14,6 +14,7 @@ const SOURCES: &[&str] = &[
     "peers",
     "progress",
     "memory",
+    "pool",
     "rendezvous",
     "messages",
     "message_ends",

@@ -3,7 +3,7 @@
 use super::args::{bytes, optional_text};
 use super::error::guard;
 use super::types::*;
-use super::{callback, sized};
+use super::{callback, pool, sized};
 use crate::api::{MAX_NAME_LEN, SourceFn};
 use crate::config::{Config, IbConfig, MAX_DEVICE_LEN, MAX_LISTEN_LEN, MAX_SECRET_LEN};
 use crate::config::{MAX_TIMEOUT_MS, Progress, Tuning, check_mtu, limits, range};
@@ -105,6 +105,7 @@ pub(super) fn defaults() -> rdma_mgr_options {
         peer_event: None,
         peer_event_userdata: std::ptr::null_mut(),
         registration_cache_bytes: c.registration_cache_bytes,
+        pool: std::ptr::null_mut(),
     }
 }
 
@@ -133,14 +134,15 @@ pub(super) unsafe fn hooks(
 pub(super) unsafe fn config(options: *const rdma_mgr_options_t) -> Result<Config, Status> {
     // SAFETY: by this function's contract.
     let c = unsafe { sized::read_or_defaults("options", options) }?;
-    // SAFETY: the texts of the options, as the header demands.
-    let (name, provider, listen, secret, ib) = unsafe {
+    // SAFETY: the texts and the pool of the options, as the header demands.
+    let (name, provider, listen, secret, ib, pool) = unsafe {
         (
             optional_text("options.name", c.name, MAX_NAME_LEN)?,
             provider(&c)?,
             optional_text("options.listen", c.listen, MAX_LISTEN_LEN)?,
             secret(&c)?,
             ib_config(&c)?,
+            pool::optional(c.pool)?,
         )
     };
     let timeouts = (1, MAX_TIMEOUT_MS as i64);
@@ -177,6 +179,7 @@ pub(super) unsafe fn config(options: *const rdma_mgr_options_t) -> Result<Config
         trace: None,
         sizes: Box::default(),
         tuning: Tuning::default(),
+        pool,
         ib,
     })
 }

@@ -424,6 +424,10 @@ pub struct rdma_mgr_options {
     /// rdma_mem_invalidate before memory that was sent from or received into is freed or mapped anew. On
     /// ibverbs; the other providers register nothing. RDMA_REGISTRATION_CACHE
     pub registration_cache_bytes: u64,
+    /// A pool of rdma_pool_create, whose memory this manager then knows as its own: registered, and shared with
+    /// peers on this host. Several managers may have the same one. It stays until each of them has ended, also after
+    /// rdma_pool_destroy. NULL: none.
+    pub pool: *mut rdma_pool_t,
 }
 /// Settings of a manager.
 pub type rdma_mgr_options_t = rdma_mgr_options;
@@ -883,3 +887,4 @@ pub struct rdma_mesh_options {
 pub type rdma_mesh_options_t = rdma_mesh_options;
 
 pub use super::handle::{rdma_mgr, rdma_mgr_t};
+pub use super::pool::rdma_pool_t;

@@ -325,7 +325,7 @@ impl Core {
         let dials = self.world.routes.values().filter_map(|r| r.next_try).map(until).min();
         let retry = self.engine.has_pending() || self.world.waits_for_copies();
         let retry = retry.then_some(RETRY);
-        let trim = self.world.pool.trim_due(now);
+        let trim = self.world.trim_due(now);
         let untold = log::owes().then_some(TELL);
         let all = [boot, dials, retry, trim, untold, self.doubt_ends()];
         all.into_iter().flatten().fold(tick, Duration::min)

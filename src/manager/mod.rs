@@ -50,6 +50,7 @@ mod peers;
 mod registrations;
 mod report;
 mod seam;
+mod segments;
 mod spin;
 mod standby;
 #[cfg(test)]
@@ -70,8 +71,10 @@ use lock::Locked;
 pub use messages::{Collect, Post, Prepared, Received, Timeout, Where};
 pub use report::providers;
 use seam::Seam;
+use segments::SharedPool;
 use spin::Spin;
 use standby::Standby;
+pub use sys::physical_memory;
 use sys::{Epoll, Tag};
 use waits::Taken;
 use world::{Route, World};
@@ -534,8 +537,9 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         sizes: Box::new(ProviderKind::ALL.map(|kind| config.sizes_of(kind))),
         buffers: limits::BUFFER_BYTES_ALL as u64,
     };
-    let pool = Pool::new(sys::physical_memory());
-    if adapters.iter().flatten().any(|a| !a.caps().windows) {
+    let pool = Pool::new(physical_memory());
+    let pinned = adapters.iter().flatten().any(|a| !a.caps().windows);
+    if pinned {
         pool.keep_memory();
     }
     if adapters[ProviderKind::Shm as usize].is_none() {
@@ -556,6 +560,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         hearing: (ProviderKind::Loopback, fabric::EpId(0)),
         kept: registrations::Registrations::new(config.registration_cache_bytes),
         pool,
+        shared: config.pool.clone().map(|pool| SharedPool::new(pool, pinned)),
         lent: Default::default(),
         parked: Vec::new(),
         buffers: 0,

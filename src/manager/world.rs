@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use foldhash::{HashMap, HashSet};
 
@@ -18,6 +18,7 @@ use super::lent::{Batch, Lender, Works};
 use super::memory::{self, Adapters, Regions};
 use super::near::Near;
 use super::registrations::{self, Registrations};
+use super::segments::{self, SharedPool};
 use super::sys::{Epoll, Tag};
 use crate::bootstrap::Backoff;
 use crate::engine::{Buffer, ChanId, Fx, MapError, Origin, Window, Work};
@@ -103,7 +104,9 @@ pub struct World {
     pub kept: Registrations,
     /// Memory of the library.
     pub pool: Pool,
-    /// Blocks of it that the application asked for, and frees.
+    /// A pool that the application brought.
+    pub shared: Option<SharedPool>,
+    /// Blocks of the library's own pool that the application asked for, and frees.
     pub lent: HashSet<u64>,
     /// Blocks to be freed once the endpoints that may still touch them are destroyed, and the copies
     /// that do have ended.
@@ -337,25 +340,33 @@ impl World {
     pub fn trim_pool(&mut self) {
         self.pool.trim(Instant::now());
         self.share_segments();
+        if let Some(shared) = &mut self.shared {
+            shared.trim(&mut self.regions, &mut self.adapters);
+        }
     }
 
-    /// Makes new segments of the pool known to the adapters. One that an adapter could not take (for
-    /// want of descriptors, say) is offered again at the next allocation; until then its content
-    /// travels as other memory does.
+    /// How long until `trim_pool` has something to do.
+    pub fn trim_due(&self, now: Instant) -> Option<Duration> {
+        let shared = self.shared.as_ref().and_then(|shared| shared.trim_due(now));
+        self.pool.trim_due(now).into_iter().chain(shared).min()
+    }
+
+    /// Makes new segments of the pool known to the adapters. One that an adapter could not take is offered
+    /// again at the next allocation.
     fn share_segments(&mut self) {
         let version = self.pool.version();
-        if version == self.segments {
-            return;
-        }
-        let mut all = true;
-        for segment in self.pool.segments() {
-            if let Err(status) = self.regions.add_segment(&mut self.adapters, segment) {
-                crate::log::debug(format_args!("pool segment {}: {status}", segment.id));
-                all = false;
-            }
-        }
-        if all {
+        if version != self.segments
+            && segments::tell(&self.pool, &mut self.regions, &mut self.adapters)
+        {
             self.segments = version;
+        }
+    }
+
+    /// The same of the pool that the application brought, before memory is used that may lie in it.
+    #[inline]
+    fn see_shared(&mut self) {
+        if let Some(shared) = &mut self.shared {
+            shared.see(&mut self.regions, &mut self.adapters);
         }
     }
 
@@ -408,6 +419,7 @@ impl Fx for World {
         if self.in_doubt(ch) {
             return self.posted(Err(PostError::QueueFull));
         }
+        self.see_shared();
         let Some((adapter, ep)) = self.adapter(ch) else { return Self::gone() };
         let result = adapter.write(ep, wr, local, remote, imm);
         self.posted(result)
@@ -448,6 +460,7 @@ impl Fx for World {
         let Some(&Link { ep: (kind, ep), .. }) = self.links.get(&ch) else {
             return Err(MapError::Failed(Status::gone("the connection ended")));
         };
+        self.see_shared();
         let kind = kind as usize;
         let windows = self.adapters[kind].as_ref().is_some_and(|adapter| adapter.caps().windows);
         if !windows {
@@ -487,6 +500,7 @@ impl Fx for World {
 
     fn pin(&mut self, ch: ChanId, addr: u64, len: u64, access: Access) -> Result<Window, Status> {
         let gone = || Status::gone("the connection ended");
+        self.see_shared();
         let link = self.links.get(&ch).ok_or_else(gone)?;
         let kind = link.ep.0 as usize;
         let adapter = self.adapters[kind].as_mut().ok_or_else(gone)?;

@@ -11,7 +11,7 @@ mod spare;
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -53,6 +53,9 @@ struct Segment {
     used: Pages,
 }
 
+/// The next segment's number: an adapter may know segments of two pools.
+static NEXT: AtomicU32 = AtomicU32::new(0);
+
 /// A new file for a segment.
 fn new_file(size: usize) -> std::io::Result<OwnedFd> {
     sys::memfd(c"rdma-transport-pool", size)
@@ -74,16 +77,11 @@ impl Segment {
 
     /// Gives memory of a free range back: `over` pages, but at most `most` at a time. A sealed segment
     /// goes as a whole, if that is not much more. The pages that were given back.
-    fn give_back(
-        &mut self,
-        (start, len): (usize, usize),
-        (over, most): (usize, usize),
-        next: &mut u32,
-    ) -> usize {
+    fn give_back(&mut self, (start, len): (usize, usize), (over, most): (usize, usize)) -> usize {
         if self.sealed {
             let held = self.used.count(&self.pages());
             let fits = len == self.map.len() && held > 0 && held <= 2 * over;
-            return if fits && self.renew(next) { held } else { 0 };
+            return if fits && self.renew() { held } else { 0 };
         }
         let whole = start.div_ceil(HUGE)..(start + len) / HUGE;
         let most = over.min(most);
@@ -104,7 +102,7 @@ impl Segment {
 
     /// Puts a new file in the place of the one that peers may have mapped, whose memory goes once they
     /// hold it no more. Nothing lives in it. Failure costs memory only.
-    fn renew(&mut self, next: &mut u32) -> bool {
+    fn renew(&mut self) -> bool {
         let Ok(fd) = new_file(self.map.len()) else { return false };
         if self.map.replace(sys::borrow(&fd)).is_err() {
             return false;
@@ -113,8 +111,7 @@ impl Segment {
         // One that could not be sealed is not passed to peers.
         let _ = sys::seal_future_write(&fd);
         self.fd = fd;
-        self.id = *next;
-        *next += 1;
+        self.id = NEXT.fetch_add(1, Ordering::Relaxed);
         self.used = Pages::new(self.map.len() / HUGE);
         true
     }
@@ -129,8 +126,6 @@ struct Block {
 #[derive(Debug, Default)]
 struct Inner {
     segments: Vec<Segment>,
-    /// The next segment's number.
-    next: u32,
     /// Live blocks by address.
     blocks: BTreeMap<usize, Block>,
     /// Bytes of all segments.
@@ -247,8 +242,7 @@ impl Pool {
         let mut free = FreeList::default();
         free.insert(0, size);
         let used = Pages::new(size / HUGE);
-        let id = inner.next;
-        inner.next += 1;
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
         inner.segments.push(Segment { id, map, fd, sealed, free, used });
         inner.reserved += size;
         self.version.fetch_add(1, Ordering::Release);
@@ -287,10 +281,10 @@ impl Pool {
         range: (usize, usize),
         (over, most): (usize, usize),
     ) -> usize {
-        let Inner { segments, next, held, .. } = inner;
+        let Inner { segments, held, .. } = inner;
         let before = segments[at].id;
         let pages = (over.div_ceil(HUGE), most.div_ceil(HUGE));
-        let given = segments[at].give_back(range, pages, next) * HUGE;
+        let given = segments[at].give_back(range, pages) * HUGE;
         *held = held.saturating_sub(given);
         if segments[at].id != before {
             self.version.fetch_add(1, Ordering::Release);
@@ -310,10 +304,15 @@ impl Pool {
     /// Gives back memory that was not used for a while, a part at a time. Whoever drives the manager
     /// calls it before it sleeps.
     pub fn trim(&self, now: Instant) {
-        if !self.much.load(Ordering::Relaxed) || self.keep.load(Ordering::Relaxed) {
+        if !self.much.load(Ordering::Relaxed) {
             return;
         }
         let mut inner = self.inner.lock();
+        // Looked at under the lock, since it may be said late: who registers segments with a device has said it before
+        // it asked for them.
+        if self.keep.load(Ordering::Relaxed) {
+            return self.much.store(false, Ordering::Relaxed);
+        }
         let (held, used) = (inner.held, inner.used);
         let over = inner.spare.excess(now, held, used);
         let mut given = 0;
@@ -542,9 +541,10 @@ mod tests {
     fn r14_a_segment_is_sealed_before_anybody_sees_it() {
         let pool = Pool::new(1 << 30);
         let block = filled(&pool, 48 << 20);
+        let first = pool.segments()[0].id;
         for round in 0..2 {
             let segment = pool.segments()[0];
-            assert_eq!(segment.id, round);
+            assert_eq!(segment.id == first, round == 0);
             let path = format!("/proc/self/fd/{}", segment.fd);
             let file = std::fs::File::options().read(true).write(true).open(path).unwrap().into();
             assert!(Mapping::shared(sys::borrow(&file), 4096, true).is_err());
