@@ -20,7 +20,13 @@ from cases import CASES, MIB
 HERE = os.path.dirname(os.path.abspath(__file__))
 TESTS = os.path.join(HERE, "..", "tests", "programs")
 EXAMPLE = os.path.join(HERE, "..", "..", "..", "examples", "tensorflow", "distribute.py")
-VARIANTS = {"grpc": ("grpc", None), "verbs shm": ("grpc+verbs", "shm"), "verbs tcp": ("grpc+verbs", "tcp")}
+# Name → (protocol, environment).
+VARIANTS = {
+    "grpc": ("grpc", {}),
+    "verbs shm": ("grpc+verbs", {"RDMA_PROVIDER": "shm"}),
+    "verbs shm, shared pool": ("grpc+verbs", {"RDMA_PROVIDER": "shm", "RDMA_TF_POOL": "shared"}),
+    "verbs tcp": ("grpc+verbs", {"RDMA_PROVIDER": "tcp"}),
+}
 
 
 def free_addresses(count):
@@ -34,10 +40,8 @@ def free_addresses(count):
             s.close()
 
 
-def launch(provider, program, *args, core=None, **kwargs):
-    env = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="2", CUDA_VISIBLE_DEVICES="")
-    if provider:
-        env["RDMA_PROVIDER"] = provider
+def launch(settings, program, *args, core=None, **kwargs):
+    env = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="2", CUDA_VISIBLE_DEVICES="", **settings)
     command = [sys.executable, program, *map(str, args)]
     if core is not None:
         command = ["taskset", "-c", str(core), *command]
@@ -49,13 +53,13 @@ class Variant:
 
     def __init__(self, name, pin):
         self.name = name
-        protocol, provider = VARIANTS[name]
+        protocol, settings = VARIANTS[name]
         ps, worker = free_addresses(2)
         cores = (0, 1) if pin else (None, None)
         server = os.path.join(TESTS, "server.py")
-        self.ps = launch(provider, server, "ps", 0, protocol, ps, worker, core=cores[0], stdout=subprocess.DEVNULL)
+        self.ps = launch(settings, server, "ps", 0, protocol, ps, worker, core=cores[0], stdout=subprocess.DEVNULL)
         self.worker = launch(
-            provider,
+            settings,
             os.path.join(HERE, "worker.py"),
             protocol,
             ps,
@@ -106,19 +110,20 @@ def transfers(args):
             variant.stop()
 
 
-def line_fit(protocol, provider, folder):
+def line_fit(name, folder):
     """Steps per second of the example: one ps, two workers, asynchronous."""
+    protocol, settings = VARIANTS[name]
     ps, *workers = free_addresses(3)
     common = ["--ps_hosts=" + ps, "--worker_hosts=" + ",".join(workers), "--protocol=" + protocol]
     common += ["--learning_rate=0.0001", "--steps=6000", "--steps_to_validate=500"]
-    running = [launch(provider, EXAMPLE, "--job_name=ps", *common, cwd=folder, stdout=subprocess.DEVNULL)]
+    running = [launch(settings, EXAMPLE, "--job_name=ps", *common, cwd=folder, stdout=subprocess.DEVNULL)]
     try:
         for task in range(2):
-            own = os.path.join(folder, "%s-%s-%d-%d" % (protocol, provider, task, os.getpid()))
+            own = os.path.join(folder, "%s-%d-%d" % (name.replace(" ", "-"), task, os.getpid()))
             os.makedirs(own, exist_ok=True)
             subprocess.run(["rm", "-rf", os.path.join(own, "checkpoint")], check=True)
             command = ["--job_name=worker", "--task_index=%d" % task, *common]
-            running.append(launch(provider, EXAMPLE, *command, cwd=own, stdout=subprocess.PIPE))
+            running.append(launch(settings, EXAMPLE, *command, cwd=own, stdout=subprocess.PIPE))
         seen = []
         for line in running[1].stdout:
             found = re.match(r"step: (\d+)", line)
@@ -132,17 +137,18 @@ def line_fit(protocol, provider, folder):
             process.wait()
 
 
-def digits(protocol, provider, folder):
+def digits(name, folder):
+    protocol, settings = VARIANTS[name]
     ps, *workers = free_addresses(3)
     spec = (protocol, ps, ",".join(workers))
     server = os.path.join(TESTS, "server.py")
     running = []
     try:
         for job, task in (("ps", 0), ("worker", 1)):
-            running.append(launch(provider, server, job, task, *spec, stdout=subprocess.PIPE))
+            running.append(launch(settings, server, job, task, *spec, stdout=subprocess.PIPE))
         for process in running:
             process.stdout.readline()
-        running.append(launch(provider, os.path.join(TESTS, "digits.py"), *spec, stdout=subprocess.PIPE))
+        running.append(launch(settings, os.path.join(TESTS, "digits.py"), *spec, stdout=subprocess.PIPE))
         output = running[-1].communicate(timeout=300)[0]
         return float(re.search(r"rate: (\S+) steps/s", output)[1])
     finally:
@@ -158,8 +164,8 @@ def trainings(args):
         for title, program in (("line fit, 2 workers", line_fit), ("digits network, 2 workers", digits)):
             rates = {name: [] for name in VARIANTS}
             for _ in range(args.training_rounds):
-                for name, (protocol, provider) in VARIANTS.items():
-                    rates[name].append(program(protocol, provider, folder))
+                for name in VARIANTS:
+                    rates[name].append(program(name, folder))
             result[title] = {name: statistics.median(values) for name, values in rates.items()}
             print(title, {k: round(v, 1) for k, v in result[title].items()}, flush=True)
         return result

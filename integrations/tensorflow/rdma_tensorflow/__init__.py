@@ -51,6 +51,7 @@ def _load():
     plugin = ctypes.CDLL(path)
     plugin.rdma_tf_load_error.restype = ctypes.c_char_p
     plugin.rdma_tf_stats.restype = ctypes.c_void_p
+    plugin.rdma_tf_memory.restype = ctypes.c_void_p
     plugin.rdma_tf_free.argtypes = [ctypes.c_void_p]
     error = plugin.rdma_tf_load_error().decode()
     if error:
@@ -70,18 +71,30 @@ def versions():
     }
 
 
+def _told(text):
+    if not text:
+        raise MemoryError("rdma_tensorflow")
+    try:
+        return json.loads(ctypes.string_at(text).decode())
+    finally:
+        _plugin.rdma_tf_free(text)
+
+
 def stats():
     """Transport statistics of every "grpc+verbs" server in this process.
 
     A list of {"name": ..., "stats": ...}; "stats" is what rdma_mgr_stats_json tells, None for a stopped server.
     """
-    text = _plugin.rdma_tf_stats()
-    if not text:
-        raise MemoryError("rdma_tf_stats")
-    try:
-        return json.loads(ctypes.string_at(text).decode())
-    finally:
-        _plugin.rdma_tf_free(text)
+    return _told(_plugin.rdma_tf_stats())
+
+
+def memory():
+    """Where TensorFlow's CPU memory comes from, as a dict.
+
+    "kind" is "shared" (RDMA_TF_POOL=shared), "registered" or "tensorflow"; "shared_bytes" are what TensorFlow's
+    allocator holds of the library's pool, "registered_bytes" what it holds of ordinary memory that is registered.
+    """
+    return _told(_plugin.rdma_tf_memory())
 
 
 def shutdown():

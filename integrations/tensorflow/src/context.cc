@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "gpudirect.h"
 #include "memory.h"
+#include "shared_pool.h"
 #include "source.h"
 
 namespace rdma_tf {
@@ -96,6 +97,7 @@ Status Context::Start(const std::string& host) {
   // gRPC's patience: a server that is stopped, collects garbage or swaps is waited for, as long as its connection
   // lives. RDMA_PEER_TIMEOUT_MS sets the stricter rule.
   options.peer_timeout_ms = 0;
+  options.pool = SharedPool::Handle();
   std::string listen;
   if (!IsLoopback(host)) {
     // The cluster spec names an address that other machines reach, and TensorFlow's own port is already open there.

@@ -6,9 +6,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "status.h"
 #include "tensorflow/core/platform/numa.h"
 
@@ -40,9 +41,10 @@ struct HostAllocatorTable : tensorflow::GPUProcessState {
   }
 };
 
-bool EnvIsOff(const char* name) {
+// A variable of the environment, "" if it is not set.
+absl::string_view Env(const char* name) {
   const char* const value = std::getenv(name);
-  return value != nullptr && std::strcmp(value, "0") == 0;
+  return value != nullptr ? value : "";
 }
 
 // Fresh memory in 2 MiB pages is several times cheaper to touch for the first time, to pin and to copy between
@@ -55,11 +57,15 @@ void AdviseHugePages(void* address, size_t length) {
 
 // Without visitors TensorFlow's CPU allocator has no limit. The pooling one, which visitors make it use, takes its limit
 // from this variable, 64 GiB by default: not enough for a large parameter server. Never less than that default, and
-// never in place of what the user set.
-void RaisePoolLimit() {
+// never in place of what the user set. Returns it in bytes.
+size_t RaisePoolLimit() {
+  constexpr char kVariable[] = "TF_CPU_BFC_MEM_LIMIT_IN_MB";
   constexpr int64_t kDefaultMiB = 1 << 16;
   const int64_t physical = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE) / (1 << 20);
-  (void)setenv("TF_CPU_BFC_MEM_LIMIT_IN_MB", std::to_string(std::max(kDefaultMiB, physical)).c_str(), 0);
+  (void)setenv(kVariable, std::to_string(std::max(kDefaultMiB, physical)).c_str(), 0);
+  int64_t mib = 0;
+  if (!absl::SimpleAtoi(Env(kVariable), &mib) || mib <= 0) mib = kDefaultMiB;
+  return static_cast<size_t>(mib) << 20;
 }
 
 void Register(rdma_mgr_t* mgr, void* address, size_t length) {
@@ -76,20 +82,53 @@ Memory& Memory::Get() {
   return *instance;
 }
 
-void Memory::InstallVisitors() {
-  // Visitors make TensorFlow use its pooling CPU allocator, which never returns memory: RDMA_TF_POOL=0 declines.
-  if (EnvIsOff("RDMA_TF_POOL")) return;
+Status Memory::Install() {
+  const absl::string_view kind = Env("RDMA_TF_POOL");
+  if (!kind.empty() && kind != "0" && kind != "1" && kind != "shared") {
+    return Status(absl::StatusCode::kInvalidArgument,
+                  absl::StrCat("RDMA_TF_POOL is \"", kind, "\", allowed are 0, 1, shared"));
+  }
+  uint64_t max_bytes = 0;
+  const absl::string_view bytes = Env("RDMA_TF_POOL_BYTES");
+  if (!bytes.empty() && !absl::SimpleAtoi(bytes, &max_bytes)) {
+    return Status(absl::StatusCode::kInvalidArgument,
+                  absl::StrCat("RDMA_TF_POOL_BYTES is \"", bytes,
+                               "\", allowed are 0 (the machine's memory) and numbers of bytes"));
+  }
+  // A pool never returns memory: RDMA_TF_POOL=0 declines.
+  if (kind == "0") return Status();
   auto* const state = tensorflow::ProcessState::singleton();
   if (!AllocatorTable::Empty(state)) {
     LOG(INFO) << "grpc+verbs: TensorFlow's allocators exist already; their memory is used unregistered (import "
                  "rdma_tensorflow before the first operation for the fastest path)";
-    return;
+    return Status();
   }
-  RaisePoolLimit();
+  const size_t limit = RaisePoolLimit();
   const auto add = [](void* address, int, size_t length) { Memory::Get().Add(address, length); };
   const auto remove = [](void* address, int, size_t) { Memory::Get().Remove(address); };
-  state->AddCPUAllocVisitor(add);
-  state->AddCPUFreeVisitor(remove);
+  if (kind == "shared" && SharedPool::Install(max_bytes, limit, add, remove)) {
+    kind_ = "shared";
+  } else {
+    // Visitors make TensorFlow use its pooling CPU allocator.
+    kind_ = "registered";
+    state->AddCPUAllocVisitor(add);
+    state->AddCPUFreeVisitor(remove);
+  }
+  InstallGpuVisitors(add, remove);
+  return Status();
+}
+
+std::string Memory::UsageJson() {
+  uint64_t ordinary = 0;
+  {
+    const std::lock_guard<std::mutex> lock(mu_);
+    for (const auto& pool : pools_) ordinary += pool.second;
+  }
+  return absl::StrCat("{\"kind\":\"", kind_, "\",\"shared_bytes\":", SharedPool::Used(),
+                      ",\"registered_bytes\":", ordinary, "}");
+}
+
+void Memory::InstallGpuVisitors(const SharedPool::Visitor& add, const SharedPool::Visitor& remove) {
   auto* const gpu = tensorflow::GPUProcessState::singleton();
   if (!HostAllocatorTable::Empty(gpu)) return;
   const int nodes = std::max(1, tensorflow::port::NUMANumNodes());

@@ -53,12 +53,12 @@ bool Load() {
     LoadError() = absl::StrCat("this plugin needs ABI ", RDMA_ABI_VERSION, " of librdma_transport, the one loaded has ",
                                rdma_abi_version());
   }
+  if (LoadError().empty()) LoadError() = std::string(Memory::Get().Install().message());
   if (!LoadError().empty()) {
     LOG(ERROR) << "grpc+verbs is not available: " << LoadError();
     return false;
   }
   (void)rdma_set_log_callback(&Log, LogLevel(), nullptr);
-  Memory::Get().InstallVisitors();
   GpuDirect::Get().InstallVisitors();
   RegisterServerFactory();
   return true;
@@ -66,8 +66,17 @@ bool Load() {
 
 const bool loaded = Load();
 
+// For a caller who frees it. Null: no memory.
+char* Copy(const std::string& text) {
+  char* const out = static_cast<char*>(std::malloc(text.size() + 1));
+  if (out != nullptr) std::memcpy(out, text.c_str(), text.size() + 1);
+  return out;
+}
+
 }  // namespace
 }  // namespace rdma_tf
+
+using rdma_tf::Copy;
 
 extern "C" {
 
@@ -78,12 +87,10 @@ const char* rdma_tf_load_error() { return rdma_tf::LoadError().c_str(); }
 const char* rdma_tf_version() { return RDMA_TF_VERSION; }
 
 // Statistics of every server in this process as JSON; the caller frees the text with rdma_tf_free.
-char* rdma_tf_stats() {
-  const std::string text = rdma_tf::AllStatsJson();
-  char* const out = static_cast<char*>(std::malloc(text.size() + 1));
-  if (out != nullptr) std::memcpy(out, text.c_str(), text.size() + 1);
-  return out;
-}
+char* rdma_tf_stats() { return Copy(rdma_tf::AllStatsJson()); }
+
+// Where TensorFlow's CPU memory comes from as JSON; the caller frees the text with rdma_tf_free.
+char* rdma_tf_memory() { return Copy(rdma_tf::Memory::Get().UsageJson()); }
 
 void rdma_tf_free(void* text) { std::free(text); }
 

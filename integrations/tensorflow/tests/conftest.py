@@ -96,7 +96,7 @@ class Processes:
         self.directory = str(directory)
         self.running = {}
 
-    def start(self, name, program, *args, provider=None, cwd=None, **env):
+    def start(self, name, program, *args, provider=None, cwd=None, stdin=subprocess.DEVNULL, **env):
         path = program if os.path.isabs(program) else os.path.join(PROGRAMS, program)
         environment = dict(os.environ, **env)
         if provider is not None:
@@ -107,7 +107,7 @@ class Processes:
                 [sys.executable, path, *map(str, args)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 cwd=cwd or self.directory,
                 env=environment,
             )
