@@ -55,6 +55,7 @@ static void s_timeout0(rdma_mgr_options_t *o) { o->timeout_ms = 0; }
 static void s_poll(rdma_mgr_options_t *o) { o->busy_poll_us = -1; }
 static void s_peer_timeout(rdma_mgr_options_t *o) { o->peer_timeout_ms = -5; }
 static void s_depth(rdma_mgr_options_t *o) { o->queue_depth = 0; }
+static void s_rails(rdma_mgr_options_t *o) { o->max_rdma_per_request = 9; }
 static void s_bool(rdma_mgr_options_t *o) { o->checksum = 2; }
 static void s_port(rdma_mgr_options_t *o) { o->ib_port = 256; }
 static void s_gid(rdma_mgr_options_t *o) { o->ib_gid_index = -2; }
@@ -69,7 +70,7 @@ static void create(void) {
   static const spoil_fn spoils[] = {
       s_size0, s_size4, s_name_long, s_name_bytes, s_name_empty, s_provider, s_provider_bytes, s_listen,
       s_listen_bytes, s_secret, s_progress, s_progress_neg, s_protocol, s_protocol_neg, s_timeout, s_timeout0,
-      s_poll, s_peer_timeout, s_depth, s_bool, s_port, s_gid, s_pkey, s_ib_timeout, s_retry, s_sl, s_mtu, s_tc};
+      s_poll, s_peer_timeout, s_depth, s_rails, s_bool, s_port, s_gid, s_pkey, s_ib_timeout, s_retry, s_sl, s_mtu, s_tc};
   rdma_mgr_options_t o;
   CHECK_OK(rdma_mgr_options_init(&o, sizeof o));
   BAD(rdma_mgr_create(&o, NULL));

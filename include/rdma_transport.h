@@ -38,6 +38,7 @@
  * rdma_mgr_create: RDMA_PROVIDER (auto, loopback, shm, ibverbs, tcp), RDMA_PROTOCOL (auto, eager,
  * put, get, persistent, pipeline), RDMA_EAGER_LIMIT, RDMA_RNDV_EAGER_LIMIT, RDMA_MAX_SEND_SIZE,
  * RDMA_MIN_RDMA_PIPELINE_SIZE, RDMA_PIPELINE_FRAG_SIZE, RDMA_PIPELINE_SEND_LENGTH, RDMA_SEND_PIPELINE_DEPTH,
+ * RDMA_MAX_RDMA_PER_REQUEST, RDMA_MIN_STRIPED_SIZE,
  * RDMA_TUNING (a file), RDMA_LISTEN, RDMA_AUTH_SECRET_FILE, RDMA_BUSY_POLL_US, RDMA_TIMEOUT_MS,
  * RDMA_PEER_TIMEOUT_MS, RDMA_LOG (error, warn, info, debug), RDMA_TRACE, RDMA_SHM_COPY (pool, cma, ring), RDMA_DEVICE,
  * RDMA_DEVICE_PORT, RDMA_GID_INDEX, RDMA_QP_PKEY_INDEX, RDMA_QP_QUEUE_DEPTH, RDMA_QP_TIMEOUT,
@@ -762,6 +763,11 @@ struct rdma_mgr_options {
    * rdma_pool_destroy. NULL: none.
    */
   rdma_pool_t *pool;
+  /**
+   * Connections that long content of one transfer is spread over, 1 to 8; the smaller of both ends' counts. 0: as the
+   * tuning file says, or 1. shm has no use for more than 1. RDMA_MAX_RDMA_PER_REQUEST
+   */
+  uint32_t max_rdma_per_request;
 };
 
 /**
@@ -923,7 +929,7 @@ struct rdma_peer_info {
    */
   int32_t state;
   /**
-   * Live connections.
+   * Live connections, those that carry a part of another's transfers among them.
    */
   uint32_t channels;
   /**

@@ -344,6 +344,7 @@ class Options {
   Options &protocol(std::int32_t v) { return o_.protocol = v, *this; }
   Options &timeout_ms(std::int64_t v) { return o_.timeout_ms = v, *this; }
   Options &busy_poll_us(std::int64_t v) { return o_.busy_poll_us = v, *this; }
+  Options &max_rdma_per_request(std::uint32_t v) { return o_.max_rdma_per_request = v, *this; }
   Options &checksum(bool v = true) { return o_.checksum = v, *this; }
   Options &tolerate_dup_recv(bool v = true) { return o_.tolerate_dup_recv = v, *this; }
   Options &allow_remote(bool v = true) { return o_.allow_remote = v, *this; }

@@ -17,6 +17,9 @@ pub const HANDSHAKES: usize = 256;
 /// Live connections of one peer. Two come about when both sides dial at once, and a third while an old one
 /// is not yet found dead.
 pub const CHANNELS_PER_PEER: usize = 4;
+/// Connections that carry a part of another's READs and WRITEs: of one main connection, and all of one peer that have
+/// not joined one yet.
+pub const MAX_RAILS: usize = 7;
 /// Names of peers that are known.
 pub const PEERS: usize = 65_536;
 /// Of these, guests: peers that connected by themselves, and that the application never named.
@@ -148,6 +151,12 @@ pub const LIMITS: &[Limit] = &[
         Words("of guests: half of the descriptors that the process may open"),
         "one more of the same peer is refused; for one more guest the connection that a guest has not used \
          for longest is closed, if nothing is under way on it",
+    ),
+    limit(
+        "rails of a connection; connections that are to be rails and have joined none",
+        Number(MAX_RAILS),
+        Words("as of connections"),
+        "one more is refused; one that has joined none after five seconds is closed",
     ),
     limit(
         "names of peers",

@@ -140,6 +140,8 @@ mod peers;
 mod persistent;
 #[path = "scenarios/pipeline.rs"]
 mod pipeline;
+#[path = "scenarios/rails.rs"]
+mod rails;
 #[path = "scenarios/responses.rs"]
 mod responses;
 #[path = "scenarios/script.rs"]

@@ -130,6 +130,8 @@ fn seeds_reach_the_hard_cases() {
         "send Unavailable PeerGone",
         "send Unavailable PeerStalled",
         "stale message",
+        "stripe over a rail",
+        "rail lost amid a stripe",
     ];
     for what in must {
         assert!(met.get(what).is_some_and(|&n| n >= 3), "'{what}' is hardly ever met");

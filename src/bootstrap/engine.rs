@@ -37,6 +37,7 @@ struct Dial {
     token: u64,
     addrs: VecDeque<SocketAddr>,
     expect: Option<Expect>,
+    rail: bool,
     deadline: Instant,
     errors: Vec<(SocketAddr, Status)>,
     met: Vec<Met>,
@@ -216,6 +217,28 @@ impl Bootstrap {
         expect: Option<(&str, Option<[u8; 16]>)>,
         deadline: Instant,
     ) {
+        self.dial_for(token, addrs, expect, deadline, false);
+    }
+
+    /// The same of a connection that is to be a part of one that is there: it finds the peer of that one.
+    pub fn dial_rail(
+        &mut self,
+        token: u64,
+        addrs: &[SocketAddr],
+        (name, incarnation): (&str, [u8; 16]),
+        deadline: Instant,
+    ) {
+        self.dial_for(token, addrs, Some((name, Some(incarnation))), deadline, true);
+    }
+
+    fn dial_for(
+        &mut self,
+        token: u64,
+        addrs: &[SocketAddr],
+        expect: Option<(&str, Option<[u8; 16]>)>,
+        deadline: Instant,
+        rail: bool,
+    ) {
         let expect =
             expect.map(|(name, incarnation)| Expect { name: name.to_owned(), incarnation });
         let addrs = addrs.iter().take(MAX_ADDRESSES).copied().collect();
@@ -223,6 +246,7 @@ impl Bootstrap {
             token,
             addrs,
             expect,
+            rail,
             deadline,
             errors: Vec::new(),
             met: Vec::new(),
@@ -507,7 +531,7 @@ impl Bootstrap {
         if addr.port() == 0 {
             return Err(Status::invalid(format!("address {addr} has no port")));
         }
-        let hs = Handshake::connect(&self.shared, dial.expect.clone())?;
+        let hs = Handshake::connect(&self.shared, dial.expect.clone(), dial.rail)?;
         let stream = TcpStream::from(start_connect(&addr).map_err(|e| Status::os("connect", &e))?);
         let id = self.new_id();
         let conn = Conn::new(&self.epoll, id, stream, addr, hs, (false, now, deadline))

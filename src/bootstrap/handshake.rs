@@ -80,6 +80,8 @@ pub(super) struct Handshake {
     proved: bool,
     /// Either side has the checksum option.
     checksum: bool,
+    /// The connector's: the connection is to be a part of another.
+    rail: bool,
 }
 
 impl Handshake {
@@ -89,8 +91,13 @@ impl Handshake {
     }
 
     /// The connector's side; HELLO is queued.
-    pub(super) fn connect(shared: &Shared, expect: Option<Expect>) -> Result<Handshake, Status> {
+    pub(super) fn connect(
+        shared: &Shared,
+        expect: Option<Expect>,
+        rail: bool,
+    ) -> Result<Handshake, Status> {
         let mut hs = Self::new(true, State::Ack, expect)?;
+        hs.rail = rail;
         hs.own = hs.hello(shared).encode();
         hs.out.tx.extend_from_slice(&hs.own);
         Ok(hs)
@@ -111,12 +118,15 @@ impl Handshake {
             claim_until: None,
             proved: false,
             checksum: false,
+            rail: false,
         })
     }
 
     fn hello(&self, shared: &Shared) -> Hello {
         let auth = shared.config.secret.is_some();
-        Hello::new(self.nonce, auth, &shared.identity, &shared.addrs)
+        let mut hello = Hello::new(self.nonce, auth, &shared.identity, &shared.addrs);
+        hello.peer.rail = self.rail;
+        hello
     }
 
     /// A frame of the peer.

@@ -13,6 +13,8 @@ use super::{Identity, MAX_HELLO, MAX_TEXT, Offer, PeerHello, VERSION_MAX, VERSIO
 const FLAG_AUTH: u32 = 1;
 const FLAG_MANUAL: u32 = 2;
 const FLAG_CHECKSUM: u32 = 4;
+const FLAG_RAILS: u32 = 8;
+const FLAG_RAIL: u32 = 16;
 /// Most providers in a HELLO; unknown ones are skipped.
 const MAX_OFFERS: usize = 16;
 
@@ -37,7 +39,8 @@ pub(super) struct Ack {
 
 impl Hello {
     pub(super) fn new(nonce: [u8; 32], auth: bool, id: &Identity, addrs: &[SocketAddr]) -> Hello {
-        let peer = PeerHello { identity: id.clone(), addrs: addrs.to_vec(), seeds: None };
+        let identity = id.clone();
+        let peer = PeerHello { identity, addrs: addrs.to_vec(), rail: false, seeds: None };
         Hello { versions: (VERSION_MIN, VERSION_MAX), nonce, auth, peer }
     }
 
@@ -53,6 +56,8 @@ impl Hello {
             (self.auth, FLAG_AUTH),
             (id.manual_progress, FLAG_MANUAL),
             (id.checksum, FLAG_CHECKSUM),
+            (id.rails, FLAG_RAILS),
+            (self.peer.rail, FLAG_RAIL),
         ] {
             flags |= if set { flag } else { 0 };
         }
@@ -89,12 +94,13 @@ impl Hello {
             queue_depth: r.u32().map_err(malformed)?,
             max_message: r.u32().map_err(malformed)?,
             checksum: flags & FLAG_CHECKSUM != 0,
+            rails: flags & FLAG_RAILS != 0,
             providers: Vec::new(),
         };
         identity.validate().map_err(|e| malformed(e.into_message()))?;
         identity.providers = offers(&mut r)?;
         let addrs = addr::get_all(&mut r).map_err(|e| malformed(e.into_message()))?;
-        let peer = PeerHello { identity, addrs, seeds: None };
+        let peer = PeerHello { identity, addrs, rail: flags & FLAG_RAIL != 0, seeds: None };
         Ok(Hello { versions, nonce, auth: flags & FLAG_AUTH != 0, peer })
     }
 }
@@ -228,6 +234,7 @@ mod tests {
             ],
             queue_depth: 8,
             checksum: false,
+            rails: true,
             max_message: 4096,
         };
         Hello::new([9; 32], true, &id, &["10.0.0.1:5".parse().unwrap()])

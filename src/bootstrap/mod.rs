@@ -99,6 +99,8 @@ pub struct Identity {
     pub queue_depth: u32,
     /// Messages and content are checked end to end; one side that has this is enough.
     pub checksum: bool,
+    /// This side takes further connections that carry a part of one's READs and WRITEs.
+    pub rails: bool,
     /// Largest control message that this side accepts, in bytes; 0: the provider's own.
     pub max_message: u32,
 }
@@ -110,6 +112,8 @@ pub struct PeerHello {
     pub identity: Identity,
     /// Where it listens, by its own account; may be empty.
     pub addrs: Vec<SocketAddr>,
+    /// It connects to add such a connection to one that it has.
+    pub rail: bool,
     /// Where either side has the checksum option, once the handshake is over: the seeds of the checksums
     /// on all messages, of those sent and of those received.
     pub seeds: Option<[u64; 2]>,

@@ -250,6 +250,8 @@ mod tests {
             ("RDMA_PIPELINE_FRAG_SIZE", "5000"),
             ("RDMA_PIPELINE_SEND_LENGTH", "1005"),
             ("RDMA_SEND_PIPELINE_DEPTH", "6"),
+            ("RDMA_MAX_RDMA_PER_REQUEST", "3"),
+            ("RDMA_MIN_STRIPED_SIZE", "1007"),
             ("RDMA_LISTEN", "[::1]:7000"),
             ("RDMA_AUTH_SECRET_FILE", secret.as_str()),
             ("RDMA_BUSY_POLL_US", "0"),
@@ -277,6 +279,8 @@ mod tests {
             rdma_pipeline_frag_size: 5000,
             rdma_pipeline_send_length: 1005,
             send_pipeline_depth: 6,
+            max_rdma_per_request: 3,
+            min_striped_size: 1007,
         };
         for kind in [ProviderKind::Shm, ProviderKind::Tcp] {
             assert_eq!((config.eager_max, config.sizes_of(kind)), (Some(1000), sizes));
@@ -316,6 +320,7 @@ mod tests {
             ("RDMA_PIPELINE_FRAG_SIZE", "4095", "4096 to"),
             ("RDMA_PIPELINE_SEND_LENGTH", "x", "0 to"),
             ("RDMA_SEND_PIPELINE_DEPTH", "65", "1 to 64"),
+            ("RDMA_MAX_RDMA_PER_REQUEST", "9", "1 to 8"),
             ("RDMA_LISTEN", "nowhere", "host:port"),
             ("RDMA_BUSY_POLL_US", "-1", "0 to 60000000"),
             ("RDMA_TIMEOUT_MS", "0", "1 to"),

@@ -19,6 +19,7 @@ use super::front::message::flow::Flow;
 use super::front::rendezvous::names::Names;
 use super::owing::Owing;
 use super::queue::{Pending, Queue};
+use super::rails::{Rail, Rails};
 use super::seal::{Seal, TRAILER};
 use super::transfer::buffers::Share;
 use crate::api::Meta;
@@ -128,6 +129,10 @@ pub struct Channel {
     owed_all: Arc<Owed>,
     fragments: Vec<u8>,
     scratch: Vec<u8>,
+    /// Connections that carry a part of its READs and WRITEs.
+    pub(super) rails: Rails,
+    /// It is such a connection itself, or is to be one.
+    pub(super) rail: Option<Box<Rail>>,
     /// Counters of the peer over this provider.
     pub counters: Arc<PeerCounters>,
 }
@@ -171,6 +176,8 @@ impl Channel {
             owed_all,
             fragments: Vec::new(),
             scratch: Vec::with_capacity(128),
+            rails: Rails::default(),
+            rail: None,
             counters,
         }
     }

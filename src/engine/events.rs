@@ -2,7 +2,10 @@
 
 use super::channel::{ChanId, Channel};
 use super::front::message::Heard;
-use super::{Engine, Fx, OWED_BYTES_ALL, WR_IMM, WR_KIND, WR_REQUEST, WR_RESPONSE, WR_SLOT, seal};
+use super::{
+    Engine, Fx, OWED_BYTES_ALL, WR_IMM, WR_KIND, WR_REQUEST, WR_RESPONSE, WR_SLOT, WR_STRIPE_IN,
+    WR_STRIPE_OUT, seal,
+};
 use crate::protocol::message::{
     self, IMM_ACK, IMM_BUFFER, IMM_BUFFER_LAST, IMM_MESSAGE, IMM_SLOT, IMM_SLOT_LAST, Message,
 };
@@ -14,7 +17,7 @@ impl Engine {
         let Some(c) = self.channels.get_mut(ch) else { return };
         // Nearly all are of these kinds. They are read where they lie: what a message of any kind is taken apart into
         // is long, and would be moved from hand to hand.
-        if c.seal.is_some() {
+        if c.seal.is_some() || c.rail.is_some() {
             self.on_any_message(fx, ch, bytes);
         } else if let Some((m, credits)) = message::usual_msg(bytes) {
             c.on_received(fx.now(), credits);
@@ -64,6 +67,10 @@ impl Engine {
     }
 
     fn dispatch(&mut self, fx: &mut impl Fx, ch: ChanId, message: Message<'_>) {
+        if !self.may_come_by(ch, &message) {
+            let text = "a message on a connection that carries only READs and WRITEs";
+            return self.violation(ch, Status::invalid(text));
+        }
         match message {
             Message::Request(r) => self.on_request(fx, ch, r),
             Message::Content(c) => self.on_content(fx, ch, c),
@@ -111,6 +118,7 @@ impl Engine {
             Message::MsgWithdrawn { number, sync } => self.on_msg_withdrawn(fx, ch, number, sync),
             Message::Pair(m) => self.on_pair(fx, ch, m),
             Message::Buffer(m) => self.on_buffer(fx, ch, m),
+            Message::Rail(m) => self.on_rail(fx, ch, m),
             // A fragment inside a reassembled message.
             Message::Fragment { .. } => self.violation(ch, Status::invalid("nested fragments")),
         }
@@ -127,6 +135,12 @@ impl Engine {
         match imm {
             IMM_ACK => channel.on_ack(),
             IMM_MESSAGE => {}
+            _ if channel.rail.is_some() => {
+                let text = format!(
+                    "the immediate {imm:#x} on a connection that carries only READs and WRITEs"
+                );
+                self.violation(ch, Status::invalid(text));
+            }
             IMM_SLOT..=IMM_SLOT_LAST => self.on_slot_written(fx, ch, imm),
             IMM_BUFFER..=IMM_BUFFER_LAST => self.on_buffer_full(fx, ch, imm, None),
             index => self.on_written(fx, ch, index, None),
@@ -147,6 +161,8 @@ impl Engine {
             WR_RESPONSE => self.on_write_done(fx, ch, index, result),
             WR_REQUEST => self.on_read_done(fx, ch, index, result),
             WR_SLOT => self.on_slot_done(fx, index, result),
+            WR_STRIPE_OUT => self.on_stripe_written(fx, ch, wr, result),
+            WR_STRIPE_IN => self.on_stripe_read(fx, ch, wr, result),
             _ => {}
         }
         self.settle(fx, ch);

@@ -150,6 +150,10 @@ pub trait Fx {
     }
     /// A connection to this peer is wanted; `Engine::channel_up` or `connect_failed` follows.
     fn connect(&mut self, peer: u32, name: &str);
+    /// One more connection to this peer is wanted, which is to be a rail of this channel: `Engine::rail_new` follows, or nothing.
+    fn connect_rail(&mut self, peer: u32, name: &str, main: ChanId) {
+        let _ = (peer, name, main);
+    }
     /// Memory of the library.
     fn alloc(&mut self, len: u64) -> Result<Buffer, Status>;
     /// Takes it back.

@@ -35,6 +35,7 @@ mod peer;
 #[cfg(feature = "planted")]
 mod planted;
 mod queue;
+pub mod rails;
 mod reclaim;
 pub mod seal;
 pub mod slab;
@@ -78,6 +79,9 @@ const WR_RESPONSE: u64 = 1 << 56;
 const WR_REQUEST: u64 = 2 << 56;
 const WR_MESSAGE: u64 = 3 << 56;
 const WR_SLOT: u64 = 4 << 56;
+/// Of a stripe: a WRITE of a response, a READ of a request. The tag has its number where a pipeline has its part's.
+const WR_STRIPE_OUT: u64 = 5 << 56;
+const WR_STRIPE_IN: u64 = 6 << 56;
 /// Set in the tag of writes with immediate.
 const WR_IMM: u64 = 1 << 32;
 /// From this bit on 16 bits of the tag tell which part of a pipeline a write is of.

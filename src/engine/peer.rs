@@ -129,7 +129,8 @@ impl Engine {
     fn dismiss_guest(&mut self, fx: &mut impl Fx) -> bool {
         let idle = |c: &Channel| {
             let guest = self.peers.get(c.peer).is_some_and(|p| p.guest);
-            guest && c.responses.is_empty() && !c.waits() && !self.pairs.use_channel(c.id)
+            let unused = c.responses.is_empty() && !c.waits() && !self.pairs.use_channel(c.id);
+            guest && unused && !c.is_rail()
         };
         let channels = self.channels.iter().filter(|(_, c)| idle(c));
         let Some((_, ch)) = channels.map(|(i, c)| (c.used, i)).min() else { return false };
@@ -291,6 +292,10 @@ impl Engine {
         let Some(mut channel) = self.channels.remove(ch) else { return };
         channel.counters.disconnects.add(1);
         self.happened += 1;
+        if let Some(rail) = channel.rail.take() {
+            drop(channel);
+            return self.rail_down(fx, ch, &rail, &status);
+        }
         let mut carried = None;
         if let Some(peer) = self.peers.get_mut(channel.peer) {
             carried = (peer.channels.first() == Some(&ch)).then_some(channel.peer);
@@ -303,6 +308,8 @@ impl Engine {
                 self.peer_changed(fx, channel.peer, Some(status.clone()));
             }
         }
+        // First: they may touch what is closed next.
+        self.end_rails(fx, &mut channel);
         let provider = channel.caps.provider.name();
         let responses = std::mem::take(&mut channel.responses);
         drop(channel);

@@ -95,6 +95,11 @@ impl Engine {
         self.next_keepalive = if self.channels.is_empty() { u64::MAX } else { now + interval };
         let mut at = 0;
         while let Some(ch) = self.channels.next(&mut at, |_| true) {
+            if let Some(status) = self.is_late(ch, now) {
+                self.say_goodbye(fx, ch, &status);
+                self.channel_down(fx, ch, status);
+                continue;
+            }
             let mark = fx.progress_mark(ch);
             let Some(c) = self.channels.get_mut(ch) else { continue };
             if c.mark != mark {

@@ -8,6 +8,7 @@ use crate::api::{MAX_NAME_LEN, SourceFn};
 use crate::config::{Config, IbConfig, MAX_DEVICE_LEN, MAX_LISTEN_LEN, MAX_SECRET_LEN};
 use crate::config::{MAX_TIMEOUT_MS, Progress, Tuning, check_mtu, limits, range};
 use crate::engine::Hooks;
+use crate::engine::transfer::sizes::{Chosen, MAX_RDMA_PER_REQUEST, SIZES};
 use crate::fabric::ProviderKind;
 use crate::status::Status;
 
@@ -106,6 +107,7 @@ pub(super) fn defaults() -> rdma_mgr_options {
         peer_event_userdata: std::ptr::null_mut(),
         registration_cache_bytes: c.registration_cache_bytes,
         pool: std::ptr::null_mut(),
+        max_rdma_per_request: 0,
     }
 }
 
@@ -146,6 +148,12 @@ pub(super) unsafe fn config(options: *const rdma_mgr_options_t) -> Result<Config
         )
     };
     let timeouts = (1, MAX_TIMEOUT_MS as i64);
+    let most = SIZES[MAX_RDMA_PER_REQUEST].range.1;
+    let connections: i64 = number("max_rdma_per_request", c.max_rdma_per_request, (0, most))?;
+    let mut sizes = Chosen::default();
+    if connections > 0 {
+        sizes.choose(MAX_RDMA_PER_REQUEST, connections);
+    }
     let eager_max =
         range("options.eager_max", i128::from(c.eager_max), 0, limits::EAGER_MAX)? as usize;
     Ok(Config {
@@ -177,7 +185,7 @@ pub(super) unsafe fn config(options: *const rdma_mgr_options_t) -> Result<Config
         allow_remote: switch("allow_remote", c.allow_remote)?,
         shm_copy: None,
         trace: None,
-        sizes: Box::default(),
+        sizes: Box::new(sizes),
         tuning: Tuning::default(),
         pool,
         ib,

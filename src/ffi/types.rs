@@ -428,6 +428,9 @@ pub struct rdma_mgr_options {
     /// peers on this host. Several managers may have the same one. It stays until each of them has ended, also after
     /// rdma_pool_destroy. NULL: none.
     pub pool: *mut rdma_pool_t,
+    /// Connections that long content of one transfer is spread over, 1 to 8; the smaller of both ends' counts. 0: as the
+    /// tuning file says, or 1. shm has no use for more than 1. RDMA_MAX_RDMA_PER_REQUEST
+    pub max_rdma_per_request: u32,
 }
 /// Settings of a manager.
 pub type rdma_mgr_options_t = rdma_mgr_options;
@@ -484,7 +487,7 @@ pub struct rdma_peer_info {
     pub incarnation: [u8; 16],
     /// RDMA_PEER_*
     pub state: i32,
-    /// Live connections.
+    /// Live connections, those that carry a part of another's transfers among them.
     pub channels: u32,
     /// Tensor content sent to it, in bytes.
     pub bytes_sent: u64,

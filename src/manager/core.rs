@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::copies::Copies;
 use super::doubt::{self, Word};
 use super::gate::Gate;
+use super::rails;
 use super::sys::Tag;
 use super::wheel::Ground;
 use super::world::World;
@@ -293,8 +294,16 @@ impl Core {
         for event in events.drain(..) {
             match event {
                 BootEvent::Ready { token, hello, kind, reason, ep, sock, addr, .. } => {
+                    let dialled = token.and_then(rails::rail_of);
+                    if dialled.is_some() || hello.rail {
+                        self.rail_ready(dialled, &hello, (kind, ep), sock);
+                        continue;
+                    }
                     let text = addr.to_string();
                     self.ready(token, &hello, (kind, ep), reason, sock, text);
+                }
+                BootEvent::Failed { token, status, .. } if rails::rail_of(token).is_some() => {
+                    self.rail_failed(token as u32, &status)
                 }
                 BootEvent::Failed { token, status, retryable, met } => {
                     self.dial_failed(token as u32, status, retryable, met)

@@ -5,10 +5,12 @@ use std::time::{Duration, Instant};
 
 use super::core::Core;
 use super::doubt::Doubt;
-use super::early::Early;
+use super::early::{Early, Fresh};
 use super::gate;
-use super::world::{EpKey, Link, Route};
+use super::rails::rail_token;
+use super::world::{EpKey, Link, Route, World};
 use crate::bootstrap::{Met, PeerHello};
+use crate::engine::{ChanId, Engine};
 use crate::fabric::ProviderKind;
 use crate::local_fd::Local;
 use crate::log;
@@ -88,11 +90,12 @@ impl Core {
         log::info(format_args!("connected to peer '{}' by {}: {reason}", hello.name, key.0.name()));
         let began = route.arrived(hello, proved, reason, address);
         trace_connect(&self.world.trace, &hello.name, key.0.name(), began, Code::Ok);
-        self.open_channel(peer, hello, key, sock, proved);
+        let dialled = token.is_some();
+        self.open_channel(peer, hello, key, sock, proved, dialled);
     }
 
     /// A connection that is not kept.
-    fn turn_away(&mut self, key: EpKey) {
+    pub(super) fn turn_away(&mut self, key: EpKey) {
         self.world.fresh.remove(&key);
         self.world.dying.push(key);
     }
@@ -105,6 +108,7 @@ impl Core {
         key: EpKey,
         sock: Option<Local<OwnedFd>>,
         proved: bool,
+        dialled: bool,
     ) {
         let fresh = self.world.fresh.remove(&key).unwrap_or_default();
         let caps = match &self.world.adapters[key.0 as usize] {
@@ -120,17 +124,17 @@ impl Core {
                 return self.try_again(peer, status);
             }
         };
-        if let Some(fd) = &sock
-            && let Err(status) = world.epoll.add(fd.as_raw_fd(), super::world::alive_tag(ch))
-        {
-            log::warn(format_args!("cannot watch peer '{}': {status}", hello.name));
-        }
-        world.links.insert(ch, Link { ep: key, alive: sock, doubt: Doubt::None });
-        world.chans.insert(key, ch);
-        if let Some(seeds) = hello.seeds {
-            engine.channel_seal(ch, seeds);
-        }
+        link(engine, world, ch, (hello, key), sock);
         engine.channel_open(world, ch);
+        if dialled && hello.rails && key.0 != ProviderKind::Shm {
+            engine.want_rails(world, ch);
+        }
+        self.hear_early(ch, fresh);
+    }
+
+    /// What came before an endpoint was a channel.
+    pub(super) fn hear_early(&mut self, ch: ChanId, fresh: Fresh) {
+        let (engine, world) = (&mut self.engine, &mut self.world);
         for event in fresh.early {
             match event {
                 Early::Message(bytes) => engine.on_message(world, ch, &bytes),
@@ -204,6 +208,18 @@ impl Core {
         }
         let mut now = None;
         for (&peer, route) in &mut self.world.routes {
+            if let Some(main) = route.rail.filter(|_| !route.dialing_rail) {
+                let now = *now.get_or_insert_with(Instant::now);
+                let known = self.engine.peer(peer).filter(|_| !route.addrs.is_empty());
+                route.dialing_rail = known.is_some() && self.engine.wants_rail(main);
+                if let Some(p) = known.filter(|_| route.dialing_rail) {
+                    let whom = (&*p.name, p.incarnation);
+                    self.boot.dial_rail(rail_token(peer), &route.addrs, whom, now + DIAL_TIMEOUT);
+                    (self.timed, self.whole) = (true, true);
+                } else {
+                    route.rail = None;
+                }
+            }
             let Some(at) = route.next_try else { continue };
             let now = *now.get_or_insert_with(Instant::now);
             if at > now || route.dialing {
@@ -261,6 +277,26 @@ impl Core {
         }
         self.engine.room_for_channel(&mut self.world, peer, kind)?;
         Ok(peer)
+    }
+}
+
+/// Maps a channel and its endpoint to each other.
+pub(super) fn link(
+    engine: &mut Engine,
+    world: &mut World,
+    ch: ChanId,
+    (hello, key): (&PeerHello, EpKey),
+    sock: Option<Local<OwnedFd>>,
+) {
+    if let Some(fd) = &sock
+        && let Err(status) = world.epoll.add(fd.as_raw_fd(), super::world::alive_tag(ch))
+    {
+        log::warn(format_args!("cannot watch peer '{}': {status}", hello.name));
+    }
+    world.links.insert(ch, Link { ep: key, alive: sock, doubt: Doubt::None });
+    world.chans.insert(key, ch);
+    if let Some(seeds) = hello.seeds {
+        engine.channel_seal(ch, seeds);
     }
 }
 

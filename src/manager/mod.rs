@@ -47,6 +47,7 @@ mod messages;
 mod near;
 mod pairs;
 mod peers;
+mod rails;
 mod registrations;
 mod report;
 mod seam;
@@ -513,6 +514,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         providers,
         queue_depth: config.queue_depth,
         checksum: config.checksum,
+        rails: ProviderKind::ALL.iter().any(|&p| config.sizes_of(p).max_rdma_per_request > 1),
         max_message: 0,
     };
     let boot_config = BootConfig {

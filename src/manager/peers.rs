@@ -190,6 +190,8 @@ impl Manager {
         let none = || Status::new(Code::NotFound, format!("peer '{peer}' is not known any more"));
         let p = core.engine.peer(index).ok_or_else(none)?;
         let route = core.world.routes.get(&index);
+        let of = |&c: &_| core.engine.channel(c).map_or(0, |c| c.rails().count());
+        let rails: usize = p.channels.iter().map(of).sum();
         let channel = p.channels.first().and_then(|&c| core.engine.channel(c));
         let reason = match (channel, &p.last_error) {
             (None, Some(error)) => error.to_string(),
@@ -203,7 +205,7 @@ impl Manager {
             address: route.map_or_else(String::new, |r| r.text.clone()),
             incarnation: p.incarnation,
             state: p.state,
-            channels: p.channels.len() as u32,
+            channels: p.channels.len() as u32 + rails as u32,
             eager_max: p.channels.first().map_or(0, |&c| core.engine.eager_max(c)),
             max_message: channel.map_or(0, |c| c.room() as u64),
             bytes_sent: sums[0],

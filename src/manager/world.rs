@@ -72,6 +72,9 @@ pub struct Route {
     pub backoff: Backoff,
     /// Why the present provider was chosen.
     pub reason: String,
+    /// One more connection is to be dialled, for a rail of this channel; and its dial is under way.
+    pub rail: Option<ChanId>,
+    pub dialing_rail: bool,
 }
 
 /// See the module's text.
@@ -575,6 +578,13 @@ impl Fx for World {
         route.wanted = true;
         if !route.dialing && route.next_try.is_none() {
             route.next_try = Some(now);
+            self.tries = true;
+        }
+    }
+
+    fn connect_rail(&mut self, peer: u32, _name: &str, main: ChanId) {
+        if let Some(route) = self.routes.get_mut(&peer) {
+            route.rail = Some(main);
             self.tries = true;
         }
     }

@@ -70,6 +70,8 @@ pub struct PeerCounters {
     pub disconnects: Counter,
     /// Times a post found the queue full and had to wait.
     pub queue_full: Counter,
+    /// Content that this side's READs and WRITEs carried over rails, bytes.
+    pub rail_bytes: Counter,
     /// Time from the call of a receive to its end, successful ones.
     pub recv_latency: Histogram,
     completions: [Counter; CODES],
@@ -112,6 +114,7 @@ impl PeerCounters {
             connects: self.connects.get(),
             disconnects: self.disconnects.get(),
             queue_full: self.queue_full.get(),
+            rail_bytes: self.rail_bytes.get(),
             completions: std::array::from_fn(|i| self.completions[i].get()),
             protocols: std::array::from_fn(|i| self.protocols[i].get()),
             recv_latency: self.recv_latency.snapshot(),
@@ -263,6 +266,8 @@ pub struct PeerSnapshot {
     pub disconnects: u64,
     /// See [`PeerCounters`].
     pub queue_full: u64,
+    /// See [`PeerCounters`].
+    pub rail_bytes: u64,
     /// Ends of sends and receives, by code.
     pub completions: [u64; CODES],
     /// Successful ones, by protocol.

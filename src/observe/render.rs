@@ -84,7 +84,7 @@ fn peer_json(out: &mut String, p: &PeerSnapshot) -> fmt::Result {
 }
 
 /// Help, name and value of a peer's plain counters.
-fn counters_of(p: &PeerSnapshot) -> [(&'static str, &'static str, u64); 7] {
+fn counters_of(p: &PeerSnapshot) -> [(&'static str, &'static str, u64); 8] {
     [
         ("Tensor content sent.", "bytes_sent", p.bytes_sent),
         ("Tensor content received.", "bytes_received", p.bytes_received),
@@ -93,6 +93,7 @@ fn counters_of(p: &PeerSnapshot) -> [(&'static str, &'static str, u64); 7] {
         ("Connections that came up.", "connects", p.connects),
         ("Connections that went down.", "disconnects", p.disconnects),
         ("Posts that found the queue full.", "queue_full", p.queue_full),
+        ("Content read or written over further connections, bytes.", "rail_bytes", p.rail_bytes),
     ]
 }
 

@@ -12,10 +12,12 @@ use crate::wire::Reader;
 
 mod buffers;
 mod pairs;
+mod rails;
 mod usual;
 
 pub use buffers::{BufferMessage, IMM_BUFFER, IMM_BUFFER_LAST};
 pub use pairs::{IMM_SLOT, IMM_SLOT_LAST, PairMessage};
+pub use rails::{Nonce, RailMessage};
 pub use usual::{
     MSG_HEAD, Short, UsualMeta, UsualMsg, UsualRequest, usual_content, usual_msg, usual_msg_head,
     usual_msg_head_user, usual_request,
@@ -305,6 +307,8 @@ pub enum Message<'a> {
     Pair(PairMessage<'a>),
     /// About a buffer that lasts.
     Buffer(BufferMessage),
+    /// About a rail.
+    Rail(RailMessage),
 }
 
 fn put_header(out: &mut Vec<u8>, kind: u8, flags: u8) {
@@ -607,6 +611,7 @@ pub fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
         Message::MsgWithdrawn { number, sync } => put_number(out, MSG_WITHDRAWN, *sync, *number),
         Message::Pair(m) => pairs::put(out, m),
         Message::Buffer(m) => buffers::put(out, m),
+        Message::Rail(m) => rails::put(out, m),
     }
 }
 
@@ -757,6 +762,7 @@ pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
         MSG_WITHDRAWN => Message::MsgWithdrawn { number: r.u32()?, sync: flags & F_SYNC != 0 },
         pairs::FIRST..=pairs::LAST => pairs::get(&mut r, kind, flags)?,
         buffers::FIRST..=buffers::LAST => buffers::get(&mut r, kind, flags)?,
+        rails::FIRST..=rails::LAST => rails::get(&mut r, kind)?,
         other => return Err(Status::invalid(format!("message type {other} is not known"))),
     };
     Ok((message, credits))

@@ -93,6 +93,13 @@ pub const PLACES: &[Place] = &[
     place("engine/deadlines.rs", 2048, "the table of deadlines", &["new"]),
     place("engine/known.rs", 256, "a peer; an entry of its cache", &["insert", "new", "put"]),
     place("engine/mod.rs", 1024, "the engine", &["new"]),
+    place("engine/rails.rs", 64, "a rail", &["rail_new"]),
+    place(
+        "engine/transfer/protocols/stripes.rs",
+        4096,
+        "stripes of a transfer; the transfers of a rail that ended",
+        &["stripes", "write_stripes_anew"],
+    ),
     place(
         "fabric/loopback/hub.rs",
         2048,

@@ -128,6 +128,7 @@ pub fn identity(name: &str) -> Identity {
         peer_timeout_ms: 10_000,
         providers: offers(&ProviderKind::ALL),
         queue_depth: 64,
+        rails: false,
         checksum: false,
         max_message: 0,
     }

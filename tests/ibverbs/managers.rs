@@ -107,6 +107,7 @@ impl Scene {
             peer_timeout_ms: 10_000,
             providers: vec![Offer { kind: ProviderKind::Ibverbs, unavailable: None }],
             queue_depth: 64,
+            rails: false,
             checksum: false,
             max_message: 0,
         };

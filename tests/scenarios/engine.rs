@@ -208,8 +208,12 @@ impl Stage {
                 Claim::Living => return Err(()),
             }
         }
+        let rail = self.w.conns[conn].rail.is_some();
         let opened = self.call(who.node, |e, fx| {
             let index = e.guest(&name).unwrap();
+            if rail {
+                return e.rail_new(fx, index, &incarnation, caps, manual);
+            }
             e.channel_new(fx, index, incarnation, proved, caps, manual)
         });
         let ch = opened.map_err(|_| ())?;
@@ -221,8 +225,30 @@ impl Stage {
     }
 
     /// Begins to use a connection.
-    pub fn engine_begin(&mut self, node: usize, ch: u32) {
-        self.call(node, |e, fx| e.channel_open(fx, ch));
+    pub fn engine_begin(&mut self, node: usize, ch: u32, conn: usize, dialled: bool) {
+        let rail = self.w.conns[conn].rail;
+        self.call(node, |e, fx| {
+            if rail.is_some() {
+                return e.rail_open(fx, ch, rail.filter(|_| dialled));
+            }
+            e.channel_open(fx, ch);
+            if dialled {
+                e.want_rails(fx, ch);
+            }
+        });
+    }
+
+    /// Whether a rail of this channel is still to be made.
+    pub fn engine_wants_rail(&self, node: usize, main: u32) -> bool {
+        self.engines[node].as_ref().unwrap().wants_rail(main)
+    }
+
+    /// Rails that a node has in use.
+    pub fn rails(&self, node: usize) -> usize {
+        let engine = self.engines[node].as_ref().unwrap();
+        let peer = engine.find_peer(&format!("node{}", 1 - node)).unwrap();
+        let channels = &engine.peer(peer).unwrap().channels;
+        channels.iter().map(|&ch| engine.channel(ch).unwrap().rails().count()).sum()
     }
 
     /// A try to connect failed; whether another follows.

@@ -1,7 +1,7 @@
 //! What is on its way, by kind. The one place that looks into messages.
 
 use rdma_transport::protocol::message::{
-    self, BufferMessage, Content, IMM_ACK, Message, PairMessage,
+    self, BufferMessage, Content, IMM_ACK, Message, PairMessage, RailMessage,
 };
 use rdma_transport::status::Status;
 
@@ -51,6 +51,10 @@ pub enum Kind {
     TensorWrite,
     BufferRecall,
     BufferFree,
+    RailAdd,
+    RailJoin,
+    RailJoined,
+    RailEnd,
     /// A write that says that the content is there.
     Imm,
     /// A write that returns credits.
@@ -99,6 +103,12 @@ pub fn kind(bytes: &[u8]) -> Kind {
         Ok((Message::MsgWindow { .. }, _)) => Kind::MsgWindow,
         Ok((Message::MsgWithdraw { .. }, _)) => Kind::MsgWithdraw,
         Ok((Message::MsgWithdrawn { .. }, _)) => Kind::MsgWithdrawn,
+        Ok((Message::Rail(m), _)) => match m {
+            RailMessage::Add { .. } => Kind::RailAdd,
+            RailMessage::Join { .. } => Kind::RailJoin,
+            RailMessage::Joined { .. } => Kind::RailJoined,
+            RailMessage::End { .. } => Kind::RailEnd,
+        },
         Ok((Message::Pair(m), _)) => match m {
             PairMessage::Hello { .. } => Kind::PairHello,
             PairMessage::Bye { .. } => Kind::PairBye,

@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use rdma_transport::api::Protocol;
-use rdma_transport::engine::Settings;
 use rdma_transport::engine::transfer::sizes::Sizes;
+use rdma_transport::engine::{ChanId, Settings};
 use rdma_transport::fabric::{Caps, ProviderKind};
 
 use super::common::memory::Who;
@@ -35,6 +35,7 @@ pub struct Script {
     pub devices: bool,
     pub last_words: bool,
     pub dials: VecDeque<(Who, usize)>,
+    pub rails: VecDeque<(Who, ChanId)>,
 }
 
 impl Fate for Script {
@@ -48,6 +49,10 @@ impl Fate for Script {
 
     fn dials(&mut self, _: u64, who: Who, to: usize) {
         self.dials.push_back((who, to));
+    }
+
+    fn dials_rail(&mut self, _: u64, who: Who, _: usize, main: ChanId) {
+        self.rails.push_back((who, main));
     }
 
     fn part(&mut self, left: u64) -> u64 {

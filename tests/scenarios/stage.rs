@@ -134,6 +134,7 @@ impl Stage {
         for _ in 0..1_000_000 {
             let more = self.open_one()
                 || self.dial_one()
+                || self.rail_one()
                 || self.poll_one()
                 || self.answer_one()
                 || self.complete_one()
@@ -181,7 +182,7 @@ impl Stage {
             Ok(Some(ch)) => {
                 self.w.nodes[to].chans.insert(ch, (conn, 0));
                 self.w.conns[conn].ends[0].ch = Some(ch);
-                self.engine_begin(to, ch);
+                self.engine_begin(to, ch, conn, false);
                 Some(true)
             }
             asked => {
@@ -189,6 +190,15 @@ impl Stage {
                 asked.is_err().then_some(false)
             }
         }
+    }
+
+    /// A process that has the other node's name and incarnation connects to be a rail. Nothing more is heard of it.
+    pub fn stranger_rail(&mut self, to: usize) {
+        let conn = self.w.new_conn(self.w.who(1 - to), self.w.who(to));
+        self.w.conns[conn].rail = Some((0, [0; 16]));
+        self.w.conns[conn].silent = true;
+        self.opens.push_back((conn, 1));
+        self.run();
     }
 
     /// The last connection that was made.
@@ -229,8 +239,18 @@ impl Stage {
                 let early = std::mem::take(&mut end.early);
                 let inbox = &mut self.w.nodes[who.node].inbox;
                 inbox.extend(early.into_iter().map(|e| (conn, side, e)));
-                self.engine_begin(who.node, ch);
+                self.engine_begin(who.node, ch, conn, side == 0);
             }
+        }
+        true
+    }
+
+    fn rail_one(&mut self) -> bool {
+        let Some((who, main)) = self.w.fate.rails.pop_front() else { return false };
+        if self.w.lives(who) && self.engine_wants_rail(who.node, main) {
+            self.connect(who.node);
+            let conn = self.conn();
+            self.w.conns[conn].rail = Some((main, [conn as u8; 16]));
         }
         true
     }

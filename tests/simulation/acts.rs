@@ -123,7 +123,11 @@ impl Sim {
         if live.is_empty() {
             return;
         }
-        let conn = self.w.rng.pick(&live);
+        // Rails as often as all others together: there are few.
+        let rails: Vec<usize> =
+            live.iter().copied().filter(|&c| self.w.conns[c].rail.is_some()).collect();
+        let among = if self.w.rng.percent(50) && !rails.is_empty() { &rails } else { &live };
+        let conn = self.w.rng.pick(among);
         for side in [0, 1] {
             let delay = self.w.delay(500 * US);
             self.w.after(delay, Event::Kill { conn, side });

@@ -132,6 +132,15 @@ impl Profile {
             };
             per_node.push((caps, settings));
         }
+        // Drawn last, so that a seed is otherwise what it was. One side that wants none refuses those of the other.
+        let rails = rng.pick(&[1, 1, 2, 3, 4]);
+        let striped = rng.pick(&[1, 100, 1000]);
+        for (_, settings) in &mut per_node {
+            let rails = if rng.percent(5) { 1 } else { rails };
+            for sizes in settings.sizes.iter_mut() {
+                (sizes.max_rdma_per_request, sizes.min_striped_size) = (rails, striped);
+            }
+        }
         Profile {
             nodes,
             pairs: if far { 500 } else { rng.range(10, 200) as usize },

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_transport::api::*;
-use rdma_transport::engine::{Claim, Engine, Fx, Held, Offer, Planted, Work, checksum};
+use rdma_transport::engine::{ChanId, Claim, Engine, Fx, Held, Offer, Planted, Work, checksum};
 use rdma_transport::status::{Code, Status};
 
 use super::app::{Act, App, Kind, Note};
@@ -125,6 +125,7 @@ impl Sim {
             }
             Event::Open { conn, side } => self.open(conn, side),
             Event::Connect { who, to } => self.connect(who, to),
+            Event::Rail { who, to, main } => self.connect_rail(who, to, main),
             Event::Poll { who } if self.w.lives(who) => self.poll(who.node),
             Event::Tick { who } if self.w.lives(who) => self.tick(who.node),
             Event::Work { who } if self.w.lives(who) => self.work(who.node),
@@ -190,8 +191,12 @@ impl Sim {
                 }
             }
         }
+        let rail = self.w.conns[conn].rail;
         let opened = self.call(who.node, |e, fx| {
             let index = e.guest(&name).unwrap();
+            if rail.is_some() {
+                return e.rail_new(fx, index, &incarnation, caps, manual);
+            }
             e.channel_new(fx, index, incarnation, proved, caps, manual)
         });
         let Ok(ch) = opened else { return self.w.end(conn, side, false) };
@@ -210,7 +215,35 @@ impl Sim {
         let inbox = &mut self.w.nodes[who.node].inbox;
         inbox.extend(early.into_iter().map(|e| (conn, side, e)));
         self.w.wake(who.node);
-        self.call(who.node, |e, fx| e.channel_open(fx, ch));
+        match rail {
+            Some(rail) => {
+                self.call(who.node, |e, fx| e.rail_open(fx, ch, Some(rail).filter(|_| side == 0)))
+            }
+            None => self.call(who.node, |e, fx| {
+                e.channel_open(fx, ch);
+                if side == 0 {
+                    e.want_rails(fx, ch);
+                }
+            }),
+        }
+    }
+
+    fn connect_rail(&mut self, who: Who, to: usize, main: ChanId) {
+        let there = self.w.nodes[to].up && !self.w.nodes[to].closing;
+        if !self.w.lives(who) || !there || self.w.fault(self.w.profile.connect_fails) {
+            return;
+        }
+        if !self.engines[who.node].as_ref().unwrap().wants_rail(main) {
+            return;
+        }
+        let conn = self.w.new_conn(who, self.w.who(to));
+        let mut nonce = [0; 16];
+        nonce[..8].copy_from_slice(&(conn as u64).to_le_bytes());
+        self.w.conns[conn].rail = Some((main, nonce));
+        for side in [0, 1] {
+            let delay = self.w.delay(100 * US);
+            self.w.after(delay, Event::Open { conn, side });
+        }
     }
 
     fn connect(&mut self, who: Who, to: usize) {

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::ops::{Deref, DerefMut};
 
+use rdma_transport::engine::ChanId;
 use rdma_transport::status::Status;
 
 use super::app::Act;
@@ -25,6 +26,8 @@ pub enum Event {
     Open { conn: usize, side: usize },
     /// An attempt to connect ends.
     Connect { who: Who, to: usize },
+    /// The same of one more connection, for a rail of this channel.
+    Rail { who: Who, to: usize, main: ChanId },
     /// A node looks for events.
     Poll { who: Who },
     /// A node's timer.
@@ -143,6 +146,11 @@ impl Fate for Seeded {
         let max = if self.profile.quiet { 300 * US } else { 3 * MS };
         let delay = self.delay(max);
         self.at(now, now + delay, Event::Connect { who, to });
+    }
+
+    fn dials_rail(&mut self, now: u64, who: Who, to: usize, main: ChanId) {
+        let delay = self.delay(300 * US);
+        self.at(now, now + delay, Event::Rail { who, to, main });
     }
 
     fn part(&mut self, left: u64) -> u64 {

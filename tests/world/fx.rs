@@ -152,6 +152,12 @@ impl<F: Fate> Fx for NodeFx<'_, F> {
         self.w.dial(self.node, to);
     }
 
+    fn connect_rail(&mut self, _: u32, name: &str, main: ChanId) {
+        let to: usize = name.trim_start_matches("node").parse().unwrap();
+        let who = self.w.who(self.node);
+        self.w.fate.dials_rail(self.w.now, who, to, main);
+    }
+
     fn alloc(&mut self, len: u64) -> Result<Buffer, Status> {
         if self.w.fate.fails(self.node, Fault::Alloc) {
             return Err(injected("memory"));

@@ -38,6 +38,8 @@ pub trait Fate {
     fn wakes(&mut self, now: u64, who: Who, node: &mut Node);
     /// The node tries to connect.
     fn dials(&mut self, now: u64, who: Who, to: usize);
+    /// The node tries to connect once more, for a rail of this channel.
+    fn dials_rail(&mut self, now: u64, who: Who, to: usize, main: ChanId);
     /// How much of what is left of a write or read takes effect at once.
     fn part(&mut self, left: u64) -> u64;
     /// Whether this fails now.

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use rdma_transport::engine::ChanId;
 use rdma_transport::fabric::{Access, Mem, PostError, Remote};
+use rdma_transport::protocol::message::Nonce;
 use rdma_transport::status::{Code, Status};
 
 use super::memory::Who;
@@ -82,6 +83,8 @@ pub struct Conn {
     pub ends: [End; 2],
     /// The network swallows everything: the peer's host is gone without a word.
     pub silent: bool,
+    /// It is to be a rail: of which channel of the first end, and by what name.
+    pub rail: Option<(ChanId, Nonce)>,
 }
 
 impl End {
@@ -126,7 +129,7 @@ fn gone() -> Status {
 
 impl<F: Fate> World<F> {
     pub fn new_conn(&mut self, a: Who, b: Who) -> usize {
-        self.conns.push(Conn { ends: [End::new(a), End::new(b)], silent: false });
+        self.conns.push(Conn { ends: [End::new(a), End::new(b)], silent: false, rail: None });
         self.conns.len() - 1
     }
 
@@ -277,9 +280,13 @@ impl<F: Fate> World<F> {
 
     fn complete(&mut self, conn: usize, side: usize, op: Op, result: Result<(), Status>) {
         if let Op::Write { wr, .. } | Op::Read { wr, .. } = op {
+            let rail = self.conns[conn].rail.is_some() && op.moves_content();
             let end = &mut self.conns[conn].ends[side];
             if end.life != Life::Up {
                 return;
+            }
+            if rail && result.is_ok() {
+                self.fate.meet("stripe over a rail");
             }
             end.done.push_back(NetEvent::Done(wr, result));
             end.done_at = self.fate.completes(self.now, conn, side, end.done_at);
@@ -342,6 +349,9 @@ impl<F: Fate> World<F> {
         let who = end.who;
         if events.iter().any(|e| matches!(e, NetEvent::Done(_, Err(_)))) {
             self.fate.meet("connection lost amid a write or read");
+            if self.conns[conn].rail.is_some() {
+                self.fate.meet("rail lost amid a stripe");
+            }
         }
         self.trace(|| format!("conn {conn}.{side} of {who:?} goes down"));
         if !self.lives(who) {

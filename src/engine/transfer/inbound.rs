@@ -2,6 +2,7 @@
 
 use super::outbound::Sent;
 use super::protocols::Inflow;
+use super::protocols::stripes::Stripes;
 use crate::api::*;
 use crate::engine::channel::ChanId;
 use crate::engine::front::rendezvous::Named;
@@ -89,6 +90,8 @@ pub(in crate::engine) struct Request {
     pub buffer: Option<Buffer>,
     pub landing: Option<Landing>,
     pub legs: Option<Box<Legs>>,
+    /// Its READs go over several connections.
+    pub stripes: Option<Box<Stripes>>,
     /// The content comes by the pipeline.
     pub flow: Option<Box<Inflow>>,
     pub checksum: Option<u64>,

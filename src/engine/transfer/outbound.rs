@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use super::choose::{Choice, Facts, select};
 use super::protocols::Outflow;
+use super::protocols::stripes::Stripes;
 use crate::api::*;
 use crate::engine::channel::{ChanId, Channel};
 use crate::engine::front::rendezvous::Named;
@@ -104,6 +105,8 @@ pub(in crate::engine) struct Source {
     /// A pipeline was offered, with so many bytes of the content; what of the others has gone.
     pub first: Option<u64>,
     pub flow: Option<Box<Outflow>>,
+    /// Its WRITEs go over several connections.
+    pub stripes: Option<Box<Stripes>>,
     pub started: u64,
     pub protocol: Protocol,
 }
@@ -122,6 +125,7 @@ impl Source {
             leg: None,
             first: None,
             flow: None,
+            stripes: None,
             started: now,
             protocol: Protocol::Eager,
         }

@@ -1,5 +1,7 @@
 //! Sizes by which content is cut, by ob1's names.
 
+use crate::limits::MAX_RAILS;
+
 /// See each; the defaults are said where they are read from the environment, in `docs/tuning.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
@@ -17,6 +19,10 @@ pub struct Sizes {
     pub rdma_pipeline_send_length: u64,
     /// Messages that are copied at a time.
     pub send_pipeline_depth: u32,
+    /// Connections that the READs or WRITEs of one transfer go over.
+    pub max_rdma_per_request: u32,
+    /// Shorter ones go over the main connection alone.
+    pub min_striped_size: u64,
 }
 
 impl Default for Sizes {
@@ -29,6 +35,8 @@ impl Default for Sizes {
             rdma_pipeline_frag_size: 1 << 20,
             rdma_pipeline_send_length: 32 << 10,
             send_pipeline_depth: 4,
+            max_rdma_per_request: 1,
+            min_striped_size: 1 << 20,
         }
     }
 }
@@ -48,7 +56,7 @@ const fn size(name: &'static str, variable: &'static str, range: (i64, i64)) -> 
 }
 
 /// All, in the order of their fields. The largest fit their types.
-pub const SIZES: [Size; 7] = [
+pub const SIZES: [Size; 9] = [
     size("eager_limit", "RDMA_EAGER_LIMIT", (0, 1 << 30)),
     // What the call copies at most.
     size("rndv_eager_limit", "RDMA_RNDV_EAGER_LIMIT", (0, 8 << 10)),
@@ -57,7 +65,12 @@ pub const SIZES: [Size; 7] = [
     size("pipeline_frag_size", "RDMA_PIPELINE_FRAG_SIZE", (4096, 1 << 40)),
     size("pipeline_send_length", "RDMA_PIPELINE_SEND_LENGTH", (0, i64::MAX)),
     size("send_pipeline_depth", "RDMA_SEND_PIPELINE_DEPTH", (1, 64)),
+    size("max_rdma_per_request", "RDMA_MAX_RDMA_PER_REQUEST", (1, MAX_RAILS as i64 + 1)),
+    size("min_striped_size", "RDMA_MIN_STRIPED_SIZE", (0, i64::MAX)),
 ];
+
+/// The place of `max_rdma_per_request` in [`SIZES`].
+pub const MAX_RDMA_PER_REQUEST: usize = 7;
 
 impl Sizes {
     /// One of them, by its place in [`SIZES`].
@@ -70,7 +83,9 @@ impl Sizes {
             3 => large(self.min_rdma_pipeline_size),
             4 => large(self.rdma_pipeline_frag_size),
             5 => large(self.rdma_pipeline_send_length),
-            _ => self.send_pipeline_depth.into(),
+            6 => self.send_pipeline_depth.into(),
+            MAX_RDMA_PER_REQUEST => self.max_rdma_per_request.into(),
+            _ => large(self.min_striped_size),
         }
     }
 
@@ -84,7 +99,9 @@ impl Sizes {
             3 => self.min_rdma_pipeline_size = long,
             4 => self.rdma_pipeline_frag_size = long,
             5 => self.rdma_pipeline_send_length = long,
-            _ => self.send_pipeline_depth = short,
+            6 => self.send_pipeline_depth = short,
+            MAX_RDMA_PER_REQUEST => self.max_rdma_per_request = short,
+            _ => self.min_striped_size = long,
         }
     }
 }

@@ -322,6 +322,10 @@ fn options_of_a_manager_are_checked() {
     refuse(&|o| o.eager_max = u64::MAX, "options.eager_max is 18446744073709551615");
     refuse(&|o| o.meta_cache_entries = u32::MAX, "meta_cache_entries is 4294967295");
     refuse(&|o| o.queue_depth = 0, "queue_depth is 0");
+    refuse(
+        &|o| o.max_rdma_per_request = 9,
+        "options.max_rdma_per_request is 9, allowed are 0 to 8",
+    );
     refuse(&|o| o.checksum = 2, "options.checksum is 2, allowed are 0 to 1");
     refuse(&|o| o.tolerate_dup_recv = 2, "options.tolerate_dup_recv is 2");
     refuse(&|o| o.allow_remote = 255, "options.allow_remote is 255");

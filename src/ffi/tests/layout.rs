@@ -26,13 +26,14 @@ fn structs_have_the_layout_of_the_first_version() {
     offsets!(rdma_transfer_info_t, 48: struct_size 0, bytes 8, elapsed_ns 16, provider 24, peer 32,
         protocol 40, reason 44);
     offsets!(rdma_device_ops_t, 32: struct_size 0, copy_to_host 8, copy_from_host 16, export_dmabuf 24);
-    offsets!(rdma_mgr_options_t, 200: struct_size 0, name 8, provider 16, listen 24, secret 32,
+    offsets!(rdma_mgr_options_t, 208: struct_size 0, name 8, provider 16, listen 24, secret 32,
         secret_len 40, progress 48, protocol 52, timeout_ms 56, busy_poll_us 64,
         peer_timeout_ms 72, eager_max 80, meta_cache_entries 88, queue_depth 92, checksum 96,
         tolerate_dup_recv 97, allow_remote 98, use_rdma_cm 99, ib_device 104, ib_port 112,
         ib_gid_index 116, ib_pkey_index 120, ib_timeout 124, ib_retry_count 128, ib_sl 132,
         ib_mtu 136, ib_traffic_class 140, source 144, source_ended 152, source_userdata 160,
-        peer_event 168, peer_event_userdata 176, registration_cache_bytes 184, pool 192);
+        peer_event 168, peer_event_userdata 176, registration_cache_bytes 184, pool 192,
+        max_rdma_per_request 200);
     offsets!(rdma_recv_options_t, 56: struct_size 0, timeout_ms 8, dst 16, dst_len 24, alloc 32,
         alloc_userdata 40, device 48);
     offsets!(rdma_send_options_t, 16: struct_size 0, timeout_ms 8);

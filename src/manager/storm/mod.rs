@@ -13,6 +13,7 @@ use super::Manager;
 use crate::api::*;
 use crate::config::{Config, Progress};
 use crate::engine::Hooks;
+use crate::engine::transfer::sizes::{Chosen, MAX_RDMA_PER_REQUEST};
 use crate::fabric::ProviderKind;
 use crate::status::{Code, Status};
 
@@ -57,12 +58,17 @@ fn size(key: u64, step: i64) -> usize {
 }
 
 fn manager(index: usize, seed: u64) -> (Arc<Manager>, Arc<Mutex<Luck>>) {
+    let mut sizes = Chosen::default();
+    sizes.choose(MAX_RDMA_PER_REQUEST, 1 + (seed % 3) as i64);
+    sizes.choose(MAX_RDMA_PER_REQUEST + 1, 5000);
     let config = Config {
         name: format!("storm {seed} {index}"),
         provider: Some(ProviderKind::Loopback),
         listen: Some("127.0.0.1:0".into()),
         progress: Progress::Manual,
         queue_depth: 16,
+        // In a part of the runs over several connections.
+        sizes: Box::new(sizes),
         ..Config::default()
     };
     let manager = Manager::open(config, Hooks::default(), None).expect("manager");

@@ -160,6 +160,10 @@ fn round_trips() {
         Message::Fragment { last: true, bytes: b"part" },
         Message::Goodbye { code: 3, text: b"why" },
         Message::Goodbye { code: 0, text: b"" },
+        Message::Rail(RailMessage::Add { nonce: [1; 16] }),
+        Message::Rail(RailMessage::Join { nonce: [2; 16] }),
+        Message::Rail(RailMessage::Joined { nonce: [3; 16] }),
+        Message::Rail(RailMessage::End { nonce: [4; 16] }),
     ];
     let mut out = Vec::new();
     for m in &all {

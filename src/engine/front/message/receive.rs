@@ -400,6 +400,7 @@ impl Engine {
             buffer: None,
             landing: None,
             legs: None,
+            stripes: None,
             flow: None,
             checksum: None,
             protocol: if ch.is_some() { Protocol::DirectGet } else { Protocol::Eager },

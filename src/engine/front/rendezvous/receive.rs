@@ -163,6 +163,7 @@ impl Engine {
             buffer: None,
             landing: None,
             legs: None,
+            stripes: None,
             flow: None,
             checksum: None,
             protocol: Protocol::Auto,

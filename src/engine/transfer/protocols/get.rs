@@ -93,6 +93,9 @@ impl Engine {
         response: u32,
         source: &Place,
     ) {
+        if self.read_striped(fx, index, (ch, response), source) {
+            return;
+        }
         let found = (self.requests.get_mut(index), self.channels.get_mut(ch));
         let (Some(r), Some(c)) = found else {
             return self.fail_by_defect(fx, index, "a connection ended before a READ of it");

@@ -7,6 +7,7 @@ mod local;
 mod persistent;
 mod pipeline;
 mod put;
+pub(super) mod stripes;
 
 pub(super) use eager::data_loss;
 pub(super) use pipeline::{Inflow, Outflow};

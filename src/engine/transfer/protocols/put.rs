@@ -92,6 +92,9 @@ impl Engine {
     }
 
     fn write_all(&mut self, fx: &mut impl Fx, index: u32, max: u64) {
+        if self.write_striped(fx, index) {
+            return;
+        }
         let Some(r) = self.responses.get_mut(index) else { return };
         let (Some(source), Some((dst, _))) = (&r.source, &r.asked.dst) else { return };
         let Some(c) = self.channels.get_mut(r.asked.to.ch) else { return };

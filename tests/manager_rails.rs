@@ -1,0 +1,185 @@
+//! Long content over several connections between two managers: that it does, that a connection that breaks ends nothing, and
+//! who wants only one.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use rdma_transport::api::*;
+use rdma_transport::config::Config;
+use rdma_transport::engine::transfer::sizes::MAX_RDMA_PER_REQUEST;
+use rdma_transport::fabric::ProviderKind;
+use rdma_transport::manager::Manager;
+
+const LONG: Duration = Duration::from_secs(60);
+const LEN: usize = 8 << 20;
+
+fn config(name: &str, kind: ProviderKind, connections: u32) -> Config {
+    let mut config = Config { name: name.into(), provider: Some(kind), ..Config::default() };
+    config.sizes.choose(MAX_RDMA_PER_REQUEST, connections.into());
+    config
+}
+
+fn pair(a: Config, b: Config) -> (Arc<Manager>, Arc<Manager>) {
+    let (a, b) = (Manager::new(a).unwrap(), Manager::new(b).unwrap());
+    a.import_address(&b.export_address().unwrap()).unwrap();
+    (a, b)
+}
+
+fn content(salt: usize) -> Vec<u8> {
+    (0..LEN).map(|i| (i * 31 + i / 4096 + salt * 7) as u8).collect()
+}
+
+/// `from` sends a tensor, `to` receives it: into memory that it gives, which is written to, or reading it.
+fn transfer((to, from, name): (&Manager, &Manager, &str), step: i64, given: bool) {
+    let bytes = content(step as usize);
+    let mut room = vec![0u8; LEN];
+    let at = room.as_mut_ptr() as u64;
+    let target = match given {
+        true => Target::Given { addr: at, len: LEN as u64 },
+        false => Target::Alloc(Box::new(move |_: &Meta| Some(at))),
+    };
+    let (tx, received) = mpsc::channel();
+    let done: RecvDone = Box::new(move |result, _| drop(tx.send(result.map(|t| t.meta.nbytes))));
+    let options = RecvOptions { timeout: Some(LONG), target, device: 0, keep: false };
+    let key = format!("key {step}");
+    // SAFETY: `room` lives until the receive has ended, below.
+    unsafe { to.recv_async(Some(name), key.as_bytes(), step, options, done) }.unwrap();
+    let mut meta = Meta { dtype: 1, nbytes: LEN as u64, ..Default::default() };
+    meta.dims.push(LEN as i64);
+    let tensor = Tensor { meta, addr: bytes.as_ptr() as u64, device: 0 };
+    let (tx, sent) = mpsc::channel();
+    let done: SendDone = Box::new(move |result, _| drop(tx.send(result)));
+    // SAFETY: `bytes` lives until the send has ended, below.
+    unsafe { from.send(key.as_bytes(), step, tensor, None, Some(done.into())) }.unwrap();
+    let received = received.recv_timeout(LONG).unwrap();
+    let sent = sent.recv_timeout(LONG).unwrap();
+    assert_eq!((received, sent), (Ok(LEN as u64), Ok(())));
+    assert!(room == bytes, "step {step}: other content than was sent");
+}
+
+/// Waits until a manager has so many connections to a peer.
+fn until_connections(m: &Manager, peer: &str, want: u32) {
+    let begun = Instant::now();
+    while m.peer_info(peer).unwrap().channels != want {
+        let have = m.peer_info(peer).unwrap().channels;
+        assert!(begun.elapsed() < LONG, "{have} connections, and not {want}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn rail_bytes(m: &Manager) -> u64 {
+    let stats = m.stats_json().unwrap();
+    let value = |part: &str| part.split([',', '}']).next().unwrap().trim().parse::<u64>().unwrap();
+    stats.split("\"rail_bytes\":").skip(1).map(value).sum()
+}
+
+#[test]
+fn long_content_goes_over_all_connections() {
+    for kind in [ProviderKind::Loopback, ProviderKind::Tcp] {
+        for (connections, checksum, secret) in
+            [(2, false, false), (4, false, true), (3, true, false)]
+        {
+            let of = |name| {
+                let secret = secret.then(|| b"secret".to_vec());
+                Config { checksum, secret, ..config(name, kind, connections) }
+            };
+            let (a, b) = pair(of("a"), of("b"));
+            a.connect("b", Some(LONG)).unwrap();
+            until_connections(&a, "b", connections);
+            until_connections(&b, "a", connections);
+            // Read and written, to who has dialled and from there.
+            for (step, given) in [(1, false), (2, true)] {
+                transfer((&a, &b, "b"), step, given);
+                transfer((&b, &a, "a"), step + 10, given);
+            }
+            for m in [&a, &b] {
+                let moved = rail_bytes(m);
+                assert!(moved > 0 && moved < 2 * LEN as u64, "{kind:?}: {moved} bytes over rails");
+            }
+            a.destroy().unwrap();
+            b.destroy().unwrap();
+        }
+    }
+}
+
+#[test]
+fn either_side_may_want_only_one() {
+    for (ours, theirs, kind) in [
+        (1, 4, ProviderKind::Tcp),
+        (4, 1, ProviderKind::Tcp),
+        // It copies by both ends already.
+        (4, 4, ProviderKind::Shm),
+    ] {
+        let (a, b) = pair(config("a", kind, ours), config("b", kind, theirs));
+        a.connect("b", Some(LONG)).unwrap();
+        transfer((&a, &b, "b"), 1, false);
+        transfer((&b, &a, "a"), 2, true);
+        assert_eq!(a.peer_info("b").unwrap().channels, 1);
+        assert_eq!(b.peer_info("a").unwrap().channels, 1);
+        assert_eq!(rail_bytes(&a) + rail_bytes(&b), 0);
+        a.destroy().unwrap();
+        b.destroy().unwrap();
+    }
+}
+
+/// Connections pass through it; all but the first break after so many bytes.
+fn proxy(to: String, bytes: usize, broken: Arc<AtomicUsize>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for (number, near) in listener.incoming().enumerate() {
+            let (Ok(near), Ok(far)) = (near, TcpStream::connect(&to)) else { return };
+            for (mut from, mut into) in [
+                (near.try_clone().unwrap(), far.try_clone().unwrap()),
+                (far.try_clone().unwrap(), near.try_clone().unwrap()),
+            ] {
+                let broken = broken.clone();
+                std::thread::spawn(move || {
+                    let (mut left, mut buffer) = (bytes, vec![0; 64 << 10]);
+                    while let Ok(n @ 1..) = from.read(&mut buffer) {
+                        if number > 0 && n >= left {
+                            broken.fetch_add(1, Ordering::SeqCst);
+                            break;
+                        }
+                        left = left.saturating_sub(n);
+                        if into.write_all(&buffer[..n]).is_err() {
+                            break;
+                        }
+                    }
+                    let _ = (from.shutdown(Shutdown::Both), into.shutdown(Shutdown::Both));
+                });
+            }
+        }
+    });
+    address
+}
+
+/// Of three connections two break in the middle of a transfer, which ends well; so do those after it.
+#[test]
+fn connections_that_break_hand_their_part_to_the_others() {
+    for given in [false, true] {
+        let (a, b) = ("a", "b");
+        let a = Manager::new(config(a, ProviderKind::Tcp, 3)).unwrap();
+        let b = Manager::new(config(b, ProviderKind::Tcp, 3)).unwrap();
+        let broken = Arc::new(AtomicUsize::new(0));
+        let listens = b.listen("127.0.0.1:0").unwrap();
+        a.add_peer("b", &proxy(listens, 1 << 20, broken.clone())).unwrap();
+        a.connect("b", Some(LONG)).unwrap();
+        until_connections(&a, "b", 3);
+        until_connections(&b, "a", 3);
+        for step in 0..4 {
+            transfer((&a, &b, "b"), step, given);
+        }
+        assert!(broken.load(Ordering::SeqCst) >= 2);
+        until_connections(&a, "b", 1);
+        until_connections(&b, "a", 1);
+        let stats = a.stats_json().unwrap();
+        assert!(stats.contains("\"internal_ends\":0"), "{stats}");
+        a.destroy().unwrap();
+        b.destroy().unwrap();
+    }
+}
