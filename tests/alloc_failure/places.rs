@@ -56,6 +56,7 @@ pub const PLACES: &[Place] = &[
             "bind",
             "blob",
             "dial",
+            "dial_for",
             "listen_on",
             "poll",
             "refresh_addresses",
@@ -84,6 +85,7 @@ pub const PLACES: &[Place] = &[
     place("bootstrap/identity.rs", 256, "why a provider does not do", &["lacks"]),
     place("bootstrap/mod.rs", 256, "a handshake: who this is", &["clone"]),
     place("bootstrap/sys.rs", 64, "a handshake: descriptors that are ready", &["ready"]),
+    place("config.rs", 1024, "the sizes of a manager", &["default"]),
     place(
         "engine/channel.rs",
         256,
