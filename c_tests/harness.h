@@ -114,6 +114,7 @@ int64_t now_ms(void);
 /* The same without the time in which the machine did not let this process run: for checks of how long something took. */
 int64_t lived_ms(void);
 int64_t patience(int64_t ms); /* so much time, times RDMA_TEST_PATIENCE */
+#define CONNECT_MS patience(120000) /* a connection that has to come about; a machine may stand still meanwhile */
 
 /* ---- operations, each checked after the case to have ended exactly once ---- */
 typedef struct op {

@@ -27,7 +27,7 @@ rdma_code_t mgr_try(const char *name, tweak_fn tweak, rdma_mgr_t **out) {
   o.provider = env.provider;
   o.progress = env.progress;
   o.protocol = env.protocol;
-  o.timeout_ms = 30000;
+  o.timeout_ms = patience(120000); /* a machine may stand still; what hangs is found by who waits, in time that it lived */
   if (tweak) tweak(&o);
   rdma_code_t rc = rdma_mgr_create(&o, out);
   if (rc == RDMA_OK) {

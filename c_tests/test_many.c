@@ -184,7 +184,7 @@ static void connect_and_disconnect(void) {
       pump_for(300);
       before = usage_now();
     }
-    CHECK_OK(rdma_mgr_connect(p.a, "beta", 10000));
+    CHECK_OK(rdma_mgr_connect(p.a, "beta", CONNECT_MS));
     if (i == 19 || i % 100 == 0) {
       rdma_tensor_t t = tensor_of(NULL, 100000, 1);
       op *s = op_send(p.b, "k", i, &t), *r = op_recv(p.a, "beta", "k", i, 1, NULL);
@@ -240,7 +240,7 @@ static void idle_peer(void) {
   }
   for (int i = 0; i < N; i++) {
     snprintf(name, sizeof name, "spoke%d", i);
-    CHECK_OK(rdma_mgr_connect(hub, name, 10000));
+    CHECK_OK(rdma_mgr_connect(hub, name, CONNECT_MS));
     if (i == 0) { /* the first one pays for what all share */
       pump_for(300);
       start = rss_bytes();

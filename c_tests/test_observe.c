@@ -300,7 +300,7 @@ static void r26_not_offered_says_by_whose_word(void) {
   CHECK_HAS(text, "not offered, RDMA_PROVIDER is tcp (at 'beta')");
   CHECK_HAS(text, "not offered, options.provider is shm (at 'alpha')");
   CHECK_OK(rdma_mgr_add_peer(c, "beta", address));
-  CHECK_OK(rdma_mgr_connect(c, "beta", 20000));
+  CHECK_OK(rdma_mgr_connect(c, "beta", CONNECT_MS));
   mgr_end(a);
   mgr_end(b);
   mgr_end(c);

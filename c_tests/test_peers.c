@@ -28,7 +28,7 @@ static void connect_and_info(void) {
   CHECK_STR("", i.provider);
   CHECK_INT(RDMA_PEER_IDLE, i.state);
   CHECK_STR(p.b_address, i.address);
-  for (int k = 0; k < 3; k++) CHECK_OK(rdma_mgr_connect(p.a, "beta", 10000)); /* idempotent */
+  for (int k = 0; k < 3; k++) CHECK_OK(rdma_mgr_connect(p.a, "beta", CONNECT_MS)); /* idempotent */
   i = info_of(p.a, "beta");
   CHECK_INT(RDMA_PEER_CONNECTED, i.state);
   CHECK_INT(1, i.channels);
@@ -50,7 +50,7 @@ static void disconnect_and_again(void) {
   pair p = pair_new(NULL);
   drive(p.b);
   for (int k = 0; k < 20; k++) {
-    CHECK_OK(rdma_mgr_connect(p.a, "beta", 10000));
+    CHECK_OK(rdma_mgr_connect(p.a, "beta", CONNECT_MS));
     transfer(&p, "k", k);
     op *pending = op_recv(p.a, "beta", "never sent", k, 0, NULL);
     pump_for(k % 3);
@@ -142,7 +142,7 @@ static void blobs(void) {
   CHECK_OK(rdma_mgr_import_address(a, blob, len, name, sizeof name, &name_len));
   CHECK_STR("beta", name);
   CHECK_INT(4, name_len);
-  CHECK_OK(rdma_mgr_connect(a, "beta", 10000));
+  CHECK_OK(rdma_mgr_connect(a, "beta", CONNECT_MS));
   rdma_tensor_t t = tensor_of(NULL, 77, 1);
   op *s = op_send(b, "k", 1, &t), *r = op_recv(a, "beta", "k", 1, 1, NULL);
   op_wait(r, RDMA_OK);

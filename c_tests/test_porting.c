@@ -306,7 +306,7 @@ static void r23_limits_in_peer_info(void) {
   CHECK_INT(0, info.eager_max);
   CHECK_INT(0, info.max_message);
   drive(p.b);
-  CHECK_OK(rdma_mgr_connect(p.a, "beta", 20000));
+  CHECK_OK(rdma_mgr_connect(p.a, "beta", CONNECT_MS));
   CHECK_OK(rdma_mgr_peer_info(p.a, "beta", &info));
   CHECK(info.max_message >= 512 && info.eager_max > 0 && info.eager_max < info.max_message);
   pair_end(&p);

@@ -26,7 +26,7 @@ static uint64_t eager_max(tweak_fn tweak) {
   memset(&info, 0, sizeof info);
   info.struct_size = sizeof info;
   drive(p.b);
-  CHECK_OK(rdma_mgr_connect(p.a, "beta", 20000));
+  CHECK_OK(rdma_mgr_connect(p.a, "beta", CONNECT_MS));
   CHECK_OK(rdma_mgr_peer_info(p.a, "beta", &info));
   drive_stop(p.b);
   pair_end(&p);

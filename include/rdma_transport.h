@@ -660,7 +660,8 @@ struct rdma_mgr_options {
   int64_t busy_poll_us;
   /**
    * Silence after which a peer counts as stalled, in milliseconds. 0: never, only a connection
-   * that ends is a peer that is gone. RDMA_PEER_TIMEOUT_MS
+   * that ends is a peer that is gone. Time in which this manager was not driven, or the machine
+   * stood still, does not count. RDMA_PEER_TIMEOUT_MS
    */
   int64_t peer_timeout_ms;
   /**

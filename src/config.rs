@@ -55,7 +55,8 @@ pub struct Config {
     /// Time to spin before sleeping, in microseconds.
     pub busy_poll_us: u64,
     /// Silence after which a peer counts as stalled, in milliseconds. 0: never; only a connection
-    /// that ends is a peer that is gone.
+    /// that ends is a peer that is gone. Time in which this manager was not driven, or the machine
+    /// stood still, does not count.
     pub peer_timeout_ms: u64,
     /// Largest content that rides in the response; `None`: the provider's own.
     pub eager_max: Option<usize>,

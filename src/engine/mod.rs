@@ -205,6 +205,8 @@ pub struct Engine {
     next_id: u64,
     next_deadline: u64,
     next_keepalive: u64,
+    /// When it last went on after it had stood still; 0: never.
+    woke: u64,
     closing: bool,
     no_peer: Name,
     local: Arc<PeerCounters>,
@@ -247,6 +249,7 @@ impl Engine {
             next_id: 1,
             next_deadline: u64::MAX,
             next_keepalive: u64::MAX,
+            woke: 0,
             closing: false,
             no_peer: "".into(),
         }

@@ -27,7 +27,7 @@ pub(super) struct Rail {
     /// Its name, once it was heard.
     nonce: Option<Nonce>,
     /// When it came.
-    since: u64,
+    pub(super) since: u64,
 }
 
 /// A rail, as its main channel knows it.

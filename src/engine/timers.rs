@@ -10,6 +10,10 @@ use crate::status::{Code, Reason, Status};
 /// How long a peer may take to confirm that it writes no more, before its channel is ended.
 const QUIESCE_GRACE: u64 = 2_000_000_000;
 
+/// A tick that comes so much later than it was asked for tells that nothing ran meanwhile: the process was kept, or the
+/// whole machine stood still, and the peers with it.
+const STOOD_STILL: u64 = 1_000_000_000;
+
 impl Engine {
     /// Time at which `tick` is due next; `u64::MAX`: not before something else happens.
     pub fn next_tick(&self) -> u64 {
@@ -27,12 +31,38 @@ impl Engine {
     /// Handles what is due.
     pub fn tick(&mut self, fx: &mut impl Fx) {
         let now = fx.now();
+        let late = now.saturating_sub(self.next_tick());
+        if late >= STOOD_STILL {
+            self.stood_still(now, late);
+        }
         if now >= self.next_deadline {
             self.expire(fx, now);
         }
         if now >= self.next_keepalive {
             self.keepalive(fx, now);
         }
+    }
+
+    /// Time in which nobody looked here counts against no peer: what it said lies unread, and it may have been kept as well.
+    /// Deadlines of operations stay what the application made them.
+    fn stood_still(&mut self, now: u64, late: u64) {
+        self.woke = now;
+        let mut at = 0;
+        while let Some(ch) = self.channels.next(&mut at, |_| true) {
+            let Some(c) = self.channels.get_mut(ch) else { continue };
+            let later = |at: u64| at.saturating_add(late).min(now);
+            c.last_rx = later(c.last_rx);
+            c.pinged = c.pinged.map(later);
+            if let Some(rail) = &mut c.rail {
+                rail.since = later(rail.since);
+            }
+        }
+    }
+
+    /// Until when a peer has time for its answer at the least, if that is not over.
+    pub(super) fn grace_since_woken(&self, now: u64) -> Option<u64> {
+        let until = self.woke.saturating_add(self.quiesce_grace());
+        (self.woke > 0 && now < until).then_some(until)
     }
 
     fn expire(&mut self, fx: &mut impl Fx, now: u64) {
@@ -56,8 +86,12 @@ impl Engine {
     }
 
     fn expire_request(&mut self, fx: &mut impl Fx, index: u32) {
+        let grace = self.grace_since_woken(fx.now());
         let Some(r) = self.requests.get_mut(index) else { return };
         if let (State::Quiescing { .. }, Some(ch)) = (&r.state, r.ch) {
+            if let Some(until) = grace {
+                return self.set_deadline(index, until);
+            }
             let text = "the peer did not confirm that it writes no more";
             let status = Status::new(Code::Unavailable, text).because(Reason::PeerStalled);
             return self.channel_down(fx, ch, status);

@@ -372,7 +372,8 @@ pub struct rdma_mgr_options {
     /// RDMA_BUSY_POLL_US
     pub busy_poll_us: i64,
     /// Silence after which a peer counts as stalled, in milliseconds. 0: never, only a connection
-    /// that ends is a peer that is gone. RDMA_PEER_TIMEOUT_MS
+    /// that ends is a peer that is gone. Time in which this manager was not driven, or the machine
+    /// stood still, does not count. RDMA_PEER_TIMEOUT_MS
     pub peer_timeout_ms: i64,
     /// Largest content that rides in the response message. 0: the provider's own.
     pub eager_max: u64,

@@ -264,6 +264,53 @@ fn a_peer_that_stands_still_is_stalled() {
     s.finish();
 }
 
+/// A machine that stood still for a minute: the peer's answers were kept as well.
+#[test]
+fn where_all_stood_still_nobody_is_stalled() {
+    let mut s = shm().settings(|s| s.timeout = 600_000_000_000).connected();
+    let r = s.recv(R, K, Into::Given(LARGE));
+    s.run();
+    s.stalled[S] = true;
+    s.pass(1_000);
+    assert!(s.count(R, Kind::Ping) > 0, "it waits for an answer");
+    s.w.now += 60_000_000_000;
+    s.tick(R);
+    s.pass(5_000);
+    assert_eq!((s.recv_end(r), s.peer_state(R).1), (None, 1));
+    s.stalled[S] = false;
+    s.tick(S);
+    let send = s.send(S, K, LARGE);
+    s.run();
+    assert_eq!((s.send_end(send), s.recv_end(r)), (OK, OK));
+    // Its time is the usual one from then on.
+    let r = s.recv(R, Tell { key: "later", ..K }, Into::Given(LARGE));
+    s.run();
+    s.stalled[S] = true;
+    s.pass(12_000);
+    assert_eq!(s.recv_end(r), STALLED);
+    s.stalled[S] = false;
+    s.run();
+    s.finish();
+}
+
+/// The same of an answer to CANCEL, for which the peer has less time.
+#[test]
+fn where_all_stood_still_a_cancelled_receive_waits_on() {
+    let mut s = ibverbs().settings(|s| s.timeout = 600_000_000_000).connected();
+    let r = s.recv(R, K, Into::Given(LARGE));
+    s.run();
+    s.stalled[S] = true;
+    s.cancel(r).unwrap();
+    s.run();
+    s.w.now += 60_000_000_000;
+    s.tick(R);
+    assert_eq!((s.recv_end(r), s.peer_state(R).1), (None, 1));
+    s.stalled[S] = false;
+    s.run();
+    assert_eq!((s.recv_end(r), s.peer_state(R).1), (CANCELLED, 1));
+    s.finish();
+}
+
 #[test]
 fn a_peer_that_drives_itself_may_be_silent() {
     let mut setup = shm().settings(|s| s.timeout = 60_000_000_000);

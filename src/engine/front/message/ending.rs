@@ -266,6 +266,7 @@ impl Engine {
     }
 
     fn expire_message(&mut self, fx: &mut impl Fx, index: u32) {
+        let grace = self.grace_since_woken(fx.now());
         let Some(op) = self.messages.ops.get_mut(index) else { return };
         let stalled = match op.state {
             State::Unmatched { ch } if op.ended.is_some() => Some(ch),
@@ -273,6 +274,9 @@ impl Engine {
             _ => None,
         };
         if let Some(ch) = stalled {
+            if let Some(until) = grace {
+                return self.set_message_deadline(index, until);
+            }
             let text = "the peer did not answer when a message was taken back";
             let status = Status::new(Code::Unavailable, text).because(Reason::PeerStalled);
             return self.channel_down(fx, ch, status);
