@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rdma_transport::config::{Config, Progress};
+use rdma_transport::engine::transfer::sizes::MAX_RDMA_PER_REQUEST;
 use rdma_transport::fabric::ProviderKind;
 use rdma_transport::status::Code;
 
@@ -35,6 +36,8 @@ pub struct Options {
     pub source: bool,
     /// Manual progress: nothing moves. For attacks on a manager that does not turn.
     pub manual: bool,
+    /// Connections that long content goes over, `max_rdma_per_request`.
+    pub connections: i64,
     /// Bound of its address space in bytes (RLIMIT_AS), 0: none.
     pub address_space: u64,
     /// Bound of its descriptors (RLIMIT_NOFILE), 0: none.
@@ -54,6 +57,7 @@ impl Default for Options {
             peer_timeout_ms: 10_000,
             source: true,
             manual: false,
+            connections: 1,
             address_space: 0,
             descriptors: 0,
             env: Vec::new(),
@@ -70,6 +74,7 @@ impl Options {
             format!("peer_timeout_ms={}", self.peer_timeout_ms),
             format!("source={}", u8::from(self.source)),
             format!("manual={}", u8::from(self.manual)),
+            format!("connections={}", self.connections),
         ];
         args.extend(self.provider.map(|p| format!("provider={}", p.name())));
         args.extend(self.secret.as_ref().map(|s| format!("secret={s}")));
@@ -96,6 +101,9 @@ pub fn config_of(args: &[String]) -> Config {
             "checksum" => config.checksum = value == "1",
             "peer_timeout_ms" => config.peer_timeout_ms = value.parse().expect("a number"),
             "protocol" => config.protocol = value.parse().expect("a number"),
+            "connections" => {
+                config.sizes.choose(MAX_RDMA_PER_REQUEST, value.parse().expect("a number"));
+            }
             "manual" if value == "1" => config.progress = Progress::Manual,
             _ => {}
         }
