@@ -283,6 +283,17 @@ static void r26_log_lines_and_spans_name_who_and_what(void) {
   CHECK_HAS(lines, "alpha: connected to peer 'beta'");
 }
 
+static void a_slip_in_a_variable_is_told(void) {
+  CHECK_OK(rdma_set_log_callback(keep_log, RDMA_LOG_WARN, NULL));
+  CHECK(setenv("RDMA_PROVDER", "tcp", 1) == 0 && setenv("RDMA_OF_SOMEBODY_ELSE", "1", 1) == 0);
+  rdma_mgr_t *m = mgr_new("alpha", NULL);
+  CHECK(unsetenv("RDMA_PROVDER") == 0 && unsetenv("RDMA_OF_SOMEBODY_ELSE") == 0);
+  mgr_end(m);
+  CHECK_OK(rdma_set_log_callback(NULL, RDMA_LOG_WARN, NULL));
+  CHECK_HAS(lines, "alpha: RDMA_PROVDER is no setting; is RDMA_PROVIDER meant?");
+  CHECK(!strstr(lines, "SOMEBODY_ELSE"));
+}
+
 static void only_shm(rdma_mgr_options_t *o) { o->provider = "shm"; }
 static void only_tcp(rdma_mgr_options_t *o) { o->provider = "tcp"; }
 
@@ -307,7 +318,8 @@ static void r26_not_offered_says_by_whose_word(void) {
 }
 
 static const test_case cases[] = {CASE(version), CASE(code_names), CASE(last_error), CASE(providers), CASE(required_device),
-                                  CASE(log_callback), CASE(stats), CASE(metrics), CASE(trace), CASE(bad_settings),
+                                  CASE(log_callback), CASE(a_slip_in_a_variable_is_told), CASE(stats), CASE(metrics),
+                                  CASE(trace), CASE(bad_settings),
                                   CASE(r26_log_lines_and_spans_name_who_and_what),
                                   CASE(r26_not_offered_says_by_whose_word),
 };

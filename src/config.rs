@@ -1,6 +1,7 @@
 //! A manager's settings: options given in code, overridden by the environment.
 
 mod env;
+pub mod misspelt;
 mod tuning;
 
 use std::sync::Arc;

@@ -4,7 +4,7 @@ use super::args::not_null;
 use super::error::guard;
 use super::types::*;
 use super::{handle, options};
-use crate::config::Told;
+use crate::config::{Told, misspelt};
 use crate::log;
 use crate::manager::Manager;
 
@@ -43,6 +43,9 @@ pub unsafe extern "C" fn rdma_mgr_create(
         for note in notes {
             log::info(format_args!("{}: {note}", config.name));
         }
+        misspelt::each(|name, meant| {
+            log::warn(format_args!("{}: {name} is no setting; is {meant} meant?", config.name));
+        });
         let handle = handle::reserve();
         let mgr = std::ptr::from_ref(handle).cast_mut();
         let begun = (|| {
