@@ -212,19 +212,32 @@ static void memory_that_goes(void) {
   CHECK_INT(RDMA_FAILED_PRECONDITION, end_of(p.b, r, NULL).code);
 }
 
+/* Fills memory that was freed meanwhile, as an application does at once: a status may point to none of it. */
+static void churn(void) {
+  for (size_t n = 16; n <= 1024; n += 16) {
+    volatile char *memory = malloc(n);
+    if (memory == NULL) continue;
+    for (size_t i = 0; i < n; i++) memory[i] = (char)0xEE;
+    free((void *)(uintptr_t)memory);
+  }
+}
+
 static void check_header(const rdma_msg_status_t *st, const char *want, size_t n) {
+  churn();
   CHECK_INT(n, st->header_len);
   CHECK(n == 0 ? st->header == NULL : memcmp(st->header, want, n) == 0);
 }
 
 static _Atomic int told;
+static size_t head; /* length of the header that is sent */
 static void on_end(const rdma_msg_status_t *status, void *userdata) {
-  check_header(status, userdata, RDMA_MSG_MAX_HEADER);
+  check_header(status, userdata, head);
   atomic_fetch_add(&told, 1);
 }
 
 /* A header is seen by probes, by statuses of all kinds, and by callbacks. */
-static void headers(void) {
+static void headers_of(size_t length) {
+  head = length;
   pair p = pair_new(NULL);
   rdma_peer_t to_b = number_of(p.a, "beta"), self = number_of(p.b, "beta");
   static char header[RDMA_MSG_MAX_HEADER + 1];
@@ -235,7 +248,7 @@ static void headers(void) {
       size_t n = lens[i];
       char *from = scratch(n + 1), *to = scratch(n + 1);
       fill(from, n, i);
-      rdma_msg_options_t options = {.struct_size = sizeof options, .header = header, .header_len = RDMA_MSG_MAX_HEADER};
+      rdma_msg_options_t options = {.struct_size = sizeof options, .header = header, .header_len = head};
       rdma_msg_status_t st = {.struct_size = sizeof st};
       rdma_msg_request_t s = 0, r = 77;
       rdma_mgr_t *sender = own ? p.b : p.a;
@@ -243,11 +256,11 @@ static void headers(void) {
       drive(p.a);
       CHECK_OK(rdma_msg_probe(p.b, RDMA_PEER_ANY, COMM, i, EXACT, false, 30000, &st));
       drive_stop(p.a);
-      check_header(&st, header, RDMA_MSG_MAX_HEADER);
+      check_header(&st, header, head);
       CHECK_OK(rdma_msg_irecv(p.b, RDMA_PEER_ANY, COMM, i, EXACT, to, n, NULL, &st, &r));
       st = end_of(p.b, r, &st);
       CHECK_INT(RDMA_OK, st.code);
-      check_header(&st, header, RDMA_MSG_MAX_HEADER);
+      check_header(&st, header, head);
       CHECK(mismatch(to, n, i) < 0);
       if (s != 0) CHECK_INT(RDMA_OK, end_of(sender, s, NULL).code);
       /* The next has none. */
@@ -261,12 +274,18 @@ static void headers(void) {
       rdma_msg_options_t hears = {.struct_size = sizeof hears, .done = on_end, .userdata = header};
       int before = told;
       CHECK_OK(rdma_msg_irecv(p.b, RDMA_PEER_ANY, COMM, i, EXACT, to, n, &hears, NULL, NULL));
-      options.header_len = RDMA_MSG_MAX_HEADER;
+      options.header_len = head;
       CHECK_OK(rdma_msg_isend(sender, own ? self : to_b, COMM, i, from, n, &options, &s));
       CHECK(count_reached(&told, before + 1, 30000));
       if (s != 0) CHECK_INT(RDMA_OK, end_of(sender, s, NULL).code);
     }
   }
+  pair_end(&p);
+}
+
+static void headers(void) {
+  static const size_t lengths[] = {1, 8, 24, 25, RDMA_MSG_MAX_HEADER};
+  for (size_t i = 0; i < COUNT_OF(lengths); i++) headers_of(lengths[i]);
 }
 
 /* Keys, values and lengths in one message, each to a place of its own that may be longer. */

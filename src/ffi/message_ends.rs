@@ -22,7 +22,8 @@ thread_local! {
 
 struct Kept {
     texts: Vec<Vec<u8>>,
-    beside: Vec<Beside>,
+    /// Where they were: a short header lies in them, and statuses point there.
+    beside: Vec<Box<Beside>>,
 }
 
 /// The status of one end, whose text and header are kept for this thread; those that were kept before go.
@@ -56,7 +57,7 @@ fn keep(end: MessageEnd) -> rdma_msg_status_t {
         }
         if let Some(beside) = end.extra {
             show(&mut status, &beside);
-            kept.beside.push(*beside);
+            kept.beside.push(beside);
         }
     });
     status
