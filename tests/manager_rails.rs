@@ -14,6 +14,9 @@ use rdma_transport::engine::transfer::sizes::MAX_RDMA_PER_REQUEST;
 use rdma_transport::fabric::ProviderKind;
 use rdma_transport::manager::Manager;
 
+#[path = "support/skip.rs"]
+mod skip;
+
 const LONG: Duration = Duration::from_secs(60);
 const LEN: usize = 8 << 20;
 
@@ -77,33 +80,47 @@ fn rail_bytes(m: &Manager) -> u64 {
     stats.split("\"rail_bytes\":").skip(1).map(value).sum()
 }
 
+fn long_content(kind: ProviderKind, device: Option<&str>) {
+    for (connections, checksum, secret) in [(2, false, false), (4, false, true), (3, true, false)] {
+        let of = |name| {
+            let secret = secret.then(|| b"secret".to_vec());
+            let mut config = Config { checksum, secret, ..config(name, kind, connections) };
+            config.ib.device = device.map(str::to_owned);
+            config
+        };
+        let (a, b) = pair(of("a"), of("b"));
+        a.connect("b", Some(LONG)).unwrap();
+        until_connections(&a, "b", connections);
+        until_connections(&b, "a", connections);
+        // Read and written, to who has dialled and from there.
+        for (step, given) in [(1, false), (2, true)] {
+            transfer((&a, &b, "b"), step, given);
+            transfer((&b, &a, "a"), step + 10, given);
+        }
+        for m in [&a, &b] {
+            let moved = rail_bytes(m);
+            assert!(moved > 0 && moved < 2 * LEN as u64, "{kind:?}: {moved} bytes over rails");
+        }
+        a.destroy().unwrap();
+        b.destroy().unwrap();
+    }
+}
+
 #[test]
 fn long_content_goes_over_all_connections() {
     for kind in [ProviderKind::Loopback, ProviderKind::Tcp] {
-        for (connections, checksum, secret) in
-            [(2, false, false), (4, false, true), (3, true, false)]
-        {
-            let of = |name| {
-                let secret = secret.then(|| b"secret".to_vec());
-                Config { checksum, secret, ..config(name, kind, connections) }
-            };
-            let (a, b) = pair(of("a"), of("b"));
-            a.connect("b", Some(LONG)).unwrap();
-            until_connections(&a, "b", connections);
-            until_connections(&b, "a", connections);
-            // Read and written, to who has dialled and from there.
-            for (step, given) in [(1, false), (2, true)] {
-                transfer((&a, &b, "b"), step, given);
-                transfer((&b, &a, "a"), step + 10, given);
-            }
-            for m in [&a, &b] {
-                let moved = rail_bytes(m);
-                assert!(moved > 0 && moved < 2 * LEN as u64, "{kind:?}: {moved} bytes over rails");
-            }
-            a.destroy().unwrap();
-            b.destroy().unwrap();
-        }
+        long_content(kind, None);
     }
+}
+
+/// Queue pairs of one device.
+#[test]
+fn ibverbs_long_content_goes_over_all_connections() {
+    let Ok(device) = std::env::var("RDMA_TEST_DEVICE") else {
+        skip::skip("no RDMA device here; runs in `make softroce`");
+        return;
+    };
+    long_content(ProviderKind::Ibverbs, Some(&device));
 }
 
 #[test]
