@@ -23,6 +23,7 @@ thread_local! {
 struct Kept {
     texts: Vec<Vec<u8>>,
     /// Where they were: a short header lies in them, and statuses point there.
+    #[expect(clippy::vec_box, reason = "they must not move")]
     beside: Vec<Box<Beside>>,
 }
 
