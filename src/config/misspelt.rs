@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_is_known_and_no_two_are_near() {
+    fn what_is_read_is_known() {
         let asked = RefCell::new(Vec::new());
         let ask = |name: &str| {
             asked.borrow_mut().push(name.to_owned());
