@@ -233,7 +233,7 @@ static void room_is_told(void) {
   pair p = pair_new(NULL);
   rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha"), self = number_of(p.a, "alpha");
   static rdma_msg_request_t s[N];
-  static char bytes[200];
+  static char bytes[200], got[200];
   rooms = 0;
   CHECK_OK(rdma_msg_on_room(p.a, self, 1000, on_room, &rooms));
   CHECK(count_reached(&rooms, 1, 30000));
@@ -249,7 +249,7 @@ static void room_is_told(void) {
   for (int i = 0; i < N; i++) {
     rdma_msg_request_t r;
     rdma_msg_status_t st = {.struct_size = sizeof st};
-    CHECK_OK(rdma_msg_irecv(p.b, to_a, COMM, 1, EXACT, bytes, sizeof bytes, NULL, &st, &r));
+    CHECK_OK(rdma_msg_irecv(p.b, to_a, COMM, 1, EXACT, got, sizeof got, NULL, &st, &r));
     CHECK_INT(RDMA_OK, end_of(p.b, r, &st).code);
   }
   CHECK(count_reached(&rooms, 3, 30000));

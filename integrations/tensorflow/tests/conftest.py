@@ -12,6 +12,7 @@ import time
 
 import pytest
 from _pytest.runner import runtestprotocol
+from nursery import Nursery
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
@@ -65,6 +66,9 @@ def free_addresses(count):
     pytest.fail("no %d free ports from %d up outside of %s" % (count, LOWEST_PORT, EPHEMERAL))
 
 
+# Begun by the first test that starts a program.
+nursery = None
+
 # What TensorFlow says when somebody else took a port between the choice and the server's start.
 PORT_TAKEN = ("Could not start gRPC server", "Address already in use", "No address added out of total")
 TRIES = 3
@@ -89,6 +93,18 @@ def pytest_runtest_protocol(item, nextitem):
     return True
 
 
+def born(path, args, log, stdin, cwd, environment):
+    """A program, by the nursery if that has all that it needs."""
+    global nursery
+    arguments = [path, *map(str, args)]
+    if nursery is None:
+        nursery = Nursery()
+    if nursery.takes(environment):
+        return nursery.start(arguments, log.fileno(), stdin, cwd, environment)
+    arguments.insert(0, sys.executable)
+    return subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT, stdin=stdin, cwd=cwd, env=environment)
+
+
 class Processes:
     """Python programs that run side by side; output goes to files, whatever still runs at the end is killed."""
 
@@ -103,14 +119,7 @@ class Processes:
             environment["RDMA_PROVIDER"] = provider
         log = open(os.path.join(self.directory, name + ".log"), "ab")
         with log:
-            process = subprocess.Popen(
-                [sys.executable, path, *map(str, args)],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=stdin,
-                cwd=cwd or self.directory,
-                env=environment,
-            )
+            process = born(path, args, log, stdin, cwd or self.directory, environment)
         self.running[name] = process
         return process
 
