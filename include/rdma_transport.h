@@ -1519,6 +1519,11 @@ struct rdma_pair_info {
    * Sends that have not ended.
    */
   uint64_t sends;
+  /**
+   * Sends whose memory may still be read. What has left it lies in the library or in the network's buffers, and is on its
+   * way to the other end; the send may still fail.
+   */
+  uint64_t reading;
 };
 
 /**

@@ -211,6 +211,11 @@ impl Channel {
         self.credits = self.credits.saturating_add(self.peer_quantum);
     }
 
+    /// Whether entries wait to be posted.
+    pub fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
     /// Whether something waits to be posted: entries, or credits that are due to the peer. It may
     /// be the peer's last hope of credit, so it counts even while nothing else happens here.
     #[inline]

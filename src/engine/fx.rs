@@ -138,6 +138,11 @@ pub trait Fx {
     fn end_channel(&mut self, ch: ChanId);
     /// A number that changes when the channel moves data in either direction.
     fn progress_mark(&self, ch: ChanId) -> u64;
+    /// Whether memory that was posted on the channel may still be read; see `Adapter::reads_sources`.
+    fn reads_sources(&self, ch: ChanId) -> bool {
+        let _ = ch;
+        true
+    }
     /// Whether the channel's provider finds that the peer's host does not answer; see
     /// `Adapter::is_unreachable`.
     fn is_unreachable(&self, ch: ChanId) -> bool {

@@ -401,6 +401,13 @@ pub trait Adapter: Send {
         None
     }
 
+    /// The only copy that waits, if it touches no memory of an application but this: who posted it may make it at once, and
+    /// nobody has to be woken for it.
+    fn take_own_move(&mut self, own: std::ops::Range<u64>) -> Option<Move> {
+        let _ = own;
+        None
+    }
+
     /// A copy has been made, or failed.
     fn moved(&mut self, done: Moved, events: &mut Vec<Event>) {
         let _ = (done, events);
@@ -418,6 +425,13 @@ pub trait Adapter: Send {
     fn progress_mark(&self, ep: EpId) -> u64 {
         let _ = ep;
         0
+    }
+
+    /// Whether memory that a WRITE was posted for may still be read: false where all of it lies in buffers of the network,
+    /// though the peer may not have it. True is always right.
+    fn reads_sources(&self, ep: EpId) -> bool {
+        let _ = ep;
+        true
     }
 
     /// Whether what was sent to the peer's host has found no acknowledgement for seconds: the host is

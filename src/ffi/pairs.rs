@@ -53,6 +53,9 @@ pub struct rdma_pair_info {
     pub buffers: u64,
     /// Sends that have not ended.
     pub sends: u64,
+    /// Sends whose memory may still be read. What has left it lies in the library or in the network's buffers, and is on its
+    /// way to the other end; the send may still fail.
+    pub reading: u64,
 }
 /// What is known of a pair.
 pub type rdma_pair_info_t = rdma_pair_info;
@@ -212,6 +215,7 @@ pub unsafe extern "C" fn rdma_pair_info(
             code,
             buffers: facts.buffers as u64,
             sends: facts.sends as u64,
+            reading: facts.reading as u64,
         });
         Ok(())
     })

@@ -404,6 +404,19 @@ impl Core {
         None
     }
 
+    /// The only copy that waits, if it touches nothing of an application but this memory.
+    pub(super) fn own_move(&mut self, own: Range) -> Option<(ProviderKind, Move)> {
+        if !self.world.jobs.is_empty() || !self.copies_wait() || !self.room_for_events() {
+            return None;
+        }
+        let mut moving = self.world.moving.into_iter();
+        let (Some(kind), None) = (moving.next(), moving.next()) else { return None };
+        let one = self.world.adapters[kind as usize]
+            .as_mut()?
+            .take_own_move(own.addr..own.addr.saturating_add(own.len))?;
+        Some((kind, one))
+    }
+
     /// A copy was made; the number of events that came of it, itself included.
     pub(super) fn copied(&mut self, kind: ProviderKind, done: Moved) -> u32 {
         // A socket that had nothing after all is no event.

@@ -187,6 +187,17 @@ impl Manager {
     /// The same on this thread.
     #[inline(always)]
     fn call_on<R>(&self, thread: Thread, f: impl FnOnce(&mut Core) -> R) -> R {
+        self.call_then(thread, f, |_| ()).0
+    }
+
+    /// The same, and `then` with what it leaves behind.
+    #[inline(always)]
+    fn call_then<R, T>(
+        &self,
+        thread: Thread,
+        f: impl FnOnce(&mut Core) -> R,
+        then: impl FnOnce(&mut Core) -> T,
+    ) -> (R, T) {
         let mut guard = self.core.lock_on(thread);
         let core = &mut *guard;
         core.world.tick();
@@ -195,8 +206,24 @@ impl Manager {
         let result = f(core);
         core.world.in_call = false;
         core.finish();
+        let more = then(core);
         if !core.world.inline.works.is_empty() {
             self.run_inline(guard, thread);
+        }
+        (result, more)
+    }
+
+    /// The same of a call that posts content of its caller's, in this memory: where nothing else waits to be copied, and
+    /// it is short, that is done here and now. A driver would have to be woken for it.
+    fn call_posting<R>(&self, own: Range, f: impl FnOnce(&mut Engine, &mut World) -> R) -> R {
+        let thread = Thread::this();
+        let short = own.len > 0 && own.len <= POSTED_MAX;
+        let call = |core: &mut Core| f(&mut core.engine, &mut core.world);
+        let then = |core: &mut Core| if short { core.own_move(own) } else { None };
+        let (result, copy) = self.call_then(thread, call, then);
+        if let Some((kind, copy)) = copy {
+            let done = copy.run();
+            self.core.lock_on(thread).copied(kind, done);
         }
         result
     }
@@ -592,6 +619,8 @@ fn processors() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1)
 }
 
+/// Content up to this length is copied by the call that posts it.
+const POSTED_MAX: u64 = 64 << 10;
 /// A manager that ends waits so long for its peers to take what was sent, and so long for one that takes nothing: on a
 /// busy machine a peer does not run for a tenth of a second now and then.
 const DELIVERY: Duration = Duration::from_secs(5);

@@ -23,7 +23,8 @@ impl Manager {
 
     /// What is known of a pair, and its peer's number.
     pub fn pair_facts(&self, pair: u64) -> Result<PairFacts, Status> {
-        self.core.lock().engine.pair_facts(pair)
+        let core = self.core.lock();
+        core.engine.pair_facts(&core.world, pair)
     }
 
     /// This end's address: magic, version, token, and the manager's.
@@ -127,7 +128,9 @@ impl Manager {
             true => unsafe { copied.take(addr + offset, len, self.copy_max) },
             false => &[],
         };
-        self.with_engine(|e, w| e.buffer_send(w, buffer, Part { offset, len }, at, content))
+        let len_of_own = if content.is_empty() { len } else { 0 };
+        let own = Range { addr: addr.saturating_add(offset), len: len_of_own, device: 0 };
+        self.call_posting(own, |e, w| e.buffer_send(w, buffer, Part { offset, len }, at, content))
     }
 
     /// Takes the end of a send, or an arrival; waits until there is one.

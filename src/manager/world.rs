@@ -561,6 +561,12 @@ impl Fx for World {
         adapter.map_or(0, |a| a.progress_mark(link.ep.1))
     }
 
+    fn reads_sources(&self, ch: ChanId) -> bool {
+        let Some(link) = self.links.get(&ch) else { return true };
+        let adapter = self.adapters[link.ep.0 as usize].as_ref();
+        adapter.is_none_or(|a| a.reads_sources(link.ep.1))
+    }
+
     fn is_unreachable(&self, ch: ChanId) -> bool {
         let Some(link) = self.links.get(&ch) else { return false };
         let adapter = self.adapters[link.ep.0 as usize].as_ref();

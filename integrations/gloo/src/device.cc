@@ -55,10 +55,10 @@ void Worker::settle(std::chrono::milliseconds timeout) {
   for (rdma_pair_t pair : pairs) {
     rdma_pair_info_t info{};
     info.struct_size = sizeof info;
-    while (rdma_pair_info(mgr_, pair, &info) == RDMA_OK && info.sends > 0) {
+    while (rdma_pair_info(mgr_, pair, &info) == RDMA_OK && info.reading > 0) {
       rdma_mgr_wait(mgr_, 10);
       if (timeout != kNoTimeout && std::chrono::steady_clock::now() > until)
-        GLOO_THROW_IO_EXCEPTION("Timed out: ", info.sends, " sends to rank ", info.rank, " after ", timeout.count(), "ms");
+        GLOO_THROW_IO_EXCEPTION("Timed out: ", info.reading, " sends to rank ", info.rank, " after ", timeout.count(), "ms");
     }
   }
 }

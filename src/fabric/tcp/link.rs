@@ -109,17 +109,41 @@ impl Link {
             return Err(PostError::Failed(room::none(size_of::<WriteOp>(), "a WRITE")));
         }
         let (seq, len) = (self.write_seq, local.len());
-        // The answer to a READ is taken while later frames arrive, so a WRITE to its source waits.
-        let fence = self
-            .reads
-            .iter()
-            .rev()
-            .find(|r| overlap(r.remote.addr, r.len, remote.addr, len))
-            .map(|r| r.seq);
+        let fence = self.fence(remote, len);
         self.write_seq = seq.wrapping_add(1);
         self.writes.push_back(WriteOp { wr, seq, len, remote });
         self.tx.write(seq, local.addr(), len, remote.addr, remote.rkey, imm, fence);
         Ok(())
+    }
+
+    /// Queues a WRITE of content that is copied.
+    pub fn write_copied(
+        &mut self,
+        wr: u64,
+        content: &[u8],
+        remote: Remote,
+        imm: Option<u32>,
+    ) -> Result<(), PostError> {
+        let (seq, len) = (self.write_seq, content.len() as u64);
+        if len > u64::from(frame::CHUNK)
+            || self.writes.len() >= self.depth
+            || self.fence(remote, len).is_some()
+        {
+            return Err(PostError::QueueFull);
+        }
+        if !self.writes.fits(1) {
+            return Err(PostError::Failed(room::none(size_of::<WriteOp>(), "a WRITE")));
+        }
+        self.tx.write_copied(seq, content, remote.addr, remote.rkey, imm)?;
+        self.write_seq = seq.wrapping_add(1);
+        self.writes.push_back(WriteOp { wr, seq, len, remote });
+        Ok(())
+    }
+
+    /// The answer to a READ is taken while later frames arrive, so a WRITE to its source waits: for this READ.
+    fn fence(&self, remote: Remote, len: u64) -> Option<u32> {
+        let mut reads = self.reads.iter().rev();
+        reads.find(|r| overlap(r.remote.addr, r.len, remote.addr, len)).map(|r| r.seq)
     }
 
     /// Queues a READ.
@@ -133,6 +157,11 @@ impl Link {
         self.reads.push_back(ReadOp { wr, seq, local: local.addr(), left: len, len, remote });
         self.tx.read(seq, remote.addr, len, remote.rkey);
         Ok(())
+    }
+
+    /// Whether a WRITE is not wholly with the socket.
+    pub fn reads_sources(&self) -> bool {
+        self.writes.len() > self.tx.sent_writes
     }
 
     /// Makes frames for the socket; false: memory lacks.

@@ -323,12 +323,27 @@ impl Adapter for TcpAdapter {
         self.posting(ep)?.write(wr, local, remote, imm)
     }
 
+    fn write_copied(
+        &mut self,
+        ep: EpId,
+        wr: u64,
+        content: &[u8],
+        remote: Remote,
+        imm: Option<u32>,
+    ) -> Result<(), PostError> {
+        self.posting(ep)?.write_copied(wr, content, remote, imm)
+    }
+
     fn read(&mut self, ep: EpId, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError> {
         self.posting(ep)?.read(wr, local, remote)
     }
 
     fn progress_mark(&self, ep: EpId) -> u64 {
         self.eps.get(&ep.0).map_or(0, |e| e.moved)
+    }
+
+    fn reads_sources(&self, ep: EpId) -> bool {
+        self.eps.get(&ep.0).is_some_and(|e| e.moves.out.is_some() || e.link.reads_sources())
     }
 
     fn is_unreachable(&self, ep: EpId) -> bool {
@@ -367,6 +382,16 @@ impl Adapter for TcpAdapter {
             }
         }
         None
+    }
+
+    fn take_own_move(&mut self, own: std::ops::Range<u64>) -> Option<Move> {
+        let (1, Some(&(id, Dir::Out))) = (self.shared.wanted.len(), self.shared.wanted.front())
+        else {
+            return None;
+        };
+        let e = self.eps.get_mut(&id).filter(|e| e.link.tx.is_content_of(own))?;
+        self.shared.wanted.clear();
+        e.take_output(&self.shared.regions)
     }
 
     fn moved(&mut self, done: Moved, events: &mut Vec<Event>) {

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use super::frame::{CHUNK, Frame, Header, SHORT};
+use super::frame::{CHUNK, Frame, Header};
 use crate::fabric::moves::Part;
 use crate::fabric::regions::{Refusal, RegionTable};
 use crate::fabric::{Access, PostError};
@@ -65,6 +65,8 @@ impl Fifo {
 enum Op {
     /// Bytes in `Tx::msgs`, header included.
     Send(usize),
+    /// The same of a WRITE.
+    Copied(usize),
     Write {
         seq: u32,
         imm: Option<u32>,
@@ -185,22 +187,28 @@ impl Tx {
 
     /// Queues a message, unless too much is queued already.
     pub fn send(&mut self, parts: &[&[u8]], len: usize) -> Result<(), PostError> {
-        let queued = self.msgs.len();
-        if queued > 0 && queued + len + SHORT > MSG_QUEUE {
-            return Err(PostError::QueueFull);
-        }
-        if !(self.msgs.make_room(len + SHORT) && self.ops.fits(1)) {
-            return Err(PostError::Failed(room::none(len, "a message")));
-        }
-        self.msgs.push(Frame::Send { len: len as u32 }.encode().bytes());
-        for part in parts {
-            self.msgs.push(part);
-        }
+        let bytes = self.copy(Frame::Send { len: len as u32 }, parts, len)?;
         match self.ops.back_mut() {
-            Some(Op::Send(n)) => *n += len + SHORT,
-            _ => self.ops.push_back(Op::Send(len + SHORT)),
+            Some(Op::Send(n)) => *n += bytes,
+            _ => self.ops.push_back(Op::Send(bytes)),
         }
         Ok(())
+    }
+
+    /// Copies a frame and its content, so that it goes out without a look at the application's memory; its bytes. There is
+    /// room for its operation then.
+    fn copy(&mut self, frame: Frame, parts: &[&[u8]], len: usize) -> Result<usize, PostError> {
+        let head = frame.encode();
+        let (queued, bytes) = (self.msgs.len(), head.bytes().len() + len);
+        if queued > 0 && queued + bytes > MSG_QUEUE {
+            return Err(PostError::QueueFull);
+        }
+        if !(self.msgs.make_room(bytes) && self.ops.fits(1)) {
+            return Err(PostError::Failed(room::none(bytes, "a message")));
+        }
+        self.msgs.push(head.bytes());
+        parts.iter().for_each(|part| self.msgs.push(part));
+        Ok(bytes)
     }
 
     /// Queues a WRITE; `local` stays readable until it is acknowledged or the queue is dropped.
@@ -216,6 +224,22 @@ impl Tx {
         fence: Option<u32>,
     ) {
         self.ops.push_back(Op::Write { seq, imm, rkey, remote, total, local, left: total, fence });
+    }
+
+    /// Queues a WRITE of content that is copied, unless too much is queued already.
+    pub fn write_copied(
+        &mut self,
+        seq: u32,
+        content: &[u8],
+        remote: u64,
+        rkey: u32,
+        imm: Option<u32>,
+    ) -> Result<(), PostError> {
+        let (len, total) = (content.len() as u32, content.len() as u64);
+        let frame = Frame::Write { seq, len, imm, rkey, addr: remote, total };
+        let bytes = self.copy(frame, &[content], content.len())?;
+        self.ops.push_back(Op::Copied(bytes));
+        Ok(())
     }
 
     /// Before `write` and `read`: whether there is memory for one more.
@@ -340,6 +364,12 @@ impl Tx {
                 self.ops.pop_front();
                 self.push(Seg::Msgs(n));
             }
+            Op::Copied(n) => {
+                let n = *n;
+                self.ops.pop_front();
+                self.push(Seg::Msgs(n));
+                self.push(Seg::Sent);
+            }
             Op::Read { seq, rkey, remote, total } => {
                 let frame = Frame::Read { seq: *seq, rkey: *rkey, addr: *remote, total: *total };
                 self.ops.pop_front();
@@ -429,6 +459,18 @@ impl Tx {
     pub fn has_content(&self) -> bool {
         let content = |seg: &Seg| matches!(seg, Seg::Local { .. } | Seg::Region { .. });
         self.wire.iter().take(IOVS).any(content)
+    }
+
+    /// Whether all content of the application that waits lies in this memory.
+    pub fn is_content_of(&self, own: std::ops::Range<u64>) -> bool {
+        let lies = |seg: &Seg| match seg {
+            Seg::Local { addr, left } => {
+                own.start <= *addr && addr.saturating_add(*left) <= own.end
+            }
+            Seg::Region { .. } => false,
+            _ => true,
+        };
+        self.ops.is_empty() && self.answers.is_empty() && self.wire.iter().all(lies)
     }
 
     /// The next bytes of the stream for a send that runs while this goes on: what is not content is

@@ -53,8 +53,8 @@ fn structs_have_the_layout_of_the_first_version() {
         allow_remote 32);
     offsets!(rdma_store_ops_t, 64: struct_size 0, set 8, get 16, check 24, wait 32, add 40,
         compare_set 48, remove 56);
-    offsets!(rdma_pair_info_t, 48: struct_size 0, rank 8, peer 16, state 24, code 28, buffers 32,
-        sends 40);
+    offsets!(rdma_pair_info_t, 56: struct_size 0, rank 8, peer 16, state 24, code 28, buffers 32,
+        sends 40, reading 48);
     offsets!(rdma_mesh_options_t, 32: struct_size 0, timeout_ms 8, keep_ms 16, full 24);
     offsets!(rdma_parsed_key_t, 80: struct_size 0, src_device 8, src_device_len 16, dst_device 24,
         dst_device_len 32, edge_name 40, edge_name_len 48, src_incarnation 56, frame 64, iter 72);

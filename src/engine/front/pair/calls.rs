@@ -57,6 +57,8 @@ pub struct PairFacts {
     pub buffers: usize,
     /// Sends that have not ended.
     pub sends: usize,
+    /// Those of them whose memory may still be read.
+    pub reading: usize,
 }
 
 fn full(what: &str, n: usize) -> Status {
@@ -109,11 +111,41 @@ impl Engine {
     }
 
     /// What is known of a pair.
-    pub fn pair_facts(&self, id: u64) -> Result<PairFacts, Status> {
+    pub fn pair_facts(&self, fx: &impl Fx, id: u64) -> Result<PairFacts, Status> {
         let index = self.pairs.pair_by_id(id)?;
         let p = self.pairs.pairs.get(index).ok_or_else(Self::ending)?;
         let (rank, token, peer, state) = (p.rank, p.token, p.peer, p.state.clone());
-        Ok(PairFacts { rank, state, peer, token, buffers: p.buffers, sends: p.sends })
+        let (buffers, sends, reading) = (p.buffers, p.sends, self.sends_reading(fx, p));
+        Ok(PairFacts { rank, state, peer, token, buffers, sends, reading })
+    }
+
+    /// How many sends of a pair may still read their memory.
+    fn sends_reading(&self, fx: &impl Fx, p: &Pair) -> usize {
+        let pairs = &self.pairs;
+        let (mut count, mut asked) = (0, None);
+        let mut reads_sources = |ch| match asked {
+            Some((of, reads)) if of == ch => reads,
+            _ => {
+                let waits = self.channels.get(ch).is_some_and(|c| c.has_pending());
+                let reads = waits || fx.reads_sources(ch);
+                asked = Some((ch, reads));
+                reads
+            }
+        };
+        let mut buffer = p.all.first().filter(|_| p.sends > 0);
+        while let Some(b) = buffer.and_then(|index| pairs.buffers.get(index)) {
+            let mut send = b.sends.first();
+            while let Some(s) = send.and_then(|index| pairs.sends.get(index)) {
+                count += usize::from(match s.step {
+                    Step::Waiting | Step::Hashing => true,
+                    Step::Writing { ch, .. } => !s.copied && reads_sources(ch),
+                    Step::Failed { .. } => false,
+                });
+                send = s.of_buffer.next();
+            }
+            buffer = b.of_pair.next();
+        }
+        count
     }
 
     /// Begins to connect a pair to its other end. Again for the same one is nothing.
@@ -279,6 +311,7 @@ impl Engine {
             step: Step::Waiting,
             started: now,
             deadline,
+            copied: false,
             waits: false,
             ungranted: false,
             behind: false,

@@ -215,6 +215,8 @@ struct Send {
     step: Step,
     started: u64,
     deadline: u64,
+    /// Its content was copied.
+    copied: bool,
     /// It is among those of its slot that wait.
     waits: bool,
     /// It waits for a grant; only then its deadline counts.

@@ -55,7 +55,7 @@ impl Engine {
         if !c.write_copied(fx, wr, content, only.remote, imm) {
             return false;
         }
-        s.step = Step::Writing { ch, left: 1, unchecked: false };
+        (s.step, s.copied) = (Step::Writing { ch, left: 1, unchecked: false }, true);
         true
     }
 
