@@ -34,7 +34,7 @@ use rdma_transport::local_fd::Local;
 macro_rules! conformance {
     ($name:ident, $fixture:ty) => {
         conformance!(@ $name, $fixture;
-            basics::{r05_a_poll_takes_few_messages_of_each_endpoint, connect, messages, message_parts, full_queue, writes, write_order, immediates,
+            basics::{r05_a_poll_takes_few_messages_of_each_endpoint, connect, messages, message_parts, full_queue, writes, write_order, copied_writes, immediates,
                 reads, read_is_not_overtaken, both_directions, many_endpoints, wrong_use, threads},
             refusals::{bad_keys, ranges, access_bits, empty_ranges, deregistered, closed_in_write,
                 closed_in_read, refusals_among_others},

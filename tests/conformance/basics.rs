@@ -159,6 +159,65 @@ pub fn write_order<F: Fixture>() {
     pair.check_alive();
 }
 
+/// Content that a post copies arrives as it was then, in its place among WRITEs and messages; what a provider does not
+/// take so is written as ever.
+pub fn copied_writes<F: Fixture>() {
+    const N: usize = 120;
+    const SLOT: usize = 10_000;
+    let src = Buf::pattern(SLOT * N, 5);
+    let dst = Buf::new(SLOT * N);
+    let mut pair = Pair::new::<F>();
+    let lkey = pair.a.lkey(&src);
+    let Mr { rkey, .. } = pair.b.register(&dst, ALL);
+    let size = |i: usize| [0, 1, 8, 300, 4096, 8192, SLOT][i % 7];
+    let mut seen = 0;
+    let check = |p: &mut Pair, seen: &mut usize| {
+        while let Some(e) = p.b.arrival() {
+            let (i, kind) = (*seen / 2, *seen % 2);
+            let at = SLOT * i;
+            same(&dst.bytes()[at..at + size(i)], &src.bytes()[at..at + size(i)], "slot");
+            match (kind, e) {
+                (0, Ev::Written(imm)) => assert_eq!(imm, i as u32),
+                (1, Ev::Message(m)) => assert_eq!(m, (i as u64).to_le_bytes()),
+                other => panic!("arrival {seen}: {other:?}"),
+            }
+            *seen += 1;
+        }
+    };
+    for i in 0..N {
+        let (at, len) = (SLOT * i, size(i));
+        patiently(&mut pair, |p| {
+            let (wr, r, imm) = (i as u64, remote(&dst, at, rkey), Some(i as u32));
+            if i % 3 > 0 {
+                let copy = src.bytes()[at..at + len].to_vec();
+                match p.a.ad.write_copied(p.a.ep, wr, &copy, r, imm) {
+                    Err(PostError::QueueFull) => {}
+                    done => return done,
+                }
+            }
+            p.a.write(wr, src.mem(at, len, lkey), r, imm)
+        });
+        patiently(&mut pair, |p| p.a.send(&(i as u64).to_le_bytes()));
+        check(&mut pair, &mut seen);
+    }
+    pair.until("all arrivals", |p| {
+        check(p, &mut seen);
+        (seen == 2 * N).then_some(())
+    });
+    for wr in 0..N as u64 {
+        assert_eq!(pair.done_a(wr), Ok(()));
+    }
+    // Refused as any other.
+    let wrong = Remote { rkey: rkey ^ 0x55, ..remote(&dst, 0, rkey) };
+    match pair.a.ad.write_copied(pair.a.ep, 1000, &[1; 100], wrong, Some(1)) {
+        Err(PostError::QueueFull) => pair.check_alive(),
+        done => {
+            done.expect("posted");
+            assert!(pair.done_a(1000).is_err());
+        }
+    }
+}
+
 pub fn immediates<F: Fixture>() {
     let buf = Buf::new(64);
     let mut pair = Pair::new::<F>();

@@ -63,6 +63,16 @@ impl Adapter for Left {
     ) -> Result<(), PostError> {
         self.0.write(ep, wr, local, remote, imm)
     }
+    fn write_copied(
+        &mut self,
+        ep: EpId,
+        wr: u64,
+        content: &[u8],
+        remote: Remote,
+        imm: Option<u32>,
+    ) -> Result<(), PostError> {
+        self.0.write_copied(ep, wr, content, remote, imm)
+    }
     fn read(&mut self, ep: EpId, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError> {
         self.0.read(ep, wr, local, remote)
     }

@@ -1,6 +1,7 @@
 //! A provider whose events come late and whose connections break: the loopback provider, disturbed within the contract.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
@@ -303,6 +304,10 @@ impl Adapter for Disturbed {
         one
     }
 
+    fn take_own_move(&mut self, own: Range<u64>) -> Option<Move> {
+        self.inner.take_own_move(own)
+    }
+
     fn moved(&mut self, done: Moved, _: &mut Vec<Event>) {
         let mut new = Vec::new();
         self.inner.moved(done, &mut new);
@@ -315,6 +320,10 @@ impl Adapter for Disturbed {
 
     fn fd(&self) -> Option<RawFd> {
         self.inner.fd()
+    }
+
+    fn reads_sources(&self, ep: EpId) -> bool {
+        self.inner.reads_sources(ep)
     }
 
     fn progress_mark(&self, ep: EpId) -> u64 {
