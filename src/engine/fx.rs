@@ -336,6 +336,22 @@ pub enum Work {
     },
 }
 
+impl Work {
+    /// Which memory of an application it reads, if it is a job that touches no other of one: it stages content, or computes a
+    /// checksum.
+    pub fn reads(&self) -> Option<(u64, u64)> {
+        match *self {
+            Work::HostCopy { token, src, len, .. }
+                if matches!(token & super::WR_KIND, super::WR_RESPONSE | super::WR_MESSAGE) =>
+            {
+                Some((src, len))
+            }
+            Work::HostHash { addr, len, .. } => Some((addr, len)),
+            _ => None,
+        }
+    }
+}
+
 /// What a finished receive still holds.
 #[derive(Default)]
 pub enum Held {

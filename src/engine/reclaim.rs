@@ -33,6 +33,16 @@ impl Range {
         device == self.device && len > 0 && self.len > 0 && !apart
     }
 
+    /// What is left to be read of content: none of it where it was `copied`.
+    pub fn unless(copied: bool, addr: u64, len: u64, device: u32) -> Range {
+        Range { addr, len: if copied { 0 } else { len }, device }
+    }
+
+    /// Whether this memory of the host lies in it.
+    pub fn contains(&self, addr: u64, len: u64) -> bool {
+        self.device == 0 && addr >= self.addr && addr - self.addr <= self.len.saturating_sub(len)
+    }
+
     fn holds(&self, tensor: &Tensor) -> bool {
         self.meets(tensor.addr, tensor.meta.nbytes, tensor.device)
     }

@@ -404,17 +404,25 @@ impl Core {
         None
     }
 
-    /// The only copy that waits, if it touches nothing of an application but this memory.
-    pub(super) fn own_move(&mut self, own: Range) -> Option<(ProviderKind, Move)> {
-        if !self.world.jobs.is_empty() || !self.copies_wait() || !self.room_for_events() {
+    /// The only copy that waits, if it touches no memory of an application but this.
+    pub(super) fn own_copy(&mut self, own: &Range) -> Option<Copy> {
+        if !self.copies_wait() || !self.room_for_events() {
             return None;
         }
-        let mut moving = self.world.moving.into_iter();
-        let (Some(kind), None) = (moving.next(), moving.next()) else { return None };
-        let one = self.world.adapters[kind as usize]
-            .as_mut()?
-            .take_own_move(own.addr..own.addr.saturating_add(own.len))?;
-        Some((kind, one))
+        let (jobs, mut moving) = (&mut self.world.jobs, self.world.moving.into_iter());
+        match (jobs.front(), moving.next(), moving.next()) {
+            (Some(job), None, None) => {
+                let is_own = job.reads().is_some_and(|(addr, len)| own.contains(addr, len));
+                let taken = if is_own && jobs.len() == 1 { jobs.pop_front() } else { None };
+                taken.map(Copy::Job)
+            }
+            (None, Some(kind), None) => {
+                let own = own.addr..own.addr.saturating_add(own.len);
+                let one = self.world.adapters[kind as usize].as_mut()?.take_own_move(own)?;
+                Some(Copy::Move(kind, one))
+            }
+            _ => None,
+        }
     }
 
     /// A copy was made; the number of events that came of it, itself included.

@@ -179,7 +179,9 @@ impl Manager {
             return Ok(Sending::Done);
         }
         drop(core);
-        self.with_engine(|e, w| e.message_send(w, out))
+        let copied = content.len() as u64 == memory.len;
+        let own = Range::unless(copied, memory.addr, memory.len, memory.device);
+        self.call_posting(thread, own, |e, w| e.message_send(w, out))
     }
 
     /// The same out of pieces.

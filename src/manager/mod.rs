@@ -65,6 +65,7 @@ mod world;
 
 use self::core::Core;
 use clock::Clock;
+use copies::Copy;
 pub(crate) use deliver::Waits;
 use drive::{Drivers, Waiter};
 pub(crate) use inside::Frames;
@@ -215,15 +216,24 @@ impl Manager {
 
     /// The same of a call that posts content of its caller's, in this memory: where nothing else waits to be copied, and
     /// it is short, that is done here and now. A driver would have to be woken for it.
-    fn call_posting<R>(&self, own: Range, f: impl FnOnce(&mut Engine, &mut World) -> R) -> R {
-        let thread = Thread::this();
+    #[inline(always)]
+    fn call_posting<R>(
+        &self,
+        thread: Thread,
+        own: Range,
+        f: impl FnOnce(&mut Engine, &mut World) -> R,
+    ) -> R {
         let short = own.len > 0 && own.len <= POSTED_MAX;
         let call = |core: &mut Core| f(&mut core.engine, &mut core.world);
-        let then = |core: &mut Core| if short { core.own_move(own) } else { None };
+        let then = |core: &mut Core| if short { core.own_copy(&own) } else { None };
         let (result, copy) = self.call_then(thread, call, then);
-        if let Some((kind, copy)) = copy {
-            let done = copy.run();
-            self.core.lock_on(thread).copied(kind, done);
+        match copy {
+            Some(Copy::Move(kind, copy)) => {
+                let done = copy.run();
+                self.core.lock_on(thread).copied(kind, done);
+            }
+            Some(Copy::Job(mut job)) => self.run_job(&mut job, thread),
+            None => {}
         }
         result
     }

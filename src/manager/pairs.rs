@@ -128,9 +128,10 @@ impl Manager {
             true => unsafe { copied.take(addr + offset, len, self.copy_max) },
             false => &[],
         };
-        let len_of_own = if content.is_empty() { len } else { 0 };
-        let own = Range { addr: addr.saturating_add(offset), len: len_of_own, device: 0 };
-        self.call_posting(own, |e, w| e.buffer_send(w, buffer, Part { offset, len }, at, content))
+        let own = Range::unless(!content.is_empty(), addr.saturating_add(offset), len, 0);
+        self.call_posting(Thread::this(), own, |e, w| {
+            e.buffer_send(w, buffer, Part { offset, len }, at, content)
+        })
     }
 
     /// Takes the end of a send, or an arrival; waits until there is one.

@@ -39,10 +39,9 @@ impl Manager {
         let mut copied = Copied::new();
         // SAFETY: the caller's promise.
         let content = unsafe { self.copy_content(&tensor, &mut copied) };
+        let own = Self::own(&tensor, content);
         let offer = Offer { tensor, content, done };
-        self.call_on(thread, |core| {
-            core.engine.post_send(&mut core.world, key, step, offer, timeout)
-        })
+        self.call_posting(thread, own, |e, w| e.post_send(w, key, step, offer, timeout))
     }
 
     /// What can be done with a tensor before the lock is taken: its memory may take long to come.
@@ -55,6 +54,11 @@ impl Manager {
             0 => unsafe { copied.take(tensor.addr, tensor.meta.nbytes, self.copy_max) },
             _ => &[],
         }
+    }
+
+    /// What is left to be read of it.
+    fn own(tensor: &Tensor, content: &[u8]) -> Range {
+        Range::unless(!content.is_empty(), tensor.addr, tensor.meta.nbytes, tensor.device)
     }
 
     /// Asks for a tensor; the request's id. `done` runs once if this succeeds.
@@ -190,8 +194,10 @@ impl Manager {
         let mut copied = Copied::new();
         // SAFETY: the caller's promise.
         let content = unsafe { self.copy_content(&tensor, &mut copied) };
+        let own = Self::own(&tensor, content);
         let offer = Offer { tensor, content, done };
-        let result = self.with_engine(|e, w| e.response_send(w, response, offer));
+        let result =
+            self.call_posting(Thread::this(), own, |e, w| e.response_send(w, response, offer));
         if self.trace.enabled() {
             self.trace.answered(response, result.as_ref().map_or_else(|s| s.code, |()| Code::Ok));
         }
