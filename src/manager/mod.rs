@@ -47,6 +47,7 @@ mod messages;
 mod near;
 mod pairs;
 mod peers;
+mod posting;
 mod rails;
 mod registrations;
 mod report;
@@ -65,7 +66,6 @@ mod world;
 
 use self::core::Core;
 use clock::Clock;
-use copies::Copy;
 pub(crate) use deliver::Waits;
 use drive::{Drivers, Waiter};
 pub(crate) use inside::Frames;
@@ -212,30 +212,6 @@ impl Manager {
             self.run_inline(guard, thread);
         }
         (result, more)
-    }
-
-    /// The same of a call that posts content of its caller's, in this memory: where nothing else waits to be copied, and
-    /// it is short, that is done here and now. A driver would have to be woken for it.
-    #[inline(always)]
-    fn call_posting<R>(
-        &self,
-        thread: Thread,
-        own: Range,
-        f: impl FnOnce(&mut Engine, &mut World) -> R,
-    ) -> R {
-        let short = own.len > 0 && own.len <= POSTED_MAX;
-        let call = |core: &mut Core| f(&mut core.engine, &mut core.world);
-        let then = |core: &mut Core| if short { core.own_copy(&own) } else { None };
-        let (result, copy) = self.call_then(thread, call, then);
-        match copy {
-            Some(Copy::Move(kind, copy)) => {
-                let done = copy.run();
-                self.core.lock_on(thread).copied(kind, done);
-            }
-            Some(Copy::Job(mut job)) => self.run_job(&mut job, thread),
-            None => {}
-        }
-        result
     }
 
     /// Runs what was left to the call.
@@ -629,8 +605,6 @@ fn processors() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1)
 }
 
-/// Content up to this length is copied by the call that posts it.
-const POSTED_MAX: u64 = 64 << 10;
 /// A manager that ends waits so long for its peers to take what was sent, and so long for one that takes nothing: on a
 /// busy machine a peer does not run for a tenth of a second now and then.
 const DELIVERY: Duration = Duration::from_secs(5);
