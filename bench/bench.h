@@ -57,6 +57,7 @@ void block_recv(side *x, int64_t i, uint64_t n);
 void wait_sends(side *x, int64_t count);
 void wait_recvs(side *x, int64_t count);
 void begin_point(side *x);
+enum { OPEN_STEPS = 128 };
 void tidy(side *x, int64_t i);
 
 /* measure.c */

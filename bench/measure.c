@@ -140,7 +140,7 @@ void run_schedule(side *x) {
       double value = run[mode](x, n, total, skip);
       x->step += total / 64 + 2;
       meet(x);
-      for (int64_t back = 1; back < 14; back++) must(rdma_step_cleanup(x->mgr, x->step - back), "rdma_step_cleanup");
+      for (int64_t back = 1; back < OPEN_STEPS + 6; back++) must(rdma_step_cleanup(x->mgr, x->step - back), "rdma_step_cleanup");
       report(x, mode, n, value);
     }
   }
