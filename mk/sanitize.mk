@@ -1,5 +1,5 @@
-# The library and its tests under sanitizers: too slow for `make test`. The fuzzers are a stage of it.
-STAGES += fuzz
+# The library and its tests under sanitizers: too slow for `make test` but for a part. The fuzzers are a stage of it.
+STAGES += asan fuzz
 
 .PHONY: sanitize
 sanitize: setup
