@@ -197,7 +197,7 @@ pub unsafe extern "C" fn rdma_pair_info(
     guard("rdma_pair_info", || {
         // SAFETY: the caller's arguments, as the header demands.
         let (mgr, out) = unsafe { (borrow(mgr)?, Out::new("out", out)?) };
-        let facts = mgr.pair_facts(pair)?;
+        let (facts, reading) = mgr.pair_facts_now(pair)?;
         let (state, code) = match &facts.state {
             PairState::Created => (RDMA_PAIR_CREATED, RDMA_OK),
             PairState::Connecting => (RDMA_PAIR_CONNECTING, RDMA_OK),
@@ -215,7 +215,7 @@ pub unsafe extern "C" fn rdma_pair_info(
             code,
             buffers: facts.buffers as u64,
             sends: facts.sends as u64,
-            reading: facts.reading as u64,
+            reading: reading as u64,
         });
         Ok(())
     })

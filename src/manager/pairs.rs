@@ -23,8 +23,14 @@ impl Manager {
 
     /// What is known of a pair, and its peer's number.
     pub fn pair_facts(&self, pair: u64) -> Result<PairFacts, Status> {
+        self.core.lock().engine.pair_facts(pair)
+    }
+
+    /// The same, and how many of its sends may still read their memory.
+    pub fn pair_facts_now(&self, pair: u64) -> Result<(PairFacts, usize), Status> {
         let core = self.core.lock();
-        core.engine.pair_facts(&core.world, pair)
+        let facts = core.engine.pair_facts(pair)?;
+        Ok((facts, core.engine.pair_reading(&core.world, pair)?))
     }
 
     /// This end's address: magic, version, token, and the manager's.

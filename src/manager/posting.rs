@@ -17,10 +17,16 @@ impl Manager {
         own: Range,
         f: impl FnOnce(&mut Engine, &mut World) -> R,
     ) -> R {
-        let short = own.len > 0 && own.len <= POSTED_MAX;
         let call = |core: &mut Core| f(&mut core.engine, &mut core.world);
-        let then = |core: &mut Core| if short { core.own_copy(&own) } else { None };
-        let (result, copy) = self.call_then(thread, call, then);
+        match own.len > 0 && own.len <= POSTED_MAX {
+            true => self.call_and_copy(thread, own, call),
+            false => self.call_on(thread, call),
+        }
+    }
+
+    #[inline(never)]
+    fn call_and_copy<R>(&self, thread: Thread, own: Range, call: impl FnOnce(&mut Core) -> R) -> R {
+        let (result, copy) = self.call_then(thread, call, |core| core.own_copy(&own));
         if let Some(copy) = copy {
             self.make_own(copy, thread);
         }

@@ -57,8 +57,6 @@ pub struct PairFacts {
     pub buffers: usize,
     /// Sends that have not ended.
     pub sends: usize,
-    /// Those of them whose memory may still be read.
-    pub reading: usize,
 }
 
 fn full(what: &str, n: usize) -> Status {
@@ -111,17 +109,17 @@ impl Engine {
     }
 
     /// What is known of a pair.
-    pub fn pair_facts(&self, fx: &impl Fx, id: u64) -> Result<PairFacts, Status> {
+    pub fn pair_facts(&self, id: u64) -> Result<PairFacts, Status> {
         let index = self.pairs.pair_by_id(id)?;
         let p = self.pairs.pairs.get(index).ok_or_else(Self::ending)?;
         let (rank, token, peer, state) = (p.rank, p.token, p.peer, p.state.clone());
-        let (buffers, sends, reading) = (p.buffers, p.sends, self.sends_reading(fx, p));
-        Ok(PairFacts { rank, state, peer, token, buffers, sends, reading })
+        Ok(PairFacts { rank, state, peer, token, buffers: p.buffers, sends: p.sends })
     }
 
     /// How many sends of a pair may still read their memory.
-    fn sends_reading(&self, fx: &impl Fx, p: &Pair) -> usize {
+    pub fn pair_reading(&self, fx: &impl Fx, id: u64) -> Result<usize, Status> {
         let pairs = &self.pairs;
+        let p = pairs.pairs.get(pairs.pair_by_id(id)?).ok_or_else(Self::ending)?;
         let (mut count, mut asked) = (0, None);
         let mut reads_sources = |ch| match asked {
             Some((of, reads)) if of == ch => reads,
@@ -145,7 +143,7 @@ impl Engine {
             }
             buffer = b.of_pair.next();
         }
-        count
+        Ok(count)
     }
 
     /// Begins to connect a pair to its other end. Again for the same one is nothing.
