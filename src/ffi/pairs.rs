@@ -341,6 +341,9 @@ pub unsafe extern "C" fn rdma_buffer_create_recv(
 /// next one of its slot: whichever comes first. Nothing keeps a send from writing over what the receiver has
 /// not read: that is the application's to agree upon.
 ///
+/// The memory stays unchanged until the send has ended, or until rdma_pair_info tells that no send of the
+/// pair reads any (`reading`), which is sooner over TCP.
+///
 /// Threads: any.
 ///
 /// Returns RDMA_OK: it has begun, and ends once, told to the buffer's callback or rdma_buffer_wait_send;
