@@ -77,13 +77,13 @@ static bool has(void *arg) {
 static rdma_code_t sent(rdma_mgr_t *mgr, rdma_buffer_t buffer) {
   wanted w = {mgr, buffer, 1, 0};
   CHECK(pump_until(has, &w, 30000));
-  return rdma_buffer_wait_send(mgr, buffer, 1);
+  return rdma_buffer_wait_send(mgr, buffer, 30000);
 }
 
 static void arrived(rdma_mgr_t *mgr, rdma_buffer_t buffer) {
   wanted w = {mgr, buffer, 0, 1};
   CHECK(pump_until(has, &w, 30000));
-  CHECK_OK(rdma_buffer_wait_recv(mgr, buffer, 1));
+  CHECK_OK(rdma_buffer_wait_recv(mgr, buffer, 30000));
 }
 
 /* pair.cc: connect. Either end may begin, again is nothing, and the state can be seen. */
@@ -446,7 +446,8 @@ static void destroyed_while_written(void) {
     for (int i = 0; i < 3; i++) {
       wanted w = {e.a, s, 1, 0};
       CHECK(pump_until(has, &w, 30000));
-      rdma_code_t code = rdma_buffer_wait_send(e.a, s, 1);
+      /* It waits while another send of this memory is being copied. */
+      rdma_code_t code = rdma_buffer_wait_send(e.a, s, 30000);
       CHECK_MSG(code == RDMA_OK || code == RDMA_PERMISSION_DENIED, "a send ended with %d", code);
     }
     CHECK_INT(RDMA_PAIR_CONNECTED, info_of(e.b, e.pb).state);
