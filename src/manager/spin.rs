@@ -19,8 +19,10 @@ use std::time::{Duration, Instant};
 const SHORT: u32 = 4;
 /// Fruitless spins in a row before a pause.
 const TRIES: u32 = 8;
-/// Waits without spinning after that, at first and at most.
-const PAUSE: u32 = 32;
+/// Waits without spinning after that, at first and at most. The first is short: where nothing else wants the processor it was
+/// lost to a timer or a neighbour for a moment, which comes some hundred times a second, and each wait without a spin costs
+/// two wake-ups, since the other end sleeps as well then. Where it is always lost the pauses soon are long ones.
+const PAUSE: u32 = 8;
 const PAUSE_MAX: u32 = 1024;
 /// Two looks at the clock this far apart, with only polls between them that find nothing and an offer of the processor:
 /// the thread did not run. Where nobody else wants the processor they are some three microseconds apart.
