@@ -283,6 +283,7 @@ static void memory_is_left_before_the_end(void) {
     CHECK_OK(sent(e.a, s));
     arrived(e.b, r);
     for (size_t k = 0; k < sizes[i]; k++) CHECK_INT(i + 1, to[k]);
+    info_of(e.b, e.pb); /* ThreadSanitizer sees no order through shared memory: these reads come before the next content */
   }
   CHECK_INT(0, info_of(e.a, e.pa).sends);
 }
@@ -398,11 +399,11 @@ static void callbacks(void) {
 static void the_other_end_closes(void) {
   pair p = pair_new(NULL);
   ends e = connect_both(&p);
-  char here[100], text[600];
+  char here[100], there[100] = {0}, text[600];
   log_of l = {0};
   rdma_buffer_t r = into(e.a, e.pa, 1, here, sizeof here), told;
   CHECK_OK(rdma_buffer_create_recv(e.a, e.pa, 2, here, sizeof here, on_event, &l, &told));
-  rdma_buffer_t s = out_of(e.b, e.pb, 1, here, sizeof here);
+  rdma_buffer_t s = out_of(e.b, e.pb, 1, there, sizeof there);
   CHECK_OK(rdma_buffer_send(e.b, s, 0, 50, 0));
   arrived(e.a, r);
   CHECK_OK(sent(e.b, s));
@@ -417,7 +418,7 @@ static void the_other_end_closes(void) {
   /* The connection lives on: another pair of the same managers works. */
   e = connect_both(&p);
   r = into(e.a, e.pa, 1, here, sizeof here);
-  s = out_of(e.b, e.pb, 1, here, sizeof here);
+  s = out_of(e.b, e.pb, 1, there, sizeof there);
   CHECK_OK(rdma_buffer_send(e.b, s, 0, 50, 0));
   arrived(e.a, r);
 }
