@@ -421,6 +421,7 @@ static void the_other_end_closes(void) {
   s = out_of(e.b, e.pb, 1, there, sizeof there);
   CHECK_OK(rdma_buffer_send(e.b, s, 0, 50, 0));
   arrived(e.a, r);
+  CHECK_OK(sent(e.b, s)); /* its memory is on the stack */
 }
 
 /* A buffer that is destroyed while the other end writes: nothing is written to it any more; the next one of its slot
