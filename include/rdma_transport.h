@@ -56,7 +56,7 @@
 /**
  * Version of the ABI: grows when a function or a field is added, never otherwise.
  */
-#define RDMA_ABI_VERSION 5
+#define RDMA_ABI_VERSION 6
 
 /**
  * Version of the library, major part.

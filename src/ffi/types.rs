@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 /// Version of the ABI: grows when a function or a field is added, never otherwise.
-pub const RDMA_ABI_VERSION: u32 = 5;
+pub const RDMA_ABI_VERSION: u32 = 6;
 /// Version of the library, major part.
 pub const RDMA_VERSION_MAJOR: u32 = 0;
 /// Version of the library, minor part.

@@ -222,11 +222,7 @@ impl Manager {
             Work::PeerEvents => self.tell_of_peers(),
             Work::BufferEvents { buffer, .. } => self.tell_of_buffer(buffer),
             Work::HostCopy { token, dst, src, len } => {
-                let begun = self.core.lock().engine.copy_begins(token);
-                if begun.is_ok() {
-                    // SAFETY: the engine asks for copies between memory that it holds until `copied`.
-                    unsafe { super::sys::copy(dst, src, len) };
-                }
+                let begun = self.copy_on_host(token, dst, src, len);
                 self.copied(token, begun);
             }
             Work::Spread { token, dst, src, len } => {
@@ -287,6 +283,20 @@ impl Manager {
         std::mem::swap(&mut core.world.batch.works, &mut later);
         // What came meanwhile comes after it.
         core.world.batch.works.append(&mut later);
+    }
+
+    /// Makes a copy that the engine has asked for, unless it must not be made any more; what it is to be told.
+    pub(super) fn copy_on_host(
+        &self,
+        token: u64,
+        dst: u64,
+        src: u64,
+        len: u64,
+    ) -> Result<(), Status> {
+        self.core.lock().engine.copy_begins(token)?;
+        // SAFETY: the engine asks for copies between memory that it holds until `copied`.
+        unsafe { super::sys::copy(dst, src, len) };
+        Ok(())
     }
 
     fn copied(&self, token: u64, result: Result<(), Status>) {

@@ -42,11 +42,7 @@ impl Manager {
             }
             // Callbacks may run inline, as of content that the call copied before it took the lock.
             Copy::Job(Work::HostCopy { token, dst, src, len }) => {
-                let begun = self.core.lock_on(thread).engine.copy_begins(token);
-                if begun.is_ok() {
-                    // SAFETY: the engine asks for copies between memory that it holds until `copied`.
-                    unsafe { sys::copy(dst, src, len) };
-                }
+                let begun = self.copy_on_host(token, dst, src, len);
                 self.call_on(thread, |core| core.engine.copied(&mut core.world, token, begun));
             }
             Copy::Job(mut job) => self.run_job(&mut job, thread),
