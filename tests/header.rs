@@ -6,7 +6,16 @@ use std::path::Path;
 
 /// The sources of the header, in the order of the header.
 const SOURCES: &[&str] = &[
-    "types",
+    "types/base",
+    "types/manager",
+    "types/rendezvous",
+    "types/observe",
+    "types/memory",
+    "types/peers",
+    "types/messages",
+    "types/keys",
+    "types/store",
+    "types/mesh",
     "handle",
     "base",
     "options",
