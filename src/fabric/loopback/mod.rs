@@ -4,31 +4,28 @@
 //! `deregister` and `destroy`, which take the write lock, end all access at once; but for copies that
 //! run as moves, see `moves`.
 
+mod endpoint;
 mod hub;
+mod serve;
+mod transfer;
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use parking_lot::RwLockReadGuard;
-
+use self::endpoint::{Endpoint, Op, gone};
 use self::hub::{End, Hub, Item, What};
-use super::moves::{MOVE_MAX, Move, Moved};
-use super::regions::{Refusal, RegionTable};
-use super::{Access, Adapter, Caps, EpId, Event, Mem, Mr, PostError, ProviderKind, Remote, View};
+use self::transfer::Rdma;
+use super::moves::{Move, Moved};
+use super::{Access, Adapter, Caps, EpId, Event, Mem, Mr, PostError, ProviderKind, Remote};
 use crate::config::Config;
-use crate::limits::POLL_EVENTS;
 use crate::local_fd::Local;
 use crate::room::Grows;
 use crate::status::{Code, Status};
 
-/// Bytes copied under one lock.
-const CHUNK: u64 = 1 << 20;
 /// Bytes copied in one poll.
 const POLL_BYTES: u64 = 4 << 20;
-/// Items moved to their endpoints in one poll: more than all that peers may have queued at a few.
-const POLL_ITEMS: usize = 1 << 16;
 /// A transfer up to this size is made at once if nothing is before it.
 const AT_ONCE: u64 = 64 << 10;
 const MAX_SEND: usize = 128 << 10;
@@ -37,44 +34,6 @@ const MAX_RDMA: u64 = 1 << 47;
 /// Why loopback cannot be used here: it always can.
 pub fn probe() -> Result<(), String> {
     Ok(())
-}
-
-enum Op {
-    Send(Box<[u8]>),
-    Rdma(Rdma),
-}
-
-struct Rdma {
-    read: bool,
-    wr: u64,
-    local: u64,
-    len: u64,
-    done: u64,
-    remote: Remote,
-    imm: Option<u32>,
-    /// Tells it from all others of the adapter.
-    id: u64,
-    /// A piece could not be moved.
-    failed: Option<Status>,
-}
-
-struct Endpoint {
-    peer: String,
-    me: Arc<End>,
-    /// The endpoint given to `connect`.
-    remote: Option<Arc<End>>,
-    /// Tokens of those who have connected to this one.
-    hellos: Vec<u64>,
-    up: bool,
-    /// It had its connection.
-    down: bool,
-    ops: VecDeque<Op>,
-    /// What its peer has for it, in order.
-    inbox: VecDeque<Item>,
-    /// WRITEs and READs accepted and not reported.
-    under_way: usize,
-    /// A piece of this operation is being moved.
-    moving: Option<u64>,
 }
 
 /// An adapter of the loopback provider.
@@ -221,243 +180,6 @@ impl LoopbackAdapter {
             }
         }
         None
-    }
-
-    fn take(&mut self, item: Item, events: &mut Vec<Event>) {
-        let ep = EpId(item.to);
-        let Some(e) = self.eps.get_mut(&item.to) else {
-            if let What::Hello(from, token) = item.what {
-                from.hub.push(Item { to: from.id, from: token, what: What::Bye });
-            }
-            return;
-        };
-        let known = e.remote.as_ref().is_some_and(|r| r.token == item.from);
-        match item.what {
-            What::Hello(..) => {
-                e.hellos.push(item.from);
-                if known && !e.up {
-                    e.up = true;
-                    events.push(Event::Connected(ep));
-                }
-            }
-            What::Message(bytes) => {
-                e.me.release(bytes.len());
-                if known && e.up {
-                    // SAFETY: `held` keeps the bytes until the next poll.
-                    let view = unsafe { View::new(bytes.as_ptr(), bytes.len()) };
-                    self.held.push(bytes);
-                    events.push(Event::Message { ep, bytes: view });
-                }
-            }
-            What::Written(imm) => {
-                e.me.release(0);
-                if known && e.up {
-                    events.push(Event::Written { ep, imm });
-                }
-            }
-            What::Bye if known => {
-                (e.up, e.down) = (false, true);
-                e.remote = None;
-                let status = gone(&e.peer);
-                for op in e.ops.drain(..) {
-                    if let Op::Rdma(r) = op {
-                        let result = Err(status.clone());
-                        self.ready.push_back(Event::Done { ep, wr: r.wr, result });
-                    }
-                }
-                self.busy.retain(|&x| x != ep.0);
-                // Behind what is ready: completions come before the end.
-                self.ready.push_back(Event::Down { ep, status });
-            }
-            What::Bye => {}
-        }
-    }
-
-    /// Gives the items to their endpoints, and takes some of each.
-    fn serve(&mut self, events: &mut Vec<Event>) {
-        for _ in 0..POLL_ITEMS {
-            // To ask whether it is empty is cheaper than to find it so.
-            let next = || if self.hub.inbox.is_empty() { None } else { self.hub.inbox.pop() };
-            let Some(item) = self.stuck.take().or_else(next) else { break };
-            let to = item.to;
-            match self.eps.get_mut(&to) {
-                Some(e) => {
-                    if !e.inbox.fits(1) {
-                        self.stuck = Some(item);
-                        break;
-                    }
-                    if e.inbox.is_empty() {
-                        self.served.push_back(to);
-                    }
-                    e.inbox.push_back(item);
-                }
-                None => self.take(item, events),
-            }
-        }
-        let ends = self.eps.len() + 2;
-        for _ in 0..self.served.len() {
-            let Some(id) = self.served.pop_front() else { break };
-            for _ in 0..POLL_EVENTS {
-                let Some(e) = self.eps.get_mut(&id) else { break };
-                // What an item may add to. Without memory it waits.
-                let room = events.fits(ends) && self.held.fits(1) && e.hellos.fits(1);
-                if !room {
-                    break;
-                }
-                let Some(item) = e.inbox.pop_front() else { break };
-                self.take(item, events);
-            }
-            if self.eps.get(&id).is_some_and(|e| !e.inbox.is_empty()) {
-                self.served.push_back(id);
-            }
-        }
-    }
-
-    #[inline]
-    fn report(&mut self, events: &mut Vec<Event>) {
-        // Nothing is ready, as a rule.
-        if !self.ready.is_empty() {
-            self.report_ready(events);
-        }
-    }
-
-    #[inline(never)]
-    fn report_ready(&mut self, events: &mut Vec<Event>) {
-        let ends = self.eps.len() + 1;
-        while events.fits(ends)
-            && let Some(event) = self.ready.pop_front()
-        {
-            if let Event::Done { ep, .. } = &event
-                && let Some(e) = self.eps.get_mut(&ep.0)
-            {
-                e.under_way = e.under_way.saturating_sub(1);
-                self.posted = self.posted.saturating_sub(1);
-            }
-            events.push(event);
-        }
-    }
-}
-
-fn gone(peer: &str) -> Status {
-    Status::gone(format!("the loopback endpoint of peer '{peer}' is gone"))
-}
-
-impl Endpoint {
-    /// Why nothing can be posted here.
-    #[cold]
-    fn not_up(&self) -> Status {
-        // Whoever posts may not have heard of its end yet.
-        if self.down || (self.up && self.remote.is_some()) {
-            return gone(&self.peer);
-        }
-        let text = format!("the loopback endpoint to peer '{}' is not connected", self.peer);
-        Status::new(Code::FailedPrecondition, text)
-    }
-
-    /// Runs operations in order while `budget` lasts; true if all are done.
-    fn run(&mut self, budget: &mut u64, ready: &mut VecDeque<Event>) -> bool {
-        let Some(remote) = self.remote.clone() else { return true };
-        while let Some(op) = self.ops.front_mut() {
-            let r = match op {
-                Op::Send(bytes) => {
-                    let bytes = std::mem::take(bytes);
-                    self.ops.pop_front();
-                    self.tell(&remote, What::Message(bytes));
-                    continue;
-                }
-                Op::Rdma(r) => r,
-            };
-            let result =
-                match r.failed.take().map_or_else(|| r.step(&remote, budget, &self.peer), Err) {
-                    Ok(true) => Ok(()),
-                    Ok(false) => return false,
-                    Err(status) => Err(status),
-                };
-            let (wr, imm) = (r.wr, r.imm);
-            self.ops.pop_front();
-            match imm {
-                Some(imm) if result.is_ok() => self.tell(&remote, What::Written(imm)),
-                Some(_) => remote.release(0),
-                None => {}
-            }
-            ready.push_back(Event::Done { ep: EpId(self.me.id), wr, result });
-        }
-        true
-    }
-
-    fn tell(&self, remote: &End, what: What) {
-        remote.hub.push(Item { to: remote.id, from: self.me.token, what });
-    }
-}
-
-impl Rdma {
-    fn new(read: bool, wr: u64, local: u64, len: u64, remote: Remote, imm: Option<u32>) -> Rdma {
-        Rdma { read, wr, local, len, done: 0, remote, imm, id: 0, failed: None }
-    }
-
-    /// Copies as far as `budget` lasts; true when done.
-    fn step(&mut self, remote: &End, budget: &mut u64, peer: &str) -> Result<bool, Status> {
-        while self.done < self.len {
-            if *budget == 0 {
-                return Ok(false);
-            }
-            let n = (self.len - self.done).min(CHUNK).min(*budget);
-            self.copy(remote, n, peer)?;
-            *budget -= n;
-            self.done += n;
-            remote.pieces.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(true)
-    }
-
-    /// The regions of the target, held, if the operation is still allowed there.
-    fn allowed<'a>(
-        &self,
-        remote: &'a End,
-        peer: &str,
-    ) -> Result<RwLockReadGuard<'a, RegionTable>, Status> {
-        let Remote { addr, rkey } = self.remote;
-        let (what, need) = match self.read {
-            true => ("READ", Access::REMOTE_READ),
-            false => ("WRITE", Access::REMOTE_WRITE),
-        };
-        let refused = |why: Refusal| why.status(what, peer, addr, self.len, rkey);
-        let regions = remote.hub.regions.read();
-        if remote.closed.load(Ordering::SeqCst) {
-            return Err(gone(peer));
-        }
-        // Each time the whole range, which cannot wrap then.
-        regions.check(rkey, addr, self.len, need).map_err(refused)?;
-        Ok(regions)
-    }
-
-    /// From where to where the next bytes go.
-    fn way(&self) -> (u64, u64) {
-        let (there, here) = (self.remote.addr + self.done, self.local + self.done);
-        if self.read { (there, here) } else { (here, there) }
-    }
-
-    /// The next piece, to be moved without any lock; `None`: nothing is left.
-    fn piece(&self, remote: &End, peer: &str, ep: EpId) -> Result<Option<Move>, Status> {
-        if self.done >= self.len {
-            return Ok(None);
-        }
-        // Held until the move is in the table that whoever closes the region looks at.
-        let _regions = self.allowed(remote, peer)?;
-        let (from, to) = self.way();
-        let n = (self.len - self.done).min(MOVE_MAX as u64) as usize;
-        // SAFETY: one is in a region that is registered now, the other in the local memory of an
-        // operation that has not ended.
-        Ok(Some(unsafe { Move::copy(ep, 0, from, to, n, false) }))
-    }
-
-    fn copy(&self, remote: &End, n: u64, peer: &str) -> Result<(), Status> {
-        let _regions = self.allowed(remote, peer)?;
-        let (from, to) = self.way();
-        // SAFETY: `there` is in a region that is registered while the lock is held, `here` in the
-        // local memory of an operation that has not ended. They may overlap: both ends are here.
-        unsafe { std::ptr::copy(from as *const u8, to as *mut u8, n as usize) };
-        Ok(())
     }
 }
 
