@@ -1,0 +1,200 @@
+//! The file of a trace, in Chrome's trace-event format: events gather in a bounded buffer, and after each write the file is
+//! complete JSON.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{Seek, SeekFrom, Write as _};
+use std::time::{Duration, Instant};
+
+use smallvec::SmallVec;
+
+use crate::log;
+use crate::observe::render::Json;
+use crate::os::without_write_signals;
+use crate::status::{Code, Status};
+
+/// Events that wait in memory.
+pub(super) const BUFFERED: usize = 4096;
+/// Events of one trace; what comes later is dropped and counted.
+const MAX_EVENTS: u64 = 10_000_000;
+/// Bytes of a key that are kept.
+pub(super) const KEY_SHOWN: usize = 64;
+/// End of the file, overwritten by the next events.
+const END: &[u8] = b"\n]\n";
+
+/// An event, as it waits to be written.
+pub(super) struct Event {
+    pub(super) name: &'static str,
+    pub(super) category: &'static str,
+    pub(super) start: Instant,
+    pub(super) duration: Duration,
+    pub(super) thread: u32,
+    /// 0: nests on its thread. Otherwise it overlaps with others and has a track of its own.
+    pub(super) id: u64,
+    pub(super) peer: SmallVec<[u8; 24]>,
+    pub(super) key: SmallVec<[u8; KEY_SHOWN]>,
+    pub(super) step: i64,
+    pub(super) bytes: u64,
+    pub(super) provider: &'static str,
+    pub(super) protocol: &'static str,
+    pub(super) code: Option<Code>,
+    pub(super) by: &'static str,
+}
+
+/// The file of a trace, and what waits to go there.
+pub(super) struct Recorder {
+    pub(super) path: String,
+    file: File,
+    process: u32,
+    /// One moment on the clock of events and, in nanoseconds, on the system's monotonic clock, so
+    /// that traces of several processes of a host can be laid over each other.
+    anchor: (Instant, u64),
+    events: Vec<Event>,
+    recorded: u64,
+    dropped: u64,
+}
+
+impl Recorder {
+    pub(super) fn create(path: String, process: u32, manager: &str) -> Result<Recorder, Status> {
+        let os = |e| Status::os(format_args!("trace to {path:?}"), &e);
+        let mut file = File::create(&path).map_err(os)?;
+        let head = format!(
+            "[\n{{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":{process},\"tid\":0,\
+             \"args\":{{\"name\":{}}}}}\n]\n",
+            Json(manager)
+        );
+        without_write_signals(|| file.write_all(head.as_bytes())).map_err(os)?;
+        Ok(Recorder {
+            file,
+            process,
+            anchor: (Instant::now(), monotonic_ns()),
+            events: Vec::with_capacity(BUFFERED),
+            recorded: 0,
+            dropped: 0,
+            path,
+        })
+    }
+
+    pub(super) fn push(&mut self, event: Event) -> Result<(), Status> {
+        if self.recorded == MAX_EVENTS {
+            self.dropped += 1;
+            return Ok(());
+        }
+        self.recorded += 1;
+        self.events.push(event);
+        if self.events.len() == BUFFERED { self.flush() } else { Ok(()) }
+    }
+
+    fn flush(&mut self) -> Result<(), Status> {
+        let mut text = String::new();
+        for event in std::mem::take(&mut self.events) {
+            let _ = self.write_event(&mut text, &event);
+        }
+        self.events.reserve(BUFFERED);
+        self.append(&text)
+    }
+
+    /// Writes events over the end of the file, and the end after them.
+    fn append(&mut self, text: &str) -> Result<(), Status> {
+        if text.is_empty() {
+            return Ok(());
+        }
+        let path = &self.path;
+        let os = |e| Status::os(format_args!("trace to {path:?}"), &e);
+        self.file.seek(SeekFrom::End(-(END.len() as i64))).map_err(os)?;
+        let mut bytes = Vec::with_capacity(text.len() + END.len());
+        bytes.extend_from_slice(text.as_bytes());
+        bytes.extend_from_slice(END);
+        without_write_signals(|| self.file.write_all(&bytes)).map_err(os)
+    }
+
+    pub(super) fn finish(&mut self) -> Result<(), Status> {
+        self.flush()?;
+        if self.dropped == 0 {
+            return Ok(());
+        }
+        log::warn(format_args!(
+            "the trace {:?} lacks its last {} events, at most {MAX_EVENTS} are written",
+            self.path, self.dropped
+        ));
+        self.append(&format!(
+            ",\n{{\"name\":\"dropped_events\",\"ph\":\"M\",\"pid\":{},\"tid\":0,\
+             \"args\":{{\"count\":{}}}}}",
+            self.process, self.dropped
+        ))
+    }
+
+    fn write_event(&self, out: &mut String, event: &Event) -> std::fmt::Result {
+        let ts = self.nanos(event.start);
+        let end = ts + event.duration.as_nanos() as u64;
+        // By key, so that one tensor's way is found by its name in every process.
+        let name = match event.key.is_empty() {
+            true => event.name.to_owned(),
+            false => format!("{} {}", event.name, crate::shown::key(&event.key)),
+        };
+        let (name, category) = (Json(&name), Json(event.category));
+        let process = self.process;
+        let common = |out: &mut String, phase: char, ts: u64| {
+            let (us, ns) = (ts / 1000, ts % 1000);
+            write!(
+                out,
+                ",\n{{\"name\":{name},\"cat\":{category},\"ph\":\"{phase}\",\"ts\":{us}.{ns:03},\
+                 \"pid\":{process},\"tid\":{}",
+                event.thread
+            )
+        };
+        if event.id == 0 {
+            common(out, 'X', ts)?;
+            let (us, ns) = ((end - ts) / 1000, (end - ts) % 1000);
+            write!(out, ",\"dur\":{us}.{ns:03}")?;
+            write_args(out, event)?;
+            out.push('}');
+            return Ok(());
+        }
+        common(out, 'b', ts)?;
+        write!(out, ",\"id\":\"{:#x}\"", event.id)?;
+        write_args(out, event)?;
+        out.push('}');
+        common(out, 'e', end)?;
+        write!(out, ",\"id\":\"{:#x}\"}}", event.id)
+    }
+
+    /// On the system's monotonic clock.
+    fn nanos(&self, at: Instant) -> u64 {
+        let (instant, ns) = self.anchor;
+        match at.checked_duration_since(instant) {
+            Some(after) => ns.saturating_add(after.as_nanos() as u64),
+            None => ns.saturating_sub(instant.duration_since(at).as_nanos() as u64),
+        }
+    }
+}
+
+fn write_args(out: &mut String, event: &Event) -> std::fmt::Result {
+    write!(out, ",\"args\":{{\"bytes\":{}", event.bytes)?;
+    if !event.peer.is_empty() {
+        write!(out, ",\"peer\":{}", Json(&String::from_utf8_lossy(&event.peer)))?;
+    }
+    if !event.key.is_empty() {
+        let key = event.key.escape_ascii().to_string();
+        write!(out, ",\"key\":{},\"step\":{}", Json(&key), event.step)?;
+    }
+    for (name, value) in [
+        ("provider", event.provider),
+        ("protocol", event.protocol),
+        ("code", event.code.map_or("", Code::name)),
+        ("by", event.by),
+    ] {
+        if !value.is_empty() {
+            write!(out, ",\"{name}\":{}", Json(value))?;
+        }
+    }
+    out.push('}');
+    Ok(())
+}
+
+fn monotonic_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes the struct it is given; this clock always exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
