@@ -161,8 +161,7 @@ impl Engine {
             WR_RESPONSE => self.on_write_done(fx, ch, index, result),
             WR_REQUEST => self.on_read_done(fx, ch, index, result),
             WR_SLOT => self.on_slot_done(fx, index, result),
-            WR_STRIPE_OUT => self.on_stripe_written(fx, ch, wr, result),
-            WR_STRIPE_IN => self.on_stripe_read(fx, ch, wr, result),
+            WR_STRIPE_IN | WR_STRIPE_OUT => self.on_stripe_done(fx, ch, wr, result),
             _ => {}
         }
         self.settle(fx, ch);

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use crate::engine::channel::ChanId;
 use crate::engine::transfer::inbound::{Landing, Request, State};
 use crate::engine::transfer::outbound::RState;
-use crate::engine::{Engine, Fx, WR_PART, WR_RESPONSE, WR_STRIPE_IN, WR_STRIPE_OUT};
+use crate::engine::{Engine, Fx, WR_KIND, WR_PART, WR_RESPONSE, WR_STRIPE_IN, WR_STRIPE_OUT};
 use crate::fabric::keys::{Keys, Piece, Place, pieces};
 use crate::fabric::{Mem, Remote};
 use crate::limits::MAX_RAILS;
@@ -163,6 +163,48 @@ impl Engine {
         false
     }
 
+    /// The READ or WRITE of a stripe has ended.
+    pub(in crate::engine) fn on_stripe_done(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        wr: u64,
+        result: Result<(), Status>,
+    ) {
+        let way = if wr & WR_KIND == WR_STRIPE_IN { Way::In } else { Way::Out };
+        let (index, number) = (wr as u32, (wr >> WR_PART) as u16);
+        if self.is_of_rail(ch, &result) {
+            return;
+        }
+        let main = match way {
+            Way::In => self.requests.get(index).and_then(|r| r.ch),
+            Way::Out => self.responses.get(index).map(|r| r.asked.to.ch),
+        };
+        let Some(main) = main else { return };
+        let found = self.stripes_of(way, index).and_then(|s| s.ended(ch, number));
+        let Some(piece) = found else { return };
+        self.count_stripe(ch, &piece, &result);
+        if result.is_ok() && self.goes_on(way, index) {
+            self.post_stripe(fx, way, index, ch);
+        }
+        match way {
+            Way::In => self.stripe_read(fx, index, main, result),
+            Way::Out => self.stripe_written(fx, index, main, result),
+        }
+        self.settle(fx, main);
+    }
+
+    /// Whether no stripe of a transfer has failed, and it is not given up.
+    fn goes_on(&self, way: Way, index: u32) -> bool {
+        match way {
+            Way::In => self.requests.get(index).is_some_and(Request::reads),
+            Way::Out => {
+                let state = self.responses.get(index).map(|r| &r.state);
+                matches!(state, Some(RState::Writing { failed: None, .. }))
+            }
+        }
+    }
+
     /// Reads the source of a request over several connections, where it has them.
     pub(super) fn read_striped(
         &mut self,
@@ -182,29 +224,6 @@ impl Engine {
         r.stripes = Some(stripes);
         self.begin_stripes(fx, Way::In, index, ch);
         true
-    }
-
-    /// A READ of a stripe has ended.
-    pub(in crate::engine) fn on_stripe_read(
-        &mut self,
-        fx: &mut impl Fx,
-        ch: ChanId,
-        wr: u64,
-        result: Result<(), Status>,
-    ) {
-        let (index, number) = (wr as u32, (wr >> WR_PART) as u16);
-        if self.is_of_rail(ch, &result) {
-            return;
-        }
-        let Some(main) = self.requests.get(index).and_then(|r| r.ch) else { return };
-        let found = self.stripes_of(Way::In, index).and_then(|s| s.ended(ch, number));
-        let Some(piece) = found else { return };
-        self.count_stripe(ch, &piece, &result);
-        if result.is_ok() && self.requests.get(index).is_some_and(Request::reads) {
-            self.post_stripe(fx, Way::In, index, ch);
-        }
-        self.stripe_read(fx, index, main, result);
-        self.settle(fx, main);
     }
 
     /// One READ less. What was not posted is not, once the transfer has failed or is given up.
@@ -238,7 +257,7 @@ impl Engine {
             self.requests.next(&mut at, |r| r.ch == Some(main) && r.stripes.is_some())
         {
             while let Some(piece) = self.stripes_of(Way::In, index).and_then(|s| s.lost(rail)) {
-                if !self.requests.get(index).is_some_and(Request::reads) {
+                if !self.goes_on(Way::In, index) {
                     self.stripe_read(fx, index, main, Err(status.clone()));
                     continue;
                 }
@@ -272,35 +291,6 @@ impl Engine {
         true
     }
 
-    /// A WRITE of a stripe has ended.
-    pub(in crate::engine) fn on_stripe_written(
-        &mut self,
-        fx: &mut impl Fx,
-        ch: ChanId,
-        wr: u64,
-        result: Result<(), Status>,
-    ) {
-        let (index, number) = (wr as u32, (wr >> WR_PART) as u16);
-        if self.is_of_rail(ch, &result) {
-            return;
-        }
-        let Some(main) = self.responses.get(index).map(|r| r.asked.to.ch) else { return };
-        let found = self.stripes_of(Way::Out, index).and_then(|s| s.ended(ch, number));
-        let Some(piece) = found else { return };
-        self.count_stripe(ch, &piece, &result);
-        if result.is_ok() && self.writes_on(index) {
-            self.post_stripe(fx, Way::Out, index, ch);
-        }
-        self.stripe_written(fx, index, main, result);
-        self.settle(fx, main);
-    }
-
-    /// Whether no stripe of a response has failed.
-    fn writes_on(&self, index: u32) -> bool {
-        let state = self.responses.get(index).map(|r| &r.state);
-        matches!(state, Some(RState::Writing { failed: None, .. }))
-    }
-
     /// One WRITE less; after the last, the notice.
     fn stripe_written(
         &mut self,
@@ -309,7 +299,7 @@ impl Engine {
         main: ChanId,
         result: Result<(), Status>,
     ) {
-        let well = result.is_ok() && self.writes_on(index);
+        let well = result.is_ok() && self.goes_on(Way::Out, index);
         let Some(r) = self.responses.get_mut(index) else { return };
         let Some(s) = r.source.as_mut().and_then(|s| s.stripes.as_mut()) else { return };
         let mut dropped = 0;
@@ -350,7 +340,7 @@ impl Engine {
         let Some(c) = self.channels.get(main) else { return };
         for index in c.responses.responses().collect::<Vec<_>>() {
             while let Some(piece) = self.stripes_of(Way::Out, index).and_then(|s| s.lost(rail)) {
-                if !self.writes_on(index) {
+                if !self.goes_on(Way::Out, index) {
                     let status = Status::gone("one of several connections ended");
                     self.stripe_written(fx, index, main, Err(status));
                     continue;
