@@ -13,6 +13,8 @@ mod endings;
 mod harness;
 #[path = "conformance/left.rs"]
 mod left;
+#[path = "conformance/order.rs"]
+mod order;
 #[path = "conformance/refusals.rs"]
 mod refusals;
 #[path = "support/skip.rs"]
@@ -34,8 +36,9 @@ use rdma_transport::local_fd::Local;
 macro_rules! conformance {
     ($name:ident, $fixture:ty) => {
         conformance!(@ $name, $fixture;
-            basics::{r05_a_poll_takes_few_messages_of_each_endpoint, connect, messages, message_parts, full_queue, writes, write_order, copied_writes, immediates,
-                reads, read_is_not_overtaken, both_directions, many_endpoints, wrong_use, threads},
+            basics::{r05_a_poll_takes_few_messages_of_each_endpoint, connect, messages, message_parts, full_queue, writes, immediates,
+                reads, both_directions, many_endpoints, wrong_use, threads},
+            order::{write_order, copied_writes, read_is_not_overtaken},
             refusals::{bad_keys, ranges, access_bits, empty_ranges, deregistered, closed_in_write,
                 closed_in_read, refusals_among_others},
             endings::{destroyed_in_transfer, r27_memory_of_who_leaves_is_no_refusal, r23_what_is_delivered_arrives, dropped_adapter, local_destroy, garbage_addresses,
