@@ -1,5 +1,5 @@
 /* Tagged messages, in short. */
-#include "harness.h"
+#include "messages.h"
 
 rdma_peer_t number_of(rdma_mgr_t *mgr, const char *name) {
   rdma_peer_t peer = 0;
@@ -29,4 +29,25 @@ rdma_msg_status_t end_of(rdma_mgr_t *mgr, rdma_msg_request_t request, const rdma
   }
   CHECK_MSG(pump_until(has_ended, &w, 60000), "request %llu has no end", (unsigned long long)request);
   return w.status;
+}
+
+rdma_msg_request_t isend(rdma_mgr_t *mgr, rdma_peer_t to, uint64_t tag, const void *data, size_t n, uint32_t mode) {
+  rdma_msg_options_t options = {.struct_size = sizeof options, .mode = mode};
+  rdma_msg_request_t request = 77;
+  CHECK_OK(rdma_msg_isend(mgr, to, COMM, tag, data, n, &options, &request));
+  CHECK(request != 77);
+  return request;
+}
+
+rdma_msg_request_t irecv(rdma_mgr_t *mgr, rdma_peer_t from, uint64_t tag, uint64_t mask, void *to, size_t n,
+                         rdma_msg_status_t *status) {
+  rdma_msg_request_t request = 77;
+  status->struct_size = sizeof *status;
+  CHECK_OK(rdma_msg_irecv(mgr, from, COMM, tag, mask, to, n, NULL, status, &request));
+  CHECK(request != 77);
+  return request;
+}
+
+rdma_msg_status_t received(rdma_mgr_t *mgr, rdma_msg_request_t request, rdma_msg_status_t at_once) {
+  return end_of(mgr, request, &at_once);
 }

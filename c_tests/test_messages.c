@@ -1,8 +1,5 @@
-/* Tagged messages: matching, order, modes, sizes, cancellation, back-pressure. */
-#include "harness.h"
-
-enum { COMM = 3 };
-#define EXACT RDMA_MSG_TAG_MASK
+/* Tagged messages: matching, order, modes, sizes, waits, back-pressure. How they end otherwise: test_messages_ends.c. */
+#include "messages.h"
 
 typedef struct waiting {
   rdma_mgr_t *mgr;
@@ -19,29 +16,6 @@ static bool all_ended(void *arg) {
   for (size_t i = 0; i < w->count; i++)
     if (w->requests[i] != 0) return false;
   return true;
-}
-
-static rdma_msg_request_t isend(rdma_mgr_t *mgr, rdma_peer_t to, uint64_t tag, const void *data, size_t n,
-                                uint32_t mode) {
-  rdma_msg_options_t options = {.struct_size = sizeof options, .mode = mode};
-  rdma_msg_request_t request = 77;
-  CHECK_OK(rdma_msg_isend(mgr, to, COMM, tag, data, n, &options, &request));
-  CHECK(request != 77);
-  return request;
-}
-
-/* Begins a receive; if it ends at once, so is the request 0 and the status filled. */
-static rdma_msg_request_t irecv(rdma_mgr_t *mgr, rdma_peer_t from, uint64_t tag, uint64_t mask, void *to,
-                                size_t n, rdma_msg_status_t *status) {
-  rdma_msg_request_t request = 77;
-  status->struct_size = sizeof *status;
-  CHECK_OK(rdma_msg_irecv(mgr, from, COMM, tag, mask, to, n, NULL, status, &request));
-  CHECK(request != 77);
-  return request;
-}
-
-static rdma_msg_status_t received(rdma_mgr_t *mgr, rdma_msg_request_t request, rdma_msg_status_t at_once) {
-  return end_of(mgr, request, &at_once);
 }
 
 /* Around those of the pipeline's segments, as they are by default: 4 KiB, fragments of 1 MiB, 32 KiB. */
@@ -249,132 +223,6 @@ static void synchronous_sends_wait_for_the_match(void) {
   CHECK_INT(RDMA_OK, end_of(p.a, s, NULL).code);
 }
 
-static void cancellation(void) {
-  pair p = pair_new(NULL);
-  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
-  size_t n = 200000;
-  char *from = scratch(n), *to = scratch(n);
-  fill(from, n, 3);
-  rdma_msg_status_t st;
-  /* A receive that waits. */
-  rdma_msg_request_t r = irecv(p.b, to_a, 1, EXACT, to, n, &st);
-  CHECK_OK(rdma_msg_cancel(p.b, r));
-  CHECK_INT(RDMA_CANCELLED, end_of(p.b, r, NULL).code);
-  CHECK_BAD(RDMA_NOT_FOUND, rdma_msg_cancel(p.b, r));
-  /* Sends that no receive has met: large, and synchronous. */
-  for (int large = 0; large < 2; large++) {
-    rdma_msg_request_t s = isend(p.a, to_b, 2, from, large ? n : 8, RDMA_MSG_SYNCHRONOUS);
-    pump_for(20);
-    CHECK_OK(rdma_msg_cancel(p.a, s));
-    CHECK_INT(RDMA_CANCELLED, end_of(p.a, s, NULL).code);
-  }
-  st.struct_size = sizeof st;
-  CHECK_CODE(RDMA_DEADLINE_EXCEEDED, rdma_msg_probe(p.b, RDMA_PEER_ANY, COMM, 2, EXACT, false, 50, &st));
-  /* After all that, a message as usual. */
-  r = irecv(p.b, to_a, 3, EXACT, to, n, &st);
-  rdma_msg_request_t s = isend(p.a, to_b, 3, from, n, RDMA_MSG_STANDARD);
-  CHECK_INT(RDMA_OK, received(p.b, r, st).code);
-  CHECK_INT(RDMA_OK, end_of(p.a, s, NULL).code);
-  CHECK(mismatch(to, n, 3) < 0);
-}
-
-/* A receive that is cancelled while its message comes: it has all of it, or another has. */
-static void cancelled_receives_lose_nothing(void) {
-  pair p = pair_new(NULL);
-  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
-  size_t n = 3000000;
-  unsigned char *from = scratch(n), *to = scratch(n);
-  for (int i = 0; i < 24; i++) {
-    rdma_msg_status_t st;
-    fill(from, n, i);
-    memset(to, 0xAA, n);
-    rdma_msg_request_t r = irecv(p.b, to_a, 1, EXACT, to, n, &st);
-    rdma_msg_request_t s = isend(p.a, to_b, 1, from, n, i % 2 ? RDMA_MSG_SYNCHRONOUS : RDMA_MSG_STANDARD);
-    for (int k = 0; k < i / 4; k++) pump_for(k % 2);
-    rdma_code_t rc = r == 0 ? RDMA_NOT_FOUND : rdma_msg_cancel(p.b, r);
-    CHECK(rc == RDMA_OK || rc == RDMA_NOT_FOUND);
-    st = end_of(p.b, r, &st);
-    if (st.code == RDMA_CANCELLED) {
-      for (size_t k = 0; k < n; k++) CHECK_MSG(to[k] == 0xAA, "cancelled, and byte %zu was written", k);
-      r = irecv(p.b, to_a, 1, EXACT, to, n, &st);
-      st = end_of(p.b, r, &st);
-    }
-    CHECK_INT(RDMA_OK, st.code);
-    CHECK(mismatch(to, n, i) < 0);
-    if (s != 0) CHECK_INT(RDMA_OK, end_of(p.a, s, NULL).code);
-  }
-}
-
-/* The sender of a message whose receive ends in the middle of it hears that it was cancelled, or that it went well. */
-static void receives_that_end_in_the_middle(void) {
-  pair p = pair_new(NULL);
-  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
-  size_t n = 16000000;
-  char *from = scratch(n), *to = scratch(n);
-  rdma_msg_options_t options = {.struct_size = sizeof options};
-  for (int i = 0; i < 12; i++) {
-    rdma_msg_status_t st = {.struct_size = sizeof st};
-    rdma_msg_request_t r = 0;
-    options.timeout_ms = 1 + i % 3;
-    CHECK_OK(rdma_msg_irecv(p.b, to_a, COMM, 1, EXACT, to, n, &options, &st, &r));
-    rdma_msg_request_t s = isend(p.a, to_b, 1, from, n, RDMA_MSG_STANDARD);
-    st = end_of(p.b, r, &st);
-    CHECK_MSG(st.code == RDMA_OK || st.code == RDMA_DEADLINE_EXCEEDED, "the receive: %s", rdma_code_name(st.code));
-    /* It may not have met it. */
-    if (st.code != RDMA_OK) rdma_msg_cancel(p.a, s);
-    if (s != 0) st = end_of(p.a, s, NULL);
-    CHECK_MSG(st.code == RDMA_OK || st.code == RDMA_CANCELLED, "the send: %s: %s", rdma_code_name(st.code), st.text);
-  }
-}
-
-static void deadlines(void) {
-  pair p = pair_new(NULL);
-  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
-  size_t n = 200000;
-  char *memory = scratch(n);
-  rdma_msg_options_t options = {.struct_size = sizeof options, .timeout_ms = 50, .mode = RDMA_MSG_SYNCHRONOUS};
-  rdma_msg_request_t requests[3] = {0, 0, 0};
-  CHECK_OK(rdma_msg_isend(p.a, to_b, COMM, 1, memory, n, &options, &requests[0]));
-  CHECK_OK(rdma_msg_isend(p.a, to_b, COMM, 1, memory, 8, &options, &requests[1]));
-  CHECK_OK(rdma_msg_irecv(p.b, to_a, COMM, 9, EXACT, memory, n, &options, NULL, &requests[2]));
-  CHECK_INT(RDMA_DEADLINE_EXCEEDED, end_of(p.a, requests[0], NULL).code);
-  CHECK_INT(RDMA_DEADLINE_EXCEEDED, end_of(p.a, requests[1], NULL).code);
-  CHECK_INT(RDMA_DEADLINE_EXCEEDED, end_of(p.b, requests[2], NULL).code);
-  drive(p.a);
-  CHECK_CODE(RDMA_DEADLINE_EXCEEDED, rdma_msg_recv(p.b, to_a, COMM, 9, EXACT, memory, n, &options, NULL));
-  drive_stop(p.a);
-}
-
-static _Atomic int told;
-static rdma_msg_status_t last;
-static void on_end(const rdma_msg_status_t *status, void *userdata) {
-  CHECK(userdata == &told);
-  last = *status;
-  atomic_fetch_add(&told, 1);
-}
-
-static void callbacks(void) {
-  pair p = pair_new(NULL);
-  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
-  rdma_msg_options_t options = {.struct_size = sizeof options, .done = on_end, .userdata = &told};
-  size_t n = 100000;
-  char *from = scratch(n), *to = scratch(n);
-  fill(from, n, 8);
-  rdma_msg_request_t r = 0;
-  CHECK_OK(rdma_msg_irecv(p.b, to_a, COMM, 1, EXACT, to, n, &options, NULL, &r));
-  CHECK(r != 0);
-  CHECK_OK(rdma_msg_isend(p.a, to_b, COMM, 1, from, n, NULL, NULL));
-  CHECK(count_reached(&told, 1, 30000));
-  CHECK_INT(RDMA_OK, last.code);
-  CHECK_INT(n, last.bytes);
-  CHECK(mismatch(to, n, 8) < 0);
-  CHECK_BAD(RDMA_NOT_FOUND, rdma_msg_cancel(p.b, r));
-  CHECK_OK(rdma_msg_irecv(p.b, to_a, COMM, 2, EXACT, to, n, &options, NULL, &r));
-  CHECK_OK(rdma_msg_cancel(p.b, r));
-  CHECK(count_reached(&told, 2, 30000));
-  CHECK_INT(RDMA_CANCELLED, last.code);
-}
-
 static void any_and_some(void) {
   pair p = pair_new(NULL);
   rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
@@ -440,28 +288,6 @@ static void a_flood_is_held_back(void) {
   CHECK(pump_until(all_ended, &w, 30000));
 }
 
-static void a_peer_that_goes(void) {
-  pair p = pair_new(NULL);
-  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
-  size_t n = 300000;
-  char *memory = scratch(n);
-  uint64_t x = 9, got = 0;
-  rdma_msg_request_t s1 = isend(p.a, to_b, 1, memory, n, RDMA_MSG_STANDARD);
-  rdma_msg_request_t s2 = isend(p.a, to_b, 1, &x, sizeof x, RDMA_MSG_SYNCHRONOUS);
-  rdma_msg_status_t st = {.struct_size = sizeof st};
-  CHECK_OK(rdma_msg_isend(p.b, to_a, COMM, 7, &x, sizeof x, NULL, NULL));
-  drive(p.b);
-  CHECK_OK(rdma_msg_probe(p.a, to_b, COMM, 7, EXACT, false, 30000, &st));
-  drive_stop(p.b);
-  mgr_end(p.b);
-  p.b = NULL;
-  CHECK_INT(RDMA_UNAVAILABLE, end_of(p.a, s1, NULL).code);
-  CHECK_INT(RDMA_UNAVAILABLE, end_of(p.a, s2, NULL).code);
-  /* What came whole stays. */
-  if (env.protocol == RDMA_PROTOCOL_AUTO || env.protocol == RDMA_PROTOCOL_EAGER) CHECK_OK(rdma_msg_recv(p.a, to_b, COMM, 7, EXACT, &got, sizeof got, NULL, NULL));
-  CHECK_INT(st.peer == to_b && got == 9 ? 9 : 0, got);
-}
-
 /* Both ends in blocking calls, with options that were initialised. */
 static void blocking_calls(void) {
   pair p = pair_new(NULL);
@@ -481,101 +307,6 @@ static void blocking_calls(void) {
     drive_stop(p.b);
     CHECK_INT(RDMA_OK, received(p.b, r, st).code);
     CHECK(mismatch(to, n, i) < 0);
-  }
-}
-
-/* Requests whose end nobody asks for go on, and leave nothing. */
-static void requests_let_go(void) {
-  pair p = pair_new(NULL);
-  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
-  size_t n = 100000;
-  char *from = scratch(n), *to = scratch(n);
-  uint64_t last = 0, x = 7;
-  fill(from, n, 4);
-  rdma_msg_status_t st;
-  rdma_msg_request_t r = irecv(p.b, to_a, 1, EXACT, to, n, &st);
-  CHECK_OK(rdma_msg_free(p.b, r));
-  CHECK_BAD(RDMA_NOT_FOUND, rdma_msg_cancel(p.b, r));
-  rdma_msg_request_t s = isend(p.a, to_b, 1, from, n, RDMA_MSG_SYNCHRONOUS);
-  CHECK_OK(rdma_msg_free(p.a, s));
-  r = irecv(p.b, to_a, 2, EXACT, &last, sizeof last, &st);
-  s = isend(p.a, to_b, 2, &x, sizeof x, RDMA_MSG_SYNCHRONOUS);
-  CHECK_INT(RDMA_OK, received(p.b, r, st).code);
-  if (s != 0) CHECK_INT(RDMA_OK, end_of(p.a, s, NULL).code);
-  drive(p.a);
-  CHECK_OK(rdma_mgr_flush(p.b, NULL, 30000));
-  drive_stop(p.a);
-  CHECK(mismatch(to, n, 4) < 0);
-  CHECK_BAD(RDMA_NOT_FOUND, rdma_msg_free(p.a, s == 0 ? 1 : s));
-}
-
-/* What waits with memory that is unregistered ends, and leaves the memory alone. */
-static void memory_that_goes(void) {
-  pair p = pair_new(NULL);
-  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
-  rdma_peer_t self = number_of(p.b, "beta");
-  size_t n = 300000;
-  for (int large = 0; large < 2; large++) {
-    size_t len = large ? n : 64;
-    char *from = scratch(n), *to = scratch(n);
-    rdma_msg_status_t st;
-    memset(to, 1, n);
-    CHECK_OK(rdma_mem_register(p.b, to, n, RDMA_DEVICE_HOST));
-    rdma_msg_request_t r = irecv(p.b, to_a, 1, EXACT, to, len, &st);
-    rdma_msg_request_t o = isend(p.b, self, 2, to, len, RDMA_MSG_SYNCHRONOUS);
-    CHECK_OK(rdma_mem_unregister(p.b, to));
-    CHECK_INT(RDMA_FAILED_PRECONDITION, end_of(p.b, r, NULL).code);
-    CHECK_INT(RDMA_FAILED_PRECONDITION, end_of(p.b, o, NULL).code);
-    fill(from, n, 5);
-    rdma_msg_request_t s = isend(p.a, to_b, 1, from, len, RDMA_MSG_STANDARD);
-    pump_for(20);
-    CHECK_INT(1, to[0]);
-    char *next = scratch(n);
-    r = irecv(p.b, to_a, 1, EXACT, next, len, &st);
-    CHECK_INT(RDMA_OK, received(p.b, r, st).code);
-    if (s != 0) CHECK_INT(RDMA_OK, end_of(p.a, s, NULL).code);
-    CHECK(mismatch(next, len, 5) < 0);
-  }
-}
-
-/* A message to oneself that was claimed and never received keeps nobody from the end. */
-static void claimed_at_the_end(void) {
-  rdma_mgr_t *mgr = mgr_new("alone", NULL);
-  rdma_peer_t self = number_of(mgr, "alone");
-  rdma_msg_options_t options = {.struct_size = sizeof options, .mode = RDMA_MSG_SYNCHRONOUS};
-  options.done = on_end;
-  options.userdata = &told;
-  rdma_msg_status_t st = {.struct_size = sizeof st};
-  uint64_t x = 1;
-  told = 0;
-  CHECK_OK(rdma_msg_isend(mgr, self, COMM, 1, &x, sizeof x, &options, NULL));
-  CHECK_OK(rdma_msg_probe(mgr, self, COMM, 1, EXACT, true, 0, &st));
-  mgr_end(mgr);
-  CHECK_INT(1, told);
-  CHECK_INT(RDMA_CANCELLED, last.code);
-}
-
-/* Many sends that wait are taken back, or end with their manager, each at the same cost. */
-static void many_that_wait(void) {
-  enum { MANY = 60000 };
-  static rdma_msg_request_t requests[MANY];
-  static char byte;
-  for (int own = 0; own < 2; own++) {
-    rdma_mgr_t *mgr = mgr_new("alone", NULL);
-    if (!own) CHECK_OK(rdma_mgr_add_peer(mgr, "nobody", "127.0.0.1:9"));
-    rdma_peer_t to = number_of(mgr, own ? "alone" : "nobody");
-    int64_t start = now_ms();
-    for (int round = 0; round < 2; round++) {
-      for (int i = 0; i < MANY; i++) requests[i] = isend(mgr, to, i, &byte, 1, RDMA_MSG_SYNCHRONOUS);
-      for (int i = MANY; round == 0 && i-- > 0;) {
-        rdma_code_t code = rdma_msg_cancel(mgr, requests[i]);
-        CHECK(code == RDMA_OK || code == RDMA_NOT_FOUND);
-        CHECK_OK(rdma_msg_free(mgr, requests[i]));
-      }
-    }
-    mgr_end(mgr);
-    int64_t took = now_ms() - start;
-    CHECK_MSG(is_sanitized() || took < patience(5000), "%lld ms", (long long)took);
   }
 }
 
@@ -617,10 +348,7 @@ static void bad_arguments(void) {
 
 static const test_case cases[] = {
     CASE(sizes_both_orders), CASE(to_oneself), CASE(order_and_masks), CASE(what_does_not_match_waits),
-    CASE(claimed_messages), CASE(truncation), CASE(synchronous_sends_wait_for_the_match), CASE(cancellation),
-    CASE(cancelled_receives_lose_nothing), CASE(receives_that_end_in_the_middle),
-    CASE(deadlines), CASE(callbacks), CASE(any_and_some), SLOW(a_flood_is_held_back, 240), CASE(a_peer_that_goes),
-    CASE(blocking_calls), CASE(requests_let_go),
-    CASE(memory_that_goes), CASE(claimed_at_the_end), CASE(many_that_wait), CASE(bad_arguments),
+    CASE(claimed_messages), CASE(truncation), CASE(synchronous_sends_wait_for_the_match), CASE(any_and_some),
+    SLOW(a_flood_is_held_back, 240), CASE(blocking_calls), CASE(bad_arguments),
 };
 TEST_MAIN(cases)
