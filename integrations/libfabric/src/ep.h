@@ -177,6 +177,7 @@ class Ep : public fid_ep {
   rdma_code_t issue(Request *r, const Pieces &into, rdma_msg_status_t *status, uint64_t *id);
   ssize_t begin(Request *r, const Pieces &into);
   ssize_t begin_multi(Request *r, const Pieces &into);
+  ssize_t issued(Request *r, const char *what, rdma_code_t code, uint64_t id, const rdma_msg_status_t *status);
   bool report_multi(Request *r);
   void next_multi(Request *r);
   ssize_t peek(const ReceiveCall &call, rdma_peer_t source);

@@ -73,14 +73,19 @@ ssize_t Ep::begin_multi(Request *r, const Pieces &into) {
   rdma_msg_status_t status;
   uint64_t id;
   const rdma_code_t code = issue(r, into, &status, &id);
+  return issued(r, "receive", code, id, &status);
+}
+
+/* The library refused a receive, tells of its end later, or has told already. */
+ssize_t Ep::issued(Request *r, const char *what, rdma_code_t code, uint64_t id, const rdma_msg_status_t *status) {
   if (code != RDMA_OK) {
     requests_.give(r);
-    return refusal(code, FI_LOG_EP_DATA, "receive");
+    return refusal(code, FI_LOG_EP_DATA, what);
   }
   if (id != 0) {
     begun(r, id);
   } else {
-    take(r, &status);
+    take(r, status);
     finish(r);
   }
   return 0;
@@ -199,17 +204,7 @@ ssize_t Ep::receive_claimed(const ReceiveCall &call, const rdma_msg_status_t &cl
   uint64_t id = 0;
   const rdma_code_t code =
       rdma_msg_imrecv(mgr_, claimed.message, call.into.data(), call.into.data_len(), &options, &status, &id);
-  if (code != RDMA_OK) {
-    requests_.give(r);
-    return refusal(code, FI_LOG_EP_DATA, "claim");
-  }
-  if (id != 0) {
-    begun(r, id);
-  } else {
-    take(r, &status);
-    finish(r);
-  }
-  return 0;
+  return issued(r, "claim", code, id, &status);
 }
 
 /* Receives a claimed message into nothing; nobody hears how that ends. */
