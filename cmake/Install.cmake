@@ -5,7 +5,7 @@ install(FILES ${RT_SHARED} DESTINATION ${CMAKE_INSTALL_LIBDIR}
 install(FILES ${RT_LIB_DIR}/${RT_SONAME} ${RT_LIB_DIR}/librdma_transport.so ${RT_STATIC}
         DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES include/rdma_transport.h include/rdma_transport.hpp include/rdma_transport_msg.hpp
-              include/rdma_transport_pair.hpp
+              include/rdma_transport_pair.hpp include/rdma_transport_types.hpp
               include/rdma_transport_store.hpp
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 

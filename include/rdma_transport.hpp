@@ -6,12 +6,11 @@
 #ifndef RDMA_TRANSPORT_HPP
 #define RDMA_TRANSPORT_HPP
 
-#include "rdma_transport.h"
+#include "rdma_transport_types.hpp"
 
 #include <array>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <exception>
 #include <functional>
 #include <future>
@@ -20,190 +19,9 @@
 #include <string>
 #include <utility>
 #include <vector>
-#if __cplusplus >= 201703L
-#include <string_view>
-#endif
 #include <unistd.h>
 
 namespace rdma {
-
-/* Bytes of somebody else, as std::string_view, which C++11 and C++14 lack; converts from and to it where
- * there is one. */
-class StringView {
- public:
-  StringView() = default;
-  StringView(const char *data, std::size_t size) : data_(data), size_(size) {}
-  StringView(const char *text) : StringView(text, text ? std::strlen(text) : 0) {}
-  StringView(const std::string &text) : StringView(text.data(), text.size()) {}
-  const char *data() const { return data_; }
-  std::size_t size() const { return size_; }
-  bool empty() const { return size_ == 0; }
-  const char *begin() const { return data_; }
-  const char *end() const { return data_ + size_; }
-  std::string str() const { return size_ ? std::string(data_, size_) : std::string(); }
-  explicit operator std::string() const { return str(); }
-#if __cplusplus >= 201703L
-  StringView(std::string_view text) : StringView(text.data(), text.size()) {}
-  operator std::string_view() const { return {data_, size_}; }
-#endif
-  friend bool operator==(const StringView &a, const StringView &b) {
-    return a.size_ == b.size_ && (a.size_ == 0 || std::memcmp(a.data_, b.data_, a.size_) == 0);
-  }
-  friend bool operator!=(const StringView &a, const StringView &b) { return !(a == b); }
-
- private:
-  const char *data_ = nullptr;
-  std::size_t size_ = 0;
-};
-
-/* How a call ended: a code and a text. */
-class Status {
- public:
-  Status() = default;
-  Status(rdma_code_t code, std::string message) : code_(code), message_(std::move(message)) {}
-  /* The status of a call that returned `code`, with the thread's last error as its text. */
-  static Status of(rdma_code_t code) {
-    if (code == RDMA_OK) return Status();
-    std::string text(rdma_last_error(nullptr, 0), '\0');
-    if (!text.empty()) rdma_last_error(&text[0], text.size() + 1);
-    return Status(code, std::move(text));
-  }
-  bool ok() const { return code_ == RDMA_OK; }
-  explicit operator bool() const { return ok(); }
-  rdma_code_t code() const { return code_; }
-  const std::string &message() const { return message_; }
-  std::string to_string() const {
-    return ok() ? std::string("OK") : std::string(rdma_code_name(code_)) + ": " + message_;
-  }
-
- private:
-  rdma_code_t code_ = RDMA_OK;
-  std::string message_;
-};
-
-/* A value, or the status that says why there is none. Without one the value is T's default. */
-template <class T>
-class Result {
- public:
-  Result() : status_(RDMA_UNKNOWN, "no result yet") {}
-  Result(T value) : value_(std::move(value)), has_(true) {}
-  Result(Status status) : status_(std::move(status)) {}
-  bool ok() const { return has_; }
-  explicit operator bool() const { return ok(); }
-  const Status &status() const { return status_; }
-  T &operator*() & { return value_; }
-  T &&operator*() && { return std::move(value_); }
-  const T &operator*() const & { return value_; }
-  T *operator->() { return &value_; }
-  const T *operator->() const { return &value_; }
-
- private:
-  Status status_;
-  T value_{};
-  bool has_ = false;
-};
-
-/* A tensor's description over memory of somebody else. Owns its dimensions and user bytes, not its content. */
-class Tensor {
- public:
-  Tensor() { rdma_tensor_init(&t_, sizeof t_); }
-  Tensor(const void *data, std::uint64_t nbytes, std::vector<std::int64_t> dims = {}, std::uint32_t dtype = 0,
-         std::uint32_t flags = 0, std::uint32_t device = RDMA_DEVICE_HOST)
-      : Tensor() {
-    t_.data = data;
-    t_.nbytes = nbytes;
-    t_.dtype = dtype;
-    t_.flags = flags;
-    t_.device = device;
-    dims_ = std::move(dims);
-  }
-  /* A copy of a description that was borrowed for a callback. */
-  explicit Tensor(const rdma_tensor_t &t) : t_(t) {
-    t_.struct_size = sizeof t_; /* the library's may be newer, and longer */
-    if (t.ndims) dims_.assign(t.dims, t.dims + t.ndims);
-    if (t.user_len) user_.assign(static_cast<const char *>(t.user), t.user_len);
-  }
-  static Tensor dead() { return Tensor(nullptr, 0, {}, 0, RDMA_TENSOR_DEAD); }
-
-  const void *data() const { return t_.data; }
-  std::uint64_t nbytes() const { return t_.nbytes; }
-  const std::vector<std::int64_t> &dims() const { return dims_; }
-  std::uint32_t dtype() const { return t_.dtype; }
-  std::uint32_t flags() const { return t_.flags; }
-  std::uint32_t device() const { return t_.device; }
-  /* Bytes of the application that go with the transfer, at most RDMA_MAX_USER_LEN. */
-  const std::string &user() const { return user_; }
-  Tensor &set_user(std::string user) {
-    user_ = std::move(user);
-    return *this;
-  }
-  bool is_dead() const { return (t_.flags & RDMA_TENSOR_DEAD) != 0; }
-  bool is_serialized() const { return (t_.flags & RDMA_TENSOR_SERIALIZED) != 0; }
-  /* The C struct; valid as long as this object is neither changed nor moved. */
-  rdma_tensor_t c() const {
-    rdma_tensor_t t = t_;
-    t.dims = dims_.empty() ? nullptr : dims_.data();
-    t.ndims = static_cast<std::uint32_t>(dims_.size());
-    t.user = user_.empty() ? nullptr : user_.data();
-    t.user_len = user_.size();
-    return t;
-  }
-
- private:
-  rdma_tensor_t t_{};
-  std::vector<std::int64_t> dims_;
-  std::string user_;
-};
-
-using TransferInfo = rdma_transfer_info_t;
-using SendDone = std::function<void(const Status &, const TransferInfo &)>;
-/* The tensor is nullptr unless the status is OK; it is borrowed for the call. */
-using RecvDone = std::function<void(const Status &, const rdma_tensor_t *, const TransferInfo &)>;
-using AllocFn = std::function<void *(const rdma_tensor_t &)>;
-using CopyDone = std::function<void(rdma_code_t)>;
-using CopyToHost = std::function<void(void *host, const void *device, std::uint64_t, CopyDone)>;
-using CopyFromHost = std::function<void(void *device, const void *host, std::uint64_t, CopyDone)>;
-
-/* Options of a receive. */
-struct RecvOptions {
-  std::int64_t timeout_ms = 0; /* 0: the manager's */
-  void *dst = nullptr;         /* or nullptr: from alloc, or memory of the library */
-  std::uint64_t dst_len = 0;
-  AllocFn alloc;
-  std::uint32_t device = RDMA_DEVICE_HOST;
-};
-
-/* A receive that can be cancelled. Releases the request at its end, and with it library memory, if need
- * be once the callback has returned; it does not cancel. Must end before its manager. */
-class Request {
- public:
-  Request() = default;
-  Request(rdma_mgr_t *mgr, rdma_request_t id) : mgr_(mgr), id_(id) {}
-  Request(Request &&other) noexcept { *this = std::move(other); }
-  Request &operator=(Request &&other) noexcept {
-    std::swap(mgr_, other.mgr_);
-    std::swap(id_, other.id_);
-    return *this;
-  }
-  ~Request() { release(); }
-  rdma_request_t id() const { return id_; }
-  Status cancel() { return Status::of(rdma_request_cancel(mgr_, id_)); }
-  void release() {
-    rdma_request_t id = id_;
-    id_ = 0;
-    if (id) rdma_request_release(mgr_, id);
-  }
-
- private:
-  rdma_mgr_t *mgr_ = nullptr;
-  rdma_request_t id_ = 0;
-};
-
-/* A received tensor. Where it lies in library memory, that lives as long as this object. */
-struct Received {
-  Tensor tensor;
-  Request request;
-};
 
 namespace detail {
 template <class T, class... Args>
