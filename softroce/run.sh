@@ -17,7 +17,7 @@ HERE=$(cd "$(dirname "$0")" && pwd)
 TOP=$(cd "$HERE/.." && pwd)
 export SOFTROCE_CACHE=${SOFTROCE_CACHE:-$TOP/.cache/softroce}
 LIST=$HERE/tests.list
-LIMIT=3000
+LIMIT=4200
 DISK=()
 LOG=${SOFTROCE_LOG:-$SOFTROCE_CACHE/last.log}
 

@@ -124,6 +124,8 @@ mod late;
 mod messages;
 #[path = "scenarios/messages_more.rs"]
 mod messages_more;
+#[path = "scenarios/messages_staged.rs"]
+mod messages_staged;
 #[path = "scenarios/messages_walks.rs"]
 mod messages_walks;
 #[path = "scenarios/metadata.rs"]

@@ -163,6 +163,17 @@ pub trait Fx {
     fn alloc(&mut self, len: u64) -> Result<Buffer, Status>;
     /// Takes it back.
     fn free(&mut self, buffer: Buffer);
+    /// Memory of the library for content that is copied there to be read by a peer once, if there is some to spare and that
+    /// pays; perhaps more than was asked for. `alone`: nothing else is on its way to that peer.
+    /// `here`: the call that is in progress makes the copy, whatever its length.
+    fn stage(&mut self, len: u64, alone: bool, here: bool) -> Option<Buffer> {
+        let _ = (alone, here);
+        self.alloc(len).ok()
+    }
+    /// Takes it back.
+    fn unstage(&mut self, buffer: Buffer) {
+        self.free(buffer);
+    }
     /// Copies bytes into memory of the library, as far as there is room.
     fn copy_in(&mut self, to: &Buffer, bytes: &[u8]);
     /// What memory of the library holds.

@@ -88,6 +88,11 @@ const WR_IMM: u64 = 1 << 32;
 const WR_PART: u32 = 33;
 const WR_KIND: u64 = 0xFF << 56;
 
+/// Whether the copy of this token is of a source, to where a peer reads it.
+pub fn is_staging(token: u64) -> bool {
+    token & WR_KIND == WR_RESPONSE
+}
+
 /// A request that the application is to release.
 enum Kept {
     /// It has not ended, or its callback has not returned.
@@ -155,6 +160,16 @@ impl Settings {
             true => Room { eager: room.message.min(c.caps.plain_max as u64), ..room },
             false => room,
         }
+    }
+
+    /// Whether content of the host at this address is better copied to the library's memory than moved from where it lies.
+    #[inline]
+    fn pays_to_copy(&self, fx: &impl Fx, c: &Channel, addr: u64, len: u64) -> bool {
+        len > c.caps.plain_max as u64
+            && len <= c.caps.staged_max
+            && self.protocol == Protocol::Auto
+            && c.seal.is_none()
+            && !fx.pooled(addr, len)
     }
 
     /// Whether a destination of this length is exposed to the sender: what is shorter rides in a message.

@@ -27,6 +27,11 @@ impl Owing {
         self.len == 0
     }
 
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
     /// The response to this request.
     #[inline]
     pub fn get(&self, request: u32) -> Option<u32> {

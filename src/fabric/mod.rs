@@ -183,6 +183,9 @@ pub struct Caps {
     /// Up to here the content of a message that does not lie in the pool is better inside a SEND, where that is beyond
     /// `eager_max`.
     pub plain_max: usize,
+    /// Up to here the content of a message that is too long for a SEND and does not lie in the pool is better copied there
+    /// first, by its sender; 0: never.
+    pub staged_max: u64,
 }
 
 /// Why a post was not accepted.

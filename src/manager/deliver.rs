@@ -295,7 +295,12 @@ impl Manager {
     ) -> Result<(), Status> {
         self.core.lock().engine.copy_begins(token)?;
         // SAFETY: the engine asks for copies between memory that it holds until `copied`.
-        unsafe { super::sys::copy(dst, src, len) };
+        unsafe {
+            match crate::engine::is_staging(token) {
+                true => self.pace.copy(dst, src, len),
+                false => super::sys::copy(dst, src, len),
+            }
+        }
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 use super::copies::{Copied, MESSAGE, touch};
 use super::*;
+use crate::engine::Buffer;
 use crate::engine::front::message::{
     ActiveFn, Found, Memory, MessageEnd, Mode, OnMessage, Outgoing, Party, Receiving, RoomFn,
     Sending, Sources, Wanted,
@@ -178,10 +179,31 @@ impl Manager {
             world.flush();
             return Ok(Sending::Done);
         }
+        let staged = engine.message_stage(world, &out);
         drop(core);
+        if let Some(buffer) = staged {
+            // SAFETY: the caller's promise.
+            return unsafe { self.isend_staged(thread, out, buffer) };
+        }
         let copied = content.len() as u64 == memory.len;
         let own = Range::unless(copied, memory.addr, memory.len, memory.device);
         self.call_posting(thread, own, |e, w| e.message_send(w, out))
+    }
+
+    /// The same of content that is copied to this memory of the library first.
+    ///
+    /// # Safety
+    /// As for `message_isend`.
+    #[inline(never)]
+    unsafe fn isend_staged(
+        &self,
+        thread: Thread,
+        out: Outgoing<'_>,
+        buffer: Buffer,
+    ) -> Result<Sending, Status> {
+        // SAFETY: the caller's promise; the buffer is as long, and this call's until it is given on.
+        unsafe { self.pace.copy(buffer.addr, out.memory.addr, out.memory.len) };
+        self.call_on(thread, |core| core.engine.message_send_staged(&mut core.world, out, buffer))
     }
 
     /// The same out of pieces.

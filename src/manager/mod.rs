@@ -54,6 +54,7 @@ mod report;
 mod seam;
 mod segments;
 mod spin;
+mod staging;
 mod standby;
 #[cfg(test)]
 mod storm;
@@ -75,6 +76,7 @@ pub use report::providers;
 use seam::Seam;
 use segments::SharedPool;
 use spin::Spin;
+use staging::Staging;
 use standby::Standby;
 pub use sys::physical_memory;
 use sys::{Epoll, Tag};
@@ -103,6 +105,7 @@ pub struct Manager {
     hears_of_ends: bool,
     /// Message operations that are begun again and again.
     prepared: Mutex<messages::AllPrepared>,
+    pace: Arc<staging::Pace>,
     /// Unbound buffers.
     unbound: Mutex<unbound::AllUnbound>,
 }
@@ -135,6 +138,7 @@ impl Manager {
         let stats = core.engine.stats.clone();
         let trace = core.world.trace.clone();
         let queues = core.world.lender.queues();
+        let pace = core.world.staging.pace.clone();
         epoll.record_sleeps(trace.clone());
         let hears_of_ends = hooks.ended.is_some();
         let thread = config.progress == Progress::Thread;
@@ -156,6 +160,7 @@ impl Manager {
             trace,
             hears_of_ends,
             prepared: Mutex::default(),
+            pace,
             unbound: Mutex::default(),
         });
         manager.set_hooks(hooks, source);
@@ -578,6 +583,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         shared: config.pool.clone().map(|pool| SharedPool::new(pool, pinned)),
         lent: Default::default(),
         parked: Vec::new(),
+        staging: Staging::new(config.progress == Progress::Thread, Arc::default()),
         buffers: 0,
         segments: 0,
         batch: Default::default(),

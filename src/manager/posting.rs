@@ -4,7 +4,7 @@ use super::copies::Copy;
 use super::*;
 
 /// Content up to this length is copied by the call that posts it; longer content is left to a driver, since calls return soon.
-const POSTED_MAX: u64 = 64 << 10;
+pub(super) const POSTED_MAX: u64 = 64 << 10;
 
 impl Manager {
     /// [`call_on`](Manager::call_on) of a call that posts content in this memory. Where that leaves one copy to be made, which

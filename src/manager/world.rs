@@ -19,6 +19,7 @@ use super::memory::{self, Adapters, Regions};
 use super::near::Near;
 use super::registrations::{self, Registrations};
 use super::segments::{self, SharedPool};
+use super::staging::Staging;
 use super::sys::{Epoll, Tag};
 use crate::bootstrap::Backoff;
 use crate::engine::{Buffer, ChanId, Fx, MapError, Origin, Window, Work};
@@ -116,6 +117,8 @@ pub struct World {
     pub parked: Vec<Buffer>,
     /// Buffers that the engine has, each of which finds room in `parked`.
     pub buffers: usize,
+    /// Some of these that staged content, for the next.
+    pub staging: Staging,
     /// Its version whose segments are known to all adapters.
     pub segments: usize,
     /// Callbacks to run, and content to be put in its place before.
@@ -610,6 +613,14 @@ impl Fx for World {
         if let Err(status) = self.pool_free(buffer.addr) {
             crate::log::error(format_args!("freeing library memory: {status}"));
         }
+    }
+
+    fn stage(&mut self, len: u64, alone: bool, here: bool) -> Option<Buffer> {
+        self.take_staging(len, alone, here)
+    }
+
+    fn unstage(&mut self, buffer: Buffer) {
+        self.keep_staging(buffer);
     }
 
     fn copy_in(&mut self, to: &Buffer, bytes: &[u8]) {

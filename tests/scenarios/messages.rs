@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use rdma_transport::api::Protocol;
-use rdma_transport::engine::Engine;
 use rdma_transport::engine::front::message::{
     Envelope, Found, Memory, MessageEnd, Mode, OnMessage, Outgoing, Party, Receiving, Sending,
     Sources, Wanted,
 };
 use rdma_transport::engine::layout::{LAYOUT, Layout, Piece};
+use rdma_transport::engine::{Engine, Fx};
 use rdma_transport::protocol::message::Extra;
 use rdma_transport::status::{Code, Status};
 
@@ -167,7 +167,13 @@ impl Post {
         let out = Outgoing { to, envelope, memory, content: copied, extra, mode, timeout, done };
         let pieces = op.layout.clone();
         let begun = self.s.call(node, |e, fx| match pieces {
-            None => e.message_send(fx, out),
+            None => match e.message_stage(fx, &out) {
+                Some(buffer) => {
+                    fx.copy_in(&buffer, &bytes);
+                    e.message_send_staged(fx, out, buffer)
+                }
+                None => e.message_send(fx, out),
+            },
             Some(layout) => e.message_send_pieces(fx, out, layout),
         });
         match begun.unwrap() {

@@ -106,6 +106,7 @@ fn setup(windows: bool) -> Setup {
         recv_depth: 16,
         share_min: None,
         plain_max: 0,
+        staged_max: 0,
     };
     let settings = Settings {
         timeout: 1_000 * MS,
@@ -171,6 +172,11 @@ impl Setup {
     /// What is written is moved by both ends.
     pub fn shared(self) -> Setup {
         self.caps(|c| c.share_min = Some(EAGER + 1))
+    }
+
+    /// Long content of messages is copied first.
+    pub fn staged(self) -> Setup {
+        self.caps(|c| c.staged_max = LARGE)
     }
 
     pub fn checksums(self) -> Setup {

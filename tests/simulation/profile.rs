@@ -104,6 +104,7 @@ impl Profile {
                 recv_depth: rng.pick(&[8, 9, 11, 16, 33, 64]),
                 share_min: rng.pick(&[None, None, Some(0), Some(5000)]),
                 plain_max: rng.pick(&[0, 0, 3000]),
+                staged_max: rng.pick(&[0, 0, 6000, 1 << 20]),
             };
             let settings = Settings {
                 timeout,

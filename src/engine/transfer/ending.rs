@@ -253,6 +253,7 @@ impl Engine {
         if let Some(staged) = source.staged.take() {
             match source.buffer {
                 Some(buffer) => self.buffer_written_from(fx, buffer, staged),
+                None if source.ahead => fx.unstage(staged),
                 None => fx.free(staged),
             }
         }

@@ -96,6 +96,8 @@ pub(in crate::engine) struct Source {
     pub sum: Option<u64>,
     /// Copy of the content in registered or host memory.
     pub staged: Option<Buffer>,
+    /// That was made since it pays, not for need.
+    pub ahead: bool,
     /// That is the memory of this buffer, which lasts.
     pub buffer: Option<u32>,
     /// There was no buffer of its name to be had.
@@ -119,6 +121,7 @@ impl Source {
             content: sent.content,
             sum: None,
             staged: None,
+            ahead: false,
             buffer: None,
             unbuffered: false,
             window: None,
@@ -259,6 +262,9 @@ impl Engine {
         };
         if choice != Choice::Eager && asked.to.checksum && n > 0 && source.sum.is_none() {
             return self.hash(fx, index);
+        }
+        if !matches!(choice, Choice::Eager | Choice::Persist) && self.stage_ahead(fx, index) {
+            return;
         }
         match choice {
             Choice::Eager => self.send_eager(fx, index, content),

@@ -19,6 +19,26 @@ impl Engine {
         self.gather(fx, index);
     }
 
+    /// The same for a tensor of the host that need not be copied, where that takes less time. False: it does not.
+    pub(super) fn stage_ahead(&mut self, fx: &mut impl Fx, index: u32) -> bool {
+        let Some(r) = self.responses.get_mut(index) else { return false };
+        let named = !r.named.key.is_empty();
+        let Some((asked, source)) = r.parts() else { return false };
+        let (addr, len) = (source.tensor.addr, source.tensor.meta.nbytes);
+        let untouched = source.staged.is_none() && source.window.is_none() && source.leg.is_none();
+        let whole = named && untouched && source.tensor.device == 0;
+        let Some(c) = self.channels.get(asked.to.ch).filter(|_| whole) else { return false };
+        if !self.settings.pays_to_copy(fx, c, addr, len) {
+            return false;
+        }
+        // This one is among them.
+        let alone = c.responses.len() <= 1;
+        let Some(buffer) = fx.stage(len, alone, false) else { return false };
+        (source.staged, source.ahead) = (Some(buffer), true);
+        self.gather(fx, index);
+        true
+    }
+
     /// The same copy, for a message: on its way into one content passes no proxy.
     pub(super) fn gather(&mut self, fx: &mut impl Fx, index: u32) {
         let source = self.responses.get(index).and_then(|r| r.source.as_ref());

@@ -102,6 +102,7 @@ impl IbverbsAdapter {
             recv_depth: recv::DEPTH,
             share_min: None,
             plain_max: 0,
+            staged_max: 0,
         };
         let mut notes = choice.notes.clone();
         notes.extend(context.verbs().fork_note.clone());

@@ -51,7 +51,7 @@ use crate::os::ticks;
 use crate::room::Grows;
 use crate::status::{Code, Status};
 
-pub(super) use copy::copy;
+pub(crate) use copy::copy;
 use exports::{Exports, Region};
 use foreign::Closer;
 use handshake::{Greeter, State};
@@ -71,6 +71,9 @@ const SHARE_MIN: u64 = 2 << 20;
 const EAGER_MAX: usize = 4096;
 /// The same of messages whose content lies in no pool: it would be read by `process_vm_readv`.
 const PLAIN_MAX: usize = 8192;
+/// Longer content of messages that lies in no pool is copied there first, up to this length: two copies, each by one end and in
+/// its caches, take less than one by `process_vm_readv`.
+const STAGED_MAX: u64 = 1 << 20;
 /// Processor ticks, about a millisecond, after which an adapter that finds nothing looks at its sockets.
 const HOUSEKEEPING: u64 = 1 << 21;
 /// Endpoints that are found without a look into a map.
@@ -87,22 +90,24 @@ struct Policy {
     share: bool,
     /// Content up to this length travels in its record: copied by the post, or before it.
     inline_max: u64,
+    /// See [`Caps::staged_max`].
+    staged_max: u64,
 }
 
 impl Policy {
     fn new(forced: Option<&str>) -> Result<Policy, Status> {
-        let (pool, process, share, inline_max) = match forced {
-            None => (true, true, true, INLINE_MAX),
-            Some("pool") => (true, true, true, 0),
-            Some("cma") => (false, true, false, 0),
-            Some("ring") => (false, false, false, 0),
+        let (pool, process, share, inline_max, staged_max) = match forced {
+            None => (true, true, true, INLINE_MAX, STAGED_MAX),
+            Some("pool") => (true, true, true, 0, 0),
+            Some("cma") => (false, true, false, 0, 0),
+            Some("ring") => (false, false, false, 0, 0),
             Some(other) => {
                 return Err(Status::invalid(format!(
                     "RDMA_SHM_COPY is \"{other}\"; pool, cma and ring are allowed"
                 )));
             }
         };
-        Ok(Policy { pool, process, share, inline_max })
+        Ok(Policy { pool, process, share, inline_max, staged_max })
     }
 }
 
@@ -228,6 +233,7 @@ impl ShmAdapter {
             recv_depth: 1 << 16,
             share_min: Some(SHARE_MIN),
             plain_max: PLAIN_MAX,
+            staged_max: policy.staged_max,
         };
         let notes = match greeter.is_private() {
             true => Vec::new(),

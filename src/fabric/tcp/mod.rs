@@ -119,6 +119,7 @@ impl TcpAdapter {
                 recv_depth: depth as u32,
                 share_min: None,
                 plain_max: 0,
+                staged_max: 0,
             },
             depth,
             next_ep: 1,

@@ -5,7 +5,7 @@
 //! bytes and a number of offers for each connection (`flow`), so that a sender is held back and not this side's memory
 //! filled.
 //! `matching` is who waits for whom, `send` and `receive` the calls of the application, `offers` what does not go out
-//! whole, `arrivals` what peers send, `ending` the one end of each operation.
+//! whole, `staged` what of that is copied first, `arrivals` what peers send, `ending` the one end of each operation.
 //!
 //! Order: messages of one sender to one communicator meet receives in the order in which they were sent. They go over
 //! one connection, whose order holds; what has to wait for room there keeps all that comes after it waiting too.
@@ -21,6 +21,7 @@ mod offers;
 mod receive;
 mod room;
 mod send;
+mod staged;
 mod unexpected;
 
 pub(in crate::engine) use arrivals::Heard;
@@ -215,6 +216,8 @@ enum Copied {
     Early(Vec<u8>),
     /// Copied when its turn came.
     Late(Buffer),
+    /// Copied by the call, to where it stays until the end.
+    Staged(Buffer),
 }
 
 /// One operation.

@@ -69,10 +69,30 @@ impl Engine {
         if self.message_send_now(fx, &out) {
             return Ok(Sending::Done);
         }
+        self.send_or_queue(fx, peer, &out, Copied::No)
+    }
+
+    /// Takes a message in that did not go out at once, with a copy of its content if there is one, and sends it if it may be.
+    pub(super) fn send_or_queue(
+        &mut self,
+        fx: &mut impl Fx,
+        peer: u32,
+        out: &Outgoing<'_>,
+        copied: Copied,
+    ) -> Result<Sending, Status> {
         let first = self.peers.get(peer).filter(|p| p.outbox.is_empty());
         let ch = first.and_then(|p| p.channels.first().copied());
         let (content, id) = (out.content, self.next_id);
-        let index = self.insert_send(fx, &out)?;
+        let index = match self.insert_send(fx, out) {
+            Ok(index) => index,
+            Err(status) => {
+                self.drop_copy(fx, copied);
+                return Err(status);
+            }
+        };
+        if let Some(op) = self.messages.ops.get_mut(index) {
+            op.content = copied;
+        }
         let went = match ch {
             Some(ch) => self.send_op(fx, ch, index, content),
             None => Went::NoRoom,
@@ -97,7 +117,14 @@ impl Engine {
 
     /// Whether the content of such a message rides in it.
     /// `copied`: its content is here.
-    fn rides(&self, fx: &impl Fx, ch: ChanId, memory: &Memory, extra: u64, copied: bool) -> bool {
+    pub(super) fn rides(
+        &self,
+        fx: &impl Fx,
+        ch: ChanId,
+        memory: &Memory,
+        extra: u64,
+        copied: bool,
+    ) -> bool {
         let Some(c) = self.channels.get(ch) else { return false };
         let here = memory.device == 0 || memory.len == 0 || copied && memory.device == LAYOUT;
         let len = memory.len + extra;
@@ -206,8 +233,9 @@ impl Engine {
         }
         if !content.is_empty()
             && self.messages.copied + content.len() <= COPIES
-            && let Ok(copy) = crate::room::copy(content, "content")
             && let Some(op) = self.messages.ops.get_mut(index)
+            && matches!(op.content, Copied::No)
+            && let Ok(copy) = crate::room::copy(content, "content")
         {
             self.messages.copied += copy.len();
             op.content = Copied::Early(copy);
@@ -243,13 +271,13 @@ impl Engine {
                 Copied::No => &[],
                 Copied::Early(bytes) => bytes,
                 // SAFETY: it is ours, filled, and freed below or with the operation.
-                Copied::Late(buffer) => unsafe { fx.bytes(buffer) },
+                Copied::Late(buffer) | Copied::Staged(buffer) => unsafe { fx.bytes(buffer) },
             };
             let went = self.send_op(fx, ch, index, bytes);
             match went {
                 Went::Out => {
                     self.leave_outbox(index);
-                    self.drop_copy(fx, content);
+                    self.went_out(fx, index, content);
                 }
                 Went::NoRoom => {
                     if let Some(op) = self.messages.ops.get_mut(index) {
@@ -270,6 +298,7 @@ impl Engine {
                 self.messages.copied = self.messages.copied.saturating_sub(bytes.len());
             }
             Copied::Late(buffer) => fx.free(buffer),
+            Copied::Staged(buffer) => fx.unstage(buffer),
         }
     }
 
