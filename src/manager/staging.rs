@@ -20,7 +20,7 @@ use crate::room;
 
 /// Bytes that are kept, about what a processor's own caches hold. More of them would leave this one's caches, too.
 const KEPT: u64 = 2 << 20;
-/// The least buffer, and the largest that is kept.
+/// The least buffer.
 const LEAST: u64 = 16 << 10;
 /// Bytes that may be in use at a time; what is beyond stays where it is.
 const MOST: u64 = 16 << 20;

@@ -44,6 +44,7 @@ impl Engine {
                 return Err(status);
             }
         };
+        self.peers.keep(peer);
         // SAFETY: it is ours and filled, and freed with the operation, after whose call this is not used.
         let bytes = unsafe { fx.bytes(&buffer) };
         let content = &bytes[..bytes.len().min(memory.len as usize)];
