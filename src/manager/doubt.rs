@@ -20,9 +20,9 @@ use crate::engine::ChanId;
 use crate::fabric::{Event, ProviderKind};
 use crate::status::{Reason, Status};
 
-/// The longest doubt, in nanoseconds. The kernel takes some 0.1 s for each GiB of registered memory of a killed process;
-/// a peer that lives, and has a progress thread, answers in less than that.
-const GRACE: u64 = 5_000_000_000;
+/// The longest doubt, in nanoseconds. The kernel takes some 0.1 s for each GiB of registered memory of a killed process,
+/// and several times that on a busy machine; a peer that lives, and has a progress thread, answers at once.
+const GRACE: u64 = 20_000_000_000;
 
 /// What a manager says on the liveness socket before it closes it, where its own provider reported the end.
 const FAILED_HERE: [u8; 1] = [1];
