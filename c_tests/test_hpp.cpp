@@ -188,6 +188,44 @@ static void the_rest() {
   CHECK(waited.ok() || waited.code() == RDMA_DEADLINE_EXCEEDED);
 }
 
+/* Memory of a pool goes between two managers that have it, and outlives one of them. */
+static void pool() {
+  rdma::Pool none;
+  CHECK(!none && none.alloc(8).status().code() == RDMA_INVALID_ARGUMENT && none.close().ok());
+  auto made = rdma::Pool::create(64 << 20);
+  OK(made.status());
+  rdma::Pool pool = *std::move(made);
+  auto x = pool.alloc(1 << 20), y = pool.alloc(1 << 20);
+  OK(x.status());
+  OK(y.status());
+  std::memset(*x, 7, 1 << 20);
+  {
+    auto with = [&](const char *name) {
+      auto m = rdma::Manager::create(rdma::Options().name(name).provider(provider).timeout_ms(20000).pool(pool));
+      OK(m.status());
+      return *std::move(m);
+    };
+    rdma::Manager a = with("alpha"), b = with("beta");
+    auto address = b.listen("127.0.0.1:0");
+    OK(address.status());
+    OK(a.add_peer("beta", *address));
+    OK(b.send("x", 1, rdma::Tensor(*x, 1 << 20)));
+    rdma::RecvOptions into;
+    into.dst = *y;
+    into.dst_len = 1 << 20;
+    OK(a.recv("beta", "x", 1, into).status());
+  }
+  CHECK(std::memcmp(*x, *y, 1 << 20) == 0);
+  OK(pool.free(*x));
+  CHECK(pool.free(*x).code() == RDMA_NOT_FOUND);
+  auto usage = pool.usage();
+  CHECK(usage.ok() && usage->used >= 1 << 20 && usage->reserved >= usage->used);
+  rdma::Pool moved = std::move(pool);
+  CHECK(!pool && moved && moved.free(*y).ok() && moved.close().ok() && !moved);
+  auto unknown = rdma::Manager::create(rdma::Options().ib_device("a,,b"));
+  CHECK(!unknown.ok() && unknown.status().message().find("an empty name") != std::string::npos);
+}
+
 /* Hooks from the first moment, names learned, no request to hold. */
 static void r23_cpp_layer() {
   rdma::Manager none;
@@ -240,7 +278,7 @@ int main(int argc, char **argv) {
     const char *name;
     void (*run)();
   } cases[] = {{"send_and_receive", send_and_receive}, {"futures", futures}, {"cancel_and_abort", cancel_and_abort},
-               {"allocator_and_dead", allocator_and_dead}, {"source", source}, {"the_rest", the_rest},
+               {"allocator_and_dead", allocator_and_dead}, {"source", source}, {"the_rest", the_rest}, {"pool", pool},
                {"r23_cpp_layer", r23_cpp_layer}};
   for (const auto &c : cases) {
     c.run();

@@ -166,6 +166,10 @@ class Options {
   Options &checksum(bool v = true) { return o_.checksum = v, *this; }
   Options &tolerate_dup_recv(bool v = true) { return o_.tolerate_dup_recv = v, *this; }
   Options &allow_remote(bool v = true) { return o_.allow_remote = v, *this; }
+  /* Names of the ibverbs devices, with a comma between. */
+  Options &ib_device(std::string v) { return device_ = std::move(v), *this; }
+  /* To outlive the creation of the manager, not the manager. */
+  Options &pool(const Pool &v) { return o_.pool = v.c(), *this; }
   /* Asked for keys that the local table lacks, from the first request on. */
   Options &source(SourceFn v) { return hooks_.source = std::move(v), *this; }
   /* Hears of requests that end before they are answered. */
@@ -179,6 +183,7 @@ class Options {
     if (!name_.empty()) o.name = name_.c_str();
     if (!provider_.empty()) o.provider = provider_.c_str();
     if (!listen_.empty()) o.listen = listen_.c_str();
+    if (!device_.empty()) o.ib_device = device_.c_str();
     if (!secret_.empty()) {
       o.secret = secret_.data();
       o.secret_len = secret_.size();
@@ -188,7 +193,7 @@ class Options {
 
  private:
   rdma_mgr_options_t o_{};
-  std::string name_, provider_, listen_, secret_;
+  std::string name_, provider_, listen_, secret_, device_;
   detail::Hooks hooks_;
 };
 

@@ -1,5 +1,5 @@
-/* Values of the C++ layer over rdma_transport.h: texts, statuses, results, tensors, requests. rdma_transport.hpp includes
- * it. */
+/* Values of the C++ layer over rdma_transport.h: texts, statuses, results, tensors, requests, pools. rdma_transport.hpp
+ * includes it. */
 #ifndef RDMA_TRANSPORT_TYPES_HPP
 #define RDMA_TRANSPORT_TYPES_HPP
 
@@ -187,6 +187,56 @@ class Request {
  private:
   rdma_mgr_t *mgr_ = nullptr;
   rdma_request_t id_ = 0;
+};
+
+/* Memory for several managers, or that lives longer than one (rdma_pool_create). Managers that have it in their options
+ * keep it for themselves; what was not freed goes with the last of them and this object. Inside a callback it cannot end:
+ * `close` says so, and the destructor leaves it where it is, for good. */
+class Pool {
+ public:
+  struct Usage {
+    std::uint64_t used = 0;     /* bytes that are allocated */
+    std::uint64_t reserved = 0; /* bytes of address space for them */
+  };
+  /* None: every call returns RDMA_INVALID_ARGUMENT. */
+  Pool() = default;
+  /* `max_bytes` of address space at most; 0: as much as there is memory. */
+  static Result<Pool> create(std::size_t max_bytes = 0) {
+    Pool pool;
+    rdma_code_t rc = rdma_pool_create(max_bytes, &pool.pool_);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return pool;
+  }
+  Pool(Pool &&other) noexcept { *this = std::move(other); }
+  Pool &operator=(Pool &&other) noexcept {
+    std::swap(pool_, other.pool_);
+    return *this;
+  }
+  ~Pool() { close(); }
+  rdma_pool_t *c() const { return pool_; }
+  explicit operator bool() const { return pool_ != nullptr; }
+  Result<void *> alloc(std::size_t len) {
+    void *out = nullptr;
+    rdma_code_t rc = rdma_pool_alloc(pool_, len, &out);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return out;
+  }
+  Status free(void *addr) { return Status::of(rdma_pool_free(pool_, addr)); }
+  Result<Usage> usage() const {
+    Usage usage;
+    rdma_code_t rc = rdma_pool_usage(pool_, &usage.used, &usage.reserved);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return usage;
+  }
+  Status close() {
+    if (!pool_) return Status();
+    Status status = Status::of(rdma_pool_destroy(pool_));
+    if (status.ok()) pool_ = nullptr;
+    return status;
+  }
+
+ private:
+  rdma_pool_t *pool_ = nullptr;
 };
 
 /* A received tensor. Where it lies in library memory, that lives as long as this object. */
