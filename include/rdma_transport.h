@@ -694,7 +694,8 @@ struct rdma_mgr_options {
    */
   uint8_t use_rdma_cm;
   /**
-   * Name of the ibverbs device. NULL: chosen. RDMA_DEVICE
+   * Name of the ibverbs device, or up to 4 with a comma between, over which long content is spread; behind each a
+   * colon and a port, if need be. NULL: chosen. RDMA_DEVICE
    */
   const char *ib_device;
   /**
@@ -766,7 +767,7 @@ struct rdma_mgr_options {
   rdma_pool_t *pool;
   /**
    * Connections that long content of one transfer is spread over, 1 to 8; the smaller of both ends' counts. 0: as the
-   * tuning file says, or 1. shm has no use for more than 1. RDMA_MAX_RDMA_PER_REQUEST
+   * tuning file says, or 1, on ibverbs one for each device that is named. shm has no use for more than 1. RDMA_MAX_RDMA_PER_REQUEST
    */
   uint32_t max_rdma_per_request;
 };

@@ -1,5 +1,6 @@
 //! A manager's settings: options given in code, overridden by the environment.
 
+mod devices;
 mod env;
 pub mod misspelt;
 mod tuning;
@@ -21,7 +22,9 @@ pub const MAX_SECRET_LEN: usize = 4096;
 /// Longest address to listen on in bytes.
 pub const MAX_LISTEN_LEN: usize = 1024;
 /// Longest name of an ibverbs device in bytes.
-pub const MAX_DEVICE_LEN: usize = 64;
+pub const MAX_DEVICE_LEN: usize = 320;
+/// Most ibverbs devices that a manager uses.
+pub const MAX_DEVICES: usize = 4;
 /// Sizes that `RDMA_QP_MTU` may have, beside 0 for the active one.
 pub const MTUS: [u32; 5] = [256, 512, 1024, 2048, 4096];
 
@@ -90,7 +93,7 @@ pub struct Config {
 /// Settings of the ibverbs provider, by the names of TensorFlow's contrib/verbs.
 #[derive(Clone, Debug)]
 pub struct IbConfig {
-    /// `RDMA_DEVICE`
+    /// `RDMA_DEVICE`: a name, or up to [`MAX_DEVICES`] of them, with a comma between; each may say its port behind a colon.
     pub device: Option<String>,
     /// `RDMA_DEVICE_PORT`; 0: first active.
     pub port: u8,
@@ -212,6 +215,7 @@ impl IbConfig {
     fn check(&self) -> Result<(), Status> {
         if let Some(device) = &self.device {
             text("ib_device", device, MAX_DEVICE_LEN)?;
+            self.devices()?;
         }
         range("ib_gid_index", self.gid_index as i128, -1, limits::GID_INDEX)?;
         range("ib_timeout", self.timeout as i128, 0, limits::QP_TIMEOUT)?;

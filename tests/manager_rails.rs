@@ -123,6 +123,96 @@ fn ibverbs_long_content_goes_over_all_connections() {
     long_content(ProviderKind::Ibverbs, Some(&device));
 }
 
+/// Packets that a Soft-RoCE device has sent.
+fn packets_of(device: &str) -> u64 {
+    let path = format!("/sys/class/infiniband/{device}/ports/1/hw_counters/sent_pkts");
+    std::fs::read_to_string(&path).unwrap().trim().parse().unwrap()
+}
+
+/// The names of two devices in one network each, or `None`, and it was said.
+fn two_devices() -> Option<(String, String)> {
+    let list = std::env::var("RDMA_TEST_DEVICES").ok();
+    if list.is_none() {
+        skip::skip("no two RDMA devices here; runs in `make softroce`");
+    }
+    list.map(|list| {
+        let (first, second) = list.split_once(',').expect("RDMA_TEST_DEVICES=first,second");
+        (first.to_owned(), second.to_owned())
+    })
+}
+
+/// Queue pairs of two devices; by default as many as there are devices.
+#[test]
+fn ibverbs_several_devices_carry_parts_of_long_content() {
+    let Some((first, second)) = two_devices() else { return };
+    for (connections, checksum) in [(0, false), (4, false), (2, true)] {
+        let of = |name| {
+            let mut config = config(name, ProviderKind::Ibverbs, connections.max(1));
+            if connections == 0 {
+                config.sizes = Box::default();
+            }
+            config.checksum = checksum;
+            config.ib.device = Some(format!("{first},{second}:1"));
+            config
+        };
+        let (a, b) = pair(of("a"), of("b"));
+        a.connect("b", Some(LONG)).unwrap();
+        let want = if connections == 0 { 2 } else { connections };
+        until_connections(&a, "b", want);
+        until_connections(&b, "a", want);
+        let before = [&first, &second].map(|device| packets_of(device));
+        for (step, given) in [(1, false), (2, true)] {
+            transfer((&a, &b, "b"), step, given);
+            transfer((&b, &a, "a"), step + 10, given);
+        }
+        // A packet has 4 KiB at most; the two of them share 32 MiB.
+        for (device, before) in [&first, &second].into_iter().zip(before) {
+            let sent = packets_of(device) - before;
+            assert!(sent > 1000, "{device} sent {sent} packets, {connections} connections");
+        }
+        a.destroy().unwrap();
+        b.destroy().unwrap();
+    }
+}
+
+/// What it carried goes over the other one; transfers end well, then and later.
+#[test]
+fn ibverbs_a_device_whose_link_fails_ends_no_transfer() {
+    let Some((first, second)) = two_devices() else { return };
+    let Ok(interface) = std::env::var("RDMA_TEST_INTERFACE") else {
+        panic!("of the second device")
+    };
+    let link = |way: &str| {
+        let args = ["link", "set", &interface, way];
+        assert!(std::process::Command::new("ip").args(args).status().unwrap().success());
+    };
+    let of = |name| {
+        let mut config = config(name, ProviderKind::Ibverbs, 2);
+        config.ib.device = Some(format!("{first},{second}"));
+        config
+    };
+    let (a, b) = pair(of("a"), of("b"));
+    a.connect("b", Some(LONG)).unwrap();
+    until_connections(&a, "b", 2);
+    until_connections(&b, "a", 2);
+    transfer((&a, &b, "b"), 1, true);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            std::thread::sleep(Duration::from_millis(100));
+            link("down");
+        });
+        for (step, given) in (2..).zip([true, false, true, false, true, false]) {
+            transfer((&a, &b, "b"), step, given);
+        }
+    });
+    until_connections(&a, "b", 1);
+    until_connections(&b, "a", 1);
+    transfer((&b, &a, "a"), 20, false);
+    a.destroy().unwrap();
+    b.destroy().unwrap();
+    link("up");
+}
+
 #[test]
 fn either_side_may_want_only_one() {
     for (ours, theirs, kind) in [

@@ -131,6 +131,7 @@ fn seeds_reach_the_hard_cases() {
         "send Unavailable PeerStalled",
         "stale message",
         "stripe over a rail",
+        "stripe between other devices",
         "rail lost amid a stripe",
     ];
     for what in must {

@@ -96,7 +96,7 @@ impl Rounds {
         while let Some(&kind) = self.choice.candidates.get(self.next) {
             self.next += 1;
             self.round += 1;
-            match create(ctx, kind, peer) {
+            match create(ctx, kind, peer, None) {
                 Ok((ep, address)) => {
                     let reason = self.choice.reason(kind, &self.failures);
                     send_endpoint(out, self.round, kind, &reason, &address);
@@ -184,7 +184,7 @@ impl Rounds {
         }
         self.abandon(ctx);
         self.round = round;
-        match create(ctx, kind, peer) {
+        match create(ctx, kind, peer, Some(address)) {
             Ok((ep, own)) => {
                 send_endpoint(out, round, kind, "", &own);
                 let mut attempt = Attempt::new(ctx, kind, ep, reason);
@@ -341,8 +341,9 @@ fn create(
     ctx: &mut Ctx<'_>,
     kind: ProviderKind,
     peer: &PeerHello,
+    remote: Option<&[u8]>,
 ) -> Result<(EpId, Vec<u8>), Status> {
-    let (ep, address) = ctx.neg.create(kind, peer)?;
+    let (ep, address) = ctx.neg.create(kind, peer, remote)?;
     if address.len() > MAX_ENDPOINT_ADDRESS {
         ctx.neg.discard(kind, ep);
         return Err(Status::internal(format!(

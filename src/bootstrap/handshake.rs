@@ -177,7 +177,10 @@ impl Handshake {
             return Err(malformed(text));
         }
         self.rounds = Some(Rounds::new(choice));
-        self.greeted(ctx, ack.hello, frame)
+        let mut theirs = ack.hello;
+        // It is what the connector makes it, whatever the acceptor says.
+        theirs.peer.rail = self.rail;
+        self.greeted(ctx, theirs, frame)
     }
 
     fn check_expected(&self, peer: &PeerHello) -> Result<(), Status> {

@@ -112,7 +112,7 @@ pub struct PeerHello {
     pub identity: Identity,
     /// Where it listens, by its own account; may be empty.
     pub addrs: Vec<SocketAddr>,
-    /// It connects to add such a connection to one that it has.
+    /// The connection is to be such a one, of another that there is: the connector says so.
     pub rail: bool,
     /// Where either side has the checksum option, once the handshake is over: the seeds of the checksums
     /// on all messages, of those sent and of those received.
@@ -132,8 +132,14 @@ pub trait Negotiator {
     /// the text reach the peer. `None`: not known yet; it is asked again at each poll, for a second.
     fn check(&mut self, peer: &PeerHello, proved: bool) -> Option<Result<(), Status>>;
 
-    /// Makes an endpoint and tells its address, at most [`MAX_ENDPOINT_ADDRESS`] bytes.
-    fn create(&mut self, kind: ProviderKind, peer: &PeerHello) -> Result<(EpId, Vec<u8>), Status>;
+    /// Makes an endpoint and tells its address, at most [`MAX_ENDPOINT_ADDRESS`] bytes. `remote`: that of the peer's
+    /// endpoint, if it is known; untrusted.
+    fn create(
+        &mut self,
+        kind: ProviderKind,
+        peer: &PeerHello,
+        remote: Option<&[u8]>,
+    ) -> Result<(EpId, Vec<u8>), Status>;
 
     /// Connects the endpoint to the peer's; `remote` is untrusted. The connector is `active`. With
     /// tcp `sock` is the socket on which the handshake ran, and nothing else is under way on it.

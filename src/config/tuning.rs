@@ -66,6 +66,11 @@ impl Config {
     /// machine.
     pub fn sizes_of(&self, provider: ProviderKind) -> Sizes {
         let mut sizes = Sizes::default();
+        if provider == ProviderKind::Ibverbs {
+            // Who names several devices wants them used.
+            let devices = self.ib.devices().map_or(0, |devices| devices.len() as u32);
+            sizes.max_rdma_per_request = sizes.max_rdma_per_request.max(devices);
+        }
         for chosen in [&self.tuning[provider as usize], &*self.sizes] {
             for (which, value) in chosen.iter() {
                 sizes.set(which, value);

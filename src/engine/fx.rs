@@ -159,6 +159,11 @@ pub trait Fx {
     fn connect_rail(&mut self, peer: u32, name: &str, main: ChanId) {
         let _ = (peer, name, main);
     }
+    /// Keys of the same region for a further device of the channel's provider; see `Adapter::on_device`.
+    fn on_device(&self, ch: ChanId, mr: Mr, device: u8) -> Option<Mr> {
+        let _ = (ch, mr, device);
+        None
+    }
     /// Memory of the library.
     fn alloc(&mut self, len: u64) -> Result<Buffer, Status>;
     /// Takes it back.

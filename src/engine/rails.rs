@@ -11,9 +11,10 @@
 
 use super::channel::{ChanId, Channel};
 use super::{Engine, Fx};
-use crate::fabric::Caps;
+use crate::fabric::keys::{Keys, Place};
+use crate::fabric::{Caps, Mr};
 use crate::limits::MAX_RAILS;
-use crate::protocol::message::{Message, Nonce, RailMessage};
+use crate::protocol::message::{MAX_REGIONS, Message, Nonce, RailMessage};
 use crate::status::{Code, Reason, Status};
 
 /// A rail that did not join for so long is closed.
@@ -28,6 +29,8 @@ pub(super) struct Rail {
     nonce: Option<Nonce>,
     /// When it came.
     pub(super) since: u64,
+    /// The devices at its ends, here and at the peer, by number; 0 where the main connection's is.
+    pub(super) devices: (u8, u8),
 }
 
 /// A rail, as its main channel knows it.
@@ -49,6 +52,8 @@ pub(super) struct Rails {
     added: Vec<Nonce>,
     /// So many are to be dialled, one after the other.
     wanted: usize,
+    /// Further devices here that one of them leads to, a bit for each.
+    devices: u32,
 }
 
 impl Rails {
@@ -61,6 +66,12 @@ impl Rails {
     #[inline]
     pub fn any(&self) -> bool {
         self.joined.iter().any(|j| j.open)
+    }
+
+    /// Further devices here that one of them leads to, in order.
+    fn devices(&self) -> impl Iterator<Item = u8> {
+        let set = self.devices;
+        (1..u32::BITS as u8).filter(move |&device| set & 1 << device != 0)
     }
 
     fn find(&mut self, nonce: &Nonce) -> Option<&mut Joined> {
@@ -81,6 +92,24 @@ impl Channel {
     /// Its rails that are in use.
     pub fn rails(&self) -> impl Iterator<Item = ChanId> {
         self.rails.open()
+    }
+
+    /// Memory here as the peer is told of it: with its keys for all devices that the peer may come by.
+    #[inline]
+    pub fn place(&self, fx: &impl Fx, addr: u64, keys: &Keys<Mr>) -> Place {
+        let mut place = Place { addr, rkeys: keys.map(|mr| mr.rkey) };
+        if self.rails.devices != 0 {
+            for device in self.rails.devices() {
+                let on = |mr| fx.on_device(self.id, mr, device).map(|mr: Mr| mr.rkey);
+                place.add_device(device, keys, MAX_REGIONS - 1, on);
+            }
+        }
+        place
+    }
+
+    /// The devices at both ends, here and at the peer.
+    pub fn devices(&self) -> (u8, u8) {
+        self.rail.as_ref().map_or((0, 0), |rail| rail.devices)
     }
 }
 
@@ -140,7 +169,8 @@ impl Engine {
         let now = fx.now();
         let mut channel =
             Channel::new((peer, name), caps, remote_manual, counters, now, self.owed.clone());
-        channel.rail = Some(Box::new(Rail { main: None, nonce: None, since: now }));
+        channel.rail =
+            Some(Box::new(Rail { main: None, nonce: None, since: now, devices: (0, 0) }));
         let none = |_| crate::room::none(size_of::<Channel>(), "a connection");
         let ch = self.channels.insert(channel).map_err(none)?;
         if let Some(c) = self.channels.get_mut(ch) {
@@ -148,6 +178,13 @@ impl Engine {
         }
         self.next_keepalive = self.next_keepalive.min(now + self.keepalive_interval());
         Ok(ch)
+    }
+
+    /// Between which devices it goes, by their numbers here and at the peer, unless between the first ones.
+    pub fn rail_devices(&mut self, ch: ChanId, devices: (u8, u8)) {
+        if let Some(rail) = self.channels.get_mut(ch).and_then(|c| c.rail.as_mut()) {
+            rail.devices = devices;
+        }
     }
 
     /// Begins to use it. Who dialled says for which channel, and draws its name.
@@ -270,11 +307,15 @@ impl Engine {
             self.violation(rail, status);
             return false;
         }
+        let mut here = 0;
         if let Some(r) = self.channels.get_mut(rail).and_then(|c| c.rail.as_mut()) {
             r.main = Some(main);
+            here = r.devices.0;
         }
         if let Some(m) = self.channels.get_mut(main) {
             m.rails.joined.push(Joined { nonce, ch: rail, open: true, closed_there: false });
+            m.rails.devices |=
+                if here > 0 { 1u32.checked_shl(here.into()).unwrap_or(0) } else { 0 };
         }
         self.happened += 1;
         true

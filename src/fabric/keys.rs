@@ -1,5 +1,6 @@
 //! Keys of memory that one region covers, or several that follow each other: a device may limit the
-//! length of a region, and an allocator hands out ranges that adjoin.
+//! length of a region, and an allocator hands out ranges that adjoin. A manager that uses several devices has
+//! registered its memory with each of them, and says the keys for all to a peer that it has connections over them to.
 
 use super::Remote;
 
@@ -59,6 +60,10 @@ impl<K: Copy> Keys<K> {
     }
 }
 
+/// Keys for a further device of the peer stand behind those for its first, as if the memory went on from its number times
+/// two to this power: none is so long. Whoever goes over the first alone never looks there.
+const DEVICE: u32 = 56;
+
 /// Memory of the peer, with the keys of its regions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -72,14 +77,61 @@ impl Place {
     /// What begins so many bytes behind it; with one region, where it lies in one.
     pub fn from(&self, offset: u64) -> Place {
         let mut rkeys = Keys::one(self.rkeys.at(offset).0);
-        rkeys.rest = self
-            .rkeys
-            .rest
-            .iter()
-            .filter(|r| r.0 > offset)
-            .map(|&(at, key)| (at - offset, key))
-            .collect();
+        for &(at, key) in &self.rkeys.rest {
+            let (device, within) = (at >> DEVICE << DEVICE, at & ((1 << DEVICE) - 1));
+            let last = rkeys.rest.last_mut().filter(|last| last.0 == device);
+            match last {
+                // Those of a device follow each other: the last one that begins no later holds there.
+                Some(last) if within <= offset => last.1 = key,
+                None if within <= offset && device > 0 => rkeys.rest.push((device, key)),
+                _ if within > offset => rkeys.rest.push((device | (within - offset), key)),
+                _ => {}
+            }
+        }
         Place { addr: self.addr.wrapping_add(offset), rkeys }
+    }
+
+    /// A copy; `None` without memory for it.
+    pub fn copied(&self) -> Option<Place> {
+        let mut rkeys = Keys::one(self.rkeys.first);
+        rkeys
+            .fits(self.rkeys.rest.len())
+            .then(|| rkeys.rest.extend_from_slice(&self.rkeys.rest))?;
+        Some(Place { addr: self.addr, rkeys })
+    }
+
+    /// Adds the keys of the same regions for a further device, of which `on` knows each, in the order of the devices. It is
+    /// left as it is if one is lacking, or if that would be more than `most` further regions.
+    pub fn add_device<K: Copy>(
+        &mut self,
+        device: u8,
+        keys: &Keys<K>,
+        most: usize,
+        on: impl Fn(K) -> Option<u32>,
+    ) {
+        let more = 1 + keys.rest.len();
+        if self.rkeys.rest.len() + more > most || keys.iter().any(|key| on(key).is_none()) {
+            return;
+        }
+        if !self.rkeys.fits(more) {
+            return;
+        }
+        let base = u64::from(device) << DEVICE;
+        let all = std::iter::once((0, keys.first)).chain(keys.rest.iter().copied());
+        for (at, key) in all {
+            let pushed = on(key).is_some_and(|key| self.rkeys.push(base | at, key));
+            debug_assert!(pushed, "devices in order");
+        }
+    }
+
+    /// The key at an offset for a device of the peer, 0 being the first; `None`: it is not registered there.
+    pub fn key_on(&self, device: u8, offset: u64) -> Option<u32> {
+        if device == 0 {
+            return Some(self.rkeys.at(offset).0);
+        }
+        let base = u64::from(device) << DEVICE;
+        let n = self.rkeys.rest.partition_point(|r| r.0 <= base | offset);
+        self.rkeys.rest[..n].last().filter(|r| r.0 >= base).map(|r| r.1)
     }
 }
 
@@ -156,6 +208,34 @@ mod tests {
         assert_eq!(place.from(0), place);
         assert_eq!(place.from(10), Place { addr: 110, rkeys: keys(2, &[(10, 3)]) });
         assert_eq!(place.from(25), Place { addr: 125, rkeys: keys(3, &[]) });
+    }
+
+    #[test]
+    fn keys_of_further_devices_are_found_wherever_it_begins() {
+        let mine = keys(1, &[(10, 2), (20, 3)]);
+        let mut place = Place { addr: 100, rkeys: mine.clone() };
+        assert_eq!(place.key_on(1, 0), None);
+        place.add_device(1, &mine, 100, |key| Some(key + 100));
+        place.add_device(2, &mine, 100, |key| (key != 2).then_some(key));
+        place.add_device(3, &mine, 8, |key| Some(key + 300));
+        place.add_device(4, &mine, 8, |key| Some(key + 400));
+        assert_eq!(place.copied(), Some(place.clone()));
+        assert_eq!(place.rkeys.rest().len(), 8, "one lacks a key, for one there is no room");
+        for from in [0, 5, 10, 19, 20, 25] {
+            let part = place.from(from);
+            assert_eq!(part.addr, 100 + from);
+            for at in [0, 1, 9, 10, 11, 30] {
+                let here = mine.at(from + at).0;
+                let on = [0, 1, 2, 3, 4].map(|device| part.key_on(device, at));
+                let want = [Some(here), Some(here + 100), None, Some(here + 300), None];
+                assert_eq!(on, want, "from {from}, at {at}");
+                assert_eq!(part.from(at), place.from(from + at));
+            }
+            // Those of the first are as if there were no others.
+            let alone = Place { addr: 100, rkeys: mine.clone() }.from(from);
+            let of = |place: &Place| pieces(1000, 64, &Keys::one(0), place).collect::<Vec<_>>();
+            assert_eq!(of(&part), of(&alone));
+        }
     }
 
     /// Every byte goes once, with the keys that hold there, in pieces that are not too long.

@@ -277,7 +277,7 @@ pub struct PoolSegment {
     pub len: u64,
 }
 
-/// One opened device of one provider. See the module's text for what it promises.
+/// One opened device of one provider, or several that carry one channel together. See the module's text for what it promises.
 pub trait Adapter: Send {
     /// What it can do.
     fn caps(&self) -> &Caps;
@@ -326,6 +326,25 @@ pub trait Adapter: Send {
 
     /// Makes an endpoint. `peer` is used in messages only.
     fn create(&mut self, peer: &str) -> Result<EpId, Status>;
+
+    /// The same for a rail: over another of its devices than the other endpoints to this peer, where it has several.
+    /// `remote`: the address that it will be connected to, if that is known; untrusted bytes.
+    fn create_rail(&mut self, peer: &str, remote: Option<&[u8]>) -> Result<EpId, Status> {
+        let _ = remote;
+        self.create(peer)
+    }
+
+    /// The numbers of the devices at both ends of a connected endpoint, here and at the peer; 0 is the first of each.
+    fn devices(&self, ep: EpId) -> (u8, u8) {
+        let _ = ep;
+        (0, 0)
+    }
+
+    /// Keys of the same region for a further device of this adapter; `None`: it has none, or could not register it there.
+    fn on_device(&self, mr: Mr, device: u8) -> Option<Mr> {
+        let _ = (mr, device);
+        None
+    }
 
     /// What the peer's endpoint needs in `connect`; at most 1 KiB.
     fn address(&self, ep: EpId) -> Result<Vec<u8>, Status>;
@@ -473,7 +492,7 @@ pub fn open(kind: ProviderKind, config: &Config) -> Result<Box<dyn Adapter>, Sta
         ProviderKind::Tcp => Ok(Box::new(tcp::TcpAdapter::open(config)?)),
         ProviderKind::Shm => Ok(Box::new(shm::ShmAdapter::open(config)?)),
         #[cfg(feature = "ibverbs")]
-        ProviderKind::Ibverbs => Ok(Box::new(ibverbs::open(config)?)),
+        ProviderKind::Ibverbs => ibverbs::open_all(config),
         #[cfg(not(feature = "ibverbs"))]
         ProviderKind::Ibverbs => Err(Status::new(
             Code::Unimplemented,

@@ -34,7 +34,12 @@ impl Negotiator for Gate<'_> {
         }
     }
 
-    fn create(&mut self, kind: ProviderKind, peer: &PeerHello) -> Result<(EpId, Vec<u8>), Status> {
+    fn create(
+        &mut self,
+        kind: ProviderKind,
+        peer: &PeerHello,
+        remote: Option<&[u8]>,
+    ) -> Result<(EpId, Vec<u8>), Status> {
         if !self.world.room_for_endpoint() {
             return Err(Status::new(Code::ResourceExhausted, "no memory for one more endpoint"));
         }
@@ -42,7 +47,10 @@ impl Negotiator for Gate<'_> {
             let text = format!("provider {} is not open", kind.name());
             return Err(Status::new(Code::Unavailable, text));
         };
-        let ep = adapter.create(&peer.name)?;
+        let ep = match peer.rail {
+            true => adapter.create_rail(&peer.name, remote)?,
+            false => adapter.create(&peer.name)?,
+        };
         match adapter.address(ep) {
             Ok(address) => {
                 self.world.fresh.insert((kind, ep), Fresh::default());

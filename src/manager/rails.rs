@@ -52,6 +52,9 @@ impl Core {
         let fresh = self.world.fresh.remove(&key).unwrap_or_default();
         let (engine, world) = (&mut self.engine, &mut self.world);
         link(engine, world, ch, (hello, key), sock);
+        if let Some(adapter) = &world.adapters[key.0 as usize] {
+            engine.rail_devices(ch, adapter.devices(key.1));
+        }
         engine.rail_open(world, ch, named);
         self.hear_early(ch, fresh);
     }

@@ -24,7 +24,7 @@ use super::sys::{Epoll, Tag};
 use crate::bootstrap::Backoff;
 use crate::engine::{Buffer, ChanId, Fx, MapError, Origin, Window, Work};
 use crate::fabric::moves::{self, Kept};
-use crate::fabric::{Access, EpId, Event, Mem, PostError, ProviderKind, Remote};
+use crate::fabric::{Access, EpId, Event, Mem, Mr, PostError, ProviderKind, Remote};
 use crate::limits::EARLY_BYTES_ALL;
 use crate::local_fd::Local;
 use crate::memory::pool::Pool;
@@ -574,6 +574,11 @@ impl Fx for World {
         let Some(link) = self.links.get(&ch) else { return false };
         let adapter = self.adapters[link.ep.0 as usize].as_ref();
         adapter.is_some_and(|a| a.is_unreachable(link.ep.1))
+    }
+
+    fn on_device(&self, ch: ChanId, mr: Mr, device: u8) -> Option<Mr> {
+        let kind = self.links.get(&ch)?.ep.0;
+        self.adapters[kind as usize].as_ref()?.on_device(mr, device)
     }
 
     fn tracing(&self) -> bool {

@@ -51,7 +51,12 @@ impl Negotiator for Fake {
         Some(self.refuse.clone().map_or(Ok(()), Err))
     }
 
-    fn create(&mut self, kind: ProviderKind, peer: &PeerHello) -> Result<(EpId, Vec<u8>), Status> {
+    fn create(
+        &mut self,
+        kind: ProviderKind,
+        peer: &PeerHello,
+        _remote: Option<&[u8]>,
+    ) -> Result<(EpId, Vec<u8>), Status> {
         if self.fail_create.contains(&kind) {
             return Err(broken("create", kind));
         }

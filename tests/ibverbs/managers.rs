@@ -170,7 +170,12 @@ impl Negotiator for Intruder {
     fn check(&mut self, _: &PeerHello, _: bool) -> Option<Result<(), Status>> {
         Some(Ok(()))
     }
-    fn create(&mut self, _: ProviderKind, _: &PeerHello) -> Result<(EpId, Vec<u8>), Status> {
+    fn create(
+        &mut self,
+        _: ProviderKind,
+        _: &PeerHello,
+        _: Option<&[u8]>,
+    ) -> Result<(EpId, Vec<u8>), Status> {
         let raw = Raw::new(&self.device, &self.like);
         let address = raw.address();
         self.raw = Some(raw);

@@ -227,8 +227,10 @@ impl Stage {
     /// Begins to use a connection.
     pub fn engine_begin(&mut self, node: usize, ch: u32, conn: usize, dialled: bool) {
         let rail = self.w.conns[conn].rail;
+        let cards = self.w.cards(conn, usize::from(!dialled));
         self.call(node, |e, fx| {
             if rail.is_some() {
+                e.rail_devices(ch, cards);
                 return e.rail_open(fx, ch, rail.filter(|_| dialled));
             }
             e.channel_open(fx, ch);

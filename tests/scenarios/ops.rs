@@ -93,9 +93,8 @@ impl Stage {
         let who = self.w.who(node);
         let addr = self.w.mem.alloc(who, device, len, 0xCD, what);
         if self.registered && device == 0 && !self.w.nodes[node].caps.windows {
-            let rkey = self.w.key();
-            let region = Region { who, addr, len, access: Access::all(), open: true, owned: false };
-            self.w.mem.open(rkey, region);
+            let (access, open, owned, card) = (Access::all(), true, false, 0);
+            let rkey = self.w.register(Region { who, addr, len, access, open, owned, card });
             self.w.mem.at(addr).registered = Some(rkey);
         }
         addr

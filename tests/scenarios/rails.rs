@@ -5,6 +5,7 @@ use rdma_transport::api::Protocol;
 use rdma_transport::protocol::message::{Message, RailMessage, encode};
 use rdma_transport::status::{Code, Reason, Status};
 
+use super::common::Fault;
 use super::kind::Kind;
 use super::ops::*;
 use super::script::{LARGE, R, S, Setup, ibverbs, shm};
@@ -21,8 +22,15 @@ fn two(setup: Setup) -> Setup {
     })
 }
 
-fn setups() -> [Setup; 4] {
-    [two(shm()), two(ibverbs()), two(ibverbs().proxies()), two(shm().checksums())]
+fn setups() -> [Setup; 6] {
+    [
+        two(shm()),
+        two(ibverbs()),
+        two(ibverbs().proxies()),
+        two(shm().checksums()),
+        two(ibverbs().cards(2)),
+        two(shm().cards(3)),
+    ]
 }
 
 /// Whether content moved on a connection.
@@ -32,8 +40,12 @@ fn moved(s: &Stage, conn: usize) -> bool {
 
 /// A tensor, and the receive of it: read, or written.
 fn begin(s: &mut Stage, read: bool) -> (SendId, RecvId) {
+    begin_of(s, read, K)
+}
+
+fn begin_of(s: &mut Stage, read: bool, what: Tell<'_>) -> (SendId, RecvId) {
     let into = if read { Into::Callback } else { Into::Given(LARGE) };
-    let ids = (s.send(S, K, LARGE), s.recv(R, K, into));
+    let ids = (s.send(S, what, LARGE), s.recv(R, what, into));
     s.run();
     ids
 }
@@ -63,6 +75,37 @@ fn content_goes_over_both() {
             assert!(moved(&s, 0) && moved(&s, 1));
             s.finish();
         }
+    }
+}
+
+/// Memory that lies in several regions, between the second devices: each stripe names the key of its region there.
+#[test]
+fn content_in_several_regions_goes_over_both_devices() {
+    for read in [true, false] {
+        let mut setup = two(ibverbs().cards(2));
+        setup.max_region = 130;
+        let mut s = setup.connected();
+        let ids = begin(&mut s, read);
+        assert_eq!(ends(&s, ids), (OK, OK), "{}", s.recv_text(ids.1));
+        assert!(moved(&s, 0) && moved(&s, 1));
+        s.finish();
+    }
+}
+
+/// Where one end could not register its memory with the device of a rail, that rail is left out, and lives on.
+#[test]
+fn a_rail_to_a_device_that_lacks_the_memory_is_left_out() {
+    for (read, lacks) in [(true, R), (true, S), (false, R), (false, S)] {
+        let mut s = two(ibverbs().cards(2)).connected();
+        s.w.fate.failing.insert((lacks, Fault::Card));
+        let ids = begin(&mut s, read);
+        assert_eq!(ends(&s, ids), (OK, OK), "{}", s.recv_text(ids.1));
+        assert!(moved(&s, 0) && !moved(&s, 1));
+        s.w.fate.failing.clear();
+        let next = begin_of(&mut s, read, Tell { key: "k2", ..K });
+        assert_eq!(ends(&s, next), (OK, OK));
+        assert!(moved(&s, 1));
+        s.finish();
     }
 }
 

@@ -88,6 +88,8 @@ pub struct Setup {
     pub settings: [Settings; 2],
     pub sq_depth: usize,
     pub max_region: u64,
+    /// Network devices of each node; rails go between the last ones.
+    pub cards: u8,
     pub proxies: bool,
     pub devices: bool,
     /// A node drives progress itself, and may be silent.
@@ -136,6 +138,7 @@ fn setup(windows: bool) -> Setup {
         settings: [settings.clone(), settings],
         sq_depth: 64,
         max_region: u64::MAX,
+        cards: 1,
         proxies: false,
         devices: false,
         manual: false,
@@ -188,6 +191,11 @@ impl Setup {
         self
     }
 
+    pub fn cards(mut self, cards: u8) -> Setup {
+        self.cards = cards;
+        self
+    }
+
     pub fn forced(self, protocol: Protocol) -> Setup {
         self.settings(|s| s.protocol = protocol)
     }
@@ -201,6 +209,6 @@ impl Setup {
         };
         let nodes = self.caps.iter().map(|c| Node::new(2, c.clone(), self.sq_depth)).collect();
         let tracing = std::env::var_os("SCENARIO_TRACE").is_some();
-        super::World::build(script, nodes, self.max_region, tracing)
+        super::World::build(script, nodes, (self.max_region, self.cards), tracing)
     }
 }

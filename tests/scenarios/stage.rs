@@ -251,6 +251,8 @@ impl Stage {
             self.connect(who.node);
             let conn = self.conn();
             self.w.conns[conn].rail = Some((main, [conn as u8; 16]));
+            let last = self.w.cards - 1;
+            self.w.conns[conn].ends.iter_mut().for_each(|end| end.card = last);
         }
         true
     }

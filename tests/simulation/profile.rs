@@ -45,6 +45,8 @@ pub struct Profile {
     pub shutdowns: u64,
     pub manual: bool,
     pub devices: bool,
+    /// Network devices of each node.
+    pub cards: u8,
     pub sources: bool,
     pub large: u64,
     pub per_node: Vec<(Caps, Settings)>,
@@ -134,6 +136,8 @@ impl Profile {
             per_node.push((caps, settings));
         }
         // Drawn last, so that a seed is otherwise what it was. One side that wants none refuses those of the other.
+        // By a copy of what draws, for the same reason.
+        let cards = rng.clone().pick(&[1, 1, 2, 3]);
         let rails = rng.pick(&[1, 1, 2, 3, 4]);
         let striped = rng.pick(&[1, 100, 1000]);
         for (_, settings) in &mut per_node {
@@ -166,6 +170,7 @@ impl Profile {
             shutdowns,
             manual,
             devices: rng.percent(40),
+            cards,
             sources: rng.percent(30),
             large: if max_rdma < 1000 { 4_000 } else { 30_000 },
             per_node,

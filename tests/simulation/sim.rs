@@ -215,10 +215,12 @@ impl Sim {
         let inbox = &mut self.w.nodes[who.node].inbox;
         inbox.extend(early.into_iter().map(|e| (conn, side, e)));
         self.w.wake(who.node);
+        let cards = self.w.cards(conn, side);
         match rail {
-            Some(rail) => {
-                self.call(who.node, |e, fx| e.rail_open(fx, ch, Some(rail).filter(|_| side == 0)))
-            }
+            Some(rail) => self.call(who.node, |e, fx| {
+                e.rail_devices(ch, cards);
+                e.rail_open(fx, ch, Some(rail).filter(|_| side == 0));
+            }),
             None => self.call(who.node, |e, fx| {
                 e.channel_open(fx, ch);
                 if side == 0 {
@@ -240,6 +242,13 @@ impl Sim {
         let mut nonce = [0; 16];
         nonce[..8].copy_from_slice(&(conn as u64).to_le_bytes());
         self.w.conns[conn].rail = Some((main, nonce));
+        let cards = self.w.cards;
+        if cards > 1 {
+            for side in [0, 1] {
+                let card = self.w.rng.below(cards.into());
+                self.w.conns[conn].ends[side].card = card as u8;
+            }
+        }
         for side in [0, 1] {
             let delay = self.w.delay(100 * US);
             self.w.after(delay, Event::Open { conn, side });
@@ -413,9 +422,9 @@ impl Sim {
         let (windows, registered) =
             (self.w.nodes[who.node].caps.windows, self.w.profile.registered);
         if device == 0 && !windows && self.w.rng.percent(registered) {
-            let rkey = self.w.key();
             let access = rdma_transport::fabric::Access::all();
-            self.w.mem.open(rkey, Region { who, addr, len, access, open: true, owned: false });
+            let (open, owned, card) = (true, false, 0);
+            let rkey = self.w.register(Region { who, addr, len, access, open, owned, card });
             self.w.mem.at(addr).registered = Some(rkey);
         }
     }

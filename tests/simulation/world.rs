@@ -162,6 +162,7 @@ impl Fate for Seeded {
         self.fault(match what {
             Fault::Alloc | Fault::Deliver => self.profile.alloc_fails,
             Fault::Open => self.profile.open_fails,
+            Fault::Card => 5,
         })
     }
 
@@ -193,10 +194,10 @@ impl World {
         let node =
             |i: usize| Node::new(profile.nodes, profile.per_node[i].0.clone(), profile.sq_depth[i]);
         let nodes = (0..profile.nodes).map(node).collect();
-        let max_region = profile.max_region;
+        let sizes = (profile.max_region, profile.cards);
         let (met, queue) = (BTreeMap::new(), BinaryHeap::new());
         let fate = Seeded { rng, profile, calm: false, hash: 0, met, queue, seq: 0 };
-        World::build(fate, nodes, max_region, tracing)
+        World::build(fate, nodes, sizes, tracing)
     }
 
     pub fn at(&mut self, at: u64, event: Event) {

@@ -21,8 +21,8 @@ fn injected(what: &str) -> Status {
 
 impl<F: Fate> NodeFx<'_, F> {
     fn register(&mut self, addr: u64, len: u64, access: Access, owned: bool) -> Mr {
-        let (rkey, who) = (self.w.key(), self.w.who(self.node));
-        self.w.mem.open(rkey, Region { who, addr, len, access, open: true, owned });
+        let who = self.w.who(self.node);
+        let rkey = self.w.register(Region { who, addr, len, access, open: true, owned, card: 0 });
         let windows = self.w.nodes[self.node].caps.windows;
         Mr { lkey: if windows { 0 } else { rkey }, rkey }
     }
@@ -130,6 +130,12 @@ impl<F: Fate> Fx for NodeFx<'_, F> {
                 self.w.mem.close(mr.rkey);
             }
         }
+    }
+
+    fn on_device(&self, ch: ChanId, mr: Mr, device: u8) -> Option<Mr> {
+        assert!(self.w.nodes[self.node].chans.contains_key(&ch), "keys for an ended channel");
+        let rkey = self.w.mem.on_card(mr.rkey, device)?;
+        Some(Mr { lkey: rkey, rkey })
     }
 
     fn end_channel(&mut self, ch: ChanId) {

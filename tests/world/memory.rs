@@ -39,12 +39,16 @@ pub struct Region {
     pub open: bool,
     /// Opened for one transfer.
     pub owned: bool,
+    /// Network device that it is registered with.
+    pub card: u8,
 }
 
 #[derive(Default)]
 pub struct Memory {
     map: BTreeMap<u64, Alloc>,
     pub regions: BTreeMap<u32, Region>,
+    /// Keys of the same for further network devices.
+    further: BTreeMap<(u32, u8), u32>,
 }
 
 impl Memory {
@@ -100,7 +104,8 @@ impl Memory {
 
     /// Regions opened for a transfer and not closed.
     pub fn owned_open(&self, who: Who) -> usize {
-        self.regions.values().filter(|r| r.who == who && r.owned && r.open).count()
+        let counts = |r: &&Region| r.who == who && r.owned && r.open && r.card == 0;
+        self.regions.values().filter(counts).count()
     }
 
     pub fn open(&mut self, rkey: u32, region: Region) {
@@ -109,9 +114,24 @@ impl Memory {
     }
 
     pub fn close(&mut self, rkey: u32) {
-        if let Some(r) = self.regions.get_mut(&rkey) {
-            r.open = false;
+        let further = self.further.range((rkey, 0)..=(rkey, u8::MAX)).map(|(_, &key)| key);
+        for key in further.chain([rkey]) {
+            if let Some(r) = self.regions.get_mut(&key) {
+                r.open = false;
+            }
         }
+    }
+
+    /// The same region with a further network device.
+    pub fn open_on(&mut self, first: u32, card: u8, rkey: u32) {
+        let region = Region { card, ..self.regions[&first].clone() };
+        self.open(rkey, region);
+        self.further.insert((first, card), rkey);
+    }
+
+    /// Its key there.
+    pub fn on_card(&self, first: u32, card: u8) -> Option<u32> {
+        self.further.get(&(first, card)).copied()
     }
 
     fn find(&self, addr: u64, len: u64, who: Who, device: bool, what: &str) -> &Alloc {
@@ -161,9 +181,17 @@ impl Memory {
     }
 
     /// Whether this is allowed through the key, as a provider checks it.
-    pub fn allowed(&self, rkey: u32, who: Who, addr: u64, len: u64, access: Access) -> bool {
+    pub fn allowed(
+        &self,
+        (rkey, card): (u32, u8),
+        who: Who,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> bool {
         self.regions.get(&rkey).is_some_and(|r| {
             r.open
+                && r.card == card
                 && r.who == who
                 && r.access.contains(access)
                 && addr >= r.addr

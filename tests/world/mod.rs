@@ -14,7 +14,7 @@ pub mod memory;
 pub mod net;
 pub mod rng;
 
-use memory::{Memory, Who};
+use memory::{Memory, Region, Who};
 use net::{Conn, NetEvent};
 
 /// What may fail, or be refused, of itself.
@@ -26,6 +26,8 @@ pub enum Fault {
     Deliver,
     /// Memory is not opened.
     Open,
+    /// Memory is not registered with a further network device.
+    Card,
 }
 
 /// Who decides when things happen, and what fails.
@@ -132,13 +134,20 @@ pub struct World<F> {
     pub nodes: Vec<Node>,
     /// Without windows: longest region.
     pub max_region: u64,
+    /// Network devices of each node.
+    pub cards: u8,
     pub tracing: bool,
     /// To which requests metadata went.
     pub told: BTreeSet<(Who, (ChanId, u32))>,
 }
 
 impl<F: Fate> World<F> {
-    pub fn build(fate: F, nodes: Vec<Node>, max_region: u64, tracing: bool) -> World<F> {
+    pub fn build(
+        fate: F,
+        nodes: Vec<Node>,
+        (max_region, cards): (u64, u8),
+        tracing: bool,
+    ) -> World<F> {
         World {
             // Not 0: a time of 0 would hide comparisons that are the wrong way round.
             now: 1_000_000_000,
@@ -147,6 +156,7 @@ impl<F: Fate> World<F> {
             conns: Vec::new(),
             nodes,
             max_region,
+            cards,
             tracing,
             told: BTreeSet::new(),
         }
@@ -179,6 +189,20 @@ impl<F: Fate> World<F> {
             let who = self.who(from);
             self.fate.dials(self.now, who, to);
         }
+    }
+
+    /// Registers memory with all network devices of its owner, but for those that fail to; its key for the first.
+    pub fn register(&mut self, region: Region) -> u32 {
+        let (rkey, node) = (self.key(), region.who.node);
+        self.mem.open(rkey, region);
+        for card in 1..self.cards {
+            if self.fate.fails(node, Fault::Card) {
+                continue;
+            }
+            let key = self.key();
+            self.mem.open_on(rkey, card, key);
+        }
+        rkey
     }
 
     /// A key that no region has.

@@ -74,6 +74,8 @@ pub struct End {
     /// Receives of the peer that it used, less those of writes that were refused.
     pub used: u32,
     pub mark: u64,
+    /// The owner's network device.
+    pub card: u8,
     /// How often it asked whether it may have its name.
     pub asked: u32,
 }
@@ -102,6 +104,7 @@ impl End {
             used: 0,
             asked: 0,
             mark: 0,
+            card: 0,
         }
     }
 
@@ -131,6 +134,12 @@ impl<F: Fate> World<F> {
     pub fn new_conn(&mut self, a: Who, b: Who) -> usize {
         self.conns.push(Conn { ends: [End::new(a), End::new(b)], silent: false, rail: None });
         self.conns.len() - 1
+    }
+
+    /// The numbers of the network devices at both ends, as that of `side` sees them.
+    pub fn cards(&self, conn: usize, side: usize) -> (u8, u8) {
+        let ends = &self.conns[conn].ends;
+        (ends[side].card, ends[1 - side].card)
     }
 
     /// Takes an operation from the engine.
@@ -225,6 +234,7 @@ impl<F: Fate> World<F> {
         remote: Remote,
     ) -> Result<(), Status> {
         let (from, to) = (self.conns[conn].ends[side].who, self.conns[conn].ends[1 - side].who);
+        let key = (remote.rkey, self.conns[conn].ends[1 - side].card);
         if n == 0 {
             return Ok(());
         }
@@ -232,7 +242,7 @@ impl<F: Fate> World<F> {
         let from_device = self.mem.on_device(local.addr());
         let bytes = self.mem.read(from, from_device, local.addr() + at, n, "source of a write");
         // The whole range is checked, as adapters do.
-        if !self.mem.allowed(remote.rkey, to, remote.addr, local.len(), Access::REMOTE_WRITE) {
+        if !self.mem.allowed(key, to, remote.addr, local.len(), Access::REMOTE_WRITE) {
             return Err(Status::new(Code::PermissionDenied, "write refused"));
         }
         let to_device = self.mem.on_device(remote.addr);
@@ -248,7 +258,8 @@ impl<F: Fate> World<F> {
         remote: Remote,
     ) -> Result<(), Status> {
         let (to, from) = (self.conns[conn].ends[side].who, self.conns[conn].ends[1 - side].who);
-        if !self.mem.allowed(remote.rkey, from, remote.addr, local.len(), Access::REMOTE_READ) {
+        let key = (remote.rkey, self.conns[conn].ends[1 - side].card);
+        if !self.mem.allowed(key, from, remote.addr, local.len(), Access::REMOTE_READ) {
             return Err(Status::new(Code::PermissionDenied, "read refused"));
         }
         self.check_lkey(to, local, Access::LOCAL_WRITE);
@@ -260,7 +271,8 @@ impl<F: Fate> World<F> {
 
     fn check_lkey(&self, who: Who, local: Mem, access: Access) {
         if !self.nodes[who.node].caps.windows {
-            let ok = self.mem.allowed(local.lkey(), who, local.addr(), local.len(), access);
+            let key = (local.lkey(), 0);
+            let ok = self.mem.allowed(key, who, local.addr(), local.len(), access);
             assert!(ok, "local memory of an operation is not covered by its key");
         }
     }
@@ -281,12 +293,16 @@ impl<F: Fate> World<F> {
     fn complete(&mut self, conn: usize, side: usize, op: Op, result: Result<(), Status>) {
         if let Op::Write { wr, .. } | Op::Read { wr, .. } = op {
             let rail = self.conns[conn].rail.is_some() && op.moves_content();
+            let further = self.conns[conn].ends.iter().any(|end| end.card > 0);
             let end = &mut self.conns[conn].ends[side];
             if end.life != Life::Up {
                 return;
             }
             if rail && result.is_ok() {
                 self.fate.meet("stripe over a rail");
+                if further {
+                    self.fate.meet("stripe between other devices");
+                }
             }
             end.done.push_back(NetEvent::Done(wr, result));
             end.done_at = self.fate.completes(self.now, conn, side, end.done_at);

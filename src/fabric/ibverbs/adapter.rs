@@ -25,6 +25,7 @@ use super::qp::{Path, Qp, QpDepth};
 use super::recv::{self, RecvPool};
 use super::select::{self, Choice, DeviceInfo};
 use super::send::SendPool;
+use super::several;
 
 /// Up to here content is better inside a SEND: copying it twice costs less than another round
 /// trip.
@@ -72,6 +73,8 @@ pub struct IbverbsAdapter {
     pub(super) info: DeviceInfo,
     pub(super) choice: Choice,
     pub(super) cfg: IbConfig,
+    /// Which of the devices it is that its manager uses.
+    pub(super) number: u8,
     pub(super) name: String,
     pub(super) caps: Caps,
     pub(super) next: u32,
@@ -151,6 +154,7 @@ impl IbverbsAdapter {
             mtu: self.choice.mtu,
             reads_in: self.info.max_reads_in,
             grh_required: self.choice.port.grh_required,
+            device: self.number,
             lid: self.choice.port.lid,
             qpn: ep.qpn(),
             psn: ep.psn,
@@ -222,6 +226,13 @@ impl IbverbsAdapter {
     }
 }
 
+impl several::Numbered for IbverbsAdapter {
+    fn number_in(address: &[u8]) -> u8 {
+        let queue_pair = Address::decode(address).map(|a| a.device);
+        queue_pair.or_else(|_| CmAddress::decode(address).map(|a| a.device)).unwrap_or(0)
+    }
+}
+
 impl Adapter for IbverbsAdapter {
     fn caps(&self) -> &Caps {
         &self.caps
@@ -280,6 +291,7 @@ impl Adapter for IbverbsAdapter {
         if self.cfg.use_rdma_cm && self.cm.is_none() {
             self.restart_cm()?;
         }
+        let (id, next) = (self.next, several::next_id(self.next)?);
         let cq = self.find_cq()?;
         let depth = QpDepth { send: self.send_slots(), recv: recv::DEPTH };
         let qp = Qp::new(&self.pd, &self.cqs[cq].cq, self.recv.srq(), &depth)?;
@@ -294,11 +306,10 @@ impl Adapter for IbverbsAdapter {
         let psn = getrandom::u32()
             .map_err(|e| Status::internal(format!("no random numbers: {e}")))?
             & 0xff_ffff;
-        let id = self.next;
-        self.next += 1;
         if let Some(cm) = &mut self.cm {
             cm.add(id, qp.number())?;
         }
+        self.next = next;
         self.cqs[cq].users += 1;
         if self.by_qpn.contains_key(&qp.number()) {
             self.forget_completions(qp.number());
@@ -310,8 +321,12 @@ impl Adapter for IbverbsAdapter {
         Ok(EpId(id))
     }
 
+    fn devices(&self, ep: EpId) -> (u8, u8) {
+        (self.number, self.endpoints.get(&ep.0).map_or(0, |e| e.there))
+    }
+
     fn address(&self, ep: EpId) -> Result<Vec<u8>, Status> {
-        if let Some(a) = self.cm.as_ref().and_then(|cm| cm.address(ep.0)) {
+        if let Some(a) = self.cm.as_ref().and_then(|cm| cm.address(ep.0, self.number)) {
             return Ok(a.encode());
         }
         match self.endpoints.get(&ep.0) {
@@ -336,7 +351,9 @@ impl Adapter for IbverbsAdapter {
         if let Some(cm) = &mut self.cm {
             let remote = CmAddress::decode(remote)?;
             let event = cm.connect(ep.0, &remote, active)?;
-            self.endpoint(ep)?.connecting();
+            let endpoint = self.endpoint(ep)?;
+            endpoint.there = remote.device;
+            endpoint.connecting();
             if let Some(event) = event {
                 self.connection_event(event);
             }
@@ -353,6 +370,7 @@ impl Adapter for IbverbsAdapter {
         let (timeout, retries) = (self.cfg.timeout, self.choice.retries);
         let local = self.local_address(&self.endpoints[&ep.0]);
         local.compatible(&remote)?;
+        self.endpoint(ep)?.there = remote.device;
         if let Some(qp) = self.endpoint(ep)?.qp() {
             qp.to_rtr(&path, &local, &remote)?;
             qp.to_rts(timeout, retries, local.psn, reads_out)?;

@@ -35,6 +35,8 @@ pub struct Address {
     pub reads_in: u8,
     /// Packets to it must carry a global route header.
     pub grh_required: bool,
+    /// Which of the devices that its manager uses it is on, by number; 0: the first.
+    pub device: u8,
     /// Local identifier, 0 on Ethernet.
     pub lid: u16,
     /// Queue pair number.
@@ -53,7 +55,7 @@ impl Address {
         b.extend_from_slice(&[VERSION, self.link as u8, self.gid_kind as u8, self.mtu]);
         b.extend_from_slice(&[self.reads_in, u8::from(self.grh_required)]);
         b.extend_from_slice(&self.lid.to_le_bytes());
-        b.extend_from_slice(&[0, 0]);
+        b.extend_from_slice(&[self.device, 0]);
         b.extend_from_slice(&self.qpn.to_le_bytes());
         b.extend_from_slice(&self.psn.to_le_bytes());
         b.extend_from_slice(&self.gid);
@@ -84,6 +86,7 @@ impl Address {
             mtu: b[5],
             reads_in: b[6],
             grh_required: b[7] & 1 != 0,
+            device: b[10],
             lid: u16::from_le_bytes([b[8], b[9]]),
             qpn: u32_at(12),
             psn: u32_at(16),
@@ -160,6 +163,7 @@ mod tests {
             mtu: 3,
             reads_in: 16,
             grh_required: false,
+            device: 0,
             lid: 0,
             qpn: 0x11,
             psn: 0xabcdef,
@@ -172,6 +176,8 @@ mod tests {
         assert_eq!(Address::decode(&sample().encode()), Ok(sample()));
         let header = Address { grh_required: true, ..sample() };
         assert_eq!(Address::decode(&header.encode()), Ok(header));
+        let second = Address { device: 1, ..sample() };
+        assert_eq!(Address::decode(&second.encode()), Ok(second));
         let mut longer = sample().encode();
         longer.extend_from_slice(b"of a later version");
         assert_eq!(Address::decode(&longer), Ok(sample()));

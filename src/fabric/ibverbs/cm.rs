@@ -40,6 +40,8 @@ pub(super) struct CmAddress {
     pub ip: [u8; 16],
     /// Port.
     pub port: u16,
+    /// Which of the devices that its manager uses it is on, by number; 0: the first.
+    pub device: u8,
     /// The endpoint.
     pub token: Token,
 }
@@ -48,7 +50,7 @@ impl CmAddress {
     /// As bytes.
     pub fn encode(&self) -> Vec<u8> {
         let port = self.port.to_le_bytes();
-        [&b"CM\x02\0"[..], &port, &[0, 0], &self.ip, &self.token].concat()
+        [&b"CM\x02\0"[..], &port, &[self.device, 0], &self.ip, &self.token].concat()
     }
     /// From a peer's bytes.
     pub fn decode(bytes: &[u8]) -> Result<CmAddress, Status> {
@@ -59,7 +61,7 @@ impl CmAddress {
         let (mut ip, mut token) = ([0; 16], [0; 16]);
         ip.copy_from_slice(&b[8..24]);
         token.copy_from_slice(&b[24..40]);
-        Ok(CmAddress { ip, port: u16::from_le_bytes([b[4], b[5]]), token })
+        Ok(CmAddress { ip, port: u16::from_le_bytes([b[4], b[5]]), device: b[6], token })
     }
 }
 
@@ -177,9 +179,9 @@ impl Cm {
     }
 
     /// The endpoint's address.
-    pub fn address(&self, ep: u32) -> Option<CmAddress> {
+    pub fn address(&self, ep: u32, device: u8) -> Option<CmAddress> {
         let token = self.links.get(&ep)?.mine;
-        Some(CmAddress { ip: self.ip, port: self.port, token })
+        Some(CmAddress { ip: self.ip, port: self.port, device, token })
     }
 
     /// Starts to connect; the passive end waits for the request, or has it already.
@@ -458,7 +460,7 @@ mod tests {
 
     #[test]
     fn addresses_and_requests_survive_any_bytes() {
-        let a = CmAddress { ip: [7; 16], port: 4791, token: [9; 16] };
+        let a = CmAddress { ip: [7; 16], port: 4791, device: 2, token: [9; 16] };
         assert_eq!(CmAddress::decode(&a.encode()), Ok(a));
         for n in 0..40 {
             assert!(CmAddress::decode(&a.encode()[..n]).is_err());

@@ -114,6 +114,8 @@ pub(super) struct Endpoint {
     vague: bool,
     /// While the path is being tried.
     probe: Option<Probe>,
+    /// Which of the peer's devices it leads to.
+    pub there: u8,
 }
 
 impl Endpoint {
@@ -151,6 +153,7 @@ impl Endpoint {
             draining: false,
             vague: false,
             probe: None,
+            there: 0,
         }
     }
 

@@ -6,6 +6,7 @@
 //! - `endpoint`: one connection and the account of its send queue; `address`: how ends find each
 //!   other; `status`: failed completions in words; `events`: what devices tell on their own;
 //! - `cm`: connecting through rdma_cm, whose library and objects are in `cm_sys`, its settings in `terms`;
+//! - `several`: more than one device for a peer;
 //! - `open`: opening a device; `adapter`: the provider contract on top of these; `progress`: what completions and events do.
 //!
 //! Sends, writes and reads are collected per endpoint and handed to the device in one chain at
@@ -30,12 +31,13 @@ mod qp;
 mod recv;
 pub mod select;
 mod send;
+mod several;
 mod status;
 mod sys;
 mod terms;
 
 pub use adapter::IbverbsAdapter;
-pub use open::open;
+pub use open::{open, open_all};
 
 /// Marks the work request ids of receives.
 const RECV_BIT: u64 = 1 << 63;

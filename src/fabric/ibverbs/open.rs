@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use crate::config::{Config, IbConfig};
-use crate::fabric::{Caps, ProviderKind};
+use crate::fabric::{Adapter, Caps, ProviderKind};
 use crate::status::Status;
 
 use super::adapter::{CqSlot, EAGER_MAX, IbverbsAdapter, MAX_RDMA, MAX_RDMA_SOFT, Map};
@@ -19,6 +19,7 @@ use super::progress::BATCH;
 use super::recv::{self, RecvPool};
 use super::select::{self, Choice, DeviceInfo};
 use super::send::SendPool;
+use super::several::{self, Several};
 use super::sys;
 use super::terms::Terms;
 
@@ -32,16 +33,43 @@ const DEEP: u32 = 16;
 
 /// Opens the device that the settings name, or the best one.
 pub fn open(cfg: &Config) -> Result<IbverbsAdapter, Status> {
-    let found = device::list(cfg.ib.device.as_deref())?;
+    open_one(cfg, &cfg.ib, 0)
+}
+
+/// Opens the devices that the settings name, or the best one.
+pub fn open_all(cfg: &Config) -> Result<Box<dyn Adapter>, Status> {
+    let named = cfg.ib.devices()?;
+    let of = |(name, port): &(String, Option<u8>)| IbConfig {
+        device: Some(name.clone()),
+        port: port.unwrap_or(cfg.ib.port),
+        ..cfg.ib.clone()
+    };
+    match &named[..] {
+        [] => Ok(Box::new(open(cfg)?)),
+        [one] => Ok(Box::new(open_one(cfg, &of(one), 0)?)),
+        several => {
+            let numbered = several.iter().zip(0..);
+            let open = |(one, number)| {
+                let adapter = open_one(cfg, &of(one), number)?;
+                Ok((one.0.clone(), adapter))
+            };
+            let all = numbered.map(open).collect::<Result<Vec<_>, Status>>()?;
+            Ok(Box::new(Several::new(all)?))
+        }
+    }
+}
+
+fn open_one(cfg: &Config, ib: &IbConfig, number: u8) -> Result<IbverbsAdapter, Status> {
+    let found = device::list(ib.device.as_deref())?;
     let infos: Vec<DeviceInfo> = found.iter().map(|f| f.0.clone()).collect();
-    let choice = select::choose(&infos, &cfg.ib, cfg.queue_depth)?;
+    let choice = select::choose(&infos, ib, cfg.queue_depth)?;
     let (info, context) = found.into_iter().nth(choice.device).unwrap_or_else(|| unreachable!());
     let context =
         context.ok_or_else(|| Status::internal(format!("{} is not open", choice.device)))?;
-    IbverbsAdapter::new(cfg, choice, info, context)
+    IbverbsAdapter::new((cfg, ib, number), choice, info, context)
 }
 
-fn epoll_of(fds: &[RawFd]) -> Result<OwnedFd, Status> {
+pub(super) fn epoll_of(fds: &[RawFd]) -> Result<OwnedFd, Status> {
     // SAFETY: makes a new descriptor.
     let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
     if fd < 0 {
@@ -78,7 +106,7 @@ fn start_cm(cfg: &IbConfig, choice: &Choice, info: &DeviceInfo) -> Result<Cm, St
 
 impl IbverbsAdapter {
     fn new(
-        cfg: &Config,
+        (cfg, ib, number): (&Config, &IbConfig, u8),
         choice: Choice,
         info: DeviceInfo,
         context: Arc<Context>,
@@ -86,7 +114,7 @@ impl IbverbsAdapter {
         let pd = Pd::new(context.clone())?;
         let channel = CompChannel::new(context.clone())?;
         let events = Events::start(context.clone())?;
-        let cm = if cfg.ib.use_rdma_cm { Some(start_cm(&cfg.ib, &choice, &info)?) } else { None };
+        let cm = if ib.use_rdma_cm { Some(start_cm(ib, &choice, &info)?) } else { None };
         let mut fds = vec![channel.fd(), events.fd()];
         fds.extend(cm.as_ref().map(Cm::fd));
         let epoll = epoll_of(&fds)?;
@@ -127,10 +155,11 @@ impl IbverbsAdapter {
             context,
             info,
             choice,
-            cfg: cfg.ib.clone(),
+            cfg: ib.clone(),
+            number,
             name: if cfg.name.is_empty() { "this process".into() } else { cfg.name.clone() },
             caps,
-            next: 0,
+            next: several::first_id(number),
             polls: 0,
             dirty: Vec::new(),
             ready: Vec::new(),

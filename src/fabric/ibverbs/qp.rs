@@ -328,7 +328,8 @@ mod tests {
         gid[0] = prefix;
         let gid_kind = GidKind::Ib;
         let grh_required = false;
-        Address { link, gid_kind, mtu: 5, reads_in: 1, grh_required, lid: 7, qpn: 2, psn: 0, gid }
+        let (mtu, reads_in, device, lid, qpn, psn) = (5, 1, 0, 7, 2, 0);
+        Address { link, gid_kind, mtu, reads_in, grh_required, device, lid, qpn, psn, gid }
     }
 
     #[test]

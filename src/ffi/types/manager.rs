@@ -55,7 +55,8 @@ pub struct rdma_mgr_options {
     pub allow_remote: u8,
     /// 1: ibverbs resolves address and route by rdma_cm (librdmacm), also across subnets; 0 or 1.
     pub use_rdma_cm: u8,
-    /// Name of the ibverbs device. NULL: chosen. RDMA_DEVICE
+    /// Name of the ibverbs device, or up to 4 with a comma between, over which long content is spread; behind each a
+    /// colon and a port, if need be. NULL: chosen. RDMA_DEVICE
     pub ib_device: *const c_char,
     /// Port of the device. 0: the first active one. RDMA_DEVICE_PORT
     pub ib_port: i32,
@@ -95,7 +96,7 @@ pub struct rdma_mgr_options {
     /// rdma_pool_destroy. NULL: none.
     pub pool: *mut rdma_pool_t,
     /// Connections that long content of one transfer is spread over, 1 to 8; the smaller of both ends' counts. 0: as the
-    /// tuning file says, or 1. shm has no use for more than 1. RDMA_MAX_RDMA_PER_REQUEST
+    /// tuning file says, or 1, on ibverbs one for each device that is named. shm has no use for more than 1. RDMA_MAX_RDMA_PER_REQUEST
     pub max_rdma_per_request: u32,
 }
 /// Settings of a manager.

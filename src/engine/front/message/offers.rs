@@ -173,8 +173,8 @@ impl Engine {
         let Ok(true) = self.open_source(fx, response, Access::REMOTE_READ) else { return None };
         let source = self.responses.get_mut(response).and_then(|r| r.source.as_mut())?;
         source.protocol = Protocol::DirectGet;
-        let rkeys = source.window.as_ref()?.keys.map(|mr| mr.rkey);
-        Some(Place { addr: source.addr(), rkeys })
+        let keys = &source.window.as_ref()?.keys;
+        Some(self.channels.get(ch)?.place(fx, source.addr(), keys))
     }
 
     /// The application takes a send back: at once, or, if the peer knows of it, as soon as that agrees.

@@ -8,7 +8,6 @@ use crate::engine::list::Links;
 use crate::engine::transfer::inbound::{AfterAlloc, Request, State, request_in_step};
 use crate::engine::{Due, Engine, Fx, Held, Kept};
 use crate::fabric::Access;
-use crate::fabric::keys::Place;
 use crate::protocol::message::{self, Message, Short};
 use crate::status::{Code, Reason, Status};
 
@@ -250,8 +249,8 @@ impl Engine {
         }
         let Some(r) = self.requests.get_mut(index) else { return };
         let dst = r.landing.as_ref().and_then(|l| {
-            let rkeys = l.window.as_ref()?.keys.map(|mr| mr.rkey);
-            Some((Place { addr: l.addr, rkeys }, l.len))
+            let keys = &l.window.as_ref()?.keys;
+            Some((self.channels.get(ch)?.place(fx, l.addr, keys), l.len))
         });
         let m = Message::Request(message::Request {
             index,

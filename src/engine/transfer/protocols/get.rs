@@ -22,12 +22,11 @@ impl Engine {
             Ok(false) => return self.stage(fx, index),
             Err(status) => return self.undeliverable(fx, index, status),
         }
-        let Some(source) = self.responses.get_mut(index).and_then(|r| r.source.as_mut()) else {
-            return;
-        };
+        let Some(r) = self.responses.get_mut(index) else { return };
+        let c = self.channels.get(r.asked.to.ch);
+        let Some(source) = r.source.as_mut() else { return };
         source.protocol = Protocol::DirectGet;
-        let keys = source.window.as_ref().map(|w| w.keys.map(|mr| mr.rkey));
-        let place = keys.map(|rkeys| Place { addr: source.addr(), rkeys });
+        let place = source.window.as_ref().zip(c).map(|(w, c)| c.place(fx, source.addr(), &w.keys));
         self.tell(fx, index, place);
     }
 

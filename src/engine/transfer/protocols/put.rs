@@ -192,7 +192,8 @@ impl Engine {
         let Some(Landing { addr, window: Some(window), .. }) = &r.landing else {
             return self.fail_by_defect(fx, index, "a destination was opened and is not there");
         };
-        let dst = Place { addr: *addr, rkeys: window.keys.map(|mr| mr.rkey) };
+        let Some(c) = self.channels.get(ch) else { return };
+        let dst = c.place(fx, *addr, &window.keys);
         let len = r.leg_len();
         r.state = State::Awaiting;
         r.protocol = Protocol::DirectPut;

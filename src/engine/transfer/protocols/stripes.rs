@@ -4,15 +4,18 @@
 //! under way and gets the next when one has ended, so that a quicker one carries more. Whoever ends the transfer, by the
 //! immediate, CONTENT_DONE or GET_DONE, does so on the main connection when the end of each stripe was seen: no notice
 //! comes before its data. What a rail that ended did not carry goes over the main connection.
+//!
+//! A rail between other devices than the main connection needs keys of theirs: the peer says its own with those of the
+//! first ([`Channel::place`]); the provider knows this side's. Where one is lacking the rail is left out.
 
 use smallvec::SmallVec;
 
-use crate::engine::channel::ChanId;
+use crate::engine::channel::{ChanId, Channel};
 use crate::engine::transfer::inbound::{Landing, Request, State};
 use crate::engine::transfer::outbound::RState;
 use crate::engine::{Engine, Fx, WR_KIND, WR_PART, WR_RESPONSE, WR_STRIPE_IN, WR_STRIPE_OUT};
 use crate::fabric::keys::{Keys, Piece, Place, pieces};
-use crate::fabric::{Mem, Remote};
+use crate::fabric::{Mem, Mr, Remote};
 use crate::limits::MAX_RAILS;
 use crate::protocol::message::Message;
 use crate::status::{Code, Status};
@@ -41,9 +44,20 @@ pub(in crate::engine) struct Stripes {
     next: u16,
     /// After the last WRITE: the request's index, and the checksum if there is to be one.
     notice: Option<(u32, Option<u64>)>,
+    /// The peer's memory, if a rail leads to another of its devices.
+    there: Option<Place>,
+    /// The rails that carry it.
+    rails: SmallVec<[ChanId; MAX_RAILS]>,
 }
 
 impl Stripes {
+    /// Where a piece goes that is to go to this device of the peer.
+    fn remote(&self, piece: &Piece, device: u8) -> Remote {
+        let key = self.there.as_ref().filter(|_| device > 0);
+        let rkey = key.and_then(|there| there.key_on(device, piece.at));
+        Remote { rkey: rkey.unwrap_or(piece.remote.rkey), ..piece.remote }
+    }
+
     /// Takes one that has ended.
     fn ended(&mut self, ch: ChanId, number: u16) -> Option<Piece> {
         let at = self.flying.iter().position(|f| f.ch == ch && f.number == number)?;
@@ -72,25 +86,40 @@ enum Way {
 }
 
 impl Engine {
+    /// Whether memory here and at the peer has keys for the devices at the ends of a rail.
+    fn reaches(&self, fx: &impl Fx, rail: ChanId, keys: Option<&Keys<Mr>>, there: &Place) -> bool {
+        let Some(c) = self.channels.get(rail) else { return false };
+        let (ours, theirs) = c.devices();
+        // Memory without a window needs none.
+        let here = ours == 0
+            || keys.is_none_or(|k| k.iter().all(|mr| fx.on_device(rail, mr, ours).is_some()));
+        here && there.key_on(theirs, 0).is_some()
+    }
+
     /// The stripes of a transfer of so many bytes, if it is to go over several connections.
     fn stripes(
         &self,
+        fx: &impl Fx,
         ch: ChanId,
         (addr, len): (u64, u64),
-        (lkeys, there): (&Keys<u32>, &Place),
+        (keys, there): (Option<&Keys<Mr>>, &Place),
     ) -> Option<Box<Stripes>> {
         let c = self.channels.get(ch)?;
         let sizes = self.sizes(ch);
         if len < sizes.min_striped_size.max(1) || !c.rails.any() {
             return None;
         }
-        let ways = 1 + c.rails.open().count().min(sizes.max_rdma_per_request as usize - 1);
-        if ways == 1 {
+        let most = sizes.max_rdma_per_request as usize - 1;
+        let reached = c.rails.open().filter(|&rail| self.reaches(fx, rail, keys, there));
+        let rails: SmallVec<[ChanId; MAX_RAILS]> = reached.take(most).collect();
+        if rails.is_empty() {
             return None;
         }
+        let ways = 1 + rails.len();
         let shortest = SHORTEST.min(sizes.min_striped_size).max(1);
         let most = (len / (SHARE * ways as u64)).max(shortest).min(c.caps.max_rdma);
-        let parts = pieces(len, most, lkeys, there);
+        let lkeys = keys.map_or(Keys::one(0), |keys| keys.map(|mr| mr.lkey));
+        let parts = pieces(len, most, &lkeys, there);
         let mut todo = Vec::new();
         // Without memory for them it goes over one connection.
         crate::room::grow(&mut todo, parts.clone().count(), "stripes").ok()?;
@@ -98,14 +127,15 @@ impl Engine {
         todo.reverse();
         let mut flying = Vec::new();
         crate::room::grow(&mut flying, DEPTH * (1 + MAX_RAILS), "stripes").ok()?;
-        Some(Box::new(Stripes { addr, todo, flying, next: 0, notice: None }))
+        let far = |&rail: &ChanId| self.channels.get(rail).is_some_and(|c| c.devices().1 > 0);
+        let there = if rails.iter().any(far) { Some(there.copied()?) } else { None };
+        Some(Box::new(Stripes { addr, todo, flying, next: 0, notice: None, there, rails }))
     }
 
     /// Posts the first of them on each connection.
     fn begin_stripes(&mut self, fx: &mut impl Fx, way: Way, index: u32, main: ChanId) {
-        let Some(c) = self.channels.get(main) else { return };
-        let most = self.sizes(main).max_rdma_per_request as usize - 1;
-        let rails: SmallVec<[ChanId; MAX_RAILS]> = c.rails.open().take(most).collect();
+        let Some(s) = self.stripes_of(way, index) else { return };
+        let rails = std::mem::take(&mut s.rails);
         for _ in 0..DEPTH {
             for &ch in [main].iter().chain(&rails) {
                 self.post_stripe(fx, way, index, ch);
@@ -128,12 +158,10 @@ impl Engine {
 
     /// Posts the next one on a connection.
     fn post_stripe(&mut self, fx: &mut impl Fx, way: Way, index: u32, ch: ChanId) {
-        if self.channels.get(ch).is_none() {
-            return;
-        }
+        let Some((_, device)) = self.channels.get(ch).map(Channel::devices) else { return };
         let Some(s) = self.stripes_of(way, index) else { return };
         let Some(piece) = s.todo.pop() else { return };
-        let (number, addr) = (s.next, s.addr);
+        let (number, addr, remote) = (s.next, s.addr, s.remote(&piece, device));
         s.next = s.next.wrapping_add(1);
         s.flying.push(Flying { number, ch, piece });
         // SAFETY: both ends keep their memory until each stripe's `Done` was seen, or until the channel it went over has ended.
@@ -141,8 +169,8 @@ impl Engine {
         let tag = u64::from(number) << WR_PART | u64::from(index);
         let Some(c) = self.channels.get_mut(ch) else { return };
         match way {
-            Way::In => c.read(fx, WR_STRIPE_IN | tag, local, piece.remote),
-            Way::Out => c.write(fx, WR_STRIPE_OUT | tag, local, piece.remote, None),
+            Way::In => c.read(fx, WR_STRIPE_IN | tag, local, remote),
+            Way::Out => c.write(fx, WR_STRIPE_OUT | tag, local, remote, None),
         }
     }
 
@@ -215,10 +243,8 @@ impl Engine {
     ) -> bool {
         let Some(r) = self.requests.get(index) else { return false };
         let Some(Landing { addr, window: Some(window), .. }) = &r.landing else { return false };
-        let lkeys = window.keys.map(|mr| mr.lkey);
-        let Some(stripes) = self.stripes(ch, (*addr, r.leg_len()), (&lkeys, source)) else {
-            return false;
-        };
+        let keys = (Some(&window.keys), source);
+        let Some(stripes) = self.stripes(fx, ch, (*addr, r.leg_len()), keys) else { return false };
         let Some(r) = self.requests.get_mut(index) else { return false };
         r.state = State::Reading { left: stripes.todo.len() as u32, response, failed: None };
         r.stripes = Some(stripes);
@@ -275,9 +301,8 @@ impl Engine {
         let (Some(source), Some((dst, _))) = (&r.source, &r.asked.dst) else { return false };
         let (main, request) = (r.asked.to.ch, r.asked.to.request);
         let sum = if r.asked.to.checksum { source.sum } else { None };
-        let lkeys = source.window.as_ref().map_or(Keys::one(0), |w| w.keys.map(|mr| mr.lkey));
-        let Some(mut stripes) = self.stripes(main, (source.addr(), source.len()), (&lkeys, dst))
-        else {
+        let keys = (source.window.as_ref().map(|w| &w.keys), dst);
+        let Some(mut stripes) = self.stripes(fx, main, (source.addr(), source.len()), keys) else {
             return false;
         };
         let Some(r) = self.responses.get_mut(index) else { return false };
