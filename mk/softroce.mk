@@ -2,5 +2,5 @@
 STAGES += softroce
 
 .PHONY: softroce
-softroce: gloo
+softroce: gloo libfabric
 	@scripts/stage-softroce

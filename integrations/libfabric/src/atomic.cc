@@ -25,7 +25,7 @@ AtomicKind kind_of(const AtomicCall &call) {
 bool Ep::gather(Request *r, const AtomicCall &call, size_t size, size_t *len) {
   *len = (elements(call.operand, call.operands) + elements(call.compare, call.compares)) * size;
   if (*len == 0) return true;
-  uint8_t *at = static_cast<uint8_t *>(requests_.scratch(r, *len));
+  uint8_t *at = static_cast<uint8_t *>(requests_.scratch(r, *len, mgr_));
   if (at == nullptr) return false;
   const auto append = [&](const fi_ioc *iov, size_t count) {
     for (size_t i = 0; i < count; ++i) {

@@ -27,6 +27,7 @@ namespace rdmat {
  * they may not, which one-sided operations over messages do not survive: as long as libfabric's tcp takes it. */
 constexpr size_t kInject = 16384;
 constexpr size_t kSmall = 64;             /* of this, what a request has room for itself */
+constexpr size_t kRides = 4096;           /* content up to this rides in its message, whatever carries it */
 constexpr size_t kScratches = 1024;       /* copies of longer ones, at most, per endpoint */
 constexpr size_t kQueue = 512 * 1024;     /* sends under way, per endpoint */
 constexpr size_t kInjects = 16384;         /* of these, injected ones */

@@ -5,7 +5,8 @@
 namespace rdmat {
 
 Requests::~Requests() {
-  for (void *s : scratches_) std::free(s);
+  /* Those of the manager go with it. */
+  for (void *s : scratches_[0]) std::free(s);
 }
 
 Request *Requests::take(Ep *ep, Kind kind) {
@@ -35,6 +36,7 @@ Request *Requests::take(Ep *ep, Kind kind) {
   r->err = 0;
   r->data = 0;
   r->scratch = nullptr;
+  r->pooled = false;
   r->kind.store(kind, std::memory_order_release);
   return r;
 }
@@ -43,7 +45,7 @@ void Requests::give(Request *r) {
   Hold hold(lock_);
   r->kind.store(Kind::Free, std::memory_order_release);
   if (r->scratch != nullptr) {
-    scratches_.push_back(r->scratch);
+    scratches_[r->pooled].push_back(r->scratch);
     r->scratch = nullptr;
     --lent_;
   }
@@ -59,18 +61,29 @@ Request *Requests::find(uint64_t number) {
   return r->kind.load() != Kind::Free && r->number() == number ? r : nullptr;
 }
 
-void *Requests::scratch(Request *r, size_t len) {
+/* What does not ride in its message comes to lie in memory of the library, which a peer can read without this side's help:
+   who injects may drive nothing for a while. */
+void *Requests::scratch(Request *r, size_t len, rdma_mgr_t *mgr) {
   if (len <= kSmall) return r->small;
-  Hold hold(lock_);
-  if (lent_ >= kScratches) return nullptr;
-  if (scratches_.empty()) {
-    r->scratch = std::malloc(kInject);
-    if (r->scratch == nullptr) return nullptr;
-  } else {
-    r->scratch = scratches_.back();
-    scratches_.pop_back();
+  r->pooled = len > kRides;
+  {
+    Hold hold(lock_);
+    if (lent_ >= kScratches) return nullptr;
+    ++lent_;
+    std::vector<void *> &kept = scratches_[r->pooled];
+    if (!kept.empty()) {
+      r->scratch = kept.back();
+      kept.pop_back();
+      return r->scratch;
+    }
   }
-  ++lent_;
+  if (r->pooled && rdma_mem_alloc(mgr, kInject, &r->scratch) == RDMA_OK) return r->scratch;
+  r->pooled = false;
+  r->scratch = std::malloc(kInject);
+  if (r->scratch == nullptr) {
+    Hold hold(lock_);
+    --lent_;
+  }
   return r->scratch;
 }
 

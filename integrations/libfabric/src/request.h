@@ -62,6 +62,7 @@ struct Request {
   uint64_t tag, data;
 
   void *scratch;
+  bool pooled; /* the manager's memory */
   uint8_t small[kSmall];
 
   uint64_t number() const { return uint64_t{turn.load(std::memory_order_relaxed)} << 32 | index; }
@@ -77,7 +78,7 @@ class Requests {
   /* The one of this number, if it is under way. */
   Request *find(uint64_t number);
   /* Room for a copy of up to kInject bytes, in it or lent; NULL: there are too many. */
-  void *scratch(Request *r, size_t len);
+  void *scratch(Request *r, size_t len, rdma_mgr_t *mgr);
 
   template <typename F>
   void each(F f) {
@@ -104,7 +105,7 @@ class Requests {
   Lock lock_;
   std::vector<std::unique_ptr<Request[]>> chunks_;
   Request *free_ = nullptr;
-  std::vector<void *> scratches_;
+  std::vector<void *> scratches_[2]; /* of the C library, of the manager */
   size_t lent_ = 0;
 };
 

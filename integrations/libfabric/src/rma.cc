@@ -113,7 +113,7 @@ ssize_t Ep::write(const RemoteCall &call) {
   if (r == nullptr) return -FI_EAGAIN;
   head.number = r->number();
   if (!copy || call.local.len() == 0) return ask(r, kOnWrite, &head, head.size(), call.local, nullptr);
-  void *scratch = requests_.scratch(r, call.local.len());
+  void *scratch = requests_.scratch(r, call.local.len(), mgr_);
   if (scratch == nullptr) {
     drop(r);
     return -FI_EAGAIN;

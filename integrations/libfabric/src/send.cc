@@ -48,7 +48,7 @@ ssize_t Ep::send(const SendCall &call) {
   const void *data = call.from.data();
   size_t len = call.from.data_len();
   if (copy && call.from.len() > 0) {
-    void *scratch = requests_.scratch(r, call.from.len());
+    void *scratch = requests_.scratch(r, call.from.len(), mgr_);
     if (scratch == nullptr) {
       drop(r);
       return -FI_EAGAIN;
