@@ -133,7 +133,7 @@ fn packets_of(device: &str) -> u64 {
 fn two_devices() -> Option<(String, String)> {
     let list = std::env::var("RDMA_TEST_DEVICES").ok();
     if list.is_none() {
-        skip::skip("no two RDMA devices here; runs in `make softroce`");
+        skip::skip("no RDMA device here; runs in `make softroce`");
     }
     list.map(|list| {
         let (first, second) = list.split_once(',').expect("RDMA_TEST_DEVICES=first,second");
