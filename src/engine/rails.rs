@@ -314,8 +314,7 @@ impl Engine {
         }
         if let Some(m) = self.channels.get_mut(main) {
             m.rails.joined.push(Joined { nonce, ch: rail, open: true, closed_there: false });
-            m.rails.devices |=
-                if here > 0 { 1u32.checked_shl(here.into()).unwrap_or(0) } else { 0 };
+            m.rails.devices |= 1u32.checked_shl(here.into()).unwrap_or(0) & !1;
         }
         self.happened += 1;
         true

@@ -192,7 +192,10 @@ impl Engine {
         let Some(Landing { addr, window: Some(window), .. }) = &r.landing else {
             return self.fail_by_defect(fx, index, "a destination was opened and is not there");
         };
-        let Some(c) = self.channels.get(ch) else { return };
+        let Some(c) = self.channels.get(ch) else {
+            let status = Status::gone("the connection of the sender ended");
+            return self.fail(fx, index, status);
+        };
         let dst = c.place(fx, *addr, &window.keys);
         let len = r.leg_len();
         r.state = State::Awaiting;

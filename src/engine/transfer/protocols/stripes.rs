@@ -51,7 +51,7 @@ pub(in crate::engine) struct Stripes {
 }
 
 impl Stripes {
-    /// Where a piece goes that is to go to this device of the peer.
+    /// Where a piece goes that is to go to this device of the peer, which has a key for it: `reaches` has looked.
     fn remote(&self, piece: &Piece, device: u8) -> Remote {
         let key = self.there.as_ref().filter(|_| device > 0);
         let rkey = key.and_then(|there| there.key_on(device, piece.at));
