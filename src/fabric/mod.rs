@@ -188,6 +188,18 @@ pub struct Caps {
     pub staged_max: u64,
 }
 
+/// What follows the posts of a call, as far as is known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Follows {
+    /// Perhaps nothing for long.
+    #[default]
+    Nothing,
+    /// Perhaps more posts. Somebody drives and is awake, or only the application does, by its calls.
+    Perhaps,
+    /// The same, and the caller cannot have what it asked for without polling.
+    Poll,
+}
+
 /// Why a post was not accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PostError {
@@ -394,6 +406,13 @@ pub trait Adapter: Send {
     /// Rings the doorbell for what was posted; called after each burst of posts. Whether there are copies to be made.
     fn flush(&mut self) -> bool {
         self.has_moves()
+    }
+
+    /// The same after the posts of one call of the application. A provider whose doorbells are dear may wait for what is
+    /// said to follow; [`poll`](Self::poll) and [`arm`](Self::arm) wait for nothing.
+    fn flush_soon(&mut self, follows: Follows) -> bool {
+        let _ = follows;
+        self.flush()
     }
 
     /// Moves data and reports events, appended to `events`; whether there are copies to be made, as

@@ -217,7 +217,7 @@ unsafe fn carry_out(how: &How) -> io::Result<usize> {
         }
         How::Send { sock, parts } => {
             // SAFETY: by the caller.
-            unsafe { super::tcp::send(sock.as_fd(), &mut iovs(parts)) }
+            unsafe { super::tcp::send(sock.as_fd(), &mut iovs(parts), false) }
         }
         How::Recv { sock, parts } => {
             // SAFETY: by the caller.

@@ -19,7 +19,7 @@ use crate::api::*;
 use crate::bootstrap::{AddressBlob, BootConfig, Bootstrap, Identity, Offer};
 use crate::config::{Config, Progress};
 use crate::engine::{Engine, Hooks, Range, Settings, Work};
-use crate::fabric::{self, ProviderKind};
+use crate::fabric::{self, Follows, ProviderKind};
 use crate::limits;
 use crate::log;
 use crate::memory::pool::Pool;
@@ -43,6 +43,7 @@ mod lent;
 mod lock;
 mod meet;
 mod memory;
+mod memory_calls;
 mod messages;
 mod near;
 mod pairs;
@@ -205,13 +206,15 @@ impl Manager {
         then: impl FnOnce(&mut Core) -> T,
     ) -> (R, T) {
         let mut guard = self.core.lock_on(thread);
+        let follows = follows(&mut guard);
         let core = &mut *guard;
         core.world.tick();
         let _speaking = core.speaker.speak_on(thread);
-        core.world.in_call = true;
+        (core.world.in_call, core.world.follows) = (true, follows);
         let result = f(core);
         core.world.in_call = false;
         core.finish();
+        core.world.follows = Follows::Nothing;
         let more = then(core);
         if !core.world.inline.works.is_empty() {
             self.run_inline(guard, thread);
@@ -371,102 +374,12 @@ impl Manager {
         }
         self.core.watch_fd()
     }
+}
 
-    /// Registers memory of the application.
-    ///
-    /// # Safety
-    /// The memory stays valid until `mem_unregister`.
-    pub unsafe fn mem_register(&self, addr: u64, len: u64, device: u32) -> Result<(), Status> {
-        self.call(|core| {
-            let ops = core.engine.device_ops(device)?;
-            let on = ops.as_deref().map(|ops| (device, ops));
-            let w = &mut core.world;
-            // SAFETY: the caller's promise.
-            let failed = unsafe { w.regions.add(&mut w.adapters, addr, len, on, false) }?;
-            self.stats.own.registrations.add(1);
-            self.stats.own.registered_bytes.add(len);
-            for status in failed {
-                log::warn(format_args!("memory goes through proxies: {status}"));
-            }
-            Ok(())
-        })
-    }
-
-    /// Forgets registered memory. On return nothing of the library touches it any more: transfers
-    /// that use it have ended, or end as soon as their callbacks have run.
-    pub fn mem_unregister(&self, addr: u64) -> Result<(), Status> {
-        let begun = Instant::now();
-        // Inside a callback nobody can be waited for who needs this thread.
-        let inside = self.inside_callback();
-        let mut force = inside;
-        while !self.reclaim(addr, force)? {
-            force |= begun.elapsed() > RECLAIM;
-            self.make_deliveries();
-            if !inside {
-                self.progress()?;
-            } else if begun.elapsed() > RECLAIM {
-                let text = format!("a copy is under way in the memory registered at {addr:#x}");
-                return Err(Status::new(Code::FailedPrecondition, text));
-            }
-            std::thread::sleep(Duration::from_micros(50));
-        }
-        Ok(())
-    }
-
-    /// Ends what uses the memory; true: nothing touches it, and it is forgotten.
-    fn reclaim(&self, addr: u64, force: bool) -> Result<bool, Status> {
-        self.call(|core| {
-            let w = &mut core.world;
-            let (len, device) = w.regions.get(addr)?;
-            let range = Range { addr, len, device };
-            let used = |w: &World| !w.is_delivered(&range, &self.drivers.unclaimed);
-            if !core.engine.reclaim(w, &range, force) || device == 0 && used(w) {
-                return Ok(false);
-            }
-            w.regions.remove(&mut w.adapters, addr)?;
-            self.stats.own.deregistrations.add(1);
-            self.stats.own.registered_bytes.sub(len);
-            Ok(true)
-        })
-    }
-
-    /// The memory is freed, or mapped anew: no registration of it that was kept is used again.
-    pub fn mem_invalidate(&self, addr: u64, len: u64) -> Result<(), Status> {
-        self.call(|core| {
-            let w = &mut core.world;
-            w.kept.invalidate(&mut w.adapters, addr, len);
-            Ok(())
-        })
-    }
-
-    /// Memory that is registered and shared with peers on this host, aligned to 64 bytes.
-    pub fn mem_alloc(&self, len: usize) -> Result<u64, Status> {
-        if len == 0 {
-            return Err(Status::invalid("len is 0, at least 1 is allowed"));
-        }
-        self.call(|core| {
-            crate::room::grow(&mut core.world.lent, 1, "blocks of memory")?;
-            let addr = core.world.pool_alloc(len as u64)?;
-            core.world.lent.insert(addr);
-            Ok(addr)
-        })
-    }
-
-    /// Takes it back.
-    pub fn mem_free(&self, addr: u64) -> Result<(), Status> {
-        self.call(|core| {
-            if !core.world.lent.remove(&addr) {
-                let text = format!("no memory of rdma_mem_alloc begins at {addr:#x}");
-                return Err(Status::new(Code::NotFound, text));
-            }
-            core.world.pool_free(addr)
-        })
-    }
-
-    /// Makes an accelerator's copy functions known; the device's id.
-    pub fn register_device(&self, ops: Arc<dyn DeviceOps>) -> Result<u32, Status> {
-        self.with_engine(|engine, _| engine.add_device(ops))
-    }
+/// What follows the posts of a call that holds the lock.
+#[inline]
+fn follows(core: &mut Locked<'_, Seam>) -> Follows {
+    if core.wheel().is_attended() { Follows::Perhaps } else { Follows::Nothing }
 }
 
 /// Opens the adapters that the settings allow.
@@ -593,6 +506,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         held_back: Default::default(),
         inline: Default::default(),
         in_call: false,
+        follows: Follows::Nothing,
         full: false,
         posted_to: Default::default(),
         moving: Default::default(),

@@ -74,13 +74,14 @@ impl Manager {
         done: impl Into<OnRecv>,
     ) -> Result<u64, Status> {
         // SAFETY: the caller's promise.
-        unsafe { self.recv_on(Thread::this(), peer, key, step, options, done) }
+        unsafe { self.recv_on(Thread::this(), peer, key, step, options, done, false) }
     }
 
-    /// The same on this thread.
+    /// The same on this thread. `waits`: it does nothing else before it waits for the answer.
     ///
     /// # Safety
     /// As for `recv_async`.
+    #[allow(clippy::too_many_arguments)]
     #[inline(always)]
     pub(crate) unsafe fn recv_on(
         &self,
@@ -90,6 +91,7 @@ impl Manager {
         step: i64,
         options: RecvOptions,
         done: impl Into<OnRecv>,
+        waits: bool,
     ) -> Result<u64, Status> {
         if let (Target::Given { addr, len }, 0) = (&options.target, options.device) {
             // SAFETY: the caller's promise.
@@ -97,6 +99,9 @@ impl Manager {
         }
         let done = done.into();
         self.call_on(thread, |core| {
+            if !(waits || self.has_thread) {
+                core.world.awaits_answer();
+            }
             core.engine.recv(&mut core.world, peer, key, step, options, done)
         })
     }
@@ -127,7 +132,7 @@ impl Manager {
             wake.finish();
         });
         // SAFETY: the caller's promise; this waits for `done`.
-        let id = unsafe { self.recv_async(peer, key, step, options, done) }?;
+        let id = unsafe { self.recv_on(Thread::this(), peer, key, step, options, done, true) }?;
         self.block_until_ready(&waiter);
         self.see();
         let result = slot.lock().take();

@@ -174,6 +174,14 @@ impl<W: Clone + PartialEq> Wheel<W> {
         self.asleep.is_none() && (driven || idle)
     }
 
+    /// Whether somebody who is awake turns the manager, or comes back to it within [`REST`]; or nobody does, but by calls.
+    #[inline]
+    pub fn is_attended(&self) -> bool {
+        let asleep = self.asleep.is_some_and(|s| !s.woken) || self.watch.is_some();
+        let away = matches!(self.thread, Thread::Asleep { .. } | Thread::ParkedForLong);
+        !(asleep || away && matches!(self.seat, Seat::Free))
+    }
+
     /// At each release of the lock: what sleeps is armed, or woken.
     pub fn settle(&mut self, ground: &mut impl Ground) -> Wake<W> {
         let mut wake = std::mem::take(&mut self.handed);

@@ -82,12 +82,8 @@ pub const PLACES: &[Place] = &[
     place("bootstrap/mod.rs", 256, "a handshake: who this is", &["clone"]),
     place("bootstrap/sys.rs", 64, "a handshake: descriptors that are ready", &["ready"]),
     place("config.rs", 1024, "the sizes of a manager", &["default"]),
-    place(
-        "engine/channel.rs",
-        256,
-        "headers of messages",
-        &["new", "return_credits", "send_fragments"],
-    ),
+    place("engine/channel.rs", 256, "headers of messages", &["new", "return_credits"]),
+    place("engine/channel/send.rs", 256, "headers of messages", &["send_fragments"]),
     place("engine/deadlines.rs", 2048, "the table of deadlines", &["new"]),
     place("engine/known.rs", 256, "a peer; an entry of its cache", &["insert", "new", "put"]),
     place("engine/mod.rs", 1024, "the engine", &["new"]),
@@ -113,6 +109,7 @@ pub const PLACES: &[Place] = &[
         &["new", "send"],
     ),
     place("fabric/regions.rs", 64, "a table of regions", &["default"]),
+    place("fabric/shm/adapter.rs", 128, "an endpoint", &["create"]),
     place(
         "fabric/shm/foreign.rs",
         1024,
@@ -120,7 +117,7 @@ pub const PLACES: &[Place] = &[
         &["give", "rest", "run"],
     ),
     place("fabric/shm/handshake.rs", 2048, "a connection", &["dial", "hear_welcome", "welcome"]),
-    place("fabric/shm/mod.rs", 128, "an adapter; an endpoint", &["create", "open"]),
+    place("fabric/shm/mod.rs", 128, "an adapter", &["open"]),
     place(
         "fabric/shm/nest.rs",
         128,

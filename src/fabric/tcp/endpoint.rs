@@ -4,15 +4,17 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use super::burst::{Burst, Polled};
 use super::left::{Dir, Moves};
 use super::link::Link;
 use super::rx::Cx;
 use super::sock::{self, Epoll};
 use super::{EMPTY, tx};
-use crate::fabric::Event;
 use crate::fabric::regions::RegionTable;
+use crate::fabric::{Event, Follows};
 use crate::limits::POLL_EVENTS;
 use crate::local_fd::Local;
+use crate::os::ticks;
 use crate::room;
 use crate::status::Status;
 
@@ -75,6 +77,12 @@ pub struct Endpoint {
     pub lazy: bool,
     /// Epoll watches for room to write.
     pub out: bool,
+    /// Its small sends.
+    pub burst: Burst,
+    /// In `TcpAdapter::held`.
+    pub held: bool,
+    /// What is sent is to be held back.
+    hold: bool,
     /// The socket does not take output any more, for this reason.
     pub broken: Option<Status>,
     /// Most bytes of its next receive into the buffer: about as many as `POLL_EVENTS` messages have.
@@ -130,6 +138,9 @@ impl Endpoint {
             listed: false,
             lazy: false,
             out: false,
+            burst: Burst::default(),
+            held: false,
+            hold: false,
             broken: None,
             share: RECV,
             moved: 0,
@@ -244,10 +255,12 @@ impl Endpoint {
                 self.link.tx.advance(0);
                 return false;
             }
+            let hold = self.hold && self.burst.holds(bytes);
             // SAFETY: `gather` lists headers and messages of its own, sources of WRITEs that have
             // not ended, and memory that is registered now.
-            match unsafe { sock::send(sock.as_fd(), &mut iovs[..parts]) } {
+            match unsafe { sock::send(sock.as_fd(), &mut iovs[..parts], hold) } {
                 Ok(n) => {
+                    self.burst.sent(n as u64, hold);
                     self.link.tx.advance(n as u64);
                     total += n as u64;
                     // The socket takes long content only as fast as the peer reads it. A short
@@ -270,6 +283,37 @@ impl Endpoint {
         true
     }
 
+    /// The same of what a call has posted, and what follows it.
+    pub fn output_of_call(&mut self, follows: Follows, polled: Polled, regions: &RegionTable) {
+        self.hold = self.burst.begin(follows, polled, ticks());
+        self.output(false, regions);
+        self.hold = false;
+        self.burst.end(ticks());
+    }
+
+    /// Nothing is held back any more.
+    pub fn push(&mut self) {
+        if let (true, Some(sock)) = (self.burst.is_held(), &self.sock) {
+            sock::push(sock.as_fd());
+            self.burst.sent(0, false);
+        }
+    }
+
+    /// Somebody may sleep, and not poll before something tells: of what waits for the socket that does.
+    pub fn watch_output(&mut self, epoll: &Epoll) {
+        let waits = self.link.tx.wants_write() && self.moves.waits_for_room();
+        if (waits || self.broken.is_some()) && !self.out {
+            self.watch(epoll, true);
+        }
+    }
+
+    fn watch(&mut self, epoll: &Epoll, out: bool) {
+        let Some(sock) = &self.sock else { return };
+        if epoll.watch(sock.as_fd(), self.link.ep.0, out).is_ok() {
+            self.out = out;
+        }
+    }
+
     /// Ends the connection.
     pub fn down(&mut self, shared: &Shared, status: Status, events: &mut Vec<Event>) {
         if let Some(sock) = self.sock.take() {
@@ -282,10 +326,9 @@ impl Endpoint {
     /// it, and gives back buffers that are empty.
     pub fn settle(&mut self, epoll: &Epoll) {
         self.link.tx.trim();
-        let Some(sock) = &self.sock else { return };
         let out = self.link.tx.wants_write() && self.moves.out.is_none();
-        if out != self.out && epoll.watch(sock.as_fd(), self.link.ep.0, out).is_ok() {
-            self.out = out;
+        if out != self.out {
+            self.watch(epoll, out);
         }
     }
 }

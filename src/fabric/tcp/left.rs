@@ -74,6 +74,11 @@ impl Moves {
         Ok(())
     }
 
+    /// Whether none is being made or asked for that sends.
+    pub fn waits_for_room(&self) -> bool {
+        self.out.is_none() && !self.asked[Dir::Out as usize]
+    }
+
     /// Whether one is being made.
     pub fn runs(&self) -> bool {
         self.coming.is_some() || self.out.is_some()

@@ -5,6 +5,7 @@
 //! reported as that operation's failure and the connection lives on. `link::Link` is one end
 //! without system calls; this file gives it a socket.
 
+mod burst;
 mod endpoint;
 pub mod frame;
 mod left;
@@ -17,6 +18,7 @@ use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
+use self::burst::Polled;
 use self::endpoint::{Buffer, Endpoint, Input, Shared};
 use self::left::Dir;
 use self::link::Link;
@@ -25,9 +27,10 @@ use self::sock::Epoll;
 pub(super) use self::sock::{recv, send};
 use super::moves::{Move, Moved};
 use super::regions::RegionTable;
-use super::{Access, Adapter, Caps, EpId, Event, Mem, Mr, PostError, ProviderKind, Remote};
+use super::{Access, Adapter, Caps, EpId, Event, Follows, Mem, Mr, PostError, ProviderKind, Remote};
 use crate::config::Config;
 use crate::local_fd::Local;
+use crate::os::ticks;
 use crate::room::Grows;
 use crate::status::{Code, Status};
 
@@ -94,9 +97,12 @@ pub struct TcpAdapter {
     eps: HashMap<u32, Endpoint, foldhash::fast::RandomState>,
     /// Connected endpoints.
     order: Vec<u32>,
-    turn: usize,
+    /// Each poll begins with another endpoint.
+    polled: Polled,
     /// Endpoints with something to send.
     busy: Vec<u32>,
+    /// Endpoints whose sockets hold something back.
+    held: Vec<u32>,
     /// Endpoints that were busy since the adapter was last armed.
     lazy: Vec<u32>,
     /// Endpoints whose connection is to be reported.
@@ -125,8 +131,9 @@ impl TcpAdapter {
             next_ep: 1,
             eps: HashMap::default(),
             order: Vec::new(),
-            turn: 0,
+            polled: Polled::default(),
             busy: Vec::new(),
+            held: Vec::new(),
             lazy: Vec::new(),
             fresh: VecDeque::new(),
             shared: Shared {
@@ -184,6 +191,7 @@ impl TcpAdapter {
     fn unlist(&mut self, id: u32) {
         self.order.retain(|&x| x != id);
         self.busy.retain(|&x| x != id);
+        self.held.retain(|&x| x != id);
         self.fresh.retain(|&x| x != id);
     }
 
@@ -207,6 +215,16 @@ impl TcpAdapter {
         if !e.listed && (!e.link.tx.is_idle() || e.broken.is_some()) {
             e.listed = true;
             self.busy.push(id);
+        }
+    }
+
+    /// What was held back for more to follow goes out.
+    fn push_held(&mut self) {
+        while let Some(id) = self.held.pop() {
+            if let Some(e) = self.eps.get_mut(&id) {
+                e.held = false;
+                e.push();
+            }
         }
     }
 
@@ -252,7 +270,7 @@ impl Adapter for TcpAdapter {
         // Its place in each list.
         let all = self.eps.len() + 1;
         let room = self.eps.fits(1)
-            && [&mut self.order, &mut self.busy, &mut self.lazy].into_iter().all(|l| l.fits(all))
+            && [&mut self.order, &mut self.busy, &mut self.lazy, &mut self.held].into_iter().all(|l| l.fits(all))
             && self.fresh.fits(all)
             && self.shared.wanted.fits(2 * all);
         if !room {
@@ -353,10 +371,18 @@ impl Adapter for TcpAdapter {
     }
 
     fn flush(&mut self) -> bool {
+        self.flush_soon(Follows::Nothing)
+    }
+
+    fn flush_soon(&mut self, follows: Follows) -> bool {
         for id in &self.busy {
-            if let Some(e) = self.eps.get_mut(id) {
-                e.output(false, &self.shared.regions);
-                e.ask(&mut self.shared.wanted);
+            let Some(e) = self.eps.get_mut(id) else { continue };
+            e.output_of_call(follows, self.polled, &self.shared.regions);
+            e.ask(&mut self.shared.wanted);
+            e.watch_output(&self.shared.epoll);
+            if e.burst.is_held() && !e.held {
+                e.held = true;
+                self.held.push(*id);
             }
         }
         self.settle();
@@ -421,13 +447,14 @@ impl Adapter for TcpAdapter {
         while let Some(id) = self.fresh.pop_front() {
             events.push(Event::Connected(EpId(id)));
         }
-        // Each poll begins with another endpoint, so that none always finds the buffer full.
-        self.turn = self.turn.wrapping_add(1);
+        self.push_held();
+        // Each begins with another endpoint, so that none always finds the buffer full.
+        self.polled = Polled { count: self.polled.count.wrapping_add(1), at: ticks() };
         if self.order.len() <= DIRECT {
             let (n, mut ids) = (self.order.len(), [0; DIRECT]);
             ids[..n].copy_from_slice(&self.order);
             for i in 0..n {
-                self.service(ids[(self.turn + i) % n], events);
+                self.service(ids[(self.polled.count + i) % n], events);
             }
         } else {
             let mut buf = [libc::epoll_event { events: 0, u64: 0 }; 64];
@@ -438,7 +465,7 @@ impl Adapter for TcpAdapter {
                 n += 1;
             }
             for i in 0..n {
-                self.service(seen[(self.turn + i) % n], events);
+                self.service(seen[(self.polled.count + i) % n], events);
             }
             for i in (0..self.busy.len()).rev() {
                 match self.busy.get(i) {
@@ -454,6 +481,7 @@ impl Adapter for TcpAdapter {
     }
 
     fn arm(&mut self) -> bool {
+        self.push_held();
         for id in &self.busy {
             let Some(e) = self.eps.get_mut(id) else { continue };
             // Its share of one poll is used up and the socket takes more: no room to wait for.

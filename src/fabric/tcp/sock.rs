@@ -20,13 +20,18 @@ fn again<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// Sends the parts; never blocks, never raises a signal.
+/// Sends the parts; never blocks, never raises a signal. `hold`: more follows, the socket may wait for it.
 ///
 /// # Safety
 /// Each part is readable.
-pub unsafe fn send(fd: BorrowedFd<'_>, parts: &mut [libc::iovec]) -> io::Result<usize> {
+pub unsafe fn send(
+    fd: BorrowedFd<'_>,
+    parts: &mut [libc::iovec],
+    hold: bool,
+) -> io::Result<usize> {
     again(|| {
-        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        let more = if hold { libc::MSG_MORE } else { 0 };
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | more;
         if let [one] = parts {
             // SAFETY: by the contract of this function.
             return cvt(unsafe { libc::send(fd.as_raw_fd(), one.iov_base, one.iov_len, flags) });
@@ -81,6 +86,12 @@ fn set<T>(fd: BorrowedFd<'_>, level: i32, option: i32, value: &[T]) -> io::Resul
     // SAFETY: pointer and length are those of `value`.
     let rc = unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, value.as_ptr().cast(), len) };
     cvt(rc as isize).map(drop)
+}
+
+/// Sends what the socket holds back. To say that nothing is to be delayed, which was said before, does that.
+pub fn push(fd: BorrowedFd<'_>) {
+    // Other sockets than TCP's hold nothing back.
+    let _ = set(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, &[1i32]);
 }
 
 /// How often the oldest unacknowledged bytes were sent again since the last acknowledgement of

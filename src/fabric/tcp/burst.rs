@@ -1,0 +1,127 @@
+//! Small sends one after the other: the socket is told that more follows, and makes one segment of them.
+//!
+//! A send of a few bytes costs a walk through the network stack, three times as much as leaving them with the socket
+//! (`MSG_MORE`). They are left there where whoever posts them is seen to post more, or to poll, within microseconds; the
+//! next poll sends them on. Should it not come after all, the kernel does: with the next acknowledgement, or when its
+//! timer for that runs out, after 200 ms (tcp(7), `TCP_CORK`). It has them in any case, should the process end.
+
+use crate::fabric::Follows;
+
+/// Sends that go out at once before others are held back: one or two may be all that there are.
+const AT_ONCE: u32 = 2;
+/// Bytes that are held back at most: the peer begins with these while the rest is posted.
+const HELD: u64 = 16 << 10;
+/// Processor ticks, some 10 microseconds: posts that are no further apart belong together.
+const SOON: u64 = 1 << 15;
+/// Processor ticks, some 300 microseconds: who has polled within that polls often.
+const OFTEN: u64 = 1 << 20;
+
+/// When the adapter was polled.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Polled {
+    /// How often, so far.
+    pub count: usize,
+    /// When last, in ticks.
+    pub at: u64,
+}
+
+/// The small sends of one endpoint since the last poll.
+#[derive(Debug, Default)]
+pub struct Burst {
+    /// Polls before the first of them.
+    polls: usize,
+    sends: u32,
+    /// When the last of them ended, in ticks.
+    last: u64,
+    /// Bytes that the socket holds back.
+    held: u64,
+}
+
+impl Burst {
+    /// Whether the socket is to hold back what is sent now.
+    pub fn begin(&mut self, follows: Follows, polled: Polled, now: u64) -> bool {
+        let apart = now.wrapping_sub(self.last) > SOON;
+        if apart || self.polls != polled.count {
+            (self.polls, self.sends) = (polled.count, 0);
+        }
+        self.sends += 1;
+        let idle = now.wrapping_sub(polled.at);
+        match follows {
+            Follows::Nothing => false,
+            Follows::Perhaps => idle < OFTEN && self.sends > AT_ONCE,
+            Follows::Poll => idle < SOON || (idle < OFTEN && self.sends > AT_ONCE),
+        }
+    }
+
+    /// Whether so many bytes may still be held back.
+    pub fn holds(&self, bytes: u64) -> bool {
+        self.held + bytes <= HELD
+    }
+
+    /// The socket has taken so many bytes, and holds them back or not, with those before.
+    pub fn sent(&mut self, bytes: u64, held: bool) {
+        self.held = if held { self.held + bytes } else { 0 };
+    }
+
+    /// It has ended.
+    pub fn end(&mut self, now: u64) {
+        self.last = now;
+    }
+
+    /// Whether the socket holds anything back.
+    pub fn is_held(&self) -> bool {
+        self.held > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn polled(count: usize, at: u64) -> Polled {
+        Polled { count, at }
+    }
+
+    #[test]
+    fn the_third_of_a_burst_is_held_back() {
+        let mut burst = Burst::default();
+        let mut at = 1 << 40;
+        let mut post = |burst: &mut Burst, follows, after, polls: Polled| {
+            at += after;
+            let held = burst.begin(follows, polls, at);
+            burst.end(at);
+            held
+        };
+        let poll = polled(1, 1 << 40);
+        let held = [0; 4].map(|_| post(&mut burst, Follows::Perhaps, SOON, poll));
+        assert_eq!(held, [false, false, true, true]);
+        // A pause ends it, a poll does, and the word of the caller.
+        assert!(!post(&mut burst, Follows::Perhaps, SOON + 1, poll));
+        let held = [0; 3].map(|_| post(&mut burst, Follows::Perhaps, 1, poll));
+        assert_eq!(held, [false, true, true]);
+        assert!(!post(&mut burst, Follows::Perhaps, 1, polled(2, 1 << 40)));
+        let held = [0; 4].map(|_| post(&mut burst, Follows::Nothing, 1, poll));
+        assert_eq!(held, [false; 4]);
+        // Who has not polled for long may not poll soon.
+        assert!(post(&mut burst, Follows::Perhaps, 1, poll));
+        assert!(!post(&mut burst, Follows::Perhaps, 1, polled(1, (1 << 40) - OFTEN)));
+    }
+
+    #[test]
+    fn who_polls_now_and_waits_for_an_answer_polls_again() {
+        let mut burst = Burst::default();
+        assert!(burst.begin(Follows::Poll, polled(7, 1000), 1000 + SOON - 1));
+        let mut burst = Burst::default();
+        assert!(!burst.begin(Follows::Poll, polled(7, 1000), 1000 + SOON));
+    }
+
+    #[test]
+    fn only_so_much_is_held_back() {
+        let mut burst = Burst::default();
+        assert!(burst.holds(HELD) && !burst.holds(HELD + 1));
+        burst.sent(HELD - 1, true);
+        assert!(burst.is_held() && burst.holds(1) && !burst.holds(2));
+        burst.sent(2, false);
+        assert!(!burst.is_held() && burst.holds(HELD));
+    }
+}

@@ -1,0 +1,286 @@
+//! Tagged messages: the calls that ask for ends, and wait for them.
+
+use super::*;
+
+impl Manager {
+    /// Waits for the first message that a receive would meet, and claims it if it is to.
+    pub fn message_probe(
+        &self,
+        wanted: &Wanted,
+        claim: bool,
+        timeout: Duration,
+    ) -> Result<Option<Found>, Status> {
+        let look = || self.core.lock().engine.message_probe(wanted, claim);
+        if let Some(found) = look()? {
+            return Ok(Some(found));
+        }
+        if timeout.is_zero() {
+            self.refuse_inside("rdma_msg_probe")?;
+            self.turn();
+            return look();
+        }
+        self.refuse_inside("rdma_msg_probe")?;
+        let mut result = Ok(None);
+        let waiter = Arc::new(Waiter::default());
+        let _probing = Probing::begin(self);
+        self.waiting(|| {
+            self.block(&waiter, Some(timeout), || {
+                result = look();
+                !matches!(result, Ok(None))
+            })
+        });
+        if matches!(result, Ok(None)) {
+            self.refuse_closing()?;
+        }
+        result
+    }
+
+    /// Sends a message and waits for the end.
+    ///
+    /// # Safety
+    /// The memory stays valid and unchanged until this returns.
+    pub unsafe fn message_send(&self, post: &Post<'_>, at: Where) -> Result<(), Status> {
+        self.refuse_inside("rdma_msg_send")?;
+        // SAFETY: the caller's promise; this waits for the end.
+        match unsafe { self.message_isend(post, at, OnMessage::Asked) }? {
+            Sending::Done => Ok(()),
+            Sending::Begun(id) => self.message_await(id)?.result,
+        }
+    }
+
+    /// Receives a message and waits for the end.
+    ///
+    /// # Safety
+    /// The memory stays valid until this returns.
+    pub unsafe fn message_recv(
+        &self,
+        wanted: Wanted,
+        at: Where,
+        timeout: Timeout,
+    ) -> Result<MessageEnd, Status> {
+        self.refuse_inside("rdma_msg_recv")?;
+        // SAFETY: the caller's promise; this waits for the end.
+        let received = unsafe { self.message_irecv(wanted, at, timeout, OnMessage::Asked) };
+        match received? {
+            Received::Done(end) => Ok(end),
+            Received::Begun(id) => self.message_await(id),
+        }
+    }
+
+    /// Waits for the end of an operation, whatever happens: it owns memory of the caller.
+    fn message_await(&self, id: u64) -> Result<MessageEnd, Status> {
+        let waiter = Arc::new(Waiter::default());
+        loop {
+            if let Some(end) = self.core.lock().engine.message_take_end(id)? {
+                return Ok(end);
+            }
+            let ended = || !matches!(self.core.lock().engine.message_has_ended(id), Ok(false));
+            let block = || self.waiting(|| self.block(&waiter, None, ended));
+            if catch_unwind(AssertUnwindSafe(block)).is_err() {
+                log::error(format_args!(
+                    "caught a panic in a blocking call, a defect of the library"
+                ));
+            }
+        }
+    }
+
+    /// Takes the ends of operations that have ended, whose numbers become 0, which is none; how many. Drives progress
+    /// once.
+    pub(crate) fn message_test(
+        &self,
+        ids: &mut [u64],
+        how: Collect,
+        mut found: impl FnMut(usize, MessageEnd),
+        thread: Thread,
+    ) -> Result<usize, Status> {
+        if let [id] = ids {
+            return match self.message_test_one(*id, thread)? {
+                Some(end) => {
+                    *id = 0;
+                    found(0, end);
+                    Ok(1)
+                }
+                None => Ok(0),
+            };
+        }
+        let mut look = Look::default();
+        let count = self.collect(ids, &mut look, how, &mut found)?;
+        if count > 0 || ids.iter().all(|&id| id == 0) {
+            return Ok(count);
+        }
+        self.refuse_inside_on("rdma_msg_test", thread)?;
+        self.turn_on(thread);
+        self.collect(ids, &mut look, how, &mut found)
+    }
+
+    /// The same of one operation: the lock is let go of for what a turn does without it, and no more.
+    #[inline]
+    fn message_test_one(&self, id: u64, thread: Thread) -> Result<Option<MessageEnd>, Status> {
+        if id == 0 {
+            return Ok(None);
+        }
+        let mut core = self.core.lock_on(thread);
+        if core.engine.message_has_ended(id)? {
+            return core.engine.message_take_end(id);
+        }
+        self.refuse_inside_on("rdma_msg_test", thread)?;
+        let mut count = core.turn(thread);
+        if !core.leaves_something() {
+            return Ok(None);
+        }
+        let small = match self.has_thread || core.copies_wait() {
+            true => None,
+            false => core.world.take_small(&self.drivers.queues),
+        };
+        let done = match small {
+            Some(small) => {
+                drop(core);
+                let (op, memory) = small.make();
+                let mut core = self.core.lock_on(thread);
+                core.world.batch.deliveries.keep(memory);
+                self.tell_ended(&mut core, &[op], thread);
+                Some(core)
+            }
+            None => self.complete(core, &mut count, thread),
+        };
+        let mut core = done.unwrap_or_else(|| self.core.lock_on(thread));
+        core.engine.message_take_end(id)
+    }
+
+    /// The same, and waits until there are such.
+    pub fn message_wait(
+        &self,
+        ids: &mut [u64],
+        how: Collect,
+        timeout: Timeout,
+        mut found: impl FnMut(usize, MessageEnd),
+    ) -> Result<usize, Status> {
+        self.refuse_inside("rdma_msg_wait")?;
+        let mut look = Look::default();
+        if how == Collect::All {
+            self.know_all(ids)?;
+        }
+        let mut count = self.collect(ids, &mut look, how, &mut found);
+        if !matches!(count, Ok(0)) || ids.iter().all(|&id| id == 0) {
+            return count;
+        }
+        let waiter = Arc::new(Waiter::default());
+        let limit = if let Timeout::After(limit) = timeout { Some(limit) } else { None };
+        self.waiting(|| {
+            self.block(&waiter, limit, || {
+                count = self.collect(ids, &mut look, how, &mut found);
+                !matches!(count, Ok(0))
+            })
+        });
+        if !matches!(count, Ok(0)) {
+            return count;
+        }
+        self.refuse_closing()?;
+        let time = limit.map_or_else(String::new, |l| format!(" within {}", seconds(l)));
+        let text = format!("the message operations did not end{time}");
+        Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
+    }
+
+    /// Refuses operations that are not known, before any is waited for.
+    fn know_all(&self, ids: &[u64]) -> Result<(), Status> {
+        if ids.len() < 2 {
+            return Ok(());
+        }
+        let engine = &self.core.lock().engine;
+        let mut asked = ids.iter().filter(|id| **id != 0);
+        asked.try_for_each(|&id| engine.message_has_ended(id).map(drop))
+    }
+
+    fn collect(
+        &self,
+        ids: &mut [u64],
+        look: &mut Look,
+        how: Collect,
+        found: &mut impl FnMut(usize, MessageEnd),
+    ) -> Result<usize, Status> {
+        let engine = &mut self.core.lock().engine;
+        if let [id] = ids {
+            let end = if *id == 0 { None } else { engine.message_take_end(*id)? };
+            return Ok(end.map_or(0, |end| {
+                *id = 0;
+                found(0, end);
+                1
+            }));
+        }
+        let endings = Some(engine.message_endings());
+        if look.endings == endings {
+            return Ok(0);
+        }
+        look.endings = endings;
+        let mut ended = false;
+        for (i, &id) in ids.iter().enumerate().skip(look.from).filter(|(_, id)| **id != 0) {
+            let has = engine.message_has_ended(id)?;
+            if how == Collect::All && !has {
+                look.from = i;
+                return Ok(0);
+            }
+            ended |= has;
+        }
+        if !ended {
+            return Ok(0);
+        }
+        let mut count = 0;
+        for (i, id) in ids.iter_mut().enumerate().filter(|(_, id)| **id != 0) {
+            // The same number twice has one end.
+            if let Ok(Some(end)) = engine.message_take_end(*id) {
+                *id = 0;
+                found(i, end);
+                count += 1;
+                if how == Collect::Any {
+                    break;
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    /// Takes an operation back, if no receive has met a message by it.
+    pub fn message_cancel(&self, id: u64) -> Result<(), Status> {
+        self.with_engine(|e, w| e.message_cancel(w, id))
+    }
+
+    /// Ends an operation early, whatever has become of it.
+    pub fn message_give_up(&self, id: u64) -> Result<(), Status> {
+        self.with_engine(|e, w| e.message_give_up(w, id))
+    }
+
+    /// Nobody will ask for the end of this operation.
+    pub fn message_release(&self, id: u64) -> Result<(), Status> {
+        self.core.lock().engine.message_release(id)
+    }
+
+    /// How many bytes of messages may be sent to a peer before one waits.
+    pub fn message_room(&self, party: Party) -> Result<u64, Status> {
+        self.core.lock().engine.message_room(party)
+    }
+}
+
+/// How far a look at several operations has come.
+#[derive(Default)]
+struct Look {
+    /// Where the next goes on, if all are wanted; what lies before it has ended.
+    from: usize,
+    /// How many operations had ended at the last look, which found too little: without another there is no need to look.
+    endings: Option<u64>,
+}
+
+/// A thread waits for a message to come, as long as this lives.
+struct Probing<'a>(&'a Manager);
+
+impl<'a> Probing<'a> {
+    fn begin(manager: &'a Manager) -> Probing<'a> {
+        manager.core.lock().engine.message_probing(true);
+        Probing(manager)
+    }
+}
+
+impl Drop for Probing<'_> {
+    fn drop(&mut self) {
+        self.0.core.lock().engine.message_probing(false);
+    }
+}

@@ -1,0 +1,297 @@
+//! What the engine does, on real adapters.
+
+use super::*;
+
+impl Fx for World {
+    fn now(&self) -> u64 {
+        self.clock.now()
+    }
+
+    #[inline]
+    fn send(&mut self, ch: ChanId, parts: &[&[u8]]) -> Result<(), PostError> {
+        if self.in_doubt(ch) {
+            return self.posted(Err(PostError::QueueFull));
+        }
+        let Some((adapter, ep)) = self.adapter(ch) else { return Self::gone() };
+        match adapter.send(ep, parts) {
+            Ok(()) => Ok(()),
+            failed => self.posted(failed),
+        }
+    }
+
+    fn write(
+        &mut self,
+        ch: ChanId,
+        wr: u64,
+        local: Mem,
+        remote: Remote,
+        imm: Option<u32>,
+    ) -> Result<(), PostError> {
+        if self.in_doubt(ch) {
+            return self.posted(Err(PostError::QueueFull));
+        }
+        self.see_shared();
+        let Some((adapter, ep)) = self.adapter(ch) else { return Self::gone() };
+        let result = adapter.write(ep, wr, local, remote, imm);
+        self.posted(result)
+    }
+
+    fn write_copied(
+        &mut self,
+        ch: ChanId,
+        wr: u64,
+        content: &[u8],
+        remote: Remote,
+        imm: Option<u32>,
+    ) -> Result<(), PostError> {
+        if self.in_doubt(ch) {
+            return Err(PostError::QueueFull);
+        }
+        let Some((adapter, ep)) = self.adapter(ch) else { return Self::gone() };
+        // Where it is not taken so, it is written.
+        adapter.write_copied(ep, wr, content, remote, imm)
+    }
+
+    fn read(&mut self, ch: ChanId, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError> {
+        if self.in_doubt(ch) {
+            return self.posted(Err(PostError::QueueFull));
+        }
+        let Some((adapter, ep)) = self.adapter(ch) else { return Self::gone() };
+        let result = adapter.read(ep, wr, local, remote);
+        self.posted(result)
+    }
+
+    fn open(
+        &mut self,
+        ch: ChanId,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<Window, MapError> {
+        let Some(&Link { ep: (kind, ep), .. }) = self.links.get(&ch) else {
+            return Err(MapError::Failed(Status::gone("the connection ended")));
+        };
+        self.see_shared();
+        let kind = kind as usize;
+        let windows = self.adapters[kind].as_ref().is_some_and(|adapter| adapter.caps().windows);
+        if !windows {
+            if let Some(keys) = self.regions.find(kind, addr, len, 0) {
+                return Ok(Window { keys, origin: Origin::Registered });
+            }
+            // SAFETY: who has registrations kept says when the memory goes.
+            if let Some(window) = unsafe { self.open_kept(kind, addr, len, access) } {
+                return Ok(window);
+            }
+            if len <= PROXY_MAX {
+                return Err(MapError::NeedProxy);
+            }
+        }
+        let Some(adapter) = self.adapters[kind].as_mut() else {
+            return Err(MapError::Failed(Status::internal("the adapter is closed")));
+        };
+        // SAFETY: the engine closes the window before the memory's owner gets it back.
+        match unsafe { memory::open(adapter.as_mut(), addr, len, access) } {
+            Ok(keys) => {
+                keys.iter().for_each(|mr| adapter.grant(ep, mr));
+                Ok(Window { keys, origin: Origin::Transfer })
+            }
+            Err(_) if !windows => Err(MapError::NeedProxy),
+            Err(status) => Err(MapError::Failed(status)),
+        }
+    }
+
+    fn pooled(&self, addr: u64, len: u64) -> bool {
+        self.regions.pooled(addr, len)
+    }
+
+    fn registered(&self, ch: ChanId, addr: u64, len: u64) -> bool {
+        let kind = self.links.get(&ch).map(|link| link.ep.0 as usize);
+        kind.is_some_and(|kind| self.regions.find(kind, addr, len, 0).is_some())
+    }
+
+    fn pin(&mut self, ch: ChanId, addr: u64, len: u64, access: Access) -> Result<Window, Status> {
+        let gone = || Status::gone("the connection ended");
+        self.see_shared();
+        let link = self.links.get(&ch).ok_or_else(gone)?;
+        let kind = link.ep.0 as usize;
+        let adapter = self.adapters[kind].as_mut().ok_or_else(gone)?;
+        if !adapter.caps().windows
+            && let Some(keys) = self.regions.find(kind, addr, len, 0)
+        {
+            return Ok(Window { keys, origin: Origin::Registered });
+        }
+        // SAFETY: as of `open`.
+        let keys = unsafe { memory::open(adapter.as_mut(), addr, len, access) }?;
+        keys.iter().for_each(|mr| adapter.grant(link.ep.1, mr));
+        Ok(Window { keys, origin: Origin::Transfer })
+    }
+
+    fn open_device(&mut self, ch: ChanId, addr: u64, len: u64, device: u32) -> Option<Window> {
+        let kind = self.links.get(&ch)?.ep.0 as usize;
+        let keys = self.regions.find(kind, addr, len, device)?;
+        Some(Window { keys, origin: Origin::Registered })
+    }
+
+    fn close(&mut self, ch: ChanId, window: Window) {
+        match window.origin {
+            Origin::Registered => return,
+            Origin::Cached(of) => return self.kept.release(&mut self.adapters, of),
+            Origin::Transfer => {}
+        }
+        let Some(link) = self.links.get(&ch) else { return };
+        if let Some(adapter) = self.adapters[link.ep.0 as usize].as_mut()
+            && let Err(status) = memory::close(adapter.as_mut(), &window.keys)
+        {
+            crate::log::error(format_args!("closing a memory window: {status}"));
+        }
+    }
+
+    fn hang_up(&mut self, ch: ChanId) {
+        let Some(link) = self.links.get(&ch) else { return };
+        if let Some(adapter) = self.adapters[link.ep.0 as usize].as_mut() {
+            adapter.hang_up(link.ep.1);
+        }
+    }
+
+    fn end_channel(&mut self, ch: ChanId) {
+        let Some(link) = self.links.remove(&ch) else { return };
+        if let Some(fd) = &link.alive {
+            self.epoll.remove(fd.as_raw_fd());
+        }
+        self.chans.remove(&link.ep);
+        self.near.forget(ch, link.ep);
+        self.dying.push(link.ep);
+    }
+
+    fn progress_mark(&self, ch: ChanId) -> u64 {
+        let Some(link) = self.links.get(&ch) else { return 0 };
+        let adapter = self.adapters[link.ep.0 as usize].as_ref();
+        adapter.map_or(0, |a| a.progress_mark(link.ep.1))
+    }
+
+    fn reads_sources(&self, ch: ChanId) -> bool {
+        let Some(link) = self.links.get(&ch) else { return true };
+        let adapter = self.adapters[link.ep.0 as usize].as_ref();
+        adapter.is_none_or(|a| a.reads_sources(link.ep.1))
+    }
+
+    fn is_unreachable(&self, ch: ChanId) -> bool {
+        let Some(link) = self.links.get(&ch) else { return false };
+        let adapter = self.adapters[link.ep.0 as usize].as_ref();
+        adapter.is_some_and(|a| a.is_unreachable(link.ep.1))
+    }
+
+    fn on_device(&self, ch: ChanId, mr: Mr, device: u8) -> Option<Mr> {
+        let kind = self.links.get(&ch)?.ep.0;
+        self.adapters[kind as usize].as_ref()?.on_device(mr, device)
+    }
+
+    fn tracing(&self) -> bool {
+        self.trace.enabled()
+    }
+
+    fn connect(&mut self, peer: u32, _name: &str) {
+        // Due at once: the interpolated clock may be ahead of the one that dials are timed by.
+        let now = self.clock.start();
+        let route = self.routes.entry(peer).or_default();
+        route.wanted = true;
+        if !route.dialing && route.next_try.is_none() {
+            route.next_try = Some(now);
+            self.tries = true;
+        }
+    }
+
+    fn connect_rail(&mut self, peer: u32, _name: &str, main: ChanId) {
+        if let Some(route) = self.routes.get_mut(&peer) {
+            route.rail = Some(main);
+            self.tries = true;
+        }
+    }
+
+    fn alloc(&mut self, len: u64) -> Result<Buffer, Status> {
+        room::grow(&mut self.parked, self.buffers + 1, "buffers")?;
+        let addr = self.pool_alloc(len)?;
+        self.buffers += 1;
+        Ok(Buffer { addr, len })
+    }
+
+    fn free(&mut self, buffer: Buffer) {
+        self.buffers = self.buffers.saturating_sub(1);
+        if self.is_touched(&buffer) {
+            return self.parked.push(buffer);
+        }
+        if let Err(status) = self.pool_free(buffer.addr) {
+            crate::log::error(format_args!("freeing library memory: {status}"));
+        }
+    }
+
+    fn stage(&mut self, len: u64, alone: bool, here: bool) -> Option<Buffer> {
+        self.take_staging(len, alone, here)
+    }
+
+    fn unstage(&mut self, buffer: Buffer) {
+        self.keep_staging(buffer);
+    }
+
+    fn copy_in(&mut self, to: &Buffer, bytes: &[u8]) {
+        let len = to.len.min(bytes.len() as u64);
+        // SAFETY: a buffer is a block of the pool until it is freed, and `bytes` is a live slice.
+        unsafe { crate::manager::sys::copy(to.addr, bytes.as_ptr() as u64, len) };
+    }
+
+    unsafe fn bytes<'a>(&self, of: &Buffer) -> &'a [u8] {
+        if of.len == 0 {
+            return &[];
+        }
+        // SAFETY: a buffer is a block of the pool; the rest by this function's contract.
+        unsafe { std::slice::from_raw_parts(of.addr as *const u8, of.len as usize) }
+    }
+
+    #[inline(always)]
+    unsafe fn deliver(&mut self, dst: u64, content: &[u8]) -> Result<(), Status> {
+        if content.len() >= KEPT_MIN
+            && let Some(kept) = self.keep_content(content)
+        {
+            // SAFETY: by this function's contract, which is the same.
+            return unsafe { self.batch.deliveries.add_kept(dst, content, kept) };
+        }
+        // SAFETY: as above.
+        unsafe { self.batch.deliveries.add(dst, content) }
+    }
+
+    #[inline]
+    fn fits(&mut self, work: usize) -> bool {
+        let works = &self.batch.works;
+        let queued = works.len() + works.ended().len();
+        let count = work + queued + self.jobs.len() + self.held_back.len();
+        // And for a route to the peer.
+        (count <= self.room || self.make_room(count)) && self.routes.fits(1)
+    }
+
+    #[inline]
+    fn name(&mut self, name: &Name, inline: bool) -> Name {
+        self.queue_of(inline).spare_name(name).unwrap_or_else(|| name.clone())
+    }
+
+    // Work is long: it is made where it will lie.
+    #[inline(always)]
+    fn run(&mut self, work: Work) {
+        let (memory, inline) = match &work {
+            Work::RecvDone { memory, .. } => (*memory, false),
+            Work::SendDone { memory, inline, .. } => (*memory, *inline),
+            _ => return self.run_other(work),
+        };
+        match moves::touched(memory.0, memory.1) {
+            true => self.run_other(work),
+            false => self.queue_of(inline).push(work),
+        }
+    }
+
+    #[inline(always)]
+    fn ended(&mut self, op: u32, memory: (u64, u64)) {
+        match moves::touched(memory.0, memory.1) {
+            true => self.run_other(Work::MessageEnded { op, memory }),
+            false => self.batch.works.push_ended(op),
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! Messages, taken apart.
+
+use super::*;
+
+pub(super) fn get_user<'a>(r: &mut Reader<'a>) -> Result<&'a [u8], Status> {
+    let len = usize::from(r.u16()?);
+    if len == 0 || len > MAX_USER {
+        let text = format!("{len} bytes of the application, 1 to {MAX_USER} are allowed");
+        return Err(Status::invalid(text));
+    }
+    Ok(r.bytes(len)?)
+}
+
+pub(super) fn get_meta(r: &mut Reader<'_>) -> Result<Meta, Status> {
+    let [d0, d1, d2, d3, flags, ndims, n @ ..] = r.array::<14>()?;
+    let (flags, ndims) = (u32::from(flags), usize::from(ndims));
+    let (dtype, nbytes) = (u32::from_le_bytes([d0, d1, d2, d3]), u64::from_le_bytes(n));
+    let known = flags & !(TENSOR_DEAD | TENSOR_SERIALIZED | M_USER) == 0;
+    if !known || ndims > MAX_DIMS || (flags & TENSOR_DEAD != 0 && nbytes != 0) {
+        return Err(bad_meta(flags, ndims, nbytes));
+    }
+    let mut meta = Meta { dtype, flags: flags & !M_USER, nbytes, ..Meta::default() };
+    if ndims > 0 {
+        get_dims(r, ndims, &mut meta)?;
+    }
+    if flags & M_USER != 0 {
+        meta.user = UserBytes::copy(get_user(r)?)?;
+    }
+    Ok(meta)
+}
+
+#[cold]
+pub(super) fn bad_meta(flags: u32, ndims: usize, nbytes: u64) -> Status {
+    Status::invalid(if flags & !(TENSOR_DEAD | TENSOR_SERIALIZED | M_USER) != 0 {
+        format!("tensor flags {flags:#x} are not known")
+    } else if ndims > MAX_DIMS {
+        format!("{ndims} dimensions, at most {MAX_DIMS} are allowed")
+    } else {
+        format!("a dead tensor with {nbytes} bytes, 0 are allowed")
+    })
+}
+
+pub(super) fn get_dims(r: &mut Reader<'_>, ndims: usize, meta: &mut Meta) -> Result<(), Status> {
+    let (dims, _) = r.bytes(8 * ndims)?.as_chunks::<8>();
+    crate::room::grow(&mut meta.dims, ndims, "dimensions")?;
+    meta.dims.extend(dims.iter().map(|d| i64::from_le_bytes(*d)));
+    match meta.dims.iter().find(|d| **d < 0) {
+        Some(d) => Err(Status::invalid(format!("a dimension of {d}, 0 and more are allowed"))),
+        None => Ok(()),
+    }
+}
+
+/// Memory: address, key, and with `F_REGIONS` the number of further regions with offset and key of
+/// each.
+pub(super) fn get_place(r: &mut Reader<'_>, flags: u8) -> Result<Place, Status> {
+    let mut place = Place { addr: r.u64()?, rkeys: Keys::one(r.u32()?) };
+    if flags & F_REGIONS == 0 {
+        return Ok(place);
+    }
+    let n = usize::from(r.u16()?);
+    if n == 0 || n >= MAX_REGIONS {
+        let most = MAX_REGIONS - 1;
+        return Err(Status::invalid(format!("{n} further regions, 1 to {most} are allowed")));
+    }
+    if !place.rkeys.fits(n) {
+        return Err(crate::room::none(16 * n, "a place"));
+    }
+    for _ in 0..n {
+        let (at, rkey) = (r.u64()?, r.u32()?);
+        if !place.rkeys.push(at, rkey) {
+            return Err(Status::invalid(format!("a region at offset {at} is out of order")));
+        }
+    }
+    Ok(place)
+}
+
+pub(super) fn get_envelope(r: &mut Reader<'_>) -> Result<Envelope, Status> {
+    Ok(Envelope { comm: r.u32()?, tag: r.u64()? })
+}
+
+pub(super) fn get_msg_offer<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Message<'a>, Status> {
+    let (envelope, response, nbytes) = (get_envelope(r)?, r.u32()?, r.u64()?);
+    let source = if flags & F_SOURCE != 0 { Some(get_place(r, flags)?) } else { None };
+    if nbytes > isize::MAX as u64 {
+        let text = format!("an offered message of {nbytes} bytes, 0 to {} are allowed", isize::MAX);
+        return Err(Status::invalid(text));
+    }
+    let limit = if flags & F_LIMIT != 0 { r.u32()? } else { 0 };
+    if flags & F_LIMIT != 0 && limit < MIN_LIMIT {
+        let text = format!("content in pieces of {limit} bytes, at least {MIN_LIMIT} are allowed");
+        return Err(Status::invalid(text));
+    }
+    let extra = Extra::get(r, flags)?;
+    extra.check(nbytes)?;
+    let first = extra.first.map_or(0, <[u8]>::len) as u64;
+    if extra.first.is_some() && (first >= nbytes || source.is_some() || limit > 0) {
+        let text = "a pipeline of a message that begins with all of it, or goes another way, too";
+        return Err(Status::invalid(text));
+    }
+    Ok(Message::MsgOffer(MsgOffer { envelope, response, nbytes, source, limit, extra }))
+}
+
+pub(super) fn get_request<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Request<'a>, Status> {
+    let [i0, i1, i2, i3, step @ ..] = r.array::<12>()?;
+    let (index, step) = (u32::from_le_bytes([i0, i1, i2, i3]), i64::from_le_bytes(step));
+    let dst = if flags & F_DST != 0 { Some((get_place(r, flags)?, r.u64()?)) } else { None };
+    let cached = if flags & F_META != 0 { Some(get_meta(r)?) } else { None };
+    if cached.as_ref().is_some_and(|meta| !meta.user.is_empty()) {
+        return Err(Status::invalid("TENSOR_REQUEST with bytes of the application as known"));
+    }
+    let key = r.rest();
+    if key.is_empty() || key.len() > MAX_KEY_LEN {
+        return Err(bad_key(key.len()));
+    }
+    let (any_meta, checksum) = (flags & F_ANY_META != 0, flags & F_CHECKSUM != 0);
+    Ok(Request { index, step, dst, any_meta, checksum, cached, key })
+}
+
+#[cold]
+pub(super) fn bad_key(len: usize) -> Status {
+    let text = "TENSOR_REQUEST with a key of";
+    Status::invalid(format!("{text} {len} bytes, 1 to {MAX_KEY_LEN} are allowed"))
+}
+
+pub(super) fn get_content<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Content<'a>, Status> {
+    let index = r.u32()?;
+    let checksum = if flags & F_CHECKSUM != 0 { Some(r.u64()?) } else { None };
+    let meta = if flags & F_SAME == 0 { Some(get_meta(r)?) } else { None };
+    let content = r.rest();
+    if let Some(meta) = &meta
+        && content.len() as u64 != meta.nbytes
+    {
+        return Err(content_of(content.len(), meta));
+    }
+    Ok(Content { index, checksum, meta, content })
+}
+
+/// Content is not as long as its metadata says.
+#[cold]
+pub fn content_of(len: usize, meta: &Meta) -> Status {
+    let text = "TENSOR_CONTENT with";
+    Status::invalid(format!("{text} {len} bytes of content, its metadata says {}", meta.nbytes))
+}
+
+/// Decodes one message, with the credits that its header returns. The bytes come from a peer.
+pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
+    let mut r = Reader::new(bytes);
+    let [kind, flags, credits @ ..] = r.array::<4>()?;
+    let credits = u16::from_le_bytes(credits);
+    let message = match kind {
+        TENSOR_REQUEST => Message::Request(get_request(&mut r, flags)?),
+        META_DATA_RESPONSE => {
+            let (index, response) = (r.u32()?, r.u32()?);
+            let source = if flags & F_SOURCE != 0 { Some(get_place(&mut r, flags)?) } else { None };
+            let checksum = if flags & F_CHECKSUM != 0 { Some(r.u64()?) } else { None };
+            let meta = get_meta(&mut r)?;
+            let follows = flags & F_FOLLOWS != 0;
+            Message::Meta(MetaResponse { index, response, follows, source, checksum, meta })
+        }
+        TENSOR_RE_REQUEST => {
+            Message::ReRequest { response: r.u32()?, dst: get_place(&mut r, flags)?, len: r.u64()? }
+        }
+        ERROR_STATUS => Message::Error { index: r.u32()?, code: r.i32()?, text: r.rest() },
+        TENSOR_CONTENT => Message::Content(get_content(&mut r, flags)?),
+        CONTENT_DONE => Message::ContentDone { index: r.u32()?, checksum: r.u64()? },
+        GET_DONE => Message::GetDone { response: r.u32()?, ok: flags & F_OK != 0 },
+        CANCEL => Message::Cancel { index: r.u32()? },
+        CANCEL_ACK => Message::CancelAck { index: r.u32()? },
+        PING => Message::Ping,
+        PONG => Message::Pong,
+        CREDIT => Message::Credit { depth: r.u32()? },
+        FRAGMENT => Message::Fragment { last: flags & F_LAST != 0, bytes: r.rest() },
+        GOODBYE => Message::Goodbye { code: r.i32()?, text: r.rest() },
+        MSG => {
+            let envelope = get_envelope(&mut r)?;
+            let sync = if flags & F_SYNC != 0 { Some(r.u32()?) } else { None };
+            let extra = Extra::get(&mut r, flags & !F_PIPELINE)?;
+            let content = r.rest();
+            extra.check(content.len() as u64)?;
+            Message::Msg { envelope, sync, extra, content }
+        }
+        MSG_OFFER => get_msg_offer(&mut r, flags)?,
+        MSG_GRANT => Message::MsgGrant {
+            response: r.u32()?,
+            request: r.u32()?,
+            dst: get_place(&mut r, flags)?,
+            len: r.u64()?,
+            pipeline: flags & F_PIPELINE != 0,
+        },
+        MSG_ACK => {
+            Message::MsgAck { response: r.u32()?, request: r.u32()?, at: r.u64()?, len: r.u64()? }
+        }
+        MSG_FRAG => Message::MsgFrag { request: r.u32()?, at: r.u64()?, content: r.rest() },
+        MSG_MATCHED => Message::MsgMatched { number: r.u32()? },
+        MSG_WINDOW => Message::MsgWindow { limit: r.u64()? },
+        MSG_WITHDRAW => Message::MsgWithdraw { number: r.u32()?, sync: flags & F_SYNC != 0 },
+        MSG_WITHDRAWN => Message::MsgWithdrawn { number: r.u32()?, sync: flags & F_SYNC != 0 },
+        pairs::FIRST..=pairs::LAST => pairs::get(&mut r, kind, flags)?,
+        buffers::FIRST..=buffers::LAST => buffers::get(&mut r, kind, flags)?,
+        rails::FIRST..=rails::LAST => rails::get(&mut r, kind)?,
+        other => return Err(Status::invalid(format!("message type {other} is not known"))),
+    };
+    Ok((message, credits))
+}
+
+/// The bytes that follow what `encode` writes of this message.
+pub(super) fn tail<'a>(message: &Message<'a>) -> &'a [u8] {
+    match message {
+        Message::Request(r) => r.key,
+        Message::Error { text, .. } | Message::Goodbye { text, .. } => text,
+        Message::Content(c) => c.content,
+        Message::Fragment { bytes, .. } => bytes,
+        Message::Msg { content, .. } | Message::MsgFrag { content, .. } => content,
+        Message::Pair(PairMessage::Bye { text, .. }) => text,
+        _ => &[],
+    }
+}
+
+/// For fuzzers: decodes any bytes; what decodes must survive encoding and decoding.
+pub fn fuzz_message(bytes: &[u8]) {
+    let (request, content, msg) = (usual_request(bytes), usual_content(bytes), usual_msg(bytes));
+    let Ok((message, credits)) = decode(bytes) else {
+        return assert!(request.is_none() && content.is_none() && msg.is_none());
+    };
+    // The short ways read the same.
+    if let Some((r, returned)) = request {
+        let UsualRequest { index, step, cached, key } = r;
+        let meta = cached.and_then(|cached| cached.read());
+        assert!(cached.is_none_or(|cached| meta.as_ref().is_some_and(|meta| cached.is(meta))));
+        let (dst, any_meta, checksum) = (None, false, false);
+        let r = Request { index, step, dst, any_meta, checksum, cached: meta, key };
+        assert_eq!((Message::Request(r), returned), (message.clone(), credits));
+    }
+    if let Some((index, content, returned)) = content {
+        let c = Content { index, checksum: None, meta: None, content };
+        assert_eq!((Message::Content(c), returned), (message.clone(), credits));
+    }
+    if let Some((UsualMsg { envelope, user, content }, returned)) = msg {
+        let m = Message::Msg { envelope, sync: None, extra: Extra::user(user), content };
+        assert_eq!((m, returned), (message.clone(), credits));
+    }
+    let mut out = Vec::new();
+    encode(&message, &mut out);
+    out.extend_from_slice(tail(&message));
+    assert_eq!(decode(&out), Ok((message, 0)));
+}
