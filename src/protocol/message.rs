@@ -27,7 +27,9 @@ pub use usual::{
     usual_msg_head_user, usual_request,
 };
 use write::*;
-pub use write::{MSG_FRAG_HEAD, MSG_HEAD_LEN, content_head_len, encode, head_len, put_content, put_msg};
+pub use write::{
+    MSG_FRAG_HEAD, MSG_HEAD_LEN, content_head_len, encode, head_len, put_content, put_msg,
+};
 
 /// Immediate of a write that only returns credits.
 pub const IMM_ACK: u32 = 0xFFFF_FFFE;

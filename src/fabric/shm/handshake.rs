@@ -281,10 +281,15 @@ impl ShmAdapter {
                 if !link.fits(ends, events) {
                     // It stays readable.
                 } else if link.is_gone() {
-                    // What was published before the end still counts.
-                    let last = link.work(&mut self.core, 0, events).err();
-                    let status = last.unwrap_or_else(|| link.gone());
-                    self.down(at, status, events);
+                    match link.take_rest(&mut self.core, events) {
+                        // The rest is for the next polls: it stays readable.
+                        Ok(true) => {}
+                        Ok(false) => {
+                            let status = link.gone();
+                            self.down(at, status, events);
+                        }
+                        Err(status) => self.down(at, status, events),
+                    }
                 } else if let Err(status) = link.read_socket() {
                     self.down(at, status, events);
                 }

@@ -111,6 +111,8 @@ pub(crate) struct Link {
     pub(crate) answered: u64,
     pub(crate) failures: u64,
     pub(crate) inbound: Option<Inbound>,
+    /// The peer is gone; what lies before this line of its ring counts.
+    pub(crate) last: Option<u64>,
     pub(crate) executed: u64,
     pub(crate) failed: u64,
     pub(crate) reads: VecDeque<Reading>,
@@ -179,6 +181,7 @@ impl Link {
             answered: 0,
             failures: 0,
             inbound: None,
+            last: None,
             executed: 0,
             failed: 0,
             reads: VecDeque::new(),
@@ -372,6 +375,23 @@ impl Link {
             self.share_room(false);
         }
         Ok(busy)
+    }
+
+    /// The peer is gone. What it has published before still counts, and a poll takes some of that: true, if there is more.
+    pub(crate) fn take_rest(
+        &mut self,
+        core: &mut Core,
+        events: &mut Vec<Event>,
+    ) -> Result<bool, Status> {
+        let begun = self.rx.position();
+        // Not more than a ring has: a peer may have made one that has no end.
+        let most = *self.last.get_or_insert(begun + self.rx.lines());
+        self.work(core, 0, events)?;
+        if self.is_running(Kind::In) {
+            return Ok(true);
+        }
+        let now = self.rx.position();
+        Ok(now != begun && now < most && self.rx.is_published())
     }
 
     /// Feeds the stream and what belongs to it, where there is something.

@@ -413,6 +413,16 @@ impl Consumer {
         self.inbox.keep(bytes)
     }
 
+    /// The line at which the next record begins, of all since the beginning.
+    pub(crate) fn position(&self) -> u64 {
+        self.order.head
+    }
+
+    /// How many there are at a time.
+    pub(crate) fn lines(&self) -> u64 {
+        self.lines.lines()
+    }
+
     /// Whether a record is published.
     #[inline]
     pub(crate) fn is_published(&self) -> bool {

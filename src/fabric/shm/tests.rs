@@ -196,6 +196,51 @@ fn a_ring_without_an_end_holds_up_no_poll() {
     }
 }
 
+/// Polls until the endpoint is down; how many messages came before.
+fn messages_until_down(adapter: &mut ShmAdapter) -> usize {
+    let (mut heard, begun) = (0, std::time::Instant::now());
+    while begun.elapsed().as_secs() < 20 {
+        let mut events = Vec::new();
+        adapter.poll(&mut events);
+        for event in &events {
+            match event {
+                Event::Message { .. } => heard += 1,
+                Event::Down { .. } => return heard,
+                other => panic!("{other:?}"),
+            }
+        }
+        adapter.arm();
+    }
+    panic!("the end of the peer is not seen after {heard} messages");
+}
+
+/// Its sends were reported as done. A poll takes some of what is there, and the end is found by the first of them.
+#[test]
+fn what_was_posted_before_the_end_is_heard() {
+    for count in [0, 1, 32, 33, 64, 65, 100] {
+        let (mut there, mut here) = (open(None), open(None));
+        let (ep, _) = connect(&mut there, &mut here);
+        assert!(here.arm());
+        for _ in 0..count {
+            there.send(ep, &[&[7; 500]]).unwrap();
+        }
+        there.destroy(ep);
+        assert_eq!(messages_until_down(&mut here), count);
+    }
+}
+
+/// The same of one whose ring has no end.
+#[test]
+fn a_peer_that_is_gone_ends_though_its_ring_does_not() {
+    let (mut good, mut evil) = (open(None), open(None));
+    let (_, e) = connect(&mut good, &mut evil);
+    assert!(good.arm());
+    let lines = link(&mut evil, e).rx.lines();
+    (0..lines).for_each(|line| link(&mut evil, e).tx.scribble(line, kind::SEND));
+    evil.destroy(e);
+    messages_until_down(&mut good);
+}
+
 /// What was handed over is what was checked, whatever the peer does to its ring afterwards.
 #[test]
 fn r12_a_message_does_not_change_after_it_was_taken() {

@@ -27,7 +27,9 @@ use self::sock::Epoll;
 pub(super) use self::sock::{recv, send};
 use super::moves::{Move, Moved};
 use super::regions::RegionTable;
-use super::{Access, Adapter, Caps, EpId, Event, Follows, Mem, Mr, PostError, ProviderKind, Remote};
+use super::{
+    Access, Adapter, Caps, EpId, Event, Follows, Mem, Mr, PostError, ProviderKind, Remote,
+};
 use crate::config::Config;
 use crate::local_fd::Local;
 use crate::os::ticks;
@@ -270,7 +272,9 @@ impl Adapter for TcpAdapter {
         // Its place in each list.
         let all = self.eps.len() + 1;
         let room = self.eps.fits(1)
-            && [&mut self.order, &mut self.busy, &mut self.lazy, &mut self.held].into_iter().all(|l| l.fits(all))
+            && [&mut self.order, &mut self.busy, &mut self.lazy, &mut self.held]
+                .into_iter()
+                .all(|l| l.fits(all))
             && self.fresh.fits(all)
             && self.shared.wanted.fits(2 * all);
         if !room {

@@ -24,11 +24,7 @@ fn again<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 ///
 /// # Safety
 /// Each part is readable.
-pub unsafe fn send(
-    fd: BorrowedFd<'_>,
-    parts: &mut [libc::iovec],
-    hold: bool,
-) -> io::Result<usize> {
+pub unsafe fn send(fd: BorrowedFd<'_>, parts: &mut [libc::iovec], hold: bool) -> io::Result<usize> {
     again(|| {
         let more = if hold { libc::MSG_MORE } else { 0 };
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | more;

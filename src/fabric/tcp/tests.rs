@@ -409,8 +409,12 @@ fn hold_some_back(v: &mut Victim) -> usize {
 fn what_is_held_back_goes_out_by_the_next_poll_by_arming_or_by_itself() {
     type Then = fn(&mut Victim);
     let ways: [Then; 4] = [
-        |v| drop(v.ad.poll(&mut v.events)),
-        |v| drop(v.ad.arm()),
+        |v| {
+            v.ad.poll(&mut v.events);
+        },
+        |v| {
+            v.ad.arm();
+        },
         |v| {
             v.ad.send(v.ep, &[b""]).expect("send");
             v.ad.flush();
