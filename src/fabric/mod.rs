@@ -196,8 +196,6 @@ pub enum Follows {
     Nothing,
     /// Perhaps more posts. Somebody drives and is awake, or only the application does, by its calls.
     Perhaps,
-    /// The same, and the caller cannot have what it asked for without polling.
-    Poll,
 }
 
 /// Why a post was not accepted.

@@ -101,7 +101,7 @@ pub unsafe extern "C" fn rdma_recv_async(
             let key = checked_key(key, key_len)?;
             let options = recv_options(options, !out_request.is_null())?;
             let done = recv_done(done, userdata);
-            let request = mgr.recv_on(thread, peer, key, step, options, done, false)?;
+            let request = mgr.recv_on(thread, peer, key, step, options, done)?;
             if !out_request.is_null() {
                 out_request.write(request);
             }

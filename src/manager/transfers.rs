@@ -74,14 +74,13 @@ impl Manager {
         done: impl Into<OnRecv>,
     ) -> Result<u64, Status> {
         // SAFETY: the caller's promise.
-        unsafe { self.recv_on(Thread::this(), peer, key, step, options, done, false) }
+        unsafe { self.recv_on(Thread::this(), peer, key, step, options, done) }
     }
 
-    /// The same on this thread. `waits`: it does nothing else before it waits for the answer.
+    /// The same on this thread.
     ///
     /// # Safety
     /// As for `recv_async`.
-    #[allow(clippy::too_many_arguments)]
     #[inline(always)]
     pub(crate) unsafe fn recv_on(
         &self,
@@ -91,7 +90,6 @@ impl Manager {
         step: i64,
         options: RecvOptions,
         done: impl Into<OnRecv>,
-        waits: bool,
     ) -> Result<u64, Status> {
         if let (Target::Given { addr, len }, 0) = (&options.target, options.device) {
             // SAFETY: the caller's promise.
@@ -99,9 +97,6 @@ impl Manager {
         }
         let done = done.into();
         self.call_on(thread, |core| {
-            if !(waits || self.has_thread) {
-                core.world.awaits_answer();
-            }
             core.engine.recv(&mut core.world, peer, key, step, options, done)
         })
     }
@@ -132,7 +127,7 @@ impl Manager {
             wake.finish();
         });
         // SAFETY: the caller's promise; this waits for `done`.
-        let id = unsafe { self.recv_on(Thread::this(), peer, key, step, options, done, true) }?;
+        let id = unsafe { self.recv_async(peer, key, step, options, done) }?;
         self.block_until_ready(&waiter);
         self.see();
         let result = slot.lock().take();

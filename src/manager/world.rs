@@ -269,14 +269,6 @@ impl World {
             || !self.held_back.is_empty()
     }
 
-    /// Who calls cannot have what the call asks for without polling.
-    #[inline]
-    pub fn awaits_answer(&mut self) {
-        if self.follows == Follows::Perhaps {
-            self.follows = Follows::Poll;
-        }
-    }
-
     /// Rings the doorbells.
     pub fn flush(&mut self) {
         for kind in std::mem::take(&mut self.posted_to) {

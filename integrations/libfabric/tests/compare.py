@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 
-SECONDS = 240  # what a program may take; its cases have limits of their own
+SECONDS = 900  # what a program may take; its cases have limits of their own, in which something has to happen
 TRIES = 3  # of ob1, whose runtime now and then loses a process that it has spawned; what it does not do is no reference
 COMMON = ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
 # tcp is for those that are spawned, whom vader does not reach.

@@ -1,7 +1,7 @@
 //! Small sends one after the other: the socket is told that more follows, and makes one segment of them.
 //!
 //! A send of a few bytes costs a walk through the network stack, three times as much as leaving them with the socket
-//! (`MSG_MORE`). They are left there where whoever posts them is seen to post more, or to poll, within microseconds; the
+//! (`MSG_MORE`). They are left there where whoever posts them is seen to post more within microseconds; the
 //! next poll sends them on. Should it not come after all, the kernel does: with the next acknowledgement, or when its
 //! timer for that runs out, after 200 ms (tcp(7), `TCP_CORK`). It has them in any case, should the process end.
 
@@ -45,12 +45,8 @@ impl Burst {
             (self.polls, self.sends) = (polled.count, 0);
         }
         self.sends += 1;
-        let idle = now.wrapping_sub(polled.at);
-        match follows {
-            Follows::Nothing => false,
-            Follows::Perhaps => idle < OFTEN && self.sends > AT_ONCE,
-            Follows::Poll => idle < SOON || (idle < OFTEN && self.sends > AT_ONCE),
-        }
+        let often = now.wrapping_sub(polled.at) < OFTEN;
+        follows == Follows::Perhaps && often && self.sends > AT_ONCE
     }
 
     /// Whether so many bytes may still be held back.
@@ -105,14 +101,6 @@ mod tests {
         // Who has not polled for long may not poll soon.
         assert!(post(&mut burst, Follows::Perhaps, 1, poll));
         assert!(!post(&mut burst, Follows::Perhaps, 1, polled(1, (1 << 40) - OFTEN)));
-    }
-
-    #[test]
-    fn who_polls_now_and_waits_for_an_answer_polls_again() {
-        let mut burst = Burst::default();
-        assert!(burst.begin(Follows::Poll, polled(7, 1000), 1000 + SOON - 1));
-        let mut burst = Burst::default();
-        assert!(!burst.begin(Follows::Poll, polled(7, 1000), 1000 + SOON));
     }
 
     #[test]
