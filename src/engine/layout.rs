@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use super::reclaim::Range;
+use crate::few;
 use crate::status::{Code, Reason, Status};
 
 /// `Memory::device`: the memory lies in pieces, and its address is the number of their layout.
@@ -175,7 +176,7 @@ impl Layout {
         self.each(at, len, |piece| {
             // SAFETY: by this function's contract; the pieces together have `len` bytes at most.
             unsafe {
-                std::ptr::copy_nonoverlapping(piece.addr as *const u8, to, piece.len as usize);
+                few::copy(piece.addr as *const u8, to, piece.len as usize);
                 to = to.add(piece.len as usize);
             }
         });
@@ -190,7 +191,7 @@ impl Layout {
         self.each(at, len, |piece| {
             // SAFETY: by this function's contract; the pieces together have `len` bytes at most.
             unsafe {
-                std::ptr::copy_nonoverlapping(from, piece.addr as *mut u8, piece.len as usize);
+                few::copy(from, piece.addr as *mut u8, piece.len as usize);
                 from = from.add(piece.len as usize);
             }
         });
@@ -231,11 +232,7 @@ impl Spot {
             unsafe {
                 match &self.layout {
                     Some(layout) => layout.scatter(at, piece.addr, piece.len),
-                    None => std::ptr::copy_nonoverlapping(
-                        piece.addr as *const u8,
-                        at as *mut u8,
-                        piece.len as usize,
-                    ),
+                    None => few::copy(piece.addr as *const u8, at as *mut u8, piece.len as usize),
                 }
             }
             at += piece.len;

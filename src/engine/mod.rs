@@ -135,11 +135,17 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Room for the content of such a tensor in one message.
+    /// Room for the content of a tensor in one message. One of the pool goes straight to the pool of a receiver who said
+    /// where.
     #[inline]
-    fn room_for(&self, c: &Channel, meta: &Meta) -> Room {
+    fn room_for(&self, fx: &impl Fx, c: &Channel, tensor: &Tensor, told: bool) -> Room {
+        let meta = &tensor.meta;
         let dims = meta.dims.len().saturating_sub(USUAL_DIMS);
-        self.room_of(c, 8 * dims + meta.user.room())
+        let room = self.room_of(c, 8 * dims + meta.user.room());
+        if tensor.device != 0 || meta.nbytes <= room.eager {
+            return room;
+        }
+        self.more_room(c, room, meta.nbytes, || told && fx.pooled(tensor.addr, meta.nbytes))
     }
 
     /// Room for content in one message, beside metadata that takes so many bytes more than usual.
@@ -151,12 +157,17 @@ impl Settings {
         Room { eager: eager as u64, message: message as u64 }
     }
 
-    /// The same for a message of so many bytes, whose content at this address is of the host.
+    /// The same for so many bytes from or to this address of the host.
     #[inline]
-    fn room_of_message(&self, fx: &impl Fx, c: &Channel, addr: u64, len: u64) -> Room {
-        let room = self.room_of(c, 0);
+    fn room_at(&self, fx: &impl Fx, c: &Channel, addr: u64, len: u64) -> Room {
+        self.more_room(c, self.room_of(c, 0), len, || fx.pooled(addr, len))
+    }
+
+    /// There is more for content that would not be moved in the pool.
+    #[inline]
+    fn more_room(&self, c: &Channel, room: Room, len: u64, pooled: impl Fn() -> bool) -> Room {
         let more = len > room.eager && self.eager_max.is_none() && len <= c.caps.plain_max as u64;
-        match more && !fx.pooled(addr, len) {
+        match more && !pooled() {
             true => Room { eager: room.message.min(c.caps.plain_max as u64), ..room },
             false => room,
         }

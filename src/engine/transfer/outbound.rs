@@ -42,6 +42,8 @@ pub(in crate::engine) struct To {
     pub request: u32,
     /// What goes there has a checksum.
     pub checksum: bool,
+    /// The receiver has told where its memory lies.
+    pub told: bool,
 }
 
 /// What the peer asked for.
@@ -237,7 +239,7 @@ impl Engine {
     /// A response has its tensor: chooses how the content goes, and begins that. Comes again after a copy or a
     /// checksum was made for it. `content`: a copy of it that the caller has, or nothing.
     pub(in crate::engine) fn go(&mut self, fx: &mut impl Fx, index: u32, content: &[u8]) {
-        if self.choice(index) == Some(Choice::Persist) {
+        if self.choice(fx, index) == Some(Choice::Persist) {
             return self.persist(fx, index); // From wherever it lies.
         }
         let Some(r) = self.responses.get_mut(index) else { return };
@@ -253,7 +255,7 @@ impl Engine {
                 source.window = window;
             }
         }
-        let Some(choice) = self.choice(index) else {
+        let Some(choice) = self.choice(fx, index) else {
             let status = Status::gone("the connection of the receiver ended");
             return self.end_response(fx, index, Err(status));
         };
@@ -276,17 +278,17 @@ impl Engine {
     }
 
     /// How the content of a response goes. `None`: its channel has ended.
-    fn choice(&self, index: u32) -> Option<Choice> {
+    fn choice(&self, fx: &impl Fx, index: u32) -> Option<Choice> {
         let r = self.responses.get(index)?;
         let (asked, source) = (&r.asked, r.source.as_ref()?);
-        let meta = &source.tensor.meta;
+        let (tensor, meta) = (&source.tensor, &source.tensor.meta);
         let c = self.channels.get(asked.to.ch)?;
         if asked.granted {
             return Some(Choice::Put { tell: false });
         }
         Some(select(Facts {
             nbytes: meta.nbytes,
-            room: self.settings.room_for(c, meta),
+            room: self.settings.room_for(fx, c, tensor, asked.to.told),
             dst_len: asked.dst.as_ref().map(|(_, len)| *len),
             meta_known: asked.cached.as_ref().is_some_and(|known| known.is_like(meta)),
             user: !meta.user.is_empty(),

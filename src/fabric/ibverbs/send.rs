@@ -43,7 +43,7 @@ impl SendPool {
             assert!(p.len() <= BUFFER - offset);
             // SAFETY: a free buffer of BUFFER bytes, of which `offset` are used.
             unsafe {
-                std::ptr::copy_nonoverlapping(p.as_ptr(), self.address(index).add(offset), p.len());
+                crate::few::copy(p.as_ptr(), self.address(index).add(offset), p.len());
             }
             offset += p.len();
         }

@@ -1,5 +1,7 @@
 //! Copies of large blocks.
 
+use crate::few;
+
 /// From this length of a whole transfer its pieces are copied past the cache.
 pub(crate) const STREAMING_FROM: u64 = 4 << 20;
 
@@ -16,7 +18,7 @@ pub(crate) unsafe fn copy(src: *const u8, dst: *mut u8, len: usize, streaming: b
     }
     let _ = streaming;
     // SAFETY: by the caller.
-    unsafe { std::ptr::copy_nonoverlapping(src, dst, len) };
+    unsafe { few::copy(src, dst, len) };
 }
 
 /// Non-temporal 32-byte stores, whole cache lines in the middle, plain copies at the ends.

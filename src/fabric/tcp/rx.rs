@@ -271,7 +271,7 @@ impl Link {
         // SAFETY: the place is `n` bytes inside of a region that is registered now and open to
         // WRITEs, or in the rest of the destination of a READ that has not ended. Both are valid by
         // the contracts of `Adapter::register` and `Mem::new`. The source is the receive buffer.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), addr as *mut u8, n) };
+        unsafe { crate::few::copy(bytes.as_ptr(), addr as *mut u8, n) };
         n
     }
 

@@ -35,7 +35,7 @@ impl Engine {
         let sent =
             Sent { tensor, content: Default::default(), done: Some(done), deadline: u64::MAX };
         let request = UNASKED | index & SLOT_MASK;
-        let to = To { ch, request, checksum: sealed };
+        let to = To { ch, request, checksum: sealed, told: false };
         let asked = Asked { to, dst: None, any_meta: false, cached: None, granted: false };
         let protocol = Protocol::DirectPut;
         let source = Source { protocol, first, ..Source::new(sent, fx.now()) };

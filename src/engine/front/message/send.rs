@@ -128,7 +128,7 @@ impl Engine {
         let Some(c) = self.channels.get(ch) else { return false };
         let here = memory.device == 0 || memory.len == 0 || copied && memory.device == LAYOUT;
         let len = memory.len + extra;
-        let room = self.settings.room_of_message(fx, c, memory.addr, len);
+        let room = self.settings.room_at(fx, c, memory.addr, len);
         here && choose::is_eager(len, room, self.settings.protocol)
     }
 
@@ -147,7 +147,7 @@ impl Engine {
         let Some(p) = peer.filter(|p| !p.guest && p.outbox.is_empty()) else { return false };
         let c = p.channels.first().and_then(|&ch| self.channels.get_mut(ch));
         let Some(c) = c.filter(|c| c.takes_messages() && c.flow.fits(cost)) else { return false };
-        let room = self.settings.room_of_message(fx, c, out.memory.addr, cost);
+        let room = self.settings.room_at(fx, c, out.memory.addr, cost);
         if !choose::is_eager(cost, room, self.settings.protocol)
             || !c.send_msg_now(fx, out.envelope, out.extra.user, out.content)
         {

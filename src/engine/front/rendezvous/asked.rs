@@ -21,7 +21,7 @@ impl Engine {
         ch: ChanId,
         r: UsualRequest<'_>,
     ) {
-        let to = To { ch, request: r.index, checksum: false };
+        let to = To { ch, request: r.index, checksum: false, told: false };
         let UsualRequest { key, step, cached, .. } = r;
         let Some(peer) = self.is_asked(fx, to) else { return };
         if self.source.is_some() {
@@ -36,7 +36,7 @@ impl Engine {
             }
             RecvOutcome::Matched(sent) => {
                 let same = cached.is_some_and(|meta| meta.is(&sent.tensor.meta));
-                if self.eager_at_once(fx, to, &sent.tensor.meta, &sent.content, same) {
+                if self.eager_at_once(fx, to, &sent.tensor, &sent.content, same) {
                     let (of, memory) = (self.traced(fx, key, step), source_memory(&sent.tensor));
                     self.sent_at_once(fx, ch, sent.done, memory, sent.tensor.meta.nbytes, of);
                 } else {
@@ -54,7 +54,7 @@ impl Engine {
         ch: ChanId,
         r: message::Request<'_>,
     ) {
-        let to = To { ch, request: r.index, checksum: r.checksum };
+        let to = To { ch, request: r.index, checksum: r.checksum, told: r.dst.is_some() };
         if let Some(peer) = self.is_asked(fx, to) {
             let (dst, any_meta, cached) = (r.dst, r.any_meta, r.cached);
             let asked = Asked { to, dst, any_meta, cached, granted: false };

@@ -209,7 +209,8 @@ impl Engine {
     pub(in crate::engine) fn send_request(&mut self, fx: &mut impl Fx, index: u32, ch: ChanId) {
         if let (Some(c), Some(r)) = (self.channels.get_mut(ch), self.requests.get_mut(index))
             && c.seal.is_none()
-            && !self.settings.exposes(r.expected(), self.settings.room_of(c, 0).eager)
+            && let len = r.expected()
+            && !self.settings.exposes(len, self.settings.room_at(fx, c, r.dst, len).eager)
             && c.takes_asks()
             && let Some(head) = Short::request(index, r.named.step, r.meta.as_ref())
         {
@@ -231,16 +232,17 @@ impl Engine {
                 "a receive was given to a connection that ended",
             );
         };
-        let (eager_max, sealed) = (self.settings.room_of(c, 0).eager, c.seal.is_some());
-        let full = c.too_many_asks();
+        let (sealed, full) = (c.seal.is_some(), c.too_many_asks());
         let Some(r) = self.requests.get_mut(index) else { return };
         r.ch = Some(ch);
+        let len = r.expected();
+        let eager_max = self.settings.room_at(fx, c, r.dst, len).eager;
         if let Some(status) = full {
             return self.fail(fx, index, status);
         }
         c.counters.requests_sent.add(1);
         r.state = State::Requested;
-        let (any_meta, len) = (r.takes_any_meta(), r.expected());
+        let any_meta = r.takes_any_meta();
         let expose = self.settings.exposes(len, eager_max);
         if expose && let Err(why) = self.open_landing(fx, index, ch, len, Access::REMOTE_WRITE) {
             // The length is a guess by what is cached, or the room given: the tensor may be smaller. Asked

@@ -80,7 +80,7 @@ impl Engine {
         let usual = |r: &&Response| !r.asked.too_short(meta.nbytes);
         if let Some(r) = self.responses.get(index).filter(usual) {
             let (to, same) = (r.asked.to, r.asked.cached.as_ref() == Some(meta));
-            if self.eager_at_once(fx, to, meta, content, same) {
+            if self.eager_at_once(fx, to, &offer.tensor, content, same) {
                 let memory = source_memory(&offer.tensor);
                 let done = offer.done.map(|done| self.due(done));
                 return self.answered_at_once(fx, index, to, done, memory, meta.nbytes);
@@ -137,7 +137,7 @@ impl Engine {
         }
         let (to, same) = (r.asked.to, r.asked.cached.as_ref() == Some(meta));
         let own = if content.is_empty() { &sent.content[..] } else { content };
-        if self.eager_at_once(fx, to, meta, own, same) {
+        if self.eager_at_once(fx, to, &sent.tensor, own, same) {
             let (memory, bytes) = (source_memory(&sent.tensor), meta.nbytes);
             return self.answered_at_once(fx, index, to, sent.done, memory, bytes);
         }
@@ -167,7 +167,7 @@ impl Engine {
                 Some((Waiter::Local(index), sent)) => self.deliver_local(fx, index, sent),
                 None => {}
             }
-        } else if self.eager_at_once(fx, to, &sent.tensor.meta, &sent.content, same) {
+        } else if self.eager_at_once(fx, to, &sent.tensor, &sent.content, same) {
             let (of, memory) = (self.traced(fx, key, step), source_memory(&sent.tensor));
             self.sent_at_once(fx, to.ch, sent.done, memory, nbytes, of);
         } else {

@@ -16,21 +16,21 @@ use crate::protocol::message::{Content, content_of};
 use crate::status::{Code, Reason, Status};
 
 impl Engine {
-    /// Sends a tensor of this metadata to who asked for it, if `content` is here, whole, and may go out now. Nothing is
+    /// Sends a tensor to who asked for it, if `content` is here, whole, and may go out now. Nothing is
     /// kept of it then. `same`: the receiver has the metadata.
     #[inline(always)]
     pub(in crate::engine) fn eager_at_once(
         &mut self,
         fx: &mut impl Fx,
         to: To,
-        meta: &Meta,
+        tensor: &Tensor,
         content: &[u8],
         same: bool,
     ) -> bool {
-        let n = meta.nbytes;
+        let (meta, n) = (&tensor.meta, tensor.meta.nbytes);
         let Some(c) = self.channels.get_mut(to.ch) else { return false };
         let whole = content.len() as u64 == n;
-        let room = self.settings.room_for(c, meta);
+        let room = self.settings.room_for(fx, c, tensor, to.told);
         if !whole || !choose::is_eager(n, room, self.settings.protocol) {
             return false;
         }
