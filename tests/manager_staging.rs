@@ -3,7 +3,7 @@
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use rdma_transport::api::{Meta, RecvOptions, SendDone, Target, Tensor};
+use rdma_transport::api::{Meta, Protocol, RecvOptions, SendDone, Target, Tensor};
 use rdma_transport::config::{Config, Progress};
 use rdma_transport::engine::front::message::{
     Memory, MessageEnd, Mode, OnMessage, Party, Sending, Wanted,
@@ -132,4 +132,57 @@ fn wait(other: &Manager, own: &Manager, id: u64) -> MessageEnd {
     let end = end.unwrap();
     end.result.clone().unwrap();
     end
+}
+
+/// How a tensor of this length went from there to here.
+fn way(alpha: &Manager, beta: &Manager, key: &str, from: u64, to: u64, len: u64) -> Protocol {
+    let (tx, rx) = mpsc::channel();
+    let options = RecvOptions {
+        timeout: Some(LONG),
+        target: Target::Given { addr: to, len },
+        device: 0,
+        keep: false,
+    };
+    let done: rdma_transport::api::RecvDone =
+        Box::new(move |result, info| drop(tx.send(result.map(|_| info.protocol))));
+    // SAFETY: the destination stays until the receive has ended.
+    unsafe { beta.recv_async(Some("alpha"), key.as_bytes(), 1, options, done) }.unwrap();
+    let mut meta = Meta { dtype: 1, nbytes: len, ..Default::default() };
+    meta.dims.push(len as i64);
+    let tensor = Tensor { meta, addr: from, device: 0 };
+    let (sent, told) = mpsc::channel();
+    let done: SendDone = Box::new(move |result, _| drop(sent.send(result)));
+    // SAFETY: the memory stays until the send has ended.
+    unsafe { alpha.send(key.as_bytes(), 1, tensor, None, Some(done.into())) }.unwrap();
+    let mut ended = None;
+    drive(&[alpha, beta], "the receive", || {
+        ended = rx.try_recv().ok();
+        ended.is_some()
+    });
+    drive(&[alpha, beta], "the send", || told.try_recv().is_ok());
+    ended.unwrap().unwrap()
+}
+
+/// Above the eager limit, 4 KiB: in a message up to 8 KiB, which both ends copy; but from pool to pool it is copied once.
+#[test]
+fn a_short_tensor_rides_along_unless_both_ends_are_of_the_pool() {
+    let (alpha, beta) = both();
+    tensor(&alpha, &beta, "connects", &mut [1; 8], |_| ());
+    const LEN: u64 = 8 << 10;
+    let (ours, mut theirs) = (vec![7u8; 2 * LEN as usize], vec![0u8; 2 * LEN as usize]);
+    let pool = |manager: &Manager| manager.mem_alloc(2 * LEN as usize).unwrap();
+    let from = [ours.as_ptr() as u64, pool(&alpha)];
+    let to = [theirs.as_mut_ptr() as u64, pool(&beta)];
+    // The first of the pool is passed with its segment.
+    way(&alpha, &beta, "passes", from[1], to[1], 2 * LEN);
+    for (pooled, at) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+        for len in [4097, LEN - 1, LEN] {
+            let key = format!("{pooled} {at} {len}");
+            let went = way(&alpha, &beta, &key, from[pooled], to[at], len);
+            let both = pooled == 1 && at == 1;
+            assert_eq!(went, if both { Protocol::DirectPut } else { Protocol::Eager }, "{key}");
+        }
+        let went = way(&alpha, &beta, &format!("{pooled} {at}"), from[pooled], to[at], LEN + 1);
+        assert_ne!(went, Protocol::Eager, "{pooled} {at}");
+    }
 }
