@@ -7,8 +7,7 @@
 //!
 //! A rail that ends hands what was under way on it to the others (`transfer/protocols/stripes.rs`). What it was to READ is
 //! read anew at once. What it was to WRITE could still be on its way, so that is written anew only when the peer has
-//! said that its end of the rail is closed, too: RAIL_END. With the main connection its rails end. One that is lost, or
-//! could not be made, is dialled again from time to time, as long as the main connection lives.
+//! said that its end of the rail is closed, too: RAIL_END. With the main connection its rails end.
 
 use super::channel::{ChanId, Channel};
 use super::{Engine, Fx};
@@ -20,11 +19,6 @@ use crate::status::{Code, Reason, Status};
 
 /// A rail that did not join for so long is closed.
 const JOIN_TIME: u64 = 5_000_000_000;
-
-/// A rail that lacks is dialled again after so long; if that did not help, after twice as long.
-const AGAIN_FIRST: u64 = 1_000_000_000;
-/// The longest pause.
-const AGAIN_MOST: u64 = 60_000_000_000;
 
 /// What a channel that is a rail knows of it.
 #[derive(Debug)]
@@ -60,31 +54,9 @@ pub(super) struct Rails {
     wanted: usize,
     /// Further devices here that one of them leads to, a bit for each.
     devices: u32,
-    /// When one that lacks is dialled next.
-    again: u64,
-    /// The pause before that; 0: none has lacked for long enough.
-    pause: u64,
 }
 
 impl Rails {
-    /// Whether one that lacks is to be dialled now.
-    fn is_due(&mut self, now: u64) -> bool {
-        let lacks = self.joined.len() < self.wanted;
-        let over = now >= self.again;
-        match (lacks, self.pause) {
-            (true, 0) => (self.again, self.pause) = (now + AGAIN_FIRST, AGAIN_FIRST),
-            (true, pause) if over => {
-                self.pause = (2 * pause).min(AGAIN_MOST);
-                self.again = now + self.pause;
-                return true;
-            }
-            // Only after that: one that comes and goes is not dialled each second for ever.
-            (false, _) if over => self.pause = 0,
-            _ => {}
-        }
-        false
-    }
-
     /// Those in use.
     pub fn open(&self) -> impl Iterator<Item = ChanId> {
         self.joined.iter().filter(|j| j.open).map(|j| j.ch)
@@ -155,13 +127,6 @@ impl Engine {
         if c.rails.joined.len() < c.rails.wanted {
             let (peer, name) = (c.peer, c.name.clone());
             fx.connect_rail(peer, &name, ch);
-        }
-    }
-
-    /// Dials a rail of this channel that lacks, if it is time for that: its device may be there again.
-    pub(super) fn want_rail_again(&mut self, fx: &mut impl Fx, ch: ChanId, now: u64) {
-        if self.channels.get_mut(ch).is_some_and(|c| c.rails.is_due(now)) {
-            self.want_rail(fx, ch);
         }
     }
 
@@ -443,41 +408,5 @@ impl Channel {
     /// The same, and this is its name.
     fn is_unjoined_of(&self, nonce: &Nonce) -> bool {
         self.is_unjoined() && self.rail.as_ref().is_some_and(|r| r.nonce == Some(*nonce))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_lacks_is_dialled_again_after_longer_and_longer() {
-        let second = AGAIN_FIRST;
-        let mut rails = Rails { wanted: 1, ..Rails::default() };
-        let mut due = Vec::new();
-        for at in 1..=300 {
-            if rails.is_due(at * second) {
-                due.push(at);
-            }
-        }
-        assert_eq!(due, [2, 4, 8, 16, 32, 64, 124, 184, 244]);
-        // One that came, and was lost before the pause was over, changes nothing.
-        let joined = || Joined { nonce: [0; 16], ch: 1, open: true, closed_there: false };
-        rails.joined.push(joined());
-        assert!(!rails.is_due(301 * second));
-        rails.joined.clear();
-        assert!(!rails.is_due(303 * second) && rails.is_due(304 * second));
-        // One that lasted does.
-        rails.joined.push(joined());
-        assert!(!rails.is_due(400 * second));
-        rails.joined.clear();
-        assert!(!rails.is_due(500 * second) && rails.is_due(501 * second));
-        assert!(!rails.is_due(502 * second) && rails.is_due(503 * second));
-    }
-
-    #[test]
-    fn who_has_dialled_none_dials_none_again() {
-        let mut rails = Rails::default();
-        assert!((0..100).all(|at| !rails.is_due(at * AGAIN_FIRST)));
     }
 }

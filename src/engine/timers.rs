@@ -134,7 +134,6 @@ impl Engine {
                 self.channel_down(fx, ch, status);
                 continue;
             }
-            self.want_rail_again(fx, ch, now);
             let mark = fx.progress_mark(ch);
             let Some(c) = self.channels.get_mut(ch) else { continue };
             if c.mark != mark {

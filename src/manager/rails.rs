@@ -89,7 +89,7 @@ impl Core {
         route.rail.take().filter(|&main| self.engine.wants_rail(main))
     }
 
-    /// A dial for a rail failed. Transfers go over the connections that there are; the engine wants it again later.
+    /// A dial for a rail failed. There is no other: transfers go over the connections that there are.
     pub(super) fn rail_failed(&mut self, peer: u32, status: &Status) {
         self.rail_dialled(peer);
         log::info(format_args!("one of several connections to a peer could not be made: {status}"));

@@ -526,6 +526,7 @@ impl Adapter for TcpAdapter {
         if let Some(mut e) = self.eps.remove(&ep.0) {
             // What was posted still goes out as far as the socket takes it.
             e.output(true, &self.shared.regions);
+            e.push();
             if let Some(sock) = &e.sock {
                 self.shared.epoll.del(sock.as_fd());
             }
