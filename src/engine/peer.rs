@@ -215,7 +215,11 @@ impl Engine {
         self.happened += 1;
         match self.settings.sizes[caps.provider as usize].eager_limit {
             0 => {}
-            tuned => caps.eager_max = usize::try_from(tuned).unwrap_or(usize::MAX),
+            tuned => {
+                // Wherever the content lies.
+                caps.eager_max = usize::try_from(tuned).unwrap_or(usize::MAX);
+                caps.plain_max = caps.plain_max.min(caps.eager_max);
+            }
         }
         let channel =
             Channel::new((peer, name), caps, remote_manual, counters, fx.now(), self.owed.clone());
