@@ -175,7 +175,7 @@ impl Manager {
         };
         let out = post.outgoing(memory, content, done);
         let mut core = self.core.lock_on(thread);
-        let follows = follows(&mut core);
+        let follows = self.follows(&mut core);
         let Core { engine, world, .. } = &mut *core;
         if engine.message_send_now(world, &out) {
             // Nothing else was touched.

@@ -197,6 +197,13 @@ impl Manager {
         self.call_then(thread, f, |_| ()).0
     }
 
+    /// What follows the posts of a call that holds the lock. A driver that runs a callback may be kept by it.
+    #[inline]
+    fn follows(&self, core: &mut Locked<'_, Seam>) -> Follows {
+        let kept = self.has_thread && self.drivers.callbacks.any(core);
+        if !kept && core.wheel().is_attended() { Follows::Perhaps } else { Follows::Nothing }
+    }
+
     /// The same, and `then` with what it leaves behind.
     #[inline(always)]
     fn call_then<R, T>(
@@ -206,7 +213,7 @@ impl Manager {
         then: impl FnOnce(&mut Core) -> T,
     ) -> (R, T) {
         let mut guard = self.core.lock_on(thread);
-        let follows = follows(&mut guard);
+        let follows = self.follows(&mut guard);
         let core = &mut *guard;
         core.world.tick();
         let _speaking = core.speaker.speak_on(thread);
@@ -374,12 +381,6 @@ impl Manager {
         }
         self.core.watch_fd()
     }
-}
-
-/// What follows the posts of a call that holds the lock.
-#[inline]
-fn follows(core: &mut Locked<'_, Seam>) -> Follows {
-    if core.wheel().is_attended() { Follows::Perhaps } else { Follows::Nothing }
 }
 
 /// Opens the adapters that the settings allow.

@@ -3,7 +3,8 @@
 //! A send of a few bytes costs a walk through the network stack, three times as much as leaving them with the socket
 //! (`MSG_MORE`). They are left there where whoever posts them is seen to post more within microseconds; the
 //! next poll sends them on. Should it not come after all, the kernel does: with the next acknowledgement, or when its
-//! timer for that runs out, after 200 ms (tcp(7), `TCP_CORK`). It has them in any case, should the process end.
+//! timer for that runs out, after 200 ms (tcp(7), `TCP_CORK`). It has them, too, should the process end: unless that resets the
+//! connection, as unread input does.
 
 use crate::fabric::Follows;
 
