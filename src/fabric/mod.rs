@@ -473,6 +473,13 @@ pub trait Adapter: Send {
         true
     }
 
+    /// Whether the end of a peer that is gone is yet to be reported behind what it posted before, which waits for a copy or
+    /// for the next poll. Adapters whose polls take all that there is need not answer.
+    fn has_rest(&self, ep: EpId) -> bool {
+        let _ = ep;
+        false
+    }
+
     /// Whether what was sent to the peer's host has found no acknowledgement for seconds: the host is
     /// gone, or the way to it. A process that merely stands still does not look so. Adapters that
     /// report such an end by themselves in time need not answer.

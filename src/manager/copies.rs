@@ -418,8 +418,10 @@ impl Core {
             }
             (None, Some(kind), None) => {
                 let own = own.addr..own.addr.saturating_add(own.len);
-                let one = self.world.adapters[kind as usize].as_mut()?.take_own_move(own)?;
-                Some(Copy::Move(kind, one))
+                let one = self.world.adapters[kind as usize].as_mut()?.take_own_move(own);
+                // It may have failed for memory, which nobody is told of who sleeps by what was armed before.
+                self.armed &= one.is_some();
+                Some(Copy::Move(kind, one?))
             }
             _ => None,
         }

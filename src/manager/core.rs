@@ -264,7 +264,7 @@ impl Core {
         let heard = |core: &Core| core.engine.channel(ch).map(|c| c.heard);
         let before = heard(self);
         self.poll_adapters(true);
-        if matches!(word, Word::Gone(_)) && heard(self) != before {
+        if matches!(word, Word::Gone(_)) && (heard(self) != before || self.world.has_rest(ch)) {
             // A poll takes some of what is there. The socket stays readable: this is asked again.
             return;
         }

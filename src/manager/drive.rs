@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::copies::Copy;
 use super::lent::Queues;
-use super::lock::{Locked, Sitting, sleep};
+use super::lock::{Locked, Platform, Sitting, sleep};
 use super::seam::Seam;
 use super::spin::Spin;
 use super::sys::Tag;
@@ -307,9 +307,15 @@ impl Manager {
         )
     }
 
-    /// Looks at the descriptors without waiting.
-    pub(super) fn look(&self) {
-        let tags = self.core.look();
+    /// A driver looks at the descriptors without waiting. What the application waits for on its own is left alone.
+    fn look(&self) {
+        let tags = self.core.wait(Duration::ZERO);
+        self.take_tags(&tags);
+    }
+
+    /// The application looks, who waits on its descriptor.
+    pub(super) fn look_watched(&self) {
+        let tags = self.core.unwatch();
         self.take_tags(&tags);
     }
 
@@ -486,5 +492,29 @@ impl Manager {
     pub(super) fn wake_all(&self) {
         self.drivers.closing.store(true, Ordering::SeqCst);
         self.core.lock().wake_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, Progress};
+    use crate::fabric::ProviderKind;
+
+    /// A driver's look on its way, in a blocking call, must not take the application's own descriptor from it: that would
+    /// hear of what comes afterwards when a timer is due.
+    #[test]
+    fn r01_a_driver_that_looks_leaves_the_event_descriptor_watched() {
+        let (name, provider) = ("a".into(), Some(ProviderKind::Loopback));
+        let config = Config { name, provider, progress: Progress::Manual, ..Config::default() };
+        let manager = Manager::new(config).unwrap();
+        manager.event_fd().unwrap();
+        manager.look();
+        assert!(manager.core.lock().wheel().is_watched());
+        manager.look_watched();
+        assert!(!manager.core.lock().wheel().is_watched());
+        manager.progress().unwrap();
+        assert!(manager.core.lock().wheel().is_watched());
+        manager.destroy().unwrap();
     }
 }

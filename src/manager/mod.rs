@@ -342,7 +342,7 @@ impl Manager {
     /// A turn where the application has its descriptor.
     #[inline(never)]
     fn progress_watched(&self, thread: Thread) -> u32 {
-        self.look();
+        self.look_watched();
         let count = self.turn_on(thread);
         self.core.watch();
         count

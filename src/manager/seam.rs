@@ -74,7 +74,7 @@ impl Seam {
     }
 
     /// The application looks: what made its descriptor readable is taken back, and what is ready is seen.
-    pub fn look(&self) -> Vec<Tag> {
+    pub fn unwatch(&self) -> Vec<Tag> {
         if let Some(watch) = self.watch.get() {
             let mut core = self.lock();
             core.wheel().unwatch();

@@ -363,6 +363,12 @@ impl<W: Clone + PartialEq> Wheel<W> {
         self.changed();
     }
 
+    /// Whether the application may sleep on its descriptor.
+    #[cfg(test)]
+    pub fn is_watched(&self) -> bool {
+        self.watch.is_some()
+    }
+
     /// The application is awake and looks.
     pub fn unwatch(&mut self) {
         self.watch = None;

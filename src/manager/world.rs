@@ -167,6 +167,13 @@ impl World {
         Some((adapter.as_mut(), ep))
     }
 
+    /// See [`Adapter::has_rest`](crate::fabric::Adapter::has_rest).
+    pub fn has_rest(&self, ch: ChanId) -> bool {
+        let Some(link) = self.links.get(&ch) else { return false };
+        let adapter = self.adapters[link.ep.0 as usize].as_ref();
+        adapter.is_some_and(|a| a.has_rest(link.ep.1))
+    }
+
     /// An endpoint's channel, if it is one already.
     #[inline]
     pub fn channel_of(&mut self, ep: EpKey) -> Option<ChanId> {

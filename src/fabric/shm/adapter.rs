@@ -233,6 +233,11 @@ impl Adapter for ShmAdapter {
         }
     }
 
+    fn has_rest(&self, ep: EpId) -> bool {
+        let endpoint = self.index.get(&ep.0).and_then(|&at| self.eps.get(at));
+        matches!(endpoint.map(|e| &e.state), Some(State::Up(link)) if link.has_rest(&self.core))
+    }
+
     fn hang_up(&mut self, ep: EpId) {
         let Some(&at) = self.index.get(&ep.0) else { return };
         if let State::Up(link) = &mut self.eps[at].state {

@@ -387,11 +387,21 @@ impl Link {
         // Not more than a ring has: a peer may have made one that has no end.
         let most = *self.last.get_or_insert(begun + self.rx.lines());
         self.work(core, 0, events)?;
-        if self.is_running(Kind::In) {
+        if self.is_coming(core) {
             return Ok(true);
         }
         let now = self.rx.position();
         Ok(now != begun && now < most && self.rx.is_published())
+    }
+
+    /// Whether what the peer published before waits here: for a copy, or for the next poll.
+    pub(crate) fn has_rest(&self, core: &Core) -> bool {
+        !self.peer_closed() && (self.is_coming(core) || self.rx.is_published())
+    }
+
+    /// Whether a copy of what the peer posted is being made, or will be.
+    fn is_coming(&self, core: &Core) -> bool {
+        self.is_running(Kind::In) || core.moves.wanted.contains(&(self.ep, Kind::In))
     }
 
     /// Feeds the stream and what belongs to it, where there is something.

@@ -109,6 +109,8 @@ pub struct TcpAdapter {
     lazy: Vec<u32>,
     /// Endpoints whose connection is to be reported.
     fresh: VecDeque<u32>,
+    /// Nobody has polled since it was armed: whoever posts sees to it that the descriptor tells of room.
+    armed: bool,
     shared: Shared,
 }
 
@@ -138,6 +140,7 @@ impl TcpAdapter {
             held: Vec::new(),
             lazy: Vec::new(),
             fresh: VecDeque::new(),
+            armed: false,
             shared: Shared {
                 epoll: Epoll::new()?,
                 regions: RegionTable::new(),
@@ -383,7 +386,9 @@ impl Adapter for TcpAdapter {
             let Some(e) = self.eps.get_mut(id) else { continue };
             e.output_of_call(follows, self.polled, &self.shared.regions);
             e.ask(&mut self.shared.wanted);
-            e.watch_output(&self.shared.epoll);
+            if self.armed {
+                e.watch_output(&self.shared.epoll);
+            }
             if e.burst.is_held() && !e.held {
                 e.held = true;
                 self.held.push(*id);
@@ -445,6 +450,7 @@ impl Adapter for TcpAdapter {
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> bool {
+        self.armed = false;
         self.shared.held.clear();
         self.shared.aside.clear();
         self.shared.viewed = 0;
@@ -506,6 +512,7 @@ impl Adapter for TcpAdapter {
             }
         }
         self.lazy.clear();
+        self.armed = true;
         let mut one = [libc::epoll_event { events: 0, u64: 0 }];
         self.fresh.is_empty() && self.shared.epoll.ready(&mut one).next().is_none()
     }

@@ -386,6 +386,21 @@ fn who_sleeps_is_told_of_room_for_what_a_call_posts() {
     reader.join().expect("reader");
 }
 
+/// A driver that polls anyway is told of room for nothing: each look of its would find the socket ready.
+#[test]
+fn who_polls_is_not_told_of_room() {
+    let mut v = Victim::new();
+    assert!(v.ad.arm());
+    v.ad.poll(&mut v.events);
+    while !v.ad.eps[&v.ep.0].link.tx.wants_write() {
+        v.ad.send(v.ep, &[&[7; 16 << 10]]).expect("send");
+        v.ad.flush();
+    }
+    assert!(!v.ad.eps[&v.ep.0].out);
+    v.ad.arm();
+    assert!(v.ad.eps[&v.ep.0].out);
+}
+
 /// Posts small sends until the socket is seen to hold some back; how many.
 fn hold_some_back(v: &mut Victim) -> usize {
     for posted in 1..1_000_000 {

@@ -322,6 +322,10 @@ impl Adapter for Disturbed {
         self.inner.fd()
     }
 
+    fn has_rest(&self, ep: EpId) -> bool {
+        self.inner.has_rest(ep)
+    }
+
     fn reads_sources(&self, ep: EpId) -> bool {
         self.inner.reads_sources(ep)
     }
