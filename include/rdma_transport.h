@@ -1774,11 +1774,12 @@ rdma_code_t rdma_mgr_listen(rdma_mgr_t *mgr,
  * name is learned from who listens there: it connects, tries again for options.timeout_ms, and
  * returns at once; options.peer_event tells the name when the peer came, rdma_mgr_meet waits for it.
  *
- * Threads: any. The texts are copied.
+ * Threads: any. The texts are copied. A host's name is looked up in the call, which may take seconds.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `address` NULL, a name longer than 255 bytes or not
- * UTF-8, one's own name, malformed address; RDMA_RESOURCE_EXHAUSTED: too many peers;
- * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ * UTF-8, one's own name, malformed address; RDMA_UNAVAILABLE: the host's name has no address;
+ * RDMA_RESOURCE_EXHAUSTED: too many peers; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked
+ * child; RDMA_INTERNAL.
  */
 rdma_code_t rdma_mgr_add_peer(rdma_mgr_t *mgr,
                               const char *peer,

@@ -64,7 +64,7 @@
 //! # A persistent buffer
 //!
 //! Each state of a transfer by a buffer (asked for, busy, filled, written, its memory asked for, its checksum computed, emptied) ×
-//! cancel, deadline, abort, cleanup, loss, disconnect, shut down, reclaim of destination and source is in `persistent`,
+//! cancel, deadline, abort, cleanup, loss, disconnect, shut down, reclaim of destination and source is in `persistent_ends`,
 //! as EVENT_while_STATE. And × what else happens to it:
 //!
 //! | Event | none, asked for | idle | busy | called back |
@@ -122,6 +122,8 @@ mod kind;
 mod late;
 #[path = "scenarios/messages.rs"]
 mod messages;
+#[path = "scenarios/messages_by_name.rs"]
+mod messages_by_name;
 #[path = "scenarios/messages_more.rs"]
 mod messages_more;
 #[path = "scenarios/messages_staged.rs"]
@@ -140,6 +142,8 @@ mod pairs_by_name;
 mod peers;
 #[path = "scenarios/persistent.rs"]
 mod persistent;
+#[path = "scenarios/persistent_ends.rs"]
+mod persistent_ends;
 #[path = "scenarios/pipeline.rs"]
 mod pipeline;
 #[path = "scenarios/rails.rs"]

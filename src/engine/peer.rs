@@ -390,6 +390,7 @@ impl Engine {
                 self.fail(fx, request, status.clone());
             }
             self.fail_outbox(fx, peer, &status);
+            self.fail_pairs(fx, peer, &status);
         }
     }
 

@@ -2,9 +2,11 @@
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::Manager;
+use super::drive::{Caller, Waiter};
 use super::inside::{self, Inside};
 use super::lock::Locked;
 use super::seam::Seam;
@@ -16,15 +18,17 @@ use crate::thread::Thread;
 
 /// This module's part of [`crate::thread`].
 pub(crate) struct Waits {
-    /// What the thread has seen of the last managers that it waited on: address, and what had happened.
+    /// What the thread has seen of the last managers that it waited on: number, and what had happened.
     seen: Cell<[(usize, u64); 8]>,
     /// The manager on which it waits.
     on: Cell<usize>,
+    /// The waiter for whose result it blocks: its address.
+    blocked: Cell<usize>,
 }
 
 impl Waits {
     pub(crate) const fn new() -> Waits {
-        Waits { seen: Cell::new([(0, 0); 8]), on: Cell::new(0) }
+        Waits { seen: Cell::new([(0, 0); 8]), on: Cell::new(0), blocked: Cell::new(0) }
     }
 }
 
@@ -55,7 +59,7 @@ impl Manager {
     /// What of this this thread knows: it waits for more than that. So nothing is missed that happened between the
     /// application's look at its own state and its call.
     pub(super) fn seen(&self) -> u64 {
-        let me = self.address();
+        let me = self.number;
         let all = Thread::this().waits.seen.get();
         match all.iter().find(|(manager, _)| *manager == me) {
             Some(&(_, seen)) => seen,
@@ -75,7 +79,7 @@ impl Manager {
             }
         }
         self.drivers.waits.fetch_add(1, Ordering::SeqCst);
-        let _leave = Leave(self, Thread::this().waits.on.replace(self.address()));
+        let _leave = Leave(self, Thread::this().waits.on.replace(self.number));
         f()
     }
 
@@ -91,7 +95,7 @@ impl Manager {
     /// Whether threads beside this one wait for something to happen.
     #[inline]
     fn others_wait(&self, thread: Thread) -> bool {
-        let mine = usize::from(thread.waits.on.get() == self.address());
+        let mine = usize::from(thread.waits.on.get() == self.number);
         self.drivers.waits.load(Ordering::SeqCst) > mine
     }
 
@@ -103,6 +107,34 @@ impl Manager {
         if self.others_wait(thread) {
             core.wake_waiters();
         }
+    }
+
+    /// Something has happened in the engine, with the lock held.
+    #[inline(always)]
+    pub(super) fn tell_happened(&self, core: &mut Locked<'_, Seam>, thread: Thread) {
+        if self.others_wait(thread) {
+            core.wake_waiters();
+        }
+    }
+
+    /// A blocked caller's result is there. If it drives on another thread and sleeps on the descriptors, it is woken.
+    pub(super) fn tell_caller(&self, waiter: &Arc<Waiter>) {
+        if Thread::this().waits.blocked.get() != Arc::as_ptr(waiter) as usize {
+            self.core.lock().wake_caller(&Caller(waiter.clone()));
+        }
+    }
+
+    /// Notes that this thread blocks for this waiter's result, as long as `f` runs.
+    pub(super) fn blocking(waiter: &Arc<Waiter>, f: impl FnOnce()) {
+        struct Leave(usize);
+        impl Drop for Leave {
+            fn drop(&mut self) {
+                Thread::this().waits.blocked.set(self.0);
+            }
+        }
+        let at = Arc::as_ptr(waiter) as usize;
+        let _leave = Leave(Thread::this().waits.blocked.replace(at));
+        f();
     }
 
     /// Something has happened, outside of the engine, that other threads may wait for.
@@ -118,15 +150,11 @@ impl Manager {
         self.core.lock().wake_waiters();
     }
 
-    fn address(&self) -> usize {
-        std::ptr::from_ref(self) as usize
-    }
-
     /// This thread knows all that has happened.
     pub(super) fn see(&self) {
         let waits = &Thread::this().waits;
         let mut all = waits.seen.get();
-        let me = self.address();
+        let me = self.number;
         let at = all.iter().position(|(manager, _)| *manager == me).unwrap_or(all.len() - 1);
         all[..=at].rotate_right(1);
         all[0] = (me, self.happened());

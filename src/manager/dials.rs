@@ -64,7 +64,8 @@ impl Core {
             Ok(peer) => peer,
             Err(status) => {
                 log::warn(format_args!("a connection was turned away: {status}"));
-                return self.turn_away(key);
+                self.turn_away(key);
+                return self.dialled_in_vain(token, status);
             }
         };
         let unnamed = token.filter(|&t| Core::is_unnamed(t as u32));
@@ -92,6 +93,18 @@ impl Core {
         trace_connect(&self.world.trace, &hello.name, key.0.name(), began, Code::Ok);
         let dialled = token.is_some();
         self.open_channel(peer, hello, key, sock, proved, dialled);
+    }
+
+    /// A dial led to a connection for which there is no room here: there may be later.
+    fn dialled_in_vain(&mut self, token: Option<u64>, status: Status) {
+        let Some(id) = token.map(|token| token as u32) else { return };
+        let Some(route) = self.world.routes.get_mut(&id) else { return };
+        let pause = route.backoff.pause(random());
+        if Core::is_unnamed(id) {
+            return self.not_met(id, status, true, pause);
+        }
+        route.dialing = false;
+        self.try_again(id, status);
     }
 
     /// A connection that is not kept.

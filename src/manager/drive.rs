@@ -193,7 +193,12 @@ impl Manager {
 
     #[inline(always)]
     fn turn_locked<'a>(&'a self, mut core: Locked<'a, Seam>, thread: Thread) -> u32 {
+        let happened = core.engine.happened();
         let mut count = core.turn(thread);
+        if core.engine.happened() != happened {
+            // What needs no callback: a connection that is there, for who waits for one on another thread.
+            self.tell_happened(&mut core, thread);
+        }
         // Most turns find nothing.
         if !core.leaves_something() {
             return count;
@@ -235,6 +240,10 @@ impl Manager {
             }
         }
         batch.works.iter_mut().for_each(|work| self.run(work, &mut taken, thread));
+        if taken.are_quiet() {
+            drop(taken);
+            self.tell_others();
+        }
         None
     }
 
@@ -410,14 +419,17 @@ impl Manager {
 
     /// Blocks until the waiter's result is there, whatever happens: its operation owns the caller's memory until then.
     pub(super) fn block_until_ready(&self, waiter: &Arc<Waiter>) {
-        while !waiter.is_ready() {
-            if catch_unwind(AssertUnwindSafe(|| self.block(waiter, None, || false))).is_err() {
-                log::error(format_args!(
-                    "caught a panic in a blocking call, a defect of the library"
-                ));
-                std::thread::sleep(AFTER_PANIC);
+        let block = || self.block(waiter, None, || false);
+        Manager::blocking(waiter, || {
+            while !waiter.is_ready() {
+                if catch_unwind(AssertUnwindSafe(block)).is_err() {
+                    log::error(format_args!(
+                        "caught a panic in a blocking call, a defect of the library"
+                    ));
+                    std::thread::sleep(AFTER_PANIC);
+                }
             }
-        }
+        });
     }
 
     /// Drives until `done` says so, where nobody waits for a result.
@@ -515,6 +527,27 @@ mod tests {
         assert!(!manager.core.lock().wheel().is_watched());
         manager.progress().unwrap();
         assert!(manager.core.lock().wheel().is_watched());
+        manager.destroy().unwrap();
+    }
+
+    /// A sleeper was woken twice, by what came and by a call: what is left of that must not make the application's
+    /// descriptor readable for good.
+    #[test]
+    fn r01_a_wake_up_that_nobody_needed_is_taken_back() {
+        let (name, provider) = ("a".into(), Some(ProviderKind::Loopback));
+        let config = Config { name, provider, progress: Progress::Manual, ..Config::default() };
+        let manager = Manager::new(config).unwrap();
+        let mut entry =
+            libc::pollfd { fd: manager.event_fd().unwrap(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid entry.
+        let mut readable = || unsafe { libc::poll(&mut entry, 1, 0) > 0 };
+        manager.core.signal();
+        assert!(readable());
+        let turns = (0..100).take_while(|_| {
+            manager.progress().unwrap();
+            readable()
+        });
+        assert!(turns.count() < 100, "it stays readable");
         manager.destroy().unwrap();
     }
 }

@@ -128,6 +128,13 @@ impl<'a, P: Platform> Locked<'a, P> {
         }
     }
 
+    /// Wakes this caller, if it drives: its result is there. One that is queued is told by who has it.
+    pub fn wake_caller(&mut self, caller: &P::Waiter) {
+        let wake = self.wheel().wake_caller(caller);
+        let platform = self.platform;
+        platform.deliver(wake);
+    }
+
     /// Asks what the progress thread does next. `None`: it has parked, and asks again.
     #[inline]
     pub fn thread_drives(&mut self) -> Option<()> {

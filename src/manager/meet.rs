@@ -128,9 +128,11 @@ impl Manager {
             core.meetings.all.get_mut(&id).and_then(|m| m.outcome.take())
         };
         let mut found = None;
-        self.block(&waiter, Some(limit), || {
-            found = outcome();
-            found.is_some()
+        self.waiting(|| {
+            self.block(&waiter, Some(limit), || {
+                found = outcome();
+                found.is_some()
+            })
         });
         let last = self.core.lock().part(id);
         match found {

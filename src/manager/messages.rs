@@ -2,7 +2,7 @@
 
 mod ends;
 
-use super::copies::{Copied, MESSAGE, touch};
+use super::copied::{Copied, MESSAGE, touch};
 use super::*;
 use crate::engine::Buffer;
 use crate::engine::front::message::{

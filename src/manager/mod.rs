@@ -8,7 +8,7 @@
 
 use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -28,7 +28,9 @@ use crate::status::{Code, Reason, Status};
 use crate::thread::Thread;
 
 mod bias;
+mod calls;
 mod clock;
+mod copied;
 mod copies;
 mod core;
 mod deliver;
@@ -100,6 +102,8 @@ pub struct Manager {
     thread: Mutex<Option<JoinHandle<()>>>,
     config: Config,
     me: Weak<Manager>,
+    /// Of all managers of this process, those that are gone included: an address may be another's again.
+    number: usize,
     stats: Arc<Stats>,
     trace: Arc<Trace>,
     /// The application hears of requests that end while it is asked.
@@ -114,6 +118,9 @@ pub struct Manager {
 // With the two counters before it in its `Arc`: no allocation of the library is more than a page, of which the list of
 // places that may abort is made (`docs/reliability.md`). What is seldom used stands apart, in a box.
 const _: () = assert!(size_of::<Manager>() + 2 * size_of::<usize>() <= 4096);
+
+/// The number of the next manager.
+static NUMBERS: AtomicUsize = AtomicUsize::new(1);
 
 fn seconds(d: Duration) -> String {
     format!("{:.3} s", d.as_secs_f64())
@@ -152,11 +159,12 @@ impl Manager {
             caller_spin,
             standby: Standby::new(),
             has_thread: thread,
-            copy_max: copies::copy_max(&config),
-            first_max: copies::first_max(&config),
+            copy_max: copied::copy_max(&config),
+            first_max: copied::first_max(&config),
             thread: Mutex::new(None),
             config,
             me: me.clone(),
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
             stats,
             trace,
             hears_of_ends,
@@ -183,70 +191,6 @@ impl Manager {
             *self.thread.lock() = Some(thread);
         }
         Ok(())
-    }
-
-    /// Calls the engine with the lock held, then runs what may run inline. The release of the lock wakes a driver that
-    /// sleeps, if there is something for it.
-    fn call<R>(&self, f: impl FnOnce(&mut Core) -> R) -> R {
-        self.call_on(Thread::this(), f)
-    }
-
-    /// The same on this thread.
-    #[inline(always)]
-    fn call_on<R>(&self, thread: Thread, f: impl FnOnce(&mut Core) -> R) -> R {
-        self.call_then(thread, f, |_| ()).0
-    }
-
-    /// What follows the posts of a call that holds the lock. A driver that runs a callback may be kept by it.
-    #[inline]
-    fn follows(&self, core: &mut Locked<'_, Seam>) -> Follows {
-        let kept = self.has_thread && self.drivers.callbacks.any(core);
-        if !kept && core.wheel().is_attended() { Follows::Perhaps } else { Follows::Nothing }
-    }
-
-    /// The same, and `then` with what it leaves behind.
-    #[inline(always)]
-    fn call_then<R, T>(
-        &self,
-        thread: Thread,
-        f: impl FnOnce(&mut Core) -> R,
-        then: impl FnOnce(&mut Core) -> T,
-    ) -> (R, T) {
-        let mut guard = self.core.lock_on(thread);
-        let follows = self.follows(&mut guard);
-        let core = &mut *guard;
-        core.world.tick();
-        let _speaking = core.speaker.speak_on(thread);
-        (core.world.in_call, core.world.follows) = (true, follows);
-        let result = f(core);
-        core.world.in_call = false;
-        core.finish();
-        core.world.follows = Follows::Nothing;
-        let more = then(core);
-        if !core.world.inline.works.is_empty() {
-            self.run_inline(guard, thread);
-        }
-        (result, more)
-    }
-
-    /// Runs what was left to the call.
-    #[inline(never)]
-    fn run_inline<'a>(&'a self, mut core: Locked<'a, Seam>, thread: Thread) {
-        let callbacks = &self.drivers.callbacks;
-        if let Some(mut batch) = core.world.take_inline(&self.drivers.queues) {
-            let mut taken = Taken::count(callbacks, batch.works.len(), &mut core);
-            drop(core);
-            batch.works.iter_mut().for_each(|work| self.run(work, &mut taken, thread));
-            return;
-        }
-        let mut all = std::mem::take(&mut core.world.inline.works);
-        let mut taken = Taken::count(callbacks, all.len(), &mut core);
-        drop(core);
-        all.iter_mut().for_each(|work| self.run(work, &mut taken, thread));
-    }
-
-    fn with_engine<R>(&self, f: impl FnOnce(&mut Engine, &mut World) -> R) -> R {
-        self.call(|core| f(&mut core.engine, &mut core.world))
     }
 
     /// Ends every operation, runs every callback that is due, and stops. Afterwards no callback

@@ -1,6 +1,6 @@
 //! Pairs and buffers: the calls.
 
-use super::copies::Copied;
+use super::copied::Copied;
 use super::*;
 use crate::engine::front::pair::{
     Connecting, OnBuffer, PairFacts, PairState, Part, Released, Slot, Way,

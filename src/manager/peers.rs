@@ -94,7 +94,7 @@ impl Manager {
         let Some(timeout) = timeout else { return Ok(()) };
         let mut error = None;
         let waiter = Arc::new(Waiter::default());
-        let connected = self.block(&waiter, Some(timeout), || {
+        let mut look = || {
             let core = self.core.lock();
             let Some(p) = core.engine.peer(index) else { return false };
             if !p.channels.is_empty() {
@@ -105,7 +105,8 @@ impl Manager {
             let over = route.is_some_and(|r| !r.wanted && !r.dialing && r.next_try.is_none());
             error = if over { p.last_error.clone() } else { None };
             error.is_some()
-        });
+        };
+        let connected = self.waiting(|| self.block(&waiter, Some(timeout), &mut look));
         match (connected, error) {
             (true, None) => Ok(()),
             (_, Some(status)) => Err(status),
@@ -140,13 +141,16 @@ impl Manager {
             peers.iter().filter(is_missing).cloned().collect::<Vec<_>>()
         };
         let waiter = Arc::new(Waiter::default());
+        // Whoever waits for ever waits for the manager's end as well.
+        let over = || self.drivers.closing.load(Ordering::Acquire) || missing().is_empty();
+        let all = |limit| self.waiting(|| self.block(&waiter, limit, over)) && missing().is_empty();
         let first = timeout.unwrap_or(DIALLED).min(DIALLED);
-        if self.block(&waiter, Some(first), || missing().is_empty()) {
+        if all(Some(first)) {
             return Ok(());
         }
         missing().iter().try_for_each(|peer| self.connect(peer, None))?;
         let rest = timeout.map(|timeout| timeout - first);
-        if self.block(&waiter, rest, || missing().is_empty()) {
+        if all(rest) {
             return Ok(());
         }
         self.refuse_closing()?;

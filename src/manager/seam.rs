@@ -79,6 +79,10 @@ impl Seam {
             let mut core = self.lock();
             core.wheel().unwatch();
             watch.bell.drain();
+            // One for a sleeper that got up by something else: nobody else would take it back.
+            if core.wheel().owes_no_signal() {
+                self.wake.drain();
+            }
         }
         self.wait(Duration::ZERO)
     }

@@ -1,6 +1,6 @@
 //! Sends, receives, steps and the runtime's own rendezvous: the calls that move tensors.
 
-use super::copies::{Copied, touch};
+use super::copied::{Copied, touch};
 use super::*;
 use crate::engine::Offer;
 
@@ -121,15 +121,17 @@ impl Manager {
         let keep = options.keep;
         let waiter = Arc::new(Waiter::default());
         let slot = Arc::new(Mutex::new(None));
-        let (theirs, wake) = (slot.clone(), waiter.clone());
+        let (theirs, wake, me) = (slot.clone(), waiter.clone(), self.me.clone());
         let done: RecvDone = Box::new(move |result, _| {
             *theirs.lock() = Some(result.cloned());
             wake.finish();
+            if let Some(manager) = me.upgrade() {
+                manager.tell_caller(&wake);
+            }
         });
         // SAFETY: the caller's promise; this waits for `done`.
         let id = unsafe { self.recv_async(peer, key, step, options, done) }?;
         self.block_until_ready(&waiter);
-        self.see();
         let result = slot.lock().take();
         match result {
             Some(Ok(tensor)) => Ok((tensor, id)),

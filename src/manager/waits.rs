@@ -45,6 +45,11 @@ impl<'a> Taken<'a> {
         Taken { counts, left: n as u64 }
     }
 
+    /// Whether nobody is told of some of them.
+    pub(super) fn are_quiet(&self) -> bool {
+        self.left > 0
+    }
+
     /// One of them, the application's, has run. Whoever waits for it and says so before it looks is seen after this.
     #[inline]
     pub(super) fn ran(&mut self) {
@@ -87,9 +92,10 @@ impl Manager {
             let mut core = self.core.lock();
             core.engine.under_way_with(index) == 0
                 && !core.world.has_work()
+                && core.world.held_back.is_empty()
                 && !self.drivers.callbacks.any(&mut core)
         };
-        if self.block(&waiter, Some(timeout), idle) {
+        if self.waiting(|| self.block(&waiter, Some(timeout), idle)) {
             return Ok(());
         }
         self.refuse_closing()?;

@@ -224,9 +224,11 @@ impl<W: Clone + PartialEq> Wheel<W> {
                 }
                 return false;
             }
-            // From the thread it is taken, awake or asleep: the thread parks when it notices.
-            Seat::Thread => self.handed.sleeper |= self.asleep.is_some_and(|s| !s.woken),
-            Seat::Free | Seat::Caller(_) => {}
+            // It is taken from whoever has it, awake or asleep: a thread parks when it notices, a caller queues again.
+            Seat::Thread | Seat::Caller(_) => {
+                self.handed.sleeper |= self.asleep.is_some_and(|s| !s.woken);
+            }
+            Seat::Free => {}
         }
         self.asleep = None;
         self.seat = Seat::Caller(caller.clone());
@@ -363,6 +365,11 @@ impl<W: Clone + PartialEq> Wheel<W> {
         self.changed();
     }
 
+    /// Whether nobody who was woken has still to get up.
+    pub fn owes_no_signal(&self) -> bool {
+        !self.ending && self.asleep.is_none_or(|s| !s.woken)
+    }
+
     /// Whether the application may sleep on its descriptor.
     #[cfg(test)]
     pub fn is_watched(&self) -> bool {
@@ -396,6 +403,11 @@ impl<W: Clone + PartialEq> Wheel<W> {
             _ => {}
         }
         wake
+    }
+
+    /// The same for this caller alone.
+    pub fn wake_caller(&mut self, caller: &W) -> Wake<W> {
+        if self.holds(caller) { self.wake_waiters() } else { Wake::default() }
     }
 
     /// Callers that wait for the seat.

@@ -107,12 +107,24 @@ fn site(trace: &str) -> Option<Site> {
     found.map(|site| if text && site.0 != OURS { (TEXTS.into(), String::new()) } else { site })
 }
 
+/// A child whose trace has no frames, which the system leaves out now and then, is asked so often.
+const TRIES: usize = 3;
+
 fn end(kind: &str, fail_at: u64, known: &Known) -> End {
+    let mut tries = (0..TRIES).filter_map(|_| end_of_one(kind, fail_at, known));
+    tries.next().unwrap_or_else(|| {
+        let why = "a place without a name (was this built without line tables?)";
+        End::Wrong(format!("{kind}, call {fail_at}: {why}"))
+    })
+}
+
+/// What one child came to; `None`: it aborted at a place without a name.
+fn end_of_one(kind: &str, fail_at: u64, known: &Known) -> Option<End> {
     let (text, signal, success) = run(kind, fail_at, known);
     if success {
-        return End::Good;
+        return Some(End::Good);
     }
-    let wrong = |why: &str| End::Wrong(format!("{kind}, call {fail_at}: {why}\n{text}"));
+    let wrong = |why: &str| Some(End::Wrong(format!("{kind}, call {fail_at}: {why}\n{text}")));
     if signal != Some(libc::SIGABRT) || !text.contains("memory allocation of ") {
         return wrong("neither an end nor an abort for want of memory");
     }
@@ -125,10 +137,7 @@ fn end(kind: &str, fail_at: u64, known: &Known) -> End {
     if let Some(site) = trace.and_then(|(trace, _)| site(trace)) {
         known.insert(stack.to_owned(), site);
     }
-    match known.get(stack) {
-        Some(site) => End::Aborted(size.parse().unwrap(), site.clone()),
-        None => wrong("a place without a name (was this built without line tables?)"),
-    }
+    known.get(stack).map(|site| End::Aborted(size.parse().unwrap(), site.clone()))
 }
 
 /// The calls of a run up to this one are tried,

@@ -81,6 +81,26 @@ fn a_slot_that_never_opens() {
     post.finish();
 }
 
+/// Nobody will dial again: who waits for the pair is told.
+#[test]
+fn a_pair_whose_peer_cannot_be_connected_for_good_ends() {
+    let mut post = Post::new(shm());
+    post.s.cut();
+    post.s.hold(R, Kind::Dial);
+    let two = post.pair();
+    post.connect(two, R).unwrap();
+    post.s.run();
+    assert!(matches!(post.state(two, R), PairState::Connecting));
+    post.s.refuse_dial(R, true);
+    post.s.run();
+    assert!(matches!(post.state(two, R), PairState::Connecting));
+    post.s.refuse_dial(R, false);
+    post.s.run();
+    assert!(matches!(post.state(two, R), PairState::Broken(_)));
+    post.twos[two].lossy = true;
+    post.finish();
+}
+
 /// The loss of the connection ends the pair at both ends, with everything under way; another pair goes over the next one.
 #[test]
 fn lost_with_sends_under_way() {

@@ -1,12 +1,13 @@
 //! What one endpoint has to send: a queue of operations, turned into a stream of frames no further
 //! ahead than the socket takes it, so that answers and acknowledgements can slip in between.
 
+mod out;
+
 use std::collections::VecDeque;
 
 use super::frame::{CHUNK, Frame, Header};
-use crate::fabric::moves::Part;
-use crate::fabric::regions::{Refusal, RegionTable};
-use crate::fabric::{Access, PostError};
+use crate::fabric::PostError;
+use crate::fabric::regions::Refusal;
 use crate::room::{self, Grows};
 use crate::status::Status;
 
@@ -14,8 +15,6 @@ use crate::status::Status;
 pub const IOVS: usize = 32;
 /// Frames are made while fewer bytes than this wait for the socket.
 const AHEAD: u64 = 256 << 10;
-/// Bytes of one gathered send.
-const GATHER: u64 = 2 << 20;
 /// Bytes of SENDs that may wait for the socket.
 const MSG_QUEUE: usize = crate::limits::TCP_MESSAGES;
 /// Answers that may wait for the socket: more than a peer of this version asks for.
@@ -23,8 +22,6 @@ pub const MAX_ANSWERS: usize = super::MAX_OPS;
 
 /// Room for what is not content in [`Tx::parts`].
 pub const OWN: usize = 32 << 10;
-
-static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// A first-in first-out queue of bytes, contiguous.
 #[derive(Default)]
@@ -409,169 +406,5 @@ impl Tx {
         }
         self.answers_turn = true;
         true
-    }
-
-    /// Lists the next bytes of the stream; returns the number of parts and their bytes.
-    pub fn gather(
-        &mut self,
-        regions: &RegionTable,
-        iovs: &mut [libc::iovec; IOVS],
-    ) -> (usize, u64) {
-        self.withdraw(regions);
-        let (mut n, mut bytes, mut msgs) = (0, 0u64, self.msgs.head);
-        for seg in &self.wire {
-            let left = seg.left();
-            if left == 0 {
-                continue;
-            }
-            if n == IOVS || bytes >= GATHER {
-                break;
-            }
-            let (base, len) = match seg {
-                Seg::Head { head, off, .. } => {
-                    let b = &head.bytes()[*off as usize..];
-                    (b.as_ptr() as u64, b.len())
-                }
-                Seg::Msgs(len) => {
-                    let b = &self.msgs.buf[msgs..msgs + len];
-                    msgs += len;
-                    (b.as_ptr() as u64, *len)
-                }
-                Seg::Local { addr, left } | Seg::Region { addr, left, .. } => {
-                    (*addr, *left as usize)
-                }
-                Seg::Zeros(left) => {
-                    (ZEROS.as_ptr() as u64, (*left).min(ZEROS.len() as u64) as usize)
-                }
-                Seg::Sent => continue,
-            };
-            iovs[n] = libc::iovec { iov_base: base as *mut libc::c_void, iov_len: len };
-            n += 1;
-            bytes += len as u64;
-            if (len as u64) < left {
-                break;
-            }
-        }
-        (n, bytes)
-    }
-
-    /// Whether content of the application is among what `gather` would list.
-    pub fn has_content(&self) -> bool {
-        let content = |seg: &Seg| matches!(seg, Seg::Local { .. } | Seg::Region { .. });
-        self.wire.iter().take(IOVS).any(content)
-    }
-
-    /// Whether all content of the application that waits lies in this memory.
-    pub fn is_content_of(&self, own: std::ops::Range<u64>) -> bool {
-        let lies = |seg: &Seg| match seg {
-            Seg::Local { addr, left } => {
-                own.start <= *addr && addr.saturating_add(*left) <= own.end
-            }
-            Seg::Region { .. } => false,
-            _ => true,
-        };
-        self.ops.is_empty() && self.answers.is_empty() && self.wire.iter().all(lies)
-    }
-
-    /// The next bytes of the stream for a send that runs while this goes on: what is not content is
-    /// copied to `own`, which has room for [`OWN`] bytes and does not move. `parts` has room for [`IOVS`]. The
-    /// bytes of all.
-    pub fn parts(
-        &mut self,
-        regions: &RegionTable,
-        own: &mut Vec<u8>,
-        parts: &mut Vec<Part>,
-    ) -> u64 {
-        self.withdraw(regions);
-        let (mut bytes, mut msgs) = (0u64, self.msgs.head);
-        for seg in self.wire.iter().filter(|seg| seg.left() > 0) {
-            if parts.len() == IOVS || bytes >= GATHER {
-                break;
-            }
-            let copied = match seg {
-                Seg::Head { head, off, .. } => &head.bytes()[*off as usize..],
-                Seg::Msgs(len) => {
-                    msgs += len;
-                    &self.msgs.buf[msgs - len..msgs]
-                }
-                Seg::Local { addr, left } | Seg::Region { addr, left, .. } => {
-                    parts.push(Part { addr: *addr, len: *left as usize });
-                    bytes += left;
-                    continue;
-                }
-                Seg::Zeros(left) => {
-                    let len = (*left).min(ZEROS.len() as u64) as usize;
-                    parts.push(Part { addr: ZEROS.as_ptr() as u64, len });
-                    bytes += len as u64;
-                    if (len as u64) < *left {
-                        break;
-                    }
-                    continue;
-                }
-                Seg::Sent => continue,
-            };
-            let len = copied.len().min(OWN - own.len());
-            let addr = own.as_ptr() as u64 + own.len() as u64;
-            own.extend_from_slice(&copied[..len]);
-            parts.push(Part { addr, len });
-            bytes += len as u64;
-            if len < copied.len() {
-                break;
-            }
-        }
-        bytes
-    }
-
-    /// Replaces the payload of answers whose region is gone by zeros, and their END by a refusal.
-    fn withdraw(&mut self, regions: &RegionTable) {
-        for i in 0..self.wire.len() {
-            let Seg::Region { seq, rkey, addr, left } = self.wire[i] else { continue };
-            let Err(why) = regions.check(rkey, addr, left, Access::REMOTE_READ) else { continue };
-            self.wire[i] = Seg::Zeros(left);
-            let end = self.wire.iter_mut().skip(i).find_map(|s| match s {
-                Seg::Head { head, end_of: Some(s), .. } if *s == seq => Some(head),
-                _ => None,
-            });
-            if let Some(head) = end {
-                *head = Frame::End { seq, why: Some(why) }.encode();
-            } else if let Some(a) = self.answers.front_mut().filter(|a| a.seq == seq) {
-                a.refused = Some(why);
-            }
-        }
-    }
-
-    /// The socket took `n` bytes of what `gather` listed.
-    pub fn advance(&mut self, n: u64) {
-        let mut n = n;
-        self.wire_bytes = self.wire_bytes.saturating_sub(n);
-        while let Some(seg) = self.wire.front_mut() {
-            let left = seg.left();
-            if left > n {
-                match seg {
-                    Seg::Head { off, .. } => *off += n as u8,
-                    Seg::Msgs(len) => {
-                        *len -= n as usize;
-                        self.msgs.consume(n as usize);
-                    }
-                    Seg::Local { addr, left } | Seg::Region { addr, left, .. } => {
-                        *addr += n;
-                        *left -= n;
-                    }
-                    Seg::Zeros(left) => *left -= n,
-                    Seg::Sent => {}
-                }
-                return;
-            }
-            n -= left;
-            match seg {
-                Seg::Msgs(len) => {
-                    let len = *len;
-                    self.msgs.consume(len);
-                }
-                Seg::Sent => self.sent_writes += 1,
-                _ => {}
-            }
-            self.wire.pop_front();
-        }
     }
 }

@@ -1,0 +1,127 @@
+//! Content of the application on its way into a message: copied, or touched, by the call that names it, before the lock.
+
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use crate::api::Protocol;
+use crate::config::Config;
+use crate::engine::layout::Layout;
+use crate::engine::transfer::sizes::Sizes;
+use crate::fabric::ProviderKind;
+
+/// Content up to this length may go into a message.
+pub(super) const MESSAGE: u64 = 128 << 10;
+/// Content up to this length is copied for a message that may be built of it; longer content of messages is copied
+/// when the message is built.
+const COPY_MAX: usize = 8 << 10;
+/// The smallest page.
+const PAGE: u64 = 4096;
+
+/// Longest content that is copied, where it may go into a message.
+pub(super) fn copy_max(config: &Config) -> usize {
+    match config.protocol {
+        3 | 4 => 0,
+        _ => config.eager_max.map_or(COPY_MAX, |max| COPY_MAX.min(max)),
+    }
+}
+
+/// How much is copied of what is longer, since it may go with the offer of a message.
+pub(super) fn first_max(config: &Config) -> usize {
+    let forced = config.protocol == Protocol::Pipeline as u32;
+    let of = |sizes: Sizes| match config.protocol {
+        0 if sizes.min_rdma_pipeline_size > 0 => sizes.rndv_eager_limit as usize,
+        _ if forced => sizes.rndv_eager_limit as usize,
+        _ => 0,
+    };
+    ProviderKind::ALL.into_iter().map(|kind| of(config.sizes_of(kind))).max().unwrap_or(0)
+}
+
+/// Room for a copy of the content of a message, on the stack of the call.
+pub(super) struct Copied {
+    bytes: [MaybeUninit<u8>; COPY_MAX],
+    len: usize,
+}
+
+impl Copied {
+    /// Nothing.
+    #[inline]
+    pub(super) fn new() -> Copied {
+        Copied { bytes: [const { MaybeUninit::uninit() }; COPY_MAX], len: 0 }
+    }
+
+    /// A copy of content that is short enough; what is longer is touched only.
+    ///
+    /// # Safety
+    /// The memory is readable for `len` bytes.
+    pub(super) unsafe fn take(&mut self, addr: u64, len: u64, max: usize) -> &[u8] {
+        if len > max.min(COPY_MAX) as u64 {
+            // SAFETY: by the caller.
+            unsafe { touch(addr, len, false) };
+            return &[];
+        }
+        self.len = len as usize;
+        // SAFETY: by the caller; there is room for it here, and so much is then initialised.
+        unsafe {
+            super::sys::copy(self.bytes.as_mut_ptr() as u64, addr, len);
+            std::slice::from_raw_parts(self.bytes.as_ptr().cast(), self.len)
+        }
+    }
+
+    /// The same; of longer content, so many bytes from the beginning, perhaps none.
+    ///
+    /// # Safety
+    /// As of [`take`](Self::take).
+    #[inline]
+    pub(super) unsafe fn begin(&mut self, addr: u64, len: u64, max: usize, first: usize) -> &[u8] {
+        let (len, max) = if len > max as u64 && first > 0 {
+            (len.min(first as u64), COPY_MAX)
+        } else {
+            (len, max)
+        };
+        // SAFETY: by the caller.
+        unsafe { self.take(addr, len, max) }
+    }
+
+    /// The same out of pieces.
+    ///
+    /// # Safety
+    /// The pieces are readable.
+    pub(super) unsafe fn gather(&mut self, layout: &Layout, max: usize) -> &[u8] {
+        if layout.len() > max.min(COPY_MAX) as u64 {
+            return &[];
+        }
+        self.len = layout.len() as usize;
+        // SAFETY: as above.
+        unsafe {
+            layout.gather(0, self.bytes.as_mut_ptr() as u64, layout.len());
+            std::slice::from_raw_parts(self.bytes.as_ptr().cast(), self.len)
+        }
+    }
+}
+
+/// Touches content that may go into a message, or come out of one, before the lock is taken: what is
+/// not in memory is fetched now, at the expense of this call alone, and nobody has to wait for it later.
+///
+/// # Safety
+/// The memory is readable for `len` bytes, and writable if `write`.
+pub(super) unsafe fn touch(addr: u64, len: u64, write: bool) {
+    if len == 0 || len > MESSAGE {
+        return;
+    }
+    let last = addr + len - 1;
+    let mut at = addr;
+    while at <= last {
+        let byte = at as *mut u8;
+        if write {
+            // SAFETY: by the caller; a byte has any alignment.
+            let byte = unsafe { AtomicU8::from_ptr(byte) };
+            // Writes what is there: a plain look would leave a page of zeros that nobody owns.
+            let was = byte.load(Ordering::Relaxed);
+            let _ = byte.compare_exchange(was, was, Ordering::Relaxed, Ordering::Relaxed);
+        } else {
+            // SAFETY: by the caller.
+            unsafe { byte.read_volatile() };
+        }
+        at = (at & !(PAGE - 1)) + PAGE;
+    }
+}

@@ -1,0 +1,142 @@
+//! What ends a call that blocks, and what it must not miss.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use rdma_transport::api::*;
+use rdma_transport::config::{Config, Progress};
+use rdma_transport::fabric::ProviderKind;
+use rdma_transport::fabric::moves::{Claim, Ranges};
+use rdma_transport::manager::Manager;
+use rdma_transport::status::Code;
+
+const LONG: Duration = Duration::from_secs(30);
+
+static DATA: [u8; 1024] = [7; 1024];
+
+fn manager(name: &str, progress: Progress) -> Arc<Manager> {
+    let config = Config {
+        name: name.into(),
+        provider: Some(ProviderKind::Tcp),
+        progress,
+        ..Config::default()
+    };
+    Manager::new(config).unwrap()
+}
+
+fn send(from: &Manager, key: &[u8], step: i64) {
+    let meta = Meta { dtype: 1, nbytes: DATA.len() as u64, ..Default::default() };
+    let tensor = Tensor { meta, addr: DATA.as_ptr() as u64, device: 0 };
+    // SAFETY: static memory.
+    unsafe { from.send(key, step, tensor, None, None) }.unwrap();
+}
+
+fn options(target: Target, keep: bool) -> RecvOptions {
+    RecvOptions { timeout: Some(LONG), target, device: 0, keep }
+}
+
+fn receive(m: &Manager, key: &[u8], step: i64, done: RecvDone) -> u64 {
+    // SAFETY: library memory.
+    unsafe { m.recv_async(None, key, step, options(Target::Library, false), done) }.unwrap()
+}
+
+/// A rank that never comes, and a manager that ends meanwhile.
+#[test]
+fn who_waits_for_ever_for_a_mesh_hears_of_the_end() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let m = manager("m", Progress::Thread);
+    m.add_peer("x", &silent.local_addr().unwrap().to_string()).unwrap();
+    let (tx, ended) = mpsc::channel();
+    let other = m.clone();
+    let waits = std::thread::spawn(move || {
+        tx.send(other.connect_all(&["x".to_owned()], 1, None)).unwrap();
+    });
+    // Longer than it leaves the dialling to others.
+    assert!(ended.recv_timeout(Duration::from_millis(1500)).is_err());
+    m.destroy().unwrap();
+    let end = ended.recv_timeout(LONG).expect("it waits on").unwrap_err();
+    assert_eq!(end.code, Code::Cancelled, "{end}");
+    waits.join().unwrap();
+}
+
+/// A callback waits for a copy that writes what it gives back.
+#[test]
+fn a_flush_waits_for_callbacks_that_wait_for_a_copy() {
+    let m = manager("m", Progress::Manual);
+    let memory = Box::leak(Box::new([0u8; DATA.len()]));
+    let (addr, len) = (memory.as_mut_ptr() as u64, memory.len() as u64);
+    let told = Arc::new(AtomicBool::new(false));
+    let ran = told.clone();
+    let done: RecvDone = Box::new(move |_, _| ran.store(true, Ordering::SeqCst));
+    let target = options(Target::Given { addr, len }, false);
+    // SAFETY: the memory is leaked.
+    let id = unsafe { m.recv_async(None, b"never", 1, target, done) }.unwrap();
+    let mut ranges = Ranges::new();
+    ranges.push((addr, len));
+    let copy = Claim::new(ranges);
+    m.request_cancel(id).unwrap();
+    let end = m.flush(None, Duration::from_millis(50)).unwrap_err();
+    assert_eq!(end.code, Code::DeadlineExceeded, "{end}");
+    assert!(!told.load(Ordering::SeqCst));
+    drop(copy);
+    m.flush(None, LONG).unwrap();
+    assert!(told.load(Ordering::SeqCst));
+    m.destroy().unwrap();
+}
+
+/// A caller that drives and sleeps hears of what the progress thread had begun before.
+#[test]
+fn r01_a_flush_hears_of_a_callback_on_another_thread() {
+    const ROUNDS: i64 = 10;
+    let m = manager("m", Progress::Thread);
+    let mut slow = 0;
+    for step in 0..ROUNDS {
+        let (tx, running) = mpsc::channel();
+        let done: RecvDone = Box::new(move |_, _| {
+            tx.send(()).unwrap();
+            std::thread::sleep(Duration::from_millis(30));
+        });
+        receive(&m, b"key", step, done);
+        let from = m.clone();
+        let sender = std::thread::spawn(move || send(&from, b"key", step));
+        running.recv_timeout(LONG).unwrap();
+        let began = Instant::now();
+        m.flush(None, LONG).unwrap();
+        slow += i64::from(began.elapsed() > Duration::from_millis(250));
+        sender.join().unwrap();
+    }
+    assert!(slow < ROUNDS / 2, "{slow} of {ROUNDS} waited for a timer");
+    m.destroy().unwrap();
+}
+
+/// The callbacks of others that a blocking receive runs are news to the wait that follows.
+#[test]
+fn r03_a_blocking_receive_hides_nothing_from_a_wait() {
+    let m = manager("m", Progress::Manual);
+    let told = Arc::new(AtomicBool::new(false));
+    let ran = told.clone();
+    receive(&m, b"first", 1, Box::new(move |_, _| ran.store(true, Ordering::SeqCst)));
+    send(&m, b"first", 1);
+    send(&m, b"second", 1);
+    // SAFETY: library memory.
+    let (_, id) = unsafe { m.recv(None, b"second", 1, options(Target::Library, true)) }.unwrap();
+    m.request_release(id).unwrap();
+    assert!(told.load(Ordering::SeqCst), "it ran in the receive");
+    m.wait(Duration::from_millis(100)).unwrap();
+    m.destroy().unwrap();
+}
+
+/// What a thread has seen of a manager is nothing that it knows of the next, wherever that lies.
+#[test]
+fn r03_a_wait_on_a_new_manager_sees_what_happened_before_it() {
+    for _ in 0..5 {
+        let m = manager("m", Progress::Manual);
+        receive(&m, b"key", 1, Box::new(|_, _| ()));
+        send(&m, b"key", 1);
+        while m.progress().unwrap() > 0 {}
+        m.wait(Duration::from_millis(100)).unwrap();
+        m.destroy().unwrap();
+    }
+}
