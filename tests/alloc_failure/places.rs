@@ -159,7 +159,7 @@ pub const PLACES: &[Place] = &[
     place("memory/pool/ranges.rs", 256, "nodes of the maps of free memory", &["insert", "new"]),
     place("name.rs", 512, "the name of a peer", &["new"]),
     place("observe/mod.rs", 2048, "counters of a peer", &["new", "peer"]),
-    place("os.rs", 64, "a new thread", &["spawn_by"]),
+    place("os.rs", 64, "a new thread", &["spawn", "spawn_by", "spawn_small"]),
     place("status.rs", 64, "the text of an error", &["clone", "new"]),
     place("user.rs", 64, "user bytes of a tensor", &["copy"]),
     place("wire.rs", 1024, "a frame of a handshake", &["bytes"]),
