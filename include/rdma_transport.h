@@ -654,8 +654,8 @@ struct rdma_mgr_options {
    */
   int64_t timeout_ms;
   /**
-   * Longest time to spin before sleeping, in microseconds; less where spinning does not pay.
-   * RDMA_BUSY_POLL_US
+   * Time to spin before sleeping, in microseconds; less where spinning does not pay, up to four
+   * times that where waits were seen to end so. 0: never. RDMA_BUSY_POLL_US
    */
   int64_t busy_poll_us;
   /**
@@ -1905,7 +1905,7 @@ rdma_code_t rdma_mgr_progress(rdma_mgr_t *mgr, uint32_t *events);
  * went, a peer asked, somebody called rdma_mgr_wake. Returns at once if something happened since
  * this thread's last call of it, so
  * that nothing is missed between the application's look at its own state and this call; the
- * first call on a thread may return at once. 0 looks once. Spins for busy_poll_us at most, then
+ * first call on a thread may return at once. 0 looks once. Spins as busy_poll_us says, then
  * sleeps.
  *
  * Threads: any, but not inside a callback.

@@ -33,7 +33,7 @@ pub unsafe extern "C" fn rdma_mgr_progress(mgr: *mut rdma_mgr_t, events: *mut u3
 /// went, a peer asked, somebody called rdma_mgr_wake. Returns at once if something happened since
 /// this thread's last call of it, so
 /// that nothing is missed between the application's look at its own state and this call; the
-/// first call on a thread may return at once. 0 looks once. Spins for busy_poll_us at most, then
+/// first call on a thread may return at once. 0 looks once. Spins as busy_poll_us says, then
 /// sleeps.
 ///
 /// Threads: any, but not inside a callback.

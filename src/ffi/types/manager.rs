@@ -33,8 +33,8 @@ pub struct rdma_mgr_options {
     pub protocol: i32,
     /// Default deadline of an operation in milliseconds, above 0. RDMA_TIMEOUT_MS
     pub timeout_ms: i64,
-    /// Longest time to spin before sleeping, in microseconds; less where spinning does not pay.
-    /// RDMA_BUSY_POLL_US
+    /// Time to spin before sleeping, in microseconds; less where spinning does not pay, up to four
+    /// times that where waits were seen to end so. 0: never. RDMA_BUSY_POLL_US
     pub busy_poll_us: i64,
     /// Silence after which a peer counts as stalled, in milliseconds. 0: never, only a connection
     /// that ends is a peer that is gone. Time in which this manager was not driven, or the machine
