@@ -27,5 +27,6 @@ pub mod shown;
 pub mod status;
 pub mod store;
 mod thread;
+pub mod trials;
 pub mod user;
 pub mod wire;

@@ -12,6 +12,7 @@ use crate::fabric::keys::Keys;
 use crate::fabric::{Access, Mem, Mr, PostError, Remote};
 use crate::name::Name;
 use crate::status::Status;
+use crate::trials::Trial;
 
 /// Memory of the library, given and taken back through `Fx`.
 #[derive(Debug, PartialEq, Eq)]
@@ -20,6 +21,15 @@ pub struct Buffer {
     pub addr: u64,
     /// Length in bytes.
     pub len: u64,
+}
+
+/// What becomes of content that may be copied before a peer reads it.
+#[derive(Debug, Default)]
+pub struct Stage {
+    /// It is copied there; nothing: it stays where it is.
+    pub buffer: Option<Buffer>,
+    /// Its time is taken: [`Fx::moved`] is to be told when it has gone.
+    pub trial: Option<Trial>,
 }
 
 /// A tensor that the application gives.
@@ -171,9 +181,13 @@ pub trait Fx {
     /// Memory of the library for content that is copied there to be read by a peer once, if there is some to spare and that
     /// pays; perhaps more than was asked for. `alone`: nothing else is on its way to that peer.
     /// `here`: the call that is in progress makes the copy, whatever its length.
-    fn stage(&mut self, len: u64, alone: bool, here: bool) -> Option<Buffer> {
+    fn stage(&mut self, len: u64, alone: bool, here: bool) -> Stage {
         let _ = (alone, here);
-        self.alloc(len).ok()
+        Stage { buffer: self.alloc(len).ok(), trial: None }
+    }
+    /// What `stage` was asked for has gone, copied or not, and the peer has it.
+    fn moved(&mut self, trial: Trial, len: u64) {
+        let _ = (trial, len);
     }
     /// Takes it back.
     fn unstage(&mut self, buffer: Buffer) {

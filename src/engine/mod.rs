@@ -52,7 +52,7 @@ pub use due::{Callback, Due};
 use front::message::Messages;
 use front::pair::Pairs;
 use front::rendezvous::Table;
-pub use fx::{Buffer, Cached, Fx, Held, MapError, Offer, Origin, Window, Work};
+pub use fx::{Buffer, Cached, Fx, Held, MapError, Offer, Origin, Stage, Window, Work};
 pub use hooks::{EndedFn, Hooks, PeerFn};
 pub use known::Peer;
 use known::Peers;

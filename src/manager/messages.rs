@@ -87,7 +87,17 @@ impl<'a> Post<'a> {
     #[inline]
     fn outgoing(&self, memory: Memory, content: &'a [u8], done: OnMessage) -> Outgoing<'a> {
         let Post { to, envelope, extra, mode, timeout } = *self;
-        Outgoing { to, envelope, memory, content, extra, mode, timeout: timeout.nanos(), done }
+        Outgoing {
+            to,
+            envelope,
+            memory,
+            content,
+            extra,
+            mode,
+            timeout: timeout.nanos(),
+            done,
+            trial: None,
+        }
     }
 }
 
@@ -173,7 +183,7 @@ impl Manager {
             0 => unsafe { copied.begin(memory.addr, memory.len, self.copy_max, self.first_max) },
             _ => &[],
         };
-        let out = post.outgoing(memory, content, done);
+        let mut out = post.outgoing(memory, content, done);
         let mut core = self.core.lock_on(thread);
         let follows = self.follows(&mut core);
         let Core { engine, world, .. } = &mut *core;
@@ -184,7 +194,7 @@ impl Manager {
             world.follows = Follows::Nothing;
             return Ok(Sending::Done);
         }
-        let staged = engine.message_stage(world, &out);
+        let staged = engine.message_stage(world, &mut out);
         drop(core);
         if let Some(buffer) = staged {
             // SAFETY: the caller's promise.

@@ -441,7 +441,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         shared: config.pool.clone().map(|pool| SharedPool::new(pool, pinned)),
         lent: Default::default(),
         parked: Vec::new(),
-        staging: Staging::new(config.progress == Progress::Thread, Arc::default()),
+        staging: Box::new(Staging::new(config.progress == Progress::Thread, Arc::default())),
         buffers: 0,
         segments: 0,
         batch: Default::default(),

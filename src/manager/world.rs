@@ -24,7 +24,7 @@ use super::segments::{self, SharedPool};
 use super::staging::Staging;
 use super::sys::{Epoll, Tag};
 use crate::bootstrap::Backoff;
-use crate::engine::{Buffer, ChanId, Fx, MapError, Origin, Window, Work};
+use crate::engine::{Buffer, ChanId, Fx, MapError, Origin, Stage, Window, Work};
 use crate::fabric::moves::{self, Kept};
 use crate::fabric::{Access, EpId, Event, Follows, Mem, Mr, PostError, ProviderKind, Remote};
 use crate::limits::EARLY_BYTES_ALL;
@@ -120,7 +120,7 @@ pub struct World {
     /// Buffers that the engine has, each of which finds room in `parked`.
     pub buffers: usize,
     /// Some of these that staged content, for the next.
-    pub staging: Staging,
+    pub staging: Box<Staging>,
     /// Its version whose segments are known to all adapters.
     pub segments: usize,
     /// Callbacks to run, and content to be put in its place before.

@@ -162,10 +162,12 @@ impl Post {
         let header = header(number);
         let extra = &Extra { user: &header, parts: &[], active: false, first: None };
         let (timeout, done) = (None, OnMessage::Asked);
-        let out = Outgoing { to, envelope, memory, content: copied, extra, mode, timeout, done };
+        let trial = None;
+        let mut out =
+            Outgoing { to, envelope, memory, content: copied, extra, mode, timeout, done, trial };
         let pieces = op.layout.clone();
         let begun = self.s.call(node, |e, fx| match pieces {
-            None => match e.message_stage(fx, &out) {
+            None => match e.message_stage(fx, &mut out) {
                 Some(buffer) => {
                     fx.copy_in(&buffer, &bytes);
                     e.message_send_staged(fx, out, buffer)

@@ -22,8 +22,18 @@ fn staged(p: &mut Post, tag: u64) -> Option<u64> {
     let memory = p.memory(S, 0, LARGE, "what is copied");
     let (extra, mode, done) = (&Extra::NONE, Mode::Standard, OnMessage::Asked);
     let envelope = Envelope { comm: 0, tag };
-    let out = Outgoing { to, envelope, memory, content: &[], extra, mode, timeout: None, done };
-    let buffer = p.s.call(S, |e, fx| e.message_stage(fx, &out))?;
+    let mut out = Outgoing {
+        to,
+        envelope,
+        memory,
+        content: &[],
+        extra,
+        mode,
+        timeout: None,
+        done,
+        trial: None,
+    };
+    let buffer = p.s.call(S, |e, fx| e.message_stage(fx, &mut out))?;
     let bytes = content(tag as usize, LARGE);
     p.s.call(S, |_, fx| fx.copy_in(&buffer, &bytes));
     let who = p.s.w.who(S);
@@ -79,11 +89,12 @@ fn staged_content_of_a_call_that_fails_is_free() {
     let memory = p.memory(S, 0, LARGE, "what is copied");
     let (extra, mode, done) = (&Extra::NONE, Mode::Standard, OnMessage::Asked);
     let to = p.other(S);
-    let out =
-        Outgoing { to, envelope: TAG, memory, content: &[], extra, mode, timeout: None, done };
-    let buffer = p.s.call(S, |e, fx| e.message_stage(fx, &out)).unwrap();
-    let out = Outgoing { to: Party::peer(99), ..out };
-    assert!(p.s.call(S, |e, fx| e.message_stage(fx, &out)).is_none(), "nobody of that number");
+    let (timeout, trial) = (None, None);
+    let mut out =
+        Outgoing { to, envelope: TAG, memory, content: &[], extra, mode, timeout, done, trial };
+    let buffer = p.s.call(S, |e, fx| e.message_stage(fx, &mut out)).unwrap();
+    let mut out = Outgoing { to: Party::peer(99), ..out };
+    assert!(p.s.call(S, |e, fx| e.message_stage(fx, &mut out)).is_none(), "nobody of that number");
     let sent = p.s.call(S, |e, fx| e.message_send_staged(fx, out, buffer));
     assert_eq!(sent.unwrap_err().code, Code::NotFound);
     p.finish();

@@ -244,6 +244,9 @@ impl Engine {
         let of = of.and_then(|named| self.traced(fx, &named.key, named.step));
         self.forget(index);
         let Some(mut source) = source else { return };
+        if let (Some(trial), true) = (source.trial, result.is_ok()) {
+            fx.moved(trial, source.tensor.meta.nbytes);
+        }
         if let Some(window) = source.window.take() {
             fx.close(ch, window);
         }

@@ -18,6 +18,7 @@ use crate::engine::{Buffer, Due, Engine, Fx, MapError, Window};
 use crate::fabric::Access;
 use crate::fabric::keys::Place;
 use crate::status::{Code, Status};
+use crate::trials::Trial;
 
 /// A copy of content; the shortest need no memory of their own.
 pub type Content = SmallVec<[u8; 16]>;
@@ -113,6 +114,8 @@ pub(in crate::engine) struct Source {
     pub stripes: Option<Box<Stripes>>,
     pub started: u64,
     pub protocol: Protocol,
+    /// Its time is taken, by whoever said whether it is copied first.
+    pub trial: Option<Trial>,
 }
 
 impl Source {
@@ -133,6 +136,7 @@ impl Source {
             stripes: None,
             started: now,
             protocol: Protocol::Eager,
+            trial: None,
         }
     }
 

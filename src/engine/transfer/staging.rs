@@ -7,7 +7,9 @@ use super::outbound::{RState, Response};
 use super::protocols::data_loss;
 use crate::api::*;
 use crate::engine::layout::Spot;
-use crate::engine::{Engine, Fx, WR_KIND, WR_MESSAGE, WR_REQUEST, WR_RESPONSE, WR_SLOT, Work};
+use crate::engine::{
+    Engine, Fx, Stage, WR_KIND, WR_MESSAGE, WR_REQUEST, WR_RESPONSE, WR_SLOT, Work,
+};
 use crate::protocol::message::Message;
 use crate::status::{Code, Reason, Status};
 
@@ -26,14 +28,16 @@ impl Engine {
         let Some((asked, source)) = r.parts() else { return false };
         let (addr, len) = (source.tensor.addr, source.tensor.meta.nbytes);
         let untouched = source.staged.is_none() && source.window.is_none() && source.leg.is_none();
-        let whole = named && untouched && source.tensor.device == 0;
+        let whole = named && untouched && source.tensor.device == 0 && source.trial.is_none();
         let Some(c) = self.channels.get(asked.to.ch).filter(|_| whole) else { return false };
         if !self.settings.pays_to_copy(fx, c, addr, len) {
             return false;
         }
         // This one is among them.
         let alone = c.responses.len() <= 1;
-        let Some(buffer) = fx.stage(len, alone, false) else { return false };
+        let Stage { buffer, trial } = fx.stage(len, alone, false);
+        source.trial = trial;
+        let Some(buffer) = buffer else { return false };
         (source.staged, source.ahead) = (Some(buffer), true);
         self.gather(fx, index);
         true

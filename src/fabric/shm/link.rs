@@ -194,7 +194,7 @@ impl Link {
             running: [None; 3],
             inline_moved: None,
             reads_begun: 0,
-            tuning: Tuning::default(),
+            tuning: Tuning::new(),
             ends: VecDeque::new(),
             pools_sent: SmallVec::new(),
             pools_passed: 0,
@@ -264,7 +264,7 @@ impl Link {
             let result = self.result("WRITE", code, posted.remote, posted.len);
             events.push(Event::Done { ep: self.ep, wr: posted.wr, result });
         }
-        self.tuning.learn(Instant::now());
+        self.tuning.learn();
         Ok(true)
     }
 

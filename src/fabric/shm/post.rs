@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use super::Core;
 use super::link::{How, Link, MAX_RDMA, MAX_SEND, Passed, Posted, Reading};
@@ -226,7 +225,7 @@ impl Link {
         if !core.policy.share {
             return Ok((wire::FROM_PROCESS, from, None));
         }
-        let timed = self.tuning.choose(local.len(), Instant::now());
+        let timed = self.tuning.choose(local.len());
         let both = timed.way() == Way::Both && self.open_stream().is_ok();
         let stream = if both { wire::FROM_STREAM } else { 0 };
         Ok((wire::FROM_PROCESS | stream, from, Some(timed)))

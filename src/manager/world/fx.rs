@@ -1,6 +1,7 @@
 //! What the engine does, on real adapters.
 
 use super::*;
+use crate::trials::Trial;
 
 impl Fx for World {
     fn now(&self) -> u64 {
@@ -225,8 +226,12 @@ impl Fx for World {
         }
     }
 
-    fn stage(&mut self, len: u64, alone: bool, here: bool) -> Option<Buffer> {
+    fn stage(&mut self, len: u64, alone: bool, here: bool) -> Stage {
         self.take_staging(len, alone, here)
+    }
+
+    fn moved(&mut self, trial: Trial, len: u64) {
+        self.staging.moved(trial, len, self.clock.now());
     }
 
     fn unstage(&mut self, buffer: Buffer) {

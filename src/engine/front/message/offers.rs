@@ -12,6 +12,7 @@ use crate::fabric::Access;
 use crate::fabric::keys::Place;
 use crate::protocol::message::{Extra, Message, MsgOffer};
 use crate::status::{Code, Reason, Status};
+use crate::trials::Trial;
 
 impl Engine {
     /// MSG_OFFER: the content is the transfer layer's from here on. Nothing of it is copied before the receiver asks, so
@@ -24,6 +25,7 @@ impl Engine {
         index: u32,
         (memory, envelope): (Memory, Envelope),
         read: bool,
+        trial: Option<Trial>,
     ) {
         let sealed = self.sealed(ch);
         let beside = self.messages.ops.get(index).map_or(0, Op::beside);
@@ -38,7 +40,7 @@ impl Engine {
         let to = To { ch, request, checksum: sealed, told: false };
         let asked = Asked { to, dst: None, any_meta: false, cached: None, granted: false };
         let protocol = Protocol::DirectPut;
-        let source = Source { protocol, first, ..Source::new(sent, fx.now()) };
+        let source = Source { protocol, first, trial, ..Source::new(sent, fx.now()) };
         let response = match self.insert_offer(ch, asked, source) {
             Ok(response) => response,
             Err(status) => {

@@ -14,6 +14,7 @@ use crate::engine::{Engine, Fx, WR_MESSAGE, Work};
 use crate::protocol::message::Extra;
 use crate::room;
 use crate::status::{Code, Status};
+use crate::trials::Trial;
 
 /// Bytes of content that sends which wait may copy, all together; what is beyond is copied when its turn comes.
 const COPIES: usize = 4 << 20;
@@ -36,6 +37,8 @@ pub struct Outgoing<'a> {
     pub timeout: Option<u64>,
     /// Told of the end, unless that is known at once.
     pub done: OnMessage,
+    /// Its time is taken.
+    pub trial: Option<Trial>,
 }
 
 /// What became of a message that was to go out.
@@ -94,7 +97,7 @@ impl Engine {
             op.content = copied;
         }
         let went = match ch {
-            Some(ch) => self.send_op(fx, ch, index, content),
+            Some(ch) => self.send_op(fx, ch, index, content, out.trial),
             None => Went::NoRoom,
         };
         if !matches!(went, Went::Out) {
@@ -273,7 +276,8 @@ impl Engine {
                 // SAFETY: it is ours, filled, and freed below or with the operation.
                 Copied::Late(buffer) | Copied::Staged(buffer) => unsafe { fx.bytes(buffer) },
             };
-            let went = self.send_op(fx, ch, index, bytes);
+            // It has waited: its time says nothing.
+            let went = self.send_op(fx, ch, index, bytes, None);
             match went {
                 Went::Out => {
                     self.leave_outbox(index);
@@ -343,7 +347,14 @@ impl Engine {
     }
 
     /// Sends a message that has an operation: its content, or the offer of it.
-    fn send_op(&mut self, fx: &mut impl Fx, ch: ChanId, index: u32, content: &[u8]) -> Went {
+    fn send_op(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        index: u32,
+        content: &[u8],
+        trial: Option<Trial>,
+    ) -> Went {
         let Some(op) = self.messages.ops.get(index) else { return Went::Out };
         let (memory, envelope, mode) = (op.memory, op.envelope(), op.mode);
         let here = content.len() as u64 == memory.len;
@@ -362,7 +373,7 @@ impl Engine {
             if !self.may_offer(ch, index, extra, first) {
                 return Went::NoRoom;
             }
-            self.offer_message(fx, ch, index, (memory, envelope), !rides);
+            self.offer_message(fx, ch, index, (memory, envelope), !rides, trial);
             return Went::Out;
         }
         let beside = self.messages.ops.get(index).and_then(|op| op.extra.as_ref());

@@ -5,13 +5,13 @@
 //! message's content is copied. The operation goes on as any other: it ends when the receiver has the content.
 
 use super::{Copied, Memory, Outgoing, Sending, State};
-use crate::engine::{Buffer, Engine, Fx};
+use crate::engine::{Buffer, Engine, Fx, Stage};
 use crate::status::Status;
 
 impl Engine {
     /// Memory for a copy of this message's content, if it is better copied: whoever calls copies it there and goes on with
     /// [`message_send_staged`](Self::message_send_staged), without fail.
-    pub fn message_stage(&mut self, fx: &mut impl Fx, out: &Outgoing<'_>) -> Option<Buffer> {
+    pub fn message_stage(&mut self, fx: &mut impl Fx, out: &mut Outgoing<'_>) -> Option<Buffer> {
         let Memory { addr, len, device } = out.memory;
         let p = out.to.index().and_then(|p| self.peers.get(p))?;
         let &ch = p.channels.first()?;
@@ -19,10 +19,12 @@ impl Engine {
         let whole = device == 0 && out.content.is_empty() && !self.closing;
         let pays = whole && self.settings.pays_to_copy(fx, c, addr, len);
         let alone = c.responses.is_empty();
-        match pays && !self.rides(fx, ch, &out.memory, 0, true) {
-            true => fx.stage(len, alone, true),
-            false => None,
+        if !pays || self.rides(fx, ch, &out.memory, 0, true) {
+            return None;
         }
+        let Stage { buffer, trial } = fx.stage(len, alone, true);
+        out.trial = trial;
+        buffer
     }
 
     /// Begins to send a message whose content was copied to `buffer`, which [`message_stage`](Self::message_stage) gave.
