@@ -2,6 +2,9 @@
 
 use super::*;
 
+/// Turns, some ten microseconds of them, before a caller becomes the driver.
+const GLANCES: u32 = 64;
+
 impl Manager {
     /// Waits for the first message that a receive would meet, and claims it if it is to.
     pub fn message_probe(
@@ -69,6 +72,9 @@ impl Manager {
 
     /// Waits for the end of an operation, whatever happens: it owns memory of the caller.
     fn message_await(&self, id: u64) -> Result<MessageEnd, Status> {
+        if let Some(end) = self.glance_at(id)? {
+            return Ok(end);
+        }
         let waiter = Arc::new(Waiter::default());
         loop {
             if let Some(end) = self.core.lock().engine.message_take_end(id)? {
@@ -147,6 +153,24 @@ impl Manager {
         core.engine.message_take_end(id)
     }
 
+    /// Turns the manager a few times where no thread drives it, which costs less than to become its driver: what comes soon comes
+    /// within them.
+    #[inline]
+    fn glance_at(&self, id: u64) -> Result<Option<MessageEnd>, Status> {
+        if self.has_thread {
+            return Ok(None);
+        }
+        let thread = Thread::this();
+        for _ in 0..GLANCES {
+            let end = self.message_test_one(id, thread)?;
+            if end.is_some() {
+                return Ok(end);
+            }
+            std::hint::spin_loop();
+        }
+        Ok(None)
+    }
+
     /// The same, and waits until there are such.
     pub fn message_wait(
         &self,
@@ -163,6 +187,17 @@ impl Manager {
         let mut count = self.collect(ids, &mut look, how, &mut found);
         if !matches!(count, Ok(0)) || ids.iter().all(|&id| id == 0) {
             return count;
+        }
+        if !self.has_thread {
+            let thread = Thread::this();
+            for _ in 0..GLANCES {
+                self.turn_on(thread);
+                count = self.collect(ids, &mut look, how, &mut found);
+                if !matches!(count, Ok(0)) {
+                    return count;
+                }
+                std::hint::spin_loop();
+            }
         }
         let waiter = Arc::new(Waiter::default());
         let limit = if let Timeout::After(limit) = timeout { Some(limit) } else { None };
