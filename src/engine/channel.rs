@@ -113,6 +113,8 @@ pub struct Channel {
     pub probe: Option<Probe>,
     /// Checksums on every message, where either side has the option.
     pub seal: Option<Seal>,
+    /// Messages of up to so many bytes go with their content, as was seen; what is longer is looked at.
+    pub rides: u64,
     /// Why the channel has to be closed, found while posting.
     pub broken: Option<Status>,
     /// How much may be sent of tagged messages.
@@ -165,6 +167,7 @@ impl Channel {
             heard: 0,
             probe: None,
             seal: None,
+            rides: 0,
             broken: None,
             flow: Flow::default(),
             names: Names::default(),

@@ -9,7 +9,7 @@ use super::front::message::{Active, ActiveFn, MessageEnd, Told};
 use super::layout::Spot;
 use crate::api::*;
 use crate::fabric::keys::Keys;
-use crate::fabric::{Access, Mem, Mr, PostError, Remote};
+use crate::fabric::{Access, Mem, Mr, PostError, Remote, SHORT_HEAD};
 use crate::name::Name;
 use crate::status::Status;
 use crate::trials::Trial;
@@ -89,6 +89,16 @@ pub trait Fx {
     fn now(&self) -> u64;
     /// Sends a message on a channel; see `Adapter::send`.
     fn send(&mut self, ch: ChanId, parts: &[&[u8]]) -> Result<(), PostError>;
+    /// The same; see `Adapter::send_short`.
+    #[inline]
+    fn send_short(
+        &mut self,
+        ch: ChanId,
+        head: &[u8; SHORT_HEAD],
+        content: &[u8],
+    ) -> Result<(), PostError> {
+        self.send(ch, &[head, content])
+    }
     /// See `Adapter::write`.
     fn write(
         &mut self,

@@ -61,7 +61,7 @@ pub use planted::Planted;
 pub use reclaim::Range;
 use slab::Slab;
 use transfer::buffers::Buffers;
-use transfer::choose::Room;
+use transfer::choose::{Room, is_eager};
 use transfer::inbound::Request;
 use transfer::outbound::Response;
 use transfer::sizes::Sizes;
@@ -161,6 +161,17 @@ impl Settings {
     #[inline]
     fn room_at(&self, fx: &impl Fx, c: &Channel, addr: u64, len: u64) -> Room {
         self.more_room(c, self.room_of(c, 0), len, || fx.pooled(addr, len))
+    }
+
+    /// Whether a message of so many bytes, whose content lies at this address of the host, goes with its content.
+    #[inline(never)]
+    fn rides(&self, fx: &impl Fx, c: &mut Channel, addr: u64, len: u64) -> bool {
+        let (room, forced) = (self.room_of(c, 0), self.protocol);
+        let rides = is_eager(len, self.more_room(c, room, len, || fx.pooled(addr, len)), forced);
+        if len > 0 && is_eager(len, room, forced) {
+            c.rides = c.rides.max(len);
+        }
+        rides
     }
 
     /// There is more for content that would not be moved in the pool.

@@ -287,6 +287,9 @@ pub struct PoolSegment {
     pub len: u64,
 }
 
+/// Bytes of the heads of [`Adapter::send_short`].
+pub const SHORT_HEAD: usize = 16;
+
 /// One opened device of one provider, or several that carry one channel together. See the module's text for what it promises.
 pub trait Adapter: Send {
     /// What it can do.
@@ -373,6 +376,17 @@ pub trait Adapter: Send {
 
     /// Sends a message of `parts`, copied before it returns.
     fn send(&mut self, ep: EpId, parts: &[&[u8]]) -> Result<(), PostError>;
+
+    /// The same of a message with a head of this length, as most have.
+    #[inline]
+    fn send_short(
+        &mut self,
+        ep: EpId,
+        head: &[u8; SHORT_HEAD],
+        content: &[u8],
+    ) -> Result<(), PostError> {
+        self.send(ep, &[head, content])
+    }
 
     /// Writes `local` to `remote`; with `imm` the peer gets `Event::Written`. `local` may be empty.
     fn write(

@@ -203,11 +203,38 @@ pub unsafe extern "C" fn rdma_msg_isend(
         // SAFETY: the caller's arguments, as the header demands; it keeps the content in place until the end.
         unsafe {
             let mgr = borrow_on(mgr, thread)?;
+            if options.is_null() && send_short(&mgr, thread, peer, (comm, tag), data, len) {
+                hand_out(&mgr, 0, true, out_request);
+                return Ok(());
+            }
             let options = sized::read_or_defaults("options", options)?;
             let to = (whom(peer)?, Envelope { comm, tag }, false);
             isend(&mgr, to, place(data, len, &options)?, &options, out_request, thread)
         }
     })
+}
+
+/// Sends a message with default options, as nearly all are, if it is short and goes out at once. False: nothing was done, and what
+/// is wrong with the arguments was not looked for.
+///
+/// # Safety
+/// As the header demands of rdma_msg_send.
+#[inline(always)]
+unsafe fn send_short(
+    mgr: &Manager,
+    thread: Thread,
+    peer: rdma_peer_t,
+    (comm, tag): (u32, u64),
+    data: *const c_void,
+    len: usize,
+) -> bool {
+    let Some(to) = Party::of_handle(peer).filter(|&to| to != Party::ANY) else { return false };
+    let addr = data as u64;
+    if data.is_null() && len > 0 || addr.checked_add(len as u64).is_none() {
+        return false;
+    }
+    // SAFETY: by this function's contract.
+    unsafe { mgr.message_send_short(thread, to, Envelope { comm, tag }, addr, len as u64) }
 }
 
 /// Begins to send, as a message or (`active`) to a handler.
@@ -406,6 +433,12 @@ pub unsafe extern "C" fn rdma_msg_send(
         // SAFETY: the caller's arguments, as the header demands; the content stays until this returns.
         unsafe {
             let mgr = borrow_on(mgr, thread)?;
+            if options.is_null() {
+                mgr.refuse_inside_on("rdma_msg_send", thread)?;
+                if send_short(&mgr, thread, peer, (comm, tag), data, len) {
+                    return Ok(());
+                }
+            }
             let options = sized::read_or_defaults("options", options)?;
             let (to, place) = (whom(peer)?, place(data, len, &options)?);
             let timeout = timeout("options.timeout_ms", options.timeout_ms)?;

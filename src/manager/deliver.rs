@@ -43,7 +43,7 @@ impl Manager {
     }
 
     #[inline]
-    pub(super) fn refuse_inside_on(&self, what: &str, thread: Thread) -> Result<(), Status> {
+    pub(crate) fn refuse_inside_on(&self, what: &str, thread: Thread) -> Result<(), Status> {
         if inside::contains(self, thread) {
             let text = format!("{what} was called inside a callback of the same manager");
             return Err(Status::new(Code::FailedPrecondition, text));

@@ -160,6 +160,43 @@ impl Manager {
         unsafe { self.message_isend_on(thread, post, at, done) }
     }
 
+    /// Sends a message in standard mode out of memory of the host, with nothing beside its content, if that is short and goes out at
+    /// once: then it has ended. False: nothing was done.
+    ///
+    /// # Safety
+    /// The memory is readable and unchanged while this runs.
+    #[inline(always)]
+    pub(crate) unsafe fn message_send_short(
+        &self,
+        thread: Thread,
+        to: Party,
+        envelope: Envelope,
+        addr: u64,
+        len: u64,
+    ) -> bool {
+        if len > self.copy_max as u64 {
+            return false;
+        }
+        // SAFETY: the caller's promise. It is in memory when the lock is taken: it is copied from there.
+        let content = unsafe {
+            touch(addr, len, false);
+            match len {
+                0 => &[][..],
+                _ => std::slice::from_raw_parts(addr as *const u8, len as usize),
+            }
+        };
+        let mut core = self.core.lock_on(thread);
+        let follows = self.follows(&mut core);
+        let Core { engine, world, .. } = &mut *core;
+        let sent = engine.message_send_plain(world, to, envelope, &[], content);
+        if sent {
+            world.follows = follows;
+            world.flush();
+            world.follows = Follows::Nothing;
+        }
+        sent
+    }
+
     /// The same on this thread.
     ///
     /// # Safety

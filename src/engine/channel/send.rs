@@ -152,7 +152,7 @@ impl Channel {
         }
         let returned = self.consumed.min(u32::from(u16::MAX)) as u16;
         let sent = if user.is_empty() {
-            fx.send(self.id, &[&usual_msg_head(envelope, returned), content]).is_ok()
+            fx.send_short(self.id, &usual_msg_head(envelope, returned), content).is_ok()
         } else {
             let head = usual_msg_head_user(envelope, returned, user.len() as u16);
             fx.send(self.id, &[&head, user, content]).is_ok()

@@ -84,6 +84,15 @@ impl Adapter for ShmAdapter {
         self.up(ep)?.0.send(parts)
     }
 
+    fn send_short(
+        &mut self,
+        ep: EpId,
+        head: &[u8; SHORT_HEAD],
+        content: &[u8],
+    ) -> Result<(), PostError> {
+        self.up(ep)?.0.send_short(head, content)
+    }
+
     fn write(
         &mut self,
         ep: EpId,

@@ -46,6 +46,7 @@ use crate::config::Config;
 use crate::fabric::moves::{Kept, MOVE_MAX, Move, Moved};
 use crate::fabric::{
     Access, Adapter, Caps, EpId, Event, Mem, Mr, PoolSegment, PostError, ProviderKind, Remote,
+    SHORT_HEAD,
 };
 use crate::local_fd::Local;
 use crate::os::ticks;

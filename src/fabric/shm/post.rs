@@ -11,7 +11,7 @@ use super::socket;
 use super::stream::{Job, StreamOut};
 use super::tuning::{Timed, Way};
 use super::wire::{self, Message, Source, Write, kind};
-use crate::fabric::{Mem, PostError, Remote};
+use crate::fabric::{Mem, PostError, Remote, SHORT_HEAD};
 use crate::room::{self, Grows};
 use crate::status::Status;
 
@@ -78,6 +78,24 @@ impl Link {
             return Err(too_long(len));
         }
         if let Err(why) = self.tx.post(kind::SEND, parts, len, self.rx.control()) {
+            return Err(self.no_room(why, len));
+        }
+        self.published(len);
+        Ok(())
+    }
+
+    /// The same of a head of this length, and content.
+    #[inline(always)]
+    pub(crate) fn send_short(
+        &mut self,
+        head: &[u8; SHORT_HEAD],
+        content: &[u8],
+    ) -> Result<(), PostError> {
+        let len = SHORT_HEAD + content.len();
+        if len > MAX_SEND {
+            return Err(too_long(len));
+        }
+        if let Err(why) = self.tx.post_short(kind::SEND, head, content, self.rx.control()) {
             return Err(self.no_room(why, len));
         }
         self.published(len);

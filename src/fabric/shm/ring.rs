@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use self::inbox::Inbox;
 use self::order::{Reading, Words, Writing};
 use super::sys::{self, Mapping};
-use crate::fabric::View;
 use crate::fabric::moves::Kept;
+use crate::fabric::{SHORT_HEAD, View};
 use crate::few;
 
 mod inbox;
@@ -269,6 +269,31 @@ impl Producer {
             _ => parts.iter().for_each(|part| slot.put(part)),
         }
         slot.publish(kind, 0);
+        Ok(())
+    }
+
+    /// Publishes a record of a head of this length, and content: at most [`MAX_PAYLOAD`] together.
+    #[inline(always)]
+    pub(crate) fn post_short(
+        &mut self,
+        kind: u8,
+        head: &[u8; SHORT_HEAD],
+        content: &[u8],
+        peer: &Control,
+    ) -> Result<(), NoRoom> {
+        let len = SHORT_HEAD + content.len();
+        assert!(len <= MAX_PAYLOAD, "record longer than any");
+        let need = lines_of(len);
+        self.order.room(&self.lines, need, || load64(&peer.consumed))?;
+        let at = self.lines.at(self.order.head);
+        // SAFETY: there is room for a record of that length, which begins inside the ring, with at least one whole ring mapped
+        // behind it.
+        unsafe {
+            at.add(HEADER).cast::<[u8; SHORT_HEAD]>().write_unaligned(*head);
+            few::copy(content.as_ptr(), at.add(HEADER + SHORT_HEAD), content.len());
+        }
+        let header = Header { kind, flags: 0, len: len as u32 };
+        self.order.publish(&self.lines, need, header.pack());
         Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! What the engine does, on real adapters.
 
 use super::*;
+use crate::fabric::SHORT_HEAD;
 use crate::trials::Trial;
 
 impl Fx for World {
@@ -15,6 +16,23 @@ impl Fx for World {
         }
         let Some((adapter, ep)) = self.adapter(ch) else { return Self::gone() };
         match adapter.send(ep, parts) {
+            Ok(()) => Ok(()),
+            failed => self.posted(failed),
+        }
+    }
+
+    #[inline]
+    fn send_short(
+        &mut self,
+        ch: ChanId,
+        head: &[u8; SHORT_HEAD],
+        content: &[u8],
+    ) -> Result<(), PostError> {
+        if self.in_doubt(ch) {
+            return self.posted(Err(PostError::QueueFull));
+        }
+        let Some((adapter, ep)) = self.adapter(ch) else { return Self::gone() };
+        match adapter.send_short(ep, head, content) {
             Ok(()) => Ok(()),
             failed => self.posted(failed),
         }

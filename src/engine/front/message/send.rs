@@ -142,22 +142,32 @@ impl Engine {
         let Memory { len, device, .. } = out.memory;
         let plain = out.mode == Mode::Standard && device == 0 && !self.closing;
         let plain = plain && out.extra.is_header();
-        if !plain || out.content.len() as u64 != len {
-            return false;
-        }
-        let cost = len + out.extra.user.len() as u64;
-        let peer = out.to.index().and_then(|p| self.peers.get(p));
+        plain
+            && out.content.len() as u64 == len
+            && self.message_send_plain(fx, out.to, out.envelope, out.extra.user, out.content)
+    }
+
+    /// The same of a message in standard mode out of memory of the host, with no more beside it than a header.
+    #[inline]
+    pub fn message_send_plain(
+        &mut self,
+        fx: &mut impl Fx,
+        to: Party,
+        envelope: Envelope,
+        user: &[u8],
+        content: &[u8],
+    ) -> bool {
+        let cost = (content.len() + user.len()) as u64;
+        let peer = to.index().and_then(|p| self.peers.get(p));
         let Some(p) = peer.filter(|p| !p.guest && p.outbox.is_empty()) else { return false };
         let c = p.channels.first().and_then(|&ch| self.channels.get_mut(ch));
         let Some(c) = c.filter(|c| c.takes_messages() && c.flow.fits(cost)) else { return false };
-        let room = self.settings.room_at(fx, c, out.memory.addr, cost);
-        if !choose::is_eager(cost, room, self.settings.protocol)
-            || !c.send_msg_now(fx, out.envelope, out.extra.user, out.content)
-        {
+        let rides = cost <= c.rides || self.settings.rides(fx, c, content.as_ptr() as u64, cost);
+        if !rides || self.closing || !c.send_msg_now(fx, envelope, user, content) {
             return false;
         }
         c.flow.count_sent(cost);
-        c.counters.send_done(len, Code::Ok, Protocol::Eager);
+        c.counters.send_done(content.len() as u64, Code::Ok, Protocol::Eager);
         true
     }
 

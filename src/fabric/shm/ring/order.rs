@@ -33,6 +33,7 @@ impl Writing {
     }
 
     /// Whether a record of `need` lines fits now; `consumed` looks where the consumer is.
+    #[inline(always)]
     pub(super) fn room(
         &mut self,
         words: &impl Words,
@@ -53,6 +54,7 @@ impl Writing {
     }
 
     /// Makes the record at `head` visible, for which there is room.
+    #[inline(always)]
     pub(super) fn publish(&mut self, words: &impl Words, need: u64, header: u64) {
         let next = self.head + need;
         if next >= self.zeroed {
