@@ -287,6 +287,16 @@ pub struct PoolSegment {
     pub len: u64,
 }
 
+/// What [`Adapter::poll_one`] found.
+pub enum One {
+    /// Nothing, and `poll` would find nothing.
+    Nothing,
+    /// A message at this endpoint; its bytes are good until the next poll.
+    Message(EpId, View),
+    /// `poll` has to be called.
+    Other,
+}
+
 /// Bytes of the heads of [`Adapter::send_short`].
 pub const SHORT_HEAD: usize = 16;
 
@@ -430,6 +440,11 @@ pub trait Adapter: Send {
     /// Moves data and reports events, appended to `events`; whether there are copies to be made, as
     /// [`has_moves`](Self::has_moves) says. Bounded work per call.
     fn poll(&mut self, events: &mut Vec<Event>) -> bool;
+
+    /// A poll for what there mostly is: nothing, or a message. What else there may be is left to `poll`.
+    fn poll_one(&mut self) -> One {
+        One::Other
+    }
 
     /// Keeps bytes of a message that was received, out of a view that is good, as they are for as long as what is returned
     /// lives, also beyond the next `poll`. `None`: the bytes are not of such a view, or have to be copied.

@@ -11,7 +11,7 @@ use super::sized::{self, Out};
 use super::types::*;
 use crate::api::Words;
 use crate::engine::front::message::{
-    Beside, Envelope, MessageEnd, Mode, OnMessage, Party, Sending, Wanted,
+    Beside, Envelope, Memory, MessageEnd, Mode, OnMessage, Party, Sending, Wanted,
 };
 use crate::manager::{Manager, Post, Received, Where};
 use crate::protocol::message::Extra;
@@ -228,13 +228,22 @@ unsafe fn send_short(
     data: *const c_void,
     len: usize,
 ) -> bool {
-    let Some(to) = Party::of_handle(peer).filter(|&to| to != Party::ANY) else { return false };
-    let addr = data as u64;
-    if data.is_null() && len > 0 || addr.checked_add(len as u64).is_none() {
-        return false;
-    }
+    let to = Party::of_handle(peer).filter(|&to| to != Party::ANY);
+    let (Some(to), Some(memory)) = (to, plain(data, len)) else { return false };
     // SAFETY: by this function's contract.
-    unsafe { mgr.message_send_short(thread, to, Envelope { comm, tag }, addr, len as u64) }
+    unsafe { mgr.message_send_short(thread, to, Envelope { comm, tag }, &memory) }
+}
+
+/// Memory of the host, if it can be such.
+#[inline(always)]
+fn plain(data: *const c_void, len: usize) -> Option<Memory> {
+    let (addr, len) = (data as u64, len as u64);
+    let is = addr != 0 || len == 0;
+    (is && len <= isize::MAX as u64 && addr <= u64::MAX - len).then_some(Memory {
+        addr,
+        len,
+        device: 0,
+    })
 }
 
 /// Begins to send, as a message or (`active`) to a handler.
@@ -366,11 +375,18 @@ pub unsafe extern "C" fn rdma_msg_irecv(
         // SAFETY: the caller's arguments, as the header demands; it keeps the memory in place until the end.
         unsafe {
             let mgr = borrow_on(mgr, thread)?;
-            let options = sized::read_or_defaults("options", options)?;
             let out = optional_out(out_status)?;
-            let (from, place) = (party("source", source)?, place(buf, len, &options)?);
+            let wanted = Wanted { from: party("source", source)?, comm, tag, mask };
+            if options.is_null()
+                && let Some(memory) = plain(buf, len)
+                && let Some(request) = mgr.message_post(thread, &wanted, &memory)
+            {
+                hand_out(&mgr, request, true, out_request);
+                return Ok(());
+            }
+            let options = sized::read_or_defaults("options", options)?;
+            let place = place(buf, len, &options)?;
             let timeout = timeout("options.timeout_ms", options.timeout_ms)?;
-            let wanted = Wanted { from, comm, tag, mask };
             let received =
                 mgr.message_irecv_on(thread, wanted, place, timeout, on_end(&options))?;
             tell_received(&mgr, received, options.done.is_none(), out, out_request);
@@ -479,11 +495,22 @@ pub unsafe extern "C" fn rdma_msg_recv(
         // SAFETY: the caller's arguments, as the header demands; the memory stays until this returns.
         unsafe {
             let mgr = borrow_on(mgr, thread)?;
-            let options = sized::read_or_defaults("options", options)?;
             let out = optional_out(out_status)?;
-            let (from, place) = (party("source", source)?, place(buf, len, &options)?);
-            let timeout = timeout("options.timeout_ms", options.timeout_ms)?;
-            let end = mgr.message_recv(Wanted { from, comm, tag, mask }, place, timeout)?;
+            let wanted = Wanted { from: party("source", source)?, comm, tag, mask };
+            mgr.refuse_inside_on("rdma_msg_recv", thread)?;
+            let posted = match options.is_null() {
+                true => plain(buf, len).and_then(|at| mgr.message_post(thread, &wanted, &at)),
+                false => None,
+            };
+            let end = match posted {
+                Some(request) => mgr.message_await(request, thread)?,
+                None => {
+                    let options = sized::read_or_defaults("options", options)?;
+                    let place = place(buf, len, &options)?;
+                    let timeout = timeout("options.timeout_ms", options.timeout_ms)?;
+                    mgr.message_recv(wanted, place, timeout)?
+                }
+            };
             let result = end.result.clone();
             if let Some(out) = out {
                 out.write(kept(end));

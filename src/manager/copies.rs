@@ -130,6 +130,25 @@ impl Deliveries {
         }
     }
 
+    /// The place and the content of the only one, if that is short; nothing and no content if there is none.
+    #[inline(always)]
+    pub(super) fn short(&self, most: usize) -> Option<(u64, &[u8])> {
+        match &self.places[..] {
+            [] => Some((0, &[])),
+            [Delivery { dst, len, kept: None }] if *len as usize <= most => {
+                Some((*dst, self.content.get(..*len as usize)?))
+            }
+            _ => None,
+        }
+    }
+
+    /// It was made, or will be by who has it.
+    #[inline(always)]
+    pub(super) fn clear_short(&mut self) {
+        self.places.clear();
+        self.content.clear();
+    }
+
     /// Whether there is one, whose content is not long.
     #[inline]
     pub(super) fn is_one(&self) -> bool {

@@ -12,7 +12,7 @@ use super::wheel::Ground;
 use super::world::World;
 use crate::bootstrap::{BootEvent, Bootstrap};
 use crate::engine::Engine;
-use crate::fabric::{EpId, Event, ProviderKind};
+use crate::fabric::{EpId, Event, One, ProviderKind, View};
 use crate::limits::HANDSHAKES;
 use crate::log;
 use crate::os::ticks;
@@ -106,6 +106,46 @@ impl Core {
             self.finish();
         }
         count
+    }
+
+    /// The same where there is mostly nothing, or a message over the only provider in use. `None`: nothing was done, and `turn` has to
+    /// be called.
+    #[inline(always)]
+    pub fn turn_short(&mut self, thread: Thread) -> Option<u32> {
+        let whole = self.whole || ticks().wrapping_sub(self.last_whole) >= self.whole_every;
+        if whole || self.world.full || self.world.trace.enabled() || !self.events.is_empty() {
+            return None;
+        }
+        let kind = self.world.endpoints.only()?;
+        if self.world.may_doubt(kind) {
+            return None;
+        }
+        match self.world.adapters[kind as usize].as_mut()?.poll_one() {
+            One::Other => None,
+            One::Nothing => {
+                self.armed = false;
+                Some(0)
+            }
+            One::Message(ep, bytes) => {
+                self.armed = false;
+                self.heard_one(kind, ep, bytes, thread);
+                Some(1)
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn heard_one(&mut self, kind: ProviderKind, ep: EpId, bytes: View, thread: Thread) {
+        let _speaking = self.speaker.speak_on(thread);
+        self.world.tick();
+        match self.world.channel_of((kind, ep)) {
+            Some(ch) => {
+                self.world.hearing = (kind, ep);
+                self.engine.on_message(&mut self.world, ch, bytes.bytes());
+            }
+            None => self.on_event(kind, Event::Message { ep, bytes }),
+        }
+        self.finish();
     }
 
     /// What is due by the time: handshakes, timers, dials; the number of handshakes that came on.

@@ -45,6 +45,15 @@ impl Endpoints {
         self.all
     }
 
+    /// The adapter that has endpoints, if no other has.
+    #[inline]
+    pub fn only(&self) -> Option<ProviderKind> {
+        self.used
+            .0
+            .is_power_of_two()
+            .then(|| ProviderKind::ALL[self.used.0.trailing_zeros() as usize % 4])
+    }
+
     /// Adapters that have endpoints, or `all` that are open.
     #[inline]
     pub fn kinds(&self, all: bool) -> Kinds {

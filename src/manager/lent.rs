@@ -5,6 +5,7 @@
 //! one store. A queue that has not come back is left alone, and its memory with it.
 
 use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -13,6 +14,7 @@ use super::copies::{Deliveries, Delivery};
 use super::world::World;
 use crate::engine::Work;
 use crate::fabric::moves::Claim;
+use crate::few;
 use crate::name::Name;
 
 /// Memory of so many callbacks is kept for the next.
@@ -276,7 +278,56 @@ impl Small<'_> {
     }
 }
 
+/// Room for short content of one message, on the stack of who puts it in its place.
+pub(super) type ShortRoom = [MaybeUninit<u8>; 256];
+
+/// The short content of one message, on its way to its place.
+pub(super) struct Short<'a> {
+    /// Marked until it is there.
+    _lent: Option<Lent<'a>>,
+    dst: u64,
+    len: usize,
+}
+
+impl Short<'_> {
+    /// Puts it there, out of the room that it was given.
+    #[inline(always)]
+    pub(super) fn make(self, room: &ShortRoom) {
+        let len = self.len.min(room.len());
+        // SAFETY: so much of it was filled, and fits there by the contract of `Deliveries::add`; the mark says that it is being
+        // written.
+        unsafe { few::copy(room.as_ptr().cast(), self.dst as *mut u8, len) };
+    }
+}
+
 impl World {
+    /// Takes what is left to be done, if that is the end of this operation, whose content came with it and is short.
+    #[inline(always)]
+    pub(super) fn take_short<'a>(
+        &mut self,
+        queues: &'a Arc<Queues>,
+        op: u32,
+        room: &mut ShortRoom,
+    ) -> Option<Short<'a>> {
+        let Batch { works, deliveries } = &mut *self.batch;
+        if works.len != 0 || works.ended[..] != [op] || !self.regions.is_unused() {
+            return None;
+        }
+        let (dst, bytes) = deliveries.short(room.len())?;
+        let len = bytes.len();
+        let mut _lent = None;
+        if len > 0 {
+            let lent = self.lender.lend(queues)?;
+            lent.queue.state.store(state::UNCLAIMED, Ordering::Relaxed);
+            _lent = Some(lent);
+            // SAFETY: there is room for it.
+            unsafe { few::copy(bytes.as_ptr(), room.as_mut_ptr().cast(), len) };
+        }
+        works.ended.clear();
+        deliveries.clear_short();
+        Some(Short { _lent, dst, len })
+    }
+
     /// Takes what is left to be done, if that is the end of one message whose content came with it: mostly there is no more,
     /// and no queue has to change hands for it.
     #[inline(always)]

@@ -171,8 +171,7 @@ impl Manager {
         thread: Thread,
         to: Party,
         envelope: Envelope,
-        addr: u64,
-        len: u64,
+        &Memory { addr, len, .. }: &Memory,
     ) -> bool {
         if len > self.copy_max as u64 {
             return false;
@@ -411,6 +410,26 @@ impl Manager {
         drop(core);
         // SAFETY: by the caller.
         unsafe { self.receive_into(&memory, |e, w| begin(e, w, memory)) }
+    }
+
+    /// Begins a receive into memory of the host that somebody will ask for, with the manager's deadline, if no message is here that it
+    /// meets; its number. `None`: nothing was done.
+    ///
+    /// # Safety
+    /// As for `message_irecv`.
+    #[inline(always)]
+    pub(crate) unsafe fn message_post(
+        &self,
+        thread: Thread,
+        wanted: &Wanted,
+        memory: &Memory,
+    ) -> Option<u64> {
+        // SAFETY: the application's, to be written from now on.
+        unsafe { touch(memory.addr, memory.len, true) };
+        let mut core = self.core.lock_on(thread);
+        let Core { engine, world, .. } = &mut *core;
+        world.tick();
+        engine.message_post(world, wanted, memory, None, OnMessage::Asked)
     }
 
     /// Begins to receive a message of some peers into memory of the host.

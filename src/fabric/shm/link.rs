@@ -17,9 +17,9 @@ use super::ring::{Consumer, Control, Header, MAX_PAYLOAD, MAX_WRITES, Producer, 
 use super::stream::{StreamIn, StreamOut};
 use super::sys;
 use super::tuning::{Timed, Tuning};
-use super::wire::{self, Source, Write, outcome};
+use super::wire::{self, Source, Write, kind, outcome};
 use super::{Core, Kind};
-use crate::fabric::{EpId, Event, Remote};
+use crate::fabric::{EpId, Event, One, Remote};
 use crate::limits::POLL_EVENTS;
 use crate::local_fd::Local;
 use crate::room::Grows;
@@ -343,6 +343,25 @@ impl Link {
             self.share_room(false);
         }
         !published && self.is_calm() && !self.dirty
+    }
+
+    /// Lets go of what was read before, and takes the next record, if it is a message, and nothing else is under way.
+    #[inline(always)]
+    pub(crate) fn hear_one(&mut self) -> One {
+        self.rx.release();
+        let published = self.rx.is_published();
+        if self.rx.can_tell() && (!published || self.rx.should_tell()) {
+            self.share_room(false);
+        }
+        let busy = self.is_running(Kind::In) || self.inline_moved.is_some() || self.dirty;
+        if busy || !self.is_calm() {
+            return One::Other;
+        }
+        match self.rx.take(kind::SEND) {
+            Some(bytes) => One::Message(self.ep, bytes),
+            None if published => One::Other,
+            None => One::Nothing,
+        }
     }
 
     /// Takes messages; how many. For what else there may be `work` has to be called: `false`.

@@ -45,7 +45,7 @@ use std::sync::atomic::{Ordering, fence};
 use crate::config::Config;
 use crate::fabric::moves::{Kept, MOVE_MAX, Move, Moved};
 use crate::fabric::{
-    Access, Adapter, Caps, EpId, Event, Mem, Mr, PoolSegment, PostError, ProviderKind, Remote,
+    Access, Adapter, Caps, EpId, Event, Mem, Mr, One, PoolSegment, PostError, ProviderKind, Remote,
     SHORT_HEAD,
 };
 use crate::local_fd::Local;

@@ -1,5 +1,8 @@
 //! Tagged messages: the calls that ask for ends, and wait for them.
 
+use std::mem::MaybeUninit;
+
+use super::super::lent::ShortRoom;
 use super::*;
 
 /// Turns, some ten microseconds of them, before a caller becomes the driver.
@@ -47,7 +50,7 @@ impl Manager {
         // SAFETY: the caller's promise; this waits for the end.
         match unsafe { self.message_isend(post, at, OnMessage::Asked) }? {
             Sending::Done => Ok(()),
-            Sending::Begun(id) => self.message_await(id)?.result,
+            Sending::Begun(id) => self.message_await(id, Thread::this())?.result,
         }
     }
 
@@ -66,13 +69,13 @@ impl Manager {
         let received = unsafe { self.message_irecv(wanted, at, timeout, OnMessage::Asked) };
         match received? {
             Received::Done(end) => Ok(end),
-            Received::Begun(id) => self.message_await(id),
+            Received::Begun(id) => self.message_await(id, Thread::this()),
         }
     }
 
     /// Waits for the end of an operation, whatever happens: it owns memory of the caller.
-    fn message_await(&self, id: u64) -> Result<MessageEnd, Status> {
-        if let Some(end) = self.glance_at(id)? {
+    pub(crate) fn message_await(&self, id: u64, thread: Thread) -> Result<MessageEnd, Status> {
+        if let Some(end) = self.glance_at(id, thread)? {
             return Ok(end);
         }
         let waiter = Arc::new(Waiter::default());
@@ -120,17 +123,51 @@ impl Manager {
     }
 
     /// The same of one operation: the lock is let go of for what a turn does without it, and no more.
-    #[inline]
+    #[inline(always)]
     fn message_test_one(&self, id: u64, thread: Thread) -> Result<Option<MessageEnd>, Status> {
         if id == 0 {
             return Ok(None);
         }
         let mut core = self.core.lock_on(thread);
-        if core.engine.message_has_ended(id)? {
+        let (op, ended) = core.engine.message_at(id)?;
+        if ended {
             return core.engine.message_take_end(id);
         }
         self.refuse_inside_on("rdma_msg_test", thread)?;
-        let mut count = core.turn(thread);
+        if self.has_thread {
+            let count = core.turn(thread);
+            return self.message_after_turn(core, id, count, thread);
+        }
+        let Some(count) = core.turn_short(thread) else {
+            let count = core.turn(thread);
+            return self.message_after_turn(core, id, count, thread);
+        };
+        if count == 0 && !core.leaves_something() {
+            return Ok(None);
+        }
+        // The end of this operation as a rule, and nothing else.
+        let moves = !core.world.moving.is_empty() || !core.world.jobs.is_empty();
+        let mut room: ShortRoom = [const { MaybeUninit::uninit() }; _];
+        let queues = &self.drivers.queues;
+        if !moves && let Some(short) = core.world.take_short(queues, op, &mut room) {
+            let end = core.engine.message_end_now(op);
+            self.tell_happened(&mut core, thread);
+            drop(core);
+            short.make(&room);
+            return Ok(end);
+        }
+        self.message_after_turn(core, id, count, thread)
+    }
+
+    /// What a turn has left to be done, and then the end of this operation, if it has ended.
+    #[inline(never)]
+    fn message_after_turn<'a>(
+        &'a self,
+        mut core: Locked<'a, Seam>,
+        id: u64,
+        mut count: u32,
+        thread: Thread,
+    ) -> Result<Option<MessageEnd>, Status> {
         if !core.leaves_something() {
             return Ok(None);
         }
@@ -156,11 +193,10 @@ impl Manager {
     /// Turns the manager a few times where no thread drives it, which costs less than to become its driver: what comes soon comes
     /// within them.
     #[inline]
-    fn glance_at(&self, id: u64) -> Result<Option<MessageEnd>, Status> {
+    fn glance_at(&self, id: u64, thread: Thread) -> Result<Option<MessageEnd>, Status> {
         if self.has_thread {
             return Ok(None);
         }
-        let thread = Thread::this();
         for _ in 0..GLANCES {
             let end = self.message_test_one(id, thread)?;
             if end.is_some() {

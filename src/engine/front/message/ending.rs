@@ -159,6 +159,25 @@ impl Engine {
         Ok(self.messages.ops.get(index).is_some_and(|op| matches!(op.state, State::Ended)))
     }
 
+    /// Where an operation is, and whether it has ended.
+    #[inline]
+    pub fn message_at(&self, id: u64) -> Result<(u32, bool), Status> {
+        let index = self.message_by_id(id)?;
+        let ended = |op: &Op| matches!(op.state, State::Ended);
+        Ok((index, self.messages.ops.get(index).is_some_and(ended)))
+    }
+
+    /// How an operation ended whose memory is the application's as soon as who asks has done with it; it is forgotten.
+    #[inline(always)]
+    pub fn message_end_now(&mut self, index: u32) -> Option<MessageEnd> {
+        self.happened += 1;
+        self.messages.endings += 1;
+        let ops = &mut self.messages.ops;
+        let end = ops.get_mut(index)?.take_end();
+        ops.vacate(index);
+        Some(end)
+    }
+
     /// How many operations have come to an end that could be asked for, over all time.
     pub fn message_endings(&self) -> u64 {
         self.messages.endings
