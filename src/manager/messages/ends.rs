@@ -5,8 +5,8 @@ use std::mem::MaybeUninit;
 use super::super::lent::ShortRoom;
 use super::*;
 
-/// Turns, some ten microseconds of them, before a caller becomes the driver.
-const GLANCES: u32 = 64;
+/// Turns, ten microseconds of them or so, before a caller becomes the driver.
+const GLANCES: u32 = 256;
 
 impl Manager {
     /// Waits for the first message that a receive would meet, and claims it if it is to.
@@ -190,14 +190,16 @@ impl Manager {
         core.engine.message_take_end(id)
     }
 
+    /// How many: none where a thread drives, or nobody is to spin.
+    fn glances(&self) -> u32 {
+        if self.has_thread || self.config.busy_poll_us == 0 { 0 } else { GLANCES }
+    }
+
     /// Turns the manager a few times where no thread drives it, which costs less than to become its driver: what comes soon comes
     /// within them.
     #[inline]
     fn glance_at(&self, id: u64, thread: Thread) -> Result<Option<MessageEnd>, Status> {
-        if self.has_thread {
-            return Ok(None);
-        }
-        for _ in 0..GLANCES {
+        for _ in 0..self.glances() {
             let end = self.message_test_one(id, thread)?;
             if end.is_some() {
                 return Ok(end);
@@ -224,16 +226,14 @@ impl Manager {
         if !matches!(count, Ok(0)) || ids.iter().all(|&id| id == 0) {
             return count;
         }
-        if !self.has_thread {
-            let thread = Thread::this();
-            for _ in 0..GLANCES {
-                self.turn_on(thread);
-                count = self.collect(ids, &mut look, how, &mut found);
-                if !matches!(count, Ok(0)) {
-                    return count;
-                }
-                std::hint::spin_loop();
+        let thread = Thread::this();
+        for _ in 0..self.glances() {
+            self.turn_on(thread);
+            count = self.collect(ids, &mut look, how, &mut found);
+            if !matches!(count, Ok(0)) {
+                return count;
             }
+            std::hint::spin_loop();
         }
         let waiter = Arc::new(Waiter::default());
         let limit = if let Timeout::After(limit) = timeout { Some(limit) } else { None };
