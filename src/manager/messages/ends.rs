@@ -1,6 +1,7 @@
 //! Tagged messages: the calls that ask for ends, and wait for them.
 
 use std::mem::MaybeUninit;
+use std::sync::OnceLock;
 
 use super::super::lent::ShortRoom;
 use super::*;
@@ -192,7 +193,9 @@ impl Manager {
 
     /// How many: none where a thread drives, or nobody is to spin.
     fn glances(&self) -> u32 {
-        if self.has_thread || self.config.busy_poll_us == 0 { 0 } else { GLANCES }
+        static ALONE: OnceLock<bool> = OnceLock::new();
+        let alone = || *ALONE.get_or_init(|| processors() == 1);
+        if self.has_thread || self.config.busy_poll_us == 0 || alone() { 0 } else { GLANCES }
     }
 
     /// Turns the manager a few times where no thread drives it, which costs less than to become its driver: what comes soon comes
