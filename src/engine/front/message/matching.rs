@@ -2,8 +2,11 @@
 //!
 //! A receive lies in the queue of its communicator, tag and sender, where anybody is a sender, too; a message in that of its
 //! sender and in that of all senders. So a look at the first of one queue does, or of two, however many others wait. A
-//! receive from some peers is in a queue of such, with its peers in a table apart, and one whose mask leaves bits of the tag
-//! open is in the queue of its communicator; of these each is looked at, as they look at each message.
+//! receive from some peers is in a queue of such, with its peers in a table apart; of these each is looked at.
+//!
+//! Which bits of the tag count for those queues is what the receives that wait agree on: as a rule all bits, or, of a runtime that
+//! keeps some of them for itself, all but the same few in each receive. One that leaves other bits open is in the queue of its
+//! communicator; of these each is looked at, as they look at each message.
 
 use foldhash::HashMap;
 
@@ -13,7 +16,7 @@ use crate::engine::slab::Slab;
 use crate::room::{self, Grows};
 use crate::status::Status;
 
-/// With more queues of receives, one that becomes empty goes.
+/// With more queues of receives, of either kind, one that becomes empty goes.
 const EMPTY: usize = 1024;
 /// Queues of receives that are found without a look into a map; a power of two.
 const NEAR: usize = 64;
@@ -152,9 +155,10 @@ impl Sources {
 }
 
 /// Receives that wait.
-#[derive(Default)]
 pub struct Posted {
     exact: Queues,
+    /// Bits of the tag that count for these; the others are 0 in their lanes.
+    mask: u64,
     open: HashMap<u32, Fifo>,
     /// Of the receives from some peers, whose `from` is [`Party::SOME`].
     sources: HashMap<u32, Sources>,
@@ -166,8 +170,23 @@ pub struct Posted {
     order: u64,
 }
 
+impl Default for Posted {
+    fn default() -> Posted {
+        Posted {
+            exact: Queues::default(),
+            mask: u64::MAX,
+            open: HashMap::default(),
+            sources: HashMap::default(),
+            named: 0,
+            any: 0,
+            unusual: 0,
+            order: 0,
+        }
+    }
+}
+
 impl Wanted {
-    /// The queue of a receive each bit of whose tag counts.
+    /// The lane of a receive each bit of whose tag counts.
     pub(super) fn lane(&self) -> Lane {
         Lane { from: self.from, envelope: Envelope { comm: self.comm, tag: self.tag } }
     }
@@ -177,8 +196,12 @@ impl Posted {
     /// Takes a receive in, whose operation this is.
     #[inline]
     pub fn add(&mut self, ops: &mut Slab<Op>, index: u32, wanted: &Wanted) -> Result<(), Status> {
-        let queue = match wanted.mask {
-            u64::MAX => self.exact.find_or_make(wanted.lane()),
+        if wanted.mask != self.mask && self.named + self.any + self.unusual == 0 {
+            self.mask = wanted.mask;
+        }
+        let lane = self.lane(wanted.from, wanted.lane().envelope);
+        let queue = match wanted.mask == self.mask {
+            true => self.exact.find_or_make(lane),
             _ if self.open.fits(1) => Some(self.open.entry(wanted.comm).or_default()),
             _ => None,
         };
@@ -192,12 +215,18 @@ impl Posted {
         Ok(())
     }
 
+    /// The lane of such receives, and messages.
+    #[inline(always)]
+    fn lane(&self, from: Party, Envelope { comm, tag }: Envelope) -> Lane {
+        Lane { from, envelope: Envelope { comm, tag: tag & self.mask } }
+    }
+
     /// How many there are of its kind.
     #[inline]
     fn count(&mut self, wanted: &Wanted) -> &mut usize {
         match wanted.from {
             Party::SOME => &mut self.unusual,
-            _ if wanted.mask != u64::MAX => &mut self.unusual,
+            _ if wanted.mask != self.mask => &mut self.unusual,
             Party::ANY => &mut self.any,
             _ => &mut self.named,
         }
@@ -229,12 +258,12 @@ impl Posted {
             queue.remove(ops, op_links, index, links);
             queue.is_empty()
         };
-        if wanted.mask == u64::MAX {
-            let lane = wanted.lane();
+        if wanted.mask == self.mask {
+            let lane = self.lane(wanted.from, wanted.lane().envelope);
             if self.exact.find(lane).is_some_and(leave) && self.exact.are_many() {
                 self.exact.forget(lane);
             }
-        } else if self.open.get_mut(&wanted.comm).is_some_and(leave) {
+        } else if self.open.get_mut(&wanted.comm).is_some_and(leave) && self.open.len() > EMPTY {
             self.open.remove(&wanted.comm);
         }
     }
@@ -248,7 +277,8 @@ impl Posted {
             _ => return self.take_of_all(ops, sender, envelope),
         };
         let many = self.exact.are_many();
-        let lane = Lane { from, envelope };
+        let tag = envelope.tag & self.mask;
+        let lane = Lane { from, envelope: Envelope { tag, ..envelope } };
         let queue = self.exact.find(lane)?;
         let index = queue.first()?;
         let links = ops.get(index)?.links;
@@ -270,16 +300,19 @@ impl Posted {
     ) -> Option<u32> {
         let mut oldest = None;
         for from in [sender, Party::ANY] {
-            let queue = self.exact.find(Lane { from, envelope });
+            let queue = self.exact.find(self.lane(from, envelope));
             older(&mut oldest, queue.and_then(|queue| first(queue, ops, |_, _| true)));
         }
         if self.unusual > 0 {
             let some = |index: u32, _: &Wanted| {
                 self.sources.get(&index).is_some_and(|some| some.have(sender))
             };
-            let queue = self.exact.find(Lane { from: Party::SOME, envelope });
+            let queue = self.exact.find(self.lane(Party::SOME, envelope));
             older(&mut oldest, queue.and_then(|queue| first(queue, ops, some)));
-            let open = |_: u32, wanted: &Wanted| wanted.accepts(sender, envelope);
+            let open = |index: u32, wanted: &Wanted| match wanted.from {
+                Party::SOME => wanted.is_for(envelope) && some(index, wanted),
+                _ => wanted.accepts(sender, envelope),
+            };
             let queue = self.open.get(&envelope.comm);
             older(&mut oldest, queue.and_then(|queue| first(queue, ops, open)));
         }
