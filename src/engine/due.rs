@@ -96,6 +96,11 @@ impl<F: Into<Callback>> Due<F> {
 }
 
 impl Due<OnSend> {
+    /// Whether it ends a message operation.
+    pub(super) fn is_message(&self) -> bool {
+        matches!(self.done, Some(OnSend::Message(_)))
+    }
+
     /// The message operation that it ends, which is told by who asks.
     pub(super) fn take_message(&mut self) -> Option<u32> {
         let op = if let Some(OnSend::Message(op)) = self.done { Some(op) } else { None };

@@ -106,7 +106,7 @@ impl Request {
     /// Bytes that the landing is for: all, or those of this leg.
     pub fn leg_len(&self) -> u64 {
         let all = self.meta.as_ref().map_or(0, |m| m.nbytes);
-        self.legs.as_ref().map_or(all, |legs| legs.limit.min(all - legs.at))
+        self.legs.as_ref().map_or(all, |legs| legs.limit.min(all.saturating_sub(legs.at)))
     }
 
     /// Whether this leg is not the last.
@@ -198,5 +198,21 @@ impl Engine {
             self.stale += 1;
         }
         found
+    }
+    /// The same of an answer that names a tensor. What receives a message waits for none: it knows how long the content is,
+    /// and in legs its destination is that of the leg.
+    #[inline]
+    pub(in crate::engine) fn answered_tensor(
+        &mut self,
+        ch: ChanId,
+        index: u32,
+        what: &'static str,
+    ) -> Option<&mut Request> {
+        if self.answered(ch, index)?.done.is_message() {
+            let text = format!("{what} for a tagged message");
+            self.violation(ch, Status::invalid(text));
+            return None;
+        }
+        self.requests.get_mut(index)
     }
 }

@@ -211,6 +211,17 @@ pub(in crate::engine) fn response_in_step(r: &mut Response) -> &mut Links {
 pub(in crate::engine) const UNASKED: u32 = 0xFFF0_0000;
 
 impl Response {
+    /// It brings the content of a tagged message.
+    pub fn is_message(&self) -> bool {
+        let done = self.source.as_ref().and_then(|source| source.done.as_ref());
+        done.is_some_and(|done| done.is_message())
+    }
+
+    /// It is an offered message that the receiver has not asked for, as far as is known here.
+    pub fn is_offered(&self) -> bool {
+        matches!(self.state, RState::Told) && self.is_unasked()
+    }
+
     /// Nobody has asked for it yet.
     pub fn is_unasked(&self) -> bool {
         self.asked.to.request >= UNASKED
@@ -365,7 +376,7 @@ impl Engine {
         }
     }
 
-    /// The response whose metadata the receiver answers; anything else is stale.
+    /// The response whose metadata or offer the receiver answers; anything else is stale.
     pub(super) fn told(&mut self, ch: ChanId, index: u32) -> Option<&mut Response> {
         let told = |r: &&mut Response| r.asked.to.ch == ch && matches!(r.state, RState::Told);
         let found = self.responses.get_mut(index).filter(told);

@@ -147,7 +147,8 @@ impl Engine {
         if let (Some(_), Some(l), Some(m)) = (r.checksum, &r.landing, &r.meta)
             && (r.device == 0 || l.staged.is_some())
         {
-            let (addr, len) = (l.addr, if r.legs.is_some() { l.len } else { m.nbytes });
+            let leg = r.legs.is_some() && l.buffer.is_none();
+            let (addr, len) = (l.addr, if leg { l.len } else { m.nbytes });
             r.state = State::Copying;
             return fx.run(Work::HostHash { token: WR_REQUEST | u64::from(index), addr, len });
         }
@@ -165,7 +166,9 @@ impl Engine {
         if l.staged.is_none() {
             return self.landed(fx, index);
         }
-        let (at, leg) = r.legs.as_ref().map_or((0, m.nbytes), |legs| (legs.at, l.len));
+        // The memory of a buffer is as long as its sender wished.
+        let legs = r.legs.as_ref().filter(|_| l.buffer.is_none());
+        let (at, leg) = legs.map_or((0, m.nbytes), |legs| (legs.at, l.len));
         let (src, dst, len) = (l.addr, r.dst, leg);
         let token = WR_REQUEST | u64::from(index);
         r.state = State::Copying;

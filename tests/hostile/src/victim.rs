@@ -269,11 +269,27 @@ impl Victim {
         op
     }
 
+    /// The same from memory in two pieces, or of a device, whose addresses are none of the host's.
+    pub fn send_message_from(&mut self, peer: &str, tag: u64, len: usize, from: &str) -> u64 {
+        self.next_op += 1;
+        let op = self.next_op;
+        self.tell_of_peer(&format!("message {op} {peer} {tag} {len} {from}"));
+        op
+    }
+
     /// Receives a message, which should be of [`byte_at`], into so much memory; the operation's number.
     pub fn recv_message(&mut self, peer: &str, tag: u64, room: usize) -> u64 {
         self.next_op += 1;
         let op = self.next_op;
         self.tell_of_peer(&format!("message-recv {op} {peer} {tag} {room}"));
+        op
+    }
+
+    /// The same into memory in two pieces.
+    pub fn recv_message_in_pieces(&mut self, peer: &str, tag: u64, room: usize) -> u64 {
+        self.next_op += 1;
+        let op = self.next_op;
+        self.tell_of_peer(&format!("message-recv {op} {peer} {tag} {room} pieces"));
         op
     }
 

@@ -253,7 +253,7 @@ fn r15_wrong_answers_to_offers() {
             6 => {
                 let at = [&response.to_le_bytes()[..], &[0; 12], &LEN.to_le_bytes()].concat();
                 c.message(&message::any(message::RE_REQUEST, 0, 0, &[&at])).unwrap();
-                drop(c);
+                assert!(c.closed_within(PATIENCE), "attack {attack}: not closed");
                 let end = victim.wait(op, PATIENCE).expect("it ends");
                 assert_ne!(end.code, Code::Internal, "{end:?}");
                 other.message(&numbered(message::GET_DONE, 1, kept)).unwrap();

@@ -82,7 +82,7 @@ impl Engine {
     ) {
         let Some(r) = self.answered(ch, index) else { return };
         let known = r.meta.as_ref().is_some_and(|known| known.nbytes == content.len() as u64);
-        let elsewhere = r.landing.is_some() || r.flow.is_some();
+        let elsewhere = r.landing.is_some() || r.done.is_message();
         if !known || elsewhere || r.device != 0 || matches!(r.target, Target::Library) {
             let message = Content { index, checksum: None, meta: None, content };
             return self.on_content(fx, ch, message);
@@ -110,7 +110,7 @@ impl Engine {
         if sum.is_none() && !content.is_empty() && self.sealed(ch) {
             return self.violation(ch, loss("content".into()));
         }
-        let Some(r) = self.answered(ch, index) else { return };
+        let Some(r) = self.answered_tensor(ch, index, "TENSOR_CONTENT") else { return };
         r.protocol = Protocol::Eager;
         let ready = match (&meta, &r.meta) {
             (None, Some(known)) if known.nbytes == content.len() as u64 => true,

@@ -37,7 +37,7 @@ impl Engine {
         if m.checksum.is_none() && m.meta.nbytes > 0 && !m.follows && self.sealed(ch) {
             return self.violation(ch, loss("metadata".into()));
         }
-        let Some(r) = self.answered(ch, index) else { return };
+        let Some(r) = self.answered_tensor(ch, index, "META_DATA_RESPONSE") else { return };
         r.checksum = m.checksum;
         if m.follows {
             return self.on_follows(ch, index, m.meta);

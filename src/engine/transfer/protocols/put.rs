@@ -127,12 +127,14 @@ impl Engine {
         dst: Place,
         len: u64,
     ) {
-        let Some((asked, source)) = self.told(ch, index).and_then(|r| {
-            r.state = RState::Ready;
-            Some((&mut r.asked, r.source.as_mut()?))
-        }) else {
-            return;
-        };
+        let Some(r) = self.told(ch, index) else { return };
+        if r.is_message() {
+            // Of a layout, or a device, nothing can be written from where it lies.
+            let text = "TENSOR_RE_REQUEST for a tagged message";
+            return self.violation(ch, Status::invalid(text));
+        }
+        r.state = RState::Ready;
+        let (asked, Some(source)) = (&mut r.asked, &mut r.source) else { return };
         let nbytes = source.tensor.meta.nbytes;
         if len < nbytes {
             let status = Status::invalid(format!(

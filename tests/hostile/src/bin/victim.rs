@@ -15,9 +15,9 @@
 //! > serve                           = ok
 //! > recv <op> <peer> <hex key> <step> <length> <given 0|1> <ms>
 //!                                   = ok     later:  got <op> CODE <length> <right 0|1> text
-//! > message <op> <peer> <tag> <length>
+//! > message <op> <peer> <tag> <length> [pieces | device]
 //!                                   = ok     later:  sent <op> CODE
-//! > message-recv <op> <peer> <tag> <room>
+//! > message-recv <op> <peer> <tag> <room> [pieces]
 //!                                   = ok     later:  got <op> CODE <length> <right 0|1> text
 //! > pair                            = <number>
 //! > pair-address <pair>             = <hex>
@@ -32,16 +32,18 @@
 //! ```
 
 use std::io::{BufRead, Write};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_hostile::honest::{Honest, meta};
 use rdma_hostile::slow::Slow;
 use rdma_hostile::victim::{byte_at, config_of, from_hex, to_hex};
-use rdma_transport::api::{SendDone, Tensor};
+use rdma_transport::api::{CopyDone, DeviceOps, SendDone, Tensor};
 use rdma_transport::engine::front::message::{
     Envelope, Memory, MessageEnd, Mode, OnMessage, Sending, Wanted,
 };
 use rdma_transport::engine::front::pair::{PairState, Slot, Way};
+use rdma_transport::engine::layout::{Layout, Piece};
 use rdma_transport::manager::{Post, Timeout, Where};
 use rdma_transport::protocol::message::Extra;
 use rdma_transport::status::{Code, Status};
@@ -142,6 +144,14 @@ fn command(me: &Honest, words: &[&str], slow: &mut Option<Slow>) -> Result<Strin
             let to = me.manager.peer_lookup(&word(2))?;
             let content: &'static [u8] = vec![0; len].leak();
             let memory = Memory { addr: content.as_ptr() as u64, len: len as u64, device: 0 };
+            let from = match words.get(5) {
+                None => Where::Whole(memory),
+                Some(&"pieces") => halves_of(memory)?,
+                Some(_) => {
+                    let device = me.manager.register_device(Arc::new(Zeros))?;
+                    Where::Whole(Memory { addr: 64, device, ..memory })
+                }
+            };
             let told = |words: [usize; 2], end: &MessageEnd| {
                 let code = end.result.as_ref().map_or_else(|s| s.code, |()| Code::Ok);
                 say(format_args!("sent {} {}", words[0], code as i32));
@@ -150,7 +160,7 @@ fn command(me: &Honest, words: &[&str], slow: &mut Option<Slow>) -> Result<Strin
             let (mode, timeout, extra) = (Mode::Standard, Timeout::Never, &Extra::NONE);
             let post = Post { to, envelope, extra, mode, timeout };
             // SAFETY: the content stays until the process ends.
-            let sending = unsafe { me.manager.message_isend(&post, Where::Whole(memory), done) }?;
+            let sending = unsafe { me.manager.message_isend(&post, from, done) }?;
             if sending == Sending::Done {
                 say(format_args!("sent {op} 0"));
             }
@@ -163,6 +173,29 @@ fn command(me: &Honest, words: &[&str], slow: &mut Option<Slow>) -> Result<Strin
         "stats" => me.manager.stats_json().map(|s| one_line(&s)),
         other => Err(Status::invalid(format!("command {other:?} is not known"))),
     }
+}
+
+/// A device whose memory is all zeros, and that keeps nothing.
+struct Zeros;
+
+impl DeviceOps for Zeros {
+    fn copy_to_host(&self, host: u64, _: u64, nbytes: u64, done: CopyDone) {
+        // SAFETY: the library has so much memory there.
+        unsafe { std::ptr::write_bytes(host as *mut u8, 0, nbytes as usize) };
+        done(Ok(()));
+    }
+
+    fn copy_from_host(&self, _: u64, _: u64, _: u64, done: CopyDone) {
+        done(Ok(()));
+    }
+}
+
+/// The same memory, as two pieces.
+fn halves_of(memory: Memory) -> Result<Where, Status> {
+    let (addr, half) = (memory.addr, memory.len / 2);
+    let halves = [(addr, half), (addr + half, memory.len - half)];
+    let halves = halves.map(|(addr, len)| Piece { addr, len }).into_iter();
+    Ok(Where::Pieces(Arc::new(Layout::listed(halves, false)?)))
 }
 
 /// Memory of a receive, and bytes behind it that nobody may write.
@@ -203,10 +236,11 @@ fn message_recv(me: &Honest, words: &[&str]) -> Result<String, Status> {
         let right = u8::from(place.is_right(len as usize));
         say(format_args!("got {op} {} {len} {right} {text}", code as i32));
     };
+    let into = if words.get(5).is_some() { halves_of(memory)? } else { Where::Whole(memory) };
     let wanted = Wanted { from, comm: 1, tag, mask: u64::MAX };
     let done = OnMessage::Plain(told, [op, std::ptr::from_ref(place) as usize]);
     // SAFETY: the memory stays until the process ends, and is read only where the receive does not write.
-    unsafe { me.manager.message_irecv(wanted, Where::Whole(memory), Timeout::Never, done) }?;
+    unsafe { me.manager.message_irecv(wanted, into, Timeout::Never, done) }?;
     Ok("ok".into())
 }
 

@@ -120,7 +120,7 @@ impl Engine {
             return self.violation(ch, Status::invalid(text));
         };
         let (Some(memory), len) = (b.memory.take(), b.len) else { return };
-        let Some(r) = self.answered(ch, request) else {
+        let Some(r) = self.answered_tensor(ch, request, "TENSOR_WRITE") else {
             return self.buffer_emptied(fx, buffer, memory);
         };
         let same = told.as_ref().is_none_or(|told| r.is_as_known(told));

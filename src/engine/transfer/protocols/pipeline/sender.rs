@@ -94,7 +94,7 @@ impl Engine {
         if !self.is_in_pipeline(ch, response, request) {
             let offered = |r: &Response| r.source.as_ref().and_then(|s| s.first);
             let found = self.responses.get(response).filter(|r| r.asked.to.ch == ch);
-            let told = found.filter(|r| matches!(r.state, RState::Told) && r.is_unasked());
+            let told = found.filter(|r| r.is_offered());
             if told.is_some_and(|r| offered(r).is_none()) {
                 let text = "MSG_ACK for a message that was not offered with a pipeline";
                 return self.violation(ch, Status::invalid(text));
