@@ -38,11 +38,27 @@ impl<T> Default for Slab<T> {
 }
 
 /// A slot for one value, which is made in its place: values are long, and are not to be moved there.
-/// One that is not filled stays empty, and out of use.
+/// One that is not filled is the first that is free again.
 pub struct Vacancy<'a, T> {
     index: u32,
     place: &'a mut Option<T>,
     len: &'a mut usize,
+    next: &'a mut u32,
+    first_free: &'a mut u32,
+    last_free: &'a mut u32,
+    free: &'a mut usize,
+}
+
+impl<T> Drop for Vacancy<'_, T> {
+    #[cold]
+    fn drop(&mut self) {
+        let slot = self.index & SLOT_MASK;
+        *self.next = std::mem::replace(self.first_free, slot);
+        if *self.free == 0 {
+            *self.last_free = slot;
+        }
+        *self.free += 1;
+    }
 }
 
 impl<T> Vacancy<'_, T> {
@@ -58,7 +74,9 @@ impl<T> Vacancy<'_, T> {
         debug_assert!(self.place.is_none());
         // Without a look at what was there, which is nothing.
         std::mem::forget(self.place.replace(value));
-        self.index
+        let index = self.index;
+        std::mem::forget(self);
+        index
     }
 }
 
@@ -96,6 +114,10 @@ impl<T> Slab<T> {
             index: s.generation << SLOT_BITS | slot,
             place: &mut s.value,
             len: &mut self.len,
+            next: &mut s.next,
+            first_free: &mut self.first_free,
+            last_free: &mut self.last_free,
+            free: &mut self.free,
         })
     }
 
@@ -228,6 +250,27 @@ mod tests {
             slab.remove(i);
         }
         assert!(slab.is_empty());
+    }
+
+    #[test]
+    fn a_vacancy_that_is_not_filled_is_given_back() {
+        let mut slab = Slab::default();
+        for _ in 0..10_000 {
+            assert!(slab.vacancy().is_some());
+        }
+        assert!(slab.slots.len() <= MIN_FREE + 1, "{} slots", slab.slots.len());
+        assert!(slab.is_empty());
+        // All of them are used before there are more, and each by one.
+        let all: Vec<u32> = (0..1000).map(|i| slab.insert(i).unwrap()).collect();
+        assert!(slab.slots.len() <= 1000 + MIN_FREE, "{} slots", slab.slots.len());
+        for (i, &index) in all.iter().enumerate() {
+            assert_eq!(slab.get(index), Some(&i));
+        }
+        for &index in &all {
+            drop(slab.vacancy());
+            assert!(slab.remove(index).is_some());
+        }
+        assert_eq!((slab.len(), slab.free), (0, slab.slots.len()));
     }
 
     #[test]
