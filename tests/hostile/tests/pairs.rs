@@ -218,3 +218,67 @@ fn r15_writes_to_slots() {
     still_serves(&victim);
     victim.finish();
 }
+
+/// Whether anything is written to this peer before it has an answer to what it said so far.
+fn is_written_to(c: &mut Client) -> bool {
+    c.message(&message::ping()).unwrap();
+    let mut written = false;
+    loop {
+        let frame = c.next_frame().unwrap();
+        written |= frame.kind == frames::WRITE;
+        if frame.kind == frames::SEND && frame.payload.first() == Some(&message::PONG) {
+            return written;
+        }
+    }
+}
+
+/// Who has read a pair's address says that it is the other end, before the application has said who is: what waits is not
+/// written to it, and nothing that it opened is in the way of the right one. Nor is its end the pair's.
+#[test]
+fn r15_a_slot_that_a_stranger_opens() {
+    for (token, leaves) in [(MINE, false), (MINE + 1, false), (MINE, true), (MINE + 1, true)] {
+        let mut victim = Victim::start(Options::default());
+        let mut thief = stranger(&victim, "thief");
+        let mut partner = stranger(&victim, "partner");
+        let known = || victim.try_tell("channels partner") == Ok("1".into());
+        assert!(eventually(PATIENCE, known));
+        let pair = victim.tell("pair");
+        let to = word(&from_hex(&victim.tell(&format!("pair-address {pair}"))), 6);
+        victim.tell(&format!("slot-send {pair} 5 4096"));
+        thief.message(&words(HELLO, &[to, token])).unwrap();
+        thief.message(&open(to, 5, 1, 0x1000, 4096)).unwrap();
+        thief.message(&open(to, 6, 2, 0x1000, 8)).unwrap();
+        assert!(!is_written_to(&mut thief), "the content of the first send");
+        victim.tell(&format!("slot-send {pair} 5 4096"));
+        victim.tell(&format!("slot-send {pair} 6 4096"));
+        assert!(!is_written_to(&mut thief), "that of the others");
+        let mut thief = Some(thief);
+        if leaves {
+            drop(thief.take());
+            assert!(eventually(PATIENCE, || victim.tell("channels thief") == "0"));
+        }
+        assert_eq!(victim.tell(&format!("pair-state {pair}")), "0");
+        victim.tell(&format!("pair-connect {pair} {}", to_hex(&address_of("partner"))));
+        partner.next_message(HELLO).unwrap();
+        partner.message(&words(HELLO, &[to, MINE])).unwrap();
+        for slot in [5, 6] {
+            partner.message(&open(to, slot, 1 + slot as u32, 0x2000, 4096)).unwrap();
+        }
+        let mut imms = Vec::new();
+        while imms.len() < 3 {
+            let frame = partner.next_frame().unwrap();
+            if frame.kind == frames::WRITE && frame.flags & 1 != 0 {
+                assert_eq!((frame.addr, frame.total), (0x2000, 4096));
+                imms.push(frame.imm);
+            }
+        }
+        imms.sort_unstable();
+        assert_eq!(imms, [IMM | 6, IMM | 6, IMM | 7]);
+        assert_eq!(victim.tell(&format!("pair-state {pair}")), "2");
+        if let Some(mut thief) = thief {
+            assert!(!is_written_to(&mut thief), "afterwards");
+        }
+        still_serves(&victim);
+        victim.finish();
+    }
+}

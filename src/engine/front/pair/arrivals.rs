@@ -150,11 +150,14 @@ impl Engine {
         if from != p.remote || peer != p.peer {
             // Somebody else's word.
             p.heard = None;
-            return;
+            return self.drop_grants(index);
         }
         p.state = PairState::Connected;
         self.pair_settled(index);
         self.happened += 1;
+        if let Err(status) = self.go_all_waiting(fx, index) {
+            return self.break_pair(fx, index, status, true);
+        }
         if fx.fits(1) {
             // Whoever waits for it looks.
             fx.run(Work::Call(Box::new(|| {})));
@@ -220,8 +223,36 @@ impl Engine {
         }
         pairs.grants.insert(key, (index, slot));
         p.granted += 1;
+        let connected = p.is_connected();
         p.targets.entry(slot).or_default().grant = Some(grant);
-        self.go_waiting(fx, index, slot);
+        if connected {
+            self.go_waiting(fx, index, slot);
+        }
+    }
+
+    /// What was opened before the other end was known as such is written to now.
+    fn go_all_waiting(&mut self, fx: &mut impl Fx, index: u32) -> Result<(), Status> {
+        let Some(p) = self.pairs.pairs.get(index) else { return Ok(()) };
+        let waits = |t: &Target| t.grant.is_some() && !t.waiting.is_empty();
+        let mut slots = Vec::new();
+        let count = p.targets.values().filter(|t| waits(t)).count();
+        crate::room::grow(&mut slots, count, "slots")?;
+        slots.extend(p.targets.iter().filter(|(_, t)| waits(t)).map(|(&slot, _)| slot));
+        for slot in slots {
+            self.go_waiting(fx, index, slot);
+        }
+        Ok(())
+    }
+
+    /// What somebody has opened who is not the other end is not written to.
+    pub(super) fn drop_grants(&mut self, index: u32) {
+        let pairs = &mut self.pairs;
+        let Some(p) = pairs.pairs.get_mut(index) else { return };
+        p.granted = 0;
+        for grant in p.targets.values_mut().filter_map(|t| t.grant.take()) {
+            pairs.grants.remove(&(grant.ch, grant.number));
+        }
+        p.targets.retain(|_, t| !t.waiting.is_empty());
     }
 
     fn on_slot_close(&mut self, fx: &mut impl Fx, ch: ChanId, grant: u32) {

@@ -292,7 +292,8 @@ impl Engine {
             return Err(full("sends", p.sends));
         }
         let target = p.targets.entry(slot).or_default();
-        if let Some(grant) = &target.grant {
+        let connected = matches!(p.state, PairState::Connected);
+        if let Some(grant) = target.grant.as_ref().filter(|_| connected) {
             check_place(slot, grant.len, at, len)?;
         }
         let (now, n) = (fx.now(), pairs.sends.len());
@@ -331,8 +332,9 @@ impl Engine {
     fn begin_send(&mut self, fx: &mut impl Fx, pair: u32, slot: u64, send: u32, content: &[u8]) {
         let pairs = &mut self.pairs;
         let Some(p) = pairs.pairs.get_mut(pair) else { return };
+        let connected = p.is_connected();
         let Some(target) = p.targets.get_mut(&slot) else { return };
-        let ch = target.grant.as_ref().map(|grant| grant.ch);
+        let ch = target.grant.as_ref().filter(|_| connected).map(|grant| grant.ch);
         if ch.is_some() && p.going.is_none() {
             self.go_send(fx, send, content);
         } else {

@@ -249,8 +249,15 @@ impl Engine {
     ) {
         let mut at = 0;
         while let Some(index) = self.pairs.pairs.next(&mut at, |p| p.uses(ch) && !p.is_broken()) {
-            let Some(p) = self.pairs.pairs.get(index) else { continue };
-            let (rank, name) = (p.rank, self.peer_name(p.peer));
+            let Some(p) = self.pairs.pairs.get_mut(index) else { continue };
+            if p.told.is_none() {
+                // Who was heard there may have been anybody.
+                p.heard = None;
+                self.drop_grants(index);
+                continue;
+            }
+            let (rank, peer) = (p.rank, p.peer);
+            let name = self.peer_name(peer);
             let text = format!("the pair of rank {rank} with peer '{name}': {}", status.message);
             self.break_pair(fx, index, status.clone().with_message(text), true);
         }

@@ -128,6 +128,11 @@ impl Pair {
         matches!(self.state, PairState::Broken(_))
     }
 
+    /// Only then anything goes: what is heard before may be anybody's word.
+    fn is_connected(&self) -> bool {
+        matches!(self.state, PairState::Connected)
+    }
+
     fn uses(&self, ch: ChanId) -> bool {
         self.told == Some(ch) || self.heard.is_some_and(|(heard, _)| heard == ch)
     }

@@ -25,6 +25,8 @@
 //! > pair-state <pair>               = 0 to 3, as RDMA_PAIR_*
 //! > slot <pair> <slot> <length>     = <number of a receive buffer>
 //! > arrived <buffer>                = <arrivals that were not taken>
+//! > slot-send <pair> <slot> <length>
+//!                                 = <number of a send buffer, of which all is being sent>
 //! > slot-end <buffer>               = ok
 //! > channels <peer>                 = <number>
 //! > stats                           = <json>
@@ -168,7 +170,7 @@ fn command(me: &Honest, words: &[&str], slow: &mut Option<Slow>) -> Result<Strin
         }
         "message-recv" => message_recv(me, words),
         "pair" | "pair-address" | "pair-connect" | "pair-state" | "slot" | "arrived"
-        | "slot-end" => pairs(me, words),
+        | "slot-end" | "slot-send" => pairs(me, words),
         "channels" => me.manager.peer_info(&word(1)).map(|i| i.channels.to_string()),
         "stats" => me.manager.stats_json().map(|s| one_line(&s)),
         other => Err(Status::invalid(format!("command {other:?} is not known"))),
@@ -265,13 +267,19 @@ fn pairs(me: &Honest, words: &[&str]) -> Result<String, Status> {
             };
             state.to_string()
         }),
-        "slot" => {
+        "slot" | "slot-send" => {
             let (slot, len): (u64, usize) = (number(words, 2)?, number(words, 3)?);
             let memory: &'static [u8] = vec![0; len].leak();
-            let addr = memory.as_ptr() as u64;
-            let slot = Slot { way: Way::Recv, slot, addr, len: len as u64 };
+            let (addr, len) = (memory.as_ptr() as u64, len as u64);
+            let way = if words[0] == "slot" { Way::Recv } else { Way::Send };
+            let slot = Slot { way, slot, addr, len };
             // SAFETY: the memory stays until the process ends.
-            unsafe { me.manager.buffer_create(of, slot, None) }.map(|b| b.to_string())
+            let buffer = unsafe { me.manager.buffer_create(of, slot, None) }?;
+            if way == Way::Send {
+                // SAFETY: as above.
+                unsafe { me.manager.buffer_send(buffer, 0, len, 0) }?;
+            }
+            Ok(buffer.to_string())
         }
         "arrived" => me.manager.buffer_counts(of).map(|(_, received)| received.to_string()),
         _ => me.manager.buffer_destroy(of).map(|()| "ok".into()),
