@@ -26,6 +26,8 @@ const PAUSE: u32 = 16;
 pub struct Share {
     /// Bytes of buffers that the peer asked for.
     pub(super) held: u64,
+    /// Of these, what was called back.
+    pub(super) recalled: u64,
     /// It is not asked for a buffer so many times.
     pub(super) pause: u32,
 }
@@ -122,8 +124,6 @@ pub(in crate::engine) struct Buffers {
     /// Bytes of all, with what is lent.
     pub(super) bytes_out: u64,
     pub(super) bytes_in: u64,
-    /// Of these, what was called back.
-    pub(super) recalled: u64,
 }
 
 /// The length of a buffer for so many bytes.
@@ -224,16 +224,24 @@ impl Buffers {
         self.idle_outgoing.first()
     }
 
-    /// The receiver's buffer that was not used for longest, of one channel or of all, among the first of them.
-    pub(super) fn oldest_incoming(&mut self, ch: Option<ChanId>) -> Option<u32> {
+    /// The receiver's buffer that was not used for longest, of one channel or of all, among the first of them. Those of a
+    /// channel that `owes` are in nobody's way for long: they are the last then.
+    pub(super) fn oldest_incoming(
+        &mut self,
+        ch: Option<ChanId>,
+        owes: impl Fn(ChanId) -> bool,
+    ) -> Option<u32> {
         const LOOKED_AT: usize = 256;
         let mut at = self.idle_incoming.first();
         for _ in 0..LOOKED_AT {
-            let b = self.incoming.get_mut(at?)?;
-            if ch.is_none_or(|ch| b.ch == ch) {
-                return at;
-            }
+            let (buffer, b) = (at?, self.incoming.get_mut(at?)?);
             at = b.links.next();
+            if owes(b.ch) {
+                self.wake_incoming(buffer);
+                self.rest_incoming(buffer);
+            } else if ch.is_none_or(|ch| b.ch == ch) {
+                return Some(buffer);
+            }
         }
         None
     }
@@ -241,10 +249,6 @@ impl Buffers {
     /// A receiver's buffer leaves; its memory, unless a transfer has it.
     pub(super) fn take_incoming(&mut self, buffer: u32) -> Option<Incoming> {
         self.wake_incoming(buffer);
-        let b = self.incoming.remove(buffer)?;
-        if b.recalled {
-            self.recalled = self.recalled.saturating_sub(b.len);
-        }
-        Some(b)
+        self.incoming.remove(buffer)
     }
 }

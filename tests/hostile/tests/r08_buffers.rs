@@ -11,6 +11,7 @@ const REQUEST: u8 = 40;
 const RESPONSE: u8 = 41;
 const IDLE: u8 = 42;
 const WRITE: u8 = 43;
+const RECALL: u8 = 44;
 const FREE: u8 = 45;
 const IMM: u32 = 0xFFF0_0000;
 /// Buffers of a page that one connection may have.
@@ -205,4 +206,37 @@ fn r08_a_receiver_that_lies_about_its_buffer() {
     }
     assert!(victim.rss() < 200 << 20, "{}", victim.rss());
     victim.finish();
+}
+
+/// Who does not give back what it is asked for is passed over: another is asked.
+#[test]
+fn r08_a_holder_of_buffers_that_does_not_answer() {
+    let victim = Victim::start(Options::default());
+    let mut mute = stranger(&victim, "mute");
+    // Its small ones are older than what is another's.
+    for number in 0..1000 {
+        mute.message(&wanted(number, 1)).unwrap();
+        assert!(given(&mut mute).is_some());
+    }
+    for number in 1000..1010 {
+        mute.message(&wanted(number, 8 << 20)).unwrap();
+        assert!(given(&mut mute).is_some());
+    }
+    let mut other = stranger(&victim, "other");
+    for number in 0..2 {
+        other.message(&wanted(number, 30 << 20)).unwrap();
+        assert!(given(&mut other).is_some());
+    }
+    // What is oldest is called back first, and then the mute one owes enough.
+    let mut newcomer = stranger(&victim, "newcomer");
+    let mut refused = 0;
+    for number in 0..20 {
+        newcomer.message(&wanted(number, 8 << 20)).unwrap();
+        refused += u32::from(given(&mut newcomer).is_none());
+    }
+    assert!(refused > 2, "{refused} were refused");
+    mute.next_message(RECALL).unwrap();
+    other.message(&message::ping()).unwrap();
+    let m = other.next_frame().unwrap();
+    assert_eq!((m.kind, m.payload.first()), (frames::SEND, Some(&RECALL)), "it was not asked");
 }

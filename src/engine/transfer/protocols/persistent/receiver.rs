@@ -57,7 +57,7 @@ impl Engine {
     }
 
     /// Calls idle buffers back, so that next time there is room for one: those of all, or, where the connection has its
-    /// share, its own.
+    /// share, its own. What a connection owes counts for it alone: who does not answer is passed over.
     fn recall_for(&mut self, fx: &mut impl Fx, ch: ChanId, held: u64, len: u64) {
         let all = self.settings.buffers;
         if len > all / 2 {
@@ -65,14 +65,21 @@ impl Engine {
         }
         let own = held + len > all / 2;
         let over = if own { held + len - all / 2 } else { 2 * len };
-        while self.buffers.recalled < over
-            && let Some(oldest) = self.buffers.oldest_incoming(own.then_some(ch))
-        {
+        let mut called = 0;
+        while called < over {
+            let channels = &self.channels;
+            let owes = |of| channels.get(of).is_none_or(|c| c.buffers.recalled >= over);
+            let Some(oldest) = self.buffers.oldest_incoming(own.then_some(ch), owes) else {
+                return;
+            };
             self.buffers.wake_incoming(oldest);
             let Some(b) = self.buffers.incoming.get_mut(oldest) else { return };
             b.recalled = true;
             let (of, number) = (b.ch, b.number);
-            self.buffers.recalled += b.len;
+            called += b.len;
+            if let Some(c) = self.channels.get_mut(of) {
+                c.buffers.recalled += b.len;
+            }
             self.send(fx, of, &Message::Buffer(BufferMessage::Recall { number }), &[]);
         }
     }
@@ -192,6 +199,7 @@ impl Engine {
         }
         if let Some(c) = self.channels.get_mut(ch) {
             c.buffers.held -= b.len;
+            c.buffers.recalled -= if b.recalled { b.len } else { 0 };
         }
         if let Some(memory) = b.memory {
             self.free_incoming(fx, memory);
