@@ -4,7 +4,6 @@
 //! is under way to it. What may refer to it are channels and responses, and while it has one of these it
 //! is not forgotten. An index has a generation, as those of requests do: one that is left over meets nobody.
 
-use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 
 use foldhash::HashMap;
@@ -40,7 +39,8 @@ pub struct Peer {
     pub waiting_bytes: usize,
     /// The application never named it.
     pub guest: bool,
-    pub(super) queue: VecDeque<u32>,
+    /// Receives that wait for a connection, in order.
+    pub(super) queue: Fifo,
     /// Messages that wait to be sent, in order.
     pub(super) outbox: Fifo,
     /// Pairs that wait for its word.
@@ -208,7 +208,7 @@ impl Peers {
             waiting: 0,
             waiting_bytes: 0,
             guest,
-            queue: VecDeque::new(),
+            queue: Fifo::default(),
             outbox: Fifo::default(),
             pairs: 0,
             cache: Cache::new(cache),

@@ -3,7 +3,7 @@
 use super::channel::{ChanId, Channel};
 use super::known::Peer;
 use super::seal::Seal;
-use super::transfer::inbound::State;
+use super::transfer::inbound::{State, request_in_queue};
 use super::tries::Tries;
 use super::{Engine, Fx};
 use crate::api::PeerState;
@@ -259,10 +259,7 @@ impl Engine {
             return self.channel_down(fx, ch, Status::internal(text));
         }
         c.announce(fx);
-        let queue = self.peers.get_mut(peer).map(|p| std::mem::take(&mut p.queue));
-        for request in queue.into_iter().flatten() {
-            self.submit(fx, request);
-        }
+        self.empty_queue(peer, |engine, request| engine.submit(fx, request));
         if let Some(c) = self.channels.get_mut(ch) {
             c.flow.queued = true;
         }
@@ -360,9 +357,7 @@ impl Engine {
         if channels.is_empty() {
             p.state = PeerState::Idle;
         }
-        for request in queue {
-            self.fail(fx, request, status.clone());
-        }
+        self.empty_queue(peer, |engine, request| engine.fail(fx, request, status.clone()));
         self.fail_outbox(fx, peer, &status);
         self.fail_pairs(fx, peer, &status);
         for ch in channels {
@@ -386,9 +381,7 @@ impl Engine {
         p.state = PeerState::Failed;
         p.last_error = Some(status.clone());
         if !retryable {
-            for request in std::mem::take(&mut p.queue) {
-                self.fail(fx, request, status.clone());
-            }
+            self.empty_queue(peer, |engine, request| engine.fail(fx, request, status.clone()));
             self.fail_outbox(fx, peer, &status);
             self.fail_pairs(fx, peer, &status);
         }
@@ -406,10 +399,7 @@ impl Engine {
             }
             None => {
                 r.state = State::Queued;
-                if let Err(status) = crate::room::grow(&mut p.queue, 1, "receives that wait") {
-                    return self.fail(fx, request, status);
-                }
-                p.queue.push_back(request);
+                p.queue.push(&mut self.requests, request_in_queue, request);
                 self.want_connection(fx, peer);
             }
         }
@@ -425,3 +415,22 @@ impl Engine {
         }
     }
 }
+    /// Receives that wait for a connection to a peer wait no more, in their order: each goes to `then`.
+    fn empty_queue(&mut self, peer: u32, mut then: impl FnMut(&mut Engine, u32)) {
+        let queue = self.peers.get_mut(peer).map(|p| std::mem::take(&mut p.queue));
+        let mut at = queue.and_then(|queue| queue.first());
+        while let Some((index, r)) = at.and_then(|i| Some((i, self.requests.get_mut(i)?))) {
+            at = std::mem::take(&mut r.in_queue).next();
+            then(self, index);
+        }
+    }
+
+    /// A receive that waits for a connection does so no more.
+    pub(super) fn leave_queue(&mut self, index: u32) {
+        let Some(r) = self.requests.get_mut(index) else { return };
+        let (links, peer) = (std::mem::take(&mut r.in_queue), r.peer);
+        if let Some(p) = peer.and_then(|p| self.peers.get_mut(p)) {
+            p.queue.remove(&mut self.requests, request_in_queue, index, links);
+        }
+    }
+

@@ -14,7 +14,7 @@ use super::ops::{Mail, Note};
 use super::script::Script;
 use super::{World, stage::Stage};
 
-type ScriptFx<'a> = NodeFx<'a, Script>;
+pub type ScriptFx<'a> = NodeFx<'a, Script>;
 
 /// Copies of devices are made by the scenario; these are never called.
 struct NoCopies;
@@ -48,16 +48,27 @@ impl Stage {
         node: usize,
         f: impl FnOnce(&mut Engine, &mut ScriptFx<'_>) -> T,
     ) -> T {
-        let engine = self.engines[node].as_mut().expect("the node lives");
-        let mut fx = ScriptFx { w: &mut self.w, node };
-        let result = f(engine, &mut fx);
-        engine.end_lost(&mut fx);
+        let result = self.call_only(node, |engine, fx| {
+            let result = f(engine, fx);
+            engine.end_lost(fx);
+            result
+        });
         self.work(node);
         result
     }
 
     /// Passes requests that find no tensor to the application, as [`Note::Asked`] tells.
     pub fn set_source(&mut self, node: usize) {
+    /// The same, and nobody runs the callbacks.
+    pub fn call_only<T>(
+        &mut self,
+        node: usize,
+        f: impl FnOnce(&mut Engine, &mut ScriptFx<'_>) -> T,
+    ) -> T {
+        let engine = self.engines[node].as_mut().expect("the node lives");
+        f(engine, &mut ScriptFx { w: &mut self.w, node })
+    }
+
         let (asked, ended): (Mail, Mail) = (self.mail.clone(), self.mail.clone());
         let engine = self.engines[node].as_mut().unwrap();
         engine.set_source(Some(Arc::new(move |response, _: &str, key: &[u8], step| {

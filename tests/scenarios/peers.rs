@@ -1,8 +1,12 @@
 //! Peers: tries to connect, incarnations, claims of a name.
 
-use rdma_transport::api::{PeerState, Protocol};
+use std::time::Duration;
+
+use rdma_transport::api::{OnRecv, PeerState, Protocol, RecvOptions, Target};
+use rdma_transport::engine::Engine;
 use rdma_transport::status::{Code, Reason};
 
+use super::engine::ScriptFx;
 use super::kind::Kind;
 use super::ops::*;
 use super::script::{EAGER, LARGE, R, S, shm};
@@ -293,4 +297,47 @@ fn goodbye_tells_both_why() {
     assert_eq!((s.peer_state(R).1, s.peer_state(S).1), (0, 0));
     s.cleanup(S, 1);
     s.finish();
+}
+
+/// What a thread has had of the processor.
+fn used() -> Duration {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(stat.split(' ').next().unwrap().parse().unwrap())
+}
+
+/// What the end of each of so many receives takes that wait for a connection, at its best of a few times.
+fn each_that_waits(count: usize, end: impl Fn(&mut Engine, &mut ScriptFx<'_>, &[u64])) -> Duration {
+    let once = || {
+        let mut s = shm().stage();
+        s.call_only(R, |e, fx| {
+            let mut begin = |i: usize| {
+                let (key, target) = (format!("key {i}"), Target::Library);
+                let options = RecvOptions { timeout: None, target, device: 0, keep: false };
+                let done = OnRecv::Plain(|_, _, _| {}, [0; 2]);
+                e.recv(fx, Some("node1"), key.as_bytes(), 1, options, done).unwrap()
+            };
+            let ids: Vec<u64> = (0..count).map(&mut begin).collect();
+            let begun = used();
+            end(e, fx, &ids);
+            used() - begun
+        })
+    };
+    (0..3).map(|_| once()).min().unwrap() / count as u32
+}
+
+#[test]
+fn ends_among_many_that_wait_for_a_connection() {
+    type Ends = fn(&mut Engine, &mut ScriptFx<'_>, &[u64]);
+    let ways: [(&str, Ends); 3] = [
+        ("the last first", |e, fx, ids| {
+            ids.iter().rev().for_each(|&id| e.cancel(fx, id).unwrap());
+        }),
+        ("the first first", |e, fx, ids| ids.iter().for_each(|&id| e.cancel(fx, id).unwrap())),
+        ("with their step", |e, fx, _| e.step_cleanup(fx, 1).unwrap()),
+    ];
+    for (what, end) in ways {
+        let (few, many) = (each_that_waits(2_000, end), each_that_waits(40_000, end));
+        println!("{what}: {few:?} each among 2,000, {many:?} among 40,000");
+        assert!(many < 6 * few.max(Duration::from_nanos(300)), "{what}: {few:?}, {many:?}");
+    }
 }

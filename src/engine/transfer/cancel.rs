@@ -19,9 +19,7 @@ impl Engine {
         let Some(r) = self.requests.get_mut(index) else { return };
         match &mut r.state {
             State::Queued => {
-                if let Some(p) = r.peer.and_then(|p| self.peers.get_mut(p)) {
-                    p.queue.retain(|&q| q != index);
-                }
+                self.leave_queue(index);
                 self.fail(fx, index, status);
             }
             State::LocalWait => {

@@ -73,6 +73,8 @@ pub(in crate::engine) struct Request {
     pub named: Named,
     pub peer: Option<u32>,
     pub ch: Option<ChanId>,
+    /// Among those that wait for a connection to the peer.
+    pub in_queue: Links,
     /// Where what asks for it waits on the channel.
     pub place: Option<u64>,
     pub started: u64,
@@ -168,6 +170,11 @@ impl Request {
 #[inline]
 pub(in crate::engine) fn request_in_step(r: &mut Request) -> &mut Links {
     &mut r.named.in_step
+}
+
+/// Its links among those that wait for a connection to its peer.
+pub(in crate::engine) fn request_in_queue(r: &mut Request) -> &mut Links {
+    &mut r.in_queue
 }
 
 impl Engine {

@@ -9,6 +9,8 @@ use crate::api::*;
 use crate::engine::channel::ChanId;
 use crate::engine::front::rendezvous::Named;
 use crate::engine::layout::LAYOUT;
+use crate::engine::list::Links;
+use crate::engine::slab::Vacancy;
 use crate::engine::transfer::inbound::{Request, State as Inbound};
 use crate::engine::transfer::outbound::Sent;
 use crate::engine::{Engine, Fx};
@@ -396,6 +398,7 @@ impl Engine {
             meta: Some(Meta { nbytes, ..Meta::default() }),
             // No name, so nothing is remembered by it.
             known: true,
+            in_queue: Links::default(),
             dst: addr,
             buffer: None,
             landing: None,

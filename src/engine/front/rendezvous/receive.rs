@@ -148,6 +148,7 @@ impl Engine {
             named: Named { id, key, step, in_step: Links::default() },
             peer,
             ch: None,
+            in_queue: Links::default(),
             place: None,
             started: now,
             deadline,
