@@ -37,6 +37,8 @@ pub struct Peer {
     pub waiting: usize,
     /// Bytes of memory that these take.
     pub waiting_bytes: usize,
+    /// Messages offered to it.
+    pub(super) offered: usize,
     /// The application never named it.
     pub guest: bool,
     /// Receives that wait for a connection, in order.
@@ -56,6 +58,7 @@ impl Peer {
         self.guest
             && self.channels.is_empty()
             && self.waiting == 0
+            && self.offered == 0
             && self.queue.is_empty()
             && self.outbox.is_empty()
             && self.pairs == 0
@@ -207,6 +210,7 @@ impl Peers {
             tries: Tries::default(),
             waiting: 0,
             waiting_bytes: 0,
+            offered: 0,
             guest,
             queue: Fifo::default(),
             outbox: Fifo::default(),

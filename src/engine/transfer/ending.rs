@@ -196,7 +196,9 @@ impl Engine {
         }
         self.waiting_bytes = self.waiting_bytes.saturating_sub(cost);
         if let Some(p) = self.peers.get_mut(peer) {
-            p.waiting = p.waiting.saturating_sub(1);
+            // A message takes no memory for its name.
+            let count = if cost == 0 { &mut p.offered } else { &mut p.waiting };
+            *count = count.saturating_sub(1);
             p.waiting_bytes = p.waiting_bytes.saturating_sub(cost);
         }
     }

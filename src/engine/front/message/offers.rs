@@ -135,7 +135,7 @@ impl Engine {
                     c.responses.insert(request, index);
                 }
                 if let Some(p) = self.peers.get_mut(peer) {
-                    p.waiting += 1;
+                    p.offered += 1;
                 }
                 let source = self.responses.get_mut(index).and_then(|r| r.source.as_mut());
                 if let Some(source) = source {
