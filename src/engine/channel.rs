@@ -99,7 +99,7 @@ pub struct Channel {
     pub responses: Owing,
     /// Time of the last sign of life.
     pub last_rx: u64,
-    /// Time of the connection, or of the peer's last request.
+    /// Time of the connection, or of the peer's last request or message.
     pub used: u64,
     /// Responses whose content waits for the answers before it, in order.
     pub deferred: VecDeque<u32>,

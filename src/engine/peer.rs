@@ -109,7 +109,8 @@ impl Engine {
         while self.guests_hold() + descriptors(kind) > allowed {
             if !self.dismiss_guest(fx) {
                 let text = format!(
-                    "'{}': connections of guests may use {allowed} descriptors (half of `ulimit -n`), which do;                      a peer that was added may always connect",
+                    "'{}': connections of guests may use {allowed} descriptors (half of `ulimit -n`), which do; \
+                     a peer that was added may always connect",
                     name.escape_debug()
                 );
                 return Err(Status::new(Code::ResourceExhausted, text));
@@ -129,11 +130,20 @@ impl Engine {
     fn dismiss_guest(&mut self, fx: &mut impl Fx) -> bool {
         let idle = |c: &Channel| {
             let guest = self.peers.get(c.peer).is_some_and(|p| p.guest);
-            let unused = c.responses.is_empty() && !c.waits() && !self.pairs.use_channel(c.id);
-            guest && unused && !c.is_rail()
+            let unused = c.responses.is_empty() && !c.waits() && c.flow.is_idle();
+            guest && unused && !c.is_rail() && !self.pairs.use_channel(c.id)
         };
-        let channels = self.channels.iter().filter(|(_, c)| idle(c));
-        let Some((_, ch)) = channels.map(|(i, c)| (c.used, i)).min() else { return false };
+        let receives = |ch: ChanId| self.requests.iter().any(|(_, r)| r.ch == Some(ch));
+        let mut busy = None;
+        let found = loop {
+            let channels = self.channels.iter().filter(|(_, c)| idle(c)).map(|(i, c)| (c.used, i));
+            let oldest = channels.filter(|&at| busy.is_none_or(|busy| at > busy)).min();
+            match oldest {
+                Some((_, ch)) if receives(ch) => busy = oldest,
+                _ => break oldest,
+            }
+        };
+        let Some((_, ch)) = found else { return false };
         let status = Status::gone("closed to make room for another guest: nothing was under way");
         self.say_goodbye(fx, ch, &status);
         self.channel_down(fx, ch, status);
@@ -353,7 +363,7 @@ impl Engine {
         let Some(p) = self.peers.get_mut(peer) else { return };
         let text = format!("disconnected from peer '{}'", p.name);
         let status = Status::new(Code::Unavailable, text).because(Reason::Cancelled);
-        let (channels, queue) = (p.channels.clone(), std::mem::take(&mut p.queue));
+        let channels = p.channels.clone();
         if channels.is_empty() {
             p.state = PeerState::Idle;
         }
@@ -405,16 +415,6 @@ impl Engine {
         }
     }
 
-    /// Asks for a connection to a peer, if nobody has.
-    pub(super) fn want_connection(&mut self, fx: &mut impl Fx, peer: u32) {
-        let Some(p) = self.peers.get_mut(peer) else { return };
-        if p.state != PeerState::Connecting {
-            p.state = PeerState::Connecting;
-            let name = p.name.clone();
-            fx.connect(peer, &name);
-        }
-    }
-}
     /// Receives that wait for a connection to a peer wait no more, in their order: each goes to `then`.
     fn empty_queue(&mut self, peer: u32, mut then: impl FnMut(&mut Engine, u32)) {
         let queue = self.peers.get_mut(peer).map(|p| std::mem::take(&mut p.queue));
@@ -434,3 +434,13 @@ impl Engine {
         }
     }
 
+    /// Asks for a connection to a peer, if nobody has.
+    pub(super) fn want_connection(&mut self, fx: &mut impl Fx, peer: u32) {
+        let Some(p) = self.peers.get_mut(peer) else { return };
+        if p.state != PeerState::Connecting {
+            p.state = PeerState::Connecting;
+            let name = p.name.clone();
+            fx.connect(peer, &name);
+        }
+    }
+}

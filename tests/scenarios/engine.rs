@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_transport::api::*;
-use rdma_transport::engine::{Claim, Engine, Held, Hooks, Offer, Range, Settings, checksum};
+use rdma_transport::engine::{Claim, Engine, Held, Hooks, Offer, Range, checksum};
 use rdma_transport::status::{Code, Status};
 
 use super::common::fx::NodeFx;
 use super::common::memory::Who;
 use super::common::net::NetEvent;
 use super::ops::{Mail, Note};
-use super::script::Script;
+use super::script::{Script, Setup};
 use super::{World, stage::Stage};
 
 pub type ScriptFx<'a> = NodeFx<'a, Script>;
@@ -29,10 +29,12 @@ impl DeviceOps for NoCopies {
 }
 
 /// The engine of a node that begins: it knows the other one, and has one device.
-pub fn boot(node: usize, settings: &Settings) -> Engine {
-    let mut engine = Engine::new(&format!("node{node}"), settings.clone());
+pub fn boot(node: usize, setup: &Setup) -> Engine {
+    let mut engine = Engine::new(&format!("node{node}"), setup.settings[node].clone());
     engine.add_device(Arc::new(NoCopies)).unwrap();
-    engine.add_peer(&format!("node{}", 1 - node)).unwrap();
+    if !setup.guests {
+        engine.add_peer(&format!("node{}", 1 - node)).unwrap();
+    }
     engine
 }
 
@@ -57,8 +59,6 @@ impl Stage {
         result
     }
 
-    /// Passes requests that find no tensor to the application, as [`Note::Asked`] tells.
-    pub fn set_source(&mut self, node: usize) {
     /// The same, and nobody runs the callbacks.
     pub fn call_only<T>(
         &mut self,
@@ -69,6 +69,8 @@ impl Stage {
         f(engine, &mut ScriptFx { w: &mut self.w, node })
     }
 
+    /// Passes requests that find no tensor to the application, as [`Note::Asked`] tells.
+    pub fn set_source(&mut self, node: usize) {
         let (asked, ended): (Mail, Mail) = (self.mail.clone(), self.mail.clone());
         let engine = self.engines[node].as_mut().unwrap();
         engine.set_source(Some(Arc::new(move |response, _: &str, key: &[u8], step| {

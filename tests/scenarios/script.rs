@@ -94,6 +94,8 @@ pub struct Setup {
     pub devices: bool,
     /// A node drives progress itself, and may be silent.
     pub manual: bool,
+    /// Neither knows the other before it connects.
+    pub guests: bool,
 }
 
 /// Both nodes with windows, or without.
@@ -142,6 +144,7 @@ fn setup(windows: bool) -> Setup {
         proxies: false,
         devices: false,
         manual: false,
+        guests: false,
     }
 }
 
@@ -165,6 +168,12 @@ impl Setup {
     /// Changes both settings.
     pub fn settings(mut self, change: impl Fn(&mut Settings)) -> Setup {
         self.settings.iter_mut().for_each(change);
+        self
+    }
+
+    /// Each is a guest of the other.
+    pub fn guests(mut self) -> Setup {
+        self.guests = true;
         self
     }
 

@@ -69,7 +69,7 @@ pub struct Stage {
 impl Setup {
     /// Two nodes that are not connected.
     pub fn stage(self) -> Stage {
-        let engines = [0, 1].map(|node| Some(boot(node, &self.settings[node])));
+        let engines = [0, 1].map(|node| Some(boot(node, &self)));
         Stage {
             w: self.world(),
             setup: self,
@@ -246,7 +246,11 @@ impl Stage {
     }
 
     fn rail_one(&mut self) -> bool {
-        let Some((who, main)) = self.w.fate.rails.pop_front() else { return false };
+        let Some(&(who, main)) = self.w.fate.rails.front() else { return false };
+        if !self.may(who.node, Kind::Dial) {
+            return false;
+        }
+        self.w.fate.rails.pop_front();
         if self.w.lives(who) && self.engine_wants_rail(who.node, main) {
             self.connect(who.node);
             let conn = self.conn();
@@ -324,7 +328,7 @@ impl Stage {
     /// It begins again, as another incarnation.
     pub fn restart(&mut self, node: usize) {
         self.w.nodes[node].restart();
-        self.engines[node] = Some(boot(node, &self.setup.settings[node]));
+        self.engines[node] = Some(boot(node, &self.setup));
     }
 
     // Answers.

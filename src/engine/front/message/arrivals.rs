@@ -36,6 +36,7 @@ impl Messages {
         if let Err(status) = c.flow.receive(m.cost()) {
             return Heard::Refused(status);
         }
+        c.used = c.last_rx;
         let Some(index) = self.posted.take(&mut self.ops, sender, m.envelope) else {
             return Heard::Nobody;
         };
@@ -91,6 +92,7 @@ impl Engine {
     ) {
         let Some(c) = self.channels.get_mut(ch) else { return };
         let sender = Party::peer(c.peer);
+        c.used = c.last_rx;
         let result = c.flow.receive(content.len() as u64 + extra.cost());
         let result =
             result.and_then(|()| self.arrive(fx, sender, Some(ch), envelope, sync, extra, content));
@@ -231,6 +233,7 @@ impl Engine {
     ) {
         let Some(c) = self.channels.get_mut(ch) else { return };
         let sender = Party::peer(c.peer);
+        c.used = c.last_rx;
         let sealed = c.seal.is_some();
         // A READ would have no checksum.
         let source = m.source.filter(|_| !sealed);

@@ -99,6 +99,11 @@ impl Flow {
         Status::invalid(format!("messages of {more} bytes in all, {granted} are allowed so far"))
     }
 
+    /// Whether nothing that the peer has sent or offered waits here for a receive.
+    pub fn is_idle(&self) -> bool {
+        self.received == self.taken && self.offers == 0
+    }
+
     /// One that came in is not here any more. A limit that is to be told.
     #[inline]
     pub fn take(&mut self, len: u64) -> Option<u64> {
