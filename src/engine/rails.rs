@@ -277,14 +277,17 @@ impl Engine {
         let named = |c: &Channel| c.peer == peer && c.is_unjoined_of(&nonce);
         let found = self.channels.iter().find(|(_, c)| named(c)).map(|(ch, _)| ch);
         match found {
-            Some(rail) => {
-                self.bind(main, rail, nonce);
+            Some(rail) if self.bind(main, rail, nonce) => {
                 self.settle(fx, rail);
-                self.want_rail(fx, main);
+                return self.want_rail(fx, main);
             }
-            // It has ended here meanwhile: the peer is to know.
-            None => self.send(fx, main, &Message::Rail(RailMessage::End { nonce }), &[]),
+            // It ends as none of this connection.
+            Some(rail) => self.settle(fx, rail),
+            // It has ended here meanwhile.
+            None => {}
         }
+        // The peer is to know: it has joined there.
+        self.send(fx, main, &Message::Rail(RailMessage::End { nonce }), &[]);
     }
 
     /// Makes it a rail. False: the two do not fit, and it is ended.
@@ -337,6 +340,8 @@ impl Engine {
     fn rail_is_over(&mut self, fx: &mut impl Fx, main: ChanId, rail: ChanId) {
         if let Some(c) = self.channels.get_mut(main) {
             c.rails.joined.retain(|j| j.ch != rail);
+            // It is not dialled again.
+            c.rails.wanted = c.rails.wanted.saturating_sub(1);
         }
         self.write_stripes_anew(fx, main, rail);
     }

@@ -2,6 +2,7 @@
 //! would be rails, and what is cancelled or lost touches nothing any more.
 
 use rdma_transport::api::Protocol;
+use rdma_transport::fabric::ProviderKind;
 use rdma_transport::protocol::message::{Message, RailMessage, encode};
 use rdma_transport::status::{Code, Reason, Status};
 
@@ -311,5 +312,50 @@ fn a_rail_that_says_more_is_closed() {
     assert_eq!(s.w.conns[conn].ends[side].life, super::common::net::Life::Ended);
     let ids = begin(&mut s, true);
     assert_eq!((ends(&s, ids), s.rails(R)), ((OK, OK), 0));
+    s.finish();
+}
+
+/// One that ends while the next is being dialled is not dialled again.
+#[test]
+fn rail_lost_while_the_next_is_dialled() {
+    let mut setup = two(shm());
+    setup.settings[R].sizes.iter_mut().for_each(|s| s.max_rdma_per_request = 3);
+    let mut s = setup.stage();
+    s.hold(S, Kind::RailJoined);
+    s.connect(R);
+    s.run();
+    let first = s.conn();
+    // On the main connection.
+    s.step_on(first - 1, S);
+    s.run();
+    assert_eq!((s.rails(R), s.conn()), (1, first + 1), "the next is dialled");
+    for node in [R, S] {
+        let side = s.side(first, node);
+        s.w.kill(first, side, Status::gone("the scripted rail went down"));
+        s.poll(node);
+    }
+    s.let_all_go();
+    assert_eq!((s.rails(R), s.rails(S), s.conn()), (1, 1, first + 1));
+    let ids = begin(&mut s, false);
+    assert_eq!(ends(&s, ids), (OK, OK));
+    s.finish();
+}
+
+/// Who has dialled a rail finds that it does not fit when the other end has joined it: that hears of it.
+#[test]
+fn a_rail_that_does_not_fit_who_dialled_it() {
+    let mut s = two(shm()).stage();
+    s.hold(R, Kind::Dial);
+    s.connect(R);
+    s.run();
+    s.w.nodes[R].caps.provider = ProviderKind::Ibverbs;
+    s.let_go(R, Kind::Dial);
+    assert_eq!((s.rails(R), s.rails(S), s.count(R, Kind::RailEnd)), (0, 0, 1));
+    s.w.nodes[R].caps.provider = ProviderKind::Shm;
+    for read in [true, false] {
+        let key = if read { "read" } else { "written" };
+        let ids = begin_of(&mut s, read, Tell { key, ..K });
+        assert_eq!(ends(&s, ids), (OK, OK));
+    }
     s.finish();
 }

@@ -36,7 +36,11 @@ impl Stage {
 
     /// The next operation of a node takes effect though it is held, or a part of it; and is seen.
     pub fn step(&mut self, node: usize) {
-        let conn = self.conn();
+        self.step_on(self.conn(), node);
+    }
+
+    /// The same on this connection.
+    pub fn step_on(&mut self, conn: usize, node: usize) {
         self.advance(conn, self.side(conn, node));
         self.poll(0);
         self.poll(1);
