@@ -2,10 +2,12 @@
 
 use std::sync::{Arc, Mutex};
 
+use rdma_transport::api::PeerState;
 use rdma_transport::engine::front::message::{
     Active, Envelope, Mode, OnMessage, Outgoing, Party, Receiving, Sending,
 };
 use rdma_transport::engine::layout::LAYOUT;
+use rdma_transport::fabric::ProviderKind;
 use rdma_transport::fabric::keys::{Keys, Place};
 use rdma_transport::protocol::message::{self, Extra, Message};
 use rdma_transport::status::Code;
@@ -14,7 +16,8 @@ use super::common::memory::content;
 use super::common::net::NetEvent;
 use super::kind::Kind;
 use super::messages::{ANY, Post, TAG, code};
-use super::script::{LARGE, R, S, Setup, ibverbs, shm};
+use super::ops::{Into, K, OK};
+use super::script::{EAGER, LARGE, MS, R, S, Setup, ibverbs, shm};
 
 /// A message on its way to pieces, of whose first leg the copy is held; its send and its receive.
 fn in_its_first_copy(setup: Setup, from: u32) -> (Post, usize, usize) {
@@ -266,17 +269,9 @@ fn what_the_attached_buffer_holds_is_free_when_it_has_gone() {
     let memory =
         rdma_transport::engine::front::message::Memory { addr: buffer.addr, len: LARGE, device: 0 };
     let (extra, mode, done) = (&Extra::NONE, Mode::Standard, OnMessage::Asked);
-    let out = Outgoing {
-        to,
-        envelope: TAG,
-        memory,
-        content: &[],
-        extra,
-        mode,
-        timeout: None,
-        done,
-        trial: None,
-    };
+    let (timeout, trial) = (None, None);
+    let out =
+        Outgoing { to, envelope: TAG, memory, content: &[], extra, mode, timeout, done, trial };
     p.s.call(S, |e, fx| e.message_send_buffered(fx, out, buffer)).unwrap();
     p.run();
     assert!(!p.s.call(S, |e, _| e.message_detach()).unwrap());
@@ -286,5 +281,169 @@ fn what_the_attached_buffer_holds_is_free_when_it_has_gone() {
     p.run();
     assert_eq!(end(&mut p, R, id), Some(Code::Ok));
     assert!(p.s.call(S, |e, _| e.message_detach()).unwrap());
+    p.finish();
+}
+
+/// A message whose content is on its way: of a READ `kind` stays where it is, a WRITE does.
+fn held(setup: Setup, kind: Kind) -> (Post, usize, usize) {
+    let mut p = Post::new(setup.settings(|s| s.timeout = 100_000 * MS));
+    let to = p.other(S);
+    p.s.hold(R, kind);
+    p.s.hold(S, Kind::Write);
+    let send = p.send(S, to, TAG, LARGE, Mode::Standard);
+    let recv = p.recv(R, ANY, LARGE);
+    p.run();
+    assert_eq!((code(&p.sends[send]), code(&p.recvs[recv])), (None, None));
+    (p, send, recv)
+}
+
+#[test]
+fn a_receive_that_was_given_up_ends_though_the_sender_stands_still() {
+    // No receive of a tensor was ever there: none has left a timer.
+    for setup in [shm(), ibverbs(), shm().no_reads(), ibverbs().no_reads()] {
+        let (mut p, send, recv) = held(setup, Kind::Read);
+        p.give_up(R, p.recvs[recv].id).unwrap();
+        p.s.stalled[S] = true;
+        p.s.pass(2_100);
+        p.look();
+        assert_eq!(code(&p.recvs[recv]), Some(Code::Cancelled));
+        p.s.stalled[S] = false;
+        p.s.let_all_go();
+        p.look();
+        assert!(code(&p.sends[send]).is_some());
+        p.finish();
+    }
+}
+
+#[test]
+fn a_send_that_is_taken_back_too_late_ends_with_its_content() {
+    for setup in [shm(), ibverbs(), shm().no_reads(), ibverbs().no_reads()] {
+        // What the receiver says passes its READ.
+        let (mut p, send, recv) = held(setup, Kind::Done);
+        p.cancel(S, p.sends[send].id).unwrap();
+        p.s.pass(5_000);
+        p.look();
+        assert_eq!((code(&p.sends[send]), code(&p.recvs[recv])), (None, None));
+        assert_eq!(p.s.peer_state(S), (PeerState::Connected, 1));
+        p.s.let_all_go();
+        p.look();
+        assert_eq!((code(&p.sends[send]), code(&p.recvs[recv])), (Some(Code::Ok), Some(Code::Ok)));
+        p.finish();
+    }
+}
+
+#[test]
+fn a_send_is_taken_back_while_its_grant_is_on_its_way() {
+    for setup in [shm().no_reads(), ibverbs().no_reads()] {
+        let mut p = Post::new(setup.settings(|s| s.timeout = 100_000 * MS));
+        let to = p.other(S);
+        p.s.hold(R, Kind::MsgGrant);
+        p.s.hold(S, Kind::Write);
+        let send = p.send(S, to, TAG, LARGE, Mode::Standard);
+        let recv = p.recv(R, ANY, LARGE);
+        p.run();
+        p.cancel(S, p.sends[send].id).unwrap();
+        p.s.let_go(R, Kind::MsgGrant);
+        p.s.pass(5_000);
+        p.look();
+        assert_eq!((code(&p.sends[send]), code(&p.recvs[recv])), (None, None));
+        p.s.let_all_go();
+        p.look();
+        assert_eq!((code(&p.sends[send]), code(&p.recvs[recv])), (Some(Code::Ok), Some(Code::Ok)));
+        p.finish();
+    }
+}
+
+#[test]
+fn a_peer_that_says_nothing_when_a_send_is_taken_back_is_stalled() {
+    let (mut p, send, recv) = held(shm(), Kind::Done);
+    p.cancel(S, p.sends[send].id).unwrap();
+    p.s.stalled[R] = true;
+    // Content that moved before may be seen as a sign of life once.
+    p.s.pass(4_100);
+    p.look();
+    assert_eq!(code(&p.sends[send]), Some(Code::Cancelled));
+    assert_eq!(p.s.peer_state(S).1, 0);
+    p.s.stalled[R] = false;
+    p.s.let_all_go();
+    p.look();
+    assert_eq!(code(&p.recvs[recv]), Some(Code::Unavailable));
+    p.finish();
+}
+
+/// Whether one more guest finds room at the receiver.
+fn newcomer(p: &mut Post, name: &str) -> bool {
+    p.s.call(R, |e, fx| {
+        let guest = e.guest(name).unwrap();
+        e.room_for_channel(fx, guest, ProviderKind::Ibverbs).is_ok()
+    })
+}
+
+#[test]
+fn a_guest_in_the_middle_of_a_message_makes_no_room_for_another() {
+    let one = || ibverbs().guests().settings(|s| s.guest_descriptors = 1);
+    // It waits here for a receive: an offer, and what came whole.
+    for (len, mode) in [(LARGE, Mode::Standard), (EAGER, Mode::Standard), (8, Mode::Synchronous)] {
+        let mut p = Post::new(one());
+        let to = p.other(S);
+        let send = p.send(S, to, TAG, len, mode);
+        p.run();
+        assert!(!newcomer(&mut p, "newcomer"), "{len} bytes, {mode:?}");
+        let recv = p.recv(R, ANY, LARGE);
+        p.run();
+        assert_eq!((code(&p.sends[send]), code(&p.recvs[recv])), (Some(Code::Ok), Some(Code::Ok)));
+        assert!(newcomer(&mut p, "newcomer"), "all has ended");
+        p.finish();
+    }
+    for setup in [one(), one().no_reads()] {
+        let (mut p, send, recv) = held(setup, Kind::Done);
+        assert!(!newcomer(&mut p, "newcomer"));
+        p.s.let_all_go();
+        p.look();
+        assert_eq!((code(&p.sends[send]), code(&p.recvs[recv])), (Some(Code::Ok), Some(Code::Ok)));
+        assert!(newcomer(&mut p, "newcomer"), "all has ended");
+        p.finish();
+    }
+}
+
+#[test]
+fn messages_count_as_use_of_a_guests_connection() {
+    for (len, mode) in [(8, Mode::Standard), (8, Mode::Synchronous), (LARGE, Mode::Standard)] {
+        let mut p = Post::new(shm());
+        let to = p.other(S);
+        let used = |p: &Post| {
+            let engine = p.s.engines[R].as_ref().unwrap();
+            let peer = engine.peer(engine.find_peer("node1").unwrap()).unwrap();
+            engine.channel(peer.channels[0]).unwrap().used
+        };
+        let (before, _) = (used(&p), p.s.pass(10));
+        for recv_first in [true, false] {
+            p.s.pass(10);
+            if recv_first {
+                p.recv(R, ANY, LARGE);
+            }
+            p.send(S, to, TAG, len, mode);
+            p.run();
+            assert_eq!(used(&p), p.s.w.now, "{len} bytes, {mode:?}");
+        }
+        assert!(used(&p) > before);
+        p.finish();
+    }
+}
+
+#[test]
+fn offers_that_we_send_take_no_place_of_a_peers_requests() {
+    let mut p = Post::new(shm().settings(|s| s.max_waiting = 4));
+    let to = p.other(S);
+    for _ in 0..4 {
+        p.send(S, to, TAG, LARGE, Mode::Standard);
+    }
+    p.run();
+    let r = p.s.recv(R, K, Into::Callback);
+    p.run();
+    assert_eq!(p.s.recv_end(r), None, "it waits");
+    let send = p.s.send(S, K, EAGER);
+    p.run();
+    assert_eq!((p.s.send_end(send), p.s.recv_end(r)), (OK, OK));
     p.finish();
 }

@@ -4,7 +4,7 @@ use super::unexpected::{Arrived, Content};
 use super::{Beside, Envelope, Messages, OnMessage, Op, Party, State};
 use crate::api::Protocol;
 use crate::engine::channel::{ChanId, Channel};
-use crate::engine::transfer::outbound::{RState, Response};
+use crate::engine::transfer::outbound::Response;
 use crate::engine::{Engine, Fx, Work};
 use crate::fabric::keys::Place;
 use crate::protocol::message::{Extra, IMM_SLOT, Message, MsgOffer, UsualMsg};
@@ -279,9 +279,7 @@ impl Engine {
             self.violation(ch, Status::invalid(text));
             return false;
         }
-        let told = |r: &&mut Response| {
-            r.asked.to.ch == ch && matches!(r.state, RState::Told) && r.is_unasked()
-        };
+        let told = |r: &&mut Response| r.asked.to.ch == ch && r.is_offered();
         let Some(r) = self.responses.get_mut(response).filter(told) else {
             // It has ended here, and its offer was on its way or waited: the receiver must not wait for the content.
             self.stale += 1;

@@ -288,12 +288,11 @@ impl Engine {
         let grace = self.grace_since_woken(fx.now());
         let Some(op) = self.messages.ops.get_mut(index) else { return };
         let stalled = match op.state {
-            State::Unmatched { ch } if op.ended.is_some() => Some(ch),
-            State::Offered { ch, .. } if op.ended.is_some() => Some(ch),
+            State::Unmatched { ch } | State::Offered { ch, .. } if op.ended.is_some() => Some(ch),
             _ => None,
         };
         if let Some(ch) = stalled {
-            if let Some(until) = grace {
+            if let Some(until) = grace.or_else(|| self.on_its_way_until(fx.now(), index)) {
                 return self.set_message_deadline(index, until);
             }
             let text = "the peer did not answer when a message was taken back";
@@ -319,6 +318,20 @@ impl Engine {
         );
         let status = Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline);
         self.give_up_message(fx, index, status);
+    }
+
+    /// An offer that was taken back, and that a receive had met before it heard of that: it ends with its content, and so
+    /// there is nothing to wait for from then on. A receiver that asks for a WRITE has said so. One that READs says nothing
+    /// before it is done: it has time as long as it says anything at all, which it does when it is pinged.
+    fn on_its_way_until(&self, now: u64, index: u32) -> Option<u64> {
+        let op = self.messages.ops.get(index)?;
+        let State::Offered { ch, response } = op.state else { return None };
+        if !self.responses.get(response)?.is_offered() {
+            return Some(u64::MAX);
+        }
+        let since = op.deadline.saturating_sub(self.quiesce_grace());
+        let heard = self.channels.get(ch)?.last_rx;
+        (heard > since).then(|| now + self.quiesce_grace())
     }
 
     /// Ends all operations, with the manager.

@@ -190,9 +190,7 @@ impl Engine {
             }
             State::Unmatched { ch } => (ch, index, true),
             State::Offered { response, .. } => match self.responses.get(response) {
-                Some(r) if matches!(r.state, RState::Told) && r.is_unasked() => {
-                    (r.asked.to.ch, response, false)
-                }
+                Some(r) if r.is_offered() => (r.asked.to.ch, response, false),
                 // The content is on its way: its end is near.
                 _ => return,
             },
@@ -220,10 +218,10 @@ impl Engine {
         sync: bool,
     ) {
         if !sync {
-            let told = |r: &&Response| r.asked.to.ch == ch && matches!(r.state, RState::Told);
+            let of = |r: &&Response| r.asked.to.ch == ch;
             let text = "the sender took the message back";
             let status = Status::new(Code::Cancelled, text).because(Reason::Cancelled);
-            match self.responses.get(number).filter(told).is_some_and(Response::is_unasked) {
+            match self.responses.get(number).filter(of).is_some_and(Response::is_offered) {
                 true => self.end_response(fx, number, Err(status)),
                 false => self.stale += 1,
             }

@@ -13,7 +13,7 @@ use crate::engine::list::Links;
 use crate::engine::slab::Vacancy;
 use crate::engine::transfer::inbound::{Request, State as Inbound};
 use crate::engine::transfer::outbound::Sent;
-use crate::engine::{Engine, Fx};
+use crate::engine::{Due, Engine, Fx};
 use crate::protocol::message::Message;
 use crate::status::{Code, Reason, Status};
 
@@ -298,6 +298,8 @@ impl Engine {
                         true => self.begin_legs(fx, request, (response, source), limit.into()),
                         false => self.after_meta(fx, request, response, source),
                     }
+                } else {
+                    self.send(fx, ch, &Message::GetDone { response, ok: false }, &[]);
                 }
                 self.settle(fx, ch);
             }
@@ -383,17 +385,26 @@ impl Engine {
     ) -> Option<u32> {
         let op = self.messages.ops.get(index)?;
         let Memory { addr, len, device } = op.memory;
-        let request = Request {
+        let started = fx.now();
+        // It has no deadline of its own, but one by which it has to be quiet when it was given up.
+        let timer = |v: &Vacancy<_>| self.deadlines.has_timer(v.index());
+        let Some(vacancy) = self.requests.vacancy().filter(timer) else {
+            let text = "too many transfers are under way: no room for a message";
+            let status = Status::new(Code::ResourceExhausted, text);
+            self.end_message(fx, index, Err(status));
+            return None;
+        };
+        let request = vacancy.fill(Request {
             named: Named::default(),
             peer: op.wanted.from.index(),
             ch,
             place: None,
-            started: fx.now(),
+            started,
             deadline: u64::MAX,
             target: Target::Given { addr, len },
             device,
             keep: false,
-            done: self.due(OnRecv::Message(index)),
+            done: Due::new(OnRecv::Message(index), self.owner),
             state: Inbound::Requested,
             meta: Some(Meta { nbytes, ..Meta::default() }),
             // No name, so nothing is remembered by it.
@@ -409,22 +420,11 @@ impl Engine {
             protocol: if ch.is_some() { Protocol::DirectGet } else { Protocol::Eager },
             ended: None,
             copying: false,
-        };
-        match self.requests.insert(request) {
-            Ok(request) => {
-                if let Some(op) = self.messages.ops.get_mut(index) {
-                    op.state = State::Moving { request };
-                }
-                Some(request)
-            }
-            Err(mut request) => {
-                request.done.take().refuse();
-                let text = "too many transfers are under way: no room for a message";
-                let status = Status::new(Code::ResourceExhausted, text);
-                self.end_message(fx, index, Err(status));
-                None
-            }
+        });
+        if let Some(op) = self.messages.ops.get_mut(index) {
+            op.state = State::Moving { request };
         }
+        Some(request)
     }
 
     /// A receive meets a message of our own, whose content lies in the memory of its send.
