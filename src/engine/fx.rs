@@ -173,7 +173,7 @@ pub trait Fx {
     fn tracing(&self) -> bool {
         false
     }
-    /// A connection to this peer is wanted; `Engine::channel_up` or `connect_failed` follows.
+    /// A connection to this peer is wanted; `Engine::channel_new` or `connect_failed` follows.
     fn connect(&mut self, peer: u32, name: &str);
     /// One more connection to this peer is wanted, which is to be a rail of this channel: `Engine::rail_new` follows, or nothing.
     fn connect_rail(&mut self, peer: u32, name: &str, main: ChanId) {

@@ -1,8 +1,9 @@
 //! Control messages between two managers. `docs/protocol.md` describes each field.
 //!
 //! Every message begins with type (1 byte), flags (1 byte) and returned credits (2 bytes, patched
-//! in at the moment of posting). All numbers are little-endian. Decoding borrows from the input,
-//! checks every bound and never allocates more than the input's own size.
+//! in at the moment of posting). All numbers are little-endian. Decoding borrows from the input and
+//! checks every bound. It copies what is short and rare (dimensions, user bytes, regions, lengths of parts): in proportion
+//! to what is there, and never for what a length only claims.
 
 use crate::api::{MAX_DIMS, MAX_KEY_LEN, Meta, TENSOR_DEAD, TENSOR_SERIALIZED};
 use crate::fabric::keys::{Keys, Place};
