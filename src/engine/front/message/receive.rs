@@ -398,6 +398,7 @@ impl Engine {
             named: Named::default(),
             peer: op.wanted.from.index(),
             ch,
+            in_queue: Links::default(),
             place: None,
             started,
             deadline: u64::MAX,
@@ -409,7 +410,6 @@ impl Engine {
             meta: Some(Meta { nbytes, ..Meta::default() }),
             // No name, so nothing is remembered by it.
             known: true,
-            in_queue: Links::default(),
             dst: addr,
             buffer: None,
             landing: None,
