@@ -1,8 +1,8 @@
 //! The store in a directory: one file a key, for processes that share a file system.
 //!
 //! A value is written to a file of its own, which then takes the name of its key: who reads finds the earlier value or the
-//! whole new one. Writes exclude each other by a lock on one file (`flock`, which ends with its process), so that add and
-//! compare-and-set are atomic, too. A file says its key, lease and checksum: what was cut, damaged or put there by somebody
+//! whole new one. Writes exclude each other by a lock on one file (`flock`, which ends with its process, and which no child that
+//! is forked meanwhile keeps), so that add and compare-and-set are atomic, too. A file says its key, lease and checksum: what was cut, damaged or put there by somebody
 //! else is an error that names it.
 //!
 //! A lease is a file whose time of change is renewed; it is over when that is older than its ttl, so hosts that share a
@@ -23,6 +23,7 @@ use sha2::{Digest, Sha256};
 use super::lease::Held;
 use super::{Compared, Kind, LeaseId, Until, sum};
 use crate::limits::{STORE_KEY, STORE_REPLY, STORE_VALUE};
+use crate::local_fd::Local;
 use crate::os::without_write_signals;
 use crate::room;
 use crate::status::{Code, Reason, Status};
@@ -85,7 +86,17 @@ fn failed(what: &str, path: &Path, error: &io::Error) -> Status {
 }
 
 /// The lock of a directory, until it is dropped.
-struct Locked(#[allow(dead_code, reason = "its end unlocks")] File);
+struct Locked(Local<File>);
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // The lock is one of the open file, which a forked child may hold, too: closing it is not enough.
+        if self.0.is_ours() {
+            // SAFETY: no pointers.
+            unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
+        }
+    }
+}
 
 impl FileStore {
     /// Opens a directory, which is made if its parent is there.
@@ -124,10 +135,10 @@ impl FileStore {
 
     /// Waits until nobody else writes.
     fn lock(&self, until: Until<'_>) -> Result<Locked, Status> {
-        let file = self.lock_file()?;
+        let file = Local::new(self.lock_file()?);
         let mut pause = Duration::from_micros(100);
         loop {
-            // SAFETY: no pointers. The lock is one of this open file, and ends with it.
+            // SAFETY: no pointers.
             if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
                 return Ok(Locked(file));
             }
@@ -477,6 +488,52 @@ impl Kind for FileStore {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::stop::Stop;
+
+    /// A directory that is removed at its end.
+    struct Dir(PathBuf);
+
+    impl Dir {
+        fn new(name: &str) -> Dir {
+            let name = format!("rdma-store-unit-{}-{name}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            fs::create_dir(&path).unwrap();
+            Dir(path)
+        }
+    }
+
+    impl Drop for Dir {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// A process forks while one of its threads writes: the child, which lives on, holds up no writer.
+    #[test]
+    fn r11_a_forked_child_holds_no_lock_of_a_store() {
+        let dir = Dir::new("fork");
+        let store = FileStore::open(&dir.0).unwrap();
+        let stop = Stop::new().unwrap();
+        let lock = store.lock(Until::after(None, &stop)).unwrap();
+        // SAFETY: the child makes system calls only.
+        let child = unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::pause();
+                libc::_exit(0);
+            }
+            child
+        };
+        drop(lock);
+        let until = Until::after(Some(Duration::from_millis(200)), &stop);
+        let set = store.set(&[(b"k", b"v")], None, until);
+        // SAFETY: a child of this test, which is waited for.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+        }
+        set.unwrap();
+    }
 
     #[test]
     fn names_of_files_are_plain_and_differ() {
