@@ -2,12 +2,12 @@
 //!
 //! A value is written to a file of its own, which then takes the name of its key: who reads finds the earlier value or the
 //! whole new one. Writes exclude each other by a lock on one file (`flock`, which ends with its process, and which no child that
-//! is forked meanwhile keeps), so that add and compare-and-set are atomic, too. A file says its key, lease and checksum: what was cut, damaged or put there by somebody
-//! else is an error that names it.
+//! is forked meanwhile keeps), so that add and compare-and-set are atomic, too. A file says its key, lease and checksum: what
+//! was cut, damaged or put there by somebody else is an error that names it.
 //!
-//! A lease is a file whose time of change is renewed; it is over when that is older than its ttl, so hosts that share a
-//! directory have to agree on the time as far as their ttl needs it. Who opens the directory, or begins a lease, sweeps what
-//! leases that are over and writers that were killed have left.
+//! A lease is a file whose time of change is renewed; it is over when that is older than its ttl, and then stays over, so hosts
+//! that share a directory have to agree on the time as far as their ttl needs it. Who opens the directory, or begins a lease,
+//! sweeps what leases that are over and writers that were killed have left.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -20,7 +20,7 @@ use std::time::{Duration, SystemTime};
 
 use sha2::{Digest, Sha256};
 
-use super::lease::Held;
+use super::lease::{Held, ended};
 use super::{Compared, Kind, LeaseId, Until, sum};
 use crate::limits::{STORE_KEY, STORE_REPLY, STORE_VALUE};
 use crate::local_fd::Local;
@@ -187,6 +187,9 @@ impl FileStore {
         let (mut id, mut ttl_ms) = (0, 0);
         if let Some(held) = lease {
             (id, ttl_ms) = (held, self.ttl_of(held)?);
+            if !self.lasts(id, Duration::from_millis(ttl_ms)) {
+                return Err(ended());
+            }
             self.held.add(held, std::iter::once(key))?;
         }
         let mut bytes = room::vec(HEADER + key.len() + value.len(), "a file")?;
@@ -223,7 +226,10 @@ impl FileStore {
     /// The ttl of a lease of this process, as its file says.
     fn ttl_of(&self, id: LeaseId) -> Result<u64, Status> {
         let path = self.dir.join(lease_name(id));
-        let text = fs::read_to_string(&path).map_err(|e| failed("cannot read", &path, &e))?;
+        let text = fs::read_to_string(&path).map_err(|e| match e.kind() {
+            ErrorKind::NotFound => ended(),
+            _ => failed("cannot read", &path, &e),
+        })?;
         text.trim().parse().map_err(|_| Status::invalid(format!("'{}' is damaged", path.display())))
     }
 
@@ -447,6 +453,10 @@ impl Kind for FileStore {
 
     fn lease(&self, id: LeaseId, ttl: Duration, _until: Until<'_>) -> Result<(), Status> {
         let path = self.dir.join(lease_name(id));
+        // One that is over stays there until it is swept with its keys: to begin it anew would bring them back.
+        if path.exists() && !self.lasts(id, ttl) {
+            return Err(ended());
+        }
         let touched = File::options().write(true).open(&path).and_then(|file| {
             let now = libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_NOW };
             let times = [now, now];

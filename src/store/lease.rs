@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::stop::Stop;
 use super::{Kind, LeaseId, Until};
@@ -24,6 +24,11 @@ pub const MIN_TTL: Duration = Duration::from_millis(100);
 pub const MAX_TTL: Duration = Duration::from_secs(24 * 3600);
 /// The end of a lease does not wait longer for a store that is not there.
 const FAREWELL: Duration = Duration::from_secs(2);
+
+/// What a store says of a write under a lease that it does not know, or no more.
+pub(super) fn ended() -> Status {
+    Status::new(Code::FailedPrecondition, "the lease of this write has ended")
+}
 
 struct Shared {
     kind: Arc<dyn Kind>,
@@ -43,15 +48,22 @@ pub struct Lease {
 impl Shared {
     /// Renews it, trying for so long.
     fn renew(&self, until: Until<'_>) -> Result<(), Status> {
+        // One that is over is not asked for: others have seen its end, and the store might give it back.
+        drop(self.still_held()?);
         let begun = Instant::now();
         let renewed = self.kind.lease(self.id, self.ttl, until);
-        let mut last = self.renewed.lock();
-        let held = last.is_some_and(|last| last.elapsed() < self.ttl);
-        if !held {
-            *last = None;
-            return Err(self.lost());
-        }
+        let mut last = self.still_held()?;
         renewed.map(|()| *last = Some(begun))
+    }
+
+    /// When it was last renewed. An error, for ever, if that is too long ago.
+    fn still_held(&self) -> Result<MutexGuard<'_, Option<Instant>>, Status> {
+        let mut last = self.renewed.lock();
+        if last.is_some_and(|last| last.elapsed() < self.ttl) {
+            return Ok(last);
+        }
+        *last = None;
+        Err(self.lost())
     }
 
     fn lost(&self) -> Status {
@@ -112,8 +124,7 @@ impl Lease {
 
     /// Its number, as long as it is held.
     pub fn id(&self) -> Result<LeaseId, Status> {
-        let held = self.shared.renewed.lock().is_some_and(|at| at.elapsed() < self.shared.ttl);
-        if held { Ok(self.shared.id) } else { Err(self.shared.lost()) }
+        self.shared.still_held().map(|_| self.shared.id)
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use super::lease::ended;
 use super::stop::Bell;
 use super::{Compared, Kind, LeaseId, Until, sum};
 use crate::limits::{STORE_BYTES, STORE_KEYS, STORE_REPLY};
@@ -108,10 +109,6 @@ impl Table {
     fn get(&self, key: &[u8]) -> Option<&[u8]> {
         self.values.get(key).map(|value| &*value.bytes)
     }
-}
-
-fn ended() -> Status {
-    Status::new(Code::FailedPrecondition, "the lease of this write has ended")
 }
 
 /// See the module's text.

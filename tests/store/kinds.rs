@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use rdma_transport::limits::{STORE_KEY, STORE_VALUE};
 use rdma_transport::status::Code;
 use rdma_transport::store::memory::Memory;
+use rdma_transport::store::stop::Stop;
 use rdma_transport::store::tcp::{Client, server::Server};
-use rdma_transport::store::{Compared, Kind, Patience, Store};
+use rdma_transport::store::{Compared, Kind, Patience, Store, Until};
 
 use super::files::Dir;
 use super::redis_server::Redis;
@@ -109,6 +110,7 @@ kinds! {
     a_lease_ends_with_its_view,
     a_lease_outlives_its_ttl_while_it_is_held,
     what_others_wrote_outlives_a_lease,
+    a_lease_that_is_over_stays_over,
 }
 
 fn set_and_get(place: &Place) {
@@ -382,4 +384,21 @@ fn what_others_wrote_outlives_a_lease(place: &Place) {
     drop(two);
     assert!(!s.check(&[b"b"], LONG).unwrap());
     assert_eq!(get(&s, b"a"), b"0");
+}
+
+/// Its holder was stopped for longer than the lease lasts, and comes back.
+fn a_lease_that_is_over_stays_over(place: &Place) {
+    const TTL: Duration = Duration::from_millis(200);
+    let (kind, stop) = ((place.again)(), Stop::new().unwrap());
+    let until = Until::after(Some(Duration::from_secs(60)), &stop);
+    kind.lease(7, TTL, until).unwrap();
+    kind.set(&[(b"k", b"v")], Some(7), until).unwrap();
+    while kind.missing(&[b"k"], until).unwrap().is_empty() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // Twice, as who does not hear that it is over would.
+    for _ in 0..2 {
+        let _ = kind.lease(7, TTL, until);
+        assert_eq!(kind.missing(&[b"k"], until).unwrap(), [0]);
+    }
 }

@@ -1,11 +1,13 @@
 //! Leases that end otherwise than by their view.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rdma_transport::status::{Code, Status};
+use rdma_transport::store::lease::Lease;
 use rdma_transport::store::memory::Memory;
+use rdma_transport::store::stop::Stop;
 use rdma_transport::store::tcp::{Client, server::Server};
 use rdma_transport::store::{Compared, Kind, LeaseId, Until};
 
@@ -15,6 +17,14 @@ use super::*;
 struct Shaky {
     memory: Memory,
     gone: AtomicBool,
+    /// How often a lease was begun or renewed.
+    leased: AtomicUsize,
+}
+
+impl Shaky {
+    fn new() -> Shaky {
+        Shaky { memory: Memory::new(), gone: AtomicBool::new(false), leased: AtomicUsize::new(0) }
+    }
 }
 
 impl Kind for Shaky {
@@ -52,6 +62,7 @@ impl Kind for Shaky {
         self.memory.delete(keys, until)
     }
     fn lease(&self, id: LeaseId, ttl: Duration, until: Until<'_>) -> Result<(), Status> {
+        self.leased.fetch_add(1, Ordering::Relaxed);
         if self.gone.load(Ordering::Relaxed) {
             return Err(Status::new(Code::Unavailable, "gone"));
         }
@@ -64,7 +75,7 @@ impl Kind for Shaky {
 
 #[test]
 fn a_lease_that_cannot_be_renewed_is_lost_and_stays_lost() {
-    let shaky = Arc::new(Shaky { memory: Memory::new(), gone: AtomicBool::new(false) });
+    let shaky = Arc::new(Shaky::new());
     let s = store(shaky.clone());
     let leased = s.leased(Duration::from_millis(200)).unwrap();
     set(&leased, b"k", b"v");
@@ -111,4 +122,18 @@ fn a_dead_clients_keys_go_with_its_lease() {
     }
     // Nobody knows that lease any more.
     assert!(client.leased(Duration::from_secs(60)).is_ok());
+}
+
+/// Who was stopped for longer than its lease lasts finds that by itself: a store might give the lease back.
+#[test]
+fn a_lease_that_is_over_is_not_renewed() {
+    let shaky = Arc::new(Shaky::new());
+    let stop = Stop::new().unwrap();
+    let until = Until::after(Some(Duration::from_secs(60)), &stop);
+    let lease = Lease::begin(shaky.clone(), Duration::from_millis(100), false, until).unwrap();
+    while lease.id().is_ok() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(lease.renew(until).unwrap_err().code, Code::FailedPrecondition);
+    assert_eq!(shaky.leased.load(Ordering::Relaxed), 1);
 }
