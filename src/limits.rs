@@ -96,7 +96,8 @@ pub const STORE_REPLY: usize = 4 << 20;
 pub const STORE_CLIENTS: usize = 4096;
 /// Of these, connections that have not proved the secret.
 pub const STORE_STRANGERS: usize = 256;
-/// Bytes of messages to and from the clients of a TCP store, that are not yet complete or not yet sent.
+/// Bytes of messages to and from the clients of a TCP store, that are not yet complete or not yet sent, and of keys that they
+/// wait for.
 pub const STORE_UNDER_WAY: usize = 256 << 20;
 
 /// Ranks of a mesh.
@@ -351,7 +352,8 @@ pub const LIMITS: &[Limit] = &[
         "the oldest that has not proved the secret is closed; without one, the new one",
     ),
     limit(
-        "a TCP store: bytes that are not yet complete or not yet sent",
+        "a TCP store: bytes that are not yet complete or not yet sent, and keys that are waited for, each 32 bytes more than \
+         it has",
         Words("one message, one answer"),
         Bytes(STORE_UNDER_WAY),
         "the connection that would exceed them is closed",

@@ -398,3 +398,54 @@ impl Kind for Client {
         self.done(&Request::Release { id }, until)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::{STORE_KEY, STORE_UNDER_WAY};
+    use crate::store::stop::Stop;
+    use server::Server;
+
+    fn soon(stop: &Stop) -> Until<'_> {
+        Until::after(Some(Duration::from_secs(60)), stop)
+    }
+
+    fn connect(server: &Server, until: Until<'_>) -> Connection {
+        let client = Client::new(&server.bound().to_string(), None).unwrap();
+        client.connection(until).map_err(|_| "no connection").unwrap()
+    }
+
+    /// Clients that wait for more than a server keeps are turned away, and nobody else.
+    #[test]
+    fn r08_keys_that_are_waited_for_are_bounded() {
+        const BYTES: usize = 31 << 20;
+        let server = Server::new("127.0.0.1:0", None, false).unwrap();
+        let stop = Stop::new().unwrap();
+        let until = soon(&stop);
+        let honest = Client::new(&server.bound().to_string(), None).unwrap();
+        honest.set(&[(b"k", b"v")], None, until).unwrap();
+        let key = vec![b'k'; STORE_KEY];
+        let keys = vec![&key[..]; BYTES / STORE_KEY];
+        let mut hostile = Vec::new();
+        for _ in 0..STORE_UNDER_WAY / BYTES + 4 {
+            let mut one = connect(&server, until);
+            let mut out = Vec::new();
+            let request = Request::Wait { time: None, keys: keys.clone() };
+            let at = request.encode(&mut out).unwrap();
+            wire::seal(&mut out, at, &one.keys, true, one.went);
+            one.went += 1;
+            // One that is closed in the middle may see that here.
+            let _ = send(&one.socket, &out, until);
+            hostile.push(one);
+        }
+        // Once the last is answered for, each was looked at.
+        let begun = Instant::now();
+        while hostile.iter().all(Connection::rests) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "all of them are kept");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(hostile.iter().any(Connection::rests), "those that fit stay");
+        assert_eq!(honest.get(&[b"k"], until).unwrap(), [Some(b"v".to_vec())]);
+        assert_eq!(honest.missing(&[b"l"], until).unwrap(), [0]);
+    }
+}

@@ -230,7 +230,7 @@ impl<'a> Loop<'a> {
             under_way += client.session.bytes();
             if under_way > STORE_UNDER_WAY && client.session.bytes() > PIECE {
                 under_way -= client.session.bytes();
-                client.drop_for(&format!("more than {STORE_UNDER_WAY} bytes are under way"));
+                client.drop_for(&format!("more than {STORE_UNDER_WAY} bytes are under way, or of keys that are waited for"));
             } else if let Some(why) = client.is_late(now) {
                 client.drop_for(why);
             }

@@ -13,6 +13,8 @@ use crate::wire::Writer;
 /// A client that waits for keys.
 pub struct Waiting {
     keys: Vec<Box<[u8]>>,
+    /// What they take.
+    bytes: usize,
     /// Those before this have been there.
     at: usize,
     /// What is left of its time, until the server has made a deadline of it.
@@ -41,6 +43,8 @@ pub struct Session {
     waiting: Option<Waiting>,
 }
 
+/// What a key that is waited for takes beyond its bytes.
+const KEY: usize = 32;
 /// Input and output that a client does not use are given back.
 const KEEP: usize = 64 << 10;
 
@@ -61,9 +65,10 @@ impl Session {
         matches!(self.phase, Phase::Open { .. })
     }
 
-    /// Memory that it holds.
+    /// Memory that it holds: of messages, and of keys that it waits for.
     pub fn bytes(&self) -> usize {
-        self.input.capacity() + self.output.capacity()
+        let waits = self.waiting.as_ref().map_or(0, |waiting| waiting.bytes);
+        self.input.capacity() + self.output.capacity() + waits
     }
 
     /// What is to be sent.
@@ -174,8 +179,9 @@ impl Session {
                 *came += 1;
                 let request = Request::decode(message)?;
                 if let Request::Wait { time, keys } = request {
-                    let all = keys.iter().map(|key| room::key(key)).collect::<Result<_, _>>()?;
-                    self.waiting = Some(Waiting { keys: all, at: 0, time: Some(time) });
+                    let bytes = keys.iter().map(|key| key.len() + KEY).sum();
+                    let keys = keys.iter().map(|key| room::key(key)).collect::<Result<_, _>>()?;
+                    self.waiting = Some(Waiting { keys, bytes, at: 0, time: Some(time) });
                     return self.look(store);
                 }
                 self.answer(&execute(store, request, until))?;
