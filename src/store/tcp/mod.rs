@@ -26,8 +26,10 @@ use wire::{MAX_FIRST, MAX_MESSAGE, Reply, Request, kind};
 
 /// Connections that rest.
 const IDLE: usize = 16;
-/// A try to connect, and the wait for a server that should have answered, take no longer.
+/// A try to connect, with the proof of the secret, takes no longer.
 const TRY: Duration = Duration::from_secs(5);
+/// A silent server's host is asked whether it is there after so many seconds, and again after so many, so many times.
+const KEEPALIVE: [libc::c_int; 3] = [10, 5, 3];
 /// A server's answer to a wait whose time is over may be under way for so long.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -64,6 +66,30 @@ fn wait_ready(socket: &TcpStream, write: bool, until: Until<'_>) -> Result<(), F
         return Err(again("no answer", &ErrorKind::TimedOut.into()));
     }
     Ok(())
+}
+
+/// Has a silent peer's host asked whether it is there: after `idle` seconds, and `count` times more each `pause`. Then, or if
+/// it takes nothing for as long, the connection ends.
+fn keep_alive(
+    socket: &TcpStream,
+    idle: libc::c_int,
+    pause: libc::c_int,
+    count: libc::c_int,
+) -> std::io::Result<()> {
+    let fd = socket.as_raw_fd();
+    let set = |level, name, value: libc::c_int| {
+        let len = size_of::<libc::c_int>() as libc::socklen_t;
+        // SAFETY: the value outlives the call, and `len` is its size.
+        match unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), len) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
+    set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, idle)?;
+    set(libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, pause)?;
+    set(libc::IPPROTO_TCP, libc::TCP_KEEPCNT, count)?;
+    set(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, (idle + pause * count) * 1000)
 }
 
 fn send(socket: &TcpStream, mut bytes: &[u8], until: Until<'_>) -> Result<(), Failed> {
@@ -125,6 +151,8 @@ impl Connection {
             return Err(again(&format!("connecting to {addr}"), &e));
         }
         let _ = socket.set_nodelay(true);
+        let [idle, pause, count] = KEEPALIVE;
+        keep_alive(&socket, idle, pause, count).map_err(|e| again("keeping a connection", &e))?;
         let ours = session::random_nonce()?;
         let hello = wire::greeting(kind::HELLO, &ours);
         send(&socket, &hello, until)?;
@@ -413,6 +441,27 @@ mod tests {
     fn connect(server: &Server, until: Until<'_>) -> Connection {
         let client = Client::new(&server.bound().to_string(), None).unwrap();
         client.connection(until).map_err(|_| "no connection").unwrap()
+    }
+
+    fn option(socket: &TcpStream, level: libc::c_int, name: libc::c_int) -> libc::c_int {
+        let (mut value, mut len) = (0 as libc::c_int, size_of::<libc::c_int>() as libc::socklen_t);
+        let out = (&raw mut value).cast();
+        // SAFETY: `value` has room for `len` bytes.
+        let rc = unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, out, &mut len) };
+        assert_eq!(rc, 0);
+        value
+    }
+
+    /// A server whose host has gone without a word is found by who waits for it.
+    #[test]
+    fn r07_a_client_asks_whether_its_server_is_there() {
+        let server = Server::new("127.0.0.1:0", None, false).unwrap();
+        let stop = Stop::new().unwrap();
+        let one = connect(&server, soon(&stop));
+        assert_eq!(option(&one.socket, libc::SOL_SOCKET, libc::SO_KEEPALIVE), 1);
+        assert!(option(&one.socket, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) <= 10);
+        let limit = option(&one.socket, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT);
+        assert!((1..=30_000).contains(&limit), "{limit}");
     }
 
     /// Clients that wait for more than a server keeps are turned away, and nobody else.

@@ -20,7 +20,7 @@ use crate::store::{Compared, Kind, LeaseId, Until};
 const PROOF: Duration = Duration::from_secs(10);
 /// Longest time in which a message that has begun has to get on, and an answer to be taken.
 const STALL: Duration = Duration::from_secs(30);
-/// A silent client's host is asked whether it is there after so long.
+/// A silent client's host is asked whether it is there after so many seconds.
 const KEEPALIVE: libc::c_int = 60;
 /// Bytes that one look takes of one client.
 const PIECE: usize = 256 << 10;
@@ -189,7 +189,9 @@ impl<'a> Loop<'a> {
                 }
             };
             let socket = Local::new(socket);
-            let kept = socket.set_nonblocking(true).and_then(|()| keep_alive(&socket));
+            let kept = socket
+                .set_nonblocking(true)
+                .and_then(|()| super::keep_alive(&socket, KEEPALIVE, KEEPALIVE / 4, 4));
             if kept.is_err() || !self.make_room() {
                 continue;
             }
@@ -237,22 +239,6 @@ impl<'a> Loop<'a> {
         }
         self.clients.retain(|client| !client.ending || !client.session.output().is_empty());
     }
-}
-
-fn keep_alive(socket: &TcpStream) -> std::io::Result<()> {
-    let fd = socket.as_raw_fd();
-    let set = |level, name, value: libc::c_int| {
-        let len = size_of::<libc::c_int>() as libc::socklen_t;
-        // SAFETY: the value outlives the call, and `len` is its size.
-        match unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), len) } {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
-        }
-    };
-    set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
-    set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, KEEPALIVE)?;
-    set(libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, KEEPALIVE / 4)?;
-    set(libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 4)
 }
 
 impl Client {
