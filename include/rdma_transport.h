@@ -1568,7 +1568,7 @@ struct rdma_mesh_options {
   int64_t timeout_ms;
   /**
    * How long what a rank publishes outlives the call, in milliseconds, in a store that has leases;
-   * 0: 60000.
+   * 0: 60000. Less than 1000 counts as 1000, and less than 100 is refused.
    */
   int64_t keep_ms;
   /**

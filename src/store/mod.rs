@@ -199,6 +199,11 @@ impl Store {
         Ok(Store { kind, prefix, lease, stop: self.stop.clone(), timeout: self.timeout })
     }
 
+    /// Whether this view's writes are under no lease, or one that is held.
+    pub(crate) fn holds(&self) -> bool {
+        self.lease.as_ref().is_none_or(|lease| lease.id().is_ok())
+    }
+
     /// Renews the lease of a view that [`Store::lent`] made.
     pub(crate) fn renew(&self, patience: Patience) -> Result<(), Status> {
         let until = self.until(patience);

@@ -13,7 +13,7 @@ pub struct rdma_mesh_options {
     /// for; RDMA_STORE_FOREVER.
     pub timeout_ms: i64,
     /// How long what a rank publishes outlives the call, in milliseconds, in a store that has leases;
-    /// 0: 60000.
+    /// 0: 60000. Less than 1000 counts as 1000, and less than 100 is refused.
     pub keep_ms: i64,
     /// Not 0: connect to all ranks now, and not on first use.
     pub full: u8,
