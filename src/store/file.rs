@@ -217,8 +217,9 @@ impl FileStore {
             let path = self.path(key);
             fs::rename(&new, &path).map_err(|e| failed("cannot rename a new value to", &path, &e))
         });
-        if written.is_err() {
-            let _ = fs::remove_file(&new);
+        match &written {
+            Ok(()) => self.held.part(std::iter::once(key), lease, self.held.writes()),
+            Err(_) => drop(fs::remove_file(&new)),
         }
         written
     }
@@ -447,6 +448,7 @@ impl Kind for FileStore {
                 Err(e) if e.kind() == ErrorKind::NotFound => {}
                 Err(e) => return Err(failed("cannot delete", &path, &e)),
             }
+            self.held.part(std::iter::once(*key), None, self.held.writes());
         }
         Ok(count)
     }
@@ -543,6 +545,34 @@ mod tests {
             libc::waitpid(child, std::ptr::null_mut(), 0);
         }
         set.unwrap();
+    }
+
+    /// What is gone, or somebody else's by now, is no key of a lease.
+    #[test]
+    fn keys_that_are_gone_are_forgotten() {
+        let dir = Dir::new("held");
+        let store = FileStore::open(&dir.0).unwrap();
+        let stop = Stop::new().unwrap();
+        let until = Until::after(None, &stop);
+        store.lease(1, Duration::from_secs(60), until).unwrap();
+        store.lease(2, Duration::from_secs(60), until).unwrap();
+        for i in 0..10_000 {
+            let key = i.to_string().into_bytes();
+            store.set(&[(&key, b"v")], Some(1), until).unwrap();
+            store.delete(&[&key], until).unwrap();
+        }
+        assert!(store.held.keys(1).is_empty());
+        for (i, lease) in [None, Some(2)].into_iter().enumerate() {
+            let of = |what: &str| format!("{what} {i}").into_bytes();
+            for what in ["set", "add", "compared", "ours"] {
+                store.set(&[(&of(what), b"1")], Some(1), until).unwrap();
+            }
+            store.set(&[(&of("set"), b"v")], lease, until).unwrap();
+            store.add(&of("add"), 1, lease, until).unwrap();
+            store.compare_set(&of("compared"), Some(b"1"), b"v", lease, until).unwrap();
+            store.add(&of("ours"), 1, Some(1), until).unwrap();
+        }
+        assert_eq!((store.held.keys(1).len(), store.held.keys(2).len()), (2, 3));
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! on such a key is as if it had been deleted. Who waits for it waits on; whose wait for it is over has seen it. A lost lease
 //! takes no more writes, even if its store comes back: its holder would take for granted what is gone.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -157,34 +157,88 @@ impl Drop for Lease {
     }
 }
 
-/// The keys that were written under leases of this process, for kinds that do not keep them themselves.
+/// The keys that were written under leases of this process, for kinds that do not keep them themselves. Each has the number of
+/// the write that put it there: a write or deletion by somebody else takes it out only if nobody has put it there since.
 #[derive(Default)]
-pub struct Held(Mutex<HashMap<LeaseId, HashSet<Box<[u8]>>>>);
+pub struct Held(Mutex<Keys>);
+
+#[derive(Default)]
+struct Keys {
+    writes: u64,
+    leases: HashMap<LeaseId, HashMap<Box<[u8]>, u64>>,
+}
 
 impl Held {
     /// A lease begins, or goes on.
     pub fn begin(&self, id: LeaseId) {
-        self.0.lock().entry(id).or_default();
+        self.0.lock().leases.entry(id).or_default();
     }
 
-    /// These keys are about to be written under this lease.
+    /// These keys are about to be written under this lease, or have just been.
     pub fn add<'a>(&self, id: LeaseId, keys: impl Iterator<Item = &'a [u8]>) -> Result<(), Status> {
-        let mut all = self.0.lock();
-        let held = all.entry(id).or_default();
+        let Keys { writes, leases } = &mut *self.0.lock();
+        *writes += 1;
+        let held = leases.entry(id).or_default();
         for key in keys {
             crate::room::grow(held, 1, "keys of a lease")?;
-            held.insert(crate::room::key(key)?);
+            held.insert(crate::room::key(key)?, *writes);
         }
         Ok(())
     }
 
+    /// The number of the last write.
+    pub fn writes(&self) -> u64 {
+        self.0.lock().writes
+    }
+
+    /// These keys were deleted, or written under no lease but `lease`: they are no keys of others, unless they were written
+    /// under those after so many writes.
+    pub fn part<'a>(
+        &self,
+        keys: impl Iterator<Item = &'a [u8]>,
+        lease: Option<LeaseId>,
+        writes: u64,
+    ) {
+        let mut all = self.0.lock();
+        for key in keys {
+            for held in all.leases.iter_mut().filter(|(id, _)| Some(**id) != lease) {
+                if held.1.get(key).is_some_and(|write| *write <= writes) {
+                    held.1.remove(key);
+                }
+            }
+        }
+    }
+
     /// The keys of a lease.
     pub fn keys(&self, id: LeaseId) -> Vec<Box<[u8]>> {
-        self.0.lock().get(&id).map_or_else(Vec::new, |keys| keys.iter().cloned().collect())
+        let all = self.0.lock();
+        all.leases.get(&id).map_or_else(Vec::new, |keys| keys.keys().cloned().collect())
     }
 
     /// A lease has ended; its keys.
     pub fn end(&self, id: LeaseId) -> Vec<Box<[u8]>> {
-        self.0.lock().remove(&id).map_or_else(Vec::new, |keys| keys.into_iter().collect())
+        let ended = self.0.lock().leases.remove(&id);
+        ended.map_or_else(Vec::new, |keys| keys.into_keys().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A key that one thread writes while another deletes it may be there: then its lease is to know it.
+    #[test]
+    fn a_key_that_is_written_again_stays() {
+        let held = Held::default();
+        let key = || std::iter::once(&b"key"[..]);
+        held.add(1, key()).unwrap();
+        let before = held.writes();
+        held.add(1, key()).unwrap();
+        held.part(key(), None, before);
+        assert_eq!(held.keys(1).len(), 1);
+        held.part(key(), Some(1), held.writes());
+        assert_eq!(held.keys(1).len(), 1);
+        held.part(key(), Some(2), held.writes());
+        assert!(held.keys(1).is_empty());
     }
 }

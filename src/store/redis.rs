@@ -268,6 +268,16 @@ impl RedisStore {
         Ok(())
     }
 
+    /// Whose these keys are from now on. The command, which began after so many writes, was carried out.
+    fn written(&self, keys: &[&[u8]], lease: Option<LeaseId>, writes: u64) -> Result<(), Status> {
+        self.held.part(keys.iter().copied(), lease, writes);
+        match lease {
+            // A deletion beside this write may have come before it, and is heard of only now.
+            Some(id) => self.held.add(id, keys.iter().copied()),
+            None => Ok(()),
+        }
+    }
+
     fn for_lease(&self, id: LeaseId, ttl: u64, until: Until<'_>) -> Result<(), Status> {
         let keys = match ttl {
             0 => self.held.end(id),
@@ -358,7 +368,9 @@ impl Kind for RedisStore {
             for (_, value) in some {
                 command.arg(*value);
             }
+            let writes = self.held.writes();
             self.query(&command, true, until)?;
+            self.written(&keys, lease, writes)?;
             at += some.len();
         }
         Ok(())
@@ -405,9 +417,11 @@ impl Kind for RedisStore {
         self.under(&mut command, &[key], lease)?;
         command.arg(delta);
         // Lua's numbers are not exact beyond 53 bits: the text of the value is.
+        let writes = self.held.writes();
         let Value::BulkString(text) = self.query(&command, false, until)? else {
             return Err(strange());
         };
+        self.written(&[key], lease, writes)?;
         let value = text.iter().position(|&b| b == b':').map(|at| &text[at + 1..]);
         super::number(value.unwrap_or_default())
     }
@@ -424,17 +438,23 @@ impl Kind for RedisStore {
         self.under(&mut command, &[key], lease)?;
         command.arg(desired).arg(i32::from(expected.is_some())).arg(expected.unwrap_or_default());
         command.arg(STORE_VALUE);
+        let writes = self.held.writes();
         Ok(match found(key, self.query(&command, false, until)?)? {
             (0, _) => Compared::Absent,
             (1, there) => Compared::Differs(there),
-            _ => Compared::Set,
+            _ => {
+                self.written(&[key], lease, writes)?;
+                Compared::Set
+            }
         })
     }
 
     fn delete(&self, keys: &[&[u8]], until: Until<'_>) -> Result<usize, Status> {
         let mut count = 0;
         for keys in keys.chunks(BATCH) {
+            let writes = self.held.writes();
             let deleted = integer(&self.query(&self.script(DELETE, keys, true)?, true, until)?)?;
+            self.written(keys, None, writes)?;
             count += usize::try_from(deleted).map_err(|_| strange())?;
         }
         Ok(count)
