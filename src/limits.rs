@@ -86,7 +86,7 @@ pub const STORE_KEY: usize = 4096;
 pub const STORE_VALUE: usize = 16 << 20;
 /// Keys in a store in memory, and leases.
 pub const STORE_KEYS: usize = 1 << 20;
-/// Bytes of keys and values in a store in memory, each 128 more than it has.
+/// Bytes of keys and values in a store in memory, each 128 more than it has; the key of a leased one counts twice.
 pub const STORE_BYTES: usize = 1 << 30;
 /// Keys of one call, or of one message to a TCP store.
 pub const STORE_CALL: usize = 65_536;

@@ -38,6 +38,11 @@ struct Table {
 /// What a key and its value cost beyond their bytes.
 const OVERHEAD: usize = 128;
 
+/// What a value takes with its key, which its lease has, too.
+fn cost(key: &[u8], value: usize, lease: Option<LeaseId>) -> usize {
+    key.len() * if lease.is_some() { 2 } else { 1 } + value + OVERHEAD
+}
+
 impl Table {
     /// Drops what leases that have ended held.
     fn expire(&mut self) {
@@ -66,14 +71,14 @@ impl Table {
 
     fn remove(&mut self, key: &[u8]) -> bool {
         let Some(old) = self.values.remove(key) else { return false };
-        self.bytes -= key.len() + old.bytes.len() + OVERHEAD;
+        self.bytes -= cost(key, old.bytes.len(), old.lease);
         self.part(key, old.lease);
         true
     }
 
     fn put(&mut self, key: &[u8], value: &[u8], lease: Option<LeaseId>) -> Result<(), Status> {
-        let old = self.values.get(key).map_or(0, |old| key.len() + old.bytes.len() + OVERHEAD);
-        let bytes = self.bytes - old + key.len() + value.len() + OVERHEAD;
+        let old = self.values.get(key).map_or(0, |old| cost(key, old.bytes.len(), old.lease));
+        let bytes = self.bytes - old + cost(key, value.len(), lease);
         if bytes > STORE_BYTES || old == 0 && self.values.len() >= STORE_KEYS {
             let text = format!(
                 "a value of {} bytes does not fit: {} keys and {} bytes are there, allowed are {STORE_KEYS} and \
@@ -292,5 +297,29 @@ impl Kind for Memory {
         // Who is about to sleep holds the lock from its look at the flag until it sleeps.
         drop(self.table.lock());
         self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a leased key takes is counted, and given back however it ends.
+    #[test]
+    fn r08_bytes_of_a_store_are_counted_where_they_are() {
+        let mut table = Table::default();
+        let (now, keys) = (Instant::now(), HashSet::new());
+        table.leases.insert(1, Term { ends: now + Duration::from_secs(60), keys });
+        table.put(b"key", b"value", None).unwrap();
+        assert_eq!(table.bytes, 3 + 5 + OVERHEAD);
+        table.put(b"key", b"v", Some(1)).unwrap();
+        assert_eq!(table.bytes, 2 * 3 + 1 + OVERHEAD);
+        table.put(b"key", b"v", None).unwrap();
+        assert_eq!(table.bytes, 3 + 1 + OVERHEAD);
+        table.put(b"key", b"v", Some(1)).unwrap();
+        table.put(b"other", b"v", Some(1)).unwrap();
+        assert!(table.remove(b"other"));
+        table.end(1);
+        assert_eq!((table.bytes, table.values.len()), (0, 0));
     }
 }
