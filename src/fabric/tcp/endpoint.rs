@@ -119,7 +119,7 @@ pub struct Shared {
 pub enum Input {
     /// Nothing had arrived.
     Quiet,
-    /// Something had.
+    /// Something had, or may have.
     Some,
     /// The connection is over.
     Closed(Status),
@@ -170,7 +170,8 @@ impl Endpoint {
             let bulk = direct.is_some() || self.link.rx.bulk;
             let cap = if bulk { RECV_BULK.min(self.share) } else { self.share }.min(room);
             if room < RECV_BULK {
-                break;
+                // What is there stays there for the next poll, and its end behind it.
+                return Input::Some;
             }
             let tail = shared.buffer.at(shared.viewed);
             let (addr, len) = direct.unwrap_or((0, 0));

@@ -286,6 +286,53 @@ fn reset() {
     v.ad.destroy(v.ep);
 }
 
+/// What other peers send at the same time fills the buffer that all share: what a peer sent before its end still comes
+/// before it.
+#[test]
+fn what_came_before_the_end_is_heard_though_the_buffer_is_full() {
+    // Each poll begins with another endpoint: in one of them the last is the last.
+    for turns in 0..5 {
+        let mut ad = TcpAdapter::open(&Config::default()).expect("open");
+        let mut ends: Vec<(EpId, TcpStream)> = ["a", "b", "c", "d", "last"]
+            .into_iter()
+            .map(|name| {
+                let ep = ad.create(name).expect("create");
+                let (peer, sock) = sockets();
+                ad.connect(ep, ADDRESS, true, Some(Local::new(sock.into()))).expect("connect");
+                (ep, peer)
+            })
+            .collect();
+        let mut events = Vec::new();
+        for _ in 0..turns {
+            ad.poll(&mut events);
+        }
+        events.clear();
+        let (last, mut peer) = ends.pop().expect("five");
+        let message = [Frame::Send { len: 512 }.encode().bytes(), &[7; 512]].concat();
+        for (_, other) in &mut ends {
+            other.write_all(&message.repeat(140)).expect("write");
+        }
+        peer.write_all(&message).expect("write");
+        drop(peer);
+        let start = Instant::now();
+        while ad.eps[&last.0].broken.is_none() {
+            ad.send(last, &[b"hello"]).expect("send");
+            ad.flush();
+            assert!(start.elapsed() < Duration::from_secs(20), "it takes what is sent");
+        }
+        let mut heard = 0;
+        let is_down = |e: &Event| matches!(e, Event::Down { ep, .. } if *ep == last);
+        while !events.iter().any(is_down) {
+            events.clear();
+            ad.poll(&mut events);
+            let ours = |e: &&Event| matches!(e, Event::Message { ep, .. } if *ep == last);
+            heard += events.iter().filter(ours).count();
+            assert!(start.elapsed() < Duration::from_secs(20), "no end");
+        }
+        assert_eq!(heard, 1, "after {turns} polls");
+    }
+}
+
 #[test]
 fn only_stream_sockets() {
     let mut ad = TcpAdapter::open(&Config::default()).expect("open");
