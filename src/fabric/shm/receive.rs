@@ -21,6 +21,8 @@ use crate::status::{Code, Status};
 
 /// A peer that feeds a WRITE through its stream is waited for so long.
 const PATIENCE: Duration = Duration::from_micros(8);
+/// Most messages that the socket has at a time: what a peer passes before it is answered, and lets go of, and some.
+const SOCKET_MESSAGES: usize = 4 * MAX_POOLS;
 /// Bytes that are then read without it at a time.
 const ASIDE: u64 = 128 * 1024;
 
@@ -298,8 +300,8 @@ impl Link {
     /// memory, where that is allowed.
     fn pull_shared(&mut self, core: &mut Core, w: Inbound) -> Result<bool, Status> {
         match self.drain(core, true)? {
-            Drained::Wait => return Ok(false),
-            Drained::Some => return Ok(true),
+            // The next look goes on: a peer may put slots that nobody needs without end.
+            Drained::Wait | Drained::Some => return Ok(false),
             Drained::Nothing => {}
         }
         let process = self.process.filter(|_| w.place & wire::FROM_PROCESS != 0);
@@ -444,7 +446,7 @@ impl Link {
 
     /// Takes the messages that wait on the socket: segments of the peer.
     pub(crate) fn read_socket(&mut self) -> Result<(), Status> {
-        loop {
+        for _ in 0..SOCKET_MESSAGES {
             let received = match socket::receive(&self.sock) {
                 Ok(received) => received,
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
@@ -475,5 +477,6 @@ impl Link {
                 _ => return Err(self.broken("unexpected socket message")),
             }
         }
+        Err(self.broken("socket messages without end"))
     }
 }

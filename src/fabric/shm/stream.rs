@@ -198,7 +198,8 @@ impl StreamIn {
         }
         let label = label(map, self.taken);
         let len = label.len.load(Ordering::Relaxed);
-        if len > SLOT as u64 {
+        // One without content would be a copy that costs nothing of what a poll may make.
+        if len == 0 || len > SLOT as u64 {
             return Err(());
         }
         let (op, offset) = (&label.op, &label.offset);

@@ -1,9 +1,11 @@
 //! A peer that breaks every rule: the other side stays whole, at worst the endpoint goes down.
 
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use super::ring::MAX_PAYLOAD;
 use super::*;
+use crate::fabric::shm::stream::Job;
 use crate::fabric::shm::wire::{Ask, Source, Write, kind};
 
 struct Random(u64);
@@ -495,4 +497,115 @@ fn a_bad_setting_names_what_is_allowed() {
         assert!(status.message.contains(word), "{status}");
     }
     assert_eq!(probe(), Ok(()));
+}
+
+/// Polls while a peer does something again and again; `count` tells how much of that was taken. The most of one poll.
+fn most_of_a_poll(
+    good: &mut ShmAdapter,
+    mut deed: impl FnMut() + Send,
+    count: impl Fn(&mut ShmAdapter) -> u64,
+) -> u64 {
+    let (begun, done) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                deed();
+                begun.store(true, Ordering::Relaxed);
+            }
+        });
+        while !begun.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+        let mut most = 0;
+        // What polls without end is stopped here: the peer is, too.
+        for _ in 0..1000 {
+            let before = count(good);
+            let mut events = Vec::new();
+            good.poll(&mut events);
+            good.housekeeping(&mut events);
+            if events.iter().any(|e| matches!(e, Event::Down { .. })) {
+                break;
+            }
+            most = most.max(count(good) - before);
+            std::thread::yield_now();
+        }
+        done.store(true, Ordering::Relaxed);
+        most
+    })
+}
+
+fn job(op: u64) -> Job {
+    Job { op, addr: 0, len: 4096, done: 0, rkey: None, denied: false, optional: false }
+}
+
+/// The bytes of copies are what a poll counts.
+#[test]
+fn r05_a_slot_without_content_ends_the_endpoint() {
+    let (mut good, mut evil) = (open(None), open(None));
+    let (_, e) = connect(&mut good, &mut evil);
+    let hostile = link(&mut evil, e);
+    hostile.open_stream().unwrap();
+    hostile.out.filled(&job(0), 0);
+    hostile.tx.control().stream_put.store(1, Ordering::Relaxed);
+    let mut memory = vec![0u8; 4096];
+    let base = memory.as_mut_ptr().addr() as u64;
+    // SAFETY: `memory` outlives the adapters.
+    let mr = unsafe { good.register(base, 4096, Access::all()) }.unwrap();
+    let to = Write { dst: base, rkey: mr.rkey, imm: 0 }.encode();
+    let from = Source { at: 0, len: 4096, pool: 0 }.encode();
+    let mut slot = hostile.tx.reserve(to.len() + from.len(), hostile.rx.control()).unwrap();
+    slot.put(&to);
+    slot.put(&from);
+    slot.publish(kind::WRITE, wire::FROM_STREAM);
+    let mut events = Vec::new();
+    good.poll(&mut events);
+    assert!(matches!(&events[..], [Event::Down { .. }]), "{events:?}");
+}
+
+/// A WRITE is fed by the stream, and the peer puts slots of another that has ended, as fast as they are taken.
+#[test]
+fn r05_slots_that_nobody_needs_hold_up_no_poll() {
+    let (mut good, mut evil) = (open(None), open(None));
+    let (g, e) = connect(&mut good, &mut evil);
+    let mut memory = vec![0u8; 4096];
+    let base = memory.as_mut_ptr().addr() as u64;
+    // SAFETY: `memory` outlives the adapters.
+    let mr = unsafe { good.register(base, 4096, Access::all()) }.unwrap();
+    // SAFETY: as above.
+    let local = unsafe { Mem::new(base, 0, 0) };
+    evil.write(e, 1, local, Remote { addr: base, rkey: mr.rkey }, None).unwrap();
+    wait_done(&mut evil, &mut good).unwrap();
+    let hostile = link(&mut evil, e);
+    hostile.open_stream().unwrap();
+    let to = Write { dst: base, rkey: mr.rkey, imm: 0 }.encode();
+    let from = Source { at: 0, len: 4096, pool: 0 }.encode();
+    let mut slot = hostile.tx.reserve(to.len() + from.len(), hostile.rx.control()).unwrap();
+    slot.put(&to);
+    slot.put(&from);
+    slot.publish(kind::WRITE, wire::FROM_STREAM);
+    // Of WRITE 0, which has ended.
+    (0..16).for_each(|_| hostile.out.filled(&job(0), 1));
+    let deed = move || {
+        let taken = ring::load64(&hostile.theirs().stream_taken);
+        hostile.tx.control().stream_put.store(taken + 16, Ordering::Relaxed);
+    };
+    let most = most_of_a_poll(&mut good, deed, |good| link(good, g).into.taken);
+    assert!((1..=32).contains(&most), "{most} slots in one poll");
+}
+
+/// The same with messages on the socket.
+#[test]
+fn r05_messages_on_the_socket_hold_up_no_poll() {
+    let (mut good, mut evil) = (open(None), open(None));
+    let (_, e) = connect(&mut good, &mut evil);
+    let hostile = link(&mut evil, e);
+    let message = wire::Message::PoolGone { id: 1 }.encode();
+    let sent = AtomicU64::new(0);
+    let deed = || {
+        if socket::send(&hostile.sock, &message, &[]).is_ok() {
+            sent.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    let most = most_of_a_poll(&mut good, deed, |_| sent.load(Ordering::Relaxed));
+    assert!(most < 8192, "{most} messages in one poll");
 }
