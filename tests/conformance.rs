@@ -44,7 +44,7 @@ macro_rules! conformance {
             endings::{destroyed_in_transfer, r27_memory_of_who_leaves_is_no_refusal, r23_what_is_delivered_arrives, dropped_adapter, local_destroy, garbage_addresses,
                 before_connect, leaks},
             arming::{wake_by_message, wake_by_write, wake_by_completion, wake_by_end,
-                no_sleep_with_work, wake_for_output, no_sleep_with_output},
+                no_sleep_with_work, wake_for_output, no_sleep_with_output, wake_behind_a_write},
             walk::{walk}
         );
     };

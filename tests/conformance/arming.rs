@@ -256,3 +256,32 @@ pub fn no_sleep_with_output<F: Fixture>() {
     drop(peer.join().expect("peer"));
     same(dst.bytes(), src.bytes(), "what was written");
 }
+
+/// A READ behind a WRITE: the target sleeps only once both are answered, whatever its turn made of the WRITE.
+pub fn wake_behind_a_write<F: Fixture>() {
+    let (src, dst) = (Buf::pattern(1 << 20, 44), Buf::new(1 << 20));
+    let mut pair = Pair::new::<F>();
+    if !pair.a.ad.caps().read {
+        return;
+    }
+    let lkey = pair.a.lkey(&src);
+    let Mr { rkey, .. } = pair.b.register(&dst, ALL);
+    for len in [8, 10_000, 400_000] {
+        sleep(&mut pair, b);
+        let (to, from) = (remote(&dst, 0, rkey), remote(&dst, 1 << 19, rkey));
+        pair.a.write(1, src.mem(0, len, lkey), to, None).expect("write");
+        pair.a.read(2, src.mem(1 << 19, len, lkey), from).expect("read");
+        pair.a.ad.flush();
+        let (mut sa, mut sb) = (Sleeper::default(), Sleeper::default());
+        for wr in [1, 2] {
+            let result = until("completion", || {
+                sa.step(&mut pair.a);
+                sb.step(&mut pair.b);
+                pair.a.done(wr)
+            });
+            assert_eq!(result, Ok(()));
+        }
+        same(&dst.bytes()[..len], &src.bytes()[..len], "what was written");
+        assert!(all(&src.bytes()[1 << 19..(1 << 19) + len], 0), "what was read");
+    }
+}

@@ -454,7 +454,10 @@ impl Link {
             || self.stream_ready()
             || (!self.writes.is_empty() && load64(&self.theirs().executed) != self.answered)
             || (!self.is_running(Kind::Read) && self.reads.iter().any(|r| r.how == How::Direct))
+            // A READ that was seen when a copy had ended, behind the look at what is to be answered.
+            || !self.asks.is_empty()
             || self.has_room_again()
+            || self.has_room_for_owed()
     }
 
     /// Whether stream slots can be moved, in or out, or a copy is under way.

@@ -2,15 +2,15 @@
 
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
-use super::Core;
 use super::link::{How, Link, MAX_RDMA, MAX_SEND, Passed, Posted, Reading};
 use super::ring::{MAX_POOLS, NoRoom, load64};
 use super::socket;
 use super::stream::{Job, StreamOut};
 use super::tuning::{Timed, Way};
-use super::wire::{self, Message, Source, Write, kind};
+use super::wire::{self, Ask, Message, Source, Write, kind};
+use super::{Core, Kind};
 use crate::fabric::{Mem, PostError, Remote, SHORT_HEAD};
 use crate::room::{self, Grows};
 use crate::status::Status;
@@ -49,8 +49,32 @@ impl Link {
     }
 
     fn fed(&mut self) {
-        self.starved = 0;
-        self.tx.control().starved.store(0, Ordering::Relaxed);
+        self.starved = self.owed();
+        self.tx.control().starved.store(u32::from(self.starved != 0), Ordering::Relaxed);
+    }
+
+    /// Length of the record that a poll would post, and no call does; 0: there is none.
+    fn owed(&self) -> usize {
+        if !self.is_running(Kind::Read) && self.reads.iter().any(|r| r.how == How::Ask) {
+            Ask::LEN
+        } else {
+            usize::from(!self.ends.is_empty())
+        }
+    }
+
+    /// Whether there is such a record, and room for it. Without room the peer is to ring once there is some.
+    pub(crate) fn has_room_for_owed(&mut self) -> bool {
+        let len = self.owed();
+        if len == 0 {
+            return false;
+        }
+        if let Err(NoRoom::Full) = self.tx.room(len, self.rx.control()) {
+            self.no_room(NoRoom::Full, len);
+            // It may have made room just before it could know.
+            fence(Ordering::SeqCst);
+            return self.tx.room(len, self.rx.control()) != Err(NoRoom::Full);
+        }
+        true
     }
 
     /// Publishes a record of a kind that only we see; false while there is no room.

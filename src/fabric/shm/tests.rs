@@ -609,3 +609,70 @@ fn r05_messages_on_the_socket_hold_up_no_poll() {
     let most = most_of_a_poll(&mut good, deed, |_| sent.load(Ordering::Relaxed));
     assert!(most < 8192, "{most} messages in one poll");
 }
+
+/// The READ is seen once the WRITE before it is in place, behind the look at what is to be answered.
+#[test]
+fn r01_who_owes_an_answer_does_not_sleep() {
+    let (mut a, mut b) = (open(Some("ring")), open(Some("ring")));
+    let (ea, eb) = connect(&mut a, &mut b);
+    let mut memory = vec![1u8; 8192];
+    let base = memory.as_mut_ptr().addr() as u64;
+    // SAFETY: `memory` outlives the adapters.
+    let rkey = unsafe { b.register(base, 8192, Access::all()) }.unwrap().rkey;
+    let mut own = vec![2u8; 4096];
+    // SAFETY: `own` outlives the adapters.
+    let mem = |at: usize| unsafe { Mem::new(own.as_mut_ptr().addr() as u64 + at as u64, 8, 0) };
+    let mut mem = mem;
+    a.write(ea, 1, mem(0), Remote { addr: base, rkey }, None).unwrap();
+    a.read(ea, 2, mem(64), Remote { addr: base + 4096, rkey }).unwrap();
+    a.poll(&mut Vec::new());
+    b.poll(&mut Vec::new());
+    let sleeps = b.arm();
+    let owes = link(&mut b, eb).asks.len();
+    assert!(!sleeps || owes == 0, "it sleeps and owes {owes} answers");
+}
+
+fn is_readable(adapter: &ShmAdapter) -> bool {
+    let mut entry = libc::pollfd { fd: adapter.fd().unwrap(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry.
+    unsafe { libc::poll(&mut entry, 1, 0) == 1 }
+}
+
+/// A READ waits for room to be asked for. Room that came went to messages, which did not have to wait: the READ does.
+#[test]
+fn r01_who_waits_for_room_is_told_though_others_found_some() {
+    let (mut a, mut b) = (open(Some("ring")), open(Some("ring")));
+    let (ea, _) = connect(&mut a, &mut b);
+    let mut memory = vec![1u8; 4096];
+    let base = memory.as_mut_ptr().addr() as u64;
+    // SAFETY: `memory` outlives the adapters.
+    let rkey = unsafe { b.register(base, 4096, Access::all()) }.unwrap().rkey;
+    let mut own = vec![2u8; 64];
+    // SAFETY: `own` outlives the adapters.
+    let mem = unsafe { Mem::new(own.as_mut_ptr().addr() as u64, 8, 0) };
+    let fill = |a: &mut ShmAdapter| {
+        for len in [1000, 40] {
+            loop {
+                let link = link(a, ea);
+                if link.tx.room(len, link.rx.control()).is_err() {
+                    break;
+                }
+                a.send(ea, &[&vec![7; len]]).unwrap();
+            }
+        }
+    };
+    fill(&mut a);
+    a.read(ea, 1, mem, Remote { addr: base, rkey }).unwrap();
+    a.poll(&mut Vec::new());
+    while link(&mut a, ea).tx.room(1000, link(&mut b, EpId(1)).tx.control()).is_err() {
+        b.poll(&mut Vec::new());
+    }
+    fill(&mut a);
+    assert!(a.arm());
+    for _ in 0..20 {
+        b.poll(&mut Vec::new());
+        b.arm();
+    }
+    assert!(is_readable(&a), "nobody says that there is room");
+    assert!(wait_done(&mut a, &mut b).is_ok());
+}
