@@ -75,6 +75,8 @@ pub const SHM_SEGMENTS_ALL: usize = 16_384;
 pub const SHM_SEGMENT_MEMORY: u64 = 2;
 /// The same for all peers together.
 pub const SHM_SEGMENT_MEMORY_ALL: u64 = 16;
+/// Descriptors that peers have passed to the shm adapter, and that wait to be closed.
+pub const SHM_CLOSING: usize = 64;
 /// Bytes of messages on their way to the socket of a tcp endpoint.
 pub const TCP_MESSAGES: usize = 1 << 20;
 /// Bytes of messages that wait at an endpoint of loopback.
@@ -319,6 +321,12 @@ pub const LIMITS: &[Limit] = &[
         Words("twice the physical memory"),
         Words("16 times the physical memory"),
         "the same",
+    ),
+    limit(
+        "shm: descriptors of others that wait to be closed",
+        Follows,
+        Number(SHM_CLOSING),
+        "the connection that passes one more is ended; nobody is accepted, or dialled, before some are closed",
     ),
     limit(
         "tcp: messages on their way to the socket, per connection",

@@ -3,7 +3,8 @@
 //! Closing a descriptor can take as long as its maker wants: a socket that lingers, a file of a slow or
 //! hostile file system. The same is true of a socket in whose queue such descriptors wait, and of the
 //! last reference to a file with much memory. So nothing of this kind is closed by whoever drops it,
-//! unless it is known to be harmless; it goes to a thread that does nothing else.
+//! unless it is known to be harmless; it goes to a thread that does nothing else. While much waits there,
+//! nobody is let in who may bring more, and who brings more all the same is turned away.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::sys::{self, Mapping};
+use crate::limits::{SHM_CLOSING, SHM_SEGMENTS};
 use crate::local_fd::Local;
 use crate::room::Grows;
 
@@ -34,6 +36,8 @@ enum Waste {
 #[derive(Debug, Default)]
 struct Queue {
     waste: VecDeque<Waste>,
+    /// How many of these are descriptors.
+    fds: usize,
     /// A thread is at it.
     running: bool,
 }
@@ -46,13 +50,25 @@ pub(crate) struct Closer {
 }
 
 impl Closer {
+    /// Whether so much waits that nothing should be added.
+    pub(crate) fn is_full(&self) -> bool {
+        self.queue.lock().fds >= SHM_CLOSING
+    }
+
     fn give(self: &Arc<Closer>, waste: Waste) {
         let mut queue = self.queue.lock();
+        let is_fd = matches!(waste, Waste::Fd { .. });
+        if !is_fd && queue.waste.len() >= SHM_SEGMENTS {
+            // It takes time, but as much as its size says, and nobody can hold it up.
+            drop(queue);
+            return drop(waste);
+        }
         if !queue.waste.fits(1) {
             // As without a thread.
             return std::mem::forget(waste);
         }
         queue.waste.push_back(waste);
+        queue.fds += usize::from(is_fd);
         if queue.running {
             return;
         }
@@ -62,9 +78,18 @@ impl Closer {
         queue.running = sys::spawn_quiet("rdma-closer", move || own.run()).is_ok();
     }
 
+    /// As if its thread were held up for ever; how much waits.
+    #[cfg(test)]
+    pub(crate) fn held_up(&self) -> usize {
+        let mut queue = self.queue.lock();
+        queue.running = true;
+        queue.waste.len()
+    }
+
     fn run(&self) {
         let mut queue = self.queue.lock();
         while let Some(waste) = queue.waste.pop_front() {
+            queue.fds -= usize::from(matches!(waste, Waste::Fd { .. }));
             drop(queue);
             drop(waste);
             queue = self.queue.lock();

@@ -27,7 +27,7 @@ use crate::status::{Code, Reason, Status};
 const MAX_STRANGERS: usize = 256;
 /// Accepted at one time.
 const ACCEPTS: usize = 64;
-/// Pause of accepting when the system has no descriptor left.
+/// Pause of accepting when the system has no descriptor left, or too many wait to be closed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 /// Keys of epoll entries: kind in the high half, number in the low half.
@@ -108,6 +108,11 @@ impl Greeter {
         while socket::accept(&self.listener, closer).is_ok() {}
     }
 
+    #[cfg(test)]
+    pub(super) fn strangers(&self) -> &[(u32, Foreign)] {
+        &self.strangers
+    }
+
     /// Whether someone is about to connect, so that sockets should be looked at often.
     pub(super) fn is_busy(&self) -> bool {
         self.meeting > 0
@@ -180,6 +185,9 @@ impl ShmAdapter {
 
     fn accept(&mut self) {
         for _ in 0..ACCEPTS {
+            if self.core.closer.is_full() {
+                return self.pause_accepting();
+            }
             if self.greeter.strangers.len() >= MAX_STRANGERS {
                 // The one that has been silent for longest makes room.
                 let (_, sock) = self.greeter.strangers.remove(0);
@@ -206,8 +214,8 @@ impl ShmAdapter {
         }
     }
 
-    /// Leaves connections in the backlog for a while. Without a pause the listener would keep whoever
-    /// waits for this adapter awake.
+    /// Leaves connections in the backlog for a while: no descriptor is left, or those of others are not closed. Without a
+    /// pause the listener would keep whoever waits for this adapter awake.
     fn pause_accepting(&mut self) {
         self.core.epoll.remove(&self.greeter.listener);
         sys::timerfd_set(&self.greeter.pause, ACCEPT_PAUSE);
@@ -224,7 +232,11 @@ impl ShmAdapter {
     fn hear_stranger(&mut self, number: u32) {
         let strangers = &mut self.greeter.strangers;
         let Some(i) = strangers.iter().position(|s| s.0 == number) else { return };
-        let received = socket::receive(&strangers[i].1);
+        // What it has brought is left in its queue where nothing more can be closed.
+        let received = match self.core.closer.is_full() {
+            true => Err(io::Error::other("descriptors wait to be closed")),
+            false => socket::receive(&strangers[i].1),
+        };
         if received.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
             return;
         }
@@ -416,6 +428,9 @@ fn introduce(core: &Core, own: [u8; 16], to: [u8; 16], reads: bool) -> Hello {
 
 /// Dials and says Hello.
 fn dial(core: &Core, endpoint: &Endpoint, remote: Address) -> io::Result<State> {
+    if core.closer.is_full() {
+        return Err(io::Error::other("descriptors that others have passed are not closed"));
+    }
     let sock = Foreign::new(nest::dial(&remote.home)?, &core.closer);
     if socket::peer_cred(&sock)?.uid != socket::own_uid() {
         return Err(io::Error::other("the peer runs as another user"));

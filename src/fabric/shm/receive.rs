@@ -456,10 +456,20 @@ impl Link {
                 }
                 Err(_) => return Err(self.gone()),
             };
+            if received.fds.len() > 1 {
+                return Err(self.broken("more descriptors than one"));
+            }
             let fd = received.fds.into_iter().next();
             match (Message::decode(&received.bytes), fd) {
                 (Some(Message::Pool { id, len }), fd) if fd.is_some() || received.lacks_fds => {
                     let mapped = fd.is_some_and(|fd| self.pools.add(id, len, fd).is_ok());
+                    if !mapped && self.sock.closer().is_full() {
+                        let text = format!(
+                            "shm: peer {} passes descriptors that are not closed",
+                            self.peer
+                        );
+                        return Err(Status::new(Code::ResourceExhausted, text));
+                    }
                     self.answer_pool(mapped);
                 }
                 (Some(Message::PoolGone { id }), None) => {

@@ -676,3 +676,25 @@ fn r01_who_waits_for_room_is_told_though_others_found_some() {
     assert!(is_readable(&a), "nobody says that there is room");
     assert!(wait_done(&mut a, &mut b).is_ok());
 }
+
+/// A descriptor whose close takes for ever, and more of them behind it: they do not fill this process's table.
+#[test]
+fn r13_descriptors_that_wait_to_be_closed_are_bounded() {
+    let (mut good, mut evil) = (open(None), open(None));
+    let (g, e) = connect(&mut good, &mut evil);
+    assert_eq!(good.core.closer.held_up(), 0);
+    let fd = std::fs::File::open("/dev/null").unwrap();
+    let mut events = Vec::new();
+    for id in 0..200 {
+        let message = wire::Message::Pool { id, len: 4096 }.encode();
+        let _ = socket::send(&link(&mut evil, e).sock, &message, &[fd.as_raw_fd()]);
+        good.housekeeping(&mut events);
+    }
+    let waiting = good.core.closer.held_up();
+    assert!((32..80).contains(&waiting), "{waiting} descriptors wait");
+    assert!(matches!(&events[..], [Event::Down { ep, .. }] if *ep == g), "{events:?}");
+    // Nobody else is let in who may bring some.
+    let _silent = nest::dial(good.greeter.home()).unwrap();
+    good.housekeeping(&mut events);
+    assert!(good.greeter.strangers().is_empty());
+}
