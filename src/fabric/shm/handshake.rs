@@ -188,16 +188,16 @@ impl ShmAdapter {
             if self.core.closer.is_full() {
                 return self.pause_accepting();
             }
-            if self.greeter.strangers.len() >= MAX_STRANGERS {
-                // The one that has been silent for longest makes room.
-                let (_, sock) = self.greeter.strangers.remove(0);
-                self.core.epoll.remove(&sock);
-            }
             let sock = match socket::accept(&self.greeter.listener, &self.core.closer) {
                 Ok(sock) => sock,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => return self.pause_accepting(),
             };
+            if self.greeter.strangers.len() >= MAX_STRANGERS {
+                // The one that has been silent for longest makes room.
+                let (_, sock) = self.greeter.strangers.remove(0);
+                self.core.epoll.remove(&sock);
+            }
             let same_user =
                 socket::peer_cred(&sock).is_ok_and(|cred| cred.uid == socket::own_uid());
             let number = self.greeter.next;

@@ -698,3 +698,17 @@ fn r13_descriptors_that_wait_to_be_closed_are_bounded() {
     good.housekeeping(&mut events);
     assert!(good.greeter.strangers().is_empty());
 }
+
+/// Room is made for who comes, and for nobody else.
+#[test]
+fn r13_a_stranger_goes_only_when_another_comes() {
+    let mut good = open(None);
+    let mut silent: Vec<OwnedFd> = Vec::new();
+    for count in [100, 156] {
+        silent.extend((0..count).map(|_| nest::dial(good.greeter.home()).unwrap()));
+        for _ in 0..20 {
+            good.housekeeping(&mut Vec::new());
+        }
+    }
+    assert_eq!(good.greeter.strangers().len(), silent.len());
+}
