@@ -10,7 +10,8 @@
 //!   WITH IMMEDIATE; a READ may be overtaken by nothing posted after it that writes to its source);
 //! - `Event::Written` comes after all bytes of that write and of all earlier ones are in place;
 //! - each accepted WRITE and READ is reported by one `Event::Done`, at the latest before the
-//!   endpoint's `Event::Down`; after it the local memory is no longer touched;
+//!   endpoint's `Event::Down`, which ends as well what there was no memory to report; after it the
+//!   local memory is no longer touched;
 //! - rkey, bounds (overflow-safe) and access are checked at each operation, against the region as
 //!   it is then: a bad one never touches memory, it ends with a `PermissionDenied` `Done`, and the
 //!   endpoint may go down with it (it does on ibverbs);

@@ -67,7 +67,7 @@ pub struct IbverbsAdapter {
     /// Between `arm` and `poll`: what is put into `ready` must wake.
     pub(super) sleeping: bool,
     pub(super) events: Events,
-    pub(super) epoll: OwnedFd,
+    pub(super) epoll: Local<OwnedFd>,
     pub(super) pd: Arc<Pd>,
     pub(super) context: Arc<Context>,
     pub(super) info: DeviceInfo,

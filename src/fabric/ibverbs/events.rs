@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use parking_lot::Mutex;
 use rdma_sys::ibv_event_type as ev;
 
+use crate::local_fd::Local;
 use crate::status::Status;
 
 use super::cq::set_nonblocking;
@@ -87,9 +88,9 @@ struct Shared {
     pending: AtomicBool,
     stop: AtomicBool,
     /// Readable when there is something to act on.
-    wake: OwnedFd,
+    wake: Local<OwnedFd>,
     /// Ends the thread.
-    quit: OwnedFd,
+    quit: Local<OwnedFd>,
 }
 
 /// The thread and its queue.
@@ -98,14 +99,14 @@ pub(super) struct Events {
     thread: Option<JoinHandle<()>>,
 }
 
-fn eventfd() -> Result<OwnedFd, Status> {
+fn eventfd() -> Result<Local<OwnedFd>, Status> {
     // SAFETY: makes a new descriptor.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
     if fd < 0 {
         return Err(Status::os("eventfd", &sys::last_error()));
     }
     // SAFETY: a new descriptor, owned by nobody else.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(Local::new(unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
 fn signal(fd: &OwnedFd) {

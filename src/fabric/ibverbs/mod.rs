@@ -11,8 +11,8 @@
 //!
 //! Sends, writes and reads are collected per endpoint and handed to the device in one chain at
 //! `flush`. A SEND is copied into a registered buffer and asks for a completion only now and then;
-//! a WRITE or READ goes straight from or to the caller's registered memory and always does.
-//! Receives come from a shared queue.
+//! a WRITE or READ goes straight from or to the caller's registered memory. A READ always asks for
+//! one, of a burst of WRITEs the last, which tells of those before it. Receives come from a shared queue.
 
 mod adapter;
 pub mod address;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::config::{Config, IbConfig};
 use crate::fabric::{Adapter, Caps, ProviderKind};
+use crate::local_fd::Local;
 use crate::status::Status;
 
 use super::adapter::{CqSlot, EAGER_MAX, IbverbsAdapter, MAX_RDMA, MAX_RDMA_SOFT, Map};
@@ -69,14 +70,14 @@ fn open_one(cfg: &Config, ib: &IbConfig, number: u8) -> Result<IbverbsAdapter, S
     IbverbsAdapter::new((cfg, ib, number), choice, info, context)
 }
 
-pub(super) fn epoll_of(fds: &[RawFd]) -> Result<OwnedFd, Status> {
+pub(super) fn epoll_of(fds: &[RawFd]) -> Result<Local<OwnedFd>, Status> {
     // SAFETY: makes a new descriptor.
     let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
     if fd < 0 {
         return Err(Status::os("epoll", &sys::last_error()));
     }
     // SAFETY: a new descriptor, owned by nobody else.
-    let epoll = unsafe { OwnedFd::from_raw_fd(fd) };
+    let epoll = Local::new(unsafe { OwnedFd::from_raw_fd(fd) });
     for &fd in fds {
         watch(&epoll, libc::EPOLL_CTL_ADD, fd)?;
     }

@@ -52,7 +52,7 @@ pub(super) struct Several<A> {
     peers: HashMap<u32, Box<str>, RandomState>,
     caps: Caps,
     notes: Vec<String>,
-    epoll: OwnedFd,
+    epoll: Local<OwnedFd>,
 }
 
 impl<A: Adapter> Several<A> {

@@ -9,6 +9,7 @@ use crossbeam_queue::SegQueue;
 use parking_lot::{Mutex, RwLock};
 
 use crate::fabric::regions::RegionTable;
+use crate::local_fd::Local;
 use crate::status::{Code, Status};
 
 const MAGIC: &[u8] = b"rdma-loop\x01";
@@ -94,7 +95,7 @@ pub struct Hub {
     pub inbox: SegQueue<Item>,
     ends: Mutex<HashMap<u32, Arc<End>>>,
     armed: AtomicBool,
-    event: OwnedFd,
+    event: Local<OwnedFd>,
 }
 
 /// Tells this process, and this loaded copy of the library, from others.
@@ -143,7 +144,7 @@ impl Hub {
             ends: Mutex::default(),
             armed: AtomicBool::new(false),
             // SAFETY: a fresh descriptor that nobody else owns.
-            event: unsafe { OwnedFd::from_raw_fd(fd) },
+            event: Local::new(unsafe { OwnedFd::from_raw_fd(fd) }),
         });
         registry().lock().insert(hub.id, hub.clone());
         Ok(hub)
