@@ -2,7 +2,10 @@
 
 mod ends;
 
+use std::mem::MaybeUninit;
+
 use super::copied::{Copied, MESSAGE, touch};
+use super::lent::ShortRoom;
 use super::*;
 use crate::engine::Buffer;
 use crate::engine::front::message::{
@@ -10,6 +13,7 @@ use crate::engine::front::message::{
     Sending, Sources, Wanted,
 };
 use crate::engine::layout::{Layout, Spot};
+use crate::few;
 use crate::name::Name;
 use crate::protocol::message::{Envelope, Extra};
 
@@ -173,17 +177,47 @@ impl Manager {
         envelope: Envelope,
         &Memory { addr, len, .. }: &Memory,
     ) -> bool {
-        if len > self.copy_max as u64 {
-            return false;
+        let mut room: ShortRoom = [const { MaybeUninit::uninit() }; _];
+        if len > room.len().min(self.copy_max) as u64 {
+            // SAFETY: the caller's promise.
+            return len <= self.copy_max as u64
+                && unsafe { self.message_send_copied(thread, to, envelope, addr, len) };
         }
-        // SAFETY: the caller's promise. It is in memory when the lock is taken: it is copied from there.
+        // SAFETY: the caller's promise; there is room for it, and so much is then initialised.
         let content = unsafe {
-            touch(addr, len, false);
-            match len {
-                0 => &[][..],
-                _ => std::slice::from_raw_parts(addr as *const u8, len as usize),
-            }
+            few::copy(addr as *const u8, room.as_mut_ptr().cast(), len as usize);
+            std::slice::from_raw_parts(room.as_ptr().cast(), len as usize)
         };
+        self.message_send_plain(thread, to, envelope, content)
+    }
+
+    /// The same of content that takes more room.
+    ///
+    /// # Safety
+    /// As for `message_send_short`.
+    #[inline(never)]
+    unsafe fn message_send_copied(
+        &self,
+        thread: Thread,
+        to: Party,
+        envelope: Envelope,
+        addr: u64,
+        len: u64,
+    ) -> bool {
+        let mut copied = Copied::new();
+        // SAFETY: the caller's promise.
+        let content = unsafe { copied.take(addr, len, self.copy_max) };
+        content.len() as u64 == len && self.message_send_plain(thread, to, envelope, content)
+    }
+
+    #[inline(always)]
+    fn message_send_plain(
+        &self,
+        thread: Thread,
+        to: Party,
+        envelope: Envelope,
+        content: &[u8],
+    ) -> bool {
         let mut core = self.core.lock_on(thread);
         let follows = self.follows(&mut core);
         let Core { engine, world, .. } = &mut *core;
