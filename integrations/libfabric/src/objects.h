@@ -91,10 +91,13 @@ class Av : public fid_av {
 /* What a queue or a counter drives and waits for: its endpoints. */
 class Pump {
  public:
+  /* With `locks`, one thread may drive while another adds or removes. */
+  explicit Pump(bool locks) : locks_(locks) {}
   ~Pump();
   /* FI_WAIT_NONE, FI_WAIT_UNSPEC or FI_WAIT_FD; an errno. */
   int open(fi_wait_obj wait);
   bool add(Ep *ep);
+  /* When it returns, nobody drives it from here any more. */
   void remove(Ep *ep);
   void progress();
   bool waits() const { return epoll_ >= 0; }
@@ -112,7 +115,18 @@ class Pump {
   void sleep(int timeout);
 
  private:
-  std::atomic<Ep *> eps_[kEndpoints] = {};
+  struct Slot {
+    std::atomic<Ep *> ep{nullptr};
+    /* Threads that may be in it. */
+    std::atomic<uint32_t> users{0};
+  };
+  template <typename F>
+  void each(F f);
+
+  const bool locks_;
+  /* Held where slots change. */
+  std::mutex changing_;
+  Slot slots_[kEndpoints];
   std::atomic<size_t> used_{0};
   int epoll_ = -1, bell_ = -1;
   std::atomic<bool> armed_{false};
@@ -132,7 +146,7 @@ struct Completion {
 class Cq : public fid_cq {
  public:
   Cq(Domain *domain, fi_cq_format format, fi_wait_obj wait)
-      : domain(domain), format(format), wait(wait), lock_(domain->locks) {}
+      : domain(domain), format(format), wait(wait), pump(domain->locks), lock_(domain->locks) {}
 
   Domain *const domain;
   const fi_cq_format format;
@@ -174,7 +188,7 @@ class Cq : public fid_cq {
 
 class Cntr : public fid_cntr {
  public:
-  Cntr(Domain *domain, fi_wait_obj wait) : domain(domain), wait_obj(wait) {}
+  Cntr(Domain *domain, fi_wait_obj wait) : domain(domain), wait_obj(wait), pump(domain->locks) {}
 
   Domain *const domain;
   const fi_wait_obj wait_obj;

@@ -1,4 +1,5 @@
 #include <poll.h>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -23,43 +24,51 @@ int Pump::open(fi_wait_obj wait) {
   return 0;
 }
 
+/* An endpoint is in use while `f` runs: who removes it waits for that. */
+template <typename F>
+void Pump::each(F f) {
+  const size_t used = used_.load(std::memory_order_acquire);
+  for (size_t i = 0; i < used; ++i) {
+    Slot &slot = slots_[i];
+    if (slot.ep.load(std::memory_order_relaxed) == nullptr) continue;
+    if (locks_) slot.users.fetch_add(1, std::memory_order_seq_cst);
+    if (Ep *ep = slot.ep.load(std::memory_order_seq_cst)) f(ep);
+    if (locks_) slot.users.fetch_sub(1, std::memory_order_release);
+  }
+}
+
 bool Pump::add(Ep *ep) {
-  for (size_t i = 0; i < kEndpoints; ++i) {
-    if (eps_[i].load() == ep) return true;
+  std::lock_guard<std::mutex> hold(changing_);
+  Slot *free = nullptr;
+  for (Slot &slot : slots_) {
+    Ep *there = slot.ep.load();
+    if (there == ep) return true;
+    if (there == nullptr && free == nullptr) free = &slot;
   }
-  for (size_t i = 0; i < kEndpoints; ++i) {
-    Ep *none = nullptr;
-    if (!eps_[i].compare_exchange_strong(none, ep)) continue;
-    size_t used = used_.load();
-    while (used < i + 1 && !used_.compare_exchange_weak(used, i + 1)) {
-    }
-    if (epoll_ >= 0 && ep->event_fd() >= 0) {
-      epoll_event event{};
-      event.events = EPOLLIN;
-      if (epoll_ctl(epoll_, EPOLL_CTL_ADD, ep->event_fd(), &event) != 0 && errno != EEXIST) {
-        eps_[i].store(nullptr);
-        return false;
-      }
-    }
-    return true;
+  if (free == nullptr) return false;
+  if (epoll_ >= 0 && ep->event_fd() >= 0) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, ep->event_fd(), &event) != 0) return false;
   }
-  return false;
+  free->ep.store(ep);
+  const size_t used = static_cast<size_t>(free - slots_) + 1;
+  if (used_.load() < used) used_.store(used);
+  return true;
 }
 
 void Pump::remove(Ep *ep) {
-  for (size_t i = 0; i < kEndpoints; ++i) {
-    if (eps_[i].load() != ep) continue;
-    eps_[i].store(nullptr);
+  std::lock_guard<std::mutex> hold(changing_);
+  for (Slot &slot : slots_) {
+    if (slot.ep.load() != ep) continue;
+    slot.ep.store(nullptr);
+    while (slot.users.load() > 0) sched_yield();
     if (epoll_ >= 0 && ep->event_fd() >= 0) epoll_ctl(epoll_, EPOLL_CTL_DEL, ep->event_fd(), nullptr);
   }
 }
 
 void Pump::progress() {
-  const size_t used = used_.load(std::memory_order_acquire);
-  for (size_t i = 0; i < used; ++i) {
-    Ep *ep = eps_[i].load(std::memory_order_acquire);
-    if (ep != nullptr) ep->progress();
-  }
+  each([](Ep *ep) { ep->progress(); });
 }
 
 void Pump::arm() { armed_.store(true, std::memory_order_seq_cst); }
@@ -80,10 +89,7 @@ void Pump::sleep(int timeout) {
   fd.fd = epoll_;
   fd.events = POLLIN;
   (void)::poll(&fd, 1, timeout);
-  const size_t used = used_.load(std::memory_order_acquire);
-  for (size_t i = 0; i < used; ++i) {
-    if (Ep *ep = eps_[i].load(std::memory_order_acquire)) ep->look();
-  }
+  each([](Ep *ep) { ep->look(); });
 }
 
 }  // namespace rdmat
