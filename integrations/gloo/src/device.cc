@@ -42,24 +42,28 @@ Worker::~Worker() { rdma_mgr_destroy(mgr_); }
 
 void Worker::sending(rdma_pair_t pair) {
   std::lock_guard<std::mutex> lock(mutex_);
-  sending_.insert(pair);
+  sending_[pair] = ++sends_;
 }
 
 void Worker::settle(std::chrono::milliseconds timeout) {
   const auto until = std::chrono::steady_clock::now() + timeout;
-  std::set<rdma_pair_t> pairs;
+  std::map<rdma_pair_t, uint64_t> pairs;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    pairs.swap(sending_);
+    pairs = sending_;
   }
-  for (rdma_pair_t pair : pairs) {
+  for (const auto &sent : pairs) {
     rdma_pair_info_t info{};
     info.struct_size = sizeof info;
-    while (rdma_pair_info(mgr_, pair, &info) == RDMA_OK && info.reading > 0) {
+    while (rdma_pair_info(mgr_, sent.first, &info) == RDMA_OK && info.reading > 0) {
       rdma_mgr_wait(mgr_, 10);
       if (timeout != kNoTimeout && std::chrono::steady_clock::now() > until)
         GLOO_THROW_IO_EXCEPTION("Timed out: ", info.reading, " sends to rank ", info.rank, " after ", timeout.count(), "ms");
     }
+    /* Others may wait for it as well, or have sent more since. */
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = sending_.find(sent.first);
+    if (found != sending_.end() && found->second == sent.second) sending_.erase(found);
   }
 }
 

@@ -155,8 +155,8 @@ void Buffer::send(size_t offset, size_t length, size_t roffset) {
     std::lock_guard<std::mutex> lock(mutex_);
     code = aside_.send(static_cast<const char *>(ptr_) + offset, length, roffset, Millis(timeout_));
   } else {
-    if (length > 0) worker_->sending(pair_);
     code = rdma_buffer_send(worker_->mgr(), buffer_, offset, length, roffset);
+    if (code == RDMA_OK && length > 0) worker_->sending(pair_);
   }
   if (code == RDMA_OUT_OF_RANGE) GLOO_ENFORCE(false, LastError());
   if (code != RDMA_OK) fail(code, "send");

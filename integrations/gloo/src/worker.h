@@ -3,9 +3,9 @@
 #define RDMA_GLOO_WORKER_H
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 
 #include <gloo/common/error.h>
@@ -35,16 +35,18 @@ class Worker {
   Worker(const Worker &) = delete;
   Worker &operator=(const Worker &) = delete;
   rdma_mgr_t *mgr() const { return mgr_; }
-  /* Something is being sent on this pair. */
+  /* A send on this pair has begun. */
   void sending(rdma_pair_t pair);
-  /* Waits until all that was sent has left its memory. Gloo's algorithms write over what they have sent as soon as
-   * something has arrived, without a waitSend: their transports have copied it by then, and this one may not have. */
+  /* Waits until all that was sent, by whatever thread, has left its memory. Gloo's algorithms write over what they have sent as
+   * soon as something has arrived, without a waitSend: their transports have copied it by then, and this one may not have. */
   void settle(std::chrono::milliseconds timeout);
 
  private:
   rdma_mgr_t *mgr_ = nullptr;
   std::mutex mutex_;
-  std::set<rdma_pair_t> sending_;
+  /* Pairs of which something may still be read, and a number of their latest send. */
+  std::map<rdma_pair_t, uint64_t> sending_;
+  uint64_t sends_ = 0;
 };
 
 }  // namespace rdma

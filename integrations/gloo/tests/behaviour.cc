@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -219,6 +220,38 @@ static void threads_on_one_context() {
   });
 }
 
+/* Several threads of a rank, each with bound buffers and slots of its own, write over what they have sent as soon as their
+ * waitRecv has returned, as Gloo's older algorithms do. */
+static void threads_write_over_what_they_sent() {
+  spawn(2, [](const Context &c) {
+    const size_t size = 1 << 20;
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 2; t++)
+      threads.emplace_back([&, t] {
+        auto &pair = c->getPair(1 - c->rank);
+        std::vector<char> out(size), in(size), wanted(size);
+        char token = 0, other_token = 0;
+        auto send = pair->createSendBuffer(20 + t, out.data(), size), recv = pair->createRecvBuffer(20 + t, in.data(), size);
+        auto tell = pair->createSendBuffer(30 + t, &token, 1), told = pair->createRecvBuffer(30 + t, &other_token, 1);
+        for (int i = 0; i < 500; i++) {
+          auto content = [&](int rank) { return static_cast<char>(1 + (i * 4 + rank * 2 + t) % 200); };
+          std::fill(out.begin(), out.end(), content(c->rank));
+          send->send(0, size);
+          recv->waitRecv();
+          std::fill(out.begin(), out.end(), static_cast<char>(-1));
+          std::fill(wanted.begin(), wanted.end(), content(1 - c->rank));
+          CHECK(std::memcmp(in.data(), wanted.data(), size) == 0);
+          send->waitSend();
+          /* The other may send the next. */
+          tell->send(0, 1);
+          told->waitRecv();
+        }
+      });
+    for (std::thread &thread : threads) thread.join();
+    barrier(c);
+  });
+}
+
 /* A rank that is killed: the others hear of it in their waits, and do not hang. */
 static void killed_rank() {
   char dir[] = "/tmp/gloo-XXXXXX";
@@ -267,17 +300,22 @@ static void wrong_attributes() {
 }
 
 int main(int argc, char **argv) {
-  for (int i = 1; i + 1 < argc; i++)
+  std::string only;
+  for (int i = 1; i + 1 < argc; i++) {
     if (!std::strcmp(argv[i], "--provider")) provider = argv[i + 1];
+    if (!std::strcmp(argv[i], "--only")) only = argv[i + 1];
+  }
   struct {
     const char *name;
     void (*run)();
   } cases[] = {{"timeouts", timeouts}, {"aborts", aborts}, {"receives_from_some", receives_from_some},
                {"empty_then_not", empty_then_not}, {"contexts_from_contexts", contexts_from_contexts},
                {"several_on_one_device", several_on_one_device}, {"threads_on_one_context", threads_on_one_context},
+               {"threads_write_over_what_they_sent", threads_write_over_what_they_sent},
                {"killed_rank", killed_rank}, {"wrong_attributes", wrong_attributes}};
   int passed = 0;
   for (auto &c : cases) {
+    if (!only.empty() && only != c.name) continue;
     /* Loopback does not leave the process. */
     if (provider == "loopback" && c.run == killed_rank) continue;
     std::printf("%s ...\n", c.name);
