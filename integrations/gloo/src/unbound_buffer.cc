@@ -1,6 +1,7 @@
 #include "unbound_buffer.h"
 
 #include <algorithm>
+#include <set>
 
 #include <gloo/common/logging.h>
 
@@ -23,14 +24,17 @@ UnboundBuffer::UnboundBuffer(std::shared_ptr<Context> context, void *ptr, size_t
 
 UnboundBuffer::~UnboundBuffer() { rdma_unbound_destroy(context_->mgr(), buffer_); }
 
-void UnboundBuffer::Direction::add(int rank, uint64_t slot) {
+void UnboundBuffer::Direction::add(std::vector<int> ranks, uint64_t slot) {
   std::lock_guard<std::mutex> lock(mutex);
-  waits.emplace(rank, slot);
+  waits.emplace_back(std::move(ranks), slot);
 }
 
 void UnboundBuffer::Direction::remove(int rank, uint64_t slot) {
   std::lock_guard<std::mutex> lock(mutex);
-  auto found = waits.find({rank, slot});
+  auto found = std::find_if(waits.begin(), waits.end(), [&](const std::pair<std::vector<int>, uint64_t> &operation) {
+    const std::vector<int> &ranks = operation.first;
+    return operation.second == slot && std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+  });
   if (found != waits.end()) waits.erase(found);
 }
 
@@ -46,7 +50,7 @@ void UnboundBuffer::send(int dstRank, uint64_t slot, size_t offset, size_t nbyte
   fit(offset, nbytes);
   Pair &pair = context_->pair(dstRank);
   pair.check();
-  sends_.add(dstRank, slot);
+  sends_.add({dstRank}, slot);
   rdma_code_t code = rdma_unbound_send(context_->mgr(), buffer_, pair.peer(), slot, nbytes ? offset : 0, nbytes,
                                        RDMA_MSG_FOREVER);
   if (code == RDMA_OK) return;
@@ -63,23 +67,31 @@ void UnboundBuffer::recv(std::vector<int> srcRanks, uint64_t slot, size_t offset
   GLOO_ENFORCE(!srcRanks.empty(), "a receive from no rank");
   std::vector<rdma_peer_t> sources;
   for (int rank : srcRanks) sources.push_back(context_->pair(rank).peer());
-  const bool one = srcRanks.size() == 1;
-  if (one) recvs_.add(srcRanks[0], slot);
+  recvs_.add(srcRanks, slot);
   rdma_code_t code = rdma_unbound_recv(context_->mgr(), buffer_, sources.data(), sources.size(), slot,
                                        nbytes ? offset : 0, nbytes, RDMA_MSG_FOREVER);
   if (code == RDMA_OK) return;
-  if (one) recvs_.remove(srcRanks[0], slot);
+  recvs_.remove(srcRanks[0], slot);
   Fail(code, "rank " + std::to_string(srcRanks[0]));
 }
 
-/* Throws if a pair is broken for which something waits. */
+/* Throws if something waits that nobody can end: the pairs with all of its ranks are broken. */
 void UnboundBuffer::check(Direction &direction) {
-  std::set<int> ranks;
+  std::set<std::vector<int>> operations;
   {
     std::lock_guard<std::mutex> lock(direction.mutex);
-    for (const auto &operation : direction.waits) ranks.insert(operation.first);
+    for (const auto &operation : direction.waits) operations.insert(operation.first);
   }
-  for (int rank : ranks) context_->pair(rank).check();
+  for (const std::vector<int> &ranks : operations) {
+    for (size_t i = 0; i < ranks.size(); i++) {
+      try {
+        context_->pair(ranks[i]).check();
+        break;
+      } catch (const ::gloo::IoException &) {
+        if (i + 1 == ranks.size()) throw;
+      }
+    }
+  }
 }
 
 bool UnboundBuffer::broken(Direction &direction) {

@@ -2,9 +2,9 @@
 #define RDMA_GLOO_UNBOUND_BUFFER_H
 
 #include <chrono>
+#include <list>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <utility>
 #include <vector>
 
@@ -33,9 +33,10 @@ class UnboundBuffer : public ::gloo::transport::UnboundBuffer {
  private:
   struct Direction {
     std::mutex mutex;
-    /* Of the operations with one rank that are under way: that rank, and the slot. */
-    std::multiset<std::pair<int, uint64_t>> waits;
-    void add(int rank, uint64_t slot);
+    /* The operations that are under way, in the order in which they began: ranks, and the slot. */
+    std::list<std::pair<std::vector<int>, uint64_t>> waits;
+    void add(std::vector<int> ranks, uint64_t slot);
+    /* The first with this rank. */
     void remove(int rank, uint64_t slot);
   };
   void fit(size_t offset, size_t &nbytes) const;

@@ -144,6 +144,32 @@ static void receives_from_some() {
   });
 }
 
+/* A receive from some of the ranks goes on while one of these is there, and ends when none is. */
+static void some_leave() {
+  std::atomic<bool> one_left{false};
+  spawn(3, [&](const Context &c) {
+    int value = c->rank;
+    barrier(c);
+    if (c->rank == 1) {
+      for (int rank : {0, 2}) c->getPair(rank)->close();
+      one_left = true;
+    } else if (c->rank == 2) {
+      while (!one_left) std::this_thread::yield();
+      std::this_thread::sleep_for(Millis(300));
+      auto buffer = c->createUnboundBuffer(&value, sizeof value);
+      buffer->send(0, 11);
+      buffer->waitSend();
+    } else {
+      int from = -1;
+      auto buffer = c->createUnboundBuffer(&value, sizeof value);
+      buffer->recv({1, 2}, 11);
+      CHECK(buffer->waitRecv(&from, Millis(0)) && from == 2 && value == 2);
+      buffer->recv({1, 2}, 11);
+      CHECK(!error_of([&] { buffer->waitRecv(nullptr, Millis(0)); }).empty());
+    }
+  });
+}
+
 static void empty_then_not() {
   spawn(2, [](const Context &c) {
     int other = 1 - c->rank;
@@ -308,7 +334,7 @@ int main(int argc, char **argv) {
   struct {
     const char *name;
     void (*run)();
-  } cases[] = {{"timeouts", timeouts}, {"aborts", aborts}, {"receives_from_some", receives_from_some},
+  } cases[] = {{"timeouts", timeouts}, {"aborts", aborts}, {"receives_from_some", receives_from_some}, {"some_leave", some_leave},
                {"empty_then_not", empty_then_not}, {"contexts_from_contexts", contexts_from_contexts},
                {"several_on_one_device", several_on_one_device}, {"threads_on_one_context", threads_on_one_context},
                {"threads_write_over_what_they_sent", threads_write_over_what_they_sent},
