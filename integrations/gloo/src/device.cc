@@ -78,11 +78,27 @@ class DeviceImpl : public ::gloo::transport::Device {
   std::string str() const override { return "rdma, listen=" + attr_.listen + ", provider=" + attr_.provider; }
   const std::string &getPCIBusID() const override { return none_; }
   std::shared_ptr<::gloo::transport::Context> createContext(int rank, int size) override {
-    return std::make_shared<Context>(std::make_shared<Worker>(attr_), rank, size);
+    return std::make_shared<Context>(worker(), rank, size);
   }
 
  private:
+  /* One context at a time has the port that was asked for, others any: the address of a pair says which. */
+  std::shared_ptr<Worker> worker() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    attr mine = attr_;
+    if (!first_.expired()) {
+      const size_t colon = mine.listen.rfind(':');
+      if (colon != std::string::npos) mine.listen.replace(colon + 1, std::string::npos, "0");
+      return std::make_shared<Worker>(mine);
+    }
+    auto worker = std::make_shared<Worker>(mine);
+    first_ = worker;
+    return worker;
+  }
+
   const attr attr_;
+  std::mutex mutex_;
+  std::weak_ptr<Worker> first_;
   const std::string none_;
 };
 

@@ -1,6 +1,8 @@
 /* How Gloo's transport behaves when something is missing or goes: time-outs, aborts, a rank that is killed, contexts
  * from contexts, several on one device, receives from some of the ranks. */
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -72,6 +74,18 @@ static std::string error_of(F f) {
     return e.what();
   }
   return "";
+}
+
+static int free_port() {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t len = sizeof address;
+  CHECK(bind(fd, reinterpret_cast<sockaddr *>(&address), len) == 0);
+  CHECK(getsockname(fd, reinterpret_cast<sockaddr *>(&address), &len) == 0);
+  close(fd);
+  return ntohs(address.sin_port);
 }
 
 static void timeouts() {
@@ -226,6 +240,33 @@ static void several_on_one_device() {
   for (std::thread &thread : threads) thread.join();
 }
 
+/* A device with a port of its own: the first context has it, and it makes others as well. */
+static void several_on_one_port() {
+  gloo::rendezvous::HashStore store;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; rank++)
+    threads.emplace_back([&, rank] {
+      gloo::transport::rdma::attr attr;
+      attr.provider = provider;
+      std::shared_ptr<gloo::transport::Device> dev;
+      /* Somebody else may take the port meanwhile. */
+      for (int i = 0; i < 20 && !dev; i++) {
+        attr.listen = "127.0.0.1:" + std::to_string(free_port());
+        error_of([&] { dev = gloo::transport::rdma::CreateDevice(attr); });
+      }
+      CHECK(dev);
+      std::vector<Context> contexts;
+      for (int i = 0; i < 3; i++) {
+        gloo::rendezvous::PrefixStore prefix("port" + std::to_string(i), store);
+        contexts.push_back(std::make_shared<gloo::rendezvous::Context>(rank, 2));
+        auto mine = dev;
+        contexts.back()->connectFullMesh(prefix, mine);
+      }
+      for (const Context &c : contexts) barrier(c);
+    });
+  for (std::thread &thread : threads) thread.join();
+}
+
 /* Several threads of a rank, each with buffers and slots of its own. */
 static void threads_on_one_context() {
   spawn(2, [](const Context &c) {
@@ -336,7 +377,8 @@ int main(int argc, char **argv) {
     void (*run)();
   } cases[] = {{"timeouts", timeouts}, {"aborts", aborts}, {"receives_from_some", receives_from_some}, {"some_leave", some_leave},
                {"empty_then_not", empty_then_not}, {"contexts_from_contexts", contexts_from_contexts},
-               {"several_on_one_device", several_on_one_device}, {"threads_on_one_context", threads_on_one_context},
+               {"several_on_one_device", several_on_one_device}, {"several_on_one_port", several_on_one_port},
+               {"threads_on_one_context", threads_on_one_context},
                {"threads_write_over_what_they_sent", threads_write_over_what_they_sent},
                {"killed_rank", killed_rank}, {"wrong_attributes", wrong_attributes}};
   int passed = 0;

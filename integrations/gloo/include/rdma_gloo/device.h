@@ -21,7 +21,7 @@ struct attr {
   /* implicit */ attr(const char *listen) : listen(listen) {}
 
   /* Where the ranks of this process are reached, `host:port`. One address: all of it has to fit into Gloo's address of
-   * a pair, 192 bytes. Port 0: any. */
+   * a pair, 192 bytes. Port 0: any. Another port is that of the first context; further ones beside it listen on any. */
   std::string listen = "127.0.0.1:0";
   /* "auto", "shm", "ibverbs", "tcp", "loopback"; RDMA_PROVIDER in the environment goes before it. */
   std::string provider = "auto";
