@@ -17,7 +17,7 @@ bool Table::set(uint64_t at, uint64_t value) {
     if (chunk == nullptr) return false;
     place.store(chunk, std::memory_order_release);
   }
-  place.load()->at[at % kSize].store(value, std::memory_order_release);
+  place.load()->at[at % kSize].store(value, std::memory_order_seq_cst);
   return true;
 }
 
@@ -123,7 +123,8 @@ void Ep::answer(Request *r, uint64_t number, int err) {
 /* The request of a one-sided operation has left its memory, or could not be sent. */
 void Ep::question_ended(Request *r, rdma_code_t code) {
   if (code != RDMA_OK) {
-    const int err = r->lost != 0 ? r->lost.load() : error_of(code);
+    const int stop = r->stopped();
+    const int err = stop != 0 ? stop : error_of(code);
     if (r->kind == Kind::Read) {
       r->err = err;
       if (const uint64_t message = r->message) rdma_msg_cancel(mgr_, message);
@@ -190,8 +191,8 @@ size_t counter_of(const Request *r) {
 
 int error_in(const Request *r) {
   if (r->err != 0) return r->err;
-  if (r->code == RDMA_CANCELLED && r->lost != 0) return r->lost;
-  return error_of(r->code);
+  const int stop = r->stopped();
+  return r->code == RDMA_CANCELLED && stop != 0 ? stop : error_of(r->code);
 }
 
 }  // namespace
@@ -219,14 +220,22 @@ void Ep::report(Request *r) {
   count(counter_of(r), err == 0);
 }
 
+/* Cancels what a request waits for in the library, if it still is the one of this number. */
+bool Ep::take_back(const Request *r, uint64_t number, const std::atomic<uint64_t> &waits) {
+  const uint64_t id = waits.load(std::memory_order_seq_cst);
+  return id != 0 && r->number() == number && rdma_msg_cancel(mgr_, id) == RDMA_OK;
+}
+
 /* fi_cancel: of receives. A send that the peer knows of would have to be taken back from it. */
 ssize_t Ep::cancel(void *context) {
   bool found = false;
   requests_.each([&](Request *r) {
+    const uint64_t number = r->number();
     const Kind kind = r->kind;
     if (found || (kind != Kind::Receive && kind != Kind::MultiReceive) || r->context != context) return;
-    const uint64_t message = r->message;
-    found = message != 0 && rdma_msg_cancel(mgr_, message) == RDMA_OK;
+    if (!r->stop_for(number, FI_ECANCELED)) return;
+    /* A buffer for several is between two messages now and then, and ends before the next. */
+    found = take_back(r, number, r->message) || kind == Kind::MultiReceive;
   });
   return found ? 0 : -FI_ENOENT;
 }

@@ -15,7 +15,7 @@ class Table {
   ~Table();
   uint64_t get(uint64_t at) const {
     const Chunk *chunk = at < kAddresses ? chunks_[at / kSize].load(std::memory_order_acquire) : nullptr;
-    return chunk != nullptr ? chunk->at[at % kSize].load(std::memory_order_acquire) : 0;
+    return chunk != nullptr ? chunk->at[at % kSize].load(std::memory_order_seq_cst) : 0;
   }
   /* By one thread at a time. False: no memory, or out of its range. */
   bool set(uint64_t at, uint64_t value);
@@ -174,6 +174,7 @@ class Ep : public fid_ep {
   void settle(Request *r);
   void drop(Request *r);
   void begun(Request *r, uint64_t id);
+  bool take_back(const Request *r, uint64_t number, const std::atomic<uint64_t> &waits);
   rdma_code_t issue(Request *r, const Pieces &into, rdma_msg_status_t *status, uint64_t *id);
   ssize_t begin(Request *r, const Pieces &into);
   ssize_t begin_multi(Request *r, const Pieces &into);

@@ -73,11 +73,10 @@ void Ep::on_peer(rdma_mgr_t *mgr, int32_t event, const char *name, size_t, rdma_
 void Ep::lost(rdma_peer_t peer, int err) {
   requests_.each([&](Request *r) {
     const uint64_t number = r->number();
-    if (r->peer != peer) return;
     const Kind kind = r->kind;
+    if (r->peer != peer) return;
     if (kind == Kind::Receive || kind == Kind::MultiReceive || kind == Kind::Read) {
-      r->lost = err;
-      if (const uint64_t message = r->message) rdma_msg_cancel(mgr_, message);
+      if (r->stop_for(number, err)) take_back(r, number, r->message);
     } else if (kind == Kind::Write) {
       answer(r, number, err);
     }
@@ -133,11 +132,10 @@ void Ep::test_reach(rdma_peer_t peer, fi_addr_t at) {
   RDMAT_WARN(FI_LOG_EP_CTRL, "nobody listens at %s: %s\n", address.text().c_str(), std::strerror(err));
   lost(peer, FI_ECONNREFUSED);
   requests_.each([&](Request *r) {
+    const uint64_t number = r->number();
     const Kind kind = r->kind;
     if (r->peer != peer || (kind != Kind::Send && kind != Kind::Read && kind != Kind::Write)) return;
-    r->lost = FI_ECONNREFUSED;
-    const uint64_t waits = kind == Kind::Send ? r->message : r->question;
-    if (waits != 0) rdma_msg_cancel(mgr_, waits);
+    if (r->stop_for(number, FI_ECONNREFUSED)) take_back(r, number, kind == Kind::Send ? r->message : r->question);
   });
 }
 

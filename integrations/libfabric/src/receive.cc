@@ -25,7 +25,7 @@ ssize_t Ep::receive(const ReceiveCall &call) {
   if (!call.into.ok()) return -FI_EINVAL;
   const bool multi = call.flags & FI_MULTI_RECV;
   if (multi && (!call.into.one() || call.comm != kUntagged || call.into.len() < min_multi_)) return -FI_EINVAL;
-  Request *r = requests_.take(this, multi ? Kind::MultiReceive : Kind::Receive);
+  Request *r = requests_.take(this, multi ? Kind::MultiReceive : Kind::Receive, source, call.context, call.from);
   if (r == nullptr) return -FI_EAGAIN;
   r->wants = wants_rx(call.flags);
   r->flags = FI_RECV | (call.comm == kTagged ? FI_TAGGED : FI_MSG);
@@ -35,9 +35,6 @@ ssize_t Ep::receive(const ReceiveCall &call) {
   r->comm = call.comm;
   r->tag = r->wanted = call.tag;
   r->ignore = call.ignore;
-  r->context.store(call.context, std::memory_order_relaxed);
-  r->peer.store(source, std::memory_order_relaxed);
-
   return multi ? begin_multi(r, call.into) : begin(r, call.into);
 }
 
@@ -58,12 +55,6 @@ ssize_t Ep::begin(Request *r, const Pieces &into) {
       settle(r);
       return 0;
     }
-  }
-  const rdma_peer_t source = r->peer;
-  if (source != RDMA_PEER_ANY && gone_.get(source) != 0) {
-    /* It sends nothing any more, and nothing of it waits. */
-    r->lost.store(FI_ECONNRESET);
-    rdma_msg_cancel(mgr_, id);
   }
   begun(r, id);
   return 0;
@@ -95,26 +86,36 @@ ssize_t Ep::issued(Request *r, const char *what, rdma_code_t code, uint64_t id, 
 bool Ep::report_multi(Request *r) {
   if (closing_.load(std::memory_order_relaxed)) return false;
   const size_t room = r->len - r->offset;
-  if (r->code != RDMA_OK) {
-    const bool goes_on = r->code == RDMA_OUT_OF_RANGE;
-    const int err = r->code == RDMA_CANCELLED && r->lost != 0 ? r->lost.load() : error_of(r->code);
+  const bool well = r->code == RDMA_OK;
+  const bool goes_on = well ? room - r->bytes >= min_multi_ : r->code == RDMA_OUT_OF_RANGE;
+  if (!well) {
+    const int stop = r->stopped();
+    const int err = r->code == RDMA_CANCELLED && stop != 0 ? stop : error_of(r->code);
     const size_t over = goes_on && r->bytes > room ? r->bytes - room : 0;
     if (rx_cq_ != nullptr) {
       rx_cq_->push_error({r->context, r->flags | (goes_on ? 0 : FI_MULTI_RECV), 0, r->buf + r->offset, r->data, 0,
                           FI_ADDR_NOTAVAIL},
                          err, r->code, over);
     }
-    count(kCntrRecv, false);
-    return goes_on;
+  } else {
+    if (rx_cq_ != nullptr && (r->wants || !goes_on)) {
+      rx_cq_->push({r->context, r->flags | (goes_on ? 0 : FI_MULTI_RECV), r->bytes, r->buf + r->offset, r->data, 0,
+                    address_of(r->source)});
+    }
+    r->offset += r->bytes;
   }
-  const bool goes_on = room - r->bytes >= min_multi_;
-  if (rx_cq_ != nullptr && (r->wants || !goes_on)) {
-    rx_cq_->push({r->context, r->flags | (goes_on ? 0 : FI_MULTI_RECV), r->bytes, r->buf + r->offset, r->data, 0,
-                  address_of(r->source)});
+  count(kCntrRecv, well);
+  if (!goes_on) return false;
+  /* Who wanted it to end while a message came into it is told now. */
+  const int stop = r->stopped();
+  if (stop == 0) return true;
+  if (rx_cq_ != nullptr) {
+    rx_cq_->push_error({r->context, (r->flags & ~FI_REMOTE_CQ_DATA) | FI_MULTI_RECV, 0, r->buf + r->offset, 0, 0,
+                        FI_ADDR_NOTAVAIL},
+                       stop, RDMA_CANCELLED, 0);
   }
-  count(kCntrRecv, true);
-  r->offset += r->bytes;
-  return goes_on;
+  count(kCntrRecv, false);
+  return false;
 }
 
 /* Its rest waits behind the buffers that were given since; messages keep their order. */
@@ -188,15 +189,13 @@ ssize_t Ep::claim(const ReceiveCall &call) {
 }
 
 ssize_t Ep::receive_claimed(const ReceiveCall &call, const rdma_msg_status_t &claimed, uint64_t flags) {
-  Request *r = requests_.take(this, Kind::Receive);
+  Request *r = requests_.take(this, Kind::Receive, claimed.peer, call.context, FI_ADDR_UNSPEC);
   if (r == nullptr) return -FI_EAGAIN;
   r->wants = wants_rx(call.flags);
   r->flags = flags;
   r->buf = call.into.first();
   r->len = call.into.len();
   r->tag = claimed.tag;
-  r->context.store(call.context, std::memory_order_relaxed);
-  r->peer.store(claimed.peer, std::memory_order_relaxed);
   r->parts.store(2, std::memory_order_relaxed);
   const rdma_msg_options_t options = options_for(r, call.into);
   rdma_msg_status_t status{};
@@ -209,7 +208,7 @@ ssize_t Ep::receive_claimed(const ReceiveCall &call, const rdma_msg_status_t &cl
 
 /* Receives a claimed message into nothing; nobody hears how that ends. */
 void Ep::discard(uint64_t message) {
-  Request *r = requests_.take(this, Kind::Discard);
+  Request *r = requests_.take(this, Kind::Discard, RDMA_PEER_ANY, nullptr, FI_ADDR_UNSPEC);
   if (r == nullptr) return;
   r->parts.store(2, std::memory_order_relaxed);
   const Pieces nothing(static_cast<const void *>(nullptr), 0);

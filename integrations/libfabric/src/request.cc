@@ -9,7 +9,7 @@ Requests::~Requests() {
   for (void *s : scratches_[0]) std::free(s);
 }
 
-Request *Requests::take(Ep *ep, Kind kind) {
+Request *Requests::take(Ep *ep, Kind kind, rdma_peer_t peer, void *context, fi_addr_t to) {
   Hold hold(lock_);
   if (free_ == nullptr) {
     /* Indices have 32 bits; the library admits a million operations. */
@@ -26,11 +26,15 @@ Request *Requests::take(Ep *ep, Kind kind) {
   Request *r = free_;
   free_ = r->next;
   r->ep = ep;
-  r->turn.store(r->turn.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  const uint32_t turn = r->turn.load(std::memory_order_relaxed) + 1;
+  r->turn.store(turn, std::memory_order_release);
   r->answer_due.store(0, std::memory_order_relaxed);
   r->message.store(0, std::memory_order_relaxed);
   r->question.store(0, std::memory_order_relaxed);
-  r->lost.store(0, std::memory_order_relaxed);
+  r->stop.store(uint64_t{turn} << 32, std::memory_order_relaxed);
+  r->context.store(context, std::memory_order_relaxed);
+  r->peer.store(peer, std::memory_order_relaxed);
+  r->to.store(to, std::memory_order_relaxed);
   r->inject = r->ordered = r->held = false;
   r->code = RDMA_OK;
   r->err = 0;

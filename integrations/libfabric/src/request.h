@@ -41,8 +41,8 @@ struct Request {
   /* To or from whom; RDMA_PEER_ANY: from anybody. */
   std::atomic<rdma_peer_t> peer{0};
   std::atomic<fi_addr_t> to{0};
-  /* The peer was lost: why the library ends it is not that somebody asked for it. */
-  std::atomic<int> lost{0};
+  /* Somebody wants it to end: its turn in the upper half, why in the lower, an errno; 0: nobody does. */
+  std::atomic<uint64_t> stop{0};
 
   bool wants;   /* a completion, if it ends well */
   bool inject;  /* nobody asks for its end at all */
@@ -65,15 +65,22 @@ struct Request {
   bool pooled; /* the manager's memory */
   uint8_t small[kSmall];
 
-  uint64_t number() const { return uint64_t{turn.load(std::memory_order_relaxed)} << 32 | index; }
+  uint64_t number() const { return uint64_t{turn.load(std::memory_order_acquire)} << 32 | index; }
+  int stopped() const { return static_cast<int>(stop.load(std::memory_order_seq_cst) & UINT32_MAX); }
+  /* Has it end for this reason, or for an earlier one; false: it is another by now than the one of this number. */
+  bool stop_for(uint64_t number_then, int err) {
+    const uint64_t then = number_then >> 32 << 32;
+    uint64_t now = then;
+    return stop.compare_exchange_strong(now, then | static_cast<uint32_t>(err)) || now >> 32 << 32 == then;
+  }
 };
 
 class Requests {
  public:
   explicit Requests(bool locks) : lock_(locks) {}
   ~Requests();
-  /* NULL: no memory. */
-  Request *take(Ep *ep, Kind kind);
+  /* NULL: no memory. What it is found by is there from the beginning. */
+  Request *take(Ep *ep, Kind kind, rdma_peer_t peer, void *context, fi_addr_t to);
   void give(Request *r);
   /* The one of this number, if it is under way. */
   Request *find(uint64_t number);

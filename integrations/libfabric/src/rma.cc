@@ -6,7 +6,7 @@
 namespace rdmat {
 
 Request *Ep::begin_remote(Kind kind, fi_addr_t to, void *context, uint64_t flags, uint64_t told, bool quiet) {
-  Request *r = requests_.take(this, kind);
+  Request *r = requests_.take(this, kind, peer_of(to), context, to);
   if (r == nullptr) return nullptr;
   waiting_.fetch_add(1, std::memory_order_relaxed);
   r->inject = quiet;
@@ -15,9 +15,6 @@ Request *Ep::begin_remote(Kind kind, fi_addr_t to, void *context, uint64_t flags
   r->flags = told;
   r->buf = nullptr;
   r->tag = 0;
-  r->context.store(context, std::memory_order_relaxed);
-  r->peer.store(peer_of(to), std::memory_order_relaxed);
-  r->to.store(to, std::memory_order_relaxed);
   return r;
 }
 
@@ -78,7 +75,10 @@ ssize_t Ep::ask(Request *r, uint32_t handler, const void *head, size_t head_len,
     return refused;
   }
   r->question.store(id);
-  if (id == 0) question_ended(r, RDMA_OK);
+  if (id == 0)
+    question_ended(r, RDMA_OK);
+  else if (r->stopped() != 0)
+    rdma_msg_cancel(mgr_, id);
   end_part(r);
   return 0;
 }

@@ -11,9 +11,15 @@ uint32_t mode_of(uint64_t flags) {
 
 }  // namespace
 
-/* The library took it, and will tell of its end, if it has not yet. */
+/* The library took it, and will tell of its end, if it has not yet. Who stops it after this finds the message to cancel, and who
+ * stopped it before has that done here. */
 void Ep::begun(Request *r, uint64_t id) {
-  r->message.store(id, std::memory_order_relaxed);
+  r->message.store(id, std::memory_order_seq_cst);
+  const Kind kind = r->kind.load(std::memory_order_relaxed);
+  /* A peer that is gone sends nothing any more, and nothing of it waits. */
+  if ((kind == Kind::Receive || kind == Kind::MultiReceive) && gone_.get(r->peer.load(std::memory_order_relaxed)) != 0)
+    r->stop_for(r->number(), FI_ECONNRESET);
+  if (r->stopped() != 0) rdma_msg_cancel(mgr_, id);
   end_part(r);
 }
 
@@ -26,7 +32,7 @@ ssize_t Ep::send(const SendCall &call) {
   if (call.from.len() > kMaxMessage) return -FI_EMSGSIZE;
   if (waiting_.load(std::memory_order_relaxed) >= kQueue) return -FI_EAGAIN;
   if (call.quiet && quiet_.load(std::memory_order_relaxed) >= kInjects) return -FI_EAGAIN;
-  Request *r = requests_.take(this, Kind::Send);
+  Request *r = requests_.take(this, Kind::Send, peer, call.context, call.to);
   if (r == nullptr) return -FI_EAGAIN;
   waiting_.fetch_add(1, std::memory_order_relaxed);
   r->inject = call.quiet;
@@ -34,9 +40,6 @@ ssize_t Ep::send(const SendCall &call) {
   r->wants = !call.quiet && wants_tx(call.flags);
   r->flags = FI_SEND | (call.comm == kTagged ? FI_TAGGED : FI_MSG);
   r->buf = nullptr;
-  r->context.store(call.context, std::memory_order_relaxed);
-  r->peer.store(peer, std::memory_order_relaxed);
-  r->to.store(call.to, std::memory_order_relaxed);
   r->parts.store(2, std::memory_order_relaxed);
 
   rdma_msg_options_t options = options_for(r, call.from);

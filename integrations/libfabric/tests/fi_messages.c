@@ -122,6 +122,40 @@ static void multi_receive(void) {
   close_pair(&a, &b);
 }
 
+/* A buffer for several that is cancelled while a message comes into it: either nothing came, or all of it did, and then the
+ * buffer ends, too. */
+static void cancel_multi_receive(void) {
+  struct side a, b;
+  open_pair(&a, &b, kUsual);
+  enum { N = 3000000 };
+  static char out[N], in[3 * N];
+  struct iovec iov = {in, sizeof in};
+  struct fi_msg msg = {.msg_iov = &iov, .iov_count = 1, .addr = FI_ADDR_UNSPEC, .context = in};
+  for (unsigned i = 0; i < 24; ++i) {
+    struct fi_cq_tagged_entry e;
+    struct fi_cq_err_entry error;
+    fi_addr_t from;
+    pattern(out, N, i);
+    memset(in, 0, N);
+    OK(fi_recvmsg(b.ep, &msg, FI_MULTI_RECV | FI_COMPLETION));
+    OK(fi_send(a.ep, out, N, NULL, a.other, out));
+    for (unsigned k = 0; k < i / 2; ++k) fi_cq_read(k % 2 ? a.cq : b.cq, &e, 0);
+    OK(fi_cancel(&b.ep->fid, in));
+    if (next(&b, &a, &e, &from, &error)) {
+      CHECK(e.op_context == in && e.len == N && has_pattern(in, N, i) && !(e.flags & FI_MULTI_RECV));
+      error = expect_error(&b, &a, in, FI_ECANCELED);
+    } else {
+      CHECK(error.op_context == in && error.err == FI_ECANCELED);
+      OK(fi_recv(b.ep, in, N, NULL, FI_ADDR_UNSPEC, out));
+      CHECK(expect(&b, &a, out).len == N && has_pattern(in, N, i));
+    }
+    CHECK(error.flags & FI_MULTI_RECV);
+    CHECK(fi_cancel(&b.ep->fid, in) == -FI_ENOENT);
+    expect(&a, &b, out);
+  }
+  close_pair(&a, &b);
+}
+
 static void peek_and_claim(void) {
   struct side a, b;
   open_pair(&a, &b, kUsual);
@@ -460,6 +494,7 @@ int main(void) {
   sizes(FI_THREAD_DOMAIN, FI_PROGRESS_MANUAL);
   sizes(FI_THREAD_SAFE, FI_PROGRESS_AUTO);
   multi_receive();
+  cancel_multi_receive();
   peek_and_claim();
   cancel_and_truncation();
   cancel_loses_nothing();

@@ -194,11 +194,17 @@ static void death(const char *program) {
   /* A receive from anybody goes on; the others end. */
   OK(fi_recv(a.ep, &c[1], 1, NULL, a.other, &c[1]));
   OK(fi_trecv(a.ep, &c[2], 1, NULL, FI_ADDR_UNSPEC, 1, 0, &c[2]));
+  char several[2][100];
+  struct iovec iov[2] = {{several[0], 100}, {several[1], 100}};
+  struct fi_msg msg[2] = {{.msg_iov = &iov[0], .iov_count = 1, .addr = a.other, .context = several[0]},
+                          {.msg_iov = &iov[1], .iov_count = 1, .addr = FI_ADDR_UNSPEC, .context = several[1]}};
   kill(pid, SIGKILL);
   CHECK(waitpid(pid, NULL, 0) == pid);
   expect_error(&a, NULL, &c[1], FI_ECONNRESET);
   OK(fi_recv(a.ep, &c[1], 1, NULL, a.other, &c[1]));
   expect_error(&a, NULL, &c[1], FI_ECONNRESET);
+  for (int i = 0; i < 2; ++i) OK(fi_recvmsg(a.ep, &msg[i], FI_MULTI_RECV | FI_COMPLETION));
+  CHECK(expect_error(&a, NULL, several[0], FI_ECONNRESET).flags & FI_MULTI_RECV);
   static char large[1 << 20];
   for (int i = 0; i < 3; ++i) {
     struct fi_cq_tagged_entry e;
@@ -210,6 +216,8 @@ static void death(const char *program) {
     CHECK(!next(&a, NULL, &e, &who, &error));
     CHECK(error.op_context == large && (error.err == FI_ECONNREFUSED || error.err == FI_ECONNRESET));
   }
+  OK(fi_cancel(&a.ep->fid, several[1]));
+  CHECK(expect_error(&a, NULL, several[1], FI_ECANCELED).flags & FI_MULTI_RECV);
   OK(fi_cancel(&a.ep->fid, &c[2]));
   expect_error(&a, NULL, &c[2], FI_ECANCELED);
   close_side(&a);

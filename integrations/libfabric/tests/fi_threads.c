@@ -43,11 +43,40 @@ static void close_while_read(void) {
   close_side(&a);
 }
 
+static void *drive(void *arg) {
+  struct reader *r = arg;
+  while (!r->stop) (void)fi_cntr_read(r->side->received);
+  return NULL;
+}
+
+/* A buffer for several is cancelled as soon as a message came into it, while another thread gives its rest to the next. */
+static void cancel_between_messages(void) {
+  struct side a, b;
+  open_pair(&a, &b, kUsual);
+  struct reader r = {&b, 0};
+  pthread_t threads[2];
+  for (int i = 0; i < 2; ++i) OK(pthread_create(&threads[i], NULL, drive, &r));
+  char in[1000];
+  struct iovec iov = {in, sizeof in};
+  struct fi_msg msg = {.msg_iov = &iov, .iov_count = 1, .addr = FI_ADDR_UNSPEC, .context = in};
+  for (int i = 0; i < 20000; ++i) {
+    OK(fi_recvmsg(b.ep, &msg, FI_MULTI_RECV | FI_COMPLETION));
+    OK(fi_inject(a.ep, "content", 7, a.other));
+    CHECK(expect(&b, &a, in).len == 7);
+    OK(fi_cancel(&b.ep->fid, in));
+    CHECK(expect_error(&b, &a, in, FI_ECANCELED).flags & FI_MULTI_RECV);
+  }
+  r.stop = 1;
+  for (int i = 0; i < 2; ++i) pthread_join(threads[i], NULL);
+  close_pair(&a, &b);
+}
+
 int main(int argc, char **argv) {
   static const struct {
     const char *name;
     void (*run)(void);
-  } cases[] = {{"close_while_read", close_while_read}};
+  } cases[] = {{"close_while_read", close_while_read},
+               {"cancel_between_messages", cancel_between_messages}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) {
     if (argc > 1 && strcmp(argv[1], cases[i].name) != 0) continue;
     cases[i].run();
