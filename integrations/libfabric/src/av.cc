@@ -40,6 +40,13 @@ bool Av::address(fi_addr_t at, Address *out) {
   return true;
 }
 
+bool Av::was(fi_addr_t at, Address *out) {
+  std::lock_guard<std::mutex> hold(lock_);
+  if (at >= entries_.size()) return false;
+  *out = entries_[at].address;
+  return true;
+}
+
 /* How many were inserted. An address that is there already keeps its number, and is to be removed as often. */
 int Av::insert(const void *addresses, size_t count, fi_addr_t *out, uint64_t flags, void *context) {
   if (flags & ~(FI_MORE | FI_SYNC_ERR)) return -FI_EBADFLAGS;

@@ -18,6 +18,7 @@ bool Cntr::try_wait() {
   pump.disarm();
   pump.arm();
   pump.progress();
+  pump.rest();
   if (value + errors == seen) return true;
   pump.disarm();
   return false;
@@ -37,7 +38,8 @@ int Cntr::wait(uint64_t threshold, int timeout) {
     pump.disarm();
     pump.arm();
     pump.progress();
-    if (value < threshold && errors == failed) pump.sleep(left < 0 || left > 1000 ? 1000 : left);
+    pump.rest();
+    if (value < threshold && errors == failed) pump.sleep(left);
     pump.disarm();
   }
 }

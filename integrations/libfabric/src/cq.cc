@@ -125,6 +125,7 @@ bool Cq::try_wait() {
   pump.disarm();
   pump.arm();
   pump.progress();
+  pump.rest();
   if (empty() && !signalled_.load()) return true;
   pump.disarm();
   return false;
@@ -139,9 +140,8 @@ ssize_t Cq::sread(void *buf, size_t count, fi_addr_t *sources, const void *, int
     if (signalled_.exchange(false)) return -FI_EAGAIN;
     const int left = remaining(until);
     if (left == 0) return -FI_EAGAIN;
-    /* Endpoints look after peers that do not answer, once a second. */
     if (try_wait()) {
-      pump.sleep(left < 0 || left > 1000 ? 1000 : left);
+      pump.sleep(left);
       pump.disarm();
     }
   }

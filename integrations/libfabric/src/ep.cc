@@ -243,8 +243,11 @@ ssize_t Ep::cancel(void *context) {
 void Ep::progress() {
   if (mgr_ == nullptr) return;
   rdma_mgr_progress(mgr_, nullptr);
-  if (waiting_.load(std::memory_order_relaxed) > 0 && (calls_.fetch_add(1, std::memory_order_relaxed) & 1023) == 0)
-    look();
+  if (!watched_.load(std::memory_order_relaxed)) return;
+  /* Who counts at the same time may count one less. */
+  const uint32_t calls = calls_.load(std::memory_order_relaxed);
+  calls_.store(calls + 1, std::memory_order_relaxed);
+  if ((calls & 1023) == 0) look();
 }
 
 }  // namespace rdmat

@@ -130,9 +130,11 @@ class Ep : public fid_ep {
   ssize_t atomic(const AtomicCall &call);
 
   void progress();
-  /* Looks after peers that do not answer, once a second at most. */
-  void look();
+  /* Before a wait: looks after peers that do not answer, if that is due, and has the clock ring when it is next. */
+  void rest();
+  /* For a pump to watch, -1: none. The second rings when it is time to look after peers. */
   int event_fd() const { return event_fd_; }
+  int timer_fd() const { return timer_fd_; }
   /* An address that was inserted, and one that was removed. An errno. */
   int meet(fi_addr_t at, const Address &address);
   void part(fi_addr_t at);
@@ -195,6 +197,9 @@ class Ep : public fid_ep {
   static void on_peer(rdma_mgr_t *, int32_t event, const char *name, size_t name_len, rdma_code_t code,
                       const char *message, size_t message_len, void *userdata);
   void lost(rdma_peer_t peer, int err);
+  void look();
+  void watch();
+  void set_timer();
   void test_reach(rdma_peer_t peer, fi_addr_t at);
 
   Av *av_ = nullptr;
@@ -206,7 +211,7 @@ class Ep : public fid_ep {
   Address self_;
   std::string listen_at_;
   rdma_mgr_t *mgr_ = nullptr;
-  int event_fd_ = -1;
+  int event_fd_ = -1, timer_fd_ = -1;
   rdma_peer_t self_peer_ = 0;
   Table to_peer_, from_peer_;
   std::mutex meeting_;
@@ -225,6 +230,8 @@ class Ep : public fid_ep {
   /* When peers were looked after last, and a count of calls, to read the clock seldom. */
   std::atomic<uint32_t> calls_{0};
   std::atomic<int64_t> looked_{0};
+  /* Something may be under way with a certain peer. */
+  std::atomic<bool> watched_{false};
   struct Suspect {
     int fd = -1;
     int refused = 0;

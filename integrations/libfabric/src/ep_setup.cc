@@ -1,4 +1,5 @@
 /* How an endpoint comes to be: what is bound to it, its manager, its address; and how it ends. */
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -48,6 +49,7 @@ Ep::Ep(Domain *domain, const fi_info *info)
 }
 
 Ep::~Ep() {
+  if (timer_fd_ >= 0) ::close(timer_fd_);
   for (const auto &one : suspects_) {
     if (one.second.fd >= 0) ::close(one.second.fd);
   }
@@ -144,7 +146,11 @@ int Ep::start_manager() {
   }
   if (const int err = listen()) return err;
   /* A manager that is watched makes system calls whenever it is driven. */
-  if (!domain->thread && is_waited_for()) rdma_mgr_event_fd(mgr_, &event_fd_);
+  if (is_waited_for()) {
+    if (!domain->thread) rdma_mgr_event_fd(mgr_, &event_fd_);
+    timer_fd_ = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    if (timer_fd_ < 0) return -errno;
+  }
   if (const rdma_code_t code = rdma_peer_lookup(mgr_, name.c_str(), &self_peer_)) return -error_of(code);
   const auto write = [](rdma_mgr_t *, const rdma_msg_status_t *status, const void *data, void *ep) {
     return static_cast<Ep *>(ep)->on_write(status, data);

@@ -1,12 +1,14 @@
 /* Peers that are gone. The library tries again to reach a peer for as long as an operation may last, which is for ever
  * here: a peer that computes does not answer either. What nobody can answer ends with an error: receives from a peer
- * whose connection has ended, and sends to an address at which nobody listens. */
+ * whose connection has ended, and what waits for an address at which nobody listens. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "clock.h"
@@ -83,23 +85,52 @@ void Ep::lost(rdma_peer_t peer, int err) {
   });
 }
 
+/* An operation with a certain peer has begun: there is something to look after. */
+void Ep::watch() {
+  if (!watched_.load(std::memory_order_seq_cst) && !watched_.exchange(true)) set_timer();
+}
+
+void Ep::set_timer() {
+  if (timer_fd_ < 0) return;
+  /* Another thread may find that it is otherwise meanwhile. */
+  bool on;
+  do {
+    on = watched_;
+    itimerspec when{};
+    const int64_t at = on ? std::max(looked_ + kEvery, now_ms() + 1) : 0;
+    when.it_value.tv_sec = at / 1000;
+    when.it_value.tv_nsec = at % 1000 * 1000000;
+    timerfd_settime(timer_fd_, TFD_TIMER_ABSTIME, &when, nullptr);
+  } while (on != watched_);
+}
+
+void Ep::rest() {
+  look();
+  if (watched_) set_timer();
+}
+
 void Ep::look() {
-  if (mgr_ == nullptr || waiting_ == 0) return;
+  if (mgr_ == nullptr || !watched_) return;
   const int64_t now = now_ms();
   int64_t last = looked_;
   if (now - last < kEvery || !looked_.compare_exchange_strong(last, now)) return;
-  /* Peers for which something waits, each once. */
+  /* Peers for which something waits, each once. What begins meanwhile sees that nothing is watched. */
+  watched_ = false;
   std::unordered_map<rdma_peer_t, fi_addr_t> peers;
   requests_.each([&](Request *r) {
     const Kind kind = r->kind;
-    if (kind == Kind::Send || kind == Kind::Write || kind == Kind::Read) peers.emplace(r->peer, r->to);
+    const rdma_peer_t peer = r->peer;
+    if (kind != Kind::Free && kind != Kind::Discard && peer != RDMA_PEER_ANY && r->to != FI_ADDR_UNSPEC)
+      peers.emplace(peer, r->to);
   });
+  if (!peers.empty()) watched_ = true;
+  set_timer();
   for (const auto &one : peers) test_reach(one.first, one.second);
 }
 
 void Ep::test_reach(rdma_peer_t peer, fi_addr_t at) {
   Address address;
-  if (peer == self_peer_ || !av_->address(at, &address)) return;
+  if (peer == self_peer_ || !av_->was(at, &address)) return;
   rdma_peer_info_t info{};
   info.struct_size = sizeof info;
   const bool known = rdma_mgr_peer_info(mgr_, address.name().c_str(), &info) == RDMA_OK;

@@ -73,6 +73,8 @@ class Av : public fid_av {
   /* Of a name, which may be in it or not. */
   fi_addr_t find(const Address &address);
   bool address(fi_addr_t at, Address *out);
+  /* Also of one that was removed: what is under way to it goes on. */
+  bool was(fi_addr_t at, Address *out);
 
   int insert(const void *addresses, size_t count, fi_addr_t *out, uint64_t flags, void *context);
   int remove(const fi_addr_t *addresses, size_t count);
@@ -111,6 +113,8 @@ class Pump {
   }
   /* Rings whether or not somebody waits: for fi_cq_signal. */
   void ring();
+  /* Before a wait: endpoints look after what nobody may answer, and have the wait end when they have to again. */
+  void rest();
   /* Sleeps until there is something to do, or the time (milliseconds, -1: none) is over. */
   void sleep(int timeout);
 

@@ -46,10 +46,10 @@ bool Pump::add(Ep *ep) {
     if (there == nullptr && free == nullptr) free = &slot;
   }
   if (free == nullptr) return false;
-  if (epoll_ >= 0 && ep->event_fd() >= 0) {
-    epoll_event event{};
-    event.events = EPOLLIN;
-    if (epoll_ctl(epoll_, EPOLL_CTL_ADD, ep->event_fd(), &event) != 0) return false;
+  epoll_event event{};
+  event.events = EPOLLIN;
+  for (const int fd : {ep->event_fd(), ep->timer_fd()}) {
+    if (epoll_ >= 0 && fd >= 0 && epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) return false;
   }
   free->ep.store(ep);
   const size_t used = static_cast<size_t>(free - slots_) + 1;
@@ -63,12 +63,18 @@ void Pump::remove(Ep *ep) {
     if (slot.ep.load() != ep) continue;
     slot.ep.store(nullptr);
     while (slot.users.load() > 0) sched_yield();
-    if (epoll_ >= 0 && ep->event_fd() >= 0) epoll_ctl(epoll_, EPOLL_CTL_DEL, ep->event_fd(), nullptr);
+    for (const int fd : {ep->event_fd(), ep->timer_fd()}) {
+      if (epoll_ >= 0 && fd >= 0) epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr);
+    }
   }
 }
 
 void Pump::progress() {
   each([](Ep *ep) { ep->progress(); });
+}
+
+void Pump::rest() {
+  each([](Ep *ep) { ep->rest(); });
 }
 
 void Pump::arm() { armed_.store(true, std::memory_order_seq_cst); }
@@ -89,7 +95,6 @@ void Pump::sleep(int timeout) {
   fd.fd = epoll_;
   fd.events = POLLIN;
   (void)::poll(&fd, 1, timeout);
-  each([](Ep *ep) { ep->look(); });
 }
 
 }  // namespace rdmat

@@ -34,6 +34,7 @@ ssize_t Ep::ask(Request *r, uint32_t handler, const void *head, size_t head_len,
   const uint64_t number = r->number();
   /* The call, the question, the answer. */
   r->parts.store(3, std::memory_order_relaxed);
+  watch();
   if (result != nullptr) {
     r->len = result->len();
     const rdma_msg_options_t options = options_for(r, *result);

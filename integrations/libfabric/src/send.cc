@@ -16,6 +16,7 @@ uint32_t mode_of(uint64_t flags) {
 void Ep::begun(Request *r, uint64_t id) {
   r->message.store(id, std::memory_order_seq_cst);
   const Kind kind = r->kind.load(std::memory_order_relaxed);
+  if (r->peer.load(std::memory_order_relaxed) != RDMA_PEER_ANY) watch();
   /* A peer that is gone sends nothing any more, and nothing of it waits. */
   if ((kind == Kind::Receive || kind == Kind::MultiReceive) && gone_.get(r->peer.load(std::memory_order_relaxed)) != 0)
     r->stop_for(r->number(), FI_ECONNRESET);
