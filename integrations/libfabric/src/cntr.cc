@@ -1,3 +1,5 @@
+#include <sched.h>
+
 #include "clock.h"
 #include "objects.h"
 
@@ -14,13 +16,11 @@ void Cntr::add_error(uint64_t n) {
 }
 
 bool Cntr::try_wait() {
-  const uint64_t seen = value + errors;
-  pump.disarm();
-  pump.arm();
+  if (changed() || !pump.arm()) return false;
   pump.progress();
   pump.rest();
-  if (value + errors == seen) return true;
-  pump.disarm();
+  if (!changed()) return true;
+  pump.ring();
   return false;
 }
 
@@ -35,12 +35,14 @@ int Cntr::wait(uint64_t threshold, int timeout) {
     if (errors != failed) return -FI_EAVAIL;
     const int left = remaining(until);
     if (left == 0) return -FI_ETIMEDOUT;
-    pump.disarm();
-    pump.arm();
+    if (!pump.enter()) {
+      sched_yield();
+      continue;
+    }
     pump.progress();
     pump.rest();
     if (value < threshold && errors == failed) pump.sleep(left);
-    pump.disarm();
+    pump.leave();
   }
 }
 
@@ -87,7 +89,7 @@ fi_ops *fid_table() {
 
 uint64_t read_value(fid_cntr *cntr) {
   of(cntr)->pump.progress();
-  return of(cntr)->value;
+  return of(cntr)->value_read = of(cntr)->value.load();
 }
 
 fi_ops_cntr *cntr_table() {
@@ -95,7 +97,7 @@ fi_ops_cntr *cntr_table() {
     fi_ops_cntr t{};
     t.size = sizeof t;
     t.read = read_value;
-    t.readerr = [](fid_cntr *cntr) -> uint64_t { return of(cntr)->errors; };
+    t.readerr = [](fid_cntr *cntr) -> uint64_t { return of(cntr)->errors_read = of(cntr)->errors.load(); };
     t.add = [](fid_cntr *cntr, uint64_t n) { return of(cntr)->add(n), 0; };
     t.set = [](fid_cntr *cntr, uint64_t n) {
       of(cntr)->value = n;

@@ -1,3 +1,5 @@
+#include <sched.h>
+
 #include <cstring>
 
 #include "clock.h"
@@ -121,14 +123,18 @@ ssize_t Cq::read_error(fi_cq_err_entry *entry) {
 
 bool Cq::empty() { return count_.load(std::memory_order_seq_cst) == 0; }
 
-bool Cq::try_wait() {
-  pump.disarm();
-  pump.arm();
+/* Whether a wait would have nothing to see, once the pump is armed. Others that wait see the rest of what is there. */
+bool Cq::quiet() {
   pump.progress();
   pump.rest();
   if (empty() && !signalled_.load()) return true;
-  pump.disarm();
+  pump.ring();
   return false;
+}
+
+bool Cq::try_wait() {
+  /* A signal ends one wait. */
+  return !signalled_.exchange(false) && empty() && pump.arm() && quiet();
 }
 
 ssize_t Cq::sread(void *buf, size_t count, fi_addr_t *sources, const void *, int timeout) {
@@ -140,10 +146,12 @@ ssize_t Cq::sread(void *buf, size_t count, fi_addr_t *sources, const void *, int
     if (signalled_.exchange(false)) return -FI_EAGAIN;
     const int left = remaining(until);
     if (left == 0) return -FI_EAGAIN;
-    if (try_wait()) {
-      pump.sleep(left);
-      pump.disarm();
+    if (!pump.enter()) {
+      sched_yield();
+      continue;
     }
+    if (quiet()) pump.sleep(left);
+    pump.leave();
   }
 }
 

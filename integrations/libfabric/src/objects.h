@@ -104,14 +104,17 @@ class Pump {
   void progress();
   bool waits() const { return epoll_ >= 0; }
   int fd() const { return epoll_; }
-  /* Somebody is about to wait: signal() is heard from now on. */
-  void arm();
-  void disarm();
-  /* What was waited for may have come. */
+  /* Somebody is about to wait on the descriptor: the next signal() is heard. What came before is not: look again after this.
+   * False: the bell still rings for threads that sleep; look again instead of waiting. */
+  bool arm();
+  /* The same, for a thread that goes to sleep() and then has to leave(). */
+  bool enter();
+  void leave();
+  /* What was waited for may have come: all that wait look again. */
   void signal() {
     if (armed_.load(std::memory_order_seq_cst)) ring();
   }
-  /* Rings whether or not somebody waits: for fi_cq_signal. */
+  /* Rings whether or not somebody waits: for fi_cq_signal, and for what is left for others that wait. */
   void ring();
   /* Before a wait: endpoints look after what nobody may answer, and have the wait end when they have to again. */
   void rest();
@@ -132,8 +135,15 @@ class Pump {
   std::mutex changing_;
   Slot slots_[kEndpoints];
   std::atomic<size_t> used_{0};
+  bool arm_held();
   int epoll_ = -1, bell_ = -1;
+  /* The bell is quiet, and somebody may wait for it. It rings until who is about to wait silences it, so that once is enough for
+   * all that wait now. */
   std::atomic<bool> armed_{false};
+  std::mutex bell_lock_;
+  bool rung_ = false;
+  /* Threads between enter() and leave(). */
+  unsigned waiters_ = 0;
 };
 
 /* What one completion tells. */
@@ -178,6 +188,7 @@ class Cq : public fid_cq {
     bool failed;
   };
   Entry &slot();
+  bool quiet();
   ssize_t take(void *buf, size_t count, fi_addr_t *sources);
   void put(void *buf, size_t index, const Completion &c) const;
 
@@ -199,10 +210,13 @@ class Cntr : public fid_cntr {
   Pump pump;
   std::atomic<int> users{0};
   std::atomic<uint64_t> value{0}, errors{0};
+  /* What the application has read last. */
+  std::atomic<uint64_t> value_read{0}, errors_read{0};
 
   void add(uint64_t n);
   void add_error(uint64_t n);
   int wait(uint64_t threshold, int timeout);
+  bool changed() const { return value != value_read || errors != errors_read; }
   bool try_wait();
 };
 

@@ -77,17 +77,41 @@ void Pump::rest() {
   each([](Ep *ep) { ep->rest(); });
 }
 
-void Pump::arm() { armed_.store(true, std::memory_order_seq_cst); }
+bool Pump::arm_held() {
+  if (rung_) {
+    /* They have not heard it yet, and may have something to see that nobody else has. */
+    if (waiters_ > 0) return false;
+    uint64_t count;
+    (void)!::read(bell_, &count, sizeof count);
+    rung_ = false;
+  }
+  armed_.store(true, std::memory_order_seq_cst);
+  return true;
+}
 
-void Pump::disarm() {
-  armed_.store(false, std::memory_order_seq_cst);
-  uint64_t rung;
-  if (bell_ >= 0) (void)!::read(bell_, &rung, sizeof rung);
+bool Pump::arm() {
+  std::lock_guard<std::mutex> hold(bell_lock_);
+  return arm_held();
+}
+
+bool Pump::enter() {
+  std::lock_guard<std::mutex> hold(bell_lock_);
+  if (!arm_held()) return false;
+  ++waiters_;
+  return true;
+}
+
+void Pump::leave() {
+  std::lock_guard<std::mutex> hold(bell_lock_);
+  --waiters_;
 }
 
 void Pump::ring() {
+  std::lock_guard<std::mutex> hold(bell_lock_);
+  armed_.store(false, std::memory_order_seq_cst);
+  if (rung_ || bell_ < 0) return;
   const uint64_t one = 1;
-  if (bell_ >= 0) (void)!::write(bell_, &one, sizeof one);
+  rung_ = ::write(bell_, &one, sizeof one) == sizeof one;
 }
 
 void Pump::sleep(int timeout) {

@@ -396,6 +396,32 @@ static void waits(enum fi_wait_obj wait, enum fi_progress progress) {
   close_pair(&a, &b);
 }
 
+/* What fi_trywait says before a wait: that something has come which was not read, or a signal, and then that nothing has. */
+static void try_wait(void) {
+  struct side a, b;
+  open_pair(&a, &b, kUsual);
+  char in[8];
+  struct fid *queue[1] = {&b.cq->fid}, *counter[1] = {&b.received->fid};
+  CHECK(fi_cntr_read(b.received) == 0);
+  OK(fi_trywait(b.fabric, counter, 1));
+  OK(fi_recv(b.ep, in, sizeof in, NULL, FI_ADDR_UNSPEC, in));
+  OK(fi_inject(a.ep, "content", 7, a.other));
+  expect(&b, &a, in);
+  CHECK(fi_trywait(b.fabric, counter, 1) == -FI_EAGAIN);
+  CHECK(fi_trywait(b.fabric, counter, 1) == -FI_EAGAIN);
+  CHECK(fi_cntr_read(b.received) == 1);
+  OK(fi_trywait(b.fabric, counter, 1));
+  OK(fi_cntr_adderr(b.received, 1));
+  CHECK(fi_trywait(b.fabric, counter, 1) == -FI_EAGAIN);
+  CHECK(fi_cntr_readerr(b.received) == 1);
+  OK(fi_trywait(b.fabric, counter, 1));
+  OK(fi_trywait(b.fabric, queue, 1));
+  OK(fi_cq_signal(b.cq));
+  CHECK(fi_trywait(b.fabric, queue, 1) == -FI_EAGAIN);
+  OK(fi_trywait(b.fabric, queue, 1));
+  close_pair(&a, &b);
+}
+
 static void addresses(enum fi_av_type type) {
   struct setup how = kUsual;
   how.av = type;
@@ -504,6 +530,7 @@ int main(void) {
   waits(FI_WAIT_FD, FI_PROGRESS_MANUAL);
   waits(FI_WAIT_UNSPEC, FI_PROGRESS_AUTO);
   waits(FI_WAIT_FD, FI_PROGRESS_AUTO);
+  try_wait();
   addresses(FI_AV_TABLE);
   addresses(FI_AV_MAP);
   events();

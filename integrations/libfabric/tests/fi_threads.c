@@ -71,12 +71,95 @@ static void cancel_between_messages(void) {
   close_pair(&a, &b);
 }
 
+struct sleeper {
+  struct side *side;
+  _Atomic int got, stop, ended;
+};
+
+/* Takes a completion, and then does something else until the other has the next. */
+static void *sleep_on(void *arg) {
+  struct sleeper *s = arg;
+  struct fi_cq_tagged_entry e;
+  while (!s->stop) {
+    const ssize_t n = fi_cq_sread(s->side->cq, &e, 1, NULL, -1);
+    if (n == -FI_EAGAIN) continue; /* a signal */
+    CHECK(n == 1);
+    const int mine = ++s->got;
+    while (mine % 2 == 1 && s->got == mine) usleep(100);
+  }
+  ++s->ended;
+  return NULL;
+}
+
+/* Two threads sleep for one queue. The first of two messages wakes both, perhaps; the second has to wake the one that found
+ * nothing, while the other is busy. */
+static void two_sleep(enum fi_progress progress) {
+  struct setup how = kUsual;
+  how.progress = progress;
+  struct side a, b;
+  open_pair(&a, &b, how);
+  char in[8];
+  struct sleeper s = {.side = &b};
+  pthread_t threads[2];
+  for (int i = 0; i < 2; ++i) OK(pthread_create(&threads[i], NULL, sleep_on, &s));
+  for (int i = 1; i <= 400; ++i) {
+    OK(fi_recv(b.ep, in, sizeof in, NULL, FI_ADDR_UNSPEC, in));
+    usleep(i % 4 < 2 ? 300 : 2000);
+    OK(fi_inject(a.ep, "content", 7, a.other));
+    const double until = now() + PATIENCE;
+    while (s.got < i) {
+      CHECK(now() < until);
+      (void)fi_cq_read(a.cq, NULL, 0);
+      usleep(50);
+    }
+  }
+  s.stop = 1;
+  while (s.ended < 2) {
+    OK(fi_cq_signal(b.cq));
+    usleep(1000);
+  }
+  for (int i = 0; i < 2; ++i) pthread_join(threads[i], NULL);
+  close_pair(&a, &b);
+}
+
+static void two_sleep_manual(void) { two_sleep(FI_PROGRESS_MANUAL); }
+static void two_sleep_auto(void) { two_sleep(FI_PROGRESS_AUTO); }
+
+/* And for one counter, each for a value of its own: what wakes one may be nothing to the other. */
+static void *count_on(void *arg) {
+  struct reader *r = arg;
+  for (uint64_t i = 1; i <= 400; ++i) {
+    OK(fi_cntr_wait(r->side->received, i, -1));
+    if (r->stop) ++i;
+  }
+  return NULL;
+}
+
+static void two_count(void) {
+  struct setup how = kUsual;
+  how.progress = FI_PROGRESS_AUTO;
+  struct side b;
+  open_side(&b, how);
+  struct reader readers[2] = {{&b, 0}, {&b, 1}};
+  pthread_t threads[2];
+  for (int i = 0; i < 2; ++i) OK(pthread_create(&threads[i], NULL, count_on, &readers[i]));
+  for (int i = 0; i < 400; ++i) {
+    usleep(i % 4 < 2 ? 100 : 1000);
+    OK(fi_cntr_add(b.received, 1));
+  }
+  for (int i = 0; i < 2; ++i) pthread_join(threads[i], NULL);
+  close_side(&b);
+}
+
 int main(int argc, char **argv) {
   static const struct {
     const char *name;
     void (*run)(void);
   } cases[] = {{"close_while_read", close_while_read},
-               {"cancel_between_messages", cancel_between_messages}};
+               {"cancel_between_messages", cancel_between_messages},
+               {"two_sleep_manual", two_sleep_manual},
+               {"two_sleep_auto", two_sleep_auto},
+               {"two_count", two_count}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) {
     if (argc > 1 && strcmp(argv[1], cases[i].name) != 0) continue;
     cases[i].run();
