@@ -190,12 +190,15 @@ int Ep::enable() {
     mgr_ = nullptr;
     return -FI_ENOSPC;
   }
+  /* One too many for it is driven by its queues alone. */
+  (void)domain->pump.add(this);
   av_->attach(this);
   RDMAT_INFO(FI_LOG_EP_CTRL, "endpoint %s\n", self_.text().c_str());
   return 0;
 }
 
 void Ep::leave() {
+  domain->pump.remove(this);
   if (tx_cq_ != nullptr) tx_cq_->pump.remove(this);
   if (rx_cq_ != nullptr) rx_cq_->pump.remove(this);
   for (Cntr *cntr : cntrs_) {

@@ -9,7 +9,7 @@ namespace rdmat {
 int Domain::find(const Span &span, uint64_t access, uint8_t **at, Mr **region) {
   std::lock_guard<std::mutex> hold(regions_lock);
   const auto found = regions.find(span.key);
-  if (found == regions.end()) return FI_EKEYREJECTED;
+  if (found == regions.end() || found->second->closing) return FI_EKEYREJECTED;
   Mr *mr = found->second;
   if ((mr->access & access) != access) return FI_EACCES;
   const uint64_t offset = virt_addr ? span.addr - reinterpret_cast<uintptr_t>(mr->base) : span.addr;
@@ -30,15 +30,21 @@ int close_mr(fid *f) {
   Domain *domain = mr->domain;
   {
     std::lock_guard<std::mutex> hold(domain->regions_lock);
-    domain->regions.erase(mr->key);
+    mr->closing = true;
   }
-  /* Content that is on its way into it: another thread may be driving that. */
-  const int64_t until = deadline(domain->locks ? kPatience : 0);
-  while (mr->users > 0 && remaining(until) > 0) sched_yield();
-  if (mr->users > 0) {
+  /* Content that is on its way, and the word that it has come, which somebody has to take in. */
+  const int64_t until = deadline(kPatience);
+  while (mr->users > 0 && remaining(until) > 0) {
+    domain->pump.progress();
+    sched_yield();
+  }
+  {
     std::lock_guard<std::mutex> hold(domain->regions_lock);
-    domain->regions.emplace(mr->key, mr);
-    return -FI_EBUSY;
+    if (mr->users > 0) {
+      mr->closing = false;
+      return -FI_EBUSY;
+    }
+    domain->regions.erase(mr->key);
   }
   --domain->users;
   delete mr;

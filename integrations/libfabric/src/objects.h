@@ -19,78 +19,7 @@ struct Fabric : fid_fabric {
   std::atomic<int> users{0};
 };
 
-/* Remote memory that one operation names. */
-struct Span {
-  uint64_t addr;
-  uint64_t len;
-  uint64_t key;
-};
-
-struct Domain;
-
-struct Mr : fid_mr {
-  Domain *domain = nullptr;
-  uint8_t *base = nullptr;
-  size_t len = 0;
-  uint64_t access = 0;
-  /* Operations of peers that are under way in it. */
-  std::atomic<uint64_t> users{0};
-};
-
-struct Domain : fid_domain {
-  Domain(bool locks, bool thread) : locks(locks), thread(thread) {}
-
-  Fabric *fabric = nullptr;
-  const bool locks;
-  /* FI_PROGRESS_AUTO: managers have a thread of their own. */
-  const bool thread;
-  /* Addresses of remote memory are those of the process that owns it, not offsets. */
-  bool virt_addr = false;
-  bool own_keys = false;
-  std::atomic<int> users{0};
-
-  std::mutex regions_lock;
-  std::unordered_map<uint64_t, Mr *> regions;
-  uint64_t next_key = 1;
-  /* Atomic operations of all endpoints come one at a time. */
-  std::mutex atomics;
-
-  /* Where remote memory lies here, and its region, which is in use until `users` is counted down. Otherwise an errno. */
-  int find(const Span &span, uint64_t access, uint8_t **at, Mr **region);
-};
-
-class Av : public fid_av {
- public:
-  Av(Domain *domain, fi_av_type type) : domain(domain), type(type) {}
-
-  Domain *const domain;
-  const fi_av_type type;
-  std::atomic<int> users{0};
-
-  /* Makes its addresses known to an endpoint, now and later. */
-  void attach(Ep *ep);
-  void detach(Ep *ep);
-  /* Of a name, which may be in it or not. */
-  fi_addr_t find(const Address &address);
-  bool address(fi_addr_t at, Address *out);
-  /* Also of one that was removed: what is under way to it goes on. */
-  bool was(fi_addr_t at, Address *out);
-
-  int insert(const void *addresses, size_t count, fi_addr_t *out, uint64_t flags, void *context);
-  int remove(const fi_addr_t *addresses, size_t count);
-
- private:
-  struct Entry {
-    Address address;
-    unsigned uses;
-  };
-  std::mutex lock_;
-  std::vector<Entry> entries_;
-  std::unordered_map<Address, fi_addr_t, AddressHash> index_;
-  std::vector<Ep *> eps_;
-};
-
-/* What a queue or a counter drives and waits for: its endpoints. */
+/* What a queue or a counter drives and waits for, and a domain drives: its endpoints. */
 class Pump {
  public:
   /* With `locks`, one thread may drive while another adds or removes. */
@@ -144,6 +73,80 @@ class Pump {
   bool rung_ = false;
   /* Threads between enter() and leave(). */
   unsigned waiters_ = 0;
+};
+
+/* Remote memory that one operation names. */
+struct Span {
+  uint64_t addr;
+  uint64_t len;
+  uint64_t key;
+};
+
+struct Domain;
+
+struct Mr : fid_mr {
+  Domain *domain = nullptr;
+  uint8_t *base = nullptr;
+  size_t len = 0;
+  uint64_t access = 0;
+  /* It is being closed: its key is not free yet, but peers find nothing any more. Under the lock of the domain's regions. */
+  bool closing = false;
+  /* Operations of peers that are under way in it. */
+  std::atomic<uint64_t> users{0};
+};
+
+struct Domain : fid_domain {
+  Domain(bool locks, bool thread) : locks(locks), thread(thread), pump(locks) {}
+
+  Fabric *fabric = nullptr;
+  const bool locks;
+  /* FI_PROGRESS_AUTO: managers have a thread of their own. */
+  const bool thread;
+  /* Addresses of remote memory are those of the process that owns it, not offsets. */
+  bool virt_addr = false;
+  bool own_keys = false;
+  std::atomic<int> users{0};
+  Pump pump;
+
+  std::mutex regions_lock;
+  std::unordered_map<uint64_t, Mr *> regions;
+  uint64_t next_key = 1;
+  /* Atomic operations of all endpoints come one at a time. */
+  std::mutex atomics;
+
+  /* Where remote memory lies here, and its region, which is in use until `users` is counted down. Otherwise an errno. */
+  int find(const Span &span, uint64_t access, uint8_t **at, Mr **region);
+};
+
+class Av : public fid_av {
+ public:
+  Av(Domain *domain, fi_av_type type) : domain(domain), type(type) {}
+
+  Domain *const domain;
+  const fi_av_type type;
+  std::atomic<int> users{0};
+
+  /* Makes its addresses known to an endpoint, now and later. */
+  void attach(Ep *ep);
+  void detach(Ep *ep);
+  /* Of a name, which may be in it or not. */
+  fi_addr_t find(const Address &address);
+  bool address(fi_addr_t at, Address *out);
+  /* Also of one that was removed: what is under way to it goes on. */
+  bool was(fi_addr_t at, Address *out);
+
+  int insert(const void *addresses, size_t count, fi_addr_t *out, uint64_t flags, void *context);
+  int remove(const fi_addr_t *addresses, size_t count);
+
+ private:
+  struct Entry {
+    Address address;
+    unsigned uses;
+  };
+  std::mutex lock_;
+  std::vector<Entry> entries_;
+  std::unordered_map<Address, fi_addr_t, AddressHash> index_;
+  std::vector<Ep *> eps_;
 };
 
 /* What one completion tells. */

@@ -1,4 +1,5 @@
 /* One-sided and atomic operations, and what becomes of operations when the peer is killed. */
+#include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
 
@@ -145,16 +146,36 @@ static void atomics(void) {
   close_pair(&a, &b);
 }
 
-/* The other process: says its address, takes one message, answers it, and does nothing more. */
+enum { kRead = 1 << 20 };
+
+/* The other process: says its address, and does what it is for. */
+static void begin(struct side *s) {
+  open_side(s, kUsual);
+  char name[64];
+  const size_t len = address_of(s, name, sizeof name);
+  CHECK(write(1, name, len) == (ssize_t)len);
+  char peer[64];
+  CHECK(read(0, peer, len) == (ssize_t)len);
+  CHECK(fi_av_insert(s->av, peer, 1, &s->other, 0, NULL) == 1);
+}
+
+/* Reads the other's memory whenever it is told to, and says when it has it. */
+static int reads(void) {
+  struct side s;
+  begin(&s);
+  static char memory[kRead];
+  for (char c; read(0, &c, 1) == 1;) {
+    OK(fi_read(s.ep, memory, sizeof memory, NULL, s.other, 0, 7, memory));
+    expect(&s, NULL, memory);
+    CHECK(write(1, &c, 1) == 1);
+  }
+  return 0;
+}
+
+/* Takes one message, answers it, and does nothing more. */
 static int child(void) {
   struct side s;
-  open_side(&s, kUsual);
-  char name[64];
-  const size_t len = address_of(&s, name, sizeof name);
-  CHECK(fwrite(name, 1, len, stdout) == len && fflush(stdout) == 0);
-  char peer[64];
-  CHECK(fread(peer, 1, len, stdin) == len);
-  CHECK(fi_av_insert(s.av, peer, 1, &s.other, 0, NULL) == 1);
+  begin(&s);
   char c;
   OK(fi_recv(s.ep, &c, 1, NULL, FI_ADDR_UNSPEC, &c));
   expect(&s, NULL, &c);
@@ -163,11 +184,10 @@ static int child(void) {
   for (;;) CHECK(fi_cq_read(s.cq, NULL, 0) <= 0);
 }
 
-static void death(const char *program) {
-  struct side a;
-  open_side(&a, kUsual);
+/* Another process, which knows `a` and which `a` knows, and a pipe each way. */
+static pid_t start(const char *program, const char *what, struct side *a, int *into, int *out_of) {
   char name[64];
-  const size_t len = address_of(&a, name, sizeof name);
+  const size_t len = address_of(a, name, sizeof name);
   int to[2], from[2];
   CHECK(pipe(to) == 0 && pipe(from) == 0);
   const pid_t pid = fork();
@@ -175,9 +195,11 @@ static void death(const char *program) {
     dup2(to[0], 0);
     dup2(from[1], 1);
     close(to[1]);
-    execl(program, program, "child", (char *)NULL);
+    execl(program, program, what, (char *)NULL);
     _exit(127);
   }
+  close(to[0]);
+  close(from[1]);
   CHECK(pid > 0 && write(to[1], name, len) == (ssize_t)len);
   char peer[64];
   size_t have = 0;
@@ -186,7 +208,40 @@ static void death(const char *program) {
     CHECK(n > 0);
     have += (size_t)n;
   }
-  CHECK(fi_av_insert(a.av, peer, 1, &a.other, 0, NULL) == 1);
+  CHECK(fi_av_insert(a->av, peer, 1, &a->other, 0, NULL) == 1);
+  *into = to[1];
+  *out_of = from[0];
+  return pid;
+}
+
+/* A region is closed when its peer has what it read: nobody drives the endpoint for that but fi_close. */
+static void close_region(const char *program) {
+  struct side a;
+  open_side(&a, kUsual);
+  int into, out_of;
+  const pid_t pid = start(program, "reads", &a, &into, &out_of);
+  static char memory[kRead];
+  for (int i = 0; i < 50; ++i) {
+    struct fid_mr *mr;
+    OK(fi_mr_reg(a.domain, memory, sizeof memory, kAll, 0, 7, 0, &mr, NULL));
+    CHECK(write(into, "r", 1) == 1);
+    struct pollfd p = {.fd = out_of, .events = POLLIN};
+    while (poll(&p, 1, 0) == 0) CHECK(fi_cq_read(a.cq, NULL, 0) <= 0);
+    char c;
+    CHECK(read(out_of, &c, 1) == 1);
+    OK(fi_close(&mr->fid));
+  }
+  close(into);
+  CHECK(waitpid(pid, NULL, 0) == pid);
+  close(out_of);
+  close_side(&a);
+}
+
+static void death(const char *program) {
+  struct side a;
+  open_side(&a, kUsual);
+  int into, out_of;
+  const pid_t pid = start(program, "child", &a, &into, &out_of);
   char c[4] = {0};
   OK(fi_recv(a.ep, &c[0], 1, NULL, FI_ADDR_UNSPEC, &c[0]));
   OK(fi_inject(a.ep, "x", 1, a.other));
@@ -224,11 +279,12 @@ static void death(const char *program) {
 }
 
 int main(int argc, char **argv) {
-  if (argc > 1) return child();
+  if (argc > 1) return strcmp(argv[1], "reads") == 0 ? reads() : child();
   read_and_write(0, FI_PROGRESS_MANUAL);
   read_and_write(FI_MR_BASIC, FI_PROGRESS_MANUAL);
   read_and_write(0, FI_PROGRESS_AUTO);
   atomics();
+  close_region(argv[0]);
   death(argv[0]);
   puts("fi_remote: well");
   return 0;
