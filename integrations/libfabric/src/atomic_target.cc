@@ -161,13 +161,21 @@ void atomic_apply(fi_op op, fi_datatype type, void *target, const void *operand,
 namespace {
 
 /* An atomic operation of a peer, from its coming to the end of its answer. */
-struct Asked {
+struct Asked : Answer {
+  rdma_code_t go() override { return message != 0 ? receive() : send(); }
+  rdma_code_t receive();
+  rdma_code_t send();
+
   Ep *ep;
   rdma_peer_t peer;
   AtomicHead head;
   Targets targets;
   uint8_t content[2 * kAtomicBytes];
   uint8_t result[kAtomicBytes];
+  size_t results = 0;
+  /* Content that is to come, of this length. */
+  uint64_t message = 0;
+  size_t len = 0;
 };
 
 int parse(const rdma_msg_status_t *status, AtomicHead *head) {
@@ -196,7 +204,7 @@ uint64_t access_for(const AtomicHead &head) {
   return access;
 }
 
-void answer_with(Ep *ep, rdma_peer_t peer, const AtomicHead &head, int err) {
+void refuse(Ep *ep, rdma_peer_t peer, const AtomicHead &head, int err) {
   if (head.kind == static_cast<uint32_t>(AtomicKind::Plain))
     ep->acknowledge(peer, head.number, err);
   else
@@ -205,12 +213,28 @@ void answer_with(Ep *ep, rdma_peer_t peer, const AtomicHead &head, int err) {
 
 void answered(const rdma_msg_status_t *, void *userdata) { delete static_cast<Asked *>(userdata); }
 
+/* What was there before. */
+rdma_code_t Asked::send() {
+  rdma_msg_options_t options{};
+  options.struct_size = sizeof options;
+  options.timeout_ms = RDMA_MSG_FOREVER;
+  options.done = answered;
+  options.userdata = this;
+  uint64_t id = 0;
+  const rdma_code_t code =
+      rdma_msg_isend(ep->manager(), peer, kReplies, head.number, result, results, &options, &id);
+  if (code == RDMA_RESOURCE_EXHAUSTED) return code;
+  if (code != RDMA_OK) refuse(ep, peer, head, error_of(code));
+  if (code != RDMA_OK || id == 0) delete this;
+  return RDMA_OK;
+}
+
 /* Does it, and answers. */
 void perform(Asked *asked, rdma_code_t code) {
   const AtomicHead &head = asked->head;
   Ep *ep = asked->ep;
   if (code != RDMA_OK) {
-    answer_with(ep, asked->peer, head, error_of(code));
+    refuse(ep, asked->peer, head, error_of(code));
     delete asked;
     return;
   }
@@ -235,20 +259,28 @@ void perform(Asked *asked, rdma_code_t code) {
     delete asked;
     return;
   }
-  rdma_msg_options_t options{};
-  options.struct_size = sizeof options;
-  options.timeout_ms = RDMA_MSG_FOREVER;
-  options.done = answered;
-  options.userdata = asked;
-  uint64_t id = 0;
-  const rdma_code_t sent =
-      rdma_msg_isend(ep->manager(), asked->peer, kReplies, head.number, asked->result, total, &options, &id);
-  if (sent != RDMA_OK) answer_with(ep, asked->peer, head, error_of(sent));
-  if (sent != RDMA_OK || id == 0) delete asked;
+  asked->results = total;
+  asked->message = 0;
+  ep->answer_with(asked);
 }
 
 void content_came(const rdma_msg_status_t *status, void *userdata) {
   perform(static_cast<Asked *>(userdata), status->code);
+}
+
+rdma_code_t Asked::receive() {
+  rdma_msg_options_t options{};
+  options.struct_size = sizeof options;
+  options.timeout_ms = RDMA_MSG_FOREVER;
+  options.done = content_came;
+  options.userdata = this;
+  rdma_msg_status_t end{};
+  end.struct_size = sizeof end;
+  uint64_t id = 0;
+  const rdma_code_t code = rdma_msg_imrecv(ep->manager(), message, content, len, &options, &end, &id);
+  if (code == RDMA_RESOURCE_EXHAUSTED) return code;
+  if (code != RDMA_OK || id == 0) perform(this, code != RDMA_OK ? code : end.code);
+  return RDMA_OK;
 }
 
 }  // namespace
@@ -270,7 +302,7 @@ uint32_t Ep::on_atomic(const rdma_msg_status_t *status, const void *data) {
     err = asked->targets.take(domain, head.spans, head.count, access_for(head));
   }
   if (err != 0) {
-    answer_with(this, status->peer, head, err);
+    refuse(this, status->peer, head, err);
     delete asked;
     return RDMA_MSG_HANDLED;
   }
@@ -279,21 +311,9 @@ uint32_t Ep::on_atomic(const rdma_msg_status_t *status, const void *data) {
     perform(asked, RDMA_OK);
     return RDMA_MSG_HANDLED;
   }
-  rdma_msg_options_t options{};
-  options.struct_size = sizeof options;
-  options.timeout_ms = RDMA_MSG_FOREVER;
-  options.done = content_came;
-  options.userdata = asked;
-  rdma_msg_status_t end{};
-  end.struct_size = sizeof end;
-  uint64_t id = 0;
-  const rdma_code_t code =
-      rdma_msg_imrecv(mgr_, status->message, asked->content, status->bytes, &options, &end, &id);
-  if (code != RDMA_OK)
-    perform(asked, code);
-  else if (id == 0)
-    perform(asked, end.code);
-  return RDMA_MSG_HANDLED;
+  asked->message = status->message;
+  asked->len = status->bytes;
+  return answer_with(asked) ? RDMA_MSG_HANDLED : RDMA_MSG_LATER;
 }
 
 }  // namespace rdmat

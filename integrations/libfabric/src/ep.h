@@ -4,6 +4,7 @@
 #include <string>
 
 #include "order.h"
+#include "remote.h"
 
 namespace rdmat {
 
@@ -148,6 +149,8 @@ class Ep : public fid_ep {
   uint32_t on_read(const rdma_msg_status_t *status);
   uint32_t on_atomic(const rdma_msg_status_t *status, const void *data);
   void on_ack(const rdma_msg_status_t *status);
+  /* Has it go on now, or when there is room; false: when there is room. */
+  bool answer_with(Answer *answer);
   void acknowledge(rdma_peer_t peer, uint64_t number, int err);
   void refuse_read(rdma_peer_t peer, uint64_t number, int err);
   void told_write(rdma_peer_t peer, uint64_t bytes, uint64_t data, bool with_data);
@@ -224,13 +227,21 @@ class Ep : public fid_ep {
   /* Sends and one-sided operations that did not end in their call; of these, those that nobody asks about. */
   std::atomic<size_t> waiting_{0}, quiet_{0};
 
+  /* Answers for which there was no room; see also rma_target.cc. */
+  void tell(bool read, rdma_peer_t peer, uint64_t number, int err);
+  void keep(Answer *answer);
+  void go_on();
+  std::mutex kept_lock_;
+  std::deque<std::unique_ptr<Answer>> kept_;
+  std::atomic<size_t> keeps_{0};
+
   std::mutex claims_lock_;
   std::unordered_map<void *, rdma_msg_status_t> claims_;
 
   /* When peers were looked after last, and a count of calls, to read the clock seldom. */
   std::atomic<uint32_t> calls_{0};
   std::atomic<int64_t> looked_{0};
-  /* Something may be under way with a certain peer. */
+  /* Something may be under way with a certain peer, or an answer waits for room. */
   std::atomic<bool> watched_{false};
   struct Suspect {
     int fd = -1;

@@ -85,7 +85,7 @@ void Ep::lost(rdma_peer_t peer, int err) {
   });
 }
 
-/* An operation with a certain peer has begun: there is something to look after. */
+/* An operation with a certain peer has begun, or an answer waits: there is something to look after. */
 void Ep::watch() {
   if (!watched_.load(std::memory_order_seq_cst) && !watched_.exchange(true)) set_timer();
 }
@@ -123,7 +123,8 @@ void Ep::look() {
     if (kind != Kind::Free && kind != Kind::Discard && peer != RDMA_PEER_ANY && r->to != FI_ADDR_UNSPEC)
       peers.emplace(peer, r->to);
   });
-  if (!peers.empty()) watched_ = true;
+  go_on();
+  if (!peers.empty() || keeps_ > 0) watched_ = true;
   set_timer();
   for (const auto &one : peers) test_reach(one.first, one.second);
 }

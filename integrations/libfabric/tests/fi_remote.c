@@ -184,6 +184,37 @@ static int child(void) {
   for (;;) CHECK(fi_cq_read(s.cq, NULL, 0) <= 0);
 }
 
+/* An endpoint that has as many receives as there is room for, and so none for answers that have to wait, answers when there is:
+ * of what is too long to go at once, and of more than the connection takes while the other end takes nothing. */
+static void full(void) {
+  struct side a, b;
+  open_pair(&a, &b, kUsual);
+  enum { kWrites = 20000, kLong = 1 << 20, kFree = 16 };
+  static char memory[kLong], local[kLong], in[kFree];
+  uint64_t operand = 10;
+  struct fid_mr *mr;
+  pattern(memory, sizeof memory, 3);
+  OK(fi_mr_reg(b.domain, memory, sizeof memory, kAll, 0, 1, 0, &mr, NULL));
+  /* They are connected. */
+  OK(fi_write(a.ep, memory, 8, NULL, a.other, 0, 1, local));
+  expect(&a, &b, local);
+  size_t posted = 0;
+  ssize_t err;
+  while ((err = fi_trecv(b.ep, NULL, 0, NULL, FI_ADDR_UNSPEC, 1, 0, posted < kFree ? &in[posted] : NULL)) == 0) ++posted;
+  CHECK(err == -FI_EAGAIN && posted >= b.info->rx_attr->size);
+  OK(fi_read(a.ep, local, sizeof local, NULL, a.other, 0, 1, local));
+  for (int i = 0; i < kWrites; ++i) {
+    OK(fi_atomic(a.ep, &operand, 1, NULL, a.other, 0, 1, FI_UINT64, FI_BOR, local));
+    if (i % 16 == 0) CHECK(fi_cq_read(b.cq, NULL, 0) <= 0);
+  }
+  for (int i = 0; i < 20000; ++i) CHECK(fi_cq_read(b.cq, NULL, 0) <= 0);
+  for (int i = 0; i < kFree; ++i) OK(fi_cancel(&b.ep->fid, &in[i]));
+  for (int i = 0; i < kWrites + 1; ++i) expect(&a, &b, local);
+  CHECK(memcmp(local + 8, memory + 8, sizeof local - 8) == 0);
+  OK(fi_close(&mr->fid));
+  close_pair(&a, &b);
+}
+
 /* Another process, which knows `a` and which `a` knows, and a pipe each way. */
 static pid_t start(const char *program, const char *what, struct side *a, int *into, int *out_of) {
   char name[64];
@@ -284,6 +315,7 @@ int main(int argc, char **argv) {
   read_and_write(FI_MR_BASIC, FI_PROGRESS_MANUAL);
   read_and_write(0, FI_PROGRESS_AUTO);
   atomics();
+  full();
   close_region(argv[0]);
   death(argv[0]);
   puts("fi_remote: well");
