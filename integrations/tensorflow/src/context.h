@@ -25,8 +25,9 @@ class Context : public std::enable_shared_from_this<Context> {
                        VerbsWorker* worker, std::shared_ptr<Watch> watch, std::shared_ptr<Context>* out);
   ~Context();
 
-  // Ends every operation, then the manager. No callback of this context runs after it. Idempotent; not to be
-  // called from a callback of the library.
+  // Ends every operation, then the manager. No callback of this context runs after it. Idempotent; but a call beside
+  // one that is under way returns at once, and callbacks may run until that one has returned. Not to be called from a
+  // callback of the library.
   void Shutdown();
 
   // The manager while this object lives; null once Shutdown has begun. Cheap: one atomic addition. May be nested.
@@ -80,7 +81,7 @@ class Context : public std::enable_shared_from_this<Context> {
 
 // Statistics of every live context: a JSON array of {"name", "stats"}.
 std::string AllStatsJson();
-// Ends every live context: the end of the process is near and TensorFlow's globals must not be used any more.
+// Ends every live context, but for those that other threads are ending: the end of the process is near and TensorFlow's globals must not be used any more.
 void ShutdownAll();
 
 }  // namespace rdma_tf
