@@ -35,6 +35,8 @@ const SLICE: Duration = Duration::from_millis(200);
 const ANSWER: Duration = Duration::from_secs(5);
 /// Pause before another look at a session of an earlier job.
 const PAUSE: Duration = Duration::from_millis(20);
+/// So often in a row a store may refuse a write under a lease that was renewed before.
+const REFUSED: u32 = 3;
 const SESSION: &[u8] = b"session";
 const MAGIC: [u8; 4] = *b"RDMR";
 const VERSION: u16 = 1;
@@ -178,19 +180,22 @@ impl<'a> Meeting<'a> {
         mut round: impl FnMut() -> Result<Option<T>, Status>,
         late: impl Fn() -> Result<Status, Status>,
     ) -> Result<T, Status> {
+        let mut refused = 0;
         loop {
             let done = self.lent.renew(self.look()).and_then(|()| round());
             alive()?;
             match done {
                 Ok(Some(done)) => return Ok(done),
                 Ok(None) if self.is_over() => return Err(late()?),
-                Ok(None) => {}
+                Ok(None) => refused = 0,
                 Err(status) if status.code == Code::DeadlineExceeded && !self.is_over() => {}
                 Err(status)
                     if status.code == Code::FailedPrecondition
                         && self.lent.holds()
+                        && refused < REFUSED
                         && !self.is_over() =>
                 {
+                    refused += 1;
                     self.store.until(Patience::For(self.slice(PAUSE))).sleep(PAUSE)?;
                 }
                 Err(status) => return Err(status),

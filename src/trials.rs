@@ -134,10 +134,11 @@ impl<const CLASSES: usize> Trials<CLASSES> {
         let Some(burst) = self.burst.take() else { return };
         let start = self.last.max(burst.first.start);
         self.last = now;
-        if burst.mixed {
+        let took = now.saturating_sub(start).min(LONGEST);
+        // A clock that stands still for a moment says nothing.
+        if burst.mixed || took == 0 {
             return;
         }
-        let took = now.saturating_sub(start).min(LONGEST);
         let cost = took as f32 / burst.bytes.max(1) as f32;
         let way = usize::from(burst.first.second);
         for (i, c) in self.classes.iter_mut().enumerate() {
@@ -194,6 +195,17 @@ mod tests {
             trials.learn(now);
         }
         assert!(second < 200, "{second}");
+    }
+
+    #[test]
+    fn a_time_of_nothing_is_none() {
+        let (mut trials, mut now) = (Trials::default(), 5);
+        for _ in 0..2 * FIRST {
+            let trial = trials.choose(0, now);
+            trials.answered(trial, 1 << 20);
+            trials.learn(now);
+        }
+        assert!(share(&mut trials, &mut now, 0, 1000, |_| [20, 80]) < 0.3);
     }
 
     /// The first of a connection take long, whichever way they go.

@@ -188,7 +188,7 @@ impl Manager {
             few::copy(addr as *const u8, room.as_mut_ptr().cast(), len as usize);
             std::slice::from_raw_parts(room.as_ptr().cast(), len as usize)
         };
-        self.message_send_plain(thread, to, envelope, content)
+        self.message_send_plain(thread, to, envelope, (content, addr))
     }
 
     /// The same of content that takes more room.
@@ -207,7 +207,7 @@ impl Manager {
         let mut copied = Copied::new();
         // SAFETY: the caller's promise.
         let content = unsafe { copied.take(addr, len, self.copy_max) };
-        content.len() as u64 == len && self.message_send_plain(thread, to, envelope, content)
+        content.len() as u64 == len && self.message_send_plain(thread, to, envelope, (content, addr))
     }
 
     #[inline(always)]
@@ -216,7 +216,7 @@ impl Manager {
         thread: Thread,
         to: Party,
         envelope: Envelope,
-        content: &[u8],
+        content: (&[u8], u64),
     ) -> bool {
         let mut core = self.core.lock_on(thread);
         let follows = self.follows(&mut core);

@@ -89,6 +89,8 @@ fi_ops *fid_table() {
 
 uint64_t read_value(fid_cntr *cntr) {
   of(cntr)->pump.progress();
+  /* Who reads nothing but the value is told of an error once. */
+  of(cntr)->errors_read = of(cntr)->errors.load();
   return of(cntr)->value_read = of(cntr)->value.load();
 }
 

@@ -148,7 +148,8 @@ int Ep::start_manager() {
   /* A manager that is watched makes system calls whenever it is driven. */
   if (is_waited_for()) {
     if (!domain->thread) rdma_mgr_event_fd(mgr_, &event_fd_);
-    timer_fd_ = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    /* It may be there, of an fi_enable that failed later on. */
+    if (timer_fd_ < 0) timer_fd_ = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     if (timer_fd_ < 0) return -errno;
   }
   if (const rdma_code_t code = rdma_peer_lookup(mgr_, name.c_str(), &self_peer_)) return -error_of(code);

@@ -5,9 +5,15 @@ use std::sync::OnceLock;
 
 use super::super::lent::ShortRoom;
 use super::*;
+use crate::os::ticks;
 
-/// Turns, ten microseconds of them or so, before a caller becomes the driver.
+/// Turns before a caller becomes the driver, where each finds nothing.
 const GLANCES: u32 = 256;
+/// Microseconds, at most, after which no further one begins; and processor ticks that each is taken for.
+const GLANCE_US: u64 = 10;
+const TICKS_PER_US: u64 = 1 << 11;
+
+const PANIC: &str = "caught a panic in a blocking call, a defect of the library";
 
 impl Manager {
     /// Waits for the first message that a receive would meet, and claims it if it is to.
@@ -76,8 +82,11 @@ impl Manager {
 
     /// Waits for the end of an operation, whatever happens: it owns memory of the caller.
     pub(crate) fn message_await(&self, id: u64, thread: Thread) -> Result<MessageEnd, Status> {
-        if let Some(end) = self.glance_at(id, thread)? {
-            return Ok(end);
+        match catch_unwind(AssertUnwindSafe(|| self.glance_at(id, thread))) {
+            Ok(Ok(None)) => {}
+            Ok(Ok(Some(end))) => return Ok(end),
+            Ok(Err(status)) => return Err(status),
+            Err(_) => log::error(format_args!("{PANIC}")),
         }
         let waiter = Arc::new(Waiter::default());
         loop {
@@ -87,9 +96,7 @@ impl Manager {
             let ended = || !matches!(self.core.lock().engine.message_has_ended(id), Ok(false));
             let block = || self.waiting(|| self.block(&waiter, None, ended));
             if catch_unwind(AssertUnwindSafe(block)).is_err() {
-                log::error(format_args!(
-                    "caught a panic in a blocking call, a defect of the library"
-                ));
+                log::error(format_args!("{PANIC}"));
             }
         }
     }
@@ -135,14 +142,16 @@ impl Manager {
             return core.engine.message_take_end(id);
         }
         self.refuse_inside_on("rdma_msg_test", thread)?;
-        if self.has_thread {
-            let count = core.turn(thread);
+        let happened = core.engine.happened();
+        let short = if self.has_thread { None } else { core.turn_short(thread) };
+        let count = short.unwrap_or_else(|| core.turn(thread));
+        if core.engine.happened() != happened {
+            // What ends no operation, and who waits for it on another thread is not woken by.
+            self.tell_happened(&mut core, thread);
+        }
+        if short.is_none() {
             return self.message_after_turn(core, id, count, thread);
         }
-        let Some(count) = core.turn_short(thread) else {
-            let count = core.turn(thread);
-            return self.message_after_turn(core, id, count, thread);
-        };
         if count == 0 && !core.leaves_something() {
             return Ok(None);
         }
@@ -191,18 +200,22 @@ impl Manager {
         core.engine.message_take_end(id)
     }
 
-    /// How many: none where a thread drives, or nobody is to spin.
-    fn glances(&self) -> u32 {
+    /// One for each time to look: none where a thread drives, or nobody is to spin. They end by time, too, since a turn may run
+    /// callbacks.
+    fn glances(&self) -> impl Iterator<Item = u32> {
         static ALONE: OnceLock<bool> = OnceLock::new();
         let alone = || *ALONE.get_or_init(|| processors() == 1);
-        if self.has_thread || self.config.busy_poll_us == 0 || alone() { 0 } else { GLANCES }
+        let none = self.has_thread || self.config.busy_poll_us == 0 || alone();
+        let (began, us) = (ticks(), self.config.busy_poll_us.min(GLANCE_US));
+        let in_time = move |_: &u32| ticks().wrapping_sub(began) < us * TICKS_PER_US;
+        (0..if none { 0 } else { GLANCES }).take_while(in_time)
     }
 
     /// Turns the manager a few times where no thread drives it, which costs less than to become its driver: what comes soon comes
     /// within them.
     #[inline]
     fn glance_at(&self, id: u64, thread: Thread) -> Result<Option<MessageEnd>, Status> {
-        for _ in 0..self.glances() {
+        for _ in self.glances() {
             let end = self.message_test_one(id, thread)?;
             if end.is_some() {
                 return Ok(end);
@@ -230,7 +243,7 @@ impl Manager {
             return count;
         }
         let thread = Thread::this();
-        for _ in 0..self.glances() {
+        for _ in self.glances() {
             self.turn_on(thread);
             count = self.collect(ids, &mut look, how, &mut found);
             if !matches!(count, Ok(0)) {

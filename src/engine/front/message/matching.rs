@@ -4,9 +4,9 @@
 //! sender and in that of all senders. So a look at the first of one queue does, or of two, however many others wait. A
 //! receive from some peers is in a queue of such, with its peers in a table apart; of these each is looked at.
 //!
-//! Which bits of the tag count for those queues is what the receives that wait agree on: as a rule all bits, or, of a runtime that
-//! keeps some of them for itself, all but the same few in each receive. One that leaves other bits open is in the queue of its
-//! communicator; of these each is looked at, as they look at each message.
+//! As a rule all bits of the tag count; or, of a runtime that keeps some of them for itself, all but the same few in each receive: those
+//! lie in such queues, too, by the bits that count. One that leaves yet other bits open is in the queue of its communicator; of these
+//! each is looked at, as they look at each message.
 
 use foldhash::HashMap;
 
@@ -154,32 +154,57 @@ impl Sources {
     }
 }
 
-/// Receives that wait.
-pub struct Posted {
-    exact: Queues,
-    /// Bits of the tag that count for these; the others are 0 in their lanes.
+/// Receives of which the same bits of the tag count, found by these.
+struct Alike {
+    queues: Queues,
+    /// The bits; the others are 0 in their lanes.
     mask: u64,
-    open: HashMap<u32, Fifo>,
-    /// Of the receives from some peers, whose `from` is [`Party::SOME`].
-    sources: HashMap<u32, Sources>,
     /// Receives from one sender, and from anybody.
     named: usize,
     any: usize,
-    /// Those that leave bits of the tag open, or name some peers.
-    unusual: usize,
+}
+
+impl Alike {
+    fn new(mask: u64) -> Alike {
+        Alike { queues: Queues::default(), mask, named: 0, any: 0 }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.named + self.any == 0
+    }
+
+    /// The lane of such receives, and messages.
+    #[inline(always)]
+    fn lane(&self, from: Party, Envelope { comm, tag }: Envelope) -> Lane {
+        Lane { from, envelope: Envelope { comm, tag: tag & self.mask } }
+    }
+}
+
+/// Receives that wait.
+pub struct Posted {
+    exact: Alike,
+    /// Those that leave the same bits open, of any communicator. Which bits, may change while there are none, and none in `open`,
+    /// which may leave them open, too.
+    masked: Alike,
+    /// Those that leave other bits open, by communicator.
+    open: HashMap<u32, Fifo>,
+    /// Of the receives from some peers, whose `from` is [`Party::SOME`].
+    sources: HashMap<u32, Sources>,
+    /// Receives in `open`, and those that name some peers.
+    opened: usize,
+    some: usize,
     order: u64,
 }
 
 impl Default for Posted {
     fn default() -> Posted {
         Posted {
-            exact: Queues::default(),
-            mask: u64::MAX,
+            exact: Alike::new(u64::MAX),
+            masked: Alike::new(u64::MAX),
             open: HashMap::default(),
             sources: HashMap::default(),
-            named: 0,
-            any: 0,
-            unusual: 0,
+            opened: 0,
+            some: 0,
             order: 0,
         }
     }
@@ -196,14 +221,19 @@ impl Posted {
     /// Takes a receive in, whose operation this is.
     #[inline]
     pub fn add(&mut self, ops: &mut Slab<Op>, index: u32, wanted: &Wanted) -> Result<(), Status> {
-        if wanted.mask != self.mask && self.named + self.any + self.unusual == 0 {
-            self.mask = wanted.mask;
+        let all = wanted.mask == u64::MAX;
+        if !all && wanted.mask != self.masked.mask && self.masked.is_empty() && self.opened == 0 {
+            self.masked.mask = wanted.mask;
         }
-        let lane = self.lane(wanted.from, wanted.lane().envelope);
-        let queue = match wanted.mask == self.mask {
-            true => self.exact.find_or_make(lane),
-            _ if self.open.fits(1) => Some(self.open.entry(wanted.comm).or_default()),
-            _ => None,
+        let envelope = wanted.lane().envelope;
+        let alike = match all {
+            true => Some(&mut self.exact),
+            false => Some(&mut self.masked).filter(|masked| masked.mask == wanted.mask),
+        };
+        let queue = match alike {
+            Some(alike) => alike.queues.find_or_make(alike.lane(wanted.from, envelope)),
+            None if self.open.fits(1) => Some(self.open.entry(wanted.comm).or_default()),
+            None => None,
         };
         let Some(queue) = queue else { return Err(room::none(size_of::<Queue>(), "a receive")) };
         self.order += 1;
@@ -215,21 +245,26 @@ impl Posted {
         Ok(())
     }
 
-    /// The lane of such receives, and messages.
+    /// Those among which such a receive is found by its tag.
     #[inline(always)]
-    fn lane(&self, from: Party, Envelope { comm, tag }: Envelope) -> Lane {
-        Lane { from, envelope: Envelope { comm, tag: tag & self.mask } }
+    fn alike(&mut self, wanted: &Wanted) -> Option<&mut Alike> {
+        match wanted.mask {
+            u64::MAX => Some(&mut self.exact),
+            mask if mask == self.masked.mask => Some(&mut self.masked),
+            _ => None,
+        }
     }
 
     /// How many there are of its kind.
     #[inline]
     fn count(&mut self, wanted: &Wanted) -> &mut usize {
-        match wanted.from {
-            Party::SOME => &mut self.unusual,
-            _ if wanted.mask != self.mask => &mut self.unusual,
-            Party::ANY => &mut self.any,
-            _ => &mut self.named,
-        }
+        let alike = match wanted.mask {
+            _ if wanted.from == Party::SOME => return &mut self.some,
+            u64::MAX => &mut self.exact,
+            mask if mask == self.masked.mask => &mut self.masked,
+            _ => return &mut self.opened,
+        };
+        if wanted.from == Party::ANY { &mut alike.any } else { &mut alike.named }
     }
 
     /// The same from some peers.
@@ -258,10 +293,11 @@ impl Posted {
             queue.remove(ops, op_links, index, links);
             queue.is_empty()
         };
-        if wanted.mask == self.mask {
-            let lane = self.lane(wanted.from, wanted.lane().envelope);
-            if self.exact.find(lane).is_some_and(leave) && self.exact.are_many() {
-                self.exact.forget(lane);
+        let envelope = wanted.lane().envelope;
+        if let Some(alike) = self.alike(&wanted) {
+            let lane = alike.lane(wanted.from, envelope);
+            if alike.queues.find(lane).is_some_and(leave) && alike.queues.are_many() {
+                alike.queues.forget(lane);
             }
         } else if self.open.get_mut(&wanted.comm).is_some_and(leave) && self.open.len() > EMPTY {
             self.open.remove(&wanted.comm);
@@ -271,21 +307,29 @@ impl Posted {
     /// The receive that has waited longest of those that accept this message; it leaves.
     #[inline(always)]
     pub fn take(&mut self, ops: &mut Slab<Op>, sender: Party, envelope: Envelope) -> Option<u32> {
-        let (from, count) = match (self.unusual, self.named, self.any) {
-            (0, _, 0) => (sender, &mut self.named),
-            (0, 0, _) => (Party::ANY, &mut self.any),
+        if self.some + self.opened > 0 {
+            return self.take_of_all(ops, sender, envelope);
+        }
+        let alike = match (self.exact.is_empty(), self.masked.is_empty()) {
+            (_, true) => &mut self.exact,
+            (true, false) => &mut self.masked,
+            (false, false) => return self.take_of_all(ops, sender, envelope),
+        };
+        let (from, count) = match (alike.named, alike.any) {
+            (_, 0) => (sender, &mut alike.named),
+            (0, _) => (Party::ANY, &mut alike.any),
             _ => return self.take_of_all(ops, sender, envelope),
         };
-        let many = self.exact.are_many();
-        let tag = envelope.tag & self.mask;
+        let many = alike.queues.are_many();
+        let tag = envelope.tag & alike.mask;
         let lane = Lane { from, envelope: Envelope { tag, ..envelope } };
-        let queue = self.exact.find(lane)?;
+        let queue = alike.queues.find(lane)?;
         let index = queue.first()?;
         let links = ops.get(index)?.links;
         queue.remove(ops, op_links, index, links);
         *count -= 1;
         if many && queue.is_empty() {
-            self.exact.forget(lane);
+            alike.queues.forget(lane);
         }
         Some(index)
     }
@@ -299,20 +343,19 @@ impl Posted {
         envelope: Envelope,
     ) -> Option<u32> {
         let mut oldest = None;
-        for from in [sender, Party::ANY] {
-            let queue = self.exact.find(self.lane(from, envelope));
-            older(&mut oldest, queue.and_then(|queue| first(queue, ops, |_, _| true)));
+        for alike in [&mut self.exact, &mut self.masked] {
+            for from in [sender, Party::ANY] {
+                let queue = alike.queues.find(alike.lane(from, envelope));
+                older(&mut oldest, queue.and_then(|queue| first(queue, ops, |_, _| true)));
+            }
         }
-        if self.unusual > 0 {
+        if self.some + self.opened > 0 {
             let some = |index: u32, _: &Wanted| {
                 self.sources.get(&index).is_some_and(|some| some.have(sender))
             };
-            let queue = self.exact.find(self.lane(Party::SOME, envelope));
+            let queue = self.exact.queues.find(Lane { from: Party::SOME, envelope });
             older(&mut oldest, queue.and_then(|queue| first(queue, ops, some)));
-            let open = |index: u32, wanted: &Wanted| match wanted.from {
-                Party::SOME => wanted.is_for(envelope) && some(index, wanted),
-                _ => wanted.accepts(sender, envelope),
-            };
+            let open = |_: u32, wanted: &Wanted| wanted.accepts(sender, envelope);
             let queue = self.open.get(&envelope.comm);
             older(&mut oldest, queue.and_then(|queue| first(queue, ops, open)));
         }
@@ -341,4 +384,58 @@ fn first(
         at = op.links.next();
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::front::message::{Memory, OnMessage};
+
+    fn op(wanted: Wanted) -> Op {
+        let memory = Memory { addr: 0, len: 0, device: 0 };
+        Op::for_test(wanted, memory, OnMessage::Asked)
+    }
+
+    /// Receives with one mask after another, and with several at a time: each is found by what it accepts, the first that was posted first,
+    /// and leaves from where it was put, also where the mask that most have has changed meanwhile.
+    #[test]
+    fn receives_are_found_whatever_masks_there_were_before() {
+        const MASKS: [u64; 4] = [u64::MAX, !0xFF, !0xFF00, 0];
+        let (mut ops, mut posted) = (Slab::default(), Posted::default());
+        let mut waiting: Vec<(u32, Wanted)> = Vec::new();
+        let mut seed = 7u64;
+        let mut draw = |below: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) % below
+        };
+        for _ in 0..200_000 {
+            // Now and then nobody waits, and another mask becomes the common one.
+            let most = if draw(50) == 0 { 0 } else { 12 };
+            let envelope = Envelope { comm: draw(2) as u32, tag: draw(3) << 8 | draw(3) };
+            let from = if draw(3) == 0 { Party::ANY } else { Party::peer(draw(2) as u32) };
+            match draw(5) {
+                0 | 1 if waiting.len() < most => {
+                    let mask = MASKS[draw(4) as usize];
+                    let wanted = Wanted { from, comm: envelope.comm, tag: envelope.tag, mask };
+                    let index = ops.insert(op(wanted)).ok().unwrap();
+                    posted.add(&mut ops, index, &wanted).unwrap();
+                    waiting.push((index, wanted));
+                }
+                2 if !waiting.is_empty() => {
+                    let (index, _) = waiting.remove(draw(waiting.len() as u64) as usize);
+                    posted.remove(&mut ops, index);
+                    ops.vacate(index);
+                }
+                _ => {
+                    let sender = Party::peer(draw(2) as u32);
+                    let at = waiting.iter().position(|(_, w)| w.accepts(sender, envelope));
+                    let found = posted.take(&mut ops, sender, envelope);
+                    assert_eq!(found, at.map(|at| waiting[at].0));
+                    if let Some(at) = at {
+                        ops.vacate(waiting.remove(at).0);
+                    }
+                }
+            }
+        }
+    }
 }

@@ -253,6 +253,28 @@ impl Op {
     fn envelope(&self) -> Envelope {
         Envelope { comm: self.wanted.comm, tag: self.wanted.tag }
     }
+
+    #[cfg(test)]
+    fn for_test(wanted: Wanted, memory: Memory, done: OnMessage) -> Op {
+        Op {
+            id: 0,
+            wanted,
+            memory,
+            mode: Mode::Standard,
+            started: 0,
+            deadline: u64::MAX,
+            ended: None,
+            done,
+            state: State::Posted,
+            content: Copied::No,
+            met: None,
+            extra: None,
+            released: false,
+            waits: false,
+            order: 0,
+            links: Links::default(),
+        }
+    }
 }
 
 /// See the module's text.

@@ -144,10 +144,16 @@ impl Engine {
         let plain = plain && out.extra.is_header();
         plain
             && out.content.len() as u64 == len
-            && self.message_send_plain(fx, out.to, out.envelope, out.extra.user, out.content)
+            && self.message_send_plain(
+                fx,
+                out.to,
+                out.envelope,
+                out.extra.user,
+                (out.content, out.memory.addr),
+            )
     }
 
-    /// The same of a message in standard mode out of memory of the host, with no more beside it than a header.
+    /// The same of a message in standard mode out of memory of the host, at this address, with no more beside it than a header.
     #[inline]
     pub fn message_send_plain(
         &mut self,
@@ -155,14 +161,14 @@ impl Engine {
         to: Party,
         envelope: Envelope,
         user: &[u8],
-        content: &[u8],
+        (content, addr): (&[u8], u64),
     ) -> bool {
         let cost = (content.len() + user.len()) as u64;
         let peer = to.index().and_then(|p| self.peers.get(p));
         let Some(p) = peer.filter(|p| !p.guest && p.outbox.is_empty()) else { return false };
         let c = p.channels.first().and_then(|&ch| self.channels.get_mut(ch));
         let Some(c) = c.filter(|c| c.takes_messages() && c.flow.fits(cost)) else { return false };
-        let rides = cost <= c.rides || self.settings.rides(fx, c, content.as_ptr() as u64, cost);
+        let rides = cost <= c.rides || self.settings.rides(fx, c, addr, cost);
         if !rides || self.closing || !c.send_msg_now(fx, envelope, user, content) {
             return false;
         }
