@@ -24,7 +24,7 @@ struct Entry {
     cancelled: bool,
 }
 
-/// Finds and authenticates peers; see the module's text.
+/// Finds and authenticates peers: the listeners, the dials, and the handshakes that are under way.
 pub struct Bootstrap {
     shared: Shared,
     epoll: Epoll,

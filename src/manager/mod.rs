@@ -86,7 +86,7 @@ use sys::{Epoll, Tag};
 use waits::Taken;
 use world::{Route, World};
 
-/// See the module's text.
+/// One local worker: its engine, its adapters, and the threads that drive them.
 pub struct Manager {
     core: Seam,
     drivers: Drivers,

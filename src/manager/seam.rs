@@ -24,7 +24,7 @@ struct Watch {
     timer: TimerFd,
 }
 
-/// See the module's text.
+/// The manager's core behind its lock, and what wakes those who sleep.
 pub struct Seam {
     mutex: Biased<Shared<Core, Caller>>,
     epoll: Arc<Epoll>,

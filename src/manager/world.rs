@@ -80,7 +80,7 @@ pub struct Route {
     pub dialing_rail: bool,
 }
 
-/// See the module's text.
+/// What the engine and the handshake act on: adapters, channels, memory, clock, callbacks.
 pub struct World {
     /// Opened adapters.
     pub adapters: Adapters,

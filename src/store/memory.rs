@@ -116,7 +116,7 @@ impl Table {
     }
 }
 
-/// See the module's text.
+/// A store in this process's memory.
 pub struct Memory {
     name: String,
     table: Mutex<Table>,

@@ -78,7 +78,7 @@ pub fn ready(looks: &mut [Look], time: Option<Duration>) {
     }
 }
 
-/// See the module's text.
+/// What ends the calls of one view, once.
 pub struct Stop {
     stopped: AtomicBool,
     bell: Bell,

@@ -43,7 +43,7 @@ fn device_of(ep: EpId) -> usize {
 /// A region's keys on the devices after the first, in order; `None` where it could not be registered.
 type Others = SmallVec<[Option<Mr>; MAX_DEVICES]>;
 
-/// See the module's text.
+/// The devices that carry a channel together, as one adapter.
 pub(super) struct Several<A> {
     devices: Vec<A>,
     /// By the local key on the first device.

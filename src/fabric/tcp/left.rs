@@ -48,7 +48,7 @@ enum Coming {
     Aside,
 }
 
-/// See the module's text.
+/// The moves of one connection: content that comes, and content that is being sent.
 #[derive(Default)]
 pub struct Moves {
     coming: Option<Coming>,

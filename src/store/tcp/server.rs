@@ -48,7 +48,7 @@ struct Shared {
     secret: Option<Vec<u8>>,
 }
 
-/// See the module's text.
+/// A TCP store that this process serves; dropping it ends the thread.
 pub struct Server {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
