@@ -424,7 +424,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         pool.keep_private();
     }
     let world = World {
-        links: Default::default(),
+        connections: Default::default(),
         doubts: 0,
         chans: Default::default(),
         near: Default::default(),

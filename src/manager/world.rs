@@ -44,8 +44,8 @@ const KEPT_MIN: usize = 2048;
 /// An endpoint of some adapter.
 pub type EpKey = (ProviderKind, EpId);
 
-/// A channel's way to its adapter.
-pub struct Link {
+/// A channel's connection: its endpoint, and what belongs to that.
+pub struct Connection {
     /// The endpoint.
     pub ep: EpKey,
     /// Its end tells that the peer is gone; not for tcp, whose endpoint tells itself.
@@ -84,8 +84,8 @@ pub struct Route {
 pub struct World {
     /// Opened adapters.
     pub adapters: Adapters,
-    /// Channels.
-    pub links: HashMap<ChanId, Link>,
+    /// By channel.
+    pub connections: HashMap<ChanId, Connection>,
     /// Channels by endpoint.
     pub chans: HashMap<EpKey, ChanId>,
     /// Some of both.
@@ -169,9 +169,9 @@ impl World {
 
     /// See [`Adapter::has_rest`](crate::fabric::Adapter::has_rest).
     pub fn has_rest(&self, ch: ChanId) -> bool {
-        let Some(link) = self.links.get(&ch) else { return false };
-        let adapter = self.adapters[link.ep.0 as usize].as_ref();
-        adapter.is_some_and(|a| a.has_rest(link.ep.1))
+        let Some(connection) = self.connections.get(&ch) else { return false };
+        let adapter = self.adapters[connection.ep.0 as usize].as_ref();
+        adapter.is_some_and(|a| a.has_rest(connection.ep.1))
     }
 
     /// An endpoint's channel, if it is one already.
@@ -182,7 +182,7 @@ impl World {
 
     #[cold]
     fn find_endpoint(&mut self, ch: ChanId) -> Option<EpKey> {
-        let key = self.links.get(&ch)?.ep;
+        let key = self.connections.get(&ch)?.ep;
         self.near.learn(ch, key);
         Some(key)
     }
@@ -202,7 +202,7 @@ impl World {
 
     #[cold]
     fn is_doubted(&self, ch: ChanId) -> bool {
-        self.links.get(&ch).is_some_and(|link| link.doubt.until().is_some())
+        self.connections.get(&ch).is_some_and(|c| c.doubt.until().is_some())
     }
 
     fn gone<T>() -> Result<T, PostError> {
@@ -393,9 +393,9 @@ impl World {
     /// All that one more endpoint will need here: nothing that follows lacks it.
     pub fn room_for_endpoint(&mut self) -> bool {
         let fresh = self.fresh.len() + 1;
-        let ends = self.links.len() + fresh;
+        let ends = self.connections.len() + fresh;
         self.fresh.fits(1)
-            && self.links.fits(fresh)
+            && self.connections.fits(fresh)
             && self.chans.fits(fresh)
             && self.dying.fits(ends)
             && self.routes.fits(1)

@@ -136,8 +136,8 @@ pub const PLACES: &[Place] = &[
         "the handle of a piece of input or output",
         &["input_moved", "set_aside", "take_input", "take_output"],
     ),
-    place("fabric/tcp/link.rs", 64, "an endpoint", &["new"]),
     place("fabric/tcp/mod.rs", 64, "an adapter; an endpoint", &["address", "connect", "open"]),
+    place("fabric/tcp/stream.rs", 64, "an endpoint", &["new"]),
     place("log/speaker.rs", 512, "a manager's name", &["new"]),
     place("manager/core.rs", 64, "why a connection came about", &["poll_boot"]),
     place(

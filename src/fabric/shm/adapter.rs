@@ -9,7 +9,7 @@ impl Adapter for ShmAdapter {
 
     unsafe fn register(&mut self, addr: u64, len: u64, access: Access) -> Result<Mr, Status> {
         let pool = self.core.pools.find(addr, len);
-        let rkey = self.core.exports.add(Region { base: addr, len, access, pool })?;
+        let rkey = self.core.exports.add(Export { base: addr, len, access, pool })?;
         Ok(Mr { lkey: 0, rkey })
     }
 

@@ -16,7 +16,7 @@ use super::process::Process;
 use super::ring::{Consumer, Producer};
 use super::socket::{self, PeerCred};
 use super::sys::{self, Epoll};
-use super::wire::{Address, Hello, Home, Message};
+use super::wire::{Address, Hello, Home, SocketMessage};
 use super::{Core, Endpoint, ShmAdapter};
 use crate::fabric::{EpId, Event};
 use crate::local_fd::Local;
@@ -243,7 +243,9 @@ impl ShmAdapter {
         let (_, sock) = strangers.remove(i);
         self.core.epoll.remove(&sock);
         let Ok(received) = received else { return };
-        let Some(Message::Hello(hello)) = Message::decode(&received.bytes) else { return };
+        let Some(SocketMessage::Hello(hello)) = SocketMessage::decode(&received.bytes) else {
+            return;
+        };
         let Ok(fds) = received.fds.into_inner() else { return };
         let Some(at) = self.eps.iter().position(|e| e.token == hello.to) else { return };
         let guest = Guest { sock, hello, fds };
@@ -320,8 +322,10 @@ impl ShmAdapter {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
             Err(e) => return self.meeting_failed(at, &e, events),
         };
-        let hello = match Message::decode(&received.bytes) {
-            Some(Message::Welcome(h)) if h.from == remote.token && h.to == endpoint.token => h,
+        let hello = match SocketMessage::decode(&received.bytes) {
+            Some(SocketMessage::Welcome(h)) if h.from == remote.token && h.to == endpoint.token => {
+                h
+            }
             _ => return self.meeting_failed(at, &io::Error::other("wrong answer"), events),
         };
         let Ok(fds) = received.fds.into_inner() else {
@@ -336,7 +340,7 @@ impl ShmAdapter {
         self.core.epoll.remove(&sock);
         let guest = Guest { sock, hello, fds };
         match make_link(&self.core, endpoint, *ring, guest).and_then(|link| {
-            let ready = Message::Ready(link.process.is_some()).encode();
+            let ready = SocketMessage::Ready(link.process.is_some()).encode();
             socket::send(&link.sock, &ready, &[])?;
             self.core.epoll.add(&link.sock, key(endpoint.id))?;
             Ok(link)
@@ -354,8 +358,8 @@ impl ShmAdapter {
         let endpoint = &mut self.eps[at];
         let State::AwaitReady { link } = &mut endpoint.state else { return };
         match socket::receive(&link.sock) {
-            Ok(received) => match Message::decode(&received.bytes) {
-                Some(Message::Ready(reads)) => link.peer_reads = reads,
+            Ok(received) => match SocketMessage::decode(&received.bytes) {
+                Some(SocketMessage::Ready(reads)) => link.peer_reads = reads,
                 _ => return self.meeting_failed(at, &io::Error::other("wrong answer"), events),
             },
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
@@ -438,7 +442,7 @@ fn dial(core: &Core, endpoint: &Endpoint, remote: Address) -> io::Result<State> 
     let (ring, fd) = Producer::create()?;
     let hello = introduce(core, endpoint.token, remote.token, false);
     let fds = [fd.as_raw_fd(), core.exports.fd().as_raw_fd(), core.bell.as_raw_fd()];
-    socket::send(&sock, &Message::Hello(hello).encode(), &fds)?;
+    socket::send(&sock, &SocketMessage::Hello(hello).encode(), &fds)?;
     core.epoll.add(&sock, key(endpoint.id))?;
     Ok(State::AwaitWelcome { remote, sock, ring: Box::new(ring) })
 }
@@ -450,7 +454,7 @@ fn welcome(core: &Core, endpoint: &Endpoint, guest: Guest) -> io::Result<Link> {
     let link = make_link(core, endpoint, ring, guest)?;
     let answer = introduce(core, endpoint.token, to, link.process.is_some());
     let fds = [fd.as_raw_fd(), core.exports.fd().as_raw_fd(), core.bell.as_raw_fd()];
-    socket::send(&link.sock, &Message::Welcome(answer).encode(), &fds)?;
+    socket::send(&link.sock, &SocketMessage::Welcome(answer).encode(), &fds)?;
     core.epoll.add(&link.sock, key(endpoint.id))?;
     Ok(link)
 }

@@ -54,7 +54,7 @@ use crate::room::Grows;
 use crate::status::{Code, Status};
 
 pub(crate) use copy::copy;
-use exports::{Exports, Region};
+use exports::{Export, Exports};
 use foreign::Closer;
 use handshake::{Greeter, State};
 use link::{Link, MAX_RDMA, MAX_SEND, gone};
