@@ -195,7 +195,7 @@ impl Core {
         }
         self.engine.end_lost(&mut self.world);
         self.world.flush();
-        self.world.bury();
+        self.world.destroy_ended();
         self.world.let_go();
         self.dial_wanted();
     }
@@ -424,7 +424,7 @@ impl Core {
             self.world.fresh.remove(&key);
             self.world.dying.push(key);
         }
-        self.world.bury();
+        self.world.destroy_ended();
     }
 }
 

@@ -267,7 +267,7 @@ impl World {
         self.clock.read();
     }
 
-    /// Whether there are endpoints to bury, callbacks to let go of or dials to begin.
+    /// Whether there are endpoints to destroy, callbacks to let go of or dials to begin.
     #[inline(always)]
     pub fn is_unfinished(&self) -> bool {
         self.tries
@@ -292,7 +292,7 @@ impl World {
     }
 
     /// Destroys the endpoints that ended. Only when no view into their memory is held.
-    pub fn bury(&mut self) {
+    pub fn destroy_ended(&mut self) {
         if self.dying.is_empty() && self.parked.is_empty() {
             return;
         }
@@ -438,7 +438,7 @@ mod tests {
         world.dying.push((ProviderKind::Loopback, ep));
         world.free(first);
         assert_ne!(world.alloc(1000).unwrap().addr, addr);
-        world.bury();
+        world.destroy_ended();
         assert_eq!(world.alloc(1000).unwrap().addr, addr);
     }
 }
