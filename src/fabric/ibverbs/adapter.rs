@@ -11,6 +11,7 @@ use rdma_sys::ibv_wc;
 use crate::config::IbConfig;
 use crate::fabric::{Access, Adapter, Caps, EpId, Event, Mem, Mr, PostError, Remote};
 use crate::local_fd::Local;
+use crate::os::Epoll;
 use crate::status::{Code, Status};
 
 use super::address::{Address, Link};
@@ -67,7 +68,7 @@ pub struct IbverbsAdapter {
     /// Between `arm` and `poll`: what is put into `ready` must wake.
     pub(super) sleeping: bool,
     pub(super) events: Events,
-    pub(super) epoll: Local<OwnedFd>,
+    pub(super) epoll: Epoll,
     pub(super) pd: Arc<Pd>,
     pub(super) context: Arc<Context>,
     pub(super) info: DeviceInfo,

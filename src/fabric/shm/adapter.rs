@@ -1,5 +1,7 @@
 //! The provider contract, by what the other files have.
 
+use std::os::fd::AsRawFd;
+
 use super::*;
 
 impl Adapter for ShmAdapter {
@@ -239,7 +241,7 @@ impl Adapter for ShmAdapter {
     }
 
     fn fd(&self) -> Option<RawFd> {
-        Some(self.core.epoll.raw())
+        Some(self.core.epoll.as_raw_fd())
     }
 
     fn notes(&self) -> &[String] {

@@ -339,6 +339,7 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     use super::*;
+    use crate::os::EventFd;
 
     fn region(base: u64, len: u64) -> Export {
         Export { base, len, access: Access::REMOTE_WRITE, pool: None }
@@ -384,7 +385,8 @@ mod tests {
     #[test]
     fn keys_are_fresh_and_die_with_the_region() {
         let mut table = Exports::create().unwrap();
-        let peer = PeerExports::map(table.fd(), foreign(sys::eventfd().unwrap())).unwrap();
+        let peer =
+            PeerExports::map(table.fd(), foreign(OwnedFd::from(EventFd::new().unwrap()))).unwrap();
         let mut last = 0;
         for _ in 0..1000 {
             let key = table.add(region(64, 64)).unwrap();
@@ -421,10 +423,10 @@ mod tests {
             // SAFETY: plain system call.
             assert_eq!(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, 0) }, 0);
         };
-        let bell = sys::eventfd().unwrap();
+        let bell = OwnedFd::from(EventFd::new().unwrap());
         blocks(&bell);
         assert!(PeerExports::map(table.fd(), foreign(bell)).is_err(), "stops the process");
-        let bell = sys::eventfd().unwrap();
+        let bell = OwnedFd::from(EventFd::new().unwrap());
         let held = bell.try_clone().unwrap();
         let mut peer = PeerExports::map(table.fd(), foreign(bell)).unwrap();
         let full = (u64::MAX - 1).to_ne_bytes();

@@ -7,6 +7,7 @@ use super::ring::MAX_PAYLOAD;
 use super::*;
 use crate::fabric::shm::stream::Job;
 use crate::fabric::shm::wire::{Ask, ContentAt, Write, kind};
+use crate::os::epoll;
 
 struct Random(u64);
 
@@ -331,7 +332,7 @@ fn a_socket_that_someone_else_holds_too_is_not_watched_after_its_end() {
         while !events.iter().any(|e| matches!(e, Event::Down { .. })) {
             own.housekeeping(&mut events);
         }
-        let keys: Vec<u64> = own.core.epoll.ready().collect();
+        let keys: Vec<u64> = own.core.epoll.ready(&mut [epoll::EMPTY; 64]).collect();
         assert!(keys.is_empty(), "{keys:x?} of {held:?}");
     }
 }

@@ -7,13 +7,14 @@ use std::sync::Arc;
 use super::burst::{Burst, Polled};
 use super::left::{Dir, Moves};
 use super::rx::Cx;
-use super::sock::{self, Epoll};
+use super::sock;
 use super::stream::Stream;
 use super::{EMPTY, tx};
 use crate::fabric::regions::RegionTable;
 use crate::fabric::{Event, Follows};
 use crate::limits::POLL_EVENTS;
 use crate::local_fd::Local;
+use crate::os::epoll::{self, Epoll};
 use crate::os::ticks;
 use crate::room;
 use crate::status::Status;
@@ -310,7 +311,8 @@ impl Endpoint {
 
     fn watch(&mut self, epoll: &Epoll, out: bool) {
         let Some(sock) = &self.sock else { return };
-        if epoll.watch(sock.as_fd(), self.stream.ep.0, out).is_ok() {
+        let interest = epoll::READ | if out { epoll::WRITE } else { 0 };
+        if epoll.modify(sock, interest, self.stream.ep.0.into()).is_ok() {
             self.out = out;
         }
     }
@@ -318,7 +320,7 @@ impl Endpoint {
     /// Ends the connection.
     pub fn down(&mut self, shared: &Shared, status: Status, events: &mut Vec<Event>) {
         if let Some(sock) = self.sock.take() {
-            shared.epoll.del(sock.as_fd());
+            let _ = shared.epoll.remove(&sock);
             self.stream.fail(status, shared.ends, events);
         }
     }

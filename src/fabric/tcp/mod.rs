@@ -15,14 +15,13 @@ mod stream;
 mod tx;
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use self::burst::Polled;
 use self::endpoint::{Buffer, Endpoint, Input, Shared};
 use self::left::Dir;
 use self::rx::Cx;
-use self::sock::Epoll;
 pub(super) use self::sock::{recv, send};
 use self::stream::Stream;
 use super::moves::{Move, Moved};
@@ -32,7 +31,7 @@ use super::{
 };
 use crate::config::Config;
 use crate::local_fd::Local;
-use crate::os::ticks;
+use crate::os::{epoll, ticks};
 use crate::room::Grows;
 use crate::status::{Code, Status};
 
@@ -50,7 +49,7 @@ const DIRECT: usize = 4;
 
 /// Why tcp cannot be used here.
 pub fn probe() -> Result<(), String> {
-    Epoll::new().map(drop).map_err(Status::into_message)
+    sock::epoll().map(drop).map_err(Status::into_message)
 }
 
 /// Takes `bytes` for the input of an endpoint with two READs and a WRITE under way and two small
@@ -142,7 +141,7 @@ impl TcpAdapter {
             fresh: VecDeque::new(),
             armed: false,
             shared: Shared {
-                epoll: Epoll::new()?,
+                epoll: sock::epoll()?,
                 regions: RegionTable::new(),
                 buffer: Buffer::new()?,
                 viewed: 0,
@@ -324,7 +323,7 @@ impl Adapter for TcpAdapter {
             Status::invalid(format!("tcp endpoint to peer '{peer}': a connected socket is needed"))
         })?;
         sock::prepare(sock.as_fd())?;
-        self.shared.epoll.add(sock.as_fd(), ep.0)?;
+        sock::watch(&self.shared.epoll, sock.as_fd(), ep.0)?;
         let left = self.shared.left;
         let e = self.endpoint(ep)?;
         (e.sock, e.used) = (Some(Arc::new(sock)), true);
@@ -467,11 +466,11 @@ impl Adapter for TcpAdapter {
                 self.service(ids[(self.polled.count + i) % n], events);
             }
         } else {
-            let mut buf = [libc::epoll_event { events: 0, u64: 0 }; 64];
+            let mut places = [epoll::EMPTY; 64];
             let mut seen = [0u32; 64];
             let mut n = 0;
-            for (id, at) in self.shared.epoll.ready(&mut buf).zip(&mut seen) {
-                *at = id;
+            for (id, at) in self.shared.epoll.ready(&mut places).zip(&mut seen) {
+                *at = id as u32;
                 n += 1;
             }
             for i in 0..n {
@@ -513,12 +512,12 @@ impl Adapter for TcpAdapter {
         }
         self.lazy.clear();
         self.armed = true;
-        let mut one = [libc::epoll_event { events: 0, u64: 0 }];
+        let mut one = [epoll::EMPTY];
         self.fresh.is_empty() && self.shared.epoll.ready(&mut one).next().is_none()
     }
 
     fn fd(&self) -> Option<RawFd> {
-        Some(self.shared.epoll.fd())
+        Some(self.shared.epoll.as_raw_fd())
     }
 
     fn has_delivered(&mut self) -> bool {
@@ -535,7 +534,7 @@ impl Adapter for TcpAdapter {
             e.output(true, &self.shared.regions);
             e.push();
             if let Some(sock) = &e.sock {
-                self.shared.epoll.del(sock.as_fd());
+                let _ = self.shared.epoll.remove(sock);
             }
         }
         self.unlist(ep.0);
