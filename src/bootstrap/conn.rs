@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use crate::fabric::{EpId, ProviderKind};
 use crate::local_fd::Local;
+use crate::os::epoll::{Epoll, READ, WRITE};
 use crate::status::{Code, Reason, Status};
 
 use super::endpoint::Attempt;
 use super::frame::{Broken, FrameReader};
 use super::handshake::{Ctx, Failure, Handshake};
-use super::sys::{Epoll, READ, WRITE};
 use super::{BootEvent, Met, PeerHello};
 
 /// How long a refused peer has to read why.

@@ -136,33 +136,35 @@ impl Rounds {
                 let provider = hello::provider(&mut r)?;
                 let reason = hello::text(&mut r)?;
                 let address = r.bytes16(MAX_ENDPOINT_ADDRESS).map_err(malformed)?;
-                Message::Endpoint { provider, reason, address }
+                EndpointFrame::Endpoint { provider, reason, address }
             }
             Kind::Downgrade => {
                 let code = Code::from_i32(r.i32().map_err(malformed)?).unwrap_or(Code::Unknown);
-                Message::Downgrade { code, text: hello::text(&mut r)? }
+                EndpointFrame::Downgrade { code, text: hello::text(&mut r)? }
             }
-            _ => Message::Ready,
+            _ => EndpointFrame::Ready,
         };
         if !r.is_empty() {
             return Err(malformed(format!("{} is too long", kind.name())));
         }
         match (message, out.active) {
-            (Message::Endpoint { provider, reason, address }, true) => {
+            (EndpointFrame::Endpoint { provider, reason, address }, true) => {
                 self.follow(ctx, peer, out, (round, provider), reason, address)
             }
             _ if round < self.round => Ok(()),
             _ if round > self.round => Err(malformed(format!("round {round} of {}", self.round))),
-            (Message::Endpoint { provider, address, .. }, false) => {
+            (EndpointFrame::Endpoint { provider, address, .. }, false) => {
                 self.answered(ctx, peer, out, provider, address)
             }
-            (Message::Downgrade { code, text }, false) => {
+            (EndpointFrame::Downgrade { code, text }, false) => {
                 let code = if code == Code::Ok { Code::Unknown } else { code };
                 let text = format!("{text} (at '{}')", peer.name);
                 self.give_up(ctx, peer, out, Status::new(code, text))
             }
-            (Message::Downgrade { .. }, true) => Err(malformed("DOWNGRADE from the acceptor")),
-            (Message::Ready, _) => self.peer_ready(),
+            (EndpointFrame::Downgrade { .. }, true) => {
+                Err(malformed("DOWNGRADE from the acceptor"))
+            }
+            (EndpointFrame::Ready, _) => self.peer_ready(),
         }
     }
 
@@ -331,7 +333,8 @@ impl Attempt {
     }
 }
 
-enum Message<'a> {
+/// A frame by which the two sides come to their endpoints, decoded.
+enum EndpointFrame<'a> {
     Endpoint { provider: ProviderKind, reason: String, address: &'a [u8] },
     Downgrade { code: Code, text: String },
     Ready,

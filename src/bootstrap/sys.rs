@@ -3,77 +3,16 @@
 use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
-use crate::local_fd::Local;
-
-/// Turns a -1 into the error of `errno`.
-fn check(rc: libc::c_int) -> io::Result<libc::c_int> {
-    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc) }
-}
-
-pub(super) const READ: u32 = libc::EPOLLIN as u32;
-pub(super) const WRITE: u32 = libc::EPOLLOUT as u32;
-
-/// An epoll instance; level-triggered, each descriptor with a number.
-pub(super) struct Epoll {
-    fd: Local<OwnedFd>,
-}
-
-impl Epoll {
-    pub(super) fn new() -> io::Result<Epoll> {
-        // SAFETY: no pointers; the result is checked before it is owned.
-        let fd = check(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        // SAFETY: a new descriptor that nobody else owns.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(Epoll { fd: Local::new(fd) })
-    }
-
-    pub(super) fn raw(&self) -> RawFd {
-        self.fd.as_raw_fd()
-    }
-
-    fn control(&self, op: libc::c_int, fd: RawFd, interest: u32, id: u64) -> io::Result<()> {
-        let mut event = libc::epoll_event { events: interest, u64: id };
-        // SAFETY: `event` outlives the call; bad descriptors are reported, not undefined.
-        check(unsafe { libc::epoll_ctl(self.fd.as_raw_fd(), op, fd, &mut event) })?;
-        Ok(())
-    }
-
-    pub(super) fn add(&self, fd: &impl AsRawFd, interest: u32, id: u64) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_ADD, fd.as_raw_fd(), interest, id)
-    }
-
-    pub(super) fn modify(&self, fd: &impl AsRawFd, interest: u32, id: u64) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_MOD, fd.as_raw_fd(), interest, id)
-    }
-
-    /// Forgets a descriptor that lives on elsewhere.
-    pub(super) fn remove(&self, fd: &impl AsRawFd) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_DEL, fd.as_raw_fd(), 0, 0)
-    }
-
-    /// Appends the numbers of the ready descriptors; returns whether there may be more.
-    pub(super) fn ready(&self, ids: &mut Vec<u64>) -> io::Result<bool> {
-        const BATCH: usize = 64;
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
-        // SAFETY: the kernel writes at most BATCH entries into the array.
-        let n = check(unsafe {
-            libc::epoll_wait(self.fd.as_raw_fd(), events.as_mut_ptr(), BATCH as i32, 0)
-        })? as usize;
-        ids.extend(events.iter().take(n).map(|e| e.u64));
-        Ok(n == BATCH)
-    }
-}
+use crate::os::{check, owned};
 
 /// A nonblocking stream socket on its way to `addr`: writable once connected or failed.
 pub(crate) fn start_connect(addr: &SocketAddr) -> io::Result<OwnedFd> {
     let family = if addr.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: no pointers; the result is checked before it is owned.
-    let fd = check(unsafe { libc::socket(family, kind, 0) })?;
-    // SAFETY: a new descriptor that nobody else owns.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: no pointers.
+    let fd = owned(unsafe { libc::socket(family, kind, 0) })?;
     let rc = match addr {
         SocketAddr::V4(a) => {
             let sa = libc::sockaddr_in {

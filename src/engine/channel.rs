@@ -83,7 +83,7 @@ fn no_memory() -> Status {
     Status::new(Code::ResourceExhausted, "no memory for a message that has to wait")
 }
 
-/// See the module's text.
+/// One connection to a peer: what waits to be posted on it, and the credits of both ends.
 pub struct Channel {
     /// This channel.
     pub id: ChanId,

@@ -34,7 +34,7 @@ struct Timer {
     slot: u8,
 }
 
-/// See the module's text.
+/// A timing wheel, which knows by its slot which request is due.
 pub(super) struct Deadlines {
     /// All that was due before this tick was taken out.
     now: u64,

@@ -71,7 +71,7 @@ impl Owner {
     }
 }
 
-/// A callback that has to run once; see the module's text.
+/// A callback that has to run once, and is run with `INTERNAL` if it is dropped before.
 pub struct Due<F: Into<Callback>> {
     done: Option<F>,
     owner: Owner,

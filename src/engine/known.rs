@@ -115,7 +115,7 @@ impl Cache {
     }
 }
 
-/// See the module's text.
+/// All peers that are known, found by name or by index.
 #[derive(Default)]
 pub(super) struct Peers {
     slab: Slab<Peer>,

@@ -36,7 +36,7 @@ enum Shape {
     },
 }
 
-/// See the module's text.
+/// Where the pieces of one message's content lie in the application's memory.
 #[derive(Debug)]
 pub struct Layout {
     shape: Shape,

@@ -205,7 +205,7 @@ impl Settings {
     }
 }
 
-/// See the module's text.
+/// The protocol engine of one worker: its peers, its channels, and all operations that are under way.
 pub struct Engine {
     /// Settings.
     pub settings: Settings,

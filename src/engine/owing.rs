@@ -12,7 +12,7 @@ const DIRECT: usize = 256;
 /// No response has this index.
 const NONE: u32 = u32::MAX;
 
-/// See the module's text.
+/// A map from a peer's request to the response that is owed for it.
 #[derive(Default)]
 pub struct Owing {
     /// Request and response at the request's lowest bits; made at the first use.

@@ -35,7 +35,7 @@ impl Pending {
     }
 }
 
-/// See the module's text. The first and the last place are never empty.
+/// What waits to be posted on a channel, in order. The first and the last place are never empty.
 pub struct Queue {
     places: VecDeque<(u64, Option<Pending>)>,
     len: usize,

@@ -20,7 +20,7 @@ struct Slot<T> {
     value: Option<T>,
 }
 
-/// See the module's text.
+/// A table of what comes and goes; each entry is found by its index and generation.
 #[derive(Debug)]
 pub struct Slab<T> {
     slots: Vec<Slot<T>>,

@@ -301,7 +301,7 @@ pub enum One {
 /// Bytes of the heads of [`Adapter::send_short`].
 pub const SHORT_HEAD: usize = 16;
 
-/// One opened device of one provider, or several that carry one channel together. See the module's text for what it promises.
+/// One opened device of one provider, or several that carry one channel together. The head of this file says what it promises.
 pub trait Adapter: Send {
     /// What it can do.
     fn caps(&self) -> &Caps;

@@ -31,7 +31,7 @@ const _: () = assert!(GRANTS.is_power_of_two() && align_of::<Own>() >= GRANTS);
 /// Longer than any processor keeps a store to itself.
 const LATE: Duration = Duration::from_millis(100);
 
-/// See the module's text.
+/// A value behind a lock that one thread may own, and then takes without a locked instruction.
 pub struct Biased<T> {
     mutex: Mutex<T>,
     /// The thread that owns the lock, and which grant this is; 0: none. Changed with the mutex held.

@@ -195,7 +195,7 @@ impl Core {
         }
         self.engine.end_lost(&mut self.world);
         self.world.flush();
-        self.world.bury();
+        self.world.destroy_ended();
         self.world.let_go();
         self.dial_wanted();
     }
@@ -295,7 +295,9 @@ impl Core {
     /// The liveness socket of a channel became readable: its peer is gone, or says that its end failed. What it
     /// had sent before is taken first.
     pub(super) fn check_alive(&mut self, ch: u32) {
-        let Some(socket) = self.world.links.get(&ch).and_then(|l| l.alive.as_ref()) else { return };
+        let Some(socket) = self.world.connections.get(&ch).and_then(|c| c.alive.as_ref()) else {
+            return;
+        };
         let word = doubt::hear(socket);
         if word == Word::None {
             return;
@@ -422,7 +424,7 @@ impl Core {
             self.world.fresh.remove(&key);
             self.world.dying.push(key);
         }
-        self.world.bury();
+        self.world.destroy_ended();
     }
 }
 

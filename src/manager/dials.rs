@@ -8,7 +8,7 @@ use super::doubt::Doubt;
 use super::early::{Early, Fresh};
 use super::gate;
 use super::rails::rail_token;
-use super::world::{EpKey, Link, Route, World};
+use super::world::{Connection, EpKey, Route, World};
 use crate::bootstrap::{Met, PeerHello};
 use crate::engine::{ChanId, Engine};
 use crate::fabric::ProviderKind;
@@ -306,7 +306,7 @@ pub(super) fn link(
     {
         log::warn(format_args!("cannot watch peer '{}': {status}", hello.name));
     }
-    world.links.insert(ch, Link { ep: key, alive: sock, doubt: Doubt::None });
+    world.connections.insert(ch, Connection { ep: key, alive: sock, doubt: Doubt::None });
     world.chans.insert(key, ch);
     if let Some(seeds) = hello.seeds {
         engine.channel_seal(ch, seeds);

@@ -117,13 +117,16 @@ impl Core {
         event: Event,
     ) -> Option<Event> {
         let now = self.world.clock.now();
-        let Some(link) = self.world.links.get_mut(&ch) else { return Some(event) };
-        if matches!(link.doubt, Doubt::None) && link.alive.is_some() && is_refusal(kind, &event) {
-            link.doubt = Doubt::Since(now.saturating_add(GRACE), Waiting::default());
+        let Some(connection) = self.world.connections.get_mut(&ch) else { return Some(event) };
+        if matches!(connection.doubt, Doubt::None)
+            && connection.alive.is_some()
+            && is_refusal(kind, &event)
+        {
+            connection.doubt = Doubt::Since(now.saturating_add(GRACE), Waiting::default());
             self.world.doubts += 1;
             self.timed = true;
         }
-        let Doubt::Since(_, waiting) = &mut link.doubt else { return Some(event) };
+        let Doubt::Since(_, waiting) = &mut connection.doubt else { return Some(event) };
         waiting.0.push(match event {
             Event::Connected(_) => return None,
             // What came before the end: no more than the receive queue has room for.
@@ -151,9 +154,9 @@ impl Core {
         let now = self.world.clock.now();
         let doubtful: Vec<(ChanId, u64)> = self
             .world
-            .links
+            .connections
             .iter()
-            .filter_map(|(&ch, link)| Some((ch, link.doubt.until()?)))
+            .filter_map(|(&ch, c)| Some((ch, c.doubt.until()?)))
             .collect();
         self.world.doubts = doubtful.len();
         for (ch, until) in doubtful {
@@ -166,13 +169,13 @@ impl Core {
 
     /// The peer lives: what was kept happens now.
     pub(super) fn refusal_stands(&mut self, ch: ChanId) {
-        let Some(link) = self.world.links.get_mut(&ch) else { return };
-        let Doubt::Since(_, waiting) = std::mem::replace(&mut link.doubt, Doubt::Over) else {
+        let Some(connection) = self.world.connections.get_mut(&ch) else { return };
+        let Doubt::Since(_, waiting) = std::mem::replace(&mut connection.doubt, Doubt::Over) else {
             return;
         };
         for kept in waiting.0 {
             // One of them may end the channel.
-            if !self.world.links.contains_key(&ch) {
+            if !self.world.connections.contains_key(&ch) {
                 return;
             }
             let (engine, world) = (&mut self.engine, &mut self.world);
@@ -187,7 +190,7 @@ impl Core {
 
     /// The provider says that a channel ended. The peer hears of it, so that it knows a refusal from a death.
     pub(super) fn provider_ended(&mut self, ch: ChanId, status: Status) {
-        if let Some(alive) = self.world.links.get(&ch).and_then(|link| link.alive.as_ref()) {
+        if let Some(alive) = self.world.connections.get(&ch).and_then(|c| c.alive.as_ref()) {
             // SAFETY: the constant is valid for its length. A peer that is gone need not hear it.
             unsafe {
                 libc::send(
@@ -207,7 +210,7 @@ impl Core {
             return None;
         }
         let elapsed = self.world.clock.start().elapsed();
-        let until = self.world.links.values().filter_map(|l| l.doubt.until()).min()?;
+        let until = self.world.connections.values().filter_map(|c| c.doubt.until()).min()?;
         Some(Duration::from_nanos(until).saturating_sub(elapsed))
     }
 }
@@ -222,7 +225,7 @@ mod tests {
     use crate::config::{Config, Progress};
     use crate::fabric::{EpId, PostError};
     use crate::manager::Manager;
-    use crate::manager::world::Link;
+    use crate::manager::world::Connection;
     use crate::status::Code;
 
     const EP: EpId = EpId(1);
@@ -246,9 +249,13 @@ mod tests {
             .channel_new(world, peer, [1; 16], true, caps.expect("caps"), false)
             .expect("channel");
         let ep = (ProviderKind::Ibverbs, EP);
-        world.links.insert(
+        world.connections.insert(
             ch,
-            Link { ep, alive: Some(crate::local_fd::Local::new(mine.into())), doubt: Doubt::None },
+            Connection {
+                ep,
+                alive: Some(crate::local_fd::Local::new(mine.into())),
+                doubt: Doubt::None,
+            },
         );
         world.chans.insert(ep, ch);
         drop(core);
@@ -263,7 +270,7 @@ mod tests {
     /// What the channel ended with; `None`: it lives.
     fn end(core: &Core, ch: ChanId) -> Option<Status> {
         let peer = core.engine.find_peer("b").expect("peer");
-        let live = core.world.links.contains_key(&ch);
+        let live = core.world.connections.contains_key(&ch);
         (!live).then(|| core.engine.peer(peer).unwrap().last_error.clone().expect("status"))
     }
 
@@ -303,7 +310,7 @@ mod tests {
         let (manager, ch, _theirs) = channel();
         let mut core = manager.core.lock();
         core.on_event(ProviderKind::Ibverbs, refusal());
-        match &mut core.world.links.get_mut(&ch).expect("link").doubt {
+        match &mut core.world.connections.get_mut(&ch).expect("connection").doubt {
             Doubt::Since(until, _) => *until = 0,
             _ => panic!("no doubt"),
         }

@@ -12,7 +12,8 @@ use crate::status::{Code, Status};
 /// Adapters by `ProviderKind as usize`.
 pub type Adapters = [Option<Box<dyn Adapter>>; 4];
 
-struct Region {
+/// One region that is registered.
+struct Registered {
     len: u64,
     device: u32,
     /// Keys by provider; only of providers that need registration.
@@ -24,7 +25,7 @@ struct Region {
 /// Regions by address. They do not overlap.
 #[derive(Default)]
 pub struct Regions {
-    map: BTreeMap<u64, Region>,
+    map: BTreeMap<u64, Registered>,
     /// Those of the application.
     own: usize,
 }
@@ -170,7 +171,7 @@ impl Regions {
             ));
         }
         let device = on.map_or(0, |d| d.0);
-        let mut region = Region { len, device, keys: Default::default(), pool };
+        let mut region = Registered { len, device, keys: Default::default(), pool };
         let mut failed = Vec::new();
         for (kind, adapter) in adapters.iter_mut().enumerate() {
             let Some(a) = adapter.as_mut().filter(|a| !a.caps().windows) else { continue };

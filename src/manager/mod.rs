@@ -86,7 +86,7 @@ use sys::{Epoll, Tag};
 use waits::Taken;
 use world::{Route, World};
 
-/// See the module's text.
+/// One local worker: its engine, its adapters, and the threads that drive them.
 pub struct Manager {
     core: Seam,
     drivers: Drivers,
@@ -424,7 +424,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         pool.keep_private();
     }
     let world = World {
-        links: Default::default(),
+        connections: Default::default(),
         doubts: 0,
         chans: Default::default(),
         near: Default::default(),

@@ -60,7 +60,7 @@ pub struct Counts {
     pub bytes: u64,
 }
 
-/// See the module's text.
+/// The registrations that are kept for the next transfer of the same memory.
 #[derive(Debug, Default)]
 pub struct Registrations {
     /// Bytes; 0: nothing is kept.

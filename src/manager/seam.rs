@@ -1,7 +1,7 @@
 //! The manager's lock on real primitives: a mutex, an epoll set with an eventfd in it, a condition variable; and the
 //! application's descriptor, where it asked for one.
 
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -11,10 +11,19 @@ use super::bias::{Biased, Guard};
 use super::core::Core;
 use super::drive::Caller;
 use super::lock::{Locked, Platform, Shared};
-use super::sys::{Epoll, EventFd, Tag, TimerFd};
+use super::sys::{Epoll, Tag};
 use super::wheel::Wheel;
+use crate::os::{EventFd, TimerFd};
 use crate::status::Status;
 use crate::thread::Thread;
+
+fn eventfd() -> Result<EventFd, Status> {
+    EventFd::new().map_err(|e| Status::os("eventfd", &e))
+}
+
+fn timerfd() -> Result<TimerFd, Status> {
+    TimerFd::new().map_err(|e| Status::os("timerfd_create", &e))
+}
 
 /// The application's descriptor: readable while something is due or has arrived.
 struct Watch {
@@ -24,7 +33,7 @@ struct Watch {
     timer: TimerFd,
 }
 
-/// See the module's text.
+/// The manager's core behind its lock, and what wakes those who sleep.
 pub struct Seam {
     mutex: Biased<Shared<Core, Caller>>,
     epoll: Arc<Epoll>,
@@ -36,8 +45,8 @@ pub struct Seam {
 impl Seam {
     /// `thread`: a progress thread will drive.
     pub fn new(core: Core, epoll: Arc<Epoll>, thread: bool) -> Result<Seam, Status> {
-        let wake = EventFd::new()?;
-        epoll.add(wake.fd(), Tag::Wake)?;
+        let wake = eventfd()?;
+        epoll.add(wake.as_raw_fd(), Tag::Wake)?;
         // A progress thread and callers take turns, and it parks on the mutex.
         let mutex = Biased::new(Shared { ground: core, wheel: Wheel::new(thread) }, !thread);
         Ok(Seam { mutex, epoll, wake, unpark: Condvar::new(), watch: OnceLock::new() })
@@ -59,8 +68,8 @@ impl Seam {
         if let Some(watch) = self.watch.get() {
             return Ok(watch.epoll.fd());
         }
-        let watch = Watch { epoll: Epoll::new()?, bell: EventFd::new()?, timer: TimerFd::new()? };
-        for fd in [self.epoll.fd(), watch.bell.fd(), watch.timer.fd()] {
+        let watch = Watch { epoll: Epoll::new()?, bell: eventfd()?, timer: timerfd()? };
+        for fd in [self.epoll.fd(), watch.bell.as_raw_fd(), watch.timer.as_raw_fd()] {
             watch.epoll.add(fd, Tag::Wake)?;
         }
         let fd = self.watch.get_or_init(|| watch).epoll.fd();

@@ -1,15 +1,13 @@
-//! System calls of the manager: epoll, eventfd, timerfd, and copying by address.
+//! What the manager sleeps on, and copying by address.
 
-use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::engine::ChanId;
 use crate::fabric::ProviderKind;
-use crate::local_fd::Local;
 use crate::observe::Trace;
+use crate::os::epoll;
 use crate::status::Status;
 
 /// What a descriptor in the epoll set stands for.
@@ -55,63 +53,46 @@ impl Tag {
     }
 }
 
-/// An epoll set, and the trace that records who sleeps on it.
-pub struct Epoll(Local<OwnedFd>, OnceLock<Arc<Trace>>);
+/// What the manager's descriptors are watched for.
+const INPUT: u32 = epoll::READ | epoll::END;
 
-fn check(what: &str, rc: libc::c_int) -> Result<libc::c_int, Status> {
-    if rc < 0 { Err(Status::os(what, &io::Error::last_os_error())) } else { Ok(rc) }
-}
-
-fn own(what: &str, rc: libc::c_int) -> Result<OwnedFd, Status> {
-    let fd = check(what, rc)?;
-    // SAFETY: a new descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+/// A set of what wakes the manager, and the trace that records who sleeps on it.
+pub struct Epoll {
+    set: epoll::Epoll,
+    trace: OnceLock<Arc<Trace>>,
 }
 
 impl Epoll {
     /// An empty set.
     pub fn new() -> Result<Epoll, Status> {
-        // SAFETY: no pointers.
-        let fd = own("epoll_create1", unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        Ok(Epoll(Local::new(fd), OnceLock::new()))
+        let set = epoll::Epoll::new().map_err(|e| Status::os("epoll_create1", &e))?;
+        Ok(Epoll { set, trace: OnceLock::new() })
     }
 
     /// From now on sleeps are recorded.
     pub fn record_sleeps(&self, trace: Arc<Trace>) {
-        let _ = self.1.set(trace);
+        let _ = self.trace.set(trace);
     }
 
     /// Waits for reading (and for the end) of a descriptor.
     pub fn add(&self, fd: RawFd, tag: Tag) -> Result<(), Status> {
-        let events = (libc::EPOLLIN | libc::EPOLLRDHUP) as u32;
-        let mut event = libc::epoll_event { events, u64: tag.to_u64() };
-        let rc =
-            // SAFETY: `event` lives through the call.
-            unsafe { libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &mut event) };
-        check("epoll_ctl", rc).map(|_| ())
+        self.set.add(&fd, INPUT, tag.to_u64()).map_err(|e| Status::os("epoll_ctl", &e))
     }
 
     /// Forgets a descriptor.
     pub fn remove(&self, fd: RawFd) {
-        // SAFETY: no event is needed to remove; failure means that it was not there.
-        unsafe {
-            libc::epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut())
-        };
+        // Failure means that it was not there.
+        let _ = self.set.remove(&fd);
     }
 
     /// Waits up to `timeout` and appends what is ready.
     pub fn wait(&self, timeout: Duration, out: &mut Vec<Tag>) {
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 32];
-        // A fraction of a millisecond must not become a busy loop.
-        let ms = timeout.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as i32;
-        let trace = if ms > 0 { self.1.get() } else { None };
+        let trace = if timeout.is_zero() { None } else { self.trace.get() };
         let since = trace.and_then(|t| t.sleeps());
-        // SAFETY: `events` is valid for its length.
-        let n = unsafe {
-            libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), events.len() as i32, ms)
-        };
         let first = out.len();
-        out.extend(events.iter().take(n.max(0) as usize).map(|e| Tag::from_u64(e.u64)));
+        if let Ok(ready) = self.set.wait(timeout, &mut [epoll::EMPTY; 32]) {
+            out.extend(ready.map(Tag::from_u64));
+        }
         if let Some(trace) = trace {
             trace.slept(since, out.get(first).map_or("time", |tag| tag.name()));
         }
@@ -119,66 +100,7 @@ impl Epoll {
 
     /// The descriptor itself.
     pub fn fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
-}
-
-/// A counter that wakes an epoll set.
-pub struct EventFd(Local<File>);
-
-impl EventFd {
-    /// Not signalled.
-    pub fn new() -> Result<EventFd, Status> {
-        // SAFETY: no pointers.
-        let rc = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        Ok(EventFd(Local::new(File::from(own("eventfd", rc)?))))
-    }
-
-    /// Signals.
-    pub fn signal(&self) {
-        // A full counter is signalled already.
-        let _ = (&*self.0).write(&1u64.to_ne_bytes());
-    }
-
-    /// Resets.
-    pub fn drain(&self) {
-        let _ = (&*self.0).read(&mut [0; 8]);
-    }
-
-    /// The descriptor itself.
-    pub fn fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
-}
-
-/// A timer that wakes an epoll set.
-pub struct TimerFd(Local<OwnedFd>);
-
-impl TimerFd {
-    /// Not set.
-    pub fn new() -> Result<TimerFd, Status> {
-        let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
-        // SAFETY: no pointers.
-        let rc = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) };
-        Ok(TimerFd(Local::new(own("timerfd_create", rc)?)))
-    }
-
-    /// Fires once after `after`; this also resets it.
-    pub fn set(&self, after: Duration) {
-        let after = after.max(Duration::from_nanos(1));
-        let it_value = libc::timespec {
-            tv_sec: after.as_secs().min(i64::MAX as u64) as i64,
-            tv_nsec: i64::from(after.subsec_nanos()),
-        };
-        let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        let spec = libc::itimerspec { it_interval: zero, it_value };
-        // SAFETY: `spec` lives through the call; the old value is not asked for.
-        unsafe { libc::timerfd_settime(self.0.as_raw_fd(), 0, &spec, std::ptr::null_mut()) };
-    }
-
-    /// The descriptor itself.
-    pub fn fd(&self) -> RawFd {
-        self.0.as_raw_fd()
+        self.set.as_raw_fd()
     }
 }
 

@@ -110,7 +110,7 @@ pub enum Next {
     Park(Option<Duration>),
 }
 
-/// See the module's text. `W` is a blocked caller.
+/// Who has the seat, who sleeps, and until when. `W` is a blocked caller.
 #[derive(Debug)]
 pub struct Wheel<W> {
     seat: Seat<W>,

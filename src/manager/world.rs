@@ -44,8 +44,8 @@ const KEPT_MIN: usize = 2048;
 /// An endpoint of some adapter.
 pub type EpKey = (ProviderKind, EpId);
 
-/// A channel's way to its adapter.
-pub struct Link {
+/// A channel's connection: its endpoint, and what belongs to that.
+pub struct Connection {
     /// The endpoint.
     pub ep: EpKey,
     /// Its end tells that the peer is gone; not for tcp, whose endpoint tells itself.
@@ -80,12 +80,12 @@ pub struct Route {
     pub dialing_rail: bool,
 }
 
-/// See the module's text.
+/// What the engine and the handshake act on: adapters, channels, memory, clock, callbacks.
 pub struct World {
     /// Opened adapters.
     pub adapters: Adapters,
-    /// Channels.
-    pub links: HashMap<ChanId, Link>,
+    /// By channel.
+    pub connections: HashMap<ChanId, Connection>,
     /// Channels by endpoint.
     pub chans: HashMap<EpKey, ChanId>,
     /// Some of both.
@@ -169,9 +169,9 @@ impl World {
 
     /// See [`Adapter::has_rest`](crate::fabric::Adapter::has_rest).
     pub fn has_rest(&self, ch: ChanId) -> bool {
-        let Some(link) = self.links.get(&ch) else { return false };
-        let adapter = self.adapters[link.ep.0 as usize].as_ref();
-        adapter.is_some_and(|a| a.has_rest(link.ep.1))
+        let Some(connection) = self.connections.get(&ch) else { return false };
+        let adapter = self.adapters[connection.ep.0 as usize].as_ref();
+        adapter.is_some_and(|a| a.has_rest(connection.ep.1))
     }
 
     /// An endpoint's channel, if it is one already.
@@ -182,7 +182,7 @@ impl World {
 
     #[cold]
     fn find_endpoint(&mut self, ch: ChanId) -> Option<EpKey> {
-        let key = self.links.get(&ch)?.ep;
+        let key = self.connections.get(&ch)?.ep;
         self.near.learn(ch, key);
         Some(key)
     }
@@ -202,7 +202,7 @@ impl World {
 
     #[cold]
     fn is_doubted(&self, ch: ChanId) -> bool {
-        self.links.get(&ch).is_some_and(|link| link.doubt.until().is_some())
+        self.connections.get(&ch).is_some_and(|c| c.doubt.until().is_some())
     }
 
     fn gone<T>() -> Result<T, PostError> {
@@ -267,7 +267,7 @@ impl World {
         self.clock.read();
     }
 
-    /// Whether there are endpoints to bury, callbacks to let go of or dials to begin.
+    /// Whether there are endpoints to destroy, callbacks to let go of or dials to begin.
     #[inline(always)]
     pub fn is_unfinished(&self) -> bool {
         self.tries
@@ -292,7 +292,7 @@ impl World {
     }
 
     /// Destroys the endpoints that ended. Only when no view into their memory is held.
-    pub fn bury(&mut self) {
+    pub fn destroy_ended(&mut self) {
         if self.dying.is_empty() && self.parked.is_empty() {
             return;
         }
@@ -393,9 +393,9 @@ impl World {
     /// All that one more endpoint will need here: nothing that follows lacks it.
     pub fn room_for_endpoint(&mut self) -> bool {
         let fresh = self.fresh.len() + 1;
-        let ends = self.links.len() + fresh;
+        let ends = self.connections.len() + fresh;
         self.fresh.fits(1)
-            && self.links.fits(fresh)
+            && self.connections.fits(fresh)
             && self.chans.fits(fresh)
             && self.dying.fits(ends)
             && self.routes.fits(1)
@@ -438,7 +438,7 @@ mod tests {
         world.dying.push((ProviderKind::Loopback, ep));
         world.free(first);
         assert_ne!(world.alloc(1000).unwrap().addr, addr);
-        world.bury();
+        world.destroy_ended();
         assert_eq!(world.alloc(1000).unwrap().addr, addr);
     }
 }

@@ -41,7 +41,7 @@ const NEW: &str = ".new-";
 /// A file that its writer has not renamed for so long was left behind.
 const LEFT: Duration = Duration::from_secs(300);
 
-/// See the module's text.
+/// A store in one directory, with the leases that this process holds there.
 pub struct FileStore {
     name: String,
     dir: PathBuf,

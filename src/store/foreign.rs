@@ -35,7 +35,7 @@ pub trait Runtime: Send + Sync {
     fn delete(&self, key: &[u8], time: Duration) -> Option<Result<bool, Status>>;
 }
 
-/// See the module's text.
+/// A store of the application, called through its functions.
 pub struct Foreign {
     name: String,
     runtime: Box<dyn Runtime>,

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::lease::ended;
-use super::stop::Bell;
 use super::{Compared, Kind, LeaseId, Until, sum};
 use crate::limits::{STORE_BYTES, STORE_KEYS, STORE_REPLY};
+use crate::os::EventFd;
 use crate::room;
 use crate::status::{Code, Status};
 
@@ -116,13 +116,13 @@ impl Table {
     }
 }
 
-/// See the module's text.
+/// A store in this process's memory.
 pub struct Memory {
     name: String,
     table: Mutex<Table>,
     changed: Condvar,
     /// Rung when a key has come, for a server that has others wait.
-    bell: Option<Arc<Bell>>,
+    bell: Option<Arc<EventFd>>,
 }
 
 impl Memory {
@@ -132,7 +132,7 @@ impl Memory {
     }
 
     /// The same, that tells a server.
-    pub fn named(name: String, bell: Option<Arc<Bell>>) -> Memory {
+    pub fn named(name: String, bell: Option<Arc<EventFd>>) -> Memory {
         Memory { name, table: Mutex::default(), changed: Condvar::new(), bell }
     }
 
@@ -145,7 +145,7 @@ impl Memory {
             drop(table);
             self.changed.notify_all();
             if let Some(bell) = &self.bell {
-                bell.ring();
+                bell.signal();
             }
         }
         result

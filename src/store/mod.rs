@@ -126,7 +126,7 @@ impl Patience {
     }
 }
 
-/// A view of a store: see the module's text.
+/// A view of a store, as a handle of the C ABI stands for one.
 pub struct Store {
     kind: Arc<dyn Kind>,
     /// With its separator.

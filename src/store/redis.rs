@@ -84,7 +84,7 @@ const RENEW: &str = "for i = 1, #KEYS, 2 do
   end
 end return 1";
 
-/// See the module's text.
+/// A store in one Redis server, with the connections that rest and the leases that this process holds.
 pub struct RedisStore {
     name: String,
     client: redis::Client,

@@ -1,48 +1,16 @@
 //! What ends the calls of a view: a flag, and a descriptor that is readable from then on, so that whoever sleeps on
 //! sockets sleeps on it as well.
 
-use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::local_fd::Local;
+use crate::os::EventFd;
 use crate::status::{Code, Reason, Status};
 
-/// A descriptor that others make readable (an eventfd).
-pub struct Bell(Local<OwnedFd>);
-
-impl Bell {
-    /// A silent one.
-    pub fn new() -> Result<Bell, Status> {
-        // SAFETY: no pointers; the result is checked before it is owned.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(Status::os("eventfd of a store", &io::Error::last_os_error()));
-        }
-        // SAFETY: a new descriptor that nobody else owns.
-        Ok(Bell(Local::new(unsafe { OwnedFd::from_raw_fd(fd) })))
-    }
-
-    /// Makes it readable.
-    pub fn ring(&self) {
-        let one = 1u64;
-        // SAFETY: eight bytes are readable. It fails only where it is readable already.
-        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
-    }
-
-    /// Makes it silent.
-    pub fn clear(&self) {
-        let mut count = 0u64;
-        // SAFETY: eight bytes are writable. It fails only where it is silent already.
-        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), 8) };
-    }
-}
-
-impl AsRawFd for Bell {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
+/// A silent bell.
+pub fn bell() -> Result<EventFd, Status> {
+    EventFd::new().map_err(|e| Status::os("eventfd of a store", &e))
 }
 
 /// What a descriptor is waited for, and what came.
@@ -78,22 +46,22 @@ pub fn ready(looks: &mut [Look], time: Option<Duration>) {
     }
 }
 
-/// See the module's text.
+/// What ends the calls of one view, once.
 pub struct Stop {
     stopped: AtomicBool,
-    bell: Bell,
+    bell: EventFd,
 }
 
 impl Stop {
     /// Nothing is stopped yet.
     pub fn new() -> Result<Stop, Status> {
-        Ok(Stop { stopped: AtomicBool::new(false), bell: Bell::new()? })
+        Ok(Stop { stopped: AtomicBool::new(false), bell: bell()? })
     }
 
     /// Stops.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
-        self.bell.ring();
+        self.bell.signal();
     }
 
     /// An error if it is stopped.

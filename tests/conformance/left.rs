@@ -10,7 +10,7 @@ use rdma_transport::fabric::{
 use rdma_transport::local_fd::Local;
 use rdma_transport::status::Status;
 
-/// See the module's text.
+/// An adapter that makes the copies which the one in it leaves.
 pub struct Left(Box<dyn Adapter>);
 
 impl Left {

@@ -9,9 +9,10 @@ use foldhash::HashMap;
 use super::{Bootstrap, Entry};
 use crate::bootstrap::conn::Conn;
 use crate::bootstrap::handshake::{Ctx, Failure, Handshake};
-use crate::bootstrap::sys::{READ, is_dual_stack};
+use crate::bootstrap::sys::is_dual_stack;
 use crate::bootstrap::{BootEvent, MAX_ADDRESSES, Negotiator, addr, resolve};
 use crate::local_fd::Local;
+use crate::os::epoll::READ;
 use crate::status::{Code, Status};
 
 /// Most listeners of one manager.

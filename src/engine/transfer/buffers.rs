@@ -113,7 +113,7 @@ fn of_incoming(b: &mut Incoming) -> &mut Links {
     &mut b.links
 }
 
-/// See the module's text.
+/// The buffers of the persistent protocol that this worker has as a sender and as a receiver.
 #[derive(Default)]
 pub(in crate::engine) struct Buffers {
     pub(super) outgoing: Slab<Outgoing>,

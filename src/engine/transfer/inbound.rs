@@ -67,7 +67,7 @@ pub(in crate::engine) enum State {
     Quiescing { status: Status, left: u32, response: Option<u32> },
 }
 
-/// See the module's text.
+/// A tensor that this worker receives, from the call to its one callback.
 pub(in crate::engine) struct Request {
     /// The front end's part.
     pub named: Named,

@@ -179,7 +179,7 @@ pub(in crate::engine) enum RState {
     Writing { left: u32, failed: Option<Status> },
 }
 
-/// See the module's text.
+/// A tensor that a peer has asked for, from its request to the end of the last write.
 pub(in crate::engine) struct Response {
     /// The front end's part.
     pub named: Named,

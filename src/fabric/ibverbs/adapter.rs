@@ -11,6 +11,7 @@ use rdma_sys::ibv_wc;
 use crate::config::IbConfig;
 use crate::fabric::{Access, Adapter, Caps, EpId, Event, Mem, Mr, PostError, Remote};
 use crate::local_fd::Local;
+use crate::os::Epoll;
 use crate::status::{Code, Status};
 
 use super::address::{Address, Link};
@@ -19,7 +20,7 @@ use super::cq::{CompChannel, Cq};
 use super::device::Context;
 use super::endpoint::Endpoint;
 use super::events::{Events, Happening};
-use super::mr::{Pd, Region};
+use super::mr::{MemoryRegion, Pd};
 use super::progress::{BATCH, ROUNDS};
 use super::qp::{Path, Qp, QpDepth};
 use super::recv::{self, RecvPool};
@@ -56,7 +57,7 @@ pub(super) struct CqSlot {
 pub struct IbverbsAdapter {
     pub(super) endpoints: Map<u32, Endpoint>,
     pub(super) by_qpn: Map<u32, u32>,
-    pub(super) regions: Map<u32, Region>,
+    pub(super) regions: Map<u32, MemoryRegion>,
     pub(super) cm: Option<Cm>,
     pub(super) recv: RecvPool,
     pub(super) send: SendPool,
@@ -67,7 +68,7 @@ pub struct IbverbsAdapter {
     /// Between `arm` and `poll`: what is put into `ready` must wake.
     pub(super) sleeping: bool,
     pub(super) events: Events,
-    pub(super) epoll: Local<OwnedFd>,
+    pub(super) epoll: Epoll,
     pub(super) pd: Arc<Pd>,
     pub(super) context: Arc<Context>,
     pub(super) info: DeviceInfo,
@@ -119,7 +120,7 @@ impl IbverbsAdapter {
         &self.info.name
     }
 
-    fn keep(&mut self, region: Region) -> Mr {
+    fn keep(&mut self, region: MemoryRegion) -> Mr {
         let mr = Mr { lkey: region.lkey(), rkey: region.rkey() };
         self.regions.insert(mr.lkey, region);
         mr
@@ -252,7 +253,7 @@ impl Adapter for IbverbsAdapter {
             )));
         }
         // SAFETY: valid until `deregister`, by this function's contract.
-        let region = unsafe { Region::new(&self.pd, addr, len, access)? };
+        let region = unsafe { MemoryRegion::new(&self.pd, addr, len, access)? };
         Ok(self.keep(region))
     }
 
@@ -269,7 +270,7 @@ impl Adapter for IbverbsAdapter {
         access: Access,
     ) -> Result<Mr, Status> {
         self.alive()?;
-        let region = Region::from_dmabuf(&self.pd, fd, offset, len, iova, access)?;
+        let region = MemoryRegion::from_dmabuf(&self.pd, fd, offset, len, iova, access)?;
         self.has_dmabuf = true;
         Ok(self.keep(region))
     }

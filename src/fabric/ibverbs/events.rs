@@ -1,6 +1,6 @@
 //! Asynchronous events: one thread per context takes them; the adapter acts on them.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -8,12 +8,12 @@ use std::thread::JoinHandle;
 use parking_lot::Mutex;
 use rdma_sys::ibv_event_type as ev;
 
-use crate::local_fd::Local;
+use crate::os::EventFd;
 use crate::status::Status;
 
 use super::cq::set_nonblocking;
 use super::device::Context;
-use super::sys::{self, AsyncEvent};
+use super::sys::AsyncEvent;
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,9 +88,9 @@ struct Shared {
     pending: AtomicBool,
     stop: AtomicBool,
     /// Readable when there is something to act on.
-    wake: Local<OwnedFd>,
+    wake: EventFd,
     /// Ends the thread.
-    quit: Local<OwnedFd>,
+    quit: EventFd,
 }
 
 /// The thread and its queue.
@@ -99,20 +99,8 @@ pub(super) struct Events {
     thread: Option<JoinHandle<()>>,
 }
 
-fn eventfd() -> Result<Local<OwnedFd>, Status> {
-    // SAFETY: makes a new descriptor.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-    if fd < 0 {
-        return Err(Status::os("eventfd", &sys::last_error()));
-    }
-    // SAFETY: a new descriptor, owned by nobody else.
-    Ok(Local::new(unsafe { OwnedFd::from_raw_fd(fd) }))
-}
-
-fn signal(fd: &OwnedFd) {
-    let one = 1u64;
-    // SAFETY: writes eight bytes from a live variable. A full counter is already readable.
-    unsafe { libc::write(fd.as_raw_fd(), (&raw const one).cast(), 8) };
+fn eventfd() -> Result<EventFd, Status> {
+    EventFd::new().map_err(|e| Status::os("eventfd", &e))
 }
 
 impl Events {
@@ -144,7 +132,7 @@ impl Events {
     /// Makes the descriptor readable until the next `take`.
     pub fn nudge(&self) {
         self.shared.pending.store(true, Ordering::Release);
-        signal(&self.shared.wake);
+        self.shared.wake.signal();
     }
     /// As if the device had told it: for tests.
     pub fn pretend(&self, h: Happening) {
@@ -159,9 +147,7 @@ impl Events {
     }
     /// What happened since the last call.
     pub fn take(&self) -> Vec<Happening> {
-        let mut count = 0u64;
-        // SAFETY: reads eight bytes into a live variable; the descriptor does not block.
-        unsafe { libc::read(self.shared.wake.as_raw_fd(), (&raw mut count).cast(), 8) };
+        self.shared.wake.drain();
         let mut queue = self.shared.queue.lock();
         self.shared.pending.store(false, Ordering::Release);
         std::mem::take(&mut *queue)
@@ -176,7 +162,7 @@ impl Drop for Events {
             return;
         }
         self.shared.stop.store(true, Ordering::Release);
-        signal(&self.shared.quit);
+        self.shared.quit.signal();
         if let Some(t) = self.thread.take() {
             let _ = t.join();
         }
@@ -225,7 +211,7 @@ impl Shared {
     fn add(&self, h: Happening) {
         self.queue.lock().push(h);
         self.pending.store(true, Ordering::Release);
-        signal(&self.wake);
+        self.wake.signal();
     }
 }
 

@@ -18,7 +18,7 @@ enum Place {
     Lost,
 }
 
-/// See the module's text.
+/// Which buffers of a shared receive queue are posted, in which order, and which are taken for lost.
 #[derive(Default)]
 pub(super) struct Ledger {
     places: Vec<Place>,

@@ -51,14 +51,14 @@ impl Drop for Pd {
     }
 }
 
-/// Memory that the device may read or write.
-pub(super) struct Region {
+/// Memory that the device may read or write, registered.
+pub(super) struct MemoryRegion {
     raw: NonNull<ibv_mr>,
     pd: Arc<Pd>,
 }
 
 // SAFETY: libibverbs' functions on a region may be called from any thread.
-unsafe impl Send for Region {}
+unsafe impl Send for MemoryRegion {}
 
 /// The verbs access bits for ours: none that was not asked for. The verbs demand local write for
 /// remote write.
@@ -76,12 +76,17 @@ fn access_bits(access: Access) -> i32 {
     bits.0 as i32
 }
 
-impl Region {
+impl MemoryRegion {
     /// Registers host memory.
     ///
     /// # Safety
     /// The memory stays mapped until the region is dropped.
-    pub unsafe fn new(pd: &Arc<Pd>, addr: u64, len: u64, access: Access) -> Result<Region, Status> {
+    pub unsafe fn new(
+        pd: &Arc<Pd>,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<MemoryRegion, Status> {
         let what = || format!("registration of {len} bytes at {addr:#x}");
         let n = usize::try_from(len).map_err(|_| Status::invalid(what()))?;
         if n == 0 || addr.checked_add(len).is_none() {
@@ -91,7 +96,7 @@ impl Region {
         // SAFETY: the range is the caller's, by contract.
         let raw = unsafe { (verbs.reg_mr)(pd.raw(), addr as *mut c_void, n, access_bits(access)) };
         NonNull::new(raw)
-            .map(|raw| Region { raw, pd: pd.clone() })
+            .map(|raw| MemoryRegion { raw, pd: pd.clone() })
             .ok_or_else(|| explain(&what(), &sys::last_error()))
     }
 
@@ -103,7 +108,7 @@ impl Region {
         len: u64,
         iova: u64,
         access: Access,
-    ) -> Result<Region, Status> {
+    ) -> Result<MemoryRegion, Status> {
         let what = format!("registration of {len} bytes of dmabuf {fd}");
         let reg = pd.context.verbs().reg_dmabuf_mr.ok_or_else(|| {
             Status::new(Code::Unimplemented, format!("{what}: this libibverbs is too old"))
@@ -111,7 +116,7 @@ impl Region {
         let n = usize::try_from(len).map_err(|_| Status::invalid(what.clone()))?;
         // SAFETY: the kernel checks descriptor and range; it holds the dmabuf while registered.
         let raw = unsafe { reg(pd.raw(), offset, n, iova, fd, access_bits(access)) };
-        NonNull::new(raw).map(|raw| Region { raw, pd: pd.clone() }).ok_or_else(|| {
+        NonNull::new(raw).map(|raw| MemoryRegion { raw, pd: pd.clone() }).ok_or_else(|| {
             let e = sys::last_error();
             match e.raw_os_error() {
                 Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT) => Status::new(
@@ -150,7 +155,7 @@ impl Region {
     }
 }
 
-impl Drop for Region {
+impl Drop for MemoryRegion {
     fn drop(&mut self) {
         if self.pd.context.forked() {
             return;
@@ -180,7 +185,7 @@ fn explain(what: &str, e: &std::io::Error) -> Status {
 /// takes nothing else from the child.
 pub(super) struct Slab {
     // Before the memory, so that it ends first.
-    region: Region,
+    region: MemoryRegion,
     memory: Pages,
 }
 
@@ -214,7 +219,7 @@ impl Slab {
         let memory = Pages { addr, len };
         // SAFETY: the mapping outlives the region: fields drop in order.
         let region = unsafe {
-            Region::new(pd, memory.addr.as_ptr() as u64, len as u64, Access::LOCAL_WRITE)?
+            MemoryRegion::new(pd, memory.addr.as_ptr() as u64, len as u64, Access::LOCAL_WRITE)?
         };
         Ok(Slab { region, memory })
     }

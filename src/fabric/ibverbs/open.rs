@@ -1,11 +1,12 @@
 //! Opening a device, and the completion queues of its endpoints.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::io;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use crate::config::{Config, IbConfig};
 use crate::fabric::{Adapter, Caps, ProviderKind};
-use crate::local_fd::Local;
+use crate::os::epoll::{Epoll, READ};
 use crate::status::Status;
 
 use super::adapter::{CqSlot, EAGER_MAX, IbverbsAdapter, MAX_RDMA, MAX_RDMA_SOFT, Map};
@@ -21,7 +22,6 @@ use super::recv::{self, RecvPool};
 use super::select::{self, Choice, DeviceInfo};
 use super::send::SendPool;
 use super::several::{self, Several};
-use super::sys;
 use super::terms::Terms;
 
 /// Endpoints that share a completion queue: few on the first, for managers with few peers. Each queue
@@ -70,25 +70,17 @@ fn open_one(cfg: &Config, ib: &IbConfig, number: u8) -> Result<IbverbsAdapter, S
     IbverbsAdapter::new((cfg, ib, number), choice, info, context)
 }
 
-pub(super) fn epoll_of(fds: &[RawFd]) -> Result<Local<OwnedFd>, Status> {
-    // SAFETY: makes a new descriptor.
-    let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-    if fd < 0 {
-        return Err(Status::os("epoll", &sys::last_error()));
-    }
-    // SAFETY: a new descriptor, owned by nobody else.
-    let epoll = Local::new(unsafe { OwnedFd::from_raw_fd(fd) });
-    for &fd in fds {
-        watch(&epoll, libc::EPOLL_CTL_ADD, fd)?;
+/// A set that is readable when one of these is.
+pub(super) fn epoll_of(fds: &[RawFd]) -> Result<Epoll, Status> {
+    let epoll = Epoll::new().map_err(failed)?;
+    for fd in fds {
+        epoll.add(fd, READ, 0).map_err(failed)?;
     }
     Ok(epoll)
 }
 
-fn watch(epoll: &OwnedFd, op: i32, fd: RawFd) -> Result<(), Status> {
-    let mut e = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
-    // SAFETY: two live descriptors and a live struct.
-    let rc = unsafe { libc::epoll_ctl(epoll.as_raw_fd(), op, fd, &mut e) };
-    if rc < 0 { Err(Status::os("epoll", &sys::last_error())) } else { Ok(()) }
+fn failed(e: io::Error) -> Status {
+    Status::os("epoll", &e)
 }
 
 fn start_cm(cfg: &IbConfig, choice: &Choice, info: &DeviceInfo) -> Result<Cm, Status> {
@@ -178,7 +170,7 @@ impl IbverbsAdapter {
         // Its descriptor leaves the epoll set when it is closed.
         self.cm = None;
         let cm = start_cm(&self.cfg, &self.choice, &self.info)?;
-        watch(&self.epoll, libc::EPOLL_CTL_ADD, cm.fd())?;
+        self.epoll.add(&cm.fd(), READ, 0).map_err(failed)?;
         self.cm = Some(cm);
         Ok(())
     }
@@ -186,7 +178,7 @@ impl IbverbsAdapter {
     /// The owner no longer sleeps on this descriptor.
     pub(super) fn unwatch(&self, fd: RawFd) {
         // Fails where it is not watched, which is as wanted.
-        let _ = watch(&self.epoll, libc::EPOLL_CTL_DEL, fd);
+        let _ = self.epoll.remove(&fd);
     }
 
     /// Slots of a send queue: one more than may be used, for the marker that ends it.

@@ -15,6 +15,7 @@ use crate::config::MAX_DEVICES;
 use crate::fabric::{Access, Adapter, Caps, EpId, Event, Mem, Mr, PoolSegment, PostError, Remote};
 use crate::local_fd::Local;
 use crate::log;
+use crate::os::Epoll;
 use crate::status::{Code, Status};
 
 /// Endpoints of a device are numbered from its own number times two to this power.
@@ -43,7 +44,7 @@ fn device_of(ep: EpId) -> usize {
 /// A region's keys on the devices after the first, in order; `None` where it could not be registered.
 type Others = SmallVec<[Option<Mr>; MAX_DEVICES]>;
 
-/// See the module's text.
+/// The devices that carry a channel together, as one adapter.
 pub(super) struct Several<A> {
     devices: Vec<A>,
     /// By the local key on the first device.
@@ -52,7 +53,7 @@ pub(super) struct Several<A> {
     peers: HashMap<u32, Box<str>, RandomState>,
     caps: Caps,
     notes: Vec<String>,
-    epoll: Local<OwnedFd>,
+    epoll: Epoll,
 }
 
 impl<A: Adapter> Several<A> {

@@ -1,7 +1,7 @@
 //! What the loopback adapters of a process know of each other.
 
 use std::collections::HashMap;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
@@ -9,7 +9,7 @@ use crossbeam_queue::SegQueue;
 use parking_lot::{Mutex, RwLock};
 
 use crate::fabric::regions::RegionTable;
-use crate::local_fd::Local;
+use crate::os::EventFd;
 use crate::status::{Code, Status};
 
 const MAGIC: &[u8] = b"rdma-loop\x01";
@@ -95,7 +95,7 @@ pub struct Hub {
     pub inbox: SegQueue<Item>,
     ends: Mutex<HashMap<u32, Arc<End>>>,
     armed: AtomicBool,
-    event: Local<OwnedFd>,
+    event: EventFd,
 }
 
 /// Tells this process, and this loaded copy of the library, from others.
@@ -132,19 +132,14 @@ impl Hub {
     pub fn new() -> Result<Arc<Hub>, Status> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         nonce()?;
-        // SAFETY: no pointer is passed.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(Status::os("eventfd", &std::io::Error::last_os_error()));
-        }
+        let event = EventFd::new().map_err(|e| Status::os("eventfd", &e))?;
         let hub = Arc::new(Hub {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             regions: RwLock::new(RegionTable::new()),
             inbox: SegQueue::new(),
             ends: Mutex::default(),
             armed: AtomicBool::new(false),
-            // SAFETY: a fresh descriptor that nobody else owns.
-            event: Local::new(unsafe { OwnedFd::from_raw_fd(fd) }),
+            event,
         });
         registry().lock().insert(hub.id, hub.clone());
         Ok(hub)
@@ -188,10 +183,7 @@ impl Hub {
         // Pairs with `arm`: either this sees that it is armed, or it sees the item.
         fence(Ordering::SeqCst);
         if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Relaxed) {
-            let one = 1u64;
-            // SAFETY: eight readable bytes. It cannot fail in a way that matters: if the counter is
-            // full, the descriptor is readable.
-            unsafe { libc::write(self.event.as_raw_fd(), (&raw const one).cast(), 8) };
+            self.event.signal();
         }
     }
 
@@ -205,9 +197,7 @@ impl Hub {
     /// Ends `arm`.
     pub fn disarm(&self) {
         self.armed.store(false, Ordering::Relaxed);
-        let mut n = 0u64;
-        // SAFETY: eight writable bytes. Fails if nobody woke us.
-        unsafe { libc::read(self.event.as_raw_fd(), (&raw mut n).cast(), 8) };
+        self.event.drain();
     }
 
     /// Readable after a wake.

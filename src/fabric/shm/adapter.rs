@@ -1,5 +1,7 @@
 //! The provider contract, by what the other files have.
 
+use std::os::fd::AsRawFd;
+
 use super::*;
 
 impl Adapter for ShmAdapter {
@@ -9,7 +11,7 @@ impl Adapter for ShmAdapter {
 
     unsafe fn register(&mut self, addr: u64, len: u64, access: Access) -> Result<Mr, Status> {
         let pool = self.core.pools.find(addr, len);
-        let rkey = self.core.exports.add(Region { base: addr, len, access, pool })?;
+        let rkey = self.core.exports.add(Export { base: addr, len, access, pool })?;
         Ok(Mr { lkey: 0, rkey })
     }
 
@@ -239,7 +241,7 @@ impl Adapter for ShmAdapter {
     }
 
     fn fd(&self) -> Option<RawFd> {
-        Some(self.core.epoll.raw())
+        Some(self.core.epoll.as_raw_fd())
     }
 
     fn notes(&self) -> &[String] {

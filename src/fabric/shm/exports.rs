@@ -37,9 +37,9 @@ struct Entry {
     pool_offset: AtomicU64,
 }
 
-/// A region, as its owner knows it or as a peer has read it.
+/// An exported region, as its owner knows it or as a peer has read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Region {
+pub(crate) struct Export {
     /// First byte, in its owner's address space.
     pub(crate) base: u64,
     /// Bytes.
@@ -50,7 +50,7 @@ pub(crate) struct Region {
     pub(crate) pool: Option<(u32, u64)>,
 }
 
-impl Region {
+impl Export {
     /// Whether it covers the range and allows the access; overflow-safe.
     pub(crate) fn allows(&self, addr: u64, len: u64, need: Access) -> bool {
         self.access.contains(need)
@@ -66,12 +66,12 @@ struct Owned {
     rkey: u32,
     /// The key that this slot had last: never given twice in a row.
     last: u32,
-    region: Region,
+    region: Export,
     /// The endpoint whose peer was given the key; `None`: whoever knows it.
     to: Option<EpId>,
 }
 
-const NOTHING: Region = Region { base: 0, len: 0, access: Access::empty(), pool: None };
+const NOTHING: Export = Export { base: 0, len: 0, access: Access::empty(), pool: None };
 
 /// The owner's side.
 #[derive(Debug)]
@@ -121,7 +121,7 @@ impl Exports {
     }
 
     /// Adds a region and draws its key.
-    pub(crate) fn add(&mut self, region: Region) -> Result<u32, Status> {
+    pub(crate) fn add(&mut self, region: Export) -> Result<u32, Status> {
         if region.base.checked_add(region.len).is_none() {
             return Err(Status::invalid(format!(
                 "region of {} bytes at {:#x} exceeds the address space",
@@ -189,7 +189,7 @@ impl Exports {
     }
 
     /// The region of a key that this endpoint's peer used.
-    fn of_peer(&self, rkey: u32, ep: EpId) -> Option<&Region> {
+    fn of_peer(&self, rkey: u32, ep: EpId) -> Option<&Export> {
         let owned = self.slots.get((rkey & (MAX_REGIONS as u32 - 1)) as usize)?;
         // All peers see all keys in the table: that one knows a key does not say that it was given it.
         let given = owned.to.is_none_or(|to| to == ep);
@@ -205,7 +205,7 @@ impl Exports {
         addr: u64,
         len: u64,
         need: Access,
-    ) -> Option<&Region> {
+    ) -> Option<&Export> {
         self.of_peer(rkey, ep).filter(|region| region.allows(addr, len, need))
     }
 
@@ -215,7 +215,7 @@ impl Exports {
         region.access.contains(Access::REMOTE_READ).then_some(region.pool?.0)
     }
 
-    fn show(&self, slot: u32, rkey: u32, region: &Region) {
+    fn show(&self, slot: u32, rkey: u32, region: &Export) {
         let Some(entry) = entry(&self.map, slot) else { return };
         let seq = entry.seq.load(Ordering::Relaxed);
         entry.seq.store(seq.wrapping_add(1), Ordering::Relaxed);
@@ -277,12 +277,12 @@ impl PeerExports {
     }
 
     /// The region of a key as the peer shows it now, with the number of its last change.
-    pub(crate) fn look(&self, rkey: u32) -> Option<(u32, Region)> {
+    pub(crate) fn look(&self, rkey: u32) -> Option<(u32, Export)> {
         let entry = entry(&self.map, rkey & (MAX_REGIONS as u32 - 1))?;
         let seq = load32(&entry.seq);
         let shown = entry.rkey.load(Ordering::Relaxed);
         let pool = entry.pool.load(Ordering::Relaxed);
-        let region = Region {
+        let region = Export {
             base: entry.base.load(Ordering::Relaxed),
             len: entry.len.load(Ordering::Relaxed),
             access: Access::from_bits_truncate(entry.access.load(Ordering::Relaxed)),
@@ -339,9 +339,10 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     use super::*;
+    use crate::os::EventFd;
 
-    fn region(base: u64, len: u64) -> Region {
-        Region { base, len, access: Access::REMOTE_WRITE, pool: None }
+    fn region(base: u64, len: u64) -> Export {
+        Export { base, len, access: Access::REMOTE_WRITE, pool: None }
     }
 
     const EP: EpId = EpId(7);
@@ -353,7 +354,7 @@ mod tests {
     #[test]
     fn r14_a_key_is_good_for_the_peer_that_was_given_it() {
         let mut table = Exports::create().unwrap();
-        let region = Region { access: Access::REMOTE_READ, pool: Some((3, 0)), ..region(64, 64) };
+        let region = Export { access: Access::REMOTE_READ, pool: Some((3, 0)), ..region(64, 64) };
         let key = table.add(region).unwrap();
         let reads = |table: &Exports, ep| {
             let reads = table.check(ep, key, 64, 64, Access::REMOTE_READ).is_some();
@@ -365,7 +366,7 @@ mod tests {
         assert!(reads(&table, EP) && !reads(&table, EpId(8)));
         table.remove(key).unwrap();
         assert!(!reads(&table, EP));
-        let writes = table.add(Region { access: Access::REMOTE_WRITE, ..region }).unwrap();
+        let writes = table.add(Export { access: Access::REMOTE_WRITE, ..region }).unwrap();
         assert_eq!(table.pool_of(EP, writes), None);
     }
 
@@ -384,7 +385,8 @@ mod tests {
     #[test]
     fn keys_are_fresh_and_die_with_the_region() {
         let mut table = Exports::create().unwrap();
-        let peer = PeerExports::map(table.fd(), foreign(sys::eventfd().unwrap())).unwrap();
+        let peer =
+            PeerExports::map(table.fd(), foreign(OwnedFd::from(EventFd::new().unwrap()))).unwrap();
         let mut last = 0;
         for _ in 0..1000 {
             let key = table.add(region(64, 64)).unwrap();
@@ -421,10 +423,10 @@ mod tests {
             // SAFETY: plain system call.
             assert_eq!(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, 0) }, 0);
         };
-        let bell = sys::eventfd().unwrap();
+        let bell = OwnedFd::from(EventFd::new().unwrap());
         blocks(&bell);
         assert!(PeerExports::map(table.fd(), foreign(bell)).is_err(), "stops the process");
-        let bell = sys::eventfd().unwrap();
+        let bell = OwnedFd::from(EventFd::new().unwrap());
         let held = bell.try_clone().unwrap();
         let mut peer = PeerExports::map(table.fd(), foreign(bell)).unwrap();
         let full = (u64::MAX - 1).to_ne_bytes();

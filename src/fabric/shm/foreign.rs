@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -131,6 +131,12 @@ impl Deref for Foreign {
     }
 }
 
+impl AsRawFd for Foreign {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
 impl Drop for Foreign {
     fn drop(&mut self) {
         // SAFETY: taken once, here, and not used afterwards.
@@ -197,6 +203,7 @@ mod tests {
 
     use super::*;
     use crate::fabric::shm::socket;
+    use crate::os::EventFd;
 
     /// A TCP socket whose close takes ten seconds.
     fn lingering() -> (TcpStream, TcpStream) {
@@ -252,7 +259,7 @@ mod tests {
         assert!(!is_harmless(&other), "a message waits there");
         let (one, _other) = socket::pair().unwrap();
         let memory = sys::memfd(c"small", 4096).unwrap();
-        for fd in [one, sys::eventfd().unwrap(), memory] {
+        for fd in [one, OwnedFd::from(EventFd::new().unwrap()), memory] {
             drop(Foreign::new(fd, &closer));
             assert!(!closer.queue.lock().running);
         }

@@ -15,11 +15,13 @@ use super::nest::{self, Nest};
 use super::process::Process;
 use super::ring::{Consumer, Producer};
 use super::socket::{self, PeerCred};
-use super::sys::{self, Epoll};
-use super::wire::{Address, Hello, Home, Message};
+use super::sys;
+use super::wire::{Address, Hello, Home, SocketMessage};
 use super::{Core, Endpoint, ShmAdapter};
 use crate::fabric::{EpId, Event};
 use crate::local_fd::Local;
+use crate::os::TimerFd;
+use crate::os::epoll::{self, Epoll};
 use crate::room::Grows;
 use crate::status::{Code, Reason, Status};
 
@@ -29,6 +31,11 @@ const MAX_STRANGERS: usize = 256;
 const ACCEPTS: usize = 64;
 /// Pause of accepting when the system has no descriptor left, or too many wait to be closed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
+
+/// What the adapter's descriptors are watched for.
+const INPUT: u32 = epoll::READ | epoll::END;
+/// So many of them are looked at in one turn.
+const READY_MAX: usize = 64;
 
 /// Keys of epoll entries: kind in the high half, number in the low half.
 const KEY_BELL: u64 = 0;
@@ -71,7 +78,7 @@ pub(super) struct Greeter {
     nest: Nest,
     /// Readable at the end of a pause, during which the listener is not watched. Made beforehand:
     /// it is needed when there are no more descriptors.
-    pause: Local<OwnedFd>,
+    pause: TimerFd,
     strangers: Vec<(u32, Foreign)>,
     next: u32,
     /// Endpoints between Idle and Up.
@@ -82,10 +89,10 @@ pub(super) struct Greeter {
 impl Greeter {
     pub(super) fn open(core: &Core, name: [u8; 16]) -> io::Result<Greeter> {
         let (nest, listener) = Nest::open(name)?;
-        core.epoll.add(&core.bell, KEY_BELL)?;
-        core.epoll.add(&listener, KEY_LISTENER)?;
-        let (listener, pause) = (Local::new(listener), Local::new(sys::timerfd()?));
-        core.epoll.add(&pause, KEY_PAUSE)?;
+        core.epoll.add(&core.bell, INPUT, KEY_BELL)?;
+        core.epoll.add(&listener, INPUT, KEY_LISTENER)?;
+        let (listener, pause) = (Local::new(listener), TimerFd::new()?);
+        core.epoll.add(&pause, INPUT, KEY_PAUSE)?;
         let strangers = Vec::new();
         Ok(Greeter { listener, nest, pause, strangers, next: 0, meeting: 0, dialling: 0 })
     }
@@ -164,10 +171,11 @@ impl ShmAdapter {
 
     /// Looks at the sockets that have something.
     pub(super) fn check_sockets(&mut self, events: &mut Vec<Event>) {
-        for key in self.core.epoll.ready() {
+        let mut places = [epoll::EMPTY; READY_MAX];
+        for key in self.core.epoll.ready(&mut places) {
             let number = key as u32;
             match key & !u64::from(u32::MAX) {
-                KEY_BELL => sys::counter_drain(&self.core.bell),
+                KEY_BELL => self.core.bell.drain(),
                 KEY_LISTENER => self.accept(),
                 KEY_PAUSE => self.resume_accepting(),
                 KEY_STRANGER => self.hear_stranger(number),
@@ -196,7 +204,7 @@ impl ShmAdapter {
             if self.greeter.strangers.len() >= MAX_STRANGERS {
                 // The one that has been silent for longest makes room.
                 let (_, sock) = self.greeter.strangers.remove(0);
-                self.core.epoll.remove(&sock);
+                let _ = self.core.epoll.remove(&sock);
             }
             let same_user =
                 socket::peer_cred(&sock).is_ok_and(|cred| cred.uid == socket::own_uid());
@@ -206,7 +214,7 @@ impl ShmAdapter {
             let room = self.greeter.strangers.fits(1);
             if same_user
                 && room
-                && self.core.epoll.add(&sock, KEY_STRANGER | u64::from(number)).is_ok()
+                && self.core.epoll.add(&sock, INPUT, KEY_STRANGER | u64::from(number)).is_ok()
             {
                 self.greeter.strangers.push((number, sock));
                 self.hear_stranger(number);
@@ -217,14 +225,14 @@ impl ShmAdapter {
     /// Leaves connections in the backlog for a while: no descriptor is left, or those of others are not closed. Without a
     /// pause the listener would keep whoever waits for this adapter awake.
     fn pause_accepting(&mut self) {
-        self.core.epoll.remove(&self.greeter.listener);
-        sys::timerfd_set(&self.greeter.pause, ACCEPT_PAUSE);
+        let _ = self.core.epoll.remove(&self.greeter.listener);
+        self.greeter.pause.set(ACCEPT_PAUSE);
     }
 
     fn resume_accepting(&mut self) {
-        sys::counter_drain(&self.greeter.pause);
-        if self.core.epoll.add(&self.greeter.listener, KEY_LISTENER).is_err() {
-            sys::timerfd_set(&self.greeter.pause, ACCEPT_PAUSE);
+        self.greeter.pause.drain();
+        if self.core.epoll.add(&self.greeter.listener, INPUT, KEY_LISTENER).is_err() {
+            self.greeter.pause.set(ACCEPT_PAUSE);
         }
     }
 
@@ -241,9 +249,11 @@ impl ShmAdapter {
             return;
         }
         let (_, sock) = strangers.remove(i);
-        self.core.epoll.remove(&sock);
+        let _ = self.core.epoll.remove(&sock);
         let Ok(received) = received else { return };
-        let Some(Message::Hello(hello)) = Message::decode(&received.bytes) else { return };
+        let Some(SocketMessage::Hello(hello)) = SocketMessage::decode(&received.bytes) else {
+            return;
+        };
         let Ok(fds) = received.fds.into_inner() else { return };
         let Some(at) = self.eps.iter().position(|e| e.token == hello.to) else { return };
         let guest = Guest { sock, hello, fds };
@@ -320,8 +330,10 @@ impl ShmAdapter {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
             Err(e) => return self.meeting_failed(at, &e, events),
         };
-        let hello = match Message::decode(&received.bytes) {
-            Some(Message::Welcome(h)) if h.from == remote.token && h.to == endpoint.token => h,
+        let hello = match SocketMessage::decode(&received.bytes) {
+            Some(SocketMessage::Welcome(h)) if h.from == remote.token && h.to == endpoint.token => {
+                h
+            }
             _ => return self.meeting_failed(at, &io::Error::other("wrong answer"), events),
         };
         let Ok(fds) = received.fds.into_inner() else {
@@ -333,12 +345,12 @@ impl ShmAdapter {
             return;
         };
         // It is watched again once nothing can fail any more.
-        self.core.epoll.remove(&sock);
+        let _ = self.core.epoll.remove(&sock);
         let guest = Guest { sock, hello, fds };
         match make_link(&self.core, endpoint, *ring, guest).and_then(|link| {
-            let ready = Message::Ready(link.process.is_some()).encode();
+            let ready = SocketMessage::Ready(link.process.is_some()).encode();
             socket::send(&link.sock, &ready, &[])?;
-            self.core.epoll.add(&link.sock, key(endpoint.id))?;
+            self.core.epoll.add(&link.sock, INPUT, key(endpoint.id))?;
             Ok(link)
         }) {
             Ok(link) => self.connected(at, Box::new(link), events),
@@ -354,8 +366,8 @@ impl ShmAdapter {
         let endpoint = &mut self.eps[at];
         let State::AwaitReady { link } = &mut endpoint.state else { return };
         match socket::receive(&link.sock) {
-            Ok(received) => match Message::decode(&received.bytes) {
-                Some(Message::Ready(reads)) => link.peer_reads = reads,
+            Ok(received) => match SocketMessage::decode(&received.bytes) {
+                Some(SocketMessage::Ready(reads)) => link.peer_reads = reads,
                 _ => return self.meeting_failed(at, &io::Error::other("wrong answer"), events),
             },
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
@@ -372,7 +384,7 @@ impl ShmAdapter {
         let endpoint = &mut self.eps[at];
         if let Some(pidfd) = &link.pidfd {
             // Without it the socket's end still tells.
-            let _ = self.core.epoll.add(pidfd, key(endpoint.id));
+            let _ = self.core.epoll.add(pidfd, INPUT, key(endpoint.id));
         }
         endpoint.state = State::Up(link);
         self.greeter.meeting -= 1;
@@ -411,10 +423,10 @@ impl State {
             State::AwaitWelcome { sock, .. } => (&*sock, None),
             _ => return,
         };
-        epoll.remove(sock);
+        let _ = epoll.remove(sock);
         if let Some(pidfd) = pidfd {
             // It is watched from Up on only; removing it earlier does nothing.
-            epoll.remove(pidfd);
+            let _ = epoll.remove(pidfd);
         }
         sys::shut(sock);
     }
@@ -438,8 +450,8 @@ fn dial(core: &Core, endpoint: &Endpoint, remote: Address) -> io::Result<State> 
     let (ring, fd) = Producer::create()?;
     let hello = introduce(core, endpoint.token, remote.token, false);
     let fds = [fd.as_raw_fd(), core.exports.fd().as_raw_fd(), core.bell.as_raw_fd()];
-    socket::send(&sock, &Message::Hello(hello).encode(), &fds)?;
-    core.epoll.add(&sock, key(endpoint.id))?;
+    socket::send(&sock, &SocketMessage::Hello(hello).encode(), &fds)?;
+    core.epoll.add(&sock, INPUT, key(endpoint.id))?;
     Ok(State::AwaitWelcome { remote, sock, ring: Box::new(ring) })
 }
 
@@ -450,8 +462,8 @@ fn welcome(core: &Core, endpoint: &Endpoint, guest: Guest) -> io::Result<Link> {
     let link = make_link(core, endpoint, ring, guest)?;
     let answer = introduce(core, endpoint.token, to, link.process.is_some());
     let fds = [fd.as_raw_fd(), core.exports.fd().as_raw_fd(), core.bell.as_raw_fd()];
-    socket::send(&link.sock, &Message::Welcome(answer).encode(), &fds)?;
-    core.epoll.add(&link.sock, key(endpoint.id))?;
+    socket::send(&link.sock, &SocketMessage::Welcome(answer).encode(), &fds)?;
+    core.epoll.add(&link.sock, INPUT, key(endpoint.id))?;
     Ok(link)
 }
 

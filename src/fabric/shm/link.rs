@@ -17,7 +17,7 @@ use super::ring::{Consumer, Control, Header, MAX_PAYLOAD, MAX_WRITES, Producer, 
 use super::stream::{StreamIn, StreamOut};
 use super::sys;
 use super::tuning::{Timed, Tuning};
-use super::wire::{self, Source, Write, kind, outcome};
+use super::wire::{self, ContentAt, Write, kind, outcome};
 use super::{Core, Kind};
 use crate::fabric::{EpId, Event, One, Remote};
 use crate::limits::POLL_EVENTS;
@@ -73,7 +73,7 @@ pub(crate) struct Inbound {
     /// Whether it has an immediate.
     pub(crate) has_imm: bool,
     /// Where its content is.
-    pub(crate) from: Source,
+    pub(crate) from: ContentAt,
     /// Which of the places (`wire::FROM_*`).
     pub(crate) place: u8,
     /// Bytes in place from the start.

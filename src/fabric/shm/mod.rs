@@ -50,11 +50,12 @@ use crate::fabric::{
 };
 use crate::local_fd::Local;
 use crate::os::ticks;
+use crate::os::{Epoll, EventFd};
 use crate::room::Grows;
 use crate::status::{Code, Status};
 
 pub(crate) use copy::copy;
-use exports::{Exports, Region};
+use exports::{Export, Exports};
 use foreign::Closer;
 use handshake::{Greeter, State};
 use link::{Link, MAX_RDMA, MAX_SEND, gone};
@@ -62,7 +63,6 @@ use moving::{Kind, Moves};
 use pools::{LocalPools, MapBudget};
 pub(super) use process::Process;
 use ring::MAX_WRITES;
-use sys::Epoll;
 use wire::Address;
 
 /// Content up to this length travels in the record of its WRITE.
@@ -117,7 +117,7 @@ impl Policy {
 #[derive(Debug)]
 struct Core {
     exports: Exports,
-    bell: Local<OwnedFd>,
+    bell: EventFd,
     epoll: Epoll,
     pools: LocalPools,
     policy: Policy,
@@ -212,7 +212,7 @@ impl ShmAdapter {
         let nonce = u64::from_le_bytes(sys::random().map_err(os("system's random generator"))?);
         let core = Core {
             exports: Exports::create().map_err(os("shm: table of regions"))?,
-            bell: Local::new(sys::eventfd().map_err(os("shm: eventfd"))?),
+            bell: EventFd::new().map_err(os("shm: eventfd"))?,
             epoll: Epoll::new().map_err(os("shm: epoll"))?,
             pools: LocalPools::default(),
             policy,

@@ -9,7 +9,7 @@ use super::ring::{MAX_POOLS, NoRoom, load64};
 use super::socket;
 use super::stream::{Job, StreamOut};
 use super::tuning::{Timed, Way};
-use super::wire::{self, Ask, Message, Source, Write, kind};
+use super::wire::{self, Ask, ContentAt, SocketMessage, Write, kind};
 use super::{Core, Kind};
 use crate::fabric::{Mem, PostError, Remote, SHORT_HEAD};
 use crate::room::{self, Grows};
@@ -221,7 +221,7 @@ impl Link {
         flags: u8,
         local: Mem,
     ) -> Result<Option<Timed>, PostError> {
-        const LEN: usize = Write::LEN + Source::LEN;
+        const LEN: usize = Write::LEN + ContentAt::LEN;
         if let Err(why) = self.tx.room(LEN, self.rx.control()) {
             return Err(self.no_room(why, LEN));
         }
@@ -251,13 +251,17 @@ impl Link {
     }
 
     /// Where the target finds the content.
-    fn place(&mut self, core: &Core, local: Mem) -> Result<(u8, Source, Option<Timed>), PostError> {
-        let mut from = Source { at: local.addr(), len: local.len(), pool: 0 };
+    fn place(
+        &mut self,
+        core: &Core,
+        local: Mem,
+    ) -> Result<(u8, ContentAt, Option<Timed>), PostError> {
+        let mut from = ContentAt { at: local.addr(), len: local.len(), pool: 0 };
         if core.policy.pool
             && let Some((id, offset)) = core.pools.find(local.addr(), local.len())
             && self.pass_pool(core, id)
         {
-            from = Source { at: offset, pool: id, ..from };
+            from = ContentAt { at: offset, pool: id, ..from };
             return Ok((wire::FROM_POOL, from, None));
         }
         if !(core.policy.process && self.peer_reads) {
@@ -293,8 +297,12 @@ impl Link {
             && self.pools_gone.fits(self.pools_sent.len() + 1)
             && self.tell_gone_pools()
             && let Some((len, fd)) = core.pools.get(id)
-            && socket::send(&self.sock, &Message::Pool { id, len }.encode(), &[fd.as_raw_fd()])
-                .is_ok()
+            && socket::send(
+                &self.sock,
+                &SocketMessage::Pool { id, len }.encode(),
+                &[fd.as_raw_fd()],
+            )
+            .is_ok()
         {
             self.pools_sent.push(Passed { id, at: self.pools_passed, mapped: None });
             self.pools_passed += 1;
@@ -326,7 +334,7 @@ impl Link {
     /// Tells the peer which segments it need not keep; false if it must hear of some later.
     pub(crate) fn tell_gone_pools(&mut self) -> bool {
         while let Some(&id) = self.pools_gone.last() {
-            if socket::send(&self.sock, &Message::PoolGone { id }.encode(), &[]).is_err() {
+            if socket::send(&self.sock, &SocketMessage::PoolGone { id }.encode(), &[]).is_err() {
                 return false;
             }
             self.pools_gone.pop();
@@ -341,7 +349,7 @@ impl Link {
         }
         let failed = |e: std::io::Error| Status::os("shm: stream segment", &e);
         let (map, fd) = StreamOut::create().map_err(failed)?;
-        let message = Message::Stream { len: map.len() as u64 }.encode();
+        let message = SocketMessage::Stream { len: map.len() as u64 }.encode();
         socket::send(&self.sock, &message, &[fd.as_raw_fd()]).map_err(failed)?;
         self.out.open(map);
         Ok(())

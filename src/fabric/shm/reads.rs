@@ -2,7 +2,7 @@
 //! nor the kernel allows that, asked for and streamed by the owner.
 
 use super::copy::STREAMING_FROM;
-use super::exports::Region;
+use super::exports::Export;
 use super::link::{How, Link, Reading};
 use super::moving::Running;
 use super::ring::{MAX_POOLS, load64};
@@ -102,7 +102,7 @@ impl Link {
 
     /// Where the rest of the READ's source is mapped here, if it lies in a pool segment of the
     /// peer. One that is not mapped yet is asked for.
-    fn mapped(&mut self, region: &Region, read: &Reading) -> Result<Option<(u64, Kept)>, Status> {
+    fn mapped(&mut self, region: &Export, read: &Reading) -> Result<Option<(u64, Kept)>, Status> {
         let Some((id, base)) = region.pool else { return Ok(None) };
         self.take_pools()?;
         if !self.pools.has(id) {

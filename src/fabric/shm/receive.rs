@@ -11,7 +11,7 @@ use super::moving::Running;
 use super::ring::{Header, MAX_POOLS, MAX_WRITES, load64};
 use super::socket;
 use super::stream::{READ, Slot};
-use super::wire::{self, Ask, Message, Source, Write, kind, outcome};
+use super::wire::{self, Ask, ContentAt, SocketMessage, Write, kind, outcome};
 use super::{Core, Kind};
 use crate::fabric::moves::{MOVE_MAX, Move};
 use crate::fabric::{Access, Event};
@@ -125,7 +125,7 @@ impl Link {
         header: Header,
         events: &mut Vec<Event>,
     ) -> Result<bool, Status> {
-        const DESCRIBED: usize = Write::LEN + Source::LEN;
+        const DESCRIBED: usize = Write::LEN + ContentAt::LEN;
         let len = header.len as usize;
         match header.kind {
             kind::WRITE_INLINE if len >= Write::LEN => {
@@ -212,11 +212,11 @@ impl Link {
     /// A WRITE whose content is elsewhere.
     fn begin_write(&mut self, header: Header) -> Result<(), Status> {
         self.take_pools()?;
-        let bytes: [u8; Write::LEN + Source::LEN] = self.rx.copy();
-        let (mut to, mut from) = ([0; Write::LEN], [0; Source::LEN]);
+        let bytes: [u8; Write::LEN + ContentAt::LEN] = self.rx.copy();
+        let (mut to, mut from) = ([0; Write::LEN], [0; ContentAt::LEN]);
         to.copy_from_slice(&bytes[..Write::LEN]);
         from.copy_from_slice(&bytes[Write::LEN..]);
-        let (to, from) = (Write::decode(&to), Source::decode(&from));
+        let (to, from) = (Write::decode(&to), ContentAt::decode(&from));
         let place = header.flags & !wire::HAS_IMM;
         let mut fed = None;
         if place & wire::FROM_STREAM != 0 {
@@ -460,8 +460,10 @@ impl Link {
                 return Err(self.broken("more descriptors than one"));
             }
             let fd = received.fds.into_iter().next();
-            match (Message::decode(&received.bytes), fd) {
-                (Some(Message::Pool { id, len }), fd) if fd.is_some() || received.lacks_fds => {
+            match (SocketMessage::decode(&received.bytes), fd) {
+                (Some(SocketMessage::Pool { id, len }), fd)
+                    if fd.is_some() || received.lacks_fds =>
+                {
                     let mapped = fd.is_some_and(|fd| self.pools.add(id, len, fd).is_ok());
                     if !mapped && self.sock.closer().is_full() {
                         let text = format!(
@@ -472,14 +474,14 @@ impl Link {
                     }
                     self.answer_pool(mapped);
                 }
-                (Some(Message::PoolGone { id }), None) => {
+                (Some(SocketMessage::PoolGone { id }), None) => {
                     self.pools.remove(id);
                     self.pools_wanted.retain(|wanted| *wanted != id);
                 }
-                (Some(Message::Stream { len }), Some(fd)) => {
+                (Some(SocketMessage::Stream { len }), Some(fd)) => {
                     self.into.open(&fd, len).map_err(|e| self.broken(&e.to_string()))?;
                 }
-                (Some(Message::Stream { .. }), None) if received.lacks_fds => {
+                (Some(SocketMessage::Stream { .. }), None) if received.lacks_fds => {
                     let text =
                         format!("shm: no descriptor left for the stream of peer {}", self.peer);
                     return Err(Status::new(Code::ResourceExhausted, text));

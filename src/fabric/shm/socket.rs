@@ -10,6 +10,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::foreign::{Closer, Foreign};
+use crate::os::{check, owned};
 
 /// Most descriptors in one message.
 pub(crate) const MAX_FDS: usize = 3;
@@ -38,16 +39,10 @@ pub(crate) struct PeerCred {
     pub(crate) uid: u32,
 }
 
-fn check(rc: libc::c_int) -> io::Result<libc::c_int> {
-    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc) }
-}
-
 fn new_socket() -> io::Result<OwnedFd> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: plain system call.
-    let fd = check(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })?;
-    // SAFETY: the kernel has just given this descriptor to us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    owned(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
 }
 
 /// A socket's address.
@@ -161,9 +156,8 @@ pub(crate) fn accept(listener: &OwnedFd, closer: &Arc<Closer>) -> io::Result<For
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     let (addr, len) = (std::ptr::null_mut(), std::ptr::null_mut());
     // SAFETY: no address is asked for.
-    let fd = check(unsafe { libc::accept4(listener.as_raw_fd(), addr, len, flags) })?;
-    // SAFETY: the kernel has just given this descriptor to us.
-    Ok(Foreign::new(unsafe { OwnedFd::from_raw_fd(fd) }, closer))
+    let fd = owned(unsafe { libc::accept4(listener.as_raw_fd(), addr, len, flags) })?;
+    Ok(Foreign::new(fd, closer))
 }
 
 /// Who is at the other end.

@@ -2,24 +2,10 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::time::Duration;
 
-use crate::local_fd::Local;
-use crate::os::without_write_signals;
-
-/// Turns the result of a system call into an `io::Result`.
-fn check(rc: libc::c_int) -> io::Result<libc::c_int> {
-    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc) }
-}
-
-/// Takes ownership of a descriptor that a system call has just returned.
-fn owned(rc: libc::c_int) -> io::Result<OwnedFd> {
-    let fd = check(rc)?;
-    // SAFETY: the kernel has just given this descriptor to the caller, nobody else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
+use crate::os::{check, owned, without_write_signals};
 
 /// Size of a page.
 pub(crate) fn page_size() -> usize {
@@ -276,12 +262,6 @@ fn protection(writable: bool) -> libc::c_int {
     if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ }
 }
 
-/// A nonblocking eventfd.
-pub(crate) fn eventfd() -> io::Result<OwnedFd> {
-    // SAFETY: plain system call.
-    owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
-}
-
 /// Whether a descriptor that came from a peer is an eventfd that does not block. A write to anything
 /// else could end or stop this process.
 pub(crate) fn is_eventfd(fd: &OwnedFd) -> bool {
@@ -302,67 +282,6 @@ pub(crate) fn eventfd_write(fd: &OwnedFd) {
         if libc::poll(&mut poll, 1, 0) == 1 && poll.revents == libc::POLLOUT {
             libc::write(fd.as_raw_fd(), (&raw const one).cast(), 8);
         }
-    }
-}
-
-/// Takes the count of an eventfd or a timerfd.
-pub(crate) fn counter_drain(fd: &OwnedFd) {
-    let mut count = 0u64;
-    // SAFETY: eight writable bytes.
-    unsafe { libc::read(fd.as_raw_fd(), (&raw mut count).cast(), 8) };
-}
-
-/// A descriptor that becomes readable some time after it was set, until it is drained.
-pub(crate) fn timerfd() -> io::Result<OwnedFd> {
-    let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
-    // SAFETY: plain system call.
-    owned(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) })
-}
-
-/// Sets it, once.
-pub(crate) fn timerfd_set(fd: &OwnedFd, after: Duration) {
-    let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    let (tv_sec, tv_nsec) = (after.as_secs() as _, after.subsec_nanos() as _);
-    let spec = libc::itimerspec { it_interval: zero, it_value: libc::timespec { tv_sec, tv_nsec } };
-    // SAFETY: `spec` is a valid value; the old one is not asked for.
-    unsafe { libc::timerfd_settime(fd.as_raw_fd(), 0, &spec, std::ptr::null_mut()) };
-}
-
-/// An epoll instance whose entries are named by a `u64`.
-#[derive(Debug)]
-pub(crate) struct Epoll(Local<OwnedFd>);
-
-impl Epoll {
-    /// Makes one.
-    pub(crate) fn new() -> io::Result<Epoll> {
-        // SAFETY: plain system call.
-        Ok(Epoll(Local::new(owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?)))
-    }
-    /// Its descriptor, readable when an entry is.
-    pub(crate) fn raw(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
-    /// Watches `fd` for input and hang-up.
-    pub(crate) fn add(&self, fd: &OwnedFd, key: u64) -> io::Result<()> {
-        let events = (libc::EPOLLIN | libc::EPOLLRDHUP) as u32;
-        let mut event = libc::epoll_event { events, u64: key };
-        let (ep, fd) = (self.raw(), fd.as_raw_fd());
-        // SAFETY: `event` is a valid value; both descriptors are open.
-        check(unsafe { libc::epoll_ctl(ep, libc::EPOLL_CTL_ADD, fd, &mut event) }).map(drop)
-    }
-    /// Stops watching `fd`.
-    pub(crate) fn remove(&self, fd: &OwnedFd) {
-        let (ep, fd) = (self.raw(), fd.as_raw_fd());
-        // SAFETY: plain system call; the event argument is ignored.
-        unsafe { libc::epoll_ctl(ep, libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
-    }
-    /// The keys that are ready now, at most 64.
-    pub(crate) fn ready(&self) -> impl Iterator<Item = u64> + use<> {
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
-        // SAFETY: room for 64 events.
-        let n = unsafe { libc::epoll_wait(self.raw(), events.as_mut_ptr(), 64, 0) };
-        let n = usize::try_from(n).unwrap_or(0);
-        events.into_iter().take(n).map(|e| e.u64)
     }
 }
 

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use super::ring::MAX_PAYLOAD;
 use super::*;
 use crate::fabric::shm::stream::Job;
-use crate::fabric::shm::wire::{Ask, Source, Write, kind};
+use crate::fabric::shm::wire::{Ask, ContentAt, Write, kind};
+use crate::os::epoll;
 
 struct Random(u64);
 
@@ -55,7 +56,7 @@ fn payload(random: &mut Random, kind: u8, rkey: u32, base: u64) -> Vec<u8> {
             let to = Write { dst: addr, rkey, imm: 3 };
             let at = random.one_of(&[base, 0, 8, u64::MAX]);
             let pool = random.one_of(&[0, 1, u32::MAX]);
-            [to.encode().to_vec(), Source { at, len, pool }.encode().to_vec()].concat()
+            [to.encode().to_vec(), ContentAt { at, len, pool }.encode().to_vec()].concat()
         }
         kind::READ_ASK => Ask { addr, len, rkey }.encode().to_vec(),
         kind::READ_END => vec![random.next() as u8 % 4],
@@ -331,7 +332,7 @@ fn a_socket_that_someone_else_holds_too_is_not_watched_after_its_end() {
         while !events.iter().any(|e| matches!(e, Event::Down { .. })) {
             own.housekeeping(&mut events);
         }
-        let keys: Vec<u64> = own.core.epoll.ready().collect();
+        let keys: Vec<u64> = own.core.epoll.ready(&mut [epoll::EMPTY; 64]).collect();
         assert!(keys.is_empty(), "{keys:x?} of {held:?}");
     }
 }
@@ -464,7 +465,7 @@ fn garbage_on_the_socket_is_refused() {
     for round in 0..300 {
         let sock = nest::dial(good.greeter.home()).unwrap();
         let hello = wire::Hello { to: token, from: [9; 16], nonce_addr: 1, nonce: 2, reads: true };
-        let mut bytes = wire::Message::Hello(hello).encode().to_vec();
+        let mut bytes = wire::SocketMessage::Hello(hello).encode().to_vec();
         let at = (random.next() % 56) as usize;
         bytes[at] ^= (random.next() % 3) as u8;
         bytes.truncate(1 + (random.next() % 90) as usize);
@@ -552,7 +553,7 @@ fn r05_a_slot_without_content_ends_the_endpoint() {
     // SAFETY: `memory` outlives the adapters.
     let mr = unsafe { good.register(base, 4096, Access::all()) }.unwrap();
     let to = Write { dst: base, rkey: mr.rkey, imm: 0 }.encode();
-    let from = Source { at: 0, len: 4096, pool: 0 }.encode();
+    let from = ContentAt { at: 0, len: 4096, pool: 0 }.encode();
     let mut slot = hostile.tx.reserve(to.len() + from.len(), hostile.rx.control()).unwrap();
     slot.put(&to);
     slot.put(&from);
@@ -578,7 +579,7 @@ fn r05_slots_that_nobody_needs_hold_up_no_poll() {
     let hostile = link(&mut evil, e);
     hostile.open_stream().unwrap();
     let to = Write { dst: base, rkey: mr.rkey, imm: 0 }.encode();
-    let from = Source { at: 0, len: 4096, pool: 0 }.encode();
+    let from = ContentAt { at: 0, len: 4096, pool: 0 }.encode();
     let mut slot = hostile.tx.reserve(to.len() + from.len(), hostile.rx.control()).unwrap();
     slot.put(&to);
     slot.put(&from);
@@ -599,7 +600,7 @@ fn r05_messages_on_the_socket_hold_up_no_poll() {
     let (mut good, mut evil) = (open(None), open(None));
     let (_, e) = connect(&mut good, &mut evil);
     let hostile = link(&mut evil, e);
-    let message = wire::Message::PoolGone { id: 1 }.encode();
+    let message = wire::SocketMessage::PoolGone { id: 1 }.encode();
     let sent = AtomicU64::new(0);
     let deed = || {
         if socket::send(&hostile.sock, &message, &[]).is_ok() {
@@ -686,7 +687,7 @@ fn r13_descriptors_that_wait_to_be_closed_are_bounded() {
     let fd = std::fs::File::open("/dev/null").unwrap();
     let mut events = Vec::new();
     for id in 0..200 {
-        let message = wire::Message::Pool { id, len: 4096 }.encode();
+        let message = wire::SocketMessage::Pool { id, len: 4096 }.encode();
         let _ = socket::send(&link(&mut evil, e).sock, &message, &[fd.as_raw_fd()]);
         good.housekeeping(&mut events);
     }

@@ -140,7 +140,7 @@ pub(crate) struct Hello {
 
 /// A message on the Unix socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Message {
+pub(crate) enum SocketMessage {
     /// Active side, after dialling.
     Hello(Hello),
     /// Passive side's answer.
@@ -166,7 +166,7 @@ pub(crate) enum Message {
     },
 }
 
-impl Message {
+impl SocketMessage {
     /// Bytes of every message.
     pub(crate) const LEN: usize = 56;
 
@@ -192,17 +192,17 @@ impl Message {
                 .done()
         };
         match self {
-            Message::Hello(h) => hello(1, h),
-            Message::Welcome(h) => hello(2, h),
-            Message::Ready(reads) => plain(3, *reads, 0, 0),
-            Message::Pool { id, len } => plain(4, false, *id, *len),
-            Message::Stream { len } => plain(5, false, 0, *len),
-            Message::PoolGone { id } => plain(6, false, *id, 0),
+            SocketMessage::Hello(h) => hello(1, h),
+            SocketMessage::Welcome(h) => hello(2, h),
+            SocketMessage::Ready(reads) => plain(3, *reads, 0, 0),
+            SocketMessage::Pool { id, len } => plain(4, false, *id, *len),
+            SocketMessage::Stream { len } => plain(5, false, 0, *len),
+            SocketMessage::PoolGone { id } => plain(6, false, *id, 0),
         }
     }
 
     /// Decodes it.
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Message> {
+    pub(crate) fn decode(bytes: &[u8]) -> Option<SocketMessage> {
         if bytes.len() != Self::LEN {
             return None;
         }
@@ -214,15 +214,15 @@ impl Message {
             1 | 2 => {
                 let (to, from) = (r.take()?, r.take()?);
                 let hello = Hello { to, from, nonce_addr: r.u64()?, nonce: r.u64()?, reads };
-                if kind == 1 { Message::Hello(hello) } else { Message::Welcome(hello) }
+                if kind == 1 { SocketMessage::Hello(hello) } else { SocketMessage::Welcome(hello) }
             }
-            3 => Message::Ready(reads),
-            4 => Message::Pool { id: r.u32()?, len: r.u64()? },
+            3 => SocketMessage::Ready(reads),
+            4 => SocketMessage::Pool { id: r.u32()?, len: r.u64()? },
             5 => {
                 r.u32()?;
-                Message::Stream { len: r.u64()? }
+                SocketMessage::Stream { len: r.u64()? }
             }
-            6 => Message::PoolGone { id: r.u32()? },
+            6 => SocketMessage::PoolGone { id: r.u32()? },
             _ => return None,
         })
     }
@@ -234,7 +234,7 @@ pub(crate) mod kind {
     pub(crate) const SEND: u8 = 1;
     /// A WRITE; payload: [`super::Write`], then the content.
     pub(crate) const WRITE_INLINE: u8 = 2;
-    /// A WRITE; payload: [`super::Write`], [`super::Source`].
+    /// A WRITE; payload: [`super::Write`], [`super::ContentAt`].
     pub(crate) const WRITE: u8 = 3;
     /// Asks for a READ to be answered through the stream; payload: [`super::Ask`].
     pub(crate) const READ_ASK: u8 = 4;
@@ -308,7 +308,7 @@ impl Write {
 
 /// Where the content of a WRITE is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Source {
+pub(crate) struct ContentAt {
     /// Address at the initiator, or offset in its pool segment.
     pub(crate) at: u64,
     /// Bytes.
@@ -317,7 +317,7 @@ pub(crate) struct Source {
     pub(crate) pool: u32,
 }
 
-impl Source {
+impl ContentAt {
     /// Bytes encoded.
     pub(crate) const LEN: usize = 20;
     /// Encodes it.
@@ -326,11 +326,11 @@ impl Source {
         Writer::new().put(at.to_le_bytes()).put(len.to_le_bytes()).put(pool.to_le_bytes()).done()
     }
     /// Decodes it; any bytes are one.
-    pub(crate) fn decode(b: &[u8; Self::LEN]) -> Source {
+    pub(crate) fn decode(b: &[u8; Self::LEN]) -> ContentAt {
         let mut r = Reader(b);
         let at = r.u64().unwrap_or(0);
         let len = r.u64().unwrap_or(0);
-        Source { at, len, pool: r.u32().unwrap_or(0) }
+        ContentAt { at, len, pool: r.u32().unwrap_or(0) }
     }
 }
 
@@ -347,14 +347,14 @@ pub(crate) struct Ask {
 
 impl Ask {
     /// Bytes encoded.
-    pub(crate) const LEN: usize = Source::LEN;
+    pub(crate) const LEN: usize = ContentAt::LEN;
     /// Encodes it.
     pub(crate) fn encode(&self) -> [u8; Self::LEN] {
-        Source { at: self.addr, len: self.len, pool: self.rkey }.encode()
+        ContentAt { at: self.addr, len: self.len, pool: self.rkey }.encode()
     }
     /// Decodes it; any bytes are one.
     pub(crate) fn decode(b: &[u8; Self::LEN]) -> Ask {
-        let s = Source::decode(b);
+        let s = ContentAt::decode(b);
         Ask { addr: s.at, len: s.len, rkey: s.pool }
     }
 }
@@ -367,22 +367,22 @@ mod tests {
     fn messages_survive_the_wire() {
         let h = Hello { to: [1; 16], from: [2; 16], nonce_addr: 3, nonce: u64::MAX, reads: true };
         for m in [
-            Message::Hello(h),
-            Message::Welcome(Hello { reads: false, ..h }),
-            Message::Ready(true),
-            Message::Pool { id: 7, len: 1 << 40 },
-            Message::Stream { len: 9 },
-            Message::PoolGone { id: 8 },
+            SocketMessage::Hello(h),
+            SocketMessage::Welcome(Hello { reads: false, ..h }),
+            SocketMessage::Ready(true),
+            SocketMessage::Pool { id: 7, len: 1 << 40 },
+            SocketMessage::Stream { len: 9 },
+            SocketMessage::PoolGone { id: 8 },
         ] {
             let bytes = m.encode();
-            assert_eq!(Message::decode(&bytes), Some(m));
-            assert_eq!(Message::decode(&bytes[..55]), None);
+            assert_eq!(SocketMessage::decode(&bytes), Some(m));
+            assert_eq!(SocketMessage::decode(&bytes[..55]), None);
             let mut other = bytes;
             other[4] = 99;
-            assert_eq!(Message::decode(&other), None);
+            assert_eq!(SocketMessage::decode(&other), None);
             other = bytes;
             other[3] = 1;
-            assert_eq!(Message::decode(&other), None);
+            assert_eq!(SocketMessage::decode(&other), None);
         }
     }
 
@@ -414,8 +414,8 @@ mod tests {
         }
         let w = Write { dst: 0x0123_4567_89ab_cdef, rkey: 5, imm: 6 };
         assert_eq!(Write::decode(&w.encode()), w);
-        let s = Source { at: u64::MAX - 1, len: 77, pool: 3 };
-        assert_eq!(Source::decode(&s.encode()), s);
+        let s = ContentAt { at: u64::MAX - 1, len: 77, pool: 3 };
+        assert_eq!(ContentAt::decode(&s.encode()), s);
         let q = Ask { addr: 1 << 50, len: 12, rkey: u32::MAX };
         assert_eq!(Ask::decode(&q.encode()), q);
     }

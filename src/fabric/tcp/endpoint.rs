@@ -1,4 +1,4 @@
-//! An endpoint: a [`Link`] and its socket.
+//! An endpoint: a [`Stream`] and its socket.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -6,14 +6,15 @@ use std::sync::Arc;
 
 use super::burst::{Burst, Polled};
 use super::left::{Dir, Moves};
-use super::link::Link;
 use super::rx::Cx;
-use super::sock::{self, Epoll};
+use super::sock;
+use super::stream::Stream;
 use super::{EMPTY, tx};
 use crate::fabric::regions::RegionTable;
 use crate::fabric::{Event, Follows};
 use crate::limits::POLL_EVENTS;
 use crate::local_fd::Local;
+use crate::os::epoll::{self, Epoll};
 use crate::os::ticks;
 use crate::room;
 use crate::status::Status;
@@ -66,7 +67,7 @@ unsafe impl Sync for Buffer {}
 
 pub struct Endpoint {
     /// All but the socket.
-    pub link: Link,
+    pub stream: Stream,
     /// The socket, while it is connected.
     pub sock: Option<Arc<Local<OwnedFd>>>,
     /// Once connected it never goes back to be connectable.
@@ -130,9 +131,9 @@ const LONG: usize = 16 * 1024;
 
 impl Endpoint {
     /// One that is not connected.
-    pub fn new(link: Link) -> Endpoint {
+    pub fn new(stream: Stream) -> Endpoint {
         Endpoint {
-            link,
+            stream,
             sock: None,
             used: false,
             listed: false,
@@ -162,12 +163,12 @@ impl Endpoint {
                 // Asked for; nothing behind it is looked at.
                 return Input::Some;
             }
-            if shared.left && self.link.is_content(&shared.regions) {
+            if shared.left && self.stream.is_content(&shared.regions) {
                 break;
             }
             let room = BUFFER - shared.viewed;
-            let direct = self.link.direct(&shared.regions);
-            let bulk = direct.is_some() || self.link.rx.bulk;
+            let direct = self.stream.direct(&shared.regions);
+            let bulk = direct.is_some() || self.stream.rx.bulk;
             let cap = if bulk { RECV_BULK.min(self.share) } else { self.share }.min(room);
             if room < RECV_BULK {
                 // What is there stays there for the next poll, and its end behind it.
@@ -180,13 +181,13 @@ impl Endpoint {
                 libc::iovec { iov_base: tail.cast(), iov_len: cap },
             ];
             let parts = if direct.is_some() { &mut parts[..] } else { &mut parts[1..] };
-            // SAFETY: the first part is what `direct` names, valid until the link is called again;
+            // SAFETY: the first part is what `direct` names, valid until the stream is called again;
             // the second is the part of the buffer that no view covers.
             let n = match unsafe { sock::recv(sock.as_fd(), parts) } {
-                Ok(0) => return Input::Closed(self.link.gone("it closed the connection")),
+                Ok(0) => return Input::Closed(self.stream.gone("it closed the connection")),
                 Ok(n) => n as u64,
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => break,
-                Err(e) => return Input::Closed(self.link.gone(&e.to_string())),
+                Err(e) => return Input::Closed(self.stream.gone(&e.to_string())),
             };
             total += n;
             let before = events.len();
@@ -200,14 +201,14 @@ impl Endpoint {
                 ends,
             };
             // SAFETY: the kernel has just written these bytes there.
-            let mut done = unsafe { self.link.landed(placed, &mut cx) };
+            let mut done = unsafe { self.stream.landed(placed, &mut cx) };
             let rest = (n - placed) as usize;
             if done.is_ok() && rest > 0 {
                 // SAFETY: the kernel has just written these bytes; they are not written again
                 // before the next poll if a view is on them, see `viewed`.
                 let bytes = unsafe { std::slice::from_raw_parts(tail, rest) };
                 // SAFETY: as above.
-                done = unsafe { self.link.feed(bytes, &mut cx) }.and_then(|n| {
+                done = unsafe { self.stream.feed(bytes, &mut cx) }.and_then(|n| {
                     if n < rest {
                         self.moves.set_aside(&bytes[n..])?;
                     }
@@ -243,17 +244,17 @@ impl Endpoint {
         }
         let mut total = 0;
         while total < POLL_BYTES {
-            if !self.link.fill(ack_alone) {
+            if !self.stream.fill(ack_alone) {
                 self.broken = Some(room::none(BUFFER, "output"));
                 return false;
             }
-            if self.link.rx.leave && self.link.tx.has_content() {
+            if self.stream.rx.leave && self.stream.tx.has_content() {
                 return self.wants_output();
             }
             let mut iovs = [EMPTY; tx::IOVS];
-            let (parts, bytes) = self.link.tx.gather(regions, &mut iovs);
+            let (parts, bytes) = self.stream.tx.gather(regions, &mut iovs);
             if parts == 0 {
-                self.link.tx.advance(0);
+                self.stream.tx.advance(0);
                 return false;
             }
             let hold = self.hold && self.burst.holds(bytes);
@@ -262,7 +263,7 @@ impl Endpoint {
             match unsafe { sock::send(sock.as_fd(), &mut iovs[..parts], hold) } {
                 Ok(n) => {
                     self.burst.sent(n as u64, hold);
-                    self.link.tx.advance(n as u64);
+                    self.stream.tx.advance(n as u64);
                     total += n as u64;
                     // The socket takes long content only as fast as the peer reads it. A short
                     // message fits into its buffer and tells nothing of the peer.
@@ -276,7 +277,7 @@ impl Endpoint {
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return false,
                 Err(e) => {
                     // What the peer sent before is still to be read; that will report the end.
-                    self.broken = Some(self.link.gone(&e.to_string()));
+                    self.broken = Some(self.stream.gone(&e.to_string()));
                     return false;
                 }
             }
@@ -302,7 +303,7 @@ impl Endpoint {
 
     /// Somebody may sleep, and not poll before something tells: of what waits for the socket that does.
     pub fn watch_output(&mut self, epoll: &Epoll) {
-        let waits = self.link.tx.wants_write() && self.moves.waits_for_room();
+        let waits = self.stream.tx.wants_write() && self.moves.waits_for_room();
         if (waits || self.broken.is_some()) && !self.out {
             self.watch(epoll, true);
         }
@@ -310,7 +311,8 @@ impl Endpoint {
 
     fn watch(&mut self, epoll: &Epoll, out: bool) {
         let Some(sock) = &self.sock else { return };
-        if epoll.watch(sock.as_fd(), self.link.ep.0, out).is_ok() {
+        let interest = epoll::READ | if out { epoll::WRITE } else { 0 };
+        if epoll.modify(sock, interest, self.stream.ep.0.into()).is_ok() {
             self.out = out;
         }
     }
@@ -318,16 +320,16 @@ impl Endpoint {
     /// Ends the connection.
     pub fn down(&mut self, shared: &Shared, status: Status, events: &mut Vec<Event>) {
         if let Some(sock) = self.sock.take() {
-            shared.epoll.del(sock.as_fd());
-            self.link.fail(status, shared.ends, events);
+            let _ = shared.epoll.remove(&sock);
+            self.stream.fail(status, shared.ends, events);
         }
     }
 
     /// Prepares for a long pause: has epoll watch for room to write exactly if something waits for
     /// it, and gives back buffers that are empty.
     pub fn settle(&mut self, epoll: &Epoll) {
-        self.link.tx.trim();
-        let out = self.link.tx.wants_write() && self.moves.out.is_none();
+        self.stream.tx.trim();
+        let out = self.stream.tx.wants_write() && self.moves.out.is_none();
         if out != self.out {
             self.watch(epoll, out);
         }

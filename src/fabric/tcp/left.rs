@@ -48,7 +48,7 @@ enum Coming {
     Aside,
 }
 
-/// See the module's text.
+/// The moves of one connection: content that comes, and content that is being sent.
 #[derive(Default)]
 pub struct Moves {
     coming: Option<Coming>,
@@ -92,7 +92,7 @@ impl Endpoint {
             Some(_) => true,
             None => {
                 let Some(sock) = &self.sock else { return false };
-                self.link.is_content(&shared.regions) && sock::has_input(sock.as_fd())
+                self.stream.is_content(&shared.regions) && sock::has_input(sock.as_fd())
             }
         };
         self.moves.wanted[Dir::In as usize] |= here;
@@ -117,7 +117,7 @@ impl Endpoint {
             let at = dir as usize;
             if std::mem::take(&mut self.moves.wanted[at]) && !self.moves.asked[at] {
                 self.moves.asked[at] = true;
-                queue.push_back((self.link.ep.0, dir));
+                queue.push_back((self.stream.ep.0, dir));
             }
         }
     }
@@ -129,9 +129,9 @@ impl Endpoint {
         if self.moves.runs() {
             return None;
         }
-        let content = self.link.is_content(regions);
-        let (ep, what) = (self.link.ep, Dir::In as u32);
-        let (dst, len) = if content { self.link.direct(regions)? } else { (0, 0) };
+        let content = self.stream.is_content(regions);
+        let (ep, what) = (self.stream.ep, Dir::In as u32);
+        let (dst, len) = if content { self.stream.direct(regions)? } else { (0, 0) };
         if let Some((bytes, done)) = &self.moves.aside {
             let rest = &bytes[*done..];
             let n = (rest.len() as u64).min(len) as usize;
@@ -175,11 +175,11 @@ impl Endpoint {
         self.sock.as_ref()?;
         let n = match (result, coming) {
             (Ok(0), Coming::Socket { .. }) => {
-                return Some(self.link.gone("it closed the connection"));
+                return Some(self.stream.gone("it closed the connection"));
             }
             (Ok(n), _) => n,
             (Err(e), _) if e.kind() == io::ErrorKind::WouldBlock => return None,
-            (Err(e), _) => return Some(self.link.gone(&e.to_string())),
+            (Err(e), _) => return Some(self.stream.gone(&e.to_string())),
         };
         let Shared { regions, held, aside, ends, .. } = shared;
         let ends = *ends;
@@ -202,7 +202,7 @@ impl Endpoint {
         };
         let mut cx = Cx { regions, events, held, viewed: false, ends };
         // SAFETY: the bytes are where `direct` named, and the endpoint was left alone meanwhile.
-        if let Err(status) = unsafe { self.link.landed(placed, &mut cx) } {
+        if let Err(status) = unsafe { self.stream.landed(placed, &mut cx) } {
             return Some(status);
         }
         let (bytes, done) = rest?;
@@ -210,7 +210,7 @@ impl Endpoint {
             return Some(status);
         }
         // SAFETY: the bytes are kept, unchanged, until the next poll.
-        match unsafe { self.link.feed(&bytes[done..], &mut cx) } {
+        match unsafe { self.stream.feed(&bytes[done..], &mut cx) } {
             Ok(fed) => {
                 aside.push(bytes.clone());
                 let done = done + fed;
@@ -228,7 +228,7 @@ impl Endpoint {
         if self.moves.runs() || self.broken.is_some() {
             return None;
         }
-        let filled = self.link.fill(false);
+        let filled = self.stream.fill(false);
         let mut parts = Vec::new();
         let own = room::vec(tx::OWN, "output");
         let own = own.and_then(|own| room::grow(&mut parts, tx::IOVS, "parts").map(|()| own));
@@ -243,12 +243,12 @@ impl Endpoint {
                 return None;
             }
         };
-        let bytes = self.link.tx.parts(regions, &mut own, &mut parts);
+        let bytes = self.stream.tx.parts(regions, &mut own, &mut parts);
         if bytes == 0 {
             return None;
         }
         self.moves.out = Some(bytes);
-        let (ep, what) = (self.link.ep, Dir::Out as u32);
+        let (ep, what) = (self.stream.ep, Dir::Out as u32);
         // SAFETY: sources of WRITEs that have not ended, memory that is registered now, and `own`,
         // which is kept and does not move.
         Some(unsafe { Move::send(ep, what, sock, parts) }.keeping(Arc::new(own)))
@@ -262,14 +262,14 @@ impl Endpoint {
         }
         match result {
             Ok(n) => {
-                self.link.tx.advance(n as u64);
+                self.stream.tx.advance(n as u64);
                 self.moves.full = (n as u64) < bytes;
                 if n >= LONG {
                     self.moved = self.moved.wrapping_add(n as u64);
                 }
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.moves.full = true,
-            Err(e) => self.broken = Some(self.link.gone(&e.to_string())),
+            Err(e) => self.broken = Some(self.stream.gone(&e.to_string())),
         }
     }
 }

@@ -2,29 +2,28 @@
 //!
 //! WRITEs are received straight into the checked destination, READs are answered straight from the
 //! region; a WRITE ends at its initiator when the target has acknowledged it, so a refused one is
-//! reported as that operation's failure and the connection lives on. `link::Link` is one end
+//! reported as that operation's failure and the connection lives on. `stream::Stream` is one end
 //! without system calls; this file gives it a socket.
 
 mod burst;
 mod endpoint;
 pub mod frame;
 mod left;
-mod link;
 mod rx;
 mod sock;
+mod stream;
 mod tx;
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use self::burst::Polled;
 use self::endpoint::{Buffer, Endpoint, Input, Shared};
 use self::left::Dir;
-use self::link::Link;
 use self::rx::Cx;
-use self::sock::Epoll;
 pub(super) use self::sock::{recv, send};
+use self::stream::Stream;
 use super::moves::{Move, Moved};
 use super::regions::RegionTable;
 use super::{
@@ -32,7 +31,7 @@ use super::{
 };
 use crate::config::Config;
 use crate::local_fd::Local;
-use crate::os::ticks;
+use crate::os::{epoll, ticks};
 use crate::room::Grows;
 use crate::status::{Code, Status};
 
@@ -50,7 +49,7 @@ const DIRECT: usize = 4;
 
 /// Why tcp cannot be used here.
 pub fn probe() -> Result<(), String> {
-    Epoll::new().map(drop).map_err(Status::into_message)
+    sock::epoll().map(drop).map_err(Status::into_message)
 }
 
 /// Takes `bytes` for the input of an endpoint with two READs and a WRITE under way and two small
@@ -65,11 +64,11 @@ pub fn fuzz_frames(bytes: &[u8]) {
         let at = local.as_mut_ptr() as u64;
         (regions.insert(addr, 4096, all), Mem::new(at, 4096, 0), Mem::new(at + 4096, 4096, 0))
     };
-    let mut link = Link::new(EpId(1), "fuzz", 16);
+    let mut stream = Stream::new(EpId(1), "fuzz", 16);
     let remote = Remote { addr: 4096, rkey: 1 };
     for (wr, mem) in [a, b].into_iter().enumerate() {
-        let _ = link.read(wr as u64, mem, remote);
-        let _ = link.write(wr as u64, mem, remote, None);
+        let _ = stream.read(wr as u64, mem, remote);
+        let _ = stream.write(wr as u64, mem, remote, None);
     }
     let (mut events, mut held) = (Vec::new(), Vec::new());
     // The first byte chooses in which pieces the rest arrives.
@@ -78,14 +77,14 @@ pub fn fuzz_frames(bytes: &[u8]) {
         let (events, held) = (&mut events, &mut held);
         let mut cx = Cx { regions: &regions, events, held, viewed: false, ends: 0 };
         // SAFETY: `bytes` outlive the events.
-        if let Err(status) = unsafe { link.feed(part, &mut cx) } {
-            link.fail(status, 0, events);
+        if let Err(status) = unsafe { stream.feed(part, &mut cx) } {
+            stream.fail(status, 0, events);
             return;
         }
-        link.fill(true);
+        stream.fill(true);
         let mut iovs = [EMPTY; tx::IOVS];
-        let (_, n) = link.tx.gather(&regions, &mut iovs);
-        link.tx.advance(n / 2);
+        let (_, n) = stream.tx.gather(&regions, &mut iovs);
+        stream.tx.advance(n / 2);
     }
 }
 
@@ -142,7 +141,7 @@ impl TcpAdapter {
             fresh: VecDeque::new(),
             armed: false,
             shared: Shared {
-                epoll: Epoll::new()?,
+                epoll: sock::epoll()?,
                 regions: RegionTable::new(),
                 buffer: Buffer::new()?,
                 viewed: 0,
@@ -162,11 +161,11 @@ impl TcpAdapter {
     }
 
     /// The endpoint, for a post that will leave something to send.
-    fn posting(&mut self, ep: EpId) -> Result<&mut Link, PostError> {
+    fn posting(&mut self, ep: EpId) -> Result<&mut Stream, PostError> {
         let e = match self.eps.get_mut(&ep.0) {
             Some(e) if e.sock.is_some() && e.broken.is_none() => e,
             Some(e) => {
-                let peer = &e.link.peer;
+                let peer = &e.stream.peer;
                 return Err(PostError::Failed(match &e.broken {
                     Some(status) => status.clone(),
                     None if e.used => {
@@ -189,7 +188,7 @@ impl TcpAdapter {
             e.listed = true;
             self.busy.push(ep.0);
         }
-        Ok(&mut e.link)
+        Ok(&mut e.stream)
     }
 
     /// Takes an endpoint out of all lists but `eps`.
@@ -204,8 +203,8 @@ impl TcpAdapter {
     fn service(&mut self, id: u32, events: &mut Vec<Event>) {
         let Some(e) = self.eps.get_mut(&id) else { return };
         let mut input = e.input(&mut self.shared, events);
-        if !e.link.tx.is_idle() && !matches!(input, Input::Closed(_)) {
-            let pause = matches!(input, Input::Quiet) || e.link.tx.ack_urgent();
+        if !e.stream.tx.is_idle() && !matches!(input, Input::Closed(_)) {
+            let pause = matches!(input, Input::Quiet) || e.stream.tx.ack_urgent();
             e.output(pause, &self.shared.regions);
         }
         e.ask(&mut self.shared.wanted);
@@ -217,7 +216,7 @@ impl TcpAdapter {
             self.unlist(id);
             return;
         }
-        if !e.listed && (!e.link.tx.is_idle() || e.broken.is_some()) {
+        if !e.listed && (!e.stream.tx.is_idle() || e.broken.is_some()) {
             e.listed = true;
             self.busy.push(id);
         }
@@ -237,7 +236,7 @@ impl TcpAdapter {
     fn settle(&mut self) {
         let (eps, lazy) = (&mut self.eps, &mut self.lazy);
         self.busy.retain(|id| match eps.get_mut(id) {
-            Some(e) if e.link.tx.is_idle() && e.broken.is_none() => {
+            Some(e) if e.stream.tx.is_idle() && e.broken.is_none() => {
                 e.listed = false;
                 if !e.lazy {
                     e.lazy = true;
@@ -284,8 +283,8 @@ impl Adapter for TcpAdapter {
             return Err(crate::room::none(size_of::<Endpoint>(), "an endpoint"));
         }
         self.shared.ends = all;
-        let link = Link::new(EpId(id), peer, self.depth);
-        self.eps.insert(id, Endpoint::new(link));
+        let stream = Stream::new(EpId(id), peer, self.depth);
+        self.eps.insert(id, Endpoint::new(stream));
         Ok(EpId(id))
     }
 
@@ -306,7 +305,7 @@ impl Adapter for TcpAdapter {
         sock: Option<Local<OwnedFd>>,
     ) -> Result<(), Status> {
         let e = self.endpoint(ep)?;
-        let peer = e.link.peer.clone();
+        let peer = e.stream.peer.clone();
         if e.used {
             return Err(Status::new(
                 Code::FailedPrecondition,
@@ -324,11 +323,11 @@ impl Adapter for TcpAdapter {
             Status::invalid(format!("tcp endpoint to peer '{peer}': a connected socket is needed"))
         })?;
         sock::prepare(sock.as_fd())?;
-        self.shared.epoll.add(sock.as_fd(), ep.0)?;
+        sock::watch(&self.shared.epoll, sock.as_fd(), ep.0)?;
         let left = self.shared.left;
         let e = self.endpoint(ep)?;
         (e.sock, e.used) = (Some(Arc::new(sock)), true);
-        e.link.rx.leave = left;
+        e.stream.rx.leave = left;
         self.order.push(ep.0);
         self.fresh.push_back(ep.0);
         Ok(())
@@ -369,7 +368,7 @@ impl Adapter for TcpAdapter {
     }
 
     fn reads_sources(&self, ep: EpId) -> bool {
-        self.eps.get(&ep.0).is_some_and(|e| e.moves.out.is_some() || e.link.reads_sources())
+        self.eps.get(&ep.0).is_some_and(|e| e.moves.out.is_some() || e.stream.reads_sources())
     }
 
     fn is_unreachable(&self, ep: EpId) -> bool {
@@ -425,7 +424,7 @@ impl Adapter for TcpAdapter {
         else {
             return None;
         };
-        let e = self.eps.get_mut(&id).filter(|e| e.link.tx.is_content_of(own))?;
+        let e = self.eps.get_mut(&id).filter(|e| e.stream.tx.is_content_of(own))?;
         self.shared.wanted.clear();
         e.take_output(&self.shared.regions)
     }
@@ -467,11 +466,11 @@ impl Adapter for TcpAdapter {
                 self.service(ids[(self.polled.count + i) % n], events);
             }
         } else {
-            let mut buf = [libc::epoll_event { events: 0, u64: 0 }; 64];
+            let mut places = [epoll::EMPTY; 64];
             let mut seen = [0u32; 64];
             let mut n = 0;
-            for (id, at) in self.shared.epoll.ready(&mut buf).zip(&mut seen) {
-                *at = id;
+            for (id, at) in self.shared.epoll.ready(&mut places).zip(&mut seen) {
+                *at = id as u32;
                 n += 1;
             }
             for i in 0..n {
@@ -513,17 +512,17 @@ impl Adapter for TcpAdapter {
         }
         self.lazy.clear();
         self.armed = true;
-        let mut one = [libc::epoll_event { events: 0, u64: 0 }];
+        let mut one = [epoll::EMPTY];
         self.fresh.is_empty() && self.shared.epoll.ready(&mut one).next().is_none()
     }
 
     fn fd(&self) -> Option<RawFd> {
-        Some(self.shared.epoll.fd())
+        Some(self.shared.epoll.as_raw_fd())
     }
 
     fn has_delivered(&mut self) -> bool {
         let owes = |e: &Endpoint| {
-            let tx = &e.link.tx;
+            let tx = &e.stream.tx;
             e.sock.is_some() && e.broken.is_none() && !tx.is_idle() && !tx.only_ack()
         };
         !self.eps.values().any(owes)
@@ -535,7 +534,7 @@ impl Adapter for TcpAdapter {
             e.output(true, &self.shared.regions);
             e.push();
             if let Some(sock) = &e.sock {
-                self.shared.epoll.del(sock.as_fd());
+                let _ = self.shared.epoll.remove(sock);
             }
         }
         self.unlist(ep.0);

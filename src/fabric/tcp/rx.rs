@@ -1,7 +1,7 @@
 //! What arrives at one endpoint: frames are taken apart, payload goes straight to its place.
 
 use super::frame::{Frame, LONG, Malformed};
-use super::link::Link;
+use super::stream::Stream;
 use crate::fabric::regions::{Refusal, RegionTable};
 use crate::fabric::{Access, Event, View};
 use crate::room;
@@ -79,7 +79,7 @@ impl Cx<'_> {
     }
 }
 
-impl Link {
+impl Stream {
     /// Whether the next bytes of the stream belong into memory of the application.
     pub fn is_content(&mut self, regions: &RegionTable) -> bool {
         !matches!(self.rx.body, Body::Message { .. }) && self.direct(regions).is_some()

@@ -1,10 +1,10 @@
-//! System calls on sockets and the epoll descriptor.
+//! System calls on sockets.
 
 use std::io;
 use std::mem::{size_of, zeroed};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 
-use crate::local_fd::Local;
+use crate::os::epoll::{self, Epoll};
 use crate::status::{Code, Status};
 
 fn cvt(rc: isize) -> io::Result<usize> {
@@ -164,61 +164,17 @@ pub fn prepare(fd: BorrowedFd<'_>) -> Result<(), Status> {
     Ok(())
 }
 
-/// An epoll descriptor whose entries are endpoint numbers.
-pub struct Epoll(Local<OwnedFd>);
+/// An empty epoll set, for sockets by their endpoints' numbers.
+pub fn epoll() -> Result<Epoll, Status> {
+    Epoll::new().map_err(|e| Status::os("epoll_create1", &e))
+}
 
-impl Epoll {
-    /// A fresh one.
-    pub fn new() -> Result<Epoll, Status> {
-        // SAFETY: no pointer is passed.
-        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        let fd = cvt(fd as isize).map_err(|e| Status::os("epoll_create1", &e))?;
-        // SAFETY: a fresh descriptor that nobody else owns.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd as RawFd) };
-        Ok(Epoll(Local::new(fd)))
-    }
-
-    fn ctl(&self, op: i32, fd: BorrowedFd<'_>, id: u32, out: bool) -> io::Result<()> {
-        let events = libc::EPOLLIN | if out { libc::EPOLLOUT } else { 0 };
-        let mut event = libc::epoll_event { events: events as u32, u64: id.into() };
-        // SAFETY: the event lives across the call.
-        let rc = unsafe { libc::epoll_ctl(self.0.as_raw_fd(), op, fd.as_raw_fd(), &mut event) };
-        cvt(rc as isize).map(drop)
-    }
-
-    /// Watches for input.
-    pub fn add(&self, fd: BorrowedFd<'_>, id: u32) -> Result<(), Status> {
-        self.ctl(libc::EPOLL_CTL_ADD, fd, id, false).map_err(|e| match e.raw_os_error() {
-            Some(libc::EPERM | libc::EBADF) => {
-                Status::new(Code::InvalidArgument, format!("not a socket: {e}"))
-            }
-            _ => Status::os("epoll_ctl", &e),
-        })
-    }
-
-    /// Watches for input, and for room to write if `out`.
-    pub fn watch(&self, fd: BorrowedFd<'_>, id: u32, out: bool) -> io::Result<()> {
-        self.ctl(libc::EPOLL_CTL_MOD, fd, id, out)
-    }
-
-    /// Ends it.
-    pub fn del(&self, fd: BorrowedFd<'_>) {
-        let _ = self.ctl(libc::EPOLL_CTL_DEL, fd, 0, false);
-    }
-
-    /// The endpoints that are ready now.
-    pub fn ready<'a>(
-        &self,
-        buf: &'a mut [libc::epoll_event],
-    ) -> impl Iterator<Item = u32> + use<'a> {
-        let max = buf.len().min(i32::MAX as usize) as i32;
-        // SAFETY: the buffer holds `max` entries.
-        let n = unsafe { libc::epoll_wait(self.0.as_raw_fd(), buf.as_mut_ptr(), max, 0) };
-        buf[..n.max(0) as usize].iter().map(|e| e.u64 as u32)
-    }
-
-    /// The descriptor.
-    pub fn fd(&self) -> RawFd {
-        self.0.as_raw_fd()
-    }
+/// Watches an endpoint's socket for input.
+pub fn watch(epoll: &Epoll, fd: BorrowedFd<'_>, id: u32) -> Result<(), Status> {
+    epoll.add(&fd, epoll::READ, id.into()).map_err(|e| match e.raw_os_error() {
+        Some(libc::EPERM | libc::EBADF) => {
+            Status::new(Code::InvalidArgument, format!("not a socket: {e}"))
+        }
+        _ => Status::os("epoll_ctl", &e),
+    })
 }

@@ -414,7 +414,7 @@ fn who_sleeps_is_told_of_room_for_what_a_call_posts() {
     assert!(v.ad.arm());
     let message = [7; 16 << 10];
     let mut posted = 0;
-    while !v.ad.eps[&v.ep.0].link.tx.wants_write() {
+    while !v.ad.eps[&v.ep.0].stream.tx.wants_write() {
         v.ad.send(v.ep, &[&message]).expect("send");
         v.ad.flush();
         posted += 1;
@@ -425,7 +425,7 @@ fn who_sleeps_is_told_of_room_for_what_a_call_posts() {
         let mut all = vec![0; bytes];
         peer.read_exact(&mut all).expect("read");
     });
-    while v.ad.eps[&v.ep.0].link.tx.wants_write() {
+    while v.ad.eps[&v.ep.0].stream.tx.wants_write() {
         assert!(readable(fd, Duration::from_secs(20)), "nobody is told that the socket takes more");
         v.ad.poll(&mut v.events);
         v.ad.arm();
@@ -439,7 +439,7 @@ fn who_polls_is_not_told_of_room() {
     let mut v = Victim::new();
     assert!(v.ad.arm());
     v.ad.poll(&mut v.events);
-    while !v.ad.eps[&v.ep.0].link.tx.wants_write() {
+    while !v.ad.eps[&v.ep.0].stream.tx.wants_write() {
         v.ad.send(v.ep, &[&[7; 16 << 10]]).expect("send");
         v.ad.flush();
     }

@@ -68,7 +68,7 @@ struct Endpoint {
     broken: bool,
 }
 
-/// See the module's text.
+/// A loopback adapter whose events come late and whose connections break, by chance.
 pub struct Disturbed {
     inner: Box<dyn Adapter>,
     luck: Arc<Mutex<Luck>>,

@@ -229,12 +229,12 @@ impl Storm {
         for (manager, luck) in &self.all {
             let core = manager.core.lock();
             let (w, luck) = (&core.world, luck.lock());
-            assert_eq!(w.chans.len(), w.links.len(), "channels by endpoint, and by number");
-            for (ch, link) in &w.links {
-                assert_eq!(w.chans.get(&link.ep), Some(ch));
+            assert_eq!(w.chans.len(), w.connections.len(), "channels by endpoint, and by number");
+            for (ch, connection) in &w.connections {
+                assert_eq!(w.chans.get(&connection.ep), Some(ch));
                 assert!(core.engine.channel(*ch).is_some(), "the engine does not know {ch:#x}");
             }
-            let known = w.links.len() + w.fresh.len() + w.dying.len();
+            let known = w.connections.len() + w.fresh.len() + w.dying.len();
             assert_eq!(luck.endpoints, known, "endpoints: there, and known to the world");
         }
     }

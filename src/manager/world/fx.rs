@@ -87,7 +87,7 @@ impl Fx for World {
         len: u64,
         access: Access,
     ) -> Result<Window, MapError> {
-        let Some(&Link { ep: (kind, ep), .. }) = self.links.get(&ch) else {
+        let Some(&Connection { ep: (kind, ep), .. }) = self.connections.get(&ch) else {
             return Err(MapError::Failed(Status::gone("the connection ended")));
         };
         self.see_shared();
@@ -124,15 +124,15 @@ impl Fx for World {
     }
 
     fn registered(&self, ch: ChanId, addr: u64, len: u64) -> bool {
-        let kind = self.links.get(&ch).map(|link| link.ep.0 as usize);
+        let kind = self.connections.get(&ch).map(|c| c.ep.0 as usize);
         kind.is_some_and(|kind| self.regions.find(kind, addr, len, 0).is_some())
     }
 
     fn pin(&mut self, ch: ChanId, addr: u64, len: u64, access: Access) -> Result<Window, Status> {
         let gone = || Status::gone("the connection ended");
         self.see_shared();
-        let link = self.links.get(&ch).ok_or_else(gone)?;
-        let kind = link.ep.0 as usize;
+        let connection = self.connections.get(&ch).ok_or_else(gone)?;
+        let kind = connection.ep.0 as usize;
         let adapter = self.adapters[kind].as_mut().ok_or_else(gone)?;
         if !adapter.caps().windows
             && let Some(keys) = self.regions.find(kind, addr, len, 0)
@@ -141,12 +141,12 @@ impl Fx for World {
         }
         // SAFETY: as of `open`.
         let keys = unsafe { memory::open(adapter.as_mut(), addr, len, access) }?;
-        keys.iter().for_each(|mr| adapter.grant(link.ep.1, mr));
+        keys.iter().for_each(|mr| adapter.grant(connection.ep.1, mr));
         Ok(Window { keys, origin: Origin::Transfer })
     }
 
     fn open_device(&mut self, ch: ChanId, addr: u64, len: u64, device: u32) -> Option<Window> {
-        let kind = self.links.get(&ch)?.ep.0 as usize;
+        let kind = self.connections.get(&ch)?.ep.0 as usize;
         let keys = self.regions.find(kind, addr, len, device)?;
         Some(Window { keys, origin: Origin::Registered })
     }
@@ -157,8 +157,8 @@ impl Fx for World {
             Origin::Cached(of) => return self.kept.release(&mut self.adapters, of),
             Origin::Transfer => {}
         }
-        let Some(link) = self.links.get(&ch) else { return };
-        if let Some(adapter) = self.adapters[link.ep.0 as usize].as_mut()
+        let Some(connection) = self.connections.get(&ch) else { return };
+        if let Some(adapter) = self.adapters[connection.ep.0 as usize].as_mut()
             && let Err(status) = memory::close(adapter.as_mut(), &window.keys)
         {
             crate::log::error(format_args!("closing a memory window: {status}"));
@@ -166,42 +166,42 @@ impl Fx for World {
     }
 
     fn hang_up(&mut self, ch: ChanId) {
-        let Some(link) = self.links.get(&ch) else { return };
-        if let Some(adapter) = self.adapters[link.ep.0 as usize].as_mut() {
-            adapter.hang_up(link.ep.1);
+        let Some(connection) = self.connections.get(&ch) else { return };
+        if let Some(adapter) = self.adapters[connection.ep.0 as usize].as_mut() {
+            adapter.hang_up(connection.ep.1);
         }
     }
 
     fn end_channel(&mut self, ch: ChanId) {
-        let Some(link) = self.links.remove(&ch) else { return };
-        if let Some(fd) = &link.alive {
+        let Some(connection) = self.connections.remove(&ch) else { return };
+        if let Some(fd) = &connection.alive {
             self.epoll.remove(fd.as_raw_fd());
         }
-        self.chans.remove(&link.ep);
-        self.near.forget(ch, link.ep);
-        self.dying.push(link.ep);
+        self.chans.remove(&connection.ep);
+        self.near.forget(ch, connection.ep);
+        self.dying.push(connection.ep);
     }
 
     fn progress_mark(&self, ch: ChanId) -> u64 {
-        let Some(link) = self.links.get(&ch) else { return 0 };
-        let adapter = self.adapters[link.ep.0 as usize].as_ref();
-        adapter.map_or(0, |a| a.progress_mark(link.ep.1))
+        let Some(connection) = self.connections.get(&ch) else { return 0 };
+        let adapter = self.adapters[connection.ep.0 as usize].as_ref();
+        adapter.map_or(0, |a| a.progress_mark(connection.ep.1))
     }
 
     fn reads_sources(&self, ch: ChanId) -> bool {
-        let Some(link) = self.links.get(&ch) else { return true };
-        let adapter = self.adapters[link.ep.0 as usize].as_ref();
-        adapter.is_none_or(|a| a.reads_sources(link.ep.1))
+        let Some(connection) = self.connections.get(&ch) else { return true };
+        let adapter = self.adapters[connection.ep.0 as usize].as_ref();
+        adapter.is_none_or(|a| a.reads_sources(connection.ep.1))
     }
 
     fn is_unreachable(&self, ch: ChanId) -> bool {
-        let Some(link) = self.links.get(&ch) else { return false };
-        let adapter = self.adapters[link.ep.0 as usize].as_ref();
-        adapter.is_some_and(|a| a.is_unreachable(link.ep.1))
+        let Some(connection) = self.connections.get(&ch) else { return false };
+        let adapter = self.adapters[connection.ep.0 as usize].as_ref();
+        adapter.is_some_and(|a| a.is_unreachable(connection.ep.1))
     }
 
     fn on_device(&self, ch: ChanId, mr: Mr, device: u8) -> Option<Mr> {
-        let kind = self.links.get(&ch)?.ep.0;
+        let kind = self.connections.get(&ch)?.ep.0;
         self.adapters[kind as usize].as_ref()?.on_device(mr, device)
     }
 

@@ -33,7 +33,7 @@ const KEEPALIVE: [libc::c_int; 3] = [10, 5, 3];
 /// A server's answer to a wait whose time is over may be under way for so long.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// See the module's text.
+/// A TCP store as a client: its address, and the connections that rest.
 pub struct Client {
     name: String,
     address: String,

@@ -11,9 +11,10 @@ use super::session::Session;
 use crate::limits::{STORE_CLIENTS, STORE_STRANGERS, STORE_UNDER_WAY};
 use crate::local_fd::Local;
 use crate::log;
+use crate::os::EventFd;
 use crate::status::{Code, Status};
 use crate::store::memory::Memory;
-use crate::store::stop::{Bell, Look, Stop, ready};
+use crate::store::stop::{self, Look, Stop, ready};
 use crate::store::{Compared, Kind, LeaseId, Until};
 
 /// Longest time in which a client has to prove the secret.
@@ -43,12 +44,12 @@ struct Client {
 /// What thread and handle share.
 struct Shared {
     memory: Memory,
-    bell: Arc<Bell>,
+    bell: Arc<EventFd>,
     stop: Stop,
     secret: Option<Vec<u8>>,
 }
 
-/// See the module's text.
+/// A TCP store that this process serves; dropping it ends the thread.
 pub struct Server {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -87,7 +88,7 @@ impl Server {
     fn start(listener: TcpListener, secret: Option<&[u8]>) -> Result<Server, Status> {
         let listener = Local::new(listener);
         let bound = listener.local_addr().map_err(|e| Status::os("address of a store", &e))?;
-        let bell = Arc::new(Bell::new()?);
+        let bell = Arc::new(stop::bell()?);
         let memory =
             Memory::named(format!("tcp store at {bound} (served here)"), Some(bell.clone()));
         let secret = secret.map(|s| crate::room::copy(s, "a secret")).transpose()?;
@@ -137,7 +138,7 @@ impl<'a> Loop<'a> {
             );
             let now = Instant::now();
             if looks[1].read {
-                self.shared.bell.clear();
+                self.shared.bell.drain();
             }
             for (i, look) in looks[3..].iter().enumerate() {
                 let Some(client) = self.clients.get_mut(i) else { continue };

@@ -33,7 +33,7 @@ enum Phase {
     },
 }
 
-/// See the module's text.
+/// One client of a server: how far it has come in, its bytes, and what it waits for.
 pub struct Session {
     phase: Phase,
     input: Vec<u8>,

@@ -142,7 +142,7 @@ pub struct Ended {
     pub text: String,
 }
 
-/// See the module's text. Dropping it kills the process; [`Victim::finish`] checks it first.
+/// A process with one manager. Dropping it kills the process; [`Victim::finish`] checks it first.
 pub struct Victim {
     options: Options,
     child: Child,

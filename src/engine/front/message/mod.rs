@@ -277,7 +277,7 @@ impl Op {
     }
 }
 
-/// See the module's text.
+/// The tagged messages of one worker: operations that have not ended, and what has come before its receive.
 pub(in crate::engine) struct Messages {
     ops: Slab<Op>,
     deadlines: Deadlines,

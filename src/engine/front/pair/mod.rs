@@ -252,7 +252,7 @@ fn buffer_of_pair(buffer: &mut Buffer) -> &mut Links {
     &mut buffer.of_pair
 }
 
-/// See the module's text.
+/// The pairs of one worker, with their buffers and with the sends that have not ended.
 pub(in crate::engine) struct Pairs {
     pairs: Slab<Pair>,
     by_token: HashMap<u64, u32>,

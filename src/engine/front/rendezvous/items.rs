@@ -22,7 +22,7 @@ pub(super) struct Entry<T> {
 /// Entries of one kind.
 pub(super) type Entries<T> = HashTable<Entry<T>>;
 
-/// See the module's text. Each kind has a table of its own, since a tensor is much longer than who waits for one.
+/// What waits in one step, by key. Each kind has a table of its own, since a tensor is much longer than who waits for one.
 #[derive(Default)]
 pub(super) struct Items {
     pub tensors: Entries<Sent>,

@@ -25,7 +25,7 @@ impl Members {
     }
 }
 
-/// See the module's text. The slot of the step that was asked for last stays, also when nothing is left of the step, and
+/// All steps, by number. The slot of the step that was asked for last stays, also when nothing is left of the step, and
 /// need not be in the map: steps that follow each other use one slot, and never touch the map.
 #[derive(Default)]
 pub(super) struct Steps {

@@ -97,7 +97,7 @@ pub type Withdrawn = (Key, i64, Sent);
 /// Bytes of copied content that wait with their tensors; of others the content is copied when it is asked for.
 const COPIES: usize = 16 << 20;
 
-/// The table. See the module's text.
+/// The tensors that wait for a receive, and the receives that wait for a tensor, by step and key.
 #[derive(Default)]
 pub struct Table {
     steps: Steps,

@@ -53,7 +53,7 @@ impl Engine {
         let Some(r) = self.requests.get_mut(index) else { return };
         let meta = sent.tensor.meta.clone();
         if matches!(r.target, Target::Library) || meta.nbytes == 0 {
-            return self.refer(fx, index, sent, meta);
+            return self.lend(fx, index, sent, meta);
         }
         // The tensor travels with the request's state; `prepare` puts it there if it has to wait.
         let after = AfterAlloc::Local(Sent {
@@ -112,7 +112,7 @@ impl Engine {
     }
 
     /// The result is the sender's own memory, held until the receiver lets it go.
-    fn refer(&mut self, fx: &mut impl Fx, index: u32, sent: Sent, meta: Meta) {
+    fn lend(&mut self, fx: &mut impl Fx, index: u32, sent: Sent, meta: Meta) {
         let mut info = self.info(None, None, Protocol::Local);
         info.bytes = meta.nbytes;
         let at = (sent.tensor.addr, sent.tensor.device);

@@ -31,8 +31,8 @@ pub(super) struct ReadOp {
     remote: Remote,
 }
 
-/// One end of a connection.
-pub struct Link {
+/// One end of a connection, without its socket.
+pub struct Stream {
     pub(super) ep: EpId,
     pub(super) peer: String,
     pub(super) rx: Rx,
@@ -49,10 +49,10 @@ fn overlap(a: u64, alen: u64, b: u64, blen: u64) -> bool {
     a < b.saturating_add(blen) && b < a.saturating_add(alen)
 }
 
-impl Link {
+impl Stream {
     /// A fresh end; at most `depth` WRITEs and as many READs may be under way.
-    pub fn new(ep: EpId, peer: &str, depth: usize) -> Link {
-        Link {
+    pub fn new(ep: EpId, peer: &str, depth: usize) -> Stream {
+        Stream {
             ep,
             peer: peer.to_owned(),
             rx: Rx::default(),

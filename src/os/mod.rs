@@ -1,9 +1,30 @@
-//! What the library asks of the system beyond any one part: threads, their order, and signals.
+//! What the library asks of the system beyond any one part: threads, their order, and signals; descriptors to sleep on.
+
+pub mod epoll;
+mod eventfd;
+mod timerfd;
 
 use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{Ordering, fence};
 use std::thread::JoinHandle;
+
+pub use epoll::Epoll;
+pub use eventfd::EventFd;
+pub use timerfd::TimerFd;
+
+/// The result of a system call that says -1 and `errno` where it fails.
+pub(crate) fn check(rc: libc::c_int) -> io::Result<libc::c_int> {
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc) }
+}
+
+/// Takes the descriptor that a system call has just made.
+pub(crate) fn owned(rc: libc::c_int) -> io::Result<OwnedFd> {
+    let fd = check(rc)?;
+    // SAFETY: the kernel has just given this descriptor to the caller, nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
 
 /// A counter that rises steadily, at some fixed rate; cheap to read.
 #[inline]
