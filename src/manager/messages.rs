@@ -207,7 +207,8 @@ impl Manager {
         let mut copied = Copied::new();
         // SAFETY: the caller's promise.
         let content = unsafe { copied.take(addr, len, self.copy_max) };
-        content.len() as u64 == len && self.message_send_plain(thread, to, envelope, (content, addr))
+        content.len() as u64 == len
+            && self.message_send_plain(thread, to, envelope, (content, addr))
     }
 
     #[inline(always)]

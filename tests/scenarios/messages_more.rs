@@ -371,6 +371,35 @@ fn a_peer_that_says_nothing_when_a_send_is_taken_back_is_stalled() {
     p.finish();
 }
 
+/// A rank that computes: it says nothing, and its connection lives. What is taken back from it ends, the rest goes on.
+#[test]
+fn what_is_taken_back_from_who_drives_itself_ends_and_nothing_else() {
+    for (len, mode) in [(LARGE, Mode::Standard), (EAGER, Mode::Synchronous)] {
+        let mut setup = shm().settings(|s| s.timeout = 100_000 * MS);
+        setup.manual = true;
+        let mut p = Post::new(setup);
+        let to = p.other(S);
+        p.s.stalled[R] = true;
+        let taken = p.send(S, to, TAG, len, mode);
+        let other = p.send(S, to, TAG, LARGE, Mode::Standard);
+        p.run();
+        p.cancel(S, p.sends[taken].id).unwrap();
+        p.s.pass(2_200);
+        p.look();
+        let ends = (code(&p.sends[taken]), code(&p.sends[other]));
+        assert_eq!(ends, (Some(Code::Cancelled), None), "{len} bytes");
+        assert_eq!(p.s.peer_state(S), (PeerState::Connected, 1));
+        p.s.stalled[R] = false;
+        p.s.let_all_go();
+        let recv = p.recv(R, ANY, LARGE);
+        p.run();
+        p.look();
+        let ends = (code(&p.sends[other]), code(&p.recvs[recv]));
+        assert_eq!(ends, (Some(Code::Ok), Some(Code::Ok)), "{len} bytes");
+        p.finish();
+    }
+}
+
 /// Whether one more guest finds room at the receiver.
 fn newcomer(p: &mut Post, name: &str) -> bool {
     p.s.call(R, |e, fx| {

@@ -4,7 +4,8 @@
 //! hostile file system. The same is true of a socket in whose queue such descriptors wait, and of the
 //! last reference to a file with much memory. So nothing of this kind is closed by whoever drops it,
 //! unless it is known to be harmless; it goes to a thread that does nothing else. While much waits there,
-//! nobody is let in who may bring more, and who brings more all the same is turned away.
+//! nobody is let in who may bring more, and what others bring is left where it is for a while; who brings more after
+//! that is turned away.
 
 use std::collections::VecDeque;
 use std::io;
@@ -23,7 +24,8 @@ use crate::room::Grows;
 
 /// Files up to this size are closed at once.
 const SMALL: u64 = 2 << 20;
-/// How long an adapter that ends waits for what is still to be closed.
+/// How long an adapter that ends waits for what is still to be closed; and how long one that goes on does, before it turns away
+/// who brings more.
 const LAST_WAIT: Duration = Duration::from_secs(1);
 
 /// What is to be let go of; its drop may take long.
@@ -38,6 +40,8 @@ struct Queue {
     waste: VecDeque<Waste>,
     /// How many of these are descriptors.
     fds: usize,
+    /// Since when they are as many as may wait.
+    full: Option<Instant>,
     /// A thread is at it.
     running: bool,
 }
@@ -55,6 +59,11 @@ impl Closer {
         self.queue.lock().fds >= SHM_CLOSING
     }
 
+    /// Whether that has lasted for longer than a thread takes that is not held up.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.queue.lock().full.is_some_and(|since| since.elapsed() > LAST_WAIT)
+    }
+
     fn give(self: &Arc<Closer>, waste: Waste) {
         let mut queue = self.queue.lock();
         let is_fd = matches!(waste, Waste::Fd { .. });
@@ -69,6 +78,9 @@ impl Closer {
         }
         queue.waste.push_back(waste);
         queue.fds += usize::from(is_fd);
+        if queue.fds >= SHM_CLOSING {
+            queue.full.get_or_insert_with(Instant::now);
+        }
         if queue.running {
             return;
         }
@@ -90,6 +102,9 @@ impl Closer {
         let mut queue = self.queue.lock();
         while let Some(waste) = queue.waste.pop_front() {
             queue.fds -= usize::from(matches!(waste, Waste::Fd { .. }));
+            if queue.fds < SHM_CLOSING {
+                queue.full = None;
+            }
             drop(queue);
             drop(waste);
             queue = self.queue.lock();

@@ -447,6 +447,11 @@ impl Link {
     /// Takes the messages that wait on the socket: segments of the peer.
     pub(crate) fn read_socket(&mut self) -> Result<(), Status> {
         for _ in 0..SOCKET_MESSAGES {
+            let closer = self.sock.closer();
+            if closer.is_full() && !closer.is_stuck() {
+                // They are being closed: what comes waits in the socket.
+                return Ok(());
+            }
             let received = match socket::receive(&self.sock) {
                 Ok(received) => received,
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),

@@ -1,6 +1,7 @@
 //! The one end of each message operation, and who asks for it.
 
 use super::{Copied, Envelope, MessageEnd, Messages, OnMessage, Op, Party, State};
+use crate::engine::channel::ChanId;
 use crate::engine::{Engine, Fx, Range, Work};
 use crate::status::{Code, Reason, Status};
 
@@ -295,6 +296,9 @@ impl Engine {
             if let Some(until) = grace.or_else(|| self.on_its_way_until(fx.now(), index)) {
                 return self.set_message_deadline(index, until);
             }
+            if self.end_withdrawn(fx, ch, index) {
+                return;
+            }
             let text = "the peer did not answer when a message was taken back";
             let status = Status::new(Code::Unavailable, text).because(Reason::PeerStalled);
             return self.channel_down(fx, ch, status);
@@ -318,6 +322,26 @@ impl Engine {
         );
         let status = Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline);
         self.give_up_message(fx, index, status);
+    }
+
+    /// A message that was taken back from a peer which drives progress itself, and is silent as long as its application computes:
+    /// that is no stall. The operation ends without its word, where nothing of its memory can be read any more; what the
+    /// peer says later is stale. A small one may be received all the same.
+    fn end_withdrawn(&mut self, fx: &mut impl Fx, ch: ChanId, index: u32) -> bool {
+        let Some(c) = self.channels.get(ch).filter(|c| c.remote_manual) else { return false };
+        let windows = c.caps.windows;
+        let Some(op) = self.messages.ops.get_mut(index) else { return false };
+        match op.state {
+            State::Unmatched { .. } => {}
+            State::Offered { .. } if windows => {}
+            _ => return false,
+        }
+        let Some(status) = op.ended.clone() else { return false };
+        match op.state {
+            State::Offered { response, .. } => self.end_response(fx, response, Err(status)),
+            _ => self.end_message(fx, index, Err(status)),
+        }
+        true
     }
 
     /// An offer that was taken back, and that a receive had met before it heard of that: it ends with its content, and so

@@ -405,7 +405,9 @@ mod tests {
         let mut waiting: Vec<(u32, Wanted)> = Vec::new();
         let mut seed = 7u64;
         let mut draw = |below: u64| {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            seed = seed
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (seed >> 33) % below
         };
         for _ in 0..200_000 {
