@@ -470,7 +470,7 @@ impl Link {
                     if fd.is_some() || received.lacks_fds =>
                 {
                     let mapped = fd.is_some_and(|fd| self.pools.add(id, len, fd).is_ok());
-                    if !mapped && self.sock.closer().is_full() {
+                    if !mapped && self.sock.closer().is_stuck() {
                         let text = format!(
                             "shm: peer {} passes descriptors that are not closed",
                             self.peer
