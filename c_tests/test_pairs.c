@@ -114,7 +114,7 @@ static void the_other_end_closes(void) {
   CHECK_OK(sent(e.b, s)); /* its memory is on the stack */
 }
 
-static bool is_broken(void *at) {
+static bool other_is_broken(void *at) {
   ends *e = at;
   return info_of(e->b, e->pb).state == RDMA_PAIR_BROKEN;
 }
@@ -138,7 +138,7 @@ static void several_pairs(void) {
     CHECK_INT(100 + i, to[i]);
     if (i % 2) CHECK_OK(rdma_pair_close(e[i].a, e[i].pa));
   }
-  for (int i = 1; i < N; i += 2) CHECK(pump_until(is_broken, &e[i], patience(10000)));
+  for (int i = 1; i < N; i += 2) CHECK(pump_until(other_is_broken, &e[i], 10000));
   for (int i = 0; i < N; i += 2) CHECK_INT(RDMA_PAIR_CONNECTED, info_of(e[i].b, e[i].pb).state);
 }
 
