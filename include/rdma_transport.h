@@ -2287,7 +2287,8 @@ rdma_code_t rdma_msg_options_init(rdma_msg_options_t *options,
  *
  * A peer that takes nothing holds its sender back: requests wait, in order, until it does, or until
  * their deadline; see rdma_msg_room. If the connection ends, what was reported as ended may be lost;
- * what waits fails with RDMA_UNAVAILABLE.
+ * what waits fails with RDMA_UNAVAILABLE. A send that is taken back, or whose deadline passes, while its
+ * peer knows of it, ends when the peer has answered, or after two seconds without.
  *
  * Threads: any. `data` is borrowed until the end; NULL is allowed with len 0. `options` NULL:
  * defaults.
@@ -2378,7 +2379,7 @@ rdma_code_t rdma_msg_recv(rdma_mgr_t *mgr,
  * Looks for the first message that such a receive would meet, and waits for one up to timeout_ms; 0
  * looks once. `claim`: no other receive meets it any more; rdma_msg_imrecv with out_status->message
  * receives it, and has to be called. Until then its sender may take it back: the receive then ends with
- * RDMA_CANCELLED.
+ * RDMA_CANCELLED (or RDMA_OUT_OF_RANGE, if its memory is too short).
  *
  * Threads: any, but not inside a callback. Set out_status->struct_size first.
  *
@@ -2442,7 +2443,7 @@ rdma_code_t rdma_msg_free(rdma_mgr_t *mgr, rdma_msg_request_t request);
 /**
  * Takes the ends of message operations, if they have ended, and drives progress once where not. `how`:
  * RDMA_MSG_ALL takes all or none, RDMA_MSG_ANY one, RDMA_MSG_SOME those that have ended. Each request
- * whose end was taken becomes 0; requests that are 0 count as none.
+ * whose end was taken becomes 0; requests that are 0 count as none, and where all are nothing is driven.
  *
  * *out_count is the number of ends; out_indices[i] says of which request the i-th is, and
  * out_statuses[i] how it ended. Both have room for `count`, or are NULL: not wanted. Without
@@ -2465,12 +2466,13 @@ rdma_code_t rdma_msg_test(rdma_mgr_t *mgr,
 
 /**
  * Waits until rdma_msg_test would take ends, driving progress, and takes them. timeout_ms:
- * RDMA_MSG_FOREVER for none.
+ * RDMA_MSG_FOREVER for none. Where all requests are 0 it returns at once.
  *
  * Threads: any, but not inside a callback. Each request in one call at a time.
  *
  * Returns what rdma_msg_test returns; RDMA_DEADLINE_EXCEEDED: they did not end in time, and nothing was
- * taken; RDMA_INVALID_ARGUMENT also: a negative timeout; RDMA_CANCELLED: `mgr` was destroyed meanwhile.
+ * taken (without out_statuses also the code of one that was taken: *out_count and its request tell);
+ * RDMA_INVALID_ARGUMENT also: another negative timeout; RDMA_CANCELLED: `mgr` was destroyed meanwhile.
  */
 rdma_code_t rdma_msg_wait(rdma_mgr_t *mgr,
                           rdma_msg_request_t *requests,

@@ -160,7 +160,7 @@ fn how(how: u32) -> Result<Collect, Status> {
 
 /// Takes the ends of message operations, if they have ended, and drives progress once where not. `how`:
 /// RDMA_MSG_ALL takes all or none, RDMA_MSG_ANY one, RDMA_MSG_SOME those that have ended. Each request
-/// whose end was taken becomes 0; requests that are 0 count as none.
+/// whose end was taken becomes 0; requests that are 0 count as none, and where all are nothing is driven.
 ///
 /// *out_count is the number of ends; out_indices[i] says of which request the i-th is, and
 /// out_statuses[i] how it ended. Both have room for `count`, or are NULL: not wanted. Without
@@ -197,12 +197,13 @@ pub unsafe extern "C" fn rdma_msg_test(
 }
 
 /// Waits until rdma_msg_test would take ends, driving progress, and takes them. timeout_ms:
-/// RDMA_MSG_FOREVER for none.
+/// RDMA_MSG_FOREVER for none. Where all requests are 0 it returns at once.
 ///
 /// Threads: any, but not inside a callback. Each request in one call at a time.
 ///
 /// Returns what rdma_msg_test returns; RDMA_DEADLINE_EXCEEDED: they did not end in time, and nothing was
-/// taken; RDMA_INVALID_ARGUMENT also: a negative timeout; RDMA_CANCELLED: `mgr` was destroyed meanwhile.
+/// taken (without out_statuses also the code of one that was taken: *out_count and its request tell);
+/// RDMA_INVALID_ARGUMENT also: another negative timeout; RDMA_CANCELLED: `mgr` was destroyed meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_msg_wait(
     mgr: *mut rdma_mgr_t,

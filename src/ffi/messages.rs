@@ -176,7 +176,8 @@ pub unsafe extern "C" fn rdma_msg_options_init(
 ///
 /// A peer that takes nothing holds its sender back: requests wait, in order, until it does, or until
 /// their deadline; see rdma_msg_room. If the connection ends, what was reported as ended may be lost;
-/// what waits fails with RDMA_UNAVAILABLE.
+/// what waits fails with RDMA_UNAVAILABLE. A send that is taken back, or whose deadline passes, while its
+/// peer knows of it, ends when the peer has answered, or after two seconds without.
 ///
 /// Threads: any. `data` is borrowed until the end; NULL is allowed with len 0. `options` NULL:
 /// defaults.
@@ -523,7 +524,7 @@ pub unsafe extern "C" fn rdma_msg_recv(
 /// Looks for the first message that such a receive would meet, and waits for one up to timeout_ms; 0
 /// looks once. `claim`: no other receive meets it any more; rdma_msg_imrecv with out_status->message
 /// receives it, and has to be called. Until then its sender may take it back: the receive then ends with
-/// RDMA_CANCELLED.
+/// RDMA_CANCELLED (or RDMA_OUT_OF_RANGE, if its memory is too short).
 ///
 /// Threads: any, but not inside a callback. Set out_status->struct_size first.
 ///
