@@ -85,7 +85,7 @@ pub const PLACES: &[Place] = &[
     place("engine/channel/send.rs", 256, "headers of messages", &["send_fragments"]),
     place("engine/deadlines.rs", 2048, "the table of deadlines", &["new"]),
     place("engine/known.rs", 256, "a peer; an entry of its cache", &["insert", "new", "put"]),
-    place("engine/mod.rs", 1024, "the engine", &["new"]),
+    place("engine/mod.rs", 2048, "the engine", &["new"]),
     place("engine/rails.rs", 64, "a rail", &["rail_new"]),
     place(
         "engine/transfer/protocols/stripes.rs",
