@@ -177,7 +177,8 @@ pub unsafe extern "C" fn rdma_msg_options_init(
 /// A peer that takes nothing holds its sender back: requests wait, in order, until it does, or until
 /// their deadline; see rdma_msg_room. If the connection ends, what was reported as ended may be lost;
 /// what waits fails with RDMA_UNAVAILABLE. A send that is taken back, or whose deadline passes, while its
-/// peer knows of it, ends when the peer has answered, or after two seconds without.
+/// peer knows of it, ends when the peer has answered or has the content, or has said nothing for two
+/// seconds or more.
 ///
 /// Threads: any. `data` is borrowed until the end; NULL is allowed with len 0. `options` NULL:
 /// defaults.

@@ -179,9 +179,11 @@ impl Manager {
     ) -> bool {
         let mut room: ShortRoom = [const { MaybeUninit::uninit() }; _];
         if len > room.len().min(self.copy_max) as u64 {
+            if len > self.copy_max as u64 {
+                return false;
+            }
             // SAFETY: the caller's promise.
-            return len <= self.copy_max as u64
-                && unsafe { self.message_send_copied(thread, to, envelope, addr, len) };
+            return unsafe { self.message_send_copied(thread, to, envelope, addr, len) };
         }
         // SAFETY: the caller's promise; there is room for it, and so much is then initialised.
         let content = unsafe {
