@@ -14,6 +14,8 @@ pub struct Place {
 
 /// Instead of a file: a text is put together, wherever.
 pub const TEXTS: &str = "(texts)";
+/// Instead of a file: a thread begins, in the standard library, before it runs anything of ours.
+pub const BEGINNINGS: &str = "(threads)";
 
 const fn place(
     file: &'static str,
@@ -27,6 +29,7 @@ const fn place(
 /// All of them.
 pub const PLACES: &[Place] = &[
     place(TEXTS, 1024, "texts of errors and of the log, wherever they are put together", &[""]),
+    place(BEGINNINGS, 1024, "a thread that begins: its name, and what guards its stack", &[""]),
     place(
         "bootstrap/addr.rs",
         64,

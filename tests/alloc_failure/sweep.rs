@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::places::{self, PLACES, TEXTS};
+use super::places::{self, BEGINNINGS, PLACES, TEXTS};
 
 /// Where a call that failed was made: a file of `src` and a function there.
 type Site = (String, String);
@@ -103,6 +103,9 @@ fn site(trace: &str) -> Option<Site> {
         // The thread that waits for the test.
         return Some((OURS.into(), String::new()));
     }
+    if found.is_none() && trace.contains("::thread_start") {
+        return Some((BEGINNINGS.into(), String::new()));
+    }
     // A text may be made anywhere.
     found.map(|site| if text && site.0 != OURS { (TEXTS.into(), String::new()) } else { site })
 }
@@ -111,20 +114,24 @@ fn site(trace: &str) -> Option<Site> {
 const TRIES: usize = 3;
 
 fn end(kind: &str, fail_at: u64, known: &Known) -> End {
-    let mut tries = (0..TRIES).filter_map(|_| end_of_one(kind, fail_at, known));
-    tries.next().unwrap_or_else(|| {
-        let why = "a place without a name (was this built without line tables?)";
-        End::Wrong(format!("{kind}, call {fail_at}: {why}"))
-    })
+    let mut said = String::new();
+    for _ in 0..TRIES {
+        match end_of_one(kind, fail_at, known) {
+            Ok(end) => return end,
+            Err(text) => said = text,
+        }
+    }
+    let why = "a place without a name (was this built without line tables?)";
+    End::Wrong(format!("{kind}, call {fail_at}: {why}\n{said}"))
 }
 
-/// What one child came to; `None`: it aborted at a place without a name.
-fn end_of_one(kind: &str, fail_at: u64, known: &Known) -> Option<End> {
+/// What one child came to, or what it said where it aborted at a place without a name.
+fn end_of_one(kind: &str, fail_at: u64, known: &Known) -> Result<End, String> {
     let (text, signal, success) = run(kind, fail_at, known);
     if success {
-        return Some(End::Good);
+        return Ok(End::Good);
     }
-    let wrong = |why: &str| Some(End::Wrong(format!("{kind}, call {fail_at}: {why}\n{text}")));
+    let wrong = |why: &str| Ok(End::Wrong(format!("{kind}, call {fail_at}: {why}\n{text}")));
     if signal != Some(libc::SIGABRT) || !text.contains("memory allocation of ") {
         return wrong("neither an end nor an abort for want of memory");
     }
@@ -137,7 +144,8 @@ fn end_of_one(kind: &str, fail_at: u64, known: &Known) -> Option<End> {
     if let Some(site) = trace.and_then(|(trace, _)| site(trace)) {
         known.insert(stack.to_owned(), site);
     }
-    known.get(stack).map(|site| End::Aborted(size.parse().unwrap(), site.clone()))
+    let site = known.get(stack).cloned().ok_or_else(|| text.clone())?;
+    Ok(End::Aborted(size.parse().unwrap(), site))
 }
 
 /// The calls of a run up to this one are tried,
