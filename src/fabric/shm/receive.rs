@@ -106,6 +106,10 @@ impl Link {
             return Err(self.broken("a record that changes"));
         }
         if header.kind == kind::SEND {
+            if !self.rx.takes(header.len) {
+                // The next poll begins with an empty inbox.
+                return Ok(false);
+            }
             let Some(bytes) = self.rx.take(kind::SEND) else {
                 return Err(self.broken("a record that changes"));
             };

@@ -9,6 +9,7 @@
 //! path, and the consumer writes nothing into the ring at all.
 
 use std::io;
+use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
@@ -34,7 +35,15 @@ pub(crate) const MAX_POOLS: usize = crate::limits::SHM_SEGMENTS;
 /// Largest payload of a record.
 pub(crate) const MAX_PAYLOAD: usize = 12 * 1024 + 64;
 
-/// Sizes of a ring file, the same in both processes of one host.
+/// Bytes of the ring that this side writes. On an Intel Xeon a line that its reader has in its caches takes three times as long to
+/// be written again until some 200 KiB of others have been read after it.
+const RING: usize = 256 * 1024;
+/// Least and most bytes of a peer's ring.
+const PEER_RING: RangeInclusive<usize> = 64 * 1024..=1024 * 1024;
+/// Bytes of messages that are read at a time, so that their copies stay in the nearest caches.
+const INBOX: usize = 64 * 1024;
+
+/// Sizes of a ring file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Geometry {
     /// Bytes of the control page.
@@ -44,10 +53,17 @@ pub(crate) struct Geometry {
 }
 
 impl Geometry {
-    /// The sizes on this host.
-    pub(crate) fn host() -> Geometry {
+    /// Those of this side's ring.
+    pub(crate) fn own() -> Geometry {
         let page = sys::page_size().next_power_of_two();
-        Geometry { head: page, ring: page.max(64 * 1024) }
+        Geometry { head: page, ring: page.max(RING) }
+    }
+    /// Those of a peer's, whose file has this length; `None`: it cannot be one.
+    pub(crate) fn of_peer(file: u64) -> Option<Geometry> {
+        let head = sys::page_size().next_power_of_two();
+        let ring = usize::try_from(file).ok()?.checked_sub(head)?;
+        let fits = ring.is_power_of_two() && ring >= head && PEER_RING.contains(&ring);
+        fits.then_some(Geometry { head, ring })
     }
     /// Bytes of the file.
     pub(crate) fn file(self) -> usize {
@@ -211,7 +227,7 @@ pub(crate) struct Producer {
 impl Producer {
     /// Makes a ring file, maps it, and returns it with the descriptor for the peer.
     pub(crate) fn create() -> io::Result<(Producer, OwnedFd)> {
-        let geometry = Geometry::host();
+        let geometry = Geometry::own();
         let fd = sys::memfd(c"rdma-transport-ring", geometry.file())?;
         let map = Mapping::mirrored(sys::borrow(&fd), geometry.head, geometry.ring, true)?;
         sys::seal_future_write(&fd)?;
@@ -355,13 +371,18 @@ pub(crate) struct Consumer {
 impl Consumer {
     /// Maps the peer's ring file, once its size and seals are right.
     pub(crate) fn map(fd: &OwnedFd) -> io::Result<Consumer> {
-        let geometry = Geometry::host();
-        if sys::sealed_len(fd)? != geometry.file() as u64 {
-            return Err(io::Error::other("the peer's ring has another size than ours"));
-        }
+        let file = sys::sealed_len(fd)?;
+        let Some(geometry) = Geometry::of_peer(file) else {
+            let sizes = PEER_RING.start() / 1024..=PEER_RING.end() / 1024;
+            return Err(io::Error::other(format!(
+                "the peer's ring is a file of {file} bytes, allowed is a page and a power of two of {} to {} KiB",
+                sizes.start(),
+                sizes.end()
+            )));
+        };
         let map = Mapping::mirrored(sys::borrow(fd), geometry.head, geometry.ring, false)?;
         let lines = Lines::new(map, geometry);
-        let inbox = Inbox::new(geometry.ring)?;
+        let inbox = Inbox::new(INBOX)?;
         Ok(Consumer { lines, order: Reading::default(), inbox })
     }
 
@@ -398,7 +419,7 @@ impl Consumer {
     /// First byte of the next record's payload: readable for at least [`MAX_PAYLOAD`] bytes until
     /// this value is dropped.
     fn payload(&self) -> *const u8 {
-        const { assert!(HEADER + MAX_PAYLOAD <= 32 * 1024) };
+        const { assert!(HEADER + MAX_PAYLOAD <= *PEER_RING.start() && MAX_PAYLOAD <= INBOX) };
         // SAFETY: a line of the ring has a whole ring mapped behind its start.
         unsafe { self.lines.at(self.order.head).add(HEADER) }
     }
@@ -418,7 +439,7 @@ impl Consumer {
     }
 
     /// Takes the next record, if it is of this kind: a private copy of its whole payload, which stays until `release`.
-    /// `None` also if it is none that can be, which `peek` says.
+    /// `None` also if it is none that can be, which `peek` says, or if there is no room for it before the next `release`.
     #[inline]
     pub(crate) fn take(&mut self, kind: u8) -> Option<View> {
         let header = self.published().filter(|header| header.kind == kind)?;
@@ -431,6 +452,11 @@ impl Consumer {
         let bytes = unsafe { self.inbox.put(src, len) }?;
         self.order.head += need;
         Some(bytes)
+    }
+
+    /// Whether there is room for the private copy of a message of so many bytes.
+    pub(crate) fn takes(&self, len: u32) -> bool {
+        self.inbox.fits(len as usize)
     }
 
     /// Keeps bytes of a message that was taken; see [`Adapter::keep`](crate::fabric::Adapter::keep).

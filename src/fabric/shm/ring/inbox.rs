@@ -9,7 +9,7 @@ use crate::fabric::View;
 use crate::fabric::moves::Kept;
 use crate::few;
 
-/// Memory for copies: as much as a ring can hold.
+/// Memory for copies.
 #[derive(Debug)]
 struct Room {
     /// First byte.
@@ -53,10 +53,16 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    /// With room for what a ring of this size can hold.
-    pub(super) fn new(ring: usize) -> io::Result<Inbox> {
-        let room = Room::new(ring).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+    /// With room for so many bytes.
+    pub(super) fn new(len: usize) -> io::Result<Inbox> {
+        let room = Room::new(len).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         Ok(Inbox { room, used: 0, spare: None })
+    }
+
+    /// Whether a message of so many bytes fits.
+    #[inline]
+    pub(super) fn fits(&self, len: usize) -> bool {
+        len <= self.room.memory.capacity() - self.used
     }
 
     /// Copies a message; `None` if there is no room. The view is good until `clear`.
@@ -65,7 +71,7 @@ impl Inbox {
     /// `src` is readable for `len` bytes.
     #[inline]
     pub(super) unsafe fn put(&mut self, src: *const u8, len: usize) -> Option<View> {
-        if len > self.room.memory.capacity() - self.used {
+        if !self.fits(len) {
             return None;
         }
         // SAFETY: the source by the caller; the room was just checked, and no other view reaches

@@ -120,9 +120,17 @@ fn impossible_positions_and_lengths_are_noticed() {
 
 #[test]
 fn a_file_that_can_shrink_or_has_another_size_is_refused() {
-    let file = Geometry::host().file();
-    let short = sys::memfd(c"short", file - 4096).unwrap();
-    assert!(Consumer::map(&short).is_err());
+    let file = Geometry::own().file();
+    let page = sys::page_size();
+    for len in [page, file - page, file + page, page + (32 << 10), page + (2 << 20)] {
+        let other = sys::memfd(c"other", len).unwrap();
+        sys::seal_future_write(&other).unwrap();
+        let refused = Consumer::map(&other).unwrap_err().to_string();
+        assert!(refused.contains(&format!("a file of {len} bytes")), "{refused}");
+    }
+    let other = sys::memfd(c"other", page + (64 << 10).max(page)).unwrap();
+    sys::seal_future_write(&other).unwrap();
+    assert!(Consumer::map(&other).is_ok(), "another size that a ring may have");
     let (read, _write) = std::io::pipe().unwrap();
     assert!(Consumer::map(&read.into()).is_err());
 }
