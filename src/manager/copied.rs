@@ -115,9 +115,12 @@ pub(super) unsafe fn touch(addr: u64, len: u64, write: bool) {
         if write {
             // SAFETY: by the caller; a byte has any alignment.
             let byte = unsafe { AtomicU8::from_ptr(byte) };
-            // Writes what is there: a plain look would leave a page of zeros that nobody owns.
+            // Writes what is there: a plain look would leave a page of zeros that nobody owns. One that is not of zeros is owned, but
+            // after a fork, and then costs whoever delivers a copy of it; a locked instruction each time would cost more.
             let was = byte.load(Ordering::Relaxed);
-            let _ = byte.compare_exchange(was, was, Ordering::Relaxed, Ordering::Relaxed);
+            if was == 0 {
+                let _ = byte.compare_exchange(was, was, Ordering::Relaxed, Ordering::Relaxed);
+            }
         } else {
             // SAFETY: by the caller.
             unsafe { byte.read_volatile() };
