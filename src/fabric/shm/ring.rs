@@ -40,6 +40,9 @@ pub(crate) const MAX_PAYLOAD: usize = 12 * 1024 + 64;
 const RING: usize = 256 * 1024;
 /// Least and most bytes of a peer's ring.
 const PEER_RING: RangeInclusive<usize> = 64 * 1024..=1024 * 1024;
+/// Lines behind a message that are fetched while it is read. Of a stream of 8 B, each is in a line that has to come from the peer's cache:
+/// a message took 0.95 of the time so.
+const AHEAD: u64 = 4;
 /// Bytes of messages that are read at a time, so that their copies stay in the nearest caches.
 const INBOX: usize = 64 * 1024;
 
@@ -448,6 +451,7 @@ impl Consumer {
             return None;
         }
         let src = self.payload();
+        few::ahead(self.lines.at(self.order.head + need + AHEAD));
         // SAFETY: `payload` is readable for so much.
         let bytes = unsafe { self.inbox.put(src, len) }?;
         self.order.head += need;
