@@ -109,9 +109,9 @@ impl Core {
     }
 
     /// The same where there is mostly nothing, or a message over the only provider in use. `None`: nothing was done, and `turn` has to
-    /// be called.
+    /// be called. It is looked so often for one that comes soon.
     #[inline(always)]
-    pub fn turn_short(&mut self, thread: Thread) -> Option<u32> {
+    pub fn turn_short(&mut self, thread: Thread, looks: u32) -> Option<u32> {
         let whole = self.whole || ticks().wrapping_sub(self.last_whole) >= self.whole_every;
         if whole || self.world.full || self.world.trace.enabled() || !self.events.is_empty() {
             return None;
@@ -120,7 +120,16 @@ impl Core {
         if self.world.may_doubt(kind) {
             return None;
         }
-        match self.world.adapters[kind as usize].as_mut()?.poll_one() {
+        let adapter = self.world.adapters[kind as usize].as_mut()?;
+        let mut one = adapter.poll_one();
+        for _ in 1..looks {
+            if !matches!(one, One::Nothing) {
+                break;
+            }
+            std::hint::spin_loop();
+            one = adapter.poll_one();
+        }
+        match one {
             One::Other => None,
             One::Nothing => {
                 self.armed = false;

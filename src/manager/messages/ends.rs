@@ -11,6 +11,8 @@ use crate::os::ticks;
 const GLANCES: u32 = 256;
 /// Microseconds, at most, after which no further one begins; and processor ticks that each is taken for.
 const GLANCE_US: u64 = 10;
+/// Looks for a message at each of them, which costs less than to come back.
+const LOOKS: u32 = 4;
 const TICKS_PER_US: u64 = 1 << 11;
 
 const PANIC: &str = "caught a panic in a blocking call, a defect of the library";
@@ -111,7 +113,7 @@ impl Manager {
         thread: Thread,
     ) -> Result<usize, Status> {
         if let [id] = ids {
-            return match self.message_test_one(*id, thread)? {
+            return match self.message_test_one(*id, thread, 1)? {
                 Some(end) => {
                     *id = 0;
                     found(0, end);
@@ -132,7 +134,12 @@ impl Manager {
 
     /// The same of one operation: the lock is let go of for what a turn does without it, and no more.
     #[inline(always)]
-    fn message_test_one(&self, id: u64, thread: Thread) -> Result<Option<MessageEnd>, Status> {
+    fn message_test_one(
+        &self,
+        id: u64,
+        thread: Thread,
+        looks: u32,
+    ) -> Result<Option<MessageEnd>, Status> {
         if id == 0 {
             return Ok(None);
         }
@@ -143,7 +150,7 @@ impl Manager {
         }
         self.refuse_inside_on("rdma_msg_test", thread)?;
         let happened = core.engine.happened();
-        let short = if self.has_thread { None } else { core.turn_short(thread) };
+        let short = if self.has_thread { None } else { core.turn_short(thread, looks) };
         let count = short.unwrap_or_else(|| core.turn(thread));
         if core.engine.happened() != happened {
             // What ends no operation, and who waits for it on another thread is not woken by.
@@ -216,7 +223,7 @@ impl Manager {
     #[inline]
     fn glance_at(&self, id: u64, thread: Thread) -> Result<Option<MessageEnd>, Status> {
         for _ in self.glances() {
-            let end = self.message_test_one(id, thread)?;
+            let end = self.message_test_one(id, thread, LOOKS)?;
             if end.is_some() {
                 return Ok(end);
             }
