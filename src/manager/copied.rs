@@ -13,7 +13,7 @@ use crate::fabric::ProviderKind;
 pub(super) const MESSAGE: u64 = 128 << 10;
 /// Content up to this length is copied for a message that may be built of it; longer content of messages is copied
 /// when the message is built.
-const COPY_MAX: usize = 8 << 10;
+const COPY_MAX: usize = 12 << 10;
 /// The smallest page.
 const PAGE: u64 = 4096;
 

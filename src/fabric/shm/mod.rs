@@ -72,7 +72,7 @@ const SHARE_MIN: u64 = 2 << 20;
 /// Content up to this length is better inside a SEND.
 const EAGER_MAX: usize = 4096;
 /// The same of messages whose content lies in no pool: it would be read by `process_vm_readv`.
-const PLAIN_MAX: usize = 8192;
+const PLAIN_MAX: usize = 11 << 10;
 /// Longer content of messages that lies in no pool is copied there first, up to this length: two copies, each by one end and in
 /// its caches, take less than one by `process_vm_readv`.
 const STAGED_MAX: u64 = 1 << 20;
