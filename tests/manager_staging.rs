@@ -163,12 +163,12 @@ fn way(alpha: &Manager, beta: &Manager, key: &str, from: u64, to: u64, len: u64)
     ended.unwrap().unwrap()
 }
 
-/// Above the eager limit, 4 KiB: in a message up to 8 KiB, which both ends copy; but from pool to pool it is copied once.
+/// Above the eager limit, 4 KiB: in a message up to 11 KiB, which both ends copy; but from pool to pool it is copied once.
 #[test]
 fn a_short_tensor_rides_along_unless_both_ends_are_of_the_pool() {
     let (alpha, beta) = both();
     tensor(&alpha, &beta, "connects", &mut [1; 8], |_| ());
-    const LEN: u64 = 8 << 10;
+    const LEN: u64 = 11 << 10;
     let (ours, mut theirs) = (vec![7u8; 2 * LEN as usize], vec![0u8; 2 * LEN as usize]);
     let pool = |manager: &Manager| manager.mem_alloc(2 * LEN as usize).unwrap();
     let from = [ours.as_ptr() as u64, pool(&alpha)];
