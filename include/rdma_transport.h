@@ -2622,7 +2622,8 @@ rdma_code_t rdma_msg_room(rdma_mgr_t *mgr,
 
 /**
  * Calls `room` once, when `bytes` of messages may be sent to a peer without waiting, as rdma_msg_room
- * counts them; connects to it if need be. It may be called within this. If the peer cannot be reached,
+ * counts them; connects to it if need be. More than 786432 count as that, since a peer tells of room in
+ * steps of a quarter of its 1 MiB. It may be called within this. If the peer cannot be reached,
  * or the manager is destroyed, it is called with the code that says so.
  *
  * Threads: any. `room` runs where callbacks run.
@@ -3321,7 +3322,7 @@ rdma_code_t rdma_unbound_abort_wait_recv(rdma_mgr_t *mgr,
  * this returns, its memory is the application's. Who waits for the buffer gets RDMA_NOT_FOUND.
  *
  * Threads: any, but not inside a callback. Drives progress while it waits: where a peer is slow, for up to
- * 2 seconds, then the connection to it ends.
+ * 4 seconds, then the connection to it ends.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_NOT_FOUND: unknown buffer;
  * RDMA_FAILED_PRECONDITION: inside a callback, `mgr` destroyed or in a forked child; RDMA_INTERNAL.

@@ -1,7 +1,7 @@
 //! Memory that the application unregisters while transfers use it: they end, and nothing touches it
 //! afterwards.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -269,4 +269,56 @@ fn r18_memory_can_be_unregistered_inside_a_callback() {
         b.destroy().unwrap();
         a.destroy().unwrap();
     }
+}
+
+/// Callbacks of as many threads as there are queues for are under way: the next one is run by itself, and its memory is nobody's, too.
+#[test]
+fn r18_memory_can_be_unregistered_inside_one_of_many_callbacks() {
+    const BUSY: usize = 8;
+    let (a, b) = pair(ProviderKind::Shm);
+    let inside = Arc::new(AtomicUsize::new(0));
+    let stop = Arc::new(AtomicBool::new(false));
+    let places: Vec<Pages> = (0..=BUSY).map(|_| Pages::new(4096, 1)).collect();
+    let (tx, rx) = mpsc::channel();
+    for (i, place) in places.iter().enumerate() {
+        register(&b, place);
+        let (inside, stop, tx) = (inside.clone(), stop.clone(), tx.clone());
+        let (manager, addr) = (Arc::downgrade(&b), place.addr());
+        let done: RecvDone = Box::new(move |result, _| {
+            result.unwrap();
+            inside.fetch_add(1, Ordering::SeqCst);
+            while i < BUSY && !stop.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if i == BUSY {
+                tx.send(manager.upgrade().unwrap().mem_unregister(addr)).unwrap();
+            }
+        });
+        let target = Target::Given { addr, len: 4096 };
+        let options = RecvOptions { timeout: Some(LONG), target, device: 0, keep: false };
+        // SAFETY: the memory outlives the manager.
+        unsafe { b.recv_async(Some("a"), &[i as u8], 1, options, done) }.unwrap();
+    }
+    std::thread::scope(|scope| {
+        for _ in 0..=BUSY {
+            scope.spawn(|| {
+                while !stop.load(Ordering::SeqCst) {
+                    b.progress().unwrap();
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+            });
+        }
+        for i in 0..=BUSY {
+            send(&a, &[i as u8], Pages::new(4096, 2).tensor(4096));
+            let begun = Instant::now();
+            while inside.load(Ordering::SeqCst) <= i && begun.elapsed() < LONG {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let ended = rx.recv_timeout(LONG);
+        stop.store(true, Ordering::SeqCst);
+        ended.unwrap().unwrap();
+    });
+    b.destroy().unwrap();
+    a.destroy().unwrap();
 }

@@ -285,7 +285,8 @@ pub unsafe extern "C" fn rdma_msg_room(
 }
 
 /// Calls `room` once, when `bytes` of messages may be sent to a peer without waiting, as rdma_msg_room
-/// counts them; connects to it if need be. It may be called within this. If the peer cannot be reached,
+/// counts them; connects to it if need be. More than 786432 count as that, since a peer tells of room in
+/// steps of a quarter of its 1 MiB. It may be called within this. If the peer cannot be reached,
 /// or the manager is destroyed, it is called with the code that says so.
 ///
 /// Threads: any. `room` runs where callbacks run.

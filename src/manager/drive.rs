@@ -280,6 +280,8 @@ impl Manager {
         let deliveries = core.world.take_deliveries(&self.drivers.unclaimed);
         // What is left may be run by others at once: what is to be in place before it is put there now.
         deliveries.iter().for_each(|d| d.make());
+        // The callback may have it that the memory is touched by nobody.
+        drop(deliveries);
         let all = core.world.batch.works.take_ended();
         self.tell_ended(&mut core, &all, thread);
         let ended = all.len() as u32;

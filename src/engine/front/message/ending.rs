@@ -49,6 +49,11 @@ impl Op {
     }
 }
 
+fn cancelled() -> Status {
+    let text = "the message operation was cancelled";
+    Status::new(Code::Cancelled, text).because(Reason::Cancelled)
+}
+
 #[cold]
 fn unknown(id: u64) -> Status {
     let text = format!("message request {id} is not known, or has ended");
@@ -213,21 +218,34 @@ impl Engine {
     }
 
     /// The application no longer wants an operation. For a receive that has met its message it is too late, as in MPI: that
-    /// message would be lost, though its sender may hear that all is well.
+    /// message would be lost, though its sender may hear that all is well; and for a send whose content was asked for.
     pub fn message_cancel(&mut self, fx: &mut impl Fx, id: u64) -> Result<(), Status> {
         let index = self.message_by_id(id)?;
-        match self.messages.ops.get(index).map(|op| &op.state) {
-            Some(State::Moving { .. }) => Ok(()),
-            _ => self.message_give_up(fx, id),
+        let late = match self.messages.ops.get(index).map(|op| &op.state) {
+            Some(State::Moving { .. }) => true,
+            Some(State::Offered { response, .. }) => self.is_wanted(*response),
+            _ => false,
+        };
+        if !late {
+            self.give_up_message(fx, index, cancelled());
         }
+        Ok(())
     }
 
-    /// Ends an operation early, whatever has become of it: what a receive has met is lost.
+    /// Ends an operation early, whatever has become of it: what a receive has met is lost, and a peer that has asked for the content of a
+    /// send has to take it, or loses its connection.
     pub fn message_give_up(&mut self, fx: &mut impl Fx, id: u64) -> Result<(), Status> {
         let index = self.message_by_id(id)?;
-        let status = Status::new(Code::Cancelled, "the message operation was cancelled");
-        self.give_up_message(fx, index, status.because(Reason::Cancelled));
+        if let Some(op) = self.messages.ops.get_mut(index) {
+            op.limit = fx.now();
+        }
+        self.give_up_message(fx, index, cancelled());
         Ok(())
+    }
+
+    /// Whether the receiver has asked for what was offered so, as far as is known here.
+    fn is_wanted(&self, response: u32) -> bool {
+        self.responses.get(response).is_some_and(|r| !r.is_offered())
     }
 
     /// Ends an operation early: at once, or as soon as nothing touches its memory any more.
@@ -330,10 +348,11 @@ impl Engine {
     fn end_withdrawn(&mut self, fx: &mut impl Fx, ch: ChanId, index: u32) -> bool {
         let Some(c) = self.channels.get(ch).filter(|c| c.remote_manual) else { return false };
         let windows = c.caps.windows;
-        let Some(op) = self.messages.ops.get_mut(index) else { return false };
+        let Some(op) = self.messages.ops.get(index) else { return false };
         match op.state {
             State::Unmatched { .. } => {}
-            State::Offered { .. } if windows => {}
+            // What this end writes ends with its connection only.
+            State::Offered { response, .. } if windows && !self.is_wanted(response) => {}
             _ => return false,
         }
         let Some(status) = op.ended.clone() else { return false };
@@ -344,14 +363,14 @@ impl Engine {
         true
     }
 
-    /// An offer that was taken back, and that a receive had met before it heard of that: it ends with its content, and so
-    /// there is nothing to wait for from then on. A receiver that asks for a WRITE has said so. One that READs says nothing
-    /// before it is done: it has time as long as it says anything at all, which it does when it is pinged.
+    /// An offer that was taken back, and that a receive had met before it heard of that: it ends with its content. A receiver that asks for
+    /// a WRITE has said so, and there is nothing more to wait for until the application wants an end, come what may. One that READs says
+    /// nothing before it is done. From then on, both have time as long as they say anything at all, which they do when they are pinged.
     fn on_its_way_until(&self, now: u64, index: u32) -> Option<u64> {
         let op = self.messages.ops.get(index)?;
         let State::Offered { ch, response } = op.state else { return None };
-        if !self.responses.get(response)?.is_offered() {
-            return Some(u64::MAX);
+        if self.is_wanted(response) && now < op.limit {
+            return Some(op.limit);
         }
         let since = op.deadline.saturating_sub(self.quiesce_grace());
         let heard = self.channels.get(ch)?.last_rx;

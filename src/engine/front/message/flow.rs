@@ -9,6 +9,10 @@ use crate::status::Status;
 pub const COST: u64 = 256;
 /// Bytes that a peer may send before a receive has met any of them.
 pub const WINDOW: u64 = 1 << 20;
+/// A higher limit is told in steps of this at the least.
+const STEP: u64 = WINDOW / 4;
+/// So much may be sent, of what was sent before once all is taken: then the limit lags by less than a step.
+pub const ROOM: u64 = WINDOW - STEP;
 /// Offers of a connection that no receive has met. A message for which the window has no room is offered: so a receive
 /// finds it, whatever lies before it.
 pub const OFFERS: u32 = 65_536;
@@ -109,7 +113,7 @@ impl Flow {
     pub fn take(&mut self, len: u64) -> Option<u64> {
         self.taken += COST + len;
         let limit = self.taken + WINDOW;
-        (limit - self.granted >= WINDOW / 4).then(|| {
+        (limit - self.granted >= STEP).then(|| {
             self.granted = limit;
             limit
         })

@@ -228,7 +228,10 @@ pub(in crate::engine) struct Op {
     memory: Memory,
     mode: Mode,
     started: u64,
+    /// When it is looked at next.
     deadline: u64,
+    /// When the application wants it ended, whatever it is at.
+    limit: u64,
     /// Why it is to end, once the peer has agreed; why it has ended, if not well.
     ended: Option<Status>,
     done: OnMessage,
@@ -263,6 +266,7 @@ impl Op {
             mode: Mode::Standard,
             started: 0,
             deadline: u64::MAX,
+            limit: u64::MAX,
             ended: None,
             done,
             state: State::Posted,

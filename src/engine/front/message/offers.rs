@@ -191,8 +191,11 @@ impl Engine {
             State::Unmatched { ch } => (ch, index, true),
             State::Offered { response, .. } => match self.responses.get(response) {
                 Some(r) if r.is_offered() => (r.asked.to.ch, response, false),
-                // The content is on its way: its end is near.
-                _ => return,
+                // The content is on its way: its end is near, unless the peer has stalled.
+                _ => {
+                    op.ended.get_or_insert(status);
+                    return self.set_message_deadline(index, grace);
+                }
             },
             State::Queued => return self.end_message(fx, index, Err(status)),
             State::Own { arrived } => {

@@ -1,7 +1,7 @@
 //! Who waits for room to send.
 
 use super::Party;
-use super::flow::WINDOW;
+use super::flow::{ROOM, WINDOW};
 use crate::engine::{Engine, Fx, Work};
 use crate::status::{Code, Reason, Status};
 
@@ -45,6 +45,8 @@ impl Engine {
             let text = format!("bytes is {bytes}, allowed are 1 to {WINDOW}");
             return Err(Status::invalid(text));
         }
+        // More than that there may not be again, whatever is taken.
+        let bytes = bytes.min(ROOM);
         let room = self.message_room(party)?;
         if !fx.fits(1) {
             return Err(crate::room::none(size_of::<Work>(), "an event"));

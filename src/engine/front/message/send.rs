@@ -219,6 +219,7 @@ impl Engine {
             mode: Mode::Standard,
             started: now,
             deadline,
+            limit: deadline,
             ended: None,
             done,
             state,
@@ -285,13 +286,15 @@ impl Engine {
             if !matches!(op.state, State::Queued) {
                 return;
             }
-            let content = std::mem::take(&mut op.content);
+            let (content, len) = (std::mem::take(&mut op.content), op.memory.len as usize);
             let bytes: &[u8] = match &content {
                 Copied::No => &[],
                 Copied::Early(bytes) => bytes,
                 // SAFETY: it is ours, filled, and freed below or with the operation.
                 Copied::Late(buffer) | Copied::Staged(buffer) => unsafe { fx.bytes(buffer) },
             };
+            // A buffer may be longer than what lies in it.
+            let bytes = &bytes[..bytes.len().min(len)];
             // It has waited: its time says nothing.
             let went = self.send_op(fx, ch, index, bytes, None);
             match went {
@@ -305,7 +308,10 @@ impl Engine {
                     }
                     return;
                 }
-                Went::NoContent => self.gather_message(fx, index),
+                Went::NoContent => {
+                    self.drop_copy(fx, content);
+                    self.gather_message(fx, index);
+                }
             }
         }
     }
