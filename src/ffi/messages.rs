@@ -30,6 +30,7 @@ pub(super) fn whom(peer: rdma_peer_t) -> Result<Party, Status> {
     }
 }
 
+/// What it refers to is in the end.
 pub(super) fn end_to_c(end: &MessageEnd) -> rdma_msg_status_t {
     let mut status = rdma_msg_status {
         struct_size: size_of::<rdma_msg_status>(),
@@ -45,6 +46,10 @@ pub(super) fn end_to_c(end: &MessageEnd) -> rdma_msg_status_t {
         part_lens: std::ptr::null(),
         parts: 0,
     };
+    let short = end.short.bytes();
+    if !short.is_empty() {
+        (status.header, status.header_len) = (short.as_ptr().cast(), short.len());
+    }
     if let Some(beside) = &end.extra {
         show(&mut status, beside);
     }
@@ -555,7 +560,8 @@ pub unsafe extern "C" fn rdma_msg_probe(
         })?;
         let (message, result) = (found.message, Ok(()));
         let (party, envelope, len, extra) = (found.sender, found.envelope, found.len, found.extra);
-        let end = MessageEnd { result, party, envelope, len, extra };
+        let short = Default::default();
+        let end = MessageEnd { result, party, envelope, len, extra, short };
         out.write(rdma_msg_status { message, ..kept(end) });
         Ok(())
     })

@@ -112,6 +112,12 @@ impl Core {
     /// be called.
     #[inline(always)]
     pub fn turn_short(&mut self, thread: Thread) -> Option<u32> {
+        self.turn_messages(thread, 1)
+    }
+
+    /// The same of so many messages at most.
+    #[inline(always)]
+    pub fn turn_messages(&mut self, thread: Thread, most: u32) -> Option<u32> {
         let whole = self.whole || ticks().wrapping_sub(self.last_whole) >= self.whole_every;
         if whole || self.world.full || self.world.trace.enabled() || !self.events.is_empty() {
             return None;
@@ -120,24 +126,29 @@ impl Core {
         if self.world.may_doubt(kind) {
             return None;
         }
-        match self.world.adapters[kind as usize].as_mut()?.poll_one() {
-            One::Other => None,
-            One::Nothing => {
-                self.armed = false;
-                Some(0)
-            }
+        let mut next = match self.world.adapters[kind as usize].as_mut()?.poll_one() {
+            One::Other => return None,
+            One::Nothing => None,
             One::Message(ep, bytes) => {
-                self.armed = false;
-                self.heard_one(kind, ep, bytes, thread);
-                Some(1)
+                self.world.tick();
+                Some((ep, bytes))
             }
+        };
+        self.armed = false;
+        let mut count = 0;
+        while let Some((ep, bytes)) = next {
+            self.heard_one(kind, ep, bytes, thread);
+            count += 1;
+            let adapter =
+                if count < most { self.world.adapters[kind as usize].as_mut() } else { None };
+            next = adapter.and_then(|adapter| adapter.poll_next());
         }
+        Some(count)
     }
 
     #[inline(always)]
     fn heard_one(&mut self, kind: ProviderKind, ep: EpId, bytes: View, thread: Thread) {
         let _speaking = self.speaker.speak_on(thread);
-        self.world.tick();
         match self.world.channel_of((kind, ep)) {
             Some(ch) => {
                 self.world.hearing = (kind, ep);

@@ -12,6 +12,29 @@ use crate::engine::{Buffer, Engine, Fx};
 use crate::protocol::message::Extra;
 use crate::status::{Code, Status};
 
+/// A short header of the application: it takes no memory of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShortHeader {
+    len: u8,
+    bytes: [u8; 15],
+}
+
+impl ShortHeader {
+    /// A copy of one that is so short.
+    #[inline]
+    pub(super) fn of(user: &[u8]) -> Option<ShortHeader> {
+        let mut short = ShortHeader { len: user.len() as u8, bytes: [0; 15] };
+        short.bytes.get_mut(..user.len())?.copy_from_slice(user);
+        Some(short)
+    }
+
+    /// The header; empty: there is none.
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes.get(..usize::from(self.len)).unwrap_or_default()
+    }
+}
+
 /// What travels with a message beside its content, kept.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Beside {
@@ -53,6 +76,13 @@ impl Beside {
         crate::room::grow(&mut beside.user, user.len(), "a header")?;
         beside.user.extend_from_slice(user);
         Ok(Some(beside))
+    }
+
+    /// The same of a short one, which takes no more memory than this.
+    #[cold]
+    pub fn of_short(short: &ShortHeader) -> Option<Box<Beside>> {
+        let user = short.bytes();
+        (!user.is_empty()).then(|| Box::new(Beside { user: user.into(), ..Beside::default() }))
     }
 
     #[cold]
