@@ -12,26 +12,42 @@ use crate::engine::{Buffer, Engine, Fx};
 use crate::protocol::message::Extra;
 use crate::status::{Code, Status};
 
-/// A short header of the application: it takes no memory of its own.
+/// A short header of the application: it takes no memory of its own. It lies in words, as it is copied: a processor waits where
+/// something is read in other pieces than those in which it was written just before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShortHeader {
-    len: u8,
-    bytes: [u8; 15],
+    words: [u64; 2],
+    len: u64,
 }
 
 impl ShortHeader {
     /// A copy of one that is so short.
     #[inline]
     pub(super) fn of(user: &[u8]) -> Option<ShortHeader> {
-        let mut short = ShortHeader { len: user.len() as u8, bytes: [0; 15] };
-        short.bytes.get_mut(..user.len())?.copy_from_slice(user);
-        Some(short)
+        let word = match user.try_into() {
+            Ok(eight) => u64::from_ne_bytes(eight),
+            Err(_) if user.is_empty() => 0,
+            Err(_) => return ShortHeader::of_other(user),
+        };
+        Some(ShortHeader { words: [word, 0], len: user.len() as u64 })
+    }
+
+    /// The same of one that is not a word.
+    #[inline(never)]
+    fn of_other(user: &[u8]) -> Option<ShortHeader> {
+        let mut bytes = [0; 16];
+        bytes.get_mut(..user.len())?.copy_from_slice(user);
+        let (words, _) = bytes.as_chunks();
+        let word = |i: usize| words.get(i).map_or(0, |word| u64::from_ne_bytes(*word));
+        Some(ShortHeader { words: [word(0), word(1)], len: user.len() as u64 })
     }
 
     /// The header; empty: there is none.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
-        self.bytes.get(..usize::from(self.len)).unwrap_or_default()
+        let len = (self.len as usize).min(size_of_val(&self.words));
+        // SAFETY: so many bytes are in the words, and any of them are bytes.
+        unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), len) }
     }
 }
 
