@@ -233,3 +233,20 @@ impl Engine {
         result
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_header_is_what_was_given() {
+        let given: Vec<u8> = (1..=17).collect();
+        for len in 0..=16 {
+            let short = ShortHeader::of(&given[..len]).unwrap();
+            assert_eq!(short.bytes(), &given[..len]);
+            let kept = Beside::of_short(&short);
+            assert_eq!(kept.map_or(Vec::new(), |kept| kept.user.to_vec()), &given[..len]);
+        }
+        assert_eq!(ShortHeader::of(&given), None);
+    }
+}
