@@ -112,20 +112,36 @@ impl Core {
     /// be called.
     #[inline(always)]
     pub fn turn_short(&mut self, thread: Thread) -> Option<u32> {
-        self.turn_messages(thread, 1)
+        let kind = self.only_messages()?;
+        match self.world.adapters[kind as usize].as_mut()?.poll_one() {
+            One::Other => None,
+            One::Nothing => {
+                self.armed = false;
+                Some(0)
+            }
+            One::Message(ep, bytes) => {
+                self.armed = false;
+                self.world.tick();
+                self.heard_one(kind, ep, bytes, thread);
+                Some(1)
+            }
+        }
     }
 
-    /// The same of so many messages at most.
+    /// The provider, if a turn will do that only looks for messages there.
     #[inline(always)]
-    pub fn turn_messages(&mut self, thread: Thread, most: u32) -> Option<u32> {
+    fn only_messages(&self) -> Option<ProviderKind> {
         let whole = self.whole || ticks().wrapping_sub(self.last_whole) >= self.whole_every;
         if whole || self.world.full || self.world.trace.enabled() || !self.events.is_empty() {
             return None;
         }
-        let kind = self.world.endpoints.only()?;
-        if self.world.may_doubt(kind) {
-            return None;
-        }
+        self.world.endpoints.only().filter(|&kind| !self.world.may_doubt(kind))
+    }
+
+    /// The same as a short turn, of so many messages at most.
+    #[inline(always)]
+    pub fn turn_messages(&mut self, thread: Thread, most: u32) -> Option<u32> {
+        let kind = self.only_messages()?;
         let mut next = match self.world.adapters[kind as usize].as_mut()?.poll_one() {
             One::Other => return None,
             One::Nothing => None,

@@ -12,12 +12,12 @@ use crate::engine::{Buffer, Engine, Fx};
 use crate::protocol::message::Extra;
 use crate::status::{Code, Status};
 
-/// A short header of the application: it takes no memory of its own. It lies in words, as it is copied: a processor waits where
-/// something is read in other pieces than those in which it was written just before.
+/// A header of the application that is no longer than a word: it takes no memory of its own. A word is what it is copied as: a
+/// processor waits where something is read in other pieces than those in which it was written just before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShortHeader {
-    words: [u64; 2],
-    len: u64,
+    word: [u8; 8],
+    len: usize,
 }
 
 impl ShortHeader {
@@ -25,29 +25,24 @@ impl ShortHeader {
     #[inline]
     pub(super) fn of(user: &[u8]) -> Option<ShortHeader> {
         let word = match user.try_into() {
-            Ok(eight) => u64::from_ne_bytes(eight),
-            Err(_) if user.is_empty() => 0,
-            Err(_) => return ShortHeader::of_other(user),
+            Ok(word) => word,
+            Err(_) if user.is_empty() => [0; 8],
+            Err(_) => ShortHeader::part(user)?,
         };
-        Some(ShortHeader { words: [word, 0], len: user.len() as u64 })
+        Some(ShortHeader { word, len: user.len() })
     }
 
-    /// The same of one that is not a word.
     #[inline(never)]
-    fn of_other(user: &[u8]) -> Option<ShortHeader> {
-        let mut bytes = [0; 16];
-        bytes.get_mut(..user.len())?.copy_from_slice(user);
-        let (words, _) = bytes.as_chunks();
-        let word = |i: usize| words.get(i).map_or(0, |word| u64::from_ne_bytes(*word));
-        Some(ShortHeader { words: [word(0), word(1)], len: user.len() as u64 })
+    fn part(user: &[u8]) -> Option<[u8; 8]> {
+        let mut word = [0; 8];
+        word.get_mut(..user.len())?.copy_from_slice(user);
+        Some(word)
     }
 
     /// The header; empty: there is none.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
-        let len = (self.len as usize).min(size_of_val(&self.words));
-        // SAFETY: so many bytes are in the words, and any of them are bytes.
-        unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), len) }
+        self.word.get(..self.len).unwrap_or_default()
     }
 }
 
@@ -240,8 +235,8 @@ mod tests {
 
     #[test]
     fn a_short_header_is_what_was_given() {
-        let given: Vec<u8> = (1..=17).collect();
-        for len in 0..=16 {
+        let given: Vec<u8> = (1..=9).collect();
+        for len in 0..=8 {
             let short = ShortHeader::of(&given[..len]).unwrap();
             assert_eq!(short.bytes(), &given[..len]);
             let kept = Beside::of_short(&short);
