@@ -447,6 +447,11 @@ pub trait Adapter: Send {
         One::Other
     }
 
+    /// Right after a `poll_one` that found a message, or this did: the next, if it is here already. What was found before stays good.
+    fn poll_next(&mut self) -> Option<(EpId, View)> {
+        None
+    }
+
     /// Keeps bytes of a message that was received, out of a view that is good, as they are for as long as what is returned
     /// lives, also beyond the next `poll`. `None`: the bytes are not of such a view, or have to be copied.
     fn keep(&mut self, ep: EpId, bytes: &[u8]) -> Option<Kept> {

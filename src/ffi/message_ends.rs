@@ -29,11 +29,17 @@ struct Kept {
 
 /// The status of one end, whose text and header are kept for this thread; those that were kept before go.
 pub(super) fn kept(end: MessageEnd) -> rdma_msg_status_t {
-    if end.result.is_ok() && end.extra.is_none() {
+    if refers_to_nothing(&end) {
         return end_to_c(&end);
     }
     forget();
     keep(end)
+}
+
+/// Whether the status of such an end stands alone.
+#[inline]
+fn refers_to_nothing(end: &MessageEnd) -> bool {
+    end.result.is_ok() && end.extra.is_none() && end.short.bytes().is_empty()
 }
 
 /// What was kept before goes. In a destructor of the thread nothing is kept any more.
@@ -48,7 +54,8 @@ fn forget() {
 /// The same beside those that are kept.
 #[cold]
 fn keep(end: MessageEnd) -> rdma_msg_status_t {
-    let mut status = end_to_c(&MessageEnd { extra: None, result: end.result.clone(), ..end });
+    let (result, short) = (end.result.clone(), Default::default());
+    let mut status = end_to_c(&MessageEnd { extra: None, result, short, ..end });
     let _ = KEPT.try_with(|kept| {
         let mut kept = kept.borrow_mut();
         if let Err(why) = &end.result {
@@ -56,7 +63,7 @@ fn keep(end: MessageEnd) -> rdma_msg_status_t {
             status.text = text.as_ptr().cast();
             kept.texts.push(text);
         }
-        if let Some(beside) = end.extra {
+        if let Some(beside) = end.extra.or_else(|| Beside::of_short(&end.short)) {
             show(&mut status, &beside);
             kept.beside.push(beside);
         }
@@ -127,7 +134,7 @@ impl Ends {
             }
             return;
         }
-        let known = match end.result.is_ok() && end.extra.is_none() {
+        let known = match refers_to_nothing(&end) {
             true => end_to_c(&end),
             false => {
                 if !std::mem::replace(&mut self.fresh, true) {

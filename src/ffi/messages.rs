@@ -13,7 +13,7 @@ use crate::api::Words;
 use crate::engine::front::message::{
     Beside, Envelope, Memory, MessageEnd, Mode, OnMessage, Party, Sending, Wanted,
 };
-use crate::manager::{Manager, Post, Received, Where};
+use crate::manager::{Manager, Post, Received, Timeout, Where};
 use crate::protocol::message::Extra;
 use crate::status::Status;
 use crate::thread::Thread;
@@ -30,6 +30,7 @@ pub(super) fn whom(peer: rdma_peer_t) -> Result<Party, Status> {
     }
 }
 
+/// What it refers to is in the end.
 pub(super) fn end_to_c(end: &MessageEnd) -> rdma_msg_status_t {
     let mut status = rdma_msg_status {
         struct_size: size_of::<rdma_msg_status>(),
@@ -45,6 +46,10 @@ pub(super) fn end_to_c(end: &MessageEnd) -> rdma_msg_status_t {
         part_lens: std::ptr::null(),
         parts: 0,
     };
+    let short = end.short.bytes();
+    if !short.is_empty() {
+        (status.header, status.header_len) = (short.as_ptr().cast(), short.len());
+    }
     if let Some(beside) = &end.extra {
         show(&mut status, beside);
     }
@@ -205,18 +210,31 @@ pub unsafe extern "C" fn rdma_msg_isend(
         // SAFETY: the caller's arguments, as the header demands; it keeps the content in place until the end.
         unsafe {
             let mgr = borrow_on(mgr, thread)?;
-            if options.is_null() && send_short(&mgr, thread, peer, (comm, tag), data, len) {
+            if options.is_null() && send_short(&mgr, thread, peer, (comm, tag), &[], data, len) {
                 hand_out(&mgr, 0, true, out_request);
                 return Ok(());
             }
             let options = sized::read_or_defaults("options", options)?;
+            if is_plain(&options)
+                && options.mode == RDMA_MSG_STANDARD
+                && send_short(&mgr, thread, peer, (comm, tag), user(&options)?, data, len)
+            {
+                hand_out(&mgr, 0, true, out_request);
+                return Ok(());
+            }
             let to = (whom(peer)?, Envelope { comm, tag }, false);
             isend(&mgr, to, place(data, len, &options)?, &options, out_request, thread)
         }
     })
 }
 
-/// Sends a message with default options, as nearly all are, if it is short and goes out at once. False: nothing was done, and what
+/// Whether options say no more than who is told, and what travels beside the content: the memory is one place, of the host.
+#[inline(always)]
+fn is_plain(options: &rdma_msg_options) -> bool {
+    options.layout.is_null() && options.device == 0 && options.timeout_ms >= RDMA_MSG_FOREVER
+}
+
+/// Sends a message with default options, as nearly all are, or such that [`is_plain`] says, in standard mode, if it is short and goes out at once. False: nothing was done, and what
 /// is wrong with the arguments was not looked for.
 ///
 /// # Safety
@@ -227,13 +245,14 @@ unsafe fn send_short(
     thread: Thread,
     peer: rdma_peer_t,
     (comm, tag): (u32, u64),
+    user: &[u8],
     data: *const c_void,
     len: usize,
 ) -> bool {
     let to = Party::of_handle(peer).filter(|&to| to != Party::ANY);
     let (Some(to), Some(memory)) = (to, plain(data, len)) else { return false };
     // SAFETY: by this function's contract.
-    unsafe { mgr.message_send_short(thread, to, Envelope { comm, tag }, &memory) }
+    unsafe { mgr.message_send_short(thread, to, Envelope { comm, tag }, user, &memory) }
 }
 
 /// Memory of the host, if it can be such.
@@ -381,16 +400,24 @@ pub unsafe extern "C" fn rdma_msg_irecv(
             let wanted = Wanted { from: party("source", source)?, comm, tag, mask };
             if options.is_null()
                 && let Some(memory) = plain(buf, len)
-                && let Some(request) = mgr.message_post(thread, &wanted, &memory)
+                && let Some(request) =
+                    mgr.message_post(thread, &wanted, &memory, Timeout::Default, OnMessage::Asked)
             {
                 hand_out(&mgr, request, true, out_request);
                 return Ok(());
             }
             let options = sized::read_or_defaults("options", options)?;
+            let (timeout, done) =
+                (timeout("options.timeout_ms", options.timeout_ms)?, on_end(&options));
+            if is_plain(&options)
+                && let Some(memory) = plain(buf, len)
+                && let Some(request) = mgr.message_post(thread, &wanted, &memory, timeout, done)
+            {
+                hand_out(&mgr, request, options.done.is_none(), out_request);
+                return Ok(());
+            }
             let place = place(buf, len, &options)?;
-            let timeout = timeout("options.timeout_ms", options.timeout_ms)?;
-            let received =
-                mgr.message_irecv_on(thread, wanted, place, timeout, on_end(&options))?;
+            let received = mgr.message_irecv_on(thread, wanted, place, timeout, done)?;
             tell_received(&mgr, received, options.done.is_none(), out, out_request);
         }
         Ok(())
@@ -453,7 +480,7 @@ pub unsafe extern "C" fn rdma_msg_send(
             let mgr = borrow_on(mgr, thread)?;
             if options.is_null() {
                 mgr.refuse_inside_on("rdma_msg_send", thread)?;
-                if send_short(&mgr, thread, peer, (comm, tag), data, len) {
+                if send_short(&mgr, thread, peer, (comm, tag), &[], data, len) {
                     return Ok(());
                 }
             }
@@ -501,7 +528,9 @@ pub unsafe extern "C" fn rdma_msg_recv(
             let wanted = Wanted { from: party("source", source)?, comm, tag, mask };
             mgr.refuse_inside_on("rdma_msg_recv", thread)?;
             let posted = match options.is_null() {
-                true => plain(buf, len).and_then(|at| mgr.message_post(thread, &wanted, &at)),
+                true => plain(buf, len).and_then(|at| {
+                    mgr.message_post(thread, &wanted, &at, Timeout::Default, OnMessage::Asked)
+                }),
                 false => None,
             };
             let end = match posted {
@@ -555,7 +584,8 @@ pub unsafe extern "C" fn rdma_msg_probe(
         })?;
         let (message, result) = (found.message, Ok(()));
         let (party, envelope, len, extra) = (found.sender, found.envelope, found.len, found.extra);
-        let end = MessageEnd { result, party, envelope, len, extra };
+        let short = Default::default();
+        let end = MessageEnd { result, party, envelope, len, extra, short };
         out.write(rdma_msg_status { message, ..kept(end) });
         Ok(())
     })

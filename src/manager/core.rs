@@ -112,14 +112,7 @@ impl Core {
     /// be called. It is looked so often for one that comes soon.
     #[inline(always)]
     pub fn turn_short(&mut self, thread: Thread, looks: u32) -> Option<u32> {
-        let whole = self.whole || ticks().wrapping_sub(self.last_whole) >= self.whole_every;
-        if whole || self.world.full || self.world.trace.enabled() || !self.events.is_empty() {
-            return None;
-        }
-        let kind = self.world.endpoints.only()?;
-        if self.world.may_doubt(kind) {
-            return None;
-        }
+        let kind = self.only_messages()?;
         let adapter = self.world.adapters[kind as usize].as_mut()?;
         let mut one = adapter.poll_one();
         for _ in 1..looks {
@@ -137,16 +130,50 @@ impl Core {
             }
             One::Message(ep, bytes) => {
                 self.armed = false;
+                self.world.tick();
                 self.heard_one(kind, ep, bytes, thread);
                 Some(1)
             }
         }
     }
 
+    /// The provider, if a turn will do that only looks for messages there.
+    #[inline(always)]
+    fn only_messages(&self) -> Option<ProviderKind> {
+        let whole = self.whole || ticks().wrapping_sub(self.last_whole) >= self.whole_every;
+        if whole || self.world.full || self.world.trace.enabled() || !self.events.is_empty() {
+            return None;
+        }
+        self.world.endpoints.only().filter(|&kind| !self.world.may_doubt(kind))
+    }
+
+    /// The same as a short turn, of so many messages at most.
+    #[inline(always)]
+    pub fn turn_messages(&mut self, thread: Thread, most: u32) -> Option<u32> {
+        let kind = self.only_messages()?;
+        let mut next = match self.world.adapters[kind as usize].as_mut()?.poll_one() {
+            One::Other => return None,
+            One::Nothing => None,
+            One::Message(ep, bytes) => {
+                self.world.tick();
+                Some((ep, bytes))
+            }
+        };
+        self.armed = false;
+        let mut count = 0;
+        while let Some((ep, bytes)) = next {
+            self.heard_one(kind, ep, bytes, thread);
+            count += 1;
+            let adapter =
+                if count < most { self.world.adapters[kind as usize].as_mut() } else { None };
+            next = adapter.and_then(|adapter| adapter.poll_next());
+        }
+        Some(count)
+    }
+
     #[inline(always)]
     fn heard_one(&mut self, kind: ProviderKind, ep: EpId, bytes: View, thread: Thread) {
         let _speaking = self.speaker.speak_on(thread);
-        self.world.tick();
         match self.world.channel_of((kind, ep)) {
             Some(ch) => {
                 self.world.hearing = (kind, ep);

@@ -164,8 +164,8 @@ impl Manager {
         unsafe { self.message_isend_on(thread, post, at, done) }
     }
 
-    /// Sends a message in standard mode out of memory of the host, with nothing beside its content, if that is short and goes out at
-    /// once: then it has ended. False: nothing was done.
+    /// Sends a message in standard mode out of memory of the host, with no more than a header beside its content, if that is short and
+    /// goes out at once: then it has ended. False: nothing was done.
     ///
     /// # Safety
     /// The memory is readable and unchanged while this runs.
@@ -175,6 +175,7 @@ impl Manager {
         thread: Thread,
         to: Party,
         envelope: Envelope,
+        user: &[u8],
         &Memory { addr, len, .. }: &Memory,
     ) -> bool {
         let mut room: ShortRoom = [const { MaybeUninit::uninit() }; _];
@@ -183,14 +184,14 @@ impl Manager {
                 return false;
             }
             // SAFETY: the caller's promise.
-            return unsafe { self.message_send_copied(thread, to, envelope, addr, len) };
+            return unsafe { self.message_send_copied(thread, (to, envelope, user), addr, len) };
         }
         // SAFETY: the caller's promise; there is room for it, and so much is then initialised.
         let content = unsafe {
             few::copy(addr as *const u8, room.as_mut_ptr().cast(), len as usize);
             std::slice::from_raw_parts(room.as_ptr().cast(), len as usize)
         };
-        self.message_send_plain(thread, to, envelope, (content, addr))
+        self.message_send_plain(thread, (to, envelope, user), (content, addr))
     }
 
     /// The same of content that takes more room.
@@ -201,30 +202,27 @@ impl Manager {
     unsafe fn message_send_copied(
         &self,
         thread: Thread,
-        to: Party,
-        envelope: Envelope,
+        to: (Party, Envelope, &[u8]),
         addr: u64,
         len: u64,
     ) -> bool {
         let mut copied = Copied::new();
         // SAFETY: the caller's promise.
         let content = unsafe { copied.take(addr, len, self.copy_max) };
-        content.len() as u64 == len
-            && self.message_send_plain(thread, to, envelope, (content, addr))
+        content.len() as u64 == len && self.message_send_plain(thread, to, (content, addr))
     }
 
     #[inline(always)]
     fn message_send_plain(
         &self,
         thread: Thread,
-        to: Party,
-        envelope: Envelope,
+        (to, envelope, user): (Party, Envelope, &[u8]),
         content: (&[u8], u64),
     ) -> bool {
         let mut core = self.core.lock_on(thread);
         let follows = self.follows(&mut core);
         let Core { engine, world, .. } = &mut *core;
-        let sent = engine.message_send_plain(world, to, envelope, &[], content);
+        let sent = engine.message_send_plain(world, to, envelope, user, content);
         if sent {
             world.follows = follows;
             world.flush();
@@ -449,8 +447,7 @@ impl Manager {
         unsafe { self.receive_into(&memory, |e, w| begin(e, w, memory)) }
     }
 
-    /// Begins a receive into memory of the host that somebody will ask for, with the manager's deadline, if no message is here that it
-    /// meets; its number. `None`: nothing was done.
+    /// Begins a receive into memory of the host, if no message is here that it meets; its number. `None`: nothing was done.
     ///
     /// # Safety
     /// As for `message_irecv`.
@@ -460,13 +457,15 @@ impl Manager {
         thread: Thread,
         wanted: &Wanted,
         memory: &Memory,
+        timeout: Timeout,
+        done: OnMessage,
     ) -> Option<u64> {
         // SAFETY: the application's, to be written from now on.
         unsafe { touch(memory.addr, memory.len, true) };
         let mut core = self.core.lock_on(thread);
         let Core { engine, world, .. } = &mut *core;
         world.tick();
-        engine.message_post(world, wanted, memory, None, OnMessage::Asked)
+        engine.message_post(world, wanted, memory, timeout.nanos(), done)
     }
 
     /// Begins to receive a message of some peers into memory of the host.

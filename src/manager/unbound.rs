@@ -152,7 +152,8 @@ impl Manager {
             Ok(match sending {
                 Sending::Done => {
                     let (result, extra) = (Ok(()), None);
-                    Begun::Ended(MessageEnd { result, party: to, envelope, len, extra })
+                    let short = Default::default();
+                    Begun::Ended(MessageEnd { result, party: to, envelope, len, extra, short })
                 }
                 Sending::Begun(request) => Begun::UnderWay(request),
             })

@@ -178,7 +178,8 @@ impl Post {
         });
         match begun.unwrap() {
             Sending::Done => {
-                let end = MessageEnd { result: Ok(()), party: to, envelope, len, extra: None };
+                let (extra, short) = (None, Default::default());
+                let end = MessageEnd { result: Ok(()), party: to, envelope, len, extra, short };
                 op.ended = Some(end);
             }
             Sending::Begun(id) => op.id = id,

@@ -15,26 +15,13 @@ Cq *of(fid *f) { return of(reinterpret_cast<fid_cq *>(f)); }
 
 }  // namespace
 
-Cq::Entry &Cq::slot() {
-  const size_t count = count_.load(std::memory_order_relaxed);
-  if (count == ring_.size()) {
-    std::vector<Entry> larger(ring_.size() * 2);
-    for (size_t i = 0; i < count; ++i) larger[i] = ring_[(head_ + i) & (ring_.size() - 1)];
-    ring_.swap(larger);
-    head_ = 0;
-  }
-  return ring_[(head_ + count) & (ring_.size() - 1)];
-}
-
-void Cq::push(const Completion &completion) {
-  {
-    Hold hold(lock_);
-    Entry &entry = slot();
-    static_cast<Completion &>(entry) = completion;
-    entry.failed = false;
-    count_.fetch_add(1, std::memory_order_seq_cst);
-  }
-  pump.signal();
+/* It is full. */
+void Cq::grow() {
+  const size_t count = ring_.size();
+  std::vector<Entry> larger(count * 2);
+  for (size_t i = 0; i < count; ++i) larger[i] = ring_[(head_ + i) & (count - 1)];
+  ring_.swap(larger);
+  head_ = 0;
 }
 
 void Cq::push_error(const Completion &completion, int err, rdma_code_t code, size_t olen) {
@@ -44,7 +31,7 @@ void Cq::push_error(const Completion &completion, int err, rdma_code_t code, siz
     static_cast<Completion &>(entry) = completion;
     entry.failed = true;
     failures_.push_back({olen, err, code});
-    count_.fetch_add(1, std::memory_order_seq_cst);
+    one_more();
   }
   pump.signal();
 }
@@ -70,8 +57,9 @@ void Cq::put(void *buf, size_t index, const Completion &c) const {
 ssize_t Cq::take(void *buf, size_t count, fi_addr_t *sources) {
   if (count_.load(std::memory_order_acquire) == 0) return 0;
   Hold hold(lock_);
+  const size_t there = count_.load(std::memory_order_relaxed);
   size_t taken = 0;
-  while (taken < count && count_.load(std::memory_order_relaxed) > 0) {
+  for (; taken < count && taken < there; ++taken) {
     const Entry &entry = ring_[head_];
     if (entry.failed) {
       if (taken == 0) return -FI_EAVAIL;
@@ -79,10 +67,9 @@ ssize_t Cq::take(void *buf, size_t count, fi_addr_t *sources) {
     }
     put(buf, taken, entry);
     if (sources != nullptr) sources[taken] = entry.source;
-    ++taken;
     head_ = (head_ + 1) & (ring_.size() - 1);
-    count_.fetch_sub(1, std::memory_order_relaxed);
   }
+  count_.store(there - taken, std::memory_order_relaxed);
   return static_cast<ssize_t>(taken);
 }
 
@@ -117,7 +104,7 @@ ssize_t Cq::read_error(fi_cq_err_entry *entry) {
   entry->prov_errno = failure.code;
   entry->err_data_size = 0;
   head_ = (head_ + 1) & (ring_.size() - 1);
-  count_.fetch_sub(1, std::memory_order_relaxed);
+  count_.store(count_.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
   return 1;
 }
 

@@ -32,6 +32,8 @@ Pieces::Pieces(const iovec *iov, size_t count) {
   }
   if (count == 1) data_ = iov[0].iov_base;
   if (count <= 1) return;
+  one_ = false;
+  layout_ = {};
   layout_.struct_size = sizeof layout_;
   layout_.kind = RDMA_MSG_IOVEC;
   layout_.pieces = pieces_;
@@ -61,14 +63,11 @@ void done(const rdma_msg_status_t *status, void *userdata) {
   r->ep->message_ended(r, status);
 }
 
-rdma_msg_options_t options_for(Request *r, const Pieces &pieces) {
-  rdma_msg_options_t options{};
-  options.struct_size = sizeof options;
-  options.timeout_ms = RDMA_MSG_FOREVER;
-  options.done = done;
-  options.userdata = r;
-  options.layout = pieces.layout();
-  return options;
+const rdma_msg_options_t *options_for(Request *r, const Pieces &pieces, rdma_msg_options_t *room) {
+  if (pieces.one()) return &r->options;
+  *room = r->options;
+  room->layout = pieces.layout();
+  return room;
 }
 
 fi_addr_t Ep::address_of(rdma_peer_t peer) const {
@@ -112,7 +111,14 @@ void Ep::message_ended(Request *r, const rdma_msg_status_t *status) {
 }
 
 void Ep::end_part(Request *r) {
-  if (r->parts.fetch_sub(1, std::memory_order_acq_rel) == 1) finish(r);
+  if (domain->locks) {
+    if (r->parts.fetch_sub(1, std::memory_order_acq_rel) == 1) finish(r);
+    return;
+  }
+  /* One thread at a time needs no locked instruction. */
+  const uint8_t left = static_cast<uint8_t>(r->parts.load(std::memory_order_relaxed) - 1);
+  r->parts.store(left, std::memory_order_relaxed);
+  if (left == 0) finish(r);
 }
 
 /* The peer has answered, or will not any more: whichever comes first. */
@@ -137,11 +143,22 @@ void Ep::question_ended(Request *r, rdma_code_t code) {
   end_part(r);
 }
 
+/* It is under way. Before its call has ended its part, so that it is not over before. */
+void Ep::count_in(Request *r) {
+  r->counted = true;
+  waiting_.fetch_add(1, std::memory_order_relaxed);
+  if (r->inject) quiet_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Ep::count_out(Request *r) {
+  if (!r->counted) return;
+  r->counted = false;
+  waiting_.fetch_sub(1, std::memory_order_relaxed);
+  if (r->inject) quiet_.fetch_sub(1, std::memory_order_relaxed);
+}
+
 void Ep::drop(Request *r) {
-  if (r->kind != Kind::Receive && r->kind != Kind::MultiReceive && r->kind != Kind::Discard) {
-    waiting_.fetch_sub(1, std::memory_order_relaxed);
-    if (r->inject) quiet_.fetch_sub(1, std::memory_order_relaxed);
-  }
+  count_out(r);
   requests_.give(r);
 }
 
@@ -167,14 +184,14 @@ void Ep::settle(Request *r) {
   const bool met = r->code == RDMA_OK || r->code == RDMA_OUT_OF_RANGE;
   const bool first = order_.first_like(r) == r;
   if (r->ordered && met && !first) {
-    r->held = true;
+    order_.hold(r);
     return;
   }
   Request *next = r;
   do {
     r = next;
     if (r->ordered) order_.remove(r);
-    next = first ? order_.first_like(r) : nullptr;
+    next = first && order_.holds() ? order_.first_like(r) : nullptr;
     report(r);
     drop(r);
   } while (next != nullptr && next->held);
@@ -217,7 +234,8 @@ void Ep::report(Request *r) {
   } else if (cq != nullptr) {
     /* Of a message that is too long nothing has been written. */
     const size_t over = received && err == FI_ETRUNC && r->bytes > r->len ? r->bytes - r->len : 0;
-    cq->push_error({r->context, r->flags, 0, r->buf, r->data, r->tag, FI_ADDR_NOTAVAIL}, err, r->code, over);
+    cq->push_error({r->context, r->flags, 0, r->buf, received ? r->data : 0, r->tag, FI_ADDR_NOTAVAIL}, err, r->code,
+                   over);
   }
   count(counter_of(r), err == 0);
 }

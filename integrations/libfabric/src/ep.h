@@ -36,7 +36,7 @@ class Pieces {
   Pieces(const iovec *iov, size_t count);
   bool ok() const { return ok_; }
   size_t len() const { return len_; }
-  bool one() const { return layout_.struct_size == 0; }
+  bool one() const { return one_; }
   /* For the library: pointer, length and layout of a call. */
   void *data() const { return one() ? data_ : nullptr; }
   size_t data_len() const { return one() ? len_ : 0; }
@@ -48,10 +48,14 @@ class Pieces {
  private:
   void *data_ = nullptr;
   size_t len_ = 0;
-  bool ok_ = true;
-  rdma_msg_layout_t layout_ = {};
+  bool ok_ = true, one_ = true;
+  /* Only of several. */
+  rdma_msg_layout_t layout_;
   rdma_msg_piece_t pieces_[kIov];
 };
+
+/* Told by the library of the end of a message; `userdata`: its request. */
+void done(const rdma_msg_status_t *status, void *userdata);
 
 struct SendCall {
   uint32_t comm;
@@ -178,6 +182,8 @@ class Ep : public fid_ep {
   void report(Request *r);
   void settle(Request *r);
   void drop(Request *r);
+  void count_in(Request *r);
+  void count_out(Request *r);
   void begun(Request *r, uint64_t id);
   bool take_back(const Request *r, uint64_t number, const std::atomic<uint64_t> &waits);
   rdma_code_t issue(Request *r, const Pieces &into, rdma_msg_status_t *status, uint64_t *id);
@@ -251,9 +257,8 @@ class Ep : public fid_ep {
   std::unordered_map<fi_addr_t, Suspect> suspects_;
 };
 
-void done(const rdma_msg_status_t *status, void *userdata);
-/* Options of a message that is told of by `done`. */
-rdma_msg_options_t options_for(Request *r, const Pieces &pieces);
+/* Options of a message out of these or into these pieces that is told of by `done`, in `room` if it has none of its own. */
+const rdma_msg_options_t *options_for(Request *r, const Pieces &pieces, rdma_msg_options_t *room);
 /* The data that a sender gave along, if it did. */
 bool data_in(const rdma_msg_status_t *status, uint64_t *data);
 

@@ -43,7 +43,7 @@ Ep::Ep(Domain *domain, const fi_info *info)
       rx_flags(info->rx_attr != nullptr ? info->rx_attr->op_flags : 0),
       self_(Address::fresh()),
       listen_at_(listen_address(info)),
-      requests_(domain->locks),
+      requests_(domain->locks, done),
       order_(domain->locks) {
   ++domain->users;
 }

@@ -171,7 +171,16 @@ class Cq : public fid_cq {
   Pump pump;
   std::atomic<int> users{0};
 
-  void push(const Completion &completion);
+  void push(const Completion &completion) {
+    {
+      Hold hold(lock_);
+      Entry &entry = slot();
+      static_cast<Completion &>(entry) = completion;
+      entry.failed = false;
+      one_more();
+    }
+    pump.signal();
+  }
   void push_error(const Completion &completion, int err, rdma_code_t code, size_t olen);
   ssize_t read(void *buf, size_t count, fi_addr_t *sources);
   ssize_t read_error(fi_cq_err_entry *entry);
@@ -190,7 +199,20 @@ class Cq : public fid_cq {
   struct Entry : Completion {
     bool failed;
   };
-  Entry &slot();
+  Entry &slot() {
+    const size_t count = count_.load(std::memory_order_relaxed);
+    if (count == ring_.size()) grow();
+    return ring_[(head_ + count) & (ring_.size() - 1)];
+  }
+  void grow();
+  /* With the lock held. Who is about to sleep sees it, or is seen. */
+  void one_more() {
+    const size_t count = count_.load(std::memory_order_relaxed) + 1;
+    if (pump.waits())
+      count_.store(count, std::memory_order_seq_cst);
+    else
+      count_.store(count, std::memory_order_release);
+  }
   bool quiet();
   ssize_t take(void *buf, size_t count, fi_addr_t *sources);
   void put(void *buf, size_t index, const Completion &c) const;

@@ -14,24 +14,30 @@ class Order {
   /* Held by who calls the functions below; and from the beginning of a receive until it is in here. */
   Lock lock;
 
+  /* Where what asks for the same is. Before all of the others. */
+  void find_place(Request *r) const { r->place = place(r); }
   /* Behind those that ask for the same. */
   void add(Request *r);
   void remove(Request *r);
   /* The first that asks for the same as `r`; NULL: none waits. */
-  Request *first_like(const Request *r) const {
-    return waiting_ == 0 ? nullptr : first_like(r, place(r));
+  Request *first_like(const Request *r) const;
+  /* It has ended, and waits to be told of. */
+  void hold(Request *r) {
+    r->held = true;
+    ++held_;
   }
+  /* Whether there are such. */
+  bool holds() const { return held_ > 0; }
 
  private:
   static constexpr size_t kPlaces = 1024;
   struct Place {
     Request *first = nullptr, *last = nullptr;
   };
-  static size_t place(const Request *r);
-  Request *first_like(const Request *r, size_t at) const;
+  static uint32_t place(const Request *r);
 
   Place places_[kPlaces];
-  size_t waiting_ = 0;
+  size_t held_ = 0;
 };
 
 }  // namespace rdmat

@@ -7,11 +7,11 @@ namespace rdmat {
 
 rdma_code_t Ep::issue(Request *r, const Pieces &into, rdma_msg_status_t *status, uint64_t *id) {
   r->parts.store(2, std::memory_order_relaxed);
-  const rdma_msg_options_t options = options_for(r, into);
+  rdma_msg_options_t room;
   status->struct_size = sizeof *status;
   *id = 0;
   return rdma_msg_irecv(mgr_, r->peer.load(std::memory_order_relaxed), r->comm, r->wanted, ~r->ignore, into.data(),
-                        into.data_len(), &options, status, id);
+                        into.data_len(), options_for(r, into, &room), status, id);
 }
 
 ssize_t Ep::receive(const ReceiveCall &call) {
@@ -42,6 +42,7 @@ ssize_t Ep::receive(const ReceiveCall &call) {
 ssize_t Ep::begin(Request *r, const Pieces &into) {
   rdma_msg_status_t status;
   uint64_t id;
+  order_.find_place(r);
   {
     Hold hold(order_.lock);
     const rdma_code_t code = issue(r, into, &status, &id);
@@ -197,12 +198,17 @@ ssize_t Ep::receive_claimed(const ReceiveCall &call, const rdma_msg_status_t &cl
   r->len = call.into.len();
   r->tag = claimed.tag;
   r->parts.store(2, std::memory_order_relaxed);
-  const rdma_msg_options_t options = options_for(r, call.into);
+  r->wanted = claimed.tag;
+  r->ignore = 0;
+  r->comm = call.comm;
+  order_.find_place(r);
+  rdma_msg_options_t room;
   rdma_msg_status_t status{};
   status.struct_size = sizeof status;
   uint64_t id = 0;
   const rdma_code_t code =
-      rdma_msg_imrecv(mgr_, claimed.message, call.into.data(), call.into.data_len(), &options, &status, &id);
+      rdma_msg_imrecv(mgr_, claimed.message, call.into.data(), call.into.data_len(),
+                      options_for(r, call.into, &room), &status, &id);
   return issued(r, "claim", code, id, &status);
 }
 
@@ -211,12 +217,10 @@ void Ep::discard(uint64_t message) {
   Request *r = requests_.take(this, Kind::Discard, RDMA_PEER_ANY, nullptr, FI_ADDR_UNSPEC);
   if (r == nullptr) return;
   r->parts.store(2, std::memory_order_relaxed);
-  const Pieces nothing(static_cast<const void *>(nullptr), 0);
-  const rdma_msg_options_t options = options_for(r, nothing);
   rdma_msg_status_t status{};
   status.struct_size = sizeof status;
   uint64_t id = 0;
-  if (rdma_msg_imrecv(mgr_, message, nullptr, 0, &options, &status, &id) != RDMA_OK || id == 0)
+  if (rdma_msg_imrecv(mgr_, message, nullptr, 0, &r->options, &status, &id) != RDMA_OK || id == 0)
     drop(r);
   else
     begun(r, id);

@@ -9,6 +9,18 @@ Requests::~Requests() {
   for (void *s : scratches_[0]) std::free(s);
 }
 
+/* What is the same whatever it is used for. */
+void Requests::prepare(Request *r) const {
+  r->options = {};
+  r->options.struct_size = sizeof r->options;
+  r->options.timeout_ms = RDMA_MSG_FOREVER;
+  r->options.done = done_;
+  r->options.userdata = r;
+  r->with_data = r->options;
+  r->with_data.header = &r->data;
+  r->with_data.header_len = sizeof r->data;
+}
+
 Request *Requests::take(Ep *ep, Kind kind, rdma_peer_t peer, void *context, fi_addr_t to) {
   Hold hold(lock_);
   if (free_ == nullptr) {
@@ -18,6 +30,7 @@ Request *Requests::take(Ep *ep, Kind kind, rdma_peer_t peer, void *context, fi_a
     if (chunk == nullptr) return nullptr;
     for (size_t i = kChunk; i-- > 0;) {
       chunk[i].index = static_cast<uint32_t>(chunks_.size() * kChunk + i);
+      prepare(&chunk[i]);
       chunk[i].next = free_;
       free_ = &chunk[i];
     }
@@ -35,7 +48,7 @@ Request *Requests::take(Ep *ep, Kind kind, rdma_peer_t peer, void *context, fi_a
   r->context.store(context, std::memory_order_relaxed);
   r->peer.store(peer, std::memory_order_relaxed);
   r->to.store(to, std::memory_order_relaxed);
-  r->inject = r->ordered = r->held = false;
+  r->inject = r->counted = r->ordered = r->held = false;
   r->code = RDMA_OK;
   r->err = 0;
   r->data = 0;

@@ -46,6 +46,7 @@ struct Request {
 
   bool wants;   /* a completion, if it ends well */
   bool inject;  /* nobody asks for its end at all */
+  bool counted; /* among those that the endpoint counts as under way */
   rdma_code_t code;
   int err; /* by the peer's answer */
   uint64_t flags;
@@ -53,8 +54,9 @@ struct Request {
   size_t len, offset;
   uint64_t wanted, ignore; /* the tag it asks for */
   uint32_t comm;
-  /* See order.h: it is in the order, it has ended and waits to be told of, its neighbours. */
+  /* See order.h: it is in the order, it has ended and waits to be told of, its place and its neighbours. */
   bool ordered, held;
+  uint32_t place;
   Request *before, *after;
   /* What came. */
   rdma_peer_t source;
@@ -64,6 +66,10 @@ struct Request {
   void *scratch;
   bool pooled; /* the manager's memory */
   uint8_t small[kSmall];
+
+  /* With these its messages are begun, without and with `data` beside the content. They are written once: the library reads them in
+   * larger pieces than they are written in, for which a processor waits where that was just before. */
+  rdma_msg_options_t options, with_data;
 
   uint64_t number() const { return uint64_t{turn.load(std::memory_order_acquire)} << 32 | index; }
   int stopped() const { return static_cast<int>(stop.load(std::memory_order_seq_cst) & UINT32_MAX); }
@@ -77,7 +83,8 @@ struct Request {
 
 class Requests {
  public:
-  explicit Requests(bool locks) : lock_(locks) {}
+  /* `done` is told of their messages. */
+  Requests(bool locks, rdma_msg_done_fn done) : lock_(locks), done_(done) {}
   ~Requests();
   /* NULL: no memory. What it is found by is there from the beginning. */
   Request *take(Ep *ep, Kind kind, rdma_peer_t peer, void *context, fi_addr_t to);
@@ -109,7 +116,10 @@ class Requests {
 
  private:
   static constexpr size_t kChunk = 256;
+  void prepare(Request *r) const;
+
   Lock lock_;
+  const rdma_msg_done_fn done_;
   std::vector<std::unique_ptr<Request[]>> chunks_;
   Request *free_ = nullptr;
   std::vector<void *> scratches_[2]; /* of the C library, of the manager */

@@ -8,9 +8,8 @@ namespace rdmat {
 Request *Ep::begin_remote(Kind kind, fi_addr_t to, void *context, uint64_t flags, uint64_t told, bool quiet) {
   Request *r = requests_.take(this, kind, peer_of(to), context, to);
   if (r == nullptr) return nullptr;
-  waiting_.fetch_add(1, std::memory_order_relaxed);
   r->inject = quiet;
-  if (quiet) quiet_.fetch_add(1, std::memory_order_relaxed);
+  count_in(r);
   r->wants = !quiet && wants_tx(flags);
   r->flags = told;
   r->buf = nullptr;
@@ -37,12 +36,12 @@ ssize_t Ep::ask(Request *r, uint32_t handler, const void *head, size_t head_len,
   watch();
   if (result != nullptr) {
     r->len = result->len();
-    const rdma_msg_options_t options = options_for(r, *result);
+    rdma_msg_options_t room;
     rdma_msg_status_t status{};
     status.struct_size = sizeof status;
     uint64_t id = 0;
     const rdma_code_t code = rdma_msg_irecv(mgr_, peer, kReplies, number, RDMA_MSG_TAG_MASK, result->data(),
-                                            result->data_len(), &options, &status, &id);
+                                            result->data_len(), options_for(r, *result, &room), &status, &id);
     if (code != RDMA_OK) {
       drop(r);
       return refusal(code, FI_LOG_EP_DATA, "one-sided operation");
@@ -52,7 +51,8 @@ ssize_t Ep::ask(Request *r, uint32_t handler, const void *head, size_t head_len,
   } else {
     r->answer_due.store(number);
   }
-  rdma_msg_options_t options = options_for(r, content);
+  rdma_msg_options_t options = r->options;
+  options.layout = content.layout();
   options.done = question_done;
   options.header = head;
   options.header_len = head_len;
@@ -66,8 +66,7 @@ ssize_t Ep::ask(Request *r, uint32_t handler, const void *head, size_t head_len,
       return refused;
     }
     /* Nobody will hear of the receive that was begun. */
-    waiting_.fetch_sub(1, std::memory_order_relaxed);
-    if (r->inject) quiet_.fetch_sub(1, std::memory_order_relaxed);
+    count_out(r);
     r->kind = Kind::Discard;
     const uint64_t message = r->message;
     end_part(r);

@@ -14,7 +14,11 @@ uint32_t mode_of(uint64_t flags) {
 /* The library took it, and will tell of its end, if it has not yet. Who stops it after this finds the message to cancel, and who
  * stopped it before has that done here. */
 void Ep::begun(Request *r, uint64_t id) {
-  r->message.store(id, std::memory_order_seq_cst);
+  /* Where it is one thread, it sees in any order what it did itself. */
+  if (domain->locks)
+    r->message.store(id, std::memory_order_seq_cst);
+  else
+    r->message.store(id, std::memory_order_relaxed);
   const Kind kind = r->kind.load(std::memory_order_relaxed);
   if (r->peer.load(std::memory_order_relaxed) != RDMA_PEER_ANY) watch();
   /* A peer that is gone sends nothing any more, and nothing of it waits. */
@@ -35,19 +39,16 @@ ssize_t Ep::send(const SendCall &call) {
   if (call.quiet && quiet_.load(std::memory_order_relaxed) >= kInjects) return -FI_EAGAIN;
   Request *r = requests_.take(this, Kind::Send, peer, call.context, call.to);
   if (r == nullptr) return -FI_EAGAIN;
-  waiting_.fetch_add(1, std::memory_order_relaxed);
   r->inject = call.quiet;
-  if (call.quiet) quiet_.fetch_add(1, std::memory_order_relaxed);
   r->wants = !call.quiet && wants_tx(call.flags);
   r->flags = FI_SEND | (call.comm == kTagged ? FI_TAGGED : FI_MSG);
   r->buf = nullptr;
   r->parts.store(2, std::memory_order_relaxed);
 
-  rdma_msg_options_t options = options_for(r, call.from);
-  options.mode = mode_of(call.flags);
+  const rdma_msg_options_t *options = &r->options;
   if (call.flags & FI_REMOTE_CQ_DATA) {
-    options.header = &call.data;
-    options.header_len = sizeof call.data;
+    r->data = call.data;
+    options = &r->with_data;
   }
   const void *data = call.from.data();
   size_t len = call.from.data_len();
@@ -58,20 +59,30 @@ ssize_t Ep::send(const SendCall &call) {
       return -FI_EAGAIN;
     }
     call.from.copy_to(scratch);
-    options.layout = nullptr;
     data = scratch;
     len = call.from.len();
   }
+  const uint32_t mode = mode_of(call.flags);
+  const bool pieces = !call.from.one() && data == nullptr;
+  rdma_msg_options_t room;
+  if (mode != RDMA_MSG_STANDARD || pieces) {
+    room = *options;
+    room.mode = mode;
+    if (pieces) room.layout = call.from.layout();
+    options = &room;
+  }
   uint64_t id = 0;
-  const rdma_code_t code = rdma_msg_isend(mgr_, peer, call.comm, call.tag, data, len, &options, &id);
+  const rdma_code_t code = rdma_msg_isend(mgr_, peer, call.comm, call.tag, data, len, options, &id);
   if (code != RDMA_OK) {
     drop(r);
     return refusal(code, FI_LOG_EP_DATA, "send");
   }
-  if (id == 0)
+  if (id == 0) {
     finish(r);
-  else
+  } else {
+    count_in(r);
     begun(r, id);
+  }
   return 0;
 }
 

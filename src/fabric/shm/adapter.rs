@@ -173,6 +173,13 @@ impl Adapter for ShmAdapter {
         link.hear_one()
     }
 
+    fn poll_next(&mut self) -> Option<(EpId, crate::fabric::View)> {
+        match &mut self.eps[..] {
+            [Endpoint { state: State::Up(link), .. }] => link.hear_next(),
+            _ => None,
+        }
+    }
+
     fn leave_moves(&mut self) {
         self.core.moves.left = true;
     }

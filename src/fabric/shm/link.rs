@@ -19,7 +19,7 @@ use super::sys;
 use super::tuning::{Timed, Tuning};
 use super::wire::{self, ContentAt, Write, kind, outcome};
 use super::{Core, Kind};
-use crate::fabric::{EpId, Event, One, Remote};
+use crate::fabric::{EpId, Event, One, Remote, View};
 use crate::limits::POLL_EVENTS;
 use crate::local_fd::Local;
 use crate::room::Grows;
@@ -362,6 +362,13 @@ impl Link {
             None if published => One::Other,
             None => One::Nothing,
         }
+    }
+
+    /// One message more, if it is here, and nothing was let go of.
+    pub(crate) fn hear_next(&mut self) -> Option<(EpId, View)> {
+        let busy = self.is_running(Kind::In) || self.inline_moved.is_some() || !self.is_calm();
+        let bytes = if busy { None } else { self.rx.take(kind::SEND) };
+        bytes.map(|bytes| (self.ep, bytes))
     }
 
     /// Takes messages; how many. For what else there may be `work` has to be called: `false`.

@@ -302,6 +302,7 @@ impl Fx for World {
         let (memory, inline) = match &work {
             Work::RecvDone { memory, .. } => (*memory, false),
             Work::SendDone { memory, inline, .. } => (*memory, *inline),
+            Work::MessageDone { memory, .. } => (*memory, false),
             _ => return self.run_other(work),
         };
         match moves::touched(memory.0, memory.1) {

@@ -95,7 +95,8 @@ impl Engine {
     fn hand_over(&mut self, fx: &mut impl Fx, index: u32, handler: ActiveFn) {
         let Some(a) = self.messages.unexpected.get(index) else { return };
         let (party, envelope, len, ch) = (a.sender, a.envelope, a.len, a.ch);
-        let end = |extra| MessageEnd { result: Ok(()), party, envelope, len, extra };
+        let short = Default::default();
+        let end = |extra| MessageEnd { result: Ok(()), party, envelope, len, extra, short };
         if let Content::Here { .. } = a.content {
             let Some(arrived) = self.messages.unexpected.remove(index) else { return };
             let (content, extra) = self.take_content(fx, arrived);

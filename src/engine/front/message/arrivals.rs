@@ -1,7 +1,7 @@
 //! What peers send of messages.
 
 use super::unexpected::{Arrived, Content};
-use super::{Beside, Envelope, Messages, OnMessage, Op, Party, State};
+use super::{Beside, Envelope, MessageEnd, Messages, OnMessage, Op, Party, ShortHeader, State};
 use crate::api::Protocol;
 use crate::engine::channel::{ChanId, Channel};
 use crate::engine::transfer::outbound::Response;
@@ -42,7 +42,13 @@ impl Messages {
         };
         let Some(op) = self.ops.get_mut(index) else { return Heard::Ended };
         op.meets(sender, m.envelope, len);
-        if !op.takes_on_host(len) || !m.user.is_empty() && !op.keep_header(m.user) {
+        // Who asks may do so later: it is kept for that.
+        let short = match op.done {
+            OnMessage::Plain(..) => ShortHeader::of(m.user),
+            OnMessage::Asked => None,
+        };
+        let keep = short.is_none() && !m.user.is_empty();
+        if !op.takes_on_host(len) || keep && !op.keep_header(m.user) {
             return Heard::Met(index);
         }
         // SAFETY: the application keeps the receive's memory until it hears of its end, which comes after this.
@@ -58,7 +64,7 @@ impl Messages {
                 fx.ended(index, memory);
             }
             OnMessage::Plain(told, words) => {
-                let end = op.take_end();
+                let end = MessageEnd { short: short.unwrap_or_default(), ..op.take_end() };
                 self.ops.vacate(index);
                 fx.run(Work::MessageDone { end, done: (told, words), memory });
             }

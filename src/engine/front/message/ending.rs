@@ -39,6 +39,7 @@ impl Op {
             len: self.met.unwrap_or(self.memory.len),
             // Of a send it is what the application gave.
             extra: if self.met.is_some() { self.extra.take() } else { None },
+            short: Default::default(),
         }
     }
 

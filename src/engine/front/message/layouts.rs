@@ -12,6 +12,40 @@ use crate::engine::{Buffer, Engine, Fx};
 use crate::protocol::message::Extra;
 use crate::status::{Code, Status};
 
+/// A header of the application that is no longer than a word: it takes no memory of its own. A word is what it is copied as: a
+/// processor waits where something is read in other pieces than those in which it was written just before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShortHeader {
+    word: [u8; 8],
+    len: usize,
+}
+
+impl ShortHeader {
+    /// A copy of one that is so short.
+    #[inline]
+    pub(super) fn of(user: &[u8]) -> Option<ShortHeader> {
+        let word = match user.try_into() {
+            Ok(word) => word,
+            Err(_) if user.is_empty() => [0; 8],
+            Err(_) => ShortHeader::part(user)?,
+        };
+        Some(ShortHeader { word, len: user.len() })
+    }
+
+    #[inline(never)]
+    fn part(user: &[u8]) -> Option<[u8; 8]> {
+        let mut word = [0; 8];
+        word.get_mut(..user.len())?.copy_from_slice(user);
+        Some(word)
+    }
+
+    /// The header; empty: there is none.
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        self.word.get(..self.len).unwrap_or_default()
+    }
+}
+
 /// What travels with a message beside its content, kept.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Beside {
@@ -53,6 +87,13 @@ impl Beside {
         crate::room::grow(&mut beside.user, user.len(), "a header")?;
         beside.user.extend_from_slice(user);
         Ok(Some(beside))
+    }
+
+    /// The same of a short one, which takes no more memory than this.
+    #[cold]
+    pub fn of_short(short: &ShortHeader) -> Option<Box<Beside>> {
+        let user = short.bytes();
+        (!user.is_empty()).then(|| Box::new(Beside { user: user.into(), ..Beside::default() }))
     }
 
     #[cold]
@@ -185,5 +226,22 @@ impl Engine {
             }
         });
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_short_header_is_what_was_given() {
+        let given: Vec<u8> = (1..=9).collect();
+        for len in 0..=8 {
+            let short = ShortHeader::of(&given[..len]).unwrap();
+            assert_eq!(short.bytes(), &given[..len]);
+            let kept = Beside::of_short(&short);
+            assert_eq!(kept.map_or(Vec::new(), |kept| kept.user.to_vec()), &given[..len]);
+        }
+        assert_eq!(ShortHeader::of(&given), None);
     }
 }

@@ -42,7 +42,7 @@ use crate::engine::slab::Slab;
 pub use crate::protocol::message::Envelope;
 use crate::status::Status;
 pub use active::{Active, ActiveFn};
-pub use layouts::Beside;
+pub use layouts::{Beside, ShortHeader};
 pub use matching::Sources;
 pub use receive::Found;
 pub use room::RoomFn;
@@ -152,6 +152,8 @@ pub struct MessageEnd {
     pub len: u64,
     /// Of a receive: what came beside the content.
     pub extra: Option<Box<Beside>>,
+    /// The same, if that was no more than a short header, and a function is told.
+    pub short: ShortHeader,
 }
 
 /// A function that is told of an end, and its words.

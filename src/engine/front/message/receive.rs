@@ -204,7 +204,8 @@ impl Engine {
             let (party, envelope, len) = (arrived.sender, arrived.envelope, arrived.len);
             let (bytes, extra) = self.take_content(fx, arrived);
             self.count_received(party, len, &Ok(()));
-            let end = MessageEnd { result: Ok(()), party, envelope, len, extra };
+            let short = Default::default();
+            let end = MessageEnd { result: Ok(()), party, envelope, len, extra, short };
             return Ok(Receiving::Done(bytes, end));
         }
         let id = self.next_id;

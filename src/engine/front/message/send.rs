@@ -215,7 +215,8 @@ impl Engine {
         let index = vacancy.fill(Op {
             id,
             wanted: *wanted,
-            memory: *memory,
+            // Field by field, as it was written just before: read in larger pieces a processor waits for it.
+            memory: Memory { addr: memory.addr, len: memory.len, device: memory.device },
             mode: Mode::Standard,
             started: now,
             deadline,
