@@ -108,10 +108,10 @@ impl Core {
         count
     }
 
-    /// The same where there is mostly nothing, or a message over the only provider in use. `None`: nothing was done, and `turn` has to
-    /// be called.
+    /// The same where there is mostly nothing, or messages over the only provider in use, of which it handles `most`. `None`: nothing
+    /// was done, and `turn` has to be called.
     #[inline(always)]
-    pub fn turn_short(&mut self, thread: Thread) -> Option<u32> {
+    pub fn turn_short(&mut self, thread: Thread, most: u32) -> Option<u32> {
         let whole = self.whole || ticks().wrapping_sub(self.last_whole) >= self.whole_every;
         if whole || self.world.full || self.world.trace.enabled() || !self.events.is_empty() {
             return None;
@@ -128,16 +128,33 @@ impl Core {
             }
             One::Message(ep, bytes) => {
                 self.armed = false;
-                self.heard_one(kind, ep, bytes, thread);
-                Some(1)
+                Some(self.hear(kind, (ep, bytes), thread, most))
             }
         }
     }
 
+    /// Handles a message, and those behind it, `most` in all; how many it was.
     #[inline(always)]
-    fn heard_one(&mut self, kind: ProviderKind, ep: EpId, bytes: View, thread: Thread) {
+    fn hear(&mut self, kind: ProviderKind, first: (EpId, View), thread: Thread, most: u32) -> u32 {
         let _speaking = self.speaker.speak_on(thread);
         self.world.tick();
+        let (mut next, mut count) = (first, 0);
+        loop {
+            self.hear_one(kind, next.0, next.1);
+            count += 1;
+            let adapter =
+                if count < most { self.world.adapters[kind as usize].as_mut() } else { None };
+            match adapter.and_then(|adapter| adapter.poll_next()) {
+                Some(another) => next = another,
+                None => break,
+            }
+        }
+        self.finish();
+        count
+    }
+
+    #[inline(always)]
+    fn hear_one(&mut self, kind: ProviderKind, ep: EpId, bytes: View) {
         match self.world.channel_of((kind, ep)) {
             Some(ch) => {
                 self.world.hearing = (kind, ep);
@@ -145,7 +162,6 @@ impl Core {
             }
             None => self.on_event(kind, Event::Message { ep, bytes }),
         }
-        self.finish();
     }
 
     /// What is due by the time: handshakes, timers, dials; the number of handshakes that came on.

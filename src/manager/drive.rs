@@ -16,6 +16,7 @@ use super::spin::Spin;
 use super::sys::Tag;
 use super::waits::{Counts, Taken};
 use super::{Manager, inside};
+use crate::limits::POLL_EVENTS;
 use crate::log;
 use crate::thread::Thread;
 
@@ -194,7 +195,8 @@ impl Manager {
     #[inline(always)]
     fn turn_locked<'a>(&'a self, mut core: Locked<'a, Seam>, thread: Thread) -> u32 {
         let happened = core.engine.happened();
-        let mut count = core.turn(thread);
+        let short = core.turn_short(thread, POLL_EVENTS as u32);
+        let mut count = short.unwrap_or_else(|| core.turn(thread));
         if core.engine.happened() != happened {
             // What needs no callback: a connection that is there, for who waits for one on another thread.
             self.tell_happened(&mut core, thread);

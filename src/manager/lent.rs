@@ -72,9 +72,19 @@ impl Works {
     /// Queues one behind the others.
     #[inline(always)]
     pub fn push(&mut self, work: Work) {
+        self.push_with(|| work);
+    }
+
+    /// The same of one that is made where it will lie: it is long.
+    #[inline(always)]
+    pub fn push_with(&mut self, make: impl FnOnce() -> Work) {
         match self.all.get_mut(self.len) {
-            Some(used) => **used = work,
-            None => self.all.push(Box::new(work)),
+            Some(used) => {
+                // First what was there goes, which takes a call: what is made after that is in nobody's way.
+                **used = Work::PeerEvents;
+                std::mem::forget(std::mem::replace(&mut **used, make()));
+            }
+            None => self.all.push(Box::new(make())),
         }
         self.len += 1;
     }

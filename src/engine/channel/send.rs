@@ -41,21 +41,24 @@ impl Channel {
         tail: &[u8],
         of: Of,
     ) -> Option<u64> {
-        let head = head.bytes();
         // Mostly it goes out as it is.
         if self.takes_messages()
             && self.seal.is_none()
             && head.len() + tail.len() <= self.caps.max_send
         {
             let returned = self.consumed.min(u32::from(u16::MAX));
-            head[CREDITS_AT..HEADER_LEN].copy_from_slice(&(returned as u16).to_le_bytes());
-            if fx.send(self.id, &[head, tail]).is_ok() {
+            head.return_credits(returned as u16);
+            let sent = match head.in_room() {
+                Some((bytes, len)) => fx.send_head(self.id, bytes, len, tail),
+                None => fx.send(self.id, &[head.bytes(), tail]),
+            };
+            if sent.is_ok() {
                 self.credits -= 1;
                 self.consumed -= returned;
                 return None;
             }
         }
-        self.send_or_wait(fx, head, tail, of)
+        self.send_or_wait(fx, head.bytes(), tail, of)
     }
 
     /// The same of what has a checksum, is long, or has to wait.

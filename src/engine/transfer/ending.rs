@@ -68,9 +68,11 @@ impl Engine {
                 TransferInfo { bytes, elapsed_ns, ..self.info(peer, ch, protocol) }
             }
         };
-        let (of, after) = (None, Held::Nothing);
-        let result = Ok(Tensor { meta, addr, device });
-        fx.run(Work::RecvDone { request, of, done, result, info, after, keep, memory });
+        fx.run_end(memory, false, || {
+            let (of, after) = (None, Held::Nothing);
+            let result = Ok(Tensor { meta, addr, device });
+            Work::RecvDone { request, of, done, result, info, after, keep, memory }
+        });
     }
 
     /// Whether a bug is planted.

@@ -19,7 +19,7 @@ use super::sys;
 use super::tuning::{Timed, Tuning};
 use super::wire::{self, ContentAt, Write, kind, outcome};
 use super::{Core, Kind};
-use crate::fabric::{EpId, Event, One, Remote};
+use crate::fabric::{EpId, Event, One, Remote, View};
 use crate::limits::POLL_EVENTS;
 use crate::local_fd::Local;
 use crate::room::Grows;
@@ -357,11 +357,20 @@ impl Link {
         if busy || !self.is_calm() {
             return One::Other;
         }
+        if !published {
+            return One::Nothing;
+        }
         match self.rx.take(kind::SEND) {
             Some(bytes) => One::Message(self.ep, bytes),
-            None if published => One::Other,
-            None => One::Nothing,
+            None => One::Other,
         }
+    }
+
+    /// Takes the next record, if it is a message, and nothing else is under way. What was read before stays.
+    #[inline]
+    pub(crate) fn hear_next(&mut self) -> Option<View> {
+        let busy = self.is_running(Kind::In) || self.inline_moved.is_some();
+        if busy || !self.is_calm() { None } else { self.rx.take(kind::SEND) }
     }
 
     /// Takes messages; how many. For what else there may be `work` has to be called: `false`.

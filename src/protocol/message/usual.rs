@@ -4,9 +4,10 @@
 //! or is malformed, goes the way of all messages ([`decode`](super::decode)), which says what is wrong.
 
 use super::{
-    Envelope, F_META, F_SAME, F_USER, MAX_KEY_LEN, MAX_USER, MSG, Meta, TENSOR_CONTENT,
-    TENSOR_REQUEST, TENSOR_SERIALIZED, fixed_meta,
+    CREDITS_AT, Envelope, F_META, F_SAME, F_USER, HEADER_LEN, MAX_KEY_LEN, MAX_USER, MSG, Meta,
+    TENSOR_CONTENT, TENSOR_REQUEST, TENSOR_SERIALIZED, fixed_meta,
 };
+use crate::fabric::HEAD_ROOM;
 
 /// Dimensions for which a [`Short`] head has room.
 const SHORT_DIMS: usize = 8;
@@ -77,6 +78,25 @@ impl Short {
     #[inline(always)]
     pub fn bytes(&mut self) -> &mut [u8] {
         &mut self.bytes[..self.len]
+    }
+
+    /// How many they are.
+    #[inline(always)]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// They and how many they are, if there are few.
+    #[inline(always)]
+    pub fn in_room(&self) -> Option<(&[u8; HEAD_ROOM], usize)> {
+        let room = self.bytes.first_chunk()?;
+        (self.len <= HEAD_ROOM).then_some((room, self.len))
+    }
+
+    /// Writes the credits that it returns.
+    #[inline(always)]
+    pub fn return_credits(&mut self, credits: u16) {
+        self.bytes[CREDITS_AT..HEADER_LEN].copy_from_slice(&credits.to_le_bytes());
     }
 }
 

@@ -17,7 +17,7 @@ impl Engine {
         fx: &mut impl Fx,
         key: &[u8],
         step: i64,
-        offer: Offer<'_>,
+        offer: &mut Offer<'_>,
         timeout: Option<u64>,
     ) -> Result<(), Status> {
         if self.closing {
@@ -67,23 +67,23 @@ impl Engine {
 
     /// A tensor that the application offers is the engine's from now on, with the copy of its content that the call made.
     #[inline(always)]
-    fn taken<'a>(&self, offer: Offer<'a>, deadline: u64) -> (Sent, &'a [u8]) {
-        let Offer { tensor, content, done } = offer;
-        let done = done.map(|done| self.due(done));
+    fn taken<'a>(&self, offer: &mut Offer<'a>, deadline: u64) -> (Sent, &'a [u8]) {
+        let done = offer.done.take().map(|done| self.due(done));
+        let (tensor, content) = (offer.take_tensor(), offer.content);
         (Sent { tensor, content: Content::new(), done, deadline }, content)
     }
 
     /// A response meets what is offered. Mostly it goes out at once, from where it is: it is long.
     #[inline(always)]
-    fn answer_offer(&mut self, fx: &mut impl Fx, index: u32, offer: Offer<'_>, deadline: u64) {
+    fn answer_offer(&mut self, fx: &mut impl Fx, index: u32, offer: &mut Offer<'_>, deadline: u64) {
         let (meta, content) = (&offer.tensor.meta, offer.content);
         let usual = |r: &&Response| !r.asked.too_short(meta.nbytes);
         if let Some(r) = self.responses.get(index).filter(usual) {
             let (to, same) = (r.asked.to, r.asked.cached.as_ref() == Some(meta));
             if self.eager_at_once(fx, to, &offer.tensor, content, same) {
                 let memory = source_memory(&offer.tensor);
-                let done = offer.done.map(|done| self.due(done));
-                return self.answered_at_once(fx, index, to, done, memory, meta.nbytes);
+                let (done, bytes) = (offer.done.take().map(|done| self.due(done)), meta.nbytes);
+                return self.answered_at_once(fx, index, to, done, memory, bytes);
             }
         }
         let (sent, content) = self.taken(offer, deadline);
@@ -208,7 +208,10 @@ impl Engine {
                 protocol: Protocol::Eager,
                 reason: Reason::None,
             };
-            fx.run(Work::SendDone { done, result: Ok(()), info, of, inline: true, memory });
+            fx.run_end(memory, true, || {
+                let (result, inline) = (Ok(()), true);
+                Work::SendDone { done, result, info, of, inline, memory }
+            });
         }
     }
 
