@@ -369,8 +369,10 @@ impl Link {
     /// Takes the next record, if it is a message, and nothing else is under way. What was read before stays.
     #[inline]
     pub(crate) fn hear_next(&mut self) -> Option<View> {
-        let busy = self.is_running(Kind::In) || self.inline_moved.is_some();
-        if busy || !self.is_calm() { None } else { self.rx.take(kind::SEND) }
+        if !self.rx.is_published() || self.is_running(Kind::In) || self.inline_moved.is_some() {
+            return None;
+        }
+        if self.is_calm() { self.rx.take(kind::SEND) } else { None }
     }
 
     /// Takes messages; how many. For what else there may be `work` has to be called: `false`.

@@ -101,9 +101,11 @@ impl Engine {
         memory: (u64, u64),
         bytes: u64,
     ) {
-        let named = self.responses.get(index).map(|r| &r.named);
-        let of = if fx.tracing() { named.and_then(traced) } else { None };
-        self.forget(index);
+        let of = match fx.tracing() {
+            true => self.responses.get(index).and_then(|r| traced(&r.named)),
+            false => None,
+        };
+        self.forget_here(index);
         self.sent_at_once(fx, to.ch, done, memory, bytes, of);
         self.settle(fx, to.ch);
     }
