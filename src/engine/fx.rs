@@ -248,9 +248,10 @@ pub trait Fx {
     }
     /// Queues work that runs without the engine being held.
     fn run(&mut self, work: Work);
-    /// The same of the end of a send or of a receive that gives this memory back, and may run `inline`.
+    /// The same of the end of a send or of a receive that gives this memory back, and may run `inline`; `make` is called once, and
+    /// makes it where it will lie.
     #[inline]
-    fn run_end(&mut self, memory: (u64, u64), inline: bool, make: impl FnOnce() -> Work) {
+    fn run_end(&mut self, memory: (u64, u64), inline: bool, make: &mut impl FnMut() -> Work) {
         let _ = (memory, inline);
         self.run(make());
     }

@@ -25,7 +25,7 @@ impl Channel {
         &mut self,
         fx: &mut impl Fx,
         request: u32,
-        head: Short,
+        head: &mut Short,
         key: &[u8],
     ) -> Option<u64> {
         let of = Of { answer: false, urgent: false, ask: Some(request) };
@@ -37,7 +37,7 @@ impl Channel {
     fn send_whole(
         &mut self,
         fx: &mut impl Fx,
-        mut head: Short,
+        head: &mut Short,
         tail: &[u8],
         of: Of,
     ) -> Option<u64> {
@@ -110,8 +110,9 @@ impl Channel {
         content: &[u8],
     ) {
         let of = Of { answer: true, urgent: false, ask: None };
-        if let (None, Some(head)) = (checksum, Short::content(request, meta)) {
-            self.send_whole(fx, head, content, of);
+        let mut head = Short::default();
+        if checksum.is_none() && head.content(request, meta) {
+            self.send_whole(fx, &mut head, content, of);
             return;
         }
         let len = message::content_head_len(meta);
@@ -131,7 +132,7 @@ impl Channel {
     ) {
         let of = Of { answer: false, urgent: false, ask: None };
         if sync.is_none() && extra.is_empty() {
-            self.send_whole(fx, Short::msg(envelope), content, of);
+            self.send_whole(fx, &mut Short::msg(envelope), content, of);
             return;
         }
         let head = |out: &mut Vec<u8>| message::put_msg(out, envelope, sync, extra);

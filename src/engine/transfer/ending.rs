@@ -53,32 +53,38 @@ impl Engine {
         let (addr, device) = if bytes == 0 { (0, 0) } else { r.place_of_result() };
         let links = (r.named.step, r.named.in_step, std::mem::take(&mut r.named.key));
         let elapsed_ns = now.saturating_sub(started);
-        let Some(meta) = &mut r.meta else { return };
-        let (of, after) = (None, Held::Nothing);
-        if let Some(c) = ch.and_then(|ch| self.channels.get(ch)) {
-            c.counters.recv_done(bytes, elapsed_ns, Code::Ok, protocol);
-            let provider = Carrier::Provider(c.caps.provider);
-            let (peer, reason) = (fx.name(&c.name, false), Reason::None);
-            // What is long goes from where it lies to where it will lie.
-            fx.run_end(memory, false, || Work::RecvDone {
-                request,
-                of,
-                done: r.done.take(),
-                result: Ok(Tensor { meta: std::mem::take(meta), addr, device }),
-                info: TransferInfo { bytes, elapsed_ns, provider, peer, protocol, reason },
-                after,
-                keep,
-                memory,
-            });
-        } else {
-            let result = Ok(Tensor { meta: std::mem::take(meta), addr, device });
-            let done = r.done.take();
-            self.count(peer, ch, |c| c.recv_done(bytes, elapsed_ns, Code::Ok, protocol));
-            let info = TransferInfo { bytes, elapsed_ns, ..self.info(peer, ch, protocol) };
-            fx.run(Work::RecvDone { request, of, done, result, info, after, keep, memory });
-        }
+        let Some(mut meta) = r.meta.take() else { return };
+        let mut done = r.done.take();
         self.requests.vacate(index);
         self.unlink_request(index, links);
+        let (mut peer, provider) = match ch.and_then(|ch| self.channels.get(ch)) {
+            Some(c) => {
+                c.counters.recv_done(bytes, elapsed_ns, Code::Ok, protocol);
+                (fx.name(&c.name, false), Carrier::Provider(c.caps.provider))
+            }
+            None => {
+                self.count(peer, ch, |c| c.recv_done(bytes, elapsed_ns, Code::Ok, protocol));
+                let TransferInfo { peer, provider, .. } = self.info(peer, ch, protocol);
+                (peer, provider)
+            }
+        };
+        fx.run_end(memory, false, &mut || Work::RecvDone {
+            request,
+            of: None,
+            done: done.take(),
+            result: Ok(Tensor { meta: std::mem::take(&mut meta), addr, device }),
+            info: TransferInfo {
+                bytes,
+                elapsed_ns,
+                provider,
+                peer: std::mem::take(&mut peer),
+                protocol,
+                reason: Reason::None,
+            },
+            after: Held::Nothing,
+            keep,
+            memory,
+        });
     }
 
     /// Whether a bug is planted.

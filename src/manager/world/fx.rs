@@ -329,10 +329,13 @@ impl Fx for World {
     }
 
     #[inline(always)]
-    fn run_end(&mut self, memory: (u64, u64), inline: bool, make: impl FnOnce() -> Work) {
-        match moves::touched(memory.0, memory.1) {
-            true => self.run_other(make()),
-            false => self.queue_of(inline).push_with(make),
+    fn run_end(&mut self, memory: (u64, u64), inline: bool, make: &mut impl FnMut() -> Work) {
+        let touched = moves::touched(memory.0, memory.1);
+        let works = self.queue_of(inline && !touched);
+        // At one place alone, so that the compiler makes it there.
+        works.push_with(make);
+        if touched && let Some(work) = works.pop_last() {
+            self.run_other(work);
         }
     }
 

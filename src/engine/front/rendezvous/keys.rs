@@ -31,7 +31,7 @@ pub struct Keys {
 
 impl Keys {
     /// A copy.
-    #[inline]
+    #[inline(always)]
     pub fn copy(&mut self, key: &[u8]) -> Result<Key, Status> {
         let Key(mut bytes) = self.spare.pop().unwrap_or_default();
         bytes.clear();

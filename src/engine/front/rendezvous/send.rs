@@ -201,20 +201,24 @@ impl Engine {
             return self.end_sent(fx, ch, done, Ok(()), info, of, true, memory);
         };
         c.counters.send_done(bytes, Code::Ok, Protocol::Eager);
-        if let Some(done) = done {
-            let info = TransferInfo {
+        let Some(mut done) = done else { return };
+        let (mut peer, mut of) = (fx.name(&c.name, true), of);
+        let provider = Carrier::Provider(c.caps.provider);
+        fx.run_end(memory, true, &mut || Work::SendDone {
+            done: done.take(),
+            result: Ok(()),
+            info: TransferInfo {
                 bytes,
                 elapsed_ns: 0,
-                provider: Carrier::Provider(c.caps.provider),
-                peer: fx.name(&c.name, true),
+                provider,
+                peer: std::mem::take(&mut peer),
                 protocol: Protocol::Eager,
                 reason: Reason::None,
-            };
-            fx.run_end(memory, true, || {
-                let (result, inline) = (Ok(()), true);
-                Work::SendDone { done, result, info, of, inline, memory }
-            });
-        }
+            },
+            of: of.take(),
+            inline: true,
+            memory,
+        });
     }
 
     /// A destination that is too short: its receiver fails, and the tensor goes to the next who waits for it, or back to
