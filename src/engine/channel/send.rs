@@ -44,7 +44,7 @@ impl Channel {
         // Mostly it goes out as it is.
         if self.takes_messages()
             && self.seal.is_none()
-            && head.len() + tail.len() <= self.caps.max_send
+            && head.count() + tail.len() <= self.caps.max_send
         {
             let returned = self.consumed.min(u32::from(u16::MAX));
             head.return_credits(returned as u16);

@@ -91,7 +91,7 @@ impl Short {
 
     /// How many they are.
     #[inline(always)]
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.len
     }
 
