@@ -9,7 +9,7 @@ use super::front::message::{Active, ActiveFn, MessageEnd, Told};
 use super::layout::Spot;
 use crate::api::*;
 use crate::fabric::keys::Keys;
-use crate::fabric::{Access, Mem, Mr, PostError, Remote, SHORT_HEAD};
+use crate::fabric::{Access, HEAD_ROOM, Mem, Mr, PostError, Remote, SHORT_HEAD};
 use crate::name::Name;
 use crate::status::Status;
 use crate::trials::Trial;
@@ -41,6 +41,15 @@ pub struct Offer<'a> {
     pub content: &'a [u8],
     /// Ends the send.
     pub done: Option<OnSend>,
+}
+
+impl Offer<'_> {
+    /// Takes the tensor out, which is long: mostly it is only looked at.
+    #[inline]
+    pub fn take_tensor(&mut self) -> Tensor {
+        let Tensor { meta, addr, device } = &mut self.tensor;
+        Tensor { meta: std::mem::take(meta), addr: *addr, device: *device }
+    }
 }
 
 /// Memory opened to one channel for one transfer.
@@ -98,6 +107,17 @@ pub trait Fx {
         content: &[u8],
     ) -> Result<(), PostError> {
         self.send(ch, &[head, content])
+    }
+    /// The same; see `Adapter::send_head`.
+    #[inline]
+    fn send_head(
+        &mut self,
+        ch: ChanId,
+        head: &[u8; HEAD_ROOM],
+        len: usize,
+        content: &[u8],
+    ) -> Result<(), PostError> {
+        self.send(ch, &[&head[..len], content])
     }
     /// See `Adapter::write`.
     fn write(
@@ -228,6 +248,13 @@ pub trait Fx {
     }
     /// Queues work that runs without the engine being held.
     fn run(&mut self, work: Work);
+    /// The same of the end of a send or of a receive that gives this memory back, and may run `inline`; `make` is called once, and
+    /// makes it where it will lie.
+    #[inline]
+    fn run_end(&mut self, memory: (u64, u64), inline: bool, make: &mut impl FnMut() -> Work) {
+        let _ = (memory, inline);
+        self.run(make());
+    }
     /// The same of [`Work::MessageEnded`], of which there is much; it may come before other work that is queued.
     fn ended(&mut self, op: u32, memory: (u64, u64)) {
         self.run(Work::MessageEnded { op, memory });

@@ -300,6 +300,8 @@ pub enum One {
 
 /// Bytes of the heads of [`Adapter::send_short`].
 pub const SHORT_HEAD: usize = 16;
+/// Room for the heads of [`Adapter::send_head`].
+pub const HEAD_ROOM: usize = 56;
 
 /// One opened device of one provider, or several that carry one channel together. The head of this file says what it promises.
 pub trait Adapter: Send {
@@ -399,6 +401,18 @@ pub trait Adapter: Send {
         self.send(ep, &[head, content])
     }
 
+    /// The same of a head of `len` bytes; what is behind it in its room is not sent.
+    #[inline]
+    fn send_head(
+        &mut self,
+        ep: EpId,
+        head: &[u8; HEAD_ROOM],
+        len: usize,
+        content: &[u8],
+    ) -> Result<(), PostError> {
+        self.send(ep, &[&head[..len], content])
+    }
+
     /// Writes `local` to `remote`; with `imm` the peer gets `Event::Written`. `local` may be empty.
     fn write(
         &mut self,
@@ -447,7 +461,7 @@ pub trait Adapter: Send {
         One::Other
     }
 
-    /// Right after a `poll_one` that found a message, or this did: the next, if it is here already. What was found before stays good.
+    /// The next message behind what `poll_one` has found, if one is there already; the bytes of both are good until the next poll.
     fn poll_next(&mut self) -> Option<(EpId, View)> {
         None
     }

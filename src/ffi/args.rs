@@ -47,7 +47,7 @@ pub(super) unsafe fn text<'a>(
         return Err(Status::invalid(format!("{arg} has {len} bytes, allowed are 1 to {max}")));
     }
     // Names are so, as a rule, and looking at them alone is much faster.
-    if bytes.iter().fold(0, |all, b| all | b) < 0x80 {
+    if bytes.is_ascii() {
         // SAFETY: each is ASCII.
         return Ok(unsafe { std::str::from_utf8_unchecked(bytes) });
     }

@@ -21,7 +21,7 @@ const MOST: u64 = isize::MAX as u64;
 ///
 /// # Safety
 /// `tensor` is NULL or points to a tensor as the header describes it.
-#[inline]
+#[inline(always)]
 pub(super) unsafe fn tensor_from_c(tensor: *const rdma_tensor_t) -> Result<Tensor, Status> {
     // SAFETY: by this function's contract.
     let c = unsafe { sized::read("tensor", tensor) }?;
@@ -136,6 +136,7 @@ pub(super) fn meta_to_c(meta: &Meta, addr: u64, device: u32) -> rdma_tensor_t {
 ///
 /// # Safety
 /// `options` is NULL or points to options as the header describes them.
+#[inline(always)]
 pub(super) unsafe fn recv_options(
     options: *const rdma_recv_options_t,
     keep: bool,

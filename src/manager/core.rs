@@ -108,11 +108,18 @@ impl Core {
         count
     }
 
-    /// The same where there is mostly nothing, or a message over the only provider in use. `None`: nothing was done, and `turn` has to
-    /// be called. It is looked so often for one that comes soon.
+    /// The same where there is mostly nothing, or messages over the only provider in use, of which it handles `most`. `None`: nothing
+    /// was done, and `turn` has to be called. It is looked `looks` times for one that comes soon.
     #[inline(always)]
-    pub fn turn_short(&mut self, thread: Thread, looks: u32) -> Option<u32> {
-        let kind = self.only_messages()?;
+    pub fn turn_short(&mut self, thread: Thread, looks: u32, most: u32) -> Option<u32> {
+        let whole = self.whole || ticks().wrapping_sub(self.last_whole) >= self.whole_every;
+        if whole || self.world.full || self.world.trace.enabled() || !self.events.is_empty() {
+            return None;
+        }
+        let kind = self.world.endpoints.only()?;
+        if self.world.may_doubt(kind) {
+            return None;
+        }
         let adapter = self.world.adapters[kind as usize].as_mut()?;
         let mut one = adapter.poll_one();
         for _ in 1..looks {
@@ -130,58 +137,41 @@ impl Core {
             }
             One::Message(ep, bytes) => {
                 self.armed = false;
-                self.world.tick();
-                self.heard_one(kind, ep, bytes, thread);
-                Some(1)
+                Some(self.hear(kind, (ep, bytes), thread, most))
             }
         }
     }
 
-    /// The provider, if a turn will do that only looks for messages there.
+    /// Handles a message, and those behind it, `most` in all; how many it was.
     #[inline(always)]
-    fn only_messages(&self) -> Option<ProviderKind> {
-        let whole = self.whole || ticks().wrapping_sub(self.last_whole) >= self.whole_every;
-        if whole || self.world.full || self.world.trace.enabled() || !self.events.is_empty() {
-            return None;
-        }
-        self.world.endpoints.only().filter(|&kind| !self.world.may_doubt(kind))
-    }
-
-    /// The same as a short turn, of so many messages at most.
-    #[inline(always)]
-    pub fn turn_messages(&mut self, thread: Thread, most: u32) -> Option<u32> {
-        let kind = self.only_messages()?;
-        let mut next = match self.world.adapters[kind as usize].as_mut()?.poll_one() {
-            One::Other => return None,
-            One::Nothing => None,
-            One::Message(ep, bytes) => {
-                self.world.tick();
-                Some((ep, bytes))
-            }
-        };
-        self.armed = false;
-        let mut count = 0;
-        while let Some((ep, bytes)) = next {
-            self.heard_one(kind, ep, bytes, thread);
+    fn hear(&mut self, kind: ProviderKind, first: (EpId, View), thread: Thread, most: u32) -> u32 {
+        let _speaking = self.speaker.speak_on(thread);
+        self.world.tick();
+        let (mut next, mut count) = (first, 0);
+        loop {
+            self.hear_one(kind, next.0, next.1);
             count += 1;
             let adapter =
                 if count < most { self.world.adapters[kind as usize].as_mut() } else { None };
-            next = adapter.and_then(|adapter| adapter.poll_next());
+            match adapter.and_then(|adapter| adapter.poll_next()) {
+                Some(another) => next = another,
+                None => break,
+            }
         }
-        Some(count)
+        self.finish();
+        count
     }
 
     #[inline(always)]
-    fn heard_one(&mut self, kind: ProviderKind, ep: EpId, bytes: View, thread: Thread) {
-        let _speaking = self.speaker.speak_on(thread);
+    fn hear_one(&mut self, kind: ProviderKind, ep: EpId, bytes: View) {
         match self.world.channel_of((kind, ep)) {
-            Some(ch) => {
+            // A message before it may have raised a doubt.
+            Some(ch) if !self.world.may_doubt(kind) => {
                 self.world.hearing = (kind, ep);
                 self.engine.on_message(&mut self.world, ch, bytes.bytes());
             }
-            None => self.on_event(kind, Event::Message { ep, bytes }),
+            _ => self.on_event(kind, Event::Message { ep, bytes }),
         }
-        self.finish();
     }
 
     /// What is due by the time: handshakes, timers, dials; the number of handshakes that came on.

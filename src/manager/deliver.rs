@@ -163,6 +163,7 @@ impl Manager {
 
     /// Runs one callback, which is counted as taken. A panic in it, a defect, does not keep the others from running.
     /// It stays where it lies, which is on its way out: what it holds is taken from there.
+    #[inline(always)]
     pub(super) fn run(&self, work: &mut Work, taken: &mut Taken<'_>, thread: Thread) {
         let shows = !matches!(
             work,

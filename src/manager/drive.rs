@@ -16,6 +16,7 @@ use super::spin::Spin;
 use super::sys::Tag;
 use super::waits::{Counts, Taken};
 use super::{Manager, inside};
+use crate::limits::POLL_EVENTS;
 use crate::log;
 use crate::thread::Thread;
 
@@ -102,8 +103,6 @@ const CALLER_SLEEP: Duration = Duration::from_secs(1);
 const QUEUED: Duration = Duration::from_millis(100);
 /// A driver that stands in looks so often whether it still has to.
 const STAND_BY: Duration = Duration::from_millis(50);
-/// Messages, at most, that a call takes one by one.
-const MESSAGES: u32 = 32;
 /// Pause after a panic, a defect of the library: one that comes back must not fill the log.
 const AFTER_PANIC: Duration = Duration::from_millis(100);
 
@@ -184,16 +183,6 @@ impl Manager {
         self.turn_locked(self.core.lock_on(thread), thread)
     }
 
-    /// The same for who drives by calls: there is mostly nothing, or messages over the only connection.
-    #[inline(always)]
-    pub(super) fn turn_by_call(&self, thread: Thread) -> u32 {
-        let mut core = self.core.lock_on(thread);
-        let happened = core.engine.happened();
-        let short = if self.has_thread { None } else { core.turn_messages(thread, MESSAGES) };
-        let count = short.unwrap_or_else(|| core.turn(thread));
-        self.rest_of_turn(core, happened, count, thread)
-    }
-
     /// The progress thread's turn; `None`: a caller drives, and the thread has parked for a while.
     fn thread_turn(&self) -> Option<u32> {
         let thread = Thread::this();
@@ -206,19 +195,8 @@ impl Manager {
     #[inline(always)]
     fn turn_locked<'a>(&'a self, mut core: Locked<'a, Seam>, thread: Thread) -> u32 {
         let happened = core.engine.happened();
-        let count = core.turn(thread);
-        self.rest_of_turn(core, happened, count, thread)
-    }
-
-    /// Who waits is told, and what a turn has left to be done is done.
-    #[inline(always)]
-    fn rest_of_turn<'a>(
-        &'a self,
-        mut core: Locked<'a, Seam>,
-        happened: u64,
-        mut count: u32,
-        thread: Thread,
-    ) -> u32 {
+        let short = core.turn_short(thread, 1, POLL_EVENTS as u32);
+        let mut count = short.unwrap_or_else(|| core.turn(thread));
         if core.engine.happened() != happened {
             // What needs no callback: a connection that is there, for who waits for one on another thread.
             self.tell_happened(&mut core, thread);

@@ -72,11 +72,36 @@ impl Works {
     /// Queues one behind the others.
     #[inline(always)]
     pub fn push(&mut self, work: Work) {
-        match self.all.get_mut(self.len) {
-            Some(used) => **used = work,
-            None => self.all.push(Box::new(work)),
-        }
+        let place = self.place();
+        *place = work;
         self.len += 1;
+    }
+
+    /// The same of one that is made where it will lie: it is long.
+    #[inline(always)]
+    pub fn push_with(&mut self, make: &mut impl FnMut() -> Work) {
+        let place = self.place();
+        // First what was there goes, which takes a call: what is made after that is in nobody's way.
+        *place = Work::PeerEvents;
+        std::mem::forget(std::mem::replace(place, make()));
+        self.len += 1;
+    }
+
+    /// Where the next will lie.
+    #[inline(always)]
+    fn place(&mut self) -> &mut Work {
+        if self.len == self.all.len() {
+            self.all.push(Box::new(Work::PeerEvents));
+        }
+        &mut self.all[self.len]
+    }
+
+    /// Takes the last out.
+    pub fn pop_last(&mut self) -> Option<Work> {
+        let last = self.len.checked_sub(1)?;
+        let work = std::mem::replace(&mut **self.all.get_mut(last)?, Work::PeerEvents);
+        self.len = last;
+        Some(work)
     }
 
     /// This name, if the callback that was last where the next will lie was told it: to count who shares it takes a locked

@@ -280,7 +280,7 @@ impl Manager {
         if self.core.is_watched() {
             return Ok(self.progress_watched(thread));
         }
-        Ok(self.turn_by_call(thread))
+        Ok(self.turn_on(thread))
     }
 
     /// A turn where the application has its descriptor.

@@ -40,8 +40,8 @@ impl Manager {
         // SAFETY: the caller's promise.
         let content = unsafe { self.copy_content(&tensor, &mut copied) };
         let own = Self::own(&tensor, content);
-        let offer = Offer { tensor, content, done };
-        self.call_posting(thread, own, |e, w| e.post_send(w, key, step, offer, timeout))
+        let mut offer = Offer { tensor, content, done };
+        self.call_posting(thread, own, |e, w| e.post_send(w, key, step, &mut offer, timeout))
     }
 
     /// What can be done with a tensor before the lock is taken: its memory may take long to come.

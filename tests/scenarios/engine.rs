@@ -110,8 +110,8 @@ impl Stage {
         timeout: Option<u64>,
         done: SendDone,
     ) -> Result<(), Status> {
-        let offer = Offer { tensor, content: &[], done: Some(done.into()) };
-        self.call(node, |e, fx| e.post_send(fx, key, step, offer, timeout))
+        let mut offer = Offer { tensor, content: &[], done: Some(done.into()) };
+        self.call(node, |e, fx| e.post_send(fx, key, step, &mut offer, timeout))
     }
 
     pub fn engine_answer(

@@ -566,10 +566,10 @@ impl Sim {
         let tensor = Tensor { meta, addr, device };
         let copied = device == 0 && self.w.rng.percent(50);
         let content = if copied { &bytes[..] } else { &[] };
-        let offer = Offer { tensor, content, done: Some(done.into()) };
+        let mut offer = Offer { tensor, content, done: Some(done.into()) };
         let begun = self.call(node, |e, fx| match response {
             Some(id) => e.response_send(fx, id, offer),
-            None => e.post_send(fx, &key, step, offer, timeout),
+            None => e.post_send(fx, &key, step, &mut offer, timeout),
         });
         self.w.trace(|| format!("send {op} of {who:?}, for {response:?}: {begun:?}"));
         if let Err(status) = begun {

@@ -25,7 +25,7 @@ impl Channel {
         &mut self,
         fx: &mut impl Fx,
         request: u32,
-        head: Short,
+        head: &mut Short,
         key: &[u8],
     ) -> Option<u64> {
         let of = Of { answer: false, urgent: false, ask: Some(request) };
@@ -37,25 +37,28 @@ impl Channel {
     fn send_whole(
         &mut self,
         fx: &mut impl Fx,
-        mut head: Short,
+        head: &mut Short,
         tail: &[u8],
         of: Of,
     ) -> Option<u64> {
-        let head = head.bytes();
         // Mostly it goes out as it is.
         if self.takes_messages()
             && self.seal.is_none()
-            && head.len() + tail.len() <= self.caps.max_send
+            && head.count() + tail.len() <= self.caps.max_send
         {
             let returned = self.consumed.min(u32::from(u16::MAX));
-            head[CREDITS_AT..HEADER_LEN].copy_from_slice(&(returned as u16).to_le_bytes());
-            if fx.send(self.id, &[head, tail]).is_ok() {
+            head.return_credits(returned as u16);
+            let sent = match head.in_room() {
+                Some((bytes, len)) => fx.send_head(self.id, bytes, len, tail),
+                None => fx.send(self.id, &[head.bytes(), tail]),
+            };
+            if sent.is_ok() {
                 self.credits -= 1;
                 self.consumed -= returned;
                 return None;
             }
         }
-        self.send_or_wait(fx, head, tail, of)
+        self.send_or_wait(fx, head.bytes(), tail, of)
     }
 
     /// The same of what has a checksum, is long, or has to wait.
@@ -107,8 +110,9 @@ impl Channel {
         content: &[u8],
     ) {
         let of = Of { answer: true, urgent: false, ask: None };
-        if let (None, Some(head)) = (checksum, Short::content(request, meta)) {
-            self.send_whole(fx, head, content, of);
+        let mut head = Short::default();
+        if checksum.is_none() && head.content(request, meta) {
+            self.send_whole(fx, &mut head, content, of);
             return;
         }
         let len = message::content_head_len(meta);
@@ -128,7 +132,7 @@ impl Channel {
     ) {
         let of = Of { answer: false, urgent: false, ask: None };
         if sync.is_none() && extra.is_empty() {
-            self.send_whole(fx, Short::msg(envelope), content, of);
+            self.send_whole(fx, &mut Short::msg(envelope), content, of);
             return;
         }
         let head = |out: &mut Vec<u8>| message::put_msg(out, envelope, sync, extra);

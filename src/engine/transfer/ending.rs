@@ -46,31 +46,45 @@ impl Engine {
         let (Some(r), false) = (found, planted) else {
             return self.finish_held(fx, index, Ok(()), Held::Nothing, None);
         };
-        let Some(meta) = r.meta.take() else { return };
+        let Some(bytes) = r.meta.as_ref().map(|meta| meta.nbytes) else { return };
         let (request, keep, started) = (r.named.id, r.keep, r.started);
-        let (peer, ch, protocol, bytes) = (r.peer, r.ch, r.protocol, meta.nbytes);
+        let (peer, ch, protocol) = (r.peer, r.ch, r.protocol);
         let memory = r.memory_of(bytes);
         let (addr, device) = if bytes == 0 { (0, 0) } else { r.place_of_result() };
         let links = (r.named.step, r.named.in_step, std::mem::take(&mut r.named.key));
-        let done = r.done.take();
+        let elapsed_ns = now.saturating_sub(started);
+        let Some(mut meta) = r.meta.take() else { return };
+        let mut done = r.done.take();
         self.requests.vacate(index);
         self.unlink_request(index, links);
-        let elapsed_ns = now.saturating_sub(started);
-        let info = match ch.and_then(|ch| self.channels.get(ch)) {
+        let (mut peer, provider) = match ch.and_then(|ch| self.channels.get(ch)) {
             Some(c) => {
                 c.counters.recv_done(bytes, elapsed_ns, Code::Ok, protocol);
-                let provider = Carrier::Provider(c.caps.provider);
-                let (peer, reason) = (fx.name(&c.name, false), Reason::None);
-                TransferInfo { bytes, elapsed_ns, provider, peer, protocol, reason }
+                (fx.name(&c.name, false), Carrier::Provider(c.caps.provider))
             }
             None => {
                 self.count(peer, ch, |c| c.recv_done(bytes, elapsed_ns, Code::Ok, protocol));
-                TransferInfo { bytes, elapsed_ns, ..self.info(peer, ch, protocol) }
+                let TransferInfo { peer, provider, .. } = self.info(peer, ch, protocol);
+                (peer, provider)
             }
         };
-        let (of, after) = (None, Held::Nothing);
-        let result = Ok(Tensor { meta, addr, device });
-        fx.run(Work::RecvDone { request, of, done, result, info, after, keep, memory });
+        fx.run_end(memory, false, &mut || Work::RecvDone {
+            request,
+            of: None,
+            done: done.take(),
+            result: Ok(Tensor { meta: std::mem::take(&mut meta), addr, device }),
+            info: TransferInfo {
+                bytes,
+                elapsed_ns,
+                provider,
+                peer: std::mem::take(&mut peer),
+                protocol,
+                reason: Reason::None,
+            },
+            after: Held::Nothing,
+            keep,
+            memory,
+        });
     }
 
     /// Whether a bug is planted.
@@ -179,6 +193,12 @@ impl Engine {
 
     /// A response leaves the table, and what refers to it there.
     pub(in crate::engine) fn forget(&mut self, index: u32) {
+        self.forget_here(index);
+    }
+
+    /// The same, where most do.
+    #[inline(always)]
+    pub(in crate::engine) fn forget_here(&mut self, index: u32) {
         let take = |r: &mut Response| {
             let key = std::mem::take(&mut r.named.key);
             (r.named.step, r.named.in_step, r.cost, r.peer, r.asked.to, key)

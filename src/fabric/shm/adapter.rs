@@ -3,6 +3,7 @@
 use std::os::fd::AsRawFd;
 
 use super::*;
+use crate::fabric::{HEAD_ROOM, View};
 
 impl Adapter for ShmAdapter {
     fn caps(&self) -> &Caps {
@@ -95,6 +96,16 @@ impl Adapter for ShmAdapter {
         self.up(ep)?.0.send_short(head, content)
     }
 
+    fn send_head(
+        &mut self,
+        ep: EpId,
+        head: &[u8; HEAD_ROOM],
+        len: usize,
+        content: &[u8],
+    ) -> Result<(), PostError> {
+        self.up(ep)?.0.send_head(head, len, content)
+    }
+
     fn write(
         &mut self,
         ep: EpId,
@@ -173,11 +184,10 @@ impl Adapter for ShmAdapter {
         link.hear_one()
     }
 
-    fn poll_next(&mut self) -> Option<(EpId, crate::fabric::View)> {
-        match &mut self.eps[..] {
-            [Endpoint { state: State::Up(link), .. }] => link.hear_next(),
-            _ => None,
-        }
+    #[inline]
+    fn poll_next(&mut self) -> Option<(EpId, View)> {
+        let [Endpoint { state: State::Up(link), .. }] = &mut self.eps[..] else { return None };
+        link.hear_next().map(|bytes| (link.ep, bytes))
     }
 
     fn leave_moves(&mut self) {

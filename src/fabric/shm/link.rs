@@ -357,18 +357,22 @@ impl Link {
         if busy || !self.is_calm() {
             return One::Other;
         }
+        if !published {
+            return One::Nothing;
+        }
         match self.rx.take(kind::SEND) {
             Some(bytes) => One::Message(self.ep, bytes),
-            None if published => One::Other,
-            None => One::Nothing,
+            None => One::Other,
         }
     }
 
-    /// One message more, if it is here, and nothing was let go of.
-    pub(crate) fn hear_next(&mut self) -> Option<(EpId, View)> {
-        let busy = self.is_running(Kind::In) || self.inline_moved.is_some() || !self.is_calm();
-        let bytes = if busy { None } else { self.rx.take(kind::SEND) };
-        bytes.map(|bytes| (self.ep, bytes))
+    /// Takes the next record, if it is a message, and nothing else is under way. What was read before stays.
+    #[inline]
+    pub(crate) fn hear_next(&mut self) -> Option<View> {
+        if !self.rx.is_published() || self.is_running(Kind::In) || self.inline_moved.is_some() {
+            return None;
+        }
+        if self.is_calm() { self.rx.take(kind::SEND) } else { None }
     }
 
     /// Takes messages; how many. For what else there may be `work` has to be called: `false`.

@@ -11,7 +11,7 @@ use super::stream::{Job, StreamOut};
 use super::tuning::{Timed, Way};
 use super::wire::{self, Ask, ContentAt, SocketMessage, Write, kind};
 use super::{Core, Kind};
-use crate::fabric::{Mem, PostError, Remote, SHORT_HEAD};
+use crate::fabric::{HEAD_ROOM, Mem, PostError, Remote, SHORT_HEAD};
 use crate::room::{self, Grows};
 use crate::status::Status;
 
@@ -120,6 +120,26 @@ impl Link {
             return Err(too_long(len));
         }
         if let Err(why) = self.tx.post_short(kind::SEND, head, content, self.rx.control()) {
+            return Err(self.no_room(why, len));
+        }
+        self.published(len);
+        Ok(())
+    }
+
+    /// The same of a head of `head_len` bytes, in the room for it.
+    #[inline(always)]
+    pub(crate) fn send_head(
+        &mut self,
+        head: &[u8; HEAD_ROOM],
+        head_len: usize,
+        content: &[u8],
+    ) -> Result<(), PostError> {
+        let len = head_len + content.len();
+        if head_len > HEAD_ROOM || len > MAX_SEND {
+            return Err(too_long(len));
+        }
+        let posted = self.tx.post_head(kind::SEND, head, head_len, content, self.rx.control());
+        if let Err(why) = posted {
             return Err(self.no_room(why, len));
         }
         self.published(len);

@@ -18,7 +18,7 @@ use self::inbox::Inbox;
 use self::order::{Reading, Words, Writing};
 use super::sys::{self, Mapping};
 use crate::fabric::moves::Kept;
-use crate::fabric::{SHORT_HEAD, View};
+use crate::fabric::{HEAD_ROOM, SHORT_HEAD, View};
 use crate::few;
 
 mod inbox;
@@ -310,6 +310,33 @@ impl Producer {
         unsafe {
             at.add(HEADER).cast::<[u8; SHORT_HEAD]>().write_unaligned(*head);
             few::copy(content.as_ptr(), at.add(HEADER + SHORT_HEAD), content.len());
+        }
+        let header = Header { kind, flags: 0, len: len as u32 };
+        self.order.publish(&self.lines, need, header.pack());
+        Ok(())
+    }
+
+    /// The same of a head of `head_len` bytes, at most those of its room.
+    #[inline(always)]
+    pub(crate) fn post_head(
+        &mut self,
+        kind: u8,
+        head: &[u8; HEAD_ROOM],
+        head_len: usize,
+        content: &[u8],
+        peer: &Control,
+    ) -> Result<(), NoRoom> {
+        const { assert!(HEADER + HEAD_ROOM <= LINE) };
+        let len = head_len + content.len();
+        assert!(head_len <= HEAD_ROOM && len <= MAX_PAYLOAD, "record longer than any");
+        let need = lines_of(len);
+        self.order.room(&self.lines, need, || load64(&peer.consumed))?;
+        let at = self.lines.at(self.order.head);
+        // SAFETY: there is room for a record of that length, which begins inside the ring, with at least one whole ring mapped
+        // behind it. The head's room goes there as a whole: it ends within the record's first line.
+        unsafe {
+            at.add(HEADER).cast::<[u8; HEAD_ROOM]>().write_unaligned(*head);
+            few::copy(content.as_ptr(), at.add(HEADER + head_len), content.len());
         }
         let header = Header { kind, flags: 0, len: len as u32 };
         self.order.publish(&self.lines, need, header.pack());

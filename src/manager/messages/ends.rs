@@ -150,7 +150,7 @@ impl Manager {
         }
         self.refuse_inside_on("rdma_msg_test", thread)?;
         let happened = core.engine.happened();
-        let short = if self.has_thread { None } else { core.turn_short(thread, looks) };
+        let short = if self.has_thread { None } else { core.turn_short(thread, looks, 1) };
         let count = short.unwrap_or_else(|| core.turn(thread));
         if core.engine.happened() != happened {
             // What ends no operation, and who waits for it on another thread is not woken by.

@@ -1,7 +1,7 @@
 //! What the engine does, on real adapters.
 
 use super::*;
-use crate::fabric::SHORT_HEAD;
+use crate::fabric::{HEAD_ROOM, SHORT_HEAD};
 use crate::trials::Trial;
 
 impl Fx for World {
@@ -33,6 +33,24 @@ impl Fx for World {
         }
         let Some((adapter, ep)) = self.adapter(ch) else { return Self::gone() };
         match adapter.send_short(ep, head, content) {
+            Ok(()) => Ok(()),
+            failed => self.posted(failed),
+        }
+    }
+
+    #[inline]
+    fn send_head(
+        &mut self,
+        ch: ChanId,
+        head: &[u8; HEAD_ROOM],
+        len: usize,
+        content: &[u8],
+    ) -> Result<(), PostError> {
+        if self.in_doubt(ch) {
+            return self.posted(Err(PostError::QueueFull));
+        }
+        let Some((adapter, ep)) = self.adapter(ch) else { return Self::gone() };
+        match adapter.send_head(ep, head, len, content) {
             Ok(()) => Ok(()),
             failed => self.posted(failed),
         }
@@ -308,6 +326,17 @@ impl Fx for World {
         match moves::touched(memory.0, memory.1) {
             true => self.run_other(work),
             false => self.queue_of(inline).push(work),
+        }
+    }
+
+    #[inline(always)]
+    fn run_end(&mut self, memory: (u64, u64), inline: bool, make: &mut impl FnMut() -> Work) {
+        let touched = moves::touched(memory.0, memory.1);
+        let works = self.queue_of(inline && !touched);
+        // At one place alone, so that the compiler makes it there.
+        works.push_with(make);
+        if touched && let Some(work) = works.pop_last() {
+            self.run_other(work);
         }
     }
 

@@ -4,9 +4,10 @@
 //! or is malformed, goes the way of all messages ([`decode`](super::decode)), which says what is wrong.
 
 use super::{
-    Envelope, F_META, F_SAME, F_USER, MAX_KEY_LEN, MAX_USER, MSG, Meta, TENSOR_CONTENT,
-    TENSOR_REQUEST, TENSOR_SERIALIZED, fixed_meta,
+    CREDITS_AT, Envelope, F_META, F_SAME, F_USER, HEADER_LEN, MAX_KEY_LEN, MAX_USER, MSG, Meta,
+    TENSOR_CONTENT, TENSOR_REQUEST, TENSOR_SERIALIZED, fixed_meta,
 };
+use crate::fabric::HEAD_ROOM;
 
 /// Dimensions for which a [`Short`] head has room.
 const SHORT_DIMS: usize = 8;
@@ -18,19 +19,29 @@ pub struct Short {
     len: usize,
 }
 
-impl Short {
-    /// A TENSOR_REQUEST; `None`: it is none of the short ones.
+impl Default for Short {
+    /// An empty one.
     #[inline(always)]
-    pub fn request(index: u32, step: i64, cached: Option<&Meta>) -> Option<Short> {
-        let mut head = Short { bytes: [0; _], len: 16 };
-        head.bytes[0] = TENSOR_REQUEST;
-        head.bytes[4..8].copy_from_slice(&index.to_le_bytes());
-        head.bytes[8..16].copy_from_slice(&step.to_le_bytes());
+    fn default() -> Short {
+        Short { bytes: [0; _], len: 0 }
+    }
+}
+
+impl Short {
+    /// An empty one becomes a TENSOR_REQUEST; false: that is none of the short ones.
+    #[inline(always)]
+    pub fn request(&mut self, index: u32, step: i64, cached: Option<&Meta>) -> bool {
+        self.bytes[0] = TENSOR_REQUEST;
+        self.bytes[4..8].copy_from_slice(&index.to_le_bytes());
+        self.bytes[8..16].copy_from_slice(&step.to_le_bytes());
         match cached {
-            None => Some(head),
+            None => {
+                self.len = 16;
+                true
+            }
             Some(meta) => {
-                head.bytes[1] = F_META;
-                head.with_meta::<16>(meta)
+                self.bytes[1] = F_META;
+                self.put_meta::<16>(meta)
             }
         }
     }
@@ -42,27 +53,26 @@ impl Short {
         head
     }
 
-    /// A TENSOR_CONTENT; without metadata: the request said it.
+    /// An empty one becomes a TENSOR_CONTENT; without metadata: the request said it.
     #[inline(always)]
-    pub fn content(index: u32, meta: Option<&Meta>) -> Option<Short> {
-        let mut head = Short { bytes: [0; _], len: 8 };
-        head.bytes[0] = TENSOR_CONTENT;
-        head.bytes[4..8].copy_from_slice(&index.to_le_bytes());
+    pub fn content(&mut self, index: u32, meta: Option<&Meta>) -> bool {
+        self.bytes[0] = TENSOR_CONTENT;
+        self.bytes[4..8].copy_from_slice(&index.to_le_bytes());
         match meta {
             None => {
-                head.bytes[1] = F_SAME;
-                Some(head)
+                (self.bytes[1], self.len) = (F_SAME, 8);
+                true
             }
-            Some(meta) => head.with_meta::<8>(meta),
+            Some(meta) => self.put_meta::<8>(meta),
         }
     }
 
-    /// The same with metadata behind the first `AT` bytes.
+    /// Puts metadata behind the first `AT` bytes.
     #[inline(always)]
-    fn with_meta<const AT: usize>(mut self, meta: &Meta) -> Option<Short> {
+    fn put_meta<const AT: usize>(&mut self, meta: &Meta) -> bool {
         let dims = &meta.dims[..];
         if dims.len() > SHORT_DIMS || !meta.user.is_empty() {
-            return None;
+            return false;
         }
         self.bytes[AT..AT + 14].copy_from_slice(&fixed_meta(meta));
         if !dims.is_empty() {
@@ -70,13 +80,32 @@ impl Short {
             places.iter_mut().zip(dims).for_each(|(place, d)| *place = d.to_le_bytes());
         }
         self.len = AT + 14 + 8 * dims.len();
-        Some(self)
+        true
     }
 
     /// Its bytes.
     #[inline(always)]
     pub fn bytes(&mut self) -> &mut [u8] {
         &mut self.bytes[..self.len]
+    }
+
+    /// How many they are.
+    #[inline(always)]
+    pub fn count(&self) -> usize {
+        self.len
+    }
+
+    /// They and how many they are, if there are few.
+    #[inline(always)]
+    pub fn in_room(&self) -> Option<(&[u8; HEAD_ROOM], usize)> {
+        let room = self.bytes.first_chunk()?;
+        (self.len <= HEAD_ROOM).then_some((room, self.len))
+    }
+
+    /// Writes the credits that it returns.
+    #[inline(always)]
+    pub fn return_credits(&mut self, credits: u16) {
+        self.bytes[CREDITS_AT..HEADER_LEN].copy_from_slice(&credits.to_le_bytes());
     }
 }
 

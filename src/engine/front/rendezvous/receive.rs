@@ -208,16 +208,17 @@ impl Engine {
     /// TENSOR_REQUEST: asks for the tensor.
     #[inline]
     pub(in crate::engine) fn send_request(&mut self, fx: &mut impl Fx, index: u32, ch: ChanId) {
+        let mut head = Short::default();
         if let (Some(c), Some(r)) = (self.channels.get_mut(ch), self.requests.get_mut(index))
             && c.seal.is_none()
             && let len = r.expected()
             && !self.settings.exposes(len, self.settings.room_at(fx, c, r.dst, len).eager)
             && c.takes_asks()
-            && let Some(head) = Short::request(index, r.named.step, r.meta.as_ref())
+            && head.request(index, r.named.step, r.meta.as_ref())
         {
             (r.ch, r.state) = (Some(ch), State::Requested);
             c.counters.requests_sent.add(1);
-            r.place = c.ask_short(fx, index, head, &r.named.key);
+            r.place = c.ask_short(fx, index, &mut head, &r.named.key);
             return;
         }
         self.send_any_request(fx, index, ch);

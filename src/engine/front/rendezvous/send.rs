@@ -17,7 +17,7 @@ impl Engine {
         fx: &mut impl Fx,
         key: &[u8],
         step: i64,
-        offer: Offer<'_>,
+        offer: &mut Offer<'_>,
         timeout: Option<u64>,
     ) -> Result<(), Status> {
         if self.closing {
@@ -67,23 +67,23 @@ impl Engine {
 
     /// A tensor that the application offers is the engine's from now on, with the copy of its content that the call made.
     #[inline(always)]
-    fn taken<'a>(&self, offer: Offer<'a>, deadline: u64) -> (Sent, &'a [u8]) {
-        let Offer { tensor, content, done } = offer;
-        let done = done.map(|done| self.due(done));
+    fn taken<'a>(&self, offer: &mut Offer<'a>, deadline: u64) -> (Sent, &'a [u8]) {
+        let done = offer.done.take().map(|done| self.due(done));
+        let (tensor, content) = (offer.take_tensor(), offer.content);
         (Sent { tensor, content: Content::new(), done, deadline }, content)
     }
 
     /// A response meets what is offered. Mostly it goes out at once, from where it is: it is long.
     #[inline(always)]
-    fn answer_offer(&mut self, fx: &mut impl Fx, index: u32, offer: Offer<'_>, deadline: u64) {
+    fn answer_offer(&mut self, fx: &mut impl Fx, index: u32, offer: &mut Offer<'_>, deadline: u64) {
         let (meta, content) = (&offer.tensor.meta, offer.content);
         let usual = |r: &&Response| !r.asked.too_short(meta.nbytes);
         if let Some(r) = self.responses.get(index).filter(usual) {
             let (to, same) = (r.asked.to, r.asked.cached.as_ref() == Some(meta));
             if self.eager_at_once(fx, to, &offer.tensor, content, same) {
                 let memory = source_memory(&offer.tensor);
-                let done = offer.done.map(|done| self.due(done));
-                return self.answered_at_once(fx, index, to, done, memory, meta.nbytes);
+                let (done, bytes) = (offer.done.take().map(|done| self.due(done)), meta.nbytes);
+                return self.answered_at_once(fx, index, to, done, memory, bytes);
             }
         }
         let (sent, content) = self.taken(offer, deadline);
@@ -101,9 +101,11 @@ impl Engine {
         memory: (u64, u64),
         bytes: u64,
     ) {
-        let named = self.responses.get(index).map(|r| &r.named);
-        let of = if fx.tracing() { named.and_then(traced) } else { None };
-        self.forget(index);
+        let of = match fx.tracing() {
+            true => self.responses.get(index).and_then(|r| traced(&r.named)),
+            false => None,
+        };
+        self.forget_here(index);
         self.sent_at_once(fx, to.ch, done, memory, bytes, of);
         self.settle(fx, to.ch);
     }
@@ -199,17 +201,24 @@ impl Engine {
             return self.end_sent(fx, ch, done, Ok(()), info, of, true, memory);
         };
         c.counters.send_done(bytes, Code::Ok, Protocol::Eager);
-        if let Some(done) = done {
-            let info = TransferInfo {
+        let Some(mut done) = done else { return };
+        let (mut peer, mut of) = (fx.name(&c.name, true), of);
+        let provider = Carrier::Provider(c.caps.provider);
+        fx.run_end(memory, true, &mut || Work::SendDone {
+            done: done.take(),
+            result: Ok(()),
+            info: TransferInfo {
                 bytes,
                 elapsed_ns: 0,
-                provider: Carrier::Provider(c.caps.provider),
-                peer: fx.name(&c.name, true),
+                provider,
+                peer: std::mem::take(&mut peer),
                 protocol: Protocol::Eager,
                 reason: Reason::None,
-            };
-            fx.run(Work::SendDone { done, result: Ok(()), info, of, inline: true, memory });
-        }
+            },
+            of: of.take(),
+            inline: true,
+            memory,
+        });
     }
 
     /// A destination that is too short: its receiver fails, and the tensor goes to the next who waits for it, or back to
