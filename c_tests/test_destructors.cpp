@@ -1,7 +1,9 @@
 /* A manager may end in any destructor of the process: static, thread-local, of a pthread key, in an
  * atexit handler, while other threads are inside. Each case is a process of its own, since it is
  * about how a process ends. */
-#include <rdma_transport.hpp>
+#include <rdma_transport_msg.hpp>
+#include <rdma_transport_pair.hpp>
+#include <rdma_transport_store.hpp>
 #include <dirent.h>
 #include <poll.h>
 #include <pthread.h>
@@ -11,8 +13,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 static const char *provider = "loopback";
 
@@ -224,6 +229,127 @@ static void destroyed_inside_its_callback() {
   for (;;) pause();
 }
 
+/* Runs `f` inside a callback of a manager, on this thread. */
+static rdma::Manager turned(const char *name) {
+  auto made = rdma::Manager::create(rdma::Options().name(name).provider(provider).manual_progress());
+  OK(made.status());
+  return *std::move(made);
+}
+static void inside_a_callback(rdma::Manager &m, const std::function<void()> &f) {
+  bool ran = false;
+  OK(m.recv_then("", "inside", 1, [&](const rdma::Status &s, const rdma_tensor_t *, const rdma::TransferInfo &) {
+    OK(s);
+    f();
+    ran = true;
+  }));
+  static const char text[] = "x";
+  OK(m.send("inside", 1, rdma::Tensor(text, 1)));
+  while (!ran) OK(m.progress().status());
+}
+
+/* Its memory is the library's until it has ended, also where that was refused. */
+static rdma::UnboundBuffer receiving(const rdma::Manager &m, char *memory, std::size_t len) {
+  auto made = rdma::UnboundBuffer::create(m, 9, memory, len);
+  OK(made.status());
+  OK(made->recv(RDMA_PEER_ANY, 1, 0, len));
+  return *std::move(made);
+}
+static void unbound_buffer_refused_inside_a_callback() {
+  static char memory[16];
+  rdma::Manager m = turned("m");
+  rdma::UnboundBuffer u = receiving(m, memory, sizeof memory);
+  inside_a_callback(m, [&] {
+    rdma_unbound_t id = u.id();
+    CHECK(u.destroy().code() == RDMA_FAILED_PRECONDITION && u.id() == id);
+  });
+  OK(u.destroy());
+  CHECK(u.id() == 0 && u.destroy().ok());
+  rdma::Messages messages(m);
+  auto me = messages.peer("m");
+  OK(me.status());
+  auto sent = messages.isend(*me, 9, 1, "written", 8);
+  for (int i = 0; i < 100; i++) OK(m.progress().status());
+  CHECK(memory[0] == 0);
+  /* What another takes the place of ends then, and not with that other one. */
+  rdma::UnboundBuffer first = receiving(m, memory, sizeof memory), second;
+  rdma_unbound_t id = first.id();
+  first = std::move(second);
+  CHECK(rdma_unbound_destroy(m.c(), id) == RDMA_NOT_FOUND);
+  /* Nor is one that outlives its manager, against the rule, a reason to end the process. */
+  rdma::UnboundBuffer late = receiving(m, memory, sizeof memory);
+  OK(m.close());
+  CHECK(late.destroy().code() == RDMA_FAILED_PRECONDITION);
+  std::puts("refused and ended");
+}
+static void unbound_buffer_destroyed_inside_a_callback() {
+  static char memory[16];
+  rdma::Manager m = turned("m");
+  auto *u = new rdma::UnboundBuffer(receiving(m, memory, sizeof memory));
+  inside_a_callback(m, [&] {
+    delete u;
+    fail("the destructor returned inside a callback", __LINE__);
+  });
+}
+
+/* A store that could not end inside a callback ends when it can. */
+static rdma::Store serving(std::string *at) {
+  auto made = rdma::Store::serve("127.0.0.1:0", at);
+  OK(made.status());
+  return *std::move(made);
+}
+static bool is_served(const std::string &at) {
+  rdma::StoreOptions options;
+  options.timeout_ms = 500;
+  auto client = rdma::Store::tcp(at, options);
+  return client.ok() && client->set("k", "v").ok();
+}
+static void store_and_mesh_inside_a_callback() {
+  std::string at, at2;
+  rdma::Manager m = turned("m");
+  rdma::Store store = serving(&at);
+  std::unique_ptr<rdma::Store> dropped(new rdma::Store(serving(&at2)));
+  auto met = rdma::Mesh::connect(m, store, 0, 1);
+  OK(met.status());
+  std::unique_ptr<rdma::Mesh> mesh(new rdma::Mesh(*std::move(met)));
+  rdma_mesh_t *handle = mesh->c();
+  rdma_peer_t peer = 0;
+  inside_a_callback(m, [&] {
+    CHECK(store.close().code() == RDMA_FAILED_PRECONDITION && store.c() != nullptr);
+    dropped.reset();
+    mesh.reset();
+    CHECK(rdma_mesh_peer(handle, 0, &peer) == RDMA_OK); /* it cannot end here */
+  });
+  OK(store.set("k", "v"));
+  OK(store.close());
+  CHECK(store.c() == nullptr && store.close().ok());
+  CHECK(!is_served(at));
+  CHECK(!is_served(at2));
+  CHECK(rdma_mesh_peer(handle, 0, &peer) == RDMA_FAILED_PRECONDITION);
+  std::puts("refused and ended");
+}
+
+/* Threads that register with one manager at once: it keeps what each of them gave. */
+static void threads_set_sources() {
+  rdma::Manager m = turned("m");
+  std::atomic<int> ready{0};
+  std::vector<std::thread> all;
+  for (int t = 0; t < 4; t++)
+    all.emplace_back([&] {
+      std::string kept(100, 'k');
+      ready++;
+      while (ready < 4) std::this_thread::yield();
+      for (int i = 0; i < 5000; i++) {
+        OK(m.set_source([kept](rdma::Response r, rdma::StringView, rdma::StringView, std::int64_t) {
+          OK(r.fail(RDMA_NOT_FOUND, kept));
+        }));
+        if (i % 1000 == 0) (void)m.register_device(rdma::CopyToHost(), rdma::CopyFromHost());
+      }
+    });
+  for (std::thread &one : all) one.join();
+  OK(m.close());
+  std::puts("all were kept");
+}
+
 struct Case {
   const char *name;
   void (*run)();
@@ -243,6 +369,11 @@ static const Case cases[] = {
     {"r04_exit_of_a_forked_child", exit_of_a_forked_child, "ended in the destructor", 0},
     {"r04_destroyed_inside_its_callback", destroyed_inside_its_callback,
      "a Manager was destroyed inside a callback", SIGABRT},
+    {"r04_unbound_buffer_refused_inside_a_callback", unbound_buffer_refused_inside_a_callback, "refused and ended", 0},
+    {"r04_unbound_buffer_destroyed_inside_a_callback", unbound_buffer_destroyed_inside_a_callback,
+     "an UnboundBuffer was destroyed inside a callback", SIGABRT},
+    {"r04_store_and_mesh_inside_a_callback", store_and_mesh_inside_a_callback, "refused and ended", 0},
+    {"r04_threads_set_sources", threads_set_sources, "all were kept", 0},
 };
 
 /* Runs the case in a new process; true: it ended as it should. */

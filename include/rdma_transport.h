@@ -1741,7 +1741,7 @@ rdma_code_t rdma_mgr_create(const rdma_mgr_options_t *options, rdma_mgr_t **out)
  * runs any more, and calls of other threads have returned. The handle is then dead.
  *
  * Threads: any, at any time of the process's life, also in static and thread-local destructors,
- * but not inside a callback. `mgr` NULL is an error.
+ * but not inside a callback, nor where a thread of `mgr` itself logs. `mgr` NULL is an error.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL or no handle; RDMA_FAILED_PRECONDITION:
  * inside a callback, destroyed already, or in a forked child: nothing was done; RDMA_INTERNAL: a
@@ -2790,7 +2790,7 @@ rdma_code_t rdma_store_lease(const rdma_store_t *store,
  * store does not answer takes up to 2 s.
  *
  * Threads: any, at any time of the process's life, but not inside a function of rdma_store_ops_t or
- * another callback. `store` NULL is an error.
+ * another callback, nor where a thread of a store logs. `store` NULL is an error.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `store` NULL or no handle; RDMA_FAILED_PRECONDITION: inside a
  * callback, destroyed already, or in a forked child; RDMA_INTERNAL.

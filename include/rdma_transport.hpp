@@ -242,7 +242,7 @@ class Manager {
     Status status = Status::of(rdma_mgr_destroy(c()));
     if (status.code() != RDMA_FAILED_PRECONDITION) {
       mgr_.release();
-      *state_ = State();
+      state_->clear();
     }
     return status;
   }
@@ -331,12 +331,15 @@ class Manager {
   Status free(void *addr) { return Status::of(rdma_mem_free(c(), addr)); }
   Result<std::uint32_t> register_device(CopyToHost to_host, CopyFromHost from_host) {
     rdma_device_ops_t ops{sizeof ops, detail::copy_to_host, detail::copy_from_host, nullptr};
-    auto device = detail::make_unique<detail::Device>(detail::Device{std::move(to_host), std::move(from_host)});
+    if (!state_) return Status::of(rdma_mgr_register_device(c(), &ops, nullptr, nullptr)); /* it was moved */
+    auto device = std::make_shared<detail::Device>(detail::Device{std::move(to_host), std::move(from_host)});
     std::uint32_t id = 0;
+    state_->keep(device);
     rdma_code_t rc = rdma_mgr_register_device(c(), &ops, device.get(), &id);
-    if (rc != RDMA_OK) return Status::of(rc);
-    state_->devices.push_back(std::move(device));
-    return id;
+    if (rc == RDMA_OK) return id;
+    Status status = Status::of(rc);
+    state_->drop(device);
+    return status;
   }
 
   /* rendezvous */
@@ -429,10 +432,12 @@ class Manager {
 
   /* The runtime's own rendezvous as the source; an empty function: none. */
   Status set_source(SourceFn source) {
-    auto held = detail::make_unique<SourceFn>(std::move(source));
-    rdma_code_t rc = *held ? rdma_mgr_set_source(c(), on_source, held.get()) : rdma_mgr_set_source(c(), nullptr, nullptr);
-    if (rc == RDMA_OK) state_->sources.push_back(std::move(held)); /* an old one may still be running */
-    return Status::of(rc);
+    if (!source || !state_) return Status::of(rdma_mgr_set_source(c(), nullptr, nullptr));
+    auto held = std::make_shared<SourceFn>(std::move(source));
+    state_->keep(held); /* for good, once it is in use: an old one may still be running */
+    Status status = Status::of(rdma_mgr_set_source(c(), on_source, held.get()));
+    if (!status.ok()) state_->drop(held);
+    return status;
   }
 
   /* observability */
@@ -466,8 +471,27 @@ class Manager {
   };
   struct State { /* what callbacks point to; outlives the manager below */
     std::unique_ptr<detail::Hooks> hooks;
-    std::vector<std::unique_ptr<SourceFn>> sources;
-    std::vector<std::unique_ptr<detail::Device>> devices;
+    /* Any thread may set a source or register a device. The lock is not held for the call, which may run callbacks; so a
+     * thing is kept before it, and no want of memory comes between the call and its keeping. */
+    void keep(std::shared_ptr<void> one) {
+      std::lock_guard<std::mutex> lock(mutex);
+      kept.push_back(std::move(one));
+    }
+    void drop(const std::shared_ptr<void> &one) {
+      std::lock_guard<std::mutex> lock(mutex);
+      for (std::size_t i = kept.size(); i-- > 0;)
+        if (kept[i] == one) return kept[i].swap(kept.back()), kept.pop_back();
+    }
+    void clear() {
+      hooks.reset();
+      std::vector<std::shared_ptr<void>> gone; /* ends without the lock */
+      std::lock_guard<std::mutex> lock(mutex);
+      gone.swap(kept);
+    }
+
+   private:
+    std::mutex mutex;
+    std::vector<std::shared_ptr<void>> kept;
   };
   Manager(rdma_mgr_t *mgr, std::unique_ptr<State> state) : state_(std::move(state)), mgr_(mgr, Destroy{getpid()}) {}
   static rdma_recv_options_t convert(const RecvOptions &options, detail::RecvState &state) {

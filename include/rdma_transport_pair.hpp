@@ -8,6 +8,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -64,6 +66,18 @@ inline void buffer_event(rdma_buffer_t, std::uint32_t event, rdma_code_t code, c
   std::shared_ptr<BufferTold> told = BufferTable::all().find(reinterpret_cast<std::uintptr_t>(userdata));
   if (told) (*told)(BufferEvent{event, code == RDMA_OK ? Status() : Status(code, message)});
 }
+/* After this code a handle of a manager is none any more; after any other it may still be in use. */
+inline bool is_over(rdma_code_t rc) { return rc == RDMA_OK || rc == RDMA_NOT_FOUND; }
+/* The destructor of a buffer cannot go on: its memory would be freed while it is written to. `known`: what another call
+ * says of the buffer, FAILED_PRECONDITION where its manager is gone or a parent's, and with it all that might write. */
+inline void could_not_end(const char *what, const Status &status, rdma_code_t known) noexcept {
+  if (status.code() == RDMA_FAILED_PRECONDITION && known == RDMA_FAILED_PRECONDITION) return;
+  std::fprintf(stderr,
+               "rdma_transport: %s was destroyed inside a callback, where it cannot end; its memory could be used after "
+               "its end: %s: %s\n",
+               what, rdma_code_name(status.code()), status.message().c_str());
+  std::terminate();
+}
 }  // namespace detail
 
 /* A buffer of a pair. Its end destroys it: then its memory is the application's, and its callback does not run (but where
@@ -73,14 +87,21 @@ class PairBuffer {
  public:
   /* None. */
   PairBuffer() = default;
-  PairBuffer(PairBuffer &&other) noexcept { *this = std::move(other); }
+  PairBuffer(PairBuffer &&other) noexcept { swap(other); }
+  /* What this was ends, as in its destructor. */
   PairBuffer &operator=(PairBuffer &&other) noexcept {
-    std::swap(mgr_, other.mgr_);
-    std::swap(id_, other.id_);
-    std::swap(told_, other.told_);
+    PairBuffer taken(std::move(other));
+    swap(taken);
     return *this;
   }
-  ~PairBuffer() { destroy(); }
+  ~PairBuffer() {
+    Status status = destroy();
+    if (id_) {
+      std::uint64_t sent = 0, received = 0;
+      detail::could_not_end("a PairBuffer", status, rdma_buffer_test(mgr_, id_, &sent, &received));
+    }
+    forget();
+  }
 
   rdma_buffer_t id() const { return id_; }
   /* Begins to send so many bytes at `offset` to `remote_offset` of the other end's buffer of this slot. */
@@ -98,15 +119,27 @@ class PairBuffer {
     if (rc != RDMA_OK) return Status::of(rc);
     return counts;
   }
-  void destroy() {
-    if (id_) rdma_buffer_destroy(mgr_, id_);
+  /* Ends it like the destructor, with the code. Unless that is OK or NOT_FOUND it lives on. */
+  Status destroy() {
+    rdma_code_t rc = id_ ? rdma_buffer_destroy(mgr_, id_) : RDMA_OK;
+    Status status = Status::of(rc);
+    if (!detail::is_over(rc)) return status;
     id_ = 0;
-    if (told_) detail::BufferTable::all().remove(told_);
-    told_ = 0;
+    forget();
+    return status;
   }
 
  private:
   friend class Pair;
+  void swap(PairBuffer &other) noexcept {
+    std::swap(mgr_, other.mgr_);
+    std::swap(id_, other.id_);
+    std::swap(told_, other.told_);
+  }
+  void forget() {
+    if (told_) detail::BufferTable::all().remove(told_);
+    told_ = 0;
+  }
   rdma_mgr_t *mgr_ = nullptr;
   rdma_buffer_t id_ = 0;
   std::uintptr_t told_ = 0; /* its callback */
@@ -117,10 +150,11 @@ class Pair {
  public:
   /* None. */
   Pair() = default;
-  Pair(Pair &&other) noexcept { *this = std::move(other); }
+  Pair(Pair &&other) noexcept { swap(other); }
+  /* What this was is closed. */
   Pair &operator=(Pair &&other) noexcept {
-    std::swap(mgr_, other.mgr_);
-    std::swap(id_, other.id_);
+    Pair taken(std::move(other));
+    swap(taken);
     return *this;
   }
   ~Pair() { close(); }
@@ -164,12 +198,18 @@ class Pair {
   Result<PairBuffer> recv_buffer(std::uint64_t slot, void *data, std::size_t len, BufferTold told = nullptr) {
     return make(rdma_buffer_create_recv, slot, data, len, std::move(told));
   }
-  void close() {
-    if (id_) rdma_pair_close(mgr_, id_);
-    id_ = 0;
+  /* Unless the code is OK or NOT_FOUND it lives on. */
+  Status close() {
+    rdma_code_t rc = id_ ? rdma_pair_close(mgr_, id_) : RDMA_OK;
+    if (detail::is_over(rc)) id_ = 0;
+    return Status::of(rc);
   }
 
  private:
+  void swap(Pair &other) noexcept {
+    std::swap(mgr_, other.mgr_);
+    std::swap(id_, other.id_);
+  }
   template <class F>
   Result<PairBuffer> make(F create, std::uint64_t slot, void *data, std::size_t len, BufferTold told) {
     PairBuffer buffer;
@@ -197,18 +237,26 @@ struct UnboundEnd {
 };
 
 /* Memory from which and to which content goes by peer and slot. Its end cancels what is under way, and the memory is the
- * application's. Must end before its manager, and not inside a callback. Waits may run on several threads. */
+ * application's. Must end before its manager, and not inside a callback: there it cannot, and its destructor ends the
+ * process with a word about it (std::terminate), since what is under way would go on writing; `destroy` returns an error.
+ * Waits may run on several threads. */
 class UnboundBuffer {
  public:
   /* None. */
   UnboundBuffer() = default;
-  UnboundBuffer(UnboundBuffer &&other) noexcept { *this = std::move(other); }
+  UnboundBuffer(UnboundBuffer &&other) noexcept { swap(other); }
+  /* What this was ends, as in its destructor. */
   UnboundBuffer &operator=(UnboundBuffer &&other) noexcept {
-    std::swap(mgr_, other.mgr_);
-    std::swap(id_, other.id_);
+    UnboundBuffer taken(std::move(other));
+    swap(taken);
     return *this;
   }
-  ~UnboundBuffer() { destroy(); }
+  ~UnboundBuffer() {
+    Status status = destroy();
+    if (!id_) return;
+    std::uint64_t sent = 0, received = 0;
+    detail::could_not_end("an UnboundBuffer", status, rdma_unbound_test(mgr_, id_, &sent, &received));
+  }
 
   static Result<UnboundBuffer> create(const Manager &manager, std::uint32_t comm, void *data, std::size_t len) {
     UnboundBuffer buffer;
@@ -244,12 +292,19 @@ class UnboundBuffer {
   }
   Status abort_wait_send() { return Status::of(rdma_unbound_abort_wait_send(mgr_, id_)); }
   Status abort_wait_recv() { return Status::of(rdma_unbound_abort_wait_recv(mgr_, id_)); }
-  void destroy() {
-    if (id_) rdma_unbound_destroy(mgr_, id_);
-    id_ = 0;
+  /* Ends it like the destructor, with the code. Unless that is OK or NOT_FOUND it lives on, with its memory: inside a
+   * callback RDMA_FAILED_PRECONDITION. */
+  Status destroy() {
+    rdma_code_t rc = id_ ? rdma_unbound_destroy(mgr_, id_) : RDMA_OK;
+    if (detail::is_over(rc)) id_ = 0;
+    return Status::of(rc);
   }
 
  private:
+  void swap(UnboundBuffer &other) noexcept {
+    std::swap(mgr_, other.mgr_);
+    std::swap(id_, other.id_);
+  }
   template <class F>
   UnboundEnd wait(F call, std::int64_t timeout_ms) {
     rdma_msg_status_t s{};

@@ -8,9 +8,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
+#include <unistd.h>
 
 namespace rdma {
 
@@ -27,7 +29,51 @@ struct Compared {
   bool set() const { return result == RDMA_STORE_SET; }
 };
 
-/* A store, or a view of one. Keys and values are bytes. Any thread may use it; its end ends their calls. */
+namespace detail {
+/* Ends of stores and meshes that were refused inside a callback: whoever makes or ends one later elsewhere ends them. */
+class Refused {
+ public:
+  using Ended = rdma_code_t (*)(void *);
+  static Refused &all() {
+    static Refused *refused = new Refused; /* it is used in destructors of static objects, too */
+    return *refused;
+  }
+  void add(void *handle, Ended end) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    handles_.emplace_back(handle, end);
+  }
+  void again() {
+    std::vector<std::pair<void *, Ended>> taken;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      taken.swap(handles_);
+    }
+    for (const std::pair<void *, Ended> &one : taken) /* without the lock: to end a lease takes seconds */
+      if (one.second(one.first) == RDMA_FAILED_PRECONDITION) add(one.first, one.second);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::pair<void *, Ended>> handles_;
+};
+/* Ends a handle of this process; one of a parent's is left alone. */
+template <class T, rdma_code_t (*End)(T *)>
+struct EndOf {
+  pid_t process;
+  static rdma_code_t end(void *handle) { return End(static_cast<T *>(handle)); }
+  void operator()(T *handle) const {
+    if (getpid() != process) return;
+    if (End(handle) == RDMA_FAILED_PRECONDITION) {
+      Refused::all().add(handle, end);
+    } else {
+      Refused::all().again();
+    }
+  }
+};
+}  // namespace detail
+
+/* A store, or a view of one. Keys and values are bytes. Any thread may use it; its end ends their calls. Inside a callback
+ * it cannot end: `close` says so, and the destructor leaves it to whoever makes or ends a Store or Mesh next elsewhere. */
 class Store {
  public:
   /* None: every call returns RDMA_INVALID_ARGUMENT. */
@@ -155,18 +201,18 @@ class Store {
     return there;
   }
 
-  /* Ends it; the destructor does the same, and is quiet. */
+  /* Ends it, with the code; the destructor is quiet. Unless the code is OK it is still here. */
   Status close() {
-    rdma_store_t *store = store_.release();
-    return store ? Status::of(rdma_store_destroy(store)) : Status();
+    if (!store_) return Status();
+    Status status = Status::of(rdma_store_destroy(store_.get()));
+    if (status.ok()) store_.release();
+    return status;
   }
   rdma_store_t *c() const { return store_.get(); }
 
  private:
-  struct End {
-    void operator()(rdma_store_t *store) const { rdma_store_destroy(store); }
-  };
-  explicit Store(rdma_store_t *store) : store_(store) {}
+  using End = detail::EndOf<rdma_store_t, rdma_store_destroy>;
+  explicit Store(rdma_store_t *store) : store_(store, End{getpid()}) {}
 
   static Result<Store> taken(rdma_code_t rc, rdma_store_t *out) {
     if (rc != RDMA_OK) return Status::of(rc);
@@ -174,6 +220,7 @@ class Store {
   }
   template <class Make>
   static Result<Store> made(const StoreOptions &options, Make make) {
+    detail::Refused::all().again();
     rdma_store_options_t o{};
     o.struct_size = sizeof o;
     o.timeout_ms = options.timeout_ms;
@@ -190,7 +237,7 @@ class Store {
     return list;
   }
 
-  std::unique_ptr<rdma_store_t, End> store_;
+  std::unique_ptr<rdma_store_t, End> store_{nullptr, End{0}};
 };
 
 struct MeshOptions {
@@ -199,13 +246,15 @@ struct MeshOptions {
   bool full = false;                            /* connect to all ranks now */
 };
 
-/* Ranks that have met: which peer is which. Needs neither the store nor the manager any more. */
+/* Ranks that have met: which peer is which. Needs neither the store nor the manager any more. Its end inside a callback is
+ * put off, as a store's. */
 class Mesh {
  public:
   /* None: every call returns RDMA_INVALID_ARGUMENT. */
   Mesh() = default;
   static Result<Mesh> connect(const Manager &manager, const Store &store, std::uint32_t rank, std::uint32_t size,
                               const MeshOptions &options = MeshOptions()) {
+    detail::Refused::all().again();
     rdma_mesh_options_t o{};
     o.struct_size = sizeof o;
     o.timeout_ms = options.timeout_ms;
@@ -215,7 +264,7 @@ class Mesh {
     rdma_code_t rc = rdma_mesh_connect(manager.c(), store.c(), rank, size, &o, &out);
     if (rc != RDMA_OK) return Status::of(rc);
     Mesh mesh;
-    mesh.mesh_.reset(out);
+    mesh.mesh_ = std::unique_ptr<rdma_mesh_t, End>(out, End{getpid()});
     return mesh;
   }
   /* For Messages; Messages::name tells the name. */
@@ -234,10 +283,8 @@ class Mesh {
   rdma_mesh_t *c() const { return mesh_.get(); }
 
  private:
-  struct End {
-    void operator()(rdma_mesh_t *mesh) const { rdma_mesh_destroy(mesh); }
-  };
-  std::unique_ptr<rdma_mesh_t, End> mesh_;
+  using End = detail::EndOf<rdma_mesh_t, rdma_mesh_destroy>;
+  std::unique_ptr<rdma_mesh_t, End> mesh_{nullptr, End{0}};
 };
 
 }  // namespace rdma

@@ -47,15 +47,17 @@ impl Config {
         }
         let home = || Some(PathBuf::from(value("HOME")?).join(".config"));
         let own = value("XDG_CONFIG_HOME").map(PathBuf::from).or_else(home);
-        let own = own.filter(|path| path.is_absolute()).map(|path| path.join(OWN));
-        for path in own.into_iter().chain([PathBuf::from(ALL)]) {
+        let own = own.filter(|path| path.is_absolute()).map(|path| (path.join(OWN), true));
+        for (path, own) in own.into_iter().chain([(PathBuf::from(ALL), false)]) {
             let path = path.to_string_lossy();
+            // Of who changed its user, as services do, HOME may still be another's, and shut.
+            let absent = |code| code == Code::NotFound || own && code == Code::PermissionDenied;
             match read(&path).and_then(|file| parse(&path, &file)) {
                 Ok(tuning) => {
                     self.tuning = tuning;
                     return Ok(Told::Read(path.into_owned()));
                 }
-                Err(status) if status.code == Code::NotFound => {}
+                Err(status) if absent(status.code) => {}
                 Err(status) => return Ok(Told::Wrong(status.into_message())),
             }
         }
@@ -82,7 +84,7 @@ impl Config {
 
 fn read(path: &str) -> Result<Vec<u8>, Status> {
     let os = |e: std::io::Error| {
-        // A folder on the way that is a file, or may not be entered, is one without such a file.
+        // A folder on the way that is a file is one without such a file.
         let absent = [libc::ENOENT, libc::ENOTDIR].map(Some).contains(&e.raw_os_error());
         let mut status = Status::os(format_args!("cannot read the tuning file {path:?}"), &e);
         if absent {
@@ -235,6 +237,32 @@ mod tests {
             assert!(message.contains(path), "{message}");
         }
         std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    /// A service that runs as another user than whose HOME it was given.
+    #[test]
+    fn a_folder_of_another_user_has_no_file() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = folder("shut");
+        let file = format!("{dir}/rdma-transport/tuning");
+        std::fs::write(&file, "tcp.eager_limit = 77").unwrap();
+        let mode = |bits| std::fs::Permissions::from_mode(bits);
+        std::fs::set_permissions(&dir, mode(0)).unwrap();
+        let found = std::thread::scope(|s| {
+            let look = || {
+                // Root may enter every folder. SAFETY: no pointers; it is of this thread, which ends.
+                unsafe { libc::syscall(libc::SYS_setfsuid, 65534) };
+                let named = apply(&[("RDMA_TUNING", file.as_str())]).map(|found| found.1);
+                (apply(&[("XDG_CONFIG_HOME", dir.as_str())]).map(|found| found.1), named)
+            };
+            s.spawn(look).join().unwrap()
+        });
+        std::fs::set_permissions(&dir, mode(0o700)).unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+        // What there is for all users is not hidden by it.
+        let (_, all) = apply(&[]).unwrap();
+        assert_eq!(found.0.unwrap(), all);
+        assert_eq!(found.1.unwrap_err().code, Code::PermissionDenied, "it was named");
     }
 
     /// Whatever bytes a file has, it is read or named wrong, and what is read is within its range.

@@ -7,6 +7,7 @@ use super::{handle, options};
 use crate::config::{Told, misspelt};
 use crate::log;
 use crate::manager::Manager;
+use crate::os::environment;
 
 /// Makes a manager: one local worker identity, which owns connections, memory and requests. The
 /// environment overrides `options`; `options` NULL: defaults. On success *out is the handle, to be
@@ -31,7 +32,7 @@ pub unsafe extern "C" fn rdma_mgr_create(
         not_null("out", out)?;
         // SAFETY: the caller's options, as the header demands.
         let mut config = unsafe { options::config(options) }?;
-        let var = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
+        let var = |name: &str| Some(environment::variable(name)?.to_string_lossy().into_owned());
         let notes = config.apply_env(var)?;
         let tuning = config.apply_tuning(var)?;
         config.finish()?;
@@ -42,6 +43,12 @@ pub unsafe extern "C" fn rdma_mgr_create(
         }
         for note in notes {
             log::info(format_args!("{}: {note}", config.name));
+        }
+        for name in environment::not_taken() {
+            log::warn(format_args!(
+                "{}: {name} is not read in a program that has other rights than who runs it",
+                config.name
+            ));
         }
         misspelt::each(|name, meant| {
             log::warn(format_args!("{}: {name} is no setting; is {meant} meant?", config.name));
@@ -71,7 +78,7 @@ pub unsafe extern "C" fn rdma_mgr_create(
 /// runs any more, and calls of other threads have returned. The handle is then dead.
 ///
 /// Threads: any, at any time of the process's life, also in static and thread-local destructors,
-/// but not inside a callback. `mgr` NULL is an error.
+/// but not inside a callback, nor where a thread of `mgr` itself logs. `mgr` NULL is an error.
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL or no handle; RDMA_FAILED_PRECONDITION:
 /// inside a callback, destroyed already, or in a forked child: nothing was done; RDMA_INTERNAL: a

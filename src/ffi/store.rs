@@ -15,7 +15,7 @@ use super::store_ops::Ops;
 use super::types::*;
 use crate::config::{MAX_LISTEN_LEN, MAX_SECRET_LEN};
 use crate::limits::STORE_KEY;
-use crate::status::Status;
+use crate::status::{Code, Status};
 use crate::store::file::FileStore;
 use crate::store::foreign::Foreign;
 use crate::store::memory::Memory;
@@ -337,13 +337,17 @@ pub unsafe extern "C" fn rdma_store_lease(
 /// store does not answer takes up to 2 s.
 ///
 /// Threads: any, at any time of the process's life, but not inside a function of rdma_store_ops_t or
-/// another callback. `store` NULL is an error.
+/// another callback, nor where a thread of a store logs. `store` NULL is an error.
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `store` NULL or no handle; RDMA_FAILED_PRECONDITION: inside a
 /// callback, destroyed already, or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_store_destroy(store: *mut rdma_store_t) -> rdma_code_t {
     guard("rdma_store_destroy", || {
+        if store::on_own_thread() {
+            let text = "rdma_store_destroy was called on a thread of a store, as by the function that hears the log";
+            return Err(Status::new(Code::FailedPrecondition, text));
+        }
         // SAFETY: the caller's handle, as the header demands.
         unsafe { STORES.end(store.cast(), Store::stop) }
     })

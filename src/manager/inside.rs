@@ -1,4 +1,4 @@
-//! Which managers' callbacks this thread is inside of, and whose progress thread it is.
+//! Which managers' callbacks this thread is inside of, and whose progress or stand-by thread it is.
 //!
 //! Kept with what else belongs to a thread, which is never dead: see [`crate::thread`].
 
@@ -15,7 +15,7 @@ pub(crate) struct Frames {
     count: Cell<usize>,
     /// Managers by address, the outermost first.
     managers: [Cell<usize>; DEPTH],
-    /// The manager whose progress thread this is, or 0.
+    /// The manager whose progress or stand-by thread this is, or 0.
     drives: Cell<usize>,
 }
 
@@ -75,12 +75,12 @@ fn among(frames: &Frames, count: usize, manager: usize) -> bool {
     count > DEPTH || frames.managers[..count].iter().any(|slot| slot.get() == manager)
 }
 
-/// From now on this thread is the manager's progress thread.
+/// From now on this thread is one of the manager's own, which its end waits for.
 pub(super) fn begin_to_drive<T>(manager: &T) {
     Thread::this().frames.drives.set(address(manager));
 }
 
-/// Whether this thread is the manager's progress thread.
+/// Whether this thread is one of the manager's own.
 pub(super) fn drives<T>(manager: &T) -> bool {
     Thread::this().frames.drives.get() == address(manager)
 }

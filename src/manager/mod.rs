@@ -198,7 +198,7 @@ impl Manager {
     pub fn destroy(self: &Arc<Self>) -> Result<(), Status> {
         self.refuse_inside("rdma_mgr_destroy")?;
         if inside::drives(&**self) {
-            let text = "rdma_mgr_destroy was called on the progress thread of the same manager";
+            let text = "rdma_mgr_destroy was called on a progress thread of the same manager";
             return Err(Status::new(Code::FailedPrecondition, text));
         }
         self.wake_all();

@@ -22,6 +22,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::Manager;
 use super::drive::Waiter;
+use super::inside;
 use crate::log;
 
 /// A copy that runs so long keeps its thread: a stand-by thread takes the seat within twice this.
@@ -121,6 +122,7 @@ impl Manager {
     /// Starts the stand-by thread, or wakes it.
     fn stand_by(&self) {
         let standby = &self.standby;
+        let _log = log::Deferred::new();
         let mut threads = standby.lock.lock();
         if !standby.off.swap(false, Ordering::SeqCst) {
             return;
@@ -150,9 +152,12 @@ impl Manager {
 
     fn standby_thread(self: &Arc<Self>) {
         STANDS_BY.set(true);
+        inside::begin_to_drive(&**self);
         while let Some(kept) = self.watch_copies() {
             let standby = &self.standby;
             let last = {
+                // Who hears of a thread that cannot be had may call, and a call may need the lock.
+                let _log = log::Deferred::new();
                 let mut threads = standby.lock.lock();
                 threads.driving += 1;
                 if threads.driving == threads.handles.len() && threads.driving < THREADS {
@@ -238,7 +243,60 @@ impl Manager {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+    use std::time::Instant;
+
     use super::*;
+    use crate::config::Config;
+    use crate::fabric::ProviderKind;
+    use crate::log::Level;
+    use crate::status::Code;
+
+    /// Its log may be heard on a stand-by thread, and whoever hears it may call anything.
+    #[test]
+    fn r04_a_manager_is_not_ended_on_its_stand_by_thread() {
+        if std::env::var_os("RDMA_LOG").is_some() {
+            return; // the environment fixes the level
+        }
+        let _one = log::ONE_TEST.lock();
+        let config = Config {
+            name: "kept".into(),
+            provider: Some(ProviderKind::Loopback),
+            ..Config::default()
+        };
+        let manager = Manager::new(config).unwrap();
+        let (tell, told) = mpsc::channel();
+        let (me, tell) = (Arc::downgrade(&manager), Mutex::new(tell));
+        log::set_callback(Some(Arc::new(move |_, text| {
+            let stands_by = std::thread::current().name() == Some("rdma-standby");
+            if let Some(manager) = me.upgrade()
+                && stands_by
+                && text.contains("no peer met")
+            {
+                let _ = tell.lock().send(manager.destroy());
+            }
+        })));
+        log::set_level(Level::Info);
+        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = nobody.local_addr().unwrap().to_string();
+        drop(nobody);
+        let begun = Instant::now();
+        let ended = manager.may_be_kept(|| {
+            loop {
+                // Until the time of a stand-by thread has come, the progress thread tells.
+                let _ = manager.add_peer_at(&address, Some(Duration::from_millis(20)));
+                match told.try_recv() {
+                    Err(_) if begun.elapsed() < Duration::from_secs(20) => {}
+                    ended => break ended,
+                }
+            }
+        });
+        log::set_level(Level::Warn);
+        log::set_callback(None);
+        let refused = ended.expect("no stand-by thread was heard").unwrap_err();
+        assert_eq!(refused.code, Code::FailedPrecondition, "{refused}");
+        manager.destroy().unwrap();
+    }
 
     #[test]
     fn r19_who_stands_in_and_is_kept_has_to_be_stood_in_for() {

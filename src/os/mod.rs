@@ -1,5 +1,6 @@
 //! What the library asks of the system beyond any one part: threads, their order, and signals; descriptors to sleep on.
 
+pub mod environment;
 pub mod epoll;
 mod eventfd;
 mod timerfd;

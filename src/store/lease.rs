@@ -115,7 +115,7 @@ impl Lease {
         let shared = Arc::new(Shared { kind, id, ttl, renewed, stop: Stop::new()? });
         let lease = Lease { shared: shared.clone(), thread: Mutex::new(None) };
         if thread {
-            let thread = crate::os::spawn("rdma-lease", move || shared.renew_until_stopped())
+            let thread = super::spawn("rdma-lease", move || shared.renew_until_stopped())
                 .map_err(|e| Status::os("starting the thread of a lease", &e))?;
             *lease.thread.lock() = Some(thread);
         }

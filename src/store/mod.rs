@@ -17,8 +17,10 @@ pub mod stop;
 pub mod tcp;
 mod until;
 
+use std::cell::Cell;
 use std::fmt::Display;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::limits::{STORE_KEY, STORE_VALUE};
@@ -33,6 +35,25 @@ pub(crate) use until::{Failed, patiently, poll};
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Missing keys that an error names.
 const NAMED: usize = 8;
+
+thread_local! {
+    /// This is a thread of a store, which the store's end waits for. It needs no drop, and is never dead.
+    static OWN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Starts a thread of a store.
+fn spawn(name: &str, f: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+    crate::os::spawn(name, move || {
+        OWN.set(true);
+        f();
+    })
+}
+
+/// Whether this is a thread of a store: what it logs may be heard there, and whoever hears it can end no store, which
+/// might be its own.
+pub fn on_own_thread() -> bool {
+    OWN.get()
+}
 
 /// Random number of a lease; never 0.
 pub type LeaseId = u128;

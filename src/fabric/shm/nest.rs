@@ -60,7 +60,7 @@ fn make_private(directory: &Path) -> bool {
 
 /// Directories to try; the last one belongs to one adapter alone.
 fn candidates(socket: &[u8; 16]) -> [Option<PathBuf>; 3] {
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let runtime = crate::os::environment::variable("XDG_RUNTIME_DIR").map(PathBuf::from);
     let runtime = runtime.filter(|dir| dir.is_absolute() && is_private(dir));
     let number = u32::from_le_bytes(std::array::from_fn(|i| socket[i]));
     let tmp = format!("/tmp/{DIRECTORY}-{}", own_uid());

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{null, null_mut};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -269,6 +269,58 @@ fn messages_reach_the_callback_after_the_call_that_logs() {
     assert_eq!(count(), 1);
     // SAFETY: NULL is stderr.
     assert_eq!(unsafe { rdma_set_log_callback(None, RDMA_LOG_WARN, null_mut()) }, RDMA_OK);
+}
+
+/// A store that its own thread is to end, where that thread logs.
+struct EndsByItself {
+    store: AtomicPtr<rdma_store_t>,
+    codes: Mutex<Vec<rdma_code_t>>,
+}
+
+unsafe extern "C" fn ends_the_store(_: i32, _: *const c_char, _: usize, userdata: *mut c_void) {
+    // SAFETY: what the test gave, which lives for ever.
+    let own = unsafe { &*userdata.cast::<EndsByItself>() };
+    if std::thread::current().name() == Some("rdma-store") {
+        // SAFETY: a handle.
+        let code = unsafe { rdma_store_destroy(own.store.load(Ordering::SeqCst)) };
+        own.codes.lock().push(code);
+    }
+}
+
+#[test]
+fn r04_a_store_is_not_ended_on_its_own_thread() {
+    if std::env::var_os("RDMA_LOG").is_some() {
+        return; // the environment fixes the level
+    }
+    let _one = log::ONE_TEST.lock();
+    let own: &'static EndsByItself =
+        Box::leak(Box::new(EndsByItself { store: AtomicPtr::default(), codes: Mutex::default() }));
+    let (mut store, mut bound) = (null_mut(), [0u8; 64]);
+    // SAFETY: live arguments; what is told of the log lives for ever.
+    unsafe {
+        let text = bound.as_mut_ptr().cast();
+        let address = c"127.0.0.1:0".as_ptr();
+        let code =
+            rdma_store_tcp_serve(address, null(), text, bound.len(), null_mut(), &raw mut store);
+        assert_eq!(code, RDMA_OK);
+        own.store.store(store, Ordering::SeqCst);
+        let userdata = std::ptr::from_ref(own).cast_mut().cast();
+        let code = rdma_set_log_callback(Some(ends_the_store), RDMA_LOG_INFO, userdata);
+        assert_eq!(code, RDMA_OK);
+    }
+    let at = CStr::from_bytes_until_nul(&bound).unwrap().to_str().unwrap();
+    let begun = std::time::Instant::now();
+    while own.codes.lock().is_empty() && begun.elapsed().as_secs() < 20 {
+        let mut stranger = std::net::TcpStream::connect(at).unwrap();
+        let _ = std::io::Write::write_all(&mut stranger, &[0xff; 100]);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    // SAFETY: NULL is stderr; a handle.
+    unsafe {
+        assert_eq!(rdma_set_log_callback(None, RDMA_LOG_WARN, null_mut()), RDMA_OK);
+        assert_eq!(own.codes.lock().first(), Some(&RDMA_FAILED_PRECONDITION));
+        assert_eq!(rdma_store_destroy(store), RDMA_OK);
+    }
 }
 
 #[test]

@@ -94,7 +94,7 @@ impl Server {
         let secret = secret.map(|s| crate::room::copy(s, "a secret")).transpose()?;
         let shared = Arc::new(Shared { memory, bell, stop: Stop::new()?, secret });
         let own = shared.clone();
-        let thread = crate::os::spawn("rdma-store", move || Loop::new(&own, listener).run())
+        let thread = crate::store::spawn("rdma-store", move || Loop::new(&own, listener).run())
             .map_err(|e| Status::os("starting the thread of a store", &e))?;
         Ok(Server { shared, thread: Some(thread), bound })
     }
