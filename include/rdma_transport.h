@@ -1731,7 +1731,8 @@ rdma_code_t rdma_tensor_init(rdma_tensor_t *tensor, size_t struct_size);
  * used here; RDMA_PERMISSION_DENIED, RDMA_NOT_FOUND: a file named by the environment cannot be
  * opened; RDMA_ALREADY_EXISTS: the address to listen on is in use; RDMA_RESOURCE_EXHAUSTED: no
  * memory, descriptors or threads; RDMA_UNIMPLEMENTED: the required provider is not part of this
- * build; RDMA_INTERNAL.
+ * build; RDMA_FAILED_PRECONDITION: a secret named by the environment, which is not read in a
+ * program that has other rights than who runs it, and none in the options; RDMA_INTERNAL.
  */
 rdma_code_t rdma_mgr_create(const rdma_mgr_options_t *options, rdma_mgr_t **out);
 

@@ -8,6 +8,7 @@ use crate::config::{Told, misspelt};
 use crate::log;
 use crate::manager::Manager;
 use crate::os::environment;
+use crate::status::{Code, Status};
 
 /// Makes a manager: one local worker identity, which owns connections, memory and requests. The
 /// environment overrides `options`; `options` NULL: defaults. On success *out is the handle, to be
@@ -22,7 +23,8 @@ use crate::os::environment;
 /// used here; RDMA_PERMISSION_DENIED, RDMA_NOT_FOUND: a file named by the environment cannot be
 /// opened; RDMA_ALREADY_EXISTS: the address to listen on is in use; RDMA_RESOURCE_EXHAUSTED: no
 /// memory, descriptors or threads; RDMA_UNIMPLEMENTED: the required provider is not part of this
-/// build; RDMA_INTERNAL.
+/// build; RDMA_FAILED_PRECONDITION: a secret named by the environment, which is not read in a
+/// program that has other rights than who runs it, and none in the options; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_mgr_create(
     options: *const rdma_mgr_options_t,
@@ -36,6 +38,12 @@ pub unsafe extern "C" fn rdma_mgr_create(
         let notes = config.apply_env(var)?;
         let tuning = config.apply_tuning(var)?;
         config.finish()?;
+        // Without the secret that it is told of, a manager would take peers that have none.
+        const SECRET: &str = "RDMA_AUTH_SECRET_FILE";
+        if config.secret.is_none() && environment::not_taken().any(|name| name == SECRET) {
+            let text = "is not read in a program that has other rights than who runs it: give options.secret, or unset it";
+            return Err(Status::new(Code::FailedPrecondition, format!("{SECRET} {text}")));
+        }
         match tuning {
             Told::Nothing => {}
             Told::Read(path) => log::info(format_args!("{}: sizes from {path}", config.name)),

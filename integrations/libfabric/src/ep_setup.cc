@@ -17,7 +17,7 @@ constexpr int kDrain = 5000;
 
 std::string listen_address(const fi_info *info) {
   /* The environment goes first, as everywhere in the library. */
-  const char *environment = std::getenv("RDMA_LISTEN");
+  const char *environment = secure_getenv("RDMA_LISTEN");
   if (environment != nullptr && *environment != '\0') return environment;
   Address wanted;
   if (info->src_addr != nullptr && info->src_addrlen == sizeof wanted) {

@@ -421,7 +421,9 @@ impl Link {
             return Ok(true);
         }
         let now = self.rx.position();
-        Ok(now != begun && now < most && self.rx.is_published())
+        // What finds no room beside what was taken before is for the next poll, which begins with an empty inbox.
+        let waits = matches!(self.rx.peek(), Ok(Some(next)) if next.kind == kind::SEND && !self.rx.takes(next.len));
+        Ok((now != begun || waits) && now < most && self.rx.is_published())
     }
 
     /// Whether what the peer published before waits here: for a copy, or for the next poll.

@@ -220,12 +220,15 @@ fn messages_until_down(adapter: &mut ShmAdapter) -> usize {
 /// Its sends were reported as done. A poll takes some of what is there, and the end is found by the first of them.
 #[test]
 fn what_was_posted_before_the_end_is_heard() {
-    for count in [0, 1, 32, 33, 64, 65, 100] {
+    // Also more than the inbox holds, of which the first poll leaves less than one takes.
+    let counts = [0, 1, 32, 33, 64, 65, 100].into_iter();
+    let all = counts.flat_map(|count| [(count, 500), (count, 2000)]).chain([(20, 12_000)]);
+    for (count, len) in all {
         let (mut there, mut here) = (open(None), open(None));
         let (ep, _) = connect(&mut there, &mut here);
         assert!(here.arm());
         for _ in 0..count {
-            there.send(ep, &[&[7; 500]]).unwrap();
+            there.send(ep, &[&[7; 12_000][..len]]).unwrap();
         }
         there.destroy(ep);
         assert_eq!(messages_until_down(&mut here), count);

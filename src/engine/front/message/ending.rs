@@ -370,8 +370,9 @@ impl Engine {
     fn on_its_way_until(&self, now: u64, index: u32) -> Option<u64> {
         let op = self.messages.ops.get(index)?;
         let State::Offered { ch, response } = op.state else { return None };
-        if self.is_wanted(response) && now < op.limit {
-            return Some(op.limit);
+        let end = op.limit.saturating_add(self.quiesce_grace());
+        if self.is_wanted(response) && now < end {
+            return Some(end);
         }
         let since = op.deadline.saturating_sub(self.quiesce_grace());
         let heard = self.channels.get(ch)?.last_rx;
