@@ -545,8 +545,8 @@ struct rdma_store;
 typedef int32_t rdma_code_t;
 
 /**
- * Receives log messages. `message` ends with a NUL. Runs on any thread, with no lock held, and may
- * call any function that its thread may call; what those log is dropped.
+ * Receives log messages. `message` ends with a NUL. Runs on any thread, on several at once, with no
+ * lock held, and may call any function that its thread may call; what those log is dropped.
  */
 typedef void (*rdma_log_fn)(int32_t level, const char *message, size_t message_len, void *userdata);
 

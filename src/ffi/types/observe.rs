@@ -11,8 +11,8 @@ pub const RDMA_LOG_INFO: i32 = 3;
 /// Log level: details.
 pub const RDMA_LOG_DEBUG: i32 = 4;
 
-/// Receives log messages. `message` ends with a NUL. Runs on any thread, with no lock held, and may
-/// call any function that its thread may call; what those log is dropped.
+/// Receives log messages. `message` ends with a NUL. Runs on any thread, on several at once, with no
+/// lock held, and may call any function that its thread may call; what those log is dropped.
 pub type rdma_log_fn = Option<
     unsafe extern "C" fn(
         level: i32,
