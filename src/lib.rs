@@ -6,6 +6,7 @@
 
 pub mod api;
 pub mod bootstrap;
+mod bulk;
 pub mod config;
 pub mod engine;
 pub mod fabric;

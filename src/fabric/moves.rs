@@ -23,6 +23,7 @@ use smallvec::SmallVec;
 
 use super::EpId;
 use super::shm::Process;
+use crate::bulk::{self, Way};
 use crate::local_fd::Local;
 
 /// Most bytes of one move: what a turn does between two looks at everything else.
@@ -75,8 +76,8 @@ impl Drop for Claim {
 /// How content is moved.
 #[derive(Debug)]
 enum How {
-    /// Within this process; `past`: past the cache.
-    Copy { src: u64, dst: u64, len: usize, past: bool },
+    /// Within this process.
+    Copy { src: u64, dst: u64, len: usize, way: Way },
     /// Out of another process.
     Process { process: Process, src: u64, dst: u64, len: usize },
     /// To a socket.
@@ -131,9 +132,9 @@ impl Move {
     /// # Safety
     /// `src` is readable and `dst` writable for `len` bytes while `keep` lives and [`touched`] says
     /// so; where both are one process's memory they may overlap.
-    pub unsafe fn copy(ep: EpId, what: u32, src: u64, dst: u64, len: usize, past: bool) -> Move {
+    pub unsafe fn copy(ep: EpId, what: u32, src: u64, dst: u64, len: usize, way: Way) -> Move {
         let claim = Claim::new(ranges(&[(src, len), (dst, len)]));
-        Move { ep, what, how: How::Copy { src, dst, len, past }, keep: SmallVec::new(), claim }
+        Move { ep, what, how: How::Copy { src, dst, len, way }, keep: SmallVec::new(), claim }
     }
 
     /// A copy out of the memory of another process.
@@ -199,14 +200,14 @@ impl Move {
 /// All memory that `how` names is valid for what it says.
 unsafe fn carry_out(how: &How) -> io::Result<usize> {
     match how {
-        How::Copy { src, dst, len, past } => {
+        How::Copy { src, dst, len, way } => {
             let (from, to) = (*src as *const u8, *dst as *mut u8);
             if src.abs_diff(*dst) < *len as u64 {
                 // SAFETY: by the caller.
                 unsafe { std::ptr::copy(from, to, *len) };
             } else {
                 // SAFETY: by the caller; they do not overlap.
-                unsafe { super::shm::copy(from, to, *len, *past) };
+                unsafe { bulk::copy(from, to, *len, *way) };
             }
             Ok(*len)
         }
@@ -240,9 +241,9 @@ mod tests {
         let (src, mut dst) = (vec![7u8; 100], vec![0u8; 100]);
         let (from, to) = (src.as_ptr() as u64, dst.as_mut_ptr() as u64);
         // SAFETY: both vectors outlive the move.
-        let one = unsafe { Move::copy(EpId(1), 5, from, to, 100, false) };
+        let one = unsafe { Move::copy(EpId(1), 5, from, to, 100, Way::Plain) };
         // SAFETY: as above.
-        let two = unsafe { Move::copy(EpId(1), 6, from, to, 50, false) };
+        let two = unsafe { Move::copy(EpId(1), 6, from, to, 50, Way::Plain) };
         assert!(touched(from + 99, 1) && touched(to, 1) && touched(to - 1, 2));
         assert!(!touched(to, 0));
         let done = one.run();

@@ -11,6 +11,7 @@ use super::inside::{self, Inside};
 use super::lock::Locked;
 use super::seam::Seam;
 use super::waits::Taken;
+use crate::bulk::{self, Way};
 use crate::engine::{Held, Work, checksum};
 use crate::log;
 use crate::status::{Code, Status};
@@ -327,7 +328,10 @@ impl Manager {
         unsafe {
             match crate::engine::is_staging(token) {
                 true => self.pace.copy(dst, src, len),
-                false => super::sys::copy(dst, src, len),
+                false => {
+                    let (from, to) = (src as *const u8, dst as *mut u8);
+                    bulk::copy(from, to, len as usize, Way::to_place(len));
+                }
             }
         }
         Ok(())

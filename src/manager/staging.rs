@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use super::posting::POSTED_MAX;
 use super::world::World;
+use crate::bulk::{self, Way};
 use crate::engine::{Buffer, Fx, Stage};
-use crate::fabric::shm;
 use crate::room;
 use crate::trials::{Trial, Trials};
 
@@ -191,19 +191,19 @@ impl Pace {
             true if self.is_turn() => len.min(SHORT),
             true => 0,
         };
-        let put = |at: u64, len: u64, past: bool| {
+        let put = |at: u64, len: u64, way: Way| {
             let (from, to) = ((src + at) as *const u8, (dst + at) as *mut u8);
             // SAFETY: by this function's contract; both parts lie in what it names.
-            unsafe { shm::copy(from, to, len as usize, past) };
+            unsafe { bulk::copy(from, to, len as usize, way) };
         };
         if through > 0 {
             let began = Instant::now();
-            put(0, through, false);
+            put(0, through, Way::Plain);
             // The first use of a buffer takes long for its pages.
             let warm = self.copied.fetch_add(through, Ordering::Relaxed) >= 2 * KEPT;
             self.past.store(warm && is_slow(began.elapsed(), through), Ordering::Relaxed);
         }
-        put(through, len - through, true);
+        put(through, len - through, Way::Past);
     }
 }
 

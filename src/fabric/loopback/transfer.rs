@@ -6,6 +6,7 @@ use parking_lot::RwLockReadGuard;
 
 use super::endpoint::gone;
 use super::hub::End;
+use crate::bulk::Way;
 use crate::fabric::moves::{MOVE_MAX, Move};
 use crate::fabric::regions::{Refusal, RegionTable};
 use crate::fabric::{Access, EpId, Remote};
@@ -99,7 +100,7 @@ impl Rdma {
         let n = (self.len - self.done).min(MOVE_MAX as u64) as usize;
         // SAFETY: one is in a region that is registered now, the other in the local memory of an
         // operation that has not ended.
-        Ok(Some(unsafe { Move::copy(ep, 0, from, to, n, false) }))
+        Ok(Some(unsafe { Move::copy(ep, 0, from, to, n, Way::to_place(self.len)) }))
     }
 
     fn copy(&self, remote: &End, n: u64, peer: &str) -> Result<(), Status> {

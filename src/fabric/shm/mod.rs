@@ -16,7 +16,6 @@
 //! where the peer wrote it, once, into its destination.
 
 mod adapter;
-mod copy;
 mod exports;
 mod foreign;
 mod handshake;
@@ -54,7 +53,6 @@ use crate::os::{Epoll, EventFd};
 use crate::room::Grows;
 use crate::status::{Code, Status};
 
-pub(crate) use copy::copy;
 use exports::{Export, Exports};
 use foreign::Closer;
 use handshake::{Greeter, State};

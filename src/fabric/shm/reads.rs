@@ -1,7 +1,6 @@
 //! READs: pulled by the initiator under the owner's table of regions, or, where neither the pool
 //! nor the kernel allows that, asked for and streamed by the owner.
 
-use super::copy::STREAMING_FROM;
 use super::exports::Export;
 use super::link::{How, Link, Reading};
 use super::moving::Running;
@@ -9,6 +8,7 @@ use super::ring::{MAX_POOLS, load64};
 use super::stream::{Job, READ};
 use super::wire::{self, Ask, kind, outcome};
 use super::{Core, Kind};
+use crate::bulk::Way;
 use crate::fabric::moves::{Kept, MOVE_MAX, Move};
 use crate::fabric::{Access, Event};
 use crate::room::{self, Grows};
@@ -79,12 +79,12 @@ impl Link {
         let (ep, what, id) = (self.ep, Kind::Read as u32, read.id);
         let mapped = if core.policy.pool { self.mapped(&region, read)? } else { None };
         if let Some((src, map)) = mapped {
-            let past = read.len >= STREAMING_FROM;
+            let way = Way::to_place(read.len);
             self.begin(core, Kind::Read, Running::Piece { id, seq, process: false }, |_| {
                 // SAFETY: the source was checked against the segment, whose mapping is kept; the
                 // destination is what is left of the READ's local memory, valid by the contract of
                 // Mem.
-                unsafe { Move::copy(ep, what, src, dst, want, past) }.keeping(map)
+                unsafe { Move::copy(ep, what, src, dst, want, way) }.keeping(map)
             });
         } else if let Some(process) = self.process.filter(|_| core.policy.process) {
             let src = remote.addr.wrapping_add(read.done);
@@ -189,7 +189,7 @@ impl Link {
                 // SAFETY: the source of a WRITE is readable by the contract of Mem until we have
                 // reported its end, that of a READ lies in a live region, as just checked. The slot
                 // has room for SLOT bytes, and its mapping is kept.
-                unsafe { Move::copy(ep, what, src, dst, n, false) }.keeping(map)
+                unsafe { Move::copy(ep, what, src, dst, n, Way::to_reader(job.len)) }.keeping(map)
             });
             return false;
         }

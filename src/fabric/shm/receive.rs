@@ -5,7 +5,6 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
-use super::copy::STREAMING_FROM;
 use super::link::{How, Inbound, Link};
 use super::moving::Running;
 use super::ring::{Header, MAX_POOLS, MAX_WRITES, load64};
@@ -13,6 +12,7 @@ use super::socket;
 use super::stream::{READ, Slot};
 use super::wire::{self, Ask, ContentAt, SocketMessage, Write, kind, outcome};
 use super::{Core, Kind};
+use crate::bulk::Way;
 use crate::fabric::moves::{MOVE_MAX, Move};
 use crate::fabric::{Access, Event};
 use crate::limits::POLL_EVENTS;
@@ -183,7 +183,7 @@ impl Link {
             self.begin(core, Kind::In, Running::Inline { header, to }, |_| {
                 // SAFETY: the record is mapped for its checked length while the mapping is kept; the
                 // destination lies inside a registered region.
-                unsafe { Move::copy(ep, what, src, to.dst, len, false) }.keeping(kept)
+                unsafe { Move::copy(ep, what, src, to.dst, len, Way::Plain) }.keeping(kept)
             });
             return false;
         };
@@ -283,11 +283,11 @@ impl Link {
             let Some((src, map)) = self.pools.at(w.from.pool, w.from.at, w.from.len) else {
                 return Some(outcome::FAULT);
             };
-            let past = w.from.len >= STREAMING_FROM;
+            let way = Way::to_place(w.from.len);
             self.begin(core, Kind::In, Running::Front { process: false }, |_| {
                 // SAFETY: source and length were checked against the segment, whose mapping is kept,
                 // destination and length against a live region, just now.
-                unsafe { Move::copy(ep, what, src + w.front, dst, want, past) }.keeping(map)
+                unsafe { Move::copy(ep, what, src + w.front, dst, want, way) }.keeping(map)
             });
             return None;
         }
@@ -378,7 +378,7 @@ impl Link {
         self.begin(core, Kind::In, of, |_| {
             // SAFETY: the slot has SLOT bytes, and its mapping is kept; the destination was checked
             // against a live region, or is what is left of a READ of ours.
-            unsafe { Move::copy(ep, what, src, dst, len, whole >= STREAMING_FROM) }.keeping(map)
+            unsafe { Move::copy(ep, what, src, dst, len, Way::to_place(whole)) }.keeping(map)
         });
     }
 

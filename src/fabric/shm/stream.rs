@@ -15,11 +15,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::sys::{self, Mapping};
 
 /// Bytes of a slot.
-pub(crate) const SLOT: usize = 32 * 1024;
+pub(crate) const SLOT: usize = 128 * 1024;
 /// Smallest piece of a longer transfer.
 const PIECE_MIN: usize = 8 * 1024;
 /// Slots of a segment.
-const SLOTS: usize = 16;
+pub(crate) const SLOTS: usize = 8;
 /// The labels come first, in pages of their own.
 const LABELS: usize = 64 * 1024;
 /// Bytes of a segment.
@@ -83,7 +83,7 @@ pub(crate) struct Job {
 impl Job {
     /// Bytes that go into the next slot: short pieces let both sides copy a short block at once.
     pub(crate) fn piece(&self) -> usize {
-        let even = (self.len / 8).next_multiple_of(4096).clamp(PIECE_MIN as u64, SLOT as u64);
+        let even = (self.len / 16).next_multiple_of(4096).clamp(PIECE_MIN as u64, SLOT as u64);
         even.min(self.len - self.done) as usize
     }
 }

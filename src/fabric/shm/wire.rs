@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use crate::status::Status;
 
 /// Starts an address.
-const ADDRESS_MAGIC: [u8; 4] = *b"SHM2";
+const ADDRESS_MAGIC: [u8; 4] = *b"SHM3";
 /// Starts a socket message; the last byte is the version.
 const SOCKET_MAGIC: [u8; 4] = *b"RSH\x03";
 
@@ -113,7 +113,7 @@ impl Address {
         };
         parse().ok_or_else(|| {
             Status::invalid(format!(
-                "{} bytes are no shm address, which begins with SHM2, has {} bytes, and a directory of \
+                "{} bytes are no shm address, which begins with SHM3, has {} bytes, and a directory of \
                  at most {} behind them",
                 bytes.len(),
                 Self::LEN,

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use super::endpoint::{Buffer, Endpoint, Shared};
 use super::rx::Cx;
 use super::{sock, tx};
+use crate::bulk::Way;
 use crate::fabric::Event;
 use crate::fabric::moves::{MOVE_MAX, Move, Part};
 use crate::fabric::regions::RegionTable;
@@ -138,7 +139,7 @@ impl Endpoint {
             self.moves.coming = Some(Coming::Aside);
             // SAFETY: the source is kept; the destination is what `direct` names, in a region that is
             // registered now or in the rest of a READ.
-            let one = unsafe { Move::copy(ep, what, rest.as_ptr() as u64, dst, n, false) };
+            let one = unsafe { Move::copy(ep, what, rest.as_ptr() as u64, dst, n, Way::Plain) };
             return Some(one.keeping(bytes.clone()));
         }
         if !content {

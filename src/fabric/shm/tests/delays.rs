@@ -1,6 +1,7 @@
 //! What a peer leaves, or does not, holds up no poll and no sleeper.
 
 use super::*;
+use crate::fabric::shm::stream::SLOTS;
 
 /// Polls while a peer does something again and again; `count` tells how much of that was taken. The most of one poll.
 fn most_of_a_poll(
@@ -87,10 +88,10 @@ fn r05_slots_that_nobody_needs_hold_up_no_poll() {
     slot.put(&from);
     slot.publish(kind::WRITE, wire::FROM_STREAM);
     // Of WRITE 0, which has ended.
-    (0..16).for_each(|_| hostile.out.filled(&job(0), 1));
+    (0..SLOTS).for_each(|_| hostile.out.filled(&job(0), 1));
     let deed = move || {
         let taken = ring::load64(&hostile.theirs().stream_taken);
-        hostile.tx.control().stream_put.store(taken + 16, Ordering::Relaxed);
+        hostile.tx.control().stream_put.store(taken + SLOTS as u64, Ordering::Relaxed);
     };
     let most = most_of_a_poll(&mut good, deed, |good| link(good, g).into.taken);
     assert!((1..=32).contains(&most), "{most} slots in one poll");
