@@ -27,8 +27,10 @@ pub struct Peer {
     pub incarnation: [u8; 16],
     /// State of the connection.
     pub state: PeerState,
-    /// Live channels; the first is used for requests.
+    /// Live channels; messages go by the first, and so do requests, but for the next.
     pub channels: Vec<ChanId>,
+    /// The one of these that both ends ask on.
+    pub(super) preferred: Option<ChanId>,
     /// Last connect error.
     pub last_error: Option<Status>,
     /// What the tries to connect met since the last connection.
@@ -53,6 +55,12 @@ pub struct Peer {
 }
 
 impl Peer {
+    /// The channel for a request.
+    #[inline]
+    pub(super) fn asks_on(&self) -> Option<ChanId> {
+        self.preferred.or_else(|| self.channels.first().copied())
+    }
+
     /// Nothing refers to it, and nothing is lost with it.
     fn is_forgettable(&self) -> bool {
         self.guest
@@ -206,6 +214,7 @@ impl Peers {
             incarnation: [0; 16],
             state: PeerState::Idle,
             channels,
+            preferred: None,
             last_error: None,
             tries: Tries::default(),
             waiting: 0,

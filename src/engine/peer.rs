@@ -252,6 +252,22 @@ impl Engine {
         Ok(ch)
     }
 
+    /// Where both ends have dialled there are two connections. The ends agree on this one for what they ask for from now on: a request
+    /// and the content that is sent the other way then go by one, which tcp sends together, and the other one rests. Messages keep
+    /// their order, and so their connection, if any was sent. Between `channel_new` and `channel_open`.
+    pub fn channel_prefer(&mut self, ch: ChanId) {
+        let Some(p) = self.channels.get(ch).and_then(|c| self.peers.get_mut(c.peer)) else {
+            return;
+        };
+        p.preferred = Some(ch);
+        let first = p.channels.first().and_then(|&first| self.channels.get(first));
+        let unused = first.is_some_and(|first| first.flow.is_unused());
+        if unused && p.outbox.is_empty() && p.pairs == 0 {
+            p.channels.retain(|&c| c != ch);
+            p.channels.insert(0, ch);
+        }
+    }
+
     /// Both sides agreed in the handshake that every message and all content has a checksum; `seeds`
     /// are those of what is sent and of what is received. Between `channel_new` and `channel_open`.
     pub fn channel_seal(&mut self, ch: ChanId, seeds: [u64; 2]) {
@@ -311,6 +327,7 @@ impl Engine {
         if let Some(peer) = self.peers.get_mut(channel.peer) {
             carried = (peer.channels.first() == Some(&ch)).then_some(channel.peer);
             peer.channels.retain(|&c| c != ch);
+            peer.preferred = peer.preferred.filter(|&c| c != ch);
             if peer.channels.is_empty() {
                 peer.state = PeerState::Idle;
                 if status.reason != Reason::Cancelled {
@@ -403,8 +420,8 @@ impl Engine {
         let Some((peer, p)) = r.peer.and_then(|i| Some((i, self.peers.get_mut(i)?))) else {
             return self.fail_by_defect(fx, request, "the peer of a receive is not known any more");
         };
-        match p.channels.first() {
-            Some(&ch) => {
+        match p.asks_on() {
+            Some(ch) => {
                 self.send_request(fx, request, ch);
             }
             None => {

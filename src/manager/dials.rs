@@ -128,6 +128,7 @@ impl Core {
             Some(adapter) => adapter.caps().clone(),
             None => return,
         };
+        let own = self.boot.identity().incarnation;
         let (engine, world) = (&mut self.engine, &mut self.world);
         let manual = hello.manual_progress;
         let ch = match engine.channel_new(world, peer, hello.incarnation, proved, caps, manual) {
@@ -137,6 +138,10 @@ impl Core {
                 return self.try_again(peer, status);
             }
         };
+        // Of two that were dialled at once both ends mean the same.
+        if dialled == (own < hello.incarnation) {
+            engine.channel_prefer(ch);
+        }
         link(engine, world, ch, (hello, key), sock);
         engine.channel_open(world, ch);
         if dialled && hello.rails && key.0 != ProviderKind::Shm {

@@ -241,10 +241,15 @@ impl Stage {
     pub fn engine_begin(&mut self, node: usize, ch: u32, conn: usize, dialled: bool) {
         let rail = self.w.conns[conn].rail;
         let cards = self.w.cards(conn, usize::from(!dialled));
+        let [dialler, other] = [0, 1].map(|end| self.w.conns[conn].ends[end].who.node);
+        let lower = node == dialler.min(other);
         self.call(node, |e, fx| {
             if rail.is_some() {
                 e.rail_devices(ch, cards);
                 return e.rail_open(fx, ch, rail.filter(|_| dialled));
+            }
+            if dialled == lower {
+                e.channel_prefer(ch);
             }
             e.channel_open(fx, ch);
             if dialled {

@@ -222,6 +222,9 @@ impl Sim {
                 e.rail_open(fx, ch, Some(rail).filter(|_| side == 0));
             }),
             None => self.call(who.node, |e, fx| {
+                if (side == 0) == (who.node < peer.node) {
+                    e.channel_prefer(ch);
+                }
                 e.channel_open(fx, ch);
                 if side == 0 {
                     e.want_rails(fx, ch);

@@ -10,6 +10,9 @@ use crate::fabric::Follows;
 
 /// Sends that go out at once before others are held back: one or two may be all that there are.
 const AT_ONCE: u32 = 2;
+/// Who has posted so many between two polls, at most, twice in a row, does so once more: all but the last are held back. (A receive by name and a
+/// send in answer to what came, say: a request and a content.)
+const FEW: u32 = 4;
 /// Bytes that are held back at most: the peer begins with these while the rest is posted.
 const HELD: u64 = 16 << 10;
 /// Processor ticks, some 10 microseconds: posts that are no further apart belong together.
@@ -32,6 +35,8 @@ pub struct Burst {
     /// Polls before the first of them.
     polls: usize,
     sends: u32,
+    /// How many there were in the last burst, and in the one before.
+    before: [u32; 2],
     /// When the last of them ended, in ticks.
     last: u64,
     /// Bytes that the socket holds back.
@@ -43,11 +48,16 @@ impl Burst {
     pub fn begin(&mut self, follows: Follows, polled: Polled, now: u64) -> bool {
         let apart = now.wrapping_sub(self.last) > SOON;
         if apart || self.polls != polled.count {
+            self.before = [self.sends, self.before[0]];
             (self.polls, self.sends) = (polled.count, 0);
         }
         self.sends += 1;
         let often = now.wrapping_sub(polled.at) < OFTEN;
-        follows == Follows::Perhaps && often && self.sends > AT_ONCE
+        let [last, other] = self.before;
+        let expected = if last == other && last <= FEW { last } else { 0 };
+        let more =
+            if self.sends <= expected { self.sends < expected } else { self.sends > AT_ONCE };
+        follows == Follows::Perhaps && often && more
     }
 
     /// Whether so many bytes may still be held back.
@@ -94,14 +104,37 @@ mod tests {
         assert_eq!(held, [false, false, true, true]);
         // A pause ends it, a poll does, and the word of the caller.
         assert!(!post(&mut burst, Follows::Perhaps, SOON + 1, poll));
-        let held = [0; 3].map(|_| post(&mut burst, Follows::Perhaps, 1, poll));
-        assert_eq!(held, [false, true, true]);
+        let held = [0; 4].map(|_| post(&mut burst, Follows::Perhaps, 1, poll));
+        assert_eq!(held, [false, true, true, true]);
         assert!(!post(&mut burst, Follows::Perhaps, 1, polled(2, 1 << 40)));
         let held = [0; 4].map(|_| post(&mut burst, Follows::Nothing, 1, poll));
         assert_eq!(held, [false; 4]);
         // Who has not polled for long may not poll soon.
         assert!(post(&mut burst, Follows::Perhaps, 1, poll));
         assert!(!post(&mut burst, Follows::Perhaps, 1, polled(1, (1 << 40) - OFTEN)));
+    }
+
+    #[test]
+    fn all_but_the_last_of_as_many_as_usual_are_held_back() {
+        let mut burst = Burst::default();
+        let mut held = |polls, count| -> Vec<bool> {
+            let now = 1 << 40;
+            let post = |_| {
+                let held = burst.begin(Follows::Perhaps, polled(polls, now), now);
+                burst.end(now);
+                held
+            };
+            (0..count).map(post).collect()
+        };
+        assert_eq!((held(1, 2), held(2, 2)), (vec![false; 2], vec![false; 2]));
+        assert_eq!(held(3, 2), [true, false]);
+        // One more than usual, and then it is not known any more how many are.
+        assert_eq!(held(4, 3), [true, false, true]);
+        assert_eq!(held(5, 2), [false, false]);
+        // One alone is never held back.
+        (6..9).for_each(|polls| assert_eq!(held(polls, 1), [false]));
+        // Of many the first two go, so that the peer begins.
+        (9..12).for_each(|polls| assert_eq!(held(polls, 5)[..3], [false, false, true]));
     }
 
     #[test]

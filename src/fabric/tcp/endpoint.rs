@@ -86,6 +86,8 @@ pub struct Endpoint {
     hold: bool,
     /// The socket does not take output any more, for this reason.
     pub broken: Option<Status>,
+    /// Polls in a row that found nothing.
+    pub quiet: u32,
     /// Most bytes of its next receive into the buffer: about as many as `POLL_EVENTS` messages have.
     share: usize,
     /// Bytes that the socket has taken and given.
@@ -126,6 +128,8 @@ pub enum Input {
     Closed(Status),
 }
 
+/// Polls that find nothing after which an endpoint is not lively any more.
+const LIVELY: u32 = 256;
 /// Bytes taken by the socket at once that count as progress of the peer.
 const LONG: usize = 16 * 1024;
 
@@ -143,10 +147,16 @@ impl Endpoint {
             held: false,
             hold: false,
             broken: None,
+            quiet: 0,
             share: RECV,
             moved: 0,
             moves: Moves::default(),
         }
+    }
+
+    /// Something was heard lately.
+    pub fn is_lively(&self) -> bool {
+        self.quiet < LIVELY
     }
 
     /// Receives until nothing is there or the share of this poll is used.

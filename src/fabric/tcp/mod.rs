@@ -46,6 +46,8 @@ const ADDRESS: &[u8] = b"rdma-tcp\x01";
 const LOST_AFTER: u8 = 5;
 /// Up to this many sockets are asked directly, more through epoll.
 const DIRECT: usize = 4;
+/// A socket that was quiet beside others that were not is asked at each so manyth poll.
+const QUIET_EVERY: usize = 8;
 
 /// Why tcp cannot be used here.
 pub fn probe() -> Result<(), String> {
@@ -203,6 +205,7 @@ impl TcpAdapter {
     fn service(&mut self, id: u32, events: &mut Vec<Event>) {
         let Some(e) = self.eps.get_mut(&id) else { return };
         let mut input = e.input(&mut self.shared, events);
+        e.quiet = if matches!(input, Input::Quiet) { e.quiet.saturating_add(1) } else { 0 };
         if !e.stream.tx.is_idle() && !matches!(input, Input::Closed(_)) {
             let pause = matches!(input, Input::Quiet) || e.stream.tx.ack_urgent();
             e.output(pause, &self.shared.regions);
@@ -219,6 +222,23 @@ impl TcpAdapter {
         if !e.listed && (!e.stream.tx.is_idle() || e.broken.is_some()) {
             e.listed = true;
             self.busy.push(id);
+        }
+    }
+
+    /// Asks each socket. One that was quiet for long costs as much as one that is about to say something: it is asked less often, as long as
+    /// others are not.
+    fn poll_few(&mut self, events: &mut Vec<Event>) {
+        let (n, mut ids) = (self.order.len(), [0; DIRECT]);
+        ids[..n].copy_from_slice(&self.order);
+        let lively = ids[..n].iter().any(|id| self.eps.get(id).is_some_and(Endpoint::is_lively));
+        for i in 0..n {
+            let id = ids[(self.polled.count + i) % n];
+            let asks = !lively
+                || (self.polled.count + i).is_multiple_of(QUIET_EVERY)
+                || self.eps.get(&id).is_some_and(|e| e.is_lively() || e.listed);
+            if asks {
+                self.service(id, events);
+            }
         }
     }
 
@@ -460,11 +480,7 @@ impl Adapter for TcpAdapter {
         // Each begins with another endpoint, so that none always finds the buffer full.
         self.polled = Polled { count: self.polled.count.wrapping_add(1), at: ticks() };
         if self.order.len() <= DIRECT {
-            let (n, mut ids) = (self.order.len(), [0; DIRECT]);
-            ids[..n].copy_from_slice(&self.order);
-            for i in 0..n {
-                self.service(ids[(self.polled.count + i) % n], events);
-            }
+            self.poll_few(events);
         } else {
             let mut places = [epoll::EMPTY; 64];
             let mut seen = [0u32; 64];

@@ -65,6 +65,11 @@ impl Flow {
         self.limit - self.sent
     }
 
+    /// Nothing was sent yet.
+    pub fn is_unused(&self) -> bool {
+        self.sent == 0 && self.offered == 0 && !self.queued
+    }
+
     /// Counts a message with so much content that goes out. False: there is no room.
     pub fn send(&mut self, len: u64) -> bool {
         let fits = self.fits(len);

@@ -95,10 +95,9 @@ impl Engine {
         let own = &self.stats.own;
         if cached.is_some() { &own.meta_hits } else { &own.meta_misses }.add(1);
         let known = match target {
-            Target::Given { len, .. } => Known {
-                meta: cached.filter(|meta| meta.nbytes <= *len).cloned(),
-                ch: p.channels.first().copied(),
-            },
+            Target::Given { len, .. } => {
+                Known { meta: cached.filter(|meta| meta.nbytes <= *len).cloned(), ch: p.asks_on() }
+            }
             // First memory for it has to be found.
             _ => Known { meta: cached.cloned(), ch: None },
         };
