@@ -1,5 +1,5 @@
-//! A process that is killed, and what it had posted before: that a copy of content takes longer than one turn must not
-//! cost what comes behind it. The killed process is this program again.
+//! A process that is killed, or a manager that ends, and what it had posted before: that a copy of content takes longer than one turn
+//! must not cost what comes behind it. The killed process is this program again.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -81,12 +81,16 @@ fn child_with_last_words() {
 type Ended = mpsc::Receiver<Result<u64, Status>>;
 
 fn receive(m: &Manager, key: &[u8], step: i64, memory: &mut [u8]) -> Ended {
+    receive_from(m, "child", key, step, memory)
+}
+
+fn receive_from(m: &Manager, peer: &str, key: &[u8], step: i64, memory: &mut [u8]) -> Ended {
     let (tx, ended) = mpsc::channel();
     let target = Target::Given { addr: memory.as_mut_ptr() as u64, len: memory.len() as u64 };
     let options = RecvOptions { timeout: Some(LONG), target, device: 0, keep: false };
     let done: RecvDone = Box::new(move |r, _| drop(tx.send(r.map(|got| got.meta.nbytes))));
     // SAFETY: the memory outlives the manager.
-    unsafe { m.recv_async(Some("child"), key, step, options, done) }.unwrap();
+    unsafe { m.recv_async(Some(peer), key, step, options, done) }.unwrap();
     ended
 }
 
@@ -130,6 +134,41 @@ fn a_small_send_behind_a_long_copy_survives_its_sender() {
     process.kill().unwrap();
     process.wait().unwrap();
     let ends = both.map(end_of);
+    assert_eq!(ends, [Ok(CONTENT), Ok(WORDS.len() as u64)]);
+    assert!(content.iter().all(|&b| b == 7) && words == WORDS);
+    m.destroy().unwrap();
+}
+
+/// The same where the sender's manager ends in good order, right after the small one was reported as sent.
+#[test]
+fn a_small_send_behind_a_long_copy_survives_its_manager() {
+    let (s, m) = (manager("sender", Progress::Manual), manager("m", Progress::Thread));
+    m.add_peer("sender", &s.listen("127.0.0.1:0").unwrap()).unwrap();
+    let (from, mut content) = (vec![7u8; CONTENT as usize], vec![0u8; CONTENT as usize]);
+    let mut words = vec![0u8; WORDS.len()];
+    let both = [
+        receive_from(&m, "sender", b"content", 1, &mut content),
+        receive_from(&m, "sender", b"words", 1, &mut words),
+    ];
+    let (told, sent) = mpsc::channel();
+    let done: SendDone = Box::new(move |result, _| drop(told.send(result.map(|_| ()))));
+    let words_of = tensor(WORDS.as_ptr() as u64, WORDS.len() as u64);
+    // SAFETY: `from` outlives the managers, and the words are static.
+    unsafe {
+        s.send(b"content", 1, tensor(from.as_ptr() as u64, CONTENT), None, None).unwrap();
+        s.send(b"words", 1, words_of, None, Some(done.into())).unwrap();
+    }
+    let began = Instant::now();
+    let result = loop {
+        s.progress().unwrap();
+        match sent.try_recv() {
+            Ok(result) => break result,
+            Err(_) => assert!(began.elapsed() < LONG, "no end"),
+        }
+    };
+    result.unwrap();
+    s.destroy().unwrap();
+    let ends = both.map(|ended| ended.recv_timeout(LONG).unwrap().map_err(|e| e.to_string()));
     assert_eq!(ends, [Ok(CONTENT), Ok(WORDS.len() as u64)]);
     assert!(content.iter().all(|&b| b == 7) && words == WORDS);
     m.destroy().unwrap();

@@ -115,7 +115,11 @@ impl Adapter for ShmAdapter {
         imm: Option<u32>,
     ) -> Result<(), PostError> {
         let (link, core) = self.up(ep)?;
-        link.write(core, wr, local, remote, imm)
+        link.write(core, wr, local, remote, imm)?;
+        if link.has_jobs() {
+            core.moves.want(ep, Kind::Out);
+        }
+        Ok(())
     }
 
     fn write_copied(
@@ -132,7 +136,9 @@ impl Adapter for ShmAdapter {
 
     fn read(&mut self, ep: EpId, wr: u64, local: Mem, remote: Remote) -> Result<(), PostError> {
         let (link, core) = self.up(ep)?;
-        link.read(core, wr, local, remote)
+        link.read(core, wr, local, remote)?;
+        core.moves.want(ep, Kind::Read);
+        Ok(())
     }
 
     fn flush(&mut self) -> bool {
@@ -279,6 +285,12 @@ impl Adapter for ShmAdapter {
     fn has_rest(&self, ep: EpId) -> bool {
         let endpoint = self.index.get(&ep.0).and_then(|&at| self.eps.get(at));
         matches!(endpoint.map(|e| &e.state), Some(State::Up(link)) if link.has_rest(&self.core))
+    }
+
+    fn has_delivered(&mut self) -> bool {
+        // The peer takes nothing from behind a WRITE whose content it is still fetching here.
+        let owes = |e: &Endpoint| matches!(&e.state, State::Up(link) if link.owes_content());
+        !self.eps.iter().any(owes)
     }
 
     fn hang_up(&mut self, ep: EpId) {

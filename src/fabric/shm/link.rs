@@ -459,6 +459,16 @@ impl Link {
         }
     }
 
+    /// Whether the stream has content to take.
+    pub(crate) fn has_jobs(&self) -> bool {
+        !self.out.jobs.is_empty()
+    }
+
+    /// Whether the peer fetches content from here.
+    pub(crate) fn owes_content(&self) -> bool {
+        !self.writes.is_empty() && !self.peer_closed()
+    }
+
     /// Whether a poll would find something.
     pub(crate) fn has_work(&mut self) -> bool {
         let coming = self.is_running(Kind::In);

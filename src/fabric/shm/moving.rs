@@ -45,6 +45,13 @@ impl Kind {
 }
 
 impl Moves {
+    /// A post has left something to be looked at, which a poll would find. Whoever drives may sleep: as a copy that waits it is told.
+    pub(super) fn want(&mut self, ep: EpId, kind: Kind) {
+        if self.left && !self.wanted.contains(&(ep, kind)) {
+            self.wanted.push_back((ep, kind));
+        }
+    }
+
     /// A copy can be made. True: it is to be built now; otherwise it is remembered.
     pub(super) fn begin(&mut self, ep: EpId, kind: Kind) -> bool {
         let now = self.taking == Some(kind) && self.taken.is_none();

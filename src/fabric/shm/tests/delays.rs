@@ -136,6 +136,33 @@ fn r01_who_owes_an_answer_does_not_sleep() {
     assert!(!sleeps || owes == 0, "it sleeps and owes {owes} answers");
 }
 
+/// A call posts while whoever drives sleeps, by what was armed before: what only a poll begins has to be told, so that somebody polls.
+#[test]
+fn r01_what_a_call_posts_for_the_next_poll_is_told() {
+    const LEN: u64 = 64 << 10;
+    let mut memory = vec![0u8; 2 * LEN as usize];
+    let base = memory.as_mut_ptr().addr() as u64;
+    for (copy, writes) in [(None, false), (Some("ring"), false), (Some("ring"), true)] {
+        let (mut a, mut b) = (open(copy), open(copy));
+        a.leave_moves();
+        let (ea, _) = connect(&mut a, &mut b);
+        // SAFETY: `memory` outlives the adapters.
+        let mr = unsafe { b.register(base, LEN, Access::all()) }.unwrap();
+        // SAFETY: as above.
+        let local = unsafe { Mem::new(base + LEN, LEN, 0) };
+        let remote = Remote { addr: base, rkey: mr.rkey };
+        let mut events = Vec::new();
+        while !a.arm() {
+            a.poll(&mut events);
+        }
+        match writes {
+            true => a.write(ea, 1, local, remote, None).unwrap(),
+            false => a.read(ea, 1, local, remote).unwrap(),
+        }
+        assert!(a.flush(), "{copy:?}, a WRITE: {writes}");
+    }
+}
+
 fn is_readable(adapter: &ShmAdapter) -> bool {
     let mut entry = libc::pollfd { fd: adapter.fd().unwrap(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one entry.
