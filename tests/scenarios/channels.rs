@@ -472,3 +472,33 @@ fn both_connect_at_once() {
     assert_eq!((s.send_end(send), s.recv_end(r)), (OK, OK));
     s.finish();
 }
+
+/// Whoever dialled first: a request and what the other one asks for go by the same connection, and by the other one when that is lost.
+#[test]
+fn both_ends_ask_on_the_same_of_two() {
+    for order in [[R, S], [S, R]] {
+        let mut s = shm().stage();
+        for from in order {
+            s.connect(from);
+            s.run();
+        }
+        // That of the end with the lower number.
+        let meant = order.iter().position(|&from| from == R.min(S)).unwrap();
+        for conn in [meant, 1 - meant] {
+            [R, S].into_iter().for_each(|node| s.hold(node, Kind::Request));
+            let waits = |s: &Stage| {
+                let of = |node| s.w.conns[conn].ends[s.side(conn, node)].out.len();
+                [R, S].map(of)
+            };
+            let before = waits(&s);
+            let mut all = many(&mut s, 3, EAGER, S);
+            all.extend(many(&mut s, 3, EAGER, R));
+            s.run();
+            assert_eq!(waits(&s), before.map(|n| n + 3), "{order:?}, {conn}");
+            s.let_all_go();
+            all_end_well(&s, &all);
+            s.cut_one(conn);
+        }
+        s.finish();
+    }
+}

@@ -296,7 +296,10 @@ impl Stage {
 
     /// One end of the last connection finds that it is lost.
     pub fn lose(&mut self, node: usize) {
-        let conn = self.conn();
+        self.lose_of(self.conn(), node);
+    }
+
+    fn lose_of(&mut self, conn: usize, node: usize) {
         let side = self.side(conn, node);
         self.w.kill(conn, side, Status::gone("the scripted connection went down"));
         self.poll(node);
@@ -306,6 +309,11 @@ impl Stage {
     pub fn cut(&mut self) {
         self.lose(0);
         self.lose(1);
+    }
+
+    /// Both find that this one is lost.
+    pub fn cut_one(&mut self, conn: usize) {
+        [0, 1].into_iter().for_each(|node| self.lose_of(conn, node));
     }
 
     /// A process ends; `silent`: its host, too, so that nobody hears of it.
