@@ -26,6 +26,7 @@ const SOURCES: &[&str] = &[
     "pool",
     "rendezvous",
     "messages",
+    "message_claims",
     "message_ends",
     "message_more",
     "store",

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use super::args::{limit, not_null};
 use super::error::guard_on;
 use super::handle::borrow_on;
-use super::messages::{end_to_c, show, text_to_c};
+use super::message_convert::{end_to_c, show, text_to_c};
 use super::sized::Out;
 use super::types::*;
 use crate::engine::front::message::{Beside, MessageEnd};

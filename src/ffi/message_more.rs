@@ -7,10 +7,9 @@ use super::args::{id, limit, not_null, timeout};
 use super::callback::UserData;
 use super::error::guard_on;
 use super::handle::borrow_on;
+use super::message_convert::{end_to_c, mode, on_end, party, whom};
 use super::message_places::{lens, place, user};
-use super::messages::{
-    begin_send, end_to_c, isend, mode, on_end, optional_out, party, tell_received, whom,
-};
+use super::messages::{begin_send, isend, optional_out, tell_received};
 use super::sized;
 use super::types::*;
 use crate::engine::front::message::{Active, ActiveFn, Envelope, OnMessage, RoomFn, Wanted};

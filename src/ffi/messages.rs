@@ -2,109 +2,19 @@
 
 use std::ffi::{c_char, c_void};
 
-use super::args::{TextOut, id, millis, name, not_null, timeout};
+use super::args::{TextOut, name, not_null, timeout};
 use super::error::guard_on;
 use super::handle::borrow_on;
+use super::message_convert::{mode, on_end, party, whom};
 use super::message_ends::kept;
 use super::message_places::{lens, place, user};
 use super::sized::{self, Out};
 use super::types::*;
-use crate::api::Words;
-use crate::engine::front::message::{
-    Beside, Envelope, Memory, MessageEnd, Mode, OnMessage, Party, Sending, Wanted,
-};
+use crate::engine::front::message::{Envelope, Memory, OnMessage, Party, Sending, Wanted};
 use crate::manager::{Manager, Post, Received, Timeout, Where};
 use crate::protocol::message::Extra;
 use crate::status::Status;
 use crate::thread::Thread;
-
-pub(super) fn party(arg: &str, peer: rdma_peer_t) -> Result<Party, Status> {
-    Party::of_handle(peer)
-        .ok_or_else(|| Status::invalid(format!("{arg} is {peer}, which is no peer's number")))
-}
-
-pub(super) fn whom(peer: rdma_peer_t) -> Result<Party, Status> {
-    match party("peer", peer)? {
-        Party::ANY => Err(Status::invalid("peer is 0: a message is for one peer")),
-        one => Ok(one),
-    }
-}
-
-/// What it refers to is in the end.
-pub(super) fn end_to_c(end: &MessageEnd) -> rdma_msg_status_t {
-    let mut status = rdma_msg_status {
-        struct_size: size_of::<rdma_msg_status>(),
-        peer: end.party.handle(),
-        tag: end.envelope.tag,
-        bytes: end.len,
-        comm: end.envelope.comm,
-        code: end.result.as_ref().map_or_else(|s| s.code as i32, |()| RDMA_OK),
-        message: 0,
-        text: c"".as_ptr(),
-        header: std::ptr::null(),
-        header_len: 0,
-        part_lens: std::ptr::null(),
-        parts: 0,
-    };
-    let short = end.short.bytes();
-    if !short.is_empty() {
-        (status.header, status.header_len) = (short.as_ptr().cast(), short.len());
-    }
-    if let Some(beside) = &end.extra {
-        show(&mut status, beside);
-    }
-    status
-}
-
-/// What came beside the content; it lives as long as that.
-#[cold]
-pub(super) fn show(status: &mut rdma_msg_status_t, beside: &Beside) {
-    if !beside.user.is_empty() {
-        (status.header, status.header_len) = (beside.user.as_ptr().cast(), beside.user.len());
-    }
-    if !beside.lens.is_empty() {
-        (status.part_lens, status.parts) = (beside.lens.as_ptr(), beside.lens.len());
-    }
-}
-
-/// A text as C has it.
-pub(super) fn text_to_c(text: &str) -> Vec<u8> {
-    let mut text = crate::shown::for_c(text).into_owned().into_bytes();
-    text.push(0);
-    text
-}
-
-fn run_done([done, userdata]: Words, end: &MessageEnd) {
-    // SAFETY: `on_end`, which alone makes such records, put a function of this type there.
-    let done = unsafe { std::mem::transmute::<usize, rdma_msg_done_fn>(done) };
-    let Some(done) = done else { return };
-    let mut status = end_to_c(end);
-    let text = end.result.as_ref().err().map(|s| text_to_c(&s.message));
-    if let Some(text) = &text {
-        status.text = text.as_ptr().cast();
-    }
-    // SAFETY: the application's function, with the arguments that the header promises.
-    unsafe { done(&raw const status, userdata as *mut c_void) };
-}
-
-pub(super) fn on_end(options: &rdma_msg_options) -> OnMessage {
-    match options.done {
-        Some(done) => OnMessage::Plain(run_done, [done as usize, options.userdata as usize]),
-        None => OnMessage::Asked,
-    }
-}
-
-pub(super) fn mode(options: &rdma_msg_options) -> Result<Mode, Status> {
-    match options.mode {
-        RDMA_MSG_STANDARD => Ok(Mode::Standard),
-        RDMA_MSG_SYNCHRONOUS => Ok(Mode::Synchronous),
-        // A receive that waits is met at once, whatever the sender knows.
-        RDMA_MSG_READY | RDMA_MSG_BUFFERED => Ok(Mode::Standard),
-        other => Err(Status::invalid(format!(
-            "options.mode is {other}, allowed are 0 (standard), 1 (synchronous), 2 (ready) and 3 (buffered)"
-        ))),
-    }
-}
 
 /// Gives the number by which messages name a peer. It is the same for as long as the manager knows the
 /// peer. One's own name gives a number, too: messages to oneself.
@@ -548,116 +458,5 @@ pub unsafe extern "C" fn rdma_msg_recv(
             }
             result
         }
-    })
-}
-
-/// Looks for the first message that such a receive would meet, and waits for one up to timeout_ms; 0
-/// looks once. `claim`: no other receive meets it any more; rdma_msg_imrecv with out_status->message
-/// receives it, and has to be called. Until then its sender may take it back: the receive then ends with
-/// RDMA_CANCELLED (or RDMA_OUT_OF_RANGE, if its memory is too short).
-///
-/// Threads: any, but not inside a callback. Set out_status->struct_size first.
-///
-/// Returns RDMA_OK; RDMA_DEADLINE_EXCEEDED: there is none; RDMA_INVALID_ARGUMENT: `mgr` or `out_status`
-/// NULL, `source` no number of a peer, wrong struct_size, negative timeout; RDMA_NOT_FOUND: unknown
-/// peer; RDMA_FAILED_PRECONDITION: inside a callback, `mgr` destroyed or in a forked child;
-/// RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_probe(
-    mgr: *mut rdma_mgr_t,
-    source: rdma_peer_t,
-    comm: u32,
-    tag: u64,
-    mask: u64,
-    claim: bool,
-    timeout_ms: i64,
-    out_status: *mut rdma_msg_status_t,
-) -> rdma_code_t {
-    guard_on("rdma_msg_probe", |thread| {
-        // SAFETY: the caller's arguments, as the header demands.
-        let (mgr, out) = unsafe { (borrow_on(mgr, thread)?, Out::new("out_status", out_status)?) };
-        let wanted = Wanted { from: party("source", source)?, comm, tag, mask };
-        let limit = millis("timeout_ms", timeout_ms)?;
-        let found = mgr.message_probe(&wanted, claim, limit)?.ok_or_else(|| {
-            let text = "no message is here that such a receive would meet";
-            Status::new(crate::status::Code::DeadlineExceeded, text)
-        })?;
-        let (message, result) = (found.message, Ok(()));
-        let (party, envelope, len, extra) = (found.sender, found.envelope, found.len, found.extra);
-        let short = Default::default();
-        let end = MessageEnd { result, party, envelope, len, extra, short };
-        out.write(rdma_msg_status { message, ..kept(end) });
-        Ok(())
-    })
-}
-
-/// Begins to receive a message that rdma_msg_probe has claimed; otherwise as rdma_msg_irecv.
-///
-/// Threads: any.
-///
-/// Returns what rdma_msg_irecv returns; RDMA_INVALID_ARGUMENT also: `message` 0; RDMA_NOT_FOUND also:
-/// the message is not known, or was received.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_imrecv(
-    mgr: *mut rdma_mgr_t,
-    message: u64,
-    buf: *mut c_void,
-    len: usize,
-    options: *const rdma_msg_options_t,
-    out_status: *mut rdma_msg_status_t,
-    out_request: *mut rdma_msg_request_t,
-) -> rdma_code_t {
-    guard_on("rdma_msg_imrecv", |thread| {
-        // SAFETY: the caller's arguments, as the header demands; it keeps the memory in place until the end.
-        unsafe {
-            let mgr = borrow_on(mgr, thread)?;
-            let options = sized::read_or_defaults("options", options)?;
-            let out = optional_out(out_status)?;
-            let (message, place) = (id("message", message)?, place(buf, len, &options)?);
-            let timeout = timeout("options.timeout_ms", options.timeout_ms)?;
-            let received = mgr.message_imrecv(message, place, timeout, on_end(&options))?;
-            tell_received(&mgr, received, options.done.is_none(), out, out_request);
-        }
-        Ok(())
-    })
-}
-
-/// Takes a message operation back, unless that is too late, as in MPI: a receive that has met its
-/// message, and a send whose message a receive has met, go on and end as if nothing had been asked, so
-/// that no message is lost. Otherwise it ends with RDMA_CANCELLED, and nothing was written. The end is
-/// told as usual. What must end in any case has a deadline: a receive that it ends in the middle of its
-/// message may have been written in part, and that message is gone.
-///
-/// Threads: any.
-///
-/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, request 0; RDMA_NOT_FOUND: its end was told
-/// already, or it never was; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child;
-/// RDMA_INTERNAL.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_cancel(
-    mgr: *mut rdma_mgr_t,
-    request: rdma_msg_request_t,
-) -> rdma_code_t {
-    guard_on("rdma_msg_cancel", |thread| {
-        // SAFETY: the caller's handle, as the header demands.
-        unsafe { borrow_on(mgr, thread) }?.message_cancel(id("request", request)?)
-    })
-}
-
-/// Nobody will ask for the end of this request; it goes on, and its memory stays borrowed.
-///
-/// Threads: any.
-///
-/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, request 0; RDMA_NOT_FOUND: its end was told
-/// already, or it never was; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child;
-/// RDMA_INTERNAL.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_free(
-    mgr: *mut rdma_mgr_t,
-    request: rdma_msg_request_t,
-) -> rdma_code_t {
-    guard_on("rdma_msg_free", |thread| {
-        // SAFETY: the caller's handle, as the header demands.
-        unsafe { borrow_on(mgr, thread) }?.message_release(id("request", request)?)
     })
 }
