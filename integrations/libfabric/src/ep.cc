@@ -72,7 +72,7 @@ const rdma_msg_options_t *options_for(Request *r, const Pieces &pieces, rdma_msg
 
 fi_addr_t Ep::address_of(rdma_peer_t peer) const {
   if (!(caps & FI_SOURCE)) return FI_ADDR_NOTAVAIL;
-  const uint64_t found = from_peer_.get(peer == self_peer_ ? kAddresses - 1 : peer);
+  const uint64_t found = from_peer_.get(peer);
   return found == 0 ? FI_ADDR_NOTAVAIL : found - 1;
 }
 

@@ -29,6 +29,27 @@ class Table {
   std::atomic<Chunk *> chunks_[kAddresses / kSize] = {};
 };
 
+/* From peers to small numbers, read without a lock. 0: nothing. The library gives peers numbers that last, but are not small: who
+ * comes and goes, known here or not, moves those of later ones on. The lower bits are a peer's place, the whole number is compared;
+ * who has come last has a place, as an earlier one with the same lower bits is not known any more. */
+class PeerTable {
+ public:
+  uint64_t get(rdma_peer_t peer) const {
+    const uint64_t found = table_.get(peer % kAddresses);
+    return found >> kBits == peer ? found & kMax : 0;
+  }
+  /* By one thread at a time. False: no memory, or out of range. */
+  bool set(rdma_peer_t peer, uint64_t value) {
+    return peer >> (64 - kBits) == 0 && value <= kMax && table_.set(peer % kAddresses, peer << kBits | value);
+  }
+
+ private:
+  static constexpr unsigned kBits = 20;
+  static constexpr uint64_t kMax = (uint64_t{1} << kBits) - 1;
+  static_assert(kAddresses <= kMax, "an address and one fits");
+  Table table_;
+};
+
 /* Memory of the application, in one place or several. */
 class Pieces {
  public:
@@ -222,10 +243,11 @@ class Ep : public fid_ep {
   rdma_mgr_t *mgr_ = nullptr;
   int event_fd_ = -1, timer_fd_ = -1;
   rdma_peer_t self_peer_ = 0;
-  Table to_peer_, from_peer_;
+  Table to_peer_;
+  PeerTable from_peer_;
   std::mutex meeting_;
   /* 1: the connection to this peer has ended. */
-  Table gone_;
+  PeerTable gone_;
   std::atomic<bool> closing_{false};
 
   Requests requests_;

@@ -210,9 +210,8 @@ void Ep::leave() {
 int Ep::meet(fi_addr_t at, const Address &address) {
   if (mgr_ == nullptr) return 0;
   const std::string name = address.name();
-  const bool self = address == self_;
   rdma_peer_t peer = self_peer_;
-  if (!self) {
+  if (!(address == self_)) {
     rdma_code_t code = rdma_mgr_add_peer(mgr_, name.c_str(), address.place().c_str());
     if (code == RDMA_OK) code = rdma_peer_lookup(mgr_, name.c_str(), &peer);
     if (code != RDMA_OK) {
@@ -221,7 +220,7 @@ int Ep::meet(fi_addr_t at, const Address &address) {
     }
   }
   std::lock_guard<std::mutex> hold(meeting_);
-  if (!from_peer_.set(self ? kAddresses - 1 : peer, at + 1) || !to_peer_.set(at, peer)) return FI_ENOMEM;
+  if (!from_peer_.set(peer, at + 1) || !to_peer_.set(at, peer)) return FI_ENOMEM;
   return 0;
 }
 
@@ -230,7 +229,7 @@ void Ep::part(fi_addr_t at) {
   const uint64_t peer = to_peer_.get(at);
   if (peer == 0) return;
   to_peer_.set(at, 0);
-  from_peer_.set(peer == self_peer_ ? kAddresses - 1 : peer, 0);
+  from_peer_.set(peer, 0);
 }
 
 int Ep::name(void *out, size_t *len) {
