@@ -2,6 +2,7 @@
 #include <complex>
 #include <cstring>
 
+#include "answer.h"
 #include "ep.h"
 #include "remote.h"
 
@@ -161,14 +162,14 @@ void atomic_apply(fi_op op, fi_datatype type, void *target, const void *operand,
 namespace {
 
 /* An atomic operation of a peer, from its coming to the end of its answer. */
-struct Asked : Answer {
-  rdma_code_t go() override { return message != 0 ? receive() : send(); }
-  rdma_code_t receive();
-  rdma_code_t send();
+class Asked : public Answer {
+ public:
+  Asked(Ep *ep, rdma_peer_t peer, const AtomicHead &head) : Answer(ep, peer), head(head) {}
+  bool go() override { return receives() ? receive() : deliver(); }
+  bool receives() const override { return message != 0; }
+  void sent(rdma_code_t) override {}
 
-  Ep *ep;
-  rdma_peer_t peer;
-  AtomicHead head;
+  const AtomicHead head;
   Targets targets;
   uint8_t content[2 * kAtomicBytes];
   uint8_t result[kAtomicBytes];
@@ -176,6 +177,15 @@ struct Asked : Answer {
   /* Content that is to come, of this length. */
   uint64_t message = 0;
   size_t len = 0;
+
+ private:
+  bool receive();
+  /* What was there before. */
+  rdma_code_t post(rdma_msg_options_t *options, uint64_t *id) override {
+    const rdma_code_t code = rdma_msg_isend(ep->manager(), peer, kReplies, head.number, result, results, options, id);
+    if (code != RDMA_OK && code != RDMA_RESOURCE_EXHAUSTED) ep->refuse_read(peer, head.number, error_of(code));
+    return code;
+  }
 };
 
 int parse(const rdma_msg_status_t *status, AtomicHead *head) {
@@ -209,24 +219,6 @@ void refuse(Ep *ep, rdma_peer_t peer, const AtomicHead &head, int err) {
     ep->acknowledge(peer, head.number, err);
   else
     ep->refuse_read(peer, head.number, err);
-}
-
-void answered(const rdma_msg_status_t *, void *userdata) { delete static_cast<Asked *>(userdata); }
-
-/* What was there before. */
-rdma_code_t Asked::send() {
-  rdma_msg_options_t options{};
-  options.struct_size = sizeof options;
-  options.timeout_ms = RDMA_MSG_FOREVER;
-  options.done = answered;
-  options.userdata = this;
-  uint64_t id = 0;
-  const rdma_code_t code =
-      rdma_msg_isend(ep->manager(), peer, kReplies, head.number, result, results, &options, &id);
-  if (code == RDMA_RESOURCE_EXHAUSTED) return code;
-  if (code != RDMA_OK) refuse(ep, peer, head, error_of(code));
-  if (code != RDMA_OK || id == 0) delete this;
-  return RDMA_OK;
 }
 
 /* Does it, and answers. */
@@ -268,7 +260,7 @@ void content_came(const rdma_msg_status_t *status, void *userdata) {
   perform(static_cast<Asked *>(userdata), status->code);
 }
 
-rdma_code_t Asked::receive() {
+bool Asked::receive() {
   rdma_msg_options_t options{};
   options.struct_size = sizeof options;
   options.timeout_ms = RDMA_MSG_FOREVER;
@@ -278,9 +270,9 @@ rdma_code_t Asked::receive() {
   end.struct_size = sizeof end;
   uint64_t id = 0;
   const rdma_code_t code = rdma_msg_imrecv(ep->manager(), message, content, len, &options, &end, &id);
-  if (code == RDMA_RESOURCE_EXHAUSTED) return code;
+  if (code == RDMA_RESOURCE_EXHAUSTED) return false;
   if (code != RDMA_OK || id == 0) perform(this, code != RDMA_OK ? code : end.code);
-  return RDMA_OK;
+  return true;
 }
 
 }  // namespace
@@ -293,14 +285,9 @@ uint32_t Ep::on_atomic(const rdma_msg_status_t *status, const void *data) {
                static_cast<unsigned long long>(status->peer));
     return RDMA_MSG_HANDLED;
   }
-  Asked *asked = err == 0 ? new (std::nothrow) Asked : nullptr;
+  Asked *asked = err == 0 ? new (std::nothrow) Asked(this, status->peer, head) : nullptr;
   if (err == 0 && asked == nullptr) err = FI_ENOMEM;
-  if (err == 0) {
-    asked->ep = this;
-    asked->peer = status->peer;
-    asked->head = head;
-    err = asked->targets.take(domain, head.spans, head.count, access_for(head));
-  }
+  if (err == 0) err = asked->targets.take(domain, head.spans, head.count, access_for(head));
   if (err != 0) {
     refuse(this, status->peer, head, err);
     delete asked;

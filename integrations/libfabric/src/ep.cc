@@ -107,7 +107,7 @@ void Ep::message_ended(Request *r, const rdma_msg_status_t *status) {
   r->message.store(0, std::memory_order_relaxed);
   end_part(r);
   /* There may be room now. */
-  if (keeps_.load(std::memory_order_relaxed) > 0) go_on();
+  if (answers.kept() > 0) answers.go_on(closing_);
 }
 
 void Ep::end_part(Request *r) {
@@ -264,7 +264,7 @@ void Ep::progress() {
   if (mgr_ == nullptr) return;
   rdma_mgr_progress(mgr_, nullptr);
   if (!watched_.load(std::memory_order_relaxed)) return;
-  if (keeps_.load(std::memory_order_relaxed) > 0) go_on();
+  if (answers.kept() > 0) answers.go_on(closing_);
   /* Who counts at the same time may count one less. */
   const uint32_t calls = calls_.load(std::memory_order_relaxed);
   calls_.store(calls + 1, std::memory_order_relaxed);

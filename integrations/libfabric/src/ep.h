@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "answer.h"
 #include "order.h"
 #include "remote.h"
 
@@ -174,13 +175,16 @@ class Ep : public fid_ep {
   uint32_t on_read(const rdma_msg_status_t *status);
   uint32_t on_atomic(const rdma_msg_status_t *status, const void *data);
   void on_ack(const rdma_msg_status_t *status);
-  /* Has it go on now, or when there is room; false: when there is room. */
+  /* Answers: see answer.cc. Has it go on now, or when there is room; false: when there is room. */
   bool answer_with(Answer *answer);
   void acknowledge(rdma_peer_t peer, uint64_t number, int err);
   void refuse_read(rdma_peer_t peer, uint64_t number, int err);
   void told_write(rdma_peer_t peer, uint64_t bytes, uint64_t data, bool with_data);
   void count(size_t which, bool well);
   rdma_mgr_t *manager() const { return mgr_; }
+  /* An operation with a certain peer has begun, or an answer waits: there is something to look after. */
+  void watch();
+  Answers answers;
 
   enum { kCntrSend, kCntrRecv, kCntrRead, kCntrWrite, kCntrRemoteRead, kCntrRemoteWrite, kCntrs };
 
@@ -191,6 +195,7 @@ class Ep : public fid_ep {
   bool wants_tx(uint64_t flags) const { return !tx_selective_ || (flags & FI_COMPLETION); }
   bool wants_rx(uint64_t flags) const { return !rx_selective_ || (flags & FI_COMPLETION); }
 
+  void tell(bool read, rdma_peer_t peer, uint64_t number, int err);
   bool is_waited_for() const;
   int start_manager();
   int listen();
@@ -228,7 +233,6 @@ class Ep : public fid_ep {
                       const char *message, size_t message_len, void *userdata);
   void lost(rdma_peer_t peer, int err);
   void look();
-  void watch();
   void set_timer();
   void test_reach(rdma_peer_t peer, fi_addr_t at);
 
@@ -246,8 +250,9 @@ class Ep : public fid_ep {
   Table to_peer_;
   PeerTable from_peer_;
   std::mutex meeting_;
-  /* 1: the connection to this peer has ended. */
-  PeerTable gone_;
+  /* Whether this peer came, or went, as the library told last. */
+  enum { kCame = 1, kGone = 2 };
+  PeerTable told_;
   std::atomic<bool> closing_{false};
 
   Requests requests_;
@@ -255,21 +260,13 @@ class Ep : public fid_ep {
   /* Sends and one-sided operations that did not end in their call; of these, those that nobody asks about. */
   std::atomic<size_t> waiting_{0}, quiet_{0};
 
-  /* Answers for which there was no room; see also rma_target.cc. */
-  void tell(bool read, rdma_peer_t peer, uint64_t number, int err);
-  void keep(Answer *answer);
-  void go_on();
-  std::mutex kept_lock_;
-  std::deque<std::unique_ptr<Answer>> kept_;
-  std::atomic<size_t> keeps_{0};
-
   std::mutex claims_lock_;
   std::unordered_map<void *, rdma_msg_status_t> claims_;
 
   /* When peers were looked after last, and a count of calls, to read the clock seldom. */
   std::atomic<uint32_t> calls_{0};
   std::atomic<int64_t> looked_{0};
-  /* Something may be under way with a certain peer, or an answer waits for room. */
+  /* Something may be under way with a certain peer, or an answer waits. */
   std::atomic<bool> watched_{false};
   struct Suspect {
     int fd = -1;

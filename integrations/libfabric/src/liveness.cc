@@ -1,6 +1,7 @@
 /* Peers that are gone. The library tries again to reach a peer for as long as an operation may last, which is for ever
  * here: a peer that computes does not answer either. What nobody can answer ends with an error: receives from a peer
- * whose connection has ended, and what waits for an address at which nobody listens. */
+ * whose connection has ended, and what waits for an address at which nobody listens. Answers to a peer whose connection
+ * has ended are taken back: they keep regions of memory in use. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -64,11 +65,17 @@ void Ep::on_peer(rdma_mgr_t *mgr, int32_t event, const char *name, size_t, rdma_
   if (rdma_peer_lookup(mgr, name, &peer) != RDMA_OK) return;
   {
     std::lock_guard<std::mutex> hold(ep->meeting_);
-    ep->gone_.set(peer, event == RDMA_PEER_GONE);
+    ep->told_.set(peer, event == RDMA_PEER_GONE ? kGone : kCame);
   }
   if (event != RDMA_PEER_GONE) return;
   RDMAT_INFO(FI_LOG_EP_CTRL, "peer %s is gone: %s: %s\n", name, rdma_code_name(code), message);
   ep->lost(peer, FI_ECONNRESET);
+  /* Its operations have ended at its end, too: it does not wait for answers that were not sent. */
+  ep->answers.forsake(mgr, peer, [&] {
+    rdma_peer_info_t info{};
+    info.struct_size = sizeof info;
+    return rdma_mgr_peer_info(mgr, name, &info) == RDMA_OK && info.state == RDMA_PEER_CONNECTED;
+  });
 }
 
 /* What waits for this peer ends: receives from it, answers of it. */
@@ -85,7 +92,6 @@ void Ep::lost(rdma_peer_t peer, int err) {
   });
 }
 
-/* An operation with a certain peer has begun, or an answer waits: there is something to look after. */
 void Ep::watch() {
   if (!watched_.load(std::memory_order_seq_cst) && !watched_.exchange(true)) set_timer();
 }
@@ -123,8 +129,10 @@ void Ep::look() {
     if (kind != Kind::Free && kind != Kind::Discard && peer != RDMA_PEER_ANY && r->to != FI_ADDR_UNSPEC)
       peers.emplace(peer, r->to);
   });
-  go_on();
-  if (!peers.empty() || keeps_ > 0) watched_ = true;
+  answers.go_on(closing_);
+  /* Who came and went at once was not told of, and answers may begin after their peer has gone. */
+  answers.look(mgr_, [this](rdma_peer_t peer) { return peer == self_peer_ || told_.get(peer) == kCame; });
+  if (!peers.empty() || answers.any()) watched_ = true;
   set_timer();
   for (const auto &one : peers) test_reach(one.first, one.second);
 }

@@ -31,13 +31,6 @@ struct AtomicHead {
 };
 static_assert(sizeof(RemoteHead) <= RDMA_MSG_MAX_HEADER && sizeof(AtomicHead) <= RDMA_MSG_MAX_HEADER, "headers fit");
 
-/* What a peer waits for, which may have to wait for room. */
-struct Answer {
-  virtual ~Answer() = default;
-  /* The next step to it. RDMA_OK: it sees to its own end now. RDMA_RESOURCE_EXHAUSTED: there is no room. */
-  virtual rdma_code_t go() = 0;
-};
-
 /* Spans of a peer's request, looked up and in use. */
 class Targets {
  public:

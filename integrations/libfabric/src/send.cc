@@ -22,7 +22,7 @@ void Ep::begun(Request *r, uint64_t id) {
   const Kind kind = r->kind.load(std::memory_order_relaxed);
   if (r->peer.load(std::memory_order_relaxed) != RDMA_PEER_ANY) watch();
   /* A peer that is gone sends nothing any more, and nothing of it waits. */
-  if ((kind == Kind::Receive || kind == Kind::MultiReceive) && gone_.get(r->peer.load(std::memory_order_relaxed)) != 0)
+  if ((kind == Kind::Receive || kind == Kind::MultiReceive) && told_.get(r->peer.load(std::memory_order_relaxed)) == kGone)
     r->stop_for(r->number(), FI_ECONNRESET);
   if (r->stopped() != 0) rdma_msg_cancel(mgr_, id);
   end_part(r);
