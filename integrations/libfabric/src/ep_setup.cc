@@ -147,7 +147,9 @@ int Ep::start_manager() {
   if (const int err = listen()) return err;
   /* A manager that is watched makes system calls whenever it is driven. */
   if (is_waited_for()) {
-    if (!domain->thread) rdma_mgr_event_fd(mgr_, &event_fd_);
+    /* Without it a wait would end by nothing that comes. */
+    const rdma_code_t code = domain->thread ? RDMA_OK : rdma_mgr_event_fd(mgr_, &event_fd_);
+    if (code != RDMA_OK) return static_cast<int>(refusal(code, FI_LOG_EP_CTRL, "rdma_mgr_event_fd"));
     /* It may be there, of an fi_enable that failed later on. */
     if (timer_fd_ < 0) timer_fd_ = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     if (timer_fd_ < 0) return -errno;

@@ -70,7 +70,8 @@ static inline double now(void) {
   return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static inline void open_side(struct side *s, struct setup how) {
+/* All but its fi_enable. */
+static inline void prepare_side(struct side *s, struct setup how) {
   memset(s, 0, sizeof *s);
   struct fi_info *hints = fi_allocinfo();
   CHECK(hints != NULL);
@@ -97,6 +98,10 @@ static inline void open_side(struct side *s, struct setup how) {
   OK(fi_ep_bind(s->ep, &s->cq->fid, FI_TRANSMIT | FI_RECV | how.bind));
   OK(fi_ep_bind(s->ep, &s->sent->fid, FI_SEND));
   OK(fi_ep_bind(s->ep, &s->received->fid, FI_RECV));
+}
+
+static inline void open_side(struct side *s, struct setup how) {
+  prepare_side(s, how);
   OK(fi_enable(s->ep));
 }
 
