@@ -5,8 +5,13 @@
 namespace rdmat {
 
 Requests::~Requests() {
-  /* Those of the manager go with it. */
+  /* Those of the manager go with it. What nobody had answered when the endpoint was closed has one still. */
   for (void *s : scratches_[0]) std::free(s);
+  for (const auto &chunk : chunks_) {
+    for (size_t i = 0; i < kChunk; ++i) {
+      if (!chunk[i].pooled) std::free(chunk[i].scratch);
+    }
+  }
 }
 
 /* What is the same whatever it is used for. */

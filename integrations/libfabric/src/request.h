@@ -63,8 +63,8 @@ struct Request {
   size_t bytes;
   uint64_t tag, data;
 
-  void *scratch;
-  bool pooled; /* the manager's memory */
+  void *scratch = nullptr;
+  bool pooled = false; /* the manager's memory */
   uint8_t small[kSmall];
 
   /* With these its messages are begun, without and with `data` beside the content. They are written once: the library reads them in
