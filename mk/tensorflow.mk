@@ -25,8 +25,8 @@ $(TF_RELEASE)/librdma_transport.so: Cargo.toml $(shell find src -name '*.rs') | 
 
 define TF_PLUGIN_RULE
 $(TF_BUILD)/rdma_tf_$(subst .,_,$(1)).so: $(TF_CACHE)/tf-$(1)/.ready $(TF_RELEASE)/librdma_transport.so \
-		include/rdma_transport.h $(TF_SRC)/CMakeLists.txt $(wildcard $(TF_SRC)/src/*)
-	cmake -S $(TF_SRC) -B $(TF_BUILD)/$(1) -DTF_VERSION=$(1) \
+		include/rdma_transport.h $(TF_SRC)/CMakeLists.txt $(wildcard $(TF_SRC)/src/*) $(TF_SRC)/tests/receive.cc
+	cmake -S $(TF_SRC) -B $(TF_BUILD)/$(1) -DTF_VERSION=$(1) -DRDMA_TF_TESTS=$(if $(filter $(TF_MAIN),$(1)),ON,OFF) \
 	  -DTF_DIR="$$$$($(call TF_PYTHON,$(1)) -c 'import importlib.util as u; print(u.find_spec("tensorflow").submodule_search_locations[0])')" \
 	  -DRDMA_INCLUDE_DIR="$$(CURDIR)/include" -DRDMA_LIBRARY="$$(CURDIR)/$(TF_RELEASE)/librdma_transport.so"
 	cmake --build $(TF_BUILD)/$(1)

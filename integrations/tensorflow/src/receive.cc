@@ -46,10 +46,14 @@ Status CheckMeta(const rdma_tensor_t& meta, tensorflow::DataType* dtype, tensorf
 
 void Receive::Start(Peers::Cache cache, std::function<void()> finished) {
   auto self = shared_from_this();
+  bool aborted = false;
   {
     const std::lock_guard<std::mutex> lock(mu_);
     finished_ = std::move(finished);
+    aborted = !status_.ok();
   }
+  // An abort before this found nothing to end, and may have been the last word: nobody need ever answer Resolve.
+  if (aborted) return Finish(Status());
   const uint64_t waiter = context_->peers().Resolve(context_, what_.worker, what_.incarnation, std::move(cache),
                                                     [self](const Status& status, const PeerRef& peer) {
                                                       if (status.ok()) {
@@ -58,7 +62,6 @@ void Receive::Start(Peers::Cache cache, std::function<void()> finished) {
                                                         self->Finish(status);
                                                       }
                                                     });
-  bool aborted = false;
   {
     const std::lock_guard<std::mutex> lock(mu_);
     waiter_ = waiter;
@@ -74,9 +77,7 @@ void Receive::Request(const PeerRef& peer) {
     aborted = !status_.ok();
     requested_ = !aborted;
   }
-  // An abort before Start had set finished_ found nothing to end; a later one may be ending it on another thread,
-  // which does no harm. Nobody here holds the locks that `finished` takes.
-  if (aborted) return Finish(Status());
+  if (aborted) return;  // StartAbort has it ended on another thread
   peer_ = peer;
   self_ = shared_from_this();
   rdma_request_t request = 0;

@@ -13,7 +13,7 @@
 namespace rdma_tf {
 
 // Life: Start → the peer's address → the transfer → perhaps a copy or parsing → `finished`, once. An abort at any
-// point makes it end early, with the abort's status.
+// point, also before Start, makes it end early, with the abort's status.
 class Receive : public tensorflow::BaseRecvTensorCall, public std::enable_shared_from_this<Receive> {
  public:
   struct What {

@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import threading
 import time
 
@@ -16,6 +17,7 @@ from conftest import DOCS, PROVIDERS, Processes, free_addresses
 tf1 = tf.compat.v1
 PS = "/job:ps/task:0"
 WORKER = "/job:worker/task:0"
+REPOSITORY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")
 
 
 def plain_config():
@@ -357,6 +359,15 @@ def test_abort_while_receives_start(pair):
             assert not thread.is_alive()
     assert pair.stats()["requests_pending"] == 0
     assert pair.responses_pending() == 0
+
+
+def test_abort_before_a_receive_starts():
+    """The abort that luck alone brings above, by the plugin's own classes."""
+    program = os.path.join(REPOSITORY, "build", "tensorflow", tf.__version__, "receive_test")
+    libraries = [os.path.join(os.path.dirname(rdma_tensorflow.__file__), "lib"), tf.sysconfig.get_lib()]
+    environment = dict(os.environ, LD_LIBRARY_PATH=":".join(libraries))
+    done = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_closed_session_ends_its_receives(pair):
