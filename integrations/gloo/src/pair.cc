@@ -90,6 +90,8 @@ void Pair::check() const {
 
 /* Longest content that goes aside, and how many may be under way. */
 static constexpr size_t kCell = 4096, kCells = 8;
+/* Milliseconds that a wait for their ends does not look itself. */
+static constexpr int64_t kLook = 10;
 
 Aside::Aside(std::shared_ptr<Worker> worker, rdma_pair_t pair, int slot, size_t size)
     : worker_(std::move(worker)), pair_(pair), slot_(slot), cell_(std::min(size, kCell)) {}
@@ -108,8 +110,6 @@ rdma_code_t Aside::open() {
 rdma_code_t Aside::send(const char *data, size_t length, size_t roffset, int64_t timeout) {
   rdma_code_t code = buffer_ ? RDMA_OK : open();
   if (code == RDMA_OK && begun_ - ended_ == kCells) code = end(timeout);
-  /* One that ended badly was heard of, and not counted. */
-  if (code == RDMA_FAILED_PRECONDITION) ended_ = begun_, code = RDMA_OK;
   if (code != RDMA_OK) return code;
   const size_t at = begun_ % kCells * cell_;
   std::memcpy(cells_.data() + at, data, length);
@@ -119,18 +119,24 @@ rdma_code_t Aside::send(const char *data, size_t length, size_t roffset, int64_t
 }
 
 rdma_code_t Aside::end(int64_t timeout) {
-  rdma_code_t code = rdma_buffer_wait_send(worker_->mgr(), buffer_, timeout);
-  if (code == RDMA_OK) ended_++;
-  return code;
+  const auto begun = std::chrono::steady_clock::now();
+  for (uint64_t sent = 0;;) {
+    rdma_code_t code = rdma_buffer_test(worker_->mgr(), buffer_, &sent, nullptr);
+    if (code != RDMA_OK) return code;
+    if (sent > 0) break;
+    const bool over = timeout != RDMA_MSG_FOREVER && std::chrono::steady_clock::now() - begun >= std::chrono::milliseconds(timeout);
+    if (over) return RDMA_DEADLINE_EXCEEDED;
+    code = rdma_mgr_wait(worker_->mgr(), kLook);
+    if (code != RDMA_OK && code != RDMA_DEADLINE_EXCEEDED) return code;
+  }
+  ended_++;
+  return rdma_buffer_wait_send(worker_->mgr(), buffer_, 1);
 }
 
 rdma_code_t Aside::waitSend(int64_t timeout) {
-  if (told_ == ended_) {
-    rdma_code_t code = end(timeout);
-    if (code != RDMA_OK) return code;
-  }
-  told_++;
-  return RDMA_OK;
+  rdma_code_t code = told_ == ended_ ? end(timeout) : RDMA_OK;
+  if (told_ < ended_) told_++;
+  return code;
 }
 
 Buffer::Buffer(std::shared_ptr<Worker> worker, rdma_pair_t pair, rdma_buffer_t buffer, int rank, std::chrono::milliseconds timeout,

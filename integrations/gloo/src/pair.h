@@ -77,6 +77,8 @@ class Aside {
 
  private:
   rdma_code_t open();
+  /* Takes the end of the next send, and counts it, whatever its code. The library's wait has one code for its own time-out and for that of
+   * a send: so it is asked when there is one. */
   rdma_code_t end(int64_t timeout);
   const std::shared_ptr<Worker> worker_;
   const rdma_pair_t pair_;

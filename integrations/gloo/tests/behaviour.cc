@@ -204,6 +204,33 @@ static void empty_then_not() {
   });
 }
 
+/* Of one that fails the others of its buffer know nothing, whether they are copied aside or not: a wait is for one send. */
+static void a_send_that_fails() {
+  std::atomic<int> stage{0};
+  const auto wait_for = [&](int wanted) { while (stage < wanted) std::this_thread::yield(); };
+  spawn(2, [&](const Context &c) {
+    const size_t size = 8192, small = 100;
+    std::vector<char> memory(size, 'x');
+    if (c->rank == 0) {
+      auto buffer = c->getPair(1)->createSendBuffer(1, memory.data(), size);
+      /* The other end's buffer does not reach so far, which is known when it is there. */
+      buffer->send(0, small, size - 1);
+      stage = 1;
+      CHECK(!error_of([&] { buffer->waitSend(); }).empty());
+      for (size_t length : {small, small, size, size, small, size}) {
+        buffer->send(0, length);
+        CHECK(error_of([&] { buffer->waitSend(); }).empty());
+      }
+      stage = 2;
+    } else {
+      wait_for(1);
+      auto buffer = c->getPair(0)->createRecvBuffer(1, memory.data(), size);
+      for (int i = 0; i < 6; i++) buffer->waitRecv();
+      wait_for(2);
+    }
+  });
+}
+
 /* Contexts made from contexts, over the connections of those. */
 static void contexts_from_contexts() {
   spawn(3, [](const Context &c) {
@@ -376,7 +403,7 @@ int main(int argc, char **argv) {
     const char *name;
     void (*run)();
   } cases[] = {{"timeouts", timeouts}, {"aborts", aborts}, {"receives_from_some", receives_from_some}, {"some_leave", some_leave},
-               {"empty_then_not", empty_then_not}, {"contexts_from_contexts", contexts_from_contexts},
+               {"empty_then_not", empty_then_not}, {"a_send_that_fails", a_send_that_fails}, {"contexts_from_contexts", contexts_from_contexts},
                {"several_on_one_device", several_on_one_device}, {"several_on_one_port", several_on_one_port},
                {"threads_on_one_context", threads_on_one_context},
                {"threads_write_over_what_they_sent", threads_write_over_what_they_sent},
