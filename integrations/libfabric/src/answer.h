@@ -24,6 +24,11 @@ class Answer {
  protected:
   /* go() of one that is ready. */
   bool deliver();
+  /* Whether the peer still waits when a result could not be sent, and has to hear why nothing comes: not if it has gone, or this
+   * end goes. */
+  static bool heard_of(rdma_code_t code) {
+    return code != RDMA_OK && code != RDMA_UNAVAILABLE && code != RDMA_CANCELLED;
+  }
   /* Begins to send it with these options. */
   virtual rdma_code_t post(rdma_msg_options_t *options, uint64_t *id) = 0;
 

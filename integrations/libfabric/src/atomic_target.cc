@@ -167,7 +167,9 @@ class Asked : public Answer {
   Asked(Ep *ep, rdma_peer_t peer, const AtomicHead &head) : Answer(ep, peer), head(head) {}
   bool go() override { return receives() ? receive() : deliver(); }
   bool receives() const override { return message != 0; }
-  void sent(rdma_code_t) override {}
+  void sent(rdma_code_t code) override {
+    if (heard_of(code)) ep->refuse_read(peer, head.number, error_of(code));
+  }
 
   const AtomicHead head;
   Targets targets;
@@ -182,9 +184,7 @@ class Asked : public Answer {
   bool receive();
   /* What was there before. */
   rdma_code_t post(rdma_msg_options_t *options, uint64_t *id) override {
-    const rdma_code_t code = rdma_msg_isend(ep->manager(), peer, kReplies, head.number, result, results, options, id);
-    if (code != RDMA_OK && code != RDMA_RESOURCE_EXHAUSTED) ep->refuse_read(peer, head.number, error_of(code));
-    return code;
+    return rdma_msg_isend(ep->manager(), peer, kReplies, head.number, result, results, options, id);
   }
 };
 

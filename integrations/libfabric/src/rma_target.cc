@@ -44,7 +44,10 @@ class Served : public Answer {
   Served(Ep *ep, rdma_peer_t peer, const RemoteHead &head) : Answer(ep, peer), head(head) {}
   bool go() override { return receives() ? receive() : deliver(); }
   bool receives() const override { return message != 0; }
-  void sent(rdma_code_t code) override { ep->count(Ep::kCntrRemoteRead, code == RDMA_OK); }
+  void sent(rdma_code_t code) override {
+    ep->count(Ep::kCntrRemoteRead, code == RDMA_OK);
+    if (heard_of(code)) ep->refuse_read(peer, head.number, error_of(code));
+  }
 
   const RemoteHead head;
   Targets targets;
@@ -102,10 +105,8 @@ rdma_code_t Served::post(rdma_msg_options_t *options, uint64_t *id) {
   const bool one = head.count == 1;
   const rdma_msg_layout_t layout = targets.layout();
   if (!one) options->layout = &layout;
-  const rdma_code_t code = rdma_msg_isend(ep->manager(), peer, kReplies, head.number, one ? targets[0].data : nullptr,
-                                          one ? targets[0].len : 0, options, id);
-  if (code != RDMA_OK && code != RDMA_RESOURCE_EXHAUSTED) ep->refuse_read(peer, head.number, error_of(code));
-  return code;
+  return rdma_msg_isend(ep->manager(), peer, kReplies, head.number, one ? targets[0].data : nullptr,
+                        one ? targets[0].len : 0, options, id);
 }
 
 }  // namespace
