@@ -36,6 +36,12 @@ void Context::connected(int rank, rdma_peer_t peer) {
   ranks_[peer] = rank;
 }
 
+void Context::timedOut() {
+  for (const auto &pair : pairs_) {
+    if (pair) static_cast<Pair &>(*pair).timedOut();
+  }
+}
+
 int Context::rankOf(rdma_peer_t peer) {
   std::lock_guard<std::mutex> lock(peers_mutex_);
   auto found = ranks_.find(peer);

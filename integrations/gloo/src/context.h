@@ -28,6 +28,8 @@ class Context : public ::gloo::transport::Context, public std::enable_shared_fro
   Pair &pair(int rank);
   /* A pair has got its other end. */
   void connected(int rank, rdma_peer_t peer);
+  /* A wait has timed out: closes all pairs, as Gloo's tcp does. */
+  void timedOut();
   /* Whose number this is, -1: nobody's. */
   int rankOf(rdma_peer_t peer);
 

@@ -23,12 +23,30 @@ std::string Address::str() const {
   return hex;
 }
 
+End::End(std::shared_ptr<Worker> worker, uint64_t rank, int64_t timeout) : worker(std::move(worker)) {
+  Check(rdma_pair_create(mgr(), rank, timeout, &pair), "rdma_pair_create");
+}
+
+/* Once it is closed it is not there. */
+void End::close() { rdma_pair_close(mgr(), pair); }
+
+void End::timedOut() {
+  timed_out_ = true;
+  close();
+}
+
+void End::check() const {
+  if (timed_out_) GLOO_THROW_IO_EXCEPTION("Application timeout caused pair closure");
+}
+
 Pair::Pair(Context *context, std::shared_ptr<Worker> worker, int rank, std::chrono::milliseconds timeout)
-    : context_(context), worker_(std::move(worker)), rank_(rank), timeout_(timeout) {
-  Check(rdma_pair_create(worker_->mgr(), static_cast<uint64_t>(rank), Millis(timeout), &pair_), "rdma_pair_create");
+    : context_(context),
+      rank_(rank),
+      timeout_(timeout),
+      end_(std::make_shared<End>(std::move(worker), static_cast<uint64_t>(rank), Millis(timeout))) {
   std::vector<char> bytes(RDMA_PAIR_ADDRESS_MAX);
   size_t len = 0;
-  Check(rdma_pair_address(worker_->mgr(), pair_, reinterpret_cast<uint8_t *>(bytes.data()), bytes.size(), &len),
+  Check(rdma_pair_address(end_->mgr(), end_->pair, reinterpret_cast<uint8_t *>(bytes.data()), bytes.size(), &len),
         "rdma_pair_address");
   if (len > Address::kMaxByteSize)
     GLOO_THROW_IO_EXCEPTION("the address of a pair has ", len, " bytes, Gloo allows ", size_t{Address::kMaxByteSize},
@@ -40,41 +58,43 @@ Pair::Pair(Context *context, std::shared_ptr<Worker> worker, int rank, std::chro
 Pair::~Pair() { close(); }
 
 void Pair::connect(const std::vector<char> &bytes) {
-  Check(rdma_pair_connect(worker_->mgr(), pair_, reinterpret_cast<const uint8_t *>(bytes.data()), bytes.size(), 0),
+  Check(rdma_pair_connect(end_->mgr(), end_->pair, reinterpret_cast<const uint8_t *>(bytes.data()), bytes.size(), 0),
         "rdma_pair_connect");
   rdma_pair_info_t info{};
   info.struct_size = sizeof info;
-  Check(rdma_pair_info(worker_->mgr(), pair_, &info), "rdma_pair_info");
+  Check(rdma_pair_info(end_->mgr(), end_->pair, &info), "rdma_pair_info");
   peer_ = info.peer;
   context_->connected(rank_, info.peer);
 }
 
 void Pair::close() {
-  rdma_pair_t pair = pair_;
-  pair_ = 0;
-  if (pair) rdma_pair_close(worker_->mgr(), pair);
+  closed_ = true;
+  end_->close();
 }
 
 std::unique_ptr<::gloo::transport::Buffer> Pair::createSendBuffer(int slot, void *ptr, size_t size) {
   rdma_buffer_t buffer = 0;
-  Check(rdma_buffer_create_send(worker_->mgr(), pair_, static_cast<uint64_t>(slot), ptr, size, nullptr, nullptr, &buffer),
+  end_->check();
+  Check(rdma_buffer_create_send(end_->mgr(), end_->pair, static_cast<uint64_t>(slot), ptr, size, nullptr, nullptr, &buffer),
         "rdma_buffer_create_send");
   return std::unique_ptr<::gloo::transport::Buffer>(
-      new Buffer(worker_, pair_, buffer, rank_, timeout_, slot, ptr, size, true));
+      new Buffer(end_, buffer, rank_, timeout_, slot, ptr, size, true));
 }
 
 std::unique_ptr<::gloo::transport::Buffer> Pair::createRecvBuffer(int slot, void *ptr, size_t size) {
   rdma_buffer_t buffer = 0;
-  Check(rdma_buffer_create_recv(worker_->mgr(), pair_, static_cast<uint64_t>(slot), ptr, size, nullptr, nullptr, &buffer),
+  end_->check();
+  Check(rdma_buffer_create_recv(end_->mgr(), end_->pair, static_cast<uint64_t>(slot), ptr, size, nullptr, nullptr, &buffer),
         "rdma_buffer_create_recv");
   return std::unique_ptr<::gloo::transport::Buffer>(
-      new Buffer(worker_, pair_, buffer, rank_, timeout_, slot, ptr, size, false));
+      new Buffer(end_, buffer, rank_, timeout_, slot, ptr, size, false));
 }
 
 void Pair::send(UnboundBuffer *buf, uint64_t tag, size_t offset, size_t nbytes) { buf->send(rank_, tag, offset, nbytes); }
 void Pair::recv(UnboundBuffer *buf, uint64_t tag, size_t offset, size_t nbytes) { buf->recv(rank_, tag, offset, nbytes); }
 
 rdma_peer_t Pair::peer() const {
+  end_->check();
   rdma_peer_t peer = peer_;
   if (!peer) GLOO_THROW_INVALID_OPERATION_EXCEPTION("the pair with rank ", rank_, " is not connected");
   return peer;
@@ -83,8 +103,9 @@ rdma_peer_t Pair::peer() const {
 void Pair::check() const {
   rdma_pair_info_t info{};
   info.struct_size = sizeof info;
-  if (pair_ == 0) GLOO_THROW_IO_EXCEPTION("the pair with rank ", rank_, " is closed");
-  Check(rdma_pair_info(worker_->mgr(), pair_, &info), "rdma_pair_info");
+  end_->check();
+  if (closed_) GLOO_THROW_IO_EXCEPTION("the pair with rank ", rank_, " is closed");
+  Check(rdma_pair_info(end_->mgr(), end_->pair, &info), "rdma_pair_info");
   if (info.state == RDMA_PAIR_BROKEN) Fail(info.code, "the pair with rank " + std::to_string(rank_));
 }
 
@@ -93,17 +114,16 @@ static constexpr size_t kCell = 4096, kCells = 8;
 /* Milliseconds that a wait for their ends does not look itself. */
 static constexpr int64_t kLook = 10;
 
-Aside::Aside(std::shared_ptr<Worker> worker, rdma_pair_t pair, int slot, size_t size)
-    : worker_(std::move(worker)), pair_(pair), slot_(slot), cell_(std::min(size, kCell)) {}
+Aside::Aside(std::shared_ptr<End> end, int slot, size_t size) : end_(std::move(end)), slot_(slot), cell_(std::min(size, kCell)) {}
 
 /* Not there any more if its pair was closed. */
 Aside::~Aside() {
-  if (buffer_) rdma_buffer_destroy(worker_->mgr(), buffer_);
+  if (buffer_) rdma_buffer_destroy(end_->mgr(), buffer_);
 }
 
 rdma_code_t Aside::open() {
   cells_.resize(kCells * cell_);
-  return rdma_buffer_create_send(worker_->mgr(), pair_, static_cast<uint64_t>(slot_), cells_.data(), cells_.size(), nullptr, nullptr,
+  return rdma_buffer_create_send(end_->mgr(), end_->pair, static_cast<uint64_t>(slot_), cells_.data(), cells_.size(), nullptr, nullptr,
                                  &buffer_);
 }
 
@@ -113,7 +133,7 @@ rdma_code_t Aside::send(const char *data, size_t length, size_t roffset, int64_t
   if (code != RDMA_OK) return code;
   const size_t at = begun_ % kCells * cell_;
   std::memcpy(cells_.data() + at, data, length);
-  code = rdma_buffer_send(worker_->mgr(), buffer_, at, length, roffset);
+  code = rdma_buffer_send(end_->mgr(), buffer_, at, length, roffset);
   if (code == RDMA_OK) begun_++;
   return code;
 }
@@ -121,16 +141,16 @@ rdma_code_t Aside::send(const char *data, size_t length, size_t roffset, int64_t
 rdma_code_t Aside::end(int64_t timeout) {
   const auto begun = std::chrono::steady_clock::now();
   for (uint64_t sent = 0;;) {
-    rdma_code_t code = rdma_buffer_test(worker_->mgr(), buffer_, &sent, nullptr);
+    rdma_code_t code = rdma_buffer_test(end_->mgr(), buffer_, &sent, nullptr);
     if (code != RDMA_OK) return code;
     if (sent > 0) break;
     const bool over = timeout != RDMA_MSG_FOREVER && std::chrono::steady_clock::now() - begun >= std::chrono::milliseconds(timeout);
     if (over) return RDMA_DEADLINE_EXCEEDED;
-    code = rdma_mgr_wait(worker_->mgr(), kLook);
+    code = rdma_mgr_wait(end_->mgr(), kLook);
     if (code != RDMA_OK && code != RDMA_DEADLINE_EXCEEDED) return code;
   }
   ended_++;
-  return rdma_buffer_wait_send(worker_->mgr(), buffer_, 1);
+  return rdma_buffer_wait_send(end_->mgr(), buffer_, 1);
 }
 
 rdma_code_t Aside::waitSend(int64_t timeout) {
@@ -139,20 +159,25 @@ rdma_code_t Aside::waitSend(int64_t timeout) {
   return code;
 }
 
-Buffer::Buffer(std::shared_ptr<Worker> worker, rdma_pair_t pair, rdma_buffer_t buffer, int rank, std::chrono::milliseconds timeout,
-               int slot, void *ptr, size_t size, bool sends)
-    : ::gloo::transport::Buffer(slot, ptr, size), worker_(std::move(worker)), pair_(pair), buffer_(buffer),
+Buffer::Buffer(std::shared_ptr<End> end, rdma_buffer_t buffer, int rank, std::chrono::milliseconds timeout, int slot, void *ptr, size_t size,
+               bool sends)
+    : ::gloo::transport::Buffer(slot, ptr, size),
+      end_(std::move(end)),
+      buffer_(buffer),
       rank_(rank),
       timeout_(timeout),
-      aside_(worker_, pair, slot, sends ? size : 0) {}
+      aside_(end_, slot, sends ? size : 0) {}
 
 /* Not there any more if its pair was closed. */
-Buffer::~Buffer() { rdma_buffer_destroy(worker_->mgr(), buffer_); }
+Buffer::~Buffer() { rdma_buffer_destroy(end_->mgr(), buffer_); }
 
-void Buffer::fail(rdma_code_t code, const char *what) const {
-  std::string text = std::string(what) + " of slot " + std::to_string(slot_) + ", rank " + std::to_string(rank_);
-  if (code == RDMA_DEADLINE_EXCEEDED) text = "Timed out: " + text;
-  Fail(code, text);
+void Buffer::fail(rdma_code_t code, const char *what) {
+  const std::string text = std::string(what) + " of slot " + std::to_string(slot_) + ", rank " + std::to_string(rank_);
+  end_->check();
+  if (code != RDMA_DEADLINE_EXCEEDED) Fail(code, text);
+  const std::string why = LastError();
+  end_->timedOut();
+  GLOO_THROW_IO_EXCEPTION("Timed out: ", text, ": ", why);
 }
 
 void Buffer::send(size_t offset, size_t length, size_t roffset) {
@@ -161,17 +186,22 @@ void Buffer::send(size_t offset, size_t length, size_t roffset) {
     std::lock_guard<std::mutex> lock(mutex_);
     code = aside_.send(static_cast<const char *>(ptr_) + offset, length, roffset, Millis(timeout_));
   } else {
-    code = rdma_buffer_send(worker_->mgr(), buffer_, offset, length, roffset);
-    if (code == RDMA_OK && length > 0) worker_->sending(pair_);
+    code = rdma_buffer_send(end_->mgr(), buffer_, offset, length, roffset);
+    if (code == RDMA_OK && length > 0) end_->worker->sending(end_->pair);
   }
   if (code == RDMA_OUT_OF_RANGE) GLOO_ENFORCE(false, LastError());
   if (code != RDMA_OK) fail(code, "send");
 }
 
 void Buffer::waitRecv() {
-  rdma_code_t code = rdma_buffer_wait_recv(worker_->mgr(), buffer_, Millis(timeout_));
+  rdma_code_t code = rdma_buffer_wait_recv(end_->mgr(), buffer_, Millis(timeout_));
   if (code != RDMA_OK) fail(code, "waitRecv");
-  worker_->settle(timeout_);
+  try {
+    end_->worker->settle(timeout_);
+  } catch (const ::gloo::IoException &) {
+    end_->timedOut();
+    throw;
+  }
 }
 
 void Buffer::waitSend() {
@@ -181,7 +211,7 @@ void Buffer::waitSend() {
     code = aside_.waitSend(Millis(timeout_));
   } else {
     lock.unlock();
-    code = rdma_buffer_wait_send(worker_->mgr(), buffer_, Millis(timeout_));
+    code = rdma_buffer_wait_send(end_->mgr(), buffer_, Millis(timeout_));
   }
   if (code != RDMA_OK) fail(code, "waitSend");
 }

@@ -31,6 +31,24 @@ class Address : public ::gloo::transport::Address {
   const std::vector<char> bytes_;
 };
 
+/* One end of a pair, which its buffers share. After a time-out it is closed, as Gloo's tcp does it: what is late would be taken for what is
+ * asked for next. */
+class End {
+ public:
+  End(std::shared_ptr<Worker> worker, uint64_t rank, int64_t timeout);
+  rdma_mgr_t *mgr() const { return worker->mgr(); }
+  void close();
+  void timedOut();
+  /* Throws if it has timed out. */
+  void check() const;
+
+  const std::shared_ptr<Worker> worker;
+  rdma_pair_t pair = 0;
+
+ private:
+  std::atomic<bool> timed_out_{false};
+};
+
 class Pair : public ::gloo::transport::Pair {
  public:
   Pair(Context *context, std::shared_ptr<Worker> worker, int rank, std::chrono::milliseconds timeout);
@@ -50,22 +68,23 @@ class Pair : public ::gloo::transport::Pair {
   rdma_peer_t peer() const;
   /* Throws why the pair is broken, if it is. */
   void check() const;
+  void timedOut() { end_->timedOut(); }
 
  private:
   Context *const context_;
-  const std::shared_ptr<Worker> worker_;
   const int rank_;
   const std::chrono::milliseconds timeout_;
-  rdma_pair_t pair_ = 0;
+  const std::shared_ptr<End> end_;
   std::unique_ptr<Address> address_;
   std::atomic<rdma_peer_t> peer_{0};
+  std::atomic<bool> closed_{false};
 };
 
 /* A short content is copied aside and sent from there: its memory is free when send returns, as Gloo's older algorithms expect, and nobody
  * has to wait for that. */
 class Aside {
  public:
-  Aside(std::shared_ptr<Worker> worker, rdma_pair_t pair, int slot, size_t size);
+  Aside(std::shared_ptr<End> end, int slot, size_t size);
   ~Aside();
   Aside(const Aside &) = delete;
   Aside &operator=(const Aside &) = delete;
@@ -80,8 +99,7 @@ class Aside {
   /* Takes the end of the next send, and counts it, whatever its code. The library's wait has one code for its own time-out and for that of
    * a send: so it is asked when there is one. */
   rdma_code_t end(int64_t timeout);
-  const std::shared_ptr<Worker> worker_;
-  const rdma_pair_t pair_;
+  const std::shared_ptr<End> end_;
   const int slot_;
   const size_t cell_;
   rdma_buffer_t buffer_ = 0;
@@ -91,17 +109,16 @@ class Aside {
 
 class Buffer : public ::gloo::transport::Buffer {
  public:
-  Buffer(std::shared_ptr<Worker> worker, rdma_pair_t pair, rdma_buffer_t buffer, int rank, std::chrono::milliseconds timeout, int slot,
-         void *ptr, size_t size, bool sends);
+  Buffer(std::shared_ptr<End> end, rdma_buffer_t buffer, int rank, std::chrono::milliseconds timeout, int slot, void *ptr, size_t size,
+         bool sends);
   ~Buffer() override;
   void send(size_t offset, size_t length, size_t roffset) override;
   void waitRecv() override;
   void waitSend() override;
 
  private:
-  [[noreturn]] void fail(rdma_code_t code, const char *what) const;
-  const std::shared_ptr<Worker> worker_;
-  const rdma_pair_t pair_;
+  [[noreturn]] void fail(rdma_code_t code, const char *what);
+  const std::shared_ptr<End> end_;
   const rdma_buffer_t buffer_;
   const int rank_;
   const std::chrono::milliseconds timeout_;

@@ -135,8 +135,10 @@ bool UnboundBuffer::wait(Direction &direction, int *rank, std::chrono::milliseco
     /* What came before a pair broke is still to be had: one more look. */
     if (last) check(direction);
     last = broken(direction);
-    if (timeout != kNoTimeout && Clock::now() >= until && !last)
+    if (timeout != kNoTimeout && Clock::now() >= until && !last) {
+      context_->timedOut();
       GLOO_THROW_IO_EXCEPTION("Timed out waiting ", timeout.count(), "ms for ", what, " operation to complete");
+    }
   }
 }
 

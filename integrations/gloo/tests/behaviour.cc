@@ -88,19 +88,86 @@ static int free_port() {
   return ntohs(address.sin_port);
 }
 
+static bool says(const std::string &error, const char *what) { return error.find(what) != std::string::npos; }
+
+/* A wait that times out closes what it waited on, at both ends, as Gloo's tcp does: of a bound buffer its pair, otherwise all of the
+ * context. */
 static void timeouts() {
-  spawn(2, [](const Context &c) {
-    char memory[8] = "";
-    int other = 1 - c->rank;
-    auto bound = c->getPair(other)->createRecvBuffer(1, memory, 8);
-    auto begun = std::chrono::steady_clock::now();
-    CHECK(error_of([&] { bound->waitRecv(); }).find("Timed out") != std::string::npos);
-    CHECK(std::chrono::steady_clock::now() - begun >= Millis(90));
-    auto unbound = c->createUnboundBuffer(memory, 8);
-    unbound->recv(other, 77);
-    CHECK(error_of([&] { unbound->waitRecv(nullptr, Millis(50)); }).find("Timed out") != std::string::npos);
-    CHECK(error_of([&] { unbound->waitSend(nullptr, Millis(50)); }).find("Timed out") != std::string::npos);
-  }, Millis(100));
+  enum { kBound, kRecv, kSend };
+  for (int kind : {kBound, kRecv, kSend}) {
+    std::atomic<int> ended{0};
+    spawn(3, [&](const Context &c) {
+      int value = 0;
+      auto buffer = c->createUnboundBuffer(&value, sizeof value);
+      auto pair = [&](int rank) -> gloo::transport::Pair & { return *c->getPair(rank); };
+      if (c->rank == 0) {
+        auto bound = pair(1).createRecvBuffer(1, &value, sizeof value);
+        if (kind == kRecv) buffer->recv(1, 77);
+        auto begun = std::chrono::steady_clock::now();
+        std::string error = error_of([&] {
+          if (kind == kBound) bound->waitRecv();
+          if (kind == kRecv) buffer->waitRecv(nullptr, Millis(100));
+          if (kind == kSend) buffer->waitSend(nullptr, Millis(100));
+        });
+        CHECK(says(error, "Timed out"));
+        CHECK(std::chrono::steady_clock::now() - begun >= Millis(90));
+        /* What is asked for later is not begun, and a bound buffer has ended. */
+        const char *why = "Application timeout caused pair closure";
+        CHECK(says(error_of([&] { bound->waitRecv(); }), why));
+        CHECK(says(error_of([&] { buffer->send(1, 7); }), why));
+        CHECK(says(error_of([&] { buffer->recv(1, 7); }), why));
+        CHECK(says(error_of([&] { buffer->recv({1, 2}, 7); }), why));
+        if (kind != kBound) CHECK(says(error_of([&] { buffer->send(2, 7); }), why));
+        ended++;
+      } else if (c->rank == 1 || kind != kBound) {
+        std::string error = error_of([&] {
+          buffer->recv(0, 78);
+          buffer->waitRecv(nullptr, Millis(30000));
+        });
+        CHECK(!error.empty() && !says(error, "Timed out"));
+        ended++;
+      } else {
+        while (ended != 2) std::this_thread::yield();
+        CHECK(error_of([&] { buffer->send(0, 7); }).empty());
+      }
+      while (ended < (kind == kBound ? 2 : 3)) std::this_thread::yield();
+    }, Millis(kind == kBound ? 1000 : 60000));
+  }
+}
+
+/* A receive after one that has timed out does not get that one's message. */
+static void late_messages() {
+  std::atomic<int> stage{0};
+  const auto wait_for = [&](int wanted) { while (stage < wanted) std::this_thread::yield(); };
+  spawn(2, [&](const Context &c) {
+    int value = c->rank;
+    if (c->rank == 0) {
+      {
+        auto buffer = c->createUnboundBuffer(&value, sizeof value);
+        buffer->recv(1, 9);
+        CHECK(says(error_of([&] { buffer->waitRecv(nullptr, Millis(50)); }), "Timed out"));
+      }
+      stage = 1;
+      wait_for(2);
+      CHECK(!error_of([&] {
+        auto buffer = c->createUnboundBuffer(&value, sizeof value);
+        buffer->recv(1, 9);
+        buffer->waitRecv(nullptr, Millis(30000));
+      }).empty());
+      CHECK(value == 0);
+      stage = 3;
+    } else {
+      wait_for(1);
+      auto buffer = c->createUnboundBuffer(&value, sizeof value);
+      /* It may not have heard yet. */
+      error_of([&] {
+        buffer->send(0, 9);
+        buffer->waitSend(nullptr, Millis(30000));
+      });
+      stage = 2;
+      wait_for(3);
+    }
+  });
 }
 
 static void aborts() {
@@ -402,7 +469,8 @@ int main(int argc, char **argv) {
   struct {
     const char *name;
     void (*run)();
-  } cases[] = {{"timeouts", timeouts}, {"aborts", aborts}, {"receives_from_some", receives_from_some}, {"some_leave", some_leave},
+  } cases[] = {{"timeouts", timeouts}, {"late_messages", late_messages}, {"aborts", aborts},
+               {"receives_from_some", receives_from_some}, {"some_leave", some_leave},
                {"empty_then_not", empty_then_not}, {"a_send_that_fails", a_send_that_fails}, {"contexts_from_contexts", contexts_from_contexts},
                {"several_on_one_device", several_on_one_device}, {"several_on_one_port", several_on_one_port},
                {"threads_on_one_context", threads_on_one_context},
