@@ -387,3 +387,40 @@ fn r19_however_many_copies_are_kept_calls_and_deadlines_go_on() {
     goes_on(&a.m, "a", &other.m, "afterwards");
     [b, a, other].into_iter().for_each(Node::end);
 }
+
+/// The progress thread is kept, another thread in a turn of its own, and one stands in. When the second is back that one
+/// leaves, and the next has seen nothing to look at for long: it has to hear of that.
+#[test]
+fn r19_who_watches_hears_that_who_stood_in_has_left() {
+    const LEN: usize = 256 << 10;
+    let (Some(first), Some(second)) = (slow(LEN), slow(LEN)) else { return };
+    let (a, b, other) = three(ProviderKind::Tcp);
+    let got = [(&b, &b"first"[..]), (&other, b"second")]
+        .map(|(m, key)| recv(&m.m, "a", key, Target::Library, LONG));
+    let asked = |peer| a.m.peer_info(peer).unwrap().requests_received > 0;
+    let begun = Instant::now();
+    while !(asked("b") && asked("other")) {
+        assert!(begun.elapsed() < LONG, "nobody asks");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let mut sent = vec![send(&a.m, b"first", first.tensor())];
+    first.wait_for_fault();
+    sent.push(send(&a.m, b"second", second.tensor()));
+    let m = a.m.clone();
+    let turns = std::thread::spawn(move || m.progress());
+    second.wait_for_fault();
+    // Who watches looks for a second, and then waits to be told.
+    std::thread::sleep(Duration::from_millis(1500));
+    second.serve();
+    let never = recv(&a.m, "b", b"never", Target::Library, Duration::from_millis(300));
+    let ended = never.recv_timeout(Duration::from_secs(8));
+    first.serve();
+    let status = ended.expect("nobody drives").unwrap_err();
+    assert_eq!(status.code, Code::DeadlineExceeded, "{status}");
+    for end in got {
+        assert!(end.recv_timeout(LONG).unwrap().unwrap() == vec![0; LEN]);
+    }
+    sent.into_iter().for_each(|end| end.recv_timeout(LONG).unwrap().unwrap());
+    turns.join().unwrap().unwrap();
+    [b, a, other].into_iter().for_each(Node::end);
+}

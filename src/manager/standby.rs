@@ -171,7 +171,12 @@ impl Manager {
             let closing = || self.drivers.closing.load(Ordering::SeqCst);
             let over = || closing() || standby.running.load(Ordering::SeqCst) < kept;
             self.drive_guarded(&Arc::new(Waiter::default()), over);
-            standby.lock.lock().driving -= 1;
+            {
+                // Others may be all that is left now, and kept: who watches looks only when it is told to.
+                let mut threads = standby.lock.lock();
+                threads.driving -= 1;
+                standby.wake.notify_all();
+            }
             if last {
                 self.core.lock().bar_copies(false);
             }
