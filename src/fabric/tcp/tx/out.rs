@@ -59,7 +59,7 @@ impl Tx {
     /// Whether content of the application is among what `gather` would list.
     pub fn has_content(&self) -> bool {
         let content = |seg: &Seg| matches!(seg, Seg::Local { .. } | Seg::Region { .. });
-        self.wire.iter().take(IOVS).any(content)
+        self.wire.iter().filter(|seg| seg.left() > 0).take(IOVS).any(content)
     }
 
     /// Whether all content of the application that waits lies in this memory.
@@ -173,6 +173,31 @@ impl Tx {
                 _ => {}
             }
             self.wire.pop_front();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fabric::tcp::EMPTY;
+
+    /// Whoever asks before it gathers comes upon no memory of the application unawares.
+    #[test]
+    fn content_behind_writes_that_were_copied_is_found() {
+        let content = [3u8; 64];
+        let at = content.as_ptr() as u64;
+        for copied in 0..2 * IOVS as u32 {
+            let mut tx = Tx::default();
+            for seq in 0..copied {
+                tx.write_copied(seq, &[2; 8], 4096, 1, None).expect("room");
+            }
+            tx.write(copied, at, content.len() as u64, 4096, 1, None, None);
+            assert!(tx.fill(None, true));
+            let mut iovs = [EMPTY; IOVS];
+            let (n, _) = tx.gather(&RegionTable::new(), &mut iovs);
+            let listed = iovs[..n].iter().any(|part| part.iov_base as u64 == at);
+            assert_eq!(tx.has_content(), listed, "behind {copied}");
         }
     }
 }
