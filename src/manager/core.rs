@@ -11,7 +11,7 @@ use super::sys::Tag;
 use super::wheel::Ground;
 use super::world::World;
 use crate::bootstrap::{BootEvent, Bootstrap};
-use crate::engine::Engine;
+use crate::engine::{Engine, Fx};
 use crate::fabric::{EpId, Event, One, ProviderKind, View};
 use crate::limits::HANDSHAKES;
 use crate::log;
@@ -442,6 +442,12 @@ impl Core {
             .flatten()
             .filter_map(|a| (!a.has_delivered()).then_some(()));
         waiting.count() == 0 && !self.engine.has_pending()
+    }
+
+    /// A number that changes whenever content moves on a connection.
+    pub fn progress(&self) -> u64 {
+        let marks = self.world.connections.keys().map(|&ch| self.world.progress_mark(ch));
+        marks.fold(0, u64::wrapping_add)
     }
 
     /// Ends endpoints that never became channels.

@@ -217,14 +217,17 @@ impl Manager {
     /// where a peer takes nothing.
     fn deliver(&self) {
         let begun = Instant::now();
-        let mut moved = begun;
+        let (mut moved, mut taken) = (begun, 0);
         loop {
-            if self.turn() > 0 {
-                moved = Instant::now();
-            }
+            let events = self.turn();
             let mut core = self.core.lock();
             let all = core.has_delivered();
+            let before = std::mem::replace(&mut taken, core.progress());
             drop(core);
+            // No event tells of what a peer's system takes out of a socket.
+            if events > 0 || taken != before {
+                moved = Instant::now();
+            }
             if all || moved.elapsed() > DELIVERY_STALL || begun.elapsed() > DELIVERY {
                 return;
             }

@@ -92,6 +92,8 @@ pub struct Endpoint {
     share: usize,
     /// Bytes that the socket has taken and given.
     pub moved: u64,
+    /// Bytes that the peer's system had not taken when it was last asked.
+    owed: u64,
     /// Copies of its content that are left to others.
     pub moves: Moves,
 }
@@ -150,6 +152,7 @@ impl Endpoint {
             quiet: 0,
             share: RECV,
             moved: 0,
+            owed: 0,
             moves: Moves::default(),
         }
     }
@@ -309,6 +312,14 @@ impl Endpoint {
             sock::push(sock.as_fd());
             self.burst.sent(0, false);
         }
+    }
+
+    /// Whether the peer's system has all that was posted. What it has the peer reads, however this socket ends.
+    pub fn has_delivered(&mut self) -> bool {
+        let Some(sock) = self.sock.as_ref().filter(|_| self.broken.is_none()) else { return true };
+        let before = std::mem::replace(&mut self.owed, sock::unacknowledged(sock.as_fd()));
+        self.moved = self.moved.wrapping_add(before.saturating_sub(self.owed));
+        self.owed == 0 && (self.stream.tx.is_idle() || self.stream.tx.only_ack())
     }
 
     /// Somebody may sleep, and not poll before something tells: of what waits for the socket that does.

@@ -104,6 +104,28 @@ pub fn retransmits(fd: BorrowedFd<'_>) -> u8 {
     if rc == 0 { info.tcpi_retransmits } else { 0 }
 }
 
+fn get_int(fd: BorrowedFd<'_>, option: i32) -> io::Result<libc::c_int> {
+    let mut value: libc::c_int = 0;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    let out = (&raw mut value).cast();
+    // SAFETY: the buffer and its length belong together.
+    let rc = unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, option, out, &mut len) };
+    cvt(rc as isize).map(|_| value)
+}
+
+/// Bytes that the socket took and the peer's system has not: a reset, as of a socket that is closed with input that nobody
+/// has read, takes them back.
+pub fn unacknowledged(fd: BorrowedFd<'_>) -> u64 {
+    // What another socket of this system took lies at the peer's.
+    if get_int(fd, libc::SO_DOMAIN).is_ok_and(|domain| domain == libc::AF_UNIX) {
+        return 0;
+    }
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the request (of a socket: SIOCOUTQ) writes one int.
+    let rc = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if rc == 0 { bytes.max(0) as u64 } else { 0 }
+}
+
 /// Receive buffer of a connection on this host, in bytes; a limit, not memory that is used.
 const LOOPBACK_BUFFER: i32 = 4 << 20;
 
@@ -135,19 +157,7 @@ fn is_loopback(fd: BorrowedFd<'_>) -> bool {
 
 /// Checks that this is a connected stream socket and sets its options.
 pub fn prepare(fd: BorrowedFd<'_>) -> Result<(), Status> {
-    let mut kind: libc::c_int = 0;
-    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the buffer and its length belong together.
-    let rc = unsafe {
-        libc::getsockopt(
-            fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_TYPE,
-            (&raw mut kind).cast(),
-            &mut len,
-        )
-    };
-    cvt(rc as isize).map_err(|e| Status::os("type of the socket", &e))?;
+    let kind = get_int(fd, libc::SO_TYPE).map_err(|e| Status::os("type of the socket", &e))?;
     if kind != libc::SOCK_STREAM {
         return Err(Status::invalid(format!("socket of type {kind}; a stream socket is needed")));
     }
