@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use rdma_transport::api::*;
+use rdma_transport::bootstrap::AddressBlob;
 use rdma_transport::config::Config;
 use rdma_transport::fabric::ProviderKind;
 use rdma_transport::manager::Manager;
@@ -120,4 +121,16 @@ fn r06_a_peer_that_dies_while_connecting_is_unavailable() {
     assert!(status.message.contains("ended while connecting"), "{status}");
     let status = waiter.join().unwrap().unwrap_err();
     assert_eq!((status.code, status.reason), (Code::Unavailable, Reason::PeerGone), "{status}");
+}
+
+/// Each silent address takes a second of a dial's five. The next dial begins with those that there was no time for.
+#[test]
+fn r06_addresses_behind_silent_ones_are_reached() {
+    let (a, b) = (manager("a"), manager("b"));
+    let to: SocketAddr = b.listen("127.0.0.1:0").unwrap().parse().unwrap();
+    let silent: Vec<_> = (0..5).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let mut blob = AddressBlob::decode(&b.export_address().unwrap()).unwrap();
+    blob.addrs = silent.iter().map(|l| l.local_addr().unwrap()).chain([to]).collect();
+    a.import_address(&blob.encode().unwrap()).unwrap();
+    a.connect("b", Some(Duration::from_secs(20))).unwrap();
 }

@@ -207,6 +207,8 @@ pub enum BootEvent {
         retryable: bool,
         /// What it tells of the peer.
         met: Met,
+        /// So many of the addresses were tried, from the first on. For the others there was no time.
+        tried: usize,
     },
     /// An incoming connection was turned away. For the log and the counters; nothing is to be done.
     Rejected {

@@ -373,8 +373,8 @@ impl Core {
                 BootEvent::Failed { token, status, .. } if rails::rail_of(token).is_some() => {
                     self.rail_failed(token as u32, &status)
                 }
-                BootEvent::Failed { token, status, retryable, met } => {
-                    self.dial_failed(token as u32, status, retryable, met)
+                BootEvent::Failed { token, status, retryable, met, tried } => {
+                    self.dial_failed(token as u32, status, retryable, (met, tried))
                 }
                 BootEvent::Rejected { addr, status, left } => {
                     let from = addr.map_or_else(|| "?".to_owned(), |a| a.to_string());

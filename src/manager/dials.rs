@@ -46,6 +46,12 @@ impl Route {
         }
         self.dialled.take()
     }
+
+    /// The next dial begins behind so many addresses, for which silent ones before them left no time.
+    fn put_last(&mut self, tried: usize) {
+        let tried = tried.min(self.addrs.len());
+        self.addrs.rotate_left(tried);
+    }
 }
 
 impl Core {
@@ -184,7 +190,16 @@ impl Core {
     /// A pass over a peer's addresses found no way. Only an answer that the next pass would hear too
     /// ends what waits for the connection; silence and chance are tried again, until each operation's
     /// own deadline.
-    pub(super) fn dial_failed(&mut self, peer: u32, status: Status, retryable: bool, met: Met) {
+    pub(super) fn dial_failed(
+        &mut self,
+        peer: u32,
+        status: Status,
+        retryable: bool,
+        (met, tried): (Met, usize),
+    ) {
+        if let Some(route) = self.world.routes.get_mut(&peer) {
+            route.put_last(tried);
+        }
         if Core::is_unnamed(peer) {
             let pause = self.world.routes.get_mut(&peer).map(|r| r.backoff.pause(random()));
             return self.not_met(peer, status, retryable, pause.unwrap_or_default());

@@ -57,7 +57,7 @@ pub struct Connection {
 /// How a peer is reached.
 #[derive(Default)]
 pub struct Route {
-    /// Addresses, the best first.
+    /// Addresses, in the order in which they are tried: the best first, but behind those that there was no time for.
     pub addrs: Vec<SocketAddr>,
     /// The text that was given.
     pub text: String,

@@ -28,8 +28,8 @@ pub(super) struct Dial {
 impl Bootstrap {
     /// Connects to the first of `addrs` that leads to `expect` (its name and, if given, its
     /// incarnation). Starts at the next `poll`, ends in one `Ready` or `Failed` with this token,
-    /// at `deadline` at the latest. One pass over the addresses: to try again, with a pause, is
-    /// the caller's, and so are the deadlines of the operations that wait for it.
+    /// at `deadline` at the latest. One pass over the addresses: to try again, with a pause, and first
+    /// those that there was no time for, is the caller's, and so are the deadlines of the operations that wait for it.
     pub fn dial(
         &mut self,
         token: u64,
@@ -174,7 +174,8 @@ impl Dial {
         let what = if tries.is_empty() { status.message.clone() } else { tries.join("; ") };
         let retryable = is_retryable(&status);
         status.message = format!("cannot connect{whom}: {what}");
-        BootEvent::Failed { token: self.token, status, retryable, met }
+        let tried = self.errors.len();
+        BootEvent::Failed { token: self.token, status, retryable, met, tried }
     }
 }
 
