@@ -290,3 +290,20 @@ fn connections_that_break_hand_their_part_to_the_others() {
         b.destroy().unwrap();
     }
 }
+
+/// Whoever names a peer's address again while its rails are dialled loses none.
+#[test]
+fn a_peer_that_is_named_again_has_all_its_connections() {
+    let (a, b) = pair(config("a", ProviderKind::Tcp, 8), config("b", ProviderKind::Tcp, 8));
+    let address = b.export_address().unwrap();
+    a.connect("b", Some(LONG)).unwrap();
+    let begun = Instant::now();
+    while a.peer_info("b").unwrap().channels != 8 {
+        a.import_address(&address).unwrap();
+        let have = a.peer_info("b").unwrap().channels;
+        assert!(begun.elapsed() < Duration::from_secs(20), "{have} connections, and not 8");
+    }
+    transfer((&a, &b, "b"), 1, false);
+    a.destroy().unwrap();
+    b.destroy().unwrap();
+}

@@ -1,5 +1,6 @@
 //! Connections as they come and go: dials that are due, handshakes that ended, well or not.
 
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,13 @@ const NO_ADDRESS: &str = "its address was not given here: add the peer, or it ha
                           (addresses that a peer names are used only where a secret was proved)";
 
 impl Route {
+    /// The application names the addresses. What is under way by earlier ones goes on: a dial, and those for rails.
+    pub(super) fn give(&mut self, addrs: Vec<SocketAddr>, text: String) {
+        (self.addrs, self.text) = (addrs, text);
+        (self.next_try, self.broke) = (None, false);
+        self.backoff.reset();
+    }
+
     /// A connection came; when its dial began.
     fn arrived(
         &mut self,

@@ -61,14 +61,7 @@ impl Manager {
             let wanted = core.engine.wants_connection(index);
             crate::room::grow(&mut core.world.routes, 1, "routes")?;
             let route = core.world.routes.entry(index).or_default();
-            *route = Route {
-                addrs,
-                text,
-                wanted: route.wanted,
-                dialing: route.dialing,
-                reason: std::mem::take(&mut route.reason),
-                ..Route::default()
-            };
+            route.give(addrs, text);
             if (wanted || route.wanted) && !route.dialing {
                 route.next_try = Some(Instant::now());
                 core.world.tries = true;
