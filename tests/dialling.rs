@@ -5,7 +5,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma_transport::api::*;
 use rdma_transport::bootstrap::AddressBlob;
@@ -133,4 +133,42 @@ fn r06_addresses_behind_silent_ones_are_reached() {
     blob.addrs = silent.iter().map(|l| l.local_addr().unwrap()).chain([to]).collect();
     a.import_address(&blob.encode().unwrap()).unwrap();
     a.connect("b", Some(Duration::from_secs(20))).unwrap();
+}
+
+fn until(what: &str, is: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is() {
+        assert!(begun.elapsed() < LONG, "{what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A peer that the application gave no address of is reached by what it said last of itself.
+#[test]
+fn an_address_that_a_peer_named_is_renewed_when_it_comes_back() {
+    let of = |name: &str| {
+        let (provider, secret) = (Some(ProviderKind::Tcp), Some(b"secret".to_vec()));
+        Manager::new(Config { name: name.into(), provider, secret, ..Config::default() }).unwrap()
+    };
+    let a = of("a");
+    let at = a.listen("127.0.0.1:0").unwrap();
+    let is_connected = || a.peer_info("p").is_ok_and(|info| info.state == PeerState::Connected);
+    let life = || {
+        let p = of("p");
+        p.listen("127.0.0.1:0").unwrap();
+        p.add_peer("a", &at).unwrap();
+        p.connect("a", Some(LONG)).unwrap();
+        until("it comes", is_connected);
+        p
+    };
+    life().destroy().unwrap();
+    until("it goes", || !is_connected());
+    let p = life();
+    a.disconnect("p").unwrap();
+    until("it is let go", || !is_connected());
+    // SAFETY: no content.
+    unsafe { p.send(b"key", 1, Tensor { meta: Meta::default(), addr: 0, device: 0 }, None, None) }
+        .unwrap();
+    let received = recv(&a, "p", Duration::from_secs(10));
+    assert_eq!(received.recv_timeout(LONG).unwrap(), Ok(0));
 }

@@ -27,7 +27,7 @@ const NO_ADDRESS: &str = "its address was not given here: add the peer, or it ha
 impl Route {
     /// The application names the addresses. What is under way by earlier ones goes on: a dial, and those for rails.
     pub(super) fn give(&mut self, addrs: Vec<SocketAddr>, text: String) {
-        (self.addrs, self.text) = (addrs, text);
+        (self.addrs, self.text, self.learned) = (addrs, text, false);
         (self.next_try, self.broke) = (None, false);
         self.backoff.reset();
     }
@@ -45,11 +45,11 @@ impl Route {
         self.next_try = None;
         self.backoff.reset();
         self.reason = reason;
-        if self.addrs.is_empty() {
+        if self.learned || self.addrs.is_empty() {
             self.text = address;
             // Without the secret a stranger would choose whom this process connects to.
             if proved {
-                self.addrs = hello.addrs.clone();
+                (self.addrs, self.learned) = (hello.addrs.clone(), true);
             }
         }
         self.dialled.take()

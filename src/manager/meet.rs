@@ -69,6 +69,7 @@ impl Core {
         let Some(found) = self.world.routes.remove(&id) else { return };
         let route = self.world.routes.entry(peer).or_default();
         (route.addrs, route.text, route.dialled) = (found.addrs, found.text, found.dialled);
+        route.learned = false;
         self.met_so(id, Ok(name.to_owned()));
     }
 

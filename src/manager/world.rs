@@ -59,6 +59,8 @@ pub struct Connection {
 pub struct Route {
     /// Addresses, in the order in which they are tried: the best first, but behind those that there was no time for.
     pub addrs: Vec<SocketAddr>,
+    /// They are what the peer said last of itself, and not given here.
+    pub learned: bool,
     /// The text that was given.
     pub text: String,
     /// A connection is wanted.
