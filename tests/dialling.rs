@@ -172,3 +172,34 @@ fn an_address_that_a_peer_named_is_renewed_when_it_comes_back() {
     let received = recv(&a, "p", Duration::from_secs(10));
     assert_eq!(received.recv_timeout(LONG).unwrap(), Ok(0));
 }
+
+/// Whoever disconnects ends no other call's wait for a connection: neither where tries have failed before, nor in the first.
+#[test]
+fn a_wait_for_a_connection_goes_on_though_another_disconnects() {
+    for silent in [true, false] {
+        let (a, b) = (manager("a"), manager("b"));
+        let at = match silent {
+            true => first_silent(b.listen("127.0.0.1:0").unwrap().parse().unwrap()),
+            false => TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap(),
+        };
+        a.add_peer("b", &at.to_string()).unwrap();
+        let waiter = {
+            let a = a.clone();
+            thread::spawn(move || a.connect("b", Some(Duration::from_secs(20))))
+        };
+        thread::sleep(Duration::from_millis(300));
+        a.disconnect("b").unwrap();
+        if !silent {
+            thread::sleep(Duration::from_millis(100));
+            b.listen(&at.to_string()).unwrap();
+        }
+        let begun = Instant::now();
+        waiter.join().unwrap().unwrap();
+        assert!(
+            begun.elapsed() < Duration::from_secs(10),
+            "it waited for the dial that was cancelled"
+        );
+        a.destroy().unwrap();
+        b.destroy().unwrap();
+    }
+}

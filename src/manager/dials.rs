@@ -28,7 +28,7 @@ impl Route {
     /// The application names the addresses. What is under way by earlier ones goes on: a dial, and those for rails.
     pub(super) fn give(&mut self, addrs: Vec<SocketAddr>, text: String) {
         (self.addrs, self.text, self.learned) = (addrs, text, false);
-        (self.next_try, self.broke) = (None, false);
+        (self.next_try, self.broke, self.refused) = (None, false, false);
         self.backoff.reset();
     }
 
@@ -40,7 +40,7 @@ impl Route {
         reason: String,
         address: String,
     ) -> Option<Instant> {
-        self.wanted = false;
+        (self.wanted, self.refused) = (false, false);
         self.broke = false;
         self.next_try = None;
         self.backoff.reset();
@@ -53,6 +53,11 @@ impl Route {
             }
         }
         self.dialled.take()
+    }
+
+    /// Nobody tries to connect, and nobody is about to.
+    pub(super) fn is_over(&self) -> bool {
+        !self.wanted && !self.dialing && self.next_try.is_none()
     }
 
     /// The next dial begins behind so many addresses, for which silent ones before them left no time.
@@ -188,11 +193,21 @@ impl Core {
         self.engine.connect_failed(&mut self.world, peer, status, true);
         let again = self.engine.wants_connection(peer);
         let Some(route) = self.world.routes.get_mut(&peer) else { return };
-        if again && !route.dialing {
+        if (again || route.wanted) && !route.dialing {
             let pause = route.backoff.pause(random());
             route.next_try = Some(Instant::now() + pause);
             self.world.tries = true;
         }
+    }
+
+    /// Whoever waits for a connection finds that nobody tries any more, though a later try may lead to one: it came and
+    /// went, or another call has disconnected.
+    pub(super) fn want_again(&mut self, peer: u32) {
+        let Some(route) = self.world.routes.get_mut(&peer).filter(|r| r.is_over()) else { return };
+        let pause = route.backoff.pause(random());
+        (route.wanted, route.next_try) = (true, Some(Instant::now() + pause));
+        self.world.tries = true;
+        self.engine.connecting(peer);
     }
 
     /// A pass over a peer's addresses found no way. Only an answer that the next pass would hear too
@@ -234,6 +249,7 @@ impl Core {
         let Some(route) = self.world.routes.get_mut(&peer) else { return };
         route.dialing = false;
         route.wanted &= retryable;
+        route.refused = !retryable;
         route.next_try = None;
         if route.wanted || again {
             let pause = route.backoff.pause(random());

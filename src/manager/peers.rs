@@ -93,11 +93,16 @@ impl Manager {
             if !p.channels.is_empty() {
                 return true;
             }
-            let route = core.world.routes.get(&index);
+            let route = core.world.routes.get(&index).filter(|r| r.is_over());
+            let Some(route) = route else { return false };
             // Given up: no further attempt helps.
-            let over = route.is_some_and(|r| !r.wanted && !r.dialing && r.next_try.is_none());
-            error = if over { p.last_error.clone() } else { None };
-            error.is_some()
+            if route.refused {
+                error = p.last_error.clone();
+                return error.is_some();
+            }
+            drop(core);
+            self.call(|core| core.want_again(index));
+            false
         };
         let connected = self.waiting(|| self.block(&waiter, Some(timeout), &mut look));
         match (connected, error) {

@@ -65,6 +65,8 @@ pub struct Route {
     pub text: String,
     /// A connection is wanted.
     pub wanted: bool,
+    /// The last dial heard what each later one would hear, too.
+    pub refused: bool,
     /// A dial is under way.
     pub dialing: bool,
     /// When the dial under way began.

@@ -231,7 +231,7 @@ impl Fx for World {
         // Due at once: the interpolated clock may be ahead of the one that dials are timed by.
         let now = self.clock.start();
         let route = self.routes.entry(peer).or_default();
-        route.wanted = true;
+        (route.wanted, route.refused) = (true, false);
         if !route.dialing && route.next_try.is_none() {
             route.next_try = Some(now);
             self.tries = true;
