@@ -231,11 +231,11 @@ impl TcpAdapter {
         let (n, mut ids) = (self.order.len(), [0; DIRECT]);
         ids[..n].copy_from_slice(&self.order);
         let lively = ids[..n].iter().any(|id| self.eps.get(id).is_some_and(Endpoint::is_lively));
+        // By the poll alone: a count that says whose turn it is as well would be the same one's each time.
+        let all = !lively || self.polled.count.is_multiple_of(QUIET_EVERY);
         for i in 0..n {
             let id = ids[(self.polled.count + i) % n];
-            let asks = !lively
-                || (self.polled.count + i).is_multiple_of(QUIET_EVERY)
-                || self.eps.get(&id).is_some_and(|e| e.is_lively() || e.listed);
+            let asks = all || self.eps.get(&id).is_some_and(|e| e.is_lively() || e.listed);
             if asks {
                 self.service(id, events);
             }

@@ -493,3 +493,31 @@ fn what_is_held_back_goes_out_by_the_next_poll_by_arming_or_by_itself() {
         v.peer.read_exact(&mut vec![0; (posted - read) * framed(8)]).expect("read");
     }
 }
+
+/// A socket that was quiet for long is asked less often than one that is not, but it is asked.
+#[test]
+fn who_was_quiet_for_long_is_heard_beside_who_is_not() {
+    let mut ad = TcpAdapter::open(&Config::default()).expect("open");
+    let mut peers = ["a", "b"].map(|name| {
+        let (peer, sock) = sockets();
+        let ep = ad.create(name).expect("create");
+        ad.connect(ep, ADDRESS, true, Some(Local::new(sock.into()))).expect("connect");
+        (ep, peer)
+    });
+    let message = [Frame::Send { len: 1 }.encode().bytes(), b"x"].concat();
+    for _ in 0..2 {
+        let [(_, loud), (quiet, rests)] = &mut peers;
+        let mut heard = false;
+        for poll in 0..1000 {
+            loud.write_all(&message).expect("write");
+            if poll == 500 {
+                rests.write_all(&message).expect("write");
+            }
+            let mut events = Vec::new();
+            ad.poll(&mut events);
+            heard |= events.iter().any(|e| matches!(e, Event::Message { ep, .. } if ep == quiet));
+        }
+        assert!(heard, "{quiet:?} is not asked");
+        peers.reverse();
+    }
+}
