@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -301,6 +302,22 @@ static bool run(bool processes, bool ours, int size, const Algorithm &algorithm,
   return std::system(("rm -rf " + dir).c_str()) == 0 && well;
 }
 
+/* Where two results begin to differ, and how much of a rank's does. */
+static void show_first(const Results &want, const Results &got) {
+  for (size_t r = 0; r < want.size() && r < got.size(); r++) {
+    const size_t n = std::min(want[r].size(), got[r].size());
+    size_t first = n, last = 0, count = 0;
+    for (size_t i = 0; i < n; i++) {
+      if (std::memcmp(&want[r][i], &got[r][i], sizeof(float)) == 0) continue;
+      if (count++ == 0) first = i;
+      last = i;
+    }
+    std::printf("  rank %zu: %zu floats by tcp, %zu by ours, %zu differ", r, want[r].size(), got[r].size(), count);
+    if (count > 0) std::printf(", from %zu (%.9g, %.9g) to %zu", first, double(want[r][first]), double(got[r][first]), last);
+    std::printf("\n");
+  }
+}
+
 static std::vector<size_t> numbers(const char *text) {
   std::vector<size_t> all;
   for (char *at = const_cast<char *>(text); *at;) {
@@ -361,6 +378,7 @@ int main(int argc, char **argv) {
         std::chrono::duration<double, std::milli> t = middle - begun, o = end - middle;
         std::printf("%s, %zu ranks, %zu floats: %s (tcp %.0f ms, ours %.0f ms, connecting included)\n",
                     algorithm.first.c_str(), size, n, same ? "ok" : "DIFFERS", t.count(), o.count());
+        if (!same) show_first(want, got);
         std::fflush(stdout);
         (same ? passed : failed)++;
       }
