@@ -1,11 +1,13 @@
 /* Tagged messages in the measures of OSU's benchmarks: two processes, a core each. See bench/messages.
-   usage: rdma_messages PROVIDER thread|manual malloc|pool latency|stream BYTES WINDOW ROUNDS; prints microseconds of one */
+   usage: rdma_messages PROVIDER thread|manual malloc|pool latency|stream BYTES WINDOW ROUNDS; prints microseconds of one
+   With "active-" before latency or stream: the same by active messages. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
 #include <rdma_transport.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -72,6 +74,72 @@ static double stream(long total, long skip) {
   return (now() - start) / (double)(total - skip) / window;
 }
 
+/* The same by active messages: what the handler has counted is all that arrived, in order. */
+static atomic_long arrived;
+static bool polls;
+static void on_large(const rdma_msg_status_t *status, void *userdata) {
+  (void)userdata;
+  must(status->code, "a large active message");
+  atomic_fetch_add_explicit(&arrived, 1, memory_order_release);
+}
+static uint32_t on_message(rdma_mgr_t *m, const rdma_msg_status_t *status, const void *data, void *userdata) {
+  static rdma_msg_request_t large;
+  (void)data, (void)userdata;
+  if (status->message == 0) {
+    atomic_fetch_add_explicit(&arrived, 1, memory_order_release);
+    return RDMA_MSG_HANDLED;
+  }
+  rdma_msg_options_t options;
+  must(rdma_msg_options_init(&options, sizeof options), "rdma_msg_options_init");
+  options.done = on_large;
+  must(rdma_msg_imrecv(m, status->message, in, size, &options, NULL, &large), "rdma_msg_imrecv");
+  return RDMA_MSG_LATER;
+}
+
+static void await(long count) {
+  while (atomic_load_explicit(&arrived, memory_order_acquire) < count)
+    must(polls ? rdma_mgr_progress(mgr, NULL) : rdma_mgr_wait(mgr, 60000), "progress");
+}
+
+static void act(size_t n, rdma_msg_request_t *request) {
+  must(rdma_msg_am_isend(mgr, peer, 1, 1, out, n, NULL, request), "rdma_msg_am_isend");
+}
+static void finish(rdma_msg_request_t *requests, int count) {
+  size_t done;
+  must(rdma_msg_wait(mgr, requests, (size_t)count, RDMA_MSG_ALL, 60000, NULL, NULL, &done), "rdma_msg_wait");
+}
+
+static double active_latency(long total, long skip) {
+  double start = 0;
+  rdma_msg_request_t sent = 0;
+  for (long i = 0; i < total; i++) {
+    if (i == skip) start = now();
+    if (!first) await(i + 1);
+    act(size, &sent);
+    if (sent != 0) finish(&sent, 1);
+    if (first) await(i + 1);
+  }
+  return (now() - start) / (double)(total - skip) / 2;
+}
+
+static double active_stream(long total, long skip) {
+  static rdma_msg_request_t requests[MOST];
+  double start = 0;
+  for (long i = 0; i < total; i++) {
+    if (i == skip) start = now();
+    if (first) {
+      for (int w = 0; w < window; w++) act(size, &requests[w]);
+      finish(requests, window);
+      await(i + 1);
+    } else {
+      await((i + 1) * window);
+      act(REPLY, &requests[0]);
+      if (requests[0] != 0) finish(requests, 1);
+    }
+  }
+  return (now() - start) / (double)(total - skip) / window;
+}
+
 static void *allocate(bool pool) {
   size_t n = size < REPLY ? REPLY : size;
   void *p = NULL;
@@ -81,7 +149,7 @@ static void *allocate(bool pool) {
   return p;
 }
 
-static void open_end(const char *provider, bool polls, int to, int from) {
+static void open_end(const char *provider, int to, int from) {
   char own[256] = "", other[256];
   const char *name = first ? "first" : "second", *its = first ? "second" : "first";
   rdma_mgr_options_t o;
@@ -101,14 +169,17 @@ static void open_end(const char *provider, bool polls, int to, int from) {
 }
 
 static int usage(void) {
-  fputs("usage: rdma_messages PROVIDER thread|manual malloc|pool latency|stream BYTES WINDOW ROUNDS; prints microseconds of one\n", stderr);
+  fputs("usage: rdma_messages PROVIDER thread|manual malloc|pool [active-]latency|stream BYTES WINDOW ROUNDS; prints microseconds of one\n", stderr);
   return 2;
 }
 
 int main(int argc, char **argv) {
   int down[2], up[2], status = 0;
   if (argc != 8) return usage();
-  bool polls = strcmp(argv[2], "manual") == 0, pool = strcmp(argv[3], "pool") == 0, pings = strcmp(argv[4], "latency") == 0;
+  const char *how = argv[4];
+  bool pool = strcmp(argv[3], "pool") == 0, active = strncmp(how, "active-", 7) == 0;
+  bool pings = strcmp(how + (active ? 7 : 0), "latency") == 0;
+  polls = strcmp(argv[2], "manual") == 0;
   size = strtoul(argv[5], NULL, 10);
   window = atoi(argv[6]);
   long rounds = atol(argv[7]), skip = rounds / 10 + 4;
@@ -117,13 +188,15 @@ int main(int argc, char **argv) {
   pid_t child = fork(); /* before there is a manager */
   first = child != 0;
   if (!first) prctl(PR_SET_PDEATHSIG, SIGKILL);
-  open_end(argv[1], polls, first ? down[1] : up[1], first ? up[0] : down[0]);
+  open_end(argv[1], first ? down[1] : up[1], first ? up[0] : down[0]);
   out = allocate(pool);
   in = allocate(pool);
   if (first) say(REPLY); /* connects */
   hear(REPLY);
   if (!first) say(REPLY);
-  double each = pings ? latency(skip + rounds, skip) : stream(skip + rounds, skip);
+  if (active) must(rdma_msg_handler(mgr, 1, on_message, NULL), "rdma_msg_handler");
+  double (*measure)(long, long) = active ? pings ? active_latency : active_stream : pings ? latency : stream;
+  double each = measure(skip + rounds, skip);
   if (first) printf("%.4f\n", each * 1e6);
   /* What was sent last is still to be told to the other end. */
   if (first) say(REPLY);

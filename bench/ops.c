@@ -136,6 +136,25 @@ static void message_with_header(scene *s, uint64_t tag) {
   if (++sent_in_all % 64 == 0) must(rdma_mgr_progress(s->from, NULL), "progress");
 }
 
+/* An active message with eight bytes of header. */
+static uint32_t acted(rdma_mgr_t *mgr, const rdma_msg_status_t *status, const void *data, void *userdata) {
+  (void)mgr, (void)data, (void)userdata;
+  if (status->header_len == 8) ended++;
+  return RDMA_MSG_HANDLED;
+}
+static void active(scene *s, uint64_t tag) {
+  static long sent_in_all;
+  rdma_msg_options_t send;
+  rdma_msg_request_t request = 0;
+  must(rdma_msg_options_init(&send, sizeof send), "options");
+  send.header = &tag;
+  send.header_len = sizeof tag;
+  ended = 0;
+  must(rdma_msg_am_isend(s->from, s->peer_to, 1, tag, s->tensor.data, s->tensor.nbytes, &send, &request), "rdma_msg_am_isend");
+  while (ended == 0) must(rdma_mgr_progress(s->to, NULL), "progress");
+  if (++sent_in_all % 64 == 0) must(rdma_mgr_progress(s->from, NULL), "progress");
+}
+
 /* Both know each other's number. */
 static void meet(scene *s) {
   transfer(s, -1, 0); /* connects */
@@ -147,7 +166,7 @@ int main(int argc, char **argv) {
   scene s;
   char address[256];
   if (argc != 5) {
-    fprintf(stderr, "usage: rdma_ops waiting|ready|message|header|idle BYTES COUNT PROVIDER\n");
+    fprintf(stderr, "usage: rdma_ops waiting|ready|message|header|active|idle BYTES COUNT PROVIDER\n");
     return 2;
   }
   int waiting = strcmp(argv[1], "waiting") == 0;
@@ -171,9 +190,14 @@ int main(int argc, char **argv) {
     for (long i = 0; i < count; i++) must(rdma_mgr_progress(s.to, NULL), "progress");
     count = 0;
   }
-  if (strcmp(argv[1], "message") == 0 || strcmp(argv[1], "header") == 0) {
+  void (*one)(scene *, uint64_t) = strcmp(argv[1], "message") == 0  ? message
+                                   : strcmp(argv[1], "header") == 0 ? message_with_header
+                                   : strcmp(argv[1], "active") == 0 ? active
+                                                                    : NULL;
+  if (one) {
     meet(&s);
-    for (long i = 0; i < count; i++) (argv[1][0] == 'm' ? message : message_with_header)(&s, 7);
+    must(rdma_msg_handler(s.to, 1, acted, NULL), "rdma_msg_handler");
+    for (long i = 0; i < count; i++) one(&s, 7);
     count = 0;
   }
   for (long i = 0; i < count; i++) transfer(&s, i, waiting);

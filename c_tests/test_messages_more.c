@@ -129,6 +129,67 @@ static void handlers_in_order(void) {
     if (r[i] != 0) CHECK_INT(RDMA_OK, end_of(p.a, r[i], NULL).code);
 }
 
+/* Many on their way at once, to two handlers, with headers and without: each finds its own, aligned. */
+typedef struct many {
+  _Atomic int runs;
+  uint32_t id;
+} many;
+
+static size_t header_of(uint64_t tag) { return tag % 3 == 0 ? 0 : (size_t)(tag * 7 % 200 + 1); }
+static size_t content_of(uint64_t tag) { return (size_t)(tag * tag * 131 % (tag % 5 == 0 ? 11000 : 300)); }
+
+static uint32_t on_many(rdma_mgr_t *mgr, const rdma_msg_status_t *status, const void *data, void *userdata) {
+  many *m = userdata;
+  (void)mgr;
+  uint64_t tag = status->tag;
+  CHECK_INT(m->id, status->comm);
+  CHECK_INT(m->id, tag % 2);
+  CHECK_INT(content_of(tag), status->bytes);
+  CHECK_INT(header_of(tag), status->header_len);
+  if (status->message != 0) { /* there was no room for it: it is not taken */
+    atomic_fetch_add(&m->runs, 1);
+    return RDMA_MSG_HANDLED;
+  }
+  CHECK(data != NULL && (status->bytes == 0 || (uintptr_t)data % 8 == 0));
+  CHECK(status->header_len == 0 || ((uintptr_t)status->header % 8 == 0 && mismatch(status->header, status->header_len, ~tag) < 0));
+  CHECK_MSG(mismatch(data, status->bytes, tag) < 0, "the content of %llu is wrong", (unsigned long long)tag);
+  atomic_fetch_add(&m->runs, 1);
+  return RDMA_MSG_HANDLED;
+}
+
+static void handlers_use_memory_again(void) {
+  enum { N = 6000, AT_ONCE = 40 };
+  pair p = pair_new(NULL);
+  rdma_peer_t to_b = number_of(p.a, "beta");
+  static many two[2];
+  for (uint32_t id = 0; id < 2; id++) {
+    two[id] = (many){.id = id};
+    CHECK_OK(rdma_msg_handler(p.b, id, on_many, &two[id]));
+  }
+  for (uint64_t tag = 0; tag < N;) {
+    rdma_msg_request_t r[AT_ONCE];
+    char *from[AT_ONCE], *header[AT_ONCE];
+    int n = 0;
+    for (; n < AT_ONCE && tag < N; n++, tag++) {
+      size_t len = content_of(tag), beside = header_of(tag);
+      from[n] = malloc(len + 1);
+      header[n] = malloc(beside + 1);
+      CHECK(from[n] && header[n]);
+      fill(from[n], len, tag);
+      fill(header[n], beside, ~tag);
+      rdma_msg_options_t options = {.struct_size = sizeof options, .header = header[n], .header_len = beside};
+      CHECK_OK(rdma_msg_am_isend(p.a, to_b, (uint32_t)(tag % 2), tag, from[n], len, &options, &r[n]));
+    }
+    CHECK(count_reached(&two[0].runs, (int)(tag + 1) / 2, 30000));
+    CHECK(count_reached(&two[1].runs, (int)tag / 2, 30000));
+    for (int i = 0; i < n; i++) {
+      if (r[i] != 0) CHECK_INT(RDMA_OK, end_of(p.a, r[i], NULL).code);
+      free(from[i]);
+      free(header[i]);
+    }
+  }
+}
+
 static void prepared_operations(void) {
   pair p = pair_new(NULL);
   rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
@@ -322,7 +383,7 @@ static void bad_arguments(void) {
 }
 
 static const test_case cases[] = {
-    CASE(handlers), CASE(handlers_in_order), CASE(prepared_operations), CASE(buffered_mode), SLOW(room_is_told, 240),
+    CASE(handlers), CASE(handlers_in_order), CASE(handlers_use_memory_again), CASE(prepared_operations), CASE(buffered_mode), SLOW(room_is_told, 240),
     CASE(a_late_receive_wakes_who_sleeps), CASE(bad_arguments),
 };
 TEST_MAIN(cases)

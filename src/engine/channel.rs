@@ -31,7 +31,7 @@ use crate::name::Name;
 use crate::observe::PeerCounters;
 use crate::protocol::message::{
     self, CREDITS_AT, Envelope, Extra, HEADER_LEN, IMM_ACK, MAX_MESSAGE, MSG_HEAD, Message, Short,
-    encode, head_len, usual_msg_head, usual_msg_head_user,
+    UsualMsg, encode, head_len,
 };
 use crate::status::{Code, Reason, Status};
 

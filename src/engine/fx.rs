@@ -255,6 +255,18 @@ pub trait Fx {
         let _ = (memory, inline);
         self.run(make());
     }
+    /// The same of [`Work::Active`] that has just come with this header and content.
+    fn hand(
+        &mut self,
+        handler: &ActiveFn,
+        end: MessageEnd,
+        user: &[u8],
+        content: &[u8],
+    ) -> Result<(), Status> {
+        let (handler, active) = (handler.clone(), Active::came(end, user, content, None)?);
+        self.run(Work::Active { handler, active });
+        Ok(())
+    }
     /// The same of [`Work::MessageEnded`], of which there is much; it may come before other work that is queued.
     fn ended(&mut self, op: u32, memory: (u64, u64)) {
         self.run(Work::MessageEnded { op, memory });
@@ -342,7 +354,7 @@ pub enum Work {
         /// The handler.
         handler: ActiveFn,
         /// The message.
-        active: Box<Active>,
+        active: Active,
     },
     /// Tells the application something.
     Call(Box<dyn FnOnce() + Send>),

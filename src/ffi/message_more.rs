@@ -9,7 +9,7 @@ use super::error::guard_on;
 use super::handle::borrow_on;
 use super::message_convert::{end_to_c, mode, on_end, party, whom};
 use super::message_places::{lens, place, user};
-use super::messages::{begin_send, isend, optional_out, tell_received};
+use super::messages::{begin_send, hand_out, isend, optional_out, send_at_once, tell_received};
 use super::sized;
 use super::types::*;
 use crate::engine::front::message::{Active, ActiveFn, Envelope, OnMessage, RoomFn, Wanted};
@@ -25,8 +25,15 @@ fn handler(
     let handler = handler?;
     let (mgr, userdata) = (UserData(mgr.cast()), UserData(userdata));
     Some(Arc::new(move |active: &Active| {
-        let status = rdma_msg_status { message: active.message, ..end_to_c(&active.end) };
-        let data = active.content.as_ptr().cast();
+        let mut status = rdma_msg_status { message: active.message, ..end_to_c(&active.end) };
+        let user = active.user();
+        if !user.is_empty() {
+            (status.header, status.header_len) = (user.as_ptr().cast(), user.len());
+        }
+        let data = match active.content() {
+            [] => c"".as_ptr().cast(),
+            content => content.as_ptr().cast(),
+        };
         // SAFETY: the application's function, with the arguments that the header promises.
         let said = unsafe { handler(mgr.get().cast(), &raw const status, data, userdata.get()) };
         said == RDMA_MSG_LATER
@@ -80,7 +87,12 @@ pub unsafe extern "C" fn rdma_msg_am_isend(
         unsafe {
             let mgr = borrow_on(mgr, thread)?;
             let options = sized::read_or_defaults("options", options)?;
-            let to = (whom(peer)?, Envelope { comm: handler_id, tag }, true);
+            let envelope = Envelope { comm: handler_id, tag };
+            if send_at_once(&mgr, thread, peer, (envelope, true), &options, data, len)? {
+                hand_out(&mgr, 0, true, out_request);
+                return Ok(());
+            }
+            let to = (whom(peer)?, envelope, true);
             isend(&mgr, to, place(data, len, &options)?, &options, out_request, thread)
         }
     })

@@ -12,7 +12,7 @@ use super::sized::{self, Out};
 use super::types::*;
 use crate::engine::front::message::{Envelope, Memory, OnMessage, Party, Sending, Wanted};
 use crate::manager::{Manager, Post, Received, Timeout, Where};
-use crate::protocol::message::Extra;
+use crate::protocol::message::{Extra, UsualMsg};
 use crate::status::Status;
 use crate::thread::Thread;
 
@@ -119,20 +119,17 @@ pub unsafe extern "C" fn rdma_msg_isend(
     guard_on("rdma_msg_isend", |thread| {
         // SAFETY: the caller's arguments, as the header demands; it keeps the content in place until the end.
         unsafe {
-            let mgr = borrow_on(mgr, thread)?;
-            if options.is_null() && send_short(&mgr, thread, peer, (comm, tag), &[], data, len) {
+            let (mgr, envelope) = (borrow_on(mgr, thread)?, Envelope { comm, tag });
+            if options.is_null() && send_short(&mgr, thread, peer, plainly(envelope), data, len) {
                 hand_out(&mgr, 0, true, out_request);
                 return Ok(());
             }
             let options = sized::read_or_defaults("options", options)?;
-            if is_plain(&options)
-                && options.mode == RDMA_MSG_STANDARD
-                && send_short(&mgr, thread, peer, (comm, tag), user(&options)?, data, len)
-            {
+            if send_at_once(&mgr, thread, peer, (envelope, false), &options, data, len)? {
                 hand_out(&mgr, 0, true, out_request);
                 return Ok(());
             }
-            let to = (whom(peer)?, Envelope { comm, tag }, false);
+            let to = (whom(peer)?, envelope, false);
             isend(&mgr, to, place(data, len, &options)?, &options, out_request, thread)
         }
     })
@@ -154,15 +151,44 @@ unsafe fn send_short(
     mgr: &Manager,
     thread: Thread,
     peer: rdma_peer_t,
-    (comm, tag): (u32, u64),
-    user: &[u8],
+    beside: UsualMsg<'_>,
     data: *const c_void,
     len: usize,
 ) -> bool {
     let to = Party::of_handle(peer).filter(|&to| to != Party::ANY);
     let (Some(to), Some(memory)) = (to, plain(data, len)) else { return false };
     // SAFETY: by this function's contract.
-    unsafe { mgr.message_send_short(thread, to, Envelope { comm, tag }, user, &memory) }
+    unsafe { mgr.message_send_short(thread, to, beside, &memory) }
+}
+
+/// The same with these options, as a message or (true) to a handler.
+///
+/// # Safety
+/// As for [`send_short`].
+#[inline(always)]
+pub(super) unsafe fn send_at_once(
+    mgr: &Manager,
+    thread: Thread,
+    peer: rdma_peer_t,
+    (envelope, active): (Envelope, bool),
+    options: &rdma_msg_options,
+    data: *const c_void,
+    len: usize,
+) -> Result<bool, Status> {
+    if !is_plain(options) || options.mode != RDMA_MSG_STANDARD {
+        return Ok(false);
+    }
+    // SAFETY: by this function's contract.
+    unsafe {
+        let beside = UsualMsg { envelope, active, user: user(options)?, content: &[] };
+        Ok(send_short(mgr, thread, peer, beside, data, len))
+    }
+}
+
+/// A message with nothing beside it but its envelope.
+#[inline(always)]
+fn plainly(envelope: Envelope) -> UsualMsg<'static> {
+    UsualMsg { envelope, active: false, user: &[], content: &[] }
 }
 
 /// Memory of the host, if it can be such.
@@ -261,7 +287,12 @@ pub(super) unsafe fn begin_send(
 /// # Safety
 /// `out` is NULL or may be written.
 #[inline]
-unsafe fn hand_out(mgr: &Manager, request: u64, asked: bool, out: *mut rdma_msg_request_t) {
+pub(super) unsafe fn hand_out(
+    mgr: &Manager,
+    request: u64,
+    asked: bool,
+    out: *mut rdma_msg_request_t,
+) {
     if !out.is_null() {
         // SAFETY: by this function's contract.
         unsafe { out.write(request) };
@@ -390,7 +421,8 @@ pub unsafe extern "C" fn rdma_msg_send(
             let mgr = borrow_on(mgr, thread)?;
             if options.is_null() {
                 mgr.refuse_inside_on("rdma_msg_send", thread)?;
-                if send_short(&mgr, thread, peer, (comm, tag), &[], data, len) {
+                let beside = plainly(Envelope { comm, tag });
+                if send_short(&mgr, thread, peer, beside, data, len) {
                     return Ok(());
                 }
             }

@@ -12,6 +12,7 @@ use super::lock::Locked;
 use super::seam::Seam;
 use super::waits::Taken;
 use crate::bulk::{self, Way};
+use crate::engine::front::message::{Active, ActiveFn};
 use crate::engine::{Held, Work, checksum};
 use crate::log;
 use crate::status::{Code, Status};
@@ -211,8 +212,18 @@ impl Manager {
                 done.end(result.as_ref().map(|_| ()), info);
             }
             Work::MessageDone { end, done: (told, words), .. } => told(*words, end),
+            Work::Active { handler, active } => self.run_active(handler, active),
             other => self.run_rare(other),
         }
+    }
+
+    #[inline(never)]
+    fn run_active(&self, handler: &ActiveFn, active: &mut Active) {
+        let later = handler(active);
+        if active.message != 0 && !later {
+            self.with_engine(|e, w| e.message_drop(w, active.message));
+        }
+        active.clear();
     }
 
     /// What a receive holds after its callback.
@@ -230,7 +241,10 @@ impl Manager {
     fn run_rare(&self, work: &mut Work) {
         match std::mem::replace(work, Work::PeerEvents) {
             // Seen to above.
-            Work::RecvDone { .. } | Work::SendDone { .. } | Work::MessageDone { .. } => {}
+            Work::RecvDone { .. }
+            | Work::SendDone { .. }
+            | Work::MessageDone { .. }
+            | Work::Active { .. } => {}
             Work::MessageEnded { op, .. } => self.core.lock().engine.message_ended(op),
             Work::Alloc { request, mut alloc, meta, .. } => {
                 let addr = alloc(&meta);
@@ -242,11 +256,6 @@ impl Manager {
             }
             Work::Source { source, response, peer, key, step } => {
                 self.ask_source(&source, response, &peer, &key, step)
-            }
-            Work::Active { handler, active } => {
-                if !handler(&active) && active.message != 0 {
-                    self.with_engine(|e, w| e.message_drop(w, active.message));
-                }
             }
             Work::Call(call) => call(),
             Work::PeerEvents => self.tell_of_peers(),

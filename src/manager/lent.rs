@@ -13,9 +13,11 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use super::copies::{Deliveries, Delivery};
 use super::world::World;
 use crate::engine::Work;
-use crate::fabric::moves::Claim;
+use crate::engine::front::message::{Active, ActiveFn, MessageEnd};
+use crate::fabric::moves::{Claim, Kept};
 use crate::few;
 use crate::name::Name;
+use crate::status::Status;
 
 /// Memory of so many callbacks is kept for the next.
 const BOXES: usize = 64;
@@ -85,6 +87,33 @@ impl Works {
         *place = Work::PeerEvents;
         std::mem::forget(std::mem::replace(place, make()));
         self.len += 1;
+    }
+
+    /// Queues an active message that has just come, in the memory of one before it if that lay there.
+    #[inline]
+    pub fn push_active(
+        &mut self,
+        handler: &ActiveFn,
+        end: MessageEnd,
+        (user, content): (&[u8], &[u8]),
+        kept: Option<Kept>,
+    ) -> Result<(), Status> {
+        let place = self.place();
+        match place {
+            Work::Active { handler: last, active } => {
+                active.comes(end, user, content, kept)?;
+                // To count who shares it takes a locked instruction each way.
+                if !Arc::ptr_eq(last, handler) {
+                    *last = handler.clone();
+                }
+            }
+            _ => {
+                let active = Active::came(end, user, content, kept)?;
+                *place = Work::Active { handler: handler.clone(), active };
+            }
+        }
+        self.len += 1;
+        Ok(())
     }
 
     /// Where the next will lie.

@@ -16,7 +16,7 @@ use crate::engine::front::message::{
 use crate::engine::layout::{Layout, Spot};
 use crate::few;
 use crate::name::Name;
-use crate::protocol::message::Envelope;
+use crate::protocol::message::{Envelope, UsualMsg};
 
 pub(super) use self::what::AllPrepared;
 pub use self::what::{Collect, Post, Prepared, Received, Timeout, Where};
@@ -70,8 +70,7 @@ impl Manager {
         &self,
         thread: Thread,
         to: Party,
-        envelope: Envelope,
-        user: &[u8],
+        beside: UsualMsg<'_>,
         &Memory { addr, len, .. }: &Memory,
     ) -> bool {
         let mut room: ShortRoom = [const { MaybeUninit::uninit() }; _];
@@ -80,14 +79,14 @@ impl Manager {
                 return false;
             }
             // SAFETY: the caller's promise.
-            return unsafe { self.message_send_copied(thread, (to, envelope, user), addr, len) };
+            return unsafe { self.message_send_copied(thread, to, beside, addr, len) };
         }
         // SAFETY: the caller's promise; there is room for it, and so much is then initialised.
         let content = unsafe {
             few::copy(addr as *const u8, room.as_mut_ptr().cast(), len as usize);
             std::slice::from_raw_parts(room.as_ptr().cast(), len as usize)
         };
-        self.message_send_plain(thread, (to, envelope, user), (content, addr))
+        self.message_send_plain(thread, to, UsualMsg { content, ..beside }, addr)
     }
 
     /// The same of content that takes more room.
@@ -98,27 +97,24 @@ impl Manager {
     unsafe fn message_send_copied(
         &self,
         thread: Thread,
-        to: (Party, Envelope, &[u8]),
+        to: Party,
+        beside: UsualMsg<'_>,
         addr: u64,
         len: u64,
     ) -> bool {
         let mut copied = Copied::new();
         // SAFETY: the caller's promise.
         let content = unsafe { copied.take(addr, len, self.copy_max) };
-        content.len() as u64 == len && self.message_send_plain(thread, to, (content, addr))
+        let m = UsualMsg { content, ..beside };
+        content.len() as u64 == len && self.message_send_plain(thread, to, m, addr)
     }
 
     #[inline(always)]
-    fn message_send_plain(
-        &self,
-        thread: Thread,
-        (to, envelope, user): (Party, Envelope, &[u8]),
-        content: (&[u8], u64),
-    ) -> bool {
+    fn message_send_plain(&self, thread: Thread, to: Party, m: UsualMsg<'_>, addr: u64) -> bool {
         let mut core = self.core.lock_on(thread);
         let follows = self.follows(&mut core);
         let Core { engine, world, .. } = &mut *core;
-        let sent = engine.message_send_plain(world, to, envelope, user, content);
+        let sent = engine.message_send_plain(world, to, m, addr);
         if sent {
             world.follows = follows;
             world.flush();

@@ -24,8 +24,7 @@ pub use rails::{Nonce, RailMessage};
 use read::*;
 pub use read::{content_of, decode, fuzz_message};
 pub use usual::{
-    MSG_HEAD, Short, UsualMeta, UsualMsg, UsualRequest, usual_content, usual_msg, usual_msg_head,
-    usual_msg_head_user, usual_request,
+    MSG_HEAD, Short, UsualMeta, UsualMsg, UsualRequest, usual_content, usual_msg, usual_request,
 };
 use write::*;
 pub use write::{
@@ -181,10 +180,10 @@ impl Extra<'_> {
         Extra { user, ..Extra::NONE }
     }
 
-    /// Whether there is nothing but a header.
+    /// Whether there is nothing but a header, and perhaps a handler that it is for.
     #[inline]
     pub fn is_header(&self) -> bool {
-        self.parts.is_empty() && !self.active && self.first.is_none()
+        self.parts.is_empty() && self.first.is_none()
     }
 
     /// Bytes that it counts for.

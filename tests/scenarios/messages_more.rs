@@ -135,7 +135,7 @@ fn handler(p: &mut Post, later: bool) -> Seen {
     let seen = Seen::default();
     let tell = seen.clone();
     let run = move |a: &Active| {
-        tell.lock().unwrap().push((a.end.envelope.tag, a.content.clone(), a.message));
+        tell.lock().unwrap().push((a.end.envelope.tag, a.content().to_vec(), a.message));
         later
     };
     p.s.call(R, |e, fx| e.message_handler(fx, 7, Some(Arc::new(run)))).unwrap();

@@ -143,23 +143,16 @@ impl Channel {
     /// Sends a tagged message if that can be done at once, where [`takes_messages`](Self::takes_messages) says so. False:
     /// nothing was done.
     #[inline]
-    pub fn send_msg_now(
-        &mut self,
-        fx: &mut impl Fx,
-        envelope: Envelope,
-        user: &[u8],
-        content: &[u8],
-    ) -> bool {
+    pub fn send_msg_now(&mut self, fx: &mut impl Fx, m: UsualMsg<'_>) -> bool {
         // One with a header has its length, too.
-        if self.seal.is_some() || MSG_HEAD + 2 + user.len() + content.len() > self.caps.max_send {
+        if self.seal.is_some() || (MSG_HEAD + 2) as u64 + m.cost() > self.caps.max_send as u64 {
             return false;
         }
         let returned = self.consumed.min(u32::from(u16::MAX)) as u16;
-        let sent = if user.is_empty() {
-            fx.send_short(self.id, &usual_msg_head(envelope, returned), content).is_ok()
+        let sent = if m.user.is_empty() {
+            fx.send_short(self.id, &m.head(returned), m.content).is_ok()
         } else {
-            let head = usual_msg_head_user(envelope, returned, user.len() as u16);
-            fx.send(self.id, &[&head, user, content]).is_ok()
+            fx.send(self.id, &[&m.head_user(returned), m.user, m.content]).is_ok()
         };
         if sent {
             self.credits -= 1;

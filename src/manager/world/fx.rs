@@ -1,6 +1,7 @@
 //! What the engine does, on real adapters.
 
 use super::*;
+use crate::engine::front::message::{Active, ActiveFn, MessageEnd};
 use crate::fabric::{HEAD_ROOM, SHORT_HEAD};
 use crate::trials::Trial;
 
@@ -298,6 +299,19 @@ impl Fx for World {
         }
         // SAFETY: as above.
         unsafe { self.batch.deliveries.add(dst, content) }
+    }
+
+    #[inline]
+    fn hand(
+        &mut self,
+        handler: &ActiveFn,
+        end: MessageEnd,
+        user: &[u8],
+        content: &[u8],
+    ) -> Result<(), Status> {
+        let keeps = content.len() >= KEPT_MIN && Active::is_aligned(content);
+        let kept = if keeps { self.keep_content(content) } else { None };
+        self.batch.works.push_active(handler, end, (user, content), kept)
     }
 
     #[inline]

@@ -235,8 +235,9 @@ pub fn fuzz_message(bytes: &[u8]) {
         let c = Content { index, checksum: None, meta: None, content };
         assert_eq!((Message::Content(c), returned), (message.clone(), credits));
     }
-    if let Some((UsualMsg { envelope, user, content }, returned)) = msg {
-        let m = Message::Msg { envelope, sync: None, extra: Extra::user(user), content };
+    if let Some((UsualMsg { envelope, active, user, content }, returned)) = msg {
+        let extra = Extra { active, ..Extra::user(user) };
+        let m = Message::Msg { envelope, sync: None, extra, content };
         assert_eq!((m, returned), (message.clone(), credits));
     }
     let mut out = Vec::new();

@@ -369,11 +369,21 @@ fn the_short_ways_read_the_same() {
     // With bytes of the application there is no short way.
     assert!(!Short::default().content(9, Some(&beside(b"user"))));
     assert!(usual_request(&whole[4]).is_some() && usual_content(&whole[1]).is_some());
-    whole.push([&usual_msg_head(ENVELOPE, 3)[..], b"content"].concat());
-    whole.push([&usual_msg_head_user(ENVELOPE, 3, 4)[..], b"user", b"content"].concat());
+    let plain = UsualMsg { envelope: ENVELOPE, active: false, user: &[], content: &[] };
+    let with_user = UsualMsg { user: b"user", ..plain };
+    whole.push([&plain.head(3)[..], b"content"].concat());
+    whole.push([&with_user.head_user(3)[..], b"user", b"content"].concat());
     let (none, some) = (usual_msg(&whole[6]).unwrap().0, usual_msg(&whole[7]).unwrap().0);
     assert_eq!((none.user, none.content, none.cost()), (&b""[..], &b"content"[..], 7));
     assert_eq!((some.user, some.content, some.cost()), (&b"user"[..], &b"content"[..], 11));
+    assert!(!none.active && !some.active);
+    for m in [plain, with_user] {
+        let m = UsualMsg { active: true, ..m };
+        let head = if m.user.is_empty() { m.head(3).to_vec() } else { m.head_user(3).to_vec() };
+        whole.push([&head, m.user, b"content"].concat());
+        let read = usual_msg(whole.last().unwrap()).unwrap().0;
+        assert_eq!((read.active, read.user, read.content), (true, m.user, &b"content"[..]));
+    }
     let mut seed = 5u32;
     for bytes in &whole {
         for len in 0..=bytes.len() {

@@ -4,8 +4,8 @@
 //! or is malformed, goes the way of all messages ([`decode`](super::decode)), which says what is wrong.
 
 use super::{
-    CREDITS_AT, Envelope, F_META, F_SAME, F_USER, HEADER_LEN, MAX_KEY_LEN, MAX_USER, MSG, Meta,
-    TENSOR_CONTENT, TENSOR_REQUEST, TENSOR_SERIALIZED, fixed_meta,
+    CREDITS_AT, Envelope, F_ACTIVE, F_META, F_SAME, F_USER, HEADER_LEN, MAX_KEY_LEN, MAX_USER, MSG,
+    Meta, TENSOR_CONTENT, TENSOR_REQUEST, TENSOR_SERIALIZED, fixed_meta,
 };
 use crate::fabric::HEAD_ROOM;
 
@@ -49,7 +49,8 @@ impl Short {
     /// A tagged message whose sender does not wait for the match.
     pub fn msg(envelope: Envelope) -> Short {
         let mut head = Short { bytes: [0; _], len: MSG_HEAD };
-        head.bytes[..MSG_HEAD].copy_from_slice(&usual_msg_head(envelope, 0));
+        let m = UsualMsg { envelope, active: false, user: &[], content: &[] };
+        head.bytes[..MSG_HEAD].copy_from_slice(&m.head(0));
         head
     }
 
@@ -205,28 +206,13 @@ fn usual_meta(bytes: &[u8]) -> Option<(UsualMeta<'_>, &[u8])> {
 /// Bytes before the content of a tagged message whose sender does not wait for the match.
 pub const MSG_HEAD: usize = 16;
 
-/// What these are.
-#[inline]
-pub fn usual_msg_head(envelope: Envelope, credits: u16) -> [u8; MSG_HEAD] {
-    let first = u64::from(MSG) | u64::from(credits) << 16 | u64::from(envelope.comm) << 32;
-    (u128::from(first) | u128::from(envelope.tag) << 64).to_le_bytes()
-}
-
-/// The same of one with a header of the application, which follows, with its length.
-#[inline]
-pub fn usual_msg_head_user(envelope: Envelope, credits: u16, user: u16) -> [u8; MSG_HEAD + 2] {
-    let mut head = [0; MSG_HEAD + 2];
-    head[..MSG_HEAD].copy_from_slice(&usual_msg_head(envelope, credits));
-    head[1] = F_USER;
-    head[MSG_HEAD..].copy_from_slice(&user.to_le_bytes());
-    head
-}
-
 /// A tagged message whose sender does not wait for the match, where it lies.
 #[derive(Clone, Copy, Debug)]
 pub struct UsualMsg<'a> {
     /// Communicator and tag.
     pub envelope: Envelope,
+    /// It is for the handler that has its communicator's number.
+    pub active: bool,
     /// The application's header, if there is one.
     pub user: &'a [u8],
     /// The content.
@@ -239,6 +225,28 @@ impl UsualMsg<'_> {
     pub fn cost(&self) -> u64 {
         (self.user.len() + self.content.len()) as u64
     }
+
+    /// What is before the content, or before the header of the application.
+    #[inline(always)]
+    pub fn head(&self, credits: u16) -> [u8; MSG_HEAD] {
+        let Envelope { comm, tag } = self.envelope;
+        let active = if self.active { F_ACTIVE } else { 0 };
+        let flags = if self.user.is_empty() { active } else { active | F_USER };
+        let first = u64::from(MSG)
+            | u64::from(flags) << 8
+            | u64::from(credits) << 16
+            | u64::from(comm) << 32;
+        (u128::from(first) | u128::from(tag) << 64).to_le_bytes()
+    }
+
+    /// The same with the length of the application's header, which follows.
+    #[inline]
+    pub fn head_user(&self, credits: u16) -> [u8; MSG_HEAD + 2] {
+        let mut head = [0; MSG_HEAD + 2];
+        head[..MSG_HEAD].copy_from_slice(&self.head(credits));
+        head[MSG_HEAD..].copy_from_slice(&(self.user.len() as u16).to_le_bytes());
+        head
+    }
 }
 
 /// Reads a [`UsualMsg`], with the credits that it returns.
@@ -246,14 +254,15 @@ impl UsualMsg<'_> {
 pub fn usual_msg(bytes: &[u8]) -> Option<(UsualMsg<'_>, u16)> {
     let (head, rest) = bytes.split_first_chunk::<16>()?;
     let [MSG, flags, c0, c1, m0, m1, m2, m3, tag @ ..] = *head else { return None };
-    let (user, content) = match flags {
+    let (user, content) = match flags & !F_ACTIVE {
         0 => (&[][..], rest),
         F_USER => usual_user(rest)?,
         _ => return None,
     };
     let comm = u32::from_le_bytes([m0, m1, m2, m3]);
     let envelope = Envelope { comm, tag: u64::from_le_bytes(tag) };
-    Some((UsualMsg { envelope, user, content }, u16::from_le_bytes([c0, c1])))
+    let active = flags & F_ACTIVE != 0;
+    Some((UsualMsg { envelope, active, user, content }, u16::from_le_bytes([c0, c1])))
 }
 
 /// A header of the application with its length, and what is behind it.

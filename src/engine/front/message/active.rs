@@ -1,30 +1,178 @@
 //! Active messages: a handler of the application runs on their arrival.
 //!
 //! A handler has a number, which stands in the place of a communicator. A message that came with its content is given to it
-//! whole. Of one whose content waits at the sender it hears as of a message that a probe has claimed, which it receives or
-//! not. What comes before there is a handler of its number waits, within the bounds of all messages.
+//! whole, out of memory that is used again, or where an adapter keeps it. Of one whose content waits at the sender it hears as
+//! of a message that a probe has claimed, which it receives or not. What comes before there is a handler of its number waits,
+//! within the bounds of all messages.
 
 use std::sync::Arc;
 
+use super::arrivals::Heard;
 use super::unexpected::{Arrived, Content};
-use super::{Envelope, MessageEnd, Party, public};
-use crate::engine::channel::ChanId;
+use super::{Envelope, MessageEnd, Messages, Party, public};
+use crate::api::Protocol;
+use crate::engine::channel::{ChanId, Channel};
 use crate::engine::{Engine, Fx, Work};
-use crate::protocol::message::{Extra, Message};
+use crate::fabric::moves::Kept;
+use crate::protocol::message::{Extra, Message, UsualMsg};
 use crate::status::{Code, Status};
+
+/// How content and header are aligned where a handler finds them.
+const ALIGNED: usize = 8;
+/// Memory for so much content and header is kept for the next message.
+const KEPT: usize = 16 << 10;
 
 /// An active message.
 pub struct Active {
-    /// Who sent it, its handler and tag, its length, and what travels beside it.
+    /// Who sent it, its handler and tag, its length, and what travels beside it, but for a header that lies here.
     pub end: MessageEnd,
-    /// Its content, if it came along.
-    pub content: Vec<u8>,
-    /// Its number, to be received by, if not; 0 otherwise.
+    /// Its number, to be received by, if its content did not come along; 0 otherwise.
     pub message: u64,
+    /// Content, unless it is kept, of this length, and the header behind it.
+    bytes: Vec<u8>,
+    len: usize,
+    /// Where an adapter keeps the content.
+    kept: Option<(u64, Kept)>,
+    /// Where the header begins.
+    user: usize,
+}
+
+impl Active {
+    /// One of no content that came along.
+    fn new(end: MessageEnd, message: u64) -> Active {
+        Active { end, message, bytes: Vec::new(), len: 0, kept: None, user: 0 }
+    }
+
+    /// One that has waited, with its content, if that came along, and what travels beside it in its end.
+    fn waited(end: MessageEnd, bytes: Vec<u8>, message: u64) -> Active {
+        let len = bytes.len();
+        let mut active = Active { bytes, len, user: len, ..Active::new(end, message) };
+        if let Some(beside) = active.end.extra.take() {
+            // Where it is aligned; without memory for that it stays where it is.
+            let _ = active.put_user(&beside.user);
+            active.end.extra = Some(beside);
+        }
+        active
+    }
+
+    /// One that has just come.
+    pub fn came(
+        end: MessageEnd,
+        user: &[u8],
+        content: &[u8],
+        kept: Option<Kept>,
+    ) -> Result<Active, Status> {
+        let mut active = Active::new(end, 0);
+        active.fill(user, content, kept)?;
+        Ok(active)
+    }
+
+    /// It becomes another one, which has just come, in its memory.
+    #[inline]
+    pub fn comes(
+        &mut self,
+        end: MessageEnd,
+        user: &[u8],
+        content: &[u8],
+        kept: Option<Kept>,
+    ) -> Result<(), Status> {
+        (self.end, self.message) = (end, 0);
+        self.fill(user, content, kept)
+    }
+
+    /// Header and content are copied, unless the latter is kept.
+    #[inline]
+    fn fill(&mut self, user: &[u8], content: &[u8], kept: Option<Kept>) -> Result<(), Status> {
+        let copied = if kept.is_some() { &[][..] } else { content };
+        self.bytes.clear();
+        self.grow(copied.len() + ALIGNED + user.len())?;
+        self.bytes.extend_from_slice(copied);
+        (self.len, self.user) = (content.len(), copied.len());
+        self.kept = kept.map(|kept| (content.as_ptr() as u64, kept));
+        if user.is_empty() { Ok(()) } else { self.put_user(user) }
+    }
+
+    /// Copies the header behind the content.
+    fn put_user(&mut self, user: &[u8]) -> Result<(), Status> {
+        let at = self.bytes.len().next_multiple_of(ALIGNED);
+        self.grow(at + user.len() - self.bytes.len())?;
+        self.bytes.resize(at, 0);
+        self.bytes.extend_from_slice(user);
+        self.user = at;
+        Ok(())
+    }
+
+    #[inline]
+    fn grow(&mut self, more: usize) -> Result<(), Status> {
+        let fits = self.bytes.capacity() - self.bytes.len() >= more;
+        match fits || self.bytes.try_reserve(more).is_ok() {
+            true => Ok(()),
+            false => Err(crate::room::none(more, "an active message")),
+        }
+    }
+
+    /// Whether the content at this place can be kept for a handler, as it is aligned.
+    pub fn is_aligned(content: &[u8]) -> bool {
+        (content.as_ptr() as usize).is_multiple_of(ALIGNED)
+    }
+
+    /// The content that came along.
+    pub fn content(&self) -> &[u8] {
+        match &self.kept {
+            // SAFETY: it lies there unchanged as long as it is kept, of this length.
+            Some((at, _)) => unsafe { std::slice::from_raw_parts(*at as *const u8, self.len) },
+            None => self.bytes.get(..self.len).unwrap_or_default(),
+        }
+    }
+
+    /// The header, aligned, if there is one.
+    pub fn user(&self) -> &[u8] {
+        self.bytes.get(self.user..).unwrap_or_default()
+    }
+
+    /// The handler has run. Some memory stays for the next.
+    #[inline]
+    pub fn clear(&mut self) {
+        (self.kept, self.end.extra) = (None, None);
+        if self.bytes.capacity() > KEPT {
+            self.bytes = Vec::new();
+        }
+    }
 }
 
 /// A handler. True: the message, whose content did not come along, is received later.
 pub type ActiveFn = Arc<dyn Fn(&Active) -> bool + Send + Sync>;
+
+impl Messages {
+    /// A message whose sender does not wait came for a handler: as a rule there is one.
+    #[inline(never)]
+    pub(super) fn hear_active(
+        &mut self,
+        fx: &mut impl Fx,
+        c: &mut Channel,
+        m: UsualMsg<'_>,
+    ) -> Heard {
+        let (party, len, cost) = (Party::peer(c.peer), m.content.len() as u64, m.cost());
+        if let Err(status) = c.flow.receive(cost) {
+            return Heard::Refused(status);
+        }
+        c.used = c.last_rx;
+        let Some(handler) = self.handlers.get(&m.envelope.comm) else { return Heard::Nobody };
+        if !fx.fits(1) {
+            return Heard::Refused(crate::room::none(size_of::<Work>(), "an active message"));
+        }
+        let (extra, short) = (None, Default::default());
+        let end = MessageEnd { result: Ok(()), party, envelope: m.envelope, len, extra, short };
+        if let Err(status) = fx.hand(handler, end, m.user, m.content) {
+            return Heard::Refused(status);
+        }
+        c.counters.recv_done(len, 0, Code::Ok, Protocol::Eager);
+        if let Some(limit) = c.flow.take(cost) {
+            c.send(fx, &Message::MsgWindow { limit }, &[]);
+        }
+        Heard::Ended
+    }
+}
 
 impl Engine {
     /// Sets the handler of a number, or takes it away; what has waited for it goes to it.
@@ -101,8 +249,8 @@ impl Engine {
             let Some(arrived) = self.messages.unexpected.remove(index) else { return };
             let (content, extra) = self.take_content(fx, arrived);
             self.count_received(party, len, &Ok(()));
-            let active = Active { end: end(extra), content, message: 0 };
-            return fx.run(Work::Active { handler, active: Box::new(active) });
+            let active = Active::waited(end(extra), content, 0);
+            return fx.run(Work::Active { handler, active });
         }
         if let (Content::There { response, .. }, 0, Some(ch)) = (&a.content, len, ch) {
             // There is nothing to wait for.
@@ -111,15 +259,15 @@ impl Engine {
             let (beside, extra) = (arrived.cost(), arrived.extra);
             self.offer_taken(ch, beside);
             self.send(fx, ch, &Message::GetDone { response, ok: true }, &[]);
-            let active = Active { end: end(extra), content: Vec::new(), message: 0 };
-            return fx.run(Work::Active { handler, active: Box::new(active) });
+            let active = Active::waited(end(extra), Vec::new(), 0);
+            return fx.run(Work::Active { handler, active });
         }
         let message = public(self.next_id, index);
         self.next_id += 1;
         self.messages.unexpected.claim(index, message);
         let extra = self.messages.unexpected.get(index).and_then(Arrived::copy_extra);
-        let active = Active { end: end(extra), content: Vec::new(), message };
-        fx.run(Work::Active { handler, active: Box::new(active) });
+        let active = Active::waited(end(extra), Vec::new(), message);
+        fx.run(Work::Active { handler, active });
     }
 
     /// Nobody receives a message that was claimed: its sender hears that it was taken.
@@ -130,6 +278,56 @@ impl Engine {
         {
             let beside = arrived.cost() - arrived.len;
             self.refuse_long(fx, arrived, beside);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::front::message::{Beside, Envelope};
+
+    fn end(tag: u64) -> MessageEnd {
+        let (party, envelope) = (Party::peer(1), Envelope { comm: 2, tag });
+        let (extra, short) = (None, Default::default());
+        MessageEnd { result: Ok(()), party, envelope, len: 0, extra, short }
+    }
+
+    #[test]
+    fn an_active_message_takes_the_memory_of_the_one_before() {
+        let mut active = Active::came(end(1), b"head", &[7; 13], None).unwrap();
+        assert_eq!((active.content(), active.user()), (&[7; 13][..], &b"head"[..]));
+        assert!(active.user().as_ptr().addr().is_multiple_of(ALIGNED));
+        let at = active.content().as_ptr();
+        active.clear();
+        active.comes(end(2), &[], &[9; 5], None).unwrap();
+        assert_eq!((active.content(), active.user()), (&[9; 5][..], &b""[..]));
+        assert_eq!((active.content().as_ptr(), active.end.envelope.tag), (at, 2));
+    }
+
+    #[test]
+    fn content_that_is_kept_stays_where_it_is_until_the_handler_has_run() {
+        let (kept, lies) = (Arc::new(()), [3u8; 100]);
+        let mut active = Active::came(end(1), &[], &[1; 64], None).unwrap();
+        active.comes(end(2), b"beside", &lies, Some(kept.clone())).unwrap();
+        assert_eq!((active.content(), active.user()), (&lies[..], &b"beside"[..]));
+        assert_eq!(active.content().as_ptr(), lies.as_ptr());
+        assert_eq!(Arc::strong_count(&kept), 2);
+        active.clear();
+        assert_eq!(Arc::strong_count(&kept), 1);
+    }
+
+    #[test]
+    fn memory_of_long_content_does_not_stay() {
+        let mut active = Active::came(end(1), &[], &vec![1; KEPT + 1], None).unwrap();
+        active.clear();
+        assert_eq!(active.bytes.capacity(), 0);
+        for len in [0, 3] {
+            let beside = Beside::of(&Extra::user(b"a header")).unwrap();
+            let waited = MessageEnd { extra: beside, ..end(3) };
+            let waited = Active::waited(waited, vec![5; len], 4);
+            assert_eq!((waited.content(), waited.user()), (&vec![5; len][..], &b"a header"[..]));
+            assert!(waited.user().as_ptr().addr().is_multiple_of(ALIGNED));
         }
     }
 }

@@ -32,6 +32,9 @@ impl Messages {
         c: &mut Channel,
         m: UsualMsg<'_>,
     ) -> Heard {
+        if m.active {
+            return self.hear_active(fx, c, m);
+        }
         let (sender, len) = (Party::peer(c.peer), m.content.len() as u64);
         if let Err(status) = c.flow.receive(m.cost()) {
             return Heard::Refused(status);
@@ -130,7 +133,7 @@ impl Engine {
     /// A message that no receive waits for.
     fn keep_msg(&mut self, fx: &mut impl Fx, ch: ChanId, m: UsualMsg<'_>) {
         let Some(sender) = self.channels.get(ch).map(|c| Party::peer(c.peer)) else { return };
-        let extra = Extra::user(m.user);
+        let extra = Extra { active: m.active, ..Extra::user(m.user) };
         let result = self.arrive(fx, sender, Some(ch), m.envelope, None, &extra, m.content);
         if let Err(status) = result {
             self.violation(ch, status);

@@ -11,7 +11,7 @@ use crate::engine::layout::LAYOUT;
 use crate::engine::list::Links;
 use crate::engine::transfer::choose;
 use crate::engine::{Engine, Fx, WR_MESSAGE, Work};
-use crate::protocol::message::Extra;
+use crate::protocol::message::{Extra, UsualMsg};
 use crate::room;
 use crate::status::{Code, Status};
 use crate::trials::Trial;
@@ -39,6 +39,15 @@ pub struct Outgoing<'a> {
     pub done: OnMessage,
     /// Its time is taken.
     pub trial: Option<Trial>,
+}
+
+impl<'a> Outgoing<'a> {
+    /// As it mostly is, with a copy of its content.
+    #[inline]
+    fn usual(&self) -> UsualMsg<'a> {
+        let Extra { active, user, .. } = *self.extra;
+        UsualMsg { envelope: self.envelope, active, user, content: self.content }
+    }
 }
 
 /// What became of a message that was to go out.
@@ -144,13 +153,7 @@ impl Engine {
         let plain = plain && out.extra.is_header();
         plain
             && out.content.len() as u64 == len
-            && self.message_send_plain(
-                fx,
-                out.to,
-                out.envelope,
-                out.extra.user,
-                (out.content, out.memory.addr),
-            )
+            && self.message_send_plain(fx, out.to, out.usual(), out.memory.addr)
     }
 
     /// The same of a message in standard mode out of memory of the host, at this address, with no more beside it than a header.
@@ -159,21 +162,20 @@ impl Engine {
         &mut self,
         fx: &mut impl Fx,
         to: Party,
-        envelope: Envelope,
-        user: &[u8],
-        (content, addr): (&[u8], u64),
+        m: UsualMsg<'_>,
+        addr: u64,
     ) -> bool {
-        let cost = (content.len() + user.len()) as u64;
+        let cost = m.cost();
         let peer = to.index().and_then(|p| self.peers.get(p));
         let Some(p) = peer.filter(|p| !p.guest && p.outbox.is_empty()) else { return false };
         let c = p.channels.first().and_then(|&ch| self.channels.get_mut(ch));
         let Some(c) = c.filter(|c| c.takes_messages() && c.flow.fits(cost)) else { return false };
         let rides = cost <= c.rides || self.settings.rides(fx, c, addr, cost);
-        if !rides || self.closing || !c.send_msg_now(fx, envelope, user, content) {
+        if !rides || self.closing || !c.send_msg_now(fx, m) {
             return false;
         }
         c.flow.count_sent(cost);
-        c.counters.send_done(content.len() as u64, Code::Ok, Protocol::Eager);
+        c.counters.send_done(m.content.len() as u64, Code::Ok, Protocol::Eager);
         true
     }
 
