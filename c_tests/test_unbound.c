@@ -141,6 +141,51 @@ static void in_the_order_of_the_calls(void) {
   CHECK_BAD(RDMA_DEADLINE_EXCEEDED, rdma_unbound_wait_recv(g.mgr[0], r, 1, NULL));
 }
 
+/* Who has several operations with one peer and slot under way is told of the first first, though a short content overtakes a long one. */
+static void ends_in_the_order_of_the_calls(void) {
+  group g = three();
+  static const size_t sizes[] = {5 * MIB, 8, 70001, 400, 0, MIB + 1, 12000, 3 * MIB, 1};
+  enum { COUNT = COUNT_OF(sizes), EACH = 5 * MIB };
+  char *from = scratch(COUNT * EACH), *to = scratch(COUNT * EACH);
+  rdma_unbound_t s = over(g.mgr[1], from, COUNT * EACH), r = over(g.mgr[0], to, COUNT * EACH);
+  /* The second time from one of two, the third and fourth time the messages are there before the receives are called. */
+  for (int round = 0; round < 4; round++) {
+    const rdma_peer_t both[] = {g.peer[0][1], g.peer[0][2]};
+    memset(to, 0, COUNT * EACH);
+    for (int send = 0; send < 2; send++) {
+      for (size_t i = 0; i < COUNT; i++) {
+        fill(from + i * EACH, sizes[i], 100 * round + i);
+        if ((round < 2) == send)
+          CHECK_OK(rdma_unbound_send(g.mgr[1], s, g.peer[1][0], 4, i * EACH, sizes[i], 0));
+        else
+          CHECK_OK(rdma_unbound_recv(g.mgr[0], r, both, 1 + round % 2, 4, i * EACH, EACH, 0));
+      }
+      pump_for(20);
+    }
+    for (size_t i = 0; i < COUNT; i++) {
+      CHECK_INT(sizes[i], taken(g.mgr[0], r, false, RDMA_OK).bytes);
+      CHECK_INT(-1, mismatch(to + i * EACH, sizes[i], 100 * round + i));
+    }
+    for (size_t i = 0; i < COUNT; i++) CHECK_INT(sizes[i], taken(g.mgr[1], s, true, RDMA_OK).bytes);
+  }
+  /* Nobody waits for another slot or peer, or for one that failed; one that fails waits for nobody. */
+  CHECK_OK(rdma_unbound_recv(g.mgr[0], r, &g.peer[0][1], 1, 4, 0, 8, RDMA_MSG_FOREVER));
+  CHECK_OK(rdma_unbound_recv(g.mgr[0], r, &g.peer[0][1], 1, 4, 8, 8, 30));
+  CHECK_OK(rdma_unbound_recv(g.mgr[0], r, &g.peer[0][1], 1, 5, 16, 8, 0));
+  CHECK_INT(4, taken(g.mgr[0], r, false, RDMA_DEADLINE_EXCEEDED).tag);
+  CHECK_OK(rdma_unbound_send(g.mgr[1], s, g.peer[1][0], 5, 0, 8, 0));
+  CHECK_INT(5, taken(g.mgr[0], r, false, RDMA_OK).tag);
+  CHECK_OK(rdma_unbound_recv(g.mgr[0], r, &g.peer[0][1], 1, 4, 0, 4, 0));
+  CHECK_OK(rdma_unbound_recv(g.mgr[0], r, &g.peer[0][1], 1, 4, 0, 8, 0));
+  for (int i = 0; i < 3; i++) CHECK_OK(rdma_unbound_send(g.mgr[1], s, g.peer[1][0], 4, 0, 8, 0));
+  CHECK_INT(8, taken(g.mgr[0], r, false, RDMA_OK).bytes);
+  CHECK_INT(8, taken(g.mgr[0], r, false, RDMA_OUT_OF_RANGE).bytes);
+  CHECK_INT(8, taken(g.mgr[0], r, false, RDMA_OK).bytes);
+  for (int i = 0; i < 4; i++) taken(g.mgr[1], s, true, RDMA_OK);
+  CHECK_OK(rdma_unbound_destroy(g.mgr[0], r));
+  CHECK_OK(rdma_unbound_destroy(g.mgr[1], s));
+}
+
 /* The messages are those of the communicator. */
 static void among_messages(void) {
   pair p = pair_new(NULL);
@@ -437,8 +482,8 @@ static void bad_arguments(void) {
 }
 
 static const test_case cases[] = {
-    CASE(content_of_all_sizes), CASE(from_some), CASE(in_the_order_of_the_calls), CASE(among_messages),
-    CASE(aborted_waits), CASE(as_many_aborts_as_waits), CASE(several_waiters), CASE(errors), CASE(destroyed_under_way),
+    CASE(content_of_all_sizes), CASE(from_some), CASE(in_the_order_of_the_calls),
+    CASE(ends_in_the_order_of_the_calls), CASE(among_messages), CASE(aborted_waits), CASE(as_many_aborts_as_waits), CASE(several_waiters), CASE(errors), CASE(destroyed_under_way),
     CASE(a_wait_ends_with_the_manager), CASE(inside_a_callback), CASE(bad_arguments),
 };
 TEST_MAIN(cases)

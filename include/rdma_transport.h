@@ -3243,8 +3243,8 @@ rdma_code_t rdma_unbound_recv(rdma_mgr_t *mgr,
                               int64_t timeout_ms);
 
 /**
- * Waits until a send of the buffer has ended, and takes its end: in the order in which they ended, as
- * many calls as sends. It also waits where none is under way, for what another thread begins. `timeout_ms` 0: the manager's; RDMA_MSG_FOREVER: none. *out_status tells of the
+ * Waits until a send of the buffer has ended, and takes its end: in the order in which they ended, but those to one peer and
+ * slot in the order of the calls, as long as they end well; as many calls as sends. It also waits where none is under way, for what another thread begins. `timeout_ms` 0: the manager's; RDMA_MSG_FOREVER: none. *out_status tells of the
  * send: its peer, its slot as the tag, its length, and as its code what is returned. If none was taken,
  * its peer is 0 and its code RDMA_OK, whatever is returned. NULL: not wanted.
  *
@@ -3265,7 +3265,8 @@ rdma_code_t rdma_unbound_wait_send(rdma_mgr_t *mgr,
  * Waits until a receive of the buffer has ended, and takes its end, as rdma_unbound_wait_send.
  * out_status->peer is who sent the message; where none came, from whom it was to come, or 0 if several;
  * bytes its length, also where it was too long. Of several receives of one slot that a message may meet
- * it meets the one that was called first. One that ends while its message is on its way (by its deadline,
+ * it meets the one that was called first; where they name the same peers, their ends are taken in the order of the
+ * calls, too, as long as they end well. One that ends while its message is on its way (by its deadline,
  * say) may have written part of its memory, and the message is gone.
  *
  * Threads: any; several may wait. Drives progress while it waits. Set out_status->struct_size first.

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use rdma_transport::api::*;
 use rdma_transport::config::Config;
+use rdma_transport::engine::front::pair::Way;
 use rdma_transport::fabric::ProviderKind;
-use rdma_transport::manager::Manager;
+use rdma_transport::manager::{Manager, Timeout};
 use rdma_transport::status::{Code, Status};
 
 #[path = "support/skip.rs"]
@@ -40,7 +41,8 @@ impl Slow {
     /// `None`: not allowed here.
     fn new(len: usize) -> Option<Slow> {
         // SAFETY: no pointer is passed.
-        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) };
+        let fd =
+            unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
         if fd < 0 {
             return None;
         }
@@ -74,7 +76,8 @@ impl Slow {
         let mut entry = libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one entry.
         let n = unsafe { libc::poll(&mut entry, 1, LONG.as_millis() as i32) };
-        assert_eq!(n, 1, "nobody touches the memory");
+        // Of a descriptor that blocks it would be an error, and at once.
+        assert_eq!((n, entry.revents), (1, libc::POLLIN), "nobody touches the memory");
     }
 
     /// Its pages are gone again, and nobody serves them.
@@ -330,6 +333,57 @@ fn r19_a_destination_of_a_message_that_turned_slow() {
         assert!(got.try_recv().is_err());
         dst.serve();
         assert!(got.recv_timeout(LONG).unwrap().unwrap() == data, "{kind:?}");
+        [b, a, other].into_iter().for_each(Node::end);
+    }
+}
+
+/// Who has two receives of one slot under way, and is told of one, takes the first's place for filled.
+#[test]
+fn r19_the_end_of_a_receive_waits_for_the_one_before_it() {
+    const LEN: u64 = 400;
+    // The second message is there before its receive, or comes after it.
+    for (kind, early) in KINDS.into_iter().flat_map(|kind| [(kind, true), (kind, false)]) {
+        let Some(mut dst) = slow(2 * SMALL) else { return };
+        dst.serve();
+        // Only the first page of it will be missing.
+        dst.len = SMALL;
+        let (a, b, other) = three(kind);
+        let (to, from) = (a.m.peer_lookup("b").unwrap(), b.m.peer_lookup("a").unwrap());
+        let data = [[3u8; LEN as usize], [4u8; LEN as usize]].concat();
+        // SAFETY: these outlive the managers.
+        let (sends, receives) = unsafe {
+            let sends = a.m.unbound_create(5, data.as_ptr() as u64, 2 * LEN).unwrap();
+            (sends, b.m.unbound_create(5, dst.addr, 2 * SMALL as u64).unwrap())
+        };
+        let send = |at| a.m.unbound_send(sends, to, 9, (at, LEN), Timeout::Never).unwrap();
+        let receive = |at| {
+            b.m.unbound_recv(receives, vec![from], 9, (at as u64, LEN), Timeout::Never).unwrap();
+        };
+        let wait = |limit| b.m.unbound_wait(receives, Way::Recv, Timeout::After(limit));
+        // SAFETY: the mapping is alive.
+        let byte = |at: usize| unsafe { (dst.addr as *const u8).add(at).read_volatile() };
+        receive(0);
+        dst.evict();
+        send(0);
+        if early {
+            send(LEN);
+        }
+        dst.wait_for_fault();
+        if early {
+            std::thread::sleep(Duration::from_millis(30));
+        }
+        receive(SMALL);
+        if !early {
+            send(LEN);
+        }
+        let status = wait(Duration::from_millis(300)).map(|end| end.len).unwrap_err();
+        assert_eq!(status.code, Code::DeadlineExceeded, "{kind:?}, {early}: {status}");
+        dst.serve();
+        for (at, value) in [(0, 3), (SMALL, 4)] {
+            wait(LONG).unwrap().result.unwrap();
+            let got = [byte(at), byte(at + LEN as usize - 1)];
+            assert_eq!(got, [value; 2], "{kind:?}, {early}: at {at}");
+        }
         [b, a, other].into_iter().for_each(Node::end);
     }
 }
