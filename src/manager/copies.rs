@@ -145,7 +145,8 @@ impl Deliveries {
     /// It was made, or will be by who has it.
     #[inline(always)]
     pub(super) fn clear_short(&mut self) {
-        self.places.clear();
+        // None that is kept, which would have to be dropped.
+        while let Some(Delivery { kept: None, .. }) = self.places.pop() {}
         self.content.clear();
     }
 

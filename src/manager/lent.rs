@@ -235,9 +235,19 @@ pub struct Lender(Arc<Queues>);
 
 /// A queue, until it is dropped.
 pub struct Lent<'a> {
-    queue: &'a Queue,
     /// Of the deliveries.
     claim: Option<Claim>,
+    mark: Mark<'a>,
+}
+
+/// A queue is marked as lent, until this is dropped.
+struct Mark<'a>(&'a Queue);
+
+impl Drop for Mark<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.state.store(state::HOME, Ordering::Release);
+    }
 }
 
 impl Lender {
@@ -254,14 +264,20 @@ impl Lender {
     /// One that is back; in it is what it was given back with. `from` are the lender's queues.
     #[inline]
     pub fn lend<'a>(&mut self, from: &'a Arc<Queues>) -> Option<Lent<'a>> {
+        Some(Lent { claim: None, mark: self.mark(from, state::OUT)? })
+    }
+
+    /// The same of the mark alone.
+    #[inline(always)]
+    fn mark<'a>(&mut self, from: &'a Arc<Queues>, as_what: u8) -> Option<Mark<'a>> {
         if !Arc::ptr_eq(&self.0, from) {
             return None;
         }
         let home = |queue: &&Queue| queue.state.load(Ordering::Acquire) == state::HOME;
         let queue = from.0.iter().find(home)?;
         // Only this lender, which is held exclusively, marks its queues.
-        queue.state.store(state::OUT, Ordering::Relaxed);
-        Some(Lent { queue, claim: None })
+        queue.state.store(as_what, Ordering::Relaxed);
+        Some(Mark(queue))
     }
 
     /// Whether somebody makes deliveries that are not claimed.
@@ -284,7 +300,7 @@ impl Lent<'_> {
         self.deliveries.make();
         self.deliveries.clear();
         self.claim = None;
-        self.queue.state.store(state::OUT, Ordering::Release);
+        self.mark.0.state.store(state::OUT, Ordering::Release);
     }
 }
 
@@ -293,7 +309,7 @@ impl Deref for Lent<'_> {
     #[inline]
     fn deref(&self) -> &Box<Batch> {
         // SAFETY: while the queue is marked, this is the only way to it.
-        unsafe { &*self.queue.batch.get() }
+        unsafe { &*self.mark.0.batch.get() }
     }
 }
 
@@ -301,21 +317,14 @@ impl DerefMut for Lent<'_> {
     #[inline]
     fn deref_mut(&mut self) -> &mut Box<Batch> {
         // SAFETY: as above.
-        unsafe { &mut *self.queue.batch.get() }
-    }
-}
-
-impl Drop for Lent<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        self.queue.state.store(state::HOME, Ordering::Release);
+        unsafe { &mut *self.mark.0.batch.get() }
     }
 }
 
 /// The content of one message, on its way to its place, and the operation that ends with it.
 pub(super) struct Small<'a> {
     /// Marked until it is there.
-    _lent: Lent<'a>,
+    _mark: Mark<'a>,
     one: Delivery,
     content: Vec<u8>,
     op: u32,
@@ -325,7 +334,7 @@ impl Small<'_> {
     /// Puts the content in its place; the operation, and memory that is to be kept.
     #[inline(always)]
     pub(super) fn make(self) -> (u32, Vec<u8>) {
-        let Small { one, content, op, _lent } = self;
+        let Small { one, content, op, _mark } = self;
         // SAFETY: by the contract of `Deliveries::add`; the mark says that it is being written.
         unsafe { one.make(&content) };
         (op, content)
@@ -338,7 +347,7 @@ pub(super) type ShortRoom = [MaybeUninit<u8>; 256];
 /// The short content of one message, on its way to its place.
 pub(super) struct Short<'a> {
     /// Marked until it is there.
-    _lent: Option<Lent<'a>>,
+    _mark: Option<Mark<'a>>,
     dst: u64,
     len: usize,
 }
@@ -369,17 +378,15 @@ impl World {
         }
         let (dst, bytes) = deliveries.short(room.len())?;
         let len = bytes.len();
-        let mut _lent = None;
+        let mut _mark = None;
         if len > 0 {
-            let lent = self.lender.lend(queues)?;
-            lent.queue.state.store(state::UNCLAIMED, Ordering::Relaxed);
-            _lent = Some(lent);
+            _mark = Some(self.lender.mark(queues, state::UNCLAIMED)?);
             // SAFETY: there is room for it.
             unsafe { few::copy(bytes.as_ptr(), room.as_mut_ptr().cast(), len) };
         }
         works.ended.clear();
         deliveries.clear_short();
-        Some(Short { _lent, dst, len })
+        Some(Short { _mark, dst, len })
     }
 
     /// Takes what is left to be done, if that is the end of one message whose content came with it: mostly there is no more,
@@ -391,11 +398,10 @@ impl World {
         if !deliveries.is_one() || !self.regions.is_unused() {
             return None;
         }
-        let lent = self.lender.lend(queues)?;
-        lent.queue.state.store(state::UNCLAIMED, Ordering::Relaxed);
+        let _mark = self.lender.mark(queues, state::UNCLAIMED)?;
         works.ended.clear();
         let (one, content) = deliveries.take_one()?;
-        Some(Small { _lent: lent, one, content, op })
+        Some(Small { _mark, one, content, op })
     }
 
     /// Takes the callbacks to be run, and the deliveries to be made before. What is left behind has the same room, for
@@ -412,7 +418,7 @@ impl World {
         if lent.has_deliveries() {
             lent.claim = self.claim(&lent.deliveries);
             if lent.claim.is_none() {
-                lent.queue.state.store(state::UNCLAIMED, Ordering::Relaxed);
+                lent.mark.0.state.store(state::UNCLAIMED, Ordering::Relaxed);
             }
         }
         Some(lent)

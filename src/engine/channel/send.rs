@@ -151,6 +151,8 @@ impl Channel {
         let returned = self.consumed.min(u32::from(u16::MAX)) as u16;
         let sent = if m.user.is_empty() {
             fx.send_short(self.id, &m.head(returned), m.content).is_ok()
+        } else if let Some((head, len)) = m.head_short(returned) {
+            fx.send_head(self.id, &head, len, m.content).is_ok()
         } else {
             fx.send(self.id, &[&m.head_user(returned), m.user, m.content]).is_ok()
         };

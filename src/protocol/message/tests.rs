@@ -380,6 +380,9 @@ fn the_short_ways_read_the_same() {
     for m in [plain, with_user] {
         let m = UsualMsg { active: true, ..m };
         let head = if m.user.is_empty() { m.head(3).to_vec() } else { m.head_user(3).to_vec() };
+        if let Some((short, len)) = m.head_short(3).filter(|_| !m.user.is_empty()) {
+            assert_eq!(short[..len], [&head, m.user].concat());
+        }
         whole.push([&head, m.user, b"content"].concat());
         let read = usual_msg(whole.last().unwrap()).unwrap().0;
         assert_eq!((read.active, read.user, read.content), (true, m.user, &b"content"[..]));

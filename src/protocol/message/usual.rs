@@ -239,6 +239,23 @@ impl UsualMsg<'_> {
         (u128::from(first) | u128::from(tag) << 64).to_le_bytes()
     }
 
+    /// The same with the application's header, and how long it is, if that is short.
+    #[inline]
+    pub fn head_short(&self, credits: u16) -> Option<([u8; HEAD_ROOM], usize)> {
+        const AT: usize = MSG_HEAD + 2;
+        let mut head = [0; HEAD_ROOM];
+        let len = self.user.len();
+        if len > HEAD_ROOM - AT {
+            return None;
+        }
+        head[..AT].copy_from_slice(&self.head_user(credits));
+        match <[u8; 8]>::try_from(self.user) {
+            Ok(word) => head[AT..AT + 8].copy_from_slice(&word),
+            Err(_) => head[AT..AT + len].copy_from_slice(self.user),
+        }
+        Some((head, AT + len))
+    }
+
     /// The same with the length of the application's header, which follows.
     #[inline]
     pub fn head_user(&self, credits: u16) -> [u8; MSG_HEAD + 2] {
