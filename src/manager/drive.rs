@@ -383,9 +383,12 @@ impl Manager {
         &self,
         waiter: &Arc<Waiter>,
         limit: Option<Duration>,
-        done: impl FnMut() -> bool,
+        mut done: impl FnMut() -> bool,
     ) -> bool {
-        self.block_or_stand_in(waiter, limit, done, false)
+        waiter.is_ready()
+            || done()
+            || self.glance(waiter, limit, &mut done)
+            || self.block_or_stand_in(waiter, limit, done, false)
     }
 
     fn block_or_stand_in(

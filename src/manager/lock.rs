@@ -108,6 +108,12 @@ impl<'a, P: Platform> Locked<'a, P> {
         wheel.watch(until, ground);
     }
 
+    /// See [`Wheel::visits`].
+    pub fn visits(&mut self) -> bool {
+        let now = self.guard.ground.now();
+        self.wheel().visits(now)
+    }
+
     /// Wakes everybody who sleeps or waits.
     pub fn wake_all(&mut self) {
         let wake = self.wheel().wake_all();

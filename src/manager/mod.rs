@@ -40,6 +40,7 @@ mod drive;
 mod early;
 mod endpoints;
 mod gate;
+mod glance;
 mod inside;
 mod lent;
 mod lock;

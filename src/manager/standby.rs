@@ -14,7 +14,7 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -40,14 +40,44 @@ thread_local! {
 /// What the stand-by threads go by.
 #[derive(Default)]
 pub struct Standby {
-    running: AtomicUsize,
-    /// Those of them that stand-by threads make.
-    own: AtomicUsize,
-    ended: AtomicU64,
+    /// In one word, since each short delivery changes all of them twice.
+    counts: AtomicU64,
     /// Nobody watches until there are copies, or none has been started.
     off: AtomicBool,
     lock: Mutex<Threads>,
     wake: Condvar,
+}
+
+/// Copies, as [`Standby`] counts them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Counts {
+    /// Under way: one for each thread at most.
+    running: usize,
+    /// Those of them that stand-by threads make.
+    own: usize,
+    /// Over, since the beginning; it wraps.
+    ended: u32,
+}
+
+impl Counts {
+    const OWN: u32 = 24;
+    const ENDED: u32 = 32;
+
+    fn of(word: u64) -> Counts {
+        let running = (word & ((1 << Counts::OWN) - 1)) as usize;
+        let own = usize::from((word >> Counts::OWN) as u8);
+        Counts { running, own, ended: (word >> Counts::ENDED) as u32 }
+    }
+
+    /// What is added for one that begins.
+    fn one(own: bool) -> u64 {
+        1 | u64::from(own) << Counts::OWN
+    }
+
+    /// And for the same one when it is over.
+    fn one_less(own: bool) -> u64 {
+        (1u64 << Counts::ENDED).wrapping_sub(Counts::one(own))
+    }
 }
 
 #[derive(Default)]
@@ -79,6 +109,10 @@ impl Standby {
     pub fn new() -> Standby {
         Standby { off: AtomicBool::new(true), ..Standby::default() }
     }
+
+    fn counts(&self) -> Counts {
+        Counts::of(self.counts.load(Ordering::SeqCst))
+    }
 }
 
 /// A copy runs.
@@ -91,17 +125,14 @@ struct Running<'a> {
 impl Running<'_> {
     fn new(standby: &Standby) -> Running<'_> {
         let own = STANDS_BY.get();
-        standby.running.fetch_add(1, Ordering::SeqCst);
-        standby.own.fetch_add(usize::from(own), Ordering::SeqCst);
+        standby.counts.fetch_add(Counts::one(own), Ordering::SeqCst);
         Running { standby, own }
     }
 }
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        self.standby.ended.fetch_add(1, Ordering::SeqCst);
-        self.standby.own.fetch_sub(usize::from(self.own), Ordering::SeqCst);
-        self.standby.running.fetch_sub(1, Ordering::SeqCst);
+        self.standby.counts.fetch_add(Counts::one_less(self.own), Ordering::SeqCst);
     }
 }
 
@@ -169,7 +200,7 @@ impl Manager {
                 self.core.lock().bar_copies(true);
             }
             let closing = || self.drivers.closing.load(Ordering::SeqCst);
-            let over = || closing() || standby.running.load(Ordering::SeqCst) < kept;
+            let over = || closing() || standby.counts().running < kept;
             self.drive_guarded(&Arc::new(Waiter::default()), over);
             {
                 // Others may be all that is left now, and kept: who watches looks only when it is told to.
@@ -191,7 +222,7 @@ impl Manager {
             standby.wake.wait(&mut threads);
         }
         threads.watched = true;
-        let (mut last, mut quiet) = (standby.ended.load(Ordering::SeqCst), 0);
+        let (mut last, mut quiet) = (standby.counts().ended, 0);
         let kept = loop {
             if quiet >= QUIET && !threads.stop {
                 standby.off.store(true, Ordering::SeqCst);
@@ -212,7 +243,7 @@ impl Manager {
                 break None;
             }
             let kept = self.all_kept(&threads);
-            let ended = standby.ended.load(Ordering::SeqCst);
+            let ended = standby.counts().ended;
             // None ended since the last look: what ran then runs still.
             if ended == last && kept.is_some() {
                 break kept;
@@ -227,8 +258,7 @@ impl Manager {
 
     /// How many copies run, if all who drive are kept by them.
     fn all_kept(&self, threads: &Threads) -> Option<usize> {
-        let own = self.standby.own.load(Ordering::SeqCst);
-        let running = self.standby.running.load(Ordering::SeqCst);
+        let Counts { running, own, .. } = self.standby.counts();
         threads.all_kept(running, own).then_some(running)
     }
 
@@ -301,6 +331,19 @@ mod tests {
         let refused = ended.expect("no stand-by thread was heard").unwrap_err();
         assert_eq!(refused.code, Code::FailedPrecondition, "{refused}");
         manager.destroy().unwrap();
+    }
+
+    #[test]
+    fn copies_are_counted_in_one_word() {
+        let mut word = (u64::from(u32::MAX - 1)) << Counts::ENDED;
+        let all = [false, true, true, false, true];
+        all.iter().for_each(|&own| word = word.wrapping_add(Counts::one(own)));
+        let begun = Counts { running: 5, own: 3, ended: u32::MAX - 1 };
+        assert_eq!(Counts::of(word), begun);
+        all[..3].iter().for_each(|&own| word = word.wrapping_add(Counts::one_less(own)));
+        assert_eq!(Counts::of(word), Counts { running: 2, own: 1, ended: 1 });
+        all[3..].iter().for_each(|&own| word = word.wrapping_add(Counts::one_less(own)));
+        assert_eq!(Counts::of(word), Counts { running: 0, own: 0, ended: 3 });
     }
 
     #[test]

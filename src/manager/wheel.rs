@@ -250,6 +250,17 @@ impl<W: Clone + PartialEq> Wheel<W> {
         }
     }
 
+    /// A caller that would get the seat of nobody turns the manager a few times without it, as if it had come and gone: true. Else
+    /// somebody drives, or sleeps.
+    pub fn visits(&mut self, now: u64) -> bool {
+        let rests = matches!(self.thread, Thread::Absent | Thread::Parked);
+        let visits = rests && self.seat == Seat::Free && self.watch.is_none() && !self.ending;
+        if visits {
+            self.left = Some(now);
+        }
+        visits
+    }
+
     /// The caller in the seat goes.
     fn give_up_seat(&mut self, now: u64) {
         self.left = Some(now);

@@ -1,19 +1,12 @@
 //! Tagged messages: the calls that ask for ends, and wait for them.
 
 use std::mem::MaybeUninit;
-use std::sync::OnceLock;
 
 use super::super::lent::ShortRoom;
 use super::*;
-use crate::os::ticks;
 
-/// Turns before a caller becomes the driver, where each finds nothing.
-const GLANCES: u32 = 256;
-/// Microseconds, at most, after which no further one begins; and processor ticks that each is taken for.
-const GLANCE_US: u64 = 10;
-/// Looks for a message at each of them, which costs less than to come back.
+/// Looks for a message at each glance, which costs less than to come back.
 const LOOKS: u32 = 4;
-const TICKS_PER_US: u64 = 1 << 11;
 
 const PANIC: &str = "caught a panic in a blocking call, a defect of the library";
 
@@ -207,22 +200,10 @@ impl Manager {
         core.engine.message_take_end(id)
     }
 
-    /// One for each time to look: none where a thread drives, or nobody is to spin. They end by time, too, since a turn may run
-    /// callbacks.
-    fn glances(&self) -> impl Iterator<Item = u32> {
-        static ALONE: OnceLock<bool> = OnceLock::new();
-        let alone = || *ALONE.get_or_init(|| processors() == 1);
-        let none = self.has_thread || self.config.busy_poll_us == 0 || alone();
-        let (began, us) = (ticks(), self.config.busy_poll_us.min(GLANCE_US));
-        let in_time = move |_: &u32| ticks().wrapping_sub(began) < us * TICKS_PER_US;
-        (0..if none { 0 } else { GLANCES }).take_while(in_time)
-    }
-
-    /// Turns the manager a few times where no thread drives it, which costs less than to become its driver: what comes soon comes
-    /// within them.
+    /// As [`glance`](Manager::glance), at one operation.
     #[inline]
     fn glance_at(&self, id: u64, thread: Thread) -> Result<Option<MessageEnd>, Status> {
-        for _ in self.glances() {
+        for _ in self.glances(self.has_thread, None) {
             let end = self.message_test_one(id, thread, LOOKS)?;
             if end.is_some() {
                 return Ok(end);
@@ -248,15 +229,6 @@ impl Manager {
         let mut count = self.collect(ids, &mut look, how, &mut found);
         if !matches!(count, Ok(0)) || ids.iter().all(|&id| id == 0) {
             return count;
-        }
-        let thread = Thread::this();
-        for _ in self.glances() {
-            self.turn_on(thread);
-            count = self.collect(ids, &mut look, how, &mut found);
-            if !matches!(count, Ok(0)) {
-                return count;
-            }
-            std::hint::spin_loop();
         }
         let waiter = Arc::new(Waiter::default());
         let limit = if let Timeout::After(limit) = timeout { Some(limit) } else { None };

@@ -126,6 +126,33 @@ fn r24_the_thread_is_not_woken_by_one_of_many_calls() {
 }
 
 #[test]
+fn r24_the_thread_stays_away_from_a_caller_that_visits_as_from_one_that_left() {
+    let (mut wheel, mut ground) = asleep();
+    assert!(!wheel.visits(0), "the thread has the seat");
+    assert!(wheel.sit(&1, false));
+    assert!(wheel.settle(&mut ground).sleeper);
+    assert!(!wheel.get_up(None));
+    assert_eq!(wheel.thread_next(&mut ground), Next::Park(Some(REST)));
+    assert!(!wheel.visits(0), "a caller has it");
+    wheel.leave(&1, 0);
+    assert!(wheel.visits(NS / 2) && wheel.settle(&mut ground).is_empty());
+    ground.now = NS;
+    wheel.unparked();
+    assert_eq!(wheel.thread_next(&mut ground), Next::Park(Some(REST / 2)));
+    ground.due = true;
+    assert!(wheel.settle(&mut ground).thread, "what is due does not wait for it");
+    ground.now = NS + NS / 2;
+    wheel.unparked();
+    assert_eq!(wheel.thread_next(&mut ground), Next::Drive);
+    assert!(!wheel.visits(ground.now));
+    // Without a thread nobody has to stay away.
+    let mut alone: Wheel<u32> = Wheel::new(false);
+    assert!(alone.visits(0) && alone.visits(1));
+    alone.watch(10, &ground);
+    assert!(!alone.visits(2), "the application sleeps");
+}
+
+#[test]
 fn work_that_nobody_drives_wakes_the_parked_thread() {
     let (mut wheel, mut ground) = asleep();
     assert!(wheel.sit(&1, false));
