@@ -128,6 +128,8 @@ mod messages_by_name;
 mod messages_more;
 #[path = "scenarios/messages_staged.rs"]
 mod messages_staged;
+#[path = "scenarios/messages_waits.rs"]
+mod messages_waits;
 #[path = "scenarios/messages_walks.rs"]
 mod messages_walks;
 #[path = "scenarios/metadata.rs"]

@@ -235,11 +235,12 @@ impl Channel {
         self.pending.is_empty() && self.credits > RESERVED && self.broken.is_none()
     }
 
-    /// Whether nothing is to be done for it: no defect, nothing to post, no content that was kept back. What answers
-    /// wait elsewhere does not change by what was just done here.
+    /// Whether nothing is to be done for it: no defect, nothing to post, no content that was kept back, nobody to be told of
+    /// room. What answers wait elsewhere does not change by what was just done here.
     #[inline]
     pub fn is_settled(&self) -> bool {
-        self.broken.is_none() && !self.waits() && self.deferred.is_empty()
+        let told = !self.flow.awaited;
+        self.broken.is_none() && !self.waits() && self.deferred.is_empty() && told
     }
 
     /// Bytes of answers that wait here.

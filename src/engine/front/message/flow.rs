@@ -39,6 +39,8 @@ pub struct Flow {
     pub queued: bool,
     /// The first of them waits for the end of an offer, and nothing else.
     pub short: bool,
+    /// Somebody is to be told of room here, whatever makes it: the window, or credits of the connection.
+    pub awaited: bool,
 }
 
 impl Default for Flow {
@@ -55,6 +57,7 @@ impl Default for Flow {
             offers_beside: 0,
             queued: false,
             short: false,
+            awaited: false,
         }
     }
 }

@@ -59,25 +59,35 @@ impl Engine {
         crate::room::grow(&mut self.messages.rooms, 1, "events")?;
         self.peers.keep(peer);
         self.messages.rooms.push(RoomWait { peer, bytes, told });
-        if self.peers.get(peer).is_some_and(|p| p.channels.is_empty()) {
+        if !self.await_room(peer, true) {
             self.want_connection(fx, peer);
         }
         Ok(())
+    }
+
+    /// The connection by which messages go to this peer is looked at for room whenever something happens on it, or no more.
+    /// False: there is none.
+    fn await_room(&mut self, peer: u32, awaited: bool) -> bool {
+        let first = self.peers.get(peer).and_then(|p| p.channels.first().copied());
+        let c = first.and_then(|ch| self.channels.get_mut(ch));
+        c.map(|c| c.flow.awaited = awaited).is_some()
     }
 
     /// There may be room for messages to this peer.
     #[cold]
     pub(in crate::engine) fn tell_rooms(&mut self, fx: &mut impl Fx, peer: u32) {
         let room = self.room_for(peer);
-        let mut at = 0;
+        let (mut at, mut awaited) = (0, false);
         while let Some(wait) = self.messages.rooms.get(at) {
             if wait.peer == peer && wait.bytes <= room && fx.fits(1) {
                 let told = self.messages.rooms.remove(at).told;
                 fx.run(Work::Call(Box::new(move || told(Ok(room)))));
             } else {
+                awaited |= wait.peer == peer;
                 at += 1;
             }
         }
+        self.await_room(peer, awaited);
     }
 
     /// There will be none: to this peer, or to any.
