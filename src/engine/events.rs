@@ -113,7 +113,7 @@ impl Engine {
                 self.on_msg_frag(fx, ch, request, at, content)
             }
             Message::MsgMatched { number } => self.on_msg_matched(fx, ch, number),
-            Message::MsgWindow { limit } => self.on_msg_window(fx, ch, limit),
+            Message::MsgWindow { limit } => self.on_msg_window(ch, limit),
             Message::MsgWithdraw { number, sync } => self.on_msg_withdraw(fx, ch, number, sync),
             Message::MsgWithdrawn { number, sync } => self.on_msg_withdrawn(fx, ch, number, sync),
             Message::Pair(m) => self.on_pair(fx, ch, m),

@@ -2,12 +2,17 @@
 
 use std::sync::{Arc, Mutex};
 
-use rdma_transport::engine::front::message::Mode;
+use rdma_transport::engine::front::message::flow::{COST, OFFERED_BESIDE, WINDOW};
+use rdma_transport::engine::front::message::{
+    Envelope, Mode, OnMessage, Outgoing, Party, Sending, Wanted,
+};
+use rdma_transport::protocol::message::Extra;
 use rdma_transport::status::Code;
 
+use super::common::memory::content;
 use super::kind::Kind;
-use super::messages::{ANY, Post, TAG, code};
-use super::script::{R, S, shm};
+use super::messages::{ALL, ANY, Post, TAG, code};
+use super::script::{EAGER, LARGE, R, S, shm};
 
 type Told = Arc<Mutex<Vec<u64>>>;
 
@@ -73,4 +78,101 @@ fn room_is_told_when_credits_come_with_a_message() {
     p.run();
     assert!(was_told(&told) && code(&p.recvs[recv]) == Some(Code::Ok));
     p.finish();
+}
+
+/// A message of node S with so long a header, of so many bytes, or of so many parts of one byte; its number.
+fn with_beside(p: &mut Post, tag: u64, len: u64, header: usize, parts: u64) -> u64 {
+    let to = p.other(S);
+    let memory = p.memory(S, 0, len.max(parts), "a message");
+    let bytes = content(tag as usize, memory.len);
+    p.s.w.mem.write(p.s.w.who(S), false, memory.addr, &bytes, "the application");
+    let (user, parts) = (vec![7; header], vec![1u64.to_le_bytes(); parts as usize]);
+    let extra = &Extra { user: &user, parts: &parts, active: false, first: None };
+    let (mode, timeout, done) = (Mode::Standard, Some(u64::MAX), OnMessage::Asked);
+    let envelope = Envelope { comm: 0, tag };
+    let content: &[u8] = if memory.len <= EAGER { &bytes } else { &[] };
+    let out = Outgoing { to, envelope, memory, content, extra, mode, timeout, done, trial: None };
+    match p.s.call(S, |e, fx| e.message_send(fx, out)).unwrap() {
+        Sending::Done => 0,
+        Sending::Begun(id) => id,
+    }
+}
+
+/// Whether an operation of node S has ended.
+fn has_ended(p: &mut Post, id: u64) -> bool {
+    p.look();
+    id == 0 || p.s.call(S, |e, _| e.message_has_ended(id)).unwrap()
+}
+
+/// Offers of node S have as much beside their content as they may have together; their numbers.
+fn offers_enough(p: &mut Post) -> Vec<u64> {
+    const EACH: u64 = 2 * 512;
+    let offers = (0..OFFERED_BESIDE / EACH).map(|_| {
+        let id = with_beside(p, 2, 0, 512, 64);
+        p.s.run();
+        id
+    });
+    offers.collect()
+}
+
+/// A receive of node R for this tag.
+fn recv_tag(p: &mut Post, tag: u64, len: u64) -> usize {
+    let wanted = Wanted { from: Party::ANY, comm: 0, tag, mask: ALL };
+    p.recv(R, wanted, len)
+}
+
+/// Takes back what waits, and ends.
+fn finish(mut p: Post, offers: Vec<u64>) {
+    for id in offers {
+        p.cancel(S, id).unwrap();
+        p.s.run();
+        p.look();
+        assert!(p.s.call(S, |e, _| e.message_take_end(id)).unwrap().is_some());
+    }
+    p.finish();
+}
+
+#[test]
+fn what_waits_behind_a_message_goes_when_that_is_taken_back() {
+    let mut p = Post::new(shm().no_reads());
+    let offers = offers_enough(&mut p);
+    let to = p.other(S);
+    // It may not be offered; the next one may go, but not before it.
+    let first = with_beside(&mut p, 3, LARGE, 100, 0);
+    let send = p.send(S, to, TAG, 8, Mode::Standard);
+    let told = on_room(&mut p, 1000);
+    let recv = recv_tag(&mut p, TAG.tag, 8);
+    p.run();
+    assert_eq!((code(&p.sends[send]), code(&p.recvs[recv])), (None, None));
+    p.cancel(S, first).unwrap();
+    p.run();
+    assert_eq!((code(&p.sends[send]), code(&p.recvs[recv])), (Some(Code::Ok), Some(Code::Ok)));
+    assert!(was_told(&told));
+    assert!(p.s.call(S, |e, _| e.message_take_end(first)).unwrap().is_some());
+    finish(p, offers);
+}
+
+#[test]
+fn what_may_not_be_offered_goes_when_the_window_opens() {
+    let mut p = Post::new(shm().no_reads());
+    let small = WINDOW / (COST + 7);
+    for _ in 0..small {
+        assert_eq!(with_beside(&mut p, 1, 7, 0, 0), 0);
+        p.s.run();
+    }
+    let offers = offers_enough(&mut p);
+    let blocked = with_beside(&mut p, 3, 7, 20, 0);
+    p.s.run();
+    assert!(blocked != 0 && !has_ended(&mut p, blocked));
+    for _ in 0..small {
+        recv_tag(&mut p, 1, 7);
+        p.s.run();
+    }
+    // The receiver wants nothing of what was offered.
+    let recv = recv_tag(&mut p, 3, 7);
+    p.run();
+    assert!(has_ended(&mut p, blocked));
+    assert_eq!(code(&p.recvs[recv]), Some(Code::Ok));
+    assert!(p.s.call(S, |e, _| e.message_take_end(blocked)).unwrap().is_some());
+    finish(p, offers);
 }

@@ -303,16 +303,10 @@ impl Engine {
     }
 
     /// The peer raised the limit for messages to it.
-    pub(in crate::engine) fn on_msg_window(&mut self, fx: &mut impl Fx, ch: ChanId, limit: u64) {
-        let Some(c) = self.channels.get_mut(ch) else { return };
-        let peer = c.peer;
-        match c.flow.widen(limit) {
-            Err(status) => self.violation(ch, status),
-            Ok(()) if self.awaits_room() => {
-                self.send_messages(fx, ch);
-                self.tell_rooms(fx, peer);
-            }
-            Ok(()) => {}
+    pub(in crate::engine) fn on_msg_window(&mut self, ch: ChanId, limit: u64) {
+        // What waits goes, and who waits is told, when the channel is settled.
+        if let Some(Err(status)) = self.channels.get_mut(ch).map(|c| c.flow.widen(limit)) {
+            self.violation(ch, status);
         }
     }
 

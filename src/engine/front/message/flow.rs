@@ -178,6 +178,8 @@ impl Flow {
             )));
         }
         self.limit = limit;
+        // There may be room for it without an offer.
+        self.short = false;
         Ok(())
     }
 }

@@ -197,7 +197,11 @@ impl Engine {
                     return self.set_message_deadline(index, grace);
                 }
             },
-            State::Queued => return self.end_message(fx, index, Err(status)),
+            State::Queued => {
+                let peer = op.wanted.from.index();
+                self.end_message(fx, index, Err(status));
+                return self.settle_outbox(fx, peer);
+            }
             State::Own { arrived } => {
                 if self.messages.unexpected.remove_own(arrived, index) {
                     self.end_message(fx, index, Err(status));

@@ -270,8 +270,19 @@ impl Engine {
         let Some(op) = self.messages.ops.get_mut(index).filter(|op| op.waits) else { return };
         op.waits = false;
         let (links, peer) = (op.links, op.wanted.from.index());
-        if let Some(p) = peer.and_then(|p| self.peers.get_mut(p)) {
-            p.outbox.remove(&mut self.messages.ops, op_links, index, links);
+        let Some(p) = peer.and_then(|p| self.peers.get_mut(p)) else { return };
+        p.outbox.remove(&mut self.messages.ops, op_links, index, links);
+        // The next may need no offer.
+        if let Some(c) = p.channels.first().and_then(|&ch| self.channels.get_mut(ch)) {
+            c.flow.short = false;
+        }
+    }
+
+    /// What waits for this peer may go, since what was before it has left.
+    pub(super) fn settle_outbox(&mut self, fx: &mut impl Fx, peer: Option<u32>) {
+        let p = peer.and_then(|p| self.peers.get(p));
+        if let Some(&ch) = p.and_then(|p| p.channels.first()) {
+            self.settle(fx, ch);
         }
     }
 
@@ -359,10 +370,7 @@ impl Engine {
         if let Some(status) = op.ended.take().or(result.err()) {
             self.end_message(fx, index, Err(status));
         }
-        let p = peer.and_then(|p| self.peers.get(p));
-        if let Some(&ch) = p.and_then(|p| p.channels.first()) {
-            self.settle(fx, ch);
-        }
+        self.settle_outbox(fx, peer);
     }
 
     /// Why a copy for a message must not begin.
