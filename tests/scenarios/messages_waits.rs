@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use rdma_transport::api::PeerState;
 use rdma_transport::engine::front::message::flow::{COST, OFFERED_BESIDE, WINDOW};
 use rdma_transport::engine::front::message::{
     Envelope, Mode, OnMessage, Outgoing, Party, Sending, Wanted,
@@ -175,4 +176,23 @@ fn what_may_not_be_offered_goes_when_the_window_opens() {
     assert_eq!(code(&p.recvs[recv]), Some(Code::Ok));
     assert!(p.s.call(S, |e, _| e.message_take_end(blocked)).unwrap().is_some());
     finish(p, offers);
+}
+
+/// What takes a message back waits behind content, say: its peer lives, and is not ended for that.
+#[test]
+fn a_synchronous_send_is_taken_back_while_its_word_waits() {
+    let mut p = Post::new(shm());
+    let to = p.other(S);
+    let send = p.send(S, to, TAG, 8, Mode::Synchronous);
+    p.run();
+    p.s.hold(S, Kind::MsgWithdraw);
+    p.cancel(S, p.sends[send].id).unwrap();
+    p.s.pass(3_000);
+    p.look();
+    assert_eq!(code(&p.sends[send]), None);
+    assert_eq!(p.s.peer_state(S), (PeerState::Connected, 1));
+    p.s.let_go(S, Kind::MsgWithdraw);
+    p.look();
+    assert_eq!(code(&p.sends[send]), Some(Code::Cancelled));
+    p.finish();
 }

@@ -366,12 +366,17 @@ impl Engine {
 
     /// An offer that was taken back, and that a receive had met before it heard of that: it ends with its content. A receiver that asks for
     /// a WRITE has said so, and there is nothing more to wait for until the application wants an end, come what may. One that READs says
-    /// nothing before it is done. From then on, both have time as long as they say anything at all, which they do when they are pinged.
+    /// nothing before it is done. From then on, both have time as long as they say anything at all, which they do when they are pinged. So
+    /// has one with a small message: that it is taken back may have to wait behind content that goes there.
     fn on_its_way_until(&self, now: u64, index: u32) -> Option<u64> {
         let op = self.messages.ops.get(index)?;
-        let State::Offered { ch, response } = op.state else { return None };
+        let (ch, wanted) = match op.state {
+            State::Offered { ch, response } => (ch, self.is_wanted(response)),
+            State::Unmatched { ch } => (ch, false),
+            _ => return None,
+        };
         let end = op.limit.saturating_add(self.quiesce_grace());
-        if self.is_wanted(response) && now < end {
+        if wanted && now < end {
             return Some(end);
         }
         let since = op.deadline.saturating_sub(self.quiesce_grace());
