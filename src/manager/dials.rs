@@ -20,6 +20,8 @@ use crate::status::{Code, Status};
 
 /// One dial, over all addresses of a peer.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// A dial that is wanted while another is under way to the same peer is looked at so often.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Why a peer that connected by itself is not dialled.
 const NO_ADDRESS: &str = "its address was not given here: add the peer, or it has to connect by itself \
                           (addresses that a peer names are used only where a secret was proved)";
@@ -195,8 +197,9 @@ impl Core {
         let Some(route) = self.world.routes.get_mut(&peer) else { return };
         if (again || route.wanted) && !route.dialing {
             let pause = route.backoff.pause(random());
-            route.next_try = Some(Instant::now() + pause);
-            self.world.tries = true;
+            let next = Instant::now() + pause;
+            route.next_try = Some(next);
+            self.world.try_at(next);
         }
     }
 
@@ -205,8 +208,9 @@ impl Core {
     pub(super) fn want_again(&mut self, peer: u32) {
         let Some(route) = self.world.routes.get_mut(&peer).filter(|r| r.is_over()) else { return };
         let pause = route.backoff.pause(random());
-        (route.wanted, route.next_try) = (true, Some(Instant::now() + pause));
-        self.world.tries = true;
+        let next = Instant::now() + pause;
+        (route.wanted, route.next_try) = (true, Some(next));
+        self.world.try_at(next);
         self.engine.connecting(peer);
     }
 
@@ -253,20 +257,24 @@ impl Core {
         route.next_try = None;
         if route.wanted || again {
             let pause = route.backoff.pause(random());
-            route.next_try = Some(Instant::now() + pause);
-            self.world.tries = true;
+            let next = Instant::now() + pause;
+            route.next_try = Some(next);
+            self.world.try_at(next);
         }
     }
 
-    /// Starts the dials that are due.
+    /// Starts the dials that are due. Of many peers one may wait for its next dial for ever: they are looked at when that is due, and not
+    /// after each call.
     pub(super) fn dial_wanted(&mut self) {
-        if !std::mem::take(&mut self.world.tries) {
+        let Some(due) = self.world.tries else { return };
+        let now = Instant::now();
+        if now < due {
             return;
         }
-        let mut now = None;
+        self.world.tries = None;
+        let mut next: Option<Instant> = None;
         for (&peer, route) in &mut self.world.routes {
             if let Some(main) = route.rail.filter(|_| !route.dialing_rail) {
-                let now = *now.get_or_insert_with(Instant::now);
                 let known = self.engine.peer(peer).filter(|_| !route.addrs.is_empty());
                 route.dialing_rail = known.is_some() && self.engine.wants_rail(main);
                 if let Some(p) = known.filter(|_| route.dialing_rail) {
@@ -278,9 +286,9 @@ impl Core {
                 }
             }
             let Some(at) = route.next_try else { continue };
-            let now = *now.get_or_insert_with(Instant::now);
             if at > now || route.dialing {
-                self.world.tries = true;
+                let at = if route.dialing { at.max(now + LOOK_AGAIN) } else { at };
+                next = Some(next.map_or(at, |earlier| earlier.min(at)));
                 continue;
             }
             if Core::is_unnamed(peer) {
@@ -308,15 +316,13 @@ impl Core {
             (self.timed, self.whole) = (true, true);
             self.engine.connecting(peer);
         }
+        next.into_iter().for_each(|at| self.world.try_at(at));
     }
 
     /// When the next dial is due, in nanoseconds.
     pub(super) fn next_dial(&self) -> u64 {
-        if !self.world.tries {
-            return u64::MAX;
-        }
         let start = self.world.clock.start();
-        let next = self.world.routes.values().filter_map(|r| r.next_try).min();
+        let next = self.world.tries;
         next.map_or(u64::MAX, |at| at.saturating_duration_since(start).as_nanos() as u64)
     }
 
@@ -374,4 +380,44 @@ fn trace_connect(
 /// Random bits for pauses; nothing secret depends on them.
 fn random() -> u64 {
     getrandom::u64().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, Progress};
+    use crate::manager::Manager;
+
+    /// Each call and each turn comes by there: that a peer is to be dialled later must not cost them a look at every peer.
+    #[test]
+    fn peers_are_looked_at_when_a_dial_is_due() {
+        let config = Config {
+            name: "a".into(),
+            provider: Some(ProviderKind::Loopback),
+            progress: Progress::Manual,
+            ..Config::default()
+        };
+        let manager = Manager::new(config).unwrap();
+        let names = ["first", "later", "untold"];
+        names.iter().for_each(|name| manager.add_peer(name, "127.0.0.1:1").unwrap());
+        let mut core = manager.core.lock();
+        let [first, later, untold] = names.map(|name| core.peer(name).unwrap());
+        let now = Instant::now();
+        let hours = |n: u64| now + Duration::from_secs(n * 3600);
+        for (peer, at) in [(later, hours(2)), (first, hours(1))] {
+            core.world.routes.get_mut(&peer).unwrap().next_try = Some(at);
+            core.world.try_at(at);
+        }
+        core.dial_wanted();
+        assert_eq!(core.world.tries, Some(hours(1)));
+        // One of which nobody was told is found by whoever looks at all of them.
+        core.world.routes.get_mut(&untold).unwrap().next_try = Some(now);
+        core.dial_wanted();
+        assert_eq!(core.world.routes[&untold].next_try, Some(now));
+        core.world.try_at(now);
+        core.dial_wanted();
+        assert_eq!(core.world.routes[&untold].next_try, None);
+        assert_eq!(core.world.tries, Some(hours(1)));
+        assert!(core.next_dial() > 3_500_000_000_000 && core.next_dial() < u64::MAX);
+    }
 }

@@ -60,7 +60,7 @@ impl Core {
             ..Route::default()
         };
         self.world.routes.insert(id, route);
-        self.world.tries = true;
+        self.world.try_at(now);
         Ok(id)
     }
 
@@ -91,7 +91,7 @@ impl Core {
         if retryable && next < meeting.deadline {
             meeting.last = Some(status);
             route.next_try = Some(next);
-            self.world.tries = true;
+            self.world.try_at(next);
             return;
         }
         log::info(format_args!("no peer met at {text}: {status}"));

@@ -437,7 +437,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         fresh: Default::default(),
         dying: Vec::new(),
         routes: Default::default(),
-        tries: false,
+        tries: None,
         regions: Default::default(),
         hearing: (ProviderKind::Loopback, fabric::EpId(0)),
         kept: registrations::Registrations::new(config.registration_cache_bytes),

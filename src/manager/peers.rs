@@ -63,8 +63,9 @@ impl Manager {
             let route = core.world.routes.entry(index).or_default();
             route.give(addrs, text);
             if (wanted || route.wanted) && !route.dialing {
-                route.next_try = Some(Instant::now());
-                core.world.tries = true;
+                let now = Instant::now();
+                route.next_try = Some(now);
+                core.world.try_at(now);
             }
             Ok(())
         })

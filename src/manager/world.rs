@@ -104,8 +104,8 @@ pub struct World {
     pub dying: Vec<EpKey>,
     /// Peers by engine index.
     pub routes: HashMap<u32, Route>,
-    /// Some route has a next try.
-    pub tries: bool,
+    /// No route has anything to be done before; `None`: none has.
+    pub tries: Option<Instant>,
     /// Registered memory.
     pub regions: Regions,
     /// The endpoint of the message that was heard last.
@@ -271,10 +271,15 @@ impl World {
         self.clock.read();
     }
 
+    /// The routes are looked at then, if not before.
+    pub fn try_at(&mut self, at: Instant) {
+        self.tries = Some(self.tries.map_or(at, |earlier| earlier.min(at)));
+    }
+
     /// Whether there are endpoints to destroy, callbacks to let go of or dials to begin.
     #[inline(always)]
     pub fn is_unfinished(&self) -> bool {
-        self.tries
+        self.tries.is_some()
             || !self.dying.is_empty()
             || !self.parked.is_empty()
             || !self.held_back.is_empty()

@@ -235,14 +235,14 @@ impl Fx for World {
         (route.wanted, route.refused) = (true, false);
         if !route.dialing && route.next_try.is_none() {
             route.next_try = Some(now);
-            self.tries = true;
+            self.try_at(now);
         }
     }
 
     fn connect_rail(&mut self, peer: u32, _name: &str, main: ChanId) {
         if let Some(route) = self.routes.get_mut(&peer) {
             route.rail = Some(main);
-            self.tries = true;
+            self.try_at(self.clock.start());
         }
     }
 
