@@ -5,14 +5,16 @@
 //! not allowed, which root is, the tests skip.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use rdma_transport::api::*;
 use rdma_transport::config::Config;
+use rdma_transport::engine::front::message::{Memory, MessageEnd, Mode, OnMessage, Party, Wanted};
 use rdma_transport::engine::front::pair::Way;
 use rdma_transport::fabric::ProviderKind;
-use rdma_transport::manager::{Manager, Timeout};
+use rdma_transport::manager::{Manager, Post, Timeout, Where};
+use rdma_transport::protocol::message::{Envelope, Extra};
 use rdma_transport::status::{Code, Status};
 
 #[path = "support/skip.rs"]
@@ -65,7 +67,12 @@ impl Slow {
 
     /// Zeros for everybody who waits, and from now on.
     fn serve(&self) {
-        let mut zero = [self.addr, self.len as u64, 0, 0];
+        self.serve_first(self.len);
+    }
+
+    /// The same of so many bytes.
+    fn serve_first(&self, len: usize) {
+        let mut zero = [self.addr, len as u64, 0, 0];
         // SAFETY: the structure of this request, which lives through the call.
         let rc = unsafe { libc::ioctl(self.fd.as_raw_fd(), UFFDIO_ZEROPAGE, zero.as_mut_ptr()) };
         assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
@@ -82,8 +89,13 @@ impl Slow {
 
     /// Its pages are gone again, and nobody serves them.
     fn evict(&self) {
+        self.evict_first(self.len);
+    }
+
+    /// The same of so many bytes.
+    fn evict_first(&self, len: usize) {
         // SAFETY: the mapping is ours, anonymous, and nothing in it matters.
-        let rc = unsafe { libc::madvise(self.addr as *mut _, self.len, libc::MADV_DONTNEED) };
+        let rc = unsafe { libc::madvise(self.addr as *mut _, len, libc::MADV_DONTNEED) };
         assert_eq!(rc, 0);
     }
 
@@ -113,6 +125,10 @@ struct Node {
 
 impl Node {
     fn with(name: &str, kind: ProviderKind, checksum: bool) -> Node {
+        Node::forced(name, kind, checksum, Protocol::Auto)
+    }
+
+    fn forced(name: &str, kind: ProviderKind, checksum: bool, protocol: Protocol) -> Node {
         // A connection whose memory waits may be silent for as long as that takes.
         let peer_timeout_ms = 120_000;
         let config = Config {
@@ -120,6 +136,7 @@ impl Node {
             provider: Some(kind),
             peer_timeout_ms,
             checksum,
+            protocol: protocol as u32,
             ..Config::default()
         };
         Node { m: Manager::new(config).unwrap() }
@@ -477,4 +494,68 @@ fn r19_who_watches_hears_that_who_stood_in_has_left() {
     sent.into_iter().for_each(|end| end.recv_timeout(LONG).unwrap().unwrap());
     turns.join().unwrap().unwrap();
     [b, a, other].into_iter().for_each(Node::end);
+}
+
+/// A message of this tag has ended.
+type Told = Arc<Mutex<Vec<(u64, bool)>>>;
+
+fn tell(told: &Told) -> OnMessage {
+    fn end(words: Words, end: &MessageEnd) {
+        // SAFETY: the one who asked keeps it until the managers are gone.
+        let told = unsafe { &*(words[0] as *const Mutex<Vec<(u64, bool)>>) };
+        told.lock().unwrap().push((end.envelope.tag, end.result.is_ok()));
+    }
+    OnMessage::Plain(end, [Arc::as_ptr(told) as usize, 0])
+}
+
+/// The first bytes of a message by the pipeline are put in their place by the thread that heard of it, the others by whoever drives
+/// meanwhile: the end comes after all.
+#[test]
+fn r19_the_beginning_of_a_message_that_waits_holds_up_its_end() {
+    for kind in KINDS {
+        let Some(dst) = slow(BIG) else { return };
+        dst.serve();
+        dst.evict_first(SMALL);
+        let [a, b] = ["a", "b"].map(|name| Node::forced(name, kind, false, Protocol::Pipeline));
+        a.knows(&b);
+        a.m.connect("b", Some(LONG)).unwrap();
+        let (data, mut small, told) = (vec![3u8; BIG], [0u8; 8], Told::default());
+        let whole =
+            |addr: u64, len: usize| Where::Whole(Memory { addr, len: len as u64, device: 0 });
+        for (tag, addr, len) in [(1, dst.addr, BIG), (2, small.as_mut_ptr() as u64, small.len())] {
+            let wanted = Wanted { from: Party::ANY, comm: 0, tag, mask: u64::MAX };
+            // SAFETY: the memory outlives the managers.
+            unsafe { b.m.message_irecv(wanted, whole(addr, len), Timeout::Never, tell(&told)) }
+                .unwrap();
+        }
+        let (to, sent) = (a.m.peer_lookup("b").unwrap(), Told::default());
+        // The end of the second is what the first bytes of the first are put in their place before.
+        for (tag, len) in [(1, BIG), (2, 8)] {
+            let (extra, envelope) = (&Extra::default(), Envelope { comm: 0, tag });
+            let (mode, timeout) = (Mode::Standard, Timeout::Never);
+            let post = Post { to, envelope, extra, mode, timeout };
+            // SAFETY: as above.
+            unsafe { a.m.message_isend(&post, whole(data.as_ptr() as u64, len), tell(&sent)) }
+                .unwrap();
+        }
+        dst.wait_for_fault();
+        // Longer than it takes for another thread to drive, and for it to get the rest.
+        std::thread::sleep(Duration::from_secs(2));
+        let early = told.lock().unwrap().clone();
+        assert!(
+            early.iter().all(|(tag, _)| *tag != 1),
+            "{kind:?}: {early:?} before its first bytes"
+        );
+        dst.serve_first(SMALL);
+        let begun = Instant::now();
+        while told.lock().unwrap().len() < 2 {
+            assert!(begun.elapsed() < LONG, "{kind:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // SAFETY: the whole of it is there.
+        let got = unsafe { std::slice::from_raw_parts(dst.addr as *const u8, BIG) };
+        assert!(got == data && small == [3; 8], "{kind:?}");
+        assert!(told.lock().unwrap().iter().all(|(_, well)| *well));
+        [a, b].into_iter().for_each(Node::end);
+    }
 }

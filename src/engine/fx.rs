@@ -236,6 +236,15 @@ pub trait Fx {
     /// # Safety
     /// The destination is valid for the content's length until such work runs.
     unsafe fn deliver(&mut self, dst: u64, content: &[u8]) -> Result<(), Status>;
+    /// The same of a part of what an operation receives, which ends later: by another thread, perhaps, which does not wait for
+    /// whoever puts this in its place. Until it is there that counts as a copy that runs.
+    ///
+    /// # Safety
+    /// The destination is valid for the content's length until the operation's end is told.
+    unsafe fn deliver_part(&mut self, dst: u64, content: &[u8]) -> Result<(), Status> {
+        // SAFETY: by this function's contract.
+        unsafe { self.deliver(dst, content) }
+    }
     /// Whether `run` finds room for so many more; called before an operation is accepted.
     fn fits(&mut self, work: usize) -> bool {
         let _ = work;

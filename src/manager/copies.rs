@@ -85,9 +85,16 @@ pub struct Deliveries {
     places: Vec<Delivery>,
     /// Copies, one after the other.
     content: Vec<u8>,
+    /// Some are parts of what ends later, perhaps on another thread: they have to be claimed.
+    parts: bool,
 }
 
 impl Deliveries {
+    /// What is added next is a part of what ends later.
+    pub(super) fn has_part(&mut self) {
+        self.parts = true;
+    }
+
     /// One more.
     ///
     /// # Safety
@@ -134,6 +141,7 @@ impl Deliveries {
     #[inline(always)]
     pub(super) fn short(&self, most: usize) -> Option<(u64, &[u8])> {
         match &self.places[..] {
+            _ if self.parts => None,
             [] => Some((0, &[])),
             [Delivery { dst, len, kept: None }] if *len as usize <= most => {
                 Some((*dst, self.content.get(..*len as usize)?))
@@ -153,7 +161,7 @@ impl Deliveries {
     /// Whether there is one, whose content is not long.
     #[inline]
     pub(super) fn is_one(&self) -> bool {
-        self.places.len() == 1 && self.content.capacity() <= DELIVERED_KEPT
+        self.places.len() == 1 && !self.parts && self.content.capacity() <= DELIVERED_KEPT
     }
 
     /// Takes it out, and the memory of its content.
@@ -191,10 +199,22 @@ impl Deliveries {
         }
     }
 
+    /// Makes those that nobody could claim, if some are parts of what ends later: who ends it would not hear of them. Whether it did.
+    #[cold]
+    pub(super) fn make_unclaimed(&mut self) -> bool {
+        let parts = self.parts;
+        if parts {
+            self.make();
+            self.clear();
+        }
+        parts
+    }
+
     /// They were made. Some of the memory is kept for the next.
     pub(super) fn clear(&mut self) {
         self.places.clear();
         self.content.clear();
+        self.parts = false;
         if self.content.capacity() > DELIVERED_KEPT {
             *self = Deliveries::default();
         }
@@ -296,19 +316,22 @@ impl World {
         if self.batch.deliveries.is_empty() {
             return None;
         }
-        let all = std::mem::take(&mut self.batch.deliveries);
+        let mut all = std::mem::take(&mut self.batch.deliveries);
         let claim = self.claim(&all);
+        if claim.is_none() && all.make_unclaimed() {
+            return None;
+        }
         if claim.is_none() {
             unclaimed.fetch_add(1, Ordering::Relaxed);
         }
         Some(Taken { all, claim, unclaimed })
     }
 
-    /// Claims the places of deliveries that are about to be made. Only of registered memory does anybody ask whether it
-    /// is touched; without any, or without memory for the claim, somebody else has to say that they are made.
+    /// Claims the places of deliveries that are about to be made. Only of registered memory, and of that of operations that end later,
+    /// does anybody ask whether it is touched; without any, or without memory for the claim, somebody else has to say that they are made.
     #[inline(always)]
     pub(super) fn claim(&self, deliveries: &Deliveries) -> Option<moves::Claim> {
-        match self.regions.is_unused() {
+        match self.regions.is_unused() && !deliveries.parts {
             true => None,
             false => self.claim_places(deliveries),
         }

@@ -417,7 +417,7 @@ impl World {
         std::mem::swap(&mut self.batch, &mut *lent);
         if lent.has_deliveries() {
             lent.claim = self.claim(&lent.deliveries);
-            if lent.claim.is_none() {
+            if lent.claim.is_none() && !lent.deliveries.make_unclaimed() {
                 lent.mark.0.state.store(state::UNCLAIMED, Ordering::Relaxed);
             }
         }

@@ -301,6 +301,12 @@ impl Fx for World {
         unsafe { self.batch.deliveries.add(dst, content) }
     }
 
+    unsafe fn deliver_part(&mut self, dst: u64, content: &[u8]) -> Result<(), Status> {
+        self.batch.deliveries.has_part();
+        // SAFETY: by this function's contract: the end is held back while a copy of it runs.
+        unsafe { self.deliver(dst, content) }
+    }
+
     #[inline]
     fn hand(
         &mut self,

@@ -57,7 +57,7 @@ impl Engine {
         (r.state, r.protocol) = (State::Awaiting, Protocol::Pipeline);
         if !first.is_empty() {
             // SAFETY: the application keeps its memory, which has room for all, until it hears of the end.
-            let result = unsafe { fx.deliver(r.dst, first) };
+            let result = unsafe { fx.deliver_part(r.dst, first) };
             if let Err(status) = result {
                 self.drop_response(fx, index, response);
                 return self.fail(fx, index, status);
@@ -148,7 +148,7 @@ impl Engine {
         let left = range.1 - range.0;
         // SAFETY: the destination has room for the whole message, of which these bytes are a part; it is the application's
         // only when the receive has ended, which comes later.
-        let result = unsafe { fx.deliver(r.dst + at, content) };
+        let result = unsafe { fx.deliver_part(r.dst + at, content) };
         if let Some(flow) = r.flow.as_mut().filter(|_| left == 0) {
             flow.sent.pop_front();
         }
