@@ -90,6 +90,23 @@ fn memory_of_what_waits_is_taken_back() {
     p.finish();
 }
 
+/// Who takes it back inside a callback would have to make the copy itself.
+#[test]
+fn memory_of_a_message_whose_copy_did_not_begin_is_taken_back() {
+    let mut p = Post::new(shm());
+    let to = p.other(S);
+    p.s.hold(S, Kind::Copy);
+    let send = p.send_from(S, to, TAG, (8, 0, false), Mode::Standard);
+    p.run();
+    assert_eq!(p.s.awaited(S), [Kind::Copy]);
+    let Memory { addr, len, device } = p.sends[send].memory;
+    assert!(p.s.reclaim(S, (addr, len, device), true), "nothing touches it");
+    p.s.let_go(S, Kind::Copy);
+    p.look();
+    assert_eq!(code(&p.sends[send]), Some(Code::FailedPrecondition));
+    p.finish();
+}
+
 #[test]
 fn a_message_to_oneself_is_taken_back_after_it_was_claimed() {
     let mut p = Post::new(shm());

@@ -287,3 +287,32 @@ fn ends_among_many_that_wait() {
         assert!(many < 6 * few.max(Duration::from_nanos(200)), "{what}: {few:?}, {many:?}");
     }
 }
+
+/// Who destroys it inside a callback is waited for by whoever would compute the checksum: it is not begun any more.
+#[test]
+fn a_buffer_is_free_at_once_though_a_checksum_was_to_be_computed() {
+    for (of_sender, node) in [(true, S), (false, R)] {
+        let (mut post, from, to) = two_of(shm().checksums());
+        post.s.run();
+        post.s.hold(node, Kind::Hash);
+        post.send(from, 0, LARGE).unwrap();
+        post.s.run();
+        let gone = if of_sender { from } else { to };
+        let (id, addr) = (post.bufs[gone].id, post.bufs[gone].addr);
+        let released = post.s.call(node, |e, fx| e.buffer_release(fx, id)).unwrap();
+        assert!(post.s.call(node, |e, _| e.buffer_is_untouched(&released)), "{of_sender}");
+        (post.bufs[gone].gone, post.twos[0].lossy) = (true, true);
+        post.s.w.mem.free(addr, "its buffer was destroyed");
+        // The next goes on before that is asked for, and after it.
+        let next = post.buffer(0, node, if of_sender { Way::Send } else { Way::Recv }, 5).unwrap();
+        let from = if of_sender { next } else { from };
+        post.s.let_go(node, Kind::Hash);
+        post.look();
+        post.send(from, 1, LARGE).unwrap();
+        post.s.run();
+        post.look();
+        assert!(matches!(post.state(0, S), PairState::Connected));
+        assert!(post.is_idle(from) && post.bufs[from].ended.iter().all(Result::is_ok));
+        post.finish();
+    }
+}

@@ -268,7 +268,7 @@ impl Engine {
     pub(in crate::engine) fn reclaim_messages(&mut self, fx: &mut impl Fx, range: &Range) -> bool {
         let uses = |messages: &Messages, op: &Op| {
             let waits = match op.state {
-                State::Posted | State::Own { .. } | State::Gathering => true,
+                State::Posted | State::Own { .. } | State::Gathering { .. } => true,
                 State::Queued => matches!(op.content, Copied::No),
                 _ => false,
             };
@@ -281,8 +281,9 @@ impl Engine {
         } {
             let Some(op) = self.messages.ops.get(index) else { continue };
             let tag = op.wanted.tag;
-            let (own, gathering) =
-                (matches!(op.state, State::Own { .. }), matches!(op.state, State::Gathering));
+            let own = matches!(op.state, State::Own { .. });
+            // One that was not begun is not any more.
+            let gathering = matches!(op.state, State::Gathering { begun: true });
             let status = range.unregistered(format_args!("the message of tag {tag:#x}"));
             self.give_up_message(fx, index, status.clone());
             if own {
@@ -324,7 +325,7 @@ impl Engine {
         }
         let seconds = op.deadline.saturating_sub(op.started) as f64 / 1e9;
         let state = match op.state {
-            State::Queued | State::Gathering => "waited to be sent",
+            State::Queued | State::Gathering { .. } => "waited to be sent",
             State::Offered { .. } | State::Unmatched { .. } | State::Own { .. } => {
                 "no receive met it"
             }

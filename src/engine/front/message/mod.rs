@@ -188,8 +188,8 @@ pub enum Receiving {
 enum State {
     /// A send that waits for a connection, or for room on it.
     Queued,
-    /// The first of those that wait; its content is being copied.
-    Gathering,
+    /// The first of those that wait; its content is being copied, or that is still to begin.
+    Gathering { begun: bool },
     /// A send whose content waits for the receiver, or is on its way.
     Offered { ch: u32, response: u32 },
     /// A synchronous send whose content is out, on this channel.

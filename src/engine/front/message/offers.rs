@@ -184,7 +184,7 @@ impl Engine {
         let grace = fx.now() + self.quiesce_grace();
         let Some(op) = self.messages.ops.get_mut(index) else { return };
         let (ch, number, sync) = match op.state {
-            State::Gathering => {
+            State::Gathering { .. } => {
                 op.ended.get_or_insert(status);
                 return;
             }

@@ -350,7 +350,7 @@ impl Engine {
             Ok(buffer) => {
                 let (dst, token) = (buffer.addr, WR_MESSAGE | u64::from(index));
                 op.content = Copied::Late(buffer);
-                op.state = State::Gathering;
+                op.state = State::Gathering { begun: false };
                 fx.run(Work::HostCopy { token, dst, src, len });
             }
             Err(status) => self.end_message(fx, index, Err(status)),
@@ -374,9 +374,14 @@ impl Engine {
     }
 
     /// Why a copy for a message must not begin.
-    pub(in crate::engine) fn message_copy_begins(&self, index: u32) -> Result<(), Status> {
-        let ended = self.messages.ops.get(index).and_then(|op| op.ended.clone());
-        ended.map_or(Ok(()), Err)
+    pub(in crate::engine) fn message_copy_begins(&mut self, index: u32) -> Result<(), Status> {
+        let Some(op) = self.messages.ops.get_mut(index) else { return Ok(()) };
+        match (&op.ended, &mut op.state) {
+            (Some(status), _) => return Err(status.clone()),
+            (None, State::Gathering { begun }) => *begun = true,
+            (None, _) => {}
+        }
+        Ok(())
     }
 
     /// Sends a message that has an operation: its content, or the offer of it.
@@ -433,7 +438,7 @@ impl Engine {
             let Some(op) = self.messages.ops.get_mut(index) else { return };
             let text = format!("a message to peer '{to}': {}", status.message);
             let status = status.clone().with_message(text);
-            if matches!(op.state, State::Gathering) {
+            if matches!(op.state, State::Gathering { .. }) {
                 op.ended.get_or_insert(status);
             } else {
                 self.end_message(fx, index, Err(status));

@@ -31,7 +31,9 @@ impl Engine {
             PairMessage::Close { grant } => self.on_slot_close(fx, ch, grant),
             PairMessage::Closed { grant } => self.on_slot_closed(fx, ch, grant),
             PairMessage::Done { grant, number, offset, len, checksum } => {
-                self.on_slot_filled(fx, ch, grant, Unchecked { ch, number, offset, len, checksum })
+                let begun = false;
+                let it = Unchecked { ch, number, offset, len, checksum, begun };
+                self.on_slot_filled(fx, ch, grant, it)
             }
             PairMessage::Checked { number, same } => self.on_slot_checked(fx, ch, number, same),
         }
@@ -331,7 +333,7 @@ impl Engine {
         }
     }
 
-    fn say_checked(&mut self, fx: &mut impl Fx, ch: ChanId, number: u32, same: bool) {
+    pub(super) fn say_checked(&mut self, fx: &mut impl Fx, ch: ChanId, number: u32, same: bool) {
         self.send(fx, ch, &Message::Pair(PairMessage::Checked { number, same }), &[]);
     }
 

@@ -135,7 +135,7 @@ impl Engine {
             let mut send = b.sends.first();
             while let Some(s) = send.and_then(|index| pairs.sends.get(index)) {
                 count += usize::from(match s.step {
-                    Step::Waiting | Step::Hashing => true,
+                    Step::Waiting | Step::Hashing { .. } => true,
                     Step::Writing { ch, .. } => !s.copied && reads_sources(ch),
                     Step::Failed { .. } => false,
                 });

@@ -70,15 +70,17 @@ impl Engine {
     }
 
     /// Ends the sends of a buffer early, because its pair has ended or it was let go: at once, or, with this reason, when a
-    /// checksum has been computed. Those whose writes are out end with these.
+    /// checksum has been computed that is being computed; one that was not begun is not any more. Those whose writes are out end with these.
     fn give_up_sends(&mut self, fx: &mut impl Fx, buffer: u32, why: impl Fn() -> Status) {
         let mut at = self.pairs.buffers.get(buffer).and_then(|b| b.sends.first());
         while let Some(send) = at {
             let Some(s) = self.pairs.sends.get_mut(send) else { return };
             at = s.of_buffer.next();
             match s.step {
-                Step::Waiting => self.end_slot_send(fx, send, Err(None)),
-                Step::Hashing => _ = s.failed.get_or_insert_with(&why),
+                Step::Waiting | Step::Hashing { begun: false } => {
+                    self.end_slot_send(fx, send, Err(None));
+                }
+                Step::Hashing { begun: true } => _ = s.failed.get_or_insert_with(&why),
                 Step::Writing { .. } | Step::Failed { .. } => {}
             }
         }
@@ -97,6 +99,10 @@ impl Engine {
         let windows = self.channels.get(ch).is_none_or(|c| c.caps.windows);
         if windows && let Some(window) = b.window.take() {
             fx.close(ch, window);
+        }
+        // Nobody looks at what has arrived, unless somebody does already.
+        if let Some(it) = b.unchecked.take_if(|it| !it.begun) {
+            self.say_checked(fx, it.ch, it.number, true);
         }
         let grant = index & crate::engine::slab::SLOT_MASK;
         self.send(fx, ch, &Message::Pair(PairMessage::Close { grant }), &[]);

@@ -158,6 +158,8 @@ struct Unchecked {
     offset: u64,
     len: u64,
     checksum: u64,
+    /// Its own is being computed; otherwise that is still to begin.
+    begun: bool,
 }
 
 /// A buffer.
@@ -202,8 +204,8 @@ struct Buffer {
 enum Step {
     /// It waits for a grant, or behind a send whose checksum is being computed.
     Waiting,
-    /// Its checksum is being computed.
-    Hashing,
+    /// Its checksum is being computed, or that is still to begin.
+    Hashing { begun: bool },
     /// Its writes are under way, or, where there are checksums, the other end has not compared its own.
     Writing { ch: ChanId, left: u32, unchecked: bool },
     /// It failed, which nobody has heard of. So many that ended well before it come before it.

@@ -1,7 +1,7 @@
 //! How the content of a send goes, and how each send ends.
 
 use super::calls::check_place;
-use super::{PairState, Stage, Step, Target, of_buffer, of_pair, of_slot};
+use super::{Buffer, PairState, Send, Stage, Step, Target, of_buffer, of_pair, of_slot};
 use crate::api::Protocol;
 use crate::engine::channel::ChanId;
 use crate::engine::{Engine, Fx, WR_SLOT, Work, checksum};
@@ -34,7 +34,7 @@ impl Engine {
         if s.len == 0 {
             return self.post_slot_send(fx, index, Some(checksum(&[])));
         }
-        s.step = Step::Hashing;
+        s.step = Step::Hashing { begun: false };
         let (addr, len) = (b.addr + s.offset, s.len);
         fx.run(Work::HostHash { token: WR_SLOT | u64::from(index), addr, len });
     }
@@ -242,12 +242,19 @@ impl Engine {
 
     /// Whether a checksum that is about to be computed is still wanted.
     pub(in crate::engine) fn slot_hash_begins(&mut self, token: u64) -> Result<(), Status> {
-        let wanted = match token & WR_ARRIVED {
-            0 => self.pairs.sends.get(token as u32).is_some_and(|s| s.failed.is_none()),
-            _ => self.pairs.buffers.get(token as u32).is_some_and(|b| b.stage == Stage::Open),
+        let begun = match token & WR_ARRIVED {
+            0 => match self.pairs.sends.get_mut(token as u32).map(|s| &mut s.step) {
+                Some(Step::Hashing { begun }) => Some(begun),
+                _ => None,
+            },
+            _ => {
+                let open = |b: &&mut Buffer| b.stage == Stage::Open;
+                let b = self.pairs.buffers.get_mut(token as u32).filter(open);
+                b.and_then(|b| b.unchecked.as_mut()).map(|it| &mut it.begun)
+            }
         };
         let over = || Status::new(Code::Cancelled, "the buffer is being closed");
-        wanted.then_some(()).ok_or_else(over)
+        begun.map(|begun| *begun = true).ok_or_else(over)
     }
 
     /// A checksum has been computed: of a send, or of what arrived.
@@ -261,7 +268,9 @@ impl Engine {
         if token & WR_ARRIVED != 0 {
             return self.arrival_hashed(fx, index, result);
         }
-        let Some(s) = self.pairs.sends.get_mut(index) else { return };
+        // It may have ended before that began.
+        let hashing = |s: &&mut Send| matches!(s.step, Step::Hashing { .. });
+        let Some(s) = self.pairs.sends.get_mut(index).filter(hashing) else { return };
         s.step = Step::Waiting;
         let (buffer, failed) = (s.buffer, s.failed.take());
         let Some(pair) = self.pairs.buffers.get(buffer).map(|b| b.pair) else { return };
