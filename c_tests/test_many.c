@@ -48,6 +48,50 @@ static void sixty_four_peers(void) {
   }
 }
 
+/* More tensors at once than a provider has windows for (shm: 16,384 that a peer may read). */
+enum { WINDOWS = 20000, WIDE = 12 * 1024 + 4096 };
+static _Atomic int windows_ended;
+static void *one_place(const rdma_tensor_t *meta, void *userdata) {
+  (void)meta;
+  return userdata;
+}
+static void window_sent(rdma_code_t code, const char *message, size_t len, const rdma_transfer_info_t *info, void *userdata) {
+  (void)len, (void)info, (void)userdata;
+  CHECK_MSG(code == RDMA_OK, "a send: %s", message);
+  atomic_fetch_add(&windows_ended, 1);
+}
+static void window_received(rdma_code_t code, const char *message, size_t len, const rdma_tensor_t *tensor,
+                            const rdma_transfer_info_t *info, void *userdata) {
+  (void)len, (void)info, (void)userdata, (void)tensor;
+  CHECK_MSG(code == RDMA_OK, "a receive: %s", message);
+  atomic_fetch_add(&windows_ended, 1);
+}
+
+static void more_than_there_are_windows(void) {
+  pair p = pair_new(NULL);
+  char *from = scratch(WIDE), *to = scratch(WIDE), key[32];
+  rdma_tensor_t t = tensor_of(from, WIDE, 9);
+  windows_ended = 0;
+  for (int given = 0; given < 2; given++) { /* where the sender has to be asked how long it is, and where it may write at once */
+    rdma_recv_options_t options = recv_options();
+    if (given) options.dst = to, options.dst_len = WIDE;
+    else options.alloc = one_place, options.alloc_userdata = to;
+    for (int i = 0; i < WINDOWS; i++) {
+      snprintf(key, sizeof key, "key %d", i);
+      CHECK_OK(rdma_recv_async(p.b, "alpha", key, strlen(key), given, &options, window_received, NULL, NULL));
+    }
+    pump_for(20);
+    for (int i = 0; i < WINDOWS; i++) {
+      snprintf(key, sizeof key, "key %d", i);
+      CHECK_OK(rdma_send(p.a, key, strlen(key), given, &t, NULL, window_sent, NULL));
+    }
+    CHECK(count_reached(&windows_ended, 2 * WINDOWS * (given + 1), 60000));
+    CHECK_INT(-1, mismatch(to, WIDE, 9));
+    CHECK_OK(rdma_step_cleanup(p.a, given));
+    CHECK_OK(rdma_step_cleanup(p.b, given));
+  }
+}
+
 /* ---- 16 threads, 100,000 tensors ---- */
 enum { THREADS = 16, TOTAL = 100000, EACH = TOTAL / THREADS, WINDOW = 8 };
 typedef struct flight {
@@ -259,6 +303,7 @@ static void idle_peer(void) {
 
 static const test_case cases[] = {CASE(two_managers_each_way),     CASE(sixty_four_peers),
                                   SLOW(sixteen_threads, 240),      SLOW(connect_and_disconnect, 180),
-                                  SLOW(create_and_destroy, 180),   SLOW(idle_peer, 90)};
+                                  SLOW(create_and_destroy, 180),   SLOW(idle_peer, 90),
+                                  SLOW(more_than_there_are_windows, 180)};
 static const test_role roles[] = {{"spokes", spokes_role}};
 TEST_MAIN_ROLES(cases, roles)

@@ -190,6 +190,26 @@ static void handlers_use_memory_again(void) {
   }
 }
 
+/* More than a provider has windows for (shm: 16,384 that a peer may read), all met at once. */
+static void more_than_there_are_windows(void) {
+  enum { N = 40000, BYTES = 24 };
+  static rdma_msg_request_t sent[N], received[N];
+  pair p = pair_new(NULL);
+  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
+  char *from = scratch(BYTES), *to = scratch((size_t)N * BYTES);
+  fill(from, BYTES, 5);
+  for (int i = 0; i < N; i++) CHECK_OK(rdma_msg_isend(p.a, to_b, COMM, (uint64_t)i, from, BYTES, NULL, &sent[i]));
+  pump_for(50);
+  for (int i = 0; i < N; i++)
+    CHECK_OK(rdma_msg_irecv(p.b, to_a, COMM, (uint64_t)i, EXACT, to + (size_t)i * BYTES, BYTES, NULL, NULL, &received[i]));
+  for (int i = 0; i < N; i++) {
+    if (received[i] != 0) CHECK_INT(RDMA_OK, end_of(p.b, received[i], NULL).code);
+    CHECK_INT(-1, mismatch(to + (size_t)i * BYTES, BYTES, 5));
+  }
+  for (int i = 0; i < N; i++)
+    if (sent[i] != 0) CHECK_INT(RDMA_OK, end_of(p.a, sent[i], NULL).code);
+}
+
 static void prepared_operations(void) {
   pair p = pair_new(NULL);
   rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
@@ -383,7 +403,7 @@ static void bad_arguments(void) {
 }
 
 static const test_case cases[] = {
-    CASE(handlers), CASE(handlers_in_order), CASE(handlers_use_memory_again), CASE(prepared_operations), CASE(buffered_mode), SLOW(room_is_told, 240),
+    CASE(handlers), CASE(handlers_in_order), CASE(handlers_use_memory_again), CASE(prepared_operations), SLOW(more_than_there_are_windows, 120), CASE(buffered_mode), SLOW(room_is_told, 240),
     CASE(a_late_receive_wakes_who_sleeps), CASE(bad_arguments),
 };
 TEST_MAIN(cases)

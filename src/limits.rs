@@ -64,8 +64,10 @@ pub const ABORTED_STEPS: usize = 65_536;
 
 /// Messages and WRITEs of one connection that one poll takes.
 pub const POLL_EVENTS: usize = 32;
-/// Regions and open windows of the shm adapter.
+/// Regions and open windows of the shm adapter that a peer may read by itself.
 pub const SHM_REGIONS: usize = 16_384;
+/// The others: as many as there are operations with tagged messages.
+pub const SHM_HIDDEN_REGIONS: usize = 1 << 20;
 /// Segments of a peer's pool that the shm adapter maps.
 pub const SHM_SEGMENTS: usize = 1024;
 /// Segments of all peers' pools that the shm adapter maps: each is one of the 65,530 mappings that a process
@@ -305,11 +307,12 @@ pub const LIMITS: &[Limit] = &[
         "forgotten guests' go first; then what is new is counted under `(others)`",
     ),
     limit(
-        "shm: regions and open windows",
+        "shm: regions and open windows that a peer may read by itself",
         Follows,
         Number(SHM_REGIONS),
         "`RESOURCE_EXHAUSTED`; content goes another way where there is one",
     ),
+    limit("shm: other open windows", Follows, Number(SHM_HIDDEN_REGIONS), "`RESOURCE_EXHAUSTED`"),
     limit(
         "shm: segments of a peer's pool that are mapped, per connection",
         Number(SHM_SEGMENTS),

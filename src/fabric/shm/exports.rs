@@ -12,9 +12,9 @@ use crate::fabric::{Access, EpId};
 use crate::local_fd::Local;
 use crate::status::{Code, Status};
 
-/// Low bits of an rkey: the slot in the table.
+/// Low bits of the key of a region that peers see: the slot in the table.
 const SLOT_BITS: u32 = 14;
-/// Most regions at a time.
+/// Most such regions at a time.
 pub(crate) const MAX_REGIONS: usize = 1 << SLOT_BITS;
 const _: () = assert!(MAX_REGIONS == crate::limits::SHM_REGIONS);
 /// The table begins here; the first page holds the doorbell.
@@ -73,13 +73,71 @@ struct Owned {
 
 const NOTHING: Export = Export { base: 0, len: 0, access: Access::empty(), pool: None };
 
+/// A region's place: in the table that peers see, or beside it. Only what a peer may read by itself has to be seen; what it may have
+/// written there, or what is used here alone, is looked up here. Of those there are as many as messages on their way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Slot {
+    hidden: bool,
+    at: u32,
+}
+
+/// Of a key: it is hidden.
+const HIDDEN: u32 = 1 << 31;
+/// Low bits of the key of a hidden region: its slot.
+const HIDDEN_BITS: u32 = 20;
+const _: () = assert!(1 << HIDDEN_BITS == crate::limits::SHM_HIDDEN_REGIONS);
+
+impl Slot {
+    fn of(rkey: u32) -> Slot {
+        let hidden = rkey & HIDDEN != 0;
+        let bits = if hidden { HIDDEN_BITS } else { SLOT_BITS };
+        Slot { hidden, at: rkey & ((1 << bits) - 1) }
+    }
+
+    /// A key of it, with these random bits. Never 0, nor for a hidden one a number that is none.
+    fn key(self, random: u32) -> Option<u32> {
+        match self.hidden {
+            true => Some(HIDDEN | random << HIDDEN_BITS | self.at),
+            false => {
+                Some((random << SLOT_BITS | self.at) & !HIDDEN).filter(|key| key >> SLOT_BITS != 0)
+            }
+        }
+    }
+}
+
+/// Regions in slots, which are used again.
+#[derive(Debug, Default)]
+struct Slots {
+    all: Vec<Owned>,
+    free: Vec<u32>,
+}
+
+impl Slots {
+    /// A free slot, of this many at most.
+    fn take(&mut self, most: usize) -> Result<u32, Status> {
+        if let Some(slot) = self.free.pop() {
+            return Ok(slot);
+        }
+        if self.all.len() >= most {
+            let text = format!("shm: {most} regions are registered, which is the limit");
+            return Err(Status::new(Code::ResourceExhausted, text));
+        }
+        crate::room::grow(&mut self.all, 1, "regions")?;
+        // So that `remove` needs none.
+        let more = self.all.len() + 1 - self.free.len();
+        crate::room::grow(&mut self.free, more, "regions")?;
+        self.all.push(Owned { rkey: 0, last: 0, region: NOTHING, to: None });
+        Ok((self.all.len() - 1) as u32)
+    }
+}
+
 /// The owner's side.
 #[derive(Debug)]
 pub(crate) struct Exports {
     map: Mapping,
     fd: Local<OwnedFd>,
-    slots: Vec<Owned>,
-    free: Vec<u32>,
+    shown: Slots,
+    hidden: Slots,
     random: KeySource,
     armed: u32,
 }
@@ -90,9 +148,9 @@ impl Exports {
         let fd = sys::memfd(c"rdma-transport-exports", FILE)?;
         let map = Mapping::shared(sys::borrow(&fd), FILE, true)?;
         sys::seal_future_write(&fd)?;
-        let random = KeySource::default();
-        let fd = Local::new(fd);
-        Ok(Exports { map, fd, slots: Vec::new(), free: Vec::new(), random, armed: 0 })
+        let (random, fd) = (KeySource::default(), Local::new(fd));
+        let (shown, hidden) = (Slots::default(), Slots::default());
+        Ok(Exports { map, fd, shown, hidden, random, armed: 0 })
     }
 
     /// The file, to pass to peers.
@@ -128,72 +186,72 @@ impl Exports {
                 region.len, region.base
             )));
         }
-        let slot = match self.free.pop() {
-            Some(slot) => slot,
-            None if self.slots.len() < MAX_REGIONS => {
-                crate::room::grow(&mut self.slots, 1, "regions")?;
-                // So that `remove` needs none.
-                let (all, free) = (self.slots.len() + 1, self.free.len());
-                crate::room::grow(&mut self.free, all - free, "regions")?;
-                self.slots.push(Owned { rkey: 0, last: 0, region: NOTHING, to: None });
-                (self.slots.len() - 1) as u32
-            }
-            None => {
-                return Err(Status::new(
-                    Code::ResourceExhausted,
-                    format!("shm: {MAX_REGIONS} regions are registered, which is the limit"),
-                ));
-            }
+        let hidden = !region.access.contains(Access::REMOTE_READ);
+        let (slots, most) = match hidden {
+            true => (&mut self.hidden, 1 << HIDDEN_BITS),
+            false => (&mut self.shown, MAX_REGIONS),
         };
-        let owned = &mut self.slots[slot as usize];
+        let slot = Slot { hidden, at: slots.take(most)? };
+        let owned = &mut slots.all[slot.at as usize];
         let rkey = loop {
-            let high = match self.random.next() {
-                Ok(high) => high,
+            let random = match self.random.next() {
+                Ok(random) => random,
                 Err(e) => {
-                    self.free.push(slot);
+                    slots.free.push(slot.at);
                     return Err(Status::os("system's random generator", &e));
                 }
             };
-            let rkey = high << SLOT_BITS | slot;
-            if rkey >> SLOT_BITS != 0 && rkey != owned.last {
+            if let Some(rkey) = slot.key(random).filter(|&rkey| rkey != owned.last) {
                 break rkey;
             }
         };
         *owned = Owned { rkey, last: rkey, region, to: None };
-        self.show(slot, rkey, &region);
+        if !hidden {
+            self.show(slot.at, rkey, &region);
+        }
         Ok(rkey)
     }
 
     /// Removes a region; peers that are reading it notice.
     pub(crate) fn remove(&mut self, rkey: u32) -> Result<(), Status> {
-        let slot = rkey & (MAX_REGIONS as u32 - 1);
-        match self.slots.get_mut(slot as usize) {
+        let slot = Slot::of(rkey);
+        let slots = if slot.hidden { &mut self.hidden } else { &mut self.shown };
+        match slots.all.get_mut(slot.at as usize) {
             Some(owned) if owned.rkey == rkey && rkey != 0 => owned.rkey = 0,
             _ => {
                 return Err(Status::new(Code::NotFound, format!("shm: no region {rkey:#010x}")));
             }
         }
-        self.free.push(slot);
-        self.show(slot, 0, &NOTHING);
-        // Whatever the caller does to the memory next, a reader of the entry sees the change first.
-        fence(Ordering::SeqCst);
+        slots.free.push(slot.at);
+        if !slot.hidden {
+            self.show(slot.at, 0, &NOTHING);
+            // Whatever the caller does to the memory next, a reader of the entry sees the change first.
+            fence(Ordering::SeqCst);
+        }
         Ok(())
+    }
+
+    fn owned(&self, rkey: u32) -> Option<&Owned> {
+        let slot = Slot::of(rkey);
+        let slots = if slot.hidden { &self.hidden } else { &self.shown };
+        slots.all.get(slot.at as usize).filter(|owned| rkey != 0 && owned.rkey == rkey)
     }
 
     /// From now on the key is good for this endpoint's peer only.
     pub(crate) fn grant(&mut self, rkey: u32, to: EpId) {
-        let slot = (rkey & (MAX_REGIONS as u32 - 1)) as usize;
-        if let Some(owned) = self.slots.get_mut(slot).filter(|o| rkey != 0 && o.rkey == rkey) {
+        let slot = Slot::of(rkey);
+        let slots = if slot.hidden { &mut self.hidden } else { &mut self.shown };
+        let owned = slots.all.get_mut(slot.at as usize);
+        if let Some(owned) = owned.filter(|o| rkey != 0 && o.rkey == rkey) {
             owned.to = Some(to);
         }
     }
 
     /// The region of a key that this endpoint's peer used.
     fn of_peer(&self, rkey: u32, ep: EpId) -> Option<&Export> {
-        let owned = self.slots.get((rkey & (MAX_REGIONS as u32 - 1)) as usize)?;
         // All peers see all keys in the table: that one knows a key does not say that it was given it.
-        let given = owned.to.is_none_or(|to| to == ep);
-        (rkey != 0 && owned.rkey == rkey && given).then_some(&owned.region)
+        let given = |owned: &&Owned| owned.to.is_none_or(|to| to == ep);
+        self.owned(rkey).filter(given).map(|owned| &owned.region)
     }
 
     /// The region of a key that this endpoint's peer used, if it covers the range and allows the
@@ -335,105 +393,4 @@ impl KeySource {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::fd::AsRawFd;
-
-    use super::*;
-    use crate::os::EventFd;
-
-    fn region(base: u64, len: u64) -> Export {
-        Export { base, len, access: Access::REMOTE_WRITE, pool: None }
-    }
-
-    const EP: EpId = EpId(7);
-
-    fn foreign(fd: OwnedFd) -> Foreign {
-        Foreign::new(fd, &std::sync::Arc::default())
-    }
-
-    #[test]
-    fn r14_a_key_is_good_for_the_peer_that_was_given_it() {
-        let mut table = Exports::create().unwrap();
-        let region = Export { access: Access::REMOTE_READ, pool: Some((3, 0)), ..region(64, 64) };
-        let key = table.add(region).unwrap();
-        let reads = |table: &Exports, ep| {
-            let reads = table.check(ep, key, 64, 64, Access::REMOTE_READ).is_some();
-            assert_eq!(table.pool_of(ep, key), reads.then_some(3));
-            reads
-        };
-        assert!(reads(&table, EP) && reads(&table, EpId(8)));
-        table.grant(key, EP);
-        assert!(reads(&table, EP) && !reads(&table, EpId(8)));
-        table.remove(key).unwrap();
-        assert!(!reads(&table, EP));
-        let writes = table.add(Export { access: Access::REMOTE_WRITE, ..region }).unwrap();
-        assert_eq!(table.pool_of(EP, writes), None);
-    }
-
-    #[test]
-    fn bounds_are_overflow_safe() {
-        let r = region(1000, 100);
-        let w = Access::REMOTE_WRITE;
-        assert!(r.allows(1000, 100, w) && r.allows(1100, 0, w) && r.allows(1099, 1, w));
-        for (addr, len) in [(999, 1), (1000, 101), (1100, 1), (1101, 0), (0, u64::MAX)] {
-            assert!(!r.allows(addr, len, w), "{addr} {len}");
-        }
-        assert!(!r.allows(1050, u64::MAX, w) && !r.allows(u64::MAX, u64::MAX, w));
-        assert!(!r.allows(1000, 1, Access::REMOTE_READ));
-    }
-
-    #[test]
-    fn keys_are_fresh_and_die_with_the_region() {
-        let mut table = Exports::create().unwrap();
-        let peer =
-            PeerExports::map(table.fd(), foreign(OwnedFd::from(EventFd::new().unwrap()))).unwrap();
-        let mut last = 0;
-        for _ in 0..1000 {
-            let key = table.add(region(64, 64)).unwrap();
-            assert!(key != 0 && key != last);
-            last = key;
-            assert!(table.check(EP, key, 64, 64, Access::REMOTE_WRITE).is_some());
-            let (seq, seen) = peer.look(key).unwrap();
-            assert_eq!(seen, region(64, 64));
-            assert!(peer.unchanged(key, seq));
-            table.remove(key).unwrap();
-            assert!(peer.look(key).is_none() && !peer.unchanged(key, seq));
-            assert!(table.check(EP, key, 64, 64, Access::REMOTE_WRITE).is_none());
-            assert_eq!(table.remove(key).unwrap_err().code, Code::NotFound);
-        }
-    }
-
-    #[test]
-    fn the_table_is_bounded() {
-        let mut table = Exports::create().unwrap();
-        let keys: Vec<u32> = (0..MAX_REGIONS).map(|_| table.add(region(0, 1)).unwrap()).collect();
-        assert_eq!(table.add(region(0, 1)).unwrap_err().code, Code::ResourceExhausted);
-        table.remove(keys[77]).unwrap();
-        table.add(region(0, 1)).unwrap();
-        assert_eq!(table.add(region(u64::MAX, 2)).unwrap_err().code, Code::InvalidArgument);
-    }
-
-    #[test]
-    fn a_bell_that_is_none_or_blocks_does_no_harm() {
-        let mut table = Exports::create().unwrap();
-        let (read, write) = std::io::pipe().unwrap();
-        drop(read);
-        assert!(PeerExports::map(table.fd(), foreign(write.into())).is_err(), "ends the process");
-        let blocks = |fd: &OwnedFd| {
-            // SAFETY: plain system call.
-            assert_eq!(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, 0) }, 0);
-        };
-        let bell = OwnedFd::from(EventFd::new().unwrap());
-        blocks(&bell);
-        assert!(PeerExports::map(table.fd(), foreign(bell)).is_err(), "stops the process");
-        let bell = OwnedFd::from(EventFd::new().unwrap());
-        let held = bell.try_clone().unwrap();
-        let mut peer = PeerExports::map(table.fd(), foreign(bell)).unwrap();
-        let full = (u64::MAX - 1).to_ne_bytes();
-        // SAFETY: eight readable bytes.
-        assert_eq!(unsafe { libc::write(held.as_raw_fd(), full.as_ptr().cast(), 8) }, 8);
-        blocks(&held);
-        table.arm();
-        peer.ring();
-    }
-}
+mod tests;

@@ -20,6 +20,10 @@ impl Engine {
         match self.open_source(fx, index, Access::REMOTE_READ) {
             Ok(true) => {}
             Ok(false) => return self.stage(fx, index),
+            // The receiver asks for a put, which opens nothing that it reads by itself.
+            Err(status) if status.code == Code::ResourceExhausted => {
+                return self.tell(fx, index, None);
+            }
             Err(status) => return self.undeliverable(fx, index, status),
         }
         let Some(r) = self.responses.get_mut(index) else { return };
