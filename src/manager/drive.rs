@@ -498,6 +498,7 @@ impl Manager {
                         return None;
                     }
                     rounds.slept();
+                    self.spins.store(rounds.spin.is_on(), Ordering::Relaxed);
                 }
             }
         }

@@ -1,8 +1,10 @@
 //! A few turns of a caller that blocks, before it becomes the driver, which takes the seat, and is left by another hold of
 //! the lock: what comes soon comes within them. Only where nobody drives: no other caller, and the progress thread rests, as it does
-//! for a while after each. So one blocking call after the other costs no change of the driver.
+//! for a while after each. So one blocking call after the other costs no change of the driver. And only where spinning pays
+//! (`spin`): where more threads run than there are processors, who would make the event waits for this one.
 
 use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::drive::Waiter;
@@ -26,6 +28,7 @@ impl Manager {
         let us = self.config.busy_poll_us.min(GLANCE_US);
         let us = limit.map_or(us, |limit| us.min(limit.as_micros() as u64));
         let none = us == 0
+            || !self.spins.load(Ordering::Relaxed)
             || *ALONE.get_or_init(|| processors() == 1)
             || asks && !self.core.lock().visits();
         let began = ticks();

@@ -8,7 +8,7 @@
 
 use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -93,6 +93,8 @@ pub struct Manager {
     drivers: Drivers,
     /// What blocked callers, one after the other, have learnt about spinning.
     caller_spin: Mutex<Spin>,
+    /// Whether the next waits of such a caller are spun for.
+    spins: AtomicBool,
     standby: Standby,
     /// There is a progress thread.
     has_thread: bool,
@@ -158,6 +160,7 @@ impl Manager {
             core,
             drivers: Drivers::new(queues),
             caller_spin,
+            spins: AtomicBool::new(true),
             standby: Standby::new(),
             has_thread: thread,
             copy_max: copied::copy_max(&config),
