@@ -123,24 +123,65 @@ static void shapes_change(void) {
   }
 }
 
+/* Receives `n` bytes, first with too little room, which leaves the tensor at its sender. `peer` NULL: one's own. */
+static void tight(pair *p, const char *peer, const char *key, int64_t step, size_t n, size_t room, bool send_first) {
+  rdma_mgr_t *from = peer ? p->b : p->a;
+  char *dst = scratch(n), want[96];
+  rdma_recv_options_t o = recv_options();
+  o.dst = dst;
+  o.dst_len = room;
+  memset(dst, 0x77, n);
+  rdma_tensor_t t = tensor_of(NULL, n, (uint64_t)step);
+  recv_call call = {.mgr = p->a, .peer = peer, .key = key, .step = step, .seed = (uint64_t)step, .options = &o,
+                    .check_content = true};
+  op *s = send_first ? op_send(from, key, step, &t) : NULL;
+  if (step % 2) pump_for(2);
+  op *r = op_recv_call(&call);
+  if (!s && step % 2) pump_for(2);
+  if (!s) s = op_send(from, key, step, &t);
+  op_wait(r, RDMA_OUT_OF_RANGE);
+  snprintf(want, sizeof want, "has %zu bytes, the destination given has %zu", n, room);
+  CHECK_MSG(strstr(r->message, want), "'%s' does not say '%s'", r->message, want);
+  for (size_t i = 0; i < n; i++) CHECK_INT(0x77, dst[i]);
+  pump_for(1);
+  CHECK(!op_ended(s));
+  o.dst_len = n;
+  r = op_recv_call(&call);
+  op_wait(r, RDMA_OK);
+  op_wait(s, RDMA_OK);
+  CHECK_INT(n, r->tensor.nbytes);
+  CHECK_INT(n, s->info.bytes);
+}
+
 static void too_small_destination(void) {
+  static const size_t n[] = {1, 8, 100, 4097, 50000, 2 * MIB};
   pair p = pair_new(NULL);
-  static const size_t big[] = {100, 50000, 2 * MIB};
-  for (size_t i = 0; i < COUNT_OF(big) * 2; i++) {
-    size_t n = big[i / 2];
-    char *dst = scratch(n);
+  int64_t step = 0;
+  for (size_t i = 0; i < COUNT_OF(n); i++) {
+    for (int round = 0; round < 8; round++, step++) {
+      char key[32];
+      snprintf(key, sizeof key, "tight/%d", (int)step);
+      tight(&p, round < 6 ? "beta" : NULL, key, step, n[i], round % 3 ? n[i] - 1 : n[i] / 2, round % 2);
+    }
+  }
+}
+
+/* The metadata of the step before is known, and says another length. */
+static void grown_beyond_the_destination(void) {
+  static const size_t n[][3] = {{8, 8, 9}, {8, 50, 100}, {100, 2000, 50000}, {0, 1, 8}, {50000, 60000, MIB}, {8, 1000, MIB}};
+  pair p = pair_new(NULL);
+  for (int64_t step = 0; step < 4 * (int64_t)COUNT_OF(n); step += 2) {
+    const size_t *of = n[(size_t)step / 4];
+    char key[32];
+    snprintf(key, sizeof key, "grown/%d", (int)step);
     rdma_recv_options_t o = recv_options();
-    o.dst = dst;
-    o.dst_len = n - 1;
-    dst[n - 1] = 0x77;
-    rdma_tensor_t t = tensor_of(NULL, n, 1);
-    op *s = op_send(p.b, "tight", (int64_t)i, &t);
-    recv_call call = {.mgr = p.a, .peer = "beta", .key = "tight", .step = (int64_t)i, .options = &o};
-    op *r = op_recv_call(&call);
-    op_wait(r, RDMA_OUT_OF_RANGE);
-    CHECK_INT(0x77, dst[n - 1]);
-    CHECK_OK(rdma_step_cleanup(p.b, (int64_t)i));
-    CHECK(pump_until(op_ended_fn, s, 10000));
+    o.dst = scratch(of[1]);
+    o.dst_len = of[1];
+    rdma_tensor_t t = tensor_of(NULL, of[0], (uint64_t)step);
+    op *s = op_send(p.b, key, step, &t), *r = op_recv(p.a, "beta", key, step, (uint64_t)step, &o);
+    op_wait(r, RDMA_OK);
+    op_wait(s, RDMA_OK);
+    tight(&p, "beta", key, step + 1, of[2], of[1], step % 4 == 0);
   }
 }
 
@@ -205,6 +246,7 @@ static void small_bounds(void) {
 
 static const test_case cases[] = {
     SLOW(destinations, 120), SLOW(memory_kinds, 180), CASE(odd_addresses), CASE(shapes_change),
-    CASE(too_small_destination), CASE(allocation_refused), CASE(checksums), CASE(small_bounds),
+    CASE(too_small_destination), CASE(grown_beyond_the_destination),
+    CASE(allocation_refused), CASE(checksums), CASE(small_bounds),
 };
 TEST_MAIN(cases)

@@ -857,7 +857,7 @@ struct rdma_recv_options {
    */
   void *dst;
   /**
-   * Its length in bytes. A larger tensor fails with RDMA_OUT_OF_RANGE.
+   * Its length in bytes. A larger tensor ends the receive with RDMA_OUT_OF_RANGE, and stays at its sender.
    */
   uint64_t dst_len;
   /**
@@ -2138,6 +2138,11 @@ rdma_code_t rdma_send(rdma_mgr_t *mgr,
  * otherwise until rdma_request_release, which must be called once. Content in options.dst, or from
  * options.alloc, is the application's.
  *
+ * A tensor longer than options.dst_len ends the receive with RDMA_OUT_OF_RANGE; the message says its length. Nothing is
+ * written, and the tensor, whatever its length, stays at its sender for the next receive: the send has not ended, unless a
+ * source callback had answered. If options.alloc returns NULL, the receive ends with RDMA_RESOURCE_EXHAUSTED and the tensor
+ * is gone: the send ends with RDMA_OK if it was short, else with RDMA_CANCELLED.
+ *
  * Threads: any. Key, name and options are copied; options.dst is written until `done` runs.
  * `options` NULL: defaults. `userdata` may be NULL. On a code other than RDMA_OK `done` never runs
  * and *out_request is not written.
@@ -2169,7 +2174,8 @@ rdma_code_t rdma_recv_async(rdma_mgr_t *mgr,
  * out->struct_size first. With `out_request`, content in the library's memory, the dimensions and the
  * user bytes live until rdma_request_release, which must be called once. `out_request` NULL is allowed
  * with options.dst or options.alloc only; dimensions and user bytes then live until this thread's next
- * rdma_recv.
+ * rdma_recv. A dst that is too small, and an alloc that returns NULL, are as with rdma_recv_async: after
+ * RDMA_OUT_OF_RANGE the tensor can be received again, into a larger one.
  *
  * Threads: any, but not inside a callback.
  *

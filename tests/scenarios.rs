@@ -28,7 +28,7 @@
 //!
 //! | Event | Queued, LocalWait, LocalCopy | Requested | Awaiting | Allocating, Reading, Copying, Quiescing, gone |
 //! |---|---|---|---|---|
-//! | content | no: nobody was asked | `eager_at_the_limit`, `eager_content_and_no_memory_for_it`, `eager_content_for_too_little_room` | no: the sender has chosen | `content_after_cancel_is_stale`, `content_twice_is_stale` |
+//! | content | no: nobody was asked | `eager_at_the_limit`, `eager_content_and_no_memory_for_it`, `content_that_is_too_long_from_a_peer_that_does_not_look` | no: the sender has chosen | `content_after_cancel_is_stale`, `content_twice_is_stale` |
 //! | metadata | no | `get_done_ends_the_send`, `no_way_to_read_takes_two_round_trips`, `put_to_memory_given_up_front_tells_the_metadata` | no | `an_offer_while_it_is_read_is_stale`, `offer_after_the_deadline_is_stale`, `offer_twice_is_stale` |
 //! | error | no | `source_has_no_such_tensor`, `proxy_exhausted_at_the_sender` | `copies_fail` | `error_after_cancel_is_stale` |
 //! | the immediate, CONTENT_DONE | no | `put_with_cached_metadata` | `a_put_is_read_no_sooner_than_its_immediate`, `content_that_changed_on_its_way` | `immediate_after_cancel_is_stale` |
@@ -50,7 +50,7 @@
 //! |---|---|---|---|---|---|
 //! | its request again | `duplicate_index` | the same | the same | the same | `a_request_again_after_its_end_is_answered_to_nobody` |
 //! | TENSOR_RE_REQUEST | no: its number was told to nobody | no | `no_way_to_read_takes_two_round_trips`, `grant_after_the_deadline` | `re_request_while_it_is_written_is_stale` | `re_request_for_a_response_that_is_gone` |
-//! | GET_DONE | no | no | `get_done_ends_the_send`, `get_done_with_failure`, `the_destination_of_a_re_request_cannot_be_opened` | no | `get_done_twice_is_stale` |
+//! | GET_DONE | no | no | `get_done_ends_the_send`, `get_done_with_failure`, `the_destination_of_a_re_request_cannot_be_opened`; of too little room: `a_tensor_that_grew_may_fit_or_not`, `a_tensor_that_does_not_fit_goes_back_to_no_step_that_is_over` | no | `get_done_twice_is_stale` |
 //! | CANCEL | in `responses`; `source_answers_while_the_cancel_is_on_its_way` | in `responses` | in `responses` | in `responses` | `a_cancel_for_a_request_that_is_gone_is_confirmed`, `cancel_crosses_content` |
 //! | the tensor | `source_answers`, `a_destination_with_too_little_room_leaves_the_tensor_for_the_next` | no: it has it | no | no | `source_answers_twice`, `source_answers_after_the_channel_ended`, `source_answers_after_cancel` |
 //! | the end of a copy | no | `proxies_on_both_sides`, `copies_fail`, `tensors_of_devices` | no | no | no: the copy keeps it |
@@ -152,6 +152,8 @@ mod pipeline;
 mod rails;
 #[path = "scenarios/responses.rs"]
 mod responses;
+#[path = "scenarios/room.rs"]
+mod room;
 #[path = "scenarios/script.rs"]
 mod script;
 #[path = "scenarios/sources.rs"]

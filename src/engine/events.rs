@@ -86,6 +86,7 @@ impl Engine {
                 self.on_written(fx, ch, index, Some(checksum))
             }
             Message::GetDone { response, ok } => self.on_get_done(fx, ch, response, ok),
+            Message::TooLong { response } => self.on_too_long(fx, ch, response),
             Message::Cancel { index } => self.on_cancel(fx, ch, index),
             Message::CancelAck { index } => self.on_cancel_ack(fx, ch, index),
             Message::Ping => self.send(fx, ch, &Message::Pong, &[]),

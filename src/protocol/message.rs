@@ -80,12 +80,15 @@ const F_DST: u8 = 1; // request: a destination is exposed
 const F_META: u8 = 2; // request: the cached metadata follows
 const F_ANY_META: u8 = 4; // request: the destination fits any metadata up to its length
 const F_CHECKSUM: u8 = 8; // request: wanted; response: present
+const F_ROOM: u8 = 32; // request: the destination's length, which is not exposed
+const F_ANY_LEN: u8 = 64; // request: there will be memory for any length
 const F_SAME: u8 = 1; // content: its metadata is what the request said to be cached
 const F_FOLLOWS: u8 = 1; // metadata: the content is on its way to the exposed destination
 const F_SOURCE: u8 = 2; // metadata: the source may be read
 const F_REGIONS: u8 = 16; // any of the above with memory: it lies in several regions
 const F_LAST: u8 = 1; // fragment: the last
 const F_OK: u8 = 1; // get done: success
+const F_TOO_LONG: u8 = 2; // get done: the tensor is longer than the destination, and stays its sender's
 const F_SYNC: u8 = 1; // tagged message: its sender wants to hear of the match
 const F_PIPELINE: u8 = 4; // offer: its first bytes, and the rest may come by a pipeline; grant: of one
 const F_LIMIT: u8 = 8; // offer: the content goes in pieces of at most so many bytes
@@ -108,10 +111,34 @@ pub struct Request<'a> {
     pub any_meta: bool,
     /// A checksum of the content is wanted.
     pub checksum: bool,
+    /// How long a tensor may be.
+    pub fits: Fits,
     /// The metadata in the receiver's cache.
     pub cached: Option<Meta>,
     /// Key.
     pub key: &'a [u8],
+}
+
+/// What a request says of how long its tensor may be, beside a destination that takes any metadata.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fits {
+    /// As long as the metadata in the cache says; what is longer may fit or not. Without cached metadata: any.
+    #[default]
+    Known,
+    /// Any length: memory is found when it is known.
+    Any,
+    /// So many bytes.
+    UpTo(u64),
+}
+
+impl Fits {
+    fn flags(self) -> u8 {
+        match self {
+            Fits::Known => 0,
+            Fits::Any => F_ANY_LEN,
+            Fits::UpTo(_) => F_ROOM,
+        }
+    }
 }
 
 /// TENSOR_CONTENT.
@@ -279,6 +306,8 @@ pub enum Message<'a> {
     ContentDone { index: u32, checksum: u64 },
     /// The receiver has read the source, or gave up.
     GetDone { response: u32, ok: bool },
+    /// A GET_DONE: the memory that the receiver was given up front is too short. The tensor stays its sender's.
+    TooLong { response: u32 },
     /// The receiver no longer wants the tensor.
     Cancel { index: u32 },
     /// The sender will not write for this request any more.

@@ -1,7 +1,8 @@
 //! What is on its way, by kind. The one place that looks into messages.
 
+use rdma_transport::api::Meta;
 use rdma_transport::protocol::message::{
-    self, BufferMessage, Content, IMM_ACK, Message, PairMessage, RailMessage,
+    self, BufferMessage, Content, Fits, IMM_ACK, Message, PairMessage, RailMessage,
 };
 use rdma_transport::status::Status;
 
@@ -86,7 +87,7 @@ pub fn kind(bytes: &[u8]) -> Kind {
         Ok((Message::Error { .. }, _)) => Kind::Error,
         Ok((Message::Content(_), _)) => Kind::Content,
         Ok((Message::ContentDone { .. }, _)) => Kind::ContentDone,
-        Ok((Message::GetDone { .. }, _)) => Kind::GetDone,
+        Ok((Message::GetDone { .. } | Message::TooLong { .. }, _)) => Kind::GetDone,
         Ok((Message::Cancel { .. }, _)) => Kind::Cancel,
         Ok((Message::CancelAck { .. }, _)) => Kind::CancelAck,
         Ok((Message::Ping, _)) => Kind::Ping,
@@ -194,10 +195,28 @@ pub fn place_of_buffer(bytes: &[u8]) -> u64 {
 /// A request without a destination.
 pub fn request(index: u32, key: &[u8]) -> Vec<u8> {
     let (dst, any_meta, checksum, cached) = (None, false, false, None);
-    let r = message::Request { index, step: 1, dst, any_meta, checksum, cached, key };
+    let fits = Fits::Known;
+    let r = message::Request { index, step: 1, dst, any_meta, checksum, fits, cached, key };
     let mut out = Vec::new();
     message::encode(&Message::Request(r), &mut out);
     out.extend_from_slice(key);
+    out
+}
+
+/// Content with its metadata, for a request.
+pub fn told_content(index: u32, content: &[u8]) -> Vec<u8> {
+    let meta = Meta { dtype: 1, nbytes: content.len() as u64, ..Meta::default() };
+    let m = Content { index, checksum: None, meta: Some(meta), content };
+    let mut out = Vec::new();
+    message::encode(&Message::Content(m), &mut out);
+    out.extend_from_slice(content);
+    out
+}
+
+/// GET_DONE that says of too little room.
+pub fn too_long(response: u32) -> Vec<u8> {
+    let mut out = Vec::new();
+    message::encode(&Message::TooLong { response }, &mut out);
     out
 }
 

@@ -410,16 +410,6 @@ fn a_destination_with_too_little_room_leaves_the_tensor_for_the_next() {
 }
 
 #[test]
-fn eager_content_for_too_little_room() {
-    let mut s = shm().connected();
-    let (send, r) = (s.send(S, K, EAGER), s.recv(R, K, Into::Given(EAGER - 1)));
-    s.run();
-    // Whether the receiver got it, only the receiver knows.
-    assert_eq!((s.send_end(send), s.recv_end(r)), (OK, TOO_LONG));
-    s.finish();
-}
-
-#[test]
 fn eager_content_and_no_memory_for_it() {
     for (into, fault) in [(Into::Library, Fault::Alloc), (Into::Given(EAGER), Fault::Deliver)] {
         let mut s = shm().connected();

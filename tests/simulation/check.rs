@@ -163,6 +163,7 @@ pub fn nothing_outstanding(sim: &Sim) {
     for (i, s) in sim.app.sends.iter().enumerate() {
         assert!(!s.begun || s.ended.is_some(), "send {i} never ended");
     }
+    nothing_lost_for_room(sim);
     for (node, engine) in sim.engines.iter().enumerate() {
         let Some(engine) = engine else { continue };
         assert_eq!(engine.outstanding(), (0, 0), "{}: requests, responses", engine.name);
@@ -175,6 +176,23 @@ pub fn nothing_outstanding(sim: &Sim) {
             }
         }
         nothing_left(sim, node, "when all has ended");
+    }
+}
+
+/// No send ended well whose tensor went to nobody but receives with too little room.
+fn nothing_lost_for_room(sim: &Sim) {
+    for ((from, key, step), sends) in &sim.app.by_key {
+        let of = |r: &&super::app::RecvOp| (r.from, r.key, r.step) == (*from, *key, *step);
+        let may_have_it = sim.app.recvs.iter().filter(of).any(|r| match &r.ended {
+            Some(Ok(())) => false,
+            Some(Err(status)) => status.code != Code::OutOfRange,
+            None => true,
+        });
+        for &s in sends.iter().filter(|_| !may_have_it) {
+            let send = &sim.app.sends[s];
+            let lost = matches!(send.ended, Some((_, Ok(())))) && !send.taken;
+            assert!(!lost, "send {s} ended well, and nobody had room for it");
+        }
     }
 }
 

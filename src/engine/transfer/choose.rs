@@ -17,6 +17,8 @@ pub struct Room {
 pub struct Facts {
     /// Content bytes; 0 also for a dead tensor.
     pub nbytes: u64,
+    /// There is memory for them at the receiver, or there will be, as far as that is known.
+    pub fits: bool,
     /// What a message has room for.
     pub room: Room,
     /// Length of the destination that the request exposed.
@@ -66,10 +68,10 @@ pub fn is_eager(nbytes: u64, room: Room, forced: Protocol) -> bool {
 
 /// Chooses. Forcing a protocol that cannot carry the transfer falls to the nearest that can.
 pub fn select(f: Facts) -> Choice {
-    if is_eager(f.nbytes, f.room, f.forced) {
+    if f.fits && is_eager(f.nbytes, f.room, f.forced) {
         return Choice::Eager;
     }
-    if f.forced == Protocol::Persistent && f.buffers {
+    if f.fits && f.forced == Protocol::Persistent && f.buffers {
         return Choice::Persist;
     }
     let fits = match f.dst_len {
@@ -88,6 +90,7 @@ mod tests {
 
     const BASE: Facts = Facts {
         nbytes: 1 << 20,
+        fits: true,
         room: Room { eager: 8192, message: 12000 },
         dst_len: Some(1 << 20),
         meta_known: true,
@@ -98,12 +101,21 @@ mod tests {
         forced: Protocol::Auto,
     };
 
+    /// A short tensor, of which it is not known whether it fits.
+    const UNSURE: Facts =
+        Facts { nbytes: 8, fits: false, dst_len: None, meta_known: false, ..BASE };
+
     #[test]
     fn table() {
         let cases = [
             (Facts { nbytes: 0, ..BASE }, Choice::Eager),
             (Facts { nbytes: 8192, ..BASE }, Choice::Eager),
             (Facts { nbytes: 8193, dst_len: Some(8193), ..BASE }, Choice::Put { tell: false }),
+            (UNSURE, Choice::OfferGet),
+            (Facts { can_read: false, ..UNSURE }, Choice::TellMeta),
+            (Facts { forced: Protocol::Eager, ..UNSURE }, Choice::OfferGet),
+            (Facts { forced: Protocol::DirectPut, ..UNSURE }, Choice::TellMeta),
+            (Facts { forced: Protocol::Persistent, ..UNSURE }, Choice::OfferGet),
             (BASE, Choice::Put { tell: false }),
             (Facts { user: true, ..BASE }, Choice::Put { tell: true }),
             (Facts { user: true, nbytes: 8192, ..BASE }, Choice::Eager),

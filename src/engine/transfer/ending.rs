@@ -1,10 +1,11 @@
 //! The one end of each transfer, for all protocols: what it held goes back, it is counted, its callback is queued.
 
 use super::inbound::{Request, request_in_step};
-use super::outbound::{Response, code_of, response_in_step};
+use super::outbound::{Response, Sent, Source, code_of, response_in_step};
 use crate::api::*;
 #[cfg(feature = "planted")]
 use crate::engine::Planted;
+use crate::engine::channel::ChanId;
 use crate::engine::front::rendezvous::Named;
 use crate::engine::front::rendezvous::keys::Key;
 use crate::engine::list::Links;
@@ -250,6 +251,24 @@ impl Engine {
     /// The same of one whose content is in a message: its callback may run within the call that sent it.
     pub(super) fn end_response_inline(&mut self, fx: &mut impl Fx, index: u32) {
         self.end_response_of(fx, index, Ok(()), true);
+    }
+
+    /// A response leaves its tensor to its sender again: nothing of it is on its way, and nobody reads it any more.
+    pub(in crate::engine) fn take_back(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        index: u32,
+    ) -> Option<Sent> {
+        let mut source = self.responses.get_mut(index)?.source.take()?;
+        if let Some(window) = source.window.take() {
+            fx.close(ch, window);
+        }
+        if let Some(staged) = source.staged.take() {
+            if source.ahead { fx.unstage(staged) } else { fx.free(staged) }
+        }
+        let Source { tensor, content, done, deadline, .. } = source;
+        Some(Sent { tensor, content, done, deadline })
     }
 
     fn end_response_of(

@@ -9,6 +9,7 @@ use crate::engine::front::rendezvous::Named;
 use crate::engine::list::Links;
 use crate::engine::{Buffer, Due, Engine, Fx, Window};
 use crate::fabric::keys::Place;
+use crate::protocol::message::Fits;
 use crate::status::Status;
 
 /// Where the bytes of a transfer land.
@@ -121,6 +122,18 @@ impl Request {
     #[inline]
     pub fn takes_any_meta(&self) -> bool {
         matches!(self.target, Target::Given { .. }) && self.device == 0
+    }
+
+    /// What is to be said of how long the tensor may be; `told`: the destination says it.
+    pub fn fits(&self, told: bool) -> Fits {
+        match (&self.target, &self.meta) {
+            // What is cached is known to fit.
+            (Target::Given { .. }, Some(_)) => Fits::Known,
+            (Target::Given { .. }, None) if told => Fits::Known,
+            (Target::Given { len, .. }, None) => Fits::UpTo((*len).min(isize::MAX as u64)),
+            (_, Some(_)) => Fits::Any,
+            (_, None) => Fits::Known,
+        }
     }
 
     /// Memory of the host that is the application's again when it has ended.

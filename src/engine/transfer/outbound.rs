@@ -17,6 +17,7 @@ use crate::engine::list::Links;
 use crate::engine::{Buffer, Due, Engine, Fx, MapError, Window};
 use crate::fabric::Access;
 use crate::fabric::keys::Place;
+use crate::protocol::message::Fits;
 use crate::status::{Code, Status};
 use crate::trials::Trial;
 
@@ -53,12 +54,31 @@ pub(in crate::engine) struct Asked {
     pub to: To,
     pub dst: Option<(Place, u64)>,
     pub any_meta: bool,
+    /// A tensor of so many bytes fits; of a longer one that is not known, unless `room_told`: then it does not.
+    pub room: u64,
+    pub room_told: bool,
     pub cached: Option<Meta>,
     /// The receiver knows the metadata and `dst` is for just this tensor: what is left is the write.
     pub granted: bool,
 }
 
 impl Asked {
+    pub fn new(
+        to: To,
+        dst: Option<(Place, u64)>,
+        any_meta: bool,
+        fits: Fits,
+        cached: Option<Meta>,
+    ) -> Asked {
+        let (room, room_told) = match (fits, &dst) {
+            (Fits::UpTo(len), _) => (len, true),
+            (Fits::Any, _) => (u64::MAX, false),
+            (Fits::Known, Some((_, len))) if any_meta => (*len, true),
+            (Fits::Known, _) => (cached.as_ref().map_or(u64::MAX, |meta| meta.nbytes), false),
+        };
+        Asked { to, dst, any_meta, room, room_told, cached, granted: false }
+    }
+
     /// About how much memory a response to this takes, beside the tensor: the key is in the table,
     /// too.
     pub fn cost(&self, key: &[u8]) -> usize {
@@ -73,8 +93,15 @@ impl Asked {
     }
 
     /// The destination was given up front, and has no room for so many bytes.
+    #[inline]
     pub fn too_short(&self, nbytes: u64) -> bool {
-        self.any_meta && self.dst.as_ref().is_some_and(|(_, len)| nbytes > *len)
+        self.room_told && nbytes > self.room
+    }
+
+    /// So many bytes are known to fit. What may not is told of first, whatever its length.
+    #[inline]
+    pub fn fits(&self, nbytes: u64) -> bool {
+        nbytes <= self.room
     }
 }
 
@@ -114,6 +141,8 @@ pub(in crate::engine) struct Source {
     pub stripes: Option<Box<Stripes>>,
     pub started: u64,
     pub protocol: Protocol,
+    /// That of the send, if the tensor is put back.
+    pub deadline: u64,
     /// Its time is taken, by whoever said whether it is copied first.
     pub trial: Option<Trial>,
 }
@@ -136,6 +165,7 @@ impl Source {
             stripes: None,
             started: now,
             protocol: Protocol::Eager,
+            deadline: sent.deadline,
             trial: None,
         }
     }
@@ -198,6 +228,8 @@ pub(in crate::engine) struct Response {
     pub cost: usize,
     /// Its place among those that wait for a buffer.
     pub in_buffer: Links,
+    /// The tensor goes back to no table: it is the runtime's own, or its step was aborted or cleaned up.
+    pub no_table: bool,
 }
 
 /// Its links in its step.
@@ -230,8 +262,20 @@ impl Response {
     #[inline(always)]
     pub fn new(peer: u32, named: Named, asked: Asked, state: RState, cost: usize) -> Response {
         let (source, cancelled, ended, copying) = (None, false, None, false);
-        let in_buffer = Links::default();
-        Response { named, peer, asked, source, state, cancelled, ended, copying, cost, in_buffer }
+        let (in_buffer, no_table) = (Links::default(), false);
+        Response {
+            named,
+            peer,
+            asked,
+            source,
+            state,
+            cancelled,
+            ended,
+            copying,
+            cost,
+            in_buffer,
+            no_table,
+        }
     }
 
     /// The runtime was asked for it.
@@ -303,6 +347,7 @@ impl Engine {
         }
         Some(select(Facts {
             nbytes: meta.nbytes,
+            fits: asked.fits(meta.nbytes),
             room: self.settings.room_for(fx, c, tensor, asked.to.told),
             dst_len: asked.dst.as_ref().map(|(_, len)| *len),
             meta_known: asked.cached.as_ref().is_some_and(|known| known.is_like(meta)),

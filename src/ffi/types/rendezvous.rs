@@ -149,7 +149,7 @@ pub struct rdma_recv_options {
     pub timeout_ms: i64,
     /// Destination given up front, or NULL. The library's until the callback has run.
     pub dst: *mut c_void,
-    /// Its length in bytes. A larger tensor fails with RDMA_OUT_OF_RANGE.
+    /// Its length in bytes. A larger tensor ends the receive with RDMA_OUT_OF_RANGE, and stays at its sender.
     pub dst_len: u64,
     /// Used when dst is NULL. NULL too: memory of the library.
     pub alloc: rdma_alloc_fn,

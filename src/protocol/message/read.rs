@@ -104,6 +104,7 @@ pub(super) fn get_request<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Request<'
     let [i0, i1, i2, i3, step @ ..] = r.array::<12>()?;
     let (index, step) = (u32::from_le_bytes([i0, i1, i2, i3]), i64::from_le_bytes(step));
     let dst = if flags & F_DST != 0 { Some((get_place(r, flags)?, r.u64()?)) } else { None };
+    let fits = get_fits(r, flags)?;
     let cached = if flags & F_META != 0 { Some(get_meta(r)?) } else { None };
     if cached.as_ref().is_some_and(|meta| !meta.user.is_empty()) {
         return Err(Status::invalid("TENSOR_REQUEST with bytes of the application as known"));
@@ -113,7 +114,26 @@ pub(super) fn get_request<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Request<'
         return Err(bad_key(key.len()));
     }
     let (any_meta, checksum) = (flags & F_ANY_META != 0, flags & F_CHECKSUM != 0);
-    Ok(Request { index, step, dst, any_meta, checksum, cached, key })
+    Ok(Request { index, step, dst, any_meta, checksum, fits, cached, key })
+}
+
+/// How long the tensor of a request may be.
+fn get_fits(r: &mut Reader<'_>, flags: u8) -> Result<Fits, Status> {
+    match flags & (F_ROOM | F_ANY_LEN) {
+        0 => Ok(Fits::Known),
+        F_ANY_LEN => Ok(Fits::Any),
+        F_ROOM => match r.u64()? {
+            len if len <= isize::MAX as u64 => Ok(Fits::UpTo(len)),
+            len => {
+                let text = "TENSOR_REQUEST with room for";
+                Err(Status::invalid(format!(
+                    "{text} {len} bytes, at most {} are allowed",
+                    isize::MAX
+                )))
+            }
+        },
+        _ => Err(Status::invalid("TENSOR_REQUEST with room for any length, and for some")),
+    }
 }
 
 #[cold]
@@ -163,6 +183,9 @@ pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
         ERROR_STATUS => Message::Error { index: r.u32()?, code: r.i32()?, text: r.rest() },
         TENSOR_CONTENT => Message::Content(get_content(&mut r, flags)?),
         CONTENT_DONE => Message::ContentDone { index: r.u32()?, checksum: r.u64()? },
+        GET_DONE if flags & (F_OK | F_TOO_LONG) == F_TOO_LONG => {
+            Message::TooLong { response: r.u32()? }
+        }
         GET_DONE => Message::GetDone { response: r.u32()?, ok: flags & F_OK != 0 },
         CANCEL => Message::Cancel { index: r.u32()? },
         CANCEL_ACK => Message::CancelAck { index: r.u32()? },
@@ -224,11 +247,12 @@ pub fn fuzz_message(bytes: &[u8]) {
     };
     // The short ways read the same.
     if let Some((r, returned)) = request {
-        let UsualRequest { index, step, cached, key } = r;
+        let UsualRequest { index, step, any_len, cached, key } = r;
         let meta = cached.and_then(|cached| cached.read());
         assert!(cached.is_none_or(|cached| meta.as_ref().is_some_and(|meta| cached.is(meta))));
         let (dst, any_meta, checksum) = (None, false, false);
-        let r = Request { index, step, dst, any_meta, checksum, cached: meta, key };
+        let fits = if any_len { Fits::Any } else { Fits::Known };
+        let r = Request { index, step, dst, any_meta, checksum, fits, cached: meta, key };
         assert_eq!((Message::Request(r), returned), (message.clone(), credits));
     }
     if let Some((index, content, returned)) = content {

@@ -36,6 +36,7 @@ fn round_trips() {
             dst: Some((several.clone(), 77)),
             any_meta: true,
             checksum: true,
+            fits: Fits::UpTo(isize::MAX as u64),
             cached: Some(sample_meta()),
             key: b"key",
         }),
@@ -45,6 +46,7 @@ fn round_trips() {
             dst: None,
             any_meta: false,
             checksum: false,
+            fits: Fits::UpTo(0),
             cached: None,
             key: b"k",
         }),
@@ -54,6 +56,7 @@ fn round_trips() {
             dst: Some((one.clone(), 77)),
             any_meta: false,
             checksum: false,
+            fits: Fits::Any,
             cached: None,
             key: b"k",
         }),
@@ -152,6 +155,8 @@ fn round_trips() {
         Message::Content(Content { index: 6, checksum: None, meta: None, content: b"hello" }),
         Message::ContentDone { index: 7, checksum: 8 },
         Message::GetDone { response: 9, ok: true },
+        Message::GetDone { response: 9, ok: false },
+        Message::TooLong { response: 9 },
         Message::Cancel { index: 10 },
         Message::CancelAck { index: 11 },
         Message::Ping,
@@ -242,11 +247,32 @@ fn user_bytes_have_bounds_and_are_not_cached() {
     }
     let (dst, any_meta, checksum, key) = (None, false, false, &b"key"[..]);
     let cached = Some(beside(b"user"));
-    let m = Message::Request(Request { index: 1, step: 2, dst, any_meta, checksum, cached, key });
+    let fits = Fits::Known;
+    let m = Request { index: 1, step: 2, dst, any_meta, checksum, fits, cached, key };
+    let m = Message::Request(m);
     let mut out = Vec::new();
     encode(&m, &mut out);
     out.extend_from_slice(tail(&m));
     assert!(refused(&out).contains("as known"));
+}
+
+#[test]
+fn room_has_bounds_and_is_said_once() {
+    let (dst, any_meta, checksum, cached, key) = (None, false, false, None, &b"key"[..]);
+    let fits = Fits::UpTo(9);
+    let m = Request { index: 1, step: 2, dst, any_meta, checksum, fits, cached, key };
+    let mut out = Vec::new();
+    encode(&Message::Request(m), &mut out);
+    out.extend_from_slice(key);
+    assert!(decode(&out).is_ok());
+    // Header 4, index 4, step 8, then the length.
+    let with = |at: usize, byte: u8| {
+        let mut bad = out.clone();
+        bad[at] = byte;
+        decode(&bad).unwrap_err().into_message()
+    };
+    assert!(with(23, 0x80).contains("bytes, at most"));
+    assert!(with(1, 32 | 64).contains("any length, and for some"));
 }
 
 #[test]
@@ -360,7 +386,7 @@ fn the_short_ways_read_the_same() {
     let mut whole = Vec::new();
     for cached in [None, Some(none()), Some(sample_meta())] {
         let mut head = Short::default();
-        assert!(head.request(7, -3, cached.as_ref()));
+        assert!(head.request(7, -3, false, cached.as_ref()));
         whole.push([&*head.bytes(), b"key"].concat());
         let mut head = Short::default();
         assert!(head.content(9, cached.as_ref()));
@@ -387,6 +413,11 @@ fn the_short_ways_read_the_same() {
         let read = usual_msg(whole.last().unwrap()).unwrap().0;
         assert_eq!((read.active, read.user, read.content), (true, m.user, &b"content"[..]));
     }
+    let mut head = Short::default();
+    assert!(head.request(7, -3, true, Some(&sample_meta())));
+    whole.push([&*head.bytes(), b"key"].concat());
+    let read = usual_request(whole.last().unwrap()).unwrap().0;
+    assert!(read.any_len && read.cached.is_some_and(|cached| cached.is(&sample_meta())));
     let mut seed = 5u32;
     for bytes in &whole {
         for len in 0..=bytes.len() {

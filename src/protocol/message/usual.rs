@@ -4,11 +4,12 @@
 //! or is malformed, goes the way of all messages ([`decode`](super::decode)), which says what is wrong.
 
 use super::{
-    CREDITS_AT, Envelope, F_ACTIVE, F_META, F_SAME, F_USER, HEADER_LEN, MAX_KEY_LEN, MAX_USER, MSG,
-    Meta, TENSOR_CONTENT, TENSOR_REQUEST, TENSOR_SERIALIZED, fixed_meta,
+    CREDITS_AT, Envelope, F_ACTIVE, F_ANY_LEN, F_META, F_SAME, F_USER, HEADER_LEN, MAX_KEY_LEN,
+    MAX_USER, MSG, Meta, TENSOR_CONTENT, TENSOR_REQUEST, TENSOR_SERIALIZED, fixed_meta,
 };
 use crate::fabric::HEAD_ROOM;
 
+const F_META_ANY_LEN: u8 = F_META | F_ANY_LEN;
 /// Dimensions for which a [`Short`] head has room.
 const SHORT_DIMS: usize = 8;
 
@@ -28,9 +29,10 @@ impl Default for Short {
 }
 
 impl Short {
-    /// An empty one becomes a TENSOR_REQUEST; false: that is none of the short ones.
+    /// An empty one becomes a TENSOR_REQUEST; false: that is none of the short ones. `any_len`: there will be memory for a
+    /// longer tensor than the metadata says, too.
     #[inline(always)]
-    pub fn request(&mut self, index: u32, step: i64, cached: Option<&Meta>) -> bool {
+    pub fn request(&mut self, index: u32, step: i64, any_len: bool, cached: Option<&Meta>) -> bool {
         self.bytes[0] = TENSOR_REQUEST;
         self.bytes[4..8].copy_from_slice(&index.to_le_bytes());
         self.bytes[8..16].copy_from_slice(&step.to_le_bytes());
@@ -40,7 +42,7 @@ impl Short {
                 true
             }
             Some(meta) => {
-                self.bytes[1] = F_META;
+                self.bytes[1] = if any_len { F_META | F_ANY_LEN } else { F_META };
                 self.put_meta::<16>(meta)
             }
         }
@@ -117,6 +119,8 @@ pub struct UsualRequest<'a> {
     pub index: u32,
     /// Step.
     pub step: i64,
+    /// There will be memory for a tensor longer than that of the metadata, too.
+    pub any_len: bool,
     /// The metadata in the receiver's cache.
     pub cached: Option<UsualMeta<'a>>,
     /// Key.
@@ -150,6 +154,12 @@ impl UsualMeta<'_> {
         room
     }
 
+    /// Content bytes.
+    #[inline(always)]
+    pub fn nbytes(&self) -> u64 {
+        self.nbytes
+    }
+
     /// Whether it is the same.
     #[inline]
     pub fn is(&self, meta: &Meta) -> bool {
@@ -175,14 +185,15 @@ pub fn usual_request(bytes: &[u8]) -> Option<(UsualRequest<'_>, u16)> {
         bytes.split_first_chunk::<16>()?;
     let (cached, key) = match flags {
         0 => (None, rest),
-        F_META => usual_meta(rest).map(|(meta, rest)| (Some(meta), rest))?,
+        F_META | F_META_ANY_LEN => usual_meta(rest).map(|(meta, rest)| (Some(meta), rest))?,
         _ => return None,
     };
     if kind != TENSOR_REQUEST || key.is_empty() || key.len() > MAX_KEY_LEN {
         return None;
     }
     let (index, step) = (u32::from_le_bytes([i0, i1, i2, i3]), i64::from_le_bytes(*step));
-    Some((UsualRequest { index, step, cached, key }, u16::from_le_bytes([c0, c1])))
+    let any_len = flags & F_ANY_LEN != 0;
+    Some((UsualRequest { index, step, any_len, cached, key }, u16::from_le_bytes([c0, c1])))
 }
 
 /// Reads metadata of few dimensions, and what is behind it.

@@ -129,6 +129,7 @@ pub fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
                 | if r.cached.is_some() { F_META } else { 0 }
                 | if r.any_meta { F_ANY_META } else { 0 }
                 | if r.checksum { F_CHECKSUM } else { 0 }
+                | r.fits.flags()
                 | regions_flag(r.dst.as_ref().map(|d| &d.0));
             let mut fixed = [0; 16];
             (fixed[0], fixed[1]) = (TENSOR_REQUEST, flags);
@@ -138,6 +139,9 @@ pub fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
             out.extend_from_slice(&fixed);
             if let Some((place, len)) = &r.dst {
                 put_place(out, place);
+                out.extend_from_slice(&len.to_le_bytes());
+            }
+            if let Fits::UpTo(len) = r.fits {
                 out.extend_from_slice(&len.to_le_bytes());
             }
             if let Some(meta) = &r.cached {
@@ -176,6 +180,10 @@ pub fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
             put_header(out, CONTENT_DONE, 0);
             out.extend_from_slice(&index.to_le_bytes());
             out.extend_from_slice(&checksum.to_le_bytes());
+        }
+        Message::TooLong { response } => {
+            put_header(out, GET_DONE, F_TOO_LONG);
+            out.extend_from_slice(&response.to_le_bytes());
         }
         Message::GetDone { response, ok } => {
             put_header(out, GET_DONE, if *ok { F_OK } else { 0 });

@@ -10,7 +10,7 @@ use crate::engine::transfer::outbound::{Asked, RState, Response, Sent, Source, T
 use crate::engine::{Engine, Fx};
 use crate::fabric::Access;
 use crate::fabric::keys::Place;
-use crate::protocol::message::{Extra, Message, MsgOffer};
+use crate::protocol::message::{Extra, Fits, Message, MsgOffer};
 use crate::status::{Code, Reason, Status};
 use crate::trials::Trial;
 
@@ -38,7 +38,7 @@ impl Engine {
             Sent { tensor, content: Default::default(), done: Some(done), deadline: u64::MAX };
         let request = UNASKED | index & SLOT_MASK;
         let to = To { ch, request, checksum: sealed, told: false };
-        let asked = Asked { to, dst: None, any_meta: false, cached: None, granted: false };
+        let asked = Asked::new(to, None, false, Fits::Any, None);
         let protocol = Protocol::DirectPut;
         let source = Source { protocol, first, trial, ..Source::new(sent, fx.now()) };
         let response = match self.insert_offer(ch, asked, source) {

@@ -22,25 +22,31 @@ impl Engine {
         r: UsualRequest<'_>,
     ) {
         let to = To { ch, request: r.index, checksum: false, told: false };
-        let UsualRequest { key, step, cached, .. } = r;
+        let UsualRequest { key, step, any_len, cached, .. } = r;
+        let room = match cached {
+            Some(cached) if !any_len => cached.nbytes(),
+            _ => u64::MAX,
+        };
         let Some(peer) = self.is_asked(fx, to) else { return };
         if self.source.is_some() {
-            return self.look_up(fx, peer, usually_asked(to, cached), key, step);
+            return self.look_up(fx, peer, usually_asked(to, room, cached), key, step);
         }
         match self.table.recv(key, step, self.settings.tolerate_dup_recv) {
             RecvOutcome::Nobody(free) => {
                 let cost = Asked::cost_of(key, 0, cached.map_or(0, |meta| meta.ndims()));
                 // Made where it will lie: it is long.
-                let asked = || usually_asked(to, cached);
+                let asked = || usually_asked(to, room, cached);
                 self.wait_for_tensor(fx, peer, to, cost, key, step, free, asked);
             }
             RecvOutcome::Matched(sent) => {
-                let same = cached.is_some_and(|meta| meta.is(&sent.tensor.meta));
-                if self.eager_at_once(fx, to, &sent.tensor, &sent.content, same) {
+                let meta = &sent.tensor.meta;
+                let same = cached.is_some_and(|cached| cached.is(meta));
+                let fits = same || meta.nbytes <= room;
+                if fits && self.eager_at_once(fx, to, &sent.tensor, &sent.content, same) {
                     let (of, memory) = (self.traced(fx, key, step), source_memory(&sent.tensor));
                     self.sent_at_once(fx, ch, sent.done, memory, sent.tensor.meta.nbytes, of);
                 } else {
-                    self.respond(fx, usually_asked(to, cached), key, step, sent);
+                    self.respond(fx, usually_asked(to, room, cached), key, step, sent);
                 }
             }
             other => self.refuse_asked_for(fx, to, key, step, other),
@@ -56,8 +62,7 @@ impl Engine {
     ) {
         let to = To { ch, request: r.index, checksum: r.checksum, told: r.dst.is_some() };
         if let Some(peer) = self.is_asked(fx, to) {
-            let (dst, any_meta, cached) = (r.dst, r.any_meta, r.cached);
-            let asked = Asked { to, dst, any_meta, cached, granted: false };
+            let asked = Asked::new(to, r.dst, r.any_meta, r.fits, r.cached);
             self.look_up(fx, peer, asked, r.key, r.step);
         }
     }
@@ -308,7 +313,7 @@ impl Engine {
 
 /// What a usual request asks for.
 #[inline(always)]
-fn usually_asked(to: To, cached: Option<UsualMeta<'_>>) -> Asked {
+fn usually_asked(to: To, room: u64, cached: Option<UsualMeta<'_>>) -> Asked {
     let cached = cached.and_then(|cached| cached.read());
-    Asked { to, dst: None, any_meta: false, cached, granted: false }
+    Asked { to, dst: None, any_meta: false, room, room_told: false, cached, granted: false }
 }

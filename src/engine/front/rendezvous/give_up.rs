@@ -63,6 +63,9 @@ impl Engine {
             let next = self.responses.get(index).and_then(|r| r.named.in_step.next());
             if self.responses.get(index).is_some_and(Response::is_asking) {
                 self.refuse_asked(fx, index, status);
+            } else if let Some(r) = self.responses.get_mut(index) {
+                // It goes on; what its receiver leaves does not come to a step that is over.
+                r.no_table = true;
             }
             // One that ended with this one is no way on; each time, there are fewer.
             let gone = next.is_some_and(|n| self.responses.get(n).is_none());

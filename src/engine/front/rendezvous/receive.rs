@@ -213,7 +213,9 @@ impl Engine {
             && let len = r.expected()
             && !self.settings.exposes(len, self.settings.room_at(fx, c, r.dst, len).eager)
             && c.takes_asks()
-            && head.request(index, r.named.step, r.meta.as_ref())
+            && let given = matches!(r.target, Target::Given { .. })
+            && (r.meta.is_some() || !given)
+            && head.request(index, r.named.step, !given, r.meta.as_ref())
         {
             (r.ch, r.state) = (Some(ch), State::Requested);
             c.counters.requests_sent.add(1);
@@ -259,6 +261,7 @@ impl Engine {
             index,
             step: r.named.step,
             any_meta: any_meta && dst.is_some(),
+            fits: r.fits(any_meta && dst.is_some()),
             dst,
             checksum: sealed,
             cached: r.meta.clone(),

@@ -47,6 +47,9 @@ impl Engine {
             self.settle(fx, asked.to.ch);
             return Ok(());
         }
+        if let Some(r) = self.responses.get_mut(index) {
+            r.no_table = true;
+        }
         let sent = Sent { tensor, content: Content::new(), done, deadline: u64::MAX };
         self.answer(fx, index, sent, content);
         Ok(())

@@ -5,7 +5,7 @@ use super::{Meeting, Sent, Waiter};
 use crate::api::*;
 use crate::engine::channel::ChanId;
 use crate::engine::transfer::ending::{source_memory, traced};
-use crate::engine::transfer::outbound::{Asked, Content, RState, Response, Source, To};
+use crate::engine::transfer::outbound::{Asked, Content, RState, Source, To};
 use crate::engine::{Due, Engine, Fx, Offer, Work};
 use crate::status::{Code, Reason, Status};
 
@@ -77,10 +77,10 @@ impl Engine {
     #[inline(always)]
     fn answer_offer(&mut self, fx: &mut impl Fx, index: u32, offer: &mut Offer<'_>, deadline: u64) {
         let (meta, content) = (&offer.tensor.meta, offer.content);
-        let usual = |r: &&Response| !r.asked.too_short(meta.nbytes);
-        if let Some(r) = self.responses.get(index).filter(usual) {
+        if let Some(r) = self.responses.get(index) {
             let (to, same) = (r.asked.to, r.asked.cached.as_ref() == Some(meta));
-            if self.eager_at_once(fx, to, &offer.tensor, content, same) {
+            let fits = same || r.asked.fits(meta.nbytes);
+            if fits && self.eager_at_once(fx, to, &offer.tensor, content, same) {
                 let memory = source_memory(&offer.tensor);
                 let (done, bytes) = (offer.done.take().map(|done| self.due(done)), meta.nbytes);
                 return self.answered_at_once(fx, index, to, done, memory, bytes);
@@ -138,8 +138,9 @@ impl Engine {
             return self.answer_next(fx, index, sent);
         }
         let (to, same) = (r.asked.to, r.asked.cached.as_ref() == Some(meta));
+        let fits = r.asked.fits(meta.nbytes);
         let own = if content.is_empty() { &sent.content[..] } else { content };
-        if self.eager_at_once(fx, to, &sent.tensor, own, same) {
+        if fits && self.eager_at_once(fx, to, &sent.tensor, own, same) {
             let (memory, bytes) = (source_memory(&sent.tensor), meta.nbytes);
             return self.answered_at_once(fx, index, to, sent.done, memory, bytes);
         }
@@ -164,12 +165,10 @@ impl Engine {
         let same = asked.cached.as_ref() == Some(&sent.tensor.meta);
         if asked.too_short(nbytes) {
             let status = self.send_too_long(fx, &asked, key, nbytes);
-            match self.offer_again(fx, key, step, sent, status) {
-                Some((Waiter::Remote(index), sent)) => self.answer(fx, index, sent, &[]),
-                Some((Waiter::Local(index), sent)) => self.deliver_local(fx, index, sent),
-                None => {}
-            }
-        } else if self.eager_at_once(fx, to, &sent.tensor, &sent.content, same) {
+            self.hand_on(fx, key, step, sent, status);
+        } else if asked.fits(nbytes)
+            && self.eager_at_once(fx, to, &sent.tensor, &sent.content, same)
+        {
             let (of, memory) = (self.traced(fx, key, step), source_memory(&sent.tensor));
             self.sent_at_once(fx, to.ch, sent.done, memory, nbytes, of);
         } else {
@@ -248,6 +247,22 @@ impl Engine {
         }
     }
 
+    /// A tensor that did not fit goes to the next who waits for it, or back to the table.
+    pub(in crate::engine) fn hand_on(
+        &mut self,
+        fx: &mut impl Fx,
+        key: &[u8],
+        step: i64,
+        sent: Sent,
+        status: Status,
+    ) {
+        match self.offer_again(fx, key, step, sent, status) {
+            Some((Waiter::Remote(index), sent)) => self.answer(fx, index, sent, &[]),
+            Some((Waiter::Local(index), sent)) => self.deliver_local(fx, index, sent),
+            None => {}
+        }
+    }
+
     /// A tensor that did not fit goes to the next who waits for it, who is returned, back to the table, or, if that
     /// takes it no more, to its end with this status.
     pub(in crate::engine) fn offer_again(
@@ -281,7 +296,7 @@ impl Engine {
         let text = format!(
             "tensor '{}' has {nbytes} bytes, the destination given has {}",
             crate::shown::key(key),
-            asked.dst.as_ref().map_or(0, |(_, len)| *len)
+            asked.room
         );
         let status = Status::new(Code::OutOfRange, text);
         self.send_error(fx, asked.to.ch, asked.to.request, &status);

@@ -55,7 +55,12 @@ impl Engine {
             Ok(true) => self.after_meta(fx, index, m.response, m.source),
             Ok(false) => {}
             Err(status) => {
-                self.drop_response(fx, index, m.response);
+                // Memory given up front that is too short: the next may have more.
+                if status.code == Code::OutOfRange {
+                    self.send(fx, ch, &Message::TooLong { response: m.response }, &[]);
+                } else {
+                    self.drop_response(fx, index, m.response);
+                }
                 self.fail(fx, index, status);
             }
         }
@@ -160,6 +165,34 @@ impl Engine {
             }
             _ => {}
         }
+    }
+
+    /// The receiver, which was told of a tensor, has too little room: the same as where that was known before.
+    #[cold]
+    pub(in crate::engine) fn on_too_long(&mut self, fx: &mut impl Fx, ch: ChanId, index: u32) {
+        let Some(r) = self.told(ch, index) else { return };
+        if r.is_message() {
+            let text = "GET_DONE of too little room for a tagged message";
+            return self.violation(ch, Status::invalid(text));
+        }
+        let Some(nbytes) = r.source.as_ref().map(|source| source.tensor.meta.nbytes) else {
+            return;
+        };
+        let text = format!(
+            "tensor '{}' has {nbytes} bytes, for which the receiver has too little room",
+            crate::shown::key(&r.named.key)
+        );
+        let status = Status::new(Code::OutOfRange, text).because(Reason::RemoteError);
+        if r.no_table {
+            return self.end_response(fx, index, Err(status));
+        }
+        let Some(sent) = self.take_back(fx, ch, index) else { return };
+        let Some(r) = self.responses.get_mut(index) else { return };
+        let (key, step) = (std::mem::take(&mut r.named.key), r.named.step);
+        self.forget(index);
+        self.hand_on(fx, &key, step, sent, status);
+        self.table.keys().give(key);
+        self.settle(fx, ch);
     }
 
     /// GET_DONE arrived at the sender.
