@@ -26,6 +26,8 @@ const OWNER: &[u8] = b"rdma-lease:";
 const ANSWER: Duration = Duration::from_secs(5);
 /// Connections that wait to be used again.
 const IDLE: usize = 16;
+/// Bytes of a command that are sent at a time.
+const PIECE: usize = 64 << 10;
 /// Keys of one script.
 const BATCH: usize = 256;
 
@@ -208,9 +210,7 @@ impl RedisStore {
                 }
                 None => self.connect(until)?,
             };
-            set_timeouts(&connection, until).map_err(|e| judge(&e, true))?;
-            match command.query::<Value>(&mut connection) {
-                Ok(Value::ServerError(error)) => Err(judge(&error.into(), sure)),
+            match ask(&mut connection, command, until) {
                 Ok(value) => {
                     self.keep(connection);
                     Ok(value)
@@ -304,6 +304,22 @@ fn set_timeouts(connection: &Connection, until: Until<'_>) -> Result<(), RedisEr
     let time = until.left().map_or(ANSWER, |left| left.min(ANSWER)).max(MIN_ANSWER);
     connection.set_read_timeout(Some(time))?;
     connection.set_write_timeout(Some(time))
+}
+
+/// Sends a command, and reads its answer. A server that takes no more is waited for twice by each write that it had taken
+/// a part of: so the command goes in pieces, each with half of what is left.
+fn ask(connection: &mut Connection, command: &Cmd, until: Until<'_>) -> Result<Value, RedisError> {
+    let packed = command.get_packed_command();
+    for piece in packed.chunks(PIECE) {
+        let left = until.left().map_or(ANSWER, |left| (left / 2).min(ANSWER));
+        connection.set_write_timeout(Some(left.max(MIN_ANSWER)))?;
+        connection.send_packed_command(piece)?;
+    }
+    set_timeouts(connection, until)?;
+    match connection.recv_response()? {
+        Value::ServerError(error) => Err(error.into()),
+        value => Ok(value),
+    }
 }
 
 fn strange() -> Status {

@@ -1,5 +1,6 @@
 //! Stores: what each kind promises, and each kind's own ways to fail.
 
+mod deadlines;
 mod files;
 mod hostile;
 mod kinds;

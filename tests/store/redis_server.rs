@@ -42,6 +42,11 @@ impl Redis {
         format!("127.0.0.1:{}", self.port)
     }
 
+    pub fn signal(&self, signal: libc::c_int) {
+        // SAFETY: no pointers; it is our child, which nobody has waited for.
+        unsafe { libc::kill(self.child.id() as libc::pid_t, signal) };
+    }
+
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         self.child.wait().unwrap();

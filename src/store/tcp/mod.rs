@@ -30,8 +30,8 @@ const IDLE: usize = 16;
 const TRY: Duration = Duration::from_secs(5);
 /// A silent server's host is asked whether it is there after so many seconds, and again after so many, so many times.
 const KEEPALIVE: [libc::c_int; 3] = [10, 5, 3];
-/// A server's answer to a wait whose time is over may be under way for so long.
-const GRACE: Duration = Duration::from_secs(2);
+/// So long before a wait's deadline the server is to say what is missing: its answer has to come before it.
+const SPARE: Duration = Duration::from_millis(250);
 
 /// A TCP store as a client: its address, and the connections that rest.
 pub struct Client {
@@ -246,9 +246,20 @@ impl Client {
         sure: bool,
         until: Until<'_>,
     ) -> Result<Reply, Status> {
+        self.ask_anew(|| request.clone(), asked, sure, until)
+    }
+
+    /// The same, with a question that depends on when it is asked.
+    fn ask_anew<'r>(
+        &self,
+        request: impl Fn() -> Request<'r>,
+        asked: usize,
+        sure: bool,
+        until: Until<'_>,
+    ) -> Result<Reply, Status> {
         let answer = patiently(&self.name, until, || {
             let mut connection = self.connection(until)?;
-            match connection.ask(request, asked, until) {
+            match connection.ask(&request(), asked, until) {
                 Ok(reply) => {
                     let mut idle = self.idle.lock();
                     if idle.len() < IDLE {
@@ -283,30 +294,48 @@ impl Client {
         asked: usize,
         until: Until<'_>,
     ) -> Result<Vec<usize>, Status> {
-        match self.ask(request, asked, true, until)? {
-            Reply::Indices(all) => Ok(all),
-            _ => Err(unexpected()),
-        }
+        indices(self.ask(request, asked, true, until)?)
     }
 
-    /// Waits for keys that fit into one question.
+    /// Waits for keys that fit into one question. The server is asked to answer before the time is over, and again for what is
+    /// left: one that is silent costs no more than that, and one that is not has said what is missing.
     fn wait_for(&self, keys: &[&[u8]], until: Until<'_>) -> Result<Vec<usize>, Status> {
+        let mut heard: Option<(Instant, Vec<usize>)> = None;
         loop {
-            let begun = Instant::now();
-            let time = until.left();
-            let request = Request::Wait { time, keys: keys.to_vec() };
-            // The server says what is missing, which takes a little longer.
-            let patient = Until {
-                deadline: until.deadline.and_then(|deadline| deadline.checked_add(GRACE)),
-                stop: until.stop,
+            let looked = heard.is_some();
+            let waits = || {
+                let time = until.left().map(|left| match left.checked_sub(SPARE) {
+                    Some(time) if !time.is_zero() => time,
+                    // The first answer may be the last that comes in time.
+                    _ if !looked => Duration::ZERO,
+                    _ => left - left / 4,
+                });
+                Request::Wait { time, keys: keys.to_vec() }
             };
-            let missing = self.indices(&request, keys.len(), patient)?;
-            // After a connection was lost the server has waited for longer than was left.
-            if missing.is_empty() || time.is_some_and(|time| begun.elapsed() >= time) {
-                return Ok(missing);
+            let answer = self.ask_anew(waits, keys.len(), true, until).and_then(indices);
+            match (answer, heard) {
+                (Ok(missing), _) if missing.is_empty() || until.is_over() => return Ok(missing),
+                (Ok(missing), _) => heard = Some((Instant::now(), missing)),
+                // It was there a moment ago.
+                (Err(status), Some((at, missing)))
+                    if status.code == Code::DeadlineExceeded && at.elapsed() <= 2 * SPARE =>
+                {
+                    return Ok(missing);
+                }
+                (Err(status), _) => return Err(status),
             }
             until.sleep(Duration::from_millis(1))?;
+            if let Some((_, missing)) = heard.take_if(|_| until.is_over()) {
+                return Ok(missing);
+            }
         }
+    }
+}
+
+fn indices(reply: Reply) -> Result<Vec<usize>, Status> {
+    match reply {
+        Reply::Indices(all) => Ok(all),
+        _ => Err(unexpected()),
     }
 }
 
@@ -371,10 +400,19 @@ impl Kind for Client {
     }
 
     fn wait(&self, keys: &[&[u8]], until: Until<'_>) -> Result<Vec<usize>, Status> {
+        if parts(keys).nth(1).is_none() {
+            return self.wait_for(keys, until);
+        }
+        // While one part is waited for the time of the others passes: of these it is known what was missing at first.
+        let absent = self.missing(keys, until)?;
+        let wanted: Vec<&[u8]> = absent.iter().map(|&at| keys[at]).collect();
         let mut missing = Vec::new();
-        for (first, keys) in parts(keys) {
-            let some = self.wait_for(keys, until)?;
-            missing.extend(some.into_iter().map(|at| first + at));
+        for (first, keys) in parts(&wanted) {
+            let some = match until.is_over() {
+                true => (0..keys.len()).collect(),
+                false => self.wait_for(keys, until)?,
+            };
+            missing.extend(some.into_iter().map(|at| absent[first + at]));
         }
         Ok(missing)
     }

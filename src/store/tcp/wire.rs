@@ -57,7 +57,7 @@ pub mod kind {
 pub type Item<'a> = (&'a [u8], &'a [u8]);
 
 /// What a client asks for.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Request<'a> {
     Set {
         lease: Option<LeaseId>,
