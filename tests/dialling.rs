@@ -203,3 +203,31 @@ fn a_wait_for_a_connection_goes_on_though_another_disconnects() {
         b.destroy().unwrap();
     }
 }
+
+/// Where nobody listens a call tries until its time is over, and says so.
+#[test]
+fn a_meeting_lasts_until_its_time_is_over() {
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let a = manager("a");
+    for ms in [1, 5, 30, 300, 700] {
+        let (limit, begun) = (Duration::from_millis(ms), Instant::now());
+        let status = a.add_peer_at(&nobody, Some(limit)).unwrap_err();
+        assert!(begun.elapsed() >= limit, "gave up after {:?}: {status}", begun.elapsed());
+        assert_eq!(
+            (status.code, status.reason),
+            (Code::DeadlineExceeded, Reason::Deadline),
+            "{status}"
+        );
+        assert!(ms < 30 || status.message.contains("refused"), "{status}");
+    }
+    // One that comes late.
+    let (limit, b) = (Duration::from_secs(8), manager("b"));
+    thread::scope(|scope| {
+        let meets = scope.spawn(|| a.add_peer_at(&nobody, Some(limit)));
+        thread::sleep(limit - Duration::from_millis(800));
+        b.listen(&nobody).unwrap();
+        assert_eq!(meets.join().unwrap().unwrap().as_deref(), Some("b"));
+    });
+    a.destroy().unwrap();
+    b.destroy().unwrap();
+}

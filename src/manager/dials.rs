@@ -20,6 +20,8 @@ use crate::status::{Code, Status};
 
 /// One dial, over all addresses of a peer.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Whoever waits for no longer than this is not worth another dial.
+const LAST_TRY: Duration = Duration::from_millis(10);
 /// A dial that is wanted while another is under way to the same peer is looked at so often.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Why a peer that connected by itself is not dialled.
@@ -55,6 +57,21 @@ impl Route {
             }
         }
         self.dialled.take()
+    }
+
+    /// A call waits for it so long.
+    pub(super) fn await_until(&mut self, at: Instant) {
+        self.awaited = self.awaited.max(Some(at));
+    }
+
+    /// When the next try is due. Where the pause would last longer than somebody waits for it, the tries come closer the less
+    /// time is left: who has come meanwhile is met.
+    pub(super) fn pause(&mut self, now: Instant) -> Instant {
+        let next = now + self.backoff.pause(random());
+        match self.awaited.map(|at| at.saturating_duration_since(now)) {
+            Some(left) if left > LAST_TRY => next.min(now + left / 2),
+            _ => next,
+        }
     }
 
     /// Nobody tries to connect, and nobody is about to.
@@ -120,9 +137,8 @@ impl Core {
     fn dialled_in_vain(&mut self, token: Option<u64>, status: Status) {
         let Some(id) = token.map(|token| token as u32) else { return };
         let Some(route) = self.world.routes.get_mut(&id) else { return };
-        let pause = route.backoff.pause(random());
         if Core::is_unnamed(id) {
-            return self.not_met(id, status, true, pause);
+            return self.not_met(id, status, true);
         }
         route.dialing = false;
         self.try_again(id, status);
@@ -196,10 +212,17 @@ impl Core {
         let again = self.engine.wants_connection(peer);
         let Some(route) = self.world.routes.get_mut(&peer) else { return };
         if (again || route.wanted) && !route.dialing {
-            let pause = route.backoff.pause(random());
-            let next = Instant::now() + pause;
+            let next = route.pause(Instant::now());
             route.next_try = Some(next);
             self.world.try_at(next);
+        }
+    }
+
+    /// A call waits for a connection to this peer.
+    pub(super) fn await_connection(&mut self, peer: u32, time: Option<Duration>) {
+        let until = time.and_then(|time| Instant::now().checked_add(time));
+        if let (Some(route), Some(at)) = (self.world.routes.get_mut(&peer), until) {
+            route.await_until(at);
         }
     }
 
@@ -207,8 +230,7 @@ impl Core {
     /// went, or another call has disconnected.
     pub(super) fn want_again(&mut self, peer: u32) {
         let Some(route) = self.world.routes.get_mut(&peer).filter(|r| r.is_over()) else { return };
-        let pause = route.backoff.pause(random());
-        let next = Instant::now() + pause;
+        let next = route.pause(Instant::now());
         (route.wanted, route.next_try) = (true, Some(next));
         self.world.try_at(next);
         self.engine.connecting(peer);
@@ -228,8 +250,7 @@ impl Core {
             route.put_last(tried);
         }
         if Core::is_unnamed(peer) {
-            let pause = self.world.routes.get_mut(&peer).map(|r| r.backoff.pause(random()));
-            return self.not_met(peer, status, retryable, pause.unwrap_or_default());
+            return self.not_met(peer, status, retryable);
         }
         let died = self.world.routes.get_mut(&peer).is_some_and(|route| match met {
             Met::Unclear => false,
@@ -256,8 +277,7 @@ impl Core {
         route.refused = !retryable;
         route.next_try = None;
         if route.wanted || again {
-            let pause = route.backoff.pause(random());
-            let next = Instant::now() + pause;
+            let next = route.pause(Instant::now());
             route.next_try = Some(next);
             self.world.try_at(next);
         }
@@ -387,6 +407,30 @@ mod tests {
     use super::*;
     use crate::config::{Config, Progress};
     use crate::manager::Manager;
+
+    /// Somebody who waits finds who came late: no pause is longer than what is left, and the tries before the end are many.
+    #[test]
+    fn tries_go_on_until_the_end_of_a_wait() {
+        for seconds in [0.3, 1.0, 3.0, 60.0] {
+            let begun = Instant::now();
+            let end = begun + Duration::from_secs_f64(seconds);
+            let mut route = Route::default();
+            route.await_until(end);
+            route.await_until(begun);
+            let (mut now, mut late) = (begun, 0);
+            while end - now > 2 * LAST_TRY {
+                let next = route.pause(now);
+                assert!(next > now && next < end, "{seconds}: {:?} are left", end - now);
+                now = next;
+                late += u32::from(end - now < Duration::from_millis(250));
+            }
+            assert!((3..20).contains(&late), "{seconds}: {late} tries at the end");
+        }
+        let mut route = Route::default();
+        let now = Instant::now();
+        route.await_until(now);
+        assert!(route.pause(now) >= now + Duration::from_millis(5), "there is nobody who waits");
+    }
 
     /// Each call and each turn comes by there: that a peer is to be dialled later must not cost them a look at every peer.
     #[test]

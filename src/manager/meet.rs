@@ -57,6 +57,7 @@ impl Core {
             text: text.to_owned(),
             wanted: true,
             next_try: Some(now),
+            awaited: Some(now + limit),
             ..Route::default()
         };
         self.world.routes.insert(id, route);
@@ -81,11 +82,12 @@ impl Core {
         self.engine.poke();
     }
 
-    /// A try failed; when the next one is due.
-    pub(super) fn not_met(&mut self, id: u32, status: Status, retryable: bool, pause: Duration) {
+    /// A try failed: another one follows, if there is time for it. Whoever waits has all of its time nevertheless, and then
+    /// hears what the last one met.
+    pub(super) fn not_met(&mut self, id: u32, status: Status, retryable: bool) {
         let Some(route) = self.world.routes.get_mut(&id) else { return };
         route.dialing = false;
-        let next = Instant::now() + pause;
+        let next = route.pause(Instant::now());
         let text = route.text.clone();
         let Some(meeting) = self.meetings.all.get_mut(&id) else { return };
         if retryable && next < meeting.deadline {
@@ -95,6 +97,10 @@ impl Core {
             return;
         }
         log::info(format_args!("no peer met at {text}: {status}"));
+        if retryable && meeting.awaited {
+            meeting.last = Some(status);
+            return;
+        }
         self.world.routes.remove(&id);
         self.met_so(id, Err(status));
     }
@@ -144,9 +150,12 @@ impl Manager {
             }
             None => {
                 self.refuse_closing()?;
+                // What has no room here had none until the end.
+                let full = last.as_ref().is_some_and(|s| s.code == Code::ResourceExhausted);
                 let why = last.map_or_else(|| "no answer".to_owned(), Status::into_message);
                 let text = format!("no peer met at {address} after {}: {why}", seconds(limit));
-                Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
+                let code = if full { Code::ResourceExhausted } else { Code::DeadlineExceeded };
+                Err(Status::new(code, text).because(Reason::Deadline))
             }
         }
     }

@@ -58,6 +58,7 @@ impl Manager {
         let name = self.import_address(blob)?;
         self.call(|core| {
             let peer = core.peer(&name)?;
+            core.await_connection(peer, timeout);
             core.engine.pair_connect(&mut core.world, pair, Connecting { peer, token })
         })?;
         let Some(timeout) = timeout else { return Ok(()) };

@@ -83,6 +83,7 @@ impl Manager {
                 core.world.connect(index, peer);
                 core.engine.connecting(index);
             }
+            core.await_connection(index, timeout);
             Ok::<u32, Status>(index)
         })?;
         let Some(timeout) = timeout else { return Ok(()) };
@@ -131,6 +132,11 @@ impl Manager {
     ) -> Result<(), Status> {
         self.refuse_inside("rdma_mesh_connect")?;
         peers.iter().take(dial).try_for_each(|peer| self.connect(peer, None))?;
+        self.call(|core| {
+            for peer in peers.iter().filter_map(|peer| core.peer(peer).ok()).collect::<Vec<_>>() {
+                core.await_connection(peer, timeout);
+            }
+        });
         let missing = || {
             let core = self.core.lock();
             let is_missing = |peer: &&String| {

@@ -67,6 +67,8 @@ pub struct Route {
     pub wanted: bool,
     /// The last dial heard what each later one would hear, too.
     pub refused: bool,
+    /// So long a call waits for it: the pauses between its tries end before that.
+    pub awaited: Option<Instant>,
     /// A dial is under way.
     pub dialing: bool,
     /// When the dial under way began.
