@@ -160,7 +160,8 @@ impl Status {
     pub fn internal(message: impl Into<String>) -> Status {
         Status::new(Code::Internal, message).because(Reason::LocalError)
     }
-    /// A failed system call: "what: strerror", coded by errno.
+    /// A failed system call: "what: strerror", coded by errno. Whoever waits until a descriptor is ready does not come here with
+    /// EAGAIN: it is what a thread, a process or locked memory beyond a bound is refused with.
     pub fn os(what: impl fmt::Display, err: &std::io::Error) -> Status {
         use std::io::ErrorKind as K;
         let code = match err.raw_os_error() {
@@ -170,6 +171,9 @@ impl Status {
                 | libc::ENOMEM
                 | libc::ENOBUFS
                 | libc::ENOSPC
+                | libc::EDQUOT
+                | libc::ENOLCK
+                | libc::EAGAIN
                 | libc::EFBIG,
             ) => Code::ResourceExhausted,
             _ => match err.kind() {
@@ -192,3 +196,20 @@ impl fmt::Display for Status {
 }
 
 impl std::error::Error for Status {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever a process or its system is short of, as the header promises.
+    #[test]
+    fn what_is_used_up_is_told_by_its_code() {
+        let of = |errno| Status::os("x", &std::io::Error::from_raw_os_error(errno)).code;
+        use libc::*;
+        for errno in [EMFILE, ENFILE, ENOMEM, EAGAIN, ENOBUFS, ENOSPC, EDQUOT, ENOLCK, EFBIG] {
+            assert_eq!(of(errno), Code::ResourceExhausted, "errno {errno}");
+        }
+        assert_eq!(of(EACCES), Code::PermissionDenied);
+        assert_eq!(of(ECONNREFUSED), Code::Unavailable);
+    }
+}

@@ -121,3 +121,33 @@ fn a_stream_without_a_descriptor_says_what_is_missing() {
     let Some(Got::Down(status)) = b.got.last() else { panic!("{:?}", b.got) };
     assert_eq!(status.code, Code::ResourceExhausted, "{status}");
 }
+
+/// A manager that has no descriptors says so by its code, whatever it is that there is none for.
+#[test]
+fn a_manager_without_descriptors_says_that_they_are_used_up() {
+    use rdma_transport::config::Config;
+    use rdma_transport::fabric::ProviderKind;
+    use std::os::fd::AsRawFd;
+    let _turn = turn();
+    for kind in [ProviderKind::Shm, ProviderKind::Tcp, ProviderKind::Loopback] {
+        let mut refused = 0;
+        loop {
+            let open = std::fs::File::open("/dev/null").unwrap();
+            let limits = NoMore::begin();
+            let room = libc::rlimit { rlim_cur: open.as_raw_fd() as u64 + refused, ..limits.0 };
+            drop(open);
+            // SAFETY: a valid value.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &room) }, 0);
+            let config = Config { name: "a".into(), provider: Some(kind), ..Config::default() };
+            let made = rdma_transport::manager::Manager::new(config);
+            drop(limits);
+            match made {
+                Ok(manager) => break manager.destroy().unwrap(),
+                Err(status) => assert_eq!(status.code, Code::ResourceExhausted, "{status}"),
+            }
+            refused += 1;
+            assert!(refused < 100, "it needs more descriptors than there are");
+        }
+        assert!(refused > 2, "{kind:?} was refused nothing");
+    }
+}

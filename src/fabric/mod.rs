@@ -308,14 +308,18 @@ pub fn open(kind: ProviderKind, config: &Config) -> Result<Box<dyn Adapter>, Sta
 }
 
 /// Whether this provider can be used here, and why not.
-pub fn probe(kind: ProviderKind) -> Result<(), String> {
+pub fn probe(kind: ProviderKind) -> Result<(), Status> {
     match kind {
-        ProviderKind::Loopback => loopback::probe(),
+        ProviderKind::Loopback => loopback::probe().map_err(unavailable),
         ProviderKind::Tcp => tcp::probe(),
         ProviderKind::Shm => shm::probe(),
         #[cfg(feature = "ibverbs")]
-        ProviderKind::Ibverbs => ibverbs::probe(),
+        ProviderKind::Ibverbs => ibverbs::probe().map_err(unavailable),
         #[cfg(not(feature = "ibverbs"))]
-        ProviderKind::Ibverbs => Err("not in this build".to_owned()),
+        ProviderKind::Ibverbs => Err(unavailable("not in this build".to_owned())),
     }
+}
+
+fn unavailable(why: String) -> Status {
+    Status::new(Code::Unavailable, why)
 }

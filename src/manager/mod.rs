@@ -347,7 +347,12 @@ fn open_adapters(config: &Config, epoll: &Epoll) -> Result<(memory::Adapters, Ve
             continue;
         }
         let opened = fabric::probe(kind).map_err(|why| {
-            Status::new(Code::Unavailable, format!("provider {}: {why}", kind.name()))
+            let text = format!("provider {}: {}", kind.name(), why.message);
+            match why.code {
+                // It could be used, if there were descriptors and memory.
+                Code::ResourceExhausted => why.with_message(text),
+                _ => Status::new(Code::Unavailable, text),
+            }
         });
         let unavailable = match opened.and_then(|()| fabric::open(kind, config)) {
             Ok(mut adapter) => {

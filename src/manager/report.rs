@@ -116,7 +116,8 @@ fn protocol_name(protocol: Protocol) -> &'static str {
 pub fn providers() -> Vec<ProviderStatus> {
     let status = |kind| {
         let probed = crate::fabric::probe(kind);
-        ProviderStatus { kind, available: probed.is_ok(), reason: probed.err().unwrap_or_default() }
+        let (available, why) = (probed.is_ok(), probed.err().map(Status::into_message));
+        ProviderStatus { kind, available, reason: why.unwrap_or_default() }
     };
     ProviderKind::ALL.into_iter().map(status).collect()
 }

@@ -131,12 +131,24 @@ impl Greeter {
     }
 }
 
+/// A message came without the descriptors that belong to it.
+const NO_ROOM: &str =
+    "descriptors missing: most likely this process has no room for more (`ulimit -n`)";
+
 fn key(ep: EpId) -> u64 {
     KEY_ENDPOINT | u64::from(ep.0)
 }
 
 fn refused(peer: &str, e: &io::Error) -> Status {
-    Status::new(Code::Unavailable, format!("shm: peer {peer} cannot be reached: {e}"))
+    let why = match e.kind() {
+        io::ErrorKind::UnexpectedEof => {
+            "it ended, or ended this connection: its log says why, perhaps that it is out of descriptors \
+             (`ulimit -n`) or memory"
+                .to_owned()
+        }
+        _ => e.to_string(),
+    };
+    Status::new(Code::Unavailable, format!("shm: peer {peer} cannot be reached: {why}"))
         .because(Reason::PeerGone)
 }
 
@@ -337,7 +349,7 @@ impl ShmAdapter {
             _ => return self.meeting_failed(at, &io::Error::other("wrong answer"), events),
         };
         let Ok(fds) = received.fds.into_inner() else {
-            return self.meeting_failed(at, &io::Error::other("descriptors missing"), events);
+            return self.meeting_failed(at, &io::Error::other(NO_ROOM), events);
         };
         let dead = State::Dead(None);
         let State::AwaitWelcome { sock, ring, .. } = std::mem::replace(&mut endpoint.state, dead)

@@ -197,8 +197,8 @@ fn not_up(state: &State, peer: &str) -> Status {
 }
 
 /// Whether this system can run the provider; if not, why.
-pub fn probe() -> Result<(), String> {
-    ShmAdapter::open(&Config::default()).map(drop).map_err(Status::into_message)
+pub fn probe() -> Result<(), Status> {
+    ShmAdapter::open(&Config::default()).map(drop)
 }
 
 impl ShmAdapter {

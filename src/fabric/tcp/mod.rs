@@ -50,8 +50,8 @@ const DIRECT: usize = 4;
 const QUIET_EVERY: usize = 8;
 
 /// Why tcp cannot be used here.
-pub fn probe() -> Result<(), String> {
-    sock::epoll().map(drop).map_err(Status::into_message)
+pub fn probe() -> Result<(), Status> {
+    sock::epoll().map(drop)
 }
 
 /// Takes `bytes` for the input of an endpoint with two READs and a WRITE under way and two small
