@@ -167,7 +167,8 @@ impl Manager {
                 self.refuse_closing()?;
                 let what = if way == Way::Send { "no send ended" } else { "nothing arrived" };
                 let time = limit.map_or_else(String::new, |l| format!(" within {}", seconds(l)));
-                let text = format!("buffer {buffer}: {what}{time}");
+                let called = self.core.lock().engine.buffer_called(buffer);
+                let text = format!("{called}: {what}{time}");
                 Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
             }
         }

@@ -430,9 +430,32 @@ impl Manager {
             self.refuse_closing()?;
             let what = if way == Way::Send { "no send ended" } else { "no receive ended" };
             let time = limit.map_or_else(String::new, |l| format!(" within {}", seconds(l)));
-            let text = format!("unbound buffer {id}: {what}{time}");
+            let waits = self.waits_for(&unbound, way);
+            let text = format!("unbound buffer {id}: {what}{time}; {waits}");
             Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
         })
+    }
+
+    /// What of an unbound buffer has not ended, for the error of who waits for that.
+    fn waits_for(&self, unbound: &Unbound, way: Way) -> String {
+        let side = unbound.side(way).lock();
+        let waits = || side.begun.iter().map(|(_, op)| op).filter(|op| op.end.is_none());
+        let Some(first) = waits().min_by_key(|op| op.serial) else {
+            return "none is under way".to_owned();
+        };
+        let peers = match &first.lane.peers {
+            Peers::One(one) => std::slice::from_ref(one),
+            Peers::Some(some) => &some[..],
+        };
+        let (count, slot, peers) = (waits().count(), first.lane.slot, peers.to_vec());
+        drop(side);
+        let name = |&party: &Party| match self.party_name(party) {
+            Ok(name) => format!("peer '{name}'"),
+            Err(_) => "anybody".to_owned(),
+        };
+        let whose = crate::store::named(peers.iter().map(name));
+        let (way, comm) = (if way == Way::Send { "to" } else { "from" }, unbound.comm);
+        format!("{count} under way, the first of slot {slot} of communicator {comm} {way} {whose}")
     }
 
     /// Ends of sends and of receives that could be taken at once. Drives progress once if there are none.

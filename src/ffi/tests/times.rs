@@ -103,3 +103,47 @@ fn times_that_are_not_allowed() {
     // SAFETY: as above.
     assert_eq!(unsafe { rdma_store_destroy(store) }, RDMA_OK);
 }
+
+/// Whoever waited in vain hears of which slot, rank and peer it was.
+#[test]
+fn what_was_waited_for_in_vain_is_named() {
+    let (mgr, mut pair, mut buffer, mut len) = (Mgr::new(), 0, 0, 0);
+    let (m, mut memory, mut address) = (mgr.0, [0u8; 8], [0u8; RDMA_PAIR_ADDRESS_MAX]);
+    let at = memory.as_mut_ptr().cast();
+    // SAFETY: plain data, in which zero is a value.
+    let mut status = unsafe { std::mem::zeroed::<rdma_msg_status_t>() };
+    status.struct_size = size_of::<rdma_msg_status_t>();
+    let late = |code, words: &[&str]| {
+        assert_eq!(code, RDMA_DEADLINE_EXCEEDED, "{}", super::last_error());
+        let text = super::last_error();
+        words.iter().for_each(|word| assert!(text.contains(word), "{word}: {text}"));
+    };
+    // SAFETY: as the header demands; the memory outlives the manager.
+    unsafe {
+        assert_eq!(rdma_pair_create(m, 41, 1000, &mut pair), RDMA_OK);
+        assert_eq!(
+            rdma_buffer_create_recv(m, pair, 77, at, 8, None, null_mut(), &mut buffer),
+            RDMA_OK
+        );
+        let words = ["slot 77", "rank 41", "was not connected", "nothing arrived"];
+        late(rdma_buffer_wait_recv(m, buffer, 1), &words);
+        let (other, mut of_other) = (Mgr::new(), 0);
+        assert_eq!(rdma_mgr_set_name(other.0, c"other".as_ptr()), RDMA_OK);
+        let listens = rdma_mgr_listen(other.0, c"127.0.0.1:0".as_ptr(), null_mut(), 0, null_mut());
+        assert_eq!(listens, RDMA_OK);
+        assert_eq!(rdma_pair_create(other.0, 0, 1000, &mut of_other), RDMA_OK);
+        let told =
+            rdma_pair_address(other.0, of_other, address.as_mut_ptr(), address.len(), &mut len);
+        assert_eq!(told, RDMA_OK, "{}", super::last_error());
+        assert_eq!(rdma_pair_connect(m, pair, address.as_ptr(), len, 0), RDMA_OK);
+        late(rdma_buffer_wait_recv(m, buffer, 1), &["slot 77", "rank 41", "'other'"]);
+        assert_eq!(rdma_unbound_create(m, 5, at, 8, &mut buffer), RDMA_OK);
+        late(rdma_unbound_wait_recv(m, buffer, 1, &mut status), &["none is under way"]);
+        let mut peer = 0;
+        assert_eq!(rdma_peer_lookup(m, c"other".as_ptr(), &mut peer), RDMA_OK);
+        assert_eq!(rdma_unbound_recv(m, buffer, &peer, 1, 78, 0, 8, -1), RDMA_OK);
+        assert_eq!(rdma_unbound_recv(m, buffer, null(), 0, 79, 0, 8, -1), RDMA_OK);
+        let words = ["2 under way", "slot 78", "communicator 5", "'other'"];
+        late(rdma_unbound_wait_recv(m, buffer, 1, &mut status), &words);
+    }
+}

@@ -387,6 +387,24 @@ impl Engine {
         Ok(b.map_or((0, 0), |b| (b.sent + b.failures, b.received)))
     }
 
+    /// A buffer as errors call it: by its slot, the rank of its pair, and the peer.
+    pub fn buffer_called(&self, id: u64) -> String {
+        let found = self.pairs.buffer_by_id(id).ok().and_then(|at| self.pairs.buffers.get(at));
+        let Some(b) = found else { return format!("buffer {id}") };
+        let way = if b.way == Way::Send { "send" } else { "receive" };
+        let Some(p) = self.pairs.pairs.get(b.pair) else {
+            return format!("{way} buffer of slot {}", b.slot);
+        };
+        let with = match (&p.state, p.peer) {
+            (PairState::Created, _) | (_, None) => "whose pair was not connected".to_owned(),
+            (PairState::Connecting, peer) => {
+                format!("whose pair waits for peer '{}'", self.peer_name(peer))
+            }
+            (_, peer) => format!("peer '{}'", self.peer_name(peer)),
+        };
+        format!("{way} buffer of slot {} of rank {}, {with}", b.slot, p.rank)
+    }
+
     /// Address and length of a buffer.
     pub fn buffer_memory(&self, id: u64) -> Result<(u64, u64), Status> {
         let index = self.pairs.buffer_by_id(id)?;
