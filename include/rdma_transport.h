@@ -1777,8 +1777,8 @@ rdma_code_t rdma_mgr_listen(rdma_mgr_t *mgr,
  *
  * Threads: any. The texts are copied. A host's name is looked up in the call, which may take seconds.
  *
- * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `address` NULL, a name longer than 255 bytes or not
- * UTF-8, one's own name, malformed address; RDMA_UNAVAILABLE: the host's name has no address;
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `address` NULL, a name longer than 255 bytes, with
+ * control characters or not UTF-8, one's own name, malformed address; RDMA_UNAVAILABLE: the host's name has no address;
  * RDMA_RESOURCE_EXHAUSTED: too many peers; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked
  * child; RDMA_INTERNAL.
  */

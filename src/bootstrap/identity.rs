@@ -68,8 +68,8 @@ fn host_facts() -> std::io::Result<SmallVec<[u8; 128]>> {
     Ok(facts)
 }
 
-/// Says what is wrong with a worker's name.
-pub(super) fn check_name(name: &str) -> Result<(), Status> {
+/// Says what is wrong with a worker's name: one's own, or one by which another is to be known.
+pub(crate) fn check_name(name: &str) -> Result<(), Status> {
     if name.is_empty() || name.len() > MAX_NAME_LEN {
         return Err(Status::invalid(format!(
             "name of {} bytes; allowed are 1 to {MAX_NAME_LEN}",
@@ -77,7 +77,8 @@ pub(super) fn check_name(name: &str) -> Result<(), Status> {
         )));
     }
     if let Some(c) = name.chars().find(|c| c.is_control()) {
-        return Err(Status::invalid(format!("name with control character {c:?}")));
+        let text = format!("name with control character {c:?}; allowed are all others");
+        return Err(Status::invalid(text));
     }
     Ok(())
 }

@@ -28,12 +28,10 @@ impl Manager {
     }
 
     fn check_name(&self, peer: &str) -> Result<(), Status> {
-        if peer.is_empty() || peer.len() > MAX_NAME_LEN {
-            return Err(Status::invalid(format!(
-                "peer name of {} bytes, 1 to {MAX_NAME_LEN} are allowed",
-                peer.len()
-            )));
-        }
+        crate::bootstrap::check_name(peer).map_err(|status| {
+            let text = format!("peer: {}", status.message);
+            status.with_message(text)
+        })?;
         if *peer == *self.core.lock().engine.name {
             let text = format!("'{peer}' is this manager's own name");
             return Err(Status::new(Code::InvalidArgument, text));

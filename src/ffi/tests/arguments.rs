@@ -217,6 +217,18 @@ fn names_are_checked() {
         (c"".as_ptr(), "peer has 0 bytes, allowed are 1 to 255"),
         (c"\xff\xfe".as_ptr(), "peer \"\\xff\\xfe\" is not UTF-8"),
     ];
+    for name in [c"a\nb", c"\x7f", c"\xc2\x85"] {
+        // SAFETY: as above.
+        let given = unsafe { rdma_mgr_add_peer(mgr.0, name.as_ptr(), c"127.0.0.1:1".as_ptr()) };
+        invalid(given, &["peer", "control character"]);
+        // SAFETY: as above.
+        invalid(unsafe { rdma_mgr_set_name(mgr.0, name.as_ptr()) }, &["control character"]);
+        let mut options = options();
+        options.name = name.as_ptr();
+        let mut out = null_mut();
+        // SAFETY: as above.
+        invalid(unsafe { rdma_mgr_create(&options, &mut out) }, &["control character"]);
+    }
     let mut info = rdma_peer_info_t { struct_size: size_of::<rdma_peer_info_t>(), ..zeroed() };
     let mut id = 0;
     for (name, text) in cases {
