@@ -211,12 +211,13 @@ class Pair {
     std::swap(id_, other.id_);
   }
   template <class F>
-  Result<PairBuffer> make(F create, std::uint64_t slot, void *data, std::size_t len, BufferTold told) {
+  Result<PairBuffer> make(F make_buffer, std::uint64_t slot, void *data, std::size_t len, BufferTold told) {
     PairBuffer buffer;
     buffer.mgr_ = mgr_;
     if (told) buffer.told_ = detail::BufferTable::all().add(std::move(told));
     rdma_buffer_fn event = buffer.told_ ? detail::buffer_event : nullptr;
-    rdma_code_t rc = create(mgr_, id_, slot, data, len, event, reinterpret_cast<void *>(buffer.told_), &buffer.id_);
+    auto told_by = reinterpret_cast<void *>(buffer.told_);
+    rdma_code_t rc = make_buffer(mgr_, id_, slot, data, len, event, told_by, &buffer.id_);
     if (rc != RDMA_OK) return Status::of(rc);
     return Result<PairBuffer>(std::move(buffer));
   }
