@@ -34,6 +34,13 @@
  * the call. They must return: no exception and no longjmp may leave them. `userdata` is handed back
  * as it was given, perhaps on another thread.
  *
+ * A thread that may be inside a function of the library must not be cancelled by pthread_cancel, which ends the
+ * process there. To end a call of another thread: rdma_mgr_wake, rdma_mgr_destroy, rdma_store_destroy, or a timeout.
+ *
+ * Forks. What the parent created is of no use in a forked child: each function refuses it there. The child may
+ * create a manager of its own if it was forked before the first one existed, or after exec; the child of a process
+ * with threads may find a lock held for ever by one that it does not have, and hang in any call.
+ *
  * Environment. These variables override the options of every manager; a wrong value fails
  * rdma_mgr_create: RDMA_PROVIDER (auto, loopback, shm, ibverbs, tcp), RDMA_PROTOCOL (auto, eager,
  * put, get, persistent, pipeline), RDMA_EAGER_LIMIT, RDMA_RNDV_EAGER_LIMIT, RDMA_MAX_SEND_SIZE,
@@ -2293,7 +2300,9 @@ rdma_code_t rdma_msg_options_init(rdma_msg_options_t *options,
  * nobody asks.
  *
  * A peer that takes nothing holds its sender back: requests wait, in order, until it does, or until
- * their deadline; see rdma_msg_room. If the connection ends, what was reported as ended may be lost;
+ * their deadline; see rdma_msg_room. Of messages that no receive has met 65,536 at most are offered on a
+ * connection beside those that went at once: what is sent then waits here, and the peer knows nothing of it, so
+ * that a receive for a later message alone is met by none until earlier ones are received. If the connection ends, what was reported as ended may be lost;
  * what waits fails with RDMA_UNAVAILABLE. A send that is taken back, or whose deadline passes, while its
  * peer knows of it, ends when the peer has answered or has the content, or has said nothing for two
  * seconds or more.

@@ -90,7 +90,9 @@ pub unsafe extern "C" fn rdma_msg_options_init(
 /// nobody asks.
 ///
 /// A peer that takes nothing holds its sender back: requests wait, in order, until it does, or until
-/// their deadline; see rdma_msg_room. If the connection ends, what was reported as ended may be lost;
+/// their deadline; see rdma_msg_room. Of messages that no receive has met 65,536 at most are offered on a
+/// connection beside those that went at once: what is sent then waits here, and the peer knows nothing of it, so
+/// that a receive for a later message alone is met by none until earlier ones are received. If the connection ends, what was reported as ended may be lost;
 /// what waits fails with RDMA_UNAVAILABLE. A send that is taken back, or whose deadline passes, while its
 /// peer knows of it, ends when the peer has answered or has the content, or has said nothing for two
 /// seconds or more.

@@ -147,3 +147,47 @@ fn what_was_waited_for_in_vain_is_named() {
         late(rdma_unbound_wait_recv(m, buffer, 1, &mut status), &words);
     }
 }
+
+/// A message behind as many as may wait for receives reaches no receive, whose error says why.
+#[test]
+fn a_receive_behind_too_many_messages_says_so() {
+    let make = |name: &std::ffi::CStr| {
+        let mut options = super::options();
+        options.name = name.as_ptr();
+        let mut mgr = null_mut();
+        // SAFETY: options and output as the header demands.
+        assert_eq!(unsafe { rdma_mgr_create(&options, &mut mgr) }, RDMA_OK);
+        Mgr(mgr)
+    };
+    let (a, b) = (make(c"sender"), make(c"receiver"));
+    let (mut address, mut peer, mut place) = ([0; 64], 0, 0u64);
+    let mut options = std::mem::MaybeUninit::uninit();
+    // SAFETY: as the header demands; what is sent is static.
+    unsafe {
+        let len = size_of::<rdma_msg_options_t>();
+        assert_eq!(rdma_msg_options_init(options.as_mut_ptr(), len), RDMA_OK);
+        let mut options: rdma_msg_options_t = options.assume_init();
+        let at = address.as_mut_ptr();
+        assert_eq!(rdma_mgr_listen(b.0, c"127.0.0.1:0".as_ptr(), at, 64, null_mut()), RDMA_OK);
+        assert_eq!(rdma_mgr_meet(a.0, at, 30_000, null_mut(), 0, null_mut()), RDMA_OK);
+        assert_eq!(rdma_peer_lookup(a.0, c"receiver".as_ptr(), &mut peer), RDMA_OK);
+        options.timeout_ms = RDMA_MSG_FOREVER;
+        for tag in 0..80_000u64 {
+            let data = b"8 bytes.".as_ptr().cast();
+            let sent = rdma_msg_isend(a.0, peer, 1, tag, data, 8, &options, null_mut());
+            assert_eq!(sent, RDMA_OK, "{}", super::last_error());
+        }
+        options.timeout_ms = 200;
+        let begun = std::time::Instant::now();
+        loop {
+            let into = (&raw mut place).cast();
+            let code = rdma_msg_recv(b.0, 0, 1, 79_999, u64::MAX, into, 8, &options, null_mut());
+            let text = super::last_error();
+            assert_eq!(code, RDMA_DEADLINE_EXCEEDED, "{text}");
+            if text.contains("65,536") {
+                break;
+            }
+            assert!(begun.elapsed().as_secs() < 60, "{text}");
+        }
+    }
+}

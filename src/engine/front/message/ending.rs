@@ -1,9 +1,15 @@
 //! The one end of each message operation, and who asks for it.
 
+use super::flow::OFFERS;
 use super::{Copied, Envelope, MessageEnd, Messages, OnMessage, Op, Party, State};
 use crate::engine::channel::ChanId;
+use crate::engine::known::Peer;
 use crate::engine::{Engine, Fx, Range, Work};
 use crate::status::{Code, Reason, Status};
+
+/// What a receive waited for may wait itself, behind messages for which there is no receive.
+const FULL: &str = "no message came, and none can: as many as are allowed (65,536 on a connection) wait here for other \
+                    receives, and later ones behind them at their sender";
 
 impl Op {
     /// Bytes that travel beside its content.
@@ -323,12 +329,16 @@ impl Engine {
             let status = Status::new(Code::Unavailable, text).because(Reason::PeerStalled);
             return self.channel_down(fx, ch, status);
         }
+        let from = op.wanted.from.index();
+        let full = matches!(op.state, State::Posted) && self.is_full_of_offers(from);
+        let Some(op) = self.messages.ops.get_mut(index) else { return };
         let seconds = op.deadline.saturating_sub(op.started) as f64 / 1e9;
         let state = match op.state {
             State::Queued | State::Gathering { .. } => "waited to be sent",
             State::Offered { .. } | State::Unmatched { .. } | State::Own { .. } => {
                 "no receive met it"
             }
+            State::Posted if full => FULL,
             State::Posted => "no message came",
             _ => "the content was on its way",
         };
@@ -342,6 +352,18 @@ impl Engine {
         );
         let status = Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline);
         self.give_up_message(fx, index, status);
+    }
+
+    /// Whether a peer, of none: any, has offered as much as it may without a receive for it.
+    fn is_full_of_offers(&self, peer: Option<u32>) -> bool {
+        let of = |p: &Peer| {
+            let mut channels = p.channels.iter().filter_map(|&ch| self.channels.get(ch));
+            channels.any(|c| c.flow.offers >= OFFERS)
+        };
+        match peer {
+            Some(peer) => self.peers.get(peer).is_some_and(of),
+            None => self.peers.iter().any(of),
+        }
     }
 
     /// A message that was taken back from a peer which drives progress itself, and is silent as long as its application computes:
