@@ -1845,13 +1845,15 @@ rdma_code_t rdma_mgr_connect(rdma_mgr_t *mgr, const char *peer, int64_t timeout_
 /**
  * Closes the connection to a peer. Its operations end with RDMA_UNAVAILABLE; the peer stays known
  * and is connected again on use. Not connected already is success.
+ * What was reported as sent and has not reached the peer by then may be lost; rdma_mgr_destroy waits for it.
  *
  * Threads: any.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: an argument NULL, malformed name; RDMA_NOT_FOUND:
  * unknown peer; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
  */
-rdma_code_t rdma_mgr_disconnect(rdma_mgr_t *mgr, const char *peer);
+rdma_code_t rdma_mgr_disconnect(rdma_mgr_t *mgr,
+                                const char *peer);
 
 /**
  * Tells what is known of a peer. Set out->struct_size first.
