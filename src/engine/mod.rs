@@ -321,7 +321,7 @@ impl Engine {
 
     /// Before an operation is accepted: room for whatever it and all that are under way put into the queue of
     /// work. Each has at most one entry there at a time; a receive may hold the send that it met, too.
-    #[inline]
+    #[inline(always)]
     fn admit(&mut self, fx: &mut impl Fx) -> Result<(), Status> {
         // This one, and word of peers.
         let live = 2 * self.requests.len()
