@@ -264,7 +264,7 @@ fn a_destination_that_cannot_be_opened_is_not_exposed() {
 
 #[test]
 fn the_source_cannot_be_opened() {
-    for (setup, into) in [(shm(), Into::Callback), (ibverbs(), Into::Given(LARGE))] {
+    for (setup, into) in [(ibverbs(), Into::Callback), (ibverbs(), Into::Given(LARGE))] {
         let mut s = setup.connected();
         s.w.fate.failing.insert((S, Fault::Open));
         let (send, r) = (s.send(S, K, LARGE), s.recv(R, K, into));
@@ -273,6 +273,17 @@ fn the_source_cannot_be_opened() {
         assert_eq!(s.recv_end(r), Some((Code::ResourceExhausted, Reason::RemoteError)));
         s.finish();
     }
+}
+
+/// Where a put opens no source, the content is written.
+#[test]
+fn the_source_cannot_be_opened_to_be_read() {
+    let mut s = shm().connected();
+    s.w.fate.failing.insert((S, Fault::Open));
+    let (send, r) = (s.send(S, K, LARGE), s.recv(R, K, Into::Callback));
+    s.run();
+    assert_eq!((s.send_end(send), s.carried(r)), (OK, Protocol::DirectPut));
+    s.finish();
 }
 
 #[test]
