@@ -177,22 +177,25 @@ impl Adapter for ShmAdapter {
 
     #[inline]
     fn poll_one(&mut self) -> One {
-        let [Endpoint { state: State::Up(link), .. }] = &mut self.eps[..] else {
-            return One::Other;
-        };
         // Now and then there is more to be looked at, which counts this one, too.
         let now_and_then = self.polls.wrapping_add(1).is_multiple_of(CLOCK_EVERY);
         let idle = self.rings == Rings::NONE && self.core.moves.wanted.is_empty();
         if now_and_then || !idle || self.core.exports.is_armed() {
             return One::Other;
         }
-        self.polls = self.polls.wrapping_add(1);
-        link.hear_one()
+        match &mut self.eps[..] {
+            [Endpoint { state: State::Up(link), .. }] => {
+                (self.polls, self.heard) = (self.polls.wrapping_add(1), 0);
+                link.hear_one()
+            }
+            [] => One::Other,
+            _ => self.poll_one_of_many(),
+        }
     }
 
     #[inline]
     fn poll_next(&mut self) -> Option<(EpId, View)> {
-        let [Endpoint { state: State::Up(link), .. }] = &mut self.eps[..] else { return None };
+        let State::Up(link) = &mut self.eps.get_mut(self.heard)?.state else { return None };
         link.hear_next().map(|bytes| (link.ep, bytes))
     }
 

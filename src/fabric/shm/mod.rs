@@ -152,6 +152,8 @@ pub struct ShmAdapter {
     rings: Rings,
     next: u32,
     polls: u32,
+    /// Place of the endpoint that `poll_one` heard last.
+    heard: usize,
     /// When its sockets were last looked at, in processor ticks.
     kept_house: u64,
     caps: Caps,
@@ -252,6 +254,7 @@ impl ShmAdapter {
             rings: Rings::NONE,
             next: 1,
             polls: 0,
+            heard: 0,
             kept_house: 0,
             caps,
             notes,
@@ -360,6 +363,21 @@ impl ShmAdapter {
             self.kept_house = now;
         }
         due
+    }
+
+    /// Looks for a message on one endpoint after the other, first behind the one that was heard last: each has its turn.
+    fn poll_one_of_many(&mut self) -> One {
+        self.polls = self.polls.wrapping_add(1);
+        let count = self.eps.len();
+        for _ in 0..count {
+            self.heard = if self.heard + 1 < count { self.heard + 1 } else { 0 };
+            let State::Up(link) = &mut self.eps[self.heard].state else { return One::Other };
+            match link.hear_one() {
+                One::Nothing => {}
+                found => return found,
+            }
+        }
+        One::Nothing
     }
 
     /// Polls the links that do not rest; whether there was something.
