@@ -188,7 +188,6 @@ impl Manager {
     ///
     /// # Safety
     /// As for `message_isend`.
-    #[cold]
     unsafe fn isend_pieces(
         &self,
         post: &Post<'_>,
@@ -429,7 +428,6 @@ impl Manager {
     ///
     /// # Safety
     /// As for `message_irecv`.
-    #[cold]
     unsafe fn receive_pieces(
         &self,
         layout: Arc<Layout>,

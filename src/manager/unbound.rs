@@ -8,7 +8,9 @@
 //! than their messages (a short one overtakes a long one; two threads that drive copy at once), so an end waits in its [`Lane`] for
 //! those before it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+
+use foldhash::HashMap;
 
 use super::*;
 use crate::api::Words;
@@ -85,7 +87,7 @@ struct Side {
     /// Those under way, and those whose end waits for one before it.
     begun: Slab<UnderWay>,
     /// The same by lane, in the order of the calls. Of more than [`LANES`] none is empty.
-    lanes: foldhash::HashMap<Lane, Fifo>,
+    lanes: HashMap<Lane, Fifo>,
     /// Rises as a call begins an operation, and as it returns.
     serial: u64,
     /// Ends that were not taken. There is always room for those of all that have begun.

@@ -51,7 +51,7 @@ pub enum Prepared {
 #[derive(Default)]
 pub(in crate::manager) struct AllPrepared {
     pub(super) last: u64,
-    pub(super) all: std::collections::HashMap<u64, Arc<Prepared>>,
+    pub(super) all: foldhash::HashMap<u64, Arc<Prepared>>,
 }
 
 /// Where the content of a message lies.

@@ -160,6 +160,9 @@ impl Engine {
         out: Outgoing<'_>,
         layout: Arc<Layout>,
     ) -> Result<Sending, Status> {
+        if self.message_send_now(fx, &out) {
+            return Ok(Sending::Done);
+        }
         let memory = self.messages.add_layout(layout)?;
         let begun = self.message_send(fx, Outgoing { memory, ..out });
         if !matches!(begun, Ok(Sending::Begun(_))) {
