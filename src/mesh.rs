@@ -7,7 +7,7 @@
 //! was written in this session, and so are the others. A session that it is not part of is an earlier one: it looks again
 //! until rank 0 has begun another.
 //!
-//! Who waits looks every [`SLICE`] whether what it has said is still there, so that a store that was lost and came back
+//! Who waits looks every `SLICE` whether what it has said is still there, so that a store that was lost and came back
 //! empty loses nobody. Keys are under a lease where the store has leases. Nothing connects here: the first use of a peer
 //! does, or [`crate::manager::Manager::connect_all`].
 

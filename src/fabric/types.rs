@@ -257,7 +257,7 @@ pub struct PoolSegment {
     pub len: u64,
 }
 
-/// What [`Adapter::poll_one`] found.
+/// What [`Adapter::poll_one`](super::Adapter::poll_one) found.
 pub enum One {
     /// Nothing, and `poll` would find nothing.
     Nothing,
@@ -267,7 +267,7 @@ pub enum One {
     Other,
 }
 
-/// Bytes of the heads of [`Adapter::send_short`].
+/// Bytes of the heads of [`Adapter::send_short`](super::Adapter::send_short).
 pub const SHORT_HEAD: usize = 16;
-/// Room for the heads of [`Adapter::send_head`].
+/// Room for the heads of [`Adapter::send_head`](super::Adapter::send_head).
 pub const HEAD_ROOM: usize = 56;

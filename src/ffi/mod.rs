@@ -5,6 +5,7 @@
 //! is one call of `error::guard`, which catches panics and records the error text.
 
 #![allow(non_camel_case_types, reason = "the names are those of the C header")]
+#![allow(rustdoc::broken_intra_doc_links, reason = "elements of C arrays have brackets")]
 #![allow(clippy::missing_safety_doc, reason = "the contract is written for callers from C")]
 
 mod args;

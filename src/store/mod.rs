@@ -1,7 +1,7 @@
 //! Stores: keys and values by which processes of a job find each other before they can send.
 //!
 //! A [`Store`] is what a handle of the C ABI stands for: a view of a *kind* with a prefix, perhaps with a lease. The kinds
-//! are files of their own behind the trait [`Kind`]: [`memory`], [`file`], [`tcp`], [`redis`], and [`foreign`], the
+//! are files of their own behind the trait [`Kind`]: [`memory`], [`mod@file`], [`tcp`], [`redis`], and [`foreign`], the
 //! application's. Prefixes, limits, deadlines and the words of errors are here, once for all of them.
 //!
 //! What one look finds is the kind's to say; how long to go on looking is said by [`Until`]. Whoever ends the view ends

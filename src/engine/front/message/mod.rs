@@ -1,7 +1,7 @@
 //! The front end of tagged messages: sends meet receives by sender, communicator and tag, as in MPI.
 //!
 //! A message goes out unasked. A small one carries its content; of a long one goes an offer, whose content the transfer
-//! layer moves once a receive has met it. What arrives before its receive waits in [`Unexpected`], within a window of
+//! layer moves once a receive has met it. What arrives before its receive waits in `Unexpected`, within a window of
 //! bytes and a number of offers for each connection (`flow`), so that a sender is held back and not this side's memory
 //! filled.
 //! `matching` is who waits for whom, `send` and `receive` the calls of the application, `offers` what does not go out
