@@ -18,6 +18,7 @@
 //! - after `deregister` and after `destroy` return, nothing of that region or endpoint is touched,
 //!   but by moves that run ([`moves::touched`]), where the driver has asked to make them itself.
 
+mod any;
 #[cfg(feature = "ibverbs")]
 pub mod ibverbs;
 pub mod keys;
@@ -30,6 +31,7 @@ mod types;
 
 use std::os::fd::{OwnedFd, RawFd};
 
+pub use self::any::AnyAdapter;
 use self::moves::{Kept, Move, Moved};
 pub use self::types::*;
 use crate::config::Config;
@@ -292,19 +294,20 @@ pub trait Adapter: Send {
 }
 
 /// Opens an adapter of this provider.
-pub fn open(kind: ProviderKind, config: &Config) -> Result<Box<dyn Adapter>, Status> {
-    match kind {
-        ProviderKind::Loopback => Ok(Box::new(loopback::LoopbackAdapter::open(config)?)),
-        ProviderKind::Tcp => Ok(Box::new(tcp::TcpAdapter::open(config)?)),
-        ProviderKind::Shm => Ok(Box::new(shm::ShmAdapter::open(config)?)),
+pub fn open(kind: ProviderKind, config: &Config) -> Result<AnyAdapter, Status> {
+    let other: Box<dyn Adapter> = match kind {
+        ProviderKind::Shm => return Ok(AnyAdapter::Shm(Box::new(shm::ShmAdapter::open(config)?))),
+        ProviderKind::Loopback => Box::new(loopback::LoopbackAdapter::open(config)?),
+        ProviderKind::Tcp => Box::new(tcp::TcpAdapter::open(config)?),
         #[cfg(feature = "ibverbs")]
-        ProviderKind::Ibverbs => ibverbs::open_all(config),
+        ProviderKind::Ibverbs => ibverbs::open_all(config)?,
         #[cfg(not(feature = "ibverbs"))]
-        ProviderKind::Ibverbs => Err(Status::new(
-            Code::Unimplemented,
-            format!("provider {} is not in this build", kind.name()),
-        )),
-    }
+        ProviderKind::Ibverbs => {
+            let text = format!("provider {} is not in this build", kind.name());
+            return Err(Status::new(Code::Unimplemented, text));
+        }
+    };
+    Ok(AnyAdapter::Other(other))
 }
 
 /// Whether this provider can be used here, and why not.

@@ -5,12 +5,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use crate::api::DeviceOps;
 use crate::fabric::keys::Keys;
-use crate::fabric::{Access, Adapter, Mr, PoolSegment};
+use crate::fabric::{Access, Adapter, AnyAdapter, Mr, PoolSegment};
 use crate::protocol::message::MAX_REGIONS;
 use crate::status::{Code, Status};
 
 /// Adapters by `ProviderKind as usize`.
-pub type Adapters = [Option<Box<dyn Adapter>>; 4];
+pub type Adapters = [Option<AnyAdapter>; 4];
 
 /// One region that is registered.
 struct Registered {
@@ -177,9 +177,9 @@ impl Regions {
             let Some(a) = adapter.as_mut().filter(|a| !a.caps().windows) else { continue };
             let keys = match on {
                 // SAFETY: the caller's promise; `remove` deregisters.
-                None => unsafe { open(a.as_mut(), addr, len, ALL) },
+                None => unsafe { open(&mut **a, addr, len, ALL) },
                 Some((_, ops)) => match ops.export_dmabuf(addr, len) {
-                    Some(Ok(exported)) => open_dmabuf(a.as_mut(), addr, len, &exported),
+                    Some(Ok(exported)) => open_dmabuf(&mut **a, addr, len, &exported),
                     Some(Err(status)) => Err(status),
                     None => continue,
                 },
@@ -220,7 +220,7 @@ impl Regions {
         self.own -= 1;
         for (kind, keys) in region.keys.iter().enumerate() {
             if let (Some(keys), Some(a)) = (keys, adapters[kind].as_mut()) {
-                close(a.as_mut(), keys)?;
+                close(&mut **a, keys)?;
             }
         }
         Ok(region.len)

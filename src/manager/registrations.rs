@@ -40,7 +40,7 @@ impl Entry {
     }
     fn close(&self, adapters: &mut Adapters) {
         if let Some(adapter) = adapters[self.kind].as_mut()
-            && let Err(status) = memory::close(adapter.as_mut(), &self.keys)
+            && let Err(status) = memory::close(&mut **adapter, &self.keys)
         {
             crate::log::error(format_args!("a registration that was kept: {status}"));
         }
@@ -238,7 +238,7 @@ unsafe fn register(
     (addr, len): (u64, u64),
     access: Access,
 ) -> Option<Keys<Mr>> {
-    let adapter: &mut dyn Adapter = adapters[kind].as_mut()?.as_mut();
+    let adapter: &mut dyn Adapter = &mut **adapters[kind].as_mut()?;
     // SAFETY: by the caller.
     unsafe { memory::open(adapter, addr, len, access) }.ok()
 }

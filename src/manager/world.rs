@@ -163,14 +163,14 @@ pub struct World {
 
 impl World {
     #[inline]
-    fn adapter(&mut self, ch: ChanId) -> Option<(&mut dyn crate::fabric::Adapter, EpId)> {
+    fn adapter(&mut self, ch: ChanId) -> Option<(&mut crate::fabric::AnyAdapter, EpId)> {
         let (kind, ep) = match self.near.endpoint(ch) {
             Some(key) => key,
             None => self.find_endpoint(ch)?,
         };
         self.posted_to.add(kind);
         let adapter = self.adapters[kind as usize].as_mut()?;
-        Some((adapter.as_mut(), ep))
+        Some((adapter, ep))
     }
 
     /// See [`Adapter::has_rest`](crate::fabric::Adapter::has_rest).

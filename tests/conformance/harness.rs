@@ -51,6 +51,7 @@ pub trait Fixture: 'static {
                 adapter.add_pool(pool.segment()).expect("add the pool");
             }
         });
+        let adapter = adapter.into_box();
         if Self::LEFT { Box::new(Left::new(adapter)) } else { adapter }
     }
     /// What `connect` gets.

@@ -55,7 +55,7 @@ impl Limited {
         let rest = rules.clone();
         let one = Limited { caps, max, next: 0, left, refusals, offers, table: held, rules: rest };
         let mut adapters = Adapters::default();
-        adapters[KIND] = Some(Box::new(one));
+        adapters[KIND] = Some(AnyAdapter::Other(Box::new(one)));
         (adapters, table, rules)
     }
 
@@ -250,7 +250,7 @@ fn a_pool_segment_that_one_adapter_refused_is_offered_again() {
             table,
             rules: Rules::default(),
         };
-        adapters[kind] = Some(Box::new(one));
+        adapters[kind] = Some(AnyAdapter::Other(Box::new(one)));
     }
     let mut regions = Regions::default();
     let segment = PoolSegment { id: 0, fd: -1, addr: A, len: 1 << 20 };

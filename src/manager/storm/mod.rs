@@ -14,7 +14,7 @@ use crate::api::*;
 use crate::config::{Config, Progress};
 use crate::engine::Hooks;
 use crate::engine::transfer::sizes::{Chosen, MAX_RDMA_PER_REQUEST};
-use crate::fabric::ProviderKind;
+use crate::fabric::{AnyAdapter, ProviderKind};
 use crate::status::{Code, Status};
 
 mod adapter;
@@ -77,7 +77,7 @@ fn manager(index: usize, seed: u64) -> (Arc<Manager>, Arc<Mutex<Luck>>) {
         let mut core = manager.core.lock();
         let slot = &mut core.world.adapters[ProviderKind::Loopback as usize];
         let inner = slot.take().expect("loopback");
-        *slot = Some(Box::new(Disturbed::new(inner, luck.clone())));
+        *slot = Some(AnyAdapter::Other(Box::new(Disturbed::new(inner.into_box(), luck.clone()))));
     }
     manager.start().expect("start");
     (manager, luck)

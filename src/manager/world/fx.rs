@@ -128,7 +128,7 @@ impl Fx for World {
             return Err(MapError::Failed(Status::internal("the adapter is closed")));
         };
         // SAFETY: the engine closes the window before the memory's owner gets it back.
-        match unsafe { memory::open(adapter.as_mut(), addr, len, access) } {
+        match unsafe { memory::open(&mut **adapter, addr, len, access) } {
             Ok(keys) => {
                 keys.iter().for_each(|mr| adapter.grant(ep, mr));
                 Ok(Window { keys, origin: Origin::Transfer })
@@ -159,7 +159,7 @@ impl Fx for World {
             return Ok(Window { keys, origin: Origin::Registered });
         }
         // SAFETY: as of `open`.
-        let keys = unsafe { memory::open(adapter.as_mut(), addr, len, access) }?;
+        let keys = unsafe { memory::open(&mut **adapter, addr, len, access) }?;
         keys.iter().for_each(|mr| adapter.grant(connection.ep.1, mr));
         Ok(Window { keys, origin: Origin::Transfer })
     }
@@ -178,7 +178,7 @@ impl Fx for World {
         }
         let Some(connection) = self.connections.get(&ch) else { return };
         if let Some(adapter) = self.adapters[connection.ep.0 as usize].as_mut()
-            && let Err(status) = memory::close(adapter.as_mut(), &window.keys)
+            && let Err(status) = memory::close(&mut **adapter, &window.keys)
         {
             crate::log::error(format_args!("closing a memory window: {status}"));
         }
