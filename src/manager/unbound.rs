@@ -8,7 +8,7 @@
 //! than their messages (a short one overtakes a long one; two threads that drive copy at once), so an end waits in its [`Lane`] for
 //! those before it.
 
-use std::collections::VecDeque;
+mod side;
 
 use foldhash::HashMap;
 
@@ -18,9 +18,8 @@ use crate::engine::front::message::{
     Memory, MessageEnd, Mode, OnMessage, Party, Sending, Sources, Wanted,
 };
 use crate::engine::front::pair::Way;
-use crate::engine::list::{Fifo, Links};
-use crate::engine::slab::Slab;
 use crate::protocol::message::{Envelope, Extra};
+use side::{Lane, Peers, Side};
 
 /// The unbound buffers of a manager.
 #[derive(Default)]
@@ -38,183 +37,22 @@ struct Unbound {
     recvs: Mutex<Side>,
 }
 
-/// Operations with the same peers and of the same slot: of two of these, a message of one of the peers meets the one that was called
-/// first.
-#[derive(PartialEq, Eq, Hash)]
-struct Lane {
-    slot: u64,
-    peers: Peers,
-}
-
-#[derive(PartialEq, Eq, Hash)]
-enum Peers {
-    /// Or anybody.
-    One(Party),
-    /// In order, each once.
-    Some(Vec<Party>),
-}
-
-impl Lane {
-    /// Of these peers, in order, each once; of none: of anybody.
-    fn of(slot: u64, peers: &[Party]) -> Result<Lane, Status> {
-        let peers = match *peers {
-            [] => Peers::One(Party::ANY),
-            [one] => Peers::One(one),
-            _ => {
-                let mut copy = Vec::new();
-                crate::room::grow(&mut copy, peers.len(), "peers of a receive")?;
-                copy.extend_from_slice(peers);
-                Peers::Some(copy)
-            }
-        };
-        Ok(Lane { slot, peers })
-    }
-
-    fn copy(&self) -> Result<Lane, Status> {
-        match &self.peers {
-            Peers::One(one) => Ok(Lane { slot: self.slot, peers: Peers::One(*one) }),
-            Peers::Some(peers) => Lane::of(self.slot, peers),
-        }
-    }
-}
-
-/// With so many lanes one that becomes empty is kept: it is mostly used again.
-const LANES: usize = 64;
-
-/// Its operations in one direction.
-#[derive(Default)]
-struct Side {
-    /// Those under way, and those whose end waits for one before it.
-    begun: Slab<UnderWay>,
-    /// The same by lane, in the order of the calls. Of more than [`LANES`] none is empty.
-    lanes: HashMap<Lane, Fifo>,
-    /// Rises as a call begins an operation, and as it returns.
-    serial: u64,
-    /// Ends that were not taken. There is always room for those of all that have begun.
-    ended: VecDeque<MessageEnd>,
-    /// So many waits, those under way first, are to return.
-    aborts: u64,
-    /// The buffer is being destroyed.
-    gone: bool,
-}
-
-/// An operation under way.
-struct UnderWay {
-    /// When its call began, and returned.
-    serial: u64,
-    returned: u64,
-    lane: Lane,
-    links: Links,
-    /// Its request, once that is known.
-    request: Option<u64>,
-    /// How it has ended; one before it has not.
-    end: Option<MessageEnd>,
-}
-
-fn links(op: &mut UnderWay) -> &mut Links {
-    &mut op.links
-}
-
-impl Side {
-    /// Takes an operation in, whose call begins: its place, and when that was.
-    fn begin(&mut self, id: u64, lane: Lane) -> Result<(u32, u64), Status> {
-        let under_way = self.begun.len() + 1;
-        crate::room::grow(&mut self.ended, under_way, "operations of an unbound buffer")?;
-        let queue = match self.lanes.get_mut(&lane) {
-            Some(queue) => queue,
-            None => {
-                crate::room::grow(&mut self.lanes, 1, "operations of an unbound buffer")?;
-                self.lanes.entry(lane.copy()?).or_default()
-            }
-        };
-        self.serial += 1;
-        let (serial, returned) = (self.serial, u64::MAX);
-        let op =
-            UnderWay { serial, returned, lane, links: Links::default(), request: None, end: None };
-        let number = self.begun.insert(op).map_err(|_| {
-            let text = format!(
-                "{} operations of unbound buffer {id} are under way: no room for more",
-                under_way - 1
-            );
-            Status::new(Code::ResourceExhausted, text)
-        })?;
-        queue.push(&mut self.begun, links, number);
-        Ok((number, serial))
-    }
-
-    /// Its call returns, and it has this request. False: it has ended meanwhile, and another may be in its place.
-    fn returned(&mut self, number: u32, serial: u64, request: u64) -> bool {
-        let Some(op) = self.begun.get_mut(number).filter(|op| op.serial == serial) else {
-            return false;
-        };
-        self.serial += 1;
-        (op.returned, op.request) = (self.serial, Some(request));
-        true
-    }
-
-    /// An operation has ended.
-    fn end(&mut self, number: u32, end: MessageEnd) {
-        if end.result.is_err() {
-            // It may have met nothing, while those before it wait for something: nobody takes it for one of these.
-            self.ended.push_back(end);
-            self.leave(number);
-        } else if let Some(op) = self.begun.get_mut(number) {
-            op.end = Some(end);
-            self.let_go(number);
-        }
-    }
-
-    /// It is not there any more. What ended behind it can be taken, if nothing else is before that.
-    fn leave(&mut self, number: u32) {
-        let Some(op) = self.begun.remove(number) else { return };
-        let Some(lane) = self.lanes.get_mut(&op.lane) else { return };
-        lane.remove(&mut self.begun, links, number, op.links);
-        match lane.first() {
-            Some(first) => self.let_go(first),
-            None if self.lanes.len() > LANES => drop(self.lanes.remove(&op.lane)),
-            None => {}
-        }
-    }
-
-    /// Ends of this one's lane that can be taken are: those before which all has ended whose calls had returned before theirs began.
-    /// Of calls that were made at once nobody knows which came first, and a message may meet either.
-    fn let_go(&mut self, number: u32) {
-        let Some(lane) = self.begun.get(number).and_then(|op| self.lanes.get_mut(&op.lane)) else {
-            return;
-        };
-        let (mut at, mut before) = (lane.first(), u64::MAX);
-        while let Some((number, op)) = at.and_then(|at| Some((at, self.begun.get_mut(at)?))) {
-            if op.serial > before {
-                return;
-            }
-            at = op.links.next();
-            let Some(end) = op.end.take() else {
-                before = before.min(op.returned);
-                continue;
-            };
-            let around = op.links;
-            self.ended.push_back(end);
-            lane.remove(&mut self.begun, links, number, around);
-            let gone = self.begun.remove(number);
-            if let (Some(op), true) = (gone, at.is_none() && lane.is_empty()) {
-                if self.lanes.len() > LANES {
-                    self.lanes.remove(&op.lane);
-                }
-                return;
-            }
-        }
-    }
-
-    /// The request of an operation under way, from place `at` on.
-    fn next_request(&mut self, at: &mut usize) -> Option<u64> {
-        let index = self.begun.next(at, |op| op.request.is_some())?;
-        self.begun.get(index)?.request
-    }
-}
-
 impl Unbound {
     fn side(&self, way: Way) -> &Mutex<Side> {
         if way == Way::Send { &self.sends } else { &self.recvs }
+    }
+
+    /// Gives up what is under way in one direction; nothing else begins there.
+    fn give_up(&self, way: Way, mut give_up: impl FnMut(u64)) {
+        let side = self.side(way);
+        side.lock().gone = true;
+        let mut at = 0;
+        loop {
+            // Not within the lock, which the ends take.
+            let next = side.lock().next_request(&mut at);
+            let Some(request) = next else { return };
+            give_up(request);
+        }
     }
 
     /// The part of its memory that an operation is about.
@@ -485,13 +323,8 @@ impl Manager {
         self.refuse_inside("rdma_unbound_destroy")?;
         let unbound = self.unbound.lock().all.remove(&id).ok_or_else(|| unknown(id))?;
         for way in [Way::Send, Way::Recv] {
-            unbound.side(way).lock().gone = true;
-            let mut at = 0;
-            // Not within the lock, which the ends take.
-            while let Some(request) = unbound.side(way).lock().next_request(&mut at) {
-                // It may have ended meanwhile.
-                let _ = self.message_give_up(request);
-            }
+            // It may have ended meanwhile.
+            unbound.give_up(way, |request| _ = self.message_give_up(request));
         }
         self.tell_others();
         let free =
@@ -519,72 +352,23 @@ fn being_destroyed() -> Status {
 mod tests {
     use super::*;
 
-    fn end(len: u64, code: Code) -> MessageEnd {
-        let result = if code == Code::Ok { Ok(()) } else { Err(Status::new(code, "")) };
-        let (party, envelope) = (Party::peer(1), Envelope { comm: 0, tag: 7 });
-        MessageEnd { result, party, envelope, len, extra: None, short: Default::default() }
-    }
-
-    fn begin(side: &mut Side, slot: u64) -> (u32, u64) {
-        side.begin(1, Lane::of(slot, &[Party::peer(1)]).unwrap()).unwrap()
-    }
-
-    fn ended(side: &mut Side) -> Vec<u64> {
-        side.ended.drain(..).map(|end| end.len).collect()
-    }
-
+    /// A callback that runs within the call may wait for whoever takes an end, and that is who waits for the lock.
     #[test]
-    fn an_end_waits_for_those_before_it_and_for_no_failure() {
-        let mut side = Side::default();
-        let ops: Vec<u32> = (0..5)
-            .map(|i| {
-                let (number, serial) = begin(&mut side, 7);
-                assert!(side.returned(number, serial, i));
-                number
-            })
-            .collect();
-        let (other, _) = begin(&mut side, 8);
-        side.end(ops[1], end(1, Code::Ok));
-        side.end(ops[3], end(3, Code::DeadlineExceeded));
-        side.end(ops[4], end(4, Code::Ok));
-        side.end(other, end(8, Code::Ok));
-        assert_eq!(ended(&mut side), [3, 8]);
-        side.end(ops[0], end(0, Code::Cancelled));
-        assert_eq!(ended(&mut side), [0, 1]);
-        // Its call fails: it has no end.
-        side.leave(ops[2]);
-        assert_eq!(ended(&mut side), [4]);
-        assert!(side.begun.is_empty() && side.lanes.values().all(|lane| lane.is_empty()));
-    }
-
-    #[test]
-    fn of_calls_made_at_once_neither_waits_for_the_other() {
-        let mut side = Side::default();
-        let [a, b] = [(); 2].map(|()| begin(&mut side, 7));
-        assert!(side.returned(b.0, b.1, 2) && side.returned(a.0, a.1, 1));
-        let c = begin(&mut side, 7);
-        side.end(c.0, end(3, Code::Ok));
-        assert!(side.returned(c.0, c.1, 3), "it is not gone");
-        assert!(side.ended.is_empty());
-        side.end(b.0, end(2, Code::Ok));
-        assert_eq!(ended(&mut side), [2]);
-        side.end(a.0, end(1, Code::Ok));
-        assert_eq!(ended(&mut side), [1, 3]);
-        assert!(side.begun.is_empty() && side.lanes.values().all(|lane| lane.is_empty()));
-        assert!(!side.returned(a.0, a.1, 1));
-    }
-
-    #[test]
-    fn lanes_that_are_empty_are_bounded() {
-        let mut side = Side::default();
-        for slot in 0..10 * LANES as u64 {
-            let [a, b] = [(); 2].map(|()| begin(&mut side, slot));
-            side.leave(a.0);
-            side.end(b.0, end(slot, Code::Ok));
-            let [c, d] = [(); 2].map(|()| begin(&mut side, slot));
-            side.end(d.0, end(slot, Code::Ok));
-            side.leave(c.0);
+    fn nobody_is_kept_from_the_ends_while_what_is_under_way_is_given_up() {
+        let (sends, recvs) = Default::default();
+        let unbound = Unbound { comm: 0, addr: 0, len: 8, sends, recvs };
+        let mut side = unbound.recvs.lock();
+        for request in 1..=3 {
+            let (number, serial) = side.begin(1, Lane::of(7, &[]).unwrap()).unwrap();
+            assert!(side.returned(number, serial, request));
         }
-        assert!(side.begun.is_empty() && side.lanes.len() <= LANES + 1);
+        drop(side);
+        let mut given_up = Vec::new();
+        unbound.give_up(Way::Recv, |request| {
+            assert!(unbound.recvs.try_lock().is_some(), "the lock is held");
+            given_up.push(request);
+        });
+        assert_eq!(given_up, [1, 2, 3]);
+        assert!(unbound.recvs.lock().gone && !unbound.sends.lock().gone);
     }
 }
