@@ -294,15 +294,15 @@ impl Core {
         self.world.tries = None;
         let mut next: Option<Instant> = None;
         for (&peer, route) in &mut self.world.routes {
-            if let Some(main) = route.rail.filter(|_| !route.dialing_rail) {
+            if route.dialing_rail.is_none()
+                && let Some(main) = route.rail.take()
+            {
                 let known = self.engine.peer(peer).filter(|_| !route.addrs.is_empty());
-                route.dialing_rail = known.is_some() && self.engine.wants_rail(main);
-                if let Some(p) = known.filter(|_| route.dialing_rail) {
+                if let Some(p) = known.filter(|_| self.engine.wants_rail(main)) {
                     let whom = (&*p.name, p.incarnation);
                     self.boot.dial_rail(rail_token(peer), &route.addrs, whom, now + DIAL_TIMEOUT);
+                    route.dialing_rail = Some(main);
                     (self.timed, self.whole) = (true, true);
-                } else {
-                    route.rail = None;
                 }
             }
             let Some(at) = route.next_try else { continue };

@@ -82,16 +82,67 @@ impl Core {
         Ok((ch, named))
     }
 
-    /// The dial for a rail has ended; for which channel it was.
+    /// The dial for a rail has ended; for which channel it was, if that wants one yet. Another may have come meanwhile, whose
+    /// turn it is now.
     fn rail_dialled(&mut self, peer: u32) -> Option<ChanId> {
         let route = self.world.routes.get_mut(&peer)?;
-        route.dialing_rail = false;
-        route.rail.take().filter(|&main| self.engine.wants_rail(main))
+        let (main, waits) = (route.dialing_rail.take(), route.rail.is_some());
+        if waits {
+            self.world.try_at(self.world.clock.start());
+        }
+        main.filter(|&main| self.engine.wants_rail(main))
     }
 
     /// A dial for a rail failed. There is no other: transfers go over the connections that there are.
     pub(super) fn rail_failed(&mut self, peer: u32, status: &Status) {
         self.rail_dialled(peer);
         log::info(format_args!("one of several connections to a peer could not be made: {status}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, Progress};
+    use crate::engine::transfer::sizes::MAX_RDMA_PER_REQUEST;
+    use crate::fabric::ProviderKind;
+    use crate::manager::Manager;
+
+    /// A main connection that comes while a rail of the one before it is being dialled has its own, however that dial ends.
+    #[test]
+    fn the_end_of_a_dial_for_an_earlier_connection_leaves_the_wish_of_the_next() {
+        let mut config = Config {
+            name: "a".into(),
+            provider: Some(ProviderKind::Tcp),
+            progress: Progress::Manual,
+            ..Config::default()
+        };
+        config.sizes.choose(MAX_RDMA_PER_REQUEST, 3);
+        let manager = Manager::new(config).unwrap();
+        manager.add_peer("b", "127.0.0.1:1").unwrap();
+        let mut core = manager.core.lock();
+        let core = &mut *core;
+        let peer = core.peer("b").unwrap();
+        let caps = core.world.adapters[ProviderKind::Tcp as usize].as_ref().unwrap().caps().clone();
+        let mut connected = |core: &mut Core, incarnation: u8| {
+            let (engine, world) = (&mut core.engine, &mut core.world);
+            let caps = caps.clone();
+            let ch = engine.channel_new(world, peer, [incarnation; 16], true, caps, false).unwrap();
+            engine.want_rails(world, ch);
+            core.dial_wanted();
+            ch
+        };
+        let dialled = |core: &Core| core.world.routes[&peer].dialing_rail;
+        let first = connected(core, 1);
+        assert_eq!(dialled(core), Some(first));
+        // The peer has restarted.
+        let second = connected(core, 2);
+        assert_eq!(dialled(core), Some(first), "one after the other");
+        core.rail_failed(peer, &Status::gone("nobody listens"));
+        core.dial_wanted();
+        assert_eq!(dialled(core), Some(second));
+        core.rail_failed(peer, &Status::gone("nobody listens"));
+        core.dial_wanted();
+        assert_eq!(dialled(core), None, "there is no other dial for it");
     }
 }

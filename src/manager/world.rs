@@ -81,9 +81,9 @@ pub struct Route {
     pub backoff: Backoff,
     /// Why the present provider was chosen.
     pub reason: String,
-    /// One more connection is to be dialled, for a rail of this channel; and its dial is under way.
+    /// One more connection is to be dialled, for a rail of this channel; and that whose dial is under way.
     pub rail: Option<ChanId>,
-    pub dialing_rail: bool,
+    pub dialing_rail: Option<ChanId>,
 }
 
 /// What the engine and the handshake act on: adapters, channels, memory, clock, callbacks.
