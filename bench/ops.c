@@ -1,7 +1,8 @@
 /* One thread, two managers, manual progress: for counting instructions with callgrind.
    usage: rdma_ops OPERATION BYTES COUNT PROVIDER; see bench/instructions. */
 #define _GNU_SOURCE
-#include <rdma_transport.h>
+#include "ops.h"
+
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +24,7 @@ int clock_gettime(clockid_t id, struct timespec *at) {
   return 0;
 }
 
-static void must(rdma_code_t code, const char *what) {
+void must(rdma_code_t code, const char *what) {
   char text[512];
   if (code == RDMA_OK) return;
   text[0] = 0;
@@ -43,7 +44,7 @@ static rdma_mgr_t *open_manager(const char *name, const char *provider) {
   return m;
 }
 
-static int ended;
+int ended;
 static void send_done(rdma_code_t code, const char *message, size_t len, const rdma_transfer_info_t *info,
                       void *userdata) {
   (void)message, (void)len, (void)info, (void)userdata;
@@ -57,37 +58,30 @@ static void recv_done(rdma_code_t code, const char *message, size_t len, const r
   ended++;
 }
 
-typedef struct scene {
-  rdma_mgr_t *from, *to;
-  rdma_tensor_t tensor;
-  rdma_recv_options_t options;
-  rdma_peer_t peer_from, peer_to;
-} scene;
-
-static void turn(scene *s, int until) {
+void turn(scene *s, int until) {
   while (ended < until) {
     must(rdma_mgr_progress(s->to, NULL), "progress");
     must(rdma_mgr_progress(s->from, NULL), "progress");
   }
 }
 
-static void offer(scene *s, int64_t step) {
-  must(rdma_send(s->from, "key", 3, step, &s->tensor, NULL, send_done, NULL), "rdma_send");
+void offer(scene *s, const char *key, int64_t step) {
+  must(rdma_send(s->from, key, strlen(key), step, &s->tensor, NULL, send_done, NULL), "rdma_send");
 }
-static void ask(scene *s, int64_t step) {
-  must(rdma_recv_async(s->to, "from", "key", 3, step, &s->options, recv_done, NULL, NULL), "rdma_recv_async");
+void ask(scene *s, const char *key, int64_t step) {
+  must(rdma_recv_async(s->to, "from", key, strlen(key), step, &s->options, recv_done, NULL, NULL), "rdma_recv_async");
 }
 
 /* The tensor is there before it is asked for, or the receiver waits for it. */
 static void transfer(scene *s, int64_t step, int waiting) {
   ended = 0;
   if (waiting) {
-    ask(s, step);
+    ask(s, "key", step);
     for (int i = 0; i < 2; i++) must(rdma_mgr_progress(s->from, NULL), "progress");
-    offer(s, step);
+    offer(s, "key", step);
   } else {
-    offer(s, step);
-    ask(s, step);
+    offer(s, "key", step);
+    ask(s, "key", step);
   }
   turn(s, 2);
   must(rdma_step_cleanup(s->from, step), "cleanup");
@@ -162,11 +156,17 @@ static void meet(scene *s) {
   must(rdma_peer_lookup(s->to, "from", &s->peer_from), "lookup");
 }
 
+static const operation own[] = {
+    {"message", NULL, message}, {"header", NULL, message_with_header}, {"active", NULL, active}, {NULL, NULL, NULL}};
+
 int main(int argc, char **argv) {
   scene s;
   char address[256];
   if (argc != 5) {
-    fprintf(stderr, "usage: rdma_ops waiting|ready|message|header|active|idle BYTES COUNT PROVIDER\n");
+    fprintf(stderr, "usage: rdma_ops OPERATION BYTES COUNT PROVIDER, where OPERATION is waiting, ready, idle");
+    for (const operation *each = own; each->name; each++) fprintf(stderr, ", %s", each->name);
+    for (const operation *each = more; each->name; each++) fprintf(stderr, ", %s", each->name);
+    fprintf(stderr, "\n");
     return 2;
   }
   int waiting = strcmp(argv[1], "waiting") == 0;
@@ -190,15 +190,18 @@ int main(int argc, char **argv) {
     for (long i = 0; i < count; i++) must(rdma_mgr_progress(s.to, NULL), "progress");
     count = 0;
   }
-  void (*one)(scene *, uint64_t) = strcmp(argv[1], "message") == 0  ? message
-                                   : strcmp(argv[1], "header") == 0 ? message_with_header
-                                   : strcmp(argv[1], "active") == 0 ? active
-                                                                    : NULL;
-  if (one) {
+  const operation *op = NULL;
+  for (const operation *each = own; each->name && !op; each++) op = strcmp(each->name, argv[1]) == 0 ? each : NULL;
+  for (const operation *each = more; each->name && !op; each++) op = strcmp(each->name, argv[1]) == 0 ? each : NULL;
+  if (op) {
     meet(&s);
     must(rdma_msg_handler(s.to, 1, acted, NULL), "rdma_msg_handler");
-    for (long i = 0; i < count; i++) one(&s, 7);
+    if (op->prepare) op->prepare(&s);
+    for (long i = 0; i < count; i++) op->one(&s, 7);
     count = 0;
+  } else if (!waiting && strcmp(argv[1], "ready") != 0 && strcmp(argv[1], "idle") != 0) {
+    fprintf(stderr, "%s: unknown operation\n", argv[1]);
+    return 2;
   }
   for (long i = 0; i < count; i++) transfer(&s, i, waiting);
   must(rdma_mgr_destroy(s.to), "destroy");
