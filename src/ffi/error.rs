@@ -91,9 +91,11 @@ pub(super) fn with_last<R>(read: impl Fn(&str) -> R) -> R {
     LAST.try_with(|last| read(&last.borrow())).unwrap_or_else(|_| read(""))
 }
 
-/// Whether this thread is inside another exported function, that is inside a callback.
+/// Whether this thread is inside a callback: of another exported function, or on a thread of the library, which has called
+/// none.
 pub(super) fn nested() -> bool {
-    Thread::this().depth.0.get() > 1
+    let thread = Thread::this();
+    thread.depth.0.get() > 1 || thread.frames.any()
 }
 
 /// How many exported functions a thread is inside of; this module's part of [`crate::thread`].

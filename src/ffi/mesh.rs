@@ -13,7 +13,8 @@ use super::types::*;
 use super::{handle, sized, store};
 use crate::engine::front::message::Party;
 use crate::mesh::{KEEP, Meeting, Mesh};
-use crate::status::Status;
+use crate::status::{Code, Reason, Status};
+use crate::thread::Thread;
 
 /// A mesh: which peer of a manager is which rank. Opaque.
 pub struct rdma_mesh {
@@ -85,19 +86,40 @@ pub unsafe extern "C" fn rdma_mesh_connect(
             let keep = optional_millis("options.keep_ms", o.keep_ms)?.unwrap_or(KEEP);
             let patience = patience("options.timeout_ms", o.timeout_ms, false)?;
             let store = store::borrow(store)?;
-            let blob = handle::borrow(mgr)?.export_address()?;
+            let blob = {
+                let manager = handle::borrow(mgr)?;
+                if o.full != 0 {
+                    // Not when all have met: others would have to wait for that.
+                    manager.refuse_inside_on("rdma_mesh_connect", Thread::this())?;
+                }
+                manager.export_address()?
+            };
+            let still = || handle::borrow(mgr).map_err(ended_meanwhile);
             let meeting = Meeting::new(&store, &blob, rank, size, keep, patience)?;
-            let blobs = meeting.meet(|| handle::borrow(mgr).map(drop))?;
-            let manager = handle::borrow(mgr)?;
+            let blobs = meeting.meet(|| still().map(drop))?;
+            let left = meeting.left().map(|left| left.max(Duration::from_millis(1)));
+            // Nor does the store's end wait for connections.
+            drop(meeting);
+            drop(store);
+            let manager = still()?;
             let mesh = Mesh::introduce(&manager, rank, &blobs)?;
             if o.full != 0 {
-                let left = meeting.left().map(|left| left.max(Duration::from_millis(1)));
                 manager.connect_all(&mesh.peers, mesh.below, left)?;
             }
             out.write(MESHES.make(mesh).cast());
         }
         Ok(())
     })
+}
+
+/// A manager that was there when its call began.
+fn ended_meanwhile(status: Status) -> Status {
+    match status.code {
+        Code::FailedPrecondition => {
+            Status::new(Code::Cancelled, "mgr was destroyed meanwhile").because(Reason::Cancelled)
+        }
+        _ => status,
+    }
 }
 
 /// Gives the peer that is `rank`, for rdma_msg_isend and the like; rdma_peer_name gives its name. It is the

@@ -27,6 +27,11 @@ impl Frames {
             drives: Cell::new(0),
         }
     }
+
+    /// Whether a callback of any manager runs on this thread.
+    pub(crate) fn any(&self) -> bool {
+        self.count.get() > 0
+    }
 }
 
 fn address<T>(manager: &T) -> usize {
