@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rdma_transport::api::*;
 use rdma_transport::config::Config;
 use rdma_transport::engine::front::message::{Memory, MessageEnd, Mode, OnMessage, Party, Wanted};
-use rdma_transport::engine::front::pair::Way;
+use rdma_transport::engine::front::pair::{Slot, Way};
 use rdma_transport::fabric::ProviderKind;
 use rdma_transport::manager::{Manager, Post, Timeout, Where};
 use rdma_transport::protocol::message::{Envelope, Extra};
@@ -558,4 +558,34 @@ fn r19_the_beginning_of_a_message_that_waits_holds_up_its_end() {
         assert!(told.lock().unwrap().iter().all(|(_, well)| *well));
         [a, b].into_iter().for_each(Node::end);
     }
+}
+
+/// A call that reads a buffer's memory has begun no send yet: who destroys the buffer waits for it all the same.
+#[test]
+fn a_buffer_is_not_free_while_a_call_reads_it() {
+    let Some(source) = slow(SMALL) else { return };
+    let a = Node::with("a", ProviderKind::Tcp, false);
+    let pair = a.m.pair_create(1, Timeout::Default).unwrap();
+    let slot = Slot { way: Way::Send, slot: 1, addr: source.addr, len: SMALL as u64 };
+    // SAFETY: the mapping outlives the manager.
+    let buffer = unsafe { a.m.buffer_create(pair, slot, None) }.unwrap();
+    let (from, to) = (a.m.clone(), a.m.clone());
+    // SAFETY: as above.
+    let call = std::thread::spawn(move || unsafe { from.buffer_send(buffer, 0, SMALL as u64, 0) });
+    source.wait_for_fault();
+    let (tx, free) = mpsc::channel();
+    let destroy = std::thread::spawn(move || tx.send(to.buffer_destroy(buffer)).unwrap());
+    while a.m.buffer_counts(buffer).is_ok() {
+        std::thread::yield_now();
+    }
+    // Longer than it waits for a connection, which is not what uses the memory.
+    let early = free.recv_timeout(Duration::from_millis(2500));
+    source.serve();
+    assert!(early.is_err(), "given back while a call reads it");
+    free.recv_timeout(LONG).unwrap().unwrap();
+    let end = call.join().unwrap().unwrap_err();
+    assert_eq!(end.code, Code::NotFound, "{end}");
+    destroy.join().unwrap();
+    assert_eq!(a.m.pair_facts(pair).unwrap().buffers, 0);
+    a.end();
 }

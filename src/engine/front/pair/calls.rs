@@ -232,6 +232,7 @@ impl Engine {
             received: 0,
             broken_told: false,
             under_way: 0,
+            calls: 0,
             unchecked: None,
             telling: false,
             released: false,
@@ -403,6 +404,25 @@ impl Engine {
             (_, peer) => format!("peer '{}'", self.peer_name(peer)),
         };
         format!("{way} buffer of slot {} of rank {}, {with}", b.slot, p.rank)
+    }
+
+    /// Address and length of a buffer that a call is about to read without the lock: it is not free until
+    /// [`buffer_was_read`](Self::buffer_was_read).
+    pub fn buffer_to_read(&mut self, id: u64) -> Result<(u64, u64), Status> {
+        let index = self.pairs.buffer_by_id(id)?;
+        let b = self.pairs.buffers.get_mut(index).ok_or_else(Self::ending)?;
+        b.calls += 1;
+        Ok((b.addr, b.len))
+    }
+
+    /// The call has read it. It may have been let go meanwhile.
+    pub fn buffer_was_read(&mut self, id: u64) {
+        let found = self.pairs.buffers.occupant(id as u32).filter(|(_, b)| b.id == id);
+        let Some(index) = found.map(|(index, _)| index) else { return };
+        if let Some(b) = self.pairs.buffers.get_mut(index) {
+            b.calls -= 1;
+        }
+        self.may_leave(index);
     }
 
     /// Address and length of a buffer.

@@ -205,7 +205,7 @@ impl Engine {
                 of_send = Some(ch);
             }
         }
-        if let Some(ch) = of_send.or(b.ch).filter(|_| b.is_touched()) {
+        if let Some(ch) = of_send.or(b.ch).filter(|_| b.is_in_use()) {
             let text = "it did not end in time what used a buffer that was destroyed";
             let status = Status::new(Code::Unavailable, text).because(Reason::PeerStalled);
             self.channel_down(fx, ch, status);

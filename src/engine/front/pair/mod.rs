@@ -191,6 +191,8 @@ struct Buffer {
     broken_told: bool,
     /// Sends that have not ended.
     under_way: usize,
+    /// Calls that read its memory, without the lock, for a send that they are about to begin.
+    calls: usize,
     /// A checksum is being computed of this.
     unchecked: Option<Unchecked>,
     /// Somebody is telling its owner, or is about to.
@@ -324,6 +326,11 @@ impl Pairs {
 impl Buffer {
     /// Whether its memory may be touched, by this side or the other.
     fn is_touched(&self) -> bool {
+        self.is_in_use() || self.calls > 0
+    }
+
+    /// The same by what a connection carries, and its end ends.
+    fn is_in_use(&self) -> bool {
         self.window.is_some() || self.unchecked.is_some() || self.under_way > 0
     }
 }
