@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use rdma_transport::api::*;
 use rdma_transport::config::{Config, Progress};
+use rdma_transport::engine::front::pair::{Slot, Way};
 use rdma_transport::fabric::ProviderKind;
 use rdma_transport::fabric::moves::{Claim, Ranges};
-use rdma_transport::manager::Manager;
+use rdma_transport::manager::{Manager, Timeout};
 use rdma_transport::status::Code;
 
 const LONG: Duration = Duration::from_secs(30);
@@ -138,5 +139,88 @@ fn r03_a_wait_on_a_new_manager_sees_what_happened_before_it() {
         while m.progress().unwrap() > 0 {}
         m.wait(Duration::from_millis(100)).unwrap();
         m.destroy().unwrap();
+    }
+}
+
+/// How many of these waits, each ended by a call on another thread, went on until a timer was due.
+fn late(
+    rounds: usize,
+    mut round: impl FnMut() -> (Box<dyn FnOnce() + Send>, Box<dyn FnOnce()>),
+) -> usize {
+    (0..rounds)
+        .filter(|i| {
+            let (wait, end) = round();
+            let (tx, ended) = mpsc::channel();
+            let waits = std::thread::spawn(move || {
+                wait();
+                tx.send(Instant::now()).unwrap();
+            });
+            // Until it sleeps; at another time before its own look each round.
+            std::thread::sleep(Duration::from_millis(150 + 40 * *i as u64));
+            let begun = Instant::now();
+            end();
+            let ended = ended.recv_timeout(LONG).expect("it waits on");
+            waits.join().unwrap();
+            ended.saturating_duration_since(begun) > Duration::from_millis(90)
+        })
+        .count()
+}
+
+/// Nothing happens in the engine that a turn would tell of: the call itself tells who waits.
+#[test]
+fn r01_who_waits_for_what_another_thread_ends_hears_of_it() {
+    const ROUNDS: usize = 8;
+    for progress in [Progress::Thread, Progress::Manual] {
+        let [m, other] = ["m", "other"].map(|name| manager(name, progress));
+        let buffers = late(ROUNDS, || {
+            let pair = m.pair_create(1, Timeout::Default).unwrap();
+            let slot = Slot { way: Way::Recv, slot: 1, addr: 0, len: 0 };
+            // SAFETY: no memory.
+            let buffer = unsafe { m.buffer_create(pair, slot, None) }.unwrap();
+            let (waits, ends) = (m.clone(), m.clone());
+            let wait = move || {
+                let end = waits.buffer_wait(buffer, Way::Recv, Timeout::Never).unwrap_err();
+                assert_eq!(end.code, Code::NotFound, "{end}");
+            };
+            (Box::new(wait), Box::new(move || ends.buffer_destroy(buffer).unwrap()))
+        });
+        let pairs = late(ROUNDS, || {
+            let pair = m.pair_create(1, Timeout::Default).unwrap();
+            let (waits, ends) = (m.clone(), m.clone());
+            let theirs = other.pair_create(0, Timeout::Default).unwrap();
+            let address = other.pair_address(theirs).unwrap();
+            let wait = move || {
+                let end = waits.pair_connect(pair, &address, Some(LONG)).unwrap_err();
+                assert_eq!(end.code, Code::NotFound, "{end}");
+            };
+            (Box::new(wait), Box::new(move || ends.pair_close(pair).unwrap()))
+        });
+        let peers = late(ROUNDS, || {
+            let (waits, ends) = (m.clone(), m.clone());
+            if progress == Progress::Manual {
+                let turns = other.clone();
+                let name = Arc::new(AtomicBool::new(false));
+                let done = name.clone();
+                let turned = std::thread::spawn(move || {
+                    while !done.load(Ordering::SeqCst) {
+                        turns.progress().unwrap();
+                    }
+                });
+                m.connect("other", Some(LONG)).unwrap();
+                name.store(true, Ordering::SeqCst);
+                turned.join().unwrap();
+            } else {
+                m.connect("other", Some(LONG)).unwrap();
+            }
+            let wait = move || {
+                while waits.wait(Duration::from_millis(20)).is_ok() {}
+                waits.wait(LONG).unwrap();
+            };
+            (Box::new(wait), Box::new(move || ends.disconnect("other").unwrap()))
+        });
+        let all = [buffers, pairs, peers];
+        assert!(all.iter().all(|&n| n < ROUNDS / 2), "{progress:?}: {all:?} of {ROUNDS} were late");
+        m.destroy().unwrap();
+        other.destroy().unwrap();
     }
 }

@@ -41,7 +41,10 @@ impl Manager {
         core.finish();
         core.world.follows = Follows::Nothing;
         let more = then(core);
-        if !core.world.inline.works.is_empty() {
+        drop(_speaking);
+        // A pair or a connection that it ended, for who waits for that on another thread.
+        self.tell_news(&mut guard, thread);
+        if !guard.world.inline.works.is_empty() {
             self.run_inline(guard, thread);
         }
         (result, more)

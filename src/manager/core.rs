@@ -47,6 +47,8 @@ pub struct Core {
     pub whole: bool,
     /// A time limit was set that a sleeper may not know of: it must look.
     pub timed: bool,
+    /// What had happened in the engine when those who wait were told last.
+    pub(super) told: u64,
     /// Times in a row that a driver found something due at once, and then nothing to do.
     pub(super) restless: u32,
     /// The adapters are armed: nothing was done to them since.
@@ -74,6 +76,7 @@ impl Core {
             boot_ready: false,
             whole: true,
             timed: false,
+            told: 0,
             restless: 0,
             armed: false,
             next_boot: 0,

@@ -106,16 +106,23 @@ impl Manager {
     #[inline(always)]
     pub(super) fn tell_ended(&self, core: &mut Locked<'_, Seam>, ended: &[u32], thread: Thread) {
         ended.iter().for_each(|&op| core.engine.message_ended(op));
-        if self.others_wait(thread) {
-            core.wake_waiters();
-        }
+        self.tell_happened(core, thread);
     }
 
     /// Something has happened in the engine, with the lock held.
     #[inline(always)]
     pub(super) fn tell_happened(&self, core: &mut Locked<'_, Seam>, thread: Thread) {
+        core.told = core.engine.happened();
         if self.others_wait(thread) {
             core.wake_waiters();
+        }
+    }
+
+    /// The same, if something has: in whatever turned or called the engine since they were told last.
+    #[inline(always)]
+    pub(super) fn tell_news(&self, core: &mut Locked<'_, Seam>, thread: Thread) {
+        if core.engine.happened() != core.told {
+            self.tell_happened(core, thread);
         }
     }
 

@@ -194,13 +194,10 @@ impl Manager {
 
     #[inline(always)]
     fn turn_locked<'a>(&'a self, mut core: Locked<'a, Seam>, thread: Thread) -> u32 {
-        let happened = core.engine.happened();
         let short = core.turn_short(thread, 1, POLL_EVENTS as u32);
         let mut count = short.unwrap_or_else(|| core.turn(thread));
-        if core.engine.happened() != happened {
-            // What needs no callback: a connection that is there, for who waits for one on another thread.
-            self.tell_happened(&mut core, thread);
-        }
+        // What needs no callback: a connection that is there, for who waits for one on another thread.
+        self.tell_news(&mut core, thread);
         // Most turns find nothing.
         if !core.leaves_something() {
             return count;

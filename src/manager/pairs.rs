@@ -128,7 +128,7 @@ impl Manager {
         len: u64,
         at: u64,
     ) -> Result<(), Status> {
-        let (addr, room) = self.core.lock().engine.buffer_memory(buffer)?;
+        let (addr, room) = self.core.lock().engine.buffer_to_read(buffer)?;
         let mut copied = Copied::new();
         let content = match offset.checked_add(len).is_some_and(|end| end <= room) {
             // SAFETY: within the buffer, which is valid.
@@ -137,6 +137,7 @@ impl Manager {
         };
         let own = Range::unless(!content.is_empty(), addr.saturating_add(offset), len, 0);
         self.call_posting(Thread::this(), own, |e, w| {
+            e.buffer_was_read(buffer);
             e.buffer_send(w, buffer, Part { offset, len }, at, content)
         })
     }
@@ -205,6 +206,8 @@ impl Manager {
     /// Lets a buffer go. On return its memory is the caller's.
     pub fn buffer_destroy(&self, buffer: u64) -> Result<(), Status> {
         let released = self.with_engine(|e, w| e.buffer_release(w, buffer))?;
+        // Whoever waits for it finds that it is gone.
+        self.tell_others();
         self.await_free(&[released]);
         Ok(())
     }
@@ -212,6 +215,7 @@ impl Manager {
     /// Lets a pair go, with its buffers.
     pub fn pair_close(&self, pair: u64) -> Result<(), Status> {
         let buffers = self.with_engine(|e, w| e.pair_close(w, pair))?;
+        self.tell_others();
         self.await_free(&buffers);
         Ok(())
     }

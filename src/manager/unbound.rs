@@ -224,7 +224,14 @@ impl Manager {
             Err(status) => {
                 // SAFETY: what was not begun tells nobody.
                 let ticket = unsafe { Ticket::of(words) };
-                ticket.unbound.side(way).lock().leave(number);
+                let mut side = ticket.unbound.side(way).lock();
+                side.leave(number);
+                let gone = side.gone;
+                drop(side);
+                if gone {
+                    // Who destroys the buffer waits for this.
+                    self.tell_others();
+                }
                 Err(status)
             }
         }

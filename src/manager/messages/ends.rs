@@ -142,13 +142,10 @@ impl Manager {
             return core.engine.message_take_end(id);
         }
         self.refuse_inside_on("rdma_msg_test", thread)?;
-        let happened = core.engine.happened();
         let short = if self.has_thread { None } else { core.turn_short(thread, looks, 1) };
         let count = short.unwrap_or_else(|| core.turn(thread));
-        if core.engine.happened() != happened {
-            // What ends no operation, and who waits for it on another thread is not woken by.
-            self.tell_happened(&mut core, thread);
-        }
+        // What ends no operation, and who waits for it on another thread is not woken by.
+        self.tell_news(&mut core, thread);
         if short.is_none() {
             return self.message_after_turn(core, id, count, thread);
         }
