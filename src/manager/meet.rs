@@ -28,6 +28,19 @@ pub(super) struct Meetings {
     next: u32,
 }
 
+impl Meetings {
+    /// A number for one more. They come round, and one of long ago may still be under way.
+    fn number(&mut self) -> u32 {
+        loop {
+            let id = UNNAMED | self.next;
+            self.next = self.next.wrapping_add(1) & !UNNAMED;
+            if !self.all.contains_key(&id) {
+                return id;
+            }
+        }
+    }
+}
+
 impl Core {
     /// Whether this route leads to a peer without a name.
     pub(super) fn is_unnamed(route: u32) -> bool {
@@ -47,8 +60,7 @@ impl Core {
                 format!("{MAX_UNNAMED} addresses wait for their peer's name, more are not allowed");
             return Err(Status::new(Code::ResourceExhausted, text));
         }
-        let id = UNNAMED | self.meetings.next;
-        self.meetings.next = self.meetings.next.wrapping_add(1) & !UNNAMED;
+        let id = self.meetings.number();
         let now = Instant::now();
         let meeting = Meeting { deadline: now + limit, last: None, awaited, outcome: None };
         self.meetings.all.insert(id, meeting);
@@ -183,5 +195,27 @@ impl Manager {
             core.engine.rename(name);
             Ok(())
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One waits for long, and others come and go until the numbers come round.
+    #[test]
+    fn a_meeting_that_is_under_way_keeps_its_number() {
+        let mut all = Meetings { next: !UNNAMED, ..Meetings::default() };
+        let meet = |all: &mut Meetings| {
+            let id = all.number();
+            let meeting =
+                Meeting { deadline: Instant::now(), last: None, awaited: true, outcome: None };
+            assert!(all.all.insert(id, meeting).is_none(), "{id:#x} is another's");
+            id
+        };
+        let [last, first] = [(); 2].map(|()| meet(&mut all));
+        assert_eq!([last, first], [u32::MAX, UNNAMED]);
+        all.next = last & !UNNAMED;
+        assert_eq!(meet(&mut all), UNNAMED | 1);
     }
 }
