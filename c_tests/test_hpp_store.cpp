@@ -3,7 +3,9 @@
 #include <rdma_transport_store.hpp>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <thread>
+#include <unistd.h>
 
 #define CHECK(cond) ((cond) ? void() : fail(#cond, __LINE__))
 static void fail(const char *what, int line) {
@@ -62,6 +64,44 @@ static void views() {
   CHECK(Store::redis("nowhere").status().code() == RDMA_INVALID_ARGUMENT);
 }
 
+/* ---- stores of the application's ---- */
+static std::function<void()> inside;
+static rdma_code_t own_set(const char *, size_t, const void *, size_t, int64_t, void *) {
+  if (inside) inside();
+  return RDMA_OK;
+}
+static rdma_code_t own_get(const char *, size_t, int64_t, rdma_store_give_fn, void *, void *) { return RDMA_OUT_OF_RANGE; }
+static Store own() {
+  rdma_store_ops_t ops{};
+  ops.struct_size = sizeof ops;
+  ops.set = own_set, ops.get = own_get;
+  return GET(Store::custom(ops, nullptr));
+}
+
+/* Its code is not taken for that of a buffer which is too small, again and again. */
+static void own_codes() {
+  Store store = own();
+  CHECK(store.get("k", 1000).status().code() == RDMA_OUT_OF_RANGE);
+  CHECK(store.multi_get({"k", "l"}, 1000).status().code() == RDMA_OUT_OF_RANGE);
+}
+
+/* What is destroyed inside a callback ends all the same, though nobody makes or ends another. */
+static void ends_inside() {
+  Store memory = GET(Store::memory()), store = own(), lease = GET(memory.lease(60000));
+  OK(lease.set("leased", "v"));
+  inside = [&] {
+    CHECK(lease.close().code() == RDMA_FAILED_PRECONDITION);
+    lease = Store();
+  };
+  OK(store.set("k", "v"));
+  inside = nullptr;
+  for (int i = 0; i < 6000 && GET(memory.check({"leased"})); i++) usleep(10000);
+  CHECK(!GET(memory.check({"leased"})));
+  inside = [&] { store = Store(); }; /* itself, while it is in use */
+  OK(store.set("k", "v"));
+  inside = nullptr;
+}
+
 static void ranks(const std::string &provider) {
   std::string bound;
   rdma::StoreOptions secret;
@@ -95,7 +135,9 @@ int main(int argc, char **argv) {
   Store served = GET(Store::serve("127.0.0.1:0", &bound));
   values(served, GET(Store::tcp(bound)));
   views();
+  own_codes();
+  ends_inside();
   ranks(provider);
-  std::printf("cases: 4 passed, 0 failed, 0 skipped\n");
+  std::printf("cases: 6 passed, 0 failed, 0 skipped\n");
   return 0;
 }

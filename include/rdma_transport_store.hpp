@@ -7,11 +7,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
+#include <pthread.h>
 #include <unistd.h>
 
 namespace rdma {
@@ -30,50 +31,28 @@ struct Compared {
 };
 
 namespace detail {
-/* Ends of stores and meshes that were refused inside a callback: whoever makes or ends one later elsewhere ends them. */
-class Refused {
- public:
-  using Ended = rdma_code_t (*)(void *);
-  static Refused &all() {
-    static Refused *refused = new Refused; /* it is used in destructors of static objects, too */
-    return *refused;
-  }
-  void add(void *handle, Ended end) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    handles_.emplace_back(handle, end);
-  }
-  void again() {
-    std::vector<std::pair<void *, Ended>> taken;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      taken.swap(handles_);
-    }
-    for (const std::pair<void *, Ended> &one : taken) /* without the lock: to end a lease takes seconds */
-      if (one.second(one.first) == RDMA_FAILED_PRECONDITION) add(one.first, one.second);
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::pair<void *, Ended>> handles_;
-};
-/* Ends a handle of this process; one of a parent's is left alone. */
+/* Ends a handle of this process; one of a parent's is left alone. Inside a callback, where it cannot end, a thread of its own
+ * ends it, once the callback has returned: nothing else might ever come by. */
 template <class T, rdma_code_t (*End)(T *)>
 struct EndOf {
   pid_t process;
-  static rdma_code_t end(void *handle) { return End(static_cast<T *>(handle)); }
-  void operator()(T *handle) const {
-    if (getpid() != process) return;
-    if (End(handle) == RDMA_FAILED_PRECONDITION) {
-      Refused::all().add(handle, end);
-    } else {
-      Refused::all().again();
-    }
+  static void *end(void *handle) {
+    End(static_cast<T *>(handle));
+    return nullptr;
+  }
+  void operator()(T *handle) const noexcept {
+    if (getpid() != process || End(handle) != RDMA_FAILED_PRECONDITION) return;
+    pthread_t thread;
+    if (pthread_create(&thread, nullptr, end, handle) == 0)
+      pthread_detach(thread);
+    else
+      std::fprintf(stderr, "rdma_transport: no thread to end a store or mesh that was destroyed inside a callback\n");
   }
 };
 }  // namespace detail
 
 /* A store, or a view of one. Keys and values are bytes. Any thread may use it; its end ends their calls. Inside a callback
- * it cannot end: `close` says so, and the destructor leaves it to whoever makes or ends a Store or Mesh next elsewhere. */
+ * it cannot end: `close` says so, and after the destructor it ends by itself, soon after the callback has. */
 class Store {
  public:
   /* None: every call returns RDMA_INVALID_ARGUMENT. */
@@ -107,7 +86,7 @@ class Store {
       return rdma_store_redis(address.c_str(), o, out);
     });
   }
-  /* `userdata` outlives the store and every view of it. */
+  /* `userdata` outlives the store and every view of it, which may end after a destructor that runs inside a callback. */
   static Result<Store> custom(const rdma_store_ops_t &ops, void *userdata,
                               const StoreOptions &options = StoreOptions()) {
     return made(options, [&](const rdma_store_options_t *o, rdma_store_t **out) {
@@ -154,7 +133,9 @@ class Store {
       std::vector<rdma_bytes_out_t> buffers;
       for (std::string &value : values) buffers.push_back(rdma_bytes_out_t{&value[0], value.size(), 0});
       rdma_code_t rc = rdma_store_multi_get(c(), k.data(), buffers.data(), k.size(), timeout_ms);
-      if (rc != RDMA_OK && rc != RDMA_OUT_OF_RANGE) return Status::of(rc);
+      bool longer = false; /* the code may be the store's own, too */
+      for (std::size_t i = 0; i < values.size(); i++) longer = longer || buffers[i].len > values[i].size();
+      if (rc != RDMA_OK && !(rc == RDMA_OUT_OF_RANGE && longer)) return Status::of(rc);
       for (std::size_t i = 0; i < values.size(); i++)
         if (rc == RDMA_OK || buffers[i].len > values[i].size()) values[i].resize(buffers[i].len);
       if (rc == RDMA_OK) return values;
@@ -220,7 +201,6 @@ class Store {
   }
   template <class Make>
   static Result<Store> made(const StoreOptions &options, Make make) {
-    detail::Refused::all().again();
     rdma_store_options_t o{};
     o.struct_size = sizeof o;
     o.timeout_ms = options.timeout_ms;
@@ -254,7 +234,6 @@ class Mesh {
   Mesh() = default;
   static Result<Mesh> connect(const Manager &manager, const Store &store, std::uint32_t rank, std::uint32_t size,
                               const MeshOptions &options = MeshOptions()) {
-    detail::Refused::all().again();
     rdma_mesh_options_t o{};
     o.struct_size = sizeof o;
     o.timeout_ms = options.timeout_ms;
