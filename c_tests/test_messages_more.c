@@ -388,6 +388,53 @@ static void a_late_receive_wakes_who_sleeps(void) {
   CHECK_MSG(quick > ROUNDS / 2, "%d of %d late receives ended within 100 ms", quick, ROUNDS);
 }
 
+/* A peer on tcp that was quiet for long is asked less often while messages come and go on shm, but it is asked. */
+static void everywhere(rdma_mgr_options_t *options) { options->provider = NULL; }
+static void near_by(rdma_mgr_options_t *options) { options->provider = "shm"; }
+static void far_away(rdma_mgr_options_t *options) { options->provider = "tcp"; }
+/* Without a pause: nothing here sleeps. */
+static void one_way(rdma_mgr_t *from, rdma_mgr_t *to, const char *name, const char *of) {
+  char byte = 1;
+  size_t ends = 0;
+  rdma_msg_request_t sent = 0, r = 0;
+  rdma_msg_status_t st = {.struct_size = sizeof st};
+  CHECK_OK(rdma_msg_irecv(to, number_of(to, of), COMM, 1, EXACT, &byte, 1, NULL, &st, &r));
+  CHECK_OK(rdma_msg_isend(from, number_of(from, name), COMM, 1, &byte, 1, NULL, &sent));
+  while (r != 0 || sent != 0) {
+    if (r != 0) CHECK_OK(rdma_msg_test(to, &r, 1, RDMA_MSG_ALL, NULL, &st, &ends));
+    if (sent != 0) CHECK_OK(rdma_msg_test(from, &sent, 1, RDMA_MSG_ALL, NULL, &st, &ends));
+  }
+}
+static void a_quiet_peer_on_tcp_is_heard_beside_a_lively_one_on_shm(void) {
+  rdma_mgr_t *a = mgr_new("middle", everywhere), *b = mgr_new("near", near_by), *c = mgr_new("far", far_away);
+  char address[256], byte = 0;
+  mgr_listen(a, address);
+  CHECK_OK(rdma_mgr_add_peer(b, "middle", address));
+  CHECK_OK(rdma_mgr_add_peer(c, "middle", address));
+  mgr_listen(b, address);
+  CHECK_OK(rdma_mgr_add_peer(a, "near", address));
+  drive(c);
+  for (uint64_t i = 0; i < 20; i++) {
+    rdma_msg_request_t r = 0, sent = 0;
+    rdma_msg_status_t st = {.struct_size = sizeof st};
+    CHECK_OK(rdma_msg_irecv(a, RDMA_PEER_ANY, COMM, 1000 + i, EXACT, &byte, 1, NULL, &st, &r));
+    if (i > 0) /* it is quiet by then */
+      for (int k = 0; k < 500; k++) one_way(a, b, "near", "middle"), one_way(b, a, "middle", "near");
+    CHECK_OK(rdma_msg_isend(c, number_of(c, "middle"), COMM, 1000 + i, "", 0, NULL, &sent));
+    size_t ends = 0;
+    for (int64_t end = now_ms() + 20000; r != 0;) {
+      CHECK_MSG(now_ms() < end, "message %llu was not heard", (unsigned long long)i);
+      if (i > 0) one_way(a, b, "near", "middle");
+      CHECK_OK(rdma_msg_test(a, &r, 1, RDMA_MSG_ALL, NULL, &st, &ends));
+    }
+    if (sent != 0) CHECK_INT(RDMA_OK, end_of(c, sent, NULL).code);
+  }
+  drive_stop(c);
+  mgr_end(a);
+  mgr_end(b);
+  mgr_end(c);
+}
+
 static void bad_arguments(void) {
   pair p = pair_new(NULL);
   rdma_msg_persistent_t prepared = 0;
@@ -404,6 +451,7 @@ static void bad_arguments(void) {
 
 static const test_case cases[] = {
     CASE(handlers), CASE(handlers_in_order), CASE(handlers_use_memory_again), CASE(prepared_operations), SLOW(more_than_there_are_windows, 120), CASE(buffered_mode), SLOW(room_is_told, 240),
-    CASE(a_late_receive_wakes_who_sleeps), CASE(bad_arguments),
+    CASE(a_late_receive_wakes_who_sleeps), CASE(a_quiet_peer_on_tcp_is_heard_beside_a_lively_one_on_shm),
+    CASE(bad_arguments),
 };
 TEST_MAIN(cases)

@@ -257,6 +257,12 @@ pub trait Adapter: Send {
         true
     }
 
+    /// Whether nothing has come in its last polls, and nothing waits to go out. Said by adapters whose polls are system calls:
+    /// those are then left out for some microseconds at a time while something comes on another adapter.
+    fn is_quiet(&self) -> bool {
+        false
+    }
+
     /// Whether the end of a peer that is gone is yet to be reported behind what it posted before, which waits for a copy or
     /// for the next poll. Adapters whose polls take all that there is need not answer.
     fn has_rest(&self, ep: EpId) -> bool {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use super::copies::Copies;
 use super::doubt::{self, Word};
 use super::gate::Gate;
+use super::quiet::Quiet;
 use super::rails;
 use super::sys::Tag;
 use super::wheel::Ground;
@@ -55,6 +56,7 @@ pub struct Core {
     pub(super) armed: bool,
     next_boot: u64,
     last_whole: u64,
+    quiet: Quiet,
     whole_every: u64,
     /// Copies that turns make without the lock.
     pub(super) copies: Copies,
@@ -81,6 +83,7 @@ impl Core {
             armed: false,
             next_boot: 0,
             last_whole: 0,
+            quiet: Quiet::default(),
             whole_every: WHOLE_SOON,
             copies: Copies::default(),
             events: Vec::new(),
@@ -96,7 +99,7 @@ impl Core {
         let _speaking = self.speaker.speak_on(thread);
         let ticks = ticks();
         let whole = self.whole || ticks.wrapping_sub(self.last_whole) >= self.whole_every;
-        let mut count = self.poll_adapters(whole);
+        let mut count = self.poll_adapters(whole, ticks);
         self.world.trace.looked(count);
         self.settle_doubts();
         if whole {
@@ -115,11 +118,12 @@ impl Core {
     /// was done, and `turn` has to be called. It is looked `looks` times for one that comes soon.
     #[inline(always)]
     pub fn turn_short(&mut self, thread: Thread, looks: u32, most: u32) -> Option<u32> {
-        let whole = self.whole || ticks().wrapping_sub(self.last_whole) >= self.whole_every;
+        let ticks = ticks();
+        let whole = self.whole || ticks.wrapping_sub(self.last_whole) >= self.whole_every;
         if whole || self.world.full || self.world.trace.enabled() || !self.events.is_empty() {
             return None;
         }
-        let kind = self.world.endpoints.only()?;
+        let kind = self.world.endpoints.only().or_else(|| self.only_lively(ticks))?;
         if self.world.may_doubt(kind) {
             return None;
         }
@@ -140,9 +144,24 @@ impl Core {
             }
             One::Message(ep, bytes) => {
                 self.armed = false;
+                self.quiet.hear(ticks);
                 Some(self.hear(kind, (ep, bytes), thread, most))
             }
         }
+    }
+
+    /// The provider in use that is not quiet, if there is one alone and the others are left alone.
+    #[inline(never)]
+    fn only_lively(&self, ticks: u64) -> Option<ProviderKind> {
+        if !self.quiet.leaves(ticks) {
+            return None;
+        }
+        let mut lively = self.world.endpoints.kinds(false).filter(|&kind| !self.is_quiet(kind));
+        lively.next().filter(|_| lively.next().is_none())
+    }
+
+    fn is_quiet(&self, kind: ProviderKind) -> bool {
+        self.world.adapters[kind as usize].as_ref().is_some_and(|adapter| adapter.is_quiet())
     }
 
     /// Handles a message, and those behind it, `most` in all; how many it was.
@@ -239,18 +258,29 @@ impl Core {
     /// Asks the adapters for events; those that have no endpoint, and so no more than strangers at their door, only if
     /// `all`.
     #[inline(always)]
-    fn poll_adapters(&mut self, all: bool) -> u32 {
+    fn poll_adapters(&mut self, all: bool, now: u64) -> u32 {
         let mut count = 0;
         self.armed = false;
         if !self.room_for_events() {
             return 0;
         }
+        let mixed = self.world.endpoints.only().is_none();
+        let leaves = mixed && !all && self.quiet.leaves(now);
         for kind in self.world.endpoints.kinds(all) {
+            let quiet = mixed && self.is_quiet(kind);
+            if quiet && leaves {
+                continue;
+            }
             let Some(adapter) = self.world.adapters[kind as usize].as_mut() else { continue };
+            let began = if quiet { ticks() } else { 0 };
             if adapter.poll(&mut self.events) {
                 self.world.moving.add(kind);
             }
+            if quiet {
+                self.quiet.asked(began, ticks());
+            }
             if !self.events.is_empty() {
+                self.quiet.hear(now);
                 count += self.take_events(kind);
             }
         }
@@ -316,7 +346,8 @@ impl Core {
             match *tag {
                 Tag::Boot => (self.boot_ready, self.whole) = (true, true),
                 Tag::Alive(ch) => self.check_alive(ch),
-                Tag::Wake | Tag::Adapter(_) => {}
+                Tag::Adapter(_) => self.quiet.ask(),
+                Tag::Wake => {}
             }
         }
     }
@@ -334,7 +365,7 @@ impl Core {
         self.world.tick();
         let heard = |core: &Core| core.engine.channel(ch).map(|c| c.heard);
         let before = heard(self);
-        self.poll_adapters(true);
+        self.poll_adapters(true, ticks());
         if matches!(word, Word::Gone(_)) && (heard(self) != before || self.world.has_rest(ch)) {
             // A poll takes some of what is there. The socket stays readable: this is asked again.
             return;

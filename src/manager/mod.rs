@@ -52,6 +52,7 @@ mod near;
 mod pairs;
 mod peers;
 mod posting;
+mod quiet;
 mod rails;
 mod registrations;
 mod report;

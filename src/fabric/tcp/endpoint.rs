@@ -131,7 +131,7 @@ pub enum Input {
 }
 
 /// Polls that find nothing after which an endpoint is not lively any more.
-const LIVELY: u32 = 256;
+pub(super) const LIVELY: u32 = 256;
 /// Bytes taken by the socket at once that count as progress of the peer.
 const LONG: usize = 16 * 1024;
 

@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use self::burst::Polled;
-use self::endpoint::{Buffer, Endpoint, Input, Shared};
+use self::endpoint::{Buffer, Endpoint, Input, LIVELY, Shared};
 use self::left::Dir;
 use self::rx::Cx;
 pub(super) use self::sock::{recv, send};
@@ -110,6 +110,8 @@ pub struct TcpAdapter {
     lazy: Vec<u32>,
     /// Endpoints whose connection is to be reported.
     fresh: VecDeque<u32>,
+    /// Polls in a row that took nothing in.
+    quiet: u32,
     /// Nobody has polled since it was armed: whoever posts sees to it that the descriptor tells of room.
     armed: bool,
     shared: Shared,
@@ -141,6 +143,7 @@ impl TcpAdapter {
             held: Vec::new(),
             lazy: Vec::new(),
             fresh: VecDeque::new(),
+            quiet: 0,
             armed: false,
             shared: Shared {
                 epoll: sock::epoll()?,
@@ -206,6 +209,7 @@ impl TcpAdapter {
         let Some(e) = self.eps.get_mut(&id) else { return };
         let mut input = e.input(&mut self.shared, events);
         e.quiet = if matches!(input, Input::Quiet) { e.quiet.saturating_add(1) } else { 0 };
+        self.quiet = self.quiet.min(e.quiet);
         if !e.stream.tx.is_idle() && !matches!(input, Input::Closed(_)) {
             let pause = matches!(input, Input::Quiet) || e.stream.tx.ack_urgent();
             e.output(pause, &self.shared.regions);
@@ -396,6 +400,11 @@ impl Adapter for TcpAdapter {
         sock.is_some_and(|s| sock::retransmits(s.as_fd()) >= LOST_AFTER)
     }
 
+    fn is_quiet(&self) -> bool {
+        let waits = !(self.busy.is_empty() && self.held.is_empty() && self.fresh.is_empty());
+        self.quiet >= LIVELY && !waits && self.shared.wanted.is_empty()
+    }
+
     fn flush(&mut self) -> bool {
         self.flush_soon(Follows::Nothing)
     }
@@ -479,6 +488,7 @@ impl Adapter for TcpAdapter {
         self.push_held();
         // Each begins with another endpoint, so that none always finds the buffer full.
         self.polled = Polled { count: self.polled.count.wrapping_add(1), at: ticks() };
+        self.quiet = self.quiet.saturating_add(1);
         if self.order.len() <= DIRECT {
             self.poll_few(events);
         } else {
