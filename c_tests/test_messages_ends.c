@@ -203,6 +203,35 @@ static void memory_that_goes(void) {
   }
 }
 
+/* Offers whose memory goes are gone at the receiver, too: they take nothing there, however many they were. */
+static void offers_whose_memory_goes(void) {
+  enum { MANY = 20000 };
+  pair p = pair_new(NULL);
+  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
+  size_t n = 3000000; /* So much is copied nowhere. */
+  char *from = scratch(n), *to = scratch(n), header[RDMA_MSG_MAX_HEADER];
+  fill(from, n, 6);
+  fill(header, sizeof header, 1);
+  rdma_msg_options_t options = {.struct_size = sizeof options, .header = header, .header_len = sizeof header};
+  rdma_msg_request_t s = 0;
+  for (int i = 0; i < MANY; i++) {
+    CHECK_OK(rdma_mem_register(p.a, from, n, RDMA_DEVICE_HOST));
+    CHECK_OK(rdma_msg_isend(p.a, to_b, COMM, 1, from, n, &options, &s));
+    CHECK_OK(rdma_mem_unregister(p.a, from));
+    rdma_code_t code = end_of(p.a, s, NULL).code;
+    CHECK_MSG(code == RDMA_FAILED_PRECONDITION, "send %d: %s", i, rdma_code_name(code));
+    if (i % 64 == 0) pump_for(0);
+  }
+  pump_for(20);
+  /* The next receive meets the next message. */
+  CHECK_OK(rdma_msg_isend(p.a, to_b, COMM, 1, from, n, NULL, &s));
+  rdma_msg_status_t st;
+  rdma_msg_request_t r = irecv(p.b, to_a, 1, EXACT, to, n, &st);
+  CHECK_INT(RDMA_OK, received(p.b, r, st).code);
+  if (s != 0) CHECK_INT(RDMA_OK, end_of(p.a, s, NULL).code);
+  CHECK(mismatch(to, n, 6) < 0);
+}
+
 /* A message to oneself that was claimed and never received keeps nobody from the end. */
 static void claimed_at_the_end(void) {
   rdma_mgr_t *mgr = mgr_new("alone", NULL);
@@ -246,7 +275,7 @@ static void many_that_wait(void) {
 
 static const test_case cases[] = {
     CASE(cancellation), CASE(cancelled_receives_lose_nothing), CASE(receives_that_end_in_the_middle), CASE(deadlines),
-    CASE(callbacks), CASE(a_peer_that_goes), CASE(requests_let_go), CASE(memory_that_goes), CASE(claimed_at_the_end),
-    CASE(many_that_wait),
+    CASE(callbacks), CASE(a_peer_that_goes), CASE(requests_let_go), CASE(memory_that_goes),
+    CASE(offers_whose_memory_goes), CASE(claimed_at_the_end), CASE(many_that_wait),
 };
 TEST_MAIN(cases)

@@ -126,6 +126,8 @@ mod messages;
 mod messages_by_name;
 #[path = "scenarios/messages_more.rs"]
 mod messages_more;
+#[path = "scenarios/messages_reclaimed.rs"]
+mod messages_reclaimed;
 #[path = "scenarios/messages_staged.rs"]
 mod messages_staged;
 #[path = "scenarios/messages_waits.rs"]

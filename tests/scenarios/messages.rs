@@ -43,6 +43,8 @@ pub struct Post {
     pub recvs: Vec<Op>,
     pub claims: Vec<(usize, Found)>,
     pub numbers: usize,
+    /// Memory of sends is taken back: a READ of it may be refused.
+    pub reclaims: bool,
 }
 
 type Place = (Memory, Option<Arc<Layout>>);
@@ -58,7 +60,8 @@ pub fn is_ok(op: &Op) -> bool {
 
 impl Post {
     pub fn new(setup: Setup) -> Post {
-        Post { s: setup.connected(), sends: vec![], recvs: vec![], claims: vec![], numbers: 0 }
+        let (sends, recvs, claims) = Default::default();
+        Post { s: setup.connected(), sends, recvs, claims, numbers: 0, reclaims: false }
     }
 
     /// The other node, as this one numbers it.
@@ -91,7 +94,7 @@ impl Post {
     }
 
     /// Each piece of the memory of an operation.
-    fn each(op: &Op, f: impl FnMut(Piece)) {
+    pub fn each(op: &Op, f: impl FnMut(Piece)) {
         let whole = Piece { addr: op.memory.addr, len: op.memory.len };
         match &op.layout {
             None => [whole].into_iter().for_each(f),
@@ -327,7 +330,8 @@ impl Post {
             Err(status) => {
                 use Code::*;
                 let early = [Cancelled, Unavailable, DeadlineExceeded, FailedPrecondition];
-                let failing = !self.s.failing.is_empty();
+                let refused = self.reclaims && status.code == PermissionDenied;
+                let failing = refused || !self.s.failing.is_empty();
                 assert!(early.contains(&status.code) || failing, "{status}");
             }
         }

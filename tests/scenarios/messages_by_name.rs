@@ -64,11 +64,14 @@ fn a_grant_for_an_offer_that_is_gone_is_answered() {
     let to = p.other(S);
     let send = p.send(S, to, TAG, LARGE, Mode::Standard);
     p.run();
+    p.s.hold(S, Kind::MsgWithdraw);
     let Memory { addr, len, device } = p.sends[send].memory;
     assert!(p.s.reclaim(S, (addr, len, device), true));
     p.look();
     assert_eq!(code(&p.sends[send]), Some(Code::FailedPrecondition));
     let recv = p.recv(R, ANY, LARGE);
+    p.run();
+    p.s.let_go(S, Kind::MsgWithdraw);
     p.run();
     assert_eq!(code(&p.recvs[recv]), Some(Code::Cancelled));
     p.finish();

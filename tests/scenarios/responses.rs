@@ -26,6 +26,9 @@ enum At {
     Offered,
     /// Metadata alone is on its way.
     Told,
+    /// The same, and the receiver's application is being asked for memory.
+    Answered,
+    AnsweredAlone,
     /// One of three WRITEs has taken effect.
     Writing,
     /// The same on a provider without windows.
@@ -101,6 +104,12 @@ fn reach(at: At) -> (Stage, RecvId, Option<SendId>) {
         At::Told => {
             let mut s = shm().no_reads().connected();
             s.hold(S, Kind::Meta);
+            begun(s, K, Into::Callback, Some(LARGE))
+        }
+        At::Answered | At::AnsweredAlone => {
+            let setup = if at == At::Answered { shm() } else { shm().no_reads() };
+            let mut s = setup.connected();
+            s.hold(R, Kind::Alloc);
             begun(s, K, Into::Callback, Some(LARGE))
         }
         At::Writing | At::WritingForGood => {
@@ -290,6 +299,9 @@ meets! {
     abort_while_metadata_alone_is_out: Told Abort NONE OK OK;
     cleanup_while_metadata_alone_is_out: Told Cleanup NONE OK OK;
     reclaim_while_metadata_alone_is_out: Told Reclaim RECLAIMED RECLAIMED REMOTE_RECLAIM;
+
+    reclaim_while_memory_is_found_for_the_offer: Answered Reclaim RECLAIMED RECLAIMED REMOTE_RECLAIM;
+    reclaim_while_memory_is_found_for_the_metadata: AnsweredAlone Reclaim RECLAIMED RECLAIMED REMOTE_RECLAIM;
 
     cancel_while_writes_are_under_way: Writing Cancel NONE REFUSED CANCELLED;
     loss_while_writes_are_under_way: Writing Loss GONE GONE GONE;

@@ -3,7 +3,7 @@
 //! A request that exposed its memory on a provider that cannot revoke quiesces: it waits for the sender's CANCEL_ACK, or
 //! for its own READs. A response whose writes or copy are out answers a CANCEL when they have ended.
 
-use super::inbound::State;
+use super::inbound::{AfterAlloc, Request, State};
 use super::outbound::{RState, Response};
 use crate::engine::channel::ChanId;
 use crate::engine::front::rendezvous::Waiter;
@@ -84,12 +84,19 @@ impl Engine {
         code: i32,
         text: &[u8],
     ) {
-        if self.answered(ch, index).is_none() {
-            return;
-        }
         let code = Code::from_i32(code).filter(|&c| c != Code::Ok).unwrap_or(Code::Unknown);
-        let text = crate::shown::text(&String::from_utf8_lossy(text)).into_owned();
-        self.fail(fx, index, Status::new(code, text).because(Reason::RemoteError));
+        let text = || crate::shown::text(&String::from_utf8_lossy(text)).into_owned();
+        let status = || Status::new(code, text()).because(Reason::RemoteError);
+        // What was told of is gone while memory is found for it: nobody would answer what follows.
+        let finds = |r: &&mut Request| {
+            let told = matches!(r.state, State::Allocating(AfterAlloc::Meta { .. }));
+            told && r.ch == Some(ch)
+        };
+        if let Some(r) = self.requests.get_mut(index).filter(finds) {
+            r.ended.get_or_insert_with(status);
+        } else if self.answered(ch, index).is_some() {
+            self.fail(fx, index, status());
+        }
     }
 
     /// CANCEL arrived.

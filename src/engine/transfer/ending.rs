@@ -224,7 +224,8 @@ impl Engine {
         }
     }
 
-    /// Ends a response whose tensor cannot go out: both ends hear why.
+    /// Ends a response whose tensor cannot go out: both ends hear why. What nobody has asked for is taken back, so that no
+    /// receive meets it, and it counts for nothing at the peer.
     pub(in crate::engine) fn undeliverable(
         &mut self,
         fx: &mut impl Fx,
@@ -233,7 +234,10 @@ impl Engine {
     ) {
         if let Some(r) = self.responses.get(index) {
             let (ch, request) = (r.asked.to.ch, r.asked.to.request);
-            self.send_error(fx, ch, request, &status);
+            match r.is_unasked() {
+                true => self.take_offer_back(fx, ch, index),
+                false => self.send_error(fx, ch, request, &status),
+            }
         }
         self.end_response(fx, index, Err(status));
     }

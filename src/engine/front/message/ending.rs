@@ -17,6 +17,15 @@ impl Op {
         self.extra.as_ref().map_or(0, |beside| beside.extra().cost())
     }
 
+    /// All of what it will carry lies outside of the application's memory; a copy may be of its beginning alone.
+    fn is_copied(&self) -> bool {
+        match &self.content {
+            Copied::No => false,
+            Copied::Early(bytes) => bytes.len() as u64 == self.memory.len,
+            Copied::Late(_) | Copied::Staged(_) => true,
+        }
+    }
+
     /// A receive has met this message.
     pub(super) fn meets(&mut self, sender: Party, envelope: Envelope, len: u64) {
         self.wanted.from = sender;
@@ -275,7 +284,7 @@ impl Engine {
         let uses = |messages: &Messages, op: &Op| {
             let waits = match op.state {
                 State::Posted | State::Own { .. } | State::Gathering { .. } => true,
-                State::Queued => matches!(op.content, Copied::No),
+                State::Queued => !op.is_copied(),
                 _ => false,
             };
             waits && messages.meets(range, op.memory)

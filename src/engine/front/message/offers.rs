@@ -216,6 +216,16 @@ impl Engine {
         self.settle(fx, ch);
     }
 
+    /// An offer ends here, whatever the peer says of it: what it answers is stale, but a MSG_GRANT, which is answered.
+    pub(in crate::engine) fn take_offer_back(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        response: u32,
+    ) {
+        self.send(fx, ch, &Message::MsgWithdraw { number: response, sync: false }, &[]);
+    }
+
     /// The peer has given back what was withdrawn.
     pub(in crate::engine) fn on_msg_withdrawn(
         &mut self,
