@@ -203,6 +203,13 @@ impl Settings {
             _ => len > eager_max,
         }
     }
+
+    /// Whether a request says how much memory was given, also where cached metadata does for a usual one: a tensor that grew
+    /// goes by its buffer if its sender knows that it fits.
+    #[inline]
+    fn says_room(&self, c: &Channel) -> bool {
+        self.protocol == Protocol::Persistent || c.buffers.is_used()
+    }
 }
 
 /// The protocol engine of one worker: its peers, its channels, and all operations that are under way.

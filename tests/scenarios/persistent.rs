@@ -11,7 +11,7 @@ use rdma_transport::status::Code;
 use super::common::Fault;
 use super::kind::{self, Kind};
 use super::ops::*;
-use super::script::{LARGE, R, S, Setup, ibverbs, shm};
+use super::script::{EAGER, LARGE, R, S, Setup, ibverbs, shm};
 use super::stage::Stage;
 
 /// What a buffer takes at least, and what all buffers may.
@@ -62,6 +62,32 @@ fn the_first_tensor_asks_for_a_buffer_and_the_next_use_it() {
         assert_eq!((s.buffers_kept(S), s.buffers_given(R)), (1, 1));
         s.finish();
     }
+}
+
+/// The receiver has no such setting: that its peer writes to buffers is enough for it to say how much room there is.
+#[test]
+fn a_tensor_that_grew_goes_by_its_buffer_where_only_the_sender_wants_that() {
+    for mut setup in setups() {
+        setup.settings[S].protocol = Protocol::Persistent;
+        let mut s = setup.connected();
+        for (i, len) in [8, 8, 50, 50, EAGER, 8].into_iter().enumerate() {
+            let got = transfer(&mut s, step(i as i64), len, Into::Given(EAGER));
+            assert_eq!(got, Protocol::Persistent, "{len} bytes, tensor {i}");
+        }
+        s.finish();
+    }
+}
+
+/// Where the request is none of the short ones, it says so whatever the peer does.
+#[test]
+fn a_tensor_that_grew_is_known_to_fit_where_the_request_is_long() {
+    let mut s = shm().checksums().connected();
+    for (i, len) in [8, 50, EAGER].into_iter().enumerate() {
+        let got = transfer(&mut s, step(i as i64), len, Into::Given(EAGER));
+        assert_eq!(got, Protocol::Eager, "{len} bytes");
+    }
+    assert_eq!(s.count(S, Kind::Meta), 0);
+    s.finish();
 }
 
 #[test]

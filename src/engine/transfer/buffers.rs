@@ -33,6 +33,12 @@ pub struct Share {
 }
 
 impl Share {
+    /// The peer has buffers here.
+    #[inline]
+    pub(in crate::engine) fn is_used(&self) -> bool {
+        self.held > 0
+    }
+
     /// The peer has refused one.
     pub(super) fn refused(&mut self) {
         self.pause = PAUSE;

@@ -125,12 +125,9 @@ impl Request {
     }
 
     /// What is to be said of how long the tensor may be; `told`: the destination says it.
-    pub fn fits(&self, told: bool, forced: Protocol) -> Fits {
+    pub fn fits(&self, told: bool) -> Fits {
         match (&self.target, &self.meta) {
-            // One that has grown goes by its buffer nevertheless, which exposes no destination.
-            (Target::Given { len, .. }, Some(meta))
-                if forced == Protocol::Persistent && *len > meta.nbytes =>
-            {
+            (Target::Given { len, .. }, Some(meta)) if !told && *len > meta.nbytes => {
                 Fits::UpTo((*len).min(isize::MAX as u64))
             }
             // What is cached is known to fit.

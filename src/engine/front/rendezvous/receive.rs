@@ -214,7 +214,7 @@ impl Engine {
             && !self.settings.exposes(len, self.settings.room_at(fx, c, r.dst, len).eager)
             && c.takes_asks()
             && let given = matches!(r.target, Target::Given { .. })
-            && (r.meta.is_some() && self.settings.protocol != Protocol::Persistent || !given)
+            && (r.meta.is_some() && !self.settings.says_room(c) || !given)
             && head.request(index, r.named.step, !given, r.meta.as_ref())
         {
             (r.ch, r.state) = (Some(ch), State::Requested);
@@ -261,7 +261,7 @@ impl Engine {
             index,
             step: r.named.step,
             any_meta: any_meta && dst.is_some(),
-            fits: r.fits(any_meta && dst.is_some(), self.settings.protocol),
+            fits: r.fits(any_meta && dst.is_some()),
             dst,
             checksum: sealed,
             cached: r.meta.clone(),
