@@ -142,3 +142,52 @@ fn r08_a_receive_that_finds_the_queue_full_fails_and_the_channel_lives() {
     let heard = count(&b, "requests_received");
     assert!(heard < ASKS as u64 / 4, "the peer heard of {heard} receives");
 }
+
+/// Its memory is the application's as soon as the READ has ended: neither at the end of the time that the peer has to answer a
+/// CANCEL, nor with the connection.
+#[test]
+fn a_receive_that_is_cancelled_while_it_reads_ends_with_its_read() {
+    const LEN: usize = 64 << 20;
+    for kind in [ProviderKind::Loopback, ProviderKind::Shm, ProviderKind::Tcp] {
+        let (a, b) = (manager("a", kind), manager("b", kind));
+        a.import_address(&b.export_address().unwrap()).unwrap();
+        innocent(&a, &b).unwrap();
+        let (src, dst) = (vec![1u8; LEN].leak(), vec![0u8; LEN].leak());
+        let meta = Meta { dtype: 1, nbytes: LEN as u64, ..Default::default() };
+        let tensor = Tensor { meta, addr: src.as_ptr() as u64, device: 0 };
+        // SAFETY: the memory is never freed.
+        unsafe { b.send(b"long", 1, tensor, None, None) }.unwrap();
+        let (addr, (tx, found)) = (dst.as_mut_ptr() as u64, std::sync::mpsc::channel());
+        let alloc: AllocFn = Box::new(move |_| {
+            tx.send(()).unwrap();
+            Some(addr)
+        });
+        let target = Target::Alloc(alloc);
+        let options = RecvOptions { timeout: Some(LONG), target, device: 0, keep: false };
+        let (tx, ended) = std::sync::mpsc::channel();
+        let done: RecvDone = Box::new(move |result, _| drop(tx.send(result.map(drop))));
+        // SAFETY: as above.
+        let id = unsafe { a.recv_async(Some("b"), b"long", 1, options, done) }.unwrap();
+        while found.try_recv().is_err() {
+            b.progress().unwrap();
+            a.progress().unwrap();
+        }
+        a.request_cancel(id).unwrap();
+        let start = Instant::now();
+        let result = loop {
+            a.progress().unwrap();
+            b.progress().unwrap();
+            if let Ok(result) = ended.try_recv() {
+                break result;
+            }
+        };
+        println!("{kind:?}: it ended after {:?}", start.elapsed());
+        assert_eq!(result.unwrap_err().code, Code::Cancelled, "{kind:?}");
+        // SAFETY: the memory is valid, and nobody else's any more.
+        let mine = unsafe { std::slice::from_raw_parts_mut(addr as *mut u8, LEN) };
+        mine.fill(9);
+        innocent(&a, &b).unwrap();
+        assert!(mine.iter().all(|&byte| byte == 9), "{kind:?}: written after its end");
+        assert_eq!(count(&a, "disconnects"), 0, "{kind:?}: the connection ended");
+    }
+}
