@@ -18,6 +18,7 @@ use crate::fabric::{AnyAdapter, ProviderKind};
 use crate::status::{Code, Status};
 
 mod adapter;
+mod messages;
 
 use adapter::{Disturbed, Luck};
 
@@ -46,6 +47,7 @@ struct Storm {
     luck: Luck,
     sends: Vec<Transfer>,
     recvs: Vec<Transfer>,
+    messages: Vec<messages::Message>,
 }
 
 fn content(key: u64, step: i64, len: usize) -> Vec<u8> {
@@ -94,7 +96,7 @@ impl Storm {
                 from.import_address(&blob).expect("import");
             }
         }
-        Storm { all, luck, sends: Vec::new(), recvs: Vec::new() }
+        Storm { all, luck, sends: Vec::new(), recvs: Vec::new(), messages: Vec::new() }
     }
 
     fn name(&self, node: usize) -> String {
@@ -159,6 +161,9 @@ impl Storm {
         let count = self.all.len() as u64;
         let node = self.luck.below(count) as usize;
         let step = self.luck.below(STEPS as u64) as i64;
+        if self.luck.below(3) == 0 {
+            return self.act_on_messages();
+        }
         match self.luck.below(100) {
             0..70 => {
                 let key = self.luck.below(6);
@@ -226,6 +231,7 @@ impl Storm {
                 self.all[r.node].0.request_release(r.id.expect("a receive")).expect("release");
             }
         }
+        self.look_at_messages();
         for (manager, luck) in &self.all {
             let core = manager.core.lock();
             let (w, luck) = (&core.world, luck.lock());
@@ -255,7 +261,7 @@ impl Storm {
         }
     }
 
-    fn run(mut self) -> [usize; 4] {
+    fn run(mut self) -> [usize; 5] {
         let met = |s: &Storm, f: &dyn Fn(&Luck) -> usize| -> usize {
             s.all.iter().map(|(_, luck)| f(&luck.lock())).sum()
         };
@@ -270,9 +276,10 @@ impl Storm {
             (0..STEPS).for_each(|step| manager.step_cleanup(step).expect("cleanup"));
         }
         self.until("each operation ends", Storm::all_ended);
-        self.until("nothing is left", |s| s.all.iter().all(|(m, luck)| is_quiet(m, &luck.lock())));
+        self.drain_messages();
         let well = self.recvs.iter().filter(|r| r.ends.lock()[0].is_ok()).count();
-        let met = [met(&self, &|l| l.late), met(&self, &|l| l.full), met(&self, &|l| l.cuts), well];
+        let [late, full, cuts] =
+            [met(&self, &|l| l.late), met(&self, &|l| l.full), met(&self, &|l| l.cuts)];
         for (manager, luck) in &self.all {
             manager.destroy().expect("destroy");
             let luck = luck.lock();
@@ -285,7 +292,7 @@ impl Storm {
                 "memory was touched after its operation's end"
             );
         }
-        met
+        [late, full, cuts, well, self.judge_messages()]
     }
 }
 
@@ -303,20 +310,22 @@ fn is_quiet(manager: &Manager, luck: &Luck) -> bool {
     let idle = core.engine.outstanding() == (0, 0) && core.engine.waiting() == (0, 0);
     let none = w.dying.is_empty() && w.parked.is_empty() && w.held_back.is_empty();
     let done = !w.has_work() && w.jobs.is_empty() && w.inline.works.is_empty();
-    idle && none && done && w.buffers == 0 && luck.open == 0
+    let empty = w.buffers == 0 && luck.open == 0;
+    drop(core);
+    idle && none && done && empty && !messages::are_left(manager)
 }
 
 #[test]
 fn storms_pass() {
     let env = |name: &str| std::env::var(name).ok().and_then(|v| v.parse().ok());
     let (from, count) = (env("STORM_FROM").unwrap_or(0), env("STORM_SEEDS").unwrap_or(20));
-    let mut met = [0; 4];
+    let mut met = [0; 5];
     for seed in from..from + count {
         println!("STORM_FROM={seed}");
         let one = Storm::new(seed).run();
-        (0..4).for_each(|i| met[i] += one[i]);
+        (0..5).for_each(|i| met[i] += one[i]);
     }
-    println!("late events, full queues, cuts, receives that ended well: {met:?}");
+    println!("late events, full queues, cuts, receives and messages that ended well: {met:?}");
     assert!(met.iter().all(|&n| n >= 20), "it was hardly a storm: {met:?}");
 }
 
