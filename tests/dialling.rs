@@ -231,3 +231,26 @@ fn a_meeting_lasts_until_its_time_is_over() {
     a.destroy().unwrap();
     b.destroy().unwrap();
 }
+
+/// The same of whoever waits for all ranks: in the second in which it leaves a part of the dialling to others, and later.
+#[test]
+fn a_wait_for_all_goes_on_though_another_disconnects() {
+    for (dial, when) in [(1, 300), (1, 1500), (0, 1500)] {
+        let (a, b) = (manager("a"), manager("b"));
+        let at = first_silent(b.listen("127.0.0.1:0").unwrap().parse().unwrap());
+        a.add_peer("b", &at.to_string()).unwrap();
+        let waiter = {
+            let a = a.clone();
+            let time = Some(Duration::from_secs(20));
+            thread::spawn(move || a.connect_all(&["b".to_owned()], dial, time))
+        };
+        thread::sleep(Duration::from_millis(when));
+        a.disconnect("b").unwrap();
+        let begun = Instant::now();
+        waiter.join().unwrap().unwrap();
+        let took = begun.elapsed();
+        assert!(took < Duration::from_secs(10), "{dial}, {when}: it waited for {took:?}");
+        a.destroy().unwrap();
+        b.destroy().unwrap();
+    }
+}

@@ -40,7 +40,7 @@ impl Manager {
         inside::contains(self, Thread::this())
     }
 
-    pub(super) fn refuse_inside(&self, what: &str) -> Result<(), Status> {
+    pub(crate) fn refuse_inside(&self, what: &str) -> Result<(), Status> {
         self.refuse_inside_on(what, Thread::this())
     }
 

@@ -88,26 +88,15 @@ impl Manager {
         let mut error = None;
         let waiter = Arc::new(Waiter::default());
         let mut look = || {
-            let core = self.core.lock();
-            let Some(p) = core.engine.peer(index) else { return false };
-            if !p.channels.is_empty() {
-                return true;
-            }
-            let route = core.world.routes.get(&index).filter(|r| r.is_over());
-            let Some(route) = route else { return false };
-            // Given up: no further attempt helps.
-            if route.refused {
-                error = p.last_error.clone();
-                return error.is_some();
-            }
-            drop(core);
-            self.call(|core| core.want_again(index));
-            false
+            self.is_connected(index, true).unwrap_or_else(|refused| {
+                error = Some(refused);
+                true
+            })
         };
         let connected = self.waiting(|| self.block(&waiter, Some(timeout), &mut look));
         match (connected, error) {
-            (true, None) => Ok(()),
             (_, Some(status)) => Err(status),
+            (true, None) => Ok(()),
             (false, None) => {
                 self.refuse_closing()?;
                 let core = self.core.lock();
@@ -120,6 +109,26 @@ impl Manager {
         }
     }
 
+    /// Whether a peer that somebody waits for is connected. Where nobody tries any more, somebody does from now on, if it is
+    /// `ours` to dial. An error: no further try helps.
+    fn is_connected(&self, index: u32, ours: bool) -> Result<bool, Status> {
+        let core = self.core.lock();
+        let Some(p) = core.engine.peer(index) else { return Ok(false) };
+        if !p.channels.is_empty() {
+            return Ok(true);
+        }
+        let route = core.world.routes.get(&index).filter(|r| r.is_over());
+        let Some(route) = route else { return Ok(false) };
+        if route.refused {
+            return p.last_error.clone().map_or(Ok(false), Err);
+        }
+        drop(core);
+        if ours {
+            self.call(|core| core.want_again(index));
+        }
+        Ok(false)
+    }
+
     /// Waits until each of these peers is connected; dials the first `dial` of them, and leaves it to the others to dial,
     /// for a second. `None`: for as long as it takes.
     pub fn connect_all(
@@ -130,30 +139,46 @@ impl Manager {
     ) -> Result<(), Status> {
         self.refuse_inside("rdma_mesh_connect")?;
         peers.iter().take(dial).try_for_each(|peer| self.connect(peer, None))?;
-        self.call(|core| {
-            for peer in peers.iter().filter_map(|peer| core.peer(peer).ok()).collect::<Vec<_>>() {
-                core.await_connection(peer, timeout);
-            }
-        });
-        let missing = || {
-            let core = self.core.lock();
-            let is_missing = |peer: &&String| {
-                let index = core.peer(peer).ok();
-                index.and_then(|i| core.engine.peer(i)).is_none_or(|p| p.channels.is_empty())
-            };
-            peers.iter().filter(is_missing).cloned().collect::<Vec<_>>()
-        };
+        let indices = self.call(|core| {
+            let indices: Result<Vec<u32>, Status> = peers.iter().map(|p| core.peer(p)).collect();
+            indices.inspect(|all| all.iter().for_each(|&i| core.await_connection(i, timeout)))
+        })?;
         let waiter = Arc::new(Waiter::default());
-        // Whoever waits for ever waits for the manager's end as well.
-        let over = || self.drivers.closing.load(Ordering::Acquire) || missing().is_empty();
-        let all = |limit| self.waiting(|| self.block(&waiter, limit, over)) && missing().is_empty();
+        let mut refused = None;
+        // Those of the first `dial` are asked for again, should their connections come and go.
+        let mut all = |dial: usize, limit| {
+            let mut look = || {
+                // Whoever waits for ever waits for the manager's end as well.
+                let mut over = true;
+                for (i, &index) in indices.iter().enumerate() {
+                    match self.is_connected(index, i < dial) {
+                        Ok(connected) => over &= connected,
+                        Err(status) => {
+                            refused = Some(status);
+                            return true;
+                        }
+                    }
+                }
+                over || self.drivers.closing.load(Ordering::Acquire)
+            };
+            let over = self.waiting(|| self.block(&waiter, limit, &mut look));
+            match refused.take() {
+                Some(status) => Err(status),
+                None => Ok(over && !self.drivers.closing.load(Ordering::Acquire)),
+            }
+        };
         let first = timeout.unwrap_or(DIALLED).min(DIALLED);
-        if all(Some(first)) {
+        if all(dial, Some(first))? {
             return Ok(());
         }
+        let missing = || {
+            let core = self.core.lock();
+            let is_missing =
+                |&i: &usize| core.engine.peer(indices[i]).is_none_or(|p| p.channels.is_empty());
+            (0..peers.len()).filter(is_missing).map(|i| peers[i].clone()).collect::<Vec<_>>()
+        };
         missing().iter().try_for_each(|peer| self.connect(peer, None))?;
-        let rest = timeout.map(|timeout| timeout - first);
-        if all(rest) {
+        if all(peers.len(), timeout.map(|timeout| timeout - first))? {
             return Ok(());
         }
         self.refuse_closing()?;
