@@ -50,6 +50,9 @@ fn what_is_no_value_is_an_error_that_names_it() {
     for len in 0..good.len() {
         fs::write(&file, &good[..len]).unwrap();
         refused("cut");
+        // A look at what is there reads no more than the front.
+        let looked = s.check(&[b"k"], LONG).map_err(|status| status.code);
+        assert!([Ok(true), Err(Code::DataLoss)].contains(&looked), "{len}: {looked:?}");
     }
     for at in 0..good.len() {
         let mut damaged = good.clone();

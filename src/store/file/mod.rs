@@ -9,31 +9,25 @@
 //! that share a directory have to agree on the time as far as their ttl needs it. Who opens the directory, or begins a lease,
 //! sweeps what leases that are over and writers that were killed have left.
 
-use std::ffi::OsString;
+mod value;
+
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use sha2::{Digest, Sha256};
-
 use super::lease::{Held, ended};
 use super::{Compared, Kind, LeaseId, Until, sum};
-use crate::limits::{STORE_KEY, STORE_REPLY, STORE_VALUE};
+use crate::limits::STORE_REPLY;
 use crate::local_fd::Local;
 use crate::os::without_write_signals;
 use crate::room;
 use crate::status::{Code, Reason, Status};
-use crate::wire::{Reader, Writer};
+pub use value::fuzz_file;
+use value::{encode, failed, file_name, read_file, read_header};
 
-const MAGIC: [u8; 8] = *b"RDMSTOR1";
-/// Magic, lease, ttl, length of key and value, checksum.
-const HEADER: usize = 8 + 16 + 8 + 4 + 4 + 8;
-/// Longest name that is the key itself; the name of a longer key is its hash.
-const PLAIN_NAME: usize = 180;
 const LOCK: &str = ".lock";
 /// Beginnings of other names; no key's name begins with a dot.
 const LEASE: &str = ".lease-";
@@ -48,41 +42,8 @@ pub struct FileStore {
     held: Held,
 }
 
-fn checksum(lease: u128, ttl_ms: u64, key: &[u8], value: &[u8]) -> u64 {
-    let mut hash = xxhash_rust::xxh3::Xxh3::new();
-    hash.update(&lease.to_le_bytes());
-    hash.update(&ttl_ms.to_le_bytes());
-    hash.update(&(key.len() as u64).to_le_bytes());
-    hash.update(key);
-    hash.update(value);
-    hash.digest()
-}
-
-/// The name of a key's file: the key with what is not plain as "%XX", or "=" and its hash.
-fn file_name(key: &[u8]) -> OsString {
-    let mut name = Vec::with_capacity(PLAIN_NAME + 3);
-    for &byte in key {
-        let plain = byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-        match plain || byte == b'.' && !name.is_empty() {
-            true => name.push(byte),
-            false => name.extend(format!("%{byte:02X}").bytes()),
-        }
-        if name.len() > PLAIN_NAME {
-            name = b"=".to_vec();
-            name.extend(Sha256::digest(key).iter().flat_map(|b| format!("{b:02x}").into_bytes()));
-            break;
-        }
-    }
-    OsString::from_vec(name)
-}
-
 fn lease_name(id: LeaseId) -> String {
     format!("{LEASE}{id:032x}")
-}
-
-/// A failed call that needs the path in its text.
-fn failed(what: &str, path: &Path, error: &io::Error) -> Status {
-    Status::os(format!("{what} '{}'", path.display()), error)
 }
 
 /// The lock of a directory, until it is dropped.
@@ -192,16 +153,7 @@ impl FileStore {
             }
             self.held.add(held, std::iter::once(key))?;
         }
-        let mut bytes = room::vec(HEADER + key.len() + value.len(), "a file")?;
-        Writer::new(&mut bytes)
-            .bytes(&MAGIC)
-            .bytes(&id.to_le_bytes())
-            .u64(ttl_ms)
-            .u32(key.len() as u32)
-            .u32(value.len() as u32)
-            .u64(checksum(id, ttl_ms, key, value))
-            .bytes(key)
-            .bytes(value);
+        let bytes = encode(id, ttl_ms, key, value)?;
         let random = u128::from_le_bytes(crate::bootstrap::random_id()?);
         let new = self.dir.join(format!("{NEW}{random:032x}"));
         let written = without_write_signals(|| {
@@ -258,9 +210,11 @@ impl FileStore {
             let left = if name.starts_with(NEW) {
                 age.is_some_and(|age| age > LEFT)
             } else if name.starts_with(LEASE) {
-                // Long after its end, in case that its holder's clock is behind.
+                // Long after its end, in case that its holder's clock is behind. One that does not tell its ttl is of a process
+                // that was killed before it had written it, or of a disk that was full.
                 let ttl = fs::read_to_string(&path).ok().and_then(|t| t.trim().parse().ok());
-                ttl.is_some_and(|ttl| age.is_some_and(|a| a > Duration::from_millis(ttl) + LEFT))
+                let ttl = Duration::from_millis(ttl.unwrap_or(0));
+                age.is_some_and(|age| age > ttl.saturating_add(LEFT))
             } else if name.starts_with('.') {
                 false
             } else {
@@ -272,91 +226,6 @@ impl FileStore {
             }
         }
     }
-}
-
-/// Opens a file that a value may be in: `None` if there is none.
-fn open_value(path: &Path) -> Result<Option<File>, Status> {
-    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
-        Ok(file) => file,
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(e) if e.raw_os_error() == Some(libc::ELOOP) => return Err(strange(path, "a link")),
-        Err(e) => return Err(failed("cannot open", path, &e)),
-    };
-    let facts = file.metadata().map_err(|e| failed("cannot look at", path, &e))?;
-    if !facts.is_file() {
-        return Err(strange(path, "no file"));
-    }
-    let most = (HEADER + STORE_KEY + STORE_VALUE) as u64;
-    if facts.len() > most {
-        let what = format!("{} bytes long, and a value's file is at most {most}", facts.len());
-        return Err(strange(path, &what));
-    }
-    Ok(Some(file))
-}
-
-fn strange(path: &Path, what: &str) -> Status {
-    let text = format!("'{}' is {what}: nothing that this library wrote", path.display());
-    Status::new(Code::DataLoss, text)
-}
-
-/// Lease and ttl of a value's file.
-fn read_header(path: &Path) -> Result<Option<(LeaseId, Duration)>, Status> {
-    let Some(mut file) = open_value(path)? else { return Ok(None) };
-    let mut header = [0; HEADER];
-    file.read_exact(&mut header).map_err(|e| failed("cannot read", path, &e))?;
-    let mut r = Reader::new(&header);
-    if r.array::<8>() != Ok(MAGIC) {
-        return Err(strange(path, "of another format"));
-    }
-    let id = u128::from_le_bytes(r.array()?);
-    Ok(Some((id, Duration::from_millis(r.u64()?))))
-}
-
-/// The whole of a value's file: lease, ttl and value.
-fn read_file(
-    path: &Path,
-    key: Option<&[u8]>,
-) -> Result<Option<(LeaseId, Duration, Vec<u8>)>, Status> {
-    let Some(file) = open_value(path)? else { return Ok(None) };
-    let len = file.metadata().map_err(|e| failed("cannot look at", path, &e))?.len() as usize;
-    let mut bytes = room::vec(len + 1, "a file")?;
-    // One byte more shows that it has grown, which no file of ours does.
-    file.take(len as u64 + 1)
-        .read_to_end(&mut bytes)
-        .map_err(|e| failed("cannot read", path, &e))?;
-    parse(&bytes, key).map(Some).map_err(|what| strange(path, &what))
-}
-
-/// Takes a file apart.
-fn parse(bytes: &[u8], key: Option<&[u8]>) -> Result<(LeaseId, Duration, Vec<u8>), String> {
-    let mut r = Reader::new(bytes);
-    let short = |_| format!("{} bytes long, and cut", bytes.len());
-    if r.array::<8>().map_err(short)? != MAGIC {
-        return Err("of another format".to_owned());
-    }
-    let id = u128::from_le_bytes(r.array().map_err(short)?);
-    let ttl_ms = r.u64().map_err(short)?;
-    let (key_len, value_len) = (r.u32().map_err(short)?, r.u32().map_err(short)?);
-    let sum = r.u64().map_err(short)?;
-    let named = r.bytes(key_len as usize).map_err(short)?;
-    let value = r.bytes(value_len as usize).map_err(short)?;
-    if !r.is_empty() {
-        return Err(format!("{} bytes too long", r.remaining()));
-    }
-    if sum != checksum(id, ttl_ms, named, value) {
-        return Err("damaged: its checksum differs".to_owned());
-    }
-    if key.is_some_and(|key| key != named) {
-        return Err(format!("the value of another key, '{}'", crate::shown::key(named)));
-    }
-    let value = room::copy(value, "a value").map_err(Status::into_message)?;
-    Ok((id, Duration::from_millis(ttl_ms), value))
-}
-
-/// Takes a value's file apart: for the fuzzer.
-pub fn fuzz_file(bytes: &[u8]) {
-    let _ = parse(bytes, None);
 }
 
 impl Kind for FileStore {
@@ -499,6 +368,7 @@ impl Kind for FileStore {
 
 #[cfg(test)]
 mod tests {
+    use super::value::PLAIN_NAME;
     use super::*;
     use crate::store::stop::Stop;
 
@@ -586,5 +456,21 @@ mod tests {
         assert_eq!(file_name(&long).len(), 65);
         assert_ne!(file_name(&long), file_name(&other));
         assert_eq!(file_name(&[b'k'; PLAIN_NAME]).len(), PLAIN_NAME);
+    }
+
+    /// A file of a lease that says no ttl is of a process that was killed before it had, and is not kept for ever.
+    #[test]
+    fn a_lease_that_was_never_written_is_swept() {
+        let dir = Dir::new("lease");
+        let old = SystemTime::now() - 2 * LEFT;
+        for (name, text, at) in [("1", "", old), ("2", "", SystemTime::now()), ("3", "900000", old)]
+        {
+            let path = dir.0.join(format!("{LEASE}{name}"));
+            fs::write(&path, text).unwrap();
+            File::options().write(true).open(&path).unwrap().set_modified(at).unwrap();
+        }
+        FileStore::open(&dir.0).unwrap();
+        let left = ["1", "2", "3"].map(|name| dir.0.join(format!("{LEASE}{name}")).exists());
+        assert_eq!(left, [false, true, true]);
     }
 }
