@@ -2735,8 +2735,7 @@ rdma_code_t rdma_store_tcp(const char *address,
 /**
  * Makes a client of the Redis server at `address`, "host:port" or "unix:/path"; options.secret is its
  * password. Connects when it is used, as rdma_store_tcp does. Keys and values are Redis strings of the
- * same names; keys that begin with "rdma-lease:" are refused. A server that does not answer is noticed by
- * rdma_store_destroy after up to 5 s.
+ * same names; keys that begin with "rdma-lease:" are refused.
  *
  * Threads and `options` as for rdma_store_memory.
  *

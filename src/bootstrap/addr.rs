@@ -13,14 +13,10 @@ use super::{MAX_ADDRESSES, sys};
 /// Numeric addresses and "localhost" cost nothing. Any other name asks the system's resolver, which
 /// *blocks*, for seconds where DNS is broken: prefer numeric addresses.
 pub fn resolve(text: &str) -> Result<Vec<SocketAddr>, Status> {
+    if let Some(addrs) = resolve_at_once(text)? {
+        return Ok(addrs);
+    }
     let (host, port) = split(text)?;
-    if let Ok(ip) = host.parse::<IpAddr>() {
-        return Ok(vec![SocketAddr::new(ip, port)]);
-    }
-    if host.eq_ignore_ascii_case("localhost") {
-        let ips = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
-        return Ok(ips.map(|ip| SocketAddr::new(ip, port)).to_vec());
-    }
     let found = (host, port).to_socket_addrs().map_err(|e| {
         Status::new(Code::Unavailable, format!("address '{text}': cannot resolve '{host}': {e}"))
     })?;
@@ -39,7 +35,21 @@ pub fn resolve(text: &str) -> Result<Vec<SocketAddr>, Status> {
     Ok(addrs)
 }
 
-fn split(text: &str) -> Result<(&str, u16), Status> {
+/// The same, of what costs nothing; `None`: a name for the resolver.
+pub(crate) fn resolve_at_once(text: &str) -> Result<Option<Vec<SocketAddr>>, Status> {
+    let (host, port) = split(text)?;
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return Ok(Some(vec![SocketAddr::new(ip, port)]));
+    }
+    if host.eq_ignore_ascii_case("localhost") {
+        let ips = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+        return Ok(Some(ips.map(|ip| SocketAddr::new(ip, port)).to_vec()));
+    }
+    Ok(None)
+}
+
+/// Host and port, 0 where there is none.
+pub(crate) fn split(text: &str) -> Result<(&str, u16), Status> {
     let bad = |why: &str| {
         Status::invalid(format!(
             "address '{text}': {why}; allowed are 'host:port', '[v6]:port' and 'host', port 0 to 65535"

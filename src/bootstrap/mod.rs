@@ -46,8 +46,8 @@ use crate::fabric::{EpId, ProviderKind};
 use crate::local_fd::Local;
 use crate::status::Status;
 
-pub(crate) use addr::is_loopback;
 pub use addr::{format_address, resolve};
+pub(crate) use addr::{is_loopback, resolve_at_once, split};
 pub use backoff::Backoff;
 pub use blob::AddressBlob;
 pub use choice::{Choice, choose};

@@ -10,7 +10,10 @@
 pub mod file;
 pub mod foreign;
 pub mod lease;
+mod link;
 pub mod memory;
+mod names;
+mod number;
 #[cfg(feature = "redis")]
 pub mod redis;
 pub mod stop;
@@ -27,6 +30,7 @@ use crate::limits::{STORE_KEY, STORE_VALUE};
 use crate::shown;
 use crate::status::{Code, Reason, Status};
 use lease::Lease;
+pub(crate) use number::{number, sum};
 use stop::Stop;
 pub use until::Until;
 pub(crate) use until::{Failed, patiently, poll};
@@ -332,6 +336,7 @@ impl Store {
         let (begun, until) = (Instant::now(), self.until(patience));
         let mut values = Vec::new();
         crate::room::grow(&mut values, keys.len(), "values")?;
+        let mut pause = Duration::ZERO;
         while values.len() < keys.len() {
             self.stop.check()?;
             let at = values.len();
@@ -342,6 +347,7 @@ impl Store {
             let before = values.len();
             values.extend(found.into_iter().map_while(|value| value));
             if values.len() > before {
+                pause = Duration::ZERO;
                 continue;
             }
             if patience.is_one_look() {
@@ -355,6 +361,14 @@ impl Store {
                 let missing: Vec<usize> = missing.iter().map(|i| i + at).collect();
                 return Err(self.absent(Code::DeadlineExceeded, keys, &missing, begun));
             }
+            // What has been there may be gone. A store that says so each time is not asked in a busy loop, nor for ever.
+            if !pause.is_zero() {
+                if until.is_over() {
+                    return Err(self.absent(Code::DeadlineExceeded, keys, &[at], begun));
+                }
+                until.sleep(pause)?;
+            }
+            pause = (pause * 2).clamp(Duration::from_millis(1), Duration::from_millis(20));
         }
         Ok(values)
     }
@@ -481,25 +495,4 @@ pub(crate) fn named(all: impl Iterator<Item = impl Display>) -> String {
         text.push_str(&format!(" and {} more", count - NAMED));
     }
     text
-}
-
-/// The number in a value that is counted with.
-pub(crate) fn number(value: &[u8]) -> Result<i64, Status> {
-    let text = std::str::from_utf8(value).ok().filter(|text| text.len() <= 20);
-    text.and_then(|text| text.parse().ok()).ok_or_else(|| {
-        let text = format!(
-            "the value '{}' is not a decimal number of 64 bits",
-            shown::key(&value[..value.len().min(64)])
-        );
-        Status::new(Code::FailedPrecondition, text)
-    })
-}
-
-/// The sum of a counter and what is added.
-pub(crate) fn sum(value: Option<&[u8]>, delta: i64) -> Result<i64, Status> {
-    let before = value.map_or(Ok(0), number)?;
-    before.checked_add(delta).ok_or_else(|| {
-        let text = format!("{before} + {delta} does not fit into 64 bits");
-        Status::new(Code::OutOfRange, text)
-    })
 }

@@ -2,13 +2,15 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rdma_transport::status::{Code, Status};
+use rdma_transport::store::memory::Memory;
 use rdma_transport::store::tcp::{Client, server::Server};
-use rdma_transport::store::{Patience, in_redis};
+use rdma_transport::store::{Compared, LeaseId, Patience, Until, in_redis};
 
 use super::redis_server::Redis;
 use super::*;
@@ -135,6 +137,99 @@ fn a_redis_store_keeps_deadlines_when_its_server_is_silent_or_dead() {
     set(&s, b"k", b"v");
     waits_while(&s, "it dies", || redis.kill());
     all_end_in_time(&s, "it is dead");
+}
+
+/// A server's socket in the file system whose queue is full: to connect to it would wait for ever.
+#[test]
+fn a_redis_store_keeps_deadlines_when_its_servers_queue_is_full() {
+    let dir = super::files::Dir::new();
+    let path = dir.path.join("socket");
+    let _server = UnixListener::bind(&path).unwrap();
+    let address = format!("unix:{}", path.display());
+    let s = match in_redis(&address, None) {
+        Ok(kind) => store(kind),
+        Err(status) => return assert_eq!(status.code, Code::Unimplemented, "{status}"),
+    };
+    // Whom nobody accepts takes up the queue.
+    let filled = Arc::new(AtomicBool::new(false));
+    std::thread::spawn({
+        let (path, filled) = (path.clone(), filled.clone());
+        move || {
+            let mut all = Vec::new();
+            while let Ok(one) = UnixStream::connect(&path) {
+                all.push(one);
+            }
+            filled.store(true, Ordering::Release);
+        }
+    });
+    let status = loop {
+        let begun = Instant::now();
+        let status = s.get(&[b"k"], Patience::For(TIME)).unwrap_err();
+        assert!(begun.elapsed() < TIME + MORE, "it took {:?}: {status}", begun.elapsed());
+        if status.message.contains("temporarily unavailable") || filled.load(Ordering::Acquire) {
+            break status;
+        }
+    };
+    assert_eq!(status.code, Code::DeadlineExceeded, "{status}");
+}
+
+/// Says that each key has been there, and finds none.
+struct Forgetful(Memory);
+
+impl Kind for Forgetful {
+    fn name(&self) -> &str {
+        "a store that forgets"
+    }
+    fn set(&self, _: &[(&[u8], &[u8])], _: Option<LeaseId>, _: Until<'_>) -> Result<(), Status> {
+        Ok(())
+    }
+    fn get(&self, keys: &[&[u8]], until: Until<'_>) -> Result<Vec<Option<Vec<u8>>>, Status> {
+        self.0.get(keys, until)
+    }
+    fn missing(&self, keys: &[&[u8]], until: Until<'_>) -> Result<Vec<usize>, Status> {
+        self.0.missing(keys, until)
+    }
+    fn wait(&self, _: &[&[u8]], _: Until<'_>) -> Result<Vec<usize>, Status> {
+        Ok(Vec::new())
+    }
+    fn add(&self, _: &[u8], _: i64, _: Option<LeaseId>, _: Until<'_>) -> Result<i64, Status> {
+        Ok(0)
+    }
+    fn compare_set(
+        &self,
+        _: &[u8],
+        _: Option<&[u8]>,
+        _: &[u8],
+        _: Option<LeaseId>,
+        _: Until<'_>,
+    ) -> Result<Compared, Status> {
+        Ok(Compared::Absent)
+    }
+    fn delete(&self, keys: &[&[u8]], until: Until<'_>) -> Result<usize, Status> {
+        self.0.delete(keys, until)
+    }
+    fn lease(&self, _: LeaseId, _: Duration, _: Until<'_>) -> Result<(), Status> {
+        Ok(())
+    }
+    fn release(&self, _: LeaseId, _: Until<'_>) -> Result<(), Status> {
+        Ok(())
+    }
+}
+
+/// Keys that have been there, and are gone when they are read: that is no reason to go on for ever.
+#[test]
+fn a_get_ends_by_its_deadline_though_keys_come_and_go() {
+    let s = store(Arc::new(Forgetful(Memory::new())));
+    let begun = Instant::now();
+    let status = s.get(&[b"k"], Patience::For(TIME)).unwrap_err();
+    assert_eq!(status.code, Code::DeadlineExceeded, "{status}");
+    assert!(begun.elapsed() >= TIME && begun.elapsed() < TIME + MORE, "{:?}", begun.elapsed());
+    std::thread::scope(|scope| {
+        let gets = scope.spawn(|| s.get(&[b"k"], Patience::Forever));
+        std::thread::sleep(TIME / 6);
+        s.stop();
+        assert_eq!(gets.join().unwrap().unwrap_err().code, Code::Cancelled);
+    });
 }
 
 /// Those without a server: a key that does not come, and for a directory a writer that does not end.

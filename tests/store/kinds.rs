@@ -184,10 +184,12 @@ fn counters(place: &Place) {
     assert_eq!(s.add(b"n", 0, LONG).unwrap(), i64::MAX);
     assert_eq!(s.add(b"n", 1, LONG).unwrap_err().code, Code::OutOfRange);
     assert_eq!(s.add(b"n", i64::MIN, LONG).unwrap(), -1);
-    set(&s, b"n", b"no number");
-    let status = s.add(b"n", 1, LONG).unwrap_err();
-    assert_eq!(status.code, Code::FailedPrecondition);
-    assert!(status.message.contains("'n'"), "{status}");
+    for text in ["no number", "+5", "007", "-0", " 5", "5 ", "", "9223372036854775808"] {
+        set(&s, b"n", text.as_bytes());
+        let status = s.add(b"n", 1, LONG).expect_err(text);
+        assert_eq!(status.code, Code::FailedPrecondition, "{text}");
+        assert!(status.message.contains("'n'"), "{status}");
+    }
     // Nothing is lost among many.
     std::thread::scope(|scope| {
         for _ in 0..4 {

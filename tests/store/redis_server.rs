@@ -57,6 +57,13 @@ impl Redis {
         self.child = run(self.port, &self.dir, self.password.as_deref()).unwrap();
     }
 
+    /// Whether it is there, and not busy.
+    fn ping(&self) -> bool {
+        let port = self.port.to_string();
+        let done = Command::new("redis-cli").args(["-p", &port, "ping"]).output().unwrap();
+        done.stdout.starts_with(b"PONG")
+    }
+
     fn command(&self, words: &[&str]) {
         let port = self.port.to_string();
         let done = Command::new("redis-cli").args(["-p", &port]).args(words).output().unwrap();
@@ -196,4 +203,41 @@ fn addresses_are_checked() {
         assert_eq!(status.code, Code::InvalidArgument, "{bad}");
     }
     assert!(in_redis("unix:/run/redis.sock", None).is_ok() && in_redis("[::1]:1", None).is_ok());
+}
+
+/// Somebody else's script, which the server runs to its end: meanwhile it answers that it is busy.
+#[test]
+fn a_server_that_is_busy_is_waited_for() {
+    let Some(redis) = Redis::start() else { return };
+    let s = store(in_redis(&redis.address(), None).unwrap());
+    set(&s, b"k", b"v");
+    redis.command(&["config", "set", "busy-reply-threshold", "10"]);
+    std::thread::scope(|scope| {
+        let script = "redis.call('SET', 'begun', '') local t = redis.call('TIME')[1] \
+                      while redis.call('TIME')[1] - t < 2 do end";
+        scope.spawn(|| redis.command(&["eval", script, "0"]));
+        let busy = || !redis.ping();
+        while !busy() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(get(&s, b"k"), b"v");
+        assert_eq!(s.add(b"n", 1, LONG).unwrap(), 1);
+    });
+}
+
+/// What answers without end is no Redis server, and takes no memory without end.
+#[test]
+fn an_answer_without_end_is_given_up() {
+    use std::io::Write;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let serves = std::thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        client.write_all(b"$400000000\r\n").unwrap();
+        while client.write_all(&[0; 1 << 16]).is_ok() {}
+    });
+    let s = store(in_redis(&address, None).unwrap());
+    let status = s.get(&[b"k"], LONG).unwrap_err();
+    assert_eq!(status.code, Code::DataLoss, "{status}");
+    serves.join().unwrap();
 }

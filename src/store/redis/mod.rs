@@ -5,29 +5,29 @@
 //! server takes down by itself: of a job that is dead nothing is left. A cluster, which spreads keys over servers, is not
 //! supported.
 
+mod connection;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use redis::{
-    Cmd, Connection, ConnectionAddr, ErrorKind, IntoConnectionInfo, RedisConnectionInfo,
-    RedisError, ServerErrorKind, Value,
-};
+use redis::{Cmd, Value};
 
 use super::lease::Held;
+use super::link::Link;
+use super::names::Names;
 use super::{Compared, Failed, Kind, LeaseId, Until, patiently};
 use crate::limits::{STORE_REPLY, STORE_VALUE};
 use crate::shown;
 use crate::status::{Code, Status};
+use connection::{Connection, is_broken, judge};
 
 /// Beginning of the keys that tell whose a key is.
 const OWNER: &[u8] = b"rdma-lease:";
-/// A server that does not answer is waited for so long at a time, so that the end of a view is seen in between.
-const ANSWER: Duration = Duration::from_secs(5);
+/// A try to connect takes no longer.
+const TRY: Duration = Duration::from_secs(5);
 /// Connections that wait to be used again.
 const IDLE: usize = 16;
-/// Bytes of a command that are sent at a time.
-const PIECE: usize = 64 << 10;
 /// Keys of one script.
 const BATCH: usize = 256;
 
@@ -89,11 +89,17 @@ end return 1";
 /// A store in one Redis server, with the connections that rest and the leases that this process holds.
 pub struct RedisStore {
     name: String,
-    client: redis::Client,
+    at: At,
     password: Option<Vec<u8>>,
     idle: Mutex<Vec<Connection>>,
     held: Held,
     ttls: Mutex<std::collections::HashMap<LeaseId, u64>>,
+}
+
+/// Where a server is.
+enum At {
+    Host(Names),
+    File(PathBuf),
 }
 
 fn owner(key: &[u8]) -> Vec<u8> {
@@ -104,45 +110,6 @@ fn lease_text(lease: Option<LeaseId>) -> String {
     lease.map_or_else(String::new, |id| format!("{id:032x}"))
 }
 
-/// What a failed call means. `sure`: it may be done twice.
-fn judge(error: &RedisError, sure: bool) -> Failed {
-    use ServerErrorKind as S;
-    let text = error.to_string();
-    let text = shown::text(&text);
-    let status = |code| Status::new(code, text.clone());
-    match error.kind() {
-        ErrorKind::AuthenticationFailed => Failed::Finally(status(Code::Unauthenticated)),
-        ErrorKind::Server(S::BusyLoading | S::TryAgain | S::MasterDown) => {
-            Failed::Again(status(Code::Unavailable))
-        }
-        ErrorKind::Server(S::NoPerm) => Failed::Finally(status(Code::PermissionDenied)),
-        ErrorKind::Server(S::ReadOnly | S::Moved | S::CrossSlot | S::ClusterDown) => {
-            Failed::Finally(status(Code::FailedPrecondition))
-        }
-        _ => match error.code() {
-            Some("NOAUTH" | "WRONGPASS") => Failed::Finally(status(Code::Unauthenticated)),
-            Some("OOM" | "MISCONF") => Failed::Finally(status(Code::ResourceExhausted)),
-            _ if text.contains("OOM command not allowed") => {
-                Failed::Finally(status(Code::ResourceExhausted))
-            }
-            _ if text.contains("not an integer") || text.contains("WRONGTYPE") => {
-                Failed::Finally(status(Code::FailedPrecondition))
-            }
-            _ if text.contains("overflow") => Failed::Finally(status(Code::OutOfRange)),
-            _ if !is_broken(error) => Failed::Finally(status(Code::Unknown)),
-            _ if sure => Failed::Again(status(Code::Unavailable)),
-            _ => {
-                let text = format!("it is not known whether this was done: {text}");
-                Failed::Finally(Status::new(Code::Unavailable, text))
-            }
-        },
-    }
-}
-
-fn is_broken(error: &RedisError) -> bool {
-    error.is_io_error() || error.is_timeout() || error.kind() == ErrorKind::Parse
-}
-
 impl RedisStore {
     /// A store at `address`, "host:port" or "unix:/path". Connects when it is used.
     pub fn new(address: &str, password: Option<&[u8]>) -> Result<RedisStore, Status> {
@@ -151,40 +118,37 @@ impl RedisStore {
             let text = format!("{name}: {why}; allowed are 'host:port' and 'unix:/path'");
             Status::invalid(text)
         };
-        let addr = match address.strip_prefix("unix:") {
-            Some(path) if path.starts_with('/') => ConnectionAddr::Unix(PathBuf::from(path)),
+        let at = match address.strip_prefix("unix:") {
+            Some(path) if path.starts_with('/') => At::File(PathBuf::from(path)),
             Some(_) => return Err(bad("the path does not begin with '/'")),
-            None => {
-                let (host, port) = address.rsplit_once(':').ok_or_else(|| bad("no port"))?;
-                let host = host.trim_start_matches('[').trim_end_matches(']');
-                let port = port.parse().ok().filter(|&port| port != 0);
-                let port = port.ok_or_else(|| bad("no port of 1 to 65535"))?;
-                if host.is_empty() {
-                    return Err(bad("no host"));
-                }
-                ConnectionAddr::Tcp(host.to_owned(), port)
-            }
+            None => At::Host(Names::new(address).map_err(|status| bad(&status.message))?),
         };
-        let info = addr.into_connection_info().map_err(|e| bad(&e.to_string()))?;
-        // So nothing is said before the timeouts are set.
-        let quiet = RedisConnectionInfo::default().set_skip_set_lib_name();
-        let client =
-            redis::Client::open(info.set_redis_settings(quiet)).map_err(|e| bad(&e.to_string()))?;
         let password = password.map(|p| crate::room::copy(p, "a password")).transpose()?;
         let (idle, held, ttls) = Default::default();
-        Ok(RedisStore { name, client, password, idle, held, ttls })
+        Ok(RedisStore { name, at, password, idle, held, ttls })
     }
 
     fn connect(&self, until: Until<'_>) -> Result<Connection, Failed> {
-        let time = until.left().map_or(ANSWER, |left| left.min(ANSWER)).max(MIN_ANSWER);
-        let again = |e: RedisError| judge(&e, true);
-        let mut connection = self.client.get_connection_with_timeout(time).map_err(again)?;
+        let link = match &self.at {
+            At::File(path) => Link::unix(path)?,
+            At::Host(names) => {
+                let mut last = Err(Failed::Again(Status::new(Code::Unavailable, "no address")));
+                for addr in names.resolve(until)? {
+                    last = Link::tcp(addr, until.at_most(TRY));
+                    if last.is_ok() {
+                        break;
+                    }
+                    until.stop.check()?;
+                }
+                last?
+            }
+        };
+        let mut connection = Connection::new(link);
         if let Some(password) = &self.password {
-            set_timeouts(&connection, until).map_err(again)?;
             let mut auth = redis::cmd("AUTH");
             auth.arg(&password[..]);
-            auth.query::<()>(&mut connection).map_err(|e| match is_broken(&e) {
-                true => again(e),
+            connection.ask(&auth, true, until.at_most(TRY))?.map_err(|e| match is_broken(&e) {
+                true => judge(&e, true),
                 false => {
                     let text = format!("the password was refused: {}", shown::text(&e.to_string()));
                     Failed::Finally(Status::new(Code::Unauthenticated, text))
@@ -194,23 +158,31 @@ impl RedisStore {
         Ok(connection)
     }
 
+    /// A connection that has rested, and not ended since.
+    fn rested(&self) -> Option<Connection> {
+        loop {
+            let rested = self.idle.lock().pop()?;
+            if rested.rests() {
+                return Some(rested);
+            }
+        }
+    }
+
     /// Runs a command until it is answered. `sure`: it may be done twice.
     fn query(&self, command: &Cmd, sure: bool, until: Until<'_>) -> Result<Value, Status> {
         patiently(&self.name, until, || {
             until.stop.check()?;
-            let idle = self.idle.lock().pop();
             // A connection that has rested may have ended unseen. To ask twice shows it, where that is not harmless.
-            let mut connection = match idle {
+            let mut connection = match self.rested() {
                 Some(connection) if sure => connection,
                 Some(mut connection) => {
-                    set_timeouts(&connection, until).map_err(|e| judge(&e, true))?;
-                    let ping = redis::cmd("PING").query::<Value>(&mut connection);
+                    let ping = connection.ask(&redis::cmd("PING"), true, until)?;
                     ping.map_err(|e| judge(&e, true))?;
                     connection
                 }
                 None => self.connect(until)?,
             };
-            match ask(&mut connection, command, until) {
+            match connection.ask(command, sure, until)? {
                 Ok(value) => {
                     self.keep(connection);
                     Ok(value)
@@ -294,31 +266,6 @@ impl RedisStore {
             self.query(&redis::cmd("PING"), true, until)?;
         }
         Ok(())
-    }
-}
-
-/// Below this a system takes a timeout for none.
-const MIN_ANSWER: Duration = Duration::from_millis(1);
-
-fn set_timeouts(connection: &Connection, until: Until<'_>) -> Result<(), RedisError> {
-    let time = until.left().map_or(ANSWER, |left| left.min(ANSWER)).max(MIN_ANSWER);
-    connection.set_read_timeout(Some(time))?;
-    connection.set_write_timeout(Some(time))
-}
-
-/// Sends a command, and reads its answer. A server that takes no more is waited for twice by each write that it had taken
-/// a part of: so the command goes in pieces, each with half of what is left.
-fn ask(connection: &mut Connection, command: &Cmd, until: Until<'_>) -> Result<Value, RedisError> {
-    let packed = command.get_packed_command();
-    for piece in packed.chunks(PIECE) {
-        let left = until.left().map_or(ANSWER, |left| (left / 2).min(ANSWER));
-        connection.set_write_timeout(Some(left.max(MIN_ANSWER)))?;
-        connection.send_packed_command(piece)?;
-    }
-    set_timeouts(connection, until)?;
-    match connection.recv_response()? {
-        Value::ServerError(error) => Err(error.into()),
-        value => Ok(value),
     }
 }
 

@@ -8,18 +8,16 @@ pub mod server;
 mod session;
 mod wire;
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::os::fd::AsRawFd;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::stop::{Look, ready};
+use super::link::Link;
+use super::names::Names;
 use super::{Compared, Failed, Kind, LeaseId, Until, patiently};
 use crate::bootstrap::auth::{Keys, TAG};
 use crate::limits::{STORE_CALL, STORE_REPLY};
-use crate::local_fd::Local;
 use crate::status::{Code, Reason, Status};
 pub use session::fuzz_store;
 use wire::{MAX_FIRST, MAX_MESSAGE, Reply, Request, kind};
@@ -28,86 +26,28 @@ use wire::{MAX_FIRST, MAX_MESSAGE, Reply, Request, kind};
 const IDLE: usize = 16;
 /// A try to connect, with the proof of the secret, takes no longer.
 const TRY: Duration = Duration::from_secs(5);
-/// A silent server's host is asked whether it is there after so many seconds, and again after so many, so many times.
-const KEEPALIVE: [libc::c_int; 3] = [10, 5, 3];
 /// So long before a wait's deadline the server is to say what is missing: its answer has to come before it.
 const SPARE: Duration = Duration::from_millis(250);
 
 /// A TCP store as a client: its address, and the connections that rest.
 pub struct Client {
     name: String,
-    address: String,
+    names: Names,
     secret: Option<Vec<u8>>,
     idle: Mutex<Vec<Connection>>,
 }
 
 struct Connection {
-    socket: Local<TcpStream>,
+    link: Link,
     keys: Keys,
     came: u64,
     went: u64,
     input: Vec<u8>,
 }
 
-fn again(what: &str, error: &std::io::Error) -> Failed {
-    Failed::Again(Status::os(what, error))
-}
-
-fn gone() -> std::io::Error {
-    std::io::Error::new(ErrorKind::UnexpectedEof, "it closed the connection")
-}
-
-/// Waits until the socket is ready.
-fn wait_ready(socket: &TcpStream, write: bool, until: Until<'_>) -> Result<(), Failed> {
-    let look = Look { fd: socket.as_raw_fd(), read: !write, write };
-    ready(&mut [look, until.stop.look()], until.left());
-    until.stop.check()?;
-    if until.is_over() {
-        return Err(again("no answer", &ErrorKind::TimedOut.into()));
-    }
-    Ok(())
-}
-
-/// Has a silent peer's host asked whether it is there: after `idle` seconds, and `count` times more each `pause`. Then, or if
-/// it takes nothing for as long, the connection ends.
-fn keep_alive(
-    socket: &TcpStream,
-    idle: libc::c_int,
-    pause: libc::c_int,
-    count: libc::c_int,
-) -> std::io::Result<()> {
-    let fd = socket.as_raw_fd();
-    let set = |level, name, value: libc::c_int| {
-        let len = size_of::<libc::c_int>() as libc::socklen_t;
-        // SAFETY: the value outlives the call, and `len` is its size.
-        match unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), len) } {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
-        }
-    };
-    set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
-    set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, idle)?;
-    set(libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, pause)?;
-    set(libc::IPPROTO_TCP, libc::TCP_KEEPCNT, count)?;
-    set(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, (idle + pause * count) * 1000)
-}
-
-fn send(socket: &TcpStream, mut bytes: &[u8], until: Until<'_>) -> Result<(), Failed> {
-    while !bytes.is_empty() {
-        match { socket }.write(bytes) {
-            Ok(0) => return Err(again("sending", &gone())),
-            Ok(n) => bytes = &bytes[n..],
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(e) if e.kind() == ErrorKind::WouldBlock => wait_ready(socket, true, until)?,
-            Err(e) => return Err(again("sending", &e)),
-        }
-    }
-    Ok(())
-}
-
 /// The next whole message, with its length. What comes is stored as it comes, and not by what it claims.
 fn receive(
-    socket: &TcpStream,
+    link: &Link,
     input: &mut Vec<u8>,
     most: usize,
     until: Until<'_>,
@@ -122,16 +62,9 @@ fn receive(
                 false => input.drain(..len).collect(),
             });
         }
-        match { socket }.read(&mut piece) {
-            Ok(0) => return Err(again("waiting for an answer", &gone())),
-            Ok(n) => {
-                crate::room::grow(input, n, "bytes of an answer")?;
-                input.extend_from_slice(&piece[..n]);
-            }
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(e) if e.kind() == ErrorKind::WouldBlock => wait_ready(socket, false, until)?,
-            Err(e) => return Err(again("waiting for an answer", &e)),
-        }
+        let n = link.read(&mut piece, until)?;
+        crate::room::grow(input, n, "bytes of an answer")?;
+        input.extend_from_slice(&piece[..n]);
     }
 }
 
@@ -143,25 +76,16 @@ impl Connection {
         until: Until<'_>,
     ) -> Result<Connection, Failed> {
         let until = until.at_most(TRY);
-        let socket = crate::bootstrap::start_connect(&addr)
-            .map_err(|e| again(&format!("connecting to {addr}"), &e))?;
-        let socket = Local::new(TcpStream::from(socket));
-        wait_ready(&socket, true, until)?;
-        if let Some(e) = socket.take_error().unwrap_or_else(Some) {
-            return Err(again(&format!("connecting to {addr}"), &e));
-        }
-        let _ = socket.set_nodelay(true);
-        let [idle, pause, count] = KEEPALIVE;
-        keep_alive(&socket, idle, pause, count).map_err(|e| again("keeping a connection", &e))?;
+        let link = Link::tcp(addr, until)?;
         let ours = session::random_nonce()?;
         let hello = wire::greeting(kind::HELLO, &ours);
-        send(&socket, &hello, until)?;
+        link.send(&hello, until)?;
         let mut input = Vec::new();
-        let welcome = receive(&socket, &mut input, MAX_FIRST, until)?;
+        let welcome = receive(&link, &mut input, MAX_FIRST, until)?;
         let theirs = wire::greeted(kind::WELCOME, &welcome[4..])?;
         let keys = wire::derive(secret, &hello, &welcome, [&ours, &theirs])?;
-        send(&socket, &wire::proof(kind::AUTH, &keys.proof(true)), until)?;
-        let ready = receive(&socket, &mut input, MAX_FIRST, until)?;
+        link.send(&wire::proof(kind::AUTH, &keys.proof(true)), until)?;
+        let ready = receive(&link, &mut input, MAX_FIRST, until)?;
         match ready.get(4) {
             Some(&kind::READY) => keys.verify_proof(false, &ready[5..])?,
             Some(&kind::REJECT) => {
@@ -170,14 +94,12 @@ impl Connection {
             }
             _ => return Err(Failed::Finally(wire::malformed("no proof of the secret"))),
         }
-        Ok(Connection { socket, keys, came: 0, went: 0, input })
+        Ok(Connection { link, keys, came: 0, went: 0, input })
     }
 
     /// A connection that rests is silent; one that has ended is not.
     fn rests(&self) -> bool {
-        let mut look = [Look { fd: self.socket.as_raw_fd(), read: true, write: false }];
-        ready(&mut look, Some(Duration::ZERO));
-        !look[0].read && self.input.is_empty()
+        self.link.is_silent() && self.input.is_empty()
     }
 
     fn ask(
@@ -190,9 +112,9 @@ impl Connection {
         let at = request.encode(&mut out)?;
         wire::seal(&mut out, at, &self.keys, true, self.went);
         self.went += 1;
-        send(&self.socket, &out, until)?;
+        self.link.send(&out, until)?;
         drop(out);
-        let message = receive(&self.socket, &mut self.input, MAX_MESSAGE + TAG, until)?;
+        let message = receive(&self.link, &mut self.input, MAX_MESSAGE + TAG, until)?;
         let message = wire::open(&message, &self.keys, false, self.came)?;
         self.came += 1;
         Ok(Reply::decode(message, asked)?)
@@ -209,15 +131,8 @@ impl Client {
     pub fn new(address: &str, secret: Option<&[u8]>) -> Result<Client, Status> {
         let name = format!("tcp store at {address}");
         let secret = secret.map(|s| crate::room::copy(s, "a secret")).transpose()?;
-        // Malformed addresses are told at once; names may be known only later.
-        match crate::bootstrap::resolve(address) {
-            Err(status) if status.code == Code::InvalidArgument => return Err(status),
-            Ok(addrs) if addrs.iter().any(|addr| addr.port() == 0) => {
-                return Err(Status::invalid(format!("address '{address}' has no port")));
-            }
-            _ => {}
-        }
-        Ok(Client { name, address: address.to_owned(), secret, idle: Mutex::default() })
+        let names = Names::new(address)?;
+        Ok(Client { name, names, secret, idle: Mutex::default() })
     }
 
     fn connection(&self, until: Until<'_>) -> Result<Connection, Failed> {
@@ -226,7 +141,7 @@ impl Client {
                 return Ok(resting);
             }
         }
-        let addrs = crate::bootstrap::resolve(&self.address).map_err(Failed::Again)?;
+        let addrs = self.names.resolve(until)?;
         let mut last = Failed::Again(Status::new(Code::Unavailable, "no address"));
         for addr in addrs {
             match Connection::open(addr, self.secret.as_deref(), until) {
@@ -467,6 +382,8 @@ impl Kind for Client {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
     use crate::limits::{STORE_KEY, STORE_UNDER_WAY};
     use crate::store::stop::Stop;
@@ -481,7 +398,7 @@ mod tests {
         client.connection(until).map_err(|_| "no connection").unwrap()
     }
 
-    fn option(socket: &TcpStream, level: libc::c_int, name: libc::c_int) -> libc::c_int {
+    fn option(socket: &Link, level: libc::c_int, name: libc::c_int) -> libc::c_int {
         let (mut value, mut len) = (0 as libc::c_int, size_of::<libc::c_int>() as libc::socklen_t);
         let out = (&raw mut value).cast();
         // SAFETY: `value` has room for `len` bytes.
@@ -496,9 +413,9 @@ mod tests {
         let server = Server::new("127.0.0.1:0", None, false).unwrap();
         let stop = Stop::new().unwrap();
         let one = connect(&server, soon(&stop));
-        assert_eq!(option(&one.socket, libc::SOL_SOCKET, libc::SO_KEEPALIVE), 1);
-        assert!(option(&one.socket, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) <= 10);
-        let limit = option(&one.socket, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT);
+        assert_eq!(option(&one.link, libc::SOL_SOCKET, libc::SO_KEEPALIVE), 1);
+        assert!(option(&one.link, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) <= 10);
+        let limit = option(&one.link, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT);
         assert!((1..=30_000).contains(&limit), "{limit}");
     }
 
@@ -522,7 +439,7 @@ mod tests {
             wire::seal(&mut out, at, &one.keys, true, one.went);
             one.went += 1;
             // One that is closed in the middle may see that here.
-            let _ = send(&one.socket, &out, until);
+            let _ = one.link.send(&out, until);
             hostile.push(one);
         }
         // Once the last is answered for, each was looked at.

@@ -13,6 +13,7 @@ use crate::local_fd::Local;
 use crate::log;
 use crate::os::EventFd;
 use crate::status::{Code, Status};
+use crate::store::link::keep_alive;
 use crate::store::memory::Memory;
 use crate::store::stop::{self, Look, Stop, ready};
 use crate::store::{Compared, Kind, LeaseId, Until};
@@ -192,7 +193,7 @@ impl<'a> Loop<'a> {
             let socket = Local::new(socket);
             let kept = socket
                 .set_nonblocking(true)
-                .and_then(|()| super::keep_alive(&socket, KEEPALIVE, KEEPALIVE / 4, 4));
+                .and_then(|()| keep_alive(&socket, KEEPALIVE, KEEPALIVE / 4, 4));
             if kept.is_err() || !self.make_room() {
                 continue;
             }

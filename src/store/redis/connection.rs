@@ -1,0 +1,131 @@
+//! A connection to a Redis server: what is asked, the answer as the crate `redis` reads it, and what an error means.
+
+use std::io::{self, Read};
+
+use redis::{Cmd, ErrorKind, Parser, RedisError, ServerErrorKind, Value};
+
+use crate::limits::{STORE_REPLY, STORE_VALUE};
+use crate::shown;
+use crate::status::{Code, Status};
+use crate::store::link::Link;
+use crate::store::{Failed, Until};
+
+/// Longest answer: the longest value, or several in as many bytes as are asked for, and what is around them.
+const MAX_ANSWER: usize = STORE_VALUE + STORE_REPLY + (64 << 10);
+
+/// A connection to a server.
+pub struct Connection {
+    link: Link,
+    parser: Parser,
+}
+
+/// An answer, as it comes.
+struct Answer<'a> {
+    link: &'a Link,
+    until: Until<'a>,
+    /// Bytes that it may still have.
+    left: usize,
+    /// Why there is no more of it.
+    failed: Option<Failed>,
+}
+
+/// What a failed call means. `sure`: it may be done twice.
+pub fn judge(error: &RedisError, sure: bool) -> Failed {
+    use ServerErrorKind as S;
+    let text = error.to_string();
+    let text = shown::text(&text);
+    let status = |code| Status::new(code, text.clone());
+    match error.kind() {
+        ErrorKind::AuthenticationFailed => Failed::Finally(status(Code::Unauthenticated)),
+        // Nothing was done while another's script ran.
+        _ if error.code() == Some("BUSY") => Failed::Again(status(Code::Unavailable)),
+        ErrorKind::Server(S::BusyLoading | S::TryAgain | S::MasterDown) => {
+            Failed::Again(status(Code::Unavailable))
+        }
+        ErrorKind::Server(S::NoPerm) => Failed::Finally(status(Code::PermissionDenied)),
+        ErrorKind::Server(S::ReadOnly | S::Moved | S::CrossSlot | S::ClusterDown) => {
+            Failed::Finally(status(Code::FailedPrecondition))
+        }
+        _ => match error.code() {
+            Some("NOAUTH" | "WRONGPASS") => Failed::Finally(status(Code::Unauthenticated)),
+            Some("OOM" | "MISCONF") => Failed::Finally(status(Code::ResourceExhausted)),
+            _ if text.contains("OOM command not allowed") => {
+                Failed::Finally(status(Code::ResourceExhausted))
+            }
+            _ if text.contains("not an integer") || text.contains("WRONGTYPE") => {
+                Failed::Finally(status(Code::FailedPrecondition))
+            }
+            _ if text.contains("overflow") => Failed::Finally(status(Code::OutOfRange)),
+            _ if !is_broken(error) => Failed::Finally(status(Code::Unknown)),
+            _ => unanswered(status(Code::Unavailable), sure),
+        },
+    }
+}
+
+/// There was no answer, or none that can be read. `sure`: it may be done twice.
+fn unanswered(why: Status, sure: bool) -> Failed {
+    if sure {
+        return Failed::Again(why);
+    }
+    let text = format!("it is not known whether this was done: {}", why.message);
+    Failed::Finally(Status::new(Code::Unavailable, text))
+}
+
+/// The connection is of no use any more.
+pub fn is_broken(error: &RedisError) -> bool {
+    error.is_io_error() || error.kind() == ErrorKind::Parse
+}
+
+impl Connection {
+    pub fn new(link: Link) -> Connection {
+        Connection { link, parser: Parser::new() }
+    }
+
+    /// One that has ended, or says what nobody asked for, does not.
+    pub fn rests(&self) -> bool {
+        self.link.is_silent()
+    }
+
+    /// Sends a command, and reads its answer: what the server says. `sure`: it may be done twice.
+    pub fn ask(
+        &mut self,
+        command: &Cmd,
+        sure: bool,
+        until: Until<'_>,
+    ) -> Result<Result<Value, RedisError>, Failed> {
+        let unanswered = |failed| match failed {
+            Failed::Again(why) => unanswered(why, sure),
+            failed => failed,
+        };
+        self.link.send(&command.get_packed_command(), until).map_err(unanswered)?;
+        let mut answer = Answer { link: &self.link, until, left: MAX_ANSWER, failed: None };
+        match (self.parser.parse_value(&mut answer), answer.failed) {
+            (_, Some(failed)) => Err(unanswered(failed)),
+            (Ok(Value::ServerError(error)), None) => Ok(Err(error.into())),
+            (answer, None) => Ok(answer),
+        }
+    }
+}
+
+impl Read for Answer<'_> {
+    fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
+        let most = piece.len().min(self.left);
+        let read = match most {
+            0 => {
+                let text = format!("an answer of more than {MAX_ANSWER} bytes");
+                Err(Failed::Finally(Status::new(Code::DataLoss, text)))
+            }
+            _ => self.link.read(&mut piece[..most], self.until),
+        };
+        match read {
+            Ok(count) => {
+                self.left -= count;
+                Ok(count)
+            }
+            Err(failed) => {
+                self.failed = Some(failed);
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+        }
+    }
+}
