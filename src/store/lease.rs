@@ -147,7 +147,7 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if !self.let_go() {
-            return;
+            return self.shared.kind.forget(self.shared.id);
         }
         let Ok(stop) = Stop::new() else { return };
         let until = Until::after(Some(FAREWELL.min(self.shared.ttl)), &stop);
@@ -213,6 +213,12 @@ impl Held {
     pub fn keys(&self, id: LeaseId) -> Vec<Box<[u8]>> {
         let all = self.0.lock();
         all.leases.get(&id).map_or_else(Vec::new, |keys| keys.keys().cloned().collect())
+    }
+
+    /// How many leases there are.
+    #[cfg(test)]
+    pub fn leases(&self) -> usize {
+        self.0.lock().leases.len()
     }
 
     /// A lease has ended; its keys.

@@ -126,6 +126,9 @@ pub trait Kind: Send + Sync {
     /// Ends a lease: what was written under it, and by nobody else since, is deleted.
     fn release(&self, id: LeaseId, until: Until<'_>) -> Result<(), Status>;
 
+    /// A lease is left to its time: nobody here renews or releases it any more.
+    fn forget(&self, _id: LeaseId) {}
+
     /// Somebody who waits here has been stopped, and is to look.
     fn nudge(&self) {}
 }

@@ -364,6 +364,10 @@ impl Kind for FileStore {
         keys.iter().for_each(|key| self.drop_leased(key, id));
         Ok(())
     }
+
+    fn forget(&self, id: LeaseId) {
+        self.held.end(id);
+    }
 }
 
 #[cfg(test)]
@@ -456,6 +460,22 @@ mod tests {
         assert_eq!(file_name(&long).len(), 65);
         assert_ne!(file_name(&long), file_name(&other));
         assert_eq!(file_name(&[b'k'; PLAIN_NAME]).len(), PLAIN_NAME);
+    }
+
+    /// Whoever meets again and again leaves each meeting's lease to its time, and keeps nothing of it.
+    #[test]
+    fn leases_that_are_left_to_their_time_are_forgotten() {
+        let dir = Dir::new("lent");
+        let kind = std::sync::Arc::new(FileStore::open(&dir.0).unwrap());
+        let store = crate::store::Store::new(kind.clone(), LEFT).unwrap();
+        let patience = crate::store::Patience::Default;
+        for i in 0..4 {
+            let lent = store.lent(LEFT, patience).unwrap();
+            lent.set(&[(format!("key {i}").as_bytes(), b"v")], patience).unwrap();
+            assert_eq!(kind.held.leases(), 1);
+        }
+        assert_eq!(kind.held.leases(), 0);
+        assert!(store.check(&[b"key 0", b"key 3"], patience).unwrap(), "they last for their time");
     }
 
     /// A file of a lease that says no ttl is of a process that was killed before it had, and is not kept for ever.

@@ -434,4 +434,9 @@ impl Kind for RedisStore {
         self.ttls.lock().remove(&id);
         self.for_lease(id, 0, until)
     }
+
+    fn forget(&self, id: LeaseId) {
+        self.ttls.lock().remove(&id);
+        self.held.end(id);
+    }
 }
