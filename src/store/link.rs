@@ -22,6 +22,16 @@ enum Socket {
     Unix(Unix),
 }
 
+impl Socket {
+    fn tcp(&self) -> io::Result<&TcpStream> {
+        match self {
+            Socket::Tcp(socket) => Ok(socket),
+            #[cfg(feature = "redis")]
+            Socket::Unix(_) => Err(ErrorKind::Unsupported.into()),
+        }
+    }
+}
+
 impl AsRawFd for Socket {
     fn as_raw_fd(&self) -> RawFd {
         match self {
@@ -75,7 +85,7 @@ impl Link {
             TcpStream::from(crate::bootstrap::start_connect(&addr).map_err(|e| failed(&e))?);
         let link = Link(Local::new(Socket::Tcp(socket)));
         link.wait_ready(true, until)?;
-        let Socket::Tcp(socket) = &*link.0 else { return Err(failed(&gone())) };
+        let socket = link.0.tcp().map_err(|e| failed(&e))?;
         if let Some(e) = socket.take_error().unwrap_or_else(Some) {
             return Err(failed(&e));
         }

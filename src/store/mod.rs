@@ -30,7 +30,9 @@ use crate::limits::{STORE_KEY, STORE_VALUE};
 use crate::shown;
 use crate::status::{Code, Reason, Status};
 use lease::Lease;
-pub(crate) use number::{number, sum};
+#[cfg(feature = "redis")]
+pub(crate) use number::number;
+pub(crate) use number::sum;
 use stop::Stop;
 pub use until::Until;
 pub(crate) use until::{Failed, patiently, poll};
