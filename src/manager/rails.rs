@@ -124,7 +124,7 @@ mod tests {
         let core = &mut *core;
         let peer = core.peer("b").unwrap();
         let caps = core.world.adapters[ProviderKind::Tcp as usize].as_ref().unwrap().caps().clone();
-        let mut connected = |core: &mut Core, incarnation: u8| {
+        let connected = |core: &mut Core, incarnation: u8| {
             let (engine, world) = (&mut core.engine, &mut core.world);
             let caps = caps.clone();
             let ch = engine.channel_new(world, peer, [incarnation; 16], true, caps, false).unwrap();
