@@ -167,9 +167,15 @@ static void unbound_send(scene *s, uint64_t tag) {
   uint64_t sent = 0, received = 0;
   must(rdma_unbound_recv(s->to, unbound_to, &s->peer_from, 1, tag, 0, s->options.dst_len, 0), "rdma_unbound_recv");
   must(rdma_unbound_send(s->from, unbound_from, s->peer_to, tag, 0, s->tensor.nbytes, 0), "rdma_unbound_send");
-  while (received == 0) must(rdma_unbound_test(s->to, unbound_to, NULL, &received), "rdma_unbound_test");
+  while (received == 0) {
+    must(rdma_unbound_test(s->to, unbound_to, NULL, &received), "rdma_unbound_test");
+    if (received == 0) must(rdma_mgr_progress(s->from, NULL), "progress"); /* word of more room comes to it */
+  }
   must(rdma_unbound_wait_recv(s->to, unbound_to, 0, NULL), "rdma_unbound_wait_recv");
-  while (sent == 0) must(rdma_unbound_test(s->from, unbound_from, &sent, NULL), "rdma_unbound_test");
+  while (sent == 0) {
+    must(rdma_unbound_test(s->from, unbound_from, &sent, NULL), "rdma_unbound_test");
+    if (sent == 0) must(rdma_mgr_progress(s->to, NULL), "progress");
+  }
   must(rdma_unbound_wait_send(s->from, unbound_from, 0, NULL), "rdma_unbound_wait_send");
 }
 
