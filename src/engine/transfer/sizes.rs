@@ -58,7 +58,7 @@ const fn size(name: &'static str, variable: &'static str, range: (i64, i64)) -> 
 /// All, in the order of their fields. The largest fit their types.
 pub const SIZES: [Size; 9] = [
     size("eager_limit", "RDMA_EAGER_LIMIT", (0, 1 << 30)),
-    // What the call copies at most.
+    // Less than the call copies at most.
     size("rndv_eager_limit", "RDMA_RNDV_EAGER_LIMIT", (0, 8 << 10)),
     size("max_send_size", "RDMA_MAX_SEND_SIZE", (256, 1 << 30)),
     size("min_rdma_pipeline_size", "RDMA_MIN_RDMA_PIPELINE_SIZE", (0, i64::MAX)),

@@ -109,7 +109,7 @@ pub static TABLE: [Entry; 7] = [
         name: "pipeline",
         counter: "pipeline",
         forced: true,
-        when: "forced, for long messages: in three segments, registered while others are moved",
+        when: "forced, or from `RDMA_MIN_RDMA_PIPELINE_SIZE` on: long messages, in three segments, registered while others are moved",
         source: "Open MPI ob1",
         file: "pipeline/",
         copies: "none of most; of the first and the last bytes as of eager",
