@@ -26,16 +26,18 @@
  * caller of rdma_mgr_progress, rdma_mgr_wait, rdma_mgr_connect, rdma_recv, rdma_msg_send,
  * rdma_msg_recv, rdma_msg_probe, rdma_msg_test, rdma_msg_wait, rdma_msg_detach, rdma_pair_connect, rdma_pair_close,
  * rdma_buffer_wait_send, rdma_buffer_wait_recv, rdma_buffer_test, rdma_buffer_destroy, rdma_unbound_wait_send,
- * rdma_unbound_wait_recv, rdma_unbound_test, rdma_unbound_destroy, rdma_mgr_meet, rdma_mgr_flush, rdma_mesh_connect or
- * rdma_mgr_destroy; some also inside the call that set them up, as they say. They may call every
+ * rdma_unbound_wait_recv, rdma_unbound_test, rdma_unbound_destroy, rdma_mgr_meet, rdma_mgr_flush, rdma_mesh_connect,
+ * rdma_mem_unregister or rdma_mgr_destroy; some also inside the call that set them up, as they say. They may call every
  * function; those that wait (the same, rdma_mgr_connect and rdma_pair_connect with a timeout; but not
- * rdma_pair_close, rdma_buffer_test, rdma_buffer_destroy and rdma_unbound_test) return RDMA_FAILED_PRECONDITION there.
+ * rdma_pair_close, rdma_buffer_test, rdma_buffer_destroy, rdma_unbound_test and rdma_mem_unregister) return
+ * RDMA_FAILED_PRECONDITION there.
  * What callbacks are given is borrowed for
  * the call. They must return: no exception and no longjmp may leave them. `userdata` is handed back
  * as it was given, perhaps on another thread.
  *
  * A thread that may be inside a function of the library must not be cancelled by pthread_cancel, which ends the
- * process there. To end a call of another thread: rdma_mgr_wake, rdma_mgr_destroy, rdma_store_destroy, or a timeout.
+ * process there. To end a call of another thread: rdma_mgr_wake, rdma_mgr_destroy, rdma_store_destroy,
+ * rdma_unbound_abort_wait_send, rdma_unbound_abort_wait_recv, or a timeout.
  *
  * Forks. What the parent created is of no use in a forked child: each function refuses it there. The child may
  * create a manager of its own if it was forked before the first one existed, or after exec; the child of a process
@@ -191,7 +193,7 @@
 #define RDMA_REASON_NONE 0
 
 /**
- * rdma_transfer_info_t.reason: rdma_request_cancel or rdma_mgr_destroy.
+ * rdma_transfer_info_t.reason: rdma_request_cancel, rdma_mgr_disconnect or rdma_mgr_destroy.
  */
 #define RDMA_REASON_CANCELLED 1
 
@@ -216,7 +218,7 @@
 #define RDMA_REASON_PEER_RESTARTED 5
 
 /**
- * rdma_transfer_info_t.reason: the step was aborted.
+ * rdma_transfer_info_t.reason: the step was aborted or cleaned up.
  */
 #define RDMA_REASON_STEP_ABORTED 6
 
@@ -226,7 +228,7 @@
 #define RDMA_REASON_REMOTE_ERROR 7
 
 /**
- * rdma_transfer_info_t.reason: allocation, registration, protocol violation on this side.
+ * rdma_transfer_info_t.reason: allocation, registration, checksum, protocol violation on this side.
  */
 #define RDMA_REASON_LOCAL_ERROR 8
 
@@ -1086,7 +1088,10 @@ typedef struct rdma_transfer_info rdma_transfer_info_t;
  * "" for RDMA_OK, and ends with a NUL. Codes: RDMA_OK; RDMA_CANCELLED: the receiver took it back, or
  * `mgr` is destroyed; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the connection or the peer ended;
  * RDMA_PERMISSION_DENIED: the receiver closed its memory meanwhile; RDMA_FAILED_PRECONDITION: the
- * memory was unregistered; RDMA_RESOURCE_EXHAUSTED; RDMA_INTERNAL; that of rdma_step_abort.
+ * memory was unregistered; RDMA_ABORTED: the step was cleaned up; that of rdma_step_abort;
+ * RDMA_OUT_OF_RANGE: of rdma_response_send, the receiver's memory is too short; RDMA_DATA_LOSS: what came
+ * over the connection was damaged; RDMA_INVALID_ARGUMENT: the peer broke the protocol;
+ * RDMA_RESOURCE_EXHAUSTED; RDMA_INTERNAL.
  */
 typedef void (*rdma_send_done_fn)(rdma_code_t code,
                                   const char *message,
@@ -1735,13 +1740,15 @@ rdma_code_t rdma_tensor_init(rdma_tensor_t *tensor, size_t struct_size);
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `out` NULL, wrong struct_size, a setting or an
  * environment variable that is not allowed; RDMA_UNAVAILABLE: the required provider cannot be
- * used here; RDMA_PERMISSION_DENIED, RDMA_NOT_FOUND: a file named by the environment cannot be
- * opened; RDMA_ALREADY_EXISTS: the address to listen on is in use; RDMA_RESOURCE_EXHAUSTED: no
- * memory, descriptors or threads; RDMA_UNIMPLEMENTED: the required provider is not part of this
- * build; RDMA_FAILED_PRECONDITION: a secret named by the environment, which is not read in a
- * program that has other rights than who runs it, and none in the options; RDMA_INTERNAL.
+ * used here; RDMA_PERMISSION_DENIED, RDMA_NOT_FOUND, RDMA_UNAVAILABLE: a file named by the environment
+ * cannot be opened, the address to listen on cannot be had; RDMA_ALREADY_EXISTS: it is in use;
+ * RDMA_RESOURCE_EXHAUSTED: no memory, descriptors or threads; RDMA_UNIMPLEMENTED: the required provider is
+ * not part of this build; RDMA_FAILED_PRECONDITION: no secret for an address to listen on beyond loopback;
+ * a secret named by the environment, which is not read in a program that has other rights than who runs it,
+ * and none in the options; options.pool destroyed or in a forked child; RDMA_INTERNAL.
  */
-rdma_code_t rdma_mgr_create(const rdma_mgr_options_t *options, rdma_mgr_t **out);
+rdma_code_t rdma_mgr_create(const rdma_mgr_options_t *options,
+                            rdma_mgr_t **out);
 
 /**
  * Ends a manager: each operation under way ends with RDMA_CANCELLED through its callback, the
@@ -1801,11 +1808,12 @@ rdma_code_t rdma_mgr_add_peer(rdma_mgr_t *mgr,
  * Threads: any, but not inside a callback: it drives progress.
  *
  * Returns RDMA_OK; RDMA_OUT_OF_RANGE: `peer` is too small; RDMA_INVALID_ARGUMENT: `mgr` or `address`
- * NULL, malformed address, a timeout below 1, `peer` NULL with cap above 0; RDMA_DEADLINE_EXCEEDED,
- * RDMA_UNAVAILABLE: nobody could be reached, rdma_last_error says why; RDMA_UNAUTHENTICATED: the
- * secrets differ; RDMA_ALREADY_EXISTS: it has this manager's own name; RDMA_RESOURCE_EXHAUSTED: too
- * many peers; RDMA_FAILED_PRECONDITION: no provider in common, inside a callback, `mgr` destroyed or
- * in a forked child; RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
+ * NULL, malformed address, a timeout below 1, `peer` NULL with cap above 0; no manager answers there;
+ * RDMA_DEADLINE_EXCEEDED, RDMA_UNAVAILABLE: nobody could be reached, rdma_last_error says why;
+ * RDMA_UNAUTHENTICATED: the secrets differ; RDMA_ALREADY_EXISTS: it has this manager's own name;
+ * RDMA_RESOURCE_EXHAUSTED: too many peers; RDMA_DATA_LOSS: the handshake was damaged;
+ * RDMA_FAILED_PRECONDITION: no provider or version in common, inside a callback, `mgr` destroyed or in a
+ * forked child; RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
  */
 rdma_code_t rdma_mgr_meet(rdma_mgr_t *mgr,
                           const char *address,
@@ -1833,14 +1841,16 @@ rdma_code_t rdma_mgr_set_name(rdma_mgr_t *mgr,
  *
  * Threads: any; with a timeout it blocks and drives progress, so not inside a callback.
  *
- * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: an argument NULL, malformed name, negative timeout;
- * RDMA_NOT_FOUND: unknown peer; RDMA_DEADLINE_EXCEEDED, RDMA_UNAVAILABLE: the peer could not be
- * reached, rdma_last_error says why; RDMA_UNAUTHENTICATED: the secrets differ;
- * RDMA_FAILED_PRECONDITION: the required provider does not reach the peer, inside a callback,
- * `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` was destroyed meanwhile;
- * RDMA_INTERNAL.
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: an argument NULL, malformed name, negative timeout; no manager
+ * answers at the peer's address; RDMA_NOT_FOUND: unknown peer, or another worker answers there;
+ * RDMA_DEADLINE_EXCEEDED, RDMA_UNAVAILABLE: the peer could not be reached, rdma_last_error says why;
+ * RDMA_UNAUTHENTICATED: the secrets differ; RDMA_DATA_LOSS: the handshake was damaged;
+ * RDMA_FAILED_PRECONDITION: no provider or version in common, inside a callback, `mgr` destroyed or in a
+ * forked child; RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
  */
-rdma_code_t rdma_mgr_connect(rdma_mgr_t *mgr, const char *peer, int64_t timeout_ms);
+rdma_code_t rdma_mgr_connect(rdma_mgr_t *mgr,
+                             const char *peer,
+                             int64_t timeout_ms);
 
 /**
  * Closes the connection to a peer. Its operations end with RDMA_UNAVAILABLE; the peer stays known
@@ -1969,17 +1979,20 @@ rdma_code_t rdma_mgr_event_fd(rdma_mgr_t *mgr,
 /**
  * Registers memory, so that tensors inside it move without a copy. Not needed for a transfer to
  * work. `device` is RDMA_DEVICE_HOST or an id from rdma_mgr_register_device. Ranges may adjoin,
- * and must not overlap.
+ * and must not overlap. Where the RDMA device does not take it (a limit on locked memory, say), that is
+ * logged, and transfers of it go through memory of the library.
  *
  * Threads: any. The memory stays the application's, and valid until rdma_mem_unregister or
  * rdma_mgr_destroy.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `addr` NULL, len 0 or beyond the address space;
  * RDMA_ALREADY_EXISTS: overlaps registered memory; RDMA_NOT_FOUND: unknown device;
- * RDMA_RESOURCE_EXHAUSTED: the system's limit on locked memory, or the device's on regions;
  * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
  */
-rdma_code_t rdma_mem_register(rdma_mgr_t *mgr, void *addr, size_t len, uint32_t device);
+rdma_code_t rdma_mem_register(rdma_mgr_t *mgr,
+                              void *addr,
+                              size_t len,
+                              uint32_t device);
 
 /**
  * Ends a registration; `addr` as given to rdma_mem_register. Transfers under way that use the
@@ -1989,13 +2002,15 @@ rdma_code_t rdma_mem_register(rdma_mgr_t *mgr, void *addr, size_t len, uint32_t 
  * manager gave by reference stays the application's to keep valid. Callbacks of transfers that had
  * ended before may still run, also with RDMA_OK, after this returned.
  *
- * Threads: any. Inside a callback of `mgr`, connections end at once rather than be waited for.
+ * Threads: any. Drives progress while it waits; inside a callback of `mgr` it does not wait: connections end at
+ * once.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `addr` NULL; RDMA_NOT_FOUND: not registered;
  * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child, or called inside a device's copy
  * function of this memory; RDMA_INTERNAL.
  */
-rdma_code_t rdma_mem_unregister(rdma_mgr_t *mgr, void *addr);
+rdma_code_t rdma_mem_unregister(rdma_mgr_t *mgr,
+                                void *addr);
 
 /**
  * Says that memory is about to be freed or mapped anew: no registration of it that was kept is used
@@ -2165,8 +2180,9 @@ rdma_code_t rdma_send(rdma_mgr_t *mgr,
  * step's own code; RDMA_CANCELLED; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the peer cannot be
  * reached, or is gone; RDMA_OUT_OF_RANGE: dst is too small; RDMA_RESOURCE_EXHAUSTED: no memory;
  * RDMA_DATA_LOSS: the checksum differs; RDMA_PERMISSION_DENIED; RDMA_UNAUTHENTICATED;
- * RDMA_FAILED_PRECONDITION: the required provider does not reach the peer; RDMA_INTERNAL; and any
- * code that the peer's application gave.
+ * RDMA_NOT_FOUND: another worker answers at the peer's address; RDMA_FAILED_PRECONDITION: the required
+ * provider does not reach the peer, or dst was unregistered; RDMA_INVALID_ARGUMENT: the peer broke the
+ * protocol, or no manager answers there; RDMA_INTERNAL; and any code that the peer's application gave.
  */
 rdma_code_t rdma_recv_async(rdma_mgr_t *mgr,
                             const char *peer,
@@ -2317,8 +2333,10 @@ rdma_code_t rdma_msg_options_init(rdma_msg_options_t *options,
  * RDMA_RESOURCE_EXHAUSTED: too many requests, no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
  * in a forked child; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
  * The end is RDMA_OK; RDMA_CANCELLED: by either side; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the
- * peer cannot be reached, or is gone; RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_FAILED_PRECONDITION: its
- * memory was unregistered; RDMA_INVALID_ARGUMENT: the peer broke the protocol; RDMA_INTERNAL.
+ * peer cannot be reached, or is gone; RDMA_UNAUTHENTICATED: the secrets differ; RDMA_NOT_FOUND: another worker
+ * answers at the peer's address; RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_FAILED_PRECONDITION: its
+ * memory was unregistered, or no provider in common; RDMA_DATA_LOSS: what came over the connection was damaged;
+ * RDMA_INVALID_ARGUMENT: the peer broke the protocol, or no manager answers there; RDMA_INTERNAL.
  */
 rdma_code_t rdma_msg_isend(rdma_mgr_t *mgr,
                            rdma_peer_t peer,
@@ -2348,7 +2366,7 @@ rdma_code_t rdma_msg_isend(rdma_mgr_t *mgr,
  * The end is RDMA_OK; RDMA_OUT_OF_RANGE; RDMA_CANCELLED: by either side; RDMA_DEADLINE_EXCEEDED;
  * RDMA_UNAVAILABLE: the connection ended while the content was on its way; RDMA_RESOURCE_EXHAUSTED: no
  * memory; RDMA_DATA_LOSS: the checksum differs; RDMA_FAILED_PRECONDITION, RDMA_PERMISSION_DENIED: its
- * memory, or the sender's, was unregistered; RDMA_INTERNAL.
+ * memory, or the sender's, was unregistered; RDMA_INVALID_ARGUMENT: the peer broke the protocol; RDMA_INTERNAL.
  */
 rdma_code_t rdma_msg_irecv(rdma_mgr_t *mgr,
                            rdma_peer_t source,
@@ -2817,8 +2835,8 @@ rdma_code_t rdma_store_destroy(rdma_store_t *store);
 /**
  * Sets a key to a value.
  *
- * timeout_ms of this and the other operations: milliseconds, RDMA_STORE_DEFAULT or RDMA_STORE_FOREVER; for
- * what waits for keys also RDMA_STORE_NOW.
+ * timeout_ms of this and the other operations: milliseconds, RDMA_STORE_DEFAULT, RDMA_STORE_FOREVER or
+ * RDMA_STORE_NOW, which is as RDMA_STORE_DEFAULT for what waits for no keys.
  *
  * Threads: any. `value` NULL is allowed with length 0.
  *
@@ -3013,9 +3031,9 @@ rdma_code_t rdma_pair_address(rdma_mgr_t *mgr,
  * Returns RDMA_OK; RDMA_DEADLINE_EXCEEDED: not yet, it goes on; RDMA_UNAVAILABLE: the other end is gone,
  * or cannot be reached; RDMA_UNAUTHENTICATED: wrong secret; RDMA_INVALID_ARGUMENT: `mgr` or `address`
  * NULL, malformed, this manager's own, wrong timeout; RDMA_NOT_FOUND: unknown pair, or
- * closed meanwhile; RDMA_FAILED_PRECONDITION: connected elsewhere, inside a callback with a timeout, `mgr` destroyed or in
- * a forked child; RDMA_RESOURCE_EXHAUSTED: too many peers, a buffer that cannot be registered;
- * RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
+ * closed meanwhile; RDMA_FAILED_PRECONDITION: connected elsewhere, no provider in common, inside a callback
+ * with a timeout, `mgr` destroyed or in a forked child; RDMA_RESOURCE_EXHAUSTED: too many peers, a buffer
+ * that cannot be registered; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL; and what else rdma_mgr_connect returns.
  */
 rdma_code_t rdma_pair_connect(rdma_mgr_t *mgr,
                               rdma_pair_t pair,
@@ -3119,9 +3137,10 @@ rdma_code_t rdma_buffer_create_recv(rdma_mgr_t *mgr,
  * sends, no memory; RDMA_FAILED_PRECONDITION: a receive buffer, `mgr` destroyed or in a forked child; why
  * the pair is broken; RDMA_INTERNAL.
  * The end is RDMA_OK: the content is in its place; RDMA_OUT_OF_RANGE; RDMA_DEADLINE_EXCEEDED: the other
- * end did not open the slot; RDMA_UNAVAILABLE: the other end is gone; RDMA_PERMISSION_DENIED: it destroyed
- * its buffer meanwhile; RDMA_RESOURCE_EXHAUSTED: the memory cannot be registered; RDMA_DATA_LOSS,
- * RDMA_INTERNAL.
+ * end did not open the slot; RDMA_PERMISSION_DENIED: it destroyed its buffer meanwhile;
+ * RDMA_RESOURCE_EXHAUSTED: the memory cannot be registered; RDMA_INTERNAL; why the pair is broken:
+ * RDMA_UNAVAILABLE: the other end is gone; RDMA_DATA_LOSS; and why it did not connect, as rdma_pair_connect
+ * tells.
  */
 rdma_code_t rdma_buffer_send(rdma_mgr_t *mgr,
                              rdma_buffer_t buffer,
@@ -3152,7 +3171,8 @@ rdma_code_t rdma_buffer_wait_send(rdma_mgr_t *mgr,
  * Threads: any. Drives progress while it waits.
  *
  * Returns RDMA_OK; RDMA_DEADLINE_EXCEEDED: nothing has arrived (nothing is changed by that); why the pair
- * is broken, after all arrivals were taken: RDMA_UNAVAILABLE, RDMA_DATA_LOSS, RDMA_CANCELLED;
+ * is broken, after all arrivals were taken: RDMA_UNAVAILABLE, RDMA_DATA_LOSS, RDMA_CANCELLED, and why it did
+ * not connect, as rdma_pair_connect tells;
  * RDMA_INVALID_ARGUMENT: `mgr` NULL, wrong timeout; RDMA_NOT_FOUND: unknown buffer;
  * RDMA_FAILED_PRECONDITION: a send buffer, a buffer with a callback, inside a callback, `mgr` destroyed or
  * in a forked child; RDMA_INTERNAL.
@@ -3470,7 +3490,7 @@ rdma_code_t rdma_mgr_set_source(rdma_mgr_t *mgr,
  * RDMA_INVALID_ARGUMENT the response is over.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `tensor` NULL, response 0, and as for
- * rdma_send; RDMA_NOT_FOUND: answered already, never made, or the request has ended meanwhile;
+ * rdma_send; RDMA_NOT_FOUND: answered already, never made, or the request has ended meanwhile; unknown device;
  * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` is being
  * destroyed; RDMA_INTERNAL.
  */

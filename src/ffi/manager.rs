@@ -20,11 +20,12 @@ use crate::status::{Code, Status};
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `out` NULL, wrong struct_size, a setting or an
 /// environment variable that is not allowed; RDMA_UNAVAILABLE: the required provider cannot be
-/// used here; RDMA_PERMISSION_DENIED, RDMA_NOT_FOUND: a file named by the environment cannot be
-/// opened; RDMA_ALREADY_EXISTS: the address to listen on is in use; RDMA_RESOURCE_EXHAUSTED: no
-/// memory, descriptors or threads; RDMA_UNIMPLEMENTED: the required provider is not part of this
-/// build; RDMA_FAILED_PRECONDITION: a secret named by the environment, which is not read in a
-/// program that has other rights than who runs it, and none in the options; RDMA_INTERNAL.
+/// used here; RDMA_PERMISSION_DENIED, RDMA_NOT_FOUND, RDMA_UNAVAILABLE: a file named by the environment
+/// cannot be opened, the address to listen on cannot be had; RDMA_ALREADY_EXISTS: it is in use;
+/// RDMA_RESOURCE_EXHAUSTED: no memory, descriptors or threads; RDMA_UNIMPLEMENTED: the required provider is
+/// not part of this build; RDMA_FAILED_PRECONDITION: no secret for an address to listen on beyond loopback;
+/// a secret named by the environment, which is not read in a program that has other rights than who runs it,
+/// and none in the options; options.pool destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_mgr_create(
     options: *const rdma_mgr_options_t,

@@ -13,14 +13,14 @@ use crate::status::Status;
 
 /// Registers memory, so that tensors inside it move without a copy. Not needed for a transfer to
 /// work. `device` is RDMA_DEVICE_HOST or an id from rdma_mgr_register_device. Ranges may adjoin,
-/// and must not overlap.
+/// and must not overlap. Where the RDMA device does not take it (a limit on locked memory, say), that is
+/// logged, and transfers of it go through memory of the library.
 ///
 /// Threads: any. The memory stays the application's, and valid until rdma_mem_unregister or
 /// rdma_mgr_destroy.
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `addr` NULL, len 0 or beyond the address space;
 /// RDMA_ALREADY_EXISTS: overlaps registered memory; RDMA_NOT_FOUND: unknown device;
-/// RDMA_RESOURCE_EXHAUSTED: the system's limit on locked memory, or the device's on regions;
 /// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_mem_register(
@@ -45,7 +45,8 @@ pub unsafe extern "C" fn rdma_mem_register(
 /// manager gave by reference stays the application's to keep valid. Callbacks of transfers that had
 /// ended before may still run, also with RDMA_OK, after this returned.
 ///
-/// Threads: any. Inside a callback of `mgr`, connections end at once rather than be waited for.
+/// Threads: any. Drives progress while it waits; inside a callback of `mgr` it does not wait: connections end at
+/// once.
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `addr` NULL; RDMA_NOT_FOUND: not registered;
 /// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child, or called inside a device's copy

@@ -105,8 +105,10 @@ pub unsafe extern "C" fn rdma_msg_options_init(
 /// RDMA_RESOURCE_EXHAUSTED: too many requests, no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
 /// in a forked child; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
 /// The end is RDMA_OK; RDMA_CANCELLED: by either side; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the
-/// peer cannot be reached, or is gone; RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_FAILED_PRECONDITION: its
-/// memory was unregistered; RDMA_INVALID_ARGUMENT: the peer broke the protocol; RDMA_INTERNAL.
+/// peer cannot be reached, or is gone; RDMA_UNAUTHENTICATED: the secrets differ; RDMA_NOT_FOUND: another worker
+/// answers at the peer's address; RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_FAILED_PRECONDITION: its
+/// memory was unregistered, or no provider in common; RDMA_DATA_LOSS: what came over the connection was damaged;
+/// RDMA_INVALID_ARGUMENT: the peer broke the protocol, or no manager answers there; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_msg_isend(
     mgr: *mut rdma_mgr_t,
@@ -321,7 +323,7 @@ pub(super) unsafe fn hand_out(
 /// The end is RDMA_OK; RDMA_OUT_OF_RANGE; RDMA_CANCELLED: by either side; RDMA_DEADLINE_EXCEEDED;
 /// RDMA_UNAVAILABLE: the connection ended while the content was on its way; RDMA_RESOURCE_EXHAUSTED: no
 /// memory; RDMA_DATA_LOSS: the checksum differs; RDMA_FAILED_PRECONDITION, RDMA_PERMISSION_DENIED: its
-/// memory, or the sender's, was unregistered; RDMA_INTERNAL.
+/// memory, or the sender's, was unregistered; RDMA_INVALID_ARGUMENT: the peer broke the protocol; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_msg_irecv(
     mgr: *mut rdma_mgr_t,

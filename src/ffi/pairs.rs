@@ -162,9 +162,9 @@ pub unsafe extern "C" fn rdma_pair_address(
 /// Returns RDMA_OK; RDMA_DEADLINE_EXCEEDED: not yet, it goes on; RDMA_UNAVAILABLE: the other end is gone,
 /// or cannot be reached; RDMA_UNAUTHENTICATED: wrong secret; RDMA_INVALID_ARGUMENT: `mgr` or `address`
 /// NULL, malformed, this manager's own, wrong timeout; RDMA_NOT_FOUND: unknown pair, or
-/// closed meanwhile; RDMA_FAILED_PRECONDITION: connected elsewhere, inside a callback with a timeout, `mgr` destroyed or in
-/// a forked child; RDMA_RESOURCE_EXHAUSTED: too many peers, a buffer that cannot be registered;
-/// RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
+/// closed meanwhile; RDMA_FAILED_PRECONDITION: connected elsewhere, no provider in common, inside a callback
+/// with a timeout, `mgr` destroyed or in a forked child; RDMA_RESOURCE_EXHAUSTED: too many peers, a buffer
+/// that cannot be registered; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL; and what else rdma_mgr_connect returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_pair_connect(
     mgr: *mut rdma_mgr_t,
@@ -352,9 +352,10 @@ pub unsafe extern "C" fn rdma_buffer_create_recv(
 /// sends, no memory; RDMA_FAILED_PRECONDITION: a receive buffer, `mgr` destroyed or in a forked child; why
 /// the pair is broken; RDMA_INTERNAL.
 /// The end is RDMA_OK: the content is in its place; RDMA_OUT_OF_RANGE; RDMA_DEADLINE_EXCEEDED: the other
-/// end did not open the slot; RDMA_UNAVAILABLE: the other end is gone; RDMA_PERMISSION_DENIED: it destroyed
-/// its buffer meanwhile; RDMA_RESOURCE_EXHAUSTED: the memory cannot be registered; RDMA_DATA_LOSS,
-/// RDMA_INTERNAL.
+/// end did not open the slot; RDMA_PERMISSION_DENIED: it destroyed its buffer meanwhile;
+/// RDMA_RESOURCE_EXHAUSTED: the memory cannot be registered; RDMA_INTERNAL; why the pair is broken:
+/// RDMA_UNAVAILABLE: the other end is gone; RDMA_DATA_LOSS; and why it did not connect, as rdma_pair_connect
+/// tells.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_buffer_send(
     mgr: *mut rdma_mgr_t,
@@ -398,7 +399,8 @@ pub unsafe extern "C" fn rdma_buffer_wait_send(
 /// Threads: any. Drives progress while it waits.
 ///
 /// Returns RDMA_OK; RDMA_DEADLINE_EXCEEDED: nothing has arrived (nothing is changed by that); why the pair
-/// is broken, after all arrivals were taken: RDMA_UNAVAILABLE, RDMA_DATA_LOSS, RDMA_CANCELLED;
+/// is broken, after all arrivals were taken: RDMA_UNAVAILABLE, RDMA_DATA_LOSS, RDMA_CANCELLED, and why it did
+/// not connect, as rdma_pair_connect tells;
 /// RDMA_INVALID_ARGUMENT: `mgr` NULL, wrong timeout; RDMA_NOT_FOUND: unknown buffer;
 /// RDMA_FAILED_PRECONDITION: a send buffer, a buffer with a callback, inside a callback, `mgr` destroyed or
 /// in a forked child; RDMA_INTERNAL.

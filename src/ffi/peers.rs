@@ -88,11 +88,12 @@ pub unsafe extern "C" fn rdma_mgr_add_peer(
 /// Threads: any, but not inside a callback: it drives progress.
 ///
 /// Returns RDMA_OK; RDMA_OUT_OF_RANGE: `peer` is too small; RDMA_INVALID_ARGUMENT: `mgr` or `address`
-/// NULL, malformed address, a timeout below 1, `peer` NULL with cap above 0; RDMA_DEADLINE_EXCEEDED,
-/// RDMA_UNAVAILABLE: nobody could be reached, rdma_last_error says why; RDMA_UNAUTHENTICATED: the
-/// secrets differ; RDMA_ALREADY_EXISTS: it has this manager's own name; RDMA_RESOURCE_EXHAUSTED: too
-/// many peers; RDMA_FAILED_PRECONDITION: no provider in common, inside a callback, `mgr` destroyed or
-/// in a forked child; RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
+/// NULL, malformed address, a timeout below 1, `peer` NULL with cap above 0; no manager answers there;
+/// RDMA_DEADLINE_EXCEEDED, RDMA_UNAVAILABLE: nobody could be reached, rdma_last_error says why;
+/// RDMA_UNAUTHENTICATED: the secrets differ; RDMA_ALREADY_EXISTS: it has this manager's own name;
+/// RDMA_RESOURCE_EXHAUSTED: too many peers; RDMA_DATA_LOSS: the handshake was damaged;
+/// RDMA_FAILED_PRECONDITION: no provider or version in common, inside a callback, `mgr` destroyed or in a
+/// forked child; RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_mgr_meet(
     mgr: *mut rdma_mgr_t,
@@ -142,12 +143,12 @@ pub unsafe extern "C" fn rdma_mgr_set_name(
 ///
 /// Threads: any; with a timeout it blocks and drives progress, so not inside a callback.
 ///
-/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: an argument NULL, malformed name, negative timeout;
-/// RDMA_NOT_FOUND: unknown peer; RDMA_DEADLINE_EXCEEDED, RDMA_UNAVAILABLE: the peer could not be
-/// reached, rdma_last_error says why; RDMA_UNAUTHENTICATED: the secrets differ;
-/// RDMA_FAILED_PRECONDITION: the required provider does not reach the peer, inside a callback,
-/// `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` was destroyed meanwhile;
-/// RDMA_INTERNAL.
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: an argument NULL, malformed name, negative timeout; no manager
+/// answers at the peer's address; RDMA_NOT_FOUND: unknown peer, or another worker answers there;
+/// RDMA_DEADLINE_EXCEEDED, RDMA_UNAVAILABLE: the peer could not be reached, rdma_last_error says why;
+/// RDMA_UNAUTHENTICATED: the secrets differ; RDMA_DATA_LOSS: the handshake was damaged;
+/// RDMA_FAILED_PRECONDITION: no provider or version in common, inside a callback, `mgr` destroyed or in a
+/// forked child; RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_mgr_connect(
     mgr: *mut rdma_mgr_t,

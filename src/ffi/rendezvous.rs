@@ -83,8 +83,9 @@ pub unsafe extern "C" fn rdma_send(
 /// step's own code; RDMA_CANCELLED; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the peer cannot be
 /// reached, or is gone; RDMA_OUT_OF_RANGE: dst is too small; RDMA_RESOURCE_EXHAUSTED: no memory;
 /// RDMA_DATA_LOSS: the checksum differs; RDMA_PERMISSION_DENIED; RDMA_UNAUTHENTICATED;
-/// RDMA_FAILED_PRECONDITION: the required provider does not reach the peer; RDMA_INTERNAL; and any
-/// code that the peer's application gave.
+/// RDMA_NOT_FOUND: another worker answers at the peer's address; RDMA_FAILED_PRECONDITION: the required
+/// provider does not reach the peer, or dst was unregistered; RDMA_INVALID_ARGUMENT: the peer broke the
+/// protocol, or no manager answers there; RDMA_INTERNAL; and any code that the peer's application gave.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_recv_async(
     mgr: *mut rdma_mgr_t,

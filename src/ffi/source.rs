@@ -40,7 +40,7 @@ pub unsafe extern "C" fn rdma_mgr_set_source(
 /// RDMA_INVALID_ARGUMENT the response is over.
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `tensor` NULL, response 0, and as for
-/// rdma_send; RDMA_NOT_FOUND: answered already, never made, or the request has ended meanwhile;
+/// rdma_send; RDMA_NOT_FOUND: answered already, never made, or the request has ended meanwhile; unknown device;
 /// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` is being
 /// destroyed; RDMA_INTERNAL.
 #[unsafe(no_mangle)]

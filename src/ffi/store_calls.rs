@@ -61,8 +61,8 @@ unsafe fn keys<'a>(all: *const rdma_bytes_t, count: usize) -> Result<Vec<&'a [u8
 
 /// Sets a key to a value.
 ///
-/// timeout_ms of this and the other operations: milliseconds, RDMA_STORE_DEFAULT or RDMA_STORE_FOREVER; for
-/// what waits for keys also RDMA_STORE_NOW.
+/// timeout_ms of this and the other operations: milliseconds, RDMA_STORE_DEFAULT, RDMA_STORE_FOREVER or
+/// RDMA_STORE_NOW, which is as RDMA_STORE_DEFAULT for what waits for no keys.
 ///
 /// Threads: any. `value` NULL is allowed with length 0.
 ///

@@ -56,7 +56,7 @@ pub const RDMA_UNAUTHENTICATED: i32 = 16;
 
 /// rdma_transfer_info_t.reason: nothing to add to the code.
 pub const RDMA_REASON_NONE: u32 = 0;
-/// rdma_transfer_info_t.reason: rdma_request_cancel or rdma_mgr_destroy.
+/// rdma_transfer_info_t.reason: rdma_request_cancel, rdma_mgr_disconnect or rdma_mgr_destroy.
 pub const RDMA_REASON_CANCELLED: u32 = 1;
 /// rdma_transfer_info_t.reason: the operation's own deadline.
 pub const RDMA_REASON_DEADLINE: u32 = 2;
@@ -66,11 +66,11 @@ pub const RDMA_REASON_PEER_GONE: u32 = 3;
 pub const RDMA_REASON_PEER_STALLED: u32 = 4;
 /// rdma_transfer_info_t.reason: same name, new incarnation.
 pub const RDMA_REASON_PEER_RESTARTED: u32 = 5;
-/// rdma_transfer_info_t.reason: the step was aborted.
+/// rdma_transfer_info_t.reason: the step was aborted or cleaned up.
 pub const RDMA_REASON_STEP_ABORTED: u32 = 6;
 /// rdma_transfer_info_t.reason: the peer answered with an error.
 pub const RDMA_REASON_REMOTE_ERROR: u32 = 7;
-/// rdma_transfer_info_t.reason: allocation, registration, protocol violation on this side.
+/// rdma_transfer_info_t.reason: allocation, registration, checksum, protocol violation on this side.
 pub const RDMA_REASON_LOCAL_ERROR: u32 = 8;
 
 /// Protocol: chosen per transfer.

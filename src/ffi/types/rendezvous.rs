@@ -71,7 +71,10 @@ pub type rdma_transfer_info_t = rdma_transfer_info;
 /// "" for RDMA_OK, and ends with a NUL. Codes: RDMA_OK; RDMA_CANCELLED: the receiver took it back, or
 /// `mgr` is destroyed; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the connection or the peer ended;
 /// RDMA_PERMISSION_DENIED: the receiver closed its memory meanwhile; RDMA_FAILED_PRECONDITION: the
-/// memory was unregistered; RDMA_RESOURCE_EXHAUSTED; RDMA_INTERNAL; that of rdma_step_abort.
+/// memory was unregistered; RDMA_ABORTED: the step was cleaned up; that of rdma_step_abort;
+/// RDMA_OUT_OF_RANGE: of rdma_response_send, the receiver's memory is too short; RDMA_DATA_LOSS: what came
+/// over the connection was damaged; RDMA_INVALID_ARGUMENT: the peer broke the protocol;
+/// RDMA_RESOURCE_EXHAUSTED; RDMA_INTERNAL.
 pub type rdma_send_done_fn = Option<
     unsafe extern "C" fn(
         code: rdma_code_t,
