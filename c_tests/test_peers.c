@@ -1,8 +1,9 @@
 /* Connect, disconnect, peer_info, address blobs, secrets, waiting for progress. */
 #include "harness.h"
-#include <poll.h>
-#include <sys/socket.h>
 #include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/socket.h>
 
 static rdma_peer_info_t info_of(rdma_mgr_t *m, const char *peer) {
   rdma_peer_info_t i;
@@ -121,13 +122,48 @@ static void unknown_peer(void) {
   CHECK_CODE(RDMA_NOT_FOUND, op_recv_call(&call)->rc);
 }
 
+/* Whatever waits for a peer at whose address nobody will ever answer in its name ends with this code. */
+static void never_answers(rdma_mgr_t *m, const char *peer, rdma_code_t want) {
+  CHECK_BAD(want, rdma_mgr_connect(m, peer, 20000));
+  op_wait(op_recv(m, peer, "k", 1, 0, NULL), want);
+  CHECK_BAD(want, rdma_msg_send(m, number_of(m, peer), 0, 0, "x", 1, NULL));
+}
+
 static void wrong_name(void) {
-  pair p = pair_new(short_timeout);
+  pair p = pair_new(NULL);
   drive(p.b);
   CHECK_OK(rdma_mgr_add_peer(p.a, "gamma", p.b_address)); /* but beta answers there */
-  rdma_code_t rc = rdma_mgr_connect(p.a, "gamma", 1500);
-  CHECK_MSG(rc != RDMA_OK, "connected to \"gamma\", which is beta");
+  never_answers(p.a, "gamma", RDMA_NOT_FOUND);
   CHECK_HAS(info_of(p.a, "gamma").reason, "beta");
+}
+
+/* Answers each who connects as another kind of server would, until it is shut down. */
+static void *other_server(void *listener) {
+  static const char says[] = "HTTP/1.1 400 Bad Request\r\n\r\n";
+  for (int s; (s = accept(*(int *)listener, NULL, NULL)) >= 0;) {
+    char hello[65536];
+    if (recv(s, hello, sizeof hello, 0) > 0) (void)!send(s, says, sizeof says - 1, MSG_NOSIGNAL);
+    close(s);
+  }
+  return NULL;
+}
+
+static void no_manager_answers(void) {
+  struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+  socklen_t len = sizeof a;
+  char address[64];
+  pthread_t server;
+  int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  CHECK(s >= 0 && bind(s, (struct sockaddr *)&a, len) == 0 && getsockname(s, (struct sockaddr *)&a, &len) == 0);
+  CHECK(listen(s, 16) == 0 && pthread_create(&server, NULL, other_server, &s) == 0);
+  snprintf(address, sizeof address, "127.0.0.1:%d", ntohs(a.sin_port));
+  rdma_mgr_t *m = mgr_new("alpha", NULL);
+  CHECK_OK(rdma_mgr_add_peer(m, "beta", address));
+  never_answers(m, "beta", RDMA_INVALID_ARGUMENT);
+  CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_mgr_meet(m, address, 20000, NULL, 0, NULL));
+  CHECK(shutdown(s, SHUT_RDWR) == 0);
+  pthread_join(server, NULL);
+  close(s);
 }
 
 static void blobs(void) {
@@ -185,12 +221,14 @@ static void secrets(void) {
 }
 
 static void remote_needs_leave(rdma_mgr_options_t *o) { o->allow_remote = 0; }
+static void listens_anywhere(rdma_mgr_options_t *o) { o->allow_remote = 0, o->listen = "0.0.0.0:0"; }
 static void remote_has_leave(rdma_mgr_options_t *o) { o->allow_remote = 1; }
 static void listening(void) {
   char bound[256], again[256];
   size_t len;
   rdma_mgr_t *m = mgr_new("m", remote_needs_leave), *open = mgr_new("open", remote_has_leave);
   CHECK_BAD(RDMA_FAILED_PRECONDITION, rdma_mgr_listen(m, "0.0.0.0:0", bound, sizeof bound, &len));
+  CHECK_BAD(RDMA_FAILED_PRECONDITION, mgr_try("anywhere", listens_anywhere, &(rdma_mgr_t *){NULL}));
   CHECK_OK(rdma_mgr_listen(open, "0.0.0.0:0", bound, sizeof bound, &len));
   static const char *const bad[] = {"", ":", "127.0.0.1:x", "127.0.0.1:65536", "127.0.0.1:-1", "[::1",
                                     "[::1]:99999", "::1:5:x", "no such host.invalid:1"};
@@ -270,7 +308,7 @@ static void wait_for_something(void) {
 
 static const test_case cases[] = {
     CASE(connect_and_info), CASE(disconnect_and_again), CASE(connect_start_only), CASE(both_connect_at_once),
-    CASE(nobody_listens), CASE(unknown_peer), CASE(wrong_name), CASE(blobs), CASE(secrets), CASE(listening),
-    CASE(ipv6), CASE(event_fd), CASE(wait_for_something),
+    CASE(nobody_listens), CASE(unknown_peer), CASE(wrong_name), CASE(no_manager_answers), CASE(blobs), CASE(secrets),
+    CASE(listening), CASE(ipv6), CASE(event_fd), CASE(wait_for_something),
 };
 TEST_MAIN(cases)
