@@ -62,8 +62,8 @@ mod tests {
         // What takes longer is asked less often, but it is asked.
         quiet.asked(now - LEAST, now);
         assert!(quiet.leaves(now + LEAST));
-        quiet.hear(now + MOST);
         quiet.asked(now - 1_000 * MOST, now);
+        quiet.hear(now + MOST - 1);
         assert!(quiet.leaves(now + MOST - 1) && !quiet.leaves(now + MOST));
         quiet.ask();
         assert!(!quiet.leaves(now));

@@ -103,7 +103,8 @@ mod tests {
             stop.stop();
             assert!(waits.join().unwrap().is_err(), "the end of its view is not heard");
         });
-        assert_eq!(ASKED.load(Ordering::Relaxed), 1, "threads that look names up pile up");
+        // None, where the machine is so busy that the thread has not run yet.
+        assert!(ASKED.load(Ordering::Relaxed) <= 1, "threads that look names up pile up");
         drop(held);
         let (stop, begun) = (Stop::new().unwrap(), Instant::now());
         let until = Until::after(Some(Duration::from_secs(60)), &stop);

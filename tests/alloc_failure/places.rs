@@ -34,7 +34,7 @@ pub const PLACES: &[Place] = &[
         "bootstrap/addr.rs",
         64,
         "addresses of this host and of a peer",
-        &["get_all", "reachable", "resolve"],
+        &["get_all", "reachable", "resolve", "resolve_at_once"],
     ),
     place("bootstrap/blob.rs", 256, "an exported address", &["content", "dial_order"]),
     place(
