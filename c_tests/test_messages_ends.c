@@ -205,7 +205,8 @@ static void memory_that_goes(void) {
 
 /* Offers whose memory goes are gone at the receiver, too: they take nothing there, however many they were. */
 static void offers_whose_memory_goes(void) {
-  enum { MANY = 20000 };
+  /* More than a connection bears; in the virtual machine of ibverbs registering takes milliseconds. */
+  const int many = is_provider("ibverbs") ? 500 : 20000;
   pair p = pair_new(NULL);
   rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
   size_t n = 3000000; /* So much is copied nowhere. */
@@ -214,7 +215,7 @@ static void offers_whose_memory_goes(void) {
   fill(header, sizeof header, 1);
   rdma_msg_options_t options = {.struct_size = sizeof options, .header = header, .header_len = sizeof header};
   rdma_msg_request_t s = 0;
-  for (int i = 0; i < MANY; i++) {
+  for (int i = 0; i < many; i++) {
     CHECK_OK(rdma_mem_register(p.a, from, n, RDMA_DEVICE_HOST));
     CHECK_OK(rdma_msg_isend(p.a, to_b, COMM, 1, from, n, &options, &s));
     CHECK_OK(rdma_mem_unregister(p.a, from));
