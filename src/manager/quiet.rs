@@ -1,7 +1,7 @@
 //! Adapters whose polls are system calls, beside those that look at memory.
 //!
 //! A process of a job on several hosts has neighbours on shm and others on tcp. To ask a socket takes longer than a message on shm:
-//! with each turn asking all of them, half a round trip of 8 B on shm took 1.3 µs beside one tcp peer that said nothing, and 5 µs beside
+//! with each turn asking all of them, half a round trip of 8 B on shm took 1.3 µs beside one tcp peer that said nothing, and 4 µs beside
 //! four, in place of 0.3. So while something comes elsewhere, adapters that have been quiet for a while are left alone for some times as
 //! long as it took to ask them, which delays what comes there by no more than that. Where nothing comes anywhere each turn asks all.
 
