@@ -195,9 +195,8 @@ impl<W: Clone + PartialEq> Wheel<W> {
     fn settle_sleepers(&mut self, ground: &mut impl Ground, wake: &mut Wake<W>) {
         let unwoken = |sleep: &Option<Sleep>| sleep.is_some_and(|s| !s.woken);
         if !unwoken(&self.asleep) && !unwoken(&self.watch) {
-            // Nobody sleeps who would not wake anyway. A parked thread comes soon, or at once if it should.
-            let parked = matches!(self.thread, Thread::Parked | Thread::ParkedForLong);
-            wake.thread |= self.seat == Seat::Free && parked && ground.due();
+            // Nobody sleeps who would not wake anyway. A parked thread comes soon, or was told when the last caller left: to wake
+            // it for what is due would bring it no sooner, since it rests first.
             return;
         }
         let now = ground.due() || !(ground.armed() || ground.arm());

@@ -140,7 +140,7 @@ fn r24_the_thread_stays_away_from_a_caller_that_visits_as_from_one_that_left() {
     wheel.unparked();
     assert_eq!(wheel.thread_next(&mut ground), Next::Park(Some(REST / 2)));
     ground.due = true;
-    assert!(wheel.settle(&mut ground).thread, "what is due does not wait for it");
+    assert!(wheel.settle(&mut ground).is_empty(), "nor is it woken, only to rest on");
     ground.now = NS + NS / 2;
     wheel.unparked();
     assert_eq!(wheel.thread_next(&mut ground), Next::Drive);
@@ -152,8 +152,10 @@ fn r24_the_thread_stays_away_from_a_caller_that_visits_as_from_one_that_left() {
     assert!(!alone.visits(2), "the application sleeps");
 }
 
+/// It was: by each call that left something to be done, 30,000 times a second, and only to park again. Callers of `rdma_mgr_wait`
+/// with tensors of 64 KiB to 1 MiB under way had half of the bandwidth.
 #[test]
-fn work_that_nobody_drives_wakes_the_parked_thread() {
+fn r24_work_that_nobody_drives_does_not_wake_a_thread_that_would_rest_on() {
     let (mut wheel, mut ground) = asleep();
     assert!(wheel.sit(&1, false));
     assert!(!wheel.get_up(None));
@@ -161,7 +163,10 @@ fn work_that_nobody_drives_wakes_the_parked_thread() {
     wheel.leave(&1, 0);
     let _ = wheel.settle(&mut ground);
     ground.due = true;
-    assert!(wheel.settle(&mut ground).thread);
+    assert!(wheel.settle(&mut ground).is_empty());
+    ground.now = NS;
+    wheel.unparked();
+    assert_eq!(wheel.thread_next(&mut ground), Next::Drive, "it comes by itself");
 }
 
 #[test]
