@@ -54,6 +54,21 @@ pub unsafe fn copy(src: *const u8, dst: *mut u8, len: usize, way: Way) {
     unsafe { few::copy(src, dst, len) };
 }
 
+/// Copies `len` bytes past the caches, but for parts of lines at the ends; what is stored after this is seen after them.
+///
+/// # Safety
+/// As for [`copy`].
+pub unsafe fn past(src: *const u8, dst: *mut u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if len >= 64 && std::arch::is_x86_feature_detected!("avx") {
+        // SAFETY: by the caller; AVX is there.
+        unsafe { lines::<true>(src, dst, len) };
+        return;
+    }
+    // SAFETY: by the caller.
+    unsafe { few::copy(src, dst, len) };
+}
+
 /// Blocks that are copied side by side.
 #[cfg(target_arch = "x86_64")]
 const ABREAST: usize = 4;

@@ -185,11 +185,14 @@ impl Link {
             let src = job.addr.wrapping_add(job.done);
             let of = Running::Fill { op: job.op, done: job.done, n };
             let (ep, what) = (self.ep, Kind::Out as u32);
+            // SAFETY: so many bytes has a slot, and what is not put yet nobody reads.
+            let past = unsafe { self.tx.far.pays(dst as *mut u8, n) };
+            let way = if past { Way::Past } else { Way::to_reader(job.len) };
             self.begin(core, Kind::Out, of, |_| {
                 // SAFETY: the source of a WRITE is readable by the contract of Mem until we have
                 // reported its end, that of a READ lies in a live region, as just checked. The slot
                 // has room for SLOT bytes, and its mapping is kept.
-                unsafe { Move::copy(ep, what, src, dst, n, Way::to_reader(job.len)) }.keeping(map)
+                unsafe { Move::copy(ep, what, src, dst, n, way) }.keeping(map)
             });
             return false;
         }

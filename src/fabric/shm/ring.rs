@@ -14,13 +14,14 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
+use self::far::Far;
 use self::order::{Words, Writing};
 use super::sys::{self, Mapping};
 use crate::fabric::moves::Kept;
 use crate::fabric::{HEAD_ROOM, SHORT_HEAD, View};
-use crate::few;
 
 mod consumer;
+mod far;
 mod inbox;
 mod order;
 
@@ -227,6 +228,8 @@ impl Words for Lines {
 pub(crate) struct Producer {
     lines: Lines,
     order: Writing,
+    /// How content is written to where the peer reads it: the ring, and the stream.
+    pub(crate) far: Far,
 }
 
 impl Producer {
@@ -237,7 +240,7 @@ impl Producer {
         let map = Mapping::mirrored(sys::borrow(&fd), geometry.head, geometry.ring, true)?;
         sys::seal_future_write(&fd)?;
         let lines = Lines::new(map, geometry);
-        Ok((Producer { order: Writing::new(&lines), lines }, fd))
+        Ok((Producer { order: Writing::new(&lines), lines, far: Far::new() }, fd))
     }
 
     /// Our control page.
@@ -311,7 +314,7 @@ impl Producer {
         // behind it.
         unsafe {
             at.add(HEADER).cast::<[u8; SHORT_HEAD]>().write_unaligned(*head);
-            few::copy(content.as_ptr(), at.add(HEADER + SHORT_HEAD), content.len());
+            self.far.copy(content.as_ptr(), at.add(HEADER + SHORT_HEAD), content.len());
         }
         let header = Header { kind, flags: 0, len: len as u32 };
         self.order.publish(&self.lines, need, header.pack());
@@ -338,7 +341,7 @@ impl Producer {
         // behind it. The head's room goes there as a whole: it ends within the record's first line.
         unsafe {
             at.add(HEADER).cast::<[u8; HEAD_ROOM]>().write_unaligned(*head);
-            few::copy(content.as_ptr(), at.add(HEADER + head_len), content.len());
+            self.far.copy(content.as_ptr(), at.add(HEADER + head_len), content.len());
         }
         let header = Header { kind, flags: 0, len: len as u32 };
         self.order.publish(&self.lines, need, header.pack());
@@ -374,7 +377,7 @@ impl Slot<'_> {
         let at = HEADER + self.filled;
         // SAFETY: the record begins inside the ring, which is mapped as long as the slot borrows it, and, thanks to the
         // mirror, has at least one whole ring behind it; its length is bounded by the reservation, which is below that.
-        unsafe { few::copy(src, self.at.add(at), len) };
+        unsafe { self.ring.far.copy(src, self.at.add(at), len) };
         self.filled += len;
     }
 

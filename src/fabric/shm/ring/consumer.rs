@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use super::inbox::Inbox;
 use super::order::{Reading, Words};
 use super::*;
+use crate::few;
 
 /// The end that reads records, out of the peer's file.
 ///
