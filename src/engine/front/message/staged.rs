@@ -16,7 +16,9 @@ impl Engine {
         let p = out.to.index().and_then(|p| self.peers.get(p))?;
         let &ch = p.channels.first()?;
         let c = self.channels.get(ch)?;
-        let whole = device == 0 && out.content.is_empty() && !self.closing;
+        // Not its beginning alone, which goes with the offer. A copy of the whole may have been made in vain.
+        let whole = out.content.is_empty() || out.content.len() as u64 == len;
+        let whole = device == 0 && whole && !self.closing;
         let pays = whole && self.settings.pays_to_copy(fx, c, addr, len);
         let alone = c.responses.is_empty();
         if !pays || self.rides(fx, ch, &out.memory, 0, true) {
