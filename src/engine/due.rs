@@ -41,12 +41,25 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner(u64);
 
-impl Owner {
-    pub(super) fn new() -> Owner {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        Owner(NEXT.fetch_add(1, Ordering::Relaxed))
-    }
+/// What an engine holds of that, and takes along when it goes: what it then still owed would be looked through by all others for good.
+pub(super) struct Ownership(pub(super) Owner);
 
+impl Ownership {
+    pub(super) fn new() -> Ownership {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Ownership(Owner(NEXT.fetch_add(1, Ordering::Relaxed)))
+    }
+}
+
+impl Drop for Ownership {
+    fn drop(&mut self) {
+        if self.0.has_lost() {
+            self.0.take_lost();
+        }
+    }
+}
+
+impl Owner {
     fn lose(self, callback: Callback) {
         let mut lost = LOST.lock();
         lost.push((self, callback));
@@ -146,7 +159,7 @@ impl<F: Into<Callback>> Drop for Due<F> {
 impl Engine {
     /// The callback of an operation that begins.
     pub(super) fn due<F: Into<Callback>>(&self, done: F) -> Due<F> {
-        Due::new(done, self.owner)
+        Due::new(done, self.owner.0)
     }
 
     /// An operation of the library went wrong by a defect of the library: counted, logged, and the
@@ -160,7 +173,7 @@ impl Engine {
     /// Whether callbacks were dropped that `end_lost` has not ended.
     #[inline]
     pub fn has_lost(&self) -> bool {
-        self.owner.has_lost()
+        self.owner.0.has_lost()
     }
 
     /// Ends the operations whose callbacks were dropped. After each call into the engine.
@@ -168,7 +181,7 @@ impl Engine {
         if !self.has_lost() {
             return;
         }
-        for callback in self.owner.take_lost() {
+        for callback in self.owner.0.take_lost() {
             let info = self.info(None, None, Protocol::Auto);
             match callback {
                 Callback::Send(done) => {
@@ -223,7 +236,8 @@ mod tests {
 
     #[test]
     fn r21_a_callback_that_is_dropped_is_kept() {
-        let (owner, other, ran) = (Owner::new(), Owner::new(), Arc::default());
+        let (engines, ran) = ([Ownership::new(), Ownership::new()], Arc::default());
+        let [owner, other] = engines.each_ref().map(|e| e.0);
         Due::new(send(&ran), owner).end(Ok(()), &info());
         Due::new(send(&ran), owner).refuse();
         assert!(!owner.has_lost());
@@ -238,9 +252,22 @@ mod tests {
         assert_eq!(*ran.lock(), [true]);
     }
 
+    /// What an engine owes when it goes stays nowhere, and no callback of it runs.
+    #[test]
+    fn r21_an_engine_that_goes_takes_its_lost_callbacks_along() {
+        let (engine, ran) = (Ownership::new(), Arc::default());
+        let owner = engine.0;
+        drop(Due::new(send(&ran), owner));
+        assert!(owner.has_lost());
+        drop(engine);
+        assert!(!owner.has_lost());
+        assert!(Arc::into_inner(ran).is_some_and(|ran| ran.into_inner().is_empty()));
+    }
+
     #[test]
     fn r21_a_callback_that_panics_ran() {
-        let owner = Owner::new();
+        let engine = Ownership::new();
+        let owner = engine.0;
         let done: SendDone = Box::new(|_, _| panic!("of the application"));
         let mut due = Due::new(OnSend::from(done), owner);
         let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

@@ -47,7 +47,7 @@ use channel::Owed;
 pub use channel::{ChanId, Channel, INITIAL_CREDITS};
 pub use claim::Claim;
 use deadlines::Deadlines;
-use due::Owner;
+use due::Ownership;
 pub use due::{Callback, Due};
 use front::message::Messages;
 use front::pair::Pairs;
@@ -255,8 +255,8 @@ pub struct Engine {
     no_peer: Name,
     local: Arc<PeerCounters>,
     happened: u64,
-    /// As callbacks know it.
-    owner: Owner,
+    /// As callbacks know it; last, for all others to be gone before.
+    owner: Ownership,
 }
 
 impl Engine {
@@ -272,7 +272,7 @@ impl Engine {
             happened: 0,
             #[cfg(feature = "planted")]
             planted: None,
-            owner: Owner::new(),
+            owner: Ownership::new(),
             peers: Peers::default(),
             forgotten: Vec::new(),
             owed: Arc::default(),

@@ -33,7 +33,6 @@ impl Setup {
     fn refused_write<F: Fixture>(&mut self, p: &mut Pair, what: &str, remote: Remote, len: usize) {
         let before = self.there.bytes().to_vec();
         for imm in [None, Some(5)] {
-            self.renew::<F>(p);
             p.a.write(1, self.local.mem(0, len, self.lkey), remote, imm).expect("post");
             let result = p.done_a(1);
             p.check_refused::<F>(&format!("WRITE {what}"), result);
@@ -46,19 +45,11 @@ impl Setup {
         if !self.reads {
             return;
         }
-        self.renew::<F>(p);
         let before = self.local.bytes().to_vec();
         p.a.read(2, self.local.mem(0, len, self.lkey), remote).expect("post");
         let result = p.done_a(2);
         p.check_refused::<F>(&format!("READ {what}"), result);
         same(self.local.bytes(), &before, "memory after a refused READ");
-    }
-
-    /// After a reconnect to fresh adapters the local key is made anew.
-    fn renew<F: Fixture>(&mut self, pair: &mut Pair) {
-        if !F::SURVIVES {
-            self.lkey = pair.a.lkey(&self.local);
-        }
     }
 }
 
@@ -124,7 +115,6 @@ pub fn access_bits<F: Fixture>() {
         s.refused_read::<F>(&mut pair, &format!("of {access:?}"), r, len);
     }
     // What the bits allow works.
-    s.renew::<F>(&mut pair);
     let Mr { rkey, .. } = pair.b.register(&s.there, lw | rw);
     let r = remote(&s.there, 0, rkey);
     pair.a.write(1, s.local.mem(0, len, s.lkey), r, None).expect("write");
@@ -176,7 +166,6 @@ pub fn deregistered<F: Fixture>() {
         assert_eq!(pair.done_a(1), Ok(()));
         pair.b.ad.deregister(mr).expect("deregister");
         s.refused::<F>(&mut pair, "of a closed region", remote(&s.there, 0, mr.rkey), len);
-        s.renew::<F>(&mut pair);
     }
     // A new region at the same place has another key.
     let old = pair.b.register(&s.there, ALL);

@@ -406,7 +406,7 @@ impl Engine {
             target: Target::Given { addr, len },
             device,
             keep: false,
-            done: Due::new(OnRecv::Message(index), self.owner),
+            done: Due::new(OnRecv::Message(index), self.owner.0),
             state: Inbound::Requested,
             meta: Some(Meta { nbytes, ..Meta::default() }),
             // No name, so nothing is remembered by it.

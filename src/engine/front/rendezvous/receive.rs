@@ -154,7 +154,7 @@ impl Engine {
             target,
             device,
             keep,
-            done: Due::new(done, self.owner),
+            done: Due::new(done, self.owner.0),
             state: State::Queued,
             known: known.meta.is_some(),
             meta: known.meta,
