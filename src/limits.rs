@@ -6,8 +6,8 @@
 use std::fmt::{self, Display};
 
 use crate::api::{MAX_DIMS, MAX_KEY_LEN, MAX_NAME_LEN};
-use crate::engine::front::message::ORPHANS;
 use crate::engine::front::message::flow::{OFFERED_BESIDE, OFFERS, WINDOW};
+use crate::engine::front::message::{ORPHANS, REGIONS};
 use crate::engine::slab::CAPACITY;
 use crate::observe;
 use crate::protocol::message;
@@ -41,6 +41,8 @@ pub const WAITING_BYTES_ALL: usize = 256 << 20;
 pub const PAIR_SENDS: usize = 65_536;
 /// Slots that the other end of a pair has open.
 pub const GRANTS: usize = 65_536;
+/// Further regions in which the memory of these slots lies.
+pub const GRANT_REGIONS: usize = 1 << 20;
 /// Posts that wait on a channel, from which on it takes no more receives.
 pub const ASKS: usize = 262_144;
 /// Posts that wait on a channel.
@@ -161,7 +163,7 @@ pub const LIMITS: &[Limit] = &[
         "rails of a connection; connections that are to be rails and have joined none",
         Number(MAX_RAILS),
         Words("as of connections"),
-        "one more is refused; one that has joined none after five seconds is closed",
+        "one more rail is refused; of those that have joined none the first is closed, and each after five seconds",
     ),
     limit(
         "names of peers",
@@ -207,6 +209,18 @@ pub const LIMITS: &[Limit] = &[
         "the same",
     ),
     limit(
+        "both together, if guests' are among them; each 256 more than it has",
+        Follows,
+        Words("an eighth of the physical memory, 256 MiB at the least"),
+        "the connection of the guest that has most of them ends",
+    ),
+    limit(
+        "further regions of the sources of these offers",
+        Follows,
+        Number(REGIONS),
+        "the content is not read but written",
+    ),
+    limit(
         "of these messages, those whose connection has ended",
         Follows,
         Bytes(ORPHANS as usize),
@@ -236,6 +250,7 @@ pub const LIMITS: &[Limit] = &[
         Follows,
         "the pair ends with `RESOURCE_EXHAUSTED`",
     ),
+    limit("further regions of these slots", Number(GRANT_REGIONS), Follows, "the same"),
     limit(
         "messages that one turn takes of a connection, about",
         Number(POLL_EVENTS),
@@ -360,20 +375,27 @@ pub const LIMITS: &[Limit] = &[
         "a TCP store: connections",
         Words("those that have not proved the secret: 256"),
         Number(STORE_CLIENTS),
-        "the oldest that has not proved the secret is closed; without one, the new one",
+        "the oldest that has not proved the secret is closed; without one, the one that has rested for longest, or the new \
+         one",
     ),
     limit(
         "a TCP store: bytes that are not yet complete or not yet sent, and keys that are waited for, each 32 bytes more than \
          it has",
         Words("one message, one answer"),
         Bytes(STORE_UNDER_WAY),
-        "the connection that would exceed them is closed",
+        "long messages and answers wait; of those that hold about the most, the connection that has for longest, a second at \
+         the least, is closed",
     ),
     limit("ranks of a mesh", Follows, Number(MESH_RANKS), "`INVALID_ARGUMENT` for the call"),
     limit("key; name", Bytes(MAX_KEY_LEN), Words("name: 255 bytes"), "the message is refused"),
     limit("dimensions", Number(MAX_DIMS), Follows, "the message is refused"),
 ];
 const _: () = assert!(MAX_NAME_LEN == 255);
+
+/// Bytes of tagged messages that no receive has met, from which on guests end.
+pub fn unmet() -> u64 {
+    (crate::manager::physical_memory() as u64 / 8).max(256 << 20)
+}
 
 /// The table as it stands in the documents.
 pub fn table() -> String {

@@ -5,8 +5,10 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use crate::api::VANISHED;
 use crate::fabric::{EpId, ProviderKind};
 use crate::local_fd::Local;
+use crate::os;
 use crate::os::epoll::{Epoll, READ, WRITE};
 use crate::status::{Code, Reason, Status};
 
@@ -14,6 +16,19 @@ use super::endpoint::Attempt;
 use super::frame::{Broken, FrameReader};
 use super::handshake::{Ctx, Failure, Handshake};
 use super::{BootEvent, Met, PeerHello};
+
+/// When the system asks the host of a peer that is silent whether it is there, so that it is found in the peer timeout: for the
+/// first time after so many seconds, again after so many, so often.
+fn host_questions(peer_timeout_ms: u32) -> [libc::c_int; 3] {
+    const COUNT: u32 = 4;
+    let all = match peer_timeout_ms {
+        u32::MAX => VANISHED.as_secs() as u32,
+        ms => ms / 1000,
+    };
+    // What the system allows.
+    let seconds = |n: u32| n.clamp(1, 32_767) as libc::c_int;
+    [seconds(all / 2), seconds(all / 2 / COUNT), COUNT as libc::c_int]
+}
 
 /// How long a refused peer has to read why.
 const LINGER: Duration = Duration::from_secs(1);
@@ -356,6 +371,9 @@ impl Conn {
         };
         // The descriptor lives on with its new owner; if this fails it was not watched.
         let _ = epoll.remove(&stream);
+        let [idle, pause, count] = host_questions(ctx.shared.identity.peer_timeout_ms);
+        // Without it a host that has vanished is found when something is to be sent there.
+        let _ = os::keep_alive(&stream, idle, pause, count);
         let sock = stream.convert();
         if attempt.kind != ProviderKind::Tcp {
             let Attempt { kind, ep, reason, .. } = attempt;

@@ -128,6 +128,8 @@ pub struct Settings {
     pub max_waiting_bytes_all: usize,
     /// Descriptors that connections of guests may use.
     pub guest_descriptors: usize,
+    /// Bytes of tagged messages that no receive has met, from which on guests end.
+    pub unmet: u64,
     /// By what sizes content is cut on each provider.
     pub sizes: Box<[Sizes; 4]>,
     /// Bytes of buffers that last, for tensors that go out, and again for those that come in.

@@ -154,15 +154,8 @@ impl Engine {
         let Some(p) = known.filter(|p| !p.channels.is_empty() && !self.closing) else {
             return refuse("there is no connection that it could be a part of");
         };
-        let strangers = self.channels.iter().filter(|(_, c)| c.peer == peer && c.is_unjoined());
-        if strangers.count() >= MAX_RAILS {
-            let text = format!(
-                "{MAX_RAILS} connections of peer '{}' are to be a part of another, and are of none yet",
-                p.name.escape_debug()
-            );
-            return Err(Status::new(Code::ResourceExhausted, text));
-        }
         let name = p.name.clone();
+        self.room_for_rail(fx, peer);
         let counters = self.stats.peer(&name, caps.provider.name());
         counters.connects.add(1);
         self.happened += 1;
@@ -178,6 +171,20 @@ impl Engine {
         }
         self.next_keepalive = self.next_keepalive.min(now + self.keepalive_interval());
         Ok(ch)
+    }
+
+    /// Where many of a peer are to be a part of another connection and are of none yet, the one that has been so for longest makes
+    /// room: whose they are is not known, and one that is the peer's joins at once.
+    fn room_for_rail(&mut self, fx: &mut impl Fx, peer: u32) {
+        let unjoined = || self.channels.iter().filter(|(_, c)| c.peer == peer && c.is_unjoined());
+        if unjoined().count() < MAX_RAILS {
+            return;
+        }
+        let since = |c: &Channel| c.rail.as_ref().map(|rail| rail.since);
+        let oldest = unjoined().min_by_key(|(ch, c)| (since(c), *ch)).map(|(ch, _)| ch);
+        if let Some(oldest) = oldest {
+            self.close_rail(fx, oldest);
+        }
     }
 
     /// Between which devices it goes, by their numbers here and at the peer, unless between the first ones.

@@ -28,6 +28,14 @@ impl Engine {
         (self.settings.peer_timeout / 4).clamp(1_000_000, 500_000_000)
     }
 
+    /// How long a question for a sign of life may stay without an answer, if the peer's host does not acknowledge it either.
+    fn vanished_after(&self) -> u64 {
+        match self.settings.peer_timeout {
+            u64::MAX => VANISHED.as_nanos() as u64,
+            set => set,
+        }
+    }
+
     /// Handles what is due.
     pub fn tick(&mut self, fx: &mut impl Fx) {
         let now = fx.now();
@@ -125,7 +133,7 @@ impl Engine {
     }
 
     fn keepalive(&mut self, fx: &mut impl Fx, now: u64) {
-        let interval = self.keepalive_interval();
+        let (interval, vanished) = (self.keepalive_interval(), self.vanished_after());
         self.next_keepalive = if self.channels.is_empty() { u64::MAX } else { now + interval };
         let mut at = 0;
         while let Some(ch) = self.channels.next(&mut at, |_| true) {
@@ -151,16 +159,24 @@ impl Engine {
                     c.send(fx, &Message::Ping, &[]);
                     self.settle(fx, ch);
                 }
-                Some(at)
-                    if !c.remote_manual && now.saturating_sub(at) >= self.settings.peer_timeout =>
-                {
-                    let text = format!(
-                        "peer stalled: connected, but silent for {:.1} s",
-                        silent as f64 / 1e9
-                    );
-                    let status = Status::new(Code::Unavailable, text);
+                Some(at) if now.saturating_sub(at) >= vanished => {
+                    let seconds = silent as f64 / 1e9;
+                    let waits = c.remote_manual || self.settings.peer_timeout == u64::MAX;
+                    let status = match waits {
+                        false => {
+                            let text =
+                                format!("peer stalled: connected, but silent for {seconds:.1} s");
+                            Status::new(Code::Unavailable, text).because(Reason::PeerStalled)
+                        }
+                        // Its silence proves nothing, but its host would acknowledge the question.
+                        true if fx.is_unreachable(ch) => Status::gone(format!(
+                            "the peer's host does not answer: nothing came for {seconds:.1} s, and the question for a \
+                             sign of life was not acknowledged"
+                        )),
+                        true => continue,
+                    };
                     self.say_goodbye(fx, ch, &status);
-                    self.channel_down(fx, ch, status.because(Reason::PeerStalled));
+                    self.channel_down(fx, ch, status);
                 }
                 Some(_) => {}
             }

@@ -425,6 +425,7 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         max_waiting_bytes: limits::WAITING_BYTES,
         max_waiting_bytes_all: limits::WAITING_BYTES_ALL,
         guest_descriptors: limits::guest_descriptors(),
+        unmet: limits::unmet(),
         sizes: Box::new(ProviderKind::ALL.map(|kind| config.sizes_of(kind))),
         buffers: limits::BUFFER_BYTES_ALL as u64,
     };

@@ -6,7 +6,7 @@ mod eventfd;
 mod timerfd;
 
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{Ordering, fence};
 use std::thread::JoinHandle;
@@ -25,6 +25,33 @@ pub(crate) fn owned(rc: libc::c_int) -> io::Result<OwnedFd> {
     let fd = check(rc)?;
     // SAFETY: the kernel has just given this descriptor to the caller, nobody else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Sets an option of a socket that is one number.
+pub(crate) fn set_option(
+    socket: &impl AsRawFd,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
+    let len = size_of::<libc::c_int>() as libc::socklen_t;
+    let at = (&raw const value).cast();
+    // SAFETY: the value outlives the call, and `len` is its size.
+    check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, at, len) }).map(drop)
+}
+
+/// Has the system ask the host at the other end of a TCP connection that is silent whether it is there: after `idle` seconds,
+/// and each `pause` so many times more. If nothing comes, the connection ends.
+pub(crate) fn keep_alive(
+    socket: &impl AsRawFd,
+    idle: libc::c_int,
+    pause: libc::c_int,
+    count: libc::c_int,
+) -> io::Result<()> {
+    set_option(socket, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
+    set_option(socket, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, idle)?;
+    set_option(socket, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, pause)?;
+    set_option(socket, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, count)
 }
 
 /// A counter that rises steadily, at some fixed rate; cheap to read.

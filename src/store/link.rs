@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::stop::{Look, ready};
 use super::{Failed, Until};
 use crate::local_fd::Local;
+use crate::os;
 use crate::status::Status;
 
 /// A silent server's host is asked whether it is there after so many seconds, and again after so many, so many times.
@@ -61,20 +62,9 @@ pub(super) fn keep_alive(
     pause: libc::c_int,
     count: libc::c_int,
 ) -> io::Result<()> {
-    let fd = socket.as_raw_fd();
-    let set = |level, name, value: libc::c_int| {
-        let len = size_of::<libc::c_int>() as libc::socklen_t;
-        // SAFETY: the value outlives the call, and `len` is its size.
-        match unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), len) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
-    };
-    set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
-    set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, idle)?;
-    set(libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, pause)?;
-    set(libc::IPPROTO_TCP, libc::TCP_KEEPCNT, count)?;
-    set(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, (idle + pause * count) * 1000)
+    os::keep_alive(socket, idle, pause, count)?;
+    let all = (idle + pause * count) * 1000;
+    os::set_option(socket, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, all)
 }
 
 impl Link {

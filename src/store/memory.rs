@@ -1,6 +1,6 @@
 //! The store in memory: shared by the threads of a process, and what the TCP store serves.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,8 +29,8 @@ struct Table {
     /// Of keys and values.
     bytes: usize,
     leases: HashMap<LeaseId, Term>,
-    /// No lease ends before this.
-    next_end: Option<Instant>,
+    /// The same in the order of their ends.
+    ends: BTreeSet<(Instant, LeaseId)>,
     /// Counts what has come, so that who waits knows whether to look.
     came: u64,
 }
@@ -46,18 +46,19 @@ fn cost(key: &[u8], value: usize, lease: Option<LeaseId>) -> usize {
 impl Table {
     /// Drops what leases that have ended held.
     fn expire(&mut self) {
-        let now = Instant::now();
-        if self.next_end.is_none_or(|end| now < end) {
+        if self.ends.is_empty() {
             return;
         }
-        let over: Vec<LeaseId> =
-            self.leases.iter().filter(|(_, term)| term.ends <= now).map(|(&id, _)| id).collect();
-        over.into_iter().for_each(|id| self.end(id));
-        self.next_end = self.leases.values().map(|term| term.ends).min();
+        let now = Instant::now();
+        while let Some(&(_, id)) = self.ends.first().filter(|(end, _)| *end <= now) {
+            self.end(id);
+        }
     }
 
     fn end(&mut self, id: LeaseId) {
-        for key in self.leases.remove(&id).into_iter().flat_map(|term| term.keys) {
+        let Some(term) = self.leases.remove(&id) else { return };
+        self.ends.remove(&(term.ends, id));
+        for key in term.keys {
             self.remove(&key);
         }
     }
@@ -155,6 +156,20 @@ impl Memory {
     pub fn there<K: AsRef<[u8]>>(&self, keys: &[K], from: usize) -> usize {
         self.with(|table| {
             keys[from..].iter().take_while(|key| table.values.contains_key(key.as_ref())).count()
+        })
+    }
+
+    /// Bytes of the values that [`get`](Kind::get) would find.
+    pub fn lengths(&self, keys: &[&[u8]]) -> usize {
+        self.with(|table| {
+            let mut bytes = 0;
+            for value in keys.iter().filter_map(|key| table.get(key)) {
+                if bytes > 0 && bytes + value.len() > STORE_REPLY {
+                    break;
+                }
+                bytes += value.len();
+            }
+            bytes
         })
     }
 
@@ -282,8 +297,9 @@ impl Kind for Memory {
             let ends = Instant::now() + ttl;
             let term =
                 table.leases.entry(id).or_insert_with(|| Term { ends, keys: HashSet::new() });
+            table.ends.remove(&(term.ends, id));
+            table.ends.insert((ends, id));
             term.ends = ends;
-            table.next_end = Some(table.next_end.map_or(ends, |next| next.min(ends)));
             Ok(())
         })
     }

@@ -31,7 +31,9 @@ pub fn ready(looks: &mut [Look], time: Option<Duration>) {
         .map(|look| {
             let events = (if look.read { libc::POLLIN } else { 0 })
                 | (if look.write { libc::POLLOUT } else { 0 });
-            libc::pollfd { fd: look.fd, events, revents: 0 }
+            // One that nothing is waited for is left out: its end would be told again and again.
+            let fd = if events == 0 { -1 } else { look.fd };
+            libc::pollfd { fd, events, revents: 0 }
         })
         .collect();
     // A fraction of a millisecond must not become a busy loop.

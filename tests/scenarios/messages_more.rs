@@ -516,6 +516,27 @@ fn a_guest_in_the_middle_of_a_message_makes_no_room_for_another() {
 }
 
 #[test]
+fn r08_messages_of_guests_that_nobody_receives_are_bounded() {
+    const COUNT: u64 = 5;
+    for guests in [true, false] {
+        // All but one of them fit.
+        let setup = shm().settings(|s| s.unmet = (COUNT - 1) * (256 + 8));
+        let mut p = Post::new(if guests { setup.guests() } else { setup });
+        let to = p.other(S);
+        (0..COUNT).for_each(|_| _ = p.send(S, to, TAG, 8, Mode::Standard));
+        p.run();
+        let engine = p.s.engines[R].as_ref().unwrap();
+        let peer = engine.peer(engine.find_peer("node1").unwrap()).unwrap();
+        assert_eq!(peer.channels.is_empty(), guests, "whom the application named is not bounded");
+        // What came whole stays.
+        let all: Vec<usize> = (0..COUNT).map(|_| p.recv(R, ANY, 8)).collect();
+        p.run();
+        assert!(all.iter().all(|&recv| code(&p.recvs[recv]) == Some(Code::Ok)));
+        p.finish();
+    }
+}
+
+#[test]
 fn messages_count_as_use_of_a_guests_connection() {
     for (len, mode) in [(8, Mode::Standard), (8, Mode::Synchronous), (LARGE, Mode::Standard)] {
         let mut p = Post::new(shm());

@@ -133,6 +133,7 @@ fn setup(windows: bool) -> Setup {
         max_waiting_bytes: 1 << 30,
         max_waiting_bytes_all: 1 << 31,
         guest_descriptors: 1000,
+        unmet: u64::MAX,
         buffers: 64 << 10,
     };
     Setup {

@@ -131,6 +131,7 @@ impl Profile {
                 max_waiting_bytes: if quiet { 1 << 30 } else { rng.pick(&[500, 5000, 1 << 30]) },
                 max_waiting_bytes_all: 1 << 31,
                 guest_descriptors: 1000,
+                unmet: u64::MAX,
                 buffers: rng.pick(&[0, 16 << 10, 1 << 20]),
             };
             per_node.push((caps, settings));

@@ -87,6 +87,32 @@ fn what_is_no_value_is_an_error_that_names_it() {
     assert!(!s.check(&[b"k"], LONG).unwrap());
 }
 
+/// What strangers have put among the leases is waited for by nobody, and not read to its end.
+#[test]
+fn what_is_no_lease_holds_up_nobody() {
+    let dir = Dir::new();
+    drop(store(dir_store(&dir.path)));
+    let at = |n: usize| dir.path.join(format!(".lease-{n:032x}"));
+    let pipe = std::ffi::CString::new(at(1).to_str().unwrap()).unwrap();
+    // SAFETY: a path with its NUL.
+    assert_eq!(unsafe { libc::mkfifo(pipe.as_ptr(), 0o600) }, 0);
+    std::os::unix::fs::symlink("/dev/zero", at(2)).unwrap();
+    std::os::unix::fs::symlink("/dev/tty", at(3)).unwrap();
+    fs::create_dir(at(4)).unwrap();
+    fs::File::create(at(5)).unwrap().set_len(1 << 40).unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    let path = dir.path.clone();
+    std::thread::spawn(move || {
+        let s = store(dir_store(&path));
+        let leased = s.leased(Duration::from_secs(3600)).unwrap();
+        set(&leased, b"held", b"v");
+        set(&s, b"k", b"v");
+        let _ = tell.send(get(&s, b"held"));
+    });
+    let got = told.recv_timeout(Duration::from_secs(60));
+    assert_eq!(got.as_deref(), Ok(&b"v"[..]), "somebody waits for what is no lease");
+}
+
 #[test]
 fn a_directory_that_cannot_be_used_is_an_error_at_once() {
     let open = |path: &str| {

@@ -133,6 +133,37 @@ fn a_client_that_does_not_read_costs_the_others_nothing() {
     let _ = lazy.join().unwrap();
 }
 
+/// However many have proved the secret and rest, one more gets in.
+#[test]
+fn r08_clients_that_rest_keep_nobody_out() {
+    // Both ends of each are here.
+    let needed = 2 * STORE_CLIENTS as u64 + 500;
+    // SAFETY: valid structs to fill and to read.
+    let fits = unsafe {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+        limit.rlim_cur = limit.rlim_cur.max(needed.min(limit.rlim_max));
+        libc::setrlimit(libc::RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur >= needed
+    };
+    if !fits {
+        return skip::skip("too few descriptors are allowed");
+    }
+    let server = Server::new("127.0.0.1:0", Some(b"secret"), false).unwrap();
+    let crowd: Vec<Arc<Client>> = (0..STORE_CLIENTS)
+        .map(|_| Arc::new(Client::new(&server.bound().to_string(), Some(b"secret")).unwrap()))
+        .collect();
+    let stop = rdma_transport::store::stop::Stop::new().unwrap();
+    let until = rdma_transport::store::Until::after(Some(Duration::from_secs(60)), &stop);
+    for one in &crowd {
+        rdma_transport::store::Kind::set(&**one, &[(b"k", b"v")], None, until).unwrap();
+    }
+    let honest = client(&server, Some(b"secret"));
+    honest.set(&[(b"k", b"w")], Patience::For(Duration::from_secs(20))).unwrap();
+    assert_eq!(get(&honest, b"k"), b"w");
+    // Those that made room come again.
+    rdma_transport::store::Kind::set(&*crowd[0], &[(b"k", b"x")], None, until).unwrap();
+}
+
 /// Any start order: clients may be there first.
 #[test]
 fn a_server_that_comes_later_is_waited_for() {

@@ -26,7 +26,7 @@ use crate::os::without_write_signals;
 use crate::room;
 use crate::status::{Code, Reason, Status};
 pub use value::fuzz_file;
-use value::{encode, failed, file_name, read_file, read_header};
+use value::{encode, failed, file_name, open_lease, read_file, read_header};
 
 const LOCK: &str = ".lock";
 /// Beginnings of other names; no key's name begins with a dot.
@@ -44,6 +44,17 @@ pub struct FileStore {
 
 fn lease_name(id: LeaseId) -> String {
     format!("{LEASE}{id:032x}")
+}
+
+/// A lease's file was changed just now.
+fn renew(file: &File) -> io::Result<()> {
+    let now = libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_NOW };
+    let times = [now, now];
+    // SAFETY: two times, as the call reads.
+    match unsafe { libc::futimens(file.as_raw_fd(), times.as_ptr()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// The lock of a directory, until it is dropped.
@@ -179,11 +190,8 @@ impl FileStore {
     /// The ttl of a lease of this process, as its file says.
     fn ttl_of(&self, id: LeaseId) -> Result<u64, Status> {
         let path = self.dir.join(lease_name(id));
-        let text = fs::read_to_string(&path).map_err(|e| match e.kind() {
-            ErrorKind::NotFound => ended(),
-            _ => failed("cannot read", &path, &e),
-        })?;
-        text.trim().parse().map_err(|_| Status::invalid(format!("'{}' is damaged", path.display())))
+        let (_, ttl) = open_lease(&path)?.ok_or_else(ended)?;
+        ttl.ok_or_else(|| Status::invalid(format!("'{}' is damaged", path.display())))
     }
 
     /// Deletes a key if it is under this lease.
@@ -212,7 +220,7 @@ impl FileStore {
             } else if name.starts_with(LEASE) {
                 // Long after its end, in case that its holder's clock is behind. One that does not tell its ttl is of a process
                 // that was killed before it had written it, or of a disk that was full.
-                let ttl = fs::read_to_string(&path).ok().and_then(|t| t.trim().parse().ok());
+                let ttl = open_lease(&path).ok().flatten().and_then(|(_, ttl)| ttl);
                 let ttl = Duration::from_millis(ttl.unwrap_or(0));
                 age.is_some_and(|age| age > ttl.saturating_add(LEFT))
             } else if name.starts_with('.') {
@@ -324,23 +332,12 @@ impl Kind for FileStore {
 
     fn lease(&self, id: LeaseId, ttl: Duration, _until: Until<'_>) -> Result<(), Status> {
         let path = self.dir.join(lease_name(id));
-        // One that is over stays there until it is swept with its keys: to begin it anew would bring them back.
-        if path.exists() && !self.lasts(id, ttl) {
-            return Err(ended());
-        }
-        let touched = File::options().write(true).open(&path).and_then(|file| {
-            let now = libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_NOW };
-            let times = [now, now];
-            // SAFETY: two times, as the call reads.
-            match unsafe { libc::futimens(file.as_raw_fd(), times.as_ptr()) } {
-                0 => Ok(()),
-                _ => Err(io::Error::last_os_error()),
+        if let Some((file, _)) = open_lease(&path)? {
+            // One that is over stays there until it is swept with its keys: to begin it anew would bring them back.
+            if !self.lasts(id, ttl) {
+                return Err(ended());
             }
-        });
-        match touched {
-            Ok(()) => return Ok(()),
-            Err(e) if e.kind() == ErrorKind::NotFound => {}
-            Err(e) => return Err(failed("cannot renew", &path, &e)),
+            return renew(&file).map_err(|e| failed("cannot renew", &path, &e));
         }
         self.sweep();
         self.held.begin(id);

@@ -19,6 +19,8 @@ use crate::wire::{Reader, Writer};
 const MAGIC: [u8; 8] = *b"RDMSTOR1";
 /// Magic, lease, ttl, length of key and value, checksum.
 const HEADER: usize = 8 + 16 + 8 + 4 + 4 + 8;
+/// Longest file of a lease: its ttl, as text.
+const MAX_LEASE: u64 = 32;
 /// Longest name that is the key itself; the name of a longer key is its hash.
 pub const PLAIN_NAME: usize = 180;
 fn checksum(lease: u128, ttl_ms: u64, key: &[u8], value: &[u8]) -> u64 {
@@ -69,8 +71,9 @@ pub fn encode(id: LeaseId, ttl_ms: u64, key: &[u8], value: &[u8]) -> Result<Vec<
     Ok(bytes)
 }
 
-/// Opens a file that a value may be in: `None` if there is none.
-fn open_value(path: &Path) -> Result<Option<File>, Status> {
+/// Opens a file of ours of at most so many bytes: `None` if there is none. Whatever else a stranger has put there is not waited
+/// for, nor followed.
+fn open_file(path: &Path, most: u64) -> Result<Option<File>, Status> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
         Ok(file) => file,
@@ -82,12 +85,28 @@ fn open_value(path: &Path) -> Result<Option<File>, Status> {
     if !facts.is_file() {
         return Err(strange(path, "no file"));
     }
-    let most = (HEADER + STORE_KEY + STORE_VALUE) as u64;
     if facts.len() > most {
-        let what = format!("{} bytes long, and a value's file is at most {most}", facts.len());
+        let what = format!("{} bytes long, and such a file is at most {most}", facts.len());
         return Err(strange(path, &what));
     }
     Ok(Some(file))
+}
+
+/// Opens a file that a value may be in: `None` if there is none.
+fn open_value(path: &Path) -> Result<Option<File>, Status> {
+    open_file(path, (HEADER + STORE_KEY + STORE_VALUE) as u64)
+}
+
+/// A lease's file, and the ttl that it says, if it says one: `None` if there is none.
+pub fn open_lease(path: &Path) -> Result<Option<(File, Option<u64>)>, Status> {
+    let Some(file) = open_file(path, MAX_LEASE)? else { return Ok(None) };
+    let mut text = String::new();
+    let read = (&file).take(MAX_LEASE).read_to_string(&mut text);
+    // What is no text says no ttl.
+    match read {
+        Err(e) if e.kind() != ErrorKind::InvalidData => Err(failed("cannot read", path, &e)),
+        _ => Ok(Some((file, text.trim().parse().ok()))),
+    }
 }
 
 fn strange(path: &Path, what: &str) -> Status {

@@ -1,4 +1,8 @@
 //! The serving side of a TCP store: one thread, which never waits for one client.
+//!
+//! What clients hold of its memory is bounded for all together. Beyond the bound nobody brings a long message, or is given a
+//! long answer: they wait. Whoever holds most then, and has for a while, makes room; not who comes later. Likewise, where there
+//! are as many connections as there may be, one that has rested for longest makes room for a new one.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -7,7 +11,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::session::Session;
+use super::session::{Room, Session};
 use crate::limits::{STORE_CLIENTS, STORE_STRANGERS, STORE_UNDER_WAY};
 use crate::local_fd::Local;
 use crate::log;
@@ -26,6 +30,12 @@ const STALL: Duration = Duration::from_secs(30);
 const KEEPALIVE: libc::c_int = 60;
 /// Bytes that one look takes of one client.
 const PIECE: usize = 256 << 10;
+/// The same where more is under way than may be, of one that holds no more than that.
+const LITTLE: usize = 16 << 10;
+/// Questions of one client that one look answers.
+const TURNS: usize = 32;
+/// What a client has held for so long it may have to let go of; and one that has rested so long may make room for another.
+const STAY: Duration = Duration::from_secs(1);
 /// After a failed accept (no descriptors, say) nobody is accepted for so long.
 const BREATH: Duration = Duration::from_millis(100);
 
@@ -36,6 +46,8 @@ struct Client {
     since: Instant,
     /// When it last got on.
     moved: Instant,
+    /// Since when it holds what it holds now, and how many turns it had had then.
+    holds: (Instant, u64),
     /// Until when it waits for keys.
     deadline: Option<Instant>,
     /// It is to be closed once its output has been sent.
@@ -48,6 +60,9 @@ struct Shared {
     bell: Arc<EventFd>,
     stop: Stop,
     secret: Option<Vec<u8>>,
+    /// Most bytes that were under way.
+    #[cfg(test)]
+    peak: std::sync::atomic::AtomicUsize,
 }
 
 /// A TCP store that this process serves; dropping it ends the thread.
@@ -93,11 +108,24 @@ impl Server {
         let memory =
             Memory::named(format!("tcp store at {bound} (served here)"), Some(bell.clone()));
         let secret = secret.map(|s| crate::room::copy(s, "a secret")).transpose()?;
-        let shared = Arc::new(Shared { memory, bell, stop: Stop::new()?, secret });
+        let shared = Arc::new(Shared {
+            memory,
+            bell,
+            stop: Stop::new()?,
+            secret,
+            #[cfg(test)]
+            peak: Default::default(),
+        });
         let own = shared.clone();
         let thread = crate::store::spawn("rdma-store", move || Loop::new(&own, listener).run())
             .map_err(|e| Status::os("starting the thread of a store", &e))?;
         Ok(Server { shared, thread: Some(thread), bound })
+    }
+
+    /// Most bytes that were under way.
+    #[cfg(test)]
+    pub(super) fn peak(&self) -> usize {
+        self.shared.peak.load(std::sync::atomic::Ordering::SeqCst)
     }
 
     /// Where it listens.
@@ -121,13 +149,18 @@ struct Loop<'a> {
     listener: Local<TcpListener>,
     clients: Vec<Client>,
     piece: Vec<u8>,
+    /// Bytes that the clients hold.
+    under_way: usize,
+    /// Each look begins with another client.
+    first: usize,
     /// Nobody is accepted before this.
     paused: Option<Instant>,
 }
 
 impl<'a> Loop<'a> {
     fn new(shared: &'a Shared, listener: Local<TcpListener>) -> Loop<'a> {
-        Loop { shared, listener, clients: Vec::new(), piece: vec![0; PIECE], paused: None }
+        let (clients, piece) = (Vec::new(), vec![0; PIECE]);
+        Loop { shared, listener, clients, piece, under_way: 0, first: 0, paused: None }
     }
 
     fn run(&mut self) {
@@ -143,8 +176,11 @@ impl<'a> Loop<'a> {
             }
             for (i, look) in looks[3..].iter().enumerate() {
                 let Some(client) = self.clients.get_mut(i) else { continue };
-                let moved =
-                    look.read && client.read(&mut self.piece) || look.write && client.write();
+                let before = client.session.bytes();
+                let most = if self.under_way < STORE_UNDER_WAY { PIECE } else { LITTLE };
+                let moved = look.read && client.read(&mut self.piece[..most])
+                    || look.write && client.write();
+                self.under_way = self.under_way + client.session.bytes() - before;
                 if moved {
                     client.moved = now;
                 }
@@ -153,6 +189,9 @@ impl<'a> Loop<'a> {
                 self.accept(now);
             }
             self.serve(now);
+            #[cfg(test)]
+            self.shared.peak.fetch_max(self.under_way, std::sync::atomic::Ordering::SeqCst);
+            self.make_space(now);
         }
     }
 
@@ -164,17 +203,22 @@ impl<'a> Loop<'a> {
             read(self.shared.bell.as_raw_fd(), true),
             read(self.listener.as_raw_fd(), self.paused.is_none()),
         ];
+        let full = self.under_way >= STORE_UNDER_WAY;
         looks.extend(self.clients.iter().map(|client| Look {
             fd: client.socket.as_raw_fd(),
             // The end of one that waits is seen, too.
-            read: client.session.takes_input() && !client.ending,
+            read: client.session.takes_input()
+                && !client.ending
+                && (!full || client.session.bytes() <= LITTLE),
             write: !client.session.output().is_empty(),
         }));
         looks
     }
 
     fn next_due(&self) -> Option<Instant> {
-        self.clients.iter().filter_map(Client::due).chain(self.paused).min()
+        let full = self.under_way >= STORE_UNDER_WAY;
+        let due = self.clients.iter().filter_map(|client| client.due(full));
+        due.chain(self.paused).min()
     }
 
     fn accept(&mut self, now: Instant) {
@@ -194,27 +238,39 @@ impl<'a> Loop<'a> {
             let kept = socket
                 .set_nonblocking(true)
                 .and_then(|()| keep_alive(&socket, KEEPALIVE, KEEPALIVE / 4, 4));
-            if kept.is_err() || !self.make_room() {
+            if kept.is_err() || !self.make_room(now) {
                 continue;
             }
             let _ = socket.set_nodelay(true);
-            let session = Session::new();
-            let (since, moved, deadline, ending) = (now, now, None, false);
-            self.clients.push(Client { socket, addr, session, since, moved, deadline, ending });
+            self.clients.push(Client {
+                socket,
+                addr,
+                session: Session::new(),
+                since: now,
+                moved: now,
+                holds: (now, 0),
+                deadline: None,
+                ending: false,
+            });
         }
     }
 
-    /// Room for one more: the oldest that has not proved the secret may have to go.
-    fn make_room(&mut self) -> bool {
+    /// Room for one more: the oldest that has not proved the secret may have to go, or the one that has rested for longest.
+    fn make_room(&mut self, now: Instant) -> bool {
         let strangers = self.clients.iter().filter(|client| !client.session.is_open()).count();
         if strangers < STORE_STRANGERS && self.clients.len() < STORE_CLIENTS {
             return self.clients.try_reserve(1).is_ok();
         }
         // In the order in which they came.
-        match self.clients.iter().position(|client| !client.session.is_open()) {
-            Some(oldest) => drop(self.clients.remove(oldest)),
-            None => return false,
-        }
+        let oldest = self.clients.iter().position(|client| !client.session.is_open());
+        let rests = |client: &Client| client.session.rests() && now >= client.moved + STAY;
+        let rested = || {
+            let all = self.clients.iter().enumerate().filter(|(_, client)| rests(client));
+            all.min_by_key(|(_, client)| client.moved).map(|(at, _)| at)
+        };
+        let Some(gone) = oldest.or_else(rested) else { return false };
+        let gone = self.clients.remove(gone);
+        self.under_way -= gone.session.bytes();
         true
     }
 
@@ -224,22 +280,51 @@ impl<'a> Loop<'a> {
         if self.paused.is_some_and(|until| until <= now) {
             self.paused = None;
         }
-        let mut under_way = 0;
+        let count = self.clients.len();
+        self.first = self.first.wrapping_add(1);
         // What one client sets another may wait for, so each looks last.
-        for client in &mut self.clients {
-            client.serve(memory, secret.as_deref(), stop);
+        for i in 0..count {
+            let client = &mut self.clients[(self.first + i) % count];
+            let before = client.session.bytes();
+            let full = self.under_way >= STORE_UNDER_WAY;
+            let room = if full { Room::Short } else { Room::Any };
+            client.serve(memory, secret.as_deref(), room, stop);
+            self.under_way = self.under_way + client.session.bytes() - before;
         }
         for client in &mut self.clients {
+            let before = client.session.bytes();
             client.look(memory, now);
-            under_way += client.session.bytes();
-            if under_way > STORE_UNDER_WAY && client.session.bytes() > PIECE {
-                under_way -= client.session.bytes();
-                client.drop_for(&format!("more than {STORE_UNDER_WAY} bytes are under way, or of keys that are waited for"));
-            } else if let Some(why) = client.is_late(now) {
+            if let Some(why) = client.is_late(now) {
                 client.drop_for(why);
             }
+            self.under_way = self.under_way + client.session.bytes() - before;
         }
-        self.clients.retain(|client| !client.ending || !client.session.output().is_empty());
+        let gone = |client: &Client| client.ending && client.session.output().is_empty();
+        let freed: usize = self
+            .clients
+            .iter()
+            .filter(|client| gone(client))
+            .map(|client| client.session.bytes())
+            .sum();
+        self.under_way -= freed;
+        self.clients.retain(|client| !gone(client));
+    }
+
+    /// While more is under way than may be: of those who hold about the most, who has for longest lets go of it.
+    fn make_space(&mut self, now: Instant) {
+        while self.under_way >= STORE_UNDER_WAY {
+            let late = || self.clients.iter().enumerate().filter(|(_, c)| now >= c.holds.0 + STAY);
+            let most = late().map(|(_, c)| c.session.bytes()).max().unwrap_or(0);
+            let large = late().filter(|(_, c)| 2 * c.session.bytes() >= most && most > 0);
+            let Some((at, _)) = large.min_by_key(|(_, c)| c.holds.0) else { return };
+            let mut gone = self.clients.remove(at);
+            self.under_way -= gone.session.bytes();
+            gone.drop_for(&format!(
+                "more than {STORE_UNDER_WAY} bytes are under way, or of keys that are waited for, of which it has held \
+                 {} for longest",
+                gone.session.bytes()
+            ));
+        }
     }
 }
 
@@ -292,21 +377,28 @@ impl Client {
         self.end();
     }
 
-    fn serve(&mut self, memory: &Memory, secret: Option<&[u8]>, stop: &Stop) {
-        while !self.ending {
-            let until = Until { deadline: None, stop };
-            if let Err(status) = self.session.step(memory, secret, until) {
+    fn serve(&mut self, memory: &Memory, secret: Option<&[u8]>, room: Room, stop: &Stop) {
+        let until = Until { deadline: None, stop };
+        for _ in 0..TURNS {
+            if self.ending || !self.session.has_question() || !self.session.output().is_empty() {
+                return;
+            }
+            if let Err(status) = self.session.step(memory, secret, room, until) {
                 log::info(format_args!("a store turns {} away: {status}", self.addr));
                 self.ending = true;
             }
-            // What goes at once makes room for the next answer.
-            if self.session.output().is_empty() || !self.write() {
+            if self.session.is_put_off() {
                 return;
             }
+            // What goes at once makes room for the next answer.
+            self.write();
         }
     }
 
     fn look(&mut self, memory: &Memory, now: Instant) {
+        if self.holds.1 != self.session.turns() || self.session.bytes() == 0 {
+            self.holds = (now, self.session.turns());
+        }
         let Some(waiting) = self.session.waiting() else { return };
         if let Some(time) = waiting.time.take() {
             self.deadline = time.and_then(|time| now.checked_add(time));
@@ -322,12 +414,18 @@ impl Client {
         }
     }
 
-    /// When to look after it, if nothing comes.
-    fn due(&self) -> Option<Instant> {
+    /// When to look after it, if nothing comes. `full`: more is under way than may be.
+    fn due(&self, full: bool) -> Option<Instant> {
+        let waits = self.session.has_question() && self.session.output().is_empty();
+        if waits && !(full && self.session.is_put_off()) {
+            // It had its share of the last look.
+            return Some(self.since);
+        }
         let stalls = !self.session.output().is_empty() || self.session.has_part();
         let proof = (!self.session.is_open()).then_some(self.since + PROOF);
         let stall = stalls.then_some(self.moved + STALL);
-        [proof, stall, self.deadline].into_iter().flatten().min()
+        let stay = (full && self.session.bytes() > 0).then_some(self.holds.0 + STAY);
+        [proof, stall, stay, self.deadline].into_iter().flatten().min()
     }
 
     fn is_late(&self, now: Instant) -> Option<&'static str> {

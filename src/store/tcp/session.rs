@@ -37,16 +37,35 @@ enum Phase {
 pub struct Session {
     phase: Phase,
     input: Vec<u8>,
+    /// Bytes of `input` that are done with.
+    read: usize,
     output: Vec<u8>,
     /// Bytes of `output` that are on their way.
     sent: usize,
     waiting: Option<Waiting>,
+    /// A question whose tag was checked, and whose answer is too long for now.
+    put_off: Option<Vec<u8>>,
+    /// Questions and answers that are done with.
+    turns: u64,
+}
+
+/// What of a server's memory there is for an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// Any.
+    Any,
+    /// A short one: a long one waits.
+    Short,
 }
 
 /// What a key that is waited for takes beyond its bytes.
 const KEY: usize = 32;
-/// Input and output that a client does not use are given back.
-const KEEP: usize = 64 << 10;
+/// Memory of input and output beyond that is given back when it is not used: there may be thousands of clients.
+const KEEP: usize = 4 << 10;
+/// Most input of a client that waits.
+const BESIDE: usize = 64 << 10;
+/// Longest value of a short answer.
+const SHORT: usize = 16 << 10;
 
 impl Session {
     /// A client that has just connected.
@@ -54,9 +73,12 @@ impl Session {
         Session {
             phase: Phase::Hello,
             input: Vec::new(),
+            read: 0,
             output: Vec::new(),
             sent: 0,
             waiting: None,
+            put_off: None,
+            turns: 0,
         }
     }
 
@@ -68,7 +90,13 @@ impl Session {
     /// Memory that it holds: of messages, and of keys that it waits for.
     pub fn bytes(&self) -> usize {
         let waits = self.waiting.as_ref().map_or(0, |waiting| waiting.bytes);
-        self.input.capacity() + self.output.capacity() + waits
+        let put_off = self.put_off.as_ref().map_or(0, Vec::capacity);
+        self.input.capacity() + self.output.capacity() + waits + put_off
+    }
+
+    /// Rises with each question that was taken, and each answer that has gone: what it holds then is something else.
+    pub fn turns(&self) -> u64 {
+        self.turns
     }
 
     /// What is to be sent.
@@ -80,6 +108,7 @@ impl Session {
     pub fn sent(&mut self, count: usize) {
         self.sent += count;
         if self.sent >= self.output.len() {
+            self.turns += u64::from(!self.output.is_empty());
             self.sent = 0;
             self.output.clear();
             if self.output.capacity() > KEEP {
@@ -88,14 +117,38 @@ impl Session {
         }
     }
 
-    /// Whether more of it is read: not while an answer is under way, nor while it waits.
+    /// Whether more of it is read: not while an answer is under way, or put off, nor while there is a question to be answered.
     pub fn takes_input(&self) -> bool {
-        self.output.is_empty()
+        self.output.is_empty() && !self.has_question()
     }
 
     /// Whether a message has begun to come, and is not there.
     pub fn has_part(&self) -> bool {
-        self.waiting.is_none() && !self.input.is_empty()
+        self.waiting.is_none() && !self.has_question() && self.read < self.input.len()
+    }
+
+    /// Whether nothing of it is under way.
+    pub fn rests(&self) -> bool {
+        let idle = self.waiting.is_none() && self.put_off.is_none() && self.output.is_empty();
+        idle && self.read >= self.input.len()
+    }
+
+    /// Whether a question is here that nobody has looked at, or whose answer was put off.
+    pub fn has_question(&self) -> bool {
+        self.put_off.is_some()
+            || self.waiting.is_none() && matches!(self.whole(), Ok(Some(_)) | Err(_))
+    }
+
+    /// Whether an answer was put off.
+    pub fn is_put_off(&self) -> bool {
+        self.put_off.is_some()
+    }
+
+    /// The length of the message that is next, if it is here.
+    fn whole(&self) -> Result<Option<usize>, Status> {
+        let rest = self.input.get(self.read..).unwrap_or_default();
+        let most = if self.is_open() { MAX_MESSAGE + TAG } else { MAX_FIRST };
+        Ok(wire::whole(rest, most)?.filter(|&len| rest.len() >= len))
     }
 
     /// What waits for keys.
@@ -105,37 +158,52 @@ impl Session {
 
     /// Bytes that came.
     pub fn receive(&mut self, bytes: &[u8]) -> Result<(), Status> {
+        self.input.drain(..self.read);
+        self.read = 0;
         room::grow(&mut self.input, bytes.len(), "bytes of a client")?;
         self.input.extend_from_slice(bytes);
-        if self.waiting.is_some() && self.input.len() > KEEP {
+        if self.waiting.is_some() && self.input.len() > BESIDE {
             return Err(malformed("a question beside one that waits"));
         }
         Ok(())
     }
 
-    /// Answers what has come, one question at a time. An error ends the connection, after what is to be sent.
+    /// Answers the next question, if it is here. An error ends the connection, after what is to be sent.
     pub fn step(
         &mut self,
         store: &Memory,
         secret: Option<&[u8]>,
+        room: Room,
         until: Until<'_>,
     ) -> Result<(), Status> {
-        while self.waiting.is_none() && self.output.is_empty() {
-            let most = if self.is_open() { MAX_MESSAGE + TAG } else { MAX_FIRST };
-            let Some(len) = wire::whole(&self.input, most)? else { return Ok(()) };
-            if self.input.len() < len {
-                return Ok(());
-            }
-            let message: Vec<u8> = match self.input.len() == len {
-                true => std::mem::take(&mut self.input),
-                false => self.input.drain(..len).collect(),
-            };
-            if let Err(status) = self.on_message(&message, store, secret, until) {
-                self.reject(&status);
-                return Err(status);
+        if self.waiting.is_some() || !self.output.is_empty() {
+            return Ok(());
+        }
+        if let Some(question) = self.put_off.take() {
+            return self.on_question(question, store, room, until);
+        }
+        let Some(message) = self.next()? else { return Ok(()) };
+        let result = self.on_message(message, store, secret, room, until);
+        result.inspect_err(|status| self.reject(status))
+    }
+
+    /// Takes the next message.
+    fn next(&mut self) -> Result<Option<Vec<u8>>, Status> {
+        let Some(len) = self.whole()? else { return Ok(None) };
+        self.turns += 1;
+        if self.read == 0 && self.input.len() == len {
+            return Ok(Some(std::mem::take(&mut self.input)));
+        }
+        let message = room::copy(&self.input[self.read..self.read + len], "a message")?;
+        self.read += len;
+        if self.read >= self.input.len() {
+            self.read = 0;
+            self.input.clear();
+            if self.input.capacity() > KEEP {
+                self.input = Vec::new();
             }
         }
-        Ok(())
+        Ok(Some(message))
     }
 
     /// Who does not yet know the protocol's keys is told why it is turned away.
@@ -149,9 +217,10 @@ impl Session {
 
     fn on_message(
         &mut self,
-        whole: &[u8],
+        whole: Vec<u8>,
         store: &Memory,
         secret: Option<&[u8]>,
+        room: Room,
         until: Until<'_>,
     ) -> Result<(), Status> {
         match &mut self.phase {
@@ -159,7 +228,7 @@ impl Session {
                 let theirs = wire::greeted(kind::HELLO, &whole[4..])?;
                 let ours = random_nonce()?;
                 let welcome = wire::greeting(kind::WELCOME, &ours);
-                let keys = wire::derive(secret, whole, &welcome, [&theirs, &ours])?;
+                let keys = wire::derive(secret, &whole, &welcome, [&theirs, &ours])?;
                 self.output.extend_from_slice(&welcome);
                 self.phase = Phase::Proof(keys);
             }
@@ -175,19 +244,37 @@ impl Session {
                 self.phase = Phase::Open { keys, came: 0, went: 0 };
             }
             Phase::Open { keys, came, .. } => {
-                let message = wire::open(whole, keys, true, *came)?;
+                wire::open(&whole, keys, true, *came)?;
                 *came += 1;
-                let request = Request::decode(message)?;
-                if let Request::Wait { time, keys } = request {
-                    let bytes = keys.iter().map(|key| key.len() + KEY).sum();
-                    let keys = keys.iter().map(|key| room::key(key)).collect::<Result<_, _>>()?;
-                    self.waiting = Some(Waiting { keys, bytes, at: 0, time: Some(time) });
-                    return self.look(store);
-                }
-                self.answer(&execute(store, request, until))?;
+                return self.on_question(whole, store, room, until);
             }
         }
         Ok(())
+    }
+
+    /// A whole message, whose tag was checked.
+    fn on_question(
+        &mut self,
+        whole: Vec<u8>,
+        store: &Memory,
+        room: Room,
+        until: Until<'_>,
+    ) -> Result<(), Status> {
+        let request = Request::decode(wire::body(&whole)?)?;
+        if room == Room::Short && most_of_answer(store, &request) > SHORT {
+            self.put_off = Some(whole);
+            return Ok(());
+        }
+        if let Request::Wait { time, keys } = request {
+            let bytes = keys.iter().map(|key| key.len() + KEY).sum();
+            let keys = keys.iter().map(|key| room::key(key)).collect::<Result<_, _>>()?;
+            self.waiting = Some(Waiting { keys, bytes, at: 0, time: Some(time) });
+            return self.look(store);
+        }
+        let reply = execute(store, request, until);
+        // The answer may be as long: both are not held at a time.
+        drop(whole);
+        self.answer(&reply)
     }
 
     fn answer(&mut self, reply: &Reply) -> Result<(), Status> {
@@ -234,6 +321,15 @@ pub fn random_nonce() -> Result<[u8; 32], Status> {
     Ok(nonce)
 }
 
+/// About how many bytes of values an answer may have.
+fn most_of_answer(store: &Memory, request: &Request<'_>) -> usize {
+    match request {
+        Request::Get { keys } => store.lengths(keys),
+        Request::CompareSet { key, .. } => store.lengths(&[key]),
+        _ => 0,
+    }
+}
+
 /// Does what a client asks for, but waiting.
 fn execute(store: &Memory, request: Request<'_>, until: Until<'_>) -> Reply {
     let done = |result: Result<(), Status>| result.map(|()| Reply::Done);
@@ -266,12 +362,15 @@ pub fn fuzz_store(bytes: &[u8]) {
         0 => {
             let mut session = Session::new();
             for piece in rest.chunks(usize::from(mode / 5) + 1) {
-                if session.receive(piece).and_then(|()| session.step(&store, None, until)).is_err()
-                {
+                let mut failed = session.receive(piece).is_err();
+                while !failed && session.has_question() {
+                    failed = session.step(&store, None, Room::Any, until).is_err();
+                    let count = session.output().len();
+                    session.sent(count);
+                }
+                if failed {
                     break;
                 }
-                let count = session.output().len();
-                session.sent(count);
             }
             assert!(!session.is_open(), "proved by chance");
         }

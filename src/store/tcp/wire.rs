@@ -486,10 +486,15 @@ pub fn seal(out: &mut Vec<u8>, at: usize, keys: &Keys, client: bool, seq: u64) {
 
 /// Checks and takes off length and tag of a whole message.
 pub fn open<'a>(whole: &'a [u8], keys: &Keys, client: bool, seq: u64) -> Result<&'a [u8], Status> {
+    let body = body(whole)?;
+    let (said, tag) = whole.split_at(4 + body.len());
+    keys.verify_seal(client, seq, said, tag).map(|()| body)
+}
+
+/// A whole message without its length and tag.
+pub fn body(whole: &[u8]) -> Result<&[u8], Status> {
     let end = whole.len().checked_sub(TAG).filter(|&end| end >= HEADER);
-    let end = end.ok_or_else(|| malformed("a message without tag"))?;
-    keys.verify_seal(client, seq, &whole[..end], &whole[end..])?;
-    Ok(&whole[4..end])
+    end.map(|end| &whole[4..end]).ok_or_else(|| malformed("a message without tag"))
 }
 
 /// Length of the message at the front, with its length field, once that is there.

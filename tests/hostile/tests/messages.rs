@@ -154,6 +154,38 @@ fn r15_answers_to_messages_that_never_were() {
     victim.finish();
 }
 
+/// Offers that say in how many regions their sources lie, as many as may be, are kept without all these: the content of a
+/// message is then asked for, and not read.
+#[test]
+fn r08_offers_whose_sources_lie_in_many_regions() {
+    const REGIONS: u16 = 4095;
+    let mut victim = Victim::start(Options::default());
+    let mut c = stranger(&victim, "scattered");
+    let regions: Vec<u8> = (1..=u64::from(REGIONS))
+        .flat_map(|i| [&(i * 8).to_le_bytes()[..], &7u32.to_le_bytes()].concat())
+        .collect();
+    let mut offered = |response: u32| {
+        let at = [&0x7000_0000u64.to_le_bytes()[..], &1u32.to_le_bytes()].concat();
+        let head = [&1u32.to_le_bytes()[..], &2u64.to_le_bytes(), &response.to_le_bytes()].concat();
+        let len = 40_000u64.to_le_bytes();
+        let fields: [&[u8]; 5] = [&head, &len, &at, &REGIONS.to_le_bytes(), &regions];
+        c.message(&message::any(OFFER, 2 | 16, 0, &fields)).unwrap();
+    };
+    (0..4000).for_each(&mut offered);
+    c.message(&message::request(7, 3, b"gen:100")).unwrap();
+    c.next_message(message::CONTENT).unwrap();
+    let rss = victim.rss();
+    assert!(rss < 100 << 20, "{rss} bytes");
+    // The last of them are received still, one way or the other.
+    let ops: Vec<u64> = (0..4000).map(|_| victim.recv_message("scattered", 2, 40_000)).collect();
+    c.next_message(GRANT).unwrap();
+    drop(c);
+    for op in ops {
+        assert_ne!(victim.wait(op, PATIENCE).unwrap().code, Code::Ok);
+    }
+    victim.finish();
+}
+
 /// Offers are taken back one by one in a time that does not grow with how many wait.
 #[test]
 fn r08_withdrawals_among_many_offers() {

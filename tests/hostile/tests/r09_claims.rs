@@ -165,3 +165,31 @@ fn r09_a_vanished_host_loses_its_name() {
     assert!(seed > 2, "the first claim succeeded: nobody was asked");
     victim.finish();
 }
+
+/// Without a secret a stranger may know all that an honest peer says of itself, its incarnation as well. It takes nothing of what
+/// goes to the connection that is there.
+#[test]
+fn r09_who_copies_an_incarnation_is_asked_for_nothing() {
+    let mut victim = Victim::start(Options::default());
+    let address = victim.address().to_owned();
+    for seed in 0..8u64 {
+        let name = format!("honest-{seed}");
+        let honest = Honest::start(Options::default().peer(&name));
+        honest.serve();
+        let blob = from_hex(&victim.tell("blob"));
+        honest.manager.import_address(&blob).unwrap();
+        assert!(honest.ask("victim", b"gen:100", 1, 100, PATIENCE).right);
+        let own = honest.manager.export_address().unwrap();
+        let incarnation = rdma_transport::bootstrap::AddressBlob::decode(&own).unwrap().incarnation;
+        let facts = Facts { incarnation, ..Facts::new(&name, 1000 + seed) };
+        let mut copies = Vec::new();
+        if let Ok(mut copy) = Client::dial(&address, facts, None) {
+            let _ = copy.message(&message::credit(64));
+            copies.push(copy);
+        }
+        let op = victim.recv(&name, b"gen:100", 7, 100, false, PATIENCE / 2);
+        let ended = victim.wait(op, PATIENCE).unwrap();
+        assert_eq!((ended.code, ended.right), (Code::Ok, true), "{seed}: {ended:?}");
+    }
+    victim.finish();
+}

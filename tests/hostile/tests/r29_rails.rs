@@ -56,6 +56,35 @@ fn r29_a_stranger_adds_no_rail() {
     victim.finish();
 }
 
+/// Strangers that have come before an honest peer's rails, and join nothing, keep these out no more than they keep others out.
+#[test]
+fn r29_strangers_keep_no_rail_out() {
+    let options = Options { connections: 3, ..Options::default() };
+    let mut victim = Victim::start(options.clone());
+    let mut main = Client::dial(
+        victim.address(),
+        Facts { flags: TAKES_RAILS, ..Facts::new("peer", 1) },
+        None,
+    )
+    .unwrap();
+    main.message(&message::credit(64)).unwrap();
+    let rail = |n: u8| {
+        let facts = Facts { flags: IS_RAIL, nonce: [n; 32], ..main.facts.clone() };
+        let mut rail = Client::dial(victim.address(), facts, None)?;
+        rail.message(&message::credit(64))?;
+        std::io::Result::Ok(rail)
+    };
+    let strangers: Vec<Client> = (1..=7).map(|n| rail(n).unwrap()).collect();
+    let mut own = rail(8).unwrap();
+    let name = [7; 16];
+    own.message(&message::any(RAIL_JOIN, 0, 0, &[&name])).unwrap();
+    main.message(&message::any(RAIL_ADD, 0, 0, &[&name])).unwrap();
+    let joined = main.next_message(RAIL_JOINED);
+    assert!(joined.is_ok(), "{joined:?}: {:?}", victim.log());
+    drop(strangers);
+    victim.finish();
+}
+
 /// What a peer says about rails in one of its lives, and what it asks for to be written over them.
 fn lie(victim: &str, name: &str, seed: u64) -> usize {
     let mut rng = Rng::new(seed);

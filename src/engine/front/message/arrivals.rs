@@ -105,8 +105,16 @@ impl Engine {
         let result = c.flow.receive(content.len() as u64 + extra.cost());
         let result =
             result.and_then(|()| self.arrive(fx, sender, Some(ch), envelope, sync, extra, content));
+        self.has_arrived(fx, ch, result);
+    }
+
+    /// A message of a peer is here, or was refused.
+    fn has_arrived<T>(&mut self, fx: &mut impl Fx, ch: ChanId, result: Result<T, Status>) {
         if let Err(status) = result {
-            self.violation(ch, status);
+            return self.violation(ch, status);
+        }
+        if self.messages.unexpected.bytes() > self.settings.unmet {
+            self.bound_unmet(fx);
         }
     }
 
@@ -135,9 +143,7 @@ impl Engine {
         let Some(sender) = self.channels.get(ch).map(|c| Party::peer(c.peer)) else { return };
         let extra = Extra { active: m.active, ..Extra::user(m.user) };
         let result = self.arrive(fx, sender, Some(ch), m.envelope, None, &extra, m.content);
-        if let Err(status) = result {
-            self.violation(ch, status);
-        }
+        self.has_arrived(fx, ch, result);
     }
 
     /// What a receive has met goes to its place, and what came beside it.
@@ -219,6 +225,25 @@ impl Engine {
         }
     }
 
+    /// Where more of them wait for receives than is allowed for all, the guest ends that has most of them here: there may be any
+    /// number of guests. What the application has named is as many as it wants.
+    fn bound_unmet(&mut self, fx: &mut impl Fx) {
+        let most = self.settings.unmet;
+        while self.messages.unexpected.bytes() > most {
+            let guest = |c: &Channel| self.peers.get(c.peer).is_some_and(|p| p.guest);
+            let guests = self.channels.iter().filter(|(_, c)| guest(c));
+            let held = guests.map(|(ch, c)| (c.flow.waits(), ch)).max();
+            let Some((bytes, ch)) = held.filter(|&(bytes, _)| bytes > 0) else { return };
+            let text = format!(
+                "{bytes} bytes of messages and offers of this peer wait for receives, more than of any other whom the \
+                 application has not named; all together may have {most}"
+            );
+            let status = Status::new(Code::ResourceExhausted, text);
+            self.say_goodbye(fx, ch, &status);
+            self.channel_down(fx, ch, status);
+        }
+    }
+
     /// A message waits: whoever probes for one looks.
     fn has_come(&mut self, fx: &mut impl Fx) {
         self.happened += 1;
@@ -250,9 +275,7 @@ impl Engine {
         let arrived = Arrived::new(sender, Some(ch), m.envelope, m.nbytes, content).with(&m.extra);
         let result = c.flow.receive_offer(m.extra.cost()).and(arrived);
         let result = result.and_then(|arrived| self.arrive_offer(fx, arrived));
-        if let Err(status) = result {
-            self.violation(ch, status);
-        }
+        self.has_arrived(fx, ch, result);
     }
 
     /// The receiver of an offered message has opened its destination.

@@ -116,6 +116,12 @@ impl Flow {
         self.received == self.taken && self.offers == 0
     }
 
+    /// Bytes of what the peer has sent or offered, and that waits here for receives.
+    pub fn waits(&self) -> u64 {
+        let came = self.received - self.taken;
+        came + u64::from(self.offers) * COST + self.offers_beside
+    }
+
     /// One that came in is not here any more. A limit that is to be told.
     #[inline]
     pub fn take(&mut self, len: u64) -> Option<u64> {

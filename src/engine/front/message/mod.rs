@@ -47,7 +47,7 @@ pub use matching::Sources;
 pub use receive::Found;
 pub use room::RoomFn;
 pub use send::Outgoing;
-pub use unexpected::ORPHANS;
+pub use unexpected::{ORPHANS, REGIONS};
 
 /// The public number of what lies in this slot.
 fn public(id: u64, index: u32) -> u64 {

@@ -15,6 +15,10 @@ use crate::status::Status;
 /// Bytes of messages that may wait here although the connection over which they came has ended.
 pub const ORPHANS: u64 = 64 << 20;
 
+/// Further regions of the sources of offers that wait here, of all peers: each takes 16 bytes. A source with more is not read, but
+/// written from.
+pub const REGIONS: usize = 1 << 20;
+
 /// Peers of a receive each of whose messages are looked for.
 const FEW: usize = 64;
 fn in_lane(arrived: &mut Arrived) -> &mut Links {
@@ -39,6 +43,16 @@ pub enum Content {
     Own { op: u32 },
     /// Nowhere: its sender took it back after a probe had claimed it.
     Gone,
+}
+
+impl Content {
+    /// Further regions that it names.
+    fn regions(&self) -> usize {
+        match self {
+            Content::There { source: Some(place), .. } => place.rkeys.rest().len(),
+            _ => 0,
+        }
+    }
 }
 
 /// How a peer names a message to take it back: its channel, its number, and whether that is a MSG's.
@@ -137,8 +151,12 @@ impl Arrived {
 #[derive(Default)]
 pub struct Unexpected {
     all: Slab<Arrived>,
+    /// Bytes of those of peers, each [`COST`] more than it counts for.
+    bytes: u64,
     /// Bytes of those whose connection has ended: they count in no window.
     orphans: u64,
+    /// Further regions that they name.
+    regions: usize,
     order: u64,
     by_lane: HashMap<Lane, Fifo>,
     by_tag: HashMap<Envelope, Fifo>,
@@ -170,6 +188,7 @@ impl Unexpected {
         if let Some(number) = number {
             self.by_number.insert(number, index);
         }
+        self.count(index);
         if active {
             self.by_handler.entry(envelope.comm).or_default().push(&mut self.all, in_tag, index);
             return Ok(index);
@@ -178,6 +197,33 @@ impl Unexpected {
         self.by_tag.entry(envelope).or_default().push(&mut self.all, in_tag, index);
         self.by_comm.entry(envelope.comm).or_default().push(&mut self.all, in_comm, index);
         Ok(index)
+    }
+
+    /// Counts one that has come. A source of too many regions is forgotten.
+    fn count(&mut self, index: u32) {
+        let Some(a) = self.all.get_mut(index) else { return };
+        let n = a.content.regions();
+        if let (Content::There { source, .. }, true) = (&mut a.content, self.regions + n > REGIONS)
+        {
+            *source = None;
+        }
+        self.regions += a.content.regions();
+        if a.sender != Party::OWN {
+            self.bytes += COST + a.counted();
+        }
+    }
+
+    /// Counts one no more.
+    fn uncount(&mut self, a: &Arrived) {
+        self.regions -= a.content.regions();
+        if a.sender != Party::OWN && !matches!(a.content, Content::Gone) {
+            self.bytes = self.bytes.saturating_sub(COST + a.counted());
+        }
+    }
+
+    /// Bytes of those of peers, but of those whose connection has ended.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.saturating_sub(self.orphans)
     }
 
     /// The first message that a receive accepts.
@@ -263,6 +309,7 @@ impl Unexpected {
             self.unlink(index);
         }
         let arrived = self.all.remove(index)?;
+        self.uncount(&arrived);
         if arrived.is_orphan() {
             self.orphans = self.orphans.saturating_sub(COST + arrived.cost());
         }
@@ -287,7 +334,12 @@ impl Unexpected {
         let a = self.all.get_mut(index)?;
         a.ch = None;
         let counted = a.counted();
-        Some((std::mem::replace(&mut a.content, Content::Gone), counted))
+        let content = std::mem::replace(&mut a.content, Content::Gone);
+        self.regions -= content.regions();
+        if a.sender != Party::OWN {
+            self.bytes = self.bytes.saturating_sub(COST + counted);
+        }
+        Some((content, counted))
     }
 
     /// The message that its sender may take back by this number.

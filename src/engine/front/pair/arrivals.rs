@@ -7,7 +7,7 @@ use crate::engine::slab::SLOT_MASK;
 use crate::engine::{Engine, Fx, WR_SLOT, Work, checksum};
 use crate::fabric::Access;
 use crate::fabric::keys::{Keys, Place};
-use crate::limits::GRANTS;
+use crate::limits::{GRANT_REGIONS, GRANTS};
 use crate::protocol::message::{MAX_ERROR_TEXT, Message, PairMessage};
 use crate::room::Grows;
 use crate::status::{Code, Reason, Status};
@@ -217,14 +217,18 @@ impl Engine {
             let text = format!("SLOT_OPEN {} for slot {slot}, which is open", grant.number);
             return self.violation(ch, Status::invalid(text));
         }
-        let open = p.granted;
-        if open >= GRANTS || !(p.targets.fits(1) && pairs.grants.fits(1)) {
-            let text = format!("the other end has {open} open slots, {GRANTS} are allowed");
+        let (open, regions) = (p.granted, p.regions + grant.place.rkeys.rest().len());
+        let bounded = open < GRANTS && regions <= GRANT_REGIONS;
+        if !bounded || !(p.targets.fits(1) && pairs.grants.fits(1)) {
+            let text = format!(
+                "the other end has {open} open slots and {regions} further regions of them, {GRANTS} and \
+                 {GRANT_REGIONS} are allowed"
+            );
             let status = Status::new(Code::ResourceExhausted, text);
             return self.break_pair(fx, index, status, true);
         }
         pairs.grants.insert(key, (index, slot));
-        p.granted += 1;
+        (p.granted, p.regions) = (open + 1, regions);
         let connected = p.is_connected();
         p.targets.entry(slot).or_default().grant = Some(grant);
         if connected {
@@ -250,7 +254,7 @@ impl Engine {
     pub(super) fn drop_grants(&mut self, index: u32) {
         let pairs = &mut self.pairs;
         let Some(p) = pairs.pairs.get_mut(index) else { return };
-        p.granted = 0;
+        (p.granted, p.regions) = (0, 0);
         for grant in p.targets.values_mut().filter_map(|t| t.grant.take()) {
             pairs.grants.remove(&(grant.ch, grant.number));
         }
@@ -262,8 +266,9 @@ impl Engine {
             && let Some(p) = self.pairs.pairs.get_mut(index)
             && let Some(target) = p.targets.get_mut(&slot)
         {
-            target.grant = None;
+            let closed = target.grant.take().map_or(0, |grant| grant.place.rkeys.rest().len());
             p.granted = p.granted.saturating_sub(1);
+            p.regions = p.regions.saturating_sub(closed);
             self.wait_for_grant(index, slot);
             self.forget_target(index, slot);
         }

@@ -96,6 +96,7 @@ impl Engine {
             targets: Default::default(),
             slots: Default::default(),
             granted: 0,
+            regions: 0,
             going: None,
             behind: Default::default(),
             all: Default::default(),

@@ -61,7 +61,7 @@ impl Engine {
     fn drop_targets(&mut self, index: u32) {
         let pairs = &mut self.pairs;
         let Some(p) = pairs.pairs.get_mut(index) else { return };
-        p.granted = 0;
+        (p.granted, p.regions) = (0, 0);
         for (_, target) in p.targets.drain() {
             if let Some(grant) = target.grant {
                 pairs.grants.remove(&(grant.ch, grant.number));

@@ -106,8 +106,9 @@ struct Pair {
     targets: HashMap<u64, Target>,
     /// Receive buffers by slot.
     slots: HashMap<u64, u32>,
-    /// Targets that have a grant.
+    /// Targets that have a grant, and further regions of these.
     granted: usize,
+    regions: usize,
     /// Where there are checksums, one send at a time goes: the next might write over what is to be compared.
     going: Option<u32>,
     /// Sends with a grant that come after it.

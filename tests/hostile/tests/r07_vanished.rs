@@ -1,0 +1,71 @@
+//! Hosts that vanish without a word: from one moment on nothing comes, and nothing is acknowledged.
+
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use rdma_hostile::eventually;
+use rdma_hostile::victim::{Options, Victim};
+use rdma_hostile::wire::{Client, FLAG_MANUAL, Facts, message};
+
+/// From here on this end's kernel drops whatever comes, before it is acknowledged.
+fn vanish(client: &Client) {
+    let mut drop_all = libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: 0 };
+    let program = libc::sock_fprog { len: 1, filter: &mut drop_all };
+    let (fd, len) = (client.stream.as_raw_fd(), size_of::<libc::sock_fprog>() as libc::socklen_t);
+    let option = (&raw const program).cast();
+    // SAFETY: the program and its one instruction live through the call.
+    let rc = unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, option, len) };
+    assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// How long a receive from a peer whose host vanishes lasts, that has this flag and returns so many credits.
+fn found_after(flags: u32, credits: bool) -> Duration {
+    const PEER_TIMEOUT: u64 = 4_000;
+    let mut victim = Victim::start(Options { peer_timeout_ms: PEER_TIMEOUT, ..Options::default() });
+    let facts = Facts { flags, ..Facts::new("peer", 1) };
+    let mut peer = Client::dial(victim.address(), facts, None).unwrap();
+    if credits {
+        peer.message(&message::credit(64)).unwrap();
+    } else {
+        // What it gets takes the credits up, so that no question for a sign of life can be sent.
+        for index in 0..6 {
+            peer.message(&message::request(index, 3, b"gen:100")).unwrap();
+        }
+        while peer.next_message(message::CONTENT).is_ok() {
+            if peer.next_message(message::CONTENT).is_err() {
+                break;
+            }
+        }
+    }
+    let op = victim.recv("peer", b"never", 1, 100, false, Duration::from_secs(600));
+    std::thread::sleep(Duration::from_millis(100));
+    vanish(&peer);
+    let start = Instant::now();
+    let mut ended = None;
+    eventually(Duration::from_secs(60), || {
+        ended = victim.wait(op, Duration::from_millis(100));
+        ended.is_some()
+    });
+    let took = start.elapsed();
+    let ended = ended.unwrap_or_else(|| panic!("nobody noticed in {took:?}"));
+    println!("{took:?}: {}", ended.text);
+    victim.finish();
+    took
+}
+
+#[test]
+fn r07_a_vanished_host_is_found_in_the_peer_timeout() {
+    found_after(0, true);
+}
+
+/// Its application drives progress, so its silence proves nothing. That of its host does.
+#[test]
+fn r07_a_vanished_host_whose_application_drives_is_found() {
+    found_after(FLAG_MANUAL, true);
+}
+
+/// Nothing is on its way to it, and nothing can be: only the system can ask.
+#[test]
+fn r07_a_vanished_host_to_which_nothing_may_be_sent_is_found() {
+    found_after(FLAG_MANUAL, false);
+}
