@@ -24,6 +24,8 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 const LAST_TRY: Duration = Duration::from_millis(10);
 /// A dial that is wanted while another is under way to the same peer is looked at so often.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// Where both ends dial at once, the second connection comes no later than that after the first.
+const CROSSING: Duration = Duration::from_secs(10);
 /// Why a peer that connected by itself is not dialled.
 const NO_ADDRESS: &str = "its address was not given here: add the peer, or it has to connect by itself \
                           (addresses that a peer names are used only where a secret was proved)";
@@ -72,6 +74,11 @@ impl Route {
             Some(left) if left > LAST_TRY => next.min(now + left / 2),
             _ => next,
         }
+    }
+
+    /// Both ends may be dialling at once.
+    fn crosses(&self, now: Instant) -> bool {
+        self.dialing || self.met_at.is_some_and(|at| now < at + CROSSING)
     }
 
     /// Nobody tries to connect, and nobody is about to.
@@ -130,6 +137,9 @@ impl Core {
         let began = route.arrived(hello, proved, reason, address);
         trace_connect(&self.world.trace, &hello.name, key.0.name(), began, Code::Ok);
         let dialled = token.is_some();
+        if dialled && let Some(route) = self.world.routes.get_mut(&peer) {
+            route.met_at = Some(Instant::now());
+        }
         self.open_channel(peer, hello, key, sock, proved, dialled);
     }
 
@@ -175,8 +185,10 @@ impl Core {
                 return self.try_again(peer, status);
             }
         };
-        // Of two that were dialled at once both ends mean the same.
-        if dialled == (own < hello.incarnation) {
+        // Of two that were dialled at once both ends mean the same. Who comes at another time and has proved nothing may be anybody:
+        // an incarnation is told to whoever asks.
+        let crosses = || world.routes.get(&peer).is_some_and(|route| route.crosses(Instant::now()));
+        if dialled == (own < hello.incarnation) && (proved || dialled || crosses()) {
             engine.channel_prefer(ch);
         }
         link(engine, world, ch, (hello, key), sock);

@@ -73,6 +73,8 @@ pub struct Route {
     pub dialing: bool,
     /// When the dial under way began.
     pub dialled: Option<Instant>,
+    /// When a dial from here last led to a connection.
+    pub met_at: Option<Instant>,
     /// When to dial next.
     pub next_try: Option<Instant>,
     /// The peer introduced itself to a dial, and then the connection broke.

@@ -172,6 +172,15 @@ impl Link {
         }
     }
 
+    /// Reads on, of an answer that has begun: one that never pauses ends by the deadline as well.
+    pub fn read_on(&self, piece: &mut [u8], until: Until<'_>) -> Result<usize, Failed> {
+        until.stop.check()?;
+        if until.is_over() {
+            return Err(again("the answer has no end", &ErrorKind::TimedOut.into()));
+        }
+        self.read(piece, until)
+    }
+
     /// Nothing has come that nobody asked for, and it has not ended.
     pub fn is_silent(&self) -> bool {
         let mut look = [Look { fd: self.0.as_raw_fd(), read: true, write: false }];

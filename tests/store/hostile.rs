@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use rdma_transport::limits::STORE_STRANGERS;
 use rdma_transport::status::Code;
-use rdma_transport::store::Patience;
 use rdma_transport::store::tcp::{Client, fuzz_store, server::Server};
+use rdma_transport::store::{Patience, in_redis};
 
 use super::*;
 
@@ -230,6 +230,26 @@ fn a_client_believes_no_stranger() {
             end.write_all(b"stop").unwrap();
         });
     }
+}
+
+/// A server whose answer has no end, and no pause, keeps nobody beyond a deadline.
+#[test]
+fn an_answer_without_end_ends_by_the_deadline() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        while let Ok((mut socket, _)) = listener.accept() {
+            std::thread::spawn(move || {
+                let numbers = b":1\r\n".repeat(4096);
+                let _ = socket.read(&mut [0; 4096]);
+                let _ = socket.write_all(b"*9000000000\r\n");
+                while socket.write_all(&numbers).is_ok() {}
+            });
+        }
+    });
+    let s = store(in_redis(&address, None).unwrap());
+    let status = s.get(&[b"k"], Patience::For(Duration::from_millis(100))).unwrap_err();
+    assert_eq!(status.code, Code::DeadlineExceeded, "{status}");
 }
 
 /// What the fuzzer runs, over damaged forms of what is usual.

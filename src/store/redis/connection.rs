@@ -115,7 +115,8 @@ impl Read for Answer<'_> {
                 let text = format!("an answer of more than {MAX_ANSWER} bytes");
                 Err(Failed::Finally(Status::new(Code::DataLoss, text)))
             }
-            _ => self.link.read(&mut piece[..most], self.until),
+            _ if self.left == MAX_ANSWER => self.link.read(&mut piece[..most], self.until),
+            _ => self.link.read_on(&mut piece[..most], self.until),
         };
         match read {
             Ok(count) => {

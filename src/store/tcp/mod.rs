@@ -62,7 +62,10 @@ fn receive(
                 false => input.drain(..len).collect(),
             });
         }
-        let n = link.read(&mut piece, until)?;
+        let n = match input.is_empty() {
+            true => link.read(&mut piece, until)?,
+            false => link.read_on(&mut piece, until)?,
+        };
         crate::room::grow(input, n, "bytes of an answer")?;
         input.extend_from_slice(&piece[..n]);
     }

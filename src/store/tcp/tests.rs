@@ -108,7 +108,7 @@ fn r08_answers_that_nobody_takes_are_bounded_and_keep_nobody_out() {
 /// Who holds on to what it has begun to send lets go of it for who has come later and gets on.
 #[test]
 fn r08_messages_that_are_never_whole_keep_nobody_out() {
-    const PART: usize = 30 << 20;
+    const PART: usize = 7 << 20;
     let server = Server::new("127.0.0.1:0", None, false).unwrap();
     let stop = Stop::new().unwrap();
     let until = soon(&stop);
@@ -136,10 +136,12 @@ fn r08_leases_that_end_one_by_one_cost_no_look_at_all() {
     let server = Server::new("127.0.0.1:0", None, false).unwrap();
     let stop = Stop::new().unwrap();
     let until = soon(&stop);
+    let first = Instant::now() + Duration::from_secs(4);
     for id in 1..=300_000u128 {
-        let ttl = Duration::from_micros(200_000 + 10 * id as u64);
+        let ttl = first - Instant::now() + Duration::from_micros(10 * id as u64);
         server.lease(id, ttl, until).unwrap();
     }
+    std::thread::sleep(first.saturating_duration_since(Instant::now()));
     let (begun, mut looks) = (Instant::now(), 0);
     while begun.elapsed() < Duration::from_secs(1) {
         server.get(&[b"k"], until).unwrap();

@@ -166,7 +166,8 @@ fn r08_offers_whose_sources_lie_in_many_regions() {
         .collect();
     let mut offered = |response: u32| {
         let at = [&0x7000_0000u64.to_le_bytes()[..], &1u32.to_le_bytes()].concat();
-        let head = [&1u32.to_le_bytes()[..], &2u64.to_le_bytes(), &response.to_le_bytes()].concat();
+        let tag = u64::from(response).to_le_bytes();
+        let head = [&1u32.to_le_bytes()[..], &tag, &response.to_le_bytes()].concat();
         let len = 40_000u64.to_le_bytes();
         let fields: [&[u8]; 5] = [&head, &len, &at, &REGIONS.to_le_bytes(), &regions];
         c.message(&message::any(OFFER, 2 | 16, 0, &fields)).unwrap();
@@ -176,13 +177,11 @@ fn r08_offers_whose_sources_lie_in_many_regions() {
     c.next_message(message::CONTENT).unwrap();
     let rss = victim.rss();
     assert!(rss < 100 << 20, "{rss} bytes");
-    // The last of them are received still, one way or the other.
-    let ops: Vec<u64> = (0..4000).map(|_| victim.recv_message("scattered", 2, 40_000)).collect();
+    // The last of them can be received still: it is asked for.
+    let op = victim.recv_message("scattered", 3999, 40_000);
     c.next_message(GRANT).unwrap();
     drop(c);
-    for op in ops {
-        assert_ne!(victim.wait(op, PATIENCE).unwrap().code, Code::Ok);
-    }
+    assert_ne!(victim.wait(op, PATIENCE).unwrap().code, Code::Ok);
     victim.finish();
 }
 

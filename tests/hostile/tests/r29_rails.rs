@@ -61,12 +61,9 @@ fn r29_a_stranger_adds_no_rail() {
 fn r29_strangers_keep_no_rail_out() {
     let options = Options { connections: 3, ..Options::default() };
     let mut victim = Victim::start(options.clone());
-    let mut main = Client::dial(
-        victim.address(),
-        Facts { flags: TAKES_RAILS, ..Facts::new("peer", 1) },
-        None,
-    )
-    .unwrap();
+    let mut main =
+        Client::dial(victim.address(), Facts { flags: TAKES_RAILS, ..Facts::new("peer", 1) }, None)
+            .unwrap();
     main.message(&message::credit(64)).unwrap();
     let rail = |n: u8| {
         let facts = Facts { flags: IS_RAIL, nonce: [n; 32], ..main.facts.clone() };
