@@ -18,8 +18,9 @@ pub const MAX_KEY_LEN: usize = 65536;
 pub const MAX_DIMS: usize = 254;
 /// Longest name of a worker in bytes.
 pub const MAX_NAME_LEN: usize = 255;
-/// Without a peer timeout, a host that has vanished without a word is found after so long.
-pub const VANISHED: Duration = Duration::from_secs(120);
+/// Without a peer timeout, a host that has vanished without a word is found after so long: about when the system gives up sending
+/// it what it does not acknowledge.
+pub const VANISHED: Duration = Duration::from_secs(900);
 /// `Meta::flags`: a dead tensor, without content.
 pub const TENSOR_DEAD: u32 = 1;
 /// `Meta::flags`: the content is the runtime's serialised form.

@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdma_transport::limits::STORE_STRANGERS;
+use rdma_transport::limits::{STORE_CLIENTS, STORE_STRANGERS};
 use rdma_transport::status::Code;
 use rdma_transport::store::tcp::{Client, fuzz_store, server::Server};
 use rdma_transport::store::{Patience, in_redis};
