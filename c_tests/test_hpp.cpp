@@ -271,6 +271,41 @@ static void r23_cpp_layer() {
   CHECK(server->meet("127.0.0.1:1", 50).status().code() != RDMA_OK);
 }
 
+static void refused(const rdma::Status &status, const std::string &argument) {
+  CHECK(status.code() == RDMA_INVALID_ARGUMENT);
+  CHECK(status.message().find(argument + " of ") == 0 && status.message().find("NUL at 4") != std::string::npos);
+}
+
+/* C would end them there, and mean another peer, address or file. */
+static void texts_with_a_nul() {
+  const std::string cut("peer\0 and more", 14), whole = "127.0.0.1:1";
+  auto m = make("alone");
+  char byte;
+  refused(m.listen(cut).status(), "address");
+  refused(m.add_peer(cut, whole), "peer");
+  refused(m.add_peer("other", cut), "address");
+  refused(m.add_peer_at(cut), "address");
+  refused(m.meet(cut, 1).status(), "address");
+  refused(m.set_name(cut), "name");
+  OK(m.add_peer("peer", whole));
+  refused(m.connect(cut), "peer");
+  refused(m.disconnect(cut), "peer");
+  refused(m.peer_info(cut).status(), "peer");
+  refused(m.flush(cut, 1), "peer");
+  refused(m.recv(cut, "key", 1).status(), "peer");
+  refused(m.recv_into(cut, "key", 1, &byte, 1).status(), "peer");
+  refused(m.recv_future(cut, "key", 1).get().status(), "peer");
+  auto never = [](const rdma::Status &, const rdma_tensor_t *, const rdma::TransferInfo &) { CHECK(false); };
+  refused(m.recv_async(cut, "key", 1, never).status(), "peer");
+  refused(m.recv_then(cut, "key", 1, never), "peer");
+  refused(m.trace_start(cut), "path");
+  using rdma::Options;
+  for (const auto &options : {std::make_pair("name", Options().name(cut)), std::make_pair("provider", Options().provider(cut)),
+                              std::make_pair("listen", Options().listen(cut)), std::make_pair("ib_device", Options().ib_device(cut))})
+    refused(rdma::Manager::create(options.second).status(), options.first);
+  OK(rdma::Manager::create(Options().name("free").secret(cut)).status());
+}
+
 int main(int argc, char **argv) {
   for (int i = 1; i + 1 < argc; i++)
     if (std::strcmp(argv[i], "--provider") == 0) provider = argv[i + 1];
@@ -279,7 +314,7 @@ int main(int argc, char **argv) {
     void (*run)();
   } cases[] = {{"send_and_receive", send_and_receive}, {"futures", futures}, {"cancel_and_abort", cancel_and_abort},
                {"allocator_and_dead", allocator_and_dead}, {"source", source}, {"the_rest", the_rest}, {"pool", pool},
-               {"r23_cpp_layer", r23_cpp_layer}};
+               {"r23_cpp_layer", r23_cpp_layer}, {"texts_with_a_nul", texts_with_a_nul}};
   for (const auto &c : cases) {
     c.run();
     std::printf("  %-32s ok\n", c.name);

@@ -71,6 +71,8 @@ static void names() {
   CHECK(GET(p.a.peer_name(GET(p.a.peer("alpha")))) == "alpha");
   auto nobody = p.a.peer("nobody");
   CHECK(nobody.status().code() == RDMA_NOT_FOUND && !nobody.status().message().empty());
+  /* C would end it there, and mean the peer. */
+  CHECK(p.a.peer(std::string("beta\0x", 6)).status().code() == RDMA_INVALID_ARGUMENT);
   CHECK(p.a.peer_name(12345).status().code() == RDMA_NOT_FOUND);
   CHECK(soon([&] { return GET(p.a.room(p.to_b)) > 0; }));
   CHECK(p.a.room(RDMA_PEER_ANY).status().code() == RDMA_INVALID_ARGUMENT);

@@ -127,6 +127,16 @@ static void ranks(const std::string &provider) {
   other.join();
 }
 
+/* C would end them there, and mean another file or address. */
+static void texts_with_a_nul() {
+  const std::string cut("/tmp\0 and more", 14);
+  for (const auto &made : {std::make_pair("path", Store::file(cut).status()), std::make_pair("address", Store::serve(cut).status()),
+                           std::make_pair("address", Store::tcp(cut).status()), std::make_pair("address", Store::redis(cut).status())}) {
+    CHECK(made.second.code() == RDMA_INVALID_ARGUMENT);
+    CHECK(made.second.message().find(std::string(made.first) + " of 14 bytes has a NUL at 4") == 0);
+  }
+}
+
 int main(int argc, char **argv) {
   const std::string provider = argc > 2 ? argv[2] : "loopback";
   Store memory = GET(Store::memory());
@@ -136,8 +146,9 @@ int main(int argc, char **argv) {
   values(served, GET(Store::tcp(bound)));
   views();
   own_codes();
+  texts_with_a_nul();
   ends_inside();
   ranks(provider);
-  std::printf("cases: 6 passed, 0 failed, 0 skipped\n");
+  std::printf("cases: 7 passed, 0 failed, 0 skipped\n");
   return 0;
 }

@@ -29,8 +29,8 @@
  * rdma_unbound_wait_recv, rdma_unbound_test, rdma_unbound_destroy, rdma_mgr_meet, rdma_mgr_flush, rdma_mesh_connect,
  * rdma_mem_unregister or rdma_mgr_destroy; some also inside the call that set them up, as they say. They may call every
  * function; those that wait (the same, rdma_mgr_connect and rdma_pair_connect with a timeout; but not
- * rdma_pair_close, rdma_buffer_test, rdma_buffer_destroy, rdma_unbound_test and rdma_mem_unregister) return
- * RDMA_FAILED_PRECONDITION there.
+ * rdma_msg_send with RDMA_MSG_BUFFERED, rdma_pair_close, rdma_buffer_test, rdma_buffer_destroy, rdma_unbound_test and
+ * rdma_mem_unregister) return RDMA_FAILED_PRECONDITION there.
  * What callbacks are given is borrowed for
  * the call. They must return: no exception and no longjmp may leave them. `userdata` is handed back
  * as it was given, perhaps on another thread.
@@ -2330,8 +2330,9 @@ rdma_code_t rdma_msg_options_init(rdma_msg_options_t *options,
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, `peer` 0 or no number of a peer, `data` NULL
  * with a length, wrong struct_size, mode or timeout; RDMA_NOT_FOUND: unknown peer or device;
- * RDMA_RESOURCE_EXHAUSTED: too many requests, no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
- * in a forked child; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
+ * RDMA_RESOURCE_EXHAUSTED: too many requests, no memory, no room in what rdma_msg_attach allows;
+ * RDMA_FAILED_PRECONDITION: RDMA_MSG_BUFFERED without rdma_msg_attach, `mgr` destroyed or in a forked child;
+ * RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
  * The end is RDMA_OK; RDMA_CANCELLED: by either side; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the
  * peer cannot be reached, or is gone; RDMA_UNAUTHENTICATED: the secrets differ; RDMA_NOT_FOUND: another worker
  * answers at the peer's address; RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_FAILED_PRECONDITION: its
@@ -2380,11 +2381,13 @@ rdma_code_t rdma_msg_irecv(rdma_mgr_t *mgr,
                            rdma_msg_request_t *out_request);
 
 /**
- * Sends like rdma_msg_isend and waits for the end, driving progress itself. options.done is not used.
+ * Sends like rdma_msg_isend and waits for the end, driving progress itself. options.done is not used. With
+ * RDMA_MSG_BUFFERED it waits for nothing, and drives nothing.
  *
- * Threads: any, but not inside a callback.
+ * Threads: any, but inside a callback only with RDMA_MSG_BUFFERED.
  *
- * Returns what rdma_msg_isend returns, and the end; RDMA_FAILED_PRECONDITION also: inside a callback.
+ * Returns what rdma_msg_isend returns, and the end; RDMA_FAILED_PRECONDITION also: inside a callback, in another
+ * mode than RDMA_MSG_BUFFERED.
  */
 rdma_code_t rdma_msg_send(rdma_mgr_t *mgr,
                           rdma_peer_t peer,
@@ -2522,7 +2525,8 @@ rdma_code_t rdma_msg_wait(rdma_mgr_t *mgr,
 
 /**
  * Sets the function that active messages of this number run on their arrival, or, with NULL, takes it
- * away; one that is running may still be. Messages that have come before it go to it then. Until there
+ * away; one that is running may still be, and messages that have come before may still be given to it: `userdata`
+ * lives until rdma_mgr_destroy has returned. Messages that have come while there was none go to the new one. Until there
  * is one they wait, and hold their senders back as messages that no receive has met.
  *
  * Threads: any. `handler` runs where callbacks run; it may call what callbacks may. Messages are handed
@@ -3289,8 +3293,8 @@ rdma_code_t rdma_unbound_recv(rdma_mgr_t *mgr,
  * Returns RDMA_OK; how the send ended, as of rdma_msg_isend; RDMA_CANCELLED: none was taken because of
  * rdma_unbound_abort_wait_send, or `mgr` is being destroyed; RDMA_DEADLINE_EXCEEDED: none has
  * ended (nothing is changed by that); RDMA_INVALID_ARGUMENT: `mgr` NULL, wrong timeout or struct_size;
- * RDMA_NOT_FOUND: unknown buffer, or destroyed meanwhile; RDMA_FAILED_PRECONDITION: inside a callback,
- * `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ * RDMA_NOT_FOUND: unknown buffer, or destroyed meanwhile; RDMA_RESOURCE_EXHAUSTED: no memory;
+ * RDMA_FAILED_PRECONDITION: inside a callback, `mgr` destroyed or in a forked child; RDMA_INTERNAL.
  */
 rdma_code_t rdma_unbound_wait_send(rdma_mgr_t *mgr,
                                    rdma_unbound_t buffer,
@@ -3310,8 +3314,8 @@ rdma_code_t rdma_unbound_wait_send(rdma_mgr_t *mgr,
  * Returns RDMA_OK; how the receive ended, as of rdma_msg_irecv; RDMA_CANCELLED: none was taken because of
  * rdma_unbound_abort_wait_recv, or `mgr` is being destroyed; RDMA_DEADLINE_EXCEEDED: none has ended
  * (nothing is changed by that); RDMA_INVALID_ARGUMENT: `mgr` NULL, wrong timeout or struct_size;
- * RDMA_NOT_FOUND: unknown buffer, or destroyed meanwhile; RDMA_FAILED_PRECONDITION: inside a callback,
- * `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ * RDMA_NOT_FOUND: unknown buffer, or destroyed meanwhile; RDMA_RESOURCE_EXHAUSTED: no memory;
+ * RDMA_FAILED_PRECONDITION: inside a callback, `mgr` destroyed or in a forked child; RDMA_INTERNAL.
  */
 rdma_code_t rdma_unbound_wait_recv(rdma_mgr_t *mgr,
                                    rdma_unbound_t buffer,
@@ -3333,19 +3337,22 @@ rdma_code_t rdma_unbound_test(rdma_mgr_t *mgr,
                               uint64_t *out_received);
 
 /**
- * Makes one wait for a send of the buffer return RDMA_CANCELLED: one that is under way, or else the
- * next, before it takes an end. The sends go on.
+ * Makes one wait for a send of the buffer return RDMA_CANCELLED, before it takes an end: of those that are
+ * under way the first for which no abort has come yet, even if another wait begins meanwhile; where there is none, the
+ * next that begins. The sends go on.
  *
  * Threads: any, also inside a callback.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_NOT_FOUND: unknown buffer;
  * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
  */
-rdma_code_t rdma_unbound_abort_wait_send(rdma_mgr_t *mgr, rdma_unbound_t buffer);
+rdma_code_t rdma_unbound_abort_wait_send(rdma_mgr_t *mgr,
+                                         rdma_unbound_t buffer);
 
 /**
- * Makes one wait for a receive of the buffer return RDMA_CANCELLED: one that is under way, or else the
- * next, before it takes an end. The receives go on.
+ * Makes one wait for a receive of the buffer return RDMA_CANCELLED, before it takes an end: of those that are
+ * under way the first for which no abort has come yet, even if another wait begins meanwhile; where there is none, the
+ * next that begins. The receives go on.
  *
  * Threads: any, also inside a callback.
  *

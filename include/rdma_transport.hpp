@@ -178,6 +178,11 @@ class Options {
   Options &peer_event(PeerEventFn v) { return hooks_.peer = std::move(v), *this; }
   const detail::Hooks &hooks() const { return hooks_; }
   rdma_mgr_options_t &raw() { return o_; }
+  /* Whether C gets all of each text: it would end one that has a NUL there. */
+  Status check() const {
+    Status first = detail::whole("name", name_, "provider", provider_);
+    return first.ok() ? detail::whole("listen", listen_, "ib_device", device_) : first;
+  }
   rdma_mgr_options_t c() const {
     rdma_mgr_options_t o = o_;
     if (!name_.empty()) o.name = name_.c_str();
@@ -207,6 +212,8 @@ class Manager {
   /* None: every call returns RDMA_INVALID_ARGUMENT. */
   Manager() : state_(detail::make_unique<State>()) {}
   static Result<Manager> create(const Options &options = Options()) {
+    Status texts = options.check();
+    if (!texts.ok()) return texts;
     rdma_mgr_options_t o = options.c();
     auto state = detail::make_unique<State>();
     state->hooks = detail::make_unique<detail::Hooks>(options.hooks());
@@ -249,6 +256,8 @@ class Manager {
 
   /* peers */
   Result<std::string> listen(const std::string &address) {
+    Status text = detail::whole("address", address);
+    if (!text.ok()) return text;
     std::array<char, 512> bound{};
     std::size_t len = 0;
     rdma_code_t rc = rdma_mgr_listen(c(), address.c_str(), bound.data(), bound.size(), &len);
@@ -256,10 +265,14 @@ class Manager {
     return std::string(bound.data(), len);
   }
   Status add_peer(const std::string &peer, const std::string &address) {
+    Status text = detail::whole("peer", peer, "address", address);
+    if (!text.ok()) return text;
     return Status::of(rdma_mgr_add_peer(c(), peer.c_str(), address.c_str()));
   }
   /* Connects to who listens there; its name. */
   Result<std::string> meet(const std::string &address, std::int64_t timeout_ms) {
+    Status text = detail::whole("address", address);
+    if (!text.ok()) return text;
     std::array<char, RDMA_MAX_NAME_LEN + 1> name{};
     std::size_t len = 0;
     rdma_code_t rc = rdma_mgr_meet(c(), address.c_str(), timeout_ms, name.data(), name.size(), &len);
@@ -267,14 +280,27 @@ class Manager {
     return std::string(name.data(), len);
   }
   /* The same without waiting: options.peer_event tells the name. */
-  Status add_peer_at(const std::string &address) { return Status::of(rdma_mgr_add_peer(c(), nullptr, address.c_str())); }
+  Status add_peer_at(const std::string &address) {
+    Status text = detail::whole("address", address);
+    return text.ok() ? Status::of(rdma_mgr_add_peer(c(), nullptr, address.c_str())) : text;
+  }
   /* Before the first connection. */
-  Status set_name(const std::string &name) { return Status::of(rdma_mgr_set_name(c(), name.c_str())); }
+  Status set_name(const std::string &name) {
+    Status text = detail::whole("name", name);
+    return text.ok() ? Status::of(rdma_mgr_set_name(c(), name.c_str())) : text;
+  }
   Status connect(const std::string &peer, std::int64_t timeout_ms = 0) {
+    Status text = detail::whole("peer", peer);
+    if (!text.ok()) return text;
     return Status::of(rdma_mgr_connect(c(), peer.c_str(), timeout_ms));
   }
-  Status disconnect(const std::string &peer) { return Status::of(rdma_mgr_disconnect(c(), peer.c_str())); }
+  Status disconnect(const std::string &peer) {
+    Status text = detail::whole("peer", peer);
+    return text.ok() ? Status::of(rdma_mgr_disconnect(c(), peer.c_str())) : text;
+  }
   Result<rdma_peer_info_t> peer_info(const std::string &peer) const {
+    Status text = detail::whole("peer", peer);
+    if (!text.ok()) return text;
     rdma_peer_info_t info{};
     info.struct_size = sizeof info;
     rdma_code_t rc = rdma_mgr_peer_info(c(), peer.c_str(), &info);
@@ -307,6 +333,8 @@ class Manager {
   Status wake() { return Status::of(rdma_mgr_wake(c())); }
   /* Until what was accepted has ended; an empty peer is everybody. */
   Status flush(const std::string &peer, std::int64_t timeout_ms) {
+    Status text = detail::whole("peer", peer);
+    if (!text.ok()) return text;
     return Status::of(rdma_mgr_flush(c(), peer.empty() ? nullptr : peer.c_str(), timeout_ms));
   }
   Result<int> event_fd() {
@@ -358,6 +386,8 @@ class Manager {
   /* An empty peer is oneself. */
   Result<Request> recv_async(const std::string &peer, StringView key, std::int64_t step, RecvDone done,
                              RecvOptions options = RecvOptions()) {
+    Status text = detail::whole("peer", peer);
+    if (!text.ok()) return text;
     auto state = detail::make_unique<detail::RecvState>();
     state->done = std::move(done);
     state->alloc = std::move(options.alloc);
@@ -373,6 +403,8 @@ class Manager {
    * call of `done` only. */
   Status recv_then(const std::string &peer, StringView key, std::int64_t step, RecvDone done,
                    RecvOptions options = RecvOptions()) {
+    Status text = detail::whole("peer", peer);
+    if (!text.ok()) return text;
     auto state = detail::make_unique<detail::RecvState>();
     state->done = std::move(done);
     state->alloc = std::move(options.alloc);
@@ -385,6 +417,8 @@ class Manager {
   /* Blocks until the content is in the caller's memory; no request to hold. */
   Result<Tensor> recv_into(const std::string &peer, StringView key, std::int64_t step, void *dst, std::uint64_t len,
                            std::int64_t timeout_ms = 0) {
+    Status text = detail::whole("peer", peer);
+    if (!text.ok()) return text;
     rdma_recv_options_t o;
     rdma_recv_options_init(&o, sizeof o);
     o.timeout_ms = timeout_ms;
@@ -399,6 +433,8 @@ class Manager {
   }
   /* Blocks, and drives progress meanwhile. */
   Result<Received> recv(const std::string &peer, StringView key, std::int64_t step, RecvOptions options = RecvOptions()) {
+    Status text = detail::whole("peer", peer);
+    if (!text.ok()) return text;
     detail::RecvState state;
     state.alloc = std::move(options.alloc);
     rdma_recv_options_t o = convert(options, state);
@@ -447,7 +483,10 @@ class Manager {
   Result<std::string> metrics() const {
     return detail::read_text([this](char *b, std::size_t n, std::size_t *l) { return rdma_mgr_metrics(c(), b, n, l); });
   }
-  Status trace_start(const std::string &path) { return Status::of(rdma_trace_start(c(), path.c_str())); }
+  Status trace_start(const std::string &path) {
+    Status text = detail::whole("path", path);
+    return text.ok() ? Status::of(rdma_trace_start(c(), path.c_str())) : text;
+  }
   Status trace_stop() { return Status::of(rdma_trace_stop(c())); }
 
  private:

@@ -315,6 +315,8 @@ class Messages {
 
   /* The number by which messages name a peer; one's own name has one, too. */
   Result<rdma_peer_t> peer(const std::string &name) const {
+    Status text = detail::whole("name", name);
+    if (!text.ok()) return text;
     rdma_peer_t out = 0;
     rdma_code_t rc = rdma_peer_lookup(mgr_, name.c_str(), &out);
     if (rc != RDMA_OK) return Status::of(rc);
@@ -418,7 +420,8 @@ class Messages {
       return rdma_msg_imrecv(mgr_, message, buf, len, o, end, id);
     });
   }
-  /* Blocks until the memory may be used again, and drives progress meanwhile. */
+  /* Blocks until the memory may be used again, and drives progress meanwhile; in RDMA_MSG_BUFFERED mode neither, so that
+   * it may be called inside a callback. */
   Status send(rdma_peer_t peer, std::uint32_t comm, std::uint64_t tag, const void *data, std::size_t len,
               const MessageOptions &options = MessageOptions()) const {
     detail::MessageCall call(options);

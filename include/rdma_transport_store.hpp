@@ -62,6 +62,8 @@ class Store {
     return made(options, [](const rdma_store_options_t *o, rdma_store_t **out) { return rdma_store_memory(o, out); });
   }
   static Result<Store> file(const std::string &path, const StoreOptions &options = StoreOptions()) {
+    Status text = detail::whole("path", path);
+    if (!text.ok()) return text;
     return made(options, [&](const rdma_store_options_t *o, rdma_store_t **out) {
       return rdma_store_file(path.c_str(), o, out);
     });
@@ -69,6 +71,8 @@ class Store {
   /* `bound`: where it listens. */
   static Result<Store> serve(const std::string &address, std::string *bound = nullptr,
                              const StoreOptions &options = StoreOptions()) {
+    Status whole = detail::whole("address", address);
+    if (!whole.ok()) return whole;
     char text[256];
     Result<Store> store = made(options, [&](const rdma_store_options_t *o, rdma_store_t **out) {
       return rdma_store_tcp_serve(address.c_str(), o, text, sizeof text, nullptr, out);
@@ -77,11 +81,15 @@ class Store {
     return store;
   }
   static Result<Store> tcp(const std::string &address, const StoreOptions &options = StoreOptions()) {
+    Status text = detail::whole("address", address);
+    if (!text.ok()) return text;
     return made(options, [&](const rdma_store_options_t *o, rdma_store_t **out) {
       return rdma_store_tcp(address.c_str(), o, out);
     });
   }
   static Result<Store> redis(const std::string &address, const StoreOptions &options = StoreOptions()) {
+    Status text = detail::whole("address", address);
+    if (!text.ok()) return text;
     return made(options, [&](const rdma_store_options_t *o, rdma_store_t **out) {
       return rdma_store_redis(address.c_str(), o, out);
     });

@@ -71,6 +71,21 @@ class Status {
   std::string message_;
 };
 
+namespace detail {
+/* A text for C, which would end it at a NUL: one that has such is refused. */
+inline Status whole(const char *argument, const std::string &text) {
+  std::size_t at = text.find('\0');
+  if (at == std::string::npos) return Status();
+  return Status(RDMA_INVALID_ARGUMENT, std::string(argument) + " of " + std::to_string(text.size()) +
+                                           " bytes has a NUL at " + std::to_string(at) + ", allowed is text without");
+}
+/* The same of two; the first that is refused. */
+inline Status whole(const char *argument, const std::string &text, const char *other, const std::string &more) {
+  Status first = whole(argument, text);
+  return first.ok() ? whole(other, more) : first;
+}
+}  // namespace detail
+
 /* A value, or the status that says why there is none. Without one the value is T's default. */
 template <class T>
 class Result {

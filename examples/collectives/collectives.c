@@ -19,9 +19,25 @@ static rdma_code_t start_recv(group *g, uint32_t from, void *data, size_t len, r
   return rdma_msg_irecv(g->mgr, peer, g->comm, g->calls, RDMA_MSG_TAG_MASK, data, len, NULL, NULL, request);
 }
 
-static rdma_code_t finish(group *g, rdma_msg_request_t *requests, size_t count) {
+/* Takes back what is under way, and waits for its end: until then its memory is not the caller's again. */
+static void give_up(group *g, rdma_msg_request_t *requests, size_t count) {
+  rdma_msg_status_t ends[2] = {{.struct_size = sizeof *ends}}; /* so that the last error stays the first */
   size_t ended;
-  return rdma_msg_wait(g->mgr, requests, count, RDMA_MSG_ALL, RDMA_MSG_FOREVER, NULL, NULL, &ended);
+  for (size_t i = 0; i < count; i++)
+    if (requests[i]) rdma_msg_cancel(g->mgr, requests[i]);
+  rdma_msg_wait(g->mgr, requests, count, RDMA_MSG_ALL, RDMA_MSG_FOREVER, NULL, ends, &ended);
+}
+
+/* Of one or two. When one fails the other is not waited for until its deadline: its peer may have failed likewise. */
+static rdma_code_t finish(group *g, rdma_msg_request_t *requests, size_t count) {
+  rdma_code_t code;
+  size_t ended;
+  do {
+    ended = 0; /* as after the last one */
+    code = rdma_msg_wait(g->mgr, requests, count, RDMA_MSG_SOME, RDMA_MSG_FOREVER, NULL, NULL, &ended);
+  } while (code == RDMA_OK && ended > 0);
+  if (ended > 0) give_up(g, requests, count);
+  return code;
 }
 
 static rdma_code_t send_to(group *g, uint32_t to, const void *data, size_t len) {
@@ -40,9 +56,12 @@ static rdma_code_t recv_from(group *g, uint32_t from, void *data, size_t len) {
 static rdma_code_t exchange(group *g, uint32_t to, const void *out, size_t out_len, uint32_t from, void *in,
                             size_t in_len) {
   rdma_msg_request_t requests[2] = {0, 0};
+  rdma_code_t code;
   TRY(start_recv(g, from, in, in_len, &requests[0]));
-  TRY(start_send(g, to, out, out_len, &requests[1]));
-  return finish(g, requests, 2);
+  code = start_send(g, to, out, out_len, &requests[1]);
+  if (code == RDMA_OK) return finish(g, requests, 2);
+  give_up(g, requests, 1);
+  return code;
 }
 
 rdma_code_t barrier(group *g) {

@@ -146,6 +146,11 @@ impl Conn {
         matches!(self.phase, Phase::Handshaking | Phase::Opening(..)) && !self.hs.has_proved()
     }
 
+    /// The far end may take the handshake for finished, and knows this side by its name.
+    pub(super) fn said_ready(&self) -> bool {
+        self.hs.said_ready()
+    }
+
     /// It has not said HELLO.
     pub(super) fn is_silent(&self) -> bool {
         matches!(self.phase, Phase::Handshaking) && self.hs.is_anonymous()

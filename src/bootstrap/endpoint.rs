@@ -72,6 +72,8 @@ pub(super) struct Rounds {
     last_code: Code,
     round: u8,
     current: Option<Attempt>,
+    /// This side has said READY, in whichever round.
+    said_ready: bool,
 }
 
 impl Rounds {
@@ -83,6 +85,7 @@ impl Rounds {
             last_code: Code::Unavailable,
             round: 0,
             current: None,
+            said_ready: false,
         }
     }
 
@@ -226,7 +229,7 @@ impl Rounds {
     ) -> Result<(), Status> {
         let Some(a) = &mut self.current else { return Ok(()) };
         if a.kind == ProviderKind::Tcp {
-            a.ready_sent = true;
+            (a.ready_sent, self.said_ready) = (true, true);
             send_ready(out, self.round);
             return Ok(());
         }
@@ -247,7 +250,7 @@ impl Rounds {
         let Some(a) = self.current.as_mut().filter(|a| a.connecting()) else { return Ok(()) };
         match ctx.neg.connected(a.kind, a.ep) {
             Some(Ok(())) => {
-                a.ready_sent = true;
+                (a.ready_sent, self.said_ready) = (true, true);
                 send_ready(out, self.round);
                 Ok(())
             }
@@ -295,6 +298,11 @@ impl Rounds {
     /// Whether both sides are ready.
     pub(super) fn finished(&self) -> bool {
         self.current.as_ref().is_some_and(|a| a.ready_sent && a.ready_received)
+    }
+
+    /// Whether the peer may have come to the end of the handshake, whatever becomes of it here.
+    pub(super) fn said_ready(&self) -> bool {
+        self.said_ready
     }
 
     /// Hands the successful try over.

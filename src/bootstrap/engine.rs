@@ -33,6 +33,8 @@ pub struct Bootstrap {
     epoll: Epoll,
     created: Instant,
     next_id: u64,
+    /// Somebody may be connected, or have been, who knows this side by its name.
+    named: bool,
     listeners: BTreeMap<u64, Listener>,
     /// Set while new connections are left in the backlog.
     paused_until: Option<Instant>,
@@ -53,6 +55,7 @@ impl Bootstrap {
             epoll: Epoll::new().map_err(|e| Status::os("epoll_create1", &e))?,
             created: Instant::now(),
             next_id: 0,
+            named: false,
             listeners: BTreeMap::new(),
             paused_until: None,
             entries: BTreeMap::new(),
@@ -77,12 +80,15 @@ impl Bootstrap {
         self.shared.config.secret.is_some()
     }
 
-    /// Another name for this manager, as long as no handshake is telling the old one.
+    /// Another name for this manager, as long as no handshake is telling the old one, or has told it to somebody for whom that was the
+    /// name of a connection, if only for a moment.
     pub fn rename(&mut self, name: &str) -> Result<(), Status> {
         super::identity::check_name(name)?;
-        if self.pending() > 0 {
-            let text =
-                "a connection is being made, allowed is a new name before the first connection";
+        let how = if self.named { "was" } else { "is being" };
+        if self.named || self.pending() > 0 {
+            let text = format!(
+                "a connection {how} made, allowed is a new name before the first connection"
+            );
             return Err(Status::new(Code::FailedPrecondition, text));
         }
         name.clone_into(&mut self.shared.identity.name);
@@ -169,6 +175,7 @@ impl Bootstrap {
         } else {
             entry.conn.step(&self.epoll, ctx)
         };
+        self.named |= entry.conn.said_ready();
         let addr = entry.conn.addr;
         match outcome {
             Outcome::Pending => {}

@@ -284,6 +284,11 @@ impl Handshake {
         self.rounds.as_ref().is_some_and(Rounds::finished)
     }
 
+    /// The peer may take it for finished.
+    pub(super) fn said_ready(&self) -> bool {
+        self.rounds.as_ref().is_some_and(Rounds::said_ready)
+    }
+
     /// The result.
     pub(super) fn take(&mut self) -> Option<(Attempt, PeerHello)> {
         let attempt = self.rounds.as_mut()?.take()?;

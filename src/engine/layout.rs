@@ -160,11 +160,20 @@ impl Layout {
         }
     }
 
-    /// Whether a piece shares a byte with this memory.
+    /// Whether a piece shares a byte with this memory. It is asked while the manager's lock is held: blocks, of which there may
+    /// be any number, are not looked at one by one.
     pub fn meets(&self, range: &Range) -> bool {
-        let mut met = false;
-        self.each(0, self.len, |piece| met |= range.meets(piece.addr, piece.len, 0));
-        met
+        match &self.shape {
+            Shape::Listed(all) => all.iter().any(|(_, p)| range.meets(p.addr, p.len, 0)),
+            &Shape::Strided { addr, block, stride } => {
+                let count = self.len.checked_div(block).unwrap_or(0);
+                // Of the blocks that end behind the beginning of the range, the first.
+                let behind =
+                    range.addr.saturating_sub(addr.saturating_add(block).saturating_sub(1));
+                let first = if behind == 0 { 0 } else { behind.div_ceil(stride.max(1)) };
+                first < count && range.meets(addr + first * stride, block, 0)
+            }
+        }
     }
 
     /// Copies content from offset `at` on to memory of the host.
@@ -276,6 +285,45 @@ mod tests {
             }
         }
         assert_eq!(bytes(&layouts[3], 0, 12)[2..5], [52, 60, 61]);
+    }
+
+    /// Whatever lies where: the answer is that of a look at each piece.
+    #[test]
+    fn a_layout_meets_what_one_of_its_pieces_meets() {
+        let layouts = [
+            listed(&[3, 0, 1, 5]),
+            listed(&[]),
+            Layout::strided(50, 4, 3, 10).unwrap(),
+            Layout::strided(50, 4, 3, 3).unwrap(),
+            Layout::strided(50, 1, 9, 0).unwrap(),
+            Layout::strided(50, 1, 9, 4).unwrap(),
+            Layout::strided(50, 0, 9, 9).unwrap(),
+            Layout::strided(50, 3, 0, 7).unwrap(),
+            Layout::strided(0, 3, 1, 30).unwrap(),
+        ];
+        for l in &layouts {
+            for (addr, len) in (0..130).flat_map(|addr| (0..40).map(move |len| (addr, len))) {
+                for device in 0..2 {
+                    let range = Range { addr, len, device };
+                    let mut met = false;
+                    l.each(0, l.len(), |piece| met |= range.meets(piece.addr, piece.len, 0));
+                    assert_eq!(l.meets(&range), met, "{l:?} {range:?}");
+                }
+            }
+        }
+        let ends = Layout::strided(u64::MAX - 100, 10, 1, 8).unwrap();
+        assert!(ends.meets(&Range { addr: u64::MAX - 28, len: 28, device: 0 }));
+        assert!(!ends.meets(&Range { addr: u64::MAX - 27, len: 27, device: 0 }));
+    }
+
+    /// A look at each of these would take a minute.
+    #[test]
+    fn many_blocks_are_not_looked_at_one_by_one() {
+        let l = Layout::strided(64, 1 << 40, 1, 2).unwrap();
+        assert!(l.meets(&Range { addr: 64 + (1 << 40), len: 1, device: 0 }));
+        for k in 0..1000u64 {
+            assert!(!l.meets(&Range { addr: 65 + (k << 20), len: 1, device: 0 }));
+        }
     }
 
     #[test]

@@ -66,6 +66,8 @@ impl Range {
 enum Use {
     /// Nothing.
     No,
+    /// Something of which a copy is on its way: it is not touched any more, as long as nobody goes back to it.
+    Copied,
     /// Something; it is not touched at the moment.
     Idle,
     /// Something, and it may be touched until the transfer has quiesced.
@@ -116,7 +118,7 @@ impl Response {
             RState::Piping if s.flow.as_ref().is_some_and(|flow| flow.is_quiet()) => Use::Idle,
             RState::Piping => Use::Busy,
             // A staged copy is the library's; of a leg there is more to come.
-            _ if s.leg.is_none() && s.staged.is_some() => Use::No,
+            _ if s.leg.is_none() && s.staged.is_some() => Use::Copied,
             RState::Writing { .. } => Use::Busy,
             _ => Use::Idle,
         }
@@ -134,10 +136,12 @@ impl Engine {
             let info = self.info(None, None, Protocol::Auto);
             self.end_send(fx, sent.done, Err(status), info);
         }
+        // First those that wait: what comes behind one of them goes when it ends, and is an offer then, perhaps of the same memory.
+        let messages = self.reclaim_messages(fx, range);
         self.reclaim_requests(fx, range, force);
         self.reclaim_responses(fx, range, force);
         let pairs = self.reclaim_pairs(fx, range, force);
-        let busy = self.reclaim_messages(fx, range)
+        let busy = messages
             || pairs
             || !whole
             || self.requests.iter().any(|(_, r)| r.uses(range, &self.messages) == Use::Busy)
@@ -180,6 +184,12 @@ impl Engine {
             let Some(r) = self.responses.get_mut(index) else { continue };
             let status = range.status(&r.named, "the tensor");
             let ch = r.asked.to.ch;
+            if r.uses(range, &self.messages) == Use::Copied {
+                // Left by its receiver, it would be a tensor again that lies there.
+                r.no_table = true;
+                r.ended.get_or_insert(status);
+                continue;
+            }
             match &mut r.state {
                 RState::Ready | RState::Buffering(_) | RState::Told | RState::Deferred => {
                     self.undeliverable(fx, index, status);

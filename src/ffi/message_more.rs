@@ -41,7 +41,8 @@ fn handler(
 }
 
 /// Sets the function that active messages of this number run on their arrival, or, with NULL, takes it
-/// away; one that is running may still be. Messages that have come before it go to it then. Until there
+/// away; one that is running may still be, and messages that have come before may still be given to it: `userdata`
+/// lives until rdma_mgr_destroy has returned. Messages that have come while there was none go to the new one. Until there
 /// is one they wait, and hold their senders back as messages that no receive has met.
 ///
 /// Threads: any. `handler` runs where callbacks run; it may call what callbacks may. Messages are handed

@@ -102,8 +102,9 @@ pub unsafe extern "C" fn rdma_msg_options_init(
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, `peer` 0 or no number of a peer, `data` NULL
 /// with a length, wrong struct_size, mode or timeout; RDMA_NOT_FOUND: unknown peer or device;
-/// RDMA_RESOURCE_EXHAUSTED: too many requests, no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
-/// in a forked child; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
+/// RDMA_RESOURCE_EXHAUSTED: too many requests, no memory, no room in what rdma_msg_attach allows;
+/// RDMA_FAILED_PRECONDITION: RDMA_MSG_BUFFERED without rdma_msg_attach, `mgr` destroyed or in a forked child;
+/// RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
 /// The end is RDMA_OK; RDMA_CANCELLED: by either side; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the
 /// peer cannot be reached, or is gone; RDMA_UNAUTHENTICATED: the secrets differ; RDMA_NOT_FOUND: another worker
 /// answers at the peer's address; RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_FAILED_PRECONDITION: its
@@ -404,11 +405,13 @@ pub(super) unsafe fn tell_received(
     unsafe { hand_out(mgr, request, asked, out_request) };
 }
 
-/// Sends like rdma_msg_isend and waits for the end, driving progress itself. options.done is not used.
+/// Sends like rdma_msg_isend and waits for the end, driving progress itself. options.done is not used. With
+/// RDMA_MSG_BUFFERED it waits for nothing, and drives nothing.
 ///
-/// Threads: any, but not inside a callback.
+/// Threads: any, but inside a callback only with RDMA_MSG_BUFFERED.
 ///
-/// Returns what rdma_msg_isend returns, and the end; RDMA_FAILED_PRECONDITION also: inside a callback.
+/// Returns what rdma_msg_isend returns, and the end; RDMA_FAILED_PRECONDITION also: inside a callback, in another
+/// mode than RDMA_MSG_BUFFERED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_msg_send(
     mgr: *mut rdma_mgr_t,

@@ -147,8 +147,8 @@ unsafe fn parties(sources: *const rdma_peer_t, n: usize) -> Result<Vec<Party>, S
 /// Returns RDMA_OK; how the send ended, as of rdma_msg_isend; RDMA_CANCELLED: none was taken because of
 /// rdma_unbound_abort_wait_send, or `mgr` is being destroyed; RDMA_DEADLINE_EXCEEDED: none has
 /// ended (nothing is changed by that); RDMA_INVALID_ARGUMENT: `mgr` NULL, wrong timeout or struct_size;
-/// RDMA_NOT_FOUND: unknown buffer, or destroyed meanwhile; RDMA_FAILED_PRECONDITION: inside a callback,
-/// `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+/// RDMA_NOT_FOUND: unknown buffer, or destroyed meanwhile; RDMA_RESOURCE_EXHAUSTED: no memory;
+/// RDMA_FAILED_PRECONDITION: inside a callback, `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_unbound_wait_send(
     mgr: *mut rdma_mgr_t,
@@ -174,8 +174,8 @@ pub unsafe extern "C" fn rdma_unbound_wait_send(
 /// Returns RDMA_OK; how the receive ended, as of rdma_msg_irecv; RDMA_CANCELLED: none was taken because of
 /// rdma_unbound_abort_wait_recv, or `mgr` is being destroyed; RDMA_DEADLINE_EXCEEDED: none has ended
 /// (nothing is changed by that); RDMA_INVALID_ARGUMENT: `mgr` NULL, wrong timeout or struct_size;
-/// RDMA_NOT_FOUND: unknown buffer, or destroyed meanwhile; RDMA_FAILED_PRECONDITION: inside a callback,
-/// `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+/// RDMA_NOT_FOUND: unknown buffer, or destroyed meanwhile; RDMA_RESOURCE_EXHAUSTED: no memory;
+/// RDMA_FAILED_PRECONDITION: inside a callback, `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_unbound_wait_recv(
     mgr: *mut rdma_mgr_t,
@@ -242,8 +242,9 @@ pub unsafe extern "C" fn rdma_unbound_test(
     })
 }
 
-/// Makes one wait for a send of the buffer return RDMA_CANCELLED: one that is under way, or else the
-/// next, before it takes an end. The sends go on.
+/// Makes one wait for a send of the buffer return RDMA_CANCELLED, before it takes an end: of those that are
+/// under way the first for which no abort has come yet, even if another wait begins meanwhile; where there is none, the
+/// next that begins. The sends go on.
 ///
 /// Threads: any, also inside a callback.
 ///
@@ -260,8 +261,9 @@ pub unsafe extern "C" fn rdma_unbound_abort_wait_send(
     })
 }
 
-/// Makes one wait for a receive of the buffer return RDMA_CANCELLED: one that is under way, or else the
-/// next, before it takes an end. The receives go on.
+/// Makes one wait for a receive of the buffer return RDMA_CANCELLED, before it takes an end: of those that are
+/// under way the first for which no abort has come yet, even if another wait begins meanwhile; where there is none, the
+/// next that begins. The receives go on.
 ///
 /// Threads: any, also inside a callback.
 ///

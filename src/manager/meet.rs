@@ -175,21 +175,11 @@ impl Manager {
     /// Gives this manager another name, as long as nobody has heard the old one.
     pub fn set_name(&self, name: &str) -> Result<(), Status> {
         self.call(|core| {
-            core.boot.rename(name)?;
-            let known = core.engine.find_peer(name).is_some();
-            let connected = core.engine.peers().any(|p| p.incarnation != [0; 16]);
-            if known || connected {
-                core.boot.rename(&core.engine.name.clone())?;
-                let text = match known {
-                    true => format!("'{name}' is the name of a peer"),
-                    false => {
-                        "the manager has been connected, allowed is a new name before the first \
-                              connection"
-                            .to_owned()
-                    }
-                };
+            if core.engine.find_peer(name).is_some() {
+                let text = format!("'{name}' is the name of a peer");
                 return Err(Status::new(Code::FailedPrecondition, text));
             }
+            core.boot.rename(name)?;
             core.speaker.rename(name);
             core.world.name = name.to_owned();
             core.engine.rename(name);

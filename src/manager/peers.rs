@@ -32,11 +32,7 @@ impl Manager {
             let text = format!("peer: {}", status.message);
             status.with_message(text)
         })?;
-        if *peer == *self.core.lock().engine.name {
-            let text = format!("'{peer}' is this manager's own name");
-            return Err(Status::new(Code::InvalidArgument, text));
-        }
-        Ok(())
+        refuse_own(&self.core.lock(), peer)
     }
 
     fn set_route(
@@ -47,6 +43,8 @@ impl Manager {
         incarnation: Option<[u8; 16]>,
     ) -> Result<(), Status> {
         self.call(|core| {
+            // It may have become that while the address was looked up.
+            refuse_own(core, peer)?;
             let index = core.engine.add_peer(peer)?;
             // An imported address of another incarnation: the old process is gone.
             let known = core.engine.peer(index);
@@ -262,5 +260,32 @@ impl Manager {
         let text = addrs.first().map_or_else(String::new, |a| a.to_string());
         self.set_route(&blob.name, addrs, text, Some(blob.incarnation))?;
         Ok(blob.name)
+    }
+}
+
+fn refuse_own(core: &Core, peer: &str) -> Result<(), Status> {
+    match *peer == *core.engine.name {
+        true => Err(Status::invalid(format!("'{peer}' is this manager's own name"))),
+        false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Progress;
+
+    /// As where the manager is renamed while a peer's address is looked up.
+    #[test]
+    fn nobody_gets_the_managers_own_name() {
+        let (provider, progress) = (Some(ProviderKind::Loopback), Progress::Manual);
+        let config = Config { name: "before".into(), provider, progress, ..Config::default() };
+        let manager = Manager::new(config).unwrap();
+        manager.check_name("peer").unwrap();
+        manager.set_name("peer").unwrap();
+        let refused = manager.set_route("peer", Vec::new(), String::new(), None).unwrap_err();
+        assert_eq!(refused.code, Code::InvalidArgument, "{refused}");
+        assert!(manager.core.lock().engine.find_peer("peer").is_none());
+        manager.destroy().unwrap();
     }
 }

@@ -9,6 +9,7 @@
 //! those before it.
 
 mod side;
+mod waits;
 
 use foldhash::HashMap;
 
@@ -65,6 +66,45 @@ impl Unbound {
             return Err(Status::new(Code::OutOfRange, text));
         }
         Ok(Memory { addr: self.addr + offset, len, device: 0 })
+    }
+}
+
+/// A wait for an end, until it is dropped.
+struct Wait<'a> {
+    side: &'a Mutex<Side>,
+    number: u64,
+}
+
+impl<'a> Wait<'a> {
+    fn begin(side: &'a Mutex<Side>) -> Result<Wait<'a>, Status> {
+        let number = side.lock().waits.begin()?;
+        Ok(Wait { side, number })
+    }
+
+    /// An end, or why there will be none.
+    fn take(&self, id: u64) -> Option<Result<MessageEnd, Status>> {
+        let mut side = self.side.lock();
+        if side.gone {
+            return Some(Err(unknown(id)));
+        }
+        if side.waits.is_aborted(self.number) {
+            return Some(Err(aborted(id)));
+        }
+        let end = side.ended.pop_front()?;
+        // From now on an abort is for others.
+        side.waits.end(self.number);
+        Some(Ok(end))
+    }
+
+    /// It is over. True: it was aborted.
+    fn end(&self) -> bool {
+        self.side.lock().waits.end(self.number)
+    }
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -248,20 +288,11 @@ impl Manager {
             Timeout::After(limit) => Some(limit),
             Timeout::Never => None,
         };
+        let wait = Wait::begin(unbound.side(way))?;
         let take = || {
-            let mut side = unbound.side(way).lock();
-            if side.gone {
-                return Some(Err(unknown(id)));
-            }
-            if side.aborts > 0 {
-                side.aborts -= 1;
-                let text = format!("unbound buffer {id}: the wait was aborted");
-                return Some(Err(Status::new(Code::Cancelled, text).because(Reason::Cancelled)));
-            }
-            let ended = side.ended.pop_front();
-            drop(side);
+            let taken = wait.take(id);
             // At the manager's end whoever waits is woken, and looks once more.
-            ended.map(Ok).or_else(|| self.refuse_closing().err().map(Err))
+            taken.or_else(|| self.refuse_closing().err().map(Err))
         };
         let mut taken = take();
         if taken.is_none() {
@@ -273,6 +304,9 @@ impl Manager {
                 })
             });
         }
+        // An abort that came with the end of the time is not for the next wait.
+        let was_aborted = wait.end();
+        taken = taken.or_else(|| was_aborted.then(|| Err(aborted(id))));
         taken.unwrap_or_else(|| {
             self.refuse_closing()?;
             let what = if way == Way::Send { "no send ended" } else { "no receive ended" };
@@ -318,9 +352,9 @@ impl Manager {
         Ok(counts())
     }
 
-    /// The wait that is under way, or else the next one, returns.
+    /// A wait that is under way, or else the next one, returns.
     pub fn unbound_abort(&self, id: u64, way: Way) -> Result<(), Status> {
-        self.unbound(id)?.side(way).lock().aborts += 1;
+        self.unbound(id)?.side(way).lock().waits.abort();
         self.tell_others();
         Ok(())
     }
@@ -349,6 +383,11 @@ enum Begun {
 
 fn unknown(id: u64) -> Status {
     Status::new(Code::NotFound, format!("unbound buffer {id} is not known, or was destroyed"))
+}
+
+fn aborted(id: u64) -> Status {
+    let text = format!("unbound buffer {id}: the wait was aborted");
+    Status::new(Code::Cancelled, text).because(Reason::Cancelled)
 }
 
 fn being_destroyed() -> Status {

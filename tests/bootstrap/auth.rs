@@ -171,3 +171,36 @@ fn an_acceptor_that_does_not_know_the_secret_gets_nothing() {
     assert_eq!(a.failed().unwrap().0.code, Code::Unauthenticated);
     assert!(a.neg.checked.is_empty() && a.neg.created == 0);
 }
+
+/// The far end may take a handshake for finished that has failed here: it knows this side by the name that it heard.
+#[test]
+fn a_name_that_a_connection_may_have_is_kept() {
+    // From which of the connector's frames on they are lost.
+    for (lost, kept) in [(2, false), (3, true)] {
+        let (mut a, mut b) =
+            (Node::new(identity("a"), secret("s")), Node::new(identity("b"), secret("s")));
+        let (mut relay, addr) = Relay::new(b.listen());
+        b.boot.rename("first").unwrap();
+        a.dial(1, &[addr]);
+        drive(&mut [&mut a, &mut b], |n| {
+            relay.step(&mut |from, i, frame| {
+                if from == 0 && i >= lost {
+                    frame.clear();
+                }
+            });
+            relay.sides.first().is_some_and(|side| side.2 > lost) && n[0].ready().is_some() == kept
+        });
+        let status = b.boot.rename("second").unwrap_err();
+        assert_eq!(status.code, Code::FailedPrecondition, "{status}");
+        drive(&mut [&mut b], |n| {
+            n[0].pass(std::time::Duration::from_secs(60));
+            n[0].boot.pending() == 0
+        });
+        assert!(b.ready().is_none());
+        let renamed = b.boot.rename("second");
+        assert_eq!(renamed.is_err(), kept, "{renamed:?}");
+        if let Some(ready) = a.ready() {
+            assert_eq!(ready.hello.name, "first");
+        }
+    }
+}

@@ -90,7 +90,11 @@ fn a_tensor_that_grew_stays_if_it_does_not_fit() {
 
 /// A stage on which a tensor of this key went before.
 fn known(len: u64, into: Into) -> Stage {
-    let mut s = shm().connected();
+    known_on(shm(), len, into)
+}
+
+fn known_on(setup: Setup, len: u64, into: Into) -> Stage {
+    let mut s = setup.connected();
     let before = Tell { step: 0, ..K };
     let (send, recv) = (s.send(S, before, len), s.recv(R, before, into));
     s.run();
@@ -172,6 +176,42 @@ fn a_tensor_that_does_not_fit_goes_back_to_no_step_that_is_over() {
         assert_eq!(s.send_end(send), Some((Code::OutOfRange, Reason::RemoteError)));
         s.finish();
     }
+}
+
+/// A copy of it has been told of, and its memory is taken back while the word of it is on its way.
+#[test]
+fn a_tensor_that_does_not_fit_goes_back_to_no_memory_that_is_gone() {
+    let mut s = known_on(ibverbs().proxies(), 8, Into::Given(50));
+    s.hold(R, Kind::GetDone);
+    let (send, r) = (s.send(S, K, LARGE), s.recv(R, K, Into::Given(50)));
+    s.run();
+    assert_eq!((s.send_end(send), code(s.recv_end(r))), (None, TOO_LONG));
+    let of = &s.sends[send.0];
+    let range = (of.addr, of.meta.nbytes, of.device);
+    assert!(s.reclaim(S, range, false), "the copy is the library's");
+    s.let_all_go();
+    assert_eq!(s.send_end(send), Some((Code::FailedPrecondition, Reason::LocalError)));
+    let r = s.recv(R, K, Into::Library);
+    s.run();
+    assert_eq!(s.recv_end(r), None);
+    s.cancel(r).unwrap();
+    s.run();
+    s.finish();
+}
+
+/// The same of one that fits: its copy goes on.
+#[test]
+fn a_tensor_whose_copy_was_told_of_goes_on_without_its_memory() {
+    let mut s = known_on(ibverbs().proxies(), 8, Into::Given(LARGE));
+    s.hold(R, Kind::GetDone);
+    let (send, r) = (s.send(S, K, LARGE), s.recv(R, K, Into::Library));
+    s.run();
+    let of = &s.sends[send.0];
+    let range = (of.addr, of.meta.nbytes, of.device);
+    assert!(s.reclaim(S, range, false), "the copy is the library's");
+    s.let_all_go();
+    assert_eq!((s.send_end(send), s.recv_end(r)), (OK, OK));
+    s.finish();
 }
 
 #[test]

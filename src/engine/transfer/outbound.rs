@@ -220,7 +220,7 @@ pub(in crate::engine) struct Response {
     pub state: RState,
     /// The receiver gave up; it waits for word that nothing is written any more.
     pub cancelled: bool,
-    /// The source was taken back while it waited to be copied.
+    /// The source was taken back while it waited to be copied, or while a copy of it was on its way.
     pub ended: Option<Status>,
     /// The source is being copied, outside of the engine.
     pub copying: bool,
@@ -228,7 +228,7 @@ pub(in crate::engine) struct Response {
     pub cost: usize,
     /// Its place among those that wait for a buffer.
     pub in_buffer: Links,
-    /// The tensor goes back to no table: it is the runtime's own, or its step was aborted or cleaned up.
+    /// The tensor goes back to no table: it is the runtime's own, its step was aborted or cleaned up, or its memory is gone.
     pub no_table: bool,
 }
 

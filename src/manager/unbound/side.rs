@@ -7,6 +7,8 @@ use crate::engine::list::{Fifo, Links};
 use crate::engine::slab::Slab;
 use crate::status::{Code, Status};
 
+use super::waits::Waits;
+
 /// Operations with the same peers and of the same slot: of two of these, a message of one of the peers meets the one that was called
 /// first.
 #[derive(PartialEq, Eq, Hash)]
@@ -61,8 +63,8 @@ pub(super) struct Side {
     serial: u64,
     /// Ends that were not taken. There is always room for those of all that have begun.
     pub ended: VecDeque<MessageEnd>,
-    /// So many waits, those under way first, are to return.
-    pub aborts: u64,
+    /// Who waits for them.
+    pub waits: Waits,
     /// The buffer is being destroyed.
     pub gone: bool,
 }

@@ -26,9 +26,14 @@ impl Engine {
 
     /// They may take nothing any more. False: some are under way.
     pub fn message_detach(&mut self) -> Result<bool, Status> {
+        let closing = self.closing;
         let buffer = &mut self.messages.buffer;
         if buffer.bound.is_none() {
             return Err(not_attached());
+        }
+        if closing {
+            // What was under way has ended, and has not gone.
+            return Err(Self::ending());
         }
         let done = buffer.used == 0;
         if done {

@@ -17,15 +17,6 @@ impl Op {
         self.extra.as_ref().map_or(0, |beside| beside.extra().cost())
     }
 
-    /// All of what it will carry lies outside of the application's memory; a copy may be of its beginning alone.
-    fn is_copied(&self) -> bool {
-        match &self.content {
-            Copied::No => false,
-            Copied::Early(bytes) => bytes.len() as u64 == self.memory.len,
-            Copied::Late(_) | Copied::Staged(_) => true,
-        }
-    }
-
     /// A receive has met this message.
     pub(super) fn meets(&mut self, sender: Party, envelope: Envelope, len: u64) {
         self.wanted.from = sender;
@@ -281,12 +272,13 @@ impl Engine {
 
     /// Ends what waits with memory of the range; what is on its way is the transfer layer's. True: it is being copied.
     pub(in crate::engine) fn reclaim_messages(&mut self, fx: &mut impl Fx, range: &Range) -> bool {
+        // Also a send that waits and whose content is copied: without room for that when its turn comes, it is offered from where
+        // it lies.
         let uses = |messages: &Messages, op: &Op| {
-            let waits = match op.state {
-                State::Posted | State::Own { .. } | State::Gathering { .. } => true,
-                State::Queued => !op.is_copied(),
-                _ => false,
-            };
+            let waits = matches!(
+                op.state,
+                State::Posted | State::Own { .. } | State::Gathering { .. } | State::Queued
+            );
             waits && messages.meets(range, op.memory)
         };
         let (mut at, mut busy) = (0, false);

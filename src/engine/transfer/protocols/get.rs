@@ -184,6 +184,7 @@ impl Engine {
         );
         let status = Status::new(Code::OutOfRange, text).because(Reason::RemoteError);
         if r.no_table {
+            let status = r.ended.take().unwrap_or(status);
             return self.end_response(fx, index, Err(status));
         }
         let Some(sent) = self.take_back(fx, ch, index) else { return };
