@@ -262,6 +262,46 @@ fn r19_a_slow_destination_holds_up_its_own_transfer_only() {
     }
 }
 
+/// What a pair sends is mostly short, and comes in its record: it is put in its place without the lock, too, and the memory is not free before.
+#[test]
+fn r19_a_slow_destination_of_a_pair_holds_up_its_own_send_only() {
+    for kind in KINDS {
+        let Some(dst) = slow(SMALL) else { return };
+        let (a, b, other) = three(kind);
+        let ends = [&a, &b].map(|node| node.m.pair_create(1, Timeout::Default).unwrap());
+        let addresses =
+            [(&b, ends[1]), (&a, ends[0])].map(|(n, end)| n.m.pair_address(end).unwrap());
+        let (mut near, source) = ([0u8; 8], [7u8; 8]);
+        let create = |node: &Node, end, way, slot, addr| {
+            let slot = Slot { way, slot, addr, len: 8 };
+            // SAFETY: the memory outlives the managers.
+            unsafe { node.m.buffer_create(end, slot, None) }.unwrap()
+        };
+        let far = create(&b, ends[1], Way::Recv, 1, dst.addr);
+        let first = create(&b, ends[1], Way::Recv, 2, near.as_mut_ptr() as u64);
+        let sends = [2, 1].map(|slot| create(&a, ends[0], Way::Send, slot, source.as_ptr() as u64));
+        a.m.pair_connect(ends[0], &addresses[0], None).unwrap();
+        b.m.pair_connect(ends[1], &addresses[1], Some(LONG)).unwrap();
+        // The end of the first tells that both slots are open.
+        // SAFETY: as above.
+        unsafe { a.m.buffer_send(sends[0], 0, 8, 0) }.unwrap();
+        b.m.buffer_wait(first, Way::Recv, Timeout::After(LONG)).unwrap();
+        // SAFETY: as above.
+        unsafe { a.m.buffer_send(sends[1], 0, 8, 0) }.unwrap();
+        dst.wait_for_fault();
+        goes_on(&b.m, "b", &other.m, &format!("{kind:?}, the receiver"));
+        assert_eq!(b.m.buffer_counts(far).unwrap(), (0, 0), "{kind:?}");
+        let ((tx, free), m) = (mpsc::channel(), b.m.clone());
+        let destroy = std::thread::spawn(move || tx.send(m.buffer_destroy(far)).unwrap());
+        let early = free.recv_timeout(Duration::from_millis(300));
+        dst.serve();
+        assert!(early.is_err(), "{kind:?}: given back while it is written to");
+        free.recv_timeout(LONG).unwrap().unwrap();
+        destroy.join().unwrap();
+        [b, a, other].into_iter().for_each(Node::end);
+    }
+}
+
 #[test]
 fn r19_memory_comes_back_only_when_no_copy_touches_it() {
     for kind in KINDS {
@@ -374,7 +414,7 @@ fn r19_the_end_of_a_receive_waits_for_the_one_before_it() {
         };
         let send = |at| a.m.unbound_send(sends, to, 9, (at, LEN), Timeout::Never).unwrap();
         let receive = |at| {
-            b.m.unbound_recv(receives, vec![from], 9, (at as u64, LEN), Timeout::Never).unwrap();
+            b.m.unbound_recv(receives, &[from], 9, (at as u64, LEN), Timeout::Never).unwrap();
         };
         let wait = |limit| b.m.unbound_wait(receives, Way::Recv, Timeout::After(limit));
         // SAFETY: the mapping is alive.

@@ -31,7 +31,7 @@ use crate::name::Name;
 use crate::observe::PeerCounters;
 use crate::protocol::message::{
     self, CREDITS_AT, Envelope, Extra, HEADER_LEN, IMM_ACK, MAX_MESSAGE, MSG_HEAD, Message, Short,
-    UsualMsg, encode, head_len,
+    UsualMsg, WholeMsg, encode, head_len,
 };
 use crate::status::{Code, Reason, Status};
 

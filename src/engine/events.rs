@@ -33,9 +33,30 @@ impl Engine {
             c.on_received(fx.now(), credits);
             self.on_usual_request(fx, ch, r);
         } else {
-            self.on_any_message(fx, ch, bytes);
+            self.on_less_usual(fx, ch, bytes);
         }
         self.settle(fx, ch);
+    }
+
+    /// The same of what comes less often: some of it is read where it lies as well.
+    #[inline(never)]
+    fn on_less_usual(&mut self, fx: &mut impl Fx, ch: ChanId, bytes: &[u8]) {
+        let Some(c) = self.channels.get_mut(ch) else { return };
+        if let Some((m, credits)) = message::whole_msg(bytes) {
+            c.on_received(fx.now(), credits);
+            self.on_msg(fx, ch, m.envelope, m.sync, &m.extra, m.content);
+        } else if let Some((number, credits)) = message::matched(bytes) {
+            c.on_received(fx.now(), credits);
+            self.on_msg_matched(fx, ch, number);
+        } else if let Some((content, credits)) = message::whole_content(bytes) {
+            c.on_received(fx.now(), credits);
+            self.on_content(fx, ch, content);
+        } else if let Some((request, credits)) = message::whole_request(bytes) {
+            c.on_received(fx.now(), credits);
+            self.on_request(fx, ch, request);
+        } else {
+            self.on_any_message(fx, ch, bytes);
+        }
     }
 
     #[inline(never)]

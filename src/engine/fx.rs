@@ -245,6 +245,11 @@ pub trait Fx {
         // SAFETY: by this function's contract.
         unsafe { self.deliver(dst, content) }
     }
+    /// Whether a copy that runs may touch this memory: then work that gives it back waits for that, once it is queued.
+    fn copies_touch(&self, memory: (u64, u64)) -> bool {
+        let _ = memory;
+        false
+    }
     /// Whether `run` finds room for so many more; called before an operation is accepted.
     fn fits(&mut self, work: usize) -> bool {
         let _ = work;

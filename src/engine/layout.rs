@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::reclaim::Range;
 use crate::few;
 use crate::status::{Code, Reason, Status};
@@ -25,10 +27,10 @@ pub struct Piece {
     pub len: u64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Shape {
-    /// Each with its offset in the content.
-    Listed(Vec<(u64, Piece)>),
+    /// Each with its offset in the content. A few take no memory of their own.
+    Listed(SmallVec<[(u64, Piece); 4]>),
     Strided {
         addr: u64,
         block: u64,
@@ -36,8 +38,15 @@ enum Shape {
     },
 }
 
+impl Default for Layout {
+    /// Of nothing.
+    fn default() -> Layout {
+        Layout { shape: Shape::Listed(SmallVec::new()), len: 0, slots: false }
+    }
+}
+
 /// Where the pieces of one message's content lie in the application's memory.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Layout {
     shape: Shape,
     len: u64,
@@ -56,7 +65,7 @@ impl Layout {
         pieces: impl ExactSizeIterator<Item = Piece>,
         slots: bool,
     ) -> Result<Layout, Status> {
-        let mut all = Vec::new();
+        let mut all = SmallVec::new();
         crate::room::grow(&mut all, pieces.len(), "pieces")?;
         let mut len = 0u64;
         for (i, piece) in pieces.enumerate() {
@@ -107,11 +116,17 @@ impl Layout {
     }
 
     /// Bytes of each listed piece: of what is sent from here, the lengths of its parts.
-    pub fn lens(&self) -> Vec<u64> {
-        match &self.shape {
-            Shape::Listed(all) if self.slots => all.iter().map(|(_, p)| p.len).collect(),
-            _ => Vec::new(),
-        }
+    pub fn lens(&self) -> impl Iterator<Item = u64> + '_ {
+        let slots = match &self.shape {
+            Shape::Listed(all) if self.slots => &all[..],
+            _ => &[],
+        };
+        slots.iter().map(|(_, p)| p.len)
+    }
+
+    /// Whether it takes memory beside its own.
+    pub fn is_long(&self) -> bool {
+        matches!(&self.shape, Shape::Listed(all) if all.spilled())
     }
 
     /// The pieces that parts of these lengths take of the slots.

@@ -201,6 +201,26 @@ pub trait Adapter: Send {
         None
     }
 
+    /// Takes the WRITE that `poll_one` has found, with its content, which the caller puts in its place without any lock, and then calls
+    /// [`wrote`](Self::wrote); until that nothing else is taken in at this endpoint. `None`: `poll` has to be called.
+    fn take_write(&mut self, ep: EpId, room: &mut ShortRoom) -> Option<ShortWrite> {
+        let _ = (ep, room);
+        None
+    }
+
+    /// The content of the WRITE that was taken is in its place. Its immediate, if it has one.
+    fn wrote(&mut self, ep: EpId) -> Option<u32> {
+        let _ = ep;
+        None
+    }
+
+    /// Takes the end of a WRITE that `poll_one` has found and that went well: its number. `None`: there is no more, or `poll` has to be
+    /// called.
+    fn take_done(&mut self, ep: EpId) -> Option<u64> {
+        let _ = ep;
+        None
+    }
+
     /// Keeps bytes of a message that was received, out of a view that is good, as they are for as long as what is returned
     /// lives, also beyond the next `poll`. `None`: the bytes are not of such a view, or have to be copied.
     fn keep(&mut self, ep: EpId, bytes: &[u8]) -> Option<Kept> {

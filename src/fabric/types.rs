@@ -263,8 +263,25 @@ pub enum One {
     Nothing,
     /// A message at this endpoint; its bytes are good until the next poll.
     Message(EpId, View),
+    /// A WRITE to this endpoint whose content came with it and is short:
+    /// [`Adapter::take_write`](super::Adapter::take_write) takes it, or `poll` has to be called.
+    Write(EpId),
+    /// WRITEs of this endpoint have ended: [`Adapter::take_done`](super::Adapter::take_done) takes them, or `poll` has to be called.
+    Done(EpId),
     /// `poll` has to be called.
     Other,
+}
+
+/// Room for short content on its way, on the stack of who puts it in its place.
+pub type ShortRoom = [std::mem::MaybeUninit<u8>; 256];
+
+/// A WRITE whose content is in such a room, and goes to its place now.
+#[derive(Debug)]
+pub struct ShortWrite {
+    /// Its place.
+    pub dst: u64,
+    /// Bytes.
+    pub len: usize,
 }
 
 /// Bytes of the heads of [`Adapter::send_short`](super::Adapter::send_short).

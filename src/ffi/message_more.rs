@@ -123,7 +123,7 @@ pub unsafe extern "C" fn rdma_msg_send_init(
         unsafe {
             let mgr = borrow_on(mgr, thread)?;
             let options = sized::read_or_defaults("options", options)?;
-            let (to, at) = (whom(peer)?, place(data, len, &options)?);
+            let (to, at) = (whom(peer)?, place(data, len, &options)?.shared());
             let prepared = Prepared::Send {
                 to,
                 envelope: Envelope { comm, tag },
@@ -166,7 +166,7 @@ pub unsafe extern "C" fn rdma_msg_recv_init(
         unsafe {
             let mgr = borrow_on(mgr, thread)?;
             let options = sized::read_or_defaults("options", options)?;
-            let (from, at) = (party("source", source)?, place(buf, len, &options)?);
+            let (from, at) = (party("source", source)?, place(buf, len, &options)?.shared());
             let prepared = Prepared::Recv {
                 wanted: Wanted { from, comm, tag, mask },
                 at,
@@ -205,11 +205,11 @@ pub unsafe extern "C" fn rdma_msg_start(
                     let extra = Extra { user, parts: lens, active: false, first: None };
                     let post = Post { to, envelope, extra: &extra, mode, timeout };
                     let mode = if *buffered { RDMA_MSG_BUFFERED } else { RDMA_MSG_STANDARD };
-                    begin_send(&mgr, &post, at.clone(), mode, *done, out_request, thread)
+                    begin_send(&mgr, &post, at.again(), mode, *done, out_request, thread)
                 }
                 Prepared::Recv { wanted, at, timeout, done } => {
                     let received =
-                        mgr.message_irecv_on(thread, *wanted, at.clone(), *timeout, *done)?;
+                        mgr.message_irecv_on(thread, *wanted, at.again(), *timeout, *done)?;
                     let asked = matches!(done, OnMessage::Asked);
                     tell_received(&mgr, received, asked, out, out_request);
                     Ok(())

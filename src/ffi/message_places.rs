@@ -1,7 +1,6 @@
 //! Where the content of a message lies, and what travels beside it: read from the options of its call.
 
 use std::ffi::c_void;
-use std::sync::Arc;
 
 use smallvec::SmallVec;
 
@@ -70,7 +69,7 @@ unsafe fn pieces(
         return Err(Status::invalid(format!("{text} {len} bytes, on device {device}")));
     }
     // SAFETY: by this function's contract.
-    unsafe { layout(options.layout) }.map(|layout| Where::Pieces(Arc::new(layout)))
+    unsafe { layout(options.layout) }.map(Where::Once)
 }
 
 /// # Safety
@@ -122,10 +121,8 @@ fn strided(layout: &rdma_msg_layout) -> Result<Layout, Status> {
 
 /// Lengths of the parts that go out of these pieces, as they travel.
 pub(super) fn lens(place: &Where) -> SmallVec<[[u8; 8]; 4]> {
-    match place {
-        Where::Whole(_) => SmallVec::new(),
-        Where::Pieces(layout) => layout.lens().iter().map(|len| len.to_le_bytes()).collect(),
-    }
+    let lens = place.layout().map(|layout| layout.lens().map(u64::to_le_bytes).collect());
+    lens.unwrap_or_default()
 }
 
 /// The header of a message.

@@ -221,9 +221,7 @@ pub(super) unsafe fn isend(
     out_request: *mut rdma_msg_request_t,
     thread: Thread,
 ) -> Result<(), Status> {
-    if let Where::Pieces(layout) = &place
-        && layout.is_slots()
-    {
+    if place.layout().is_some_and(|layout| layout.is_slots()) {
         let lens = lens(&place);
         // SAFETY: by this function's contract.
         return unsafe {

@@ -3,8 +3,8 @@
 use std::ffi::{c_char, c_void};
 
 use super::args::{TextOut, bytes, not_null, optional_millis, timeout};
-use super::error::guard;
-use super::handle::borrow;
+use super::error::{guard, guard_on};
+use super::handle::{borrow, borrow_on};
 use super::sized::Out;
 use super::types::*;
 use crate::api::Words;
@@ -364,9 +364,12 @@ pub unsafe extern "C" fn rdma_buffer_send(
     len: usize,
     remote_offset: u64,
 ) -> rdma_code_t {
-    guard("rdma_buffer_send", || {
+    guard_on("rdma_buffer_send", |thread| {
+        let (offset, len) = (offset as u64, len as u64);
         // SAFETY: the caller's handle, as the header demands; it leaves the memory in place until the end.
-        unsafe { borrow(mgr)?.buffer_send(buffer, offset as u64, len as u64, remote_offset) }
+        unsafe {
+            borrow_on(mgr, thread)?.buffer_send_on(thread, buffer, offset, len, remote_offset)
+        }
     })
 }
 
@@ -386,10 +389,10 @@ pub unsafe extern "C" fn rdma_buffer_wait_send(
     buffer: rdma_buffer_t,
     timeout_ms: i64,
 ) -> rdma_code_t {
-    guard("rdma_buffer_wait_send", || {
+    guard_on("rdma_buffer_wait_send", |thread| {
         // SAFETY: the caller's handle, as the header demands.
-        let mgr = unsafe { borrow(mgr) }?;
-        mgr.buffer_wait(buffer, Way::Send, timeout("timeout_ms", timeout_ms)?)
+        let mgr = unsafe { borrow_on(mgr, thread) }?;
+        mgr.buffer_wait_on(thread, buffer, Way::Send, timeout("timeout_ms", timeout_ms)?)
     })
 }
 
@@ -410,10 +413,10 @@ pub unsafe extern "C" fn rdma_buffer_wait_recv(
     buffer: rdma_buffer_t,
     timeout_ms: i64,
 ) -> rdma_code_t {
-    guard("rdma_buffer_wait_recv", || {
+    guard_on("rdma_buffer_wait_recv", |thread| {
         // SAFETY: the caller's handle, as the header demands.
-        let mgr = unsafe { borrow(mgr) }?;
-        mgr.buffer_wait(buffer, Way::Recv, timeout("timeout_ms", timeout_ms)?)
+        let mgr = unsafe { borrow_on(mgr, thread) }?;
+        mgr.buffer_wait_on(thread, buffer, Way::Recv, timeout("timeout_ms", timeout_ms)?)
     })
 }
 
@@ -431,9 +434,10 @@ pub unsafe extern "C" fn rdma_buffer_test(
     out_sent: *mut u64,
     out_received: *mut u64,
 ) -> rdma_code_t {
-    guard("rdma_buffer_test", || {
+    guard_on("rdma_buffer_test", |thread| {
         // SAFETY: the caller's handle, as the header demands.
-        let (sent, received) = unsafe { borrow(mgr) }?.buffer_counts(buffer)?;
+        let (sent, received) =
+            unsafe { borrow_on(mgr, thread) }?.buffer_counts_on(thread, buffer)?;
         for (out, n) in [(out_sent, sent), (out_received, received)] {
             if !out.is_null() {
                 // SAFETY: not NULL, and the caller's to write.

@@ -2,9 +2,11 @@
 
 use std::ffi::c_void;
 
+use smallvec::SmallVec;
+
 use super::args::{not_null, timeout};
-use super::error::guard;
-use super::handle::borrow;
+use super::error::{guard, guard_on};
+use super::handle::{borrow, borrow_on};
 use super::message_convert::whom;
 use super::message_ends::kept;
 use super::messages::optional_out;
@@ -13,6 +15,7 @@ use super::types::*;
 use crate::engine::front::message::Party;
 use crate::engine::front::pair::Way;
 use crate::status::Status;
+use crate::thread::Thread;
 
 /// Number of an unbound buffer. Never used again by its manager; 0 is none.
 pub type rdma_unbound_t = u64;
@@ -68,11 +71,11 @@ pub unsafe extern "C" fn rdma_unbound_send(
     len: usize,
     timeout_ms: i64,
 ) -> rdma_code_t {
-    guard("rdma_unbound_send", || {
+    guard_on("rdma_unbound_send", |thread| {
         // SAFETY: the caller's handle, as the header demands.
-        let mgr = unsafe { borrow(mgr) }?;
+        let mgr = unsafe { borrow_on(mgr, thread) }?;
         let (to, timeout) = (whom(peer)?, timeout("timeout_ms", timeout_ms)?);
-        mgr.unbound_send(buffer, to, slot, (offset as u64, len as u64), timeout)
+        mgr.unbound_send_on(thread, buffer, to, slot, (offset as u64, len as u64), timeout)
     })
 }
 
@@ -102,17 +105,17 @@ pub unsafe extern "C" fn rdma_unbound_recv(
     len: usize,
     timeout_ms: i64,
 ) -> rdma_code_t {
-    guard("rdma_unbound_recv", || {
+    guard_on("rdma_unbound_recv", |thread| {
         // SAFETY: the caller's arguments, as the header demands.
-        let (mgr, sources) = unsafe { (borrow(mgr)?, parties(sources, n)?) };
-        let timeout = timeout("timeout_ms", timeout_ms)?;
-        mgr.unbound_recv(buffer, sources, slot, (offset as u64, len as u64), timeout)
+        let (mgr, sources) = unsafe { (borrow_on(mgr, thread)?, parties(sources, n)?) };
+        let (part, timeout) = ((offset as u64, len as u64), timeout("timeout_ms", timeout_ms)?);
+        mgr.unbound_recv_on(thread, buffer, &sources, slot, part, timeout)
     })
 }
 
 /// # Safety
 /// `sources` is NULL or `n` readable numbers.
-unsafe fn parties(sources: *const rdma_peer_t, n: usize) -> Result<Vec<Party>, Status> {
+unsafe fn parties(sources: *const rdma_peer_t, n: usize) -> Result<SmallVec<[Party; 2]>, Status> {
     if n > RDMA_UNBOUND_MAX_SOURCES {
         let text = format!("n is {n}, allowed are 0 to {RDMA_UNBOUND_MAX_SOURCES}");
         return Err(Status::invalid(text));
@@ -122,9 +125,9 @@ unsafe fn parties(sources: *const rdma_peer_t, n: usize) -> Result<Vec<Party>, S
     }
     // SAFETY: by this function's contract.
     if n == 1 && unsafe { sources.read_unaligned() } == Party::ANY.handle() {
-        return Ok(Vec::new());
+        return Ok(SmallVec::new());
     }
-    let mut parties = Vec::new();
+    let mut parties = SmallVec::new();
     crate::room::grow(&mut parties, n, "sources of a receive")?;
     for i in 0..n {
         // SAFETY: by this function's contract.
@@ -157,8 +160,8 @@ pub unsafe extern "C" fn rdma_unbound_wait_send(
     out_status: *mut rdma_msg_status_t,
 ) -> rdma_code_t {
     // SAFETY: the caller's arguments, as the header demands.
-    guard("rdma_unbound_wait_send", || unsafe {
-        wait(mgr, buffer, Way::Send, timeout_ms, out_status)
+    guard_on("rdma_unbound_wait_send", |thread| unsafe {
+        wait(thread, mgr, buffer, Way::Send, timeout_ms, out_status)
     })
 }
 
@@ -184,14 +187,15 @@ pub unsafe extern "C" fn rdma_unbound_wait_recv(
     out_status: *mut rdma_msg_status_t,
 ) -> rdma_code_t {
     // SAFETY: the caller's arguments, as the header demands.
-    guard("rdma_unbound_wait_recv", || unsafe {
-        wait(mgr, buffer, Way::Recv, timeout_ms, out_status)
+    guard_on("rdma_unbound_wait_recv", |thread| unsafe {
+        wait(thread, mgr, buffer, Way::Recv, timeout_ms, out_status)
     })
 }
 
 /// # Safety
 /// As the header demands of the two calls.
 unsafe fn wait(
+    thread: Thread,
     mgr: *mut rdma_mgr_t,
     buffer: rdma_unbound_t,
     way: Way,
@@ -205,8 +209,8 @@ unsafe fn wait(
         out.write(rdma_msg_status_t { text: c"".as_ptr(), ..none });
     }
     // SAFETY: by this function's contract.
-    let mgr = unsafe { borrow(mgr) }?;
-    let end = mgr.unbound_wait(buffer, way, timeout("timeout_ms", timeout_ms)?)?;
+    let mgr = unsafe { borrow_on(mgr, thread) }?;
+    let end = mgr.unbound_wait_on(thread, buffer, way, timeout("timeout_ms", timeout_ms)?)?;
     let result = end.result.clone();
     // SAFETY: by this function's contract.
     if let Some(out) = unsafe { optional_out(out_status) }? {
@@ -229,9 +233,9 @@ pub unsafe extern "C" fn rdma_unbound_test(
     out_sent: *mut u64,
     out_received: *mut u64,
 ) -> rdma_code_t {
-    guard("rdma_unbound_test", || {
+    guard_on("rdma_unbound_test", |thread| {
         // SAFETY: the caller's handle, as the header demands.
-        let (sent, received) = unsafe { borrow(mgr) }?.unbound_counts(buffer)?;
+        let (sent, received) = unsafe { borrow_on(mgr, thread) }?.unbound_counts(thread, buffer)?;
         for (out, n) in [(out_sent, sent), (out_received, received)] {
             if !out.is_null() {
                 // SAFETY: not NULL, and the caller's to write.

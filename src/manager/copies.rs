@@ -43,6 +43,11 @@ pub struct Copies {
 }
 
 impl Copies {
+    /// None is to be begun.
+    pub(super) fn are_barred(&self) -> bool {
+        self.barred
+    }
+
     fn spend(&mut self, len: usize) {
         // Each costs something, however short.
         self.left = self.left.saturating_sub(len.max(4096));
@@ -148,6 +153,21 @@ impl Deliveries {
             }
             _ => None,
         }
+    }
+
+    /// Their places, and the content of all, if they are a few, and short together.
+    pub(super) fn few(&self, places: &mut [(u64, usize)], most: usize) -> Option<(usize, &[u8])> {
+        let room = places.get_mut(..self.places.len())?;
+        if self.parts || self.content.len() > most {
+            return None;
+        }
+        for (place, one) in room.iter_mut().zip(&self.places) {
+            if one.kept.is_some() {
+                return None;
+            }
+            *place = (one.dst, one.len as usize);
+        }
+        Some((self.places.len(), &self.content))
     }
 
     /// It was made, or will be by who has it.

@@ -11,6 +11,7 @@ use super::rails;
 use super::sys::Tag;
 use super::wheel::Ground;
 use super::world::World;
+use super::writes::Found;
 use crate::bootstrap::{BootEvent, Bootstrap};
 use crate::engine::{Engine, Fx};
 use crate::fabric::{EpId, Event, One, ProviderKind, View};
@@ -56,7 +57,9 @@ pub struct Core {
     pub(super) armed: bool,
     next_boot: u64,
     last_whole: u64,
-    quiet: Quiet,
+    pub(super) quiet: Quiet,
+    /// What a short turn has found, for a long one.
+    pub(super) found: Found,
     whole_every: u64,
     /// Copies that turns make without the lock.
     pub(super) copies: Copies,
@@ -84,6 +87,7 @@ impl Core {
             next_boot: 0,
             last_whole: 0,
             quiet: Quiet::default(),
+            found: Found::default(),
             whole_every: WHOLE_SOON,
             copies: Copies::default(),
             events: Vec::new(),
@@ -138,6 +142,14 @@ impl Core {
         }
         match one {
             One::Other => None,
+            One::Write(ep) => {
+                self.found = Found::Write(kind, ep);
+                None
+            }
+            One::Done(ep) => {
+                self.found = Found::Done(kind, ep);
+                None
+            }
             One::Nothing => {
                 self.armed = false;
                 Some(0)

@@ -193,9 +193,15 @@ impl Manager {
     }
 
     #[inline(always)]
-    fn turn_locked<'a>(&'a self, mut core: Locked<'a, Seam>, thread: Thread) -> u32 {
-        let short = core.turn_short(thread, 1, POLL_EVENTS as u32);
-        let mut count = short.unwrap_or_else(|| core.turn(thread));
+    pub(super) fn turn_locked<'a>(&'a self, mut core: Locked<'a, Seam>, thread: Thread) -> u32 {
+        let mut count = match core.turn_short(thread, 1, POLL_EVENTS as u32) {
+            Some(count) => count,
+            None => {
+                let (held, count) = self.turn_long(core, thread);
+                core = held;
+                count
+            }
+        };
         // What needs no callback: a connection that is there, for who waits for one on another thread.
         self.tell_news(&mut core, thread);
         // Most turns find nothing.
@@ -216,6 +222,7 @@ impl Manager {
     ) -> Option<Locked<'a, Seam>> {
         if core.copies_wait() {
             core = self.make_copies(core, count, thread);
+            self.tell_news(&mut core, thread);
         }
         if !core.world.has_work() {
             return Some(core);

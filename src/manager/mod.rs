@@ -69,6 +69,7 @@ mod unbound;
 mod waits;
 mod wheel;
 mod world;
+mod writes;
 
 use self::core::Core;
 use clock::Clock;

@@ -128,7 +128,23 @@ impl Manager {
         len: u64,
         at: u64,
     ) -> Result<(), Status> {
-        let (addr, room) = self.core.lock().engine.buffer_to_read(buffer)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.buffer_send_on(Thread::this(), buffer, offset, len, at) }
+    }
+
+    /// The same on this thread.
+    ///
+    /// # Safety
+    /// As for `buffer_send`.
+    pub(crate) unsafe fn buffer_send_on(
+        &self,
+        thread: Thread,
+        buffer: u64,
+        offset: u64,
+        len: u64,
+        at: u64,
+    ) -> Result<(), Status> {
+        let (addr, room) = self.core.lock_on(thread).engine.buffer_to_read(buffer)?;
         let mut copied = Copied::new();
         let content = match offset.checked_add(len).is_some_and(|end| end <= room) {
             // SAFETY: within the buffer, which is valid.
@@ -136,7 +152,7 @@ impl Manager {
             false => &[],
         };
         let own = Range::unless(!content.is_empty(), addr.saturating_add(offset), len, 0);
-        self.call_posting(Thread::this(), own, |e, w| {
+        self.call_posting(thread, own, |e, w| {
             e.buffer_was_read(buffer);
             e.buffer_send(w, buffer, Part { offset, len }, at, content)
         })
@@ -144,24 +160,48 @@ impl Manager {
 
     /// Takes the end of a send, or an arrival; waits until there is one.
     pub fn buffer_wait(&self, buffer: u64, way: Way, timeout: Timeout) -> Result<(), Status> {
+        self.buffer_wait_on(Thread::this(), buffer, way, timeout)
+    }
+
+    /// The same on this thread.
+    pub(crate) fn buffer_wait_on(
+        &self,
+        thread: Thread,
+        buffer: u64,
+        way: Way,
+        timeout: Timeout,
+    ) -> Result<(), Status> {
         let call = if way == Way::Send { "rdma_buffer_wait_send" } else { "rdma_buffer_wait_recv" };
-        self.refuse_inside(call)?;
+        self.refuse_inside_on(call, thread)?;
+        let taken = self.buffer_take(thread, buffer, way)?;
+        if taken.is_some() {
+            return Ok(());
+        }
+        self.buffer_await(thread, buffer, way, timeout)
+    }
+
+    /// The same where there is none yet.
+    #[inline(never)]
+    fn buffer_await(
+        &self,
+        thread: Thread,
+        buffer: u64,
+        way: Way,
+        timeout: Timeout,
+    ) -> Result<(), Status> {
         let limit = match timeout {
             Timeout::Default => Some(Duration::from_millis(self.config.timeout_ms)),
             Timeout::After(limit) => Some(limit),
             Timeout::Never => None,
         };
-        let take = || self.buffer_take(buffer, way);
-        let mut taken = take();
-        if matches!(taken, Ok(None)) {
-            let waiter = Arc::new(Waiter::default());
-            self.waiting(|| {
-                self.block(&waiter, limit, || {
-                    taken = take();
-                    !matches!(taken, Ok(None))
-                })
-            });
-        }
+        let mut taken = Ok(None);
+        let waiter = Arc::new(Waiter::default());
+        self.waiting(|| {
+            self.block(&waiter, limit, || {
+                taken = self.buffer_take(thread, buffer, way);
+                !matches!(taken, Ok(None))
+            })
+        });
         match taken? {
             Some(()) => Ok(()),
             None => {
@@ -176,8 +216,8 @@ impl Manager {
     }
 
     /// An event of a buffer, if there is one, and its memory is not touched by a copy that runs on.
-    fn buffer_take(&self, buffer: u64, way: Way) -> Result<Option<()>, Status> {
-        let mut core = self.core.lock();
+    fn buffer_take(&self, thread: Thread, buffer: u64, way: Way) -> Result<Option<()>, Status> {
+        let mut core = self.core.lock_on(thread);
         let (addr, len) = core.engine.buffer_memory(buffer)?;
         if moves::touched(addr, len) {
             return Ok(None);
@@ -187,20 +227,24 @@ impl Manager {
 
     /// Events of a buffer that wait to be taken: ends of sends, arrivals. Drives progress once if there are none.
     pub fn buffer_counts(&self, buffer: u64) -> Result<(u64, u64), Status> {
-        let counts = self.counts_now(buffer)?;
-        if counts != (0, 0) || self.inside_callback() {
-            return Ok(counts);
-        }
-        self.turn();
-        self.counts_now(buffer)
+        let thread = Thread::this();
+        let _log = log::Deferred::on(thread);
+        self.buffer_counts_on(thread, buffer)
     }
 
-    /// As many as [`buffer_take`](Self::buffer_take) would give.
-    fn counts_now(&self, buffer: u64) -> Result<(u64, u64), Status> {
-        let core = self.core.lock();
-        let counts = core.engine.buffer_counts(buffer)?;
-        let (addr, len) = core.engine.buffer_memory(buffer)?;
-        Ok(if moves::touched(addr, len) { (0, 0) } else { counts })
+    /// The same on this thread, whose log messages wait already.
+    pub(crate) fn buffer_counts_on(
+        &self,
+        thread: Thread,
+        buffer: u64,
+    ) -> Result<(u64, u64), Status> {
+        let core = self.core.lock_on(thread);
+        let counts = counts_now(&core, buffer)?;
+        if counts != (0, 0) || inside::contains(self, thread) {
+            return Ok(counts);
+        }
+        self.turn_locked(core, thread);
+        counts_now(&self.core.lock_on(thread), buffer)
     }
 
     /// Lets a buffer go. On return its memory is the caller's.
@@ -258,6 +302,12 @@ impl Manager {
             tell(words, id, &event);
         }
     }
+}
+
+/// As many events as could be taken: none while a copy touches the memory.
+fn counts_now(core: &Core, buffer: u64) -> Result<(u64, u64), Status> {
+    let (counts, (addr, len)) = core.engine.buffer_counted(buffer)?;
+    Ok(if moves::touched(addr, len) { (0, 0) } else { counts })
 }
 
 /// The token and the manager's address in a pair's address, which comes from anywhere.

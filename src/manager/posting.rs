@@ -43,14 +43,19 @@ impl Manager {
         match copy {
             Copy::Move(kind, copy) => {
                 let done = copy.run();
-                self.core.lock_on(thread).copied(kind, done);
+                let mut core = self.core.lock_on(thread);
+                core.copied(kind, done);
+                self.tell_news(&mut core, thread);
             }
             // Callbacks may run inline, as of content that the call copied before it took the lock.
             Copy::Job(Work::HostCopy { token, dst, src, len }) => {
                 let begun = self.copy_on_host(token, dst, src, len);
                 self.call_on(thread, |core| core.engine.copied(&mut core.world, token, begun));
             }
-            Copy::Job(mut job) => self.run_job(&mut job, thread),
+            Copy::Job(mut job) => {
+                self.run_job(&mut job, thread);
+                self.tell_news(&mut self.core.lock_on(thread), thread);
+            }
         }
     }
 }

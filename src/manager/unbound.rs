@@ -19,7 +19,7 @@ use crate::engine::front::message::{
     Memory, MessageEnd, Mode, OnMessage, Party, Sending, Sources, Wanted,
 };
 use crate::engine::front::pair::Way;
-use crate::protocol::message::{Envelope, Extra};
+use crate::protocol::message::{Envelope, Extra, UsualMsg};
 use side::{Lane, Peers, Side};
 
 /// The unbound buffers of a manager.
@@ -166,17 +166,39 @@ impl Manager {
         id: u64,
         to: Party,
         slot: u64,
+        part: (u64, u64),
+        timeout: Timeout,
+    ) -> Result<(), Status> {
+        self.unbound_send_on(Thread::this(), id, to, slot, part, timeout)
+    }
+
+    /// The same on this thread.
+    pub(crate) fn unbound_send_on(
+        &self,
+        thread: Thread,
+        id: u64,
+        to: Party,
+        slot: u64,
         (offset, len): (u64, u64),
         timeout: Timeout,
     ) -> Result<(), Status> {
         let unbound = self.unbound(id)?;
         let memory = unbound.part(offset, len)?;
         let envelope = Envelope { comm: unbound.comm, tag: slot };
-        let post = Post { to, envelope, extra: &Extra::default(), mode: Mode::Standard, timeout };
-        let lane = (Way::Send, Lane::of(slot, &[to])?);
-        self.unbound_begin(id, unbound, lane, |done| {
+        let lane = Lane::of(slot, &[to])?;
+        self.unbound_begin(id, unbound, (Way::Send, &lane), |done| {
+            let beside = UsualMsg { envelope, active: false, user: &[], content: &[] };
             // SAFETY: within the buffer, which is valid until all its operations have ended.
-            let sending = unsafe { self.message_isend(&post, Where::Whole(memory), done) }?;
+            let sending = unsafe {
+                match self.message_send_short(thread, to, beside, &memory) {
+                    true => Sending::Done,
+                    false => {
+                        let (extra, mode) = (&Extra::default(), Mode::Standard);
+                        let post = Post { to, envelope, extra, mode, timeout };
+                        self.message_isend_on(thread, &post, Where::Whole(memory), done)?
+                    }
+                }
+            };
             Ok(match sending {
                 Sending::Done => {
                     let (result, extra) = (Ok(()), None);
@@ -192,7 +214,20 @@ impl Manager {
     pub fn unbound_recv(
         &self,
         id: u64,
-        sources: Vec<Party>,
+        sources: &[Party],
+        slot: u64,
+        part: (u64, u64),
+        timeout: Timeout,
+    ) -> Result<(), Status> {
+        self.unbound_recv_on(Thread::this(), id, sources, slot, part, timeout)
+    }
+
+    /// The same on this thread.
+    pub(crate) fn unbound_recv_on(
+        &self,
+        thread: Thread,
+        id: u64,
+        sources: &[Party],
         slot: u64,
         (offset, len): (u64, u64),
         timeout: Timeout,
@@ -201,30 +236,45 @@ impl Manager {
         let memory = unbound.part(offset, len)?;
         let (comm, mask) = (unbound.comm, u64::MAX);
         let from = match *sources {
-            [] => Some(Party::ANY),
-            [one] => Some(one),
-            _ => None,
+            [] => Party::ANY,
+            [one] => one,
+            _ => return self.unbound_recv_of(id, unbound, sources, slot, memory, timeout),
         };
-        let sources = Sources::new(sources);
-        let lane = (Way::Recv, Lane::of(slot, sources.parties())?);
-        self.unbound_begin(id, unbound, lane, |done| {
+        let lane = Lane::of(slot, &[from])?;
+        self.unbound_begin(id, unbound, (Way::Recv, &lane), |done| {
+            let wanted = Wanted { from, comm, tag: slot, mask };
             // SAFETY: within the buffer, which is valid until all its operations have ended.
-            let received = unsafe {
-                match from {
-                    Some(from) => {
-                        let wanted = Wanted { from, comm, tag: slot, mask };
-                        self.message_irecv(wanted, Where::Whole(memory), timeout, done)
-                    }
-                    None => {
-                        let envelope = Envelope { comm, tag: slot };
-                        self.message_irecv_from(sources, envelope, memory, timeout, done)
-                    }
+            unsafe {
+                if let Some(id) = self.message_post(thread, &wanted, &memory, timeout, done) {
+                    return Ok(Begun::UnderWay(id));
                 }
-            }?;
-            Ok(match received {
-                Received::Done(end) => Begun::Ended(end),
-                Received::Begun(request) => Begun::UnderWay(request),
-            })
+                let at = Where::Whole(memory);
+                self.message_irecv_on(thread, wanted, at, timeout, done).map(Begun::from)
+            }
+        })
+    }
+
+    /// The same of several peers.
+    fn unbound_recv_of(
+        &self,
+        id: u64,
+        unbound: Arc<Unbound>,
+        sources: &[Party],
+        slot: u64,
+        memory: Memory,
+        timeout: Timeout,
+    ) -> Result<(), Status> {
+        let mut parties = Vec::new();
+        crate::room::grow(&mut parties, sources.len(), "sources of a receive")?;
+        parties.extend_from_slice(sources);
+        let (sources, envelope) =
+            (Sources::new(parties), Envelope { comm: unbound.comm, tag: slot });
+        let lane = Lane::of(slot, sources.parties())?;
+        self.unbound_begin(id, unbound, (Way::Recv, &lane), |done| {
+            // SAFETY: within the buffer, which is valid until all its operations have ended.
+            let received =
+                unsafe { self.message_irecv_from(sources, envelope, memory, timeout, done) };
+            received.map(Begun::from)
         })
     }
 
@@ -233,7 +283,7 @@ impl Manager {
         &self,
         id: u64,
         unbound: Arc<Unbound>,
-        (way, lane): (Way, Lane),
+        (way, lane): (Way, &Lane),
         begin: impl FnOnce(OnMessage) -> Result<Begun, Status>,
     ) -> Result<(), Status> {
         let (number, serial) = {
@@ -279,9 +329,20 @@ impl Manager {
 
     /// Takes the end of a send, or of a receive; waits until there is one.
     pub fn unbound_wait(&self, id: u64, way: Way, timeout: Timeout) -> Result<MessageEnd, Status> {
+        self.unbound_wait_on(Thread::this(), id, way, timeout)
+    }
+
+    /// The same on this thread.
+    pub(crate) fn unbound_wait_on(
+        &self,
+        thread: Thread,
+        id: u64,
+        way: Way,
+        timeout: Timeout,
+    ) -> Result<MessageEnd, Status> {
         let call =
             if way == Way::Send { "rdma_unbound_wait_send" } else { "rdma_unbound_wait_recv" };
-        self.refuse_inside(call)?;
+        self.refuse_inside_on(call, thread)?;
         let unbound = self.unbound(id)?;
         let limit = match timeout {
             Timeout::Default => Some(Duration::from_millis(self.config.timeout_ms)),
@@ -324,11 +385,12 @@ impl Manager {
         let Some(first) = waits().min_by_key(|op| op.serial) else {
             return "none is under way".to_owned();
         };
-        let peers = match &first.lane.peers {
+        let Some(lane) = side.lane(first) else { return "none is under way".to_owned() };
+        let peers = match &lane.peers {
             Peers::One(one) => std::slice::from_ref(one),
             Peers::Some(some) => &some[..],
         };
-        let (count, slot, peers) = (waits().count(), first.lane.slot, peers.to_vec());
+        let (count, slot, peers) = (waits().count(), lane.slot, peers.to_vec());
         drop(side);
         let name = |&party: &Party| match self.party_name(party) {
             Ok(name) => format!("peer '{name}'"),
@@ -339,16 +401,19 @@ impl Manager {
         format!("{count} under way, the first of slot {slot} of communicator {comm} {way} {whose}")
     }
 
-    /// Ends of sends and of receives that could be taken at once. Drives progress once if there are none.
-    pub fn unbound_counts(&self, id: u64) -> Result<(u64, u64), Status> {
+    /// Ends of sends and of receives that could be taken at once. Drives progress once if there are none, on this thread, whose log
+    /// messages wait already.
+    pub(crate) fn unbound_counts(&self, thread: Thread, id: u64) -> Result<(u64, u64), Status> {
         let unbound = self.unbound(id)?;
         let counts = || {
             let ended = |way| unbound.side(way).lock().ended.len() as u64;
             (ended(Way::Send), ended(Way::Recv))
         };
-        if counts() == (0, 0) && !self.inside_callback() {
-            self.turn();
+        let now = counts();
+        if now != (0, 0) || inside::contains(self, thread) {
+            return Ok(now);
         }
+        self.turn_on(thread);
         Ok(counts())
     }
 
@@ -381,6 +446,15 @@ enum Begun {
     UnderWay(u64),
 }
 
+impl From<Received> for Begun {
+    fn from(received: Received) -> Begun {
+        match received {
+            Received::Done(end) => Begun::Ended(end),
+            Received::Begun(request) => Begun::UnderWay(request),
+        }
+    }
+}
+
 fn unknown(id: u64) -> Status {
     Status::new(Code::NotFound, format!("unbound buffer {id} is not known, or was destroyed"))
 }
@@ -405,7 +479,7 @@ mod tests {
         let unbound = Unbound { comm: 0, addr: 0, len: 8, sends, recvs };
         let mut side = unbound.recvs.lock();
         for request in 1..=3 {
-            let (number, serial) = side.begin(1, Lane::of(7, &[]).unwrap()).unwrap();
+            let (number, serial) = side.begin(1, &Lane::of(7, &[]).unwrap()).unwrap();
             assert!(side.returned(number, serial, request));
         }
         drop(side);

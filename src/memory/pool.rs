@@ -9,11 +9,11 @@
 mod ranges;
 mod spare;
 
-use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use foldhash::HashMap;
 use parking_lot::Mutex;
 
 use ranges::{FreeList, Pages};
@@ -21,6 +21,7 @@ use spare::Spare;
 
 use crate::fabric::PoolSegment;
 use crate::fabric::shm::sys::{self, Mapping};
+use crate::room::{self, Grows};
 use crate::status::{Code, Status};
 
 /// Alignment of blocks, and their granularity.
@@ -38,6 +39,9 @@ const GROWTH: usize = 8;
 const KEPT_PART: usize = 8;
 /// Given back at a time, so that nobody waits long.
 const GIVE_BACK: usize = 64 << 20;
+/// Blocks up to this length are kept as they are for the next of their length, so many of each.
+const SHORT: usize = 4 * ALIGN;
+const SHORTS: usize = 64;
 /// Most segments; shm peers map no more.
 const MAX_SEGMENTS: usize = 1024;
 
@@ -123,11 +127,20 @@ struct Block {
     len: usize,
 }
 
+/// Which blocks there are.
+#[derive(Debug, Default)]
+struct Index {
+    /// Live ones by address.
+    blocks: HashMap<usize, Block>,
+    /// Where short ones are that are neither live nor among what is free, by length: segment and offset.
+    short: [Vec<(usize, usize)>; SHORT / ALIGN],
+}
+
 #[derive(Debug, Default)]
 struct Inner {
     segments: Vec<Segment>,
-    /// Live blocks by address.
-    blocks: BTreeMap<usize, Block>,
+    /// Apart: a manager is to fit a page.
+    index: Box<Index>,
     /// Bytes of all segments.
     reserved: usize,
     /// Bytes of all live blocks.
@@ -135,6 +148,33 @@ struct Inner {
     /// Bytes of huge pages that may hold memory.
     held: usize,
     spare: Spare,
+}
+
+impl Inner {
+    /// The short blocks of this length, a multiple of [`ALIGN`]; `None`: that is not short.
+    #[inline]
+    fn short(&mut self, len: usize) -> Option<&mut Vec<(usize, usize)>> {
+        self.index.short.get_mut(len / ALIGN - 1)
+    }
+
+    /// All short blocks are among what is free again. Whether there were some.
+    #[cold]
+    fn settle_short(&mut self) -> bool {
+        let mut any = false;
+        for (at, blocks) in self.index.short.iter_mut().enumerate() {
+            for (segment, offset) in blocks.drain(..) {
+                self.segments[segment].free.give(offset, (at + 1) * ALIGN);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Takes a block of what is free: its segment, and what that gives.
+    fn take(&mut self, len: usize) -> Option<(usize, (usize, usize))> {
+        let mut segments = self.segments.iter_mut().enumerate();
+        segments.find_map(|(i, s)| s.take(len).map(|offset| (i, offset)))
+    }
 }
 
 /// A growing pool of shared memory. Every method may be called from any thread.
@@ -187,11 +227,15 @@ impl Pool {
         };
         let rounded = len.max(1).checked_next_multiple_of(ALIGN).ok_or_else(exhausted)?;
         let mut inner = self.inner.lock();
-        let found = inner
-            .segments
-            .iter_mut()
-            .enumerate()
-            .find_map(|(i, s)| s.take(rounded).map(|offset| (i, offset)));
+        room::grow(&mut inner.index.blocks, 1, "blocks of the shared memory pool")?;
+        let mut found =
+            inner.short(rounded).and_then(Vec::pop).map(|(segment, at)| (segment, (at, 0)));
+        if found.is_none() {
+            found = inner.take(rounded);
+        }
+        if found.is_none() && inner.settle_short() {
+            found = inner.take(rounded);
+        }
         let (segment, (offset, pages)) = match found {
             Some(found) => found,
             None => {
@@ -202,7 +246,7 @@ impl Pool {
             }
         };
         let addr = inner.segments[segment].map.ptr().wrapping_add(offset);
-        inner.blocks.insert(addr.addr(), Block { segment, len: rounded });
+        inner.index.blocks.insert(addr.addr(), Block { segment, len: rounded });
         inner.used += rounded;
         inner.held += pages * HUGE;
         let used = inner.used;
@@ -253,20 +297,30 @@ impl Pool {
     /// freed already, is `NotFound`.
     pub fn free(&self, addr: *mut u8) -> Result<(), Status> {
         let mut inner = self.inner.lock();
-        let block = inner.blocks.remove(&addr.addr()).ok_or_else(|| {
+        let block = inner.index.blocks.remove(&addr.addr()).ok_or_else(|| {
             let text = format!("shared memory pool: no block begins at {:#x}", addr.addr());
             Status::new(Code::NotFound, text)
         })?;
         inner.used -= block.len;
-        let segment = &mut inner.segments[block.segment];
-        let offset = addr.addr() - segment.map.ptr().addr();
-        let range = segment.free.give(offset, block.len);
-        if !self.keep.load(Ordering::Relaxed) {
-            let kept = inner.held.saturating_sub(inner.used);
-            let over = kept.saturating_sub(self.limit / KEPT_PART);
-            if over > 0 {
-                self.give_back(&mut inner, block.segment, range, (over, over));
-            }
+        let offset = addr.addr() - inner.segments[block.segment].map.ptr().addr();
+        if let Some(blocks) = inner.short(block.len)
+            && blocks.len() < SHORTS
+            && blocks.fits(1)
+        {
+            blocks.push((block.segment, offset));
+            return Ok(());
+        }
+        let keep = self.keep.load(Ordering::Relaxed);
+        let kept = inner.held.saturating_sub(inner.used);
+        let over = if keep { 0 } else { kept.saturating_sub(self.limit / KEPT_PART) };
+        if over > 0 {
+            inner.settle_short();
+        }
+        let range = inner.segments[block.segment].free.give(offset, block.len);
+        if over > 0 {
+            self.give_back(&mut inner, block.segment, range, (over, over));
+        }
+        if !keep {
             let kept = inner.held.saturating_sub(inner.used);
             self.much.store(kept > spare::ALWAYS, Ordering::Relaxed);
         }
@@ -313,6 +367,7 @@ impl Pool {
         if self.keep.load(Ordering::Relaxed) {
             return self.much.store(false, Ordering::Relaxed);
         }
+        inner.settle_short();
         let (held, used) = (inner.held, inner.used);
         let over = inner.spare.excess(now, held, used);
         let mut given = 0;
@@ -335,7 +390,7 @@ impl Pool {
 
     /// Length of the live block that begins at this address, rounded up to [`ALIGN`].
     pub fn len_of(&self, addr: *const u8) -> Option<usize> {
-        self.inner.lock().blocks.get(&addr.addr()).map(|b| b.len)
+        self.inner.lock().index.blocks.get(&addr.addr()).map(|b| b.len)
     }
 
     /// Whether the range lies inside one segment.

@@ -155,8 +155,8 @@ pub const PLACES: &[Place] = &[
     place(
         "memory/pool.rs",
         1024,
-        "segments of the pool; a node of the map of blocks",
-        &["alloc", "grow", "segments"],
+        "the pool, and its segments",
+        &["alloc", "default", "grow", "new", "segments"],
     ),
     place("memory/pool/ranges.rs", 256, "nodes of the maps of free memory", &["insert", "new"]),
     place("name.rs", 512, "the name of a peer", &["new"]),

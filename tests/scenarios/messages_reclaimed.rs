@@ -157,3 +157,22 @@ fn many_offers_come_and_go_with_their_memory() {
     assert_eq!(p.probe(R, ANY, false), None);
     p.finish();
 }
+
+/// Ending the one that waits first lets the next go out: it ends as well, rather than be offered from memory that is gone.
+#[test]
+fn messages_that_wait_behind_each_other_end_with_their_memory() {
+    for sends in [2, 6, 40] {
+        let mut p = Post::new(Setup { sq_depth: 1, ..shm() });
+        let to = p.other(S);
+        let sends: Vec<_> = (0..sends)
+            .map(|_| p.send_from(S, to, TAG, (LARGE, 0, false), Mode::Standard))
+            .collect();
+        p.reclaims = true;
+        p.s.reclaim(S, (0, u64::MAX, 0), false);
+        p.run();
+        for send in sends {
+            assert_eq!(code(&p.sends[send]), Some(Code::FailedPrecondition));
+        }
+        p.finish();
+    }
+}

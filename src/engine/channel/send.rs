@@ -163,6 +163,27 @@ impl Channel {
         sent
     }
 
+    /// The same of one with a number by which its sender hears of the match, or with more beside it than a header.
+    pub fn send_whole_msg_now(&mut self, fx: &mut impl Fx, m: &WholeMsg<'_>) -> bool {
+        let WholeMsg { envelope, sync, extra, content } = m;
+        let returned = self.consumed.min(u32::from(u16::MAX)) as u16;
+        let head = message::msg_head(*envelope, *sync, extra, returned);
+        let Some((head, len)) = head.filter(|_| self.seal.is_none()) else { return false };
+        let sent = len + content.len() <= self.caps.max_send
+            && fx.send_head(self.id, &head, len, content).is_ok();
+        if sent {
+            self.credits -= 1;
+            self.consumed -= u32::from(returned);
+        }
+        sent
+    }
+
+    /// Sends MSG_MATCHED.
+    pub fn send_matched(&mut self, fx: &mut impl Fx, number: u32) {
+        let of = Of { answer: false, urgent: false, ask: None };
+        self.send_whole(fx, &mut Short::matched(number), &[], of);
+    }
+
     fn send_for(
         &mut self,
         fx: &mut impl Fx,

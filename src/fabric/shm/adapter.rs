@@ -3,7 +3,7 @@
 use std::os::fd::AsRawFd;
 
 use super::*;
-use crate::fabric::{HEAD_ROOM, View};
+use crate::fabric::{HEAD_ROOM, ShortRoom, ShortWrite, View};
 
 impl Adapter for ShmAdapter {
     fn caps(&self) -> &Caps {
@@ -197,6 +197,27 @@ impl Adapter for ShmAdapter {
     fn poll_next(&mut self) -> Option<(EpId, View)> {
         let State::Up(link) = &mut self.eps.get_mut(self.heard)?.state else { return None };
         link.hear_next().map(|bytes| (link.ep, bytes))
+    }
+
+    fn take_write(&mut self, ep: EpId, room: &mut ShortRoom) -> Option<ShortWrite> {
+        let at = self.find_near(ep).ok()?;
+        match &mut self.eps[at].state {
+            State::Up(link) => link.take_write(&self.core, room),
+            _ => None,
+        }
+    }
+
+    fn wrote(&mut self, ep: EpId) -> Option<u32> {
+        let (link, core) = self.up(ep).ok()?;
+        link.wrote(core)
+    }
+
+    fn take_done(&mut self, ep: EpId) -> Option<u64> {
+        let at = self.find_near(ep).ok()?;
+        match &mut self.eps[at].state {
+            State::Up(link) => link.take_done(),
+            _ => None,
+        }
     }
 
     fn leave_moves(&mut self) {

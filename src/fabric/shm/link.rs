@@ -353,17 +353,13 @@ impl Link {
         if self.rx.can_tell() && (!published || self.rx.should_tell()) {
             self.share_room(false);
         }
-        let busy = self.is_running(Kind::In) || self.inline_moved.is_some() || self.dirty;
-        if busy || !self.is_calm() {
+        if self.is_running(Kind::In) || self.inline_moved.is_some() || self.dirty {
             return One::Other;
         }
-        if !published {
-            return One::Nothing;
+        if !self.is_calm() {
+            return self.hear_behind_writes(published);
         }
-        match self.rx.take(kind::SEND) {
-            Some(bytes) => One::Message(self.ep, bytes),
-            None => One::Other,
-        }
+        if published { self.hear_published() } else { One::Nothing }
     }
 
     /// Takes the next record, if it is a message, and nothing else is under way. What was read before stays.

@@ -28,6 +28,7 @@ mod process;
 mod reads;
 mod receive;
 mod ring;
+mod short;
 mod socket;
 mod stream;
 pub(crate) mod sys;

@@ -194,6 +194,14 @@ impl Link {
 
     /// Answers a WRITE, and reports it here if it has an immediate.
     fn answer(&mut self, code: u8, imm: Option<u32>, events: &mut Vec<Event>) {
+        self.outcome(code);
+        if let (Some(imm), outcome::OK) = (imm, code) {
+            events.push(Event::Written { ep: self.ep, imm });
+        }
+    }
+
+    /// Answers a WRITE.
+    pub(super) fn outcome(&mut self, code: u8) {
         let own = self.tx.control();
         let index = (self.executed % MAX_WRITES as u64) as usize;
         let slot: &AtomicU8 = &own.outcome[index];
@@ -208,9 +216,6 @@ impl Link {
         self.executed += 1;
         own.executed.store(self.executed, Ordering::Release);
         self.dirty = true;
-        if let (Some(imm), outcome::OK) = (imm, code) {
-            events.push(Event::Written { ep: self.ep, imm });
-        }
     }
 
     /// A WRITE whose content is elsewhere.

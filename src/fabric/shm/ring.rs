@@ -18,7 +18,7 @@ use self::far::Far;
 use self::order::{Words, Writing};
 use super::sys::{self, Mapping};
 use crate::fabric::moves::Kept;
-use crate::fabric::{HEAD_ROOM, SHORT_HEAD, View};
+use crate::fabric::{HEAD_ROOM, SHORT_HEAD, ShortRoom, View};
 
 mod consumer;
 mod far;

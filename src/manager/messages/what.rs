@@ -61,6 +61,50 @@ pub enum Where {
     Whole(Memory),
     /// In pieces of the host's memory.
     Pieces(Arc<Layout>),
+    /// The same, of one operation alone.
+    Once(Layout),
+}
+
+impl Where {
+    /// The same once more. Mostly it is in one place, which takes no call.
+    #[inline(always)]
+    pub fn again(&self) -> Where {
+        match self {
+            Where::Whole(memory) => Where::Whole(*memory),
+            pieces => pieces.clone(),
+        }
+    }
+
+    /// The same, for several operations.
+    pub fn shared(self) -> Where {
+        match self {
+            Where::Once(layout) => Where::Pieces(Arc::new(layout)),
+            other => other,
+        }
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        match self {
+            Where::Whole(memory) => memory.len,
+            Where::Pieces(layout) => layout.len(),
+            Where::Once(layout) => layout.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The pieces, if there are such.
+    pub fn layout(&self) -> Option<&Layout> {
+        match self {
+            Where::Whole(_) => None,
+            Where::Pieces(layout) => Some(layout),
+            Where::Once(layout) => Some(layout),
+        }
+    }
 }
 
 /// A message that is to be sent, but for its content.

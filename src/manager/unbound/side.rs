@@ -52,13 +52,88 @@ impl Lane {
 /// With so many lanes one that becomes empty is kept: it is mostly used again.
 const LANES: usize = 64;
 
+/// The operations of one lane, in the order of the calls.
+struct Queue {
+    lane: Lane,
+    first: Fifo,
+}
+
+/// The same of all lanes. An operation knows its queue by its place, so a lane is looked for when one begins, and mostly it is that of
+/// the one before.
+#[derive(Default)]
+struct Lanes {
+    all: Vec<Queue>,
+    unused: Vec<u32>,
+    by_lane: foldhash::HashMap<Lane, u32>,
+    last: u32,
+}
+
+impl Lanes {
+    /// The place of a lane's queue, made if there is none.
+    fn find_or_make(&mut self, lane: &Lane) -> Result<u32, Status> {
+        if self.all.get(self.last as usize).is_none_or(|queue| queue.lane != *lane) {
+            self.last = match self.by_lane.get(lane) {
+                Some(&at) => at,
+                None => self.make(lane)?,
+            };
+        }
+        Ok(self.last)
+    }
+
+    #[cold]
+    fn make(&mut self, lane: &Lane) -> Result<u32, Status> {
+        let what = "operations of an unbound buffer";
+        crate::room::grow(&mut self.by_lane, 1, what)?;
+        crate::room::grow(&mut self.all, 1, what)?;
+        // Each has a place among the unused, so that to let one go allocates nothing.
+        let more = self.all.len() + 1 - self.unused.len();
+        crate::room::grow(&mut self.unused, more, what)?;
+        let (queue, key) = (Queue { lane: lane.copy()?, first: Fifo::default() }, lane.copy()?);
+        let at = match self.unused.pop() {
+            Some(at) => {
+                self.all[at as usize] = queue;
+                at
+            }
+            None => {
+                self.all.push(queue);
+                self.all.len() as u32 - 1
+            }
+        };
+        self.by_lane.insert(key, at);
+        Ok(at)
+    }
+
+    #[inline]
+    fn get(&mut self, at: u32) -> Option<&mut Fifo> {
+        self.all.get_mut(at as usize).map(|queue| &mut queue.first)
+    }
+
+    /// A queue has become empty: it goes, if there are many.
+    #[inline]
+    fn rests(&mut self, at: u32) {
+        if self.by_lane.len() > LANES {
+            self.forget(at);
+        }
+    }
+
+    #[cold]
+    fn forget(&mut self, at: u32) {
+        let gone = Lane { slot: 0, peers: Peers::Some(Vec::new()) };
+        let Some(queue) = self.all.get_mut(at as usize) else { return };
+        // What is not used is no lane of anybody.
+        let lane = std::mem::replace(&mut queue.lane, gone);
+        self.by_lane.remove(&lane);
+        self.unused.push(at);
+    }
+}
+
 /// Its operations in one direction.
 #[derive(Default)]
 pub(super) struct Side {
     /// Those under way, and those whose end waits for one before it.
     pub begun: Slab<UnderWay>,
-    /// The same by lane, in the order of the calls. Of more than [`LANES`] none is empty.
-    lanes: foldhash::HashMap<Lane, Fifo>,
+    /// The same by lane. Of more than [`LANES`] none is empty.
+    lanes: Lanes,
     /// Rises as a call begins an operation, and as it returns.
     serial: u64,
     /// Ends that were not taken. There is always room for those of all that have begun.
@@ -74,7 +149,8 @@ pub(super) struct UnderWay {
     /// When its call began, and returned.
     pub serial: u64,
     returned: u64,
-    pub lane: Lane,
+    /// The place of its lane.
+    lane: u32,
     links: Links,
     /// Its request, once that is known.
     request: Option<u64>,
@@ -88,29 +164,31 @@ fn links(op: &mut UnderWay) -> &mut Links {
 
 impl Side {
     /// Takes an operation in, whose call begins: its place, and when that was.
-    pub fn begin(&mut self, id: u64, lane: Lane) -> Result<(u32, u64), Status> {
+    pub fn begin(&mut self, id: u64, lane: &Lane) -> Result<(u32, u64), Status> {
         let under_way = self.begun.len() + 1;
         crate::room::grow(&mut self.ended, under_way, "operations of an unbound buffer")?;
-        let queue = match self.lanes.get_mut(&lane) {
-            Some(queue) => queue,
-            None => {
-                crate::room::grow(&mut self.lanes, 1, "operations of an unbound buffer")?;
-                self.lanes.entry(lane.copy()?).or_default()
-            }
-        };
+        let lane = self.lanes.find_or_make(lane)?;
         self.serial += 1;
         let (serial, returned) = (self.serial, u64::MAX);
-        let op =
-            UnderWay { serial, returned, lane, links: Links::default(), request: None, end: None };
-        let number = self.begun.insert(op).map_err(|_| {
+        let Some(vacancy) = self.begun.vacancy() else {
             let text = format!(
                 "{} operations of unbound buffer {id} are under way: no room for more",
                 under_way - 1
             );
-            Status::new(Code::ResourceExhausted, text)
-        })?;
-        queue.push(&mut self.begun, links, number);
+            return Err(Status::new(Code::ResourceExhausted, text));
+        };
+        let links = Links::default();
+        let number =
+            vacancy.fill(UnderWay { serial, returned, lane, links, request: None, end: None });
+        if let Some(queue) = self.lanes.get(lane) {
+            queue.push(&mut self.begun, self::links, number);
+        }
         Ok((number, serial))
+    }
+
+    /// The lane of an operation.
+    pub fn lane(&self, op: &UnderWay) -> Option<&Lane> {
+        self.lanes.all.get(op.lane as usize).map(|queue| &queue.lane)
     }
 
     /// Its call returns, and it has this request. False: it has ended meanwhile, and another may be in its place.
@@ -125,11 +203,13 @@ impl Side {
 
     /// An operation has ended.
     pub fn end(&mut self, number: u32, end: MessageEnd) {
-        if end.result.is_err() {
-            // It may have met nothing, while those before it wait for something: nobody takes it for one of these.
+        let Some(op) = self.begun.get_mut(number) else { return };
+        let first = self.lanes.get(op.lane).and_then(|queue| queue.first());
+        // One that failed may have met nothing, while those before it wait for something: nobody takes it for one of these.
+        if first == Some(number) || end.result.is_err() {
             self.ended.push_back(end);
             self.leave(number);
-        } else if let Some(op) = self.begun.get_mut(number) {
+        } else {
             op.end = Some(end);
             self.let_go(number);
         }
@@ -137,23 +217,21 @@ impl Side {
 
     /// It is not there any more. What ended behind it can be taken, if nothing else is before that.
     pub fn leave(&mut self, number: u32) {
-        let Some(op) = self.begun.remove(number) else { return };
-        let Some(lane) = self.lanes.get_mut(&op.lane) else { return };
-        lane.remove(&mut self.begun, links, number, op.links);
-        match lane.first() {
+        let Some((at, around)) = self.begun.take(number, |op| (op.lane, op.links)) else { return };
+        let Some(queue) = self.lanes.get(at) else { return };
+        queue.remove(&mut self.begun, links, number, around);
+        match queue.first() {
             Some(first) => self.let_go(first),
-            None if self.lanes.len() > LANES => drop(self.lanes.remove(&op.lane)),
-            None => {}
+            None => self.lanes.rests(at),
         }
     }
 
     /// Ends of this one's lane that can be taken are: those before which all has ended whose calls had returned before theirs began.
     /// Of calls that were made at once nobody knows which came first, and a message may meet either.
     fn let_go(&mut self, number: u32) {
-        let Some(lane) = self.begun.get(number).and_then(|op| self.lanes.get_mut(&op.lane)) else {
-            return;
-        };
-        let (mut at, mut before) = (lane.first(), u64::MAX);
+        let Some(lane) = self.begun.get(number).map(|op| op.lane) else { return };
+        let Some(queue) = self.lanes.get(lane) else { return };
+        let (mut at, mut before) = (queue.first(), u64::MAX);
         while let Some((number, op)) = at.and_then(|at| Some((at, self.begun.get_mut(at)?))) {
             if op.serial > before {
                 return;
@@ -165,14 +243,11 @@ impl Side {
             };
             let around = op.links;
             self.ended.push_back(end);
-            lane.remove(&mut self.begun, links, number, around);
-            let gone = self.begun.remove(number);
-            if let (Some(op), true) = (gone, at.is_none() && lane.is_empty()) {
-                if self.lanes.len() > LANES {
-                    self.lanes.remove(&op.lane);
-                }
-                return;
-            }
+            queue.remove(&mut self.begun, links, number, around);
+            self.begun.vacate(number);
+        }
+        if queue.is_empty() {
+            self.lanes.rests(lane);
         }
     }
 
@@ -195,7 +270,7 @@ mod tests {
     }
 
     fn begin(side: &mut Side, slot: u64) -> (u32, u64) {
-        side.begin(1, Lane::of(slot, &[Party::peer(1)]).unwrap()).unwrap()
+        side.begin(1, &Lane::of(slot, &[Party::peer(1)]).unwrap()).unwrap()
     }
 
     fn ended(side: &mut Side) -> Vec<u64> {
@@ -223,7 +298,7 @@ mod tests {
         // Its call fails: it has no end.
         side.leave(ops[2]);
         assert_eq!(ended(&mut side), [4]);
-        assert!(side.begun.is_empty() && side.lanes.values().all(|lane| lane.is_empty()));
+        assert!(side.begun.is_empty() && side.lanes.all.iter().all(|queue| queue.first.is_empty()));
     }
 
     #[test]
@@ -239,7 +314,7 @@ mod tests {
         assert_eq!(ended(&mut side), [2]);
         side.end(a.0, end(1, Code::Ok));
         assert_eq!(ended(&mut side), [1, 3]);
-        assert!(side.begun.is_empty() && side.lanes.values().all(|lane| lane.is_empty()));
+        assert!(side.begun.is_empty() && side.lanes.all.iter().all(|queue| queue.first.is_empty()));
         assert!(!side.returned(a.0, a.1, 1));
     }
 
@@ -254,6 +329,6 @@ mod tests {
             side.end(d.0, end(slot, Code::Ok));
             side.leave(c.0);
         }
-        assert!(side.begun.is_empty() && side.lanes.len() <= LANES + 1);
+        assert!(side.begun.is_empty() && side.lanes.by_lane.len() <= LANES + 1);
     }
 }

@@ -321,6 +321,11 @@ impl Fx for World {
     }
 
     #[inline]
+    fn copies_touch(&self, (addr, len): (u64, u64)) -> bool {
+        moves::touched(addr, len)
+    }
+
+    #[inline]
     fn fits(&mut self, work: usize) -> bool {
         let works = &self.batch.works;
         let queued = works.len() + works.ended().len();

@@ -224,16 +224,37 @@ fn random_allocations_never_overlap_and_all_space_returns() {
                 pool.free(ptr).unwrap();
             }
         }
-        let blocks: Vec<(usize, usize)> =
-            pool.inner.lock().blocks.iter().map(|(&a, b)| (a, b.len)).collect();
+        let mut blocks: Vec<(usize, usize)> =
+            pool.inner.lock().index.blocks.iter().map(|(&a, b)| (a, b.len)).collect();
+        blocks.sort_unstable();
         assert!(blocks.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0), "seed {seed}");
         for (ptr, ..) in live {
             pool.free(ptr).unwrap();
         }
-        let inner = pool.inner.lock();
+        let mut inner = pool.inner.lock();
+        inner.settle_short();
         for s in &inner.segments {
             assert_eq!(s.free.by_offset.iter().collect::<Vec<_>>(), [(&0, &s.map.len())]);
             assert_eq!(s.free.by_size.len(), 1);
         }
     }
+}
+
+#[test]
+fn short_blocks_are_used_again_and_are_in_nobodys_way() {
+    let pool = Pool::new(SEGMENT);
+    let first = pool.alloc(100).unwrap();
+    pool.free(first).unwrap();
+    assert_eq!((pool.usage().0, pool.len_of(first)), (0, None));
+    assert_eq!(pool.free(first).unwrap_err().code, Code::NotFound);
+    // Of another length is another one.
+    let (other, again) = (pool.alloc(60).unwrap(), pool.alloc(128).unwrap());
+    assert!(again == first && other != first && pool.len_of(again) == Some(128));
+    for short in [again, other] {
+        pool.free(short).unwrap();
+    }
+    let whole = pool.alloc(SEGMENT).unwrap();
+    assert_eq!(pool.usage(), (SEGMENT, SEGMENT));
+    pool.free(whole).unwrap();
+    assert!(!pool.inner.lock().settle_short());
 }

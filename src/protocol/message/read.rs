@@ -195,11 +195,7 @@ pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
         FRAGMENT => Message::Fragment { last: flags & F_LAST != 0, bytes: r.rest() },
         GOODBYE => Message::Goodbye { code: r.i32()?, text: r.rest() },
         MSG => {
-            let envelope = get_envelope(&mut r)?;
-            let sync = if flags & F_SYNC != 0 { Some(r.u32()?) } else { None };
-            let extra = Extra::get(&mut r, flags & !F_PIPELINE)?;
-            let content = r.rest();
-            extra.check(content.len() as u64)?;
+            let usual::WholeMsg { envelope, sync, extra, content } = usual::get_msg(&mut r, flags)?;
             Message::Msg { envelope, sync, extra, content }
         }
         MSG_OFFER => get_msg_offer(&mut r, flags)?,
@@ -243,7 +239,9 @@ pub(super) fn tail<'a>(message: &Message<'a>) -> &'a [u8] {
 pub fn fuzz_message(bytes: &[u8]) {
     let (request, content, msg) = (usual_request(bytes), usual_content(bytes), usual_msg(bytes));
     let Ok((message, credits)) = decode(bytes) else {
-        return assert!(request.is_none() && content.is_none() && msg.is_none());
+        let none = request.is_none() && content.is_none() && msg.is_none();
+        let none = none && whole_request(bytes).is_none() && whole_content(bytes).is_none();
+        return assert!(none && whole_msg(bytes).is_none() && matched(bytes).is_none());
     };
     // The short ways read the same.
     if let Some((r, returned)) = request {
@@ -263,6 +261,19 @@ pub fn fuzz_message(bytes: &[u8]) {
         let extra = Extra { active, ..Extra::user(user) };
         let m = Message::Msg { envelope, sync: None, extra, content };
         assert_eq!((m, returned), (message.clone(), credits));
+    }
+    if let Some((WholeMsg { envelope, sync, extra, content }, returned)) = whole_msg(bytes) {
+        let m = Message::Msg { envelope, sync, extra, content };
+        assert_eq!((m, returned), (message.clone(), credits));
+    }
+    if let Some((number, returned)) = matched(bytes) {
+        assert_eq!((Message::MsgMatched { number }, returned), (message.clone(), credits));
+    }
+    if let Some((r, returned)) = whole_request(bytes) {
+        assert_eq!((Message::Request(r), returned), (message.clone(), credits));
+    }
+    if let Some((c, returned)) = whole_content(bytes) {
+        assert_eq!((Message::Content(c), returned), (message.clone(), credits));
     }
     let mut out = Vec::new();
     encode(&message, &mut out);

@@ -4,10 +4,14 @@
 //! or is malformed, goes the way of all messages ([`decode`](super::decode)), which says what is wrong.
 
 use super::{
-    CREDITS_AT, Envelope, F_ACTIVE, F_ANY_LEN, F_META, F_SAME, F_USER, HEADER_LEN, MAX_KEY_LEN,
-    MAX_USER, MSG, Meta, TENSOR_CONTENT, TENSOR_REQUEST, TENSOR_SERIALIZED, fixed_meta,
+    CREDITS_AT, Content, Envelope, Extra, F_ACTIVE, F_ANY_LEN, F_META, F_PIPELINE, F_ROOM, F_SAME,
+    F_SYNC, F_USER, HEADER_LEN, MAX_KEY_LEN, MAX_USER, MSG, MSG_MATCHED, Meta, Request,
+    TENSOR_CONTENT, TENSOR_REQUEST, TENSOR_SERIALIZED, fixed_meta, get_content, get_envelope,
+    get_request,
 };
 use crate::fabric::HEAD_ROOM;
+use crate::status::Status;
+use crate::wire::Reader;
 
 const F_META_ANY_LEN: u8 = F_META | F_ANY_LEN;
 /// Dimensions for which a [`Short`] head has room.
@@ -48,11 +52,29 @@ impl Short {
         }
     }
 
+    /// An empty one becomes a TENSOR_REQUEST of a tensor of which nothing is known, with room for so many bytes.
+    #[inline]
+    pub fn request_with_room(&mut self, index: u32, step: i64, room: u64) {
+        (self.bytes[0], self.bytes[1]) = (TENSOR_REQUEST, F_ROOM);
+        self.bytes[4..8].copy_from_slice(&index.to_le_bytes());
+        self.bytes[8..16].copy_from_slice(&step.to_le_bytes());
+        self.bytes[16..24].copy_from_slice(&room.to_le_bytes());
+        self.len = 24;
+    }
+
     /// A tagged message whose sender does not wait for the match.
     pub fn msg(envelope: Envelope) -> Short {
         let mut head = Short { bytes: [0; _], len: MSG_HEAD };
         let m = UsualMsg { envelope, active: false, user: &[], content: &[] };
         head.bytes[..MSG_HEAD].copy_from_slice(&m.head(0));
+        head
+    }
+
+    /// MSG_MATCHED.
+    pub fn matched(number: u32) -> Short {
+        let mut head = Short { bytes: [0; _], len: 8 };
+        head.bytes[0] = MSG_MATCHED;
+        head.bytes[4..8].copy_from_slice(&number.to_le_bytes());
         head
     }
 
@@ -274,6 +296,110 @@ impl UsualMsg<'_> {
         head[..MSG_HEAD].copy_from_slice(&self.head(credits));
         head[MSG_HEAD..].copy_from_slice(&(self.user.len() as u16).to_le_bytes());
         head
+    }
+}
+
+/// A head that is put together on the stack.
+struct Head {
+    bytes: [u8; HEAD_ROOM],
+    len: usize,
+}
+
+impl Head {
+    /// Puts bytes behind what there is; `None` without room for them.
+    #[inline]
+    fn put(&mut self, part: &[u8]) -> Option<()> {
+        let end = self.len + part.len();
+        self.bytes.get_mut(self.len..end)?.copy_from_slice(part);
+        self.len = end;
+        Some(())
+    }
+}
+
+/// The head of a tagged message with what travels beside it, and how long it is, if that is short; `sync`: its sender's number.
+pub fn msg_head(
+    envelope: Envelope,
+    sync: Option<u32>,
+    extra: &Extra<'_>,
+    credits: u16,
+) -> Option<([u8; HEAD_ROOM], usize)> {
+    let mut head = Head { bytes: [0; _], len: 0 };
+    let usual = UsualMsg { envelope, active: false, user: &[], content: &[] };
+    head.put(&usual.head(credits))?;
+    head.bytes[1] = if sync.is_some() { F_SYNC } else { 0 } | extra.flags();
+    if let Some(number) = sync {
+        head.put(&number.to_le_bytes())?;
+    }
+    if !extra.user.is_empty() {
+        head.put(&(extra.user.len() as u16).to_le_bytes())?;
+        head.put(extra.user)?;
+    }
+    if !extra.parts.is_empty() {
+        head.put(&[extra.parts.len() as u8])?;
+        head.put(extra.parts.as_flattened())?;
+    }
+    extra.first.is_none().then_some((head.bytes, head.len))
+}
+
+/// A tagged message with what may travel beside it.
+#[derive(Debug)]
+pub struct WholeMsg<'a> {
+    /// Communicator and tag.
+    pub envelope: Envelope,
+    /// Its sender's number of it, if that is told of the match.
+    pub sync: Option<u32>,
+    /// What travels beside it.
+    pub extra: Extra<'a>,
+    /// The content.
+    pub content: &'a [u8],
+}
+
+/// Reads a tagged message where it lies, with the credits that it returns. `None`: it is something else, or malformed, which
+/// [`decode`](super::decode) tells.
+pub fn whole_msg(bytes: &[u8]) -> Option<(WholeMsg<'_>, u16)> {
+    let (&[MSG, flags, c0, c1], rest) = bytes.split_first_chunk::<HEADER_LEN>()? else {
+        return None;
+    };
+    let msg = get_msg(&mut Reader::new(rest), flags).ok()?;
+    Some((msg, u16::from_le_bytes([c0, c1])))
+}
+
+/// Reads a TENSOR_REQUEST, with the credits that it returns. `None`: as of [`whole_msg`].
+pub fn whole_request(bytes: &[u8]) -> Option<(Request<'_>, u16)> {
+    let (&[TENSOR_REQUEST, flags, c0, c1], rest) = bytes.split_first_chunk::<HEADER_LEN>()? else {
+        return None;
+    };
+    let request = get_request(&mut Reader::new(rest), flags).ok()?;
+    Some((request, u16::from_le_bytes([c0, c1])))
+}
+
+/// Reads a TENSOR_CONTENT, with the credits that it returns. `None`: as of [`whole_msg`].
+pub fn whole_content(bytes: &[u8]) -> Option<(Content<'_>, u16)> {
+    let (&[TENSOR_CONTENT, flags, c0, c1], rest) = bytes.split_first_chunk::<HEADER_LEN>()? else {
+        return None;
+    };
+    let content = get_content(&mut Reader::new(rest), flags).ok()?;
+    Some((content, u16::from_le_bytes([c0, c1])))
+}
+
+/// Reads what is behind the header of a tagged message.
+#[inline]
+pub(super) fn get_msg<'a>(r: &mut Reader<'a>, flags: u8) -> Result<WholeMsg<'a>, Status> {
+    let envelope = get_envelope(r)?;
+    let sync = if flags & F_SYNC != 0 { Some(r.u32()?) } else { None };
+    let extra = Extra::get(r, flags & !F_PIPELINE)?;
+    let content = r.rest();
+    extra.check(content.len() as u64)?;
+    Ok(WholeMsg { envelope, sync, extra, content })
+}
+
+/// Reads the number of a MSG_MATCHED, with the credits that it returns.
+pub fn matched(bytes: &[u8]) -> Option<(u32, u16)> {
+    match *bytes {
+        [MSG_MATCHED, _, c0, c1, n0, n1, n2, n3, ..] => {
+            Some((u32::from_le_bytes([n0, n1, n2, n3]), u16::from_le_bytes([c0, c1])))
+        }
+        _ => None,
     }
 }
 

@@ -60,7 +60,7 @@ fn r29_a_stranger_adds_no_rail() {
 #[test]
 fn r29_strangers_keep_no_rail_out() {
     let options = Options { connections: 3, ..Options::default() };
-    let mut victim = Victim::start(options.clone());
+    let victim = Victim::start(options.clone());
     let mut main =
         Client::dial(victim.address(), Facts { flags: TAKES_RAILS, ..Facts::new("peer", 1) }, None)
             .unwrap();

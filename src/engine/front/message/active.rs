@@ -213,7 +213,7 @@ impl Engine {
     ) -> Result<(), Status> {
         let len = content.len() as u64;
         let bytes = crate::room::copy(content, "an active message")?;
-        let content = Content::Here { bytes, sync };
+        let content = Content::Here { bytes: bytes.into(), sync };
         let arrived = Arrived::new(sender, ch, envelope, len, content).with(extra)?;
         self.take_active(fx, arrived).map(drop)
     }
@@ -249,7 +249,7 @@ impl Engine {
             let Some(arrived) = self.messages.unexpected.remove(index) else { return };
             let (content, extra) = self.take_content(fx, arrived);
             self.count_received(party, len, &Ok(()));
-            let active = Active::waited(end(extra), content, 0);
+            let active = Active::waited(end(extra), content.into_vec(), 0);
             return fx.run(Work::Active { handler, active });
         }
         if let (Content::There { response, .. }, 0, Some(ch)) = (&a.content, len, ch) {

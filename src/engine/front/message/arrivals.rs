@@ -1,6 +1,6 @@
 //! What peers send of messages.
 
-use super::unexpected::{Arrived, Content};
+use super::unexpected::{Arrived, Bytes, Content};
 use super::{Beside, Envelope, MessageEnd, Messages, OnMessage, Op, Party, ShortHeader, State};
 use crate::api::Protocol;
 use crate::engine::channel::{ChanId, Channel};
@@ -178,15 +178,19 @@ impl Engine {
                 op.meets(sender, envelope, len);
             }
             if let Some(ch) = ch {
-                if let Some(number) = sync {
-                    self.send(fx, ch, &Message::MsgMatched { number }, &[]);
+                if let (Some(number), Some(c)) = (sync, self.channels.get_mut(ch)) {
+                    c.send_matched(fx, number);
                 }
                 self.message_taken(fx, ch, len + extra.cost());
             }
             self.put_with(fx, index, extra, content);
             return Ok(());
         }
-        let bytes = crate::room::copy(content, "a message that waits")?;
+        let mut bytes = Bytes::new();
+        if bytes.try_reserve_exact(content.len()).is_err() {
+            return Err(crate::room::none(content.len(), "a message that waits"));
+        }
+        bytes.extend_from_slice(content);
         let content = Content::Here { bytes, sync };
         let arrived = Arrived::new(sender, ch, envelope, len, content).with(extra)?;
         messages.unexpected.add(arrived)?;

@@ -42,6 +42,13 @@ impl Engine {
         Ok(done)
     }
 
+    /// Sends a copy of content that goes out at once: it needs no more memory, but there has to be room. False: nothing was done.
+    pub fn message_buffered_now(&mut self, fx: &mut impl Fx, out: &Outgoing<'_>) -> bool {
+        let Attached { bound, used } = self.messages.buffer;
+        let room = bound.is_some_and(|bound| COST + out.memory.len <= bound - used);
+        room && self.message_send_now(fx, out)
+    }
+
     /// Memory for a copy of content.
     pub fn message_buffer(&mut self, fx: &mut impl Fx, len: u64) -> Result<Buffer, Status> {
         let buffer = &mut self.messages.buffer;

@@ -10,7 +10,11 @@ use crate::engine::layout::{LAYOUT, Layout, Piece};
 use crate::engine::reclaim::Range;
 use crate::engine::{Buffer, Engine, Fx};
 use crate::protocol::message::Extra;
+use crate::room::Grows;
 use crate::status::{Code, Status};
+
+/// Layouts that have gone whose memory is kept for others.
+const SPARE: usize = 64;
 
 /// A header of the application that is no longer than a word: it takes no memory of its own. A word is what it is copied as: a
 /// processor waits where something is read in other pieces than those in which it was written just before.
@@ -51,10 +55,10 @@ impl ShortHeader {
 pub struct Beside {
     /// The application's header; short ones lie here.
     pub user: SmallVec<[u8; 24]>,
-    /// Lengths of the parts.
-    pub lens: Vec<u64>,
+    /// Lengths of the parts; few lie here.
+    pub lens: SmallVec<[u64; 4]>,
     /// The same, as they travel.
-    parts: Vec<[u8; 8]>,
+    parts: SmallVec<[[u8; 8]; 4]>,
     active: bool,
     /// Of an offer with a pipeline: the first bytes of the content.
     pub(super) first: Option<Vec<u8>>,
@@ -101,7 +105,7 @@ impl Beside {
         let mut user = SmallVec::new();
         crate::room::grow(&mut user, extra.user.len(), "a header")?;
         user.extend_from_slice(extra.user);
-        let (mut parts, mut lens) = (Vec::new(), Vec::new());
+        let (mut parts, mut lens) = (SmallVec::new(), SmallVec::new());
         crate::room::grow(&mut parts, extra.parts.len(), "parts")?;
         crate::room::grow(&mut lens, extra.parts.len(), "parts")?;
         parts.extend_from_slice(extra.parts);
@@ -130,9 +134,26 @@ impl Messages {
     /// An operation leaves: so does what its memory is made of.
     #[cold]
     pub(super) fn drop_layout(&mut self, memory: &Memory) {
-        if memory.device == LAYOUT {
-            self.layouts.remove(memory.addr as u32);
+        if memory.device != LAYOUT {
+            return;
         }
+        let gone = self.layouts.remove(memory.addr as u32);
+        if let Some(mut layout) = gone.filter(|l| self.spare_layouts.len() < SPARE && !l.is_long())
+            && Arc::get_mut(&mut layout).is_some()
+            && self.spare_layouts.fits(1)
+        {
+            self.spare_layouts.push(layout);
+        }
+    }
+
+    /// Shares a layout, in the memory of one that has gone if there is such.
+    pub(super) fn share_layout(&mut self, layout: Layout) -> Arc<Layout> {
+        let mut spare = self.spare_layouts.pop();
+        match spare.as_mut().and_then(Arc::get_mut) {
+            Some(place) => *place = layout,
+            None => return Arc::new(layout),
+        }
+        spare.unwrap_or_default()
     }
 
     /// Takes a layout in, for the memory of one operation.
@@ -151,6 +172,11 @@ impl Engine {
     /// The layout that such memory is.
     pub(in crate::engine) fn layout(&self, device: u32, addr: u64) -> Option<Arc<Layout>> {
         if device != LAYOUT { None } else { self.messages.layouts.get(addr as u32).cloned() }
+    }
+
+    /// A layout as operations have it.
+    pub fn share_layout(&mut self, layout: Layout) -> Arc<Layout> {
+        self.messages.share_layout(layout)
     }
 
     /// `message_send` out of pieces.
@@ -207,7 +233,10 @@ impl Engine {
             _ => layout.take(&[len])?,
         };
         op.memory.len = taken.len();
-        *layout = Arc::new(taken);
+        match Arc::get_mut(layout) {
+            Some(place) => *place = taken,
+            None => *layout = Arc::new(taken),
+        }
         Ok(())
     }
 

@@ -47,7 +47,7 @@ pub use matching::Sources;
 pub use receive::Found;
 pub use room::RoomFn;
 pub use send::Outgoing;
-pub use unexpected::{ORPHANS, REGIONS};
+pub use unexpected::{Bytes, ORPHANS, REGIONS};
 
 /// The public number of what lies in this slot.
 fn public(id: u64, index: u32) -> u64 {
@@ -180,7 +180,7 @@ pub enum Sending {
 /// A receive that has begun.
 pub enum Receiving {
     /// It has met a message that is here and fits: whoever called copies the content to its memory.
-    Done(Vec<u8>, MessageEnd),
+    Done(Bytes, MessageEnd),
     /// Its number.
     Begun(u64),
 }
@@ -293,6 +293,8 @@ pub(in crate::engine) struct Messages {
     handlers: HashMap<u32, ActiveFn>,
     /// Memory of operations that lies in pieces.
     layouts: Slab<Arc<Layout>>,
+    /// Memory of some that have gone.
+    spare_layouts: Vec<Arc<Layout>>,
     /// For sends in buffered mode.
     buffer: Attached,
     /// Who waits for room.
@@ -316,6 +318,7 @@ impl Messages {
             buffer: Default::default(),
             rooms: Vec::new(),
             layouts: Slab::default(),
+            spare_layouts: Vec::new(),
             endings: 0,
             copied: 0,
             probing: 0,

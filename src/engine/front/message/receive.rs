@@ -1,6 +1,6 @@
 //! The receiving side: a receive meets a message that is here, or waits for one.
 
-use super::unexpected::{Arrived, Content};
+use super::unexpected::{Arrived, Bytes, Content};
 use super::{
     Beside, Envelope, Memory, MessageEnd, OnMessage, Op, Party, Receiving, Sources, State, Wanted,
     public,
@@ -229,12 +229,12 @@ impl Engine {
         &mut self,
         fx: &mut impl Fx,
         arrived: Arrived,
-    ) -> (Vec<u8>, Option<Box<Beside>>) {
+    ) -> (Bytes, Option<Box<Beside>>) {
         let cost = arrived.cost();
         let Content::Here { bytes, sync } = arrived.content else { return Default::default() };
         if let Some(ch) = arrived.ch {
-            if let Some(number) = sync {
-                self.send(fx, ch, &Message::MsgMatched { number }, &[]);
+            if let (Some(number), Some(c)) = (sync, self.channels.get_mut(ch)) {
+                c.send_matched(fx, number);
             }
             self.message_taken(fx, ch, cost);
             self.settle(fx, ch);

@@ -1,6 +1,7 @@
 //! Messages that wait for their receive, in the queues that `matching` tells of.
 
 use foldhash::HashMap;
+use smallvec::SmallVec;
 
 use super::flow::COST;
 use super::matching::{Lane, Sources};
@@ -21,6 +22,9 @@ pub const REGIONS: usize = 1 << 20;
 
 /// Peers of a receive each of whose messages are looked for.
 const FEW: usize = 64;
+/// As long as no more messages wait, each is looked at.
+const ROW: usize = 8;
+
 fn in_lane(arrived: &mut Arrived) -> &mut Links {
     &mut arrived.in_lane
 }
@@ -33,10 +37,13 @@ fn in_comm(arrived: &mut Arrived) -> &mut Links {
     &mut arrived.in_comm
 }
 
+/// Content that waits. Short content takes no memory of its own.
+pub type Bytes = SmallVec<[u8; 64]>;
+
 /// Where the content of a message that waits is.
 pub enum Content {
     /// Here. `sync`: the sender's number, which is told.
-    Here { bytes: Vec<u8>, sync: Option<u32> },
+    Here { bytes: Bytes, sync: Option<u32> },
     /// With the sender, under its response index, and where it may be read.
     There { response: u32, source: Option<Place>, limit: u32 },
     /// In the memory of this send of our own.
@@ -148,6 +155,8 @@ impl Arrived {
 }
 
 /// Messages that wait.
+///
+/// A few are in a row, each of which is looked at. Once there are more, all are in the queues, until none is left.
 #[derive(Default)]
 pub struct Unexpected {
     all: Slab<Arrived>,
@@ -158,6 +167,12 @@ pub struct Unexpected {
     /// Further regions that they name.
     regions: usize,
     order: u64,
+    /// The row, in the order in which they came, by the links of lanes.
+    row: Fifo,
+    /// How many can be found, there or in the queues.
+    found: usize,
+    /// They are in the queues.
+    queued: bool,
     by_lane: HashMap<Lane, Fifo>,
     by_tag: HashMap<Envelope, Fifo>,
     by_comm: HashMap<u32, Fifo>,
@@ -170,18 +185,16 @@ pub struct Unexpected {
 impl Unexpected {
     /// Takes a message in.
     pub fn add(&mut self, mut arrived: Arrived) -> Result<u32, Status> {
-        let envelope = arrived.envelope;
-        let lane = Lane { from: arrived.sender, envelope };
         self.order += 1;
         arrived.order = self.order;
         let none = || room::none(size_of::<Arrived>(), "a message");
-        let maps = self.by_lane.fits(1) && self.by_tag.fits(1) && self.by_comm.fits(1);
-        if !maps || !self.by_number.fits(1) {
-            return Err(none());
-        }
-        let number = arrived.number();
-        let active = arrived.is_active();
-        if active && !self.by_handler.fits(1) {
+        let (number, active, envelope) = (arrived.number(), arrived.is_active(), arrived.envelope);
+        let queued = self.queued || self.found >= ROW;
+        let fits = match active {
+            true => self.by_handler.fits(1),
+            false => !queued || self.queues_fit(),
+        };
+        if !fits || number.is_some() && !self.by_number.fits(1) {
             return Err(none());
         }
         let index = self.all.insert(arrived).map_err(|_| none())?;
@@ -193,10 +206,39 @@ impl Unexpected {
             self.by_handler.entry(envelope.comm).or_default().push(&mut self.all, in_tag, index);
             return Ok(index);
         }
+        self.found += 1;
+        if queued {
+            self.leave_row();
+            self.enqueue(index);
+        } else {
+            self.row.push(&mut self.all, in_lane, index);
+        }
+        Ok(index)
+    }
+
+    /// Whether there is room in the queues for one more, and for those in the row.
+    fn queues_fit(&mut self) -> bool {
+        let more = if self.queued { 1 } else { 1 + self.found };
+        self.by_lane.fits(more) && self.by_tag.fits(more) && self.by_comm.fits(more)
+    }
+
+    /// Those in the row go to the queues, where there is room for them.
+    fn leave_row(&mut self) {
+        self.queued = true;
+        let mut row = std::mem::take(&mut self.row).first();
+        while let Some(index) = row {
+            row = self.all.get(index).and_then(|a| a.in_lane.next());
+            self.enqueue(index);
+        }
+    }
+
+    fn enqueue(&mut self, index: u32) {
+        let Some(a) = self.all.get(index) else { return };
+        let (from, envelope) = (a.sender, a.envelope);
+        let lane = Lane { from, envelope };
         self.by_lane.entry(lane).or_default().push(&mut self.all, in_lane, index);
         self.by_tag.entry(envelope).or_default().push(&mut self.all, in_tag, index);
         self.by_comm.entry(envelope.comm).or_default().push(&mut self.all, in_comm, index);
-        Ok(index)
     }
 
     /// Counts one that has come. A source of too many regions is forgotten.
@@ -233,19 +275,24 @@ impl Unexpected {
     }
 
     fn find_one(&self, wanted: &Wanted) -> Option<u32> {
+        let accepts = |a: &Arrived| wanted.accepts(a.sender, a.envelope);
+        if !self.queued {
+            return self.look(&self.row, |a| a.in_lane, accepts);
+        }
         match (wanted.mask, wanted.from) {
             (u64::MAX, Party::ANY) => self.by_tag.get(&wanted.lane().envelope)?.first(),
             (u64::MAX, _) => self.by_lane.get(&wanted.lane())?.first(),
-            _ => {
-                let queue = self.by_comm.get(&wanted.comm)?;
-                self.look(queue, |a| a.in_comm, |a| wanted.accepts(a.sender, a.envelope))
-            }
+            _ => self.look(self.by_comm.get(&wanted.comm)?, |a| a.in_comm, accepts),
         }
     }
 
     /// The same of a receive from some peers.
     pub fn find_from(&self, wanted: &Wanted, sources: &Sources) -> Option<u32> {
         let envelope = wanted.lane().envelope;
+        if !self.queued {
+            let accepts = |a: &Arrived| a.envelope == envelope && sources.have(a.sender);
+            return self.look(&self.row, |a| a.in_lane, accepts);
+        }
         let queue = self.by_tag.get(&envelope)?;
         if sources.parties().len() > FEW {
             return self.look(queue, |a| a.in_tag, |a| sources.have(a.sender));
@@ -395,6 +442,11 @@ impl Unexpected {
             }
             return;
         }
+        self.found -= 1;
+        if !self.queued {
+            return self.row.remove(&mut self.all, in_lane, index, lane_links);
+        }
+        self.queued = self.found > 0;
         if let Some(queue) = self.by_lane.get_mut(&lane) {
             queue.remove(&mut self.all, in_lane, index, lane_links);
             if queue.is_empty() {

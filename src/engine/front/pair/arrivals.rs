@@ -219,7 +219,7 @@ impl Engine {
         }
         let (open, regions) = (p.granted, p.regions + grant.place.rkeys.rest().len());
         let bounded = open < GRANTS && regions <= GRANT_REGIONS;
-        if !bounded || !(p.targets.fits(1) && pairs.grants.fits(1)) {
+        if !(bounded && p.targets.fits(1) && pairs.grants.fits(1)) {
             let text = format!(
                 "the other end has {open} open slots and {regions} further regions of them, {GRANTS} and \
                  {GRANT_REGIONS} are allowed"

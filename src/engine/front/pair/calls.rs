@@ -267,6 +267,9 @@ impl Engine {
         let Part { offset, len } = part;
         self.admit(fx)?;
         let buffer = self.pairs.buffer_by_id(id)?;
+        if !content.is_empty() && self.send_copied(fx, buffer, part, at, content) {
+            return Ok(());
+        }
         let pairs = &mut self.pairs;
         let Some(b) = pairs.buffers.get(buffer) else { return Err(Self::ending()) };
         if b.way != Way::Send {
@@ -326,19 +329,19 @@ impl Engine {
             b.under_way += 1;
             b.sends.push(&mut pairs.sends, of_buffer, send);
         }
-        self.begin_send(fx, index, slot, send, content);
+        self.begin_send(fx, index, slot, send);
         Ok(())
     }
 
     /// A send has been taken in: it goes, or waits behind others.
-    fn begin_send(&mut self, fx: &mut impl Fx, pair: u32, slot: u64, send: u32, content: &[u8]) {
+    fn begin_send(&mut self, fx: &mut impl Fx, pair: u32, slot: u64, send: u32) {
         let pairs = &mut self.pairs;
         let Some(p) = pairs.pairs.get_mut(pair) else { return };
         let connected = p.is_connected();
         let Some(target) = p.targets.get_mut(&slot) else { return };
         let ch = target.grant.as_ref().filter(|_| connected).map(|grant| grant.ch);
         if ch.is_some() && p.going.is_none() {
-            self.go_send(fx, send, content);
+            self.go_send(fx, send);
         } else {
             target.waiting.push(&mut pairs.sends, of_slot, send);
             self.send_waits(pair, send, ch.is_some());
@@ -384,9 +387,17 @@ impl Engine {
 
     /// Events of a buffer that its owner may take at once: ends of sends, arrivals.
     pub fn buffer_counts(&self, id: u64) -> Result<(u64, u64), Status> {
+        self.buffer_counted(id).map(|(counts, _)| counts)
+    }
+
+    /// The same, and its address and length.
+    #[allow(clippy::type_complexity, reason = "two pairs of numbers")]
+    pub fn buffer_counted(&self, id: u64) -> Result<((u64, u64), (u64, u64)), Status> {
         let index = self.pairs.buffer_by_id(id)?;
         let b = self.pairs.buffers.get(index);
-        Ok(b.map_or((0, 0), |b| (b.sent + b.failures, b.received)))
+        Ok(b.map_or_else(Default::default, |b| {
+            ((b.sent + b.failures, b.received), (b.addr, b.len))
+        }))
     }
 
     /// A buffer as errors call it: by its slot, the rank of its pair, and the peer.

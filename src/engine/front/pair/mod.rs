@@ -5,8 +5,8 @@
 //! from then on a send of the *send buffer* of the same slot is a WRITE whose last piece has the grant's number as its
 //! immediate, and no other message. A send that finds no grant waits for it, until its deadline.
 //!
-//! `calls` is what the application does, `arrivals` what the other end sends, `moving` how content goes, `ending` how
-//! buffers and pairs end.
+//! `calls` is what the application does, `arrivals` what the other end sends, `moving` how content goes (`short`: how most of it does),
+//! `ending` how buffers and pairs end.
 //!
 //! Order: sends of one slot take effect in the order of the calls; those of a pair, too, but for sends that wait for
 //! their grant. When a notice arrives, the content of all sends that were posted before it is in its place.
@@ -19,6 +19,7 @@ mod arrivals;
 mod calls;
 mod ending;
 mod moving;
+mod short;
 
 use foldhash::HashMap;
 

@@ -12,8 +12,7 @@ use crate::status::{Code, Status};
 
 impl Engine {
     /// A send has its grant, and nothing is before it: its writes are posted, or its checksum is computed first.
-    /// `content`: a copy of it, or nothing.
-    pub(super) fn go_send(&mut self, fx: &mut impl Fx, index: u32, content: &[u8]) {
+    pub(super) fn go_send(&mut self, fx: &mut impl Fx, index: u32) {
         let pairs = &mut self.pairs;
         let Some(s) = pairs.sends.get_mut(index) else { return };
         let Some(b) = pairs.buffers.get(s.buffer) else { return };
@@ -25,10 +24,7 @@ impl Engine {
         let ch = grant.ch;
         let Some(c) = self.channels.get(ch) else { return };
         if c.seal.is_none() {
-            if content.is_empty() || !self.post_copied(fx, index, content) {
-                self.post_slot_send(fx, index, None);
-            }
-            return;
+            return self.post_slot_send(fx, index, None);
         }
         p.going = Some(index);
         if s.len == 0 {
@@ -37,26 +33,6 @@ impl Engine {
         s.step = Step::Hashing { begun: false };
         let (addr, len) = (b.addr + s.offset, s.len);
         fx.run(Work::HostHash { token: WR_SLOT | u64::from(index), addr, len });
-    }
-
-    /// Posts a send of which there is a copy, where the provider takes it so, and it is in one piece over there.
-    fn post_copied(&mut self, fx: &mut impl Fx, index: u32, content: &[u8]) -> bool {
-        let Some((_, ch)) = self.grant_of(index) else { return false };
-        let pairs = &mut self.pairs;
-        let Some(s) = pairs.sends.get_mut(index) else { return false };
-        let Some(b) = pairs.buffers.get(s.buffer) else { return false };
-        let Some(p) = pairs.pairs.get(b.pair) else { return false };
-        let Some(Target { grant: Some(grant), .. }) = p.targets.get(&b.slot) else { return false };
-        let Some(c) = self.channels.get_mut(ch) else { return false };
-        let (wr, imm) = (WR_SLOT | u64::from(index), IMM_SLOT | grant.number);
-        let here = Keys::one(0);
-        let mut pieces = pieces_at(s.len, c.caps.max_rdma, (&here, 0), (&grant.place, s.at));
-        let (Some(only), None) = (pieces.next(), pieces.next()) else { return false };
-        if !c.write_copied(fx, wr, content, only.remote, imm) {
-            return false;
-        }
-        (s.step, s.copied) = (Step::Writing { ch, left: 1, unchecked: false }, true);
-        true
     }
 
     /// Posts the writes of a send. With a checksum SLOT_DONE follows them; otherwise the last has the immediate.
@@ -232,10 +208,11 @@ impl Engine {
 
     /// Something happened to a buffer: its owner is told, or whoever waits looks.
     pub(super) fn tell_buffer(&mut self, fx: &mut impl Fx, index: u32) {
-        if let Some(b) = self.pairs.buffers.get_mut(index)
-            && !std::mem::replace(&mut b.telling, true)
-        {
-            let memory = (b.addr, b.len);
+        let Some(b) = self.pairs.buffers.get_mut(index) else { return };
+        let memory = (b.addr, b.len);
+        if b.told.is_none() && !b.released && !fx.copies_touch(memory) {
+            self.happened += 1;
+        } else if !std::mem::replace(&mut b.telling, true) {
             fx.run(Work::BufferEvents { buffer: index, memory });
         }
     }
@@ -298,7 +275,7 @@ impl Engine {
             && let Some(send) = p.behind.first()
         {
             self.send_goes(send);
-            self.go_send(fx, send, &[]);
+            self.go_send(fx, send);
         }
     }
 
@@ -359,7 +336,7 @@ impl Engine {
                 self.send_waits(pair, send, true);
             } else {
                 self.send_goes(send);
-                self.go_send(fx, send, &[]);
+                self.go_send(fx, send);
                 at = self.first_waiting(pair, slot);
             }
         }

@@ -8,7 +8,7 @@ use crate::engine::list::Links;
 use crate::engine::transfer::inbound::{AfterAlloc, Request, State, request_in_step};
 use crate::engine::{Due, Engine, Fx, Held, Kept};
 use crate::fabric::Access;
-use crate::protocol::message::{self, Message, Short};
+use crate::protocol::message::{self, Fits, Message, Short};
 use crate::status::{Code, Reason, Status};
 
 /// What is known of a receive before it is asked for.
@@ -253,6 +253,14 @@ impl Engine {
             crate::log::debug(format_args!("a destination of {len} bytes is not opened: {why}"));
         }
         let Some(r) = self.requests.get_mut(index) else { return };
+        if let (Fits::UpTo(room), None, None, false) = (r.fits(false), &r.landing, &r.meta, sealed)
+            && let Some(c) = self.channels.get_mut(ch)
+        {
+            let mut head = Short::default();
+            head.request_with_room(index, r.named.step, room);
+            r.place = c.ask_short(fx, index, &mut head, &r.named.key);
+            return;
+        }
         let dst = r.landing.as_ref().and_then(|l| {
             let keys = &l.window.as_ref()?.keys;
             Some((self.channels.get(ch)?.place(fx, l.addr, keys), l.len))

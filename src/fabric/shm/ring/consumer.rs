@@ -108,6 +108,25 @@ impl Consumer {
         Some(bytes)
     }
 
+    /// The header of the next record, if it is of this kind, and can be.
+    #[inline]
+    pub(crate) fn next_of(&self, kind: u8) -> Option<Header> {
+        let header = self.published().filter(|header| header.kind == kind)?;
+        let len = header.len as usize;
+        (len <= MAX_PAYLOAD && self.order.fits(&self.lines, lines_of(len))).then_some(header)
+    }
+
+    /// A private copy of the next record's short content, from `skip` on, in `room`. False: it is none that finds room there.
+    #[inline]
+    pub(crate) fn copy_short(&self, skip: usize, len: usize, room: &mut ShortRoom) -> bool {
+        let fits = len <= room.len() && skip <= MAX_PAYLOAD - room.len();
+        if fits {
+            // SAFETY: `payload` is readable for so much, and there is room for it.
+            unsafe { few::copy(self.payload().add(skip), room.as_mut_ptr().cast(), len) };
+        }
+        fits
+    }
+
     /// Whether there is room for the private copy of a message of so many bytes.
     pub(crate) fn takes(&self, len: u32) -> bool {
         self.inbox.fits(len as usize)
