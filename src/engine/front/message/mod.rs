@@ -23,6 +23,7 @@ mod room;
 mod send;
 mod staged;
 mod unexpected;
+mod whole;
 
 pub(in crate::engine) use arrivals::Heard;
 use buffered::Attached;

@@ -11,7 +11,7 @@ use crate::engine::layout::LAYOUT;
 use crate::engine::list::Links;
 use crate::engine::transfer::choose;
 use crate::engine::{Engine, Fx, WR_MESSAGE, Work};
-use crate::protocol::message::{Extra, UsualMsg, WholeMsg};
+use crate::protocol::message::{Extra, UsualMsg};
 use crate::room;
 use crate::status::{Code, Status};
 use crate::trials::Trial;
@@ -157,63 +157,6 @@ impl Engine {
             true => self.message_send_plain(fx, out.to, out.usual(), out.memory.addr),
             false => self.message_send_whole(fx, out, None),
         }
-    }
-
-    /// The same of one with parts, or with a number of its sender's.
-    #[inline(never)]
-    fn message_send_whole(
-        &mut self,
-        fx: &mut impl Fx,
-        out: &Outgoing<'_>,
-        sync: Option<u32>,
-    ) -> bool {
-        let (cost, content) = (out.content.len() as u64 + out.extra.cost(), out.content);
-        let Some(ch) = self.takes_now(fx, out, cost) else { return false };
-        let Some(c) = self.channels.get_mut(ch) else { return false };
-        let m = WholeMsg { envelope: out.envelope, sync, extra: *out.extra, content };
-        let sent = c.send_whole_msg_now(fx, &m);
-        if sent {
-            c.flow.count_sent(cost);
-            c.counters.send_done(content.len() as u64, Code::Ok, Protocol::Eager);
-        }
-        sent
-    }
-
-    /// The connection over which a message may go now that counts for so much.
-    fn takes_now(&mut self, fx: &impl Fx, out: &Outgoing<'_>, cost: u64) -> Option<ChanId> {
-        let p = out.to.index().and_then(|p| self.peers.get(p));
-        let p = p.filter(|p| !p.guest && p.outbox.is_empty() && !self.closing)?;
-        let ch = *p.channels.first()?;
-        let c = self.channels.get_mut(ch).filter(|c| c.takes_messages() && c.flow.fits(cost))?;
-        let rides = cost <= c.rides || self.settings.rides(fx, c, out.memory.addr, cost);
-        rides.then_some(ch)
-    }
-
-    /// Sends a message in synchronous mode whose content is here over a connection on which nothing waits: its number. `None`: nothing
-    /// was done, and [`message_send`](Self::message_send) has to see to it.
-    pub fn message_send_synchronous(
-        &mut self,
-        fx: &mut impl Fx,
-        out: &Outgoing<'_>,
-    ) -> Option<u64> {
-        let Memory { len, device, .. } = out.memory;
-        let cost = len + out.extra.cost();
-        if device != 0 || out.content.len() as u64 != len || out.extra.first.is_some() {
-            return None;
-        }
-        let ch = self.takes_now(fx, out, cost)?;
-        let Envelope { comm, tag } = out.envelope;
-        let wanted = Wanted { from: out.to, comm, tag, mask: u64::MAX };
-        let (state, id) = (State::Unmatched { ch }, self.next_id);
-        let index = self.insert_op(fx, state, &wanted, &out.memory, out.timeout, out.done).ok()?;
-        if !self.message_send_whole(fx, out, Some(index)) {
-            self.drop_op(index);
-            return None;
-        }
-        if let Some(op) = self.messages.ops.get_mut(index) {
-            op.mode = Mode::Synchronous;
-        }
-        Some(public(id, index))
     }
 
     /// The same of a message in standard mode out of memory of the host, at this address, with no more beside it than a header.
