@@ -5,7 +5,6 @@ use super::{
     of_buffer, of_slot,
 };
 use crate::engine::front::rendezvous::public_id;
-use crate::engine::list::Links;
 use crate::engine::{Engine, Fx};
 use crate::limits::{GRANTS, PAIR_SENDS};
 use crate::room::Grows;
@@ -307,23 +306,8 @@ impl Engine {
         if !pairs.deadlines.has_timer(vacancy.index()) {
             return Err(crate::room::none(size_of::<Send>(), "a send"));
         }
-        let send = vacancy.fill(Send {
-            buffer,
-            offset,
-            len,
-            at,
-            step: Step::Waiting,
-            started: now,
-            deadline,
-            copied: false,
-            waits: false,
-            ungranted: false,
-            behind: false,
-            failed: None,
-            of_buffer: Links::default(),
-            of_slot: Links::default(),
-            of_pair: Links::default(),
-        });
+        let part = Part { offset, len };
+        let send = vacancy.fill(Send::new(buffer, part, at, Step::Waiting, now, deadline));
         p.sends += 1;
         if let Some(b) = pairs.buffers.get_mut(buffer) {
             b.under_way += 1;

@@ -242,6 +242,36 @@ struct Send {
     of_pair: Links,
 }
 
+impl Send {
+    /// One that has just been taken in.
+    pub(super) fn new(
+        buffer: u32,
+        Part { offset, len }: Part,
+        at: u64,
+        step: Step,
+        started: u64,
+        deadline: u64,
+    ) -> Send {
+        Send {
+            buffer,
+            offset,
+            len,
+            at,
+            step,
+            started,
+            deadline,
+            copied: false,
+            waits: false,
+            ungranted: false,
+            behind: false,
+            failed: None,
+            of_buffer: Links::default(),
+            of_slot: Links::default(),
+            of_pair: Links::default(),
+        }
+    }
+}
+
 fn of_buffer(send: &mut Send) -> &mut Links {
     &mut send.of_buffer
 }

@@ -2,7 +2,6 @@
 
 use super::calls::Part;
 use super::{Send, Step, Target, Way, of_buffer};
-use crate::engine::list::Links;
 use crate::engine::{Engine, Fx, WR_SLOT};
 use crate::fabric::Remote;
 use crate::limits::PAIR_SENDS;
@@ -46,23 +45,10 @@ impl Engine {
             return false;
         }
         let now = fx.now();
-        let send = vacancy.fill(Send {
-            buffer,
-            offset,
-            len,
-            at,
-            step: Step::Writing { ch, left: 1, unchecked: false },
-            started: now,
-            deadline: now.saturating_add(p.timeout),
-            copied: true,
-            waits: false,
-            ungranted: false,
-            behind: false,
-            failed: None,
-            of_buffer: Links::default(),
-            of_slot: Links::default(),
-            of_pair: Links::default(),
-        });
+        let step = Step::Writing { ch, left: 1, unchecked: false };
+        let deadline = now.saturating_add(p.timeout);
+        let send = Send::new(buffer, Part { offset, len }, at, step, now, deadline);
+        let send = vacancy.fill(Send { copied: true, ..send });
         p.sends += 1;
         b.under_way += 1;
         b.sends.push(&mut pairs.sends, of_buffer, send);
