@@ -23,6 +23,18 @@ pub fn ahead(byte: *const u8) {
     let _ = byte;
 }
 
+/// Appends a value, if there is room for it: so it is put together where it will lie. One that were made elsewhere, field by field, and
+/// copied at once would be waited for, since it would be read in other pieces than those in which it was written.
+#[inline(always)]
+pub fn push<T>(all: &mut Vec<T>, value: T) -> bool {
+    let len = all.len();
+    let Some(place) = all.spare_capacity_mut().first_mut() else { return false };
+    place.write(value);
+    // SAFETY: one more is initialised.
+    unsafe { all.set_len(len + 1) };
+    true
+}
+
 /// Copies `len` bytes.
 ///
 /// # Safety
@@ -92,6 +104,16 @@ unsafe fn ends<T>(src: *const u8, dst: *mut u8, len: usize) {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn values_are_appended_in_order() {
+        let mut all = Vec::with_capacity(100);
+        let room = all.capacity();
+        let fits = |i: usize| super::push(&mut all, (i, i.to_string()));
+        assert_eq!((0..room + 10).map(fits).filter(|&fits| fits).count(), room);
+        assert!(all.iter().enumerate().all(|(i, one)| *one == (i, i.to_string())));
+        assert_eq!(all.len(), room);
+    }
+
     #[test]
     fn every_byte_and_no_other() {
         let from: Vec<u8> = (1..=64).collect();

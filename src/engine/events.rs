@@ -24,7 +24,8 @@ impl Engine {
             match self.messages.hear(fx, c, m) {
                 Heard::Ended if c.is_settled() => return,
                 Heard::Ended => {}
-                other => self.on_heard(fx, ch, m, other),
+                // Read once more there: to be handed over it would have to lie in memory, where it is slow to be read back from.
+                other => self.on_heard(fx, ch, bytes, other),
             }
         } else if let Some((index, content, credits)) = message::usual_content(bytes) {
             c.on_received(fx.now(), credits);

@@ -19,22 +19,29 @@ pub(super) fn whom(peer: rdma_peer_t) -> Result<Party, Status> {
     }
 }
 
-/// What it refers to is in the end.
-pub(super) fn end_to_c(end: &MessageEnd) -> rdma_msg_status_t {
-    let mut status = rdma_msg_status {
+/// The status of an end that went well, and beside whose content nothing came.
+#[inline(always)]
+pub(super) fn plain_to_c(end: &MessageEnd) -> rdma_msg_status_t {
+    rdma_msg_status {
         struct_size: size_of::<rdma_msg_status>(),
         peer: end.party.handle(),
         tag: end.envelope.tag,
         bytes: end.len,
         comm: end.envelope.comm,
-        code: end.result.as_ref().map_or_else(|s| s.code as i32, |()| RDMA_OK),
+        code: RDMA_OK,
         message: 0,
         text: c"".as_ptr(),
         header: std::ptr::null(),
         header_len: 0,
         part_lens: std::ptr::null(),
         parts: 0,
-    };
+    }
+}
+
+/// What it refers to is in the end.
+pub(super) fn end_to_c(end: &MessageEnd) -> rdma_msg_status_t {
+    let code = end.result.as_ref().map_or_else(|s| s.code as i32, |()| RDMA_OK);
+    let mut status = rdma_msg_status { code, ..plain_to_c(end) };
     let short = end.short.bytes();
     if !short.is_empty() {
         (status.header, status.header_len) = (short.as_ptr().cast(), short.len());

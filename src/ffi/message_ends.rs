@@ -5,11 +5,11 @@ use std::cell::RefCell;
 use super::args::{limit, not_null};
 use super::error::guard_on;
 use super::handle::borrow_on;
-use super::message_convert::{end_to_c, show, text_to_c};
+use super::message_convert::{end_to_c, plain_to_c, show, text_to_c};
 use super::sized::Out;
 use super::types::*;
 use crate::engine::front::message::{Beside, MessageEnd};
-use crate::manager::Collect;
+use crate::manager::{Collect, TakeEnd};
 use crate::status::Status;
 
 /// Most requests of one call.
@@ -118,10 +118,11 @@ impl Ends {
         unsafe { out.write(self.count) };
         self.failed.map_or(Ok(()), Err)
     }
+}
 
-    /// One more has ended.
+impl TakeEnd for Ends {
     #[inline(always)]
-    fn put(&mut self, index: usize, end: MessageEnd) {
+    fn take_end(&mut self, index: usize, end: MessageEnd) {
         let at = self.count;
         self.count += 1;
         if !self.indices.is_null() {
@@ -135,7 +136,7 @@ impl Ends {
             return;
         }
         let known = match refers_to_nothing(&end) {
-            true => end_to_c(&end),
+            true => plain_to_c(&end),
             false => {
                 if !std::mem::replace(&mut self.fresh, true) {
                     forget();
@@ -197,7 +198,7 @@ pub unsafe extern "C" fn rdma_msg_test(
             (borrow_on(mgr, thread)?, requests, Ends::new(out_indices, out_statuses)?)
         };
         let how = self::how(how)?;
-        mgr.message_test(requests, how, |i, end| ends.put(i, end), thread)?;
+        mgr.message_test(requests, how, &mut ends, thread)?;
         // SAFETY: as above.
         unsafe { ends.tell(out_count) }
     })
@@ -231,7 +232,7 @@ pub unsafe extern "C" fn rdma_msg_wait(
         };
         let how = self::how(how)?;
         let limit = limit("timeout_ms", timeout_ms)?;
-        mgr.message_wait(requests, how, limit, |i, end| ends.put(i, end))?;
+        mgr.message_wait(requests, how, limit, |i, end| ends.take_end(i, end))?;
         // SAFETY: as above.
         unsafe { ends.tell(out_count) }
     })

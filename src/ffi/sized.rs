@@ -122,7 +122,22 @@ impl<T: Versioned> Out<T> {
     }
 
     /// Fills it, as far as both sides know it; its `struct_size` stays.
+    #[inline(always)]
     pub(super) fn write(self, value: T) {
+        if self.size == size_of::<T>() {
+            // Field by field: a copy of what was put together just now waits until that is through.
+            // SAFETY: so many bytes are writable by the contract of `new`; the first is the size.
+            return unsafe {
+                self.ptr.write_unaligned(value);
+                self.ptr.cast::<usize>().write_unaligned(self.size);
+            };
+        }
+        self.write_other(value);
+    }
+
+    /// Fills one of another version.
+    #[cold]
+    fn write_other(self, value: T) {
         let known = self.size.min(size_of::<T>());
         // SAFETY: `known` bytes are writable by the contract of `new`.
         unsafe {

@@ -1,6 +1,8 @@
 //! The manager's clock. Reading the system's costs as much as polling an adapter, so between two real
-//! readings the processor's tick counter interpolates.
+//! readings the processor's tick counter interpolates. That takes some 10 ns to be read, as long as a hundred instructions: so it
+//! is read when somebody asks what time it is for the first time after a `tick`.
 
+use std::cell::Cell;
 use std::time::Instant;
 
 use crate::os::ticks;
@@ -14,17 +16,26 @@ const SHIFT: u32 = 32;
 #[derive(Debug)]
 pub struct Clock {
     start: Instant,
-    base: u64,
-    base_ticks: u64,
+    base: Cell<u64>,
+    base_ticks: Cell<u64>,
     /// Nanoseconds per tick, times 2 to the power of [`SHIFT`]; 0 while unknown.
-    scale: u64,
-    now: u64,
+    scale: Cell<u64>,
+    now: Cell<u64>,
+    /// Time may have passed since `now`.
+    stale: Cell<bool>,
 }
 
 impl Clock {
     /// Starts at zero.
     pub fn new() -> Clock {
-        Clock { start: Instant::now(), base: 0, base_ticks: ticks(), scale: 0, now: 0 }
+        Clock {
+            start: Instant::now(),
+            base: Cell::new(0),
+            base_ticks: Cell::new(ticks()),
+            scale: Cell::new(0),
+            now: Cell::new(0),
+            stale: Cell::new(false),
+        }
     }
 
     /// Time zero.
@@ -32,36 +43,48 @@ impl Clock {
         self.start
     }
 
-    /// The time of the last `read`.
+    /// The time: that of the first question since the last `tick`, or of the last `read_at`.
+    #[inline]
     pub fn now(&self) -> u64 {
-        self.now
+        if self.stale.get() { self.read_at(ticks()) } else { self.now.get() }
     }
 
-    /// Reads the time.
+    /// Time passes.
     #[inline]
-    pub fn read(&mut self) -> u64 {
-        let ticks = ticks();
+    pub fn tick(&self) {
+        self.stale.set(true);
+    }
+
+    /// Reads the time, of who has read the processor's counter just now.
+    #[inline]
+    pub fn read_at(&self, ticks: u64) -> u64 {
         // On a machine whose counters differ between cores this may wrap: then it is large.
-        let passed = ticks.wrapping_sub(self.base_ticks);
-        let at = if self.scale > 0 && passed < REBASE {
-            self.base + ((passed * self.scale) >> SHIFT)
+        let passed = ticks.wrapping_sub(self.base_ticks.get());
+        let scale = self.scale.get();
+        let at = if scale > 0 && passed < REBASE {
+            self.base.get() + ((passed * scale) >> SHIFT)
         } else {
             self.rebase(ticks, passed)
         };
-        self.now = self.now.max(at);
-        self.now
+        let now = self.now.get().max(at);
+        self.now.set(now);
+        self.stale.set(false);
+        now
     }
 
     /// Reads the system's clock.
     #[cold]
-    fn rebase(&mut self, ticks: u64, passed: u64) -> u64 {
+    fn rebase(&self, ticks: u64, passed: u64) -> u64 {
         let real = self.start.elapsed().as_nanos() as u64;
         let plausible = (REBASE / 8..1 << 44).contains(&passed);
-        let scale = (u128::from(real - self.base) << SHIFT) / u128::from(passed.max(1));
+        let base = self.base.get();
+        let scale = (u128::from(real - base) << SHIFT) / u128::from(passed.max(1));
         // Small enough for what is multiplied with it.
-        self.scale = u64::try_from(scale).ok().filter(|&s| plausible && s < 1 << 43).unwrap_or(0);
+        let scale = u64::try_from(scale).ok().filter(|&s| plausible && s < 1 << 43);
+        self.scale.set(scale.unwrap_or(0));
         if plausible || passed >= 1 << 44 {
-            (self.base, self.base_ticks) = (real, ticks);
+            self.base.set(real);
+            self.base_ticks.set(ticks);
         }
         real
     }
@@ -74,12 +97,14 @@ mod tests {
 
     #[test]
     fn follows_the_system_and_never_goes_back() {
-        let mut clock = Clock::new();
+        let clock = Clock::new();
         let mut last = 0;
         let end = Instant::now() + Duration::from_millis(20);
         while Instant::now() < end {
             let low = clock.start().elapsed();
-            let now = clock.read();
+            clock.tick();
+            let now = clock.now();
+            assert_eq!(now, clock.now(), "until the next tick");
             let high = clock.start().elapsed();
             assert!(now >= last);
             last = now;

@@ -23,6 +23,7 @@ use super::world::World;
 use crate::engine::{Buffer, Range, Work};
 use crate::fabric::ProviderKind;
 use crate::fabric::moves::{self, Kept, MOVE_MAX, Move, Moved};
+use crate::few;
 use crate::room::Grows;
 use crate::status::Status;
 
@@ -112,7 +113,8 @@ impl Deliveries {
             self.make_room(content.len())?;
         }
         self.content.extend_from_slice(content);
-        self.places.push(Delivery { dst, len: content.len() as u64, kept: None });
+        // There is room.
+        few::push(&mut self.places, Delivery { dst, len: content.len() as u64, kept: None });
         Ok(())
     }
 

@@ -157,7 +157,7 @@ impl Core {
             One::Message(ep, bytes) => {
                 self.armed = false;
                 self.quiet.hear(ticks);
-                Some(self.hear(kind, (ep, bytes), thread, most))
+                Some(self.hear(kind, (ep, bytes), (thread, ticks), most))
             }
         }
     }
@@ -178,9 +178,15 @@ impl Core {
 
     /// Handles a message, and those behind it, `most` in all; how many it was.
     #[inline(always)]
-    fn hear(&mut self, kind: ProviderKind, first: (EpId, View), thread: Thread, most: u32) -> u32 {
+    fn hear(
+        &mut self,
+        kind: ProviderKind,
+        first: (EpId, View),
+        (thread, ticks): (Thread, u64),
+        most: u32,
+    ) -> u32 {
         let _speaking = self.speaker.speak_on(thread);
-        self.world.tick();
+        self.world.clock.read_at(ticks);
         let (mut next, mut count) = (first, 0);
         loop {
             self.hear_one(kind, next.0, next.1);
@@ -214,7 +220,7 @@ impl Core {
         let mut count = 0;
         self.whole = false;
         self.last_whole = ticks;
-        let now = self.world.clock.read();
+        let now = self.world.clock.read_at(ticks);
         if self.boot_ready || self.boot.pending() > 0 || now >= self.next_boot {
             count = self.poll_boot();
         }

@@ -19,6 +19,7 @@ use crate::few;
 use crate::name::Name;
 use crate::protocol::message::{Envelope, UsualMsg};
 
+pub(crate) use self::ends::TakeEnd;
 pub(super) use self::what::AllPrepared;
 pub use self::what::{Collect, Post, Prepared, Received, Timeout, Where};
 

@@ -77,6 +77,7 @@ pub(crate) use deliver::Waits;
 use drive::{Drivers, Waiter};
 pub(crate) use inside::Frames;
 use lock::Locked;
+pub(crate) use messages::TakeEnd;
 pub use messages::{Collect, Post, Prepared, Received, Timeout, Where};
 pub use report::providers;
 use seam::Seam;

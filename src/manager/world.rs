@@ -270,9 +270,10 @@ impl World {
         }
     }
 
-    /// Reads the clock.
+    /// Time passes: who asks for it next reads the clock.
+    #[inline(always)]
     pub fn tick(&mut self) {
-        self.clock.read();
+        self.clock.tick();
     }
 
     /// The routes are looked at then, if not before.

@@ -7,6 +7,27 @@ use super::*;
 /// Looks for a message at each glance, which costs less than to come back.
 const LOOKS: u32 = 4;
 
+/// Who takes the ends of operations.
+pub(crate) trait TakeEnd {
+    /// The operation at this place has ended.
+    fn take_end(&mut self, index: usize, end: MessageEnd);
+
+    /// The same of the first, where it is not in a hurry; whether there is an end.
+    #[inline(never)]
+    fn take_later(&mut self, end: Option<MessageEnd>) -> bool {
+        let Some(end) = end else { return false };
+        self.take_end(0, end);
+        true
+    }
+}
+
+impl TakeEnd for Option<MessageEnd> {
+    #[inline(always)]
+    fn take_end(&mut self, _: usize, end: MessageEnd) {
+        *self = Some(end);
+    }
+}
+
 const PANIC: &str = "caught a panic in a blocking call, a defect of the library";
 
 impl Manager {
@@ -101,19 +122,17 @@ impl Manager {
         &self,
         ids: &mut [u64],
         how: Collect,
-        mut found: impl FnMut(usize, MessageEnd),
+        ends: &mut impl TakeEnd,
         thread: Thread,
     ) -> Result<usize, Status> {
         if let [id] = ids {
-            return match self.message_test_one(*id, thread, 1)? {
-                Some(end) => {
-                    *id = 0;
-                    found(0, end);
-                    Ok(1)
-                }
-                None => Ok(0),
-            };
+            let ended = self.message_test_one(*id, thread, 1, ends)?;
+            if ended {
+                *id = 0;
+            }
+            return Ok(usize::from(ended));
         }
+        let mut found = |i, end| ends.take_end(i, end);
         let mut look = Look::default();
         let count = self.collect(ids, &mut look, how, &mut found)?;
         if count > 0 || ids.iter().all(|&id| id == 0) {
@@ -124,21 +143,24 @@ impl Manager {
         self.collect(ids, &mut look, how, &mut found)
     }
 
-    /// The same of one operation: the lock is let go of for what a turn does without it, and no more.
+    /// The same of one operation, and whether it has ended: the lock is let go of for what a turn does without it, and no more.
     #[inline(always)]
     fn message_test_one(
         &self,
         id: u64,
         thread: Thread,
         looks: u32,
-    ) -> Result<Option<MessageEnd>, Status> {
+        ends: &mut impl TakeEnd,
+    ) -> Result<bool, Status> {
         if id == 0 {
-            return Ok(None);
+            return Ok(false);
         }
         let mut core = self.core.lock_on(thread);
         let (op, ended) = core.engine.message_at(id)?;
         if ended {
-            return core.engine.message_take_end(id);
+            let end = core.engine.message_take_end(id)?;
+            drop(core);
+            return Ok(ends.take_later(end));
         }
         self.refuse_inside_on("rdma_msg_test", thread)?;
         let short = if self.has_thread { None } else { core.turn_short(thread, looks, 1) };
@@ -146,10 +168,10 @@ impl Manager {
         // What ends no operation, and who waits for it on another thread is not woken by.
         self.tell_news(&mut core, thread);
         if short.is_none() {
-            return self.message_after_turn(core, id, count, thread);
+            return Ok(ends.take_later(self.message_after_turn(core, id, count, thread)?));
         }
         if count == 0 && !core.leaves_something() {
-            return Ok(None);
+            return Ok(false);
         }
         // The end of this operation as a rule, and nothing else.
         let moves = !core.world.moving.is_empty() || !core.world.jobs.is_empty();
@@ -160,9 +182,12 @@ impl Manager {
             self.tell_happened(&mut core, thread);
             drop(core);
             short.make(&room);
-            return Ok(end);
+            let Some(end) = end else { return Ok(false) };
+            // From hand to hand, in registers.
+            ends.take_end(0, end);
+            return Ok(true);
         }
-        self.message_after_turn(core, id, count, thread)
+        Ok(ends.take_later(self.message_after_turn(core, id, count, thread)?))
     }
 
     /// What a turn has left to be done, and then the end of this operation, if it has ended.
@@ -210,14 +235,14 @@ impl Manager {
     /// As [`glance`](Manager::glance), at one operation.
     #[inline]
     fn glance_at(&self, id: u64, thread: Thread) -> Result<Option<MessageEnd>, Status> {
+        let mut end = None;
         for _ in self.glances(self.has_thread, None) {
-            let end = self.message_test_one(id, thread, LOOKS)?;
-            if end.is_some() {
-                return Ok(end);
+            if self.message_test_one(id, thread, LOOKS, &mut end)? {
+                break;
             }
             std::hint::spin_loop();
         }
-        Ok(None)
+        Ok(end)
     }
 
     /// The same, and waits until there are such.

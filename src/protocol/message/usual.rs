@@ -404,7 +404,7 @@ pub fn matched(bytes: &[u8]) -> Option<(u32, u16)> {
 }
 
 /// Reads a [`UsualMsg`], with the credits that it returns.
-#[inline]
+#[inline(always)]
 pub fn usual_msg(bytes: &[u8]) -> Option<(UsualMsg<'_>, u16)> {
     let (head, rest) = bytes.split_first_chunk::<16>()?;
     let [MSG, flags, c0, c1, m0, m1, m2, m3, tag @ ..] = *head else { return None };

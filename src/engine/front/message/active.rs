@@ -14,7 +14,7 @@ use crate::api::Protocol;
 use crate::engine::channel::{ChanId, Channel};
 use crate::engine::{Engine, Fx, Work};
 use crate::fabric::moves::Kept;
-use crate::protocol::message::{Extra, Message, UsualMsg};
+use crate::protocol::message::{Extra, Message};
 use crate::status::{Code, Status};
 
 /// How content and header are aligned where a handler finds them.
@@ -150,20 +150,23 @@ impl Messages {
         &mut self,
         fx: &mut impl Fx,
         c: &mut Channel,
-        m: UsualMsg<'_>,
+        envelope: Envelope,
+        user: &[u8],
+        content: &[u8],
     ) -> Heard {
-        let (party, len, cost) = (Party::peer(c.peer), m.content.len() as u64, m.cost());
+        let (party, len) = (Party::peer(c.peer), content.len() as u64);
+        let cost = len + user.len() as u64;
         if let Err(status) = c.flow.receive(cost) {
             return Heard::Refused(status);
         }
         c.used = c.last_rx;
-        let Some(handler) = self.handlers.get(&m.envelope.comm) else { return Heard::Nobody };
+        let Some(handler) = self.handlers.get(&envelope.comm) else { return Heard::Nobody };
         if !fx.fits(1) {
             return Heard::Refused(crate::room::none(size_of::<Work>(), "an active message"));
         }
         let (extra, short) = (None, Default::default());
-        let end = MessageEnd { result: Ok(()), party, envelope: m.envelope, len, extra, short };
-        if let Err(status) = fx.hand(handler, end, m.user, m.content) {
+        let end = MessageEnd { result: Ok(()), party, envelope, len, extra, short };
+        if let Err(status) = fx.hand(handler, end, user, content) {
             return Heard::Refused(status);
         }
         c.counters.recv_done(len, 0, Code::Ok, Protocol::Eager);

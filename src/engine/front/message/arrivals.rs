@@ -7,7 +7,7 @@ use crate::engine::channel::{ChanId, Channel};
 use crate::engine::transfer::outbound::Response;
 use crate::engine::{Engine, Fx, Work};
 use crate::fabric::keys::Place;
-use crate::protocol::message::{Extra, IMM_SLOT, Message, MsgOffer, UsualMsg};
+use crate::protocol::message::{self, Extra, IMM_SLOT, Message, MsgOffer, UsualMsg};
 use crate::status::{Code, Status};
 
 /// What became of a message that arrived.
@@ -33,7 +33,7 @@ impl Messages {
         m: UsualMsg<'_>,
     ) -> Heard {
         if m.active {
-            return self.hear_active(fx, c, m);
+            return self.hear_active(fx, c, m.envelope, m.user, m.content);
         }
         let (sender, len) = (Party::peer(c.peer), m.content.len() as u64);
         if let Err(status) = c.flow.receive(m.cost()) {
@@ -118,15 +118,16 @@ impl Engine {
         }
     }
 
-    /// A message whose sender does not wait for the match, and that did not simply end its receive.
+    /// A message whose sender does not wait for the match, and that did not simply end its receive, where it lies.
     #[inline(never)]
     pub(in crate::engine) fn on_heard(
         &mut self,
         fx: &mut impl Fx,
         ch: ChanId,
-        m: UsualMsg<'_>,
+        bytes: &[u8],
         heard: Heard,
     ) {
+        let Some((m, _)) = message::usual_msg(bytes) else { return };
         match heard {
             Heard::Ended => {}
             Heard::Met(index) => {

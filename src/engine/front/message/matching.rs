@@ -25,11 +25,20 @@ pub(super) fn op_links(op: &mut Op) -> &mut Links {
     &mut op.links
 }
 
-/// What a queue is of.
+/// What a queue is of. Two words, which are handed on in registers: a record of three fields would be written field by field and read
+/// back in other pieces, for which a processor waits until the writes are through.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Lane {
-    pub from: Party,
-    pub envelope: Envelope,
+    /// Sender and communicator.
+    whom: u64,
+    tag: u64,
+}
+
+impl Lane {
+    #[inline(always)]
+    pub fn new(from: Party, Envelope { comm, tag }: Envelope) -> Lane {
+        Lane { whom: u64::from(from.0) << 32 | u64::from(comm), tag }
+    }
 }
 
 /// Receives of one sender, communicator and tag.
@@ -54,16 +63,16 @@ impl Default for Queues {
 }
 
 /// Where a queue is remembered.
-fn place(Lane { from, envelope: Envelope { comm, tag } }: Lane) -> usize {
-    let peer = u64::from(from.0).rotate_left(48);
+#[inline(always)]
+fn place(Lane { whom, tag }: Lane) -> usize {
     // Fibonacci hashing: tags that follow each other lie apart.
-    let mixed = (tag ^ peer ^ u64::from(comm).rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let mixed = (tag ^ whom.rotate_left(16)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (mixed >> (u64::BITS - NEAR.trailing_zeros())) as usize
 }
 
 impl Queues {
     /// The queue of a lane, if there is one.
-    #[inline]
+    #[inline(always)]
     fn find(&mut self, lane: Lane) -> Option<&mut Fifo> {
         let mut at = self.near[place(lane)];
         if self.all.get(at as usize).is_none_or(|queue| queue.lane != lane) {
@@ -176,7 +185,7 @@ impl Alike {
     /// The lane of such receives, and messages.
     #[inline(always)]
     fn lane(&self, from: Party, Envelope { comm, tag }: Envelope) -> Lane {
-        Lane { from, envelope: Envelope { comm, tag: tag & self.mask } }
+        Lane::new(from, Envelope { comm, tag: tag & self.mask })
     }
 }
 
@@ -213,7 +222,11 @@ impl Default for Posted {
 impl Wanted {
     /// The lane of a receive each bit of whose tag counts.
     pub(super) fn lane(&self) -> Lane {
-        Lane { from: self.from, envelope: Envelope { comm: self.comm, tag: self.tag } }
+        Lane::new(self.from, self.envelope())
+    }
+
+    pub(super) fn envelope(&self) -> Envelope {
+        Envelope { comm: self.comm, tag: self.tag }
     }
 }
 
@@ -225,7 +238,7 @@ impl Posted {
         if !all && wanted.mask != self.masked.mask && self.masked.is_empty() && self.opened == 0 {
             self.masked.mask = wanted.mask;
         }
-        let envelope = wanted.lane().envelope;
+        let envelope = wanted.envelope();
         let alike = match all {
             true => Some(&mut self.exact),
             false => Some(&mut self.masked).filter(|masked| masked.mask == wanted.mask),
@@ -293,7 +306,7 @@ impl Posted {
             queue.remove(ops, op_links, index, links);
             queue.is_empty()
         };
-        let envelope = wanted.lane().envelope;
+        let envelope = wanted.envelope();
         if let Some(alike) = self.alike(&wanted) {
             let lane = alike.lane(wanted.from, envelope);
             if alike.queues.find(lane).is_some_and(leave) && alike.queues.are_many() {
@@ -322,7 +335,7 @@ impl Posted {
         };
         let many = alike.queues.are_many();
         let tag = envelope.tag & alike.mask;
-        let lane = Lane { from, envelope: Envelope { tag, ..envelope } };
+        let lane = Lane::new(from, Envelope { tag, ..envelope });
         let queue = alike.queues.find(lane)?;
         let index = queue.first()?;
         let links = ops.get(index)?.links;
@@ -353,7 +366,7 @@ impl Posted {
             let some = |index: u32, _: &Wanted| {
                 self.sources.get(&index).is_some_and(|some| some.have(sender))
             };
-            let queue = self.exact.queues.find(Lane { from: Party::SOME, envelope });
+            let queue = self.exact.queues.find(Lane::new(Party::SOME, envelope));
             older(&mut oldest, queue.and_then(|queue| first(queue, ops, some)));
             let open = |_: u32, wanted: &Wanted| wanted.accepts(sender, envelope);
             let queue = self.open.get(&envelope.comm);

@@ -235,7 +235,7 @@ impl Unexpected {
     fn enqueue(&mut self, index: u32) {
         let Some(a) = self.all.get(index) else { return };
         let (from, envelope) = (a.sender, a.envelope);
-        let lane = Lane { from, envelope };
+        let lane = Lane::new(from, envelope);
         self.by_lane.entry(lane).or_default().push(&mut self.all, in_lane, index);
         self.by_tag.entry(envelope).or_default().push(&mut self.all, in_tag, index);
         self.by_comm.entry(envelope.comm).or_default().push(&mut self.all, in_comm, index);
@@ -280,7 +280,7 @@ impl Unexpected {
             return self.look(&self.row, |a| a.in_lane, accepts);
         }
         match (wanted.mask, wanted.from) {
-            (u64::MAX, Party::ANY) => self.by_tag.get(&wanted.lane().envelope)?.first(),
+            (u64::MAX, Party::ANY) => self.by_tag.get(&wanted.envelope())?.first(),
             (u64::MAX, _) => self.by_lane.get(&wanted.lane())?.first(),
             _ => self.look(self.by_comm.get(&wanted.comm)?, |a| a.in_comm, accepts),
         }
@@ -288,7 +288,7 @@ impl Unexpected {
 
     /// The same of a receive from some peers.
     pub fn find_from(&self, wanted: &Wanted, sources: &Sources) -> Option<u32> {
-        let envelope = wanted.lane().envelope;
+        let envelope = wanted.envelope();
         if !self.queued {
             let accepts = |a: &Arrived| a.envelope == envelope && sources.have(a.sender);
             return self.look(&self.row, |a| a.in_lane, accepts);
@@ -298,7 +298,7 @@ impl Unexpected {
             return self.look(queue, |a| a.in_tag, |a| sources.have(a.sender));
         }
         let head = |&from: &Party| {
-            let index = self.by_lane.get(&Lane { from, envelope })?.first()?;
+            let index = self.by_lane.get(&Lane::new(from, envelope))?.first()?;
             Some((self.all.get(index)?.order, index))
         };
         sources.parties().iter().filter_map(head).min().map(|(_, index)| index)
@@ -432,7 +432,7 @@ impl Unexpected {
     fn unlink(&mut self, index: u32) {
         let Some(a) = self.all.get(index) else { return };
         let (envelope, tag_links, comm_links) = (a.envelope, a.in_tag, a.in_comm);
-        let (lane, lane_links) = (Lane { from: a.sender, envelope }, a.in_lane);
+        let (lane, lane_links) = (Lane::new(a.sender, envelope), a.in_lane);
         if a.is_active() {
             if let Some(queue) = self.by_handler.get_mut(&envelope.comm) {
                 queue.remove(&mut self.all, in_tag, index, tag_links);
