@@ -242,8 +242,8 @@ class Ep : public fid_ep {
   Cntr *cntrs_[kCntrs] = {};
   size_t min_multi_ = kSmall;
 
-  Address self_;
   std::string listen_at_;
+  Address self_;
   rdma_mgr_t *mgr_ = nullptr;
   int event_fd_ = -1, timer_fd_ = -1;
   rdma_peer_t self_peer_ = 0;

@@ -16,15 +16,18 @@ namespace {
 constexpr int kDrain = 5000;
 
 std::string listen_address(const fi_info *info) {
-  /* The environment goes first, as everywhere in the library. */
-  const char *environment = secure_getenv("RDMA_LISTEN");
-  if (environment != nullptr && *environment != '\0') return environment;
-  Address wanted;
-  if (info->src_addr != nullptr && info->src_addrlen == sizeof wanted) {
-    std::memcpy(&wanted, info->src_addr, sizeof wanted);
-    return wanted.place();
-  }
-  return "127.0.0.1:0";
+  const std::string environment = listen_of_environment();
+  if (!environment.empty()) return environment;
+  Address wanted = Address::none();
+  return wanted.read(info->src_addr, info->src_addrlen) ? wanted.place() : "127.0.0.1:0";
+}
+
+/* At a port that somebody chose an endpoint is known by its place. */
+Address first_address(const std::string &listen_at) {
+  Address chosen = Address::none();
+  if (!chosen.set_place(listen_at) || !chosen.has_port()) return Address::fresh();
+  chosen.replace_wildcard();
+  return chosen;
 }
 
 uint64_t caps_of(const fi_info *info) {
@@ -41,8 +44,8 @@ Ep::Ep(Domain *domain, const fi_info *info)
       caps(caps_of(info)),
       tx_flags(info->tx_attr != nullptr ? info->tx_attr->op_flags : 0),
       rx_flags(info->rx_attr != nullptr ? info->rx_attr->op_flags : 0),
-      self_(Address::fresh()),
       listen_at_(listen_address(info)),
+      self_(first_address(listen_at_)),
       requests_(domain->locks, done),
       order_(domain->locks) {
   ++domain->users;
@@ -116,7 +119,8 @@ int Ep::listen() {
   const rdma_code_t code = rdma_mgr_listen(mgr_, listen_at_.c_str(), bound, sizeof bound, nullptr);
   if (code == RDMA_OK) {
     if (!self_.set_place(bound)) return -FI_EINVAL;
-  } else if (code != RDMA_ALREADY_EXISTS || !self_.set_place(listen_at_)) {
+  } else if (code != RDMA_ALREADY_EXISTS || listen_of_environment().empty() || !self_.set_place(listen_at_)) {
+    /* Elsewhere somebody else has the port. */
     return static_cast<int>(refusal(code, FI_LOG_EP_CTRL, listen_at_.c_str()));
   }
   self_.replace_wildcard();
@@ -355,6 +359,8 @@ fi_ops_cm *cm_table() {
 
 int open_ep(fid_domain *domain, fi_info *info, fid_ep **out, void *context) {
   if (info == nullptr || (info->ep_attr != nullptr && info->ep_attr->type != FI_EP_RDM)) return -FI_EINVAL;
+  Address source;
+  if (info->src_addr != nullptr && !source.read(info->src_addr, info->src_addrlen)) return -FI_EINVAL;
   auto ep = std::make_unique<Ep>(static_cast<Domain *>(domain), info);
   ep->fid = {FI_CLASS_EP, context, fid_table()};
   ep->ops = ep_table();

@@ -119,7 +119,7 @@ T or_default(T wanted, T fallback) {
 void fill_directions(fi_info *info, const fi_info *hints) {
   const uint64_t kinds = info->caps & kPrimary;
   fi_tx_attr &tx = *info->tx_attr;
-  tx.caps = kinds | (info->caps & (kTx | kReach));
+  tx.caps = kinds | (info->caps & kTx);
   tx.msg_order = kOrder;
   tx.comp_order = FI_ORDER_NONE;
   tx.inject_size = kInject;
@@ -127,7 +127,7 @@ void fill_directions(fi_info *info, const fi_info *hints) {
   tx.iov_limit = kIov;
   tx.rma_iov_limit = kRmaIov;
   fi_rx_attr &rx = *info->rx_attr;
-  rx.caps = kinds | (info->caps & (kRx | kRxOnly | kReach));
+  rx.caps = kinds | (info->caps & (kRx | kRxOnly));
   rx.msg_order = kOrder;
   rx.comp_order = FI_ORDER_NONE;
   rx.size = kQueue;
@@ -158,24 +158,60 @@ void fill_domain(fi_info *info, uint32_t version, const fi_info *hints) {
   d.caps = kReach;
 }
 
-bool copy_address(void **out, size_t *out_len, const void *from, size_t len) {
-  if (from == nullptr || len == 0) return true;
-  *out = std::malloc(len);
+/* Of an application's address or of none. False: it is no address, or there is no memory. */
+bool copy_address(const char *what, void **out, size_t *out_len, const void *from, size_t len) {
+  if (from == nullptr) return true;
+  Address address;
+  if (!address.read(from, len)) REFUSE("%s: no address of this provider\n", what);
+  *out = std::malloc(sizeof address);
   if (*out == nullptr) return false;
-  std::memcpy(*out, from, len);
-  *out_len = len;
+  std::memcpy(*out, &address, sizeof address);
+  *out_len = sizeof address;
   return true;
+}
+
+/* Where an endpoint listens of which nobody says where. */
+Address usual_source() {
+  Address usual = Address::none();
+  const std::string environment = listen_of_environment();
+  if (environment.empty() || !usual.set_place(environment)) usual.resolve(nullptr, nullptr);
+  usual.replace_wildcard();
+  return usual;
+}
+
+/* A node and a service are where this endpoint listens (FI_SOURCE), or where another one does that was opened with them; without a
+ * service the address is that of a host, which fi_av_insert does not take. */
+bool fill_addresses(fi_info *info, const char *node, const char *service, uint64_t flags, const fi_info *hints) {
+  const bool named = node != nullptr || service != nullptr;
+  Address at = Address::none();
+  if (named && !at.resolve(node, service)) REFUSE("node and service: nobody knows them\n");
+  const bool to = named && !(flags & FI_SOURCE), from = named && !to;
+  const Address usual = usual_source();
+  const void *source = &usual, *target = nullptr;
+  size_t source_len = sizeof usual, target_len = 0;
+  if (hints != nullptr && hints->src_addr != nullptr) {
+    source = hints->src_addr;
+    source_len = hints->src_addrlen;
+  }
+  if (hints != nullptr) {
+    target = hints->dest_addr;
+    target_len = hints->dest_addrlen;
+  }
+  if (from) {
+    source = &at;
+    source_len = sizeof at;
+  } else if (to) {
+    target = &at;
+    target_len = sizeof at;
+  }
+  return copy_address("src_addr", &info->src_addr, &info->src_addrlen, source, source_len) &&
+         copy_address("dest_addr", &info->dest_addr, &info->dest_addrlen, target, target_len);
 }
 
 }  // namespace
 
 int get_info(uint32_t version, const char *node, const char *service, uint64_t flags, const fi_info *hints,
              fi_info **out) {
-  /* An endpoint is found by the address that fi_getname gives, which no resolver knows. */
-  if ((node != nullptr || service != nullptr) && !(flags & FI_SOURCE)) {
-    RDMAT_INFO(FI_LOG_CORE, "node and service name no endpoint: fi_getname and fi_av_insert do\n");
-    return -FI_ENODATA;
-  }
   if (!accepts(hints)) return -FI_ENODATA;
   fi_info *info = fi_allocinfo();
   if (info == nullptr) return -FI_ENOMEM;
@@ -194,22 +230,10 @@ int get_info(uint32_t version, const char *node, const char *service, uint64_t f
   ep.tx_ctx_cnt = ep.rx_ctx_cnt = 1;
   info->fabric_attr->name = strdup(provider.name);
   info->fabric_attr->api_version = version;
-  if (node != nullptr || service != nullptr) {
-    const std::string place = std::string(node != nullptr ? node : "127.0.0.1") + ":" + (service != nullptr ? service : "0");
-    Address listen = Address::fresh();
-    if (!listen.set_place(place) || !copy_address(&info->src_addr, &info->src_addrlen, &listen, sizeof listen)) {
-      fi_freeinfo(info);
-      return -FI_ENODATA;
-    }
-  }
-  if (hints != nullptr) {
-    info->handle = hints->handle;
-    if (!copy_address(&info->dest_addr, &info->dest_addrlen, hints->dest_addr, hints->dest_addrlen) ||
-        (info->src_addr == nullptr &&
-         !copy_address(&info->src_addr, &info->src_addrlen, hints->src_addr, hints->src_addrlen))) {
-      fi_freeinfo(info);
-      return -FI_ENOMEM;
-    }
+  if (hints != nullptr) info->handle = hints->handle;
+  if (!fill_addresses(info, node, service, flags, hints)) {
+    fi_freeinfo(info);
+    return -FI_ENODATA;
   }
   *out = info;
   return 0;
