@@ -244,6 +244,7 @@ void perform(Asked *asked, rdma_code_t code) {
       done += piece.len;
     }
   }
+  if (op != FI_ATOMIC_READ) asked->targets.count_write();
   asked->targets.release();
   ep->count(plain ? Ep::kCntrRemoteWrite : Ep::kCntrRemoteRead, true);
   if (plain) {

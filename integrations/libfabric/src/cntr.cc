@@ -17,11 +17,23 @@ void Cntr::add_error(uint64_t n) {
 
 bool Cntr::try_wait() {
   if (changed() || !pump.arm()) return false;
-  pump.progress();
+  progress();
   pump.rest();
   if (!changed()) return true;
   pump.ring();
   return false;
+}
+
+namespace {
+
+/* Nothing rings for what endpoints do that are not bound to the counter: it looks again. */
+constexpr int kNap = 1;
+
+}  // namespace
+
+int Cntr::nap(int left) const {
+  const bool rings = regions == 0 || domain->thread;
+  return rings || (left >= 0 && left < kNap) ? left : kNap;
 }
 
 /* Until the counter is there; an error that is counted meanwhile ends the wait. */
@@ -30,7 +42,7 @@ int Cntr::wait(uint64_t threshold, int timeout) {
   const int64_t until = deadline(timeout);
   const uint64_t failed = errors;
   for (;;) {
-    pump.progress();
+    progress();
     if (value >= threshold) return 0;
     if (errors != failed) return -FI_EAVAIL;
     const int left = remaining(until);
@@ -39,9 +51,9 @@ int Cntr::wait(uint64_t threshold, int timeout) {
       sched_yield();
       continue;
     }
-    pump.progress();
+    progress();
     pump.rest();
-    if (value < threshold && errors == failed) pump.sleep(left);
+    if (value < threshold && errors == failed) pump.sleep(nap(left));
     pump.leave();
   }
 }
@@ -88,7 +100,7 @@ fi_ops *fid_table() {
 }
 
 uint64_t read_value(fid_cntr *cntr) {
-  of(cntr)->pump.progress();
+  of(cntr)->progress();
   /* Who reads nothing but the value is told of an error once. */
   of(cntr)->errors_read = of(cntr)->errors.load();
   return of(cntr)->value_read = of(cntr)->value.load();

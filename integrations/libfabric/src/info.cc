@@ -11,7 +11,7 @@ namespace {
 constexpr uint64_t kPrimary = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC;
 constexpr uint64_t kTx = FI_SEND | FI_READ | FI_WRITE;
 constexpr uint64_t kRx = FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE;
-constexpr uint64_t kRxOnly = FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE;
+constexpr uint64_t kRxOnly = FI_MULTI_RECV | FI_DIRECTED_RECV | FI_SOURCE | FI_RMA_EVENT;
 constexpr uint64_t kReach = FI_LOCAL_COMM | FI_REMOTE_COMM;
 constexpr uint64_t kCaps = kPrimary | kTx | kRx | kRxOnly | kReach;
 constexpr uint64_t kTxFlags =

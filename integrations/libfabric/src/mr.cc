@@ -46,12 +46,39 @@ int close_mr(fid *f) {
     }
     domain->regions.erase(mr->key);
   }
+  if (Cntr *cntr = mr->writes) {
+    --cntr->regions;
+    --cntr->users;
+  }
   --domain->users;
   delete mr;
   return 0;
 }
 
-int bind_mr(fid *, fid *, uint64_t) { return -FI_ENOSYS; }
+int bind_counter(Mr *mr, Cntr *cntr, uint64_t flags) {
+  if (flags != FI_REMOTE_WRITE) return -FI_EBADFLAGS;
+  if (cntr->domain != mr->domain) return -FI_EINVAL;
+  /* Its descriptor would stay quiet: which endpoints peers come by is known to nobody. */
+  if (cntr->wait_obj == FI_WAIT_FD && !mr->domain->thread) return -FI_EOPNOTSUPP;
+  Cntr *none = nullptr;
+  if (!mr->writes.compare_exchange_strong(none, cntr)) return -FI_EINVAL;
+  ++cntr->users;
+  ++cntr->regions;
+  return 0;
+}
+
+int bind_mr(fid *f, fid *other, uint64_t flags) {
+  Mr *mr = static_cast<Mr *>(reinterpret_cast<fid_mr *>(f));
+  switch (other->fclass) {
+    case FI_CLASS_CNTR:
+      return bind_counter(mr, static_cast<Cntr *>(reinterpret_cast<fid_cntr *>(other)), flags);
+    case FI_CLASS_EP:
+      /* It is reached by all endpoints of its domain. */
+      return flags == 0 ? 0 : -FI_EBADFLAGS;
+    default:
+      return -FI_EINVAL;
+  }
+}
 
 int control_mr(fid *f, int command, void *arg) {
   Mr *mr = static_cast<Mr *>(reinterpret_cast<fid_mr *>(f));

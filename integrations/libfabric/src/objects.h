@@ -83,6 +83,7 @@ struct Span {
 };
 
 struct Domain;
+class Cntr;
 
 struct Mr : fid_mr {
   Domain *domain = nullptr;
@@ -91,6 +92,8 @@ struct Mr : fid_mr {
   uint64_t access = 0;
   /* It is being closed: its key is not free yet, but peers find nothing any more. Under the lock of the domain's regions. */
   bool closing = false;
+  /* Counts what peers write into it. Set before peers know its key, or seen by the next of them. */
+  std::atomic<Cntr *> writes{nullptr};
   /* Operations of peers that are under way in it. */
   std::atomic<uint64_t> users{0};
 };
@@ -237,12 +240,22 @@ class Cntr : public fid_cntr {
   std::atomic<uint64_t> value{0}, errors{0};
   /* What the application has read last. */
   std::atomic<uint64_t> value_read{0}, errors_read{0};
+  /* Regions that it counts for. Their endpoints are any of the domain. */
+  std::atomic<int> regions{0};
 
   void add(uint64_t n);
   void add_error(uint64_t n);
   int wait(uint64_t threshold, int timeout);
+  void progress() {
+    pump.progress();
+    if (regions > 0) domain->pump.progress();
+  }
   bool changed() const { return value != value_read || errors != errors_read; }
   bool try_wait();
+
+ private:
+  /* How long a wait may sleep at once. */
+  int nap(int left) const;
 };
 
 int open_domain(fid_fabric *, fi_info *, fid_domain **, void *);

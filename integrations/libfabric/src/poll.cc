@@ -36,7 +36,7 @@ bool ready(Poll *poll, fid *f) {
     return !cq->empty();
   }
   Cntr *cntr = cntr_of(f);
-  cntr->pump.progress();
+  cntr->progress();
   const uint64_t now = cntr->value + cntr->errors;
   uint64_t &seen = poll->seen[f];
   return std::exchange(seen, now) != now;

@@ -40,6 +40,8 @@ class Targets {
   /* An errno. */
   int take(Domain *domain, const Span *spans, size_t count, uint64_t access);
   void release();
+  /* Tells the counters of its regions that something was written there. */
+  void count_write() const;
   size_t count() const { return count_; }
   uint64_t bytes() const { return bytes_; }
   const rdma_msg_piece_t &operator[](size_t i) const { return pieces_[i]; }

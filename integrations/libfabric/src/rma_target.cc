@@ -27,6 +27,17 @@ void Targets::release() {
   bytes_ = 0;
 }
 
+void Targets::count_write() const {
+  for (size_t i = 0; i < count_; ++i) {
+    Cntr *cntr = regions_[i]->writes;
+    /* One operation counts once in a region, wherever it touches it. */
+    for (size_t before = 0; before < i; ++before) {
+      if (regions_[before] == regions_[i]) cntr = nullptr;
+    }
+    if (cntr != nullptr) cntr->add(1);
+  }
+}
+
 rdma_msg_layout_t Targets::layout() const {
   rdma_msg_layout_t layout{};
   layout.struct_size = sizeof layout;
@@ -68,10 +79,12 @@ bool parse(const rdma_msg_status_t *status, RemoteHead *head) {
 
 void written(Served *served, rdma_code_t code) {
   Ep *ep = served->ep;
-  const uint64_t bytes = served->targets.bytes();
-  served->targets.release();
   const int err = error_of(code);
-  if (err == 0) ep->told_write(served->peer, bytes, served->head.data, served->head.with_data != 0);
+  if (err == 0) {
+    ep->told_write(served->peer, served->targets.bytes(), served->head.data, served->head.with_data != 0);
+    served->targets.count_write();
+  }
+  served->targets.release();
   ep->acknowledge(served->peer, served->head.number, err);
   delete served;
 }

@@ -143,14 +143,14 @@ static void addresses_of_hints(void) {
 
 /* Those of a transmit or a receive context are no others than fi_getinfo(3) has for it. */
 static void capabilities(void) {
-  const uint64_t all[] = {0, FI_MSG, FI_TAGGED | FI_SEND, FI_RMA, FI_ATOMIC, FI_MSG | FI_SOURCE | FI_LOCAL_COMM};
+  const uint64_t all[] = {0, FI_MSG, FI_TAGGED | FI_SEND, FI_RMA, FI_ATOMIC, FI_MSG | FI_SOURCE | FI_LOCAL_COMM, FI_RMA | FI_RMA_EVENT};
   for (size_t i = 0; i < sizeof all / sizeof all[0]; ++i) {
     struct fi_info *info;
     CHECK(look_up(NULL, NULL, 0, hints_of(all[i]), &info) == 0);
     CHECK((info->caps & all[i]) == all[i]);
     const uint64_t both = FI_MSG | FI_TAGGED | FI_RMA | FI_ATOMIC;
     CHECK(!(info->tx_attr->caps & ~(both | FI_SEND | FI_READ | FI_WRITE)));
-    CHECK(!(info->rx_attr->caps & ~(both | FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE | FI_MULTI_RECV | FI_SOURCE | FI_DIRECTED_RECV)));
+    CHECK(!(info->rx_attr->caps & ~(both | FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE | FI_MULTI_RECV | FI_SOURCE | FI_DIRECTED_RECV | FI_RMA_EVENT)));
     fi_freeinfo(info);
   }
 }
