@@ -25,10 +25,6 @@ static void info(void) {
   hints->tx_attr->msg_order = FI_ORDER_STRICT;
   CHECK(fi_getinfo(FI_VERSION(1, 15), NULL, NULL, 0, hints, &found) == -FI_ENODATA);
   hints->tx_attr->msg_order = 0;
-  CHECK(fi_getinfo(FI_VERSION(1, 15), "127.0.0.1", "4711", 0, hints, &found) == -FI_ENODATA);
-  OK(fi_getinfo(FI_VERSION(1, 15), "127.0.0.1", NULL, FI_SOURCE, hints, &found));
-  CHECK(found->src_addrlen > 0);
-  fi_freeinfo(found);
   hints->domain_attr->mr_mode = FI_MR_BASIC;
   OK(fi_getinfo(FI_VERSION(1, 4), NULL, NULL, 0, hints, &found));
   CHECK(found->domain_attr->mr_mode == FI_MR_BASIC);
