@@ -3,7 +3,7 @@
 
 static const struct setup kUsual = {.format = FI_CQ_FORMAT_TAGGED, .av = FI_AV_TABLE, .wait = FI_WAIT_UNSPEC};
 
-enum { kKey = 7, kOther = 8, kRoom = 64 * 1024 };
+enum { kKey = 7, kOther = 8, kRoom = 64 * 1024, kPatience = 120000 };
 static unsigned char memory[kRoom], local[kRoom];
 
 static struct fid_cntr *counter_of(struct side *s, enum fi_wait_obj wait) {
@@ -49,7 +49,7 @@ static void counts(struct side *a, struct side *b, struct fid_cntr *writes, stru
   CHECK(fi_cntr_read(writes) == there);
   /* Who waits for it alone drives what it counts. */
   OK(fi_inject_write(a->ep, local, 8, a->other, 0, kKey));
-  OK(fi_cntr_wait(writes, ++there, (int)(PATIENCE * 1000)));
+  OK(fi_cntr_wait(writes, ++there, kPatience));
   CHECK(fi_cntr_wait(writes, there + 1, 20) == -FI_ETIMEDOUT);
 }
 
