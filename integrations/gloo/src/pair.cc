@@ -13,6 +13,9 @@ namespace gloo {
 namespace transport {
 namespace rdma {
 
+/* Milliseconds that a wait for what is under way does not look itself. */
+static constexpr int64_t kLook = 10;
+
 std::string Address::str() const {
   std::string hex;
   char two[3];
@@ -39,6 +42,30 @@ void End::check() const {
   if (timed_out_) GLOO_THROW_IO_EXCEPTION("Application timeout caused pair closure");
 }
 
+bool End::sweep() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  leaving_.remove_if([](const std::unique_ptr<Aside> &aside) { return aside->over(); });
+  return leaving_.empty();
+}
+
+void End::leave(std::unique_ptr<Aside> aside) {
+  sweep();
+  if (aside->over()) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  leaving_.push_back(std::move(aside));
+}
+
+void End::linger(std::chrono::milliseconds timeout) {
+  drive(timeout, [this] { return sweep(); });
+}
+
+void End::drive(std::chrono::milliseconds timeout, const std::function<bool()> &over) const {
+  if (timeout == kNoTimeout) timeout = std::chrono::seconds(30);
+  const auto until = std::chrono::steady_clock::now() + timeout;
+  while (!over() && !std::uncaught_exception() && std::chrono::steady_clock::now() < until)
+    if (rdma_mgr_wait(mgr(), kLook) == RDMA_FAILED_PRECONDITION) return;
+}
+
 Pair::Pair(Context *context, std::shared_ptr<Worker> worker, int rank, std::chrono::milliseconds timeout)
     : context_(context),
       rank_(rank),
@@ -55,7 +82,10 @@ Pair::Pair(Context *context, std::shared_ptr<Worker> worker, int rank, std::chro
   address_.reset(new Address(std::move(bytes)));
 }
 
-Pair::~Pair() { close(); }
+Pair::~Pair() {
+  if (!closed_) end_->linger(timeout_);
+  close();
+}
 
 void Pair::connect(const std::vector<char> &bytes) {
   Check(rdma_pair_connect(end_->mgr(), end_->pair, reinterpret_cast<const uint8_t *>(bytes.data()), bytes.size(), 0),
@@ -109,56 +139,6 @@ void Pair::check() const {
   if (info.state == RDMA_PAIR_BROKEN) Fail(info.code, "the pair with rank " + std::to_string(rank_));
 }
 
-/* Longest content that goes aside, and how many may be under way. */
-static constexpr size_t kCell = 4096, kCells = 8;
-/* Milliseconds that a wait for their ends does not look itself. */
-static constexpr int64_t kLook = 10;
-
-Aside::Aside(std::shared_ptr<End> end, int slot, size_t size) : end_(std::move(end)), slot_(slot), cell_(std::min(size, kCell)) {}
-
-/* Not there any more if its pair was closed. */
-Aside::~Aside() {
-  if (buffer_) rdma_buffer_destroy(end_->mgr(), buffer_);
-}
-
-rdma_code_t Aside::open() {
-  cells_.resize(kCells * cell_);
-  return rdma_buffer_create_send(end_->mgr(), end_->pair, static_cast<uint64_t>(slot_), cells_.data(), cells_.size(), nullptr, nullptr,
-                                 &buffer_);
-}
-
-rdma_code_t Aside::send(const char *data, size_t length, size_t roffset, int64_t timeout) {
-  rdma_code_t code = buffer_ ? RDMA_OK : open();
-  if (code == RDMA_OK && begun_ - ended_ == kCells) code = end(timeout);
-  if (code != RDMA_OK) return code;
-  const size_t at = begun_ % kCells * cell_;
-  std::memcpy(cells_.data() + at, data, length);
-  code = rdma_buffer_send(end_->mgr(), buffer_, at, length, roffset);
-  if (code == RDMA_OK) begun_++;
-  return code;
-}
-
-rdma_code_t Aside::end(int64_t timeout) {
-  const auto begun = std::chrono::steady_clock::now();
-  for (uint64_t sent = 0;;) {
-    rdma_code_t code = rdma_buffer_test(end_->mgr(), buffer_, &sent, nullptr);
-    if (code != RDMA_OK) return code;
-    if (sent > 0) break;
-    const bool over = timeout != RDMA_MSG_FOREVER && std::chrono::steady_clock::now() - begun >= std::chrono::milliseconds(timeout);
-    if (over) return RDMA_DEADLINE_EXCEEDED;
-    code = rdma_mgr_wait(end_->mgr(), kLook);
-    if (code != RDMA_OK && code != RDMA_DEADLINE_EXCEEDED) return code;
-  }
-  ended_++;
-  return rdma_buffer_wait_send(end_->mgr(), buffer_, 1);
-}
-
-rdma_code_t Aside::waitSend(int64_t timeout) {
-  rdma_code_t code = told_ == ended_ ? end(timeout) : RDMA_OK;
-  if (told_ < ended_) told_++;
-  return code;
-}
-
 Buffer::Buffer(std::shared_ptr<End> end, rdma_buffer_t buffer, int rank, std::chrono::milliseconds timeout, int slot, void *ptr, size_t size,
                bool sends)
     : ::gloo::transport::Buffer(slot, ptr, size),
@@ -166,13 +146,23 @@ Buffer::Buffer(std::shared_ptr<End> end, rdma_buffer_t buffer, int rank, std::ch
       buffer_(buffer),
       rank_(rank),
       timeout_(timeout),
-      aside_(end_, slot, sends ? size : 0) {}
+      aside_(new Aside(end_->mgr(), end_->pair, slot, sends ? size : 0)) {}
+
+bool Buffer::over() const {
+  uint64_t sent = 0;
+  return plain_ == 0 || rdma_buffer_test(end_->mgr(), buffer_, &sent, nullptr) != RDMA_OK || sent >= plain_;
+}
 
 /* Not there any more if its pair was closed. */
-Buffer::~Buffer() { rdma_buffer_destroy(end_->mgr(), buffer_); }
+Buffer::~Buffer() {
+  end_->drive(timeout_, [this] { return over(); });
+  rdma_buffer_destroy(end_->mgr(), buffer_);
+  end_->leave(std::move(aside_));
+}
 
 void Buffer::fail(rdma_code_t code, const char *what) {
   const std::string text = std::string(what) + " of slot " + std::to_string(slot_) + ", rank " + std::to_string(rank_);
+  plain_ = 0;
   end_->check();
   if (code != RDMA_DEADLINE_EXCEEDED) Fail(code, text);
   const std::string why = LastError();
@@ -182,11 +172,12 @@ void Buffer::fail(rdma_code_t code, const char *what) {
 
 void Buffer::send(size_t offset, size_t length, size_t roffset) {
   rdma_code_t code;
-  if (aside_.takes(length) && offset <= size_ && length <= size_ - offset) {
+  if (aside_->takes(length) && offset <= size_ && length <= size_ - offset) {
     std::lock_guard<std::mutex> lock(mutex_);
-    code = aside_.send(static_cast<const char *>(ptr_) + offset, length, roffset, Millis(timeout_));
+    code = aside_->send(static_cast<const char *>(ptr_) + offset, length, roffset, Millis(timeout_));
   } else {
     code = rdma_buffer_send(end_->mgr(), buffer_, offset, length, roffset);
+    if (code == RDMA_OK) plain_++;
     if (code == RDMA_OK && length > 0) end_->worker->sending(end_->pair);
   }
   if (code == RDMA_OUT_OF_RANGE) GLOO_ENFORCE(false, LastError());
@@ -207,11 +198,12 @@ void Buffer::waitRecv() {
 void Buffer::waitSend() {
   std::unique_lock<std::mutex> lock(mutex_);
   rdma_code_t code;
-  if (aside_.waits()) {
-    code = aside_.waitSend(Millis(timeout_));
+  if (aside_->waits()) {
+    code = aside_->waitSend(Millis(timeout_));
   } else {
     lock.unlock();
     code = rdma_buffer_wait_send(end_->mgr(), buffer_, Millis(timeout_));
+    if (code == RDMA_OK) plain_--;
   }
   if (code != RDMA_OK) fail(code, "waitSend");
 }

@@ -3,6 +3,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -12,6 +14,7 @@
 #include <gloo/transport/buffer.h>
 #include <gloo/transport/pair.h>
 
+#include "aside.h"
 #include "worker.h"
 
 namespace gloo {
@@ -41,12 +44,22 @@ class End {
   void timedOut();
   /* Throws if it has timed out. */
   void check() const;
+  /* Keeps what is under way of a buffer that goes: over tcp it lies in the socket by then. */
+  void leave(std::unique_ptr<Aside> aside);
+  /* Waits until it has ended, or until this is closed. */
+  void linger(std::chrono::milliseconds timeout);
+  /* Drives progress until `over`; not for ever, since destructors ask for it, and not at all where an exception ends them. */
+  void drive(std::chrono::milliseconds timeout, const std::function<bool()> &over) const;
 
   const std::shared_ptr<Worker> worker;
   rdma_pair_t pair = 0;
 
  private:
+  /* Lets go of what has ended; whether that is all. */
+  bool sweep();
   std::atomic<bool> timed_out_{false};
+  std::mutex mutex_;
+  std::list<std::unique_ptr<Aside>> leaving_; /* gone before its manager, which `worker` has */
 };
 
 class Pair : public ::gloo::transport::Pair {
@@ -80,50 +93,27 @@ class Pair : public ::gloo::transport::Pair {
   std::atomic<bool> closed_{false};
 };
 
-/* A short content is copied aside and sent from there: its memory is free when send returns, as Gloo's older algorithms expect, and nobody
- * has to wait for that. */
-class Aside {
- public:
-  Aside(std::shared_ptr<End> end, int slot, size_t size);
-  ~Aside();
-  Aside(const Aside &) = delete;
-  Aside &operator=(const Aside &) = delete;
-  bool takes(size_t length) const { return length > 0 && length <= cell_; }
-  rdma_code_t send(const char *data, size_t length, size_t roffset, int64_t timeout);
-  /* Whether there are sends that nobody has waited for; waits for one of them. */
-  bool waits() const { return told_ < begun_; }
-  rdma_code_t waitSend(int64_t timeout);
-
- private:
-  rdma_code_t open();
-  /* Takes the end of the next send, and counts it, whatever its code. The library's wait has one code for its own time-out and for that of
-   * a send: so it is asked when there is one. */
-  rdma_code_t end(int64_t timeout);
-  const std::shared_ptr<End> end_;
-  const int slot_;
-  const size_t cell_;
-  rdma_buffer_t buffer_ = 0;
-  std::vector<char> cells_;
-  size_t begun_ = 0, ended_ = 0, told_ = 0; /* sends: of `ended_` the library was asked, of `told_` the owner has heard */
-};
-
 class Buffer : public ::gloo::transport::Buffer {
  public:
   Buffer(std::shared_ptr<End> end, rdma_buffer_t buffer, int rank, std::chrono::milliseconds timeout, int slot, void *ptr, size_t size,
          bool sends);
+  /* Its memory is the caller's then. What it has sent still arrives. */
   ~Buffer() override;
   void send(size_t offset, size_t length, size_t roffset) override;
   void waitRecv() override;
   void waitSend() override;
 
  private:
+  /* Whether its sends have ended, but those that are copied aside. */
+  bool over() const;
   [[noreturn]] void fail(rdma_code_t code, const char *what);
   const std::shared_ptr<End> end_;
   const rdma_buffer_t buffer_;
   const int rank_;
   const std::chrono::milliseconds timeout_;
   std::mutex mutex_; /* of aside_ */
-  Aside aside_;
+  std::unique_ptr<Aside> aside_;
+  std::atomic<uint64_t> plain_{0}; /* sends from the memory itself that nobody has waited for */
 };
 
 }  // namespace rdma

@@ -27,54 +27,9 @@
 #include <gloo/transport/buffer.h>
 #include <gloo/transport/unbound_buffer.h>
 
-#include "rdma_gloo/device.h"
+#include "behaviour.h"
 
-#define CHECK(cond) ((cond) ? void() : fail(#cond, __LINE__))
-static void fail(const char *what, int line) {
-  std::fprintf(stderr, "    FAILED at behaviour.cc:%d: %s\n", line, what);
-  std::_Exit(1);
-}
-
-using Context = std::shared_ptr<gloo::rendezvous::Context>;
-using Millis = std::chrono::milliseconds;
-static std::string provider = "auto";
-
-static std::shared_ptr<gloo::transport::Device> device() {
-  gloo::transport::rdma::attr attr;
-  attr.provider = provider;
-  return gloo::transport::rdma::CreateDevice(attr);
-}
-
-static Context join(gloo::rendezvous::Store &store, int rank, int size, Millis timeout = Millis(60000)) {
-  auto context = std::make_shared<gloo::rendezvous::Context>(rank, size);
-  context->setTimeout(timeout);
-  auto dev = device();
-  context->connectFullMesh(store, dev);
-  return context;
-}
-
-static void spawn(int size, const std::function<void(const Context &)> &body, Millis timeout = Millis(60000)) {
-  gloo::rendezvous::HashStore store;
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; rank++)
-    threads.emplace_back([&, rank] { body(join(store, rank, size, timeout)); });
-  for (std::thread &thread : threads) thread.join();
-}
-
-static void barrier(const Context &c) {
-  gloo::BarrierOptions o(c);
-  gloo::barrier(o);
-}
-
-template <class F>
-static std::string error_of(F f) {
-  try {
-    f();
-  } catch (const gloo::IoException &e) {
-    return e.what();
-  }
-  return "";
-}
+std::string provider = "auto";
 
 static int free_port() {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
@@ -476,6 +431,8 @@ int main(int argc, char **argv) {
                {"several_on_one_device", several_on_one_device}, {"several_on_one_port", several_on_one_port},
                {"threads_on_one_context", threads_on_one_context},
                {"threads_write_over_what_they_sent", threads_write_over_what_they_sent},
+               {"buffers_that_go", buffers_that_go}, {"ranks_that_go", ranks_that_go},
+               {"ranks_that_get_nothing", ranks_that_get_nothing},
                {"killed_rank", killed_rank}, {"wrong_attributes", wrong_attributes}};
   int passed = 0;
   for (auto &c : cases) {

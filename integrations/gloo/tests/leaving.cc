@@ -1,0 +1,82 @@
+/* Buffers, and whole ranks, that go when they have sent and before the other end has looked: over Gloo's tcp what they have sent lies in
+ * the socket by then, and its algorithms end without a waitSend. */
+#include <atomic>
+#include <thread>
+
+#include <gloo/reduce_scatter.h>
+#include <gloo/transport/buffer.h>
+#include <gloo/transport/pair.h>
+
+#include "behaviour.h"
+
+/* The other end opens its slot when this has had time to go. */
+static void open_late(const std::atomic<bool> &going) {
+  while (!going) std::this_thread::yield();
+  std::this_thread::sleep_for(Millis(100));
+}
+
+void buffers_that_go() {
+  for (size_t size : {size_t(1), size_t(4096), size_t(100000)}) {
+    std::atomic<bool> going{false};
+    spawn(2, [&](const Context &c) {
+      std::vector<char> memory(size, static_cast<char>('a' + c->rank));
+      if (c->rank == 0) {
+        auto buffer = c->getPair(1)->createSendBuffer(1, memory.data(), size);
+        for (int i = 0; i < 3; i++) buffer->send(0, size);
+        going = true;
+        buffer.reset();
+        /* The memory is this rank's again, and so is the slot. */
+        std::fill(memory.begin(), memory.end(), 'z');
+        auto next = c->getPair(1)->createSendBuffer(1, memory.data(), size);
+        next->send(0, size);
+        next->waitSend();
+      } else {
+        open_late(going);
+        auto buffer = c->getPair(0)->createRecvBuffer(1, memory.data(), size);
+        for (int i = 0; i < 4; i++) buffer->waitRecv();
+        CHECK(memory == std::vector<char>(size, 'z'));
+      }
+      barrier(c);
+    });
+  }
+}
+
+void ranks_that_go() {
+  for (bool before : {true, false}) {
+    std::atomic<bool> going{false}, open{false};
+    spawn(2, [&](const Context &c) {
+      char memory = c->rank == 0 ? 'a' : 'b';
+      if (c->rank == 0) {
+        while (before && !open) std::this_thread::yield();
+        c->getPair(1)->createSendBuffer(1, &memory, 1)->send(0, 1);
+        going = true;
+      } else {
+        if (!before) open_late(going);
+        auto buffer = c->getPair(0)->createRecvBuffer(1, &memory, 1);
+        open = true;
+        if (before) open_late(going);
+        buffer->waitRecv();
+        CHECK(memory == 'a');
+      }
+    });
+  }
+}
+
+/* The rank that gets nothing of the sum has ended when it has given its part. */
+void ranks_that_get_nothing() {
+  for (int size : {3, 5, 7}) {
+    for (int i = 0; i < 20; i++) {
+      spawn(size, [&](const Context &c) {
+        std::vector<float> values(size - 1, static_cast<float>(c->rank + 1));
+        std::vector<int> counts(size, 1);
+        counts[size - 1] = 0;
+        {
+          gloo::ReduceScatterHalvingDoubling<float> algorithm(c, {values.data()}, size - 1, counts);
+          algorithm.run();
+        }
+        CHECK(c->rank == size - 1 || values[0] == static_cast<float>(size * (size + 1) / 2));
+        barrier(c);
+      }, Millis(10000));
+    }
+  }
+}
