@@ -97,6 +97,12 @@ void Pair::connect(const std::vector<char> &bytes) {
   context_->connected(rank_, info.peer);
 }
 
+bool Pair::isConnected() {
+  rdma_pair_info_t info{};
+  info.struct_size = sizeof info;
+  return !closed_ && rdma_pair_info(end_->mgr(), end_->pair, &info) == RDMA_OK && info.state == RDMA_PAIR_CONNECTED;
+}
+
 void Pair::close() {
   closed_ = true;
   end_->close();

@@ -272,16 +272,14 @@ static void contexts_from_contexts() {
 }
 
 static void several_on_one_device() {
-  gloo::rendezvous::HashStore store;
+  Store store = std::make_shared<gloo::rendezvous::HashStore>();
   auto dev = device();
   std::vector<std::thread> threads;
   for (int job = 0; job < 3; job++)
     for (int rank = 0; rank < 3; rank++)
       threads.emplace_back([&, job, rank] {
-        gloo::rendezvous::PrefixStore prefix("job" + std::to_string(job), store);
         auto c = std::make_shared<gloo::rendezvous::Context>(rank, 3);
-        auto mine = dev;
-        c->connectFullMesh(prefix, mine);
+        meet(*c, with_prefix("job" + std::to_string(job), store), dev);
         std::vector<float> v(10, static_cast<float>(job * 10 + rank));
         gloo::AllreduceRing<float>(c, {v.data()}, 10).run();
         for (float x : v) CHECK(x == static_cast<float>(job * 30 + 3));
@@ -292,7 +290,7 @@ static void several_on_one_device() {
 
 /* A device with a port of its own: the first context has it, and it makes others as well. */
 static void several_on_one_port() {
-  gloo::rendezvous::HashStore store;
+  Store store = std::make_shared<gloo::rendezvous::HashStore>();
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 2; rank++)
     threads.emplace_back([&, rank] {
@@ -307,10 +305,8 @@ static void several_on_one_port() {
       CHECK(dev);
       std::vector<Context> contexts;
       for (int i = 0; i < 3; i++) {
-        gloo::rendezvous::PrefixStore prefix("port" + std::to_string(i), store);
         contexts.push_back(std::make_shared<gloo::rendezvous::Context>(rank, 2));
-        auto mine = dev;
-        contexts.back()->connectFullMesh(prefix, mine);
+        meet(*contexts.back(), with_prefix("port" + std::to_string(i), store), dev);
       }
       for (const Context &c : contexts) barrier(c);
     });
@@ -377,7 +373,7 @@ static void killed_rank() {
   for (int rank = 0; rank < 3; rank++) {
     pid_t child = fork();
     if (child == 0) {
-      gloo::rendezvous::FileStore store(dir);
+      Store store = std::make_shared<gloo::rendezvous::FileStore>(dir);
       Context c = join(store, rank, 3);
       int value = 0;
       auto notice = c->getPair(rank == 2 ? 0 : 2)->createRecvBuffer(1, &value, sizeof value);
@@ -431,7 +427,7 @@ int main(int argc, char **argv) {
                {"several_on_one_device", several_on_one_device}, {"several_on_one_port", several_on_one_port},
                {"threads_on_one_context", threads_on_one_context},
                {"threads_write_over_what_they_sent", threads_write_over_what_they_sent},
-               {"buffers_that_go", buffers_that_go}, {"ranks_that_go", ranks_that_go},
+               {"buffers_that_go", buffers_that_go}, {"ranks_that_go", ranks_that_go}, {"pairs_that_go", pairs_that_go},
                {"ranks_that_get_nothing", ranks_that_get_nothing},
                {"killed_rank", killed_rank}, {"wrong_attributes", wrong_attributes}};
   int passed = 0;

@@ -17,6 +17,8 @@
 
 #include "rdma_gloo/device.h"
 
+#include "meet.h"
+
 #define CHECK(cond) ((cond) ? void() : fail(#cond, __FILE__, __LINE__))
 [[noreturn]] inline void fail(const char *what, const char *file, int line) {
   std::fprintf(stderr, "    FAILED at %s:%d: %s\n", file, line, what);
@@ -34,16 +36,15 @@ inline std::shared_ptr<gloo::transport::Device> device() {
   return gloo::transport::rdma::CreateDevice(attr);
 }
 
-inline Context join(gloo::rendezvous::Store &store, int rank, int size, Millis timeout = Millis(60000)) {
+inline Context join(const Store &store, int rank, int size, Millis timeout = Millis(60000)) {
   auto context = std::make_shared<gloo::rendezvous::Context>(rank, size);
   context->setTimeout(timeout);
-  auto dev = device();
-  context->connectFullMesh(store, dev);
+  meet(*context, store, device());
   return context;
 }
 
 inline void spawn(int size, const std::function<void(const Context &)> &body, Millis timeout = Millis(60000)) {
-  gloo::rendezvous::HashStore store;
+  Store store = std::make_shared<gloo::rendezvous::HashStore>();
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; rank++)
     threads.emplace_back([&, rank] { body(join(store, rank, size, timeout)); });
@@ -68,6 +69,7 @@ static std::string error_of(F f) {
 /* Tests of buffers and contexts that go while something is under way (leaving.cc). */
 void buffers_that_go();
 void ranks_that_go();
+void pairs_that_go();
 void ranks_that_get_nothing();
 
 #endif

@@ -42,6 +42,7 @@
 #include <gloo/scatter.h>
 #include <gloo/transport/tcp/device.h>
 
+#include "meet.h"
 #include "rdma_gloo/device.h"
 
 using Ctx = std::shared_ptr<gloo::Context>;
@@ -226,11 +227,10 @@ static std::shared_ptr<gloo::transport::Device> device(bool ours) {
 /* What all ranks computed, one behind the other. */
 using Results = std::vector<Floats>;
 
-static Floats one_rank(gloo::rendezvous::Store &store, bool ours, int rank, int size, const Algorithm &algorithm, size_t n) {
+static Floats one_rank(const Store &store, bool ours, int rank, int size, const Algorithm &algorithm, size_t n) {
   auto context = std::make_shared<gloo::rendezvous::Context>(rank, size);
   context->setTimeout(std::chrono::seconds(120));
-  auto dev = device(ours);
-  context->connectFullMesh(store, dev);
+  meet(*context, store, device(ours));
   Floats result = algorithm(context, n);
   /* Nobody leaves while another needs it. */
   gloo::BarrierOptions end(context);
@@ -246,7 +246,7 @@ static void save(const std::string &dir, int rank, const Floats &result) {
 }
 
 /* Runs one rank, and leaves its result; whether that went well. */
-static bool ran(gloo::rendezvous::Store &store, const std::string &dir, bool ours, int rank, int size,
+static bool ran(const Store &store, const std::string &dir, bool ours, int rank, int size,
                 const Algorithm &algorithm, size_t n) {
   try {
     save(dir, rank, one_rank(store, ours, rank, size, algorithm, n));
@@ -259,7 +259,7 @@ static bool ran(gloo::rendezvous::Store &store, const std::string &dir, bool our
 
 /* All ranks as threads of one process. Not of this one: some of Gloo's algorithms end their process for no elements. */
 static int all_threads(const std::string &dir, bool ours, int size, const Algorithm &algorithm, size_t n) {
-  gloo::rendezvous::HashStore store;
+  Store store = std::make_shared<gloo::rendezvous::HashStore>();
   std::vector<std::thread> threads;
   std::vector<char> well(static_cast<size_t>(size), 0);
   for (int rank = 0; rank < size; rank++)
@@ -279,7 +279,7 @@ static bool run(bool processes, bool ours, int size, const Algorithm &algorithm,
     pid_t child = fork();
     if (child == 0) {
       if (!processes) _exit(all_threads(dir, ours, size, algorithm, n));
-      gloo::rendezvous::FileStore store(dir);
+      Store store = std::make_shared<gloo::rendezvous::FileStore>(dir);
       _exit(ran(store, dir, ours, rank, size, algorithm, n) ? 0 : 1);
     }
     children.push_back(child);

@@ -24,6 +24,7 @@
 #include <gloo/transport/pair.h>
 #include <gloo/transport/tcp/device.h>
 
+#include "meet.h"
 #include "rdma_gloo/device.h"
 
 static std::string provider = "auto", verbs;
@@ -53,10 +54,9 @@ static double micros(std::chrono::steady_clock::duration d, int n) {
 }
 
 static bool run(const std::string &dir, bool ours, int rank, Figures *figures) {
-  gloo::rendezvous::FileStore store(dir);
+  Store store = std::make_shared<gloo::rendezvous::FileStore>(dir);
   auto context = std::make_shared<gloo::rendezvous::Context>(rank, 2);
-  auto dev = device(ours);
-  context->connectFullMesh(store, dev);
+  meet(*context, store, device(ours));
   auto &pair = context->getPair(1 - rank);
   bool right = true;
   for (int s = 0; s < kSizes; s++) {

@@ -26,6 +26,7 @@
 #include <gloo/rendezvous/file_store.h>
 #include <gloo/transport/tcp/device.h>
 
+#include "meet.h"
 #include "rdma_gloo/device.h"
 
 namespace {
@@ -81,10 +82,9 @@ double Measure(gloo::Algorithm &algorithm, Page *page, int rank, double seconds)
 }
 
 void Rank(const Setup &setup, const std::string &dir, Page *page, int rank) {
-  gloo::rendezvous::FileStore store(dir);
+  Store store = std::make_shared<gloo::rendezvous::FileStore>(dir);
   auto context = std::make_shared<gloo::rendezvous::Context>(rank, setup.ranks);
-  auto device = Device(setup.transport);
-  context->connectFullMesh(store, device);
+  meet(*context, store, Device(setup.transport));
   if (setup.transport == "tcp-busy")
     for (int other = 0; other < setup.ranks; other++)
       if (other != rank) context->getPair(other)->setSync(true, true);
