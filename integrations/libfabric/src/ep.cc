@@ -260,15 +260,17 @@ ssize_t Ep::cancel(void *context) {
   return found ? 0 : -FI_ENOENT;
 }
 
-void Ep::progress() {
-  if (mgr_ == nullptr) return;
-  rdma_mgr_progress(mgr_, nullptr);
-  if (!watched_.load(std::memory_order_relaxed)) return;
+uint32_t Ep::progress() {
+  uint32_t events = 0;
+  if (mgr_ == nullptr) return events;
+  rdma_mgr_progress(mgr_, &events);
+  if (!watched_.load(std::memory_order_relaxed)) return events;
   if (answers.kept() > 0) answers.go_on(closing_);
   /* Who counts at the same time may count one less. */
   const uint32_t calls = calls_.load(std::memory_order_relaxed);
   calls_.store(calls + 1, std::memory_order_relaxed);
   if ((calls & 1023) == 0) look();
+  return events;
 }
 
 }  // namespace rdmat

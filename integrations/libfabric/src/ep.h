@@ -156,7 +156,8 @@ class Ep : public fid_ep {
   ssize_t write(const RemoteCall &call);
   ssize_t atomic(const AtomicCall &call);
 
-  void progress();
+  /* How much was handled. */
+  uint32_t progress();
   /* Before a wait: looks after peers that do not answer, if that is due, and has the clock ring when it is next. */
   void rest();
   /* For a pump to watch, -1: none. The second rings when it is time to look after peers. */

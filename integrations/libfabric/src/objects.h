@@ -30,6 +30,7 @@ class Pump {
   bool add(Ep *ep);
   /* When it returns, nobody drives it from here any more. */
   void remove(Ep *ep);
+  /* Drives its endpoints once. After many times in which nothing came it offers the processor to others first. */
   void progress();
   bool waits() const { return epoll_ >= 0; }
   int fd() const { return epoll_; }
@@ -64,6 +65,8 @@ class Pump {
   std::mutex changing_;
   Slot slots_[kEndpoints];
   std::atomic<size_t> used_{0};
+  /* Turns in a row that found nothing, about. */
+  std::atomic<uint32_t> idle_{0};
   bool arm_held();
   int epoll_ = -1, bell_ = -1;
   /* The bell is quiet, and somebody may wait for it. It rings until who is about to wait silences it, so that once is enough for

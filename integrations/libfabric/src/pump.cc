@@ -9,6 +9,15 @@
 
 namespace rdmat {
 
+namespace {
+
+/* Of turns that find nothing one of so many offers the processor. Who spins for what another process on the same processor has
+ * to make would keep that process from it for milliseconds each time. (Open MPI waits so in blocking sends, even if it is told
+ * to yield.) Where nobody else wants the processor an offer takes as long as some turns. */
+constexpr uint32_t kOffer = 256;
+
+}  // namespace
+
 Pump::~Pump() {
   if (epoll_ >= 0) close(epoll_);
   if (bell_ >= 0) close(bell_);
@@ -70,7 +79,13 @@ void Pump::remove(Ep *ep) {
 }
 
 void Pump::progress() {
-  each([](Ep *ep) { ep->progress(); });
+  /* What comes is seen below, whoever had the processor meanwhile. */
+  const uint32_t idle = idle_.load(std::memory_order_relaxed);
+  if (idle >= kOffer) sched_yield();
+  uint32_t events = 0;
+  each([&events](Ep *ep) { events += ep->progress(); });
+  const uint32_t next = events > 0 ? 0 : idle >= kOffer ? 1 : idle + 1;
+  if (next != idle) idle_.store(next, std::memory_order_relaxed);
 }
 
 void Pump::rest() {
