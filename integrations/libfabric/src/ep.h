@@ -151,6 +151,7 @@ class Ep : public fid_ep {
   size_t left() const { return kQueue > waiting_ ? kQueue - waiting_ : 0; }
 
   ssize_t send(const SendCall &call);
+  void meet(rdma_peer_t peer);
   ssize_t receive(const ReceiveCall &call);
   ssize_t read(const RemoteCall &call);
   ssize_t write(const RemoteCall &call);
@@ -254,6 +255,8 @@ class Ep : public fid_ep {
   /* Whether this peer came, or went, as the library told last. */
   enum { kCame = 1, kGone = 2 };
   PeerTable told_;
+  /* Peers whose connection an inject has waited for. */
+  PeerTable awaited_;
   std::atomic<bool> closing_{false};
 
   Requests requests_;

@@ -1,4 +1,7 @@
 /* Sending messages. */
+#include <sched.h>
+
+#include "clock.h"
 #include "ep.h"
 
 namespace rdmat {
@@ -9,7 +12,23 @@ uint32_t mode_of(uint64_t flags) {
   return flags & (FI_DELIVERY_COMPLETE | FI_MATCH_COMPLETE) ? RDMA_MSG_SYNCHRONOUS : RDMA_MSG_STANDARD;
 }
 
+/* How long the first inject to a peer waits for the connection, in milliseconds. */
+constexpr int kMeet = 500;
+
 }  // namespace
+
+/* Who injects may drive nothing from then on: Open MPI's MPI_Comm_accept sleeps for its runtime. So the first message to a peer has
+ * its connection come about here, if the peer is driven as well. One that is not holds nobody up twice. */
+void Ep::meet(rdma_peer_t peer) {
+  if (domain->thread || peer == self_peer_ || awaited_.get(peer) != 0) return;
+  awaited_.set(peer, 1);
+  const int64_t until = deadline(kMeet);
+  while (told_.get(peer) == 0 && remaining(until) > 0) {
+    if (progress() == 0) sched_yield();
+  }
+  /* What waited for the connection goes out. */
+  progress();
+}
 
 /* The library took it, and will tell of its end, if it has not yet. Who stops it after this finds the message to cancel, and who
  * stopped it before has that done here. */
@@ -82,6 +101,7 @@ ssize_t Ep::send(const SendCall &call) {
   } else {
     count_in(r);
     begun(r, id);
+    if (call.quiet && told_.get(peer) == 0) meet(peer);
   }
   return 0;
 }
