@@ -13,6 +13,7 @@ test_env env = {"loopback", "127.0.0.1", NULL, "", RDMA_PROGRESS_THREAD, RDMA_PR
 void case_begin(void);       /* ops.c */
 void case_end(void);         /* ops.c */
 void ops_print_pending(void); /* ops.c */
+void environment_begin(const char *refused); /* environment.c */
 
 bool is_provider(const char *name) { return strcmp(env.provider, name) == 0; }
 bool is_manual(void) { return env.progress == RDMA_PROGRESS_MANUAL; }
@@ -135,6 +136,7 @@ static int run_here(const test_case *c) {
   signal(SIGPIPE, SIG_IGN);
   heart_start();
   alarm((unsigned)patience(c->seconds ? c->seconds : 60));
+  environment_begin("RDMA_TEST_REFUSE");
   case_begin();
   c->run();
   case_end();
@@ -169,7 +171,7 @@ static int run_apart(const test_case *c, char **argv) {
     execv(own_program(), args);
     _exit(126);
   }
-  if (pid < 0 || waitpid(pid, &status, 0) < 0) return 1;
+  if (pid < 0 || TEMP_FAILURE_RETRY(waitpid(pid, &status, 0)) < 0) return 1;
   if (WIFSIGNALED(status)) {
     fprintf(stderr, "    FAILED: ended by signal %d (%s)\n", WTERMSIG(status),
             strsignal(WTERMSIG(status)));
@@ -244,6 +246,7 @@ int test_main(int argc, char **argv, const test_case *cases, size_t ncases, cons
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       signal(SIGPIPE, SIG_IGN);
       heart_start();
+      environment_begin("RDMA_TEST_PEER_REFUSE");
       for (size_t r = 0; r < nroles; r++)
         if (strcmp(roles[r].name, argv[i + 1]) == 0) return roles[r].run(argc - i - 2, argv + i + 2);
       return 2;

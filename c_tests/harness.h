@@ -183,6 +183,7 @@ void proc_signal(proc *p, int sig);
 void proc_kill(proc *p); /* SIGKILL and reap */
 int proc_finish(proc *p); /* say "quit", wait for the exit status */
 int serve_role(int argc, char **argv); /* a peer under command: see proc.c */
+bool next_line(char *line, int size); /* of stdin, in a child process; false: there is none any more */
 
 /* ---- tagged messages ---- */
 rdma_peer_t number_of(rdma_mgr_t *mgr, const char *name);

@@ -62,7 +62,7 @@ void proc_say(proc *p, const char *format, ...) {
   int n = vsnprintf(line, sizeof line - 1, format, args);
   va_end(args);
   line[n++] = '\n';
-  CHECK_INT(n, write(p->in, line, (size_t)n));
+  CHECK_INT(n, TEMP_FAILURE_RETRY(write(p->in, line, (size_t)n)));
 }
 
 static bool line_there(void *arg) {
@@ -70,7 +70,7 @@ static bool line_there(void *arg) {
   if (memchr(p->buffer, '\n', p->have)) return true;
   struct pollfd fd = {p->out, POLLIN, 0};
   if (poll(&fd, 1, 0) > 0) {
-    ssize_t n = read(p->out, p->buffer + p->have, sizeof p->buffer - p->have);
+    ssize_t n = TEMP_FAILURE_RETRY(read(p->out, p->buffer + p->have, sizeof p->buffer - p->have));
     if (n <= 0) FAIL("the child process ended");
     p->have += (size_t)n;
   }
@@ -99,13 +99,13 @@ void proc_signal(proc *p, int sig) {
   CHECK(kill(p->pid, sig) == 0); /* a dead child not yet waited for counts */
   /* On a busy machine a thread may run on for a while: it is stopped when all of them are. */
   siginfo_t info;
-  if (sig == SIGSTOP) CHECK(waitid(P_PID, (id_t)p->pid, &info, WSTOPPED) == 0);
+  if (sig == SIGSTOP) CHECK(TEMP_FAILURE_RETRY(waitid(P_PID, (id_t)p->pid, &info, WSTOPPED)) == 0);
 }
 
 void proc_kill(proc *p) {
   int status;
   proc_signal(p, SIGKILL);
-  CHECK(waitpid(p->pid, &status, 0) == p->pid);
+  CHECK(TEMP_FAILURE_RETRY(waitpid(p->pid, &status, 0)) == p->pid);
   close(p->in);
   close(p->out);
 }
@@ -122,6 +122,14 @@ int proc_finish(proc *p) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
+bool next_line(char *line, int size) {
+  while (!fgets(line, size, stdin)) {
+    if (feof(stdin) || errno != EINTR) return false;
+    clearerr(stdin); /* a signal */
+  }
+  return true;
+}
+
 /* ---- a peer under command ----
  * arguments: name address [option=value...]; says "addr ADDRESS". Commands:
  *   peer NAME ADDRESS | send KEY STEP BYTES SEED | recv PEER KEY STEP SEED | wait KEY | quit
@@ -133,7 +141,7 @@ static bool next_command(char *line) {
   struct pollfd fd = {0, POLLIN, 0};
   char *end = memchr(peer_line, '\n', peer_have);
   if (!end && poll(&fd, 1, 1) > 0) {
-    ssize_t n = read(0, peer_line + peer_have, sizeof peer_line - peer_have);
+    ssize_t n = TEMP_FAILURE_RETRY(read(0, peer_line + peer_have, sizeof peer_line - peer_have));
     if (n <= 0) _exit(0);
     peer_have += (size_t)n;
     end = memchr(peer_line, '\n', peer_have);

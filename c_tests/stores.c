@@ -1,5 +1,6 @@
 /* Stores of each kind, for tests: a directory, a server in this process, a redis-server, a table of our own. */
 #include "stores.h"
+#include <errno.h>
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <pthread.h>
@@ -155,7 +156,7 @@ void redis_start(place *p) { CHECK(redis_try(p)); }
 void redis_kill(place *p) {
   int status;
   kill(p->redis, SIGKILL);
-  CHECK(waitpid(p->redis, &status, 0) == p->redis);
+  CHECK(TEMP_FAILURE_RETRY(waitpid(p->redis, &status, 0)) == p->redis);
   p->redis = 0;
 }
 

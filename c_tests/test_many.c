@@ -266,7 +266,7 @@ static int spokes_role(int argc, char **argv) {
     drive(m);
   }
   fflush(stdout);
-  return fgets(line, sizeof line, stdin) ? 0 : 1;
+  return next_line(line, sizeof line) ? 0 : 1;
 }
 
 static void idle_peer(void) {

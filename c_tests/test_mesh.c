@@ -339,7 +339,7 @@ static int member_role(int argc, char **argv) {
   if (!rank) printf("sum %llu\n", (unsigned long long)sum);
   fflush(stdout);
   char line[64];
-  while (!fgets(line, sizeof line, stdin)) return 1;
+  if (!next_line(line, sizeof line)) return 1;
   CHECK_OK(rdma_mesh_destroy(mesh));
   mgr_end(mgr);
   CHECK_OK(rdma_store_destroy(s));

@@ -1,5 +1,6 @@
 /* Connect, disconnect, peer_info, address blobs, secrets, waiting for progress. */
 #include "harness.h"
+#include <errno.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
@@ -140,9 +141,9 @@ static void wrong_name(void) {
 /* Answers each who connects as another kind of server would, until it is shut down. */
 static void *other_server(void *listener) {
   static const char says[] = "HTTP/1.1 400 Bad Request\r\n\r\n";
-  for (int s; (s = accept(*(int *)listener, NULL, NULL)) >= 0;) {
+  for (int s; (s = TEMP_FAILURE_RETRY(accept(*(int *)listener, NULL, NULL))) >= 0;) {
     char hello[65536];
-    if (recv(s, hello, sizeof hello, 0) > 0) (void)!send(s, says, sizeof says - 1, MSG_NOSIGNAL);
+    if (TEMP_FAILURE_RETRY(recv(s, hello, sizeof hello, 0)) > 0) (void)!send(s, says, sizeof says - 1, MSG_NOSIGNAL);
     close(s);
   }
   return NULL;

@@ -260,10 +260,10 @@ static int silent_role(int argc, char **argv) { /* accepts at argv[0], reads, ne
   if (getnameinfo((struct sockaddr *)&at, len, NULL, 0, port, sizeof port, NI_NUMERICSERV)) return 1;
   printf("addr %.*s:%s\n", (int)(strrchr(argv[0], ':') - argv[0]), argv[0], port);
   fflush(stdout);
-  int c = accept(s, NULL, NULL);
+  int c = TEMP_FAILURE_RETRY(accept(s, NULL, NULL));
   printf("accepted\n");
   fflush(stdout);
-  while (read(c, buf, sizeof buf) > 0) {
+  while (TEMP_FAILURE_RETRY(read(c, buf, sizeof buf)) > 0) {
   }
   return 0;
 }
@@ -277,7 +277,7 @@ static int half_role(int argc, char **argv) { /* says argv[1] bytes to the liste
   if (write(s, junk, n) < 0) return 1;
   printf("said\n");
   fflush(stdout);
-  return fgets(line, sizeof line, stdin) ? 0 : 1;
+  return next_line(line, sizeof line) ? 0 : 1;
 }
 
 static void killed_during_the_handshake(void) {

@@ -1,5 +1,6 @@
 /* Stores through the ABI: each kind alike, and what their handles promise. */
 #include "stores.h"
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -149,7 +150,7 @@ static void forked(enum store_kind kind) {
                  rdma_store_destroy(own) == RDMA_OK;
     _exit(cut && other ? 0 : 1);
   }
-  CHECK(waitpid(child, &status, 0) == child);
+  CHECK(TEMP_FAILURE_RETRY(waitpid(child, &status, 0)) == child);
   CHECK_INT(0, status);
   CHECK_STR("v", got(s, "k"));
   if (leased) CHECK_OK(rdma_store_destroy(leased));
@@ -178,7 +179,7 @@ static int rank_role(int argc, char **argv) {
   printf("ready\n");
   fflush(stdout);
   char line[64];
-  if (!fgets(line, sizeof line, stdin)) return 1;
+  if (!next_line(line, sizeof line)) return 1;
   CHECK_OK(rdma_store_destroy(job));
   CHECK_OK(rdma_store_destroy(leased));
   CHECK_OK(rdma_store_destroy(s));

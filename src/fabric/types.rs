@@ -249,8 +249,8 @@ pub enum Event {
 pub struct PoolSegment {
     /// Identifies the segment for the life of its manager; never used again.
     pub id: u32,
-    /// The memfd behind it; owned by the pool, open as long as the segment lives.
-    pub fd: RawFd,
+    /// The memfd behind it; owned by the pool, open as long as the segment lives. None: memory that no peer can map.
+    pub fd: Option<RawFd>,
     /// Address here.
     pub addr: u64,
     /// Length in bytes.

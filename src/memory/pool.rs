@@ -1,5 +1,6 @@
 //! The allocator behind `rdma_mem_alloc`: blocks in memfd-backed segments, which peers of this host
-//! may map, so that content in them is copied once, by plain loads and stores.
+//! may map, so that content in them is copied once, by plain loads and stores. Where the system gives no file (a sandbox
+//! refuses `memfd_create`, no descriptor is left) a segment is memory of this process alone.
 //!
 //! A segment's addresses are never unmapped before the pool is dropped, since adapters know them. What is
 //! free keeps its memory for a while, by how much was in use lately (`spare`), and then gives it back to the
@@ -49,7 +50,8 @@ const MAX_SEGMENTS: usize = 1024;
 struct Segment {
     id: u32,
     map: Mapping,
-    fd: OwnedFd,
+    /// None: memory of this process alone.
+    fd: Option<OwnedFd>,
     /// Nobody but this mapping can change the file.
     sealed: bool,
     free: FreeList,
@@ -93,7 +95,7 @@ impl Segment {
         while given < most
             && let Some(run) = self.used.take_run(&whole, most - given)
         {
-            if self.map.advise_remove(run.start * HUGE, run.len() * HUGE).is_err() {
+            if self.forget(run.start * HUGE, run.len() * HUGE).is_err() {
                 // Somebody has sealed it, or the system cannot.
                 self.sealed = true;
                 self.used.insert(run);
@@ -102,6 +104,13 @@ impl Segment {
             given += run.len();
         }
         given
+    }
+
+    fn forget(&self, offset: usize, len: usize) -> std::io::Result<()> {
+        match self.fd {
+            Some(_) => self.map.advise_remove(offset, len),
+            None => self.map.advise_unneeded(offset, len),
+        }
     }
 
     /// Puts a new file in the place of the one that peers may have mapped, whose memory goes once they
@@ -114,7 +123,7 @@ impl Segment {
         self.map.advise_huge();
         // One that could not be sealed is not passed to peers.
         let _ = sys::seal_future_write(&fd);
-        self.fd = fd;
+        self.fd = Some(fd);
         self.id = NEXT.fetch_add(1, Ordering::Relaxed);
         self.used = Pages::new(self.map.len() / HUGE);
         true
@@ -278,11 +287,19 @@ impl Pool {
         let failed = |e: std::io::Error| {
             Status::os(format_args!("shared memory segment of {size} bytes"), &e)
         };
-        let fd = new_file(size).map_err(failed)?;
-        let map = Mapping::aligned(sys::borrow(&fd), size, HUGE).map_err(failed)?;
+        let fd = match new_file(size) {
+            Ok(fd) => Some(fd),
+            Err(e) => {
+                let text = format_args!("pool segment of {size} bytes is not shared: memory file: {e}");
+                crate::log::info(text);
+                None
+            }
+        };
+        let map = Mapping::aligned(fd.as_ref().map(sys::borrow), size, HUGE).map_err(failed)?;
         map.advise_huge();
         // Where the system cannot, shm peers are not passed this segment.
-        let sealed = !self.private.load(Ordering::Relaxed) && sys::seal_future_write(&fd).is_ok();
+        let shared = !self.private.load(Ordering::Relaxed);
+        let sealed = shared && fd.as_ref().is_some_and(|fd| sys::seal_future_write(fd).is_ok());
         let mut free = FreeList::default();
         free.insert(0, size);
         let used = Pages::new(size / HUGE);
@@ -412,7 +429,7 @@ impl Pool {
         let inner = self.inner.lock();
         let describe = |s: &Segment| PoolSegment {
             id: s.id,
-            fd: s.fd.as_raw_fd(),
+            fd: s.fd.as_ref().map(AsRawFd::as_raw_fd),
             addr: s.map.ptr().addr() as u64,
             len: s.map.len() as u64,
         };

@@ -224,7 +224,7 @@ impl ShmAdapter {
             closer: Arc::default(),
             map_budget: Arc::new(MapBudget::host()),
         };
-        let greeter = Greeter::open(&core, socket).map_err(os("shm: Unix socket"))?;
+        let greeter = Greeter::open(&core, socket).map_err(os("shm: Unix socket, or timer"))?;
         let caps = Caps {
             provider: ProviderKind::Shm,
             max_send: MAX_SEND,

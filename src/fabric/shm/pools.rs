@@ -40,8 +40,9 @@ impl LocalPools {
         if self.0.iter().any(|s| s.id == segment.id) {
             return Ok(None);
         }
+        let Some(fd) = segment.fd else { return Ok(None) };
         // SAFETY: the contract of PoolSegment: the pool keeps the descriptor open.
-        let fd = unsafe { BorrowedFd::borrow_raw(segment.fd) };
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         let fd =
             fd.try_clone_to_owned().map_err(|e| Status::os("pool segment's descriptor", &e))?;
         if let Err(e) = sys::seal_future_write(&fd) {
@@ -226,7 +227,7 @@ mod tests {
         let file = sys::memfd(c"pool", 4096).unwrap();
         let map = sys::Mapping::shared(sys::borrow(&file), 4096, true).unwrap();
         let mut pools = LocalPools::default();
-        let (fd, addr) = (file.as_raw_fd(), map.ptr().addr() as u64);
+        let (fd, addr) = (Some(file.as_raw_fd()), map.ptr().addr() as u64);
         let segment = PoolSegment { id: 1, fd, addr, len: 4096 };
         assert_eq!(pools.add(segment), Ok(None));
         let (_, passed) = pools.get(1).unwrap();
@@ -239,12 +240,16 @@ mod tests {
         unsafe { map.ptr().write_volatile(1) };
         // Another one in its place.
         let other = sys::memfd(c"pool", 4096).unwrap();
-        assert_eq!(pools.add(PoolSegment { id: 2, fd: other.as_raw_fd(), ..segment }), Ok(Some(1)));
+        assert_eq!(pools.add(PoolSegment { id: 2, fd: Some(other.as_raw_fd()), ..segment }), Ok(Some(1)));
         assert!(pools.get(1).is_none() && pools.find(addr, 4096) == Some((2, 0)));
         // One that cannot be sealed is not offered.
         let plain = std::fs::File::open("/dev/zero").unwrap();
-        let unsealed = PoolSegment { id: 3, fd: plain.as_raw_fd(), addr: 1 << 40, len: 4096 };
+        let fd = Some(plain.as_raw_fd());
+        let unsealed = PoolSegment { id: 3, fd, addr: 1 << 40, len: 4096 };
         assert_eq!(pools.add(unsealed), Ok(None));
         assert!(pools.get(3).is_none());
+        // Nor is one without a file.
+        assert_eq!(pools.add(PoolSegment { id: 4, fd: None, ..unsealed }), Ok(None));
+        assert!(pools.get(4).is_none());
     }
 }

@@ -162,14 +162,15 @@ impl Mapping {
         writable: bool,
     ) -> io::Result<Mapping> {
         let map = Mapping::reserve(head + 2 * ring)?;
-        map.place(0, head + ring, fd, 0, writable)?;
-        map.place(head + ring, ring, fd, head, writable)?;
+        map.place(0, head + ring, Some(fd), 0, writable)?;
+        map.place(head + ring, ring, Some(fd), head, writable)?;
         map.keep_from_children(0, map.len)?;
         Ok(map)
     }
 
-    /// Maps the first `len` bytes of `fd`, shared and writable, at a multiple of `align`.
-    pub(crate) fn aligned(fd: BorrowedFd<'_>, len: usize, align: usize) -> io::Result<Mapping> {
+    /// Maps the first `len` bytes of `fd`, shared, or without one memory of this process alone, writable, at a multiple of
+    /// `align`.
+    pub(crate) fn aligned(fd: Option<BorrowedFd<'_>>, len: usize, align: usize) -> io::Result<Mapping> {
         let size = len.checked_add(align).ok_or(io::ErrorKind::OutOfMemory)?;
         let whole = Mapping::reserve(size)?;
         let skip = whole.ptr.as_ptr().align_offset(align);
@@ -189,23 +190,28 @@ impl Mapping {
         }
     }
 
-    /// Maps `len` bytes of `fd` from `offset` over the reserved range at `at`.
+    /// Maps `len` bytes of `fd` from `offset`, or without one memory of this process alone, over the reserved range at `at`.
     fn place(
         &self,
         at: usize,
         len: usize,
-        fd: BorrowedFd<'_>,
+        fd: Option<BorrowedFd<'_>>,
         offset: usize,
         writable: bool,
     ) -> io::Result<()> {
         debug_assert!(at + len <= self.len);
-        let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+        let (kind, fd) = match &fd {
+            Some(fd) => (libc::MAP_SHARED, fd.as_raw_fd()),
+            // As with a file, memory counts from its first use on.
+            None => (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1),
+        };
+        let flags = kind | libc::MAP_FIXED;
         let prot = protection(writable);
         let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
         // SAFETY: the range lies inside this mapping, in a part that nobody uses.
         let ptr = unsafe {
             let addr = self.ptr.as_ptr().add(at).cast();
-            libc::mmap(addr, len, prot, flags, fd.as_raw_fd(), offset)
+            libc::mmap(addr, len, prot, flags, fd, offset)
         };
         if ptr == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -215,7 +221,7 @@ impl Mapping {
 
     /// Puts `fd`, which has the same length, in the place of the file that was mapped, writable.
     pub(crate) fn replace(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        self.place(0, self.len, fd, 0, true)?;
+        self.place(0, self.len, Some(fd), 0, true)?;
         // The new file is in place, whether or not this can be done; it was possible before.
         let _ = self.keep_from_children(0, self.len);
         Ok(())
@@ -229,13 +235,22 @@ impl Mapping {
 
     /// Gives the memory of a part of a shared file back to the system; it reads as zero then.
     pub(crate) fn advise_remove(&self, offset: usize, len: usize) -> io::Result<()> {
+        self.forget(offset, len, libc::MADV_REMOVE)
+    }
+
+    /// The same for memory of this process alone.
+    pub(crate) fn advise_unneeded(&self, offset: usize, len: usize) -> io::Result<()> {
+        self.forget(offset, len, libc::MADV_DONTNEED)
+    }
+
+    fn forget(&self, offset: usize, len: usize, how: libc::c_int) -> io::Result<()> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         // SAFETY: the range lies inside this mapping; the caller has no live data in it.
         check(unsafe {
             let addr = self.ptr.as_ptr().add(offset).cast();
-            libc::madvise(addr, len, libc::MADV_REMOVE)
+            libc::madvise(addr, len, how)
         })
         .map(drop)
     }

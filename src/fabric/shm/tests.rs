@@ -387,7 +387,7 @@ fn a_pool_segment_is_used_once_the_peer_has_it() {
         assert_eq!(unsafe { libc::ftruncate(file.as_raw_fd(), LEN as i64) }, 0);
         let map = sys::Mapping::shared(sys::borrow(&file), LEN, true).unwrap();
         let addr = map.ptr().addr() as u64;
-        let fd = file.as_raw_fd();
+        let fd = Some(file.as_raw_fd());
         a.add_pool(PoolSegment { id: 7, fd, addr, len: LEN as u64 }).unwrap();
         let mut target = vec![0u8; LEN];
         let base = target.as_mut_ptr().addr() as u64;

@@ -253,7 +253,7 @@ fn a_pool_segment_that_one_adapter_refused_is_offered_again() {
         adapters[kind] = Some(AnyAdapter::Other(Box::new(one)));
     }
     let mut regions = Regions::default();
-    let segment = PoolSegment { id: 0, fd: -1, addr: A, len: 1 << 20 };
+    let segment = PoolSegment { id: 0, fd: None, addr: A, len: 1 << 20 };
     let refused = regions.add_segment(&mut adapters, segment).unwrap_err();
     assert_eq!((refused.code, *offers.lock()), (Code::ResourceExhausted, 2));
     assert!(regions.find(KIND, A, 1 << 20, 0).is_some(), "registered all the same");

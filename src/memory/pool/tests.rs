@@ -90,7 +90,7 @@ fn resident(pool: &Pool) -> usize {
         // SAFETY: an all-zero stat is a valid value, and a valid place for the result.
         unsafe {
             let mut st: libc::stat = std::mem::zeroed();
-            assert_eq!(libc::fstat(segment.fd, &mut st), 0);
+            assert_eq!(libc::fstat(segment.fd.unwrap(), &mut st), 0);
             st.st_blocks as usize * 512
         }
     };
@@ -172,7 +172,7 @@ fn r14_a_segment_is_sealed_before_anybody_sees_it() {
     for round in 0..2 {
         let segment = pool.segments()[0];
         assert_eq!(segment.id == first, round == 0);
-        let path = format!("/proc/self/fd/{}", segment.fd);
+        let path = format!("/proc/self/fd/{}", segment.fd.unwrap());
         let file = std::fs::File::options().read(true).write(true).open(path).unwrap().into();
         assert!(Mapping::shared(sys::borrow(&file), 4096, true).is_err());
         assert!(Mapping::shared(sys::borrow(&file), 4096, false).is_ok());
@@ -257,4 +257,54 @@ fn short_blocks_are_used_again_and_are_in_nobodys_way() {
     assert_eq!(pool.usage(), (SEGMENT, SEGMENT));
     pool.free(whole).unwrap();
     assert!(!pool.inner.lock().settle_short());
+}
+
+/// From now on the system refuses this thread new memory files, as the sandboxes of some containers do.
+fn without_memory_files() {
+    let statement = |code, k| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let call = libc::SYS_memfd_create as u32;
+    let mut filter = [
+        // The number of the call is the first word of what a filter is given.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
+        libc::sock_filter {
+            jf: 1,
+            ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call)
+        },
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the program lives through the calls; it is this thread's alone.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let mode = libc::SECCOMP_MODE_FILTER;
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program, 0, 0), 0);
+    }
+}
+
+#[test]
+fn without_memory_files_a_pool_has_memory_of_its_own() {
+    std::thread::spawn(|| {
+        without_memory_files();
+        let pool = Pool::new(1 << 30);
+        let block = filled(&pool, 48 << 20);
+        assert!(pool.segments()[0].fd.is_none(), "no peer can map it");
+        assert!(!pool.inner.lock().segments[0].sealed);
+        pool.free(block).unwrap();
+        // What is free goes back, and reads as zero then.
+        let later = Instant::now() + Duration::from_secs(3600);
+        for _ in 0..20 {
+            pool.trim(later);
+        }
+        let held = pool.inner.lock().held;
+        assert!(held < 48 << 20, "{held} bytes are kept");
+        let again = pool.alloc(48 << 20).unwrap();
+        assert_eq!(again, block);
+        // SAFETY: the block has so many bytes.
+        let content = unsafe { std::slice::from_raw_parts(again, 48 << 20) };
+        assert!(content.iter().filter(|&&byte| byte == 0).count() >= (48 << 20) - held);
+        pool.free(again).unwrap();
+    })
+    .join()
+    .unwrap();
 }
