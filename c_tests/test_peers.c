@@ -112,6 +112,26 @@ static void nobody_listens(void) {
   CHECK_MSG(r->code == RDMA_DEADLINE_EXCEEDED || r->code == RDMA_UNAVAILABLE, "recv: %s", rdma_code_name(r->code));
 }
 
+/* A message that was never sent says what the tries to connect met, as a receive by name does. */
+static void messages_tell_why_there_is_no_connection(void) {
+  char address[64], text[1024], byte;
+  rdma_mgr_t *m = mgr_new("alpha", NULL);
+  rdma_msg_options_t options;
+  free_port(address);
+  CHECK_OK(rdma_mgr_add_peer(m, "beta", address));
+  CHECK_OK(rdma_msg_options_init(&options, sizeof options));
+  options.timeout_ms = 400;
+  CHECK_BAD(RDMA_DEADLINE_EXCEEDED, rdma_msg_send(m, number_of(m, "beta"), 0, 0, "x", 1, &options));
+  rdma_last_error(text, sizeof text);
+  CHECK_HAS(text, "cannot connect to 'beta'");
+  CHECK_HAS(text, "not connected");
+  CHECK_BAD(RDMA_DEADLINE_EXCEEDED,
+            rdma_msg_recv(m, number_of(m, "beta"), 0, 0, RDMA_MSG_TAG_MASK, &byte, 1, &options, NULL));
+  rdma_last_error(text, sizeof text);
+  CHECK_HAS(text, "cannot connect to 'beta'");
+  CHECK_HAS(text, "no message came");
+}
+
 static void unknown_peer(void) {
   rdma_mgr_t *m = mgr_new("alpha", NULL);
   rdma_peer_info_t i;
@@ -309,7 +329,7 @@ static void wait_for_something(void) {
 
 static const test_case cases[] = {
     CASE(connect_and_info), CASE(disconnect_and_again), CASE(connect_start_only), CASE(both_connect_at_once),
-    CASE(nobody_listens), CASE(unknown_peer), CASE(wrong_name), CASE(no_manager_answers), CASE(blobs), CASE(secrets),
+    CASE(nobody_listens), CASE(messages_tell_why_there_is_no_connection), CASE(unknown_peer), CASE(wrong_name), CASE(no_manager_answers), CASE(blobs), CASE(secrets),
     CASE(listening), CASE(ipv6), CASE(event_fd), CASE(wait_for_something),
 };
 TEST_MAIN(cases)

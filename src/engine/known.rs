@@ -61,6 +61,17 @@ impl Peer {
         self.preferred.or_else(|| self.channels.first().copied())
     }
 
+    /// Its name, and why there is no connection to it.
+    pub(super) fn told(&self) -> String {
+        let met = match &self.last_error {
+            _ if !self.channels.is_empty() => return format!("peer '{}'", self.name),
+            // It was connected before; what ended that explains more than no try at all.
+            Some(e) if self.tries.is_empty() => e.message.clone(),
+            _ => self.tries.text(),
+        };
+        format!("peer '{}' ({met})", self.name)
+    }
+
     /// Nothing refers to it, and nothing is lost with it.
     fn is_forgettable(&self) -> bool {
         self.guest

@@ -116,15 +116,7 @@ impl Engine {
         let peer = r.peer;
         r.deadline = u64::MAX;
         let from = match peer.and_then(|p| self.peers.get(p)) {
-            Some(p) if p.channels.is_empty() => {
-                let met = match &p.last_error {
-                    // It was connected before; what ended that explains more than no try at all.
-                    Some(e) if p.tries.is_empty() => e.message.clone(),
-                    _ => p.tries.text(),
-                };
-                format!(" from peer '{}' ({met})", p.name)
-            }
-            Some(p) => format!(" from peer '{}'", p.name),
+            Some(p) => format!(" from {}", p.told()),
             None => String::new(),
         };
         let text = format!("{named}{from}: {state} after {seconds:.3} s");

@@ -332,9 +332,20 @@ impl Engine {
         }
         let from = op.wanted.from.index();
         let full = matches!(op.state, State::Posted) && self.is_full_of_offers(from);
+        let peer = from.and_then(|peer| self.peers.get(peer));
+        let apart = peer.is_some_and(|p| p.channels.is_empty());
+        let whom = match peer {
+            // This manager itself, or one that nobody has tried to reach.
+            Some(p) if p.tries.is_empty() && p.last_error.is_none() => {
+                format!(" with peer '{}'", p.name)
+            }
+            Some(p) => format!(" with {}", p.told()),
+            None => String::new(),
+        };
         let Some(op) = self.messages.ops.get_mut(index) else { return };
         let seconds = op.deadline.saturating_sub(op.started) as f64 / 1e9;
         let state = match op.state {
+            State::Queued | State::Gathering { .. } if apart => "not connected",
             State::Queued | State::Gathering { .. } => "waited to be sent",
             State::Offered { .. } | State::Unmatched { .. } | State::Own { .. } => {
                 "no receive met it"
@@ -345,9 +356,6 @@ impl Engine {
         };
         let Envelope { comm, tag } = op.envelope();
         op.deadline = u64::MAX;
-        let name =
-            self.peer_name(self.messages.ops.get(index).and_then(|op| op.wanted.from.index()));
-        let whom = if name.is_empty() { String::new() } else { format!(" with peer '{}'", &*name) };
         let text = format!(
             "message of tag {tag:#x}, communicator {comm}{whom}: {state} after {seconds:.3} s"
         );
