@@ -290,7 +290,8 @@ impl Pool {
         let fd = match new_file(size) {
             Ok(fd) => Some(fd),
             Err(e) => {
-                let text = format_args!("pool segment of {size} bytes is not shared: memory file: {e}");
+                let text =
+                    format_args!("pool segment of {size} bytes is not shared: memory file: {e}");
                 crate::log::info(text);
                 None
             }

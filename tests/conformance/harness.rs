@@ -101,7 +101,12 @@ impl Pool {
     }
 
     fn segment(&self) -> PoolSegment {
-        PoolSegment { id: 1, fd: Some(self.fd.as_raw_fd()), addr: self.base as u64, len: POOL as u64 }
+        PoolSegment {
+            id: 1,
+            fd: Some(self.fd.as_raw_fd()),
+            addr: self.base as u64,
+            len: POOL as u64,
+        }
     }
 
     /// Fresh zero bytes, never given back.

@@ -240,7 +240,10 @@ mod tests {
         unsafe { map.ptr().write_volatile(1) };
         // Another one in its place.
         let other = sys::memfd(c"pool", 4096).unwrap();
-        assert_eq!(pools.add(PoolSegment { id: 2, fd: Some(other.as_raw_fd()), ..segment }), Ok(Some(1)));
+        assert_eq!(
+            pools.add(PoolSegment { id: 2, fd: Some(other.as_raw_fd()), ..segment }),
+            Ok(Some(1))
+        );
         assert!(pools.get(1).is_none() && pools.find(addr, 4096) == Some((2, 0)));
         // One that cannot be sealed is not offered.
         let plain = std::fs::File::open("/dev/zero").unwrap();

@@ -170,7 +170,11 @@ impl Mapping {
 
     /// Maps the first `len` bytes of `fd`, shared, or without one memory of this process alone, writable, at a multiple of
     /// `align`.
-    pub(crate) fn aligned(fd: Option<BorrowedFd<'_>>, len: usize, align: usize) -> io::Result<Mapping> {
+    pub(crate) fn aligned(
+        fd: Option<BorrowedFd<'_>>,
+        len: usize,
+        align: usize,
+    ) -> io::Result<Mapping> {
         let size = len.checked_add(align).ok_or(io::ErrorKind::OutOfMemory)?;
         let whole = Mapping::reserve(size)?;
         let skip = whole.ptr.as_ptr().align_offset(align);

@@ -266,10 +266,7 @@ fn without_memory_files() {
     let mut filter = [
         // The number of the call is the first word of what a filter is given.
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
-        libc::sock_filter {
-            jf: 1,
-            ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call)
-        },
+        libc::sock_filter { jf: 1, ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call) },
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
     ];
