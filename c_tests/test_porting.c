@@ -1,6 +1,7 @@
 /* What a parameter server needs of the library: requests from the first moment on, names that are
  * learned, being woken, flushing, hearing of what ends and of who comes and goes. */
 #include "harness.h"
+#include <errno.h>
 #include <poll.h>
 #include <pthread.h>
 
@@ -326,7 +327,7 @@ static void r23_event_fd_is_a_getter(void) {
   for (int i = 0; i < 1000; i++) {
     CHECK_OK(rdma_mgr_event_fd(m, &again));
     CHECK_INT(fd, again);
-    CHECK_INT(0, poll(&p, 1, 0));
+    CHECK_INT(0, TEMP_FAILURE_RETRY(poll(&p, 1, 0)));
   }
   CHECK_OK(rdma_mgr_wake(m)); /* this does */
   CHECK_INT(1, poll(&p, 1, 20000));

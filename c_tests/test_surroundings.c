@@ -4,58 +4,16 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/resource.h>
 #include <time.h>
 
-static int64_t deadline = 20000;
-static void with_deadline(rdma_mgr_options_t *o) { o->timeout_ms = deadline; }
-
-/* A manager, and a child that tours with it. */
-typedef struct ends {
-  tourist t;
-  proc *child;
-} ends;
-
-static rdma_code_t together(ends *e, int64_t child_ms, int child_rounds) {
-  char mine[256], theirs[256], ms[24], rounds[24];
-  memset(e, 0, sizeof *e);
-  e->t = (tourist){.name = "alpha", .other = "beta", .rank = 0, .timeout_ms = deadline};
-  snprintf(ms, sizeof ms, "%lld", (long long)child_ms);
-  snprintf(rounds, sizeof rounds, "%d", child_rounds);
-  e->t.at = "rdma_mgr_create";
-  rdma_code_t code = mgr_try("alpha", with_deadline, &e->t.mgr);
-  if (code != RDMA_OK) return rdma_last_error(e->t.why, sizeof e->t.why), code;
-  snprintf(mine, sizeof mine, "%s:0", env.host);
-  size_t len = 0;
-  e->t.at = "rdma_mgr_listen";
-  code = rdma_mgr_listen(e->t.mgr, mine, mine, sizeof mine, &len);
-  if (code != RDMA_OK) return rdma_last_error(e->t.why, sizeof e->t.why), code;
-  char listen[256];
-  snprintf(listen, sizeof listen, "%s:0", peer_host());
-  e->child = proc_start("tour", (const char *const[]){"beta", listen, "alpha", mine, ms, rounds, NULL});
-  snprintf(theirs, sizeof theirs, "%s", proc_expect(e->child, "addr "));
-  e->t.at = "rdma_mgr_add_peer";
-  code = rdma_mgr_add_peer(e->t.mgr, "beta", theirs);
-  if (code != RDMA_OK) return rdma_last_error(e->t.why, sizeof e->t.why), code;
-  return tour_begin(&e->t);
-}
-
-static void apart(ends *e) {
-  mgr_end(e->t.mgr);
-  tour_end(&e->t);
-}
-
-#define CHECK_ROUND(e, code) \
-  CHECK_MSG((code) == RDMA_OK, "%s: %s: %s", (e)->t.at, rdma_code_name(code), (e)->t.why)
-
 static void a_tour(void) {
-  ends e;
-  rdma_code_t code = together(&e, deadline, 12);
+  tour_ends e;
+  rdma_code_t code = tour_together(&e, tour_deadline_ms, 12);
   for (int round = 0; code == RDMA_OK && round < 12; round++) code = tour_round(&e.t, round);
-  CHECK_ROUND(&e, code);
-  CHECK_HAS(proc_expect(e.child, "ended "), "OK ");
-  CHECK_INT(0, proc_finish(e.child));
-  apart(&e);
+  CHECK_TOUR(&e, code);
+  CHECK_HAS(tour_word(e.child, "ended "), "OK ");
+  CHECK_INT(0, tour_finish(e.child));
+  tour_apart(&e);
 }
 
 /* ---- peers that are stopped ---- */
@@ -69,7 +27,7 @@ typedef struct stopper {
   pid_t pid;
   _Atomic bool over;
   unsigned seed;
-  int stops;
+  int longest_ms, stops;
 } stopper;
 
 static void *stop_now_and_then(void *arg) {
@@ -77,7 +35,7 @@ static void *stop_now_and_then(void *arg) {
   while (!atomic_load(&s->over)) {
     sleep_ms(rand_r(&s->seed) % 60);
     kill(s->pid, SIGSTOP);
-    sleep_ms(rand_r(&s->seed) % 500);
+    sleep_ms(rand_r(&s->seed) % s->longest_ms);
     kill(s->pid, SIGCONT);
     s->stops++;
   }
@@ -85,19 +43,21 @@ static void *stop_now_and_then(void *arg) {
 }
 
 static void a_peer_that_is_stopped_loses_nothing(void) {
-  ends e;
+  tour_ends e;
   pthread_t thread;
-  rdma_code_t code = together(&e, 60000, 0);
-  CHECK_ROUND(&e, code);
-  stopper s = {.pid = e.child->pid, .seed = (unsigned)now_ms()};
+  rdma_code_t code = tour_together(&e, 60000, 0);
+  CHECK_TOUR(&e, code);
+  const char *given = getenv("RDMA_TEST_STOP_MS"); /* for longer stops by hand: below the peer timeout */
+  int longest = given ? atoi(given) : 500;
+  stopper s = {.pid = e.child->pid, .seed = (unsigned)now_ms(), .longest_ms = longest};
   CHECK(pthread_create(&thread, NULL, stop_now_and_then, &s) == 0);
-  int64_t until = lived_ms() + 6000;
+  int64_t until = lived_ms() + 12 * longest;
   for (int round = 0; code == RDMA_OK && lived_ms() < until; round++) code = tour_round(&e.t, round);
   atomic_store(&s.over, true);
   pthread_join(thread, NULL);
   printf("    seed %u, %d stops\n", s.seed, s.stops);
-  CHECK_ROUND(&e, code);
-  apart(&e);
+  CHECK_TOUR(&e, code);
+  tour_apart(&e);
   proc_kill(e.child);
 }
 
@@ -129,11 +89,11 @@ static bool waits_for_anybody(const char *what) {
 
 /* One life of a child; how many rounds it lived for. */
 static int one_life(int64_t after_us) {
-  ends e;
+  tour_ends e;
   pthread_t thread;
   killer k = {.after_us = after_us};
-  rdma_code_t code = together(&e, deadline, 0);
-  CHECK_ROUND(&e, code);
+  rdma_code_t code = tour_together(&e, tour_deadline_ms, 0);
+  CHECK_TOUR(&e, code);
   k.pid = e.child->pid;
   CHECK(pthread_create(&thread, NULL, kill_later, &k) == 0);
   int round = 0;
@@ -143,19 +103,19 @@ static int one_life(int64_t after_us) {
   bool waits = e.t.since >= killed || waits_for_anybody(e.t.at);
   CHECK_MSG(code == RDMA_UNAVAILABLE || (waits && code == RDMA_DEADLINE_EXCEEDED), "after %lld us, %s: %s: %s",
             (long long)after_us, e.t.at, rdma_code_name(code), e.t.why);
-  CHECK_MSG(late < patience(deadline + 3000), "after %lld us, %s ended %lld ms late", (long long)after_us, e.t.at,
+  CHECK_MSG(late < patience(tour_deadline_ms + 3000), "after %lld us, %s ended %lld ms late", (long long)after_us, e.t.at,
             (long long)late);
   proc_kill(e.child);
-  apart(&e);
+  tour_apart(&e);
   return round;
 }
 
 static void peers_that_are_killed_leave_nothing(void) {
   const char *given = getenv("RDMA_TEST_LIVES");
-  int lives = given ? atoi(given) : 25, rounds = 0;
+  int lives = given ? atoi(given) : 12, rounds = 0;
   unsigned seed = (unsigned)now_ms();
   printf("    seed %u\n", seed);
-  deadline = 1500;
+  tour_deadline_ms = 1500;
   for (int i = 0; i < 3; i++) one_life(20000); /* what the first ones allocate for good */
   int fds = count_fds(), threads = count_threads(), maps = count_maps();
   size_t rss = rss_bytes();
@@ -168,7 +128,79 @@ static void peers_that_are_killed_leave_nothing(void) {
   CHECK(rss_bytes() <= rss + 48 * MIB);
 }
 
+/* ---- limits ---- */
+/* A tour whose second end reaches a limit: both ends go on, or end with a code that tells, in time. Memory that runs out may end
+ * the process (docs/reliability.md), other limits not. The child's word, or NULL. */
+static const char *limited(const char *limit, bool may_abort) {
+  static char said[1024];
+  tour_ends e;
+  tour_child_limit = limit;
+  int64_t start = lived_ms();
+  rdma_code_t code = tour_together(&e, tour_deadline_ms, 4);
+  for (int round = 0; code == RDMA_OK && round < 4; round++) code = tour_round(&e.t, round);
+  int64_t took = lived_ms() - start;
+  static const rdma_code_t fair[] = {RDMA_OK,        RDMA_UNAVAILABLE, RDMA_DEADLINE_EXCEEDED, RDMA_CANCELLED,
+                                     RDMA_NOT_FOUND, RDMA_RESOURCE_EXHAUSTED, RDMA_INVALID_ARGUMENT, RDMA_FAILED_PRECONDITION};
+  bool is_fair = false;
+  for (size_t i = 0; i < COUNT_OF(fair); i++) is_fair |= code == fair[i];
+  CHECK_MSG(is_fair, "%s: %s: %s: %s", limit, e.t.at, rdma_code_name(code), e.t.why);
+  CHECK_MSG(took < 2 * tour_deadline_ms + patience(8000), "%s: %s ended after %lld ms", limit, e.t.at, (long long)took);
+  if (e.t.mgr) mgr_end(e.t.mgr);
+  const char *end = e.child ? tour_word(e.child, "ended ") : NULL;
+  snprintf(said, sizeof said, "%.*s", end ? (int)strcspn(end, "\n") : 0, end ? end : "");
+  int status = e.child ? tour_finish(e.child) : 0;
+  CHECK_MSG(status == 0 || (may_abort && status == 128 + SIGABRT), "%s: the child ended with %d: %s", limit, status, said);
+  tour_end(&e.t);
+  return said;
+}
+
+static void descriptors_run_out(void) {
+  char limit[64];
+  int ends = 0, whole = 0;
+  tour_deadline_ms = 3000;
+  for (int room = 0; room < 40; room += 2) {
+    snprintf(limit, sizeof limit, "descriptors=%d", room);
+    bool ok = strncmp(limited(limit, false), "OK", 2) == 0;
+    ends += !ok, whole += ok;
+  }
+  unsigned seed = (unsigned)now_ms();
+  printf("    seed %u\n", seed);
+  for (int i = 0; i < 20; i++) {
+    snprintf(limit, sizeof limit, "descriptors=%d@%d", rand_r(&seed) % 4, rand_r(&seed) % 60000);
+    bool ok = strncmp(limited(limit, false), "OK", 2) == 0;
+    ends += !ok, whole += ok;
+  }
+  printf("    %d tours ended early, %d were whole\n", ends, whole);
+  CHECK(whole > 0 && ends > 0);
+}
+
+/* No file may be written, so that no memory file can be made; no memory may be locked. */
+static void files_and_locked_memory(void) {
+  CHECK_HAS(limited("locked=0", false), "OK");
+  const char *said = limited("files=0", false);
+  if (!is_provider("shm")) CHECK_HAS(said, "OK"); /* shm itself is made of such files */
+  else CHECK_HAS(said, "RESOURCE_EXHAUSTED");
+}
+
+static void address_space_runs_out(void) {
+  char limit[64];
+  int ends = 0, whole = 0;
+  if (is_sanitized()) skip("a sanitizer needs all of the address space");
+  tour_deadline_ms = 3000;
+  unsigned seed = (unsigned)now_ms();
+  printf("    seed %u\n", seed);
+  for (int i = 0; i < 24; i++) {
+    int kib = 1 << rand_r(&seed) % 18;
+    if (i % 2) snprintf(limit, sizeof limit, "memory=%d", kib);
+    else snprintf(limit, sizeof limit, "memory=%d@%d", kib, rand_r(&seed) % 60000);
+    bool ok = strncmp(limited(limit, true), "OK", 2) == 0;
+    ends += !ok, whole += ok;
+  }
+  printf("    %d tours ended early, %d were whole\n", ends, whole);
+}
+
 static const test_case cases[] = {
+    SLOW(descriptors_run_out, 400), CASE(files_and_locked_memory), SLOW(address_space_runs_out, 300),
     SLOW(a_tour, 120), SLOW(a_peer_that_is_stopped_loses_nothing, 180), SLOW(peers_that_are_killed_leave_nothing, 300),
 };
 static const test_role roles[] = {{"tour", tour_role}};

@@ -389,7 +389,7 @@ static void a_wait_ends_with_the_manager(void) {
   waiter w[2] = {{.mgr = p.a, .buffer = a}, {.mgr = p.a, .buffer = a, .send = true}};
   pthread_t thread[2];
   for (int i = 0; i < 2; i++) CHECK(pthread_create(&thread[i], NULL, wait_here, &w[i]) == 0);
-  usleep(30000);
+  pump_for(30); /* a signal does not cut it short */
   mgr_end(p.a);
   for (int i = 0; i < 2; i++) {
     CHECK(count_reached(&w[i].returned, 1, 20000));

@@ -1,5 +1,9 @@
 /* One way of each kind between two processes. */
 #include "tour.h"
+#include <pthread.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <time.h>
 
 enum { COMM = 7, ADDRESSES = 8, HANDLER = 11, SLOT = 5, HEAD = 40 };
 static const size_t sizes[] = {0, 8, 3000, 65539, TOUR_BYTES};
@@ -154,11 +158,22 @@ static rdma_code_t messages(tourist *t, int round) {
 }
 
 /* ---- active messages: the handler checks, and the end is told by a usual message ---- */
+/* What callbacks may call: a tensor and its end, texts. It takes stack below the call that runs the callback. */
+static void call_inside(rdma_mgr_t *mgr, int64_t step) {
+  static char content[12 * 1024], text[1 << 16];
+  size_t len = 0;
+  rdma_tensor_t tensor;
+  CHECK_OK(rdma_tensor_init(&tensor, sizeof tensor));
+  tensor.data = content, tensor.nbytes = sizeof content;
+  CHECK_OK(rdma_send(mgr, "inside", 6, step, &tensor, NULL, NULL, NULL));
+  CHECK_OK(rdma_step_cleanup(mgr, step));
+  CHECK_OK(rdma_mgr_stats_json(mgr, text, sizeof text, &len));
+}
+
 static uint32_t on_active(rdma_mgr_t *mgr, const rdma_msg_status_t *status, const void *data, void *userdata) {
   tourist *t = userdata;
-  (void)mgr;
   if (mismatch(data, status->bytes, status->tag) >= 0) atomic_store(&t->active_bad, 1);
-  atomic_fetch_add(&t->active_came, 1);
+  call_inside(mgr, 1000000 + atomic_fetch_add(&t->active_came, 1));
   return RDMA_MSG_HANDLED;
 }
 
@@ -257,7 +272,7 @@ rdma_code_t tour_begin(tourist *t) {
   size_t n = 0;
   t->why[0] = 0;
   t->out = calloc(1, TOUR_BYTES), t->in = calloc(1, TOUR_BYTES);
-  CHECK(t->out != NULL && t->in != NULL);
+  if (!t->out || !t->in) return snprintf(t->why, sizeof t->why, "no memory of the test"), RDMA_RESOURCE_EXHAUSTED;
   TRY("rdma_peer_lookup", rdma_peer_lookup(t->mgr, t->other, &t->peer));
   TRY("rdma_msg_handler", rdma_msg_handler(t->mgr, HANDLER, on_active, t));
   TRY("rdma_msg_attach", rdma_msg_attach(t->mgr, 8 * TOUR_BYTES));
@@ -286,12 +301,69 @@ void tour_end(tourist *t) {
   free(t->in);
 }
 
+/* ---- limits that are reached on the way ---- */
+/* KIND=ROOM[@US]: so much more than is used now may be used (descriptors, KiB of address space; of files and locked memory so
+ * much at all), from the beginning or from so many microseconds on. */
+typedef struct limit {
+  char kind[16];
+  long room, after_us;
+} limit;
+
+static rlim_t now_used(int resource) {
+  rlim_t pages = 0;
+  FILE *f;
+  switch (resource) {
+    case RLIMIT_NOFILE: return (rlim_t)count_fds();
+    case RLIMIT_AS:
+      f = fopen("/proc/self/statm", "re");
+      CHECK(f != NULL && fscanf(f, "%lu", &pages) == 1);
+      fclose(f);
+      return pages * (rlim_t)sysconf(_SC_PAGESIZE);
+    default: return 0;
+  }
+}
+
+static void set_limit(const limit *l) {
+  static const struct {
+    const char *kind;
+    int resource;
+    rlim_t unit;
+  } all[] = {{"descriptors", RLIMIT_NOFILE, 1}, {"memory", RLIMIT_AS, KIB}, {"files", RLIMIT_FSIZE, 1}, {"locked", RLIMIT_MEMLOCK, 1}};
+  for (size_t i = 0; i < COUNT_OF(all); i++) {
+    if (strcmp(l->kind, all[i].kind) != 0) continue;
+    struct rlimit r;
+    CHECK(getrlimit(all[i].resource, &r) == 0);
+    r.rlim_cur = now_used(all[i].resource) + (rlim_t)l->room * all[i].unit;
+    CHECK(setrlimit(all[i].resource, &r) == 0);
+    return;
+  }
+  FAIL("no limit \"%s\"", l->kind);
+}
+
+static void *limit_later(void *arg) {
+  limit *l = arg;
+  struct timespec t = {l->after_us / 1000000, l->after_us % 1000000 * 1000};
+  nanosleep(&t, NULL);
+  set_limit(l);
+  return NULL;
+}
+
+static void limit_from(const char *text) {
+  static limit l;
+  pthread_t thread;
+  if (!text[0]) return;
+  CHECK(sscanf(text, "%15[a-z]=%ld@%ld", l.kind, &l.room, &l.after_us) >= 2);
+  if (l.after_us == 0) set_limit(&l);
+  else CHECK(pthread_create(&thread, NULL, limit_later, &l) == 0 && pthread_detach(thread) == 0);
+}
+
 static int64_t tour_deadline;
 static void with_deadline(rdma_mgr_options_t *o) { o->timeout_ms = tour_deadline; }
 
 int tour_role(int argc, char **argv) {
   if (argc < 6) return 2;
   int rounds = atoi(argv[5]);
+  if (argc > 6) limit_from(argv[6]);
   char address[256] = "";
   size_t len = 0;
   tourist t = {.name = argv[0], .other = argv[2], .rank = 1, .timeout_ms = atoll(argv[4])};
