@@ -7,11 +7,15 @@ use parking_lot::Mutex;
 
 use super::{LONG, SIZES, Storm, content, is_quiet, plausible};
 use crate::api::Words;
-use crate::engine::front::message::{Memory, MessageEnd, Mode, OnMessage, Party, Sending, Wanted};
+use crate::engine::front::message::{
+    Active, ActiveFn, Memory, MessageEnd, Mode, OnMessage, Party, Sending, Wanted,
+};
 use crate::manager::{Manager, Post, Received, Timeout, Where};
 use crate::protocol::message::{Envelope, Extra};
 
-const COMM: u32 = 3;
+pub const COMM: u32 = 3;
+/// Of active messages.
+pub const HANDLER: u32 = 77;
 /// Few, so that messages and receives meet.
 const TAGS: u64 = 14;
 
@@ -44,12 +48,24 @@ fn take_back(ends: &Arc<Ends>) {
     drop(unsafe { Arc::from_raw(Arc::as_ptr(ends)) });
 }
 
-fn size(tag: u64) -> usize {
+pub fn size(tag: u64) -> usize {
     SIZES[tag as usize % SIZES.len()]
 }
 
-fn bytes(tag: u64) -> Vec<u8> {
+pub fn bytes(tag: u64) -> Vec<u8> {
     content(tag, 0, size(tag))
+}
+
+/// Active messages have what was sent: whatever of it comes along.
+pub fn handler() -> ActiveFn {
+    Arc::new(|active: &Active| {
+        let want = bytes(active.end.envelope.tag);
+        assert_eq!(active.end.len, want.len() as u64, "another length than was sent");
+        let content = active.content();
+        let whole = active.message == 0;
+        assert!(content == want || !whole && content.is_empty(), "other content than was sent");
+        false
+    })
 }
 
 fn memory(data: &[u8]) -> Where {
@@ -57,7 +73,7 @@ fn memory(data: &[u8]) -> Where {
 }
 
 impl Storm {
-    fn party(&self, node: usize, other: usize) -> Party {
+    pub fn party(&self, node: usize, other: usize) -> Party {
         self.all[node].0.peer_lookup(&self.name(other)).expect("known")
     }
 
@@ -69,8 +85,10 @@ impl Storm {
         let (data, ends): (Box<[u8]>, _) = (bytes(tag).into(), Arc::<Ends>::default());
         let mode = if self.luck.below(4) == 0 { Mode::Synchronous } else { Mode::Standard };
         let (to, timeout) = (self.party(node, to), self.message_time());
-        let envelope = Envelope { comm: COMM, tag };
-        let post = Post { to, envelope, extra: &Extra::default(), mode, timeout };
+        let active = self.luck.below(5) == 0;
+        let envelope = Envelope { comm: if active { HANDLER } else { COMM }, tag };
+        let extra = Extra { active, ..Extra::default() };
+        let post = Post { to, envelope, extra: &extra, mode, timeout };
         // SAFETY: `data` lives as long as the run.
         let begun = unsafe { self.all[node].0.message_isend(&post, memory(&data), on_end(&ends)) };
         let id = match begun {

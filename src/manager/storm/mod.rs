@@ -19,6 +19,7 @@ use crate::status::{Code, Status};
 
 mod adapter;
 mod messages;
+mod pairs;
 
 use adapter::{Disturbed, Luck};
 
@@ -48,6 +49,8 @@ struct Storm {
     sends: Vec<Transfer>,
     recvs: Vec<Transfer>,
     messages: Vec<messages::Message>,
+    pairs: Vec<pairs::Pair>,
+    unbound: Vec<pairs::Unbound>,
 }
 
 fn content(key: u64, step: i64, len: usize) -> Vec<u8> {
@@ -81,6 +84,7 @@ fn manager(index: usize, seed: u64) -> (Arc<Manager>, Arc<Mutex<Luck>>) {
         let inner = slot.take().expect("loopback");
         *slot = Some(AnyAdapter::Other(Box::new(Disturbed::new(inner.into_box(), luck.clone()))));
     }
+    manager.message_handler(messages::HANDLER, Some(messages::handler())).expect("handler");
     manager.start().expect("start");
     (manager, luck)
 }
@@ -96,7 +100,8 @@ impl Storm {
                 from.import_address(&blob).expect("import");
             }
         }
-        Storm { all, luck, sends: Vec::new(), recvs: Vec::new(), messages: Vec::new() }
+        let (sends, recvs, messages) = (Vec::new(), Vec::new(), Vec::new());
+        Storm { all, luck, sends, recvs, messages, pairs: Vec::new(), unbound: Vec::new() }
     }
 
     fn name(&self, node: usize) -> String {
@@ -161,8 +166,10 @@ impl Storm {
         let count = self.all.len() as u64;
         let node = self.luck.below(count) as usize;
         let step = self.luck.below(STEPS as u64) as i64;
-        if self.luck.below(3) == 0 {
-            return self.act_on_messages();
+        match self.luck.below(6) {
+            0..2 => return self.act_on_messages(),
+            2 => return self.act_on_pairs(),
+            _ => {}
         }
         match self.luck.below(100) {
             0..70 => {
@@ -232,6 +239,7 @@ impl Storm {
             }
         }
         self.look_at_messages();
+        self.look_at_pairs();
         for (manager, luck) in &self.all {
             let core = manager.core.lock();
             let (w, luck) = (&core.world, luck.lock());
@@ -261,7 +269,7 @@ impl Storm {
         }
     }
 
-    fn run(mut self) -> [usize; 5] {
+    fn run(mut self) -> [usize; 6] {
         let met = |s: &Storm, f: &dyn Fn(&Luck) -> usize| -> usize {
             s.all.iter().map(|(_, luck)| f(&luck.lock())).sum()
         };
@@ -276,6 +284,7 @@ impl Storm {
             (0..STEPS).for_each(|step| manager.step_cleanup(step).expect("cleanup"));
         }
         self.until("each operation ends", Storm::all_ended);
+        self.close_pairs();
         self.drain_messages();
         let well = self.recvs.iter().filter(|r| r.ends.lock()[0].is_ok()).count();
         let [late, full, cuts] =
@@ -292,7 +301,7 @@ impl Storm {
                 "memory was touched after its operation's end"
             );
         }
-        [late, full, cuts, well, self.judge_messages()]
+        [late, full, cuts, well, self.judge_messages(), self.judge_pairs()]
     }
 }
 
@@ -319,13 +328,15 @@ fn is_quiet(manager: &Manager, luck: &Luck) -> bool {
 fn storms_pass() {
     let env = |name: &str| std::env::var(name).ok().and_then(|v| v.parse().ok());
     let (from, count) = (env("STORM_FROM").unwrap_or(0), env("STORM_SEEDS").unwrap_or(20));
-    let mut met = [0; 5];
+    let mut met = [0; 6];
     for seed in from..from + count {
         println!("STORM_FROM={seed}");
         let one = Storm::new(seed).run();
-        (0..5).for_each(|i| met[i] += one[i]);
+        (0..6).for_each(|i| met[i] += one[i]);
     }
-    println!("late events, full queues, cuts, receives and messages that ended well: {met:?}");
+    println!(
+        "late events, full queues, cuts, receives, messages and sends of pairs that ended well: {met:?}"
+    );
     assert!(met.iter().all(|&n| n >= 20), "it was hardly a storm: {met:?}");
 }
 
