@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use super::messages::{COMM, bytes, size};
-use super::{LONG, Storm, content, plausible};
+use super::{LONG, Storm, content};
 use crate::engine::front::pair::{Slot, Way};
 use crate::manager::Timeout;
+use crate::status::{Code, Status};
 
 /// Each send of an end has a place of its own, at both ends.
 const PLACE: usize = 9000;
@@ -58,6 +59,13 @@ fn sent_bytes(pair: usize, end: usize, number: usize) -> Vec<u8> {
 
 fn place(number: usize) -> std::ops::Range<usize> {
     number * PLACE..(number + 1) * PLACE
+}
+
+/// A WRITE may meet a buffer that is being closed.
+fn plausible(status: &Status) {
+    if status.code != Code::PermissionDenied {
+        super::plausible(status);
+    }
 }
 
 impl Storm {
@@ -129,11 +137,14 @@ impl Storm {
         if self.luck.below(3) == 0 {
             return self.act_on_unbound();
         }
-        let (some, which) = (self.luck.below(PAIRS as u64) as usize, self.luck.below(2) as usize);
+        let (count, which) = (self.pairs.len(), self.luck.below(2) as usize);
+        let some = self.luck.below(count.max(1) as u64) as usize;
         match self.luck.below(12) {
-            0..2 if self.pairs.len() < PAIRS => self.new_pair(),
-            2..11 if some < self.pairs.len() => self.pair_send(some, which),
-            11 if some < self.pairs.len() => self.close_end(some, which),
+            0..3 if count < PAIRS => self.new_pair(),
+            3..11 if count > 0 => {
+                (0..=self.luck.below(3)).for_each(|_| self.pair_send(some, which));
+            }
+            11 if count > 0 => self.close_end(some, which),
             _ => {}
         }
     }
