@@ -55,7 +55,8 @@ impl Clock {
         self.stale.set(true);
     }
 
-    /// Reads the time, of who has read the processor's counter just now.
+    /// Reads the time, of who has read the processor's counter just now, and nobody the time since: a count from before the last real
+    /// reading would be taken for one of another processor.
     #[inline]
     pub fn read_at(&self, ticks: u64) -> u64 {
         // On a machine whose counters differ between cores this may wrap: then it is large.

@@ -220,7 +220,9 @@ impl Core {
         let mut count = 0;
         self.whole = false;
         self.last_whole = ticks;
-        let now = self.world.clock.read_at(ticks);
+        // What was handled before may have read the clock since.
+        self.world.tick();
+        let now = self.world.clock.now();
         if self.boot_ready || self.boot.pending() > 0 || now >= self.next_boot {
             count = self.poll_boot();
         }
