@@ -21,6 +21,12 @@ static void transfer(pair *p, const char *key, int64_t step) {
   op_wait(s, RDMA_OK);
 }
 
+/* Further ones may be there already when the first is told of. */
+static uint32_t most_channels(void) {
+  const char *rails = getenv("RDMA_MAX_RDMA_PER_REQUEST");
+  return rails ? (uint32_t)strtoul(rails, NULL, 10) : 1;
+}
+
 static void connect_and_info(void) {
   static const uint8_t zero[16];
   pair p = pair_new(NULL);
@@ -33,7 +39,7 @@ static void connect_and_info(void) {
   for (int k = 0; k < 3; k++) CHECK_OK(rdma_mgr_connect(p.a, "beta", CONNECT_MS)); /* idempotent */
   i = info_of(p.a, "beta");
   CHECK_INT(RDMA_PEER_CONNECTED, i.state);
-  CHECK_INT(1, i.channels);
+  CHECK(i.channels >= 1 && i.channels <= most_channels());
   CHECK(i.reason[0] != 0);
   CHECK(memcmp(i.incarnation, zero, 16) != 0);
   if (!is_provider("auto")) CHECK_STR(env.provider, i.provider);

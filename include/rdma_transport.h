@@ -3226,8 +3226,9 @@ rdma_code_t rdma_buffer_destroy(rdma_mgr_t *mgr,
  * has returned RDMA_OK, or rdma_mgr_destroy has. `addr` NULL is allowed with len 0.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `out_buffer` NULL, `addr` NULL with a length, len
- * beyond the address space; RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed
- * or in a forked child; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
+ * beyond the address space; RDMA_RESOURCE_EXHAUSTED: no memory, or 1,048,576 are there;
+ * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` is being
+ * destroyed; RDMA_INTERNAL.
  */
 rdma_code_t rdma_unbound_create(rdma_mgr_t *mgr,
                                 uint32_t comm,

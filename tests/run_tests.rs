@@ -67,9 +67,11 @@ fn r28_a_stage_that_never_ends_is_ended_and_counted() {
     assert!(!good && text.contains("'two' was not done after 0 minutes"), "{text}");
     assert!(text.lines().last().is_some_and(|l| l.ends_with(" failed, 0 skipped")), "{text}");
     // A stage that fails without a count fails; one that is misspelt is no success either.
-    let root2 = folder("fails", &[("three", "exit 3")]);
+    let root2 = folder("fails", &[("three", "echo in its own words; exit 3")]);
     let (text, good) = run(&root2, &[], &["three"]);
     assert!(!good && text.ends_with("\n0 passed, 1 failed, 0 skipped\n"), "{text}");
+    // Whatever it said is said again at the end, where a long log is not cut off.
+    assert!(text.contains("==== three: what failed\nin its own words\n"), "{text}");
     assert!(!run(&root2, &[], &["thre"]).1);
     for root in [root, root2] {
         fs::remove_dir_all(root).expect("remove");

@@ -69,6 +69,8 @@ pub struct Core {
     pub(super) meetings: super::meet::Meetings,
     /// Whose messages it logs.
     pub(super) speaker: log::Speaker,
+    /// Unbound buffers.
+    pub(super) unbound: super::unbound::AllUnbound,
 }
 
 impl Core {
@@ -94,6 +96,7 @@ impl Core {
             boot_events: Vec::new(),
             meetings: Default::default(),
             speaker,
+            unbound: Default::default(),
         }
     }
 

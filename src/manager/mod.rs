@@ -117,8 +117,6 @@ pub struct Manager {
     /// Message operations that are begun again and again.
     prepared: Mutex<messages::AllPrepared>,
     pace: Arc<staging::Pace>,
-    /// Unbound buffers.
-    unbound: Mutex<unbound::AllUnbound>,
 }
 
 // With the two counters before it in its `Arc`: no allocation of the library is more than a page, of which the list of
@@ -177,7 +175,6 @@ impl Manager {
             hears_of_ends,
             prepared: Mutex::default(),
             pace,
-            unbound: Mutex::default(),
         });
         manager.set_hooks(hooks, source);
         Ok(manager)

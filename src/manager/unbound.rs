@@ -11,53 +11,85 @@
 mod side;
 mod waits;
 
-use foldhash::HashMap;
-
 use super::*;
 use crate::api::Words;
 use crate::engine::front::message::{
     Memory, MessageEnd, Mode, OnMessage, Party, Sending, Sources, Wanted,
 };
 use crate::engine::front::pair::Way;
+use crate::engine::front::rendezvous::public_id;
+use crate::engine::slab::{CAPACITY, SLOT_MASK, Slab};
 use crate::protocol::message::{Envelope, Extra, UsualMsg};
 use side::{Lane, Peers, Side};
 
-/// The unbound buffers of a manager.
+/// The unbound buffers of a manager, behind its lock.
 #[derive(Default)]
 pub(super) struct AllUnbound {
     last: u64,
-    all: HashMap<u64, Arc<Unbound>>,
+    all: Slab<Unbound>,
+}
+
+impl AllUnbound {
+    fn insert(&mut self, comm: u32, addr: u64, len: u64) -> Result<u64, Status> {
+        if !self.all.make_room() {
+            return Err(crate::room::none(size_of::<Unbound>(), "an unbound buffer"));
+        }
+        let Some(vacancy) = self.all.vacancy() else {
+            let text = format!("there are {CAPACITY} unbound buffers already: no room for more");
+            return Err(Status::new(Code::ResourceExhausted, text));
+        };
+        self.last += 1;
+        let id = public_id(self.last, vacancy.index());
+        let (sends, recvs) = Default::default();
+        vacancy.fill(Unbound { id, comm, addr, len, gone: false, sends, recvs });
+        Ok(id)
+    }
+
+    /// The buffer of this number, unless somebody destroys it.
+    #[inline]
+    fn find(&mut self, id: u64) -> Result<&mut Unbound, Status> {
+        self.find_any(id).filter(|unbound| !unbound.gone).ok_or_else(|| unknown(id))
+    }
+
+    /// The same while it is there.
+    #[inline]
+    fn find_any(&mut self, id: u64) -> Option<&mut Unbound> {
+        let (_, unbound) = self.all.occupant_mut(id as u32)?;
+        (unbound.id == id).then_some(unbound)
+    }
+
+    fn remove(&mut self, id: u64) {
+        let index = self.all.occupant(id as u32).filter(|(_, unbound)| unbound.id == id);
+        if let Some((index, _)) = index {
+            self.all.remove(index);
+        }
+    }
 }
 
 /// One of them.
 struct Unbound {
+    id: u64,
     comm: u32,
     addr: u64,
     len: u64,
-    sends: Mutex<Side>,
-    recvs: Mutex<Side>,
+    /// It is being destroyed: nothing else begins.
+    gone: bool,
+    sends: Side,
+    recvs: Side,
 }
 
 impl Unbound {
-    fn side(&self, way: Way) -> &Mutex<Side> {
-        if way == Way::Send { &self.sends } else { &self.recvs }
+    #[inline]
+    fn side(&mut self, way: Way) -> &mut Side {
+        if way == Way::Send { &mut self.sends } else { &mut self.recvs }
     }
 
-    /// Gives up what is under way in one direction; nothing else begins there.
-    fn give_up(&self, way: Way, mut give_up: impl FnMut(u64)) {
-        let side = self.side(way);
-        side.lock().gone = true;
-        let mut at = 0;
-        loop {
-            // Not within the lock, which the ends take.
-            let next = side.lock().next_request(&mut at);
-            let Some(request) = next else { return };
-            give_up(request);
-        }
+    fn is_free(&self) -> bool {
+        self.sends.begun.is_empty() && self.recvs.begun.is_empty()
     }
 
     /// The part of its memory that an operation is about.
-    fn part(&self, offset: u64, len: u64) -> Result<Memory, Status> {
+    fn part(&self, (offset, len): (u64, u64)) -> Result<Memory, Status> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             let text = format!(
                 "{len} bytes at offset {offset} of an unbound buffer of {} bytes, allowed are those within it",
@@ -69,36 +101,76 @@ impl Unbound {
     }
 }
 
+/// An operation that begins.
+struct Beginning {
+    ticket: Ticket,
+    /// When its call began.
+    serial: u64,
+    /// Its part of the buffer.
+    memory: Memory,
+    envelope: Envelope,
+}
+
+/// An operation's place in its buffer.
+#[derive(Clone, Copy)]
+struct Ticket {
+    id: u64,
+    /// Its place among those under way.
+    number: u32,
+    way: Way,
+}
+
+impl Ticket {
+    /// What its end is told with. A buffer with an operation under way stays in its place, by which it is found.
+    fn done(self, manager: &Manager) -> OnMessage {
+        let way = usize::from(self.way == Way::Recv);
+        let place = (self.id as u32 & SLOT_MASK) as usize;
+        let words =
+            [std::ptr::from_ref(manager) as usize, (place << 32 | self.number as usize) << 1 | way];
+        OnMessage::Plain(told, words)
+    }
+}
+
+const _: () =
+    assert!(usize::BITS >= SLOT_MASK.count_ones() + u32::BITS + 1, "a place, a number and a way");
+
+fn told([manager, place]: Words, end: &MessageEnd) {
+    let way = if place & 1 == 0 { Way::Send } else { Way::Recv };
+    let (number, place) = ((place >> 1) as u32, (place >> 33) as u32);
+    // SAFETY: a manager alone tells of the ends of its operations, whose words are of `Ticket::done`.
+    let manager = unsafe { &*(manager as *const Manager) };
+    let mut core = manager.core.lock();
+    if let Some((_, unbound)) = core.unbound.all.occupant_mut(place) {
+        unbound.side(way).end(number, end.clone());
+    }
+}
+
 /// A wait for an end, until it is dropped.
 struct Wait<'a> {
-    side: &'a Mutex<Side>,
+    manager: &'a Manager,
+    id: u64,
+    way: Way,
     number: u64,
 }
 
-impl<'a> Wait<'a> {
-    fn begin(side: &'a Mutex<Side>) -> Result<Wait<'a>, Status> {
-        let number = side.lock().waits.begin()?;
-        Ok(Wait { side, number })
-    }
-
+impl Wait<'_> {
     /// An end, or why there will be none.
-    fn take(&self, id: u64) -> Option<Result<MessageEnd, Status>> {
-        let mut side = self.side.lock();
-        if side.gone {
-            return Some(Err(unknown(id)));
-        }
-        if side.waits.is_aborted(self.number) {
-            return Some(Err(aborted(id)));
-        }
-        let end = side.ended.pop_front()?;
-        // From now on an abort is for others.
-        side.waits.end(self.number);
-        Some(Ok(end))
+    fn take(&self) -> Option<Result<MessageEnd, Status>> {
+        let mut core = self.manager.core.lock();
+        let side = match core.unbound.find(self.id) {
+            Ok(unbound) => unbound.side(self.way),
+            Err(status) => return Some(Err(status)),
+        };
+        let taken = side.take(self.number, self.id);
+        // At the manager's end whoever waits is woken, and looks once more.
+        taken.or_else(|| self.manager.refuse_closing().err().map(Err))
     }
 
     /// It is over. True: it was aborted.
     fn end(&self) -> bool {
-        self.side.lock().waits.end(self.number)
+        let mut core = self.manager.core.lock();
+        let unbound = core.unbound.find_any(self.id);
+        unbound.is_some_and(|unbound| unbound.side(self.way).waits.end(self.number))
     }
 }
 
@@ -108,39 +180,6 @@ impl Drop for Wait<'_> {
     }
 }
 
-/// An operation's share in its buffer, as the two words that its end is told with.
-struct Ticket {
-    unbound: Arc<Unbound>,
-    /// Its place among those under way.
-    number: u32,
-    way: Way,
-}
-
-impl Ticket {
-    fn words(self) -> Words {
-        let way = usize::from(self.way == Way::Recv);
-        [Arc::into_raw(self.unbound) as usize, (self.number as usize) << 1 | way]
-    }
-
-    /// # Safety
-    /// The words are of `words`, and this is the only call with them.
-    unsafe fn of([unbound, number]: Words) -> Ticket {
-        // SAFETY: by this function's contract, `words` has let go of one reference.
-        let unbound = unsafe { Arc::from_raw(unbound as *const Unbound) };
-        let way = if number & 1 == 0 { Way::Send } else { Way::Recv };
-        Ticket { unbound, number: (number >> 1) as u32, way }
-    }
-
-    fn end(self, end: MessageEnd) {
-        self.unbound.side(self.way).lock().end(self.number, end);
-    }
-}
-
-fn told(words: Words, end: &MessageEnd) {
-    // SAFETY: an operation ends once, and these are the words of its ticket.
-    unsafe { Ticket::of(words) }.end(end.clone());
-}
-
 impl Manager {
     /// Makes an unbound buffer over memory of the host.
     ///
@@ -148,16 +187,7 @@ impl Manager {
     /// The memory stays valid until `unbound_destroy` has returned well, or the manager is gone.
     pub unsafe fn unbound_create(&self, comm: u32, addr: u64, len: u64) -> Result<u64, Status> {
         self.refuse_closing()?;
-        let mut kept = self.unbound.lock();
-        crate::room::grow(&mut kept.all, 1, "unbound buffers")?;
-        kept.last += 1;
-        let (id, (sends, recvs)) = (kept.last, Default::default());
-        kept.all.insert(id, Arc::new(Unbound { comm, addr, len, sends, recvs }));
-        Ok(id)
-    }
-
-    fn unbound(&self, id: u64) -> Result<Arc<Unbound>, Status> {
-        self.unbound.lock().all.get(&id).cloned().ok_or_else(|| unknown(id))
+        self.core.lock().unbound.insert(comm, addr, len)
     }
 
     /// Sends a part of a buffer to a slot of a peer.
@@ -179,35 +209,34 @@ impl Manager {
         id: u64,
         to: Party,
         slot: u64,
-        (offset, len): (u64, u64),
+        part: (u64, u64),
         timeout: Timeout,
     ) -> Result<(), Status> {
-        let unbound = self.unbound(id)?;
-        let memory = unbound.part(offset, len)?;
-        let envelope = Envelope { comm: unbound.comm, tag: slot };
         let lane = Lane::of(slot, &[to])?;
-        self.unbound_begin(id, unbound, (Way::Send, &lane), |done| {
-            let beside = UsualMsg { envelope, active: false, user: &[], content: &[] };
-            // SAFETY: within the buffer, which is valid until all its operations have ended.
-            let sending = unsafe {
-                match self.message_send_short(thread, to, beside, &memory) {
-                    true => Sending::Done,
-                    false => {
-                        let (extra, mode) = (&Extra::default(), Mode::Standard);
-                        let post = Post { to, envelope, extra, mode, timeout };
-                        self.message_isend_on(thread, &post, Where::Whole(memory), done)?
-                    }
+        let begins = self.unbound_begin(thread, id, Way::Send, &lane, part)?;
+        let Beginning { ticket, memory, envelope, .. } = begins;
+        let beside = UsualMsg { envelope, active: false, user: &[], content: &[] };
+        // SAFETY: within the buffer, which is valid until all its operations have ended.
+        let sending = unsafe {
+            match self.message_send_short(thread, to, beside, &memory) {
+                true => Ok(Sending::Done),
+                false => {
+                    let (extra, mode) = (&Extra::default(), Mode::Standard);
+                    let post = Post { to, envelope, extra, mode, timeout };
+                    let done = ticket.done(self);
+                    self.message_isend_on(thread, &post, Where::Whole(memory), done)
                 }
-            };
-            Ok(match sending {
-                Sending::Done => {
-                    let (result, extra) = (Ok(()), None);
-                    let short = Default::default();
-                    Begun::Ended(MessageEnd { result, party: to, envelope, len, extra, short })
-                }
-                Sending::Begun(request) => Begun::UnderWay(request),
-            })
-        })
+            }
+        };
+        let begun = sending.map(|sending| match sending {
+            Sending::Done => {
+                let (result, extra, short) = (Ok(()), None, Default::default());
+                let len = memory.len;
+                Begun::Ended(MessageEnd { result, party: to, envelope, len, extra, short })
+            }
+            Sending::Begun(request) => Begun::UnderWay(request),
+        });
+        self.unbound_begun(thread, &begins, begun)
     }
 
     /// Receives into a part of a buffer what comes first to a slot from one of these peers; of none: from anybody.
@@ -229,76 +258,87 @@ impl Manager {
         id: u64,
         sources: &[Party],
         slot: u64,
-        (offset, len): (u64, u64),
+        part: (u64, u64),
         timeout: Timeout,
     ) -> Result<(), Status> {
-        let unbound = self.unbound(id)?;
-        let memory = unbound.part(offset, len)?;
-        let (comm, mask) = (unbound.comm, u64::MAX);
         let from = match *sources {
             [] => Party::ANY,
             [one] => one,
-            _ => return self.unbound_recv_of(id, unbound, sources, slot, memory, timeout),
+            _ => return self.unbound_recv_of(thread, id, sources, slot, part, timeout),
         };
         let lane = Lane::of(slot, &[from])?;
-        self.unbound_begin(id, unbound, (Way::Recv, &lane), |done| {
-            let wanted = Wanted { from, comm, tag: slot, mask };
-            // SAFETY: within the buffer, which is valid until all its operations have ended.
-            unsafe {
-                if let Some(id) = self.message_post(thread, &wanted, &memory, timeout, done) {
-                    return Ok(Begun::UnderWay(id));
+        let begins = self.unbound_begin(thread, id, Way::Recv, &lane, part)?;
+        let (memory, done) = (begins.memory, begins.ticket.done(self));
+        let wanted = Wanted { from, comm: begins.envelope.comm, tag: slot, mask: u64::MAX };
+        // SAFETY: within the buffer, which is valid until all its operations have ended.
+        let begun = unsafe {
+            match self.message_post(thread, &wanted, &memory, timeout, done) {
+                Some(request) => Ok(Begun::UnderWay(request)),
+                None => {
+                    let at = Where::Whole(memory);
+                    self.message_irecv_on(thread, wanted, at, timeout, done).map(Begun::from)
                 }
-                let at = Where::Whole(memory);
-                self.message_irecv_on(thread, wanted, at, timeout, done).map(Begun::from)
             }
-        })
+        };
+        self.unbound_begun(thread, &begins, begun)
     }
 
     /// The same of several peers.
     fn unbound_recv_of(
         &self,
+        thread: Thread,
         id: u64,
-        unbound: Arc<Unbound>,
         sources: &[Party],
         slot: u64,
-        memory: Memory,
+        part: (u64, u64),
         timeout: Timeout,
     ) -> Result<(), Status> {
         let mut parties = Vec::new();
         crate::room::grow(&mut parties, sources.len(), "sources of a receive")?;
         parties.extend_from_slice(sources);
-        let (sources, envelope) =
-            (Sources::new(parties), Envelope { comm: unbound.comm, tag: slot });
+        let sources = Sources::new(parties);
         let lane = Lane::of(slot, sources.parties())?;
-        self.unbound_begin(id, unbound, (Way::Recv, &lane), |done| {
-            // SAFETY: within the buffer, which is valid until all its operations have ended.
-            let received =
-                unsafe { self.message_irecv_from(sources, envelope, memory, timeout, done) };
-            received.map(Begun::from)
-        })
+        let begins = self.unbound_begin(thread, id, Way::Recv, &lane, part)?;
+        let Beginning { ticket, memory, envelope, .. } = begins;
+        let done = ticket.done(self);
+        // SAFETY: within the buffer, which is valid until all its operations have ended.
+        let received = unsafe { self.message_irecv_from(sources, envelope, memory, timeout, done) };
+        self.unbound_begun(thread, &begins, received.map(Begun::from))
     }
 
-    /// Begins an operation of a buffer, whose end the buffer is told.
+    /// Takes in an operation of a buffer that begins, whose end the buffer is told.
     fn unbound_begin(
         &self,
+        thread: Thread,
         id: u64,
-        unbound: Arc<Unbound>,
-        (way, lane): (Way, &Lane),
-        begin: impl FnOnce(OnMessage) -> Result<Begun, Status>,
+        way: Way,
+        lane: &Lane,
+        part: (u64, u64),
+    ) -> Result<Beginning, Status> {
+        let mut core = self.core.lock_on(thread);
+        let unbound = core.unbound.find(id)?;
+        let memory = unbound.part(part)?;
+        let envelope = Envelope { comm: unbound.comm, tag: lane.slot };
+        let (number, serial) = unbound.side(way).begin(id, lane)?;
+        Ok(Beginning { ticket: Ticket { id, number, way }, serial, memory, envelope })
+    }
+
+    /// It has begun, or has ended in its call, or was refused.
+    fn unbound_begun(
+        &self,
+        thread: Thread,
+        begins: &Beginning,
+        begun: Result<Begun, Status>,
     ) -> Result<(), Status> {
-        let (number, serial) = {
-            let mut side = unbound.side(way).lock();
-            if side.gone {
-                return Err(being_destroyed());
-            }
-            side.begin(id, lane)?
-        };
-        let words = Ticket { unbound: unbound.clone(), number, way }.words();
-        match begin(OnMessage::Plain(told, words)) {
+        let Ticket { id, number, way } = begins.ticket;
+        let mut core = self.core.lock_on(thread);
+        // Not there any more: this operation has ended meanwhile, and somebody has destroyed the buffer.
+        let Some(unbound) = core.unbound.find_any(id) else { return Ok(()) };
+        let gone = unbound.gone;
+        match begun {
             Ok(Begun::UnderWay(request)) => {
-                let mut side = unbound.side(way).lock();
-                let (gone, waits) = (side.gone, side.returned(number, serial, request));
-                drop(side);
+                let waits = unbound.side(way).returned(number, begins.serial, request);
+                drop(core);
                 if gone && waits {
                     // Who destroys the buffer did not find the request.
                     let _ = self.message_give_up(request);
@@ -306,18 +346,14 @@ impl Manager {
                 Ok(())
             }
             Ok(Begun::Ended(end)) => {
-                // SAFETY: an operation that ended in its call tells nobody else.
-                unsafe { Ticket::of(words) }.end(end);
+                unbound.side(way).end(number, end);
+                drop(core);
                 self.tell_others();
                 Ok(())
             }
             Err(status) => {
-                // SAFETY: what was not begun tells nobody.
-                let ticket = unsafe { Ticket::of(words) };
-                let mut side = ticket.unbound.side(way).lock();
-                side.leave(number);
-                let gone = side.gone;
-                drop(side);
+                unbound.side(way).leave(number);
+                drop(core);
                 if gone {
                     // Who destroys the buffer waits for this.
                     self.tell_others();
@@ -343,28 +379,32 @@ impl Manager {
         let call =
             if way == Way::Send { "rdma_unbound_wait_send" } else { "rdma_unbound_wait_recv" };
         self.refuse_inside_on(call, thread)?;
-        let unbound = self.unbound(id)?;
+        let mut core = self.core.lock_on(thread);
+        let side = core.unbound.find(id)?.side(way);
+        if let Some(taken) = side.take_now(id) {
+            return taken;
+        }
+        let number = side.waits.begin()?;
+        drop(core);
+        self.unbound_wait_long(&Wait { manager: self, id, way, number }, timeout)
+    }
+
+    /// The same where no end is there.
+    fn unbound_wait_long(&self, wait: &Wait<'_>, timeout: Timeout) -> Result<MessageEnd, Status> {
         let limit = match timeout {
             Timeout::Default => Some(Duration::from_millis(self.config.timeout_ms)),
             Timeout::After(limit) => Some(limit),
             Timeout::Never => None,
         };
-        let wait = Wait::begin(unbound.side(way))?;
-        let take = || {
-            let taken = wait.take(id);
-            // At the manager's end whoever waits is woken, and looks once more.
-            taken.or_else(|| self.refuse_closing().err().map(Err))
-        };
-        let mut taken = take();
-        if taken.is_none() {
-            let waiter = Arc::new(Waiter::default());
-            self.waiting(|| {
-                self.block(&waiter, limit, || {
-                    taken = take();
-                    taken.is_some()
-                })
-            });
-        }
+        let (id, way) = (wait.id, wait.way);
+        let waiter = Arc::new(Waiter::default());
+        let mut taken = None;
+        self.waiting(|| {
+            self.block(&waiter, limit, || {
+                taken = wait.take();
+                taken.is_some()
+            })
+        });
         // An abort that came with the end of the time is not for the next wait.
         let was_aborted = wait.end();
         taken = taken.or_else(|| was_aborted.then(|| Err(aborted(id))));
@@ -372,54 +412,55 @@ impl Manager {
             self.refuse_closing()?;
             let what = if way == Way::Send { "no send ended" } else { "no receive ended" };
             let time = limit.map_or_else(String::new, |l| format!(" within {}", seconds(l)));
-            let waits = self.waits_for(&unbound, way);
+            let waits = self.waits_for(id, way);
             let text = format!("unbound buffer {id}: {what}{time}; {waits}");
             Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
         })
     }
 
     /// What of an unbound buffer has not ended, for the error of who waits for that.
-    fn waits_for(&self, unbound: &Unbound, way: Way) -> String {
-        let side = unbound.side(way).lock();
+    fn waits_for(&self, id: u64, way: Way) -> String {
+        let none = || "none is under way".to_owned();
+        let mut core = self.core.lock();
+        let Ok(unbound) = core.unbound.find(id) else { return none() };
+        let (comm, side) = (unbound.comm, unbound.side(way));
         let waits = || side.begun.iter().map(|(_, op)| op).filter(|op| op.end.is_none());
-        let Some(first) = waits().min_by_key(|op| op.serial) else {
-            return "none is under way".to_owned();
-        };
-        let Some(lane) = side.lane(first) else { return "none is under way".to_owned() };
+        let first = waits().min_by_key(|op| op.serial);
+        let Some(lane) = first.and_then(|first| side.lane(first)) else { return none() };
         let peers = match &lane.peers {
             Peers::One(one) => std::slice::from_ref(one),
             Peers::Some(some) => &some[..],
         };
         let (count, slot, peers) = (waits().count(), lane.slot, peers.to_vec());
-        drop(side);
+        drop(core);
         let name = |&party: &Party| match self.party_name(party) {
             Ok(name) => format!("peer '{name}'"),
             Err(_) => "anybody".to_owned(),
         };
         let whose = crate::store::named(peers.iter().map(name));
-        let (way, comm) = (if way == Way::Send { "to" } else { "from" }, unbound.comm);
+        let way = if way == Way::Send { "to" } else { "from" };
         format!("{count} under way, the first of slot {slot} of communicator {comm} {way} {whose}")
     }
 
     /// Ends of sends and of receives that could be taken at once. Drives progress once if there are none, on this thread, whose log
     /// messages wait already.
     pub(crate) fn unbound_counts(&self, thread: Thread, id: u64) -> Result<(u64, u64), Status> {
-        let unbound = self.unbound(id)?;
         let counts = || {
-            let ended = |way| unbound.side(way).lock().ended.len() as u64;
-            (ended(Way::Send), ended(Way::Recv))
+            let mut core = self.core.lock_on(thread);
+            let unbound = core.unbound.find(id)?;
+            Ok((unbound.sends.ended.len() as u64, unbound.recvs.ended.len() as u64))
         };
-        let now = counts();
+        let now = counts()?;
         if now != (0, 0) || inside::contains(self, thread) {
             return Ok(now);
         }
         self.turn_on(thread);
-        Ok(counts())
+        counts()
     }
 
     /// A wait that is under way, or else the next one, returns.
     pub fn unbound_abort(&self, id: u64, way: Way) -> Result<(), Status> {
-        self.unbound(id)?.side(way).lock().waits.abort();
+        self.core.lock().unbound.find(id)?.side(way).waits.abort();
         self.tell_others();
         Ok(())
     }
@@ -427,17 +468,25 @@ impl Manager {
     /// Cancels what is under way and lets a buffer go. On return its memory is the caller's.
     pub fn unbound_destroy(&self, id: u64) -> Result<(), Status> {
         self.refuse_inside("rdma_unbound_destroy")?;
-        let unbound = self.unbound.lock().all.remove(&id).ok_or_else(|| unknown(id))?;
+        self.core.lock().unbound.find(id)?.gone = true;
         for way in [Way::Send, Way::Recv] {
-            // It may have ended meanwhile.
-            unbound.give_up(way, |request| _ = self.message_give_up(request));
+            let mut at = 0;
+            while let Some(request) = self.next_of_unbound(id, way, &mut at) {
+                // It may have ended meanwhile.
+                let _ = self.message_give_up(request);
+            }
         }
         self.tell_others();
-        let free =
-            || [Way::Send, Way::Recv].iter().all(|&w| unbound.side(w).lock().begun.is_empty());
+        let free = || self.core.lock().unbound.find_any(id).is_none_or(|unbound| unbound.is_free());
         let waiter = Arc::new(Waiter::default());
         self.waiting(|| while !free() && !self.block(&waiter, None, free) {});
+        self.core.lock().unbound.remove(id);
         Ok(())
+    }
+
+    /// The next request of an operation under way.
+    fn next_of_unbound(&self, id: u64, way: Way, at: &mut usize) -> Option<u64> {
+        self.core.lock().unbound.find_any(id)?.side(way).next_request(at)
     }
 }
 
@@ -462,33 +511,4 @@ fn unknown(id: u64) -> Status {
 fn aborted(id: u64) -> Status {
     let text = format!("unbound buffer {id}: the wait was aborted");
     Status::new(Code::Cancelled, text).because(Reason::Cancelled)
-}
-
-fn being_destroyed() -> Status {
-    Status::new(Code::NotFound, "the unbound buffer is being destroyed")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A callback that runs within the call may wait for whoever takes an end, and that is who waits for the lock.
-    #[test]
-    fn nobody_is_kept_from_the_ends_while_what_is_under_way_is_given_up() {
-        let (sends, recvs) = Default::default();
-        let unbound = Unbound { comm: 0, addr: 0, len: 8, sends, recvs };
-        let mut side = unbound.recvs.lock();
-        for request in 1..=3 {
-            let (number, serial) = side.begin(1, &Lane::of(7, &[]).unwrap()).unwrap();
-            assert!(side.returned(number, serial, request));
-        }
-        drop(side);
-        let mut given_up = Vec::new();
-        unbound.give_up(Way::Recv, |request| {
-            assert!(unbound.recvs.try_lock().is_some(), "the lock is held");
-            given_up.push(request);
-        });
-        assert_eq!(given_up, [1, 2, 3]);
-        assert!(unbound.recvs.lock().gone && !unbound.sends.lock().gone);
-    }
 }

@@ -377,7 +377,7 @@ int main(int argc, char **argv) {
         }
         std::chrono::duration<double, std::milli> t = middle - begun, o = end - middle;
         std::printf("%s, %zu ranks, %zu floats: %s (tcp %.0f ms, ours %.0f ms, connecting included)\n",
-                    algorithm.first.c_str(), size, n, same ? "ok" : "DIFFERS", t.count(), o.count());
+                    algorithm.first.c_str(), size, n, same ? "ok" : "FAILED, results differ", t.count(), o.count());
         if (!same) show_first(want, got);
         std::fflush(stdout);
         (same ? passed : failed)++;

@@ -7,6 +7,7 @@ use crate::engine::list::{Fifo, Links};
 use crate::engine::slab::Slab;
 use crate::status::{Code, Status};
 
+use super::aborted;
 use super::waits::Waits;
 
 /// Operations with the same peers and of the same slot: of two of these, a message of one of the peers meets the one that was called
@@ -140,8 +141,6 @@ pub(super) struct Side {
     pub ended: VecDeque<MessageEnd>,
     /// Who waits for them.
     pub waits: Waits,
-    /// The buffer is being destroyed.
-    pub gone: bool,
 }
 
 /// An operation under way.
@@ -213,6 +212,26 @@ impl Side {
             op.end = Some(end);
             self.let_go(number);
         }
+    }
+
+    /// What a wait finds that begins: an end, or that it was aborted before. `None`: it has to wait.
+    #[inline]
+    pub fn take_now(&mut self, id: u64) -> Option<Result<MessageEnd, Status>> {
+        if self.waits.takes_abort() {
+            return Some(Err(aborted(id)));
+        }
+        self.ended.pop_front().map(Ok)
+    }
+
+    /// What a wait finds that is under way.
+    pub fn take(&mut self, wait: u64, id: u64) -> Option<Result<MessageEnd, Status>> {
+        if self.waits.is_aborted(wait) {
+            return Some(Err(aborted(id)));
+        }
+        let end = self.ended.pop_front()?;
+        // From now on an abort is for others.
+        self.waits.end(wait);
+        Some(Ok(end))
     }
 
     /// It is not there any more. What ended behind it can be taken, if nothing else is before that.

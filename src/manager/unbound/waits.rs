@@ -22,11 +22,18 @@ impl Waits {
     /// A wait begins; its number.
     pub fn begin(&mut self) -> Result<u64, Status> {
         crate::room::grow(&mut self.under_way, 1, "waits for an unbound buffer")?;
-        let aborted = self.later > 0;
-        self.later -= u64::from(aborted);
+        let aborted = self.takes_abort();
         self.last += 1;
         self.under_way.push(Wait { number: self.last, aborted });
         Ok(self.last)
+    }
+
+    /// Whether the wait that begins now is aborted: that is then done with.
+    #[inline]
+    pub fn takes_abort(&mut self) -> bool {
+        let aborted = self.later > 0;
+        self.later -= u64::from(aborted);
+        aborted
     }
 
     /// Whether a wait is to return.

@@ -47,6 +47,6 @@ impl std::fmt::Display for Named {
 const PUBLIC_SLOT_BITS: u32 = 20;
 
 /// The public id of what lies in this slot.
-pub(in crate::engine) fn public_id(sequence: u64, index: u32) -> u64 {
+pub(crate) fn public_id(sequence: u64, index: u32) -> u64 {
     sequence << PUBLIC_SLOT_BITS | u64::from(index) & ((1 << PUBLIC_SLOT_BITS) - 1)
 }
