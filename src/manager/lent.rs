@@ -209,6 +209,8 @@ pub struct Batch {
     pub works: Works,
     /// The content.
     pub deliveries: Deliveries,
+    /// Of the deliveries, while they are made.
+    claim: Option<Claim>,
 }
 
 /// Whether a queue is lent.
@@ -235,11 +237,17 @@ unsafe impl Sync for Queues {}
 /// Lends them; there is one for them all.
 pub struct Lender(Arc<Queues>);
 
-/// A queue, until it is dropped.
-pub struct Lent<'a> {
-    /// Of the deliveries.
-    claim: Option<Claim>,
-    mark: Mark<'a>,
+/// A queue, until it is dropped. No more than an address, which stays in a register.
+pub struct Lent<'a>(Mark<'a>);
+
+impl Drop for Lent<'_> {
+    /// Before the mark goes.
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.claim.is_some() {
+            self.claim = None;
+        }
+    }
 }
 
 /// A queue is marked as lent, until this is dropped.
@@ -266,7 +274,7 @@ impl Lender {
     /// One that is back; in it is what it was given back with. `from` are the lender's queues.
     #[inline]
     pub fn lend<'a>(&mut self, from: &'a Arc<Queues>) -> Option<Lent<'a>> {
-        Some(Lent { claim: None, mark: self.mark(from, state::OUT)? })
+        self.mark(from, state::OUT).map(Lent)
     }
 
     /// The same of the mark alone.
@@ -302,7 +310,7 @@ impl Lent<'_> {
         self.deliveries.make();
         self.deliveries.clear();
         self.claim = None;
-        self.mark.0.state.store(state::OUT, Ordering::Release);
+        self.0.0.state.store(state::OUT, Ordering::Release);
     }
 }
 
@@ -311,7 +319,7 @@ impl Deref for Lent<'_> {
     #[inline]
     fn deref(&self) -> &Box<Batch> {
         // SAFETY: while the queue is marked, this is the only way to it.
-        unsafe { &*self.mark.0.batch.get() }
+        unsafe { &*self.0.0.batch.get() }
     }
 }
 
@@ -319,7 +327,7 @@ impl DerefMut for Lent<'_> {
     #[inline]
     fn deref_mut(&mut self) -> &mut Box<Batch> {
         // SAFETY: as above.
-        unsafe { &mut *self.mark.0.batch.get() }
+        unsafe { &mut *self.0.0.batch.get() }
     }
 }
 
@@ -371,7 +379,7 @@ impl World {
         op: u32,
         room: &mut ShortRoom,
     ) -> Option<Short<'a>> {
-        let Batch { works, deliveries } = &mut *self.batch;
+        let Batch { works, deliveries, .. } = &mut *self.batch;
         if works.len != 0 || works.ended[..] != [op] || !self.regions.is_unused() {
             return None;
         }
@@ -392,7 +400,7 @@ impl World {
     /// and no queue has to change hands for it.
     #[inline(always)]
     pub(super) fn take_small<'a>(&mut self, queues: &'a Arc<Queues>) -> Option<Small<'a>> {
-        let Batch { works, deliveries } = &mut *self.batch;
+        let Batch { works, deliveries, .. } = &mut *self.batch;
         let (&[op], 0) = (&works.ended[..], works.len) else { return None };
         if !deliveries.is_one() || !self.regions.is_unused() {
             return None;
@@ -417,7 +425,7 @@ impl World {
         if lent.has_deliveries() {
             lent.claim = self.claim(&lent.deliveries);
             if lent.claim.is_none() && !lent.deliveries.make_unclaimed() {
-                lent.mark.0.state.store(state::UNCLAIMED, Ordering::Relaxed);
+                lent.0.0.state.store(state::UNCLAIMED, Ordering::Relaxed);
             }
         }
         Some(lent)

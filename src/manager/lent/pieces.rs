@@ -42,7 +42,7 @@ impl World {
         op: u32,
         room: &mut ShortRoom,
     ) -> Option<Few<'a>> {
-        let Batch { works, deliveries } = &mut *self.batch;
+        let Batch { works, deliveries, .. } = &mut *self.batch;
         if works.len != 0 || works.ended[..] != [op] || !self.regions.is_unused() {
             return None;
         }
