@@ -108,6 +108,12 @@ impl<T> Biased<T> {
         Guard { lock: self, by: By::Mutex(mutex) }
     }
 
+    /// Whether this thread owns the lock: for many calls nobody else has asked for it.
+    #[inline]
+    pub fn is_owned_by(&self, thread: Thread) -> bool {
+        self.owner.load(Ordering::Relaxed) & !(GRANTS - 1) == thread.number()
+    }
+
     /// The mutex is held by this thread: there is no other owner any more, or this is one from the next time on.
     #[inline(never)]
     fn settle(&self, me: usize) {
@@ -194,7 +200,8 @@ mod tests {
         if !lock.may {
             return; // The system has no such call.
         }
-        assert!(own(&lock));
+        assert!(!lock.is_owned_by(Thread::this()));
+        assert!(own(&lock) && lock.is_owned_by(Thread::this()));
         let theirs = lock.clone();
         let (inside, told) = std::sync::mpsc::channel();
         let held = lock.lock(Thread::this());
@@ -202,7 +209,7 @@ mod tests {
             inside.send(()).unwrap();
             let mut guard = theirs.lock(Thread::this());
             *guard += 1000;
-            guard.mutex().is_some()
+            guard.mutex().is_some() && !theirs.is_owned_by(Thread::this())
         });
         told.recv().unwrap();
         let before = *held;

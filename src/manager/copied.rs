@@ -1,4 +1,8 @@
 //! Content of the application on its way into a message: copied, or touched, by the call that names it, before the lock.
+//!
+//! What is touched may be taken out of memory again before it is read. While other threads ask for the lock, it is copied for that
+//! reason, so that none of them waits for its page. A thread that has the manager to itself keeps nobody waiting: it touches the content, and
+//! that goes out of its own place, with one copy less.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -14,6 +18,8 @@ pub(super) const MESSAGE: u64 = 128 << 10;
 /// Content up to this length is copied for a message that may be built of it; longer content of messages is copied
 /// when the message is built.
 const COPY_MAX: usize = 12 << 10;
+/// From here on a copy takes longer than to touch a page or two.
+const DIRECT: u64 = 512;
 /// The smallest page.
 const PAGE: u64 = 4096;
 
@@ -49,15 +55,19 @@ impl Copied {
         Copied { bytes: [const { MaybeUninit::uninit() }; COPY_MAX], len: 0 }
     }
 
-    /// A copy of content that is short enough; what is longer is touched only.
+    /// A copy of content that is short enough, or the content itself; what is longer is touched only. `alone`: this thread has the
+    /// manager to itself.
     ///
     /// # Safety
-    /// The memory is readable for `len` bytes.
-    pub(super) unsafe fn take(&mut self, addr: u64, len: u64, max: usize) -> &[u8] {
-        if len > max.min(COPY_MAX) as u64 {
+    /// The memory is readable for `len` bytes, and unchanged as long as what is returned is used.
+    pub(super) unsafe fn take(&mut self, addr: u64, len: u64, max: usize, alone: bool) -> &[u8] {
+        let short = len <= max.min(COPY_MAX) as u64;
+        if !short || alone && len >= DIRECT {
             // SAFETY: by the caller.
             unsafe { touch(addr, len, false) };
-            return &[];
+            let len = if short { len as usize } else { return &[] };
+            // SAFETY: by the caller.
+            return unsafe { std::slice::from_raw_parts(addr as *const u8, len) };
         }
         self.len = len as usize;
         // SAFETY: by the caller; there is room for it here, and so much is then initialised.
@@ -72,14 +82,20 @@ impl Copied {
     /// # Safety
     /// As of [`take`](Self::take).
     #[inline]
-    pub(super) unsafe fn begin(&mut self, addr: u64, len: u64, max: usize, first: usize) -> &[u8] {
+    pub(super) unsafe fn begin(
+        &mut self,
+        addr: u64,
+        len: u64,
+        (max, first): (usize, usize),
+        alone: bool,
+    ) -> &[u8] {
         let (len, max) = if len > max as u64 && first > 0 {
             (len.min(first as u64), COPY_MAX)
         } else {
             (len, max)
         };
         // SAFETY: by the caller.
-        unsafe { self.take(addr, len, max) }
+        unsafe { self.take(addr, len, max, alone) }
     }
 
     /// The same out of pieces.

@@ -104,9 +104,9 @@ impl Manager {
         addr: u64,
         len: u64,
     ) -> bool {
-        let mut copied = Copied::new();
+        let (mut copied, alone) = (Copied::new(), self.core.is_alone(thread));
         // SAFETY: the caller's promise.
-        let content = unsafe { copied.take(addr, len, self.copy_max) };
+        let content = unsafe { copied.take(addr, len, self.copy_max, alone) };
         let m = UsualMsg { content, ..beside };
         content.len() as u64 == len && self.message_send_plain(thread, to, m, addr)
     }
@@ -142,10 +142,11 @@ impl Manager {
             // SAFETY: the caller's promise.
             pieces => return unsafe { self.isend_pieces(thread, post, pieces, done) },
         };
-        let mut copied = Copied::new();
+        let (mut copied, alone) = (Copied::new(), self.core.is_alone(thread));
+        let Memory { addr, len, .. } = memory;
         let content = match memory.device {
             // SAFETY: the caller's promise.
-            0 => unsafe { copied.begin(memory.addr, memory.len, self.copy_max, self.first_max) },
+            0 => unsafe { copied.begin(addr, len, (self.copy_max, self.first_max), alone) },
             _ => &[],
         };
         let mut out = post.outgoing(memory, content, done);

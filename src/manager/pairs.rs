@@ -145,10 +145,10 @@ impl Manager {
         at: u64,
     ) -> Result<(), Status> {
         let (addr, room) = self.core.lock_on(thread).engine.buffer_to_read(buffer)?;
-        let mut copied = Copied::new();
+        let (mut copied, alone) = (Copied::new(), self.core.is_alone(thread));
         let content = match offset.checked_add(len).is_some_and(|end| end <= room) {
             // SAFETY: within the buffer, which is valid.
-            true => unsafe { copied.take(addr + offset, len, self.copy_max) },
+            true => unsafe { copied.take(addr + offset, len, self.copy_max, alone) },
             false => &[],
         };
         let own = Range::unless(!content.is_empty(), addr.saturating_add(offset), len, 0);

@@ -63,6 +63,12 @@ impl Seam {
         self.locked_on(thread)
     }
 
+    /// Whether this thread has the manager to itself, as far as it has been seen.
+    #[inline]
+    pub fn is_alone(&self, thread: Thread) -> bool {
+        self.mutex.is_owned_by(thread)
+    }
+
     /// The application's descriptor, which from now on is armed by every turn.
     pub fn watch_fd(&self) -> Result<RawFd, Status> {
         if let Some(watch) = self.watch.get() {

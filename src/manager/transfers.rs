@@ -38,7 +38,7 @@ impl Manager {
         let timeout = timeout.map(|t| t.as_nanos() as u64);
         let mut copied = Copied::new();
         // SAFETY: the caller's promise.
-        let content = unsafe { self.copy_content(&tensor, &mut copied) };
+        let content = unsafe { self.copy_content(thread, &tensor, &mut copied) };
         let own = Self::own(&tensor, content);
         let mut offer = Offer { tensor, content, done };
         self.call_posting(thread, own, |e, w| e.post_send(w, key, step, &mut offer, timeout))
@@ -47,11 +47,17 @@ impl Manager {
     /// What can be done with a tensor before the lock is taken: its memory may take long to come.
     ///
     /// # Safety
-    /// The tensor's memory is readable.
-    unsafe fn copy_content<'a>(&self, tensor: &Tensor, copied: &'a mut Copied) -> &'a [u8] {
+    /// The tensor's memory is readable, and unchanged as long as what is returned is used.
+    unsafe fn copy_content<'a>(
+        &self,
+        thread: Thread,
+        tensor: &Tensor,
+        copied: &'a mut Copied,
+    ) -> &'a [u8] {
+        let (addr, len, alone) = (tensor.addr, tensor.meta.nbytes, self.core.is_alone(thread));
         match tensor.device {
             // SAFETY: by the caller.
-            0 => unsafe { copied.take(tensor.addr, tensor.meta.nbytes, self.copy_max) },
+            0 => unsafe { copied.take(addr, len, self.copy_max, alone) },
             _ => &[],
         }
     }
@@ -193,13 +199,12 @@ impl Manager {
         tensor: Tensor,
         done: Option<OnSend>,
     ) -> Result<(), Status> {
-        let mut copied = Copied::new();
+        let (thread, mut copied) = (Thread::this(), Copied::new());
         // SAFETY: the caller's promise.
-        let content = unsafe { self.copy_content(&tensor, &mut copied) };
+        let content = unsafe { self.copy_content(thread, &tensor, &mut copied) };
         let own = Self::own(&tensor, content);
         let offer = Offer { tensor, content, done };
-        let result =
-            self.call_posting(Thread::this(), own, |e, w| e.response_send(w, response, offer));
+        let result = self.call_posting(thread, own, |e, w| e.response_send(w, response, offer));
         if self.trace.enabled() {
             self.trace.answered(response, result.as_ref().map_or_else(|s| s.code, |()| Code::Ok));
         }

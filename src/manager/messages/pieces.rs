@@ -60,7 +60,7 @@ impl Manager {
             match (&at, at.layout()) {
                 (_, Some(layout)) => copied.gather(layout, max),
                 (Where::Whole(Memory { device: 0, addr, .. }), _) if len <= max as u64 => {
-                    copied.take(*addr, len, max)
+                    copied.take(*addr, len, max, self.core.is_alone(thread))
                 }
                 _ => &[],
             }
@@ -94,7 +94,7 @@ impl Manager {
         // SAFETY: the caller's promise; the buffer has room for it, and is this call's.
         let content = unsafe {
             Spot::host(buffer.addr).copy_from(&src, len);
-            copied.begin(buffer.addr, len, self.copy_max, self.first_max)
+            copied.begin(buffer.addr, len, (self.copy_max, self.first_max), true)
         };
         let memory = Memory { addr: buffer.addr, len, device: 0 };
         let out = post.outgoing(memory, content, OnMessage::Asked);
