@@ -5,7 +5,7 @@
 //! from then on a send of the *send buffer* of the same slot is a WRITE whose last piece has the grant's number as its
 //! immediate, and no other message. A send that finds no grant waits for it, until its deadline.
 //!
-//! `calls` is what the application does, `arrivals` what the other end sends, `moving` how content goes (`short`: how most of it does),
+//! `calls` is what the application does, `events` what it is told, `arrivals` what the other end sends, `moving` how content goes (`short`: how most of it does),
 //! `ending` how buffers and pairs end.
 //!
 //! Order: sends of one slot take effect in the order of the calls; those of a pair, too, but for sends that wait for
@@ -18,6 +18,7 @@
 mod arrivals;
 mod calls;
 mod ending;
+mod events;
 mod moving;
 mod short;
 
