@@ -6,8 +6,13 @@ use std::time::{Duration, Instant};
 
 use super::frame::Frame;
 use super::*;
+use crate::config::Config;
 use crate::fabric::regions::Refusal;
-use crate::status::Reason;
+use crate::fabric::{Adapter, Event};
+use crate::local_fd::Local;
+use crate::status::{Code, Reason};
+
+mod polling;
 
 fn sockets() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
@@ -392,132 +397,5 @@ fn damaged_streams() {
             bytes.iter_mut().skip(1).for_each(|b| *b = next() as u8);
         }
         fuzz_frames(&bytes);
-    }
-}
-
-fn readable(fd: RawFd, limit: Duration) -> bool {
-    let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one entry.
-    unsafe { libc::poll(&mut entry, 1, limit.as_millis() as i32) > 0 }
-}
-
-/// Bytes of a message on the wire.
-fn framed(len: usize) -> usize {
-    Frame::Send { len: len as u32 }.encode().bytes().len() + len
-}
-
-/// A driver sleeps on the adapter's descriptor while a call posts more than the socket takes: the descriptor has to tell
-/// when it takes more, though nothing comes from the peer.
-#[test]
-fn who_sleeps_is_told_of_room_for_what_a_call_posts() {
-    let mut v = Victim::new();
-    assert!(v.ad.arm());
-    let message = [7; 16 << 10];
-    let mut posted = 0;
-    while !v.ad.eps[&v.ep.0].stream.tx.wants_write() {
-        v.ad.send(v.ep, &[&message]).expect("send");
-        v.ad.flush();
-        posted += 1;
-    }
-    let fd = v.ad.fd().expect("a descriptor");
-    let (mut peer, bytes) = (v.peer.try_clone().expect("clone"), posted * framed(message.len()));
-    let reader = std::thread::spawn(move || {
-        let mut all = vec![0; bytes];
-        peer.read_exact(&mut all).expect("read");
-    });
-    while v.ad.eps[&v.ep.0].stream.tx.wants_write() {
-        assert!(readable(fd, Duration::from_secs(20)), "nobody is told that the socket takes more");
-        v.ad.poll(&mut v.events);
-        v.ad.arm();
-    }
-    reader.join().expect("reader");
-}
-
-/// A driver that polls anyway is told of room for nothing: each look of its would find the socket ready.
-#[test]
-fn who_polls_is_not_told_of_room() {
-    let mut v = Victim::new();
-    assert!(v.ad.arm());
-    v.ad.poll(&mut v.events);
-    while !v.ad.eps[&v.ep.0].stream.tx.wants_write() {
-        v.ad.send(v.ep, &[&[7; 16 << 10]]).expect("send");
-        v.ad.flush();
-    }
-    assert!(!v.ad.eps[&v.ep.0].out);
-    v.ad.arm();
-    assert!(v.ad.eps[&v.ep.0].out);
-}
-
-/// Posts small sends until the socket is seen to hold some back; how many.
-fn hold_some_back(v: &mut Victim) -> usize {
-    for posted in 1..1_000_000 {
-        // A machine that is busy with other things may let time pass between any two.
-        if posted % 16 == 1 {
-            v.ad.poll(&mut v.events);
-        }
-        v.ad.send(v.ep, &[b"12345678"]).expect("send");
-        v.ad.flush_soon(Follows::Perhaps);
-        if v.ad.eps[&v.ep.0].burst.is_held() {
-            return posted;
-        }
-        if posted % 1024 == 0 {
-            v.peer.read_exact(&mut vec![0; 1024 * framed(8)]).expect("read");
-        }
-    }
-    panic!("no send was held back");
-}
-
-#[test]
-fn what_is_held_back_goes_out_by_the_next_poll_by_arming_or_by_itself() {
-    type Then = fn(&mut Victim);
-    let ways: [Then; 4] = [
-        |v| {
-            v.ad.poll(&mut v.events);
-        },
-        |v| {
-            v.ad.arm();
-        },
-        |v| {
-            v.ad.send(v.ep, &[b""]).expect("send");
-            v.ad.flush();
-        },
-        |_| (),
-    ];
-    for (i, then) in ways.into_iter().enumerate() {
-        let mut v = Victim::new();
-        let posted = hold_some_back(&mut v);
-        then(&mut v);
-        assert_eq!(v.ad.eps[&v.ep.0].burst.is_held(), i == 3);
-        v.peer.set_read_timeout(Some(Duration::from_secs(20))).expect("timeout");
-        let read = posted / 1024 * 1024;
-        v.peer.read_exact(&mut vec![0; (posted - read) * framed(8)]).expect("read");
-    }
-}
-
-/// A socket that was quiet for long is asked less often than one that is not, but it is asked.
-#[test]
-fn who_was_quiet_for_long_is_heard_beside_who_is_not() {
-    let mut ad = TcpAdapter::open(&Config::default()).expect("open");
-    let mut peers = ["a", "b"].map(|name| {
-        let (peer, sock) = sockets();
-        let ep = ad.create(name).expect("create");
-        ad.connect(ep, ADDRESS, true, Some(Local::new(sock.into()))).expect("connect");
-        (ep, peer)
-    });
-    let message = [Frame::Send { len: 1 }.encode().bytes(), b"x"].concat();
-    for _ in 0..2 {
-        let [(_, loud), (quiet, rests)] = &mut peers;
-        let mut heard = false;
-        for poll in 0..1000 {
-            loud.write_all(&message).expect("write");
-            if poll == 500 {
-                rests.write_all(&message).expect("write");
-            }
-            let mut events = Vec::new();
-            ad.poll(&mut events);
-            heard |= events.iter().any(|e| matches!(e, Event::Message { ep, .. } if ep == quiet));
-        }
-        assert!(heard, "{quiet:?} is not asked");
-        peers.reverse();
     }
 }
