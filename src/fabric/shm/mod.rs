@@ -25,6 +25,7 @@ mod nest;
 mod pools;
 mod post;
 mod process;
+mod pull;
 mod reads;
 mod receive;
 mod ring;

@@ -1,11 +1,10 @@
 //! The receiving side of a link: records of the peer's ring, and the WRITEs that this side, like a
 //! device, carries out for the peer: it checks key, bounds and access against its own table before
-//! every piece, and pulls. So a region that was closed is not touched any more, even in mid-copy.
+//! every piece, and pulls (`pull`, where the content is elsewhere). So a region that was closed is not touched any more, even in mid-copy.
 
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::{Duration, Instant};
 
-use super::link::{How, Inbound, Link};
+use super::link::{How, Link};
 use super::moving::Running;
 use super::ring::{Header, MAX_POOLS, MAX_WRITES, load64};
 use super::socket;
@@ -13,18 +12,14 @@ use super::stream::{READ, Slot};
 use super::wire::{self, Ask, ContentAt, SocketMessage, Write, kind, outcome};
 use super::{Core, Kind};
 use crate::bulk::Way;
-use crate::fabric::moves::{MOVE_MAX, Move};
+use crate::fabric::moves::Move;
 use crate::fabric::{Access, Event};
 use crate::limits::POLL_EVENTS;
 use crate::room;
 use crate::status::{Code, Status};
 
-/// A peer that feeds a WRITE through its stream is waited for so long.
-const PATIENCE: Duration = Duration::from_micros(8);
 /// Most messages that the socket has at a time: what a peer passes before it is answered, and lets go of, and some.
 const SOCKET_MESSAGES: usize = 4 * MAX_POOLS;
-/// Bytes that are then read without it at a time.
-const ASIDE: u64 = 128 * 1024;
 
 /// What a look at the peer's stream came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,7 +188,7 @@ impl Link {
     }
 
     /// Answers a WRITE, and reports it here if it has an immediate.
-    fn answer(&mut self, code: u8, imm: Option<u32>, events: &mut Vec<Event>) {
+    pub(super) fn answer(&mut self, code: u8, imm: Option<u32>, events: &mut Vec<Event>) {
         self.outcome(code);
         if let (Some(imm), outcome::OK) = (imm, code) {
             events.push(Event::Written { ep: self.ep, imm });
@@ -216,123 +211,6 @@ impl Link {
         self.executed += 1;
         own.executed.store(self.executed, Ordering::Release);
         self.dirty = true;
-    }
-
-    /// A WRITE whose content is elsewhere.
-    fn begin_write(&mut self, header: Header) -> Result<(), Status> {
-        self.take_pools()?;
-        let bytes: [u8; Write::LEN + ContentAt::LEN] = self.rx.copy();
-        let (mut to, mut from) = ([0; Write::LEN], [0; ContentAt::LEN]);
-        to.copy_from_slice(&bytes[..Write::LEN]);
-        from.copy_from_slice(&bytes[Write::LEN..]);
-        let (to, from) = (Write::decode(&to), ContentAt::decode(&from));
-        let place = header.flags & !wire::HAS_IMM;
-        let mut fed = None;
-        if place & wire::FROM_STREAM != 0 {
-            fed = Some(Instant::now());
-        }
-        match place & !wire::FROM_STREAM {
-            wire::FROM_PROCESS => {}
-            0 if fed.is_some() => {}
-            wire::FROM_POOL if fed.is_none() => {}
-            _ => return Err(self.broken(&format!("source {place} of a WRITE"))),
-        }
-        let has_imm = header.flags & wire::HAS_IMM != 0;
-        let (front, back) = (0, from.len);
-        self.inbound = Some(Inbound { to, has_imm, from, place, front, back, fed });
-        Ok(())
-    }
-
-    /// Moves the WRITE under way on; false if that must wait, for a copy or for the peer.
-    fn pull(&mut self, core: &mut Core, events: &mut Vec<Event>) -> Result<bool, Status> {
-        let Some(w) = self.inbound else { return Ok(false) };
-        let need = Access::REMOTE_WRITE;
-        let code = if w.from.len == 0 {
-            outcome::OK
-        } else if core.exports.check(self.ep, w.to.rkey, w.to.dst, w.from.len, need).is_none() {
-            outcome::DENIED
-        } else if w.front >= w.back {
-            outcome::OK
-        } else if w.place & wire::FROM_STREAM != 0 {
-            return self.pull_shared(core, w);
-        } else {
-            match self.pull_front(core, w) {
-                None => return Ok(false),
-                Some(code) => code,
-            }
-        };
-        self.end_write(code, events)?;
-        Ok(true)
-    }
-
-    /// The WRITE under way has ended.
-    pub(crate) fn end_write(&mut self, code: u8, events: &mut Vec<Event>) -> Result<(), Status> {
-        let Some(w) = self.inbound.take() else { return Ok(()) };
-        // A peer that left may have reused the memory that we copied from, and a process number
-        // may belong to another process by now.
-        if self.peer_closed() || (w.place & wire::FROM_PROCESS != 0 && self.is_gone()) {
-            return Err(self.gone());
-        }
-        self.answer(code, w.has_imm.then_some(w.to.imm), events);
-        Ok(())
-    }
-
-    /// Copies from the front. The destination and its whole length were checked against a live
-    /// region. The outcome if that cannot be.
-    fn pull_front(&mut self, core: &mut Core, w: Inbound) -> Option<u8> {
-        let want = (w.back - w.front).min(MOVE_MAX as u64) as usize;
-        let dst = w.to.dst.wrapping_add(w.front);
-        let (ep, what) = (self.ep, Kind::In as u32);
-        if w.place == wire::FROM_POOL {
-            // A peer names only what we said that we have.
-            let Some((src, map)) = self.pools.at(w.from.pool, w.from.at, w.from.len) else {
-                return Some(outcome::FAULT);
-            };
-            let way = Way::to_place(w.from.len);
-            self.begin(core, Kind::In, Running::Front { process: false }, |_| {
-                // SAFETY: source and length were checked against the segment, whose mapping is kept,
-                // destination and length against a live region, just now.
-                unsafe { Move::copy(ep, what, src + w.front, dst, want, way) }.keeping(map)
-            });
-            return None;
-        }
-        let Some(process) = self.process else { return Some(outcome::FAULT) };
-        let src = w.from.at.wrapping_add(w.front);
-        self.begin(core, Kind::In, Running::Front { process: true }, |_| {
-            // SAFETY: destination and length were checked against a live region just now.
-            unsafe { Move::process(ep, what, process, src, dst, want) }
-        });
-        None
-    }
-
-    /// From the front by the stream; what does not come soon, from the back out of the peer's
-    /// memory, where that is allowed.
-    fn pull_shared(&mut self, core: &mut Core, w: Inbound) -> Result<bool, Status> {
-        match self.drain(core, true)? {
-            // The next look goes on: a peer may put slots that nobody needs without end.
-            Drained::Wait | Drained::Some => return Ok(false),
-            Drained::Nothing => {}
-        }
-        let process = self.process.filter(|_| w.place & wire::FROM_PROCESS != 0);
-        let Some(process) = process else { return Ok(false) };
-        let now = Instant::now();
-        let fed = w.fed.unwrap_or(now);
-        if let Some(w) = &mut self.inbound {
-            w.fed = Some(fed);
-        }
-        if now.saturating_duration_since(fed) < PATIENCE {
-            return Ok(false);
-        }
-        let len = (w.back - w.front).min(ASIDE);
-        let at = w.back - len;
-        let (src, dst) = (w.from.at.wrapping_add(at), w.to.dst.wrapping_add(at));
-        let (ep, what) = (self.ep, Kind::In as u32);
-        self.begin(core, Kind::In, Running::Back { at, len }, |_| {
-            // SAFETY: the destination was checked against a live region just now, and `at` with `len`
-            // lies inside of it.
-            unsafe { Move::process(ep, what, process, src, dst, len as usize) }
-        });
-        Ok(false)
     }
 
     /// Takes slots out of the peer's stream: of READs of ours, of the WRITE under way if `write`,
