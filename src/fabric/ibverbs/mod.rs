@@ -26,6 +26,7 @@ pub mod gid;
 mod ledger;
 mod mr;
 mod open;
+mod posting;
 mod progress;
 mod qp;
 mod recv;
