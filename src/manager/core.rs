@@ -1,15 +1,13 @@
 //! One turn of a manager: adapters, handshakes, timers. Runs with the manager's lock held and never
 //! blocks; what it leaves in the world's queue of callbacks runs without the lock.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::copies::Copies;
-use super::doubt::{self, Word};
 use super::gate::Gate;
 use super::quiet::Quiet;
 use super::rails;
 use super::sys::Tag;
-use super::wheel::Ground;
 use super::world::World;
 use super::writes::Found;
 use crate::bootstrap::{BootEvent, Bootstrap};
@@ -30,10 +28,6 @@ const BOOT_INTERVAL: u64 = 1_000_000;
 const WHOLE_SOON: u64 = 1 << 14;
 /// The same at other times: a fraction of a millisecond.
 const WHOLE_EVERY: u64 = 1 << 19;
-/// Longest sleep while lines of the log were left out and not counted yet.
-const TELL: Duration = Duration::from_secs(1);
-/// Longest sleep while something waits for room in a queue.
-const RETRY: Duration = Duration::from_millis(1);
 
 /// Everything behind the manager's lock.
 pub struct Core {
@@ -281,7 +275,7 @@ impl Core {
     /// Asks the adapters for events; those that have no endpoint, and so no more than strangers at their door, only if
     /// `all`.
     #[inline(always)]
-    fn poll_adapters(&mut self, all: bool, now: u64) -> u32 {
+    pub(super) fn poll_adapters(&mut self, all: bool, now: u64) -> u32 {
         let mut count = 0;
         self.armed = false;
         if !self.room_for_events() {
@@ -375,35 +369,6 @@ impl Core {
         }
     }
 
-    /// The liveness socket of a channel became readable: its peer is gone, or says that its end failed. What it
-    /// had sent before is taken first.
-    pub(super) fn check_alive(&mut self, ch: u32) {
-        let Some(socket) = self.world.connections.get(&ch).and_then(|c| c.alive.as_ref()) else {
-            return;
-        };
-        let word = doubt::hear(socket);
-        if word == Word::None {
-            return;
-        }
-        self.world.tick();
-        let heard = |core: &Core| core.engine.channel(ch).map(|c| c.heard);
-        let before = heard(self);
-        self.poll_adapters(true, ticks());
-        if matches!(word, Word::Gone(_)) && (heard(self) != before || self.world.has_rest(ch)) {
-            // A poll takes some of what is there. The socket stays readable: this is asked again.
-            return;
-        }
-        let text = match word {
-            Word::Gone(Some(error)) => format!("the peer's connection failed: {error}"),
-            Word::Gone(None) => "the peer's process or manager ended".to_owned(),
-            Word::Failed | Word::None => {
-                self.refusal_stands(ch);
-                "the peer's end of the connection failed".to_owned()
-            }
-        };
-        self.engine.channel_down(&mut self.world, ch, Status::gone(text));
-    }
-
     fn poll_boot(&mut self) -> u32 {
         self.boot_ready = false;
         self.next_boot = self.world.clock.now() + BOOT_INTERVAL;
@@ -446,34 +411,6 @@ impl Core {
         count
     }
 
-    /// How long nothing but an event can be due.
-    pub(super) fn idle_time(&self) -> Duration {
-        let elapsed = self.world.clock.start().elapsed();
-        let tick = match self.engine.next_tick() {
-            u64::MAX => Duration::from_secs(60),
-            at => Duration::from_nanos(at).saturating_sub(elapsed),
-        };
-        let now = Instant::now();
-        let until = |at: Instant| at.saturating_duration_since(now);
-        let boot = self.boot.next_deadline().map(until);
-        let dials = self.world.tries.map(until);
-        let retry = self.engine.has_pending() || self.world.waits_for_copies();
-        let retry = retry.then_some(RETRY);
-        let trim = self.world.trim_due(now);
-        let untold = log::owes().then_some(TELL);
-        let all = [boot, dials, retry, trim, untold, self.doubt_ends()];
-        all.into_iter().flatten().fold(tick, Duration::min)
-    }
-
-    /// Until when nothing but an event can be due, in nanoseconds, and how long that is.
-    pub fn idle_until(&mut self) -> (u64, Duration) {
-        self.world.tick();
-        // Before it is asked when the next is due: who does not sleep would else never come to it.
-        self.world.trim_pool();
-        let idle = self.idle_time();
-        (self.world.clock.now().saturating_add(idle.as_nanos() as u64), idle)
-    }
-
     /// Takes what the epoll set reported.
     pub fn take_tags(&mut self, tags: &[Tag]) {
         if !tags.is_empty() {
@@ -514,35 +451,5 @@ impl Core {
             self.world.dying.push(key);
         }
         self.world.destroy_ended();
-    }
-}
-
-impl Ground for Core {
-    fn due(&mut self) -> bool {
-        self.world.has_work() || self.copies_wait() || std::mem::take(&mut self.timed)
-    }
-
-    fn next(&self) -> u64 {
-        let retry = match self.world.full {
-            true => self.world.clock.now().saturating_add(RETRY.as_nanos() as u64),
-            false => u64::MAX,
-        };
-        self.engine.next_tick().min(self.next_dial()).min(retry)
-    }
-
-    fn arm(&mut self) -> bool {
-        // Every adapter is armed, so that none misses its wake-up because of another.
-        let idle = self.world.adapters.iter_mut().flatten().filter_map(|a| a.arm().then_some(()));
-        self.armed = idle.count() == self.world.adapters.iter().flatten().count();
-        self.armed
-    }
-
-    fn armed(&self) -> bool {
-        self.armed
-    }
-
-    fn now(&mut self) -> u64 {
-        self.world.tick();
-        self.world.clock.now()
     }
 }

@@ -18,6 +18,7 @@ use super::core::Core;
 use super::world::World;
 use crate::engine::ChanId;
 use crate::fabric::{Event, ProviderKind};
+use crate::os::ticks;
 use crate::status::{Reason, Status};
 
 /// The longest doubt, in nanoseconds. The kernel takes some 0.1 s for each GiB of registered memory of a killed process,
@@ -29,7 +30,7 @@ const FAILED_HERE: [u8; 1] = [1];
 
 /// What is known of the peer by its liveness socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Word {
+enum Word {
     /// Nothing yet.
     None,
     /// It lives, and its end of the connection failed.
@@ -39,7 +40,7 @@ pub enum Word {
 }
 
 /// Asks a liveness socket.
-pub fn hear(socket: &OwnedFd) -> Word {
+fn hear(socket: &OwnedFd) -> Word {
     let mut byte = [0u8; 1];
     // SAFETY: `byte` is valid for one byte.
     let n =
@@ -202,6 +203,35 @@ impl Core {
             };
         }
         self.engine.channel_down(&mut self.world, ch, status);
+    }
+
+    /// The liveness socket of a channel became readable: its peer is gone, or says that its end failed. What it
+    /// had sent before is taken first.
+    pub(super) fn check_alive(&mut self, ch: u32) {
+        let Some(socket) = self.world.connections.get(&ch).and_then(|c| c.alive.as_ref()) else {
+            return;
+        };
+        let word = hear(socket);
+        if word == Word::None {
+            return;
+        }
+        self.world.tick();
+        let heard = |core: &Core| core.engine.channel(ch).map(|c| c.heard);
+        let before = heard(self);
+        self.poll_adapters(true, ticks());
+        if matches!(word, Word::Gone(_)) && (heard(self) != before || self.world.has_rest(ch)) {
+            // A poll takes some of what is there. The socket stays readable: this is asked again.
+            return;
+        }
+        let text = match word {
+            Word::Gone(Some(error)) => format!("the peer's connection failed: {error}"),
+            Word::Gone(None) => "the peer's process or manager ended".to_owned(),
+            Word::Failed | Word::None => {
+                self.refusal_stands(ch);
+                "the peer's end of the connection failed".to_owned()
+            }
+        };
+        self.engine.channel_down(&mut self.world, ch, Status::gone(text));
     }
 
     /// When the first doubt ends by itself.

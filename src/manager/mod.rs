@@ -1,6 +1,6 @@
 //! The manager: one local worker identity, which owns everything. The Rust API behind the C ABI.
 //!
-//! One lock guards the engine and its world; callbacks run outside of it. Files: `core` (one turn), `dials` (connections
+//! One lock guards the engine and its world; callbacks run outside of it. Files: `core` (one turn), `idle` (until when there is none to make), `dials` (connections
 //! as they come and go), `clock`, `world` (what engine and handshake act on), `wheel` (who drives and who sleeps: the
 //! wake-up protocol), `lock` and `seam` (the lock whose release holds it), `bias` (what it costs its usual holder), `drive` (the drivers' loops), `spin` (before
 //! sleep), `deliver` (callbacks), `memory` (registered regions), `report` (statistics, metrics, trace), `sys` (system
@@ -41,6 +41,7 @@ mod early;
 mod endpoints;
 mod gate;
 mod glance;
+mod idle;
 mod inside;
 mod lent;
 mod lock;
