@@ -11,7 +11,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use super::copies::{Deliveries, Delivery};
+use super::deliveries::{Deliveries, Delivery};
 use super::world::World;
 use crate::engine::Work;
 use crate::engine::front::message::{Active, ActiveFn, MessageEnd};

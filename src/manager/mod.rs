@@ -3,7 +3,7 @@
 //! One lock guards the engine and its world; callbacks run outside of it. Files: `core` (one turn), `idle` (until when there is none to make), `dials` (connections
 //! as they come and go), `clock`, `world` (what engine and handshake act on), `wheel` (who drives and who sleeps: the
 //! wake-up protocol), `lock` and `seam` (the lock whose release holds it), `bias` (what it costs its usual holder), `drive` (the drivers' loops), `spin` (before
-//! sleep), `deliver` (callbacks), `memory` (registered regions), `report` (statistics, metrics, trace), `sys` (system
+//! sleep), `deliver` (callbacks), `copies` and `deliveries` (content, without the lock), `memory` (registered regions), `report` (statistics, metrics, trace), `sys` (system
 //! calls).
 
 use std::os::fd::RawFd;
@@ -34,6 +34,7 @@ mod copied;
 mod copies;
 mod core;
 mod deliver;
+mod deliveries;
 mod dials;
 mod doubt;
 mod drive;
