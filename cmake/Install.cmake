@@ -4,9 +4,9 @@ install(FILES ${RT_SHARED} DESTINATION ${CMAKE_INSTALL_LIBDIR}
         PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)
 install(FILES ${RT_LIB_DIR}/${RT_SONAME} ${RT_LIB_DIR}/librdma_transport.so ${RT_STATIC}
         DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(FILES include/rdma_transport.h include/rdma_transport.hpp include/rdma_transport_msg.hpp
-              include/rdma_transport_pair.hpp include/rdma_transport_types.hpp
-              include/rdma_transport_store.hpp
+install(FILES include/rdma_transport.h include/rdma_transport.hpp include/rdma_transport_options.hpp
+              include/rdma_transport_types.hpp include/rdma_transport_msg.hpp include/rdma_transport_msg_types.hpp
+              include/rdma_transport_pair.hpp include/rdma_transport_store.hpp
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 
 set(RT_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/RdmaTransport)
