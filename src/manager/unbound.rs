@@ -132,7 +132,7 @@ impl Ticket {
 }
 
 const _: () =
-    assert!(usize::BITS >= SLOT_MASK.count_ones() + u32::BITS + 1, "a place, a number and a way");
+    assert!(usize::BITS > SLOT_MASK.count_ones() + u32::BITS, "a place, a number and a way");
 
 fn told([manager, place]: Words, end: &MessageEnd) {
     let way = if place & 1 == 0 { Way::Send } else { Way::Recv };
