@@ -1,7 +1,7 @@
 //! The last part of the handshake: endpoints are made, connected and, if need be, given up for
 //! those of the next provider.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::fabric::{EpId, ProviderKind};
 use crate::status::{Code, Status};
@@ -256,7 +256,7 @@ impl Rounds {
             }
             Some(Err(status)) => self.give_up(ctx, peer, out, status),
             None if ctx.now >= a.deadline => {
-                let limit = ctx.shared.config.endpoint_timeout;
+                let limit = limit(ctx, a.kind);
                 let status = Status::new(
                     Code::Unavailable,
                     format!("the endpoint was not connected within {limit:?}"),
@@ -330,7 +330,7 @@ impl Attempt {
             ep,
             reason,
             remote: None,
-            deadline: ctx.now + ctx.shared.config.endpoint_timeout,
+            deadline: ctx.now + limit(ctx, kind),
             ready_sent: false,
             ready_received: false,
         }
@@ -338,6 +338,14 @@ impl Attempt {
 
     fn connecting(&self) -> bool {
         self.remote.is_some() && !self.ready_sent
+    }
+}
+
+/// How long an endpoint has.
+fn limit(ctx: &Ctx<'_>, kind: ProviderKind) -> Duration {
+    match kind {
+        ProviderKind::Ibverbs => ctx.shared.config.endpoint_timeout,
+        _ => ctx.shared.config.local_timeout,
     }
 }
 
