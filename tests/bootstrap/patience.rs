@@ -16,8 +16,7 @@ fn two_of(kind: ProviderKind) -> (Node, Node) {
     let (mut a, mut b) = (identity("a"), identity("b"));
     b.host_id = a.host_id;
     a.providers = offers(&[kind]);
-    let (mut a, mut b) =
-        (Node::new(a, BootConfig::default()), Node::new(b, BootConfig::default()));
+    let (mut a, mut b) = (Node::new(a, BootConfig::default()), Node::new(b, BootConfig::default()));
     let addr = b.listen();
     a.dial(1, &[addr]);
     (a, b)

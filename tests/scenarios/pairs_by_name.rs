@@ -180,7 +180,10 @@ fn a_pair_that_lost_its_connection_does_not_wait_for_who_has_ended() {
     post.s.call(R, |e, fx| e.nobody_there(fx, peer, &nobody));
     let PairState::Broken(why) = post.state(two, R) else { panic!("it waits") };
     assert_eq!((why.code, why.reason), (Code::Unavailable, Reason::PeerGone), "{why}");
-    assert!(why.message.contains("scripted connection") && why.message.contains("refused"), "{why}");
+    assert!(
+        why.message.contains("scripted connection") && why.message.contains("refused"),
+        "{why}"
+    );
     post.finish();
 
     let (mut post, two) = lost();
