@@ -229,6 +229,7 @@ impl Engine {
                 // Wherever the content lies.
                 caps.eager_max = usize::try_from(tuned).unwrap_or(usize::MAX);
                 caps.plain_max = caps.plain_max.min(caps.eager_max);
+                caps.direct_max = 0;
             }
         }
         let channel =
