@@ -15,6 +15,7 @@ use crate::status::{Code, Reason, Status};
 use super::endpoint::Attempt;
 use super::frame::{Broken, FrameReader, REJECTS};
 use super::handshake::{Ctx, Failure, Handshake};
+use super::sys::unconnected;
 use super::{BootEvent, Met, PeerHello};
 
 /// When the system asks the host of a peer that is silent whether it is there, so that it is found in the peer timeout: for the
@@ -264,11 +265,15 @@ impl Conn {
         let silent = |e: &io::Error| {
             let status = match e.kind() {
                 ErrorKind::PermissionDenied => Status::os("connect", e),
+                // The system does not tell where it leads.
+                ErrorKind::Unsupported => unconnected("getpeername", e),
                 _ => Status::gone(format!("connect: {e}")),
             };
             Failure { status, tell: false }
         };
-        if let Some(e) = stream.take_error().map_err(|e| silent(&e))? {
+        // Not what became of the connection, but that the system does not tell.
+        let untold = |e: io::Error| Failure { status: unconnected("getsockopt", &e), tell: false };
+        if let Some(e) = stream.take_error().map_err(untold)? {
             if e.kind() == ErrorKind::ConnectionRefused {
                 self.met = Met::Nobody;
             }
