@@ -95,7 +95,7 @@ pub unsafe extern "C" fn rdma_msg_options_init(
 /// that a receive for a later message alone is met by none until earlier ones are received. If the connection ends, what was reported as ended may be lost;
 /// what waits fails with RDMA_UNAVAILABLE. A send that is taken back, or whose deadline passes, while its
 /// peer knows of it, ends when the peer has answered or has the content, or has said nothing for two
-/// seconds or more.
+/// seconds or more; ten seconds behind its deadline in any case, with the connection if need be.
 ///
 /// Threads: any. `data` is borrowed until the end; NULL is allowed with len 0. `options` NULL:
 /// defaults.
