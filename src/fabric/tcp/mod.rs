@@ -40,7 +40,7 @@ const MAX_OPS: usize = 4096;
 /// Largest WRITE or READ: what a process can have in its address space.
 const MAX_RDMA: u64 = 1 << 47;
 /// What an endpoint tells its peer: the version of the frames.
-const ADDRESS: &[u8] = b"rdma-tcp\x01";
+const ADDRESS: &[u8] = b"rdma-tcp\x02";
 /// Retransmissions of the same bytes in vain after which the peer's host counts as lost: with the
 /// system's shortest timeout, six seconds. The system itself goes on for a quarter of an hour.
 const LOST_AFTER: u8 = 5;
