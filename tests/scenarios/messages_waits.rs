@@ -208,7 +208,7 @@ fn time_passes_with_signs_of_life(p: &mut Post, seconds: u64) {
 }
 
 /// A word to the receiver is lost, as on a path that loses bytes, and what the receiver says arrives. The send is over some seconds behind its
-/// deadline all the same, and so is its connection where one waits for what never comes.
+/// deadline all the same.
 #[test]
 fn a_send_whose_words_are_lost_ends_behind_its_deadline() {
     let lost = [
@@ -233,9 +233,6 @@ fn a_send_whose_words_are_lost_ends_behind_its_deadline() {
         assert_eq!(p.s.peer_state(S).1, 1, "{kind:?}: it has a while");
         time_passes_with_signs_of_life(&mut p, 10);
         assert_eq!(code(&p.sends[send]), Some(Code::DeadlineExceeded), "{kind:?} is lost");
-        // What is given back, or cancelled, ends without it.
-        let open = p.s.peer_state(S).1;
-        assert!(kind != Kind::MsgWithdraw || open == 0, "nobody waits on it any more");
         p.s.let_all_go();
         p.finish();
     }
