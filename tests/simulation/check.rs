@@ -110,7 +110,10 @@ fn matching(sim: &Sim, op: usize, who: Who, tensor: &Tensor) -> usize {
         let same = send.meta == tensor.meta && content(s, n) == got;
         send.begun && !send.taken && in_time && same
     };
-    if let Some(&s) = candidates.into_iter().flatten().find(fits) {
+    // Of several that are alike, as those of no bytes are, one that has gone.
+    let gone = |&&s: &&usize| matches!(sim.app.sends[s].ended, Some((_, Ok(()))));
+    let of_them = || candidates.into_iter().flatten().filter(fits);
+    if let Some(&s) = of_them().find(gone).or_else(|| of_them().next()) {
         return s;
     }
     let other = (0..sim.app.sends.len()).find(|&s| n > 0 && content(s, n) == got);
