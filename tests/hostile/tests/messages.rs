@@ -197,7 +197,7 @@ fn r08_withdrawals_among_many_offers() {
     let before = victim.cpu();
     // The last that waits, over and over: none has this number.
     for _ in 0..50 {
-        let withdrawal = |i| Frame::send(&numbered(WITHDRAW, 0, 1 << 24 | i));
+        let withdrawal = |i: u32| Frame::send(&numbered(WITHDRAW, 0, 1 << 24 | i));
         let many: Vec<u8> = (0..1000).flat_map(|i| c.numbered(&withdrawal(i))).collect();
         c.raw(&many).unwrap();
         // Credits are returned without a word of ours.
