@@ -13,7 +13,7 @@ pub const WINDOW: u64 = 1 << 20;
 const STEP: u64 = WINDOW / 4;
 /// So much may be sent, of what was sent before once all is taken: then the limit lags by less than a step.
 pub const ROOM: u64 = WINDOW - STEP;
-/// Offers of a connection that no receive has met. A message for which the window has no room is offered: so a receive
+/// Offers of a connection that no receive has met. A message for which the window has no room for a while is offered: so a receive
 /// finds it, whatever lies before it.
 pub const OFFERS: u32 = 65_536;
 /// Bytes of headers and lengths of parts of these.
