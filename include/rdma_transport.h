@@ -1812,8 +1812,8 @@ rdma_code_t rdma_mgr_add_peer(rdma_mgr_t *mgr,
  * RDMA_DEADLINE_EXCEEDED, RDMA_UNAVAILABLE: nobody could be reached, rdma_last_error says why;
  * RDMA_UNAUTHENTICATED: the secrets differ; RDMA_ALREADY_EXISTS: it has this manager's own name;
  * RDMA_RESOURCE_EXHAUSTED: too many peers; RDMA_DATA_LOSS: the handshake was damaged;
- * RDMA_FAILED_PRECONDITION: no provider or version in common, inside a callback, `mgr` destroyed or in a
- * forked child; RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
+ * RDMA_FAILED_PRECONDITION: no provider or version in common, a system call that is refused here (a sandbox), inside a
+ * callback, `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
  */
 rdma_code_t rdma_mgr_meet(rdma_mgr_t *mgr,
                           const char *address,
@@ -1845,8 +1845,8 @@ rdma_code_t rdma_mgr_set_name(rdma_mgr_t *mgr,
  * answers at the peer's address; RDMA_NOT_FOUND: unknown peer, or another worker answers there;
  * RDMA_DEADLINE_EXCEEDED, RDMA_UNAVAILABLE: the peer could not be reached, rdma_last_error says why;
  * RDMA_UNAUTHENTICATED: the secrets differ; RDMA_DATA_LOSS: the handshake was damaged;
- * RDMA_FAILED_PRECONDITION: no provider or version in common, inside a callback, `mgr` destroyed or in a
- * forked child; RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
+ * RDMA_FAILED_PRECONDITION: no provider or version in common, a system call that is refused here (a sandbox), inside a
+ * callback, `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
  */
 rdma_code_t rdma_mgr_connect(rdma_mgr_t *mgr,
                              const char *peer,
@@ -2181,7 +2181,7 @@ rdma_code_t rdma_send(rdma_mgr_t *mgr,
  * reached, or is gone; RDMA_OUT_OF_RANGE: dst is too small; RDMA_RESOURCE_EXHAUSTED: no memory;
  * RDMA_DATA_LOSS: the checksum differs; RDMA_PERMISSION_DENIED; RDMA_UNAUTHENTICATED;
  * RDMA_NOT_FOUND: another worker answers at the peer's address; RDMA_FAILED_PRECONDITION: the required
- * provider does not reach the peer, or dst was unregistered; RDMA_INVALID_ARGUMENT: the peer broke the
+ * provider does not reach the peer, a system call that connecting needs is refused, or dst was unregistered; RDMA_INVALID_ARGUMENT: the peer broke the
  * protocol, or no manager answers there; RDMA_INTERNAL; and any code that the peer's application gave.
  */
 rdma_code_t rdma_recv_async(rdma_mgr_t *mgr,
@@ -2323,7 +2323,7 @@ rdma_code_t rdma_msg_options_init(rdma_msg_options_t *options,
  * that a receive for a later message alone is met by none until earlier ones are received. If the connection ends, what was reported as ended may be lost;
  * what waits fails with RDMA_UNAVAILABLE. A send that is taken back, or whose deadline passes, while its
  * peer knows of it, ends when the peer has answered or has the content, or has said nothing for two
- * seconds or more.
+ * seconds or more; ten seconds behind its deadline in any case, with the connection if need be.
  *
  * Threads: any. `data` is borrowed until the end; NULL is allowed with len 0. `options` NULL:
  * defaults.
@@ -2336,7 +2336,7 @@ rdma_code_t rdma_msg_options_init(rdma_msg_options_t *options,
  * The end is RDMA_OK; RDMA_CANCELLED: by either side; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the
  * peer cannot be reached, or is gone; RDMA_UNAUTHENTICATED: the secrets differ; RDMA_NOT_FOUND: another worker
  * answers at the peer's address; RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_FAILED_PRECONDITION: its
- * memory was unregistered, or no provider in common; RDMA_DATA_LOSS: what came over the connection was damaged;
+ * memory was unregistered, or no connection as rdma_mgr_connect tells; RDMA_DATA_LOSS: what came over the connection was damaged;
  * RDMA_INVALID_ARGUMENT: the peer broke the protocol, or no manager answers there; RDMA_INTERNAL.
  */
 rdma_code_t rdma_msg_isend(rdma_mgr_t *mgr,

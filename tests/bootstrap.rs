@@ -10,5 +10,7 @@ mod fake;
 mod garbage;
 #[path = "bootstrap/mutate.rs"]
 mod mutate;
+#[path = "bootstrap/patience.rs"]
+mod patience;
 #[path = "bootstrap/providers.rs"]
 mod providers;

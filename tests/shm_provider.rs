@@ -45,10 +45,10 @@ fn a_full_ring_pushes_back_and_recovers() {
     }
     assert_eq!(a.adapter.send(a.ep, &[&[7; 100]]), Err(PostError::QueueFull));
     wait_for(&mut a, &mut b, |_, b| b.messages() == accepted);
-    while a.adapter.send(a.ep, &[&[8; 12_288]]) == Err(PostError::QueueFull) {
+    while a.adapter.send(a.ep, &[&[8; 36_864]]) == Err(PostError::QueueFull) {
         b.pump();
     }
-    let too_long = a.adapter.send(a.ep, &[&[8; 12_289]]);
+    let too_long = a.adapter.send(a.ep, &[&[8; 36_865]]);
     assert!(matches!(too_long, Err(PostError::Failed(s)) if s.code == Code::InvalidArgument));
 }
 

@@ -13,8 +13,9 @@ use crate::os::epoll::{Epoll, READ, WRITE};
 use crate::status::{Code, Reason, Status};
 
 use super::endpoint::Attempt;
-use super::frame::{Broken, FrameReader};
+use super::frame::{Broken, FrameReader, REJECTS};
 use super::handshake::{Ctx, Failure, Handshake};
+use super::sys::unconnected;
 use super::{BootEvent, Met, PeerHello};
 
 /// When the system asks the host of a peer that is silent whether it is there, so that it is found in the peer timeout: for the
@@ -264,11 +265,15 @@ impl Conn {
         let silent = |e: &io::Error| {
             let status = match e.kind() {
                 ErrorKind::PermissionDenied => Status::os("connect", e),
+                // The system does not tell where it leads.
+                ErrorKind::Unsupported => unconnected("getpeername", e),
                 _ => Status::gone(format!("connect: {e}")),
             };
             Failure { status, tell: false }
         };
-        if let Some(e) = stream.take_error().map_err(|e| silent(&e))? {
+        // Not what became of the connection, but that the system does not tell.
+        let untold = |e: io::Error| Failure { status: unconnected("getsockopt", &e), tell: false };
+        if let Some(e) = stream.take_error().map_err(untold)? {
             if e.kind() == ErrorKind::ConnectionRefused {
                 self.met = Met::Nobody;
             }
@@ -298,7 +303,7 @@ impl Conn {
                 status: Status::gone(format!("the connection broke during the handshake: {e}")),
                 tell: false,
             })?;
-            if self.hs.finished() {
+            if self.hs.finished() && !self.is_called_off() {
                 return if flushed { self.finish(epoll, ctx) } else { Ok(None) };
             }
             if self.hs.is_deciding() {
@@ -314,10 +319,23 @@ impl Conn {
                 Some(frame) => {
                     self.hs.on_frame(ctx, frame)?;
                     self.got_on = ctx.now;
+                    if self.hs.is_trusted() {
+                        // Slow is all that such a peer may be, and what it has heard cannot be taken back.
+                        let patience = ctx.shared.config.patience;
+                        self.deadline = self.deadline.max(self.started + patience);
+                    }
                 }
                 None => return Ok(None),
             }
         }
+    }
+
+    /// The peer has said READY, has waited for this side's for as long as it would, and has said so since: had this side not looked, it would
+    /// take for a connection what nobody holds at the other end.
+    fn is_called_off(&self) -> bool {
+        let mut next = [0; REJECTS.len()];
+        let peeked = self.stream.as_ref().map(|stream| stream.peek(&mut next));
+        matches!(peeked, Some(Ok(n)) if n == next.len()) && next == REJECTS
     }
 
     /// While no frame is read: whether the far end is still there.

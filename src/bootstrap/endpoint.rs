@@ -1,7 +1,7 @@
 //! The last part of the handshake: endpoints are made, connected and, if need be, given up for
 //! those of the next provider.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::fabric::{EpId, ProviderKind};
 use crate::status::{Code, Status};
@@ -59,6 +59,8 @@ pub(super) struct Attempt {
     pub reason: String,
     /// The peer's endpoint, once known: from then on this side connects.
     pub remote: Option<Vec<u8>>,
+    /// How long it has, and until when.
+    limit: Duration,
     deadline: Instant,
     ready_sent: bool,
     ready_received: bool,
@@ -103,7 +105,8 @@ impl Rounds {
                 Ok((ep, address)) => {
                     let reason = self.choice.reason(kind, &self.failures);
                     send_endpoint(out, self.round, kind, &reason, &address);
-                    self.current = Some(Attempt::new(ctx, kind, ep, reason));
+                    self.current =
+                        Some(Attempt::new(ctx.now, self.limit(ctx, kind), kind, ep, reason));
                     return Ok(());
                 }
                 Err(status) => self.note(kind, status),
@@ -114,6 +117,17 @@ impl Rounds {
         let sep = if others.is_empty() { "" } else { "; " };
         let text = format!("no provider works with '{}': {tried}{sep}{others}", peer.name);
         Err(Status::new(self.last_code, text))
+    }
+
+    /// How long an endpoint has before the next provider is tried.
+    fn limit(&self, ctx: &Ctx<'_>, kind: ProviderKind) -> Duration {
+        let config = &ctx.shared.config;
+        match kind {
+            ProviderKind::Ibverbs => config.endpoint_timeout,
+            // No other would be tried.
+            _ if self.choice.candidates.last() == Some(&kind) => config.patience,
+            _ => config.local_timeout,
+        }
     }
 
     fn note(&mut self, kind: ProviderKind, status: Status) {
@@ -192,7 +206,8 @@ impl Rounds {
         match create(ctx, kind, peer, Some(address)) {
             Ok((ep, own)) => {
                 send_endpoint(out, round, kind, "", &own);
-                let mut attempt = Attempt::new(ctx, kind, ep, reason);
+                let limit = self.limit(ctx, kind);
+                let mut attempt = Attempt::new(ctx.now, limit, kind, ep, reason);
                 attempt.remote = Some(address.to_vec());
                 self.current = Some(attempt);
                 self.connect(ctx, peer, out)
@@ -256,7 +271,7 @@ impl Rounds {
             }
             Some(Err(status)) => self.give_up(ctx, peer, out, status),
             None if ctx.now >= a.deadline => {
-                let limit = ctx.shared.config.endpoint_timeout;
+                let limit = a.limit;
                 let status = Status::new(
                     Code::Unavailable,
                     format!("the endpoint was not connected within {limit:?}"),
@@ -324,13 +339,14 @@ impl Rounds {
 }
 
 impl Attempt {
-    fn new(ctx: &Ctx<'_>, kind: ProviderKind, ep: EpId, reason: String) -> Attempt {
+    fn new(now: Instant, limit: Duration, kind: ProviderKind, ep: EpId, reason: String) -> Attempt {
         Attempt {
             kind,
             ep,
             reason,
             remote: None,
-            deadline: ctx.now + ctx.shared.config.endpoint_timeout,
+            limit,
+            deadline: now + limit,
             ready_sent: false,
             ready_received: false,
         }

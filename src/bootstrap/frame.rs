@@ -89,6 +89,10 @@ pub(super) fn build(kind: Kind, tail: usize, body: impl FnOnce(&mut Writer<'_>))
     buf
 }
 
+/// How a REJECT begins: where the peer's part of the handshake is over, it is told thus from what comes after a handshake.
+pub(super) const REJECTS: [u8; 8] = *b"RDMT\x03\0\0\0";
+const _: () = assert!(REJECTS[MAGIC.len()] == Kind::Reject as u8);
+
 /// Text of a peer or for a peer: at most [`MAX_TEXT`] bytes, no control characters.
 pub(super) fn clean(text: &str) -> String {
     let mut out = String::with_capacity(text.len().min(MAX_TEXT));

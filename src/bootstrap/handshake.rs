@@ -326,6 +326,11 @@ impl Handshake {
         self.proved
     }
 
+    /// The manager lets the peer in.
+    pub(super) fn is_trusted(&self) -> bool {
+        self.state == State::Endpoints
+    }
+
     /// The manager is being asked; no frame is read meanwhile.
     pub(super) fn is_deciding(&self) -> bool {
         self.state == State::Claim

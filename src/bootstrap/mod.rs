@@ -58,9 +58,9 @@ pub use identity::{host_id, process_id, random_id};
 pub(crate) use sys::start_connect;
 
 /// First version of the handshake that this side speaks.
-pub const VERSION_MIN: u16 = 8;
+pub const VERSION_MIN: u16 = 9;
 /// Last version of the handshake that this side speaks.
-pub const VERSION_MAX: u16 = 8;
+pub const VERSION_MAX: u16 = 9;
 /// Longest HELLO or HELLO_ACK in bytes.
 pub const MAX_HELLO: usize = 16 * 1024;
 /// Longest endpoint address in bytes.
@@ -231,8 +231,13 @@ pub struct BootConfig {
     pub allow_remote: bool,
     /// Longest time of one handshake.
     pub handshake_timeout: Duration,
-    /// Longest time for one endpoint to connect, before the next provider is tried.
+    /// The same of one whose peer has introduced itself, and proved the secret if there is one: it is just slow.
+    pub patience: Duration,
+    /// Longest time for one endpoint of a device to connect, before the next provider is tried: the way between the two may be
+    /// a dead end.
     pub endpoint_timeout: Duration,
+    /// The same of other endpoints, for which only the peer has to do its part.
+    pub local_timeout: Duration,
     /// Most incoming handshakes at a time. One more makes room for itself: of the source that has the
     /// most, the one ends that has not got on for longest (but for some milliseconds). Who proved the
     /// secret stays.
@@ -245,7 +250,9 @@ impl Default for BootConfig {
             secret: None,
             allow_remote: false,
             handshake_timeout: Duration::from_secs(10),
+            patience: Duration::from_secs(30),
             endpoint_timeout: Duration::from_secs(3),
+            local_timeout: Duration::from_secs(10),
             max_handshakes: crate::limits::HANDSHAKES,
         }
     }
@@ -258,7 +265,9 @@ impl std::fmt::Debug for BootConfig {
             .field("secret", &self.secret.as_ref().map(|_| "set"))
             .field("allow_remote", &self.allow_remote)
             .field("handshake_timeout", &self.handshake_timeout)
+            .field("patience", &self.patience)
             .field("endpoint_timeout", &self.endpoint_timeout)
+            .field("local_timeout", &self.local_timeout)
             .field("max_handshakes", &self.max_handshakes)
             .finish()
     }

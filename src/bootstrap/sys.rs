@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use crate::os::{check, owned};
+use crate::status::{Code, Status};
 
 /// A nonblocking stream socket on its way to `addr`: writable once connected or failed.
 pub(crate) fn start_connect(addr: &SocketAddr) -> io::Result<OwnedFd> {
@@ -46,6 +47,19 @@ fn connect<S>(fd: &OwnedFd, sa: &S) -> io::Result<()> {
     // SAFETY: `sa` is a live socket address structure of `len` bytes.
     check(unsafe { libc::connect(fd.as_raw_fd(), (sa as *const S).cast(), len) })?;
     Ok(())
+}
+
+/// What a call for a connection met. One that this system does not know, or that a sandbox refuses so, will not be there for the next
+/// try either: that is told at once, where other errors may be tried again.
+pub(super) fn unconnected(what: &str, e: &io::Error) -> Status {
+    match e.raw_os_error() {
+        Some(libc::ENOSYS) => {
+            let text =
+                format!("{what}: {e}: this system, or the sandbox of this process, refuses it");
+            Status::new(Code::FailedPrecondition, text)
+        }
+        _ => Status::os(what, e),
+    }
 }
 
 /// Whether an IPv6 wildcard listener takes IPv4 connections too.

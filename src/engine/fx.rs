@@ -147,6 +147,11 @@ pub trait Fx {
         let _ = (addr, len);
         false
     }
+    /// See `Adapter::is_half_free`.
+    fn is_half_free(&mut self, ch: ChanId) -> bool {
+        let _ = ch;
+        true
+    }
     /// Whether this memory is registered for as long as it is there.
     fn registered(&self, ch: ChanId, addr: u64, len: u64) -> bool {
         let _ = (ch, addr, len);

@@ -229,6 +229,7 @@ impl Engine {
                 // Wherever the content lies.
                 caps.eager_max = usize::try_from(tuned).unwrap_or(usize::MAX);
                 caps.plain_max = caps.plain_max.min(caps.eager_max);
+                caps.direct_max = 0;
             }
         }
         let channel =
@@ -323,8 +324,8 @@ impl Engine {
             drop(channel);
             return self.rail_down(fx, ch, &rail, &status);
         }
-        let mut carried = None;
-        if let Some(peer) = self.peers.get_mut(channel.peer) {
+        let (mut carried, peer) = (None, channel.peer);
+        if let Some(peer) = self.peers.get_mut(peer) {
             carried = (peer.channels.first() == Some(&ch)).then_some(channel.peer);
             peer.channels.retain(|&c| c != ch);
             peer.preferred = peer.preferred.filter(|&c| c != ch);
@@ -370,8 +371,8 @@ impl Engine {
         // They were to come after what was lost.
         if let Some(peer) = carried {
             self.fail_outbox(fx, peer, &status);
-            self.fail_pairs(fx, peer, &status);
         }
+        self.reconnect_pairs(fx, peer);
     }
 
     /// The application ends the connections to a peer, and with them the attempts to connect: what
@@ -407,11 +408,12 @@ impl Engine {
         };
         p.state = PeerState::Failed;
         p.last_error = Some(status.clone());
-        if !retryable {
-            self.empty_queue(peer, |engine, request| engine.fail(fx, request, status.clone()));
-            self.fail_outbox(fx, peer, &status);
-            self.fail_pairs(fx, peer, &status);
+        if retryable {
+            return self.tire_lost_pairs(fx, peer, &status);
         }
+        self.empty_queue(peer, |engine, request| engine.fail(fx, request, status.clone()));
+        self.fail_outbox(fx, peer, &status);
+        self.fail_pairs(fx, peer, &status);
     }
 
     /// Gives a request to its peer's channel, or queues it and asks for a connection.

@@ -380,10 +380,8 @@ impl Engine {
                 self.close_rail(fx, joined.ch);
             }
         }
-        let last = self.peers.get(channel.peer).is_none_or(|p| p.channels.is_empty());
-        if !last {
-            return;
-        }
+        // What has not joined yet may be one of it, by which the peer, who knows that, writes already. One of another main connection is
+        // missed by nobody.
         let peer = channel.peer;
         let mut at = 0;
         while let Some(ch) =

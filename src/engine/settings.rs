@@ -72,15 +72,31 @@ impl Settings {
         self.more_room(c, self.room_of(c, 0), len, || fx.pooled(addr, len))
     }
 
-    /// Whether a message of so many bytes, whose content lies at this address of the host, goes with its content.
+    /// Whether a message of so many bytes, whose content is at hand and lies at this address of the host, goes with its content.
     #[inline(never)]
-    pub(super) fn rides(&self, fx: &impl Fx, c: &mut Channel, addr: u64, len: u64) -> bool {
+    pub(in crate::engine) fn rides(
+        &self,
+        fx: &mut impl Fx,
+        c: &mut Channel,
+        addr: u64,
+        len: u64,
+    ) -> bool {
         let (room, forced) = (self.room_of(c, 0), self.protocol);
         let rides = is_eager(len, self.more_room(c, room, len, || fx.pooled(addr, len)), forced);
         if len > 0 && is_eager(len, room, forced) {
             c.rides = c.rides.max(len);
         }
-        rides
+        rides || self.rides_for_now(fx, c, addr, len)
+    }
+
+    /// The same of a longer one, while there is much room.
+    fn rides_for_now(&self, fx: &mut impl Fx, c: &Channel, addr: u64, len: u64) -> bool {
+        len <= c.caps.direct_max as u64
+            && self.eager_max.is_none()
+            && self.protocol == Protocol::Auto
+            && c.seal.is_none()
+            && !fx.pooled(addr, len)
+            && fx.is_half_free(c.id)
     }
 
     /// There is more for content that would not be moved in the pool.

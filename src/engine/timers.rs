@@ -84,6 +84,7 @@ impl Engine {
             self.expire_request(fx, index);
         }
         self.expire_messages(fx, now);
+        self.offer_held(fx, now);
         self.expire_slot_sends(fx, now);
         let earliest = self.deadlines.next().min(self.messages.next_deadline());
         let earliest = earliest.min(self.pairs.next_deadline());

@@ -148,6 +148,12 @@ pub trait Adapter: Send {
         self.send(ep, &[&head[..len], content])
     }
 
+    /// Whether half of the memory that SENDs to this endpoint go through is free.
+    fn is_half_free(&mut self, ep: EpId) -> bool {
+        let _ = ep;
+        false
+    }
+
     /// Writes `local` to `remote`; with `imm` the peer gets `Event::Written`. `local` may be empty.
     fn write(
         &mut self,

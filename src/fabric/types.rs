@@ -153,6 +153,9 @@ pub struct Caps {
     /// Up to here the content of a message that does not lie in the pool is better inside a SEND, where that is beyond
     /// `eager_max`.
     pub plain_max: usize,
+    /// The same of content that is at hand in the call that sends the message, while what SENDs go through is
+    /// [half free](crate::fabric::Adapter::is_half_free).
+    pub direct_max: usize,
     /// Up to here the content of a message that is too long for a SEND and does not lie in the pool is better copied there
     /// first, by its sender; 0: never.
     pub staged_max: u64,

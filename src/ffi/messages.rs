@@ -95,7 +95,7 @@ pub unsafe extern "C" fn rdma_msg_options_init(
 /// that a receive for a later message alone is met by none until earlier ones are received. If the connection ends, what was reported as ended may be lost;
 /// what waits fails with RDMA_UNAVAILABLE. A send that is taken back, or whose deadline passes, while its
 /// peer knows of it, ends when the peer has answered or has the content, or has said nothing for two
-/// seconds or more.
+/// seconds or more; ten seconds behind its deadline in any case, with the connection if need be.
 ///
 /// Threads: any. `data` is borrowed until the end; NULL is allowed with len 0. `options` NULL:
 /// defaults.
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn rdma_msg_options_init(
 /// The end is RDMA_OK; RDMA_CANCELLED: by either side; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the
 /// peer cannot be reached, or is gone; RDMA_UNAUTHENTICATED: the secrets differ; RDMA_NOT_FOUND: another worker
 /// answers at the peer's address; RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_FAILED_PRECONDITION: its
-/// memory was unregistered, or no provider in common; RDMA_DATA_LOSS: what came over the connection was damaged;
+/// memory was unregistered, or no connection as rdma_mgr_connect tells; RDMA_DATA_LOSS: what came over the connection was damaged;
 /// RDMA_INVALID_ARGUMENT: the peer broke the protocol, or no manager answers there; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_msg_isend(

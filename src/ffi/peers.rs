@@ -92,8 +92,8 @@ pub unsafe extern "C" fn rdma_mgr_add_peer(
 /// RDMA_DEADLINE_EXCEEDED, RDMA_UNAVAILABLE: nobody could be reached, rdma_last_error says why;
 /// RDMA_UNAUTHENTICATED: the secrets differ; RDMA_ALREADY_EXISTS: it has this manager's own name;
 /// RDMA_RESOURCE_EXHAUSTED: too many peers; RDMA_DATA_LOSS: the handshake was damaged;
-/// RDMA_FAILED_PRECONDITION: no provider or version in common, inside a callback, `mgr` destroyed or in a
-/// forked child; RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
+/// RDMA_FAILED_PRECONDITION: no provider or version in common, a system call that is refused here (a sandbox), inside a
+/// callback, `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_mgr_meet(
     mgr: *mut rdma_mgr_t,
@@ -147,8 +147,8 @@ pub unsafe extern "C" fn rdma_mgr_set_name(
 /// answers at the peer's address; RDMA_NOT_FOUND: unknown peer, or another worker answers there;
 /// RDMA_DEADLINE_EXCEEDED, RDMA_UNAVAILABLE: the peer could not be reached, rdma_last_error says why;
 /// RDMA_UNAUTHENTICATED: the secrets differ; RDMA_DATA_LOSS: the handshake was damaged;
-/// RDMA_FAILED_PRECONDITION: no provider or version in common, inside a callback, `mgr` destroyed or in a
-/// forked child; RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
+/// RDMA_FAILED_PRECONDITION: no provider or version in common, a system call that is refused here (a sandbox), inside a
+/// callback, `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_mgr_connect(
     mgr: *mut rdma_mgr_t,

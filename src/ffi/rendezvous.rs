@@ -84,7 +84,7 @@ pub unsafe extern "C" fn rdma_send(
 /// reached, or is gone; RDMA_OUT_OF_RANGE: dst is too small; RDMA_RESOURCE_EXHAUSTED: no memory;
 /// RDMA_DATA_LOSS: the checksum differs; RDMA_PERMISSION_DENIED; RDMA_UNAUTHENTICATED;
 /// RDMA_NOT_FOUND: another worker answers at the peer's address; RDMA_FAILED_PRECONDITION: the required
-/// provider does not reach the peer, or dst was unregistered; RDMA_INVALID_ARGUMENT: the peer broke the
+/// provider does not reach the peer, a system call that connecting needs is refused, or dst was unregistered; RDMA_INVALID_ARGUMENT: the peer broke the
 /// protocol, or no manager answers there; RDMA_INTERNAL; and any code that the peer's application gave.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_recv_async(

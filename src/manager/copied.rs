@@ -18,6 +18,8 @@ pub(super) const MESSAGE: u64 = 128 << 10;
 /// Content up to this length is copied for a message that may be built of it; longer content of messages is copied
 /// when the message is built.
 const COPY_MAX: usize = 12 << 10;
+/// Content up to this length may go out at once where it is not copied.
+const DIRECT_MAX: u64 = 33 << 10;
 /// From here on a copy takes longer than to touch a page or two.
 const DIRECT: u64 = 512;
 /// The smallest page.
@@ -77,7 +79,8 @@ impl Copied {
         }
     }
 
-    /// The same; of longer content, so many bytes from the beginning, perhaps none.
+    /// The same of a message's content; of longer content, so many bytes from the beginning, perhaps none. A thread that has the manager
+    /// to itself is given more of it: what may go out at once.
     ///
     /// # Safety
     /// As of [`take`](Self::take).
@@ -89,6 +92,12 @@ impl Copied {
         (max, first): (usize, usize),
         alone: bool,
     ) -> &[u8] {
+        if alone && first == 0 && max == COPY_MAX && (max as u64..=DIRECT_MAX).contains(&len) {
+            // SAFETY: by the caller.
+            unsafe { touch(addr, len, false) };
+            // SAFETY: by the caller.
+            return unsafe { std::slice::from_raw_parts(addr as *const u8, len as usize) };
+        }
         let (len, max) = if len > max as u64 && first > 0 {
             (len.min(first as u64), COPY_MAX)
         } else {

@@ -6,10 +6,10 @@
 //! threads never make the same copy, since taking it takes it out; other endpoints, calls and
 //! deadlines go on under whoever turns next.
 //!
-//! So does the engine's own business with memory of the application. It never gets to read or write it:
-//! content that may go into a message is copied by the call that names it, before the lock; what came in
-//! one is delivered after the lock, before the callbacks of that turn (`deliveries`); copies and checksums of any length
-//! are jobs that a turn takes one by one, as it does the moves.
+//! So does the engine's own business with memory of the application. It gets to read or write none of it by itself:
+//! content that may go into a message is copied by the call that names it, before the lock (one that keeps nobody waiting
+//! hands it over where it lies: see [`super::copied`]); what came in one is delivered after the lock, before the callbacks
+//! of that turn (`deliveries`); copies and checksums of any length are jobs that a turn takes one by one, as it does the moves.
 //!
 //! What follows from that for memory: closing a window does not wait for a copy that runs. So
 //! whatever gives memory back to its owner (a callback, a buffer of the pool) is held back while a

@@ -281,6 +281,9 @@ impl Core {
         log::info(format_args!("connecting to peer '{name}' failed: {status}"));
         let began = self.world.routes.get_mut(&peer).and_then(|r| r.dialled.take());
         trace_connect(&self.world.trace, &name, "", began, status.code);
+        if met == Met::Nobody {
+            self.engine.nobody_there(&mut self.world, peer, &status);
+        }
         self.engine.connect_failed(&mut self.world, peer, status, retryable);
         let again = retryable && self.engine.wants_connection(peer);
         let Some(route) = self.world.routes.get_mut(&peer) else { return };

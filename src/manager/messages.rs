@@ -160,6 +160,10 @@ impl Manager {
             world.follows = Follows::Nothing;
             return Ok(Sending::Done);
         }
+        if content.len() > self.copy_max {
+            // At hand for what goes out at once, and no longer.
+            out.content = &[];
+        }
         if out.mode == Mode::Synchronous {
             world.tick();
             if let Some(id) = engine.message_send_synchronous(world, &out) {
@@ -175,7 +179,7 @@ impl Manager {
             // SAFETY: the caller's promise.
             return unsafe { self.isend_staged(thread, out, buffer) };
         }
-        let copied = content.len() as u64 == memory.len;
+        let copied = out.content.len() as u64 == memory.len;
         let own = Range::unless(copied, memory.addr, memory.len, memory.device);
         self.call_posting(thread, own, |e, w| e.message_send(w, out))
     }

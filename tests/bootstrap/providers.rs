@@ -191,6 +191,38 @@ fn an_endpoint_that_never_connects_is_given_up() {
     }
 }
 
+/// A peer that is slow to do its part of another provider, which is given up later, or, if there is no other to try, not before the peer is.
+#[test]
+fn an_endpoint_that_waits_for_the_peer_alone_has_more_time() {
+    for others in [true, false] {
+        let (mut a, mut b) = (identity("a"), identity("b"));
+        b.host_id = a.host_id;
+        a.providers = offers(if others { &[Shm, Tcp] } else { &[Shm] });
+        let (mut a, mut b) =
+            (Node::new(a, BootConfig::default()), Node::new(b, BootConfig::default()));
+        b.neg.never_connected.insert(Shm);
+        let addr = b.listen();
+        a.dial(1, &[addr]);
+        drive(&mut [&mut a, &mut b], |n| n.iter().all(|n| n.neg.remotes.len() == 1));
+        b.pass(Duration::from_secs(9));
+        b.poll();
+        assert_eq!(b.neg.live.len(), 1);
+        b.pass(Duration::from_secs(2));
+        match others {
+            true => {
+                drive(&mut [&mut a, &mut b], |n| n.iter().all(|n| n.ready().is_some()));
+                assert_eq!(b.ready().unwrap().kind, Tcp);
+            }
+            false => {
+                b.poll();
+                b.neg.never_connected.clear();
+                drive(&mut [&mut a, &mut b], |n| n.iter().all(|n| n.ready().is_some()));
+                assert_eq!(b.ready().unwrap().kind, Shm);
+            }
+        }
+    }
+}
+
 #[test]
 fn a_tcp_endpoint_that_fails_after_ready_fails_the_dial() {
     let (mut a, mut b) = (Node::plain("a"), Node::plain("b"));

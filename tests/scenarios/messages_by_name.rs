@@ -212,7 +212,25 @@ fn a_receive_finds_its_message_behind_a_full_window() {
     p.run();
     let recv = p.recv(R, Wanted { from: Party::ANY, comm: 0, tag: 2, mask: ALL }, 8);
     p.run();
+    assert_eq!(p.met(&p.recvs[recv]), None, "the receiver may yet take what lies before it");
+    p.s.pass(21);
+    p.run();
     assert_eq!(p.met(&p.recvs[recv]), Some(last));
+    p.finish();
+}
+
+#[test]
+fn a_receiver_that_takes_what_comes_is_offered_nothing_that_rides() {
+    let mut p = Post::new(shm());
+    let to = p.other(S);
+    let sends: Vec<_> = (0..10_000).map(|_| p.send(S, to, TAG, 8, Mode::Standard)).collect();
+    p.run();
+    for &send in &sends {
+        let recv = p.recv(R, ANY, 8);
+        p.run();
+        // No millisecond has passed: what was offered only after a while is not.
+        assert_eq!(p.met(&p.recvs[recv]), Some(send));
+    }
     p.finish();
 }
 

@@ -13,7 +13,7 @@ use rdma_transport::status::Code;
 use super::common::memory::content;
 use super::kind::Kind;
 use super::messages::{ALL, ANY, Post, TAG, code};
-use super::script::{EAGER, LARGE, R, S, shm};
+use super::script::{EAGER, LARGE, MS, R, S, ibverbs, shm};
 
 type Told = Arc<Mutex<Vec<u64>>>;
 
@@ -195,4 +195,45 @@ fn a_synchronous_send_is_taken_back_while_its_word_waits() {
     p.look();
     assert_eq!(code(&p.sends[send]), Some(Code::Cancelled));
     p.finish();
+}
+
+/// Time passes, in which node R says every second that it lives: small messages that no receive meets.
+fn time_passes_with_signs_of_life(p: &mut Post, seconds: u64) {
+    let to = p.other(R);
+    for _ in 0..seconds {
+        p.send(R, to, Envelope { comm: TAG.comm, tag: TAG.tag + 1 }, 8, Mode::Standard);
+        p.s.pass(1_000);
+    }
+    p.look();
+}
+
+/// A word to the receiver is lost, as on a path that loses bytes, and what the receiver says arrives. The send is over some seconds behind its
+/// deadline all the same.
+#[test]
+fn a_send_whose_words_are_lost_ends_behind_its_deadline() {
+    let lost = [
+        (Kind::MsgOffer, LARGE),
+        (Kind::Write, LARGE),
+        (Kind::Msg, 8),
+        (Kind::MsgWithdraw, 8),
+        (Kind::MsgWithdraw, LARGE),
+    ];
+    let setups = [shm().no_reads(), ibverbs().no_reads()];
+    for (setup, (kind, len)) in setups.iter().flat_map(|s| lost.map(|l| (s.clone(), l))) {
+        let patient = setup.settings(|s| (s.timeout, s.peer_timeout) = (3_000 * MS, 100_000 * MS));
+        let mut p = Post::new(patient);
+        let to = p.other(S);
+        p.s.hold(S, kind);
+        let mode = if len == LARGE { Mode::Standard } else { Mode::Synchronous };
+        let send = p.send(S, to, TAG, len, mode);
+        if kind == Kind::Write {
+            p.recv(R, ANY, LARGE);
+        }
+        time_passes_with_signs_of_life(&mut p, 4);
+        assert_eq!(p.s.peer_state(S).1, 1, "{kind:?}: it has a while");
+        time_passes_with_signs_of_life(&mut p, 10);
+        assert_eq!(code(&p.sends[send]), Some(Code::DeadlineExceeded), "{kind:?} is lost");
+        p.s.let_all_go();
+        p.finish();
+    }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rdma_transport::engine::front::pair::{PairState, Part, Slot, Way};
 use rdma_transport::limits::PAIR_SENDS;
-use rdma_transport::status::{Code, Reason};
+use rdma_transport::status::{Code, Reason, Status};
 
 use super::kind::Kind;
 use super::pairs::{PLACES, Post, two_of};
@@ -129,6 +129,75 @@ fn lost_with_sends_under_way() {
     post.connect(two, S).unwrap();
     post.s.run();
     assert!(matches!(post.state(two, R), PairState::Connected));
+    post.finish();
+}
+
+/// One end is not connected yet when its connection ends, as where the other gave the handshake up that was over here: nothing
+/// went over the pair, which takes the next connection.
+#[test]
+fn a_pair_that_was_not_connected_outlives_its_connection() {
+    for setup in [shm, ibverbs] {
+        let mut post = Post::new(setup());
+        let two = post.pair();
+        let to = post.buffer(two, R, Way::Recv, 5).unwrap();
+        let from = post.buffer(two, S, Way::Send, 5).unwrap();
+        post.connect(two, R).unwrap();
+        post.send(from, 0, LARGE).unwrap();
+        post.s.run();
+        assert!(matches!(post.state(two, R), PairState::Connecting));
+        post.s.cut();
+        post.s.run();
+        assert!(matches!(post.state(two, R), PairState::Connecting));
+        post.connect(two, S).unwrap();
+        post.s.run();
+        for node in [R, S] {
+            assert!(matches!(post.state(two, node), PairState::Connected));
+        }
+        post.look();
+        assert_eq!((post.bufs[to].arrivals, post.bufs[from].ended.len()), (1, 1));
+        post.finish();
+    }
+}
+
+/// But not where the other end's process has ended, and for no longer than a send waits.
+#[test]
+fn a_pair_that_lost_its_connection_does_not_wait_for_who_has_ended() {
+    let lost = || {
+        let mut post = Post::new(shm());
+        let two = post.pair();
+        post.connect(two, R).unwrap();
+        post.s.run();
+        post.s.hold(R, Kind::Dial);
+        post.twos[two].lossy = true;
+        post.s.cut();
+        post.s.run();
+        assert!(matches!(post.state(two, R), PairState::Connecting));
+        (post, two)
+    };
+    let (mut post, two) = lost();
+    let peer = post.s.engines[R].as_ref().unwrap().find_peer("node1").unwrap();
+    let nobody = Status::gone("connect: Connection refused");
+    post.s.call(R, |e, fx| e.nobody_there(fx, peer, &nobody));
+    let PairState::Broken(why) = post.state(two, R) else { panic!("it waits") };
+    assert_eq!((why.code, why.reason), (Code::Unavailable, Reason::PeerGone), "{why}");
+    assert!(
+        why.message.contains("scripted connection") && why.message.contains("refused"),
+        "{why}"
+    );
+    post.finish();
+
+    let (mut post, two) = lost();
+    post.s.refuse_dial(R, true);
+    assert!(matches!(post.state(two, R), PairState::Connecting));
+    post.s.pass(1_100);
+    post.s.refuse_dial(R, true);
+    assert!(matches!(post.state(two, R), PairState::Broken(_)));
+    post.finish();
+
+    let (mut post, two) = lost();
+    post.s.call(R, |e, fx| e.disconnect(fx, peer));
+    let PairState::Broken(why) = post.state(two, R) else { panic!("it waits") };
+    assert_eq!(why.reason, Reason::Cancelled, "{why}");
     post.finish();
 }
 

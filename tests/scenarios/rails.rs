@@ -228,6 +228,33 @@ fn main_connection_lost_in_a_transfer() {
     }
 }
 
+/// The peer has heard all of the rail and writes by it, and this side has not heard that: its main connection ends, and another one
+/// goes on. The rail ends before the memory that is written to is anybody's.
+#[test]
+fn main_connection_lost_whose_rail_only_the_peer_knows_to_have_joined() {
+    let mut s = two(ibverbs()).stage();
+    s.hold(S, Kind::RailJoined);
+    s.connect(R);
+    s.run();
+    assert_eq!((s.rails(R), s.rails(S)), (0, 1));
+    s.hold(S, Kind::Write);
+    let ids = begin(&mut s, false);
+    s.hold(R, Kind::Dial);
+    s.connect(R);
+    s.run();
+    let to_write = |op: &super::common::net::Op| matches!(op, super::common::net::Op::Write { .. });
+    assert!(s.w.conns[1].ends[1].out.iter().any(to_write), "nothing goes by the rail");
+    s.stalled[S] = true;
+    let side = s.side(0, R);
+    s.w.kill(0, side, Status::gone("the scripted connection went down"));
+    s.poll(R);
+    s.let_go(S, Kind::Write);
+    s.stalled[S] = false;
+    s.let_all_go();
+    assert_eq!(ends(&s, ids), (GONE, GONE));
+    s.finish();
+}
+
 /// At once with windows, otherwise when nothing touches the memory any more; and with the rail lost meanwhile.
 #[test]
 fn cancel_while_it_is_striped() {

@@ -110,6 +110,7 @@ fn setup(windows: bool) -> Setup {
         recv_depth: 16,
         share_min: None,
         plain_max: 0,
+        direct_max: 0,
         staged_max: 0,
     };
     let settings = Settings {

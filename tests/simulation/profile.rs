@@ -106,6 +106,7 @@ impl Profile {
                 recv_depth: rng.pick(&[8, 9, 11, 16, 33, 64]),
                 share_min: rng.pick(&[None, None, Some(0), Some(5000)]),
                 plain_max: rng.pick(&[0, 0, 3000]),
+                direct_max: 0,
                 staged_max: rng.pick(&[0, 0, 6000, 1 << 20]),
             };
             let settings = Settings {

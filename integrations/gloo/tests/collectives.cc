@@ -289,6 +289,7 @@ static bool run(bool processes, bool ours, int size, const Algorithm &algorithm,
     int status = 0;
     waitpid(child, &status, 0);
     well &= WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    if (WIFSIGNALED(status)) std::fprintf(stderr, "%s: ended by signal %d\n", ours ? "ours" : "Gloo's tcp", WTERMSIG(status));
   }
   results.assign(static_cast<size_t>(size), Floats());
   for (int rank = 0; rank < size; rank++) {

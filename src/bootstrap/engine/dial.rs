@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::{Bootstrap, Entry};
 use crate::bootstrap::conn::Conn;
 use crate::bootstrap::handshake::{Expect, Handshake};
-use crate::bootstrap::sys::start_connect;
+use crate::bootstrap::sys::{start_connect, unconnected};
 use crate::bootstrap::{BootEvent, MAX_ADDRESSES, Met};
 use crate::status::{Code, Reason, Status};
 
@@ -122,10 +122,10 @@ impl Bootstrap {
             return Err(Status::invalid(format!("address {addr} has no port")));
         }
         let hs = Handshake::connect(&self.shared, dial.expect.clone(), dial.rail)?;
-        let stream = TcpStream::from(start_connect(&addr).map_err(|e| Status::os("connect", &e))?);
+        let stream = TcpStream::from(start_connect(&addr).map_err(|e| unconnected("connect", &e))?);
         let id = self.new_id();
         let conn = Conn::new(&self.epoll, id, stream, addr, hs, (false, now, deadline))
-            .map_err(|e| Status::os("connect", &e))?;
+            .map_err(|e| unconnected("setsockopt or epoll_ctl, to connect", &e))?;
         Ok((id, conn))
     }
 

@@ -123,6 +123,7 @@ impl IbverbsAdapter {
             recv_depth: recv::DEPTH,
             share_min: None,
             plain_max: 0,
+            direct_max: 0,
             staged_max: 0,
         };
         let mut notes = choice.notes.clone();

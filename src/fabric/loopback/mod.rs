@@ -78,6 +78,7 @@ impl LoopbackAdapter {
                 recv_depth: depth,
                 share_min: None,
                 plain_max: 0,
+                direct_max: 0,
                 staged_max: 0,
             },
             depth: depth as usize,

@@ -106,6 +106,10 @@ impl Adapter for ShmAdapter {
         self.up(ep)?.0.send_head(head, len, content)
     }
 
+    fn is_half_free(&mut self, ep: EpId) -> bool {
+        self.up(ep).is_ok_and(|(link, _)| link.tx.is_half_free(link.rx.control()))
+    }
+
     fn write(
         &mut self,
         ep: EpId,

@@ -89,6 +89,8 @@ pub(super) struct Greeter {
 impl Greeter {
     pub(super) fn open(core: &Core, name: [u8; 16]) -> io::Result<Greeter> {
         let (nest, listener) = Nest::open(name)?;
+        // Where the system does not tell who is at the other end, each peer would be turned away.
+        socket::peer_cred(&listener).map_err(socket::no_cred)?;
         core.epoll.add(&core.bell, INPUT, KEY_BELL)?;
         core.epoll.add(&listener, INPUT, KEY_LISTENER)?;
         let (listener, pause) = (Local::new(listener), TimerFd::new()?);

@@ -26,7 +26,7 @@ use crate::room::Grows;
 use crate::status::{Code, Reason, Status};
 
 /// Largest SEND.
-pub(crate) const MAX_SEND: usize = 12 * 1024;
+pub(crate) const MAX_SEND: usize = 36 * 1024;
 /// Largest WRITE or READ.
 pub(crate) const MAX_RDMA: u64 = 1 << 40;
 const _: () = assert!(MAX_SEND <= MAX_PAYLOAD);

@@ -73,6 +73,10 @@ const SHARE_MIN: u64 = 2 << 20;
 const EAGER_MAX: usize = 4096;
 /// The same of messages whose content lies in no pool: it would be read by `process_vm_readv`.
 const PLAIN_MAX: usize = 11 << 10;
+/// The same while the ring is half free. What fills it, many of these that follow each other, takes up to six times as long as through the
+/// pool.
+const DIRECT_MAX: usize = 33 << 10;
+const _: () = assert!(DIRECT_MAX < MAX_SEND);
 /// Longer content of messages that lies in no pool is copied there first, up to this length: two copies, each by one end and in
 /// its caches, take less than one by `process_vm_readv`.
 const STAGED_MAX: u64 = 1 << 20;
@@ -237,6 +241,7 @@ impl ShmAdapter {
             recv_depth: 1 << 16,
             share_min: Some(SHARE_MIN),
             plain_max: PLAIN_MAX,
+            direct_max: DIRECT_MAX,
             staged_max: policy.staged_max,
         };
         let notes = match greeter.is_private() {

@@ -36,7 +36,7 @@ pub(crate) const MAX_WRITES: usize = 1024;
 /// Most pool segments that one endpoint passes to its peer.
 pub(crate) const MAX_POOLS: usize = crate::limits::SHM_SEGMENTS;
 /// Largest payload of a record.
-pub(crate) const MAX_PAYLOAD: usize = 12 * 1024 + 64;
+pub(crate) const MAX_PAYLOAD: usize = 36 * 1024 + 64;
 
 /// Bytes of the ring that this side writes. On an Intel Xeon a line that its reader has in its caches takes three times as long to
 /// be written again until some 200 KiB of others have been read after it.
@@ -264,6 +264,12 @@ impl Producer {
     /// Whether a record of `len` payload bytes fits now.
     pub(crate) fn room(&mut self, len: usize, peer: &Control) -> Result<(), NoRoom> {
         self.order.room(&self.lines, lines_of(len), || load64(&peer.consumed))
+    }
+
+    /// Whether half of the ring is free.
+    pub(crate) fn is_half_free(&mut self, peer: &Control) -> bool {
+        let half = self.lines.lines() / 2;
+        self.order.room(&self.lines, half, || load64(&peer.consumed)).is_ok()
     }
 
     /// Reserves room for a record of `len` payload bytes, at most [`MAX_PAYLOAD`].

@@ -171,6 +171,11 @@ pub(crate) fn peer_cred(fd: &OwnedFd) -> io::Result<PeerCred> {
     Ok(PeerCred { pid: cred.pid, uid: cred.uid })
 }
 
+/// What to say where the system does not tell that.
+pub(crate) fn no_cred(e: io::Error) -> io::Error {
+    io::Error::other(format!("who is at the other end (SO_PEERCRED): {e}"))
+}
+
 /// The user id of this process.
 pub(crate) fn own_uid() -> u32 {
     // SAFETY: reads a number.

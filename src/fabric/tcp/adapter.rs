@@ -68,6 +68,7 @@ impl TcpAdapter {
                 recv_depth: depth as u32,
                 share_min: None,
                 plain_max: 0,
+                direct_max: 0,
                 staged_max: 0,
             },
             depth,

@@ -90,8 +90,10 @@ pub struct Endpoint {
     pub quiet: u32,
     /// Most bytes of its next receive into the buffer: about as many as `POLL_EVENTS` messages have.
     share: usize,
-    /// Bytes that the socket has taken and given.
+    /// Bytes that the socket has taken and given, but for the few that came last.
     pub moved: u64,
+    /// Those.
+    few: u64,
     /// Bytes that the peer's system had not taken when it was last asked.
     owed: u64,
     /// Copies of its content that are left to others.
@@ -132,7 +134,7 @@ pub enum Input {
 
 /// Polls that find nothing after which an endpoint is not lively any more.
 pub(super) const LIVELY: u32 = 256;
-/// Bytes taken by the socket at once that count as progress of the peer.
+/// Bytes taken by the socket at once, or given by it in all, that count as progress of the peer.
 const LONG: usize = 16 * 1024;
 
 impl Endpoint {
@@ -152,6 +154,7 @@ impl Endpoint {
             quiet: 0,
             share: RECV,
             moved: 0,
+            few: 0,
             owed: 0,
             moves: Moves::default(),
         }
@@ -160,6 +163,15 @@ impl Endpoint {
     /// Something was heard lately.
     pub fn is_lively(&self) -> bool {
         self.quiet < LIVELY
+    }
+
+    /// Bytes have come. Long content on its way is a sign of life; a peer's questions whether this end lives, which fill the place of what was
+    /// lost on its way, are none: a message that they are in is not heard, and nobody would ever find that nothing is.
+    pub fn came(&mut self, n: u64) {
+        self.few = self.few.saturating_add(n);
+        if self.few >= LONG as u64 {
+            self.moved = self.moved.wrapping_add(std::mem::take(&mut self.few));
+        }
     }
 
     /// Receives until nothing is there or the share of this poll is used.
@@ -204,7 +216,7 @@ impl Endpoint {
             };
             total += n;
             let before = events.len();
-            self.moved = self.moved.wrapping_add(n);
+            self.came(n);
             let placed = n.min(len);
             let mut cx = Cx {
                 regions: &shared.regions,
@@ -214,9 +226,9 @@ impl Endpoint {
                 ends,
             };
             // SAFETY: the kernel has just written these bytes there.
-            let mut done = unsafe { self.stream.landed(placed, &mut cx) };
-            let rest = (n - placed) as usize;
-            if done.is_ok() && rest > 0 {
+            unsafe { self.stream.landed(placed, cx.regions) };
+            let (rest, mut done) = ((n - placed) as usize, Ok(()));
+            if rest > 0 {
                 // SAFETY: the kernel has just written these bytes; they are not written again
                 // before the next poll if a view is on them, see `viewed`.
                 let bytes = unsafe { std::slice::from_raw_parts(tail, rest) };

@@ -1,9 +1,18 @@
 //! The frames on the socket: a fixed little-endian header, then the payload.
 //!
 //! ```text
-//!  0 kind u8 | 1 flags u8 | 2 why u8 | 3 zero u8 | 4 len u32 | 8 seq u32 | 12 imm u32
-//! 16 rkey u32 | 20 zero u32 | 24 addr u64 | 32 total u64          (WRITE and READ only)
+//!  0 kind u8 | 1 flags u8 | 2 why u8 | 3 zero u8 | 4 len u32 | 8 seq u32 | 12 check u32
 //! ```
+//!
+//! and of WRITE and READ
+//!
+//! ```text
+//! ... | 12 imm u32 | 16 rkey u32 | 20 check u32 | 24 addr u64 | 32 total u64
+//! ```
+//!
+//! The check is a hash of the rest of the header. A payload that is not empty is followed by it once more, inverted: where bytes
+//! were lost on their way, the next ones are found in that place, and nothing that is shifted is taken for what was sent. Messages are numbered like
+//! WRITEs and READs, so that the loss of whole frames is seen by the next one of its kind.
 //!
 //! Chunks of one WRITE follow each other, with at most DATA, END, ACK and NAK frames (which belong
 //! to operations of the other end) in between.
@@ -35,6 +44,8 @@ const FLAG_IMM: u8 = 1;
 pub enum Frame {
     /// A message.
     Send {
+        /// Its number.
+        seq: u32,
         /// Its bytes.
         len: u32,
     },
@@ -99,6 +110,9 @@ pub enum Frame {
     },
 }
 
+/// What follows a payload.
+pub const TAIL: usize = 4;
+
 /// Bytes that are no frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed(pub &'static str);
@@ -115,6 +129,38 @@ impl Header {
     pub fn bytes(&self) -> &[u8] {
         &self.buf[..self.len as usize]
     }
+
+    /// What follows the payload.
+    pub fn tail(&self) -> Header {
+        let mut buf = [0; LONG];
+        buf[..TAIL].copy_from_slice(&tail(self.bytes()));
+        Header { buf, len: TAIL as u8 }
+    }
+}
+
+/// Where the check of a header of this length is.
+const fn check_at(size: usize) -> usize {
+    if size == LONG { 20 } else { 12 }
+}
+
+/// What follows the payload behind this header.
+pub fn tail(header: &[u8]) -> [u8; TAIL] {
+    (!u32_at(header, check_at(header.len()))).to_le_bytes()
+}
+
+/// The check of a header: of all but the check.
+fn check(header: &[u8]) -> u32 {
+    let (at, mut hash) = (check_at(header.len()), 0x9e37_79b9_7f4a_7c15u64);
+    for word in (0..header.len()).step_by(8) {
+        let mut w = u64_at(header, word);
+        // It is the upper half of a word.
+        if word + 4 == at {
+            w &= u64::from(u32::MAX);
+        }
+        hash = (hash ^ w).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        hash ^= hash >> 32;
+    }
+    hash as u32
 }
 
 fn u32_at(b: &[u8], at: usize) -> u32 {
@@ -136,7 +182,7 @@ impl Frame {
         };
         let mut long = None;
         match *self {
-            Frame::Send { len } => put(SEND, len, 0),
+            Frame::Send { seq, len } => put(SEND, len, seq),
             Frame::Write { seq, len, imm, rkey, addr, total } => {
                 put(WRITE, len, seq);
                 if let Some(imm) = imm {
@@ -170,6 +216,8 @@ impl Frame {
                 LONG
             }
         };
+        let check = check(&buf[..len]);
+        buf[check_at(len)..][..4].copy_from_slice(&check.to_le_bytes());
         Header { buf, len: len as u8 }
     }
 
@@ -185,10 +233,14 @@ impl Frame {
         if b.len() < size {
             return Ok(None);
         }
-        let (flags, why, len, seq, imm) = (b[1], b[2], u32_at(b, 4), u32_at(b, 8), u32_at(b, 12));
-        let (rkey, addr, total) = match size {
-            LONG => (u32_at(b, 16), u64_at(b, 24), u64_at(b, 32)),
-            _ => (0, 0, 0),
+        let b = &b[..size];
+        if u32_at(b, check_at(size)) != check(b) {
+            return Err(Malformed("no frame: bytes were changed or lost on their way"));
+        }
+        let (flags, why, len, seq) = (b[1], b[2], u32_at(b, 4), u32_at(b, 8));
+        let (imm, rkey, addr, total) = match size {
+            LONG => (u32_at(b, 12), u32_at(b, 16), u64_at(b, 24), u64_at(b, 32)),
+            _ => (0, 0, 0, 0),
         };
         let has_imm = flags == FLAG_IMM && kind == WRITE;
         if b[3] != 0 || (flags != 0 && !has_imm) || (imm != 0 && !has_imm) {
@@ -210,8 +262,7 @@ impl Frame {
             return Err(Malformed("the payload is longer than allowed"));
         }
         let frame = match kind {
-            SEND if seq != 0 => return Err(Malformed("a numbered message")),
-            SEND => Frame::Send { len },
+            SEND => Frame::Send { seq, len },
             WRITE if u64::from(len) > total || (len == 0 && total > 0) => {
                 return Err(Malformed("the chunk does not fit its WRITE"));
             }
@@ -236,7 +287,7 @@ mod tests {
     #[test]
     fn round_trip() {
         let frames = [
-            Frame::Send { len: MAX_SEND as u32 },
+            Frame::Send { seq: 5, len: MAX_SEND as u32 },
             Frame::Write { seq: 7, len: 0, imm: Some(0), rkey: 0, addr: 0, total: 0 },
             Frame::Write {
                 seq: u32::MAX,
@@ -272,6 +323,11 @@ mod tests {
             b.copy_from_slice(f.encode().bytes());
             edit(&mut b);
             assert!(Frame::parse(&b).is_err(), "{b:?}");
+            // Also where whoever sends it means it.
+            let size = Frame::header_len(b[0]);
+            let check = check(&b[..size]);
+            b[check_at(size)..][..4].copy_from_slice(&check.to_le_bytes());
+            assert!(Frame::parse(&b).is_err(), "{b:?}");
         };
         bad(&|b| b[0] = 0);
         bad(&|b| b[0] = 9);
@@ -283,5 +339,22 @@ mod tests {
         bad(&|b| b[4..8].copy_from_slice(&(CHUNK + 1).to_le_bytes()));
         bad(&|b| b[4] = 0);
         bad(&|b| b[0] = NAK);
+    }
+
+    /// Where bytes were lost, those behind them stand in the place of a header. Any such is told from one.
+    #[test]
+    fn what_is_shifted_is_no_frame() {
+        let frames = [
+            Frame::Write { seq: 1, len: 8, imm: Some(7), rkey: 3, addr: 4096, total: 8 },
+            Frame::Send { seq: 2, len: 8 },
+            Frame::Ack { seq: 3 },
+            Frame::Send { seq: 3, len: 8 },
+        ];
+        let stream: Vec<u8> = frames.iter().flat_map(|f| f.encode().bytes().to_vec()).collect();
+        let starts = [0, LONG, LONG + SHORT, LONG + 2 * SHORT];
+        for at in 0..stream.len() {
+            let found = Frame::parse(&stream[at..]).is_ok_and(|f| f.is_some());
+            assert_eq!(found, starts.contains(&at), "at {at}");
+        }
     }
 }

@@ -182,11 +182,13 @@ impl Endpoint {
             (Err(e), _) if e.kind() == io::ErrorKind::WouldBlock => return None,
             (Err(e), _) => return Some(self.stream.gone(&e.to_string())),
         };
+        if matches!(coming, Coming::Socket { .. }) {
+            self.came(n as u64);
+        }
         let Shared { regions, held, aside, ends, .. } = shared;
         let ends = *ends;
         let (placed, rest) = match coming {
             Coming::Socket { len } => {
-                self.moved = self.moved.wrapping_add(n as u64);
                 let placed = (n as u64).min(len);
                 let tail = self.moves.tail.as_ref()?;
                 // SAFETY: the kernel has just written these bytes, and the move has ended.
@@ -203,9 +205,7 @@ impl Endpoint {
         };
         let mut cx = Cx { regions, events, held, viewed: false, ends };
         // SAFETY: the bytes are where `direct` named, and the endpoint was left alone meanwhile.
-        if let Err(status) = unsafe { self.stream.landed(placed, &mut cx) } {
-            return Some(status);
-        }
+        unsafe { self.stream.landed(placed, cx.regions) };
         let (bytes, done) = rest?;
         if let Err(status) = room::grow(aside, 1, "pieces of input") {
             return Some(status);

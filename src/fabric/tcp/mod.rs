@@ -28,7 +28,7 @@ const MAX_OPS: usize = 4096;
 /// Largest WRITE or READ: what a process can have in its address space.
 const MAX_RDMA: u64 = 1 << 47;
 /// What an endpoint tells its peer: the version of the frames.
-const ADDRESS: &[u8] = b"rdma-tcp\x01";
+const ADDRESS: &[u8] = b"rdma-tcp\x02";
 
 /// Why tcp cannot be used here.
 pub fn probe() -> Result<(), Status> {

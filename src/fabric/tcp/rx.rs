@@ -1,6 +1,6 @@
 //! What arrives at one endpoint: frames are taken apart, payload goes straight to its place.
 
-use super::frame::{Frame, LONG, Malformed};
+use super::frame::{self, Frame, LONG, Malformed, TAIL};
 use super::stream::Stream;
 use crate::fabric::regions::{Refusal, RegionTable};
 use crate::fabric::{Access, Event, View};
@@ -32,6 +32,15 @@ enum Body {
     Write { left: u64 },
     /// A chunk of the answer to the oldest READ.
     Data { left: u64 },
+    /// The payload is there, and what follows each has yet to come, but for so many bytes of it.
+    Tail { have: usize, of: Payload },
+}
+
+/// A payload that is there.
+enum Payload {
+    Message(Vec<u8>),
+    Write,
+    Data,
 }
 
 /// State of the input of one endpoint.
@@ -41,7 +50,10 @@ pub struct Rx {
     head: Partial,
     have: usize,
     body: Body,
+    /// What follows the payload of the frame that is arriving.
+    tail: [u8; TAIL],
     write: Option<CurWrite>,
+    next_send: u32,
     next_write: u32,
     next_read: u32,
     /// The last payload was large: payload follows the next header, too, probably.
@@ -91,7 +103,7 @@ impl Stream {
     /// table, and is reported by `landed` when bytes are in it.
     pub fn direct(&mut self, regions: &RegionTable) -> Option<(u64, u64)> {
         match &mut self.rx.body {
-            Body::None => None,
+            Body::None | Body::Tail { .. } => None,
             Body::Message { buf, len } => {
                 let missing = len.saturating_sub(buf.len());
                 buf.reserve_exact(missing);
@@ -109,17 +121,17 @@ impl Stream {
     ///
     /// # Safety
     /// They have, and nothing was called in between.
-    pub unsafe fn landed(&mut self, n: u64, cx: &mut Cx<'_>) -> Result<(), Status> {
+    pub unsafe fn landed(&mut self, n: u64, regions: &RegionTable) {
         if let (Body::Write { .. }, Some(w)) = (&self.rx.body, &mut self.rx.write) {
             // Closed while they arrived: they do not count.
-            check_write(w, n, cx.regions);
+            check_write(w, n, regions);
         }
         if let Body::Message { buf, len } = &mut self.rx.body {
             let filled = buf.len().saturating_add(n as usize).min(*len).min(buf.capacity());
             // SAFETY: by the contract of this function these bytes are initialised.
             unsafe { buf.set_len(filled) };
         }
-        self.moved(n, cx)
+        self.moved(n);
     }
 
     /// Takes the next bytes of the stream, and says how many. It takes all, unless content is left
@@ -130,13 +142,17 @@ impl Stream {
     pub unsafe fn feed(&mut self, bytes: &[u8], cx: &mut Cx<'_>) -> Result<usize, Status> {
         let mut rest = bytes;
         while !rest.is_empty() {
+            if matches!(self.rx.body, Body::Tail { .. }) {
+                rest = self.tail(rest, cx)?;
+                continue;
+            }
             if !matches!(self.rx.body, Body::None) {
                 if self.rx.leave && self.is_content(cx.regions) {
                     return Ok(bytes.len() - rest.len());
                 }
                 let n = self.copy(rest, cx.regions);
                 rest = &rest[n..];
-                self.moved(n as u64, cx)?;
+                self.moved(n as u64);
                 continue;
             }
             let Some((frame, n)) = self.header(rest).map_err(|m| self.malformed(m.0))? else {
@@ -144,10 +160,11 @@ impl Stream {
             };
             rest = &rest[n..];
             match frame {
-                Frame::Send { len } if len as usize <= rest.len() && self.rx.write.is_none() => {
+                Frame::Send { seq, len } if self.is_whole(len, rest) => {
                     cx.fits()?;
+                    self.number(seq)?;
                     let (message, after) = rest.split_at(len as usize);
-                    rest = after;
+                    rest = if len > 0 { self.checked(after)? } else { after };
                     cx.viewed = true;
                     self.rx.bulk = false;
                     // SAFETY: by the contract of this function.
@@ -160,6 +177,66 @@ impl Stream {
         Ok(bytes.len())
     }
 
+    /// Whether a message with all that belongs to it is among these bytes.
+    fn is_whole(&self, len: u32, rest: &[u8]) -> bool {
+        let tail = if len > 0 { TAIL } else { 0 };
+        len as usize + tail <= rest.len() && self.rx.write.is_none()
+    }
+
+    /// A message has this number.
+    fn number(&mut self, seq: u32) -> Result<(), Status> {
+        if seq != self.rx.next_send {
+            return Err(self.malformed("a message out of order, bytes were lost on their way"));
+        }
+        self.rx.next_send = seq.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Behind a payload: what follows what follows it.
+    fn checked<'a>(&self, after: &'a [u8]) -> Result<&'a [u8], Status> {
+        after.strip_prefix(&self.rx.tail).ok_or_else(|| self.is_shifted())
+    }
+
+    #[cold]
+    fn is_shifted(&self) -> Status {
+        self.malformed("content of another length, bytes were lost on their way")
+    }
+
+    /// The same, where it comes in parts; with the last of it the payload counts.
+    fn tail<'a>(&mut self, bytes: &'a [u8], cx: &mut Cx<'_>) -> Result<&'a [u8], Status> {
+        let Body::Tail { have, .. } = &mut self.rx.body else { return Ok(bytes) };
+        let (part, after) = bytes.split_at(bytes.len().min(TAIL - *have));
+        let good = self.rx.tail[*have..].starts_with(part);
+        *have += part.len();
+        let whole = *have == TAIL;
+        if !good {
+            return Err(self.is_shifted());
+        }
+        if whole && let Body::Tail { of, .. } = std::mem::take(&mut self.rx.body) {
+            self.arrived(of, cx)?;
+        }
+        Ok(after)
+    }
+
+    /// A payload has come, as it was sent.
+    fn arrived(&mut self, payload: Payload, cx: &mut Cx<'_>) -> Result<(), Status> {
+        match payload {
+            Payload::Message(message) => {
+                cx.fits()?;
+                room::grow(cx.held, 1, "messages")?;
+                // SAFETY: the buffer is kept in `held`, unchanged, until the next poll.
+                let bytes = unsafe { View::new(message.as_ptr(), message.len()) };
+                cx.held.push(message);
+                cx.events.push(Event::Message { ep: self.ep, bytes });
+                Ok(())
+            }
+            Payload::Write if self.rx.write.as_ref().is_some_and(|w| w.left == 0) => {
+                self.end_write(cx)
+            }
+            Payload::Write | Payload::Data => Ok(()),
+        }
+    }
+
     /// Takes a header from the kept bytes and `rest`; returns the bytes used of `rest`. `None`:
     /// all of `rest` was kept.
     fn header(&mut self, rest: &[u8]) -> Result<Option<(Frame, usize)>, Malformed> {
@@ -167,6 +244,7 @@ impl Stream {
         if rx.have == 0
             && let Some(found) = Frame::parse(rest)?
         {
+            rx.tail = frame::tail(&rest[..found.1]);
             return Ok(Some(found));
         }
         let kind = if rx.have > 0 { rx.head.0[0] } else { rest.first().copied().unwrap_or(0) };
@@ -175,8 +253,9 @@ impl Stream {
         rx.head.0[rx.have..rx.have + n].copy_from_slice(&rest[..n]);
         rx.have += n;
         match Frame::parse(&rx.head.0[..rx.have])? {
-            Some((frame, _)) => {
+            Some((frame, size)) => {
                 rx.have = 0;
+                rx.tail = frame::tail(&rx.head.0[..size]);
                 Ok(Some((frame, n)))
             }
             None => Ok(None),
@@ -191,7 +270,8 @@ impl Stream {
             {
                 Err(self.malformed("an operation inside of a WRITE"))
             }
-            Frame::Send { len } => {
+            Frame::Send { seq, len } => {
+                self.number(seq)?;
                 let len = len as usize;
                 self.rx.body = Body::Message { buf: room::vec(len, "a message")?, len };
                 Ok(())
@@ -248,7 +328,7 @@ impl Stream {
     /// Copies what belongs to the payload that is arriving; returns how much that is.
     fn copy(&mut self, bytes: &[u8], regions: &RegionTable) -> usize {
         let to = match &mut self.rx.body {
-            Body::None => return 0,
+            Body::None | Body::Tail { .. } => return 0,
             Body::Message { buf, len } => {
                 let n = bytes.len().min(len.saturating_sub(buf.len()));
                 buf.extend_from_slice(&bytes[..n]);
@@ -276,46 +356,37 @@ impl Stream {
     }
 
     /// `n` bytes of the payload are in place, or dropped if it is refused.
-    fn moved(&mut self, n: u64, cx: &mut Cx<'_>) -> Result<(), Status> {
-        match &mut self.rx.body {
-            Body::None => Ok(()),
-            Body::Message { buf, len } => {
-                if buf.len() < *len {
-                    return Ok(());
-                }
-                cx.fits()?;
-                room::grow(cx.held, 1, "messages")?;
-                let message = std::mem::take(buf);
-                self.rx.body = Body::None;
-                // SAFETY: the buffer is kept in `held`, unchanged, until the next poll.
-                let bytes = unsafe { View::new(message.as_ptr(), message.len()) };
-                cx.held.push(message);
-                cx.events.push(Event::Message { ep: self.ep, bytes });
-                Ok(())
-            }
+    fn moved(&mut self, n: u64) {
+        let of = match &mut self.rx.body {
+            Body::None | Body::Tail { .. } => return,
+            Body::Message { buf, len } if buf.len() < *len => return,
+            Body::Message { buf, .. } => Payload::Message(std::mem::take(buf)),
             Body::Write { left } => {
                 *left = left.saturating_sub(n);
-                let chunk_done = *left == 0;
-                if chunk_done {
-                    self.rx.body = Body::None;
+                let there = *left == 0;
+                if let Some(w) = &mut self.rx.write {
+                    w.addr = w.addr.wrapping_add(n);
+                    w.left = w.left.saturating_sub(n);
                 }
-                let Some(w) = &mut self.rx.write else { return Ok(()) };
-                w.addr = w.addr.wrapping_add(n);
-                w.left = w.left.saturating_sub(n);
-                if chunk_done && w.left == 0 { self.end_write(cx) } else { Ok(()) }
+                if !there {
+                    return;
+                }
+                Payload::Write
             }
             Body::Data { left } => {
                 *left = left.saturating_sub(n);
-                if *left == 0 {
-                    self.rx.body = Body::None;
-                }
+                let there = *left == 0;
                 if let Some(r) = self.reads.front_mut() {
                     r.local = r.local.wrapping_add(n);
                     r.left = r.left.saturating_sub(n);
                 }
-                Ok(())
+                if !there {
+                    return;
+                }
+                Payload::Data
             }
-        }
+        };
+        self.rx.body = Body::Tail { have: 0, of };
     }
 
     fn end_write(&mut self, cx: &mut Cx<'_>) -> Result<(), Status> {

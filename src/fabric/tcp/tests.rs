@@ -12,7 +12,20 @@ use crate::fabric::{Adapter, Event};
 use crate::local_fd::Local;
 use crate::status::{Code, Reason};
 
+mod lost;
 mod polling;
+
+/// A frame with its payload, as it is sent.
+fn whole(frame: Frame, payload: &[u8]) -> Vec<u8> {
+    let (head, tail) = (frame.encode(), frame.encode().tail());
+    let tail = if payload.is_empty() { &[] } else { tail.bytes() };
+    [head.bytes(), payload, tail].concat()
+}
+
+/// A message as it is sent.
+fn message(seq: u32, bytes: &[u8]) -> Vec<u8> {
+    whole(Frame::Send { seq, len: bytes.len() as u32 }, bytes)
+}
 
 fn sockets() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
@@ -116,12 +129,11 @@ fn malformed_streams_end_the_connection() {
         v.rejects(what);
     }
     // Inside of a WRITE.
-    let message = Frame::Send { len: 0 };
+    let send = Frame::Send { seq: 0, len: 0 };
     let read = Frame::Read { seq: 0, rkey: 0, addr: 0, total: 0 };
-    for next in [message, W, read, Frame::More { seq: 1, len: 4 }, Frame::More { seq: 0, len: 5 }] {
+    for next in [send, W, read, Frame::More { seq: 1, len: 4 }, Frame::More { seq: 0, len: 5 }] {
         let mut v = Victim::new();
-        v.tell(W);
-        v.peer.write_all(b"1234").expect("write");
+        v.peer.write_all(&whole(W, b"1234")).expect("write");
         v.tell(next);
         v.rejects(&format!("{next:?} inside of a WRITE"));
     }
@@ -206,7 +218,7 @@ fn unread_refusals_are_bounded() {
         // It never reads a refusal. Ends when the connection does.
         for seq in 0.. {
             let bad = Frame::Write { seq, len: 1, imm: None, rkey: 0, addr: 1, total: 1 };
-            if peer.write_all(&[bad.encode().bytes(), b"x"].concat()).is_err() {
+            if peer.write_all(&whole(bad, b"x")).is_err() {
                 return;
             }
         }
@@ -229,15 +241,11 @@ fn any_split_of_the_stream() {
         let write = Frame::Write { seq: 0, len: 5, imm: Some(3), rkey, addr, total: 16 };
         let bad = Frame::Write { seq: 1, len: 2, imm: Some(4), rkey: 0, addr, total: 2 };
         let stream = [
-            Frame::Send { len: 5 }.encode().bytes(),
-            b"hello",
-            write.encode().bytes(),
-            b"01234",
-            Frame::More { seq: 0, len: 11 }.encode().bytes(),
-            b"56789abcdef",
-            bad.encode().bytes(),
-            b"zz",
-            Frame::Send { len: 0 }.encode().bytes(),
+            message(0, b"hello"),
+            whole(write, b"01234"),
+            whole(Frame::More { seq: 0, len: 11 }, b"56789abcdef"),
+            whole(bad, b"zz"),
+            message(1, b""),
         ]
         .concat();
         let (mut seen, mut parts) = (Vec::new(), stream.chunks(piece));
@@ -313,11 +321,11 @@ fn what_came_before_the_end_is_heard_though_the_buffer_is_full() {
         }
         events.clear();
         let (last, mut peer) = ends.pop().expect("five");
-        let message = [Frame::Send { len: 512 }.encode().bytes(), &[7; 512]].concat();
+        let messages: Vec<u8> = (0..140).flat_map(|seq| message(seq, &[7; 512])).collect();
         for (_, other) in &mut ends {
-            other.write_all(&message.repeat(140)).expect("write");
+            other.write_all(&messages).expect("write");
         }
-        peer.write_all(&message).expect("write");
+        peer.write_all(&message(0, &[7; 512])).expect("write");
         drop(peer);
         let start = Instant::now();
         while ad.eps[&last.0].broken.is_none() {
@@ -365,7 +373,7 @@ fn damaged_streams() {
         rng
     };
     let good = [
-        Frame::Send { len: 3 },
+        Frame::Send { seq: 0, len: 3 },
         Frame::Write { seq: 0, len: 3, imm: Some(1), rkey: 9, addr: 4096, total: 6 },
         Frame::Data { seq: 0, len: 3 },
         Frame::More { seq: 0, len: 3 },
@@ -377,13 +385,11 @@ fn damaged_streams() {
     for round in 0..20_000 {
         let mut bytes = vec![next() as u8];
         for f in good {
-            bytes.extend_from_slice(f.encode().bytes());
-            if matches!(
+            let has_payload = matches!(
                 f,
                 Frame::Send { .. } | Frame::Write { .. } | Frame::Data { .. } | Frame::More { .. }
-            ) {
-                bytes.extend_from_slice(b"abc");
-            }
+            );
+            bytes.extend(whole(f, if has_payload { b"abc" } else { b"" }));
         }
         for _ in 0..next() % 4 {
             let at = (next() % bytes.len() as u64) as usize;

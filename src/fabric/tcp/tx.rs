@@ -5,7 +5,7 @@ mod out;
 
 use std::collections::VecDeque;
 
-use super::frame::{CHUNK, Frame, Header};
+use super::frame::{self, CHUNK, Frame, Header};
 use crate::fabric::PostError;
 use crate::fabric::regions::Refusal;
 use crate::room::{self, Grows};
@@ -111,7 +111,11 @@ enum Seg {
 
 impl Seg {
     fn head(frame: Frame) -> Seg {
-        Seg::Head { head: frame.encode(), off: 0, end_of: None }
+        Seg::of(frame.encode())
+    }
+
+    fn of(head: Header) -> Seg {
+        Seg::Head { head, off: 0, end_of: None }
     }
 
     fn left(&self) -> u64 {
@@ -131,6 +135,8 @@ pub struct Tx {
     msgs: Fifo,
     answers: VecDeque<Answer>,
     control: VecDeque<Frame>,
+    /// Number of the next message.
+    next_send: u32,
     ack: Option<u32>,
     ack_ops: u32,
     ack_bytes: u64,
@@ -184,7 +190,8 @@ impl Tx {
 
     /// Queues a message, unless too much is queued already.
     pub fn send(&mut self, parts: &[&[u8]], len: usize) -> Result<(), PostError> {
-        let bytes = self.copy(Frame::Send { len: len as u32 }, parts, len)?;
+        let bytes = self.copy(Frame::Send { seq: self.next_send, len: len as u32 }, parts, len)?;
+        self.next_send = self.next_send.wrapping_add(1);
         match self.ops.back_mut() {
             Some(Op::Send(n)) => *n += bytes,
             _ => self.ops.push_back(Op::Send(bytes)),
@@ -196,7 +203,8 @@ impl Tx {
     /// room for its operation then.
     fn copy(&mut self, frame: Frame, parts: &[&[u8]], len: usize) -> Result<usize, PostError> {
         let head = frame.encode();
-        let (queued, bytes) = (self.msgs.len(), head.bytes().len() + len);
+        let tail = if len > 0 { frame::TAIL } else { 0 };
+        let (queued, bytes) = (self.msgs.len(), head.bytes().len() + len + tail);
         if queued > 0 && queued + bytes > MSG_QUEUE {
             return Err(PostError::QueueFull);
         }
@@ -205,6 +213,7 @@ impl Tx {
         }
         self.msgs.push(head.bytes());
         parts.iter().for_each(|part| self.msgs.push(part));
+        self.msgs.push(&frame::tail(head.bytes())[..tail]);
         Ok(bytes)
     }
 
@@ -304,7 +313,7 @@ impl Tx {
     pub fn fill(&mut self, first_read: Option<u32>, ack_alone: bool) -> bool {
         while self.wire_bytes < AHEAD {
             // No step makes more.
-            if !self.wire.fits(3) {
+            if !self.wire.fits(4) {
                 return false;
             }
             if let Some(frame) = self.control.pop_front() {
@@ -344,8 +353,10 @@ impl Tx {
         a.addr = a.addr.wrapping_add(len);
         a.left -= len;
         let last = a.left == 0;
-        self.push(Seg::head(Frame::Data { seq, len: len as u32 }));
+        let head = Frame::Data { seq, len: len as u32 }.encode();
+        self.push(Seg::of(head));
         self.push(seg);
+        self.push(Seg::of(head.tail()));
         self.answers_turn = false;
         if last {
             end(self, None);
@@ -394,9 +405,11 @@ impl Tx {
                 *local += len;
                 *left -= len;
                 let last = *left == 0;
-                self.push(Seg::head(frame));
+                let head = frame.encode();
+                self.push(Seg::of(head));
                 if len > 0 {
                     self.push(payload);
+                    self.push(Seg::of(head.tail()));
                 }
                 if last {
                     self.ops.pop_front();

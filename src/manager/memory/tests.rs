@@ -47,6 +47,7 @@ impl Limited {
             recv_depth: 64,
             share_min: None,
             plain_max: 0,
+            direct_max: 0,
             staged_max: 0,
         };
         let table = Table::default();

@@ -94,7 +94,7 @@ impl Manager {
         // SAFETY: the caller's promise; the buffer has room for it, and is this call's.
         let content = unsafe {
             Spot::host(buffer.addr).copy_from(&src, len);
-            copied.begin(buffer.addr, len, (self.copy_max, self.first_max), true)
+            copied.begin(buffer.addr, len, (self.copy_max, self.first_max), false)
         };
         let memory = Memory { addr: buffer.addr, len, device: 0 };
         let out = post.outgoing(memory, content, OnMessage::Asked);

@@ -142,6 +142,10 @@ impl Fx for World {
         self.regions.pooled(addr, len)
     }
 
+    fn is_half_free(&mut self, ch: ChanId) -> bool {
+        self.adapter(ch).is_some_and(|(adapter, ep)| adapter.is_half_free(ep))
+    }
+
     fn registered(&self, ch: ChanId, addr: u64, len: u64) -> bool {
         let kind = self.connections.get(&ch).map(|c| c.ep.0 as usize);
         kind.is_some_and(|kind| self.regions.find(kind, addr, len, 0).is_some())

@@ -196,9 +196,9 @@ fn r08_withdrawals_among_many_offers() {
     let start = Instant::now();
     let before = victim.cpu();
     // The last that waits, over and over: none has this number.
-    let many: Vec<u8> =
-        (0..1000).flat_map(|i| Frame::send(&numbered(WITHDRAW, 0, 1 << 24 | i)).bytes()).collect();
     for _ in 0..50 {
+        let withdrawal = |i: u32| Frame::send(&numbered(WITHDRAW, 0, 1 << 24 | i));
+        let many: Vec<u8> = (0..1000).flat_map(|i| c.numbered(&withdrawal(i))).collect();
         c.raw(&many).unwrap();
         // Credits are returned without a word of ours.
     }

@@ -40,11 +40,14 @@ impl Flooder {
         let (count, over) = (answers.clone(), stop.clone());
         let mut back = c.stream.try_clone().unwrap();
         // Each returns the credit of the answer to another.
-        let ping = Frame::send(&message::any(message::PING, 0, 1, &[])).bytes();
+        let ping = Frame::send(&message::any(message::PING, 0, 1, &[]));
         let answer = Frame::send(&message::pong()).bytes().len() as u64;
-        let burst = ping.repeat(BURST);
         let write = std::thread::spawn(move || {
-            while !over.load(Ordering::Relaxed) && c.raw(&burst).is_ok() {}
+            let mut go_on = true;
+            while go_on && !over.load(Ordering::Relaxed) {
+                let burst: Vec<u8> = (0..BURST).flat_map(|_| c.numbered(&ping)).collect();
+                go_on = c.raw(&burst).is_ok();
+            }
             let _ = c.stream.shutdown(Shutdown::Both);
         });
         let read = std::thread::spawn(move || {

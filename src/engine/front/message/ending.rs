@@ -11,6 +11,9 @@ use crate::status::{Code, Reason, Status};
 const FULL: &str = "no message came, and none can: as many as are allowed (65,536 on a connection) wait here for other \
                     receives, and later ones behind them at their sender";
 
+/// How long a send may go on behind its deadline, whatever its peer says.
+const PATIENCE: u64 = 8_000_000_000;
+
 impl Op {
     /// Bytes that travel beside its content.
     pub(super) fn beside(&self) -> u64 {
@@ -326,7 +329,12 @@ impl Engine {
             if self.end_withdrawn(fx, ch, index) {
                 return;
             }
-            let text = "the peer did not answer when a message was taken back";
+            let text = match self.is_long_over(fx.now(), index) {
+                true => {
+                    "the peer neither took a message nor gave it back, long after it was to end"
+                }
+                false => "the peer did not answer when a message was taken back",
+            };
             let status = Status::new(Code::Unavailable, text).because(Reason::PeerStalled);
             return self.channel_down(fx, ch, status);
         }
@@ -398,8 +406,9 @@ impl Engine {
 
     /// An offer that was taken back, and that a receive had met before it heard of that: it ends with its content. A receiver that asks for
     /// a WRITE has said so, and there is nothing more to wait for until the application wants an end, come what may. One that READs says
-    /// nothing before it is done. From then on, both have time as long as they say anything at all, which they do when they are pinged. So
-    /// has one with a small message: that it is taken back may have to wait behind content that goes there.
+    /// nothing before it is done. From then on, both have time as long as they say anything at all, which they do when they are pinged, but
+    /// not for ever: one that lives may wait itself for what was lost on its way. So has one with a small message: that it is taken back may
+    /// have to wait behind content that goes there.
     fn on_its_way_until(&self, now: u64, index: u32) -> Option<u64> {
         let op = self.messages.ops.get(index)?;
         let (ch, wanted) = match op.state {
@@ -413,7 +422,13 @@ impl Engine {
         }
         let since = op.deadline.saturating_sub(self.quiesce_grace());
         let heard = self.channels.get(ch)?.last_rx;
-        (heard > since).then(|| now + self.quiesce_grace())
+        let over = self.is_long_over(now, index);
+        (heard > since && !over).then(|| now + self.quiesce_grace())
+    }
+
+    /// Whether the application has wanted the end of an operation for so long that nothing is waited for any more.
+    fn is_long_over(&self, now: u64, index: u32) -> bool {
+        self.messages.ops.get(index).is_some_and(|op| now >= op.limit.saturating_add(PATIENCE))
     }
 
     /// Ends all operations, with the manager.

@@ -13,11 +13,16 @@ pub const WINDOW: u64 = 1 << 20;
 const STEP: u64 = WINDOW / 4;
 /// So much may be sent, of what was sent before once all is taken: then the limit lags by less than a step.
 pub const ROOM: u64 = WINDOW - STEP;
-/// Offers of a connection that no receive has met. A message for which the window has no room is offered: so a receive
+/// Offers of a connection that no receive has met. A message for which the window has no room for a while is offered: so a receive
 /// finds it, whatever lies before it.
 pub const OFFERS: u32 = 65_536;
 /// Bytes of headers and lengths of parts of these.
 pub const OFFERED_BESIDE: u64 = 8 << 20;
+/// Nanoseconds for which a message that would ride waits for room, before it is offered. An offer takes two messages and a
+/// WRITE more, and, where more processes run than there are processors, a change of processes for each of these: a receiver that
+/// takes one message after the other opens the window for a thousand short ones in that time. Longer than such a receiver is
+/// kept waiting for its processor; short for one that waits for what lies behind a full window.
+const HOLD: u64 = 20_000_000;
 
 /// One connection's windows.
 #[derive(Debug)]
@@ -37,8 +42,10 @@ pub struct Flow {
     offers_beside: u64,
     /// Messages wait for room here.
     pub queued: bool,
-    /// The first of them waits for the end of an offer, and nothing else.
+    /// The first of them waits for the end of an offer, or for room until it is to be offered, and nothing else.
     pub short: bool,
+    /// Until when messages that find no room wait; 0: none has found the window full since it was opened.
+    held: u64,
     /// Somebody is to be told of room here, whatever makes it: the window, or credits of the connection.
     pub awaited: bool,
 }
@@ -57,6 +64,7 @@ impl Default for Flow {
             offers_beside: 0,
             queued: false,
             short: false,
+            held: 0,
             awaited: false,
         }
     }
@@ -133,6 +141,20 @@ impl Flow {
         })
     }
 
+    /// There is no room for a message. Until when it waits, if it is not to be offered now.
+    pub fn hold(&mut self, now: u64) -> Option<u64> {
+        if self.held == 0 {
+            self.held = now.saturating_add(HOLD);
+        }
+        self.short = now < self.held;
+        self.short.then_some(self.held)
+    }
+
+    /// When what waits is to be offered, if it is not now.
+    pub fn held(&self) -> Option<u64> {
+        (self.queued && self.short && self.held > 0).then_some(self.held)
+    }
+
     /// Counts an offer that goes out, with so many bytes beside its content. False: there are too many.
     pub fn offer(&mut self, beside: u64) -> bool {
         let fits = self.offered < OFFERS && self.offered_beside + beside <= OFFERED_BESIDE;
@@ -183,6 +205,9 @@ impl Flow {
                 self.sent.saturating_add(WINDOW)
             )));
         }
+        if limit > self.limit {
+            self.held = 0;
+        }
         self.limit = limit;
         // There may be room for it without an offer.
         self.short = false;
@@ -208,6 +233,20 @@ mod tests {
         assert!(sender.offer(512) && receiver.receive_offer(512).is_ok());
         let mut many = Flow::default();
         assert_eq!((0..=OFFERS).filter(|_| many.offer(0)).count(), OFFERS as usize);
+    }
+
+    #[test]
+    fn what_finds_a_full_window_waits_for_a_while_until_it_is_opened() {
+        let mut flow = Flow::default();
+        assert!(flow.send(WINDOW - COST) && !flow.fits(0));
+        flow.queued = true;
+        assert_eq!(flow.hold(1), Some(1 + HOLD));
+        assert_eq!((flow.hold(HOLD), flow.held()), (Some(1 + HOLD), Some(1 + HOLD)));
+        assert_eq!((flow.hold(1 + HOLD), flow.short), (None, false), "then it is offered");
+        flow.widen(WINDOW).unwrap();
+        assert_eq!(flow.hold(2 + HOLD), None, "that did not open it");
+        flow.widen(WINDOW + STEP).unwrap();
+        assert_eq!(flow.hold(3 + HOLD), Some(3 + 2 * HOLD));
     }
 
     #[test]

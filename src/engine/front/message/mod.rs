@@ -306,6 +306,8 @@ pub(in crate::engine) struct Messages {
     copied: usize,
     /// Threads that wait for a message to come.
     probing: usize,
+    /// When messages that wait for room are to be offered, the first of them.
+    held: u64,
 }
 
 impl Messages {
@@ -323,6 +325,7 @@ impl Messages {
             endings: 0,
             copied: 0,
             probing: 0,
+            held: u64::MAX,
         }
     }
 
@@ -340,6 +343,6 @@ impl Messages {
 
     /// When the next deadline is to be looked at.
     pub fn next_deadline(&self) -> u64 {
-        self.deadlines.next()
+        self.deadlines.next().min(self.held)
     }
 }

@@ -108,6 +108,31 @@ impl Engine {
         }
     }
 
+    /// What waits for room is to be offered then, if there is none before.
+    pub(super) fn offer_later(&mut self, at: u64) {
+        self.messages.held = self.messages.held.min(at);
+        self.next_deadline = self.next_deadline.min(at);
+    }
+
+    /// Offers what has waited for room for long enough.
+    pub(in crate::engine) fn offer_held(&mut self, fx: &mut impl Fx, now: u64) {
+        if now < self.messages.held {
+            return;
+        }
+        self.messages.held = u64::MAX;
+        let mut at = 0;
+        while let Some(ch) = self.channels.next(&mut at, |c| c.flow.held().is_some()) {
+            let Some(c) = self.channels.get_mut(ch) else { continue };
+            match c.flow.held() {
+                Some(until) if now < until => self.offer_later(until),
+                _ => {
+                    c.flow.short = false;
+                    self.settle(fx, ch);
+                }
+            }
+        }
+    }
+
     /// Whether anybody waits for room.
     pub(in crate::engine) fn awaits_room(&self) -> bool {
         !self.messages.rooms.is_empty()

@@ -409,6 +409,13 @@ impl Engine {
         if rides && !here && memory.len + extra + COST <= c.flow.room() {
             return Went::NoContent;
         }
+        if rides
+            && !c.flow.fits(memory.len + extra)
+            && let Some(until) = c.flow.hold(fx.now())
+        {
+            self.offer_later(until);
+            return Went::NoRoom;
+        }
         if !rides || !c.flow.send(memory.len + extra) {
             let first = if rides { None } else { self.first_segment(fx, ch, &memory, content) };
             if !self.may_offer(ch, index, extra, first) {

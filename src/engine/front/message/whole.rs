@@ -29,7 +29,7 @@ impl Engine {
     }
 
     /// The connection over which a message may go now that counts for so much.
-    fn takes_now(&mut self, fx: &impl Fx, out: &Outgoing<'_>, cost: u64) -> Option<ChanId> {
+    fn takes_now(&mut self, fx: &mut impl Fx, out: &Outgoing<'_>, cost: u64) -> Option<ChanId> {
         let p = out.to.index().and_then(|p| self.peers.get(p));
         let p = p.filter(|p| !p.guest && p.outbox.is_empty() && !self.closing)?;
         let ch = *p.channels.first()?;

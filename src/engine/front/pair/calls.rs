@@ -91,6 +91,7 @@ impl Engine {
             remote: 0,
             told: None,
             heard: None,
+            lost: None,
             targets: Default::default(),
             slots: Default::default(),
             granted: 0,

@@ -25,6 +25,25 @@ fn closed() -> Status {
     Status::new(Code::Cancelled, "the buffer was destroyed").because(Reason::Cancelled)
 }
 
+impl Pair {
+    /// Whether it still tries, if a connection ended before it was connected: for as long as a send waits.
+    fn may_try(&self, now: u64) -> bool {
+        self.lost.as_ref().is_none_or(|lost| now < lost.0.saturating_add(self.timeout))
+    }
+
+    /// Its connection ends. Whether it takes the next one: nothing has gone over it, and the end was not meant, as a disconnection is, or that
+    /// of a peer that is another one now.
+    fn takes_another(&mut self, now: u64, why: &Status) -> bool {
+        let connecting = matches!(self.state, PairState::Connecting);
+        let gone = matches!(why.reason, Reason::PeerGone | Reason::PeerStalled);
+        if !connecting || !gone || !self.may_try(now) {
+            return false;
+        }
+        self.lost.get_or_insert_with(|| Box::new((now, why.clone())));
+        true
+    }
+}
+
 impl Engine {
     /// Ends a pair: all that is under way in it, and with `tell` the other end hears why.
     pub(super) fn break_pair(&mut self, fx: &mut impl Fx, index: u32, status: Status, tell: bool) {
@@ -256,9 +275,9 @@ impl Engine {
         let mut at = 0;
         while let Some(index) = self.pairs.pairs.next(&mut at, |p| p.uses(ch) && !p.is_broken()) {
             let Some(p) = self.pairs.pairs.get_mut(index) else { continue };
-            if p.told.is_none() {
+            if p.told.is_none() || (!self.closing && p.takes_another(fx.now(), status)) {
                 // Who was heard there may have been anybody.
-                p.heard = None;
+                (p.told, p.heard) = (None, None);
                 self.drop_grants(index);
                 continue;
             }
@@ -279,6 +298,60 @@ impl Engine {
             self.may_leave(buffer);
         }
         self.pairs.grants.retain(|(on, _), _| *on != ch);
+    }
+
+    /// Pairs that take another connection to this peer than the one that has ended get one.
+    pub(in crate::engine) fn reconnect_pairs(&mut self, fx: &mut impl Fx, peer: u32) {
+        let Some(p) = self.peers.get(peer).filter(|p| p.pairs > 0) else { return };
+        match p.channels.first().copied() {
+            Some(ch) => {
+                self.pairs_channel_open(fx, peer, ch);
+                self.settle(fx, ch);
+            }
+            None => self.want_connection(fx, peer),
+        }
+    }
+
+    /// Nobody listens at any address of a peer. Who made the other end of a pair that had a connection has ended, then: who
+    /// comes after it knows nothing of the pair.
+    pub fn nobody_there(&mut self, fx: &mut impl Fx, peer: u32, status: &Status) {
+        self.fail_lost_pairs(fx, peer, status, |_, _| true);
+    }
+
+    /// A try to connect to a peer failed: pairs that have tried for long enough since they lost a connection end.
+    pub(in crate::engine) fn tire_lost_pairs(
+        &mut self,
+        fx: &mut impl Fx,
+        peer: u32,
+        status: &Status,
+    ) {
+        self.fail_lost_pairs(fx, peer, status, |p, now| !p.may_try(now));
+    }
+
+    fn fail_lost_pairs(
+        &mut self,
+        fx: &mut impl Fx,
+        peer: u32,
+        status: &Status,
+        over: impl Fn(&Pair, u64) -> bool,
+    ) {
+        let now = fx.now();
+        let waits = |p: &Pair| {
+            let connecting = matches!(p.state, PairState::Connecting) && p.told.is_none();
+            p.peer == Some(peer) && connecting && p.lost.is_some() && over(p, now)
+        };
+        let mut at = 0;
+        while let Some(index) = self.pairs.pairs.next(&mut at, waits) {
+            let Some(p) = self.pairs.pairs.get(index) else { continue };
+            let Some((_, first)) = p.lost.as_deref() else { continue };
+            let name = self.peer_name(p.peer);
+            let text = format!(
+                "the pair of rank {} with peer '{name}': {}; then {}",
+                p.rank, first.message, status.message
+            );
+            let status = first.clone().with_message(text);
+            self.break_pair(fx, index, status, false);
+        }
     }
 
     /// No connection to this peer will come: pairs that wait for one end.

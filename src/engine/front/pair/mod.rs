@@ -13,7 +13,7 @@
 //!
 //! Both ends choose a channel for what they tell; a grant is used on the channel that it came by. So a pair lives on one
 //! channel or, where both sides dialled, on two, and ends with either: what was written and not yet told would be
-//! unknown.
+//! unknown. Before it is connected nothing is written: then it takes the next channel.
 
 mod arrivals;
 mod calls;
@@ -105,6 +105,8 @@ struct Pair {
     told: Option<ChanId>,
     /// Where this end heard of it, and its token.
     heard: Option<(ChanId, u64)>,
+    /// When a connection ended before it was connected, for the first time, and why.
+    lost: Option<Box<(u64, Status)>>,
     targets: HashMap<u64, Target>,
     /// Receive buffers by slot.
     slots: HashMap<u64, u32>,

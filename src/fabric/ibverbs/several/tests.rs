@@ -114,6 +114,7 @@ fn several(count: u8) -> (Several<Fake>, Log) {
             recv_depth: 64,
             share_min: None,
             plain_max: 0,
+            direct_max: 0,
             staged_max: 0,
         };
         let (keys, next, log) = (u32::from(number) * 100, first_id(number), log.clone());

@@ -1,12 +1,12 @@
 //! Who polls, who sleeps, and what a socket holds back meanwhile.
 
 use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-use super::{Victim, sockets};
+use super::{Victim, message, sockets};
 use crate::config::Config;
-use crate::fabric::tcp::frame::Frame;
 use crate::fabric::tcp::{ADDRESS, TcpAdapter};
 use crate::fabric::{Adapter, Event, Follows};
 use crate::local_fd::Local;
@@ -19,7 +19,7 @@ fn readable(fd: RawFd, limit: Duration) -> bool {
 
 /// Bytes of a message on the wire.
 fn framed(len: usize) -> usize {
-    Frame::Send { len: len as u32 }.encode().bytes().len() + len
+    message(0, &vec![0; len]).len()
 }
 
 /// A driver sleeps on the adapter's descriptor while a call posts more than the socket takes: the descriptor has to tell
@@ -118,16 +118,19 @@ fn who_was_quiet_for_long_is_heard_beside_who_is_not() {
         let (peer, sock) = sockets();
         let ep = ad.create(name).expect("create");
         ad.connect(ep, ADDRESS, true, Some(Local::new(sock.into()))).expect("connect");
-        (ep, peer)
+        (ep, peer, 0)
     });
-    let message = [Frame::Send { len: 1 }.encode().bytes(), b"x"].concat();
     for _ in 0..2 {
-        let [(_, loud), (quiet, rests)] = &mut peers;
+        let [(_, loud, said), (quiet, rests, rested)] = &mut peers;
+        let say = |sock: &mut TcpStream, seq: &mut u32| {
+            sock.write_all(&message(*seq, b"x")).expect("write");
+            *seq += 1;
+        };
         let mut heard = false;
         for poll in 0..1000 {
-            loud.write_all(&message).expect("write");
+            say(loud, said);
             if poll == 500 {
-                rests.write_all(&message).expect("write");
+                say(rests, rested);
             }
             let mut events = Vec::new();
             ad.poll(&mut events);

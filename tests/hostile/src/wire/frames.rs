@@ -1,4 +1,5 @@
-//! The tcp provider's frames: a header of 16 bytes, 40 for WRITE and READ, then the payload.
+//! The tcp provider's frames: a header of 16 bytes, 40 for WRITE and READ, then the payload. The header has a check, which
+//! follows a payload once more, inverted.
 
 use std::io::{self, Read};
 
@@ -30,7 +31,7 @@ pub struct Frame {
     pub flags: u8,
     /// Why END or NAK refuse.
     pub why: u8,
-    /// Number of the WRITE or READ.
+    /// Number of the message, WRITE or READ. A [`Client`] numbers messages.
     pub seq: u32,
     /// Immediate of a WRITE.
     pub imm: u32,
@@ -42,6 +43,28 @@ pub struct Frame {
     pub total: u64,
     /// What follows the header.
     pub payload: Vec<u8>,
+}
+
+/// Bytes behind a payload.
+const TAIL: usize = 4;
+
+/// Where the check of a header of this length is.
+fn check_at(size: usize) -> usize {
+    if size == 40 { 20 } else { 12 }
+}
+
+/// The check of a header, whose own four bytes count as zero.
+fn check(header: &[u8]) -> u32 {
+    let mut header = header.to_vec();
+    let at = check_at(header.len());
+    header[at..at + 4].fill(0);
+    let mut hash = 0x9e37_79b9_7f4a_7c15u64;
+    for word in header.chunks_exact(8) {
+        let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
+        hash = (hash ^ word).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        hash ^= hash >> 32;
+    }
+    hash as u32
 }
 
 impl Frame {
@@ -87,7 +110,12 @@ impl Frame {
             b.extend(self.addr.to_le_bytes());
             b.extend(self.total.to_le_bytes());
         }
-        b.extend(&self.payload);
+        let (check, at) = (check(&b), check_at(b.len()));
+        b[at..at + 4].copy_from_slice(&check.to_le_bytes());
+        if !self.payload.is_empty() {
+            b.extend(&self.payload);
+            b.extend((!check).to_le_bytes());
+        }
         b
     }
 
@@ -100,27 +128,39 @@ impl Frame {
         let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| b[at + i]));
         let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| b[at + i]));
         let len = u32_at(4) as usize;
-        let payload = b.get(size..size.checked_add(len)?)?.to_vec();
+        let tail = if len > 0 { TAIL } else { 0 };
+        b.get(..size.checked_add(len)?.checked_add(tail)?)?;
+        let payload = b[size..size + len].to_vec();
         let mut f = Frame {
             kind: b[0],
             flags: b[1],
             why: b[2],
             seq: u32_at(8),
-            imm: u32_at(12),
             payload,
             ..Frame::default()
         };
         if size == 40 {
-            (f.rkey, f.addr, f.total) = (u32_at(16), u64_at(24), u64_at(32));
+            (f.imm, f.rkey, f.addr, f.total) = (u32_at(12), u32_at(16), u64_at(24), u64_at(32));
         }
-        Some((f, size + len))
+        Some((f, size + len + tail))
     }
 }
 
 impl Client {
     /// Sends a frame of the provider.
     pub fn frame(&mut self, frame: &Frame) -> io::Result<()> {
-        self.raw(&frame.bytes())
+        let bytes = self.numbered(frame);
+        self.raw(&bytes)
+    }
+
+    /// The bytes of a frame; a message has the next number, which counts it as sent.
+    pub fn numbered(&mut self, frame: &Frame) -> Vec<u8> {
+        let mut frame = frame.clone();
+        if frame.kind == SEND {
+            frame.seq = self.sends;
+            self.sends = self.sends.wrapping_add(1);
+        }
+        frame.bytes()
     }
 
     /// Sends a control message, with its checksum where there are any.
@@ -152,7 +192,7 @@ impl Client {
             return Err(wrong(format!("a frame with {len} bytes")));
         }
         let size = head.len();
-        head.resize(size + len, 0);
+        head.resize(size + len + if len > 0 { TAIL } else { 0 }, 0);
         self.stream.read_exact(&mut head[size..])?;
         Frame::parse(&head).map(|(f, _)| f).ok_or_else(|| wrong("a frame cut short"))
     }

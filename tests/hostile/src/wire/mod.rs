@@ -36,7 +36,7 @@ pub const SHM: u8 = 1;
 /// Number of the tcp provider.
 pub const TCP: u8 = 3;
 /// What a tcp endpoint tells as its address.
-pub const TCP_ADDRESS: &[u8] = b"rdma-tcp\x01";
+pub const TCP_ADDRESS: &[u8] = b"rdma-tcp\x02";
 
 /// HELLO's flag: a secret is used.
 pub const FLAG_AUTH: u32 = 1;
@@ -209,6 +209,7 @@ pub struct Client {
     /// Checksums go on messages: either side has the option. Cleared, they are left out.
     pub sealed: bool,
     messages: u64,
+    sends: u32,
     role: u8,
     sent: u64,
     own: Vec<u8>,
@@ -237,6 +238,7 @@ impl Client {
             keys: None,
             sealed: false,
             messages: 0,
+            sends: 0,
             role,
             sent: 0,
             own: Vec::new(),
