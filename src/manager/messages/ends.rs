@@ -163,7 +163,7 @@ impl Manager {
             return Ok(ends.take_later(end));
         }
         self.refuse_inside_on("rdma_msg_test", thread)?;
-        let short = if self.has_thread { None } else { core.turn_short(thread, looks, 1) };
+        let short = core.turn_short(thread, looks, 1);
         let count = short.unwrap_or_else(|| core.turn(thread));
         // What ends no operation, and who waits for it on another thread is not woken by.
         self.tell_news(&mut core, thread);
@@ -202,7 +202,7 @@ impl Manager {
         if !core.leaves_something() {
             return Ok(None);
         }
-        if !self.has_thread && core.world.moving.is_empty() && core.world.jobs.is_empty() {
+        if core.world.moving.is_empty() && core.world.jobs.is_empty() {
             let mut room: ShortRoom = [const { MaybeUninit::uninit() }; _];
             let (op, _) = core.engine.message_at(id)?;
             if let Some(few) = core.world.take_few(&self.drivers.queues, op, &mut room) {
@@ -213,7 +213,7 @@ impl Manager {
                 return Ok(end);
             }
         }
-        let small = match self.has_thread || core.copies_wait() {
+        let small = match core.copies_wait() {
             true => None,
             false => core.world.take_small(&self.drivers.queues),
         };
