@@ -168,10 +168,10 @@ impl<W: Clone + PartialEq> Wheel<W> {
         self.settled = self.find_settled();
     }
 
+    /// Nobody sleeps, or who drives sees to what the application waits for. (A thread that parks comes by itself, or was told.)
     fn is_calm(&self) -> bool {
         let driven = !matches!(self.seat, Seat::Free);
-        let idle = self.watch.is_none() && matches!(self.thread, Thread::Absent | Thread::Awake);
-        self.asleep.is_none() && (driven || idle)
+        self.asleep.is_none() && (driven || self.watch.is_none())
     }
 
     /// Whether somebody who is awake turns the manager, or comes back to it within [`REST`]; or nobody does, but by calls.
