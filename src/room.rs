@@ -71,6 +71,19 @@ pub fn copy(bytes: &[u8], what: &str) -> Result<Vec<u8>, Status> {
     Ok(copy)
 }
 
+/// All of these, however many there are.
+pub fn collect<T>(all: impl Iterator<Item = T>, what: &str) -> Result<Vec<T>, Status> {
+    let mut vec = Vec::new();
+    grow(&mut vec, all.size_hint().0, what)?;
+    for one in all {
+        if vec.len() == vec.capacity() {
+            grow(&mut vec, 1, what)?;
+        }
+        vec.push(one);
+    }
+    Ok(vec)
+}
+
 /// A copy of several parts in a row.
 pub fn concat(parts: &[&[u8]], what: &str) -> Result<Box<[u8]>, Status> {
     let mut whole = vec(parts.iter().map(|p| p.len()).sum(), what)?;

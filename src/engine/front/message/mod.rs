@@ -341,6 +341,11 @@ impl Messages {
         self.ops.len()
     }
 
+    /// Who waits for room, each of whom is told.
+    pub fn rooms(&self) -> usize {
+        self.rooms.len()
+    }
+
     /// When the next deadline is to be looked at.
     pub fn next_deadline(&self) -> u64 {
         self.deadlines.next().min(self.held)
