@@ -10,11 +10,13 @@
 
 mod fronts;
 mod places;
+mod rounds;
 mod sweep;
 mod tensors;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::backtrace::Backtrace;
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
@@ -29,9 +31,10 @@ static COUNT: AtomicU64 = AtomicU64::new(0);
 static FAIL_AT: AtomicU64 = AtomicU64::new(0);
 /// Bytes that were asked for and not given back.
 static LIVE: AtomicI64 = AtomicI64::new(0);
-/// Where each call that was counted was made, if that is asked for.
-static STACKS: [AtomicU64; MOST_STACKS] = [const { AtomicU64::new(0) }; MOST_STACKS];
-const MOST_STACKS: usize = 1 << 16;
+/// Where each call that was counted was made, if that is asked for: its stack, and what of it is at the top.
+static STACKS: [[AtomicU64; 2]; MOST_STACKS] =
+    [const { [const { AtomicU64::new(0) }; 2] }; MOST_STACKS];
+const MOST_STACKS: usize = 1 << 18;
 static WANTED: AtomicUsize = AtomicUsize::new(0);
 
 fn fails(size: usize) -> bool {
@@ -40,13 +43,15 @@ fn fails(size: usize) -> bool {
     }
     let count = COUNT.fetch_add(1, Ordering::Relaxed) + 1;
     if (count as usize) < WANTED.load(Ordering::Relaxed) {
-        STACKS[count as usize].store(stack(), Ordering::Relaxed);
+        for (place, part) in STACKS[count as usize].iter().zip(stack()) {
+            place.store(part, Ordering::Relaxed);
+        }
     }
     let fails = count == FAIL_AT.load(Ordering::Relaxed);
     if fails {
         LEAST.store(usize::MAX, Ordering::Relaxed);
         let before = LIVE.load(Ordering::Relaxed);
-        let place = Failed { size, stack: stack(), trace: Backtrace::force_capture() };
+        let place = Failed { size, stack: stack()[0], trace: Backtrace::force_capture() };
         // The trace is nothing that the library holds.
         LIVE.store(before, Ordering::Relaxed);
         *FAILED.lock().unwrap() = Some(place);
@@ -70,16 +75,23 @@ fn has_failed() -> bool {
     HAS_FAILED.load(Ordering::Relaxed) != 0
 }
 
-/// The top of this thread's stack in one number, the same in each child: a trace in names takes long.
-fn stack() -> u64 {
-    let mut frames = [std::ptr::null_mut(); 24];
+/// Frames that say where the allocator was called, and by which way of the library's that was called.
+const TOP: usize = 8;
+const DEEP: usize = 24;
+
+/// The top of this thread's stack in one number, the same in each child: a trace in names takes long. And that of fewer frames.
+fn stack() -> [u64; 2] {
+    let mut frames = [std::ptr::null_mut(); DEEP];
     // SAFETY: room for so many.
-    let n = unsafe { libc::backtrace(frames.as_mut_ptr(), frames.len() as i32) };
-    let mut hasher = DefaultHasher::new();
-    for frame in &frames[..usize::try_from(n).unwrap()] {
-        frame.addr().wrapping_sub(fails as *const () as usize).hash(&mut hasher);
-    }
-    hasher.finish()
+    let n = unsafe { libc::backtrace(frames.as_mut_ptr(), DEEP as i32) };
+    let frames = &frames[..usize::try_from(n).unwrap()];
+    [DEEP, TOP].map(|depth| {
+        let mut hasher = DefaultHasher::new();
+        for frame in &frames[..depth.min(frames.len())] {
+            frame.addr().wrapping_sub(fails as *const () as usize).hash(&mut hasher);
+        }
+        hasher.finish()
+    })
 }
 
 /// Says which call failed, by name unless the parent knows its stack.
@@ -140,15 +152,17 @@ unsafe impl GlobalAlloc for Failing {
 #[global_allocator]
 static ALLOCATOR: Failing = Failing;
 
-/// From here on calls are counted,
-fn count_from_here() {
+/// From here on calls are counted, and this one of them fails; 0: none.
+fn count_from_here(fail_at: u64) {
+    HAS_FAILED.store(0, Ordering::Relaxed);
+    drop(FAILED.lock().unwrap().take());
+    COUNT.store(0, Ordering::Relaxed);
+    FAIL_AT.store(fail_at, Ordering::Relaxed);
     let least = std::env::var("ALLOC_LEAST").ok().map(|n| n.parse().unwrap());
-    if !has_failed() {
-        LEAST.store(least.unwrap_or(1), Ordering::Relaxed);
-    }
+    LEAST.store(least.unwrap_or(1), Ordering::Relaxed);
 }
 
-/// and from here on not.
+/// From here on they are not.
 fn count_no_more() {
     LEAST.store(usize::MAX, Ordering::Relaxed);
 }
@@ -162,29 +176,25 @@ fn go_on_counting(least: usize) {
     LEAST.store(least, Ordering::Relaxed);
 }
 
-/// Says what calls there were, for whoever runs this in a child.
-fn tell() {
-    let count = COUNT.load(Ordering::Relaxed);
-    println!("CALLS {count}");
-    if WANTED.load(Ordering::Relaxed) > 0 {
-        let stacks = STACKS.iter().take(count as usize + 1).skip(1);
-        let all: Vec<String> = stacks.map(|s| s.load(Ordering::Relaxed).to_string()).collect();
-        println!("STACKS {}", all.join(" "));
+/// The calls that were counted, by their stacks: of each the first and the last, and the number of what is at its top.
+fn ends_of_stacks() -> Vec<(u64, [usize; 2], u64)> {
+    let count = COUNT.load(Ordering::Relaxed) as usize;
+    assert!(count < MOST_STACKS, "more calls than there is room for");
+    let mut by_stack: HashMap<u64, ([usize; 2], u64)> = HashMap::new();
+    for (n, stack) in STACKS.iter().enumerate().take(count + 1).skip(1) {
+        let [deep, top] = [0, 1].map(|i| stack[i].load(Ordering::Relaxed));
+        by_stack.entry(deep).or_insert(([n, n], top)).0[1] = n;
     }
+    by_stack.into_iter().map(|(deep, (ends, top))| (deep, ends, top)).collect()
 }
 
 /// The run by itself, and what the other tests run in a child.
 #[test]
 fn a_run() {
-    let number = |name: &str| std::env::var(name).ok().map(|n| n.parse::<u64>().unwrap());
     let kind = std::env::var("ALLOC_KIND").unwrap_or("shm".into());
-    let fail_at = number("ALLOC_FAIL_AT");
-    FAIL_AT.store(fail_at.unwrap_or(0), Ordering::Relaxed);
-    if std::env::var_os("ALLOC_STACKS").is_some() {
-        // What it needs itself it has before anything is counted.
-        stack();
-        WANTED.store(MOST_STACKS, Ordering::Relaxed);
-    }
+    let fail_at = std::env::var("ALLOC_FAIL_AT").ok();
+    let calls = fail_at.as_deref().unwrap_or("0").split(' ').map(|n| n.parse::<u64>().unwrap());
+    let calls: Vec<u64> = calls.collect();
     // SAFETY: plain calls; the handler is a function of the right kind.
     unsafe {
         if fail_at.is_some() {
@@ -200,16 +210,13 @@ fn a_run() {
                 "tcp" => ProviderKind::Tcp,
                 _ => ProviderKind::Shm,
             };
-            count_from_here();
+            count_from_here(calls[0]);
             tensors::run(provider);
             count_no_more();
             report();
             tensors::check(fail_at.is_some());
+            println!("CALLS {}", COUNT.load(Ordering::Relaxed));
         }
-        Ok(front) => {
-            fronts::run(front, &kind);
-            report();
-        }
+        Ok(front) => fronts::run(front, &kind, &calls),
     }
-    tell();
 }

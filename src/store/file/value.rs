@@ -142,11 +142,12 @@ pub fn read_file(
     file.take(len as u64 + 1)
         .read_to_end(&mut bytes)
         .map_err(|e| failed("cannot read", path, &e))?;
-    parse(&bytes, key).map(Some).map_err(|what| strange(path, &what))
+    let (lease, ttl, value) = parse(&bytes, key).map_err(|what| strange(path, &what))?;
+    Ok(Some((lease, ttl, room::copy(value, "a value")?)))
 }
 
 /// Takes a file apart.
-fn parse(bytes: &[u8], key: Option<&[u8]>) -> Result<(LeaseId, Duration, Vec<u8>), String> {
+fn parse<'a>(bytes: &'a [u8], key: Option<&[u8]>) -> Result<(LeaseId, Duration, &'a [u8]), String> {
     let mut r = Reader::new(bytes);
     let short = |_| format!("{} bytes long, and cut", bytes.len());
     if r.array::<8>().map_err(short)? != MAGIC {
@@ -167,7 +168,6 @@ fn parse(bytes: &[u8], key: Option<&[u8]>) -> Result<(LeaseId, Duration, Vec<u8>
     if key.is_some_and(|key| key != named) {
         return Err(format!("the value of another key, '{}'", crate::shown::key(named)));
     }
-    let value = room::copy(value, "a value").map_err(Status::into_message)?;
     Ok((id, Duration::from_millis(ttl_ms), value))
 }
 

@@ -83,7 +83,7 @@ impl Meshes {
 }
 
 impl Front for Meshes {
-    fn round(&mut self, _: u64, ends: &mut Vec<End>) {
+    fn round(&mut self, ends: &mut Vec<End>) {
         let least = crate::pause_counting();
         let store = self.store();
         let session: [u8; 16] = self.lives[..16].try_into().unwrap();

@@ -220,20 +220,10 @@ impl Messages {
         let (mut failed, mut taken_back) = (!is, false);
         let mut first = None;
         self.two.until("a message operation", || {
-            for (who, request) in open.iter_mut().filter(|(_, request)| *request != 0) {
-                // SAFETY: it is made of numbers, and pointers that are not followed.
-                let mut status: rdma_msg_status = unsafe { std::mem::zeroed() };
-                status.struct_size = size_of::<rdma_msg_status>();
-                let mut count = 0;
-                // SAFETY: one request.
-                let code = unsafe {
-                    let (mgr, how, out) = (self.two.mgrs[*who], RDMA_MSG_ANY, &raw mut status);
-                    rdma_msg_test(mgr, request, 1, how, null_mut(), out, &raw mut count)
-                };
-                assert_eq!(code, RDMA_OK, "msg_test");
-                if count > 0 && status.code != RDMA_OK {
+            for begun in open.iter_mut() {
+                if let Some(code) = self.ended(begun).filter(|code| *code != RDMA_OK) {
                     failed = true;
-                    first = first.or(Some(status.code));
+                    first = first.or(Some(code));
                 }
             }
             if self.two.has_lost() {
@@ -249,6 +239,24 @@ impl Messages {
             open.iter().all(|(_, request)| *request == 0)
         });
         well(ends, "the end of a message", first.unwrap_or(RDMA_OK))
+    }
+
+    /// How a call has ended that had begun, if it has.
+    fn ended(&self, (who, request): &mut Begun) -> Option<rdma_code_t> {
+        if *request == 0 {
+            return None;
+        }
+        // SAFETY: it is made of numbers, and pointers that are not followed.
+        let mut status: rdma_msg_status = unsafe { std::mem::zeroed() };
+        status.struct_size = size_of::<rdma_msg_status>();
+        let mut count = 0;
+        // SAFETY: one request.
+        let code = unsafe {
+            let (mgr, how, out) = (self.two.mgrs[*who], RDMA_MSG_ANY, &raw mut status);
+            rdma_msg_test(mgr, request, 1, how, null_mut(), out, &raw mut count)
+        };
+        assert_eq!(code, RDMA_OK, "msg_test");
+        (count > 0).then_some(status.code)
     }
 
     fn buffered(&mut self, ends: &mut Vec<End>) -> Option<()> {
@@ -343,8 +351,8 @@ impl Messages {
     fn claimed(&mut self, ends: &mut Vec<End>) -> Option<()> {
         for lies in [Lies::Whole(SHORT), Lies::Whole(LONG), Lies::Parts(SHORT)] {
             self.tag += 1;
-            let sent = self.send(lies, RDMA_MSG_STANDARD, ends)?;
-            let found = self.claim(ends);
+            let mut sent = self.send(lies, RDMA_MSG_STANDARD, ends)?;
+            let found = self.claim(&mut sent, ends);
             let received = found.and_then(|message| self.receive_claimed(message, ends));
             let begun = [Some(sent), received.map(|request| (1, request))];
             self.settle(begun, received.is_some(), ends)?;
@@ -353,7 +361,7 @@ impl Messages {
         Some(())
     }
 
-    fn claim(&mut self, ends: &mut Vec<End>) -> Option<u64> {
+    fn claim(&mut self, sent: &mut Begun, ends: &mut Vec<End>) -> Option<u64> {
         // SAFETY: it is made of numbers, and pointers that are not followed.
         let mut status: rdma_msg_status = unsafe { std::mem::zeroed() };
         status.struct_size = size_of::<rdma_msg_status>();
@@ -364,8 +372,10 @@ impl Messages {
                 let (b, from) = (self.two.mgrs[1], self.two.other[1]);
                 rdma_msg_probe(b, from, COMM, self.tag, u64::MAX, true, 0, &raw mut status)
             };
-            if code == RDMA_DEADLINE_EXCEEDED && self.two.has_lost() {
-                code = RDMA_UNAVAILABLE;
+            if code == RDMA_DEADLINE_EXCEEDED {
+                let failed = self.ended(sent).filter(|code| *code != RDMA_OK);
+                let lost = self.two.has_lost().then_some(RDMA_UNAVAILABLE);
+                code = failed.or(lost).unwrap_or(code);
             }
             code != RDMA_DEADLINE_EXCEEDED
         });
@@ -428,19 +438,22 @@ impl Messages {
                 assert_eq!(set(), RDMA_OK);
             }
         }
-        let mut later = 0;
+        let (mut later, mut sent, mut failed) = (0, (0, request), None);
         assert_eq!(BARE.load(Ordering::Relaxed), 0, "headers are lost");
         self.two.until("a message to a handler", || {
             later = LATER.load(Ordering::Relaxed);
-            later != 0 || HANDLED.load(Ordering::Relaxed) != handled || self.two.has_lost()
+            failed = self.ended(&mut sent).filter(|code| *code != RDMA_OK).or(failed);
+            let handled = HANDLED.load(Ordering::Relaxed) != handled;
+            later != 0 || handled || failed.is_some() || self.two.has_lost()
         });
+        well(ends, "msg_am_isend", failed.unwrap_or(RDMA_OK))?;
         assert_eq!(BARE.load(Ordering::Relaxed), 0, "headers are lost");
         let received = match later {
             0 => None,
             later => self.receive_claimed(later, ends).map(|request| (1, request)),
         };
         let is = later == 0 || received.is_some();
-        self.settle([Some((0, request)), received], is, ends)
+        self.settle([Some(sent), received], is, ends)
     }
 
     /// Functions that are told of ends, and of room.
@@ -516,7 +529,7 @@ impl Messages {
 }
 
 impl Front for Messages {
-    fn round(&mut self, _: u64, ends: &mut Vec<End>) {
+    fn round(&mut self, ends: &mut Vec<End>) {
         self.two.begins();
         if self.all(ends).is_none() {
             self.two.drain(&[COMM]);

@@ -241,7 +241,7 @@ impl Pairs {
 }
 
 impl Front for Pairs {
-    fn round(&mut self, _: u64, ends: &mut Vec<End>) {
+    fn round(&mut self, ends: &mut Vec<End>) {
         let mut pairs = [0; 2];
         let _ = failed_event();
         let _ = self.all(&mut pairs, ends);

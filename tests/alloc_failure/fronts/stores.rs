@@ -9,7 +9,9 @@ use rdma_transport::ffi::*;
 
 use super::{End, Front, options, well};
 
-const KEYS: usize = 600;
+/// Keys at once; in a directory, where each takes files, fewer.
+const KEYS: usize = 300;
+const FILES: usize = 10;
 const VALUE: usize = 6000;
 /// Milliseconds of an operation.
 const TIME: i64 = 20_000;
@@ -42,13 +44,14 @@ fn bytes(of: &'static [u8]) -> rdma_bytes {
 
 impl Stores {
     pub fn new(kind: &str) -> Stores {
-        let key = |i: usize| bytes(format!("a/key/of/some/length/{i:05}").into_bytes().leak());
-        let keys: Vec<rdma_bytes> = (0..KEYS).map(key).collect();
-        let values = (0..KEYS).map(|i| bytes(vec![i as u8; i % 50].leak())).collect();
+        let key = |i: usize| bytes(format!("a/key-{i:05}").into_bytes().leak());
+        let count = if kind == "file" { FILES } else { KEYS };
+        let keys: Vec<rdma_bytes> = (0..count).map(key).collect();
+        let values = (0..count).map(|i| bytes(vec![i as u8; i % 50].leak())).collect();
         let place =
             |_| rdma_bytes_out { data: vec![0; 50].leak().as_mut_ptr().cast(), cap: 50, len: 0 };
         let dir = std::env::temp_dir().join(format!("rdma-alloc-store-{}", std::process::id()));
-        let places = (0..KEYS).map(place).collect();
+        let places = (0..count).map(place).collect();
         let long = vec![7; VALUE].leak();
         Stores { kind: kind.into(), dir, keys, values, places, long }
     }
@@ -91,23 +94,23 @@ impl Stores {
     fn several(&mut self, store: *mut rdma_store_t, ends: &mut Vec<End>) -> Option<()> {
         let (keys, values, places) =
             (self.keys.as_ptr(), self.values.as_ptr(), self.places.as_mut_ptr());
-        let mut there = false;
+        let (mut there, count) = (false, self.keys.len());
         // SAFETY: so many of each.
         unsafe {
-            well(ends, "multi_set", rdma_store_multi_set(store, keys, values, KEYS, TIME))?;
-            well(ends, "multi_get", rdma_store_multi_get(store, keys, places, KEYS, TIME))?;
-            well(ends, "wait", rdma_store_wait(store, keys, KEYS, TIME))?;
-            well(ends, "check", rdma_store_check(store, keys, KEYS, TIME, &raw mut there))?;
+            well(ends, "multi_set", rdma_store_multi_set(store, keys, values, count, TIME))?;
+            well(ends, "multi_get", rdma_store_multi_get(store, keys, places, count, TIME))?;
+            well(ends, "wait", rdma_store_wait(store, keys, count, TIME))?;
+            well(ends, "check", rdma_store_check(store, keys, count, TIME, &raw mut there))?;
         }
         assert!(there && self.places.iter().enumerate().all(|(i, place)| place.len == i % 50));
-        for at in 0..KEYS {
+        for at in 0..count {
             let (key, len) = (self.keys[at].data.cast(), self.keys[at].len);
             // SAFETY: a key; nobody asks whether it was there.
             well(ends, "delete", unsafe { rdma_store_delete(store, key, len, TIME, null_mut()) })?;
             if at == 0 {
                 // All but the first: those that are not there are told.
                 // SAFETY: so many.
-                let code = unsafe { rdma_store_check(store, keys, KEYS, TIME, &raw mut there) };
+                let code = unsafe { rdma_store_check(store, keys, count, TIME, &raw mut there) };
                 well(ends, "check", code)?;
                 assert!(!there);
             }
@@ -116,7 +119,7 @@ impl Stores {
             }
         }
         // SAFETY: so many.
-        let code = unsafe { rdma_store_wait(store, keys, KEYS, RDMA_STORE_NOW) };
+        let code = unsafe { rdma_store_wait(store, keys, count, RDMA_STORE_NOW) };
         well(ends, "wait", if code == RDMA_DEADLINE_EXCEEDED { RDMA_OK } else { code })
     }
 
@@ -184,15 +187,15 @@ impl Stores {
     /// What was written under a lease goes with it, and nothing else.
     fn lease(&mut self, store: *mut rdma_store_t, ends: &mut Vec<End>) -> Option<()> {
         let mut leased = Handle(null_mut());
-        let (keys, values) = (&self.keys[..KEYS], &self.values[..KEYS]);
+        let (keys, values, count) = (&self.keys[..], &self.values[..], self.keys.len());
         // SAFETY: all of it lives through the call.
         let (went, code) = unsafe {
             well(ends, "lease", rdma_store_lease(store, TTL, &raw mut leased.0))?;
             let (under, at) = (leased.0, keys.as_ptr());
-            let code = rdma_store_multi_set(under, at, values.as_ptr(), KEYS, TIME);
+            let code = rdma_store_multi_set(under, at, values.as_ptr(), count, TIME);
             let went = well(ends, "multi_set", code);
             // From here on this one is nobody's.
-            let (last, value) = (keys[KEYS - 1], c"v".as_ptr().cast());
+            let (last, value) = (keys[count - 1], c"v".as_ptr().cast());
             let set = || rdma_store_set(store, last.data.cast(), last.len, value, 1, TIME);
             let mut code = set();
             ends.push(("set", code));
@@ -219,7 +222,7 @@ impl Stores {
             let code = unsafe { rdma_store_check(store, key, 1, TIME, &raw mut there) };
             (code, there)
         };
-        let (first, last) = (there(&keys[0]), there(&keys[KEYS - 1]));
+        let (first, last) = (there(&keys[0]), there(&keys[count - 1]));
         well(ends, "check", first.0)?;
         well(ends, "check", last.0)?;
         assert!(last.1, "what was last written under no lease went with one");
@@ -230,7 +233,7 @@ impl Stores {
                 let mut all = false;
                 // SAFETY: so many.
                 let code =
-                    unsafe { rdma_store_check(store, keys.as_ptr(), KEYS, TIME, &raw mut all) };
+                    unsafe { rdma_store_check(store, keys.as_ptr(), count, TIME, &raw mut all) };
                 well(ends, "check", code)?;
                 assert!(all, "what was last written under no lease went with one");
             }
@@ -240,7 +243,7 @@ impl Stores {
 }
 
 impl Front for Stores {
-    fn round(&mut self, _: u64, ends: &mut Vec<End>) {
+    fn round(&mut self, ends: &mut Vec<End>) {
         let _ = self.all(ends);
     }
 

@@ -133,7 +133,7 @@ impl Unbound {
             let code = rdma_unbound_recv(b, buffers[1], sources, 1, 8, 1000, 400, 0);
             well(ends, "unbound_recv", code)?;
         }
-        self.take(&[buffers[1]; 2], [true, true], ends)
+        self.take_of([b; 2], &[buffers[1]; 2], [true, true], ends)
     }
 
     /// Takes the end of a send of the first buffer, and that of a receive of the second.
@@ -143,8 +143,17 @@ impl Unbound {
         wanted: [bool; 2],
         ends: &mut Vec<End>,
     ) -> Option<()> {
-        let [a, b] = self.two.mgrs;
-        let a = if buffers[0] == buffers[1] { b } else { a };
+        self.take_of(self.two.mgrs, buffers, wanted, ends)
+    }
+
+    /// The same of these managers' buffers.
+    fn take_of(
+        &mut self,
+        [a, b]: [*mut rdma_mgr_t; 2],
+        buffers: &[rdma_unbound_t; 2],
+        wanted: [bool; 2],
+        ends: &mut Vec<End>,
+    ) -> Option<()> {
         let (mut open, mut failed) = (wanted, None);
         self.two.until("the end of an unbound operation", || {
             let mut counts = [0; 2];
@@ -171,7 +180,7 @@ impl Unbound {
 }
 
 impl Front for Unbound {
-    fn round(&mut self, _: u64, ends: &mut Vec<End>) {
+    fn round(&mut self, ends: &mut Vec<End>) {
         self.two.begins();
         let mut buffers = [0; 2];
         let went = self.all(&mut buffers, ends);
