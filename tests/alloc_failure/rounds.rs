@@ -25,6 +25,11 @@ const BATCH: usize = 60;
 /// What a life leaves behind, in tables that are the process's and in threads that end a little later, may differ by so many bytes.
 const SLACK: i64 = 8000;
 
+/// Whether everything is tried that is distinct, and not one of what is alike.
+fn is_whole() -> bool {
+    std::env::var_os("ALLOC_WHOLE").is_some()
+}
+
 /// What was tried already, over whatever provider.
 #[derive(Default)]
 struct Tried {
@@ -32,8 +37,8 @@ struct Tried {
 }
 
 impl Tried {
-    /// Of each stack of a round the first call and the last. Of the first round only what no later one has, each call alone: it
-    /// finds nothing there.
+    /// Of each stack of a round the first call and the last. Of the first round only what no later one has, and of what is alike
+    /// at its top one, each call alone: it finds nothing there.
     fn jobs(&mut self, text: &str) -> Vec<Job> {
         let list = |word: &str| {
             let list = text.split_once(word).and_then(|(_, rest)| rest.lines().next());
@@ -48,7 +53,8 @@ impl Tried {
         let again: HashSet<u64> = warm.iter().map(|call| call[0]).collect();
         let mut jobs = Vec::new();
         for [deep, number, _, top] in cold {
-            if !again.contains(&deep) && self.stacks.insert((true, deep)) {
+            let alike = if is_whole() { deep } else { top };
+            if !again.contains(&deep) && self.stacks.insert((true, alike)) {
                 jobs.push(Job { cold: true, calls: vec![Call { number, top }] });
             }
         }
@@ -85,7 +91,7 @@ impl Rounds<'_> {
         let mut rest = job.calls.clone();
         loop {
             let aborted = self.aborted.lock().unwrap();
-            rest.retain(|call| !aborted.contains(&call.top));
+            rest.retain(|call| is_whole() || !aborted.contains(&call.top));
             drop(aborted);
             if rest.is_empty() {
                 return;
@@ -117,13 +123,14 @@ impl Rounds<'_> {
 
 /// Rounds of these, two children at a time. What was wrong.
 fn sweep(of: impl Iterator<Item = What>, found: &Found) -> Vec<String> {
-    let (mut tried, aborted) = (Tried::default(), Mutex::default());
+    let (mut tried, aborted) = (Tried::default(), Mutex::new(HashSet::new()));
     let only = std::env::var("ALLOC_ONLY").unwrap_or_default();
     let mut wrong = Vec::new();
     for what in of.filter(|what| what.to_string().contains(&only)) {
         let (text, ..) = Child { what, calls: &[0], how: Some("ALLOC_STACKS") }.run(found);
         let live = number(&text, "LIVE ").unwrap_or_else(|| panic!("{what}: {text}"));
         let jobs: Mutex<VecDeque<Job>> = Mutex::new(tried.jobs(&text).into());
+        let (children, before) = (jobs.lock().unwrap().len(), aborted.lock().unwrap().len());
         let count = jobs.lock().unwrap().iter().map(|job| job.calls.len()).sum::<usize>();
         let (tried, ours) = (AtomicUsize::new(0), Mutex::default());
         let rounds = Rounds { what, found, live, aborted: &aborted, tried, wrong: ours };
@@ -136,7 +143,10 @@ fn sweep(of: impl Iterator<Item = What>, found: &Found) -> Vec<String> {
                 });
             }
         });
-        println!("{what}: {} calls of {count} failed once each", rounds.tried.into_inner());
+        let (tried, now) = (rounds.tried.into_inner(), aborted.lock().unwrap().len() - before);
+        println!(
+            "{what}: {tried} calls of {count} failed once each, {now} aborted, of {children} children at first"
+        );
         wrong.append(&mut rounds.wrong.into_inner().unwrap());
     }
     wrong

@@ -68,9 +68,11 @@ impl Child<'_> {
     pub fn run(&self, found: &Found) -> (String, Option<i32>, bool) {
         let What { front, kind } = self.what;
         let calls: Vec<String> = self.calls.iter().map(u64::to_string).collect();
-        // A directory for its sockets and files: what an aborted child leaves there is no concern of the next.
-        let how = self.how.unwrap_or_default();
-        let own = format!("rdma-alloc-{}-{front}-{kind}-{how}-{}", std::process::id(), calls[0]);
+        // A directory for its sockets and files: what an aborted child leaves there is no concern of the next. Its name is short, as
+        // those of sockets have to be.
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let own = format!("rdma-alloc-{}-{number}", std::process::id());
         let own = std::env::temp_dir().join(own);
         std::fs::DirBuilder::new().mode(0o700).create(&own).unwrap();
         let stacks: Vec<String> = found.known.lock().unwrap().keys().cloned().collect();
