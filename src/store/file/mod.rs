@@ -11,9 +11,11 @@
 
 mod value;
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -93,7 +95,7 @@ impl FileStore {
     }
 
     fn lock_file(&self) -> Result<File, Status> {
-        let path = self.dir.join(LOCK);
+        let path = self.at(LOCK)?;
         OpenOptions::new()
             .read(true)
             .write(true)
@@ -116,12 +118,11 @@ impl FileStore {
             }
             let error = io::Error::last_os_error();
             if !matches!(error.raw_os_error(), Some(libc::EWOULDBLOCK | libc::EINTR)) {
-                return Err(failed("cannot lock", &self.dir.join(LOCK), &error));
+                return Err(failed("cannot lock", &self.at(LOCK)?, &error));
             }
             until.stop.check()?;
             if until.is_over() {
-                let text =
-                    format!("another writer held '{}' locked", self.dir.join(LOCK).display());
+                let text = format!("another writer held '{}' locked", self.at(LOCK)?.display());
                 return Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline));
             }
             until.sleep(pause)?;
@@ -129,23 +130,35 @@ impl FileStore {
         }
     }
 
-    fn path(&self, key: &[u8]) -> PathBuf {
-        self.dir.join(file_name(key))
+    /// The path of a file of this name, which begins with one as long as the application chose.
+    fn at(&self, name: impl AsRef<OsStr>) -> Result<PathBuf, Status> {
+        let parts = [self.dir.as_os_str().as_bytes(), b"/", name.as_ref().as_bytes()];
+        if parts.iter().map(|part| part.len()).sum::<usize>() >= libc::PATH_MAX as usize {
+            let error = io::Error::from_raw_os_error(libc::ENAMETOOLONG);
+            return Err(failed("no file has so long a path in", &self.dir, &error));
+        }
+        let path = room::concat(&parts, "a path")?.into_vec();
+        Ok(OsString::from_vec(path).into())
+    }
+
+    fn path(&self, key: &[u8]) -> Result<PathBuf, Status> {
+        self.at(file_name(key))
     }
 
     /// Whether a lease that ends so long after its last renewal still lasts.
-    fn lasts(&self, id: LeaseId, ttl: Duration) -> bool {
-        let changed = fs::metadata(self.dir.join(lease_name(id))).and_then(|m| m.modified());
+    fn lasts(&self, id: LeaseId, ttl: Duration) -> Result<bool, Status> {
+        let changed = fs::metadata(self.at(lease_name(id))?).and_then(|m| m.modified());
         // A time in the future is one of a clock that is ahead.
-        changed.is_ok_and(|at| SystemTime::now().duration_since(at).map_or(true, |age| age < ttl))
+        let lasts = |at| SystemTime::now().duration_since(at).map_or(true, |age| age < ttl);
+        Ok(changed.is_ok_and(lasts))
     }
 
     /// What a file holds: nothing, if it is not there or its lease is over.
     fn read(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Status> {
-        let Some((lease, ttl, value)) = read_file(&self.path(key), Some(key))? else {
+        let Some((lease, ttl, value)) = read_file(&self.path(key)?, Some(key))? else {
             return Ok(None);
         };
-        Ok(Some(value).filter(|_| lease == 0 || self.lasts(lease, ttl)))
+        Ok(if lease == 0 || self.lasts(lease, ttl)? { Some(value) } else { None })
     }
 
     /// Writes a value to its place; the directory is locked.
@@ -159,14 +172,14 @@ impl FileStore {
         let (mut id, mut ttl_ms) = (0, 0);
         if let Some(held) = lease {
             (id, ttl_ms) = (held, self.ttl_of(held)?);
-            if !self.lasts(id, Duration::from_millis(ttl_ms)) {
+            if !self.lasts(id, Duration::from_millis(ttl_ms))? {
                 return Err(ended());
             }
             self.held.add(held, std::iter::once(key))?;
         }
         let bytes = encode(id, ttl_ms, key, value)?;
         let random = u128::from_le_bytes(crate::bootstrap::random_id()?);
-        let new = self.dir.join(format!("{NEW}{random:032x}"));
+        let (new, path) = (self.at(format!("{NEW}{random:032x}"))?, self.path(key)?);
         let written = without_write_signals(|| {
             let mut file = OpenOptions::new()
                 .write(true)
@@ -177,7 +190,6 @@ impl FileStore {
             file.write_all(&bytes).map_err(|e| {
                 failed(&format!("cannot write a value of {} bytes to", value.len()), &new, &e)
             })?;
-            let path = self.path(key);
             fs::rename(&new, &path).map_err(|e| failed("cannot rename a new value to", &path, &e))
         });
         match &written {
@@ -189,14 +201,14 @@ impl FileStore {
 
     /// The ttl of a lease of this process, as its file says.
     fn ttl_of(&self, id: LeaseId) -> Result<u64, Status> {
-        let path = self.dir.join(lease_name(id));
+        let path = self.at(lease_name(id))?;
         let (_, ttl) = open_lease(&path)?.ok_or_else(ended)?;
         ttl.ok_or_else(|| Status::invalid(format!("'{}' is damaged", path.display())))
     }
 
     /// Deletes a key if it is under this lease.
     fn drop_leased(&self, key: &[u8], id: LeaseId) {
-        let path = self.path(key);
+        let Ok(path) = self.path(key) else { return };
         if let Ok(Some((lease, ..))) = read_file(&path, Some(key))
             && lease == id
         {
@@ -227,7 +239,7 @@ impl FileStore {
                 false
             } else {
                 let found = read_header(&path).ok().flatten();
-                found.is_some_and(|(id, ttl)| id != 0 && !self.lasts(id, ttl))
+                found.is_some_and(|(id, ttl)| id != 0 && self.lasts(id, ttl) == Ok(false))
             };
             if left {
                 let _ = fs::remove_file(&path);
@@ -269,8 +281,8 @@ impl Kind for FileStore {
     fn missing(&self, keys: &[&[u8]], _until: Until<'_>) -> Result<Vec<usize>, Status> {
         let mut missing = Vec::new();
         for (i, key) in keys.iter().enumerate() {
-            let there = match read_header(&self.path(key))? {
-                Some((id, ttl)) => id == 0 || self.lasts(id, ttl),
+            let there = match read_header(&self.path(key)?)? {
+                Some((id, ttl)) => id == 0 || self.lasts(id, ttl)?,
                 None => false,
             };
             if !there {
@@ -318,9 +330,14 @@ impl Kind for FileStore {
         let _lock = self.lock(until)?;
         let mut count = 0;
         for key in keys {
-            let path = self.path(key);
-            // What is damaged goes as well.
-            let there = self.read(key).map_or(true, |value| value.is_some());
+            let path = self.path(key)?;
+            let there = match self.read(key) {
+                Ok(value) => value.is_some(),
+                // Whether it is there is not known.
+                Err(status) if status.code == Code::ResourceExhausted => return Err(status),
+                // What is damaged goes as well.
+                Err(_) => true,
+            };
             match fs::remove_file(&path) {
                 Ok(()) => count += usize::from(there),
                 Err(e) if e.kind() == ErrorKind::NotFound => {}
@@ -332,10 +349,10 @@ impl Kind for FileStore {
     }
 
     fn lease(&self, id: LeaseId, ttl: Duration, _until: Until<'_>) -> Result<(), Status> {
-        let path = self.dir.join(lease_name(id));
+        let path = self.at(lease_name(id))?;
         if let Some((file, _)) = open_lease(&path)? {
             // One that is over stays there until it is swept with its keys: to begin it anew would bring them back.
-            if !self.lasts(id, ttl) {
+            if !self.lasts(id, ttl)? {
                 return Err(ended());
             }
             return renew(&file).map_err(|e| failed("cannot renew", &path, &e));
@@ -356,7 +373,8 @@ impl Kind for FileStore {
 
     fn release(&self, id: LeaseId, until: Until<'_>) -> Result<(), Status> {
         // From here on its keys are gone for whoever looks.
-        let _ = fs::remove_file(self.dir.join(lease_name(id)));
+        let path = self.at(lease_name(id)).inspect_err(|_| self.forget(id))?;
+        let _ = fs::remove_file(path);
         let keys = self.held.end(id);
         let _lock = self.lock(until)?;
         keys.keys().for_each(|key| self.drop_leased(key, id));

@@ -31,6 +31,7 @@ impl Drop for Handle {
 
 pub struct Stores {
     kind: String,
+    top: PathBuf,
     dir: PathBuf,
     keys: Vec<rdma_bytes>,
     values: Vec<rdma_bytes>,
@@ -53,7 +54,7 @@ impl Stores {
         let dir = std::env::temp_dir().join(format!("store-{}", std::process::id()));
         let places = (0..count).map(place).collect();
         let long = vec![7; VALUE].leak();
-        Stores { kind: kind.into(), dir, keys, values, places, long }
+        Stores { kind: kind.into(), top, dir, keys, values, places, long }
     }
 
     fn options(&self) -> rdma_store_options {
@@ -248,6 +249,6 @@ impl Front for Stores {
     }
 
     fn end(self: Box<Self>) {
-        let _ = std::fs::remove_dir_all(&self.dir);
+        let _ = std::fs::remove_dir_all(&self.top);
     }
 }
