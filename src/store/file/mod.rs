@@ -75,7 +75,9 @@ impl Drop for Locked {
 impl FileStore {
     /// Opens a directory, which is made if its parent is there.
     pub fn open(path: &Path) -> Result<FileStore, Status> {
-        let name = format!("file store '{}'", path.display());
+        let parts = [b"file store '", path.as_os_str().as_bytes(), b"'"];
+        let name = String::from_utf8(room::concat(&parts, "a path")?.into_vec())
+            .map_err(|_| Status::invalid("the path of a file store is not UTF-8"))?;
         let named = |status: Status| {
             let text = format!("{name}: {}", status.message);
             status.with_message(text)
@@ -88,10 +90,10 @@ impl FileStore {
         }
         let dir = fs::canonicalize(path)
             .map_err(|e| named(failed("cannot use the directory", path, &e)))?;
-        let store = FileStore { name: name.clone(), dir, held: Held::default() };
+        let store = FileStore { name: String::new(), dir, held: Held::default() };
         store.lock_file().map_err(named)?;
         store.sweep();
-        Ok(store)
+        Ok(FileStore { name, ..store })
     }
 
     fn lock_file(&self) -> Result<File, Status> {
@@ -223,7 +225,8 @@ impl FileStore {
         let Ok(_lock) = self.lock(Until::after(Some(Duration::ZERO), &stop)) else { return };
         let Ok(entries) = fs::read_dir(&self.dir) else { return };
         for entry in entries.flatten() {
-            let (path, name) = (entry.path(), entry.file_name());
+            let name = entry.file_name();
+            let Ok(path) = self.at(&name) else { continue };
             let name = name.to_string_lossy();
             let age = entry.metadata().and_then(|m| m.modified()).ok();
             let age = age.and_then(|at| SystemTime::now().duration_since(at).ok());

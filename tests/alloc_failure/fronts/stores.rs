@@ -51,7 +51,10 @@ impl Stores {
         let values = (0..count).map(|i| bytes(vec![i as u8; i % 50].leak())).collect();
         let place =
             |_| rdma_bytes_out { data: vec![0; 50].leak().as_mut_ptr().cast(), cap: 50, len: 0 };
-        let dir = std::env::temp_dir().join(format!("store-{}", std::process::id()));
+        // The standard library copies a path that is so long.
+        let top = std::env::temp_dir().join(format!("store-{}", std::process::id()));
+        let dir = top.join("d".repeat(250)).join("e".repeat(250));
+        std::fs::create_dir_all(dir.parent().unwrap()).unwrap();
         let places = (0..count).map(place).collect();
         let long = vec![7; VALUE].leak();
         Stores { kind: kind.into(), top, dir, keys, values, places, long }
