@@ -403,13 +403,13 @@ impl Messages {
     fn active(&mut self, ends: &mut Vec<End>) -> Option<()> {
         for late in [false, true] {
             for len in [SHORT, LONG] {
-                self.to_handler(len, late, ends)?;
+                self.handled(len, late, ends)?;
             }
         }
         Some(())
     }
 
-    fn to_handler(&mut self, len: usize, late: bool, ends: &mut Vec<End>) -> Option<()> {
+    fn handled(&mut self, len: usize, late: bool, ends: &mut Vec<End>) -> Option<()> {
         let (handled, mut request) = (HANDLED.load(Ordering::Relaxed), 0);
         LATER.store(0, Ordering::Relaxed);
         let [a, b] = self.two.mgrs;

@@ -187,7 +187,9 @@ impl Front for Unbound {
         for (who, buffer) in buffers.into_iter().enumerate().filter(|(_, buffer)| *buffer != 0) {
             // SAFETY: handles. Where nothing is under way nobody is waited for.
             let code = match went {
+                // SAFETY: a handle, and a buffer of its own.
                 Some(()) => unsafe { rdma_unbound_destroy(self.two.mgrs[who], buffer) },
+                // SAFETY: the same.
                 None => self.two.beside(who, |mgr| unsafe { rdma_unbound_destroy(mgr, buffer) }),
             };
             ends.push(("unbound_destroy", code));
