@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -99,7 +100,7 @@ impl Child<'_> {
     }
 }
 
-/// The function's own name, without path and types; nothing for a closure that is named without its function.
+/// A function's own name, without path and types.
 fn function(name: &str) -> String {
     let mut depth = 0;
     let mut plain = String::new();
@@ -112,6 +113,44 @@ fn function(name: &str) -> String {
     }
     let parts = plain.split("::").filter(|part| !part.is_empty() && !part.starts_with('{'));
     parts.last().unwrap_or_default().to_owned()
+}
+
+/// The function in whose text a line of the library is; none for what is derived. A trace names closures without their functions,
+/// and of what is inlined whatever the compiler has left: which line it is does not depend on that.
+fn function_at(file: &str, line: usize) -> Option<String> {
+    let text =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(file));
+    let text = text.unwrap_or_else(|why| panic!("{file}: {why}"));
+    let lines: Vec<&str> = text.lines().take(line).collect();
+    let indent = |line: &str| line.len() - line.trim_start().len();
+    // Further to the left than all between it and the line is what that is in.
+    let mut inner = indent(lines.last()?) + 1;
+    for line in lines.iter().rev().filter(|line| !line.trim().is_empty() && !is_rest(line)) {
+        if indent(line) >= inner {
+            continue;
+        }
+        inner = indent(line);
+        if let Some((before, after)) = line.split_once("fn ")
+            && before.split_whitespace().all(is_before_fn)
+        {
+            let end = after.find(|c: char| !c.is_alphanumeric() && c != '_');
+            return Some(after[..end.unwrap_or(after.len())].to_owned());
+        }
+    }
+    None
+}
+
+/// Whether a line goes on with what one before it begins, as far to the left.
+fn is_rest(line: &str) -> bool {
+    let line = line.trim();
+    line.starts_with([')', '}', ']', '{']) || line == "where"
+}
+
+/// What may stand before `fn`, word by word.
+fn is_before_fn(word: &str) -> bool {
+    word.starts_with("pub")
+        || word.starts_with("crate")
+        || ["unsafe", "extern", "\"C\"", "const"].contains(&word)
 }
 
 /// The innermost function of the library, or of this test, in a trace.
@@ -127,28 +166,21 @@ fn site(trace: &str) -> Option<Site> {
             continue;
         };
         let at = at.strip_prefix("./").or_else(|| at.strip_prefix(manifest)).unwrap_or(at);
-        let file = match at.split(':').next() {
-            Some(file) if file.starts_with("tests/alloc_failure") => OURS,
-            Some(file) if file.starts_with("src/") => &file[4..],
-            _ => continue,
-        };
-        // What is inlined may be named as what it is inlined into is not: then the next line has the name.
-        let of_std = ["alloc::", "core::", "std::", "<alloc::", "<core::", "<std::"];
-        let name = if of_std.iter().any(|std| name.starts_with(std)) { "" } else { name };
-        let name = function(name);
-        // The allocator itself.
-        let own = ["fails", "stack", "alloc", "alloc_zeroed", "realloc"].contains(&&*name);
-        if file == OURS && (own || name.starts_with("__rust")) {
-            continue;
-        }
-        if let Some((first, _)) = &found
-            && first != file
-        {
+        let mut at = at.split(':');
+        let (file, line) = (at.next().unwrap_or_default(), at.next().and_then(|n| n.parse().ok()));
+        if file.starts_with("tests/alloc_failure") {
+            // The allocator itself.
+            let name = function(name);
+            let own = ["fails", "stack", "alloc", "alloc_zeroed", "realloc"].contains(&&*name);
+            if own || name.starts_with("__rust") {
+                continue;
+            }
+            found = Some((OURS.to_owned(), name));
             break;
         }
-        let named = !name.is_empty();
-        found = Some((file.to_owned(), name));
-        if named {
+        if let Some(file) = file.strip_prefix("src/") {
+            let at = line.and_then(|line| function_at(file, line));
+            found = Some((file.to_owned(), at.unwrap_or_else(|| function(name))));
             break;
         }
     }
