@@ -71,6 +71,14 @@ pub fn copy(bytes: &[u8], what: &str) -> Result<Vec<u8>, Status> {
     Ok(copy)
 }
 
+/// A copy of a text.
+pub fn text(text: &str, what: &str) -> Result<String, Status> {
+    let mut copy = String::new();
+    copy.try_reserve_exact(text.len()).map_err(|_| none(text.len(), what))?;
+    copy.push_str(text);
+    Ok(copy)
+}
+
 /// All of these, however many there are.
 pub fn collect<T>(all: impl Iterator<Item = T>, what: &str) -> Result<Vec<T>, Status> {
     let mut vec = Vec::new();

@@ -34,7 +34,7 @@ pub const PLACES: &[Place] = &[
         "bootstrap/addr.rs",
         64,
         "addresses of this host and of a peer",
-        &["get_all", "reachable", "resolve", "resolve_at_once"],
+        &["get_all", "reachable", "resolve"],
     ),
     place("bootstrap/blob.rs", 256, "an exported address", &["content", "dial_order"]),
     place(
@@ -79,8 +79,7 @@ pub const PLACES: &[Place] = &[
         "bootstrap/hello.rs",
         512,
         "a handshake: its introduction",
-        // One is a closure that a trace names without its function.
-        &["", "decode", "new", "offers", "put"],
+        &["decode", "new", "offers", "put"],
     ),
     place("bootstrap/identity.rs", 256, "why a provider does not do", &["lacks"]),
     place("bootstrap/mod.rs", 256, "a handshake: who this is", &["clone"]),
@@ -237,7 +236,7 @@ pub const PLACES: &[Place] = &[
         "missing keys in the text of an error, which names 8, cut where they are long",
         &["absent", "named"],
     ),
-    place("store/names.rs", 1024, "the address of a server, \"host:port\"", &["by"]),
+    place("store/names.rs", 128, "a look-up of a server's name", &["asked"]),
     place("store/number.rs", 32, "a number as text", &["number"]),
     place("store/tcp/server.rs", 256, "a served store", &["start"]),
     place("store/tcp/session.rs", 64, "a greeting", &["on_message"]),

@@ -122,7 +122,10 @@ impl RedisStore {
         let at = match address.strip_prefix("unix:") {
             Some(path) if path.starts_with('/') => At::File(PathBuf::from(path)),
             Some(_) => return Err(bad("the path does not begin with '/'")),
-            None => At::Host(Names::new(address).map_err(|status| bad(&status.message))?),
+            None => At::Host(Names::new(address).map_err(|status| match status.code {
+                Code::ResourceExhausted => status,
+                _ => bad(&status.message),
+            })?),
         };
         let password = password.map(|p| crate::room::copy(p, "a password")).transpose()?;
         let (idle, held, ttls) = Default::default();
