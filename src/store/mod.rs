@@ -313,8 +313,9 @@ impl Store {
     /// Names the store and the key in an error that does not yet.
     fn about(&self, key: &[u8], mut status: Status) -> Status {
         if status.code != Code::Cancelled && !status.message.contains(self.name()) {
-            status.message =
-                format!("{}: key '{}': {}", self.name(), shown::key(key), status.message);
+            let (name, key) = (self.name(), shown::key(key));
+            let text = crate::room::said(format_args!("{name}: key '{key}': {}", status.message));
+            status.message = text;
         }
         status
     }
@@ -472,7 +473,9 @@ impl Store {
             Some(prefix) => format!(" under '{}'", shown::key(prefix)),
             None => String::new(),
         };
-        let text = format!("{}{inside}: {of} not there {when}: {names}", self.name());
+        let name = self.name();
+        let text = format_args!("{name}{inside}: {of} not there {when}: {names}");
+        let text = crate::room::said(text);
         let reason = if code == Code::NotFound { Reason::None } else { Reason::Deadline };
         Status::new(code, text).because(reason)
     }

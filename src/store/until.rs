@@ -114,7 +114,8 @@ pub(crate) fn patiently<T>(
             let time = begun.elapsed().as_secs_f64();
             // The last try ended by the deadline, which tells less.
             let why = earlier.unwrap_or(why).into_message();
-            let text = format!("{name} was not reached in {time:.3} s: {why}");
+            let text = format_args!("{name} was not reached in {time:.3} s: {why}");
+            let text = crate::room::said(text);
             return Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline));
         }
         earlier = Some(why);

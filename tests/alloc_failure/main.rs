@@ -76,7 +76,7 @@ fn has_failed() -> bool {
 }
 
 /// Frames that say where the allocator was called, and by which way of the library's that was called.
-const TOP: usize = 6;
+const TOP: usize = 8;
 const DEEP: usize = 24;
 
 /// The top of this thread's stack in one number, the same in each child: a trace in names takes long. And that of fewer frames.

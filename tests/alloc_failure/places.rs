@@ -148,7 +148,12 @@ pub const PLACES: &[Place] = &[
     ),
     place("fabric/tcp/mod.rs", 64, "an adapter; an endpoint", &["address", "connect", "open"]),
     place("fabric/tcp/stream.rs", 64, "an endpoint", &["new"]),
-    place("ffi/message_more.rs", 64, "a handler", &["handler"]),
+    place(
+        "ffi/message_more.rs",
+        64,
+        "a handler; who is told of room",
+        &["handler", "rdma_msg_on_room"],
+    ),
     place("ffi/object.rs", 128, "a handle of a store or a mesh", &["make"]),
     place(
         "ffi/store.rs",
@@ -197,6 +202,7 @@ pub const PLACES: &[Place] = &[
     place("observe/mod.rs", 2048, "counters of a peer", &["new", "peer"]),
     place("os/environment.rs", 4096, "a variable of the environment", &["variable"]),
     place("os/mod.rs", 256, "a new thread", &["spawn", "spawn_by", "spawn_small"]),
+    place("room.rs", 256, "the text of an error of the system", &["said"]),
     place("status.rs", 64, "the text of an error", &["clone", "new"]),
     place(
         "store/file/mod.rs",

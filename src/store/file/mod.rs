@@ -81,7 +81,7 @@ impl FileStore {
         let name = String::from_utf8(room::concat(&parts, "a path")?.into_vec())
             .map_err(|_| Status::invalid("the path of a file store is not UTF-8"))?;
         let named = |status: Status| {
-            let text = format!("{name}: {}", status.message);
+            let text = room::said(format_args!("{name}: {}", status.message));
             status.with_message(text)
         };
         match fs::DirBuilder::new().mode(0o700).create(path) {
@@ -126,7 +126,9 @@ impl FileStore {
             }
             until.stop.check()?;
             if until.is_over() {
-                let text = format!("another writer held '{}' locked", self.at(LOCK)?.display());
+                let path = self.at(LOCK)?;
+                let text =
+                    room::said(format_args!("another writer held '{}' locked", path.display()));
                 return Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline));
             }
             until.sleep(pause)?;
@@ -207,7 +209,8 @@ impl FileStore {
     fn ttl_of(&self, id: LeaseId) -> Result<u64, Status> {
         let path = self.at(lease_name(id))?;
         let (_, ttl) = open_lease(&path)?.ok_or_else(ended)?;
-        ttl.ok_or_else(|| Status::invalid(format!("'{}' is damaged", path.display())))
+        let text = || room::said(format_args!("'{}' is damaged", path.display()));
+        ttl.ok_or_else(|| Status::invalid(text()))
     }
 
     /// Deletes a key if it is under this lease.

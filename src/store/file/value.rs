@@ -53,7 +53,7 @@ pub fn file_name(key: &[u8]) -> OsString {
 
 /// A failed call that needs the path in its text.
 pub fn failed(what: &str, path: &Path, error: &io::Error) -> Status {
-    Status::os(format!("{what} '{}'", path.display()), error)
+    Status::os(format_args!("{what} '{}'", path.display()), error)
 }
 
 /// What a value's file holds.
@@ -110,7 +110,8 @@ pub fn open_lease(path: &Path) -> Result<Option<(File, Option<u64>)>, Status> {
 }
 
 fn strange(path: &Path, what: &str) -> Status {
-    let text = format!("'{}' is {what}: nothing that this library wrote", path.display());
+    let path = path.display();
+    let text = room::said(format_args!("'{path}' is {what}: nothing that this library wrote"));
     Status::new(Code::DataLoss, text)
 }
 

@@ -18,6 +18,7 @@ use super::names::Names;
 use super::{Compared, Failed, Kind, LeaseId, Until, patiently};
 use crate::bootstrap::auth::{Keys, TAG};
 use crate::limits::{STORE_CALL, STORE_REPLY};
+use crate::room::Grows;
 use crate::status::{Code, Reason, Status};
 pub use session::fuzz_store;
 use wire::{MAX_FIRST, MAX_MESSAGE, Reply, Request, kind};
@@ -187,7 +188,7 @@ impl Client {
             match with(&mut |request| connection.ask(request, asked, until)) {
                 Ok(reply) => {
                     let mut idle = self.idle.lock();
-                    if idle.len() < IDLE {
+                    if idle.len() < IDLE && idle.fits(1) {
                         idle.push(connection);
                     }
                     Ok(reply)
