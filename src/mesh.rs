@@ -22,7 +22,7 @@ use crate::room;
 use crate::shown;
 use crate::status::{Code, Reason, Status};
 use crate::store::lease::MIN_TTL;
-use crate::store::{Patience, Store, named};
+use crate::store::{Patience, Store, named, slices};
 use crate::wire::{Reader, Writer};
 
 /// How long what ranks tell each other is kept after they have met.
@@ -68,15 +68,15 @@ pub struct Mesh {
 }
 
 /// A rank's value.
-fn encode(rank: usize, size: usize, blob: &[u8]) -> Vec<u8> {
-    let mut value = Vec::with_capacity(blob.len() + 18);
+fn encode(rank: usize, size: usize, blob: &[u8]) -> Result<Vec<u8>, Status> {
+    let mut value = room::vec(blob.len() + 18, "a rank's value")?;
     Writer::new(&mut value)
         .bytes(&MAGIC)
         .u16(VERSION)
         .u32(rank as u32)
         .u32(size as u32)
         .bytes(blob);
-    value
+    Ok(value)
 }
 
 /// Takes a stranger's value apart.
@@ -133,7 +133,7 @@ impl<'a> Meeting<'a> {
         // What would be refused stays so.
         let ttl = if keep < MIN_TTL { keep } else { keep.max(LEAST) };
         let (begun, lent) = (Instant::now(), store.lent(ttl, patience)?);
-        let value = encode(rank, size, blob);
+        let value = encode(rank, size, blob)?;
         Ok(Meeting { rank, size, value, life, store, lent, begun, limit })
     }
 
@@ -203,8 +203,8 @@ impl<'a> Meeting<'a> {
         }
     }
 
-    fn rank_keys(&self, session: &Life) -> Vec<Vec<u8>> {
-        (0..self.size).map(|rank| key(session, &rank.to_string())).collect()
+    fn rank_keys(&self, session: &Life) -> Result<Vec<Vec<u8>>, Status> {
+        room::collect((0..self.size).map(|rank| key(session, &rank.to_string())), "ranks")
     }
 
     /// The addresses of all ranks. `alive` is asked now and then whether to go on.
@@ -217,8 +217,8 @@ impl<'a> Meeting<'a> {
 
     fn lead(&self, alive: &dyn Fn() -> Result<(), Status>) -> Result<Vec<AddressBlob>, Status> {
         let session = self.life;
-        let keys = self.rank_keys(&session);
-        let keys: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
+        let keys = self.rank_keys(&session)?;
+        let keys = slices(&keys)?;
         let mut begun = false;
         let round = || {
             match self.find(SESSION)? {
@@ -240,7 +240,7 @@ impl<'a> Meeting<'a> {
                 return Ok(None);
             }
             let blobs = self.read(&keys)?;
-            let lives: Vec<Life> = blobs.iter().map(|blob| blob.incarnation).collect();
+            let lives = room::collect(blobs.iter().map(|blob| blob.incarnation), "ranks")?;
             self.set(&key(&session, "all"), lives.as_flattened())?;
             Ok(Some(blobs))
         };
@@ -250,9 +250,10 @@ impl<'a> Meeting<'a> {
 
     /// Removes what an earlier session of as many ranks has left.
     fn clear(&self, session: &Life) -> Result<(), Status> {
-        let mut keys = self.rank_keys(session);
+        let mut keys = self.rank_keys(session)?;
+        room::grow(&mut keys, 1, "ranks")?;
         keys.push(key(session, "all"));
-        let keys: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
+        let keys = slices(&keys)?;
         match self.lent.delete(&keys, self.look()) {
             Err(status) if status.code == Code::Unimplemented => Ok(()),
             done => done.map(drop),
@@ -290,8 +291,8 @@ impl<'a> Meeting<'a> {
         };
         let late = || {
             let Some(session) = self.session()? else { return Ok(self.missing(&[0])) };
-            let keys = self.rank_keys(&session);
-            let keys: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
+            let keys = self.rank_keys(&session)?;
+            let keys = slices(&keys)?;
             let missing = self.store.wait_for(&keys, self.look())?;
             // If all are there, and rank 0 has not seen us, then it is of an earlier job, or gone.
             Ok(self.missing(if missing.is_empty() { &[0] } else { &missing }))
@@ -324,8 +325,8 @@ impl<'a> Meeting<'a> {
             self.store.until(Patience::For(self.slice(PAUSE))).sleep(PAUSE)?;
             return Ok(None);
         }
-        let keys = self.rank_keys(session);
-        let keys: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
+        let keys = self.rank_keys(session)?;
+        let keys = slices(&keys)?;
         let blobs = self.read(&keys)?;
         let same = blobs.iter().map(|blob| &blob.incarnation).eq(lives);
         Ok(Some(blobs).filter(|_| same))
@@ -333,9 +334,13 @@ impl<'a> Meeting<'a> {
 
     fn read(&self, keys: &[&[u8]]) -> Result<Vec<AddressBlob>, Status> {
         let values = self.store.get(keys, Patience::For(self.slice(ANSWER)))?;
-        let each = values.iter().enumerate().map(|(rank, value)| decode(value, rank, self.size));
-        let blobs = each.collect::<Result<Vec<_>, _>>()?;
+        let mut blobs = Vec::new();
+        room::grow(&mut blobs, values.len(), "ranks")?;
+        for (rank, value) in values.iter().enumerate() {
+            blobs.push(decode(value, rank, self.size)?);
+        }
         let mut names = HashMap::new();
+        room::grow(&mut names, blobs.len(), "ranks")?;
         for (rank, blob) in blobs.iter().enumerate() {
             if let Some(other) = names.insert(&blob.name, rank) {
                 let text = format!(
@@ -372,6 +377,7 @@ impl Mesh {
             Mesh { parties: Vec::new(), ranks: HashMap::new(), peers: Vec::new(), below: rank };
         room::grow(&mut mesh.parties, blobs.len(), "ranks")?;
         room::grow(&mut mesh.ranks, blobs.len(), "ranks")?;
+        room::grow(&mut mesh.peers, blobs.len(), "ranks")?;
         for (r, blob) in blobs.iter().enumerate() {
             let party = if r == rank {
                 Party::OWN

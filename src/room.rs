@@ -1,6 +1,7 @@
 //! Memory by sizes that a peer or the application chose: it may lack, which is an answer and no abort.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt::{self, Write};
 use std::hash::{BuildHasher, Hash};
 
 use crate::status::{Code, Status};
@@ -69,6 +70,44 @@ pub fn copy(bytes: &[u8], what: &str) -> Result<Vec<u8>, Status> {
     let mut copy = vec(bytes.len(), what)?;
     copy.extend_from_slice(bytes);
     Ok(copy)
+}
+
+/// A copy of a text.
+pub fn text(text: &str, what: &str) -> Result<String, Status> {
+    let mut copy = String::new();
+    copy.try_reserve_exact(text.len()).map_err(|_| none(text.len(), what))?;
+    copy.push_str(text);
+    Ok(copy)
+}
+
+/// A text with a path of the application's in it, or another part as long: where there is no memory for all of it, as much of
+/// its beginning as there is.
+pub fn said(args: fmt::Arguments<'_>) -> String {
+    struct Said(String);
+    impl Write for Said {
+        fn write_str(&mut self, part: &str) -> fmt::Result {
+            self.0.try_reserve(part.len()).map_err(|_| fmt::Error)?;
+            self.0.push_str(part);
+            Ok(())
+        }
+    }
+    let mut said = Said(String::new());
+    // What does not fit is missing.
+    let _ = said.write_fmt(args);
+    said.0
+}
+
+/// All of these, however many there are.
+pub fn collect<T>(all: impl Iterator<Item = T>, what: &str) -> Result<Vec<T>, Status> {
+    let mut vec = Vec::new();
+    grow(&mut vec, all.size_hint().0, what)?;
+    for one in all {
+        if vec.len() == vec.capacity() {
+            grow(&mut vec, 1, what)?;
+        }
+        vec.push(one);
+    }
+    Ok(vec)
 }
 
 /// A copy of several parts in a row.

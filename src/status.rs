@@ -185,7 +185,7 @@ impl Status {
                 _ => Code::Unavailable,
             },
         };
-        Status::new(code, format!("{what}: {err}"))
+        Status::new(code, crate::room::said(format_args!("{what}: {err}")))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
 
+use crate::room;
 use crate::status::{Code, Status};
 use crate::wire::{Reader, Truncated, Writer};
 
@@ -23,6 +24,7 @@ pub fn resolve(text: &str) -> Result<Vec<SocketAddr>, Status> {
     let mut addrs: Vec<SocketAddr> = Vec::new();
     for addr in found.take(MAX_ADDRESSES) {
         if !addrs.contains(&addr) {
+            room::grow(&mut addrs, 1, "addresses")?;
             addrs.push(addr);
         }
     }
@@ -39,13 +41,17 @@ pub fn resolve(text: &str) -> Result<Vec<SocketAddr>, Status> {
 pub(crate) fn resolve_at_once(text: &str) -> Result<Option<Vec<SocketAddr>>, Status> {
     let (host, port) = split(text)?;
     if let Ok(ip) = host.parse::<IpAddr>() {
-        return Ok(Some(vec![SocketAddr::new(ip, port)]));
+        return listed(&[ip], port);
     }
     if host.eq_ignore_ascii_case("localhost") {
         let ips = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
-        return Ok(Some(ips.map(|ip| SocketAddr::new(ip, port)).to_vec()));
+        return listed(&ips, port);
     }
     Ok(None)
+}
+
+fn listed(ips: &[IpAddr], port: u16) -> Result<Option<Vec<SocketAddr>>, Status> {
+    room::collect(ips.iter().map(|ip| SocketAddr::new(*ip, port)), "addresses").map(Some)
 }
 
 /// Host and port, 0 where there is none.

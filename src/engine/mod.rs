@@ -225,6 +225,7 @@ impl Engine {
             + self.responses.len()
             + self.table.tensors()
             + self.messages.len()
+            + self.messages.rooms()
             + self.pairs.load()
             + 5;
         let told = self.source.is_none() || self.told.fits(self.responses.len() + 1);

@@ -82,7 +82,11 @@ pub(super) fn record(function: &str, status: &Status) {
     let _ = LAST.try_with(|last| {
         let mut last = last.borrow_mut();
         last.clear();
-        let _ = write!(last, "{function}: {}", crate::shown::for_c(&status.message));
+        let text = crate::shown::for_c(&status.message);
+        // A text may have a path of the application's in it. Where there is no memory for it there is none.
+        if last.try_reserve(function.len() + 2 + text.len()).is_ok() {
+            let _ = write!(last, "{function}: {text}");
+        }
     });
 }
 

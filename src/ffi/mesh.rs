@@ -1,6 +1,7 @@
 //! Ranks: managers that find each other through a store.
 
 use std::collections::VecDeque;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -30,6 +31,7 @@ static MESHES: Type<Mesh> = Type {
     made: "rdma_mesh_connect",
     ended: "rdma_mesh_destroy",
     dead: Mutex::new(VecDeque::new()),
+    count: AtomicUsize::new(0),
 };
 
 /// Fills in the defaults. `struct_size` is sizeof(rdma_mesh_options_t). Threads: any.
@@ -106,7 +108,7 @@ pub unsafe extern "C" fn rdma_mesh_connect(
             if o.full != 0 {
                 manager.connect_all(&mesh.peers, mesh.below, left)?;
             }
-            out.write(MESHES.make(mesh).cast());
+            out.write(MESHES.make(mesh)?.cast());
         }
         Ok(())
     })

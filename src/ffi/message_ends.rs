@@ -1,6 +1,7 @@
 //! The ends of tagged messages: test and wait.
 
 use std::cell::RefCell;
+use std::ffi::CStr;
 
 use super::args::{limit, not_null};
 use super::error::guard_on;
@@ -10,7 +11,11 @@ use super::sized::Out;
 use super::types::*;
 use crate::engine::front::message::{Beside, MessageEnd};
 use crate::manager::{Collect, TakeEnd};
+use crate::room::Grows;
 use crate::status::Status;
+
+/// Text of a status for whose own there is no room, or for what came with a message.
+const NO_MEMORY: &CStr = c"no memory for what came with the end of a message";
 
 /// Most requests of one call.
 const MAX_REQUESTS: usize = 1 << 20;
@@ -59,13 +64,21 @@ fn keep(end: MessageEnd) -> rdma_msg_status_t {
     let _ = KEPT.try_with(|kept| {
         let mut kept = kept.borrow_mut();
         if let Err(why) = &end.result {
-            let text = text_to_c(&why.message);
-            status.text = text.as_ptr().cast();
-            kept.texts.push(text);
+            status.text = NO_MEMORY.as_ptr();
+            if kept.texts.fits(1) {
+                let text = text_to_c(&why.message);
+                status.text = text.as_ptr().cast();
+                kept.texts.push(text);
+            }
         }
         if let Some(beside) = end.extra.or_else(|| Beside::of_short(&end.short)) {
-            show(&mut status, &beside);
-            kept.beside.push(beside);
+            if kept.beside.fits(1) {
+                show(&mut status, &beside);
+                kept.beside.push(beside);
+            } else if status.code == RDMA_OK {
+                // What came beside the content is lost, which is told.
+                (status.code, status.text) = (RDMA_RESOURCE_EXHAUSTED, NO_MEMORY.as_ptr());
+            }
         }
     });
     status

@@ -127,8 +127,8 @@ pub unsafe extern "C" fn rdma_msg_send_init(
             let prepared = Prepared::Send {
                 to,
                 envelope: Envelope { comm, tag },
-                user: user(&options)?.to_vec(),
-                lens: lens(&at).to_vec(),
+                user: crate::room::copy(user(&options)?, "a header")?,
+                lens: crate::room::collect(lens(&at)?.into_iter(), "parts")?,
                 at,
                 mode: mode(&options)?,
                 buffered: options.mode == RDMA_MSG_BUFFERED,

@@ -120,9 +120,12 @@ fn strided(layout: &rdma_msg_layout) -> Result<Layout, Status> {
 }
 
 /// Lengths of the parts that go out of these pieces, as they travel.
-pub(super) fn lens(place: &Where) -> SmallVec<[[u8; 8]; 4]> {
-    let lens = place.layout().map(|layout| layout.lens().map(u64::to_le_bytes).collect());
-    lens.unwrap_or_default()
+pub(super) fn lens(place: &Where) -> Result<SmallVec<[[u8; 8]; 4]>, Status> {
+    let mut lens = SmallVec::new();
+    let Some(layout) = place.layout() else { return Ok(lens) };
+    crate::room::grow(&mut lens, layout.lens().count(), "parts")?;
+    lens.extend(layout.lens().map(u64::to_le_bytes));
+    Ok(lens)
 }
 
 /// The header of a message.

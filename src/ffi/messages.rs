@@ -222,7 +222,7 @@ pub(super) unsafe fn isend(
     thread: Thread,
 ) -> Result<(), Status> {
     if place.layout().is_some_and(|layout| layout.is_slots()) {
-        let lens = lens(&place);
+        let lens = lens(&place)?;
         // SAFETY: by this function's contract.
         return unsafe {
             isend_parts(mgr, (to, envelope, active), &lens, place, options, out_request, thread)
@@ -434,7 +434,7 @@ pub unsafe extern "C" fn rdma_msg_send(
             let options = sized::read_or_defaults("options", options)?;
             let (to, place) = (whom(peer)?, place(data, len, &options)?);
             let timeout = timeout("options.timeout_ms", options.timeout_ms)?;
-            let lens = lens(&place);
+            let lens = lens(&place)?;
             let (extra, mode) = (
                 Extra { user: user(&options)?, parts: &lens, active: false, first: None },
                 mode(&options)?,

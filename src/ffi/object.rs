@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use parking_lot::{MappedRwLockReadGuard, Mutex, RwLock, RwLockReadGuard};
 
@@ -25,7 +25,9 @@ pub(super) struct Type<T: 'static> {
     /// Where such handles come from, and the function that ends them.
     pub made: &'static str,
     pub ended: &'static str,
+    /// Those that have ended; there is room for all that were made, so that to end one takes no memory.
     pub dead: Mutex<VecDeque<&'static Object<T>>>,
+    pub count: AtomicUsize,
 }
 
 /// What is behind a handle.
@@ -39,10 +41,16 @@ pub(super) struct Object<T: 'static> {
 
 impl<T> Type<T> {
     /// Makes a handle.
-    pub(super) fn make(&'static self, inner: T) -> *mut Object<T> {
+    pub(super) fn make(&'static self, inner: T) -> Result<*mut Object<T>, Status> {
         watch_forks();
         let mut dead = self.dead.lock();
         let reused = if dead.len() > QUARANTINE { dead.pop_front() } else { None };
+        if reused.is_none() {
+            let count = self.count.load(Ordering::Relaxed) + 1;
+            let more = count.saturating_sub(dead.len());
+            crate::room::grow(&mut *dead, more, "handles")?;
+            self.count.store(count, Ordering::Relaxed);
+        }
         drop(dead);
         let object: &'static Object<T> = reused.unwrap_or_else(|| {
             Box::leak(Box::new(Object {
@@ -55,7 +63,7 @@ impl<T> Type<T> {
         object.pid.store(PROCESS.load(Ordering::Relaxed), Ordering::Relaxed);
         *object.inner.write() = Some(inner);
         object.closing.store(false, Ordering::Release);
-        std::ptr::from_ref(object).cast_mut()
+        Ok(std::ptr::from_ref(object).cast_mut())
     }
 
     /// # Safety

@@ -83,11 +83,14 @@ fn run_event([told, userdata]: Words, buffer: u64, event: &BufferEvent) {
         BufferEvent::Broken(status) => (RDMA_BUFFER_BROKEN, Some(status)),
     };
     let text = error.map(|s| {
-        let mut text = crate::shown::for_c(&s.message).into_owned().into_bytes();
-        text.push(0);
-        text
+        let text = crate::shown::for_c(&s.message);
+        crate::room::concat(&[text.as_bytes(), &[0]], "a text")
     });
-    let message = text.as_ref().map_or(c"".as_ptr(), |text| text.as_ptr().cast());
+    let message = match &text {
+        Some(Ok(text)) => text.as_ptr().cast(),
+        Some(Err(_)) => c"no memory for the text of an error".as_ptr(),
+        None => c"".as_ptr(),
+    };
     let code = error.map_or(RDMA_OK, |s| s.code as i32);
     // SAFETY: the application's function, with the arguments that the header promises.
     unsafe { told(buffer, event, code, message, userdata as *mut c_void) };

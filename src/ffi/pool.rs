@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use parking_lot::Mutex;
 
@@ -28,6 +29,7 @@ static POOLS: Type<Arc<Pool>> = Type {
     made: "rdma_pool_create",
     ended: "rdma_pool_destroy",
     dead: Mutex::new(VecDeque::new()),
+    count: AtomicUsize::new(0),
 };
 
 /// The pool of a manager's options, if there is one.
@@ -61,7 +63,7 @@ pub unsafe extern "C" fn rdma_pool_create(
         not_null("out", out)?;
         let pool = Pool::new(if max_bytes == 0 { physical_memory() } else { max_bytes });
         // SAFETY: not NULL, and the caller's to write.
-        unsafe { out.write(POOLS.make(Arc::new(pool)).cast()) };
+        unsafe { out.write(POOLS.make(Arc::new(pool))?.cast()) };
         Ok(())
     })
 }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -37,6 +38,7 @@ static STORES: Type<Store> = Type {
     made: "rdma_store_memory, rdma_store_file, ...",
     ended: "rdma_store_destroy",
     dead: Mutex::new(VecDeque::new()),
+    count: AtomicUsize::new(0),
 };
 
 /// The store behind the application's pointer, for the length of a call.
@@ -52,9 +54,11 @@ pub(super) unsafe fn borrow(store: *const rdma_store_t) -> Result<Borrowed<Store
 ///
 /// # Safety
 /// `out` may be written.
-unsafe fn hand_out(store: Store, out: *mut *mut rdma_store_t) {
+unsafe fn hand_out(store: Store, out: *mut *mut rdma_store_t) -> Result<(), Status> {
+    let store = STORES.make(store)?;
     // SAFETY: by this function's contract.
-    unsafe { out.write(STORES.make(store).cast()) };
+    unsafe { out.write(store.cast()) };
+    Ok(())
 }
 
 struct Options<'a> {
@@ -119,9 +123,8 @@ pub unsafe extern "C" fn rdma_store_memory(
         // SAFETY: the caller's arguments, as the header demands.
         unsafe {
             let o = self::options(options)?;
-            hand_out(Store::new(Arc::new(Memory::new()), o.timeout)?, out);
+            hand_out(Store::new(Arc::new(Memory::new()), o.timeout)?, out)
         }
-        Ok(())
     })
 }
 
@@ -147,9 +150,8 @@ pub unsafe extern "C" fn rdma_store_file(
         unsafe {
             let o = self::options(options)?;
             let kind = FileStore::open(text("path", path, MAX_PATH_LEN)?.as_ref())?;
-            hand_out(Store::new(Arc::new(kind), o.timeout)?, out);
+            hand_out(Store::new(Arc::new(kind), o.timeout)?, out)
         }
-        Ok(())
     })
 }
 
@@ -183,9 +185,8 @@ pub unsafe extern "C" fn rdma_store_tcp_serve(
             let to = TextOut::optional("bound", bound, cap, out_len)?;
             let kind = tcp::server::Server::new(address, o.secret, o.allow_remote)?;
             to.write_if_wanted(&kind.bound().to_string())?;
-            hand_out(Store::new(Arc::new(kind), o.timeout)?, out);
+            hand_out(Store::new(Arc::new(kind), o.timeout)?, out)
         }
-        Ok(())
     })
 }
 
@@ -210,9 +211,8 @@ pub unsafe extern "C" fn rdma_store_tcp(
         unsafe {
             let o = self::options(options)?;
             let kind = tcp::Client::new(text("address", address, MAX_LISTEN_LEN)?, o.secret)?;
-            hand_out(Store::new(Arc::new(kind), o.timeout)?, out);
+            hand_out(Store::new(Arc::new(kind), o.timeout)?, out)
         }
-        Ok(())
     })
 }
 
@@ -237,9 +237,8 @@ pub unsafe extern "C" fn rdma_store_redis(
         unsafe {
             let o = self::options(options)?;
             let kind = store::in_redis(text("address", address, MAX_LISTEN_LEN)?, o.secret)?;
-            hand_out(Store::new(kind, o.timeout)?, out);
+            hand_out(Store::new(kind, o.timeout)?, out)
         }
-        Ok(())
     })
 }
 
@@ -265,9 +264,8 @@ pub unsafe extern "C" fn rdma_store_custom(
             let o = self::options(options)?;
             let ops = Ops::new(sized::read("ops", ops)?, userdata)?;
             let kind: Arc<dyn Kind> = Arc::new(Foreign::new(Box::new(ops)));
-            hand_out(Store::new(kind, o.timeout)?, out);
+            hand_out(Store::new(kind, o.timeout)?, out)
         }
-        Ok(())
     })
 }
 
@@ -292,9 +290,8 @@ pub unsafe extern "C" fn rdma_store_prefix(
         // SAFETY: the caller's arguments, as the header demands.
         unsafe {
             let prefix = bytes("prefix", prefix, prefix_len, 1, STORE_KEY)?;
-            hand_out(borrow(store)?.prefix(prefix)?, out);
+            hand_out(borrow(store)?.prefix(prefix)?, out)
         }
-        Ok(())
     })
 }
 
@@ -324,10 +321,7 @@ pub unsafe extern "C" fn rdma_store_lease(
     guard("rdma_store_lease", || {
         not_null("out", out)?;
         // SAFETY: the caller's arguments, as the header demands.
-        unsafe {
-            hand_out(borrow(store)?.leased(time("ttl_ms", ttl_ms, "100 to 86400000")?)?, out)
-        };
-        Ok(())
+        unsafe { hand_out(borrow(store)?.leased(time("ttl_ms", ttl_ms, "100 to 86400000")?)?, out) }
     })
 }
 

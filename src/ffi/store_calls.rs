@@ -113,7 +113,7 @@ pub unsafe extern "C" fn rdma_store_multi_set(
             let keys = self::keys(keys, count)?;
             (borrow(store)?, keys, list("values", values, count, 0, STORE_VALUE)?)
         };
-        let items: Vec<(&[u8], &[u8])> = keys.into_iter().zip(values).collect();
+        let items = crate::room::collect(keys.into_iter().zip(values), "keys")?;
         store.set(&items, patience(timeout_ms)?)
     })
 }

@@ -105,7 +105,10 @@ impl Runtime for Ops {
 
     fn wait(&self, keys: &[&[u8]], time: Duration) -> Option<Result<bool, Status>> {
         let wait = self.ops.wait?;
-        let keys: Vec<rdma_bytes> = keys.iter().map(|key| bytes(key)).collect();
+        let keys = match crate::room::collect(keys.iter().map(|key| bytes(key)), "keys") {
+            Ok(keys) => keys,
+            Err(status) => return Some(Err(status)),
+        };
         // SAFETY: as above; the keys live through the call.
         let code = unsafe { wait(keys.as_ptr(), keys.len(), ms(time), self.userdata.0) };
         Some(match code {

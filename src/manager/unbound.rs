@@ -142,7 +142,7 @@ fn told([manager, place]: Words, end: &MessageEnd) {
     let manager = unsafe { &*(manager as *const Manager) };
     let mut core = manager.core.lock();
     if let Some((_, unbound)) = core.unbound.all.occupant_mut(place) {
-        unbound.side(way).end(number, end.clone());
+        unbound.side(way).end(number, end.again());
     }
 }
 

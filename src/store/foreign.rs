@@ -94,6 +94,7 @@ impl Kind for Foreign {
         let mut missing = Vec::new();
         for (i, key) in keys.iter().enumerate() {
             if !self.is_there(key, until)? {
+                crate::room::grow(&mut missing, 1, "keys")?;
                 missing.push(i);
             }
         }

@@ -109,10 +109,11 @@ impl Lease {
             return Err(Status::invalid(text));
         }
         let id = u128::from_le_bytes(crate::bootstrap::random_id()?);
-        let begun = Instant::now();
-        kind.lease(id, ttl, until)?;
+        let (begun, stop) = (Instant::now(), Stop::new()?);
+        // One that has not begun, as far as is known, nobody will end.
+        kind.lease(id, ttl, until).inspect_err(|_| kind.forget(id))?;
         let renewed = Mutex::new(Some(begun));
-        let shared = Arc::new(Shared { kind, id, ttl, renewed, stop: Stop::new()? });
+        let shared = Arc::new(Shared { kind, id, ttl, renewed, stop });
         let lease = Lease { shared: shared.clone(), thread: Mutex::new(None) };
         if thread {
             let thread = super::spawn("rdma-lease", move || shared.renew_until_stopped())
@@ -170,14 +171,18 @@ struct Keys {
 
 impl Held {
     /// A lease begins, or goes on.
-    pub fn begin(&self, id: LeaseId) {
-        self.0.lock().leases.entry(id).or_default();
+    pub fn begin(&self, id: LeaseId) -> Result<(), Status> {
+        let leases = &mut self.0.lock().leases;
+        crate::room::grow(leases, 1, "leases")?;
+        leases.entry(id).or_default();
+        Ok(())
     }
 
     /// These keys are about to be written under this lease, or have just been.
     pub fn add<'a>(&self, id: LeaseId, keys: impl Iterator<Item = &'a [u8]>) -> Result<(), Status> {
         let Keys { writes, leases } = &mut *self.0.lock();
         *writes += 1;
+        crate::room::grow(leases, 1, "leases")?;
         let held = leases.entry(id).or_default();
         for key in keys {
             crate::room::grow(held, 1, "keys of a lease")?;
@@ -210,9 +215,15 @@ impl Held {
     }
 
     /// The keys of a lease.
-    pub fn keys(&self, id: LeaseId) -> Vec<Box<[u8]>> {
+    pub fn keys(&self, id: LeaseId) -> Result<Vec<Box<[u8]>>, Status> {
         let all = self.0.lock();
-        all.leases.get(&id).map_or_else(Vec::new, |keys| keys.keys().cloned().collect())
+        let mut copies = Vec::new();
+        let Some(keys) = all.leases.get(&id) else { return Ok(copies) };
+        crate::room::grow(&mut copies, keys.len(), "keys of a lease")?;
+        for key in keys.keys() {
+            copies.push(crate::room::key(key)?);
+        }
+        Ok(copies)
     }
 
     /// How many leases there are.
@@ -222,9 +233,8 @@ impl Held {
     }
 
     /// A lease has ended; its keys.
-    pub fn end(&self, id: LeaseId) -> Vec<Box<[u8]>> {
-        let ended = self.0.lock().leases.remove(&id);
-        ended.map_or_else(Vec::new, |keys| keys.into_keys().collect())
+    pub fn end(&self, id: LeaseId) -> HashMap<Box<[u8]>, u64> {
+        self.0.lock().leases.remove(&id).unwrap_or_default()
     }
 }
 
@@ -241,10 +251,10 @@ mod tests {
         let before = held.writes();
         held.add(1, key()).unwrap();
         held.part(key(), None, before);
-        assert_eq!(held.keys(1).len(), 1);
+        assert_eq!(held.keys(1).unwrap().len(), 1);
         held.part(key(), Some(1), held.writes());
-        assert_eq!(held.keys(1).len(), 1);
+        assert_eq!(held.keys(1).unwrap().len(), 1);
         held.part(key(), Some(2), held.writes());
-        assert!(held.keys(1).is_empty());
+        assert!(held.keys(1).unwrap().is_empty());
     }
 }

@@ -90,22 +90,24 @@ impl Table {
             );
             return Err(Status::new(Code::ResourceExhausted, text));
         }
-        let bytes_of_value = room::copy(value, "a value")?;
+        let new = Value { bytes: room::copy(value, "a value")?, lease };
         room::grow(&mut self.values, 1, "keys")?;
+        let own = if old == 0 { Some(room::key(key)?) } else { None };
         if let Some(id) = lease {
             let term = self.leases.get_mut(&id).ok_or_else(ended)?;
             room::grow(&mut term.keys, 1, "keys of a lease")?;
             term.keys.insert(room::key(key)?);
         }
-        let new = Value { bytes: bytes_of_value, lease };
-        match self.values.get_mut(key) {
-            Some(there) => {
+        // From here on nothing fails: a lease that knew a key which was not written under it would take somebody else's with it.
+        match (own, self.values.get_mut(key)) {
+            (Some(own), _) => drop(self.values.insert(own, new)),
+            (None, Some(there)) => {
                 let before = std::mem::replace(there, new);
                 if before.lease != lease {
                     self.part(key, before.lease);
                 }
             }
-            None => drop(self.values.insert(room::key(key)?, new)),
+            (None, None) => {}
         }
         self.bytes = bytes;
         self.came += 1;
@@ -222,9 +224,9 @@ impl Kind for Memory {
     }
 
     fn missing(&self, keys: &[&[u8]], _until: Until<'_>) -> Result<Vec<usize>, Status> {
-        Ok(self.with(|table| {
-            (0..keys.len()).filter(|&i| !table.values.contains_key(keys[i])).collect()
-        }))
+        self.with(|table| {
+            room::collect((0..keys.len()).filter(|&i| !table.values.contains_key(keys[i])), "keys")
+        })
     }
 
     fn wait(&self, keys: &[&[u8]], until: Until<'_>) -> Result<Vec<usize>, Status> {
@@ -239,7 +241,7 @@ impl Kind for Memory {
             }
             if until.is_over() {
                 let missing = |i: &usize| !table.values.contains_key(keys[*i]);
-                return Ok((at..keys.len()).filter(missing).collect());
+                return room::collect((at..keys.len()).filter(missing), "keys");
             }
             match until.deadline {
                 Some(deadline) => drop(self.changed.wait_until(&mut table, deadline)),

@@ -94,6 +94,11 @@ pub struct Store {
     timeout: Duration,
 }
 
+/// Keys as kinds are given them.
+pub(crate) fn slices(keys: &[impl AsRef<[u8]>]) -> Result<Vec<&[u8]>, Status> {
+    crate::room::collect(keys.iter().map(AsRef::as_ref), "keys")
+}
+
 fn too_long(name: &str, what: &str, len: usize, most: usize) -> Status {
     Status::invalid(format!("{name}: a {what} of {len} bytes, allowed are at most {most}"))
 }
@@ -108,7 +113,7 @@ impl Store {
     fn view(&self) -> Result<Store, Status> {
         Ok(Store {
             kind: self.kind.clone(),
-            prefix: self.prefix.clone(),
+            prefix: crate::room::concat(&[&self.prefix], "a prefix")?,
             lease: self.lease.clone(),
             stop: Arc::new(Stop::new()?),
             timeout: self.timeout,
@@ -134,14 +139,15 @@ impl Store {
 
     /// A view whose writes last as long as it is renewed, which a thread does until the view ends.
     pub fn leased(&self, ttl: Duration) -> Result<Store, Status> {
-        let until = self.until(Patience::Default);
+        let (view, until) = (self.view()?, self.until(Patience::Default));
         let lease = Lease::begin(self.kind.clone(), ttl, true, until)?;
-        Ok(Store { lease: Some(Arc::new(lease)), ..self.view()? })
+        Ok(Store { lease: Some(Arc::new(lease)), ..view })
     }
 
     /// A view whose writes last for `ttl` after the last [`Store::renew`], and which ends with this one. Where this one is
     /// leased it has that lease; where the kind has no leases they last.
     pub(crate) fn lent(&self, ttl: Duration, patience: Patience) -> Result<Store, Status> {
+        let prefix = crate::room::concat(&[&self.prefix], "a prefix")?;
         let lease = match &self.lease {
             Some(lease) => Some(lease.clone()),
             None => {
@@ -153,8 +159,8 @@ impl Store {
                 }
             }
         };
-        let (kind, prefix) = (self.kind.clone(), self.prefix.clone());
-        Ok(Store { kind, prefix, lease, stop: self.stop.clone(), timeout: self.timeout })
+        let (kind, stop) = (self.kind.clone(), self.stop.clone());
+        Ok(Store { kind, prefix, lease, stop, timeout: self.timeout })
     }
 
     /// Whether this view's writes are under no lease, or one that is held.
@@ -235,8 +241,9 @@ impl Store {
     /// Names the store and the key in an error that does not yet.
     fn about(&self, key: &[u8], mut status: Status) -> Status {
         if status.code != Code::Cancelled && !status.message.contains(self.name()) {
-            status.message =
-                format!("{}: key '{}': {}", self.name(), shown::key(key), status.message);
+            let (name, key) = (self.name(), shown::key(key));
+            let text = crate::room::said(format_args!("{name}: key '{key}': {}", status.message));
+            status.message = text;
         }
         status
     }
@@ -250,13 +257,13 @@ impl Store {
 
     /// Sets each key to its value.
     pub fn set(&self, items: &[(&[u8], &[u8])], patience: Patience) -> Result<(), Status> {
-        let keys: Vec<&[u8]> = items.iter().map(|(key, _)| *key).collect();
+        let keys = crate::room::collect(items.iter().map(|(key, _)| *key), "keys")?;
         for (key, value) in items {
             self.check_value(key, value)?;
         }
         let (whole, lease) = (self.keys(&keys)?, self.writes()?);
-        let items: Vec<(&[u8], &[u8])> =
-            whole.iter().zip(items).map(|(key, (_, value))| (&**key, *value)).collect();
+        let items = whole.iter().zip(items).map(|(key, (_, value))| (&**key, *value));
+        let items = crate::room::collect(items, "keys")?;
         self.kind
             .set(&items, lease, self.until(patience))
             .map_err(|status| self.about_all(&keys, status))
@@ -265,7 +272,7 @@ impl Store {
     /// The values of the keys, once they are there.
     pub fn get(&self, keys: &[&[u8]], patience: Patience) -> Result<Vec<Vec<u8>>, Status> {
         let whole = self.keys(keys)?;
-        let whole: Vec<&[u8]> = whole.iter().map(|key| &**key).collect();
+        let whole = slices(&whole)?;
         let (begun, until) = (Instant::now(), self.until(patience));
         let mut values = Vec::new();
         crate::room::grow(&mut values, keys.len(), "values")?;
@@ -291,7 +298,7 @@ impl Store {
                 .wait(&whole[at..], until)
                 .map_err(|status| self.about_all(&keys[at..], status))?;
             if !missing.is_empty() {
-                let missing: Vec<usize> = missing.iter().map(|i| i + at).collect();
+                let missing = crate::room::collect(missing.iter().map(|i| i + at), "keys")?;
                 return Err(self.absent(Code::DeadlineExceeded, keys, &missing, begun));
             }
             // What has been there may be gone. A store that says so each time is not asked in a busy loop, nor for ever.
@@ -323,7 +330,7 @@ impl Store {
         patience: Patience,
     ) -> Result<Vec<usize>, Status> {
         let whole = self.keys(keys)?;
-        let whole: Vec<&[u8]> = whole.iter().map(|key| &**key).collect();
+        let whole = slices(&whole)?;
         self.stop.check()?;
         let until = self.until(patience);
         let missing = match patience.is_one_look() {
@@ -336,7 +343,7 @@ impl Store {
     /// Whether all of the keys are there.
     pub fn check(&self, keys: &[&[u8]], patience: Patience) -> Result<bool, Status> {
         let whole = self.keys(keys)?;
-        let whole: Vec<&[u8]> = whole.iter().map(|key| &**key).collect();
+        let whole = slices(&whole)?;
         self.stop.check()?;
         let missing = self.kind.missing(&whole, self.until(patience));
         Ok(missing.map_err(|status| self.about_all(keys, status))?.is_empty())
@@ -369,7 +376,7 @@ impl Store {
     /// Deletes the keys; how many were there.
     pub fn delete(&self, keys: &[&[u8]], patience: Patience) -> Result<usize, Status> {
         let whole = self.keys(keys)?;
-        let whole: Vec<&[u8]> = whole.iter().map(|key| &**key).collect();
+        let whole = slices(&whole)?;
         self.stop.check()?;
         self.kind
             .delete(&whole, self.until(patience))
@@ -394,7 +401,9 @@ impl Store {
             Some(prefix) => format!(" under '{}'", shown::key(prefix)),
             None => String::new(),
         };
-        let text = format!("{}{inside}: {of} not there {when}: {names}", self.name());
+        let name = self.name();
+        let text = format_args!("{name}{inside}: {of} not there {when}: {names}");
+        let text = crate::room::said(text);
         let reason = if code == Code::NotFound { Reason::None } else { Reason::Deadline };
         Status::new(code, text).because(reason)
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::{Failed, Until};
+use crate::room;
 use crate::status::{Code, Status};
 
 type Found = Result<Vec<SocketAddr>, Status>;
@@ -30,7 +31,8 @@ impl Names {
         if crate::bootstrap::split(address)?.1 == 0 {
             return Err(Status::invalid(format!("address '{address}' has no port")));
         }
-        Ok(Names { address: address.to_owned(), asked: Mutex::new(None), ask })
+        let address = room::text(address, "an address")?;
+        Ok(Names { address, asked: Mutex::new(None), ask })
     }
 
     /// Where it is.
@@ -44,7 +46,8 @@ impl Names {
             if let Some(found) = asked.get() {
                 // The next one asks anew.
                 self.asked.lock().take_if(|now| Arc::ptr_eq(now, &asked));
-                return found.clone().map_err(Failed::Again);
+                let found = found.as_ref().map_err(|status| Failed::Again(status.clone()))?;
+                return Ok(room::collect(found.iter().copied(), "addresses")?);
             }
             until.stop.check()?;
             if until.is_over() {
@@ -62,7 +65,8 @@ impl Names {
             return Ok(asked.clone());
         }
         let new = Arc::new(OnceLock::new());
-        let (answer, address, ask) = (new.clone(), self.address.clone(), self.ask);
+        let (answer, ask) = (new.clone(), self.ask);
+        let address = room::text(&self.address, "an address")?;
         crate::os::spawn("rdma-names", move || drop(answer.set(ask(&address))))
             .map_err(|e| Failed::Again(Status::os("starting a thread that looks a name up", &e)))?;
         Ok(asked.insert(new).clone())

@@ -52,13 +52,17 @@ pub(crate) fn poll(
     until: Until<'_>,
     mut missing: impl FnMut(&[&[u8]]) -> Result<Vec<usize>, Status>,
 ) -> Result<Vec<usize>, Status> {
-    let mut left: Vec<usize> = (0..keys.len()).collect();
+    let mut left = crate::room::collect(0..keys.len(), "keys")?;
     let mut pause = Duration::from_millis(1);
     let mut heard: Option<Instant> = None;
     loop {
-        let wanted: Vec<&[u8]> = left.iter().map(|&i| keys[i]).collect();
+        let wanted = crate::room::collect(left.iter().map(|&i| keys[i]), "keys")?;
         match missing(&wanted) {
-            Ok(some) => left = some.into_iter().filter_map(|at| left.get(at).copied()).collect(),
+            Ok(mut some) => {
+                // In the memory that has come: there are no more of them.
+                some.retain_mut(|at| left.get(*at).map(|left| *at = *left).is_some());
+                left = some;
+            }
             Err(status)
                 if status.code == Code::DeadlineExceeded
                     && heard.is_some_and(|at| at.elapsed() <= FRESH) =>
@@ -110,7 +114,8 @@ pub(crate) fn patiently<T>(
             let time = begun.elapsed().as_secs_f64();
             // The last try ended by the deadline, which tells less.
             let why = earlier.unwrap_or(why).into_message();
-            let text = format!("{name} was not reached in {time:.3} s: {why}");
+            let text = format_args!("{name} was not reached in {time:.3} s: {why}");
+            let text = crate::room::said(text);
             return Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline));
         }
         earlier = Some(why);

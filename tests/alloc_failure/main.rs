@@ -4,23 +4,24 @@
 //! Every operation ends, well or with `RESOURCE_EXHAUSTED` (or with the other side's word for it), or the
 //! process aborts, at one of the places of [`places`], whose sizes the code fixes. One child by hand:
 //! `ALLOC_KIND=tcp ALLOC_LEAST=1 ALLOC_FAIL_AT=300 ALLOC_TRACE=1 cargo test --test alloc_failure -- --exact a_run`.
+//!
+//! What runs is a [`tensors`] run, from before its managers are made, or one of [`fronts`] between managers that are
+//! connected (`ALLOC_FRONT=pairs`).
 
+mod fronts;
 mod places;
+mod rounds;
 mod sweep;
+mod tensors;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::backtrace::Backtrace;
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
-use rdma_transport::api::*;
-use rdma_transport::config::{Config, Progress};
 use rdma_transport::fabric::ProviderKind;
-use rdma_transport::manager::Manager;
-use rdma_transport::status::{Code, Status};
-use rdma_transport::user::UserBytes;
 
 struct Failing;
 
@@ -28,16 +29,33 @@ struct Failing;
 static LEAST: AtomicUsize = AtomicUsize::new(usize::MAX);
 static COUNT: AtomicU64 = AtomicU64::new(0);
 static FAIL_AT: AtomicU64 = AtomicU64::new(0);
+/// Bytes that were asked for and not given back.
+static LIVE: AtomicI64 = AtomicI64::new(0);
+/// Where each call that was counted was made, if that is asked for: its stack, and what of it is at the top.
+static STACKS: [[AtomicU64; 2]; MOST_STACKS] =
+    [const { [const { AtomicU64::new(0) }; 2] }; MOST_STACKS];
+const MOST_STACKS: usize = 1 << 18;
+static WANTED: AtomicUsize = AtomicUsize::new(0);
 
 fn fails(size: usize) -> bool {
     if size < LEAST.load(Ordering::Relaxed) {
         return false;
     }
-    let fails = COUNT.fetch_add(1, Ordering::Relaxed) + 1 == FAIL_AT.load(Ordering::Relaxed);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed) + 1;
+    if (count as usize) < WANTED.load(Ordering::Relaxed) {
+        for (place, part) in STACKS[count as usize].iter().zip(stack()) {
+            place.store(part, Ordering::Relaxed);
+        }
+    }
+    let fails = count == FAIL_AT.load(Ordering::Relaxed);
     if fails {
         LEAST.store(usize::MAX, Ordering::Relaxed);
-        let place = Failed { size, stack: stack(), trace: Backtrace::force_capture() };
+        let before = LIVE.load(Ordering::Relaxed);
+        let place = Failed { size, stack: stack()[0], trace: Backtrace::force_capture() };
+        // The trace is nothing that the library holds.
+        LIVE.store(before, Ordering::Relaxed);
         *FAILED.lock().unwrap() = Some(place);
+        HAS_FAILED.store(1, Ordering::Relaxed);
     }
     fails
 }
@@ -50,17 +68,30 @@ struct Failed {
 }
 
 static FAILED: Mutex<Option<Failed>> = Mutex::new(None);
+static HAS_FAILED: AtomicUsize = AtomicUsize::new(0);
 
-/// The top of this thread's stack in one number, the same in each child: a trace in names takes long.
-fn stack() -> u64 {
-    let mut frames = [std::ptr::null_mut(); 24];
+/// Whether the call that is to fail has.
+fn has_failed() -> bool {
+    HAS_FAILED.load(Ordering::Relaxed) != 0
+}
+
+/// Frames that say where the allocator was called, and by which way of the library's that was called.
+const TOP: usize = 8;
+const DEEP: usize = 24;
+
+/// The top of this thread's stack in one number, the same in each child: a trace in names takes long. And that of fewer frames.
+fn stack() -> [u64; 2] {
+    let mut frames = [std::ptr::null_mut(); DEEP];
     // SAFETY: room for so many.
-    let n = unsafe { libc::backtrace(frames.as_mut_ptr(), frames.len() as i32) };
-    let mut hasher = DefaultHasher::new();
-    for frame in &frames[..usize::try_from(n).unwrap()] {
-        frame.addr().wrapping_sub(fails as *const () as usize).hash(&mut hasher);
-    }
-    hasher.finish()
+    let n = unsafe { libc::backtrace(frames.as_mut_ptr(), DEEP as i32) };
+    let frames = &frames[..usize::try_from(n).unwrap()];
+    [DEEP, TOP].map(|depth| {
+        let mut hasher = DefaultHasher::new();
+        for frame in &frames[..depth.min(frames.len())] {
+            frame.addr().wrapping_sub(fails as *const () as usize).hash(&mut hasher);
+        }
+        hasher.finish()
+    })
 }
 
 /// Says which call failed, by name unless the parent knows its stack.
@@ -78,12 +109,17 @@ extern "C" fn on_abort(_: libc::c_int) {
     report();
 }
 
+fn holds(more: usize, less: usize) {
+    LIVE.fetch_add(more as i64 - less as i64, Ordering::Relaxed);
+}
+
 // SAFETY: the system's allocator, which may fail.
 unsafe impl GlobalAlloc for Failing {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if fails(layout.size()) {
             return std::ptr::null_mut();
         }
+        holds(layout.size(), 0);
         // SAFETY: by the caller's promise.
         unsafe { System.alloc(layout) }
     }
@@ -92,6 +128,7 @@ unsafe impl GlobalAlloc for Failing {
         if fails(layout.size()) {
             return std::ptr::null_mut();
         }
+        holds(layout.size(), 0);
         // SAFETY: by the caller's promise.
         unsafe { System.alloc_zeroed(layout) }
     }
@@ -100,11 +137,13 @@ unsafe impl GlobalAlloc for Failing {
         if fails(size) {
             return std::ptr::null_mut();
         }
+        holds(size, layout.size());
         // SAFETY: by the caller's promise.
         unsafe { System.realloc(memory, layout, size) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        holds(0, layout.size());
         // SAFETY: by the caller's promise.
         unsafe { System.dealloc(memory, layout) }
     }
@@ -113,132 +152,49 @@ unsafe impl GlobalAlloc for Failing {
 #[global_allocator]
 static ALLOCATOR: Failing = Failing;
 
-/// How each operation ended.
-static ENDED: Mutex<Vec<(&str, Code)>> = Mutex::new(Vec::new());
-
-fn ended(what: &'static str, result: Result<(), Status>) {
-    if let Err(status) = &result {
-        eprintln!("{what}: {status}");
-    }
-    ENDED.lock().unwrap().push((what, result.map_or_else(|s| s.code, |()| Code::Ok)));
+/// From here on calls are counted, and this one of them fails; 0: none.
+fn count_from_here(fail_at: u64) {
+    HAS_FAILED.store(0, Ordering::Relaxed);
+    drop(FAILED.lock().unwrap().take());
+    COUNT.store(0, Ordering::Relaxed);
+    FAIL_AT.store(fail_at, Ordering::Relaxed);
+    let least = std::env::var("ALLOC_LEAST").ok().map(|n| n.parse().unwrap());
+    LEAST.store(least.unwrap_or(1), Ordering::Relaxed);
 }
 
-const OPERATIONS: usize = 10;
-/// Longest key, and tensors that are small, that need memory of the receiver's, and that are written.
-const KEY: usize = MAX_KEY_LEN;
-
-fn pair(kind: ProviderKind) -> Result<[std::sync::Arc<Manager>; 2], Status> {
-    let config = |name: &str| Config {
-        name: name.into(),
-        provider: Some(kind),
-        listen: Some("127.0.0.1:0".into()),
-        progress: Progress::Manual,
-        ..Config::default()
-    };
-    let (a, b) = (Manager::new(config("a"))?, Manager::new(config("b"))?);
-    a.import_address(&b.export_address()?)?;
-    Ok([a, b])
+/// From here on they are not.
+fn count_no_more() {
+    LEAST.store(usize::MAX, Ordering::Relaxed);
 }
 
-fn transfer(a: &Manager, b: &Manager, key: &[u8], content: &'static [u8], target: Target) {
-    let mut meta = Meta { dtype: 1, nbytes: content.len() as u64, ..Default::default() };
-    meta.dims.push(content.len() as i64);
-    // What is beside the content of some, too, may find no memory.
-    let beside = if key[0] % 2 == 1 { &content[..300] } else { &[] };
-    meta.user = match UserBytes::copy(beside) {
-        Ok(user) => user,
-        Err(status) => {
-            ended("receive", Err(status.clone()));
-            return ended("send", Err(status));
-        }
-    };
-    let tensor = Tensor { meta, addr: content.as_ptr() as u64, device: 0 };
-    let timeout = Some(Duration::from_secs(20));
-    let sent: SendDone = Box::new(|result, _| ended("send", result));
-    let received: RecvDone = Box::new(|result, _| {
-        let right = result.as_ref().map(|t| {
-            // SAFETY: the result lives as long as this call.
-            (0..t.meta.nbytes).all(|i| unsafe { *((t.addr + i) as *const u8) } == 7)
-        });
-        assert!(right.unwrap_or(true), "other content than was sent");
-        ended("receive", result.map(drop))
-    });
-    // SAFETY: the content is static.
-    if let Err(status) = unsafe { b.send(key, 1, tensor, timeout, Some(sent.into())) } {
-        // Nobody would answer the receive.
-        ended("receive", Err(status.clone()));
-        return ended("send", Err(status));
-    }
-    let options = RecvOptions { timeout, target, device: 0, keep: false };
-    // SAFETY: the target is static.
-    if let Err(status) = unsafe { a.recv_async(Some("b"), key, 1, options, received) } {
-        ended("receive", Err(status));
-        // Nobody takes the tensor then.
-        let _ = b.step_cleanup(1);
-    }
+/// What is called meanwhile is not counted, unless it never was.
+fn pause_counting() -> usize {
+    LEAST.swap(usize::MAX, Ordering::Relaxed)
 }
 
-fn drive(managers: &[std::sync::Arc<Manager>], until: usize) {
-    let late = Instant::now() + Duration::from_secs(15);
-    while ENDED.lock().unwrap().len() < until {
-        if Instant::now() > late {
-            report();
-            panic!("an operation has not ended: {:?}", ENDED.lock().unwrap());
-        }
-        for m in managers {
-            let _ = m.progress();
-        }
-        // A receive that failed here leaves its tensor at the sender.
-        let failed = |e: &(&str, Code)| e.0 == "receive" && e.1 != Code::Ok;
-        if ENDED.lock().unwrap().iter().any(failed) {
-            let _ = managers[1].step_cleanup(1);
-        }
-    }
+fn go_on_counting(least: usize) {
+    LEAST.store(least, Ordering::Relaxed);
 }
 
-fn run(kind: ProviderKind, mut key: Vec<u8>) {
-    static SMALL_CONTENT: [u8; 4000] = [7; 4000];
-    static LARGE: [u8; 300_000] = [7; 300_000];
-    static PLACE: Mutex<[u8; 300_000]> = Mutex::new([0; 300_000]);
-    let [a, b] = match pair(kind) {
-        Ok(pair) => pair,
-        Err(status) => {
-            assert_eq!(status.code, Code::ResourceExhausted, "create: {status}");
-            return;
-        }
-    };
-    let place = || PLACE.lock().unwrap().as_mut_ptr() as u64;
-    let targets: [(&'static [u8], Target); OPERATIONS / 2] = [
-        (&SMALL_CONTENT, Target::Library),
-        (&SMALL_CONTENT, Target::Alloc(Box::new(move |_| Some(place())))),
-        (&LARGE, Target::Library),
-        (&LARGE, Target::Alloc(Box::new(move |_| Some(place())))),
-        (&LARGE, Target::Given { addr: place(), len: 300_000 }),
-    ];
-    for (i, (content, target)) in targets.into_iter().enumerate() {
-        key[0] = i as u8;
-        transfer(&a, &b, &key, content, target);
-        drive(&[a.clone(), b.clone()], 2 * (i + 1));
+/// The calls that were counted, by their stacks: of each the first and the last, and the number of what is at its top.
+fn ends_of_stacks() -> Vec<(u64, [usize; 2], u64)> {
+    let count = COUNT.load(Ordering::Relaxed) as usize;
+    assert!(count < MOST_STACKS, "more calls than there is room for");
+    let mut by_stack: HashMap<u64, ([usize; 2], u64)> = HashMap::new();
+    for (n, stack) in STACKS.iter().enumerate().take(count + 1).skip(1) {
+        let [deep, top] = [0, 1].map(|i| stack[i].load(Ordering::Relaxed));
+        by_stack.entry(deep).or_insert(([n, n], top)).0[1] = n;
     }
-    for m in [a, b] {
-        if let Err(status) = m.destroy() {
-            panic!("destroy: {status}");
-        }
-    }
+    by_stack.into_iter().map(|(deep, (ends, top))| (deep, ends, top)).collect()
 }
 
 /// The run by itself, and what the other tests run in a child.
 #[test]
 fn a_run() {
-    let number = |name: &str| std::env::var(name).ok().map(|n| n.parse::<u64>().unwrap());
-    let kind = match std::env::var("ALLOC_KIND").as_deref() {
-        Ok("loopback") => ProviderKind::Loopback,
-        Ok("tcp") => ProviderKind::Tcp,
-        _ => ProviderKind::Shm,
-    };
-    let fail_at = number("ALLOC_FAIL_AT");
-    FAIL_AT.store(fail_at.unwrap_or(0), Ordering::Relaxed);
-    let key = vec![b'k'; KEY];
+    let kind = std::env::var("ALLOC_KIND").unwrap_or("shm".into());
+    let fail_at = std::env::var("ALLOC_FAIL_AT").ok();
+    let calls = fail_at.as_deref().unwrap_or("0").split(' ').map(|n| n.parse::<u64>().unwrap());
+    let calls: Vec<u64> = calls.collect();
     // SAFETY: plain calls; the handler is a function of the right kind.
     unsafe {
         if fail_at.is_some() {
@@ -247,17 +203,20 @@ fn a_run() {
         }
         libc::signal(libc::SIGABRT, on_abort as *const () as libc::sighandler_t);
     }
-    LEAST.store(number("ALLOC_LEAST").unwrap_or(1) as usize, Ordering::Relaxed);
-    run(kind, key);
-    LEAST.store(usize::MAX, Ordering::Relaxed);
-    report();
-    let all = ENDED.lock().unwrap();
-    for (what, code) in all.iter() {
-        // The other side of an operation, or of the connection, whose memory ran out hears so.
-        let fair = [Code::Ok, Code::ResourceExhausted, Code::Unavailable, Code::Aborted];
-        let given_up = *what == "send" && *code == Code::Cancelled;
-        assert!(given_up || fair.contains(code), "{what} ended with {code:?}");
-        assert!(fail_at.is_some() || *code == Code::Ok, "{what} ended with {code:?}");
+    match std::env::var("ALLOC_FRONT").as_deref() {
+        Err(_) | Ok("tensors") => {
+            let provider = match &*kind {
+                "loopback" => ProviderKind::Loopback,
+                "tcp" => ProviderKind::Tcp,
+                _ => ProviderKind::Shm,
+            };
+            count_from_here(calls[0]);
+            tensors::run(provider);
+            count_no_more();
+            report();
+            tensors::check(fail_at.is_some());
+            println!("CALLS {}", COUNT.load(Ordering::Relaxed));
+        }
+        Ok(front) => fronts::run(front, &kind, &calls),
     }
-    println!("CALLS {}", COUNT.load(Ordering::Relaxed));
 }

@@ -3,53 +3,104 @@
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::places::{self, BEGINNINGS, PLACES, TEXTS};
 
 /// Where a call that failed was made: a file of `src` and a function there.
-type Site = (String, String);
+pub type Site = (String, String);
 /// File of what the test itself asks for.
 const OURS: &str = "(this test)";
 
 /// What a child came to.
-enum End {
-    /// Every operation ended as it may.
-    Good,
+pub enum End {
+    /// Every operation ended as it may; bytes that are not given back.
+    Good(i64),
     /// It aborted: bytes that were asked for, and where.
     Aborted(usize, Site),
     /// Something else.
     Wrong(String),
 }
 
-/// Sites by stack, as far as a child has named them.
-type Known = Mutex<HashMap<String, Site>>;
-
-fn run(kind: &str, fail_at: u64, known: &Known) -> (String, Option<i32>, bool) {
-    // A directory for its sockets: what an aborted child leaves there is no concern of the next.
-    let own = format!("rdma-alloc-{}-{kind}-{fail_at}", std::process::id());
-    let own = std::env::temp_dir().join(own);
-    std::fs::DirBuilder::new().mode(0o700).create(&own).unwrap();
-    let stacks: Vec<String> = known.lock().unwrap().keys().cloned().collect();
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_run", "--nocapture", "--test-threads=1"])
-        .env("ALLOC_KIND", kind)
-        .env("ALLOC_LEAST", "1")
-        .env("ALLOC_FAIL_AT", fail_at.to_string())
-        .env("ALLOC_KNOWN", stacks.join(" "))
-        .env("XDG_RUNTIME_DIR", &own)
-        .env("RUST_BACKTRACE", "0")
-        .output()
-        .unwrap();
-    std::fs::remove_dir_all(&own).unwrap();
-    let text = [output.stdout, output.stderr].concat();
-    let text = String::from_utf8_lossy(&text).into_owned();
-    (text, output.status.signal(), output.status.success())
+/// What children have found out: sites by stack, as far as one has named them, and the most bytes of each at which one aborted.
+#[derive(Default)]
+pub struct Found {
+    known: Mutex<HashMap<String, Site>>,
+    seen: Mutex<BTreeMap<Site, usize>>,
 }
 
-/// The function's own name, without path and types; nothing for a closure that is named without its function.
+impl Found {
+    /// One aborted.
+    pub fn aborted(&self, size: usize, site: Site) {
+        if site.0 != OURS {
+            let most = &mut *self.seen.lock().unwrap();
+            let most = most.entry(site).or_default();
+            *most = size.max(*most);
+        }
+    }
+}
+
+/// What runs: the managers' front end, and over which provider, or which kind of store.
+#[derive(Clone, Copy)]
+pub struct What {
+    pub front: &'static str,
+    pub kind: &'static str,
+}
+
+impl std::fmt::Display for What {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}, {}", self.front, self.kind)
+    }
+}
+
+/// One child, in which these calls fail, one after the other.
+pub struct Child<'a> {
+    pub what: What,
+    pub calls: &'a [u64],
+    /// How it goes about it.
+    pub how: Option<&'static str>,
+}
+
+impl Child<'_> {
+    /// What it said, what signal ended it, and whether all was well.
+    pub fn run(&self, found: &Found) -> (String, Option<i32>, bool) {
+        let What { front, kind } = self.what;
+        let calls: Vec<String> = self.calls.iter().map(u64::to_string).collect();
+        // A directory for its sockets and files: what an aborted child leaves there is no concern of the next. Its name is short, as
+        // those of sockets have to be.
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let own = format!("rdma-alloc-{}-{number}", std::process::id());
+        let own = std::env::temp_dir().join(own);
+        std::fs::DirBuilder::new().mode(0o700).create(&own).unwrap();
+        let stacks: Vec<String> = found.known.lock().unwrap().keys().cloned().collect();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        if let Some(how) = self.how {
+            command.env(how, "1");
+        }
+        let output = command
+            .args(["--exact", "a_run", "--nocapture", "--test-threads=1"])
+            .env("ALLOC_FRONT", front)
+            .env("ALLOC_KIND", kind)
+            .env("ALLOC_LEAST", "1")
+            .env("ALLOC_FAIL_AT", calls.join(" "))
+            .env("ALLOC_KNOWN", stacks.join(" "))
+            .env("XDG_RUNTIME_DIR", &own)
+            .env("TMPDIR", &own)
+            .env("RUST_BACKTRACE", "0")
+            .output()
+            .unwrap();
+        std::fs::remove_dir_all(&own).unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        (text, output.status.signal(), output.status.success())
+    }
+}
+
+/// A function's own name, without path and types.
 fn function(name: &str) -> String {
     let mut depth = 0;
     let mut plain = String::new();
@@ -62,6 +113,44 @@ fn function(name: &str) -> String {
     }
     let parts = plain.split("::").filter(|part| !part.is_empty() && !part.starts_with('{'));
     parts.last().unwrap_or_default().to_owned()
+}
+
+/// The function in whose text a line of the library is; none for what is derived. A trace names closures without their functions,
+/// and of what is inlined whatever the compiler has left: which line it is does not depend on that.
+fn function_at(file: &str, line: usize) -> Option<String> {
+    let text =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(file));
+    let text = text.unwrap_or_else(|why| panic!("{file}: {why}"));
+    let lines: Vec<&str> = text.lines().take(line).collect();
+    let indent = |line: &str| line.len() - line.trim_start().len();
+    // Further to the left than all between it and the line is what that is in.
+    let mut inner = indent(lines.last()?) + 1;
+    for line in lines.iter().rev().filter(|line| !line.trim().is_empty() && !is_rest(line)) {
+        if indent(line) >= inner {
+            continue;
+        }
+        inner = indent(line);
+        if let Some((before, after)) = line.split_once("fn ")
+            && before.split_whitespace().all(is_before_fn)
+        {
+            let end = after.find(|c: char| !c.is_alphanumeric() && c != '_');
+            return Some(after[..end.unwrap_or(after.len())].to_owned());
+        }
+    }
+    None
+}
+
+/// Whether a line goes on with what one before it begins, as far to the left.
+fn is_rest(line: &str) -> bool {
+    let line = line.trim();
+    line.starts_with([')', '}', ']', '{']) || line == "where"
+}
+
+/// What may stand before `fn`, word by word.
+fn is_before_fn(word: &str) -> bool {
+    word.starts_with("pub")
+        || word.starts_with("crate")
+        || ["unsafe", "extern", "\"C\"", "const"].contains(&word)
 }
 
 /// The innermost function of the library, or of this test, in a trace.
@@ -77,25 +166,21 @@ fn site(trace: &str) -> Option<Site> {
             continue;
         };
         let at = at.strip_prefix("./").or_else(|| at.strip_prefix(manifest)).unwrap_or(at);
-        let file = match at.split(':').next() {
-            Some(file) if file.starts_with("tests/alloc_failure") => OURS,
-            Some(file) if file.starts_with("src/") => &file[4..],
-            _ => continue,
-        };
-        let name = function(name);
-        // The allocator itself.
-        let own = ["fails", "stack", "alloc", "alloc_zeroed", "realloc"].contains(&&*name);
-        if file == OURS && (own || name.starts_with("__rust")) {
-            continue;
-        }
-        if let Some((first, _)) = &found
-            && first != file
-        {
+        let mut at = at.split(':');
+        let (file, line) = (at.next().unwrap_or_default(), at.next().and_then(|n| n.parse().ok()));
+        if file.starts_with("tests/alloc_failure") {
+            // The allocator itself.
+            let name = function(name);
+            let own = ["fails", "stack", "alloc", "alloc_zeroed", "realloc"].contains(&&*name);
+            if own || name.starts_with("__rust") {
+                continue;
+            }
+            found = Some((OURS.to_owned(), name));
             break;
         }
-        let named = !name.is_empty();
-        found = Some((file.to_owned(), name));
-        if named {
+        if let Some(file) = file.strip_prefix("src/") {
+            let at = line.and_then(|line| function_at(file, line));
+            found = Some((file.to_owned(), at.unwrap_or_else(|| function(name))));
             break;
         }
     }
@@ -113,77 +198,90 @@ fn site(trace: &str) -> Option<Site> {
 /// A child whose trace has no frames, which the system leaves out now and then, is asked so often.
 const TRIES: usize = 3;
 
-fn end(kind: &str, fail_at: u64, known: &Known) -> End {
-    let mut said = String::new();
-    for _ in 0..TRIES {
-        match end_of_one(kind, fail_at, known) {
-            Ok(end) => return end,
-            Err(text) => said = text,
+impl Child<'_> {
+    /// What it came to, and how many of the calls it had come to before that.
+    pub fn end(&self, found: &Found) -> (usize, End) {
+        let mut said = (0, String::new());
+        for _ in 0..TRIES {
+            let calls = &self.calls[said.0..];
+            match (Child { calls, ..*self }).end_of_one(found) {
+                Ok((at, end)) => return (said.0 + at, end),
+                Err((at, text)) => said = (said.0 + at, text),
+            }
         }
+        let why = "a place without a name (was this built without line tables?)";
+        (
+            said.0,
+            End::Wrong(format!("{}, call {}: {why}\n{}", self.what, self.calls[said.0], said.1)),
+        )
     }
-    let why = "a place without a name (was this built without line tables?)";
-    End::Wrong(format!("{kind}, call {fail_at}: {why}\n{said}"))
+
+    /// The same, or what it said where it aborted at a place without a name.
+    fn end_of_one(&self, found: &Found) -> Result<(usize, End), (usize, String)> {
+        let (text, signal, success) = self.run(found);
+        if success {
+            return Ok((self.calls.len(), End::Good(number(&text, "LIVE ").unwrap_or(0))));
+        }
+        let at = text.matches("TRYING ").count().saturating_sub(1);
+        let about = format!("{}, call {}", self.what, self.calls[at]);
+        let wrong = |why: &str| Ok((at, End::Wrong(format!("{about}: {why}\n{text}"))));
+        if signal != Some(libc::SIGABRT) || !text.contains("memory allocation of ") {
+            return wrong("neither an end nor an abort for want of memory");
+        }
+        let failed = text.split_once("FAILED ").and_then(|(_, rest)| rest.lines().next());
+        let Some((size, stack)) = failed.and_then(|line| line.split_once(' ')) else {
+            return wrong("no word of what failed");
+        };
+        let trace = text.split_once("TRACE\n").and_then(|(_, rest)| rest.split_once("\nEND"));
+        let mut known = found.known.lock().unwrap();
+        if let Some(site) = trace.and_then(|(trace, _)| site(trace)) {
+            known.insert(stack.to_owned(), site);
+        }
+        let site = known.get(stack).cloned().ok_or_else(|| (at, text.clone()))?;
+        Ok((at, End::Aborted(size.parse().unwrap(), site)))
+    }
 }
 
-/// What one child came to, or what it said where it aborted at a place without a name.
-fn end_of_one(kind: &str, fail_at: u64, known: &Known) -> Result<End, String> {
-    let (text, signal, success) = run(kind, fail_at, known);
-    if success {
-        return Ok(End::Good);
-    }
-    let wrong = |why: &str| Ok(End::Wrong(format!("{kind}, call {fail_at}: {why}\n{text}")));
-    if signal != Some(libc::SIGABRT) || !text.contains("memory allocation of ") {
-        return wrong("neither an end nor an abort for want of memory");
-    }
-    let failed = text.split_once("FAILED ").and_then(|(_, rest)| rest.lines().next());
-    let Some((size, stack)) = failed.and_then(|line| line.split_once(' ')) else {
-        return wrong("no word of what failed");
-    };
-    let trace = text.split_once("TRACE\n").and_then(|(_, rest)| rest.split_once("\nEND"));
-    let mut known = known.lock().unwrap();
-    if let Some(site) = trace.and_then(|(trace, _)| site(trace)) {
-        known.insert(stack.to_owned(), site);
-    }
-    let site = known.get(stack).cloned().ok_or_else(|| text.clone())?;
-    Ok(End::Aborted(size.parse().unwrap(), site))
+/// The number behind a word, at the beginning of a line.
+pub fn number(text: &str, word: &str) -> Option<i64> {
+    text.split_once(word)?.1.lines().next()?.trim().parse().ok()
 }
 
-/// The calls of a run up to this one are tried,
+/// The tensors' run, which begins before its managers are there.
+const TENSORS: &str = "tensors";
+/// Calls of that run up to this one are tried,
 const MOST: u64 = 2000;
 /// of those before this one, which open the managers, each fourth, then each second; with `ALLOC_WHOLE` all.
 const SETUP: u64 = 200;
 
 /// Each call of a run over this provider fails once, in a child of its own, two at a time. What was wrong.
-fn sweep(kind: &str, known: &Known, seen: &Mutex<BTreeMap<Site, usize>>) -> Vec<String> {
-    let (text, ..) = run(kind, 0, known);
-    let calls = text.split_once("CALLS ").and_then(|(_, rest)| rest.lines().next());
-    let calls: u64 = calls.unwrap_or_else(|| panic!("{text}")).parse().unwrap();
-    let (next, wrong) = (AtomicU64::new(1), Mutex::new(Vec::new()));
-    let (aborted, tried) = (AtomicU64::new(0), AtomicU64::new(0));
+fn sweep(kind: &'static str, found: &Found) -> Vec<String> {
+    let what = What { front: TENSORS, kind };
+    let (text, ..) = Child { what, calls: &[0], how: None }.run(found);
+    let calls = number(&text, "CALLS ").unwrap_or_else(|| panic!("{text}")) as u64;
     let whole = std::env::var_os("ALLOC_WHOLE").is_some();
+    let every = |n: u64| {
+        if whole {
+            1
+        } else if n < SETUP {
+            4
+        } else {
+            2
+        }
+    };
+    let chosen = (1..=calls.min(MOST)).filter(|n| n.is_multiple_of(every(*n)));
+    let chosen: Vec<u64> = chosen.collect();
+    let (next, aborted) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let wrong = Mutex::new(Vec::new());
     std::thread::scope(|s| {
         for _ in 0..2 {
             s.spawn(|| {
-                loop {
-                    let n = next.fetch_add(1, Ordering::Relaxed);
-                    if n > calls.min(MOST) {
-                        return;
-                    }
-                    let every = if n < SETUP { 4 } else { 2 };
-                    if !whole && !n.is_multiple_of(every) {
-                        continue;
-                    }
-                    tried.fetch_add(1, Ordering::Relaxed);
-                    match end(kind, n, known) {
-                        End::Good => {}
+                while let Some(n) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    match (Child { what, calls: &[*n], how: None }).end(found).1 {
+                        End::Good(_) => {}
                         End::Aborted(size, site) => {
                             aborted.fetch_add(1, Ordering::Relaxed);
-                            if site.0 == OURS {
-                                continue;
-                            }
-                            let most = &mut *seen.lock().unwrap();
-                            let most = most.entry(site).or_default();
-                            *most = size.max(*most);
+                            found.aborted(size, site);
                         }
                         End::Wrong(why) => wrong.lock().unwrap().push(why),
                     }
@@ -191,19 +289,19 @@ fn sweep(kind: &str, known: &Known, seen: &Mutex<BTreeMap<Site, usize>>) -> Vec<
             });
         }
     });
-    let (tried, aborted) = (tried.into_inner(), aborted.into_inner());
+    let (tried, aborted) = (chosen.len(), aborted.into_inner());
     println!("{kind}: {tried} of {calls} calls failed once each, {aborted} aborted");
     wrong.into_inner().unwrap()
 }
 
-/// Whatever call of the allocator fails: every operation ends, or the process aborts at a place of the list.
-#[test]
-fn r20_whatever_allocation_fails_all_ends_or_aborts_at_a_listed_place() {
-    let (known, seen) = (Known::default(), Mutex::default());
-    let mut wrong: Vec<String> =
-        ["loopback", "shm", "tcp"].iter().flat_map(|kind| sweep(kind, &known, &seen)).collect();
-    let seen = seen.into_inner().unwrap();
-    for ((file, function), size) in &seen {
+/// Whatever `sweeps` has fail: every operation ends, or the process aborts at a place of the list.
+pub fn all_end(sweeps: impl FnOnce(&Found) -> Vec<String>) {
+    // One after the other: they would take each other's time.
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let found = Found::default();
+    let mut wrong = sweeps(&found);
+    for ((file, function), size) in &found.seen.into_inner().unwrap() {
         if std::env::var_os("ALLOC_PLACES").is_some() {
             println!("PLACE {file} {function} {size}");
         }
@@ -215,6 +313,14 @@ fn r20_whatever_allocation_fails_all_ends_or_aborts_at_a_listed_place() {
         }
     }
     assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+pub const PROVIDERS: [&str; 3] = ["loopback", "shm", "tcp"];
+
+/// Whatever call of the allocator fails: every operation ends, or the process aborts at a place of the list.
+#[test]
+fn r20_whatever_allocation_fails_all_ends_or_aborts_at_a_listed_place() {
+    all_end(|found| PROVIDERS.iter().flat_map(|kind| sweep(kind, found)).collect());
 }
 
 /// A page is more than any size that the code fixes.

@@ -274,7 +274,8 @@ impl Post {
     pub fn probe(&mut self, node: usize, wanted: Wanted, claim: bool) -> Option<Found> {
         let found = self.s.call(node, |e, _| e.message_probe(&wanted, claim)).unwrap();
         if let (true, Some(found)) = (claim, &found) {
-            self.claims.push((node, found.clone()));
+            let extra = found.extra.as_ref().map(|beside| beside.again().unwrap());
+            self.claims.push((node, Found { extra, ..*found }));
         }
         found
     }

@@ -35,7 +35,7 @@ pub struct Message {
 fn told([ends, _]: Words, end: &MessageEnd) {
     // SAFETY: the words of one operation, which ends once.
     let ends = unsafe { Arc::from_raw(ends as *const Ends) };
-    ends.lock().push(end.clone());
+    ends.lock().push(end.again());
 }
 
 fn on_end(ends: &Arc<Ends>) -> OnMessage {

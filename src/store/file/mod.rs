@@ -9,11 +9,15 @@
 //! that share a directory have to agree on the time as far as their ttl needs it. Who opens the directory, or begins a lease,
 //! sweeps what leases that are over and writers that were killed have left.
 
+#[cfg(test)]
+mod tests;
 mod value;
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -73,9 +77,11 @@ impl Drop for Locked {
 impl FileStore {
     /// Opens a directory, which is made if its parent is there.
     pub fn open(path: &Path) -> Result<FileStore, Status> {
-        let name = format!("file store '{}'", path.display());
+        let parts = [b"file store '", path.as_os_str().as_bytes(), b"'"];
+        let name = String::from_utf8(room::concat(&parts, "a path")?.into_vec())
+            .map_err(|_| Status::invalid("the path of a file store is not UTF-8"))?;
         let named = |status: Status| {
-            let text = format!("{name}: {}", status.message);
+            let text = room::said(format_args!("{name}: {}", status.message));
             status.with_message(text)
         };
         match fs::DirBuilder::new().mode(0o700).create(path) {
@@ -86,14 +92,14 @@ impl FileStore {
         }
         let dir = fs::canonicalize(path)
             .map_err(|e| named(failed("cannot use the directory", path, &e)))?;
-        let store = FileStore { name: name.clone(), dir, held: Held::default() };
+        let store = FileStore { name: String::new(), dir, held: Held::default() };
         store.lock_file().map_err(named)?;
         store.sweep();
-        Ok(store)
+        Ok(FileStore { name, ..store })
     }
 
     fn lock_file(&self) -> Result<File, Status> {
-        let path = self.dir.join(LOCK);
+        let path = self.at(LOCK)?;
         OpenOptions::new()
             .read(true)
             .write(true)
@@ -116,12 +122,13 @@ impl FileStore {
             }
             let error = io::Error::last_os_error();
             if !matches!(error.raw_os_error(), Some(libc::EWOULDBLOCK | libc::EINTR)) {
-                return Err(failed("cannot lock", &self.dir.join(LOCK), &error));
+                return Err(failed("cannot lock", &self.at(LOCK)?, &error));
             }
             until.stop.check()?;
             if until.is_over() {
+                let path = self.at(LOCK)?;
                 let text =
-                    format!("another writer held '{}' locked", self.dir.join(LOCK).display());
+                    room::said(format_args!("another writer held '{}' locked", path.display()));
                 return Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline));
             }
             until.sleep(pause)?;
@@ -129,23 +136,35 @@ impl FileStore {
         }
     }
 
-    fn path(&self, key: &[u8]) -> PathBuf {
-        self.dir.join(file_name(key))
+    /// The path of a file of this name, which begins with one as long as the application chose.
+    fn at(&self, name: impl AsRef<OsStr>) -> Result<PathBuf, Status> {
+        let parts = [self.dir.as_os_str().as_bytes(), b"/", name.as_ref().as_bytes()];
+        if parts.iter().map(|part| part.len()).sum::<usize>() >= libc::PATH_MAX as usize {
+            let error = io::Error::from_raw_os_error(libc::ENAMETOOLONG);
+            return Err(failed("no file has so long a path in", &self.dir, &error));
+        }
+        let path = room::concat(&parts, "a path")?.into_vec();
+        Ok(OsString::from_vec(path).into())
+    }
+
+    fn path(&self, key: &[u8]) -> Result<PathBuf, Status> {
+        self.at(file_name(key))
     }
 
     /// Whether a lease that ends so long after its last renewal still lasts.
-    fn lasts(&self, id: LeaseId, ttl: Duration) -> bool {
-        let changed = fs::metadata(self.dir.join(lease_name(id))).and_then(|m| m.modified());
+    fn lasts(&self, id: LeaseId, ttl: Duration) -> Result<bool, Status> {
+        let changed = fs::metadata(self.at(lease_name(id))?).and_then(|m| m.modified());
         // A time in the future is one of a clock that is ahead.
-        changed.is_ok_and(|at| SystemTime::now().duration_since(at).map_or(true, |age| age < ttl))
+        let lasts = |at| SystemTime::now().duration_since(at).map_or(true, |age| age < ttl);
+        Ok(changed.is_ok_and(lasts))
     }
 
     /// What a file holds: nothing, if it is not there or its lease is over.
     fn read(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Status> {
-        let Some((lease, ttl, value)) = read_file(&self.path(key), Some(key))? else {
+        let Some((lease, ttl, value)) = read_file(&self.path(key)?, Some(key))? else {
             return Ok(None);
         };
-        Ok(Some(value).filter(|_| lease == 0 || self.lasts(lease, ttl)))
+        Ok(if lease == 0 || self.lasts(lease, ttl)? { Some(value) } else { None })
     }
 
     /// Writes a value to its place; the directory is locked.
@@ -159,14 +178,14 @@ impl FileStore {
         let (mut id, mut ttl_ms) = (0, 0);
         if let Some(held) = lease {
             (id, ttl_ms) = (held, self.ttl_of(held)?);
-            if !self.lasts(id, Duration::from_millis(ttl_ms)) {
+            if !self.lasts(id, Duration::from_millis(ttl_ms))? {
                 return Err(ended());
             }
             self.held.add(held, std::iter::once(key))?;
         }
         let bytes = encode(id, ttl_ms, key, value)?;
         let random = u128::from_le_bytes(crate::bootstrap::random_id()?);
-        let new = self.dir.join(format!("{NEW}{random:032x}"));
+        let (new, path) = (self.at(format!("{NEW}{random:032x}"))?, self.path(key)?);
         let written = without_write_signals(|| {
             let mut file = OpenOptions::new()
                 .write(true)
@@ -177,7 +196,6 @@ impl FileStore {
             file.write_all(&bytes).map_err(|e| {
                 failed(&format!("cannot write a value of {} bytes to", value.len()), &new, &e)
             })?;
-            let path = self.path(key);
             fs::rename(&new, &path).map_err(|e| failed("cannot rename a new value to", &path, &e))
         });
         match &written {
@@ -189,14 +207,15 @@ impl FileStore {
 
     /// The ttl of a lease of this process, as its file says.
     fn ttl_of(&self, id: LeaseId) -> Result<u64, Status> {
-        let path = self.dir.join(lease_name(id));
+        let path = self.at(lease_name(id))?;
         let (_, ttl) = open_lease(&path)?.ok_or_else(ended)?;
-        ttl.ok_or_else(|| Status::invalid(format!("'{}' is damaged", path.display())))
+        let text = || room::said(format_args!("'{}' is damaged", path.display()));
+        ttl.ok_or_else(|| Status::invalid(text()))
     }
 
     /// Deletes a key if it is under this lease.
     fn drop_leased(&self, key: &[u8], id: LeaseId) {
-        let path = self.path(key);
+        let Ok(path) = self.path(key) else { return };
         if let Ok(Some((lease, ..))) = read_file(&path, Some(key))
             && lease == id
         {
@@ -211,7 +230,8 @@ impl FileStore {
         let Ok(_lock) = self.lock(Until::after(Some(Duration::ZERO), &stop)) else { return };
         let Ok(entries) = fs::read_dir(&self.dir) else { return };
         for entry in entries.flatten() {
-            let (path, name) = (entry.path(), entry.file_name());
+            let name = entry.file_name();
+            let Ok(path) = self.at(&name) else { continue };
             let name = name.to_string_lossy();
             let age = entry.metadata().and_then(|m| m.modified()).ok();
             let age = age.and_then(|at| SystemTime::now().duration_since(at).ok());
@@ -227,7 +247,7 @@ impl FileStore {
                 false
             } else {
                 let found = read_header(&path).ok().flatten();
-                found.is_some_and(|(id, ttl)| id != 0 && !self.lasts(id, ttl))
+                found.is_some_and(|(id, ttl)| id != 0 && self.lasts(id, ttl) == Ok(false))
             };
             if left {
                 let _ = fs::remove_file(&path);
@@ -269,11 +289,12 @@ impl Kind for FileStore {
     fn missing(&self, keys: &[&[u8]], _until: Until<'_>) -> Result<Vec<usize>, Status> {
         let mut missing = Vec::new();
         for (i, key) in keys.iter().enumerate() {
-            let there = match read_header(&self.path(key))? {
-                Some((id, ttl)) => id == 0 || self.lasts(id, ttl),
+            let there = match read_header(&self.path(key)?)? {
+                Some((id, ttl)) => id == 0 || self.lasts(id, ttl)?,
                 None => false,
             };
             if !there {
+                crate::room::grow(&mut missing, 1, "keys")?;
                 missing.push(i);
             }
         }
@@ -317,9 +338,14 @@ impl Kind for FileStore {
         let _lock = self.lock(until)?;
         let mut count = 0;
         for key in keys {
-            let path = self.path(key);
-            // What is damaged goes as well.
-            let there = self.read(key).map_or(true, |value| value.is_some());
+            let path = self.path(key)?;
+            let there = match self.read(key) {
+                Ok(value) => value.is_some(),
+                // Whether it is there is not known.
+                Err(status) if status.code == Code::ResourceExhausted => return Err(status),
+                // What is damaged goes as well.
+                Err(_) => true,
+            };
             match fs::remove_file(&path) {
                 Ok(()) => count += usize::from(there),
                 Err(e) if e.kind() == ErrorKind::NotFound => {}
@@ -331,16 +357,16 @@ impl Kind for FileStore {
     }
 
     fn lease(&self, id: LeaseId, ttl: Duration, _until: Until<'_>) -> Result<(), Status> {
-        let path = self.dir.join(lease_name(id));
+        let path = self.at(lease_name(id))?;
         if let Some((file, _)) = open_lease(&path)? {
             // One that is over stays there until it is swept with its keys: to begin it anew would bring them back.
-            if !self.lasts(id, ttl) {
+            if !self.lasts(id, ttl)? {
                 return Err(ended());
             }
             return renew(&file).map_err(|e| failed("cannot renew", &path, &e));
         }
         self.sweep();
-        self.held.begin(id);
+        self.held.begin(id)?;
         let text = ttl.as_millis().to_string();
         let written = without_write_signals(|| {
             let mut file =
@@ -355,139 +381,15 @@ impl Kind for FileStore {
 
     fn release(&self, id: LeaseId, until: Until<'_>) -> Result<(), Status> {
         // From here on its keys are gone for whoever looks.
-        let _ = fs::remove_file(self.dir.join(lease_name(id)));
+        let path = self.at(lease_name(id)).inspect_err(|_| self.forget(id))?;
+        let _ = fs::remove_file(path);
         let keys = self.held.end(id);
         let _lock = self.lock(until)?;
-        keys.iter().for_each(|key| self.drop_leased(key, id));
+        keys.keys().for_each(|key| self.drop_leased(key, id));
         Ok(())
     }
 
     fn forget(&self, id: LeaseId) {
         self.held.end(id);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::value::PLAIN_NAME;
-    use super::*;
-    use crate::store::stop::Stop;
-
-    /// A directory that is removed at its end.
-    struct Dir(PathBuf);
-
-    impl Dir {
-        fn new(name: &str) -> Dir {
-            let name = format!("rdma-store-unit-{}-{name}", std::process::id());
-            let path = std::env::temp_dir().join(name);
-            fs::create_dir(&path).unwrap();
-            Dir(path)
-        }
-    }
-
-    impl Drop for Dir {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
-    /// A process forks while one of its threads writes: the child, which lives on, holds up no writer.
-    #[test]
-    fn r11_a_forked_child_holds_no_lock_of_a_store() {
-        let dir = Dir::new("fork");
-        let store = FileStore::open(&dir.0).unwrap();
-        let stop = Stop::new().unwrap();
-        let lock = store.lock(Until::after(None, &stop)).unwrap();
-        // SAFETY: the child makes system calls only.
-        let child = unsafe {
-            let child = libc::fork();
-            if child == 0 {
-                libc::pause();
-                libc::_exit(0);
-            }
-            child
-        };
-        drop(lock);
-        let until = Until::after(Some(Duration::from_millis(200)), &stop);
-        let set = store.set(&[(b"k", b"v")], None, until);
-        // SAFETY: a child of this test, which is waited for.
-        unsafe {
-            libc::kill(child, libc::SIGKILL);
-            libc::waitpid(child, std::ptr::null_mut(), 0);
-        }
-        set.unwrap();
-    }
-
-    /// What is gone, or somebody else's by now, is no key of a lease.
-    #[test]
-    fn keys_that_are_gone_are_forgotten() {
-        let dir = Dir::new("held");
-        let store = FileStore::open(&dir.0).unwrap();
-        let stop = Stop::new().unwrap();
-        let until = Until::after(None, &stop);
-        store.lease(1, Duration::from_secs(60), until).unwrap();
-        store.lease(2, Duration::from_secs(60), until).unwrap();
-        for i in 0..10_000 {
-            let key = i.to_string().into_bytes();
-            store.set(&[(&key, b"v")], Some(1), until).unwrap();
-            store.delete(&[&key], until).unwrap();
-        }
-        assert!(store.held.keys(1).is_empty());
-        for (i, lease) in [None, Some(2)].into_iter().enumerate() {
-            let of = |what: &str| format!("{what} {i}").into_bytes();
-            for what in ["set", "add", "compared", "ours"] {
-                store.set(&[(&of(what), b"1")], Some(1), until).unwrap();
-            }
-            store.set(&[(&of("set"), b"v")], lease, until).unwrap();
-            store.add(&of("add"), 1, lease, until).unwrap();
-            store.compare_set(&of("compared"), Some(b"1"), b"v", lease, until).unwrap();
-            store.add(&of("ours"), 1, Some(1), until).unwrap();
-        }
-        assert_eq!((store.held.keys(1).len(), store.held.keys(2).len()), (2, 3));
-    }
-
-    #[test]
-    fn names_of_files_are_plain_and_differ() {
-        assert_eq!(file_name(b"job-1_a.b"), "job-1_a.b");
-        assert_eq!(file_name(b"a/b"), "a%2Fb");
-        assert_eq!(file_name(b"../x"), "%2E.%2Fx");
-        assert_eq!(file_name(b".lock"), "%2Elock");
-        assert_eq!(file_name(b"=x%\0"), "%3Dx%25%00");
-        let (long, other) = ([b'k'; 4096], [b'k'; 4095]);
-        assert_eq!(file_name(&long).len(), 65);
-        assert_ne!(file_name(&long), file_name(&other));
-        assert_eq!(file_name(&[b'k'; PLAIN_NAME]).len(), PLAIN_NAME);
-    }
-
-    /// Whoever meets again and again leaves each meeting's lease to its time, and keeps nothing of it.
-    #[test]
-    fn leases_that_are_left_to_their_time_are_forgotten() {
-        let dir = Dir::new("lent");
-        let kind = std::sync::Arc::new(FileStore::open(&dir.0).unwrap());
-        let store = crate::store::Store::new(kind.clone(), LEFT).unwrap();
-        let patience = crate::store::Patience::Default;
-        for i in 0..4 {
-            let lent = store.lent(LEFT, patience).unwrap();
-            lent.set(&[(format!("key {i}").as_bytes(), b"v")], patience).unwrap();
-            assert_eq!(kind.held.leases(), 1);
-        }
-        assert_eq!(kind.held.leases(), 0);
-        assert!(store.check(&[b"key 0", b"key 3"], patience).unwrap(), "they last for their time");
-    }
-
-    /// A file of a lease that says no ttl is of a process that was killed before it had, and is not kept for ever.
-    #[test]
-    fn a_lease_that_was_never_written_is_swept() {
-        let dir = Dir::new("lease");
-        let old = SystemTime::now() - 2 * LEFT;
-        for (name, text, at) in [("1", "", old), ("2", "", SystemTime::now()), ("3", "900000", old)]
-        {
-            let path = dir.0.join(format!("{LEASE}{name}"));
-            fs::write(&path, text).unwrap();
-            File::options().write(true).open(&path).unwrap().set_modified(at).unwrap();
-        }
-        FileStore::open(&dir.0).unwrap();
-        let left = ["1", "2", "3"].map(|name| dir.0.join(format!("{LEASE}{name}")).exists());
-        assert_eq!(left, [false, true, true]);
     }
 }

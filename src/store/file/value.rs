@@ -53,7 +53,7 @@ pub fn file_name(key: &[u8]) -> OsString {
 
 /// A failed call that needs the path in its text.
 pub fn failed(what: &str, path: &Path, error: &io::Error) -> Status {
-    Status::os(format!("{what} '{}'", path.display()), error)
+    Status::os(format_args!("{what} '{}'", path.display()), error)
 }
 
 /// What a value's file holds.
@@ -110,7 +110,8 @@ pub fn open_lease(path: &Path) -> Result<Option<(File, Option<u64>)>, Status> {
 }
 
 fn strange(path: &Path, what: &str) -> Status {
-    let text = format!("'{}' is {what}: nothing that this library wrote", path.display());
+    let path = path.display();
+    let text = room::said(format_args!("'{path}' is {what}: nothing that this library wrote"));
     Status::new(Code::DataLoss, text)
 }
 
@@ -142,11 +143,12 @@ pub fn read_file(
     file.take(len as u64 + 1)
         .read_to_end(&mut bytes)
         .map_err(|e| failed("cannot read", path, &e))?;
-    parse(&bytes, key).map(Some).map_err(|what| strange(path, &what))
+    let (lease, ttl, value) = parse(&bytes, key).map_err(|what| strange(path, &what))?;
+    Ok(Some((lease, ttl, room::copy(value, "a value")?)))
 }
 
 /// Takes a file apart.
-fn parse(bytes: &[u8], key: Option<&[u8]>) -> Result<(LeaseId, Duration, Vec<u8>), String> {
+fn parse<'a>(bytes: &'a [u8], key: Option<&[u8]>) -> Result<(LeaseId, Duration, &'a [u8]), String> {
     let mut r = Reader::new(bytes);
     let short = |_| format!("{} bytes long, and cut", bytes.len());
     if r.array::<8>().map_err(short)? != MAGIC {
@@ -167,7 +169,6 @@ fn parse(bytes: &[u8], key: Option<&[u8]>) -> Result<(LeaseId, Duration, Vec<u8>
     if key.is_some_and(|key| key != named) {
         return Err(format!("the value of another key, '{}'", crate::shown::key(named)));
     }
-    let value = room::copy(value, "a value").map_err(Status::into_message)?;
     Ok((id, Duration::from_millis(ttl_ms), value))
 }
 

@@ -18,6 +18,7 @@ use super::link::Link;
 use super::names::Names;
 use super::{Compared, Failed, Kind, LeaseId, Until, patiently};
 use crate::limits::{STORE_REPLY, STORE_VALUE};
+use crate::room;
 use crate::shown;
 use crate::status::{Code, Status};
 use connection::{Connection, is_broken, judge};
@@ -121,7 +122,10 @@ impl RedisStore {
         let at = match address.strip_prefix("unix:") {
             Some(path) if path.starts_with('/') => At::File(PathBuf::from(path)),
             Some(_) => return Err(bad("the path does not begin with '/'")),
-            None => At::Host(Names::new(address).map_err(|status| bad(&status.message))?),
+            None => At::Host(Names::new(address).map_err(|status| match status.code {
+                Code::ResourceExhausted => status,
+                _ => bad(&status.message),
+            })?),
         };
         let password = password.map(|p| crate::room::copy(p, "a password")).transpose()?;
         let (idle, held, ttls) = Default::default();
@@ -252,10 +256,10 @@ impl RedisStore {
 
     fn for_lease(&self, id: LeaseId, ttl: u64, until: Until<'_>) -> Result<(), Status> {
         let keys = match ttl {
-            0 => self.held.end(id),
-            _ => self.held.keys(id),
+            0 => room::collect(self.held.end(id).into_keys(), "keys of a lease")?,
+            _ => self.held.keys(id)?,
         };
-        let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
+        let keys = super::slices(&keys)?;
         for keys in keys.chunks(BATCH) {
             let mut command = self.script(RENEW, keys, true)?;
             command.arg(lease_text(Some(id))).arg(ttl);
@@ -325,7 +329,7 @@ impl Kind for RedisStore {
                 bytes <= STORE_REPLY
             });
             let some = &items[at..at + fits.count().max(1)];
-            let keys: Vec<&[u8]> = some.iter().map(|(key, _)| *key).collect();
+            let keys = room::collect(some.iter().map(|(key, _)| *key), "keys")?;
             let mut command = self.script(SET, &keys, true)?;
             self.under(&mut command, &keys, lease)?;
             for (_, value) in some {
@@ -363,6 +367,7 @@ impl Kind for RedisStore {
                 if at >= keys.len() {
                     return Err(strange());
                 }
+                room::grow(&mut missing, 1, "keys")?;
                 missing.push(batch * BATCH + at);
             }
         }
@@ -425,8 +430,11 @@ impl Kind for RedisStore {
 
     fn lease(&self, id: LeaseId, ttl: Duration, until: Until<'_>) -> Result<(), Status> {
         let ms = ttl.as_millis() as u64;
-        self.held.begin(id);
-        self.ttls.lock().insert(id, ms);
+        self.held.begin(id)?;
+        let mut ttls = self.ttls.lock();
+        room::grow(&mut *ttls, 1, "leases")?;
+        ttls.insert(id, ms);
+        drop(ttls);
         self.for_lease(id, ms, until)
     }
 

@@ -18,6 +18,7 @@ use super::names::Names;
 use super::{Compared, Failed, Kind, LeaseId, Until, patiently};
 use crate::bootstrap::auth::{Keys, TAG};
 use crate::limits::{STORE_CALL, STORE_REPLY};
+use crate::room::Grows;
 use crate::status::{Code, Reason, Status};
 pub use session::fuzz_store;
 use wire::{MAX_FIRST, MAX_MESSAGE, Reply, Request, kind};
@@ -36,6 +37,9 @@ pub struct Client {
     secret: Option<Vec<u8>>,
     idle: Mutex<Vec<Connection>>,
 }
+
+/// How a question that was asked over one connection was answered.
+type Answer = Result<Reply, Failed>;
 
 struct Connection {
     link: Link,
@@ -59,7 +63,11 @@ fn receive(
         {
             return Ok(match input.len() == len {
                 true => std::mem::take(input),
-                false => input.drain(..len).collect(),
+                false => {
+                    let message = crate::room::copy(&input[..len], "an answer")?;
+                    input.drain(..len);
+                    message
+                }
             });
         }
         let n = match input.is_empty() {
@@ -164,23 +172,23 @@ impl Client {
         sure: bool,
         until: Until<'_>,
     ) -> Result<Reply, Status> {
-        self.ask_anew(|| request.clone(), asked, sure, until)
+        self.ask_anew(|ask| ask(request), asked, sure, until)
     }
 
     /// The same, with a question that depends on when it is asked.
-    fn ask_anew<'r>(
+    fn ask_anew(
         &self,
-        request: impl Fn() -> Request<'r>,
+        with: impl Fn(&mut dyn FnMut(&Request<'_>) -> Answer) -> Answer,
         asked: usize,
         sure: bool,
         until: Until<'_>,
     ) -> Result<Reply, Status> {
         let answer = patiently(&self.name, until, || {
             let mut connection = self.connection(until)?;
-            match connection.ask(&request(), asked, until) {
+            match with(&mut |request| connection.ask(request, asked, until)) {
                 Ok(reply) => {
                     let mut idle = self.idle.lock();
-                    if idle.len() < IDLE {
+                    if idle.len() < IDLE && idle.fits(1) {
                         idle.push(connection);
                     }
                     Ok(reply)
@@ -221,14 +229,14 @@ impl Client {
         let mut heard: Option<(Instant, Vec<usize>)> = None;
         loop {
             let looked = heard.is_some();
-            let waits = || {
+            let waits = |ask: &mut dyn FnMut(&Request<'_>) -> Answer| {
                 let time = until.left().map(|left| match left.checked_sub(SPARE) {
                     Some(time) if !time.is_zero() => time,
                     // The first answer may be the last that comes in time.
                     _ if !looked => Duration::ZERO,
                     _ => left - left / 4,
                 });
-                Request::Wait { time, keys: keys.to_vec() }
+                ask(&Request::Wait { time, keys: keys.into() })
             };
             let answer = self.ask_anew(waits, keys.len(), true, until).and_then(indices);
             match (answer, heard) {
@@ -292,7 +300,7 @@ impl Kind for Client {
         let mut rest = items;
         while !rest.is_empty() {
             let count = fit(rest.iter().map(|(key, value)| key.len() + value.len()));
-            let request = Request::Set { lease, items: rest[..count].to_vec() };
+            let request = Request::Set { lease, items: rest[..count].into() };
             self.done(&request, until)?;
             rest = &rest[count..];
         }
@@ -301,7 +309,7 @@ impl Kind for Client {
 
     fn get(&self, keys: &[&[u8]], until: Until<'_>) -> Result<Vec<Option<Vec<u8>>>, Status> {
         let Some((_, keys)) = parts(keys).next() else { return Ok(Vec::new()) };
-        match self.ask(&Request::Get { keys: keys.to_vec() }, keys.len(), true, until)? {
+        match self.ask(&Request::Get { keys: keys.into() }, keys.len(), true, until)? {
             Reply::Values(values) if !values.is_empty() => Ok(values),
             _ => Err(unexpected()),
         }
@@ -310,8 +318,9 @@ impl Kind for Client {
     fn missing(&self, keys: &[&[u8]], until: Until<'_>) -> Result<Vec<usize>, Status> {
         let mut missing = Vec::new();
         for (first, keys) in parts(keys) {
-            let request = Request::Missing { keys: keys.to_vec() };
+            let request = Request::Missing { keys: keys.into() };
             let some = self.indices(&request, keys.len(), until)?;
+            crate::room::grow(&mut missing, some.len(), "keys")?;
             missing.extend(some.into_iter().map(|at| first + at));
         }
         Ok(missing)
@@ -323,13 +332,14 @@ impl Kind for Client {
         }
         // While one part is waited for the time of the others passes: of these it is known what was missing at first.
         let absent = self.missing(keys, until)?;
-        let wanted: Vec<&[u8]> = absent.iter().map(|&at| keys[at]).collect();
+        let wanted = crate::room::collect(absent.iter().map(|&at| keys[at]), "keys")?;
         let mut missing = Vec::new();
         for (first, keys) in parts(&wanted) {
             let some = match until.is_over() {
-                true => (0..keys.len()).collect(),
+                true => crate::room::collect(0..keys.len(), "keys")?,
                 false => self.wait_for(keys, until)?,
             };
+            crate::room::grow(&mut missing, some.len(), "keys")?;
             missing.extend(some.into_iter().map(|at| absent[first + at]));
         }
         Ok(missing)
@@ -366,7 +376,7 @@ impl Kind for Client {
     fn delete(&self, keys: &[&[u8]], until: Until<'_>) -> Result<usize, Status> {
         let mut count = 0;
         for (_, keys) in parts(keys) {
-            match self.ask(&Request::Delete { keys: keys.to_vec() }, keys.len(), true, until)? {
+            match self.ask(&Request::Delete { keys: keys.into() }, keys.len(), true, until)? {
                 Reply::Number(n) => count += usize::try_from(n).map_err(|_| unexpected())?,
                 _ => return Err(unexpected()),
             }

@@ -19,7 +19,7 @@ use crate::os::EventFd;
 use crate::status::{Code, Status};
 use crate::store::link::keep_alive;
 use crate::store::memory::Memory;
-use crate::store::stop::{self, Look, Stop, ready};
+use crate::store::stop::{self, Look, Looks, Stop};
 use crate::store::{Compared, Kind, LeaseId, Until};
 
 /// Longest time in which a client has to prove the secret.
@@ -28,6 +28,8 @@ const PROOF: Duration = Duration::from_secs(10);
 const STALL: Duration = Duration::from_secs(30);
 /// A silent client's host is asked whether it is there after so many seconds.
 const KEEPALIVE: libc::c_int = 60;
+/// What is waited for beside the clients: the end, a key that came, new clients.
+const OWN_LOOKS: usize = 3;
 /// Bytes that one look takes of one client.
 const PIECE: usize = 256 << 10;
 /// The same where more is under way than may be, of one that holds no more than that.
@@ -117,7 +119,15 @@ impl Server {
             peak: Default::default(),
         });
         let own = shared.clone();
-        let thread = crate::store::spawn("rdma-store", move || Loop::new(&own, listener).run())
+        // What the thread needs it has before it begins.
+        let (mut piece, mut looks) = (crate::room::vec(PIECE, "a store")?, Looks::default());
+        piece.resize(PIECE, 0);
+        if !looks.fit(OWN_LOOKS) {
+            return Err(crate::room::none(size_of::<Look>(), "a store"));
+        }
+        let with = (piece, looks);
+        let run = move || Loop::new(&own, listener, with).run();
+        let thread = crate::store::spawn("rdma-store", run)
             .map_err(|e| Status::os("starting the thread of a store", &e))?;
         Ok(Server { shared, thread: Some(thread), bound })
     }
@@ -149,6 +159,8 @@ struct Loop<'a> {
     listener: Local<TcpListener>,
     clients: Vec<Client>,
     piece: Vec<u8>,
+    /// What is waited for, with room for all clients.
+    looks: Looks,
     /// Bytes that the clients hold.
     under_way: usize,
     /// Each look begins with another client.
@@ -158,20 +170,24 @@ struct Loop<'a> {
 }
 
 impl<'a> Loop<'a> {
-    fn new(shared: &'a Shared, listener: Local<TcpListener>) -> Loop<'a> {
-        let (clients, piece) = (Vec::new(), vec![0; PIECE]);
-        Loop { shared, listener, clients, piece, under_way: 0, first: 0, paused: None }
+    fn new(
+        shared: &'a Shared,
+        listener: Local<TcpListener>,
+        (piece, looks): (Vec<u8>, Looks),
+    ) -> Loop<'a> {
+        let clients = Vec::new();
+        Loop { shared, listener, clients, piece, looks, under_way: 0, first: 0, paused: None }
     }
 
     fn run(&mut self) {
         while self.shared.stop.check().is_ok() {
-            let mut looks = self.looks();
-            ready(
-                &mut looks,
-                self.next_due().map(|at| at.saturating_duration_since(Instant::now())),
-            );
+            self.look();
+            let due = self.next_due();
+            self.looks.ready(due.map(|at| at.saturating_duration_since(Instant::now())));
             let now = Instant::now();
-            if looks[1].read {
+            let looks = self.looks.all();
+            let (rung, called) = (looks[1].read, looks[2].read);
+            if rung {
                 self.shared.bell.drain();
             }
             for (i, look) in looks[3..].iter().enumerate() {
@@ -185,7 +201,7 @@ impl<'a> Loop<'a> {
                     client.moved = now;
                 }
             }
-            if looks[2].read {
+            if called {
                 self.accept(now);
             }
             self.serve(now);
@@ -196,23 +212,23 @@ impl<'a> Loop<'a> {
     }
 
     /// What to wait for: the end, a key that came, new clients, and the clients.
-    fn looks(&self) -> Vec<Look> {
+    fn look(&mut self) {
         let read = |fd, read| Look { fd, read, write: false };
-        let mut looks = vec![
+        let own = [
             self.shared.stop.look(),
             read(self.shared.bell.as_raw_fd(), true),
             read(self.listener.as_raw_fd(), self.paused.is_none()),
         ];
         let full = self.under_way >= STORE_UNDER_WAY;
-        looks.extend(self.clients.iter().map(|client| Look {
+        let clients = self.clients.iter().map(|client| Look {
             fd: client.socket.as_raw_fd(),
             // The end of one that waits is seen, too.
             read: client.session.takes_input()
                 && !client.ending
                 && (!full || client.session.bytes() <= LITTLE),
             write: !client.session.output().is_empty(),
-        }));
-        looks
+        });
+        self.looks.set(own.into_iter().chain(clients));
     }
 
     fn next_due(&self) -> Option<Instant> {
@@ -259,7 +275,8 @@ impl<'a> Loop<'a> {
     fn make_room(&mut self, now: Instant) -> bool {
         let strangers = self.clients.iter().filter(|client| !client.session.is_open()).count();
         if strangers < STORE_STRANGERS && self.clients.len() < STORE_CLIENTS {
-            return self.clients.try_reserve(1).is_ok();
+            let looks = OWN_LOOKS + self.clients.len() + 1;
+            return self.clients.try_reserve(1).is_ok() && self.looks.fit(looks);
         }
         // In the order in which they came.
         let oldest = self.clients.iter().position(|client| !client.session.is_open());

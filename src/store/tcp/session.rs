@@ -267,7 +267,12 @@ impl Session {
         }
         if let Request::Wait { time, keys } = request {
             let bytes = keys.iter().map(|key| key.len() + KEY).sum();
-            let keys = keys.iter().map(|key| room::key(key)).collect::<Result<_, _>>()?;
+            let mut all = Vec::new();
+            room::grow(&mut all, keys.len(), "keys")?;
+            for key in &*keys {
+                all.push(room::key(key)?);
+            }
+            let keys = all;
             self.waiting = Some(Waiting { keys, bytes, at: 0, time: Some(time) });
             return self.look(store);
         }
@@ -302,8 +307,8 @@ impl Session {
     pub fn time_out(&mut self, store: &Memory) -> Result<(), Status> {
         let Some(waiting) = self.waiting.take() else { return Ok(()) };
         let is_missing = |&i: &usize| store.there(&waiting.keys[i..=i], 0) == 0;
-        let missing = (waiting.at..waiting.keys.len()).filter(is_missing).collect();
-        self.answer(&Reply::Indices(missing))
+        let missing = (waiting.at..waiting.keys.len()).filter(is_missing);
+        self.answer(&Reply::Indices(room::collect(missing, "keys")?))
     }
 }
 

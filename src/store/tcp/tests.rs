@@ -52,7 +52,7 @@ fn r08_keys_that_are_waited_for_are_bounded() {
     for _ in 0..STORE_UNDER_WAY / BYTES + 4 {
         let mut one = connect(&server, until);
         let mut out = Vec::new();
-        let request = Request::Wait { time: None, keys: keys.clone() };
+        let request = Request::Wait { time: None, keys: keys.clone().into() };
         let at = request.encode(&mut out).unwrap();
         wire::seal(&mut out, at, &one.keys, true, one.went);
         one.went += 1;
@@ -91,7 +91,7 @@ fn r08_answers_that_nobody_takes_are_bounded_and_keep_nobody_out() {
     let until = soon(&stop);
     server.set(&[(b"long", &vec![7; LONG])], None, until).unwrap();
     let mut hostile: Vec<Connection> = (0..64).map(|_| connect(&server, until)).collect();
-    let long = Request::Get { keys: vec![b"long"] };
+    let long = Request::Get { keys: vec![&b"long"[..]].into() };
     hostile.iter_mut().for_each(|one| ask_only(one, &long, until));
     let honest = Client::new(&server.bound().to_string(), None).unwrap();
     for i in 0..4u8 {

@@ -5,6 +5,7 @@
 //! question at a time, and the server answers. Without a secret the proofs and tags are those of an empty one: damage is
 //! found, and nothing else.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use crate::bootstrap::auth::{Keys, TAG, Transcript};
@@ -56,19 +57,22 @@ pub mod kind {
 /// A key and its value.
 pub type Item<'a> = (&'a [u8], &'a [u8]);
 
+/// What is asked of several keys: of who asks, or of who has heard it.
+pub type Many<'a, T> = Cow<'a, [T]>;
+
 /// What a client asks for.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub enum Request<'a> {
     Set {
         lease: Option<LeaseId>,
-        items: Vec<Item<'a>>,
+        items: Many<'a, Item<'a>>,
     },
     Get {
-        keys: Vec<&'a [u8]>,
+        keys: Many<'a, &'a [u8]>,
     },
     Wait {
         time: Option<Duration>,
-        keys: Vec<&'a [u8]>,
+        keys: Many<'a, &'a [u8]>,
     },
     Add {
         lease: Option<LeaseId>,
@@ -82,10 +86,10 @@ pub enum Request<'a> {
         desired: &'a [u8],
     },
     Delete {
-        keys: Vec<&'a [u8]>,
+        keys: Many<'a, &'a [u8]>,
     },
     Missing {
-        keys: Vec<&'a [u8]>,
+        keys: Many<'a, &'a [u8]>,
     },
     Lease {
         id: LeaseId,
@@ -176,7 +180,7 @@ impl Request<'_> {
             Request::Set { lease: id, items } => {
                 lease(&mut w, *id);
                 w.u32(items.len() as u32);
-                for (key, value) in items {
+                for (key, value) in &**items {
                     w.bytes16(key).bytes32(value);
                 }
             }
@@ -233,14 +237,14 @@ impl<'a> Fields<'a> {
         if key.is_empty() { Err(malformed("an empty key")) } else { Ok(key) }
     }
 
-    fn keys(&mut self) -> Result<Vec<&'a [u8]>, Status> {
+    fn keys(&mut self) -> Result<Many<'a, &'a [u8]>, Status> {
         let count = self.count()?;
         let mut keys = Vec::new();
         room::grow(&mut keys, count, "keys")?;
         for _ in 0..count {
             keys.push(self.key()?);
         }
-        Ok(keys)
+        Ok(keys.into())
     }
 
     fn value(&mut self) -> Result<&'a [u8], Status> {
@@ -251,14 +255,14 @@ impl<'a> Fields<'a> {
         self.0.u64().map_err(malformed)
     }
 
-    fn items(&mut self) -> Result<Vec<Item<'a>>, Status> {
+    fn items(&mut self) -> Result<Many<'a, Item<'a>>, Status> {
         let count = self.count()?;
         let mut items = Vec::new();
         room::grow(&mut items, count, "keys")?;
         for _ in 0..count {
             items.push((self.key()?, self.value()?));
         }
-        Ok(items)
+        Ok(items.into())
     }
 
     fn end(&self) -> Result<(), Status> {

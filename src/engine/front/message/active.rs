@@ -193,13 +193,20 @@ impl Engine {
             return Ok(());
         };
         crate::room::grow(&mut self.messages.handlers, 1, "handlers")?;
-        self.messages.handlers.insert(id, handler.clone());
+        let before = self.messages.handlers.insert(id, handler.clone());
         while let Some(index) = self.messages.unexpected.find_active(id) {
-            if !fx.fits(1) {
-                let text = "no memory for the messages that wait for a handler";
-                return Err(Status::new(Code::ResourceExhausted, text));
+            let handed = match fx.fits(1) {
+                true => self.hand_over(fx, index, handler.clone()),
+                false => Err(crate::room::none(size_of::<Work>(), "an active message")),
+            };
+            if let Err(status) = handed {
+                // As if it had not been called: what waits is not overtaken by what comes.
+                match before {
+                    Some(before) => drop(self.messages.handlers.insert(id, before)),
+                    None => drop(self.messages.handlers.remove(&id)),
+                }
+                return Err(status);
             }
-            self.hand_over(fx, index, handler.clone());
         }
         Ok(())
     }
@@ -236,41 +243,47 @@ impl Engine {
             return Err(crate::room::none(size_of::<Work>(), "an active message"));
         }
         let index = self.messages.unexpected.add(arrived)?;
-        if let Some(handler) = handler {
-            self.hand_over(fx, index, handler);
+        if let Some(handler) = handler
+            && let Err(status) = self.hand_over(fx, index, handler)
+        {
+            self.messages.unexpected.remove(index);
+            return Err(status);
         }
         Ok(index)
     }
 
-    /// Gives a message that waits to its handler.
-    fn hand_over(&mut self, fx: &mut impl Fx, index: u32, handler: ActiveFn) {
-        let Some(a) = self.messages.unexpected.get(index) else { return };
+    /// Gives a message that waits to its handler. Without memory for what travels beside it nothing was done.
+    fn hand_over(&mut self, fx: &mut impl Fx, index: u32, handler: ActiveFn) -> Result<(), Status> {
+        let Some(a) = self.messages.unexpected.get(index) else { return Ok(()) };
         let (party, envelope, len, ch) = (a.sender, a.envelope, a.len, a.ch);
         let short = Default::default();
         let end = |extra| MessageEnd { result: Ok(()), party, envelope, len, extra, short };
         if let Content::Here { .. } = a.content {
-            let Some(arrived) = self.messages.unexpected.remove(index) else { return };
+            let Some(arrived) = self.messages.unexpected.remove(index) else { return Ok(()) };
             let (content, extra) = self.take_content(fx, arrived);
             self.count_received(party, len, &Ok(()));
             let active = Active::waited(end(extra), content.into_vec(), 0);
-            return fx.run(Work::Active { handler, active });
+            fx.run(Work::Active { handler, active });
+            return Ok(());
         }
         if let (Content::There { response, .. }, 0, Some(ch)) = (&a.content, len, ch) {
             // There is nothing to wait for.
             let response = *response;
-            let Some(arrived) = self.messages.unexpected.remove(index) else { return };
+            let Some(arrived) = self.messages.unexpected.remove(index) else { return Ok(()) };
             let (beside, extra) = (arrived.cost(), arrived.extra);
             self.offer_taken(ch, beside);
             self.send(fx, ch, &Message::GetDone { response, ok: true }, &[]);
             let active = Active::waited(end(extra), Vec::new(), 0);
-            return fx.run(Work::Active { handler, active });
+            fx.run(Work::Active { handler, active });
+            return Ok(());
         }
+        let extra = a.copy_extra()?;
         let message = public(self.next_id, index);
         self.next_id += 1;
         self.messages.unexpected.claim(index, message);
-        let extra = self.messages.unexpected.get(index).and_then(Arrived::copy_extra);
         let active = Active::waited(end(extra), Vec::new(), message);
         fx.run(Work::Active { handler, active });
+        Ok(())
     }
 
     /// Nobody receives a message that was claimed: its sender hears that it was taken.

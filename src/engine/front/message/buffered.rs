@@ -88,7 +88,10 @@ impl Engine {
                 match found.and_then(|index| self.messages.ops.get_mut(index)) {
                     Some(op) if matches!(op.state, State::Ending | State::Ended) => {
                         op.released = true;
+                        // It ended in its call, which says so: nobody hears of it later.
+                        let failed = op.ended.take();
                         self.drop_buffer(fx, buffer, len);
+                        return failed.map_or(Ok(()), Err);
                     }
                     Some(op) => {
                         op.extra.get_or_insert_with(Box::<Beside>::default).kept = Some(buffer);

@@ -66,16 +66,12 @@ pub struct Beside {
     pub(super) kept: Option<Buffer>,
 }
 
-impl Clone for Beside {
-    /// Without the copy of the content.
-    fn clone(&self) -> Beside {
-        let Beside { user, lens, parts, active, .. } = self;
-        let (user, lens, parts) = (user.clone(), lens.clone(), parts.clone());
-        Beside { user, lens, parts, active: *active, first: None, kept: None }
-    }
-}
-
 impl Beside {
+    /// The same once more, without the copy of the content.
+    pub fn again(&self) -> Result<Box<Beside>, Status> {
+        Beside::copy(&Extra { first: None, ..self.extra() })
+    }
+
     /// A copy; `None`: there is nothing.
     pub(super) fn of(extra: &Extra<'_>) -> Result<Option<Box<Beside>>, Status> {
         if extra.is_empty() { Ok(None) } else { Beside::copy(extra).map(Some) }

@@ -143,14 +143,15 @@ impl Queues {
 
 /// Some peers, of which a receive wants a message.
 #[derive(Clone, Debug)]
-pub struct Sources(Box<[Party]>);
+pub struct Sources(Vec<Party>);
 
 impl Sources {
     /// These, each named once or more.
     pub fn new(mut parties: Vec<Party>) -> Sources {
         parties.sort_unstable();
         parties.dedup();
-        Sources(parties.into_boxed_slice())
+        // As they are: to give back what is too much may take memory, too.
+        Sources(parties)
     }
 
     /// In order, each once.

@@ -141,7 +141,7 @@ pub struct Memory {
 }
 
 /// How a message operation ended.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct MessageEnd {
     /// The result.
     pub result: Result<(), Status>,
@@ -155,6 +155,19 @@ pub struct MessageEnd {
     pub extra: Option<Box<Beside>>,
     /// The same, if that was no more than a short header, and a function is told.
     pub short: ShortHeader,
+}
+
+impl MessageEnd {
+    /// The same once more. Where there is no memory for what came beside the content, that is lost, and said to be.
+    pub fn again(&self) -> MessageEnd {
+        let MessageEnd { ref result, party, envelope, len, ref extra, short } = *self;
+        let extra = extra.as_ref().map(|beside| beside.again()).transpose();
+        let (result, extra) = match (result, extra) {
+            (Ok(()), Err(status)) => (Err(status), None),
+            (result, extra) => (result.clone(), extra.unwrap_or_default()),
+        };
+        MessageEnd { result, party, envelope, len, extra, short }
+    }
 }
 
 /// A function that is told of an end, and its words.
@@ -339,6 +352,11 @@ impl Messages {
     /// All operations.
     pub fn len(&self) -> usize {
         self.ops.len()
+    }
+
+    /// Who waits for room, each of whom is told.
+    pub fn rooms(&self) -> usize {
+        self.rooms.len()
     }
 
     /// When the next deadline is to be looked at.

@@ -18,7 +18,7 @@ use crate::protocol::message::Message;
 use crate::status::{Code, Reason, Status};
 
 /// What a probe found.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Found {
     /// Who sent it.
     pub sender: Party,

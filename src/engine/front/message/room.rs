@@ -48,9 +48,7 @@ impl Engine {
         // More than that there may not be again, whatever is taken.
         let bytes = bytes.min(ROOM);
         let room = self.message_room(party)?;
-        if !fx.fits(1) {
-            return Err(crate::room::none(size_of::<Work>(), "an event"));
-        }
+        self.admit(fx)?;
         if room >= bytes {
             fx.run(Work::Call(Box::new(move || told(Ok(room)))));
             return Ok(());

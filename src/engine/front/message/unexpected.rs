@@ -138,9 +138,9 @@ impl Arrived {
         }
     }
 
-    /// A copy of what came beside it, as far as there is memory for that.
-    pub fn copy_extra(&self) -> Option<Box<Beside>> {
-        Beside::of(&self.extra.as_ref()?.extra()).ok().flatten()
+    /// A copy of what came beside it.
+    pub fn copy_extra(&self) -> Result<Option<Box<Beside>>, Status> {
+        self.extra.as_ref().map_or(Ok(None), |beside| Beside::of(&beside.extra()))
     }
 
     /// Whether it is for a handler.

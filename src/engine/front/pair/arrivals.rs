@@ -218,8 +218,11 @@ impl Engine {
             return self.violation(ch, Status::invalid(text));
         }
         let (open, regions) = (p.granted, p.regions + grant.place.rkeys.rest().len());
-        let bounded = open < GRANTS && regions <= GRANT_REGIONS;
-        if !(bounded && p.targets.fits(1) && pairs.grants.fits(1)) {
+        if !(p.targets.fits(1) && pairs.grants.fits(1)) {
+            let status = crate::room::none(size_of::<Grant>(), "a slot of the other end");
+            return self.break_pair(fx, index, status, true);
+        }
+        if open >= GRANTS || regions > GRANT_REGIONS {
             let text = format!(
                 "the other end has {open} open slots and {regions} further regions of them, {GRANTS} and \
                  {GRANT_REGIONS} are allowed"
