@@ -10,13 +10,13 @@
 const FIRST: u32 = 4;
 /// The slower way is tried with so many in a row, since of many in flight a single one cannot be timed.
 const RUN: u32 = 8;
-/// The slower way is tried again after so many, and then after twice as many each time: what was seen first, of a connection that
+/// The slower way is tried again after so many runs, and then after twice as many each time: what was seen first, of a connection that
 /// is new, may mislead.
-const SOON: u32 = 8 * RUN;
+const SOON: u32 = 8;
 /// Up to so many.
-const LATE: u32 = 64 * RUN;
+const LATE: u32 = 64;
 /// The same where it costs far more: trying it is not free, and chills the caches.
-const LATE_FAR: u32 = 1024 * RUN;
+const LATE_FAR: u32 = 1024;
 /// Costs this many times as much.
 const FAR: f32 = 1.25;
 /// Longest time of one sample, in nanoseconds.
@@ -27,6 +27,8 @@ const LONGEST: u64 = 1_000_000_000;
 pub struct Trial {
     class: u8,
     second: bool,
+    /// How it goes that way, where other trials decide on that.
+    other_manner: bool,
     start: u64,
 }
 
@@ -34,6 +36,16 @@ impl Trial {
     /// It goes the second way.
     pub fn is_second(self) -> bool {
         self.second
+    }
+
+    /// The same that goes its way as `manner` says, a trial of other trials.
+    pub fn in_manner(self, manner: Trial) -> Trial {
+        Trial { other_manner: manner.second, ..self }
+    }
+
+    /// The trial of its manner.
+    pub fn manner(self) -> Trial {
+        Trial { second: self.other_manner, other_manner: false, ..self }
     }
 }
 
@@ -61,22 +73,25 @@ impl Class {
         self.samples[way] = self.samples[way].saturating_add(1);
     }
 
-    /// Whether the next goes the second way.
-    fn choose(&mut self) -> bool {
+    /// Whether the next goes the second way. The slower is tried for `run` in a row. `usual`: the first is gone until it is time to try the
+    /// second.
+    fn choose(&mut self, run: u32, usual: bool) -> bool {
         let [one, two] = self.samples;
-        if one.min(two) < FIRST {
-            return two <= one;
+        if one.min(two) < FIRST && !(usual && one >= FIRST) {
+            return !usual && two <= one;
         }
         let [a, b] = self.cost;
+        let b = if two < FIRST { f32::INFINITY } else { b };
         if self.second != (b < a) || self.gap == 0 {
-            (self.second, self.since, self.gap) = (b < a, RUN, SOON);
+            (self.second, self.since, self.gap) = (b < a, run, SOON * run);
         }
         self.since += 1;
         if self.since > self.gap {
-            let most = if a.max(b) > FAR * a.min(b) { LATE_FAR } else { LATE };
-            (self.since, self.gap) = (1, (2 * self.gap).min(most));
+            // Of usual ways the better one may be another by the second.
+            let most = if !usual && a.max(b) > FAR * a.min(b) { LATE_FAR } else { LATE };
+            (self.since, self.gap) = (1, (2 * self.gap).min(most * run));
         }
-        self.second != (self.since <= RUN)
+        self.second != (self.since <= run)
     }
 }
 
@@ -99,19 +114,36 @@ pub struct Trials<const CLASSES: usize> {
     /// When the last answer was seen, in nanoseconds from some start.
     last: u64,
     burst: Option<Burst>,
+    /// The slower way is tried with so many in a row.
+    run: u32,
+    /// The first way is the usual one.
+    usual: bool,
 }
 
 impl<const CLASSES: usize> Default for Trials<CLASSES> {
     fn default() -> Self {
-        Trials { classes: [Class::default(); CLASSES], last: 0, burst: None }
+        let classes = [Class::default(); CLASSES];
+        Trials { classes, last: 0, burst: None, run: RUN, usual: false }
     }
 }
 
 impl<const CLASSES: usize> Trials<CLASSES> {
+    /// The first way is gone until it is time to try the second, and each is tried with so many in a row: the first of them pay for what
+    /// the others have left in the caches.
+    pub fn with_usual(run: u32) -> Self {
+        Trials { run, usual: true, ..Trials::default() }
+    }
+
     /// Chooses the way of one that begins now; a class beyond the last is the last.
     pub fn choose(&mut self, class: usize, now: u64) -> Trial {
         let class = class.min(CLASSES - 1);
-        Trial { class: class as u8, second: self.classes[class].choose(), start: now }
+        let second = self.classes[class].choose(self.run, self.usual);
+        Trial { class: class as u8, second, other_manner: false, start: now }
+    }
+
+    /// Whether this goes the way that is known to be the slower one, to see whether it still is.
+    pub fn tries(&self, trial: Trial) -> bool {
+        self.classes.get(usize::from(trial.class)).is_some_and(|c| c.second != trial.second)
     }
 
     /// One was answered, together with those told before since the last [`learn`](Self::learn).

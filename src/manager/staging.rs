@@ -4,15 +4,15 @@
 //! the copy costs. So what was used longest ago comes first: by the time that the oldest buffer comes again its lines have left. On one machine
 //! half a round trip of 64 KiB took 6.6 µs so, and 12.8 with the buffer that was free last.
 //!
-//! Where both processors are far from each other (of two sockets, say) that does not help, and it is better to write past the caches, which
-//! takes nothing from anybody; where they are near, that takes longer. Which it is, is measured now and then.
+//! Where both processors are far from each other (of two sockets, say) that may not help, and it is better to write past the caches, which
+//! takes nothing from anybody; but then the reader gets it from memory. Both are tried, too, by what a transfer takes: the copy alone tells
+//! nothing of its reader, and a buffer that was written past the caches is slow to be written otherwise the next time.
 //!
 //! Whether it pays to copy at all depends on the processor and the kernel: content of 1 MiB took 0.5 of the time so on an AMD EPYC, and 2.6 times
 //! as long on an Intel Xeon, where `process_vm_readv` is quick. So both are tried, by length, and apart for what is alone on its way.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::posting::POSTED_MAX;
 use super::world::World;
@@ -27,12 +27,8 @@ const KEPT: u64 = 2 << 20;
 const LEAST: u64 = 16 << 10;
 /// Bytes that may be in use at a time; what is beyond stays where it is.
 const MOST: u64 = 16 << 20;
-/// A copy that takes longer, for each byte, meets lines that are far away. Near ones were seen to take 30 ps, far ones 250 to 400.
-const SLOW_PS: u64 = 100;
-/// The beginning of one of so many is copied through the caches, to see how long that takes.
-const LOOK_EVERY: u32 = 64;
-/// So much of a copy shows how far the others are.
-const SHORT: u64 = 32 << 10;
+/// So many in a row go past the caches, or not, to see what it takes: enough to have all buffers that are kept written so.
+const RUN: u32 = (KEPT / LEAST) as u32;
 /// Bytes through buffers after which the memory that they come from has its pages.
 const WARM: u64 = 4 * KEPT;
 /// Lengths that are told apart, each twice the one before; alone on its way, or not.
@@ -50,6 +46,8 @@ pub struct Staging {
     pub pace: Arc<Pace>,
     /// Whether it is left where it is, or copied.
     trials: Trials<CLASSES>,
+    /// Whether it is copied through the caches, or past them.
+    manners: Trials<CLASSES>,
     /// When the last were answered that nothing was learnt from yet.
     answered: u64,
     /// Bytes of all buffers that were given, over all time.
@@ -66,6 +64,7 @@ impl Staging {
             handed_on,
             pace,
             trials: Trials::default(),
+            manners: Trials::with_usual(RUN),
             answered: 0,
             used: 0,
         }
@@ -91,17 +90,30 @@ impl Staging {
         None
     }
 
-    /// Whether content is copied, whose buffer would have this length.
+    /// Whether content is copied, whose buffer would have this length, and how.
     fn choose(&mut self, len: u64, alone: bool, now: u64) -> Trial {
         self.settle(now);
-        let class = (len / LEAST).max(1).ilog2() as usize;
-        self.trials.choose(2 * class + usize::from(alone), now)
+        let class = 2 * (len / LEAST).max(1).ilog2() as usize + usize::from(alone);
+        let trial = self.trials.choose(class, now);
+        if !trial.is_second() {
+            return trial;
+        }
+        let manner = self.manners.choose(class, now);
+        self.pace.past.store(manner.is_second(), Ordering::Relaxed);
+        trial.in_manner(manner)
     }
 
     /// Content has gone of which it was asked whether it is copied.
     pub fn moved(&mut self, trial: Trial, len: u64, now: u64) {
         self.settle(now);
         self.answered = now;
+        if trial.is_second() {
+            self.manners.answered(trial.manner(), len);
+            if self.manners.tries(trial.manner()) {
+                // It is not what a copy takes as a rule.
+                return;
+            }
+        }
         self.trials.answered(trial, len);
     }
 
@@ -109,6 +121,7 @@ impl Staging {
     fn settle(&mut self, now: u64) {
         if self.answered != now {
             self.trials.learn(self.answered);
+            self.manners.learn(self.answered);
         }
     }
 
@@ -164,51 +177,23 @@ impl World {
     }
 }
 
-/// How content is copied to such a buffer.
+/// How content is copied to such a buffer, as was chosen last.
 #[derive(Default)]
 pub struct Pace {
-    /// Past the caches: the others are far.
+    /// Past the caches.
     past: AtomicBool,
-    turns: AtomicU32,
-    /// Bytes through the caches.
-    copied: AtomicU64,
 }
 
 impl Pace {
-    fn is_turn(&self) -> bool {
-        self.turns.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_EVERY)
-    }
-
     /// Copies `len` bytes.
     ///
     /// # Safety
     /// Both ranges are valid and do not overlap.
     pub(super) unsafe fn copy(&self, dst: u64, src: u64, len: u64) {
-        let far = self.past.load(Ordering::Relaxed);
-        // Where the others are far, the beginning is enough to see whether they still are.
-        let through = match far {
-            false => len,
-            true if self.is_turn() => len.min(SHORT),
-            true => 0,
-        };
-        let put = |at: u64, len: u64, way: Way| {
-            let (from, to) = ((src + at) as *const u8, (dst + at) as *mut u8);
-            // SAFETY: by this function's contract; both parts lie in what it names.
-            unsafe { bulk::copy(from, to, len as usize, way) };
-        };
-        if through > 0 {
-            let began = Instant::now();
-            put(0, through, Way::Plain);
-            // The first use of a buffer takes long for its pages.
-            let warm = self.copied.fetch_add(through, Ordering::Relaxed) >= 2 * KEPT;
-            self.past.store(warm && is_slow(began.elapsed(), through), Ordering::Relaxed);
-        }
-        put(through, len - through, Way::Past);
+        let way = if self.past.load(Ordering::Relaxed) { Way::Past } else { Way::Plain };
+        // SAFETY: by this function's contract.
+        unsafe { bulk::copy(src as *const u8, dst as *mut u8, len as usize, way) };
     }
-}
-
-fn is_slow(time: Duration, len: u64) -> bool {
-    time.as_nanos() as u64 * 1000 > len.saturating_mul(SLOW_PS)
 }
 
 #[cfg(test)]
@@ -237,14 +222,6 @@ mod tests {
         assert_eq!((staging.oldest_first.len(), staging.kept), (4, 3 * len + LEAST));
     }
 
-    #[test]
-    fn a_slow_copy_is_told_from_a_quick_one() {
-        assert!(!is_slow(Duration::from_micros(6), 64 << 10));
-        assert!(is_slow(Duration::from_micros(7), 64 << 10));
-        assert!(!is_slow(Duration::from_micros(100), 1 << 20));
-        assert!(is_slow(Duration::from_micros(110), 1 << 20));
-    }
-
     /// Costs are in nanoseconds of one: left where it is, copied.
     #[test]
     fn what_takes_less_time_is_done_for_each_length_alone_and_not() {
@@ -266,13 +243,42 @@ mod tests {
         assert!(copied(LEAST, true, [1000, 2000]) < 50);
     }
 
+    /// Costs are in nanoseconds of one: left where it is, copied through the caches, past them.
+    #[test]
+    fn what_is_copied_goes_through_the_caches_or_past_them() {
+        let mut staging = Staging::new(false, Arc::default());
+        let mut now = 0;
+        let mut past = |count: u32, costs: [u64; 3]| {
+            let mut ways = [0u32; 3];
+            for _ in 0..count {
+                let trial = staging.choose(64 << 10, false, now);
+                let way = match (trial.is_second(), trial.manner().is_second()) {
+                    (false, _) => 0,
+                    (true, false) => 1,
+                    (true, true) => 2,
+                };
+                assert!(way == 0 || staging.pace.past.load(Ordering::Relaxed) == (way == 2));
+                ways[way] += 1;
+                now += costs[way];
+                staging.moved(trial, 64 << 10, now);
+            }
+            ways.map(|n| f64::from(n) / f64::from(count))
+        };
+        let ways = past(10_000, [12_000, 5000, 8000]);
+        assert!(ways[1] > 0.9 && ways[2] > 0.0, "{ways:?}");
+        let ways = past(40_000, [12_000, 9000, 4000]);
+        assert!(ways[2] > 0.8, "{ways:?}");
+        let ways = past(40_000, [12_000, 4000, 8000]);
+        assert!(ways[1] > 0.6, "{ways:?}");
+        let ways = past(40_000, [2000, 4000, 8000]);
+        assert!(ways[0] > 0.9, "{ways:?}");
+    }
+
     #[test]
     fn each_way_copies_every_byte() {
-        let pace = Pace::default();
         let src: Vec<u8> = (0..100_000u32).map(|i| (i * 7) as u8).collect();
-        for (past, turns) in [(false, 1), (true, 1), (true, 0)] {
-            pace.past.store(past, Ordering::Relaxed);
-            pace.turns.store(turns, Ordering::Relaxed);
+        for past in [false, true] {
+            let pace = Pace { past: AtomicBool::new(past) };
             let mut dst = vec![0u8; 100_000];
             // SAFETY: both are as long.
             unsafe { pace.copy(dst.as_mut_ptr() as u64, src.as_ptr() as u64, 100_000) };
