@@ -32,7 +32,7 @@ struct Compared {
 
 namespace detail {
 /* Ends a handle of this process; one of a parent's is left alone. Inside a callback, where it cannot end, a thread of its own
- * ends it, once the callback has returned: nothing else might ever come by. */
+ * ends it, once the calls that are in it have returned: nothing else might ever come by. */
 template <class T, rdma_code_t (*End)(T *)>
 struct EndOf {
   pid_t process;
@@ -52,7 +52,7 @@ struct EndOf {
 }  // namespace detail
 
 /* A store, or a view of one. Keys and values are bytes. Any thread may use it; its end ends their calls. Inside a callback
- * it cannot end: `close` says so, and after the destructor it ends by itself, soon after the callback has. */
+ * it cannot end: `close` says so, and after the destructor a thread of its own ends it, soon after the calls in it have ended. */
 class Store {
  public:
   /* None: every call returns RDMA_INVALID_ARGUMENT. */
@@ -235,7 +235,7 @@ struct MeshOptions {
 };
 
 /* Ranks that have met: which peer is which. Needs neither the store nor the manager any more. Its end inside a callback is
- * put off, as a store's. */
+ * a thread's, as a store's. */
 class Mesh {
  public:
   /* None: every call returns RDMA_INVALID_ARGUMENT. */
