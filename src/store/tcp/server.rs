@@ -190,7 +190,7 @@ impl<'a> Loop<'a> {
             if rung {
                 self.shared.bell.drain();
             }
-            for (i, look) in looks[3..].iter().enumerate() {
+            for (i, look) in looks[OWN_LOOKS..].iter().enumerate() {
                 let Some(client) = self.clients.get_mut(i) else { continue };
                 let before = client.session.bytes();
                 let most = if self.under_way < STORE_UNDER_WAY { PIECE } else { LITTLE };
