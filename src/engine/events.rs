@@ -20,7 +20,7 @@ impl Engine {
         if c.seal.is_some() || c.rail.is_some() {
             self.on_any_message(fx, ch, bytes);
         } else if let Some((m, credits)) = message::usual_msg(bytes) {
-            c.on_received(fx.now(), credits);
+            c.on_received(fx.lately(), credits);
             match self.messages.hear(fx, c, m) {
                 Heard::Ended if c.is_settled() => return,
                 Heard::Ended => {}
@@ -28,10 +28,10 @@ impl Engine {
                 other => self.on_heard(fx, ch, bytes, other),
             }
         } else if let Some((index, content, credits)) = message::usual_content(bytes) {
-            c.on_received(fx.now(), credits);
+            c.on_received(fx.lately(), credits);
             self.on_same_content(fx, ch, index, content);
         } else if let Some((r, credits)) = message::usual_request(bytes) {
-            c.on_received(fx.now(), credits);
+            c.on_received(fx.lately(), credits);
             self.on_usual_request(fx, ch, r);
         } else {
             self.on_less_usual(fx, ch, bytes);
@@ -44,16 +44,16 @@ impl Engine {
     fn on_less_usual(&mut self, fx: &mut impl Fx, ch: ChanId, bytes: &[u8]) {
         let Some(c) = self.channels.get_mut(ch) else { return };
         if let Some((m, credits)) = message::whole_msg(bytes) {
-            c.on_received(fx.now(), credits);
+            c.on_received(fx.lately(), credits);
             self.on_msg(fx, ch, m.envelope, m.sync, &m.extra, m.content);
         } else if let Some((number, credits)) = message::matched(bytes) {
-            c.on_received(fx.now(), credits);
+            c.on_received(fx.lately(), credits);
             self.on_msg_matched(fx, ch, number);
         } else if let Some((content, credits)) = message::whole_content(bytes) {
-            c.on_received(fx.now(), credits);
+            c.on_received(fx.lately(), credits);
             self.on_content(fx, ch, content);
         } else if let Some((request, credits)) = message::whole_request(bytes) {
-            c.on_received(fx.now(), credits);
+            c.on_received(fx.lately(), credits);
             self.on_request(fx, ch, request);
         } else {
             self.on_any_message(fx, ch, bytes);

@@ -96,6 +96,11 @@ pub enum MapError {
 pub trait Fx {
     /// Monotonic time in nanoseconds.
     fn now(&self) -> u64;
+    /// The time when somebody last asked for it: some turns ago at most. Costs nothing.
+    #[inline]
+    fn lately(&self) -> u64 {
+        self.now()
+    }
     /// Sends a message on a channel; see `Adapter::send`.
     fn send(&mut self, ch: ChanId, parts: &[&[u8]]) -> Result<(), PostError>;
     /// The same; see `Adapter::send_short`.

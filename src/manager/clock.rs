@@ -43,10 +43,16 @@ impl Clock {
         self.start
     }
 
-    /// The time: that of the first question since the last `tick`, or of the last `read_at`.
+    /// The time: that of the first question since the last `tick`.
     #[inline]
     pub fn now(&self) -> u64 {
-        if self.stale.get() { self.read_at(ticks()) } else { self.now.get() }
+        if self.stale.get() { self.read() } else { self.now.get() }
+    }
+
+    /// The time of the last reading.
+    #[inline]
+    pub fn lately(&self) -> u64 {
+        self.now.get()
     }
 
     /// Time passes.
@@ -55,10 +61,10 @@ impl Clock {
         self.stale.set(true);
     }
 
-    /// Reads the time, of who has read the processor's counter just now, and nobody the time since: a count from before the last real
-    /// reading would be taken for one of another processor.
+    /// Reads the time.
     #[inline]
-    pub fn read_at(&self, ticks: u64) -> u64 {
+    fn read(&self) -> u64 {
+        let ticks = ticks();
         // On a machine whose counters differ between cores this may wrap: then it is large.
         let passed = ticks.wrapping_sub(self.base_ticks.get());
         let scale = self.scale.get();

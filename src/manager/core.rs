@@ -28,6 +28,9 @@ const BOOT_INTERVAL: u64 = 1_000_000;
 const WHOLE_SOON: u64 = 1 << 14;
 /// The same at other times: a fraction of a millisecond.
 const WHOLE_EVERY: u64 = 1 << 19;
+/// So many turns that find messages ask not what else is due: to read the processor's counter takes as long as a hundred
+/// instructions.
+const BLIND: u32 = 8;
 
 /// Everything behind the manager's lock.
 pub struct Core {
@@ -51,6 +54,8 @@ pub struct Core {
     pub(super) armed: bool,
     next_boot: u64,
     last_whole: u64,
+    /// Turns that found messages, since the processor's counter was last read for what is due.
+    blind: u32,
     pub(super) quiet: Quiet,
     /// What a short turn has found, for a long one.
     pub(super) found: Found,
@@ -82,6 +87,7 @@ impl Core {
             armed: false,
             next_boot: 0,
             last_whole: 0,
+            blind: 0,
             quiet: Quiet::default(),
             found: Found::default(),
             whole_every: WHOLE_SOON,
@@ -119,12 +125,10 @@ impl Core {
     /// was done, and `turn` has to be called. It is looked `looks` times for one that comes soon.
     #[inline(always)]
     pub fn turn_short(&mut self, thread: Thread, looks: u32, most: u32) -> Option<u32> {
-        let ticks = ticks();
-        let whole = self.whole || ticks.wrapping_sub(self.last_whole) >= self.whole_every;
-        if whole || self.world.full || self.world.trace.enabled() || !self.events.is_empty() {
+        if self.whole || self.world.full || self.world.trace.enabled() || !self.events.is_empty() {
             return None;
         }
-        let kind = self.world.endpoints.only().or_else(|| self.only_lively(ticks))?;
+        let kind = self.world.endpoints.only().or_else(|| self.only_lively(ticks()))?;
         if self.world.may_doubt(kind) {
             return None;
         }
@@ -147,16 +151,28 @@ impl Core {
                 self.found = Found::Done(kind, ep);
                 None
             }
+            One::Nothing if self.is_whole_due() => None,
             One::Nothing => {
                 self.armed = false;
                 Some(0)
             }
             One::Message(ep, bytes) => {
                 self.armed = false;
-                self.quiet.hear(ticks);
-                Some(self.hear(kind, (ep, bytes), (thread, ticks), most))
+                self.blind += 1;
+                if self.blind >= BLIND || self.world.endpoints.only().is_none() {
+                    self.whole = self.is_whole_due();
+                    self.quiet.hear(ticks());
+                }
+                Some(self.hear(kind, (ep, bytes), thread, most))
             }
         }
+    }
+
+    /// Whether more than a look at the adapters is due by now.
+    #[inline]
+    fn is_whole_due(&mut self) -> bool {
+        self.blind = 0;
+        ticks().wrapping_sub(self.last_whole) >= self.whole_every
     }
 
     /// The provider in use that is not quiet, if there is one alone and the others are left alone.
@@ -179,11 +195,11 @@ impl Core {
         &mut self,
         kind: ProviderKind,
         first: (EpId, View),
-        (thread, ticks): (Thread, u64),
+        thread: Thread,
         most: u32,
     ) -> u32 {
         let _speaking = self.speaker.speak_on(thread);
-        self.world.clock.read_at(ticks);
+        self.world.tick();
         let (mut next, mut count) = (first, 0);
         loop {
             self.hear_one(kind, next.0, next.1);

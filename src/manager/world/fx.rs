@@ -11,6 +11,11 @@ impl Fx for World {
     }
 
     #[inline]
+    fn lately(&self) -> u64 {
+        self.clock.lately()
+    }
+
+    #[inline]
     fn send(&mut self, ch: ChanId, parts: &[&[u8]]) -> Result<(), PostError> {
         if self.in_doubt(ch) {
             return self.posted(Err(PostError::QueueFull));

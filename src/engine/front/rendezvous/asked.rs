@@ -70,7 +70,6 @@ impl Engine {
     /// Notes that a peer asks, and makes room for what comes of it; who asks. `None`: it must not, or there is none.
     #[inline(always)]
     fn is_asked(&mut self, fx: &mut impl Fx, to: To) -> Option<u32> {
-        let now = fx.now();
         let c = self.channels.get_mut(to.ch)?;
         let peer = c.peer;
         let taken = to.request >= IMM_SLOT || c.responses.get(to.request).is_some();
@@ -78,7 +77,7 @@ impl Engine {
             self.must_not_ask(to);
             return None;
         }
-        c.used = now;
+        c.used = c.last_rx;
         c.counters.requests_received.add(1);
         let has_place = c.responses.has_place(to.request);
         self.happened += 1;
