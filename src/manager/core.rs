@@ -191,13 +191,7 @@ impl Core {
 
     /// Handles a message, and those behind it, `most` in all; how many it was.
     #[inline(always)]
-    fn hear(
-        &mut self,
-        kind: ProviderKind,
-        first: (EpId, View),
-        thread: Thread,
-        most: u32,
-    ) -> u32 {
+    fn hear(&mut self, kind: ProviderKind, first: (EpId, View), thread: Thread, most: u32) -> u32 {
         let _speaking = self.speaker.speak_on(thread);
         self.world.tick();
         let (mut next, mut count) = (first, 0);

@@ -139,7 +139,8 @@ impl Rounds<'_> {
     /// A turn found nothing.
     fn nothing(&mut self) -> (Pause, Option<Instant>) {
         self.idle += 1;
-        if self.idle > 1 && !self.idle.is_multiple_of(CLOCK_EVERY) {
+        let looks = self.idle.is_multiple_of(CLOCK_EVERY) || self.spin.offers();
+        if self.idle > 1 && !looks {
             std::hint::spin_loop();
             return (Pause::None, None);
         }
@@ -485,6 +486,7 @@ impl Manager {
                 continue;
             }
             let (pause, Some(now)) = rounds.nothing() else { continue };
+            self.glances_pay(rounds.spin);
             let closing = self.drivers.closing.load(Ordering::Acquire);
             if deadline.is_some_and(|at| now >= at) || closing && deadline.is_some() {
                 return Some(false);
@@ -502,9 +504,17 @@ impl Manager {
                         return None;
                     }
                     rounds.slept();
-                    self.spins.store(rounds.spin.is_on(), Ordering::Relaxed);
+                    self.glances_pay(rounds.spin);
                 }
             }
+        }
+    }
+
+    /// Whether a caller glances: while spinning pays, and nobody else wants its processor.
+    fn glances_pay(&self, spin: &Spin) {
+        let pay = spin.is_on() && !spin.offers();
+        if self.spins.load(Ordering::Relaxed) != pay {
+            self.spins.store(pay, Ordering::Relaxed);
         }
     }
 

@@ -1,7 +1,7 @@
 //! A few turns of a caller that blocks, before it becomes the driver, which takes the seat, and is left by another hold of
 //! the lock: what comes soon comes within them. Only where nobody drives: no other caller, and the progress thread rests, as it does
 //! for a while after each. So one blocking call after the other costs no change of the driver. And only where spinning pays
-//! (`spin`): where more threads run than there are processors, who would make the event waits for this one.
+//! (`spin`), and nobody else wants the processor: who would make the event may wait for it.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
