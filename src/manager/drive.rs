@@ -155,7 +155,7 @@ impl Rounds<'_> {
         let pause = if now - self.looked > LOOK_EVERY {
             self.looked = now;
             Pause::Look
-        } else if self.spin.goes_on(now) {
+        } else if self.spin.goes_on(now, self.idle) {
             Pause::None
         } else {
             Pause::Sleep

@@ -17,9 +17,9 @@
 //!   others like this one have something to do, and the driver offers it after each poll, for some waits, for more each time:
 //!   to go to sleep and be woken takes ten times as long as to hand the processor round. (Four ranks on two processors: an
 //!   allreduce of 1 KiB, some twenty waits, took 600 µs while the driver slept then.) On a machine with one processor it does
-//!   so always;
-//! - where it was lost for longer than a wait is spun for, somebody works there, and a thread that is woken gets it sooner than
-//!   one that has offered it: the spin ends at once, and spinning is left off for longer each time;
+//!   so always. What others do meanwhile does not count as its own spinning;
+//! - where it was lost for much longer than a wait is spun for, somebody works there, and a thread that is woken gets it sooner
+//!   than one that has offered it: the spin ends at once, and spinning is left off for longer each time;
 //! - a loss that is rare does not count: a thread of this manager looks twice a millisecond whether a caller still drives, and
 //!   a pause of the spinning each time cost 1 MiB between two blocked callers a third of its time.
 
@@ -27,6 +27,10 @@ use std::time::{Duration, Instant};
 
 /// A wait of up to so many times `busy_poll_us` counts as short, and may be spun for whole once one was seen.
 const REACH: u32 = 4;
+/// The same where others have their turn meanwhile; and who has the processor for longer than that works there.
+const CROWD: u32 = 5;
+/// A poll and an offer of the processor take half a microsecond and more.
+const POLLS_PER_US: u32 = 2;
 /// Fruitless spins in a row before a pause.
 const TRIES: u8 = 8;
 /// Waits without spinning after that, or with the processor offered after each poll, at first and at most. The first is short:
@@ -94,12 +98,20 @@ impl Spin {
     }
 
     /// Whether to go on spinning; asked now and then with the time.
-    pub fn goes_on(&mut self, now: Instant) -> bool {
+    pub fn goes_on(&mut self, now: Instant, polls: u32) -> bool {
         let gap = now - std::mem::replace(&mut self.looked, now);
         if self.on && gap > LOST {
             self.lose(gap, now);
         }
-        self.on && !self.lost && now - self.since < self.reach()
+        self.on && !self.lost && self.reaches(now, polls)
+    }
+
+    /// Whether the wait has not taken too long. While the processor goes round only its own turns count.
+    fn reaches(&self, now: Instant, polls: u32) -> bool {
+        match self.offers() {
+            true => polls < self.max.saturating_mul(REACH * POLLS_PER_US),
+            false => now - self.since < self.reach(),
+        }
     }
 
     /// The processor was somebody else's for so long.
@@ -107,7 +119,7 @@ impl Spin {
         if gap * RARE <= now - std::mem::replace(&mut self.lost_at, now) {
             return;
         }
-        if gap > self.longest() {
+        if gap > self.longest() * CROWD {
             self.lost = true;
         } else if !self.offers() {
             self.crowded = true;
@@ -125,10 +137,9 @@ impl Spin {
         Duration::from_micros(self.max.into()) * REACH
     }
 
-    /// How long a wait is spun for. While the processor goes round each turn takes its time.
+    /// How long a wait is spun for.
     fn reach(&self) -> Duration {
-        let longer = self.longer || self.offers();
-        if longer { self.longest() } else { Duration::from_micros(self.max.into()) }
+        if self.longer { self.longest() } else { Duration::from_micros(self.max.into()) }
     }
 
     /// Whether waits are spun for.
@@ -163,13 +174,13 @@ impl Spin {
             return;
         }
         self.lost_at += now - self.looked;
-        if self.crowded {
+        if self.crowded && self.on {
             self.crowded_wait();
-        } else if self.pause > 0 {
+        } else if self.pause > 0 && !self.crowded {
             self.pause -= 1;
             return;
         }
-        let short = now - self.since <= self.longest();
+        let short = now - self.since <= self.longest() * if self.offers() { CROWD } else { 1 };
         if self.on {
             self.misses += 1;
         }
@@ -194,9 +205,10 @@ mod tests {
     fn wait(spin: &mut Spin, now: &mut Instant, length: Duration, step: Duration) -> bool {
         spin.begin(*now);
         let end = *now + length;
-        let mut spun = false;
-        while spin.goes_on(*now) {
+        let (mut spun, mut polls) = (false, 0);
+        while spin.goes_on(*now, polls) {
             spun = true;
+            polls += 1;
             *now += step;
             if *now >= end {
                 spin.found();
@@ -250,7 +262,7 @@ mod tests {
         assert!(!wait(&mut spin, &mut now, 10 * US, US), "not after a long wait");
         let before = now;
         spin.begin(now);
-        while spin.goes_on(now) {
+        while spin.goes_on(now, 0) {
             now += US;
         }
         assert!(now - before <= MAX * REACH, "{:?}", now - before);
@@ -260,9 +272,9 @@ mod tests {
     fn r24_a_processor_lost_to_who_works_ends_spinning_at_once() {
         let mut spin = Spin::new(MAX, 2);
         let mut now = Instant::now();
-        assert!(wait(&mut spin, &mut now, 4_000 * US, 1_000 * US));
+        assert!(wait(&mut spin, &mut now, 4_000 * US, 2_000 * US));
         let spun = (0..PAUSE as usize)
-            .filter(|_| wait(&mut spin, &mut now, 4_000 * US, 1_000 * US))
+            .filter(|_| wait(&mut spin, &mut now, 4_000 * US, 2_000 * US))
             .count();
         assert_eq!(spun, 0);
     }
@@ -290,8 +302,9 @@ mod tests {
         while !spin.offers() {
             wait(&mut spin, &mut now, 45 * US, 30 * US);
         }
-        wait(&mut spin, &mut now, 10_000 * US, 30 * US);
-        assert!(!wait(&mut spin, &mut now, 45 * US, 30 * US), "a long wait is not spun for again");
+        assert!(wait(&mut spin, &mut now, 4_000 * US, 100 * US), "by its own turns it is not long");
+        wait(&mut spin, &mut now, 40_000 * US, 30 * US);
+        assert!(!wait(&mut spin, &mut now, 900 * US, 30 * US), "a long wait is not spun for again");
         assert!(wait(&mut spin, &mut now, 45 * US, 30 * US), "a short one brings it back");
         assert!(spin.offers());
         wait(&mut spin, &mut now, 10_000 * US, 3_000 * US);
