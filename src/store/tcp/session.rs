@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::wire::{self, MAX_FIRST, MAX_MESSAGE, Reply, Request, kind, malformed};
+use super::messages::{Reply, Request};
+use super::wire::{self, MAX_FIRST, MAX_MESSAGE, kind, malformed};
 use crate::bootstrap::auth::{Keys, TAG};
 use crate::room;
 use crate::status::Status;
