@@ -105,13 +105,19 @@ fn r08_answers_that_nobody_takes_are_bounded_and_keep_nobody_out() {
     assert!(server.peak() <= most, "{} bytes were under way", server.peak());
 }
 
-/// Who holds on to what it has begun to send lets go of it for who has come later and gets on.
+/// Who holds on to what it has begun to send lets go of it for who has come later and gets on; and not who has held a little
+/// for longer.
 #[test]
 fn r08_messages_that_are_never_whole_keep_nobody_out() {
     const PART: usize = 7 << 20;
     let server = Server::new("127.0.0.1:0", None, false).unwrap();
     let stop = Stop::new().unwrap();
     let until = soon(&stop);
+    let mut rest: Vec<Connection> = (0..8).map(|_| connect(&server, until)).collect();
+    for one in &mut rest {
+        let keys = vec![&b"k"[..]].into();
+        assert!(one.ask(&Request::Missing { keys }, 1, until).is_ok());
+    }
     let mut begun = (PART as u32 + 1000).to_le_bytes().to_vec();
     begun.resize(PART, kind::SET);
     let hostile: Vec<Connection> = (0..STORE_UNDER_WAY / PART + 2)
@@ -127,6 +133,7 @@ fn r08_messages_that_are_never_whole_keep_nobody_out() {
         let got = honest.get(&[b"long"], until).unwrap();
         assert_eq!(got[0].as_ref().map(|value| value[1000]), Some(i));
     }
+    assert!(rest.iter().all(Connection::rests), "who holds a little is closed");
     drop(hostile);
 }
 
