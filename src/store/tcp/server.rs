@@ -89,7 +89,7 @@ impl Server {
             #[cfg(test)]
             looks: Default::default(),
         });
-        let mut turns = Turns::new(shared.clone(), listener)?;
+        let mut turns = Box::new(Turns::new(shared.clone(), listener)?);
         let thread = crate::store::spawn("rdma-store", move || turns.run())
             .map_err(|e| Status::os("starting the thread of a store", &e))?;
         Ok(Server { shared, thread: Some(thread), bound })
