@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::lease::ended;
+use super::waiters::Waiters;
 use super::{Compared, Kind, LeaseId, Until, sum};
 use crate::limits::{STORE_BYTES, STORE_KEYS, STORE_REPLY};
 use crate::os::EventFd;
@@ -31,8 +32,10 @@ struct Table {
     leases: HashMap<LeaseId, Term>,
     /// The same in the order of their ends.
     ends: BTreeSet<(Instant, LeaseId)>,
-    /// Counts what has come, so that who waits knows whether to look.
+    /// Counts what has come, so that who waits in this process knows whether to look.
     came: u64,
+    /// Clients of a server that wait.
+    waiters: Waiters,
 }
 
 /// What a key and its value cost beyond their bytes.
@@ -111,6 +114,7 @@ impl Table {
         }
         self.bytes = bytes;
         self.came += 1;
+        self.waiters.wake(key);
         Ok(())
     }
 
@@ -124,7 +128,7 @@ pub struct Memory {
     name: String,
     table: Mutex<Table>,
     changed: Condvar,
-    /// Rung when a key has come, for a server that has others wait.
+    /// Rung when a key has come that a client of a server waits for.
     bell: Option<Arc<EventFd>>,
 }
 
@@ -142,14 +146,15 @@ impl Memory {
     fn with<R>(&self, f: impl FnOnce(&mut Table) -> R) -> R {
         let mut table = self.table.lock();
         table.expire();
-        let before = table.came;
+        let before = (table.came, table.waiters.woken());
         let result = f(&mut table);
-        if table.came != before {
-            drop(table);
+        let (came, woken) = (table.came != before.0, table.waiters.woken() > before.1);
+        drop(table);
+        if came {
             self.changed.notify_all();
-            if let Some(bell) = &self.bell {
-                bell.signal();
-            }
+        }
+        if let Some(bell) = self.bell.as_ref().filter(|_| woken) {
+            bell.signal();
         }
         result
     }
@@ -159,6 +164,32 @@ impl Memory {
         self.with(|table| {
             keys[from..].iter().take_while(|key| table.values.contains_key(key.as_ref())).count()
         })
+    }
+
+    /// The same; for that one a server's client waits from now on, until it is woken or parts.
+    pub fn there_or_wait<K: AsRef<[u8]>>(
+        &self,
+        keys: &[K],
+        from: usize,
+        who: u32,
+    ) -> Result<usize, Status> {
+        self.with(|table| {
+            let rest = keys[from..].iter().map(AsRef::as_ref);
+            let there = rest.clone().take_while(|key| table.values.contains_key(*key)).count();
+            let lacks = rest.clone().nth(there);
+            lacks.map_or(Ok(()), |key| table.waiters.wait(key, who))?;
+            Ok(there)
+        })
+    }
+
+    /// A client of a server waits for a key no more.
+    pub fn part(&self, key: &[u8], who: u32) {
+        self.with(|table| table.waiters.part(key, who));
+    }
+
+    /// The next client of a server whose key has come.
+    pub fn woken(&self) -> Option<u32> {
+        self.table.lock().waiters.next()
     }
 
     /// Bytes of the values that [`get`](Kind::get) would find.

@@ -20,6 +20,7 @@ pub mod redis;
 pub mod stop;
 pub mod tcp;
 mod until;
+mod waiters;
 
 use std::cell::Cell;
 use std::fmt::Display;

@@ -34,51 +34,14 @@ impl Look {
     }
 }
 
-/// Many that are waited for, for whom there is room.
-#[derive(Default)]
-pub struct Looks {
-    looks: Vec<Look>,
-    fds: Vec<libc::pollfd>,
-}
-
-impl Looks {
-    /// Whether there is room for so many, or room could be made for them.
-    pub fn fit(&mut self, count: usize) -> bool {
-        self.looks.try_reserve(count.saturating_sub(self.looks.len())).is_ok()
-            && self.fds.try_reserve(count.saturating_sub(self.fds.len())).is_ok()
-    }
-
-    /// These are waited for from now on, of whom there are as many as fit.
-    pub fn set(&mut self, looks: impl Iterator<Item = Look>) {
-        self.looks.clear();
-        looks.for_each(|look| _ = crate::few::push(&mut self.looks, look));
-    }
-
-    /// Sleeps as [`ready`] does.
-    pub fn ready(&mut self, time: Option<Duration>) {
-        self.fds.clear();
-        self.looks.iter().for_each(|look| _ = crate::few::push(&mut self.fds, look.poll()));
-        poll(&mut self.looks, &mut self.fds, time);
-    }
-
-    /// They, as they were set, or what is ready.
-    pub fn all(&self) -> &[Look] {
-        &self.looks
-    }
-}
-
 /// Sleeps until one of them is ready, at most so long (`None`: for ever). What is left of `read` and `write` is so.
 pub fn ready<const N: usize>(looks: &mut [Look; N], time: Option<Duration>) {
     let mut fds = looks.each_ref().map(Look::poll);
-    poll(looks, &mut fds, time);
-}
-
-fn poll(looks: &mut [Look], fds: &mut [libc::pollfd], time: Option<Duration>) {
     // A fraction of a millisecond must not become a busy loop.
     let ms = time.map_or(-1, |t| t.as_nanos().div_ceil(1_000_000).min(1 << 30) as libc::c_int);
     // SAFETY: an array of that length. A signal ends it early, as if nothing was ready.
     let found = unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, ms) };
-    for (look, fd) in looks.iter_mut().zip(&*fds) {
+    for (look, fd) in looks.iter_mut().zip(&fds) {
         let ended = fd.revents & (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) != 0;
         let got = |event| found > 0 && (fd.revents & event != 0 || ended);
         look.read &= got(libc::POLLIN);

@@ -157,7 +157,7 @@ pub const PLACES: &[Place] = &[
     place("ffi/object.rs", 128, "a handle of a store or a mesh", &["make"]),
     place(
         "ffi/store.rs",
-        256,
+        512,
         "a store, but for what is in it",
         &["rdma_store_file", "rdma_store_memory", "rdma_store_tcp", "rdma_store_tcp_serve"],
     ),
@@ -244,7 +244,7 @@ pub const PLACES: &[Place] = &[
     ),
     place("store/names.rs", 128, "a look-up of a server's name", &["asked"]),
     place("store/number.rs", 32, "a number as text", &["number"]),
-    place("store/tcp/server.rs", 256, "a served store", &["start"]),
+    place("store/tcp/server.rs", 512, "a served store", &["start"]),
     place("store/tcp/session.rs", 64, "a greeting", &["on_message"]),
     place("store/tcp/wire.rs", 64, "a greeting; a proof", &["greeting", "proof"]),
     place("user.rs", 64, "user bytes of a tensor", &["copy"]),

@@ -4,6 +4,7 @@
 //! not wait for each other. What is asked may be asked again over another connection, but for add and compare-and-set: of
 //! these it is not known, when a connection breaks, whether they were done.
 
+mod messages;
 pub mod server;
 mod session;
 mod wire;
@@ -20,8 +21,9 @@ use crate::bootstrap::auth::{Keys, TAG};
 use crate::limits::{STORE_CALL, STORE_REPLY};
 use crate::room::Grows;
 use crate::status::{Code, Reason, Status};
+use messages::{Reply, Request};
 pub use session::fuzz_store;
-use wire::{MAX_FIRST, MAX_MESSAGE, Reply, Request, kind};
+use wire::{MAX_FIRST, MAX_MESSAGE, kind};
 
 /// Connections that rest.
 const IDLE: usize = 16;

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::wire::{self, MAX_FIRST, MAX_MESSAGE, Reply, Request, kind, malformed};
+use super::messages::{Reply, Request};
+use super::wire::{self, MAX_FIRST, MAX_MESSAGE, kind, malformed};
 use crate::bootstrap::auth::{Keys, TAG};
 use crate::room;
 use crate::status::Status;
@@ -35,6 +36,8 @@ enum Phase {
 
 /// One client of a server: how far it has come in, its bytes, and what it waits for.
 pub struct Session {
+    /// As the store knows who waits.
+    number: u32,
     phase: Phase,
     input: Vec<u8>,
     /// Bytes of `input` that are done with.
@@ -68,9 +71,10 @@ const BESIDE: usize = 64 << 10;
 const SHORT: usize = 16 << 10;
 
 impl Session {
-    /// A client that has just connected.
-    pub fn new() -> Session {
+    /// A client that has just connected, by a number that no other has.
+    pub fn new(number: u32) -> Session {
         Session {
+            number,
             phase: Phase::Hello,
             input: Vec::new(),
             read: 0,
@@ -292,10 +296,10 @@ impl Session {
         Ok(())
     }
 
-    /// Looks whether what it waits for is there.
+    /// Looks whether what it waits for is there; what is not wakes it when it comes.
     pub fn look(&mut self, store: &Memory) -> Result<(), Status> {
         let Some(waiting) = &mut self.waiting else { return Ok(()) };
-        waiting.at += store.there(&waiting.keys, waiting.at);
+        waiting.at += store.there_or_wait(&waiting.keys, waiting.at, self.number)?;
         if waiting.at < waiting.keys.len() {
             return Ok(());
         }
@@ -303,18 +307,19 @@ impl Session {
         self.answer(&Reply::Indices(Vec::new()))
     }
 
+    /// It waits no more.
+    pub fn leave(&mut self, store: &Memory) -> Option<Waiting> {
+        let waiting = self.waiting.take()?;
+        waiting.keys.get(waiting.at).inspect(|key| store.part(key, self.number));
+        Some(waiting)
+    }
+
     /// Its time is over: tells it what is missing.
     pub fn time_out(&mut self, store: &Memory) -> Result<(), Status> {
-        let Some(waiting) = self.waiting.take() else { return Ok(()) };
+        let Some(waiting) = self.leave(store) else { return Ok(()) };
         let is_missing = |&i: &usize| store.there(&waiting.keys[i..=i], 0) == 0;
         let missing = (waiting.at..waiting.keys.len()).filter(is_missing);
         self.answer(&Reply::Indices(room::collect(missing, "keys")?))
-    }
-}
-
-impl Default for Session {
-    fn default() -> Session {
-        Session::new()
     }
 }
 
@@ -365,7 +370,7 @@ pub fn fuzz_store(bytes: &[u8]) {
     let Some((&mode, rest)) = bytes.split_first() else { return };
     match mode % 5 {
         0 => {
-            let mut session = Session::new();
+            let mut session = Session::new(0);
             for piece in rest.chunks(usize::from(mode / 5) + 1) {
                 let mut failed = session.receive(piece).is_err();
                 while !failed && session.has_question() {

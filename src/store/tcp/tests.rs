@@ -105,13 +105,19 @@ fn r08_answers_that_nobody_takes_are_bounded_and_keep_nobody_out() {
     assert!(server.peak() <= most, "{} bytes were under way", server.peak());
 }
 
-/// Who holds on to what it has begun to send lets go of it for who has come later and gets on.
+/// Who holds on to what it has begun to send lets go of it for who has come later and gets on; and not who has held a little
+/// for longer.
 #[test]
 fn r08_messages_that_are_never_whole_keep_nobody_out() {
     const PART: usize = 7 << 20;
     let server = Server::new("127.0.0.1:0", None, false).unwrap();
     let stop = Stop::new().unwrap();
     let until = soon(&stop);
+    let mut rest: Vec<Connection> = (0..8).map(|_| connect(&server, until)).collect();
+    for one in &mut rest {
+        let keys = vec![&b"k"[..]].into();
+        assert!(one.ask(&Request::Missing { keys }, 1, until).is_ok());
+    }
     let mut begun = (PART as u32 + 1000).to_le_bytes().to_vec();
     begun.resize(PART, kind::SET);
     let hostile: Vec<Connection> = (0..STORE_UNDER_WAY / PART + 2)
@@ -127,6 +133,7 @@ fn r08_messages_that_are_never_whole_keep_nobody_out() {
         let got = honest.get(&[b"long"], until).unwrap();
         assert_eq!(got[0].as_ref().map(|value| value[1000]), Some(i));
     }
+    assert!(rest.iter().all(Connection::rests), "who holds a little is closed");
     drop(hostile);
 }
 
@@ -149,4 +156,51 @@ fn r08_leases_that_end_one_by_one_cost_no_look_at_all() {
     }
     // A look at all of them takes ten milliseconds, and each of these looks would be one.
     assert!(looks > 2_000, "{looks} looks in a second");
+}
+
+/// Clients for whom nothing is due are not looked at: those that rest, that wait for other keys, that have begun a message, that
+/// have not proved the secret.
+#[test]
+fn r08_clients_for_whom_nothing_is_due_cost_no_look() {
+    const CROWD: usize = 100;
+    const ASKED: usize = 200;
+    let server = Server::new("127.0.0.1:0", None, false).unwrap();
+    let stop = Stop::new().unwrap();
+    let until = soon(&stop);
+    let honest = Client::new(&server.bound().to_string(), None).unwrap();
+    let rest: Vec<Connection> = (0..CROWD).map(|_| connect(&server, until)).collect();
+    let mut wait: Vec<Connection> = (0..CROWD).map(|_| connect(&server, until)).collect();
+    for one in &mut wait {
+        let time = Some(Duration::from_secs(3600));
+        ask_only(one, &Request::Wait { time, keys: vec![&b"other"[..]].into() }, until);
+    }
+    let begun: Vec<Connection> = (0..CROWD).map(|_| connect(&server, until)).collect();
+    assert!(begun.iter().all(|one| one.link.send(&[100, 0, 0, 0, 1], until).is_ok()));
+    let addr = server.bound();
+    let strangers: Vec<Link> = (0..CROWD).map_while(|_| Link::tcp(addr, until).ok()).collect();
+    assert_eq!(strangers.len(), CROWD);
+    let ask = || {
+        for i in 0..ASKED {
+            honest.set(&[(b"k", &[i as u8])], None, until).unwrap();
+            assert_eq!(honest.get(&[b"k"], until).unwrap(), [Some(vec![i as u8])]);
+        }
+    };
+    // By then all that was sent before has been taken.
+    ask();
+    let before = server.looks();
+    ask();
+    let looks = server.looks() - before;
+    assert!(looks <= 4 * ASKED, "{looks} looks at clients for {} questions", 2 * ASKED);
+    // And who waits is told.
+    let before = server.looks();
+    server.set(&[(b"other", b"v")], None, until).unwrap();
+    for one in &mut wait {
+        let answer = receive(&one.link, &mut one.input, MAX_MESSAGE, until);
+        assert!(answer.is_ok());
+    }
+    honest.missing(&[b"k"], until).unwrap();
+    honest.missing(&[b"k"], until).unwrap();
+    let looks = server.looks() - before;
+    assert!((CROWD..2 * CROWD).contains(&looks), "{looks} looks at {CROWD} that waited");
+    drop((rest, begun, strangers));
 }
