@@ -15,7 +15,7 @@ use super::session::{Room, Session};
 use crate::limits::{STORE_CLIENTS, STORE_STRANGERS, STORE_UNDER_WAY};
 use crate::local_fd::Local;
 use crate::log;
-use crate::os::EventFd;
+use crate::os::{EventFd, above_standard};
 use crate::status::{Code, Status};
 use crate::store::link::keep_alive;
 use crate::store::memory::Memory;
@@ -104,7 +104,7 @@ impl Server {
     }
 
     fn start(listener: TcpListener, secret: Option<&[u8]>) -> Result<Server, Status> {
-        let listener = Local::new(listener);
+        let listener = Local::new(above_standard(listener));
         let bound = listener.local_addr().map_err(|e| Status::os("address of a store", &e))?;
         let bell = Arc::new(stop::bell()?);
         let memory =
@@ -250,7 +250,7 @@ impl<'a> Loop<'a> {
                     return;
                 }
             };
-            let socket = Local::new(socket);
+            let socket = Local::new(above_standard(socket));
             let kept = socket
                 .set_nonblocking(true)
                 .and_then(|()| keep_alive(&socket, KEEPALIVE, KEEPALIVE / 4, 4));
