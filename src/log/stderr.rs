@@ -20,16 +20,19 @@ static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
 /// Writes a line, or counts it.
 pub(super) fn put(level: Level, text: &str) {
     let mut to = std::io::stderr().lock();
-    let left_out = LEFT_OUT.swap(0, Ordering::Relaxed);
-    let mut line = line(level, text);
-    if left_out > 0 {
-        let told = format!("{left_out} lines were left out, since nobody read stderr");
-        line.insert_str(0, &self::line(Level::Warn, &told));
-    }
+    let before = LEFT_OUT.swap(0, Ordering::Relaxed);
     // A closed stderr is no reason to fail.
-    let taken = crate::os::without_write_signals(|| taken(&mut to, line.as_bytes()));
-    if !taken {
-        LEFT_OUT.fetch_add(left_out + 1, Ordering::Relaxed);
+    let left_out = crate::os::without_write_signals(|| {
+        if before > 0 {
+            let text = format!("{before} lines were left out, since nobody read stderr");
+            if !taken(&mut to, line(Level::Warn, &text).as_bytes()) {
+                return before + 1;
+            }
+        }
+        u64::from(!taken(&mut to, line(level, text).as_bytes()))
+    });
+    if left_out > 0 {
+        LEFT_OUT.fetch_add(left_out, Ordering::Relaxed);
     }
 }
 
