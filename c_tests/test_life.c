@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <spawn.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 /* ---- stacks ---- */
@@ -202,8 +203,34 @@ static void ends_while_threads_wait(void) {
   }
 }
 
+/* ---- a program that has closed its standard descriptors ---- */
+static bool is_socket(int fd) {
+  struct stat s;
+  return fstat(fd, &s) == 0 && S_ISSOCK(s.st_mode);
+}
+
+/* A line of the log, or of the program itself, would go to a peer. */
+static void sockets_are_not_where_standard_error_was(void) {
+  rdma_mgr_t *a = mgr_new("alpha", NULL), *b = mgr_new("beta", NULL);
+  char address[256];
+  int in = dup(0), err = dup(2);
+  CHECK(in > 2 && err > 2 && close(0) == 0 && close(2) == 0);
+  mgr_listen(b, address);
+  drive(b);
+  rdma_code_t known = rdma_mgr_add_peer(a, "beta", address);
+  rdma_code_t connected = rdma_mgr_connect(a, "beta", CONNECT_MS);
+  bool sockets = is_socket(0) || is_socket(2);
+  mgr_end(a);
+  mgr_end(b);
+  CHECK(dup2(in, 0) == 0 && dup2(err, 2) == 2 && close(in) == 0 && close(err) == 0);
+  CHECK_CODE(RDMA_OK, known);
+  CHECK_CODE(RDMA_OK, connected);
+  CHECK(!sockets);
+}
+
 static const test_case cases[] = {
     CASE(stacks_are_small), CASE(a_thread_with_little_stack), CASE(none_is_left_to_another_program), CASE(forks_in_the_middle),
+    SLOW(sockets_are_not_where_standard_error_was, 120),
     SLOW(ends_while_threads_wait, 240),
 };
 static const test_role roles[] = {{"tour", tour_role}, {"exit", exit_role}};

@@ -1,5 +1,6 @@
 /* Version, log, providers, statistics, metrics, trace. */
 #include "harness.h"
+#include <fcntl.h>
 #include <pthread.h>
 #include <time.h>
 
@@ -299,6 +300,42 @@ static void a_slip_in_a_variable_is_told(void) {
   CHECK(!strstr(lines, "SOMEBODY_ELSE"));
 }
 
+/* What the pipe had, which is empty then. */
+static const char *drained(int fd) {
+  static char text[1 << 18];
+  size_t at = 0;
+  for (ssize_t n; at < sizeof text - 1 && (n = read(fd, text + at, sizeof text - 1 - at)) > 0;) at += (size_t)n;
+  text[at] = 0;
+  return text;
+}
+
+static void warn_once(void) {
+  CHECK(setenv("RDMA_PROVDER", "tcp", 1) == 0);
+  rdma_mgr_t *m = mgr_new("alpha", NULL);
+  CHECK(unsetenv("RDMA_PROVDER") == 0);
+  mgr_end(m);
+}
+
+/* A terminal that is stopped, a pager: a manager that waited for it would keep no deadline. */
+static void a_stderr_that_nobody_reads_holds_nothing_up(void) {
+  int ends[2], kept = dup(2);
+  static const char full[4096] = {0};
+  CHECK(kept >= 0 && pipe(ends) == 0 && fcntl(ends[0], F_SETFL, O_NONBLOCK) == 0);
+  CHECK(fcntl(ends[1], F_SETFL, O_NONBLOCK) == 0);
+  while (write(ends[1], full, sizeof full) > 0) {
+  }
+  CHECK(fcntl(ends[1], F_SETFL, 0) == 0 && dup2(ends[1], 2) == 2);
+  warn_once();
+  warn_once();
+  (void)drained(ends[0]);
+  warn_once();
+  CHECK(dup2(kept, 2) == 2);
+  const char *text = drained(ends[0]);
+  CHECK_HAS(text, "warn: 2 lines were left out, since nobody read stderr\n");
+  CHECK_HAS(text, "RDMA_PROVDER is no setting");
+  close(kept), close(ends[0]), close(ends[1]);
+}
+
 static void only_shm(rdma_mgr_options_t *o) { o->provider = "shm"; }
 static void only_tcp(rdma_mgr_options_t *o) { o->provider = "tcp"; }
 
@@ -323,7 +360,8 @@ static void r26_not_offered_says_by_whose_word(void) {
 }
 
 static const test_case cases[] = {CASE(version), CASE(code_names), CASE(last_error), CASE(providers), CASE(required_device),
-                                  CASE(log_callback), CASE(a_slip_in_a_variable_is_told), CASE(stats), CASE(metrics),
+                                  CASE(log_callback), CASE(a_slip_in_a_variable_is_told),
+                                  CASE(a_stderr_that_nobody_reads_holds_nothing_up), CASE(stats), CASE(metrics),
                                   CASE(trace), CASE(bad_settings),
                                   CASE(r26_log_lines_and_spans_name_who_and_what),
                                   CASE(r26_not_offered_says_by_whose_word),

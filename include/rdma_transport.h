@@ -897,7 +897,9 @@ struct rdma_send_options {
    */
   size_t struct_size;
   /**
-   * Deadline in milliseconds. 0: waits until taken, or until the step is cleaned up.
+   * Deadline in milliseconds. 0: waits until taken, or until the step is cleaned up. What is being taken by then goes on;
+   * but if its receiver gives no sign of life for 8 seconds behind it the connection ends, and the send with
+   * RDMA_UNAVAILABLE.
    */
   int64_t timeout_ms;
 };

@@ -5,14 +5,15 @@
 //! messages reach the callback when the outermost bracket ends. The ABI layer brackets each call;
 //! threads of the library bracket each turn of their loop.
 //!
-//! Each place that logs is limited, so that nobody who causes a line can flood the log: see `limit`.
+//! Each place that logs is limited, so that nobody who causes a line can flood the log: see `limit`. Stderr is written
+//! with locks held, and never waited for: see `stderr`.
 
 mod limit;
 mod speaker;
+mod stderr;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::io::Write;
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -185,11 +186,7 @@ pub fn owes() -> bool {
 
 fn emit(level: Level, text: String) {
     let Some(callback) = CALLBACK.read().clone() else {
-        // One write, so that lines of threads do not mix. A closed stderr is no reason to fail.
-        let line = format!("{} rdma_transport {}: {text}\n", speaker::Stamp::now(), level.name());
-        let write = || std::io::stderr().write_all(line.as_bytes());
-        let _ = crate::os::without_write_signals(write);
-        return;
+        return stderr::put(level, &text);
     };
     let own = &Thread::this().log;
     match (own.delivering.get(), own.depth.get()) {

@@ -90,7 +90,8 @@ pub(super) fn build(kind: Kind, tail: usize, body: impl FnOnce(&mut Writer<'_>))
 }
 
 /// How a REJECT begins: where the peer's part of the handshake is over, it is told thus from what comes after a handshake.
-pub(super) const REJECTS: [u8; 8] = *b"RDMT\x03\0\0\0";
+/// Where it is over at both ends the tcp provider finds it.
+pub(super) const REJECTS: [u8; 8] = crate::fabric::tcp::frame::GIVEN_UP;
 const _: () = assert!(REJECTS[MAGIC.len()] == Kind::Reject as u8);
 
 /// Text of a peer or for a peer: at most [`MAX_TEXT`] bytes, no control characters.

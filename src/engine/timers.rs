@@ -1,5 +1,6 @@
 //! Deadlines, keep-alive, and the end of the manager.
 
+use super::channel::ChanId;
 use super::transfer::inbound::State;
 use super::transfer::outbound::Response;
 use super::{Engine, Fx};
@@ -9,6 +10,9 @@ use crate::status::{Code, Reason, Status};
 
 /// How long a peer may take to confirm that it writes no more, before its channel is ended.
 const QUIESCE_GRACE: u64 = 2_000_000_000;
+
+/// How long a tensor may go on behind the deadline of its send without a sign of life of its receiver.
+const PATIENCE: u64 = 8_000_000_000;
 
 /// A tick that comes so much later than it was asked for tells that nothing ran meanwhile: the process was kept, or the
 /// whole machine stood still, and the peers with it.
@@ -152,10 +156,18 @@ impl Engine {
                     c.send(fx, &Message::Ping, &[]);
                     self.settle(fx, ch);
                 }
-                Some(at) if now.saturating_sub(at) >= vanished => {
-                    let seconds = silent as f64 / 1e9;
+                Some(at) => {
+                    let (asked, seconds) = (now.saturating_sub(at), silent as f64 / 1e9);
                     let waits = c.remote_manual || self.settings.peer_timeout == u64::MAX;
                     let status = match waits {
+                        // Its silence proves nothing, but the application has said how long it waits.
+                        true if asked >= PATIENCE && self.has_late_send(ch, now) => {
+                            let text = format!(
+                                "a send has gone on behind its deadline, and the peer was silent for {seconds:.1} s"
+                            );
+                            Status::new(Code::Unavailable, text).because(Reason::PeerStalled)
+                        }
+                        _ if asked < vanished => continue,
                         false => {
                             let text =
                                 format!("peer stalled: connected, but silent for {seconds:.1} s");
@@ -171,9 +183,18 @@ impl Engine {
                     self.say_goodbye(fx, ch, &status);
                     self.channel_down(fx, ch, status);
                 }
-                Some(_) => {}
             }
         }
+    }
+
+    /// Whether a tensor is on its way there though its send should have ended a while ago. Messages see to it themselves.
+    fn has_late_send(&self, ch: ChanId, now: u64) -> bool {
+        let late = |r: &Response| {
+            let source = r.source.as_ref().filter(|_| !r.is_message());
+            source.is_some_and(|s| now >= s.deadline.saturating_add(PATIENCE))
+        };
+        let Some(c) = self.channels.get(ch) else { return false };
+        c.responses.responses().any(|i| self.responses.get(i).is_some_and(late))
     }
 
     /// Begins the end: every operation fails with `CANCELLED`; channels end. What is out in

@@ -24,7 +24,25 @@ pub(crate) fn check(rc: libc::c_int) -> io::Result<libc::c_int> {
 pub(crate) fn owned(rc: libc::c_int) -> io::Result<OwnedFd> {
     let fd = check(rc)?;
     // SAFETY: the kernel has just given this descriptor to the caller, nobody else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(above_standard(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+/// A descriptor that was just made, with a number above those of standard input, output and error. In a program that has closed these
+/// the system gives their numbers to whatever comes next; and what anybody prints, this library's log among it, would go to a peer.
+pub(crate) fn above_standard<T: AsRawFd + Into<OwnedFd> + From<OwnedFd>>(made: T) -> T {
+    if made.as_raw_fd() > libc::STDERR_FILENO {
+        return made;
+    }
+    let fd: OwnedFd = made.into();
+    // SAFETY: the descriptor is open; its copy is made here.
+    let copy =
+        unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, libc::STDERR_FILENO + 1) };
+    match check(copy) {
+        // SAFETY: the kernel has just given this descriptor to the caller, nobody else owns it.
+        Ok(copy) => T::from(unsafe { OwnedFd::from_raw_fd(copy) }),
+        // None is left: it stays where it is.
+        Err(_) => T::from(fd),
+    }
 }
 
 /// Sets an option of a socket that is one number.

@@ -109,13 +109,10 @@ impl Link {
         }
         let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
         // SAFETY: no pointers.
-        let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
-        if fd < 0 {
-            return Err(failed(&io::Error::last_os_error()));
-        }
-        // SAFETY: a descriptor that was just made, and is nobody else's.
-        let socket = unsafe { <Unix as std::os::fd::FromRawFd>::from_raw_fd(fd) };
-        let link = Link(Local::new(Socket::Unix(socket)));
+        let fd =
+            os::owned(unsafe { libc::socket(libc::AF_UNIX, kind, 0) }).map_err(|e| failed(&e))?;
+        let link = Link(Local::new(Socket::Unix(Unix::from(fd))));
+        let fd = link.0.as_raw_fd();
         let len = size_of::<libc::sockaddr_un>() as libc::socklen_t;
         // SAFETY: a live address of `len` bytes, whose path ends with a NUL.
         if unsafe { libc::connect(fd, (&raw const name).cast(), len) } != 0 {

@@ -4,7 +4,7 @@ use rdma_transport::status::{Code, Reason};
 
 use super::kind::Kind;
 use super::ops::*;
-use super::script::{EAGER, LARGE, R, S, ibverbs, shm};
+use super::script::{EAGER, LARGE, MS, R, S, ibverbs, shm};
 use super::stage::Stage;
 
 const CANCELLED: End = Some((Code::Cancelled, Reason::Cancelled));
@@ -326,6 +326,33 @@ fn a_peer_that_drives_itself_may_be_silent() {
     s.run();
     assert_eq!((s.send_end(send), s.recv_end(r)), (OK, OK));
     s.finish();
+}
+
+/// So may one from which nothing is wanted any more: the application has said how long its send lasts.
+#[test]
+fn a_tensor_that_a_silent_receiver_does_not_take_ends_behind_its_deadline() {
+    for timeout in [Some(1_000 * MS), None] {
+        let mut setup = shm().settings(|s| s.timeout = 60_000 * MS);
+        setup.manual = true;
+        let mut s = setup.connected();
+        let r = s.recv(R, K, Into::Given(LARGE));
+        s.run();
+        s.hold(S, Kind::Write);
+        s.stalled[R] = true;
+        let send = s.send(S, Tell { timeout, ..K }, LARGE);
+        s.pass(7_900);
+        assert_eq!((s.send_end(send), s.peer_state(S).1), (None, 1));
+        // What moved before may be seen as a sign of life once.
+        s.pass(3_000);
+        let over = timeout.is_some();
+        let ends = (s.send_end(send), s.peer_state(S).1);
+        assert_eq!(ends, if over { (STALLED, 0) } else { (None, 1) });
+        s.stalled[R] = false;
+        s.let_all_go();
+        s.run();
+        assert_eq!(s.recv_end(r) == OK, !over);
+        s.finish();
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ use crate::bootstrap::handshake::{Ctx, Failure, Handshake};
 use crate::bootstrap::sys::is_dual_stack;
 use crate::bootstrap::{BootEvent, MAX_ADDRESSES, Negotiator, addr, resolve};
 use crate::local_fd::Local;
+use crate::os::above_standard;
 use crate::os::epoll::READ;
 use crate::status::{Code, Status};
 
@@ -79,7 +80,7 @@ impl Bootstrap {
     }
 
     fn bind(&mut self, addr: SocketAddr) -> io::Result<SocketAddr> {
-        let socket = Local::new(TcpListener::bind(addr)?);
+        let socket = Local::new(above_standard(TcpListener::bind(addr)?));
         socket.set_nonblocking(true)?;
         let bound = socket.local_addr()?;
         let id = self.new_id();
@@ -134,7 +135,7 @@ impl Bootstrap {
             match l.socket.accept() {
                 Ok((stream, far)) => {
                     let far = addr::canonical(far);
-                    match self.admit(stream, far, now) {
+                    match self.admit(above_standard(stream), far, now) {
                         Ok(id) => self.step(id, now, neg, events),
                         Err(status) => {
                             events.push(BootEvent::Rejected {

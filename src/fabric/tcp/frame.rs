@@ -113,6 +113,10 @@ pub enum Frame {
 /// What follows a payload.
 pub const TAIL: usize = 4;
 
+/// What comes in place of the first frame where the other end gave its handshake up after its last word: the beginning of
+/// the handshake's REJECT. No header begins so.
+pub const GIVEN_UP: [u8; 8] = *b"RDMT\x03\0\0\0";
+
 /// Bytes that are no frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed(pub &'static str);

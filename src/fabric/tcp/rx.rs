@@ -1,6 +1,6 @@
 //! What arrives at one endpoint: frames are taken apart, payload goes straight to its place.
 
-use super::frame::{self, Frame, LONG, Malformed, TAIL};
+use super::frame::{self, Frame, GIVEN_UP, LONG, Malformed, TAIL};
 use super::stream::Stream;
 use crate::fabric::regions::{Refusal, RegionTable};
 use crate::fabric::{Access, Event, View};
@@ -49,6 +49,8 @@ pub struct Rx {
     /// The beginning of a header.
     head: Partial,
     have: usize,
+    /// A header has come.
+    begun: bool,
     body: Body,
     /// What follows the payload of the frame that is arriving.
     tail: [u8; TAIL],
@@ -155,9 +157,12 @@ impl Stream {
                 self.moved(n as u64);
                 continue;
             }
-            let Some((frame, n)) = self.header(rest).map_err(|m| self.malformed(m.0))? else {
-                return Ok(bytes.len());
+            let (frame, n) = match self.header(rest) {
+                Ok(Some(found)) => found,
+                Ok(None) => return Ok(bytes.len()),
+                Err(why) => return Err(self.is_no_frame(why, rest)),
             };
+            self.rx.begun = true;
             rest = &rest[n..];
             match frame {
                 Frame::Send { seq, len } if self.is_whole(len, rest) => {
@@ -175,6 +180,18 @@ impl Stream {
             }
         }
         Ok(bytes.len())
+    }
+
+    /// Why the next bytes are no header.
+    #[cold]
+    fn is_no_frame(&self, why: Malformed, rest: &[u8]) -> Status {
+        let kept = &self.rx.head.0[..self.rx.have];
+        let bytes = if kept.is_empty() { rest } else { kept };
+        // This end had read the last word of the handshake before the other end took it back: nothing was damaged.
+        if !self.rx.begun && bytes.starts_with(&GIVEN_UP) {
+            return self.gone("it had given up connecting");
+        }
+        self.malformed(why.0)
     }
 
     /// Whether a message with all that belongs to it is among these bytes.

@@ -277,6 +277,27 @@ fn any_split_of_the_stream() {
     }
 }
 
+/// The other end gave its handshake up after its last word, which this end had read by then: it finds REJECT where frames begin. Nothing was
+/// damaged; the other end is gone. Behind a frame the same bytes are damage.
+#[test]
+fn a_handshake_that_was_given_up_is_no_damage() {
+    let reject = [&frame::GIVEN_UP[..], &[10, 0, 0, 0, 1, 0, 0, 0, 4, 0], b"text"].concat();
+    for (before, code) in [(vec![], Code::Unavailable), (message(0, b"hello"), Code::DataLoss)] {
+        for piece in [1, 7, 8, 15, 16, 1000] {
+            let (regions, mut events, mut held) = (RegionTable::new(), Vec::new(), Vec::new());
+            let mut stream = Stream::new(EpId(1), "n1", 16);
+            let bytes = [&before[..], &reject].concat();
+            let ended = bytes.chunks(piece).find_map(|part| {
+                let (events, held) = (&mut events, &mut held);
+                let mut cx = Cx { regions: &regions, events, held, viewed: false, ends: 0 };
+                // SAFETY: `bytes` outlive the events.
+                unsafe { stream.feed(part, &mut cx) }.err()
+            });
+            assert_eq!(ended.expect("no frame").code, code, "in pieces of {piece}");
+        }
+    }
+}
+
 /// A reset connection: what was under way ends, then the endpoint is down.
 #[test]
 fn reset() {

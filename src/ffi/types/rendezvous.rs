@@ -170,7 +170,9 @@ pub type rdma_recv_options_t = rdma_recv_options;
 pub struct rdma_send_options {
     /// sizeof(rdma_send_options_t) as the application was compiled.
     pub struct_size: usize,
-    /// Deadline in milliseconds. 0: waits until taken, or until the step is cleaned up.
+    /// Deadline in milliseconds. 0: waits until taken, or until the step is cleaned up. What is being taken by then goes on;
+    /// but if its receiver gives no sign of life for 8 seconds behind it the connection ends, and the send with
+    /// RDMA_UNAVAILABLE.
     pub timeout_ms: i64,
 }
 /// Options of a send.

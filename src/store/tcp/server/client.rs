@@ -7,6 +7,7 @@ use std::time::Instant;
 use super::crowd::List;
 use crate::local_fd::Local;
 use crate::log;
+use crate::os::above_standard;
 use crate::os::epoll::{self, Epoll};
 use crate::store::Until;
 use crate::store::link::keep_alive;
@@ -23,7 +24,7 @@ pub const LITTLE: usize = 16 << 10;
 
 /// A socket that was accepted.
 pub fn prepare(socket: TcpStream) -> std::io::Result<Local<TcpStream>> {
-    let socket = Local::new(socket);
+    let socket = Local::new(above_standard(socket));
     socket.set_nonblocking(true)?;
     keep_alive(&socket, KEEPALIVE, KEEPALIVE / 4, 4)?;
     let _ = socket.set_nodelay(true);
