@@ -1,4 +1,4 @@
-/* Deadlines in milliseconds of the monotonic clock. */
+/* The monotonic clock; deadlines in milliseconds of it. */
 #pragma once
 
 #include <ctime>
@@ -11,6 +11,12 @@ inline int64_t now_ms() {
   timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return int64_t{t.tv_sec} * 1000 + t.tv_nsec / 1000000;
+}
+
+inline int64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return int64_t{t.tv_sec} * 1000000000 + t.tv_nsec;
 }
 
 /* When a wait of so many milliseconds is over; negative: never, which is -1. */

@@ -67,6 +67,9 @@ class Pump {
   std::atomic<size_t> used_{0};
   /* Turns in a row that found nothing, about. */
   std::atomic<uint32_t> idle_{0};
+  /* Offers of the processor that are still made soon, since somebody took it. */
+  std::atomic<uint32_t> crowd_{0};
+  void offer();
   bool arm_held();
   int epoll_ = -1, bell_ = -1;
   /* The bell is quiet, and somebody may wait for it. It rings until who is about to wait silences it, so that once is enough for

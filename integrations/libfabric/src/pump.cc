@@ -4,6 +4,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "ep.h"
 #include "objects.h"
 
@@ -13,8 +14,13 @@ namespace {
 
 /* Of turns that find nothing one of so many offers the processor. Who spins for what another process on the same processor has
  * to make would keep that process from it for milliseconds each time. (Open MPI waits so in blocking sends, even if it is told
- * to yield.) Where nobody else wants the processor an offer takes as long as some turns. */
-constexpr uint32_t kOffer = 256;
+ * to yield.) Where nobody else wants the processor an offer takes as long as some turns; where somebody took it, it is made after
+ * a few turns for a while: more processes wait here than there are processors, and each has something to do for the others. */
+constexpr uint32_t kOffer = 256, kOfferSoon = 4;
+/* So many offers are made soon then. */
+constexpr uint32_t kCrowd = 64;
+/* An offer that nobody took is over before that. */
+constexpr int64_t kTakenNs = 1500;
 
 }  // namespace
 
@@ -78,13 +84,22 @@ void Pump::remove(Ep *ep) {
   }
 }
 
+void Pump::offer() {
+  const int64_t begun = now_ns();
+  sched_yield();
+  const uint32_t crowd = crowd_.load(std::memory_order_relaxed);
+  const uint32_t next = now_ns() - begun > kTakenNs ? kCrowd : crowd > 0 ? crowd - 1 : 0;
+  if (next != crowd) crowd_.store(next, std::memory_order_relaxed);
+}
+
 void Pump::progress() {
   /* What comes is seen below, whoever had the processor meanwhile. */
   const uint32_t idle = idle_.load(std::memory_order_relaxed);
-  if (idle >= kOffer) sched_yield();
+  const bool offers = idle >= kOfferSoon && idle >= (crowd_.load(std::memory_order_relaxed) > 0 ? kOfferSoon : kOffer);
+  if (offers) offer();
   uint32_t events = 0;
   each([&events](Ep *ep) { events += ep->progress(); });
-  const uint32_t next = events > 0 ? 0 : idle >= kOffer ? 1 : idle + 1;
+  const uint32_t next = events > 0 ? 0 : offers ? 1 : idle + 1;
   if (next != idle) idle_.store(next, std::memory_order_relaxed);
 }
 
