@@ -11,8 +11,8 @@ use crate::status::{Code, Reason, Status};
 /// How long a peer may take to confirm that it writes no more, before its channel is ended.
 const QUIESCE_GRACE: u64 = 2_000_000_000;
 
-/// How long a tensor may go on behind the deadline of its send without a sign of life of its receiver.
-const PATIENCE: u64 = 8_000_000_000;
+/// How long a send may go on behind its deadline: a message whatever its peer says, a tensor without a sign of life of its receiver.
+pub(super) const PATIENCE: u64 = 8_000_000_000;
 
 /// A tick that comes so much later than it was asked for tells that nothing ran meanwhile: the process was kept, or the
 /// whole machine stood still, and the peers with it.

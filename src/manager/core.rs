@@ -128,7 +128,13 @@ impl Core {
         if self.whole || self.world.full || self.world.trace.enabled() || !self.events.is_empty() {
             return None;
         }
-        let kind = self.world.endpoints.only().or_else(|| self.only_lively(ticks()))?;
+        let (kind, seen) = match self.world.endpoints.only() {
+            Some(kind) => (kind, None),
+            None => {
+                let now = ticks();
+                (self.only_lively(now)?, Some(now))
+            }
+        };
         if self.world.may_doubt(kind) {
             return None;
         }
@@ -151,7 +157,7 @@ impl Core {
                 self.found = Found::Done(kind, ep);
                 None
             }
-            One::Nothing if self.is_whole_due() => None,
+            One::Nothing if self.is_whole_due(seen.unwrap_or_else(ticks)) => None,
             One::Nothing => {
                 self.armed = false;
                 Some(0)
@@ -159,9 +165,10 @@ impl Core {
             One::Message(ep, bytes) => {
                 self.armed = false;
                 self.blind += 1;
-                if self.blind >= BLIND || self.world.endpoints.only().is_none() {
-                    self.whole = self.is_whole_due();
-                    self.quiet.hear(ticks());
+                if self.blind >= BLIND || seen.is_some() {
+                    let now = seen.unwrap_or_else(ticks);
+                    self.whole = self.is_whole_due(now);
+                    self.quiet.hear(now);
                 }
                 Some(self.hear(kind, (ep, bytes), thread, most))
             }
@@ -170,9 +177,9 @@ impl Core {
 
     /// Whether more than a look at the adapters is due by now.
     #[inline]
-    fn is_whole_due(&mut self) -> bool {
+    fn is_whole_due(&mut self, now: u64) -> bool {
         self.blind = 0;
-        ticks().wrapping_sub(self.last_whole) >= self.whole_every
+        now.wrapping_sub(self.last_whole) >= self.whole_every
     }
 
     /// The provider in use that is not quiet, if there is one alone and the others are left alone.

@@ -3,12 +3,11 @@
 //! for a while after each. So one blocking call after the other costs no change of the driver. And only where spinning pays
 //! (`spin`), and nobody else wants the processor: who would make the event may wait for it.
 
-use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use super::Manager;
 use super::drive::Waiter;
-use super::{Manager, processors};
 use crate::os::ticks;
 use crate::thread::Thread;
 
@@ -24,13 +23,10 @@ impl Manager {
     /// One for each time to look: none where another drives, or nobody is to spin. They end by time, too, since a turn may run
     /// callbacks. `asks`: whether there is somebody who drives.
     pub(super) fn glances(&self, asks: bool, limit: Option<Duration>) -> impl Iterator<Item = u32> {
-        static ALONE: OnceLock<bool> = OnceLock::new();
         let us = self.config.busy_poll_us.min(GLANCE_US);
         let us = limit.map_or(us, |limit| us.min(limit.as_micros() as u64));
-        let none = us == 0
-            || !self.spins.load(Ordering::Relaxed)
-            || *ALONE.get_or_init(|| processors() == 1)
-            || asks && !self.core.lock().visits();
+        let none =
+            us == 0 || !self.spins.load(Ordering::Relaxed) || asks && !self.core.lock().visits();
         let began = ticks();
         let in_time = move |_: &u32| ticks().wrapping_sub(began) < us * TICKS_PER_US;
         (0..if none { 0 } else { GLANCES }).take_while(in_time)

@@ -163,7 +163,7 @@ impl Manager {
             core,
             drivers: Drivers::new(queues),
             caller_spin,
-            spins: AtomicBool::new(true),
+            spins: AtomicBool::new(processors() > 1),
             standby: Standby::new(),
             has_thread: thread,
             copy_max: copied::copy_max(&config),

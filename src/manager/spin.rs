@@ -15,7 +15,7 @@
 //!   soon, the driver offers its processor (`sched_yield`) at each look at the clock: schedulers let a thread that spins run
 //!   for milliseconds before they take it away for one that has just been woken. Where it was lost for some microseconds,
 //!   others like this one have something to do, and the driver offers it after each poll, for some waits, for more each time:
-//!   to go to sleep and be woken takes ten times as long as to hand the processor round. (Four ranks on two processors: an
+//!   to go to sleep and be woken takes several times as long as to hand the processor round. (Four ranks on two processors: an
 //!   allreduce of 1 KiB, some twenty waits, took 600 µs while the driver slept then.) On a machine with one processor it does
 //!   so always. What others do meanwhile does not count as its own spinning;
 //! - where it was lost for much longer than a wait is spun for, somebody works there, and a thread that is woken gets it sooner

@@ -34,9 +34,9 @@ pub(crate) fn above_standard<T: AsRawFd + Into<OwnedFd> + From<OwnedFd>>(made: T
         return made;
     }
     let fd: OwnedFd = made.into();
+    let least = libc::STDERR_FILENO + 1;
     // SAFETY: the descriptor is open; its copy is made here.
-    let copy =
-        unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, libc::STDERR_FILENO + 1) };
+    let copy = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, least) };
     match check(copy) {
         // SAFETY: the kernel has just given this descriptor to the caller, nobody else owns it.
         Ok(copy) => T::from(unsafe { OwnedFd::from_raw_fd(copy) }),

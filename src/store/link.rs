@@ -109,8 +109,8 @@ impl Link {
         }
         let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
         // SAFETY: no pointers.
-        let fd =
-            os::owned(unsafe { libc::socket(libc::AF_UNIX, kind, 0) }).map_err(|e| failed(&e))?;
+        let made = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+        let fd = os::owned(made).map_err(|e| failed(&e))?;
         let link = Link(Local::new(Socket::Unix(Unix::from(fd))));
         let fd = link.0.as_raw_fd();
         let len = size_of::<libc::sockaddr_un>() as libc::socklen_t;

@@ -4,15 +4,13 @@ use super::flow::OFFERS;
 use super::{Copied, Envelope, MessageEnd, Messages, OnMessage, Op, Party, State};
 use crate::engine::channel::ChanId;
 use crate::engine::known::Peer;
+use crate::engine::timers::PATIENCE;
 use crate::engine::{Engine, Fx, Range, Work};
 use crate::status::{Code, Reason, Status};
 
 /// What a receive waited for may wait itself, behind messages for which there is no receive.
 const FULL: &str = "no message came, and none can: as many as are allowed (65,536 on a connection) wait here for other \
                     receives, and later ones behind them at their sender";
-
-/// How long a send may go on behind its deadline, whatever its peer says.
-const PATIENCE: u64 = 8_000_000_000;
 
 impl Op {
     /// Bytes that travel beside its content.
