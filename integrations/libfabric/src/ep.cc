@@ -252,7 +252,7 @@ ssize_t Ep::cancel(void *context) {
   requests_.each([&](Request *r) {
     const uint64_t number = r->number();
     const Kind kind = r->kind;
-    if (found || (kind != Kind::Receive && kind != Kind::MultiReceive) || r->context != context) return;
+    if (found || (kind != Kind::Receive && kind != Kind::MultiReceive) || r->context != context || r->told) return;
     if (!r->stop_for(number, FI_ECANCELED)) return;
     /* A buffer for several is between two messages now and then, and ends before the next. */
     found = take_back(r, number, r->message) || kind == Kind::MultiReceive;

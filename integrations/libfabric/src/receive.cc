@@ -89,6 +89,8 @@ bool Ep::report_multi(Request *r) {
   const size_t room = r->len - r->offset;
   const bool well = r->code == RDMA_OK;
   const bool goes_on = well ? room - r->bytes >= min_multi_ : r->code == RDMA_OUT_OF_RANGE;
+  /* Who finds the completion in the queue sees this, too. */
+  if (!goes_on) r->told.store(true, std::memory_order_relaxed);
   if (!well) {
     const int stop = r->stopped();
     const int err = r->code == RDMA_CANCELLED && stop != 0 ? stop : error_of(r->code);
@@ -110,6 +112,7 @@ bool Ep::report_multi(Request *r) {
   /* Who wanted it to end while a message came into it is told now. */
   const int stop = r->stopped();
   if (stop == 0) return true;
+  r->told.store(true, std::memory_order_relaxed);
   if (rx_cq_ != nullptr) {
     rx_cq_->push_error({r->context, (r->flags & ~FI_REMOTE_CQ_DATA) | FI_MULTI_RECV, 0, r->buf + r->offset, 0, 0,
                         FI_ADDR_NOTAVAIL},

@@ -50,6 +50,7 @@ Request *Requests::take(Ep *ep, Kind kind, rdma_peer_t peer, void *context, fi_a
   r->message.store(0, std::memory_order_relaxed);
   r->question.store(0, std::memory_order_relaxed);
   r->stop.store(uint64_t{turn} << 32, std::memory_order_relaxed);
+  r->told.store(false, std::memory_order_relaxed);
   r->context.store(context, std::memory_order_relaxed);
   r->peer.store(peer, std::memory_order_relaxed);
   r->to.store(to, std::memory_order_relaxed);

@@ -43,6 +43,8 @@ struct Request {
   std::atomic<fi_addr_t> to{0};
   /* Somebody wants it to end: its turn in the upper half, why in the lower, an errno; 0: nobody does. */
   std::atomic<uint64_t> stop{0};
+  /* Nothing of it is left to be told: its context may be that of the next operation already. */
+  std::atomic<bool> told{false};
 
   bool wants;   /* a completion, if it ends well */
   bool inject;  /* nobody asks for its end at all */

@@ -1,6 +1,8 @@
 /* Threads that share an endpoint, a queue, a domain, and what each of them may do while another is in it. */
+#define _GNU_SOURCE
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 
 #include "fi_test.h"
 
@@ -69,6 +71,70 @@ static void cancel_between_messages(void) {
   r.stop = 1;
   for (int i = 0; i < 2; ++i) pthread_join(threads[i], NULL);
   close_pair(&a, &b);
+}
+
+/* The next completion, slept for while another thread drives. */
+static void sleep_for(struct side *s, void *context, int err) {
+  struct fi_cq_tagged_entry entry = {0};
+  struct fi_cq_err_entry error = {0};
+  const ssize_t got = fi_cq_sread(s->cq, &entry, 1, NULL, (int)(PATIENCE * 1000));
+  CHECK(got == (err != 0 ? -FI_EAVAIL : 1));
+  if (err != 0) CHECK(fi_cq_readerr(s->cq, &error, 0) == 1 && error.err == err);
+  CHECK((err != 0 ? error.op_context : entry.op_context) == context);
+}
+
+struct sender {
+  struct side *from, *to;
+  _Atomic int wanted, stop;
+};
+
+/* Drives, and sends where that is wanted, when the other sleeps. */
+static void *send_on(void *arg) {
+  struct sender *s = arg;
+  for (int sent = 0; !s->stop;) {
+    if (sent < s->wanted) {
+      usleep(200);
+      OK(fi_inject(s->from->ep, "content", 7, s->from->other));
+      ++sent;
+    }
+    CHECK(fi_cq_read(s->from->cq, NULL, 0) <= 0);
+    (void)fi_cntr_read(s->to->received);
+  }
+  return NULL;
+}
+
+/* The same context again, by who is woken on the one processor as soon as the other thread tells of the last: it has nothing else to
+ * do with that buffer, but has not put it away yet. */
+static void cancel_the_next(void) {
+  cpu_set_t all, one;
+  OK(sched_getaffinity(0, sizeof all, &all));
+  CPU_ZERO(&one);
+  for (int i = 0; i < CPU_SETSIZE && CPU_COUNT(&one) == 0; ++i) {
+    if (CPU_ISSET(i, &all)) CPU_SET(i, &one);
+  }
+  OK(sched_setaffinity(0, sizeof one, &one));
+  struct side a, b;
+  open_pair(&a, &b, kUsual);
+  struct sender s = {&a, &b, 0, 0};
+  pthread_t thread;
+  OK(pthread_create(&thread, NULL, send_on, &s));
+  char in[1000];
+  struct iovec iov = {in, sizeof in};
+  struct fi_msg msg = {.msg_iov = &iov, .iov_count = 1, .addr = FI_ADDR_UNSPEC, .context = in};
+  for (int i = 0; i < 3000; ++i) {
+    OK(fi_recvmsg(b.ep, &msg, FI_MULTI_RECV | FI_COMPLETION));
+    ++s.wanted;
+    sleep_for(&b, in, 0);
+    OK(fi_cancel(&b.ep->fid, in));
+    sleep_for(&b, in, FI_ECANCELED);
+    OK(fi_recvmsg(b.ep, &msg, FI_MULTI_RECV | FI_COMPLETION));
+    OK(fi_cancel(&b.ep->fid, in));
+    sleep_for(&b, in, FI_ECANCELED);
+  }
+  s.stop = 1;
+  pthread_join(thread, NULL);
+  close_pair(&a, &b);
+  OK(sched_setaffinity(0, sizeof all, &all));
 }
 
 struct sleeper {
@@ -157,6 +223,7 @@ int main(int argc, char **argv) {
     void (*run)(void);
   } cases[] = {{"close_while_read", close_while_read},
                {"cancel_between_messages", cancel_between_messages},
+               {"cancel_the_next", cancel_the_next},
                {"two_sleep_manual", two_sleep_manual},
                {"two_sleep_auto", two_sleep_auto},
                {"two_count", two_count}};
