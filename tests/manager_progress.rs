@@ -1,8 +1,8 @@
 //! Who drives a manager, who sleeps, and what wakes them. The protocol itself is checked by the model in
 //! `src/manager/wheel/model.rs`.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use rdma_transport::api::*;
@@ -10,6 +10,9 @@ use rdma_transport::config::{Config, Progress};
 use rdma_transport::fabric::ProviderKind;
 use rdma_transport::manager::Manager;
 use rdma_transport::status::Code;
+
+#[path = "support/skip.rs"]
+mod skip;
 
 const LONG: Duration = Duration::from_secs(30);
 
@@ -216,6 +219,73 @@ fn r25_child_whose_pool_shrinks() {
     // SAFETY: no pointers.
     let second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as u64;
     assert!(spent < second / 2, "{spent} of {} ticks while idle", 2 * second);
+    a.destroy().unwrap();
+    b.destroy().unwrap();
+}
+
+/// How long the scheduler lets the calling thread run at once, in nanoseconds; 0: this system does not say.
+fn slice() -> u64 {
+    let mut attr = [0u64; 8];
+    // SAFETY: so many writable bytes; 0 is the calling thread.
+    unsafe { libc::syscall(libc::SYS_sched_getattr, 0, attr.as_mut_ptr(), 56, 0) };
+    attr[3]
+}
+
+/// Receives a tensor; what `f` says of it on the progress thread.
+fn receive_async<T: Send + 'static>(
+    m: &Manager,
+    step: i64,
+    f: impl FnOnce() -> T + Send + 'static,
+) -> mpsc::Receiver<T> {
+    let (tx, rx) = mpsc::channel();
+    let done: RecvDone = Box::new(move |result, _| {
+        result.unwrap();
+        tx.send(f()).unwrap();
+    });
+    // SAFETY: library memory.
+    unsafe { m.recv_async(Some("b"), b"key", step, options(Target::Library, false), done) }
+        .unwrap();
+    rx
+}
+
+/// Where many events come at once the progress thread asks to run for a short time, so that who is woken by the first callback does not
+/// take the processor before the others; where one comes after the other it does not.
+#[test]
+fn r24_the_slice_is_short_while_many_events_come_at_once() {
+    const MANY: i64 = 40;
+    let (a, b) = pair(ProviderKind::Shm, Progress::Thread);
+    let mut step = 0;
+    let mut one = || {
+        step += 1;
+        let seen = receive_async(&a, step, slice);
+        send(&b, step);
+        seen.recv_timeout(LONG).unwrap()
+    };
+    let usual = one();
+    if usual == 0 {
+        return skip::skip("the scheduler has no slices (Linux 6.12)");
+    }
+    assert!(usual > 100_000, "{usual}");
+    assert!((0..100).all(|_| one() == usual));
+    let mut bursts = (1..=20i64).map(|round| {
+        let first = round * 1_000;
+        let (begun, begins) = mpsc::channel();
+        let (release, released) = mpsc::channel::<()>();
+        let held = receive_async(&a, first, move || {
+            begun.send(()).unwrap();
+            released.recv_timeout(LONG).unwrap();
+        });
+        let waiting: Vec<_> = (1..=MANY).map(|i| receive_async(&a, first + i, slice)).collect();
+        send(&b, first);
+        begins.recv_timeout(LONG).unwrap();
+        // The progress thread is in the callback while these come.
+        (1..=MANY).for_each(|i| send(&b, first + i));
+        release.send(()).unwrap();
+        held.recv_timeout(LONG).unwrap();
+        waiting.into_iter().map(|seen| seen.recv_timeout(LONG).unwrap()).min().unwrap()
+    });
+    assert!(bursts.any(|seen| seen == 100_000), "never short");
+    assert!((0..200).any(|_| one() == usual), "short for good");
     a.destroy().unwrap();
     b.destroy().unwrap();
 }

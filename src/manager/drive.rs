@@ -12,6 +12,7 @@ use super::copies::Copy;
 use super::lent::Queues;
 use super::lock::{Locked, Platform, Sitting, sleep};
 use super::seam::Seam;
+use super::slice::Slice;
 use super::spin::Spin;
 use super::sys::Tag;
 use super::waits::{Counts, Taken};
@@ -359,10 +360,12 @@ impl Manager {
         inside::begin_to_drive(self);
         let mut spin = self.new_spin();
         let mut rounds = Rounds::new(&mut spin);
+        let mut slice = Slice::new();
         while !self.drivers.closing.load(Ordering::Acquire) {
             match self.thread_turn() {
                 Some(0) => {}
-                Some(_) => {
+                Some(events) => {
+                    slice.found(events);
                     rounds.found();
                     continue;
                 }

@@ -60,6 +60,7 @@ mod registrations;
 mod report;
 mod seam;
 mod segments;
+mod slice;
 mod spin;
 mod staging;
 mod standby;

@@ -3,6 +3,7 @@
 pub mod environment;
 pub mod epoll;
 mod eventfd;
+pub mod slice;
 mod timerfd;
 
 use std::io;
