@@ -360,7 +360,7 @@ impl Manager {
         inside::begin_to_drive(self);
         let mut spin = self.new_spin();
         let mut rounds = Rounds::new(&mut spin);
-        let mut slice = Slice::new();
+        let mut slice = Slice::default();
         while !self.drivers.closing.load(Ordering::Acquire) {
             match self.thread_turn() {
                 Some(0) => {}

@@ -21,22 +21,19 @@ const MANY: u32 = 8;
 const FEW: u32 = 3;
 
 /// What the progress thread has learnt.
-#[derive(Debug)]
+#[derive(Default)]
 pub(super) struct Slice {
-    /// The one it came with; `None`: it has none that could be made shorter.
-    usual: Option<u64>,
+    /// The one that it has otherwise, once it was changed.
+    usual: u64,
     short: bool,
+    /// It has none that could be made shorter, or may not.
+    fixed: bool,
     /// Events that a turn found which found some, in the mean, times [`TURNS`].
     events: u32,
 }
 
 impl Slice {
-    /// Of the calling thread.
-    pub fn new() -> Slice {
-        Slice { usual: slice::slice().filter(|&usual| usual > SHORT), short: false, events: 0 }
-    }
-
-    /// A turn found so many events.
+    /// A turn of the calling thread found so many events.
     #[inline]
     pub fn found(&mut self, events: u32) {
         if self.learn(events) {
@@ -57,20 +54,20 @@ impl Slice {
     #[cold]
     fn change(&mut self) {
         self.short = !self.short;
-        let Some(usual) = self.usual else { return };
-        if slice::set_slice(if self.short { SHORT } else { usual }).is_err() {
-            self.usual = None;
+        if self.fixed {
+            return;
         }
+        if self.short {
+            self.usual = slice::slice().unwrap_or(0);
+        }
+        let next = if self.short { SHORT } else { self.usual };
+        self.fixed = self.usual <= SHORT || slice::set_slice(next).is_err();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn slice() -> Slice {
-        Slice { usual: None, short: false, events: 0 }
-    }
 
     /// After how many turns of so many events it changed.
     fn turns(slice: &mut Slice, events: u32) -> Option<usize> {
@@ -83,7 +80,7 @@ mod tests {
 
     #[test]
     fn r24_turns_with_many_events_make_the_slice_short_and_few_long_again() {
-        let mut slice = slice();
+        let mut slice = Slice { fixed: true, ..Slice::default() };
         assert_eq!(turns(&mut slice, 1), None);
         assert_eq!(turns(&mut slice, 7), None);
         let soon = turns(&mut slice, 40).unwrap();
@@ -95,7 +92,7 @@ mod tests {
 
     #[test]
     fn r24_one_turn_with_all_that_there_may_be_changes_nothing_for_long() {
-        let mut slice = slice();
+        let mut slice = Slice { fixed: true, ..Slice::default() };
         slice.found(1_000);
         assert!(slice.short);
         assert!(turns(&mut slice, 1).unwrap() < 100);
