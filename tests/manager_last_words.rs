@@ -173,3 +173,52 @@ fn a_small_send_behind_a_long_copy_survives_its_manager() {
     assert!(content.iter().all(|&b| b == 7) && words == WORDS);
     m.destroy().unwrap();
 }
+
+/// A receiver that has all of it may end at once: that the content was executed at its end, which is the last that its process says of
+/// it, must not be lost behind its goodbye. The sender would send it once more.
+#[test]
+fn a_send_whose_receiver_ends_at_once_has_ended_well() {
+    let protocols = [Protocol::Auto, Protocol::DirectPut, Protocol::DirectGet, Protocol::Eager];
+    for (protocol, len) in protocols.iter().flat_map(|p| [(*p, 200), (*p, 20_000), (*p, 4 << 20)]) {
+        let with = |name: &str| {
+            let (name, provider) = (name.into(), Some(ProviderKind::Shm));
+            let progress = Progress::Manual;
+            Manager::new(Config { name, provider, progress, protocol: protocol as u32, ..Config::default() })
+                .unwrap()
+        };
+        let (a, b) = (with("a"), with("b"));
+        b.import_address(&a.export_address().unwrap()).unwrap();
+        let content = vec![7u8; len];
+        let (tx, sent) = mpsc::channel();
+        let done: SendDone = Box::new(move |result, _| drop(tx.send(result)));
+        let content_len = content.len() as u64;
+        // SAFETY: the content outlives the manager.
+        unsafe {
+            let tensor = tensor(content.as_ptr() as u64, content_len);
+            a.send(b"content", 1, tensor, None, Some(done.into())).unwrap();
+        }
+        let mut memory = vec![0u8; len];
+        let got = receive_from(&b, "a", b"content", 1, &mut memory);
+        let began = Instant::now();
+        let end = loop {
+            b.progress().unwrap();
+            if let Ok(end) = got.try_recv() {
+                break end;
+            }
+            a.progress().unwrap();
+            assert!(began.elapsed() < LONG, "no end");
+        };
+        assert_eq!(end.map_err(|s| s.to_string()), Ok(content_len), "{protocol:?}, {len}");
+        b.destroy().unwrap();
+        let end = loop {
+            a.progress().unwrap();
+            match sent.try_recv() {
+                Ok(end) => break end,
+                Err(_) => assert!(began.elapsed() < LONG, "no end"),
+            }
+        };
+        assert!(end.is_ok(), "{protocol:?}, {len}: {}", end.unwrap_err());
+        assert!(memory == content);
+        a.destroy().unwrap();
+    }
+}

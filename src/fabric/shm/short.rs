@@ -21,7 +21,8 @@ impl Link {
         }
     }
 
-    /// The same while WRITEs of ours are under way, and perhaps something else is.
+    /// The same while WRITEs of ours are under way, and perhaps something else is. What the peer has executed before it published that
+    /// comes first: it may be the last that the peer says.
     #[inline(never)]
     pub(super) fn hear_behind_writes(&mut self, published: bool) -> One {
         let others = self.reads.len() | self.out.jobs.len() | self.asks.len() | self.ends.len();
@@ -29,8 +30,8 @@ impl Link {
             return One::Other;
         }
         match published {
+            _ if load64(&self.theirs().executed) != self.answered => One::Done(self.ep),
             true => self.hear_published(),
-            false if load64(&self.theirs().executed) != self.answered => One::Done(self.ep),
             false => One::Nothing,
         }
     }
