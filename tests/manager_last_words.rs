@@ -183,8 +183,14 @@ fn a_send_whose_receiver_ends_at_once_has_ended_well() {
         let with = |name: &str| {
             let (name, provider) = (name.into(), Some(ProviderKind::Shm));
             let progress = Progress::Manual;
-            Manager::new(Config { name, provider, progress, protocol: protocol as u32, ..Config::default() })
-                .unwrap()
+            Manager::new(Config {
+                name,
+                provider,
+                progress,
+                protocol: protocol as u32,
+                ..Config::default()
+            })
+            .unwrap()
         };
         let (a, b) = (with("a"), with("b"));
         b.import_address(&a.export_address().unwrap()).unwrap();

@@ -77,7 +77,7 @@ static void cancel_between_messages(void) {
 static void sleep_for(struct side *s, void *context, int err) {
   struct fi_cq_tagged_entry entry = {0};
   struct fi_cq_err_entry error = {0};
-  const ssize_t got = fi_cq_sread(s->cq, &entry, 1, NULL, (int)(PATIENCE * 1000));
+  const ssize_t got = fi_cq_sread(s->cq, &entry, 1, NULL, (int)(1000 * PATIENCE));
   CHECK(got == (err != 0 ? -FI_EAVAIL : 1));
   if (err != 0) CHECK(fi_cq_readerr(s->cq, &error, 0) == 1 && error.err == err);
   CHECK((err != 0 ? error.op_context : entry.op_context) == context);

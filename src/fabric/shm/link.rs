@@ -37,6 +37,8 @@ pub(crate) struct Posted {
     pub(crate) wr: u64,
     pub(crate) remote: Remote,
     pub(crate) len: u64,
+    /// Where its content is in this process's memory, if that is all that the peer was told; 0: it came with the record, or lies in a pool.
+    pub(crate) local: u64,
     /// Taken where there is a choice of ways.
     pub(crate) timed: Option<Timed>,
 }
@@ -142,6 +144,8 @@ pub(crate) struct Link {
     pub(crate) pools: PeerPools,
     /// The peer, if we can read its memory.
     pub(crate) process: Option<Process>,
+    /// It could be read, and can no longer: the peer was asked to feed all its WRITEs.
+    pub(crate) fed: bool,
     pub(crate) pidfd: Option<Local<OwnedFd>>,
     pub(crate) sock: Foreign,
     pub(crate) peer: Arc<str>,
@@ -202,6 +206,7 @@ impl Link {
             pools_wanted: SmallVec::new(),
             pools: PeerPools::new(p.budget),
             process: p.process,
+            fed: false,
             pidfd: p.pidfd,
             sock: p.sock,
             peer: p.peer,

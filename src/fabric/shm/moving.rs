@@ -81,6 +81,16 @@ pub(crate) enum Running {
     Fill { op: u64, done: u64, n: usize },
 }
 
+/// What a look into the peer's memory came to.
+enum Read {
+    /// So many bytes.
+    Bytes(u64),
+    /// The memory at one end cannot be accessed.
+    Fault,
+    /// The peer's memory can be read no longer.
+    Refused,
+}
+
 impl Link {
     /// Whether a copy of this kind is being made.
     pub(crate) fn is_running(&self, kind: Kind) -> bool {
@@ -152,14 +162,17 @@ impl Link {
         self.advance(core, kind, events)
     }
 
-    /// Bytes that came out of the peer's memory, or the outcome of an operation that failed.
-    fn out_of_process(&self, result: io::Result<usize>) -> Result<Result<u64, u8>, Status> {
+    /// What came out of the peer's memory. One that allowed it may forbid it at any time: by other rights, by a filter of system calls.
+    fn out_of_process(&mut self, result: io::Result<usize>) -> Result<Read, Status> {
         match result {
-            Ok(0) => Ok(Err(outcome::FAULT)),
-            Ok(n) => Ok(Ok(n as u64)),
+            Ok(0) => Ok(Read::Fault),
+            Ok(n) => Ok(Read::Bytes(n as u64)),
             Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Err(self.gone()),
             Err(_) if self.is_gone() => Err(self.gone()),
-            Err(_) => Ok(Err(outcome::FAULT)),
+            Err(_) => {
+                self.process = None;
+                Ok(Read::Refused)
+            }
         }
     }
 
@@ -169,14 +182,15 @@ impl Link {
         process: bool,
         events: &mut Vec<Event>,
     ) -> Result<(), Status> {
-        let result = match result {
-            Ok(n) if !process => Ok(n as u64),
+        let read = match result {
+            Ok(n) if !process => Read::Bytes(n as u64),
             other => self.out_of_process(other)?,
         };
-        match (result, &mut self.inbound) {
-            (Ok(n), Some(w)) => w.front += n,
-            (Err(code), Some(_)) => return self.end_write(code, events),
-            (_, None) => {}
+        match (read, &mut self.inbound) {
+            (Read::Bytes(n), Some(w)) => w.front += n,
+            (Read::Fault, Some(_)) => return self.end_write(outcome::FAULT, events),
+            // The next look asks for it.
+            (Read::Refused, _) | (_, None) => {}
         }
         Ok(())
     }
@@ -190,14 +204,14 @@ impl Link {
     ) -> Result<(), Status> {
         match (self.out_of_process(result)?, &mut self.inbound) {
             // A short read is a hole in the back part: only whole ones count.
-            (Ok(n), Some(w)) if n == len => {
+            (Read::Bytes(n), Some(w)) if n == len => {
                 w.back = at;
                 let word = wire::pulled(self.executed, at);
                 self.tx.control().pulled.store(word, Ordering::Relaxed);
                 Ok(())
             }
-            (result, Some(_)) => self.end_write(result.err().unwrap_or(outcome::FAULT), events),
-            (_, None) => Ok(()),
+            (Read::Refused, _) | (_, None) => Ok(()),
+            (_, Some(_)) => self.end_write(outcome::FAULT, events),
         }
     }
 
@@ -222,7 +236,12 @@ impl Link {
             // Bytes of a region that was closed meanwhile do not count.
             _ if !self.exports.unchanged(read.remote.rkey, seq) => Err(outcome::DENIED),
             Ok(n) if !process => Ok(n as u64),
-            other => self.out_of_process(other)?,
+            other => match self.out_of_process(other)? {
+                Read::Bytes(n) => Ok(n),
+                Read::Fault => Err(outcome::FAULT),
+                // The next look asks the owner.
+                Read::Refused => return Ok(()),
+            },
         };
         let code = match result {
             Ok(n) if read.done + n < read.len => {

@@ -159,14 +159,19 @@ impl Link {
         check_length("WRITE", len)?;
         let (to, flags) = self.begin_post(core, len, remote, imm)?;
         // Content in a record is touched by the post, which must not be held up by it.
+        let mut described = 0;
         let timed = if len == 0 || (len <= core.policy.inline_max && !core.moves.left) {
             // SAFETY: the contract of Mem: readable until the operation's end.
             unsafe { self.write_inline(to, flags, local.addr() as *const u8, len as usize)? };
             None
         } else {
-            self.write_described(core, to, flags, local)?
+            let (place, timed) = self.write_described(core, to, flags, local)?;
+            if place & wire::FROM_POOL == 0 {
+                described = local.addr();
+            }
+            timed
         };
-        self.writes.push_back(Posted { wr, remote, len, timed });
+        self.writes.push_back(Posted { wr, remote, len, local: described, timed });
         Ok(())
     }
 
@@ -186,7 +191,7 @@ impl Link {
         let (to, flags) = self.begin_post(core, len, remote, imm)?;
         // SAFETY: it is a slice.
         unsafe { self.write_inline(to, flags, content.as_ptr(), content.len())? };
-        self.writes.push_back(Posted { wr, remote, len, timed: None });
+        self.writes.push_back(Posted { wr, remote, len, local: 0, timed: None });
         Ok(())
     }
 
@@ -233,6 +238,28 @@ impl Link {
         Ok(())
     }
 
+    /// The peer can read our memory no longer: what it was told of WRITE `op` and the later ones comes through the stream instead, from
+    /// the beginning, in their order.
+    pub(crate) fn feed_from(&mut self, op: u64) -> Result<(), Status> {
+        let first = op.wrapping_sub(self.answered);
+        if first > self.writes.len() as u64 || !self.peer_reads {
+            return Err(self.broken("feed of no WRITE"));
+        }
+        self.peer_reads = false;
+        self.out.jobs.retain(|job| job.rkey.is_some() || job.op < op);
+        self.open_stream()?;
+        room::grow(&mut self.out.jobs, self.writes.len(), "WRITEs")?;
+        for (at, posted) in self.writes.iter().enumerate().skip(first as usize) {
+            if posted.local != 0 {
+                let op = self.answered + at as u64;
+                let (addr, len) = (posted.local, posted.len);
+                let (rkey, denied, optional) = (None, false, false);
+                self.out.jobs.push_back(Job { op, addr, len, done: 0, rkey, denied, optional });
+            }
+        }
+        Ok(())
+    }
+
     /// A WRITE whose record says where the content is.
     fn write_described(
         &mut self,
@@ -240,7 +267,7 @@ impl Link {
         to: Write,
         flags: u8,
         local: Mem,
-    ) -> Result<Option<Timed>, PostError> {
+    ) -> Result<(u8, Option<Timed>), PostError> {
         const LEN: usize = Write::LEN + ContentAt::LEN;
         if let Err(why) = self.tx.room(LEN, self.rx.control()) {
             return Err(self.no_room(why, LEN));
@@ -267,7 +294,7 @@ impl Link {
                 optional: place & wire::FROM_PROCESS != 0,
             });
         }
-        Ok(timed)
+        Ok((place, timed))
     }
 
     /// Where the target finds the content.

@@ -49,6 +49,10 @@ impl Process {
     /// # Safety
     /// `dst` is valid for writing `len` bytes.
     pub(crate) unsafe fn read(&self, src: u64, dst: *mut u8, len: usize) -> Result<usize, Unread> {
+        #[cfg(test)]
+        if len > 0 && !tests::is_allowed() {
+            return Err(Unread::Refused);
+        }
         let part = |at: *mut libc::c_void, len| libc::iovec { iov_base: at, iov_len: len };
         let mut word = 0u64;
         // The word comes first: what follows may end in the middle.
@@ -71,8 +75,21 @@ impl Process {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::cell::Cell;
+
     use super::*;
+
+    thread_local! {
+        /// So many more reads of content are allowed on this thread, as if the process forbade it then.
+        pub(crate) static ALLOWED: Cell<u32> = const { Cell::new(u32::MAX) };
+    }
+
+    pub(super) fn is_allowed() -> bool {
+        let left = ALLOWED.get();
+        ALLOWED.set(if left == u32::MAX { left } else { left.saturating_sub(1) });
+        left > 0
+    }
 
     #[test]
     fn r16_content_without_the_word_is_not_read() {

@@ -7,7 +7,7 @@ use super::link::{Inbound, Link};
 use super::moving::Running;
 use super::receive::Drained;
 use super::ring::Header;
-use super::wire::{self, ContentAt, Write, outcome};
+use super::wire::{self, ContentAt, Write, kind, outcome};
 use super::{Core, Kind};
 use crate::bulk::Way;
 use crate::fabric::moves::{MOVE_MAX, Move};
@@ -58,6 +58,8 @@ impl Link {
             outcome::DENIED
         } else if w.front >= w.back {
             outcome::OK
+        } else if w.place & wire::FROM_PROCESS != 0 && self.process.is_none() {
+            return self.ask_to_feed();
         } else if w.place & wire::FROM_STREAM != 0 {
             return self.pull_shared(core, w);
         } else {
@@ -67,6 +69,19 @@ impl Link {
             }
         };
         self.end_write(code, events)?;
+        Ok(true)
+    }
+
+    /// The peer's memory can be read no longer, or never could: the content of the WRITE under way, and of all that are posted, comes
+    /// through its stream, from the beginning. False if that must wait.
+    fn ask_to_feed(&mut self) -> Result<bool, Status> {
+        if !self.fed && !self.record(kind::FEED_ASK, &self.executed.to_le_bytes())? {
+            return Ok(false);
+        }
+        self.fed = true;
+        if let Some(w) = &mut self.inbound {
+            (w.place, w.front, w.back, w.fed) = (wire::FROM_STREAM, 0, w.from.len, None);
+        }
         Ok(true)
     }
 
@@ -101,7 +116,7 @@ impl Link {
             });
             return None;
         }
-        let Some(process) = self.process else { return Some(outcome::FAULT) };
+        let process = self.process?;
         let src = w.from.at.wrapping_add(w.front);
         self.begin(core, Kind::In, Running::Front { process: true }, |_| {
             // SAFETY: destination and length were checked against a live region just now.

@@ -142,6 +142,9 @@ impl Link {
                 let [code] = self.rx.copy();
                 return self.end_read(core, code, events);
             }
+            kind::FEED_ASK if len == size_of::<u64>() => {
+                self.feed_from(u64::from_le_bytes(self.rx.copy()))?;
+            }
             kind::POOL_ASK if len == 4 => {
                 // Without the segment the peer goes on by another path.
                 let key = u32::from_le_bytes(self.rx.copy());
@@ -237,6 +240,13 @@ impl Link {
             } else if let Some(w) = current
                 && slot.op == self.executed
             {
+                // What was put before the peer was asked to feed all is left over.
+                let left = self.fed && slot.offset != w.front;
+                if left {
+                    self.slot_taken();
+                    drained = Drained::Some;
+                    continue;
+                }
                 if slot.offset != w.front || slot.len as u64 > w.from.len - w.front {
                     return Err(self.broken("stream slot of a WRITE"));
                 }
@@ -245,6 +255,9 @@ impl Link {
                 // The caller has checked the whole destination against a live region.
                 self.take_slot(core, Running::Slot { n }, dst, n as usize, w.from.len);
                 return Ok(Drained::Wait);
+            } else if current.is_some() && self.fed {
+                // Of a later one: left over, too, since those come in order.
+                self.slot_taken();
             } else {
                 break;
             }

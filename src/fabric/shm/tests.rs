@@ -14,6 +14,7 @@ use crate::os::epoll;
 mod delays;
 mod pools;
 mod short;
+mod unread;
 
 struct Random(u64);
 

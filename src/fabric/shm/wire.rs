@@ -8,7 +8,7 @@ use crate::status::Status;
 /// Starts an address.
 const ADDRESS_MAGIC: [u8; 4] = *b"SHM3";
 /// Starts a socket message; the last byte is the version.
-const SOCKET_MAGIC: [u8; 4] = *b"RSH\x03";
+const SOCKET_MAGIC: [u8; 4] = *b"RSH\x04";
 
 /// Fixed-size little-endian writer.
 struct Writer<const N: usize> {
@@ -242,6 +242,9 @@ pub(crate) mod kind {
     pub(crate) const READ_END: u8 = 5;
     /// Asks for the pool segment in which a region lies; payload: the region's key.
     pub(crate) const POOL_ASK: u8 = 6;
+    /// The initiator's memory can be read no longer: its WRITEs from this one on are to come through the stream, whole; payload: the
+    /// WRITE's number. Once on a link.
+    pub(crate) const FEED_ASK: u8 = 7;
 }
 
 /// Flag of a WRITE record: an immediate is there.
