@@ -344,6 +344,14 @@ impl Link {
         own.pools_taken.store(self.pools.taken, Ordering::Release);
     }
 
+    /// Why the peer's stream is not mapped. That this process has no room for it is not the peer's fault.
+    pub(super) fn not_mapped(&self, error: &std::io::Error) -> Status {
+        match error.raw_os_error() {
+            Some(libc::ENOMEM) => Status::os(&format!("shm: stream of peer {}", self.peer), error),
+            _ => self.broken(&error.to_string()),
+        }
+    }
+
     /// Takes the messages that wait on the socket: segments of the peer.
     pub(crate) fn read_socket(&mut self) -> Result<(), Status> {
         for _ in 0..SOCKET_MESSAGES {
@@ -384,7 +392,7 @@ impl Link {
                     self.pools_wanted.retain(|wanted| *wanted != id);
                 }
                 (Some(SocketMessage::Stream { len }), Some(fd)) => {
-                    self.into.open(&fd, len).map_err(|e| self.broken(&e.to_string()))?;
+                    self.into.open(&fd, len).map_err(|e| self.not_mapped(&e))?;
                 }
                 (Some(SocketMessage::Stream { .. }), None) if received.lacks_fds => {
                     let text =
