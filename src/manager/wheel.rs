@@ -12,7 +12,8 @@
 //! sleeper. A sleeper is woken once, however much becomes due until it runs.
 //!
 //! Somebody who drives and is awake needs no waking: it looks before it sleeps ([`Wheel::lie_down`]) and settles when it
-//! leaves ([`Wheel::leave`]). A caller that takes the seat wakes the progress thread, once for a burst of calls, and the
+//! leaves ([`Wheel::leave`]). A caller that takes the seat lets a progress thread lie that sleeps: to wake it would take as long as all
+//! the rest of a call, and most callers are gone before anything comes that it hears. When it wakes the
 //! thread parks: for [`REST`] behind a caller that is awake or has come within [`REST`] after another, and until [`REST`]
 //! has passed since the last caller left, which is all that a manager may stay without a driver; behind one that sleeps
 //! for longer, until it is told. So blocking calls one after the other are not disturbed by a thread that wakes for
@@ -223,11 +224,10 @@ impl<W: Clone + PartialEq> Wheel<W> {
                 }
                 return false;
             }
-            // It is taken from whoever has it, awake or asleep: a thread parks when it notices, a caller queues again.
-            Seat::Thread | Seat::Caller(_) => {
-                self.handed.sleeper |= self.asleep.is_some_and(|s| !s.woken);
-            }
-            Seat::Free => {}
+            // It is taken from whoever has it, awake or asleep: a caller queues again when it notices, a thread parks; one that sleeps
+            // may do so until something comes, or this caller goes.
+            Seat::Caller(_) => self.handed.sleeper |= self.asleep.is_some_and(|s| !s.woken),
+            Seat::Thread | Seat::Free => {}
         }
         self.asleep = None;
         self.seat = Seat::Caller(caller.clone());

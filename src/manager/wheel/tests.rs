@@ -69,7 +69,7 @@ fn an_earlier_deadline_wakes_and_a_later_one_does_not() {
 fn a_caller_takes_the_seat_and_the_sleep_counts_again() {
     let (mut wheel, mut ground) = asleep();
     assert!(wheel.sit(&1, false));
-    assert!(wheel.settle(&mut ground).sleeper, "the thread is to park");
+    assert!(wheel.settle(&mut ground).is_empty(), "the thread may lie");
     ground.armed = false;
     ground.due = true;
     assert!(wheel.settle(&mut ground).is_empty(), "the caller looks for itself");
@@ -113,8 +113,11 @@ fn r02_a_caller_that_slept_tells_the_thread_when_it_leaves() {
 fn r24_the_thread_is_not_woken_by_one_of_many_calls() {
     let (mut wheel, mut ground) = asleep();
     assert!(wheel.sit(&1, false));
-    assert!(wheel.settle(&mut ground).sleeper, "the thread is to park");
-    assert!(!wheel.get_up(None));
+    assert!(wheel.settle(&mut ground).is_empty(), "it may lie");
+    assert!(wheel.lie_down(Some(&1), 1000, &mut ground));
+    assert!(wheel.settle(&mut ground).is_empty(), "even then");
+    assert!(!wheel.get_up(None), "something came, and woke both");
+    assert!(wheel.get_up(Some(&1)));
     wheel.leave(&1, 100);
     assert!(wheel.sit(&2, false));
     assert!(wheel.lie_down(Some(&2), 1000, &mut ground));
@@ -130,7 +133,7 @@ fn r24_the_thread_stays_away_from_a_caller_that_visits_as_from_one_that_left() {
     let (mut wheel, mut ground) = asleep();
     assert!(!wheel.visits(0), "the thread has the seat");
     assert!(wheel.sit(&1, false));
-    assert!(wheel.settle(&mut ground).sleeper);
+    assert!(wheel.settle(&mut ground).is_empty());
     assert!(!wheel.get_up(None));
     assert_eq!(wheel.thread_next(&mut ground), Next::Park(Some(REST)));
     assert!(!wheel.visits(0), "a caller has it");
