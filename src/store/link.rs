@@ -180,7 +180,7 @@ impl Link {
 
     /// Nobody waits for an answer any more: what has not gone does not go, and the far end hears of that beside what has.
     pub fn abandon(&self) {
-        if let Socket::Tcp(socket) = &*self.0 {
+        if let Ok(socket) = self.0.tcp() {
             let now = libc::linger { l_onoff: 1, l_linger: 0 };
             let len = size_of::<libc::linger>() as libc::socklen_t;
             let (fd, level, name) = (socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER);
