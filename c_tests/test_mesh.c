@@ -147,7 +147,7 @@ static void missing_ranks_are_named(void) {
   ranks_new(all, &p, 2, false);
   all[1].options = options_of(100, false);
   begin(&all[1]), end(&all[1]);
-  CHECK_HAS(all[1].error, "rank 0");
+  CHECK_HAS(all[1].error, "rank 0 of 2 ranks did not come");
   ranks_end(all, 2);
   place_end(&p);
 }

@@ -2745,7 +2745,9 @@ rdma_code_t rdma_store_tcp_serve(const char *address,
  * Makes a client of the store that somebody serves, or will serve, at `address`. Connects when it is
  * used, and tries again until the operation's deadline. A connection that breaks is made anew, unseen;
  * but rdma_store_add and rdma_store_compare_set return RDMA_UNAVAILABLE then, since it is not known
- * whether they were done.
+ * whether they were done. A change that the server was told, and did not confirm before the deadline, may
+ * have been done, or be done later, which rdma_last_error says; but not behind what the same process asks
+ * next, unless the network holds the end of the earlier connection up.
  *
  * Threads and `options` as for rdma_store_memory.
  *
@@ -2758,8 +2760,9 @@ rdma_code_t rdma_store_tcp(const char *address,
 
 /**
  * Makes a client of the Redis server at `address`, "host:port" or "unix:/path"; options.secret is its
- * password. Connects when it is used, as rdma_store_tcp does. Keys and values are Redis strings of the
- * same names; keys that begin with "rdma-lease:" are refused.
+ * password. Connects when it is used, as rdma_store_tcp does; but a change that the server was told, and did
+ * not confirm before the deadline, may be done later even behind what is asked next. Keys and values are
+ * Redis strings of the same names; keys that begin with "rdma-lease:" are refused.
  *
  * Threads and `options` as for rdma_store_memory.
  *
@@ -2817,7 +2820,8 @@ rdma_code_t rdma_store_prefix(const rdma_store_t *store,
  * Threads: any.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `store` or `out` NULL, ttl_ms not 100 to 86400000;
- * RDMA_UNIMPLEMENTED: a store of the application's; RDMA_DEADLINE_EXCEEDED: the store was not reached;
+ * RDMA_UNIMPLEMENTED: a store of the application's; RDMA_DEADLINE_EXCEEDED: the store was not reached, or did
+ * not answer; RDMA_PERMISSION_DENIED, RDMA_UNAVAILABLE, RDMA_DATA_LOSS: as rdma_store_set;
  * RDMA_UNAUTHENTICATED; RDMA_CANCELLED, RDMA_FAILED_PRECONDITION: `store` destroyed or in a forked child;
  * RDMA_RESOURCE_EXHAUSTED: no memory, disk, descriptors or threads; RDMA_INTERNAL.
  */
@@ -2848,12 +2852,14 @@ rdma_code_t rdma_store_destroy(rdma_store_t *store);
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `store` NULL, a key or value of a length that is not allowed, NULL
  * with a length, a timeout that is not allowed. All operations on a store also return
- * RDMA_DEADLINE_EXCEEDED: the store was not reached, or was locked by others; RDMA_CANCELLED: `store` was
+ * RDMA_DEADLINE_EXCEEDED: the store was not reached, or was locked by others, or did not answer: of a change
+ * rdma_last_error says then that it may have been done, or be done later; RDMA_CANCELLED: `store` was
  * destroyed meanwhile; RDMA_FAILED_PRECONDITION: `store` destroyed or in a forked child; of writes, its lease
  * was lost; the server refuses; RDMA_UNAUTHENTICATED: by the server; RDMA_RESOURCE_EXHAUSTED: no memory or
- * disk, here or there; RDMA_PERMISSION_DENIED, RDMA_UNAVAILABLE: by the system; RDMA_DATA_LOSS: what is
- * there, or came, is damaged or a stranger's; RDMA_UNIMPLEMENTED: the application's store has no such
- * function; the codes of its functions; RDMA_UNKNOWN: an error of Redis's; RDMA_INTERNAL.
+ * disk, here or there; RDMA_PERMISSION_DENIED: by the system, or by a Redis server, which may have done a part
+ * of it; RDMA_UNAVAILABLE: by the system, or a directory that is gone; RDMA_DATA_LOSS: what is there, or
+ * came, is damaged or a stranger's; RDMA_UNIMPLEMENTED: the application's store has no such function; the
+ * codes of its functions; RDMA_UNKNOWN: an error of Redis's; RDMA_INTERNAL.
  */
 rdma_code_t rdma_store_set(const rdma_store_t *store,
                            const char *key,
@@ -3401,12 +3407,13 @@ rdma_code_t rdma_mesh_options_init(rdma_mesh_options_t *options, size_t struct_s
  * Threads: any; with options.full it drives progress, so not inside a callback. `options` NULL: defaults.
  *
  * Returns RDMA_OK; RDMA_DEADLINE_EXCEEDED: ranks did not come, or were not connected, in time, and
- * rdma_last_error names them; RDMA_INVALID_ARGUMENT: `mgr`, `store` or `out` NULL, `rank` not below `size`,
- * size not 1 to RDMA_MESH_MAX_RANKS, wrong struct_size or option; ranks that say another size, or have the
- * same name; RDMA_ABORTED: another manager came as the same rank; RDMA_DATA_LOSS: a value in the store is no
- * rank's; RDMA_FAILED_PRECONDITION: inside a callback, `mgr` or `store` destroyed or in a forked child;
- * RDMA_CANCELLED: `mgr` or `store` was destroyed meanwhile; RDMA_RESOURCE_EXHAUSTED: too many peers; as
- * rdma_store_set and rdma_mgr_export_address; RDMA_INTERNAL.
+ * rdma_last_error names them, or rank 0, for which the others wait first; RDMA_INVALID_ARGUMENT: `mgr`,
+ * `store` or `out` NULL, `rank` not below `size`, size not 1 to RDMA_MESH_MAX_RANKS, wrong struct_size or
+ * option; ranks that say another size, or have the same name; RDMA_ABORTED: another manager came as the
+ * same rank; RDMA_DATA_LOSS: a value in the store is no rank's; RDMA_FAILED_PRECONDITION: inside a
+ * callback, `mgr` or `store` destroyed or in a forked child; RDMA_CANCELLED: `mgr` or `store` was
+ * destroyed meanwhile; RDMA_RESOURCE_EXHAUSTED: too many peers; as rdma_store_set and
+ * rdma_mgr_export_address; RDMA_INTERNAL.
  */
 rdma_code_t rdma_mesh_connect(rdma_mgr_t *mgr,
                               const rdma_store_t *store,

@@ -290,12 +290,12 @@ impl<'a> Meeting<'a> {
             self.hear(&session)
         };
         let late = || {
-            let Some(session) = self.session()? else { return Ok(self.missing(&[0])) };
+            let Some(session) = self.session()? else { return Ok(self.leaderless()) };
             let keys = self.rank_keys(&session)?;
             let keys = slices(&keys)?;
             let missing = self.store.wait_for(&keys, self.look())?;
-            // If all are there, and rank 0 has not seen us, then it is of an earlier job, or gone.
-            Ok(self.missing(if missing.is_empty() { &[0] } else { &missing }))
+            // If all are there, and rank 0 has not seen us, then what is there is of an earlier job, or it is gone.
+            Ok(if missing.is_empty() { self.leaderless() } else { self.missing(&missing) })
         };
         self.rounds(alive, round, late)
     }
@@ -351,6 +351,20 @@ impl<'a> Meeting<'a> {
             }
         }
         Ok(blobs)
+    }
+
+    /// Rank 0 did not come, for whose word the others wait before they publish anything.
+    fn leaderless(&self) -> Status {
+        let time = self.begun.elapsed().as_secs_f64();
+        let others = match self.size - 2 {
+            0 => String::new(),
+            count => {
+                format!("; of the {count} others that is not known, since they wait for its word")
+            }
+        };
+        let (name, size) = (self.store.name(), self.size);
+        let text = format!("{name}: rank 0 of {size} ranks did not come in {time:.3} s{others}");
+        Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline)
     }
 
     fn missing(&self, missing: &[usize]) -> Status {

@@ -193,7 +193,9 @@ pub unsafe extern "C" fn rdma_store_tcp_serve(
 /// Makes a client of the store that somebody serves, or will serve, at `address`. Connects when it is
 /// used, and tries again until the operation's deadline. A connection that breaks is made anew, unseen;
 /// but rdma_store_add and rdma_store_compare_set return RDMA_UNAVAILABLE then, since it is not known
-/// whether they were done.
+/// whether they were done. A change that the server was told, and did not confirm before the deadline, may
+/// have been done, or be done later, which rdma_last_error says; but not behind what the same process asks
+/// next, unless the network holds the end of the earlier connection up.
 ///
 /// Threads and `options` as for rdma_store_memory.
 ///
@@ -217,8 +219,9 @@ pub unsafe extern "C" fn rdma_store_tcp(
 }
 
 /// Makes a client of the Redis server at `address`, "host:port" or "unix:/path"; options.secret is its
-/// password. Connects when it is used, as rdma_store_tcp does. Keys and values are Redis strings of the
-/// same names; keys that begin with "rdma-lease:" are refused.
+/// password. Connects when it is used, as rdma_store_tcp does; but a change that the server was told, and did
+/// not confirm before the deadline, may be done later even behind what is asked next. Keys and values are
+/// Redis strings of the same names; keys that begin with "rdma-lease:" are refused.
 ///
 /// Threads and `options` as for rdma_store_memory.
 ///
@@ -309,7 +312,8 @@ pub unsafe extern "C" fn rdma_store_prefix(
 /// Threads: any.
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `store` or `out` NULL, ttl_ms not 100 to 86400000;
-/// RDMA_UNIMPLEMENTED: a store of the application's; RDMA_DEADLINE_EXCEEDED: the store was not reached;
+/// RDMA_UNIMPLEMENTED: a store of the application's; RDMA_DEADLINE_EXCEEDED: the store was not reached, or did
+/// not answer; RDMA_PERMISSION_DENIED, RDMA_UNAVAILABLE, RDMA_DATA_LOSS: as rdma_store_set;
 /// RDMA_UNAUTHENTICATED; RDMA_CANCELLED, RDMA_FAILED_PRECONDITION: `store` destroyed or in a forked child;
 /// RDMA_RESOURCE_EXHAUSTED: no memory, disk, descriptors or threads; RDMA_INTERNAL.
 #[unsafe(no_mangle)]

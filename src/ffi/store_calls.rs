@@ -68,12 +68,14 @@ unsafe fn keys<'a>(all: *const rdma_bytes_t, count: usize) -> Result<Vec<&'a [u8
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `store` NULL, a key or value of a length that is not allowed, NULL
 /// with a length, a timeout that is not allowed. All operations on a store also return
-/// RDMA_DEADLINE_EXCEEDED: the store was not reached, or was locked by others; RDMA_CANCELLED: `store` was
+/// RDMA_DEADLINE_EXCEEDED: the store was not reached, or was locked by others, or did not answer: of a change
+/// rdma_last_error says then that it may have been done, or be done later; RDMA_CANCELLED: `store` was
 /// destroyed meanwhile; RDMA_FAILED_PRECONDITION: `store` destroyed or in a forked child; of writes, its lease
 /// was lost; the server refuses; RDMA_UNAUTHENTICATED: by the server; RDMA_RESOURCE_EXHAUSTED: no memory or
-/// disk, here or there; RDMA_PERMISSION_DENIED, RDMA_UNAVAILABLE: by the system; RDMA_DATA_LOSS: what is
-/// there, or came, is damaged or a stranger's; RDMA_UNIMPLEMENTED: the application's store has no such
-/// function; the codes of its functions; RDMA_UNKNOWN: an error of Redis's; RDMA_INTERNAL.
+/// disk, here or there; RDMA_PERMISSION_DENIED: by the system, or by a Redis server, which may have done a part
+/// of it; RDMA_UNAVAILABLE: by the system, or a directory that is gone; RDMA_DATA_LOSS: what is there, or
+/// came, is damaged or a stranger's; RDMA_UNIMPLEMENTED: the application's store has no such function; the
+/// codes of its functions; RDMA_UNKNOWN: an error of Redis's; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_store_set(
     store: *const rdma_store_t,

@@ -113,3 +113,19 @@ fn ranks_that_keep_little_wait_for_one_that_is_late() {
     let keep = Duration::from_millis(150);
     both(Arc::new(Memory::new()), keep, Duration::from_secs(1));
 }
+
+/// Before rank 0 has come no other publishes anything: who is alone says nothing of them.
+#[test]
+fn who_waits_for_rank_0_claims_nothing_of_the_others() {
+    for size in [2, 8] {
+        let store = Store::new(Arc::new(Memory::new()), Duration::from_secs(60)).unwrap();
+        let patience = Patience::For(Duration::from_millis(50));
+        let meeting = Meeting::new(&store, &blob(1), 1, size, KEEP, patience).unwrap();
+        let status = meeting.meet(|| Ok(())).map(drop).unwrap_err();
+        assert_eq!(status.code, Code::DeadlineExceeded, "{status}");
+        let named = format!("rank 0 of {size} ranks did not come");
+        assert!(status.message.contains(&named), "{status}");
+        let unknown = "of the 6 others that is not known";
+        assert_eq!(status.message.contains(unknown), size == 8, "{status}");
+    }
+}

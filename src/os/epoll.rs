@@ -13,6 +13,9 @@ pub const WRITE: u32 = libc::EPOLLOUT as u32;
 /// For the end of input.
 pub const END: u32 = libc::EPOLLRDHUP as u32;
 
+/// What tells that the far end is gone, or takes no more.
+pub const ENDED: u32 = END | (libc::EPOLLHUP | libc::EPOLLERR) as u32;
+
 /// A place for one descriptor that is ready.
 pub type Place = libc::epoll_event;
 /// Such a place before [`Epoll::wait`].
@@ -58,13 +61,22 @@ impl Epoll {
         timeout: Duration,
         places: &'a mut [Place],
     ) -> io::Result<impl ExactSizeIterator<Item = u64> + use<'a>> {
+        Ok(self.wait_told(timeout, places)?.map(|(key, _)| key))
+    }
+
+    /// The same, and of each what it is ready for.
+    pub fn wait_told<'a>(
+        &self,
+        timeout: Duration,
+        places: &'a mut [Place],
+    ) -> io::Result<impl ExactSizeIterator<Item = (u64, u32)> + use<'a>> {
         // A fraction of a millisecond must not become a busy loop.
         let ms = timeout.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as libc::c_int;
         let room = places.len().min(i32::MAX as usize) as libc::c_int;
         // SAFETY: there are `room` places.
         let n = unsafe { libc::epoll_wait(self.as_raw_fd(), places.as_mut_ptr(), room, ms) };
         let n = super::check(n)? as usize;
-        Ok(places[..n].iter().map(|place| place.u64))
+        Ok(places[..n].iter().map(|place| (place.u64, place.events)))
     }
 
     /// What is ready now; nothing if that cannot be said.

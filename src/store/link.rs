@@ -178,6 +178,18 @@ impl Link {
         self.read(piece, until)
     }
 
+    /// Nobody waits for an answer any more: what has not gone does not go, and the far end hears of that beside what has.
+    pub fn abandon(&self) {
+        if let Ok(socket) = self.0.tcp() {
+            let now = libc::linger { l_onoff: 1, l_linger: 0 };
+            let len = size_of::<libc::linger>() as libc::socklen_t;
+            let (fd, level, name) = (socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER);
+            // SAFETY: the value outlives the call, and `len` is its size. Where it fails the rest goes, perhaps behind what is
+            // asked over another connection.
+            unsafe { libc::setsockopt(fd, level, name, (&raw const now).cast(), len) };
+        }
+    }
+
     /// Nothing has come that nobody asked for, and it has not ended.
     pub fn is_silent(&self) -> bool {
         let mut look = [Look { fd: self.0.as_raw_fd(), read: true, write: false }];

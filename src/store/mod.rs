@@ -38,7 +38,7 @@ pub(crate) use number::number;
 pub(crate) use number::sum;
 use stop::Stop;
 pub use until::Until;
-pub(crate) use until::{Failed, patiently, poll};
+pub(crate) use until::{Effect, Failed, patiently, poll};
 
 /// Time for an operation that does not say.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
@@ -141,7 +141,8 @@ impl Store {
     /// A view whose writes last as long as it is renewed, which a thread does until the view ends.
     pub fn leased(&self, ttl: Duration) -> Result<Store, Status> {
         let (view, until) = (self.view()?, self.until(Patience::Default));
-        let lease = Lease::begin(self.kind.clone(), ttl, true, until)?;
+        let lease = Lease::begin(self.kind.clone(), ttl, true, until)
+            .map_err(|status| self.about_lease(status))?;
         Ok(Store { lease: Some(Arc::new(lease)), ..view })
     }
 
@@ -156,7 +157,7 @@ impl Store {
                 match Lease::begin(self.kind.clone(), ttl, false, until) {
                     Ok(lease) => Some(Arc::new(lease)),
                     Err(status) if status.code == Code::Unimplemented => None,
-                    Err(status) => return Err(status),
+                    Err(status) => return Err(self.about_lease(status)),
                 }
             }
         };
@@ -245,6 +246,15 @@ impl Store {
             let (name, key) = (self.name(), shown::key(key));
             let text = crate::room::said(format_args!("{name}: key '{key}': {}", status.message));
             status.message = text;
+        }
+        status
+    }
+
+    /// Names the store in an error of a lease that does not yet.
+    fn about_lease(&self, mut status: Status) -> Status {
+        if status.code != Code::Cancelled && !status.message.contains(self.name()) {
+            let text = format_args!("{}: {}", self.name(), status.message);
+            status.message = crate::room::said(text);
         }
         status
     }

@@ -84,6 +84,8 @@ pub(crate) fn poll(
 pub(crate) enum Failed {
     /// It may be reached later, and nothing was done.
     Again(Status),
+    /// The same, but that it was told what to do, and did not answer: it may do that yet.
+    Unheard(Status),
     /// It would fail again, or may have been done.
     Finally(Status),
 }
@@ -94,6 +96,33 @@ impl From<Status> for Failed {
     }
 }
 
+/// What a question does to a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// Nothing.
+    Look,
+    /// What may be done twice.
+    Write,
+    /// What may not.
+    Once,
+}
+
+impl Effect {
+    /// What it means that such a question was sent as a whole, and that no answer came.
+    pub fn unheard(self, why: Status) -> Failed {
+        match self {
+            Effect::Look => Failed::Again(why),
+            Effect::Write => Failed::Unheard(why),
+            Effect::Once => {
+                let text = format!("{UNKNOWN}: {}", why.message);
+                Failed::Finally(Status::new(Code::Unavailable, text).because(Reason::PeerGone))
+            }
+        }
+    }
+}
+
+const UNKNOWN: &str = "it is not known whether this was done, or is done later";
+
 /// Tries until the deadline, with pauses from 5 ms to 500 ms.
 pub(crate) fn patiently<T>(
     name: &str,
@@ -102,20 +131,30 @@ pub(crate) fn patiently<T>(
 ) -> Result<T, Status> {
     let begun = Instant::now();
     let mut pause = Duration::from_millis(5);
-    let mut earlier = None;
+    let (mut earlier, mut told) = (None, false);
     loop {
         let why = match attempt() {
             Ok(done) => return Ok(done),
             Err(Failed::Finally(status)) => return Err(status),
             Err(Failed::Again(why)) => why,
+            Err(Failed::Unheard(why)) => {
+                told = true;
+                why
+            }
         };
         until.stop.check()?;
         if until.is_over() {
             let time = begun.elapsed().as_secs_f64();
             // The last try ended by the deadline, which tells less.
             let why = earlier.unwrap_or(why).into_message();
-            let text = format_args!("{name} was not reached in {time:.3} s: {why}");
-            let text = crate::room::said(text);
+            let text = match told {
+                true => crate::room::said(format_args!(
+                    "{name} did not answer in {time:.3} s, and {UNKNOWN}: {why}"
+                )),
+                false => {
+                    crate::room::said(format_args!("{name} was not reached in {time:.3} s: {why}"))
+                }
+            };
             return Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline));
         }
         earlier = Some(why);

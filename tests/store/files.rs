@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 use rdma_transport::status::Code;
@@ -210,4 +210,67 @@ fn what_dead_writers_and_leases_left_is_swept() {
     assert!(!s.check(&[b"held"], LONG).unwrap(), "its lease is over");
     store(dir_store(&dir.path));
     assert_eq!((named(".new-"), named("held"), named("stays")), (0, 0, 1));
+}
+
+/// Who cleans up takes the lock's file away, as often as it comes: writers exclude each other nevertheless.
+#[test]
+fn a_lock_that_is_removed_loses_no_addition() {
+    let dir = Dir::new();
+    let end = AtomicBool::new(false);
+    let count = std::thread::scope(|scope| {
+        let adders: Vec<_> = (0..4)
+            .map(|_| {
+                let s = store(dir_store(&dir.path));
+                let end = &end;
+                scope.spawn(move || {
+                    let mut count = 0;
+                    while !end.load(Ordering::Acquire) {
+                        s.add(b"n", 1, LONG).unwrap();
+                        count += 1;
+                    }
+                    count
+                })
+            })
+            .collect();
+        let begun = std::time::Instant::now();
+        while begun.elapsed() < Duration::from_secs(2) {
+            let _ = fs::remove_file(dir.path.join(".lock"));
+            std::thread::sleep(Duration::from_micros(500));
+        }
+        end.store(true, Ordering::Release);
+        adders.into_iter().map(|adder| adder.join().unwrap()).sum::<u64>()
+    });
+    assert_eq!(get(&store(dir_store(&dir.path)), b"n"), count.to_string().into_bytes());
+}
+
+/// A directory that is gone is no key that has yet to come.
+#[test]
+fn a_directory_that_is_gone_is_told_at_once() {
+    let dir = Dir::new();
+    let s = store(dir_store(&dir.path));
+    set(&s, b"k", b"v");
+    let leased = s.leased(Duration::from_secs(60)).unwrap();
+    fs::remove_dir_all(&dir.path).unwrap();
+    let ends: [(&str, Result<(), _>); 9] = [
+        ("get", s.get(&[b"k"], LONG).map(drop)),
+        ("look", s.get(&[b"k"], Patience::Now).map(drop)),
+        ("wait", s.wait(&[b"k"], LONG)),
+        ("check", s.check(&[b"k"], LONG).map(drop)),
+        ("set", s.set(&[(b"k", b"v")], LONG)),
+        ("add", s.add(b"n", 1, LONG).map(drop)),
+        ("delete", s.delete(&[b"k"], LONG).map(drop)),
+        ("lease", s.leased(Duration::from_secs(60)).map(drop)),
+        ("leased set", leased.set(&[(b"k", b"v")], LONG)),
+    ];
+    let path = dir.path.to_str().unwrap();
+    for (what, end) in ends {
+        let status = end.expect_err(what);
+        assert_eq!(status.code, Code::Unavailable, "{what}: {status}");
+        for part in ["is gone", path, s.name()] {
+            assert!(status.message.contains(part), "{what}: {part}: {status}");
+        }
+    }
+    fs::create_dir(&dir.path).unwrap();
+    set(&s, b"k", b"v");
+    assert_eq!(get(&s, b"k"), b"v");
 }

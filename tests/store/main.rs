@@ -4,7 +4,9 @@ mod deadlines;
 mod files;
 mod hostile;
 mod kinds;
+mod late;
 mod leases;
+mod redis_refusals;
 mod redis_server;
 #[path = "../support/skip.rs"]
 mod skip;

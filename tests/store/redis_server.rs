@@ -64,7 +64,7 @@ impl Redis {
         done.stdout.starts_with(b"PONG")
     }
 
-    fn command(&self, words: &[&str]) {
+    pub fn command(&self, words: &[&str]) {
         let port = self.port.to_string();
         let done = Command::new("redis-cli").args(["-p", &port]).args(words).output().unwrap();
         assert!(done.status.success(), "{done:?}");

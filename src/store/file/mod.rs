@@ -2,7 +2,8 @@
 //!
 //! A value is written to a file of its own, which then takes the name of its key: who reads finds the earlier value or the
 //! whole new one. Writes exclude each other by a lock on one file (`flock`, which ends with its process, and which no child that
-//! is forked meanwhile keeps), so that add and compare-and-set are atomic, too. A file says its key, lease and checksum: what
+//! is forked meanwhile keeps), so that add and compare-and-set are atomic, too. Who removes that file, as one who cleans up may,
+//! lets others lock another of its name: so the directory is locked, too, where its file system can do that. A file says its key, lease and checksum: what
 //! was cut, damaged or put there by somebody else is an error that names it.
 //!
 //! A lease is a file whose time of change is renewed; it is over when that is older than its ttl, and then stays over, so hosts
@@ -18,7 +19,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -61,10 +62,10 @@ fn renew(file: &File) -> io::Result<()> {
     }
 }
 
-/// The lock of a directory, until it is dropped.
-struct Locked(Local<File>);
+/// A lock, until it is dropped.
+struct Lock(Local<File>);
 
-impl Drop for Locked {
+impl Drop for Lock {
     fn drop(&mut self) {
         // The lock is one of the open file, which a forked child may hold, too: closing it is not enough.
         if self.0.is_ours() {
@@ -72,6 +73,12 @@ impl Drop for Locked {
             unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
         }
     }
+}
+
+/// The locks of a directory: that of its own, if it has one, and that of the file in it.
+struct Locked {
+    _dir: Option<Lock>,
+    _file: Lock,
 }
 
 impl FileStore {
@@ -108,21 +115,44 @@ impl FileStore {
             .mode(0o600)
             .custom_flags(libc::O_NOFOLLOW)
             .open(&path)
-            .map_err(|e| failed("cannot open", &path, &e))
+            .map_err(|e| self.unless_gone("cannot open", &path, &e))
     }
 
     /// Waits until nobody else writes.
     fn lock(&self, until: Until<'_>) -> Result<Locked, Status> {
-        let file = Local::new(self.lock_file()?);
+        let file = loop {
+            let (file, path) = (self.lock_file()?, self.at(LOCK)?);
+            let file = self.lock_one(file, until)?.map_err(|e| failed("cannot lock", &path, &e))?;
+            // Whose file was removed meanwhile excludes nobody who comes now.
+            let (ours, there) = (file.0.metadata(), fs::symlink_metadata(&path));
+            let ours = ours.map_err(|e| failed("cannot look at", &path, &e))?;
+            if there.is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())) {
+                break file;
+            }
+            until.stop.check()?;
+            if until.is_over() {
+                let text =
+                    room::said(format_args!("'{}' is removed again and again", path.display()));
+                return Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline));
+            }
+        };
+        // A file system whose directories have no locks, as that of a network, leaves it at that.
+        let dir = File::open(&self.dir).ok().map(|dir| self.lock_one(dir, until)).transpose()?;
+        Ok(Locked { _dir: dir.and_then(Result::ok), _file: file })
+    }
+
+    /// Waits until nobody else has this file locked; or the system's error.
+    fn lock_one(&self, file: File, until: Until<'_>) -> Result<io::Result<Lock>, Status> {
+        let file = Local::new(file);
         let mut pause = Duration::from_micros(100);
         loop {
             // SAFETY: no pointers.
             if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-                return Ok(Locked(file));
+                return Ok(Ok(Lock(file)));
             }
             let error = io::Error::last_os_error();
             if !matches!(error.raw_os_error(), Some(libc::EWOULDBLOCK | libc::EINTR)) {
-                return Err(failed("cannot lock", &self.at(LOCK)?, &error));
+                return Ok(Err(error));
             }
             until.stop.check()?;
             if until.is_over() {
@@ -145,6 +175,22 @@ impl FileStore {
         }
         let path = room::concat(&parts, "a path")?.into_vec();
         Ok(OsString::from_vec(path).into())
+    }
+
+    /// An error if the directory is not there: then no key is, nor will be.
+    fn is_there(&self) -> Result<(), Status> {
+        let there = fs::metadata(&self.dir).map(drop);
+        there.map_err(|e| self.unless_gone("cannot look at", &self.dir, &e))
+    }
+
+    /// A failed call, or that there is no directory in which it could go well.
+    fn unless_gone(&self, what: &str, path: &Path, error: &io::Error) -> Status {
+        let gone = |e: io::Error| e.kind() == ErrorKind::NotFound;
+        if error.kind() == ErrorKind::NotFound && fs::metadata(&self.dir).is_err_and(gone) {
+            let text = room::said(format_args!("the directory '{}' is gone", self.dir.display()));
+            return Status::new(Code::Unavailable, text);
+        }
+        failed(what, path, error)
     }
 
     fn path(&self, key: &[u8]) -> Result<PathBuf, Status> {
@@ -283,6 +329,9 @@ impl Kind for FileStore {
                 break;
             }
         }
+        if found.contains(&None) {
+            self.is_there()?;
+        }
         Ok(found)
     }
 
@@ -297,6 +346,9 @@ impl Kind for FileStore {
                 crate::room::grow(&mut missing, 1, "keys")?;
                 missing.push(i);
             }
+        }
+        if !missing.is_empty() {
+            self.is_there()?;
         }
         Ok(missing)
     }
@@ -375,7 +427,7 @@ impl Kind for FileStore {
         });
         written.map_err(|e| {
             let _ = fs::remove_file(&path);
-            failed("cannot make", &path, &e)
+            self.unless_gone("cannot make", &path, &e)
         })
     }
 

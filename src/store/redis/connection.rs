@@ -8,7 +8,7 @@ use crate::limits::{STORE_REPLY, STORE_VALUE};
 use crate::shown;
 use crate::status::{Code, Status};
 use crate::store::link::Link;
-use crate::store::{Failed, Until};
+use crate::store::{Effect, Failed, Until};
 
 /// Longest answer: the longest value, or several in as many bytes as are asked for, and what is around them.
 const MAX_ANSWER: usize = STORE_VALUE + STORE_REPLY + (64 << 10);
@@ -29,8 +29,8 @@ struct Answer<'a> {
     failed: Option<Failed>,
 }
 
-/// What a failed call means. `sure`: it may be done twice.
-pub fn judge(error: &RedisError, sure: bool) -> Failed {
+/// What the server's refusal means.
+pub fn judge(error: &RedisError) -> Failed {
     use ServerErrorKind as S;
     let text = error.to_string();
     let text = shown::text(&text);
@@ -48,6 +48,18 @@ pub fn judge(error: &RedisError, sure: bool) -> Failed {
         }
         _ => match error.code() {
             Some("NOAUTH" | "WRONGPASS") => Failed::Finally(status(Code::Unauthenticated)),
+            // So it says of a question that is too long for who has not proved the password.
+            _ if text.contains("Protocol error: unauthenticated") => {
+                Failed::Finally(status(Code::Unauthenticated))
+            }
+            // As the server says it of a command in a script, with the script's hash and the line.
+            _ if text.contains("NOPERM")
+                || text.contains("ACL failure in script")
+                || text.contains("The user executing the script can't") =>
+            {
+                let text = "the server refuses this user a command of the script, and may have done those before it";
+                Failed::Finally(Status::new(Code::PermissionDenied, text))
+            }
             Some("OOM" | "MISCONF") => Failed::Finally(status(Code::ResourceExhausted)),
             _ if text.contains("OOM command not allowed") => {
                 Failed::Finally(status(Code::ResourceExhausted))
@@ -56,24 +68,16 @@ pub fn judge(error: &RedisError, sure: bool) -> Failed {
                 Failed::Finally(status(Code::FailedPrecondition))
             }
             _ if text.contains("overflow") => Failed::Finally(status(Code::OutOfRange)),
-            _ if !is_broken(error) => Failed::Finally(status(Code::Unknown)),
-            _ => unanswered(status(Code::Unavailable), sure),
+            _ => Failed::Finally(status(Code::Unknown)),
         },
     }
 }
 
-/// There was no answer, or none that can be read. `sure`: it may be done twice.
-fn unanswered(why: Status, sure: bool) -> Failed {
-    if sure {
-        return Failed::Again(why);
-    }
-    let text = format!("it is not known whether this was done: {}", why.message);
-    Failed::Finally(Status::new(Code::Unavailable, text))
-}
-
-/// The connection is of no use any more.
-pub fn is_broken(error: &RedisError) -> bool {
-    error.is_io_error() || error.kind() == ErrorKind::Parse
+/// What is said there is no answer of a Redis server, and will not be if it is asked again.
+fn unreadable(error: &RedisError) -> Failed {
+    let text = error.to_string();
+    let text = format!("what answers is no Redis server: {}", shown::text(&text));
+    Failed::Finally(Status::new(Code::DataLoss, text))
 }
 
 impl Connection {
@@ -86,24 +90,27 @@ impl Connection {
         self.link.is_silent()
     }
 
-    /// Sends a command, and reads its answer: what the server says. `sure`: it may be done twice.
+    /// Sends a command, and reads its answer: what the server says, and its refusal. After a failure the connection is of no
+    /// use any more.
     pub fn ask(
         &mut self,
         command: &Cmd,
-        sure: bool,
+        effect: Effect,
         until: Until<'_>,
     ) -> Result<Result<Value, RedisError>, Failed> {
-        let unanswered = |failed| match failed {
-            Failed::Again(why) => unanswered(why, sure),
-            failed => failed,
-        };
-        self.link.send(&command.get_packed_command(), until).map_err(unanswered)?;
+        // A part of it is no command.
+        let sent = self.link.send(&command.get_packed_command(), until);
+        sent.inspect_err(|_| self.link.abandon())?;
         let mut answer = Answer { link: &self.link, until, left: MAX_ANSWER, failed: None };
-        match (self.parser.parse_value(&mut answer), answer.failed) {
-            (_, Some(failed)) => Err(unanswered(failed)),
-            (Ok(Value::ServerError(error)), None) => Ok(Err(error.into())),
-            (answer, None) => Ok(answer),
-        }
+        let failed = match (self.parser.parse_value(&mut answer), answer.failed) {
+            (_, Some(Failed::Again(why))) => effect.unheard(why),
+            (_, Some(failed)) => failed,
+            (Ok(Value::ServerError(error)), None) => return Ok(Err(error.into())),
+            (Ok(value), None) => return Ok(Ok(value)),
+            (Err(error), None) => unreadable(&error),
+        };
+        self.link.abandon();
+        Err(failed)
     }
 }
 

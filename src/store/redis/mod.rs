@@ -16,12 +16,12 @@ use redis::{Cmd, Value};
 use super::lease::Held;
 use super::link::Link;
 use super::names::Names;
-use super::{Compared, Failed, Kind, LeaseId, Until, patiently};
+use super::{Compared, Effect, Failed, Kind, LeaseId, Until, patiently};
 use crate::limits::{STORE_REPLY, STORE_VALUE};
 use crate::room;
 use crate::shown;
 use crate::status::{Code, Status};
-use connection::{Connection, is_broken, judge};
+use connection::{Connection, judge};
 
 /// Beginning of the keys that tell whose a key is.
 const OWNER: &[u8] = b"rdma-lease:";
@@ -148,18 +148,25 @@ impl RedisStore {
             }
         };
         let mut connection = Connection::new(link);
-        if let Some(password) = &self.password {
-            let mut auth = redis::cmd("AUTH");
-            auth.arg(&password[..]);
-            connection.ask(&auth, true, until.at_most(TRY))?.map_err(|e| match is_broken(&e) {
-                true => judge(&e, true),
-                false => {
-                    let text = format!("the password was refused: {}", shown::text(&e.to_string()));
-                    Failed::Finally(Status::new(Code::Unauthenticated, text))
-                }
-            })?;
+        let until = until.at_most(TRY);
+        let Some(password) = &self.password else {
+            // Who wants a password breaks a long question off, without a word that would be heard.
+            return match connection.ask(&redis::cmd("PING"), Effect::Look, until)? {
+                // Who may not ask that may ask other things.
+                Err(e) if e.code() != Some("NOPERM") => Err(judge(&e)),
+                _ => Ok(connection),
+            };
+        };
+        let mut auth = redis::cmd("AUTH");
+        auth.arg(&password[..]);
+        match connection.ask(&auth, Effect::Look, until)? {
+            Ok(Value::Okay) => Ok(connection),
+            Ok(_) => Err(strange().into()),
+            Err(e) => {
+                let text = format!("the password was refused: {}", shown::text(&e.to_string()));
+                Err(Failed::Finally(Status::new(Code::Unauthenticated, text)))
+            }
         }
-        Ok(connection)
     }
 
     /// A connection that has rested, and not ended since.
@@ -172,32 +179,23 @@ impl RedisStore {
         }
     }
 
-    /// Runs a command until it is answered. `sure`: it may be done twice.
-    fn query(&self, command: &Cmd, sure: bool, until: Until<'_>) -> Result<Value, Status> {
+    /// Runs a command until it is answered.
+    fn query(&self, command: &Cmd, effect: Effect, until: Until<'_>) -> Result<Value, Status> {
         patiently(&self.name, until, || {
             until.stop.check()?;
             // A connection that has rested may have ended unseen. To ask twice shows it, where that is not harmless.
             let mut connection = match self.rested() {
-                Some(connection) if sure => connection,
+                Some(connection) if effect != Effect::Once => connection,
                 Some(mut connection) => {
-                    let ping = connection.ask(&redis::cmd("PING"), true, until)?;
-                    ping.map_err(|e| judge(&e, true))?;
+                    let ping = connection.ask(&redis::cmd("PING"), Effect::Look, until)?;
+                    ping.map_err(|e| judge(&e))?;
                     connection
                 }
                 None => self.connect(until)?,
             };
-            match connection.ask(command, sure, until)? {
-                Ok(value) => {
-                    self.keep(connection);
-                    Ok(value)
-                }
-                Err(error) => {
-                    if !is_broken(&error) {
-                        self.keep(connection);
-                    }
-                    Err(judge(&error, sure))
-                }
-            }
+            let answer = connection.ask(command, effect, until)?;
+            self.keep(connection);
+            answer.map_err(|e| judge(&e))
         })
     }
 
@@ -263,13 +261,24 @@ impl RedisStore {
         for keys in keys.chunks(BATCH) {
             let mut command = self.script(RENEW, keys, true)?;
             command.arg(lease_text(Some(id))).arg(ttl);
-            self.query(&command, true, until)?;
+            self.done(&command, until)?;
         }
         if keys.is_empty() && ttl > 0 {
             // That the server is there, and lets us in.
-            self.query(&redis::cmd("PING"), true, until)?;
+            match self.query(&redis::cmd("PING"), Effect::Look, until)? {
+                Value::SimpleString(pong) if pong == "PONG" => {}
+                _ => return Err(strange()),
+            }
         }
         Ok(())
+    }
+
+    /// Runs a script that answers 1 once it is through.
+    fn done(&self, command: &Cmd, until: Until<'_>) -> Result<(), Status> {
+        match self.query(command, Effect::Write, until)? {
+            Value::Int(1) => Ok(()),
+            _ => Err(strange()),
+        }
     }
 }
 
@@ -336,7 +345,7 @@ impl Kind for RedisStore {
                 command.arg(*value);
             }
             let writes = self.held.writes();
-            self.query(&command, true, until)?;
+            self.done(&command, until)?;
             self.written(&keys, lease, writes)?;
             at += some.len();
         }
@@ -347,8 +356,9 @@ impl Kind for RedisStore {
         let keys = &keys[..keys.len().min(BATCH)];
         let mut command = self.script(GET, keys, false)?;
         command.arg(STORE_VALUE).arg(STORE_REPLY);
-        let values = array(self.query(&command, true, until)?)?;
-        if values.len() > keys.len() {
+        let values = array(self.query(&command, Effect::Look, until)?)?;
+        // The first is always there.
+        if values.is_empty() != keys.is_empty() || values.len() > keys.len() {
             return Err(strange());
         }
         let each = keys.iter().zip(values).map(|(key, value)| {
@@ -361,7 +371,8 @@ impl Kind for RedisStore {
     fn missing(&self, keys: &[&[u8]], until: Until<'_>) -> Result<Vec<usize>, Status> {
         let mut missing = Vec::new();
         for (batch, keys) in keys.chunks(BATCH).enumerate() {
-            let found = array(self.query(&self.script(MISSING, keys, false)?, true, until)?)?;
+            let found =
+                array(self.query(&self.script(MISSING, keys, false)?, Effect::Look, until)?)?;
             for at in found {
                 let at = usize::try_from(integer(&at)?).map_err(|_| strange())?;
                 if at >= keys.len() {
@@ -386,12 +397,12 @@ impl Kind for RedisStore {
         command.arg(delta);
         // Lua's numbers are not exact beyond 53 bits: the text of the value is.
         let writes = self.held.writes();
-        let Value::BulkString(text) = self.query(&command, false, until)? else {
+        let Value::BulkString(text) = self.query(&command, Effect::Once, until)? else {
             return Err(strange());
         };
         self.written(&[key], lease, writes)?;
-        let value = text.iter().position(|&b| b == b':').map(|at| &text[at + 1..]);
-        super::number(value.unwrap_or_default())
+        let at = text.iter().position(|&b| b == b':').ok_or_else(strange)?;
+        super::number(&text[at + 1..])
     }
 
     fn compare_set(
@@ -407,13 +418,14 @@ impl Kind for RedisStore {
         command.arg(desired).arg(i32::from(expected.is_some())).arg(expected.unwrap_or_default());
         command.arg(STORE_VALUE);
         let writes = self.held.writes();
-        Ok(match found(key, self.query(&command, false, until)?)? {
+        Ok(match found(key, self.query(&command, Effect::Once, until)?)? {
             (0, _) => Compared::Absent,
             (1, there) => Compared::Differs(there),
-            _ => {
+            (4, _) => {
                 self.written(&[key], lease, writes)?;
                 Compared::Set
             }
+            _ => return Err(strange()),
         })
     }
 
@@ -421,9 +433,11 @@ impl Kind for RedisStore {
         let mut count = 0;
         for keys in keys.chunks(BATCH) {
             let writes = self.held.writes();
-            let deleted = integer(&self.query(&self.script(DELETE, keys, true)?, true, until)?)?;
+            let command = self.script(DELETE, keys, true)?;
+            let deleted = integer(&self.query(&command, Effect::Write, until)?)?;
             self.written(keys, None, writes)?;
-            count += usize::try_from(deleted).map_err(|_| strange())?;
+            let deleted = usize::try_from(deleted).ok().filter(|&count| count <= keys.len());
+            count += deleted.ok_or_else(strange)?;
         }
         Ok(count)
     }

@@ -9,7 +9,7 @@ use crate::limits::{STORE_CALL, STORE_KEY, STORE_VALUE};
 use crate::room;
 use crate::status::Status;
 use crate::store::lease::MAX_TTL;
-use crate::store::{Compared, LeaseId};
+use crate::store::{Compared, Effect, LeaseId};
 use crate::wire::{Reader, Writer};
 
 /// A wait without end.
@@ -100,6 +100,18 @@ impl Request<'_> {
             }
             Request::Add { key, .. } => key.len(),
             Request::Lease { .. } | Request::Release { .. } => 0,
+        }
+    }
+
+    /// What it does to the store.
+    pub fn effect(&self) -> Effect {
+        match self {
+            Request::Get { .. } | Request::Wait { .. } | Request::Missing { .. } => Effect::Look,
+            Request::Add { .. } | Request::CompareSet { .. } => Effect::Once,
+            Request::Set { .. }
+            | Request::Delete { .. }
+            | Request::Lease { .. }
+            | Request::Release { .. } => Effect::Write,
         }
     }
 

@@ -2,7 +2,9 @@
 //!
 //! A call takes a connection that rests, or makes one, and gives it back: a wait holds its own, so calls of many threads do
 //! not wait for each other. What is asked may be asked again over another connection, but for add and compare-and-set: of
-//! these it is not known, when a connection breaks, whether they were done.
+//! these it is not known, when a connection breaks, whether they were done. Nor is it of a change that was sent and whose
+//! deadline came before its answer; but the server does nothing for who has gone, so that what is asked next, which comes
+//! later, is not undone by it as long as the network keeps that order.
 
 mod messages;
 pub mod server;
@@ -20,7 +22,7 @@ use super::{Compared, Failed, Kind, LeaseId, Until, patiently};
 use crate::bootstrap::auth::{Keys, TAG};
 use crate::limits::{STORE_CALL, STORE_REPLY};
 use crate::room::Grows;
-use crate::status::{Code, Reason, Status};
+use crate::status::{Code, Status};
 use messages::{Reply, Request};
 pub use session::fuzz_store;
 use wire::{MAX_FIRST, MAX_MESSAGE, kind};
@@ -125,9 +127,17 @@ impl Connection {
         let at = request.encode(&mut out)?;
         wire::seal(&mut out, at, &self.keys, true, self.went);
         self.went += 1;
-        self.link.send(&out, until)?;
+        // A part of it is no question.
+        self.link.send(&out, until).inspect_err(|_| self.link.abandon())?;
         drop(out);
-        let message = receive(&self.link, &mut self.input, MAX_MESSAGE + TAG, until)?;
+        let message = receive(&self.link, &mut self.input, MAX_MESSAGE + TAG, until);
+        let message = message.map_err(|failed| {
+            self.link.abandon();
+            match failed {
+                Failed::Again(why) => request.effect().unheard(why),
+                failed => failed,
+            }
+        })?;
         let message = wire::open(&message, &self.keys, false, self.came)?;
         self.came += 1;
         Ok(Reply::decode(message, asked)?)
@@ -166,15 +176,9 @@ impl Client {
         Err(last)
     }
 
-    /// Asks until it is answered. `sure`: it may be asked twice.
-    fn ask(
-        &self,
-        request: &Request<'_>,
-        asked: usize,
-        sure: bool,
-        until: Until<'_>,
-    ) -> Result<Reply, Status> {
-        self.ask_anew(|ask| ask(request), asked, sure, until)
+    /// Asks until it is answered.
+    fn ask(&self, request: &Request<'_>, asked: usize, until: Until<'_>) -> Result<Reply, Status> {
+        self.ask_anew(|ask| ask(request), asked, until)
     }
 
     /// The same, with a question that depends on when it is asked.
@@ -182,26 +186,16 @@ impl Client {
         &self,
         with: impl Fn(&mut dyn FnMut(&Request<'_>) -> Answer) -> Answer,
         asked: usize,
-        sure: bool,
         until: Until<'_>,
     ) -> Result<Reply, Status> {
         let answer = patiently(&self.name, until, || {
             let mut connection = self.connection(until)?;
-            match with(&mut |request| connection.ask(request, asked, until)) {
-                Ok(reply) => {
-                    let mut idle = self.idle.lock();
-                    if idle.len() < IDLE && idle.fits(1) {
-                        idle.push(connection);
-                    }
-                    Ok(reply)
-                }
-                Err(Failed::Again(status)) if !sure => {
-                    let text = format!("it is not known whether this was done: {}", status.message);
-                    let status = Status::new(Code::Unavailable, text).because(Reason::PeerGone);
-                    Err(Failed::Finally(status))
-                }
-                Err(failed) => Err(failed),
+            let reply = with(&mut |request| connection.ask(request, asked, until))?;
+            let mut idle = self.idle.lock();
+            if idle.len() < IDLE && idle.fits(1) {
+                idle.push(connection);
             }
+            Ok(reply)
         })?;
         match answer {
             Reply::Failed(status) => Err(status),
@@ -210,7 +204,7 @@ impl Client {
     }
 
     fn done(&self, request: &Request<'_>, until: Until<'_>) -> Result<(), Status> {
-        match self.ask(request, 0, true, until)? {
+        match self.ask(request, 0, until)? {
             Reply::Done => Ok(()),
             _ => Err(unexpected()),
         }
@@ -222,7 +216,7 @@ impl Client {
         asked: usize,
         until: Until<'_>,
     ) -> Result<Vec<usize>, Status> {
-        indices(self.ask(request, asked, true, until)?)
+        indices(self.ask(request, asked, until)?)
     }
 
     /// Waits for keys that fit into one question. The server is asked to answer before the time is over, and again for what is
@@ -240,7 +234,7 @@ impl Client {
                 });
                 ask(&Request::Wait { time, keys: keys.into() })
             };
-            let answer = self.ask_anew(waits, keys.len(), true, until).and_then(indices);
+            let answer = self.ask_anew(waits, keys.len(), until).and_then(indices);
             match (answer, heard) {
                 (Ok(missing), _) if missing.is_empty() || until.is_over() => return Ok(missing),
                 (Ok(missing), _) => heard = Some((Instant::now(), missing)),
@@ -311,7 +305,7 @@ impl Kind for Client {
 
     fn get(&self, keys: &[&[u8]], until: Until<'_>) -> Result<Vec<Option<Vec<u8>>>, Status> {
         let Some((_, keys)) = parts(keys).next() else { return Ok(Vec::new()) };
-        match self.ask(&Request::Get { keys: keys.into() }, keys.len(), true, until)? {
+        match self.ask(&Request::Get { keys: keys.into() }, keys.len(), until)? {
             Reply::Values(values) if !values.is_empty() => Ok(values),
             _ => Err(unexpected()),
         }
@@ -354,7 +348,7 @@ impl Kind for Client {
         lease: Option<LeaseId>,
         until: Until<'_>,
     ) -> Result<i64, Status> {
-        match self.ask(&Request::Add { lease, key, delta }, 1, false, until)? {
+        match self.ask(&Request::Add { lease, key, delta }, 1, until)? {
             Reply::Number(sum) => Ok(sum),
             _ => Err(unexpected()),
         }
@@ -369,7 +363,7 @@ impl Kind for Client {
         until: Until<'_>,
     ) -> Result<Compared, Status> {
         let request = Request::CompareSet { lease, key, expected, desired };
-        match self.ask(&request, 1, false, until)? {
+        match self.ask(&request, 1, until)? {
             Reply::Compared(compared) => Ok(compared),
             _ => Err(unexpected()),
         }
@@ -378,7 +372,7 @@ impl Kind for Client {
     fn delete(&self, keys: &[&[u8]], until: Until<'_>) -> Result<usize, Status> {
         let mut count = 0;
         for (_, keys) in parts(keys) {
-            match self.ask(&Request::Delete { keys: keys.into() }, keys.len(), true, until)? {
+            match self.ask(&Request::Delete { keys: keys.into() }, keys.len(), until)? {
                 Reply::Number(n) => count += usize::try_from(n).map_err(|_| unexpected())?,
                 _ => return Err(unexpected()),
             }

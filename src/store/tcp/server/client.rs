@@ -102,8 +102,8 @@ impl Client {
             // It has its turn at once, and is watched again after that.
             List::Again => self.watched,
             // The end of one that waits is seen, too.
-            _ if self.session.output().is_empty() => epoll::READ,
-            _ => epoll::WRITE,
+            _ if self.session.output().is_empty() => epoll::READ | epoll::END,
+            _ => epoll::WRITE | epoll::END,
         };
         let done = match (self.watched, interest) {
             (before, now) if before == now => Ok(()),
@@ -181,8 +181,9 @@ impl Client {
         }
     }
 
-    /// It is gone: nothing more is said to it.
-    fn end(&mut self) {
+    /// It is gone: nothing more is said to it, nor done for it. What it has asked and given up is not to be done behind what was
+    /// asked later, over another connection.
+    pub fn end(&mut self) {
         self.ending = true;
         let left = self.session.output().len();
         self.session.sent(left);

@@ -15,7 +15,7 @@ use crate::limits::{STORE_CLIENTS, STORE_STRANGERS, STORE_UNDER_WAY};
 use crate::local_fd::Local;
 use crate::log;
 use crate::os::Epoll;
-use crate::os::epoll::{EMPTY, READ};
+use crate::os::epoll::{EMPTY, ENDED, READ};
 use crate::status::Status;
 use crate::store::memory::Memory;
 use crate::store::tcp::session::Room;
@@ -91,14 +91,15 @@ impl Turns {
         let now = Instant::now();
         let time = self.next_due(now).map_or(Duration::MAX, |at| at.saturating_duration_since(now));
         let mut places = [EMPTY; HEARD];
-        let heard = self.epoll.wait(time, &mut places);
+        let heard = self.epoll.wait_told(time, &mut places);
         let (now, mut called) = (Instant::now(), false);
         // A signal ends the sleep early.
-        for key in heard.into_iter().flatten() {
+        for (key, told) in heard.into_iter().flatten() {
             match key {
                 STOP => {}
                 BELL => self.shared.bell.drain(),
                 LISTENER => called = true,
+                _ if told & ENDED != 0 => self.see_to(key as u32, now, |client, _| client.end()),
                 _ => self.hear(key as u32, now),
             }
         }
