@@ -24,6 +24,8 @@
 
 namespace rdma {
 
+class Pair;
+
 namespace detail {
 struct RecvState {
   RecvDone done;
@@ -380,6 +382,7 @@ class Manager {
   Status trace_stop() { return Status::of(rdma_trace_stop(c())); }
 
  private:
+  friend class Pair;
   struct Destroy {
     pid_t process;
     void operator()(rdma_mgr_t *mgr) const {
@@ -417,10 +420,18 @@ class Manager {
       std::lock_guard<std::mutex> lock(mutex);
       gone.swap(kept);
     }
+    /* The callbacks of its buffers (rdma_transport_pair.hpp). */
+    template <class Table>
+    std::shared_ptr<Table> buffers() {
+      std::lock_guard<std::mutex> lock(mutex);
+      if (!table) table = std::make_shared<Table>();
+      return std::static_pointer_cast<Table>(table);
+    }
 
    private:
     std::mutex mutex;
     std::vector<std::shared_ptr<void>> kept;
+    std::shared_ptr<void> table;
   };
   Manager(rdma_mgr_t *mgr, std::unique_ptr<State> state) : state_(std::move(state)), mgr_(mgr, Destroy{getpid()}) {}
   static rdma_recv_options_t convert(const RecvOptions &options, detail::RecvState &state) {
