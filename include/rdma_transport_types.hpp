@@ -13,10 +13,13 @@
 #pragma GCC diagnostic pop
 #endif
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <iosfwd>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 #if __cplusplus >= 201703L
@@ -24,6 +27,17 @@
 #endif
 
 namespace rdma {
+
+class StringView;
+namespace detail {
+/* A StringView with anything that converts to it: exact for both sides, or the operators of std::string_view, to which it
+ * converts as well, would be as good. */
+template <class A, class B>
+using WithView = typename std::enable_if<(std::is_same<A, StringView>::value || std::is_same<B, StringView>::value) &&
+                                             std::is_convertible<const A &, StringView>::value &&
+                                             std::is_convertible<const B &, StringView>::value,
+                                         bool>::type;
+}  // namespace detail
 
 /* Bytes of somebody else, as std::string_view, which C++11 and C++14 lack; converts from and to it where
  * there is one. */
@@ -44,10 +58,41 @@ class StringView {
   StringView(std::string_view text) : StringView(text.data(), text.size()) {}
   operator std::string_view() const { return {data_, size_}; }
 #endif
-  friend bool operator==(const StringView &a, const StringView &b) {
-    return a.size_ == b.size_ && (a.size_ == 0 || std::memcmp(a.data_, b.data_, a.size_) == 0);
+  /* As memcmp, then the shorter one first. */
+  int compare(StringView other) const {
+    std::size_t both = size_ < other.size_ ? size_ : other.size_;
+    int first = both ? std::memcmp(data_, other.data_, both) : 0;
+    return first ? first : (size_ > other.size_) - (size_ < other.size_);
   }
-  friend bool operator!=(const StringView &a, const StringView &b) { return !(a == b); }
+  /* With another, and with what converts to one. */
+  template <class A, class B>
+  friend detail::WithView<A, B> operator==(const A &a, const B &b) {
+    return StringView(a).compare(b) == 0;
+  }
+  template <class A, class B>
+  friend detail::WithView<A, B> operator!=(const A &a, const B &b) {
+    return StringView(a).compare(b) != 0;
+  }
+  template <class A, class B>
+  friend detail::WithView<A, B> operator<(const A &a, const B &b) {
+    return StringView(a).compare(b) < 0;
+  }
+  template <class A, class B>
+  friend detail::WithView<A, B> operator>(const A &a, const B &b) {
+    return StringView(a).compare(b) > 0;
+  }
+  template <class A, class B>
+  friend detail::WithView<A, B> operator<=(const A &a, const B &b) {
+    return StringView(a).compare(b) <= 0;
+  }
+  template <class A, class B>
+  friend detail::WithView<A, B> operator>=(const A &a, const B &b) {
+    return StringView(a).compare(b) >= 0;
+  }
+  template <class Traits>
+  friend std::basic_ostream<char, Traits> &operator<<(std::basic_ostream<char, Traits> &out, const StringView &text) {
+    return out << text.str();
+  }
 
  private:
   const char *data_ = nullptr;
@@ -269,5 +314,16 @@ struct Received {
 };
 
 }  // namespace rdma
+
+namespace std {
+template <>
+struct hash<rdma::StringView> { /* FNV-1a, in every standard */
+  size_t operator()(rdma::StringView text) const noexcept {
+    uint64_t sum = 14695981039346656037u;
+    for (char c : text) sum = (sum ^ static_cast<unsigned char>(c)) * 1099511628211u;
+    return static_cast<size_t>(sum);
+  }
+};
+}  // namespace std
 
 #endif
