@@ -99,6 +99,21 @@ class StringView {
   std::size_t size_ = 0;
 };
 
+/* Text that may not be given. An empty one that is given is another thing, and refused where C refuses it. */
+class OptionalText {
+ public:
+  OptionalText() = default;
+  OptionalText(std::string text) : given_(true), text_(std::move(text)) {}
+  /* nullptr: none. */
+  OptionalText(const char *text) : given_(text != nullptr), text_(text ? text : "") {}
+  explicit operator bool() const { return given_; }
+  const std::string &str() const { return text_; }
+
+ private:
+  bool given_ = false;
+  std::string text_;
+};
+
 /* How a call ended: a code and a text. */
 class Status {
  public:
