@@ -283,18 +283,23 @@ class Messages {
   /* What active messages of this number run; nullptr: nothing any more. It has to live as long as the manager: it may
    * run on another thread when this returns. */
   Status handler(std::uint32_t id, MessageHandler *run) const {
+    Status given = run ? detail::there("run", *run) : Status();
+    if (!given.ok()) return given;
     return Status::of(rdma_msg_handler(mgr_, id, run ? detail::message_handler : nullptr, run));
   }
   /* Calls `run` once, when so many bytes may be sent, or will never be. */
   Status on_room(rdma_peer_t peer, std::uint64_t bytes, MessageRoom run) const {
+    Status given = detail::there("run", run);
+    if (!given.ok()) return given;
     auto room = detail::make_unique<MessageRoom>(std::move(run));
     rdma_code_t rc = rdma_msg_on_room(mgr_, peer, bytes, detail::message_room, room.get());
     if (rc == RDMA_OK) room.release(); /* it may have run, and be gone */
     return Status::of(rc);
   }
-  /* Sends and receives to be started again and again; their options have no callback. */
+  /* Sends and receives to be started again and again; options with a callback, which runs once, are refused. */
   Result<MessagePrepared> send_init(rdma_peer_t peer, std::uint32_t comm, std::uint64_t tag, const void *data,
                                     std::size_t len, const MessageOptions &options = MessageOptions()) const {
+    if (options.done) return prepared_done();
     detail::MessageCall call(options);
     rdma_msg_persistent_t id = 0;
     rdma_code_t rc = rdma_msg_send_init(mgr_, peer, comm, tag, data, len, &call.options, &id);
@@ -303,6 +308,7 @@ class Messages {
   }
   Result<MessagePrepared> recv_init(rdma_peer_t source, std::uint32_t comm, std::uint64_t tag, std::uint64_t mask,
                                     void *buf, std::size_t len, const MessageOptions &options = MessageOptions()) const {
+    if (options.done) return prepared_done();
     detail::MessageCall call(options);
     rdma_msg_persistent_t id = 0;
     rdma_code_t rc = rdma_msg_recv_init(mgr_, source, comm, tag, mask, buf, len, &call.options, &id);
@@ -394,6 +400,9 @@ class Messages {
   }
 
  private:
+  static Status prepared_done() {
+    return Status(RDMA_INVALID_ARGUMENT, "options.done is given, a prepared operation has none: it tells its requests");
+  }
   template <class Begin>
   Result<MessageRequest> receive(MessageOptions options, Begin begin) const {
     detail::MessageCall call(options);

@@ -32,6 +32,7 @@ class Response {
  public:
   Response() = default;
   Response(rdma_mgr_t *mgr, rdma_response_t id) : mgr_(mgr), id_(id) {}
+  /* The content is borrowed until `done`; without it, until the manager's end. */
   Status send(const Tensor &tensor, SendDone done = SendDone()) const {
     rdma_tensor_t t = tensor.c();
     if (!done) return Status::of(rdma_response_send(mgr_, id_, &t, nullptr, nullptr));
@@ -97,7 +98,7 @@ class Options {
   Options &ib_device(std::string v) { return device_ = std::move(v), *this; }
   /* To outlive the creation of the manager, not the manager. */
   Options &pool(const Pool &v) { return o_.pool = v.c(), *this; }
-  /* Asked for keys that the local table lacks, from the first request on. */
+  /* Asked for keys that the local table lacks, from the first request on. Here and below an empty function is none. */
   Options &source(SourceFn v) { return hooks_.source = std::move(v), *this; }
   /* Hears of requests that end before they are answered. */
   Options &source_ended(SourceEndedFn v) { return hooks_.ended = std::move(v), *this; }

@@ -152,6 +152,11 @@ inline Status whole(const char *argument, const std::string &text, const char *o
   Status first = whole(argument, text);
   return first.ok() ? whole(other, more) : first;
 }
+/* A function that has to be there. */
+template <class F>
+Status there(const char *argument, const F &function) {
+  return function ? Status() : Status(RDMA_INVALID_ARGUMENT, std::string(argument) + " is an empty function");
+}
 }  // namespace detail
 
 /* A value, or the status that says why there is none. Without one the value is T's default. */
@@ -230,7 +235,7 @@ class Tensor {
 
 using TransferInfo = rdma_transfer_info_t;
 using SendDone = std::function<void(const Status &, const TransferInfo &)>;
-/* The tensor is nullptr unless the status is OK; it is borrowed for the call. */
+/* The tensor is nullptr unless the status is OK; it is borrowed for the call. An empty function: nobody hears of the end. */
 using RecvDone = std::function<void(const Status &, const rdma_tensor_t *, const TransferInfo &)>;
 using AllocFn = std::function<void *(const rdma_tensor_t &)>;
 using CopyDone = std::function<void(rdma_code_t)>;
@@ -242,7 +247,7 @@ struct RecvOptions {
   std::int64_t timeout_ms = 0; /* 0: the manager's */
   void *dst = nullptr;         /* or nullptr: from alloc, or memory of the library */
   std::uint64_t dst_len = 0;
-  AllocFn alloc;
+  AllocFn alloc;               /* empty: none */
   std::uint32_t device = RDMA_DEVICE_HOST;
 };
 
