@@ -255,7 +255,7 @@ class Mesh {
     mesh.mesh_ = std::unique_ptr<rdma_mesh_t, End>(out, End{getpid()});
     return mesh;
   }
-  /* For Messages; Messages::name tells the name. */
+  /* For Messages; Messages::peer_name tells the name. */
   Result<rdma_peer_t> peer(std::uint32_t rank) const {
     rdma_peer_t peer = 0;
     rdma_code_t rc = rdma_mesh_peer(mesh_.get(), rank, &peer);

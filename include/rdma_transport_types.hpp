@@ -133,6 +133,8 @@ class Status {
   std::string to_string() const {
     return ok() ? std::string("OK") : std::string(rdma_code_name(code_)) + ": " + message_;
   }
+  friend bool operator==(const Status &a, const Status &b) { return a.code_ == b.code_ && a.message_ == b.message_; }
+  friend bool operator!=(const Status &a, const Status &b) { return !(a == b); }
 
  private:
   rdma_code_t code_ = RDMA_OK;
@@ -257,14 +259,16 @@ class Request {
  public:
   Request() = default;
   Request(rdma_mgr_t *mgr, rdma_request_t id) : mgr_(mgr), id_(id) {}
-  Request(Request &&other) noexcept { *this = std::move(other); }
+  Request(Request &&other) noexcept { swap(other); }
+  /* What this was is released. */
   Request &operator=(Request &&other) noexcept {
-    std::swap(mgr_, other.mgr_);
-    std::swap(id_, other.id_);
+    Request taken(std::move(other));
+    swap(taken);
     return *this;
   }
   ~Request() { release(); }
   rdma_request_t id() const { return id_; }
+  explicit operator bool() const { return id_ != 0; }
   Status cancel() { return Status::of(rdma_request_cancel(mgr_, id_)); }
   void release() {
     rdma_request_t id = id_;
@@ -273,6 +277,10 @@ class Request {
   }
 
  private:
+  void swap(Request &other) noexcept {
+    std::swap(mgr_, other.mgr_);
+    std::swap(id_, other.id_);
+  }
   rdma_mgr_t *mgr_ = nullptr;
   rdma_request_t id_ = 0;
 };
@@ -295,9 +303,11 @@ class Pool {
     if (rc != RDMA_OK) return Status::of(rc);
     return pool;
   }
-  Pool(Pool &&other) noexcept { *this = std::move(other); }
+  Pool(Pool &&other) noexcept { std::swap(pool_, other.pool_); }
+  /* What this was ends, as in its destructor. */
   Pool &operator=(Pool &&other) noexcept {
-    std::swap(pool_, other.pool_);
+    Pool taken(std::move(other));
+    std::swap(pool_, taken.pool_);
     return *this;
   }
   ~Pool() { close(); }
