@@ -125,6 +125,21 @@ static void one_after_the_other() {
   OK(in.wait_recv());
 }
 
+/* What came before its buffer is told at once, perhaps while the call that makes it has not returned. */
+static void early() {
+  Ends e;
+  char from = 1, to = 0;
+  std::atomic<int> heard{0};
+  for (int i = 0; i < 100; i++) {
+    const std::uint64_t slot = static_cast<std::uint64_t>(i);
+    rdma::PairBuffer out = GET(e.a.send_buffer(slot, &from, 1));
+    OK(out.send(0, 1));
+    if (i % 3 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    rdma::PairBuffer in = GET(e.b.recv_buffer(slot, &to, 1, [&](const rdma::BufferEvent &) { heard++; }));
+    CHECK(soon([&] { return heard == i + 1; }));
+  }
+}
+
 /* They end after their manager, and without one there are none. */
 static void without_a_manager() {
   char byte = 0;
@@ -184,8 +199,9 @@ int main(int argc, char **argv) {
   send_and_wait();
   callbacks();
   one_after_the_other();
+  early();
   without_a_manager();
   unbound();
-  std::printf("cases: 5 passed, 0 failed, 0 skipped\n");
+  std::printf("cases: 6 passed, 0 failed, 0 skipped\n");
   return 0;
 }
