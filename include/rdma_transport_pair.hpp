@@ -95,8 +95,8 @@ inline void could_not_end(const char *what, const Status &status, rdma_code_t kn
 }  // namespace detail
 
 /* A buffer of a pair. Its end destroys it: then its memory is the application's, and its callback does not run (but where
- * it ends inside a callback: then its own may be running on another thread). Must
- * end before its pair and its manager. */
+ * it ends inside a callback: then its own may be running on another thread). Must end before its pair and its manager. It may
+ * be made in one module of a process and end in another. */
 class PairBuffer {
  public:
   /* None. */
