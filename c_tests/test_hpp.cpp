@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
+#include <sstream>
 
 #define CHECK(cond) ((cond) ? void() : fail(#cond, __LINE__))
 static void fail(const char *what, int line) {
@@ -306,6 +307,88 @@ static void texts_with_a_nul() {
   OK(rdma::Manager::create(Options().name("free").secret(cut)).status());
 }
 
+/* What was set reaches C, which refuses it: without, a manager whose secret was an empty file would ask for none. */
+static void empty_texts() {
+  using rdma::Options;
+  for (const auto &options : {std::make_pair("name", Options().name("")), std::make_pair("provider", Options().provider("")),
+                              std::make_pair("listen", Options().listen("")), std::make_pair("secret", Options().secret("")),
+                              std::make_pair("ib_device", Options().ib_device(""))}) {
+    rdma::Status status = rdma::Manager::create(options.second).status();
+    CHECK(status.code() == RDMA_INVALID_ARGUMENT && status.message().find(options.first) != std::string::npos);
+  }
+  const rdma_mgr_options_t unset = Options().c();
+  CHECK(!unset.name && !unset.provider && !unset.listen && !unset.secret && unset.secret_len == 0 && !unset.ib_device);
+  OK(rdma::Manager::create(Options().secret("").secret("better")).status());
+}
+
+/* Where there has to be a function, an empty one is refused, and not called later; elsewhere it is none. */
+static void empty_functions() {
+  Pair p;
+  auto copy = [](void *, const void *, std::uint64_t, rdma::CopyDone done) { done(RDMA_OK); };
+  auto none = p.a.register_device(nullptr, copy);
+  CHECK(none.status().code() == RDMA_INVALID_ARGUMENT && none.status().message() == "to_host is an empty function");
+  none = p.a.register_device(copy, nullptr);
+  CHECK(none.status().code() == RDMA_INVALID_ARGUMENT && none.status().message() == "from_host is an empty function");
+  char x = 7, y = 0, z = 0;
+  auto options = rdma::Options().name("quiet").provider(provider).source(nullptr).source_ended(nullptr).peer_event(nullptr);
+  auto quiet = rdma::Manager::create(options);
+  OK(quiet.status());
+  OK(quiet->set_source(nullptr));
+  rdma::RecvOptions into;
+  into.dst = &y, into.dst_len = 1;
+  OK(p.b.send("x", 1, rdma::Tensor(&x, 1), rdma::SendDone()));
+  OK(p.a.recv_then("beta", "x", 1, rdma::RecvDone(), into));
+  OK(p.b.flush("", 20000));
+  OK(p.b.send("x", 2, rdma::Tensor(&x, 1)));
+  into.dst = &z, into.alloc = nullptr;
+  auto request = p.a.recv_async("beta", "x", 2, nullptr, into);
+  OK(request.status());
+  OK(p.b.flush("", 20000));
+  OK(p.a.flush("", 20000));
+  CHECK(y == 7 && z == 7);
+}
+
+/* What a handle held ends when another is moved over it, not when that one ends. */
+static void moving_over() {
+  Pair p;
+  char x = 1;
+  OK(p.b.send("one", 1, rdma::Tensor(&x, 1)));
+  OK(p.b.send("two", 1, rdma::Tensor(&x, 1)));
+  rdma::Received one = *p.a.recv("beta", "one", 1), two = *p.a.recv("beta", "two", 1);
+  const rdma_request_t old = one.request.id(), kept = two.request.id();
+  CHECK(one.request && two.request && old != kept);
+  one = std::move(two);
+  CHECK(one.request.id() == kept && !two.request && two.request.id() == 0);
+  CHECK(rdma_request_release(p.a.c(), old) == RDMA_NOT_FOUND);
+  rdma::Request &same = one.request;
+  same = std::move(one.request);
+  CHECK(one.request.id() == kept);
+  auto first = rdma::Pool::create(1 << 20), second = rdma::Pool::create(1 << 20);
+  OK(first.status());
+  OK(second.status());
+  rdma_pool_t *left = second->c();
+  *first = std::move(*second);
+  CHECK(first->c() == left && !*second);
+}
+
+/* Texts compare with each other, and with what they convert to and from. */
+static void views() {
+  const std::string text("key");
+  const std::string_view view(text);
+  const rdma::StringView key(text), other("kez"), empty;
+  CHECK(key == view && view == key && key == text && text == key && key == "key" && "key" == key && key == rdma::StringView(view));
+  CHECK(key != other && other != view && view != other && key != "ke" && empty == "" && empty == std::string_view());
+  CHECK(key < other && view < other && !(other < text) && empty < key && "ke" < key && key <= "key" && other > view && other >= "kez");
+  CHECK(rdma::StringView("a\0b", 3) != "a" && rdma::StringView("\xff") > "a");
+  CHECK(std::hash<rdma::StringView>()(key) == std::hash<rdma::StringView>()(view) &&
+        std::hash<rdma::StringView>()(key) != std::hash<rdma::StringView>()(other));
+  std::ostringstream out;
+  out << key << '/' << empty << rdma::StringView("z");
+  CHECK(out.str() == "key/z");
+  CHECK(rdma::Status() == rdma::Status() && rdma::Status(RDMA_ABORTED, "a") == rdma::Status(RDMA_ABORTED, "a"));
+  CHECK(rdma::Status(RDMA_ABORTED, "a") != rdma::Status(RDMA_ABORTED, "b") && rdma::Status(RDMA_ABORTED, "") != rdma::Status());
+}
+
 int main(int argc, char **argv) {
   for (int i = 1; i + 1 < argc; i++)
     if (std::strcmp(argv[i], "--provider") == 0) provider = argv[i + 1];
@@ -314,7 +397,8 @@ int main(int argc, char **argv) {
     void (*run)();
   } cases[] = {{"send_and_receive", send_and_receive}, {"futures", futures}, {"cancel_and_abort", cancel_and_abort},
                {"allocator_and_dead", allocator_and_dead}, {"source", source}, {"the_rest", the_rest}, {"pool", pool},
-               {"r23_cpp_layer", r23_cpp_layer}, {"texts_with_a_nul", texts_with_a_nul}};
+               {"r23_cpp_layer", r23_cpp_layer}, {"texts_with_a_nul", texts_with_a_nul},
+               {"empty_texts", empty_texts}, {"empty_functions", empty_functions}, {"moving_over", moving_over}, {"views", views}};
   for (const auto &c : cases) {
     c.run();
     std::printf("  %-32s ok\n", c.name);

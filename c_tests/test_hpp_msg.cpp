@@ -426,6 +426,47 @@ static void more() {
   CHECK(soon([] { return room >= 4096; }));
 }
 
+/* Functions that are empty, or that would never run, are refused, and by name. */
+static void refused_functions() {
+  Pair p;
+  char byte = 0;
+  auto refused = [](const rdma::Status &s, const char *text) {
+    CHECK(s.code() == RDMA_INVALID_ARGUMENT && s.message().find(text) != std::string::npos);
+  };
+  refused(p.a.on_room(p.to_b, 1, rdma::MessageRoom()), "run is an empty function");
+  rdma::MessageHandler none;
+  refused(p.b.handler(9, &none), "run is an empty function");
+  OK(p.b.handler(9, nullptr));
+  Told told;
+  refused(p.a.send_init(p.to_b, COMM, 1, &byte, 1, told.options()).status(), "options.done");
+  refused(p.a.recv_init(p.to_b, COMM, 1, EXACT, &byte, 1, told.options()).status(), "options.done");
+  CHECK(told.runs == 0 && told.freed());
+  MessageOptions empty;
+  empty.done = nullptr;
+  CHECK(GET(p.a.send_init(p.to_b, COMM, 1, &byte, 1, empty)));
+}
+
+/* What a handle held is let go when another is moved over it, not when that one ends. */
+static void moving_over() {
+  Pair p;
+  char bytes[2] = {};
+  MessageRequest one = GET(p.b.irecv(p.to_a, COMM, 1, EXACT, &bytes[0], 1)), two = GET(p.b.irecv(p.to_a, COMM, 2, EXACT, &bytes[1], 1));
+  const rdma_msg_request_t old = one.id(), kept = two.id();
+  one = std::move(two);
+  CHECK(one && one.id() == kept && !two && !two.pending() && p.b.cancel(old).code() == RDMA_NOT_FOUND);
+  MessageRequest &same = one;
+  one = std::move(same);
+  CHECK(one.id() == kept);
+  OK(one.cancel());
+  CHECK(one.wait().code() == RDMA_CANCELLED && !one);
+  two = std::move(one);
+  CHECK(two.status().status.code() == RDMA_CANCELLED && one.status().ok());
+  rdma::MessagePrepared first = GET(p.a.send_init(p.to_b, COMM, 1, bytes, 1)), second = GET(p.a.send_init(p.to_b, COMM, 2, bytes, 1));
+  CHECK(first && second);
+  first = std::move(second);
+  CHECK(first && !second && second.start().status().code() == RDMA_INVALID_ARGUMENT);
+}
+
 int main(int argc, char **argv) {
   for (int i = 1; i + 1 < argc; i++)
     if (std::strcmp(argv[i], "--provider") == 0) provider = argv[i + 1];
@@ -435,7 +476,8 @@ int main(int argc, char **argv) {
   } cases[] = {{"names", names}, {"sizes", sizes}, {"callbacks", callbacks},
                {"callbacks_that_do_not_run", callbacks_that_do_not_run}, {"cancellation", cancellation}, {"claim", claim},
                {"truncation", truncation}, {"any_some_all", any_some_all}, {"dropped_early", dropped_early},
-               {"layouts", layouts}, {"more", more}};
+               {"layouts", layouts}, {"more", more}, {"refused_functions", refused_functions},
+               {"moving_over", moving_over}};
   int passed = 0;
   for (const auto &c : cases) {
     c.run();

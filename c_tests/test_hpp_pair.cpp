@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <thread>
 
 #define CHECK(cond) ((cond) ? void() : fail(#cond, __LINE__))
@@ -35,8 +36,11 @@ static rdma::Manager make(const char *name) {
 }
 struct Ends {
   rdma::Manager ma = make("alpha"), mb = make("beta");
-  rdma::Pair a = GET(rdma::Pair::create(ma, 1)), b = GET(rdma::Pair::create(mb, 0));
-  Ends() {
+  rdma::Pair a, b;
+  Ends() { join(); }
+  void join() { /* anew */
+    a = GET(rdma::Pair::create(ma, 1));
+    b = GET(rdma::Pair::create(mb, 0));
     OK(a.connect(GET(b.address()), 0));
     OK(b.connect(GET(a.address()), 20000));
     OK(a.connect(GET(b.address()), 20000));
@@ -89,6 +93,71 @@ static void callbacks() {
   CHECK(soon([&] { return broken == 1; }));
 }
 
+/* Buffers that end themselves in their callbacks, one after the other: none hears what was meant for one before it. */
+static void one_after_the_other() {
+  Ends e;
+  char from = 1, to = 0;
+  auto held = std::make_shared<int>(0);
+  std::mutex mutex;
+  std::atomic<int> ended{0};
+  for (int i = 0; i < 30; i++) {
+    e.join(); /* such an end may break what was connected */
+    rdma::PairBuffer in, out = GET(e.a.send_buffer(1, &from, 1));
+    {
+      std::lock_guard<std::mutex> lock(mutex); /* until `in` is the new one */
+      in = GET(e.b.recv_buffer(1, &to, 1, [&, held, i](const rdma::BufferEvent &) {
+        std::lock_guard<std::mutex> inside(mutex);
+        CHECK(ended == i);
+        OK(in.destroy());
+        CHECK(!in);
+        ended++;
+      }));
+      CHECK(in);
+    }
+    OK(out.send(0, 1));
+    CHECK(soon([&] { return ended == i + 1; }));
+  }
+  e.join();
+  CHECK(soon([&] { return held.use_count() == 1; }));
+  /* An empty function is none: its arrivals are waited for. */
+  rdma::PairBuffer in = GET(e.b.recv_buffer(2, &to, 1, rdma::BufferTold())), out = GET(e.a.send_buffer(2, &from, 1));
+  OK(out.send(0, 1));
+  OK(in.wait_recv());
+}
+
+/* What came before its buffer is told at once, perhaps while the call that makes it has not returned. */
+static void early() {
+  Ends e;
+  char from = 1, to = 0;
+  std::atomic<int> heard{0};
+  for (int i = 0; i < 100; i++) {
+    const std::uint64_t slot = static_cast<std::uint64_t>(i);
+    rdma::PairBuffer out = GET(e.a.send_buffer(slot, &from, 1));
+    OK(out.send(0, 1));
+    if (i % 3 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    rdma::PairBuffer in = GET(e.b.recv_buffer(slot, &to, 1, [&](const rdma::BufferEvent &) { heard++; }));
+    CHECK(soon([&] { return heard == i + 1; }));
+  }
+}
+
+/* They end after their manager, and without one there are none. */
+static void without_a_manager() {
+  char byte = 0;
+  auto held = std::make_shared<int>(0);
+  auto told = [held](const rdma::BufferEvent &) {};
+  rdma::Pair none;
+  CHECK(!none && none.recv_buffer(1, &byte, 1, told).status().code() == RDMA_INVALID_ARGUMENT);
+  rdma::Manager m = make("alone");
+  rdma::Pair pair = GET(rdma::Pair::create(m, 1));
+  {
+    rdma::PairBuffer buffer = GET(pair.recv_buffer(1, &byte, 1, told));
+    CHECK(pair.recv_buffer(1, &byte, 1, told).status().code() == RDMA_ALREADY_EXISTS && held.use_count() == 3);
+    m = rdma::Manager();
+    CHECK(pair && buffer && pair.recv_buffer(2, &byte, 1, told).status().code() == RDMA_FAILED_PRECONDITION);
+  }
+  CHECK(held.use_count() == 2);
+}
+
 static void unbound() {
   Ends e; /* whose managers know each other */
   rdma_peer_t alpha = GET(e.b.info()).peer, beta = GET(e.a.info()).peer;
@@ -121,7 +190,7 @@ static void unbound() {
   other.join();
   OK(a.recv(beta, 7, 0, 4, RDMA_MSG_FOREVER)); /* ends with its buffer */
   none = std::move(a);
-  CHECK(a.id() == 0 && none.id() != 0);
+  CHECK(a.id() == 0 && !a && none.id() != 0 && none);
 }
 
 int main(int argc, char **argv) {
@@ -129,7 +198,10 @@ int main(int argc, char **argv) {
     if (!std::strcmp(argv[i], "--provider")) provider = argv[i + 1];
   send_and_wait();
   callbacks();
+  one_after_the_other();
+  early();
+  without_a_manager();
   unbound();
-  std::printf("cases: 3 passed, 0 failed, 0 skipped\n");
+  std::printf("cases: 6 passed, 0 failed, 0 skipped\n");
   return 0;
 }

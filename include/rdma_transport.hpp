@@ -24,6 +24,8 @@
 
 namespace rdma {
 
+class Pair;
+
 namespace detail {
 struct RecvState {
   RecvDone done;
@@ -247,7 +249,10 @@ class Manager {
     return out;
   }
   Status free(void *addr) { return Status::of(rdma_mem_free(c(), addr)); }
+  /* Neither function may be empty. */
   Result<std::uint32_t> register_device(CopyToHost to_host, CopyFromHost from_host) {
+    Status to = detail::there("to_host", to_host), from = detail::there("from_host", from_host);
+    if (!to.ok() || !from.ok()) return to.ok() ? from : to;
     rdma_device_ops_t ops{sizeof ops, detail::copy_to_host, detail::copy_from_host, nullptr};
     if (!state_) return Status::of(rdma_mgr_register_device(c(), &ops, nullptr, nullptr)); /* it was moved */
     auto device = std::make_shared<detail::Device>(detail::Device{std::move(to_host), std::move(from_host)});
@@ -261,6 +266,8 @@ class Manager {
   }
 
   /* rendezvous */
+
+  /* The content is borrowed until `done`; without it, until the manager's end. */
   Status send(StringView key, std::int64_t step, const Tensor &tensor, SendDone done = SendDone(),
               std::int64_t timeout_ms = 0) {
     rdma_tensor_t t = tensor.c();
@@ -273,7 +280,7 @@ class Manager {
     if (rc == RDMA_OK) state.release();
     return Status::of(rc);
   }
-  /* An empty peer is oneself. */
+  /* An empty peer is oneself. With an empty `done` nobody hears of the end. */
   Result<Request> recv_async(const std::string &peer, StringView key, std::int64_t step, RecvDone done,
                              RecvOptions options = RecvOptions()) {
     Status text = detail::whole("peer", peer);
@@ -380,6 +387,7 @@ class Manager {
   Status trace_stop() { return Status::of(rdma_trace_stop(c())); }
 
  private:
+  friend class Pair;
   struct Destroy {
     pid_t process;
     void operator()(rdma_mgr_t *mgr) const {
@@ -417,10 +425,18 @@ class Manager {
       std::lock_guard<std::mutex> lock(mutex);
       gone.swap(kept);
     }
+    /* The callbacks of its buffers (rdma_transport_pair.hpp). */
+    template <class Table>
+    std::shared_ptr<Table> buffers() {
+      std::lock_guard<std::mutex> lock(mutex);
+      if (!table) table = std::make_shared<Table>();
+      return std::static_pointer_cast<Table>(table);
+    }
 
    private:
     std::mutex mutex;
     std::vector<std::shared_ptr<void>> kept;
+    std::shared_ptr<void> table;
   };
   Manager(rdma_mgr_t *mgr, std::unique_ptr<State> state) : state_(std::move(state)), mgr_(mgr, Destroy{getpid()}) {}
   static rdma_recv_options_t convert(const RecvOptions &options, detail::RecvState &state) {

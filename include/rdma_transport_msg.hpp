@@ -26,12 +26,11 @@ class MessageRequest {
   MessageRequest(rdma_mgr_t *mgr, rdma_msg_request_t id) : mgr_(mgr), id_(id) {}
   /* One that has ended at once. */
   explicit MessageRequest(MessageStatus status) : ended_(true), status_(std::move(status)) {}
-  MessageRequest(MessageRequest &&other) noexcept { *this = std::move(other); }
+  MessageRequest(MessageRequest &&other) noexcept { swap(other); }
+  /* What this was is released, as in its destructor. */
   MessageRequest &operator=(MessageRequest &&other) noexcept {
-    std::swap(mgr_, other.mgr_);
-    std::swap(id_, other.id_);
-    std::swap(ended_, other.ended_);
-    std::swap(status_, other.status_);
+    MessageRequest taken(std::move(other));
+    swap(taken);
     return *this;
   }
   ~MessageRequest() { release(); }
@@ -39,6 +38,8 @@ class MessageRequest {
   rdma_msg_request_t id() const { return id_; }
   /* There is an end to wait for. Of one with a callback it stays true: the callback tells. */
   bool pending() const { return id_ != 0; }
+  /* The same; not whether it went well. */
+  explicit operator bool() const { return pending(); }
   /* How it ended, where it is not pending. */
   const MessageStatus &status() const { return status_; }
   /* Asks for the end, which is told as usual. */
@@ -74,6 +75,12 @@ class MessageRequest {
     }
     if (!id_) ended_ = false;
     return Status();
+  }
+  void swap(MessageRequest &other) noexcept {
+    std::swap(mgr_, other.mgr_);
+    std::swap(id_, other.id_);
+    std::swap(ended_, other.ended_);
+    std::swap(status_, other.status_);
   }
 
   rdma_mgr_t *mgr_ = nullptr;
@@ -175,16 +182,17 @@ class MessagePrepared {
  public:
   MessagePrepared() = default;
   MessagePrepared(rdma_mgr_t *mgr, rdma_msg_persistent_t id, std::size_t bytes) : mgr_(mgr), id_(id), bytes_(bytes) {}
-  MessagePrepared(MessagePrepared &&other) noexcept { *this = std::move(other); }
+  MessagePrepared(MessagePrepared &&other) noexcept { swap(other); }
+  /* What this was ends, as in its destructor. */
   MessagePrepared &operator=(MessagePrepared &&other) noexcept {
-    std::swap(mgr_, other.mgr_);
-    std::swap(id_, other.id_);
-    std::swap(bytes_, other.bytes_);
+    MessagePrepared taken(std::move(other));
+    swap(taken);
     return *this;
   }
   ~MessagePrepared() {
     if (id_) rdma_msg_persistent_free(mgr_, id_);
   }
+  explicit operator bool() const { return id_ != 0; }
   /* The status of a send that has ended at once has no more than its length. */
   Result<MessageRequest> start() const {
     rdma_msg_status_t end{};
@@ -198,6 +206,11 @@ class MessagePrepared {
   }
 
  private:
+  void swap(MessagePrepared &other) noexcept {
+    std::swap(mgr_, other.mgr_);
+    std::swap(id_, other.id_);
+    std::swap(bytes_, other.bytes_);
+  }
   rdma_mgr_t *mgr_ = nullptr;
   rdma_msg_persistent_t id_ = 0;
   std::size_t bytes_ = 0;
@@ -280,21 +293,26 @@ class Messages {
     sent.comm = handler;
     return MessageRequest(std::move(sent));
   }
-  /* What active messages of this number run; nullptr: nothing any more. It has to live as long as the manager: it may
-   * run on another thread when this returns. */
+  /* What active messages of this number run; nullptr: nothing any more; an empty function is refused. It has to live as long
+   * as the manager: it may run on another thread when this returns. */
   Status handler(std::uint32_t id, MessageHandler *run) const {
+    Status given = run ? detail::there("run", *run) : Status();
+    if (!given.ok()) return given;
     return Status::of(rdma_msg_handler(mgr_, id, run ? detail::message_handler : nullptr, run));
   }
   /* Calls `run` once, when so many bytes may be sent, or will never be. */
   Status on_room(rdma_peer_t peer, std::uint64_t bytes, MessageRoom run) const {
+    Status given = detail::there("run", run);
+    if (!given.ok()) return given;
     auto room = detail::make_unique<MessageRoom>(std::move(run));
     rdma_code_t rc = rdma_msg_on_room(mgr_, peer, bytes, detail::message_room, room.get());
     if (rc == RDMA_OK) room.release(); /* it may have run, and be gone */
     return Status::of(rc);
   }
-  /* Sends and receives to be started again and again; their options have no callback. */
+  /* Sends and receives to be started again and again; options with a callback, which runs once, are refused. */
   Result<MessagePrepared> send_init(rdma_peer_t peer, std::uint32_t comm, std::uint64_t tag, const void *data,
                                     std::size_t len, const MessageOptions &options = MessageOptions()) const {
+    if (options.done) return prepared_done();
     detail::MessageCall call(options);
     rdma_msg_persistent_t id = 0;
     rdma_code_t rc = rdma_msg_send_init(mgr_, peer, comm, tag, data, len, &call.options, &id);
@@ -303,6 +321,7 @@ class Messages {
   }
   Result<MessagePrepared> recv_init(rdma_peer_t source, std::uint32_t comm, std::uint64_t tag, std::uint64_t mask,
                                     void *buf, std::size_t len, const MessageOptions &options = MessageOptions()) const {
+    if (options.done) return prepared_done();
     detail::MessageCall call(options);
     rdma_msg_persistent_t id = 0;
     rdma_code_t rc = rdma_msg_recv_init(mgr_, source, comm, tag, mask, buf, len, &call.options, &id);
@@ -394,6 +413,9 @@ class Messages {
   }
 
  private:
+  static Status prepared_done() {
+    return Status(RDMA_INVALID_ARGUMENT, "options.done is given, a prepared operation has none: it tells its requests");
+  }
   template <class Begin>
   Result<MessageRequest> receive(MessageOptions options, Begin begin) const {
     detail::MessageCall call(options);

@@ -32,6 +32,7 @@ class Response {
  public:
   Response() = default;
   Response(rdma_mgr_t *mgr, rdma_response_t id) : mgr_(mgr), id_(id) {}
+  /* The content is borrowed until `done`; without it, until the manager's end. */
   Status send(const Tensor &tensor, SendDone done = SendDone()) const {
     rdma_tensor_t t = tensor.c();
     if (!done) return Status::of(rdma_response_send(mgr_, id_, &t, nullptr, nullptr));
@@ -74,7 +75,8 @@ inline void on_peer(rdma_mgr_t *, std::int32_t, const char *peer, std::size_t pe
 }
 }  // namespace detail
 
-/* Options of a manager; owns its strings. `raw()` reaches the fields without a setter. */
+/* Options of a manager; owns its strings. `raw()` reaches the fields without a setter. What is not set is the default; a
+ * text that is set and empty is not, and refused. */
 class Options {
  public:
   Options() { rdma_mgr_options_init(&o_, sizeof o_); }
@@ -96,7 +98,7 @@ class Options {
   Options &ib_device(std::string v) { return device_ = std::move(v), *this; }
   /* To outlive the creation of the manager, not the manager. */
   Options &pool(const Pool &v) { return o_.pool = v.c(), *this; }
-  /* Asked for keys that the local table lacks, from the first request on. */
+  /* Asked for keys that the local table lacks, from the first request on. Here and below an empty function is none. */
   Options &source(SourceFn v) { return hooks_.source = std::move(v), *this; }
   /* Hears of requests that end before they are answered. */
   Options &source_ended(SourceEndedFn v) { return hooks_.ended = std::move(v), *this; }
@@ -106,25 +108,25 @@ class Options {
   rdma_mgr_options_t &raw() { return o_; }
   /* Whether C gets all of each text: it would end one that has a NUL there. */
   Status check() const {
-    Status first = detail::whole("name", name_, "provider", provider_);
-    return first.ok() ? detail::whole("listen", listen_, "ib_device", device_) : first;
+    Status first = detail::whole("name", name_.str(), "provider", provider_.str());
+    return first.ok() ? detail::whole("listen", listen_.str(), "ib_device", device_.str()) : first;
   }
   rdma_mgr_options_t c() const {
     rdma_mgr_options_t o = o_;
-    if (!name_.empty()) o.name = name_.c_str();
-    if (!provider_.empty()) o.provider = provider_.c_str();
-    if (!listen_.empty()) o.listen = listen_.c_str();
-    if (!device_.empty()) o.ib_device = device_.c_str();
-    if (!secret_.empty()) {
-      o.secret = secret_.data();
-      o.secret_len = secret_.size();
+    if (name_) o.name = name_.str().c_str();
+    if (provider_) o.provider = provider_.str().c_str();
+    if (listen_) o.listen = listen_.str().c_str();
+    if (device_) o.ib_device = device_.str().c_str();
+    if (secret_) {
+      o.secret = secret_.str().data();
+      o.secret_len = secret_.str().size();
     }
     return o;
   }
 
  private:
   rdma_mgr_options_t o_{};
-  std::string name_, provider_, listen_, secret_, device_;
+  OptionalText name_, provider_, listen_, secret_, device_;
   detail::Hooks hooks_;
 };
 

@@ -14,9 +14,9 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
+#include <unistd.h>
 
 namespace rdma {
 
@@ -28,42 +28,56 @@ struct BufferEvent {
 using BufferTold = std::function<void(const BufferEvent &)>;
 
 namespace detail {
-/* The callbacks of buffers, by a number that is never used again: a callback that begins while its buffer is being ended
- * by another thread's callback finds nothing, and one that runs keeps its function. */
+/* The callback of a buffer. A callback may begin, or go on, after its buffer was ended by another thread's callback: so what C
+ * is given of it is this, which lives as long as the manager, and knows the buffer by its number, which the manager never
+ * uses again. */
+struct BufferEntry {
+  std::mutex mutex; /* held from before the buffer is made, until its number is known */
+  rdma_buffer_t id = 0;
+  std::shared_ptr<BufferTold> told;
+};
+/* Those of a manager. Nothing here may be one for each program: a plugin would have its own, and what it made may end
+ * elsewhere. */
 class BufferTable {
  public:
-  static BufferTable &all() {
-    static BufferTable *table = new BufferTable; /* callbacks run in destructors of static objects, too */
-    return *table;
-  }
-  std::uintptr_t add(BufferTold told) {
-    std::shared_ptr<BufferTold> kept = std::make_shared<BufferTold>(std::move(told));
+  BufferEntry *take() {
     std::lock_guard<std::mutex> lock(mutex_);
-    entries_.emplace(++last_, std::move(kept));
-    return last_;
+    if (free_.empty()) {
+      all_.push_back(detail::make_unique<BufferEntry>());
+      free_.reserve(all_.size()); /* so that giving one back needs no memory */
+      return all_.back().get();
+    }
+    BufferEntry *entry = free_.back();
+    free_.pop_back();
+    return entry;
   }
-  std::shared_ptr<BufferTold> find(std::uintptr_t key) {
+  void give_back(BufferEntry *entry) noexcept {
+    std::shared_ptr<BufferTold> last; /* ends without a lock */
+    {
+      std::lock_guard<std::mutex> lock(entry->mutex);
+      entry->id = 0;
+      last = std::move(entry->told);
+    }
     std::lock_guard<std::mutex> lock(mutex_);
-    auto found = entries_.find(key);
-    return found == entries_.end() ? nullptr : found->second;
+    free_.push_back(entry);
   }
-  void remove(std::uintptr_t key) {
-    std::shared_ptr<BufferTold> last; /* ends without the lock */
-    std::lock_guard<std::mutex> lock(mutex_);
-    auto found = entries_.find(key);
-    if (found == entries_.end()) return;
-    last = std::move(found->second);
-    entries_.erase(found);
-  }
+  /* In a forked child its locks may be held by threads that are not there. */
+  bool is_here() const { return getpid() == process_; }
 
  private:
+  const pid_t process_ = getpid();
   std::mutex mutex_;
-  std::uintptr_t last_ = 0;
-  std::unordered_map<std::uintptr_t, std::shared_ptr<BufferTold>> entries_;
+  std::vector<std::unique_ptr<BufferEntry>> all_;
+  std::vector<BufferEntry *> free_;
 };
-inline void buffer_event(rdma_buffer_t, std::uint32_t event, rdma_code_t code, const char *message,
+inline void buffer_event(rdma_buffer_t id, std::uint32_t event, rdma_code_t code, const char *message,
                          void *userdata) noexcept {
-  std::shared_ptr<BufferTold> told = BufferTable::all().find(reinterpret_cast<std::uintptr_t>(userdata));
+  BufferEntry *entry = static_cast<BufferEntry *>(userdata);
+  std::shared_ptr<BufferTold> told;
+  {
+    std::lock_guard<std::mutex> lock(entry->mutex);
+    if (entry->id == id) told = entry->told;
+  }
   if (told) (*told)(BufferEvent{event, code == RDMA_OK ? Status() : Status(code, message)});
 }
 /* After this code a handle of a manager is none any more; after any other it may still be in use. */
@@ -81,8 +95,8 @@ inline void could_not_end(const char *what, const Status &status, rdma_code_t kn
 }  // namespace detail
 
 /* A buffer of a pair. Its end destroys it: then its memory is the application's, and its callback does not run (but where
- * it ends inside a callback: then its own may be running on another thread). Must
- * end before its pair and its manager. */
+ * it ends inside a callback: then its own may be running on another thread). Must end before its pair and its manager. It may
+ * be made in one module of a process and end in another. */
 class PairBuffer {
  public:
   /* None. */
@@ -99,11 +113,13 @@ class PairBuffer {
     if (id_) {
       std::uint64_t sent = 0, received = 0;
       detail::could_not_end("a PairBuffer", status, rdma_buffer_test(mgr_, id_, &sent, &received));
+      if (table_ && !table_->is_here()) return;
     }
     forget();
   }
 
   rdma_buffer_t id() const { return id_; }
+  explicit operator bool() const { return id_ != 0; }
   /* Begins to send so many bytes at `offset` to `remote_offset` of the other end's buffer of this slot. */
   Status send(std::size_t offset, std::size_t len, std::uint64_t remote_offset = 0) {
     return Status::of(rdma_buffer_send(mgr_, id_, offset, len, remote_offset));
@@ -134,15 +150,18 @@ class PairBuffer {
   void swap(PairBuffer &other) noexcept {
     std::swap(mgr_, other.mgr_);
     std::swap(id_, other.id_);
-    std::swap(told_, other.told_);
+    std::swap(table_, other.table_);
+    std::swap(entry_, other.entry_);
   }
   void forget() {
-    if (told_) detail::BufferTable::all().remove(told_);
-    told_ = 0;
+    if (entry_) table_->give_back(entry_);
+    entry_ = nullptr;
+    table_.reset();
   }
   rdma_mgr_t *mgr_ = nullptr;
   rdma_buffer_t id_ = 0;
-  std::uintptr_t told_ = 0; /* its callback */
+  std::shared_ptr<detail::BufferTable> table_; /* of its callback */
+  detail::BufferEntry *entry_ = nullptr;
 };
 
 /* One end of a pair. Its end closes it. Must end before its manager. */
@@ -163,12 +182,14 @@ class Pair {
   static Result<Pair> create(const Manager &manager, std::uint64_t rank, std::int64_t timeout_ms = 0) {
     Pair pair;
     pair.mgr_ = manager.c();
+    if (manager.state_) pair.table_ = manager.state_->buffers<detail::BufferTable>();
     rdma_code_t rc = rdma_pair_create(pair.mgr_, rank, timeout_ms, &pair.id_);
     if (rc != RDMA_OK) return Status::of(rc);
     return Result<Pair>(std::move(pair));
   }
 
   rdma_pair_t id() const { return id_; }
+  explicit operator bool() const { return id_ != 0; }
   /* Bytes for the other end's `connect`. */
   Result<std::string> address() const {
     std::string bytes(RDMA_PAIR_ADDRESS_MAX, '\0');
@@ -190,7 +211,7 @@ class Pair {
     if (rc != RDMA_OK) return Status::of(rc);
     return info;
   }
-  /* A buffer to send from. With `told` its waits are of no use. */
+  /* A buffer to send from. With `told` its waits are of no use; an empty one is none. */
   Result<PairBuffer> send_buffer(std::uint64_t slot, const void *data, std::size_t len, BufferTold told = nullptr) {
     return make(rdma_buffer_create_send, slot, const_cast<void *>(data), len, std::move(told));
   }
@@ -209,21 +230,31 @@ class Pair {
   void swap(Pair &other) noexcept {
     std::swap(mgr_, other.mgr_);
     std::swap(id_, other.id_);
+    std::swap(table_, other.table_);
   }
   template <class F>
   Result<PairBuffer> make(F make_buffer, std::uint64_t slot, void *data, std::size_t len, BufferTold told) {
     PairBuffer buffer;
     buffer.mgr_ = mgr_;
-    if (told) buffer.told_ = detail::BufferTable::all().add(std::move(told));
-    rdma_buffer_fn event = buffer.told_ ? detail::buffer_event : nullptr;
-    auto told_by = reinterpret_cast<void *>(buffer.told_);
-    rdma_code_t rc = make_buffer(mgr_, id_, slot, data, len, event, told_by, &buffer.id_);
+    if (!told || !table_) { /* without a table there is no manager: that is refused */
+      rdma_code_t rc = make_buffer(mgr_, id_, slot, data, len, nullptr, nullptr, &buffer.id_);
+      if (rc != RDMA_OK) return Status::of(rc);
+      return Result<PairBuffer>(std::move(buffer));
+    }
+    std::shared_ptr<BufferTold> kept = std::make_shared<BufferTold>(std::move(told));
+    buffer.table_ = table_;
+    buffer.entry_ = table_->take();
+    std::unique_lock<std::mutex> lock(buffer.entry_->mutex); /* a callback that comes first waits for the number */
+    rdma_code_t rc = make_buffer(mgr_, id_, slot, data, len, detail::buffer_event, buffer.entry_, &buffer.id_);
+    if (rc == RDMA_OK) buffer.entry_->id = buffer.id_, buffer.entry_->told = std::move(kept);
+    lock.unlock();
     if (rc != RDMA_OK) return Status::of(rc);
     return Result<PairBuffer>(std::move(buffer));
   }
 
   rdma_mgr_t *mgr_ = nullptr;
   rdma_pair_t id_ = 0;
+  std::shared_ptr<detail::BufferTable> table_;
 };
 
 /* What a wait of an unbound buffer took: how a send or a receive ended. */
@@ -268,6 +299,7 @@ class UnboundBuffer {
   }
 
   rdma_unbound_t id() const { return id_; }
+  explicit operator bool() const { return id_ != 0; }
   /* `timeout_ms`: 0: as long as the manager's options say; RDMA_MSG_FOREVER: for ever. */
   Status send(rdma_peer_t peer, std::uint64_t slot, std::size_t offset, std::size_t len, std::int64_t timeout_ms = 0) {
     return Status::of(rdma_unbound_send(mgr_, id_, peer, slot, offset, len, timeout_ms));

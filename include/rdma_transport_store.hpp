@@ -19,7 +19,7 @@ namespace rdma {
 
 struct StoreOptions {
   std::int64_t timeout_ms = 0; /* for operations that do not say; 0: two minutes */
-  std::string secret;          /* of a TCP store; password of a Redis store; empty: none */
+  OptionalText secret;         /* of a TCP store; password of a Redis store. Not given: none; an empty one is refused */
   bool allow_remote = false;   /* may serve beyond loopback without a secret */
 };
 
@@ -198,6 +198,7 @@ class Store {
     return status;
   }
   rdma_store_t *c() const { return store_.get(); }
+  explicit operator bool() const { return store_ != nullptr; }
 
  private:
   using End = detail::EndOf<rdma_store_t, rdma_store_destroy>;
@@ -212,7 +213,7 @@ class Store {
     rdma_store_options_t o{};
     o.struct_size = sizeof o;
     o.timeout_ms = options.timeout_ms;
-    if (!options.secret.empty()) o.secret = options.secret.data(), o.secret_len = options.secret.size();
+    if (options.secret) o.secret = options.secret.str().data(), o.secret_len = options.secret.str().size();
     o.allow_remote = options.allow_remote;
     rdma_store_t *out = nullptr;
     rdma_code_t rc = make(&o, &out);
@@ -254,7 +255,7 @@ class Mesh {
     mesh.mesh_ = std::unique_ptr<rdma_mesh_t, End>(out, End{getpid()});
     return mesh;
   }
-  /* For Messages; Messages::name tells the name. */
+  /* For Messages; Messages::peer_name tells the name. */
   Result<rdma_peer_t> peer(std::uint32_t rank) const {
     rdma_peer_t peer = 0;
     rdma_code_t rc = rdma_mesh_peer(mesh_.get(), rank, &peer);
@@ -268,6 +269,7 @@ class Mesh {
     return rank;
   }
   rdma_mesh_t *c() const { return mesh_.get(); }
+  explicit operator bool() const { return mesh_ != nullptr; }
 
  private:
   using End = detail::EndOf<rdma_mesh_t, rdma_mesh_destroy>;

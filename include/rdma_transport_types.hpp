@@ -3,12 +3,23 @@
 #ifndef RDMA_TRANSPORT_TYPES_HPP
 #define RDMA_TRANSPORT_TYPES_HPP
 
+/* g++ says of the C header that functions have the names of structs, as they have: not to who includes this. */
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wshadow"
+#endif
 #include "rdma_transport.h"
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic pop
+#endif
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <iosfwd>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 #if __cplusplus >= 201703L
@@ -16,6 +27,17 @@
 #endif
 
 namespace rdma {
+
+class StringView;
+namespace detail {
+/* A StringView with anything that converts to it: exact for both sides, or the operators of std::string_view, to which it
+ * converts as well, would be as good. */
+template <class A, class B>
+using WithView = typename std::enable_if<(std::is_same<A, StringView>::value || std::is_same<B, StringView>::value) &&
+                                             std::is_convertible<const A &, StringView>::value &&
+                                             std::is_convertible<const B &, StringView>::value,
+                                         bool>::type;
+}  // namespace detail
 
 /* Bytes of somebody else, as std::string_view, which C++11 and C++14 lack; converts from and to it where
  * there is one. */
@@ -36,14 +58,60 @@ class StringView {
   StringView(std::string_view text) : StringView(text.data(), text.size()) {}
   operator std::string_view() const { return {data_, size_}; }
 #endif
-  friend bool operator==(const StringView &a, const StringView &b) {
-    return a.size_ == b.size_ && (a.size_ == 0 || std::memcmp(a.data_, b.data_, a.size_) == 0);
+  /* As memcmp, then the shorter one first. */
+  int compare(StringView other) const {
+    std::size_t both = size_ < other.size_ ? size_ : other.size_;
+    int first = both ? std::memcmp(data_, other.data_, both) : 0;
+    return first ? first : (size_ > other.size_) - (size_ < other.size_);
   }
-  friend bool operator!=(const StringView &a, const StringView &b) { return !(a == b); }
+  /* With another, and with what converts to one. */
+  template <class A, class B>
+  friend detail::WithView<A, B> operator==(const A &a, const B &b) {
+    return StringView(a).compare(b) == 0;
+  }
+  template <class A, class B>
+  friend detail::WithView<A, B> operator!=(const A &a, const B &b) {
+    return StringView(a).compare(b) != 0;
+  }
+  template <class A, class B>
+  friend detail::WithView<A, B> operator<(const A &a, const B &b) {
+    return StringView(a).compare(b) < 0;
+  }
+  template <class A, class B>
+  friend detail::WithView<A, B> operator>(const A &a, const B &b) {
+    return StringView(a).compare(b) > 0;
+  }
+  template <class A, class B>
+  friend detail::WithView<A, B> operator<=(const A &a, const B &b) {
+    return StringView(a).compare(b) <= 0;
+  }
+  template <class A, class B>
+  friend detail::WithView<A, B> operator>=(const A &a, const B &b) {
+    return StringView(a).compare(b) >= 0;
+  }
+  template <class Traits>
+  friend std::basic_ostream<char, Traits> &operator<<(std::basic_ostream<char, Traits> &out, const StringView &text) {
+    return out << text.str();
+  }
 
  private:
   const char *data_ = nullptr;
   std::size_t size_ = 0;
+};
+
+/* Text that may not be given. An empty one that is given is another thing, and refused where C refuses it. */
+class OptionalText {
+ public:
+  OptionalText() = default;
+  OptionalText(std::string text) : given_(true), text_(std::move(text)) {}
+  /* nullptr: none. */
+  OptionalText(const char *text) : given_(text != nullptr), text_(text ? text : "") {}
+  explicit operator bool() const { return given_; }
+  const std::string &str() const { return text_; }
+
+ private:
+  bool given_ = false;
+  std::string text_;
 };
 
 /* How a call ended: a code and a text. */
@@ -65,6 +133,8 @@ class Status {
   std::string to_string() const {
     return ok() ? std::string("OK") : std::string(rdma_code_name(code_)) + ": " + message_;
   }
+  friend bool operator==(const Status &a, const Status &b) { return a.code_ == b.code_ && a.message_ == b.message_; }
+  friend bool operator!=(const Status &a, const Status &b) { return !(a == b); }
 
  private:
   rdma_code_t code_ = RDMA_OK;
@@ -83,6 +153,11 @@ inline Status whole(const char *argument, const std::string &text) {
 inline Status whole(const char *argument, const std::string &text, const char *other, const std::string &more) {
   Status first = whole(argument, text);
   return first.ok() ? whole(other, more) : first;
+}
+/* A function that has to be there. */
+template <class F>
+Status there(const char *argument, const F &function) {
+  return function ? Status() : Status(RDMA_INVALID_ARGUMENT, std::string(argument) + " is an empty function");
 }
 }  // namespace detail
 
@@ -162,7 +237,7 @@ class Tensor {
 
 using TransferInfo = rdma_transfer_info_t;
 using SendDone = std::function<void(const Status &, const TransferInfo &)>;
-/* The tensor is nullptr unless the status is OK; it is borrowed for the call. */
+/* The tensor is nullptr unless the status is OK; it is borrowed for the call. An empty function: nobody hears of the end. */
 using RecvDone = std::function<void(const Status &, const rdma_tensor_t *, const TransferInfo &)>;
 using AllocFn = std::function<void *(const rdma_tensor_t &)>;
 using CopyDone = std::function<void(rdma_code_t)>;
@@ -174,7 +249,7 @@ struct RecvOptions {
   std::int64_t timeout_ms = 0; /* 0: the manager's */
   void *dst = nullptr;         /* or nullptr: from alloc, or memory of the library */
   std::uint64_t dst_len = 0;
-  AllocFn alloc;
+  AllocFn alloc;               /* empty: none */
   std::uint32_t device = RDMA_DEVICE_HOST;
 };
 
@@ -184,14 +259,16 @@ class Request {
  public:
   Request() = default;
   Request(rdma_mgr_t *mgr, rdma_request_t id) : mgr_(mgr), id_(id) {}
-  Request(Request &&other) noexcept { *this = std::move(other); }
+  Request(Request &&other) noexcept { swap(other); }
+  /* What this was is released. */
   Request &operator=(Request &&other) noexcept {
-    std::swap(mgr_, other.mgr_);
-    std::swap(id_, other.id_);
+    Request taken(std::move(other));
+    swap(taken);
     return *this;
   }
   ~Request() { release(); }
   rdma_request_t id() const { return id_; }
+  explicit operator bool() const { return id_ != 0; }
   Status cancel() { return Status::of(rdma_request_cancel(mgr_, id_)); }
   void release() {
     rdma_request_t id = id_;
@@ -200,6 +277,10 @@ class Request {
   }
 
  private:
+  void swap(Request &other) noexcept {
+    std::swap(mgr_, other.mgr_);
+    std::swap(id_, other.id_);
+  }
   rdma_mgr_t *mgr_ = nullptr;
   rdma_request_t id_ = 0;
 };
@@ -222,9 +303,11 @@ class Pool {
     if (rc != RDMA_OK) return Status::of(rc);
     return pool;
   }
-  Pool(Pool &&other) noexcept { *this = std::move(other); }
+  Pool(Pool &&other) noexcept { std::swap(pool_, other.pool_); }
+  /* What this was ends, as in its destructor. */
   Pool &operator=(Pool &&other) noexcept {
-    std::swap(pool_, other.pool_);
+    Pool taken(std::move(other));
+    std::swap(pool_, taken.pool_);
     return *this;
   }
   ~Pool() { close(); }
@@ -261,5 +344,16 @@ struct Received {
 };
 
 }  // namespace rdma
+
+namespace std {
+template <>
+struct hash<rdma::StringView> { /* FNV-1a, in every standard */
+  size_t operator()(rdma::StringView text) const noexcept {
+    uint64_t sum = 14695981039346656037u;
+    for (char c : text) sum = (sum ^ static_cast<unsigned char>(c)) * 1099511628211u;
+    return static_cast<size_t>(sum);
+  }
+};
+}  // namespace std
 
 #endif

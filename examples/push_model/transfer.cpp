@@ -29,7 +29,8 @@ std::uint32_t checksum(const char *data, std::uint64_t n) {
 
 rdma::Manager manager(const std::string &name, const Settings &s) {
   rdma::Options o;
-  o.name(name).provider(s.provider);
+  o.name(name);
+  if (!s.provider.empty()) o.provider(s.provider);
   auto m = rdma::Manager::create(o);
   must(m.status(), "manager");
   return *std::move(m);
