@@ -347,7 +347,9 @@ impl Link {
     /// Why the peer's stream is not mapped. That this process has no room for it is not the peer's fault.
     pub(super) fn not_mapped(&self, error: &std::io::Error) -> Status {
         match error.raw_os_error() {
-            Some(libc::ENOMEM) => Status::os(&format!("shm: stream of peer {}", self.peer), error),
+            Some(libc::ENOMEM) => {
+                Status::os(format_args!("shm: stream of peer {}", self.peer), error)
+            }
             _ => self.broken(&error.to_string()),
         }
     }
