@@ -394,14 +394,7 @@ impl Link {
         taken: usize,
         events: &mut Vec<Event>,
     ) -> Result<bool, Status> {
-        let first = events.len();
         let mut busy = self.receive(core, taken, events)?;
-        if !self.writes.is_empty() {
-            let messages = events.len();
-            busy |= self.collect(events)?;
-            // Whatever the peer has executed before it sent these is told before them: they may be the last that it says.
-            events[first..].rotate_left(messages - first);
-        }
         if !self.reads.is_empty() {
             busy |= self.advance_reads(core, events)?;
         }

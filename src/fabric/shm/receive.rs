@@ -15,7 +15,7 @@ use crate::bulk::Way;
 use crate::fabric::moves::Move;
 use crate::fabric::{Access, Event};
 use crate::limits::POLL_EVENTS;
-use crate::room;
+use crate::room::{self, Grows};
 use crate::status::{Code, Status};
 
 /// Most messages that the socket has at a time: what a peer passes before it is answered, and lets go of, and some.
@@ -33,8 +33,26 @@ pub(crate) enum Drained {
 }
 
 impl Link {
-    /// Takes records and moves data, within the budget, of which `taken` records are used up. True if there was something.
+    /// Takes records and moves data, within the budget, of which `taken` records are used up, and reports the WRITEs that the peer has
+    /// answered: those that it executed before it published a message are told before that, which may be the last that it says. True if
+    /// there was something.
     pub(crate) fn receive(
+        &mut self,
+        core: &mut Core,
+        taken: usize,
+        events: &mut Vec<Event>,
+    ) -> Result<bool, Status> {
+        let first = events.len();
+        let mut busy = self.take_records(core, taken, events)?;
+        if !self.writes.is_empty() && events.fits(self.writes.len()) {
+            let messages = events.len();
+            busy |= self.collect(events)?;
+            events[first..].rotate_left(messages - first);
+        }
+        Ok(busy)
+    }
+
+    fn take_records(
         &mut self,
         core: &mut Core,
         mut taken: usize,
@@ -240,9 +258,8 @@ impl Link {
             } else if let Some(w) = current
                 && slot.op == self.executed
             {
-                // What was put before the peer was asked to feed all is left over.
-                let left = self.fed && slot.offset != w.front;
-                if left {
+                if self.fed && slot.offset != w.front {
+                    // It was put before the peer was asked to feed all.
                     self.slot_taken();
                     drained = Drained::Some;
                     continue;

@@ -429,3 +429,45 @@ fn what_is_used_up_here_is_not_the_peers_fault() {
     let status = link(&mut a, e).not_mapped(&std::io::Error::other("the wrong size"));
     assert!(status.code == Code::Internal && status.message.contains("broke"), "{status}");
 }
+
+/// Also behind a copy: what the peer said last was told with that, and the WRITE that it had executed before by the next poll.
+#[test]
+fn what_the_peer_executed_is_told_before_what_it_said_afterwards() {
+    let (mut own, mut other) = (open(None), open(None));
+    let (e, o) = connect(&mut own, &mut other);
+    own.leave_moves();
+    let (mut here, mut there) = (vec![1u8; 1 << 16], vec![2u8; 1 << 16]);
+    let (at, to) = (here.as_mut_ptr().addr() as u64, there.as_mut_ptr().addr() as u64);
+    // SAFETY: both outlive the adapters.
+    let (mr, mem) = unsafe {
+        let regions = own.register(at, 1 << 16, Access::all()).unwrap();
+        (regions, other.register(to, 1 << 16, Access::all()).unwrap())
+    };
+    // SAFETY: as above.
+    let (mine, its) = unsafe { (Mem::new(at, 1 << 15, 0), Mem::new(to, 1 << 15, 0)) };
+    other.write(o, 1, its, Remote { addr: at + (1 << 15), rkey: mr.rkey }, None).unwrap();
+    let mut events = Vec::new();
+    let copy = loop {
+        own.poll(&mut events);
+        other.poll(&mut Vec::new());
+        if let Some(copy) = own.take_move(&mut events) {
+            break copy;
+        }
+    };
+    own.write(e, 2, mine, Remote { addr: to + (1 << 15), rkey: mem.rkey }, Some(3)).unwrap();
+    let mut heard = Vec::new();
+    while !heard.iter().any(|event| matches!(event, Event::Written { imm: 3, .. })) {
+        other.poll(&mut heard);
+    }
+    other.send(o, &[b"goodbye"]).unwrap();
+    assert!(events.is_empty());
+    own.moved(copy.run(), &mut events);
+    while !events.iter().any(|event| matches!(event, Event::Message { .. })) {
+        let copy = own.take_move(&mut events).unwrap();
+        own.moved(copy.run(), &mut events);
+    }
+    assert!(
+        matches!(&events[..], [Event::Done { wr: 2, .. }, Event::Message { .. }]),
+        "{events:?}"
+    );
+}
