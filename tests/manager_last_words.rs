@@ -179,18 +179,21 @@ fn a_small_send_behind_a_long_copy_survives_its_manager() {
 #[test]
 fn a_send_whose_receiver_ends_at_once_has_ended_well() {
     let protocols = [Protocol::Auto, Protocol::DirectPut, Protocol::DirectGet, Protocol::Eager];
-    for (protocol, len) in protocols.iter().flat_map(|p| [(*p, 200), (*p, 20_000), (*p, 4 << 20)]) {
+    let kinds = [ProviderKind::Shm, ProviderKind::Loopback, ProviderKind::Tcp];
+    let all =
+        kinds.iter().flat_map(|kind| protocols.iter().map(move |protocol| (*kind, *protocol)));
+    let lengths = [200, 20_000, 4 << 20];
+    for ((kind, protocol), len) in all.flat_map(|case| lengths.map(|len| (case, len))) {
         let with = |name: &str| {
-            let (name, provider) = (name.into(), Some(ProviderKind::Shm));
-            let progress = Progress::Manual;
-            Manager::new(Config {
-                name,
-                provider,
-                progress,
+            let config = Config {
+                name: name.into(),
+                provider: Some(kind),
+                listen: Some("127.0.0.1:0".into()),
+                progress: Progress::Manual,
                 protocol: protocol as u32,
                 ..Config::default()
-            })
-            .unwrap()
+            };
+            Manager::new(config).unwrap()
         };
         let (a, b) = (with("a"), with("b"));
         b.import_address(&a.export_address().unwrap()).unwrap();
@@ -214,7 +217,11 @@ fn a_send_whose_receiver_ends_at_once_has_ended_well() {
             a.progress().unwrap();
             assert!(began.elapsed() < LONG, "no end");
         };
-        assert_eq!(end.map_err(|s| s.to_string()), Ok(content_len), "{protocol:?}, {len}");
+        assert_eq!(
+            end.map_err(|s| s.to_string()),
+            Ok(content_len),
+            "{kind:?}, {protocol:?}, {len}"
+        );
         b.destroy().unwrap();
         let end = loop {
             a.progress().unwrap();
@@ -223,7 +230,7 @@ fn a_send_whose_receiver_ends_at_once_has_ended_well() {
                 Err(_) => assert!(began.elapsed() < LONG, "no end"),
             }
         };
-        assert!(end.is_ok(), "{protocol:?}, {len}: {}", end.unwrap_err());
+        assert!(end.is_ok(), "{kind:?}, {protocol:?}, {len}: {}", end.unwrap_err());
         assert!(memory == content);
         a.destroy().unwrap();
     }
