@@ -1,21 +1,12 @@
 /* The C++ layer: what the C tests do not see of it. */
 #include <rdma_transport.hpp>
+#include "hpp_check.hpp"
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <sstream>
-
-#define CHECK(cond) ((cond) ? void() : fail(#cond, __LINE__))
-static void fail(const char *what, int line) {
-  std::fprintf(stderr, "    FAILED at test_hpp.cpp:%d: %s\n", line, what);
-  std::_Exit(1);
-}
-static void check(const rdma::Status &s, int line) {
-  if (!s.ok()) fail(s.to_string().c_str(), line);
-}
-#define OK(expr) check((expr), __LINE__)
 
 static std::string provider = "loopback";
 static int passed;

@@ -1,5 +1,6 @@
 /* The C++ layer in two modules of one process: what a plugin made is used and ended here, and the other way round. */
 #include "hpp_module.hpp"
+#include "hpp_check.hpp"
 #include <dlfcn.h>
 #include <atomic>
 #include <chrono>
@@ -7,27 +8,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <thread>
-
-#define CHECK(cond) ((cond) ? void() : fail(#cond, __LINE__))
-static void fail(const char *what, int line) {
-  std::fprintf(stderr, "    FAILED at test_hpp_modules.cpp:%d: %s\n", line, what);
-  std::_Exit(1);
-}
-static void check(const rdma::Status &s, int line) {
-  if (!s.ok()) fail(s.to_string().c_str(), line);
-}
-#define OK(expr) check((expr), __LINE__)
-#define GET(expr) get((expr), __LINE__)
-template <class T>
-static T get(rdma::Result<T> r, int line) {
-  check(r.status(), line);
-  return *std::move(r);
-}
-template <class F>
-static bool soon(F done) {
-  for (int i = 0; i < 20000 && !done(); i++) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  return done();
-}
 
 static std::string provider = "loopback";
 static const Maker *module;
@@ -112,7 +92,7 @@ int main(int argc, char **argv) {
   for (int i = 1; i + 1 < argc; i++)
     if (!std::strcmp(argv[i], "--provider")) provider = argv[i + 1];
   void *handle = dlopen(HPP_MODULE, RTLD_NOW | RTLD_LOCAL);
-  if (!handle) fail(dlerror(), __LINE__);
+  if (!handle) fail(dlerror(), __FILE__, __LINE__);
   module = static_cast<const Maker *>(dlsym(handle, "hpp_module"));
   CHECK(module != nullptr);
   buffers();

@@ -1,5 +1,6 @@
 /* The C++ layer of pairs and buffers. */
 #include <rdma_transport_pair.hpp>
+#include "hpp_check.hpp"
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -7,27 +8,6 @@
 #include <cstring>
 #include <mutex>
 #include <thread>
-
-#define CHECK(cond) ((cond) ? void() : fail(#cond, __LINE__))
-static void fail(const char *what, int line) {
-  std::fprintf(stderr, "    FAILED at test_hpp_pair.cpp:%d: %s\n", line, what);
-  std::_Exit(1);
-}
-#define OK(expr) check((expr), __LINE__)
-static void check(const rdma::Status &s, int line) {
-  if (!s.ok()) fail(s.to_string().c_str(), line);
-}
-#define GET(expr) get((expr), __LINE__)
-template <class T>
-static T get(rdma::Result<T> r, int line) {
-  check(r.status(), line);
-  return *std::move(r);
-}
-template <class F>
-static bool soon(F done) {
-  for (int i = 0; i < 20000 && !done(); i++) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  return done();
-}
 
 static std::string provider = "loopback";
 

@@ -1,27 +1,12 @@
 /* The C++ layer of stores and meshes. */
 #include <rdma_transport_msg.hpp>
 #include <rdma_transport_store.hpp>
+#include "hpp_check.hpp"
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <thread>
 #include <unistd.h>
-
-#define CHECK(cond) ((cond) ? void() : fail(#cond, __LINE__))
-static void fail(const char *what, int line) {
-  std::fprintf(stderr, "    FAILED at test_hpp_store.cpp:%d: %s\n", line, what);
-  std::_Exit(1);
-}
-static void check(const rdma::Status &s, int line) {
-  if (!s.ok()) fail(s.to_string().c_str(), line);
-}
-#define OK(expr) check((expr), __LINE__)
-#define GET(expr) get((expr), __LINE__)
-template <class T>
-static T get(rdma::Result<T> r, int line) {
-  check(r.status(), line);
-  return *std::move(r);
-}
 
 using rdma::Store;
 
