@@ -147,9 +147,6 @@ pub struct Caps {
     /// SENDs plus WRITEs WITH IMMEDIATE that may be on their way to one endpoint which does not
     /// poll; the layer above keeps within it by credits.
     pub recv_depth: u32,
-    /// From this length on, content that does not lie in the pool is moved by both ends at once if it is written, and by
-    /// one if it is read.
-    pub share_min: Option<u64>,
     /// Up to here the content of a message that does not lie in the pool is better inside a SEND, where that is beyond
     /// `eager_max`.
     pub plain_max: usize,

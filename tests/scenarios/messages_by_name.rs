@@ -183,9 +183,9 @@ fn what_the_window_has_no_room_for_is_offered_and_keeps_its_order() {
 }
 
 #[test]
-fn what_both_ends_move_is_written() {
-    let get = shm().shared().forced(Protocol::DirectGet);
-    for (setup, reads) in [(shm(), true), (shm().shared(), false), (get, true)] {
+fn what_can_be_read_is_read_unless_a_write_is_forced() {
+    let (get, put) = (shm().forced(Protocol::DirectGet), shm().forced(Protocol::DirectPut));
+    for (setup, reads) in [(shm(), true), (get, true), (put, false)] {
         let mut p = Post::new(setup);
         let to = p.other(S);
         p.s.hold(R, Kind::Read);

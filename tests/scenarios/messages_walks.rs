@@ -180,11 +180,10 @@ walk! {
     walk_of_pipelines_with_losses_without_windows: ibverbs().forced(Protocol::Pipeline), true, true;
     walk_of_pipelines_with_a_short_queue: Setup { sq_depth: 2, ..ibverbs().forced(Protocol::Pipeline) }, false, true;
     walk_with_a_short_queue: Setup { sq_depth: 3, ..ibverbs() }, false, false;
-    walk_of_shared_writes: shm().shared(), true, false;
     walk_of_staged_messages: shm().staged(), true, false;
     walk_of_staged_messages_with_losses: shm().staged(), true, true;
     walk_with_losses: shm(), true, true;
-    walk_of_shared_writes_with_losses: shm().shared(), true, true;
+    walk_of_puts_with_losses: shm().forced(Protocol::DirectPut), false, true;
     walk_with_losses_without_windows: ibverbs(), true, true;
     walk_with_losses_and_proxies: ibverbs().proxies(), false, true;
 }

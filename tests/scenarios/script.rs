@@ -108,7 +108,6 @@ fn setup(windows: bool) -> Setup {
         read: true,
         windows,
         recv_depth: 16,
-        share_min: None,
         plain_max: 0,
         direct_max: 0,
         staged_max: 0,
@@ -181,11 +180,6 @@ impl Setup {
 
     pub fn no_reads(self) -> Setup {
         self.caps(|c| c.read = false)
-    }
-
-    /// What is written is moved by both ends.
-    pub fn shared(self) -> Setup {
-        self.caps(|c| c.share_min = Some(EAGER + 1))
     }
 
     /// Long content of messages is copied first.

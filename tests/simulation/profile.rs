@@ -101,10 +101,10 @@ impl Profile {
                 max_send,
                 eager_max,
                 max_rdma: if odd { 128 } else { max_rdma },
-                read: if odd { !read } else { read },
                 windows,
                 recv_depth: rng.pick(&[8, 9, 11, 16, 33, 64]),
-                share_min: rng.pick(&[None, None, Some(0), Some(5000)]),
+                // Some nodes can only be written to.
+                read: rng.pick(&[true, true, true, false]) && if odd { !read } else { read },
                 plain_max: rng.pick(&[0, 0, 3000]),
                 direct_max: 0,
                 staged_max: rng.pick(&[0, 0, 6000, 1 << 20]),

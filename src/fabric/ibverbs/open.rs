@@ -121,7 +121,6 @@ impl IbverbsAdapter {
             read: info.max_reads_in > 0 && info.max_reads_out > 0,
             windows: false,
             recv_depth: recv::DEPTH,
-            share_min: None,
             plain_max: 0,
             direct_max: 0,
             staged_max: 0,

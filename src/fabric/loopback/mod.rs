@@ -76,7 +76,6 @@ impl LoopbackAdapter {
                 read: true,
                 windows: true,
                 recv_depth: depth,
-                share_min: None,
                 plain_max: 0,
                 direct_max: 0,
                 staged_max: 0,

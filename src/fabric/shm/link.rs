@@ -52,6 +52,8 @@ pub(crate) enum How {
     Ask,
     /// It has been asked; the number among the READs asked for.
     Asked(u64),
+    /// Both copy; the same number.
+    Shared(u64),
 }
 
 /// A READ under way.
@@ -63,8 +65,24 @@ pub(crate) struct Reading {
     pub(crate) local: u64,
     pub(crate) remote: Remote,
     pub(crate) len: u64,
+    /// Bytes in place from the start.
     pub(crate) done: u64,
+    /// From here to the end it is in place, too.
+    pub(crate) back: u64,
     pub(crate) how: How,
+    /// When the stream last brought something.
+    pub(crate) fed: Option<Instant>,
+    /// Taken where there is a choice of ways.
+    pub(crate) timed: Option<Timed>,
+    /// What a copy that both make came to.
+    pub(crate) ended: Option<u8>,
+}
+
+impl Reading {
+    /// It goes on without the peer.
+    fn needs_no_answer(&self) -> bool {
+        matches!(self.how, How::Direct | How::Shared(_))
+    }
 }
 
 /// A WRITE of the peer that is being carried out.
@@ -132,7 +150,11 @@ pub(crate) struct Link {
     /// The content of the record that is next is in place.
     pub(crate) inline_moved: Option<(Header, Write)>,
     pub(crate) reads_begun: u64,
+    /// Of WRITEs, and of READs.
     pub(crate) tuning: Tuning,
+    pub(crate) reading: Tuning,
+    /// READs that were asked for and have ended, or do without: all before this number, but for those that are asked for still.
+    pub(crate) helped: u64,
     /// Outcomes of such READs that have no record yet.
     pub(crate) ends: VecDeque<u8>,
     pub(crate) pools_sent: SmallVec<[Passed; 8]>,
@@ -199,6 +221,8 @@ impl Link {
             inline_moved: None,
             reads_begun: 0,
             tuning: Tuning::new(),
+            reading: Tuning::new(),
+            helped: 0,
             ends: VecDeque::new(),
             pools_sent: SmallVec::new(),
             pools_passed: 0,
@@ -474,7 +498,7 @@ impl Link {
         !idle_ring
             || self.stream_ready()
             || (!self.writes.is_empty() && load64(&self.theirs().executed) != self.answered)
-            || (!self.is_running(Kind::Read) && self.reads.iter().any(|r| r.how == How::Direct))
+            || (!self.is_running(Kind::Read) && self.reads.iter().any(Reading::needs_no_answer))
             // A READ that was seen when a copy had ended, behind the look at what is to be answered.
             || !self.asks.is_empty()
             || self.has_room_again()

@@ -29,6 +29,7 @@ mod pull;
 mod reads;
 mod receive;
 mod ring;
+mod shared;
 mod short;
 mod socket;
 mod stream;
@@ -67,8 +68,6 @@ use wire::Address;
 
 /// Content up to this length travels in the record of its WRITE.
 const INLINE_MAX: u64 = 8192;
-/// From this length on both ends of a WRITE copy at once with profit.
-const SHARE_MIN: u64 = 2 << 20;
 /// Content up to this length is better inside a SEND.
 const EAGER_MAX: usize = 4096;
 /// The same of messages whose content lies in no pool: it would be read by `process_vm_readv`.
@@ -78,8 +77,9 @@ const PLAIN_MAX: usize = 11 << 10;
 const DIRECT_MAX: usize = 33 << 10;
 const _: () = assert!(DIRECT_MAX < MAX_SEND);
 /// Longer content of messages that lies in no pool is copied there first, up to this length: two copies, each by one end and in
-/// its caches, take less than one by `process_vm_readv`.
-const STAGED_MAX: u64 = 1 << 20;
+/// its caches, take less than one by `process_vm_readv`. What is longer leaves the caches meanwhile, and goes through the stream, in
+/// pieces that stay in them.
+const STAGED_MAX: u64 = 512 << 10;
 /// Processor ticks, about a millisecond, after which an adapter that finds nothing looks at its sockets.
 const HOUSEKEEPING: u64 = 1 << 21;
 /// Endpoints that are found without a look into a map.
@@ -239,7 +239,6 @@ impl ShmAdapter {
             windows: true,
             // The ring holds fewer records: its back-pressure comes first.
             recv_depth: 1 << 16,
-            share_min: Some(SHARE_MIN),
             plain_max: PLAIN_MAX,
             direct_max: DIRECT_MAX,
             staged_max: policy.staged_max,

@@ -77,12 +77,16 @@ pub(crate) enum Running {
     Answer { number: u64, n: u64 },
     /// A READ that we carry out; `seq`: the last change of the peer's region.
     Piece { id: u64, seq: u32, process: bool },
+    /// The same of one that both ends copy, out of the stream.
+    Fed { id: u64, seq: u32, n: u64 },
+    /// The same, from here to its back, out of the owner's memory.
+    Aside { id: u64, seq: u32, at: u64, len: u64 },
     /// Into our stream.
     Fill { op: u64, done: u64, n: usize },
 }
 
 /// What a look into the peer's memory came to.
-enum Read {
+pub(super) enum Read {
     /// So many bytes.
     Bytes(u64),
     /// The memory at one end cannot be accessed.
@@ -156,6 +160,10 @@ impl Link {
             Running::Piece { id, seq, process } => {
                 self.piece_moved(done.result, id, seq, process, events)?
             }
+            Running::Fed { id, seq, n } => self.fed_moved(id, seq, n),
+            Running::Aside { id, seq, at, len } => {
+                self.aside_moved(done.result, id, seq, (at, len))?
+            }
             Running::Fill { op, done, n } => self.slot_filled(core, op, done, n),
         }
         self.tx.control().moved.fetch_add(1, Ordering::Relaxed);
@@ -163,7 +171,7 @@ impl Link {
     }
 
     /// What came out of the peer's memory. One that allowed it may forbid it at any time: by other rights, by a filter of system calls.
-    fn out_of_process(&mut self, result: io::Result<usize>) -> Result<Read, Status> {
+    pub(super) fn out_of_process(&mut self, result: io::Result<usize>) -> Result<Read, Status> {
         match result {
             Ok(0) => Ok(Read::Fault),
             Ok(n) => Ok(Read::Bytes(n as u64)),
@@ -254,6 +262,7 @@ impl Link {
         };
         self.counts(code)?;
         self.reads.remove(at);
+        self.read_ended(&read, code);
         let result = self.result("READ", code, read.remote, read.len);
         events.push(Event::Done { ep: self.ep, wr: read.wr, result });
         Ok(())

@@ -91,6 +91,25 @@ impl Link {
         Ok(true)
     }
 
+    /// The same for a record that nobody waits for: without room it is left out, and a peer that sleeps is woken only `aloud`.
+    pub(super) fn whisper(
+        &mut self,
+        kind: u8,
+        payload: &[u8],
+        aloud: bool,
+    ) -> Result<bool, Status> {
+        match self.tx.reserve(payload.len(), self.rx.control()) {
+            Ok(mut slot) => {
+                slot.put(payload);
+                slot.publish(kind, 0);
+                self.dirty |= aloud;
+                Ok(true)
+            }
+            Err(NoRoom::Full) => Ok(false),
+            Err(NoRoom::Broken) => Err(self.broken("ring position")),
+        }
+    }
+
     /// Posts a SEND.
     #[inline]
     pub(crate) fn send(&mut self, parts: &[&[u8]]) -> Result<(), PostError> {
@@ -425,7 +444,19 @@ impl Link {
         let how = if direct { How::Direct } else { How::Ask };
         let id = self.reads_begun;
         self.reads_begun += 1;
-        self.reads.push_back(Reading { id, wr, local: local.addr(), remote, len, done: 0, how });
+        self.reads.push_back(Reading {
+            id,
+            wr,
+            local: local.addr(),
+            remote,
+            len,
+            done: 0,
+            back: len,
+            how,
+            fed: None,
+            timed: None,
+            ended: None,
+        });
         Ok(())
     }
 }

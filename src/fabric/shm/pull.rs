@@ -1,12 +1,13 @@
 //! WRITEs of the peer whose content is not in their record: this side pulls it, out of a pool segment, out of the peer's
 //! stream, or out of the peer's memory.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::link::{Inbound, Link};
 use super::moving::Running;
 use super::receive::Drained;
 use super::ring::Header;
+use super::shared::{ASIDE, PATIENCE};
 use super::wire::{self, ContentAt, Write, kind, outcome};
 use super::{Core, Kind};
 use crate::bulk::Way;
@@ -14,10 +15,6 @@ use crate::fabric::moves::{MOVE_MAX, Move};
 use crate::fabric::{Access, Event};
 use crate::status::Status;
 
-/// A peer that feeds a WRITE through its stream is waited for so long.
-const PATIENCE: Duration = Duration::from_micros(8);
-/// Bytes that are then read without it at a time.
-const ASIDE: u64 = 128 * 1024;
 impl Link {
     /// A WRITE whose content is elsewhere.
     pub(super) fn begin_write(&mut self, header: Header) -> Result<(), Status> {

@@ -26,15 +26,18 @@ impl Link {
         while at < self.reads.len() {
             let mut read = self.reads[at];
             let ended = match read.how {
-                How::Direct if self.is_running(Kind::Read) => return Ok(busy),
-                How::Direct => match self.read_piece(core, &mut read)? {
+                How::Direct | How::Shared(_) if self.is_running(Kind::Read) => return Ok(busy),
+                How::Direct | How::Shared(_) => match self.read_piece(core, &mut read)? {
                     Looked::Ended(code) => Some(code),
                     Looked::Ask => None,
-                    Looked::Wait => return Ok(busy),
+                    Looked::Wait => {
+                        self.reads[at] = read;
+                        return Ok(busy);
+                    }
                 },
                 How::Ask => {
                     let Reading { remote, len, .. } = read;
-                    let ask = Ask { addr: remote.addr, len, rkey: remote.rkey };
+                    let ask = Ask { addr: remote.addr, len, rkey: remote.rkey, helps: false };
                     if !self.record(kind::READ_ASK, &ask.encode())? {
                         // Asks go out in order.
                         return Ok(busy);
@@ -55,6 +58,7 @@ impl Link {
                 Some(code) => {
                     self.counts(code)?;
                     self.reads.remove(at);
+                    self.read_ended(&read, code);
                     let result = self.result("READ", code, read.remote, read.len);
                     events.push(Event::Done { ep: self.ep, wr: read.wr, result });
                 }
@@ -74,6 +78,9 @@ impl Link {
         if !region.allows(remote.addr, read.len, Access::REMOTE_READ) {
             return Ok(Looked::Ended(outcome::DENIED));
         }
+        if let How::Shared(_) = read.how {
+            return self.share_read(core, read, seq);
+        }
         let want = (read.len - read.done).min(MOVE_MAX as u64) as usize;
         let dst = read.local.wrapping_add(read.done);
         let (ep, what, id) = (self.ep, Kind::Read as u32, read.id);
@@ -87,6 +94,9 @@ impl Link {
                 unsafe { Move::copy(ep, what, src, dst, want, way) }.keeping(map)
             });
         } else if let Some(process) = self.process.filter(|_| core.policy.process) {
+            if read.done == 0 && self.ask_for_help(core, read)? {
+                return self.share_read(core, read, seq);
+            }
             let src = remote.addr.wrapping_add(read.done);
             self.begin(core, Kind::Read, Running::Piece { id, seq, process: true }, |_| {
                 // SAFETY: as above.
@@ -148,17 +158,19 @@ impl Link {
     /// Puts READs that the peer has asked for in line with our own stream jobs.
     fn begin_answers(&mut self, core: &Core) -> Result<bool, Status> {
         let mut busy = false;
-        while let Some(Ask { addr, len, rkey }) = self.asks.pop_front() {
+        while let Some(Ask { addr, len, rkey, helps }) = self.asks.pop_front() {
             room::grow(&mut self.out.jobs, 1, "answers to READs")?;
             room::grow(&mut self.ends, self.out.jobs.len() + 1, "ends of READs")?;
             let denied =
                 core.exports.check(self.ep, rkey, addr, len, Access::REMOTE_READ).is_none();
+            // Who asks for help alone does without.
+            let denied = denied || (helps && self.open_stream().is_err());
             if !denied {
                 self.open_stream()?;
             }
             let op = READ | self.asks_begun;
             self.asks_begun += 1;
-            let (rkey, optional) = (Some(rkey), false);
+            let (rkey, optional) = (Some(rkey), helps);
             self.out.jobs.push_back(Job { op, addr, len, done: 0, rkey, denied, optional });
             busy = true;
         }
@@ -175,7 +187,7 @@ impl Link {
             Some(key) => {
                 let need = Access::REMOTE_READ;
                 job.denied |= core.exports.check(self.ep, key, job.addr, job.len, need).is_none();
-                job.denied
+                job.denied || self.does_without(&job)
             }
             None => job.op < ended || (job.optional && wire::has_pulled(pulled, job.op, job.done)),
         };
@@ -203,14 +215,14 @@ impl Link {
     /// The first job has ended.
     pub(crate) fn out_done(&mut self, job: Job) {
         self.out.jobs.pop_front();
-        if job.rkey.is_some() {
+        if job.rkey.is_some() && !job.optional {
             self.ends.push_back(if job.denied { outcome::DENIED } else { outcome::OK });
         }
     }
 }
 
 /// What a look at a READ came to.
-enum Looked {
+pub(super) enum Looked {
     /// It has ended.
     Ended(u8),
     /// The peer is to be asked.

@@ -149,12 +149,13 @@ impl Link {
                 return Ok(self.write_inline_in(core, header, events));
             }
             kind::WRITE if len == DESCRIBED => self.begin_write(header)?,
-            kind::READ_ASK if len == Ask::LEN => {
+            kind::READ_ASK | kind::READ_HELP if len == Ask::LEN => {
                 if self.asks.len() + self.out.jobs.len() + self.ends.len() >= 2 * MAX_WRITES {
                     return Ok(false);
                 }
                 room::grow(&mut self.asks, 1, "READs of the peer")?;
-                self.asks.push_back(Ask::decode(&self.rx.copy()));
+                let helps = header.kind == kind::READ_HELP;
+                self.asks.push_back(Ask::decode(&self.rx.copy(), helps));
             }
             kind::READ_END if len == 1 => {
                 let [code] = self.rx.copy();
@@ -234,9 +235,8 @@ impl Link {
         self.dirty = true;
     }
 
-    /// Takes slots out of the peer's stream: of READs of ours, of the WRITE under way if `write`,
-    /// and such as nobody needs any more. Stops at one that is for later, or is to be copied.
-    pub(crate) fn drain(&mut self, core: &mut Core, write: bool) -> Result<Drained, Status> {
+    /// Sees what the peer has put into its stream.
+    pub(super) fn look_at_stream(&mut self) -> Result<(), Status> {
         let put = load64(&self.theirs().stream_put);
         if !self.into.see_put(put) {
             return Err(self.broken("stream position"));
@@ -247,14 +247,26 @@ impl Link {
                 return Err(self.broken("stream without a segment"));
             }
         }
+        Ok(())
+    }
+
+    /// Takes slots out of the peer's stream: of READs of ours, of the WRITE under way if `write`,
+    /// and such as nobody needs any more. Stops at one that is for later, or is to be copied.
+    pub(crate) fn drain(&mut self, core: &mut Core, write: bool) -> Result<Drained, Status> {
+        self.look_at_stream()?;
         let mut drained = Drained::Nothing;
         while let Some(slot) = self.into.peek().map_err(|()| self.broken("stream slot"))? {
             let current = self.inbound.filter(|w| write && w.front < w.back);
-            if slot.op & READ != 0 {
+            if self.is_left_over(slot.op) {
+                self.slot_taken();
+            } else if slot.op & READ != 0 {
+                let shared = How::Shared(slot.op & !READ);
+                if self.reads.iter().any(|r| r.how == shared) {
+                    // It is taken where READs are moved on.
+                    break;
+                }
                 self.take_answer(core, slot)?;
                 return Ok(Drained::Wait);
-            } else if slot.op < self.executed {
-                self.slot_taken();
             } else if let Some(w) = current
                 && slot.op == self.executed
             {

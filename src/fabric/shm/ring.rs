@@ -95,7 +95,11 @@ pub(crate) struct Control {
     pub(crate) stream_taken: AtomicU64,
     /// What the owner reads by itself of the WRITE under way: number and place, see `Pulled`.
     pub(crate) pulled: AtomicU64,
-    _pad1: [u64; 4],
+    /// The same of the READ with which the peer helps.
+    pub(crate) read_pulled: AtomicU64,
+    /// READs that the owner has asked for and that need no help any more: all before this number.
+    pub(crate) reads_over: AtomicU64,
+    _pad1: [u64; 2],
     /// Slots that the owner has put into its own stream.
     pub(crate) stream_put: AtomicU64,
     /// Pieces of the peer's WRITEs that the owner has moved: what takes long is not silent.

@@ -13,6 +13,7 @@ use crate::os::epoll;
 
 mod delays;
 mod pools;
+mod shared;
 mod short;
 mod unread;
 
@@ -65,7 +66,7 @@ fn payload(random: &mut Random, kind: u8, rkey: u32, base: u64) -> Vec<u8> {
             let pool = random.one_of(&[0, 1, u32::MAX]);
             [to.encode().to_vec(), ContentAt { at, len, pool }.encode().to_vec()].concat()
         }
-        kind::READ_ASK => Ask { addr, len, rkey }.encode().to_vec(),
+        kind::READ_ASK | kind::READ_HELP => Ask { addr, len, rkey, helps: false }.encode().to_vec(),
         kind::READ_END => vec![random.next() as u8 % 4],
         kind::POOL_ASK => vec![random.next() as u8; 4],
         _ => Vec::new(),
@@ -89,11 +90,13 @@ fn deed(random: &mut Random, evil: &mut Link, rkey: u32, base: u64) {
         5 => page.pulled.store(number, Ordering::Relaxed),
         6 => page.starved.store(number as u32, Ordering::Relaxed),
         7 => drop(evil.open_stream()),
+        8 => page.reads_over.store(number, Ordering::Relaxed),
+        9 => page.read_pulled.store(number, Ordering::Relaxed),
         _ => {
             // Mostly records that are right in form and wrong in what they name.
             let wild = random.next().is_multiple_of(300);
             let kind =
-                random.one_of(if wild { &[0x50, 5, 6, 7, 200] } else { &[1, 2, 3, 3, 4, 6] });
+                random.one_of(if wild { &[0x50, 5, 6, 7, 200] } else { &[1, 2, 3, 3, 4, 6, 8] });
             let bytes = payload(random, kind, rkey, base);
             let flags = random.one_of(if wild { &[6, 255, 10, 8, 9] } else { &[2, 3, 4, 5] });
             if let Ok(mut slot) = evil.tx.reserve(bytes.len(), evil.rx.control()) {

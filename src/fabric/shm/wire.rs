@@ -8,7 +8,7 @@ use crate::status::Status;
 /// Starts an address.
 const ADDRESS_MAGIC: [u8; 4] = *b"SHM3";
 /// Starts a socket message; the last byte is the version.
-const SOCKET_MAGIC: [u8; 4] = *b"RSH\x04";
+const SOCKET_MAGIC: [u8; 4] = *b"RSH\x05";
 
 /// Fixed-size little-endian writer.
 struct Writer<const N: usize> {
@@ -245,6 +245,9 @@ pub(crate) mod kind {
     /// The initiator's memory can be read no longer: its WRITEs from this one on are to come through the stream, whole; payload: the
     /// WRITE's number. Once on a link.
     pub(crate) const FEED_ASK: u8 = 7;
+    /// Asks for the content of a READ through the stream, as far as its initiator does not read it by itself; nothing is answered.
+    /// Payload: [`super::Ask`].
+    pub(crate) const READ_HELP: u8 = 8;
 }
 
 /// Flag of a WRITE record: an immediate is there.
@@ -346,6 +349,8 @@ pub(crate) struct Ask {
     pub(crate) len: u64,
     /// Key.
     pub(crate) rkey: u32,
+    /// It is a help: the asker can do without, and hears of no end. Said by the kind of the record.
+    pub(crate) helps: bool,
 }
 
 impl Ask {
@@ -356,9 +361,9 @@ impl Ask {
         ContentAt { at: self.addr, len: self.len, pool: self.rkey }.encode()
     }
     /// Decodes it; any bytes are one.
-    pub(crate) fn decode(b: &[u8; Self::LEN]) -> Ask {
+    pub(crate) fn decode(b: &[u8; Self::LEN], helps: bool) -> Ask {
         let s = ContentAt::decode(b);
-        Ask { addr: s.at, len: s.len, rkey: s.pool }
+        Ask { addr: s.at, len: s.len, rkey: s.pool, helps }
     }
 }
 
@@ -419,7 +424,7 @@ mod tests {
         assert_eq!(Write::decode(&w.encode()), w);
         let s = ContentAt { at: u64::MAX - 1, len: 77, pool: 3 };
         assert_eq!(ContentAt::decode(&s.encode()), s);
-        let q = Ask { addr: 1 << 50, len: 12, rkey: u32::MAX };
-        assert_eq!(Ask::decode(&q.encode()), q);
+        let q = Ask { addr: 1 << 50, len: 12, rkey: u32::MAX, helps: true };
+        assert_eq!(Ask::decode(&q.encode(), true), q);
     }
 }

@@ -66,7 +66,6 @@ impl TcpAdapter {
                 read: true,
                 windows: true,
                 recv_depth: depth as u32,
-                share_min: None,
                 plain_max: 0,
                 direct_max: 0,
                 staged_max: 0,

@@ -45,7 +45,6 @@ impl Limited {
             read: true,
             windows: false,
             recv_depth: 64,
-            share_min: None,
             plain_max: 0,
             direct_max: 0,
             staged_max: 0,

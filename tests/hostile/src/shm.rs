@@ -123,7 +123,7 @@ pub fn send(sock: &OwnedFd, bytes: &[u8], fds: &[RawFd]) {
 
 /// The message that announces a pool segment.
 pub fn pool_message(id: u32, len: u64) -> Vec<u8> {
-    let mut out = b"RSH\x04\x04\0\0\0".to_vec();
+    let mut out = b"RSH\x05\x04\0\0\0".to_vec();
     out.extend_from_slice(&id.to_le_bytes());
     out.extend_from_slice(&len.to_le_bytes());
     out.resize(56, 0);

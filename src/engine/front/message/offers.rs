@@ -161,12 +161,7 @@ impl Engine {
         memory: &Memory,
     ) -> Option<Place> {
         let sealed = self.sealed(ch);
-        let caps = self.channels.get(ch).map(|c| &c.caps);
-        let share = caps.and_then(|caps| caps.share_min).is_some_and(|min| memory.len >= min);
-        let read = caps.is_some_and(|caps| caps.read);
-        let get = self.settings.protocol == Protocol::DirectGet;
-        // What both ends move when it is written is written.
-        let read = read && (get || !share || fx.pooled(memory.addr, memory.len));
+        let read = self.channels.get(ch).is_some_and(|c| c.caps.read);
         let put = self.settings.protocol == Protocol::DirectPut;
         if !read || put || sealed || memory.device != 0 {
             return None;

@@ -112,7 +112,6 @@ fn several(count: u8) -> (Several<Fake>, Log) {
             read: true,
             windows: false,
             recv_depth: 64,
-            share_min: None,
             plain_max: 0,
             direct_max: 0,
             staged_max: 0,

@@ -163,7 +163,7 @@ fn r01_what_a_call_posts_for_the_next_poll_is_told() {
     }
 }
 
-fn is_readable(adapter: &ShmAdapter) -> bool {
+pub(super) fn is_readable(adapter: &ShmAdapter) -> bool {
     let mut entry = libc::pollfd { fd: adapter.fd().unwrap(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one entry.
     unsafe { libc::poll(&mut entry, 1, 0) == 1 }
