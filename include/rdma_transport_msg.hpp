@@ -26,7 +26,12 @@ class MessageRequest {
   MessageRequest(rdma_mgr_t *mgr, rdma_msg_request_t id) : mgr_(mgr), id_(id) {}
   /* One that has ended at once. */
   explicit MessageRequest(MessageStatus status) : ended_(true), status_(std::move(status)) {}
-  MessageRequest(MessageRequest &&other) noexcept { swap(other); }
+  MessageRequest(MessageRequest &&other) noexcept
+      : mgr_(other.mgr_), id_(other.id_), ended_(other.ended_), status_(std::move(other.status_)) {
+    other.id_ = 0;
+    other.ended_ = false;
+    if (!other.status_.ok()) other.status_ = MessageStatus();
+  }
   /* What this was is released, as in its destructor. */
   MessageRequest &operator=(MessageRequest &&other) noexcept {
     MessageRequest taken(std::move(other));
@@ -261,7 +266,14 @@ class Messages {
 
   /* The content is borrowed until the end. */
   Result<MessageRequest> isend(rdma_peer_t peer, std::uint32_t comm, std::uint64_t tag, const void *data,
-                               std::size_t len, MessageOptions options = MessageOptions()) const {
+                               std::size_t len) const {
+    rdma_msg_request_t id = 0;
+    rdma_code_t rc = rdma_msg_isend(mgr_, peer, comm, tag, data, len, nullptr, &id);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return id ? MessageRequest(mgr_, id) : sent(peer, comm, tag, len);
+  }
+  Result<MessageRequest> isend(rdma_peer_t peer, std::uint32_t comm, std::uint64_t tag, const void *data,
+                               std::size_t len, MessageOptions options) const {
     detail::MessageCall call(options);
     call.set_done(std::move(options.done));
     rdma_msg_request_t id = 0;
@@ -269,12 +281,7 @@ class Messages {
     if (rc != RDMA_OK) return Status::of(rc);
     call.begun(id);
     if (id) return MessageRequest(mgr_, id);
-    MessageStatus sent;
-    sent.peer = peer;
-    sent.tag = tag;
-    sent.bytes = options.layout ? options.layout.size() : len;
-    sent.comm = comm;
-    return MessageRequest(std::move(sent));
+    return sent(peer, comm, tag, options.layout ? options.layout.size() : len);
   }
   /* To the handler of this number at the peer; otherwise as `isend`. */
   Result<MessageRequest> am_isend(rdma_peer_t peer, std::uint32_t handler, std::uint64_t tag, const void *data,
@@ -286,12 +293,7 @@ class Messages {
     if (rc != RDMA_OK) return Status::of(rc);
     call.begun(id);
     if (id) return MessageRequest(mgr_, id);
-    MessageStatus sent;
-    sent.peer = peer;
-    sent.tag = tag;
-    sent.bytes = options.layout ? options.layout.size() : len;
-    sent.comm = handler;
-    return MessageRequest(std::move(sent));
+    return sent(peer, handler, tag, options.layout ? options.layout.size() : len);
   }
   /* What active messages of this number run; nullptr: nothing any more; an empty function is refused. It has to live as long
    * as the manager: it may run on another thread when this returns. */
@@ -336,7 +338,13 @@ class Messages {
   /* The first message of `source`, or of RDMA_PEER_ANY, whose tag equals `tag` in the bits of `mask`. The memory is
    * borrowed until the end; a longer message ends the receive with RDMA_OUT_OF_RANGE. */
   Result<MessageRequest> irecv(rdma_peer_t source, std::uint32_t comm, std::uint64_t tag, std::uint64_t mask, void *buf,
-                               std::size_t len, MessageOptions options = MessageOptions()) const {
+                               std::size_t len) const {
+    return received([&](rdma_msg_status_t *end, rdma_msg_request_t *id) {
+      return rdma_msg_irecv(mgr_, source, comm, tag, mask, buf, len, nullptr, end, id);
+    });
+  }
+  Result<MessageRequest> irecv(rdma_peer_t source, std::uint32_t comm, std::uint64_t tag, std::uint64_t mask, void *buf,
+                               std::size_t len, MessageOptions options) const {
     return receive(std::move(options), [&](const rdma_msg_options_t *o, rdma_msg_status_t *end, rdma_msg_request_t *id) {
       return rdma_msg_irecv(mgr_, source, comm, tag, mask, buf, len, o, end, id);
     });
@@ -350,21 +358,23 @@ class Messages {
   }
   /* Blocks until the memory may be used again, and drives progress meanwhile; in RDMA_MSG_BUFFERED mode neither, so that
    * it may be called inside a callback. */
+  Status send(rdma_peer_t peer, std::uint32_t comm, std::uint64_t tag, const void *data, std::size_t len) const {
+    return Status::of(rdma_msg_send(mgr_, peer, comm, tag, data, len, nullptr));
+  }
   Status send(rdma_peer_t peer, std::uint32_t comm, std::uint64_t tag, const void *data, std::size_t len,
-              const MessageOptions &options = MessageOptions()) const {
+              const MessageOptions &options) const {
     detail::MessageCall call(options);
     return Status::of(rdma_msg_send(mgr_, peer, comm, tag, data, len, &call.options));
   }
   /* Blocks, and drives progress meanwhile. The status also says why the call failed. */
   MessageStatus recv(rdma_peer_t source, std::uint32_t comm, std::uint64_t tag, std::uint64_t mask, void *buf,
-                     std::size_t len, const MessageOptions &options = MessageOptions()) const {
+                     std::size_t len) const {
+    return recv_with(source, comm, tag, mask, buf, len, nullptr);
+  }
+  MessageStatus recv(rdma_peer_t source, std::uint32_t comm, std::uint64_t tag, std::uint64_t mask, void *buf,
+                     std::size_t len, const MessageOptions &options) const {
     detail::MessageCall call(options);
-    rdma_msg_status_t end{};
-    end.struct_size = sizeof end;
-    rdma_code_t rc = rdma_msg_recv(mgr_, source, comm, tag, mask, buf, len, &call.options, &end);
-    MessageStatus out(end);
-    out.status = Status::of(rc);
-    return out;
+    return recv_with(source, comm, tag, mask, buf, len, &call.options);
   }
   /* The first message that such a receive would meet, waiting for one up to timeout_ms; RDMA_DEADLINE_EXCEEDED: there
    * is none. `claim`: no other receive meets it, and `imrecv` with what `message` says has to be called. */
@@ -416,18 +426,42 @@ class Messages {
   static Status prepared_done() {
     return Status(RDMA_INVALID_ARGUMENT, "options.done is given, a prepared operation has none: it tells its requests");
   }
+  /* One that has ended at once. */
+  static MessageRequest sent(rdma_peer_t peer, std::uint32_t comm, std::uint64_t tag, std::size_t len) {
+    MessageStatus sent;
+    sent.peer = peer;
+    sent.tag = tag;
+    sent.bytes = len;
+    sent.comm = comm;
+    return MessageRequest(std::move(sent));
+  }
+  MessageStatus recv_with(rdma_peer_t source, std::uint32_t comm, std::uint64_t tag, std::uint64_t mask, void *buf,
+                          std::size_t len, const rdma_msg_options_t *options) const {
+    rdma_msg_status_t end{};
+    end.struct_size = sizeof end;
+    rdma_code_t rc = rdma_msg_recv(mgr_, source, comm, tag, mask, buf, len, options, &end);
+    MessageStatus out(end);
+    out.status = Status::of(rc);
+    return out;
+  }
+  template <class Begin>
+  Result<MessageRequest> received(Begin begin) const {
+    rdma_msg_status_t end{};
+    end.struct_size = sizeof end;
+    rdma_msg_request_t id = 0;
+    rdma_code_t rc = begin(&end, &id);
+    if (rc != RDMA_OK) return Status::of(rc);
+    return id ? MessageRequest(mgr_, id) : MessageRequest(MessageStatus(end));
+  }
   template <class Begin>
   Result<MessageRequest> receive(MessageOptions options, Begin begin) const {
     detail::MessageCall call(options);
     call.set_done(std::move(options.done));
-    rdma_msg_status_t end{};
-    end.struct_size = sizeof end;
-    rdma_msg_request_t id = 0;
-    rdma_code_t rc = begin(&call.options, &end, &id);
-    if (rc != RDMA_OK) return Status::of(rc);
-    call.begun(id);
-    if (id) return MessageRequest(mgr_, id);
-    return MessageRequest(MessageStatus(end));
+    return received([&](rdma_msg_status_t *end, rdma_msg_request_t *id) {
+      rdma_code_t rc = begin(&call.options, end, id);
+      if (rc == RDMA_OK) call.begun(*id);
+      return rc;
+    });
   }
   Result<std::size_t> one(MessageSpan requests, const std::int64_t *timeout_ms) const {
     std::size_t which = none();

@@ -125,7 +125,7 @@ pub unsafe extern "C" fn rdma_msg_isend(
         // SAFETY: the caller's arguments, as the header demands; it keeps the content in place until the end.
         unsafe {
             let (mgr, envelope) = (borrow_on(mgr, thread)?, Envelope { comm, tag });
-            if options.is_null() && send_short(&mgr, thread, peer, plainly(envelope), data, len) {
+            if says_nothing(options) && send_short(&mgr, thread, peer, plainly(envelope), data, len) {
                 hand_out(&mgr, 0, true, out_request);
                 return Ok(());
             }
@@ -194,6 +194,25 @@ pub(super) unsafe fn send_at_once(
 #[inline(always)]
 fn plainly(envelope: Envelope) -> UsualMsg<'static> {
     UsualMsg { envelope, active: false, user: &[], content: &[] }
+}
+
+/// Whether options are left out, or are all defaults, as `rdma_msg_options_init` leaves them.
+///
+/// # Safety
+/// `options` is NULL or points to a readable struct of the size that it says.
+#[inline(always)]
+unsafe fn says_nothing(options: *const rdma_msg_options_t) -> bool {
+    if options.is_null() {
+        return true;
+    }
+    // SAFETY: readable; the first field is the size.
+    if unsafe { options.cast::<usize>().read_unaligned() } != size_of::<rdma_msg_options_t>() {
+        return false;
+    }
+    // SAFETY: so many bytes are readable, and any bytes make a value.
+    let o = unsafe { options.read_unaligned() };
+    let given = o.timeout_ms as u64 | u64::from(o.mode | o.device) | o.header_len as u64;
+    given == 0 && o.layout.is_null() && o.header.is_null() && o.done.is_none()
 }
 
 /// Memory of the host, if it can be such.
@@ -342,7 +361,7 @@ pub unsafe extern "C" fn rdma_msg_irecv(
             let mgr = borrow_on(mgr, thread)?;
             let out = optional_out(out_status)?;
             let wanted = Wanted { from: party("source", source)?, comm, tag, mask };
-            if options.is_null()
+            if says_nothing(options)
                 && let Some(memory) = plain(buf, len)
                 && let Some(request) =
                     mgr.message_post(thread, &wanted, &memory, Timeout::Default, OnMessage::Asked)
@@ -424,7 +443,7 @@ pub unsafe extern "C" fn rdma_msg_send(
         // SAFETY: the caller's arguments, as the header demands; the content stays until this returns.
         unsafe {
             let mgr = borrow_on(mgr, thread)?;
-            if options.is_null() {
+            if says_nothing(options) {
                 mgr.refuse_inside_on("rdma_msg_send", thread)?;
                 let beside = plainly(Envelope { comm, tag });
                 if send_short(&mgr, thread, peer, beside, data, len) {
@@ -474,7 +493,7 @@ pub unsafe extern "C" fn rdma_msg_recv(
             let out = optional_out(out_status)?;
             let wanted = Wanted { from: party("source", source)?, comm, tag, mask };
             mgr.refuse_inside_on("rdma_msg_recv", thread)?;
-            let posted = match options.is_null() {
+            let posted = match says_nothing(options) {
                 true => plain(buf, len).and_then(|at| {
                     mgr.message_post(thread, &wanted, &at, Timeout::Default, OnMessage::Asked)
                 }),
