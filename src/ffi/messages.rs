@@ -125,7 +125,8 @@ pub unsafe extern "C" fn rdma_msg_isend(
         // SAFETY: the caller's arguments, as the header demands; it keeps the content in place until the end.
         unsafe {
             let (mgr, envelope) = (borrow_on(mgr, thread)?, Envelope { comm, tag });
-            if says_nothing(options) && send_short(&mgr, thread, peer, plainly(envelope), data, len) {
+            if says_nothing(options) && send_short(&mgr, thread, peer, plainly(envelope), data, len)
+            {
                 hand_out(&mgr, 0, true, out_request);
                 return Ok(());
             }

@@ -4,20 +4,20 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
-use std::time::Instant;
 
 use smallvec::SmallVec;
 
 use super::exports::PeerExports;
 use super::foreign::Foreign;
 use super::moving::Running;
+use super::operations::{Inbound, Passed, Posted, Reading};
 use super::pools::{MapBudget, PeerPools};
 use super::process::Process;
 use super::ring::{Consumer, Control, Header, MAX_PAYLOAD, MAX_WRITES, Producer, load32, load64};
 use super::stream::{StreamIn, StreamOut};
 use super::sys;
-use super::tuning::{Timed, Tuning};
-use super::wire::{self, ContentAt, Write, kind, outcome};
+use super::tuning::Tuning;
+use super::wire::{self, Write, kind, outcome};
 use super::{Core, Kind};
 use crate::fabric::{EpId, Event, One, Remote, View};
 use crate::limits::POLL_EVENTS;
@@ -30,89 +30,6 @@ pub(crate) const MAX_SEND: usize = 36 * 1024;
 /// Largest WRITE or READ.
 pub(crate) const MAX_RDMA: u64 = 1 << 40;
 const _: () = assert!(MAX_SEND <= MAX_PAYLOAD);
-
-/// A WRITE that the peer has not answered yet.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Posted {
-    pub(crate) wr: u64,
-    pub(crate) remote: Remote,
-    pub(crate) len: u64,
-    /// Where its content is in this process's memory, if that is all that the peer was told; 0: it came with the record, or lies in a pool.
-    pub(crate) local: u64,
-    /// Taken where there is a choice of ways.
-    pub(crate) timed: Option<Timed>,
-}
-
-/// How a READ is carried out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum How {
-    /// We copy out of the peer's memory.
-    Direct,
-    /// The peer is to be asked.
-    Ask,
-    /// It has been asked; the number among the READs asked for.
-    Asked(u64),
-    /// Both copy; the same number.
-    Shared(u64),
-}
-
-/// A READ under way.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Reading {
-    /// Tells it from all others of the link.
-    pub(crate) id: u64,
-    pub(crate) wr: u64,
-    pub(crate) local: u64,
-    pub(crate) remote: Remote,
-    pub(crate) len: u64,
-    /// Bytes in place from the start.
-    pub(crate) done: u64,
-    /// From here to the end it is in place, too.
-    pub(crate) back: u64,
-    pub(crate) how: How,
-    /// When the stream last brought something.
-    pub(crate) fed: Option<Instant>,
-    /// Taken where there is a choice of ways.
-    pub(crate) timed: Option<Timed>,
-    /// What a copy that both make came to.
-    pub(crate) ended: Option<u8>,
-}
-
-impl Reading {
-    /// It goes on without the peer.
-    fn needs_no_answer(&self) -> bool {
-        matches!(self.how, How::Direct | How::Shared(_))
-    }
-}
-
-/// A WRITE of the peer that is being carried out.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Inbound {
-    /// Destination.
-    pub(crate) to: Write,
-    /// Whether it has an immediate.
-    pub(crate) has_imm: bool,
-    /// Where its content is.
-    pub(crate) from: ContentAt,
-    /// Which of the places (`wire::FROM_*`).
-    pub(crate) place: u8,
-    /// Bytes in place from the start.
-    pub(crate) front: u64,
-    /// From here to the end it is in place, too.
-    pub(crate) back: u64,
-    /// When the stream last brought something.
-    pub(crate) fed: Option<Instant>,
-}
-
-/// A pool segment of ours that the peer was passed.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Passed {
-    pub(crate) id: u32,
-    /// How many were passed before.
-    pub(crate) at: u64,
-    /// Whether the peer has mapped it, once it has said so.
-    pub(crate) mapped: Option<bool>,
-}
 
 /// A connected endpoint.
 #[derive(Debug)]

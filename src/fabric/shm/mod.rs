@@ -4,7 +4,7 @@
 //! - Larger content that lies in the pool is copied once, out of the mapped segment: by the target
 //!   of a WRITE, by the initiator of a READ.
 //! - Other content is read by `process_vm_readv`, or both sides copy it at once through a stream
-//!   segment (`stream`): a WRITE goes the way that was measured to be quicker (`tuning`), and
+//!   segment (`stream`; READs: `shared`), whichever was measured to be quicker (`tuning`), and
 //!   everything goes through the stream where the kernel forbids the other.
 //! - A peer is woken, by an eventfd, only while it says that it sleeps (`exports`).
 //! - The Unix socket of the handshake stays open: its end is the end of the endpoint.
@@ -22,6 +22,7 @@ mod handshake;
 mod link;
 mod moving;
 mod nest;
+mod operations;
 mod pools;
 mod post;
 mod process;

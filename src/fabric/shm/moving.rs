@@ -8,7 +8,8 @@ use std::io;
 use std::sync::atomic::Ordering;
 
 use super::Core;
-use super::link::{How, Link};
+use super::link::Link;
+use super::operations::How;
 use super::ring::Header;
 use super::wire::{self, Write, outcome};
 use crate::fabric::moves::{Move, Moved};

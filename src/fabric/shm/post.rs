@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{Ordering, fence};
 
-use super::link::{How, Link, MAX_RDMA, MAX_SEND, Passed, Posted, Reading};
+use super::link::{Link, MAX_RDMA, MAX_SEND};
+use super::operations::{How, Passed, Posted, Reading};
 use super::ring::{MAX_POOLS, NoRoom, load64};
 use super::socket;
 use super::stream::{Job, StreamOut};

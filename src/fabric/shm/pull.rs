@@ -3,8 +3,9 @@
 
 use std::time::Instant;
 
-use super::link::{Inbound, Link};
+use super::link::Link;
 use super::moving::Running;
+use super::operations::Inbound;
 use super::receive::Drained;
 use super::ring::Header;
 use super::shared::{ASIDE, PATIENCE};

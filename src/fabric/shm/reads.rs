@@ -2,8 +2,9 @@
 //! nor the kernel allows that, asked for and streamed by the owner.
 
 use super::exports::Export;
-use super::link::{How, Link, Reading};
+use super::link::Link;
 use super::moving::Running;
+use super::operations::{How, Reading};
 use super::ring::{MAX_POOLS, load64};
 use super::stream::{Job, READ};
 use super::wire::{self, Ask, kind, outcome};

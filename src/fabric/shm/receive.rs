@@ -4,8 +4,9 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use super::link::{How, Link};
+use super::link::Link;
 use super::moving::Running;
+use super::operations::How;
 use super::ring::{Header, MAX_POOLS, MAX_WRITES, load64};
 use super::socket;
 use super::stream::{READ, Slot};

@@ -8,8 +8,9 @@ use std::io;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::link::{How, Link, Reading};
+use super::link::Link;
 use super::moving::{Read, Running};
+use super::operations::{How, Reading};
 use super::reads::Looked;
 use super::ring::load64;
 use super::stream::{Job, READ, SLOTS, Slot};

@@ -2,7 +2,7 @@
 
 use super::delays::is_readable;
 use super::*;
-use crate::fabric::shm::link::How;
+use crate::fabric::shm::operations::How;
 use crate::fabric::shm::stream::READ;
 use crate::fabric::shm::tuning::Tuning;
 
