@@ -245,7 +245,7 @@ pub unsafe extern "C" fn rdma_msg_wait(
         };
         let how = self::how(how)?;
         let limit = limit("timeout_ms", timeout_ms)?;
-        mgr.message_wait(requests, how, limit, |i, end| ends.take_end(i, end))?;
+        mgr.message_wait_on(thread, requests, how, limit, |i, end| ends.take_end(i, end))?;
         // SAFETY: as above.
         unsafe { ends.tell(out_count) }
     })

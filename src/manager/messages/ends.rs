@@ -97,7 +97,7 @@ impl Manager {
 
     /// Waits for the end of an operation, whatever happens: it owns memory of the caller.
     pub(crate) fn message_await(&self, id: u64, thread: Thread) -> Result<MessageEnd, Status> {
-        match catch_unwind(AssertUnwindSafe(|| self.glance_at(id, thread))) {
+        match catch_unwind(AssertUnwindSafe(|| self.glance_at(id, None, thread))) {
             Ok(Ok(None)) => {}
             Ok(Ok(Some(end))) => return Ok(end),
             Ok(Err(status)) => return Err(status),
@@ -233,10 +233,15 @@ impl Manager {
     }
 
     /// As [`glance`](Manager::glance), at one operation.
-    #[inline]
-    fn glance_at(&self, id: u64, thread: Thread) -> Result<Option<MessageEnd>, Status> {
+    #[inline(always)]
+    fn glance_at(
+        &self,
+        id: u64,
+        limit: Option<Duration>,
+        thread: Thread,
+    ) -> Result<Option<MessageEnd>, Status> {
         let mut end = None;
-        for _ in self.glances(self.has_thread, None) {
+        for _ in self.glances(self.has_thread, limit) {
             if self.message_test_one(id, thread, LOOKS, &mut end)? {
                 break;
             }
@@ -245,15 +250,36 @@ impl Manager {
         Ok(end)
     }
 
-    /// The same, and waits until there are such.
+    /// As `message_test`, and waits until there are such.
     pub fn message_wait(
         &self,
         ids: &mut [u64],
         how: Collect,
         timeout: Timeout,
+        found: impl FnMut(usize, MessageEnd),
+    ) -> Result<usize, Status> {
+        self.message_wait_on(Thread::this(), ids, how, timeout, found)
+    }
+
+    /// The same of the thread that calls.
+    pub(crate) fn message_wait_on(
+        &self,
+        thread: Thread,
+        ids: &mut [u64],
+        how: Collect,
+        timeout: Timeout,
         mut found: impl FnMut(usize, MessageEnd),
     ) -> Result<usize, Status> {
-        self.refuse_inside("rdma_msg_wait")?;
+        self.refuse_inside_on("rdma_msg_wait", thread)?;
+        let limit = if let Timeout::After(limit) = timeout { Some(limit) } else { None };
+        if let [id] = ids
+            && *id != 0
+            && let Some(end) = self.glance_at(*id, limit, thread)?
+        {
+            *id = 0;
+            found(0, end);
+            return Ok(1);
+        }
         let mut look = Look::default();
         if how == Collect::All {
             self.know_all(ids)?;
@@ -263,7 +289,6 @@ impl Manager {
             return count;
         }
         let waiter = Arc::new(Waiter::default());
-        let limit = if let Timeout::After(limit) = timeout { Some(limit) } else { None };
         self.waiting(|| {
             self.block(&waiter, limit, || {
                 count = self.collect(ids, &mut look, how, &mut found);
