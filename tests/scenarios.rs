@@ -124,6 +124,8 @@ mod late;
 mod messages;
 #[path = "scenarios/messages_by_name.rs"]
 mod messages_by_name;
+#[path = "scenarios/messages_carrier.rs"]
+mod messages_carrier;
 #[path = "scenarios/messages_given_up.rs"]
 mod messages_given_up;
 #[path = "scenarios/messages_more.rs"]

@@ -9,6 +9,7 @@ use std::num::NonZeroUsize;
 use foldhash::HashMap;
 use lru::LruCache;
 
+use super::carrier::Carriers;
 use super::channel::ChanId;
 use super::list::Fifo;
 use super::slab::Slab;
@@ -31,6 +32,7 @@ pub struct Peer {
     pub channels: Vec<ChanId>,
     /// The one of these that both ends ask on.
     pub(super) preferred: Option<ChanId>,
+    pub(super) carriers: Carriers,
     /// Last connect error.
     pub last_error: Option<Status>,
     /// What the tries to connect met since the last connection.
@@ -226,6 +228,7 @@ impl Peers {
             state: PeerState::Idle,
             channels,
             preferred: None,
+            carriers: Carriers::default(),
             last_error: None,
             tries: Tries::default(),
             waiting: 0,

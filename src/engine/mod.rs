@@ -19,6 +19,7 @@ use crate::observe::{PeerCounters, Stats};
 use crate::protocol::message::{self, Message};
 use crate::status::{Code, Status};
 
+mod carrier;
 pub mod channel;
 mod claim;
 mod deadlines;

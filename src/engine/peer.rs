@@ -218,7 +218,9 @@ impl Engine {
         let name = known.name.clone();
         if known.incarnation != incarnation {
             self.end_earlier(fx, peer, &incarnation);
-            self.peers.get_mut(peer).ok_or_else(forgotten)?.cache.clear();
+            let p = self.peers.get_mut(peer).ok_or_else(forgotten)?;
+            p.cache.clear();
+            p.carriers.forget_heard();
         }
         let counters = self.stats.peer(&name, caps.provider.name());
         counters.connects.add(1);
@@ -244,6 +246,11 @@ impl Engine {
         p.channels.push(ch);
         p.state = PeerState::Connected;
         p.last_error = None;
+        if p.carriers.has_heard()
+            && let Some(c) = self.channels.get_mut(ch)
+        {
+            c.flow.stop();
+        }
         let first = p.channels.len() == 1;
         p.tries = Tries::default();
         if first {
@@ -286,6 +293,7 @@ impl Engine {
             return self.channel_down(fx, ch, Status::internal(text));
         }
         c.announce(fx);
+        self.tell_carrier(fx, peer);
         self.empty_queue(peer, |engine, request| engine.submit(fx, request));
         if let Some(c) = self.channels.get_mut(ch) {
             c.flow.queued = true;
@@ -329,6 +337,7 @@ impl Engine {
             carried = (peer.channels.first() == Some(&ch)).then_some(channel.peer);
             peer.channels.retain(|&c| c != ch);
             peer.preferred = peer.preferred.filter(|&c| c != ch);
+            peer.carriers.forget(ch);
             if peer.channels.is_empty() {
                 peer.state = PeerState::Idle;
                 if status.reason != Reason::Cancelled {
@@ -336,6 +345,10 @@ impl Engine {
                 }
                 self.peer_changed(fx, channel.peer, Some(status.clone()));
             }
+        }
+        if carried.is_some() {
+            self.lost_carrier();
+            self.tell_carrier(fx, peer);
         }
         // First: they may touch what is closed next.
         self.end_rails(fx, &mut channel);

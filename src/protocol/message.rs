@@ -76,6 +76,7 @@ const MSG_WITHDRAW: u8 = 20;
 const MSG_WITHDRAWN: u8 = 21;
 const MSG_ACK: u8 = 22;
 const MSG_FRAG: u8 = 23;
+const MSG_CARRIER: u8 = 24;
 
 const F_DST: u8 = 1; // request: a destination is exposed
 const F_META: u8 = 2; // request: the cached metadata follows
@@ -337,6 +338,8 @@ pub enum Message<'a> {
     MsgMatched { number: u32 },
     /// How many bytes of messages may be sent, from the connection's beginning on.
     MsgWindow { limit: u64 },
+    /// Messages come by this connection from now on, the how-manieth of the sender's.
+    MsgCarrier { number: u64 },
     /// The sender takes an offer back, or (`sync`) a message of this number.
     MsgWithdraw { number: u32, sync: bool },
     /// It was taken back: nothing had met it.

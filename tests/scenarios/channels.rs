@@ -525,6 +525,7 @@ fn both_ends_ask_on_the_same_of_two() {
             s.let_all_go();
             all_end_well(&s, &all);
             s.cut_one(conn);
+            s.run();
         }
         s.finish();
     }

@@ -37,6 +37,7 @@ pub enum Kind {
     MsgFrag,
     MsgMatched,
     MsgWindow,
+    MsgCarrier,
     MsgWithdraw,
     MsgWithdrawn,
     PairHello,
@@ -102,6 +103,7 @@ pub fn kind(bytes: &[u8]) -> Kind {
         Ok((Message::MsgFrag { .. }, _)) => Kind::MsgFrag,
         Ok((Message::MsgMatched { .. }, _)) => Kind::MsgMatched,
         Ok((Message::MsgWindow { .. }, _)) => Kind::MsgWindow,
+        Ok((Message::MsgCarrier { .. }, _)) => Kind::MsgCarrier,
         Ok((Message::MsgWithdraw { .. }, _)) => Kind::MsgWithdraw,
         Ok((Message::MsgWithdrawn { .. }, _)) => Kind::MsgWithdrawn,
         Ok((Message::Rail(m), _)) => match m {

@@ -118,7 +118,7 @@ fn a_send_that_is_not_taken_ends_when_it_is_given_up() {
     p.give_up(S, p.sends[send].id).unwrap();
     p.s.pass(4_200);
     p.look();
-    assert_eq!(code(&p.sends[send]), Some(Code::Cancelled));
+    assert_eq!(code(&p.sends[send]), Some(Code::Unavailable));
     p.s.stalled[R] = false;
     p.s.let_all_go();
     p.finish();
@@ -150,7 +150,7 @@ fn a_peer_that_says_nothing_when_a_send_is_taken_back_is_stalled() {
     // Content that moved before may be seen as a sign of life once.
     p.s.pass(4_100);
     p.look();
-    assert_eq!(code(&p.sends[send]), Some(Code::Cancelled));
+    assert_eq!(code(&p.sends[send]), Some(Code::Unavailable));
     assert_eq!(p.s.peer_state(S).1, 0);
     p.s.stalled[R] = false;
     p.s.let_all_go();
@@ -159,7 +159,8 @@ fn a_peer_that_says_nothing_when_a_send_is_taken_back_is_stalled() {
     p.finish();
 }
 
-/// A rank that computes: it says nothing, and its connection lives. What is taken back from it ends, the rest goes on.
+/// A rank that computes: it says nothing, and its connection lives. What is taken back from it ends, and nobody knows whether it was received; the rest goes
+/// on.
 #[test]
 fn what_is_taken_back_from_who_drives_itself_ends_and_nothing_else() {
     for (len, mode) in [(LARGE, Mode::Standard), (EAGER, Mode::Synchronous)] {
@@ -175,7 +176,7 @@ fn what_is_taken_back_from_who_drives_itself_ends_and_nothing_else() {
         p.s.pass(2_200);
         p.look();
         let ends = (code(&p.sends[taken]), code(&p.sends[other]));
-        assert_eq!(ends, (Some(Code::Cancelled), None), "{len} bytes");
+        assert_eq!(ends, (Some(Code::Unavailable), None), "{len} bytes");
         assert_eq!(p.s.peer_state(S), (PeerState::Connected, 1));
         p.s.stalled[R] = false;
         p.s.let_all_go();

@@ -80,10 +80,19 @@ impl Walk {
             }
             94..97 => post.s.let_all_go(),
             97 if self.losses => {
-                if self.rng.percent(50) {
-                    post.s.cut();
-                } else {
-                    post.s.lose(node);
+                let conn = post.s.conn();
+                match self.rng.below(4) {
+                    0..2 => post.s.cut(),
+                    2 => post.s.lose(node),
+                    _ => post.s.lose_late(conn, node),
+                }
+            }
+            // By the last connection, before what an earlier one has still to bring.
+            98 if self.losses => {
+                for _ in 0..self.rng.below(20) {
+                    if !post.s.wire(node).is_empty() {
+                        post.s.step(node);
+                    }
                 }
             }
             _ => post.s.pass(self.rng.below(3)),

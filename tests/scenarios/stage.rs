@@ -14,7 +14,7 @@ use rdma_transport::status::{Code, Reason, Status};
 
 use super::World;
 use super::common::memory::Who;
-use super::common::net::Life;
+use super::common::net::{Life, Op};
 use super::engine::{boot, hash};
 use super::kind::Kind;
 use super::ops::{Mail, RecvOp, SendOp};
@@ -302,6 +302,16 @@ impl Stage {
     fn lose_of(&mut self, conn: usize, node: usize) {
         let side = self.side(conn, node);
         self.w.kill(conn, side, Status::gone("the scripted connection went down"));
+        self.poll(node);
+    }
+
+    /// One end finds that it is lost; the messages that it has posted are on their way still, and arrive.
+    pub fn lose_late(&mut self, conn: usize, node: usize) {
+        let side = self.side(conn, node);
+        let out = &mut self.w.conns[conn].ends[side].out;
+        let on_their_way: Vec<Op> = out.drain(..).filter(|op| matches!(op, Op::Send(_))).collect();
+        self.w.kill(conn, side, Status::gone("the scripted connection went down"));
+        self.w.conns[conn].ends[side].out.extend(on_their_way);
         self.poll(node);
     }
 

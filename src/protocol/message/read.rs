@@ -212,6 +212,7 @@ pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
         MSG_FRAG => Message::MsgFrag { request: r.u32()?, at: r.u64()?, content: r.rest() },
         MSG_MATCHED => Message::MsgMatched { number: r.u32()? },
         MSG_WINDOW => Message::MsgWindow { limit: r.u64()? },
+        MSG_CARRIER => Message::MsgCarrier { number: r.u64()? },
         MSG_WITHDRAW => Message::MsgWithdraw { number: r.u32()?, sync: flags & F_SYNC != 0 },
         MSG_WITHDRAWN => Message::MsgWithdrawn { number: r.u32()?, sync: flags & F_SYNC != 0 },
         pairs::FIRST..=pairs::LAST => pairs::get(&mut r, kind, flags)?,

@@ -137,6 +137,7 @@ fn round_trips() {
         Message::Pair(PairMessage::Checked { number: 11, same: true }),
         Message::MsgMatched { number: 7 },
         Message::MsgWindow { limit: u64::MAX },
+        Message::MsgCarrier { number: 1 << 40 },
         Message::MsgWithdraw { number: 7, sync: false },
         Message::MsgWithdrawn { number: 7, sync: true },
         Message::Error { index: 5, code: 10, text: b"why" },

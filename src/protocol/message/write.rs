@@ -235,6 +235,10 @@ pub fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
             put_header(out, MSG_WINDOW, 0);
             out.extend_from_slice(&limit.to_le_bytes());
         }
+        Message::MsgCarrier { number } => {
+            put_header(out, MSG_CARRIER, 0);
+            out.extend_from_slice(&number.to_le_bytes());
+        }
         Message::MsgWithdraw { number, sync } => put_number(out, MSG_WITHDRAW, *sync, *number),
         Message::MsgWithdrawn { number, sync } => put_number(out, MSG_WITHDRAWN, *sync, *number),
         Message::Pair(m) => pairs::put(out, m),

@@ -93,6 +93,7 @@ impl Engine {
     ) {
         let messages = &mut self.messages;
         let Some(op) = messages.ops.get_mut(index) else { return };
+        let told = matches!(op.state, State::Offered { .. } | State::Unmatched { .. });
         match op.state {
             State::Ending | State::Ended => return,
             State::Offered { ch, .. } => {
@@ -119,7 +120,20 @@ impl Engine {
         let messages = &mut *self.messages;
         let Some(op) = messages.ops.get_mut(index) else { return };
         // Why it was given up is what counts.
-        op.ended = result.err().map(|status| op.ended.take().unwrap_or(status));
+        let own = op.ended.take();
+        op.ended = result.err().map(|status| match own {
+            // Whether a receive has met what was to be taken back nobody has said: then it is not for sure that none has.
+            Some(own)
+                if told && own.code == Code::Cancelled && status.code == Code::Unavailable =>
+            {
+                let text = format!(
+                    "cancelled, and whether it was received is not known: {}",
+                    status.message
+                );
+                status.with_message(text)
+            }
+            own => own.unwrap_or(status),
+        });
         op.state = State::Ending;
         let memory = op.host_memory();
         match op.done {
@@ -395,6 +409,14 @@ impl Engine {
             _ => return false,
         }
         let Some(status) = op.ended.clone() else { return false };
+        let status = match status.code {
+            Code::Cancelled if !self.closing => {
+                let text =
+                    "the peer, which drives progress itself, did not answer when it was taken back";
+                Status::new(Code::Unavailable, text).because(Reason::PeerStalled)
+            }
+            _ => status,
+        };
         match op.state {
             State::Offered { response, .. } => self.end_response(fx, response, Err(status)),
             _ => self.end_message(fx, index, Err(status)),

@@ -24,6 +24,12 @@ pub const OFFERED_BESIDE: u64 = 8 << 20;
 /// kept waiting for its processor; short for one that waits for what lies behind a full window.
 const HOLD: u64 = 20_000_000;
 
+/// Why a message by a connection that carries none any more ends it.
+#[cold]
+fn stopped() -> Status {
+    Status::gone("the peer ended the connection: its messages come by another one")
+}
+
 /// One connection's windows.
 #[derive(Debug)]
 pub struct Flow {
@@ -32,6 +38,8 @@ pub struct Flow {
     received: u64,
     taken: u64,
     granted: u64,
+    /// The peer's messages come by another connection, and none may by this: what was granted otherwise.
+    stopped: Option<u64>,
     /// Offers of ours that have not ended.
     pub offered: u32,
     /// Bytes beside their content.
@@ -58,6 +66,7 @@ impl Default for Flow {
             received: 0,
             taken: 0,
             granted: WINDOW,
+            stopped: None,
             offered: 0,
             offered_beside: 0,
             offers: 0,
@@ -115,6 +124,9 @@ impl Flow {
 
     #[cold]
     fn too_much(&self, more: u64) -> Status {
+        if self.stopped.is_some() {
+            return stopped();
+        }
         let granted = self.granted;
         Status::invalid(format!("messages of {more} bytes in all, {granted} are allowed so far"))
     }
@@ -135,10 +147,24 @@ impl Flow {
     pub fn take(&mut self, len: u64) -> Option<u64> {
         self.taken += COST + len;
         let limit = self.taken + WINDOW;
-        (limit - self.granted >= STEP).then(|| {
-            self.granted = limit;
-            limit
-        })
+        if limit - self.granted < STEP || self.stopped.is_some() {
+            return None;
+        }
+        self.granted = limit;
+        Some(limit)
+    }
+
+    /// No message may come any more.
+    pub fn stop(&mut self) {
+        let granted = std::mem::take(&mut self.granted);
+        self.stopped.get_or_insert(granted);
+    }
+
+    /// They may again.
+    pub fn go_on(&mut self) {
+        if let Some(granted) = self.stopped.take() {
+            self.granted = granted;
+        }
     }
 
     /// There is no room for a message. Until when it waits, if it is not to be offered now.
@@ -175,6 +201,9 @@ impl Flow {
 
     /// Counts an offer that came in.
     pub fn receive_offer(&mut self, beside: u64) -> Result<(), Status> {
+        if self.stopped.is_some() {
+            return Err(stopped());
+        }
         if self.offers >= OFFERS {
             let text = format!("{OFFERS} offers of messages wait, more are not allowed");
             return Err(Status::invalid(text));

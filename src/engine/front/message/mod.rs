@@ -321,6 +321,8 @@ pub(in crate::engine) struct Messages {
     probing: usize,
     /// When messages that wait for room are to be offered, the first of them.
     held: u64,
+    /// Connections that messages went by, from the first on that was lost; 0: none was. See `carrier`.
+    pub(in crate::engine) carriers: u64,
 }
 
 impl Messages {
@@ -339,6 +341,7 @@ impl Messages {
             copied: 0,
             probing: 0,
             held: u64::MAX,
+            carriers: 0,
         }
     }
 
