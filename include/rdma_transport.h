@@ -1754,7 +1754,9 @@ rdma_code_t rdma_mgr_create(const rdma_mgr_options_t *options,
 
 /**
  * Ends a manager: each operation under way ends with RDMA_CANCELLED through its callback, the
- * connections close, the library's threads end, its memory is freed. When it returns, no callback
+ * connections close, the library's threads end, its memory is freed. What was reported as sent goes out
+ * before, for 5 seconds at most, or 1 in which a peer takes nothing; what is left then is lost, and the log says
+ * so. A peer that has to have all of it answers, or is sent to with RDMA_MSG_SYNCHRONOUS. When it returns, no callback
  * runs any more, and calls of other threads have returned. The handle is then dead.
  *
  * Threads: any, at any time of the process's life, also in static and thread-local destructors,
@@ -1857,7 +1859,8 @@ rdma_code_t rdma_mgr_connect(rdma_mgr_t *mgr,
 /**
  * Closes the connection to a peer. Its operations end with RDMA_UNAVAILABLE; the peer stays known
  * and is connected again on use. Not connected already is success.
- * What was reported as sent and has not reached the peer by then may be lost; rdma_mgr_destroy waits for it.
+ * What was reported as sent and has not reached the peer by then may be lost; rdma_mgr_destroy waits for it,
+ * for a while.
  *
  * Threads: any.
  *
@@ -2709,7 +2712,8 @@ rdma_code_t rdma_store_memory(const rdma_store_options_t *options,
  * Opens a store in the directory `path`, for processes that share a file system; makes the directory if
  * its parent is there. Each key is a file. Writes are atomic, and end or have no effect if a process dies
  * in them; values outlive the processes, but for those under a lease. Hosts that share one have to agree
- * on the time as well as leases need it.
+ * on the time as well as leases need it, and a clock that is set on by a ttl or more ends them; keys may be
+ * seen again when it is set back.
  *
  * Threads and `options` as for rdma_store_memory.
  *

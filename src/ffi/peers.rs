@@ -164,7 +164,8 @@ pub unsafe extern "C" fn rdma_mgr_connect(
 
 /// Closes the connection to a peer. Its operations end with RDMA_UNAVAILABLE; the peer stays known
 /// and is connected again on use. Not connected already is success.
-/// What was reported as sent and has not reached the peer by then may be lost; rdma_mgr_destroy waits for it.
+/// What was reported as sent and has not reached the peer by then may be lost; rdma_mgr_destroy waits for it,
+/// for a while.
 ///
 /// Threads: any.
 ///

@@ -235,8 +235,15 @@ impl Manager {
             if events > 0 || taken != before {
                 moved = Instant::now();
             }
-            if all || moved.elapsed() > DELIVERY_STALL || begun.elapsed() > DELIVERY {
+            if all {
                 return;
+            }
+            if moved.elapsed() > DELIVERY_STALL || begun.elapsed() > DELIVERY {
+                let time = begun.elapsed().as_secs_f64();
+                return log::warn(format_args!(
+                    "destroyed after {time:.1} s in which a peer has not taken all that was sent to it: the rest is lost, though its \
+                     sends may have ended well"
+                ));
             }
             std::thread::sleep(Duration::from_micros(50));
         }
