@@ -32,11 +32,11 @@ struct RecvState {
   AllocFn alloc;
 };
 inline void recv_done(rdma_code_t code, const char *message, std::size_t len, const rdma_tensor_t *tensor,
-                      const rdma_transfer_info_t *info, void *userdata) noexcept {
+                      const rdma_transfer_info_t *info, void *userdata) {
   std::unique_ptr<RecvState> state(static_cast<RecvState *>(userdata));
   if (state->done) state->done(Status(code, text(message, len)), tensor, *info);
 }
-inline void *alloc(const rdma_tensor_t *meta, void *userdata) noexcept {
+inline void *alloc(const rdma_tensor_t *meta, void *userdata) {
   return static_cast<RecvState *>(userdata)->alloc(*meta);
 }
 /* A receive's result and its request come in either order; the second one fulfils the promise. */
@@ -73,11 +73,11 @@ struct Device {
   CopyFromHost from_host;
 };
 inline void copy_to_host(void *host, const void *device, std::uint64_t n, rdma_copy_done_fn done, void *token,
-                         void *userdata) noexcept {
+                         void *userdata) {
   static_cast<Device *>(userdata)->to_host(host, device, n, [done, token](rdma_code_t c) { done(c, token); });
 }
 inline void copy_from_host(void *device, const void *host, std::uint64_t n, rdma_copy_done_fn done, void *token,
-                           void *userdata) noexcept {
+                           void *userdata) {
   static_cast<Device *>(userdata)->from_host(device, host, n, [done, token](rdma_code_t c) { done(c, token); });
 }
 /* Calls a function that fills a text buffer until the text fits. */
@@ -453,7 +453,7 @@ class Manager {
     return o;
   }
   static void on_source(rdma_mgr_t *mgr, rdma_response_t response, const char *peer, std::size_t peer_len,
-                        const char *key, std::size_t key_len, std::int64_t step, void *userdata) noexcept {
+                        const char *key, std::size_t key_len, std::int64_t step, void *userdata) {
     (*static_cast<SourceFn *>(userdata))(Response(mgr, response), {peer, peer_len}, {key, key_len}, step);
   }
   std::unique_ptr<State> state_;
