@@ -46,13 +46,13 @@ pub(super) fn join<T>(manager: &T, thread: JoinHandle<()>) -> bool {
     !is_lost(manager)
 }
 
-/// A pause of who waits for what the manager's end is about to end, which it does not where a thread is lost.
+/// A pause of who waits for what the manager's end is about to end. Where a thread is lost it ends nothing: there is nothing
+/// to come back to, and no callback is to run any more.
 pub(super) fn pause<T>(manager: &T) {
-    if is_lost(manager) {
-        std::thread::sleep(LOOK_MOST);
-    } else {
-        std::thread::yield_now();
+    while is_lost(manager) {
+        std::thread::park();
     }
+    std::thread::yield_now();
 }
 
 #[cfg(test)]
