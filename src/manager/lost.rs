@@ -9,6 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::inside;
+use crate::status::{Code, Status};
 use crate::thread::Thread;
 
 /// There are some.
@@ -44,6 +45,13 @@ pub(super) fn join<T>(manager: &T, thread: JoinHandle<()>) -> bool {
     }
     let _ = thread.join();
     !is_lost(manager)
+}
+
+/// Why such a manager does not end. Nobody knows what the thread was about to do: nothing of the manager is touched any more, nor freed.
+pub(super) fn why() -> Status {
+    let text = "a thread has ended inside a callback of this manager (pthread_exit, cancellation), and sleeps there; the manager \
+                is dead, callbacks that have not run never will, and its connections and memory stay until the process ends";
+    Status::new(Code::Aborted, text)
 }
 
 /// A pause of who waits for what the manager's end is about to end. Where a thread is lost it ends nothing: there is nothing

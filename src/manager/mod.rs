@@ -212,14 +212,14 @@ impl Manager {
         self.wake_all();
         let thread = self.thread.lock().take();
         if thread.is_some_and(|thread| !lost::join(&**self, thread)) || !self.end_standby() {
-            return Err(left_by_a_thread());
+            return Err(lost::why());
         }
         // No thread of the library is left. Should the rest panic, a defect, then the manager is dead
         // all the same: nothing turns it any more, and no callback can run.
         catch_unwind(AssertUnwindSafe(|| self.end_all())).map_err(|_| {
             Status::internal("caught a panic while the manager ended, a defect of the library")
         })?;
-        if lost::is_lost(&**self) { Err(left_by_a_thread()) } else { Ok(()) }
+        if lost::is_lost(&**self) { Err(lost::why()) } else { Ok(()) }
     }
 
     /// Lets go out what sends have copied and reported as done: the end of the connections would take it back. Not for long
@@ -343,13 +343,6 @@ impl Manager {
         }
         self.core.watch_fd()
     }
-}
-
-/// Nobody knows what the thread was about to do: nothing of the manager is touched any more, nor freed.
-fn left_by_a_thread() -> Status {
-    let text = "a thread has ended inside a callback of this manager (pthread_exit, cancellation), and sleeps there; the manager \
-                is dead, callbacks that have not run never will, and its connections and memory stay until the process ends";
-    Status::new(Code::Aborted, text)
 }
 
 /// Opens the adapters that the settings allow.
