@@ -15,6 +15,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -247,6 +248,40 @@ static void inside_a_callback(rdma::Manager &m, const std::function<void()> &f) 
   while (!ran) OK(m.progress().status());
 }
 
+/* Of C++, too, what is the callback's is unwound, and the rest of the process ends as ever. */
+static void thread_that_left_a_callback() {
+  struct Unwound {
+    std::atomic<bool> &told;
+    ~Unwound() { told = true; }
+  };
+  static std::atomic<bool> left{false};
+  static rdma::Manager m;
+  auto made = rdma::Manager::create(rdma::Options().name("m").provider(provider));
+  OK(made.status());
+  m = *std::move(made);
+  OK(m.recv_then("", "k", 1, [](const rdma::Status &, const rdma_tensor_t *, const rdma::TransferInfo &) {
+    Unwound unwound{left};
+    pthread_exit(nullptr);
+  }));
+  static const char text[] = "x";
+  OK(m.send("k", 1, rdma::Tensor(text, 1)));
+  while (!left) std::this_thread::yield();
+}
+
+/* That is told apart from an exception, which ends the process where it is thrown. */
+static void exception_that_left_a_callback() {
+  static rdma::Manager m;
+  auto made = rdma::Manager::create(rdma::Options().name("m").provider(provider));
+  OK(made.status());
+  m = *std::move(made);
+  OK(m.recv_then("", "k", 1, [](const rdma::Status &, const rdma_tensor_t *, const rdma::TransferInfo &) {
+    throw std::runtime_error("thrown in a callback");
+  }));
+  static const char text[] = "x";
+  OK(m.send("k", 1, rdma::Tensor(text, 1)));
+  for (;;) pause();
+}
+
 /* Its memory is the library's until it has ended, also where that was refused. */
 static rdma::UnboundBuffer receiving(const rdma::Manager &m, char *memory, std::size_t len) {
   auto made = rdma::UnboundBuffer::create(m, 9, memory, len);
@@ -379,6 +414,8 @@ static const Case cases[] = {
     {"r04_unbound_buffer_destroyed_inside_a_callback", unbound_buffer_destroyed_inside_a_callback,
      "an UnboundBuffer was destroyed inside a callback", SIGABRT},
     {"r04_store_and_mesh_inside_a_callback", store_and_mesh_inside_a_callback, "refused and ended", 0},
+    {"r04_thread_that_left_a_callback", thread_that_left_a_callback, "the end of a Manager: ABORTED", 0},
+    {"r04_exception_that_left_a_callback", exception_that_left_a_callback, "thrown in a callback", SIGABRT},
     {"r04_threads_set_sources", threads_set_sources, "all were kept", 0},
 };
 

@@ -32,11 +32,14 @@
  * rdma_msg_send with RDMA_MSG_BUFFERED, rdma_pair_close, rdma_buffer_test, rdma_buffer_destroy, rdma_unbound_test and
  * rdma_mem_unregister) return RDMA_FAILED_PRECONDITION there.
  * What callbacks are given is borrowed for
- * the call. They must return: no exception and no longjmp may leave them. `userdata` is handed back
- * as it was given, perhaps on another thread.
+ * the call. They must return: no exception (which ends the process) and no longjmp may leave them. `userdata` is handed
+ * back as it was given, perhaps on another thread. A thread that ends inside a callback, by pthread_exit, pthread_cancel or
+ * an interpreter's end (CPython before 3.14), is unwound up to the library and sleeps there until the process ends, which
+ * it does not hold up: see "Callbacks" in docs/abi.md. The library's threads have 2 MiB of stack, and block all signals
+ * but those of a fault of their own.
  *
- * A thread that may be inside a function of the library must not be cancelled by pthread_cancel, which ends the
- * process there. To end a call of another thread: rdma_mgr_wake, rdma_mgr_destroy, rdma_store_destroy,
+ * A thread that may be inside a function of the library, and not in a callback, must not be cancelled by pthread_cancel,
+ * which ends the process there. To end a call of another thread: rdma_mgr_wake, rdma_mgr_destroy, rdma_store_destroy,
  * rdma_unbound_abort_wait_send, rdma_unbound_abort_wait_recv, or a timeout.
  *
  * Forks. What the parent created is of no use in a forked child: each function refuses it there. The child may
@@ -1008,7 +1011,7 @@ typedef void (*rdma_copy_from_host_fn)(void *device,
 /**
  * Exports device memory as a dmabuf: *fd is a descriptor, which the library closes, and *offset is
  * where in it the memory begins. Returns RDMA_OK, or why it cannot. Runs inside rdma_mem_register,
- * with the manager's lock held: it calls no function of this library.
+ * with the manager's lock held: it calls no function of this library, and its thread does not end in it.
  */
 typedef rdma_code_t (*rdma_export_dmabuf_fn)(const void *device,
                                              uint64_t nbytes,
@@ -1763,8 +1766,11 @@ rdma_code_t rdma_mgr_create(const rdma_mgr_options_t *options,
  * but not inside a callback, nor where a thread of `mgr` itself logs. `mgr` NULL is an error.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL or no handle; RDMA_FAILED_PRECONDITION:
- * inside a callback, destroyed already, or in a forked child: nothing was done; RDMA_INTERNAL: a
- * defect; the manager is dead and no callback runs, but some may not have run.
+ * inside a callback, destroyed already, or in a forked child: nothing was done; RDMA_ABORTED: a thread has
+ * ended inside a callback of `mgr` (pthread_exit, pthread_cancel): the handle is dead, but operations have not
+ * ended, their memory may still be read and written, callbacks of theirs may not run, calls of other threads may not have
+ * returned, and connections stay until the process ends; RDMA_INTERNAL: a defect; the manager is dead and no callback
+ * runs, but some may not have run.
  */
 rdma_code_t rdma_mgr_destroy(rdma_mgr_t *mgr);
 

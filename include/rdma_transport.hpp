@@ -32,11 +32,11 @@ struct RecvState {
   AllocFn alloc;
 };
 inline void recv_done(rdma_code_t code, const char *message, std::size_t len, const rdma_tensor_t *tensor,
-                      const rdma_transfer_info_t *info, void *userdata) noexcept {
+                      const rdma_transfer_info_t *info, void *userdata) {
   std::unique_ptr<RecvState> state(static_cast<RecvState *>(userdata));
   if (state->done) state->done(Status(code, text(message, len)), tensor, *info);
 }
-inline void *alloc(const rdma_tensor_t *meta, void *userdata) noexcept {
+inline void *alloc(const rdma_tensor_t *meta, void *userdata) {
   return static_cast<RecvState *>(userdata)->alloc(*meta);
 }
 /* A receive's result and its request come in either order; the second one fulfils the promise. */
@@ -73,11 +73,11 @@ struct Device {
   CopyFromHost from_host;
 };
 inline void copy_to_host(void *host, const void *device, std::uint64_t n, rdma_copy_done_fn done, void *token,
-                         void *userdata) noexcept {
+                         void *userdata) {
   static_cast<Device *>(userdata)->to_host(host, device, n, [done, token](rdma_code_t c) { done(c, token); });
 }
 inline void copy_from_host(void *device, const void *host, std::uint64_t n, rdma_copy_done_fn done, void *token,
-                           void *userdata) noexcept {
+                           void *userdata) {
   static_cast<Device *>(userdata)->from_host(device, host, n, [done, token](rdma_code_t c) { done(c, token); });
 }
 /* Calls a function that fills a text buffer until the text fits. */
@@ -135,13 +135,13 @@ class Manager {
   rdma_mgr_t *c() const { return mgr_.get(); }
   explicit operator bool() const { return mgr_ != nullptr; }
   /* Ends the manager like the destructor, with the code. RDMA_FAILED_PRECONDITION (inside a callback): it
-   * lives on. */
+   * lives on. RDMA_ABORTED: as rdma_mgr_destroy says. */
   Status close() {
     if (!mgr_) return Status();
     Status status = Status::of(rdma_mgr_destroy(c()));
     if (status.code() != RDMA_FAILED_PRECONDITION) {
       mgr_.release();
-      state_->clear();
+      status.code() == RDMA_ABORTED ? state_->leave() : state_->clear();
     }
     return status;
   }
@@ -388,14 +388,17 @@ class Manager {
 
  private:
   friend class Pair;
+  struct State;
   struct Destroy {
     pid_t process;
+    State *state;
     void operator()(rdma_mgr_t *mgr) const {
       rdma_code_t rc = rdma_mgr_destroy(mgr);
       if (rc == RDMA_OK || getpid() != process) return;
       /* The thread may be ending, and its last error gone. */
       const char *why = rdma_code_name(rc);
-      if (rc != RDMA_FAILED_PRECONDITION) { /* a defect of the library; no callback runs any more */
+      if (rc == RDMA_ABORTED) state->leave();
+      if (rc != RDMA_FAILED_PRECONDITION) { /* a defect of the library, where no callback runs any more, or that */
         std::fprintf(stderr, "rdma_transport: the end of a Manager: %s: %s\n", why, Status::of(rc).message().c_str());
         return;
       }
@@ -425,6 +428,13 @@ class Manager {
       std::lock_guard<std::mutex> lock(mutex);
       gone.swap(kept);
     }
+    /* A thread has ended in a callback: others may still be in one, or on their way to one, so all of it stays. */
+    void leave() {
+      static_cast<void>(hooks.release());
+      std::lock_guard<std::mutex> lock(mutex);
+      static_cast<void>(new std::vector<std::shared_ptr<void>>(std::move(kept)));
+      static_cast<void>(new std::shared_ptr<void>(std::move(table)));
+    }
     /* The callbacks of its buffers (rdma_transport_pair.hpp). */
     template <class Table>
     std::shared_ptr<Table> buffers() {
@@ -438,7 +448,7 @@ class Manager {
     std::vector<std::shared_ptr<void>> kept;
     std::shared_ptr<void> table;
   };
-  Manager(rdma_mgr_t *mgr, std::unique_ptr<State> state) : state_(std::move(state)), mgr_(mgr, Destroy{getpid()}) {}
+  Manager(rdma_mgr_t *mgr, std::unique_ptr<State> state) : state_(std::move(state)), mgr_(mgr, Destroy{getpid(), state_.get()}) {}
   static rdma_recv_options_t convert(const RecvOptions &options, detail::RecvState &state) {
     rdma_recv_options_t o;
     rdma_recv_options_init(&o, sizeof o);
@@ -453,11 +463,11 @@ class Manager {
     return o;
   }
   static void on_source(rdma_mgr_t *mgr, rdma_response_t response, const char *peer, std::size_t peer_len,
-                        const char *key, std::size_t key_len, std::int64_t step, void *userdata) noexcept {
+                        const char *key, std::size_t key_len, std::int64_t step, void *userdata) {
     (*static_cast<SourceFn *>(userdata))(Response(mgr, response), {peer, peer_len}, {key, key_len}, step);
   }
   std::unique_ptr<State> state_;
-  std::unique_ptr<rdma_mgr_t, Destroy> mgr_{nullptr, Destroy{0}};
+  std::unique_ptr<rdma_mgr_t, Destroy> mgr_{nullptr, Destroy{0, nullptr}};
 };
 
 }  // namespace rdma

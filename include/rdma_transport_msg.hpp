@@ -115,7 +115,7 @@ class MessageSpan {
 };
 
 namespace detail {
-inline void message_done(const rdma_msg_status_t *status, void *userdata) noexcept {
+inline void message_done(const rdma_msg_status_t *status, void *userdata) {
   std::unique_ptr<MessageDone> done(static_cast<MessageDone *>(userdata));
   (*done)(MessageStatus(*status));
 }
@@ -223,10 +223,10 @@ class MessagePrepared {
 
 namespace detail {
 inline std::uint32_t message_handler(rdma_mgr_t *, const rdma_msg_status_t *status, const void *data,
-                                     void *userdata) noexcept {
+                                     void *userdata) {
   return (*static_cast<MessageHandler *>(userdata))(MessageStatus(*status), data);
 }
-inline void message_room(rdma_code_t code, std::uint64_t bytes, void *userdata) noexcept {
+inline void message_room(rdma_code_t code, std::uint64_t bytes, void *userdata) {
   std::unique_ptr<MessageRoom> room(static_cast<MessageRoom *>(userdata));
   (*room)(code == RDMA_OK ? Status() : Status(code, rdma_code_name(code)), bytes);
 }

@@ -21,7 +21,7 @@ std::unique_ptr<T> make_unique(Args &&...args) { /* C++11 has none */
 }
 inline std::string text(const char *message, std::size_t len) { return len ? std::string(message, len) : std::string(); }
 inline void send_done(rdma_code_t code, const char *message, std::size_t len, const rdma_transfer_info_t *info,
-                      void *userdata) noexcept {
+                      void *userdata) {
   std::unique_ptr<SendDone> done(static_cast<SendDone *>(userdata));
   (*done)(Status(code, text(message, len)), *info);
 }
@@ -62,15 +62,15 @@ struct Hooks {
   PeerEventFn peer;
 };
 inline void on_source(rdma_mgr_t *mgr, rdma_response_t response, const char *peer, std::size_t peer_len, const char *key,
-                      std::size_t key_len, std::int64_t step, void *userdata) noexcept {
+                      std::size_t key_len, std::int64_t step, void *userdata) {
   static_cast<Hooks *>(userdata)->source(Response(mgr, response), {peer, peer_len}, {key, key_len}, step);
 }
 inline void on_ended(rdma_mgr_t *, rdma_response_t response, rdma_code_t code, const char *message, std::size_t len,
-                     void *userdata) noexcept {
+                     void *userdata) {
   static_cast<Hooks *>(userdata)->ended(response, Status(code, text(message, len)));
 }
 inline void on_peer(rdma_mgr_t *, std::int32_t, const char *peer, std::size_t peer_len, rdma_code_t code,
-                    const char *message, std::size_t len, void *userdata) noexcept {
+                    const char *message, std::size_t len, void *userdata) {
   static_cast<Hooks *>(userdata)->peer({peer, peer_len}, Status(code, text(message, len)));
 }
 }  // namespace detail

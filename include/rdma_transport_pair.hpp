@@ -71,7 +71,7 @@ class BufferTable {
   std::vector<BufferEntry *> free_;
 };
 inline void buffer_event(rdma_buffer_t id, std::uint32_t event, rdma_code_t code, const char *message,
-                         void *userdata) noexcept {
+                         void *userdata) {
   BufferEntry *entry = static_cast<BufferEntry *>(userdata);
   std::shared_ptr<BufferTold> told;
   {

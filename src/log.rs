@@ -184,6 +184,13 @@ pub fn owes() -> bool {
     limit::owes()
 }
 
+/// Writes a line to stderr whatever the application has set, for a thread that must not call it.
+pub(crate) fn to_stderr(level: Level, text: &str) {
+    if enabled(level) {
+        stderr::put(level, text);
+    }
+}
+
 fn emit(level: Level, text: String) {
     let Some(callback) = CALLBACK.read().clone() else {
         return stderr::put(level, &text);

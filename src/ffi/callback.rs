@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
+use super::called::call;
 use super::convert::{Text, meta_to_c, tensor_to_c};
 use super::types::*;
 use crate::api::{AllocFn, CopyDone, DeviceOps, MAX_NAME_LEN, Meta, OnRecv, OnSend, SourceFn};
@@ -89,7 +90,7 @@ fn run_send_done([done, userdata]: Words, result: Result<(), &Status>, info: &Tr
     let outcome = Outcome::new(result.err());
     let ((text, len), info) = (outcome.text(), info_to_c(info));
     // SAFETY: the application's function, with the arguments that the header promises.
-    unsafe { done(outcome.code, text, len, &raw const info, userdata as *mut c_void) };
+    unsafe { call(done, (outcome.code, text, len, &raw const info, userdata as *mut c_void)) };
 }
 
 /// The end of a receive; NULL: nobody wants to hear of it.
@@ -106,7 +107,9 @@ fn run_recv_done([done, userdata]: Words, result: Result<&Tensor, &Status>, info
     let tensor = result.ok().map(tensor_to_c);
     let tensor = tensor.as_ref().map_or(std::ptr::null(), |t| &raw const *t);
     // SAFETY: the application's function, with the arguments that the header promises.
-    unsafe { done(outcome.code, text, len, tensor, &raw const info, userdata as *mut c_void) };
+    unsafe {
+        call(done, (outcome.code, text, len, tensor, &raw const info, userdata as *mut c_void))
+    };
 }
 
 /// Memory for a result.
@@ -119,7 +122,7 @@ pub(super) fn alloc(
     Box::new(move |meta: &Meta| {
         let c = meta_to_c(meta, 0, device);
         // SAFETY: the application's function, with the arguments that the header promises.
-        let memory = unsafe { alloc(&raw const c, userdata.get()) };
+        let memory = unsafe { call(alloc, (&raw const c, userdata.get())) };
         (!memory.is_null()).then_some(memory as u64)
     })
 }
@@ -138,7 +141,8 @@ pub(super) fn source(
         // SAFETY: the application's function, with the arguments that the header promises.
         unsafe {
             let mgr = mgr.get().cast();
-            source(mgr, response, peer.as_ptr(), peer.len(), key, key_len, step, userdata.get());
+            let (peer, peer_len) = (peer.as_ptr(), peer.len());
+            call(source, (mgr, response, peer, peer_len, key, key_len, step, userdata.get()));
         }
     }))
 }
@@ -155,7 +159,9 @@ pub(super) fn source_ended(
         let outcome = Outcome::new(Some(status));
         let (text, len) = outcome.text();
         // SAFETY: the application's function, with the arguments that the header promises.
-        unsafe { ended(mgr.get().cast(), response, outcome.code, text, len, userdata.get()) };
+        unsafe {
+            call(ended, (mgr.get().cast(), response, outcome.code, text, len, userdata.get()))
+        };
     }))
 }
 
@@ -175,7 +181,7 @@ pub(super) fn peer_event(
         let (mgr, userdata) = (mgr.get().cast(), userdata.get());
         let (name, len) = (peer.as_ptr(), peer.len());
         // SAFETY: the application's function, with the arguments that the header promises.
-        unsafe { event(mgr, what, name, len, outcome.code, text, text_len, userdata) };
+        unsafe { call(event, (mgr, what, name, len, outcome.code, text, text_len, userdata)) };
     }))
 }
 
@@ -189,7 +195,7 @@ pub(super) fn log_fn(log: rdma_log_fn, userdata: *mut c_void) -> Option<LogFn> {
         message.extend_from_slice(text.as_bytes());
         message.push(0);
         // SAFETY: the application's function, with the arguments that the header promises.
-        unsafe { log(level as i32, message.as_ptr().cast(), text.len(), userdata.get()) };
+        unsafe { call(log, (level as i32, message.as_ptr().cast(), text.len(), userdata.get())) };
     }))
 }
 
@@ -230,7 +236,8 @@ impl DeviceOps for Device {
         let (mut fd, mut offset) = (-1, 0);
         let at = device as *const c_void;
         // SAFETY: the application's function, with the arguments that the header promises.
-        let code = unsafe { export(at, nbytes, &mut fd, &mut offset, self.userdata.0) };
+        let code =
+            unsafe { call(export, (at, nbytes, &raw mut fd, &raw mut offset, self.userdata.0)) };
         Some(match Code::from_i32(code) {
             Some(Code::Ok) if fd >= 0 => {
                 // SAFETY: the function gave the descriptor away.
@@ -248,14 +255,24 @@ impl DeviceOps for Device {
         let token = start_copy(done);
         let (to, from) = (host as *mut c_void, device as *const c_void);
         // SAFETY: the application's function, with the arguments that the header promises.
-        unsafe { (self.copy_to_host)(to, from, nbytes, Some(copy_done), token, self.userdata.0) };
+        unsafe {
+            call(
+                self.copy_to_host,
+                (to, from, nbytes, Some(copy_done as _), token, self.userdata.0),
+            )
+        };
     }
 
     fn copy_from_host(&self, device: u64, host: u64, nbytes: u64, done: CopyDone) {
         let token = start_copy(done);
         let (to, from) = (device as *mut c_void, host as *const c_void);
         // SAFETY: the application's function, with the arguments that the header promises.
-        unsafe { (self.copy_from_host)(to, from, nbytes, Some(copy_done), token, self.userdata.0) };
+        unsafe {
+            call(
+                self.copy_from_host,
+                (to, from, nbytes, Some(copy_done as _), token, self.userdata.0),
+            )
+        };
     }
 }
 

@@ -118,6 +118,13 @@ fn find_places(thread: Thread) -> Option<&'static Places> {
     Some(places)
 }
 
+/// This thread never comes back from the calls that it is inside of, and nobody is to wait for it.
+pub(super) fn leave(thread: Thread) {
+    if let Some(places) = thread.callers.places.get() {
+        places.handles.iter().for_each(|place| place.store(null_mut(), Ordering::Release));
+    }
+}
+
 /// In a forked child, by its one thread: it has another number there.
 pub(super) fn renumber() {
     if let Some(places) = Thread::this().callers.places.get() {

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 
+use super::called::call;
 use super::types::*;
 use crate::api::Words;
 use crate::engine::front::message::{Beside, MessageEnd, Mode, OnMessage, Party};
@@ -80,7 +81,7 @@ fn run_done([done, userdata]: Words, end: &MessageEnd) {
         status.text = text.as_ptr().cast();
     }
     // SAFETY: the application's function, with the arguments that the header promises.
-    unsafe { done(&raw const status, userdata as *mut c_void) };
+    unsafe { call(done, (&raw const status, userdata as *mut c_void)) };
 }
 
 pub(super) fn on_end(options: &rdma_msg_options) -> OnMessage {

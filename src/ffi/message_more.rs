@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::args::{id, limit, not_null, timeout};
 use super::callback::UserData;
+use super::called::call;
 use super::error::guard_on;
 use super::handle::borrow_on;
 use super::message_convert::{end_to_c, mode, on_end, party, whom};
@@ -35,7 +36,8 @@ fn handler(
             content => content.as_ptr().cast(),
         };
         // SAFETY: the application's function, with the arguments that the header promises.
-        let said = unsafe { handler(mgr.get().cast(), &raw const status, data, userdata.get()) };
+        let said =
+            unsafe { call(handler, (mgr.get().cast(), &raw const status, data, userdata.get())) };
         said == RDMA_MSG_LATER
     }))
 }
@@ -321,7 +323,7 @@ pub unsafe extern "C" fn rdma_msg_on_room(
         let told: RoomFn = Box::new(move |result| {
             let code = result.as_ref().map_or_else(|s| s.code as rdma_code_t, |_| RDMA_OK);
             // SAFETY: the application's function, with the arguments that the header promises.
-            unsafe { room(code, result.unwrap_or(0), userdata.get()) };
+            unsafe { call(room, (code, result.unwrap_or(0), userdata.get())) };
         });
         // SAFETY: the caller's handle, as the header demands.
         unsafe { borrow_on(mgr, thread) }?.message_on_room(whom(peer)?, bytes, told)

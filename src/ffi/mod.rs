@@ -11,6 +11,7 @@
 mod args;
 mod base;
 mod callback;
+mod called;
 mod callers;
 mod convert;
 mod error;

@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_void};
 
 use super::args::{TextOut, bytes, not_null, optional_millis, timeout};
+use super::called::call;
 use super::error::{guard, guard_on};
 use super::handle::{borrow, borrow_on};
 use super::sized::Out;
@@ -93,7 +94,7 @@ fn run_event([told, userdata]: Words, buffer: u64, event: &BufferEvent) {
     };
     let code = error.map_or(RDMA_OK, |s| s.code as i32);
     // SAFETY: the application's function, with the arguments that the header promises.
-    unsafe { told(buffer, event, code, message, userdata as *mut c_void) };
+    unsafe { call(told, (buffer, event, code, message, userdata as *mut c_void)) };
 }
 
 fn told(event: rdma_buffer_fn, userdata: *mut c_void) -> OnBuffer {

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::time::Duration;
 
 use super::callback::UserData;
+use super::called::call;
 use super::types::*;
 use crate::status::{Code, Status};
 use crate::store::Compared;
@@ -76,7 +77,8 @@ impl Runtime for Ops {
         let Some(set) = self.ops.set else { return Err(Status::internal("ops.set is gone")) };
         let (k, v) = (bytes(key), bytes(value));
         // SAFETY: the application's function, with the arguments that the header promises.
-        let code = unsafe { set(k.data.cast(), k.len, v.data, v.len, ms(time), self.userdata.0) };
+        let code =
+            unsafe { call(set, (k.data.cast(), k.len, v.data, v.len, ms(time), self.userdata.0)) };
         ended(code, "set")
     }
 
@@ -85,8 +87,10 @@ impl Runtime for Ops {
         let mut given = Given { value: None, most };
         let (k, token) = (bytes(key), (&raw mut given).cast());
         // SAFETY: as above; the token lives through the call.
-        let code =
-            unsafe { get(k.data.cast(), k.len, ms(time), Some(give), token, self.userdata.0) };
+        let code = unsafe {
+            let give: rdma_store_give_fn = Some(give);
+            call(get, (k.data.cast(), k.len, ms(time), give, token, self.userdata.0))
+        };
         if code == RDMA_NOT_FOUND || code == RDMA_DEADLINE_EXCEEDED {
             return Ok(None);
         }
@@ -98,8 +102,9 @@ impl Runtime for Ops {
     fn check(&self, key: &[u8], time: Duration) -> Option<Result<bool, Status>> {
         let (check, k, mut there) = (self.ops.check?, bytes(key), false);
         // SAFETY: as above; the output lives through the call.
-        let code =
-            unsafe { check(k.data.cast(), k.len, ms(time), &raw mut there, self.userdata.0) };
+        let code = unsafe {
+            call(check, (k.data.cast(), k.len, ms(time), &raw mut there, self.userdata.0))
+        };
         Some(ended(code, "check").map(|()| there))
     }
 
@@ -110,7 +115,7 @@ impl Runtime for Ops {
             Err(status) => return Some(Err(status)),
         };
         // SAFETY: as above; the keys live through the call.
-        let code = unsafe { wait(keys.as_ptr(), keys.len(), ms(time), self.userdata.0) };
+        let code = unsafe { call(wait, (keys.as_ptr(), keys.len(), ms(time), self.userdata.0)) };
         Some(match code {
             RDMA_DEADLINE_EXCEEDED => Ok(false),
             code => ended(code, "wait").map(|()| true),
@@ -120,8 +125,9 @@ impl Runtime for Ops {
     fn add(&self, key: &[u8], delta: i64, time: Duration) -> Option<Result<i64, Status>> {
         let (add, k, mut sum) = (self.ops.add?, bytes(key), 0);
         // SAFETY: as above; the output lives through the call.
-        let code =
-            unsafe { add(k.data.cast(), k.len, delta, ms(time), &raw mut sum, self.userdata.0) };
+        let code = unsafe {
+            call(add, (k.data.cast(), k.len, delta, ms(time), &raw mut sum, self.userdata.0))
+        };
         Some(ended(code, "add").map(|()| sum))
     }
 
@@ -141,17 +147,8 @@ impl Runtime for Ops {
         let code = unsafe {
             let (key, len) = (k.data.cast(), k.len);
             let (ms, out, userdata) = (ms(time), &raw mut result, self.userdata.0);
-            compare_set(
-                key,
-                len,
-                expected,
-                &raw const desired,
-                ms,
-                out,
-                Some(give),
-                token,
-                userdata,
-            )
+            let (desired, give) = (&raw const desired, Some(give as _));
+            call(compare_set, (key, len, expected, desired, ms, out, give, token, userdata))
         };
         Some(ended(code, "compare_set").and_then(|()| match (result, given.value) {
             (RDMA_STORE_SET, _) => Ok(Compared::Set),
@@ -167,8 +164,9 @@ impl Runtime for Ops {
     fn delete(&self, key: &[u8], time: Duration) -> Option<Result<bool, Status>> {
         let (remove, k, mut there) = (self.ops.remove?, bytes(key), false);
         // SAFETY: as above; the output lives through the call.
-        let code =
-            unsafe { remove(k.data.cast(), k.len, ms(time), &raw mut there, self.userdata.0) };
+        let code = unsafe {
+            call(remove, (k.data.cast(), k.len, ms(time), &raw mut there, self.userdata.0))
+        };
         Some(ended(code, "remove").map(|()| there))
     }
 }

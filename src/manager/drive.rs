@@ -16,7 +16,7 @@ use super::slice::Slice;
 use super::spin::Spin;
 use super::sys::Tag;
 use super::waits::{Counts, Taken};
-use super::{Manager, inside};
+use super::{Manager, inside, lost};
 use crate::limits::POLL_EVENTS;
 use crate::log;
 use crate::thread::Thread;
@@ -496,7 +496,7 @@ impl Manager {
             }
             match pause {
                 // The manager's end is about to end what this waits for.
-                _ if closing => std::thread::yield_now(),
+                _ if closing => lost::pause(self),
                 Pause::None => {}
                 Pause::Look => self.look(),
                 Pause::Sleep => {

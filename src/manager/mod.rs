@@ -46,6 +46,7 @@ mod idle;
 mod inside;
 mod lent;
 mod lock;
+pub(crate) mod lost;
 mod meet;
 mod memory;
 mod memory_calls;
@@ -209,15 +210,16 @@ impl Manager {
             return Err(Status::new(Code::FailedPrecondition, text));
         }
         self.wake_all();
-        if let Some(thread) = self.thread.lock().take() {
-            let _ = thread.join();
+        let thread = self.thread.lock().take();
+        if thread.is_some_and(|thread| !lost::join(&**self, thread)) || !self.end_standby() {
+            return Err(lost::why());
         }
-        self.end_standby();
         // No thread of the library is left. Should the rest panic, a defect, then the manager is dead
         // all the same: nothing turns it any more, and no callback can run.
         catch_unwind(AssertUnwindSafe(|| self.end_all())).map_err(|_| {
             Status::internal("caught a panic while the manager ended, a defect of the library")
-        })
+        })?;
+        if lost::is_lost(&**self) { Err(lost::why()) } else { Ok(()) }
     }
 
     /// Lets go out what sends have copied and reported as done: the end of the connections would take it back. Not for long
@@ -251,6 +253,9 @@ impl Manager {
 
     /// Ends every operation, and runs every callback that is due.
     fn end_all(&self) {
+        if lost::is_lost(self) {
+            return;
+        }
         self.deliver();
         self.with_engine(|engine, world| engine.shut_down(world));
         // Callbacks that are out (allocation, device copies) come back; those are waited for.
@@ -265,6 +270,9 @@ impl Manager {
             drop(core);
             if !busy {
                 break;
+            }
+            if lost::is_lost(self) {
+                return;
             }
             std::thread::sleep(Duration::from_micros(50));
         }

@@ -38,7 +38,7 @@ pub type rdma_copy_from_host_fn = Option<
 
 /// Exports device memory as a dmabuf: *fd is a descriptor, which the library closes, and *offset is
 /// where in it the memory begins. Returns RDMA_OK, or why it cannot. Runs inside rdma_mem_register,
-/// with the manager's lock held: it calls no function of this library.
+/// with the manager's lock held: it calls no function of this library, and its thread does not end in it.
 pub type rdma_export_dmabuf_fn = Option<
     unsafe extern "C" fn(
         device: *const c_void,
