@@ -71,9 +71,23 @@ pub fn text(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// The last look before a text goes to C: whatever it came from, no NUL cuts it.
+/// The last look before a text goes to C: whatever it came from, no NUL cuts it, unless there is no memory for what stands
+/// for one.
 pub fn for_c(text: &str) -> Cow<'_, str> {
-    if text.contains('\0') { Cow::Owned(text.replace('\0', "\\x00")) } else { Cow::Borrowed(text) }
+    const NUL: &str = "\\x00";
+    let mut parts = text.split('\0');
+    let first = parts.next().unwrap_or_default();
+    if first.len() == text.len() {
+        return Cow::Borrowed(text);
+    }
+    let nuls = text.bytes().filter(|byte| *byte == 0).count();
+    let mut whole = String::new();
+    if whole.try_reserve_exact(text.len() + nuls * (NUL.len() - 1)).is_err() {
+        return Cow::Borrowed(first);
+    }
+    whole.push_str(first);
+    parts.for_each(|part| whole.extend([NUL, part]));
+    Cow::Owned(whole)
 }
 
 #[cfg(test)]
