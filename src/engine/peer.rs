@@ -296,7 +296,8 @@ impl Engine {
 
     /// Tells the peer that the connection ends, and why. If it cannot be sent at once, it is not.
     pub(super) fn say_goodbye(&mut self, fx: &mut impl Fx, ch: ChanId, status: &Status) {
-        let text = super::cut(&status.message, MAX_ERROR_TEXT);
+        let mut room = [0; MAX_ERROR_TEXT];
+        let text = super::cut(&status.message, MAX_ERROR_TEXT, &mut room);
         let m = Message::Goodbye { code: status.code as i32, text };
         self.send(fx, ch, &m, text);
     }
