@@ -84,7 +84,8 @@ pub unsafe extern "C" fn rdma_mgr_create(
 
 /// Ends a manager: each operation under way ends with RDMA_CANCELLED through its callback, the
 /// connections close, the library's threads end, its memory is freed. When it returns, no callback
-/// runs any more, and calls of other threads have returned. The handle is then dead.
+/// runs any more, and calls of other threads have returned: it waits for them, and for `done` of each copy that a device of
+/// rdma_mgr_register_device has begun. The handle is then dead.
 ///
 /// Threads: any, at any time of the process's life, also in static and thread-local destructors,
 /// but not inside a callback, nor where a thread of `mgr` itself logs. `mgr` NULL is an error.
