@@ -3574,12 +3574,13 @@ rdma_code_t rdma_mgr_metrics(const rdma_mgr_t *mgr, char *buf, size_t cap, size_
  *
  * Threads: any.
  *
- * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `path` NULL, not UTF-8, longer than 4095 bytes;
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `path` NULL, not UTF-8, longer than 4095 bytes, a FIFO, socket or terminal;
  * RDMA_FAILED_PRECONDITION: a trace is running, `mgr` destroyed or in a forked child;
  * RDMA_NOT_FOUND, RDMA_PERMISSION_DENIED, RDMA_RESOURCE_EXHAUSTED, RDMA_UNAVAILABLE: the file
  * cannot be written; RDMA_INTERNAL.
  */
-rdma_code_t rdma_trace_start(rdma_mgr_t *mgr, const char *path);
+rdma_code_t rdma_trace_start(rdma_mgr_t *mgr,
+                             const char *path);
 
 /**
  * Completes the trace's file and closes it.
