@@ -372,7 +372,7 @@ static void moving_over() {
   rdma::Request &same = one.request;
   same = std::move(one.request);
   CHECK(one.request.id() == kept);
-  auto first = rdma::Pool::create(1 << 20), second = rdma::Pool::create(1 << 20);
+  auto first = rdma::Pool::create(2 << 20), second = rdma::Pool::create(2 << 20);
   OK(first.status());
   OK(second.status());
   rdma_pool_t *left = second->c();
