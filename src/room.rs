@@ -1,5 +1,6 @@
 //! Memory by sizes that a peer or the application chose: it may lack, which is an answer and no abort.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt::{self, Write};
 use std::hash::{BuildHasher, Hash};
@@ -97,6 +98,15 @@ pub fn lossy(bytes: &[u8], what: &str) -> Result<String, Status> {
         }
     }
     Ok(text)
+}
+
+/// A peer's text of an error, as [`crate::shown::text`] has it; without memory for it, none.
+pub fn heard(bytes: &[u8]) -> String {
+    let text = lossy(bytes, "").unwrap_or_default();
+    match crate::shown::text(&text) {
+        Cow::Owned(escaped) => escaped,
+        Cow::Borrowed(_) => text,
+    }
 }
 
 /// A text as C has it, with a NUL at its end and nowhere else.

@@ -58,13 +58,18 @@ fn printable(f: &mut impl Write, c: char) -> fmt::Result {
 }
 
 /// An error's text that a peer wrote: control characters escaped, a NUL among them, which would end it
-/// for a reader in C. Its lines stay lines.
+/// for a reader in C. Its lines stay lines. Where there is no memory for what stands for them, nothing is left of it.
 pub fn text(text: &str) -> Cow<'_, str> {
     let plain = |c: char| matches!(c, '\n' | '\t') || !c.is_control();
     if text.chars().all(plain) {
         return Cow::Borrowed(text);
     }
-    let mut out = String::with_capacity(text.len() + 16);
+    // The longest that stands for one is \u{10ffff}.
+    let more = text.chars().filter(|c| !plain(*c)).count() * 10;
+    let mut out = String::new();
+    if out.try_reserve(text.len() + more).is_err() {
+        return Cow::Owned(out);
+    }
     for c in text.chars() {
         let _ = if plain(c) { out.write_char(c) } else { printable(&mut out, c) };
     }

@@ -306,8 +306,7 @@ impl Engine {
     pub(super) fn on_goodbye(&mut self, ch: ChanId, code: i32, text: &[u8]) {
         let mut status = Status::gone("the peer closed the connection");
         if code != Code::Ok as i32 && !text.is_empty() {
-            let text = String::from_utf8_lossy(&text[..text.len().min(MAX_ERROR_TEXT)]);
-            let text = crate::shown::text(&text);
+            let text = crate::room::heard(&text[..text.len().min(MAX_ERROR_TEXT)]);
             // Without memory for it, the bare fact has to do.
             if status.message.try_reserve(2 + text.len()).is_ok() {
                 status.message.extend([": ", &text]);
