@@ -121,7 +121,11 @@ pub fn for_c(text: &str) -> Option<Vec<u8>> {
 /// One value on the heap.
 pub fn boxed<T>(value: T, what: &str) -> Result<Box<T>, Status> {
     let mut one = Vec::new();
-    one.try_reserve_exact(1).map_err(|_| none(size_of::<T>(), what))?;
+    if one.try_reserve_exact(1).is_err() {
+        // What it holds is memory for the text of the error.
+        drop(value);
+        return Err(none(size_of::<T>(), what));
+    }
     one.push(value);
     // Its capacity is its length, so nothing is allocated.
     let one: *mut [T] = Box::into_raw(one.into_boxed_slice());

@@ -52,22 +52,24 @@ impl<T> Type<T> {
         }
         drop(dead);
         let object: &'static Object<T> = match reused {
-            Some(object) => object,
-            None => Box::leak(self.new_object()?),
+            Some(object) => {
+                *object.inner.write() = Some(inner);
+                object
+            }
+            None => Box::leak(self.new_object(inner)?),
         };
         object.pid.store(PROCESS.load(Ordering::Relaxed), Ordering::Relaxed);
-        *object.inner.write() = Some(inner);
         object.closing.store(false, Ordering::Release);
         Ok(std::ptr::from_ref(object).cast_mut())
     }
 
     /// Memory of a handle, for which there is room among those that have ended.
-    fn new_object(&self) -> Result<Box<Object<T>>, Status> {
+    fn new_object(&self, inner: T) -> Result<Box<Object<T>>, Status> {
         let object = Object {
             magic: self.magic,
             pid: AtomicU32::new(0),
             closing: AtomicBool::new(true),
-            inner: RwLock::new(None),
+            inner: RwLock::new(Some(inner)),
         };
         let made = crate::room::boxed(object, "a handle");
         if made.is_err() {
