@@ -81,6 +81,11 @@ static const char *last_error(char *buf, size_t cap) {
   return buf;
 }
 
+void error_has_at(const char *file, int line, const char *part) {
+  char text[1024];
+  if (!strstr(last_error(text, sizeof text), part)) fail_at(file, line, "'%s' is not in '%s'", part, text);
+}
+
 void check_code(const char *f, int l, rdma_code_t want, rdma_code_t got, const char *expr) {
   char text[512];
   if (want != got)

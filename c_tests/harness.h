@@ -74,6 +74,9 @@ void skip(const char *why) __attribute__((noreturn));
 #define CHECK_INT(want, expr) check_int(__FILE__, __LINE__, (long long)(want), (long long)(expr), #expr)
 #define CHECK_STR(want, expr) check_str(__FILE__, __LINE__, (want), (expr), #expr)
 #define CHECK_HAS(text, part) check_has(__FILE__, __LINE__, (text), (part))
+/* The text in rdma_last_error has this in it. */
+#define error_has(part) error_has_at(__FILE__, __LINE__, (part))
+void error_has_at(const char *file, int line, const char *part);
 /* The call fails with this code and leaves a text in rdma_last_error. */
 #define CHECK_BAD(want, expr) (other_error(), check_bad(__FILE__, __LINE__, (want), (expr), #expr))
 void check_code(const char *f, int l, rdma_code_t want, rdma_code_t got, const char *expr);

@@ -130,11 +130,22 @@ static void peers(void) {
   BAD(rdma_mgr_add_peer(m, "p", ""));
   BAD(rdma_mgr_add_peer(m, "p", not_utf8));
   BAD(rdma_mgr_add_peer(m, "p", "127.0.0.1:port"));
+  const char *nowhere[] = {"127.0.0.1", "127.0.0.1:0", "[::1]", "[::1]:0", "::1:5", "localhost", "localhost:0"};
+  for (size_t k = 0; k < COUNT_OF(nowhere); k++) {
+    BAD(rdma_mgr_add_peer(m, "p", nowhere[k]));
+    BAD(rdma_mgr_add_peer(m, NULL, nowhere[k]));
+    CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_mgr_meet(m, nowhere[k], 1, buf, sizeof buf, &len));
+    error_has("has no port to connect to; allowed is '");
+    error_has(nowhere[k]);
+  }
   CHECK_OK(rdma_mgr_add_peer(m, "p", "127.0.0.1:1"));
   BAD(rdma_mgr_add_peer(m, NULL, "127.0.0.1:port"));
   BAD(rdma_mgr_meet(NULL, "127.0.0.1:1", 1, buf, sizeof buf, &len));
   BAD(rdma_mgr_meet(m, NULL, 1, buf, sizeof buf, &len));
-  BAD(rdma_mgr_meet(m, "127.0.0.1:1", 0, buf, sizeof buf, &len));
+  for (int64_t wrong = -1; wrong <= 0; wrong++) {
+    CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_mgr_meet(m, "127.0.0.1:1", wrong, buf, sizeof buf, &len));
+    error_has(wrong ? "timeout_ms is -1, allowed are 1 and above" : "timeout_ms is 0, allowed are 1 and above");
+  }
   BAD(rdma_mgr_meet(m, "127.0.0.1:1", 1, NULL, 5, &len));
   BAD(rdma_mgr_set_name(NULL, "n"));
   BAD(rdma_mgr_flush(NULL, NULL, 0));
@@ -208,6 +219,14 @@ static void memory(void) {
   BAD(rdma_mem_free(NULL, block));
   BAD(rdma_mem_free(m, NULL));
   BAD(rdma_pool_create(0, NULL));
+  rdma_pool_t *pool = NULL;
+  BAD(rdma_pool_create(1, &pool));
+  CHECK_BAD(RDMA_INVALID_ARGUMENT, rdma_pool_create((2 << 20) - 1, &pool));
+  error_has("max_bytes is 2097151, allowed are 0 (as much as there is physical memory), and 2097152");
+  CHECK(pool == NULL);
+  CHECK_OK(rdma_pool_create(2 << 20, &pool));
+  CHECK_OK(rdma_pool_alloc(pool, 64, &out));
+  CHECK_OK(rdma_pool_destroy(pool));
   BAD(rdma_pool_alloc(NULL, 10, &out));
   BAD(rdma_pool_free(NULL, block));
   BAD(rdma_pool_usage(NULL, NULL, NULL));

@@ -216,6 +216,24 @@ static void pool() {
   CHECK(!pool && moved && moved.free(*y).ok() && moved.close().ok() && !moved);
   auto unknown = rdma::Manager::create(rdma::Options().ib_device("a,,b"));
   CHECK(!unknown.ok() && unknown.status().message().find("an empty name") != std::string::npos);
+  CHECK(unknown.status().message().find("options.ib_device=a,,b") != std::string::npos);
+}
+
+/* What was moved from is as if it had not been given. */
+static void moved_options() {
+  rdma::Options first = rdma::Options().name("moved").provider(provider).secret("open sesame");
+  rdma::Options second = std::move(first);
+  OK(rdma::Manager::create(first).status());
+  rdma::Options third;
+  third.name("overwritten");
+  third = std::move(second);
+  OK(rdma::Manager::create(second).status());
+  CHECK(std::strcmp(third.c().name, "moved") == 0 && third.c().secret_len == 11);
+  OK(rdma::Manager::create(third).status());
+  rdma::OptionalText one("text"), other(std::move(one));
+  CHECK(!one && one.str().empty() && other && other.str() == "text");
+  other = rdma::OptionalText();
+  CHECK(!other);
 }
 
 /* Hooks from the first moment, names learned, no request to hold. */
@@ -354,7 +372,7 @@ static void moving_over() {
   rdma::Request &same = one.request;
   same = std::move(one.request);
   CHECK(one.request.id() == kept);
-  auto first = rdma::Pool::create(1 << 20), second = rdma::Pool::create(1 << 20);
+  auto first = rdma::Pool::create(2 << 20), second = rdma::Pool::create(2 << 20);
   OK(first.status());
   OK(second.status());
   rdma_pool_t *left = second->c();
@@ -388,7 +406,7 @@ int main(int argc, char **argv) {
     void (*run)();
   } cases[] = {{"send_and_receive", send_and_receive}, {"futures", futures}, {"cancel_and_abort", cancel_and_abort},
                {"allocator_and_dead", allocator_and_dead}, {"source", source}, {"the_rest", the_rest}, {"pool", pool},
-               {"r23_cpp_layer", r23_cpp_layer}, {"texts_with_a_nul", texts_with_a_nul},
+               {"r23_cpp_layer", r23_cpp_layer}, {"moved_options", moved_options}, {"texts_with_a_nul", texts_with_a_nul},
                {"empty_texts", empty_texts}, {"empty_functions", empty_functions}, {"moving_over", moving_over}, {"views", views}};
   for (const auto &c : cases) {
     c.run();

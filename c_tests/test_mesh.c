@@ -424,6 +424,10 @@ static void arguments(void) {
   BAD(rdma_mesh_connect(m, s, 0, 1, &o, &mesh));
   o.timeout_ms = 0, o.keep_ms = 1;
   BAD(rdma_mesh_connect(m, s, 0, 1, &o, &mesh));
+  error_has("options.keep_ms is 1, allowed are 0 (60000) and 100 to 86400000");
+  o.keep_ms = 86400001;
+  BAD(rdma_mesh_connect(m, s, 0, 1, &o, &mesh));
+  error_has("options.keep_ms is 86400001");
   o.keep_ms = -1;
   BAD(rdma_mesh_connect(m, s, 0, 1, &o, &mesh));
   CHECK(mesh == NULL);

@@ -388,6 +388,10 @@ static void bad_arguments(void) {
   layout.kind = 9;
   REFUSED;
   layout.kind = RDMA_MSG_IOVEC;
+  layout.reserved = 1;
+  REFUSED;
+  error_has("options.layout->reserved is 1, allowed is 0");
+  layout.reserved = 0;
   layout.count = RDMA_MSG_MAX_PIECES + 1;
   REFUSED;
   layout.count = 1;

@@ -128,6 +128,8 @@ static void never_answered(void) {
   connect_first(p);
   op *r = op_recv(p.a, "beta", "silence", 1, 0, &o);
   op_wait(r, RDMA_DEADLINE_EXCEEDED);
+  /* The receiver is not told that its peer has asked the application. */
+  CHECK_HAS(r->message, "had no tensor of this key, or its application was not done with it");
   CHECK(count_reached(&asked, 1, 10000));
 }
 

@@ -42,6 +42,45 @@ static void abort_reaches_the_peer(void) {
   op_wait(later, RDMA_INTERNAL);
 }
 
+/* How a receive was told of its end: the length of the text, and its last bytes. */
+typedef struct {
+  atomic_bool is;
+  size_t len;
+  char end[5];
+} told;
+
+static void on_told(rdma_code_t code, const char *text, size_t len, const rdma_tensor_t *tensor,
+                    const rdma_transfer_info_t *info, void *userdata) {
+  told *t = userdata;
+  (void)tensor, (void)info;
+  CHECK_INT(RDMA_INTERNAL, code);
+  CHECK(strlen(text) == len && len >= 4);
+  t->len = len;
+  memcpy(t->end, text + len - 4, 4);
+  atomic_store(&t->is, true);
+}
+
+static bool is_told(void *t) { return atomic_load(&((told *)t)->is); }
+
+/* All of a long text ends what waits here; the peer hears its beginning, and that it was cut. */
+static void abort_with_a_long_text(void) {
+  pair p = pair_new(NULL);
+  const size_t most = 65535;
+  char *text = scratch(most);
+  memset(text, 'x', most);
+  told here = {0}, other = {0}, there = {0};
+  CHECK_OK(rdma_recv_async(p.a, NULL, "here", 4, 3, NULL, on_told, &here, NULL));
+  CHECK_OK(rdma_recv_async(p.a, NULL, "other", 5, 3, NULL, on_told, &other, NULL));
+  CHECK_OK(rdma_step_abort(p.a, 3, RDMA_INTERNAL, text, most));
+  CHECK(pump_until(is_told, &here, 5000) && pump_until(is_told, &other, 5000));
+  CHECK(here.len == most && other.len == most && !strcmp(other.end, "xxxx"));
+  CHECK_OK(rdma_recv_async(p.a, "beta", "there", 5, 4, NULL, on_told, &there, NULL));
+  pump_for(30);
+  CHECK_OK(rdma_step_abort(p.b, 4, RDMA_INTERNAL, text, most));
+  CHECK(pump_until(is_told, &there, 5000));
+  CHECK_MSG(there.len == 4096 && !strcmp(there.end, "x..."), "%zu bytes", there.len);
+}
+
 static void cleanup_frees(void) {
   pair p = pair_new(NULL);
   rdma_tensor_t t = tensor_of(NULL, 100, 1);
@@ -228,7 +267,7 @@ static void destroy_ends_everything(void) {
 }
 
 static const test_case cases[] = {
-    CASE(abort_pending), CASE(abort_reaches_the_peer), CASE(cleanup_frees),
+    CASE(abort_pending), CASE(abort_reaches_the_peer), CASE(abort_with_a_long_text), CASE(cleanup_frees),
     CASE(held_until_the_step_exists), CASE(long_keys), CASE(cancel),
     CASE(cancelled_memory_is_left_alone), CASE(deadlines), CASE(callbacks_call_back),
     CASE(destroy_ends_everything),

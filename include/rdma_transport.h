@@ -662,7 +662,7 @@ struct rdma_mgr_options {
    */
   int32_t protocol;
   /**
-   * Default deadline of an operation in milliseconds, above 0. RDMA_TIMEOUT_MS
+   * Default deadline of an operation in milliseconds, 1 to 3153600000000 (100 years). RDMA_TIMEOUT_MS
    */
   int64_t timeout_ms;
   /**
@@ -1225,7 +1225,7 @@ struct rdma_msg_layout {
    */
   uint32_t kind;
   /**
-   * Always 0.
+   * 0; another value is refused.
    */
   uint32_t reserved;
   /**
@@ -1585,7 +1585,8 @@ struct rdma_mesh_options {
   int64_t timeout_ms;
   /**
    * How long what a rank publishes outlives the call, in milliseconds, in a store that has leases;
-   * 0: 60000. Less than 1000 counts as 1000, and less than 100 is refused.
+   * 0: 60000. Less than 1000 counts as 1000, and less than 100, or more than
+   * 86400000 (a day), is refused.
    */
   int64_t keep_ms;
   /**
@@ -1760,7 +1761,8 @@ rdma_code_t rdma_mgr_create(const rdma_mgr_options_t *options,
  * connections close, the library's threads end, its memory is freed. What was reported as sent goes out
  * before, for 5 seconds at most, or 1 in which a peer takes nothing; what is left then is lost, and the log says
  * so. A peer that has to have all of it answers, or is sent to with RDMA_MSG_SYNCHRONOUS. When it returns, no callback
- * runs any more, and calls of other threads have returned. The handle is then dead.
+ * runs any more, and calls of other threads have returned: it waits for them, and for `done` of each copy that a device of
+ * rdma_mgr_register_device has begun. The handle is then dead.
  *
  * Threads: any, at any time of the process's life, also in static and thread-local destructors,
  * but not inside a callback, nor where a thread of `mgr` itself logs. `mgr` NULL is an error.
@@ -2046,10 +2048,12 @@ rdma_code_t rdma_mem_invalidate(rdma_mgr_t *mgr,
  *
  * Threads: any. Free it with rdma_mem_free; rdma_mgr_destroy frees what is left.
  *
- * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `out` NULL, len 0; RDMA_RESOURCE_EXHAUSTED: no
- * memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `out` NULL, len 0 or more than half of
+ * the address space (PTRDIFF_MAX); RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
  */
-rdma_code_t rdma_mem_alloc(rdma_mgr_t *mgr, size_t len, void **out);
+rdma_code_t rdma_mem_alloc(rdma_mgr_t *mgr,
+                           size_t len,
+                           void **out);
 
 /**
  * Frees memory of rdma_mem_alloc. No operation may be using it.
@@ -2087,7 +2091,8 @@ rdma_code_t rdma_mgr_register_device(rdma_mgr_t *mgr,
  * Threads: any; the handle may be used from any thread at once. It is of no use in a forked child, where every function
  * returns RDMA_FAILED_PRECONDITION for it; the memory is not in the child, and touching it there ends it with SIGSEGV.
  *
- * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `out` NULL; RDMA_INTERNAL.
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `out` NULL, max_bytes 1 to 2097151;
+ * RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_INTERNAL.
  */
 rdma_code_t rdma_pool_create(size_t max_bytes,
                              rdma_pool_t **out);
@@ -2098,7 +2103,7 @@ rdma_code_t rdma_pool_create(size_t max_bytes,
  *
  * Threads: any.
  *
- * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `pool` or `out` NULL, len 0; RDMA_RESOURCE_EXHAUSTED: more than the pool's
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `pool` or `out` NULL, len 0 or more than PTRDIFF_MAX; RDMA_RESOURCE_EXHAUSTED: more than the pool's
  * most, no memory or descriptors; RDMA_FAILED_PRECONDITION: `pool` destroyed or in a forked child; RDMA_INTERNAL.
  */
 rdma_code_t rdma_pool_alloc(rdma_pool_t *pool,
@@ -2256,11 +2261,12 @@ rdma_code_t rdma_request_release(rdma_mgr_t *mgr, rdma_request_t request);
  * rdma_step_cleanup.
  *
  * Threads: any. The text is copied; bytes that are not UTF-8 are replaced. `message` NULL with
- * length 0: none.
+ * length 0: none. Operations of this manager end with all of it. A peer hears its first 4096 bytes, or 64 where many
+ * messages to it wait; one that was cut ends with "...". Where there is no memory for the text, an operation ends without it.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, code RDMA_OK or unknown, `message` NULL with
- * a length, or longer than 65535 bytes; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked
- * child; RDMA_INTERNAL.
+ * a length, or longer than 65535 bytes; RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a
+ * forked child; RDMA_INTERNAL.
  */
 rdma_code_t rdma_step_abort(rdma_mgr_t *mgr,
                             int64_t step,
@@ -2362,7 +2368,9 @@ rdma_code_t rdma_msg_isend(rdma_mgr_t *mgr,
 /**
  * Begins to receive a message into `len` bytes at `buf`: the first of `source` (RDMA_PEER_ANY: of
  * anybody) for this communicator whose tag equals `tag` in the bits of `mask`. Of several receives
- * that a message may meet it meets the one that was called first. A longer message ends the receive
+ * that a message may meet it meets the one that was called first. With a mask of all bits it is found at once, however
+ * many messages wait that no receive has met; with another mask those of its communicator are looked at one after the other
+ * until one fits. A longer message ends the receive
  * with RDMA_OUT_OF_RANGE and its real length; it is gone, and nothing is written.
  *
  * *out_request is 0 if it has ended when this returns, well: then *out_status says how, and `done`
@@ -3533,12 +3541,13 @@ rdma_code_t rdma_response_send(rdma_mgr_t *mgr,
  * Answers a request that came to the source function with an error, which ends the peer's receive.
  *
  * Threads: any, also inside the source function. The text is copied; bytes that are not UTF-8 are
- * replaced. `message` NULL with length 0: none.
+ * replaced. `message` NULL with length 0: none. A peer hears the first 4096 bytes of it, or 64 where many messages to it
+ * wait; a text that was cut ends with "...".
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, response 0, code RDMA_OK or unknown,
  * `message` NULL with a length, or longer than 65535 bytes; RDMA_NOT_FOUND: answered already,
- * never made, or the request has ended meanwhile; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in
- * a forked child; RDMA_INTERNAL.
+ * never made, or the request has ended meanwhile; RDMA_RESOURCE_EXHAUSTED: no memory;
+ * RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
  */
 rdma_code_t rdma_response_fail(rdma_mgr_t *mgr,
                                rdma_response_t response,
@@ -3576,12 +3585,13 @@ rdma_code_t rdma_mgr_metrics(const rdma_mgr_t *mgr, char *buf, size_t cap, size_
  *
  * Threads: any.
  *
- * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `path` NULL, not UTF-8, longer than 4095 bytes;
+ * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `path` NULL, not UTF-8, longer than 4095 bytes, a FIFO, socket or terminal;
  * RDMA_FAILED_PRECONDITION: a trace is running, `mgr` destroyed or in a forked child;
  * RDMA_NOT_FOUND, RDMA_PERMISSION_DENIED, RDMA_RESOURCE_EXHAUSTED, RDMA_UNAVAILABLE: the file
  * cannot be written; RDMA_INTERNAL.
  */
-rdma_code_t rdma_trace_start(rdma_mgr_t *mgr, const char *path);
+rdma_code_t rdma_trace_start(rdma_mgr_t *mgr,
+                             const char *path);
 
 /**
  * Completes the trace's file and closes it.

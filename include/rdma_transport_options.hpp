@@ -76,7 +76,7 @@ inline void on_peer(rdma_mgr_t *, std::int32_t, const char *peer, std::size_t pe
 }  // namespace detail
 
 /* Options of a manager; owns its strings. `raw()` reaches the fields without a setter. What is not set is the default; a
- * text that is set and empty is not, and refused. */
+ * text that is set and empty is not, and refused. Of what was moved from no text is set. */
 class Options {
  public:
   Options() { rdma_mgr_options_init(&o_, sizeof o_); }

@@ -99,17 +99,31 @@ class StringView {
   std::size_t size_ = 0;
 };
 
-/* Text that may not be given. An empty one that is given is another thing, and refused where C refuses it. */
+/* Text that may not be given. An empty one that is given is another thing, and refused where C refuses it. One that was
+ * moved from is not given. */
 class OptionalText {
  public:
   OptionalText() = default;
   OptionalText(std::string text) : given_(true), text_(std::move(text)) {}
   /* nullptr: none. */
   OptionalText(const char *text) : given_(text != nullptr), text_(text ? text : "") {}
+  OptionalText(const OptionalText &) = default;
+  OptionalText &operator=(const OptionalText &) = default;
+  OptionalText(OptionalText &&other) : given_(other.given_), text_(std::move(other.text_)) { other.forget(); }
+  OptionalText &operator=(OptionalText &&other) {
+    OptionalText taken(std::move(other));
+    given_ = taken.given_;
+    text_.swap(taken.text_);
+    return *this;
+  }
   explicit operator bool() const { return given_; }
   const std::string &str() const { return text_; }
 
  private:
+  void forget() {
+    given_ = false;
+    text_.clear();
+  }
   bool given_ = false;
   std::string text_;
 };
@@ -161,7 +175,8 @@ Status there(const char *argument, const F &function) {
 }
 }  // namespace detail
 
-/* A value, or the status that says why there is none. Without one the value is T's default. */
+/* A value, or the status that says why there is none. Without one the value is T's default. In a condition it tells whether
+ * the call went well, also where the value is a bool: `*request.test()` tells whether the request has ended. */
 template <class T>
 class Result {
  public:

@@ -81,7 +81,7 @@ impl Clone for Meta {
 }
 
 /// A tensor in memory of this process.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Tensor {
     /// What it is.
     pub meta: Meta,

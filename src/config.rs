@@ -5,9 +5,8 @@ mod env;
 pub mod misspelt;
 mod tuning;
 
-use std::sync::Arc;
-
 use crate::api::{MAX_NAME_LEN, Protocol};
+use crate::counted::Counted;
 use crate::engine::transfer::sizes::Chosen;
 use crate::engine::transfer::table;
 use crate::fabric::ProviderKind;
@@ -85,7 +84,7 @@ pub struct Config {
     /// The same for each provider, as far as the tuning file says.
     pub tuning: Tuning,
     /// A pool of the application, beside the manager's own.
-    pub pool: Option<Arc<Pool>>,
+    pub pool: Option<Counted<Pool>>,
     /// Settings of the ibverbs provider.
     pub ib: IbConfig,
 }
@@ -95,6 +94,8 @@ pub struct Config {
 pub struct IbConfig {
     /// `RDMA_DEVICE`: a name, or up to [`MAX_DEVICES`] of them, with a comma between; each may say its port behind a colon.
     pub device: Option<String>,
+    /// The environment said so, and not the application.
+    pub device_from_env: bool,
     /// `RDMA_DEVICE_PORT`; 0: first active.
     pub port: u8,
     /// `RDMA_GID_INDEX`; -1: chosen.
@@ -123,6 +124,7 @@ impl Default for IbConfig {
     fn default() -> Self {
         IbConfig {
             device: None,
+            device_from_env: false,
             port: 0,
             gid_index: -1,
             pkey_index: 0,

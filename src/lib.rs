@@ -8,6 +8,7 @@ pub mod api;
 pub mod bootstrap;
 mod bulk;
 pub mod config;
+pub mod counted;
 pub mod engine;
 pub mod fabric;
 mod few;

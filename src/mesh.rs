@@ -21,7 +21,7 @@ use crate::manager::Manager;
 use crate::room;
 use crate::shown;
 use crate::status::{Code, Reason, Status};
-use crate::store::lease::MIN_TTL;
+use crate::store::lease::{MAX_TTL, MIN_TTL};
 use crate::store::{Patience, Store, named, slices};
 use crate::wire::{Reader, Writer};
 
@@ -112,6 +112,19 @@ fn key(session: &Life, what: &str) -> Vec<u8> {
     key
 }
 
+/// Why nothing is lent to ranks that are to meet: how long it would last is theirs to say.
+fn about_keep(status: Status, keep: Duration) -> Status {
+    if (MIN_TTL..=MAX_TTL).contains(&keep) || status.code != Code::InvalidArgument {
+        return status;
+    }
+    let [least, most] = [MIN_TTL, MAX_TTL].map(|ttl| ttl.as_millis());
+    let text = format!(
+        "options.keep_ms is {}, allowed are 0 (60000) and {least} to {most}",
+        keep.as_millis()
+    );
+    status.with_message(text)
+}
+
 impl<'a> Meeting<'a> {
     /// Begins: `blob` is the manager's exported address. What is published lasts for `keep` after the last look.
     pub fn new(
@@ -132,7 +145,8 @@ impl<'a> Meeting<'a> {
         let limit = store.until(patience).left();
         // What would be refused stays so.
         let ttl = if keep < MIN_TTL { keep } else { keep.max(LEAST) };
-        let (begun, lent) = (Instant::now(), store.lent(ttl, patience)?);
+        let (begun, lent) =
+            (Instant::now(), store.lent(ttl, patience).map_err(|status| about_keep(status, keep))?);
         let value = encode(rank, size, blob)?;
         Ok(Meeting { rank, size, value, life, store, lent, begun, limit })
     }

@@ -7,6 +7,8 @@ use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 use std::sync::Arc;
 
+use crate::status::{Code, Status};
+
 /// A name. Cloning shares it; reads as its text.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Name {
@@ -87,6 +89,23 @@ impl fmt::Debug for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
     }
+}
+
+/// What is wrong with the name of a peer, beside its length.
+#[cold]
+pub fn wrong(name: &str) -> Option<Status> {
+    let control = name.chars().find(|c| c.is_control())?;
+    Some(Status::invalid(format!(
+        "name with control character {control:?}; allowed are all others"
+    )))
+}
+
+/// There is no peer of this name, or can be none.
+#[cold]
+pub fn unknown(name: &str) -> Status {
+    wrong(name).unwrap_or_else(|| {
+        Status::new(Code::NotFound, format!("peer '{name}' is not known; add it first"))
+    })
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Memory by sizes that a peer or the application chose: it may lack, which is an answer and no abort.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt::{self, Write};
 use std::hash::{BuildHasher, Hash};
@@ -78,6 +79,58 @@ pub fn text(text: &str, what: &str) -> Result<String, Status> {
     copy.try_reserve_exact(text.len()).map_err(|_| none(text.len(), what))?;
     copy.push_str(text);
     Ok(copy)
+}
+
+/// A text of bytes, of which those that are not UTF-8 are replaced.
+pub fn lossy(bytes: &[u8], what: &str) -> Result<String, Status> {
+    const OTHER: &str = "\u{fffd}";
+    let len = |(valid, invalid): (&str, &[u8])| {
+        valid.len() + if invalid.is_empty() { 0 } else { OTHER.len() }
+    };
+    let chunks = || bytes.utf8_chunks().map(|c| (c.valid(), c.invalid()));
+    let mut text = String::new();
+    let len = chunks().map(len).sum();
+    text.try_reserve_exact(len).map_err(|_| none(len, what))?;
+    for (valid, invalid) in chunks() {
+        text.push_str(valid);
+        if !invalid.is_empty() {
+            text.push_str(OTHER);
+        }
+    }
+    Ok(text)
+}
+
+/// A peer's text of an error, as [`crate::shown::text`] has it; without memory for it, none.
+pub fn heard(bytes: &[u8]) -> String {
+    let text = lossy(bytes, "").unwrap_or_default();
+    match crate::shown::text(&text) {
+        Cow::Owned(escaped) => escaped,
+        Cow::Borrowed(_) => text,
+    }
+}
+
+/// A text as C has it, with a NUL at its end and nowhere else.
+pub fn for_c(text: &str) -> Option<Vec<u8>> {
+    let text = crate::shown::for_c(text);
+    let mut c = vec(text.len() + 1, "").ok()?;
+    c.extend_from_slice(text.as_bytes());
+    c.push(0);
+    Some(c)
+}
+
+/// One value on the heap.
+pub fn boxed<T>(value: T, what: &str) -> Result<Box<T>, Status> {
+    let mut one = Vec::new();
+    if one.try_reserve_exact(1).is_err() {
+        // What it holds is memory for the text of the error.
+        drop(value);
+        return Err(none(size_of::<T>(), what));
+    }
+    one.push(value);
+    // Its capacity is its length, so nothing is allocated.
+    let one: *mut [T] = Box::into_raw(one.into_boxed_slice());
+    // SAFETY: a box of one `T` in a row, which has the layout of one `T`, and is given up.
+    Ok(unsafe { Box::from_raw(one.cast()) })
 }
 
 /// A text with a path of the application's in it, or another part as long: where there is no memory for all of it, as much of

@@ -58,22 +58,41 @@ fn printable(f: &mut impl Write, c: char) -> fmt::Result {
 }
 
 /// An error's text that a peer wrote: control characters escaped, a NUL among them, which would end it
-/// for a reader in C. Its lines stay lines.
+/// for a reader in C. Its lines stay lines. Where there is no memory for what stands for them, nothing is left of it.
 pub fn text(text: &str) -> Cow<'_, str> {
     let plain = |c: char| matches!(c, '\n' | '\t') || !c.is_control();
     if text.chars().all(plain) {
         return Cow::Borrowed(text);
     }
-    let mut out = String::with_capacity(text.len() + 16);
+    // The longest that stands for one is \u{10ffff}.
+    let more = text.chars().filter(|c| !plain(*c)).count() * 10;
+    let mut out = String::new();
+    if out.try_reserve(text.len() + more).is_err() {
+        return Cow::Owned(out);
+    }
     for c in text.chars() {
         let _ = if plain(c) { out.write_char(c) } else { printable(&mut out, c) };
     }
     Cow::Owned(out)
 }
 
-/// The last look before a text goes to C: whatever it came from, no NUL cuts it.
+/// The last look before a text goes to C: whatever it came from, no NUL cuts it, unless there is no memory for what stands
+/// for one.
 pub fn for_c(text: &str) -> Cow<'_, str> {
-    if text.contains('\0') { Cow::Owned(text.replace('\0', "\\x00")) } else { Cow::Borrowed(text) }
+    const NUL: &str = "\\x00";
+    let mut parts = text.split('\0');
+    let first = parts.next().unwrap_or_default();
+    if first.len() == text.len() {
+        return Cow::Borrowed(text);
+    }
+    let nuls = text.bytes().filter(|byte| *byte == 0).count();
+    let mut whole = String::new();
+    if whole.try_reserve_exact(text.len() + nuls * (NUL.len() - 1)).is_err() {
+        return Cow::Borrowed(first);
+    }
+    whole.push_str(first);
+    parts.for_each(|part| whole.extend([NUL, part]));
+    Cow::Owned(whole)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $num:literal, $text:literal;)*) => {
@@ -97,11 +98,14 @@ pub enum Reason {
 /// A code with its reason and a text that names the thing, the value and what is allowed. Reads as its [`Parts`].
 ///
 /// One word long: nearly every function may fail and nearly none does, and what comes back from each is looked at.
+///
+/// Clones share what it says: the end of a step goes to all that wait in it, with a text that the application may have made
+/// as long as it likes, and a clone takes no memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Status(Box<Parts>);
+pub struct Status(Arc<Parts>);
 
 /// What a status is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Parts {
     /// The code; never `Ok` in an `Err`.
     pub code: Code,
@@ -109,6 +113,14 @@ pub struct Parts {
     pub reason: Reason,
     /// Text for a person.
     pub message: String,
+}
+
+impl Clone for Parts {
+    /// For a status that is changed while others share what it says. Where there is no memory for its text it has none.
+    #[cold]
+    fn clone(&self) -> Parts {
+        Parts { message: crate::room::said(format_args!("{}", self.message)), ..*self }
+    }
 }
 
 const _: () = assert!(size_of::<Result<(), Status>>() == size_of::<usize>());
@@ -124,7 +136,7 @@ impl Deref for Status {
 impl DerefMut for Status {
     #[inline]
     fn deref_mut(&mut self) -> &mut Parts {
-        &mut self.0
+        Arc::make_mut(&mut self.0)
     }
 }
 
@@ -132,16 +144,15 @@ impl Status {
     /// A status without a finer reason.
     #[cold]
     pub fn new(code: Code, message: impl Into<String>) -> Status {
-        Status(Box::new(Parts { code, reason: Reason::None, message: message.into() }))
+        Status(Arc::new(Parts { code, reason: Reason::None, message: message.into() }))
     }
     /// Its text alone.
     pub fn into_message(self) -> String {
-        self.0.message
+        Arc::unwrap_or_clone(self.0).message
     }
     /// The same with another text.
-    pub fn with_message(mut self, message: impl Into<String>) -> Status {
-        self.message = message.into();
-        self
+    pub fn with_message(self, message: impl Into<String>) -> Status {
+        Status::new(self.code, message).because(self.reason)
     }
     /// The same with a reason.
     pub fn because(mut self, reason: Reason) -> Status {
@@ -200,6 +211,19 @@ impl std::error::Error for Status {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What ends with a step is told one text, however many that are; to change what one of them says leaves the others alone.
+    #[test]
+    fn clones_share_one_text() {
+        let first = Status::new(Code::Aborted, "x".repeat(65535)).because(Reason::StepAborted);
+        let mut other = first.clone();
+        assert_eq!(first.message.as_ptr(), other.message.as_ptr());
+        other.message.push('y');
+        assert_eq!((first.message.len(), other.message.len()), (65535, 65536));
+        let third = first.clone().with_message("z");
+        assert_eq!((third.code, third.reason), (first.code, first.reason));
+        assert_eq!((&*third.message, first.message.len()), ("z", 65535));
+    }
 
     /// Whatever a process or its system is short of, as the header promises.
     #[test]

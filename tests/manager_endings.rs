@@ -2,6 +2,7 @@
 //! who waits for them.
 
 use std::net::TcpListener;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -259,16 +260,17 @@ fn very_many_receives_with_too_little_room() {
 #[test]
 fn a_trace_that_cannot_be_written_does_not_keep_a_manager_alive() {
     let m = manager("a", ProviderKind::Loopback);
-    let path = std::env::temp_dir().join(format!("rdma-trace-{}", std::process::id()));
-    let c_path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-    // SAFETY: a path.
-    assert_eq!(unsafe { libc::mkfifo(c_path.as_ptr(), 0o600) }, 0);
-    let at = path.clone();
-    let reader = std::thread::spawn(move || std::fs::File::open(at).unwrap());
-    m.trace_start(path.to_str().unwrap()).unwrap();
-    // Who reads it goes away.
-    drop(reader.join().unwrap());
-    std::fs::remove_file(path).unwrap();
+    // SAFETY: a C string, and a descriptor that is nobody else's.
+    let file = unsafe {
+        let fd = libc::memfd_create(c"trace".as_ptr(), libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC);
+        assert!(fd >= 0);
+        OwnedFd::from_raw_fd(fd)
+    };
+    m.trace_start(&format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+    // Nobody writes to it any more.
+    // SAFETY: an open descriptor.
+    let sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_WRITE) };
+    assert_eq!(sealed, 0);
     static DATA: [u8; 64] = [3; 64];
     let sent = send(&m, b"key", tensor(&DATA, 1));
     let (_, ended) = recv(&m, None, b"key", false);

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use rdma_transport::api::{Meta, RecvOptions, SendDone, Target, Tensor};
 use rdma_transport::config::Config;
+use rdma_transport::counted::Counted;
 use rdma_transport::fabric::ProviderKind;
 use rdma_transport::manager::Manager;
 use rdma_transport::memory::pool::Pool;
@@ -12,20 +13,20 @@ use rdma_transport::memory::pool::Pool;
 const LONG: Duration = Duration::from_secs(120);
 const MIB: usize = 1 << 20;
 
-fn manager(name: &str, kind: ProviderKind, pool: Option<Arc<Pool>>) -> Arc<Manager> {
+fn manager(name: &str, kind: ProviderKind, pool: Option<Counted<Pool>>) -> Arc<Manager> {
     Manager::new(Config { name: name.into(), provider: Some(kind), pool, ..Config::default() })
         .unwrap()
 }
 
 /// A block of the pool, and how it is used.
 struct Block {
-    pool: Arc<Pool>,
+    pool: Counted<Pool>,
     at: *mut u8,
     len: usize,
 }
 
 impl Block {
-    fn new(pool: &Arc<Pool>, len: usize) -> Block {
+    fn new(pool: &Counted<Pool>, len: usize) -> Block {
         Block { pool: pool.clone(), at: pool.alloc(len).unwrap(), len }
     }
 
@@ -84,7 +85,7 @@ fn wait_for_mapped_segments(count: usize) -> bool {
 fn memory_is_known_to_each_manager_and_outlives_it() {
     let _alone = ALONE.lock().unwrap();
     for kind in [ProviderKind::Loopback, ProviderKind::Tcp, ProviderKind::Shm] {
-        let pool = Arc::new(Pool::new(1 << 30));
+        let pool = Counted::new(Pool::new(1 << 30), "a pool").unwrap();
         let early = Block::new(&pool, 3 * MIB);
         early.fill(3);
         let to = manager("to", kind, None);
@@ -112,11 +113,7 @@ fn memory_is_known_to_each_manager_and_outlives_it() {
         to.destroy().unwrap();
         assert_eq!(pool.usage().0, early.len);
         early.free();
-        assert_eq!(
-            Arc::strong_count(&pool),
-            1,
-            "{kind:?}: a manager that has ended holds the pool"
-        );
+        assert_eq!(Counted::owners(&pool), 1, "{kind:?}: a manager that has ended holds the pool");
     }
 }
 
@@ -125,7 +122,7 @@ fn memory_is_known_to_each_manager_and_outlives_it() {
 fn memory_that_was_given_back_and_used_again_has_its_new_content() {
     let _alone = ALONE.lock().unwrap();
     for kind in [ProviderKind::Shm, ProviderKind::Tcp] {
-        let pool = Arc::new(Pool::new(1 << 30));
+        let pool = Counted::new(Pool::new(1 << 30), "a pool").unwrap();
         let to = manager("to", kind, None);
         let froms = ["first", "second"].map(|name| {
             let from = manager(name, kind, Some(pool.clone()));

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
 
 use crate::room;
+use crate::shown;
 use crate::status::{Code, Status};
 use crate::wire::{Reader, Truncated, Writer};
 
@@ -37,6 +38,18 @@ pub fn resolve(text: &str) -> Result<Vec<SocketAddr>, Status> {
     Ok(addrs)
 }
 
+/// The same of an address that is to be connected to: it needs a port.
+pub(crate) fn resolve_peer(text: &str) -> Result<Vec<SocketAddr>, Status> {
+    let (host, port) = split(text)?;
+    if port == 0 {
+        let how = if host.contains(':') { "'[v6]:port'" } else { "'host:port'" };
+        return Err(Status::invalid(format!(
+            "address '{text}' has no port to connect to; allowed is {how}, port 1 to 65535"
+        )));
+    }
+    resolve(text)
+}
+
 /// The same, of what costs nothing; `None`: a name for the resolver.
 pub(crate) fn resolve_at_once(text: &str) -> Result<Option<Vec<SocketAddr>>, Status> {
     let (host, port) = split(text)?;
@@ -58,7 +71,8 @@ fn listed(ips: &[IpAddr], port: u16) -> Result<Option<Vec<SocketAddr>>, Status> 
 pub(crate) fn split(text: &str) -> Result<(&str, u16), Status> {
     let bad = |why: &str| {
         Status::invalid(format!(
-            "address '{text}': {why}; allowed are 'host:port', '[v6]:port' and 'host', port 0 to 65535"
+            "address '{}': {why}; allowed are 'host:port', '[v6]:port' and 'host', port 0 to 65535",
+            shown::key(text.as_bytes())
         ))
     };
     let (host, port) = if let Some(rest) = text.strip_prefix('[') {
@@ -209,8 +223,20 @@ mod tests {
         ] {
             let status = resolve(bad).unwrap_err();
             assert_eq!(status.code, Code::InvalidArgument, "{bad:?}");
-            assert!(status.message.contains(bad), "{}", status.message);
+            let bad = shown::key(bad.as_bytes()).to_string();
+            assert!(status.message.contains(&bad) && !status.message.contains('\n'), "{status}");
         }
+    }
+
+    #[test]
+    fn an_address_of_a_peer_has_a_port() {
+        for bad in ["127.0.0.1", "127.0.0.1:0", "[::1]", "[::1]:0", "::1:5", "localhost", "host:0"]
+        {
+            let status = resolve_peer(bad).unwrap_err();
+            assert_eq!(status.code, Code::InvalidArgument, "{bad:?}");
+            assert!(status.message.contains(bad) && status.message.contains(":port'"), "{status}");
+        }
+        assert_eq!(resolve_peer("[::1]:5").unwrap()[0].to_string(), "[::1]:5");
     }
 
     #[test]

@@ -76,11 +76,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), Status> {
             name.len()
         )));
     }
-    if let Some(c) = name.chars().find(|c| c.is_control()) {
-        let text = format!("name with control character {c:?}; allowed are all others");
-        return Err(Status::invalid(text));
-    }
-    Ok(())
+    crate::name::wrong(name).map_or(Ok(()), Err)
 }
 
 impl Identity {

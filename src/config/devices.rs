@@ -4,13 +4,19 @@ use super::{IbConfig, MAX_DEVICES, limits};
 use crate::status::Status;
 
 impl IbConfig {
+    /// Who names the device.
+    pub fn device_setting(&self) -> &'static str {
+        if self.device_from_env { "RDMA_DEVICE" } else { "options.ib_device" }
+    }
+
     /// The devices that are named, each with its port if that is said; none: one is to be chosen.
     pub fn devices(&self) -> Result<Vec<(String, Option<u8>)>, Status> {
         let Some(list) = self.device.as_deref() else { return Ok(Vec::new()) };
         let bad = |what: String| {
             let text = format!(
-                "RDMA_DEVICE={list}: {what}; allowed are 1 to {MAX_DEVICES} names with a comma between, each \
+                "{}={list}: {what}; allowed are 1 to {MAX_DEVICES} names with a comma between, each \
                  once, and behind each a colon and a port from 1 to {} if need be",
+                self.device_setting(),
                 limits::PORT
             );
             Err(Status::invalid(text))
@@ -76,9 +82,12 @@ mod tests {
         for (list, what) in cases {
             let text = of(list).devices().unwrap_err().message.clone();
             assert!(
-                text.starts_with(&format!("RDMA_DEVICE={list}: {what}; allowed are")),
+                text.starts_with(&format!("options.ib_device={list}: {what}; allowed are")),
                 "{text}"
             );
+            let set = IbConfig { device_from_env: true, ..of(list) };
+            let set = set.devices().unwrap_err();
+            assert!(set.message.starts_with(&format!("RDMA_DEVICE={list}: {what};")), "{set}");
             let mut config = Config { name: "n".into(), ib: of(list), ..Config::default() };
             assert_eq!(config.finish().unwrap_err().message, text.as_str());
         }

@@ -1,8 +1,5 @@
 //! The environment's part of the settings: it overrides what was set in code.
 
-use std::io::Read;
-use std::os::unix::fs::MetadataExt;
-
 use super::{Config, MAX_DEVICE_LEN, MAX_SECRET_LEN, MAX_TIMEOUT_MS, MTUS, SHM_COPIES};
 use super::{check_listen, check_mtu, choice, limits, range, text};
 use crate::api::Protocol;
@@ -10,6 +7,7 @@ use crate::engine::transfer::sizes::{SIZES, Sizes};
 use crate::engine::transfer::table::TABLE;
 use crate::fabric::ProviderKind;
 use crate::log::Level;
+use crate::os::files;
 use crate::status::Status;
 
 /// Looks variables up, parses them and remembers what they changed.
@@ -137,6 +135,7 @@ impl Config {
             text("RDMA_DEVICE", &device, MAX_DEVICE_LEN)?;
             env.note("RDMA_DEVICE", &device, self.ib.device.as_deref().unwrap_or("any device"));
             self.ib.device = Some(device);
+            self.ib.device_from_env = true;
         }
         if let Some(path) = env.value("RDMA_TRACE") {
             text("RDMA_TRACE", &path, libc::PATH_MAX as usize - 1)?;
@@ -192,11 +191,8 @@ impl Config {
 /// Reads a secret; one line end at its end is not part of it. Also returns the file's mode.
 fn read_secret(path: &str) -> Result<(Vec<u8>, u32), Status> {
     let os = |e| Status::os(format_args!("RDMA_AUTH_SECRET_FILE: cannot read {path:?}"), &e);
-    let file = std::fs::File::open(path).map_err(os)?;
-    let mode = file.metadata().map_err(os)?.mode();
-    let mut secret = Vec::new();
     // Two more than allowed, for the line end and to see that there is more.
-    file.take(MAX_SECRET_LEN as u64 + 3).read_to_end(&mut secret).map_err(os)?;
+    let (mut secret, mode) = files::read(path, MAX_SECRET_LEN as u64 + 3).map_err(os)?;
     if secret.last() == Some(&b'\n') {
         secret.pop();
         if secret.last() == Some(&b'\r') {

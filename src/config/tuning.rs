@@ -2,12 +2,12 @@
 //!
 //! What the application or the environment says goes before it. `docs/tuning.md` describes the file.
 
-use std::io::Read;
 use std::path::PathBuf;
 
 use super::Config;
 use crate::engine::transfer::sizes::{Chosen, SIZES, Sizes};
 use crate::fabric::ProviderKind;
+use crate::os::files;
 use crate::status::{Code, Status};
 
 /// Longest file in bytes.
@@ -92,9 +92,7 @@ fn read(path: &str) -> Result<Vec<u8>, Status> {
         }
         status
     };
-    let mut text = Vec::new();
-    let file = std::fs::File::open(path).map_err(os)?;
-    file.take(MAX_FILE + 1).read_to_end(&mut text).map_err(os)?;
+    let (text, _) = files::read(path, MAX_FILE + 1).map_err(os)?;
     if text.len() as u64 > MAX_FILE {
         return Err(Status::invalid(format!(
             "the tuning file {path:?} is longer than {MAX_FILE} bytes, which are allowed"

@@ -338,8 +338,9 @@ impl Engine {
     fn send_error(&mut self, fx: &mut impl Fx, ch: ChanId, index: u32, status: &Status) {
         // Many wait already: the code is what matters.
         let short = self.channels.get(ch).is_some_and(Channel::is_congested);
-        let text =
-            cut(&status.message, if short { SHORT_ERROR_TEXT } else { message::MAX_ERROR_TEXT });
+        let most = if short { SHORT_ERROR_TEXT } else { message::MAX_ERROR_TEXT };
+        let mut room = [0; message::MAX_ERROR_TEXT];
+        let text = cut(&status.message, most, &mut room);
         let m = Message::Error { index, code: status.code as i32, text };
         self.send(fx, ch, &m, text);
     }
@@ -422,14 +423,23 @@ fn bad_key(len: usize) -> Status {
     Status::invalid(format!("key of {len} bytes, 1 to {MAX_KEY_LEN} are allowed"))
 }
 
-/// The beginning of a text, up to so many bytes.
-fn cut(text: &str, most: usize) -> &[u8] {
-    let mut end = text.len().min(most);
+/// A text, or where it is longer than so many bytes its beginning, and that it was cut.
+fn cut<'a>(text: &'a str, most: usize, room: &'a mut Cut) -> &'a [u8] {
+    const MARK: &[u8] = b"...";
+    if text.len() <= most {
+        return text.as_bytes();
+    }
+    let mut end = most.min(room.len()).saturating_sub(MARK.len());
     while !text.is_char_boundary(end) {
         end -= 1;
     }
-    &text.as_bytes()[..end]
+    room[..end].copy_from_slice(&text.as_bytes()[..end]);
+    room[end..end + MARK.len()].copy_from_slice(MARK);
+    &room[..end + MARK.len()]
 }
+
+/// Room for a text that is cut.
+type Cut = [u8; message::MAX_ERROR_TEXT];
 
 /// The checksum of a tensor's content.
 pub fn checksum(bytes: &[u8]) -> u64 {

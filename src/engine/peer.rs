@@ -304,7 +304,8 @@ impl Engine {
 
     /// Tells the peer that the connection ends, and why. If it cannot be sent at once, it is not.
     pub(super) fn say_goodbye(&mut self, fx: &mut impl Fx, ch: ChanId, status: &Status) {
-        let text = super::cut(&status.message, MAX_ERROR_TEXT);
+        let mut room = [0; MAX_ERROR_TEXT];
+        let text = super::cut(&status.message, MAX_ERROR_TEXT, &mut room);
         let m = Message::Goodbye { code: status.code as i32, text };
         self.send(fx, ch, &m, text);
     }
@@ -313,8 +314,7 @@ impl Engine {
     pub(super) fn on_goodbye(&mut self, ch: ChanId, code: i32, text: &[u8]) {
         let mut status = Status::gone("the peer closed the connection");
         if code != Code::Ok as i32 && !text.is_empty() {
-            let text = String::from_utf8_lossy(&text[..text.len().min(MAX_ERROR_TEXT)]);
-            let text = crate::shown::text(&text);
+            let text = crate::room::heard(&text[..text.len().min(MAX_ERROR_TEXT)]);
             // Without memory for it, the bare fact has to do.
             if status.message.try_reserve(2 + text.len()).is_ok() {
                 status.message.extend([": ", &text]);

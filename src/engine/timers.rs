@@ -113,7 +113,11 @@ impl Engine {
         let named = r.named.to_string();
         let state = match r.state {
             State::Queued => "not connected",
-            State::Requested => "the peer had no tensor of this key",
+            // Nor does the peer tell that it has the tensor, and that its source callback or a copy off a device
+            // is under way.
+            State::Requested => {
+                "no answer: the peer had no tensor of this key, or its application was not done with it"
+            }
             State::LocalWait => "no tensor of this key was sent",
             State::Awaiting | State::Reading { .. } => "the content was on its way",
             _ => "waiting for the application",

@@ -139,7 +139,7 @@ pub(super) unsafe fn status(
     };
     // SAFETY: by this function's contract.
     let message = unsafe { bytes("message", message, len, 0, MAX_MESSAGE_LEN) }?;
-    Ok(Status::new(code, String::from_utf8_lossy(message).into_owned()))
+    Ok(Status::new(code, crate::room::lossy(message, "a text")?))
 }
 
 /// A time in milliseconds, not negative. More than a century is a century.
@@ -154,6 +154,14 @@ pub(super) fn optional_millis(arg: &str, ms: i64) -> Result<Option<Duration>, St
     match ms {
         0 => Ok(None),
         ms => time(arg, ms, "0 and above").map(Some),
+    }
+}
+
+/// The same, where there has to be some.
+pub(super) fn positive_millis(arg: &str, ms: i64) -> Result<Duration, Status> {
+    match ms {
+        0 => Err(bad_time(arg, ms, "1 and above")),
+        ms => time(arg, ms, "1 and above"),
     }
 }
 

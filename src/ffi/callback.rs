@@ -1,5 +1,6 @@
 //! Callbacks of the application as closures of the engine, and the engine's as functions of C.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::{c_char, c_void};
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -11,6 +12,7 @@ use parking_lot::Mutex;
 
 use super::called::call;
 use super::convert::{Text, meta_to_c, tensor_to_c};
+use super::message_convert::text_to_c;
 use super::types::*;
 use crate::api::{AllocFn, CopyDone, DeviceOps, MAX_NAME_LEN, Meta, OnRecv, OnSend, SourceFn};
 use crate::api::{Tensor, TransferInfo, Words};
@@ -39,22 +41,18 @@ impl UserData {
 struct Outcome {
     code: rdma_code_t,
     /// With the NUL.
-    message: Vec<u8>,
+    message: Cow<'static, [u8]>,
 }
 
 impl Outcome {
     #[inline]
     fn new(error: Option<&Status>) -> Outcome {
-        error.map_or(Outcome { code: RDMA_OK, message: Vec::new() }, Outcome::of)
+        error.map_or(Outcome { code: RDMA_OK, message: Cow::Borrowed(&[]) }, Outcome::of)
     }
 
     #[cold]
     fn of(status: &Status) -> Outcome {
-        let text = crate::shown::for_c(&status.message);
-        let mut message = Vec::with_capacity(text.len() + 1);
-        message.extend_from_slice(text.as_bytes());
-        message.push(0);
-        Outcome { code: status.code as rdma_code_t, message }
+        Outcome { code: status.code as rdma_code_t, message: text_to_c(&status.message) }
     }
 
     fn text(&self) -> (*const c_char, usize) {

@@ -268,7 +268,7 @@ pub(super) unsafe fn destroy(mgr: *mut rdma_mgr_t) -> Result<(), Status> {
     if error::nested() {
         return Err(Status::new(
             Code::FailedPrecondition,
-            "rdma_mgr_destroy inside a callback, allowed is every other place",
+            "was called inside a callback, allowed is every other place",
         ));
     }
     if handle.retired.load(Ordering::Acquire) {

@@ -94,8 +94,8 @@ pub unsafe extern "C" fn rdma_mem_invalidate(
 ///
 /// Threads: any. Free it with rdma_mem_free; rdma_mgr_destroy frees what is left.
 ///
-/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `out` NULL, len 0; RDMA_RESOURCE_EXHAUSTED: no
-/// memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `out` NULL, len 0 or more than half of
+/// the address space (PTRDIFF_MAX); RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_mem_alloc(
     mgr: *mut rdma_mgr_t,

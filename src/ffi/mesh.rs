@@ -29,7 +29,6 @@ static MESHES: Type<Mesh> = Type {
     magic: 0x7264_6d61_6d65_7368,
     arg: "mesh",
     made: "rdma_mesh_connect",
-    ended: "rdma_mesh_destroy",
     dead: Mutex::new(VecDeque::new()),
     count: AtomicUsize::new(0),
 };

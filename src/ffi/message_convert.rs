@@ -1,12 +1,16 @@
 //! What messages are in C, and in the engine.
 
-use std::ffi::c_void;
+use std::borrow::Cow;
+use std::ffi::{CStr, c_void};
 
 use super::called::call;
 use super::types::*;
 use crate::api::Words;
 use crate::engine::front::message::{Beside, MessageEnd, Mode, OnMessage, Party};
 use crate::status::Status;
+
+/// What stands for a text for which there is no memory.
+const NO_MEMORY: &CStr = c"no memory for the text of an error";
 
 pub(super) fn party(arg: &str, peer: rdma_peer_t) -> Result<Party, Status> {
     Party::of_handle(peer)
@@ -64,11 +68,12 @@ pub(super) fn show(status: &mut rdma_msg_status_t, beside: &Beside) {
     }
 }
 
-/// A text as C has it.
-pub(super) fn text_to_c(text: &str) -> Vec<u8> {
-    let mut text = crate::shown::for_c(text).into_owned().into_bytes();
-    text.push(0);
-    text
+/// A text as C has it; another where there is no memory for it.
+pub(super) fn text_to_c(text: &str) -> Cow<'static, [u8]> {
+    match crate::room::for_c(text) {
+        Some(text) => Cow::Owned(text),
+        None => Cow::Borrowed(NO_MEMORY.to_bytes_with_nul()),
+    }
 }
 
 fn run_done([done, userdata]: Words, end: &MessageEnd) {

@@ -1,5 +1,6 @@
 //! The ends of tagged messages: test and wait.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::ffi::CStr;
 
@@ -26,7 +27,7 @@ thread_local! {
 }
 
 struct Kept {
-    texts: Vec<Vec<u8>>,
+    texts: Vec<Cow<'static, [u8]>>,
     /// Where they were: a short header lies in them, and statuses point there.
     #[expect(clippy::vec_box, reason = "they must not move")]
     beside: Vec<Box<Beside>>,

@@ -78,6 +78,10 @@ unsafe fn pieces(
 unsafe fn layout(layout: *const rdma_msg_layout_t) -> Result<Layout, Status> {
     // SAFETY: by this function's contract.
     let layout = unsafe { sized::read("options.layout", layout) }?;
+    if layout.reserved != 0 {
+        let text = format!("options.layout->reserved is {}, allowed is 0", layout.reserved);
+        return Err(Status::invalid(text));
+    }
     let most = match layout.kind {
         RDMA_MSG_IOVEC => RDMA_MSG_MAX_PIECES,
         RDMA_MSG_PARTS => RDMA_MSG_MAX_PARTS,

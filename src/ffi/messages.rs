@@ -59,7 +59,10 @@ pub unsafe extern "C" fn rdma_peer_name(
         // SAFETY: the caller's arguments, as the header demands.
         let (mgr, out) =
             unsafe { (borrow_on(mgr, thread)?, TextOut::new("buf", buf, cap, out_len)?) };
-        out.write(&mgr.party_name(whom(peer)?)?)
+        let text =
+            "peer is 0 (RDMA_PEER_ANY), which has no name; allowed are numbers of rdma_peer_lookup";
+        let whom = Some(party("peer", peer)?).filter(|whom| *whom != Party::ANY);
+        out.write(&mgr.party_name(whom.ok_or_else(|| Status::invalid(text))?)?)
     })
 }
 
@@ -326,7 +329,9 @@ pub(super) unsafe fn hand_out(
 
 /// Begins to receive a message into `len` bytes at `buf`: the first of `source` (RDMA_PEER_ANY: of
 /// anybody) for this communicator whose tag equals `tag` in the bits of `mask`. Of several receives
-/// that a message may meet it meets the one that was called first. A longer message ends the receive
+/// that a message may meet it meets the one that was called first. With a mask of all bits it is found at once, however
+/// many messages wait that no receive has met; with another mask those of its communicator are looked at one after the other
+/// until one fits. A longer message ends the receive
 /// with RDMA_OUT_OF_RANGE and its real length; it is gone, and nothing is written.
 ///
 /// *out_request is 0 if it has ended when this returns, well: then *out_status says how, and `done`

@@ -22,9 +22,8 @@ pub(super) struct Type<T: 'static> {
     pub magic: u64,
     /// The argument's name.
     pub arg: &'static str,
-    /// Where such handles come from, and the function that ends them.
+    /// Where such handles come from.
     pub made: &'static str,
-    pub ended: &'static str,
     /// Those that have ended; there is room for all that were made, so that to end one takes no memory.
     pub dead: Mutex<VecDeque<&'static Object<T>>>,
     pub count: AtomicUsize,
@@ -52,18 +51,32 @@ impl<T> Type<T> {
             self.count.store(count, Ordering::Relaxed);
         }
         drop(dead);
-        let object: &'static Object<T> = reused.unwrap_or_else(|| {
-            Box::leak(Box::new(Object {
-                magic: self.magic,
-                pid: AtomicU32::new(0),
-                closing: AtomicBool::new(true),
-                inner: RwLock::new(None),
-            }))
-        });
+        let object: &'static Object<T> = match reused {
+            Some(object) => {
+                *object.inner.write() = Some(inner);
+                object
+            }
+            None => Box::leak(self.new_object(inner)?),
+        };
         object.pid.store(PROCESS.load(Ordering::Relaxed), Ordering::Relaxed);
-        *object.inner.write() = Some(inner);
         object.closing.store(false, Ordering::Release);
         Ok(std::ptr::from_ref(object).cast_mut())
+    }
+
+    /// Memory of a handle, for which there is room among those that have ended.
+    fn new_object(&self, inner: T) -> Result<Box<Object<T>>, Status> {
+        let object = Object {
+            magic: self.magic,
+            pid: AtomicU32::new(0),
+            closing: AtomicBool::new(true),
+            inner: RwLock::new(Some(inner)),
+        };
+        let made = crate::room::boxed(object, "a handle");
+        if made.is_err() {
+            let _dead = self.dead.lock();
+            self.count.fetch_sub(1, Ordering::Relaxed);
+        }
+        made
     }
 
     /// # Safety
@@ -127,7 +140,7 @@ impl<T> Type<T> {
         // SAFETY: by this function's contract.
         let object = unsafe { self.check(ptr) }?;
         if error::nested() {
-            let text = format!("{} inside a callback, allowed is every other place", self.ended);
+            let text = "was called inside a callback, allowed is every other place";
             return Err(Status::new(Code::FailedPrecondition, text));
         }
         if object.closing.swap(true, Ordering::AcqRel) {

@@ -226,6 +226,7 @@ unsafe fn ib_config(c: &rdma_mgr_options) -> Result<IbConfig, Status> {
     let device = unsafe { optional_text("options.ib_device", c.ib_device, MAX_DEVICE_LEN) }?;
     Ok(IbConfig {
         device: device.map(str::to_owned),
+        device_from_env: false,
         port: number("ib_port", c.ib_port, (0, limits::PORT))?,
         gid_index: number("ib_gid_index", c.ib_gid_index, (-1, limits::GID_INDEX))?,
         pkey_index: number("ib_pkey_index", c.ib_pkey_index, (0, limits::PKEY_INDEX))?,

@@ -6,6 +6,7 @@ use super::args::{TextOut, bytes, not_null, optional_millis, timeout};
 use super::called::call;
 use super::error::{guard, guard_on};
 use super::handle::{borrow, borrow_on};
+use super::message_convert::text_to_c;
 use super::sized::Out;
 use super::types::*;
 use crate::api::Words;
@@ -83,15 +84,8 @@ fn run_event([told, userdata]: Words, buffer: u64, event: &BufferEvent) {
         BufferEvent::Received => (RDMA_BUFFER_RECEIVED, None),
         BufferEvent::Broken(status) => (RDMA_BUFFER_BROKEN, Some(status)),
     };
-    let text = error.map(|s| {
-        let text = crate::shown::for_c(&s.message);
-        crate::room::concat(&[text.as_bytes(), &[0]], "a text")
-    });
-    let message = match &text {
-        Some(Ok(text)) => text.as_ptr().cast(),
-        Some(Err(_)) => c"no memory for the text of an error".as_ptr(),
-        None => c"".as_ptr(),
-    };
+    let text = error.map(|s| text_to_c(&s.message));
+    let message = text.as_ref().map_or(c"".as_ptr(), |text| text.as_ptr().cast());
     let code = error.map_or(RDMA_OK, |s| s.code as i32);
     // SAFETY: the application's function, with the arguments that the header promises.
     unsafe { call(told, (buffer, event, code, message, userdata as *mut c_void)) };

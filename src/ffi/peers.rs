@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use super::args::{TextOut, bytes, name, optional_millis, optional_text, text};
+use super::args::{TextOut, bytes, name, optional_millis, optional_text, positive_millis, text};
 use super::convert::peer_info_to_c;
 use super::error::guard;
 use super::handle::borrow;
@@ -10,7 +10,6 @@ use super::sized::Out;
 use super::types::*;
 use crate::api::MAX_NAME_LEN;
 use crate::config::MAX_LISTEN_LEN;
-use crate::status::Status;
 
 /// Longest address of a peer and longest address blob that is read.
 const MAX_ADDRESS_LEN: usize = 4096;
@@ -112,8 +111,7 @@ pub unsafe extern "C" fn rdma_mgr_meet(
                 TextOut::optional("peer", peer, cap, out_len)?,
             )
         };
-        let limit = optional_millis("timeout_ms", timeout_ms)?
-            .ok_or_else(|| Status::invalid("timeout_ms is 0, allowed are 1 and above"))?;
+        let limit = positive_millis("timeout_ms", timeout_ms)?;
         out.write_if_wanted(&mgr.add_peer_at(address, Some(limit))?.unwrap_or_default())
     })
 }

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use parking_lot::Mutex;
@@ -11,8 +10,9 @@ use super::args::not_null;
 use super::error::guard;
 use super::object::Type;
 use super::types::*;
+use crate::counted::Counted;
 use crate::manager::physical_memory;
-use crate::memory::pool::Pool;
+use crate::memory::pool::{HUGE, Pool};
 use crate::status::Status;
 
 /// A pool of memory. Opaque.
@@ -23,11 +23,10 @@ pub struct rdma_pool {
 /// A pool of memory. Opaque.
 pub type rdma_pool_t = rdma_pool;
 
-static POOLS: Type<Arc<Pool>> = Type {
+static POOLS: Type<Counted<Pool>> = Type {
     magic: 0x7264_6d61_706f_6f6c,
     arg: "pool",
     made: "rdma_pool_create",
-    ended: "rdma_pool_destroy",
     dead: Mutex::new(VecDeque::new()),
     count: AtomicUsize::new(0),
 };
@@ -36,13 +35,13 @@ static POOLS: Type<Arc<Pool>> = Type {
 ///
 /// # Safety
 /// As the header demands of a handle.
-pub(super) unsafe fn optional(pool: *const rdma_pool_t) -> Result<Option<Arc<Pool>>, Status> {
+pub(super) unsafe fn optional(pool: *const rdma_pool_t) -> Result<Option<Counted<Pool>>, Status> {
     if pool.is_null() {
         return Ok(None);
     }
     // SAFETY: by this function's contract; the handle points to its object.
     let pool = unsafe { POOLS.borrow(pool.cast()) }?;
-    Ok(Some(Arc::clone(&pool)))
+    Ok(Some(Counted::clone(&pool)))
 }
 
 /// Makes a pool of memory for several managers, or for memory that lives longer than a manager, as an allocator's does:
@@ -53,7 +52,8 @@ pub(super) unsafe fn optional(pool: *const rdma_pool_t) -> Result<Option<Arc<Poo
 /// Threads: any; the handle may be used from any thread at once. It is of no use in a forked child, where every function
 /// returns RDMA_FAILED_PRECONDITION for it; the memory is not in the child, and touching it there ends it with SIGSEGV.
 ///
-/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `out` NULL; RDMA_INTERNAL.
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `out` NULL, max_bytes 1 to 2097151;
+/// RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_pool_create(
     max_bytes: usize,
@@ -61,9 +61,16 @@ pub unsafe extern "C" fn rdma_pool_create(
 ) -> rdma_code_t {
     guard("rdma_pool_create", || {
         not_null("out", out)?;
-        let pool = Pool::new(if max_bytes == 0 { physical_memory() } else { max_bytes });
+        if (1..HUGE).contains(&max_bytes) {
+            return Err(Status::invalid(format!(
+                "max_bytes is {max_bytes}, allowed are 0 (as much as there is physical memory), and {HUGE} and above: \
+                 so much is taken at a time"
+            )));
+        }
+        let most = if max_bytes == 0 { physical_memory() } else { max_bytes };
+        let pool = Counted::new(Pool::create(most)?, "a pool")?;
         // SAFETY: not NULL, and the caller's to write.
-        unsafe { out.write(POOLS.make(Arc::new(pool))?.cast()) };
+        unsafe { out.write(POOLS.make(pool)?.cast()) };
         Ok(())
     })
 }
@@ -73,7 +80,7 @@ pub unsafe extern "C" fn rdma_pool_create(
 ///
 /// Threads: any.
 ///
-/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `pool` or `out` NULL, len 0; RDMA_RESOURCE_EXHAUSTED: more than the pool's
+/// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `pool` or `out` NULL, len 0 or more than PTRDIFF_MAX; RDMA_RESOURCE_EXHAUSTED: more than the pool's
 /// most, no memory or descriptors; RDMA_FAILED_PRECONDITION: `pool` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_pool_alloc(

@@ -225,11 +225,12 @@ pub unsafe extern "C" fn rdma_request_release(
 /// rdma_step_cleanup.
 ///
 /// Threads: any. The text is copied; bytes that are not UTF-8 are replaced. `message` NULL with
-/// length 0: none.
+/// length 0: none. Operations of this manager end with all of it. A peer hears its first 4096 bytes, or 64 where many
+/// messages to it wait; one that was cut ends with "...". Where there is no memory for the text, an operation ends without it.
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, code RDMA_OK or unknown, `message` NULL with
-/// a length, or longer than 65535 bytes; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked
-/// child; RDMA_INTERNAL.
+/// a length, or longer than 65535 bytes; RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a
+/// forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_step_abort(
     mgr: *mut rdma_mgr_t,

@@ -65,12 +65,13 @@ pub unsafe extern "C" fn rdma_response_send(
 /// Answers a request that came to the source function with an error, which ends the peer's receive.
 ///
 /// Threads: any, also inside the source function. The text is copied; bytes that are not UTF-8 are
-/// replaced. `message` NULL with length 0: none.
+/// replaced. `message` NULL with length 0: none. A peer hears the first 4096 bytes of it, or 64 where many messages to it
+/// wait; a text that was cut ends with "...".
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, response 0, code RDMA_OK or unknown,
 /// `message` NULL with a length, or longer than 65535 bytes; RDMA_NOT_FOUND: answered already,
-/// never made, or the request has ended meanwhile; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in
-/// a forked child; RDMA_INTERNAL.
+/// never made, or the request has ended meanwhile; RDMA_RESOURCE_EXHAUSTED: no memory;
+/// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdma_response_fail(
     mgr: *mut rdma_mgr_t,

@@ -36,7 +36,6 @@ static STORES: Type<Store> = Type {
     magic: 0x7264_6d61_7374_6f72,
     arg: "store",
     made: "rdma_store_memory, rdma_store_file, ...",
-    ended: "rdma_store_destroy",
     dead: Mutex::new(VecDeque::new()),
     count: AtomicUsize::new(0),
 };

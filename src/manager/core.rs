@@ -17,7 +17,7 @@ use crate::limits::HANDSHAKES;
 use crate::log;
 use crate::os::ticks;
 use crate::room::Grows;
-use crate::status::{Code, Status};
+use crate::status::Status;
 use crate::thread::Thread;
 
 /// Events for which there is always room.
@@ -438,9 +438,7 @@ impl Core {
 
     /// Index of a peer that must be known.
     pub fn peer(&self, name: &str) -> Result<u32, Status> {
-        self.engine.find_peer(name).ok_or_else(|| {
-            Status::new(Code::NotFound, format!("peer '{name}' is not known; add it first"))
-        })
+        self.engine.find_peer(name).ok_or_else(|| crate::name::unknown(name))
     }
 
     /// Whether nothing of what was sent would be lost if the connections ended.

@@ -11,6 +11,7 @@ use super::inside::{self, Inside};
 use super::lock::Locked;
 use super::seam::Seam;
 use super::waits::Taken;
+use crate::api::Tensor;
 use crate::bulk::{self, Way};
 use crate::engine::front::message::{Active, ActiveFn};
 use crate::engine::{Held, Work, checksum};
@@ -171,7 +172,7 @@ impl Manager {
     }
 
     /// Runs one callback, which is counted as taken. A panic in it, a defect, does not keep the others from running.
-    /// It stays where it lies, which is on its way out: what it holds is taken from there.
+    /// It stays where it lies, which is on its way out: what it holds is taken from there, and its text goes when it was told.
     #[inline(always)]
     pub(super) fn run(&self, work: &mut Work, taken: &mut Taken<'_>, thread: Thread) {
         let shows = !matches!(
@@ -208,6 +209,9 @@ impl Manager {
                     self.trace_recv(*request, of.as_ref(), result, info);
                 }
                 done.end(result.as_ref(), info);
+                if result.is_err() {
+                    *result = Ok(Tensor::default());
+                }
                 if *keep || !matches!(after, Held::Nothing) {
                     self.end_held(*request, *keep, std::mem::take(after));
                 }
@@ -217,8 +221,16 @@ impl Manager {
                     self.trace_send(of.as_ref(), result, info);
                 }
                 done.end(result.as_ref().map(|_| ()), info);
+                if result.is_err() {
+                    *result = Ok(());
+                }
             }
-            Work::MessageDone { end, done: (told, words), .. } => told(*words, end),
+            Work::MessageDone { end, done: (told, words), .. } => {
+                told(*words, end);
+                if end.result.is_err() {
+                    end.result = Ok(());
+                }
+            }
             Work::Active { handler, active } => self.run_active(handler, active),
             other => self.run_rare(other),
         }

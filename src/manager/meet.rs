@@ -137,7 +137,7 @@ impl Manager {
         if limit.is_some() {
             self.refuse_inside("rdma_mgr_meet")?;
         }
-        let addrs = crate::bootstrap::resolve(address)?;
+        let addrs = crate::bootstrap::resolve_peer(address)?;
         let time = limit.unwrap_or(Duration::from_millis(self.config.timeout_ms));
         let id = self.call(|core| core.meet(addrs, address, time, limit.is_some()))?;
         let Some(limit) = limit else { return Ok(None) };

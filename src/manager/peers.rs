@@ -23,7 +23,7 @@ impl Manager {
     /// Makes a peer known, or changes its address.
     pub fn add_peer(&self, peer: &str, address: &str) -> Result<(), Status> {
         self.check_name(peer)?;
-        let addrs = crate::bootstrap::resolve(address)?;
+        let addrs = crate::bootstrap::resolve_peer(address)?;
         self.set_route(peer, addrs, address.to_owned(), None)
     }
 

@@ -1,9 +1,9 @@
 //! Pools, and which of their segments the adapters know.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::memory::{Adapters, Regions};
+use crate::counted::Counted;
 use crate::memory::pool::Pool;
 
 /// Makes new segments of a pool known to the adapters; false if one of them could not take one (for want of
@@ -21,7 +21,7 @@ pub fn tell(pool: &Pool, regions: &mut Regions, adapters: &mut Adapters) -> bool
 
 /// A pool of the application, which other managers may have as well: nobody here hears of an allocation.
 pub struct SharedPool {
-    pool: Arc<Pool>,
+    pool: Counted<Pool>,
     /// Its version whose segments the adapters were told of.
     version: usize,
     /// They took all of them.
@@ -30,7 +30,7 @@ pub struct SharedPool {
 
 impl SharedPool {
     /// `pinned`: a device holds on to the pages of registered segments.
-    pub fn new(pool: Arc<Pool>, pinned: bool) -> SharedPool {
+    pub fn new(pool: Counted<Pool>, pinned: bool) -> SharedPool {
         if pinned {
             pool.keep_memory();
         }

@@ -32,7 +32,7 @@ pub const SEGMENT: usize = 64 << 20;
 /// The same where a device pins all of it.
 const PINNED_SEGMENT: usize = 8 << 20;
 /// Alignment of blocks that may use huge pages.
-const HUGE: usize = 2 << 20;
+pub const HUGE: usize = 2 << 20;
 /// A segment has at least this part of the bytes before it, so that there are few: each costs
 /// descriptors here, and a mapping in every peer.
 const GROWTH: usize = 8;
@@ -203,8 +203,20 @@ pub struct Pool {
 impl Pool {
     /// An empty pool whose segments take up at most `limit` bytes of address space.
     pub fn new(limit: usize) -> Pool {
+        Pool::with(limit, Inner::default())
+    }
+
+    /// The same where memory may lack, which is an answer.
+    pub fn create(limit: usize) -> Result<Pool, Status> {
+        let index = room::boxed(Index::default(), "a pool")?;
+        let (segments, spare) = (Vec::new(), Spare::default());
+        let inner = Inner { segments, index, reserved: 0, used: 0, held: 0, spare };
+        Ok(Pool::with(limit, inner))
+    }
+
+    fn with(limit: usize, inner: Inner) -> Pool {
         Pool {
-            inner: Mutex::default(),
+            inner: Mutex::new(inner),
             version: AtomicUsize::new(0),
             limit,
             keep: AtomicBool::new(false),

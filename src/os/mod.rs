@@ -3,6 +3,7 @@
 pub mod environment;
 pub mod epoll;
 mod eventfd;
+pub mod files;
 pub mod slice;
 mod timerfd;
 

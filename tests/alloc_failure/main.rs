@@ -217,6 +217,8 @@ fn a_run() {
             tensors::check(fail_at.is_some());
             println!("CALLS {}", COUNT.load(Ordering::Relaxed));
         }
+        Ok("texts") => fronts::steps::texts(&kind),
+        Ok("pools") => fronts::steps::pools(),
         Ok(front) => fronts::run(front, &kind, &calls),
     }
 }

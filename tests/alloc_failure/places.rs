@@ -154,7 +154,6 @@ pub const PLACES: &[Place] = &[
         "a handler; who is told of room",
         &["handler", "rdma_msg_on_room"],
     ),
-    place("ffi/object.rs", 128, "a handle of a store or a mesh", &["make"]),
     place(
         "ffi/store.rs",
         512,
@@ -203,7 +202,7 @@ pub const PLACES: &[Place] = &[
     place("os/environment.rs", 4096, "a variable of the environment", &["variable"]),
     place("os/mod.rs", 256, "a new thread", &["spawn", "spawn_by", "spawn_small"]),
     place("room.rs", 256, "the text of an error of the system", &["said"]),
-    place("status.rs", 64, "the text of an error", &["clone", "new"]),
+    place("status.rs", 64, "an error, but for its text", &["deref_mut", "new"]),
     place(
         "store/file/mod.rs",
         4096,

@@ -157,7 +157,27 @@ fn sweep(of: impl Iterator<Item = What>, found: &Found) -> Vec<String> {
 #[test]
 fn r20_whatever_allocation_of_a_front_end_fails_it_goes_on() {
     let over = |front| PROVIDERS.map(|kind| What { front, kind });
-    all_end(|found| sweep(["pairs", "unbound", "messages"].into_iter().flat_map(over), found));
+    all_end(|found| {
+        sweep(["steps", "pairs", "unbound", "messages"].into_iter().flat_map(over), found)
+    });
+}
+
+/// The text of a step that is aborted is there once, however many receives end with it, and goes with them.
+#[test]
+fn ends_keep_no_text() {
+    for kind in PROVIDERS {
+        let what = What { front: "texts", kind };
+        let (text, signal, well) = Child { what, calls: &[0], how: None }.run(&Found::default());
+        assert!(well && text.contains("afterwards"), "{signal:?}: {text}");
+    }
+}
+
+/// A pool for which there is no memory is an answer.
+#[test]
+fn r20_a_pool_for_which_there_is_no_memory_is_none() {
+    let what = What { front: "pools", kind: "memory" };
+    let (text, signal, well) = Child { what, calls: &[1], how: None }.run(&Found::default());
+    assert!(well && text.contains("POOLS "), "{signal:?}: {text}");
 }
 
 /// The same of stores, and of meshes.

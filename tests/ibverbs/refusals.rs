@@ -136,7 +136,7 @@ fn settings_are_checked_against_the_device() {
     let Some((dev, _)) = devices() else { return };
     type Change = fn(&mut rdma_transport::config::Config);
     let cases: [(&str, Change); 9] = [
-        ("RDMA_DEVICE=nope", |c| c.ib.device = Some("nope".into())),
+        ("options.ib_device=nope", |c| c.ib.device = Some("nope".into())),
         ("RDMA_DEVICE_PORT=9", |c| c.ib.port = 9),
         ("RDMA_GID_INDEX=200", |c| c.ib.gid_index = 200),
         ("RDMA_QP_PKEY_INDEX=77", |c| c.ib.pkey_index = 77),

@@ -226,6 +226,11 @@ fn a_client_believes_no_stranger() {
             let status = s.set(&[(b"k", b"v")], Patience::For(Duration::from_millis(200)));
             let status = status.unwrap_err();
             assert!(status.message.contains(&address), "{status}");
+            if answer.starts_with(b"HTTP") {
+                let none = "no store of rdma-transport: it begins with 'HTTP/1.1 400";
+                assert_eq!(status.code, Code::InvalidArgument);
+                assert!(status.message.contains(none), "{status}");
+            }
             let mut end = TcpStream::connect(&address).unwrap();
             end.write_all(b"stop").unwrap();
         });

@@ -85,8 +85,7 @@ impl Engine {
         text: &[u8],
     ) {
         let code = Code::from_i32(code).filter(|&c| c != Code::Ok).unwrap_or(Code::Unknown);
-        let text = || crate::shown::text(&String::from_utf8_lossy(text)).into_owned();
-        let status = || Status::new(code, text()).because(Reason::RemoteError);
+        let status = || Status::new(code, crate::room::heard(text)).because(Reason::RemoteError);
         // What was told of is gone while memory is found for it: nobody would answer what follows.
         let finds = |r: &&mut Request| {
             let told = matches!(r.state, State::Allocating(AfterAlloc::Meta { .. }));

@@ -124,12 +124,14 @@ fn find_port<'a>(
     let wanted = cfg.device.as_deref();
     if let Some(name) = wanted {
         let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
-        let d = devices
-            .iter()
-            .find(|d| d.name == name)
-            .ok_or_else(|| bad("RDMA_DEVICE", name, format!("there is {}", names.join(", "))))?;
+        let d = devices.iter().find(|d| d.name == name).ok_or_else(|| {
+            bad(cfg.device_setting(), name, format!("there is {}", names.join(", ")))
+        })?;
         if let Some(why) = &d.unusable {
-            return Err(Status::new(Code::Unavailable, format!("RDMA_DEVICE={name}: {why}")));
+            return Err(Status::new(
+                Code::Unavailable,
+                format!("{}={name}: {why}", cfg.device_setting()),
+            ));
         }
         if cfg.port != 0 && !d.ports.iter().any(|p| p.number == cfg.port) {
             let range = format!("{name} has ports 1 to {}", d.ports.len());
@@ -156,7 +158,7 @@ fn find_port<'a>(
         Status::new(Code::Unavailable, format!("no active port ({})", summary(devices)))
     })?;
     let why = match (wanted, n) {
-        (Some(_), _) => "set by RDMA_DEVICE".to_string(),
+        (Some(_), _) => format!("set by {}", cfg.device_setting()),
         (None, 1) => "the only active port".to_string(),
         (None, n) => format!("best of {n} active ports by routability, rate and order"),
     };
@@ -338,7 +340,10 @@ mod tests {
         let d = [device("a", vec![port(1, true, 100, global())])];
         let base = IbConfig { device: Some("a".into()), ..IbConfig::default() };
         let cases = [
-            (IbConfig { device: Some("x".into()), ..base.clone() }, "RDMA_DEVICE=x: there is a"),
+            (
+                IbConfig { device: Some("x".into()), ..base.clone() },
+                "options.ib_device=x: there is a",
+            ),
             (IbConfig { port: 3, ..base.clone() }, "RDMA_DEVICE_PORT=3: a has ports 1 to 1"),
             (IbConfig { gid_index: 7, ..base.clone() }, "RDMA_GID_INDEX=7: used entries"),
             (IbConfig { pkey_index: 1, ..base.clone() }, "RDMA_QP_PKEY_INDEX=1: the port's"),

@@ -123,6 +123,12 @@ fn null_names_its_argument() {
         invalid(rdma_mgr_listen(m, address, null_mut(), 1, &mut len), &["bound is NULL"]);
         invalid(rdma_mgr_meet(m, null(), 1, null_mut(), 0, null_mut()), &["address is NULL"]);
         invalid(rdma_mgr_set_name(m, null()), &["name is NULL"]);
+        let odd = c"a\nb".as_ptr();
+        let code = rdma_recv_async(m, odd, KEY, 1, 1, null(), None, null_mut(), null_mut());
+        invalid(code, &["control character '\\n'"]);
+        invalid(rdma_peer_lookup(m, odd, &mut id), &["control character '\\n'"]);
+        invalid(rdma_mgr_add_peer(m, PEER, c"a\nb:5".as_ptr()), &["'a\\x0ab:5'"]);
+        invalid(rdma_peer_name(m, 0, null_mut(), 0, &mut len), &["peer is 0 (RDMA_PEER_ANY)"]);
         invalid(rdma_mgr_add_peer(m, PEER, null()), &["address is NULL"]);
         invalid(rdma_mgr_connect(m, null(), 1), &["peer is NULL"]);
         invalid(rdma_mgr_disconnect(m, null()), &["peer is NULL"]);

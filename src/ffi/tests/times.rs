@@ -52,7 +52,7 @@ fn times_that_are_not_allowed() {
     status.struct_size = size_of::<rdma_msg_status_t>();
     let mut seen = Vec::new();
     refuse! { seen:
-        rdma_mgr_meet(m, c"127.0.0.1:1".as_ptr(), WRONG, null_mut(), 0, &mut len): "timeout_ms", PLAIN;
+        rdma_mgr_meet(m, c"127.0.0.1:1".as_ptr(), WRONG, null_mut(), 0, &mut len): "timeout_ms", "1 and above";
         rdma_mgr_connect(m, peer, WRONG): "timeout_ms", PLAIN;
         rdma_mgr_wait(m, WRONG): "timeout_ms", PLAIN;
         rdma_mgr_flush(m, null(), WRONG): "timeout_ms", PLAIN;

@@ -31,7 +31,7 @@ pub struct rdma_mgr_options {
     pub progress: i32,
     /// RDMA_PROTOCOL_*; AUTO chooses per transfer. RDMA_PROTOCOL
     pub protocol: i32,
-    /// Default deadline of an operation in milliseconds, above 0. RDMA_TIMEOUT_MS
+    /// Default deadline of an operation in milliseconds, 1 to 3153600000000 (100 years). RDMA_TIMEOUT_MS
     pub timeout_ms: i64,
     /// Time to spin before sleeping, in microseconds; less where spinning does not pay, up to four
     /// times that where waits were seen to end so. 0: never. RDMA_BUSY_POLL_US

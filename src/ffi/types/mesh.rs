@@ -13,7 +13,8 @@ pub struct rdma_mesh_options {
     /// for; RDMA_STORE_FOREVER.
     pub timeout_ms: i64,
     /// How long what a rank publishes outlives the call, in milliseconds, in a store that has leases;
-    /// 0: 60000. Less than 1000 counts as 1000, and less than 100 is refused.
+    /// 0: 60000. Less than 1000 counts as 1000, and less than 100, or more than
+    /// 86400000 (a day), is refused.
     pub keep_ms: i64,
     /// Not 0: connect to all ranks now, and not on first use.
     pub full: u8,

@@ -98,7 +98,7 @@ pub struct rdma_msg_layout {
     pub struct_size: usize,
     /// RDMA_MSG_IOVEC, RDMA_MSG_STRIDED or RDMA_MSG_PARTS.
     pub kind: u32,
-    /// Always 0.
+    /// 0; another value is refused.
     pub reserved: u32,
     /// Of RDMA_MSG_IOVEC and RDMA_MSG_PARTS: the pieces.
     pub pieces: *const rdma_msg_piece_t,

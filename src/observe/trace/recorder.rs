@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::log;
 use crate::observe::render::Json;
-use crate::os::without_write_signals;
+use crate::os::{files, without_write_signals};
 use crate::status::{Code, Status};
 
 /// Events that wait in memory.
@@ -57,7 +57,7 @@ pub(super) struct Recorder {
 impl Recorder {
     pub(super) fn create(path: String, process: u32, manager: &str) -> Result<Recorder, Status> {
         let os = |e| Status::os(format_args!("trace to {path:?}"), &e);
-        let mut file = File::create(&path).map_err(os)?;
+        let mut file = files::create(&path).map_err(os)?;
         let head = format!(
             "[\n{{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":{process},\"tid\":0,\
              \"args\":{{\"name\":{}}}}}\n]\n",

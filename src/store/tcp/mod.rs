@@ -29,6 +29,8 @@ use wire::{MAX_FIRST, MAX_MESSAGE, kind};
 
 /// Connections that rest.
 const IDLE: usize = 16;
+/// Bytes of what is no store that its error shows.
+const SHOWN: usize = 32;
 /// A try to connect, with the proof of the secret, takes no longer.
 const TRY: Duration = Duration::from_secs(5);
 /// So long before a wait's deadline the server is to say what is missing: its answer has to come before it.
@@ -83,6 +85,17 @@ fn receive(
     }
 }
 
+/// What failed before the server had said what it is: of what did not begin as a store does, that it is none.
+fn of_stranger(failed: Failed, input: &[u8]) -> Failed {
+    let Failed::Finally(status) = &failed else { return failed };
+    if status.code != Code::DataLoss || input.is_empty() {
+        return failed;
+    }
+    let said = crate::shown::key(&input[..input.len().min(SHOWN)]);
+    let text = format!("the far end is no store of rdma-transport: it begins with '{said}'");
+    Failed::Finally(Status::new(Code::InvalidArgument, text))
+}
+
 impl Connection {
     /// Connects, and proves the secret.
     fn open(
@@ -96,7 +109,8 @@ impl Connection {
         let hello = wire::greeting(kind::HELLO, &ours);
         link.send(&hello, until)?;
         let mut input = Vec::new();
-        let welcome = receive(&link, &mut input, MAX_FIRST, until)?;
+        let welcome = receive(&link, &mut input, MAX_FIRST, until);
+        let welcome = welcome.map_err(|failed| of_stranger(failed, &input))?;
         let theirs = wire::greeted(kind::WELCOME, &welcome[4..])?;
         let keys = wire::derive(secret, &hello, &welcome, [&ours, &theirs])?;
         link.send(&wire::proof(kind::AUTH, &keys.proof(true)), until)?;

@@ -80,7 +80,7 @@ pub fn get_status(r: &mut Reader<'_>) -> Result<Status, Status> {
     let code = Code::from_i32(number).filter(|&code| code != Code::Ok);
     let code = code.ok_or_else(|| malformed(format!("code {number}")))?;
     let text = r.bytes16(MAX_TEXT).map_err(malformed)?;
-    Ok(Status::new(code, crate::shown::text(&String::from_utf8_lossy(text)).into_owned()))
+    Ok(Status::new(code, crate::room::heard(text)))
 }
 
 /// A HELLO or a WELCOME.

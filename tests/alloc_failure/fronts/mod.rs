@@ -7,6 +7,7 @@
 mod meshes;
 mod messages;
 mod pairs;
+pub mod steps;
 mod stores;
 mod two;
 mod unbound;
@@ -49,6 +50,7 @@ pub fn run(front: &str, kind: &str, calls: &[u64]) {
         "pairs" => Box::new(pairs::Pairs::new(kind)),
         "unbound" => Box::new(unbound::Unbound::new(kind)),
         "messages" => Box::new(messages::Messages::new(kind)),
+        "steps" => Box::new(steps::Steps::new(kind)),
         "stores" => Box::new(stores::Stores::new(kind)),
         "meshes" => Box::new(meshes::Meshes::new()),
         other => panic!("front {other}"),

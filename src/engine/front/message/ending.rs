@@ -126,11 +126,9 @@ impl Engine {
             Some(own)
                 if told && own.code == Code::Cancelled && status.code == Code::Unavailable =>
             {
-                let text = format!(
-                    "cancelled, and whether it was received is not known: {}",
-                    status.message
-                );
-                status.with_message(text)
+                let text =
+                    "cancelled, and whether it was received is not known: its connection ended";
+                Status::new(Code::Unavailable, text).because(status.reason)
             }
             own => own.unwrap_or(status),
         });

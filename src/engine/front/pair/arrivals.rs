@@ -190,12 +190,14 @@ impl Engine {
             self.stale += 1;
             return;
         };
-        let text = String::from_utf8_lossy(&text[..text.len().min(MAX_ERROR_TEXT)]);
-        let text = crate::shown::text(&text);
+        let text = crate::room::heard(&text[..text.len().min(MAX_ERROR_TEXT)]);
         let name = self.peer_name(p.peer);
         let text = match code {
             0 => format!("peer '{name}' closed the pair of rank {}", p.rank),
-            _ => format!("peer '{name}' ended the pair of rank {}: {text}", p.rank),
+            _ => crate::room::said(format_args!(
+                "peer '{name}' ended the pair of rank {}: {text}",
+                p.rank
+            )),
         };
         let status = Status::new(Code::Unavailable, text).because(Reason::RemoteError);
         self.break_pair(fx, index, status, false);

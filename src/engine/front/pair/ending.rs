@@ -56,7 +56,8 @@ impl Engine {
             self.pair_settled(index);
         }
         if let (true, Some(ch)) = (tell, told) {
-            let text = crate::engine::cut(&status.message, MAX_ERROR_TEXT);
+            let mut room = [0; MAX_ERROR_TEXT];
+            let text = crate::engine::cut(&status.message, MAX_ERROR_TEXT, &mut room);
             // An end that was meant needs no reason.
             let code = if status.code == Code::Cancelled { 0 } else { status.code as i32 };
             let bye = PairMessage::Bye { to, from, code, text };

@@ -114,7 +114,7 @@ impl Engine {
         match name {
             Some(name) if self.name != *name => match self.peers.find_again(name) {
                 Some(peer) => Ok(Some(peer)),
-                None => Err(unknown_peer(name)),
+                None => Err(crate::name::unknown(name)),
             },
             _ => Ok(None),
         }
@@ -359,9 +359,4 @@ impl Engine {
         };
         std::mem::take(&mut self.kept).into_values().filter_map(ended).collect()
     }
-}
-
-#[cold]
-fn unknown_peer(name: &str) -> Status {
-    Status::new(Code::NotFound, format!("peer '{name}' is not known; add it first"))
 }
