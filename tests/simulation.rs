@@ -95,7 +95,7 @@ fn a_seed_replays() {
 #[test]
 fn seeds_reach_the_hard_cases() {
     let mut met = Met::new();
-    for (what, n) in (0..200).filter_map(|seed| run(seed, None).ok()).flat_map(|(_, met)| met) {
+    for (what, n) in (0..400).filter_map(|seed| run(seed, None).ok()).flat_map(|(_, met)| met) {
         *met.entry(what).or_default() += n;
     }
     println!("{met:#?}");

@@ -186,7 +186,7 @@ impl Engine {
             return;
         };
         let text = format!("peer '{}' restarted: it is a new incarnation", p.name);
-        for ch in p.channels.clone() {
+        for ch in p.channels.clone().into_iter().rev() {
             let status = Status::new(Code::Unavailable, &*text).because(Reason::PeerRestarted);
             self.channel_down(fx, ch, status);
         }
@@ -346,7 +346,7 @@ impl Engine {
                 self.peer_changed(fx, channel.peer, Some(status.clone()));
             }
         }
-        if carried.is_some() {
+        if carried.is_some() && !self.closing {
             self.lost_carrier();
             self.tell_carrier(fx, peer);
         }
@@ -401,7 +401,8 @@ impl Engine {
         self.empty_queue(peer, |engine, request| engine.fail(fx, request, status.clone()));
         self.fail_outbox(fx, peer, &status);
         self.fail_pairs(fx, peer, &status);
-        for ch in channels {
+        // That which carries messages is the last: no other takes over, and what goes by it arrives before its end.
+        for ch in channels.into_iter().rev() {
             self.say_goodbye(fx, ch, &status);
             self.channel_down(fx, ch, status.clone());
         }

@@ -113,3 +113,20 @@ fn the_other_of_two_connections_takes_over() {
         p.finish();
     }
 }
+
+/// Both connections are ended by the application: no other takes over, and what was sent before arrives.
+#[test]
+fn what_was_sent_before_a_disconnect_of_two_connections_arrives() {
+    for (setup, from) in each().into_iter().flat_map(|s| [(s.clone(), R), (s, S)]) {
+        let mut p = Post::new(setup);
+        p.s.connect(from);
+        p.run();
+        p.s.hold(S, Kind::Msg);
+        send_few(&mut p, 8);
+        p.s.disconnect(S);
+        p.s.run();
+        p.s.let_all_go();
+        assert_eq!(received(&mut p), [0, 1, 2]);
+        p.finish();
+    }
+}
