@@ -37,9 +37,10 @@ impl Carriers {
 }
 
 impl Engine {
-    /// A connection that carried messages has ended here.
-    pub(super) fn lost_carrier(&mut self) {
+    /// The connection that carried messages to a peer has ended here; another may take over.
+    pub(super) fn lost_carrier(&mut self, fx: &mut impl Fx, peer: u32) {
         self.messages.carriers += 1;
+        self.tell_carrier(fx, peer);
     }
 
     /// Tells a peer by which connection messages come from now on, if it is to know that.

@@ -347,8 +347,7 @@ impl Engine {
             }
         }
         if carried.is_some() && !self.closing {
-            self.lost_carrier();
-            self.tell_carrier(fx, peer);
+            self.lost_carrier(fx, peer);
         }
         // First: they may touch what is closed next.
         self.end_rails(fx, &mut channel);

@@ -132,12 +132,10 @@ impl Link {
     /// A slot was copied to its place.
     pub(super) fn fed_moved(&mut self, id: u64, seq: u32, n: u64) {
         self.slot_taken();
-        let unchanged = |read: &Reading| self.exports.unchanged(read.remote.rkey, seq);
         let Some(at) = self.reads.iter().position(|r| r.id == id) else { return };
-        // Bytes of a region that was closed meanwhile do not count.
-        let counts = unchanged(&self.reads[at]);
         let read = &mut self.reads[at];
-        match counts {
+        // Bytes of a region that was closed meanwhile do not count.
+        match self.exports.unchanged(read.remote.rkey, seq) {
             true => (read.done, read.fed) = (read.done + n, None),
             false => read.ended = Some(outcome::DENIED),
         }
