@@ -26,8 +26,9 @@ static size_t size;
 static int window;
 
 static void must(rdma_code_t code, const char *what) {
-  char why[512] = "";
+  char why[512];
   if (code == RDMA_OK) return;
+  why[0] = 0;
   rdma_last_error(why, sizeof why);
   fprintf(stderr, "rdma_messages: %s: %s: %s\n", what, rdma_code_name(code), why);
   exit(1);

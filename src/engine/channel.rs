@@ -237,7 +237,7 @@ impl Channel {
 
     /// Whether nothing is to be done for it: no defect, nothing to post, no content that was kept back, nobody to be told of
     /// room. What answers wait elsewhere does not change by what was just done here.
-    #[inline]
+    #[inline(always)]
     pub fn is_settled(&self) -> bool {
         let told = !self.flow.awaited;
         self.broken.is_none() && !self.waits() && self.deferred.is_empty() && told

@@ -123,6 +123,23 @@ impl Fifo {
         }
     }
 
+    /// Takes the first member out.
+    #[inline(always)]
+    pub fn pop<T>(&mut self, slab: &mut Slab<T>, of: Of<T>) -> Option<u32> {
+        let first = self.first()?;
+        let Links { next, .. } = *of(slab.get_mut(first)?);
+        self.first = next;
+        match next {
+            NONE => self.last = NONE,
+            next => {
+                if let Some(next) = slab.get_mut(next) {
+                    of(next).prev = NONE;
+                }
+            }
+        }
+        Some(first)
+    }
+
     /// Lets a member go, whose links these are.
     pub fn remove<T>(&mut self, slab: &mut Slab<T>, of: Of<T>, index: u32, links: Links) {
         match slab.get_mut(links.next) {

@@ -81,12 +81,18 @@ impl Settings {
         addr: u64,
         len: u64,
     ) -> bool {
-        let (room, forced) = (self.room_of(c, 0), self.protocol);
-        let rides = is_eager(len, self.more_room(c, room, len, || fx.pooled(addr, len)), forced);
-        if len > 0 && is_eager(len, room, forced) {
+        let rides = is_eager(len, self.room_of_message(c, len), self.protocol);
+        if len > 0 && rides {
             c.rides = c.rides.max(len);
         }
         rides || self.rides_for_now(fx, c, addr, len)
+    }
+
+    /// Room for the content of a message, wherever it lies: to offer it takes a message each way more, which one copy less, where it
+    /// lies in the pool, does not make up for.
+    #[inline]
+    pub(super) fn room_of_message(&self, c: &Channel, len: u64) -> Room {
+        self.more_room(c, self.room_of(c, 0), len, || false)
     }
 
     /// The same of a longer one, while there is much room.

@@ -20,6 +20,12 @@ struct Slot<T> {
     value: Option<T>,
 }
 
+/// The generation of a slot's next occupant.
+#[inline]
+fn later(generation: u32) -> u32 {
+    if generation + 1 == GENERATIONS { 0 } else { generation + 1 }
+}
+
 /// A table of what comes and goes; each entry is found by its index and generation.
 #[derive(Debug)]
 pub struct Slab<T> {
@@ -191,7 +197,8 @@ impl<T> Slab<T> {
             && s.value.is_some()
         {
             s.value = None;
-            self.vacated(index);
+            s.generation = later(s.generation);
+            self.freed(index & SLOT_MASK);
         }
     }
 
@@ -200,8 +207,14 @@ impl<T> Slab<T> {
     fn vacated(&mut self, index: u32) {
         let slot = index & SLOT_MASK;
         if let Some(s) = self.slots.get_mut(slot as usize) {
-            s.generation = if s.generation + 1 == GENERATIONS { 0 } else { s.generation + 1 };
+            s.generation = later(s.generation);
         }
+        self.freed(slot);
+    }
+
+    /// A slot is the last of those that are free.
+    #[inline]
+    fn freed(&mut self, slot: u32) {
         self.len -= 1;
         match self.slots.get_mut(self.last_free as usize) {
             Some(last) if self.free > 0 => last.next = slot,

@@ -147,11 +147,11 @@ pub struct Caps {
     /// SENDs plus WRITEs WITH IMMEDIATE that may be on their way to one endpoint which does not
     /// poll; the layer above keeps within it by credits.
     pub recv_depth: u32,
-    /// Up to here the content of a message that does not lie in the pool is better inside a SEND, where that is beyond
-    /// `eager_max`.
+    /// Up to here the content of a message, and of a tensor that does not lie in the pool, is better inside a SEND, where that is
+    /// beyond `eager_max`.
     pub plain_max: usize,
-    /// The same of content that is at hand in the call that sends the message, while what SENDs go through is
-    /// [half free](crate::fabric::Adapter::is_half_free).
+    /// The same of the content of a message that lies in no pool and is at hand in the call that sends it, while what SENDs go
+    /// through is [half free](crate::fabric::Adapter::is_half_free).
     pub direct_max: usize,
     /// Up to here the content of a message that is too long for a SEND and does not lie in the pool is better copied there
     /// first, by its sender; 0: never.

@@ -125,6 +125,18 @@ impl Ends {
         Ok(Ends { indices, statuses, stride, failed: None, count: 0, fresh: false })
     }
 
+    /// One more has ended, of this request; the place of its status.
+    #[inline(always)]
+    fn count_one(&mut self, request: usize) -> usize {
+        let at = self.count;
+        self.count += 1;
+        if !self.indices.is_null() {
+            // SAFETY: room for as many as there are requests, as the header demands.
+            unsafe { self.indices.add(at).write(request) };
+        }
+        at
+    }
+
     /// # Safety
     /// `out` may be written.
     unsafe fn tell(self, out: *mut usize) -> Result<(), Status> {
@@ -136,19 +148,24 @@ impl Ends {
 
 impl TakeEnd for Ends {
     #[inline(always)]
+    fn wants_whole(&self) -> bool {
+        !self.statuses.is_null()
+    }
+
+    #[inline(always)]
+    fn take_failure(&mut self, index: usize, failure: Option<Status>) {
+        self.count_one(index);
+        if let (None, Some(status)) = (&self.failed, failure) {
+            self.failed = Some(status);
+        }
+    }
+
+    #[inline(always)]
     fn take_end(&mut self, index: usize, end: MessageEnd) {
-        let at = self.count;
-        self.count += 1;
-        if !self.indices.is_null() {
-            // SAFETY: room for as many as there are requests, as the header demands.
-            unsafe { self.indices.add(at).write(index) };
+        if !self.wants_whole() {
+            return self.take_failure(index, end.result.err());
         }
-        if self.statuses.is_null() {
-            if let (None, Err(status)) = (&self.failed, end.result) {
-                self.failed = Some(status);
-            }
-            return;
-        }
+        let at = self.count_one(index);
         let known = match refers_to_nothing(&end) {
             true => plain_to_c(&end),
             false => {
@@ -246,7 +263,7 @@ pub unsafe extern "C" fn rdma_msg_wait(
         };
         let how = self::how(how)?;
         let limit = limit("timeout_ms", timeout_ms)?;
-        mgr.message_wait_on(thread, requests, how, limit, |i, end| ends.take_end(i, end))?;
+        mgr.message_wait_on(thread, requests, how, limit, &mut ends)?;
         // SAFETY: as above.
         unsafe { ends.tell(out_count) }
     })

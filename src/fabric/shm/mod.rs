@@ -71,7 +71,7 @@ use wire::Address;
 const INLINE_MAX: u64 = 8192;
 /// Content up to this length is better inside a SEND.
 const EAGER_MAX: usize = 4096;
-/// The same of messages whose content lies in no pool: it would be read by `process_vm_readv`.
+/// The same of messages, and of tensors in no pool, which would be read by `process_vm_readv`.
 const PLAIN_MAX: usize = 11 << 10;
 /// The same while the ring is half free. What fills it, many of these that follow each other, takes up to six times as long as through the
 /// pool.

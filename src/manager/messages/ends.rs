@@ -9,15 +9,39 @@ const LOOKS: u32 = 4;
 
 /// Who takes the ends of operations.
 pub(crate) trait TakeEnd {
+    /// Whether more is wanted than why they failed, where they did.
+    fn wants_whole(&self) -> bool {
+        true
+    }
+
     /// The operation at this place has ended.
     fn take_end(&mut self, index: usize, end: MessageEnd);
 
-    /// The same of the first, where it is not in a hurry; whether there is an end.
+    /// The same where no more is wanted of it.
+    #[inline]
+    fn take_failure(&mut self, _index: usize, _failure: Option<Status>) {}
+
+    /// The end of an operation that has ended, if that is known, where it is not in a hurry; whether it is.
     #[inline(never)]
     fn take_later(&mut self, end: Option<MessageEnd>) -> bool {
         let Some(end) = end else { return false };
         self.take_end(0, end);
         true
+    }
+
+    /// Takes the end of an operation, if it has ended, out of the engine; whether it has.
+    #[inline(always)]
+    fn take_from(&mut self, engine: &mut Engine, id: u64, index: usize) -> Result<bool, Status> {
+        if self.wants_whole() {
+            let end = engine.message_take(id, |ended| ended.whole())?;
+            let Some(end) = end else { return Ok(false) };
+            self.take_end(index, end);
+            return Ok(true);
+        }
+        let end = engine.message_take(id, |ended| ended.failure())?;
+        let Some(failure) = end else { return Ok(false) };
+        self.take_failure(index, failure);
+        Ok(true)
     }
 }
 
@@ -25,6 +49,15 @@ impl TakeEnd for Option<MessageEnd> {
     #[inline(always)]
     fn take_end(&mut self, _: usize, end: MessageEnd) {
         *self = Some(end);
+    }
+}
+
+/// Takes them by a function.
+struct By<F>(F);
+
+impl<F: FnMut(usize, MessageEnd)> TakeEnd for By<F> {
+    fn take_end(&mut self, index: usize, end: MessageEnd) {
+        (self.0)(index, end);
     }
 }
 
@@ -97,11 +130,14 @@ impl Manager {
 
     /// Waits for the end of an operation, whatever happens: it owns memory of the caller.
     pub(crate) fn message_await(&self, id: u64, thread: Thread) -> Result<MessageEnd, Status> {
-        match catch_unwind(AssertUnwindSafe(|| self.glance_at(id, None, thread))) {
-            Ok(Ok(None)) => {}
-            Ok(Ok(Some(end))) => return Ok(end),
+        let mut end = None;
+        match catch_unwind(AssertUnwindSafe(|| self.glance_at(id, None, thread, &mut end))) {
+            Ok(Ok(_)) => {}
             Ok(Err(status)) => return Err(status),
             Err(_) => log::error(format_args!("{PANIC}")),
+        }
+        if let Some(end) = end {
+            return Ok(end);
         }
         let waiter = Arc::new(Waiter::default());
         loop {
@@ -132,15 +168,14 @@ impl Manager {
             }
             return Ok(usize::from(ended));
         }
-        let mut found = |i, end| ends.take_end(i, end);
         let mut look = Look::default();
-        let count = self.collect(ids, &mut look, how, &mut found)?;
+        let count = self.collect(ids, &mut look, how, ends)?;
         if count > 0 || ids.iter().all(|&id| id == 0) {
             return Ok(count);
         }
         self.refuse_inside_on("rdma_msg_test", thread)?;
         self.turn_on(thread);
-        self.collect(ids, &mut look, how, &mut found)
+        self.collect(ids, &mut look, how, ends)
     }
 
     /// The same of one operation, and whether it has ended: the lock is let go of for what a turn does without it, and no more.
@@ -178,12 +213,21 @@ impl Manager {
         let mut room: ShortRoom = [const { MaybeUninit::uninit() }; _];
         let queues = &self.drivers.queues;
         if !moves && let Some(short) = core.world.take_short(queues, op, &mut room) {
-            let end = core.engine.message_end_now(op);
+            // What is taken goes from hand to hand, in registers.
+            if !ends.wants_whole() {
+                let failure = core.engine.message_end_now(op, |ended| ended.failure());
+                self.tell_happened(&mut core, thread);
+                drop(core);
+                short.make(&room);
+                let Some(failure) = failure else { return Ok(false) };
+                ends.take_failure(0, failure);
+                return Ok(true);
+            }
+            let end = core.engine.message_end_now(op, |ended| ended.whole());
             self.tell_happened(&mut core, thread);
             drop(core);
             short.make(&room);
             let Some(end) = end else { return Ok(false) };
-            // From hand to hand, in registers.
             ends.take_end(0, end);
             return Ok(true);
         }
@@ -206,7 +250,7 @@ impl Manager {
             let mut room: ShortRoom = [const { MaybeUninit::uninit() }; _];
             let (op, _) = core.engine.message_at(id)?;
             if let Some(few) = core.world.take_few(&self.drivers.queues, op, &mut room) {
-                let end = core.engine.message_end_now(op);
+                let end = core.engine.message_end_now(op, |ended| ended.whole());
                 self.tell_happened(&mut core, thread);
                 drop(core);
                 few.make(&room);
@@ -239,15 +283,15 @@ impl Manager {
         id: u64,
         limit: Option<Duration>,
         thread: Thread,
-    ) -> Result<Option<MessageEnd>, Status> {
-        let mut end = None;
+        ends: &mut impl TakeEnd,
+    ) -> Result<bool, Status> {
         for _ in self.glances(self.has_thread, limit) {
-            if self.message_test_one(id, thread, LOOKS, &mut end)? {
-                break;
+            if self.message_test_one(id, thread, LOOKS, ends)? {
+                return Ok(true);
             }
             std::hint::spin_loop();
         }
-        Ok(end)
+        Ok(false)
     }
 
     /// As `message_test`, and waits until there are such.
@@ -258,7 +302,7 @@ impl Manager {
         timeout: Timeout,
         found: impl FnMut(usize, MessageEnd),
     ) -> Result<usize, Status> {
-        self.message_wait_on(Thread::this(), ids, how, timeout, found)
+        self.message_wait_on(Thread::this(), ids, how, timeout, &mut By(found))
     }
 
     /// The same of the thread that calls.
@@ -268,30 +312,29 @@ impl Manager {
         ids: &mut [u64],
         how: Collect,
         timeout: Timeout,
-        mut found: impl FnMut(usize, MessageEnd),
+        ends: &mut impl TakeEnd,
     ) -> Result<usize, Status> {
         self.refuse_inside_on("rdma_msg_wait", thread)?;
         let limit = if let Timeout::After(limit) = timeout { Some(limit) } else { None };
         if let [id] = ids
             && *id != 0
-            && let Some(end) = self.glance_at(*id, limit, thread)?
+            && self.glance_at(*id, limit, thread, ends)?
         {
             *id = 0;
-            found(0, end);
             return Ok(1);
         }
         let mut look = Look::default();
         if how == Collect::All {
             self.know_all(ids)?;
         }
-        let mut count = self.collect(ids, &mut look, how, &mut found);
+        let mut count = self.collect(ids, &mut look, how, ends);
         if !matches!(count, Ok(0)) || ids.iter().all(|&id| id == 0) {
             return count;
         }
         let waiter = Arc::new(Waiter::default());
         self.waiting(|| {
             self.block(&waiter, limit, || {
-                count = self.collect(ids, &mut look, how, &mut found);
+                count = self.collect(ids, &mut look, how, ends);
                 !matches!(count, Ok(0))
             })
         });
@@ -319,16 +362,15 @@ impl Manager {
         ids: &mut [u64],
         look: &mut Look,
         how: Collect,
-        found: &mut impl FnMut(usize, MessageEnd),
+        ends: &mut impl TakeEnd,
     ) -> Result<usize, Status> {
         let engine = &mut self.core.lock().engine;
         if let [id] = ids {
-            let end = if *id == 0 { None } else { engine.message_take_end(*id)? };
-            return Ok(end.map_or(0, |end| {
+            let ended = *id != 0 && ends.take_from(engine, *id, 0)?;
+            if ended {
                 *id = 0;
-                found(0, end);
-                1
-            }));
+            }
+            return Ok(usize::from(ended));
         }
         let endings = Some(engine.message_endings());
         if look.endings == endings {
@@ -350,9 +392,8 @@ impl Manager {
         let mut count = 0;
         for (i, id) in ids.iter_mut().enumerate().filter(|(_, id)| **id != 0) {
             // The same number twice has one end.
-            if let Ok(Some(end)) = engine.message_take_end(*id) {
+            if let Ok(true) = ends.take_from(engine, *id, i) {
                 *id = 0;
-                found(i, end);
                 count += 1;
                 if how == Collect::Any {
                     break;

@@ -57,6 +57,23 @@ impl Op {
     }
 }
 
+/// An operation that has ended, on its way out.
+pub struct Ended<'a>(&'a mut Op);
+
+impl Ended<'_> {
+    /// Why it failed, if it did: of most nothing else is asked for, and what there is beyond that is long.
+    #[inline(always)]
+    pub fn failure(self) -> Option<Status> {
+        self.0.ended.take()
+    }
+
+    /// How it ended.
+    #[inline(always)]
+    pub fn whole(self) -> MessageEnd {
+        self.0.take_end()
+    }
+}
+
 fn cancelled() -> Status {
     let text = "the message operation was cancelled";
     Status::new(Code::Cancelled, text).because(Reason::Cancelled)
@@ -193,15 +210,20 @@ impl Engine {
         Ok((index, self.messages.ops.get(index).is_some_and(ended)))
     }
 
-    /// How an operation ended whose memory is the application's as soon as who asks has done with it; it is forgotten.
+    /// What is wanted of the end of an operation whose memory is the application's as soon as who asks has done with it; it is
+    /// forgotten.
     #[inline(always)]
-    pub fn message_end_now(&mut self, index: u32) -> Option<MessageEnd> {
+    pub fn message_end_now<R>(
+        &mut self,
+        index: u32,
+        wanted: impl FnOnce(Ended<'_>) -> R,
+    ) -> Option<R> {
         self.happened += 1;
         self.messages.endings += 1;
         let ops = &mut self.messages.ops;
-        let end = ops.get_mut(index)?.take_end();
+        let told = wanted(Ended(ops.get_mut(index)?));
         ops.vacate(index);
-        Some(end)
+        Some(told)
     }
 
     /// How many operations have come to an end that could be asked for, over all time.
@@ -210,8 +232,17 @@ impl Engine {
     }
 
     /// How an operation ended, if it has; it is forgotten then.
-    #[inline(always)]
     pub fn message_take_end(&mut self, id: u64) -> Result<Option<MessageEnd>, Status> {
+        self.message_take(id, |ended| ended.whole())
+    }
+
+    /// The same of what is wanted of that.
+    #[inline(always)]
+    pub fn message_take<R>(
+        &mut self,
+        id: u64,
+        wanted: impl FnOnce(Ended<'_>) -> R,
+    ) -> Result<Option<R>, Status> {
         let ops = &mut self.messages.ops;
         let Some((index, op)) = ops.occupant_mut(id as u32).filter(|(_, op)| op.is(id)) else {
             return Err(unknown(id));
@@ -219,9 +250,9 @@ impl Engine {
         if !matches!(op.state, State::Ended) {
             return Ok(None);
         }
-        let end = op.take_end();
+        let told = wanted(Ended(op));
         ops.vacate(index);
-        Ok(Some(end))
+        Ok(Some(told))
     }
 
     /// Nobody will ask for the end of this operation.

@@ -338,9 +338,7 @@ impl Posted {
         let tag = envelope.tag & alike.mask;
         let lane = Lane::new(from, Envelope { tag, ..envelope });
         let queue = alike.queues.find(lane)?;
-        let index = queue.first()?;
-        let links = ops.get(index)?.links;
-        queue.remove(ops, op_links, index, links);
+        let index = queue.pop(ops, op_links)?;
         *count -= 1;
         if many && queue.is_empty() {
             alike.queues.forget(lane);

@@ -27,6 +27,7 @@ mod whole;
 
 pub(in crate::engine) use arrivals::Heard;
 use buffered::Attached;
+pub use ending::Ended;
 use foldhash::HashMap;
 use matching::Posted;
 use room::RoomWait;

@@ -131,7 +131,6 @@ impl Engine {
     /// `copied`: its content is here.
     pub(super) fn rides(
         &self,
-        fx: &impl Fx,
         ch: ChanId,
         memory: &Memory,
         extra: u64,
@@ -140,7 +139,7 @@ impl Engine {
         let Some(c) = self.channels.get(ch) else { return false };
         let here = memory.device == 0 || memory.len == 0 || copied && memory.device == LAYOUT;
         let len = memory.len + extra;
-        let room = self.settings.room_at(fx, c, memory.addr, len);
+        let room = self.settings.room_of_message(c, len);
         here && choose::is_eager(len, room, self.settings.protocol)
     }
 
@@ -400,7 +399,7 @@ impl Engine {
         let (memory, envelope, mode) = (op.memory, op.envelope(), op.mode);
         let here = content.len() as u64 == memory.len;
         let extra = op.extra.as_ref().map_or(0, |beside| beside.extra().cost());
-        let rides = self.rides(fx, ch, &memory, extra, here);
+        let rides = self.rides(ch, &memory, extra, here);
         let Some(c) = self.channels.get_mut(ch) else { return Went::NoRoom };
         if !c.takes_messages() {
             c.flow.queued = true;

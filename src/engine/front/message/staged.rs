@@ -21,7 +21,7 @@ impl Engine {
         let whole = device == 0 && whole && !self.closing;
         let pays = whole && self.settings.pays_to_copy(fx, c, addr, len);
         let alone = c.responses.is_empty();
-        if !pays || self.rides(fx, ch, &out.memory, 0, true) {
+        if !pays || self.rides(ch, &out.memory, 0, true) {
             return None;
         }
         let Stage { buffer, trial } = fx.stage(len, alone, true);
