@@ -6,10 +6,14 @@ use super::{
     Engine, Fx, OWED_BYTES_ALL, WR_IMM, WR_KIND, WR_REQUEST, WR_RESPONSE, WR_SLOT, WR_STRIPE_IN,
     WR_STRIPE_OUT, seal,
 };
+use crate::fabric::Left;
 use crate::protocol::message::{
     self, IMM_ACK, IMM_BUFFER, IMM_BUFFER_LAST, IMM_MESSAGE, IMM_SLOT, IMM_SLOT_LAST, Message,
 };
 use crate::status::{Code, Status};
+
+/// What has become of a message of which no more than the head was looked at: see [`Engine::on_left`].
+pub struct Unheard(Heard);
 
 impl Engine {
     /// A message arrived on a channel.
@@ -36,6 +40,49 @@ impl Engine {
         } else {
             self.on_less_usual(fx, ch, bytes);
         }
+        self.settle(fx, ch);
+    }
+
+    /// The same of a long message that an adapter has left where it came, and that mostly need not be looked at beyond its head: its
+    /// content goes from there to its place. False: nothing was done, and [`on_message`](Self::on_message) has to be called with all
+    /// of it. `Err`: it did not simply end a receive, and [`on_unheard`](Self::on_unheard) has to be called with all of it.
+    #[inline(never)]
+    pub fn on_left(
+        &mut self,
+        fx: &mut impl Fx,
+        ch: ChanId,
+        left: Left<'_>,
+    ) -> Result<bool, Unheard> {
+        let Some(c) = self.channels.get_mut(ch) else { return Ok(true) };
+        if c.seal.is_some() || c.rail.is_some() {
+            return Ok(false);
+        }
+        let place = (left.at, left.len);
+        if let Some((envelope, credits)) = message::plain_msg(left.head) {
+            c.on_received(fx.lately(), credits);
+            match self.messages.hear_left(fx, c, envelope, place) {
+                Heard::Ended if c.is_settled() => return Ok(true),
+                Heard::Ended => {}
+                other => return Err(Unheard(other)),
+            }
+        } else if let Some((index, _, credits)) = message::usual_content(left.head)
+            && self.takes_left(ch, index, left.len)
+        {
+            if let Some(c) = self.channels.get_mut(ch) {
+                c.on_received(fx.lately(), credits);
+            }
+            self.on_content_left(fx, index, place);
+        } else {
+            return Ok(false);
+        }
+        self.settle(fx, ch);
+        Ok(true)
+    }
+
+    /// What [`on_left`](Self::on_left) has left to be done, with all of the message.
+    #[inline(never)]
+    pub fn on_unheard(&mut self, fx: &mut impl Fx, ch: ChanId, bytes: &[u8], unheard: Unheard) {
+        self.on_heard(fx, ch, bytes, unheard.0);
         self.settle(fx, ch);
     }
 

@@ -246,6 +246,12 @@ pub trait Fx {
     /// # Safety
     /// The destination is valid for the content's length until such work runs.
     unsafe fn deliver(&mut self, dst: u64, content: &[u8]) -> Result<(), Status>;
+    /// The same of content that lies there, in a message that an adapter has left where it came ([`Left`](crate::fabric::Left)) and that
+    /// is being heard.
+    ///
+    /// # Safety
+    /// As for [`deliver`](Self::deliver); so many bytes lie there, of that message.
+    unsafe fn deliver_left(&mut self, dst: u64, at: u64, len: usize) -> Result<(), Status>;
     /// The same of a part of what an operation receives, which ends later: by another thread, perhaps, which does not wait for
     /// whoever puts this in its place. Until it is there that counts as a copy that runs.
     ///

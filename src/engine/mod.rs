@@ -51,6 +51,7 @@ pub use claim::Claim;
 use deadlines::Deadlines;
 use due::Ownership;
 pub use due::{Callback, Due};
+pub use events::Unheard;
 use front::message::Messages;
 use front::pair::Pairs;
 use front::rendezvous::Table;

@@ -234,6 +234,17 @@ pub trait Adapter: Send {
         None
     }
 
+    /// Keeps where they are, also beyond the next `poll`, the bytes of messages that views have [left](View::left) elsewhere, until
+    /// what is returned goes.
+    fn keep_left(&mut self, ep: EpId) -> Option<Kept> {
+        let _ = ep;
+        None
+    }
+
+    /// What was kept so has gone: the peers hear that there is room, which they would else from the next `poll` on. No view is good
+    /// after this.
+    fn let_go(&mut self) {}
+
     /// From now on neither `poll` nor a post touches content: the caller makes the copies that
     /// [`take_move`](Self::take_move) gives, without any lock. Where this does nothing, as on devices
     /// that move by themselves, there are none.

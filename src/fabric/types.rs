@@ -1,11 +1,13 @@
 //! The words of the contract: providers, keys, capabilities, events.
 
+use std::cell::Cell;
 use std::ffi::CStr;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
 
 use bitflags::bitflags;
 
+use crate::few;
 use crate::status::Status;
 
 /// A provider, in the order in which `auto` tries them.
@@ -184,10 +186,15 @@ pub enum PostError {
 pub struct View {
     ptr: NonNull<u8>,
     len: usize,
+    /// Where all of it lies, if no more than its head was copied from there.
+    source: Cell<Option<NonNull<u8>>>,
 }
 
+/// Bytes that a view has in any case.
+pub const VIEW_HEAD: usize = 64;
+
 // SAFETY: a view is a pointer into memory owned by an adapter, which is itself Send; it is only
-// read, by the thread that drives that adapter.
+// used by the thread that drives that adapter.
 unsafe impl Send for View {}
 
 impl View {
@@ -197,13 +204,65 @@ impl View {
     /// `ptr..ptr+len` stays readable and unchanged until the adapter's next `poll`, `arm` or
     /// `destroy`, and the caller of `poll` drops the view before any of them.
     pub unsafe fn new(ptr: *const u8, len: usize) -> View {
-        View { ptr: NonNull::new(ptr as *mut u8).unwrap_or(NonNull::dangling()), len }
+        let ptr = NonNull::new(ptr as *mut u8).unwrap_or(NonNull::dangling());
+        View { ptr, len, source: Cell::new(None) }
     }
+
+    /// The same of bytes of which [`VIEW_HEAD`] are there; all of them lie at `source`, from where the others are copied once they
+    /// are asked for, if they are.
+    ///
+    /// # Safety
+    /// So long, `ptr..ptr+len` is nobody else's, with its first [`VIEW_HEAD`] bytes written, and `source` is readable for `len`
+    /// bytes, which is more than those.
+    pub unsafe fn with_head(ptr: NonNull<u8>, len: usize, source: NonNull<u8>) -> View {
+        View { ptr, len, source: Cell::new(Some(source)) }
+    }
+
+    /// How many there are.
+    #[allow(clippy::len_without_is_empty, reason = "no message is")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
     /// The bytes.
+    #[inline(always)]
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: by the contract of `new`.
+        if let Some(source) = self.source.take() {
+            self.fill(source);
+        }
+        // SAFETY: by the contract of `new`, or that of `with_head`, and all are there.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
     }
+
+    #[inline(never)]
+    fn fill(&self, source: NonNull<u8>) {
+        // SAFETY: by the contract of `with_head`; nobody has a reference to more than the head before this.
+        unsafe {
+            let (from, to) = (source.add(VIEW_HEAD), self.ptr.add(VIEW_HEAD));
+            few::copy(from.as_ptr(), to.as_ptr(), self.len - VIEW_HEAD);
+        }
+    }
+
+    /// Where all of it lies, how long it is, and its head, if no more than that was copied from there yet.
+    #[inline(always)]
+    pub fn left(&self) -> Option<Left<'_>> {
+        let source = self.source.get()?;
+        // SAFETY: by the contract of `with_head`.
+        let head = unsafe { self.ptr.cast::<[u8; VIEW_HEAD]>().as_ref() };
+        Some(Left { head, len: self.len, at: source.addr().get() as u64 })
+    }
+}
+
+/// A message of which no more than the head was copied. What lies behind it the peer may change until it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Left<'a> {
+    /// Its first bytes, which stay as they are.
+    pub head: &'a [u8; VIEW_HEAD],
+    /// How many it has.
+    pub len: usize,
+    /// Where all of them lie: as long as the view is good, and while what
+    /// [`Adapter::keep_left`](super::Adapter::keep_left) gave is kept.
+    pub at: u64,
 }
 
 /// What `Adapter::poll` reports.

@@ -11,7 +11,7 @@ use super::sys::Tag;
 use super::world::World;
 use super::writes::Found;
 use crate::bootstrap::{BootEvent, Bootstrap};
-use crate::engine::{Engine, Fx};
+use crate::engine::{ChanId, Engine, Fx};
 use crate::fabric::{EpId, Event, One, ProviderKind, View};
 use crate::limits::HANDSHAKES;
 use crate::log;
@@ -70,6 +70,20 @@ pub struct Core {
     pub(super) speaker: log::Speaker,
     /// Unbound buffers.
     pub(super) unbound: super::unbound::AllUnbound,
+}
+
+/// A message has come. What is long was left where it came, and goes to its place from there.
+#[inline(always)]
+fn on_view(engine: &mut Engine, world: &mut World, ch: ChanId, bytes: &View) {
+    let heard = match bytes.left() {
+        Some(left) => engine.on_left(world, ch, left),
+        None => Ok(false),
+    };
+    match heard {
+        Ok(true) => {}
+        Ok(false) => engine.on_message(world, ch, bytes.bytes()),
+        Err(unheard) => engine.on_unheard(world, ch, bytes.bytes(), unheard),
+    }
 }
 
 impl Core {
@@ -222,7 +236,7 @@ impl Core {
             // A message before it may have raised a doubt.
             Some(ch) if !self.world.may_doubt(kind) => {
                 self.world.hearing = (kind, ep);
-                self.engine.on_message(&mut self.world, ch, bytes.bytes());
+                on_view(&mut self.engine, &mut self.world, ch, &bytes);
             }
             _ => self.on_event(kind, Event::Message { ep, bytes }),
         }
@@ -334,7 +348,7 @@ impl Core {
                 && !self.world.may_doubt(kind)
             {
                 self.world.hearing = (kind, *ep);
-                self.engine.on_message(&mut self.world, ch, bytes.bytes());
+                on_view(&mut self.engine, &mut self.world, ch, bytes);
                 continue;
             }
             let seen = Event::Connected(EpId(0));

@@ -335,9 +335,13 @@ impl Manager {
         core.world.room = 0;
         let _taken = Taken::count(&self.drivers.callbacks, 1, &mut core);
         drop(core);
+        let left = deliveries.are_left();
         deliveries.make();
         drop(deliveries);
         let mut core = self.core.lock();
+        if left {
+            core.world.let_go_of_left();
+        }
         std::mem::swap(&mut core.world.batch.works, &mut later);
         // What came meanwhile comes after it.
         core.world.batch.works.append(&mut later);

@@ -41,6 +41,8 @@ pub struct Deliveries {
     content: Vec<u8>,
     /// Some are parts of what ends later, perhaps on another thread: they have to be claimed.
     parts: bool,
+    /// Some lie where adapters have left them, and have to hear when they are made: see [`World::let_go_of_left`].
+    left: bool,
 }
 
 impl Deliveries {
@@ -81,12 +83,41 @@ impl Deliveries {
         content: &[u8],
         kept: Kept,
     ) -> Result<(), Status> {
+        self.push_kept(Delivery {
+            dst,
+            len: content.len() as u64,
+            kept: Some((content.as_ptr() as u64, kept)),
+        })
+    }
+
+    /// The same of content that lies at this address, of this length, where an adapter has left it.
+    ///
+    /// # Safety
+    /// As for `add`; it is readable as long as `kept` lives.
+    pub(super) unsafe fn add_left(
+        &mut self,
+        dst: u64,
+        (src, len): (u64, u64),
+        kept: Kept,
+    ) -> Result<(), Status> {
+        self.push_kept(Delivery { dst, len, kept: Some((src, kept)) })?;
+        self.left = true;
+        Ok(())
+    }
+
+    #[inline]
+    fn push_kept(&mut self, one: Delivery) -> Result<(), Status> {
         if !self.places.fits(1) {
             self.make_room(0)?;
         }
-        let (src, len) = (content.as_ptr() as u64, content.len() as u64);
-        self.places.push(Delivery { dst, len, kept: Some((src, kept)) });
+        self.places.push(one);
         Ok(())
+    }
+
+    /// Whether some lie where adapters have left them, who is to hear, with the lock held, when they are made and gone.
+    #[inline]
+    pub(super) fn are_left(&self) -> bool {
+        self.left
     }
 
     #[cold]
@@ -143,6 +174,7 @@ impl Deliveries {
     #[inline]
     pub(super) fn take_one(&mut self) -> Option<(Delivery, Vec<u8>)> {
         let one = self.places.pop()?;
+        self.left = false;
         Some((one, std::mem::take(&mut self.content)))
     }
 
@@ -189,7 +221,7 @@ impl Deliveries {
     pub(super) fn clear(&mut self) {
         self.places.clear();
         self.content.clear();
-        self.parts = false;
+        (self.parts, self.left) = (false, false);
         if self.content.capacity() > DELIVERED_KEPT {
             *self = Deliveries::default();
         }
@@ -208,6 +240,11 @@ impl Taken<'_> {
     pub(super) fn make(&self) {
         self.all.make();
     }
+
+    /// See [`Deliveries::are_left`].
+    pub(super) fn are_left(&self) -> bool {
+        self.all.are_left()
+    }
 }
 
 impl Drop for Taken<'_> {
@@ -219,6 +256,13 @@ impl Drop for Taken<'_> {
 }
 
 impl World {
+    /// What adapters had left in place was copied from there, and is not kept any more: they hear of it, so that their peers do. Who made
+    /// the copies may be the last to come by for a long time.
+    #[inline(never)]
+    pub(super) fn let_go_of_left(&mut self) {
+        self.adapters.iter_mut().flatten().for_each(|adapter| adapter.let_go());
+    }
+
     /// Takes the deliveries, which have to be made before work runs that is queued now. Those without a claim are counted.
     pub(super) fn take_deliveries<'a>(&mut self, unclaimed: &'a AtomicUsize) -> Option<Taken<'a>> {
         if self.batch.deliveries.is_empty() {

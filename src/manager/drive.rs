@@ -237,11 +237,15 @@ impl Manager {
         *count += (len + ended) as u32;
         let mut taken = Taken::count(&self.drivers.callbacks, len, &mut core);
         drop(core);
+        let left = batch.deliveries.are_left();
         if batch.has_deliveries() {
             self.may_be_kept(|| batch.deliver());
         }
-        if ended > 0 {
+        if ended > 0 || left {
             let mut core = self.core.lock_on(thread);
+            if left {
+                core.world.let_go_of_left();
+            }
             self.tell_ended(&mut core, batch.works.ended(), thread);
             if len == 0 {
                 return Some(core);
@@ -286,7 +290,7 @@ impl Manager {
     #[cold]
     fn complete_one<'a>(&'a self, mut core: Locked<'a, Seam>, thread: Thread) -> u32 {
         let deliveries = core.world.take_deliveries(&self.drivers.unclaimed);
-        // What is left may be run by others at once: what is to be in place before it is put there now.
+        // What remains may be run by others at once: what is to be in place before it is put there now.
         deliveries.iter().for_each(|d| d.make());
         // The callback may have it that the memory is touched by nobody.
         drop(deliveries);

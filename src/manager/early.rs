@@ -27,7 +27,7 @@ impl Fresh {
         if self.flooded {
             return;
         }
-        let more = if let Event::Message { bytes, .. } = &event { bytes.bytes().len() } else { 0 };
+        let more = if let Event::Message { bytes, .. } = &event { bytes.len() } else { 0 };
         if self.early.len() >= EARLY
             || !self.early.fits(1)
             || self.bytes + more > EARLY_BYTES

@@ -336,15 +336,22 @@ pub(super) struct Small<'a> {
     /// Marked until it is there.
     _mark: Mark<'a>,
     one: Delivery,
+    /// It lies where an adapter has left it.
+    left: bool,
     content: Vec<u8>,
     op: u32,
 }
 
 impl Small<'_> {
+    /// See [`Deliveries::are_left`].
+    pub(super) fn is_left(&self) -> bool {
+        self.left
+    }
+
     /// Puts the content in its place; the operation, and memory that is to be kept.
     #[inline(always)]
     pub(super) fn make(self) -> (u32, Vec<u8>) {
-        let Small { one, content, op, _mark } = self;
+        let Small { one, content, op, _mark, .. } = self;
         // SAFETY: by the contract of `Deliveries::add`; the mark says that it is being written.
         unsafe { one.make(&content) };
         (op, content)
@@ -407,8 +414,9 @@ impl World {
         }
         let _mark = self.lender.mark(queues, state::UNCLAIMED)?;
         works.ended.clear();
+        let left = deliveries.are_left();
         let (one, content) = deliveries.take_one()?;
-        Some(Small { _mark, one, content, op })
+        Some(Small { _mark, one, left, content, op })
     }
 
     /// Takes the callbacks to be run, and the deliveries to be made before. What is left behind has the same room, for

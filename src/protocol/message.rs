@@ -24,8 +24,8 @@ pub use rails::{Nonce, RailMessage};
 use read::*;
 pub use read::{content_of, decode, fuzz_message};
 pub use usual::{
-    MSG_HEAD, Short, UsualMeta, UsualMsg, UsualRequest, WholeMsg, matched, msg_head, usual_content,
-    usual_msg, usual_request, whole_content, whole_msg, whole_request,
+    CONTENT_HEAD, MSG_HEAD, Short, UsualMeta, UsualMsg, UsualRequest, WholeMsg, matched, msg_head,
+    plain_msg, usual_content, usual_msg, usual_request, whole_content, whole_msg, whole_request,
 };
 use write::*;
 pub use write::{

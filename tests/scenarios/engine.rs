@@ -7,7 +7,7 @@ use rdma_transport::api::*;
 use rdma_transport::engine::{Claim, Engine, Held, Hooks, Offer, Range, checksum};
 use rdma_transport::status::{Code, Status};
 
-use super::common::fx::NodeFx;
+use super::common::fx::{NodeFx, hear};
 use super::common::memory::Who;
 use super::common::net::NetEvent;
 use super::ops::{Mail, Note};
@@ -187,7 +187,7 @@ impl Stage {
     /// A node finds an event of its end of a connection.
     pub fn event(&mut self, node: usize, ch: u32, event: NetEvent) {
         self.call(node, |e, fx| match event {
-            NetEvent::Message(bytes) => e.on_message(fx, ch, &bytes),
+            NetEvent::Message(bytes) => hear(e, fx, ch, &bytes),
             NetEvent::Written(imm) => e.on_imm(fx, ch, imm),
             NetEvent::Done(wr, result) => e.on_done(fx, ch, wr, result),
             NetEvent::Down(status) => e.channel_down(fx, ch, status),

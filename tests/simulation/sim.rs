@@ -9,6 +9,7 @@ use rdma_transport::status::{Code, Status};
 
 use super::app::{Act, App, Kind, Note};
 use super::check;
+use super::common::fx::hear;
 use super::common::memory::{Region, Who, content};
 use super::common::net::{Life, NetEvent};
 use super::profile::{MS, US};
@@ -301,7 +302,7 @@ impl Sim {
             }
             let ch = end.ch.unwrap();
             match event {
-                NetEvent::Message(bytes) => self.call(node, |e, fx| e.on_message(fx, ch, &bytes)),
+                NetEvent::Message(bytes) => self.call(node, |e, fx| hear(e, fx, ch, &bytes)),
                 NetEvent::Written(imm) => self.call(node, |e, fx| e.on_imm(fx, ch, imm)),
                 NetEvent::Done(wr, result) => {
                     self.call(node, |e, fx| e.on_done(fx, ch, wr, result))

@@ -1,8 +1,8 @@
 //! What one engine can do to the world.
 
-use rdma_transport::engine::{Buffer, ChanId, Fx, MapError, Origin, Window, Work};
+use rdma_transport::engine::{Buffer, ChanId, Engine, Fx, MapError, Origin, Window, Work};
 use rdma_transport::fabric::keys::Keys;
-use rdma_transport::fabric::{Access, Mem, Mr, PostError, Remote};
+use rdma_transport::fabric::{Access, Left, Mem, Mr, PostError, Remote};
 use rdma_transport::protocol::message::{self, Message};
 use rdma_transport::status::{Code, Status};
 
@@ -13,6 +13,20 @@ use super::{Fate, Fault, World};
 pub struct NodeFx<'a, F> {
     pub w: &'a mut World<F>,
     pub node: usize,
+}
+
+/// A node hears a message. Of each other length no more than its head, as of an adapter that leaves the rest where it came.
+pub fn hear(e: &mut Engine, fx: &mut impl Fx, ch: ChanId, bytes: &[u8]) {
+    let left = bytes.first_chunk().filter(|_| bytes.len().is_multiple_of(2)).map(|head| Left {
+        head,
+        len: bytes.len(),
+        at: bytes.as_ptr() as u64,
+    });
+    match left.map_or(Ok(false), |left| e.on_left(fx, ch, left)) {
+        Ok(true) => {}
+        Ok(false) => e.on_message(fx, ch, bytes),
+        Err(unheard) => e.on_unheard(fx, ch, bytes, unheard),
+    }
 }
 
 fn injected(what: &str) -> Status {
@@ -190,6 +204,11 @@ impl<F: Fate> Fx for NodeFx<'_, F> {
 
     unsafe fn bytes<'a>(&self, of: &Buffer) -> &'a [u8] {
         self.w.mem.read(self.w.who(self.node), false, of.addr, of.len, "bytes")
+    }
+
+    unsafe fn deliver_left(&mut self, dst: u64, at: u64, len: usize) -> Result<(), Status> {
+        // SAFETY: of a message that `hear` has, and by this function's contract.
+        unsafe { self.deliver(dst, std::slice::from_raw_parts(at as *const u8, len)) }
     }
 
     unsafe fn deliver(&mut self, dst: u64, content: &[u8]) -> Result<(), Status> {

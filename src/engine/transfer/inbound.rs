@@ -106,6 +106,24 @@ pub(in crate::engine) struct Request {
 }
 
 impl Request {
+    /// Whether this channel may bring its answer now.
+    fn waits_on(&self, ch: ChanId) -> bool {
+        self.ch == Some(ch) && matches!(self.state, State::Requested | State::Awaiting)
+    }
+
+    /// Whether content of this length, without metadata and checksum, goes to its place as it is.
+    #[inline]
+    pub fn takes_simply(&self, len: usize) -> bool {
+        let known = self.meta.as_ref().is_some_and(|known| known.nbytes == len as u64);
+        let elsewhere = self.landing.is_some() || self.done.is_message();
+        known && !elsewhere && self.device == 0 && !matches!(self.target, Target::Library)
+    }
+
+    /// Whether such content, which this channel brings, does.
+    pub fn takes_from(&self, ch: ChanId, len: usize) -> bool {
+        self.waits_on(ch) && self.takes_simply(len)
+    }
+
     /// Bytes that the landing is for: all, or those of this leg.
     pub fn leg_len(&self) -> u64 {
         let all = self.meta.as_ref().map_or(0, |m| m.nbytes);
@@ -213,10 +231,7 @@ impl Engine {
     /// The request of this index, if it is on this channel and waits for an answer.
     #[inline]
     pub(in crate::engine) fn answered(&mut self, ch: ChanId, index: u32) -> Option<&mut Request> {
-        let live = |r: &&mut Request| {
-            r.ch == Some(ch) && matches!(r.state, State::Requested | State::Awaiting)
-        };
-        let found = self.requests.get_mut(index).filter(live);
+        let found = self.requests.get_mut(index).filter(|r| r.waits_on(ch));
         if found.is_none() {
             self.stale += 1;
         }

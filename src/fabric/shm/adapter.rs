@@ -148,7 +148,7 @@ impl Adapter for ShmAdapter {
     fn flush(&mut self) -> bool {
         match self.eps.get_mut(self.rings.0) {
             Some(endpoint) => {
-                self.rings = Rings::NONE;
+                self.rings = Which::NONE;
                 ring(Some(endpoint));
             }
             None => self.ring_bells(),
@@ -173,7 +173,7 @@ impl Adapter for ShmAdapter {
         {
             self.housekeeping(events);
         }
-        if self.rings != Rings::NONE {
+        if self.rings != Which::NONE {
             self.ring_bells();
         }
         self.has_moves()
@@ -183,7 +183,7 @@ impl Adapter for ShmAdapter {
     fn poll_one(&mut self) -> One {
         // Now and then there is more to be looked at, which counts this one, too.
         let now_and_then = self.polls.wrapping_add(1).is_multiple_of(CLOCK_EVERY);
-        let idle = self.rings == Rings::NONE && self.core.moves.wanted.is_empty();
+        let idle = self.rings == Which::NONE && self.core.moves.wanted.is_empty();
         if now_and_then || !idle || self.core.exports.is_armed() {
             return One::Other;
         }
@@ -224,6 +224,33 @@ impl Adapter for ShmAdapter {
         }
     }
 
+    fn keep_left(&mut self, ep: EpId) -> Option<Kept> {
+        let at = self.find_near(ep).ok()?;
+        let State::Up(link) = &mut self.eps[at].state else { return None };
+        self.left.add(at);
+        Some(link.rx.keep_left())
+    }
+
+    fn let_go(&mut self) {
+        let left = std::mem::replace(&mut self.left, Which::NONE);
+        let (from, to) = match left {
+            Which::NONE => return,
+            Which::ALL => (0, self.eps.len()),
+            Which(at) => (at, self.eps.len().min(at + 1)),
+        };
+        for (at, endpoint) in self.eps.iter_mut().enumerate().take(to).skip(from) {
+            let State::Up(link) = &mut endpoint.state else { continue };
+            if link.rx.is_left() {
+                self.left.add(at);
+                continue;
+            }
+            link.rx.release();
+            link.share_room(false);
+            self.rings.add(at);
+        }
+        self.ring_bells();
+    }
+
     fn leave_moves(&mut self) {
         self.core.moves.left = true;
     }
@@ -233,7 +260,7 @@ impl Adapter for ShmAdapter {
     }
 
     fn take_move(&mut self, events: &mut Vec<Event>) -> Option<Move> {
-        self.rings = Rings::ALL;
+        self.rings = Which::ALL;
         let ends = self.eps.len() + 1;
         while let Some((ep, kind)) = self.core.moves.wanted.pop_front() {
             let Some(&at) = self.index.get(&ep.0) else { continue };
@@ -259,7 +286,7 @@ impl Adapter for ShmAdapter {
     }
 
     fn moved(&mut self, done: Moved, events: &mut Vec<Event>) {
-        self.rings = Rings::ALL;
+        self.rings = Which::ALL;
         let Some(&at) = self.index.get(&done.ep.0) else { return };
         let State::Up(link) = &mut self.eps[at].state else { return };
         if let Err(status) = link.moved(&mut self.core, done, events) {
@@ -269,7 +296,7 @@ impl Adapter for ShmAdapter {
 
     fn arm(&mut self) -> bool {
         self.core.exports.arm();
-        self.rings = Rings::ALL;
+        self.rings = Which::ALL;
         let mut work = self.greeter.must_dial() || self.has_moves();
         for endpoint in &mut self.eps {
             if let State::Up(link) = &mut endpoint.state {
@@ -332,7 +359,7 @@ impl Adapter for ShmAdapter {
         let Some(at) = self.index.remove(&ep.0) else { return };
         let endpoint = self.eps.swap_remove(at);
         // Their places have changed.
-        self.rings = Rings::ALL;
+        (self.rings, self.left) = (Which::ALL, Which::ALL);
         if let Some(moved) = self.eps.get(at) {
             self.index.insert(moved.id.0, at);
         }

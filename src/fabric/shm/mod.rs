@@ -156,7 +156,10 @@ pub struct ShmAdapter {
     index: HashMap<u32, usize, foldhash::fast::FixedState>,
     /// Some of the same, by the low bits of the number; what is found there is compared.
     near: [u16; NEAR],
-    rings: Rings,
+    /// Where sleeping peers may have to be woken.
+    rings: Which,
+    /// Where something of what was read may still be copied.
+    left: Which,
     next: u32,
     polls: u32,
     /// Place of the endpoint that `poll_one` heard last.
@@ -167,13 +170,21 @@ pub struct ShmAdapter {
     notes: Vec<String>,
 }
 
-/// Where sleeping peers may have to be woken: the place of an endpoint, or one of the following.
+/// Some endpoints: one by its place, or one of the following.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Rings(usize);
+struct Which(usize);
 
-impl Rings {
-    const NONE: Rings = Rings(usize::MAX);
-    const ALL: Rings = Rings(usize::MAX - 1);
+impl Which {
+    const NONE: Which = Which(usize::MAX);
+    const ALL: Which = Which(usize::MAX - 1);
+
+    /// One more.
+    #[inline(always)]
+    fn add(&mut self, at: usize) {
+        if self.0 != at {
+            *self = if *self == Which::NONE { Which(at) } else { Which::ALL };
+        }
+    }
 }
 
 /// Wakes the peers of those links on which something was published.
@@ -258,7 +269,8 @@ impl ShmAdapter {
             eps: Vec::new(),
             index: HashMap::default(),
             near: [0; NEAR],
-            rings: Rings::NONE,
+            rings: Which::NONE,
+            left: Which::NONE,
             next: 1,
             polls: 0,
             heard: 0,
@@ -294,9 +306,7 @@ impl ShmAdapter {
     #[inline(always)]
     fn up(&mut self, ep: EpId) -> Result<(&mut Link, &mut Core), PostError> {
         let at = self.find_near(ep).map_err(PostError::Failed)?;
-        if self.rings.0 != at {
-            self.rings = if self.rings == Rings::NONE { Rings(at) } else { Rings::ALL };
-        }
+        self.rings.add(at);
         let endpoint = &mut self.eps[at];
         match &mut endpoint.state {
             State::Up(link) => Ok((link, &mut self.core)),
@@ -325,10 +335,10 @@ impl ShmAdapter {
 
     /// Wakes the sleeping peers of all links on which something was published.
     fn ring_bells(&mut self) {
-        match std::mem::replace(&mut self.rings, Rings::NONE) {
-            Rings::NONE => {}
-            Rings::ALL => ring(&mut self.eps),
-            Rings(at) => ring(self.eps.get_mut(at)),
+        match std::mem::replace(&mut self.rings, Which::NONE) {
+            Which::NONE => {}
+            Which::ALL => ring(&mut self.eps),
+            Which(at) => ring(self.eps.get_mut(at)),
         }
     }
 
@@ -351,7 +361,7 @@ impl ShmAdapter {
     /// What need not be done at every poll: sockets, and peers that wait for room.
     #[inline(never)]
     fn housekeeping(&mut self, events: &mut Vec<Event>) {
-        self.rings = Rings::ALL;
+        self.rings = Which::ALL;
         self.check_sockets(events);
         for endpoint in &mut self.eps {
             if let State::Up(link) = &mut endpoint.state {
@@ -415,7 +425,7 @@ impl ShmAdapter {
     #[inline(never)]
     fn poll_link(&mut self, place: usize, taken: usize, events: &mut Vec<Event>) -> bool {
         // Who waits for room, or for an answer, may be told.
-        self.rings = Rings::ALL;
+        self.rings = Which::ALL;
         let State::Up(link) = &mut self.eps[place].state else { return false };
         match link.work(&mut self.core, taken, events) {
             Ok(did) => did,

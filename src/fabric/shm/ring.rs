@@ -46,6 +46,9 @@ const PEER_RING: RangeInclusive<usize> = 64 * 1024..=1024 * 1024;
 /// Lines behind a message that are fetched while it is read. Of a stream of 8 B, each is in a line that has to come from the peer's cache:
 /// a message took 0.95 of the time so.
 const AHEAD: u64 = 4;
+/// From this length on a message is left where it lies, but for its head, until somebody asks for it: mostly for its content, which
+/// is then copied from there to its place.
+const LEFT_MIN: usize = 2048;
 /// Bytes of messages that are read at a time, so that their copies stay in the nearest caches.
 const INBOX: usize = 64 * 1024;
 

@@ -12,6 +12,7 @@ use crate::fabric::shm::wire::{Ask, ContentAt, Write, kind};
 use crate::os::epoll;
 
 mod delays;
+mod left;
 mod pools;
 mod shared;
 mod short;

@@ -264,8 +264,12 @@ impl Manager {
         let done = match small {
             Some(small) => {
                 drop(core);
+                let left = small.is_left();
                 let (op, memory) = small.make();
                 let mut core = self.core.lock_on(thread);
+                if left {
+                    core.world.let_go_of_left();
+                }
                 core.world.batch.deliveries.keep(memory);
                 self.tell_ended(&mut core, &[op], thread);
                 Some(core)

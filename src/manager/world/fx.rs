@@ -310,6 +310,14 @@ impl Fx for World {
         unsafe { self.batch.deliveries.add(dst, content) }
     }
 
+    unsafe fn deliver_left(&mut self, dst: u64, at: u64, len: usize) -> Result<(), Status> {
+        let (kind, ep) = self.hearing;
+        let kept = self.adapters[kind as usize].as_mut().and_then(|adapter| adapter.keep_left(ep));
+        let kept = kept.ok_or_else(|| Status::internal("a message that was not left anywhere"))?;
+        // SAFETY: by this function's contract.
+        unsafe { self.batch.deliveries.add_left(dst, (at, len as u64), kept) }
+    }
+
     unsafe fn deliver_part(&mut self, dst: u64, content: &[u8]) -> Result<(), Status> {
         self.batch.deliveries.has_part();
         // SAFETY: by this function's contract: the end is held back while a copy of it runs.

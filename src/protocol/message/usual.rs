@@ -9,7 +9,7 @@ use super::{
     TENSOR_CONTENT, TENSOR_REQUEST, TENSOR_SERIALIZED, fixed_meta, get_content, get_envelope,
     get_request,
 };
-use crate::fabric::HEAD_ROOM;
+use crate::fabric::{HEAD_ROOM, VIEW_HEAD};
 use crate::status::Status;
 use crate::wire::Reader;
 
@@ -419,6 +419,16 @@ pub fn usual_msg(bytes: &[u8]) -> Option<(UsualMsg<'_>, u16)> {
     Some((UsualMsg { envelope, active, user, content }, u16::from_le_bytes([c0, c1])))
 }
 
+/// The same of one with nothing beside its content, of which no more than the head is at hand: its envelope, with the credits.
+#[inline]
+pub fn plain_msg(head: &[u8; VIEW_HEAD]) -> Option<(Envelope, u16)> {
+    let head = head.first_chunk::<MSG_HEAD>()?;
+    let [MSG, 0, c0, c1, m0, m1, m2, m3, tag @ ..] = *head else { return None };
+    let comm = u32::from_le_bytes([m0, m1, m2, m3]);
+    let envelope = Envelope { comm, tag: u64::from_le_bytes(tag) };
+    Some((envelope, u16::from_le_bytes([c0, c1])))
+}
+
 /// A header of the application with its length, and what is behind it.
 #[inline]
 fn usual_user(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
@@ -427,11 +437,14 @@ fn usual_user(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     if len == 0 || len > MAX_USER { None } else { rest.split_at_checked(len) }
 }
 
+/// Bytes of a TENSOR_CONTENT before the content, as it mostly is.
+pub const CONTENT_HEAD: usize = 8;
+
 /// Reads a TENSOR_CONTENT as it mostly is: without checksum and metadata. The request's index and the content, with the
 /// credits that it returns.
 #[inline(always)]
 pub fn usual_content(bytes: &[u8]) -> Option<(u32, &[u8], u16)> {
-    match bytes.split_first_chunk::<8>()? {
+    match bytes.split_first_chunk::<CONTENT_HEAD>()? {
         (&[TENSOR_CONTENT, F_SAME, c0, c1, i0, i1, i2, i3], content) => {
             Some((u32::from_le_bytes([i0, i1, i2, i3]), content, u16::from_le_bytes([c0, c1])))
         }

@@ -7,7 +7,7 @@ use crate::engine::channel::{ChanId, Channel};
 use crate::engine::transfer::outbound::Response;
 use crate::engine::{Engine, Fx, Work};
 use crate::fabric::keys::Place;
-use crate::protocol::message::{self, Extra, IMM_SLOT, Message, MsgOffer, UsualMsg};
+use crate::protocol::message::{self, Extra, IMM_SLOT, MSG_HEAD, Message, MsgOffer, UsualMsg};
 use crate::status::{Code, Status};
 
 /// What became of a message that arrived.
@@ -35,27 +35,42 @@ impl Messages {
         if m.active {
             return self.hear_active(fx, c, m.envelope, m.user, m.content);
         }
-        let (sender, len) = (Party::peer(c.peer), m.content.len() as u64);
-        if let Err(status) = c.flow.receive(m.cost()) {
+        // SAFETY: of memory that `hear_plain` says.
+        let put = |fx: &mut _, to| unsafe { Fx::deliver(fx, to, m.content) };
+        self.hear_plain(fx, c, (m.envelope, m.user), m.content.len() as u64, put)
+    }
+
+    /// The same of one that is for no handler, with this beside its content, which `put` puts in its place.
+    #[inline(always)]
+    fn hear_plain<F: Fx>(
+        &mut self,
+        fx: &mut F,
+        c: &mut Channel,
+        (envelope, user): (Envelope, &[u8]),
+        len: u64,
+        put: impl FnOnce(&mut F, u64) -> Result<(), Status>,
+    ) -> Heard {
+        let (sender, cost) = (Party::peer(c.peer), user.len() as u64 + len);
+        if let Err(status) = c.flow.receive(cost) {
             return Heard::Refused(status);
         }
         c.used = c.last_rx;
-        let Some(index) = self.posted.take(&mut self.ops, sender, m.envelope) else {
+        let Some(index) = self.posted.take(&mut self.ops, sender, envelope) else {
             return Heard::Nobody;
         };
         let Some(op) = self.ops.get_mut(index) else { return Heard::Ended };
-        op.meets(sender, m.envelope, len);
+        op.meets(sender, envelope, len);
         // Who asks may do so later: it is kept for that.
         let short = match op.done {
-            OnMessage::Plain(..) => ShortHeader::of(m.user),
+            OnMessage::Plain(..) => ShortHeader::of(user),
             OnMessage::Asked => None,
         };
-        let keep = short.is_none() && !m.user.is_empty();
-        if !op.takes_on_host(len) || keep && !op.keep_header(m.user) {
+        let keep = short.is_none() && !user.is_empty();
+        if !op.takes_on_host(len) || keep && !op.keep_header(user) {
             return Heard::Met(index);
         }
-        // SAFETY: the application keeps the receive's memory until it hears of its end, which comes after this.
-        if len > 0 && unsafe { fx.deliver(op.memory.addr, m.content) }.is_err() {
+        // The application keeps the receive's memory until it hears of its end, which comes after this.
+        if len > 0 && put(fx, op.memory.addr).is_err() {
             return Heard::Met(index);
         }
         c.counters.recv_done(len, 0, Code::Ok, Protocol::Eager);
@@ -72,10 +87,25 @@ impl Messages {
                 fx.run(Work::MessageDone { end, done: (told, words), memory });
             }
         }
-        if let Some(limit) = c.flow.take(m.cost()) {
+        if let Some(limit) = c.flow.take(cost) {
             c.send(fx, &Message::MsgWindow { limit }, &[]);
         }
         Heard::Ended
+    }
+
+    /// The same of a message of `len` bytes with nothing beside its content that was left where it came, and lies there.
+    #[inline]
+    pub(in crate::engine) fn hear_left(
+        &mut self,
+        fx: &mut impl Fx,
+        c: &mut Channel,
+        envelope: Envelope,
+        (at, len): (u64, usize),
+    ) -> Heard {
+        let len = len - MSG_HEAD;
+        // SAFETY: of memory that `hear_plain` says.
+        let put = |fx: &mut _, to| unsafe { Fx::deliver_left(fx, to, at + MSG_HEAD as u64, len) };
+        self.hear_plain(fx, c, (envelope, &[]), len as u64, put)
     }
 }
 

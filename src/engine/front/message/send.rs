@@ -129,13 +129,7 @@ impl Engine {
 
     /// Whether the content of such a message rides in it.
     /// `copied`: its content is here.
-    pub(super) fn rides(
-        &self,
-        ch: ChanId,
-        memory: &Memory,
-        extra: u64,
-        copied: bool,
-    ) -> bool {
+    pub(super) fn rides(&self, ch: ChanId, memory: &Memory, extra: u64, copied: bool) -> bool {
         let Some(c) = self.channels.get(ch) else { return false };
         let here = memory.device == 0 || memory.len == 0 || copied && memory.device == LAYOUT;
         let len = memory.len + extra;

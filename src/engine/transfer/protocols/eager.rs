@@ -12,7 +12,7 @@ use crate::engine::transfer::choose;
 use crate::engine::transfer::inbound::{AfterAlloc, Landing};
 use crate::engine::transfer::outbound::{Response, To};
 use crate::engine::{Engine, Fx, checksum};
-use crate::protocol::message::{Content, content_of};
+use crate::protocol::message::{CONTENT_HEAD, Content, content_of};
 use crate::status::{Code, Reason, Status};
 
 impl Engine {
@@ -81,9 +81,7 @@ impl Engine {
         content: &[u8],
     ) {
         let Some(r) = self.answered(ch, index) else { return };
-        let known = r.meta.as_ref().is_some_and(|known| known.nbytes == content.len() as u64);
-        let elsewhere = r.landing.is_some() || r.done.is_message();
-        if !known || elsewhere || r.device != 0 || matches!(r.target, Target::Library) {
+        if !r.takes_simply(content.len()) {
             let message = Content { index, checksum: None, meta: None, content };
             return self.on_content(fx, ch, message);
         }
@@ -97,6 +95,29 @@ impl Engine {
             }
         }
         self.finish_well(fx, index);
+    }
+
+    /// Whether content of a message of `len` bytes in all, as it mostly is, goes to its place as it is, wherever it lies.
+    pub(in crate::engine) fn takes_left(&self, ch: ChanId, index: u32, len: usize) -> bool {
+        self.requests.get(index).is_some_and(|r| r.takes_from(ch, len - CONTENT_HEAD))
+    }
+
+    /// Such content goes there, from where it was left in its message.
+    pub(in crate::engine) fn on_content_left(
+        &mut self,
+        fx: &mut impl Fx,
+        index: u32,
+        (at, len): (u64, usize),
+    ) {
+        let Some(r) = self.requests.get_mut(index) else { return };
+        r.protocol = Protocol::Eager;
+        let at = at + CONTENT_HEAD as u64;
+        // SAFETY: as above.
+        let result = unsafe { fx.deliver_left(r.dst, at, len - CONTENT_HEAD) };
+        match result {
+            Ok(()) => self.finish_well(fx, index),
+            Err(status) => self.fail(fx, index, status),
+        }
     }
 
     /// TENSOR_CONTENT arrived; without metadata: that which was told with the request.

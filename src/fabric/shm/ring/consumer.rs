@@ -19,6 +19,14 @@ pub(crate) struct Consumer {
     lines: Lines,
     order: Reading,
     inbox: Inbox,
+    /// Shared with whoever copies something out of what was read: until all have done that, nothing is given back to the peer.
+    left: Arc<Left>,
+}
+
+/// What lies in the ring and is being copied from there.
+#[derive(Debug)]
+struct Left {
+    _map: Arc<Mapping>,
 }
 
 impl Consumer {
@@ -35,8 +43,8 @@ impl Consumer {
         };
         let map = Mapping::mirrored(sys::borrow(fd), geometry.head, geometry.ring, false)?;
         let lines = Lines::new(map, geometry);
-        let inbox = Inbox::new(INBOX)?;
-        Ok(Consumer { lines, order: Reading::default(), inbox })
+        let (inbox, left) = (Inbox::new(INBOX)?, Arc::new(Left { _map: lines.map.clone() }));
+        Ok(Consumer { lines, order: Reading::default(), inbox, left })
     }
 
     /// The peer's control page.
@@ -102,8 +110,13 @@ impl Consumer {
         }
         let src = self.payload();
         few::ahead(self.lines.at(self.order.head + need + AHEAD));
-        // SAFETY: `payload` is readable for so much.
-        let bytes = unsafe { self.inbox.put(src, len) }?;
+        // SAFETY: `payload` is readable for so much; what it lies in stays as long as the view.
+        let bytes = unsafe {
+            match len >= LEFT_MIN {
+                true => self.inbox.put_head(src, len),
+                false => self.inbox.put(src, len),
+            }
+        }?;
         self.order.head += need;
         Some(bytes)
     }
@@ -137,6 +150,22 @@ impl Consumer {
         self.inbox.keep(bytes)
     }
 
+    /// Keeps where they are what views that are good have left there; see
+    /// [`Adapter::keep_left`](crate::fabric::Adapter::keep_left).
+    pub(crate) fn keep_left(&self) -> Kept {
+        self.left.clone()
+    }
+
+    /// Whether something of what was read is still being copied.
+    pub(crate) fn is_left(&self) -> bool {
+        let left = Arc::strong_count(&self.left) > 1;
+        if !left {
+            // Whoever copied has done that.
+            fence(Ordering::Acquire);
+        }
+        left
+    }
+
     /// The line at which the next record begins, of all since the beginning.
     pub(crate) fn position(&self) -> u64 {
         self.order.head
@@ -159,12 +188,14 @@ impl Consumer {
         self.order.head += lines_of(len as usize);
     }
 
-    /// Lets go of everything read so far, the copies of messages as well; the peer learns it by
-    /// `tell`.
+    /// Lets go of everything read so far, the copies of messages as well, unless something of it is still being copied; the
+    /// peer learns it by `tell`.
     #[inline]
     pub(crate) fn release(&mut self) {
         self.inbox.clear();
-        self.order.release();
+        if !self.is_left() {
+            self.order.release();
+        }
     }
 
     /// Whether so much was released that the peer should know soon.

@@ -5,8 +5,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use crate::fabric::View;
 use crate::fabric::moves::Kept;
+use crate::fabric::{VIEW_HEAD, View};
 use crate::few;
 
 /// Memory for copies.
@@ -82,6 +82,24 @@ impl Inbox {
             few::copy(src, to, len);
             self.used += len;
             Some(View::new(to, len))
+        }
+    }
+
+    /// The same of a long message, of which the head is copied, and the rest when it is asked for: a place for it is here.
+    ///
+    /// # Safety
+    /// `src` is readable for `len` bytes, more than [`VIEW_HEAD`], until `clear`.
+    #[inline]
+    pub(super) unsafe fn put_head(&mut self, src: *const u8, len: usize) -> Option<View> {
+        if !self.fits(len) {
+            return None;
+        }
+        // SAFETY: as in `put`; nobody else writes to the place.
+        unsafe {
+            let to = self.room.at.add(self.used);
+            src.cast::<[u8; VIEW_HEAD]>().copy_to_nonoverlapping(to.as_ptr().cast(), 1);
+            self.used += len;
+            Some(View::with_head(to, len, NonNull::new(src.cast_mut())?))
         }
     }
 
