@@ -5,9 +5,14 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use super::LINE;
 use crate::fabric::moves::Kept;
 use crate::fabric::{VIEW_HEAD, View};
 use crate::few;
+
+/// Lines behind the head of a long message that are fetched at once: half a round trip of 2 KiB took 0.9 of the time, with processors
+/// near each other and far from each other.
+const FETCHED: usize = 32;
 
 /// Memory for copies.
 #[derive(Debug)]
@@ -99,6 +104,8 @@ impl Inbox {
             let to = self.room.at.add(self.used);
             src.cast::<[u8; VIEW_HEAD]>().copy_to_nonoverlapping(to.as_ptr().cast(), 1);
             self.used += len;
+            // On their way while the head is looked at.
+            (1..=FETCHED).for_each(|line| few::ahead(src.wrapping_add(line * LINE)));
             Some(View::with_head(to, len, NonNull::new(src.cast_mut())?))
         }
     }
