@@ -35,42 +35,48 @@ impl Messages {
         if m.active {
             return self.hear_active(fx, c, m.envelope, m.user, m.content);
         }
-        // SAFETY: of memory that `hear_plain` says.
-        let put = |fx: &mut _, to| unsafe { Fx::deliver(fx, to, m.content) };
-        self.hear_plain(fx, c, (m.envelope, m.user), m.content.len() as u64, put)
+        self.hear_plain(fx, c, m, None)
     }
 
-    /// The same of one that is for no handler, with this beside its content, which `put` puts in its place.
+    /// The same of one that is for no handler. Its content lies at this address, with this length, if it was left where it came.
     #[inline(always)]
-    fn hear_plain<F: Fx>(
+    fn hear_plain(
         &mut self,
-        fx: &mut F,
+        fx: &mut impl Fx,
         c: &mut Channel,
-        (envelope, user): (Envelope, &[u8]),
-        len: u64,
-        put: impl FnOnce(&mut F, u64) -> Result<(), Status>,
+        m: UsualMsg<'_>,
+        left: Option<(u64, usize)>,
     ) -> Heard {
-        let (sender, cost) = (Party::peer(c.peer), user.len() as u64 + len);
+        let sender = Party::peer(c.peer);
+        let len = left.map_or(m.content.len(), |(_, len)| len) as u64;
+        let cost = m.user.len() as u64 + len;
         if let Err(status) = c.flow.receive(cost) {
             return Heard::Refused(status);
         }
         c.used = c.last_rx;
-        let Some(index) = self.posted.take(&mut self.ops, sender, envelope) else {
+        let Some(index) = self.posted.take(&mut self.ops, sender, m.envelope) else {
             return Heard::Nobody;
         };
         let Some(op) = self.ops.get_mut(index) else { return Heard::Ended };
-        op.meets(sender, envelope, len);
+        op.meets(sender, m.envelope, len);
         // Who asks may do so later: it is kept for that.
         let short = match op.done {
-            OnMessage::Plain(..) => ShortHeader::of(user),
+            OnMessage::Plain(..) => ShortHeader::of(m.user),
             OnMessage::Asked => None,
         };
-        let keep = short.is_none() && !user.is_empty();
-        if !op.takes_on_host(len) || keep && !op.keep_header(user) {
+        let keep = short.is_none() && !m.user.is_empty();
+        if !op.takes_on_host(len) || keep && !op.keep_header(m.user) {
             return Heard::Met(index);
         }
-        // The application keeps the receive's memory until it hears of its end, which comes after this.
-        if len > 0 && put(fx, op.memory.addr).is_err() {
+        // SAFETY: the application keeps the receive's memory until it hears of its end, which comes after this.
+        let put = unsafe {
+            match left {
+                Some((at, len)) => fx.deliver_left(op.memory.addr, at, len),
+                None if len > 0 => fx.deliver(op.memory.addr, m.content),
+                None => Ok(()),
+            }
+        };
+        if put.is_err() {
             return Heard::Met(index);
         }
         c.counters.recv_done(len, 0, Code::Ok, Protocol::Eager);
@@ -102,10 +108,8 @@ impl Messages {
         envelope: Envelope,
         (at, len): (u64, usize),
     ) -> Heard {
-        let len = len - MSG_HEAD;
-        // SAFETY: of memory that `hear_plain` says.
-        let put = |fx: &mut _, to| unsafe { Fx::deliver_left(fx, to, at + MSG_HEAD as u64, len) };
-        self.hear_plain(fx, c, (envelope, &[]), len as u64, put)
+        let m = UsualMsg { envelope, active: false, user: &[], content: &[] };
+        self.hear_plain(fx, c, m, Some((at + MSG_HEAD as u64, len - MSG_HEAD)))
     }
 }
 

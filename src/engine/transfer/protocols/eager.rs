@@ -72,7 +72,7 @@ impl Engine {
     }
 
     /// TENSOR_CONTENT arrived, without metadata and checksum.
-    #[inline]
+    #[inline(never)]
     pub(in crate::engine) fn on_same_content(
         &mut self,
         fx: &mut impl Fx,

@@ -21,6 +21,8 @@ pub(crate) struct Consumer {
     inbox: Inbox,
     /// Shared with whoever copies something out of what was read: until all have done that, nothing is given back to the peer.
     left: Arc<Left>,
+    /// There may be such.
+    keeps: bool,
 }
 
 /// What lies in the ring and is being copied from there.
@@ -44,7 +46,7 @@ impl Consumer {
         let map = Mapping::mirrored(sys::borrow(fd), geometry.head, geometry.ring, false)?;
         let lines = Lines::new(map, geometry);
         let (inbox, left) = (Inbox::new(INBOX)?, Arc::new(Left { _map: lines.map.clone() }));
-        Ok(Consumer { lines, order: Reading::default(), inbox, left })
+        Ok(Consumer { lines, order: Reading::default(), inbox, left, keeps: false })
     }
 
     /// The peer's control page.
@@ -152,18 +154,19 @@ impl Consumer {
 
     /// Keeps where they are what views that are good have left there; see
     /// [`Adapter::keep_left`](crate::fabric::Adapter::keep_left).
-    pub(crate) fn keep_left(&self) -> Kept {
+    pub(crate) fn keep_left(&mut self) -> Kept {
+        self.keeps = true;
         self.left.clone()
     }
 
     /// Whether something of what was read is still being copied.
-    pub(crate) fn is_left(&self) -> bool {
-        let left = Arc::strong_count(&self.left) > 1;
-        if !left {
+    pub(crate) fn is_left(&mut self) -> bool {
+        if self.keeps && Arc::strong_count(&self.left) == 1 {
+            self.keeps = false;
             // Whoever copied has done that.
             fence(Ordering::Acquire);
         }
-        left
+        self.keeps
     }
 
     /// The line at which the next record begins, of all since the beginning.
@@ -190,7 +193,7 @@ impl Consumer {
 
     /// Lets go of everything read so far, the copies of messages as well, unless something of it is still being copied; the
     /// peer learns it by `tell`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn release(&mut self) {
         self.inbox.clear();
         if !self.is_left() {

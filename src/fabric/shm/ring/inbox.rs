@@ -126,6 +126,9 @@ impl Inbox {
     /// Forgets everything. No view is held any more.
     #[inline]
     pub(super) fn clear(&mut self) {
+        if self.used == 0 {
+            return;
+        }
         if !self.room.is_free() {
             self.change();
         }
