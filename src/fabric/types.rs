@@ -182,16 +182,19 @@ pub enum PostError {
 /// Bytes of a received SEND, inside the adapter's receive memory.
 ///
 /// Valid until the adapter's next `poll`, `arm` or `destroy`; the holder processes or copies it before.
+///
+/// Two words, which are handed on in registers: that saved a sixth of the time of a message of 8 B in a stream.
 #[derive(Debug)]
 pub struct View {
     ptr: NonNull<u8>,
-    len: usize,
-    /// Where all of it lies, if no more than its head was copied from there.
-    source: Cell<Option<NonNull<u8>>>,
+    /// And, as its highest bit, that no more than the head is there. Then behind that lies the address of all of it.
+    len: Cell<usize>,
 }
 
 /// Bytes that a view has in any case.
 pub const VIEW_HEAD: usize = 64;
+/// See [`View::len`].
+const IS_LEFT: usize = 1 << (usize::BITS - 1);
 
 // SAFETY: a view is a pointer into memory owned by an adapter, which is itself Send; it is only
 // used by the thread that drives that adapter.
@@ -203,9 +206,10 @@ impl View {
     /// # Safety
     /// `ptr..ptr+len` stays readable and unchanged until the adapter's next `poll`, `arm` or
     /// `destroy`, and the caller of `poll` drops the view before any of them.
+    #[inline(always)]
     pub unsafe fn new(ptr: *const u8, len: usize) -> View {
         let ptr = NonNull::new(ptr as *mut u8).unwrap_or(NonNull::dangling());
-        View { ptr, len, source: Cell::new(None) }
+        View { ptr, len: Cell::new(len) }
     }
 
     /// The same of bytes of which [`VIEW_HEAD`] are there; all of them lie at `source`, from where the others are copied once they
@@ -213,43 +217,64 @@ impl View {
     ///
     /// # Safety
     /// So long, `ptr..ptr+len` is nobody else's, with its first [`VIEW_HEAD`] bytes written, and `source` is readable for `len`
-    /// bytes, which is more than those.
+    /// bytes, which is more than those and a word.
     pub unsafe fn with_head(ptr: NonNull<u8>, len: usize, source: NonNull<u8>) -> View {
-        View { ptr, len, source: Cell::new(Some(source)) }
+        // SAFETY: by this function's contract.
+        unsafe { ptr.add(VIEW_HEAD).cast::<NonNull<u8>>().write_unaligned(source) };
+        View { ptr, len: Cell::new(len | IS_LEFT) }
     }
 
     /// How many there are.
     #[allow(clippy::len_without_is_empty, reason = "no message is")]
+    #[inline(always)]
     pub fn len(&self) -> usize {
-        self.len
+        self.len.get() & !IS_LEFT
+    }
+
+    #[inline(always)]
+    fn is_left(&self) -> bool {
+        self.len.get() & IS_LEFT != 0
+    }
+
+    /// Where all of it lies.
+    ///
+    /// # Safety
+    /// No more than its head is there.
+    unsafe fn source(&self) -> NonNull<u8> {
+        // SAFETY: by the contract of `with_head`.
+        unsafe { self.ptr.add(VIEW_HEAD).cast::<NonNull<u8>>().read_unaligned() }
     }
 
     /// The bytes.
     #[inline(always)]
     pub fn bytes(&self) -> &[u8] {
-        if let Some(source) = self.source.take() {
-            self.fill(source);
+        if self.is_left() {
+            self.fill();
         }
         // SAFETY: by the contract of `new`, or that of `with_head`, and all are there.
-        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len.get()) }
     }
 
     #[inline(never)]
-    fn fill(&self, source: NonNull<u8>) {
-        // SAFETY: by the contract of `with_head`; nobody has a reference to more than the head before this.
+    fn fill(&self) {
+        let len = self.len();
+        // SAFETY: the rest is not there; by the contract of `with_head`; nobody has a reference to more than the head before this.
         unsafe {
-            let (from, to) = (source.add(VIEW_HEAD), self.ptr.add(VIEW_HEAD));
-            few::copy(from.as_ptr(), to.as_ptr(), self.len - VIEW_HEAD);
+            let (from, to) = (self.source().add(VIEW_HEAD), self.ptr.add(VIEW_HEAD));
+            few::copy(from.as_ptr(), to.as_ptr(), len - VIEW_HEAD);
         }
+        self.len.set(len);
     }
 
     /// Where all of it lies, how long it is, and its head, if no more than that was copied from there yet.
     #[inline(always)]
     pub fn left(&self) -> Option<Left<'_>> {
-        let source = self.source.get()?;
+        if !self.is_left() {
+            return None;
+        }
         // SAFETY: by the contract of `with_head`.
-        let head = unsafe { self.ptr.cast::<[u8; VIEW_HEAD]>().as_ref() };
-        Some(Left { head, len: self.len, at: source.addr().get() as u64 })
+        let (head, source) = unsafe { (self.ptr.cast::<[u8; VIEW_HEAD]>().as_ref(), self.source()) };
+        Some(Left { head, len: self.len(), at: source.addr().get() as u64 })
     }
 }
 
