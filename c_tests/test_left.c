@@ -1,11 +1,17 @@
-/* A thread that ends inside a callback (pthread_exit, cancellation, an interpreter that ends): it sleeps there, and neither
- * the process's end nor rdma_mgr_destroy waits for it. Each case is a process of its own, since it is about how one ends. */
+/* A thread that ends inside a callback (pthread_exit, cancellation, an interpreter that ends): what the library was at goes on,
+ * and the thread ends where its call does; one of the library stays. Each case is a process of its own, since it is about how one ends. */
 #include "messages.h"
 #include <pthread.h>
+#include <setjmp.h>
 
 /* ---- leaving ---- */
 static _Atomic int came, leaving; /* callbacks that ran; those that were left */
-static int way;                   /* 0: pthread_exit; 1: cancellation */
+static int way;                   /* 0: pthread_exit; 1: cancellation; 2: longjmp, which nobody may */
+static pthread_t left_thread;     /* which it was */
+static _Thread_local bool stays;  /* this one leaves none */
+static _Thread_local jmp_buf out; /* of the call */
+static _Thread_local bool jumps;  /* it is set */
+static char result;               /* what it ends with, by its address */
 
 static void told(void *unused) {
   (void)unused;
@@ -14,9 +20,14 @@ static void told(void *unused) {
 
 /* Ends this thread, once in the process. What is the application's is unwound. */
 static void leave(void) {
-  if (atomic_fetch_add(&came, 1) > 0) return;
+  if (stays || (way == 2 && !jumps) || atomic_fetch_add(&came, 1) > 0) return;
+  left_thread = pthread_self();
+  if (way == 2) {
+    told(NULL);
+    longjmp(out, 1);
+  }
   pthread_cleanup_push(told, NULL);
-  if (way == 0) pthread_exit(NULL);
+  if (way == 0) pthread_exit(&result);
   (void)pthread_cancel(pthread_self());
   pthread_testcancel();
   pthread_cleanup_pop(0);
@@ -176,27 +187,40 @@ static void provoke(void) {
 }
 
 /* The thread that is left, where it is none of the library. In manual mode it drives, as a runtime's own thread does. */
+static _Atomic int unwound;
+static void unwinds(void *unused) {
+  (void)unused;
+  atomic_fetch_add(&unwound, 1);
+}
 static void *worker(void *unused) {
+  pthread_cleanup_push(unwinds, NULL);
   provoke();
-  while (is_manual()) {
+  while (is_manual() && atomic_load(&leaving) == 0) {
     (void)rdma_mgr_wait(a, 1);
     (void)rdma_mgr_wait(b, 1);
   }
+  /* Not reached by a thread that has left. */
+  if (is_manual()) _exit(7);
+  pthread_cleanup_pop(0);
   return unused;
 }
 
 static void destroy_both(void) {
   rdma_code_t codes[2] = {rdma_mgr_destroy(b), rdma_mgr_destroy(a)};
-  /* Whose line of the log was left nobody promises. */
-  bool lost = codes[0] == RDMA_ABORTED || which == STORE || which == LOG;
-  bool fine = (codes[0] == RDMA_OK || codes[0] == RDMA_ABORTED) && (codes[1] == RDMA_OK || which == LOG);
   char text[300] = "";
+  if (codes[0] == RDMA_OK && codes[1] == RDMA_OK) return;
   (void)rdma_last_error(text, sizeof text);
-  if (codes[0] == RDMA_ABORTED && rdma_mgr_destroy(b) != RDMA_FAILED_PRECONDITION) fine = false;
-  if (codes[0] == RDMA_ABORTED && rdma_mgr_wake(b) != RDMA_FAILED_PRECONDITION) fine = false;
-  if (lost && fine) return;
   fprintf(stderr, "beta's end: %s, alpha's: %s, %s\n", rdma_code_name(codes[0]), rdma_code_name(codes[1]), text);
   _exit(6);
+}
+
+/* Of a thread of the application: it has ended, as it was about to, with what is the application's outside of the call unwound, too. */
+static void ends_as_it_was_about_to(pthread_t thread) {
+  void *value = NULL;
+  CHECK(pthread_join(thread, &value) == 0);
+  if (!pthread_equal(thread, left_thread)) return;
+  CHECK_MSG(value == (way == 0 ? (void *)&result : PTHREAD_CANCELED), "it ended with %p", value);
+  CHECK(atomic_load(&unwound) == 1);
 }
 
 /* Arguments: the callback, how it is left, and what the main thread does then: 0 returns, 1 destroys first, 2 destroys in a
@@ -214,8 +238,9 @@ static int left_role(int argc, char **argv) {
   CHECK_OK(rdma_mgr_add_peer(a, "beta", at_b));
   CHECK_OK(rdma_mgr_add_peer(b, "alpha", at_a));
   if (argv[2][0] == '2') CHECK(atexit(destroy_both) == 0);
-  CHECK(pthread_create(&thread, NULL, worker, NULL) == 0 && pthread_detach(thread) == 0);
+  CHECK(pthread_create(&thread, NULL, worker, NULL) == 0);
   while (atomic_load(&leaving) == 0) usleep(100);
+  if (argv[2][0] != '0') ends_as_it_was_about_to(thread);
   if (argv[2][0] == '1') destroy_both();
   if (argc > 3) usleep((useconds_t)atoi(argv[3]));
   return 0;
@@ -236,18 +261,98 @@ static void r04_a_process_ends_after_a_thread_that_left_a_callback(void) {
     for (int how = 0; how < 2; how++) ends((kind)k, how, 0, rand_r(&seed) % 20000);
 }
 
-static void r04_destroy_does_not_wait_for_a_thread_that_left_a_callback(void) {
+static void r04_a_manager_ends_after_a_thread_that_left_a_callback(void) {
   for (int k = 0; k < KINDS; k++) ends((kind)k, k % 2, 1, 0);
 }
 
-static void r04_nor_does_it_in_a_handler_of_exit(void) {
+static void r04_so_it_does_in_a_handler_of_exit(void) {
   for (int k = 0; k < KINDS; k++) ends((kind)k, (k + 1) % 2, 2, 0);
 }
 
+/* Who drives leaves a callback, and others that wait go on: one has a deadline, one waits for what comes later. */
+static double waited;
+static void *has_a_deadline(void *unused) {
+  char to[8];
+  rdma_msg_options_t options = {.struct_size = sizeof options, .timeout_ms = 1000};
+  double begun = now_ms();
+  stays = true;
+  rdma_code_t code = rdma_msg_recv(b, RDMA_PEER_ANY, 1, 1, RDMA_MSG_TAG_MASK, to, sizeof to, &options, NULL);
+  waited = now_ms() - begun;
+  CHECK(code == RDMA_DEADLINE_EXCEEDED);
+  return unused;
+}
+static void *waits_for_more(void *unused) {
+  char to[8] = "";
+  stays = true;
+  CHECK_OK(rdma_msg_recv(b, RDMA_PEER_ANY, 2, 1, RDMA_MSG_TAG_MASK, to, sizeof to, NULL, NULL));
+  CHECK(strcmp(to, "later") == 0);
+  return unused;
+}
+static void *drives(void *unused) {
+  pthread_cleanup_push(unwinds, NULL);
+  jumps = true;
+  if (setjmp(out) == 0)
+    for (;;) (void)rdma_mgr_wait(b, 10000);
+  pthread_cleanup_pop(0);
+  return unused;
+}
+
+static int seat_role(int argc, char **argv) {
+  pthread_t all[3];
+  rdma_msg_request_t request;
+  char at_b[256];
+  if (argc != 1) return 2;
+  way = atoi(argv[0]);
+  a = mgr_new("alpha", NULL);
+  b = mgr_new("beta", NULL);
+  mgr_listen(b, at_b);
+  CHECK_OK(rdma_mgr_add_peer(a, "beta", at_b));
+  CHECK_OK(rdma_msg_handler(b, 7, on_active, NULL));
+  CHECK(pthread_create(&all[0], NULL, drives, NULL) == 0);
+  /* It has come back from the wait in which the peer came, and drives before the others are there. */
+  CHECK_OK(rdma_mgr_connect(a, "beta", 10000));
+  usleep(50000);
+  CHECK(pthread_create(&all[1], NULL, has_a_deadline, NULL) == 0);
+  CHECK(pthread_create(&all[2], NULL, waits_for_more, NULL) == 0);
+  usleep(20000);
+  while (atomic_load(&leaving) == 0) {
+    CHECK_OK(rdma_msg_am_isend(a, number_of(a, "beta"), 7, 1, "message", 8, NULL, &request));
+    if (is_manual()) CHECK_OK(rdma_mgr_progress(a, NULL));
+    usleep(1000);
+  }
+  /* In thread mode the thread that has left may be one of the library, and who drives here goes on. */
+  if (!pthread_equal(left_thread, all[0])) CHECK(!is_manual());
+  CHECK_OK(rdma_msg_send(a, number_of(a, "beta"), 2, 1, "later", 6, NULL));
+  for (int i = 1; i < 3; i++) CHECK(pthread_join(all[i], NULL) == 0);
+  CHECK_MSG(waited >= 990 && waited < 5000, "%.0f ms in place of 1000", waited);
+  if (way == 2) _exit(0); /* the manager of such a thread does not end */
+  if (pthread_equal(left_thread, all[0])) ends_as_it_was_about_to(all[0]);
+  destroy_both();
+  return 0;
+}
+
+static void others_go_on(int how) {
+  char number[2] = {(char)('0' + how), 0};
+  proc *p = proc_start("seat", (const char *const[]){number, NULL});
+  int status = proc_finish(p);
+  CHECK_MSG(status == 0, "way %d: the process ended with %d", how, status);
+}
+
+static void r01_others_go_on_after_a_thread_that_left_a_callback(void) {
+  for (int how = 0; how < 2; how++) others_go_on(how), others_go_on(how);
+}
+
+/* Ruby ends its threads so, a callback or not. */
+static void r01_others_go_on_after_a_thread_that_was_taken_out_of_a_callback(void) {
+  others_go_on(2);
+}
+
 static const test_case cases[] = {
+    SLOW(r01_others_go_on_after_a_thread_that_left_a_callback, 60),
+    SLOW(r01_others_go_on_after_a_thread_that_was_taken_out_of_a_callback, 60),
     SLOW(r04_a_process_ends_after_a_thread_that_left_a_callback, 180),
-    SLOW(r04_destroy_does_not_wait_for_a_thread_that_left_a_callback, 180),
-    SLOW(r04_nor_does_it_in_a_handler_of_exit, 180),
+    SLOW(r04_a_manager_ends_after_a_thread_that_left_a_callback, 180),
+    SLOW(r04_so_it_does_in_a_handler_of_exit, 180),
 };
-static const test_role roles[] = {{"left", left_role}};
+static const test_role roles[] = {{"left", left_role}, {"seat", seat_role}};
 TEST_MAIN_ROLES(cases, roles)

@@ -1768,11 +1768,8 @@ rdma_code_t rdma_mgr_create(const rdma_mgr_options_t *options,
  * but not inside a callback, nor where a thread of `mgr` itself logs. `mgr` NULL is an error.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL or no handle; RDMA_FAILED_PRECONDITION:
- * inside a callback, destroyed already, or in a forked child: nothing was done; RDMA_ABORTED: a thread has
- * ended inside a callback of `mgr` (pthread_exit, pthread_cancel): the handle is dead, but operations have not
- * ended, their memory may still be read and written, callbacks of theirs may not run, calls of other threads may not have
- * returned, and connections stay until the process ends; RDMA_INTERNAL: a defect; the manager is dead and no callback
- * runs, but some may not have run.
+ * inside a callback, destroyed already, or in a forked child: nothing was done; RDMA_INTERNAL: a defect; the manager is dead and
+ * no callback runs, but some may not have run.
  */
 rdma_code_t rdma_mgr_destroy(rdma_mgr_t *mgr);
 

@@ -135,13 +135,13 @@ class Manager {
   rdma_mgr_t *c() const { return mgr_.get(); }
   explicit operator bool() const { return mgr_ != nullptr; }
   /* Ends the manager like the destructor, with the code. RDMA_FAILED_PRECONDITION (inside a callback): it
-   * lives on. RDMA_ABORTED: as rdma_mgr_destroy says. */
+   * lives on. */
   Status close() {
     if (!mgr_) return Status();
     Status status = Status::of(rdma_mgr_destroy(c()));
     if (status.code() != RDMA_FAILED_PRECONDITION) {
       mgr_.release();
-      status.code() == RDMA_ABORTED ? state_->leave() : state_->clear();
+      state_->clear();
     }
     return status;
   }
@@ -397,8 +397,7 @@ class Manager {
       if (rc == RDMA_OK || getpid() != process) return;
       /* The thread may be ending, and its last error gone. */
       const char *why = rdma_code_name(rc);
-      if (rc == RDMA_ABORTED) state->leave();
-      if (rc != RDMA_FAILED_PRECONDITION) { /* a defect of the library, where no callback runs any more, or that */
+      if (rc != RDMA_FAILED_PRECONDITION) { /* a defect of the library, where no callback runs any more */
         std::fprintf(stderr, "rdma_transport: the end of a Manager: %s: %s\n", why, Status::of(rc).message().c_str());
         return;
       }
@@ -427,13 +426,6 @@ class Manager {
       std::vector<std::shared_ptr<void>> gone; /* ends without the lock */
       std::lock_guard<std::mutex> lock(mutex);
       gone.swap(kept);
-    }
-    /* A thread has ended in a callback: others may still be in one, or on their way to one, so all of it stays. */
-    void leave() {
-      static_cast<void>(hooks.release());
-      std::lock_guard<std::mutex> lock(mutex);
-      static_cast<void>(new std::vector<std::shared_ptr<void>>(std::move(kept)));
-      static_cast<void>(new std::shared_ptr<void>(std::move(table)));
     }
     /* The callbacks of its buffers (rdma_transport_pair.hpp). */
     template <class Table>

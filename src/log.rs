@@ -78,7 +78,7 @@ const MAX_PENDING: usize = 1024;
 pub(crate) struct Own {
     depth: Cell<u32>,
     delivering: Cell<bool>,
-    /// `pending` is not empty.
+    /// `pending` is not empty, or the thread leaves, for which the end of its bracket is the time.
     waits: Cell<bool>,
     /// Empty, and so without memory, outside of brackets: it needs no destructor. So this storage is
     /// never dead, also where the application destroys a manager in a thread-local destructor.
@@ -97,6 +97,11 @@ impl Own {
             pending: RefCell::new(ManuallyDrop::new(Vec::new())),
             speaker: Cell::new(0),
         }
+    }
+
+    /// The thread leaves.
+    pub(crate) fn wait(&self) {
+        self.waits.set(true);
     }
 }
 
@@ -184,13 +189,6 @@ pub fn owes() -> bool {
     limit::owes()
 }
 
-/// Writes a line to stderr whatever the application has set, for a thread that must not call it.
-pub(crate) fn to_stderr(level: Level, text: &str) {
-    if enabled(level) {
-        stderr::put(level, text);
-    }
-}
-
 fn emit(level: Level, text: String) {
     let Some(callback) = CALLBACK.read().clone() else {
         return stderr::put(level, &text);
@@ -249,20 +247,29 @@ impl Drop for Deferred {
         let own = &self.0.log;
         own.depth.set(own.depth.get().wrapping_sub(1));
         if own.depth.get() == 0 && own.waits.get() {
-            deliver();
+            end_outermost(self.0);
         }
     }
+}
+
+/// The outermost bracket of a thread ends, and something waits for that.
+#[cold]
+fn end_outermost(thread: Thread) {
+    deliver();
+    // The outermost call of the library, too.
+    crate::ffi::go(thread);
 }
 
 /// Hands this thread's waiting messages to the callback. The caller holds no lock; for loops that
 /// block for long inside one bracket.
 #[cold]
 pub fn deliver() {
-    let own = &Thread::this().log;
+    let thread = Thread::this();
+    let own = &thread.log;
     if own.delivering.get() || own.pending.borrow().is_empty() {
         return;
     }
-    own.waits.set(false);
+    own.waits.set(thread.leaves());
     let messages = std::mem::take(&mut **own.pending.borrow_mut());
     for (level, text) in messages {
         let callback = CALLBACK.read().clone();

@@ -4,9 +4,10 @@
 //! It has no destructor, so it is never dead: every call, also `rdma_mgr_destroy`, works in a static or thread-local
 //! destructor of the application, whichever of the two the C library runs first.
 
+use std::cell::Cell;
 use std::ops::Deref;
 
-use crate::ffi::{Callers, Depth};
+use crate::ffi::{Callers, Depth, Leaving};
 use crate::log;
 use crate::manager::{Frames, Waits};
 
@@ -15,8 +16,11 @@ pub struct Own {
     pub(crate) log: log::Own,
     pub(crate) depth: Depth,
     pub(crate) callers: Callers,
+    pub(crate) leaving: Leaving,
     pub(crate) frames: Frames,
     pub(crate) waits: Waits,
+    /// The library has started it.
+    own: Cell<bool>,
 }
 
 thread_local! {
@@ -25,8 +29,10 @@ thread_local! {
             log: log::Own::new(),
             depth: Depth::new(),
             callers: Callers::new(),
+            leaving: Leaving::new(),
             frames: Frames::new(),
             waits: Waits::new(),
+            own: Cell::new(false),
         }
     };
 }
@@ -42,6 +48,21 @@ impl Thread {
     #[inline]
     pub fn this() -> Thread {
         OWN.with(|own| Thread(own))
+    }
+
+    /// This thread is one that the library has started.
+    pub(crate) fn is_started() {
+        Thread::this().own.set(true);
+    }
+
+    /// Whether it is.
+    pub(crate) fn is_own(self) -> bool {
+        self.own.get()
+    }
+
+    /// Whether it ends as soon as its outermost call of the library does.
+    pub(crate) fn leaves(self) -> bool {
+        self.leaving.is_set()
     }
 
     /// Tells it from all threads that live. Never 0.

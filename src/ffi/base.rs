@@ -12,21 +12,21 @@ use crate::status::{Code, Status};
 
 /// The library's version, "0.1.0". Threads: any. The text is static. Never NULL.
 #[unsafe(no_mangle)]
-pub extern "C" fn rdma_version() -> *const c_char {
+pub extern "C-unwind" fn rdma_version() -> *const c_char {
     const { concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast() }
 }
 
 /// The library's RDMA_ABI_VERSION; it serves applications compiled with this one or a lower one.
 /// Threads: any.
 #[unsafe(no_mangle)]
-pub extern "C" fn rdma_abi_version() -> u32 {
+pub extern "C-unwind" fn rdma_abi_version() -> u32 {
     RDMA_ABI_VERSION
 }
 
 /// The name of a code, "INVALID_ARGUMENT"; "INVALID_CODE" for a number that is none. Threads: any.
 /// The text is static. Never NULL.
 #[unsafe(no_mangle)]
-pub extern "C" fn rdma_code_name(code: rdma_code_t) -> *const c_char {
+pub extern "C-unwind" fn rdma_code_name(code: rdma_code_t) -> *const c_char {
     Code::from_i32(code).map_or(c"INVALID_CODE", Code::c_name).as_ptr()
 }
 
@@ -34,7 +34,7 @@ pub extern "C" fn rdma_code_name(code: rdma_code_t) -> *const c_char {
 /// Writes at most `cap` bytes with the NUL, cut if need be, and returns the full length without
 /// it; 0 if there was no error yet. Threads: any, each has its own. `buf` NULL: only the length.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_last_error(buf: *mut c_char, cap: usize) -> usize {
+pub unsafe extern "C-unwind" fn rdma_last_error(buf: *mut c_char, cap: usize) -> usize {
     with_last(|text| {
         if !buf.is_null() && cap > 0 {
             let part = cut(text, cap - 1);
@@ -56,7 +56,7 @@ pub unsafe extern "C" fn rdma_last_error(buf: *mut c_char, cap: usize) -> usize 
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: unknown level; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_set_log_callback(
+pub unsafe extern "C-unwind" fn rdma_set_log_callback(
     log: rdma_log_fn,
     level: i32,
     userdata: *mut c_void,
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn rdma_set_log_callback(
 /// Returns RDMA_OK; RDMA_OUT_OF_RANGE: the text was cut; RDMA_INVALID_ARGUMENT: `buf` NULL with
 /// cap above 0, or with `out_len` NULL; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_providers(
+pub unsafe extern "C-unwind" fn rdma_providers(
     buf: *mut c_char,
     cap: usize,
     out_len: *mut usize,

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::called::call;
+use super::called::{call, has_returned};
 use super::convert::{Text, meta_to_c, tensor_to_c};
 use super::message_convert::text_to_c;
 use super::types::*;
@@ -250,27 +250,28 @@ impl DeviceOps for Device {
     }
 
     fn copy_to_host(&self, host: u64, device: u64, nbytes: u64, done: CopyDone) {
-        let token = start_copy(done);
-        let (to, from) = (host as *mut c_void, device as *const c_void);
-        // SAFETY: the application's function, with the arguments that the header promises.
-        unsafe {
-            call(
-                self.copy_to_host,
-                (to, from, nbytes, Some(copy_done as _), token, self.userdata.0),
-            )
-        };
+        self.copy(self.copy_to_host, host, device, nbytes, done);
     }
 
     fn copy_from_host(&self, device: u64, host: u64, nbytes: u64, done: CopyDone) {
+        self.copy(self.copy_from_host, device, host, nbytes, done);
+    }
+}
+
+impl Device {
+    fn copy(&self, function: CopyToHost, to: u64, from: u64, nbytes: u64, done: CopyDone) {
         let token = start_copy(done);
-        let (to, from) = (device as *mut c_void, host as *const c_void);
+        let (to, from) = (to as *mut c_void, from as *const c_void);
         // SAFETY: the application's function, with the arguments that the header promises.
-        unsafe {
-            call(
-                self.copy_from_host,
-                (to, from, nbytes, Some(copy_done as _), token, self.userdata.0),
-            )
+        let returned = unsafe {
+            let args = (to, from, nbytes, Some(copy_done as _), token, self.userdata.0);
+            has_returned(function, args)
         };
+        if !returned && let Some(done) = take_copy(token) {
+            // It had not said that the copy is complete, and does so no more.
+            let text = "a thread ended inside the device's copy function";
+            done(Err(Status::new(Code::Aborted, text)));
+        }
     }
 }
 
@@ -285,11 +286,14 @@ fn start_copy(done: CopyDone) -> *mut c_void {
     id as *mut c_void
 }
 
+fn take_copy(token: *mut c_void) -> Option<CopyDone> {
+    COPIES.lock().as_mut().and_then(|copies| copies.remove(&(token as u64)))
+}
+
 /// What the application calls when a copy is complete.
 unsafe extern "C" fn copy_done(code: rdma_code_t, token: *mut c_void) {
     let _deferred = log::Deferred::new();
-    let done = COPIES.lock().as_mut().and_then(|copies| copies.remove(&(token as u64)));
-    let Some(done) = done else {
+    let Some(done) = take_copy(token) else {
         log::error(format_args!(
             "a device's copy was reported complete twice, or with the wrong token {}",
             token as u64

@@ -6,37 +6,87 @@
 //! half-way, and it ends the process ("FATAL: exception not rethrown") where it meets `catch_unwind`.
 //!
 //! So each of the application's functions is called through one frame of assembler, whose personality, which the unwinder asks
-//! before it takes a frame down, does not return from a forced unwind: the thread sleeps there until the process ends. What is
-//! the application's has been unwound by then, and nothing of the library. An exception is told apart: for it the
-//! frame says that nobody catches it, and C++ calls `std::terminate`, with the stack as it was. Nothing is done per call but the
-//! call.
+//! before it takes a frame down, stops a forced unwind there: what is the application's has been unwound by then, and the frame
+//! returns as if the function had. The library's frames end as ever, with all that they hold: the seat of who drives, callbacks
+//! that are still to be run, the marks of who is inside. A thread of the application goes on to unwind, with what the C
+//! library had begun, where its outermost call of the library ends (`go`); one of the library's own stays, since others need it.
+//! An exception is told apart: for it the frame says that nobody catches it, and C++ calls `std::terminate`, with the stack as it
+//! was. Nothing is done per call but the call.
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
+use std::ptr::null_mut;
 
-use crate::log;
-use crate::manager::lost;
+use super::types::{RDMA_ABORTED, RDMA_MSG_HANDLED};
 use crate::thread::Thread;
+
+/// This module's part of [`crate::thread`].
+pub(crate) struct Leaving {
+    /// The unwind that was stopped and is to go on, as the unwinder knows it; NULL: none.
+    unwind: Cell<*mut c_void>,
+}
+
+impl Leaving {
+    pub(crate) const fn new() -> Leaving {
+        Leaving { unwind: Cell::new(null_mut()) }
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        !self.unwind.get().is_null()
+    }
+}
+
+/// What stands for the result of a function that did not return.
+pub(super) trait Missing {
+    /// It.
+    fn missing() -> Self;
+}
+
+impl Missing for () {
+    fn missing() {}
+}
+
+/// No memory.
+impl Missing for *mut c_void {
+    fn missing() -> *mut c_void {
+        null_mut()
+    }
+}
+
+/// A code: it failed.
+impl Missing for i32 {
+    fn missing() -> i32 {
+        RDMA_ABORTED
+    }
+}
+
+/// What a handler says.
+impl Missing for u32 {
+    fn missing() -> u32 {
+        RDMA_MSG_HANDLED
+    }
+}
 
 /// A function of the application, with arguments of these types.
 pub(super) trait Function<Args> {
     /// What it returns.
-    type Result;
+    type Result: Missing;
 
-    /// Calls it.
+    /// Calls it. `None`: its thread would have ended inside of it.
     ///
     /// # Safety
     /// As for the function.
-    unsafe fn call(self, args: Args) -> Self::Result;
+    unsafe fn call(self, args: Args) -> Option<Self::Result>;
 }
 
 macro_rules! functions {
     ($($arg:ident $Arg:ident),*) => {
-        impl<R, $($Arg: Copy),*> Function<($($Arg,)*)> for unsafe extern "C" fn($($Arg),*) -> R {
+        impl<R: Missing, $($Arg: Copy),*> Function<($($Arg,)*)> for unsafe extern "C" fn($($Arg),*) -> R {
             type Result = R;
 
             #[inline(always)]
-            unsafe fn call(self, args: ($($Arg,)*)) -> R {
+            unsafe fn call(self, args: ($($Arg,)*)) -> Option<R> {
                 type Unwinds<R, $($Arg),*> = unsafe extern "C-unwind" fn($($Arg),*) -> R;
                 // SAFETY: the ABIs are the same, but that the compiler lets this one unwind.
                 let function = unsafe { std::mem::transmute::<Self, Unwinds<R, $($Arg),*>>(self) };
@@ -55,14 +105,24 @@ macro_rules! functions {
 
 functions!(a A, b B, c C, d D, e E, f F, g G, h H, i I);
 
-/// Calls a function of the application.
+/// Calls a function of the application. Where its thread would have ended inside of it, the result is [`Missing`].
 ///
 /// # Safety
 /// As for the function.
 #[inline(always)]
 pub(super) unsafe fn call<Args, F: Function<Args>>(function: F, args: Args) -> F::Result {
     // SAFETY: by this function's contract.
-    unsafe { function.call(args) }
+    unsafe { function.call(args) }.unwrap_or_else(Missing::missing)
+}
+
+/// The same, and whether it has returned.
+///
+/// # Safety
+/// As for the function.
+#[inline(always)]
+pub(super) unsafe fn has_returned<Args, F: Function<Args>>(function: F, args: Args) -> bool {
+    // SAFETY: by this function's contract.
+    unsafe { function.call(args) }.is_some()
 }
 
 /// A call on its way through the frame, and its result on its way back.
@@ -71,33 +131,45 @@ struct Call<F, R> {
     result: MaybeUninit<R>,
 }
 
-/// Runs `f` above the frame from which no thread comes back but by return.
+/// Runs `f` above the frame from which every thread comes back.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[inline(always)]
-fn held<R, F: FnOnce() -> R + Copy>(f: F) -> R {
-    unsafe extern "C-unwind" fn run<R, F: FnOnce() -> R + Copy>(call: *mut c_void) {
+fn held<R, F: FnOnce() -> R + Copy>(f: F) -> Option<R> {
+    unsafe extern "C-unwind" fn run<R, F: FnOnce() -> R + Copy>(call: *mut c_void) -> usize {
         // SAFETY: `held` passes this, and leaves it alone until it has returned.
         let call = unsafe { &mut *call.cast::<Call<F, R>>() };
         call.result.write((call.f)());
+        RETURNED
     }
     let mut call = Call { f, result: MaybeUninit::uninit() };
     // SAFETY: the call, for the function that knows its type.
-    unsafe { frame((&raw mut call).cast(), run::<R, F>) };
-    // SAFETY: `frame` has returned, so `run` has, which writes it.
-    unsafe { call.result.assume_init() }
+    match unsafe { frame((&raw mut call).cast(), run::<R, F>) } {
+        // SAFETY: `run` has returned, which writes it.
+        RETURNED => Some(unsafe { call.result.assume_init() }),
+        _ => None,
+    }
 }
+
+/// What `frame` returns: `run` has returned, or its thread would have ended inside of it.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+const RETURNED: usize = 0;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+const LEFT: usize = 1;
 
 /// Elsewhere a thread must not end inside of a callback.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 #[inline(always)]
-fn held<R, F: FnOnce() -> R + Copy>(f: F) -> R {
-    f()
+fn held<R, F: FnOnce() -> R + Copy>(f: F) -> Option<R> {
+    Some(f())
 }
 
-/// Calls `run(call)`. What unwinds it asks [`left`].
+/// Calls `run(call)`, and returns what that does. What unwinds it asks [`left`].
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
-unsafe extern "C" fn frame(call: *mut c_void, run: unsafe extern "C-unwind" fn(*mut c_void)) {
+unsafe extern "C" fn frame(
+    call: *mut c_void,
+    run: unsafe extern "C-unwind" fn(*mut c_void) -> usize,
+) -> usize {
     std::arch::naked_asm!(
         ".pushsection .data.rel.ro.rdma_transport_left, \"aw\", @progbits",
         ".p2align 3",
@@ -120,7 +192,10 @@ unsafe extern "C" fn frame(call: *mut c_void, run: unsafe extern "C-unwind" fn(*
 /// The same.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
-unsafe extern "C" fn frame(call: *mut c_void, run: unsafe extern "C-unwind" fn(*mut c_void)) {
+unsafe extern "C" fn frame(
+    call: *mut c_void,
+    run: unsafe extern "C-unwind" fn(*mut c_void) -> usize,
+) -> usize {
     std::arch::naked_asm!(
         ".pushsection .data.rel.ro.rdma_transport_left, \"aw\", @progbits",
         ".p2align 3",
@@ -144,15 +219,30 @@ unsafe extern "C" fn frame(call: *mut c_void, run: unsafe extern "C-unwind" fn(*
     )
 }
 
-/// Of the unwinder's interface (Itanium C++ ABI, "Exception Handling", 1.6.2): the actions that it asks for, and the answers.
+/// Of the unwinder's interface (Itanium C++ ABI, "Exception Handling", 1.3 to 1.6): the actions that it asks for, the answers, and
+/// what a personality may change of the frame.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod unwinder {
-    use std::ffi::c_int;
+    use std::ffi::{c_int, c_void};
 
     pub(super) const SEARCH: c_int = 1;
     pub(super) const FORCED: c_int = 8;
     pub(super) const FATAL_IN_CLEANUP: c_int = 2;
     pub(super) const FATAL_IN_SEARCH: c_int = 3;
+    pub(super) const INSTALL_CONTEXT: c_int = 7;
+    /// The register of a function's result, by its number in DWARF: rax, and x0.
+    pub(super) const RESULT: c_int = 0;
+
+    unsafe extern "C-unwind" {
+        #[link_name = "_Unwind_GetIP"]
+        pub(super) fn get_ip(context: *mut c_void) -> usize;
+        #[link_name = "_Unwind_SetIP"]
+        pub(super) fn set_ip(context: *mut c_void, ip: usize);
+        #[link_name = "_Unwind_SetGR"]
+        pub(super) fn set_register(context: *mut c_void, register: c_int, value: usize);
+        #[link_name = "_Unwind_Resume"]
+        pub(super) fn resume(unwind: *mut c_void) -> !;
+    }
 }
 
 /// The personality of `frame`: something unwinds the stack, and has come to it.
@@ -161,11 +251,18 @@ unsafe extern "C" fn left(
     _version: c_int,
     actions: c_int,
     _class: u64,
-    _exception: *mut c_void,
-    _context: *mut c_void,
+    unwind: *mut c_void,
+    context: *mut c_void,
 ) -> c_int {
     if actions & unwinder::FORCED != 0 {
-        sleep_for_ever();
+        note(unwind);
+        // The frame goes on behind its call, as if that had returned.
+        // SAFETY: the unwinder's own, of this frame.
+        unsafe {
+            unwinder::set_register(context, unwinder::RESULT, LEFT);
+            unwinder::set_ip(context, unwinder::get_ip(context));
+        }
+        return unwinder::INSTALL_CONTEXT;
     }
     // An exception finds nobody who catches it, and whoever threw it ends the process.
     match actions & unwinder::SEARCH {
@@ -174,20 +271,28 @@ unsafe extern "C" fn left(
     }
 }
 
-/// What is left of this thread.
+/// This thread ends, by an unwind that was stopped.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-fn sleep_for_ever() -> ! {
+fn note(unwind: *mut c_void) {
     let thread = Thread::this();
-    lost::lose(thread);
-    // Not by the application's function: where its threads cannot run any more, neither can that.
-    log::to_stderr(
-        log::Level::Warn,
-        "a thread has ended inside a callback (pthread_exit, pthread_cancel, or an interpreter that ends): it sleeps until the \
-         process does, and what its manager has under way may never end. Destroy managers before that, in Python by atexit",
-    );
-    super::callers::leave(thread);
-    loop {
-        // SAFETY: no arguments. Whatever wakes it, there is nothing to come back to.
-        unsafe { libc::pause() };
+    if thread.is_own() {
+        return;
+    }
+    thread.leaving.unwind.set(unwind);
+    // It is asked for where the outermost call ends, as what was logged is.
+    thread.log.wait();
+}
+
+/// The outermost call of the library ends on this thread. If the thread was about to end inside of it, that goes on.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+pub(crate) fn go(thread: Thread) {
+    let unwind = thread.leaving.unwind.replace(null_mut());
+    if !unwind.is_null() {
+        // SAFETY: a forced unwind of this thread, which has been stopped below; its frames there are gone.
+        unsafe { unwinder::resume(unwind) }
     }
 }
+
+/// Elsewhere none was stopped.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub(crate) fn go(_: Thread) {}

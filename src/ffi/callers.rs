@@ -98,7 +98,8 @@ fn find_places(thread: Thread) -> Option<&'static Places> {
         return None;
     }
     let mut all = ALL.write();
-    let places = match all.iter().find(|places| has_ended(places.owner.load(Ordering::Relaxed))) {
+    let places = match all.iter().find(|places| os::has_ended(places.owner.load(Ordering::Relaxed)))
+    {
         Some(&places) => places,
         None => {
             let mut new = Vec::new();
@@ -118,13 +119,6 @@ fn find_places(thread: Thread) -> Option<&'static Places> {
     Some(places)
 }
 
-/// This thread never comes back from the calls that it is inside of, and nobody is to wait for it.
-pub(super) fn leave(thread: Thread) {
-    if let Some(places) = thread.callers.places.get() {
-        places.handles.iter().for_each(|place| place.store(null_mut(), Ordering::Release));
-    }
-}
-
 /// In a forked child, by its one thread: it has another number there.
 pub(super) fn renumber() {
     if let Some(places) = Thread::this().callers.places.get() {
@@ -133,21 +127,18 @@ pub(super) fn renumber() {
     }
 }
 
-/// Whether no thread of this process has this number any more.
-fn has_ended(thread: libc::pid_t) -> bool {
-    // SAFETY: no pointers; signal 0 is none.
-    let found = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, 0) };
-    found != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
-}
-
 /// Waits until no thread has the handle, which is retired, noted.
 pub(super) fn wait_for_calls(handle: &rdma_mgr) {
     order();
     let handle = std::ptr::from_ref(handle).cast_mut();
     let inside = || {
         let all = ALL.read();
-        let mut places = all.iter().flat_map(|places| &places.handles);
-        places.any(|place| place.load(Ordering::Acquire) == handle)
+        let noted = |places: &&Places| {
+            places.handles.iter().any(|place| place.load(Ordering::Acquire) == handle)
+        };
+        // One that has ended inside of a call, without a word to anybody, is inside no more.
+        let lives = |places: &Places| !os::has_ended(places.owner.load(Ordering::Relaxed));
+        all.iter().copied().filter(noted).any(lives)
     };
     while inside() {
         std::thread::sleep(LOOK);

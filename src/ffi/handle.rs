@@ -119,11 +119,8 @@ pub(super) fn abandon(handle: &'static rdma_mgr) {
     handle.retired.store(true, Ordering::SeqCst);
     let manager = handle.manager.read_recursive().clone();
     if let Some(manager) = manager {
-        let ended = manager.destroy();
-        match ended.is_err_and(|status| status.code == Code::Aborted) {
-            true => retire_lost(handle, manager),
-            false => retire(handle, manager),
-        }
+        let _ = manager.destroy();
+        retire(handle, manager);
     } else {
         handle.beside.lock().clear();
         DEAD.lock().push_back(handle);
@@ -138,13 +135,6 @@ fn retire(handle: &'static rdma_mgr, manager: Arc<Manager>) {
     drop((last, manager));
     handle.beside.lock().clear();
     DEAD.lock().push_back(handle);
-}
-
-/// Lets no new call in, and leaves the rest as it is: a thread that sleeps for ever has it, and it is for the process's end to
-/// take it. So the handle is not used again.
-fn retire_lost(handle: &'static rdma_mgr, manager: Arc<Manager>) {
-    handle.retired.store(true, Ordering::SeqCst);
-    std::mem::forget(manager);
 }
 
 /// A manager in use by a call.
@@ -285,10 +275,6 @@ pub(super) unsafe fn destroy(mgr: *mut rdma_mgr_t) -> Result<(), Status> {
     if ended.as_ref().is_err_and(|status| status.code == Code::FailedPrecondition) {
         // Refused: nothing was ended.
         handle.closing.store(false, Ordering::Release);
-        return ended;
-    }
-    if ended.as_ref().is_err_and(|status| status.code == Code::Aborted) {
-        retire_lost(handle, manager);
         return ended;
     }
     // Also after a defect the handle is dead, and calls of other threads have returned: who frees

@@ -18,7 +18,7 @@ use crate::key::{self, ParsedKey};
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: an argument NULL, wrong struct_size, key_len not 1 to
 /// 65536, or a malformed key, with the part that is wrong; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_key_parse(
+pub unsafe extern "C-unwind" fn rdma_key_parse(
     key: *const c_char,
     key_len: usize,
     out: *mut rdma_parsed_key_t,
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn rdma_key_parse(
 /// bytes, bytes that are not UTF-8, `buf` NULL with cap above 0, or with `out_len` NULL;
 /// RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_key_build(
+pub unsafe extern "C-unwind" fn rdma_key_build(
     parts: *const rdma_parsed_key_t,
     buf: *mut c_char,
     cap: usize,

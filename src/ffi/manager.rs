@@ -27,7 +27,7 @@ use crate::status::{Code, Status};
 /// a secret named by the environment, which is not read in a program that has other rights than who runs it,
 /// and none in the options; options.pool destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mgr_create(
+pub unsafe extern "C-unwind" fn rdma_mgr_create(
     options: *const rdma_mgr_options_t,
     out: *mut *mut rdma_mgr_t,
 ) -> rdma_code_t {
@@ -93,13 +93,10 @@ pub unsafe extern "C" fn rdma_mgr_create(
 /// but not inside a callback, nor where a thread of `mgr` itself logs. `mgr` NULL is an error.
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL or no handle; RDMA_FAILED_PRECONDITION:
-/// inside a callback, destroyed already, or in a forked child: nothing was done; RDMA_ABORTED: a thread has
-/// ended inside a callback of `mgr` (pthread_exit, pthread_cancel): the handle is dead, but operations have not
-/// ended, their memory may still be read and written, callbacks of theirs may not run, calls of other threads may not have
-/// returned, and connections stay until the process ends; RDMA_INTERNAL: a defect; the manager is dead and no callback
-/// runs, but some may not have run.
+/// inside a callback, destroyed already, or in a forked child: nothing was done; RDMA_INTERNAL: a defect; the manager is dead and
+/// no callback runs, but some may not have run.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mgr_destroy(mgr: *mut rdma_mgr_t) -> rdma_code_t {
+pub unsafe extern "C-unwind" fn rdma_mgr_destroy(mgr: *mut rdma_mgr_t) -> rdma_code_t {
     guard("rdma_mgr_destroy", || {
         // SAFETY: the caller's handle, as the header demands.
         unsafe { handle::destroy(mgr) }

@@ -23,7 +23,7 @@ use crate::status::Status;
 /// RDMA_ALREADY_EXISTS: overlaps registered memory; RDMA_NOT_FOUND: unknown device;
 /// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mem_register(
+pub unsafe extern "C-unwind" fn rdma_mem_register(
     mgr: *mut rdma_mgr_t,
     addr: *mut c_void,
     len: usize,
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn rdma_mem_register(
 /// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child, or called inside a device's copy
 /// function of this memory; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mem_unregister(
+pub unsafe extern "C-unwind" fn rdma_mem_unregister(
     mgr: *mut rdma_mgr_t,
     addr: *mut c_void,
 ) -> rdma_code_t {
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn rdma_mem_unregister(
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `addr` NULL, len 0 or beyond the address space;
 /// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mem_invalidate(
+pub unsafe extern "C-unwind" fn rdma_mem_invalidate(
     mgr: *mut rdma_mgr_t,
     addr: *mut c_void,
     len: usize,
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn rdma_mem_invalidate(
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `out` NULL, len 0 or more than half of
 /// the address space (PTRDIFF_MAX); RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mem_alloc(
+pub unsafe extern "C-unwind" fn rdma_mem_alloc(
     mgr: *mut rdma_mgr_t,
     len: usize,
     out: *mut *mut c_void,
@@ -125,7 +125,10 @@ pub unsafe extern "C" fn rdma_mem_alloc(
 /// rdma_mem_alloc of this manager, or freed already; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in
 /// a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mem_free(mgr: *mut rdma_mgr_t, addr: *mut c_void) -> rdma_code_t {
+pub unsafe extern "C-unwind" fn rdma_mem_free(
+    mgr: *mut rdma_mgr_t,
+    addr: *mut c_void,
+) -> rdma_code_t {
     guard("rdma_mem_free", || {
         // SAFETY: the caller's handle, as the header demands.
         let mgr = unsafe { borrow(mgr) }?;
@@ -144,7 +147,7 @@ pub unsafe extern "C" fn rdma_mem_free(mgr: *mut rdma_mgr_t, addr: *mut c_void) 
 /// struct_size; RDMA_RESOURCE_EXHAUSTED: too many devices; RDMA_FAILED_PRECONDITION: `mgr`
 /// destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mgr_register_device(
+pub unsafe extern "C-unwind" fn rdma_mgr_register_device(
     mgr: *mut rdma_mgr_t,
     ops: *const rdma_device_ops_t,
     userdata: *mut c_void,

@@ -37,7 +37,7 @@ static MESHES: Type<Mesh> = Type {
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `options` NULL, wrong size; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mesh_options_init(
+pub unsafe extern "C-unwind" fn rdma_mesh_options_init(
     options: *mut rdma_mesh_options_t,
     struct_size: usize,
 ) -> rdma_code_t {
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn rdma_mesh_options_init(
 /// destroyed meanwhile; RDMA_RESOURCE_EXHAUSTED: too many peers; as rdma_store_set and
 /// rdma_mgr_export_address; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mesh_connect(
+pub unsafe extern "C-unwind" fn rdma_mesh_connect(
     mgr: *mut rdma_mgr_t,
     store: *const rdma_store_t,
     rank: u32,
@@ -132,7 +132,7 @@ fn ended_meanwhile(status: Status) -> Status {
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mesh` or `out_peer` NULL, no such rank; RDMA_FAILED_PRECONDITION:
 /// `mesh` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mesh_peer(
+pub unsafe extern "C-unwind" fn rdma_mesh_peer(
     mesh: *const rdma_mesh_t,
     rank: u32,
     out_peer: *mut rdma_peer_t,
@@ -153,7 +153,7 @@ pub unsafe extern "C" fn rdma_mesh_peer(
 /// RDMA_NOT_FOUND: it is no rank; RDMA_FAILED_PRECONDITION: `mesh` destroyed or in a forked child;
 /// RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mesh_rank(
+pub unsafe extern "C-unwind" fn rdma_mesh_rank(
     mesh: *const rdma_mesh_t,
     peer: rdma_peer_t,
     out_rank: *mut u32,
@@ -176,7 +176,7 @@ pub unsafe extern "C" fn rdma_mesh_rank(
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mesh` NULL or no handle; RDMA_FAILED_PRECONDITION: inside a
 /// callback, destroyed already, or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mesh_destroy(mesh: *mut rdma_mesh_t) -> rdma_code_t {
+pub unsafe extern "C-unwind" fn rdma_mesh_destroy(mesh: *mut rdma_mesh_t) -> rdma_code_t {
     guard("rdma_mesh_destroy", || {
         // SAFETY: the caller's handle, as the header demands.
         unsafe { MESHES.end(mesh.cast(), |_| ()) }

@@ -26,7 +26,7 @@ use crate::status::Status;
 /// peer; RDMA_FAILED_PRECONDITION: inside a callback, `mgr` destroyed or in a forked child;
 /// RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_probe(
+pub unsafe extern "C-unwind" fn rdma_msg_probe(
     mgr: *mut rdma_mgr_t,
     source: rdma_peer_t,
     comm: u32,
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn rdma_msg_probe(
 /// Returns what rdma_msg_irecv returns; RDMA_INVALID_ARGUMENT also: `message` 0; RDMA_NOT_FOUND also:
 /// the message is not known, or was received.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_imrecv(
+pub unsafe extern "C-unwind" fn rdma_msg_imrecv(
     mgr: *mut rdma_mgr_t,
     message: u64,
     buf: *mut c_void,
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn rdma_msg_imrecv(
 /// already, or it never was; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child;
 /// RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_cancel(
+pub unsafe extern "C-unwind" fn rdma_msg_cancel(
     mgr: *mut rdma_mgr_t,
     request: rdma_msg_request_t,
 ) -> rdma_code_t {
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn rdma_msg_cancel(
 /// already, or it never was; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child;
 /// RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_free(
+pub unsafe extern "C-unwind" fn rdma_msg_free(
     mgr: *mut rdma_mgr_t,
     request: rdma_msg_request_t,
 ) -> rdma_code_t {

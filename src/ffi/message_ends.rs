@@ -212,7 +212,7 @@ fn how(how: u32) -> Result<Collect, Status> {
 /// unknown `how`, wrong struct_size; RDMA_NOT_FOUND: a request is not known; RDMA_FAILED_PRECONDITION:
 /// inside a callback, `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_test(
+pub unsafe extern "C-unwind" fn rdma_msg_test(
     mgr: *mut rdma_mgr_t,
     requests: *mut rdma_msg_request_t,
     count: usize,
@@ -244,7 +244,7 @@ pub unsafe extern "C" fn rdma_msg_test(
 /// taken (without out_statuses also the code of one that was taken: *out_count and its request tell);
 /// RDMA_INVALID_ARGUMENT also: another negative timeout; RDMA_CANCELLED: `mgr` was destroyed meanwhile.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_wait(
+pub unsafe extern "C-unwind" fn rdma_msg_wait(
     mgr: *mut rdma_mgr_t,
     requests: *mut rdma_msg_request_t,
     count: usize,

@@ -54,7 +54,7 @@ fn handler(
 /// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` is being
 /// destroyed; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_handler(
+pub unsafe extern "C-unwind" fn rdma_msg_handler(
     mgr: *mut rdma_mgr_t,
     handler_id: u32,
     handler: rdma_msg_handler_fn,
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn rdma_msg_handler(
 ///
 /// Returns what rdma_msg_isend returns.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_am_isend(
+pub unsafe extern "C-unwind" fn rdma_msg_am_isend(
     mgr: *mut rdma_mgr_t,
     peer: rdma_peer_t,
     handler_id: u32,
@@ -109,7 +109,7 @@ pub unsafe extern "C" fn rdma_msg_am_isend(
 /// Returns what rdma_msg_isend returns of its arguments; RDMA_INVALID_ARGUMENT also: `out_persistent`
 /// NULL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_send_init(
+pub unsafe extern "C-unwind" fn rdma_msg_send_init(
     mgr: *mut rdma_mgr_t,
     peer: rdma_peer_t,
     comm: u32,
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn rdma_msg_send_init(
 /// Returns what rdma_msg_irecv returns of its arguments; RDMA_INVALID_ARGUMENT also: `out_persistent`
 /// NULL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_recv_init(
+pub unsafe extern "C-unwind" fn rdma_msg_recv_init(
     mgr: *mut rdma_mgr_t,
     source: rdma_peer_t,
     comm: u32,
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn rdma_msg_recv_init(
 /// Returns what rdma_msg_isend or rdma_msg_irecv returns; RDMA_INVALID_ARGUMENT also: `persistent` 0;
 /// RDMA_NOT_FOUND also: `persistent` is not known, or was freed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_start(
+pub unsafe extern "C-unwind" fn rdma_msg_start(
     mgr: *mut rdma_mgr_t,
     persistent: rdma_msg_persistent_t,
     out_status: *mut rdma_msg_status_t,
@@ -228,7 +228,7 @@ pub unsafe extern "C" fn rdma_msg_start(
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, `persistent` 0; RDMA_NOT_FOUND: not known, or
 /// freed already; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_persistent_free(
+pub unsafe extern "C-unwind" fn rdma_msg_persistent_free(
     mgr: *mut rdma_mgr_t,
     persistent: rdma_msg_persistent_t,
 ) -> rdma_code_t {
@@ -248,7 +248,7 @@ pub unsafe extern "C" fn rdma_msg_persistent_free(
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, `bytes` 0; RDMA_ALREADY_EXISTS: attached already;
 /// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_attach(mgr: *mut rdma_mgr_t, bytes: u64) -> rdma_code_t {
+pub unsafe extern "C-unwind" fn rdma_msg_attach(mgr: *mut rdma_mgr_t, bytes: u64) -> rdma_code_t {
     guard_on("rdma_msg_attach", |thread| {
         // SAFETY: the caller's handle, as the header demands.
         let mgr = unsafe { borrow_on(mgr, thread) }?;
@@ -265,7 +265,10 @@ pub unsafe extern "C" fn rdma_msg_attach(mgr: *mut rdma_mgr_t, bytes: u64) -> rd
 /// not gone in time, and the buffer stays attached; RDMA_FAILED_PRECONDITION: none is attached, inside a callback, `mgr`
 /// destroyed or in a forked child; RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_detach(mgr: *mut rdma_mgr_t, timeout_ms: i64) -> rdma_code_t {
+pub unsafe extern "C-unwind" fn rdma_msg_detach(
+    mgr: *mut rdma_mgr_t,
+    timeout_ms: i64,
+) -> rdma_code_t {
     guard_on("rdma_msg_detach", |thread| {
         let limit = limit("timeout_ms", timeout_ms)?;
         // SAFETY: the caller's handle, as the header demands.
@@ -282,7 +285,7 @@ pub unsafe extern "C" fn rdma_msg_detach(mgr: *mut rdma_mgr_t, timeout_ms: i64) 
 /// RDMA_NOT_FOUND: unknown peer; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child;
 /// RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_room(
+pub unsafe extern "C-unwind" fn rdma_msg_room(
     mgr: *mut rdma_mgr_t,
     peer: rdma_peer_t,
     out_bytes: *mut u64,
@@ -310,7 +313,7 @@ pub unsafe extern "C" fn rdma_msg_room(
 /// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` is being
 /// destroyed; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_on_room(
+pub unsafe extern "C-unwind" fn rdma_msg_on_room(
     mgr: *mut rdma_mgr_t,
     peer: rdma_peer_t,
     bytes: u64,

@@ -24,7 +24,7 @@ use crate::thread::Thread;
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: an argument NULL, malformed name; RDMA_NOT_FOUND: unknown
 /// peer; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_peer_lookup(
+pub unsafe extern "C-unwind" fn rdma_peer_lookup(
     mgr: *mut rdma_mgr_t,
     peer_name: *const c_char,
     out_peer: *mut rdma_peer_t,
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn rdma_peer_lookup(
 /// number of a peer, `buf` NULL with cap above 0, or with `out_len` NULL; RDMA_NOT_FOUND: unknown peer;
 /// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_peer_name(
+pub unsafe extern "C-unwind" fn rdma_peer_name(
     mgr: *mut rdma_mgr_t,
     peer: rdma_peer_t,
     buf: *mut c_char,
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn rdma_peer_name(
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `options` NULL, wrong struct_size; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_options_init(
+pub unsafe extern "C-unwind" fn rdma_msg_options_init(
     options: *mut rdma_msg_options_t,
     struct_size: usize,
 ) -> rdma_code_t {
@@ -114,7 +114,7 @@ pub unsafe extern "C" fn rdma_msg_options_init(
 /// memory was unregistered, or no connection as rdma_mgr_connect tells; RDMA_DATA_LOSS: what came over the connection was damaged;
 /// RDMA_INVALID_ARGUMENT: the peer broke the protocol, or no manager answers there; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_isend(
+pub unsafe extern "C-unwind" fn rdma_msg_isend(
     mgr: *mut rdma_mgr_t,
     peer: rdma_peer_t,
     comm: u32,
@@ -349,7 +349,7 @@ pub(super) unsafe fn hand_out(
 /// memory; RDMA_DATA_LOSS: the checksum differs; RDMA_FAILED_PRECONDITION, RDMA_PERMISSION_DENIED: its
 /// memory, or the sender's, was unregistered; RDMA_INVALID_ARGUMENT: the peer broke the protocol; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_irecv(
+pub unsafe extern "C-unwind" fn rdma_msg_irecv(
     mgr: *mut rdma_mgr_t,
     source: rdma_peer_t,
     comm: u32,
@@ -436,7 +436,7 @@ pub(super) unsafe fn tell_received(
 /// Returns what rdma_msg_isend returns, and the end; RDMA_FAILED_PRECONDITION also: inside a callback, in another
 /// mode than RDMA_MSG_BUFFERED.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_send(
+pub unsafe extern "C-unwind" fn rdma_msg_send(
     mgr: *mut rdma_mgr_t,
     peer: rdma_peer_t,
     comm: u32,
@@ -481,7 +481,7 @@ pub unsafe extern "C" fn rdma_msg_send(
 ///
 /// Returns what rdma_msg_irecv returns, and the end; RDMA_FAILED_PRECONDITION also: inside a callback.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_msg_recv(
+pub unsafe extern "C-unwind" fn rdma_msg_recv(
     mgr: *mut rdma_mgr_t,
     source: rdma_peer_t,
     comm: u32,

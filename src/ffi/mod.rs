@@ -43,6 +43,7 @@ mod types;
 mod unbound;
 
 pub use base::*;
+pub(crate) use called::{Leaving, go};
 pub(crate) use callers::Own as Callers;
 pub(crate) use error::Depth;
 pub use keys::*;

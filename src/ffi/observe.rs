@@ -19,7 +19,7 @@ const MAX_PATH_LEN: usize = 4095;
 /// NULL with cap above 0, or with `out_len` NULL; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a
 /// forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mgr_stats_json(
+pub unsafe extern "C-unwind" fn rdma_mgr_stats_json(
     mgr: *const rdma_mgr_t,
     buf: *mut c_char,
     cap: usize,
@@ -40,7 +40,7 @@ pub unsafe extern "C" fn rdma_mgr_stats_json(
 /// NULL with cap above 0, or with `out_len` NULL; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a
 /// forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mgr_metrics(
+pub unsafe extern "C-unwind" fn rdma_mgr_metrics(
     mgr: *const rdma_mgr_t,
     buf: *mut c_char,
     cap: usize,
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn rdma_mgr_metrics(
 /// RDMA_NOT_FOUND, RDMA_PERMISSION_DENIED, RDMA_RESOURCE_EXHAUSTED, RDMA_UNAVAILABLE: the file
 /// cannot be written; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_trace_start(
+pub unsafe extern "C-unwind" fn rdma_trace_start(
     mgr: *mut rdma_mgr_t,
     path: *const c_char,
 ) -> rdma_code_t {
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn rdma_trace_start(
 /// running, `mgr` destroyed or in a forked child; RDMA_RESOURCE_EXHAUSTED, RDMA_UNAVAILABLE: the
 /// file could not be written; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_trace_stop(mgr: *mut rdma_mgr_t) -> rdma_code_t {
+pub unsafe extern "C-unwind" fn rdma_trace_stop(mgr: *mut rdma_mgr_t) -> rdma_code_t {
     guard("rdma_trace_stop", || {
         // SAFETY: the caller's handle, as the header demands.
         unsafe { borrow(mgr) }?.trace_stop()

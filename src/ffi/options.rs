@@ -16,7 +16,7 @@ use crate::status::Status;
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `options` NULL, wrong size; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mgr_options_init(
+pub unsafe extern "C-unwind" fn rdma_mgr_options_init(
     options: *mut rdma_mgr_options_t,
     struct_size: usize,
 ) -> rdma_code_t {
@@ -30,7 +30,7 @@ pub unsafe extern "C" fn rdma_mgr_options_init(
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `options` NULL, wrong size; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_recv_options_init(
+pub unsafe extern "C-unwind" fn rdma_recv_options_init(
     options: *mut rdma_recv_options_t,
     struct_size: usize,
 ) -> rdma_code_t {
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn rdma_recv_options_init(
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `options` NULL, wrong size; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_send_options_init(
+pub unsafe extern "C-unwind" fn rdma_send_options_init(
     options: *mut rdma_send_options_t,
     struct_size: usize,
 ) -> rdma_code_t {
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn rdma_send_options_init(
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `tensor` NULL, wrong size; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_tensor_init(
+pub unsafe extern "C-unwind" fn rdma_tensor_init(
     tensor: *mut rdma_tensor_t,
     struct_size: usize,
 ) -> rdma_code_t {

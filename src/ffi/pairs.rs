@@ -105,7 +105,7 @@ fn told(event: rdma_buffer_fn, userdata: *mut c_void) -> OnBuffer {
 /// RDMA_RESOURCE_EXHAUSTED: too many pairs, no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a
 /// forked child; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_pair_create(
+pub unsafe extern "C-unwind" fn rdma_pair_create(
     mgr: *mut rdma_mgr_t,
     rank: u64,
     timeout_ms: i64,
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn rdma_pair_create(
 /// `address` NULL with cap above 0; RDMA_NOT_FOUND: unknown pair; RDMA_FAILED_PRECONDITION: `mgr`
 /// destroyed or in a forked child; as rdma_mgr_listen if it has to listen; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_pair_address(
+pub unsafe extern "C-unwind" fn rdma_pair_address(
     mgr: *mut rdma_mgr_t,
     pair: rdma_pair_t,
     address: *mut u8,
@@ -164,7 +164,7 @@ pub unsafe extern "C" fn rdma_pair_address(
 /// with a timeout, `mgr` destroyed or in a forked child; RDMA_RESOURCE_EXHAUSTED: too many peers, a buffer
 /// that cannot be registered; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL; and what else rdma_mgr_connect returns.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_pair_connect(
+pub unsafe extern "C-unwind" fn rdma_pair_connect(
     mgr: *mut rdma_mgr_t,
     pair: rdma_pair_t,
     address: *const u8,
@@ -187,7 +187,7 @@ pub unsafe extern "C" fn rdma_pair_connect(
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: an argument NULL, wrong struct_size; RDMA_NOT_FOUND: unknown
 /// pair; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_pair_info(
+pub unsafe extern "C-unwind" fn rdma_pair_info(
     mgr: *mut rdma_mgr_t,
     pair: rdma_pair_t,
     out: *mut rdma_pair_info_t,
@@ -228,7 +228,10 @@ pub unsafe extern "C" fn rdma_pair_info(
 /// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_RESOURCE_EXHAUSTED: no memory;
 /// RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_pair_close(mgr: *mut rdma_mgr_t, pair: rdma_pair_t) -> rdma_code_t {
+pub unsafe extern "C-unwind" fn rdma_pair_close(
+    mgr: *mut rdma_mgr_t,
+    pair: rdma_pair_t,
+) -> rdma_code_t {
     // SAFETY: the caller's handle, as the header demands.
     guard("rdma_pair_close", || unsafe { borrow(mgr)?.pair_close(pair) })
 }
@@ -283,7 +286,7 @@ unsafe fn create(
 /// memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; why the pair is broken;
 /// RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_buffer_create_send(
+pub unsafe extern "C-unwind" fn rdma_buffer_create_send(
     mgr: *mut rdma_mgr_t,
     pair: rdma_pair_t,
     slot: u64,
@@ -313,7 +316,7 @@ pub unsafe extern "C" fn rdma_buffer_create_send(
 /// of all pairs), memory that cannot be registered, no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed
 /// or in a forked child; why the pair is broken; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_buffer_create_recv(
+pub unsafe extern "C-unwind" fn rdma_buffer_create_recv(
     mgr: *mut rdma_mgr_t,
     pair: rdma_pair_t,
     slot: u64,
@@ -355,7 +358,7 @@ pub unsafe extern "C" fn rdma_buffer_create_recv(
 /// RDMA_UNAVAILABLE: the other end is gone; RDMA_DATA_LOSS; and why it did not connect, as rdma_pair_connect
 /// tells.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_buffer_send(
+pub unsafe extern "C-unwind" fn rdma_buffer_send(
     mgr: *mut rdma_mgr_t,
     buffer: rdma_buffer_t,
     offset: usize,
@@ -382,7 +385,7 @@ pub unsafe extern "C" fn rdma_buffer_send(
 /// inside a callback, `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` is being destroyed;
 /// RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_buffer_wait_send(
+pub unsafe extern "C-unwind" fn rdma_buffer_wait_send(
     mgr: *mut rdma_mgr_t,
     buffer: rdma_buffer_t,
     timeout_ms: i64,
@@ -406,7 +409,7 @@ pub unsafe extern "C" fn rdma_buffer_wait_send(
 /// RDMA_FAILED_PRECONDITION: a send buffer, a buffer with a callback, inside a callback, `mgr` destroyed or
 /// in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_buffer_wait_recv(
+pub unsafe extern "C-unwind" fn rdma_buffer_wait_recv(
     mgr: *mut rdma_mgr_t,
     buffer: rdma_buffer_t,
     timeout_ms: i64,
@@ -426,7 +429,7 @@ pub unsafe extern "C" fn rdma_buffer_wait_recv(
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_NOT_FOUND: unknown buffer;
 /// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_buffer_test(
+pub unsafe extern "C-unwind" fn rdma_buffer_test(
     mgr: *mut rdma_mgr_t,
     buffer: rdma_buffer_t,
     out_sent: *mut u64,
@@ -461,7 +464,7 @@ pub unsafe extern "C" fn rdma_buffer_test(
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_NOT_FOUND: unknown buffer;
 /// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_buffer_destroy(
+pub unsafe extern "C-unwind" fn rdma_buffer_destroy(
     mgr: *mut rdma_mgr_t,
     buffer: rdma_buffer_t,
 ) -> rdma_code_t {

@@ -28,7 +28,7 @@ const MAX_BLOB_LEN: usize = 65536;
 /// in a forked child; RDMA_RESOURCE_EXHAUSTED: listens on 16 addresses already, or by the system;
 /// RDMA_PERMISSION_DENIED, RDMA_UNAVAILABLE: by the system; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mgr_listen(
+pub unsafe extern "C-unwind" fn rdma_mgr_listen(
     mgr: *mut rdma_mgr_t,
     address: *const c_char,
     bound: *mut c_char,
@@ -59,7 +59,7 @@ pub unsafe extern "C" fn rdma_mgr_listen(
 /// RDMA_RESOURCE_EXHAUSTED: too many peers; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked
 /// child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mgr_add_peer(
+pub unsafe extern "C-unwind" fn rdma_mgr_add_peer(
     mgr: *mut rdma_mgr_t,
     peer: *const c_char,
     address: *const c_char,
@@ -94,7 +94,7 @@ pub unsafe extern "C" fn rdma_mgr_add_peer(
 /// RDMA_FAILED_PRECONDITION: no provider or version in common, a system call that is refused here (a sandbox), inside a
 /// callback, `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mgr_meet(
+pub unsafe extern "C-unwind" fn rdma_mgr_meet(
     mgr: *mut rdma_mgr_t,
     address: *const c_char,
     timeout_ms: i64,
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn rdma_mgr_meet(
 /// characters or not UTF-8; RDMA_FAILED_PRECONDITION: a connection was or is being made, the name is a
 /// known peer's, `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mgr_set_name(
+pub unsafe extern "C-unwind" fn rdma_mgr_set_name(
     mgr: *mut rdma_mgr_t,
     name: *const c_char,
 ) -> rdma_code_t {
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn rdma_mgr_set_name(
 /// RDMA_FAILED_PRECONDITION: no provider or version in common, a system call that is refused here (a sandbox), inside a
 /// callback, `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mgr_connect(
+pub unsafe extern "C-unwind" fn rdma_mgr_connect(
     mgr: *mut rdma_mgr_t,
     peer: *const c_char,
     timeout_ms: i64,
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn rdma_mgr_connect(
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: an argument NULL, malformed name; RDMA_NOT_FOUND:
 /// unknown peer; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mgr_disconnect(
+pub unsafe extern "C-unwind" fn rdma_mgr_disconnect(
     mgr: *mut rdma_mgr_t,
     peer: *const c_char,
 ) -> rdma_code_t {
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn rdma_mgr_disconnect(
 /// RDMA_NOT_FOUND: unknown peer; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child;
 /// RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mgr_peer_info(
+pub unsafe extern "C-unwind" fn rdma_mgr_peer_info(
     mgr: *const rdma_mgr_t,
     peer: *const c_char,
     out: *mut rdma_peer_info_t,
@@ -214,7 +214,7 @@ pub unsafe extern "C" fn rdma_mgr_peer_info(
 /// NULL, `blob` NULL with cap above 0; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked
 /// child; as rdma_mgr_listen if it has to listen; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mgr_export_address(
+pub unsafe extern "C-unwind" fn rdma_mgr_export_address(
     mgr: *mut rdma_mgr_t,
     blob: *mut u8,
     cap: usize,
@@ -240,7 +240,7 @@ pub unsafe extern "C" fn rdma_mgr_export_address(
 /// above 0; RDMA_RESOURCE_EXHAUSTED: too many peers; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
 /// in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mgr_import_address(
+pub unsafe extern "C-unwind" fn rdma_mgr_import_address(
     mgr: *mut rdma_mgr_t,
     blob: *const u8,
     blob_len: usize,

@@ -55,7 +55,7 @@ pub(super) unsafe fn optional(pool: *const rdma_pool_t) -> Result<Option<Counted
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `out` NULL, max_bytes 1 to 2097151;
 /// RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_pool_create(
+pub unsafe extern "C-unwind" fn rdma_pool_create(
     max_bytes: usize,
     out: *mut *mut rdma_pool_t,
 ) -> rdma_code_t {
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn rdma_pool_create(
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `pool` or `out` NULL, len 0 or more than PTRDIFF_MAX; RDMA_RESOURCE_EXHAUSTED: more than the pool's
 /// most, no memory or descriptors; RDMA_FAILED_PRECONDITION: `pool` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_pool_alloc(
+pub unsafe extern "C-unwind" fn rdma_pool_alloc(
     pool: *mut rdma_pool_t,
     len: usize,
     out: *mut *mut c_void,
@@ -110,7 +110,10 @@ pub unsafe extern "C" fn rdma_pool_alloc(
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `pool` or `addr` NULL; RDMA_NOT_FOUND: not from rdma_pool_alloc of this pool,
 /// or freed already; RDMA_FAILED_PRECONDITION: `pool` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_pool_free(pool: *mut rdma_pool_t, addr: *mut c_void) -> rdma_code_t {
+pub unsafe extern "C-unwind" fn rdma_pool_free(
+    pool: *mut rdma_pool_t,
+    addr: *mut c_void,
+) -> rdma_code_t {
     guard("rdma_pool_free", || {
         // SAFETY: the caller's handle, as the header demands.
         let pool = unsafe { POOLS.borrow(pool.cast()) }?;
@@ -126,7 +129,7 @@ pub unsafe extern "C" fn rdma_pool_free(pool: *mut rdma_pool_t, addr: *mut c_voi
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `pool` NULL; RDMA_FAILED_PRECONDITION: `pool` destroyed or in a forked child;
 /// RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_pool_usage(
+pub unsafe extern "C-unwind" fn rdma_pool_usage(
     pool: *mut rdma_pool_t,
     used: *mut u64,
     reserved: *mut u64,
@@ -153,7 +156,7 @@ pub unsafe extern "C" fn rdma_pool_usage(
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `pool` NULL or no handle; RDMA_FAILED_PRECONDITION: inside a callback,
 /// destroyed already, or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_pool_destroy(pool: *mut rdma_pool_t) -> rdma_code_t {
+pub unsafe extern "C-unwind" fn rdma_pool_destroy(pool: *mut rdma_pool_t) -> rdma_code_t {
     guard("rdma_pool_destroy", || {
         // SAFETY: the caller's handle, as the header demands.
         unsafe { POOLS.end(pool.cast(), |_| ()) }

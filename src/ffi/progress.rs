@@ -16,7 +16,10 @@ use crate::api::MAX_NAME_LEN;
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_FAILED_PRECONDITION: inside a callback,
 /// `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mgr_progress(mgr: *mut rdma_mgr_t, events: *mut u32) -> rdma_code_t {
+pub unsafe extern "C-unwind" fn rdma_mgr_progress(
+    mgr: *mut rdma_mgr_t,
+    events: *mut u32,
+) -> rdma_code_t {
     guard_on("rdma_mgr_progress", |thread| {
         // SAFETY: the caller's handle, as the header demands.
         let mgr = unsafe { borrow_on(mgr, thread) }?;
@@ -42,7 +45,10 @@ pub unsafe extern "C" fn rdma_mgr_progress(mgr: *mut rdma_mgr_t, events: *mut u3
 /// negative timeout; RDMA_FAILED_PRECONDITION: inside a callback, `mgr` destroyed or in a forked
 /// child; RDMA_CANCELLED: `mgr` was destroyed meanwhile; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mgr_wait(mgr: *mut rdma_mgr_t, timeout_ms: i64) -> rdma_code_t {
+pub unsafe extern "C-unwind" fn rdma_mgr_wait(
+    mgr: *mut rdma_mgr_t,
+    timeout_ms: i64,
+) -> rdma_code_t {
     guard("rdma_mgr_wait", || {
         // SAFETY: the caller's handle, as the header demands.
         let mgr = unsafe { borrow(mgr) }?;
@@ -59,7 +65,7 @@ pub unsafe extern "C" fn rdma_mgr_wait(mgr: *mut rdma_mgr_t, timeout_ms: i64) ->
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
 /// in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mgr_wake(mgr: *mut rdma_mgr_t) -> rdma_code_t {
+pub unsafe extern "C-unwind" fn rdma_mgr_wake(mgr: *mut rdma_mgr_t) -> rdma_code_t {
     guard("rdma_mgr_wake", || {
         // SAFETY: the caller's handle, as the header demands.
         unsafe { borrow(mgr) }?.wake()
@@ -77,7 +83,7 @@ pub unsafe extern "C" fn rdma_mgr_wake(mgr: *mut rdma_mgr_t) -> rdma_code_t {
 /// inside a callback, `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` was destroyed
 /// meanwhile; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mgr_flush(
+pub unsafe extern "C-unwind" fn rdma_mgr_flush(
     mgr: *mut rdma_mgr_t,
     peer: *const c_char,
     timeout_ms: i64,
@@ -99,7 +105,10 @@ pub unsafe extern "C" fn rdma_mgr_flush(
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `fd` NULL; RDMA_FAILED_PRECONDITION: progress
 /// is RDMA_PROGRESS_THREAD, `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mgr_event_fd(mgr: *mut rdma_mgr_t, fd: *mut c_int) -> rdma_code_t {
+pub unsafe extern "C-unwind" fn rdma_mgr_event_fd(
+    mgr: *mut rdma_mgr_t,
+    fd: *mut c_int,
+) -> rdma_code_t {
     guard("rdma_mgr_event_fd", || {
         not_null("fd", fd)?;
         // SAFETY: the caller's handle, as the header demands.

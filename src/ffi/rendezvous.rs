@@ -33,7 +33,7 @@ thread_local! {
 /// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` is being
 /// destroyed; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_send(
+pub unsafe extern "C-unwind" fn rdma_send(
     mgr: *mut rdma_mgr_t,
     key: *const c_char,
     key_len: usize,
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn rdma_send(
 /// provider does not reach the peer, a system call that connecting needs is refused, or dst was unregistered; RDMA_INVALID_ARGUMENT: the peer broke the
 /// protocol, or no manager answers there; RDMA_INTERNAL; and any code that the peer's application gave.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_recv_async(
+pub unsafe extern "C-unwind" fn rdma_recv_async(
     mgr: *mut rdma_mgr_t,
     peer: *const c_char,
     key: *const c_char,
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn rdma_recv_async(
 /// `out` NULL or of a wrong struct_size, `out_request` NULL without a destination;
 /// RDMA_FAILED_PRECONDITION also: inside a callback.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_recv(
+pub unsafe extern "C-unwind" fn rdma_recv(
     mgr: *mut rdma_mgr_t,
     peer: *const c_char,
     key: *const c_char,
@@ -188,7 +188,7 @@ fn keep_last(beside: Beside) {
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, request 0; RDMA_NOT_FOUND: ended already, or
 /// never made; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_request_cancel(
+pub unsafe extern "C-unwind" fn rdma_request_cancel(
     mgr: *mut rdma_mgr_t,
     request: rdma_request_t,
 ) -> rdma_code_t {
@@ -208,7 +208,7 @@ pub unsafe extern "C" fn rdma_request_cancel(
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, request 0; RDMA_NOT_FOUND: released already,
 /// or never made; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_request_release(
+pub unsafe extern "C-unwind" fn rdma_request_release(
     mgr: *mut rdma_mgr_t,
     request: rdma_request_t,
 ) -> rdma_code_t {
@@ -232,7 +232,7 @@ pub unsafe extern "C" fn rdma_request_release(
 /// a length, or longer than 65535 bytes; RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a
 /// forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_step_abort(
+pub unsafe extern "C-unwind" fn rdma_step_abort(
     mgr: *mut rdma_mgr_t,
     step: i64,
     code: rdma_code_t,
@@ -254,7 +254,7 @@ pub unsafe extern "C" fn rdma_step_abort(
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
 /// in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_step_cleanup(mgr: *mut rdma_mgr_t, step: i64) -> rdma_code_t {
+pub unsafe extern "C-unwind" fn rdma_step_cleanup(mgr: *mut rdma_mgr_t, step: i64) -> rdma_code_t {
     guard_on("rdma_step_cleanup", |thread| {
         // SAFETY: the caller's handle, as the header demands.
         unsafe { borrow_on(mgr, thread) }?.step_cleanup_on(thread, step)

@@ -20,7 +20,7 @@ use super::types::*;
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_FAILED_PRECONDITION: `mgr` destroyed or
 /// in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_mgr_set_source(
+pub unsafe extern "C-unwind" fn rdma_mgr_set_source(
     mgr: *mut rdma_mgr_t,
     source: rdma_source_fn,
     userdata: *mut c_void,
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn rdma_mgr_set_source(
 /// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` is being
 /// destroyed; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_response_send(
+pub unsafe extern "C-unwind" fn rdma_response_send(
     mgr: *mut rdma_mgr_t,
     response: rdma_response_t,
     tensor: *const rdma_tensor_t,
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn rdma_response_send(
 /// never made, or the request has ended meanwhile; RDMA_RESOURCE_EXHAUSTED: no memory;
 /// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_response_fail(
+pub unsafe extern "C-unwind" fn rdma_response_fail(
     mgr: *mut rdma_mgr_t,
     response: rdma_response_t,
     code: rdma_code_t,

@@ -91,7 +91,7 @@ unsafe fn options<'a>(ptr: *const rdma_store_options_t) -> Result<Options<'a>, S
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `options` NULL, wrong size; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_store_options_init(
+pub unsafe extern "C-unwind" fn rdma_store_options_init(
     options: *mut rdma_store_options_t,
     struct_size: usize,
 ) -> rdma_code_t {
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn rdma_store_options_init(
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `out` NULL, wrong struct_size, an option that is not allowed;
 /// RDMA_RESOURCE_EXHAUSTED: no descriptors; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_store_memory(
+pub unsafe extern "C-unwind" fn rdma_store_memory(
     options: *const rdma_store_options_t,
     out: *mut *mut rdma_store_t,
 ) -> rdma_code_t {
@@ -139,7 +139,7 @@ pub unsafe extern "C" fn rdma_store_memory(
 /// not UTF-8, wrong struct_size or option; RDMA_NOT_FOUND, RDMA_PERMISSION_DENIED, RDMA_UNAVAILABLE,
 /// RDMA_RESOURCE_EXHAUSTED: by the system; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_store_file(
+pub unsafe extern "C-unwind" fn rdma_store_file(
     path: *const c_char,
     options: *const rdma_store_options_t,
     out: *mut *mut rdma_store_t,
@@ -168,7 +168,7 @@ pub unsafe extern "C" fn rdma_store_file(
 /// RDMA_FAILED_PRECONDITION: no secret for an address beyond loopback; RDMA_ALREADY_EXISTS: address in
 /// use; RDMA_PERMISSION_DENIED, RDMA_UNAVAILABLE, RDMA_RESOURCE_EXHAUSTED: by the system; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_store_tcp_serve(
+pub unsafe extern "C-unwind" fn rdma_store_tcp_serve(
     address: *const c_char,
     options: *const rdma_store_options_t,
     bound: *mut c_char,
@@ -202,7 +202,7 @@ pub unsafe extern "C" fn rdma_store_tcp_serve(
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `address` or `out` NULL, malformed address, no port, wrong
 /// struct_size or option; RDMA_RESOURCE_EXHAUSTED: no descriptors; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_store_tcp(
+pub unsafe extern "C-unwind" fn rdma_store_tcp(
     address: *const c_char,
     options: *const rdma_store_options_t,
     out: *mut *mut rdma_store_t,
@@ -229,7 +229,7 @@ pub unsafe extern "C" fn rdma_store_tcp(
 /// or option; RDMA_UNIMPLEMENTED: not in this build; RDMA_RESOURCE_EXHAUSTED: no descriptors;
 /// RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_store_redis(
+pub unsafe extern "C-unwind" fn rdma_store_redis(
     address: *const c_char,
     options: *const rdma_store_options_t,
     out: *mut *mut rdma_store_t,
@@ -254,7 +254,7 @@ pub unsafe extern "C" fn rdma_store_redis(
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `ops` or `out` NULL, ops.set or ops.get NULL, wrong struct_size
 /// or option; RDMA_RESOURCE_EXHAUSTED: no descriptors; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_store_custom(
+pub unsafe extern "C-unwind" fn rdma_store_custom(
     ops: *const rdma_store_ops_t,
     userdata: *mut c_void,
     options: *const rdma_store_options_t,
@@ -282,7 +282,7 @@ pub unsafe extern "C" fn rdma_store_custom(
 /// those before it, longer than keys may be; RDMA_FAILED_PRECONDITION: `store` destroyed or in a forked
 /// child; RDMA_RESOURCE_EXHAUSTED: no descriptors; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_store_prefix(
+pub unsafe extern "C-unwind" fn rdma_store_prefix(
     store: *const rdma_store_t,
     prefix: *const c_char,
     prefix_len: usize,
@@ -317,7 +317,7 @@ pub unsafe extern "C" fn rdma_store_prefix(
 /// RDMA_UNAUTHENTICATED; RDMA_CANCELLED, RDMA_FAILED_PRECONDITION: `store` destroyed or in a forked child;
 /// RDMA_RESOURCE_EXHAUSTED: no memory, disk, descriptors or threads; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_store_lease(
+pub unsafe extern "C-unwind" fn rdma_store_lease(
     store: *const rdma_store_t,
     ttl_ms: i64,
     out: *mut *mut rdma_store_t,
@@ -339,7 +339,7 @@ pub unsafe extern "C" fn rdma_store_lease(
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `store` NULL or no handle; RDMA_FAILED_PRECONDITION: inside a
 /// callback, destroyed already, or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_store_destroy(store: *mut rdma_store_t) -> rdma_code_t {
+pub unsafe extern "C-unwind" fn rdma_store_destroy(store: *mut rdma_store_t) -> rdma_code_t {
     guard("rdma_store_destroy", || {
         if store::on_own_thread() {
             let text = "rdma_store_destroy was called on a thread of a store, as by the function that hears the log";

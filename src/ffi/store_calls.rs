@@ -77,7 +77,7 @@ unsafe fn keys<'a>(all: *const rdma_bytes_t, count: usize) -> Result<Vec<&'a [u8
 /// came, is damaged or a stranger's; RDMA_UNIMPLEMENTED: the application's store has no such function; the
 /// codes of its functions; RDMA_UNKNOWN: an error of Redis's; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_store_set(
+pub unsafe extern "C-unwind" fn rdma_store_set(
     store: *const rdma_store_t,
     key: *const c_char,
     key_len: usize,
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn rdma_store_set(
 /// Returns what rdma_store_set returns; RDMA_INVALID_ARGUMENT also: `keys` or `values` NULL, count not 1 to
 /// RDMA_STORE_MAX_KEYS. After an error some may have been set.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_store_multi_set(
+pub unsafe extern "C-unwind" fn rdma_store_multi_set(
     store: *const rdma_store_t,
     keys: *const rdma_bytes_t,
     values: *const rdma_bytes_t,
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn rdma_store_multi_set(
 /// RDMA_STORE_NOW; RDMA_DEADLINE_EXCEEDED: it did not come in time; RDMA_INVALID_ARGUMENT also: `out_len`
 /// NULL, `buf` NULL with cap above 0; otherwise as rdma_store_set.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_store_get(
+pub unsafe extern "C-unwind" fn rdma_store_get(
     store: *const rdma_store_t,
     key: *const c_char,
     key_len: usize,
@@ -158,7 +158,7 @@ pub unsafe extern "C" fn rdma_store_get(
 /// Returns what rdma_store_get returns; RDMA_INVALID_ARGUMENT also: `keys` or `buffers` NULL, count not 1 to
 /// RDMA_STORE_MAX_KEYS.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_store_multi_get(
+pub unsafe extern "C-unwind" fn rdma_store_multi_get(
     store: *const rdma_store_t,
     keys: *const rdma_bytes_t,
     buffers: *mut rdma_bytes_out_t,
@@ -210,7 +210,7 @@ pub unsafe extern "C" fn rdma_store_multi_get(
 /// Returns RDMA_OK; RDMA_DEADLINE_EXCEEDED: some are missing, and rdma_last_error names them;
 /// RDMA_INVALID_ARGUMENT also: `keys` NULL, count not 1 to RDMA_STORE_MAX_KEYS; otherwise as rdma_store_set.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_store_wait(
+pub unsafe extern "C-unwind" fn rdma_store_wait(
     store: *const rdma_store_t,
     keys: *const rdma_bytes_t,
     count: usize,
@@ -230,7 +230,7 @@ pub unsafe extern "C" fn rdma_store_wait(
 /// Returns what rdma_store_set returns; RDMA_INVALID_ARGUMENT also: `keys` or `out_all` NULL, count not 1 to
 /// RDMA_STORE_MAX_KEYS.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_store_check(
+pub unsafe extern "C-unwind" fn rdma_store_check(
     store: *const rdma_store_t,
     keys: *const rdma_bytes_t,
     count: usize,
@@ -257,7 +257,7 @@ pub unsafe extern "C" fn rdma_store_check(
 /// RDMA_OUT_OF_RANGE: the sum does not fit into 64 bits; RDMA_UNAVAILABLE: the connection broke, and it is
 /// not known whether it was done; RDMA_INVALID_ARGUMENT also: `out_sum` NULL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_store_add(
+pub unsafe extern "C-unwind" fn rdma_store_add(
     store: *const rdma_store_t,
     key: *const c_char,
     key_len: usize,
@@ -286,7 +286,7 @@ pub unsafe extern "C" fn rdma_store_add(
 /// changed, and *out_result is written; RDMA_UNAVAILABLE: the connection broke, and it is not known whether it
 /// was done; RDMA_INVALID_ARGUMENT also: `out_result` NULL, `buf` NULL with cap above 0.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_store_compare_set(
+pub unsafe extern "C-unwind" fn rdma_store_compare_set(
     store: *const rdma_store_t,
     key: *const c_char,
     key_len: usize,
@@ -333,7 +333,7 @@ pub unsafe extern "C" fn rdma_store_compare_set(
 /// Returns what rdma_store_set returns. After a connection broke and was made anew, *out_was_there may be
 /// false for a key that this call deleted.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_store_delete(
+pub unsafe extern "C-unwind" fn rdma_store_delete(
     store: *const rdma_store_t,
     key: *const c_char,
     key_len: usize,

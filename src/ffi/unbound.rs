@@ -35,7 +35,7 @@ pub const RDMA_UNBOUND_MAX_SOURCES: usize = 65536;
 /// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` is being
 /// destroyed; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_unbound_create(
+pub unsafe extern "C-unwind" fn rdma_unbound_create(
     mgr: *mut rdma_mgr_t,
     comm: u32,
     addr: *mut c_void,
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn rdma_unbound_create(
 /// `mgr` is being destroyed; RDMA_INTERNAL.
 /// The end is as of rdma_msg_isend.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_unbound_send(
+pub unsafe extern "C-unwind" fn rdma_unbound_send(
     mgr: *mut rdma_mgr_t,
     buffer: rdma_unbound_t,
     peer: rdma_peer_t,
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn rdma_unbound_send(
 /// destroyed; RDMA_INTERNAL.
 /// The end is as of rdma_msg_irecv.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_unbound_recv(
+pub unsafe extern "C-unwind" fn rdma_unbound_recv(
     mgr: *mut rdma_mgr_t,
     buffer: rdma_unbound_t,
     sources: *const rdma_peer_t,
@@ -154,7 +154,7 @@ unsafe fn parties(sources: *const rdma_peer_t, n: usize) -> Result<SmallVec<[Par
 /// RDMA_NOT_FOUND: unknown buffer, or destroyed meanwhile; RDMA_RESOURCE_EXHAUSTED: no memory;
 /// RDMA_FAILED_PRECONDITION: inside a callback, `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_unbound_wait_send(
+pub unsafe extern "C-unwind" fn rdma_unbound_wait_send(
     mgr: *mut rdma_mgr_t,
     buffer: rdma_unbound_t,
     timeout_ms: i64,
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn rdma_unbound_wait_send(
 /// RDMA_NOT_FOUND: unknown buffer, or destroyed meanwhile; RDMA_RESOURCE_EXHAUSTED: no memory;
 /// RDMA_FAILED_PRECONDITION: inside a callback, `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_unbound_wait_recv(
+pub unsafe extern "C-unwind" fn rdma_unbound_wait_recv(
     mgr: *mut rdma_mgr_t,
     buffer: rdma_unbound_t,
     timeout_ms: i64,
@@ -228,7 +228,7 @@ unsafe fn wait(
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_NOT_FOUND: unknown buffer;
 /// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_unbound_test(
+pub unsafe extern "C-unwind" fn rdma_unbound_test(
     mgr: *mut rdma_mgr_t,
     buffer: rdma_unbound_t,
     out_sent: *mut u64,
@@ -256,7 +256,7 @@ pub unsafe extern "C" fn rdma_unbound_test(
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_NOT_FOUND: unknown buffer;
 /// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_unbound_abort_wait_send(
+pub unsafe extern "C-unwind" fn rdma_unbound_abort_wait_send(
     mgr: *mut rdma_mgr_t,
     buffer: rdma_unbound_t,
 ) -> rdma_code_t {
@@ -275,7 +275,7 @@ pub unsafe extern "C" fn rdma_unbound_abort_wait_send(
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_NOT_FOUND: unknown buffer;
 /// RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_unbound_abort_wait_recv(
+pub unsafe extern "C-unwind" fn rdma_unbound_abort_wait_recv(
     mgr: *mut rdma_mgr_t,
     buffer: rdma_unbound_t,
 ) -> rdma_code_t {
@@ -294,7 +294,7 @@ pub unsafe extern "C" fn rdma_unbound_abort_wait_recv(
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_NOT_FOUND: unknown buffer;
 /// RDMA_FAILED_PRECONDITION: inside a callback, `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rdma_unbound_destroy(
+pub unsafe extern "C-unwind" fn rdma_unbound_destroy(
     mgr: *mut rdma_mgr_t,
     buffer: rdma_unbound_t,
 ) -> rdma_code_t {

@@ -3,7 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -16,9 +16,10 @@ use super::slice::Slice;
 use super::spin::Spin;
 use super::sys::Tag;
 use super::waits::{Counts, Taken};
-use super::{Manager, inside, lost};
+use super::{Manager, inside};
 use crate::limits::POLL_EVENTS;
 use crate::log;
+use crate::os;
 use crate::thread::Thread;
 
 /// State of the drivers that is asked for without the lock.
@@ -53,6 +54,8 @@ pub struct Waiter {
     ready: AtomicBool,
     nudged: Mutex<bool>,
     wake: Condvar,
+    /// The number of the thread that drives, or wants to, once it has said so.
+    thread: AtomicI32,
 }
 
 impl Waiter {
@@ -73,12 +76,25 @@ impl Waiter {
         self.ready.load(Ordering::Acquire)
     }
 
-    fn wait(&self, timeout: Duration) {
+    /// It is this thread that blocks.
+    fn is_here(&self) {
+        // SAFETY: no pointers.
+        self.thread.store(unsafe { libc::gettid() }, Ordering::Relaxed);
+    }
+
+    /// Whether the thread that blocked has ended.
+    fn is_dead(&self) -> bool {
+        let thread = self.thread.load(Ordering::Relaxed);
+        thread != 0 && os::has_ended(thread)
+    }
+
+    /// Waits for a nudge; whether it came.
+    fn wait(&self, timeout: Duration) -> bool {
         let mut nudged = self.nudged.lock();
         if !*nudged {
             self.wake.wait_for(&mut nudged, timeout);
         }
-        *nudged = false;
+        std::mem::take(&mut *nudged)
     }
 }
 
@@ -412,6 +428,7 @@ impl Manager {
     ) -> bool {
         let deadline = limit.and_then(|l| Instant::now().checked_add(l));
         let caller = Caller(waiter.clone());
+        waiter.is_here();
         let sitting = Sitting::new(&self.core, caller.clone());
         loop {
             if waiter.is_ready() || done() {
@@ -429,10 +446,27 @@ impl Manager {
                 return true;
             }
             let left = deadline.map_or(QUEUED, |at| at.saturating_duration_since(Instant::now()));
-            waiter.wait(left.min(QUEUED));
+            let nudged = waiter.wait(left.min(QUEUED));
             if left.is_zero() {
                 return waiter.is_ready() || done();
             }
+            if !nudged {
+                self.free_seat_of_the_dead();
+            }
+        }
+    }
+
+    /// A thread that drove may have ended without a word: by longjmp out of a callback, which some interpreters do with a thread that
+    /// they end. Nobody may do that, but those that wait behind it need not wait for ever.
+    fn free_seat_of_the_dead(&self) {
+        let mut core = self.core.lock();
+        let holder = core.wheel().holder().cloned();
+        if let Some(caller) = holder.filter(|caller| caller.0.is_dead()) {
+            let now = core.world.clock.now();
+            core.wheel().leave(&caller, now);
+            log::warn(format_args!(
+                "a thread has ended inside a call, and not by a return from its callback: others drive in its place"
+            ));
         }
     }
 
@@ -500,7 +534,7 @@ impl Manager {
             }
             match pause {
                 // The manager's end is about to end what this waits for.
-                _ if closing => lost::pause(self),
+                _ if closing => std::thread::yield_now(),
                 Pause::None => {}
                 Pause::Look => self.look(),
                 Pause::Sleep => {

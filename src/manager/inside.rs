@@ -34,7 +34,7 @@ impl Frames {
     }
 }
 
-pub(super) fn address<T>(manager: &T) -> usize {
+fn address<T>(manager: &T) -> usize {
     std::ptr::from_ref(manager) as usize
 }
 
@@ -88,13 +88,6 @@ pub(super) fn begin_to_drive<T>(manager: &T) {
 /// Whether this thread is one of the manager's own.
 pub(super) fn drives<T>(manager: &T) -> bool {
     Thread::this().frames.drives.get() == address(manager)
-}
-
-/// The managers, by address, in whose callbacks a thread is, as far as they are known, and the one whose own it is.
-pub(super) fn each(thread: Thread, mut f: impl FnMut(usize)) {
-    let frames = &thread.frames;
-    let entered = frames.managers.iter().take(frames.count.get());
-    entered.chain([&frames.drives]).map(Cell::get).filter(|&at| at != 0).for_each(&mut f);
 }
 
 #[cfg(test)]

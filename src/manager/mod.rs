@@ -46,7 +46,6 @@ mod idle;
 mod inside;
 mod lent;
 mod lock;
-pub(crate) mod lost;
 mod meet;
 mod memory;
 mod memory_calls;
@@ -210,16 +209,15 @@ impl Manager {
             return Err(Status::new(Code::FailedPrecondition, text));
         }
         self.wake_all();
-        let thread = self.thread.lock().take();
-        if thread.is_some_and(|thread| !lost::join(&**self, thread)) || !self.end_standby() {
-            return Err(lost::why());
+        if let Some(thread) = self.thread.lock().take() {
+            let _ = thread.join();
         }
+        self.end_standby();
         // No thread of the library is left. Should the rest panic, a defect, then the manager is dead
         // all the same: nothing turns it any more, and no callback can run.
         catch_unwind(AssertUnwindSafe(|| self.end_all())).map_err(|_| {
             Status::internal("caught a panic while the manager ended, a defect of the library")
-        })?;
-        if lost::is_lost(&**self) { Err(lost::why()) } else { Ok(()) }
+        })
     }
 
     /// Lets go out what sends have copied and reported as done: the end of the connections would take it back. Not for long
@@ -253,9 +251,6 @@ impl Manager {
 
     /// Ends every operation, and runs every callback that is due.
     fn end_all(&self) {
-        if lost::is_lost(self) {
-            return;
-        }
         self.deliver();
         self.with_engine(|engine, world| engine.shut_down(world));
         // Callbacks that are out (allocation, device copies) come back; those are waited for.
@@ -270,9 +265,6 @@ impl Manager {
             drop(core);
             if !busy {
                 break;
-            }
-            if lost::is_lost(self) {
-                return;
             }
             std::thread::sleep(Duration::from_micros(50));
         }

@@ -23,7 +23,6 @@ use parking_lot::{Condvar, Mutex};
 use super::Manager;
 use super::drive::Waiter;
 use super::inside;
-use super::lost;
 use crate::log;
 
 /// A copy that runs so long keeps its thread: a stand-by thread takes the seat within twice this.
@@ -263,15 +262,17 @@ impl Manager {
         threads.all_kept(running, own).then_some(running)
     }
 
-    /// Ends the threads. Not while a callback runs on one. False: one of the manager's threads will not come back.
-    pub(super) fn end_standby(&self) -> bool {
+    /// Ends the threads. Not while a callback runs on one.
+    pub(super) fn end_standby(&self) {
         let handles = {
             let mut threads = self.standby.lock.lock();
             threads.stop = true;
             self.standby.wake.notify_all();
             std::mem::take(&mut threads.handles)
         };
-        handles.into_iter().all(|handle| lost::join(self, handle)) && !lost::is_lost(self)
+        for handle in handles {
+            let _ = handle.join();
+        }
     }
 }
 

@@ -235,6 +235,14 @@ impl<W: Clone + PartialEq> Wheel<W> {
         true
     }
 
+    /// The caller that drives.
+    pub fn holder(&self) -> Option<&W> {
+        match &self.seat {
+            Seat::Caller(holder) => Some(holder),
+            Seat::Thread | Seat::Free => None,
+        }
+    }
+
     /// Whether this caller drives.
     pub fn holds(&self, caller: &W) -> bool {
         matches!(&self.seat, Seat::Caller(holder) if holder == caller)

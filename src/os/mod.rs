@@ -13,6 +13,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{Ordering, fence};
 use std::thread::JoinHandle;
 
+use crate::thread::Thread;
+
 pub use epoll::Epoll;
 pub use eventfd::EventFd;
 pub use timerfd::TimerFd;
@@ -178,6 +180,13 @@ impl Drop for Blocked {
     }
 }
 
+/// Whether no thread of this process has this number any more.
+pub fn has_ended(thread: libc::pid_t) -> bool {
+    // SAFETY: no pointers; signal 0 is none.
+    let found = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, 0) };
+    found != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
+}
+
 /// Starts a thread that takes no signal of the application: handlers run where the application expects them, and signals
 /// that all of its threads block, to read them from a signalfd, stay blocked.
 pub fn spawn(name: &str, f: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
@@ -199,7 +208,10 @@ fn spawn_by(
 ) -> io::Result<JoinHandle<()>> {
     // A new thread has its creator's mask from its first instruction on.
     let _blocked = Blocked::new(&Signals::all_but(&FAULTS));
-    builder.spawn(f)
+    builder.spawn(|| {
+        Thread::is_started();
+        f();
+    })
 }
 
 /// Runs `f`, whose writes to files and pipes fail with an error where the system would otherwise raise SIGXFSZ (a limit
