@@ -73,3 +73,22 @@ fn the_header_is_what_the_sources_say() {
         differs.unwrap_or_else(|| "its length".to_owned())
     );
 }
+
+/// A thread that ends inside a callback goes on to end where its outermost call does, through this function: see
+/// `src/ffi/called.rs`. By the plain ABI that would end the process.
+#[test]
+fn every_exported_function_lets_a_thread_end() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut count = 0;
+    for source in SOURCES {
+        let path = root.join(format!("src/ffi/{source}.rs"));
+        let text = std::fs::read_to_string(path).expect("a source of the header");
+        for line in
+            text.lines().filter(|line| line.contains("extern \"C") && line.contains(" fn rdma_"))
+        {
+            assert!(line.contains("extern \"C-unwind\" fn"), "{source}: {line}");
+            count += 1;
+        }
+    }
+    assert!(count > 100, "{count} functions");
+}
