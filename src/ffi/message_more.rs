@@ -211,7 +211,7 @@ pub unsafe extern "C-unwind" fn rdma_msg_start(
                 }
                 Prepared::Recv { wanted, at, timeout, done } => {
                     let received =
-                        mgr.message_irecv_on(thread, *wanted, at.again(), *timeout, *done)?;
+                        mgr.message_irecv_on(thread, *wanted, at.again(), *timeout, *done, false)?;
                     let asked = matches!(done, OnMessage::Asked);
                     tell_received(&mgr, received, asked, out, out_request);
                     Ok(())

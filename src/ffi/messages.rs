@@ -367,7 +367,8 @@ pub unsafe extern "C-unwind" fn rdma_msg_irecv(
             let mgr = borrow_on(mgr, thread)?;
             let out = optional_out(out_status)?;
             let wanted = Wanted { from: party("source", source)?, comm, tag, mask };
-            if says_nothing(options)
+            let says_nothing = says_nothing(options);
+            if says_nothing
                 && let Some(memory) = plain(buf, len)
                 && let Some(request) =
                     mgr.message_post(thread, &wanted, &memory, Timeout::Default, OnMessage::Asked)
@@ -378,15 +379,16 @@ pub unsafe extern "C-unwind" fn rdma_msg_irecv(
             let options = sized::read_or_defaults("options", options)?;
             let (timeout, done) =
                 (timeout("options.timeout_ms", options.timeout_ms)?, on_end(&options));
-            if is_plain(&options)
-                && let Some(memory) = plain(buf, len)
+            let memory = if is_plain(&options) { plain(buf, len) } else { None };
+            if !says_nothing
+                && let Some(memory) = memory
                 && let Some(request) = mgr.message_post(thread, &wanted, &memory, timeout, done)
             {
                 hand_out(&mgr, request, options.done.is_none(), out_request);
                 return Ok(());
             }
-            let place = place(buf, len, &options)?;
-            let received = mgr.message_irecv_on(thread, wanted, place, timeout, done)?;
+            let (place, tried) = (place(buf, len, &options)?, memory.is_some());
+            let received = mgr.message_irecv_on(thread, wanted, place, timeout, done, tried)?;
             tell_received(&mgr, received, options.done.is_none(), out, out_request);
         }
         Ok(())

@@ -270,10 +270,10 @@ impl Manager {
         done: OnMessage,
     ) -> Result<Received, Status> {
         // SAFETY: the caller's promise.
-        unsafe { self.message_irecv_on(Thread::this(), wanted, at, timeout, done) }
+        unsafe { self.message_irecv_on(Thread::this(), wanted, at, timeout, done, false) }
     }
 
-    /// The same on this thread.
+    /// The same on this thread. `tried`: by [`message_post`](Self::message_post), a moment ago.
     ///
     /// # Safety
     /// As for `message_irecv`.
@@ -285,6 +285,7 @@ impl Manager {
         at: Where,
         timeout: Timeout,
         done: OnMessage,
+        tried: bool,
     ) -> Result<Received, Status> {
         let timeout = timeout.nanos();
         let begin = |e: &mut Engine, w: &mut World, memory| {
@@ -295,18 +296,19 @@ impl Manager {
             // SAFETY: by the caller.
             pieces => return unsafe { self.receive_pieces(thread, pieces, begin) },
         };
-        if memory.device == 0 {
-            // SAFETY: the application's, to be written from now on.
-            unsafe { touch(memory.addr, memory.len, true) };
+        if !tried {
+            if memory.device == 0 {
+                // SAFETY: the application's, to be written from now on.
+                unsafe { touch(memory.addr, memory.len, true) };
+            }
+            let mut core = self.core.lock_on(thread);
+            let Core { engine, world, .. } = &mut *core;
+            world.tick();
+            if let Some(id) = engine.message_post(world, &wanted, &memory, timeout, done) {
+                // Nothing else was touched.
+                return Ok(Received::Begun(id));
+            }
         }
-        let mut core = self.core.lock_on(thread);
-        let Core { engine, world, .. } = &mut *core;
-        world.tick();
-        if let Some(id) = engine.message_post(world, &wanted, &memory, timeout, done) {
-            // Nothing else was touched.
-            return Ok(Received::Begun(id));
-        }
-        drop(core);
         // SAFETY: by the caller.
         unsafe { self.receive_into(&memory, |e, w| begin(e, w, memory)) }
     }

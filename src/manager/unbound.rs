@@ -242,7 +242,7 @@ impl Manager {
                 Some(request) => Ok(Begun::UnderWay(request)),
                 None => {
                     let at = Where::Whole(memory);
-                    self.message_irecv_on(thread, wanted, at, timeout, done).map(Begun::from)
+                    self.message_irecv_on(thread, wanted, at, timeout, done, false).map(Begun::from)
                 }
             }
         };
