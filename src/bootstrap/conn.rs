@@ -12,6 +12,7 @@ use crate::os;
 use crate::os::epoll::{Epoll, READ, WRITE};
 use crate::status::{Code, Reason, Status};
 
+use super::addr::on_link;
 use super::endpoint::Attempt;
 use super::frame::{Broken, FrameReader, REJECTS};
 use super::handshake::{Ctx, Failure, Handshake};
@@ -69,7 +70,8 @@ pub(super) struct Success {
 
 impl Success {
     pub(super) fn event(self, token: Option<u64>, addr: SocketAddr) -> BootEvent {
-        let Success { hello, kind, reason, ep, sock } = self;
+        let Success { mut hello, kind, reason, ep, sock } = self;
+        on_link(&mut hello.addrs, &addr);
         let initiator = token.is_some();
         BootEvent::Ready { token, hello, kind, reason, ep, sock, initiator, addr }
     }
