@@ -52,7 +52,7 @@ pub(super) enum Outcome {
     /// Nothing yet.
     Pending,
     /// The handshake succeeded.
-    Ready(Success),
+    Ready(Box<Success>),
     /// It failed; the connection may linger.
     Failed(Status),
     /// A refused connection has ended.
@@ -194,7 +194,7 @@ impl Conn {
             Phase::Handshaking => self.exchange(epoll, ctx),
         };
         let failure = match result {
-            Ok(Some(success)) => return Outcome::Ready(success),
+            Ok(Some(success)) => return Outcome::Ready(Box::new(success)),
             Ok(None) if ctx.now < self.deadline => match self.update_interest(epoll) {
                 Ok(()) => return Outcome::Pending,
                 Err(e) => Status::os("epoll", &e).into(),
