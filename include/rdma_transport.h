@@ -642,7 +642,8 @@ struct rdma_mgr_options {
    */
   const char *provider;
   /**
-   * "host:port", IPv6 in brackets, port 0 is any. NULL: 127.0.0.1:0 on first need. RDMA_LISTEN
+   * "host:port", IPv6 in brackets (link-local: [fe80::1%eth0]:port), port 0 is any. NULL: 127.0.0.1:0 on first need, or
+   * [::1]:0 where that cannot be had. RDMA_LISTEN
    */
   const char *listen;
   /**
@@ -1888,9 +1889,10 @@ rdma_code_t rdma_mgr_peer_info(const rdma_mgr_t *mgr, const char *peer, rdma_pee
 
 /**
  * Gives an address blob, to travel over the runtime's own control plane to
- * rdma_mgr_import_address. Listens if the manager does not yet. The blob holds no secret. Writes
- * all of it and its length, or, with RDMA_OUT_OF_RANGE, only the length needed; `blob` NULL with
- * cap 0 asks for the length.
+ * rdma_mgr_import_address. Listens if the manager does not yet. The blob holds no secret. In it a
+ * link-local IPv6 address is without its interface, which is another one at each host: make such
+ * a peer known by rdma_mgr_add_peer. Writes all of it and its length, or, with RDMA_OUT_OF_RANGE,
+ * only the length needed; `blob` NULL with cap 0 asks for the length.
  *
  * Threads: any.
  *
@@ -2172,8 +2174,8 @@ rdma_code_t rdma_send(rdma_mgr_t *mgr,
  * The tensor's struct, dimensions and user bytes are borrowed for that call. `done` NULL: not wanted.
  *
  * Content in the library's memory lives for the call of `done` only, if `out_request` is NULL;
- * otherwise until rdma_request_release, which must be called once. Content in options.dst, or from
- * options.alloc, is the application's.
+ * otherwise until rdma_request_release, which must be called once, or rdma_mgr_destroy. Content in
+ * options.dst, or from options.alloc, is the application's.
  *
  * A tensor longer than options.dst_len ends the receive with RDMA_OUT_OF_RANGE; the message says its length. Nothing is
  * written, and the tensor, whatever its length, stays at its sender for the next receive: the send has not ended, unless a
@@ -2210,9 +2212,9 @@ rdma_code_t rdma_recv_async(rdma_mgr_t *mgr,
 /**
  * Receives like rdma_recv_async and waits for the end, driving progress itself. Set
  * out->struct_size first. With `out_request`, content in the library's memory, the dimensions and the
- * user bytes live until rdma_request_release, which must be called once. `out_request` NULL is allowed
- * with options.dst or options.alloc only; dimensions and user bytes then live until this thread's next
- * rdma_recv. A dst that is too small, and an alloc that returns NULL, are as with rdma_recv_async: after
+ * user bytes live until rdma_request_release, which must be called once, or rdma_mgr_destroy.
+ * `out_request` NULL is allowed with options.dst or options.alloc only; dimensions and user bytes then
+ * live until this thread's next rdma_recv. A dst that is too small, and an alloc that returns NULL, are as with rdma_recv_async: after
  * RDMA_OUT_OF_RANGE the tensor can be received again, into a larger one.
  *
  * Threads: any, but not inside a callback.
@@ -2245,11 +2247,13 @@ rdma_code_t rdma_request_cancel(rdma_mgr_t *mgr, rdma_request_t request);
  * Gives up a request, and with it the library's memory of its result. To be called once for each
  * request that was handed out, also for failed ones. Before the receive has ended, or inside its
  * callback: the callback runs all the same, and the memory is freed once it has returned.
+ * rdma_mgr_destroy releases what is left, and unmaps the memory.
  *
  * Threads: any.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, request 0; RDMA_NOT_FOUND: released already,
- * or never made; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+ * also by rdma_mgr_destroy that runs on another thread, or never made; RDMA_FAILED_PRECONDITION:
+ * `mgr` destroyed or in a forked child; RDMA_INTERNAL.
  */
 rdma_code_t rdma_request_release(rdma_mgr_t *mgr, rdma_request_t request);
 

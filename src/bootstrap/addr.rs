@@ -53,14 +53,66 @@ pub(crate) fn resolve_peer(text: &str) -> Result<Vec<SocketAddr>, Status> {
 /// The same, of what costs nothing; `None`: a name for the resolver.
 pub(crate) fn resolve_at_once(text: &str) -> Result<Option<Vec<SocketAddr>>, Status> {
     let (host, port) = split(text)?;
+    if let Some((ip, interface)) = ipv6(host).filter(|(ip, _)| ip.is_unicast_link_local()) {
+        let scope = scope(text, interface)?;
+        let at = SocketAddr::from(SocketAddrV6::new(ip, port, 0, scope));
+        return room::collect([at].into_iter(), "addresses").map(Some);
+    }
     if let Ok(ip) = host.parse::<IpAddr>() {
         return listed(&[ip], port);
+    }
+    if host.contains('%') {
+        let text = shown::key(text.as_bytes());
+        return Err(Status::invalid(format!(
+            "address '{text}': an interface (%) belongs behind a link-local IPv6 address, of fe80::/10, alone"
+        )));
     }
     if host.eq_ignore_ascii_case("localhost") {
         let ips = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
         return listed(&ips, port);
     }
     Ok(None)
+}
+
+/// An IPv6 address and the interface behind it (RFC 4007).
+fn ipv6(host: &str) -> Option<(Ipv6Addr, Option<&str>)> {
+    let (ip, interface) = match host.split_once('%') {
+        Some((ip, interface)) => (ip, Some(interface)),
+        None => (host, None),
+    };
+    Some((ip.parse().ok()?, interface))
+}
+
+/// The number of the interface by which a link-local address is meant: each has such addresses.
+fn scope(text: &str, interface: Option<&str>) -> Result<u32, Status> {
+    let text = shown::key(text.as_bytes());
+    let Some(interface) = interface.filter(|interface| !interface.is_empty()) else {
+        return Err(Status::invalid(format!(
+            "address '{text}' is link-local and names no interface; allowed is '[fe80::1%eth0]:port', or its number"
+        )));
+    };
+    let found = match interface.parse() {
+        Ok(number) => sys::has_interface(number).then_some(number),
+        Err(_) => sys::interface(interface),
+    };
+    let interface = shown::key(interface.as_bytes());
+    let none = || format!("address '{text}': this host has no interface '{interface}'");
+    found.ok_or_else(|| Status::new(Code::Unavailable, none()))
+}
+
+/// Link-local addresses that a peer told of itself mean the link by which it was met, and nothing where that is another one.
+pub(super) fn on_link(addrs: &mut Vec<SocketAddr>, far: &SocketAddr) {
+    let scope = match far {
+        SocketAddr::V6(far) if far.ip().is_unicast_link_local() => far.scope_id(),
+        _ => 0,
+    };
+    addrs.retain_mut(|addr| match addr {
+        SocketAddr::V6(addr) if addr.ip().is_unicast_link_local() => {
+            addr.set_scope_id(scope);
+            scope != 0
+        }
+        _ => true,
+    });
 }
 
 fn listed(ips: &[IpAddr], port: u16) -> Result<Option<Vec<SocketAddr>>, Status> {
@@ -77,14 +129,14 @@ pub(crate) fn split(text: &str) -> Result<(&str, u16), Status> {
     };
     let (host, port) = if let Some(rest) = text.strip_prefix('[') {
         let (host, tail) = rest.split_once(']').ok_or_else(|| bad("']' is missing"))?;
-        if host.parse::<Ipv6Addr>().is_err() {
+        if ipv6(host).is_none() {
             return Err(bad("no IPv6 address between the brackets"));
         }
         match tail {
             "" => (host, None),
             _ => (host, Some(tail.strip_prefix(':').ok_or_else(|| bad("':' expected after ']'"))?)),
         }
-    } else if text.parse::<Ipv6Addr>().is_ok() {
+    } else if ipv6(text).is_some() {
         (text, None)
     } else {
         match text.split_once(':') {
@@ -226,6 +278,44 @@ mod tests {
             let bad = shown::key(bad.as_bytes()).to_string();
             assert!(status.message.contains(&bad) && !status.message.contains('\n'), "{status}");
         }
+    }
+
+    #[test]
+    fn link_local_addresses_name_their_interface() {
+        let one = |t: &str| resolve(t).map(|a| a[0].to_string());
+        // The loopback interface is there in each network namespace, and mostly the first.
+        let lo = sys::interface("lo").unwrap();
+        for text in [format!("[fe80::1%{lo}]:5"), "[fe80::1%lo]:5".into()] {
+            assert_eq!(one(&text).unwrap(), format!("[fe80::1%{lo}]:5"));
+        }
+        assert_eq!(one("fe80::1%lo").unwrap(), format!("[fe80::1%{lo}]:0"));
+        for (bad, code, part) in [
+            ("[fe80::1%nosuch0]:5", Code::Unavailable, "no interface 'nosuch0'"),
+            ("[fe80::1%4000000000]:5", Code::Unavailable, "no interface '4000000000'"),
+            ("[fe80::1%0]:5", Code::Unavailable, "no interface '0'"),
+            ("[fe80::1]:5", Code::InvalidArgument, "names no interface"),
+            ("[fe80::1%]:5", Code::InvalidArgument, "names no interface"),
+            ("[2001:db8::1%lo]:5", Code::InvalidArgument, "link-local"),
+            ("[::1%lo]:5", Code::InvalidArgument, "link-local"),
+            ("[fe80::1%a b]:5", Code::InvalidArgument, "host"),
+        ] {
+            let status = one(bad).unwrap_err();
+            assert_eq!(status.code, code, "{status}");
+            assert!(status.message.contains(part) && status.message.contains(bad), "{status}");
+        }
+    }
+
+    #[test]
+    fn link_local_addresses_that_a_peer_tells_are_on_the_link_by_which_it_came() {
+        let told: Vec<SocketAddr> =
+            ["[fe80::1]:5", "10.0.0.1:5"].map(|a| a.parse().unwrap()).to_vec();
+        let after = |far: &str| {
+            let mut addrs = told.clone();
+            on_link(&mut addrs, &far.parse().unwrap());
+            addrs.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(after("[fe80::2%7]:9"), ["[fe80::1%7]:5", "10.0.0.1:5"]);
+        assert_eq!(after("10.0.0.2:9"), ["10.0.0.1:5"]);
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub(crate) struct Keys {
     session: HmacSha256,
     /// Seeds of the checksums on what the connector sends, and the acceptor.
     seeds: [u64; 2],
+    /// Names the connection.
+    name: [u8; 16],
     secret: bool,
 }
 
@@ -59,7 +61,8 @@ impl Keys {
         let bytes: [u8; TAG] = derive(3).finalize().into_bytes().into();
         let seed = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let (proofs, seeds) = ([derive(0), derive(1)], [seed(0), seed(8)]);
-        Ok(Keys { proofs, session, seeds, secret: secret.is_some() })
+        let name = std::array::from_fn(|i| bytes[16 + i]);
+        Ok(Keys { proofs, session, seeds, name, secret: secret.is_some() })
     }
 
     /// Seeds of the checksums on messages: of what the side that is `active`, or not, sends, and of what
@@ -67,6 +70,11 @@ impl Keys {
     pub(crate) fn seeds(&self, active: bool) -> [u64; 2] {
         let [connector, acceptor] = self.seeds;
         if active { [connector, acceptor] } else { [acceptor, connector] }
+    }
+
+    /// A name of the connection, the same at both ends.
+    pub(crate) fn name(&self) -> [u8; 16] {
+        self.name
     }
 
     /// The proof that the side which is `active`, or not, sends.
@@ -138,6 +146,8 @@ mod tests {
         assert_ne!(sent, received);
         assert_ne!(a.seeds(true), keys(b"s", b"acK").seeds(true));
         assert_ne!(a.seeds(true), keys(b"t", b"ack").seeds(true));
+        assert_eq!(a.name(), b.name());
+        assert_ne!(a.name(), keys(b"s", b"acK").name());
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::os;
 use crate::os::epoll::{Epoll, READ, WRITE};
 use crate::status::{Code, Reason, Status};
 
+use super::addr::on_link;
 use super::endpoint::Attempt;
 use super::frame::{Broken, FrameReader, REJECTS};
 use super::handshake::{Ctx, Failure, Handshake};
@@ -51,7 +52,7 @@ pub(super) enum Outcome {
     /// Nothing yet.
     Pending,
     /// The handshake succeeded.
-    Ready(Success),
+    Ready(Box<Success>),
     /// It failed; the connection may linger.
     Failed(Status),
     /// A refused connection has ended.
@@ -69,7 +70,8 @@ pub(super) struct Success {
 
 impl Success {
     pub(super) fn event(self, token: Option<u64>, addr: SocketAddr) -> BootEvent {
-        let Success { hello, kind, reason, ep, sock } = self;
+        let Success { mut hello, kind, reason, ep, sock } = self;
+        on_link(&mut hello.addrs, &addr);
         let initiator = token.is_some();
         BootEvent::Ready { token, hello, kind, reason, ep, sock, initiator, addr }
     }
@@ -192,7 +194,7 @@ impl Conn {
             Phase::Handshaking => self.exchange(epoll, ctx),
         };
         let failure = match result {
-            Ok(Some(success)) => return Outcome::Ready(success),
+            Ok(Some(success)) => return Outcome::Ready(Box::new(success)),
             Ok(None) if ctx.now < self.deadline => match self.update_interest(epoll) {
                 Ok(()) => return Outcome::Pending,
                 Err(e) => Status::os("epoll", &e).into(),

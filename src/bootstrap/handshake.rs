@@ -294,6 +294,7 @@ impl Handshake {
         let attempt = self.rounds.as_mut()?.take()?;
         let (mut peer, keys) = (self.peer.take()?, self.out.keys.as_ref()?);
         peer.seeds = self.checksum.then(|| keys.seeds(self.out.active));
+        peer.connection = keys.name();
         Some((attempt, peer))
     }
 

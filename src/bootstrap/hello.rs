@@ -40,7 +40,8 @@ pub(super) struct Ack {
 impl Hello {
     pub(super) fn new(nonce: [u8; 32], auth: bool, id: &Identity, addrs: &[SocketAddr]) -> Hello {
         let identity = id.clone();
-        let peer = PeerHello { identity, addrs: addrs.to_vec(), rail: false, seeds: None };
+        let addrs = addrs.to_vec();
+        let peer = PeerHello { identity, addrs, rail: false, seeds: None, connection: [0; 16] };
         Hello { versions: (VERSION_MIN, VERSION_MAX), nonce, auth, peer }
     }
 
@@ -100,7 +101,8 @@ impl Hello {
         identity.validate().map_err(|e| malformed(e.into_message()))?;
         identity.providers = offers(&mut r)?;
         let addrs = addr::get_all(&mut r).map_err(|e| malformed(e.into_message()))?;
-        let peer = PeerHello { identity, addrs, rail: flags & FLAG_RAIL != 0, seeds: None };
+        let rail = flags & FLAG_RAIL != 0;
+        let peer = PeerHello { identity, addrs, rail, seeds: None, connection: [0; 16] };
         Ok(Hello { versions, nonce, auth: flags & FLAG_AUTH != 0, peer })
     }
 }

@@ -58,9 +58,9 @@ pub use identity::{host_id, process_id, random_id};
 pub(crate) use sys::start_connect;
 
 /// First version of the handshake that this side speaks.
-pub const VERSION_MIN: u16 = 10;
+pub const VERSION_MIN: u16 = 11;
 /// Last version of the handshake that this side speaks.
-pub const VERSION_MAX: u16 = 10;
+pub const VERSION_MAX: u16 = 11;
 /// Longest HELLO or HELLO_ACK in bytes.
 pub const MAX_HELLO: usize = 16 * 1024;
 /// Longest endpoint address in bytes.
@@ -118,6 +118,8 @@ pub struct PeerHello {
     /// Where either side has the checksum option, once the handshake is over: the seeds of the checksums
     /// on all messages, of those sent and of those received.
     pub seeds: Option<[u64; 2]>,
+    /// A name of the connection that both ends know, once the handshake is over.
+    pub connection: [u8; 16],
 }
 
 impl std::ops::Deref for PeerHello {

@@ -1,5 +1,6 @@
 //! The few system calls that the standard library does not offer.
 
+use std::ffi::CString;
 use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -77,6 +78,20 @@ pub(super) fn is_dual_stack(fd: &impl AsRawFd) -> bool {
         )
     };
     rc == 0 && only_v6 == 0
+}
+
+/// The number of the interface of this name.
+pub(super) fn interface(name: &str) -> Option<u32> {
+    let name = CString::new(name).ok()?;
+    // SAFETY: a text that ends in NUL.
+    Some(unsafe { libc::if_nametoindex(name.as_ptr()) }).filter(|&number| number != 0)
+}
+
+/// Whether there is an interface of this number.
+pub(super) fn has_interface(number: u32) -> bool {
+    let mut name = [0; libc::IF_NAMESIZE];
+    // SAFETY: room for the longest name.
+    !unsafe { libc::if_indextoname(number, name.as_mut_ptr()) }.is_null()
 }
 
 /// Addresses of the interfaces that are up; none where they cannot be listed.

@@ -30,8 +30,8 @@ use crate::limits::{ASKS, OWED_BYTES, OWED_BYTES_ALL, OWED_CONTENT, POSTS};
 use crate::name::Name;
 use crate::observe::PeerCounters;
 use crate::protocol::message::{
-    self, CREDITS_AT, Envelope, Extra, HEADER_LEN, IMM_ACK, MAX_MESSAGE, MSG_HEAD, Message, Short,
-    UsualMsg, WholeMsg, encode, head_len,
+    self, CREDITS_AT, Envelope, Extra, HEADER_LEN, IMM_ACK, MAX_MESSAGE, MSG_HEAD, Message, Nonce,
+    Short, UsualMsg, WholeMsg, encode, head_len,
 };
 use crate::status::{Code, Reason, Status};
 
@@ -95,6 +95,8 @@ pub struct Channel {
     pub caps: Caps,
     /// The peer drives progress itself and may be silent for long.
     pub remote_manual: bool,
+    /// Its name, which both ends know; `None` once the peer knows of its end.
+    pub nonce: Option<Nonce>,
     /// Responses owed on this channel, by the peer's request index.
     pub responses: Owing,
     /// Time of the last sign of life.
@@ -158,6 +160,7 @@ impl Channel {
             name,
             caps,
             remote_manual,
+            nonce: None,
             responses: Owing::default(),
             last_rx: now,
             used: now,

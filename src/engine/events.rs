@@ -185,6 +185,7 @@ impl Engine {
             Message::MsgMatched { number } => self.on_msg_matched(fx, ch, number),
             Message::MsgWindow { limit } => self.on_msg_window(ch, limit),
             Message::MsgCarrier { number } => self.on_msg_carrier(ch, number),
+            Message::Lost { names } => self.on_lost(fx, ch, names),
             Message::MsgWithdraw { number, sync } => self.on_msg_withdraw(fx, ch, number, sync),
             Message::MsgWithdrawn { number, sync } => self.on_msg_withdrawn(fx, ch, number, sync),
             Message::Pair(m) => self.on_pair(fx, ch, m),

@@ -12,6 +12,7 @@ use lru::LruCache;
 use super::carrier::Carriers;
 use super::channel::ChanId;
 use super::list::Fifo;
+use super::lost::LostNames;
 use super::slab::Slab;
 use super::tries::Tries;
 use crate::api::{Meta, PeerState};
@@ -33,6 +34,7 @@ pub struct Peer {
     /// The one of these that both ends ask on.
     pub(super) preferred: Option<ChanId>,
     pub(super) carriers: Carriers,
+    pub(super) lost: LostNames,
     /// Last connect error.
     pub last_error: Option<Status>,
     /// What the tries to connect met since the last connection.
@@ -229,6 +231,7 @@ impl Peers {
             channels,
             preferred: None,
             carriers: Carriers::default(),
+            lost: LostNames::default(),
             last_error: None,
             tries: Tries::default(),
             waiting: 0,

@@ -31,6 +31,7 @@ mod hooks;
 mod known;
 pub mod layout;
 pub(crate) mod list;
+mod lost;
 mod owing;
 mod peer;
 #[cfg(feature = "planted")]

@@ -2,6 +2,7 @@
 
 use super::channel::{ChanId, Channel};
 use super::known::Peer;
+use super::lost::LostNames;
 use super::seal::Seal;
 use super::transfer::inbound::{State, request_in_queue};
 use super::tries::Tries;
@@ -221,6 +222,7 @@ impl Engine {
             let p = self.peers.get_mut(peer).ok_or_else(forgotten)?;
             p.cache.clear();
             p.carriers.forget_heard();
+            p.lost = LostNames::default();
         }
         let counters = self.stats.peer(&name, caps.provider.name());
         counters.connects.add(1);
@@ -293,6 +295,7 @@ impl Engine {
             return self.channel_down(fx, ch, Status::internal(text));
         }
         c.announce(fx);
+        self.tell_lost(fx, ch);
         self.tell_carrier(fx, peer);
         self.empty_queue(peer, |engine, request| engine.submit(fx, request));
         if let Some(c) = self.channels.get_mut(ch) {
@@ -320,6 +323,10 @@ impl Engine {
                 status.message.extend([": ", &text]);
             }
         }
+        if let Some(c) = self.channels.get_mut(ch) {
+            // Nobody has to be told that it has ended.
+            c.nonce = None;
+        }
         self.violation(ch, status);
     }
 
@@ -332,12 +339,14 @@ impl Engine {
             drop(channel);
             return self.rail_down(fx, ch, &rail, &status);
         }
-        let (mut carried, peer) = (None, channel.peer);
+        let (mut carried, mut left, peer) = (None, None, channel.peer);
         if let Some(peer) = self.peers.get_mut(peer) {
             carried = (peer.channels.first() == Some(&ch)).then_some(channel.peer);
             peer.channels.retain(|&c| c != ch);
             peer.preferred = peer.preferred.filter(|&c| c != ch);
             peer.carriers.forget(ch);
+            channel.nonce.into_iter().for_each(|name| peer.lost.add(name));
+            left = peer.channels.first().copied();
             if peer.channels.is_empty() {
                 peer.state = PeerState::Idle;
                 if status.reason != Reason::Cancelled {
@@ -345,6 +354,9 @@ impl Engine {
                 }
                 self.peer_changed(fx, channel.peer, Some(status.clone()));
             }
+        }
+        if let Some(left) = left.filter(|_| !self.closing) {
+            self.tell_lost(fx, left);
         }
         if carried.is_some() && !self.closing {
             self.lost_carrier(fx, peer);

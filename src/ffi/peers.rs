@@ -204,9 +204,10 @@ pub unsafe extern "C-unwind" fn rdma_mgr_peer_info(
 }
 
 /// Gives an address blob, to travel over the runtime's own control plane to
-/// rdma_mgr_import_address. Listens if the manager does not yet. The blob holds no secret. Writes
-/// all of it and its length, or, with RDMA_OUT_OF_RANGE, only the length needed; `blob` NULL with
-/// cap 0 asks for the length.
+/// rdma_mgr_import_address. Listens if the manager does not yet. The blob holds no secret. In it a
+/// link-local IPv6 address is without its interface, which is another one at each host: make such
+/// a peer known by rdma_mgr_add_peer. Writes all of it and its length, or, with RDMA_OUT_OF_RANGE,
+/// only the length needed; `blob` NULL with cap 0 asks for the length.
 ///
 /// Threads: any.
 ///

@@ -62,8 +62,8 @@ pub unsafe extern "C-unwind" fn rdma_send(
 /// The tensor's struct, dimensions and user bytes are borrowed for that call. `done` NULL: not wanted.
 ///
 /// Content in the library's memory lives for the call of `done` only, if `out_request` is NULL;
-/// otherwise until rdma_request_release, which must be called once. Content in options.dst, or from
-/// options.alloc, is the application's.
+/// otherwise until rdma_request_release, which must be called once, or rdma_mgr_destroy. Content in
+/// options.dst, or from options.alloc, is the application's.
 ///
 /// A tensor longer than options.dst_len ends the receive with RDMA_OUT_OF_RANGE; the message says its length. Nothing is
 /// written, and the tensor, whatever its length, stays at its sender for the next receive: the send has not ended, unless a
@@ -118,9 +118,9 @@ pub unsafe extern "C-unwind" fn rdma_recv_async(
 
 /// Receives like rdma_recv_async and waits for the end, driving progress itself. Set
 /// out->struct_size first. With `out_request`, content in the library's memory, the dimensions and the
-/// user bytes live until rdma_request_release, which must be called once. `out_request` NULL is allowed
-/// with options.dst or options.alloc only; dimensions and user bytes then live until this thread's next
-/// rdma_recv. A dst that is too small, and an alloc that returns NULL, are as with rdma_recv_async: after
+/// user bytes live until rdma_request_release, which must be called once, or rdma_mgr_destroy.
+/// `out_request` NULL is allowed with options.dst or options.alloc only; dimensions and user bytes then
+/// live until this thread's next rdma_recv. A dst that is too small, and an alloc that returns NULL, are as with rdma_recv_async: after
 /// RDMA_OUT_OF_RANGE the tensor can be received again, into a larger one.
 ///
 /// Threads: any, but not inside a callback.
@@ -202,11 +202,13 @@ pub unsafe extern "C-unwind" fn rdma_request_cancel(
 /// Gives up a request, and with it the library's memory of its result. To be called once for each
 /// request that was handed out, also for failed ones. Before the receive has ended, or inside its
 /// callback: the callback runs all the same, and the memory is freed once it has returned.
+/// rdma_mgr_destroy releases what is left, and unmaps the memory.
 ///
 /// Threads: any.
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, request 0; RDMA_NOT_FOUND: released already,
-/// or never made; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
+/// also by rdma_mgr_destroy that runs on another thread, or never made; RDMA_FAILED_PRECONDITION:
+/// `mgr` destroyed or in a forked child; RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn rdma_request_release(
     mgr: *mut rdma_mgr_t,

@@ -420,6 +420,7 @@ impl Core {
                         self.rail_ready(dialled, &hello, (kind, ep), sock);
                         continue;
                     }
+                    self.hear_older(&hello.name);
                     let text = addr.to_string();
                     self.ready(token, &hello, (kind, ep), reason, sock, text);
                 }

@@ -16,6 +16,7 @@ use crate::fabric::ProviderKind;
 use crate::local_fd::Local;
 use crate::log;
 use crate::observe::{Args, Trace};
+use crate::os::ticks;
 use crate::status::{Code, Status};
 
 /// One dial, over all addresses of a peer.
@@ -26,6 +27,8 @@ const LAST_TRY: Duration = Duration::from_millis(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Where both ends dial at once, the second connection comes no later than that after the first.
 const CROSSING: Duration = Duration::from_secs(10);
+/// Connections that are not dry after so many looks are busy rather than lost.
+const OLDER_TURNS: u32 = 32;
 /// Why a peer that connected by itself is not dialled.
 const NO_ADDRESS: &str = "its address was not given here: add the peer, or it has to connect by itself \
                           (addresses that a peer names are used only where a secret was proved)";
@@ -94,6 +97,15 @@ impl Route {
 }
 
 impl Core {
+    /// What has come by older connections of a peer is heard before a further one is there: by that the peer may say that it has lost
+    /// them, and nothing of them counts from then on.
+    pub(super) fn hear_older(&mut self, name: &str) {
+        let known = self.engine.find_peer(name).and_then(|peer| self.engine.peer(peer));
+        if known.is_some_and(|p| !p.channels.is_empty()) {
+            let _ = (0..OLDER_TURNS).find(|_| self.poll_adapters(true, ticks()) == 0);
+        }
+    }
+
     /// A handshake is over: its endpoint becomes a channel, if there is room for the peer and nobody else has its name.
     pub(super) fn ready(
         &mut self,
@@ -393,6 +405,7 @@ pub(super) fn link(
     }
     world.connections.insert(ch, Connection { ep: key, alive: sock, doubt: Doubt::None });
     world.chans.insert(key, ch);
+    engine.channel_name(ch, hello.connection);
     if let Some(seeds) = hello.seeds {
         engine.channel_seal(ch, seeds);
     }

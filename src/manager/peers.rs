@@ -5,6 +5,18 @@ use super::*;
 /// Peers that should dial by themselves are left so long to do it.
 const DIALLED: Duration = Duration::from_secs(1);
 
+/// Listens for peers of this host, where the application said nothing: by IPv4, or on a host that has no such address by IPv6.
+fn listen_within(mut listen: impl FnMut(&str) -> Result<(), Status>) -> Result<(), Status> {
+    let Err(first) = listen("127.0.0.1:0") else { return Ok(()) };
+    listen("[::1]:0").map_err(|second| {
+        let text = format!(
+            "{}; {}; options.listen (or RDMA_LISTEN) says where to listen",
+            first.message, second.message
+        );
+        first.with_message(text)
+    })
+}
+
 impl Manager {
     /// Listens on `host:port`; the address bound, with the port chosen.
     pub fn listen(&self, address: &str) -> Result<String, Status> {
@@ -15,7 +27,7 @@ impl Manager {
 
     fn listening(&self) -> Result<(), Status> {
         if self.core.lock().boot.addresses().is_empty() {
-            self.listen("127.0.0.1:0")?;
+            listen_within(|address| self.listen(address).map(drop))?;
         }
         Ok(())
     }
@@ -287,5 +299,22 @@ mod tests {
         assert_eq!(refused.code, Code::InvalidArgument, "{refused}");
         assert!(manager.core.lock().engine.find_peer("peer").is_none());
         manager.destroy().unwrap();
+    }
+
+    #[test]
+    fn who_said_nothing_listens_by_either_family() {
+        let none = |address: &str| Err(Status::gone(format!("cannot listen on {address}")));
+        let mut asked = Vec::new();
+        let only_v6 = |address: &str| {
+            asked.push(address.to_owned());
+            if address.starts_with('[') { Ok(()) } else { none(address) }
+        };
+        assert_eq!(listen_within(only_v6), Ok(()));
+        assert_eq!(asked, ["127.0.0.1:0", "[::1]:0"]);
+        assert_eq!(listen_within(|_| Ok(())), Ok(()));
+        let status = listen_within(none).unwrap_err();
+        for part in ["127.0.0.1:0", "[::1]:0", "options.listen"] {
+            assert!(status.message.contains(part), "{status}");
+        }
     }
 }

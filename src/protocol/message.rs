@@ -46,6 +46,8 @@ pub const MAX_REGIONS: usize = 4096;
 pub const MAX_MESSAGE: usize = MAX_KEY_LEN + 8192 + MAX_REGIONS * 12;
 /// Longest header of the application in a tagged message, and most bytes of it beside a tensor.
 pub const MAX_USER: usize = 512;
+/// Length of the name of a connection.
+pub const NAME: usize = 16;
 /// Most parts of a tagged message.
 pub const MAX_PARTS: usize = 64;
 /// The least that a sender takes at a time of content that goes in pieces.
@@ -77,6 +79,7 @@ const MSG_WITHDRAWN: u8 = 21;
 const MSG_ACK: u8 = 22;
 const MSG_FRAG: u8 = 23;
 const MSG_CARRIER: u8 = 24;
+const CONNECTION_LOST: u8 = 25;
 
 const F_DST: u8 = 1; // request: a destination is exposed
 const F_META: u8 = 2; // request: the cached metadata follows
@@ -340,6 +343,8 @@ pub enum Message<'a> {
     MsgWindow { limit: u64 },
     /// Messages come by this connection from now on, the how-manieth of the sender's.
     MsgCarrier { number: u64 },
+    /// Connections that the sender had with the receiver and has no longer, by name.
+    Lost { names: &'a [u8] },
     /// The sender takes an offer back, or (`sync`) a message of this number.
     MsgWithdraw { number: u32, sync: bool },
     /// It was taken back: nothing had met it.

@@ -230,6 +230,7 @@ impl Stage {
             e.channel_new(fx, index, incarnation, proved, caps, manual)
         });
         let ch = opened.map_err(|_| ())?;
+        self.call(who.node, |e, _| e.channel_name(ch, [conn as u8; 16]));
         if self.setup.settings.iter().any(|s| s.checksum) {
             let seed = |node: usize| conn as u64 * 2 + node as u64;
             self.call(who.node, |e, _| e.channel_seal(ch, [seed(who.node), seed(peer.node)]));

@@ -38,6 +38,7 @@ pub enum Kind {
     MsgMatched,
     MsgWindow,
     MsgCarrier,
+    Lost,
     MsgWithdraw,
     MsgWithdrawn,
     PairHello,
@@ -104,6 +105,7 @@ pub fn kind(bytes: &[u8]) -> Kind {
         Ok((Message::MsgMatched { .. }, _)) => Kind::MsgMatched,
         Ok((Message::MsgWindow { .. }, _)) => Kind::MsgWindow,
         Ok((Message::MsgCarrier { .. }, _)) => Kind::MsgCarrier,
+        Ok((Message::Lost { .. }, _)) => Kind::Lost,
         Ok((Message::MsgWithdraw { .. }, _)) => Kind::MsgWithdraw,
         Ok((Message::MsgWithdrawn { .. }, _)) => Kind::MsgWithdrawn,
         Ok((Message::Rail(m), _)) => match m {

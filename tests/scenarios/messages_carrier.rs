@@ -2,6 +2,7 @@
 
 use rdma_transport::engine::front::message::{Envelope, Mode};
 
+use super::common::net::Life;
 use super::kind::Kind;
 use super::messages::{ANY, Post, TAG, is_ok};
 use super::script::{LARGE, R, S, Setup, ibverbs, shm};
@@ -127,6 +128,49 @@ fn what_was_sent_before_a_disconnect_of_two_connections_arrives() {
         p.s.run();
         p.s.let_all_go();
         assert_eq!(received(&mut p), [0, 1, 2]);
+        p.finish();
+    }
+}
+
+/// The receiver alone has lost its connection, has made another and asked by it: what it is answered goes by that one, and not where nobody
+/// hears it.
+#[test]
+fn an_answer_goes_by_the_connection_that_its_asker_made_anew() {
+    for (setup, len) in each().into_iter().flat_map(|s| [(s.clone(), 8), (s, LARGE)]) {
+        let mut p = Post::new(setup);
+        send_few(&mut p, 8);
+        let first = p.s.conn();
+        p.s.hold(R, Kind::Fin);
+        p.s.lose_late(first, R);
+        p.run();
+        let back = p.other(R);
+        let asked = p.send(R, back, Envelope { comm: 1, tag: 1 }, 8, Mode::Standard);
+        p.run();
+        assert_ne!(first, p.s.conn());
+        assert!(is_ok(&p.sends[asked]));
+        send_few(&mut p, len);
+        assert_eq!(received(&mut p), [0, 1, 2, 4, 5, 6]);
+        // The older one has ended at both ends.
+        let side = p.s.side(first, S);
+        assert_eq!(p.s.w.conns[first].ends[side].life, Life::Ended);
+        p.finish();
+    }
+}
+
+/// Both had dialled, and one end alone has lost one of the two: the other end hears of it by the one that is left.
+#[test]
+fn of_two_connections_the_one_that_the_receiver_has_lost_carries_nothing_more() {
+    for (setup, lost) in each().into_iter().flat_map(|s| [(s.clone(), 0), (s, 1)]) {
+        let mut p = Post::new(setup);
+        p.s.connect(1);
+        p.run();
+        send_few(&mut p, 8);
+        assert_eq!(received(&mut p), [0, 1, 2]);
+        p.s.hold(R, Kind::Fin);
+        p.s.lose_late(lost, R);
+        p.run();
+        send_few(&mut p, 8);
+        assert_eq!(received(&mut p), [3, 4, 5]);
         p.finish();
     }
 }

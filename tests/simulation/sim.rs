@@ -201,6 +201,8 @@ impl Sim {
             e.channel_new(fx, index, incarnation, proved, caps, manual)
         });
         let Ok(ch) = opened else { return self.w.end(conn, side, false) };
+        let name = (conn as u128 + 1).to_le_bytes();
+        self.call(who.node, |e, _| e.channel_name(ch, name));
         let wanted = |who: Who| self.w.profile.per_node[who.node].1.checksum;
         if wanted(who) || wanted(peer) {
             // As the handshake does: one seed for each direction, the other side's the other way round.

@@ -240,7 +240,12 @@ impl Link {
             let text = format!("{text}: key {:#010x} does not allow it", remote.rkey);
             Status::new(Code::PermissionDenied, text).because(Reason::RemoteError)
         } else {
-            Status::internal(format!("{text}: the memory at one end cannot be accessed"))
+            // The system says no more than that a copy between the two processes failed.
+            let text = format!(
+                "{text}: memory of the application cannot be accessed, here or at the peer: it is not mapped, or may \
+                 not be read or written"
+            );
+            Status::new(Code::FailedPrecondition, text)
         })
     }
 

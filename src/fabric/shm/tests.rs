@@ -434,6 +434,18 @@ fn what_is_used_up_here_is_not_the_peers_fault() {
     assert!(status.code == Code::Internal && status.message.contains("broke"), "{status}");
 }
 
+/// Memory is the application's: what cannot be accessed there is no defect of the library.
+#[test]
+fn memory_that_cannot_be_accessed_is_no_defect() {
+    let (mut a, mut b) = (open(None), open(None));
+    let (e, _) = connect(&mut a, &mut b);
+    let remote = Remote { addr: 4096, rkey: 1 };
+    let status =
+        link(&mut a, e).result("WRITE", super::wire::outcome::FAULT, remote, 8).unwrap_err();
+    assert_eq!(status.code, Code::FailedPrecondition, "{status}");
+    assert!(status.message.contains("memory of the application"), "{status}");
+}
+
 /// Also behind a copy: what the peer said last was told with that, and the WRITE that it had executed before by the next poll.
 #[test]
 fn what_the_peer_executed_is_told_before_what_it_said_afterwards() {

@@ -212,7 +212,7 @@ impl Endpoint {
                 Ok(0) => return Input::Closed(self.stream.gone("it closed the connection")),
                 Ok(n) => n as u64,
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => break,
-                Err(e) => return Input::Closed(self.stream.gone(&e.to_string())),
+                Err(e) => return Input::Closed(self.stream.broke(&e, "written")),
             };
             total += n;
             let before = events.len();
@@ -302,7 +302,7 @@ impl Endpoint {
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return false,
                 Err(e) => {
                     // What the peer sent before is still to be read; that will report the end.
-                    self.broken = Some(self.stream.gone(&e.to_string()));
+                    self.broken = Some(self.stream.broke(&e, "read"));
                     return false;
                 }
             }

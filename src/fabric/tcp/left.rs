@@ -180,7 +180,7 @@ impl Endpoint {
             }
             (Ok(n), _) => n,
             (Err(e), _) if e.kind() == io::ErrorKind::WouldBlock => return None,
-            (Err(e), _) => return Some(self.stream.gone(&e.to_string())),
+            (Err(e), _) => return Some(self.stream.broke(&e, "written")),
         };
         if matches!(coming, Coming::Socket { .. }) {
             self.came(n as u64);
@@ -270,7 +270,7 @@ impl Endpoint {
                 }
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.moves.full = true,
-            Err(e) => self.broken = Some(self.stream.gone(&e.to_string())),
+            Err(e) => self.broken = Some(self.stream.broke(&e, "read")),
         }
     }
 }

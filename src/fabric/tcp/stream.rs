@@ -2,6 +2,7 @@
 //! events out. Nothing here makes a system call.
 
 use std::collections::VecDeque;
+use std::io;
 
 use super::rx::{Cx, Rx};
 use super::tx::Tx;
@@ -9,7 +10,7 @@ use super::{MAX_RDMA, frame};
 use crate::fabric::regions::Refusal;
 use crate::fabric::{EpId, Event, Mem, PostError, Remote};
 use crate::room::{self, Grows};
-use crate::status::{Code, Status};
+use crate::status::{Code, Reason, Status};
 
 /// A WRITE without acknowledgement.
 struct WriteOp {
@@ -234,6 +235,23 @@ impl Stream {
 
     pub(super) fn gone(&self, why: &str) -> Status {
         Status::gone(format!("connection to peer '{}' ended: {why}", self.peer))
+    }
+
+    /// A system call on the socket failed while content was `moved`: "read", to be sent, or "written", as it came.
+    pub(super) fn broke(&self, e: &io::Error, moved: &str) -> Status {
+        if e.raw_os_error() != Some(libc::EFAULT) {
+            return self.gone(&e.to_string());
+        }
+        let what = match moved {
+            "read" => "the source of content that was being sent",
+            _ => "the destination of content that was coming",
+        };
+        let text = format!(
+            "connection to peer '{}' ended: memory of the application at this end, {what}, could not be {moved} ({e}): \
+             it is not mapped, or may not be {moved}",
+            self.peer
+        );
+        Status::new(Code::Unavailable, text).because(Reason::LocalError)
     }
 
     pub(super) fn malformed(&self, what: &str) -> Status {

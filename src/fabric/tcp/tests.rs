@@ -426,3 +426,45 @@ fn damaged_streams() {
         fuzz_frames(&bytes);
     }
 }
+
+/// Pages that nobody may touch.
+struct NoAccess(*mut libc::c_void, usize);
+
+impl NoAccess {
+    fn new(len: usize) -> NoAccess {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping, wherever there is room.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_NONE, flags, -1, 0) };
+        assert_ne!(at, libc::MAP_FAILED);
+        NoAccess(at, len)
+    }
+}
+
+impl Drop for NoAccess {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of `new`.
+        unsafe { libc::munmap(self.0, self.1) };
+    }
+}
+
+/// The socket's words for it (Bad address) would say nothing of the application's memory.
+#[test]
+fn memory_that_cannot_be_read_is_named_as_what_ended_the_connection() {
+    let (mut v, memory) = (Victim::new(), NoAccess::new(1 << 20));
+    // SAFETY: the system alone reads it, and finds that it cannot.
+    let local = unsafe { Mem::new(memory.0.addr() as u64, memory.1 as u64, 0) };
+    v.ad.write(v.ep, 7, local, Remote { addr: 4096, rkey: 1 }, None).expect("write");
+    v.ad.flush();
+    v.until(|v| matches!(v.events.last(), Some(Event::Down { .. })));
+    let [Event::Done { wr: 7, result: Err(of_write), .. }, Event::Down { status, .. }] =
+        &v.events[..]
+    else {
+        panic!("{:?}", v.events)
+    };
+    for status in [of_write, status] {
+        assert_eq!((status.code, status.reason), (Code::Unavailable, Reason::LocalError));
+        for part in ["mallory", "memory of the application at this end", "could not be read"] {
+            assert!(status.message.contains(part), "{status}");
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! Messages, taken apart.
 
 use super::*;
+use crate::limits::CHANNELS_PER_PEER;
 
 pub(super) fn get_user<'a>(r: &mut Reader<'a>) -> Result<&'a [u8], Status> {
     let len = usize::from(r.u16()?);
@@ -213,6 +214,7 @@ pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
         MSG_MATCHED => Message::MsgMatched { number: r.u32()? },
         MSG_WINDOW => Message::MsgWindow { limit: r.u64()? },
         MSG_CARRIER => Message::MsgCarrier { number: r.u64()? },
+        CONNECTION_LOST => Message::Lost { names: names(r.rest())? },
         MSG_WITHDRAW => Message::MsgWithdraw { number: r.u32()?, sync: flags & F_SYNC != 0 },
         MSG_WITHDRAWN => Message::MsgWithdrawn { number: r.u32()?, sync: flags & F_SYNC != 0 },
         pairs::FIRST..=pairs::LAST => pairs::get(&mut r, kind, flags)?,
@@ -221,6 +223,18 @@ pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, u16), Status> {
         other => return Err(Status::invalid(format!("message type {other} is not known"))),
     };
     Ok((message, credits))
+}
+
+/// Names of connections: as many as a peer may have.
+fn names(bytes: &[u8]) -> Result<&[u8], Status> {
+    if bytes.is_empty()
+        || !bytes.len().is_multiple_of(NAME)
+        || bytes.len() > CHANNELS_PER_PEER * NAME
+    {
+        let text = format!("{} bytes of names of connections", bytes.len());
+        return Err(Status::invalid(text));
+    }
+    Ok(bytes)
 }
 
 /// The bytes that follow what `encode` writes of this message.
@@ -232,6 +246,7 @@ pub(super) fn tail<'a>(message: &Message<'a>) -> &'a [u8] {
         Message::Fragment { bytes, .. } => bytes,
         Message::Msg { content, .. } | Message::MsgFrag { content, .. } => content,
         Message::Pair(PairMessage::Bye { text, .. }) => text,
+        Message::Lost { names } => names,
         _ => &[],
     }
 }

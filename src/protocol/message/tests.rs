@@ -138,6 +138,7 @@ fn round_trips() {
         Message::MsgMatched { number: 7 },
         Message::MsgWindow { limit: u64::MAX },
         Message::MsgCarrier { number: 1 << 40 },
+        Message::Lost { names: &[7; 2 * NAME] },
         Message::MsgWithdraw { number: 7, sync: false },
         Message::MsgWithdrawn { number: 7, sync: true },
         Message::Error { index: 5, code: 10, text: b"why" },

@@ -239,6 +239,7 @@ pub fn encode(message: &Message<'_>, out: &mut Vec<u8>) {
             put_header(out, MSG_CARRIER, 0);
             out.extend_from_slice(&number.to_le_bytes());
         }
+        Message::Lost { .. } => put_header(out, CONNECTION_LOST, 0),
         Message::MsgWithdraw { number, sync } => put_number(out, MSG_WITHDRAW, *sync, *number),
         Message::MsgWithdrawn { number, sync } => put_number(out, MSG_WITHDRAWN, *sync, *number),
         Message::Pair(m) => pairs::put(out, m),
