@@ -53,6 +53,8 @@ impl Adapter for ShmAdapter {
         if !(self.index.fits(1) && self.eps.fits(1) && self.core.moves.wanted.fits(copies)) {
             return Err(crate::room::none(size_of::<Endpoint>(), "an endpoint"));
         }
+        // Its address is about to be told.
+        self.greeter.renew(&self.core);
         self.index.insert(id.0, self.eps.len());
         let state = State::Idle { early: None };
         self.eps.push(Endpoint { id, peer: peer.into(), token, state });

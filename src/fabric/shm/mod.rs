@@ -20,6 +20,7 @@ mod exports;
 mod foreign;
 mod handshake;
 mod link;
+mod meeting;
 mod moving;
 mod nest;
 mod operations;
