@@ -304,6 +304,7 @@ impl Adapter for ShmAdapter {
             if let State::Up(link) = &mut endpoint.state {
                 link.rx.release();
                 link.share_room(false);
+                link.show_life();
                 work |= link.has_work();
             }
         }
@@ -337,6 +338,16 @@ impl Adapter for ShmAdapter {
             }
             _ => 0,
         }
+    }
+
+    fn sign_of_life(&self, ep: EpId) -> u64 {
+        let endpoint = self.index.get(&ep.0).and_then(|&at| self.eps.get(at));
+        let awake = match endpoint.map(|e| &e.state) {
+            // Not our own: that this side polls says nothing of the peer.
+            Some(State::Up(link)) => ring::load64(&link.theirs().awake),
+            _ => 0,
+        };
+        self.progress_mark(ep).wrapping_add(awake)
     }
 
     fn has_rest(&self, ep: EpId) -> bool {

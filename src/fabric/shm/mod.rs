@@ -367,6 +367,7 @@ impl ShmAdapter {
         for endpoint in &mut self.eps {
             if let State::Up(link) = &mut endpoint.state {
                 link.share_room(true);
+                link.show_life();
                 link.tell_gone_pools();
             }
         }

@@ -221,7 +221,8 @@ fn dial_in(directory: &Path, home: &Home) -> io::Result<OwnedFd> {
                 "user {own} may not enter the directory of its socket: most likely it runs as another user"
             )));
         }
-        looked => drop(looked?),
+        Err(e) => return Err(e),
+        Ok(_) => {}
     }
     if !is_private(directory) {
         let text = "the directory of the peer's socket can be entered by others, or is not ours";

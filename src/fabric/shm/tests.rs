@@ -13,6 +13,7 @@ use crate::os::epoll;
 
 mod delays;
 mod left;
+mod life;
 mod nests;
 mod pools;
 mod shared;
