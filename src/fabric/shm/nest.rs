@@ -109,23 +109,22 @@ impl Nest {
         Ok((Nest { home, path: None, runtime: None, own_directory: false, pid }, listener))
     }
 
-    /// Whether the file is where peers are told that it is, and this process may still look there.
+    /// Whether the file is where peers are told that it is, and of the user that this process has now.
     pub(super) fn is_there(&self) -> bool {
-        let is_socket =
-            |path: &PathBuf| fs::symlink_metadata(path).is_ok_and(|at| at.file_type().is_socket());
-        self.path.as_ref().is_none_or(is_socket)
+        let is_ours = |path: &PathBuf| {
+            fs::symlink_metadata(path)
+                .is_ok_and(|at| at.file_type().is_socket() && at.uid() == own_uid())
+        };
+        self.path.as_ref().is_none_or(is_ours)
     }
 
     /// Listens again, in the same place if that can be, otherwise in another.
     pub(super) fn again(&mut self) -> io::Result<OwnedFd> {
         let (nest, listener) = Nest::open_at(self.home.socket, self.runtime.clone())?;
-        // The old name is gone, or is the new one.
-        let old = self.path.take();
-        let directory = old.as_deref().and_then(Path::parent).filter(|_| self.own_directory);
-        if let Some(directory) = directory {
-            // One that is used again is not empty.
-            let _ = fs::remove_dir(directory);
+        if self.path == nest.path {
+            self.path = None;
         }
+        // What is left of the old one ends with it.
         *self = nest;
         Ok(listener)
     }
