@@ -310,9 +310,10 @@ impl ShmAdapter {
         if guest.hello.from != remote.token {
             return;
         }
-        // An error here ends the guest's socket; the active side reports it and may come again.
-        if let Ok(link) = welcome(&self.core, endpoint, guest) {
-            endpoint.state = State::AwaitReady { link: Box::new(link) };
+        match welcome(&self.core, endpoint, guest) {
+            Ok(link) => endpoint.state = State::AwaitReady { link: Box::new(link) },
+            // It ends the guest's socket; the active side, which may come again, reports no more than that.
+            Err(e) => log::info(format_args!("shm: peer {} was not let in: {e}", endpoint.peer)),
         }
     }
 
