@@ -55,6 +55,7 @@ impl Adapter for ShmAdapter {
         }
         // Its address is about to be told.
         self.greeter.renew(&self.core);
+        self.greeter.check()?;
         self.index.insert(id.0, self.eps.len());
         let state = State::Idle { early: None };
         self.eps.push(Endpoint { id, peer: peer.into(), token, state });

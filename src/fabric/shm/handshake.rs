@@ -77,6 +77,8 @@ pub(super) struct Guest {
 pub(super) struct Greeter {
     listener: Local<OwnedFd>,
     nest: Nest,
+    /// The socket was made again: what surrounds this process may be another than when it began.
+    renewed: bool,
     /// Readable at the end of a pause, during which the listener is not watched. Made beforehand:
     /// it is needed when there are no more descriptors.
     pause: TimerFd,
@@ -97,7 +99,8 @@ impl Greeter {
         let (listener, pause) = (Local::new(listener), TimerFd::new()?);
         core.epoll.add(&pause, INPUT, KEY_PAUSE)?;
         let strangers = Vec::new();
-        Ok(Greeter { listener, nest, pause, strangers, next: 0, meeting: 0, dialling: 0 })
+        let renewed = false;
+        Ok(Greeter { listener, nest, renewed, pause, strangers, next: 0, meeting: 0, dialling: 0 })
     }
 
     /// Where peers find it.
@@ -129,6 +132,18 @@ impl Greeter {
         &self.strangers
     }
 
+    /// Whether peers can be met still: a root directory without /proc shows nothing of the descriptors that they pass.
+    pub(super) fn check(&self) -> Result<(), Status> {
+        match self.renewed && !Path::new("/proc/self/fd").exists() {
+            true => {
+                let text =
+                    "this end sees no /proc any more: its root directory has changed (chroot)";
+                Err(Status::new(Code::FailedPrecondition, text))
+            }
+            false => Ok(()),
+        }
+    }
+
     /// Makes the socket again, if its file is gone, or this process can reach it no more.
     pub(super) fn renew(&mut self, core: &Core) {
         if self.nest.is_there() {
@@ -146,6 +161,7 @@ impl Greeter {
                 ));
             }
         };
+        self.renewed = true;
         let _ = core.epoll.remove(&old);
         // As in `close`: who waits there comes again.
         sys::shut(&old);
