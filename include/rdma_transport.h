@@ -42,6 +42,9 @@
  * which ends the process there. To end a call of another thread: rdma_mgr_wake, rdma_mgr_destroy, rdma_store_destroy,
  * rdma_unbound_abort_wait_send, rdma_unbound_abort_wait_recv, or a timeout.
  *
+ * A call that drives progress may copy content of any operation of the manager, and returns late, whatever its timeout, if
+ * a page of that memory comes late (slow storage, swap, a handler of page faults): see "Threads" in docs/abi.md.
+ *
  * Forks. What the parent created is of no use in a forked child: each function refuses it there. The child may
  * create a manager of its own if it was forked before the first one existed, or after exec; the child of a process
  * with threads may find a lock held for ever by one that it does not have, and hang in any call.
@@ -1922,15 +1925,16 @@ rdma_code_t rdma_mgr_import_address(rdma_mgr_t *mgr,
                                     size_t *out_len);
 
 /**
- * Moves data, runs callbacks and timers, and returns; never blocks. *events is the number of
- * things that happened. With RDMA_PROGRESS_THREAD it may be called too, and helps.
+ * Moves data, runs callbacks and timers, and returns; never blocks, but for a page of content that
+ * comes late (see "Threads" above). *events is the number of things that happened. With RDMA_PROGRESS_THREAD it may be called too, and helps.
  *
  * Threads: any, but not inside a callback. `events` NULL: not wanted.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL; RDMA_FAILED_PRECONDITION: inside a callback,
  * `mgr` destroyed or in a forked child; RDMA_INTERNAL.
  */
-rdma_code_t rdma_mgr_progress(rdma_mgr_t *mgr, uint32_t *events);
+rdma_code_t rdma_mgr_progress(rdma_mgr_t *mgr,
+                              uint32_t *events);
 
 /**
  * Drives progress until something happened: a callback ran (on any thread), a connection came or

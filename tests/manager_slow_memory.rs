@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use rdma_transport::api::*;
+use rdma_transport::config::Config;
 use rdma_transport::fabric::ProviderKind;
 use rdma_transport::status::Code;
 
@@ -235,4 +236,52 @@ fn r19_who_watches_hears_that_who_stood_in_has_left() {
     sent.into_iter().for_each(|end| end.recv_timeout(LONG).unwrap().unwrap());
     turns.join().unwrap().unwrap();
     [b, a, other].into_iter().for_each(Node::end);
+}
+
+/// All that a peer says on shm lies behind the content that waits, and what it is asked, too. Both processes drive, and show it.
+#[test]
+fn r19_a_slow_page_is_no_silence_on_shm() {
+    std::thread::scope(|scope| {
+        for at_sender in [true, false] {
+            for copy in [None, Some("cma"), Some("ring")] {
+                scope.spawn(move || outlasts_the_peer_timeout(copy, at_sender));
+            }
+        }
+    });
+}
+
+fn outlasts_the_peer_timeout(copy: Option<&str>, at_sender: bool) {
+    const TIMEOUT_MS: u64 = 1500;
+    let what = format!("{copy:?}, at the sender: {at_sender}");
+    let Some(memory) = slow(BIG) else { return };
+    let [a, b] = ["a", "b"].map(|name| {
+        Node::of(Config {
+            name: name.into(),
+            provider: Some(ProviderKind::Shm),
+            peer_timeout_ms: TIMEOUT_MS,
+            shm_copy: copy.map(str::to_owned),
+            ..Config::default()
+        })
+    });
+    b.knows(&a);
+    b.m.connect("a", Some(LONG)).unwrap();
+    let fast = vec![0u8; BIG];
+    let source = if at_sender { memory.tensor() } else { tensor(fast.as_ptr() as u64, BIG) };
+    let target = match at_sender {
+        true => Target::Library,
+        false => Target::Given { addr: memory.addr, len: BIG as u64 },
+    };
+    let sent = send(&a.m, b"slow", source);
+    let got = recv(&b.m, "a", b"slow", target, LONG);
+    memory.wait_for_fault();
+    // With half a second more a peer that is silent would have been found.
+    let later = Duration::from_millis(2 * TIMEOUT_MS);
+    if let Ok(end) = got.recv_timeout(later) {
+        panic!("{what}: {:?}", end.map(drop));
+    }
+    assert!(sent.try_recv().is_err(), "{what}");
+    memory.serve();
+    assert!(got.recv_timeout(LONG).unwrap().unwrap() == fast, "{what}");
+    sent.recv_timeout(LONG).unwrap().unwrap();
+    [b, a].into_iter().for_each(Node::end);
 }

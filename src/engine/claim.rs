@@ -58,7 +58,7 @@ impl Engine {
 
     /// Whether the channel has answered since it was first asked.
     fn probe(&mut self, fx: &mut impl Fx, ch: ChanId) -> bool {
-        let (now, mark) = (fx.now(), fx.progress_mark(ch));
+        let (now, mark) = (fx.now(), fx.sign_of_life(ch));
         let Some(c) = self.channels.get_mut(ch) else { return false };
         if let Some(probe) = &mut c.probe {
             if c.heard != probe.heard || mark != probe.mark {

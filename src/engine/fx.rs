@@ -186,8 +186,9 @@ pub trait Fx {
     }
     /// Ends a channel; afterwards nothing is touched on its behalf and no event of it comes.
     fn end_channel(&mut self, ch: ChanId);
-    /// A number that changes when the channel moves data in either direction.
-    fn progress_mark(&self, ch: ChanId) -> u64;
+    /// A number that changes when the channel moves data in either direction, or its peer shows that it drives; see
+    /// `Adapter::sign_of_life`.
+    fn sign_of_life(&self, ch: ChanId) -> u64;
     /// Whether memory that was posted on the channel may still be read; see `Adapter::reads_sources`.
     fn reads_sources(&self, ch: ChanId) -> bool {
         let _ = ch;

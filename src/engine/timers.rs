@@ -143,7 +143,7 @@ impl Engine {
                 self.channel_down(fx, ch, status);
                 continue;
             }
-            let mark = fx.progress_mark(ch);
+            let mark = fx.sign_of_life(ch);
             let Some(c) = self.channels.get_mut(ch) else { continue };
             if c.mark != mark {
                 c.mark = mark;

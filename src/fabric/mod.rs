@@ -287,6 +287,12 @@ pub trait Adapter: Send {
         0
     }
 
+    /// The same, which changes also when the peer shows in another way than by its messages that it polls: they may lie behind content
+    /// that waits for memory.
+    fn sign_of_life(&self, ep: EpId) -> u64 {
+        self.progress_mark(ep)
+    }
+
     /// Whether memory that a WRITE was posted for may still be read: false where all of it lies in buffers of the network,
     /// though the peer may not have it. True is always right.
     fn reads_sources(&self, ep: EpId) -> bool {

@@ -8,8 +8,8 @@ use super::handle::{borrow, borrow_on};
 use super::types::*;
 use crate::api::MAX_NAME_LEN;
 
-/// Moves data, runs callbacks and timers, and returns; never blocks. *events is the number of
-/// things that happened. With RDMA_PROGRESS_THREAD it may be called too, and helps.
+/// Moves data, runs callbacks and timers, and returns; never blocks, but for a page of content that
+/// comes late (see "Threads" above). *events is the number of things that happened. With RDMA_PROGRESS_THREAD it may be called too, and helps.
 ///
 /// Threads: any, but not inside a callback. `events` NULL: not wanted.
 ///

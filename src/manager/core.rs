@@ -11,7 +11,7 @@ use super::sys::Tag;
 use super::world::World;
 use super::writes::Found;
 use crate::bootstrap::{BootEvent, Bootstrap};
-use crate::engine::{ChanId, Engine, Fx};
+use crate::engine::{ChanId, Engine};
 use crate::fabric::{EpId, Event, One, ProviderKind, View};
 use crate::limits::HANDSHAKES;
 use crate::log;
@@ -470,7 +470,12 @@ impl Core {
 
     /// A number that changes whenever content moves on a connection.
     pub fn progress(&self) -> u64 {
-        let marks = self.world.connections.keys().map(|&ch| self.world.progress_mark(ch));
+        let adapters = &self.world.adapters;
+        let marks = self.world.connections.values().map(|connection| {
+            adapters[connection.ep.0 as usize]
+                .as_ref()
+                .map_or(0, |a| a.progress_mark(connection.ep.1))
+        });
         marks.fold(0, u64::wrapping_add)
     }
 

@@ -101,6 +101,9 @@ impl Adapter for Left {
     fn progress_mark(&self, ep: EpId) -> u64 {
         self.0.progress_mark(ep)
     }
+    fn sign_of_life(&self, ep: EpId) -> u64 {
+        self.0.sign_of_life(ep)
+    }
     fn has_delivered(&mut self) -> bool {
         self.0.has_delivered()
     }

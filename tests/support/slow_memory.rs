@@ -132,6 +132,10 @@ impl Node {
             protocol: protocol as u32,
             ..Config::default()
         };
+        Node::of(config)
+    }
+
+    pub fn of(config: Config) -> Node {
         Node { m: Manager::new(config).unwrap() }
     }
 

@@ -159,7 +159,7 @@ impl<F: Fate> Fx for NodeFx<'_, F> {
         self.w.end(conn, side, true);
     }
 
-    fn progress_mark(&self, ch: ChanId) -> u64 {
+    fn sign_of_life(&self, ch: ChanId) -> u64 {
         let &(conn, side) = &self.w.nodes[self.node].chans[&ch];
         self.w.conns[conn].ends[side].mark
     }

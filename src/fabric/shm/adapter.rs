@@ -53,6 +53,9 @@ impl Adapter for ShmAdapter {
         if !(self.index.fits(1) && self.eps.fits(1) && self.core.moves.wanted.fits(copies)) {
             return Err(crate::room::none(size_of::<Endpoint>(), "an endpoint"));
         }
+        // Its address is about to be told.
+        self.greeter.renew(&self.core);
+        self.greeter.check()?;
         self.index.insert(id.0, self.eps.len());
         let state = State::Idle { early: None };
         self.eps.push(Endpoint { id, peer: peer.into(), token, state });
@@ -302,6 +305,7 @@ impl Adapter for ShmAdapter {
             if let State::Up(link) = &mut endpoint.state {
                 link.rx.release();
                 link.share_room(false);
+                link.show_life();
                 work |= link.has_work();
             }
         }
@@ -335,6 +339,16 @@ impl Adapter for ShmAdapter {
             }
             _ => 0,
         }
+    }
+
+    fn sign_of_life(&self, ep: EpId) -> u64 {
+        let endpoint = self.index.get(&ep.0).and_then(|&at| self.eps.get(at));
+        let awake = match endpoint.map(|e| &e.state) {
+            // Not our own: that this side polls says nothing of the peer.
+            Some(State::Up(link)) => ring::load64(&link.theirs().awake),
+            _ => 0,
+        };
+        self.progress_mark(ep).wrapping_add(awake)
     }
 
     fn has_rest(&self, ep: EpId) -> bool {

@@ -4,26 +4,27 @@
 //! kernel lets it read there.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::exports::PeerExports;
 use super::foreign::{Closer, Foreign};
-use super::link::{Link, Parts};
-use super::nest::{self, Nest};
-use super::process::Process;
-use super::ring::{Consumer, Producer};
-use super::socket::{self, PeerCred};
+use super::link::Link;
+use super::meeting::{dial, make_link, refused, welcome};
+use super::nest::Nest;
+use super::ring::Producer;
+use super::socket;
 use super::sys;
 use super::wire::{Address, Hello, Home, SocketMessage};
 use super::{Core, Endpoint, ShmAdapter};
 use crate::fabric::{EpId, Event};
 use crate::local_fd::Local;
+use crate::log;
 use crate::os::TimerFd;
 use crate::os::epoll::{self, Epoll};
 use crate::room::Grows;
-use crate::status::{Code, Reason, Status};
+use crate::status::{Code, Status};
 
 /// Connections that have not said whom they want; more are refused.
 const MAX_STRANGERS: usize = 256;
@@ -33,7 +34,7 @@ const ACCEPTS: usize = 64;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
 /// What the adapter's descriptors are watched for.
-const INPUT: u32 = epoll::READ | epoll::END;
+pub(super) const INPUT: u32 = epoll::READ | epoll::END;
 /// So many of them are looked at in one turn.
 const READY_MAX: usize = 64;
 
@@ -66,9 +67,9 @@ pub(super) enum State {
 /// A peer that has said Hello.
 #[derive(Debug)]
 pub(super) struct Guest {
-    sock: Foreign,
-    hello: Hello,
-    fds: [Foreign; 3],
+    pub(super) sock: Foreign,
+    pub(super) hello: Hello,
+    pub(super) fds: [Foreign; 3],
 }
 
 /// The listener and those who have not said Hello.
@@ -76,6 +77,8 @@ pub(super) struct Guest {
 pub(super) struct Greeter {
     listener: Local<OwnedFd>,
     nest: Nest,
+    /// The socket was made again: what surrounds this process may be another than when it began.
+    renewed: bool,
     /// Readable at the end of a pause, during which the listener is not watched. Made beforehand:
     /// it is needed when there are no more descriptors.
     pause: TimerFd,
@@ -96,7 +99,8 @@ impl Greeter {
         let (listener, pause) = (Local::new(listener), TimerFd::new()?);
         core.epoll.add(&pause, INPUT, KEY_PAUSE)?;
         let strangers = Vec::new();
-        Ok(Greeter { listener, nest, pause, strangers, next: 0, meeting: 0, dialling: 0 })
+        let renewed = false;
+        Ok(Greeter { listener, nest, renewed, pause, strangers, next: 0, meeting: 0, dialling: 0 })
     }
 
     /// Where peers find it.
@@ -117,9 +121,55 @@ impl Greeter {
         while socket::accept(&self.listener, closer).is_ok() {}
     }
 
+    /// The file of its socket.
+    #[cfg(test)]
+    pub(super) fn path(&self) -> Option<&Path> {
+        self.nest.path()
+    }
+
     #[cfg(test)]
     pub(super) fn strangers(&self) -> &[(u32, Foreign)] {
         &self.strangers
+    }
+
+    /// Whether peers can be met still: a root directory without /proc shows nothing of the descriptors that they pass.
+    pub(super) fn check(&self) -> Result<(), Status> {
+        match self.renewed && !Path::new("/proc/self/fd").exists() {
+            true => {
+                let text =
+                    "this end sees no /proc any more: its root directory has changed (chroot)";
+                Err(Status::new(Code::FailedPrecondition, text))
+            }
+            false => Ok(()),
+        }
+    }
+
+    /// Makes the socket again, if its file is gone, or this process can reach it no more.
+    pub(super) fn renew(&mut self, core: &Core) {
+        if self.nest.is_there() {
+            return;
+        }
+        let renewed = self.nest.again().and_then(|listener| {
+            core.epoll.add(&listener, INPUT, KEY_LISTENER)?;
+            Ok(Local::new(listener))
+        });
+        let old = match renewed {
+            Ok(listener) => std::mem::replace(&mut self.listener, listener),
+            Err(e) => {
+                return log::warn(format_args!(
+                    "shm: the socket is gone, and cannot be made again ({e}): new peers cannot use shm"
+                ));
+            }
+        };
+        self.renewed = true;
+        let _ = core.epoll.remove(&old);
+        // As in `close`: who waits there comes again.
+        sys::shut(&old);
+        while socket::accept(&old, &core.closer).is_ok() {}
+        let place = self.nest.path().map_or("an abstract name".into(), Path::to_string_lossy);
+        log::info(format_args!(
+            "shm: somebody has removed the socket of this process, or it may not look there any more: made again, {place}"
+        ));
     }
 
     /// Whether someone is about to connect, so that sockets should be looked at often.
@@ -137,21 +187,8 @@ impl Greeter {
 const NO_ROOM: &str =
     "descriptors missing: most likely this process has no room for more (`ulimit -n`)";
 
-fn key(ep: EpId) -> u64 {
+pub(super) fn key(ep: EpId) -> u64 {
     KEY_ENDPOINT | u64::from(ep.0)
-}
-
-fn refused(peer: &str, e: &io::Error) -> Status {
-    let why = match e.kind() {
-        io::ErrorKind::UnexpectedEof => {
-            "it ended, or ended this connection: its log says why, perhaps that it is out of descriptors \
-             (`ulimit -n`) or memory"
-                .to_owned()
-        }
-        _ => e.to_string(),
-    };
-    Status::new(Code::Unavailable, format!("shm: peer {peer} cannot be reached: {why}"))
-        .because(Reason::PeerGone)
 }
 
 impl ShmAdapter {
@@ -245,8 +282,12 @@ impl ShmAdapter {
 
     fn resume_accepting(&mut self) {
         self.greeter.pause.drain();
-        if self.core.epoll.add(&self.greeter.listener, INPUT, KEY_LISTENER).is_err() {
-            self.greeter.pause.set(ACCEPT_PAUSE);
+        match self.core.epoll.add(&self.greeter.listener, INPUT, KEY_LISTENER) {
+            // A socket that was made again meanwhile is watched already.
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
+                self.greeter.pause.set(ACCEPT_PAUSE);
+            }
+            _ => {}
         }
     }
 
@@ -285,9 +326,10 @@ impl ShmAdapter {
         if guest.hello.from != remote.token {
             return;
         }
-        // An error here ends the guest's socket; the active side reports it and may come again.
-        if let Ok(link) = welcome(&self.core, endpoint, guest) {
-            endpoint.state = State::AwaitReady { link: Box::new(link) };
+        match welcome(&self.core, endpoint, guest) {
+            Ok(link) => endpoint.state = State::AwaitReady { link: Box::new(link) },
+            // It ends the guest's socket; the active side, which may come again, reports no more than that.
+            Err(e) => log::info(format_args!("shm: peer {} was not let in: {e}", endpoint.peer)),
         }
     }
 
@@ -444,56 +486,4 @@ impl State {
         }
         sys::shut(sock);
     }
-}
-
-/// Our part of a meeting.
-fn introduce(core: &Core, own: [u8; 16], to: [u8; 16], reads: bool) -> Hello {
-    let nonce_addr = (&raw const *core.nonce).addr() as u64;
-    Hello { to, from: own, nonce_addr, nonce: *core.nonce, reads }
-}
-
-/// Dials and says Hello.
-fn dial(core: &Core, endpoint: &Endpoint, remote: Address) -> io::Result<State> {
-    if core.closer.is_full() {
-        return Err(io::Error::other("descriptors that others have passed are not closed"));
-    }
-    let sock = Foreign::new(nest::dial(&remote.home)?, &core.closer);
-    if socket::peer_cred(&sock)?.uid != socket::own_uid() {
-        return Err(io::Error::other("the peer runs as another user"));
-    }
-    let (ring, fd) = Producer::create()?;
-    let hello = introduce(core, endpoint.token, remote.token, false);
-    let fds = [fd.as_raw_fd(), core.exports.fd().as_raw_fd(), core.bell.as_raw_fd()];
-    socket::send(&sock, &SocketMessage::Hello(hello).encode(), &fds)?;
-    core.epoll.add(&sock, INPUT, key(endpoint.id))?;
-    Ok(State::AwaitWelcome { remote, sock, ring: Box::new(ring) })
-}
-
-/// Makes the passive side's link and says Welcome.
-fn welcome(core: &Core, endpoint: &Endpoint, guest: Guest) -> io::Result<Link> {
-    let to = guest.hello.from;
-    let (ring, fd) = Producer::create()?;
-    let link = make_link(core, endpoint, ring, guest)?;
-    let answer = introduce(core, endpoint.token, to, link.process.is_some());
-    let fds = [fd.as_raw_fd(), core.exports.fd().as_raw_fd(), core.bell.as_raw_fd()];
-    socket::send(&link.sock, &SocketMessage::Welcome(answer).encode(), &fds)?;
-    core.epoll.add(&link.sock, INPUT, key(endpoint.id))?;
-    Ok(link)
-}
-
-/// Maps what the peer has brought.
-fn make_link(core: &Core, own: &Endpoint, tx: Producer, guest: Guest) -> io::Result<Link> {
-    let Guest { sock, hello, fds: [ring, exports, bell] } = guest;
-    let budget = core.map_budget.clone();
-    let PeerCred { pid, .. } = socket::peer_cred(&sock)?;
-    let rx = Consumer::map(&ring)?;
-    let exports = PeerExports::map(&exports, bell)?;
-    // Our own process does not end before we do.
-    let other = pid > 0 && u32::try_from(pid) != Ok(std::process::id());
-    let pidfd = if other { sys::pidfd(pid).ok().map(Local::new) } else { None };
-    let process = core.policy.process.then(|| Process::open(pid, hello.nonce_addr, hello.nonce));
-    let process = process.flatten();
-    let (ep, peer) = (own.id, own.peer.clone());
-    let peer_reads = hello.reads;
-    Ok(Link::new(Parts { ep, peer, tx, rx, exports, sock, process, pidfd, peer_reads, budget }))
 }

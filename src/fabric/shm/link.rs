@@ -403,6 +403,19 @@ impl Link {
         }
     }
 
+    /// Shows the peer that this process drives, where no record can: behind one whose content waits for a slow page, in either
+    /// process, lies what it asks, or what we answered. One that is stopped changes nothing here.
+    pub(crate) fn show_life(&self) {
+        if self.is_behind() {
+            self.tx.control().awake.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether records of the peer wait for content here, or ours there.
+    pub(super) fn is_behind(&self) -> bool {
+        self.is_running(Kind::In) || self.inbound.is_some() || self.tx.is_unread(self.theirs())
+    }
+
     /// Whether the stream has content to take.
     pub(crate) fn has_jobs(&self) -> bool {
         !self.out.jobs.is_empty()

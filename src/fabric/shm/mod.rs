@@ -20,6 +20,7 @@ mod exports;
 mod foreign;
 mod handshake;
 mod link;
+mod meeting;
 mod moving;
 mod nest;
 mod operations;
@@ -366,6 +367,7 @@ impl ShmAdapter {
         for endpoint in &mut self.eps {
             if let State::Up(link) = &mut endpoint.state {
                 link.share_room(true);
+                link.show_life();
                 link.tell_gone_pools();
             }
         }

@@ -6,13 +6,16 @@
 //! else has taken that name. Where none can be made the socket has an abstract name: then the kernel's
 //! word (`SO_PEERCRED`) keeps strangers out, and what they leave in the queue is closed elsewhere
 //! (`foreign`).
+//!
+//! The file may be removed while its process lives: whoever cleans up /tmp does that, and the end of a
+//! session. Each new endpoint has a look, and the socket is made again.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::time::Duration;
@@ -33,6 +36,8 @@ const SWEEP_AGE: Duration = Duration::from_secs(60);
 pub(super) struct Nest {
     home: Home,
     path: Option<PathBuf>,
+    /// What the environment said of a directory, when it was read.
+    runtime: Option<PathBuf>,
     /// The directory is this adapter's alone.
     own_directory: bool,
     /// A forked child removes nothing.
@@ -59,8 +64,7 @@ fn make_private(directory: &Path) -> bool {
 }
 
 /// Directories to try; the last one belongs to one adapter alone.
-fn candidates(socket: &[u8; 16]) -> [Option<PathBuf>; 3] {
-    let runtime = crate::os::environment::variable("XDG_RUNTIME_DIR").map(PathBuf::from);
+fn candidates(socket: &[u8; 16], runtime: Option<&Path>) -> [Option<PathBuf>; 3] {
     let runtime = runtime.filter(|dir| dir.is_absolute() && is_private(dir));
     let number = u32::from_le_bytes(std::array::from_fn(|i| socket[i]));
     let tmp = format!("/tmp/{DIRECTORY}-{}", own_uid());
@@ -71,7 +75,16 @@ fn candidates(socket: &[u8; 16]) -> [Option<PathBuf>; 3] {
 impl Nest {
     /// Listens under a new name.
     pub(super) fn open(socket: [u8; 16]) -> io::Result<(Nest, OwnedFd)> {
-        Nest::open_in(socket, candidates(&socket))
+        Nest::open_at(
+            socket,
+            crate::os::environment::variable("XDG_RUNTIME_DIR").map(PathBuf::from),
+        )
+    }
+
+    fn open_at(socket: [u8; 16], runtime: Option<PathBuf>) -> io::Result<(Nest, OwnedFd)> {
+        let (mut nest, listener) = Nest::open_in(socket, candidates(&socket, runtime.as_deref()))?;
+        nest.runtime = runtime;
+        Ok((nest, listener))
     }
 
     fn open_in(socket: [u8; 16], directories: [Option<PathBuf>; 3]) -> io::Result<(Nest, OwnedFd)> {
@@ -87,17 +100,43 @@ impl Nest {
             sweep(&directory);
             let path = directory.join(file_name(&home));
             if let Ok(listener) = socket::listen(&path) {
-                return Ok((Nest { home, path: Some(path), own_directory: i == 2, pid }, listener));
+                let (path, runtime) = (Some(path), None);
+                return Ok((Nest { home, path, runtime, own_directory: i == 2, pid }, listener));
             }
         }
         let listener = socket::listen_abstract(&socket)?;
         let home = Home { socket, pid, directory: Default::default() };
-        Ok((Nest { home, path: None, own_directory: false, pid }, listener))
+        Ok((Nest { home, path: None, runtime: None, own_directory: false, pid }, listener))
+    }
+
+    /// Whether the file is where peers are told that it is, and of the user that this process has now.
+    pub(super) fn is_there(&self) -> bool {
+        let is_ours = |path: &PathBuf| {
+            fs::symlink_metadata(path)
+                .is_ok_and(|at| at.file_type().is_socket() && at.uid() == own_uid())
+        };
+        self.path.as_ref().is_none_or(is_ours)
+    }
+
+    /// Listens again, in the same place if that can be, otherwise in another.
+    pub(super) fn again(&mut self) -> io::Result<OwnedFd> {
+        let (nest, listener) = Nest::open_at(self.home.socket, self.runtime.clone())?;
+        if self.path == nest.path {
+            self.path = None;
+        }
+        // What is left of the old one ends with it.
+        *self = nest;
+        Ok(listener)
     }
 
     /// What a peer needs to find it.
     pub(super) fn home(&self) -> &Home {
         &self.home
+    }
+
+    /// The file, if it has one.
+    pub(super) fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
     }
 
     /// Whether strangers cannot reach it.
@@ -137,19 +176,64 @@ pub(super) fn dial(home: &Home) -> io::Result<OwnedFd> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             let mut seen = format!("/proc/{}/root", home.pid).into_bytes();
             seen.extend_from_slice(&home.directory);
-            dial_in(Path::new(OsStr::from_bytes(&seen)), home)
+            let there = Path::new(OsStr::from_bytes(&seen));
+            match dial_in(there, home) {
+                Err(e)
+                    if e.kind() == io::ErrorKind::NotFound && is_out_of_sight(directory, home) =>
+                {
+                    Err(lasting(format!(
+                        "{} is not seen from here: the peer, or this process, has another root directory (chroot)",
+                        directory.display()
+                    )))
+                }
+                other => other,
+            }
         }
         other => other,
     }
 }
 
+/// An error that no later try would be without: peers of two users do not meet.
+fn lasting(text: String) -> io::Error {
+    io::Error::new(io::ErrorKind::PermissionDenied, text)
+}
+
+/// Whether an error is of that kind. What a system call refuses may be another thing.
+pub(super) fn is_lasting(e: &io::Error) -> bool {
+    e.kind() == io::ErrorKind::PermissionDenied && e.raw_os_error().is_none()
+}
+
+/// The peer is of another user, or was when it listened.
+pub(super) fn other_user(user: u32) -> io::Error {
+    let own = own_uid();
+    lasting(format!(
+        "it runs as another user: its socket belongs to user {user}, this process to user {own}"
+    ))
+}
+
 fn dial_in(directory: &Path, home: &Home) -> io::Result<OwnedFd> {
-    fs::symlink_metadata(directory)?;
+    let own = own_uid();
+    match fs::symlink_metadata(directory) {
+        Ok(at) if at.uid() != own => return Err(other_user(at.uid())),
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+            return Err(lasting(format!(
+                "user {own} may not enter the directory of its socket: most likely it runs as another user"
+            )));
+        }
+        Err(e) => return Err(e),
+        Ok(_) => {}
+    }
     if !is_private(directory) {
         let text = "the directory of the peer's socket can be entered by others, or is not ours";
         return Err(io::Error::other(text));
     }
     socket::dial(&directory.join(file_name(home)))
+}
+
+/// Whether a peer whose socket is not found has it all the same: it lives, and makes its directory when it says where that is.
+fn is_out_of_sight(directory: &Path, home: &Home) -> bool {
+    let lives = i32::try_from(home.pid).is_ok_and(|pid| pid > 0 && sys::process_exists(pid));
+    lives && fs::symlink_metadata(directory).is_err() && !Path::new("/proc/self/root").exists()
 }
 
 /// Removes, once in a process, the names of processes that ended without doing so.
@@ -242,6 +326,33 @@ mod tests {
         let (nest, _listener) = Nest::open_in(name(), none).unwrap();
         assert!(!nest.is_private());
         drop(dial(nest.home()).unwrap());
+    }
+
+    #[test]
+    fn r41_a_socket_that_was_removed_is_made_again() {
+        let top = Top::new();
+        fs::set_permissions(&top.0, fs::Permissions::from_mode(0o700)).unwrap();
+        let (mut nest, mut listener) = Nest::open_at(name(), Some(top.0.clone())).unwrap();
+        let path = nest.path.clone().unwrap();
+        assert_eq!(path.parent().unwrap(), top.0.join(DIRECTORY));
+        let removals: [&dyn Fn(); 3] = [
+            &|| fs::remove_file(&path).unwrap(),
+            &|| fs::remove_dir_all(path.parent().unwrap()).unwrap(),
+            &|| fs::remove_dir_all(&top.0).unwrap(),
+        ];
+        for (i, remove) in removals.into_iter().enumerate() {
+            assert!(nest.is_there());
+            remove();
+            assert!(!nest.is_there() && dial(nest.home()).is_err());
+            listener = nest.again().unwrap();
+            assert!(nest.is_there());
+            // Without the session's directory it is in another.
+            assert_eq!(nest.path.as_ref() == Some(&path), i < 2);
+            drop(dial(nest.home()).unwrap());
+        }
+        let last = nest.path.clone().unwrap();
+        drop((nest, listener));
+        assert!(!last.exists());
     }
 
     #[test]

@@ -107,7 +107,9 @@ pub(crate) struct Control {
     pub(crate) stream_put: AtomicU64,
     /// Pieces of the peer's WRITEs that the owner has moved: what takes long is not silent.
     pub(crate) moved: AtomicU64,
-    _pad2: [u64; 6],
+    /// Changes with the owner's polls while records wait, its own or those of the peer: see `Link::show_life`.
+    pub(crate) awake: AtomicU64,
+    _pad2: [u64; 5],
     /// Not zero: the owner has left; nothing that it posted counts any more.
     pub(crate) closed: AtomicU32,
     /// Not zero: the owner waits for room in its ring.
@@ -271,6 +273,11 @@ impl Producer {
     /// Whether a record of `len` payload bytes fits now.
     pub(crate) fn room(&mut self, len: usize, peer: &Control) -> Result<(), NoRoom> {
         self.order.room(&self.lines, lines_of(len), || load64(&peer.consumed))
+    }
+
+    /// Whether the peer has not told that it has taken all that was published.
+    pub(crate) fn is_unread(&self, peer: &Control) -> bool {
+        load64(&peer.consumed) != self.order.head
     }
 
     /// Whether half of the ring is free.

@@ -13,6 +13,8 @@ use crate::os::epoll;
 
 mod delays;
 mod left;
+mod life;
+mod nests;
 mod pools;
 mod shared;
 mod short;
@@ -46,6 +48,7 @@ fn connect(a: &mut ShmAdapter, b: &mut ShmAdapter) -> (EpId, EpId) {
     while events.iter().filter(|e| matches!(e, Event::Connected(_))).count() < 2 {
         a.poll(&mut events);
         b.poll(&mut events);
+        assert!(!events.iter().any(|e| matches!(e, Event::Down { .. })), "{events:?}");
     }
     (ea, eb)
 }

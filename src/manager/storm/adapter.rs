@@ -334,6 +334,10 @@ impl Adapter for Disturbed {
         self.inner.progress_mark(ep)
     }
 
+    fn sign_of_life(&self, ep: EpId) -> u64 {
+        self.inner.sign_of_life(ep)
+    }
+
     fn has_delivered(&mut self) -> bool {
         self.inner.has_delivered()
     }

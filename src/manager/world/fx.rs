@@ -210,10 +210,10 @@ impl Fx for World {
         self.dying.push(connection.ep);
     }
 
-    fn progress_mark(&self, ch: ChanId) -> u64 {
+    fn sign_of_life(&self, ch: ChanId) -> u64 {
         let Some(connection) = self.connections.get(&ch) else { return 0 };
         let adapter = self.adapters[connection.ep.0 as usize].as_ref();
-        adapter.map_or(0, |a| a.progress_mark(connection.ep.1))
+        adapter.map_or(0, |a| a.sign_of_life(connection.ep.1))
     }
 
     fn reads_sources(&self, ch: ChanId) -> bool {
