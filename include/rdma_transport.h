@@ -45,6 +45,8 @@
  * Forks. What the parent created is of no use in a forked child: each function refuses it there. The child may
  * create a manager of its own if it was forked before the first one existed, or after exec; the child of a process
  * with threads may find a lock held for ever by one that it does not have, and hang in any call.
+ * The number of an event descriptor (rdma_mgr_event_fd) stays taken there, by one that is never ready and is closed by exec, so
+ * that an event loop can be told of the fork; the child may close it.
  *
  * Environment. These variables override the options of every manager; a wrong value fails
  * rdma_mgr_create: RDMA_PROVIDER (auto, loopback, shm, ibverbs, tcp), RDMA_PROTOCOL (auto, eager,
@@ -1979,7 +1981,8 @@ rdma_code_t rdma_mgr_flush(rdma_mgr_t *mgr, const char *peer, int64_t timeout_ms
  * Gives a descriptor for poll, select or epoll: when it is readable, call rdma_mgr_progress until
  * that reports no events. For RDMA_PROGRESS_MANUAL. Each call gives the same one, and does not make
  * it readable: it is so when there is something to do. The descriptor belongs to the manager: do not
- * read, write or close it.
+ * read, write or close it. In a forked child its number is a descriptor that is never ready, which the child
+ * may close, for an event loop that adds there what it watches (uv_loop_fork, event_reinit).
  *
  * Threads: any.
  *
