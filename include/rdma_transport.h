@@ -70,7 +70,7 @@
 /**
  * Version of the ABI: grows when a function or a field is added, never otherwise.
  */
-#define RDMA_ABI_VERSION 6
+#define RDMA_ABI_VERSION 7
 
 /**
  * Version of the library, major part.
@@ -1180,6 +1180,12 @@ struct rdma_msg_status {
    * How many there are.
    */
   size_t parts;
+  /**
+   * Which incarnation of `peer` sent it: a number that is never 0, the same for all messages of one manager, and
+   * another for the next that bears its name. For rdma_msg_options_t.incarnation. Of a send: what its options had
+   * there; of a receive that no message has met: 0.
+   */
+  uint64_t incarnation;
 };
 
 /**
@@ -1301,6 +1307,12 @@ struct rdma_msg_options {
    * Their length, at most RDMA_MSG_MAX_HEADER.
    */
   size_t header_len;
+  /**
+   * Of a send: the incarnation of the peer that alone may get it, as rdma_msg_status_t.incarnation tells it; an
+   * answer is for who has asked. If the name is another's by now, the call returns RDMA_UNAVAILABLE; if that comes out while the
+   * send waits, it ends so. 0: whoever has the name.
+   */
+  uint64_t incarnation;
 };
 
 /**
@@ -2352,9 +2364,10 @@ rdma_code_t rdma_msg_options_init(rdma_msg_options_t *options,
  * with a length, wrong struct_size, mode or timeout; RDMA_NOT_FOUND: unknown peer or device;
  * RDMA_RESOURCE_EXHAUSTED: too many requests, no memory, no room in what rdma_msg_attach allows;
  * RDMA_FAILED_PRECONDITION: RDMA_MSG_BUFFERED without rdma_msg_attach, `mgr` destroyed or in a forked child;
+ * RDMA_UNAVAILABLE: the peer has restarted, and options.incarnation is another one;
  * RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
  * The end is RDMA_OK; RDMA_CANCELLED: by either side; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the
- * peer cannot be reached, or is gone; RDMA_UNAUTHENTICATED: the secrets differ; RDMA_NOT_FOUND: another worker
+ * peer cannot be reached, is gone, or has come back as another one than options.incarnation; RDMA_UNAUTHENTICATED: the secrets differ; RDMA_NOT_FOUND: another worker
  * answers at the peer's address; RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_FAILED_PRECONDITION: its
  * memory was unregistered, or no connection as rdma_mgr_connect tells; RDMA_DATA_LOSS: what came over the connection was damaged;
  * RDMA_INVALID_ARGUMENT: the peer broke the protocol, or no manager answers there; RDMA_INTERNAL.

@@ -273,7 +273,8 @@ impl View {
             return None;
         }
         // SAFETY: by the contract of `with_head`.
-        let (head, source) = unsafe { (self.ptr.cast::<[u8; VIEW_HEAD]>().as_ref(), self.source()) };
+        let (head, source) =
+            unsafe { (self.ptr.cast::<[u8; VIEW_HEAD]>().as_ref(), self.source()) };
         Some(Left { head, len: self.len(), at: source.addr().get() as u64 })
     }
 }
