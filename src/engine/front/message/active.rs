@@ -217,7 +217,7 @@ impl Engine {
     pub(super) fn arrive_active(
         &mut self,
         fx: &mut impl Fx,
-        (sender, ch): (Party, Option<ChanId>),
+        (sender, ch): ((Party, u64), Option<ChanId>),
         envelope: Envelope,
         sync: Option<u32>,
         extra: &Extra<'_>,
@@ -226,7 +226,6 @@ impl Engine {
         let len = content.len() as u64;
         let bytes = crate::room::copy(content, "an active message")?;
         let content = Content::Here { bytes: bytes.into(), sync };
-        let sender = (sender, self.incarnation_by(ch));
         let arrived = Arrived::new(sender, ch, envelope, len, content).with(extra)?;
         self.take_active(fx, arrived).map(drop)
     }

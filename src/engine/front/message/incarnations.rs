@@ -6,7 +6,6 @@
 
 use super::{Outgoing, Party};
 use crate::api::incarnation_word;
-use crate::engine::channel::ChanId;
 use crate::engine::{Engine, Fx};
 use crate::status::{Code, Reason, Status};
 
@@ -14,12 +13,6 @@ impl Engine {
     /// Which incarnation of its name this manager is.
     pub fn set_incarnation(&mut self, incarnation: &[u8; 16]) {
         self.messages.own = incarnation_word(incarnation);
-    }
-
-    /// Which incarnation sends by this connection, or by none: this manager.
-    pub(super) fn incarnation_by(&self, ch: Option<ChanId>) -> u64 {
-        let of = |ch| self.channels.get(ch).map_or(0, |c| c.incarnation);
-        ch.map_or(self.messages.own, of)
     }
 
     /// Whether a message is for another incarnation than the one that would get it.

@@ -459,7 +459,8 @@ impl Engine {
     fn send_own(&mut self, fx: &mut impl Fx, out: Outgoing<'_>) -> Result<Sending, Status> {
         let len = out.memory.len;
         if out.mode == Mode::Standard && out.content.len() as u64 == len {
-            self.arrive(fx, Party::OWN, None, out.envelope, None, out.extra, out.content)?;
+            let own = (Party::OWN, self.messages.own);
+            self.arrive(fx, own, None, out.envelope, None, out.extra, out.content)?;
             self.local.send_done(len, Code::Ok, Protocol::Local);
             return Ok(Sending::Done);
         }
