@@ -446,6 +446,30 @@ static void moving_over() {
   CHECK(first && !second && second.start().status().code() == RDMA_INVALID_ARGUMENT);
 }
 
+static void an_answer_for_one_incarnation() {
+  std::atomic<std::uint64_t> told{0};
+  rdma::MessageHandler handler = [&](const rdma::MessageStatus &status, const void *) {
+    told = status.incarnation;
+    return RDMA_MSG_HANDLED;
+  };
+  Pair p; /* ends before its handler */
+  OK(p.b.handler(9, &handler));
+  OK(p.a.send(p.to_b, COMM, 1, "x", 1));
+  (void)GET(p.a.am_isend(p.to_b, 9, 1, "x", 1));
+  char got = 0;
+  rdma::MessageStatus asked = p.b.recv(p.to_a, COMM, 1, EXACT, &got, 1);
+  CHECK(asked.ok() && asked.incarnation != 0 && soon([&] { return told != 0; }) && told == asked.incarnation);
+  MessageOptions only;
+  only.incarnation = asked.incarnation;
+  OK(p.b.send(p.to_a, COMM, 2, "y", 1, only));
+  rdma::MessageStatus answer = p.a.recv(p.to_b, COMM, 2, EXACT, &got, 1);
+  CHECK(answer.ok() && got == 'y' && answer.incarnation != 0 && answer.incarnation != asked.incarnation);
+  only.incarnation ^= 1;
+  rdma::Status other = p.b.send(p.to_a, COMM, 2, "z", 1, only);
+  CHECK(other.code() == RDMA_UNAVAILABLE && other.message().find("alpha") != std::string::npos);
+  CHECK(p.b.isend(p.to_a, COMM, 2, "z", 1, only).status().code() == RDMA_UNAVAILABLE);
+}
+
 int main(int argc, char **argv) {
   for (int i = 1; i + 1 < argc; i++)
     if (std::strcmp(argv[i], "--provider") == 0) provider = argv[i + 1];
@@ -456,7 +480,7 @@ int main(int argc, char **argv) {
                {"callbacks_that_do_not_run", callbacks_that_do_not_run}, {"cancellation", cancellation}, {"claim", claim},
                {"truncation", truncation}, {"any_some_all", any_some_all}, {"dropped_early", dropped_early},
                {"layouts", layouts}, {"more", more}, {"refused_functions", refused_functions},
-               {"moving_over", moving_over}};
+               {"moving_over", moving_over}, {"an_answer_for_one_incarnation", an_answer_for_one_incarnation}};
   int passed = 0;
   for (const auto &c : cases) {
     c.run();

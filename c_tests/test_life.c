@@ -4,7 +4,9 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <poll.h>
 #include <spawn.h>
+#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -133,6 +135,67 @@ static void forks_in_the_middle(void) {
   proc_kill(e.child);
 }
 
+/* ---- a fork under an event loop ---- */
+/* Loops add what they watch anew in a child (uv_loop_fork, event_reinit, notify_fork): the number of the descriptor has to be
+ * one still, no file of the child's own may get it, and nothing of the parent is seen by it. The step that failed, or 0. */
+static int in_the_child(rdma_mgr_t *const m[2], const int fd[2], int fds, int ask, int hear) {
+  char word = 0;
+  if (count_fds() != fds) return 1;
+  int set = epoll_create1(EPOLL_CLOEXEC), own = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  for (int i = 0; i < 2; i++) {
+    struct epoll_event event = {.events = EPOLLIN | EPOLLPRI | EPOLLRDHUP | EPOLLOUT};
+    if (fcntl(fd[i], F_GETFD) != FD_CLOEXEC) return 2;
+    if (epoll_ctl(set, EPOLL_CTL_ADD, fd[i], &event) != 0) return 3;
+    if (own == fd[i] || rdma_mgr_event_fd(m[i], &(int){0}) != RDMA_FAILED_PRECONDITION) return 4;
+  }
+  if (TEMP_FAILURE_RETRY(write(ask, "?", 1)) != 1 || TEMP_FAILURE_RETRY(read(hear, &word, 1)) != 1) return 5;
+  struct epoll_event event;
+  struct pollfd one = {fd[0], POLLIN, 0};
+  if (TEMP_FAILURE_RETRY(epoll_wait(set, &event, 1, 0)) != 0 || TEMP_FAILURE_RETRY(poll(&one, 1, 0)) != 0) return 6;
+  int status = 0;
+  pid_t pid = fork();
+  if (pid == 0) _exit(fcntl(fd[0], F_GETFD) == FD_CLOEXEC && TEMP_FAILURE_RETRY(poll(&one, 1, 0)) == 0 ? 7 : 8);
+  if (TEMP_FAILURE_RETRY(waitpid(pid, &status, 0)) != pid || WEXITSTATUS(status) != 7) return 7;
+  return 0;
+}
+
+static void a_child_keeps_the_numbers_of_event_descriptors(void) {
+  int down[2], up[2], fd[2], status = 0;
+  char address[256], word;
+  env.progress = RDMA_PROGRESS_MANUAL;
+  CHECK(pipe2(down, O_CLOEXEC) == 0 && pipe2(up, O_CLOEXEC) == 0);
+  int fds = count_fds();
+  rdma_mgr_t *m[2] = {mgr_new("alpha", NULL), mgr_new("beta", NULL)};
+  for (int i = 0; i < 2; i++) CHECK_OK(rdma_mgr_event_fd(m[i], &fd[i]));
+  mgr_listen(m[1], address);
+  CHECK_OK(rdma_mgr_add_peer(m[0], "beta", address));
+  drive(m[1]);
+  CHECK_OK(rdma_mgr_connect(m[0], "beta", CONNECT_MS));
+  drive_stop(m[1]);
+  pid_t pid = fork();
+  if (pid == 0) _exit(in_the_child(m, fd, fds + 2, up[1], down[0]));
+  CHECK(pid > 0);
+  close(up[1]);
+  if (TEMP_FAILURE_RETRY(read(up[0], &word, 1)) == 1) { /* it watches: what happens here is not its business */
+    struct pollfd one = {fd[0], POLLIN, 0};
+    CHECK_OK(rdma_mgr_wake(m[0]));
+    CHECK_INT(1, TEMP_FAILURE_RETRY(poll(&one, 1, 10000)));
+    CHECK(TEMP_FAILURE_RETRY(write(down[1], "!", 1)) == 1);
+  }
+  CHECK(TEMP_FAILURE_RETRY(waitpid(pid, &status, 0)) == pid);
+  CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "step %d", WEXITSTATUS(status));
+  /* A number that is the application's again is its own in a child, too. */
+  struct stat s;
+  mgr_end(m[0]);
+  int own = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  CHECK(own >= 0 && (own == fd[0] || dup3(own, fd[0], O_CLOEXEC) == fd[0]));
+  pid = fork();
+  if (pid == 0) _exit(fstat(fd[0], &s) == 0 && S_ISCHR(s.st_mode) ? 0 : 9);
+  CHECK(pid > 0 && TEMP_FAILURE_RETRY(waitpid(pid, &status, 0)) == pid);
+  CHECK_INT(0, WEXITSTATUS(status));
+  mgr_end(m[1]);
+}
+
 /* ---- a process that ends while its threads wait ---- */
 typedef struct sleeper {
   rdma_mgr_t *mgr;
@@ -230,6 +293,7 @@ static void sockets_are_not_where_standard_error_was(void) {
 
 static const test_case cases[] = {
     CASE(stacks_are_small), CASE(a_thread_with_little_stack), CASE(none_is_left_to_another_program), CASE(forks_in_the_middle),
+    CASE(a_child_keeps_the_numbers_of_event_descriptors),
     SLOW(sockets_are_not_where_standard_error_was, 120),
     SLOW(ends_while_threads_wait, 240),
 };

@@ -48,6 +48,8 @@
  * Forks. What the parent created is of no use in a forked child: each function refuses it there. The child may
  * create a manager of its own if it was forked before the first one existed, or after exec; the child of a process
  * with threads may find a lock held for ever by one that it does not have, and hang in any call.
+ * The number of an event descriptor (rdma_mgr_event_fd) stays taken there, by one that is never ready and is closed by exec, so
+ * that an event loop can be told of the fork; the child may close it.
  *
  * Environment. These variables override the options of every manager; a wrong value fails
  * rdma_mgr_create: RDMA_PROVIDER (auto, loopback, shm, ibverbs, tcp), RDMA_PROTOCOL (auto, eager,
@@ -71,7 +73,7 @@
 /**
  * Version of the ABI: grows when a function or a field is added, never otherwise.
  */
-#define RDMA_ABI_VERSION 6
+#define RDMA_ABI_VERSION 7
 
 /**
  * Version of the library, major part.
@@ -1182,6 +1184,12 @@ struct rdma_msg_status {
    * How many there are.
    */
   size_t parts;
+  /**
+   * Which incarnation of `peer` sent it: a number that is never 0, the same for all messages of one manager, and
+   * another for the next that bears its name. For rdma_msg_options_t.incarnation. Of a send: what its options had
+   * there; of a receive that no message has met: 0.
+   */
+  uint64_t incarnation;
 };
 
 /**
@@ -1303,6 +1311,12 @@ struct rdma_msg_options {
    * Their length, at most RDMA_MSG_MAX_HEADER.
    */
   size_t header_len;
+  /**
+   * Of a send: the incarnation of the peer that alone may get it, as rdma_msg_status_t.incarnation tells it; an
+   * answer is for who has asked. If the name is another's by now, the call returns RDMA_UNAVAILABLE; if that comes out while the
+   * send waits, it ends so. 0: whoever has the name.
+   */
+  uint64_t incarnation;
 };
 
 /**
@@ -1982,7 +1996,8 @@ rdma_code_t rdma_mgr_flush(rdma_mgr_t *mgr, const char *peer, int64_t timeout_ms
  * Gives a descriptor for poll, select or epoll: when it is readable, call rdma_mgr_progress until
  * that reports no events. For RDMA_PROGRESS_MANUAL. Each call gives the same one, and does not make
  * it readable: it is so when there is something to do. The descriptor belongs to the manager: do not
- * read, write or close it.
+ * read, write or close it. In a forked child its number is a descriptor that is never ready, which the child
+ * may close, for an event loop that adds there what it watches (uv_loop_fork, event_reinit).
  *
  * Threads: any.
  *
@@ -2354,9 +2369,10 @@ rdma_code_t rdma_msg_options_init(rdma_msg_options_t *options,
  * with a length, wrong struct_size, mode or timeout; RDMA_NOT_FOUND: unknown peer or device;
  * RDMA_RESOURCE_EXHAUSTED: too many requests, no memory, no room in what rdma_msg_attach allows;
  * RDMA_FAILED_PRECONDITION: RDMA_MSG_BUFFERED without rdma_msg_attach, `mgr` destroyed or in a forked child;
+ * RDMA_UNAVAILABLE: the peer has restarted, and options.incarnation is another one;
  * RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
  * The end is RDMA_OK; RDMA_CANCELLED: by either side; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the
- * peer cannot be reached, or is gone; RDMA_UNAUTHENTICATED: the secrets differ; RDMA_NOT_FOUND: another worker
+ * peer cannot be reached, is gone, or has come back as another one than options.incarnation; RDMA_UNAUTHENTICATED: the secrets differ; RDMA_NOT_FOUND: another worker
  * answers at the peer's address; RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_FAILED_PRECONDITION: its
  * memory was unregistered, or no connection as rdma_mgr_connect tells; RDMA_DATA_LOSS: what came over the connection was damaged;
  * RDMA_INVALID_ARGUMENT: the peer broke the protocol, or no manager answers there; RDMA_INTERNAL.

@@ -136,6 +136,7 @@ struct MessageCall {
     options.timeout_ms = o.timeout_ms;
     options.mode = o.mode;
     options.device = o.device;
+    options.incarnation = o.incarnation;
   }
   void set_done(MessageDone f) {
     if (!f) return;

@@ -22,11 +22,12 @@ struct MessageStatus {
   std::uint64_t message = 0; /* what a probe has claimed, for `imrecv` */
   std::string header;                   /* what its sender gave beside the content */
   std::vector<std::uint64_t> part_lens; /* lengths of its parts; empty: it was sent without */
+  std::uint64_t incarnation = 0; /* which process of that name sent it, for `MessageOptions::incarnation`; 0: see C */
   Status status;
 
   MessageStatus() = default;
   explicit MessageStatus(const rdma_msg_status_t &s)
-      : peer(s.peer), tag(s.tag), bytes(s.bytes), comm(s.comm), message(s.message) {
+      : peer(s.peer), tag(s.tag), bytes(s.bytes), comm(s.comm), message(s.message), incarnation(s.incarnation) {
     if (s.code != RDMA_OK) status = Status(s.code, s.text ? s.text : "");
     if (s.header) header.assign(static_cast<const char *>(s.header), s.header_len);
     if (s.part_lens) part_lens.assign(s.part_lens, s.part_lens + s.parts);
@@ -99,6 +100,7 @@ struct MessageOptions {
   std::uint32_t device = RDMA_DEVICE_HOST; /* where the memory is */
   MessageLayout layout;                    /* none: the memory is in one piece */
   std::string header;                      /* of a send: at most RDMA_MSG_MAX_HEADER bytes beside the content */
+  std::uint64_t incarnation = 0;           /* of a send: only for this one, of `MessageStatus`; 0: who has the name */
   /* Told of the end, once; not if the call fails, nor if the request that it returns is not pending: then that has
    * the status. It lives until then. Blocking calls do not use it. */
   MessageDone done;

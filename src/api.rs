@@ -282,6 +282,14 @@ pub enum PeerState {
     Failed = 3,
 }
 
+/// An incarnation in one word, as messages tell it: never 0.
+pub fn incarnation_word(incarnation: &[u8; 16]) -> u64 {
+    let both = u128::from_le_bytes(*incarnation);
+    let (low, high) = (both as u64, (both >> 64) as u64);
+    // The halves may be alike.
+    low.wrapping_add(high.wrapping_mul(0x9e37_79b9_7f4a_7c15)).max(1)
+}
+
 /// What is known of a peer.
 #[derive(Clone, Debug)]
 pub struct PeerInfo {

@@ -7,6 +7,9 @@
 //! handler, and `close` is. `posix_spawn`, `vfork` and `exec` need nothing of this: all descriptors
 //! of the library are close-on-exec.
 //!
+//! A number that the application was [given](Local::give) stays taken in a child, by an epoll set of nothing: an event loop that
+//! watches it adds it anew there, which must not fail, nor meet a file that the child has opened since.
+//!
 //! What is not covered: a fork of another thread in the few instructions between a system call that makes
 //! a descriptor and its mark, and children by a bare `clone`, for which no handler runs.
 
@@ -20,22 +23,54 @@ const WORDS: usize = 1 << 14;
 /// One bit a descriptor: as many as Linux lets a process have by default at most (`fs.nr_open`). It takes
 /// no memory before it is written to.
 static MARKS: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
+/// Of these, those whose numbers the application has.
+static GIVEN: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 /// Words that were ever written to.
 static USED: AtomicUsize = AtomicUsize::new(0);
 /// Forks on the way from the first process that marked a descriptor to this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 static WATCH: Once = Once::new();
 
-/// Runs in the child, whose only thread is the one that forked: calls nothing but `close`.
+/// Runs in the child, whose only thread is the one that forked: makes no calls but those to the system.
 extern "C" fn in_forked_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
-    for (i, word) in MARKS.iter().enumerate().take(USED.load(Ordering::Relaxed)) {
-        let mut bits = word.swap(0, Ordering::Relaxed);
-        while bits != 0 {
+    let used = USED.load(Ordering::Relaxed);
+    let mut given = 0;
+    for i in 0..used {
+        let kept = GIVEN[i].load(Ordering::Relaxed);
+        given |= kept;
+        each(i, MARKS[i].swap(0, Ordering::Relaxed) & !kept, |fd| {
             // SAFETY: a copy of a descriptor whose owner, a `Local`, does not use it in this process.
-            unsafe { libc::close((i * 64) as RawFd + bits.trailing_zeros() as RawFd) };
-            bits &= bits - 1;
-        }
+            unsafe { libc::close(fd) };
+        });
+    }
+    if given == 0 {
+        return;
+    }
+    // After the others are closed: there are numbers for it, even at a limit.
+    // SAFETY: no pointers.
+    let inert = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+    for (i, word) in GIVEN.iter().enumerate().take(used) {
+        each(i, word.swap(0, Ordering::Relaxed), |fd| {
+            // SAFETY: as above. In one step, so that the number is free at no time.
+            let put = unsafe { inert >= 0 && libc::dup3(inert, fd, libc::O_CLOEXEC) >= 0 };
+            if !put {
+                // SAFETY: as above.
+                unsafe { libc::close(fd) };
+            }
+        });
+    }
+    if inert >= 0 {
+        // SAFETY: it is this function's.
+        unsafe { libc::close(inert) };
+    }
+}
+
+/// The descriptors of a word of a bitmap.
+fn each(word: usize, mut bits: u64, mut f: impl FnMut(RawFd)) {
+    while bits != 0 {
+        f((word * 64) as RawFd + bits.trailing_zeros() as RawFd);
+        bits &= bits - 1;
     }
 }
 
@@ -58,6 +93,7 @@ fn mark(fd: RawFd) {
 
 fn unmark(fd: RawFd) {
     if let Some((at, bit)) = word(fd) {
+        GIVEN[at].fetch_and(!bit, Ordering::Relaxed);
         MARKS[at].fetch_and(!bit, Ordering::Relaxed);
     }
 }
@@ -75,6 +111,15 @@ impl<T: AsRawFd> Local<T> {
     pub fn new(inner: T) -> Local<T> {
         mark(inner.as_raw_fd());
         Local { inner: ManuallyDrop::new(inner), forks: FORKS.load(Ordering::Relaxed) }
+    }
+
+    /// The number, for the application: in a child it stays taken, by a descriptor that is never ready.
+    pub fn give(&self) -> RawFd {
+        let fd = self.inner.as_raw_fd();
+        if let Some((at, bit)) = word(fd).filter(|_| self.is_ours()) {
+            GIVEN[at].fetch_or(bit, Ordering::Relaxed);
+        }
+        fd
     }
 
     /// Whether this is the process that made it.
@@ -151,8 +196,19 @@ mod tests {
         assert!(is_marked(fd));
         let file: Local<std::os::fd::OwnedFd> = file.convert();
         assert!(is_marked(fd) && file.as_raw_fd() == fd);
+        let is_given =
+            || word(fd).is_some_and(|(i, bit)| GIVEN[i].load(Ordering::Relaxed) & bit != 0);
+        assert!(!is_given() && file.give() == fd && is_given());
         drop(file);
+        assert!(!is_given());
         assert_eq!(word(-1), None);
         assert_eq!(word(i32::MAX), None);
+    }
+
+    #[test]
+    fn each_bit_is_a_descriptor() {
+        let mut all = Vec::new();
+        each(2, 1 | 1 << 5 | 1 << 63, |fd| all.push(fd));
+        assert_eq!(all, [128, 133, 191]);
     }
 }

@@ -144,7 +144,7 @@ fn r19_the_beginning_of_a_message_that_waits_holds_up_its_end() {
         for (tag, len) in [(1, BIG), (2, 8)] {
             let (extra, envelope) = (&Extra::default(), Envelope { comm: 0, tag });
             let (mode, timeout) = (Mode::Standard, Timeout::Never);
-            let post = Post { to, envelope, extra, mode, timeout };
+            let post = Post { to, incarnation: 0, envelope, extra, mode, timeout };
             // SAFETY: as above.
             unsafe { a.m.message_isend(&post, whole(data.as_ptr() as u64, len), tell(&sent)) }
                 .unwrap();

@@ -98,6 +98,7 @@ fn a_message_is_copied_by_the_call_that_sends_it() {
         };
         let post = Post {
             to,
+            incarnation: 0,
             envelope: Envelope { comm: 0, tag: 7 },
             extra: &Extra::NONE,
             mode: Mode::Standard,

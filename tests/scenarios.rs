@@ -95,7 +95,7 @@
 //! | it connects | `messages_before_one_end_is_open` | `a_try_that_fails_while_the_peer_has_connected` | `both_connect_at_once` | `a_try_that_fails_for_good_ends_what_waits` |
 //! | a try fails | no: none is under way | `a_try_that_fails_is_followed_by_another`, `a_try_that_fails_when_nothing_waits_any_more`, `the_deadline_tells_what_each_try_met` | `a_try_that_fails_while_the_peer_has_connected` | no |
 //! | disconnect | `the_connection_comes_after_disconnect` | `disconnect_while_dialling` | `goodbye_tells_both_why` | nothing to it |
-//! | a new incarnation | `metadata_survives_a_connection` is the old one | `what_is_queued_goes_to_the_new_incarnation` | `peer_restarts_as_new_incarnation`, `old_incarnations_answer`, `the_receiver_restarts_while_its_request_waits`, `the_receiver_restarts_while_it_is_written_to` | no |
+//! | a new incarnation | `metadata_survives_a_connection` is the old one | `what_is_queued_goes_to_the_new_incarnation`, `what_waits_for_a_connection_fails_when_another_incarnation_comes` | `peer_restarts_as_new_incarnation`, `old_incarnations_answer`, `the_receiver_restarts_while_its_request_waits`, `the_receiver_restarts_while_it_is_written_to` | no |
 //! | a claim without proof | let in at once | let in at once | `a_claim_without_proof_while_the_old_one_lives`, `a_claim_without_proof_waits_until_the_old_one_is_found_dead` | let in at once |
 //!
 //! What is not here: bounds that take a million operations (`src/limits.rs` and the attacks of `tests/hostile`
@@ -128,6 +128,8 @@ mod messages_by_name;
 mod messages_carrier;
 #[path = "scenarios/messages_given_up.rs"]
 mod messages_given_up;
+#[path = "scenarios/messages_incarnations.rs"]
+mod messages_incarnations;
 #[path = "scenarios/messages_more.rs"]
 mod messages_more;
 #[path = "scenarios/messages_reclaimed.rs"]

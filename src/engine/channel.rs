@@ -91,6 +91,8 @@ pub struct Channel {
     pub peer: u32,
     /// Its name.
     pub name: Name,
+    /// Its incarnation, in a word.
+    pub incarnation: u64,
     /// What the adapter can do.
     pub caps: Caps,
     /// The peer drives progress itself and may be silent for long.
@@ -158,6 +160,7 @@ impl Channel {
             id: 0,
             peer,
             name,
+            incarnation: 0,
             caps,
             remote_manual,
             nonce: None,

@@ -219,6 +219,7 @@ impl Engine {
         let name = known.name.clone();
         if known.incarnation != incarnation {
             self.end_earlier(fx, peer, &incarnation);
+            self.fail_for_earlier(fx, peer, &incarnation);
             let p = self.peers.get_mut(peer).ok_or_else(forgotten)?;
             p.cache.clear();
             p.carriers.forget_heard();
@@ -242,6 +243,7 @@ impl Engine {
         let ch = self.channels.insert(channel).map_err(none)?;
         if let Some(c) = self.channels.get_mut(ch) {
             c.id = ch;
+            c.incarnation = crate::api::incarnation_word(&incarnation);
         }
         let p = self.peers.get_mut(peer).ok_or_else(forgotten)?;
         p.incarnation = incarnation;

@@ -47,8 +47,8 @@ pub unsafe extern "C-unwind" fn rdma_msg_probe(
         })?;
         let (message, result) = (found.message, Ok(()));
         let (party, envelope, len, extra) = (found.sender, found.envelope, found.len, found.extra);
-        let short = Default::default();
-        let end = MessageEnd { result, party, envelope, len, extra, short };
+        let (incarnation, short) = (found.incarnation, Default::default());
+        let end = MessageEnd { result, party, incarnation, envelope, len, extra, short };
         out.write(rdma_msg_status { message, ..kept(end) });
         Ok(())
     })

@@ -40,6 +40,7 @@ pub(super) fn plain_to_c(end: &MessageEnd) -> rdma_msg_status_t {
         header_len: 0,
         part_lens: std::ptr::null(),
         parts: 0,
+        incarnation: end.incarnation,
     }
 }
 

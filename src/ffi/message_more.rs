@@ -128,6 +128,7 @@ pub unsafe extern "C-unwind" fn rdma_msg_send_init(
             let (to, at) = (whom(peer)?, place(data, len, &options)?.shared());
             let prepared = Prepared::Send {
                 to,
+                incarnation: options.incarnation,
                 envelope: Envelope { comm, tag },
                 user: crate::room::copy(user(&options)?, "a header")?,
                 lens: crate::room::collect(lens(&at)?.into_iter(), "parts")?,
@@ -202,10 +203,22 @@ pub unsafe extern "C-unwind" fn rdma_msg_start(
             let out = optional_out(out_status)?;
             let prepared = mgr.message_prepared(id("persistent", persistent)?)?;
             match &*prepared {
-                Prepared::Send { to, envelope, user, lens, at, mode, buffered, timeout, done } => {
-                    let (to, envelope, mode, timeout) = (*to, *envelope, *mode, *timeout);
+                Prepared::Send {
+                    to,
+                    incarnation,
+                    envelope,
+                    user,
+                    lens,
+                    at,
+                    mode,
+                    buffered,
+                    timeout,
+                    done,
+                } => {
+                    let (to, incarnation, envelope) = (*to, *incarnation, *envelope);
+                    let (mode, timeout) = (*mode, *timeout);
                     let extra = Extra { user, parts: lens, active: false, first: None };
-                    let post = Post { to, envelope, extra: &extra, mode, timeout };
+                    let post = Post { to, incarnation, envelope, extra: &extra, mode, timeout };
                     let mode = if *buffered { RDMA_MSG_BUFFERED } else { RDMA_MSG_STANDARD };
                     begin_send(&mgr, &post, at.again(), mode, *done, out_request, thread)
                 }

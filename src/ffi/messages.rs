@@ -8,9 +8,10 @@ use super::handle::borrow_on;
 use super::message_convert::{mode, on_end, party, whom};
 use super::message_ends::kept;
 use super::message_places::{lens, place, user};
+use super::message_plain::{is_plain, plain, says_nothing};
 use super::sized::{self, Out};
 use super::types::*;
-use crate::engine::front::message::{Envelope, Memory, OnMessage, Party, Sending, Wanted};
+use crate::engine::front::message::{Envelope, OnMessage, Party, Sending, Wanted};
 use crate::manager::{Manager, Post, Received, Timeout, Where};
 use crate::protocol::message::{Extra, UsualMsg};
 use crate::status::Status;
@@ -107,9 +108,10 @@ pub unsafe extern "C-unwind" fn rdma_msg_options_init(
 /// with a length, wrong struct_size, mode or timeout; RDMA_NOT_FOUND: unknown peer or device;
 /// RDMA_RESOURCE_EXHAUSTED: too many requests, no memory, no room in what rdma_msg_attach allows;
 /// RDMA_FAILED_PRECONDITION: RDMA_MSG_BUFFERED without rdma_msg_attach, `mgr` destroyed or in a forked child;
+/// RDMA_UNAVAILABLE: the peer has restarted, and options.incarnation is another one;
 /// RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
 /// The end is RDMA_OK; RDMA_CANCELLED: by either side; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the
-/// peer cannot be reached, or is gone; RDMA_UNAUTHENTICATED: the secrets differ; RDMA_NOT_FOUND: another worker
+/// peer cannot be reached, is gone, or has come back as another one than options.incarnation; RDMA_UNAUTHENTICATED: the secrets differ; RDMA_NOT_FOUND: another worker
 /// answers at the peer's address; RDMA_RESOURCE_EXHAUSTED: no memory; RDMA_FAILED_PRECONDITION: its
 /// memory was unregistered, or no connection as rdma_mgr_connect tells; RDMA_DATA_LOSS: what came over the connection was damaged;
 /// RDMA_INVALID_ARGUMENT: the peer broke the protocol, or no manager answers there; RDMA_INTERNAL.
@@ -142,12 +144,6 @@ pub unsafe extern "C-unwind" fn rdma_msg_isend(
             isend(&mgr, to, place(data, len, &options)?, &options, out_request, thread)
         }
     })
-}
-
-/// Whether options say no more than who is told, and what travels beside the content: the memory is one place, of the host.
-#[inline(always)]
-fn is_plain(options: &rdma_msg_options) -> bool {
-    options.layout.is_null() && options.device == 0 && options.timeout_ms >= RDMA_MSG_FOREVER
 }
 
 /// Sends a message with default options, as nearly all are, or such that [`is_plain`] says, in standard mode, if it is short and goes out at once. False: nothing was done, and what
@@ -200,37 +196,6 @@ fn plainly(envelope: Envelope) -> UsualMsg<'static> {
     UsualMsg { envelope, active: false, user: &[], content: &[] }
 }
 
-/// Whether options are left out, or are all defaults, as `rdma_msg_options_init` leaves them.
-///
-/// # Safety
-/// `options` is NULL or points to a readable struct of the size that it says.
-#[inline(always)]
-unsafe fn says_nothing(options: *const rdma_msg_options_t) -> bool {
-    if options.is_null() {
-        return true;
-    }
-    // SAFETY: readable; the first field is the size.
-    if unsafe { options.cast::<usize>().read_unaligned() } != size_of::<rdma_msg_options_t>() {
-        return false;
-    }
-    // SAFETY: so many bytes are readable, and any bytes make a value.
-    let o = unsafe { options.read_unaligned() };
-    let given = o.timeout_ms as u64 | u64::from(o.mode | o.device) | o.header_len as u64;
-    given == 0 && o.layout.is_null() && o.header.is_null() && o.done.is_none()
-}
-
-/// Memory of the host, if it can be such.
-#[inline(always)]
-fn plain(data: *const c_void, len: usize) -> Option<Memory> {
-    let (addr, len) = (data as u64, len as u64);
-    let is = addr != 0 || len == 0;
-    (is && len <= isize::MAX as u64 && addr <= u64::MAX - len).then_some(Memory {
-        addr,
-        len,
-        device: 0,
-    })
-}
-
 /// Begins to send, as a message or (`active`) to a handler.
 ///
 /// # Safety
@@ -274,7 +239,8 @@ unsafe fn isend_parts(
     // SAFETY: by this function's contract.
     unsafe {
         let extra = Extra { user: user(options)?, parts, active, first: None };
-        let post = Post { to, envelope, extra: &extra, mode, timeout };
+        let incarnation = options.incarnation;
+        let post = Post { to, incarnation, envelope, extra: &extra, mode, timeout };
         begin_send(mgr, &post, place, options.mode, done, out_request, thread)
     }
 }
@@ -466,8 +432,8 @@ pub unsafe extern "C-unwind" fn rdma_msg_send(
                 Extra { user: user(&options)?, parts: &lens, active: false, first: None },
                 mode(&options)?,
             );
-            let envelope = Envelope { comm, tag };
-            let post = Post { to, envelope, extra: &extra, mode, timeout };
+            let (incarnation, envelope) = (options.incarnation, Envelope { comm, tag });
+            let post = Post { to, incarnation, envelope, extra: &extra, mode, timeout };
             match options.mode {
                 RDMA_MSG_BUFFERED => mgr.message_bsend(&post, place),
                 _ => mgr.message_send(&post, place),

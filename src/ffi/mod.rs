@@ -25,6 +25,7 @@ mod message_convert;
 mod message_ends;
 mod message_more;
 mod message_places;
+mod message_plain;
 mod messages;
 mod object;
 mod observe;

@@ -98,7 +98,8 @@ pub unsafe extern "C-unwind" fn rdma_mgr_flush(
 /// Gives a descriptor for poll, select or epoll: when it is readable, call rdma_mgr_progress until
 /// that reports no events. For RDMA_PROGRESS_MANUAL. Each call gives the same one, and does not make
 /// it readable: it is so when there is something to do. The descriptor belongs to the manager: do not
-/// read, write or close it.
+/// read, write or close it. In a forked child its number is a descriptor that is never ready, which the child
+/// may close, for an event loop that adds there what it watches (uv_loop_fork, event_reinit).
 ///
 /// Threads: any.
 ///

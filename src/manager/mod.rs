@@ -483,7 +483,9 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         epoll,
         trace: Arc::new(Trace::new()),
     };
-    Ok(Core::new(Engine::new(&config.name, settings), world, boot, speaker))
+    let mut engine = Engine::new(&config.name, settings);
+    engine.set_incarnation(&boot.identity().incarnation);
+    Ok(Core::new(engine, world, boot, speaker))
 }
 
 /// Processors of this machine. Not those that this process may use: where each process is bound to one of its own,

@@ -72,13 +72,13 @@ impl Seam {
     /// The application's descriptor, which from now on is armed by every turn.
     pub fn watch_fd(&self) -> Result<RawFd, Status> {
         if let Some(watch) = self.watch.get() {
-            return Ok(watch.epoll.fd());
+            return Ok(watch.epoll.give());
         }
         let watch = Watch { epoll: Epoll::new()?, bell: eventfd()?, timer: timerfd()? };
         for fd in [self.epoll.fd(), watch.bell.as_raw_fd(), watch.timer.as_raw_fd()] {
             watch.epoll.add(fd, Tag::Wake)?;
         }
-        let fd = self.watch.get_or_init(|| watch).epoll.fd();
+        let fd = self.watch.get_or_init(|| watch).epoll.give();
         self.watch();
         Ok(fd)
     }

@@ -98,6 +98,11 @@ impl Epoll {
         }
     }
 
+    /// The descriptor, for the application.
+    pub fn give(&self) -> RawFd {
+        self.set.give()
+    }
+
     /// The descriptor itself.
     pub fn fd(&self) -> RawFd {
         self.set.as_raw_fd()

@@ -188,7 +188,8 @@ impl Manager {
                 true => Ok(Sending::Done),
                 false => {
                     let (extra, mode) = (&Extra::default(), Mode::Standard);
-                    let post = Post { to, envelope, extra, mode, timeout };
+                    let incarnation = 0;
+                    let post = Post { to, incarnation, envelope, extra, mode, timeout };
                     let done = ticket.done(self);
                     self.message_isend_on(thread, &post, Where::Whole(memory), done)
                 }
@@ -198,7 +199,15 @@ impl Manager {
             Sending::Done => {
                 let (result, extra, short) = (Ok(()), None, Default::default());
                 let len = memory.len;
-                Begun::Ended(MessageEnd { result, party: to, envelope, len, extra, short })
+                Begun::Ended(MessageEnd {
+                    result,
+                    party: to,
+                    incarnation: 0,
+                    envelope,
+                    len,
+                    extra,
+                    short,
+                })
             }
             Sending::Begun(request) => Begun::UnderWay(request),
         });

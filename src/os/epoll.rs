@@ -33,6 +33,11 @@ impl Epoll {
         Ok(Epoll(Local::new(fd)))
     }
 
+    /// The descriptor, for the application, whose number stays taken in a forked child.
+    pub fn give(&self) -> RawFd {
+        self.0.give()
+    }
+
     fn control(&self, op: libc::c_int, fd: RawFd, interest: u32, key: u64) -> io::Result<()> {
         let mut event = libc::epoll_event { events: interest, u64: key };
         // SAFETY: `event` lives through the call; bad descriptors are an error.

@@ -28,9 +28,17 @@ impl DeviceOps for NoCopies {
     }
 }
 
+/// The identity of a node that has begun so often.
+pub fn incarnation(node: usize, inc: u64) -> [u8; 16] {
+    let mut incarnation = [inc as u8; 16];
+    incarnation[0] = node as u8;
+    incarnation
+}
+
 /// The engine of a node that begins: it knows the other one, and has one device.
-pub fn boot(node: usize, setup: &Setup) -> Engine {
+pub fn boot(node: usize, inc: u64, setup: &Setup) -> Engine {
     let mut engine = Engine::new(&format!("node{node}"), setup.settings[node].clone());
+    engine.set_incarnation(&incarnation(node, inc));
     engine.add_device(Arc::new(NoCopies)).unwrap();
     if !setup.guests {
         engine.add_peer(&format!("node{}", 1 - node)).unwrap();
@@ -209,8 +217,7 @@ impl Stage {
 
     /// One end learns that it is connected. `Err`: it is not wanted; `Ok(None)`: ask again.
     pub fn engine_open(&mut self, who: Who, peer: Who, conn: usize) -> Result<Option<u32>, ()> {
-        let mut incarnation = [peer.inc as u8; 16];
-        incarnation[0] = peer.node as u8;
+        let incarnation = incarnation(peer.node, peer.inc);
         let name = format!("node{}", peer.node);
         let (caps, manual, proved) =
             (self.w.nodes[who.node].caps.clone(), self.setup.manual, self.proved);

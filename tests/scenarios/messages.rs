@@ -45,6 +45,8 @@ pub struct Post {
     pub numbers: usize,
     /// Memory of sends is taken back: a READ of it may be refused.
     pub reclaims: bool,
+    /// The incarnation of the other node that alone may get what is sent; 0: whichever has the name.
+    pub incarnation: u64,
 }
 
 type Place = (Memory, Option<Arc<Layout>>);
@@ -61,7 +63,8 @@ pub fn is_ok(op: &Op) -> bool {
 impl Post {
     pub fn new(setup: Setup) -> Post {
         let (sends, recvs, claims) = Default::default();
-        Post { s: setup.connected(), sends, recvs, claims, numbers: 0, reclaims: false }
+        let (numbers, reclaims, incarnation) = Default::default();
+        Post { s: setup.connected(), sends, recvs, claims, numbers, reclaims, incarnation }
     }
 
     /// The other node, as this one numbers it.
@@ -165,9 +168,19 @@ impl Post {
         let header = header(number);
         let extra = &Extra { user: &header, parts: &[], active: false, first: None };
         let (timeout, done) = (None, OnMessage::Asked);
-        let trial = None;
-        let mut out =
-            Outgoing { to, envelope, memory, content: copied, extra, mode, timeout, done, trial };
+        let (incarnation, trial, content) = (self.incarnation, None, copied);
+        let mut out = Outgoing {
+            to,
+            incarnation,
+            envelope,
+            memory,
+            content,
+            extra,
+            mode,
+            timeout,
+            done,
+            trial,
+        };
         let pieces = op.layout.clone();
         let begun = self.s.call(node, |e, fx| match pieces {
             None => match e.message_stage(fx, &mut out) {
@@ -181,8 +194,9 @@ impl Post {
         });
         match begun.unwrap() {
             Sending::Done => {
-                let (extra, short) = (None, Default::default());
-                let end = MessageEnd { result: Ok(()), party: to, envelope, len, extra, short };
+                let (result, extra, short) = (Ok(()), None, Default::default());
+                let party = to;
+                let end = MessageEnd { result, party, incarnation, envelope, len, extra, short };
                 op.ended = Some(end);
             }
             Sending::Begun(id) => op.id = id,

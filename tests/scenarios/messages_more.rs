@@ -153,7 +153,18 @@ fn active(p: &mut Post, tag: u64, len: u64) -> u64 {
     let (mode, timeout, done) = (Mode::Standard, None, OnMessage::Asked);
     let envelope = Envelope { comm: 7, tag };
     let trial = None;
-    let out = Outgoing { to, envelope, memory, content: copied, extra, mode, timeout, done, trial };
+    let out = Outgoing {
+        to,
+        incarnation: 0,
+        envelope,
+        memory,
+        content: copied,
+        extra,
+        mode,
+        timeout,
+        done,
+        trial,
+    };
     match p.s.call(S, |e, fx| e.message_send(fx, out)).unwrap() {
         Sending::Done => 0,
         Sending::Begun(id) => id,
@@ -286,8 +297,18 @@ fn what_the_attached_buffer_holds_is_free_when_it_has_gone() {
         rdma_transport::engine::front::message::Memory { addr: buffer.addr, len: LARGE, device: 0 };
     let (extra, mode, done) = (&Extra::NONE, Mode::Standard, OnMessage::Asked);
     let (timeout, trial) = (None, None);
-    let out =
-        Outgoing { to, envelope: TAG, memory, content: &[], extra, mode, timeout, done, trial };
+    let out = Outgoing {
+        to,
+        incarnation: 0,
+        envelope: TAG,
+        memory,
+        content: &[],
+        extra,
+        mode,
+        timeout,
+        done,
+        trial,
+    };
     p.s.call(S, |e, fx| e.message_send_buffered(fx, out, buffer)).unwrap();
     p.run();
     assert!(!p.s.call(S, |e, _| e.message_detach()).unwrap());

@@ -24,6 +24,7 @@ fn staged(p: &mut Post, tag: u64) -> Option<u64> {
     let envelope = Envelope { comm: 0, tag };
     let mut out = Outgoing {
         to,
+        incarnation: 0,
         envelope,
         memory,
         content: &[],
@@ -90,8 +91,18 @@ fn staged_content_of_a_call_that_fails_is_free() {
     let (extra, mode, done) = (&Extra::NONE, Mode::Standard, OnMessage::Asked);
     let to = p.other(S);
     let (timeout, trial) = (None, None);
-    let mut out =
-        Outgoing { to, envelope: TAG, memory, content: &[], extra, mode, timeout, done, trial };
+    let mut out = Outgoing {
+        to,
+        incarnation: 0,
+        envelope: TAG,
+        memory,
+        content: &[],
+        extra,
+        mode,
+        timeout,
+        done,
+        trial,
+    };
     let buffer = p.s.call(S, |e, fx| e.message_stage(fx, &mut out)).unwrap();
     let mut out = Outgoing { to: Party::peer(99), ..out };
     assert!(p.s.call(S, |e, fx| e.message_stage(fx, &mut out)).is_none(), "nobody of that number");

@@ -92,7 +92,18 @@ fn with_beside(p: &mut Post, tag: u64, len: u64, header: usize, parts: u64) -> u
     let (mode, timeout, done) = (Mode::Standard, Some(u64::MAX), OnMessage::Asked);
     let envelope = Envelope { comm: 0, tag };
     let content: &[u8] = if memory.len <= EAGER { &bytes } else { &[] };
-    let out = Outgoing { to, envelope, memory, content, extra, mode, timeout, done, trial: None };
+    let out = Outgoing {
+        to,
+        incarnation: 0,
+        envelope,
+        memory,
+        content,
+        extra,
+        mode,
+        timeout,
+        done,
+        trial: None,
+    };
     match p.s.call(S, |e, fx| e.message_send(fx, out)).unwrap() {
         Sending::Done => 0,
         Sending::Begun(id) => id,

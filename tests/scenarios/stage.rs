@@ -69,9 +69,10 @@ pub struct Stage {
 impl Setup {
     /// Two nodes that are not connected.
     pub fn stage(self) -> Stage {
-        let engines = [0, 1].map(|node| Some(boot(node, &self)));
+        let w = self.world();
+        let engines = [0, 1].map(|node| Some(boot(node, w.who(node).inc, &self)));
         Stage {
-            w: self.world(),
+            w,
             setup: self,
             engines,
             sends: Vec::new(),
@@ -346,7 +347,7 @@ impl Stage {
     /// It begins again, as another incarnation.
     pub fn restart(&mut self, node: usize) {
         self.w.nodes[node].restart();
-        self.engines[node] = Some(boot(node, &self.setup));
+        self.engines[node] = Some(boot(node, self.w.who(node).inc, &self.setup));
     }
 
     // Answers.

@@ -71,6 +71,10 @@ pub struct rdma_msg_status {
     pub part_lens: *const u64,
     /// How many there are.
     pub parts: usize,
+    /// Which incarnation of `peer` sent it: a number that is never 0, the same for all messages of one manager, and
+    /// another for the next that bears its name. For rdma_msg_options_t.incarnation. Of a send: what its options had
+    /// there; of a receive that no message has met: 0.
+    pub incarnation: u64,
 }
 /// How a message operation ended.
 pub type rdma_msg_status_t = rdma_msg_status;
@@ -168,6 +172,10 @@ pub struct rdma_msg_options {
     pub header: *const c_void,
     /// Their length, at most RDMA_MSG_MAX_HEADER.
     pub header_len: usize,
+    /// Of a send: the incarnation of the peer that alone may get it, as rdma_msg_status_t.incarnation tells it; an
+    /// answer is for who has asked. If the name is another's by now, the call returns RDMA_UNAVAILABLE; if that comes out while the
+    /// send waits, it ends so. 0: whoever has the name.
+    pub incarnation: u64,
 }
 /// Options of a message operation.
 pub type rdma_msg_options_t = rdma_msg_options;

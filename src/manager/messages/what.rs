@@ -34,6 +34,7 @@ pub enum Prepared {
     /// A send.
     Send {
         to: Party,
+        incarnation: u64,
         envelope: Envelope,
         user: Vec<u8>,
         lens: Vec<[u8; 8]>,
@@ -111,6 +112,8 @@ impl Where {
 pub struct Post<'a> {
     /// To whom.
     pub to: Party,
+    /// The incarnation of the peer that alone may get it; 0: whichever has the name.
+    pub incarnation: u64,
     /// Communicator and tag.
     pub envelope: Envelope,
     /// What travels beside the content.
@@ -129,9 +132,10 @@ impl<'a> Post<'a> {
         content: &'a [u8],
         done: OnMessage,
     ) -> Outgoing<'a> {
-        let Post { to, envelope, extra, mode, timeout } = *self;
+        let Post { to, incarnation, envelope, extra, mode, timeout } = *self;
         Outgoing {
             to,
+            incarnation,
             envelope,
             memory,
             content,

@@ -88,7 +88,7 @@ impl Storm {
         let active = self.luck.below(5) == 0;
         let envelope = Envelope { comm: if active { HANDLER } else { COMM }, tag };
         let extra = Extra { active, ..Extra::default() };
-        let post = Post { to, envelope, extra: &extra, mode, timeout };
+        let post = Post { to, incarnation: 0, envelope, extra: &extra, mode, timeout };
         // SAFETY: `data` lives as long as the run.
         let begun = unsafe { self.all[node].0.message_isend(&post, memory(&data), on_end(&ends)) };
         let id = match begun {
@@ -100,6 +100,7 @@ impl Storm {
                 ends.lock().push(MessageEnd {
                     result,
                     party: to,
+                    incarnation: 0,
                     envelope,
                     len,
                     extra: None,

@@ -285,7 +285,8 @@ mod tests {
     fn end(len: u64, code: Code) -> MessageEnd {
         let result = if code == Code::Ok { Ok(()) } else { Err(Status::new(code, "")) };
         let (party, envelope) = (Party::peer(1), Envelope { comm: 0, tag: 7 });
-        MessageEnd { result, party, envelope, len, extra: None, short: Default::default() }
+        let (incarnation, extra, short) = (0, None, Default::default());
+        MessageEnd { result, party, incarnation, envelope, len, extra, short }
     }
 
     fn begin(side: &mut Side, slot: u64) -> (u32, u64) {

@@ -154,7 +154,8 @@ impl Messages {
         user: &[u8],
         content: &[u8],
     ) -> Heard {
-        let (party, len) = (Party::peer(c.peer), content.len() as u64);
+        let (party, incarnation) = (Party::peer(c.peer), c.incarnation);
+        let len = content.len() as u64;
         let cost = len + user.len() as u64;
         if let Err(status) = c.flow.receive(cost) {
             return Heard::Refused(status);
@@ -165,7 +166,8 @@ impl Messages {
             return Heard::Refused(crate::room::none(size_of::<Work>(), "an active message"));
         }
         let (extra, short) = (None, Default::default());
-        let end = MessageEnd { result: Ok(()), party, envelope, len, extra, short };
+        let result = Ok(());
+        let end = MessageEnd { result, party, incarnation, envelope, len, extra, short };
         if let Err(status) = fx.hand(handler, end, user, content) {
             return Heard::Refused(status);
         }
@@ -215,7 +217,7 @@ impl Engine {
     pub(super) fn arrive_active(
         &mut self,
         fx: &mut impl Fx,
-        (sender, ch): (Party, Option<ChanId>),
+        (sender, ch): ((Party, u64), Option<ChanId>),
         envelope: Envelope,
         sync: Option<u32>,
         extra: &Extra<'_>,
@@ -255,9 +257,12 @@ impl Engine {
     /// Gives a message that waits to its handler. Without memory for what travels beside it nothing was done.
     fn hand_over(&mut self, fx: &mut impl Fx, index: u32, handler: ActiveFn) -> Result<(), Status> {
         let Some(a) = self.messages.unexpected.get(index) else { return Ok(()) };
-        let (party, envelope, len, ch) = (a.sender, a.envelope, a.len, a.ch);
-        let short = Default::default();
-        let end = |extra| MessageEnd { result: Ok(()), party, envelope, len, extra, short };
+        let (party, incarnation, envelope) = (a.sender, a.incarnation, a.envelope);
+        let (len, ch, short) = (a.len, a.ch, Default::default());
+        let end = |extra| {
+            let result = Ok(());
+            MessageEnd { result, party, incarnation, envelope, len, extra, short }
+        };
         if let Content::Here { .. } = a.content {
             let Some(arrived) = self.messages.unexpected.remove(index) else { return Ok(()) };
             let (content, extra) = self.take_content(fx, arrived);
@@ -306,7 +311,8 @@ mod tests {
     fn end(tag: u64) -> MessageEnd {
         let (party, envelope) = (Party::peer(1), Envelope { comm: 2, tag });
         let (extra, short) = (None, Default::default());
-        MessageEnd { result: Ok(()), party, envelope, len: 0, extra, short }
+        let (result, incarnation) = (Ok(()), 7);
+        MessageEnd { result, party, incarnation, envelope, len: 0, extra, short }
     }
 
     #[test]

@@ -58,7 +58,7 @@ impl Messages {
             return Heard::Nobody;
         };
         let Some(op) = self.ops.get_mut(index) else { return Heard::Ended };
-        op.meets(sender, m.envelope, len);
+        op.meets((sender, c.incarnation), m.envelope, len);
         // Who asks may do so later: it is kept for that.
         let short = match op.done {
             OnMessage::Plain(..) => ShortHeader::of(m.user),
@@ -134,7 +134,7 @@ impl Engine {
         content: &[u8],
     ) {
         let Some(c) = self.channels.get_mut(ch) else { return };
-        let sender = Party::peer(c.peer);
+        let sender = (Party::peer(c.peer), c.incarnation);
         c.used = c.last_rx;
         let result = c.flow.receive(content.len() as u64 + extra.cost());
         let result =
@@ -175,7 +175,8 @@ impl Engine {
 
     /// A message that no receive waits for.
     fn keep_msg(&mut self, fx: &mut impl Fx, ch: ChanId, m: UsualMsg<'_>) {
-        let Some(sender) = self.channels.get(ch).map(|c| Party::peer(c.peer)) else { return };
+        let Some(c) = self.channels.get(ch) else { return };
+        let sender = (Party::peer(c.peer), c.incarnation);
         let extra = Extra { active: m.active, ..Extra::user(m.user) };
         let result = self.arrive(fx, sender, Some(ch), m.envelope, None, &extra, m.content);
         self.has_arrived(fx, ch, result);
@@ -196,7 +197,7 @@ impl Engine {
     pub(super) fn arrive(
         &mut self,
         fx: &mut impl Fx,
-        sender: Party,
+        (sender, incarnation): (Party, u64),
         ch: Option<ChanId>,
         envelope: Envelope,
         sync: Option<u32>,
@@ -204,13 +205,14 @@ impl Engine {
         content: &[u8],
     ) -> Result<(), Status> {
         if extra.active {
+            let sender = (sender, incarnation);
             return self.arrive_active(fx, (sender, ch), envelope, sync, extra, content);
         }
         let len = content.len() as u64;
         let messages = &mut self.messages;
         if let Some(index) = messages.posted.take(&mut messages.ops, sender, envelope) {
             if let Some(op) = messages.ops.get_mut(index) {
-                op.meets(sender, envelope, len);
+                op.meets((sender, incarnation), envelope, len);
             }
             if let Some(ch) = ch {
                 if let (Some(number), Some(c)) = (sync, self.channels.get_mut(ch)) {
@@ -227,7 +229,8 @@ impl Engine {
         }
         bytes.extend_from_slice(content);
         let content = Content::Here { bytes, sync };
-        let arrived = Arrived::new(sender, ch, envelope, len, content).with(extra)?;
+        let arrived =
+            Arrived::new((sender, incarnation), ch, envelope, len, content).with(extra)?;
         messages.unexpected.add(arrived)?;
         self.has_come(fx);
         Ok(())
@@ -242,7 +245,8 @@ impl Engine {
         len: u64,
         extra: &Extra<'_>,
     ) -> Result<Option<u32>, Status> {
-        let arrived = Arrived::new(Party::OWN, None, envelope, len, Content::Own { op });
+        let sender = (Party::OWN, self.messages.own);
+        let arrived = Arrived::new(sender, None, envelope, len, Content::Own { op });
         self.arrive_offer(fx, arrived.with(extra)?)
     }
 
@@ -305,7 +309,7 @@ impl Engine {
         m: MsgOffer<'_>,
     ) {
         let Some(c) = self.channels.get_mut(ch) else { return };
-        let sender = Party::peer(c.peer);
+        let sender = (Party::peer(c.peer), c.incarnation);
         c.used = c.last_rx;
         let sealed = c.seal.is_some();
         // A READ would have no checksum.

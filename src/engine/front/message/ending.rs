@@ -19,8 +19,14 @@ impl Op {
     }
 
     /// A receive has met this message.
-    pub(super) fn meets(&mut self, sender: Party, envelope: Envelope, len: u64) {
+    pub(super) fn meets(
+        &mut self,
+        (sender, incarnation): (Party, u64),
+        envelope: Envelope,
+        len: u64,
+    ) {
         self.wanted.from = sender;
+        self.incarnation = incarnation;
         self.wanted.tag = envelope.tag;
         self.met = Some(len);
     }
@@ -42,6 +48,7 @@ impl Op {
         MessageEnd {
             result: self.ended.take().map_or(Ok(()), Err),
             party: self.wanted.from,
+            incarnation: self.incarnation,
             envelope: self.envelope(),
             len: self.met.unwrap_or(self.memory.len),
             // Of a send it is what the application gave.

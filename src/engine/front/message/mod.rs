@@ -15,6 +15,7 @@ mod arrivals;
 mod buffered;
 mod ending;
 pub mod flow;
+mod incarnations;
 mod layouts;
 mod matching;
 mod offers;
@@ -148,6 +149,8 @@ pub struct MessageEnd {
     pub result: Result<(), Status>,
     /// Who sent it; of a send, who it was for.
     pub party: Party,
+    /// The incarnation of its sender, in a word; of a send the one that it was for alone. 0: none.
+    pub incarnation: u64,
     /// Communicator and tag; of a receive that met nothing, what it asked for.
     pub envelope: Envelope,
     /// Bytes of the message, also of one that was too long.
@@ -161,13 +164,13 @@ pub struct MessageEnd {
 impl MessageEnd {
     /// The same once more. Where there is no memory for what came beside the content, that is lost, and said to be.
     pub fn again(&self) -> MessageEnd {
-        let MessageEnd { ref result, party, envelope, len, ref extra, short } = *self;
+        let MessageEnd { ref result, party, incarnation, envelope, len, ref extra, short } = *self;
         let extra = extra.as_ref().map(|beside| beside.again()).transpose();
         let (result, extra) = match (result, extra) {
             (Ok(()), Err(status)) => (Err(status), None),
             (result, extra) => (result.clone(), extra.unwrap_or_default()),
         };
-        MessageEnd { result, party, envelope, len, extra, short }
+        MessageEnd { result, party, incarnation, envelope, len, extra, short }
     }
 }
 
@@ -242,6 +245,8 @@ pub(in crate::engine) struct Op {
     id: u64,
     /// Of a send: to whom, and its envelope.
     wanted: Wanted,
+    /// Of a send: the incarnation that alone may get it. Of a receive: of the sender of what it has met. 0: none.
+    incarnation: u64,
     memory: Memory,
     mode: Mode,
     started: u64,
@@ -279,6 +284,7 @@ impl Op {
         Op {
             id: 0,
             wanted,
+            incarnation: 0,
             memory,
             mode: Mode::Standard,
             started: 0,
@@ -304,6 +310,8 @@ pub(in crate::engine) struct Messages {
     deadlines: Deadlines,
     posted: Posted,
     unexpected: Unexpected,
+    /// This manager's own incarnation, in a word.
+    own: u64,
     /// Handlers of active messages.
     handlers: HashMap<u32, ActiveFn>,
     /// Memory of operations that lies in pieces.
@@ -333,6 +341,7 @@ impl Messages {
             deadlines: Deadlines::new(),
             posted: Posted::default(),
             unexpected: Unexpected::default(),
+            own: 1,
             handlers: HashMap::default(),
             buffer: Default::default(),
             rooms: Vec::new(),

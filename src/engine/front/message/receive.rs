@@ -22,6 +22,8 @@ use crate::status::{Code, Reason, Status};
 pub struct Found {
     /// Who sent it.
     pub sender: Party,
+    /// Its incarnation, in a word.
+    pub incarnation: u64,
     /// Communicator and tag.
     pub envelope: Envelope,
     /// Bytes.
@@ -177,9 +179,9 @@ impl Engine {
             self.messages.unexpected.claim(index, message);
         }
         let found = self.messages.unexpected.get(index).map(|a| {
-            let Arrived { sender, envelope, len, .. } = *a;
+            let Arrived { sender, incarnation, envelope, len, .. } = *a;
             let extra = a.extra.as_ref().map_or(Ok(None), |beside| Beside::of(&beside.extra()));
-            extra.map(|extra| Found { sender, envelope, len, message, extra })
+            extra.map(|extra| Found { sender, incarnation, envelope, len, message, extra })
         });
         found.transpose()
     }
@@ -201,11 +203,12 @@ impl Engine {
             let Some(arrived) = self.messages.unexpected.remove(found) else {
                 return Err(self.defect("a message that was found is not there"));
             };
-            let (party, envelope, len) = (arrived.sender, arrived.envelope, arrived.len);
+            let (party, incarnation) = (arrived.sender, arrived.incarnation);
+            let (envelope, len) = (arrived.envelope, arrived.len);
             let (bytes, extra) = self.take_content(fx, arrived);
             self.count_received(party, len, &Ok(()));
-            let short = Default::default();
-            let end = MessageEnd { result: Ok(()), party, envelope, len, extra, short };
+            let (result, short) = (Ok(()), Default::default());
+            let end = MessageEnd { result, party, incarnation, envelope, len, extra, short };
             return Ok(Receiving::Done(bytes, end));
         }
         let id = self.next_id;
@@ -260,7 +263,7 @@ impl Engine {
     pub(super) fn meet(&mut self, fx: &mut impl Fx, index: u32, mut arrived: Arrived) {
         let Some(op) = self.messages.ops.get_mut(index) else { return };
         let len = arrived.len;
-        op.meets(arrived.sender, arrived.envelope, len);
+        op.meets((arrived.sender, arrived.incarnation), arrived.envelope, len);
         let beside = arrived.cost() - len;
         if !matches!(arrived.content, Content::Here { .. }) {
             op.extra = arrived.extra.take();

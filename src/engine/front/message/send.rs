@@ -23,6 +23,8 @@ const COPIES: usize = 4 << 20;
 pub struct Outgoing<'a> {
     /// To whom.
     pub to: Party,
+    /// The incarnation of the peer that alone may get it; 0: whichever has the name.
+    pub incarnation: u64,
     /// Communicator and tag.
     pub envelope: Envelope,
     /// Where the content lies.
@@ -73,6 +75,9 @@ impl Engine {
             return Err(Self::ending());
         }
         self.copier(out.memory.device)?;
+        if out.incarnation != 0 {
+            self.refuse_other(out.to, out.incarnation)?;
+        }
         if out.to == Party::OWN {
             return self.send_own(fx, out);
         }
@@ -143,7 +148,7 @@ impl Engine {
     pub fn message_send_now(&mut self, fx: &mut impl Fx, out: &Outgoing<'_>) -> bool {
         let Memory { len, device, .. } = out.memory;
         let plain = out.mode == Mode::Standard && device == 0 && !self.closing;
-        if !plain || out.content.len() as u64 != len {
+        if !plain || out.content.len() as u64 != len || self.is_other(out) {
             return false;
         }
         match out.extra.is_header() {
@@ -183,7 +188,7 @@ impl Engine {
         let index =
             self.insert_op(fx, State::Queued, &wanted, &out.memory, out.timeout, out.done)?;
         if let Some(op) = self.messages.ops.get_mut(index) {
-            (op.mode, op.extra) = (out.mode, extra);
+            (op.mode, op.extra, op.incarnation) = (out.mode, extra, out.incarnation);
         }
         Ok(index)
     }
@@ -213,6 +218,7 @@ impl Engine {
         let index = vacancy.fill(Op {
             id,
             wanted: *wanted,
+            incarnation: 0,
             // Field by field, as it was written just before: read in larger pieces a processor waits for it.
             memory: Memory { addr: memory.addr, len: memory.len, device: memory.device },
             mode: Mode::Standard,
@@ -453,7 +459,8 @@ impl Engine {
     fn send_own(&mut self, fx: &mut impl Fx, out: Outgoing<'_>) -> Result<Sending, Status> {
         let len = out.memory.len;
         if out.mode == Mode::Standard && out.content.len() as u64 == len {
-            self.arrive(fx, Party::OWN, None, out.envelope, None, out.extra, out.content)?;
+            let own = (Party::OWN, self.messages.own);
+            self.arrive(fx, own, None, out.envelope, None, out.extra, out.content)?;
             self.local.send_done(len, Code::Ok, Protocol::Local);
             return Ok(Sending::Done);
         }

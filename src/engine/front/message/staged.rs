@@ -39,7 +39,10 @@ impl Engine {
         let memory = Memory { addr: buffer.addr, ..out.memory };
         let peer = match self.closing {
             true => Err(Self::ending()),
-            false => self.known_party(out.to),
+            false => {
+                let fits = self.refuse_other(out.to, out.incarnation);
+                fits.and_then(|()| self.known_party(out.to))
+            }
         };
         let peer = match peer {
             Ok(peer) => peer,

@@ -70,6 +70,8 @@ pub struct Arrived {
     /// Public id, once it is claimed.
     pub id: u64,
     pub sender: Party,
+    /// Its sender's incarnation, in a word.
+    pub incarnation: u64,
     pub envelope: Envelope,
     pub len: u64,
     /// The channel that it counts for.
@@ -101,7 +103,7 @@ impl Arrived {
     }
 
     pub fn new(
-        sender: Party,
+        (sender, incarnation): (Party, u64),
         ch: Option<u32>,
         envelope: Envelope,
         len: u64,
@@ -111,6 +113,7 @@ impl Arrived {
         Arrived {
             id: 0,
             sender,
+            incarnation,
             envelope,
             len,
             ch,

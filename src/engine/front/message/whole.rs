@@ -47,7 +47,8 @@ impl Engine {
     ) -> Option<u64> {
         let Memory { len, device, .. } = out.memory;
         let cost = len + out.extra.cost();
-        if device != 0 || out.content.len() as u64 != len || out.extra.first.is_some() {
+        let here = device == 0 && out.content.len() as u64 == len;
+        if !here || out.extra.first.is_some() || self.is_other(out) {
             return None;
         }
         let ch = self.takes_now(fx, out, cost)?;
@@ -60,7 +61,7 @@ impl Engine {
             return None;
         }
         if let Some(op) = self.messages.ops.get_mut(index) {
-            op.mode = Mode::Synchronous;
+            (op.mode, op.incarnation) = (Mode::Synchronous, out.incarnation);
         }
         Some(public(id, index))
     }

@@ -160,7 +160,7 @@ fn command(me: &Honest, words: &[&str], slow: &mut Option<Slow>) -> Result<Strin
             };
             let (envelope, done) = (Envelope { comm: 1, tag }, OnMessage::Plain(told, [op, 0]));
             let (mode, timeout, extra) = (Mode::Standard, Timeout::Never, &Extra::NONE);
-            let post = Post { to, envelope, extra, mode, timeout };
+            let post = Post { to, incarnation: 0, envelope, extra, mode, timeout };
             // SAFETY: the content stays until the process ends.
             let sending = unsafe { me.manager.message_isend(&post, from, done) }?;
             if sending == Sending::Done {
