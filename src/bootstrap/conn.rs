@@ -48,11 +48,12 @@ enum Phase {
 }
 
 /// What became of a connection.
+#[expect(clippy::large_enum_variant, reason = "memory for a box may lack, and it is not kept")]
 pub(super) enum Outcome {
     /// Nothing yet.
     Pending,
     /// The handshake succeeded.
-    Ready(Box<Success>),
+    Ready(Success),
     /// It failed; the connection may linger.
     Failed(Status),
     /// A refused connection has ended.
@@ -194,7 +195,7 @@ impl Conn {
             Phase::Handshaking => self.exchange(epoll, ctx),
         };
         let failure = match result {
-            Ok(Some(success)) => return Outcome::Ready(Box::new(success)),
+            Ok(Some(success)) => return Outcome::Ready(success),
             Ok(None) if ctx.now < self.deadline => match self.update_interest(epoll) {
                 Ok(()) => return Outcome::Pending,
                 Err(e) => Status::os("epoll", &e).into(),

@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 
 use super::copied::{Copied, MESSAGE, touch};
 use super::*;
+use crate::counted::Counted;
 use crate::engine::Buffer;
 use crate::engine::front::message::{
     ActiveFn, Found, Memory, MessageEnd, Mode, OnMessage, Outgoing, Party, Receiving, RoomFn,
@@ -234,12 +235,12 @@ impl Manager {
         crate::room::grow(&mut kept.all, 1, "prepared operations")?;
         kept.last += 1;
         let id = kept.last;
-        kept.all.insert(id, Arc::new(prepared));
+        kept.all.insert(id, Counted::new(prepared, "a prepared operation")?);
         Ok(id)
     }
 
     /// The operation of this number.
-    pub fn message_prepared(&self, id: u64) -> Result<Arc<Prepared>, Status> {
+    pub fn message_prepared(&self, id: u64) -> Result<Counted<Prepared>, Status> {
         self.prepared.lock().all.get(&id).cloned().ok_or_else(|| not_prepared(id))
     }
 

@@ -172,8 +172,8 @@ pub const PLACES: &[Place] = &[
     place(
         "manager/messages.rs",
         256,
-        "a prepared operation; who waits for the end of buffered mode",
-        &["message_detach", "message_prepare"],
+        "who waits for the end of buffered mode",
+        &["message_detach"],
     ),
     place("manager/messages/what.rs", 256, "a layout of a prepared operation", &["shared"]),
     place("manager/mod.rs", 4096, "a manager", &["open", "open_adapters", "open_core", "start"]),

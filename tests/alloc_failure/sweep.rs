@@ -150,7 +150,7 @@ fn is_rest(line: &str) -> bool {
 fn is_before_fn(word: &str) -> bool {
     word.starts_with("pub")
         || word.starts_with("crate")
-        || ["unsafe", "extern", "\"C\"", "const"].contains(&word)
+        || ["unsafe", "extern", "\"C\"", "\"C-unwind\"", "const"].contains(&word)
 }
 
 /// The innermost function of the library, or of this test, in a trace.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::counted::Counted;
 use crate::engine::front::message::{Memory, MessageEnd, Mode, OnMessage, Outgoing, Party, Wanted};
 use crate::engine::layout::Layout;
 use crate::protocol::message::{Envelope, Extra};
@@ -52,7 +53,7 @@ pub enum Prepared {
 #[derive(Default)]
 pub(in crate::manager) struct AllPrepared {
     pub(super) last: u64,
-    pub(super) all: foldhash::HashMap<u64, Arc<Prepared>>,
+    pub(super) all: foldhash::HashMap<u64, Counted<Prepared>>,
 }
 
 /// Where the content of a message lies.

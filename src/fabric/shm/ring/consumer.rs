@@ -19,16 +19,8 @@ pub(crate) struct Consumer {
     lines: Lines,
     order: Reading,
     inbox: Inbox,
-    /// Shared with whoever copies something out of what was read: until all have done that, nothing is given back to the peer.
-    left: Arc<Left>,
-    /// There may be such.
+    /// Somebody may be copying something out of what was read, who has the mapping until then: nothing is given back to the peer.
     keeps: bool,
-}
-
-/// What lies in the ring and is being copied from there.
-#[derive(Debug)]
-struct Left {
-    _map: Arc<Mapping>,
 }
 
 impl Consumer {
@@ -45,8 +37,8 @@ impl Consumer {
         };
         let map = Mapping::mirrored(sys::borrow(fd), geometry.head, geometry.ring, false)?;
         let lines = Lines::new(map, geometry);
-        let (inbox, left) = (Inbox::new(INBOX)?, Arc::new(Left { _map: lines.map.clone() }));
-        Ok(Consumer { lines, order: Reading::default(), inbox, left, keeps: false })
+        let inbox = Inbox::new(INBOX)?;
+        Ok(Consumer { lines, order: Reading::default(), inbox, keeps: false })
     }
 
     /// The peer's control page.
@@ -156,12 +148,12 @@ impl Consumer {
     /// [`Adapter::keep_left`](crate::fabric::Adapter::keep_left).
     pub(crate) fn keep_left(&mut self) -> Kept {
         self.keeps = true;
-        self.left.clone()
+        self.lines.map.clone()
     }
 
     /// Whether something of what was read is still being copied.
     pub(crate) fn is_left(&mut self) -> bool {
-        if self.keeps && Arc::strong_count(&self.left) == 1 {
+        if self.keeps && Arc::strong_count(&self.lines.map) == 1 {
             self.keeps = false;
             // Whoever copied has done that.
             fence(Ordering::Acquire);
