@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::Manager;
-use super::drive::{Caller, Waiter};
 use super::inside::{self, Inside};
 use super::lock::Locked;
 use super::seam::Seam;
+use super::waiter::{Caller, Waiter};
 use super::waits::Taken;
 use crate::api::Tensor;
 use crate::bulk::{self, Way};

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::Manager;
-use super::drive::Waiter;
+use super::waiter::Waiter;
 use crate::os::ticks;
 use crate::thread::Thread;
 

@@ -9,9 +9,9 @@ use parking_lot::Condvar;
 
 use super::bias::{Biased, Guard};
 use super::core::Core;
-use super::drive::Caller;
 use super::lock::{Locked, Platform, Shared};
 use super::sys::{Epoll, Tag};
+use super::waiter::Caller;
 use super::wheel::Wheel;
 use crate::os::{EventFd, TimerFd};
 use crate::status::Status;

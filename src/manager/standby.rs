@@ -21,8 +21,8 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use super::Manager;
-use super::drive::Waiter;
 use super::inside;
+use super::waiter::Waiter;
 use crate::log;
 
 /// A copy that runs so long keeps its thread: a stand-by thread takes the seat within twice this.
