@@ -6,12 +6,12 @@
 //! than usual says little (the peer was doing something else), a shorter one that it can be done: what was learnt falls quicker
 //! than it rises.
 
-/// Samples of each way before one is preferred.
+/// Samples of each way before one is preferred; two where each is tried one at a time.
 const FIRST: u32 = 4;
-/// The slower way is tried with so many in a row, since of many in flight a single one cannot be timed.
+/// As a rule the slower way is tried with so many in a row, since of many in flight a single one cannot be timed.
 const RUN: u32 = 8;
-/// The slower way is tried again after so many runs, and then after twice as many each time: what was seen first, of a connection that
-/// is new, may mislead.
+/// As a rule the slower way is tried again after so many runs, and then after twice as many each time: what was seen first, of a connection
+/// that is new, may mislead.
 const SOON: u32 = 8;
 /// Up to so many.
 const LATE: u32 = 64;
@@ -19,6 +19,24 @@ const LATE: u32 = 64;
 const LATE_FAR: u32 = 1024;
 /// Costs this many times as much.
 const FAR: f32 = 1.25;
+/// How the ways of a class are tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The slower way is tried with so many in a row.
+    pub run: u32,
+    /// It is tried again after so many runs, and then after twice as many each time.
+    pub soon: u32,
+    /// The first way is gone until it is time to try the second.
+    pub usual: bool,
+    /// The better one may be another by the second: the slower is tried as often however slow it was.
+    pub restless: bool,
+}
+
+impl Plan {
+    /// Nothing is known.
+    pub const OPEN: Plan = Plan { run: RUN, soon: SOON, usual: false, restless: false };
+}
+
 /// Longest time of one sample, in nanoseconds.
 const LONGEST: u64 = 1_000_000_000;
 
@@ -73,22 +91,22 @@ impl Class {
         self.samples[way] = self.samples[way].saturating_add(1);
     }
 
-    /// Whether the next goes the second way. The slower is tried for `run` in a row. `usual`: the first is gone until it is time to try the
-    /// second.
-    fn choose(&mut self, run: u32, usual: bool) -> bool {
+    /// Whether the next goes the second way.
+    fn choose(&mut self, plan: Plan) -> bool {
+        let Plan { run, soon, usual, restless } = plan;
         let [one, two] = self.samples;
-        if one.min(two) < FIRST && !(usual && one >= FIRST) {
+        let first = FIRST.min(2 * run);
+        if one.min(two) < first && !(usual && one >= first) {
             return !usual && two <= one;
         }
         let [a, b] = self.cost;
-        let b = if two < FIRST { f32::INFINITY } else { b };
+        let b = if two < first { f32::INFINITY } else { b };
         if self.second != (b < a) || self.gap == 0 {
-            (self.second, self.since, self.gap) = (b < a, run, SOON * run);
+            (self.second, self.since, self.gap) = (b < a, run, soon * run);
         }
         self.since += 1;
         if self.since > self.gap {
-            // Of usual ways the better one may be another by the second.
-            let most = if !usual && a.max(b) > FAR * a.min(b) { LATE_FAR } else { LATE };
+            let most = if !restless && a.max(b) > FAR * a.min(b) { LATE_FAR } else { LATE };
             (self.since, self.gap) = (1, (2 * self.gap).min(most * run));
         }
         self.second != (self.since <= run)
@@ -114,31 +132,33 @@ pub struct Trials<const CLASSES: usize> {
     /// When the last answer was seen, in nanoseconds from some start.
     last: u64,
     burst: Option<Burst>,
-    /// The slower way is tried with so many in a row.
-    run: u32,
-    /// The first way is the usual one.
-    usual: bool,
+    plans: [Plan; CLASSES],
 }
 
 impl<const CLASSES: usize> Default for Trials<CLASSES> {
     fn default() -> Self {
-        let classes = [Class::default(); CLASSES];
-        Trials { classes, last: 0, burst: None, run: RUN, usual: false }
+        Trials::with([Plan::OPEN; CLASSES])
     }
 }
 
 impl<const CLASSES: usize> Trials<CLASSES> {
-    /// The first way is gone until it is time to try the second, and each is tried with so many in a row: the first of them pay for what
-    /// the others have left in the caches.
-    pub fn with_usual(run: u32) -> Self {
-        Trials { run, usual: true, ..Trials::default() }
+    /// Those that try as planned, each class by itself.
+    pub const fn with(plans: [Plan; CLASSES]) -> Self {
+        const NEW: Class =
+            Class { cost: [0.0; 2], samples: [0; 2], second: false, since: 0, gap: 0 };
+        Trials { classes: [NEW; CLASSES], last: 0, burst: None, plans }
     }
 
     /// Chooses the way of one that begins now; a class beyond the last is the last.
     pub fn choose(&mut self, class: usize, now: u64) -> Trial {
         let class = class.min(CLASSES - 1);
-        let second = self.classes[class].choose(self.run, self.usual);
+        let second = self.classes[class].choose(self.plans[class]);
         Trial { class: class as u8, second, other_manner: false, start: now }
+    }
+
+    /// Whether the second way is known to be the quicker one.
+    pub fn prefers_second(&self, class: usize) -> bool {
+        self.classes[class.min(CLASSES - 1)].second
     }
 
     /// Whether this goes the way that is known to be the slower one, to see whether it still is.

@@ -19,7 +19,7 @@ use super::world::World;
 use crate::bulk::{self, Way};
 use crate::engine::{Buffer, Fx, Stage};
 use crate::room;
-use crate::trials::{Trial, Trials};
+use crate::trials::{Plan, Trial, Trials};
 
 /// Bytes that are kept, about what a processor's own caches hold. More of them would leave this one's caches, too.
 const KEPT: u64 = 2 << 20;
@@ -29,6 +29,8 @@ const LEAST: u64 = 16 << 10;
 const MOST: u64 = 16 << 20;
 /// So many in a row go past the caches, or not, to see what it takes: enough to have all buffers that are kept written so.
 const RUN: u32 = (KEPT / LEAST) as u32;
+/// Through the caches as a rule. How far the processors are from each other changes by the second.
+const MANNERS: Plan = Plan { run: RUN, usual: true, restless: true, ..Plan::OPEN };
 /// Bytes through buffers after which the memory that they come from has its pages.
 const WARM: u64 = 4 * KEPT;
 /// Lengths that are told apart, each twice the one before; alone on its way, or not.
@@ -64,7 +66,7 @@ impl Staging {
             handed_on,
             pace,
             trials: Trials::default(),
-            manners: Trials::with_usual(RUN),
+            manners: Trials::with([MANNERS; CLASSES]),
             answered: 0,
             used: 0,
         }

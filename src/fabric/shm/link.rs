@@ -128,7 +128,7 @@ impl Link {
             executed: 0,
             failed: 0,
             reads: VecDeque::new(),
-            out: StreamOut::default(),
+            out: StreamOut::new(),
             into: StreamIn::default(),
             asks: VecDeque::new(),
             asks_begun: 0,

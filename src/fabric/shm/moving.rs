@@ -167,7 +167,9 @@ impl Link {
             }
             Running::Fill { op, done, n } => self.slot_filled(core, op, done, n),
         }
-        self.tx.control().moved.fetch_add(1, Ordering::Relaxed);
+        // Nobody else writes it; a locked instruction would wait until all that was copied has left this processor.
+        let moved = &self.tx.control().moved;
+        moved.store(moved.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         self.advance(core, kind, events)
     }
 

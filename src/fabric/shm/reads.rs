@@ -33,6 +33,9 @@ impl Link {
                     Looked::Ask => None,
                     Looked::Wait => {
                         self.reads[at] = read;
+                        if let How::Shared(_) = read.how {
+                            self.ask_ahead(core, at + 1)?;
+                        }
                         return Ok(busy);
                     }
                 },
@@ -198,8 +201,8 @@ impl Link {
             let src = job.addr.wrapping_add(job.done);
             let of = Running::Fill { op: job.op, done: job.done, n };
             let (ep, what) = (self.ep, Kind::Out as u32);
-            // SAFETY: so many bytes has a slot, and what is not put yet nobody reads.
-            let past = unsafe { self.tx.far.pays(dst as *mut u8, n) };
+            // SAFETY: a slot has more, and what is not put yet nobody reads.
+            let past = unsafe { self.out.far.pays(dst as *mut u8) };
             let way = if past { Way::Past } else { Way::to_reader(job.len) };
             self.begin(core, Kind::Out, of, |_| {
                 // SAFETY: the source of a WRITE is readable by the contract of Mem until we have

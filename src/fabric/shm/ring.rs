@@ -21,7 +21,7 @@ use crate::fabric::moves::Kept;
 use crate::fabric::{HEAD_ROOM, SHORT_HEAD, ShortRoom, View};
 
 mod consumer;
-mod far;
+pub(super) mod far;
 mod inbox;
 mod order;
 
@@ -238,7 +238,7 @@ pub(crate) struct Producer {
     lines: Lines,
     order: Writing,
     /// How content is written to where the peer reads it: the ring, and the stream.
-    pub(crate) far: Far,
+    far: Far,
 }
 
 impl Producer {

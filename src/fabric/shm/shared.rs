@@ -18,6 +18,7 @@ use super::tuning::Way;
 use super::wire::{self, Ask, kind, outcome};
 use super::{Core, Kind};
 use crate::bulk;
+use crate::fabric::Access;
 use crate::fabric::moves::Move;
 use crate::status::Status;
 
@@ -48,6 +49,22 @@ impl Link {
         }
         read.timed = Some(timed);
         Ok(timed.way() == Way::Both)
+    }
+
+    /// The next READ is asked for while this one is under way, so that the owner goes on without a pause.
+    pub(super) fn ask_ahead(&mut self, core: &Core, at: usize) -> Result<(), Status> {
+        let Some(&(mut next)) = self.reads.get(at) else { return Ok(()) };
+        let direct = next.how == How::Direct && next.timed.is_none();
+        if !direct || next.len < SHARE_FROM || self.process.is_none() {
+            return Ok(());
+        }
+        let Some((_, region)) = self.exports.look(next.remote.rkey) else { return Ok(()) };
+        let pool = core.policy.pool && region.pool.is_some();
+        if !pool && region.allows(next.remote.addr, next.len, Access::REMOTE_READ) {
+            self.ask_for_help(core, &mut next)?;
+            self.reads[at] = next;
+        }
+        Ok(())
     }
 
     /// Begins to copy one piece of such a READ, whose region allows it; `seq`: the last change of that.

@@ -12,6 +12,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::ring::far::Far;
 use super::sys::{self, Mapping};
 
 /// Bytes of a slot.
@@ -81,17 +82,19 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Bytes that go into the next slot: short pieces let both sides copy a short block at once.
+    /// Bytes that go into the next slot: short pieces let both sides copy a short block at once, and each costs half a microsecond.
     pub(crate) fn piece(&self) -> usize {
-        let even = (self.len / 16).next_multiple_of(4096).clamp(PIECE_MIN as u64, SLOT as u64);
+        let even = (self.len / 8).next_multiple_of(4096).clamp(PIECE_MIN as u64, SLOT as u64);
         even.min(self.len - self.done) as usize
     }
 }
 
 /// The producing end.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct StreamOut {
     map: Option<Arc<Mapping>>,
+    /// How far away the lines of its slots are.
+    pub(crate) far: Far,
     /// Slots ever put.
     pub(crate) put: u64,
     /// What the consumer had taken when last looked at.
@@ -101,6 +104,11 @@ pub(crate) struct StreamOut {
 }
 
 impl StreamOut {
+    /// Without a segment.
+    pub(crate) fn new() -> StreamOut {
+        StreamOut { map: None, far: Far::new(), put: 0, taken: 0, jobs: VecDeque::new() }
+    }
+
     /// Whether the segment exists.
     pub(crate) fn is_open(&self) -> bool {
         self.map.is_some()

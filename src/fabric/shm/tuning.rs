@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use crate::trials::{Trial, Trials};
+use crate::trials::{Plan, Trial, Trials};
 
 /// Lengths that are told apart: up to 32 KiB, 256 KiB, 2 MiB, 16 MiB, more.
 const CLASSES: usize = 2 * 5;
@@ -27,7 +27,18 @@ pub(crate) struct Tuning {
 
 /// A WRITE whose time is taken.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Timed(Trial);
+pub(crate) struct Timed {
+    trial: Trial,
+    way: Way,
+}
+
+/// Long ones are copied by both, which is quicker as a rule, until it is time to try the other way: a single one says enough, and costs enough.
+const PLANS: [Plan; CLASSES] = {
+    const LONG: Plan = Plan { run: 2, soon: 32, usual: true, restless: false };
+    const LONGEST: Plan = Plan { run: 1, ..LONG };
+    const ANY: Plan = Plan::OPEN;
+    [ANY, ANY, ANY, ANY, ANY, ANY, LONG, LONG, LONGEST, LONGEST]
+};
 
 fn class(len: u64) -> usize {
     const ENDS: [u64; 4] = [32 << 10, 256 << 10, 2 << 20, 16 << 20];
@@ -36,7 +47,7 @@ fn class(len: u64) -> usize {
 
 impl Tuning {
     pub(crate) fn new() -> Tuning {
-        Tuning { begun: Instant::now(), trials: Trials::default() }
+        Tuning { begun: Instant::now(), trials: Trials::with(PLANS) }
     }
 
     fn now(&self) -> u64 {
@@ -45,12 +56,16 @@ impl Tuning {
 
     /// Chooses the way of a WRITE of this length.
     pub(crate) fn choose(&mut self, len: u64) -> Timed {
-        Timed(self.trials.choose(class(len), self.now()))
+        let class = class(len);
+        let trial = self.trials.choose(class, self.now());
+        // Where one is usual it is the first.
+        let both = trial.is_second() != PLANS[class].usual;
+        Timed { trial, way: if both { Way::Both } else { Way::Process } }
     }
 
     /// A WRITE was answered; its time is taken with that of those answered at once with it.
     pub(crate) fn answered(&mut self, timed: Timed, len: u64) {
-        self.trials.answered(timed.0, len);
+        self.trials.answered(timed.trial, len);
     }
 
     /// Learns from those that were answered at once.
@@ -62,6 +77,6 @@ impl Tuning {
 impl Timed {
     /// The way it goes.
     pub(crate) fn way(self) -> Way {
-        if self.0.is_second() { Way::Both } else { Way::Process }
+        self.way
     }
 }

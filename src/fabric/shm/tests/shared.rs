@@ -15,6 +15,8 @@ struct Ends {
     from: Vec<u8>,
     to: Vec<u8>,
     region: Mr,
+    /// What has ended, and was not looked at.
+    events: Vec<Event>,
 }
 
 impl Ends {
@@ -25,21 +27,42 @@ impl Ends {
         let addr = from.as_mut_ptr().addr() as u64;
         // SAFETY: `from` lives as long as the adapters.
         let region = unsafe { there.register(addr, len as u64, Access::all()) }.unwrap();
-        Ends { here, there, ep, back, from, to, region }
+        Ends { here, there, ep, back, from, to, region, events: Vec::new() }
     }
 
     /// Begins to read all of it.
     fn read(&mut self, round: usize) {
+        self.fill(round);
+        self.read_part(0, self.to.len());
+    }
+
+    fn fill(&mut self, round: usize) {
         self.from
             .iter_mut()
             .enumerate()
             .for_each(|(at, b)| *b = (at * 31 + (at >> 9) + round) as u8);
         self.to.fill(0);
-        let remote = Remote { addr: self.from.as_ptr().addr() as u64, rkey: self.region.rkey };
-        let addr = self.to.as_mut_ptr().addr() as u64;
+    }
+
+    fn read_part(&mut self, at: usize, len: usize) {
+        let addr = self.from[at..at + len].as_ptr().addr() as u64;
+        let remote = Remote { addr, rkey: self.region.rkey };
+        let addr = self.to[at..at + len].as_mut_ptr().addr() as u64;
         // SAFETY: `to` lives as long as the adapters.
-        let local = unsafe { Mem::new(addr, self.to.len() as u64, 0) };
+        let local = unsafe { Mem::new(addr, len as u64, 0) };
         self.here.read(self.ep, 1, local, remote).unwrap();
+    }
+
+    /// Begins two that both copy, and that are all of it.
+    fn read_halves(&mut self, round: usize) {
+        link(&mut self.here, self.ep).reading = Tuning::new();
+        self.fill(round);
+        let half = self.to.len() / 2;
+        self.read_part(0, half);
+        self.read_part(half, half);
+        let mut events = Vec::new();
+        self.here.poll(&mut events);
+        assert!(events.is_empty(), "{events:?}");
     }
 
     /// The same, of a READ that both copy: a link that has learnt nothing begins with that.
@@ -56,9 +79,10 @@ impl Ends {
     /// Polls until the READ has ended; `helps`: the other end, too, after so many polls.
     fn end(&mut self, helps: impl Fn(u64) -> bool) -> Result<(), Status> {
         for polls in 0.. {
-            let mut events = Vec::new();
-            self.here.poll(&mut events);
-            match events.pop() {
+            if self.events.is_empty() {
+                self.here.poll(&mut self.events);
+            }
+            match self.events.drain(..1.min(self.events.len())).next() {
                 None => {}
                 Some(Event::Done { result, .. }) => return result,
                 Some(Event::Down { status, .. }) => return Err(status),
@@ -107,6 +131,55 @@ fn an_owner_that_sleeps_is_read() {
         ends.read_shared(7);
         assert_eq!(is_readable(&ends.there), woken, "{len}");
         ends.end(|_| false).unwrap();
+        assert!(ends.to == ends.from);
+    }
+}
+
+/// The owner is asked for the next READ while the first is under way, which ends first all the same.
+#[test]
+fn the_next_is_asked_for_meanwhile() {
+    let mut ends = Ends::new(6 << 20);
+    for round in 0..24 {
+        ends.read_halves(round);
+        let of = link(&mut ends.here, ends.ep).reads.iter().map(|r| r.how).collect::<Vec<_>>();
+        let [How::Shared(first), How::Shared(next)] = of[..] else { panic!("{of:?}") };
+        assert_eq!(next, first + 1);
+        let stops = round as u64 / 3;
+        let helps = |polls| match round % 3 {
+            0 => polls < stops,
+            1 => polls % 5 == 0,
+            _ => true,
+        };
+        ends.end(helps).unwrap();
+        let half = ends.from.len() / 2;
+        assert!(ends.to[..half] == ends.from[..half], "round {round}");
+        assert_eq!(link(&mut ends.here, ends.ep).reads.len(), 1);
+        ends.end(helps).unwrap();
+        assert!(ends.to == ends.from, "round {round}");
+    }
+    ends.there.poll(&mut Vec::new());
+    assert!(!link(&mut ends.there, ends.back).has_jobs());
+}
+
+/// What was asked for ahead, and may not be read any more, is denied; what is fed of it is in nobody's way.
+#[test]
+fn what_was_asked_for_ahead_may_be_denied() {
+    for polls in 0..6 {
+        let mut ends = Ends::new(6 << 20);
+        ends.read_halves(polls);
+        for _ in 0..polls {
+            ends.there.poll(&mut Vec::new());
+        }
+        ends.there.deregister(ends.region).unwrap();
+        for _ in 0..2 {
+            let status = ends.end(|_| true).unwrap_err();
+            assert_eq!(status.code, Code::PermissionDenied, "{status:?}");
+        }
+        let (addr, len) = (ends.from.as_mut_ptr().addr() as u64, ends.from.len() as u64);
+        // SAFETY: `from` lives as long as the adapters.
+        ends.region = unsafe { ends.there.register(addr, len, Access::all()) }.unwrap();
+        ends.read_shared(7);
+        ends.end(|_| true).unwrap();
         assert!(ends.to == ends.from);
     }
 }
