@@ -34,9 +34,9 @@
  * What callbacks are given is borrowed for
  * the call. They must return: no exception (which ends the process) and no longjmp may leave them. `userdata` is handed
  * back as it was given, perhaps on another thread. A thread that ends inside a callback, by pthread_exit, pthread_cancel or
- * an interpreter's end (CPython before 3.14), is unwound up to the library and sleeps there until the process ends, which
- * it does not hold up: see "Callbacks" in docs/abi.md. The library's threads have 2 MiB of stack, and block all signals
- * but those of a fault of their own.
+ * an interpreter's end (CPython before 3.14), is unwound up to the library, which goes on as if the callback had returned;
+ * it ends where its outermost call does: see "Callbacks" in docs/abi.md. The library's threads have 2 MiB of stack, and
+ * block all signals but those of a fault of their own.
  *
  * A thread that may be inside a function of the library, and not in a callback, must not be cancelled by pthread_cancel,
  * which ends the process there. To end a call of another thread: rdma_mgr_wake, rdma_mgr_destroy, rdma_store_destroy,
@@ -1780,7 +1780,8 @@ rdma_code_t rdma_mgr_create(const rdma_mgr_options_t *options,
  * before, for 5 seconds at most, or 1 in which a peer takes nothing; what is left then is lost, and the log says
  * so. A peer that has to have all of it answers, or is sent to with RDMA_MSG_SYNCHRONOUS. When it returns, no callback
  * runs any more, and calls of other threads have returned: it waits for them, and for `done` of each copy that a device of
- * rdma_mgr_register_device has begun. The handle is then dead.
+ * rdma_mgr_register_device has begun. The handle is then dead. Calls that begin meanwhile are refused, which says nothing
+ * of operations: memory whose end was not told is not the library's any more when this has returned.
  *
  * Threads: any, at any time of the process's life, also in static and thread-local destructors,
  * but not inside a callback, nor where a thread of `mgr` itself logs. `mgr` NULL is an error.
@@ -2553,7 +2554,9 @@ rdma_code_t rdma_msg_test(rdma_mgr_t *mgr,
  *
  * Returns what rdma_msg_test returns; RDMA_DEADLINE_EXCEEDED: they did not end in time, and nothing was
  * taken (without out_statuses also the code of one that was taken: *out_count and its request tell);
- * RDMA_INVALID_ARGUMENT also: another negative timeout; RDMA_CANCELLED: `mgr` was destroyed meanwhile.
+ * RDMA_INVALID_ARGUMENT also: another negative timeout; RDMA_CANCELLED: `mgr` was destroyed meanwhile, or an operation was
+ * cancelled. Where `mgr` is destroyed it returns once all of `requests` have ended, and takes their ends as ever: then
+ * their memory is not the library's any more, nor that of those which RDMA_MSG_ANY leaves.
  */
 rdma_code_t rdma_msg_wait(rdma_mgr_t *mgr,
                           rdma_msg_request_t *requests,

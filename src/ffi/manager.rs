@@ -87,7 +87,8 @@ pub unsafe extern "C-unwind" fn rdma_mgr_create(
 /// before, for 5 seconds at most, or 1 in which a peer takes nothing; what is left then is lost, and the log says
 /// so. A peer that has to have all of it answers, or is sent to with RDMA_MSG_SYNCHRONOUS. When it returns, no callback
 /// runs any more, and calls of other threads have returned: it waits for them, and for `done` of each copy that a device of
-/// rdma_mgr_register_device has begun. The handle is then dead.
+/// rdma_mgr_register_device has begun. The handle is then dead. Calls that begin meanwhile are refused, which says nothing
+/// of operations: memory whose end was not told is not the library's any more when this has returned.
 ///
 /// Threads: any, at any time of the process's life, also in static and thread-local destructors,
 /// but not inside a callback, nor where a thread of `mgr` itself logs. `mgr` NULL is an error.

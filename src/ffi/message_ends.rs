@@ -242,7 +242,9 @@ pub unsafe extern "C-unwind" fn rdma_msg_test(
 ///
 /// Returns what rdma_msg_test returns; RDMA_DEADLINE_EXCEEDED: they did not end in time, and nothing was
 /// taken (without out_statuses also the code of one that was taken: *out_count and its request tell);
-/// RDMA_INVALID_ARGUMENT also: another negative timeout; RDMA_CANCELLED: `mgr` was destroyed meanwhile.
+/// RDMA_INVALID_ARGUMENT also: another negative timeout; RDMA_CANCELLED: `mgr` was destroyed meanwhile, or an operation was
+/// cancelled. Where `mgr` is destroyed it returns once all of `requests` have ended, and takes their ends as ever: then
+/// their memory is not the library's any more, nor that of those which RDMA_MSG_ANY leaves.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn rdma_msg_wait(
     mgr: *mut rdma_mgr_t,

@@ -328,8 +328,12 @@ impl Manager {
         Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
     }
 
+    fn is_closing(&self) -> bool {
+        self.drivers.closing.load(Ordering::Acquire)
+    }
+
     fn refuse_closing(&self) -> Result<(), Status> {
-        if self.drivers.closing.load(Ordering::Acquire) {
+        if self.is_closing() {
             let status = Status::new(Code::Cancelled, "the manager was destroyed");
             return Err(status.because(Reason::Cancelled));
         }

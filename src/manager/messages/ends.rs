@@ -340,7 +340,12 @@ impl Manager {
             self.block(&waiter, limit, || {
                 count = self.collect(ids, &mut look, how, ends);
                 !matches!(count, Ok(0))
-            })
+            });
+            if matches!(count, Ok(0)) && self.is_closing() {
+                // Their memory is the library's until the manager's end has ended them, all of them.
+                self.block(&waiter, None, || self.have_all_ended(ids));
+                count = self.collect(ids, &mut Look::default(), how, ends);
+            }
         });
         if !matches!(count, Ok(0)) {
             return count;
@@ -349,6 +354,12 @@ impl Manager {
         let time = limit.map_or_else(String::new, |l| format!(" within {}", seconds(l)));
         let text = format!("the message operations did not end{time}");
         Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
+    }
+
+    fn have_all_ended(&self, ids: &[u64]) -> bool {
+        let engine = &self.core.lock().engine;
+        let has_ended = |&id: &u64| id == 0 || !matches!(engine.message_has_ended(id), Ok(false));
+        ids.iter().all(has_ended)
     }
 
     /// Refuses operations that are not known, before any is waited for.

@@ -28,8 +28,11 @@ impl Wait<'_> {
             Err(status) => return Some(Err(status)),
         };
         let taken = side.take(self.number, self.id);
-        // At the manager's end whoever waits is woken, and looks once more.
-        taken.or_else(|| self.manager.refuse_closing().err().map(Err))
+        // At the manager's end whoever waits is woken, and looks once more. What is under way ends, and is the library's until then.
+        if taken.is_some() || side.is_under_way() {
+            return taken;
+        }
+        self.manager.refuse_closing().err().map(Err)
     }
 
     /// It is over. True: it was aborted.
@@ -83,10 +86,13 @@ impl Manager {
         let waiter = Arc::new(Waiter::default());
         let mut taken = None;
         self.waiting(|| {
-            self.block(&waiter, limit, || {
+            let mut look = || {
                 taken = wait.take();
                 taken.is_some()
-            })
+            };
+            if !self.block(&waiter, limit, &mut look) && self.is_closing() {
+                self.block(&waiter, None, look);
+            }
         });
         // An abort that came with the end of the time is not for the next wait.
         let was_aborted = wait.end();

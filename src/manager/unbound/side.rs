@@ -162,6 +162,11 @@ fn links(op: &mut UnderWay) -> &mut Links {
 }
 
 impl Side {
+    /// Whether an operation has begun whose end nobody can take yet.
+    pub fn is_under_way(&self) -> bool {
+        !self.begun.is_empty()
+    }
+
     /// Takes an operation in, whose call begins: its place, and when that was.
     pub fn begin(&mut self, id: u64, lane: &Lane) -> Result<(u32, u64), Status> {
         let under_way = self.begun.len() + 1;

@@ -1,0 +1,113 @@
+/* Memory of operations while another thread destroys their manager: whose end was told is not touched any more. */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "messages.h"
+
+enum { LEN = 120000, WAITERS = 4, FLOODS = 2, ROUNDS = 40 };
+
+typedef struct waiter {
+  rdma_mgr_t *mgr;
+  rdma_peer_t peer;
+  /* 0: receives; 1: sends; 2: two receives, of which any is waited for; 3: claims */
+  int kind;
+} waiter;
+
+static unsigned char *room(void) {
+  void *at = mmap(NULL, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(at != MAP_FAILED);
+  return at;
+}
+
+static rdma_code_t wait_for(rdma_mgr_t *mgr, rdma_msg_request_t *r, size_t n, uint32_t how) {
+  rdma_msg_status_t st[2] = {{.struct_size = sizeof st[0]}, {.struct_size = sizeof st[0]}};
+  size_t count = 0;
+  return rdma_msg_wait(mgr, r, n, how, 5000, NULL, st, &count);
+}
+
+/* One operation, or two; not OK: the manager is ending. */
+static rdma_code_t once(waiter *w, unsigned char *m) {
+  rdma_msg_status_t st = {.struct_size = sizeof st};
+  rdma_msg_request_t r[2] = {0, 0};
+  rdma_code_t code = RDMA_OK;
+  switch (w->kind) {
+    case 0:
+    case 2:
+      for (int i = 0; i <= w->kind / 2 && code == RDMA_OK; i++)
+        code = rdma_msg_irecv(w->mgr, RDMA_PEER_ANY, COMM, 1, EXACT, m + i * LEN / 2, LEN / 2, NULL, &st, &r[i]);
+      break;
+    case 1: code = rdma_msg_isend(w->mgr, w->peer, COMM, 2, m, LEN, NULL, &r[0]); break;
+    default:
+      code = rdma_msg_probe(w->mgr, RDMA_PEER_ANY, COMM, 1, EXACT, true, 5000, &st);
+      if (code == RDMA_OK) code = rdma_msg_imrecv(w->mgr, st.message, m, LEN / 2, NULL, &st, &r[0]);
+  }
+  if (code == RDMA_OK && (r[0] != 0 || r[1] != 0))
+    code = wait_for(w->mgr, r, 2, w->kind == 2 ? RDMA_MSG_ANY : RDMA_MSG_ALL);
+  return code;
+}
+
+/* Memory goes as soon as a call says that the manager has ended, or that all is well. */
+static void *waits(void *arg) {
+  waiter *w = arg;
+  for (rdma_code_t code = RDMA_OK; code == RDMA_OK;) {
+    unsigned char *m = room();
+    code = once(w, m);
+    /* What "any" has left would be written still while the manager lives: such memory stays then. */
+    if (w->kind != 2 || code != RDMA_OK) CHECK(munmap(m, LEN) == 0);
+  }
+  return NULL;
+}
+
+typedef struct flood {
+  rdma_mgr_t *mgr;
+  rdma_peer_t peer;
+  bool receives;
+  _Atomic bool stop;
+} flood;
+
+static void *floods(void *arg) {
+  flood *f = arg;
+  unsigned char *m = room();
+  rdma_msg_options_t options;
+  CHECK_OK(rdma_msg_options_init(&options, sizeof options));
+  options.timeout_ms = 50;
+  while (!atomic_load(&f->stop)) {
+    rdma_msg_status_t st = {.struct_size = sizeof st};
+    if (f->receives)
+      (void)rdma_msg_recv(f->mgr, RDMA_PEER_ANY, COMM, 2, EXACT, m, LEN, &options, &st);
+    else
+      (void)rdma_msg_send(f->mgr, f->peer, COMM, 1, m, LEN / 2 - 1, &options);
+  }
+  CHECK(munmap(m, LEN) == 0);
+  return NULL;
+}
+
+static void memory_is_free_when_a_wait_returns(void) {
+  unsigned seed = (unsigned)now_ms();
+  printf("    seed %u\n", seed);
+  for (int i = 0; i < ROUNDS; i++) {
+    pair p = pair_new(NULL);
+    drive(p.a);
+    flood f = {p.a, number_of(p.a, "beta"), i % 4 == 1, false};
+    waiter w[WAITERS];
+    pthread_t thread[WAITERS + FLOODS];
+    for (int k = 0; k < WAITERS; k++) {
+      w[k] = (waiter){p.b, number_of(p.b, "alpha"), i % 4};
+      CHECK(pthread_create(&thread[k], NULL, waits, &w[k]) == 0);
+    }
+    for (int k = WAITERS; k < WAITERS + FLOODS; k++) CHECK(pthread_create(&thread[k], NULL, floods, &f) == 0);
+    usleep(15000 + (useconds_t)(rand_r(&seed) % 7000));
+    int64_t start = lived_ms();
+    mgr_end(p.b);
+    CHECK(lived_ms() - start < patience(10000));
+    atomic_store(&f.stop, true);
+    for (int k = 0; k < WAITERS + FLOODS; k++) CHECK(pthread_join(thread[k], NULL) == 0);
+    mgr_end(p.a);
+  }
+}
+
+static const test_case cases[] = {SLOW(memory_is_free_when_a_wait_returns, 240)};
+TEST_MAIN(cases)
