@@ -109,5 +109,34 @@ static void memory_is_free_when_a_wait_returns(void) {
   }
 }
 
-static const test_case cases[] = {SLOW(memory_is_free_when_a_wait_returns, 240)};
+/* A send in buffered mode has ended when its call returns: its manager's end lets it go out, to who is connected and who is not yet. */
+static void what_was_sent_in_buffered_mode_arrives(void) {
+  static const size_t lens[] = {100, 20000, 1000000};
+  for (size_t i = 0; i < 12; i++) {
+    size_t len = lens[i % 3];
+    pair p = pair_new(NULL);
+    rdma_peer_t to_b = number_of(p.a, "beta");
+    if (i % 2) {
+      drive(p.b);
+      CHECK_OK(rdma_mgr_connect(p.a, "beta", CONNECT_MS));
+      drive_stop(p.b);
+    }
+    unsigned char *from = scratch(len), *to = scratch(len);
+    fill(from, len, (int)i);
+    rdma_msg_status_t st = {.struct_size = sizeof st};
+    rdma_msg_request_t r = irecv(p.b, RDMA_PEER_ANY, 1, EXACT, to, len, &st);
+    rdma_msg_options_t o;
+    CHECK_OK(rdma_msg_options_init(&o, sizeof o));
+    o.mode = RDMA_MSG_BUFFERED;
+    CHECK_OK(rdma_msg_attach(p.a, 2 * len + 1000));
+    CHECK_OK(rdma_msg_send(p.a, to_b, COMM, 1, from, len, &o));
+    drive(p.b);
+    mgr_end(p.a);
+    CHECK_INT(RDMA_OK, received(p.b, r, st).code);
+    CHECK(mismatch(to, len, (int)i) < 0);
+    mgr_end(p.b);
+  }
+}
+
+static const test_case cases[] = {SLOW(memory_is_free_when_a_wait_returns, 240), SLOW(what_was_sent_in_buffered_mode_arrives, 120)};
 TEST_MAIN(cases)

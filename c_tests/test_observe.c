@@ -1,5 +1,5 @@
 /* Version, log, providers, statistics, metrics, trace. */
-#include "harness.h"
+#include "messages.h"
 #include <fcntl.h>
 #include <pthread.h>
 #include <time.h>
@@ -124,6 +124,42 @@ static void stats(void) {
   CHECK_HAS(text, "alpha");
   CHECK_HAS(text, "beta");
   CHECK_BAD(RDMA_OUT_OF_RANGE, rdma_mgr_stats_json(p.a, text, 1, &len));
+}
+
+/* What is counted of messages: each end, once, by its code. */
+static void stats_of_messages(void) {
+  pair p = pair_new(NULL);
+  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
+  drive(p.a);
+  drive(p.b);
+  CHECK_OK(rdma_mgr_connect(p.a, "beta", CONNECT_MS));
+  char to[8];
+  rdma_msg_options_t o;
+  CHECK_OK(rdma_msg_options_init(&o, sizeof o));
+  for (int i = 0; i < 3; i++) {
+    rdma_msg_status_t st = {.struct_size = sizeof st};
+    rdma_msg_request_t r = irecv(p.b, to_a, 1, EXACT, to, sizeof to, &st);
+    CHECK_OK(rdma_msg_cancel(p.b, r));
+    CHECK_INT(RDMA_CANCELLED, end_of(p.b, r, NULL).code);
+    CHECK_OK(rdma_msg_send(p.a, to_b, COMM, 2, "too long for it", 15, NULL));
+    CHECK_CODE(RDMA_OUT_OF_RANGE, rdma_msg_recv(p.b, to_a, COMM, 2, EXACT, to, sizeof to, NULL, &st));
+    o.mode = RDMA_MSG_SYNCHRONOUS;
+    o.timeout_ms = 20;
+    CHECK_CODE(RDMA_DEADLINE_EXCEEDED, rdma_msg_send(p.a, to_b, COMM, 3, "abc", 3, &o));
+    CHECK_OK(rdma_msg_send(p.a, to_b, COMM, 4, "abc", 3, NULL));
+    CHECK_OK(rdma_msg_recv(p.b, to_a, COMM, 4, EXACT, to, sizeof to, NULL, &st));
+    o.timeout_ms = 20000;
+    r = irecv(p.b, to_a, 5, EXACT, to, sizeof to, &st);
+    CHECK_OK(rdma_msg_send(p.a, to_b, COMM, 5, "abcd", 4, &o));
+    CHECK_INT(RDMA_OK, received(p.b, r, st).code);
+  }
+  static char text[1 << 18];
+  CHECK_OK(rdma_mgr_stats_json(p.b, text, sizeof text, NULL));
+  CHECK_HAS(text, "\"completions\":{\"OK\":6,\"CANCELLED\":3,\"OUT_OF_RANGE\":3}");
+  CHECK_HAS(text, "\"bytes_received\":21,");
+  CHECK_OK(rdma_mgr_stats_json(p.a, text, sizeof text, NULL));
+  CHECK_HAS(text, "\"completions\":{\"OK\":9,\"DEADLINE_EXCEEDED\":3}");
+  CHECK_HAS(text, "\"bytes_sent\":66,");
 }
 
 static void check_metric_line(const char *line, size_t n) {
@@ -361,7 +397,7 @@ static void r26_not_offered_says_by_whose_word(void) {
 
 static const test_case cases[] = {CASE(version), CASE(code_names), CASE(last_error), CASE(providers), CASE(required_device),
                                   CASE(log_callback), CASE(a_slip_in_a_variable_is_told),
-                                  CASE(a_stderr_that_nobody_reads_holds_nothing_up), CASE(stats), CASE(metrics),
+                                  CASE(a_stderr_that_nobody_reads_holds_nothing_up), CASE(stats), CASE(stats_of_messages), CASE(metrics),
                                   CASE(trace), CASE(bad_settings),
                                   CASE(r26_log_lines_and_spans_name_who_and_what),
                                   CASE(r26_not_offered_says_by_whose_word),

@@ -3156,8 +3156,8 @@ rdma_code_t rdma_buffer_create_send(rdma_mgr_t *mgr,
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `out_buffer` NULL, `addr` NULL with a length, len
  * beyond the address space; RDMA_NOT_FOUND: unknown pair; RDMA_ALREADY_EXISTS: the slot has a receive
- * buffer; RDMA_RESOURCE_EXHAUSTED: too many buffers (65,536 of a pair that are written to; over shm 16,384
- * of all pairs), memory that cannot be registered, no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed
+ * buffer; RDMA_RESOURCE_EXHAUSTED: too many buffers (65,536 of a pair that are written
+ * to), memory that cannot be registered, no memory; RDMA_FAILED_PRECONDITION: `mgr` destroyed
  * or in a forked child; why the pair is broken; RDMA_INTERNAL.
  */
 rdma_code_t rdma_buffer_create_recv(rdma_mgr_t *mgr,

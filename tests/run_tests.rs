@@ -4,6 +4,15 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// One test at a time: a child that another begins while a script is written has it open for writing until it runs something
+/// else, and nobody can run the script meanwhile (ETXTBSY).
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A folder with the script and these stages.
 fn folder(name: &str, stages: &[(&str, &str)]) -> PathBuf {
@@ -35,6 +44,7 @@ const DEVICE: &str = "no RDMA device here; runs in \\`make softroce\\`";
 
 #[test]
 fn r28_skips_that_run_elsewhere_are_counted_apart() {
+    let _alone = alone();
     let rust = format!(
         "echo 'SKIPPED c.case: the progress thread drives'\n\
          echo \"SKIPPED ibverbs::walk: {DEVICE}\"\necho \"SKIPPED ibverbs::never: {DEVICE}\"\n\
@@ -60,6 +70,7 @@ fn r28_skips_that_run_elsewhere_are_counted_apart() {
 
 #[test]
 fn r28_a_stage_that_never_ends_is_ended_and_counted() {
+    let _alone = alone();
     let stages =
         [("one", "echo '1 passed, 0 failed, 0 skipped'"), ("two", "echo begun; sleep 600")];
     let root = folder("ends", &stages);

@@ -465,7 +465,8 @@ impl Core {
             .iter_mut()
             .flatten()
             .filter_map(|a| (!a.has_delivered()).then_some(()));
-        waiting.count() == 0 && !self.engine.has_pending()
+        // Of a send in buffered mode nobody hears but that it has ended, which it did in its call.
+        waiting.count() == 0 && !self.engine.has_pending() && self.engine.message_buffered() == 0
     }
 
     /// A number that changes whenever content moves on a connection.
@@ -476,7 +477,7 @@ impl Core {
                 .as_ref()
                 .map_or(0, |a| a.progress_mark(connection.ep.1))
         });
-        marks.fold(0, u64::wrapping_add)
+        marks.fold(self.engine.message_buffered(), u64::wrapping_add)
     }
 
     /// Ends endpoints that never became channels.

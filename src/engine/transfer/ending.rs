@@ -142,7 +142,11 @@ impl Engine {
             }
         };
         let code = code_of(&result);
-        self.count(peer, ch, |c| c.recv_done(info.bytes, info.elapsed_ns, code, info.protocol));
+        // A message that failed is counted as it ends.
+        let message = self.requests.get(index).is_some_and(|r| r.done.is_message());
+        if code == Code::Ok || !message {
+            self.count(peer, ch, |c| c.recv_done(info.bytes, info.elapsed_ns, code, info.protocol));
+        }
         #[cfg(feature = "planted")]
         if self.planted == Some(Planted::LosesRecv) {
             self.remove_request(index);
@@ -339,7 +343,8 @@ impl Engine {
         if let Err(status) = &result {
             (info.bytes, info.reason) = (0, status.reason);
         }
-        if let Some(c) = self.channels.get(ch) {
+        let message = done.as_ref().is_some_and(|done| done.is_message());
+        if let Some(c) = self.channels.get(ch).filter(|_| code == Code::Ok || !message) {
             c.counters.send_done(info.bytes, code, info.protocol);
         }
         if let Some(mut done) = done {

@@ -42,6 +42,11 @@ impl Engine {
         Ok(done)
     }
 
+    /// Bytes of the attached buffer that are in use: what was sent so, and has not gone.
+    pub fn message_buffered(&self) -> u64 {
+        self.messages.buffer.used
+    }
+
     /// Sends a copy of content that goes out at once: it needs no more memory, but there has to be room. False: nothing was done.
     pub fn message_buffered_now(&mut self, fx: &mut impl Fx, out: &Outgoing<'_>) -> bool {
         let Attached { bound, used } = self.messages.buffer;

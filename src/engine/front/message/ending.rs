@@ -2,6 +2,7 @@
 
 use super::flow::OFFERS;
 use super::{Copied, Envelope, MessageEnd, Messages, OnMessage, Op, Party, State};
+use crate::api::Protocol;
 use crate::engine::channel::ChanId;
 use crate::engine::known::Peer;
 use crate::engine::timers::PATIENCE;
@@ -117,7 +118,8 @@ impl Engine {
     ) {
         let messages = &mut self.messages;
         let Some(op) = messages.ops.get_mut(index) else { return };
-        let told = matches!(op.state, State::Offered { .. } | State::Unmatched { .. });
+        let unmatched = matches!(op.state, State::Unmatched { .. });
+        let told = unmatched || matches!(op.state, State::Offered { .. });
         match op.state {
             State::Ending | State::Ended => return,
             State::Offered { ch, .. } => {
@@ -156,6 +158,11 @@ impl Engine {
             }
             own => own.unwrap_or(status),
         });
+        if unmatched || op.ended.is_some() {
+            self.count_late(index);
+        }
+        let messages = &mut *self.messages;
+        let Some(op) = messages.ops.get_mut(index) else { return };
         op.state = State::Ending;
         let memory = op.host_memory();
         match op.done {
@@ -165,6 +172,19 @@ impl Engine {
                 messages.ops.vacate(index);
                 fx.run(Work::MessageDone { end, done: (told, words), memory });
             }
+        }
+    }
+
+    /// Counts an end that was not counted as its content went or came: a failure, or a synchronous send's. One with whoever sends,
+    /// which nobody did, is no peer's.
+    #[cold]
+    fn count_late(&self, index: u32) {
+        let Some(op) = self.messages.ops.get(index) else { return };
+        let party = op.wanted.from;
+        let code = op.ended.as_ref().map_or(Code::Ok, |status| status.code);
+        let ch = party.index().and_then(|p| self.peers.get(p)?.channels.first().copied());
+        if party.index().is_some() || party == Party::OWN {
+            self.count(party.index(), ch, |c| c.send_done(op.memory.len, code, Protocol::Eager));
         }
     }
 

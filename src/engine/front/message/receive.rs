@@ -219,12 +219,14 @@ impl Engine {
         Ok(Receiving::Begun(public(id, index)))
     }
 
+    /// Counts a message that was received; a failure is counted with the receive's end.
     pub(super) fn count_received(&self, party: Party, len: u64, result: &Result<(), Status>) {
-        let code = result.as_ref().map_or_else(|s| s.code, |()| Code::Ok);
-        let bytes = if result.is_ok() { len } else { 0 };
+        if result.is_err() {
+            return;
+        }
         let p = party.index().and_then(|p| self.peers.get(p));
         let ch = p.and_then(|p| p.channels.first().copied());
-        self.count(party.index(), ch, |c| c.recv_done(bytes, 0, code, Protocol::Eager));
+        self.count(party.index(), ch, |c| c.recv_done(len, 0, Code::Ok, Protocol::Eager));
     }
 
     /// What a message that was here carries; its sender hears that it was taken.

@@ -427,7 +427,9 @@ impl Engine {
         let extra = beside.map_or_else(Extra::default, |beside| beside.extra());
         let sync = (mode == Mode::Synchronous).then_some(index);
         c.send_msg(fx, envelope, sync, &extra, content);
-        c.counters.send_done(memory.len, Code::Ok, Protocol::Eager);
+        if sync.is_none() {
+            c.counters.send_done(memory.len, Code::Ok, Protocol::Eager);
+        }
         match self.messages.ops.get_mut(index) {
             Some(op) if mode == Mode::Synchronous => op.state = State::Unmatched { ch },
             _ => self.end_message(fx, index, Ok(())),

@@ -23,7 +23,9 @@ impl Engine {
         let sent = c.send_whole_msg_now(fx, &m);
         if sent {
             c.flow.count_sent(cost);
-            c.counters.send_done(content.len() as u64, Code::Ok, Protocol::Eager);
+            if sync.is_none() {
+                c.counters.send_done(content.len() as u64, Code::Ok, Protocol::Eager);
+            }
         }
         sent
     }
