@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "messages.h"
+#include "pairs.h"
 
 enum { LEN = 120000, WAITERS = 4, FLOODS = 2, ROUNDS = 40 };
 
@@ -138,5 +139,64 @@ static void what_was_sent_in_buffered_mode_arrives(void) {
   }
 }
 
-static const test_case cases[] = {SLOW(memory_is_free_when_a_wait_returns, 240), SLOW(what_was_sent_in_buffered_mode_arrives, 120)};
+/* ---- waits of buffers ---- */
+typedef struct idle { /* somebody who waits in vain */
+  rdma_mgr_t *mgr;
+  rdma_buffer_t buffer;
+  rdma_unbound_t unbound;
+  bool sends;
+  rdma_code_t code;
+} idle;
+
+static void *waits_in_vain(void *arg) {
+  idle *w = arg;
+  rdma_msg_status_t st = {.struct_size = sizeof st};
+  if (w->buffer != 0)
+    w->code = w->sends ? rdma_buffer_wait_send(w->mgr, w->buffer, 100000) : rdma_buffer_wait_recv(w->mgr, w->buffer, 100000);
+  else
+    w->code = rdma_unbound_wait_recv(w->mgr, w->unbound, 100000, &st);
+  return NULL;
+}
+
+/* Of pairs that are connected and that never were, of unbound buffers with a receive under way and without: all return at once. */
+static void waits_of_buffers_end_with_their_manager(void) {
+  enum { IDLE = 7 };
+  static char memory[IDLE][64];
+  for (int round = 0; round < 4; round++) {
+    pair p = pair_new(NULL);
+    drive(p.a);
+    ends e = connect_both(&p);
+    idle w[IDLE];
+    for (int i = 0; i < IDLE; i++) w[i] = (idle){.mgr = p.b, .code = RDMA_OK};
+    rdma_pair_t alone;
+    CHECK_OK(rdma_pair_create(p.b, 7, 100000, &alone));
+    w[0].buffer = into(p.b, e.pb, 1, memory[0], 64);
+    w[1].buffer = out_of(p.b, e.pb, 2, memory[1], 64); /* nothing is sent */
+    w[2].buffer = out_of(p.b, e.pb, 3, memory[2], 64); /* and this to a slot that nobody opens */
+    CHECK_OK(rdma_buffer_send(p.b, w[2].buffer, 0, 64, 0));
+    w[1].sends = w[2].sends = w[4].sends = true;
+    w[3].buffer = into(p.b, alone, 1, memory[3], 64);
+    w[4].buffer = out_of(p.b, alone, 2, memory[4], 64);
+    rdma_peer_t from = number_of(p.b, "alpha");
+    CHECK_OK(rdma_unbound_create(p.b, 4, memory[5], 64, &w[5].unbound));
+    CHECK_OK(rdma_unbound_create(p.b, 4, memory[6], 64, &w[6].unbound));
+    CHECK_OK(rdma_unbound_recv(p.b, w[6].unbound, &from, 1, 9, 0, 64, RDMA_MSG_FOREVER));
+    pthread_t thread[IDLE];
+    for (int i = 0; i < IDLE; i++) CHECK(pthread_create(&thread[i], NULL, waits_in_vain, &w[i]) == 0);
+    usleep(round * 20000);
+    int64_t start = lived_ms();
+    mgr_end(p.b);
+    CHECK(lived_ms() - start < patience(10000));
+    for (int i = 0; i < IDLE; i++) {
+      CHECK(pthread_join(thread[i], NULL) == 0);
+      /* Who had not begun to wait found that there is nothing to wait in. */
+      CHECK_MSG(w[i].code == RDMA_CANCELLED || w[i].code == RDMA_UNAVAILABLE || w[i].code == RDMA_FAILED_PRECONDITION,
+                "waiter %d: %s", i, rdma_code_name(w[i].code));
+    }
+    mgr_end(p.a);
+  }
+}
+
+static const test_case cases[] = {SLOW(memory_is_free_when_a_wait_returns, 240), SLOW(what_was_sent_in_buffered_mode_arrives, 120),
+                                  SLOW(waits_of_buffers_end_with_their_manager, 120)};
 TEST_MAIN(cases)
