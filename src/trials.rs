@@ -67,7 +67,7 @@ impl Trial {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Class {
     /// Nanoseconds per byte.
     cost: [f32; 2],

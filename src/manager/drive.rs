@@ -357,6 +357,16 @@ impl Manager {
             || self.block_or_stand_in(waiter, limit, done, false)
     }
 
+    /// The same. Where the manager ends meanwhile it is waited for what that ends: the operation's memory is the library's until then.
+    pub(super) fn block_to_the_end(
+        &self,
+        waiter: &Arc<Waiter>,
+        limit: Option<Duration>,
+        mut done: impl FnMut() -> bool,
+    ) -> bool {
+        self.block(waiter, limit, &mut done) || self.is_closing() && self.block(waiter, None, done)
+    }
+
     fn block_or_stand_in(
         &self,
         waiter: &Arc<Waiter>,

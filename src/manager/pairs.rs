@@ -197,14 +197,10 @@ impl Manager {
         let mut taken = Ok(None);
         let waiter = Arc::new(Waiter::default());
         self.waiting(|| {
-            let mut look = || {
+            self.block_to_the_end(&waiter, limit, || {
                 taken = self.buffer_take(thread, buffer, way);
                 !matches!(taken, Ok(None))
-            };
-            // The manager's end ends every pair, and the buffer's memory is the library's until then.
-            if !self.block(&waiter, limit, &mut look) && self.is_closing() {
-                self.block(&waiter, None, look);
-            }
+            })
         });
         match taken? {
             Some(()) => Ok(()),

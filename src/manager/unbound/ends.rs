@@ -86,13 +86,10 @@ impl Manager {
         let waiter = Arc::new(Waiter::default());
         let mut taken = None;
         self.waiting(|| {
-            let mut look = || {
+            self.block_to_the_end(&waiter, limit, || {
                 taken = wait.take();
                 taken.is_some()
-            };
-            if !self.block(&waiter, limit, &mut look) && self.is_closing() {
-                self.block(&waiter, None, look);
-            }
+            })
         });
         // An abort that came with the end of the time is not for the next wait.
         let was_aborted = wait.end();

@@ -158,11 +158,9 @@ impl Engine {
             }
             own => own.unwrap_or(status),
         });
-        if unmatched || op.ended.is_some() {
-            self.count_late(index);
-        }
-        let messages = &mut *self.messages;
-        let Some(op) = messages.ops.get_mut(index) else { return };
+        let code = op.ended.as_ref().map(|status| status.code);
+        let late = unmatched || code.is_some();
+        let (party, len) = (op.wanted.from, op.memory.len);
         op.state = State::Ending;
         let memory = op.host_memory();
         match op.done {
@@ -173,18 +171,18 @@ impl Engine {
                 fx.run(Work::MessageDone { end, done: (told, words), memory });
             }
         }
+        if late {
+            self.count_late(party, len, code.unwrap_or(Code::Ok));
+        }
     }
 
     /// Counts an end that was not counted as its content went or came: a failure, or a synchronous send's. One with whoever sends,
     /// which nobody did, is no peer's.
     #[cold]
-    fn count_late(&self, index: u32) {
-        let Some(op) = self.messages.ops.get(index) else { return };
-        let party = op.wanted.from;
-        let code = op.ended.as_ref().map_or(Code::Ok, |status| status.code);
+    fn count_late(&self, party: Party, len: u64, code: Code) {
         let ch = party.index().and_then(|p| self.peers.get(p)?.channels.first().copied());
         if party.index().is_some() || party == Party::OWN {
-            self.count(party.index(), ch, |c| c.send_done(op.memory.len, code, Protocol::Eager));
+            self.count(party.index(), ch, |c| c.send_done(len, code, Protocol::Eager));
         }
     }
 
