@@ -139,6 +139,25 @@ static void what_was_sent_in_buffered_mode_arrives(void) {
   }
 }
 
+/* A peer that is well and receives nothing takes nothing, however much else it says: what is offered to it is waited for a second. */
+static void who_receives_nothing_is_waited_for_briefly(void) {
+  pair p = pair_new(NULL);
+  drive(p.b);
+  CHECK_OK(rdma_mgr_connect(p.a, "beta", CONNECT_MS));
+  CHECK_OK(rdma_msg_attach(p.a, 2 * MIB));
+  rdma_msg_options_t options;
+  CHECK_OK(rdma_msg_options_init(&options, sizeof options));
+  options.mode = RDMA_MSG_BUFFERED;
+  static char content[MIB];
+  CHECK_OK(rdma_msg_send(p.a, number_of(p.a, "beta"), COMM, 1, content, sizeof content, &options));
+  pump_for(100);
+  int64_t start = lived_ms();
+  mgr_end(p.a);
+  int64_t took = lived_ms() - start;
+  CHECK_MSG(took > 900 && took < patience(3500), "%lld ms", (long long)took);
+  mgr_end(p.b);
+}
+
 /* ---- waits of buffers ---- */
 typedef struct idle { /* somebody who waits in vain */
   rdma_mgr_t *mgr;
@@ -198,5 +217,6 @@ static void waits_of_buffers_end_with_their_manager(void) {
 }
 
 static const test_case cases[] = {SLOW(memory_is_free_when_a_wait_returns, 240), SLOW(what_was_sent_in_buffered_mode_arrives, 120),
+                                  CASE(who_receives_nothing_is_waited_for_briefly),
                                   SLOW(waits_of_buffers_end_with_their_manager, 120)};
 TEST_MAIN(cases)

@@ -1,5 +1,6 @@
 //! A call of the application: the engine is called with the lock held, and what may run inline runs after it.
 
+use super::inside::InCall;
 use super::*;
 
 impl Manager {
@@ -35,7 +36,7 @@ impl Manager {
         let core = &mut *guard;
         core.world.tick();
         let _speaking = core.speaker.speak_on(thread);
-        (core.world.in_call, core.world.follows) = (true, follows);
+        (core.world.in_call, core.world.follows) = (!thread.frames.is_in_call(), follows);
         let result = f(core);
         core.world.in_call = false;
         core.finish();
@@ -54,6 +55,7 @@ impl Manager {
     #[inline(never)]
     fn run_inline<'a>(&'a self, mut core: Locked<'a, Seam>, thread: Thread) {
         let callbacks = &self.drivers.callbacks;
+        let _in_call = InCall::enter(thread);
         if let Some(mut batch) = core.world.take_inline(&self.drivers.queues) {
             let mut taken = Taken::count(callbacks, batch.works.len(), &mut core);
             drop(core);

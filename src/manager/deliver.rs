@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::Manager;
-use super::inside::{self, Inside};
+use super::inside::{self, InCall, Inside};
 use super::lock::Locked;
 use super::seam::Seam;
 use super::waiter::{Caller, Waiter};
 use super::waits::Taken;
-use crate::api::Tensor;
+use crate::api::{OnSend, Tensor, TransferInfo};
 use crate::bulk::{self, Way};
 use crate::engine::front::message::{Active, ActiveFn};
-use crate::engine::{Held, Work, checksum};
+use crate::engine::{Due, Held, Work, checksum};
 use crate::log;
 use crate::status::{Code, Status};
 use crate::thread::Thread;
@@ -389,13 +389,23 @@ impl Manager {
                 use crate::engine::Fx;
                 self.core.lock().world.free(buffer);
             }
-            Held::Source(done, info) => {
-                if let Some(mut done) = done {
-                    let _taken = Taken::count(&self.drivers.callbacks, 1, &mut self.core.lock());
-                    let _inside = Inside::enter(self, Thread::this());
-                    done.end(Ok(()), &info);
-                }
-            }
+            Held::Source(Some(done), info) => self.end_source(done, info),
+            Held::Source(None, _) => {}
         }
+    }
+
+    /// The send whose memory a finished receive held ends: here, or, in a call out of a callback that a call runs, by a turn.
+    fn end_source(&self, mut done: Due<OnSend>, info: TransferInfo) {
+        let thread = Thread::this();
+        let mut core = self.core.lock();
+        if thread.frames.is_in_call() && core.world.batch.works.has_place() {
+            let (result, of, inline, memory) = (Ok(()), None, false, (0, 0));
+            let work = Work::SendDone { done, result, info, of, inline, memory };
+            return core.world.batch.works.push(work);
+        }
+        let _taken = Taken::count(&self.drivers.callbacks, 1, &mut core);
+        drop(core);
+        let (_in_call, _inside) = (InCall::enter(thread), Inside::enter(self, thread));
+        done.end(Ok(()), &info);
     }
 }

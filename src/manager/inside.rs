@@ -17,6 +17,8 @@ pub(crate) struct Frames {
     managers: [Cell<usize>; DEPTH],
     /// The manager whose progress or stand-by thread this is, or 0.
     drives: Cell<usize>,
+    /// A call runs callbacks.
+    in_call: Cell<bool>,
 }
 
 impl Frames {
@@ -25,12 +27,20 @@ impl Frames {
             count: Cell::new(0),
             managers: [const { Cell::new(0) }; DEPTH],
             drives: Cell::new(0),
+            in_call: Cell::new(false),
         }
     }
 
     /// Whether a callback of any manager runs on this thread.
     pub(crate) fn any(&self) -> bool {
         self.count.get() > 0
+    }
+
+    /// Whether a call runs callbacks on this thread, of whatever manager. What ends in a call out of such a one is left to a turn:
+    /// callbacks that call, whose calls run callbacks, would go on until the stack is used up.
+    #[inline]
+    pub(super) fn is_in_call(&self) -> bool {
+        self.in_call.get()
     }
 }
 
@@ -56,6 +66,24 @@ impl Inside {
             }
         }
         Inside { counted, thread }
+    }
+}
+
+/// Lives on the stack of a thread while a call runs callbacks.
+pub(super) struct InCall {
+    before: bool,
+    thread: Thread,
+}
+
+impl InCall {
+    pub(super) fn enter(thread: Thread) -> InCall {
+        InCall { before: thread.frames.in_call.replace(true), thread }
+    }
+}
+
+impl Drop for InCall {
+    fn drop(&mut self) {
+        self.thread.frames.in_call.set(self.before);
     }
 }
 

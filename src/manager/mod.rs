@@ -75,7 +75,7 @@ mod wheel;
 mod world;
 mod writes;
 
-use self::core::Core;
+use self::core::{Core, Undelivered};
 use clock::Clock;
 pub(crate) use deliver::Waits;
 use drive::Drivers;
@@ -230,14 +230,14 @@ impl Manager {
         loop {
             let events = self.turn();
             let mut core = self.core.lock();
-            let all = core.has_delivered();
-            let before = std::mem::replace(&mut taken, core.progress());
+            let left = core.undelivered();
+            let before = std::mem::replace(&mut taken, core.progress(left));
             drop(core);
             // No event tells of what a peer's system takes out of a socket.
-            if events > 0 || taken != before {
+            if (events > 0 && left != Undelivered::Offers) || taken != before {
                 moved = Instant::now();
             }
-            if all {
+            if left == Undelivered::Nothing {
                 return;
             }
             if moved.elapsed() > DELIVERY_STALL || begun.elapsed() > DELIVERY {

@@ -218,7 +218,7 @@ meets! {
     loss_while_no_tensor_is_there: Waiting Loss NONE NONE GONE;
     disconnect_while_no_tensor_is_there: Waiting Disconnect NONE NONE GONE;
     disconnect_of_the_receiver_while_no_tensor_is_there: Waiting PeerDisconnects NONE NONE DISCONNECTED;
-    shut_down_while_no_tensor_is_there: Waiting ShutDown NONE NONE REMOTE;
+    shut_down_while_no_tensor_is_there: Waiting ShutDown NONE NONE GONE;
     shut_down_of_the_receiver_while_no_tensor_is_there: Waiting PeerShutsDown NONE NONE CANCELLED;
     silence_while_no_tensor_is_there: Waiting Silence NONE NONE GONE;
     abort_while_no_tensor_is_there: Waiting Abort NONE NONE REMOTE_ABORT;

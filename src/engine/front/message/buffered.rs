@@ -47,6 +47,11 @@ impl Engine {
         self.messages.buffer.used
     }
 
+    /// Whether all of it is offered to peers, which would have to receive it.
+    pub fn message_buffered_is_offered(&self) -> bool {
+        self.messages.buffer.used > 0 && self.messages.ops.iter().all(|(_, op)| !op.waits)
+    }
+
     /// Sends a copy of content that goes out at once: it needs no more memory, but there has to be room. False: nothing was done.
     pub fn message_buffered_now(&mut self, fx: &mut impl Fx, out: &Outgoing<'_>) -> bool {
         let Attached { bound, used } = self.messages.buffer;

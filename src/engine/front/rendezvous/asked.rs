@@ -268,7 +268,10 @@ impl Engine {
         let Some(r) = self.responses.get(index) else { return };
         let to = r.asked.to;
         self.forget(index);
-        self.send_error(fx, to.ch, to.request, status);
+        // A manager that ends says so of all that it was asked for: to the peer it is gone, and nobody has cancelled.
+        if !self.closing {
+            self.send_error(fx, to.ch, to.request, status);
+        }
         self.settle(fx, to.ch);
     }
 
