@@ -158,6 +158,19 @@ static void who_receives_nothing_is_waited_for_briefly(void) {
   mgr_end(p.b);
 }
 
+/* Nobody has cancelled what waits at a peer whose manager ends, nor has this one ended: the peer is gone, whichever it was. */
+static void a_peer_whose_manager_ends_is_gone(void) {
+  pair p = pair_new(NULL);
+  op *waits = op_recv(p.b, "alpha", "never", 3, 0, NULL);
+  CHECK(!pump_until(op_ended_fn, waits, 300));
+  drive(p.b);
+  mgr_end(p.a);
+  op_wait(waits, RDMA_UNAVAILABLE);
+  CHECK_HAS(waits->message, "'never' of step 3 from peer 'alpha'");
+  CHECK_HAS(waits->message, "the manager was destroyed");
+  mgr_end(p.b);
+}
+
 /* ---- waits of buffers ---- */
 typedef struct idle { /* somebody who waits in vain */
   rdma_mgr_t *mgr;
@@ -217,6 +230,6 @@ static void waits_of_buffers_end_with_their_manager(void) {
 }
 
 static const test_case cases[] = {SLOW(memory_is_free_when_a_wait_returns, 240), SLOW(what_was_sent_in_buffered_mode_arrives, 120),
-                                  CASE(who_receives_nothing_is_waited_for_briefly),
+                                  CASE(who_receives_nothing_is_waited_for_briefly), CASE(a_peer_whose_manager_ends_is_gone),
                                   SLOW(waits_of_buffers_end_with_their_manager, 120)};
 TEST_MAIN(cases)
