@@ -19,10 +19,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::EpId;
-use super::shm::Process;
+use super::shm::{Drain, Feed, Process};
 use crate::bulk::{self, Way};
 use crate::local_fd::Local;
 
@@ -80,6 +80,10 @@ enum How {
     Copy { src: u64, dst: u64, len: usize, way: Way },
     /// Out of another process.
     Process { process: Process, src: u64, dst: u64, len: usize },
+    /// Into a stream between processes.
+    Feed(Feed),
+    /// Out of one.
+    Drain(Drain),
     /// To a socket.
     Send { sock: Arc<Local<OwnedFd>>, parts: Vec<Part> },
     /// From a socket.
@@ -159,6 +163,24 @@ impl Move {
         }
     }
 
+    /// Pieces into a stream.
+    ///
+    /// # Safety
+    /// As for [`copy`](Self::copy), of its source.
+    pub(crate) unsafe fn feed(ep: EpId, what: u32, feed: Feed) -> Move {
+        let claim = Claim::new(smallvec![feed.source()]);
+        Move { ep, what, how: How::Feed(feed), keep: SmallVec::new(), claim }
+    }
+
+    /// Pieces out of a stream.
+    ///
+    /// # Safety
+    /// As for [`copy`](Self::copy), of its destination.
+    pub(crate) unsafe fn drain(ep: EpId, what: u32, drain: Drain) -> Move {
+        let claim = Claim::new(smallvec![drain.destination()]);
+        Move { ep, what, how: How::Drain(drain), keep: SmallVec::new(), claim }
+    }
+
     /// One call that writes to a socket.
     ///
     /// # Safety
@@ -216,6 +238,10 @@ unsafe fn carry_out(how: &How) -> io::Result<usize> {
             let read = unsafe { process.read(*src, *dst as *mut u8, *len) };
             read.map_err(io::Error::from)
         }
+        // SAFETY: by the caller.
+        How::Feed(feed) => Ok(unsafe { feed.run() }),
+        // SAFETY: by the caller.
+        How::Drain(drain) => Ok(unsafe { drain.run() }),
         How::Send { sock, parts } => {
             // SAFETY: by the caller.
             unsafe { super::tcp::send(sock.as_fd(), &mut iovs(parts), false) }

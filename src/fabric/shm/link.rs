@@ -13,7 +13,9 @@ use super::moving::Running;
 use super::operations::{Inbound, Passed, Posted, Reading};
 use super::pools::{MapBudget, PeerPools};
 use super::process::Process;
-use super::ring::{Consumer, Control, Header, MAX_PAYLOAD, MAX_WRITES, Producer, load32, load64};
+use super::ring::{
+    Consumer, Control, Header, MAX_PAYLOAD, MAX_WRITES, Page, Producer, load32, load64,
+};
 use super::stream::{StreamIn, StreamOut};
 use super::sys;
 use super::tuning::Tuning;
@@ -157,6 +159,11 @@ impl Link {
     /// The peer's control page.
     pub(crate) fn theirs(&self) -> &Control {
         self.rx.control()
+    }
+
+    /// Both control pages, kept mapped: this side's first.
+    pub(super) fn pages(&self) -> (Page, Page) {
+        (self.tx.page(), self.rx.page())
     }
 
     /// The status of a peer that breaks the rules.

@@ -24,6 +24,7 @@ mod meeting;
 mod moving;
 mod nest;
 mod operations;
+mod pieces;
 mod pools;
 mod post;
 mod process;
@@ -63,6 +64,7 @@ use foreign::Closer;
 use handshake::{Greeter, State};
 use link::{Link, MAX_RDMA, MAX_SEND, gone};
 use moving::{Kind, Moves};
+pub(super) use pieces::{Drain, Feed};
 use pools::{LocalPools, MapBudget};
 pub(super) use process::Process;
 use ring::MAX_WRITES;
@@ -81,7 +83,7 @@ const _: () = assert!(DIRECT_MAX < MAX_SEND);
 /// Longer content of messages that lies in no pool is copied there first, up to this length: two copies, each by one end and in
 /// its caches, take less than one by `process_vm_readv`. What is longer leaves the caches meanwhile, and goes through the stream, in
 /// pieces that stay in them.
-const STAGED_MAX: u64 = 512 << 10;
+const STAGED_MAX: u64 = 256 << 10;
 /// Processor ticks, about a millisecond, after which an adapter that finds nothing looks at its sockets.
 const HOUSEKEEPING: u64 = 1 << 21;
 /// Endpoints that are found without a look into a map.

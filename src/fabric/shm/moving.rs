@@ -73,17 +73,24 @@ pub(crate) enum Running {
     /// The same, from here to its back, out of the peer's memory.
     Back { at: u64, len: u64 },
     /// The same, out of the stream.
-    Slot { n: u64 },
+    Slots,
     /// A READ that we asked for, out of the stream.
-    Answer { number: u64, n: u64 },
+    Answer { number: u64 },
     /// A READ that we carry out; `seq`: the last change of the peer's region.
     Piece { id: u64, seq: u32, process: bool },
     /// The same of one that both ends copy, out of the stream.
-    Fed { id: u64, seq: u32, n: u64 },
+    Fed { id: u64, seq: u32 },
     /// The same, from here to its back, out of the owner's memory.
     Aside { id: u64, seq: u32, at: u64, len: u64 },
     /// Into our stream.
-    Fill { op: u64, done: u64, n: usize },
+    Fill { op: u64, done: u64 },
+}
+
+impl Running {
+    /// Whether it takes slots of the peer's stream.
+    fn takes_slots(&self) -> bool {
+        matches!(self, Running::Slots | Running::Answer { .. } | Running::Fed { .. })
+    }
 }
 
 /// What a look into the peer's memory came to.
@@ -100,6 +107,11 @@ impl Link {
     /// Whether a copy of this kind is being made.
     pub(crate) fn is_running(&self, kind: Kind) -> bool {
         self.running[kind as usize].is_some()
+    }
+
+    /// Whether a copy takes slots of the peer's stream, of which nothing is known before it has ended.
+    pub(super) fn is_taking_slots(&self) -> bool {
+        self.running.iter().flatten().any(Running::takes_slots)
     }
 
     /// A copy can be made: builds it if it is being looked for, otherwise it is remembered.
@@ -145,27 +157,29 @@ impl Link {
             Running::Inline { header, to } => self.inline_moved = Some((header, to)),
             Running::Front { process } => self.front_moved(done.result, process, events)?,
             Running::Back { at, len } => self.back_moved(done.result, at, len, events)?,
-            Running::Slot { n } => {
+            Running::Slots => {
+                let n = self.took_slots(done.result);
                 if let Some(w) = &mut self.inbound {
                     (w.front, w.fed) = (w.front + n, None);
                 }
-                self.slot_taken();
             }
-            Running::Answer { number, n } => {
-                let number = How::Asked(number);
+            Running::Answer { number } => {
+                let (n, number) = (self.took_slots(done.result), How::Asked(number));
                 if let Some(read) = self.reads.iter_mut().find(|r| r.how == number) {
                     read.done += n;
                 }
-                self.slot_taken();
             }
             Running::Piece { id, seq, process } => {
                 self.piece_moved(done.result, id, seq, process, events)?
             }
-            Running::Fed { id, seq, n } => self.fed_moved(id, seq, n),
+            Running::Fed { id, seq } => {
+                let n = self.took_slots(done.result);
+                self.fed_moved(id, seq, n);
+            }
             Running::Aside { id, seq, at, len } => {
                 self.aside_moved(done.result, id, seq, (at, len))?
             }
-            Running::Fill { op, done, n } => self.slot_filled(core, op, done, n),
+            Running::Fill { op, done: from } => self.slots_filled(core, op, from, done.result),
         }
         // Nobody else writes it; a locked instruction would wait until all that was copied has left this processor.
         let moved = &self.tx.control().moved;
@@ -226,6 +240,14 @@ impl Link {
         }
     }
 
+    /// A move has taken slots of the peer's stream; how many bytes of content.
+    fn took_slots(&mut self, result: io::Result<usize>) -> u64 {
+        let taken = self.tx.control().stream_taken.load(Ordering::Relaxed);
+        self.into.took(taken);
+        self.dirty = true;
+        result.unwrap_or(0) as u64
+    }
+
     /// A slot of the peer's stream is not needed any more.
     pub(crate) fn slot_taken(&mut self) {
         self.into.take();
@@ -271,8 +293,11 @@ impl Link {
         Ok(())
     }
 
-    /// A slot of ours holds the next bytes of a job, if that is still what comes next.
-    fn slot_filled(&mut self, core: &mut Core, op: u64, done: u64, n: usize) {
+    /// Slots of ours hold the next bytes of a job, if that is still what comes next.
+    fn slots_filled(&mut self, core: &Core, op: u64, done: u64, result: io::Result<usize>) {
+        self.out.put = self.tx.control().stream_put.load(Ordering::Relaxed);
+        self.dirty = true;
+        let n = result.unwrap_or(0) as u64;
         let Some(mut job) = self.out.jobs.front().copied() else { return };
         if (job.op, job.done) != (op, done) {
             return;
@@ -282,10 +307,7 @@ impl Link {
         {
             return; // The next look at it finds the same.
         }
-        self.out.filled(&job, n);
-        self.tx.control().stream_put.store(self.out.put, Ordering::Release);
-        self.dirty = true;
-        job.done += n as u64;
+        job.done += n;
         if job.done == job.len {
             self.out_done(job);
         } else if let Some(front) = self.out.jobs.front_mut() {

@@ -5,9 +5,10 @@ use super::exports::Export;
 use super::link::Link;
 use super::moving::Running;
 use super::operations::{How, Reading};
+use super::pieces::{self, Feed};
 use super::ring::{MAX_POOLS, load64};
 use super::stream::{Job, READ};
-use super::wire::{self, Ask, kind, outcome};
+use super::wire::{Ask, kind, outcome};
 use super::{Core, Kind};
 use crate::bulk::Way;
 use crate::fabric::moves::{Kept, MOVE_MAX, Move};
@@ -138,14 +139,12 @@ impl Link {
     /// Feeds our stream, and answers the peer's READs. True if something happened.
     pub(crate) fn feed(&mut self, core: &mut Core) -> Result<bool, Status> {
         let mut busy = self.begin_answers(core)?;
-        if !self.out.jobs.is_empty() {
+        if !self.out.jobs.is_empty() && !self.is_running(Kind::Out) {
             let taken = load64(&self.theirs().stream_taken);
             if !self.out.see_taken(taken) {
                 return Err(self.broken("stream position"));
             }
-            let ended = load64(&self.theirs().executed);
-            let pulled = load64(&self.theirs().pulled);
-            while self.feed_piece(core, ended, pulled) {
+            while self.feed_pieces(core) {
                 busy = true;
             }
         }
@@ -182,33 +181,25 @@ impl Link {
     }
 
     /// Moves the first job on; false if there is none, or it waits for a slot or for a copy.
-    fn feed_piece(&mut self, core: &mut Core, ended: u64, pulled: u64) -> bool {
+    fn feed_pieces(&mut self, core: &mut Core) -> bool {
         if self.is_running(Kind::Out) {
             return false;
         }
         let Some(mut job) = self.out.jobs.front().copied() else { return false };
-        let covered = match job.rkey {
-            Some(key) => {
-                let need = Access::REMOTE_READ;
-                job.denied |= core.exports.check(self.ep, key, job.addr, job.len, need).is_none();
-                job.denied || self.does_without(&job)
-            }
-            None => job.op < ended || (job.optional && wire::has_pulled(pulled, job.op, job.done)),
-        };
-        if !covered && job.done < job.len {
-            let Some((dst, map)) = self.out.place() else { return false };
-            let n = job.piece();
-            let src = job.addr.wrapping_add(job.done);
-            let of = Running::Fill { op: job.op, done: job.done, n };
+        if let Some(key) = job.rkey {
+            let need = Access::REMOTE_READ;
+            job.denied |= core.exports.check(self.ep, key, job.addr, job.len, need).is_none();
+        }
+        if !job.denied && job.done < job.len && !pieces::is_over(&job, self.theirs()) {
+            let Some(segment) = self.out.segment() else { return false };
+            let of = Running::Fill { op: job.op, done: job.done };
             let (ep, what) = (self.ep, Kind::Out as u32);
-            // SAFETY: a slot has more, and what is not put yet nobody reads.
-            let past = unsafe { self.out.far.pays(dst as *mut u8) };
-            let way = if past { Way::Past } else { Way::to_reader(job.len) };
-            self.begin(core, Kind::Out, of, |_| {
+            let way = if self.out.is_far() { Way::Past } else { Way::to_reader(job.len) };
+            self.begin(core, Kind::Out, of, |link| {
+                let feed = Feed::new(segment, link.pages(), job, link.out.put, way);
                 // SAFETY: the source of a WRITE is readable by the contract of Mem until we have
-                // reported its end, that of a READ lies in a live region, as just checked. The slot
-                // has room for SLOT bytes, and its mapping is kept.
-                unsafe { Move::copy(ep, what, src, dst, n, way) }.keeping(map)
+                // reported its end, that of a READ lies in a live region, as just checked.
+                unsafe { Move::feed(ep, what, feed) }
             });
             return false;
         }

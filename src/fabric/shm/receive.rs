@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use super::link::Link;
 use super::moving::Running;
 use super::operations::How;
+use super::pieces::{Drain, Wanted};
 use super::ring::{Header, MAX_POOLS, MAX_WRITES, load64};
 use super::socket;
 use super::stream::{READ, Slot};
@@ -254,6 +255,9 @@ impl Link {
     /// Takes slots out of the peer's stream: of READs of ours, of the WRITE under way if `write`,
     /// and such as nobody needs any more. Stops at one that is for later, or is to be copied.
     pub(crate) fn drain(&mut self, core: &mut Core, write: bool) -> Result<Drained, Status> {
+        if self.is_taking_slots() {
+            return Ok(Drained::Wait);
+        }
         self.look_at_stream()?;
         let mut drained = Drained::Nothing;
         while let Some(slot) = self.into.peek().map_err(|()| self.broken("stream slot"))? {
@@ -280,10 +284,15 @@ impl Link {
                 if slot.offset != w.front || slot.len as u64 > w.from.len - w.front {
                     return Err(self.broken("stream slot of a WRITE"));
                 }
-                let n = (w.back - w.front).min(slot.len as u64);
-                let dst = w.to.dst.wrapping_add(w.front);
                 // The caller has checked the whole destination against a live region.
-                self.take_slot(core, Running::Slot { n }, dst, n as usize, w.from.len);
+                let wanted = Wanted {
+                    op: slot.op,
+                    offset: w.front,
+                    dst: w.to.dst.wrapping_add(w.front),
+                    room: w.back - w.front,
+                    left: w.from.len - w.front,
+                };
+                self.take_slots(core, Running::Slots, wanted, w.from.len);
                 return Ok(Drained::Wait);
             } else if current.is_some() && self.fed {
                 // Of a later one: left over, too, since those come in order.
@@ -296,15 +305,15 @@ impl Link {
         Ok(drained)
     }
 
-    /// Copies `len` bytes of the next slot to `dst`, checked by the caller; `whole` is the length of
+    /// Copies what is in the next slots to its place, checked by the caller; `whole` is the length of
     /// the transfer that they belong to.
-    fn take_slot(&mut self, core: &mut Core, of: Running, dst: u64, len: usize, whole: u64) {
-        let Some((src, map)) = self.into.place() else { return };
-        let (ep, what) = (self.ep, Kind::In as u32);
-        self.begin(core, Kind::In, of, |_| {
-            // SAFETY: the slot has SLOT bytes, and its mapping is kept; the destination was checked
-            // against a live region, or is what is left of a READ of ours.
-            unsafe { Move::copy(ep, what, src, dst, len, Way::to_place(whole)) }.keeping(map)
+    fn take_slots(&mut self, core: &mut Core, of: Running, wanted: Wanted, whole: u64) {
+        let Some(segment) = self.into.segment() else { return };
+        let (ep, what, way) = (self.ep, Kind::In as u32, Way::to_place(whole));
+        self.begin(core, Kind::In, of, |link| {
+            let drain = Drain::new(segment, link.pages(), wanted, link.into.taken, way);
+            // SAFETY: the destination was checked against a live region, or is what is left of a READ of ours.
+            unsafe { Move::drain(ep, what, drain) }
         });
     }
 
@@ -317,9 +326,10 @@ impl Link {
         if slot.offset != read.done || slot.len as u64 > read.len - read.done {
             return Err(self.broken("stream slot of a READ"));
         }
-        let (dst, whole) = (read.local.wrapping_add(read.done), read.len);
-        let of = Running::Answer { number, n: slot.len as u64 };
-        self.take_slot(core, of, dst, slot.len, whole);
+        let (left, whole) = (read.len - read.done, read.len);
+        let dst = read.local.wrapping_add(read.done);
+        let wanted = Wanted { op: slot.op, offset: read.done, dst, room: left, left };
+        self.take_slots(core, Running::Answer { number }, wanted, whole);
         Ok(())
     }
 

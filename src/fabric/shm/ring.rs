@@ -174,6 +174,17 @@ fn lines_of(len: usize) -> u64 {
     ((HEADER + len).div_ceil(LINE)) as u64
 }
 
+/// A control page, kept mapped.
+#[derive(Clone, Debug)]
+pub(crate) struct Page(Arc<Mapping>);
+
+impl Page {
+    /// What is in it.
+    pub(crate) fn control(&self) -> &Control {
+        control(&self.0)
+    }
+}
+
 /// The control page at the start of a mapped ring file.
 fn control(map: &Mapping) -> &Control {
     debug_assert!(map.len() >= size_of::<Control>());
@@ -255,6 +266,11 @@ impl Producer {
     /// Our control page.
     pub(crate) fn control(&self) -> &Control {
         control(&self.lines.map)
+    }
+
+    /// The same for whoever goes on without this.
+    pub(crate) fn page(&self) -> Page {
+        Page(self.lines.map.clone())
     }
 
     /// Overwrites all that the ring holds, as no producer does.

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use super::link::Link;
 use super::moving::{Read, Running};
 use super::operations::{How, Reading};
+use super::pieces::{Drain, Wanted};
 use super::reads::Looked;
-use super::ring::load64;
-use super::stream::{Job, READ, SLOTS, Slot};
+use super::stream::{READ, SLOTS, Slot};
 use super::tuning::Way;
 use super::wire::{self, Ask, kind, outcome};
 use super::{Core, Kind};
@@ -23,7 +23,7 @@ use crate::fabric::moves::Move;
 use crate::status::Status;
 
 /// From this length on the owner may be asked to help.
-const SHARE_FROM: u64 = 256 << 10;
+const SHARE_FROM: u64 = 128 << 10;
 /// From this length on it is woken for that.
 const WAKE_FROM: u64 = 2 << 20;
 /// An owner that feeds is waited for so long.
@@ -91,13 +91,19 @@ impl Link {
             if slot.offset != read.done || slot.len as u64 > read.len - read.done {
                 return Err(self.broken("stream slot of a READ"));
             }
-            let Some((src, map)) = self.into.place() else { return Ok(Looked::Wait) };
-            let n = (read.back - read.done).min(slot.len as u64);
-            let (dst, way) = (read.local.wrapping_add(read.done), bulk::Way::to_place(read.len));
-            self.begin(core, Kind::Read, Running::Fed { id, seq, n }, |_| {
-                // SAFETY: the slot has SLOT bytes, and its mapping is kept; the destination is what is left of the READ's local
-                // memory, valid by the contract of Mem.
-                unsafe { Move::copy(ep, what, src, dst, n as usize, way) }.keeping(map)
+            let Some(segment) = self.into.segment() else { return Ok(Looked::Wait) };
+            let wanted = Wanted {
+                op: slot.op,
+                offset: read.done,
+                dst: read.local.wrapping_add(read.done),
+                room: read.back - read.done,
+                left: read.len - read.done,
+            };
+            let way = bulk::Way::to_place(read.len);
+            self.begin(core, Kind::Read, Running::Fed { id, seq }, |link| {
+                let drain = Drain::new(segment, link.pages(), wanted, link.into.taken, way);
+                // SAFETY: the destination is what is left of the READ's local memory, valid by the contract of Mem.
+                unsafe { Move::drain(ep, what, drain) }
             });
             return Ok(Looked::Wait);
         }
@@ -121,6 +127,9 @@ impl Link {
 
     /// The next slot of the peer's stream, if it is of this READ. Those that nobody needs any more are let go of.
     fn next_slot_of_read(&mut self, number: u64) -> Result<Option<Slot>, Status> {
+        if self.is_taking_slots() {
+            return Ok(None);
+        }
         self.look_at_stream()?;
         for _ in 0..=SLOTS {
             let Some(slot) = self.into.peek().map_err(|()| self.broken("stream slot"))? else {
@@ -146,9 +155,8 @@ impl Link {
         number < self.helped && !self.reads.iter().any(|r| r.how == How::Asked(number))
     }
 
-    /// A slot was copied to its place.
+    /// What was in slots was copied to its place.
     pub(super) fn fed_moved(&mut self, id: u64, seq: u32, n: u64) {
-        self.slot_taken();
         let Some(at) = self.reads.iter().position(|r| r.id == id) else { return };
         let read = &mut self.reads[at];
         // Bytes of a region that was closed meanwhile do not count.
@@ -211,13 +219,5 @@ impl Link {
     fn help_is_over(&mut self, number: u64) {
         self.helped = number + 1;
         self.tx.control().reads_over.store(self.helped, Ordering::Relaxed);
-    }
-
-    /// Whether the peer does without the rest of this job, which it has asked for as a help.
-    pub(super) fn does_without(&self, job: &Job) -> bool {
-        let (theirs, number) = (self.theirs(), job.op & !READ);
-        job.optional
-            && (number < load64(&theirs.reads_over)
-                || wire::has_pulled(load64(&theirs.read_pulled), number, job.done))
     }
 }

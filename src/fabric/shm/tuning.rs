@@ -32,12 +32,14 @@ pub(crate) struct Timed {
     way: Way,
 }
 
-/// Long ones are copied by both, which is quicker as a rule, until it is time to try the other way: a single one says enough, and costs enough.
+/// All but short ones are copied by both, which is quicker as a rule, until it is time to try the other way; of long ones a single one says
+/// enough, and costs enough.
 const PLANS: [Plan; CLASSES] = {
     const LONG: Plan = Plan { run: 2, soon: 32, usual: true, restless: false };
     const LONGEST: Plan = Plan { run: 1, ..LONG };
-    const ANY: Plan = Plan::OPEN;
-    [ANY, ANY, ANY, ANY, ANY, ANY, LONG, LONG, LONGEST, LONGEST]
+    const SHORT: Plan = Plan::OPEN;
+    const BOTH: Plan = Plan { usual: true, ..Plan::OPEN };
+    [SHORT, SHORT, BOTH, BOTH, BOTH, BOTH, LONG, LONG, LONGEST, LONGEST]
 };
 
 fn class(len: u64) -> usize {

@@ -46,6 +46,11 @@ impl Consumer {
         control(&self.lines.map)
     }
 
+    /// The same for whoever goes on without this.
+    pub(crate) fn page(&self) -> Page {
+        Page(self.lines.map.clone())
+    }
+
     /// The next record's header, if one is published. What it says is not checked yet.
     #[inline]
     fn published(&self) -> Option<Header> {

@@ -80,7 +80,7 @@ impl Far {
         unsafe {
             match len >= self.least {
                 true => bulk::past(src.add(done), dst.add(done), len - done),
-                false => few::copy(src.add(done), dst.add(done), len - done),
+                false => few::to_reader(src.add(done), dst.add(done), len - done),
             }
         }
     }

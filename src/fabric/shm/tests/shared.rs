@@ -221,3 +221,38 @@ fn a_slot_of_a_shared_read_is_checked() {
         }
     }
 }
+
+/// The owner feeds while the other end takes, each on a thread: every byte is in its place, and of many slots few looks were needed.
+#[test]
+fn both_go_on_piece_by_piece() {
+    for len in [300_000, 1 << 20, (3 << 20) + 5] {
+        let mut ends = Ends::new(len);
+        for round in 0..40 {
+            ends.read_shared(round);
+            let (begun, over) = (AtomicBool::new(false), AtomicBool::new(false));
+            let Ends { here, there, .. } = &mut ends;
+            let looks = std::thread::scope(|s| {
+                s.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        there.poll(&mut Vec::new());
+                        begun.store(true, Ordering::Relaxed);
+                    }
+                });
+                while !begun.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+                let (mut events, mut looks) = (Vec::new(), 0);
+                while events.is_empty() {
+                    here.poll(&mut events);
+                    looks += 1;
+                }
+                over.store(true, Ordering::Relaxed);
+                assert!(matches!(events[..], [Event::Done { result: Ok(()), .. }]), "{events:?}");
+                looks
+            });
+            assert!(ends.to == ends.from, "{len}, round {round}, {looks} looks");
+        }
+        let link = link(&mut ends.here, ends.ep);
+        assert!(link.into.taken > 0, "{len}: it has helped");
+    }
+}
