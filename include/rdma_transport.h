@@ -70,6 +70,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* Some functions have the names of structs (rdma_pair_info), as in C they may: g++ -Wshadow says so of each. Until the end of this file. */
+#if defined(__cplusplus) && defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wshadow"
+#define RDMA_TRANSPORT_DIAGNOSTICS_PUSHED
+#endif
+
 /**
  * Version of the ABI: grows when a function or a field is added, never otherwise.
  */
@@ -3633,3 +3640,8 @@ rdma_code_t rdma_trace_stop(rdma_mgr_t *mgr);
 #endif  // __cplusplus
 
 #endif  /* RDMA_TRANSPORT_H */
+
+#ifdef RDMA_TRANSPORT_DIAGNOSTICS_PUSHED
+#undef RDMA_TRANSPORT_DIAGNOSTICS_PUSHED
+#pragma GCC diagnostic pop
+#endif

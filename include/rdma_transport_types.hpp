@@ -3,15 +3,7 @@
 #ifndef RDMA_TRANSPORT_TYPES_HPP
 #define RDMA_TRANSPORT_TYPES_HPP
 
-/* g++ says of the C header that functions have the names of structs, as they have: not to who includes this. */
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wshadow"
-#endif
 #include "rdma_transport.h"
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif
 
 #include <cstddef>
 #include <cstdint>
