@@ -17,7 +17,7 @@
  * to sizeof of the struct and the rest to zero; rdma_mgr_options_t by its init function only, since
  * its defaults are not zero. Fields are only ever added at their end: smaller structs of older
  * headers have the defaults for what they lack, of larger ones the tail is neither read nor
- * written. A NULL where a function does not mention one is RDMA_INVALID_ARGUMENT.
+ * written, but by the init functions, which set all of the struct_size bytes that they are given. A NULL where a function does not mention one is RDMA_INVALID_ARGUMENT.
  *
  * Names of workers are UTF-8 of 1 to RDMA_MAX_NAME_LEN bytes. Keys are bytes with a length.
  *
