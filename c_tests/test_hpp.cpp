@@ -172,10 +172,20 @@ static void the_rest() {
   CHECK(!bad.ok() && bad.status().message().find("pigeon") != std::string::npos);
   rdma::Manager moved = std::move(gamma);
   CHECK(gamma.c() == nullptr && moved.c() != nullptr);
+  auto copy = [](void *, const void *, std::uint64_t, rdma::CopyDone done) { done(RDMA_OK); };
+  CHECK(gamma.register_device(copy, copy).status().message().find("rdma_mgr_register_device: mgr is NULL") == 0);
   moving_over_a_manager_ends_it_first();
   auto manual = rdma::Manager::create(rdma::Options().name("manual").manual_progress().provider(provider));
   OK(manual.status());
   CHECK(manual->progress().ok() && manual->event_fd().ok());
+  /* Each error names its function once. */
+  const double content[2] = {1, 2};
+  rdma::Status inside;
+  OK(manual->send("inside", 0, rdma::Tensor(content, sizeof content, {2}, 2),
+                  [&](const rdma::Status &, const rdma_transfer_info_t &) { inside = manual->wait(1); }));
+  OK(manual->recv("", "inside", 0).status());
+  while (inside.ok()) OK(manual->progress().status());
+  CHECK(inside.message() == "rdma_mgr_wait: was called inside a callback of the same manager, allowed is every other place");
   auto waited = manual->wait(1);
   CHECK(waited.ok() || waited.code() == RDMA_DEADLINE_EXCEEDED);
 }
@@ -283,7 +293,7 @@ static void r23_cpp_layer() {
 
 static void refused(const rdma::Status &status, const std::string &argument) {
   CHECK(status.code() == RDMA_INVALID_ARGUMENT);
-  CHECK(status.message().find(argument + " of ") == 0 && status.message().find("NUL at 4") != std::string::npos);
+  CHECK(status.message().find(": " + argument + " of ") != std::string::npos && status.message().find("NUL at 4") != std::string::npos);
 }
 
 /* C would end them there, and mean another peer, address or file. */
@@ -335,9 +345,9 @@ static void empty_functions() {
   Pair p;
   auto copy = [](void *, const void *, std::uint64_t, rdma::CopyDone done) { done(RDMA_OK); };
   auto none = p.a.register_device(nullptr, copy);
-  CHECK(none.status().code() == RDMA_INVALID_ARGUMENT && none.status().message() == "to_host is an empty function");
+  CHECK(none.status().code() == RDMA_INVALID_ARGUMENT && none.status().message() == "Manager::register_device: to_host is an empty function, allowed is one to call");
   none = p.a.register_device(copy, nullptr);
-  CHECK(none.status().code() == RDMA_INVALID_ARGUMENT && none.status().message() == "from_host is an empty function");
+  CHECK(none.status().code() == RDMA_INVALID_ARGUMENT && none.status().message() == "Manager::register_device: from_host is an empty function, allowed is one to call");
   char x = 7, y = 0, z = 0;
   auto options = rdma::Options().name("quiet").provider(provider).source(nullptr).source_ended(nullptr).peer_event(nullptr);
   auto quiet = rdma::Manager::create(options);

@@ -282,7 +282,10 @@ static void any_some_all() {
   CHECK(GET(p.b.wait_any(r)) == 1);
   CHECK(GET(p.b.wait_some(r)) == std::vector<std::size_t>({2}));
   CHECK(GET(p.b.test_any(r)) == Messages::none() && r[0].pending());
-  CHECK(p.a.wait_all(r).code() == RDMA_INVALID_ARGUMENT); /* of another manager */
+  const rdma::Status foreign = p.a.wait_all(r);
+  CHECK(foreign.code() == RDMA_INVALID_ARGUMENT);
+  CHECK(foreign.message() == "Messages::wait_all: requests[0] is of another manager, allowed are those of this one");
+  CHECK(p.a.test_any(r).status().message().find("Messages::test_any: requests[0]") == 0);
   OK(p.a.send(p.to_b, COMM, 100, &x, 8));
   OK(p.b.wait_all(r[0]));
   CHECK(y[0] == 7 && y[1] == 7 && y[2] == 7);
@@ -412,9 +415,9 @@ static void refused_functions() {
   auto refused = [](const rdma::Status &s, const char *text) {
     CHECK(s.code() == RDMA_INVALID_ARGUMENT && s.message().find(text) != std::string::npos);
   };
-  refused(p.a.on_room(p.to_b, 1, rdma::MessageRoom()), "run is an empty function");
+  refused(p.a.on_room(p.to_b, 1, rdma::MessageRoom()), "Messages::on_room: run is an empty function");
   rdma::MessageHandler none;
-  refused(p.b.handler(9, &none), "run is an empty function");
+  refused(p.b.handler(9, &none), "Messages::handler: run is an empty function");
   OK(p.b.handler(9, nullptr));
   Told told;
   refused(p.a.send_init(p.to_b, COMM, 1, &byte, 1, told.options()).status(), "options.done");

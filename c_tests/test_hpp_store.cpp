@@ -17,7 +17,9 @@ static void values(const Store &one, const Store &other) {
   OK(one.multi_set({"a", "b", "c"}, {large, "", large + "x"}));
   CHECK((GET(other.multi_get({"a", "b", "c"})) == std::vector<std::string>{large, "", large + "x"}));
   CHECK(GET(other.get("a")) == large);
-  CHECK(one.multi_set({"a"}, {}).code() == RDMA_INVALID_ARGUMENT);
+  const rdma::Status uneven = one.multi_set({"a"}, {});
+  CHECK(uneven.code() == RDMA_INVALID_ARGUMENT);
+  CHECK(uneven.message() == "Store::multi_set: 1 keys and 0 values are given, allowed are as many values as keys");
   OK(other.wait({"a", "b"}));
   CHECK(other.wait({"a", "none"}, 10).code() == RDMA_DEADLINE_EXCEEDED);
   CHECK(other.get("none", RDMA_STORE_NOW).status().code() == RDMA_NOT_FOUND);
@@ -118,7 +120,8 @@ static void texts_with_a_nul() {
   for (const auto &made : {std::make_pair("path", Store::file(cut).status()), std::make_pair("address", Store::serve(cut).status()),
                            std::make_pair("address", Store::tcp(cut).status()), std::make_pair("address", Store::redis(cut).status())}) {
     CHECK(made.second.code() == RDMA_INVALID_ARGUMENT);
-    CHECK(made.second.message().find(std::string(made.first) + " of 14 bytes has a NUL at 4") == 0);
+    CHECK(made.second.message().find(": " + std::string(made.first) + " of 14 bytes has a NUL at 4") == made.second.message().find(": "));
+    CHECK(made.second.message().find("Store::") == 0);
   }
 }
 

@@ -195,6 +195,7 @@ static void metrics(void) {
   }
   CHECK_HAS(text, "# TYPE rdma_");
   CHECK_HAS(text, "peer=\"beta\"");
+  CHECK_MSG(!strstr(text, " Not described.") && !strstr(text, "documentation"), "a metric without a description: %s", text);
   CHECK_BAD(RDMA_OUT_OF_RANGE, rdma_mgr_metrics(p.a, text, 1, &len));
 }
 

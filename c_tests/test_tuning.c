@@ -155,9 +155,26 @@ static void rdma_tune_names_wrong_arguments(void) {
   }
 }
 
+/* Before it measures. */
+static void rdma_tune_says_first_that_it_cannot_write(void) {
+  static const char *const wrong[] = {"/nonexistent/tuning", "/tmp"};
+  for (size_t i = 0; i < COUNT_OF(wrong); i++) {
+    char command[512], said[4096];
+    snprintf(command, sizeof command, "'%s' --quick --output %s 2>&1", RDMA_TUNE, wrong[i]);
+    FILE *out = popen(command, "r");
+    CHECK(out != NULL);
+    said[fread(said, 1, sizeof said - 1, out)] = 0;
+    int status = pclose(out);
+    CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 1, "status %#x", (unsigned)status);
+    CHECK_HAS(said, "rdma_tune: cannot write '");
+    CHECK_HAS(said, wrong[i]);
+    CHECK_MSG(!strstr(said, "eager takes"), "it has measured: %s", said);
+  }
+}
+
 static const test_case cases[] = {
     CASE(a_file_sets_the_sizes_of_its_provider), CASE(content_goes_by_the_sizes), CASE(a_wrong_file_is_named),
     CASE(a_wrong_file_of_the_user_is_a_warning), SLOW(rdma_tune_writes_such_a_file, 300),
-    CASE(rdma_tune_names_wrong_arguments),
+    CASE(rdma_tune_names_wrong_arguments), CASE(rdma_tune_says_first_that_it_cannot_write),
 };
 TEST_MAIN(cases)

@@ -5,10 +5,8 @@ find_program(CARGO_EXECUTABLE cargo HINTS $ENV{CARGO_HOME}/bin $ENV{HOME}/.cargo
 
 if(CMAKE_BUILD_TYPE STREQUAL "Debug")
   set(RT_CARGO_PROFILE dev)
-  set(RT_CARGO_DIR debug)
 else()
   set(RT_CARGO_PROFILE release)
-  set(RT_CARGO_DIR release)
 endif()
 set(RT_CARGO_ARGS build --lib --profile ${RT_CARGO_PROFILE})
 if(NOT RDMA_TRANSPORT_IBVERBS)
@@ -17,7 +15,7 @@ endif()
 separate_arguments(RT_CARGO_MORE UNIX_COMMAND "${RDMA_TRANSPORT_CARGO_FLAGS}")
 list(APPEND RT_CARGO_ARGS ${RT_CARGO_MORE})
 
-# The library lies in cargo's target folder; the build folder holds it under its versioned names.
+# Cargo builds in its target folder; the build folder holds it under its versioned names.
 if(DEFINED ENV{CARGO_TARGET_DIR})
   set(RT_TARGET_DIR $ENV{CARGO_TARGET_DIR})
 else()
@@ -32,16 +30,14 @@ set(RT_SYSTEM_LIBS pthread dl m rt gcc_s)
 
 file(MAKE_DIRECTORY ${RT_LIB_DIR})
 add_custom_target(rdma_transport_cargo ALL
-  COMMAND ${CMAKE_COMMAND} -E env CARGO_TARGET_DIR=${RT_TARGET_DIR} ${CARGO_EXECUTABLE} ${RT_CARGO_ARGS}
-  COMMAND ${CMAKE_COMMAND} -E copy_if_different
-          ${RT_TARGET_DIR}/${RT_CARGO_DIR}/librdma_transport.so ${RT_SHARED}
-  COMMAND ${CMAKE_COMMAND} -E copy_if_different
-          ${RT_TARGET_DIR}/${RT_CARGO_DIR}/librdma_transport.a ${RT_STATIC}
+  COMMAND ${CMAKE_COMMAND} -DCARGO=${CARGO_EXECUTABLE} -DTARGET_DIR=${RT_TARGET_DIR} -DSHARED=${RT_SHARED} -DSTATIC=${RT_STATIC}
+          -P ${CMAKE_CURRENT_LIST_DIR}/CargoBuild.cmake -- ${RT_CARGO_ARGS}
   COMMAND ${CMAKE_COMMAND} -E create_symlink librdma_transport.so.${PROJECT_VERSION} ${RT_LIB_DIR}/${RT_SONAME}
   COMMAND ${CMAKE_COMMAND} -E create_symlink ${RT_SONAME} ${RT_LIB_DIR}/librdma_transport.so
   BYPRODUCTS ${RT_SHARED} ${RT_STATIC}
   WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR}
   USES_TERMINAL
+  VERBATIM
   COMMENT "cargo ${RT_CARGO_PROFILE}: librdma_transport")
 
 add_library(RdmaTransport::rdma_transport SHARED IMPORTED GLOBAL)

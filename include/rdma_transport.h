@@ -17,7 +17,7 @@
  * to sizeof of the struct and the rest to zero; rdma_mgr_options_t by its init function only, since
  * its defaults are not zero. Fields are only ever added at their end: smaller structs of older
  * headers have the defaults for what they lack, of larger ones the tail is neither read nor
- * written. A NULL where a function does not mention one is RDMA_INVALID_ARGUMENT.
+ * written, but by the init functions, which set all of the struct_size bytes that they are given. A NULL where a function does not mention one is RDMA_INVALID_ARGUMENT.
  *
  * Names of workers are UTF-8 of 1 to RDMA_MAX_NAME_LEN bytes. Keys are bytes with a length.
  *
@@ -69,6 +69,13 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+/* Some functions have the names of structs (rdma_pair_info), as in C they may: g++ -Wshadow says so of each. Until the end of this file. */
+#if defined(__cplusplus) && defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wshadow"
+#define RDMA_TRANSPORT_DIAGNOSTICS_PUSHED
+#endif
 
 /**
  * Version of the ABI: grows when a function or a field is added, never otherwise.
@@ -3634,3 +3641,8 @@ rdma_code_t rdma_trace_stop(rdma_mgr_t *mgr);
 #endif  // __cplusplus
 
 #endif  /* RDMA_TRANSPORT_H */
+
+#ifdef RDMA_TRANSPORT_DIAGNOSTICS_PUSHED
+#undef RDMA_TRANSPORT_DIAGNOSTICS_PUSHED
+#pragma GCC diagnostic pop
+#endif

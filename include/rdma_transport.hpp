@@ -148,7 +148,7 @@ class Manager {
 
   /* peers */
   Result<std::string> listen(const std::string &address) {
-    Status text = detail::whole("address", address);
+    Status text = detail::whole("Manager::listen", "address", address);
     if (!text.ok()) return text;
     std::array<char, 512> bound{};
     std::size_t len = 0;
@@ -157,13 +157,13 @@ class Manager {
     return std::string(bound.data(), len);
   }
   Status add_peer(const std::string &peer, const std::string &address) {
-    Status text = detail::whole("peer", peer, "address", address);
+    Status text = detail::whole("Manager::add_peer", "peer", peer, "address", address);
     if (!text.ok()) return text;
     return Status::of(rdma_mgr_add_peer(c(), peer.c_str(), address.c_str()));
   }
   /* Connects to who listens there; its name. */
   Result<std::string> meet(const std::string &address, std::int64_t timeout_ms) {
-    Status text = detail::whole("address", address);
+    Status text = detail::whole("Manager::meet", "address", address);
     if (!text.ok()) return text;
     std::array<char, RDMA_MAX_NAME_LEN + 1> name{};
     std::size_t len = 0;
@@ -173,25 +173,25 @@ class Manager {
   }
   /* The same without waiting: options.peer_event tells the name. */
   Status add_peer_at(const std::string &address) {
-    Status text = detail::whole("address", address);
+    Status text = detail::whole("Manager::add_peer_at", "address", address);
     return text.ok() ? Status::of(rdma_mgr_add_peer(c(), nullptr, address.c_str())) : text;
   }
   /* Before the first connection. */
   Status set_name(const std::string &name) {
-    Status text = detail::whole("name", name);
+    Status text = detail::whole("Manager::set_name", "name", name);
     return text.ok() ? Status::of(rdma_mgr_set_name(c(), name.c_str())) : text;
   }
   Status connect(const std::string &peer, std::int64_t timeout_ms = 0) {
-    Status text = detail::whole("peer", peer);
+    Status text = detail::whole("Manager::connect", "peer", peer);
     if (!text.ok()) return text;
     return Status::of(rdma_mgr_connect(c(), peer.c_str(), timeout_ms));
   }
   Status disconnect(const std::string &peer) {
-    Status text = detail::whole("peer", peer);
+    Status text = detail::whole("Manager::disconnect", "peer", peer);
     return text.ok() ? Status::of(rdma_mgr_disconnect(c(), peer.c_str())) : text;
   }
   Result<rdma_peer_info_t> peer_info(const std::string &peer) const {
-    Status text = detail::whole("peer", peer);
+    Status text = detail::whole("Manager::peer_info", "peer", peer);
     if (!text.ok()) return text;
     rdma_peer_info_t info{};
     info.struct_size = sizeof info;
@@ -225,7 +225,7 @@ class Manager {
   Status wake() { return Status::of(rdma_mgr_wake(c())); }
   /* Until what was accepted has ended; an empty peer is everybody. */
   Status flush(const std::string &peer, std::int64_t timeout_ms) {
-    Status text = detail::whole("peer", peer);
+    Status text = detail::whole("Manager::flush", "peer", peer);
     if (!text.ok()) return text;
     return Status::of(rdma_mgr_flush(c(), peer.empty() ? nullptr : peer.c_str(), timeout_ms));
   }
@@ -251,12 +251,14 @@ class Manager {
   Status free(void *addr) { return Status::of(rdma_mem_free(c(), addr)); }
   /* Neither function may be empty. */
   Result<std::uint32_t> register_device(CopyToHost to_host, CopyFromHost from_host) {
-    Status to = detail::there("to_host", to_host), from = detail::there("from_host", from_host);
-    if (!to.ok() || !from.ok()) return to.ok() ? from : to;
+    const char *function = "Manager::register_device";
+    Status given = detail::there(function, "to_host", to_host);
+    if (given.ok()) given = detail::there(function, "from_host", from_host);
+    if (!given.ok()) return given;
     rdma_device_ops_t ops{sizeof ops, detail::copy_to_host, detail::copy_from_host, nullptr};
-    if (!state_) return Status::of(rdma_mgr_register_device(c(), &ops, nullptr, nullptr)); /* it was moved */
-    auto device = std::make_shared<detail::Device>(detail::Device{std::move(to_host), std::move(from_host)});
     std::uint32_t id = 0;
+    if (!state_) return Status::of(rdma_mgr_register_device(c(), &ops, nullptr, &id)); /* it was moved */
+    auto device = std::make_shared<detail::Device>(detail::Device{std::move(to_host), std::move(from_host)});
     state_->keep(device);
     rdma_code_t rc = rdma_mgr_register_device(c(), &ops, device.get(), &id);
     if (rc == RDMA_OK) return id;
@@ -283,7 +285,7 @@ class Manager {
   /* An empty peer is oneself. With an empty `done` nobody hears of the end. */
   Result<Request> recv_async(const std::string &peer, StringView key, std::int64_t step, RecvDone done,
                              RecvOptions options = RecvOptions()) {
-    Status text = detail::whole("peer", peer);
+    Status text = detail::whole("Manager::recv_async", "peer", peer);
     if (!text.ok()) return text;
     auto state = detail::make_unique<detail::RecvState>();
     state->done = std::move(done);
@@ -300,7 +302,7 @@ class Manager {
    * call of `done` only. */
   Status recv_then(const std::string &peer, StringView key, std::int64_t step, RecvDone done,
                    RecvOptions options = RecvOptions()) {
-    Status text = detail::whole("peer", peer);
+    Status text = detail::whole("Manager::recv_then", "peer", peer);
     if (!text.ok()) return text;
     auto state = detail::make_unique<detail::RecvState>();
     state->done = std::move(done);
@@ -314,7 +316,7 @@ class Manager {
   /* Blocks until the content is in the caller's memory; no request to hold. */
   Result<Tensor> recv_into(const std::string &peer, StringView key, std::int64_t step, void *dst, std::uint64_t len,
                            std::int64_t timeout_ms = 0) {
-    Status text = detail::whole("peer", peer);
+    Status text = detail::whole("Manager::recv_into", "peer", peer);
     if (!text.ok()) return text;
     rdma_recv_options_t o;
     rdma_recv_options_init(&o, sizeof o);
@@ -330,7 +332,7 @@ class Manager {
   }
   /* Blocks, and drives progress meanwhile. */
   Result<Received> recv(const std::string &peer, StringView key, std::int64_t step, RecvOptions options = RecvOptions()) {
-    Status text = detail::whole("peer", peer);
+    Status text = detail::whole("Manager::recv", "peer", peer);
     if (!text.ok()) return text;
     detail::RecvState state;
     state.alloc = std::move(options.alloc);
@@ -381,7 +383,7 @@ class Manager {
     return detail::read_text([this](char *b, std::size_t n, std::size_t *l) { return rdma_mgr_metrics(c(), b, n, l); });
   }
   Status trace_start(const std::string &path) {
-    Status text = detail::whole("path", path);
+    Status text = detail::whole("Manager::trace_start", "path", path);
     return text.ok() ? Status::of(rdma_trace_start(c(), path.c_str())) : text;
   }
   Status trace_stop() { return Status::of(rdma_trace_stop(c())); }

@@ -243,7 +243,7 @@ class Messages {
 
   /* The number by which messages name a peer; one's own name has one, too. */
   Result<rdma_peer_t> peer(const std::string &name) const {
-    Status text = detail::whole("name", name);
+    Status text = detail::whole("Messages::peer", "name", name);
     if (!text.ok()) return text;
     rdma_peer_t out = 0;
     rdma_code_t rc = rdma_peer_lookup(mgr_, name.c_str(), &out);
@@ -299,13 +299,13 @@ class Messages {
   /* What active messages of this number run; nullptr: nothing any more; an empty function is refused. It has to live as long
    * as the manager: it may run on another thread when this returns. */
   Status handler(std::uint32_t id, MessageHandler *run) const {
-    Status given = run ? detail::there("run", *run) : Status();
+    Status given = run ? detail::there("Messages::handler", "run", *run) : Status();
     if (!given.ok()) return given;
     return Status::of(rdma_msg_handler(mgr_, id, run ? detail::message_handler : nullptr, run));
   }
   /* Calls `run` once, when so many bytes may be sent, or will never be. */
   Status on_room(rdma_peer_t peer, std::uint64_t bytes, MessageRoom run) const {
-    Status given = detail::there("run", run);
+    Status given = detail::there("Messages::on_room", "run", run);
     if (!given.ok()) return given;
     auto room = detail::make_unique<MessageRoom>(std::move(run));
     rdma_code_t rc = rdma_msg_on_room(mgr_, peer, bytes, detail::message_room, room.get());
@@ -315,7 +315,7 @@ class Messages {
   /* Sends and receives to be started again and again; options with a callback, which runs once, are refused. */
   Result<MessagePrepared> send_init(rdma_peer_t peer, std::uint32_t comm, std::uint64_t tag, const void *data,
                                     std::size_t len, const MessageOptions &options = MessageOptions()) const {
-    if (options.done) return prepared_done();
+    if (options.done) return prepared_done("Messages::send_init");
     detail::MessageCall call(options);
     rdma_msg_persistent_t id = 0;
     rdma_code_t rc = rdma_msg_send_init(mgr_, peer, comm, tag, data, len, &call.options, &id);
@@ -324,7 +324,7 @@ class Messages {
   }
   Result<MessagePrepared> recv_init(rdma_peer_t source, std::uint32_t comm, std::uint64_t tag, std::uint64_t mask,
                                     void *buf, std::size_t len, const MessageOptions &options = MessageOptions()) const {
-    if (options.done) return prepared_done();
+    if (options.done) return prepared_done("Messages::recv_init");
     detail::MessageCall call(options);
     rdma_msg_persistent_t id = 0;
     rdma_code_t rc = rdma_msg_recv_init(mgr_, source, comm, tag, mask, buf, len, &call.options, &id);
@@ -424,8 +424,8 @@ class Messages {
   }
 
  private:
-  static Status prepared_done() {
-    return Status(RDMA_INVALID_ARGUMENT, "options.done is given, a prepared operation has none: it tells its requests");
+  static Status prepared_done(const char *function) {
+    return detail::refused(function, "options.done is given, allowed is none: a prepared operation tells its requests");
   }
   /* One that has ended at once. */
   static MessageRequest sent(rdma_peer_t peer, std::uint32_t comm, std::uint64_t tag, std::size_t len) {
@@ -477,6 +477,13 @@ class Messages {
     if (!called.ok()) return called;
     return which;
   }
+  /* A request that is not this manager's, among those that a wait or a test was given. */
+  static Status foreign(std::size_t at, std::uint32_t how, const std::int64_t *timeout_ms) {
+    std::string name(timeout_ms ? "Messages::wait_" : "Messages::test_");
+    name += how == RDMA_MSG_ALL ? "all" : how == RDMA_MSG_ANY ? "any" : "some";
+    return detail::refused(name.c_str(), "requests[" + std::to_string(at) +
+                                             "] is of another manager, allowed are those of this one");
+  }
   /* Takes ends, in order; without a timeout it does not wait. */
   template <class Taken>
   Status collect(MessageSpan requests, std::uint32_t how, const std::int64_t *timeout_ms, Taken taken) const {
@@ -485,7 +492,7 @@ class Messages {
     bool at_once = false;
     for (std::size_t i = 0; i < requests.size(); i++) {
       const MessageRequest &r = requests[i];
-      if (r.id_ && r.mgr_ != mgr_) return Status(RDMA_INVALID_ARGUMENT, "a message request of another manager");
+      if (r.id_ && r.mgr_ != mgr_) return foreign(i, how, timeout_ms);
       batch.ids[i] = r.id_;
       asked += r.id_ != 0;
       at_once = at_once || r.ended_;

@@ -108,8 +108,8 @@ class Options {
   rdma_mgr_options_t &raw() { return o_; }
   /* Whether C gets all of each text: it would end one that has a NUL there. */
   Status check() const {
-    Status first = detail::whole("name", name_.str(), "provider", provider_.str());
-    return first.ok() ? detail::whole("listen", listen_.str(), "ib_device", device_.str()) : first;
+    Status first = detail::whole("Options", "name", name_.str(), "provider", provider_.str());
+    return first.ok() ? detail::whole("Options", "listen", listen_.str(), "ib_device", device_.str()) : first;
   }
   rdma_mgr_options_t c() const {
     rdma_mgr_options_t o = o_;

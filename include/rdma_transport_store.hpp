@@ -62,7 +62,7 @@ class Store {
     return made(options, [](const rdma_store_options_t *o, rdma_store_t **out) { return rdma_store_memory(o, out); });
   }
   static Result<Store> file(const std::string &path, const StoreOptions &options = StoreOptions()) {
-    Status text = detail::whole("path", path);
+    Status text = detail::whole("Store::file", "path", path);
     if (!text.ok()) return text;
     return made(options, [&](const rdma_store_options_t *o, rdma_store_t **out) {
       return rdma_store_file(path.c_str(), o, out);
@@ -71,7 +71,7 @@ class Store {
   /* `bound`: where it listens. */
   static Result<Store> serve(const std::string &address, std::string *bound = nullptr,
                              const StoreOptions &options = StoreOptions()) {
-    Status whole = detail::whole("address", address);
+    Status whole = detail::whole("Store::serve", "address", address);
     if (!whole.ok()) return whole;
     char text[256];
     Result<Store> store = made(options, [&](const rdma_store_options_t *o, rdma_store_t **out) {
@@ -81,14 +81,14 @@ class Store {
     return store;
   }
   static Result<Store> tcp(const std::string &address, const StoreOptions &options = StoreOptions()) {
-    Status text = detail::whole("address", address);
+    Status text = detail::whole("Store::tcp", "address", address);
     if (!text.ok()) return text;
     return made(options, [&](const rdma_store_options_t *o, rdma_store_t **out) {
       return rdma_store_tcp(address.c_str(), o, out);
     });
   }
   static Result<Store> redis(const std::string &address, const StoreOptions &options = StoreOptions()) {
-    Status text = detail::whole("address", address);
+    Status text = detail::whole("Store::redis", "address", address);
     if (!text.ok()) return text;
     return made(options, [&](const rdma_store_options_t *o, rdma_store_t **out) {
       return rdma_store_redis(address.c_str(), o, out);
@@ -119,7 +119,9 @@ class Store {
   }
   Status multi_set(const std::vector<std::string> &keys, const std::vector<std::string> &values,
                    std::int64_t timeout_ms = RDMA_STORE_DEFAULT) const {
-    if (keys.size() != values.size()) return Status(RDMA_INVALID_ARGUMENT, "as many values as keys are needed");
+    if (keys.size() != values.size())
+      return detail::refused("Store::multi_set", std::to_string(keys.size()) + " keys and " + std::to_string(values.size()) +
+                                                     " values are given, allowed are as many values as keys");
     std::vector<rdma_bytes_t> k = bytes(keys), v = bytes(values);
     return Status::of(rdma_store_multi_set(c(), k.data(), v.data(), k.size(), timeout_ms));
   }

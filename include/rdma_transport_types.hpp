@@ -3,15 +3,7 @@
 #ifndef RDMA_TRANSPORT_TYPES_HPP
 #define RDMA_TRANSPORT_TYPES_HPP
 
-/* g++ says of the C header that functions have the names of structs, as they have: not to who includes this. */
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wshadow"
-#endif
 #include "rdma_transport.h"
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif
 
 #include <cstddef>
 #include <cstdint>
@@ -156,22 +148,27 @@ class Status {
 };
 
 namespace detail {
+/* An argument that the C++ layer itself refuses: of which function, what it is, and what is allowed. */
+inline Status refused(const char *function, const std::string &text) {
+  return Status(RDMA_INVALID_ARGUMENT, std::string(function) + ": " + text);
+}
 /* A text for C, which would end it at a NUL: one that has such is refused. */
-inline Status whole(const char *argument, const std::string &text) {
+inline Status whole(const char *function, const char *argument, const std::string &text) {
   std::size_t at = text.find('\0');
   if (at == std::string::npos) return Status();
-  return Status(RDMA_INVALID_ARGUMENT, std::string(argument) + " of " + std::to_string(text.size()) +
-                                           " bytes has a NUL at " + std::to_string(at) + ", allowed is text without");
+  return refused(function, std::string(argument) + " of " + std::to_string(text.size()) + " bytes has a NUL at " +
+                               std::to_string(at) + ", allowed is text without");
 }
 /* The same of two; the first that is refused. */
-inline Status whole(const char *argument, const std::string &text, const char *other, const std::string &more) {
-  Status first = whole(argument, text);
-  return first.ok() ? whole(other, more) : first;
+inline Status whole(const char *function, const char *argument, const std::string &text, const char *other,
+                    const std::string &more) {
+  Status first = whole(function, argument, text);
+  return first.ok() ? whole(function, other, more) : first;
 }
 /* A function that has to be there. */
 template <class F>
-Status there(const char *argument, const F &function) {
-  return function ? Status() : Status(RDMA_INVALID_ARGUMENT, std::string(argument) + " is an empty function");
+Status there(const char *function, const char *argument, const F &given) {
+  return given ? Status() : refused(function, std::string(argument) + " is an empty function, allowed is one to call");
 }
 }  // namespace detail
 

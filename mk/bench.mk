@@ -4,18 +4,18 @@
 # Many ranks: `make bench-scale`; writes docs/scale.md.
 .PHONY: bench-instructions bench-processes bench-many bench-msg bench-scale
 bench-instructions: build
-	@bench/instructions $(BUILD)
+	@bench/instructions "$(BUILD)"
 
 bench-processes: build
-	@bench/processes $(BUILD) $(BENCH_ARGS)
+	@bench/processes "$(BUILD)" $(BENCH_ARGS)
 
 bench-many: build
-	@$(BUILD)/bench/rdma_many $(BENCH_ARGS)
+	@"$(BUILD)"/bench/rdma_many $(BENCH_ARGS)
 
 bench-msg: build
-	@bench/messages $(BUILD) $(BENCH_ARGS)
+	@bench/messages "$(BUILD)" $(BENCH_ARGS)
 
 bench-scale: build
-	@bench/scale $(BUILD) $(BENCH_ARGS)
+	@bench/scale "$(BUILD)" $(BENCH_ARGS)
 
 STAGES += instructions

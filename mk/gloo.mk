@@ -5,8 +5,8 @@ STAGES += gloo
 .PHONY: gloo test-gloo bench-gloo
 
 gloo: local
-	cmake -S integrations/gloo -B $(BUILD)/gloo -DCMAKE_PREFIX_PATH="$(abspath $(LOCAL))"
-	cmake --build $(BUILD)/gloo -j $(JOBS)
+	cmake -S integrations/gloo -B "$(BUILD)/gloo" -DCMAKE_PREFIX_PATH="$(LOCAL)"
+	cmake --build "$(BUILD)/gloo" -j $(JOBS)
 
 # The Soft-RoCE machine runs it, too.
 test: gloo
@@ -15,4 +15,4 @@ test-gloo: gloo
 	@scripts/stage-gloo
 
 bench-gloo: gloo
-	@bench/gloo $(BUILD) $(BENCH_ARGS)
+	@bench/gloo "$(BUILD)" $(BENCH_ARGS)

@@ -5,8 +5,8 @@ STAGES += libfabric
 .PHONY: libfabric test-libfabric bench-libfabric
 
 libfabric: local
-	cmake -S integrations/libfabric -B $(BUILD)/libfabric -DCMAKE_PREFIX_PATH="$(abspath $(LOCAL))"
-	cmake --build $(BUILD)/libfabric -j $(JOBS)
+	cmake -S integrations/libfabric -B "$(BUILD)/libfabric" -DCMAKE_PREFIX_PATH="$(LOCAL)"
+	cmake --build "$(BUILD)/libfabric" -j $(JOBS)
 
 # The Soft-RoCE machine runs it, too.
 test: libfabric
@@ -15,4 +15,4 @@ test-libfabric: libfabric
 	@scripts/stage-libfabric
 
 bench-libfabric: libfabric
-	@bench/libfabric $(BUILD) $(BENCH_ARGS)
+	@bench/libfabric "$(BUILD)" $(BENCH_ARGS)

@@ -20,8 +20,12 @@ TF_PYTHON = $(TF_CACHE)/tf-$(1)/bin/python
 $(TF_CACHE)/tf-%/.ready: $(TF_SRC)/setup.sh | setup
 	$(TF_SRC)/setup.sh $* $(TF_CACHE)/tf-$*
 
+# Wherever cargo has been told to build.
 $(TF_RELEASE)/librdma_transport.so: Cargo.toml $(shell find src -name '*.rs') | setup
-	$(CARGO) build --lib --release
+	mkdir -p $(TF_RELEASE)
+	cmake -DCARGO="$(CARGO)" -DTARGET_DIR="$${CARGO_TARGET_DIR:-$(CURDIR)/target}" \
+	  -DSHARED="$(CURDIR)/$(TF_RELEASE)/librdma_transport.so" -DSTATIC="$(CURDIR)/$(TF_RELEASE)/librdma_transport.a" \
+	  -P cmake/CargoBuild.cmake -- build --lib --release
 
 define TF_PLUGIN_RULE
 $(TF_BUILD)/rdma_tf_$(subst .,_,$(1)).so: $(TF_CACHE)/tf-$(1)/.ready $(TF_RELEASE)/librdma_transport.so \

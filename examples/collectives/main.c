@@ -1,10 +1,11 @@
 /* One rank: meets the others through a store, and checks each collective against the sums that it must give.
  *
- * usage: collectives RANK SIZE STORE [PROVIDER]
+ * usage: collectives RANK SIZE STORE [PROVIDER]; --help
  * STORE is file:DIRECTORY, redis:HOST:PORT, or tcp:HOST:PORT, which rank 0 serves. */
 #include "collectives.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 static group g;
@@ -78,7 +79,10 @@ static void check_all(size_t count) {
 
 int main(int argc, char **argv) {
   const size_t counts[] = {0, 1, 2, 1001, 131072, 1000003};
-  if (argc < 4) return fprintf(stderr, "usage: collectives RANK SIZE STORE [PROVIDER]\n"), 2;
+  static const char usage[] = "usage: collectives RANK SIZE STORE [PROVIDER]\n"
+                              "STORE is file:DIRECTORY, redis:HOST:PORT, or tcp:HOST:PORT, which rank 0 serves\n";
+  if (argc == 2 && !strcmp(argv[1], "--help")) return fputs(usage, stdout), 0;
+  if (argc < 4 || argc > 5) return fputs(usage, stderr), 2;
   MUST(group_join(&g, argv[3], "collectives", (uint32_t)atoi(argv[1]), (uint32_t)atoi(argv[2]), NULL, argc > 4 ? argv[4] : NULL));
   for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) check_all(counts[i]);
   MUST(group_leave(&g));

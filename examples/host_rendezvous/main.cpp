@@ -136,7 +136,10 @@ int fetch(const char *address, int finished, pid_t producer) {
 }
 }  // namespace
 
-int main() {
+int main(int argc, char **argv) {
+  static const char usage[] = "usage: host_rendezvous\nruns a producer and a consumer as processes of this machine\n";
+  if (argc == 2 && std::strcmp(argv[1], "--help") == 0) return std::fputs(usage, stdout), 0;
+  if (argc > 1) return std::fprintf(stderr, "not an argument: '%s'\n%s", argv[1], usage), 2;
   int announce[2], finished[2];
   char address[256] = "";
   if (pipe(announce) != 0 || pipe(finished) != 0) return 1;

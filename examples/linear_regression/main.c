@@ -92,7 +92,8 @@ int main(int argc, char **argv) {
       {"job_name", 1, NULL, 'j'}, {"task_index", 1, NULL, 't'}, {"ps_hosts", 1, NULL, 'p'},
       {"worker_hosts", 1, NULL, 'h'}, {"issync", 1, NULL, 's'}, {"steps", 1, NULL, 'n'},
       {"learning_rate", 1, NULL, 'r'}, {"tolerance", 1, NULL, 'e'}, {"workers", 1, NULL, 'w'},
-      {"provider", 1, NULL, 'v'}, {"allreduce", 0, NULL, 'a'}, {"store", 1, NULL, 'm'}, {NULL, 0, NULL, 0}};
+      {"provider", 1, NULL, 'v'}, {"allreduce", 0, NULL, 'a'}, {"store", 1, NULL, 'm'}, {"help", 0, NULL, 'H'},
+      {NULL, 0, NULL, 0}};
   /* 200,000 steps at the script's rate leave less than a thousandth of the way. */
   config c = {.workers = 2, .learning_rate = 0.00003, .steps = 200000, .tolerance = 0.05};
   for (int o; (o = getopt_long(argc, argv, "", options, NULL)) != -1;) switch (o) {
@@ -108,8 +109,13 @@ int main(int argc, char **argv) {
       case 'v': c.provider = optarg; break;
       case 'a': c.allreduce = true; break;
       case 'm': c.store = optarg; break;
+      case 'H': fputs(usage, stdout); return 0;
       default: fputs(usage, stderr); return 2;
     }
+  if (optind < argc) {
+    fprintf(stderr, "not an argument: '%s'\n%s", argv[optind], usage);
+    return 2;
+  }
   if (c.workers < 1 || c.workers > MAX_WORKERS || c.steps < 1 || c.task_index < 0 || c.task_index >= c.workers) {
     fputs(usage, stderr);
     return 2;

@@ -58,7 +58,8 @@ int main(int argc, char **argv) {
     else if (std::strcmp(argv[i], "--out") == 0 && more) s.out = argv[++i];
     else if (std::strcmp(argv[i], "--provider") == 0 && more) s.provider = argv[++i];
     else if (argv[i][0] != '-' && s.file.empty()) s.file = argv[i];
-    else return std::fputs(usage, stderr), 2;
+    else if (std::strcmp(argv[i], "--help") == 0) return std::fputs(usage, stdout), 0;
+    else return std::fprintf(stderr, "not an argument, or its value is missing: '%s'\n%s", argv[i], usage), 2;
   }
   if (!s.from.empty() && s.file.empty()) return guarded(pull, s, "receiver");
   if (s.file.empty()) return std::fputs(usage, stderr), 2;

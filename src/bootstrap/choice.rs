@@ -60,9 +60,13 @@ pub fn choose(a: &Identity, b: &Identity) -> Result<Choice, Status> {
 
 /// "shm: why; tcp: why".
 pub(super) fn list(against: &[(ProviderKind, String)]) -> String {
-    let parts: Vec<String> =
-        against.iter().map(|(kind, why)| format!("{}: {why}", kind.name())).collect();
-    parts.join("; ")
+    let part = |(kind, why): &(ProviderKind, String)| {
+        // A provider's own errors begin with its name.
+        let name = kind.name();
+        let why = why.strip_prefix(name).and_then(|rest| rest.strip_prefix(": ")).unwrap_or(why);
+        format!("{name}: {why}")
+    };
+    against.iter().map(part).collect::<Vec<String>>().join("; ")
 }
 
 fn objection(kind: ProviderKind, a: &Identity, b: &Identity) -> Option<String> {
@@ -75,4 +79,20 @@ fn objection(kind: ProviderKind, a: &Identity, b: &Identity) -> Option<String> {
     whys.extend(a.lacks(kind));
     whys.extend(b.lacks(kind));
     (!whys.is_empty()).then(|| whys.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_provider_is_named_once() {
+        let against = [
+            (ProviderKind::Shm, "shm: peer 7 is on another host".to_owned()),
+            (ProviderKind::Tcp, "shm: of another".to_owned()),
+            (ProviderKind::Ibverbs, "no device".to_owned()),
+        ];
+        let said = "shm: peer 7 is on another host; tcp: shm: of another; ibverbs: no device";
+        assert_eq!(list(&against), said);
+    }
 }

@@ -219,7 +219,12 @@ fn bad_time(arg: &str, ms: i64, allowed: &str) -> Status {
 
 /// An id, which is never 0.
 pub(super) fn id(arg: &str, id: u64) -> Result<u64, Status> {
-    if id == 0 { Err(Status::invalid(format!("{arg} is 0, which is none"))) } else { Ok(id) }
+    if id == 0 {
+        return Err(Status::invalid(format!(
+            "{arg} is 0, which stands for none; allowed is what the library gave for one"
+        )));
+    }
+    Ok(id)
 }
 
 /// Address and length of memory: not NULL, not empty, not beyond the end of the address space.

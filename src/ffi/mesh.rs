@@ -92,7 +92,7 @@ pub unsafe extern "C-unwind" fn rdma_mesh_connect(
                 let manager = handle::borrow(mgr)?;
                 if o.full != 0 {
                     // Not when all have met: others would have to wait for that.
-                    manager.refuse_inside_on("rdma_mesh_connect", Thread::this())?;
+                    manager.refuse_inside_on(Thread::this())?;
                 }
                 manager.export_address()?
             };

@@ -265,7 +265,10 @@ pub unsafe extern "C-unwind" fn rdma_msg_attach(mgr: *mut rdma_mgr_t, bytes: u64
     guard_on("rdma_msg_attach", |thread| {
         // SAFETY: the caller's handle, as the header demands.
         let mgr = unsafe { borrow_on(mgr, thread) }?;
-        mgr.message_attach(id("bytes", bytes)?)
+        if bytes == 0 {
+            return Err(Status::invalid("bytes is 0, allowed are 1 and above"));
+        }
+        mgr.message_attach(bytes)
     })
 }
 

@@ -418,7 +418,7 @@ pub unsafe extern "C-unwind" fn rdma_msg_send(
         unsafe {
             let mgr = borrow_on(mgr, thread)?;
             if says_nothing(options) {
-                mgr.refuse_inside_on("rdma_msg_send", thread)?;
+                mgr.refuse_inside_on(thread)?;
                 let beside = plainly(Envelope { comm, tag });
                 if send_short(&mgr, thread, peer, beside, data, len) {
                     return Ok(());
@@ -466,7 +466,7 @@ pub unsafe extern "C-unwind" fn rdma_msg_recv(
             let mgr = borrow_on(mgr, thread)?;
             let out = optional_out(out_status)?;
             let wanted = Wanted { from: party("source", source)?, comm, tag, mask };
-            mgr.refuse_inside_on("rdma_msg_recv", thread)?;
+            mgr.refuse_inside_on(thread)?;
             let posted = match says_nothing(options) {
                 true => plain(buf, len).and_then(|at| {
                     mgr.message_post(thread, &wanted, &at, Timeout::Default, OnMessage::Asked)

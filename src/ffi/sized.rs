@@ -2,7 +2,7 @@
 //!
 //! An application compiled with an older header passes a smaller struct: the fields it lacks have
 //! their defaults. One compiled with a newer header passes a larger one: what this library does
-//! not know is not read, and is not written.
+//! not know is not read, and is not written, but by the init functions, which set it to zero.
 
 use super::pairs::rdma_pair_info;
 use super::types::*;

@@ -41,14 +41,16 @@ impl Manager {
         inside::contains(self, Thread::this())
     }
 
-    pub(crate) fn refuse_inside(&self, what: &str) -> Result<(), Status> {
-        self.refuse_inside_on(what, Thread::this())
+    /// Of a call that waits; which it is, who returns it says.
+    pub(crate) fn refuse_inside(&self) -> Result<(), Status> {
+        self.refuse_inside_on(Thread::this())
     }
 
     #[inline]
-    pub(crate) fn refuse_inside_on(&self, what: &str, thread: Thread) -> Result<(), Status> {
+    pub(crate) fn refuse_inside_on(&self, thread: Thread) -> Result<(), Status> {
         if inside::contains(self, thread) {
-            let text = format!("{what} was called inside a callback of the same manager");
+            let text =
+                "was called inside a callback of the same manager, allowed is every other place";
             return Err(Status::new(Code::FailedPrecondition, text));
         }
         Ok(())

@@ -135,7 +135,7 @@ impl Manager {
         limit: Option<Duration>,
     ) -> Result<Option<String>, Status> {
         if limit.is_some() {
-            self.refuse_inside("rdma_mgr_meet")?;
+            self.refuse_inside()?;
         }
         let addrs = crate::bootstrap::resolve_peer(address)?;
         let time = limit.unwrap_or(Duration::from_millis(self.config.timeout_ms));

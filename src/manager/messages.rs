@@ -208,7 +208,7 @@ impl Manager {
 
     /// Waits until all that was sent in buffered mode has gone, and takes the buffer away.
     pub fn message_detach(&self, timeout: Timeout) -> Result<(), Status> {
-        self.refuse_inside("rdma_msg_detach")?;
+        self.refuse_inside()?;
         let limit = if let Timeout::After(limit) = timeout { Some(limit) } else { None };
         let mut result = self.core.lock().engine.message_detach();
         if matches!(result, Ok(false)) {

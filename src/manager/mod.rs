@@ -205,7 +205,7 @@ impl Manager {
     /// Ends every operation, runs every callback that is due, and stops. Afterwards no callback
     /// runs.
     pub fn destroy(self: &Arc<Self>) -> Result<(), Status> {
-        self.refuse_inside("rdma_mgr_destroy")?;
+        self.refuse_inside()?;
         if inside::drives(&**self) {
             let text = "rdma_mgr_destroy was called on a progress thread of the same manager";
             return Err(Status::new(Code::FailedPrecondition, text));
@@ -295,7 +295,7 @@ impl Manager {
     /// The same on this thread, whose log messages wait already.
     #[inline(always)]
     pub(crate) fn progress_on(&self, thread: Thread) -> Result<u32, Status> {
-        self.refuse_inside_on("rdma_mgr_progress", thread)?;
+        self.refuse_inside_on(thread)?;
         if self.core.is_watched() {
             return Ok(self.progress_watched(thread));
         }
@@ -314,7 +314,7 @@ impl Manager {
     /// Turns until something has happened that this thread has not seen: callbacks that ran, connections that came or
     /// went.
     pub fn wait(&self, timeout: Duration) -> Result<(), Status> {
-        self.refuse_inside("rdma_mgr_wait")?;
+        self.refuse_inside()?;
         let seen = self.seen();
         let waiter = Arc::new(Waiter::default());
         let happened =

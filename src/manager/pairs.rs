@@ -51,7 +51,7 @@ impl Manager {
         timeout: Option<Duration>,
     ) -> Result<(), Status> {
         if timeout.is_some() {
-            self.refuse_inside("rdma_pair_connect")?;
+            self.refuse_inside()?;
         }
         self.pair_facts(pair)?;
         let (token, blob) = read_address(address)?;
@@ -171,8 +171,7 @@ impl Manager {
         way: Way,
         timeout: Timeout,
     ) -> Result<(), Status> {
-        let call = if way == Way::Send { "rdma_buffer_wait_send" } else { "rdma_buffer_wait_recv" };
-        self.refuse_inside_on(call, thread)?;
+        self.refuse_inside_on(thread)?;
         let taken = self.buffer_take(thread, buffer, way)?;
         if taken.is_some() {
             return Ok(());

@@ -82,7 +82,7 @@ impl Manager {
     /// Starts to connect; with a timeout waits until connected.
     pub fn connect(&self, peer: &str, timeout: Option<Duration>) -> Result<(), Status> {
         if timeout.is_some() {
-            self.refuse_inside("rdma_mgr_connect")?;
+            self.refuse_inside()?;
         }
         let index = self.call(|core| {
             let index = core.peer(peer)?;
@@ -147,7 +147,7 @@ impl Manager {
         dial: usize,
         timeout: Option<Duration>,
     ) -> Result<(), Status> {
-        self.refuse_inside("rdma_mesh_connect")?;
+        self.refuse_inside()?;
         peers.iter().take(dial).try_for_each(|peer| self.connect(peer, None))?;
         let indices = self.call(|core| {
             let indices: Result<Vec<u32>, Status> = peers.iter().map(|p| core.peer(p)).collect();

@@ -118,7 +118,7 @@ impl Manager {
         step: i64,
         options: RecvOptions,
     ) -> Result<(Tensor, u64), Status> {
-        self.refuse_inside("rdma_recv")?;
+        self.refuse_inside()?;
         if matches!(options.target, Target::Library) && !options.keep {
             return Err(Status::invalid(
                 "rdma_recv into library memory needs out_request, which keeps the memory alive",

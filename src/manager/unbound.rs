@@ -340,7 +340,7 @@ impl Manager {
 
     /// Cancels what is under way and lets a buffer go. On return its memory is the caller's.
     pub fn unbound_destroy(&self, id: u64) -> Result<(), Status> {
-        self.refuse_inside("rdma_unbound_destroy")?;
+        self.refuse_inside()?;
         self.core.lock().unbound.find(id)?.gone = true;
         for way in [Way::Send, Way::Recv] {
             let mut at = 0;

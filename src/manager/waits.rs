@@ -81,7 +81,7 @@ impl Manager {
 
     /// Turns until nothing is under way with this peer, or with anybody, and every callback has returned.
     pub fn flush(&self, peer: Option<&str>, timeout: Duration) -> Result<(), Status> {
-        self.refuse_inside("rdma_mgr_flush")?;
+        self.refuse_inside()?;
         let own = peer.is_some_and(|p| *p == *self.core.lock().engine.name);
         let index = match peer {
             Some(name) if !own => Some(self.core.lock().peer(name)?),

@@ -83,6 +83,39 @@ fn peer_json(out: &mut String, p: &PeerSnapshot) -> fmt::Result {
     Ok(())
 }
 
+/// What a number of the manager is.
+fn help_of(name: &str) -> &'static str {
+    match name {
+        "registrations" => "Memory registrations made.",
+        "deregistrations" => "Memory registrations ended.",
+        "registered_bytes" => "Memory registered now, bytes.",
+        "meta_hits" => "Receives whose metadata was known beforehand.",
+        "meta_misses" => "Receives whose metadata was not known, or had changed.",
+        "proxy_bytes" => {
+            "Content that was copied for lack of registration, or off a device, bytes."
+        }
+        "steps_aborted" => "Steps aborted.",
+        "internal_ends" => "Operations that ended with INTERNAL, by a defect of the library.",
+        "requests_pending" => "Receives and messages that have not ended.",
+        "responses_pending" => "Requests of peers that have not ended.",
+        "tensors_waiting" => "Sends that nobody has asked for yet.",
+        "receives_waiting" => "Receives within this manager that wait for their tensor.",
+        "pool_used_bytes" => "Memory of the pool in use, bytes.",
+        "pool_reserved_bytes" => "Memory of the pool in all, bytes.",
+        "stale_messages" => "Messages of peers for operations that had ended.",
+        "registration_cache_bytes" => {
+            "Memory whose registration is kept for the next transfer, bytes."
+        }
+        "registration_hits" => "Transfers that found the registration of their memory kept.",
+        "registration_misses" => "Transfers that found no registration of their memory kept.",
+        "registration_evictions" => "Kept registrations that were given up for want of room.",
+        _ => NOT_DESCRIBED,
+    }
+}
+
+/// A number that [`help_of`] has been forgotten for; a test of a whole manager's metrics looks for it.
+const NOT_DESCRIBED: &str = "Not described.";
+
 /// Help, name and value of a peer's plain counters.
 fn counters_of(p: &PeerSnapshot) -> [(&'static str, &'static str, u64); 8] {
     [
@@ -145,12 +178,13 @@ pub fn prometheus(snapshot: &Snapshot) -> String {
         let seconds = snapshot.uptime_ms as f64 / 1e3;
         writeln!(out, "rdma_uptime_seconds{{manager={manager}}} {seconds}")?;
         for (name, value) in &snapshot.counters {
+            let help = help_of(name);
             let name = format!("{name}_total");
-            head(out, &name, "counter", "See the library's documentation.")?;
+            head(out, &name, "counter", help)?;
             writeln!(out, "rdma_{name}{{manager={manager}}} {value}")?;
         }
         for (name, value) in &snapshot.gauges {
-            head(out, name, "gauge", "See the library's documentation.")?;
+            head(out, name, "gauge", help_of(name))?;
             writeln!(out, "rdma_{name}{{manager={manager}}} {value}")?;
         }
         peer_counters(out, snapshot)?;

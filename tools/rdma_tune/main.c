@@ -187,13 +187,29 @@ static void write_all_findings(FILE *to, const plan *p, const finding *found, si
   for (size_t i = 0; i < n; i++) write_finding(to, &found[i]);
 }
 
+/* A file beside the output, which is to take its place. */
+static int beside(const char *output, char temporary[4096]) {
+  struct stat there;
+  int len = snprintf(temporary, 4096, "%s.XXXXXX", output);
+  if (len < 0 || len >= 4096) die("--output has more than %d bytes", 4096 - 8);
+  if (stat(output, &there) == 0 && S_ISDIR(there.st_mode)) die("cannot write '%s': %s", output, strerror(EISDIR));
+  int fd = mkstemp(temporary);
+  if (fd < 0) die("cannot write '%s': %s", output, strerror(errno));
+  return fd;
+}
+
+/* Before minutes are spent on what could not be written. */
+static void can_write(const char *output) {
+  char temporary[4096];
+  close(beside(output, temporary));
+  unlink(temporary);
+}
+
 /* Whoever reads the file meanwhile sees the old one or the new one. */
 static void write_file(const plan *p, const finding *found, size_t n) {
   char temporary[4096];
-  int len = snprintf(temporary, sizeof temporary, "%s.XXXXXX", p->output);
-  if (len < 0 || (size_t)len >= sizeof temporary) die("--output has more than %zu bytes", sizeof temporary);
-  int fd = mkstemp(temporary);
-  FILE *to = fd < 0 ? NULL : fdopen(fd, "w");
+  int fd = beside(p->output, temporary);
+  FILE *to = fdopen(fd, "w");
   if (!to) die("cannot write '%s': %s", p->output, strerror(errno));
   write_all_findings(to, p, found, n);
   bool good = fflush(to) == 0 && fchmod(fd, 0644) == 0 && fsync(fd) == 0;
@@ -210,6 +226,7 @@ int main(int argc, char **argv) {
   finding found[PROVIDERS];
   size_t n = 0;
   signal(SIGPIPE, SIG_IGN);
+  if (p.output) can_write(p.output);
   if (getloadavg(&p.load, 1) == 1 && p.load > (double)sysconf(_SC_NPROCESSORS_ONLN) / 2)
     fprintf(stderr, "rdma_tune: the load average is %.1f: what is measured may be that\n", p.load);
   for (int k = 0; k < PROVIDERS; k++) {

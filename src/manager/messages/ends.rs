@@ -76,11 +76,11 @@ impl Manager {
             return Ok(Some(found));
         }
         if timeout.is_zero() {
-            self.refuse_inside("rdma_msg_probe")?;
+            self.refuse_inside()?;
             self.turn();
             return look();
         }
-        self.refuse_inside("rdma_msg_probe")?;
+        self.refuse_inside()?;
         let mut result = Ok(None);
         let waiter = Arc::new(Waiter::default());
         let _probing = Probing::begin(self);
@@ -101,7 +101,7 @@ impl Manager {
     /// # Safety
     /// The memory stays valid and unchanged until this returns.
     pub unsafe fn message_send(&self, post: &Post<'_>, at: Where) -> Result<(), Status> {
-        self.refuse_inside("rdma_msg_send")?;
+        self.refuse_inside()?;
         // SAFETY: the caller's promise; this waits for the end.
         match unsafe { self.message_isend(post, at, OnMessage::Asked) }? {
             Sending::Done => Ok(()),
@@ -119,7 +119,7 @@ impl Manager {
         at: Where,
         timeout: Timeout,
     ) -> Result<MessageEnd, Status> {
-        self.refuse_inside("rdma_msg_recv")?;
+        self.refuse_inside()?;
         // SAFETY: the caller's promise; this waits for the end.
         let received = unsafe { self.message_irecv(wanted, at, timeout, OnMessage::Asked) };
         match received? {
@@ -173,7 +173,7 @@ impl Manager {
         if count > 0 || ids.iter().all(|&id| id == 0) {
             return Ok(count);
         }
-        self.refuse_inside_on("rdma_msg_test", thread)?;
+        self.refuse_inside_on(thread)?;
         self.turn_on(thread);
         self.collect(ids, &mut look, how, ends)
     }
@@ -197,7 +197,7 @@ impl Manager {
             drop(core);
             return Ok(ends.take_later(end));
         }
-        self.refuse_inside_on("rdma_msg_test", thread)?;
+        self.refuse_inside_on(thread)?;
         let short = core.turn_short(thread, looks, 1);
         let count = short.unwrap_or_else(|| core.turn(thread));
         // What ends no operation, and who waits for it on another thread is not woken by.
@@ -318,7 +318,7 @@ impl Manager {
         timeout: Timeout,
         ends: &mut impl TakeEnd,
     ) -> Result<usize, Status> {
-        self.refuse_inside_on("rdma_msg_wait", thread)?;
+        self.refuse_inside_on(thread)?;
         let limit = if let Timeout::After(limit) = timeout { Some(limit) } else { None };
         if let [id] = ids
             && *id != 0

@@ -62,9 +62,7 @@ impl Manager {
         way: Way,
         timeout: Timeout,
     ) -> Result<MessageEnd, Status> {
-        let call =
-            if way == Way::Send { "rdma_unbound_wait_send" } else { "rdma_unbound_wait_recv" };
-        self.refuse_inside_on(call, thread)?;
+        self.refuse_inside_on(thread)?;
         let mut core = self.core.lock_on(thread);
         let side = core.unbound.find(id)?.side(way);
         if let Some(taken) = side.take_now(id) {
