@@ -47,7 +47,7 @@ use crate::local_fd::Local;
 use crate::status::Status;
 
 pub use addr::{format_address, resolve};
-pub(crate) use addr::{is_loopback, resolve_at_once, resolve_peer, split};
+pub(crate) use addr::{is_loopback, resolve_at_once, resolve_peer, split, split_peer};
 pub use backoff::Backoff;
 pub use blob::AddressBlob;
 pub use choice::{Choice, choose};
