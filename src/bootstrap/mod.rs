@@ -54,6 +54,7 @@ pub use choice::{Choice, choose};
 pub use engine::Bootstrap;
 pub use hello::fuzz_hello;
 pub(crate) use identity::check_name;
+pub(crate) use identity::known_host;
 pub use identity::{host_id, process_id, random_id};
 pub(crate) use sys::start_connect;
 

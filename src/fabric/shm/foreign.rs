@@ -166,7 +166,7 @@ impl Drop for Foreign {
 fn is_harmless(fd: &OwnedFd) -> bool {
     match sys::sealed_len(fd) {
         Ok(len) => len <= SMALL,
-        Err(_) => sys::is_eventfd(fd) || super::socket::shut_and_empty(fd),
+        Err(_) => sys::is_eventfd(fd).unwrap_or(false) || super::socket::shut_and_empty(fd),
     }
 }
 
