@@ -48,7 +48,7 @@ pub(crate) fn resolve_peer(text: &str) -> Result<Vec<SocketAddr>, Status> {
 pub(crate) fn split_peer(text: &str) -> Result<(&str, u16), Status> {
     let bad = |why: &str| {
         Status::invalid(format!(
-            "address '{}'{why}; allowed are 'host:port' and '[v6]:port', port 1 to 65535",
+            "address '{}'{why}; allowed is 'host:port' or '[v6]:port', port 1 to 65535",
             shown::key(text.as_bytes())
         ))
     };
@@ -343,7 +343,7 @@ mod tests {
         for bad in ["host:x", "a:b:c", "[::1", "host:65536", ""] {
             let text = resolve_peer(bad).unwrap_err().into_message();
             assert!(
-                text.contains("allowed are 'host:port' and '[v6]:port', port 1 to 65535"),
+                text.contains("allowed is 'host:port' or '[v6]:port', port 1 to 65535"),
                 "{text}"
             );
             let text = resolve(bad).unwrap_err().into_message();

@@ -72,12 +72,17 @@ fn seals(fd: &OwnedFd) -> io::Result<libc::c_int> {
 /// An error with an errno is one of our own system calls, whatever the peer has passed: what it may have done wrong is looked for
 /// before each call that would fail for it.
 pub(crate) fn sealed_len(fd: &OwnedFd) -> io::Result<u64> {
+    looked_at(fd)?.map_err(io::Error::other)
+}
+
+/// The same, or what is wrong with what the peer has passed; takes no memory.
+pub(crate) fn looked_at(fd: &OwnedFd) -> io::Result<Result<u64, &'static str>> {
     /// The file system of ordinary memfds.
     const TMPFS_MAGIC: u64 = 0x0102_1994;
     // SAFETY: plain system call on an owned descriptor, which every kind has.
     let flags = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) })?;
     if flags & libc::O_PATH != 0 || flags & libc::O_ACCMODE == libc::O_WRONLY {
-        return Err(io::Error::other("the peer's memory cannot be read by its descriptor"));
+        return Ok(Err("the peer's memory cannot be read by its descriptor"));
     }
     // SAFETY: an all-zero stat is a valid value of this plain C struct.
     let mut st: libc::stat = unsafe { std::mem::zeroed() };
@@ -90,13 +95,13 @@ pub(crate) fn sealed_len(fd: &OwnedFd) -> io::Result<u64> {
         fs
     };
     if st.st_mode & libc::S_IFMT != libc::S_IFREG || fs.f_type as u64 != TMPFS_MAGIC {
-        return Err(io::Error::other("the peer's memory has pages of an unusual kind"));
+        return Ok(Err("the peer's memory has pages of an unusual kind"));
     }
     // Every regular file of this file system has seals.
     if seals(fd)? & libc::F_SEAL_SHRINK == 0 {
-        return Err(io::Error::other("the peer's memory is not sealed against shrinking"));
+        return Ok(Err("the peer's memory is not sealed against shrinking"));
     }
-    u64::try_from(st.st_size).map_err(io::Error::other)
+    Ok(u64::try_from(st.st_size).map_err(|_| "the peer's memory has no length"))
 }
 
 /// A connection ends since a system call of this side failed: what that was for, and a code that says which bound was reached, or
