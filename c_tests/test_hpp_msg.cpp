@@ -467,6 +467,19 @@ static void an_answer_for_one_incarnation() {
   OK(p.b.send(p.to_a, COMM, 2, "y", 1, only));
   rdma::MessageStatus answer = p.a.recv(p.to_b, COMM, 2, EXACT, &got, 1);
   CHECK(answer.ok() && got == 'y' && answer.incarnation != 0 && answer.incarnation != asked.incarnation);
+  /* The status of a send says the same whether or not it has ended at once. */
+  const std::string small(1, 's'), large(3000000, 'l');
+  for (const std::string *content : {&small, &large}) {
+    rdma::MessageRequest sent = GET(p.b.isend(p.to_a, COMM, 3, content->data(), content->size(), only));
+    rdma::MessagePrepared prepared = GET(p.b.send_init(p.to_a, COMM, 3, content->data(), content->size(), only));
+    rdma::MessageRequest started = GET(prepared.start());
+    std::vector<char> room(content->size());
+    for (int i = 0; i < 2; i++) CHECK(p.a.recv(p.to_b, COMM, 3, EXACT, room.data(), room.size()).ok());
+    for (rdma::MessageRequest *r : {&sent, &started}) {
+      OK(r->wait());
+      CHECK(r->status().ok() && r->status().incarnation == only.incarnation);
+    }
+  }
   only.incarnation ^= 1;
   rdma::Status other = p.b.send(p.to_a, COMM, 2, "z", 1, only);
   CHECK(other.code() == RDMA_UNAVAILABLE && other.message().find("alpha") != std::string::npos);

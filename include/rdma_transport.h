@@ -5,7 +5,9 @@
  *
  * Codes. Functions return an rdma_code_t. After one other than RDMA_OK, rdma_last_error tells this
  * thread what was wrong: the argument, its value, what is allowed. Every function may return
- * RDMA_INTERNAL, for a defect of the library, and lists the others that it returns.
+ * RDMA_INTERNAL, for a defect of the library, and lists the others that it returns. One that needs something of the system
+ * may also return what that refuses: RDMA_RESOURCE_EXHAUSTED for what is used up, RDMA_PERMISSION_DENIED, and else
+ * RDMA_UNAVAILABLE, as where a sandbox knows a system call not; the text names it.
  *
  * Outputs are written on success only. Text outputs are three arguments, `buf`, `cap`, `out_len`: at
  * most cap bytes are written including the NUL, and *out_len, unless out_len is NULL, is the length
@@ -654,7 +656,7 @@ struct rdma_mgr_options {
    */
   const char *provider;
   /**
-   * "host:port", IPv6 in brackets (link-local: [fe80::1%eth0]:port), port 0 is any. NULL: 127.0.0.1:0 on first need, or
+   * "host:port", IPv6 in brackets (link-local: [fe80::1%eth0]:port), port 0, or "host" alone, is any. NULL: 127.0.0.1:0 on first need, or
    * [::1]:0 where that cannot be had. RDMA_LISTEN
    */
   const char *listen;
@@ -3461,8 +3463,8 @@ rdma_code_t rdma_mesh_options_init(rdma_mesh_options_t *options, size_t struct_s
  * Returns RDMA_OK; RDMA_DEADLINE_EXCEEDED: ranks did not come, or were not connected, in time, and
  * rdma_last_error names them, or rank 0, for which the others wait first; RDMA_INVALID_ARGUMENT: `mgr`,
  * `store` or `out` NULL, `rank` not below `size`, size not 1 to RDMA_MESH_MAX_RANKS, wrong struct_size or
- * option; ranks that say another size, or have the same name; RDMA_ABORTED: another manager came as the
- * same rank; RDMA_DATA_LOSS: a value in the store is no rank's; RDMA_FAILED_PRECONDITION: inside a
+ * option; ranks that say another size, or have the same name, which all that have come hear within seconds; RDMA_ABORTED: another
+ * manager came as the same rank: so do they, and where it is rank 0 the one whose place was taken; RDMA_DATA_LOSS: a value in the store is no rank's; RDMA_FAILED_PRECONDITION: inside a
  * callback, `mgr` or `store` destroyed or in a forked child; RDMA_CANCELLED: `mgr` or `store` was
  * destroyed meanwhile; RDMA_RESOURCE_EXHAUSTED: too many peers; as rdma_store_set and
  * rdma_mgr_export_address; RDMA_INTERNAL.

@@ -187,7 +187,8 @@ class MessageBatch {
 class MessagePrepared {
  public:
   MessagePrepared() = default;
-  MessagePrepared(rdma_mgr_t *mgr, rdma_msg_persistent_t id, std::size_t bytes) : mgr_(mgr), id_(id), bytes_(bytes) {}
+  MessagePrepared(rdma_mgr_t *mgr, rdma_msg_persistent_t id, std::size_t bytes, std::uint64_t incarnation = 0)
+    : mgr_(mgr), id_(id), bytes_(bytes), incarnation_(incarnation) {}
   MessagePrepared(MessagePrepared &&other) noexcept { swap(other); }
   /* What this was ends, as in its destructor. */
   MessagePrepared &operator=(MessagePrepared &&other) noexcept {
@@ -199,11 +200,12 @@ class MessagePrepared {
     if (id_) rdma_msg_persistent_free(mgr_, id_);
   }
   explicit operator bool() const { return id_ != 0; }
-  /* The status of a send that has ended at once has no more than its length. */
+  /* The status of a send that has ended at once has its length, and which incarnation it was for alone. */
   Result<MessageRequest> start() const {
     rdma_msg_status_t end{};
     end.struct_size = sizeof end;
     end.bytes = bytes_;
+    end.incarnation = incarnation_;
     rdma_msg_request_t id = 0;
     rdma_code_t rc = rdma_msg_start(mgr_, id_, &end, &id);
     if (rc != RDMA_OK) return Status::of(rc);
@@ -216,10 +218,12 @@ class MessagePrepared {
     std::swap(mgr_, other.mgr_);
     std::swap(id_, other.id_);
     std::swap(bytes_, other.bytes_);
+    std::swap(incarnation_, other.incarnation_);
   }
   rdma_mgr_t *mgr_ = nullptr;
   rdma_msg_persistent_t id_ = 0;
   std::size_t bytes_ = 0;
+  std::uint64_t incarnation_ = 0;
 };
 
 namespace detail {
@@ -282,7 +286,7 @@ class Messages {
     if (rc != RDMA_OK) return Status::of(rc);
     call.begun(id);
     if (id) return MessageRequest(mgr_, id);
-    return sent(peer, comm, tag, options.layout ? options.layout.size() : len);
+    return sent(peer, comm, tag, options.layout ? options.layout.size() : len, options.incarnation);
   }
   /* To the handler of this number at the peer; otherwise as `isend`. */
   Result<MessageRequest> am_isend(rdma_peer_t peer, std::uint32_t handler, std::uint64_t tag, const void *data,
@@ -294,7 +298,7 @@ class Messages {
     if (rc != RDMA_OK) return Status::of(rc);
     call.begun(id);
     if (id) return MessageRequest(mgr_, id);
-    return sent(peer, handler, tag, options.layout ? options.layout.size() : len);
+    return sent(peer, handler, tag, options.layout ? options.layout.size() : len, options.incarnation);
   }
   /* What active messages of this number run; nullptr: nothing any more; an empty function is refused. It has to live as long
    * as the manager: it may run on another thread when this returns. */
@@ -320,7 +324,7 @@ class Messages {
     rdma_msg_persistent_t id = 0;
     rdma_code_t rc = rdma_msg_send_init(mgr_, peer, comm, tag, data, len, &call.options, &id);
     if (rc != RDMA_OK) return Status::of(rc);
-    return MessagePrepared(mgr_, id, options.layout ? options.layout.size() : len);
+    return MessagePrepared(mgr_, id, options.layout ? options.layout.size() : len, options.incarnation);
   }
   Result<MessagePrepared> recv_init(rdma_peer_t source, std::uint32_t comm, std::uint64_t tag, std::uint64_t mask,
                                     void *buf, std::size_t len, const MessageOptions &options = MessageOptions()) const {
@@ -428,12 +432,14 @@ class Messages {
     return detail::refused(function, "options.done is given, allowed is none: a prepared operation tells its requests");
   }
   /* One that has ended at once. */
-  static MessageRequest sent(rdma_peer_t peer, std::uint32_t comm, std::uint64_t tag, std::size_t len) {
+  static MessageRequest sent(rdma_peer_t peer, std::uint32_t comm, std::uint64_t tag, std::size_t len,
+                             std::uint64_t incarnation = 0) {
     MessageStatus sent;
     sent.peer = peer;
     sent.tag = tag;
     sent.bytes = len;
     sent.comm = comm;
+    sent.incarnation = incarnation;
     return MessageRequest(std::move(sent));
   }
   MessageStatus recv_with(rdma_peer_t source, std::uint32_t comm, std::uint64_t tag, std::uint64_t mask, void *buf,

@@ -297,28 +297,11 @@ fn text(what: &str, value: &str, max: usize) -> Result<(), Status> {
     Ok(())
 }
 
-/// Checks the form `host:port` or `[v6]:port`; the host is resolved when listening.
+/// Checks the form of an address, as it is for all that listens; the host is resolved when listening.
 fn check_listen(what: &str, address: &str) -> Result<(), Status> {
     text(what, address, MAX_LISTEN_LEN)?;
-    let bad = || {
-        Status::invalid(format!(
-            "{what} is {address:?}, allowed are \"host:port\" and \"[IPv6 address]:port\" with a port \
-             from 0 (any) to 65535"
-        ))
-    };
-    let (host, port) = address.rsplit_once(':').ok_or_else(bad)?;
-    let bracketed = host.starts_with('[') && host.ends_with(']') && host.len() > 2;
-    let stray = !bracketed && host.contains(['[', ']']);
-    let digits = !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
-    if host.is_empty()
-        || stray
-        || host.contains(':') != bracketed
-        || !digits
-        || port.parse::<u16>().is_err()
-    {
-        return Err(bad());
-    }
-    Ok(())
+    let bad = |why: Status| Status::invalid(format!("{what}: {}", why.into_message()));
+    crate::bootstrap::split(address).map(drop).map_err(bad)
 }
 
 /// `host-pid-random`: unique without coordination.
@@ -326,8 +309,7 @@ fn generated_name() -> Result<String, Status> {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host: String = host.trim().chars().filter(|c| c.is_ascii_graphic()).take(64).collect();
     let host = if host.is_empty() { "host" } else { &host };
-    let random = getrandom::u32()
-        .map_err(|e| Status::internal(format!("no random bytes for the manager's name: {e}")))?;
+    let random = getrandom::u32().map_err(Status::random)?;
     Ok(format!("{host}-{}-{random:08x}", std::process::id()))
 }
 
@@ -377,10 +359,13 @@ mod tests {
         {
             check_listen("listen", good).unwrap();
         }
-        for bad in
-            ["", ":1", "host", "host:", "host:x", "h:65536", "h:-1", "h:+1", "::1:80", "[]:1"]
-        {
-            assert!(check_listen("listen", bad).is_err(), "{bad}");
+        // As rdma_mgr_listen and rdma_store_serve have it: without a port it is any.
+        for good in ["127.0.0.1", "host", "[::1]", "::1"] {
+            check_listen("listen", good).unwrap();
+        }
+        for bad in ["", ":1", "host:", "host:x", "h:65536", "h:-1", "h:+1", "a:b:80", "[]:1"] {
+            let text = check_listen("listen", bad).unwrap_err().into_message();
+            assert!(bad.is_empty() || text.contains("'host', port 0 to 65535"), "{text}");
         }
     }
 }

@@ -40,6 +40,12 @@ const REFUSED: u32 = 3;
 const SESSION: &[u8] = b"session";
 const MAGIC: [u8; 4] = *b"RDMR";
 const VERSION: u16 = 1;
+/// Bytes of a rank's value before its address.
+const BEFORE_ADDRESS: usize = 14;
+
+mod verdict;
+
+use verdict::{Found, Told};
 
 type Life = [u8; 16];
 
@@ -69,7 +75,7 @@ pub struct Mesh {
 
 /// A rank's value.
 fn encode(rank: usize, size: usize, blob: &[u8]) -> Result<Vec<u8>, Status> {
-    let mut value = room::vec(blob.len() + 18, "a rank's value")?;
+    let mut value = room::vec(blob.len() + BEFORE_ADDRESS, "a rank's value")?;
     Writer::new(&mut value)
         .bytes(&MAGIC)
         .u16(VERSION)
@@ -99,7 +105,9 @@ fn decode(value: &[u8], rank: usize, size: usize) -> Result<AddressBlob, Status>
         return Err(bad(format!("it is of rank {its_rank}")));
     }
     if its_size != size {
-        let text = format!("rank {rank} says that there are {its_size} ranks, here size is {size}");
+        let text = format!(
+            "rank {rank} says that there are {its_size} ranks, rank 0 that there are {size}"
+        );
         return Err(Status::invalid(text));
     }
     AddressBlob::decode(r.rest()).map_err(|e| bad(e.into_message()))
@@ -233,8 +241,11 @@ impl<'a> Meeting<'a> {
         let session = self.life;
         let keys = self.rank_keys(&session)?;
         let keys = slices(&keys)?;
-        let mut begun = false;
+        let (mut begun, mut told, mut found) = (false, Told::default(), Found::default());
         let round = || {
+            if !begun {
+                told.begin(self.of_session(&session, "two")?);
+            }
             match self.find(SESSION)? {
                 Some(there) if there == session => {}
                 Some(_) if begun => {
@@ -250,10 +261,13 @@ impl<'a> Meeting<'a> {
             }
             begun = true;
             self.keep_own(&session)?;
-            if !self.wait(&keys)?.is_empty() {
+            let missing = self.wait(&keys)?;
+            self.look_at_all(&keys, &missing, &told, &mut found)
+                .map_err(|status| self.tell(&keys, status))?;
+            if !missing.is_empty() {
                 return Ok(None);
             }
-            let blobs = self.read(&keys)?;
+            let blobs = self.read(&keys).map_err(|status| self.tell(&keys, status))?;
             let lives = room::collect(blobs.iter().map(|blob| blob.incarnation), "ranks")?;
             self.set(&key(&session, "all"), lives.as_flattened())?;
             Ok(Some(blobs))
@@ -265,8 +279,8 @@ impl<'a> Meeting<'a> {
     /// Removes what an earlier session of as many ranks has left.
     fn clear(&self, session: &Life) -> Result<(), Status> {
         let mut keys = self.rank_keys(session)?;
-        room::grow(&mut keys, 1, "ranks")?;
-        keys.push(key(session, "all"));
+        room::grow(&mut keys, 3, "ranks")?;
+        keys.extend(["all", "no", "two"].map(|what| key(session, what)));
         let keys = slices(&keys)?;
         match self.lent.delete(&keys, self.look()) {
             Err(status) if status.code == Code::Unimplemented => Ok(()),
@@ -282,7 +296,7 @@ impl<'a> Meeting<'a> {
             Some(other) => {
                 let other = decode(&other, self.rank, self.size).ok();
                 if let Some(other) = other.filter(|other| other.incarnation != self.life) {
-                    let text = format!("rank {} is also the manager '{}'", self.rank, other.name);
+                    let text = self.taken_twice(&other.name);
                     return Err(Status::new(Code::Aborted, text));
                 }
             }
@@ -292,16 +306,23 @@ impl<'a> Meeting<'a> {
     }
 
     fn follow(&self, alive: &dyn Fn() -> Result<(), Status>) -> Result<Vec<AddressBlob>, Status> {
-        let mut published = None;
+        let (mut published, mut told, mut first) = (None, Told::default(), true);
         let round = || {
             let Some(session) = self.session()? else { return Ok(None) };
             if published != Some(session) {
+                first = published.is_none();
+                told.begin(self.of_session(&session, "no")?);
                 // Of an earlier life of this rank there may be another value.
                 self.set(&key(&session, &self.rank.to_string()), &self.value)?;
                 published = Some(session);
             }
-            self.keep_own(&session)?;
-            self.hear(&session)
+            self.keep_own(&session).inspect_err(|status| {
+                // Who has been in another session may be of an earlier job, whose place is another's by right.
+                if first && status.code == Code::Aborted {
+                    self.note(&session, status);
+                }
+            })?;
+            self.hear(&session, &told)
         };
         let late = || {
             let Some(session) = self.session()? else { return Ok(self.leaderless()) };
@@ -327,15 +348,18 @@ impl<'a> Meeting<'a> {
     }
 
     /// Waits for rank 0's word in this session; the addresses, if we are part of it.
-    fn hear(&self, session: &Life) -> Result<Option<Vec<AddressBlob>>, Status> {
+    fn hear(&self, session: &Life, told: &Told) -> Result<Option<Vec<AddressBlob>>, Status> {
         let all = key(session, "all");
         if !self.wait(&[&all])?.is_empty() {
+            self.hear_verdict(session, told)?;
             return Ok(None);
         }
         let lives = self.find(&all)?.unwrap_or_default();
         let (lives, rest) = lives.as_chunks::<16>();
         let ours = lives.len() == self.size && lives.get(self.rank) == Some(&self.life);
         if !ours || !rest.is_empty() {
+            // What all have met by may be of an earlier call.
+            self.hear_verdict(session, told)?;
             self.store.until(Patience::For(self.slice(PAUSE))).sleep(PAUSE)?;
             return Ok(None);
         }
@@ -347,15 +371,22 @@ impl<'a> Meeting<'a> {
     }
 
     fn read(&self, keys: &[&[u8]]) -> Result<Vec<AddressBlob>, Status> {
-        let values = self.store.get(keys, Patience::For(self.slice(ANSWER)))?;
+        let ranks = room::collect(0..self.size, "ranks")?;
+        self.read_of(keys, &ranks)
+    }
+
+    /// What these ranks say, if it fits.
+    fn read_of(&self, keys: &[&[u8]], ranks: &[usize]) -> Result<Vec<AddressBlob>, Status> {
+        let theirs = room::collect(ranks.iter().map(|&rank| keys[rank]), "ranks")?;
+        let values = self.store.get(&theirs, Patience::For(self.slice(ANSWER)))?;
         let mut blobs = Vec::new();
         room::grow(&mut blobs, values.len(), "ranks")?;
-        for (rank, value) in values.iter().enumerate() {
+        for (&rank, value) in ranks.iter().zip(&values) {
             blobs.push(decode(value, rank, self.size)?);
         }
         let mut names = HashMap::new();
         room::grow(&mut names, blobs.len(), "ranks")?;
-        for (rank, blob) in blobs.iter().enumerate() {
+        for (&rank, blob) in ranks.iter().zip(&blobs) {
             if let Some(other) = names.insert(&blob.name, rank) {
                 let text = format!(
                     "ranks {other} and {rank} both have the name '{}'; names have to differ",
@@ -365,6 +396,12 @@ impl<'a> Meeting<'a> {
             }
         }
         Ok(blobs)
+    }
+
+    fn taken_twice(&self, other: &str) -> String {
+        let own = AddressBlob::decode(&self.value[BEFORE_ADDRESS..]).map(|blob| blob.name);
+        let own = own.unwrap_or_default();
+        format!("rank {} is the manager '{own}', and is also the manager '{other}'", self.rank)
     }
 
     /// Rank 0 did not come, for whose word the others wait before they publish anything.

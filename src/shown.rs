@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::fmt::{self, Display, Write};
+use std::time::Duration;
 
 /// Bytes of a key that are shown; the rest is counted.
 const KEY_SHOWN: usize = 200;
@@ -57,6 +58,20 @@ fn printable(f: &mut impl Write, c: char) -> fmt::Result {
     }
 }
 
+/// A span of time as a person reads it: to the millisecond.
+pub fn time(span: Duration) -> impl Display {
+    Time(span)
+}
+
+struct Time(Duration);
+
+impl Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = self.0.saturating_add(Duration::from_micros(500)).as_millis();
+        write!(f, "{:?}", Duration::from_millis(ms.min(u64::MAX.into()) as u64))
+    }
+}
+
 /// An error's text that a peer wrote: control characters escaped, a NUL among them, which would end it
 /// for a reader in C. Its lines stay lines. Where there is no memory for what stands for them, nothing is left of it.
 pub fn text(text: &str) -> Cow<'_, str> {
@@ -98,6 +113,14 @@ pub fn for_c(text: &str) -> Cow<'_, str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_are_told_to_the_millisecond() {
+        let told = |ns| time(Duration::from_nanos(ns)).to_string();
+        assert_eq!(told(4_999_997_246), "5s");
+        assert_eq!([told(0), told(299_600_000), told(4_500_400_000)], ["0ns", "300ms", "4.5s"]);
+        assert_eq!(time(Duration::MAX).to_string().pop(), Some('s'));
+    }
 
     #[test]
     fn r23_keys_are_escaped() {

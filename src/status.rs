@@ -173,6 +173,12 @@ impl Status {
     }
     /// A failed system call: "what: strerror", coded by errno. Whoever waits until a descriptor is ready does not come here with
     /// EAGAIN: it is what a thread, a process or locked memory beyond a bound is refused with.
+    ///
+    /// The rule: what is used up, what is not permitted, what is not there and what is there already have codes of their own; all else
+    /// that the system refuses is `Unavailable`. An errno is never `InvalidArgument` or `Internal`: the library chose the call's
+    /// arguments, EINVAL is what a sandbox or a kernel that lacks something says, and neither is the application's mistake or a
+    /// defect. Where it is known that the errno is about what the application gave, the caller says so. `InvalidArgument` are errors
+    /// without an errno: of a path with a NUL, say.
     pub fn os(what: impl fmt::Display, err: &std::io::Error) -> Status {
         use std::io::ErrorKind as K;
         let code = match err.raw_os_error() {
@@ -190,13 +196,23 @@ impl Status {
             _ => match err.kind() {
                 K::PermissionDenied => Code::PermissionDenied,
                 K::NotFound => Code::NotFound,
-                K::InvalidInput => Code::InvalidArgument,
+                K::InvalidInput if err.raw_os_error().is_none() => Code::InvalidArgument,
                 K::AddrInUse | K::AlreadyExists => Code::AlreadyExists,
                 K::OutOfMemory => Code::ResourceExhausted,
                 _ => Code::Unavailable,
             },
         };
         Status::new(code, crate::room::said(format_args!("{what}: {err}")))
+    }
+    /// The system's random generator gives nothing.
+    pub(crate) fn random(err: getrandom::Error) -> Status {
+        const WHAT: &str = "system's random generator";
+        match err.raw_os_error() {
+            Some(errno) => Status::os(WHAT, &std::io::Error::from_raw_os_error(errno)),
+            None => {
+                Status::new(Code::Unavailable, crate::room::said(format_args!("{WHAT}: {err}")))
+            }
+        }
     }
 }
 
@@ -233,7 +249,13 @@ mod tests {
         for errno in [EMFILE, ENFILE, ENOMEM, EAGAIN, ENOBUFS, ENOSPC, EDQUOT, ENOLCK, EFBIG] {
             assert_eq!(of(errno), Code::ResourceExhausted, "errno {errno}");
         }
-        assert_eq!(of(EACCES), Code::PermissionDenied);
+        assert_eq!([of(EACCES), of(EPERM)], [Code::PermissionDenied; 2]);
+        // What the system refuses is no wrong argument and no defect.
+        for errno in [EINVAL, ENOSYS, EIO, EFAULT, EINTR, EBADF, EOPNOTSUPP] {
+            assert_eq!(of(errno), Code::Unavailable, "errno {errno}");
+        }
+        let told = Status::os("x", &std::fs::File::open("a\0b").unwrap_err());
+        assert_eq!(told.code, Code::InvalidArgument, "{told}");
         assert_eq!(of(ECONNREFUSED), Code::Unavailable);
     }
 }

@@ -87,6 +87,26 @@ fn a_flush_waits_for_callbacks_that_wait_for_a_copy() {
     m.destroy().unwrap();
 }
 
+/// What ends with the manager did not end well, whoever drives.
+#[test]
+fn a_flush_hears_that_its_manager_was_destroyed() {
+    for progress in [Progress::Thread, Progress::Manual] {
+        let m = manager("m", progress);
+        let (tx, ended) = mpsc::channel();
+        let done: RecvDone = Box::new(move |result, _| {
+            let _ = tx.send(result.map(drop));
+        });
+        receive(&m, b"never", 1, done);
+        let waits = m.clone();
+        let flushes = std::thread::spawn(move || waits.flush(None, LONG));
+        std::thread::sleep(Duration::from_millis(100));
+        m.destroy().unwrap();
+        let end = flushes.join().unwrap().unwrap_err();
+        assert_eq!(end.code, Code::Cancelled, "{progress:?}: {end}");
+        assert_eq!(ended.recv_timeout(LONG).unwrap().unwrap_err().code, Code::Cancelled);
+    }
+}
+
 /// A caller that drives and sleeps hears of what the progress thread had begun before.
 #[test]
 fn r01_a_flush_hears_of_a_callback_on_another_thread() {

@@ -40,14 +40,23 @@ pub fn resolve(text: &str) -> Result<Vec<SocketAddr>, Status> {
 
 /// The same of an address that is to be connected to: it needs a port.
 pub(crate) fn resolve_peer(text: &str) -> Result<Vec<SocketAddr>, Status> {
-    let (host, port) = split(text)?;
-    if port == 0 {
-        let how = if host.contains(':') { "'[v6]:port'" } else { "'host:port'" };
-        return Err(Status::invalid(format!(
-            "address '{text}' has no port to connect to; allowed is {how}, port 1 to 65535"
-        )));
-    }
+    split_peer(text)?;
     resolve(text)
+}
+
+/// Host and port of an address that is to be connected to.
+pub(crate) fn split_peer(text: &str) -> Result<(&str, u16), Status> {
+    let bad = |why: &str| {
+        Status::invalid(format!(
+            "address '{}'{why}; allowed is 'host:port' or '[v6]:port', port 1 to 65535",
+            shown::key(text.as_bytes())
+        ))
+    };
+    match parts(text) {
+        Ok((_, 0)) => Err(bad(" has no port to connect to")),
+        Ok(found) => Ok(found),
+        Err(why) => Err(bad(&format!(": {why}"))),
+    }
 }
 
 /// The same, of what costs nothing; `None`: a name for the resolver.
@@ -119,43 +128,47 @@ fn listed(ips: &[IpAddr], port: u16) -> Result<Option<Vec<SocketAddr>>, Status> 
     room::collect(ips.iter().map(|ip| SocketAddr::new(*ip, port)), "addresses").map(Some)
 }
 
-/// Host and port, 0 where there is none.
+/// Host and port of an address to listen on, 0 where there is none.
 pub(crate) fn split(text: &str) -> Result<(&str, u16), Status> {
-    let bad = |why: &str| {
+    parts(text).map_err(|why| {
         Status::invalid(format!(
             "address '{}': {why}; allowed are 'host:port', '[v6]:port' and 'host', port 0 to 65535",
             shown::key(text.as_bytes())
         ))
-    };
+    })
+}
+
+/// Host and port, 0 where there is none; or what is wrong.
+fn parts(text: &str) -> Result<(&str, u16), &'static str> {
     let (host, port) = if let Some(rest) = text.strip_prefix('[') {
-        let (host, tail) = rest.split_once(']').ok_or_else(|| bad("']' is missing"))?;
+        let (host, tail) = rest.split_once(']').ok_or("']' is missing")?;
         if ipv6(host).is_none() {
-            return Err(bad("no IPv6 address between the brackets"));
+            return Err("no IPv6 address between the brackets");
         }
         match tail {
             "" => (host, None),
-            _ => (host, Some(tail.strip_prefix(':').ok_or_else(|| bad("':' expected after ']'"))?)),
+            _ => (host, Some(tail.strip_prefix(':').ok_or("':' expected after ']'")?)),
         }
     } else if ipv6(text).is_some() {
         (text, None)
     } else {
         match text.split_once(':') {
             Some((_, port)) if port.contains(':') => {
-                return Err(bad("more than one ':'"));
+                return Err("more than one ':'");
             }
             Some((host, port)) => (host, Some(port)),
             None => (text, None),
         }
     };
     if host.is_empty() || host.len() > 253 || host.chars().any(|c| c.is_control() || c == ' ') {
-        return Err(bad("no usable host"));
+        return Err("no usable host");
     }
     match port {
         None => Ok((host, 0)),
         Some(p) if !p.is_empty() && p.bytes().all(|b| b.is_ascii_digit()) => {
-            p.parse().map(|p| (host, p)).map_err(|_| bad("port out of range"))
+            p.parse().map(|p| (host, p)).map_err(|_| "port out of range")
         }
-        Some(_) => Err(bad("port is not a number")),
+        Some(_) => Err("port is not a number"),
     }
 }
 
@@ -325,6 +338,16 @@ mod tests {
             let status = resolve_peer(bad).unwrap_err();
             assert_eq!(status.code, Code::InvalidArgument, "{bad:?}");
             assert!(status.message.contains(bad) && status.message.contains(":port'"), "{status}");
+        }
+        // What is malformed is told with what is allowed here: a port.
+        for bad in ["host:x", "a:b:c", "[::1", "host:65536", ""] {
+            let text = resolve_peer(bad).unwrap_err().into_message();
+            assert!(
+                text.contains("allowed is 'host:port' or '[v6]:port', port 1 to 65535"),
+                "{text}"
+            );
+            let text = resolve(bad).unwrap_err().into_message();
+            assert!(text.contains("and 'host', port 0 to 65535"), "{text}");
         }
         assert_eq!(resolve_peer("[::1]:5").unwrap()[0].to_string(), "[::1]:5");
     }

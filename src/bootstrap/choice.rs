@@ -75,9 +75,11 @@ fn objection(kind: ProviderKind, a: &Identity, b: &Identity) -> Option<String> {
         ProviderKind::Shm if a.host_id != b.host_id => Some("different hosts or namespaces"),
         _ => None,
     };
+    let lacks = [a.lacks(kind), b.lacks(kind)];
+    // Who cannot say on which host it is, is not on another one for that.
+    let misfit = misfit.filter(|_| kind != ProviderKind::Shm || lacks == [None, None]);
     let mut whys: Vec<String> = misfit.map(String::from).into_iter().collect();
-    whys.extend(a.lacks(kind));
-    whys.extend(b.lacks(kind));
+    whys.extend(lacks.into_iter().flatten());
     (!whys.is_empty()).then(|| whys.join(", "))
 }
 

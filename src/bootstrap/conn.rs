@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use crate::api::VANISHED;
 use crate::fabric::{EpId, ProviderKind};
 use crate::local_fd::Local;
-use crate::os;
 use crate::os::epoll::{Epoll, READ, WRITE};
+use crate::os::{self, again};
+use crate::shown;
 use crate::status::{Code, Reason, Status};
 
 use super::addr::on_link;
@@ -244,18 +245,18 @@ impl Conn {
     }
 
     fn timeout(&self) -> Failure {
-        let limit = self.deadline.saturating_duration_since(self.started);
+        let limit = shown::time(self.deadline.saturating_duration_since(self.started));
         let (status, tell) = match self.phase {
             Phase::Connecting => {
-                (Status::new(Code::Unavailable, format!("no connection within {limit:?}")), false)
+                (Status::new(Code::Unavailable, format!("no connection within {limit}")), false)
             }
             Phase::Opening(..) => {
-                let text = format!("the tcp endpoint was not open within {limit:?}");
+                let text = format!("the tcp endpoint was not open within {limit}");
                 (Status::new(Code::Unavailable, text), false)
             }
             _ => {
                 let awaits = self.hs.awaits();
-                let text = format!("no {awaits} within {limit:?} of connecting");
+                let text = format!("no {awaits} within {limit} of connecting");
                 let status = Status::new(Code::Unavailable, text).because(Reason::PeerStalled);
                 (status, !self.hs.is_anonymous())
             }
@@ -359,11 +360,10 @@ impl Conn {
         let Some(stream) = &mut self.stream else { return Ok(true) };
         let tx = &mut self.hs.out.tx;
         while let Some(rest) = tx.get(self.sent..).filter(|r| !r.is_empty()) {
-            match stream.write(rest) {
+            match again(|| stream.write(rest)) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(n) => self.sent += n,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(false),
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return Err(e),
             }
         }
@@ -447,7 +447,7 @@ impl Conn {
         };
         let mut scrap = [0; 2048];
         while *drained < LINGER_BYTES {
-            match stream.read(&mut scrap) {
+            match again(|| stream.read(&mut scrap)) {
                 Ok(n) if n > 0 => *drained += n,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {
                     return match self.update_interest(epoll) {
@@ -455,7 +455,6 @@ impl Conn {
                         Err(_) => Outcome::Ended,
                     };
                 }
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 _ => break,
             }
         }

@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::fabric::{EpId, ProviderKind};
+use crate::shown;
 use crate::status::{Code, Status};
 use crate::wire::{Reader, Writer};
 
@@ -271,10 +272,10 @@ impl Rounds {
             }
             Some(Err(status)) => self.give_up(ctx, peer, out, status),
             None if ctx.now >= a.deadline => {
-                let limit = a.limit;
+                let limit = shown::time(a.limit);
                 let status = Status::new(
                     Code::Unavailable,
-                    format!("the endpoint was not connected within {limit:?}"),
+                    format!("the endpoint was not connected within {limit}"),
                 );
                 self.give_up(ctx, peer, out, status)
             }

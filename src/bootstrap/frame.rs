@@ -2,6 +2,7 @@
 
 use std::io::{ErrorKind, Read};
 
+use crate::os::again;
 use crate::status::{Code, Status};
 use crate::wire::{Reader, Writer};
 
@@ -139,7 +140,7 @@ impl FrameReader {
             };
             let mut chunk = [0; 2048];
             let n = want.min(chunk.len());
-            match from.read(&mut chunk[..n]) {
+            match again(|| from.read(&mut chunk[..n])) {
                 Ok(0) => return Err(Broken::Gone(self.closed())),
                 Ok(n) => {
                     self.buf.extend_from_slice(&chunk[..n]);
@@ -149,7 +150,6 @@ impl FrameReader {
                     }
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => {
                     return Err(Broken::Gone(Status::gone(format!(
                         "the connection broke during the handshake: {e}"

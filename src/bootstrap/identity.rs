@@ -22,7 +22,7 @@ pub fn random_id() -> Result<[u8; 16], Status> {
 }
 
 pub(super) fn fill_random(buf: &mut [u8]) -> Result<(), Status> {
-    getrandom::fill(buf).map_err(|e| Status::internal(format!("random numbers: {e}")))
+    getrandom::fill(buf).map_err(Status::random)
 }
 
 /// Random per process; a child after `fork` has another than its parent.
@@ -44,24 +44,35 @@ pub fn process_id() -> Result<[u8; 16], Status> {
 /// the shm provider needs. A digest, so that the boot id itself stays private. Where the facts
 /// cannot be read the id is random: equal to nobody's.
 pub fn host_id() -> Result<[u8; 16], Status> {
-    match host_facts() {
-        Ok(facts) => {
-            let digest = Sha256::new().chain_update(b"rdma-transport host\0").chain_update(facts);
-            let mut id = [0; 16];
-            id.copy_from_slice(&digest.finalize()[..16]);
-            Ok(id)
-        }
+    match known_host() {
+        Ok(id) => Ok(id),
         Err(_) => random_id(),
     }
 }
 
-fn host_facts() -> std::io::Result<SmallVec<[u8; 128]>> {
+/// The same, where the facts can be read; or which could not.
+pub(crate) fn known_host() -> Result<[u8; 16], String> {
+    let digest = Sha256::new().chain_update(b"rdma-transport host\0");
+    let digest = digest.chain_update(host_facts(&FACTS)?);
+    let mut id = [0; 16];
+    id.copy_from_slice(&digest.finalize()[..16]);
+    Ok(id)
+}
+
+/// What tells one host from another: the running kernel, and its namespaces.
+const FACTS: [&str; 3] =
+    ["/proc/sys/kernel/random/boot_id", "/proc/self/ns/net", "/proc/self/ns/pid"];
+
+fn host_facts([boot_id, namespaces @ ..]: &[&str; 3]) -> Result<SmallVec<[u8; 128]>, String> {
+    let unread = |path: &str, e: std::io::Error| {
+        format!("{path}, by which processes of one host know each other, could not be read: {e}")
+    };
     // Without memory of the heap: its lack must not make this another host.
     let mut id = [0; 64];
-    let read = std::fs::File::open("/proc/sys/kernel/random/boot_id")?.read(&mut id)?;
-    let mut facts = SmallVec::from_slice(&id[..read]);
-    for ns in ["/proc/self/ns/net", "/proc/self/ns/pid"] {
-        let meta = std::fs::metadata(ns)?;
+    let read = std::fs::File::open(boot_id).and_then(|mut file| file.read(&mut id));
+    let mut facts = SmallVec::from_slice(&id[..read.map_err(|e| unread(boot_id, e))?]);
+    for ns in namespaces {
+        let meta = std::fs::metadata(ns).map_err(|e| unread(ns, e))?;
         facts.extend_from_slice(&meta.dev().to_le_bytes());
         facts.extend_from_slice(&meta.ino().to_le_bytes());
     }
@@ -114,6 +125,12 @@ mod tests {
         assert_eq!(host_id(), host_id());
         assert_ne!(random_id(), random_id());
         assert_ne!(host_id(), Ok([0; 16]));
+        for place in 0..FACTS.len() {
+            let mut facts = FACTS;
+            facts[place] = "/proc/self/none";
+            let why = host_facts(&facts).unwrap_err();
+            assert!(why.contains("/proc/self/none, by which"), "{why}");
+        }
     }
 
     #[test]

@@ -47,13 +47,14 @@ use crate::local_fd::Local;
 use crate::status::Status;
 
 pub use addr::{format_address, resolve};
-pub(crate) use addr::{is_loopback, resolve_at_once, resolve_peer, split};
+pub(crate) use addr::{is_loopback, resolve_at_once, resolve_peer, split, split_peer};
 pub use backoff::Backoff;
 pub use blob::AddressBlob;
 pub use choice::{Choice, choose};
 pub use engine::Bootstrap;
 pub use hello::fuzz_hello;
 pub(crate) use identity::check_name;
+pub(crate) use identity::known_host;
 pub use identity::{host_id, process_id, random_id};
 pub(crate) use sys::start_connect;
 

@@ -317,7 +317,7 @@ mod tests {
             ("RDMA_PIPELINE_SEND_LENGTH", "x", "0 to"),
             ("RDMA_SEND_PIPELINE_DEPTH", "65", "1 to 64"),
             ("RDMA_MAX_RDMA_PER_REQUEST", "9", "1 to 8"),
-            ("RDMA_LISTEN", "nowhere", "host:port"),
+            ("RDMA_LISTEN", "nowhere:", "host:port"),
             ("RDMA_BUSY_POLL_US", "-1", "0 to 60000000"),
             ("RDMA_TIMEOUT_MS", "0", "1 to"),
             ("RDMA_PEER_TIMEOUT_MS", "-1", "0 to"),

@@ -93,9 +93,7 @@ impl RegionTable {
         if self.fresh.is_empty() {
             room::grow(&mut self.fresh, DRAW, "memory keys")?;
             let mut bytes = [0u8; 4 * DRAW];
-            getrandom::fill(&mut bytes).map_err(|e| {
-                Status::new(Code::Unavailable, format!("no random number for a memory key: {e}"))
-            })?;
+            getrandom::fill(&mut bytes).map_err(Status::random)?;
             let (words, _) = bytes.as_chunks::<4>();
             self.fresh.extend(words.iter().map(|w| u32::from_le_bytes(*w)));
         }

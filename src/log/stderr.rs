@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Level;
 use super::speaker::Stamp;
+use crate::os::again;
 
 /// What a pipe takes in one piece if it takes anything (`PIPE_BUF`).
 const PIECE: usize = 4096;
@@ -49,10 +50,9 @@ fn taken(to: &mut (impl Write + AsRawFd), line: &[u8]) -> bool {
             if !takes_output(unsafe { BorrowedFd::borrow_raw(to.as_raw_fd()) }) {
                 return false;
             }
-            match to.write(rest) {
+            match again(|| to.write(rest)) {
                 Ok(0) => return true,
                 Ok(n) => rest = rest.get(n..).unwrap_or_default(),
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return e.kind() != ErrorKind::WouldBlock,
             }
         }

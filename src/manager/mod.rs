@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::api::*;
-use crate::bootstrap::{AddressBlob, BootConfig, Bootstrap, Identity, Offer};
+use crate::bootstrap::{AddressBlob, BootConfig, Bootstrap, Identity};
 use crate::config::{Config, Progress};
 use crate::engine::{Engine, Hooks, Range, Settings, Work};
 use crate::fabric::{self, Follows, ProviderKind};
@@ -51,6 +51,7 @@ mod memory;
 mod memory_calls;
 mod messages;
 mod near;
+mod offers;
 mod pairs;
 mod peers;
 mod posting;
@@ -350,68 +351,15 @@ impl Manager {
     }
 }
 
-/// Opens the adapters that the settings allow.
-fn open_adapters(config: &Config, epoll: &Epoll) -> Result<(memory::Adapters, Vec<Offer>), Status> {
-    let mut adapters: memory::Adapters = [None, None, None, None];
-    let mut offers = Vec::new();
-    for kind in ProviderKind::ALL {
-        if let Some(only) = config.provider.filter(|&p| p != kind) {
-            // By whose word, so that the other side's message says where to look.
-            let word = if config.provider_from_env { "RDMA_PROVIDER" } else { "options.provider" };
-            let unavailable = Some(format!("not offered, {word} is {}", only.name()));
-            offers.push(Offer { kind, unavailable });
-            continue;
-        }
-        let opened = fabric::probe(kind).map_err(|why| {
-            let text = format!("provider {}: {}", kind.name(), why.message);
-            match why.code {
-                // It could be used, if there were descriptors and memory.
-                Code::ResourceExhausted => why.with_message(text),
-                _ => Status::new(Code::Unavailable, text),
-            }
-        });
-        let unavailable = match opened.and_then(|()| fabric::open(kind, config)) {
-            Ok(mut adapter) => {
-                adapter.leave_moves();
-                if let Some(fd) = adapter.fd() {
-                    epoll.add(fd, Tag::Adapter(kind as u8))?;
-                }
-                for note in adapter.notes() {
-                    log::info(format_args!("provider {}: {note}", kind.name()));
-                }
-                adapters[kind as usize] = Some(adapter);
-                None
-            }
-            Err(status) if config.provider.is_some() => return Err(advise(kind, status)),
-            Err(status) => {
-                log::info(format_args!("not used: {}", status.message));
-                Some(status.into_message())
-            }
-        };
-        offers.push(Offer { kind, unavailable });
-    }
-    Ok((adapters, offers))
-}
-
-/// What to do about a provider that is required and cannot be used here.
-fn advise(kind: ProviderKind, mut status: Status) -> Status {
-    if kind == ProviderKind::Ibverbs && status.code == Code::Unavailable {
-        status.message.push_str(
-            "; ibverbs needs libibverbs.so.1, its driver for the device, and a port that `ibv_devinfo` \
-             shows as PORT_ACTIVE (docs/rdma.md); RDMA_PROVIDER=auto uses what there is",
-        );
-    }
-    status
-}
-
 fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
     let speaker = log::Speaker::new(&config.name);
     let _speaking = speaker.speak();
-    let (adapters, providers) = open_adapters(config, &epoll)?;
+    let (adapters, mut providers) = offers::open_adapters(config, &epoll)?;
+    let host_id = offers::host_id(&mut providers)?;
     let identity = Identity {
         name: config.name.clone(),
         incarnation: crate::bootstrap::random_id()?,
-        host_id: crate::bootstrap::host_id()?,
+        host_id,
         process_id: crate::bootstrap::process_id()?,
         manual_progress: config.progress == Progress::Manual,
         peer_timeout_ms: u32::try_from(config.patience_ms()).unwrap_or(u32::MAX),

@@ -15,8 +15,7 @@ const VERSION: u16 = 1;
 impl Manager {
     /// Makes one end of a pair.
     pub fn pair_create(&self, rank: u64, timeout: Timeout) -> Result<u64, Status> {
-        let token =
-            getrandom::u64().map_err(|e| Status::internal(format!("random numbers: {e}")))?;
+        let token = getrandom::u64().map_err(Status::random)?;
         let timeout = timeout.nanos();
         self.with_engine(|e, _| e.pair_create(rank, token.max(1), timeout))
     }

@@ -95,10 +95,12 @@ impl Manager {
                 && core.world.held_back.is_empty()
                 && !self.drivers.callbacks.any(&mut core)
         };
-        if self.waiting(|| self.block(&waiter, Some(timeout), idle)) {
+        let ended = self.waiting(|| self.block(&waiter, Some(timeout), idle));
+        // What ended with the manager did not end well, whoever drove it to its end.
+        self.refuse_closing()?;
+        if ended {
             return Ok(());
         }
-        self.refuse_closing()?;
         let left = self.core.lock().engine.under_way_with(index);
         let with = peer.map_or_else(String::new, |p| format!(" with peer '{p}'"));
         let text = format!("{left} operations{with} are under way after {}", seconds(timeout));

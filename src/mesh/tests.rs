@@ -129,3 +129,81 @@ fn who_waits_for_rank_0_claims_nothing_of_the_others() {
         assert_eq!(status.message.contains(unknown), size == 8, "{status}");
     }
 }
+
+/// One rank of a mesh, as another process would make it; how it ended, and after how long.
+fn rank(
+    kind: &Arc<dyn Kind>,
+    name: &str,
+    life: u8,
+    rank: usize,
+    size: usize,
+) -> (Result<(), Status>, Duration) {
+    let blob = AddressBlob {
+        name: name.to_owned(),
+        incarnation: [life; 16],
+        host_id: [0; 16],
+        addrs: vec![([127, 0, 0, 1], 1).into()],
+    };
+    let store = Store::new(kind.clone(), Duration::from_secs(60)).unwrap();
+    let patience = Patience::For(Duration::from_secs(20));
+    let meeting =
+        Meeting::new(&store, &blob.encode().unwrap(), rank, size, KEEP, patience).unwrap();
+    let begun = Instant::now();
+    (meeting.meet(|| Ok(())).map(drop), begun.elapsed())
+}
+
+type Came = (&'static str, u8, usize, usize);
+
+/// All of these come, some 30 ms after each other.
+fn come(kind: &Arc<dyn Kind>, ranks: &[Came]) -> Vec<(Result<(), Status>, Duration)> {
+    std::thread::scope(|scope| {
+        let all: Vec<_> = ranks
+            .iter()
+            .map(|&(name, life, at, size)| {
+                std::thread::sleep(Duration::from_millis(30));
+                scope.spawn(move || rank(kind, name, life, at, size))
+            })
+            .collect();
+        all.into_iter().map(|one| one.join().unwrap()).collect()
+    })
+}
+
+fn all_hear(ranks: &[Came], code: Code, words: &str) {
+    let kind: Arc<dyn Kind> = Arc::new(Memory::new());
+    let ends = come(&kind, ranks);
+    for (result, time) in &ends {
+        let status = result.as_ref().unwrap_err();
+        assert_eq!((status.code, &*status.message), (code, words), "{ranks:?}");
+        assert!(*time < Duration::from_secs(10), "{ranks:?}: {time:?}");
+    }
+    // The same managers come again, and fit now: what was said before is over.
+    let life = |rank: usize| ranks.iter().find(|one| one.2 == rank).map_or(9, |one| one.1);
+    for (result, _) in come(&kind, &[("b", life(1), 1, 2), ("a", life(0), 0, 2)]) {
+        assert_eq!(result, Ok(()), "after {ranks:?}");
+    }
+}
+
+/// Whoever has come hears why the mesh cannot be, whether or not others are missing, and whoever came first.
+#[test]
+fn ranks_that_do_not_fit_hear_so_at_all_of_them() {
+    let sizes = "rank 1 says that there are 4 ranks, rank 0 that there are 3";
+    all_hear(&[("a", 1, 0, 3), ("b", 2, 1, 4), ("c", 3, 2, 3)], Code::InvalidArgument, sizes);
+    all_hear(&[("c", 3, 2, 3), ("b", 2, 1, 4), ("a", 1, 0, 3)], Code::InvalidArgument, sizes);
+    all_hear(&[("a", 1, 0, 3), ("b", 2, 1, 4)], Code::InvalidArgument, sizes);
+    let names = "ranks 0 and 2 both have the name 'a'; names have to differ";
+    all_hear(&[("a", 1, 0, 3), ("b", 2, 1, 3), ("a", 3, 2, 3)], Code::InvalidArgument, names);
+    all_hear(&[("b", 2, 1, 4), ("a", 3, 2, 4), ("a", 1, 0, 4)], Code::InvalidArgument, names);
+    let twice = "rank 1 is the manager 'b', and is also the manager 'c'";
+    all_hear(&[("a", 1, 0, 3), ("b", 2, 1, 3), ("c", 3, 1, 3)], Code::Aborted, twice);
+}
+
+/// What is left of a meeting that could not be harms no later one under the same keys.
+#[test]
+fn a_verdict_of_an_earlier_job_harms_nobody() {
+    let kind: Arc<dyn Kind> = Arc::new(Memory::new());
+    let ends = come(&kind, &[("a", 1, 0, 2), ("b", 2, 1, 3)]);
+    assert!(ends.iter().all(|(result, _)| result.is_err()));
+    for (result, _) in come(&kind, &[("b", 12, 1, 2), ("a", 11, 0, 2)]) {
+        assert_eq!(result, Ok(()));
+    }
+}

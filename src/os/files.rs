@@ -50,7 +50,8 @@ fn wait(file: &File, until: Instant) -> io::Result<()> {
             }
             -1 => {
                 let e = io::Error::last_os_error();
-                if e.kind() != io::ErrorKind::Interrupted {
+                // A signal ends the wait early, but does not make it longer.
+                if e.kind() != io::ErrorKind::Interrupted || left.is_zero() {
                     return Err(e);
                 }
             }

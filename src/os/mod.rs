@@ -24,6 +24,32 @@ pub(crate) fn check(rc: libc::c_int) -> io::Result<libc::c_int> {
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc) }
 }
 
+/// How often a system call that a signal has interrupted is made again, before the thread does something else: deadlines have to
+/// hold also where a tracer or a filter of system calls lets none of them through.
+const AGAIN: u32 = 1000;
+
+/// Makes a call once more as often as a signal interrupts it, within bounds.
+pub(crate) fn retried<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let interrupted = |e: &io::Error| e.kind() == io::ErrorKind::Interrupted;
+    let mut last = call();
+    for _ in 1..AGAIN {
+        if !last.as_ref().is_err_and(interrupted) {
+            break;
+        }
+        last = call();
+    }
+    last
+}
+
+/// The same of a call that does not block. One that is interrupted for ever would block, as far as its caller can tell, who comes
+/// again later and looks at the time meanwhile.
+pub(crate) fn again<T>(call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    retried(call).map_err(|e| match e.kind() {
+        io::ErrorKind::Interrupted => io::ErrorKind::WouldBlock.into(),
+        _ => e,
+    })
+}
+
 /// Takes the descriptor that a system call has just made.
 pub(crate) fn owned(rc: libc::c_int) -> io::Result<OwnedFd> {
     let fd = check(rc)?;
@@ -239,6 +265,24 @@ pub fn without_write_signals<R>(f: impl FnOnce() -> R) -> R {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A call that is interrupted now and then is made again; one that always is ends.
+    #[test]
+    fn calls_that_are_interrupted_are_made_again_and_not_for_ever() {
+        let interrupted = |times: u32| {
+            let mut made = 0;
+            move || {
+                made += 1;
+                if made > times { Ok(made) } else { Err(io::ErrorKind::Interrupted.into()) }
+            }
+        };
+        assert_eq!(again(interrupted(3)).unwrap(), 4);
+        assert_eq!(again(interrupted(u32::MAX)).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let last = retried(interrupted(u32::MAX)).unwrap_err();
+        assert_eq!(last.kind(), io::ErrorKind::Interrupted);
+        let other = again(|| Err::<(), _>(io::ErrorKind::BrokenPipe.into())).unwrap_err();
+        assert_eq!(other.kind(), io::ErrorKind::BrokenPipe);
+    }
 
     #[test]
     fn r05_threads_of_the_library_take_no_signals() {

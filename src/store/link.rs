@@ -135,15 +135,14 @@ impl Link {
     /// Sends all of it.
     pub fn send(&self, mut bytes: &[u8], until: Until<'_>) -> Result<(), Failed> {
         while !bytes.is_empty() {
-            let sent = match &*self.0 {
+            let sent = os::again(|| match &*self.0 {
                 Socket::Tcp(socket) => { socket }.write(bytes),
                 #[cfg(feature = "redis")]
                 Socket::Unix(socket) => { socket }.write(bytes),
-            };
+            });
             match sent {
                 Ok(0) => return Err(again("sending", &gone())),
                 Ok(n) => bytes = &bytes[n..],
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => self.wait_ready(true, until)?,
                 Err(e) => return Err(again("sending", &e)),
             }
@@ -154,15 +153,14 @@ impl Link {
     /// Waits for bytes, and reads some; at least one.
     pub fn read(&self, piece: &mut [u8], until: Until<'_>) -> Result<usize, Failed> {
         loop {
-            let read = match &*self.0 {
+            let read = os::again(|| match &*self.0 {
                 Socket::Tcp(socket) => { socket }.read(piece),
                 #[cfg(feature = "redis")]
                 Socket::Unix(socket) => { socket }.read(piece),
-            };
+            });
             match read {
                 Ok(0) => return Err(again("waiting for an answer", &gone())),
                 Ok(n) => return Ok(n),
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => self.wait_ready(false, until)?,
                 Err(e) => return Err(again("waiting for an answer", &e)),
             }

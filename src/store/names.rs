@@ -28,9 +28,7 @@ impl Names {
     }
 
     fn by(address: &str, ask: fn(&str) -> Found) -> Result<Names, Status> {
-        if crate::bootstrap::split(address)?.1 == 0 {
-            return Err(Status::invalid(format!("address '{address}' has no port")));
-        }
+        crate::bootstrap::split_peer(address)?;
         let address = room::text(address, "an address")?;
         Ok(Names { address, asked: Mutex::new(None), ask })
     }

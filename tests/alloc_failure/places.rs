@@ -176,7 +176,8 @@ pub const PLACES: &[Place] = &[
         &["message_detach"],
     ),
     place("manager/messages/what.rs", 256, "a layout of a prepared operation", &["shared"]),
-    place("manager/mod.rs", 4096, "a manager", &["open", "open_adapters", "open_core", "start"]),
+    place("manager/mod.rs", 4096, "a manager", &["open", "open_core", "start"]),
+    place("manager/offers.rs", 4096, "a manager", &["open_adapters"]),
     place("manager/peers.rs", 64, "an imported address", &["import_address"]),
     place(
         "manager/unbound.rs",

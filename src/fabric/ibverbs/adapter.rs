@@ -254,9 +254,7 @@ impl Adapter for IbverbsAdapter {
             self.recv.remove_endpoint(qpn);
             return Err(e);
         }
-        let psn = getrandom::u32()
-            .map_err(|e| Status::internal(format!("no random numbers: {e}")))?
-            & 0xff_ffff;
+        let psn = getrandom::u32().map_err(Status::random)? & 0xff_ffff;
         if let Some(cm) = &mut self.cm {
             cm.add(id, qp.number())?;
         }

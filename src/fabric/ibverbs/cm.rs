@@ -161,8 +161,7 @@ impl Cm {
     /// A new endpoint with this queue pair.
     pub fn add(&mut self, ep: u32, qpn: u32) -> Result<(), Status> {
         let mut mine = [0; 16];
-        getrandom::fill(&mut mine)
-            .map_err(|e| Status::internal(format!("no random numbers: {e}")))?;
+        getrandom::fill(&mut mine).map_err(Status::random)?;
         let link = Conn {
             id: None,
             stage: Stage::Passive,

@@ -105,12 +105,8 @@ fn nonce() -> Result<&'static [u8; 16], Status> {
         return Ok(n);
     }
     let mut n = [0; 16];
-    getrandom::fill(&mut n).map_err(|e| random_failed(&e))?;
+    getrandom::fill(&mut n).map_err(Status::random)?;
     Ok(NONCE.get_or_init(|| n))
-}
-
-fn random_failed(e: &getrandom::Error) -> Status {
-    Status::new(Code::Unavailable, format!("no random number for a loopback address: {e}"))
 }
 
 /// The part of an address that all endpoints of a process share; a forked child is another process.
@@ -150,7 +146,7 @@ impl Hub {
         let end = Arc::new(End {
             hub: self.clone(),
             id,
-            token: getrandom::u64().map_err(|e| random_failed(&e))?,
+            token: getrandom::u64().map_err(Status::random)?,
             closed: AtomicBool::new(false),
             queued: AtomicU64::new(0),
             pieces: AtomicUsize::new(0),

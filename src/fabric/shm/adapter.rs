@@ -48,7 +48,7 @@ impl Adapter for ShmAdapter {
         self.next = self.next.checked_add(1).ok_or_else(|| {
             Status::new(Code::ResourceExhausted, "shm: all endpoint numbers are used up")
         })?;
-        let token = sys::random().map_err(|e| Status::os("system's random generator", &e))?;
+        let token = sys::random()?;
         let copies = Kind::ALL.len() * (self.eps.len() + 1);
         if !(self.index.fits(1) && self.eps.fits(1) && self.core.moves.wanted.fits(copies)) {
             return Err(crate::room::none(size_of::<Endpoint>(), "an endpoint"));

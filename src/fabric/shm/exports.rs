@@ -198,7 +198,7 @@ impl Exports {
                 Ok(random) => random,
                 Err(e) => {
                     slots.free.push(slot.at);
-                    return Err(Status::os("system's random generator", &e));
+                    return Err(e);
                 }
             };
             if let Some(rkey) = slot.key(random).filter(|&rkey| rkey != owned.last) {
@@ -315,7 +315,7 @@ pub(crate) struct PeerExports {
 impl PeerExports {
     /// Maps a peer's exports, once size and seals are right and the doorbell is one.
     pub(crate) fn map(fd: &OwnedFd, bell: Foreign) -> io::Result<PeerExports> {
-        if !sys::is_eventfd(&bell) {
+        if !sys::is_eventfd(&bell)? {
             return Err(io::Error::other("the peer's doorbell is no eventfd that does not block"));
         }
         if sys::sealed_len(fd)? != FILE as u64 {
@@ -378,7 +378,7 @@ impl Default for KeySource {
 }
 
 impl KeySource {
-    fn next(&mut self) -> io::Result<u32> {
+    fn next(&mut self) -> Result<u32, Status> {
         if self.used + 4 > self.block.len() {
             self.block = sys::random()?;
             self.used = 0;

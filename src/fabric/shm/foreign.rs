@@ -164,9 +164,9 @@ impl Drop for Foreign {
 
 /// Whether closing it takes no time.
 fn is_harmless(fd: &OwnedFd) -> bool {
-    match sys::sealed_len(fd) {
-        Ok(len) => len <= SMALL,
-        Err(_) => sys::is_eventfd(fd) || super::socket::shut_and_empty(fd),
+    match sys::looked_at(fd) {
+        Ok(Ok(len)) => len <= SMALL,
+        _ => sys::is_eventfd(fd).unwrap_or(false) || super::socket::shut_and_empty(fd),
     }
 }
 

@@ -80,8 +80,9 @@ pub(super) fn make_link(
     let Guest { sock, hello, fds: [ring, exports, bell] } = guest;
     let budget = core.map_budget.clone();
     let PeerCred { pid, .. } = socket::peer_cred(&sock)?;
-    let rx = Consumer::map(&ring)?;
-    let exports = PeerExports::map(&exports, bell)?;
+    let rx = Consumer::map(&ring).map_err(sys::mapping("its ring"))?;
+    let exports = PeerExports::map(&exports, bell)
+        .map_err(sys::mapping("its table of regions, or see its doorbell"))?;
     // Our own process does not end before we do.
     let other = pid > 0 && u32::try_from(pid) != Ok(std::process::id());
     let pidfd = if other { sys::pidfd(pid).ok().map(Local::new) } else { None };

@@ -229,8 +229,8 @@ impl ShmAdapter {
     pub fn open(config: &Config) -> Result<ShmAdapter, Status> {
         let policy = Policy::new(config.shm_copy.as_deref())?;
         let os = |what: &'static str| move |e: std::io::Error| Status::os(what, &e);
-        let socket = sys::random().map_err(os("system's random generator"))?;
-        let nonce = u64::from_le_bytes(sys::random().map_err(os("system's random generator"))?);
+        let socket = sys::random()?;
+        let nonce = u64::from_le_bytes(sys::random()?);
         let core = Core {
             exports: Exports::create().map_err(os("shm: table of regions"))?,
             bell: EventFd::new().map_err(os("shm: eventfd"))?,

@@ -11,6 +11,7 @@ use super::pieces::{Drain, Wanted};
 use super::ring::{Header, MAX_POOLS, MAX_WRITES, load64};
 use super::socket;
 use super::stream::{READ, Slot};
+use super::sys;
 use super::wire::{self, Ask, ContentAt, SocketMessage, Write, kind, outcome};
 use super::{Core, Kind};
 use crate::bulk::Way;
@@ -384,13 +385,28 @@ impl Link {
         own.pools_taken.store(self.pools.taken, Ordering::Release);
     }
 
-    /// Why the peer's stream is not mapped. That this process has no room for it is not the peer's fault.
+    /// Why the peer's stream is not mapped: a check of it failed, or a system call of this side, which is not the peer's fault.
     pub(super) fn not_mapped(&self, error: &std::io::Error) -> Status {
         match error.raw_os_error() {
-            Some(libc::ENOMEM) => {
-                Status::os(format_args!("shm: stream of peer {}", self.peer), error)
-            }
-            _ => self.broken(&error.to_string()),
+            Some(_) => sys::ended_here(
+                format_args!("shm: mapping the stream of peer {}", self.peer),
+                error,
+            ),
+            None => self.broken(&error.to_string()),
+        }
+    }
+
+    /// Why nothing came from the socket, nor will: the peer is gone, or has sent what is no message, or a system call of this side
+    /// failed.
+    pub(super) fn not_received(&self, error: &std::io::Error) -> Status {
+        use std::io::ErrorKind as K;
+        match error.kind() {
+            K::InvalidData => self.broken("socket message too long"),
+            K::UnexpectedEof | K::ConnectionReset | K::NotConnected | K::BrokenPipe => self.gone(),
+            _ => sys::ended_here(
+                format_args!("shm: hearing from the socket of peer {}", self.peer),
+                error,
+            ),
         }
     }
 
@@ -405,11 +421,7 @@ impl Link {
             let received = match socket::receive(&self.sock) {
                 Ok(received) => received,
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
-                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
-                Err(e) if e.kind() == std::io::ErrorKind::InvalidData => {
-                    return Err(self.broken("socket message too long"));
-                }
-                Err(_) => return Err(self.gone()),
+                Err(e) => return Err(self.not_received(&e)),
             };
             if received.fds.len() > 1 {
                 return Err(self.broken("more descriptors than one"));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::foreign::{Closer, Foreign};
-use crate::os::{check, owned};
+use crate::os::{check, owned, retried};
 
 /// Most descriptors in one message.
 pub(crate) const MAX_FDS: usize = 3;
@@ -230,9 +230,11 @@ pub(crate) fn receive(sock: &Foreign) -> io::Result<Received> {
     msg.msg_control = control.as_mut_ptr().cast();
     msg.msg_controllen = size_of::<ControlBuf>() as _;
     let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
-    // SAFETY: `msg` refers to live buffers.
-    let n = unsafe { libc::recvmsg(sock.as_raw_fd(), &mut msg, flags) };
-    let Ok(n) = usize::try_from(n) else { return Err(io::Error::last_os_error()) };
+    let n = retried(|| {
+        // SAFETY: `msg` refers to live buffers.
+        let n = unsafe { libc::recvmsg(sock.as_raw_fd(), &mut msg, flags) };
+        usize::try_from(n).map_err(|_| io::Error::last_os_error())
+    })?;
     let fds = take_fds(&msg, sock);
     if msg.msg_flags & libc::MSG_TRUNC != 0 || fds.len() > MAX_FDS {
         return Err(io::ErrorKind::InvalidData.into());

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 use crate::os::{check, owned, without_write_signals};
+use crate::status::{Code, Reason, Status};
 
 /// Size of a page.
 pub(crate) fn page_size() -> usize {
@@ -26,9 +27,9 @@ pub(crate) fn physical_memory() -> u64 {
 }
 
 /// Random bytes of the system's generator.
-pub(crate) fn random<const N: usize>() -> io::Result<[u8; N]> {
+pub(crate) fn random<const N: usize>() -> Result<[u8; N], Status> {
     let mut out = [0; N];
-    getrandom::fill(&mut out).map_err(|e| io::Error::other(e.to_string()))?;
+    getrandom::fill(&mut out).map_err(Status::random)?;
     Ok(out)
 }
 
@@ -67,26 +68,61 @@ fn seals(fd: &OwnedFd) -> io::Result<libc::c_int> {
 
 /// The length of a peer's memfd, if it can never shrink under our mapping, and its pages are ordinary
 /// ones: of huge pages that the system has run out of an access would end the process.
+///
+/// An error with an errno is one of our own system calls, whatever the peer has passed: what it may have done wrong is looked for
+/// before each call that would fail for it.
 pub(crate) fn sealed_len(fd: &OwnedFd) -> io::Result<u64> {
+    looked_at(fd)?.map_err(io::Error::other)
+}
+
+/// The same, or what is wrong with what the peer has passed; takes no memory.
+pub(crate) fn looked_at(fd: &OwnedFd) -> io::Result<Result<u64, &'static str>> {
     /// The file system of ordinary memfds.
     const TMPFS_MAGIC: u64 = 0x0102_1994;
-    if seals(fd)? & libc::F_SEAL_SHRINK == 0 {
-        return Err(io::Error::other("the peer's memory is not sealed against shrinking"));
+    // SAFETY: plain system call on an owned descriptor, which every kind has.
+    let flags = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) })?;
+    if flags & libc::O_PATH != 0 || flags & libc::O_ACCMODE == libc::O_WRONLY {
+        return Ok(Err("the peer's memory cannot be read by its descriptor"));
     }
+    // SAFETY: an all-zero stat is a valid value of this plain C struct.
+    let mut st: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `st` is a valid place for the result.
+    check(unsafe { libc::fstat(fd.as_raw_fd(), &mut st) })?;
     // SAFETY: an all-zero statfs is a valid value of this plain C struct, and a place for the result.
     let fs = unsafe {
         let mut fs: libc::statfs = std::mem::zeroed();
         check(libc::fstatfs(fd.as_raw_fd(), &mut fs))?;
         fs
     };
-    if fs.f_type as u64 != TMPFS_MAGIC {
-        return Err(io::Error::other("the peer's memory has pages of an unusual kind"));
+    if st.st_mode & libc::S_IFMT != libc::S_IFREG || fs.f_type as u64 != TMPFS_MAGIC {
+        return Ok(Err("the peer's memory has pages of an unusual kind"));
     }
-    // SAFETY: an all-zero stat is a valid value of this plain C struct.
-    let mut st: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: `st` is a valid place for the result.
-    check(unsafe { libc::fstat(fd.as_raw_fd(), &mut st) })?;
-    u64::try_from(st.st_size).map_err(io::Error::other)
+    // Every regular file of this file system has seals.
+    if seals(fd)? & libc::F_SEAL_SHRINK == 0 {
+        return Ok(Err("the peer's memory is not sealed against shrinking"));
+    }
+    Ok(u64::try_from(st.st_size).map_err(|_| "the peer's memory has no length"))
+}
+
+/// A connection ends since a system call of this side failed: what that was for, and a code that says which bound was reached, or
+/// else, as every operation may hear it, that the connection has ended.
+pub(crate) fn ended_here(what: impl std::fmt::Display, e: &io::Error) -> Status {
+    let mut status = Status::os(what, e);
+    if status.code != Code::ResourceExhausted {
+        status.code = Code::Unavailable;
+    }
+    status.because(Reason::LocalError)
+}
+
+/// What a meeting says of what a peer has passed and is not mapped. A check that failed speaks for itself.
+pub(crate) fn mapping(what: &'static str) -> impl Fn(io::Error) -> io::Error {
+    move |e| match e.raw_os_error() {
+        None => e,
+        Some(_) => {
+            let text = crate::room::said(format_args!("this side could not map {what}: {e}"));
+            io::Error::new(e.kind(), text)
+        }
+    }
 }
 
 /// Runs a thread that handles no signal and needs little.
@@ -282,13 +318,12 @@ fn protection(writable: bool) -> libc::c_int {
 }
 
 /// Whether a descriptor that came from a peer is an eventfd that does not block. A write to anything
-/// else could end or stop this process.
-pub(crate) fn is_eventfd(fd: &OwnedFd) -> bool {
-    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+/// else could end or stop this process. An error where this side cannot tell.
+pub(crate) fn is_eventfd(fd: &OwnedFd) -> io::Result<bool> {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
     // SAFETY: plain system call on an owned descriptor.
-    let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
-    let blocks = flags < 0 || flags & libc::O_NONBLOCK == 0;
-    !blocks && link.is_ok_and(|to| to.as_os_str() == "anon_inode:[eventfd]")
+    let flags = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) })?;
+    Ok(flags & libc::O_NONBLOCK != 0 && link.as_os_str() == "anon_inode:[eventfd]")
 }
 
 /// Adds one to an eventfd; one that is full is readable already, and is left alone: it may be a peer's

@@ -14,6 +14,7 @@ use crate::os::epoll;
 mod delays;
 mod left;
 mod life;
+mod local;
 mod nests;
 mod pools;
 mod shared;
@@ -421,20 +422,6 @@ fn a_bad_setting_names_what_is_allowed() {
         assert!(status.message.contains(word), "{status}");
     }
     assert_eq!(probe(), Ok(()));
-}
-
-/// That this process has no room for the peer's stream is not what the peer does.
-#[test]
-fn what_is_used_up_here_is_not_the_peers_fault() {
-    let (mut a, mut b) = (open(None), open(None));
-    let (e, _) = connect(&mut a, &mut b);
-    let status = link(&mut a, e).not_mapped(&std::io::Error::from_raw_os_error(libc::ENOMEM));
-    assert!(
-        status.code == Code::ResourceExhausted && !status.message.contains("broke"),
-        "{status}"
-    );
-    let status = link(&mut a, e).not_mapped(&std::io::Error::other("the wrong size"));
-    assert!(status.code == Code::Internal && status.message.contains("broke"), "{status}");
 }
 
 /// Memory is the application's: what cannot be accessed there is no defect of the library.

@@ -4,20 +4,12 @@ use std::io;
 use std::mem::{size_of, zeroed};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use crate::os::again;
 use crate::os::epoll::{self, Epoll};
 use crate::status::{Code, Status};
 
 fn cvt(rc: isize) -> io::Result<usize> {
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc as usize) }
-}
-
-fn again<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    loop {
-        match call() {
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-            other => return other,
-        }
-    }
 }
 
 /// Sends the parts; never blocks, never raises a signal. `hold`: more follows, the socket may wait for it.

@@ -327,7 +327,10 @@ fn options_of_a_manager_are_checked() {
     refuse(&|o| o.name = c"".as_ptr(), "options.name has 0 bytes");
     refuse(&|o| o.name = c"\xff".as_ptr(), "options.name \"\\xff\" is not UTF-8");
     refuse(&|o| o.provider = c"rdma".as_ptr(), "options.provider is \"rdma\", allowed are NULL");
-    refuse(&|o| o.listen = c"here".as_ptr(), "listen is \"here\", allowed are");
+    refuse(
+        &|o| o.listen = c"here:x".as_ptr(),
+        "listen: address 'here:x': port is not a number; allowed are",
+    );
     refuse(&|o| o.secret_len = 3, "options.secret is NULL");
     refuse(&|o| o.secret = c"".as_ptr(), "options.secret_len is 0, allowed are 1 to 4096");
     refuse(&|o| o.progress = 2, "options.progress is 2, allowed are 0");

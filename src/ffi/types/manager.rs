@@ -21,7 +21,7 @@ pub struct rdma_mgr_options {
     /// "loopback", "shm", "ibverbs" or "tcp": only this one, or an error. NULL or "auto": chosen
     /// per peer. RDMA_PROVIDER
     pub provider: *const c_char,
-    /// "host:port", IPv6 in brackets (link-local: [fe80::1%eth0]:port), port 0 is any. NULL: 127.0.0.1:0 on first need, or
+    /// "host:port", IPv6 in brackets (link-local: [fe80::1%eth0]:port), port 0, or "host" alone, is any. NULL: 127.0.0.1:0 on first need, or
     /// [::1]:0 where that cannot be had. RDMA_LISTEN
     pub listen: *const c_char,
     /// Secret shared by all workers. NULL: no authentication. RDMA_AUTH_SECRET_FILE

@@ -7,8 +7,8 @@ use std::time::Instant;
 use super::crowd::List;
 use crate::local_fd::Local;
 use crate::log;
-use crate::os::above_standard;
 use crate::os::epoll::{self, Epoll};
+use crate::os::{self, above_standard};
 use crate::store::Until;
 use crate::store::link::keep_alive;
 use crate::store::memory::Memory;
@@ -169,12 +169,11 @@ impl Client {
     /// Sends what there is, as far as it goes at once.
     fn write(&mut self) {
         while !self.session.output().is_empty() {
-            match (&*self.socket).write(self.session.output()) {
+            match os::again(|| (&*self.socket).write(self.session.output())) {
                 Ok(n) if n > 0 => {
                     self.session.sent(n);
                     self.got_on = true;
                 }
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
                 _ => self.end(),
             }
