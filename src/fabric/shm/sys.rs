@@ -84,24 +84,31 @@ pub(crate) fn looked_at(fd: &OwnedFd) -> io::Result<Result<u64, &'static str>> {
     if flags & libc::O_PATH != 0 || flags & libc::O_ACCMODE == libc::O_WRONLY {
         return Ok(Err("the peer's memory cannot be read by its descriptor"));
     }
-    // SAFETY: an all-zero stat is a valid value of this plain C struct.
-    let mut st: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: `st` is a valid place for the result.
-    check(unsafe { libc::fstat(fd.as_raw_fd(), &mut st) })?;
+    let regular = status_of(fd)?.st_mode & libc::S_IFMT == libc::S_IFREG;
     // SAFETY: an all-zero statfs is a valid value of this plain C struct, and a place for the result.
     let fs = unsafe {
         let mut fs: libc::statfs = std::mem::zeroed();
         check(libc::fstatfs(fd.as_raw_fd(), &mut fs))?;
         fs
     };
-    if st.st_mode & libc::S_IFMT != libc::S_IFREG || fs.f_type as u64 != TMPFS_MAGIC {
+    if !regular || fs.f_type as u64 != TMPFS_MAGIC {
         return Ok(Err("the peer's memory has pages of an unusual kind"));
     }
     // Every regular file of this file system has seals.
     if seals(fd)? & libc::F_SEAL_SHRINK == 0 {
         return Ok(Err("the peer's memory is not sealed against shrinking"));
     }
-    Ok(u64::try_from(st.st_size).map_err(|_| "the peer's memory has no length"))
+    // Only from now on can the peer not make it shorter.
+    let len = status_of(fd)?.st_size;
+    Ok(u64::try_from(len).map_err(|_| "the peer's memory has no length"))
+}
+
+fn status_of(fd: &OwnedFd) -> io::Result<libc::stat> {
+    // SAFETY: an all-zero stat is a valid value of this plain C struct.
+    let mut st: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `st` is a valid place for the result.
+    check(unsafe { libc::fstat(fd.as_raw_fd(), &mut st) })?;
+    Ok(st)
 }
 
 /// A connection ends since a system call of this side failed: what that was for, and a code that says which bound was reached, or
