@@ -3464,7 +3464,7 @@ rdma_code_t rdma_mesh_options_init(rdma_mesh_options_t *options, size_t struct_s
  * rdma_last_error names them, or rank 0, for which the others wait first; RDMA_INVALID_ARGUMENT: `mgr`,
  * `store` or `out` NULL, `rank` not below `size`, size not 1 to RDMA_MESH_MAX_RANKS, wrong struct_size or
  * option; ranks that say another size, or have the same name, which all that have come hear within seconds; RDMA_ABORTED: another
- * manager came as the same rank: so do they, and where it is rank 0 the one whose place was taken; RDMA_DATA_LOSS: a value in the store is no rank's; RDMA_FAILED_PRECONDITION: inside a
+ * manager came as the same rank, and has its place; RDMA_DATA_LOSS: a value in the store is no rank's; RDMA_FAILED_PRECONDITION: inside a
  * callback, `mgr` or `store` destroyed or in a forked child; RDMA_CANCELLED: `mgr` or `store` was
  * destroyed meanwhile; RDMA_RESOURCE_EXHAUSTED: too many peers; as rdma_store_set and
  * rdma_mgr_export_address; RDMA_INTERNAL.

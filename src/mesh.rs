@@ -241,11 +241,8 @@ impl<'a> Meeting<'a> {
         let session = self.life;
         let keys = self.rank_keys(&session)?;
         let keys = slices(&keys)?;
-        let (mut begun, mut told, mut found) = (false, Told::default(), Found::default());
+        let (mut begun, mut found) = (false, Found::default());
         let round = || {
-            if !begun {
-                told.begin(self.of_session(&session, "two")?);
-            }
             match self.find(SESSION)? {
                 Some(there) if there == session => {}
                 Some(_) if begun => {
@@ -262,7 +259,7 @@ impl<'a> Meeting<'a> {
             begun = true;
             self.keep_own(&session)?;
             let missing = self.wait(&keys)?;
-            self.look_at_all(&keys, &missing, &told, &mut found)
+            self.look_at_all(&keys, &missing, &mut found)
                 .map_err(|status| self.tell(&keys, status))?;
             if !missing.is_empty() {
                 return Ok(None);
@@ -279,8 +276,8 @@ impl<'a> Meeting<'a> {
     /// Removes what an earlier session of as many ranks has left.
     fn clear(&self, session: &Life) -> Result<(), Status> {
         let mut keys = self.rank_keys(session)?;
-        room::grow(&mut keys, 3, "ranks")?;
-        keys.extend(["all", "no", "two"].map(|what| key(session, what)));
+        room::grow(&mut keys, 2, "ranks")?;
+        keys.extend(["all", "no"].map(|what| key(session, what)));
         let keys = slices(&keys)?;
         match self.lent.delete(&keys, self.look()) {
             Err(status) if status.code == Code::Unimplemented => Ok(()),
@@ -306,22 +303,16 @@ impl<'a> Meeting<'a> {
     }
 
     fn follow(&self, alive: &dyn Fn() -> Result<(), Status>) -> Result<Vec<AddressBlob>, Status> {
-        let (mut published, mut told, mut first) = (None, Told::default(), true);
+        let (mut published, mut told) = (None, Told::default());
         let round = || {
             let Some(session) = self.session()? else { return Ok(None) };
             if published != Some(session) {
-                first = published.is_none();
-                told.begin(self.of_session(&session, "no")?);
+                told.begin(self.verdict(&session)?);
                 // Of an earlier life of this rank there may be another value.
                 self.set(&key(&session, &self.rank.to_string()), &self.value)?;
                 published = Some(session);
             }
-            self.keep_own(&session).inspect_err(|status| {
-                // Who has been in another session may be of an earlier job, whose place is another's by right.
-                if first && status.code == Code::Aborted {
-                    self.note(&session, status);
-                }
-            })?;
+            self.keep_own(&session)?;
             self.hear(&session, &told)
         };
         let late = || {

@@ -193,8 +193,17 @@ fn ranks_that_do_not_fit_hear_so_at_all_of_them() {
     let names = "ranks 0 and 2 both have the name 'a'; names have to differ";
     all_hear(&[("a", 1, 0, 3), ("b", 2, 1, 3), ("a", 3, 2, 3)], Code::InvalidArgument, names);
     all_hear(&[("b", 2, 1, 4), ("a", 3, 2, 4), ("a", 1, 0, 4)], Code::InvalidArgument, names);
+}
+
+/// Who comes as a rank that is here takes its place, as after a restart: the other one hears so, and the mesh is made.
+#[test]
+fn a_rank_that_is_replaced_ends_alone() {
+    let kind: Arc<dyn Kind> = Arc::new(Memory::new());
+    let ends = come(&kind, &[("a", 1, 0, 3), ("b", 2, 1, 3), ("c", 3, 1, 3), ("d", 4, 2, 3)]);
     let twice = "rank 1 is the manager 'b', and is also the manager 'c'";
-    all_hear(&[("a", 1, 0, 3), ("b", 2, 1, 3), ("c", 3, 1, 3)], Code::Aborted, twice);
+    let replaced = ends[1].0.as_ref().unwrap_err();
+    assert_eq!((replaced.code, &*replaced.message), (Code::Aborted, twice));
+    assert!([0, 2, 3].iter().all(|&at| ends[at].0 == Ok(())), "{ends:?}");
 }
 
 /// What is left of a meeting that could not be harms no later one under the same keys.

@@ -1,9 +1,8 @@
-//! What makes a meeting impossible is found by one rank, and is told to all that have come: ranks that say another size, or have
-//! one name, are found by rank 0, and a rank that is taken twice by the one that has lost its place.
+//! What makes a meeting impossible is found by rank 0, and is told to all that have come: ranks that say another size, or have one name.
 //!
-//! Rank 0's *verdict* ("SESSION/no") names the lives that it is about, so that it harms nobody who comes later under a session of an
-//! earlier job; and what was there when a call began is of an earlier call of the same manager. Who has lost its place leaves a note
-//! for rank 0 ("SESSION/two"). Libraries that know of neither do not look there, and wait as ever.
+//! Its *verdict* ("SESSION/no") names the lives that it is about, so that it harms nobody who comes later under a session of an
+//! earlier job; and what was there when a call began is of an earlier call of the same manager. Libraries that do not know of it
+//! do not look there, and wait as ever. A rank whose place another manager takes is none of this: the meeting goes on with that one.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +18,7 @@ const GRACE: Duration = Duration::from_secs(1);
 const MAGIC: [u8; 4] = *b"RDMV";
 const VERSION: u16 = 1;
 
-/// What one call knows of a key that others write: what was there when it began is not for it.
+/// What one call knows of verdicts: one that was there when it began is not for it.
 #[derive(Default)]
 pub(super) struct Told(Option<Vec<u8>>);
 
@@ -75,22 +74,16 @@ impl Told {
 }
 
 impl Meeting<'_> {
-    /// What is there of a verdict, or of a note.
-    pub(super) fn of_session(&self, session: &Life, what: &str) -> Result<Option<Vec<u8>>, Status> {
-        self.find(&key(session, what))
+    /// What is there of a verdict.
+    pub(super) fn verdict(&self, session: &Life) -> Result<Option<Vec<u8>>, Status> {
+        self.find(&key(session, "no"))
     }
 
     /// Whether rank 0 has found that this meeting cannot be.
     pub(super) fn hear_verdict(&self, session: &Life, told: &Told) -> Result<(), Status> {
-        let there = self.of_session(session, "no")?;
+        let there = self.verdict(session)?;
         let said = there.filter(|there| told.is_new(there)).and_then(|t| said_to(&t, &self.life));
         said.map_or(Ok(()), Err)
-    }
-
-    /// This rank's place is another's: rank 0 is to hear of it. What cannot be said is not: the others wait then.
-    pub(super) fn note(&self, session: &Life, status: &Status) {
-        let note = encode(&[*session], status);
-        let _ = note.and_then(|note| self.set(&key(session, "two"), &note));
     }
 
     /// Rank 0 looks at who has come, while others are missing, and at what they say of each other.
@@ -98,10 +91,8 @@ impl Meeting<'_> {
         &self,
         keys: &[&[u8]],
         missing: &[usize],
-        told: &Told,
         found: &mut Found,
     ) -> Result<(), Status> {
-        self.hear_note(told)?;
         if missing.is_empty() {
             return Ok(());
         }
@@ -125,14 +116,9 @@ impl Meeting<'_> {
         }
     }
 
-    fn hear_note(&self, told: &Told) -> Result<(), Status> {
-        let there = self.of_session(&self.life, "two")?.filter(|there| told.is_new(there));
-        there.and_then(|there| said_to(&there, &self.life)).map_or(Ok(()), Err)
-    }
-
     /// Rank 0 has found that this meeting cannot be, and tells all that have come. What cannot be told is not: they wait then.
     pub(super) fn tell(&self, keys: &[&[u8]], status: Status) -> Status {
-        if matches!(status.code, Code::InvalidArgument | Code::Aborted) {
+        if status.code == Code::InvalidArgument {
             let told = self.lives(keys).and_then(|lives| encode(&lives, &status));
             let _ = told.and_then(|verdict| self.set(&key(&self.life, "no"), &verdict));
         }
