@@ -3,7 +3,7 @@
 use super::delays::is_readable;
 use super::*;
 use crate::fabric::shm::operations::How;
-use crate::fabric::shm::stream::READ;
+use crate::fabric::shm::stream::{READ, StreamIn, StreamOut};
 use crate::fabric::shm::tuning::Tuning;
 
 /// Two ends, of which `here` reads what `there` has.
@@ -254,5 +254,21 @@ fn both_go_on_piece_by_piece() {
         }
         let link = link(&mut ends.here, ends.ep);
         assert!(link.into.taken > 0, "{len}: it has helped");
+    }
+}
+
+/// Who takes from a stream maps it for writing, and nobody after that; one that its owner has sealed, as older versions do, is mapped
+/// all the same.
+#[test]
+fn r14_a_stream_is_sealed_by_its_reader() {
+    for sealed in [false, true] {
+        let (map, fd) = StreamOut::create().unwrap();
+        if sealed {
+            sys::seal_future_write(&fd).unwrap();
+        }
+        let mut into = StreamIn::default();
+        into.open(&fd, map.len() as u64).unwrap();
+        assert!(sys::Mapping::shared(sys::borrow(&fd), map.len(), true).is_err(), "{sealed}");
+        sys::Mapping::shared(sys::borrow(&fd), map.len(), false).unwrap();
     }
 }
