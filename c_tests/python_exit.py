@@ -66,6 +66,8 @@ def child(provider, manual, how):
 
     global done, slow
     done, slow = RECV_DONE(on_recv), Slow()
+    # The library calls it to the end, and ctypes would free what it calls with the module's globals, before `slow`.
+    C.pythonapi.Py_IncRef(C.py_object(done))
     if manual:
         threading.Thread(target=drive, daemon=True).start()
     for _ in range(8):
