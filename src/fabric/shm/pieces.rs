@@ -17,8 +17,9 @@ use crate::bulk::{self, Way};
 use crate::fabric::moves::MOVE_MAX;
 use crate::os::ticks;
 
-/// Processor ticks, some two microseconds, for which the other end's next step is waited for before the manager looks at all else.
-const SOON: u64 = 1 << 12;
+/// Processor ticks, a quarter of a microsecond, for which the other end's next step is waited for before the manager looks at all else. Where
+/// there are more ranks than processors, that end may not be running: with two microseconds four of them on two took a twentieth longer.
+const SOON: u64 = 600;
 
 /// What both ends need.
 #[derive(Debug)]

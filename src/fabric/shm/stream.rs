@@ -17,10 +17,8 @@ use super::sys::{self, Mapping};
 
 /// Bytes of a slot.
 pub(crate) const SLOT: usize = 128 * 1024;
-/// Smallest and largest piece of a longer transfer.
+/// Smallest piece of a longer transfer.
 const PIECE_MIN: usize = 8 * 1024;
-const PIECE_MAX: usize = 64 * 1024;
-const _: () = assert!(PIECE_MAX <= SLOT);
 /// Slots of a segment.
 pub(crate) const SLOTS: usize = 8;
 /// The labels come first, in pages of their own.
@@ -109,7 +107,7 @@ impl Job {
     /// out of the caches; but each costs two lines that go from one processor to the other.
     pub(crate) fn piece(&self) -> usize {
         let even = (self.len / 16).next_multiple_of(4096);
-        even.clamp(PIECE_MIN as u64, PIECE_MAX as u64).min(self.len - self.done) as usize
+        even.clamp(PIECE_MIN as u64, SLOT as u64).min(self.len - self.done) as usize
     }
 }
 
