@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use super::burst::Polled;
 use super::endpoint::{Buffer, Endpoint, Input, LIVELY, Shared};
-use super::left::Dir;
+use super::left::{Dir, TURN};
 use super::stream::Stream;
-use super::{ADDRESS, MAX_OPS, MAX_RDMA, frame, sock};
+use super::{ADDRESS, MAX_OPS, MAX_RDMA, frame, sock, tx};
 use crate::config::Config;
 use crate::fabric::moves::{Move, Moved};
 use crate::fabric::regions::RegionTable;
@@ -192,6 +192,12 @@ impl TcpAdapter {
         }
     }
 
+    /// Bytes of content that a socket is given at once.
+    fn turn(&self) -> u64 {
+        let both = self.eps.values().any(|e| e.stream.is_amid_content());
+        if both { TURN } else { tx::GATHER }
+    }
+
     /// Drops the endpoints from `busy` that have nothing to send.
     fn settle(&mut self) {
         let (eps, lazy) = (&mut self.eps, &mut self.lazy);
@@ -372,10 +378,11 @@ impl Adapter for TcpAdapter {
 
     fn take_move(&mut self, _events: &mut Vec<Event>) -> Option<Move> {
         while let Some((id, dir)) = self.shared.wanted.pop_front() {
+            let most = if dir == Dir::Out { self.turn() } else { 0 };
             let Some(e) = self.eps.get_mut(&id) else { continue };
             let one = match dir {
                 Dir::In => e.take_input(&self.shared.regions),
-                Dir::Out => e.take_output(&self.shared.regions),
+                Dir::Out => e.take_output(&self.shared.regions, most),
             };
             if one.is_some() {
                 return one;
@@ -389,9 +396,10 @@ impl Adapter for TcpAdapter {
         else {
             return None;
         };
+        let most = self.turn();
         let e = self.eps.get_mut(&id).filter(|e| e.stream.tx.is_content_of(own))?;
         self.shared.wanted.clear();
-        e.take_output(&self.shared.regions)
+        e.take_output(&self.shared.regions, most)
     }
 
     fn moved(&mut self, done: Moved, events: &mut Vec<Event>) {

@@ -21,6 +21,11 @@ use crate::status::Status;
 
 /// Bytes behind the content that come with it: the next headers.
 const TAIL: usize = 4 << 10;
+/// Bytes of content that a socket is given at once while content comes, too. Where both ends give it more than that, and take as much, each
+/// looks away from its input for as long as the other one: acknowledgements wait, segments that they release pass others, and what
+/// came out of order is taken for lost, which makes the window smaller, and so on (`ss -ti`: of an exchange of 64 MiB, 94 retransmissions
+/// in 1.2 s, 89 of them not needed, and 1,552 segments out of order; with this none). An allreduce of 64 MiB took a fifth longer.
+pub const TURN: u64 = 640 << 10;
 /// Bytes sent at once that count as progress of the peer, as in `endpoint`.
 const LONG: usize = 16 * 1024;
 
@@ -223,7 +228,7 @@ impl Endpoint {
     }
 
     /// Builds the move of the next bytes of the output.
-    pub fn take_output(&mut self, regions: &RegionTable) -> Option<Move> {
+    pub fn take_output(&mut self, regions: &RegionTable, most: u64) -> Option<Move> {
         self.moves.asked[Dir::Out as usize] = false;
         let sock = self.sock.as_ref()?;
         if self.moves.runs() || self.broken.is_some() {
@@ -244,7 +249,7 @@ impl Endpoint {
                 return None;
             }
         };
-        let bytes = self.stream.tx.parts(regions, &mut own, &mut parts);
+        let bytes = self.stream.tx.parts(regions, &mut own, &mut parts, most);
         if bytes == 0 {
             return None;
         }

@@ -99,6 +99,11 @@ impl Stream {
         !matches!(self.rx.body, Body::Message { .. }) && self.direct(regions).is_some()
     }
 
+    /// Whether content is on its way here.
+    pub fn is_amid_content(&self) -> bool {
+        self.rx.write.is_some() || !self.reads.is_empty()
+    }
+
     /// Where the next bytes of the stream belong, if that is known: address and length.
     ///
     /// The place is valid until the next call of any method of this endpoint or of the region

@@ -44,7 +44,15 @@ struct Victim {
 
 impl Victim {
     fn new() -> Victim {
+        Victim::of(false)
+    }
+
+    /// Copies of content are left to the test.
+    fn of(leave: bool) -> Victim {
         let mut ad = TcpAdapter::open(&Config::default()).expect("open");
+        if leave {
+            ad.leave_moves();
+        }
         let ep = ad.create("mallory").expect("create");
         let (peer, sock) = sockets();
         ad.connect(ep, ADDRESS, true, Some(Local::new(sock.into()))).expect("connect");
@@ -445,6 +453,43 @@ impl Drop for NoAccess {
         // SAFETY: the mapping of `new`.
         unsafe { libc::munmap(self.0, self.1) };
     }
+}
+
+/// Bytes of the first send that the driver is asked to make of a WRITE of 2 MiB, while the peer has sent this.
+fn first_send(came: &[u8]) -> usize {
+    let mut v = Victim::of(true);
+    let (mut to, from) = (vec![0u8; 4096], vec![1u8; 2 << 20]);
+    // SAFETY: the vector outlives the adapter.
+    let mr = unsafe { v.ad.register(to.as_mut_ptr().addr() as u64, 4096, Access::REMOTE_WRITE) };
+    let rkey = mr.expect("register").rkey;
+    if !came.is_empty() {
+        let (len, addr) = (came.len() as u32, to.as_ptr().addr() as u64);
+        let frame = Frame::Write { seq: 0, len, imm: None, rkey, addr, total: 4096 };
+        v.peer.write_all(&whole(frame, came)).expect("write");
+        v.until(|v| v.ad.eps[&v.ep.0].stream.is_amid_content());
+    }
+    // SAFETY: as above.
+    let local = unsafe { Mem::new(from.as_ptr().addr() as u64, from.len() as u64, 0) };
+    v.ad.write(v.ep, 7, local, Remote { addr: 4096, rkey: 1 }, None).expect("write");
+    v.ad.flush();
+    loop {
+        // Content that came may have its turn before.
+        let one = v.ad.take_move(&mut v.events).expect("a move");
+        let sent = v.ad.eps[&v.ep.0].moves.out;
+        let done = one.run();
+        v.ad.moved(done, &mut v.events);
+        if let Some(sent) = sent {
+            return sent as usize;
+        }
+        v.ad.flush();
+    }
+}
+
+#[test]
+fn who_is_sent_content_as_well_looks_at_it_soon() {
+    let (alone, both) = (first_send(&[]), first_send(&[9; 100]));
+    assert!(alone > 1 << 20, "nothing comes: {alone} bytes");
+    assert!((1..=640 << 10).contains(&both), "content comes: {both} bytes");
 }
 
 /// The socket's words for it (Bad address) would say nothing of the application's memory.

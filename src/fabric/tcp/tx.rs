@@ -3,6 +3,8 @@
 
 mod out;
 
+pub use self::out::GATHER;
+
 use std::collections::VecDeque;
 
 use super::frame::{self, CHUNK, Frame, Header};

@@ -7,7 +7,7 @@ use crate::fabric::regions::RegionTable;
 use crate::fabric::tcp::frame::Frame;
 
 /// Bytes of one gathered send.
-const GATHER: u64 = 2 << 20;
+pub const GATHER: u64 = 2 << 20;
 
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
@@ -76,17 +76,18 @@ impl Tx {
 
     /// The next bytes of the stream for a send that runs while this goes on: what is not content is
     /// copied to `own`, which has room for [`OWN`] bytes and does not move. `parts` has room for [`IOVS`]. The
-    /// bytes of all.
+    /// bytes of all; about `most`, which is no more than [`GATHER`].
     pub fn parts(
         &mut self,
         regions: &RegionTable,
         own: &mut Vec<u8>,
         parts: &mut Vec<Part>,
+        most: u64,
     ) -> u64 {
         self.withdraw(regions);
         let (mut bytes, mut msgs) = (0u64, self.msgs.head);
         for seg in self.wire.iter().filter(|seg| seg.left() > 0) {
-            if parts.len() == IOVS || bytes >= GATHER {
+            if parts.len() == IOVS || bytes >= most {
                 break;
             }
             let copied = match seg {
@@ -96,8 +97,9 @@ impl Tx {
                     &self.msgs.buf[msgs - len..msgs]
                 }
                 Seg::Local { addr, left } | Seg::Region { addr, left, .. } => {
-                    parts.push(Part { addr: *addr, len: *left as usize });
-                    bytes += left;
+                    let len = (*left).min(most - bytes);
+                    parts.push(Part { addr: *addr, len: len as usize });
+                    bytes += len;
                     continue;
                 }
                 Seg::Zeros(left) => {
