@@ -25,6 +25,8 @@ use crate::status::{Code, Status};
 const LOST_AFTER: u8 = 5;
 /// Up to this many sockets are asked directly, more through epoll.
 const DIRECT: usize = 4;
+/// So many are asked whether content comes to them.
+const NEIGHBOURS: usize = 16;
 /// A socket that was quiet beside others that were not is asked at each so manyth poll.
 const QUIET_EVERY: usize = 8;
 
@@ -192,9 +194,11 @@ impl TcpAdapter {
         }
     }
 
-    /// Bytes of content that a socket is given at once.
-    fn turn(&self) -> u64 {
-        let both = self.eps.values().any(|e| e.stream.is_amid_content());
+    /// Bytes of content that this endpoint's socket is given at once.
+    fn turn(&self, id: u32) -> u64 {
+        let comes = |id| self.eps.get(id).is_some_and(|e| e.stream.is_amid_content());
+        let long = self.eps.get(&id).is_some_and(|e| e.stream.tx.waiting() > TURN);
+        let both = long && (comes(&id) || self.order.iter().take(NEIGHBOURS).any(comes));
         if both { TURN } else { tx::GATHER }
     }
 
@@ -378,7 +382,7 @@ impl Adapter for TcpAdapter {
 
     fn take_move(&mut self, _events: &mut Vec<Event>) -> Option<Move> {
         while let Some((id, dir)) = self.shared.wanted.pop_front() {
-            let most = if dir == Dir::Out { self.turn() } else { 0 };
+            let most = if dir == Dir::Out { self.turn(id) } else { 0 };
             let Some(e) = self.eps.get_mut(&id) else { continue };
             let one = match dir {
                 Dir::In => e.take_input(&self.shared.regions),
@@ -396,7 +400,7 @@ impl Adapter for TcpAdapter {
         else {
             return None;
         };
-        let most = self.turn();
+        let most = self.turn(id);
         let e = self.eps.get_mut(&id).filter(|e| e.stream.tx.is_content_of(own))?;
         self.shared.wanted.clear();
         e.take_output(&self.shared.regions, most)

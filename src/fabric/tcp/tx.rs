@@ -336,6 +336,11 @@ impl Tx {
         true
     }
 
+    /// Bytes of frames that wait for the socket.
+    pub fn waiting(&self) -> u64 {
+        self.wire_bytes
+    }
+
     fn fill_answer(&mut self) -> bool {
         let Some(a) = self.answers.front_mut() else { return false };
         let seq = a.seq;
