@@ -33,6 +33,8 @@ const LEAST: Duration = Duration::from_secs(1);
 const SLICE: Duration = Duration::from_millis(200);
 /// Time for one question to a store, before it is asked again.
 const ANSWER: Duration = Duration::from_secs(5);
+/// Least time for the last one, behind the deadline if need be.
+const LAST: Duration = Duration::from_millis(100);
 /// Pause before another look at a session of an earlier job.
 const PAUSE: Duration = Duration::from_millis(20);
 /// So often in a row a store may refuse a write under a lease that was renewed before.
@@ -177,8 +179,17 @@ impl<'a> Meeting<'a> {
         Patience::Look(self.slice(ANSWER))
     }
 
+    /// For one that says why the meeting ends: the deadline may leave it no time, and a store that is busy takes some.
+    fn last_look(&self) -> Patience {
+        Patience::Look(self.slice(ANSWER).max(LAST))
+    }
+
     fn find(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Status> {
-        match self.store.get(&[key], self.look()) {
+        self.find_at(key, self.look())
+    }
+
+    fn find_at(&self, key: &[u8], patience: Patience) -> Result<Option<Vec<u8>>, Status> {
+        match self.store.get(&[key], patience) {
             Ok(mut values) => Ok(values.pop()),
             Err(status) if status.code == Code::NotFound => Ok(None),
             Err(status) => Err(status),
@@ -202,15 +213,19 @@ impl<'a> Meeting<'a> {
         mut round: impl FnMut() -> Result<Option<T>, Status>,
         late: impl Fn() -> Result<Status, Status>,
     ) -> Result<T, Status> {
-        let mut refused = 0;
+        let (mut refused, mut answered) = (0, false);
         loop {
             let done = self.lent.renew(self.look()).and_then(|()| round());
             alive()?;
             match done {
                 Ok(Some(done)) => return Ok(done),
                 Ok(None) if self.is_over() => return Err(late()?),
-                Ok(None) => refused = 0,
-                Err(status) if status.code == Code::DeadlineExceeded && !self.is_over() => {}
+                Ok(None) => (refused, answered) = (0, true),
+                // A store that has answered until now, and had too little time for this: who is missing is what there is to say.
+                Err(status) if status.code == Code::DeadlineExceeded && self.is_over() => {
+                    return Err(if answered { late()? } else { status });
+                }
+                Err(status) if status.code == Code::DeadlineExceeded => answered = false,
                 Err(status)
                     if status.code == Code::FailedPrecondition
                         && self.lent.holds()
@@ -269,7 +284,7 @@ impl<'a> Meeting<'a> {
             self.set(&key(&session, "all"), lives.as_flattened())?;
             Ok(Some(blobs))
         };
-        let late = || Ok(self.missing(&self.store.wait_for(&keys, self.look())?));
+        let late = || Ok(self.missing(&self.store.wait_for(&keys, self.last_look())?));
         self.rounds(alive, round, late)
     }
 
@@ -316,10 +331,12 @@ impl<'a> Meeting<'a> {
             self.hear(&session, &told)
         };
         let late = || {
-            let Some(session) = self.session()? else { return Ok(self.leaderless()) };
+            let Some(session) = self.session_at(self.last_look())? else {
+                return Ok(self.leaderless());
+            };
             let keys = self.rank_keys(&session)?;
             let keys = slices(&keys)?;
-            let missing = self.store.wait_for(&keys, self.look())?;
+            let missing = self.store.wait_for(&keys, self.last_look())?;
             // If all are there, and rank 0 has not seen us, then what is there is of an earlier job, or it is gone.
             Ok(if missing.is_empty() { self.leaderless() } else { self.missing(&missing) })
         };
@@ -328,10 +345,15 @@ impl<'a> Meeting<'a> {
 
     /// The session that rank 0 has begun.
     fn session(&self) -> Result<Option<Life>, Status> {
-        if !self.wait(&[SESSION])?.is_empty() {
-            return Ok(None);
+        match self.wait(&[SESSION])?.is_empty() {
+            true => self.session_at(self.look()),
+            false => Ok(None),
         }
-        let Some(bytes) = self.find(SESSION)? else { return Ok(None) };
+    }
+
+    /// The same, if it is there.
+    fn session_at(&self, patience: Patience) -> Result<Option<Life>, Status> {
+        let Some(bytes) = self.find_at(SESSION, patience)? else { return Ok(None) };
         Life::try_from(&bytes[..]).map(Some).map_err(|_| {
             let text = format!("what the store has as session is {} bytes, not 16", bytes.len());
             Status::new(Code::DataLoss, text)

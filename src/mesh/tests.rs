@@ -9,15 +9,21 @@ use super::*;
 use crate::store::memory::Memory;
 use crate::store::{Compared, Kind, LeaseId, Until};
 
-/// A store whose server ends just before the first value under a lease comes, and is there again, empty.
+/// A store whose server ends just before the first value under a lease comes, and is there again, empty; and that does not answer
+/// in less time than it takes.
 struct Restarted {
     now: Mutex<Arc<Memory>>,
     was: AtomicBool,
+    takes: Duration,
 }
 
 impl Restarted {
-    fn now(&self) -> Arc<Memory> {
-        self.now.lock().clone()
+    fn now(&self, until: Until<'_>) -> Result<Arc<Memory>, Status> {
+        if let Some(left) = until.left().filter(|left| *left < self.takes) {
+            std::thread::sleep(left);
+            return Err(Status::new(Code::DeadlineExceeded, "the store was not reached"));
+        }
+        Ok(self.now.lock().clone())
     }
 }
 
@@ -34,13 +40,13 @@ impl Kind for Restarted {
         if !self.was.swap(true, Ordering::Relaxed) {
             *self.now.lock() = Arc::default();
         }
-        self.now().set(items, lease, until)
+        self.now(until)?.set(items, lease, until)
     }
     fn get(&self, keys: &[&[u8]], until: Until<'_>) -> Result<Vec<Option<Vec<u8>>>, Status> {
-        self.now().get(keys, until)
+        self.now(until)?.get(keys, until)
     }
     fn missing(&self, keys: &[&[u8]], until: Until<'_>) -> Result<Vec<usize>, Status> {
-        self.now().missing(keys, until)
+        self.now(until)?.missing(keys, until)
     }
     fn add(
         &self,
@@ -49,7 +55,7 @@ impl Kind for Restarted {
         lease: Option<LeaseId>,
         until: Until<'_>,
     ) -> Result<i64, Status> {
-        self.now().add(key, delta, lease, until)
+        self.now(until)?.add(key, delta, lease, until)
     }
     fn compare_set(
         &self,
@@ -59,16 +65,16 @@ impl Kind for Restarted {
         lease: Option<LeaseId>,
         until: Until<'_>,
     ) -> Result<Compared, Status> {
-        self.now().compare_set(key, expected, desired, lease, until)
+        self.now(until)?.compare_set(key, expected, desired, lease, until)
     }
     fn delete(&self, keys: &[&[u8]], until: Until<'_>) -> Result<usize, Status> {
-        self.now().delete(keys, until)
+        self.now(until)?.delete(keys, until)
     }
     fn lease(&self, id: LeaseId, ttl: Duration, until: Until<'_>) -> Result<(), Status> {
-        self.now().lease(id, ttl, until)
+        self.now(until)?.lease(id, ttl, until)
     }
     fn release(&self, id: LeaseId, until: Until<'_>) -> Result<(), Status> {
-        self.now().release(id, until)
+        self.now(until)?.release(id, until)
     }
 }
 
@@ -103,7 +109,7 @@ fn both(kind: Arc<dyn Kind>, keep: Duration, late: Duration) {
 #[test]
 fn a_store_that_comes_back_empty_ends_no_meeting() {
     let now = Mutex::new(Arc::new(Memory::new()));
-    let kind = Restarted { now, was: AtomicBool::new(false) };
+    let kind = Restarted { now, was: AtomicBool::new(false), takes: Duration::ZERO };
     both(Arc::new(kind), KEEP, Duration::ZERO);
 }
 
@@ -127,6 +133,26 @@ fn who_waits_for_rank_0_claims_nothing_of_the_others() {
         assert!(status.message.contains(&named), "{status}");
         let unknown = "of the 6 others that is not known";
         assert_eq!(status.message.contains(unknown), size == 8, "{status}");
+    }
+}
+
+/// What is left for the last question may be less than the store takes.
+#[test]
+fn who_was_missing_until_the_deadline_is_named() {
+    for (rank, takes) in [(0, 60), (1, 60)] {
+        let now = Mutex::new(Arc::new(Memory::new()));
+        let takes = Duration::from_millis(takes);
+        let kind = Arc::new(Restarted { now, was: AtomicBool::new(true), takes });
+        let store = Store::new(kind, Duration::from_secs(60)).unwrap();
+        let patience = Patience::For(Duration::from_millis(430));
+        let meeting = Meeting::new(&store, &blob(rank), rank.into(), 2, KEEP, patience).unwrap();
+        let status = meeting.meet(|| Ok(())).map(drop).unwrap_err();
+        assert_eq!(status.code, Code::DeadlineExceeded, "{status}");
+        let other = format!("rank {}", 1 - rank);
+        assert!(
+            status.message.contains(&other) && status.message.contains("did not come"),
+            "{status}"
+        );
     }
 }
 
