@@ -261,7 +261,8 @@ impl Link {
     /// The peer can read our memory no longer: what it was told of WRITE `op` and the later ones comes through the stream instead, from
     /// the beginning, in their order.
     pub(crate) fn feed_from(&mut self, op: u64) -> Result<(), Status> {
-        let first = op.wrapping_sub(self.answered);
+        // One whose content was in the stream already may have ended since that was asked.
+        let first = op.saturating_sub(self.answered);
         if first > self.writes.len() as u64 || !self.peer_reads {
             return Err(self.broken("feed of no WRITE"));
         }

@@ -71,14 +71,16 @@ impl Link {
     }
 
     /// The peer's memory can be read no longer, or never could: the content of the WRITE under way, and of all that are posted, comes
-    /// through its stream, from the beginning. False if that must wait.
+    /// through its stream, from the beginning. What came through it before counts: the peer may be putting what follows that, and go on
+    /// with it. False if that must wait.
     fn ask_to_feed(&mut self) -> Result<bool, Status> {
         if !self.fed && !self.record(kind::FEED_ASK, &self.executed.to_le_bytes())? {
             return Ok(false);
         }
         self.fed = true;
         if let Some(w) = &mut self.inbound {
-            (w.place, w.front, w.back, w.fed) = (wire::FROM_STREAM, 0, w.from.len, None);
+            let front = if w.place & wire::FROM_STREAM != 0 { w.front } else { 0 };
+            (w.place, w.front, w.back, w.fed) = (wire::FROM_STREAM, front, w.from.len, None);
         }
         Ok(true)
     }

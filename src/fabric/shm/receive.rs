@@ -262,7 +262,15 @@ impl Link {
         self.look_at_stream()?;
         let mut drained = Drained::Nothing;
         while let Some(slot) = self.into.peek().map_err(|()| self.broken("stream slot"))? {
-            let current = self.inbound.filter(|w| write && w.front < w.back);
+            let mut current = self.inbound.filter(|w| write && w.front < w.back);
+            if let Some(w) = current
+                .as_mut()
+                .filter(|_| self.fed && slot.op == self.executed && slot.offset == 0)
+            {
+                // The peer has begun anew: it cuts the content in other places than before.
+                w.front = 0;
+                self.inbound = current;
+            }
             if self.is_left_over(slot.op) {
                 self.slot_taken();
             } else if slot.op & READ != 0 {

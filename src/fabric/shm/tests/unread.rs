@@ -2,6 +2,7 @@
 
 use super::super::process::tests::ALLOWED;
 use super::*;
+use crate::fabric::moves::{Move, Moved};
 
 const LENGTHS: [usize; 8] = [300_000, 2_500_000, 40_000, 100, 700_000, 0, 1 << 20, 70_001];
 
@@ -126,5 +127,88 @@ fn r41_a_process_that_forbids_to_be_read_is_asked_for_its_content() {
             ALLOWED.set(u32::MAX);
             ends.write(0);
         }
+    }
+}
+
+/// Two ends that write to each other and read from each other, whose copies are made by the test, in any order.
+struct Turns {
+    ends: [ShmAdapter; 2],
+    eps: [EpId; 2],
+    /// Copies that were made, and not told yet.
+    made: [Vec<Moved>; 2],
+    events: [Vec<Event>; 2],
+    random: Random,
+}
+
+impl Turns {
+    fn new(seed: u64) -> Turns {
+        let mut ends = [open(None), open(None)];
+        ends.iter_mut().for_each(|end| end.leave_moves());
+        let [a, b] = &mut ends;
+        let (ea, eb) = connect(a, b);
+        let random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
+        Turns { ends, eps: [ea, eb], made: Default::default(), events: Default::default(), random }
+    }
+
+    /// One end polls, makes a copy, or hears that one was made.
+    fn turn(&mut self) {
+        let side = (self.random.next() % 2) as usize;
+        let (end, events) = (&mut self.ends[side], &mut self.events[side]);
+        match self.random.next() % 4 {
+            0 => {
+                end.poll(events);
+            }
+            1 | 2 => self.made[side].extend(end.take_move(events).map(Move::run)),
+            _ if self.made[side].is_empty() => {}
+            _ => end.moved(self.made[side].remove(0), events),
+        }
+    }
+
+    /// Both write or read so many, of any length; every one ends well.
+    fn transfer(&mut self, count: usize) {
+        let mut memory = Vec::new();
+        for i in 0..2 * count {
+            let (side, len) = (i % 2, 1 + self.random.next() as usize % 700_000);
+            let byte = |at: usize| (at * 31 + (at >> 9) + i * 7) as u8;
+            let (from, to): (Vec<u8>, _) = ((0..len).map(byte).collect(), vec![0u8; len]);
+            let (source, place) = (from.as_ptr().addr() as u64, to.as_ptr().addr() as u64);
+            let writes = self.random.next() % 3 > 0;
+            let (far, near) = if writes { (place, source) } else { (source, place) };
+            // SAFETY: all of `memory` outlives the operations.
+            let region = unsafe { self.ends[1 - side].register(far, len as u64, Access::all()) };
+            let remote = Remote { addr: far, rkey: region.unwrap().rkey };
+            // SAFETY: as above.
+            let local = unsafe { Mem::new(near, len as u64, 0) };
+            let (end, ep) = (&mut self.ends[side], self.eps[side]);
+            match writes {
+                true => end.write(ep, i as u64, local, remote, None).unwrap(),
+                false => end.read(ep, i as u64, local, remote).unwrap(),
+            }
+            memory.push((from, to));
+        }
+        let (mut ended, began) = (0, std::time::Instant::now());
+        while ended < memory.len() {
+            self.turn();
+            for event in self.events.iter_mut().flat_map(|events| events.drain(..)) {
+                match event {
+                    Event::Done { result: Ok(()), .. } => ended += 1,
+                    other => panic!("{other:?}"),
+                }
+            }
+            assert!(began.elapsed().as_secs() < 20, "{ended} of {} have ended", memory.len());
+        }
+        assert!(memory.iter().all(|(from, to)| from == to));
+    }
+}
+
+/// What both ends copy is in the stream in part, or being put there, when the memory is found to be closed.
+#[test]
+fn r41_content_that_both_ends_were_copying_is_whole_however_they_take_turns() {
+    for seed in 0..60 {
+        let mut turns = Turns::new(seed);
+        ALLOWED.set((seed % 7) as u32);
+        turns.transfer(4);
+        ALLOWED.set(u32::MAX);
+        turns.transfer(1);
     }
 }
