@@ -46,6 +46,8 @@ pub(crate) struct Link {
     pub(crate) starved: usize,
     /// The peer can read our memory.
     pub(crate) peer_reads: bool,
+    /// Its control page has asked for the content of WRITEs from this number on.
+    pub(crate) fed_from: Option<u64>,
     pub(crate) writes: VecDeque<Posted>,
     pub(crate) answered: u64,
     pub(crate) failures: u64,
@@ -122,6 +124,7 @@ impl Link {
             dirty: false,
             starved: 0,
             peer_reads: p.peer_reads,
+            fed_from: None,
             writes: VecDeque::new(),
             answered: 0,
             failures: 0,

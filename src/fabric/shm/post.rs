@@ -258,6 +258,17 @@ impl Link {
         Ok(())
     }
 
+    /// Looks whether the peer asks for content by its control page.
+    pub(crate) fn feed_asked(&mut self) -> Result<(), Status> {
+        match load64(&self.theirs().feed_asked).checked_sub(1) {
+            Some(op) if self.peer_reads => {
+                self.fed_from = Some(op);
+                self.feed_from(op)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The peer can read our memory no longer: what it was told of WRITE `op` and the later ones comes through the stream instead, from
     /// the beginning, in their order.
     pub(crate) fn feed_from(&mut self, op: u64) -> Result<(), Status> {

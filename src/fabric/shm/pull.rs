@@ -1,6 +1,7 @@
 //! WRITEs of the peer whose content is not in their record: this side pulls it, out of a pool segment, out of the peer's
 //! stream, or out of the peer's memory.
 
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::link::Link;
@@ -74,6 +75,9 @@ impl Link {
     /// through its stream, from the beginning. What came through it before counts: the peer may be putting what follows that, and go on
     /// with it. False if that must wait.
     fn ask_to_feed(&mut self) -> Result<bool, Status> {
+        if !self.fed {
+            self.tx.control().feed_asked.store(self.executed + 1, Ordering::Release);
+        }
         if !self.fed && !self.record(kind::FEED_ASK, &self.executed.to_le_bytes())? {
             return Ok(false);
         }

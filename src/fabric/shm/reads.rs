@@ -139,6 +139,9 @@ impl Link {
     /// Feeds our stream, and answers the peer's READs. True if something happened.
     pub(crate) fn feed(&mut self, core: &mut Core) -> Result<bool, Status> {
         let mut busy = self.begin_answers(core)?;
+        if self.peer_reads && !self.writes.is_empty() {
+            self.feed_asked()?;
+        }
         if !self.out.jobs.is_empty() && !self.is_running(Kind::Out) {
             let taken = load64(&self.theirs().stream_taken);
             if !self.out.see_taken(taken) {

@@ -165,7 +165,12 @@ impl Link {
                 return self.end_read(core, code, events);
             }
             kind::FEED_ASK if len == size_of::<u64>() => {
-                self.feed_from(u64::from_le_bytes(self.rx.copy()))?;
+                self.feed_asked()?;
+                let op = u64::from_le_bytes(self.rx.copy());
+                // Peers of before say it by the record alone.
+                if Some(op) != self.fed_from {
+                    self.feed_from(op)?;
+                }
             }
             kind::POOL_ASK if len == 4 => {
                 // Without the segment the peer goes on by another path.

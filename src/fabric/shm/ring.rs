@@ -102,7 +102,10 @@ pub(crate) struct Control {
     pub(crate) read_pulled: AtomicU64,
     /// READs that the owner has asked for and that need no help any more: all before this number.
     pub(crate) reads_over: AtomicU64,
-    _pad1: [u64; 2],
+    /// Not zero: the content of the peer's WRITEs is to come through its stream, from that before this number on. The record that says the
+    /// same may lie behind a WRITE whose content does not come before this end has been asked for as much.
+    pub(crate) feed_asked: AtomicU64,
+    _pad1: [u64; 1],
     /// Slots that the owner has put into its own stream.
     pub(crate) stream_put: AtomicU64,
     /// Pieces of the peer's WRITEs that the owner has moved: what takes long is not silent.
