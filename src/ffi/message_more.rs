@@ -18,6 +18,11 @@ use crate::manager::{Post, Prepared};
 use crate::protocol::message::Extra;
 use crate::status::Status;
 
+/// Where the content of a message without any is: at a multiple of 8 bytes, as all content of active messages.
+#[repr(align(8))]
+struct Nothing(#[expect(dead_code, reason = "so that it has a place of its own")] [u8; 8]);
+static NOTHING: Nothing = Nothing([0; 8]);
+
 fn handler(
     mgr: *mut rdma_mgr_t,
     handler: rdma_msg_handler_fn,
@@ -32,7 +37,7 @@ fn handler(
             (status.header, status.header_len) = (user.as_ptr().cast(), user.len());
         }
         let data = match active.content() {
-            [] => c"".as_ptr().cast(),
+            [] => (&raw const NOTHING).cast(),
             content => content.as_ptr().cast(),
         };
         // SAFETY: the application's function, with the arguments that the header promises.
