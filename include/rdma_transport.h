@@ -964,11 +964,11 @@ struct rdma_peer_info {
    */
   uint32_t channels;
   /**
-   * Tensor content sent to it, in bytes.
+   * Content sent to it, in bytes: of tensors, messages and pairs' buffers.
    */
   uint64_t bytes_sent;
   /**
-   * Tensor content received from it, in bytes.
+   * Content received from it, in bytes: of tensors and messages. A receiver does not count what comes into pairs' buffers.
    */
   uint64_t bytes_received;
   /**
