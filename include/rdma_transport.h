@@ -709,7 +709,8 @@ struct rdma_mgr_options {
    */
   uint8_t checksum;
   /**
-   * 1: duplicate receives wait instead of failing.
+   * 1: a receive of a key and step that another waits for already waits as well instead of failing with RDMA_ABORTED.
+   * What counts is the setting of the manager that the tensor is asked of, its sender's; of receives from oneself one's own.
    */
   uint8_t tolerate_dup_recv;
   /**
@@ -2220,7 +2221,7 @@ rdma_code_t rdma_send(rdma_mgr_t *mgr,
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `key` NULL, key_len not 1 to 65536, malformed
  * name, wrong struct_size, negative timeout, dst_len without dst; RDMA_NOT_FOUND: unknown peer or
  * device; RDMA_RESOURCE_EXHAUSTED: too many requests; RDMA_ABORTED: duplicate receive from this
- * manager; the step's own code, if it was aborted; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in
+ * manager, `peer` being NULL or oneself (of one from a peer `done` hears); the step's own code, if it was aborted; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in
  * a forked child; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
  * To `done` come RDMA_OK; RDMA_ABORTED: duplicate receive, or the step was aborted; then the
  * step's own code; RDMA_CANCELLED; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the peer cannot be

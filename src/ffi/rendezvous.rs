@@ -77,7 +77,7 @@ pub unsafe extern "C-unwind" fn rdma_send(
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `key` NULL, key_len not 1 to 65536, malformed
 /// name, wrong struct_size, negative timeout, dst_len without dst; RDMA_NOT_FOUND: unknown peer or
 /// device; RDMA_RESOURCE_EXHAUSTED: too many requests; RDMA_ABORTED: duplicate receive from this
-/// manager; the step's own code, if it was aborted; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in
+/// manager, `peer` being NULL or oneself (of one from a peer `done` hears); the step's own code, if it was aborted; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in
 /// a forked child; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
 /// To `done` come RDMA_OK; RDMA_ABORTED: duplicate receive, or the step was aborted; then the
 /// step's own code; RDMA_CANCELLED; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the peer cannot be
