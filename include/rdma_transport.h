@@ -2372,7 +2372,7 @@ rdma_code_t rdma_msg_options_init(rdma_msg_options_t *options,
  *
  * *out_request is 0 if it has ended when this returns, well, and `done` does not run then: the case
  * of a small message where there is room. Otherwise it is the request, for rdma_msg_test,
- * rdma_msg_wait and rdma_msg_cancel; with options.done for the latter only. `out_request` NULL:
+ * rdma_msg_wait and rdma_msg_cancel; with options.done for rdma_msg_cancel only. `out_request` NULL:
  * nobody asks.
  *
  * A peer that takes nothing holds its sender back: requests wait, in order, until it does, or until
@@ -2552,6 +2552,10 @@ rdma_code_t rdma_msg_free(rdma_mgr_t *mgr, rdma_msg_request_t request);
  * out_statuses the code of the first that failed is returned, with everything else as on success. Set
  * out_statuses[0].struct_size first: the others are as long.
  *
+ * A request that was made with options.done has no end to be taken here, since that callback hears it: as long as it is
+ * under way it counts as one that has not ended, and then as one that is not known: RDMA_NOT_FOUND, and nothing is taken
+ * of the others either.
+ *
  * Threads: any, but not inside a callback where not all have ended. Each request in one call at a time.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr`, `requests` or `out_count` NULL, count not 1 to 1048576,
@@ -2568,7 +2572,9 @@ rdma_code_t rdma_msg_test(rdma_mgr_t *mgr,
 
 /**
  * Waits until rdma_msg_test would take ends, driving progress, and takes them. timeout_ms:
- * RDMA_MSG_FOREVER for none. Where all requests are 0 it returns at once.
+ * RDMA_MSG_FOREVER for none. Where all requests are 0 it returns at once. It must not be given a request that was made with
+ * options.done: for one that is under way it waits, and returns RDMA_NOT_FOUND where it finds that it has ended, but among
+ * several it may not find that before the time is over.
  *
  * Threads: any, but not inside a callback. Each request in one call at a time.
  *
