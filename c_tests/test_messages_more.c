@@ -35,6 +35,7 @@ static uint32_t on_active(rdma_mgr_t *mgr, const rdma_msg_status_t *status, cons
   CHECK_INT(77, status->comm);
   CHECK_INT(RDMA_OK, status->code);
   if (s->in_order) CHECK_INT(s->runs, status->tag);
+  CHECK_INT(0, (uintptr_t)data % 8); /* also where there is no content */
   s->peer = status->peer;
   s->tag = status->tag;
   s->bytes = status->bytes;

@@ -36,7 +36,9 @@ install(FILES ${CMAKE_CURRENT_BINARY_DIR}/RdmaTransportConfig.cmake
               ${CMAKE_CURRENT_BINARY_DIR}/RdmaTransportConfigVersion.cmake
         DESTINATION ${RT_PACKAGE_DIR})
 
-install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/rdma-transport)
+# The headers refer to these documents.
+file(GLOB RT_DOCUMENTS CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/docs/*.md)
+install(FILES LICENSE ${RT_DOCUMENTS} DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/rdma-transport)
 
 # pkg-config: paths relative to the file itself, so that the tree can be moved.
 if(IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}")

@@ -709,7 +709,8 @@ struct rdma_mgr_options {
    */
   uint8_t checksum;
   /**
-   * 1: duplicate receives wait instead of failing.
+   * 1: a receive of a key and step that another waits for already waits as well instead of failing with RDMA_ABORTED.
+   * What counts is the setting of the manager that the tensor is asked of, its sender's; of receives from oneself one's own.
    */
   uint8_t tolerate_dup_recv;
   /**
@@ -964,11 +965,11 @@ struct rdma_peer_info {
    */
   uint32_t channels;
   /**
-   * Tensor content sent to it, in bytes.
+   * Content sent to it, in bytes: of tensors, messages and pairs' buffers.
    */
   uint64_t bytes_sent;
   /**
-   * Tensor content received from it, in bytes.
+   * Content received from it, in bytes: of tensors and messages. A receiver does not count what comes into pairs' buffers.
    */
   uint64_t bytes_received;
   /**
@@ -1342,7 +1343,8 @@ typedef uint64_t rdma_msg_request_t;
 /**
  * An active message has come for the handler that rdma_msg_handler has set. status->comm is the
  * handler's number; status->tag, bytes, header and part_lens are as of a receive. `data` has the content.
- * It and the header live for the time of the call, and begin at a multiple of 8 bytes.
+ * It and the header live for the time of the call, and begin at a multiple of 8 bytes. Where there is no content,
+ * since status->bytes is 0 or status->message is not (it has not come yet), nothing may be read there.
  *
  * If status->message is not 0, the content has not come along: it is large, or its sender had no more
  * room. The handler, or somebody later, says by rdma_msg_imrecv where it goes; a length of 0 takes nothing.
@@ -2212,6 +2214,11 @@ rdma_code_t rdma_send(rdma_mgr_t *mgr,
  * source callback had answered. If options.alloc returns NULL, the receive ends with RDMA_RESOURCE_EXHAUSTED and the tensor
  * is gone: the send ends with RDMA_OK if it was short, else with RDMA_CANCELLED.
  *
+ * Its deadline ends it once nothing writes to the destination any more: at once as a rule. Where content is on its way from a
+ * peer that stands still (a stopped process), and is read from there over tcp (as where options.dst is NULL) or written by it
+ * over ibverbs, that is up to 2 s later, or peer_timeout_ms if that is less, and the connection ends with it: nothing else
+ * says that the memory is not touched any more.
+ *
  * Threads: any. Key, name and options are copied; options.dst is written until `done` runs.
  * `options` NULL: defaults. `userdata` may be NULL. On a code other than RDMA_OK `done` never runs
  * and *out_request is not written.
@@ -2219,7 +2226,7 @@ rdma_code_t rdma_send(rdma_mgr_t *mgr,
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `key` NULL, key_len not 1 to 65536, malformed
  * name, wrong struct_size, negative timeout, dst_len without dst; RDMA_NOT_FOUND: unknown peer or
  * device; RDMA_RESOURCE_EXHAUSTED: too many requests; RDMA_ABORTED: duplicate receive from this
- * manager; the step's own code, if it was aborted; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in
+ * manager, `peer` being NULL or oneself (of one from a peer `done` hears); the step's own code, if it was aborted; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in
  * a forked child; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
  * To `done` come RDMA_OK; RDMA_ABORTED: duplicate receive, or the step was aborted; then the
  * step's own code; RDMA_CANCELLED; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the peer cannot be
@@ -2245,7 +2252,8 @@ rdma_code_t rdma_recv_async(rdma_mgr_t *mgr,
  * user bytes live until rdma_request_release, which must be called once, or rdma_mgr_destroy.
  * `out_request` NULL is allowed with options.dst or options.alloc only; dimensions and user bytes then
  * live until this thread's next rdma_recv. A dst that is too small, and an alloc that returns NULL, are as with rdma_recv_async: after
- * RDMA_OUT_OF_RANGE the tensor can be received again, into a larger one.
+ * RDMA_OUT_OF_RANGE the tensor can be received again, into a larger one. So is a deadline behind which a peer stands still: it may
+ * return up to 2 s later.
  *
  * Threads: any, but not inside a callback.
  *
@@ -2264,14 +2272,16 @@ rdma_code_t rdma_recv(rdma_mgr_t *mgr,
 
 /**
  * Asks for the end of a receive. Its callback runs with RDMA_CANCELLED once nothing writes to the
- * destination any more, or with another code if that was earlier.
+ * destination any more, or with another code if that was earlier. That is up to 2 s later, and ends the connection, where
+ * rdma_recv_async says so of the deadline.
  *
  * Threads: any.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` NULL, request 0; RDMA_NOT_FOUND: ended already, or
  * never made; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in a forked child; RDMA_INTERNAL.
  */
-rdma_code_t rdma_request_cancel(rdma_mgr_t *mgr, rdma_request_t request);
+rdma_code_t rdma_request_cancel(rdma_mgr_t *mgr,
+                                rdma_request_t request);
 
 /**
  * Gives up a request, and with it the library's memory of its result. To be called once for each
@@ -2362,7 +2372,7 @@ rdma_code_t rdma_msg_options_init(rdma_msg_options_t *options,
  *
  * *out_request is 0 if it has ended when this returns, well, and `done` does not run then: the case
  * of a small message where there is room. Otherwise it is the request, for rdma_msg_test,
- * rdma_msg_wait and rdma_msg_cancel; with options.done for the latter only. `out_request` NULL:
+ * rdma_msg_wait and rdma_msg_cancel; with options.done for rdma_msg_cancel only. `out_request` NULL:
  * nobody asks.
  *
  * A peer that takes nothing holds its sender back: requests wait, in order, until it does, or until
@@ -2542,6 +2552,10 @@ rdma_code_t rdma_msg_free(rdma_mgr_t *mgr, rdma_msg_request_t request);
  * out_statuses the code of the first that failed is returned, with everything else as on success. Set
  * out_statuses[0].struct_size first: the others are as long.
  *
+ * A request that was made with options.done has no end to be taken here, since that callback hears it: as long as it is
+ * under way it counts as one that has not ended, and then as one that is not known: RDMA_NOT_FOUND, and nothing is taken
+ * of the others either.
+ *
  * Threads: any, but not inside a callback where not all have ended. Each request in one call at a time.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr`, `requests` or `out_count` NULL, count not 1 to 1048576,
@@ -2558,7 +2572,9 @@ rdma_code_t rdma_msg_test(rdma_mgr_t *mgr,
 
 /**
  * Waits until rdma_msg_test would take ends, driving progress, and takes them. timeout_ms:
- * RDMA_MSG_FOREVER for none. Where all requests are 0 it returns at once.
+ * RDMA_MSG_FOREVER for none. Where all requests are 0 it returns at once. It must not be given a request that was made with
+ * options.done: for one that is under way it waits, and returns RDMA_NOT_FOUND where it finds that it has ended, but among
+ * several it may not find that before the time is over.
  *
  * Threads: any, but not inside a callback. Each request in one call at a time.
  *
@@ -2704,6 +2720,12 @@ rdma_code_t rdma_msg_detach(rdma_mgr_t *mgr,
  * Gives how many bytes of messages may be sent to a peer now before one has to wait: each message counts
  * for its content, if it is small, and some 256 bytes. 0 while messages wait, or there is no connection.
  *
+ * Over all providers but shm the number of messages has a bound as well, of which this says nothing before it is reached, and 0
+ * then: a peer keeps so many receives ready for a connection as its queue_depth says (RDMA_QP_QUEUE_DEPTH; of it 8 to 4096) over tcp
+ * and loopback, 64 over ibverbs. Two of them are kept back, and each message, also of other operations, takes one until
+ * the peer has taken it off the connection, and told of that. By default some 1020 messages of no content go to a peer over tcp
+ * that looks at nothing, of the 4096 that the bytes would allow.
+ *
  * Threads: any.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `out_bytes` NULL, `peer` 0 or no number of a peer;
@@ -2717,7 +2739,8 @@ rdma_code_t rdma_msg_room(rdma_mgr_t *mgr,
 /**
  * Calls `room` once, when `bytes` of messages may be sent to a peer without waiting, as rdma_msg_room
  * counts them; connects to it if need be. More than 786432 count as that, since a peer tells of room in
- * steps of a quarter of its 1 MiB. It may be called within this. If the peer cannot be reached,
+ * steps of a quarter of its 1 MiB. That is room in bytes: of many small messages some may have to wait all the same, as
+ * rdma_msg_room tells. It may be called within this. If the peer cannot be reached,
  * or the manager is destroyed, it is called with the code that says so.
  *
  * Threads: any. `room` runs where callbacks run.

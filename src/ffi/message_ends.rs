@@ -206,6 +206,10 @@ fn how(how: u32) -> Result<Collect, Status> {
 /// out_statuses the code of the first that failed is returned, with everything else as on success. Set
 /// out_statuses[0].struct_size first: the others are as long.
 ///
+/// A request that was made with options.done has no end to be taken here, since that callback hears it: as long as it is
+/// under way it counts as one that has not ended, and then as one that is not known: RDMA_NOT_FOUND, and nothing is taken
+/// of the others either.
+///
 /// Threads: any, but not inside a callback where not all have ended. Each request in one call at a time.
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr`, `requests` or `out_count` NULL, count not 1 to 1048576,
@@ -236,7 +240,9 @@ pub unsafe extern "C-unwind" fn rdma_msg_test(
 }
 
 /// Waits until rdma_msg_test would take ends, driving progress, and takes them. timeout_ms:
-/// RDMA_MSG_FOREVER for none. Where all requests are 0 it returns at once.
+/// RDMA_MSG_FOREVER for none. Where all requests are 0 it returns at once. It must not be given a request that was made with
+/// options.done: for one that is under way it waits, and returns RDMA_NOT_FOUND where it finds that it has ended, but among
+/// several it may not find that before the time is over.
 ///
 /// Threads: any, but not inside a callback. Each request in one call at a time.
 ///

@@ -18,6 +18,11 @@ use crate::manager::{Post, Prepared};
 use crate::protocol::message::Extra;
 use crate::status::Status;
 
+/// Where the content of a message without any is: at a multiple of 8 bytes, as all content of active messages.
+#[repr(align(8))]
+struct Nothing(#[expect(dead_code, reason = "so that it has a place of its own")] [u8; 8]);
+static NOTHING: Nothing = Nothing([0; 8]);
+
 fn handler(
     mgr: *mut rdma_mgr_t,
     handler: rdma_msg_handler_fn,
@@ -32,7 +37,7 @@ fn handler(
             (status.header, status.header_len) = (user.as_ptr().cast(), user.len());
         }
         let data = match active.content() {
-            [] => c"".as_ptr().cast(),
+            [] => (&raw const NOTHING).cast(),
             content => content.as_ptr().cast(),
         };
         // SAFETY: the application's function, with the arguments that the header promises.
@@ -295,6 +300,12 @@ pub unsafe extern "C-unwind" fn rdma_msg_detach(
 /// Gives how many bytes of messages may be sent to a peer now before one has to wait: each message counts
 /// for its content, if it is small, and some 256 bytes. 0 while messages wait, or there is no connection.
 ///
+/// Over all providers but shm the number of messages has a bound as well, of which this says nothing before it is reached, and 0
+/// then: a peer keeps so many receives ready for a connection as its queue_depth says (RDMA_QP_QUEUE_DEPTH; of it 8 to 4096) over tcp
+/// and loopback, 64 over ibverbs. Two of them are kept back, and each message, also of other operations, takes one until
+/// the peer has taken it off the connection, and told of that. By default some 1020 messages of no content go to a peer over tcp
+/// that looks at nothing, of the 4096 that the bytes would allow.
+///
 /// Threads: any.
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `out_bytes` NULL, `peer` 0 or no number of a peer;
@@ -319,7 +330,8 @@ pub unsafe extern "C-unwind" fn rdma_msg_room(
 
 /// Calls `room` once, when `bytes` of messages may be sent to a peer without waiting, as rdma_msg_room
 /// counts them; connects to it if need be. More than 786432 count as that, since a peer tells of room in
-/// steps of a quarter of its 1 MiB. It may be called within this. If the peer cannot be reached,
+/// steps of a quarter of its 1 MiB. That is room in bytes: of many small messages some may have to wait all the same, as
+/// rdma_msg_room tells. It may be called within this. If the peer cannot be reached,
 /// or the manager is destroyed, it is called with the code that says so.
 ///
 /// Threads: any. `room` runs where callbacks run.

@@ -90,7 +90,7 @@ pub unsafe extern "C-unwind" fn rdma_msg_options_init(
 ///
 /// *out_request is 0 if it has ended when this returns, well, and `done` does not run then: the case
 /// of a small message where there is room. Otherwise it is the request, for rdma_msg_test,
-/// rdma_msg_wait and rdma_msg_cancel; with options.done for the latter only. `out_request` NULL:
+/// rdma_msg_wait and rdma_msg_cancel; with options.done for rdma_msg_cancel only. `out_request` NULL:
 /// nobody asks.
 ///
 /// A peer that takes nothing holds its sender back: requests wait, in order, until it does, or until

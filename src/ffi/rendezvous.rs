@@ -70,6 +70,11 @@ pub unsafe extern "C-unwind" fn rdma_send(
 /// source callback had answered. If options.alloc returns NULL, the receive ends with RDMA_RESOURCE_EXHAUSTED and the tensor
 /// is gone: the send ends with RDMA_OK if it was short, else with RDMA_CANCELLED.
 ///
+/// Its deadline ends it once nothing writes to the destination any more: at once as a rule. Where content is on its way from a
+/// peer that stands still (a stopped process), and is read from there over tcp (as where options.dst is NULL) or written by it
+/// over ibverbs, that is up to 2 s later, or peer_timeout_ms if that is less, and the connection ends with it: nothing else
+/// says that the memory is not touched any more.
+///
 /// Threads: any. Key, name and options are copied; options.dst is written until `done` runs.
 /// `options` NULL: defaults. `userdata` may be NULL. On a code other than RDMA_OK `done` never runs
 /// and *out_request is not written.
@@ -77,7 +82,7 @@ pub unsafe extern "C-unwind" fn rdma_send(
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr` or `key` NULL, key_len not 1 to 65536, malformed
 /// name, wrong struct_size, negative timeout, dst_len without dst; RDMA_NOT_FOUND: unknown peer or
 /// device; RDMA_RESOURCE_EXHAUSTED: too many requests; RDMA_ABORTED: duplicate receive from this
-/// manager; the step's own code, if it was aborted; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in
+/// manager, `peer` being NULL or oneself (of one from a peer `done` hears); the step's own code, if it was aborted; RDMA_FAILED_PRECONDITION: `mgr` destroyed or in
 /// a forked child; RDMA_CANCELLED: `mgr` is being destroyed; RDMA_INTERNAL.
 /// To `done` come RDMA_OK; RDMA_ABORTED: duplicate receive, or the step was aborted; then the
 /// step's own code; RDMA_CANCELLED; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the peer cannot be
@@ -121,7 +126,8 @@ pub unsafe extern "C-unwind" fn rdma_recv_async(
 /// user bytes live until rdma_request_release, which must be called once, or rdma_mgr_destroy.
 /// `out_request` NULL is allowed with options.dst or options.alloc only; dimensions and user bytes then
 /// live until this thread's next rdma_recv. A dst that is too small, and an alloc that returns NULL, are as with rdma_recv_async: after
-/// RDMA_OUT_OF_RANGE the tensor can be received again, into a larger one.
+/// RDMA_OUT_OF_RANGE the tensor can be received again, into a larger one. So is a deadline behind which a peer stands still: it may
+/// return up to 2 s later.
 ///
 /// Threads: any, but not inside a callback.
 ///
@@ -181,7 +187,8 @@ fn keep_last(beside: Beside) {
 }
 
 /// Asks for the end of a receive. Its callback runs with RDMA_CANCELLED once nothing writes to the
-/// destination any more, or with another code if that was earlier.
+/// destination any more, or with another code if that was earlier. That is up to 2 s later, and ends the connection, where
+/// rdma_recv_async says so of the deadline.
 ///
 /// Threads: any.
 ///

@@ -75,10 +75,10 @@ impl Manager {
             ("receives_waiting", receives as u64),
             ("pool_used_bytes", pool_used as u64),
             ("pool_reserved_bytes", pool_reserved as u64),
-            ("stale_messages", stale),
             ("registration_cache_bytes", kept.bytes),
         ]);
         snapshot.counters.extend([
+            ("stale_messages", stale),
             ("registration_hits", kept.hits),
             ("registration_misses", kept.misses),
             ("registration_evictions", kept.evicted),

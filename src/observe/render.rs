@@ -119,8 +119,12 @@ const NOT_DESCRIBED: &str = "Not described.";
 /// Help, name and value of a peer's plain counters.
 fn counters_of(p: &PeerSnapshot) -> [(&'static str, &'static str, u64); 8] {
     [
-        ("Tensor content sent.", "bytes_sent", p.bytes_sent),
-        ("Tensor content received.", "bytes_received", p.bytes_received),
+        (
+            "Content sent, of tensors, messages and pairs' buffers, bytes.",
+            "bytes_sent",
+            p.bytes_sent,
+        ),
+        ("Content received, of tensors and messages, bytes.", "bytes_received", p.bytes_received),
         ("Requests made of the peer.", "requests_sent", p.requests_sent),
         ("Requests made by the peer.", "requests_received", p.requests_received),
         ("Connections that came up.", "connects", p.connects),

@@ -17,8 +17,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Once;
-use std::time::Duration;
+use std::sync::{Once, OnceLock};
+use std::time::{Duration, SystemTime};
 
 use super::socket::{self, own_uid};
 use super::sys;
@@ -30,6 +30,8 @@ const DIRECTORY: &str = "rdma-transport";
 const SWEPT: usize = 1024;
 /// What is younger may be about to listen.
 const SWEEP_AGE: Duration = Duration::from_secs(60);
+/// The time of the boot is told in whole seconds.
+const BOOT_SLACK: Duration = Duration::from_secs(1);
 
 /// A listening socket and its name, which ends with it.
 #[derive(Debug)]
@@ -250,13 +252,44 @@ fn sweep(directory: &Path) {
 fn sweep_one(path: &Path) {
     let name = path.file_name().and_then(OsStr::to_str);
     let pid = name.and_then(|name| name.split_once('-')?.0.parse::<i32>().ok());
-    let age = fs::symlink_metadata(path).and_then(|at| at.modified()).map(|at| at.elapsed());
-    if pid.is_some_and(|pid| pid > 0 && !sys::process_exists(pid))
-        && age.is_ok_and(|age| age.is_ok_and(|age| age >= SWEEP_AGE))
+    let made = fs::symlink_metadata(path).and_then(|at| at.modified());
+    if let (Some(pid), Ok(made)) = (pid.filter(|&pid| pid > 0), made)
+        && made.elapsed().is_ok_and(|age| age >= SWEEP_AGE)
+        && is_gone(pid, made)
         && socket::dial(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
     {
         let _ = fs::remove_file(path);
     }
+}
+
+/// Whether the process of this number that made something then is not there any more. Another one may have its number: those of
+/// a container are given again each time it starts, 1 first of all.
+fn is_gone(pid: i32, made: SystemTime) -> bool {
+    let later = |began: SystemTime| began.duration_since(made).is_ok_and(|by| by > BOOT_SLACK);
+    !sys::process_exists(pid) || began(pid).is_some_and(later)
+}
+
+/// When a process began, if that is told here.
+fn began(pid: i32) -> Option<SystemTime> {
+    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+    // The program's name, in parentheses, may have anything in it; the state behind it is the third field.
+    let behind = stat.iter().rposition(|&byte| byte == b')')? + 1;
+    let fields = std::str::from_utf8(stat.get(behind..)?).ok()?;
+    let ticks: u64 = fields.split_ascii_whitespace().nth(22 - 3)?.parse().ok()?;
+    // SAFETY: a number of the system is asked for.
+    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    let per_second = u64::try_from(per_second).ok().filter(|&n| n > 0)?;
+    let seconds = booted()?.checked_add(ticks / per_second)?;
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds))
+}
+
+/// When the machine was booted, in seconds since 1970. Read once: the file is long on a machine with many processors.
+fn booted() -> Option<u64> {
+    static BOOTED: OnceLock<Option<u64>> = OnceLock::new();
+    *BOOTED.get_or_init(|| {
+        let stat = fs::read_to_string("/proc/stat").ok()?;
+        stat.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse().ok())
+    })
 }
 
 #[cfg(test)]
@@ -374,7 +407,29 @@ mod tests {
         let alive = top.0.join("2147483645-00");
         let _listener = socket::listen(&alive).unwrap();
         make_old(&alive);
-        [&gone, &alive].into_iter().for_each(|path| sweep_one(path));
-        assert!(!gone.exists() && alive.exists());
+        // Its number is that of a process which began later: this one.
+        let again = top.0.join(format!("{}-00", std::process::id()));
+        drop(socket::listen(&again).unwrap());
+        sweep_one(&again);
+        assert!(again.exists(), "it is young");
+        make_old(&again);
+        let listens = top.0.join(format!("{}-01", std::process::id()));
+        let _second = socket::listen(&listens).unwrap();
+        make_old(&listens);
+        [&gone, &alive, &again, &listens].into_iter().for_each(|path| sweep_one(path));
+        assert!(!gone.exists() && alive.exists() && !again.exists() && listens.exists());
+    }
+
+    #[test]
+    fn a_process_that_may_have_made_a_name_is_not_gone() {
+        let own = std::process::id() as i32;
+        let began = began(own).unwrap();
+        assert!(began.elapsed().is_ok_and(|age| age < Duration::from_secs(24 * 3600)), "{began:?}");
+        // The second in which it began is not told exactly.
+        for made in [SystemTime::now(), began, began - BOOT_SLACK] {
+            assert!(!is_gone(own, made), "{made:?}");
+        }
+        assert!(is_gone(own, began - BOOT_SLACK - Duration::from_millis(1)));
+        assert!(is_gone(i32::MAX - 1, SystemTime::now()));
     }
 }

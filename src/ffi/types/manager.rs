@@ -50,7 +50,8 @@ pub struct rdma_mgr_options {
     /// 1: all messages and content have checksums (xxh3), in both directions; one side that has this set
     /// is enough. Damage is RDMA_DATA_LOSS.
     pub checksum: u8,
-    /// 1: duplicate receives wait instead of failing.
+    /// 1: a receive of a key and step that another waits for already waits as well instead of failing with RDMA_ABORTED.
+    /// What counts is the setting of the manager that the tensor is asked of, its sender's; of receives from oneself one's own.
     pub tolerate_dup_recv: u8,
     /// 1: may listen beyond loopback without a secret.
     pub allow_remote: u8,

@@ -124,7 +124,8 @@ pub type rdma_msg_done_fn =
 
 /// An active message has come for the handler that rdma_msg_handler has set. status->comm is the
 /// handler's number; status->tag, bytes, header and part_lens are as of a receive. `data` has the content.
-/// It and the header live for the time of the call, and begin at a multiple of 8 bytes.
+/// It and the header live for the time of the call, and begin at a multiple of 8 bytes. Where there is no content,
+/// since status->bytes is 0 or status->message is not (it has not come yet), nothing may be read there.
 ///
 /// If status->message is not 0, the content has not come along: it is large, or its sender had no more
 /// room. The handler, or somebody later, says by rdma_msg_imrecv where it goes; a length of 0 takes nothing.

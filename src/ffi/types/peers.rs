@@ -55,9 +55,9 @@ pub struct rdma_peer_info {
     pub state: i32,
     /// Live connections, those that carry a part of another's transfers among them.
     pub channels: u32,
-    /// Tensor content sent to it, in bytes.
+    /// Content sent to it, in bytes: of tensors, messages and pairs' buffers.
     pub bytes_sent: u64,
-    /// Tensor content received from it, in bytes.
+    /// Content received from it, in bytes: of tensors and messages. A receiver does not count what comes into pairs' buffers.
     pub bytes_received: u64,
     /// Requests made of it.
     pub requests_sent: u64,
