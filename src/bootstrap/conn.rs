@@ -17,7 +17,7 @@ use super::addr::on_link;
 use super::endpoint::Attempt;
 use super::frame::{Broken, FrameReader, REJECTS};
 use super::handshake::{Ctx, Failure, Handshake};
-use super::sys::unconnected;
+use super::sys::{broken, unconnected};
 use super::{BootEvent, Met, PeerHello};
 
 /// When the system asks the host of a peer that is silent whether it is there, so that it is found in the peer timeout: for the
@@ -199,7 +199,7 @@ impl Conn {
             Ok(Some(success)) => return Outcome::Ready(success),
             Ok(None) if ctx.now < self.deadline => match self.update_interest(epoll) {
                 Ok(()) => return Outcome::Pending,
-                Err(e) => Status::os("epoll", &e).into(),
+                Err(e) => unconnected("epoll_ctl", &e).into(),
             },
             Ok(None) => self.timeout(),
             Err(failure) => failure,
@@ -303,10 +303,8 @@ impl Conn {
     fn exchange(&mut self, epoll: &Epoll, ctx: &mut Ctx<'_>) -> Result<Option<Success>, Failure> {
         loop {
             self.hs.poll(ctx)?;
-            let flushed = self.flush().map_err(|e| Failure {
-                status: Status::gone(format!("the connection broke during the handshake: {e}")),
-                tell: false,
-            })?;
+            let flushed =
+                self.flush().map_err(|e| Failure { status: broken("sendto", &e), tell: false })?;
             if self.hs.finished() && !self.is_called_off() {
                 return if flushed { self.finish(epoll, ctx) } else { Ok(None) };
             }
@@ -345,14 +343,14 @@ impl Conn {
     /// While no frame is read: whether the far end is still there.
     fn still_there(&self) -> Result<(), Failure> {
         let Some(stream) = &self.stream else { return Ok(()) };
-        let why = match stream.peek(&mut [0]) {
-            Ok(0) => "it closed the connection during the handshake".to_owned(),
+        let status = match stream.peek(&mut [0]) {
+            Ok(0) => Status::gone("it closed the connection during the handshake"),
             Err(e) if !matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
-                format!("the connection broke during the handshake: {e}")
+                broken("recvfrom", &e)
             }
             _ => return Ok(()),
         };
-        Err(Failure { status: Status::gone(why), tell: false })
+        Err(Failure { status, tell: false })
     }
 
     /// Returns whether everything is out.

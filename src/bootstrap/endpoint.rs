@@ -77,6 +77,8 @@ pub(super) struct Rounds {
     current: Option<Attempt>,
     /// This side has said READY, in whichever round.
     said_ready: bool,
+    /// Why this side, a connector, has given the present round up, if it is for something that stays as it is.
+    refusal: Option<Status>,
 }
 
 impl Rounds {
@@ -89,7 +91,13 @@ impl Rounds {
             round: 0,
             current: None,
             said_ready: false,
+            refusal: None,
         }
+    }
+
+    /// Why the peer has found nothing that works, if that is for what this side had told it.
+    pub(super) fn take_refusal(&mut self) -> Option<Status> {
+        self.refusal.take()
     }
 
     /// Acceptor: makes an endpoint of the next provider that gives one, and proposes it.
@@ -203,7 +211,7 @@ impl Rounds {
             return Err(malformed(format!("provider {} is not usable here", kind.name())));
         }
         self.abandon(ctx);
-        self.round = round;
+        (self.round, self.refusal) = (round, None);
         match create(ctx, kind, peer, Some(address)) {
             Ok((ep, own)) => {
                 send_endpoint(out, round, kind, "", &own);
@@ -293,6 +301,7 @@ impl Rounds {
         let Some(kind) = self.abandon(ctx) else { return Ok(()) };
         if out.active {
             send_downgrade(out, self.round, &status);
+            self.refusal = Some(status).filter(|s| s.code == Code::FailedPrecondition);
             return Ok(());
         }
         self.note(kind, status);

@@ -7,6 +7,7 @@ use crate::status::{Code, Status};
 use crate::wire::{Reader, Writer};
 
 use super::auth::TAG;
+use super::sys::broken;
 use super::{MAX_ENDPOINT_ADDRESS, MAX_HELLO, MAX_TEXT};
 
 pub(super) const MAGIC: [u8; 4] = *b"RDMT";
@@ -151,9 +152,7 @@ impl FrameReader {
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
                 Err(e) => {
-                    return Err(Broken::Gone(Status::gone(format!(
-                        "the connection broke during the handshake: {e}"
-                    ))));
+                    return Err(Broken::Gone(broken("recvfrom", &e)));
                 }
             }
         }
@@ -242,6 +241,27 @@ mod tests {
         assert_eq!(reader.next(&mut from).unwrap().unwrap().body(), [7]);
         assert_eq!(reader.next(&mut from).unwrap().unwrap().kind, Kind::Downgrade);
         assert_eq!(from, b"data");
+    }
+
+    /// Who may not read is told so at once; a connection that broke may be made again.
+    #[test]
+    fn r41_a_read_that_is_refused_is_no_broken_connection() {
+        struct Failing(i32);
+        impl Read for Failing {
+            fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
+                Err(std::io::Error::from_raw_os_error(self.0))
+            }
+        }
+        for (errno, code, part) in [
+            (libc::EPERM, Code::PermissionDenied, "recvfrom: "),
+            (libc::EACCES, Code::PermissionDenied, "recvfrom: "),
+            (libc::ENOSYS, Code::FailedPrecondition, "recvfrom: "),
+            (libc::ECONNRESET, Code::Unavailable, "the connection broke"),
+        ] {
+            let broken = FrameReader::default().next(&mut Failing(errno)).unwrap_err();
+            let Broken::Gone(status) = broken else { panic!("{broken:?}") };
+            assert!(status.code == code && status.message.starts_with(part), "{status}");
+        }
     }
 
     #[test]

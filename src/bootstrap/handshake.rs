@@ -11,7 +11,7 @@ use super::choice::choose;
 use super::endpoint::{Attempt, Outbox, Rounds};
 use super::frame::{self, Frame, Kind, clean, malformed};
 use super::hello::{self, Ack, Hello};
-use super::{BootConfig, Identity, Negotiator, PeerHello, identity};
+use super::{BootConfig, Identity, Negotiator, PeerHello, sys};
 
 /// What all handshakes of a manager share.
 pub(super) struct Shared {
@@ -105,7 +105,7 @@ impl Handshake {
 
     fn new(active: bool, state: State, expect: Option<Expect>) -> Result<Handshake, Status> {
         let mut nonce = [0; 32];
-        identity::fill_random(&mut nonce)?;
+        sys::random(&mut nonce)?;
         let out = Outbox::new(active);
         Ok(Handshake {
             state,
@@ -134,6 +134,10 @@ impl Handshake {
         match (self.state, frame.kind) {
             (_, Kind::Reject) => {
                 let status = read_reject(frame.body()).unwrap_or_else(|status| status);
+                // What this side has ended for good ended at the peer, too, which may take it for a broken connection.
+                let own = self.rounds.as_mut().and_then(Rounds::take_refusal);
+                let lasts = status.code == Code::FailedPrecondition;
+                let status = own.filter(|_| !lasts).unwrap_or(status);
                 Err(Failure { status, tell: false })
             }
             (State::Hello, Kind::Hello) => Ok(self.on_hello(ctx, &frame)?),

@@ -21,7 +21,7 @@ pub fn random_id() -> Result<[u8; 16], Status> {
     Ok(id)
 }
 
-pub(super) fn fill_random(buf: &mut [u8]) -> Result<(), Status> {
+fn fill_random(buf: &mut [u8]) -> Result<(), Status> {
     getrandom::fill(buf).map_err(Status::random)
 }
 

@@ -6,7 +6,7 @@ use std::mem::{MaybeUninit, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use crate::os::{check, owned};
+use crate::os::{check, is_refused, owned};
 use crate::status::{Code, Status};
 
 /// A nonblocking stream socket on its way to `addr`: writable once connected or failed.
@@ -61,6 +61,26 @@ pub(super) fn unconnected(what: &str, e: &io::Error) -> Status {
         }
         _ => Status::os(what, e),
     }
+}
+
+/// What a call on a connection that is there met: the connection broke, or this process may not make the call, which is no fault of the
+/// peer's and is told at once as by [`unconnected`].
+pub(super) fn broken(what: &str, e: &io::Error) -> Status {
+    match is_refused(e) {
+        true => unconnected(what, e),
+        false => Status::gone(format!("the connection broke during the handshake: {e}")),
+    }
+}
+
+/// Random bytes for a handshake.
+pub(super) fn random(buf: &mut [u8]) -> Result<(), Status> {
+    getrandom::fill(buf).map_err(|e| match e.raw_os_error() {
+        Some(errno) => unconnected(
+            "system's random generator (getrandom)",
+            &io::Error::from_raw_os_error(errno),
+        ),
+        None => Status::random(e),
+    })
 }
 
 /// Whether an IPv6 wildcard listener takes IPv4 connections too.

@@ -1,11 +1,14 @@
 //! What the manager sleeps on, and copying by address.
 
+use std::io;
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::engine::ChanId;
 use crate::fabric::ProviderKind;
+use crate::log;
 use crate::observe::Trace;
 use crate::os::epoll;
 use crate::status::Status;
@@ -56,6 +59,9 @@ impl Tag {
 /// What the manager's descriptors are watched for.
 const INPUT: u32 = epoll::READ | epoll::END;
 
+/// How long a wait is that the system refuses.
+const UNABLE: Duration = Duration::from_millis(1);
+
 /// A set of what wakes the manager, and the trace that records who sleeps on it.
 pub struct Epoll {
     set: epoll::Epoll,
@@ -90,12 +96,32 @@ impl Epoll {
         let trace = if timeout.is_zero() { None } else { self.trace.get() };
         let since = trace.and_then(|t| t.sleeps());
         let first = out.len();
-        if let Ok(ready) = self.set.wait(timeout, &mut [epoll::EMPTY; 32]) {
-            out.extend(ready.map(Tag::from_u64));
+        match self.set.wait(timeout, &mut [epoll::EMPTY; 32]) {
+            Ok(ready) => out.extend(ready.map(Tag::from_u64)),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => Self::unable(&e, timeout),
         }
         if let Some(trace) = trace {
             trace.slept(since, out.get(first).map_or("time", |tag| tag.name()));
         }
+    }
+
+    /// The system does not let this process wait, as where a sandbox came later. Whoever waits looks again after a moment, which must
+    /// not become a busy loop.
+    #[cold]
+    fn unable(e: &io::Error, timeout: Duration) {
+        /// A process has one sandbox.
+        static TOLD: AtomicBool = AtomicBool::new(false);
+        if !TOLD.swap(true, Ordering::Relaxed) {
+            log::warn(format_args!(
+                "epoll_wait: {e}: what comes is looked for every {UNABLE:?} instead, which takes longer"
+            ));
+        }
+        let time = timeout.min(UNABLE).as_nanos() as libc::c_long;
+        let time = libc::timespec { tv_sec: 0, tv_nsec: time };
+        // The standard library's sleep would panic where that is refused, too.
+        // SAFETY: one valid time; what is left of it is not asked for.
+        unsafe { libc::nanosleep(&time, std::ptr::null_mut()) };
     }
 
     /// The descriptor, for the application.
@@ -122,4 +148,31 @@ pub unsafe fn copy(dst: u64, src: u64, len: u64) {
 /// Bytes of main memory, the bound of what the library allocates itself.
 pub fn physical_memory() -> usize {
     usize::try_from(crate::fabric::shm::sys::physical_memory()).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    /// A sandbox that came later refuses to wait: whoever waits takes no processor for it, and wakes in time.
+    #[test]
+    fn r41_a_wait_that_is_refused_is_no_busy_loop() {
+        for errno in [libc::EPERM, libc::ENOSYS] {
+            let waits = std::thread::spawn(move || {
+                let set = Epoll::new().unwrap();
+                crate::os::sandbox::refuse(libc::SYS_epoll_wait, errno);
+                let (start, mut waits, mut tags) = (Instant::now(), 0, Vec::new());
+                while start.elapsed() < Duration::from_millis(100) {
+                    set.wait(Duration::from_secs(60), &mut tags);
+                    waits += 1;
+                }
+                assert!(tags.is_empty());
+                waits
+            });
+            let waits = waits.join().unwrap();
+            assert!(waits <= 101, "{waits} times in 100 ms");
+        }
+    }
 }

@@ -4,6 +4,8 @@ pub mod environment;
 pub mod epoll;
 mod eventfd;
 pub mod files;
+#[cfg(test)]
+pub mod sandbox;
 pub mod slice;
 mod timerfd;
 
@@ -22,6 +24,12 @@ pub use timerfd::TimerFd;
 /// The result of a system call that says -1 and `errno` where it fails.
 pub(crate) fn check(rc: libc::c_int) -> io::Result<libc::c_int> {
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc) }
+}
+
+/// Whether an error is that this process may not make the call, by a sandbox or the rights that it has, or that the system does not know
+/// it: no later try is without that.
+pub(crate) fn is_refused(e: &io::Error) -> bool {
+    matches!(e.raw_os_error(), Some(libc::EPERM | libc::EACCES | libc::ENOSYS))
 }
 
 /// How often a system call that a signal has interrupted is made again, before the thread does something else: deadlines have to

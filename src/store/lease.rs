@@ -226,6 +226,11 @@ impl Held {
         Ok(copies)
     }
 
+    /// Whether a lease has begun, and not ended.
+    pub fn has(&self, id: LeaseId) -> bool {
+        self.0.lock().leases.contains_key(&id)
+    }
+
     /// How many leases there are.
     #[cfg(test)]
     pub fn leases(&self) -> usize {

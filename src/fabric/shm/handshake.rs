@@ -406,7 +406,8 @@ impl ShmAdapter {
         match make_link(&self.core, endpoint, *ring, guest).and_then(|link| {
             let ready = SocketMessage::Ready(link.process.is_some()).encode();
             socket::send(&link.sock, &ready, &[])?;
-            self.core.epoll.add(&link.sock, INPUT, key(endpoint.id))?;
+            let watched = self.core.epoll.add(&link.sock, INPUT, key(endpoint.id));
+            watched.map_err(sys::called("epoll_ctl"))?;
             Ok(link)
         }) {
             Ok(link) => self.connected(at, Box::new(link), events),

@@ -54,7 +54,7 @@ pub(super) fn dial(core: &Core, endpoint: &Endpoint, remote: Address) -> io::Res
     let hello = introduce(core, endpoint.token, remote.token, false);
     let fds = [fd.as_raw_fd(), core.exports.fd().as_raw_fd(), core.bell.as_raw_fd()];
     socket::send(&sock, &SocketMessage::Hello(hello).encode(), &fds)?;
-    core.epoll.add(&sock, INPUT, key(endpoint.id))?;
+    core.epoll.add(&sock, INPUT, key(endpoint.id)).map_err(sys::called("epoll_ctl"))?;
     Ok(State::AwaitWelcome { remote, sock, ring: Box::new(ring) })
 }
 
@@ -66,7 +66,7 @@ pub(super) fn welcome(core: &Core, endpoint: &Endpoint, guest: Guest) -> io::Res
     let answer = introduce(core, endpoint.token, to, link.process.is_some());
     let fds = [fd.as_raw_fd(), core.exports.fd().as_raw_fd(), core.bell.as_raw_fd()];
     socket::send(&link.sock, &SocketMessage::Welcome(answer).encode(), &fds)?;
-    core.epoll.add(&link.sock, INPUT, key(endpoint.id))?;
+    core.epoll.add(&link.sock, INPUT, key(endpoint.id)).map_err(sys::called("epoll_ctl"))?;
     Ok(link)
 }
 

@@ -200,9 +200,10 @@ fn lasting(text: String) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, text)
 }
 
-/// Whether an error is of that kind. What a system call refuses may be another thing.
+/// Whether an error is of that kind, or that this process may not make a system call. What one refuses may be another thing: a path,
+/// an address.
 pub(super) fn is_lasting(e: &io::Error) -> bool {
-    e.kind() == io::ErrorKind::PermissionDenied && e.raw_os_error().is_none()
+    sys::is_refused(e) || e.kind() == io::ErrorKind::PermissionDenied && e.raw_os_error().is_none()
 }
 
 /// The peer is of another user, or was when it listened.

@@ -400,12 +400,12 @@ impl Link {
 
     /// Why the peer's stream is not mapped: a check of it failed, or a system call of this side, which is not the peer's fault.
     pub(super) fn not_mapped(&self, error: &std::io::Error) -> Status {
-        match error.raw_os_error() {
-            Some(_) => sys::ended_here(
+        match sys::is_ours(error) {
+            true => sys::ended_here(
                 format_args!("shm: mapping the stream of peer {}", self.peer),
                 error,
             ),
-            None => self.broken(&error.to_string()),
+            false => self.broken(&error.to_string()),
         }
     }
 

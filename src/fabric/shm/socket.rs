@@ -10,6 +10,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::foreign::{Closer, Foreign};
+use super::sys::called;
 use crate::os::{check, owned, retried};
 
 /// Most descriptors in one message.
@@ -42,7 +43,7 @@ pub(crate) struct PeerCred {
 fn new_socket() -> io::Result<OwnedFd> {
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: plain system call.
-    owned(unsafe { libc::socket(libc::AF_UNIX, kind, 0) })
+    owned(unsafe { libc::socket(libc::AF_UNIX, kind, 0) }).map_err(called("socket"))
 }
 
 /// A socket's address.
@@ -167,7 +168,8 @@ pub(crate) fn peer_cred(fd: &OwnedFd) -> io::Result<PeerCred> {
     let out = (&raw mut cred).cast();
     let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
     // SAFETY: `cred` has room for `len` bytes.
-    check(unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, out, &mut len) })?;
+    check(unsafe { libc::getsockopt(fd.as_raw_fd(), level, name, out, &mut len) })
+        .map_err(called("getsockopt"))?;
     Ok(PeerCred { pid: cred.pid, uid: cred.uid })
 }
 
@@ -211,7 +213,7 @@ pub(crate) fn send(sock: &OwnedFd, bytes: &[u8], fds: &[RawFd]) -> io::Result<()
     // SAFETY: `msg` refers to live buffers.
     let n = unsafe { libc::sendmsg(sock.as_raw_fd(), &msg, flags) };
     match usize::try_from(n) {
-        Err(_) => Err(io::Error::last_os_error()),
+        Err(_) => Err(called("sendmsg")(io::Error::last_os_error())),
         Ok(n) if n == bytes.len() => Ok(()),
         Ok(_) => Err(io::ErrorKind::WriteZero.into()),
     }
@@ -234,7 +236,8 @@ pub(crate) fn receive(sock: &Foreign) -> io::Result<Received> {
         // SAFETY: `msg` refers to live buffers.
         let n = unsafe { libc::recvmsg(sock.as_raw_fd(), &mut msg, flags) };
         usize::try_from(n).map_err(|_| io::Error::last_os_error())
-    })?;
+    })
+    .map_err(called("recvmsg"))?;
     let fds = take_fds(&msg, sock);
     if msg.msg_flags & libc::MSG_TRUNC != 0 || fds.len() > MAX_FDS {
         return Err(io::ErrorKind::InvalidData.into());

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
-use crate::os::{check, owned, without_write_signals};
+use crate::os::{self, check, owned, without_write_signals};
 use crate::status::{Code, Reason, Status};
 
 /// Size of a page.
@@ -33,15 +33,47 @@ pub(crate) fn random<const N: usize>() -> Result<[u8; N], Status> {
     Ok(out)
 }
 
+/// A system call that this process may not make: its name and the system's error, whose kind is that of the whole.
+#[derive(Debug)]
+struct Refused(String);
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Refused {}
+
+/// Names the call of an error that no later try is without; others stay as they are.
+pub(crate) fn called(call: &'static str) -> impl Fn(io::Error) -> io::Error {
+    move |e| match os::is_refused(&e) {
+        true => io::Error::new(e.kind(), Refused(crate::room::said(format_args!("{call}: {e}")))),
+        false => e,
+    }
+}
+
+/// Whether an error is one that [`called`] has named.
+pub(crate) fn is_refused(e: &io::Error) -> bool {
+    e.get_ref().is_some_and(|inner| inner.is::<Refused>())
+}
+
+/// Whether an error is of a system call of this side.
+pub(crate) fn is_ours(e: &io::Error) -> bool {
+    e.raw_os_error().is_some() || is_refused(e)
+}
+
 /// A memfd of this size that nobody can shrink or grow any more.
 pub(crate) fn memfd(name: &CStr, len: usize) -> io::Result<OwnedFd> {
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // SAFETY: `name` is NUL-terminated.
-    let fd = owned(unsafe { libc::memfd_create(name.as_ptr(), flags) })?;
+    let made = owned(unsafe { libc::memfd_create(name.as_ptr(), flags) });
+    let fd = made.map_err(called("memfd_create"))?;
     let len = libc::off_t::try_from(len).map_err(io::Error::other)?;
     // A limit on file sizes counts here too, and is an error, not the end of the process.
     // SAFETY: plain system call on an owned descriptor.
-    check(without_write_signals(|| unsafe { libc::ftruncate(fd.as_raw_fd(), len) }))?;
+    check(without_write_signals(|| unsafe { libc::ftruncate(fd.as_raw_fd(), len) }))
+        .map_err(called("ftruncate"))?;
     seal(&fd, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW)?;
     Ok(fd)
 }
@@ -49,7 +81,8 @@ pub(crate) fn memfd(name: &CStr, len: usize) -> io::Result<OwnedFd> {
 /// Adds seals to a memfd.
 pub(crate) fn seal(fd: &OwnedFd, seals: libc::c_int) -> io::Result<()> {
     // SAFETY: plain system call on an owned descriptor.
-    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) }).map(drop)
+    let sealed = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) });
+    sealed.map(drop).map_err(called("fcntl"))
 }
 
 /// From now on nobody can change `fd` but by the mappings that there are: also one who opens it anew
@@ -63,7 +96,7 @@ pub(crate) fn seal_future_write(fd: &OwnedFd) -> io::Result<()> {
 /// The seals of a memfd; an error for every other file.
 fn seals(fd: &OwnedFd) -> io::Result<libc::c_int> {
     // SAFETY: plain system call on an owned descriptor.
-    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) })
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) }).map_err(called("fcntl"))
 }
 
 /// The length of a peer's memfd, if it can never shrink under our mapping, and its pages are ordinary
@@ -80,7 +113,8 @@ pub(crate) fn looked_at(fd: &OwnedFd) -> io::Result<Result<u64, &'static str>> {
     /// The file system of ordinary memfds.
     const TMPFS_MAGIC: u64 = 0x0102_1994;
     // SAFETY: plain system call on an owned descriptor, which every kind has.
-    let flags = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) })?;
+    let flags = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) });
+    let flags = flags.map_err(called("fcntl"))?;
     if flags & libc::O_PATH != 0 || flags & libc::O_ACCMODE == libc::O_WRONLY {
         return Ok(Err("the peer's memory cannot be read by its descriptor"));
     }
@@ -88,7 +122,7 @@ pub(crate) fn looked_at(fd: &OwnedFd) -> io::Result<Result<u64, &'static str>> {
     // SAFETY: an all-zero statfs is a valid value of this plain C struct, and a place for the result.
     let fs = unsafe {
         let mut fs: libc::statfs = std::mem::zeroed();
-        check(libc::fstatfs(fd.as_raw_fd(), &mut fs))?;
+        check(libc::fstatfs(fd.as_raw_fd(), &mut fs)).map_err(called("fstatfs"))?;
         fs
     };
     if !regular || fs.f_type as u64 != TMPFS_MAGIC {
@@ -107,7 +141,7 @@ fn status_of(fd: &OwnedFd) -> io::Result<libc::stat> {
     // SAFETY: an all-zero stat is a valid value of this plain C struct.
     let mut st: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: `st` is a valid place for the result.
-    check(unsafe { libc::fstat(fd.as_raw_fd(), &mut st) })?;
+    check(unsafe { libc::fstat(fd.as_raw_fd(), &mut st) }).map_err(called("fstat"))?;
     Ok(st)
 }
 
@@ -123,11 +157,14 @@ pub(crate) fn ended_here(what: impl std::fmt::Display, e: &io::Error) -> Status 
 
 /// What a meeting says of what a peer has passed and is not mapped. A check that failed speaks for itself.
 pub(crate) fn mapping(what: &'static str) -> impl Fn(io::Error) -> io::Error {
-    move |e| match e.raw_os_error() {
-        None => e,
-        Some(_) => {
+    move |e| match is_ours(&e) {
+        false => e,
+        true => {
             let text = crate::room::said(format_args!("this side could not map {what}: {e}"));
-            io::Error::new(e.kind(), text)
+            match is_refused(&e) {
+                true => io::Error::new(e.kind(), Refused(text)),
+                false => io::Error::new(e.kind(), text),
+            }
         }
     }
 }
@@ -168,7 +205,7 @@ impl Mapping {
 
     fn from_mmap(ptr: *mut libc::c_void, len: usize) -> io::Result<Mapping> {
         if ptr == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
+            return Err(called("mmap")(io::Error::last_os_error()));
         }
         let ptr = NonNull::new(ptr.cast()).ok_or_else(|| io::Error::other("mapped at zero"))?;
         Ok(Mapping { ptr, len })
@@ -193,7 +230,7 @@ impl Mapping {
         let rc = unsafe {
             libc::madvise(self.ptr.as_ptr().add(offset).cast(), len, libc::MADV_DONTFORK)
         };
-        check(rc).map(drop)
+        check(rc).map(drop).map_err(called("madvise"))
     }
 
     /// Maps `head + ring` bytes of `fd` and behind them the ring part once more, so that whatever
@@ -261,7 +298,7 @@ impl Mapping {
             libc::mmap(addr, len, prot, flags, fd, offset)
         };
         if ptr == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
+            return Err(called("mmap")(io::Error::last_os_error()));
         }
         Ok(())
     }
@@ -327,9 +364,11 @@ fn protection(writable: bool) -> libc::c_int {
 /// Whether a descriptor that came from a peer is an eventfd that does not block. A write to anything
 /// else could end or stop this process. An error where this side cannot tell.
 pub(crate) fn is_eventfd(fd: &OwnedFd) -> io::Result<bool> {
-    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    let link = link.map_err(called("readlink"))?;
     // SAFETY: plain system call on an owned descriptor.
-    let flags = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) })?;
+    let flags = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) });
+    let flags = flags.map_err(called("fcntl"))?;
     Ok(flags & libc::O_NONBLOCK != 0 && link.as_os_str() == "anon_inode:[eventfd]")
 }
 

@@ -259,30 +259,10 @@ fn short_blocks_are_used_again_and_are_in_nobodys_way() {
     assert!(!pool.inner.lock().settle_short());
 }
 
-/// From now on the system refuses this thread new memory files, as the sandboxes of some containers do.
-fn without_memory_files() {
-    let statement = |code, k| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
-    let call = libc::SYS_memfd_create as u32;
-    let mut filter = [
-        // The number of the call is the first word of what a filter is given.
-        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
-        libc::sock_filter { jf: 1, ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call) },
-        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
-        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: the program lives through the calls; it is this thread's alone.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        let mode = libc::SECCOMP_MODE_FILTER;
-        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program, 0, 0), 0);
-    }
-}
-
 #[test]
 fn without_memory_files_a_pool_has_memory_of_its_own() {
     std::thread::spawn(|| {
-        without_memory_files();
+        crate::os::sandbox::refuse(libc::SYS_memfd_create, libc::EPERM);
         let pool = Pool::new(1 << 30);
         let block = filled(&pool, 48 << 20);
         assert!(pool.segments()[0].fd.is_none(), "no peer can map it");

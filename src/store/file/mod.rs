@@ -417,6 +417,12 @@ impl Kind for FileStore {
             }
             return renew(&file).map_err(|e| failed("cannot renew", &path, &e));
         }
+        // Somebody has removed its file: what was written under it is gone for whoever looks, and would not come back with a new one
+        // once it is swept.
+        if self.held.has(id) {
+            self.is_there()?;
+            return Err(ended());
+        }
         self.sweep();
         self.held.begin(id)?;
         let text = ttl.as_millis().to_string();

@@ -120,3 +120,53 @@ fn a_lease_that_was_never_written_is_swept() {
     let left = ["1", "2", "3"].map(|name| dir.0.join(format!("{LEASE}{name}")).exists());
     assert_eq!(left, [false, true, true]);
 }
+
+/// Somebody removes the file of a lease: it is over, and stays over, however often it is renewed; the holder is told.
+#[test]
+fn r37_a_lease_whose_file_was_removed_stays_over() {
+    let dir = Dir::new("removed");
+    let kind = std::sync::Arc::new(FileStore::open(&dir.0).unwrap());
+    let stop = Stop::new().unwrap();
+    let until = Until::after(None, &stop);
+    let (id, ttl) = (7, Duration::from_secs(60));
+    kind.lease(id, ttl, until).unwrap();
+    kind.set(&[(b"before", b"v")], Some(id), until).unwrap();
+    kind.lease(id, ttl, until).unwrap();
+    let path = dir.0.join(lease_name(id));
+    fs::remove_file(&path).unwrap();
+    for _ in 0..3 {
+        let renewed = kind.lease(id, ttl, until).unwrap_err();
+        assert_eq!(renewed.code, Code::FailedPrecondition, "{renewed}");
+        let set = kind.set(&[(b"after", b"v")], Some(id), until).unwrap_err();
+        assert_eq!(set.code, Code::FailedPrecondition, "{set}");
+        assert!(!path.exists() && kind.get(&[b"before"], until).unwrap() == [None]);
+    }
+    // Another may begin.
+    kind.lease(id + 1, ttl, until).unwrap();
+
+    let store = crate::store::Store::new(kind.clone(), LEFT).unwrap();
+    let patience = crate::store::Patience::Default;
+    let lent = store.lent(Duration::from_millis(900), patience).unwrap();
+    lent.set(&[(b"lent", b"v")], patience).unwrap();
+    let held = |name: &OsStr| name.as_bytes().starts_with(LEASE.as_bytes());
+    for entry in fs::read_dir(&dir.0).unwrap().flatten().filter(|e| held(&e.file_name())) {
+        fs::remove_file(entry.path()).unwrap();
+    }
+    let end = std::time::Instant::now() + Duration::from_millis(1200);
+    while std::time::Instant::now() < end {
+        let set = lent.set(&[(b"lent", b"v")], patience).unwrap_err();
+        assert_eq!(set.code, Code::FailedPrecondition, "{set}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Whatever a stranger puts where a value or a lease would be is told as that.
+#[test]
+fn a_socket_in_the_place_of_a_key_is_damage() {
+    let dir = Dir::new("socket");
+    let store = FileStore::open(&dir.0).unwrap();
+    let stop = Stop::new().unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(dir.0.join("key")).unwrap();
+    let got = store.get(&[b"key"], Until::after(None, &stop)).unwrap_err();
+    assert_eq!(got.code, Code::DataLoss, "{got}");
+}

@@ -79,6 +79,8 @@ fn open_file(path: &Path, most: u64) -> Result<Option<File>, Status> {
         Ok(file) => file,
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
         Err(e) if e.raw_os_error() == Some(libc::ELOOP) => return Err(strange(path, "a link")),
+        // A socket, or a device that nothing stands behind.
+        Err(e) if e.raw_os_error() == Some(libc::ENXIO) => return Err(strange(path, "no file")),
         Err(e) => return Err(failed("cannot open", path, &e)),
     };
     let facts = file.metadata().map_err(|e| failed("cannot look at", path, &e))?;

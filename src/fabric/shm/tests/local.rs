@@ -68,3 +68,53 @@ fn what_a_peer_should_not_pass_is_told_from_calls_that_fail() {
     let text = sys::mapping("its ring")(io::Error::other("too short")).to_string();
     assert_eq!(text, "too short");
 }
+
+/// A sandbox that comes while peers are about to meet: each call that it refuses ends the meeting for good, with the call's name. A
+/// connection that the peer has ended is made again.
+#[test]
+fn r41_a_meeting_names_the_call_that_is_refused() {
+    let calls = [
+        (libc::SYS_memfd_create, "memfd_create: "),
+        (libc::SYS_ftruncate, "ftruncate: "),
+        (libc::SYS_fcntl, "fcntl: "),
+        (libc::SYS_madvise, "madvise: "),
+        (libc::SYS_sendmsg, "sendmsg: "),
+        (libc::SYS_recvmsg, "recvmsg: "),
+        (libc::SYS_getsockopt, "getsockopt: "),
+    ];
+    for (call, name) in calls {
+        for errno in [libc::EPERM, libc::EACCES, libc::ENOSYS] {
+            let told = std::thread::spawn(move || {
+                let (mut a, mut b) = (open(None), open(None));
+                let (ea, eb) = (a.create("b").unwrap(), b.create("a").unwrap());
+                let (to_a, to_b) = (a.address(ea).unwrap(), b.address(eb).unwrap());
+                a.connect(ea, &to_b, true, None).unwrap();
+                b.connect(eb, &to_a, false, None).unwrap();
+                let mut events = Vec::new();
+                // The peer has answered before this side hears of it.
+                if call == libc::SYS_recvmsg {
+                    a.poll(&mut events);
+                    b.poll(&mut events);
+                }
+                crate::os::sandbox::refuse(call, errno);
+                for _ in 0..10_000 {
+                    a.poll(&mut events);
+                    if let Some(Event::Down { status, .. }) = events.first() {
+                        return status.clone();
+                    }
+                }
+                panic!("nothing is told: {events:?}");
+            });
+            let status = told.join().unwrap();
+            assert_eq!(status.code, Code::FailedPrecondition, "{name}{errno}: {status}");
+            assert!(status.message.contains(name), "{errno}: {status}");
+        }
+    }
+    let ended = super::super::meeting::refused("b", &io::ErrorKind::UnexpectedEof.into());
+    assert_eq!(ended.reason, Reason::PeerGone, "{ended}");
+    for errno in [libc::ECONNRESET, libc::EMFILE, libc::ENOMEM] {
+        let passing = sys::called("x")(io::Error::from_raw_os_error(errno));
+        let status = super::super::meeting::refused("b", &passing);
+        assert_eq!(status.code, Code::Unavailable, "{status}");
+    }
+}
