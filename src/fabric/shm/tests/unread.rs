@@ -172,7 +172,7 @@ impl Turns {
             let byte = |at: usize| (at * 31 + (at >> 9) + i * 7) as u8;
             let (from, to): (Vec<u8>, _) = ((0..len).map(byte).collect(), vec![0u8; len]);
             let (source, place) = (from.as_ptr().addr() as u64, to.as_ptr().addr() as u64);
-            let writes = self.random.next() % 3 > 0;
+            let writes = !self.random.next().is_multiple_of(3);
             let (far, near) = if writes { (place, source) } else { (source, place) };
             // SAFETY: all of `memory` outlives the operations.
             let region = unsafe { self.ends[1 - side].register(far, len as u64, Access::all()) };
