@@ -25,7 +25,7 @@ const TAIL: usize = 4 << 10;
 /// looks away from its input for as long as the other one: acknowledgements wait, segments that they release pass others, and what
 /// came out of order is taken for lost, which makes the window smaller, and so on (`ss -ti`: of an exchange of 64 MiB, 94 retransmissions
 /// in 1.2 s, 89 of them not needed, and 1,552 segments out of order; with this none). An allreduce of 64 MiB took a fifth longer.
-pub const TURN: u64 = 640 << 10;
+pub const TURN: u64 = 768 << 10;
 /// Bytes sent at once that count as progress of the peer, as in `endpoint`.
 const LONG: usize = 16 * 1024;
 
