@@ -127,6 +127,28 @@ static void callbacks(void) {
   CHECK_INT(RDMA_CANCELLED, last.code);
 }
 
+/* Whoever waits for a request that has a callback, which it must not, hears that it has ended, also among others. */
+static void a_wait_for_one_with_a_callback(void) {
+  pair p = pair_new(NULL);
+  rdma_peer_t to_a = number_of(p.b, "alpha");
+  static const uint32_t hows[] = {RDMA_MSG_ALL, RDMA_MSG_ANY, RDMA_MSG_SOME};
+  rdma_msg_options_t options = {.struct_size = sizeof options, .done = on_end, .userdata = &told, .timeout_ms = 100};
+  char byte = 0, other = 0;
+  atomic_store(&told, 0);
+  for (int i = 0; i < 3; i++) {
+    rdma_msg_request_t r[2] = {0, 0};
+    rdma_msg_status_t st;
+    size_t n = 7;
+    CHECK_OK(rdma_msg_irecv(p.b, to_a, COMM, 1, EXACT, &byte, 1, &options, NULL, &r[0]));
+    r[1] = irecv(p.b, to_a, 2, EXACT, &other, 1, &st);
+    CHECK_BAD(RDMA_NOT_FOUND, rdma_msg_wait(p.b, r, 2, hows[i], 30000, NULL, NULL, &n));
+    CHECK_OK(rdma_msg_cancel(p.b, r[1]));
+    CHECK_INT(RDMA_CANCELLED, end_of(p.b, r[1], NULL).code);
+    CHECK(count_reached(&told, i + 1, 30000));
+    CHECK_INT(RDMA_DEADLINE_EXCEEDED, last.code);
+  }
+}
+
 static void a_peer_that_goes(void) {
   pair p = pair_new(NULL);
   rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
@@ -276,7 +298,7 @@ static void many_that_wait(void) {
 
 static const test_case cases[] = {
     CASE(cancellation), CASE(cancelled_receives_lose_nothing), CASE(receives_that_end_in_the_middle), CASE(deadlines),
-    CASE(callbacks), CASE(a_peer_that_goes), CASE(requests_let_go), CASE(memory_that_goes),
+    CASE(callbacks), CASE(a_wait_for_one_with_a_callback), CASE(a_peer_that_goes), CASE(requests_let_go), CASE(memory_that_goes),
     CASE(offers_whose_memory_goes), CASE(claimed_at_the_end), CASE(many_that_wait),
 };
 TEST_MAIN(cases)

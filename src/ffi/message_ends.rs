@@ -241,8 +241,8 @@ pub unsafe extern "C-unwind" fn rdma_msg_test(
 
 /// Waits until rdma_msg_test would take ends, driving progress, and takes them. timeout_ms:
 /// RDMA_MSG_FOREVER for none. Where all requests are 0 it returns at once. It must not be given a request that was made with
-/// options.done: for one that is under way it waits, and returns RDMA_NOT_FOUND where it finds that it has ended, but among
-/// several it may not find that before the time is over.
+/// options.done: for one that is under way it waits, and returns RDMA_NOT_FOUND once that has ended (with RDMA_MSG_ALL once
+/// those before it in `requests` have ended as well).
 ///
 /// Threads: any, but not inside a callback. Each request in one call at a time.
 ///

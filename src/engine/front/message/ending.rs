@@ -168,6 +168,8 @@ impl Engine {
             OnMessage::Plain(told, words) => {
                 let end = op.take_end();
                 messages.ops.vacate(index);
+                // Who waits for it among others, which it must not, finds that it is gone.
+                messages.endings += 1;
                 fx.run(Work::MessageDone { end, done: (told, words), memory });
             }
         }
