@@ -225,6 +225,37 @@ fn a_server_that_is_busy_is_waited_for() {
     });
 }
 
+/// As many clients as the server takes are there: it refuses each further one, until one of them goes.
+#[test]
+fn a_server_with_too_many_clients_is_waited_for() {
+    let Some(redis) = Redis::start() else { return };
+    redis.command(&["config", "set", "maxclients", "2"]);
+    let mut others = Vec::new();
+    // It may not have seen yet that who set this has gone.
+    while others.len() < 2 {
+        use std::io::{Read, Write};
+        let mut other = TcpStream::connect(("127.0.0.1", redis.port)).unwrap();
+        let mut pong = [0; 7];
+        let asked = other.write_all(b"PING\r\n").and_then(|()| other.read_exact(&mut pong));
+        if asked.is_ok() && &pong == b"+PONG\r\n" {
+            others.push(other);
+        }
+    }
+    let s = store(in_redis(&redis.address(), None).unwrap());
+    let patience = Patience::For(Duration::from_secs(1));
+    let status = s.set(&[(b"k", b"v")], patience).unwrap_err();
+    assert_eq!(status.code, Code::DeadlineExceeded, "{status}");
+    assert!(status.message.contains("max number of clients"), "{status}");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(300));
+            others.clear();
+        });
+        assert_eq!(s.add(b"n", 1, LONG).unwrap(), 1, "made once, as soon as there is room");
+    });
+    set(&s, b"k", b"v");
+}
+
 /// What answers without end is no Redis server, and takes no memory without end.
 #[test]
 fn an_answer_without_end_is_given_up() {

@@ -42,6 +42,10 @@ pub fn judge(error: &RedisError) -> Failed {
         ErrorKind::Server(S::BusyLoading | S::TryAgain | S::MasterDown) => {
             Failed::Again(status(Code::Unavailable))
         }
+        // It refuses the connection, not what is asked: others end theirs.
+        _ if text.contains("max number of clients") => {
+            Failed::Again(status(Code::ResourceExhausted))
+        }
         ErrorKind::Server(S::NoPerm) => Failed::Finally(status(Code::PermissionDenied)),
         ErrorKind::Server(S::ReadOnly | S::Moved | S::CrossSlot | S::ClusterDown) => {
             Failed::Finally(status(Code::FailedPrecondition))
