@@ -1104,10 +1104,9 @@ struct rdma_transfer_info {
 typedef struct rdma_transfer_info rdma_transfer_info_t;
 
 /**
- * Ends a send: the library no longer reads the tensor. Runs once per accepted send. For content
- * that was copied at once it may run on the sending thread before rdma_send returns, but not of a send that a callback makes which
- * runs so. `message` is
- * "" for RDMA_OK, and ends with a NUL. Codes: RDMA_OK; RDMA_CANCELLED: the receiver took it back, or
+ * Ends a send: the library no longer reads the tensor, nor does a receiver of the same manager (see rdma_recv_async). Runs
+ * once per accepted send. For content that was copied at once it may run on the sending thread before rdma_send returns,
+ * but not of a send that a callback makes which runs so. `message` is "" for RDMA_OK, and ends with a NUL. Codes: RDMA_OK; RDMA_CANCELLED: the receiver took it back, or
  * `mgr` is destroyed; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the connection or the peer ended;
  * RDMA_PERMISSION_DENIED: the receiver closed its memory meanwhile; RDMA_FAILED_PRECONDITION: the
  * memory was unregistered; RDMA_ABORTED: the step was cleaned up; that of rdma_step_abort;
@@ -1994,7 +1993,8 @@ rdma_code_t rdma_mgr_wake(rdma_mgr_t *mgr);
 /**
  * Drives progress until what was accepted has ended and its callbacks have returned: receives from
  * `peer`, and sends that it is taking. `peer` NULL: all receives and sends, also those that nobody
- * has taken yet. What is started meanwhile is waited for, too.
+ * has taken yet, or whose receiver, this manager itself, has yet to call rdma_request_release (see rdma_recv_async). What
+ * is started meanwhile is waited for, too.
  *
  * Threads: any, but not inside a callback.
  *
@@ -2003,7 +2003,9 @@ rdma_code_t rdma_mgr_wake(rdma_mgr_t *mgr);
  * inside a callback, `mgr` destroyed or in a forked child; RDMA_CANCELLED: `mgr` was destroyed
  * meanwhile; RDMA_INTERNAL.
  */
-rdma_code_t rdma_mgr_flush(rdma_mgr_t *mgr, const char *peer, int64_t timeout_ms);
+rdma_code_t rdma_mgr_flush(rdma_mgr_t *mgr,
+                           const char *peer,
+                           int64_t timeout_ms);
 
 /**
  * Gives a descriptor for poll, select or epoll: when it is readable, call rdma_mgr_progress until
@@ -2207,7 +2209,8 @@ rdma_code_t rdma_send(rdma_mgr_t *mgr,
  *
  * Content in the library's memory lives for the call of `done` only, if `out_request` is NULL;
  * otherwise until rdma_request_release, which must be called once, or rdma_mgr_destroy. Content in
- * options.dst, or from options.alloc, is the application's.
+ * options.dst, or from options.alloc, is the application's. Where a manager receives from itself, content in the library's
+ * memory is the sender's, which is not copied: the send ends, and its `done` runs, when this lifetime is over, and not before.
  *
  * A tensor longer than options.dst_len ends the receive with RDMA_OUT_OF_RANGE; the message says its length. Nothing is
  * written, and the tensor, whatever its length, stays at its sender for the next receive: the send has not ended, unless a

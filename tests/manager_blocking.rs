@@ -87,6 +87,38 @@ fn a_flush_waits_for_callbacks_that_wait_for_a_copy() {
     m.destroy().unwrap();
 }
 
+/// A manager that receives from itself has the sender's memory until it lets go of it.
+#[test]
+fn a_flush_waits_for_what_a_receive_of_ones_own_has_not_let_go_of() {
+    for progress in [Progress::Thread, Progress::Manual] {
+        let m = manager("m", progress);
+        let ended = Arc::new(AtomicBool::new(false));
+        let ends = ended.clone();
+        let done: SendDone = Box::new(move |_, _| ends.store(true, Ordering::SeqCst));
+        let meta = Meta { nbytes: DATA.len() as u64, ..Meta::default() };
+        let tensor = Tensor { meta, addr: DATA.as_ptr() as u64, device: 0 };
+        // SAFETY: the data is static.
+        unsafe { m.send(b"key", 1, tensor, None, Some(done.into())) }.unwrap();
+        let target = options(Target::Library, true);
+        let done: RecvDone = Box::new(|result, _| drop(result.unwrap()));
+        // SAFETY: the library's own memory.
+        let id = unsafe { m.recv_async(None, b"key", 1, target, done) }.unwrap();
+        let end = m.flush(None, Duration::from_millis(50)).unwrap_err();
+        assert_eq!(end.code, Code::DeadlineExceeded, "{end}");
+        assert!(end.message.contains("rdma_request_release"), "{end}");
+        assert!(!ended.load(Ordering::SeqCst), "{progress:?}");
+        let releases = m.clone();
+        let released = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            releases.request_release(id).unwrap();
+        });
+        m.flush(None, LONG).unwrap();
+        assert!(ended.load(Ordering::SeqCst), "{progress:?}");
+        released.join().unwrap();
+        m.destroy().unwrap();
+    }
+}
+
 /// What ends with the manager did not end well, whoever drives.
 #[test]
 fn a_flush_hears_that_its_manager_was_destroyed() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 
-use super::{Engine, Fx, Work};
+use super::{Engine, Fx, Held, Kept, Work};
 use crate::name::Name;
 use crate::room::Grows;
 use crate::status::Status;
@@ -137,8 +137,17 @@ impl Engine {
         let receives = self.requests.iter().filter(|(_, r)| of(r.peer)).count();
         let sends = self.responses.iter().filter(|(_, r)| of(Some(r.peer)) && r.is_sending());
         let posted = self.channels.iter().filter(|(_, c)| of(Some(c.peer)) && c.waits());
-        let offered = if peer.is_none() { self.table.counts().0 } else { 0 };
+        let (offered, lent) = match peer {
+            None => (self.table.counts().0, self.lent()),
+            Some(_) => (0, 0),
+        };
         let front = self.messages.under_way(peer) + self.pairs.under_way(peer);
-        receives + sends.count() + posted.count() + offered + front
+        receives + sends.count() + posted.count() + offered + lent + front
+    }
+
+    /// Sends of this manager to itself whose tensor the receiver has, and not let go of: they have not ended.
+    pub fn lent(&self) -> usize {
+        let lends = |kept: &&Kept| matches!(kept, Kept::Ended(Held::Source(Some(_), _)));
+        self.kept.values().filter(lends).count()
     }
 }

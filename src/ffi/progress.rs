@@ -74,7 +74,8 @@ pub unsafe extern "C-unwind" fn rdma_mgr_wake(mgr: *mut rdma_mgr_t) -> rdma_code
 
 /// Drives progress until what was accepted has ended and its callbacks have returned: receives from
 /// `peer`, and sends that it is taking. `peer` NULL: all receives and sends, also those that nobody
-/// has taken yet. What is started meanwhile is waited for, too.
+/// has taken yet, or whose receiver, this manager itself, has yet to call rdma_request_release (see rdma_recv_async). What
+/// is started meanwhile is waited for, too.
 ///
 /// Threads: any, but not inside a callback.
 ///

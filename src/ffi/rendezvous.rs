@@ -63,7 +63,8 @@ pub unsafe extern "C-unwind" fn rdma_send(
 ///
 /// Content in the library's memory lives for the call of `done` only, if `out_request` is NULL;
 /// otherwise until rdma_request_release, which must be called once, or rdma_mgr_destroy. Content in
-/// options.dst, or from options.alloc, is the application's.
+/// options.dst, or from options.alloc, is the application's. Where a manager receives from itself, content in the library's
+/// memory is the sender's, which is not copied: the send ends, and its `done` runs, when this lifetime is over, and not before.
 ///
 /// A tensor longer than options.dst_len ends the receive with RDMA_OUT_OF_RANGE; the message says its length. Nothing is
 /// written, and the tensor, whatever its length, stays at its sender for the next receive: the send has not ended, unless a

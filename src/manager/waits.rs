@@ -101,9 +101,19 @@ impl Manager {
         if ended {
             return Ok(());
         }
-        let left = self.core.lock().engine.under_way_with(index);
+        let (left, lent) = {
+            let engine = &self.core.lock().engine;
+            (engine.under_way_with(index), if index.is_none() { engine.lent() } else { 0 })
+        };
         let with = peer.map_or_else(String::new, |p| format!(" with peer '{p}'"));
-        let text = format!("{left} operations{with} are under way after {}", seconds(timeout));
+        let wait = match lent {
+            0 => String::new(),
+            n => format!(
+                ", {n} of them sends to this manager itself that end when rdma_request_release was called for their receives"
+            ),
+        };
+        let text =
+            format!("{left} operations{with} are under way after {}{wait}", seconds(timeout));
         Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
     }
 

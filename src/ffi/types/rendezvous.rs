@@ -66,10 +66,9 @@ pub struct rdma_transfer_info {
 /// How a transfer went.
 pub type rdma_transfer_info_t = rdma_transfer_info;
 
-/// Ends a send: the library no longer reads the tensor. Runs once per accepted send. For content
-/// that was copied at once it may run on the sending thread before rdma_send returns, but not of a send that a callback makes which
-/// runs so. `message` is
-/// "" for RDMA_OK, and ends with a NUL. Codes: RDMA_OK; RDMA_CANCELLED: the receiver took it back, or
+/// Ends a send: the library no longer reads the tensor, nor does a receiver of the same manager (see rdma_recv_async). Runs
+/// once per accepted send. For content that was copied at once it may run on the sending thread before rdma_send returns,
+/// but not of a send that a callback makes which runs so. `message` is "" for RDMA_OK, and ends with a NUL. Codes: RDMA_OK; RDMA_CANCELLED: the receiver took it back, or
 /// `mgr` is destroyed; RDMA_DEADLINE_EXCEEDED; RDMA_UNAVAILABLE: the connection or the peer ended;
 /// RDMA_PERMISSION_DENIED: the receiver closed its memory meanwhile; RDMA_FAILED_PRECONDITION: the
 /// memory was unregistered; RDMA_ABORTED: the step was cleaned up; that of rdma_step_abort;
