@@ -422,6 +422,7 @@ impl<'a> Meeting<'a> {
         let time = self.begun.elapsed().as_secs_f64();
         let others = match self.size - 2 {
             0 => String::new(),
+            1 => "; of the other one that is not known, since it waits for its word".to_owned(),
             count => {
                 format!("; of the {count} others that is not known, since they wait for its word")
             }

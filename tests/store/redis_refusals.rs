@@ -73,6 +73,24 @@ fn a_command_of_a_script_that_is_refused_is_a_refusal() {
     }
 }
 
+/// A server without memory, and one that only reads: what they say of our script is not the user's.
+#[test]
+fn a_refusal_of_the_server_names_no_script() {
+    let Some(redis) = Redis::start() else { return };
+    let s = store(in_redis(&redis.address(), None).unwrap());
+    let set = || s.set(&[(b"k", b"v")], LONG).unwrap_err();
+    redis.command(&["config", "set", "maxmemory", "1"]);
+    let full = set();
+    redis.command(&["config", "set", "maxmemory", "0"]);
+    redis.command(&["replicaof", "127.0.0.1", "1"]);
+    let reads = set();
+    let expected = [(full, Code::ResourceExhausted), (reads, Code::FailedPrecondition)];
+    for (status, code) in expected {
+        assert_eq!(status.code, code, "{status}");
+        assert!(!status.message.contains("script"), "{status}");
+    }
+}
+
 /// What no Redis server says is told at once, and by its beginning.
 #[test]
 fn an_answer_that_is_none_of_redis_is_given_up_at_once() {

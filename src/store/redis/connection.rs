@@ -34,7 +34,9 @@ pub fn judge(error: &RedisError) -> Failed {
     use ServerErrorKind as S;
     let text = error.to_string();
     let text = shown::text(&text);
-    let status = |code| Status::new(code, text.clone());
+    // Which of our scripts it was, and where in it, says nothing to who used a store.
+    let shown = text.split(" script: ").next().unwrap_or(&text);
+    let status = |code| Status::new(code, shown.to_owned());
     match error.kind() {
         ErrorKind::AuthenticationFailed => Failed::Finally(status(Code::Unauthenticated)),
         // Nothing was done while another's script ran.
