@@ -269,6 +269,62 @@ static void r04_so_it_does_in_a_handler_of_exit(void) {
   for (int k = 0; k < KINDS; k++) ends((kind)k, (k + 1) % 2, 2, 0);
 }
 
+/* Each of several callbacks ends its thread, and has two handlers, of which the inner one has gone when the outer one runs. (The C library
+ * keeps the handlers of C in a list through the stack, and a thread that stays must not be left with those of its callbacks.) */
+enum { OFTEN = 8 };
+static _Atomic int inner, outer;
+static void counts(void *counter) { atomic_fetch_add((_Atomic int *)counter, 1); }
+__attribute__((noinline)) static void leave_deeply(void) {
+  volatile char used[4096]; /* the inner handler lies far below the outer one, where it is overwritten soon */
+  memset((char *)used, 1, sizeof used);
+  pthread_cleanup_push(counts, &inner);
+  pthread_exit(&result);
+  pthread_cleanup_pop(0);
+}
+static void on_each(const rdma_msg_status_t *status, void *userdata) {
+  (void)status, (void)userdata;
+  atomic_fetch_add(&came, 1);
+  pthread_cleanup_push(counts, &outer);
+  leave_deeply();
+  pthread_cleanup_pop(0);
+}
+static void *drives_once(void *unused) {
+  pthread_cleanup_push(unwinds, NULL);
+  for (int i = 0; i < 100; i++) (void)rdma_mgr_wait(b, 10);
+  pthread_cleanup_pop(0);
+  return unused;
+}
+
+static int often_role(int argc, char **argv) {
+  (void)argv;
+  if (argc != 0) return 2;
+  CHECK_OK(rdma_set_log_callback(NULL, RDMA_LOG_ERROR, NULL));
+  b = mgr_new("beta", NULL);
+  static char to[OFTEN][8];
+  rdma_peer_t self = number_of(b, "beta");
+  rdma_msg_options_t options = {.struct_size = sizeof options, .done = on_each};
+  for (int i = 0; i < OFTEN; i++) CHECK_OK(rdma_msg_irecv(b, self, 1, (uint64_t)i, RDMA_MSG_TAG_MASK, to[i], 8, &options, NULL, NULL));
+  for (int i = 0; i < OFTEN; i++) CHECK_OK(rdma_msg_isend(b, self, 1, (uint64_t)i, "message", 8, NULL, NULL));
+  for (int ends = 1; is_manual() && atomic_load(&came) < OFTEN; ends++) {
+    pthread_t thread;
+    void *value = NULL;
+    CHECK(pthread_create(&thread, NULL, drives_once, NULL) == 0 && pthread_join(thread, &value) == 0);
+    CHECK_MSG(value == &result && atomic_load(&unwound) == ends, "it ended with %p, %d handlers of its own", value, atomic_load(&unwound));
+  }
+  while (atomic_load(&outer) < OFTEN) usleep(100);
+  CHECK_INT(OFTEN, atomic_load(&inner));
+  CHECK_INT(OFTEN, atomic_load(&came));
+  CHECK_OK(rdma_mgr_destroy(b));
+  return 0;
+}
+
+static void r04_a_thread_leaves_several_callbacks_that_have_handlers(void) {
+  for (int i = 0; i < 5; i++) {
+    int status = proc_finish(proc_start("often", (const char *const[]){NULL}));
+    CHECK_MSG(status == 0, "the process ended with %d", status);
+  }
+}
+
 /* Who drives leaves a callback, and others that wait go on: one has a deadline, one waits for what comes later. */
 static double waited;
 static void *has_a_deadline(void *unused) {
@@ -353,6 +409,7 @@ static const test_case cases[] = {
     SLOW(r04_a_process_ends_after_a_thread_that_left_a_callback, 180),
     SLOW(r04_a_manager_ends_after_a_thread_that_left_a_callback, 180),
     SLOW(r04_so_it_does_in_a_handler_of_exit, 180),
+    SLOW(r04_a_thread_leaves_several_callbacks_that_have_handlers, 60),
 };
-static const test_role roles[] = {{"left", left_role}, {"seat", seat_role}};
+static const test_role roles[] = {{"left", left_role}, {"seat", seat_role}, {"often", often_role}};
 TEST_MAIN_ROLES(cases, roles)

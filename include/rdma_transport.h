@@ -2786,7 +2786,7 @@ rdma_code_t rdma_store_memory(const rdma_store_options_t *options,
  * Opens a store in the directory `path`, for processes that share a file system; makes the directory if
  * its parent is there. Each key is a file. Writes are atomic, and end or have no effect if a process dies
  * in them; values outlive the processes, but for those under a lease. Hosts that share one have to agree
- * on the time as well as leases need it, and a clock that is set on by a ttl or more ends them; keys may be
+ * on the time as well as leases need it, and a clock that is set on by two thirds of a ttl may end them; keys may be
  * seen again when it is set back.
  *
  * Threads and `options` as for rdma_store_memory.

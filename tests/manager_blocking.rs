@@ -80,6 +80,7 @@ fn a_flush_waits_for_callbacks_that_wait_for_a_copy() {
     m.request_cancel(id).unwrap();
     let end = m.flush(None, Duration::from_millis(50)).unwrap_err();
     assert_eq!(end.code, Code::DeadlineExceeded, "{end}");
+    assert!(end.message.contains("callbacks have not returned"), "{end}");
     assert!(!told.load(Ordering::SeqCst));
     drop(copy);
     m.flush(None, LONG).unwrap();

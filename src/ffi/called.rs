@@ -245,6 +245,84 @@ mod unwinder {
     }
 }
 
+/// The C library's list of handlers (`pthread_cleanup_push`).
+///
+/// C that is compiled without `-fexceptions`, as by default, keeps each handler in a buffer in its frame, and the buffers in a list
+/// whose head the thread has. An unwind that ends the thread goes from one to the next, and leaves the head as it was, since nobody comes
+/// back. Here somebody does: the next end of this thread would begin at a frame that is gone. Where the unwind stops, it was on its way to
+/// the first buffer beyond, or to the thread's beginning: that is the head again.
+#[cfg(all(target_env = "gnu", any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod handlers {
+    use std::ffi::c_void;
+    use std::ptr::null_mut;
+    use std::sync::OnceLock;
+
+    /// More than a buffer of any architecture takes (`__pthread_unwind_buf_t`: registers, and four words).
+    const WORDS: usize = 64;
+
+    #[repr(C, align(16))]
+    struct Buffer([*mut c_void; WORDS]);
+
+    /// What a forced unwind keeps in its exception in both unwinders, of GCC and of LLVM: who is asked whether it stops, and with what.
+    #[repr(C)]
+    struct Exception {
+        class: u64,
+        cleanup: *mut c_void,
+        stop: *mut c_void,
+        parameter: *mut c_void,
+    }
+
+    unsafe extern "C" {
+        /// Puts a buffer at the head of this thread's list; part of `pthread_cleanup_push`.
+        fn __pthread_register_cancel(buffer: *mut Buffer);
+        /// Takes the head's successor, by what is in the buffer, for the head; part of `pthread_cleanup_pop`.
+        fn __pthread_unregister_cancel(buffer: *mut Buffer);
+    }
+
+    /// Which word of a buffer is its successor.
+    fn successor() -> Option<usize> {
+        static AT: OnceLock<Option<usize>> = OnceLock::new();
+        *AT.get_or_init(|| {
+            let (mut first, mut second) =
+                (Buffer([null_mut(); WORDS]), Buffer([null_mut(); WORDS]));
+            let (first, second) = (&raw mut first, &raw mut second);
+            // SAFETY: both outlive their time in the list, and are longer than what is written there. Nothing ends the thread meanwhile.
+            let words = unsafe {
+                __pthread_register_cancel(first);
+                __pthread_register_cancel(second);
+                let words = (*second).0;
+                __pthread_unregister_cancel(second);
+                __pthread_unregister_cancel(first);
+                words
+            };
+            words.iter().position(|&word| word == first.cast())
+        })
+    }
+
+    /// The handlers of frames that this forced unwind has taken down are this thread's no more.
+    ///
+    /// # Safety
+    /// It is at work.
+    pub(super) unsafe fn forget_those_below(unwind: *mut c_void) {
+        let exception = unwind.cast::<Exception>();
+        // SAFETY: an exception begins with these words.
+        let (class, parameter) = unsafe { ((*exception).class, (*exception).parameter) };
+        // Whoever else unwinds by force says who it is.
+        let Some(at) = successor().filter(|_| class == 0) else { return };
+        let mut buffer = Buffer([null_mut(); WORDS]);
+        // The buffer at which it was to stop.
+        buffer.0[at] = parameter;
+        // SAFETY: it is read, and not kept.
+        unsafe { __pthread_unregister_cancel(&raw mut buffer) };
+    }
+}
+
+/// Other C libraries run the handlers by themselves, and unwind nothing.
+#[cfg(all(not(target_env = "gnu"), any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod handlers {
+    pub(super) unsafe fn forget_those_below(_: *mut std::ffi::c_void) {}
+}
+
 /// The personality of `frame`: something unwinds the stack, and has come to it.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 unsafe extern "C" fn left(
@@ -255,6 +333,8 @@ unsafe extern "C" fn left(
     context: *mut c_void,
 ) -> c_int {
     if actions & unwinder::FORCED != 0 {
+        // SAFETY: of a forced unwind that has come to this frame.
+        unsafe { handlers::forget_those_below(unwind) };
         note(unwind);
         // The frame goes on behind its call, as if that had returned.
         // SAFETY: the unwinder's own, of this frame.

@@ -112,8 +112,11 @@ impl Manager {
                 ", {n} of them sends to this manager itself that end when rdma_request_release was called for their receives"
             ),
         };
-        let text =
-            format!("{left} operations{with} are under way after {}{wait}", seconds(timeout));
+        let what = match left {
+            0 => "callbacks have not returned".to_owned(),
+            _ => format!("{left} operations{with} are under way"),
+        };
+        let text = format!("{what} after {}{wait}", seconds(timeout));
         Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
     }
 
