@@ -1,13 +1,16 @@
 /* What calls cost while many receives are outstanding, and after that. One thread, loopback, manual progress.
-   usage: rdma_many [RECEIVES [STEPS]]; prints nanoseconds, medians. See docs/performance.md. */
+   usage: rdma_many [RECEIVES [STEPS [PEERS]]]; the receives are shared among so many senders, a manager each.
+   Prints nanoseconds, medians. See docs/performance.md. */
 #include <rdma_transport.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 
-enum { CALLS = 1001 };
-static rdma_mgr_t *sender, *receiver;
+enum { CALLS = 1001, TOGETHER = 64 /* senders that have their turn with one of the receiver's */ };
+static rdma_mgr_t **senders, *receiver;
+static long peers;
 static char target[64];
 static long ended;
 
@@ -36,7 +39,13 @@ static void received(rdma_code_t code, const char *message, size_t len, const rd
   ended++;
 }
 
-static void ask(int64_t step, long key) {
+static const char *name_of(long peer) {
+  static char name[32];
+  snprintf(name, sizeof name, "sender%ld", peer);
+  return name;
+}
+
+static void ask(long peer, int64_t step, long key) {
   char text[24];
   int n = snprintf(text, sizeof text, "key%ld", key);
   rdma_recv_options_t o;
@@ -44,13 +53,14 @@ static void ask(int64_t step, long key) {
   o.dst = target;
   o.dst_len = sizeof target;
   o.timeout_ms = 3600 * 1000;
-  must(rdma_recv_async(receiver, "sender", text, (size_t)n, step, &o, received, NULL, NULL), "rdma_recv_async");
+  must(rdma_recv_async(receiver, name_of(peer), text, (size_t)n, step, &o, received, NULL, NULL), "rdma_recv_async");
 }
 
 static void turns(int n) {
+  static long next;
   while (n-- > 0) {
     must(rdma_mgr_progress(receiver, NULL), "progress");
-    must(rdma_mgr_progress(sender, NULL), "progress");
+    for (long i = 0; i < peers && i < TOGETHER; i++) must(rdma_mgr_progress(senders[next++ % peers], NULL), "progress");
   }
 }
 
@@ -68,7 +78,7 @@ static void turn(int i) {
   must(rdma_mgr_progress(receiver, NULL), "progress");
 }
 static void one(int i) {
-  ask(2000000000 + i, 0);
+  ask(i % peers, 2000000000 + i, 0);
   must(rdma_step_cleanup(receiver, 2000000000 + i), "rdma_step_cleanup");
 }
 
@@ -90,29 +100,58 @@ static void report(const char *when) {
   fflush(stdout);
 }
 
+/* Each sender has a socket that listens, and one more for its peer, which has one, too. */
+static void meet(void) {
+  struct rlimit files;
+  char address[256];
+  if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+    files.rlim_cur = files.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &files);
+  }
+  senders = calloc((size_t)peers, sizeof *senders);
+  if (!senders) exit(1);
+  receiver = open_manager("receiver");
+  for (long i = 0; i < peers; i++) {
+    senders[i] = open_manager(name_of(i));
+    must(rdma_mgr_listen(senders[i], "127.0.0.1:0", address, sizeof address, NULL), "listen");
+    must(rdma_mgr_add_peer(receiver, name_of(i), address), "add_peer");
+    rdma_peer_info_t info = {.struct_size = sizeof info};
+    for (must(rdma_mgr_connect(receiver, name_of(i), 0), "connect"); info.state != RDMA_PEER_CONNECTED;) {
+      must(rdma_mgr_progress(receiver, NULL), "progress");
+      must(rdma_mgr_progress(senders[i], NULL), "progress");
+      must(rdma_mgr_peer_info(receiver, name_of(i), &info), "peer_info");
+      if (info.state == RDMA_PEER_FAILED) fprintf(stderr, "%s: %s\n", name_of(i), info.reason), exit(1);
+    }
+  }
+}
+
 int main(int argc, char **argv) {
   long receives = argc > 1 ? atol(argv[1]) : 1000000, steps = argc > 2 ? atol(argv[2]) : 10000;
-  char address[256];
-  sender = open_manager("sender");
-  receiver = open_manager("receiver");
-  must(rdma_mgr_listen(sender, "127.0.0.1:0", address, sizeof address, NULL), "listen");
-  must(rdma_mgr_add_peer(receiver, "sender", address), "add_peer");
+  peers = argc > 3 ? atol(argv[3]) : 1;
+  if (receives < 1 || steps < 1 || peers < 1) {
+    fprintf(stderr, "usage: rdma_many [RECEIVES [STEPS [PEERS]]]\n");
+    return 2;
+  }
+  meet();
+  printf("%ld receives, %ld steps, %ld peers\n", receives, steps, peers);
   printf("%-32s %14s %14s %14s\n", "ns", "empty cleanup", "turn", "ask, cleanup");
-  ask(-1, 0);
+  ask(0, -1, 0);
   turns(100);
   report("one receive outstanding");
   for (long i = 0; i < receives; i++) {
-    ask(i % steps, i / steps);
+    ask((i + i / steps) % peers, i % steps, i / steps); /* those of a step are at as many peers as it has receives */
     if (i % 64 == 0) turns(1);
   }
   turns(1000);
   report("so many outstanding");
+  ended = 0;
   for (long i = 0; i < steps; i++) must(rdma_step_abort(receiver, i, RDMA_ABORTED, "over", 4), "rdma_step_abort");
   for (int i = 0; ended < receives && i < 1000000; i++) turns(16);
   for (long i = 0; i < steps; i++) must(rdma_step_cleanup(receiver, i), "rdma_step_cleanup");
   turns(1000);
   report("after that");
   must(rdma_mgr_destroy(receiver), "destroy");
-  must(rdma_mgr_destroy(sender), "destroy");
+  for (long i = 0; i < peers; i++) must(rdma_mgr_destroy(senders[i]), "destroy");
+  free(senders);
   return 0;
 }

@@ -408,6 +408,45 @@ static void views() {
   CHECK(rdma::Status(RDMA_ABORTED, "a") != rdma::Status(RDMA_ABORTED, "b") && rdma::Status(RDMA_ABORTED, "") != rdma::Status());
 }
 
+/* Texts that C writes to a buffer. */
+static void providers_and_keys() {
+  auto all = rdma::providers();
+  OK(all.status());
+  CHECK(all->front() == '[' && all->back() == ']' && all->find("\"loopback\"") != std::string::npos && all->find('\0') == std::string::npos);
+  rdma::Key key;
+  key.src_device = "/job:ps/task:0", key.dst_device = "/job:worker/task:1", key.edge_name = "edge_7_" + std::string(9000, 'x');
+  key.src_incarnation = 0xabcdef, key.frame = 3, key.iter = 4;
+  auto text = key.build();
+  OK(text.status());
+  CHECK(*text == "/job:ps/task:0;0000000000abcdef;/job:worker/task:1;" + key.edge_name + ";3:4");
+  auto again = rdma::Key::parse(*text);
+  OK(again.status());
+  CHECK(again->src_device == key.src_device && again->dst_device == key.dst_device && again->edge_name == key.edge_name);
+  CHECK(again->src_incarnation == 0xabcdef && again->frame == 3 && again->iter == 4);
+  CHECK(rdma::Key::parse("no key").status().code() == RDMA_INVALID_ARGUMENT);
+  key.edge_name = "a;b";
+  CHECK(key.build().status().code() == RDMA_INVALID_ARGUMENT);
+}
+
+/* What a device exports goes through; no RDMA device has to be here for that. */
+static void dmabuf() {
+  Pair p;
+  char memory[64], *there = nullptr;
+  auto copy = [](void *to, const void *from, std::uint64_t n, rdma::CopyDone done) { std::memcpy(to, from, n), done(RDMA_OK); };
+  rdma::ExportDmabuf give = [&](const void *device, std::uint64_t n, int *fd, std::uint64_t *offset) {
+    there = static_cast<char *>(const_cast<void *>(device));
+    *fd = 77, *offset = n;
+    return RDMA_UNAVAILABLE;
+  };
+  OK(p.a.register_device(copy, copy, give).status());
+  OK(p.a.register_device(copy, copy, nullptr).status());
+  rdma::detail::Device device{copy, copy, give};
+  int fd = 0;
+  std::uint64_t offset = 0;
+  CHECK(rdma::detail::export_dmabuf(memory, 64, &fd, &offset, &device) == RDMA_UNAVAILABLE);
+  CHECK(there == memory && fd == 77 && offset == 64);
+}
+
 int main(int argc, char **argv) {
   for (int i = 1; i + 1 < argc; i++)
     if (std::strcmp(argv[i], "--provider") == 0) provider = argv[i + 1];
@@ -417,7 +456,8 @@ int main(int argc, char **argv) {
   } cases[] = {{"send_and_receive", send_and_receive}, {"futures", futures}, {"cancel_and_abort", cancel_and_abort},
                {"allocator_and_dead", allocator_and_dead}, {"source", source}, {"the_rest", the_rest}, {"pool", pool},
                {"r23_cpp_layer", r23_cpp_layer}, {"moved_options", moved_options}, {"texts_with_a_nul", texts_with_a_nul},
-               {"empty_texts", empty_texts}, {"empty_functions", empty_functions}, {"moving_over", moving_over}, {"views", views}};
+               {"empty_texts", empty_texts}, {"empty_functions", empty_functions}, {"moving_over", moving_over}, {"views", views},
+               {"providers_and_keys", providers_and_keys}, {"dmabuf", dmabuf}};
   for (const auto &c : cases) {
     c.run();
     std::printf("  %-32s ok\n", c.name);

@@ -71,6 +71,7 @@ struct Both {
 struct Device {
   CopyToHost to_host;
   CopyFromHost from_host;
+  ExportDmabuf dmabuf;
 };
 inline void copy_to_host(void *host, const void *device, std::uint64_t n, rdma_copy_done_fn done, void *token,
                          void *userdata) {
@@ -80,17 +81,8 @@ inline void copy_from_host(void *device, const void *host, std::uint64_t n, rdma
                            void *userdata) {
   static_cast<Device *>(userdata)->from_host(device, host, n, [done, token](rdma_code_t c) { done(c, token); });
 }
-/* Calls a function that fills a text buffer until the text fits. */
-template <class F>
-Result<std::string> read_text(F call) {
-  std::string text(4096, '\0');
-  for (;;) {
-    std::size_t len = 0;
-    rdma_code_t rc = call(&text[0], text.size(), &len);
-    if (rc == RDMA_OK) return text.resize(len), Result<std::string>(std::move(text));
-    if (rc != RDMA_OUT_OF_RANGE) return Status::of(rc);
-    text.resize(len + 1024);
-  }
+inline rdma_code_t export_dmabuf(const void *device, std::uint64_t n, int *fd, std::uint64_t *offset, void *userdata) {
+  return static_cast<Device *>(userdata)->dmabuf(device, n, fd, offset);
 }
 }  // namespace detail
 
@@ -250,15 +242,16 @@ class Manager {
   }
   Status free(void *addr) { return Status::of(rdma_mem_free(c(), addr)); }
   /* Neither function may be empty. */
-  Result<std::uint32_t> register_device(CopyToHost to_host, CopyFromHost from_host) {
+  /* Without `dmabuf` tensors on the device always go through host memory. */
+  Result<std::uint32_t> register_device(CopyToHost to_host, CopyFromHost from_host, ExportDmabuf dmabuf = ExportDmabuf()) {
     const char *function = "Manager::register_device";
     Status given = detail::there(function, "to_host", to_host);
     if (given.ok()) given = detail::there(function, "from_host", from_host);
     if (!given.ok()) return given;
-    rdma_device_ops_t ops{sizeof ops, detail::copy_to_host, detail::copy_from_host, nullptr};
+    rdma_device_ops_t ops{sizeof ops, detail::copy_to_host, detail::copy_from_host, dmabuf ? detail::export_dmabuf : nullptr};
     std::uint32_t id = 0;
     if (!state_) return Status::of(rdma_mgr_register_device(c(), &ops, nullptr, &id)); /* it was moved */
-    auto device = std::make_shared<detail::Device>(detail::Device{std::move(to_host), std::move(from_host)});
+    auto device = std::make_shared<detail::Device>(detail::Device{std::move(to_host), std::move(from_host), std::move(dmabuf)});
     state_->keep(device);
     rdma_code_t rc = rdma_mgr_register_device(c(), &ops, device.get(), &id);
     if (rc == RDMA_OK) return id;

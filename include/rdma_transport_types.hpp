@@ -195,6 +195,51 @@ class Result {
   bool has_ = false;
 };
 
+namespace detail {
+/* Calls a function that fills a text buffer until the text fits. */
+template <class F>
+Result<std::string> read_text(F call) {
+  std::string text(4096, '\0');
+  for (;;) {
+    std::size_t len = 0;
+    rdma_code_t rc = call(&text[0], text.size(), &len);
+    if (rc == RDMA_OK) return text.resize(len), Result<std::string>(std::move(text));
+    if (rc != RDMA_OUT_OF_RANGE) return Status::of(rc);
+    text.resize(len + 1024);
+  }
+}
+}  // namespace detail
+
+/* The providers that there are, as JSON (rdma_providers). */
+inline Result<std::string> providers() { return detail::read_text(rdma_providers); }
+
+/* A key as TensorFlow names tensors, in its parts: `src_device;src_incarnation;dst_device;edge_name;frame:iter`. */
+struct Key {
+  std::string src_device, dst_device, edge_name;
+  std::uint64_t src_incarnation = 0, frame = 0, iter = 0;
+  static Result<Key> parse(StringView text) {
+    rdma_parsed_key_t p{};
+    p.struct_size = sizeof p;
+    rdma_code_t rc = rdma_key_parse(text.data(), text.size(), &p);
+    if (rc != RDMA_OK) return Status::of(rc);
+    Key key;
+    key.src_device.assign(p.src_device, p.src_device_len);
+    key.dst_device.assign(p.dst_device, p.dst_device_len);
+    key.edge_name.assign(p.edge_name, p.edge_name_len);
+    key.src_incarnation = p.src_incarnation, key.frame = p.frame, key.iter = p.iter;
+    return key;
+  }
+  Result<std::string> build() const {
+    rdma_parsed_key_t p{};
+    p.struct_size = sizeof p;
+    p.src_device = src_device.data(), p.src_device_len = src_device.size();
+    p.dst_device = dst_device.data(), p.dst_device_len = dst_device.size();
+    p.edge_name = edge_name.data(), p.edge_name_len = edge_name.size();
+    p.src_incarnation = src_incarnation, p.frame = frame, p.iter = iter;
+    return detail::read_text([&p](char *b, std::size_t n, std::size_t *l) { return rdma_key_build(&p, b, n, l); });
+  }
+};
+
 /* A tensor's description over memory of somebody else. Owns its dimensions and user bytes, not its content. */
 class Tensor {
  public:
@@ -254,6 +299,8 @@ using RecvDone = std::function<void(const Status &, const rdma_tensor_t *, const
 using AllocFn = std::function<void *(const rdma_tensor_t &)>;
 using CopyDone = std::function<void(rdma_code_t)>;
 using CopyToHost = std::function<void(void *host, const void *device, std::uint64_t, CopyDone)>;
+/* As rdma_export_dmabuf_fn. */
+using ExportDmabuf = std::function<rdma_code_t(const void *device, std::uint64_t, int *fd, std::uint64_t *offset)>;
 using CopyFromHost = std::function<void(void *device, const void *host, std::uint64_t, CopyDone)>;
 
 /* Options of a receive. */

@@ -8,17 +8,47 @@
 //! length on that it takes from the size of the last cache: on that Xeon 360 MiB.)
 
 use std::cell::RefCell;
+use std::sync::OnceLock;
 use std::time::Instant;
 
 use crate::few;
 use crate::trials::{Plan, Trial, Trials};
 
-/// From this length of a whole transfer its pieces are copied so.
-const LONG: u64 = 4 << 20;
+/// Bounds of [`long`], and what it is where the second cache's size is not told.
+const LONG: (u64, u64, u64) = (1 << 20, 16 << 20, 4 << 20);
 /// From this length on the time of a piece is taken.
 const TIMED: usize = 32 << 10;
 /// Pieces of one transfer are many, and much alike.
 const PLAN: Plan = Plan { run: 2, ..Plan::OPEN };
+
+/// From this length of a whole transfer on its pieces are copied so: it decides whether they go past the caches, or are copied by lines at
+/// all; which order of lines takes less is measured in any case. Four times the cache that a processor has for itself. The last one's size
+/// says less: many share it, and in a virtual machine `sysconf` has been seen to tell the whole socket's (384 MiB, of which 32 were its own).
+fn long() -> u64 {
+    static LONG: OnceLock<u64> = OnceLock::new();
+    *LONG.get_or_init(|| long_by(second_cache()))
+}
+
+/// The same, where the second cache has so many bytes; none: it is not known.
+fn long_by(cache: Option<u64>) -> u64 {
+    let (least, most, unknown) = LONG;
+    cache.map_or(unknown, |bytes| bytes.saturating_mul(4).clamp(least, most))
+}
+
+/// Bytes of the second cache.
+fn second_cache() -> Option<u64> {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: no pointers.
+    let bytes = unsafe { libc::sysconf(libc::_SC_LEVEL2_CACHE_SIZE) };
+    #[cfg(not(target_env = "gnu"))]
+    let bytes = 0;
+    u64::try_from(bytes).ok().filter(|&bytes| bytes > 0)
+}
+
+/// Whether a transfer is so long; a short one does not ask.
+fn is_long(whole: u64) -> bool {
+    whole >= LONG.0 && whole >= long()
+}
 
 /// How a block is copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,12 +64,12 @@ pub enum Way {
 impl Way {
     /// For a piece of a transfer of so many bytes, to its place.
     pub fn to_place(whole: u64) -> Way {
-        if whole >= LONG { Way::Past } else { Way::Plain }
+        if is_long(whole) { Way::Past } else { Way::Plain }
     }
 
     /// The same, to where somebody reads it at once.
     pub fn to_reader(whole: u64) -> Way {
-        if whole >= LONG { Way::Through } else { Way::Plain }
+        if is_long(whole) { Way::Through } else { Way::Plain }
     }
 }
 
@@ -239,6 +269,18 @@ unsafe fn copy_line<const PAST: bool>(src: *const u8, dst: *mut u8) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_long_goes_by_the_second_cache_within_bounds() {
+        let of = |kib: u64| long_by(Some(kib << 10));
+        assert_eq!([of(1), of(256), of(512), of(1024)], [1 << 20, 1 << 20, 2 << 20, 4 << 20]);
+        assert_eq!([of(2048), of(4096), of(1 << 20)], [8 << 20, 16 << 20, 16 << 20]);
+        assert_eq!((long_by(Some(u64::MAX)), long_by(None)), (16 << 20, 4 << 20));
+        // A length that is long anywhere, and one that is nowhere.
+        assert_eq!((Way::to_place(16 << 20), Way::to_reader(16 << 20)), (Way::Past, Way::Through));
+        assert_eq!((Way::to_place((1 << 20) - 1), Way::to_reader(0)), (Way::Plain, Way::Plain));
+        assert_eq!(long(), long_by(second_cache()));
+    }
 
     #[test]
     fn copies_any_alignment_and_length() {

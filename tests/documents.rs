@@ -151,6 +151,17 @@ fn what_is_named_is_in_the_sources() {
             }
         }
     }
+    // The sequences of protocols name calls as the header has them.
+    let header = read("include/rdma_transport.h");
+    let calls: BTreeSet<&str> = words(&header).collect();
+    let sequences = files(&["docs/protocols"], &[".txt"]);
+    assert!(sequences.len() > 10, "{sequences:?}");
+    for path in sequences {
+        let text = fs::read_to_string(&path).expect("a text");
+        let missing = words(&text).filter(ours).filter(|word| !calls.contains(word));
+        wrong
+            .extend(missing.map(|word| format!("{}: {word} is not in the header", path.display())));
+    }
     nothing(wrong);
 }
 

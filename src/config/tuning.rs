@@ -125,7 +125,7 @@ fn set_one(tuning: &mut Tuning, line: &str) -> Result<(), String> {
     let (provider, setting) = name.trim().split_once('.').unwrap_or((name.trim(), ""));
     let kind = ProviderKind::from_name(provider)
         .ok_or("names no provider, allowed are loopback, shm, ibverbs, tcp")?;
-    let Some(which) = SIZES.iter().position(|size| size.name == setting) else {
+    let Some(which) = SIZES.iter().position(|size| size.is_named(setting)) else {
         let allowed = SIZES.map(|size| size.name).join(", ");
         return Err(format!("names no setting, allowed are {allowed}"));
     };
@@ -178,6 +178,21 @@ mod tests {
         let shm = config.sizes_of(ProviderKind::Shm);
         assert_eq!(shm, Sizes { eager_limit: 1, max_send_size: 4096, ..built_in });
         assert_eq!(config.sizes_of(ProviderKind::Tcp).max_send_size, 4096);
+    }
+
+    #[test]
+    fn the_pipelines_sizes_go_by_their_names_in_ob1_too() {
+        let text = b"ibverbs.rdma_pipeline_frag_size = 8192\nibverbs.rdma_pipeline_send_length = 5";
+        let config = Config { tuning: parse("file", text).unwrap(), ..Config::default() };
+        let sizes = config.sizes_of(ProviderKind::Ibverbs);
+        assert_eq!((sizes.rdma_pipeline_frag_size, sizes.rdma_pipeline_send_length), (8192, 5));
+        let twice = b"shm.pipeline_frag_size = 8192\nshm.rdma_pipeline_frag_size = 4096";
+        let message = parse("f", twice).unwrap_err().into_message();
+        assert!(message.contains("again, which is 8192 already"), "{message}");
+        for name in ["rdma_eager_limit", "rdma_rdma_pipeline_frag_size", "rdma_pipeline_"] {
+            let message = parse("f", format!("shm.{name} = 4096").as_bytes()).unwrap_err();
+            assert!(message.message.contains("names no setting"), "{name}: {message}");
+        }
     }
 
     #[test]

@@ -51,6 +51,15 @@ pub struct Size {
     pub range: (i64, i64),
 }
 
+impl Size {
+    /// Whether a tuning file means it: ob1's names of those of the pipeline begin with `rdma_`. (In the environment they are the same: of
+    /// `RDMA_PIPELINE_FRAG_SIZE` the prefix is either's.)
+    pub fn is_named(&self, name: &str) -> bool {
+        let ob1 = name.strip_prefix("rdma_").filter(|name| name.starts_with("pipeline_"));
+        ob1.unwrap_or(name) == self.name
+    }
+}
+
 const fn size(name: &'static str, variable: &'static str, range: (i64, i64)) -> Size {
     Size { name, variable, range }
 }

@@ -118,6 +118,67 @@ pub static TABLE: [Entry; 7] = [
     },
 ];
 
+/// A way that has no number: each transfer that goes so is reported as one of [`TABLE`].
+#[derive(Debug)]
+pub struct Unnumbered {
+    /// In the documents.
+    pub name: &'static str,
+    /// When it carries a transfer.
+    pub when: &'static str,
+    /// Whose design it is.
+    pub source: &'static str,
+    /// What it does, below `src/engine/`.
+    pub file: &'static str,
+    /// As of an [`Entry`].
+    pub copies: &'static str,
+    /// As of an [`Entry`].
+    pub round_trips: &'static str,
+    /// As of an [`Entry`].
+    pub opens: &'static str,
+    /// As what it is reported.
+    pub reported: &'static [Protocol],
+}
+
+/// All of these.
+pub static UNNUMBERED: [Unnumbered; 3] = [
+    Unnumbered {
+        name: "legs",
+        when: "a message whose memory lies in pieces at an end: a leg at a time",
+        source: "Open MPI ob1",
+        file: "transfer/protocols/legs.rs",
+        copies: "one at each end whose memory lies in pieces",
+        round_trips: "½, and 1 a leg, or a read a leg",
+        opens: "a buffer of a leg where memory lies in pieces; else the leg's part of it",
+        reported: &[Protocol::DirectPut, Protocol::DirectGet],
+    },
+    Unnumbered {
+        name: "buffered",
+        when: "a message sent with `RDMA_MSG_BUFFERED`: out of a copy, and the send has ended with the call",
+        source: "Open MPI ob1",
+        file: "front/message/buffered.rs",
+        copies: "one, unless it goes out at once; and those of the protocol that carries it",
+        round_trips: "as that protocol",
+        opens: "as that protocol; the copy is memory of the library",
+        reported: &[
+            Protocol::Eager,
+            Protocol::DirectPut,
+            Protocol::DirectGet,
+            Protocol::Pipeline,
+            Protocol::Local,
+        ],
+    },
+    Unnumbered {
+        name: "slot",
+        when: "a buffer of a pair is sent: to a slot that the other end has open",
+        source: "Gloo",
+        file: "front/pair/",
+        copies: "none; of a short one that the provider takes so, one",
+        round_trips: "none: ½",
+        opens: "both ends, as long as the buffers live",
+        reported: &[Protocol::DirectPut],
+    },
+];
+
 impl Protocol {
     /// Its row.
     pub fn entry(self) -> &'static Entry {
@@ -167,6 +228,24 @@ mod tests {
             for row in rows {
                 assert!(all.contains(&row), "docs/protocols.md lacks {row}");
             }
+        }
+        for e in &UNNUMBERED {
+            let reported: Vec<_> =
+                e.reported.iter().map(|p| format!("`{}`", p.entry().name)).collect();
+            let file = format!("[{}](../src/engine/{})", e.file, e.file);
+            let row = format!(
+                "| `{}` | {} | {} | {} | {} | {} | {} | {file} |",
+                e.name,
+                e.source,
+                e.when,
+                e.copies,
+                e.round_trips,
+                e.opens,
+                reported.join(", ")
+            );
+            assert!(all.contains(&row), "docs/protocols.md lacks {row}");
+            let picture = format!("(protocols/{}.svg)", e.name);
+            assert!(all.contains(&picture), "docs/protocols.md lacks {picture}");
         }
     }
 }

@@ -23,7 +23,7 @@ pub(in crate::engine) enum Heard {
 }
 
 impl Messages {
-    /// A message whose sender does not wait for the match arrived: as a rule a receive into memory of the host waits, which
+    /// A message whose sender does not wait for the match arrived (B of Eager Send): as a rule a receive into memory of the host waits, which
     /// somebody will ask for, and that has ended then.
     #[inline(always)]
     pub(in crate::engine) fn hear(
@@ -123,7 +123,7 @@ impl Op {
 }
 
 impl Engine {
-    /// A message with its content arrived.
+    /// A message with its content arrived (B of Eager Send).
     pub(in crate::engine) fn on_msg(
         &mut self,
         fx: &mut impl Fx,

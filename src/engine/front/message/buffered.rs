@@ -1,4 +1,7 @@
 //! Buffered mode: the library copies the content of a send, within a bound that the application sets.
+//!
+//! ob1's Buffered Pipeline: in A the content is packed into such memory, and the send has ended for the application. What follows is
+//! any other message's, out of that memory.
 
 use super::flow::COST;
 use super::{Beside, Memory, Outgoing, Sending, State};
@@ -59,7 +62,7 @@ impl Engine {
         room && self.message_send_now(fx, out)
     }
 
-    /// Memory for a copy of content.
+    /// Memory for a copy of content (A, where to pack).
     pub fn message_buffer(&mut self, fx: &mut impl Fx, len: u64) -> Result<Buffer, Status> {
         let buffer = &mut self.messages.buffer;
         let bound = buffer.bound.ok_or_else(not_attached)?;
@@ -83,7 +86,7 @@ impl Engine {
         fx.free(buffer);
     }
 
-    /// Sends what lies in such memory; nobody hears of the end.
+    /// Sends what lies in such memory (A, RNDV, or all of it); nobody hears of the end.
     pub fn message_send_buffered(
         &mut self,
         fx: &mut impl Fx,

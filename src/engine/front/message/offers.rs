@@ -1,4 +1,8 @@
 //! The sending side of what does not go out whole: offers, and messages that are taken back.
+//!
+//! An offer is A of ob1's rendezvous protocols, and its receiver chooses among them: without anything (RNDV) of Direct Put and of
+//! Send/Receive Pipeline, with the source's address (RGET) of Direct Get, with a first segment (RNDV) of RDMA Pipeline. What follows is
+//! in `engine/transfer/protocols/`.
 
 use super::{Envelope, Memory, Op, State};
 use crate::api::*;
@@ -15,7 +19,7 @@ use crate::status::{Code, Reason, Status};
 use crate::trials::Trial;
 
 impl Engine {
-    /// MSG_OFFER: the content is the transfer layer's from here on. Nothing of it is copied before the receiver asks, so
+    /// MSG_OFFER (A): the content is the transfer layer's from here on. Nothing of it is copied before the receiver asks, so
     /// the offer keeps its place among the messages. `read`: the receiver may read the source, if the provider does;
     /// not so what is offered only for lack of room: there may be very many of those.
     pub(super) fn offer_message(
@@ -64,7 +68,7 @@ impl Engine {
         }
     }
 
-    /// What of a message's content goes with its offer, if the rest is to come by the pipeline: the sender's candidate.
+    /// RDMA Pipeline (A): what of a message's content goes with its offer, if the rest is to come by it: the sender's candidate.
     pub(super) fn first_segment<'a>(
         &self,
         fx: &impl Fx,
@@ -152,7 +156,7 @@ impl Engine {
         }
     }
 
-    /// Opens an offered source, where the receiver may read it as it is; where.
+    /// Direct Get (A): opens an offered source, where the receiver may read it as it is; where.
     fn readable(
         &mut self,
         fx: &mut impl Fx,

@@ -1,4 +1,7 @@
 //! The receiving side: a receive meets a message that is here, or waits for one.
+//!
+//! By what it meets it goes on with a step of ob1's: content that is here is copied to its place (B of an immediate Eager Send, C of an
+//! allocated one); of an offer C of the protocol that this end chooses, which is in `engine/transfer/protocols/`.
 
 use super::unexpected::{Arrived, Bytes, Content};
 use super::{
@@ -261,7 +264,7 @@ impl Engine {
         }
     }
 
-    /// A receive, which waits in no queue any more, meets a message.
+    /// A receive, which waits in no queue any more, meets a message: the receiver's last word on the way that its content comes (C).
     pub(super) fn meet(&mut self, fx: &mut impl Fx, index: u32, mut arrived: Arrived) {
         let Some(op) = self.messages.ops.get_mut(index) else { return };
         let len = arrived.len;
@@ -297,9 +300,11 @@ impl Engine {
                     let first = extra.and_then(|extra| extra.first.take());
                     self.drop_empty_extra(index);
                     if let (Some(first), 0, false) = (first, device, self.sealed(ch)) {
+                        // C of RDMA Pipeline.
                         self.begin_pipeline(fx, request, response, &first);
                         return self.settle(fx, ch);
                     }
+                    // C of Send/Receive Pipeline; of Direct Get, or Direct Put.
                     match limit > 0 || device == LAYOUT {
                         true => self.begin_legs(fx, request, (response, source), limit.into()),
                         false => self.after_meta(fx, request, response, source),
@@ -322,7 +327,7 @@ impl Engine {
         }
     }
 
-    /// Content that came in a message goes to the memory of its receive, whose end follows.
+    /// Content that came in a message goes to the memory of its receive, whose end follows (B, or C, of Eager Send).
     pub(super) fn put_content(&mut self, fx: &mut impl Fx, index: u32, content: &[u8]) {
         let Some(op) = self.messages.ops.get_mut(index) else { return };
         let (memory, sender) = (op.memory, op.wanted.from);

@@ -1,4 +1,8 @@
 //! The sending side: a message goes out at once, or waits its turn.
+//!
+//! Of ob1's Eager Send this is A: immediate (its `btl_sendi`) where the content goes out of the call's copy, and the send has ended with it;
+//! allocated (`btl_alloc`) where the content is copied to memory of the library first. Its B there, the end of the provider's own send, has
+//! no counterpart: a message that is posted is copied. What does not ride is offered (`offers.rs`).
 
 use super::flow::COST;
 use super::matching::op_links;
@@ -142,7 +146,7 @@ impl Engine {
         here && choose::is_eager(len, room, self.settings.protocol)
     }
 
-    /// Sends a message whose content is here over a connection on which nothing waits, and it has ended then. False:
+    /// Eager Send, immediate (A): sends a message whose content is here over a connection on which nothing waits, and it has ended then. False:
     /// nothing was done, and [`message_send`](Self::message_send) has to see to it.
     #[inline]
     pub fn message_send_now(&mut self, fx: &mut impl Fx, out: &Outgoing<'_>) -> bool {
@@ -344,7 +348,7 @@ impl Engine {
         }
     }
 
-    /// Copies the content of the first message that waits, where nobody is held up by it.
+    /// Eager Send, allocated (A, packing): copies the content of the first message that waits, where nobody is held up by it.
     fn gather_message(&mut self, fx: &mut impl Fx, index: u32) {
         let Some(op) = self.messages.ops.get_mut(index) else { return };
         let (src, len) = (op.memory.addr, op.memory.len);
@@ -386,7 +390,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Sends a message that has an operation: its content, or the offer of it.
+    /// Sends a message that has an operation: its content (A of Eager Send), or the offer of it (A of the others).
     fn send_op(
         &mut self,
         fx: &mut impl Fx,
