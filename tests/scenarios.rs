@@ -130,6 +130,8 @@ mod messages_carrier;
 mod messages_given_up;
 #[path = "scenarios/messages_incarnations.rs"]
 mod messages_incarnations;
+#[path = "scenarios/messages_model.rs"]
+mod messages_model;
 #[path = "scenarios/messages_more.rs"]
 mod messages_more;
 #[path = "scenarios/messages_reclaimed.rs"]
