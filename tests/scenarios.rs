@@ -143,6 +143,8 @@ mod messages_incarnations;
 mod messages_model;
 #[path = "scenarios/messages_more.rs"]
 mod messages_more;
+#[path = "scenarios/messages_rails.rs"]
+mod messages_rails;
 #[path = "scenarios/messages_reclaimed.rs"]
 mod messages_reclaimed;
 #[path = "scenarios/messages_staged.rs"]

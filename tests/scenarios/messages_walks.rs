@@ -15,6 +15,7 @@ use rdma_transport::fabric::Caps;
 use super::common::rng::Rng;
 use super::kind::Kind;
 use super::messages::{ALL, Post};
+use super::rails::two;
 use super::script::{EAGER, LARGE, Setup, ibverbs, shm};
 
 /// What a walk draws.
@@ -102,6 +103,10 @@ impl Walk {
             97 if self.harm >= Harm::Losses => {
                 let conn = post.s.conn();
                 match self.rng.below(4) {
+                    // Of a main connection and its rails any.
+                    0..2 if self.rng.percent(30) => {
+                        post.s.cut_one(self.rng.below(conn as u64 + 1) as usize);
+                    }
                     0..2 => post.s.cut(),
                     2 => post.s.lose(node),
                     _ => post.s.lose_late(conn, node),
@@ -293,4 +298,11 @@ walk! {
     walk_of_pipelines_with_deaths_without_windows: ibverbs().forced(Protocol::Pipeline), false, Deaths;
     walk_of_staged_messages_with_deaths: shm().staged().checksums(), true, Deaths;
     walk_with_deaths_and_a_short_queue: Setup { sq_depth: 3, ..ibverbs() }, false, Deaths;
+    walk_with_rails: two(shm()), true, Losses;
+    walk_with_rails_without_windows: two(ibverbs()), false, Losses;
+    walk_of_puts_with_rails: two(shm()).no_reads(), true, Losses;
+    walk_of_puts_with_rails_without_windows: two(ibverbs().cards(2)).no_reads(), false, Losses;
+    walk_with_rails_and_checksums: two(shm()).checksums(), false, Losses;
+    walk_with_rails_and_deaths: two(ibverbs()), true, Deaths;
+    walk_of_puts_with_rails_and_deaths: two(shm().cards(3)).no_reads(), true, Deaths;
 }
