@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 
 use rdma_transport::api::*;
 use rdma_transport::config::Config;
+use rdma_transport::engine::front::message::{Envelope, Memory, Mode, Party, Wanted};
 use rdma_transport::engine::transfer::sizes::MAX_RDMA_PER_REQUEST;
 use rdma_transport::fabric::ProviderKind;
-use rdma_transport::manager::Manager;
+use rdma_transport::manager::{Manager, Post, Timeout, Where};
+use rdma_transport::protocol::message::Extra;
 
 #[path = "support/skip.rs"]
 mod skip;
@@ -62,6 +64,33 @@ fn transfer((to, from, name): (&Manager, &Manager, &str), step: i64, given: bool
     let sent = sent.recv_timeout(LONG).unwrap();
     assert_eq!((received, sent), (Ok(LEN as u64), Ok(())));
     assert!(room == bytes, "step {step}: other content than was sent");
+}
+
+/// The same as a message, of this tag; `name` is the receiver's.
+fn message((to, from, name): (&Manager, &Manager, &str), tag: u64) {
+    let (bytes, mut room) = (content(tag as usize), vec![0u8; LEN]);
+    let at = |addr| Where::Whole(Memory { addr, len: LEN as u64, device: 0 });
+    let (source, place) = (at(bytes.as_ptr() as u64), at(room.as_mut_ptr() as u64));
+    let party = from.peer_lookup(name).unwrap();
+    std::thread::scope(|scope| {
+        let sent = scope.spawn(move || {
+            let post = Post {
+                to: party,
+                incarnation: 0,
+                envelope: Envelope { comm: 0, tag },
+                extra: &Extra::NONE,
+                mode: Mode::Standard,
+                timeout: Timeout::After(LONG),
+            };
+            // SAFETY: `bytes` lives until this has returned, and nobody changes it.
+            unsafe { from.message_send(&post, source) }
+        });
+        let wanted = Wanted { from: Party::ANY, comm: 0, tag, mask: u64::MAX };
+        // SAFETY: `room` lives until this has returned.
+        let end = unsafe { to.message_recv(wanted, place, Timeout::After(LONG)) }.unwrap();
+        assert_eq!((end.result, end.len, sent.join().unwrap()), (Ok(()), LEN as u64, Ok(())));
+    });
+    assert!(room == bytes, "message {tag}: other content than was sent");
 }
 
 /// Waits until a manager has so many connections to a peer.
@@ -286,6 +315,41 @@ fn connections_that_break_hand_their_part_to_the_others() {
         until_connections(&b, "a", 1);
         let stats = a.stats_json().unwrap();
         assert!(stats.contains("\"internal_ends\":0"), "{stats}");
+        a.destroy().unwrap();
+        b.destroy().unwrap();
+    }
+}
+
+/// The same of messages, which are read or written.
+#[test]
+fn connections_that_break_in_a_message_hand_their_part_to_the_others() {
+    for (protocol, there) in [
+        (Protocol::DirectGet, false),
+        (Protocol::DirectPut, false),
+        (Protocol::DirectGet, true),
+        (Protocol::DirectPut, true),
+    ] {
+        let of = |name| {
+            let protocol = protocol as u32;
+            Manager::new(Config { protocol, ..config(name, ProviderKind::Tcp, 3) }).unwrap()
+        };
+        let (a, b) = (of("a"), of("b"));
+        let broken = Arc::new(AtomicUsize::new(0));
+        let listens = b.listen("127.0.0.1:0").unwrap();
+        a.add_peer("b", &proxy(listens, 1 << 20, broken.clone())).unwrap();
+        a.connect("b", Some(LONG)).unwrap();
+        until_connections(&a, "b", 3);
+        until_connections(&b, "a", 3);
+        for tag in 0..4 {
+            match there {
+                true => message((&b, &a, "b"), tag),
+                false => message((&a, &b, "a"), tag),
+            }
+        }
+        assert!(broken.load(Ordering::SeqCst) >= 2, "{protocol:?}, there: {there}");
+        until_connections(&a, "b", 1);
+        until_connections(&b, "a", 1);
+        assert!(rail_bytes(&a) + rail_bytes(&b) > 0);
         a.destroy().unwrap();
         b.destroy().unwrap();
     }

@@ -56,6 +56,13 @@
 //! | the end of a copy | no | `proxies_on_both_sides`, `copies_fail`, `tensors_of_devices` | no | no | no: the copy keeps it |
 //! | the end of a WRITE | no | no | no | `a_send_ends_with_the_last_of_its_writes`, `lost_after_the_last_write_and_before_its_completion` | no |
 //!
+//! # A message
+//!
+//! Each state (queued, gathering, offered, unmatched, granted, reading, writing, copying, claimed), of an eager message, a put, a get
+//! and one in legs, × cancel and give up of either operation, loss, and crash, disconnect and shut down of either side is in
+//! `messages_ends`, as STATE_WAY::EVENT. Seeded walks, with losses and deaths, are in `messages_walks`; the model that they are held to is
+//! in `messages_model`.
+//!
 //! # A pipeline
 //!
 //! Each of its states, at both ends, with cancel, loss and failure, and what a hostile peer may send, is in `pipeline`; the seeded
@@ -126,12 +133,18 @@ mod messages;
 mod messages_by_name;
 #[path = "scenarios/messages_carrier.rs"]
 mod messages_carrier;
+#[path = "scenarios/messages_ends.rs"]
+mod messages_ends;
 #[path = "scenarios/messages_given_up.rs"]
 mod messages_given_up;
 #[path = "scenarios/messages_incarnations.rs"]
 mod messages_incarnations;
+#[path = "scenarios/messages_model.rs"]
+mod messages_model;
 #[path = "scenarios/messages_more.rs"]
 mod messages_more;
+#[path = "scenarios/messages_rails.rs"]
+mod messages_rails;
 #[path = "scenarios/messages_reclaimed.rs"]
 mod messages_reclaimed;
 #[path = "scenarios/messages_staged.rs"]

@@ -1,7 +1,7 @@
 //! A seeded simulation: two or three engines over a simulated fabric in virtual time.
 //!
-//! Each seed draws a provider, settings, an application and faults (`profile`, `app`), runs them to
-//! the end and checks what has to hold (`check`, `memory`). The same seed gives the same run:
+//! Each seed draws a provider, settings, an application of tensors and, mostly, of messages, and faults (`profile`, `app`,
+//! `messages`), runs them to the end and checks what has to hold (`check`, `memory`). The same seed gives the same run:
 //! `SIM_SEED=n` replays one, with `SIM_TRACE=1` it prints what happens, `SIM_SEEDS=n` runs so many,
 //! `SIM_FROM=n` others.
 
@@ -20,6 +20,8 @@ mod app;
 mod check;
 #[path = "world/mod.rs"]
 mod common;
+#[path = "simulation/messages.rs"]
+mod messages;
 #[path = "simulation/profile.rs"]
 mod profile;
 #[path = "simulation/sim.rs"]
@@ -101,6 +103,15 @@ fn seeds_reach_the_hard_cases() {
     println!("{met:#?}");
     let must = [
         "connection lost amid a write or read",
+        "message Cancelled Cancelled",
+        "message Cancelled RemoteError",
+        "message DeadlineExceeded Deadline",
+        "message OutOfRange LocalError",
+        "message Unavailable PeerGone",
+        "message Unavailable PeerRestarted",
+        "message Unavailable PeerStalled",
+        "message received",
+        "message sent",
         "proxy",
         "several regions",
         "device memory opened",

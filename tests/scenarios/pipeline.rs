@@ -87,6 +87,47 @@ fn each_length_around_a_border() {
     }
 }
 
+/// Without being forced: from a length on that the setting says, where the sender's memory would have to be registered first.
+#[test]
+fn it_is_chosen_for_long_messages_in_memory_that_is_not_registered() {
+    const LEAST: u64 = 600;
+    let from = |least: u64| {
+        move |s: &mut rdma_transport::engine::Settings| {
+            s.sizes.iter_mut().for_each(|s| s.min_rdma_pipeline_size = least);
+        }
+    };
+    let cases = [(LEAST - 1, 0), (LEAST, 1), (LEAST + 1, 1)];
+    for (setup, least, registered) in [
+        (ibverbs(), LEAST, false),
+        (ibverbs(), LEAST, true),
+        // By default it is not, and where memory is mapped nothing is registered.
+        (ibverbs(), 0, false),
+        (shm(), LEAST, false),
+        (ibverbs().forced(Protocol::DirectPut), LEAST, false),
+    ] {
+        let chosen = setup.settings[S].protocol == Protocol::Auto && least > 0 && !registered;
+        let chosen = usize::from(chosen && !setup.caps[S].windows);
+        for (len, long) in cases {
+            for unexpected in [false, true] {
+                let mut p = Post::new(setup.clone().settings(from(least)));
+                p.s.registered = registered;
+                let party = p.other(S);
+                let (mut send, mut recv) = (0, 0);
+                for receives in [!unexpected, unexpected] {
+                    match receives {
+                        true => recv = p.recv(R, ANY, LARGE),
+                        false => send = p.send(S, party, TAG, len, Mode::Standard),
+                    }
+                    p.run();
+                }
+                let told = format!("{len} of {least}, registered: {registered}, {unexpected}");
+                assert_eq!(said(&p)[0], long * chosen, "{told}");
+                all_ended(p, (send, recv), WELL);
+            }
+        }
+    }
+}
+
 /// The receiver's last word, and the sender's.
 #[test]
 fn memory_in_pieces_or_on_a_device_goes_another_way() {

@@ -15,7 +15,7 @@ use super::stage::Stage;
 const GONE: End = Some((Code::Unavailable, Reason::PeerGone));
 
 /// Stripes of 100 bytes over two connections.
-fn two(setup: Setup) -> Setup {
+pub fn two(setup: Setup) -> Setup {
     setup.settings(|s| {
         for sizes in s.sizes.iter_mut() {
             (sizes.max_rdma_per_request, sizes.min_striped_size) = (2, 100);
@@ -23,7 +23,7 @@ fn two(setup: Setup) -> Setup {
     })
 }
 
-fn setups() -> [Setup; 6] {
+pub fn setups() -> [Setup; 6] {
     [
         two(shm()),
         two(ibverbs()),
@@ -35,7 +35,7 @@ fn setups() -> [Setup; 6] {
 }
 
 /// Whether content moved on a connection.
-fn moved(s: &Stage, conn: usize) -> bool {
+pub fn moved(s: &Stage, conn: usize) -> bool {
     s.w.conns[conn].ends.iter().any(|e| e.mark > 0)
 }
 

@@ -25,6 +25,8 @@ impl Sim {
             Act::Send(op) if self.usable(self.app.sends[op].from) => self.send(op, None),
             Act::Recv(op) if self.usable(self.app.recvs[op].node) => self.recv(op),
             Act::Cancel(op) => self.cancel(op),
+            Act::Message(op) if self.usable(self.app.messages[op].node()) => self.message(op),
+            Act::MessageCancel { op, give_up } => self.message_cancel(op, give_up),
             Act::Release(op) => self.release(op),
             Act::Abort { node, step } if self.usable(node) => {
                 let status = Status::new(Code::Aborted, "the step was aborted");
@@ -157,6 +159,7 @@ impl Sim {
         for r in self.app.recvs.iter_mut().filter(|r| r.who == Some(who)) {
             r.ended.get_or_insert_with(|| Err(gone()));
         }
+        self.messages_crashed(who);
         self.w.mem.crash(who);
         self.w.nodes[node].crash();
     }
@@ -200,6 +203,7 @@ impl Sim {
         for (i, r) in self.app.recvs.iter().enumerate().filter(|(_, r)| r.who == Some(who)) {
             assert!(r.ended.is_some(), "receive {i} did not end with its manager");
         }
+        assert_eq!(self.messages_open(Some(who)), 0, "messages did not end with their manager");
         check::nothing_left(self, node, "after shut_down");
         self.crash(node, false);
         if !self.w.calm {

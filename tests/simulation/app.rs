@@ -9,6 +9,7 @@ use rdma_transport::status::Status;
 use rdma_transport::user::UserBytes;
 
 use super::common::memory::{Who, content};
+use super::messages::{self, MessageOp};
 use super::profile::{MS, US};
 use super::world::{Event, World};
 
@@ -24,6 +25,8 @@ pub enum Act {
     Answer { who: Who, response: u64, key: usize, step: i64 },
     Disconnect { node: usize },
     Drop,
+    Message(usize),
+    MessageCancel { op: usize, give_up: bool },
     Stall { node: usize },
     Crash { node: usize },
     Restart { node: usize },
@@ -100,6 +103,7 @@ pub struct App {
     pub end: u64,
     pub sends: Vec<SendOp>,
     pub recvs: Vec<RecvOp>,
+    pub messages: Vec<MessageOp>,
     pub keys: Vec<Vec<u8>>,
     pub steps: BTreeSet<i64>,
     pub by_id: BTreeMap<(Who, u64), usize>,
@@ -126,6 +130,7 @@ impl App {
         }
         app.sources =
             (0..w.profile.nodes).map(|_| w.profile.sources && w.rng.percent(50)).collect();
+        let begin = w.now;
         let gap = w.rng.pick(&[5, 50, 300]) * US;
         let mut at = w.now + 10 * US;
         let mut seen = BTreeSet::new();
@@ -143,6 +148,7 @@ impl App {
         }
         let end = at + 2 * MS;
         app.faults(w, end);
+        app.messages = messages::plan(w, (begin, end));
         app.end = end + 3 * MS;
         app
     }

@@ -376,9 +376,9 @@ impl Sim {
                 source(response, &peer, &key, step);
             }
             Work::Call(call) => call(),
+            Work::MessageEnded { op, .. } => self.message_ended(who, op),
             Work::PeerEvents
             | Work::MessageDone { .. }
-            | Work::MessageEnded { .. }
             | Work::BufferEvents { .. }
             | Work::Active { .. }
             | Work::Spread { .. } => {}
@@ -424,7 +424,7 @@ impl Sim {
     }
 
     /// Without windows, some of the application's memory is registered for good.
-    fn maybe_register(&mut self, who: Who, device: u32, addr: u64, len: u64) {
+    pub fn maybe_register(&mut self, who: Who, device: u32, addr: u64, len: u64) {
         let (windows, registered) =
             (self.w.nodes[who.node].caps.windows, self.w.profile.registered);
         if device == 0 && !windows && self.w.rng.percent(registered) {

@@ -219,6 +219,14 @@ impl World {
         Some(q.event)
     }
 
+    /// Whether a copy of this node is under way.
+    pub fn copies(&self, who: Who) -> bool {
+        self.queue.iter().any(|Reverse(q)| match &q.event {
+            Event::Later { who: of, what: Later::Copy { .. } | Later::Copied { .. } } => *of == who,
+            _ => false,
+        })
+    }
+
     pub fn meet(&mut self, what: impl Into<String>) {
         *self.met.entry(what.into()).or_default() += 1;
     }

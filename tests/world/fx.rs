@@ -97,6 +97,10 @@ impl<F: Fate> Fx for NodeFx<'_, F> {
         self.w.post(self.node, ch, Op::Read { wr, local, remote, at: 0 })
     }
 
+    fn registered(&self, _: ChanId, addr: u64, _: u64) -> bool {
+        self.w.mem.registration(addr).is_some()
+    }
+
     fn open(
         &mut self,
         ch: ChanId,
