@@ -61,7 +61,8 @@ static void sizes_both_orders(void) {
   pair p = pair_new(NULL);
   for (size_t i = 0; i < COUNT_OF(sizes); i++)
     for (int first = 0; first < 2; first++) exchange(&p, sizes[i], 10 * i + (uint64_t)first, first);
-  if (env.protocol == RDMA_PROTOCOL_PIPELINE) {
+  /* The one that is forced, and on ibverbs the one that a length chooses. */
+  if (env.protocol == RDMA_PROTOCOL_PIPELINE || (is_provider("ibverbs") && getenv("RDMA_MIN_RDMA_PIPELINE_SIZE"))) {
     static char text[1 << 16];
     size_t len = 0;
     CHECK_OK(rdma_mgr_stats_json(p.b, text, sizeof text, &len));
