@@ -20,6 +20,8 @@
 #define MIB (1024 * KIB)
 #define GIB (1024 * MIB)
 #define COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
+/* Where something changes at a length. */
+#define AROUND(n) (n) - 1, (n), (n) + 1
 
 /* ---- cases ---- */
 typedef struct test_case {

@@ -280,14 +280,27 @@ static uint32_t add_device(rdma_mgr_t *m) {
   return id;
 }
 
+static pthread_t device_start(void) {
+  pthread_t thread;
+  device_stop = false;
+  CHECK(pthread_create(&thread, NULL, device_thread, NULL) == 0);
+  return thread;
+}
+
+static void device_end(pthread_t thread) {
+  pthread_mutex_lock(&job_lock);
+  device_stop = true;
+  pthread_cond_signal(&job_cond);
+  pthread_mutex_unlock(&job_lock);
+  CHECK(pthread_join(thread, NULL) == 0);
+}
+
 static void device_case(bool remote) {
   static const size_t n[] = {0, 8, 1000, 100000, 3 * MIB, 20 * MIB};
   pair p = pair_new(NULL);
   rdma_mgr_t *to = remote ? p.a : p.b;
   const char *peer = remote ? "beta" : NULL;
-  pthread_t thread;
-  device_stop = false;
-  CHECK(pthread_create(&thread, NULL, device_thread, NULL) == 0);
+  pthread_t thread = device_start();
   uint32_t from_id = add_device(p.b), to_id = remote ? add_device(p.a) : from_id;
   for (int way = 0; way < 3; way++) /* device to device, device to host, host to device */
     for (size_t i = 0; i < COUNT_OF(n); i++) {
@@ -328,17 +341,87 @@ static void device_case(bool remote) {
   CHECK(pump_until(op_ended_fn, s, 30000));
   copy_result = RDMA_OK;
   pair_end(&p);
-  pthread_mutex_lock(&job_lock);
-  device_stop = true;
-  pthread_cond_signal(&job_cond);
-  pthread_mutex_unlock(&job_lock);
-  CHECK(pthread_join(thread, NULL) == 0);
+  device_end(thread);
 }
+
+/* ---- messages ---- */
+
+typedef struct place { /* memory of one end, host or device */
+  char *host;
+  void *memory;
+  uint32_t device;
+} place;
+
+static place place_of(rdma_mgr_t *m, size_t n, uint32_t device) {
+  place w = {.host = scratch(n + 1), .device = device};
+  w.memory = device == RDMA_DEVICE_HOST ? w.host : on_device(w.host);
+  if (device != RDMA_DEVICE_HOST) CHECK_OK(rdma_mem_register(m, w.memory, n + 1, device));
+  return w;
+}
+
+/* Sends n bytes from one place and receives them at the other, and tells how the receive has ended. */
+static rdma_code_t message_between(rdma_mgr_t *sender, rdma_mgr_t *receiver, const char *name, const place *from, const place *to,
+                                   size_t n, bool first) {
+  rdma_msg_options_t out = {.struct_size = sizeof out, .device = from->device};
+  rdma_msg_options_t in = {.struct_size = sizeof in, .device = to->device};
+  rdma_msg_request_t s = 0, r = 0;
+  rdma_msg_status_t st = {.struct_size = sizeof st}, sent = {.struct_size = sizeof sent};
+  for (int i = 0; i < 2; i++) {
+    if (first == (i == 0)) CHECK_OK(rdma_msg_irecv(receiver, RDMA_PEER_ANY, 1, 1, RDMA_MSG_TAG_MASK, to->memory, n, &in, &st, &r));
+    else CHECK_OK(rdma_msg_isend(sender, number_of(sender, name), 1, 1, from->memory, n, &out, &s));
+    if (i == 0) pump_for(2);
+  }
+  st = end_of(receiver, r, &st);
+  if (s != 0) sent = end_of(sender, s, NULL);
+  if (st.code == RDMA_OK) {
+    CHECK_INT(RDMA_OK, sent.code);
+    CHECK_INT(n, st.bytes);
+  }
+  return st.code;
+}
+
+/* Between device and device, device and host, host and device: one way, the other, and to oneself. */
+static void device_messages(void) {
+  static const size_t lens[] = {0, 8, 1000, 4097, 100000, 3 * MIB, 20 * MIB};
+  static const char *const names[] = {"alpha", "beta"};
+  pair p = pair_new(NULL);
+  rdma_mgr_t *mgrs[] = {p.a, p.b};
+  pthread_t thread = device_start();
+  const uint32_t ids[] = {add_device(p.a), add_device(p.b)};
+  for (int run = 0; run < 3 * 3 * 2; run++) {
+    int way = run % 3, kind = run / 3 % 3, sender = way == 1, receiver = way == 0 ? 1 : 0;
+    for (size_t i = 0; i < COUNT_OF(lens); i++) {
+      size_t n = lens[i];
+      uint64_t seed = (uint64_t)run * 10 + i;
+      place from = place_of(mgrs[sender], n, kind == 2 ? RDMA_DEVICE_HOST : ids[sender]);
+      place to = place_of(mgrs[receiver], n, kind == 1 ? RDMA_DEVICE_HOST : ids[receiver]);
+      fill(from.host, n, seed);
+      to.host[n] = 0x3c;
+      int before = atomic_load(&copies);
+      CHECK_INT(RDMA_OK, message_between(mgrs[sender], mgrs[receiver], names[receiver], &from, &to, n, run >= 9));
+      CHECK_MSG(mismatch(to.host, n, seed) < 0, "run %d, %zu bytes: wrong at %lld", run, n, mismatch(to.host, n, seed));
+      CHECK_INT(0x3c, to.host[n]);
+      if (n > 0) CHECK_MSG(atomic_load(&copies) > before, "run %d, %zu bytes: no device has copied", run, n);
+      if (from.device) CHECK_OK(rdma_mem_unregister(mgrs[sender], from.memory));
+      if (to.device) CHECK_OK(rdma_mem_unregister(mgrs[receiver], to.memory));
+    }
+  }
+  place from = place_of(p.a, MIB, ids[0]), to = place_of(p.b, MIB, ids[1]);
+  copy_result = RDMA_INTERNAL; /* a copy that fails ends its message, and only that */
+  CHECK_INT(RDMA_INTERNAL, message_between(p.a, p.b, "beta", &from, &to, MIB, true));
+  copy_result = RDMA_OK;
+  fill(from.host, MIB, 99);
+  CHECK_INT(RDMA_OK, message_between(p.a, p.b, "beta", &from, &to, MIB, true));
+  CHECK_INT(-1, mismatch(to.host, MIB, 99));
+  pair_end(&p);
+  device_end(thread);
+}
+
 static void device_remote(void) { device_case(true); }
 static void device_local(void) { device_case(false); }
 
 static const test_case cases[] = {CASE(registration),  CASE(pool), CASE(pool_bounded),
                                   CASE(pool_of_the_application), CASE(pool_outlives_its_handle),
                                   CASE(unregistered_while_in_use), CASE(kept_registrations),
-                                  CASE(device_remote), CASE(device_local)};
+                                  CASE(device_remote), CASE(device_local), CASE(device_messages)};
 TEST_MAIN(cases)

@@ -18,47 +18,76 @@ static bool all_ended(void *arg) {
   return true;
 }
 
-/* Around those of the pipeline's segments, as they are by default: 4 KiB, fragments of 1 MiB, 32 KiB. */
-#define AROUND(n) (n) - 1, (n), (n) + 1
 enum { ENDS = 36 << 10, FRAGMENT = 1 << 20 };
-static const size_t sizes[] = {0, 1, 7, 8, 100, 1000, 4000, 4096, 4097, 8192, 8193, 20000, 65536, 100001, 1 << 20, 5000003,
-                               AROUND(ENDS), AROUND(ENDS + FRAGMENT), AROUND(ENDS + 2 * FRAGMENT)};
+static const size_t sizes[] = {
+    0, 1, 7, 8, 100, 1000, 4000, 20000, 65536, 100001, 5000003,
+    /* Longest content that rides in a message: of shm and ibverbs, of loopback, of shm's where it lies in no pool; that is
+       copied by the call; of tcp; of shm's while its ring is half free. */
+    AROUND(4 << 10), AROUND(8 << 10), AROUND(11 << 10), AROUND(12 << 10), AROUND(32 << 10), AROUND(33 << 10),
+    /* Longest message of tcp and loopback, copy by way of shm's pool, move at a time, frame of tcp's content. */
+    AROUND(128 << 10), AROUND(256 << 10), AROUND(512 << 10), AROUND(1 << 20),
+    /* Those of the pipeline's segments, as they are by default: 4 KiB, fragments of 1 MiB, 32 KiB. */
+    AROUND(ENDS), AROUND(ENDS + FRAGMENT), AROUND(ENDS + 2 * FRAGMENT)};
+
+/* A message of n bytes, whose receive is there before it or not. */
+static void exchange(const pair *p, size_t n, uint64_t seed, bool first) {
+  rdma_peer_t to_b = number_of(p->a, "beta"), to_a = number_of(p->b, "alpha");
+  char *from = scratch(n + 1), *to = scratch(n + 1);
+  rdma_msg_status_t st;
+  rdma_msg_request_t s, r;
+  fill(from, n, seed);
+  to[n] = 0x3c;
+  if (first) {
+    r = irecv(p->b, to_a, seed, EXACT, to, n, &st);
+    CHECK(r != 0);
+    s = isend(p->a, to_b, seed, from, n, RDMA_MSG_STANDARD);
+  } else {
+    s = isend(p->a, to_b, seed, from, n, RDMA_MSG_STANDARD);
+    pump_for(5);
+    r = irecv(p->b, to_a, seed, EXACT, to, n, &st);
+  }
+  st = received(p->b, r, st);
+  CHECK_INT(RDMA_OK, st.code);
+  CHECK_INT(n, st.bytes);
+  CHECK_INT(seed, st.tag);
+  CHECK_INT(COMM, st.comm);
+  CHECK_INT(to_a, st.peer);
+  CHECK_MSG(mismatch(to, n, seed) < 0, "%zu bytes: wrong at %lld", n, mismatch(to, n, seed));
+  CHECK_MSG(to[n] == 0x3c, "%zu bytes: one more was written", n);
+  if (s != 0) CHECK_INT(RDMA_OK, end_of(p->a, s, NULL).code);
+}
 
 static void sizes_both_orders(void) {
   pair p = pair_new(NULL);
-  rdma_peer_t to_b = number_of(p.a, "beta"), to_a = number_of(p.b, "alpha");
-  for (size_t i = 0; i < COUNT_OF(sizes); i++) {
-    for (int first = 0; first < 2; first++) {
-      size_t n = sizes[i];
-      uint64_t seed = 10 * i + (uint64_t)first;
-      char *from = scratch(n + 1), *to = scratch(n + 1);
-      rdma_msg_status_t st;
-      rdma_msg_request_t s, r;
-      fill(from, n, seed);
-      if (first) {
-        r = irecv(p.b, to_a, seed, EXACT, to, n, &st);
-        CHECK(r != 0);
-        s = isend(p.a, to_b, seed, from, n, RDMA_MSG_STANDARD);
-      } else {
-        s = isend(p.a, to_b, seed, from, n, RDMA_MSG_STANDARD);
-        pump_for(5);
-        r = irecv(p.b, to_a, seed, EXACT, to, n, &st);
-      }
-      st = received(p.b, r, st);
-      CHECK_INT(RDMA_OK, st.code);
-      CHECK_INT(n, st.bytes);
-      CHECK_INT(seed, st.tag);
-      CHECK_INT(COMM, st.comm);
-      CHECK_INT(to_a, st.peer);
-      CHECK_MSG(mismatch(to, n, seed) < 0, "%zu bytes: wrong at %lld", n, mismatch(to, n, seed));
-      if (s != 0) CHECK_INT(RDMA_OK, end_of(p.a, s, NULL).code);
-    }
-  }
-  if (env.protocol == RDMA_PROTOCOL_PIPELINE) {
+  for (size_t i = 0; i < COUNT_OF(sizes); i++)
+    for (int first = 0; first < 2; first++) exchange(&p, sizes[i], 10 * i + (uint64_t)first, first);
+  /* The one that is forced, and on ibverbs the one that a length chooses. */
+  if (env.protocol == RDMA_PROTOCOL_PIPELINE || (is_provider("ibverbs") && getenv("RDMA_MIN_RDMA_PIPELINE_SIZE"))) {
     static char text[1 << 16];
     size_t len = 0;
     CHECK_OK(rdma_mgr_stats_json(p.b, text, sizeof text, &len));
     CHECK_HAS(text, "\"pipeline\":");
+  }
+}
+
+/* Around the longest content that rides, as the connection tells it, by default and where an option says less or more. */
+static uint64_t chosen;
+static void has_eager_max(rdma_mgr_options_t *o) { o->eager_max = chosen; }
+
+static void sizes_around_what_rides(void) {
+  static const uint64_t options[] = {0, 100, 5000, 20000, 60000};
+  for (size_t i = 0; i < COUNT_OF(options); i++) {
+    chosen = options[i];
+    pair p = pair_new(has_eager_max);
+    rdma_peer_info_t info = {.struct_size = sizeof info};
+    exchange(&p, 8, 1, true);
+    CHECK_OK(rdma_mgr_peer_info(p.a, "beta", &info));
+    CHECK(info.eager_max > 0);
+    if (chosen != 0) CHECK(info.eager_max <= chosen);
+    const size_t lens[] = {AROUND((size_t)info.eager_max)};
+    for (size_t k = 0; k < COUNT_OF(lens); k++)
+      for (int first = 0; first < 2; first++) exchange(&p, lens[k], 2 * k + (uint64_t)first + 2, first);
+    pair_end(&p);
   }
 }
 
@@ -350,7 +379,7 @@ static void bad_arguments(void) {
 }
 
 static const test_case cases[] = {
-    CASE(sizes_both_orders), CASE(to_oneself), CASE(order_and_masks), CASE(what_does_not_match_waits),
+    CASE(sizes_both_orders), CASE(sizes_around_what_rides), CASE(to_oneself), CASE(order_and_masks), CASE(what_does_not_match_waits),
     CASE(claimed_messages), CASE(truncation), CASE(synchronous_sends_wait_for_the_match), CASE(any_and_some),
     SLOW(a_flood_is_held_back, 240), CASE(blocking_calls), CASE(bad_arguments),
 };
