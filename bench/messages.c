@@ -1,5 +1,5 @@
 /* Tagged messages in the measures of OSU's benchmarks: two processes, a core each. See bench/messages.
-   usage: rdma_messages PROVIDER thread|manual malloc|pool latency|stream BYTES WINDOW ROUNDS; prints microseconds of one
+   usage: rdma_messages PROVIDER thread|manual malloc|pool latency|stream|typical BYTES WINDOW ROUNDS; prints microseconds of one
    With "active-" before latency or stream: the same by active messages. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -55,6 +55,27 @@ static double latency(long total, long skip) {
     if (!first) say(size);
   }
   return (now() - start) / (double)(total - skip) / 2;
+}
+
+/* The same, each round trip by itself: half of their median, as perftest's t_typical. */
+static int by_size(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return x < y ? -1 : x > y;
+}
+static double typical(long total, long skip) {
+  double *took = malloc((size_t)total * sizeof *took);
+  if (!took) exit(1);
+  for (long i = 0; i < total; i++) {
+    double start = now();
+    if (first) say(size);
+    hear(size);
+    if (!first) say(size);
+    took[i] = now() - start;
+  }
+  qsort(took + skip, (size_t)(total - skip), sizeof *took, by_size);
+  double median = took[skip + (total - skip) / 2];
+  free(took);
+  return median / 2;
 }
 
 /* osu_bw, osu_mbw_mr of one pair: so many at once, whose arrival is answered before the next begin. */
@@ -170,7 +191,7 @@ static void open_end(const char *provider, int to, int from) {
 }
 
 static int usage(void) {
-  fputs("usage: rdma_messages PROVIDER thread|manual malloc|pool [active-]latency|stream BYTES WINDOW ROUNDS; prints microseconds of one\n", stderr);
+  fputs("usage: rdma_messages PROVIDER thread|manual malloc|pool [active-]latency|stream|typical BYTES WINDOW ROUNDS; prints microseconds of one\n", stderr);
   return 2;
 }
 
@@ -197,6 +218,7 @@ int main(int argc, char **argv) {
   if (!first) say(REPLY);
   if (active) must(rdma_msg_handler(mgr, 1, on_message, NULL), "rdma_msg_handler");
   double (*measure)(long, long) = active ? pings ? active_latency : active_stream : pings ? latency : stream;
+  if (strcmp(how, "typical") == 0) measure = typical;
   double each = measure(skip + rounds, skip);
   if (first) printf("%.4f\n", each * 1e6);
   /* What was sent last is still to be told to the other end. */
