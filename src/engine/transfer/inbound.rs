@@ -200,12 +200,6 @@ impl Request {
     }
 }
 
-/// Its links in its step.
-#[inline]
-pub(in crate::engine) fn request_in_step(r: &mut Request) -> &mut Links {
-    &mut r.named.in_step
-}
-
 /// Its links among those that wait for a connection to its peer.
 pub(in crate::engine) fn request_in_queue(r: &mut Request) -> &mut Links {
     &mut r.in_queue

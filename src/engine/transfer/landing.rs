@@ -32,7 +32,7 @@ impl Engine {
                         Code::OutOfRange,
                         format!(
                             "tensor '{}' has {} bytes, the destination given has {len}",
-                            crate::shown::key(&r.named.key),
+                            r.named.shown(),
                             meta.nbytes
                         ),
                     ));
@@ -88,7 +88,7 @@ impl Engine {
                     format!(
                         "the allocation callback gave no memory for {} bytes of '{}'",
                         r.meta.as_ref().map_or(0, |m| m.nbytes),
-                        crate::shown::key(&r.named.key)
+                        r.named.shown()
                     ),
                 )
                 .because(Reason::LocalError),

@@ -1,11 +1,12 @@
 //! The receiving side: a receive, from the call until it is asked for; its cancellation and release.
 
 use super::keys::Key;
+use super::leave::request_in_step;
 use super::{Named, public_id};
 use crate::api::*;
 use crate::engine::channel::ChanId;
 use crate::engine::list::Links;
-use crate::engine::transfer::inbound::{AfterAlloc, Request, State, request_in_step};
+use crate::engine::transfer::inbound::{AfterAlloc, Request, State};
 use crate::engine::{Due, Engine, Fx, Held, Kept};
 use crate::fabric::Access;
 use crate::protocol::message::{self, Fits, Message, Short};
