@@ -11,6 +11,7 @@ use crate::engine::front::rendezvous::Named;
 use crate::engine::layout::LAYOUT;
 use crate::engine::list::Links;
 use crate::engine::slab::Vacancy;
+use crate::engine::transfer::choose::{OfferFacts, Taken, select_offered};
 use crate::engine::transfer::inbound::{Request, State as Inbound};
 use crate::engine::transfer::outbound::Sent;
 use crate::engine::{Due, Engine, Fx};
@@ -296,13 +297,21 @@ impl Engine {
                     let extra = self.messages.ops.get_mut(index).and_then(|op| op.extra.as_mut());
                     let first = extra.and_then(|extra| extra.first.take());
                     self.drop_empty_extra(index);
-                    if let (Some(first), 0, false) = (first, device, self.sealed(ch)) {
-                        self.begin_pipeline(fx, request, response, &first);
-                        return self.settle(fx, ch);
-                    }
-                    match limit > 0 || device == LAYOUT {
-                        true => self.begin_legs(fx, request, (response, source), limit.into()),
-                        false => self.after_meta(fx, request, response, source),
+                    match select_offered(OfferFacts {
+                        pipeline: first.is_some(),
+                        bounded: limit > 0,
+                        host: device == 0,
+                        pieces: device == LAYOUT,
+                        sealed: self.sealed(ch),
+                    }) {
+                        Taken::Pipeline => {
+                            let first = first.unwrap_or_default();
+                            self.begin_pipeline(fx, request, response, &first);
+                        }
+                        Taken::Legs => {
+                            self.begin_legs(fx, request, (response, source), limit.into());
+                        }
+                        Taken::Whole => self.after_meta(fx, request, response, source),
                     }
                 } else {
                     self.send(fx, ch, &Message::GetDone { response, ok: false }, &[]);
