@@ -151,7 +151,7 @@ impl Core {
         if self.whole || self.world.full || self.world.trace.enabled() || !self.events.is_empty() {
             return None;
         }
-        let (kind, seen) = match self.world.endpoints.only() {
+        let (kind, seen) = match self.world.connections.endpoints().only() {
             Some(kind) => (kind, None),
             None => {
                 let now = ticks();
@@ -211,7 +211,8 @@ impl Core {
         if !self.quiet.leaves(ticks) {
             return None;
         }
-        let mut lively = self.world.endpoints.kinds(false).filter(|&kind| !self.is_quiet(kind));
+        let mut lively =
+            self.world.connections.endpoints().kinds(false).filter(|&kind| !self.is_quiet(kind));
         lively.next().filter(|_| lively.next().is_none())
     }
 
@@ -295,7 +296,7 @@ impl Core {
     fn finish_all(&mut self) {
         if self.engine.has_forgotten() {
             for peer in self.engine.take_forgotten() {
-                self.world.routes.remove(&peer);
+                self.world.routes.remove(peer);
             }
         }
         self.engine.end_lost(&mut self.world);
@@ -309,7 +310,7 @@ impl Core {
     /// there. It is made before an endpoint is, so it lacks only if memory was never there.
     #[inline]
     pub(super) fn room_for_events(&mut self) -> bool {
-        self.events.fits(self.world.endpoints.len() + HANDSHAKES + EVENTS)
+        self.events.fits(self.world.connections.endpoints().len() + HANDSHAKES + EVENTS)
     }
 
     /// Asks the adapters for events; those that have no endpoint, and so no more than strangers at their door, only if
@@ -321,9 +322,9 @@ impl Core {
         if !self.room_for_events() {
             return 0;
         }
-        let mixed = self.world.endpoints.only().is_none();
+        let mixed = self.world.connections.endpoints().only().is_none();
         let leaves = mixed && !all && self.quiet.leaves(now);
-        for kind in self.world.endpoints.kinds(all) {
+        for kind in self.world.connections.endpoints().kinds(all) {
             let quiet = mixed && self.is_quiet(kind);
             if quiet && leaves {
                 continue;
@@ -378,7 +379,7 @@ impl Core {
             | Event::Down { ep, .. } => *ep,
         };
         let Some(ch) = self.world.channel_of((kind, ep)) else {
-            return self.world.keep_early((kind, ep), event);
+            return self.world.connections.keep_early((kind, ep), event);
         };
         let event = match self.world.may_doubt(kind) {
             false => event,
@@ -488,7 +489,7 @@ impl Core {
             return self.engine.message_buffered();
         }
         let adapters = &self.world.adapters;
-        let marks = self.world.connections.values().map(|connection| {
+        let marks = self.world.connections.iter().map(|(_, connection)| {
             adapters[connection.ep.0 as usize]
                 .as_ref()
                 .map_or(0, |a| a.progress_mark(connection.ep.1))
@@ -498,10 +499,7 @@ impl Core {
 
     /// Ends endpoints that never became channels.
     pub fn drop_fresh(&mut self) {
-        while let Some(&key) = self.world.fresh.keys().next() {
-            self.world.fresh.remove(&key);
-            self.world.dying.push(key);
-        }
+        self.world.connections.give_up_fresh();
         self.world.destroy_ended();
     }
 }

@@ -30,6 +30,7 @@ use crate::thread::Thread;
 mod bias;
 mod calls;
 mod clock;
+mod connections;
 mod copied;
 mod copies;
 mod core;
@@ -59,6 +60,7 @@ mod quiet;
 mod rails;
 mod registrations;
 mod report;
+mod routes;
 mod seam;
 mod segments;
 mod slice;
@@ -401,16 +403,9 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         pool.keep_private();
     }
     let world = World {
-        connections: Default::default(),
-        doubts: 0,
-        chans: Default::default(),
-        near: Default::default(),
-        endpoints: endpoints::Endpoints::new(&adapters),
+        connections: connections::Connections::new(&adapters),
         adapters,
-        fresh: Default::default(),
-        dying: Vec::new(),
         routes: Default::default(),
-        tries: None,
         regions: Default::default(),
         hearing: (ProviderKind::Loopback, fabric::EpId(0)),
         kept: registrations::Registrations::new(config.registration_cache_bytes),
