@@ -12,7 +12,7 @@ use crate::engine::transfer::table;
 use crate::fabric::ProviderKind;
 use crate::memory::pool::Pool;
 use crate::status::Status;
-pub use tuning::{Told, Tuning};
+pub use tuning::{Tuning, TuningOutcome};
 
 /// Longest deadline in milliseconds, 100 years: fits every unit the engine computes in.
 pub const MAX_TIMEOUT_MS: u64 = 100 * 365 * 24 * 3_600_000;

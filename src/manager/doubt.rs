@@ -57,7 +57,7 @@ fn hear(socket: &OwnedFd) -> Word {
 }
 
 /// An event that waits, with its bytes.
-enum Kept {
+enum DelayedEvent {
     Message(Vec<u8>),
     Written(u32),
     Done(u64, Result<(), Status>),
@@ -78,7 +78,7 @@ pub enum Doubt {
 
 /// The events of a channel in doubt, in order.
 #[derive(Default)]
-pub struct Waiting(Vec<Kept>);
+pub struct Waiting(Vec<DelayedEvent>);
 
 impl Doubt {
     /// Until when; `None`: there is no doubt.
@@ -130,12 +130,12 @@ impl Core {
             Event::Connected(_) => return None,
             // What came before the end: no more than the receive queue has room for.
             Event::Message { bytes, .. } => match crate::room::copy(bytes.bytes(), "a message") {
-                Ok(bytes) => Kept::Message(bytes),
-                Err(status) => Kept::Down(status),
+                Ok(bytes) => DelayedEvent::Message(bytes),
+                Err(status) => DelayedEvent::Down(status),
             },
-            Event::Written { imm, .. } => Kept::Written(imm),
-            Event::Done { wr, result, .. } => Kept::Done(wr, result),
-            Event::Down { status, .. } => Kept::Down(status),
+            Event::Written { imm, .. } => DelayedEvent::Written(imm),
+            Event::Done { wr, result, .. } => DelayedEvent::Done(wr, result),
+            Event::Down { status, .. } => DelayedEvent::Down(status),
         });
         None
     }
@@ -172,10 +172,10 @@ impl Core {
             }
             let (engine, world) = (&mut self.engine, &mut self.world);
             match kept {
-                Kept::Message(bytes) => engine.on_message(world, ch, &bytes),
-                Kept::Written(imm) => engine.on_imm(world, ch, imm),
-                Kept::Done(wr, result) => engine.on_done(world, ch, wr, result),
-                Kept::Down(status) => self.provider_ended(ch, status),
+                DelayedEvent::Message(bytes) => engine.on_message(world, ch, &bytes),
+                DelayedEvent::Written(imm) => engine.on_imm(world, ch, imm),
+                DelayedEvent::Done(wr, result) => engine.on_done(world, ch, wr, result),
+                DelayedEvent::Down(status) => self.provider_ended(ch, status),
             }
         }
     }

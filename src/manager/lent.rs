@@ -16,7 +16,7 @@ use super::world::World;
 use crate::engine::Work;
 use crate::engine::front::message::{Active, ActiveFn, MessageEnd};
 use crate::fabric::ShortRoom;
-use crate::fabric::moves::{Claim, Kept};
+use crate::fabric::moves::{Claim, KeepAlive};
 use crate::few;
 use crate::name::Name;
 use crate::status::Status;
@@ -98,7 +98,7 @@ impl Works {
         handler: &ActiveFn,
         end: MessageEnd,
         (user, content): (&[u8], &[u8]),
-        kept: Option<Kept>,
+        kept: Option<KeepAlive>,
     ) -> Result<(), Status> {
         let place = self.place();
         match place {

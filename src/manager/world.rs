@@ -23,7 +23,7 @@ use super::segments::{self, SharedPool};
 use super::staging::Staging;
 use super::sys::{Epoll, Tag};
 use crate::engine::{Buffer, ChanId, Fx, MapError, Origin, Stage, Window, Work};
-use crate::fabric::moves::{self, Kept};
+use crate::fabric::moves::{self, KeepAlive};
 use crate::fabric::{Access, EpId, Follows, Mem, Mr, PostError, Remote};
 use crate::memory::pool::Pool;
 use crate::name::Name;
@@ -246,7 +246,7 @@ impl World {
 
     /// Content of the message that is being heard, if its adapter keeps that until it is in its place.
     #[inline(never)]
-    fn keep_content(&mut self, content: &[u8]) -> Option<Kept> {
+    fn keep_content(&mut self, content: &[u8]) -> Option<KeepAlive> {
         let (kind, ep) = self.hearing;
         self.adapters[kind as usize].as_mut()?.keep(ep, content)
     }

@@ -175,7 +175,7 @@ impl MessageEnd {
 }
 
 /// A function that is told of an end, and its words.
-pub type Told = (fn(Words, &MessageEnd), Words);
+pub type EndCallback = (fn(Words, &MessageEnd), Words);
 
 /// Who is told of the end.
 #[derive(Clone, Copy)]
