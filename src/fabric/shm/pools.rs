@@ -90,7 +90,7 @@ pub(crate) struct MapBudget {
 impl MapBudget {
     /// What this host bears.
     pub(crate) fn host() -> MapBudget {
-        let memory = sys::physical_memory();
+        let memory = crate::os::memory::physical_memory();
         MapBudget::of(
             memory.saturating_mul(SHM_SEGMENT_MEMORY),
             memory.saturating_mul(SHM_SEGMENT_MEMORY_ALL),
