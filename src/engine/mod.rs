@@ -32,13 +32,13 @@ mod known;
 pub mod layout;
 pub(crate) mod list;
 mod lost;
-mod owing;
 mod peer;
 #[cfg(feature = "planted")]
 mod planted;
 mod queue;
 pub mod rails;
 mod reclaim;
+mod responses;
 pub mod seal;
 mod settings;
 pub mod slab;

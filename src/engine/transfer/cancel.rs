@@ -86,7 +86,7 @@ impl Engine {
         let status = || Status::new(code, crate::room::heard(text)).because(Reason::RemoteError);
         // What was told of is gone while memory is found for it: nobody would answer what follows.
         let finds = |r: &&mut Request| {
-            let told = matches!(r.state, State::Allocating(AfterAlloc::Meta { .. }));
+            let told = matches!(r.state, State::Allocating(Some(AfterAlloc::Meta { .. })));
             told && r.ch == Some(ch)
         };
         if let Some(r) = self.requests.get_mut(index).filter(finds) {

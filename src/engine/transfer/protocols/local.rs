@@ -29,7 +29,7 @@ impl Engine {
             Ok(true) => self.local_ready(fx, index, Sent { tensor, content, done, deadline }, None),
             Ok(false) => {
                 let state = self.requests.get_mut(index).map(|r| &mut r.state);
-                if let Some(State::Allocating(AfterAlloc::Local(waiting))) = state {
+                if let Some(State::Allocating(Some(AfterAlloc::Local(waiting)))) = state {
                     waiting.done = done;
                 }
             }
