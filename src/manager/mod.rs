@@ -72,13 +72,15 @@ mod storm;
 mod sys;
 mod transfers;
 mod unbound;
+mod undelivered;
 mod waiter;
 mod waits;
 mod wheel;
 mod world;
 mod writes;
 
-use self::core::{Core, Undelivered};
+use self::core::Core;
+use self::undelivered::Undelivered;
 use clock::Clock;
 pub(crate) use deliver::Waits;
 use drive::Drivers;
