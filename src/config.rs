@@ -5,14 +5,14 @@ mod env;
 pub mod misspelt;
 mod tuning;
 
-use crate::api::{MAX_NAME_LEN, Protocol};
+use crate::api::MAX_NAME_LEN;
 use crate::counted::Counted;
 use crate::engine::transfer::sizes::Chosen;
 use crate::engine::transfer::table;
 use crate::fabric::ProviderKind;
 use crate::memory::pool::Pool;
 use crate::status::Status;
-pub use tuning::{Told, Tuning};
+pub use tuning::{Tuning, TuningOutcome};
 
 /// Longest deadline in milliseconds, 100 years: fits every unit the engine computes in.
 pub const MAX_TIMEOUT_MS: u64 = 100 * 365 * 24 * 3_600_000;
@@ -189,12 +189,9 @@ impl Config {
             let what = "the secret's length";
             range(what, secret.len() as i128, 1, MAX_SECRET_LEN as i64)?;
         }
-        if !Protocol::of_number(self.protocol).is_some_and(|p| p.entry().forced) {
-            return Err(Status::invalid(format!(
-                "protocol is {}, allowed are {}",
-                self.protocol,
-                table::forced()
-            )));
+        if let Err(allowed) = table::forced(self.protocol, |e| e.name.into()) {
+            let text = format!("protocol is {}, allowed are {allowed}", self.protocol);
+            return Err(Status::invalid(text));
         }
         let most = MAX_TIMEOUT_MS as i64;
         range("timeout_ms", self.timeout_ms as i128, 1, most)?;

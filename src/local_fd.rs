@@ -15,7 +15,7 @@
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -48,8 +48,7 @@ extern "C" fn in_forked_child() {
         return;
     }
     // After the others are closed: there are numbers for it, even at a limit.
-    // SAFETY: no pointers.
-    let inert = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+    let inert = crate::os::epoll::empty().map_or(-1, IntoRawFd::into_raw_fd);
     for (i, word) in GIVEN.iter().enumerate().take(used) {
         each(i, word.swap(0, Ordering::Relaxed), |fd| {
             // SAFETY: as above. In one step, so that the number is free at no time.

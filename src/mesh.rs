@@ -47,7 +47,7 @@ const BEFORE_ADDRESS: usize = 14;
 
 mod verdict;
 
-use verdict::{Found, Told};
+use verdict::{Found, KnownVerdict};
 
 type Life = [u8; 16];
 
@@ -318,7 +318,7 @@ impl<'a> Meeting<'a> {
     }
 
     fn follow(&self, alive: &dyn Fn() -> Result<(), Status>) -> Result<Vec<AddressBlob>, Status> {
-        let (mut published, mut told) = (None, Told::default());
+        let (mut published, mut told) = (None, KnownVerdict::default());
         let round = || {
             let Some(session) = self.session()? else { return Ok(None) };
             if published != Some(session) {
@@ -361,7 +361,11 @@ impl<'a> Meeting<'a> {
     }
 
     /// Waits for rank 0's word in this session; the addresses, if we are part of it.
-    fn hear(&self, session: &Life, told: &Told) -> Result<Option<Vec<AddressBlob>>, Status> {
+    fn hear(
+        &self,
+        session: &Life,
+        told: &KnownVerdict,
+    ) -> Result<Option<Vec<AddressBlob>>, Status> {
         let all = key(session, "all");
         if !self.wait(&[&all])?.is_empty() {
             self.hear_verdict(session, told)?;

@@ -108,9 +108,9 @@ fn r19_the_end_of_a_receive_waits_for_the_one_before_it() {
 }
 
 /// A message of this tag has ended.
-type Told = Arc<Mutex<Vec<(u64, bool)>>>;
+type Ends = Arc<Mutex<Vec<(u64, bool)>>>;
 
-fn tell(told: &Told) -> OnMessage {
+fn tell(told: &Ends) -> OnMessage {
     fn end(words: Words, end: &MessageEnd) {
         // SAFETY: the one who asked keeps it until the managers are gone.
         let told = unsafe { &*(words[0] as *const Mutex<Vec<(u64, bool)>>) };
@@ -130,7 +130,7 @@ fn r19_the_beginning_of_a_message_that_waits_holds_up_its_end() {
         let [a, b] = ["a", "b"].map(|name| Node::forced(name, kind, false, Protocol::Pipeline));
         a.knows(&b);
         a.m.connect("b", Some(LONG)).unwrap();
-        let (data, mut small, told) = (vec![3u8; BIG], [0u8; 8], Told::default());
+        let (data, mut small, told) = (vec![3u8; BIG], [0u8; 8], Ends::default());
         let whole =
             |addr: u64, len: usize| Where::Whole(Memory { addr, len: len as u64, device: 0 });
         for (tag, addr, len) in [(1, dst.addr, BIG), (2, small.as_mut_ptr() as u64, small.len())] {
@@ -139,7 +139,7 @@ fn r19_the_beginning_of_a_message_that_waits_holds_up_its_end() {
             unsafe { b.m.message_irecv(wanted, whole(addr, len), Timeout::Never, tell(&told)) }
                 .unwrap();
         }
-        let (to, sent) = (a.m.peer_lookup("b").unwrap(), Told::default());
+        let (to, sent) = (a.m.peer_lookup("b").unwrap(), Ends::default());
         // The end of the second is what the first bytes of the first are put in their place before.
         for (tag, len) in [(1, BIG), (2, 8)] {
             let (extra, envelope) = (&Extra::default(), Envelope { comm: 0, tag });

@@ -23,7 +23,7 @@ pub type Tuning = Box<[Chosen; 4]>;
 
 /// What became of the file, for the log.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum TuningOutcome {
     /// There is none.
     Nothing,
     /// It is in force.
@@ -35,7 +35,10 @@ pub enum Told {
 impl Config {
     /// Reads the file that `RDMA_TUNING` names, where a wrong one is an error, or else that of the user or of the machine;
     /// `get` looks variables up.
-    pub fn apply_tuning(&mut self, get: impl Fn(&str) -> Option<String>) -> Result<Told, Status> {
+    pub fn apply_tuning(
+        &mut self,
+        get: impl Fn(&str) -> Option<String>,
+    ) -> Result<TuningOutcome, Status> {
         let value = |name: &str| get(name).filter(|value| !value.is_empty());
         if let Some(path) = value("RDMA_TUNING") {
             let file = read(&path).and_then(|file| parse(&path, &file));
@@ -43,7 +46,7 @@ impl Config {
                 status.message.insert_str(0, "RDMA_TUNING: ");
                 status
             })?;
-            return Ok(Told::Read(path));
+            return Ok(TuningOutcome::Read(path));
         }
         let home = || Some(PathBuf::from(value("HOME")?).join(".config"));
         let own = value("XDG_CONFIG_HOME").map(PathBuf::from).or_else(home);
@@ -55,13 +58,13 @@ impl Config {
             match read(&path).and_then(|file| parse(&path, &file)) {
                 Ok(tuning) => {
                     self.tuning = tuning;
-                    return Ok(Told::Read(path.into_owned()));
+                    return Ok(TuningOutcome::Read(path.into_owned()));
                 }
                 Err(status) if absent(status.code) => {}
-                Err(status) => return Ok(Told::Wrong(status.into_message())),
+                Err(status) => return Ok(TuningOutcome::Wrong(status.into_message())),
             }
         }
-        Ok(Told::Nothing)
+        Ok(TuningOutcome::Nothing)
     }
 
     /// The sizes of a provider: as the application or the environment said, or the file, or else as measured on some
@@ -144,7 +147,7 @@ fn set_one(tuning: &mut Tuning, line: &str) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    fn apply(vars: &[(&str, &str)]) -> Result<(Config, Told), Status> {
+    fn apply(vars: &[(&str, &str)]) -> Result<(Config, TuningOutcome), Status> {
         let mut config = Config::default();
         let get = |name: &str| vars.iter().find(|v| v.0 == name).map(|v| v.1.to_owned());
         let told = config.apply_tuning(get)?;
@@ -229,17 +232,20 @@ mod tests {
         std::fs::write(&file, "tcp.eager_limit = 77").unwrap();
         for vars in [[("RDMA_TUNING", file.as_str())], [("XDG_CONFIG_HOME", dir.as_str())]] {
             let (config, told) = apply(&vars).unwrap();
-            assert_eq!(told, Told::Read(file.clone()));
+            assert_eq!(told, TuningOutcome::Read(file.clone()));
             assert_eq!(config.sizes_of(ProviderKind::Tcp).eager_limit, 77);
         }
         // An empty one, which is none of the others.
         let vars = [("RDMA_TUNING", "/dev/null"), ("XDG_CONFIG_HOME", dir.as_str())];
         let (config, told) = apply(&vars).unwrap();
-        assert_eq!((config.tuning, told), (Tuning::default(), Told::Read("/dev/null".into())));
+        assert_eq!(
+            (config.tuning, told),
+            (Tuning::default(), TuningOutcome::Read("/dev/null".into()))
+        );
         std::fs::write(&file, "tcp.eager_limit = x").unwrap();
         let (config, told) = apply(&[("XDG_CONFIG_HOME", dir.as_str())]).unwrap();
         assert!(
-            matches!(told, Told::Wrong(text) if text.contains("tuning:1: \"tcp.eager_limit = x\""))
+            matches!(told, TuningOutcome::Wrong(text) if text.contains("tuning:1: \"tcp.eager_limit = x\""))
         );
         assert_eq!(config.tuning, Tuning::default());
         let message = apply(&[("RDMA_TUNING", file.as_str())]).unwrap_err().into_message();

@@ -19,9 +19,9 @@ use super::Fx;
 use super::claim::Probe;
 use super::front::message::flow::Flow;
 use super::front::rendezvous::names::Names;
-use super::owing::Owing;
 use super::queue::{Pending, Queue};
 use super::rails::{Rail, Rails};
+use super::responses::ResponseMap;
 use super::seal::{Seal, TRAILER};
 use super::transfer::buffers::Share;
 use crate::api::Meta;
@@ -100,7 +100,7 @@ pub struct Channel {
     /// Its name, which both ends know; `None` once the peer knows of its end.
     pub nonce: Option<Nonce>,
     /// Responses owed on this channel, by the peer's request index.
-    pub responses: Owing,
+    pub responses: ResponseMap,
     /// Time of the last sign of life.
     pub last_rx: u64,
     /// Time of the connection, or of the peer's last request or message.
@@ -164,7 +164,7 @@ impl Channel {
             caps,
             remote_manual,
             nonce: None,
-            responses: Owing::default(),
+            responses: ResponseMap::default(),
             last_rx: now,
             used: now,
             deferred: VecDeque::new(),
@@ -267,12 +267,14 @@ impl Channel {
         if self.is_congested() { None } else { self.deferred.pop_front() }
     }
 
-    fn owes(&mut self, bytes: usize) {
+    /// An answer of so many bytes begins to wait for the peer to take it.
+    fn count_waiting(&mut self, bytes: usize) {
         self.owed += bytes;
         self.owed_all.0.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    fn owes_less(&mut self, bytes: usize) {
+    /// It waits no more.
+    fn count_taken(&mut self, bytes: usize) {
         self.owed -= bytes;
         self.owed_all.0.fetch_sub(bytes, Ordering::Relaxed);
     }
@@ -352,7 +354,7 @@ impl Channel {
             self.fail(no_memory());
             return None;
         }
-        self.owes(owed);
+        self.count_waiting(owed);
         Some(self.pending.push(entry, urgent))
     }
 
@@ -385,7 +387,7 @@ impl Channel {
                     self.credits -= u32::from(uses_credit);
                     self.consumed -= returned;
                     let owed = self.pending.pop().map_or(0, |p| p.owed());
-                    self.owes_less(owed);
+                    self.count_taken(owed);
                 }
                 Err(PostError::QueueFull) => break,
                 Err(PostError::Failed(status)) => return self.fail(status),
@@ -456,7 +458,7 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        self.owes_less(self.owed);
+        self.count_taken(self.owed);
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Due;
 use super::channel::ChanId;
-use super::front::message::{Active, ActiveFn, MessageEnd, Told};
+use super::front::message::{Active, ActiveFn, EndCallback, MessageEnd};
 use super::layout::Spot;
 use crate::api::*;
 use crate::fabric::keys::Keys;
@@ -369,7 +369,7 @@ pub enum Work {
         /// How it ended.
         end: MessageEnd,
         /// Who is told.
-        done: Told,
+        done: EndCallback,
         /// As in `RecvDone`.
         memory: (u64, u64),
     },

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use foldhash::HashMap;
 
-use super::{Engine, Fx, Held, Kept, Work};
+use super::{Engine, Fx, Held, Retained, Work};
 use crate::name::Name;
 use crate::room::Grows;
 use crate::status::Status;
@@ -27,7 +27,7 @@ pub struct Hooks {
 
 /// What waits to be told.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct Notices {
     /// Responses whose source callback has not returned, and how those ended that ended meanwhile.
     asking: HashMap<u64, Option<Status>>,
     peers: VecDeque<(Name, Option<Status>)>,
@@ -35,7 +35,7 @@ pub(super) struct Told {
     telling: bool,
 }
 
-impl Told {
+impl Notices {
     /// Whether there is room for the answers of so many more.
     pub fn fits(&mut self, asked: usize) -> bool {
         self.asking.fits(asked.saturating_sub(self.asking.len()))
@@ -67,14 +67,14 @@ impl Engine {
     /// The source callback is about to be given this response.
     pub(super) fn source_asked(&mut self, id: u64) {
         if self.hooks.ended.is_some() {
-            self.told.asking.insert(id, None);
+            self.notices.asking.insert(id, None);
         }
     }
 
     /// It has returned. Only now may it hear that the request is over, so that it never does so
     /// before it knows the request.
     pub fn source_returned(&mut self, fx: &mut impl Fx, id: u64) {
-        if let Some(Some(status)) = self.told.asking.remove(&id) {
+        if let Some(Some(status)) = self.notices.asking.remove(&id) {
             self.tell_ended(fx, id, status);
         }
     }
@@ -84,7 +84,7 @@ impl Engine {
         if self.hooks.ended.is_none() {
             return;
         }
-        match self.told.asking.get_mut(&id) {
+        match self.notices.asking.get_mut(&id) {
             Some(meanwhile) => *meanwhile = Some(status.clone()),
             None => self.tell_ended(fx, id, status.clone()),
         }
@@ -102,17 +102,17 @@ impl Engine {
             return;
         }
         let name = self.peer_name(Some(peer));
-        let earlier = self.told.peers.iter().rposition(|(told, _)| *told == name);
+        let earlier = self.notices.peers.iter().rposition(|(told, _)| *told == name);
         if let Some(at) = earlier
             && gone.is_some()
-            && self.told.peers[at].1.is_none()
+            && self.notices.peers[at].1.is_none()
         {
             // It went before anybody was told that it came: so no peer has more than two events here.
-            self.told.peers.remove(at);
+            self.notices.peers.remove(at);
             return;
         }
-        self.told.peers.push_back((name, gone));
-        if !std::mem::replace(&mut self.told.telling, true) {
+        self.notices.peers.push_back((name, gone));
+        if !std::mem::replace(&mut self.notices.telling, true) {
             fx.run(Work::PeerEvents);
         }
     }
@@ -120,11 +120,11 @@ impl Engine {
     /// The next event of a peer, and whom to tell. One thread at a time asks, until there is none:
     /// so the events come in their order.
     pub fn next_peer_event(&mut self) -> Option<(PeerFn, Name, Option<Status>)> {
-        let event = self.told.peers.pop_front();
+        let event = self.notices.peers.pop_front();
         match (event, &self.hooks.peer) {
             (Some((name, gone)), Some(tell)) => Some((tell.clone(), name, gone)),
             _ => {
-                self.told.telling = false;
+                self.notices.telling = false;
                 None
             }
         }
@@ -147,7 +147,7 @@ impl Engine {
 
     /// Sends of this manager to itself whose tensor the receiver has, and not let go of: they have not ended.
     pub fn lent(&self) -> usize {
-        let lends = |kept: &&Kept| matches!(kept, Kept::Ended(Held::Source(Some(_), _)));
+        let lends = |kept: &&Retained| matches!(kept, Retained::Ended(Held::Source(Some(_), _)));
         self.kept.values().filter(lends).count()
     }
 }

@@ -32,13 +32,13 @@ mod known;
 pub mod layout;
 pub(crate) mod list;
 mod lost;
-mod owing;
 mod peer;
 #[cfg(feature = "planted")]
 mod planted;
 mod queue;
 pub mod rails;
 mod reclaim;
+mod responses;
 pub mod seal;
 mod settings;
 pub mod slab;
@@ -96,7 +96,7 @@ pub fn is_staging(token: u64) -> bool {
 }
 
 /// A request that the application is to release.
-enum Kept {
+enum Retained {
     /// It has not ended, or its callback has not returned.
     Running,
     /// The same, and it is released already.
@@ -134,11 +134,11 @@ pub struct Engine {
     messages: Box<Messages>,
     pairs: Box<Pairs>,
     buffers: Box<Buffers>,
-    kept: HashMap<u64, Kept>,
+    kept: HashMap<u64, Retained>,
     devices: Vec<Arc<dyn DeviceOps>>,
     source: Option<SourceFn>,
     hooks: Hooks,
-    told: hooks::Told,
+    notices: hooks::Notices,
     next_id: u64,
     next_deadline: u64,
     next_keepalive: u64,
@@ -182,7 +182,7 @@ impl Engine {
             devices: Vec::new(),
             source: None,
             hooks: Hooks::default(),
-            told: hooks::Told::default(),
+            notices: hooks::Notices::default(),
             next_id: 1,
             next_deadline: u64::MAX,
             next_keepalive: u64::MAX,
@@ -231,7 +231,7 @@ impl Engine {
             + self.messages.rooms()
             + self.pairs.load()
             + 5;
-        let told = self.source.is_none() || self.told.fits(self.responses.len() + 1);
+        let told = self.source.is_none() || self.notices.fits(self.responses.len() + 1);
         let room = told && fx.fits(live);
         let text = "no memory for one more operation";
         room.then_some(()).ok_or_else(|| Status::new(Code::ResourceExhausted, text))

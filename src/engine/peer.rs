@@ -41,7 +41,7 @@ impl Engine {
             return Ok(peer);
         }
         let all = self.peers.len();
-        let room = self.told.fits_peers(all + 1) && self.forgotten.fits(all);
+        let room = self.notices.fits_peers(all + 1) && self.forgotten.fits(all);
         room.then_some(())
             .ok_or_else(|| Status::new(Code::ResourceExhausted, "no memory for one more peer"))?;
         if self.peers.is_full(guest) {

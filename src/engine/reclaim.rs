@@ -82,7 +82,7 @@ fn holds(range: &Range, messages: &Messages, tensor: &Tensor) -> bool {
 impl Request {
     fn uses(&self, range: &Range, messages: &Messages) -> Use {
         let source = match &self.state {
-            State::LocalCopy(sent) | State::Allocating(AfterAlloc::Local(sent)) => {
+            State::LocalCopy(sent) | State::Allocating(Some(AfterAlloc::Local(sent))) => {
                 holds(range, messages, &sent.tensor)
             }
             _ => false,

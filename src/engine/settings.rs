@@ -3,7 +3,7 @@
 
 use super::channel::Channel;
 use super::fx::Fx;
-use super::transfer::choose::{Room, is_eager};
+use super::transfer::choose::{LongFacts, Room, is_eager, is_eager_for_now};
 use super::transfer::sizes::Sizes;
 use crate::api::*;
 
@@ -97,12 +97,14 @@ impl Settings {
 
     /// The same of a longer one, while there is much room.
     fn rides_for_now(&self, fx: &mut impl Fx, c: &Channel, addr: u64, len: u64) -> bool {
-        len <= c.caps.direct_max as u64
-            && self.eager_max.is_none()
-            && self.protocol == Protocol::Auto
-            && c.seal.is_none()
-            && !fx.pooled(addr, len)
-            && fx.is_half_free(c.id)
+        let facts = LongFacts {
+            nbytes: len,
+            most: c.caps.direct_max as u64,
+            limited: self.eager_max.is_some(),
+            sealed: c.seal.is_some(),
+            forced: self.protocol,
+        };
+        is_eager_for_now(facts, || !fx.pooled(addr, len) && fx.is_half_free(c.id))
     }
 
     /// There is more for content that would not be moved in the pool.

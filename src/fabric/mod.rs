@@ -32,7 +32,7 @@ mod types;
 use std::os::fd::{OwnedFd, RawFd};
 
 pub use self::any::AnyAdapter;
-use self::moves::{Kept, Move, Moved};
+use self::moves::{KeepAlive, Move, Moved};
 pub use self::types::*;
 use crate::config::Config;
 use crate::local_fd::Local;
@@ -229,14 +229,14 @@ pub trait Adapter: Send {
 
     /// Keeps bytes of a message that was received, out of a view that is good, as they are for as long as what is returned
     /// lives, also beyond the next `poll`. `None`: the bytes are not of such a view, or have to be copied.
-    fn keep(&mut self, ep: EpId, bytes: &[u8]) -> Option<Kept> {
+    fn keep(&mut self, ep: EpId, bytes: &[u8]) -> Option<KeepAlive> {
         let _ = (ep, bytes);
         None
     }
 
     /// Keeps where they are, also beyond the next `poll`, the bytes of messages that views have [left](View::left) elsewhere, until
     /// what is returned goes.
-    fn keep_left(&mut self, ep: EpId) -> Option<Kept> {
+    fn keep_left(&mut self, ep: EpId) -> Option<KeepAlive> {
         let _ = ep;
         None
     }

@@ -108,12 +108,12 @@ pub struct Move {
     pub what: u32,
     how: How,
     /// What its addresses lie in, where that is not the application's.
-    keep: SmallVec<[Kept; 2]>,
+    keep: SmallVec<[KeepAlive; 2]>,
     claim: Claim,
 }
 
 /// Something that a move keeps alive.
-pub type Kept = Arc<dyn Any + Send + Sync>;
+pub type KeepAlive = Arc<dyn Any + Send + Sync>;
 
 /// What a move came to.
 #[derive(Debug)]
@@ -202,7 +202,7 @@ impl Move {
     }
 
     /// The same, keeping alive what it needs.
-    pub fn keeping(mut self, what: Kept) -> Move {
+    pub fn keeping(mut self, what: KeepAlive) -> Move {
         self.keep.push(what);
         self
     }

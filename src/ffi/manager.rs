@@ -4,7 +4,7 @@ use super::args::not_null;
 use super::error::guard;
 use super::types::*;
 use super::{handle, options};
-use crate::config::{Told, misspelt};
+use crate::config::{TuningOutcome, misspelt};
 use crate::log;
 use crate::manager::Manager;
 use crate::os::environment;
@@ -46,9 +46,13 @@ pub unsafe extern "C-unwind" fn rdma_mgr_create(
             return Err(Status::new(Code::FailedPrecondition, format!("{SECRET} {text}")));
         }
         match tuning {
-            Told::Nothing => {}
-            Told::Read(path) => log::info(format_args!("{}: sizes from {path}", config.name)),
-            Told::Wrong(why) => log::warn(format_args!("{}: not read: {why}", config.name)),
+            TuningOutcome::Nothing => {}
+            TuningOutcome::Read(path) => {
+                log::info(format_args!("{}: sizes from {path}", config.name))
+            }
+            TuningOutcome::Wrong(why) => {
+                log::warn(format_args!("{}: not read: {why}", config.name))
+            }
         }
         for note in notes {
             log::info(format_args!("{}: {note}", config.name));

@@ -23,10 +23,10 @@ const MAX_REQUESTS: usize = 1 << 20;
 
 thread_local! {
     /// What statuses that this thread was given last refer to.
-    static KEPT: RefCell<Kept> = const { RefCell::new(Kept { texts: Vec::new(), beside: Vec::new() }) };
+    static KEPT: RefCell<StatusData> = const { RefCell::new(StatusData { texts: Vec::new(), beside: Vec::new() }) };
 }
 
-struct Kept {
+struct StatusData {
     texts: Vec<Cow<'static, [u8]>>,
     /// Where they were: a short header lies in them, and statuses point there.
     #[expect(clippy::vec_box, reason = "they must not move")]

@@ -9,6 +9,7 @@ use crate::config::{Config, IbConfig, MAX_DEVICE_LEN, MAX_LISTEN_LEN, MAX_SECRET
 use crate::config::{MAX_TIMEOUT_MS, Progress, Tuning, check_mtu, limits, range};
 use crate::engine::Hooks;
 use crate::engine::transfer::sizes::{Chosen, MAX_RDMA_PER_REQUEST, SIZES};
+use crate::engine::transfer::table::{self, Entry};
 use crate::fabric::ProviderKind;
 use crate::status::Status;
 
@@ -242,13 +243,13 @@ unsafe fn ib_config(c: &rdma_mgr_options) -> Result<IbConfig, Status> {
 }
 
 fn protocol(number: i32) -> Result<u32, Status> {
-    match u32::try_from(number) {
-        Ok(n) if n <= RDMA_PROTOCOL_PIPELINE && n != RDMA_PROTOCOL_LOCAL => Ok(n),
-        _ => Err(Status::invalid(format!(
-            "options.protocol is {number}, allowed are 0 (RDMA_PROTOCOL_AUTO), 2 \
-             (RDMA_PROTOCOL_EAGER), 3 (RDMA_PROTOCOL_DIRECT_PUT), 4 (RDMA_PROTOCOL_DIRECT_GET), 5 \
-             (RDMA_PROTOCOL_PERSISTENT), 6 (RDMA_PROTOCOL_PIPELINE)"
-        ))),
+    // A negative one is no protocol's, either.
+    let wanted = u32::try_from(number).unwrap_or(u32::MAX);
+    match table::forced(wanted, Entry::constant) {
+        Ok(protocol) => Ok(protocol as u32),
+        Err(allowed) => {
+            Err(Status::invalid(format!("options.protocol is {number}, allowed are {allowed}")))
+        }
     }
 }
 

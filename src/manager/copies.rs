@@ -118,7 +118,7 @@ impl World {
 
     /// Whether a buffer of the library must not be used again yet.
     pub(super) fn is_touched(&self, buffer: &Buffer) -> bool {
-        !self.dying.is_empty() || moves::touched(buffer.addr, buffer.len)
+        self.connections.has_dying() || moves::touched(buffer.addr, buffer.len)
     }
 
     /// Whether something waits for copies.

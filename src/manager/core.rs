@@ -32,15 +32,6 @@ const WHOLE_EVERY: u64 = 1 << 19;
 /// instructions.
 const BLIND: u32 = 8;
 
-/// What of all that was sent has not been delivered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Undelivered {
-    Nothing,
-    /// No more than what is offered to peers, which would have to receive it.
-    Offers,
-    Something,
-}
-
 /// Everything behind the manager's lock.
 pub struct Core {
     /// The protocol.
@@ -151,7 +142,7 @@ impl Core {
         if self.whole || self.world.full || self.world.trace.enabled() || !self.events.is_empty() {
             return None;
         }
-        let (kind, seen) = match self.world.endpoints.only() {
+        let (kind, seen) = match self.world.connections.endpoints().only() {
             Some(kind) => (kind, None),
             None => {
                 let now = ticks();
@@ -211,7 +202,8 @@ impl Core {
         if !self.quiet.leaves(ticks) {
             return None;
         }
-        let mut lively = self.world.endpoints.kinds(false).filter(|&kind| !self.is_quiet(kind));
+        let mut lively =
+            self.world.connections.endpoints().kinds(false).filter(|&kind| !self.is_quiet(kind));
         lively.next().filter(|_| lively.next().is_none())
     }
 
@@ -295,7 +287,7 @@ impl Core {
     fn finish_all(&mut self) {
         if self.engine.has_forgotten() {
             for peer in self.engine.take_forgotten() {
-                self.world.routes.remove(&peer);
+                self.world.routes.remove(peer);
             }
         }
         self.engine.end_lost(&mut self.world);
@@ -309,7 +301,7 @@ impl Core {
     /// there. It is made before an endpoint is, so it lacks only if memory was never there.
     #[inline]
     pub(super) fn room_for_events(&mut self) -> bool {
-        self.events.fits(self.world.endpoints.len() + HANDSHAKES + EVENTS)
+        self.events.fits(self.world.connections.endpoints().len() + HANDSHAKES + EVENTS)
     }
 
     /// Asks the adapters for events; those that have no endpoint, and so no more than strangers at their door, only if
@@ -321,9 +313,9 @@ impl Core {
         if !self.room_for_events() {
             return 0;
         }
-        let mixed = self.world.endpoints.only().is_none();
+        let mixed = self.world.connections.endpoints().only().is_none();
         let leaves = mixed && !all && self.quiet.leaves(now);
-        for kind in self.world.endpoints.kinds(all) {
+        for kind in self.world.connections.endpoints().kinds(all) {
             let quiet = mixed && self.is_quiet(kind);
             if quiet && leaves {
                 continue;
@@ -378,7 +370,7 @@ impl Core {
             | Event::Down { ep, .. } => *ep,
         };
         let Some(ch) = self.world.channel_of((kind, ep)) else {
-            return self.world.keep_early((kind, ep), event);
+            return self.world.connections.keep_early((kind, ep), event);
         };
         let event = match self.world.may_doubt(kind) {
             false => event,
@@ -465,43 +457,9 @@ impl Core {
         self.engine.find_peer(name).ok_or_else(|| crate::name::unknown(name))
     }
 
-    /// What of all that was sent would be lost if the connections ended.
-    pub fn undelivered(&mut self) -> Undelivered {
-        // Each is asked, so that their acknowledgements come side by side.
-        let waiting = self
-            .world
-            .adapters
-            .iter_mut()
-            .flatten()
-            .filter_map(|a| (!a.has_delivered()).then_some(()));
-        // Of a send in buffered mode nobody hears but that it has ended, which it did in its call.
-        match waiting.count() == 0 && !self.engine.has_pending() {
-            true if self.engine.message_buffered() == 0 => Undelivered::Nothing,
-            true if self.engine.message_buffered_is_offered() => Undelivered::Offers,
-            _ => Undelivered::Something,
-        }
-    }
-
-    /// A number that changes whenever content moves on a connection; of offers, whenever some is received: signs of life are content, too.
-    pub fn progress(&self, left: Undelivered) -> u64 {
-        if left == Undelivered::Offers {
-            return self.engine.message_buffered();
-        }
-        let adapters = &self.world.adapters;
-        let marks = self.world.connections.values().map(|connection| {
-            adapters[connection.ep.0 as usize]
-                .as_ref()
-                .map_or(0, |a| a.progress_mark(connection.ep.1))
-        });
-        marks.fold(self.engine.message_buffered(), u64::wrapping_add)
-    }
-
     /// Ends endpoints that never became channels.
     pub fn drop_fresh(&mut self) {
-        while let Some(&key) = self.world.fresh.keys().next() {
-            self.world.fresh.remove(&key);
-            self.world.dying.push(key);
-        }
+        self.world.connections.give_up_fresh();
         self.world.destroy_ended();
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::world::World;
 use crate::engine::Range;
-use crate::fabric::moves::{self, Kept};
+use crate::fabric::moves::{self, KeepAlive};
 use crate::few;
 use crate::room::Grows;
 use crate::status::Status;
@@ -17,7 +17,7 @@ pub(super) struct Delivery {
     dst: u64,
     len: u64,
     /// Where an adapter keeps it; `None`: behind that of the delivery before, in the copies.
-    kept: Option<(u64, Kept)>,
+    kept: Option<(u64, KeepAlive)>,
 }
 
 impl Delivery {
@@ -81,7 +81,7 @@ impl Deliveries {
         &mut self,
         dst: u64,
         content: &[u8],
-        kept: Kept,
+        kept: KeepAlive,
     ) -> Result<(), Status> {
         self.push_kept(Delivery {
             dst,
@@ -98,7 +98,7 @@ impl Deliveries {
         &mut self,
         dst: u64,
         (src, len): (u64, u64),
-        kept: Kept,
+        kept: KeepAlive,
     ) -> Result<(), Status> {
         self.push_kept(Delivery { dst, len, kept: Some((src, kept)) })?;
         self.left = true;

@@ -1,6 +1,5 @@
 //! Connections as they come and go: dials that are due, handshakes that ended, well or not.
 
-use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -9,7 +8,7 @@ use super::doubt::Doubt;
 use super::early::{Early, Fresh};
 use super::gate;
 use super::rails::rail_token;
-use super::world::{Connection, EpKey, Route, World};
+use super::world::{Connection, EpKey, World};
 use crate::bootstrap::{Met, PeerHello};
 use crate::engine::{ChanId, Engine};
 use crate::fabric::ProviderKind;
@@ -21,80 +20,13 @@ use crate::status::{Code, Status};
 
 /// One dial, over all addresses of a peer.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Whoever waits for no longer than this is not worth another dial.
-const LAST_TRY: Duration = Duration::from_millis(10);
 /// A dial that is wanted while another is under way to the same peer is looked at so often.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// Where both ends dial at once, the second connection comes no later than that after the first.
-const CROSSING: Duration = Duration::from_secs(10);
 /// Connections that are not dry after so many looks are busy rather than lost.
 const OLDER_TURNS: u32 = 32;
 /// Why a peer that connected by itself is not dialled.
 const NO_ADDRESS: &str = "its address was not given here: add the peer, or it has to connect by itself \
                           (addresses that a peer names are used only where a secret was proved)";
-
-impl Route {
-    /// The application names the addresses. What is under way by earlier ones goes on: a dial, and those for rails.
-    pub(super) fn give(&mut self, addrs: Vec<SocketAddr>, text: String) {
-        (self.addrs, self.text, self.learned) = (addrs, text, false);
-        (self.next_try, self.broke, self.refused) = (None, false, false);
-        self.backoff.reset();
-    }
-
-    /// A connection came; when its dial began.
-    fn arrived(
-        &mut self,
-        hello: &PeerHello,
-        proved: bool,
-        reason: String,
-        address: String,
-    ) -> Option<Instant> {
-        (self.wanted, self.refused) = (false, false);
-        self.broke = false;
-        self.next_try = None;
-        self.backoff.reset();
-        self.reason = reason;
-        if self.learned || self.addrs.is_empty() {
-            self.text = address;
-            // Without the secret a stranger would choose whom this process connects to.
-            if proved {
-                (self.addrs, self.learned) = (hello.addrs.clone(), true);
-            }
-        }
-        self.dialled.take()
-    }
-
-    /// A call waits for it so long.
-    pub(super) fn await_until(&mut self, at: Instant) {
-        self.awaited = self.awaited.max(Some(at));
-    }
-
-    /// When the next try is due. Where the pause would last longer than somebody waits for it, the tries come closer the less
-    /// time is left: who has come meanwhile is met.
-    pub(super) fn pause(&mut self, now: Instant) -> Instant {
-        let next = now + self.backoff.pause(random());
-        match self.awaited.map(|at| at.saturating_duration_since(now)) {
-            Some(left) if left > LAST_TRY => next.min(now + left / 2),
-            _ => next,
-        }
-    }
-
-    /// Both ends may be dialling at once.
-    fn crosses(&self, now: Instant) -> bool {
-        self.dialing || self.met_at.is_some_and(|at| now < at + CROSSING)
-    }
-
-    /// Nobody tries to connect, and nobody is about to.
-    pub(super) fn is_over(&self) -> bool {
-        !self.wanted && !self.dialing && self.next_try.is_none()
-    }
-
-    /// The next dial begins behind so many addresses, for which silent ones before them left no time.
-    fn put_last(&mut self, tried: usize) {
-        let tried = tried.min(self.addrs.len());
-        self.addrs.rotate_left(tried);
-    }
-}
 
 impl Core {
     /// What has come by older connections of a peer is heard before a further one is there: by that the peer may say that it has lost
@@ -131,7 +63,7 @@ impl Core {
             self.engine.keep_peer(peer);
         }
         let contested = !proved && self.engine.contested(peer, &hello.incarnation);
-        let route = self.world.routes.entry(peer).or_default();
+        let route = self.world.routes.enter(peer);
         if let Some(token) = token
             && unnamed.is_none()
         {
@@ -149,7 +81,7 @@ impl Core {
         let began = route.arrived(hello, proved, reason, address);
         trace_connect(&self.world.trace, &hello.name, key.0.name(), began, Code::Ok);
         let dialled = token.is_some();
-        if dialled && let Some(route) = self.world.routes.get_mut(&peer) {
+        if dialled && let Some(route) = self.world.routes.get_mut(peer) {
             route.met_at = Some(Instant::now());
         }
         self.open_channel(peer, hello, key, sock, proved, dialled);
@@ -158,7 +90,7 @@ impl Core {
     /// A dial led to a connection for which there is no room here: there may be later.
     fn dialled_in_vain(&mut self, token: Option<u64>, status: Status) {
         let Some(id) = token.map(|token| token as u32) else { return };
-        let Some(route) = self.world.routes.get_mut(&id) else { return };
+        let Some(route) = self.world.routes.get_mut(id) else { return };
         if Core::is_unnamed(id) {
             return self.not_met(id, status, true);
         }
@@ -168,8 +100,7 @@ impl Core {
 
     /// A connection that is not kept.
     pub(super) fn turn_away(&mut self, key: EpKey) {
-        self.world.fresh.remove(&key);
-        self.world.dying.push(key);
+        self.world.connections.give_up(key);
     }
 
     /// An endpoint whose handshake is over becomes a channel, which hears what came before.
@@ -182,7 +113,7 @@ impl Core {
         proved: bool,
         dialled: bool,
     ) {
-        let fresh = self.world.fresh.remove(&key).unwrap_or_default();
+        let fresh = self.world.connections.take_fresh(key);
         let caps = match &self.world.adapters[key.0 as usize] {
             Some(adapter) => adapter.caps().clone(),
             None => return,
@@ -193,13 +124,13 @@ impl Core {
         let ch = match engine.channel_new(world, peer, hello.incarnation, proved, caps, manual) {
             Ok(ch) => ch,
             Err(status) => {
-                world.dying.push(key);
+                world.connections.give_up(key);
                 return self.try_again(peer, status);
             }
         };
         // Of two that were dialled at once both ends mean the same. Who comes at another time and has proved nothing may be anybody:
         // an incarnation is told to whoever asks.
-        let crosses = || world.routes.get(&peer).is_some_and(|route| route.crosses(Instant::now()));
+        let crosses = || world.routes.get(peer).is_some_and(|route| route.crosses(Instant::now()));
         if dialled == (own < hello.incarnation) && (proved || dialled || crosses()) {
             engine.channel_prefer(ch);
         }
@@ -234,18 +165,18 @@ impl Core {
         }
         self.engine.connect_failed(&mut self.world, peer, status, true);
         let again = self.engine.wants_connection(peer);
-        let Some(route) = self.world.routes.get_mut(&peer) else { return };
+        let Some(route) = self.world.routes.get_mut(peer) else { return };
         if (again || route.wanted) && !route.dialing {
             let next = route.pause(Instant::now());
             route.next_try = Some(next);
-            self.world.try_at(next);
+            self.world.routes.try_at(next);
         }
     }
 
     /// A call waits for a connection to this peer.
     pub(super) fn await_connection(&mut self, peer: u32, time: Option<Duration>) {
         let until = time.and_then(|time| Instant::now().checked_add(time));
-        if let (Some(route), Some(at)) = (self.world.routes.get_mut(&peer), until) {
+        if let (Some(route), Some(at)) = (self.world.routes.get_mut(peer), until) {
             route.await_until(at);
         }
     }
@@ -253,10 +184,10 @@ impl Core {
     /// Whoever waits for a connection finds that nobody tries any more, though a later try may lead to one: it came and
     /// went, or another call has disconnected.
     pub(super) fn want_again(&mut self, peer: u32) {
-        let Some(route) = self.world.routes.get_mut(&peer).filter(|r| r.is_over()) else { return };
+        let Some(route) = self.world.routes.get_mut(peer).filter(|r| r.is_over()) else { return };
         let next = route.pause(Instant::now());
         (route.wanted, route.next_try) = (true, Some(next));
-        self.world.try_at(next);
+        self.world.routes.try_at(next);
         self.engine.connecting(peer);
     }
 
@@ -270,13 +201,13 @@ impl Core {
         retryable: bool,
         (met, tried): (Met, usize),
     ) {
-        if let Some(route) = self.world.routes.get_mut(&peer) {
+        if let Some(route) = self.world.routes.get_mut(peer) {
             route.put_last(tried);
         }
         if Core::is_unnamed(peer) {
             return self.not_met(peer, status, retryable);
         }
-        let died = self.world.routes.get_mut(&peer).is_some_and(|route| match met {
+        let died = self.world.routes.get_mut(peer).is_some_and(|route| match met {
             Met::Unclear => false,
             Met::Broken => {
                 route.broke = true;
@@ -291,14 +222,14 @@ impl Core {
         };
         let Some(name) = self.engine.peer(peer).map(|p| p.name.clone()) else { return };
         log::info(format_args!("connecting to peer '{name}' failed: {status}"));
-        let began = self.world.routes.get_mut(&peer).and_then(|r| r.dialled.take());
+        let began = self.world.routes.get_mut(peer).and_then(|r| r.dialled.take());
         trace_connect(&self.world.trace, &name, "", began, status.code);
         if met == Met::Nobody {
             self.engine.nobody_there(&mut self.world, peer, &status);
         }
         self.engine.connect_failed(&mut self.world, peer, status, retryable);
         let again = retryable && self.engine.wants_connection(peer);
-        let Some(route) = self.world.routes.get_mut(&peer) else { return };
+        let Some(route) = self.world.routes.get_mut(peer) else { return };
         route.dialing = false;
         route.wanted &= retryable;
         route.refused = !retryable;
@@ -306,21 +237,22 @@ impl Core {
         if route.wanted || again {
             let next = route.pause(Instant::now());
             route.next_try = Some(next);
-            self.world.try_at(next);
+            self.world.routes.try_at(next);
         }
     }
 
     /// Starts the dials that are due. Of many peers one may wait for its next dial for ever: they are looked at when that is due, and not
     /// after each call.
     pub(super) fn dial_wanted(&mut self) {
-        let Some(due) = self.world.tries else { return };
-        let now = Instant::now();
-        if now < due {
+        if self.world.routes.next_try().is_none() {
             return;
         }
-        self.world.tries = None;
+        let now = Instant::now();
+        if !self.world.routes.are_due(now) {
+            return;
+        }
         let mut next: Option<Instant> = None;
-        for (&peer, route) in &mut self.world.routes {
+        for (peer, route) in self.world.routes.iter_mut() {
             if route.dialing_rail.is_none()
                 && let Some(main) = route.rail.take()
             {
@@ -363,13 +295,13 @@ impl Core {
             (self.timed, self.whole) = (true, true);
             self.engine.connecting(peer);
         }
-        next.into_iter().for_each(|at| self.world.try_at(at));
+        next.into_iter().for_each(|at| self.world.routes.try_at(at));
     }
 
     /// When the next dial is due, in nanoseconds.
     pub(super) fn next_dial(&self) -> u64 {
         let start = self.world.clock.start();
-        let next = self.world.tries;
+        let next = self.world.routes.next_try();
         next.map_or(u64::MAX, |at| at.saturating_duration_since(start).as_nanos() as u64)
     }
 
@@ -403,8 +335,7 @@ pub(super) fn link(
     {
         log::warn(format_args!("cannot watch peer '{}': {status}", hello.name));
     }
-    world.connections.insert(ch, Connection { ep: key, alive: sock, doubt: Doubt::None });
-    world.chans.insert(key, ch);
+    world.connections.link(ch, Connection { ep: key, alive: sock, doubt: Doubt::None });
     engine.channel_name(ch, hello.connection);
     if let Some(seeds) = hello.seeds {
         engine.channel_seal(ch, seeds);
@@ -425,16 +356,12 @@ fn trace_connect(
     }
 }
 
-/// Random bits for pauses; nothing secret depends on them.
-fn random() -> u64 {
-    getrandom::u64().unwrap_or(0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::{Config, Progress};
     use crate::manager::Manager;
+    use crate::manager::routes::{LAST_TRY, Route};
 
     /// Somebody who waits finds who came late: no pause is longer than what is left, and the tries before the end are many.
     #[test]
@@ -477,19 +404,19 @@ mod tests {
         let now = Instant::now();
         let hours = |n: u64| now + Duration::from_secs(n * 3600);
         for (peer, at) in [(later, hours(2)), (first, hours(1))] {
-            core.world.routes.get_mut(&peer).unwrap().next_try = Some(at);
-            core.world.try_at(at);
+            core.world.routes.get_mut(peer).unwrap().next_try = Some(at);
+            core.world.routes.try_at(at);
         }
         core.dial_wanted();
-        assert_eq!(core.world.tries, Some(hours(1)));
+        assert_eq!(core.world.routes.next_try(), Some(hours(1)));
         // One of which nobody was told is found by whoever looks at all of them.
-        core.world.routes.get_mut(&untold).unwrap().next_try = Some(now);
+        core.world.routes.get_mut(untold).unwrap().next_try = Some(now);
         core.dial_wanted();
-        assert_eq!(core.world.routes[&untold].next_try, Some(now));
-        core.world.try_at(now);
+        assert_eq!(core.world.routes.get(untold).unwrap().next_try, Some(now));
+        core.world.routes.try_at(now);
         core.dial_wanted();
-        assert_eq!(core.world.routes[&untold].next_try, None);
-        assert_eq!(core.world.tries, Some(hours(1)));
+        assert_eq!(core.world.routes.get(untold).unwrap().next_try, None);
+        assert_eq!(core.world.routes.next_try(), Some(hours(1)));
         assert!(core.next_dial() > 3_500_000_000_000 && core.next_dial() < u64::MAX);
     }
 }

@@ -15,7 +15,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use super::core::Core;
-use super::world::World;
+use super::world::{Connection, World};
 use crate::engine::ChanId;
 use crate::fabric::{Event, ProviderKind};
 use crate::os::ticks;
@@ -57,7 +57,7 @@ fn hear(socket: &OwnedFd) -> Word {
 }
 
 /// An event that waits, with its bytes.
-enum Kept {
+enum DelayedEvent {
     Message(Vec<u8>),
     Written(u32),
     Done(u64, Result<(), Status>),
@@ -78,7 +78,7 @@ pub enum Doubt {
 
 /// The events of a channel in doubt, in order.
 #[derive(Default)]
-pub struct Waiting(Vec<Kept>);
+pub struct Waiting(Vec<DelayedEvent>);
 
 impl Doubt {
     /// Until when; `None`: there is no doubt.
@@ -105,7 +105,7 @@ impl World {
     /// Whether a channel of this provider may be in doubt, or come to be.
     #[inline]
     pub(super) fn may_doubt(&self, kind: ProviderKind) -> bool {
-        kind == ProviderKind::Ibverbs || self.doubts > 0
+        kind == ProviderKind::Ibverbs || self.connections.has_doubts()
     }
 }
 
@@ -118,26 +118,24 @@ impl Core {
         event: Event,
     ) -> Option<Event> {
         let now = self.world.clock.now();
-        let Some(connection) = self.world.connections.get_mut(&ch) else { return Some(event) };
-        if matches!(connection.doubt, Doubt::None)
-            && connection.alive.is_some()
-            && is_refusal(kind, &event)
-        {
-            connection.doubt = Doubt::Since(now.saturating_add(GRACE), Waiting::default());
-            self.world.doubts += 1;
-            self.timed = true;
-        }
-        let Doubt::Since(_, waiting) = &mut connection.doubt else { return Some(event) };
+        let timed = &mut self.timed;
+        let begins = |connection: &Connection| {
+            let refused = connection.alive.is_some() && is_refusal(kind, &event);
+            *timed |= refused;
+            refused.then(|| now.saturating_add(GRACE))
+        };
+        let doubt = self.world.connections.doubt(ch, begins);
+        let Some(Doubt::Since(_, waiting)) = doubt else { return Some(event) };
         waiting.0.push(match event {
             Event::Connected(_) => return None,
             // What came before the end: no more than the receive queue has room for.
             Event::Message { bytes, .. } => match crate::room::copy(bytes.bytes(), "a message") {
-                Ok(bytes) => Kept::Message(bytes),
-                Err(status) => Kept::Down(status),
+                Ok(bytes) => DelayedEvent::Message(bytes),
+                Err(status) => DelayedEvent::Down(status),
             },
-            Event::Written { imm, .. } => Kept::Written(imm),
-            Event::Done { wr, result, .. } => Kept::Done(wr, result),
-            Event::Down { status, .. } => Kept::Down(status),
+            Event::Written { imm, .. } => DelayedEvent::Written(imm),
+            Event::Done { wr, result, .. } => DelayedEvent::Done(wr, result),
+            Event::Down { status, .. } => DelayedEvent::Down(status),
         });
         None
     }
@@ -145,7 +143,7 @@ impl Core {
     /// Looks at the peers of channels in doubt. Not while events are being handled.
     #[inline(always)]
     pub(super) fn settle_doubts(&mut self) {
-        if self.world.doubts > 0 {
+        if self.world.connections.has_doubts() {
             self.look_at_doubts();
         }
     }
@@ -153,14 +151,7 @@ impl Core {
     #[inline(never)]
     fn look_at_doubts(&mut self) {
         let now = self.world.clock.now();
-        let doubtful: Vec<(ChanId, u64)> = self
-            .world
-            .connections
-            .iter()
-            .filter_map(|(&ch, c)| Some((ch, c.doubt.until()?)))
-            .collect();
-        self.world.doubts = doubtful.len();
-        for (ch, until) in doubtful {
+        for (ch, until) in self.world.connections.doubtful() {
             self.check_alive(ch);
             if now >= until {
                 self.refusal_stands(ch);
@@ -170,28 +161,28 @@ impl Core {
 
     /// The peer lives: what was kept happens now.
     pub(super) fn refusal_stands(&mut self, ch: ChanId) {
-        let Some(connection) = self.world.connections.get_mut(&ch) else { return };
+        let Some(connection) = self.world.connections.get_mut(ch) else { return };
         let Doubt::Since(_, waiting) = std::mem::replace(&mut connection.doubt, Doubt::Over) else {
             return;
         };
         for kept in waiting.0 {
             // One of them may end the channel.
-            if !self.world.connections.contains_key(&ch) {
+            if self.world.connections.get(ch).is_none() {
                 return;
             }
             let (engine, world) = (&mut self.engine, &mut self.world);
             match kept {
-                Kept::Message(bytes) => engine.on_message(world, ch, &bytes),
-                Kept::Written(imm) => engine.on_imm(world, ch, imm),
-                Kept::Done(wr, result) => engine.on_done(world, ch, wr, result),
-                Kept::Down(status) => self.provider_ended(ch, status),
+                DelayedEvent::Message(bytes) => engine.on_message(world, ch, &bytes),
+                DelayedEvent::Written(imm) => engine.on_imm(world, ch, imm),
+                DelayedEvent::Done(wr, result) => engine.on_done(world, ch, wr, result),
+                DelayedEvent::Down(status) => self.provider_ended(ch, status),
             }
         }
     }
 
     /// The provider says that a channel ended. The peer hears of it, so that it knows a refusal from a death.
     pub(super) fn provider_ended(&mut self, ch: ChanId, status: Status) {
-        if let Some(alive) = self.world.connections.get(&ch).and_then(|c| c.alive.as_ref()) {
+        if let Some(alive) = self.world.connections.get(ch).and_then(|c| c.alive.as_ref()) {
             // SAFETY: the constant is valid for its length. A peer that is gone need not hear it.
             unsafe {
                 libc::send(
@@ -208,7 +199,7 @@ impl Core {
     /// The liveness socket of a channel became readable: its peer is gone, or says that its end failed. What it
     /// had sent before is taken first.
     pub(super) fn check_alive(&mut self, ch: u32) {
-        let Some(socket) = self.world.connections.get(&ch).and_then(|c| c.alive.as_ref()) else {
+        let Some(socket) = self.world.connections.get(ch).and_then(|c| c.alive.as_ref()) else {
             return;
         };
         let word = hear(socket);
@@ -236,11 +227,11 @@ impl Core {
 
     /// When the first doubt ends by itself.
     pub(super) fn doubt_ends(&self) -> Option<Duration> {
-        if self.world.doubts == 0 {
+        if !self.world.connections.has_doubts() {
             return None;
         }
         let elapsed = self.world.clock.start().elapsed();
-        let until = self.world.connections.values().filter_map(|c| c.doubt.until()).min()?;
+        let until = self.world.connections.iter().filter_map(|(_, c)| c.doubt.until()).min()?;
         Some(Duration::from_nanos(until).saturating_sub(elapsed))
     }
 }
@@ -255,7 +246,6 @@ mod tests {
     use crate::config::{Config, Progress};
     use crate::fabric::{EpId, PostError};
     use crate::manager::Manager;
-    use crate::manager::world::Connection;
     use crate::status::Code;
 
     const EP: EpId = EpId(1);
@@ -279,7 +269,7 @@ mod tests {
             .channel_new(world, peer, [1; 16], true, caps.expect("caps"), false)
             .expect("channel");
         let ep = (ProviderKind::Ibverbs, EP);
-        world.connections.insert(
+        world.connections.link(
             ch,
             Connection {
                 ep,
@@ -287,7 +277,6 @@ mod tests {
                 doubt: Doubt::None,
             },
         );
-        world.chans.insert(ep, ch);
         drop(core);
         (manager, ch, theirs)
     }
@@ -300,7 +289,7 @@ mod tests {
     /// What the channel ended with; `None`: it lives.
     fn end(core: &Core, ch: ChanId) -> Option<Status> {
         let peer = core.engine.find_peer("b").expect("peer");
-        let live = core.world.connections.contains_key(&ch);
+        let live = core.world.connections.get(ch).is_some();
         (!live).then(|| core.engine.peer(peer).unwrap().last_error.clone().expect("status"))
     }
 
@@ -319,7 +308,7 @@ mod tests {
         let status = end(&core, ch).expect("ended");
         assert_eq!((status.code, status.reason), (Code::Unavailable, Reason::PeerGone), "{status}");
         core.settle_doubts();
-        assert_eq!(core.world.doubts, 0);
+        assert!(!core.world.connections.has_doubts());
     }
 
     #[test]
@@ -340,7 +329,7 @@ mod tests {
         let (manager, ch, _theirs) = channel();
         let mut core = manager.core.lock();
         core.on_event(ProviderKind::Ibverbs, refusal());
-        match &mut core.world.connections.get_mut(&ch).expect("connection").doubt {
+        match &mut core.world.connections.get_mut(ch).expect("connection").doubt {
             Doubt::Since(until, _) => *until = 0,
             _ => panic!("no doubt"),
         }

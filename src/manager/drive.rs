@@ -1,10 +1,14 @@
 //! The drivers' loops: the progress thread and callers that block. Who drives and who sleeps is decided in `wheel`; how
-//! long a driver spins, in `spin`; the callbacks are run in `deliver`.
+//! long a driver spins, in `spin` (counted in `rounds`); the callbacks are run in `deliver`.
+
+mod rounds;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+
+use rounds::{LOOK_EVERY, Pause, Rounds};
 
 use super::copies::Copy;
 use super::lent::Queues;
@@ -46,10 +50,6 @@ impl Drivers {
     }
 }
 
-/// Turns without an event between two looks at the clock: it costs as much as a poll.
-const CLOCK_EVERY: u32 = 16;
-/// A driver that finds no time to sleep looks at the descriptors so often.
-const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// So often in a row may something be due at once.
 const RESTLESS: u32 = 8;
 /// Longest sleep of a caller; it looks whether the manager ends.
@@ -60,70 +60,6 @@ const QUEUED: Duration = Duration::from_millis(100);
 const STAND_BY: Duration = Duration::from_millis(50);
 /// Pause after a panic, a defect of the library: one that comes back must not fill the log.
 const AFTER_PANIC: Duration = Duration::from_millis(100);
-
-/// A driver's rounds between two events.
-struct Rounds<'a> {
-    spin: &'a mut Spin,
-    idle: u32,
-    looked: Instant,
-}
-
-/// What a round without an event asks for.
-enum Pause {
-    /// Another turn.
-    None,
-    /// The descriptors are looked at, then another turn.
-    Look,
-    /// Sleep.
-    Sleep,
-}
-
-impl Rounds<'_> {
-    fn new(spin: &mut Spin) -> Rounds<'_> {
-        Rounds { spin, idle: 0, looked: Instant::now() }
-    }
-
-    /// A turn found something.
-    fn found(&mut self) {
-        if self.idle > 0 {
-            self.spin.found();
-        }
-        self.idle = 0;
-    }
-
-    /// A turn found nothing.
-    fn nothing(&mut self) -> (Pause, Option<Instant>) {
-        self.idle += 1;
-        let looks = self.idle.is_multiple_of(CLOCK_EVERY) || self.spin.offers();
-        if self.idle > 1 && !looks {
-            std::hint::spin_loop();
-            return (Pause::None, None);
-        }
-        if self.idle > 1 && self.spin.is_on() {
-            // Whoever would make the event may wait for this processor.
-            std::thread::yield_now();
-        }
-        let now = Instant::now();
-        if self.idle == 1 {
-            self.spin.begin(now);
-        }
-        let pause = if now - self.looked > LOOK_EVERY {
-            self.looked = now;
-            Pause::Look
-        } else if self.spin.goes_on(now, self.idle) {
-            Pause::None
-        } else {
-            Pause::Sleep
-        };
-        (pause, Some(now))
-    }
-
-    /// The sleep has ended.
-    fn slept(&mut self) {
-        self.spin.slept(Instant::now());
-        self.idle = 0;
-    }
-}
 
 impl Manager {
     /// One turn and its callbacks; the number of events.

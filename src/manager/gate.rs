@@ -2,7 +2,6 @@
 
 use std::os::fd::OwnedFd;
 
-use super::early::Fresh;
 use super::world::World;
 use crate::bootstrap::{Negotiator, PeerHello};
 use crate::engine::{Claim, Engine};
@@ -53,8 +52,7 @@ impl Negotiator for Gate<'_> {
         };
         match adapter.address(ep) {
             Ok(address) => {
-                self.world.fresh.insert((kind, ep), Fresh::default());
-                self.world.endpoints.add(kind);
+                self.world.connections.begin((kind, ep));
                 Ok((ep, address))
             }
             Err(status) => {
@@ -79,15 +77,14 @@ impl Negotiator for Gate<'_> {
     }
 
     fn connected(&mut self, kind: ProviderKind, ep: EpId) -> Option<Result<(), Status>> {
-        match self.world.fresh.get(&(kind, ep)) {
+        match self.world.connections.fresh((kind, ep)) {
             Some(fresh) => fresh.connected.clone(),
             None => Some(Err(Status::gone("the endpoint was destroyed"))),
         }
     }
 
     fn discard(&mut self, kind: ProviderKind, ep: EpId) {
-        self.world.fresh.remove(&(kind, ep));
-        self.world.dying.push((kind, ep));
+        self.world.connections.give_up((kind, ep));
     }
 }
 

@@ -21,7 +21,7 @@ impl Core {
         let now = Instant::now();
         let until = |at: Instant| at.saturating_duration_since(now);
         let boot = self.boot.next_deadline().map(until);
-        let dials = self.world.tries.map(until);
+        let dials = self.world.routes.next_try().map(until);
         let retry = self.engine.has_pending() || self.world.waits_for_copies();
         let retry = retry.then_some(RETRY);
         let trim = self.world.trim_due(now);

@@ -73,14 +73,14 @@ impl Core {
             ..Route::default()
         };
         self.world.routes.insert(id, route);
-        self.world.try_at(now);
+        self.world.routes.try_at(now);
         Ok(id)
     }
 
     /// It has told its name: from now on its addresses are that peer's.
     pub(super) fn met(&mut self, id: u32, name: &str, peer: u32) {
-        let Some(found) = self.world.routes.remove(&id) else { return };
-        let route = self.world.routes.entry(peer).or_default();
+        let Some(found) = self.world.routes.remove(id) else { return };
+        let route = self.world.routes.enter(peer);
         (route.addrs, route.text, route.dialled) = (found.addrs, found.text, found.dialled);
         route.learned = false;
         self.met_so(id, Ok(name.to_owned()));
@@ -97,7 +97,7 @@ impl Core {
     /// A try failed: another one follows, if there is time for it. Whoever waits has all of its time nevertheless, and then
     /// hears what the last one met.
     pub(super) fn not_met(&mut self, id: u32, status: Status, retryable: bool) {
-        let Some(route) = self.world.routes.get_mut(&id) else { return };
+        let Some(route) = self.world.routes.get_mut(id) else { return };
         route.dialing = false;
         let next = route.pause(Instant::now());
         let text = route.text.clone();
@@ -105,7 +105,7 @@ impl Core {
         if retryable && next < meeting.deadline {
             meeting.last = Some(status);
             route.next_try = Some(next);
-            self.world.try_at(next);
+            self.world.routes.try_at(next);
             return;
         }
         log::info(format_args!("no peer met at {text}: {status}"));
@@ -113,13 +113,13 @@ impl Core {
             meeting.last = Some(status);
             return;
         }
-        self.world.routes.remove(&id);
+        self.world.routes.remove(id);
         self.met_so(id, Err(status));
     }
 
     /// Gives up; what the last try met.
     fn part(&mut self, id: u32) -> Option<Status> {
-        if self.world.routes.remove(&id).is_some_and(|route| route.dialing) {
+        if self.world.routes.remove(id).is_some_and(|route| route.dialing) {
             self.boot.cancel(u64::from(id));
         }
         self.meetings.all.remove(&id)?.last

@@ -30,6 +30,7 @@ use crate::thread::Thread;
 mod bias;
 mod calls;
 mod clock;
+mod connections;
 mod copied;
 mod copies;
 mod core;
@@ -59,6 +60,7 @@ mod quiet;
 mod rails;
 mod registrations;
 mod report;
+mod routes;
 mod seam;
 mod segments;
 mod slice;
@@ -70,13 +72,15 @@ mod storm;
 mod sys;
 mod transfers;
 mod unbound;
+mod undelivered;
 mod waiter;
 mod waits;
 mod wheel;
 mod world;
 mod writes;
 
-use self::core::{Core, Undelivered};
+use self::core::Core;
+use self::undelivered::Undelivered;
 use clock::Clock;
 pub(crate) use deliver::Waits;
 use drive::Drivers;
@@ -401,16 +405,9 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         pool.keep_private();
     }
     let world = World {
-        connections: Default::default(),
-        doubts: 0,
-        chans: Default::default(),
-        near: Default::default(),
-        endpoints: endpoints::Endpoints::new(&adapters),
+        connections: connections::Connections::new(&adapters),
         adapters,
-        fresh: Default::default(),
-        dying: Vec::new(),
         routes: Default::default(),
-        tries: None,
         regions: Default::default(),
         hearing: (ProviderKind::Loopback, fabric::EpId(0)),
         kept: registrations::Registrations::new(config.registration_cache_bytes),

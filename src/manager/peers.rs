@@ -67,13 +67,13 @@ impl Manager {
                 core.engine.channel_down(&mut core.world, ch, status);
             }
             let wanted = core.engine.wants_connection(index);
-            crate::room::grow(&mut core.world.routes, 1, "routes")?;
-            let route = core.world.routes.entry(index).or_default();
+            core.world.routes.grow()?;
+            let route = core.world.routes.enter(index);
             route.give(addrs, text);
             if (wanted || route.wanted) && !route.dialing {
                 let now = Instant::now();
                 route.next_try = Some(now);
-                core.world.try_at(now);
+                core.world.routes.try_at(now);
             }
             Ok(())
         })
@@ -127,7 +127,7 @@ impl Manager {
         if !p.channels.is_empty() {
             return Ok(true);
         }
-        let route = core.world.routes.get(&index).filter(|r| r.is_over());
+        let route = core.world.routes.get(index).filter(|r| r.is_over());
         let Some(route) = route else { return Ok(false) };
         if route.refused {
             return p.last_error.clone().map_or(Ok(false), Err);
@@ -213,7 +213,7 @@ impl Manager {
     pub fn disconnect(&self, peer: &str) -> Result<(), Status> {
         self.call(|core| {
             let index = core.peer(peer)?;
-            if let Some(route) = core.world.routes.get_mut(&index) {
+            if let Some(route) = core.world.routes.get_mut(index) {
                 route.wanted = false;
                 route.next_try = None;
                 if std::mem::take(&mut route.dialing) {
@@ -231,7 +231,7 @@ impl Manager {
         let index = core.peer(peer)?;
         let none = || Status::new(Code::NotFound, format!("peer '{peer}' is not known any more"));
         let p = core.engine.peer(index).ok_or_else(none)?;
-        let route = core.world.routes.get(&index);
+        let route = core.world.routes.get(index);
         let of = |&c: &_| core.engine.channel(c).map_or(0, |c| c.rails().count());
         let rails: usize = p.channels.iter().map(of).sum();
         let channel = p.channels.first().and_then(|&c| core.engine.channel(c));

@@ -49,7 +49,7 @@ impl Core {
                 return self.turn_away(key);
             }
         };
-        let fresh = self.world.fresh.remove(&key).unwrap_or_default();
+        let fresh = self.world.connections.take_fresh(key);
         let (engine, world) = (&mut self.engine, &mut self.world);
         link(engine, world, ch, (hello, key), sock);
         if let Some(adapter) = &world.adapters[key.0 as usize] {
@@ -85,10 +85,10 @@ impl Core {
     /// The dial for a rail has ended; for which channel it was, if that wants one yet. Another may have come meanwhile, whose
     /// turn it is now.
     fn rail_dialled(&mut self, peer: u32) -> Option<ChanId> {
-        let route = self.world.routes.get_mut(&peer)?;
+        let route = self.world.routes.get_mut(peer)?;
         let (main, waits) = (route.dialing_rail.take(), route.rail.is_some());
         if waits {
-            self.world.try_at(self.world.clock.start());
+            self.world.routes.try_at(self.world.clock.start());
         }
         main.filter(|&main| self.engine.wants_rail(main))
     }
@@ -132,7 +132,7 @@ mod tests {
             core.dial_wanted();
             ch
         };
-        let dialled = |core: &Core| core.world.routes[&peer].dialing_rail;
+        let dialled = |core: &Core| core.world.routes.get(peer).unwrap().dialing_rail;
         let first = connected(core, 1);
         assert_eq!(dialled(core), Some(first));
         // The peer has restarted.

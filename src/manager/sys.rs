@@ -147,7 +147,7 @@ pub unsafe fn copy(dst: u64, src: u64, len: u64) {
 
 /// Bytes of main memory, the bound of what the library allocates itself.
 pub fn physical_memory() -> usize {
-    usize::try_from(crate::fabric::shm::sys::physical_memory()).unwrap_or(usize::MAX)
+    usize::try_from(crate::os::memory::physical_memory()).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

@@ -4,31 +4,27 @@
 mod fx;
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use foldhash::{HashMap, HashSet};
+use foldhash::HashSet;
 
 use super::clock::Clock;
+use super::connections::Connections;
+pub use super::connections::{Connection, EpKey};
 use super::copies::HeldBack;
-use super::doubt::Doubt;
-use super::early::Fresh;
-use super::endpoints::{Endpoints, Kinds};
+use super::endpoints::Kinds;
 use super::lent::{Batch, Lender, Works};
 use super::memory::{self, Adapters, Regions};
-use super::near::Near;
 use super::registrations::{self, Registrations};
+pub use super::routes::{Route, Routes};
 use super::segments::{self, SharedPool};
 use super::staging::Staging;
 use super::sys::{Epoll, Tag};
-use crate::bootstrap::Backoff;
 use crate::engine::{Buffer, ChanId, Fx, MapError, Origin, Stage, Window, Work};
-use crate::fabric::moves::{self, Kept};
-use crate::fabric::{Access, EpId, Event, Follows, Mem, Mr, PostError, ProviderKind, Remote};
-use crate::limits::EARLY_BYTES_ALL;
-use crate::local_fd::Local;
+use crate::fabric::moves::{self, KeepAlive};
+use crate::fabric::{Access, EpId, Follows, Mem, Mr, PostError, Remote};
 use crate::memory::pool::Pool;
 use crate::name::Name;
 use crate::observe::Trace;
@@ -41,75 +37,14 @@ const PROXY_MAX: u64 = 256 * 1024;
 /// Shorter content is copied: to keep it where it came in takes as long.
 const KEPT_MIN: usize = 2048;
 
-/// An endpoint of some adapter.
-pub type EpKey = (ProviderKind, EpId);
-
-/// A channel's connection: its endpoint, and what belongs to that.
-pub struct Connection {
-    /// The endpoint.
-    pub ep: EpKey,
-    /// Its end tells that the peer is gone; not for tcp, whose endpoint tells itself.
-    pub alive: Option<Local<OwnedFd>>,
-    /// Its peer's device refused something, and the peer was not heard since.
-    pub doubt: Doubt,
-}
-
-/// How a peer is reached.
-#[derive(Default)]
-pub struct Route {
-    /// Addresses, in the order in which they are tried: the best first, but behind those that there was no time for.
-    pub addrs: Vec<SocketAddr>,
-    /// They are what the peer said last of itself, and not given here.
-    pub learned: bool,
-    /// The text that was given.
-    pub text: String,
-    /// A connection is wanted.
-    pub wanted: bool,
-    /// The last dial heard what each later one would hear, too.
-    pub refused: bool,
-    /// So long a call waits for it: the pauses between its tries end before that.
-    pub awaited: Option<Instant>,
-    /// A dial is under way.
-    pub dialing: bool,
-    /// When the dial under way began.
-    pub dialled: Option<Instant>,
-    /// When a dial from here last led to a connection.
-    pub met_at: Option<Instant>,
-    /// When to dial next.
-    pub next_try: Option<Instant>,
-    /// The peer introduced itself to a dial, and then the connection broke.
-    pub broke: bool,
-    /// Pauses between dials.
-    pub backoff: Backoff,
-    /// Why the present provider was chosen.
-    pub reason: String,
-    /// One more connection is to be dialled, for a rail of this channel; and that whose dial is under way.
-    pub rail: Option<ChanId>,
-    pub dialing_rail: Option<ChanId>,
-}
-
 /// What the engine and the handshake act on: adapters, channels, memory, clock, callbacks.
 pub struct World {
     /// Opened adapters.
     pub adapters: Adapters,
-    /// By channel.
-    pub connections: HashMap<ChanId, Connection>,
-    /// Channels by endpoint.
-    pub chans: HashMap<EpKey, ChanId>,
-    /// Some of both.
-    pub near: Near,
-    /// How many endpoints each adapter has.
-    pub endpoints: Endpoints,
-    /// So many channels at most are in doubt.
-    pub doubts: usize,
-    /// Endpoints that are not channels yet.
-    pub fresh: HashMap<EpKey, Fresh>,
-    /// Endpoints to be destroyed once no view is held.
-    pub dying: Vec<EpKey>,
-    /// Peers by engine index.
-    pub routes: HashMap<u32, Route>,
-    /// No route has anything to be done before; `None`: none has.
-    pub tries: Option<Instant>,
+    /// Endpoints, and which channel has which.
+    pub connections: Connections,
+    /// How each peer is reached.
+    pub routes: Routes,
     /// Registered memory.
     pub regions: Regions,
     /// The endpoint of the message that was heard last.
@@ -166,10 +101,7 @@ pub struct World {
 impl World {
     #[inline]
     fn adapter(&mut self, ch: ChanId) -> Option<(&mut crate::fabric::AnyAdapter, EpId)> {
-        let (kind, ep) = match self.near.endpoint(ch) {
-            Some(key) => key,
-            None => self.find_endpoint(ch)?,
-        };
+        let (kind, ep) = self.connections.endpoint(ch)?;
         self.posted_to.add(kind);
         let adapter = self.adapters[kind as usize].as_mut()?;
         Some((adapter, ep))
@@ -177,7 +109,7 @@ impl World {
 
     /// See [`Adapter::has_rest`](crate::fabric::Adapter::has_rest).
     pub fn has_rest(&self, ch: ChanId) -> bool {
-        let Some(connection) = self.connections.get(&ch) else { return false };
+        let Some(connection) = self.connections.get(ch) else { return false };
         let adapter = self.adapters[connection.ep.0 as usize].as_ref();
         adapter.is_some_and(|a| a.has_rest(connection.ep.1))
     }
@@ -185,32 +117,13 @@ impl World {
     /// An endpoint's channel, if it is one already.
     #[inline]
     pub fn channel_of(&mut self, ep: EpKey) -> Option<ChanId> {
-        self.near.channel(ep).or_else(|| self.find_channel(ep))
-    }
-
-    #[cold]
-    fn find_endpoint(&mut self, ch: ChanId) -> Option<EpKey> {
-        let key = self.connections.get(&ch)?.ep;
-        self.near.learn(ch, key);
-        Some(key)
-    }
-
-    #[cold]
-    fn find_channel(&mut self, ep: EpKey) -> Option<ChanId> {
-        let &ch = self.chans.get(&ep)?;
-        self.near.learn(ch, ep);
-        Some(ch)
+        self.connections.channel(ep)
     }
 
     /// Nothing is posted on a channel in doubt: it waits, as for room in a queue.
     #[inline]
     fn in_doubt(&self, ch: ChanId) -> bool {
-        self.doubts > 0 && self.is_doubted(ch)
-    }
-
-    #[cold]
-    fn is_doubted(&self, ch: ChanId) -> bool {
-        self.connections.get(&ch).is_some_and(|c| c.doubt.until().is_some())
+        self.connections.in_doubt(ch)
     }
 
     fn gone<T>() -> Result<T, PostError> {
@@ -276,16 +189,11 @@ impl World {
         self.clock.tick();
     }
 
-    /// The routes are looked at then, if not before.
-    pub fn try_at(&mut self, at: Instant) {
-        self.tries = Some(self.tries.map_or(at, |earlier| earlier.min(at)));
-    }
-
     /// Whether there are endpoints to destroy, callbacks to let go of or dials to begin.
     #[inline(always)]
     pub fn is_unfinished(&self) -> bool {
-        self.tries.is_some()
-            || !self.dying.is_empty()
+        self.routes.next_try().is_some()
+            || self.connections.has_dying()
             || !self.parked.is_empty()
             || !self.held_back.is_empty()
     }
@@ -307,11 +215,10 @@ impl World {
 
     /// Destroys the endpoints that ended. Only when no view into their memory is held.
     pub fn destroy_ended(&mut self) {
-        if self.dying.is_empty() && self.parked.is_empty() {
+        if !self.connections.has_dying() && self.parked.is_empty() {
             return;
         }
-        while let Some((kind, ep)) = self.dying.pop() {
-            self.endpoints.remove(kind);
+        while let Some((kind, ep)) = self.connections.next_dying() {
             if let Some(adapter) = self.adapters[kind as usize].as_mut() {
                 adapter.flush();
                 adapter.destroy(ep);
@@ -339,7 +246,7 @@ impl World {
 
     /// Content of the message that is being heard, if its adapter keeps that until it is in its place.
     #[inline(never)]
-    fn keep_content(&mut self, content: &[u8]) -> Option<Kept> {
+    fn keep_content(&mut self, content: &[u8]) -> Option<KeepAlive> {
         let (kind, ep) = self.hearing;
         self.adapters[kind as usize].as_mut()?.keep(ep, content)
     }
@@ -406,22 +313,7 @@ impl World {
 
     /// All that one more endpoint will need here: nothing that follows lacks it.
     pub fn room_for_endpoint(&mut self) -> bool {
-        let fresh = self.fresh.len() + 1;
-        let ends = self.connections.len() + fresh;
-        self.fresh.fits(1)
-            && self.connections.fits(fresh)
-            && self.chans.fits(fresh)
-            && self.dying.fits(ends)
-            && self.routes.fits(1)
-    }
-
-    /// Keeps an event of an endpoint that is not a channel yet.
-    pub fn keep_early(&mut self, key: EpKey, event: Event) {
-        // Handshakes are few: their number is bounded.
-        let used: usize = self.fresh.values().map(|f| f.bytes).sum();
-        if let Some(fresh) = self.fresh.get_mut(&key) {
-            fresh.keep(event, EARLY_BYTES_ALL.saturating_sub(used));
-        }
+        self.connections.has_room() && self.routes.has_room()
     }
 }
 
@@ -433,6 +325,7 @@ pub fn alive_tag(ch: ChanId) -> Tag {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fabric::ProviderKind;
 
     #[test]
     fn memory_is_not_used_again_before_the_endpoint_that_may_touch_it_is_gone() {
@@ -449,7 +342,7 @@ mod tests {
         let ep = adapter.create("b").unwrap();
         let first = world.alloc(1000).unwrap();
         let addr = first.addr;
-        world.dying.push((ProviderKind::Loopback, ep));
+        world.connections.give_up((ProviderKind::Loopback, ep));
         world.free(first);
         assert_ne!(world.alloc(1000).unwrap().addr, addr);
         world.destroy_ended();

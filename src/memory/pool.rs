@@ -21,7 +21,7 @@ use ranges::{FreeList, Pages};
 use spare::Spare;
 
 use crate::fabric::PoolSegment;
-use crate::fabric::shm::sys::{self, Mapping};
+use crate::os::memory::{self, Mapping};
 use crate::room::{self, Grows};
 use crate::status::{Code, Status};
 
@@ -64,7 +64,7 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 
 /// A new file for a segment.
 fn new_file(size: usize) -> std::io::Result<OwnedFd> {
-    sys::memfd(c"rdma-transport-pool", size)
+    memory::memfd(c"rdma-transport-pool", size)
 }
 
 impl Segment {
@@ -117,12 +117,12 @@ impl Segment {
     /// hold it no more. Nothing lives in it. Failure costs memory only.
     fn renew(&mut self) -> bool {
         let Ok(fd) = new_file(self.map.len()) else { return false };
-        if self.map.replace(sys::borrow(&fd)).is_err() {
+        if self.map.replace(memory::borrow(&fd)).is_err() {
             return false;
         }
         self.map.advise_huge();
         // One that could not be sealed is not passed to peers.
-        let _ = sys::seal_future_write(&fd);
+        let _ = memory::seal_future_write(&fd);
         self.fd = Some(fd);
         self.id = NEXT.fetch_add(1, Ordering::Relaxed);
         self.used = Pages::new(self.map.len() / HUGE);
@@ -308,11 +308,11 @@ impl Pool {
                 None
             }
         };
-        let map = Mapping::aligned(fd.as_ref().map(sys::borrow), size, HUGE).map_err(failed)?;
+        let map = Mapping::aligned(fd.as_ref().map(memory::borrow), size, HUGE).map_err(failed)?;
         map.advise_huge();
         // Where the system cannot, shm peers are not passed this segment.
         let shared = !self.private.load(Ordering::Relaxed);
-        let sealed = shared && fd.as_ref().is_some_and(|fd| sys::seal_future_write(fd).is_ok());
+        let sealed = shared && fd.as_ref().is_some_and(|fd| memory::seal_future_write(fd).is_ok());
         let mut free = FreeList::default();
         free.insert(0, size);
         let used = Pages::new(size / HUGE);

@@ -20,7 +20,7 @@ const VERSION: u16 = 1;
 
 /// What one call knows of verdicts: one that was there when it began is not for it.
 #[derive(Default)]
-pub(super) struct Told(Option<Vec<u8>>);
+pub(super) struct KnownVerdict(Option<Vec<u8>>);
 
 /// What rank 0 has found so far.
 #[derive(Default)]
@@ -62,7 +62,7 @@ fn said_to(value: &[u8], life: &Life) -> Option<Status> {
     })
 }
 
-impl Told {
+impl KnownVerdict {
     /// Looks for the first time.
     pub(super) fn begin(&mut self, there: Option<Vec<u8>>) {
         self.0 = there;
@@ -80,7 +80,7 @@ impl Meeting<'_> {
     }
 
     /// Whether rank 0 has found that this meeting cannot be.
-    pub(super) fn hear_verdict(&self, session: &Life, told: &Told) -> Result<(), Status> {
+    pub(super) fn hear_verdict(&self, session: &Life, told: &KnownVerdict) -> Result<(), Status> {
         let there = self.verdict(session)?;
         let said = there.filter(|there| told.is_new(there)).and_then(|t| said_to(&t, &self.life));
         said.map_or(Ok(()), Err)

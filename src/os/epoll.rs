@@ -21,6 +21,12 @@ pub type Place = libc::epoll_event;
 /// Such a place before [`Epoll::wait`].
 pub const EMPTY: Place = Place { events: 0, u64: 0 };
 
+/// A descriptor of an empty set, which a forked child inherits. Makes no call but that to the system.
+pub(crate) fn empty() -> io::Result<OwnedFd> {
+    // SAFETY: no pointers.
+    super::owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
+}
+
 /// A level-triggered set of descriptors, each with a key. A forked child does not inherit it.
 #[derive(Debug)]
 pub struct Epoll(Local<OwnedFd>);
@@ -28,9 +34,7 @@ pub struct Epoll(Local<OwnedFd>);
 impl Epoll {
     /// An empty set.
     pub fn new() -> io::Result<Epoll> {
-        // SAFETY: no pointers.
-        let fd = super::owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-        Ok(Epoll(Local::new(fd)))
+        Ok(Epoll(Local::new(empty()?)))
     }
 
     /// The descriptor, for the application, whose number stays taken in a forked child.

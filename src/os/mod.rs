@@ -1,9 +1,11 @@
-//! What the library asks of the system beyond any one part: threads, their order, and signals; descriptors to sleep on.
+//! What the library asks of the system beyond any one part: threads, their order, and signals; descriptors to sleep on; memory.
 
 pub mod environment;
 pub mod epoll;
 mod eventfd;
 pub mod files;
+pub(crate) mod memory;
+pub(crate) mod refused;
 #[cfg(test)]
 pub mod sandbox;
 pub mod slice;

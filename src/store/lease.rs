@@ -161,7 +161,7 @@ impl Drop for Lease {
 /// The keys that were written under leases of this process, for kinds that do not keep them themselves. Each has the number of
 /// the write that put it there: a write or deletion by somebody else takes it out only if nobody has put it there since.
 #[derive(Default)]
-pub struct Held(Mutex<Keys>);
+pub struct LeasedKeys(Mutex<Keys>);
 
 #[derive(Default)]
 struct Keys {
@@ -169,7 +169,7 @@ struct Keys {
     leases: HashMap<LeaseId, HashMap<Box<[u8]>, u64>>,
 }
 
-impl Held {
+impl LeasedKeys {
     /// A lease begins, or goes on.
     pub fn begin(&self, id: LeaseId) -> Result<(), Status> {
         let leases = &mut self.0.lock().leases;
@@ -250,7 +250,7 @@ mod tests {
     /// A key that one thread writes while another deletes it may be there: then its lease is to know it.
     #[test]
     fn a_key_that_is_written_again_stays() {
-        let held = Held::default();
+        let held = LeasedKeys::default();
         let key = || std::iter::once(&b"key"[..]);
         held.add(1, key()).unwrap();
         let before = held.writes();

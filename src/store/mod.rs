@@ -11,12 +11,12 @@ pub mod file;
 pub mod foreign;
 mod kind;
 pub mod lease;
-mod link;
 pub mod memory;
 mod names;
 mod number;
 #[cfg(feature = "redis")]
 pub mod redis;
+mod socket;
 pub mod stop;
 pub mod tcp;
 mod until;

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::time::Instant;
 
 use rdma_sys::*;
-use rdma_transport::fabric::ibverbs::address::{Address, Link};
+use rdma_transport::fabric::ibverbs::address::{Address, LinkLayer};
 
 use super::ends::PATIENCE;
 
@@ -202,7 +202,7 @@ impl Raw {
         a.min_rnr_timer = 12;
         a.ah_attr.port_num = 1;
         a.ah_attr.dlid = far.lid;
-        a.ah_attr.is_global = u8::from(far.link == Link::Ethernet);
+        a.ah_attr.is_global = u8::from(far.link == LinkLayer::Ethernet);
         a.ah_attr.grh.dgid = ibv_gid { raw: far.gid };
         a.ah_attr.grh.sgid_index = self.gid_index;
         a.ah_attr.grh.hop_limit = 64;

@@ -15,11 +15,11 @@ use super::kind::Kind;
 use super::messages::{ALL, ANY, Post, TAG, code};
 use super::script::{EAGER, LARGE, MS, R, S, ibverbs, shm};
 
-type Told = Arc<Mutex<Vec<u64>>>;
+type Rooms = Arc<Mutex<Vec<u64>>>;
 
 /// Node S is to be told when so many bytes may be sent.
-fn on_room(p: &mut Post, bytes: u64) -> Told {
-    let (told, to) = (Told::default(), p.other(S));
+fn on_room(p: &mut Post, bytes: u64) -> Rooms {
+    let (told, to) = (Rooms::default(), p.other(S));
     let tell = told.clone();
     let tell = move |room: Result<u64, _>| tell.lock().unwrap().push(room.unwrap_or(0));
     p.s.call(S, |e, fx| e.message_on_room(fx, to, bytes, Box::new(tell))).unwrap();
@@ -27,7 +27,7 @@ fn on_room(p: &mut Post, bytes: u64) -> Told {
 }
 
 /// So many bytes of room are told of.
-fn was_told(told: &Told) -> bool {
+fn was_told(told: &Rooms) -> bool {
     matches!(told.lock().unwrap()[..], [room] if room > 0)
 }
 

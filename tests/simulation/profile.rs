@@ -3,6 +3,7 @@
 use rdma_transport::api::Protocol;
 use rdma_transport::engine::Settings;
 use rdma_transport::engine::transfer::sizes::Sizes;
+use rdma_transport::engine::transfer::table::TABLE;
 use rdma_transport::fabric::{Caps, ProviderKind};
 
 use super::common::rng::Rng;
@@ -76,14 +77,9 @@ impl Profile {
         let read = rng.percent(60);
         let checksum = rng.percent(30);
         let tolerate_dup_recv = rng.percent(30);
-        let forced = [
-            Protocol::Eager,
-            Protocol::DirectPut,
-            Protocol::DirectGet,
-            Protocol::Persistent,
-            Protocol::Pipeline,
-        ];
-        let protocol = if rng.percent(30) { rng.pick(&forced) } else { Protocol::Auto };
+        let forced: Vec<_> = TABLE.iter().filter(|e| e.forced).map(|e| e.protocol).collect();
+        let forced = &forced[1..]; // The first leaves the choice to the engine.
+        let protocol = if rng.percent(30) { rng.pick(forced) } else { Protocol::Auto };
         let provider = if windows { ProviderKind::Shm } else { ProviderKind::Ibverbs };
         let (timeout, peer_timeout) = match quiet {
             true => (5_000 * MS, 10_000 * MS),
@@ -112,7 +108,7 @@ impl Profile {
             let settings = Settings {
                 timeout,
                 peer_timeout,
-                protocol: if odd { rng.pick(&forced) } else { protocol },
+                protocol: if odd { rng.pick(forced) } else { protocol },
                 sizes: Box::new(
                     [Sizes {
                         max_send_size: 4096,

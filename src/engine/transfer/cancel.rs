@@ -6,7 +6,6 @@
 use super::inbound::{AfterAlloc, Request, State};
 use super::outbound::{RState, Response};
 use crate::engine::channel::ChanId;
-use crate::engine::front::rendezvous::Waiter;
 use crate::engine::{Engine, Fx};
 use crate::protocol::message::Message;
 use crate::status::{Code, Reason, Status};
@@ -23,8 +22,7 @@ impl Engine {
                 self.fail(fx, index, status);
             }
             State::LocalWait => {
-                let hash = self.table.hash(&r.named.key);
-                self.table.remove_waiter(hash, r.named.step, Waiter::Local(index));
+                self.wait_no_more(index);
                 self.fail(fx, index, status);
             }
             State::Allocating(_) | State::Copying | State::LocalCopy(_) => {
@@ -88,7 +86,7 @@ impl Engine {
         let status = || Status::new(code, crate::room::heard(text)).because(Reason::RemoteError);
         // What was told of is gone while memory is found for it: nobody would answer what follows.
         let finds = |r: &&mut Request| {
-            let told = matches!(r.state, State::Allocating(AfterAlloc::Meta { .. }));
+            let told = matches!(r.state, State::Allocating(Some(AfterAlloc::Meta { .. })));
             told && r.ch == Some(ch)
         };
         if let Some(r) = self.requests.get_mut(index).filter(finds) {
@@ -120,15 +118,7 @@ impl Engine {
     fn end_given_up(&mut self, fx: &mut impl Fx, index: u32, status: Status) {
         let Some(r) = self.responses.get(index) else { return };
         match r.state {
-            RState::Waiting(hash) => {
-                self.table.remove_waiter(hash, r.named.step, Waiter::Remote(index));
-                self.forget(index);
-            }
-            RState::Asking => {
-                let id = r.named.id;
-                self.forget(index);
-                self.ended_early(fx, id, &status);
-            }
+            RState::Waiting(_) | RState::Asking => self.forget_unmet(fx, index, &status),
             _ => self.end_response(fx, index, Err(status)),
         }
     }

@@ -1,14 +1,11 @@
 //! The one end of each transfer, for all protocols: what it held goes back, it is counted, its callback is queued.
 
-use super::inbound::{Request, request_in_step};
-use super::outbound::{Response, Sent, Source, code_of, response_in_step};
+use super::inbound::Request;
+use super::outbound::{Response, Sent, Source, code_of};
 use crate::api::*;
 #[cfg(feature = "planted")]
 use crate::engine::Planted;
 use crate::engine::channel::ChanId;
-use crate::engine::front::rendezvous::Named;
-use crate::engine::front::rendezvous::keys::Key;
-use crate::engine::list::Links;
 use crate::engine::{Due, Engine, Fx, Held, Work};
 use crate::status::{Code, Reason, Status};
 
@@ -24,7 +21,7 @@ impl Engine {
         self.fail(fx, index, status);
     }
 
-    /// Ends a request with its one callback. The only place where an accepted one leaves the table.
+    /// Ends a request with its one callback. The only place where an accepted one leaves the slab.
     pub(in crate::engine) fn finish(
         &mut self,
         fx: &mut impl Fx,
@@ -52,12 +49,12 @@ impl Engine {
         let (peer, ch, protocol) = (r.peer, r.ch, r.protocol);
         let memory = r.memory_of(bytes);
         let (addr, device) = if bytes == 0 { (0, 0) } else { r.place_of_result() };
-        let links = (r.named.step, r.named.in_step, std::mem::take(&mut r.named.key));
+        let place = r.named.take_place();
         let elapsed_ns = now.saturating_sub(started);
         let Some(mut meta) = r.meta.take() else { return };
         let mut done = r.done.take();
         self.requests.vacate(index);
-        self.unlink_request(index, links);
+        self.unlink_request(index, place);
         let (mut peer, provider) = match ch.and_then(|ch| self.channels.get(ch)) {
             Some(c) => {
                 c.counters.recv_done(bytes, elapsed_ns, Code::Ok, protocol);
@@ -114,7 +111,7 @@ impl Engine {
         let (request, keep, peer, ch, protocol) = (r.named.id, r.keep, r.peer, r.ch, r.protocol);
         let (memory, place, started, known) = (r.memory(), r.place_of_result(), r.started, r.known);
         let (buffer, meta) = (r.buffer.take(), r.meta.take());
-        let of = if fx.tracing() { traced(&r.named) } else { None };
+        let of = if fx.tracing() { r.named.traced() } else { None };
         let mut info = self.info(peer, ch, protocol);
         info.elapsed_ns = now.saturating_sub(started);
         let (result, after) = match (result, meta) {
@@ -175,28 +172,15 @@ impl Engine {
         }
     }
 
-    /// A request leaves the table, and what refers to it there; its callback.
+    /// A request leaves the slab, and what refers to it; its callback.
     pub(in crate::engine) fn remove_request(&mut self, index: u32) -> Option<Due<OnRecv>> {
-        let take = |r: &mut Request| {
-            let key = std::mem::take(&mut r.named.key);
-            ((r.named.step, r.named.in_step, key), r.done.take())
-        };
-        let (links, done) = self.requests.take(index, take)?;
-        self.unlink_request(index, links);
+        let take = |r: &mut Request| (r.named.take_place(), r.done.take());
+        let (place, done) = self.requests.take(index, take)?;
+        self.unlink_request(index, place);
         Some(done)
     }
 
-    /// A request has left the slab: so it does what else it was in.
-    #[inline(always)]
-    fn unlink_request(&mut self, index: u32, (step, in_step, key): (i64, Links, Key)) {
-        if let Some(members) = self.table.members_of(step) {
-            members.requests.remove(&mut self.requests, request_in_step, index, in_step);
-            self.table.left(step);
-        }
-        self.table.keys().give(key);
-    }
-
-    /// A response leaves the table, and what refers to it there.
+    /// A response leaves the slab, and what refers to it.
     pub(in crate::engine) fn forget(&mut self, index: u32) {
         self.forget_here(index);
     }
@@ -204,18 +188,11 @@ impl Engine {
     /// The same, where most do.
     #[inline(always)]
     pub(in crate::engine) fn forget_here(&mut self, index: u32) {
-        let take = |r: &mut Response| {
-            let key = std::mem::take(&mut r.named.key);
-            (r.named.step, r.named.in_step, r.cost, r.peer, r.asked.to, key)
-        };
-        let Some((step, in_step, cost, peer, to, key)) = self.responses.take(index, take) else {
+        let take = |r: &mut Response| (r.named.take_place(), r.cost, r.peer, r.asked.to);
+        let Some((place, cost, peer, to)) = self.responses.take(index, take) else {
             return;
         };
-        if let Some(members) = self.table.members_of(step) {
-            members.responses.remove(&mut self.responses, response_in_step, index, in_step);
-            self.table.left(step);
-        }
-        self.table.keys().give(key);
+        self.unlink_response(index, place);
         if let Some(c) = self.channels.get_mut(to.ch) {
             c.responses.remove(to.request);
         }
@@ -289,8 +266,7 @@ impl Engine {
         self.leave_buffer(index);
         let Some(r) = self.responses.get_mut(index) else { return };
         let (ch, peer, source) = (r.asked.to.ch, r.peer, r.source.take());
-        let of = self.responses.get(index).map(|r| &r.named);
-        let of = of.and_then(|named| self.traced(fx, &named.key, named.step));
+        let of = if fx.tracing() { r.named.traced() } else { None };
         self.forget(index);
         let Some(mut source) = source else { return };
         if let (Some(trial), true) = (source.trial, result.is_ok()) {
@@ -363,11 +339,6 @@ fn of_message(mut status: Status) -> Status {
         status.message = format!("the receiver ended its receive meanwhile: {}", status.message);
     }
     status
-}
-
-/// Key and step for a trace.
-pub(in crate::engine) fn traced(named: &Named) -> Option<(Box<[u8]>, i64)> {
-    Some((crate::room::key(&named.key).ok()?, named.step))
 }
 
 /// Memory of the host that is the application's again when a send has ended.

@@ -50,8 +50,8 @@ pub(in crate::engine) enum AfterAlloc {
 pub(in crate::engine) enum State {
     /// Waits for a connection.
     Queued,
-    /// The allocation callback is out.
-    Allocating(AfterAlloc),
+    /// The allocation callback is out; nothing: it has returned, and the next state follows.
+    Allocating(Option<AfterAlloc>),
     /// TENSOR_REQUEST is out; content, metadata or an error comes back.
     Requested,
     /// The metadata is known; the content is being written.
@@ -198,12 +198,6 @@ impl Request {
     pub fn told(&mut self, meta: Meta) {
         (self.meta, self.known) = (Some(meta), false);
     }
-}
-
-/// Its links in its step.
-#[inline]
-pub(in crate::engine) fn request_in_step(r: &mut Request) -> &mut Links {
-    &mut r.named.in_step
 }
 
 /// Its links among those that wait for a connection to its peer.

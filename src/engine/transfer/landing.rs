@@ -32,7 +32,7 @@ impl Engine {
                         Code::OutOfRange,
                         format!(
                             "tensor '{}' has {} bytes, the destination given has {len}",
-                            crate::shown::key(&r.named.key),
+                            r.named.shown(),
                             meta.nbytes
                         ),
                     ));
@@ -56,7 +56,7 @@ impl Engine {
                 let nothing: AllocFn = Box::new(|_| None);
                 let alloc = std::mem::replace(f, nothing);
                 r.meta = Some(meta.clone());
-                r.state = State::Allocating(after);
+                r.state = State::Allocating(Some(after));
                 fx.run(Work::Alloc { request: index, alloc, meta, inline });
                 Ok(false)
             }
@@ -66,13 +66,13 @@ impl Engine {
     /// The allocation callback has returned.
     pub fn allocated(&mut self, fx: &mut impl Fx, index: u32, alloc: AllocFn, addr: Option<u64>) {
         let Some(r) = self.requests.get_mut(index) else { return };
-        let after = match std::mem::replace(&mut r.state, State::Queued) {
-            State::Allocating(after) => after,
-            other => {
-                r.state = other;
-                let status = self.defect("an allocation that was not asked for");
-                return self.end(fx, index, status);
-            }
+        let after = match &mut r.state {
+            State::Allocating(after) => after.take(),
+            _ => None,
+        };
+        let Some(after) = after else {
+            let status = self.defect("an allocation that was not asked for");
+            return self.end(fx, index, status);
         };
         r.target = Target::Alloc(alloc);
         let no_memory = r.ended.is_none() && addr.is_none();
@@ -88,7 +88,7 @@ impl Engine {
                     format!(
                         "the allocation callback gave no memory for {} bytes of '{}'",
                         r.meta.as_ref().map_or(0, |m| m.nbytes),
-                        crate::shown::key(&r.named.key)
+                        r.named.shown()
                     ),
                 )
                 .because(Reason::LocalError),

@@ -1,4 +1,5 @@
-//! The transfer layer: moves one content between the two ends of a channel. It knows no key, step, tag or slot.
+//! The transfer layer: moves one content between the two ends of a channel. It knows no key, step, tag or slot: an end
+//! bears its front end's part (`Named`), of which nothing is read here but its number for the application, whether there is a name, and how errors and traces write it.
 //!
 //! `inbound` is the receiving end, a request; `outbound` the sending end, a response. `protocols/` has a file for
 //! each way that content goes, [`table`] their names, numbers and conditions, [`choose`] the choice, [`sizes`] by what long messages are cut. What all of them

@@ -79,19 +79,6 @@ impl Asked {
         Asked { to, dst, any_meta, room, room_told, cached, granted: false }
     }
 
-    /// About how much memory a response to this takes, beside the tensor: the key is in the table,
-    /// too.
-    pub fn cost(&self, key: &[u8]) -> usize {
-        let regions = self.dst.as_ref().map_or(0, |(place, _)| place.rkeys.rest().len());
-        Asked::cost_of(key, regions, self.cached.as_ref().map_or(0, |meta| meta.dims.len()))
-    }
-
-    /// The same by its parts.
-    #[inline]
-    pub fn cost_of(key: &[u8], regions: usize, dims: usize) -> usize {
-        size_of::<Response>() + 2 * key.len() + 16 * regions + 8 * dims
-    }
-
     /// The destination was given up front, and has no room for so many bytes.
     #[inline]
     pub fn too_short(&self, nbytes: u64) -> bool {
@@ -189,7 +176,7 @@ impl Source {
 }
 
 pub(in crate::engine) enum RState {
-    /// Waits in the table for the tensor, which keeps its key: by the key's hash it is found there.
+    /// Waits for the tensor; the front end finds it by this.
     Waiting(u64),
     /// The runtime was asked.
     Asking,
@@ -230,12 +217,6 @@ pub(in crate::engine) struct Response {
     pub in_buffer: Links,
     /// The tensor goes back to no table: it is the runtime's own, its step was aborted or cleaned up, or its memory is gone.
     pub no_table: bool,
-}
-
-/// Its links in its step.
-#[inline]
-pub(in crate::engine) fn response_in_step(r: &mut Response) -> &mut Links {
-    &mut r.named.in_step
 }
 
 /// No request of a peer has this index or a higher one: a response that nobody has asked for yet, an offered message, is
@@ -354,7 +335,7 @@ impl Engine {
             user: !meta.user.is_empty(),
             any_meta: asked.any_meta,
             can_read: c.caps.read,
-            buffers: source.buffer.is_some() || !source.unbuffered && !r.named.key.is_empty(),
+            buffers: source.buffer.is_some() || !source.unbuffered && r.named.is_tensor(),
             forced: self.settings.protocol,
         }))
     }

@@ -24,7 +24,7 @@ impl Engine {
     /// The same for a tensor of the host that need not be copied, where that takes less time. False: it does not.
     pub(super) fn stage_ahead(&mut self, fx: &mut impl Fx, index: u32) -> bool {
         let Some(r) = self.responses.get_mut(index) else { return false };
-        let named = !r.named.key.is_empty();
+        let named = r.named.is_tensor();
         let Some((asked, source)) = r.parts() else { return false };
         let (addr, len) = (source.tensor.addr, source.tensor.meta.nbytes);
         let untouched = source.staged.is_none() && source.window.is_none() && source.leg.is_none();

@@ -191,11 +191,23 @@ impl Protocol {
     }
 }
 
-/// Those that may be forced, in words.
-pub fn forced() -> String {
-    let all = TABLE.iter().filter(|e| e.forced);
-    let all: Vec<_> = all.map(|e| format!("{} ({})", e.protocol as u32, e.name)).collect();
-    all.join(", ")
+impl Entry {
+    /// Its number's name in the C header.
+    pub fn constant(&self) -> String {
+        format!("RDMA_PROTOCOL_{}", self.counter.to_uppercase())
+    }
+}
+
+/// The protocol of a number, if it may be forced; otherwise which may, in words, by number and what `name` says.
+pub fn forced(number: u32, name: impl Fn(&Entry) -> String) -> Result<Protocol, String> {
+    match TABLE.get(number as usize).filter(|e| e.forced) {
+        Some(e) => Ok(e.protocol),
+        None => {
+            let all = TABLE.iter().filter(|e| e.forced);
+            let all: Vec<_> = all.map(|e| format!("{} ({})", e.protocol as u32, name(e))).collect();
+            Err(all.join(", "))
+        }
+    }
 }
 
 #[cfg(test)]
@@ -208,6 +220,27 @@ mod tests {
             assert_eq!((e.protocol as usize, Protocol::of_number(i as u32)), (i, Some(e.protocol)));
         }
         assert_eq!(Protocol::of_number(TABLE.len() as u32), None);
+    }
+
+    #[test]
+    fn local_is_not_forced() {
+        for e in &TABLE {
+            let found = forced(e.protocol as u32, |e| e.name.into());
+            assert_eq!(found.is_ok(), e.protocol != Protocol::Local, "{}", e.name);
+        }
+        let allowed = forced(TABLE.len() as u32, Entry::constant);
+        let Err(allowed) = allowed else { panic!("a number without a protocol is allowed") };
+        let words = "0 (RDMA_PROTOCOL_AUTO), 2 (RDMA_PROTOCOL_EAGER), 3 (RDMA_PROTOCOL_DIRECT_PUT)";
+        assert!(allowed.starts_with(words), "{allowed}");
+    }
+
+    #[test]
+    fn the_header_has_each() {
+        let header = include_str!("../../ffi/types/base.rs");
+        for e in &TABLE {
+            let line = format!("pub const {}: u32 = {};", e.constant(), e.protocol as u32);
+            assert!(header.contains(&line), "src/ffi/types/base.rs lacks {line}");
+        }
     }
 
     #[test]

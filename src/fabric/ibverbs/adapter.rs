@@ -14,7 +14,7 @@ use crate::local_fd::Local;
 use crate::os::Epoll;
 use crate::status::{Code, Status};
 
-use super::address::{Address, Link};
+use super::address::{Address, LinkLayer};
 use super::cm::{Cm, CmAddress};
 use super::cq::{CompChannel, Cq};
 use super::device::Context;
@@ -150,7 +150,7 @@ impl IbverbsAdapter {
 
     fn local_address(&self, ep: &Endpoint) -> Address {
         Address {
-            link: self.choice.port.link.unwrap_or(Link::Ethernet),
+            link: self.choice.port.link.unwrap_or(LinkLayer::Ethernet),
             gid_kind: self.choice.gid.kind,
             mtu: self.choice.mtu,
             reads_in: self.info.max_reads_in,

@@ -15,7 +15,7 @@ const MAX_24: u32 = 0xff_ffff;
 /// Link layer of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Link {
+pub enum LinkLayer {
     /// InfiniBand.
     InfiniBand = 1,
     /// Ethernet: RoCE.
@@ -26,7 +26,7 @@ pub enum Link {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
     /// Link layer of its port.
-    pub link: Link,
+    pub link: LinkLayer,
     /// Kind of its GID.
     pub gid_kind: GidKind,
     /// MTU code: 1 is 256 bytes, 5 is 4096.
@@ -72,8 +72,8 @@ impl Address {
             return Err(bad(format!("magic {:02x?} version {}, not known here", &b[..2], b[2])));
         }
         let link = match b[3] {
-            1 => Link::InfiniBand,
-            2 => Link::Ethernet,
+            1 => LinkLayer::InfiniBand,
+            2 => LinkLayer::Ethernet,
             n => return Err(bad(format!("link layer {n}, allowed are 1 and 2"))),
         };
         let gid_kind = GidKind::from_u8(b[4]).ok_or_else(|| bad(format!("GID kind {}", b[4])))?;
@@ -99,7 +99,7 @@ impl Address {
         if !(2..=MAX_24).contains(&a.qpn) || a.psn > MAX_24 {
             return Err(bad(format!("queue pair {:#x}, sequence number {:#x}", a.qpn, a.psn)));
         }
-        if a.gid == [0; 16] || (link == Link::InfiniBand && a.lid == 0) {
+        if a.gid == [0; 16] || (link == LinkLayer::InfiniBand && a.lid == 0) {
             return Err(bad("no GID or LID".into()));
         }
         Ok(a)
@@ -125,7 +125,7 @@ impl Address {
                 ),
             ));
         }
-        if self.link == Link::InfiniBand && self.gid[..8] != peer.gid[..8] {
+        if self.link == LinkLayer::InfiniBand && self.gid[..8] != peer.gid[..8] {
             return Err(Status::new(
                 Code::Unavailable,
                 format!(
@@ -137,7 +137,7 @@ impl Address {
             ));
         }
         let v4 = super::gid::is_v4(&self.gid);
-        if self.link == Link::Ethernet && v4 != super::gid::is_v4(&peer.gid) {
+        if self.link == LinkLayer::Ethernet && v4 != super::gid::is_v4(&peer.gid) {
             return Err(Status::new(
                 Code::Unavailable,
                 format!(
@@ -158,7 +158,7 @@ mod tests {
 
     fn sample() -> Address {
         Address {
-            link: Link::Ethernet,
+            link: LinkLayer::Ethernet,
             gid_kind: GidKind::RoceV2,
             mtu: 3,
             reads_in: 16,
@@ -214,7 +214,7 @@ mod tests {
         assert!(a.compatible(&v6).unwrap_err().message.contains("IP versions"));
         let v1 = Address { gid_kind: GidKind::RoceV1, ..a };
         assert!(a.compatible(&v1).unwrap_err().message.contains("RDMA_GID_INDEX"));
-        let ib = Address { link: Link::InfiniBand, ..a };
+        let ib = Address { link: LinkLayer::InfiniBand, ..a };
         assert!(a.compatible(&ib).is_err());
         let here = Address { gid_kind: GidKind::Ib, lid: 1, ..ib };
         let far = Address { gid: v6.gid, ..here };

@@ -9,7 +9,7 @@ use rdma_sys::*;
 
 use crate::status::{Code, Status};
 
-use super::address::Link;
+use super::address::LinkLayer;
 use super::sys;
 
 const LIBRARY: &CStr = c"librdmacm.so.1";
@@ -207,8 +207,8 @@ pub(super) fn sockaddr(ip: IpAddr, port: u16) -> libc::sockaddr_storage {
 
 /// An IP address by which rdma_cm finds the port: its GID on Ethernet, else the first address of
 /// the device's network interface (IPoIB).
-pub(super) fn ip_of(device: &str, link: Link, gid: &[u8; 16]) -> Result<[u8; 16], Status> {
-    if link == Link::Ethernet {
+pub(super) fn ip_of(device: &str, link: LinkLayer, gid: &[u8; 16]) -> Result<[u8; 16], Status> {
+    if link == LinkLayer::Ethernet {
         return Ok(*gid);
     }
     let dir = std::fs::read_dir(format!("/sys/class/infiniband/{device}/device/net"));

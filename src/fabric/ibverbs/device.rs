@@ -9,7 +9,7 @@ use rdma_sys::*;
 
 use crate::status::Status;
 
-use super::address::Link;
+use super::address::LinkLayer;
 use super::gid::{GidEntry, GidKind};
 use super::select::{DeviceInfo, PortInfo};
 use super::sys::{self, GidTableEntry, Origin, Verbs};
@@ -67,8 +67,8 @@ impl Context {
         sys::check(unsafe { (self.verbs.query_port)(self.raw(), number, &mut a) })
             .map_err(|e| Status::os(format!("query of {} port {number}", self.name), &e))?;
         let link = match a.link_layer {
-            0 | 1 => Some(Link::InfiniBand),
-            2 => Some(Link::Ethernet),
+            0 | 1 => Some(LinkLayer::InfiniBand),
+            2 => Some(LinkLayer::Ethernet),
             _ => None,
         };
         Ok(PortInfo {
@@ -88,7 +88,11 @@ impl Context {
             max_msg: a.max_msg_sz,
             rate: rate(a.active_speed, a.active_width),
             gid_table: a.gid_tbl_len.max(0) as u32,
-            gids: self.gids(number, a.gid_tbl_len.min(MAX_TABLE), link == Some(Link::Ethernet)),
+            gids: self.gids(
+                number,
+                a.gid_tbl_len.min(MAX_TABLE),
+                link == Some(LinkLayer::Ethernet),
+            ),
             pkeys: self.pkeys(number, i32::from(a.pkey_tbl_len).min(MAX_TABLE)),
         })
     }

@@ -10,7 +10,7 @@ use crate::os::epoll::{Epoll, READ};
 use crate::status::Status;
 
 use super::adapter::{CqSlot, EAGER_MAX, IbverbsAdapter, MAX_RDMA, MAX_RDMA_SOFT, Map};
-use super::address::Link;
+use super::address::LinkLayer;
 use super::cm::Cm;
 use super::cm_sys::ip_of;
 use super::cq::{CompChannel, Cq, empty_wc};
@@ -84,7 +84,7 @@ fn failed(e: io::Error) -> Status {
 }
 
 fn start_cm(cfg: &IbConfig, choice: &Choice, info: &DeviceInfo) -> Result<Cm, Status> {
-    let link = choice.port.link.unwrap_or(Link::Ethernet);
+    let link = choice.port.link.unwrap_or(LinkLayer::Ethernet);
     let terms = Terms {
         reads_in: info.max_reads_in,
         reads_out: info.max_reads_out,

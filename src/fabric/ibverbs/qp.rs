@@ -7,7 +7,7 @@ use rdma_sys::*;
 
 use crate::status::{Code, Status};
 
-use super::address::{Address, Link};
+use super::address::{Address, LinkLayer};
 use super::cq::Cq;
 use super::mr::Pd;
 use super::recv::Srq;
@@ -303,7 +303,7 @@ impl Path {
 }
 
 fn needs_grh(local: &Address, remote: &Address) -> bool {
-    local.link == Link::Ethernet || local.grh_required || remote.grh_required
+    local.link == LinkLayer::Ethernet || local.grh_required || remote.grh_required
 }
 
 fn unreachable_hint(mut e: Status, local: &Address, remote: &Address) -> Status {
@@ -323,7 +323,7 @@ mod tests {
     use super::super::gid::GidKind;
     use super::*;
 
-    fn end(link: Link, prefix: u8) -> Address {
+    fn end(link: LinkLayer, prefix: u8) -> Address {
         let mut gid = [0; 16];
         gid[0] = prefix;
         let gid_kind = GidKind::Ib;
@@ -335,7 +335,7 @@ mod tests {
     #[test]
     fn lids_without_route_header_where_no_port_asks_for_one() {
         let path = Path { port: 1, gid_index: 3, sl: 2, traffic_class: 104 };
-        let a = end(Link::InfiniBand, 0xfe);
+        let a = end(LinkLayer::InfiniBand, 0xfe);
         assert_eq!(path.to(&a, &a).is_global, 0);
         assert_eq!(path.to(&a, &a).dlid, 7);
         let virtual_port = Address { grh_required: true, ..a };
@@ -344,7 +344,7 @@ mod tests {
             assert_eq!((ah.is_global, ah.grh.sgid_index, ah.grh.traffic_class), (1, 3, 104));
             assert_eq!(ah.dlid, 7);
         }
-        let eth = end(Link::Ethernet, 0xfe);
+        let eth = end(LinkLayer::Ethernet, 0xfe);
         assert_eq!(path.to(&eth, &eth).is_global, 1);
         assert!(path.to(&eth, &eth).grh.hop_limit > 1);
     }

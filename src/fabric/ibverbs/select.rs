@@ -6,7 +6,7 @@ use std::fmt::Display;
 use crate::config::IbConfig;
 use crate::status::{Code, Status};
 
-use super::address::Link;
+use super::address::LinkLayer;
 use super::gid::{self, GidEntry};
 
 /// A port as the device describes it.
@@ -19,7 +19,7 @@ pub struct PortInfo {
     /// State in words.
     pub state: &'static str,
     /// Link layer; `None` for one that this library does not know.
-    pub link: Option<Link>,
+    pub link: Option<LinkLayer>,
     /// Local identifier.
     pub lid: u16,
     /// Packets to and from it carry a global route header, on InfiniBand too: a virtual port that shares
@@ -111,7 +111,7 @@ fn usable(p: &PortInfo) -> bool {
 
 /// Larger is better: reachable through routers (or InfiniBand), then faster.
 fn rank(p: &PortInfo) -> (bool, u64) {
-    (p.link == Some(Link::InfiniBand) || p.gids.iter().any(gid::routable), p.rate)
+    (p.link == Some(LinkLayer::InfiniBand) || p.gids.iter().any(gid::routable), p.rate)
 }
 
 fn find_port<'a>(
@@ -251,7 +251,7 @@ mod tests {
             number,
             active,
             state: if active { "active" } else { "down" },
-            link: Some(Link::Ethernet),
+            link: Some(LinkLayer::Ethernet),
             lid: 0,
             grh_required: false,
             active_mtu: 3,

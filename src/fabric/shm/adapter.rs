@@ -31,7 +31,7 @@ impl Adapter for ShmAdapter {
         Ok(())
     }
 
-    fn keep(&mut self, ep: EpId, bytes: &[u8]) -> Option<Kept> {
+    fn keep(&mut self, ep: EpId, bytes: &[u8]) -> Option<KeepAlive> {
         let at = self.find_near(ep).ok()?;
         match &mut self.eps[at].state {
             State::Up(link) => link.rx.keep(bytes),
@@ -227,7 +227,7 @@ impl Adapter for ShmAdapter {
         }
     }
 
-    fn keep_left(&mut self, ep: EpId) -> Option<Kept> {
+    fn keep_left(&mut self, ep: EpId) -> Option<KeepAlive> {
         let at = self.find_near(ep).ok()?;
         let State::Up(link) = &mut self.eps[at].state else { return None };
         self.left.add(at);

@@ -48,7 +48,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use crate::config::Config;
-use crate::fabric::moves::{Kept, MOVE_MAX, Move, Moved};
+use crate::fabric::moves::{KeepAlive, MOVE_MAX, Move, Moved};
 use crate::fabric::{
     Access, Adapter, Caps, EpId, Event, Mem, Mr, One, PoolSegment, PostError, ProviderKind, Remote,
     SHORT_HEAD,

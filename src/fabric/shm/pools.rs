@@ -9,7 +9,7 @@ use super::foreign::{Foreign, ForeignMap};
 use super::ring::MAX_POOLS;
 use super::sys;
 use crate::fabric::PoolSegment;
-use crate::fabric::moves::Kept;
+use crate::fabric::moves::KeepAlive;
 use crate::limits::{SHM_SEGMENT_MEMORY, SHM_SEGMENT_MEMORY_ALL, SHM_SEGMENTS_ALL};
 use crate::room;
 use crate::status::Status;
@@ -90,7 +90,7 @@ pub(crate) struct MapBudget {
 impl MapBudget {
     /// What this host bears.
     pub(crate) fn host() -> MapBudget {
-        let memory = sys::physical_memory();
+        let memory = crate::os::memory::physical_memory();
         MapBudget::of(
             memory.saturating_mul(SHM_SEGMENT_MEMORY),
             memory.saturating_mul(SHM_SEGMENT_MEMORY_ALL),
@@ -181,7 +181,7 @@ impl PeerPools {
 
     /// Where `len` bytes at `offset` of a segment are mapped here, while the mapping is held; `None`
     /// beyond its bounds.
-    pub(crate) fn at(&self, id: u32, offset: u64, len: u64) -> Option<(u64, Kept)> {
+    pub(crate) fn at(&self, id: u32, offset: u64, len: u64) -> Option<(u64, KeepAlive)> {
         let (_, pool) = self.mapped.iter().find(|s| s.0 == id)?;
         let size = pool.map.len() as u64;
         if offset > size || len > size - offset {

@@ -11,7 +11,7 @@ use super::stream::{Job, READ};
 use super::wire::{Ask, kind, outcome};
 use super::{Core, Kind};
 use crate::bulk::Way;
-use crate::fabric::moves::{Kept, MOVE_MAX, Move};
+use crate::fabric::moves::{KeepAlive, MOVE_MAX, Move};
 use crate::fabric::{Access, Event};
 use crate::room::{self, Grows};
 use crate::status::Status;
@@ -117,7 +117,11 @@ impl Link {
 
     /// Where the rest of the READ's source is mapped here, if it lies in a pool segment of the
     /// peer. One that is not mapped yet is asked for.
-    fn mapped(&mut self, region: &Export, read: &Reading) -> Result<Option<(u64, Kept)>, Status> {
+    fn mapped(
+        &mut self,
+        region: &Export,
+        read: &Reading,
+    ) -> Result<Option<(u64, KeepAlive)>, Status> {
         let Some((id, base)) = region.pool else { return Ok(None) };
         self.take_pools()?;
         if !self.pools.has(id) {

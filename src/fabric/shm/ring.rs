@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use self::far::Far;
 use self::order::{Words, Writing};
 use super::sys::{self, Mapping};
-use crate::fabric::moves::Kept;
+use crate::fabric::moves::KeepAlive;
 use crate::fabric::{HEAD_ROOM, SHORT_HEAD, ShortRoom, View};
 
 mod consumer;

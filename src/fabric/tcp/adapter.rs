@@ -1,14 +1,16 @@
 //! The provider contract on sockets: the endpoints, and which of them has something to do.
 
+mod serve;
+
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use super::burst::Polled;
-use super::endpoint::{Buffer, Endpoint, Input, LIVELY, Shared};
-use super::left::{Dir, TURN};
+use super::endpoint::{Buffer, Endpoint, LIVELY, Shared};
+use super::left::Dir;
 use super::stream::Stream;
-use super::{ADDRESS, MAX_OPS, MAX_RDMA, frame, sock, tx};
+use super::{ADDRESS, MAX_OPS, MAX_RDMA, frame, sock};
 use crate::config::Config;
 use crate::fabric::moves::{Move, Moved};
 use crate::fabric::regions::RegionTable;
@@ -25,10 +27,6 @@ use crate::status::{Code, Status};
 const LOST_AFTER: u8 = 5;
 /// Up to this many sockets are asked directly, more through epoll.
 const DIRECT: usize = 4;
-/// So many are asked whether content comes to them.
-const NEIGHBOURS: usize = 16;
-/// A socket that was quiet beside others that were not is asked at each so manyth poll.
-const QUIET_EVERY: usize = 8;
 
 /// An adapter of the tcp provider.
 pub struct TcpAdapter {
@@ -132,90 +130,6 @@ impl TcpAdapter {
             self.busy.push(ep.0);
         }
         Ok(&mut e.stream)
-    }
-
-    /// Takes an endpoint out of all lists but `eps`.
-    fn unlist(&mut self, id: u32) {
-        self.order.retain(|&x| x != id);
-        self.busy.retain(|&x| x != id);
-        self.held.retain(|&x| x != id);
-        self.fresh.retain(|&x| x != id);
-    }
-
-    /// Handles input and output of one endpoint.
-    fn service(&mut self, id: u32, events: &mut Vec<Event>) {
-        let Some(e) = self.eps.get_mut(&id) else { return };
-        let mut input = e.input(&mut self.shared, events);
-        e.quiet = if matches!(input, Input::Quiet) { e.quiet.saturating_add(1) } else { 0 };
-        self.quiet = self.quiet.min(e.quiet);
-        if !e.stream.tx.is_idle() && !matches!(input, Input::Closed(_)) {
-            let pause = matches!(input, Input::Quiet) || e.stream.tx.ack_urgent();
-            e.output(pause, &self.shared.regions);
-        }
-        e.ask(&mut self.shared.wanted);
-        if let (Input::Quiet, Some(status)) = (&input, &e.broken) {
-            input = Input::Closed(status.clone());
-        }
-        if let Input::Closed(status) = input {
-            e.down(&self.shared, status, events);
-            self.unlist(id);
-            return;
-        }
-        if !e.listed && (!e.stream.tx.is_idle() || e.broken.is_some()) {
-            e.listed = true;
-            self.busy.push(id);
-        }
-    }
-
-    /// Asks each socket. One that was quiet for long costs as much as one that is about to say something: it is asked less often, as long as
-    /// others are not.
-    fn poll_few(&mut self, events: &mut Vec<Event>) {
-        let (n, mut ids) = (self.order.len(), [0; DIRECT]);
-        ids[..n].copy_from_slice(&self.order);
-        let lively = ids[..n].iter().any(|id| self.eps.get(id).is_some_and(Endpoint::is_lively));
-        // By the poll alone: a count that says whose turn it is as well would be the same one's each time.
-        let all = !lively || self.polled.count.is_multiple_of(QUIET_EVERY);
-        for i in 0..n {
-            let id = ids[(self.polled.count + i) % n];
-            let asks = all || self.eps.get(&id).is_some_and(|e| e.is_lively() || e.listed);
-            if asks {
-                self.service(id, events);
-            }
-        }
-    }
-
-    /// What was held back for more to follow goes out.
-    fn push_held(&mut self) {
-        while let Some(id) = self.held.pop() {
-            if let Some(e) = self.eps.get_mut(&id) {
-                e.held = false;
-                e.push();
-            }
-        }
-    }
-
-    /// Bytes of content that this endpoint's socket is given at once.
-    fn turn(&self, id: u32) -> u64 {
-        let comes = |id| self.eps.get(id).is_some_and(|e| e.stream.is_amid_content());
-        let long = self.eps.get(&id).is_some_and(|e| e.stream.tx.waiting() > TURN);
-        let both = long && (comes(&id) || self.order.iter().take(NEIGHBOURS).any(comes));
-        if both { TURN } else { tx::GATHER }
-    }
-
-    /// Drops the endpoints from `busy` that have nothing to send.
-    fn settle(&mut self) {
-        let (eps, lazy) = (&mut self.eps, &mut self.lazy);
-        self.busy.retain(|id| match eps.get_mut(id) {
-            Some(e) if e.stream.tx.is_idle() && e.broken.is_none() => {
-                e.listed = false;
-                if !e.lazy {
-                    e.lazy = true;
-                    lazy.push(*id);
-                }
-                false
-            }
-            other => other.is_some(),
-        });
     }
 }
 

@@ -334,7 +334,7 @@ fn options_of_a_manager_are_checked() {
     refuse(&|o| o.secret_len = 3, "options.secret is NULL");
     refuse(&|o| o.secret = c"".as_ptr(), "options.secret_len is 0, allowed are 1 to 4096");
     refuse(&|o| o.progress = 2, "options.progress is 2, allowed are 0");
-    refuse(&|o| o.protocol = 1, "options.protocol is 1, allowed are 0");
+    refuse(&|o| o.protocol = 1, "options.protocol is 1, allowed are 0 (RDMA_PROTOCOL_AUTO), 2");
     refuse(&|o| o.protocol = -1, "options.protocol is -1");
     refuse(&|o| o.timeout_ms = 0, "options.timeout_ms is 0, allowed are 1 to");
     refuse(&|o| o.timeout_ms = -1, "options.timeout_ms is -1");

@@ -3,7 +3,7 @@
 use std::mem::offset_of;
 
 use super::super::*;
-use crate::api::{MAX_DIMS, MAX_KEY_LEN, MAX_NAME_LEN, PeerState, Protocol};
+use crate::api::{MAX_DIMS, MAX_KEY_LEN, MAX_NAME_LEN, PeerState};
 use crate::api::{TENSOR_DEAD, TENSOR_SERIALIZED};
 use crate::config::Config;
 use crate::engine::layout::MAX_PIECES;
@@ -105,18 +105,6 @@ fn numbers_are_those_of_the_engine() {
     ];
     for (number, reason) in reasons {
         assert_eq!(number, reason as u32);
-    }
-    let protocols = [
-        (RDMA_PROTOCOL_AUTO, Protocol::Auto),
-        (RDMA_PROTOCOL_LOCAL, Protocol::Local),
-        (RDMA_PROTOCOL_EAGER, Protocol::Eager),
-        (RDMA_PROTOCOL_DIRECT_PUT, Protocol::DirectPut),
-        (RDMA_PROTOCOL_DIRECT_GET, Protocol::DirectGet),
-        (RDMA_PROTOCOL_PERSISTENT, Protocol::Persistent),
-        (RDMA_PROTOCOL_PIPELINE, Protocol::Pipeline),
-    ];
-    for (number, protocol) in protocols {
-        assert_eq!(number, protocol as u32);
     }
     let states = [
         (RDMA_PEER_IDLE, PeerState::Idle),

@@ -51,7 +51,7 @@ impl Luck {
 }
 
 /// An event that waits, with its bytes.
-enum Kept {
+enum LateEvent {
     Connected,
     Message(Box<[u8]>),
     Written(u32),
@@ -61,7 +61,7 @@ enum Kept {
 
 #[derive(Default)]
 struct Endpoint {
-    waiting: VecDeque<Kept>,
+    waiting: VecDeque<LateEvent>,
     /// Operations that were accepted and not reported.
     posted: Vec<u64>,
     connected: bool,
@@ -92,16 +92,16 @@ impl Disturbed {
     fn keep(&mut self, events: Vec<Event>) {
         for event in events {
             let (ep, kept) = match event {
-                Event::Connected(ep) => (ep, Kept::Connected),
-                Event::Message { ep, bytes } => (ep, Kept::Message(bytes.bytes().into())),
-                Event::Written { ep, imm } => (ep, Kept::Written(imm)),
-                Event::Done { ep, wr, result } => (ep, Kept::Done(wr, result)),
-                Event::Down { ep, status } => (ep, Kept::Down(status)),
+                Event::Connected(ep) => (ep, LateEvent::Connected),
+                Event::Message { ep, bytes } => (ep, LateEvent::Message(bytes.bytes().into())),
+                Event::Written { ep, imm } => (ep, LateEvent::Written(imm)),
+                Event::Done { ep, wr, result } => (ep, LateEvent::Done(wr, result)),
+                Event::Down { ep, status } => (ep, LateEvent::Down(status)),
             };
             if let Some(e) = self.endpoints.get_mut(&ep.0)
                 && !e.broken
             {
-                e.connected |= matches!(kept, Kept::Connected);
+                e.connected |= matches!(kept, LateEvent::Connected);
                 e.waiting.push_back(kept);
             }
         }
@@ -128,34 +128,34 @@ impl Disturbed {
         let told: Vec<u64> = e
             .waiting
             .iter()
-            .filter_map(|k| if let Kept::Done(wr, _) = k { Some(*wr) } else { None })
+            .filter_map(|k| if let LateEvent::Done(wr, _) = k { Some(*wr) } else { None })
             .collect();
         let mut left = e.posted.clone();
         for wr in told {
             left.iter().position(|&p| p == wr).map(|at| left.swap_remove(at));
         }
-        e.waiting.extend(left.into_iter().map(|wr| Kept::Done(wr, Err(broken()))));
-        e.waiting.push_back(Kept::Down(broken()));
+        e.waiting.extend(left.into_iter().map(|wr| LateEvent::Done(wr, Err(broken()))));
+        e.waiting.push_back(LateEvent::Down(broken()));
     }
 
-    fn show(&mut self, ep: EpId, kept: Kept) -> Event {
+    fn show(&mut self, ep: EpId, kept: LateEvent) -> Event {
         match kept {
-            Kept::Connected => Event::Connected(ep),
-            Kept::Message(bytes) => {
+            LateEvent::Connected => Event::Connected(ep),
+            LateEvent::Message(bytes) => {
                 // SAFETY: kept, unchanged, until the next poll.
                 let view = unsafe { View::new(bytes.as_ptr(), bytes.len()) };
                 self.shown.push(bytes);
                 Event::Message { ep, bytes: view }
             }
-            Kept::Written(imm) => Event::Written { ep, imm },
-            Kept::Done(wr, result) => {
+            LateEvent::Written(imm) => Event::Written { ep, imm },
+            LateEvent::Done(wr, result) => {
                 let posted = self.endpoints.get_mut(&ep.0).map(|e| &mut e.posted);
                 let at = posted.as_ref().and_then(|p| p.iter().position(|&p| p == wr));
                 let at = at.expect("reported once, and of what was posted");
                 posted.map(|p| p.swap_remove(at));
                 Event::Done { ep, wr, result }
             }
-            Kept::Down(status) => Event::Down { ep, status },
+            LateEvent::Down(status) => Event::Down { ep, status },
         }
     }
 

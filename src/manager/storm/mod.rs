@@ -243,12 +243,10 @@ impl Storm {
         for (manager, luck) in &self.all {
             let core = manager.core.lock();
             let (w, luck) = (&core.world, luck.lock());
-            assert_eq!(w.chans.len(), w.connections.len(), "channels by endpoint, and by number");
-            for (ch, connection) in &w.connections {
-                assert_eq!(w.chans.get(&connection.ep), Some(ch));
-                assert!(core.engine.channel(*ch).is_some(), "the engine does not know {ch:#x}");
+            let known = w.connections.check();
+            for (ch, _) in w.connections.iter() {
+                assert!(core.engine.channel(ch).is_some(), "the engine does not know {ch:#x}");
             }
-            let known = w.connections.len() + w.fresh.len() + w.dying.len();
             assert_eq!(luck.endpoints, known, "endpoints: there, and known to the world");
         }
     }
@@ -317,7 +315,7 @@ fn is_quiet(manager: &Manager, luck: &Luck) -> bool {
     let core = manager.core.lock();
     let w = &core.world;
     let idle = core.engine.outstanding() == (0, 0) && core.engine.waiting() == (0, 0);
-    let none = w.dying.is_empty() && w.parked.is_empty() && w.held_back.is_empty();
+    let none = !w.connections.has_dying() && w.parked.is_empty() && w.held_back.is_empty();
     let done = !w.has_work() && w.jobs.is_empty() && w.inline.works.is_empty();
     let empty = w.buffers == 0 && luck.open == 0;
     drop(core);

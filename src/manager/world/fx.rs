@@ -111,7 +111,7 @@ impl Fx for World {
         len: u64,
         access: Access,
     ) -> Result<Window, MapError> {
-        let Some(&Connection { ep: (kind, ep), .. }) = self.connections.get(&ch) else {
+        let Some(&Connection { ep: (kind, ep), .. }) = self.connections.get(ch) else {
             return Err(MapError::Failed(Status::gone("the connection ended")));
         };
         self.see_shared();
@@ -152,14 +152,14 @@ impl Fx for World {
     }
 
     fn registered(&self, ch: ChanId, addr: u64, len: u64) -> bool {
-        let kind = self.connections.get(&ch).map(|c| c.ep.0 as usize);
+        let kind = self.connections.get(ch).map(|c| c.ep.0 as usize);
         kind.is_some_and(|kind| self.regions.find(kind, addr, len, 0).is_some())
     }
 
     fn pin(&mut self, ch: ChanId, addr: u64, len: u64, access: Access) -> Result<Window, Status> {
         let gone = || Status::gone("the connection ended");
         self.see_shared();
-        let connection = self.connections.get(&ch).ok_or_else(gone)?;
+        let connection = self.connections.get(ch).ok_or_else(gone)?;
         let kind = connection.ep.0 as usize;
         let adapter = self.adapters[kind].as_mut().ok_or_else(gone)?;
         if !adapter.caps().windows
@@ -174,7 +174,7 @@ impl Fx for World {
     }
 
     fn open_device(&mut self, ch: ChanId, addr: u64, len: u64, device: u32) -> Option<Window> {
-        let kind = self.connections.get(&ch)?.ep.0 as usize;
+        let kind = self.connections.get(ch)?.ep.0 as usize;
         let keys = self.regions.find(kind, addr, len, device)?;
         Some(Window { keys, origin: Origin::Registered })
     }
@@ -185,7 +185,7 @@ impl Fx for World {
             Origin::Cached(of) => return self.kept.release(&mut self.adapters, of),
             Origin::Transfer => {}
         }
-        let Some(connection) = self.connections.get(&ch) else { return };
+        let Some(connection) = self.connections.get(ch) else { return };
         if let Some(adapter) = self.adapters[connection.ep.0 as usize].as_mut()
             && let Err(status) = memory::close(&mut **adapter, &window.keys)
         {
@@ -194,42 +194,39 @@ impl Fx for World {
     }
 
     fn hang_up(&mut self, ch: ChanId) {
-        let Some(connection) = self.connections.get(&ch) else { return };
+        let Some(connection) = self.connections.get(ch) else { return };
         if let Some(adapter) = self.adapters[connection.ep.0 as usize].as_mut() {
             adapter.hang_up(connection.ep.1);
         }
     }
 
     fn end_channel(&mut self, ch: ChanId) {
-        let Some(connection) = self.connections.remove(&ch) else { return };
+        let Some(connection) = self.connections.end(ch) else { return };
         if let Some(fd) = &connection.alive {
             self.epoll.remove(fd.as_raw_fd());
         }
-        self.chans.remove(&connection.ep);
-        self.near.forget(ch, connection.ep);
-        self.dying.push(connection.ep);
     }
 
     fn sign_of_life(&self, ch: ChanId) -> u64 {
-        let Some(connection) = self.connections.get(&ch) else { return 0 };
+        let Some(connection) = self.connections.get(ch) else { return 0 };
         let adapter = self.adapters[connection.ep.0 as usize].as_ref();
         adapter.map_or(0, |a| a.sign_of_life(connection.ep.1))
     }
 
     fn reads_sources(&self, ch: ChanId) -> bool {
-        let Some(connection) = self.connections.get(&ch) else { return true };
+        let Some(connection) = self.connections.get(ch) else { return true };
         let adapter = self.adapters[connection.ep.0 as usize].as_ref();
         adapter.is_none_or(|a| a.reads_sources(connection.ep.1))
     }
 
     fn is_unreachable(&self, ch: ChanId) -> bool {
-        let Some(connection) = self.connections.get(&ch) else { return false };
+        let Some(connection) = self.connections.get(ch) else { return false };
         let adapter = self.adapters[connection.ep.0 as usize].as_ref();
         adapter.is_some_and(|a| a.is_unreachable(connection.ep.1))
     }
 
     fn on_device(&self, ch: ChanId, mr: Mr, device: u8) -> Option<Mr> {
-        let kind = self.connections.get(&ch)?.ep.0;
+        let kind = self.connections.get(ch)?.ep.0;
         self.adapters[kind as usize].as_ref()?.on_device(mr, device)
     }
 
@@ -240,18 +237,18 @@ impl Fx for World {
     fn connect(&mut self, peer: u32, _name: &str) {
         // Due at once: the interpolated clock may be ahead of the one that dials are timed by.
         let now = self.clock.start();
-        let route = self.routes.entry(peer).or_default();
+        let route = self.routes.enter(peer);
         (route.wanted, route.refused) = (true, false);
         if !route.dialing && route.next_try.is_none() {
             route.next_try = Some(now);
-            self.try_at(now);
+            self.routes.try_at(now);
         }
     }
 
     fn connect_rail(&mut self, peer: u32, _name: &str, main: ChanId) {
-        if let Some(route) = self.routes.get_mut(&peer) {
+        if let Some(route) = self.routes.get_mut(peer) {
             route.rail = Some(main);
-            self.try_at(self.clock.start());
+            self.routes.try_at(self.clock.start());
         }
     }
 
@@ -348,7 +345,7 @@ impl Fx for World {
         let queued = works.len() + works.ended().len();
         let count = work + queued + self.jobs.len() + self.held_back.len();
         // And for a route to the peer.
-        (count <= self.room || self.make_room(count)) && self.routes.fits(1)
+        (count <= self.room || self.make_room(count)) && self.routes.has_room()
     }
 
     #[inline]

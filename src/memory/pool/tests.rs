@@ -174,8 +174,8 @@ fn r14_a_segment_is_sealed_before_anybody_sees_it() {
         assert_eq!(segment.id == first, round == 0);
         let path = format!("/proc/self/fd/{}", segment.fd.unwrap());
         let file = std::fs::File::options().read(true).write(true).open(path).unwrap().into();
-        assert!(Mapping::shared(sys::borrow(&file), 4096, true).is_err());
-        assert!(Mapping::shared(sys::borrow(&file), 4096, false).is_ok());
+        assert!(Mapping::shared(memory::borrow(&file), 4096, true).is_err());
+        assert!(Mapping::shared(memory::borrow(&file), 4096, false).is_ok());
         if round == 0 {
             pool.free(block).unwrap();
             idle(&pool, 100);

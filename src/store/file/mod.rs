@@ -23,7 +23,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use super::lease::{Held, ended};
+use super::lease::{LeasedKeys, ended};
 use super::{Compared, Kind, LeaseId, Until, sum};
 use crate::limits::STORE_REPLY;
 use crate::local_fd::Local;
@@ -44,7 +44,7 @@ const LEFT: Duration = Duration::from_secs(300);
 pub struct FileStore {
     name: String,
     dir: PathBuf,
-    held: Held,
+    held: LeasedKeys,
 }
 
 fn lease_name(id: LeaseId) -> String {
@@ -99,7 +99,7 @@ impl FileStore {
         }
         let dir = fs::canonicalize(path)
             .map_err(|e| named(failed("cannot use the directory", path, &e)))?;
-        let store = FileStore { name: String::new(), dir, held: Held::default() };
+        let store = FileStore { name: String::new(), dir, held: LeasedKeys::default() };
         store.lock_file().map_err(named)?;
         store.sweep();
         Ok(FileStore { name, ..store })

@@ -7,7 +7,7 @@ use redis::{Cmd, ErrorKind, Parser, RedisError, ServerErrorKind, Value};
 use crate::limits::{STORE_REPLY, STORE_VALUE};
 use crate::shown;
 use crate::status::{Code, Status};
-use crate::store::link::Link;
+use crate::store::socket::ClientSocket;
 use crate::store::{Effect, Failed, Until};
 
 /// Longest answer: the longest value, or several in as many bytes as are asked for, and what is around them.
@@ -15,13 +15,13 @@ const MAX_ANSWER: usize = STORE_VALUE + STORE_REPLY + (64 << 10);
 
 /// A connection to a server.
 pub struct Connection {
-    link: Link,
+    link: ClientSocket,
     parser: Parser,
 }
 
 /// An answer, as it comes.
 struct Answer<'a> {
-    link: &'a Link,
+    link: &'a ClientSocket,
     until: Until<'a>,
     /// Bytes that it may still have.
     left: usize,
@@ -87,7 +87,7 @@ fn unreadable(error: &RedisError) -> Failed {
 }
 
 impl Connection {
-    pub fn new(link: Link) -> Connection {
+    pub fn new(link: ClientSocket) -> Connection {
         Connection { link, parser: Parser::new() }
     }
 

@@ -13,9 +13,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use redis::{Cmd, Value};
 
-use super::lease::Held;
-use super::link::Link;
+use super::lease::LeasedKeys;
 use super::names::Names;
+use super::socket::ClientSocket;
 use super::{Compared, Effect, Failed, Kind, LeaseId, Until, patiently};
 use crate::limits::{STORE_REPLY, STORE_VALUE};
 use crate::room;
@@ -93,7 +93,7 @@ pub struct RedisStore {
     at: At,
     password: Option<Vec<u8>>,
     idle: Mutex<Vec<Connection>>,
-    held: Held,
+    held: LeasedKeys,
     ttls: Mutex<std::collections::HashMap<LeaseId, u64>>,
 }
 
@@ -134,11 +134,11 @@ impl RedisStore {
 
     fn connect(&self, until: Until<'_>) -> Result<Connection, Failed> {
         let link = match &self.at {
-            At::File(path) => Link::unix(path)?,
+            At::File(path) => ClientSocket::unix(path)?,
             At::Host(names) => {
                 let mut last = Err(Failed::Again(Status::new(Code::Unavailable, "no address")));
                 for addr in names.resolve(until)? {
-                    last = Link::tcp(addr, until.at_most(TRY));
+                    last = ClientSocket::tcp(addr, until.at_most(TRY));
                     if last.is_ok() {
                         break;
                     }

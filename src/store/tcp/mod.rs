@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::link::Link;
 use super::names::Names;
+use super::socket::ClientSocket;
 use super::{Compared, Failed, Kind, LeaseId, Until, patiently};
 use crate::bootstrap::auth::{Keys, TAG};
 use crate::limits::{STORE_CALL, STORE_REPLY};
@@ -48,7 +48,7 @@ pub struct Client {
 type Answer = Result<Reply, Failed>;
 
 struct Connection {
-    link: Link,
+    link: ClientSocket,
     keys: Keys,
     came: u64,
     went: u64,
@@ -57,7 +57,7 @@ struct Connection {
 
 /// The next whole message, with its length. What comes is stored as it comes, and not by what it claims.
 fn receive(
-    link: &Link,
+    link: &ClientSocket,
     input: &mut Vec<u8>,
     most: usize,
     until: Until<'_>,
@@ -104,7 +104,7 @@ impl Connection {
         until: Until<'_>,
     ) -> Result<Connection, Failed> {
         let until = until.at_most(TRY);
-        let link = Link::tcp(addr, until)?;
+        let link = ClientSocket::tcp(addr, until)?;
         let ours = session::random_nonce()?;
         let hello = wire::greeting(kind::HELLO, &ours);
         link.send(&hello, until)?;

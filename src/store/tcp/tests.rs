@@ -16,7 +16,7 @@ fn connect(server: &Server, until: Until<'_>) -> Connection {
     client.connection(until).map_err(|_| "no connection").unwrap()
 }
 
-fn option(socket: &Link, level: libc::c_int, name: libc::c_int) -> libc::c_int {
+fn option(socket: &ClientSocket, level: libc::c_int, name: libc::c_int) -> libc::c_int {
     let (mut value, mut len) = (0 as libc::c_int, size_of::<libc::c_int>() as libc::socklen_t);
     let out = (&raw mut value).cast();
     // SAFETY: `value` has room for `len` bytes.
@@ -177,7 +177,8 @@ fn r08_clients_for_whom_nothing_is_due_cost_no_look() {
     let begun: Vec<Connection> = (0..CROWD).map(|_| connect(&server, until)).collect();
     assert!(begun.iter().all(|one| one.link.send(&[100, 0, 0, 0, 1], until).is_ok()));
     let addr = server.bound();
-    let strangers: Vec<Link> = (0..CROWD).map_while(|_| Link::tcp(addr, until).ok()).collect();
+    let strangers: Vec<ClientSocket> =
+        (0..CROWD).map_while(|_| ClientSocket::tcp(addr, until).ok()).collect();
     assert_eq!(strangers.len(), CROWD);
     let ask = || {
         for i in 0..ASKED {

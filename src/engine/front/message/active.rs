@@ -13,7 +13,7 @@ use super::{Envelope, MessageEnd, Messages, Party, public};
 use crate::api::Protocol;
 use crate::engine::channel::{ChanId, Channel};
 use crate::engine::{Engine, Fx, Work};
-use crate::fabric::moves::Kept;
+use crate::fabric::moves::KeepAlive;
 use crate::protocol::message::{Extra, Message};
 use crate::status::{Code, Status};
 
@@ -32,7 +32,7 @@ pub struct Active {
     bytes: Vec<u8>,
     len: usize,
     /// Where an adapter keeps the content.
-    kept: Option<(u64, Kept)>,
+    kept: Option<(u64, KeepAlive)>,
     /// Where the header begins.
     user: usize,
 }
@@ -60,7 +60,7 @@ impl Active {
         end: MessageEnd,
         user: &[u8],
         content: &[u8],
-        kept: Option<Kept>,
+        kept: Option<KeepAlive>,
     ) -> Result<Active, Status> {
         let mut active = Active::new(end, 0);
         active.fill(user, content, kept)?;
@@ -74,7 +74,7 @@ impl Active {
         end: MessageEnd,
         user: &[u8],
         content: &[u8],
-        kept: Option<Kept>,
+        kept: Option<KeepAlive>,
     ) -> Result<(), Status> {
         (self.end, self.message) = (end, 0);
         self.fill(user, content, kept)
@@ -82,7 +82,7 @@ impl Active {
 
     /// Header and content are copied, unless the latter is kept.
     #[inline]
-    fn fill(&mut self, user: &[u8], content: &[u8], kept: Option<Kept>) -> Result<(), Status> {
+    fn fill(&mut self, user: &[u8], content: &[u8], kept: Option<KeepAlive>) -> Result<(), Status> {
         let copied = if kept.is_some() { &[][..] } else { content };
         self.bytes.clear();
         self.grow(copied.len() + ALIGNED + user.len())?;

@@ -5,7 +5,8 @@
 //! bytes and a number of offers for each connection (`flow`), so that a sender is held back and not this side's memory
 //! filled.
 //! `matching` is who waits for whom, `send` and `receive` the calls of the application, `offers` what does not go out
-//! whole, `staged` what of that is copied first, `arrivals` what peers send, `ending` the one end of each operation.
+//! whole, `staged` what of that is copied first, `arrivals` what peers send, `ending` the one end of each operation,
+//! `expiry` their deadlines.
 //!
 //! Order: messages of one sender to one communicator meet receives in the order in which they were sent. They go over
 //! one connection, whose order holds; what has to wait for room there keeps all that comes after it waiting too.
@@ -14,6 +15,7 @@ mod active;
 mod arrivals;
 mod buffered;
 mod ending;
+mod expiry;
 pub mod flow;
 mod incarnations;
 mod layouts;
@@ -175,7 +177,7 @@ impl MessageEnd {
 }
 
 /// A function that is told of an end, and its words.
-pub type Told = (fn(Words, &MessageEnd), Words);
+pub type EndCallback = (fn(Words, &MessageEnd), Words);
 
 /// Who is told of the end.
 #[derive(Clone, Copy)]

@@ -10,6 +10,7 @@ use crate::engine::channel::ChanId;
 use crate::engine::front::rendezvous::Named;
 use crate::engine::layout::LAYOUT;
 use crate::engine::slab::SLOT_MASK;
+use crate::engine::transfer::choose::{MessageChoice, MessageFacts, select_message};
 use crate::engine::transfer::outbound::{Asked, RState, Response, Sent, Source, To, UNASKED};
 use crate::engine::{Engine, Fx};
 use crate::fabric::Access;
@@ -20,15 +21,15 @@ use crate::trials::Trial;
 
 impl Engine {
     /// MSG_OFFER (A): the content is the transfer layer's from here on. Nothing of it is copied before the receiver asks, so
-    /// the offer keeps its place among the messages. `read`: the receiver may read the source, if the provider does;
-    /// not so what is offered only for lack of room: there may be very many of those.
+    /// the offer keeps its place among the messages. Chosen to be read, the source is opened; not so what is offered
+    /// only for lack of room: there may be very many of those.
     pub(super) fn offer_message(
         &mut self,
         fx: &mut impl Fx,
         ch: ChanId,
         index: u32,
         (memory, envelope): (Memory, Envelope),
-        read: bool,
+        choice: MessageChoice,
         trial: Option<Trial>,
     ) {
         let sealed = self.sealed(ch);
@@ -57,8 +58,8 @@ impl Engine {
         if let Some(op) = self.messages.ops.get_mut(index) {
             op.state = State::Offered { ch, response };
         }
-        let read = read && first.is_none();
-        let source = if read { self.readable(fx, ch, response, &memory) } else { None };
+        let read = choice == MessageChoice::OfferGet && first.is_none();
+        let source = if read { self.readable(fx, ch, response) } else { None };
         let beside = self.messages.ops.get(index).and_then(|op| op.extra.as_ref());
         let extra = beside.map_or_else(Extra::default, |beside| beside.extra());
         let limit = if memory.device == LAYOUT { self.sizes(ch).max_send_size } else { 0 };
@@ -68,26 +69,38 @@ impl Engine {
         }
     }
 
-    /// RDMA Pipeline (A): what of a message's content goes with its offer, if the rest is to come by it: the sender's candidate.
-    pub(super) fn first_segment<'a>(
+    /// How a message goes; `content`: what of it is here, with so many bytes beside it.
+    pub(super) fn choose_message(
         &self,
         fx: &impl Fx,
         ch: ChanId,
         memory: &Memory,
-        content: &'a [u8],
-    ) -> Option<&'a [u8]> {
-        let (c, sizes) = (self.channels.get(ch)?, self.sizes(ch));
-        let unregistered = || !c.caps.windows && !fx.registered(ch, memory.addr, memory.len);
-        let least = sizes.min_rdma_pipeline_size;
-        let pipeline = match self.settings.protocol {
-            Protocol::Pipeline => true,
-            Protocol::Auto => (1..=memory.len).contains(&least) && unregistered(),
-            _ => false,
+        beside: u64,
+        content: &[u8],
+    ) -> MessageChoice {
+        let Some(c) = self.channels.get(ch) else { return MessageChoice::OfferPut };
+        let &Memory { addr, len, device } = memory;
+        let copied = content.len() as u64 == len && device == LAYOUT;
+        let facts = MessageFacts {
+            nbytes: len,
+            beside,
+            room: self.settings.room_of_message(c, len + beside),
+            readable: device == 0 || len == 0 || copied,
+            host: device == 0,
+            sealed: c.seal.is_some(),
+            can_read: c.caps.read,
+            pipeline_from: self.sizes(ch).min_rdma_pipeline_size,
+            first_segment: self.first_segment(ch, content).len() as u64,
+            forced: self.settings.protocol,
         };
-        let most = self.settings.room_of(c, 0).eager.min(sizes.rndv_eager_limit.into());
-        let first = &content[..content.len().min(most as usize)];
-        let rest = (first.len() as u64) < memory.len;
-        (pipeline && rest && memory.device == 0 && c.seal.is_none()).then_some(first)
+        select_message(facts, || c.caps.windows || fx.registered(ch, addr, len))
+    }
+
+    /// RDMA Pipeline (A): what of a message's content goes with its offer, if the rest is to come by it: the sender's candidate.
+    pub(super) fn first_segment<'a>(&self, ch: ChanId, content: &'a [u8]) -> &'a [u8] {
+        let eager = self.channels.get(ch).map_or(0, |c| self.settings.room_of(c, 0).eager);
+        let most = eager.min(self.sizes(ch).rndv_eager_limit.into());
+        &content[..content.len().min(most as usize)]
     }
 
     /// Counts an offer, with its first segment if there is room for that. False: there is none for an offer.
@@ -157,19 +170,7 @@ impl Engine {
     }
 
     /// Direct Get (A): opens an offered source, where the receiver may read it as it is; where.
-    fn readable(
-        &mut self,
-        fx: &mut impl Fx,
-        ch: ChanId,
-        response: u32,
-        memory: &Memory,
-    ) -> Option<Place> {
-        let sealed = self.sealed(ch);
-        let read = self.channels.get(ch).is_some_and(|c| c.caps.read);
-        let put = self.settings.protocol == Protocol::DirectPut;
-        if !read || put || sealed || memory.device != 0 {
-            return None;
-        }
+    fn readable(&mut self, fx: &mut impl Fx, ch: ChanId, response: u32) -> Option<Place> {
         // Otherwise it is opened, or copied to where it may be, when the receiver asks.
         let Ok(true) = self.open_source(fx, response, Access::REMOTE_READ) else { return None };
         let source = self.responses.get_mut(response).and_then(|r| r.source.as_mut())?;

@@ -14,6 +14,7 @@ use crate::engine::front::rendezvous::Named;
 use crate::engine::layout::LAYOUT;
 use crate::engine::list::Links;
 use crate::engine::slab::Vacancy;
+use crate::engine::transfer::choose::{OfferFacts, Taken, select_offered};
 use crate::engine::transfer::inbound::{Request, State as Inbound};
 use crate::engine::transfer::outbound::Sent;
 use crate::engine::{Due, Engine, Fx};
@@ -299,15 +300,24 @@ impl Engine {
                     let extra = self.messages.ops.get_mut(index).and_then(|op| op.extra.as_mut());
                     let first = extra.and_then(|extra| extra.first.take());
                     self.drop_empty_extra(index);
-                    if let (Some(first), 0, false) = (first, device, self.sealed(ch)) {
+                    match select_offered(OfferFacts {
+                        pipeline: first.is_some(),
+                        bounded: limit > 0,
+                        host: device == 0,
+                        pieces: device == LAYOUT,
+                        sealed: self.sealed(ch),
+                    }) {
                         // C of RDMA Pipeline.
-                        self.begin_pipeline(fx, request, response, &first);
-                        return self.settle(fx, ch);
-                    }
-                    // C of Send/Receive Pipeline; of Direct Get, or Direct Put.
-                    match limit > 0 || device == LAYOUT {
-                        true => self.begin_legs(fx, request, (response, source), limit.into()),
-                        false => self.after_meta(fx, request, response, source),
+                        Taken::Pipeline => {
+                            let first = first.unwrap_or_default();
+                            self.begin_pipeline(fx, request, response, &first);
+                        }
+                        // C of Send/Receive Pipeline.
+                        Taken::Legs => {
+                            self.begin_legs(fx, request, (response, source), limit.into());
+                        }
+                        // C of Direct Get, or Direct Put.
+                        Taken::Whole => self.after_meta(fx, request, response, source),
                     }
                 } else {
                     self.send(fx, ch, &Message::GetDone { response, ok: false }, &[]);

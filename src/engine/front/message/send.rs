@@ -11,9 +11,8 @@ use super::{
 };
 use crate::api::*;
 use crate::engine::channel::ChanId;
-use crate::engine::layout::LAYOUT;
 use crate::engine::list::Links;
-use crate::engine::transfer::choose;
+use crate::engine::transfer::choose::MessageChoice;
 use crate::engine::{Engine, Fx, WR_MESSAGE, Work};
 use crate::protocol::message::{Extra, UsualMsg};
 use crate::room;
@@ -134,16 +133,6 @@ impl Engine {
             let text = format!("peer {} is not known; rdma_peer_lookup gives them", party.handle());
             Status::new(Code::NotFound, text)
         })
-    }
-
-    /// Whether the content of such a message rides in it.
-    /// `copied`: its content is here.
-    pub(super) fn rides(&self, ch: ChanId, memory: &Memory, extra: u64, copied: bool) -> bool {
-        let Some(c) = self.channels.get(ch) else { return false };
-        let here = memory.device == 0 || memory.len == 0 || copied && memory.device == LAYOUT;
-        let len = memory.len + extra;
-        let room = self.settings.room_of_message(c, len);
-        here && choose::is_eager(len, room, self.settings.protocol)
     }
 
     /// Eager Send, immediate (A): sends a message whose content is here over a connection on which nothing waits, and it has ended then. False:
@@ -403,7 +392,8 @@ impl Engine {
         let (memory, envelope, mode) = (op.memory, op.envelope(), op.mode);
         let here = content.len() as u64 == memory.len;
         let extra = op.extra.as_ref().map_or(0, |beside| beside.extra().cost());
-        let rides = self.rides(ch, &memory, extra, here);
+        let choice = self.choose_message(fx, ch, &memory, extra, content);
+        let rides = choice == MessageChoice::Eager;
         let Some(c) = self.channels.get_mut(ch) else { return Went::NoRoom };
         if !c.takes_messages() {
             c.flow.queued = true;
@@ -420,11 +410,12 @@ impl Engine {
             return Went::NoRoom;
         }
         if !rides || !c.flow.send(memory.len + extra) {
-            let first = if rides { None } else { self.first_segment(fx, ch, &memory, content) };
+            let piped = choice == MessageChoice::OfferPipeline;
+            let first = piped.then(|| self.first_segment(ch, content));
             if !self.may_offer(ch, index, extra, first) {
                 return Went::NoRoom;
             }
-            self.offer_message(fx, ch, index, (memory, envelope), !rides, trial);
+            self.offer_message(fx, ch, index, (memory, envelope), choice, trial);
             return Went::Out;
         }
         let beside = self.messages.ops.get(index).and_then(|op| op.extra.as_ref());

@@ -5,6 +5,7 @@
 //! message's content is copied. The operation goes on as any other: it ends when the receiver has the content.
 
 use super::{Copied, Memory, Outgoing, Sending, State};
+use crate::engine::transfer::choose::is_eager;
 use crate::engine::{Buffer, Engine, Fx, Stage};
 use crate::status::Status;
 
@@ -21,7 +22,8 @@ impl Engine {
         let whole = device == 0 && whole && !self.closing;
         let pays = whole && self.settings.pays_to_copy(fx, c, addr, len);
         let alone = c.responses.is_empty();
-        if !pays || self.rides(ch, &out.memory, 0, true) {
+        let room = self.settings.room_of_message(c, len);
+        if !pays || is_eager(len, room, self.settings.protocol) {
             return None;
         }
         let Stage { buffer, trial } = fx.stage(len, alone, true);

@@ -1,16 +1,32 @@
 //! What a peer asks for: a tensor that is there goes out, the others wait as responses.
 
 use super::keys::Key;
+use super::leave::response_in_step;
 use super::table::Free;
 use super::{Named, RecvOutcome, Waiter, public_id};
 use crate::engine::channel::ChanId;
 use crate::engine::list::Links;
 use crate::engine::slab::CAPACITY;
 use crate::engine::transfer::ending::source_memory;
-use crate::engine::transfer::outbound::{Asked, RState, Response, To, response_in_step};
+use crate::engine::transfer::outbound::{Asked, RState, Response, To};
 use crate::engine::{Engine, Fx, Work, seal};
 use crate::protocol::message::{self, IMM_SLOT, UsualMeta, UsualRequest};
 use crate::status::{Code, Status};
+
+impl Asked {
+    /// About how much memory a response to this takes, beside the tensor: the key is in the table,
+    /// too.
+    fn cost(&self, key: &[u8]) -> usize {
+        let regions = self.dst.as_ref().map_or(0, |(place, _)| place.rkeys.rest().len());
+        Asked::cost_of(key, regions, self.cached.as_ref().map_or(0, |meta| meta.dims.len()))
+    }
+
+    /// The same by its parts.
+    #[inline]
+    fn cost_of(key: &[u8], regions: usize, dims: usize) -> usize {
+        size_of::<Response>() + 2 * key.len() + 16 * regions + 8 * dims
+    }
+}
 
 impl Engine {
     /// TENSOR_REQUEST arrived, as it mostly is.

@@ -1,14 +1,16 @@
 //! The front end of named tensors: sends and receives meet by step and key.
 //!
 //! `table` holds who waits for whom (`items` of a step), `keys` and `steps` what it uses again, `names` which key goes by which
-//! buffer; `receive` and `send` are the calls of the
-//! application, `asked` is what a peer asks for, `runtime` a rendezvous of the application's own behind that; `give_up`
-//! is the end of a step.
+//! buffer; `receive` and `send` are the calls of the application, `local` a receive from oneself,
+//! `asked` is what a peer asks for, `runtime` a rendezvous of the application's own behind that; `leave` is what the
+//! transfer layer says when it is done with an end, `give_up` the end of a step.
 
 mod asked;
 mod give_up;
 mod items;
 pub mod keys;
+mod leave;
+mod local;
 pub(in crate::engine) mod names;
 mod receive;
 mod runtime;
@@ -32,6 +34,24 @@ pub(in crate::engine) struct Named {
     pub step: i64,
     /// Its place in its step.
     pub in_step: Links,
+}
+
+impl Named {
+    /// A tensor has a name, a message has none.
+    #[inline(always)]
+    pub fn is_tensor(&self) -> bool {
+        !self.key.is_empty()
+    }
+
+    /// Its name in an error.
+    pub fn shown(&self) -> impl std::fmt::Display + '_ {
+        crate::shown::key(&self.key)
+    }
+
+    /// Key and step for a trace.
+    pub fn traced(&self) -> Option<(Box<[u8]>, i64)> {
+        Some((crate::room::key(&self.key).ok()?, self.step))
+    }
 }
 
 impl std::fmt::Display for Named {

@@ -1,12 +1,13 @@
 //! The receiving side: a receive, from the call until it is asked for; its cancellation and release.
 
 use super::keys::Key;
+use super::leave::request_in_step;
 use super::{Named, public_id};
 use crate::api::*;
 use crate::engine::channel::ChanId;
 use crate::engine::list::Links;
-use crate::engine::transfer::inbound::{AfterAlloc, Request, State, request_in_step};
-use crate::engine::{Due, Engine, Fx, Held, Kept};
+use crate::engine::transfer::inbound::{AfterAlloc, Request, State};
+use crate::engine::{Due, Engine, Fx, Held, Retained};
 use crate::fabric::Access;
 use crate::protocol::message::{self, Fits, Message, Short};
 use crate::status::{Code, Reason, Status};
@@ -74,7 +75,7 @@ impl Engine {
     #[inline]
     fn keep(&mut self, id: u64, keep: bool) {
         if keep {
-            self.kept.insert(id, Kept::Running);
+            self.kept.insert(id, Retained::Running);
         }
     }
 
@@ -320,15 +321,15 @@ impl Engine {
     /// and comes from [`returned`](Self::returned) instead.
     pub fn release(&mut self, id: u64) -> Result<Held, Status> {
         match self.kept.get_mut(&id) {
-            Some(kept @ Kept::Running) => {
-                *kept = Kept::Released;
+            Some(kept @ Retained::Running) => {
+                *kept = Retained::Released;
                 Ok(Held::Nothing)
             }
-            None | Some(Kept::Released) => {
+            None | Some(Retained::Released) => {
                 let text = format!("request {id} is not known, not kept, or was released");
                 Err(Status::new(Code::NotFound, text))
             }
-            Some(Kept::Ended(held)) => {
+            Some(Retained::Ended(held)) => {
                 let held = std::mem::take(held);
                 self.kept.remove(&id);
                 Ok(held)
@@ -340,8 +341,8 @@ impl Engine {
     /// by the caller if it was released meanwhile.
     pub fn returned(&mut self, id: u64, held: Held) -> Held {
         match self.kept.get_mut(&id) {
-            Some(kept @ Kept::Running) => {
-                *kept = Kept::Ended(held);
+            Some(kept @ Retained::Running) => {
+                *kept = Retained::Ended(held);
                 Held::Nothing
             }
             _ => {
@@ -354,8 +355,8 @@ impl Engine {
     /// What requests hold that were never released, at the end.
     pub fn unreleased(&mut self) -> Vec<Held> {
         let ended = |kept| match kept {
-            Kept::Ended(held) => Some(held),
-            Kept::Running | Kept::Released => None,
+            Retained::Ended(held) => Some(held),
+            Retained::Running | Retained::Released => None,
         };
         std::mem::take(&mut self.kept).into_values().filter_map(ended).collect()
     }

@@ -4,7 +4,7 @@ use super::keys::Key;
 use super::{Meeting, Sent, Waiter};
 use crate::api::*;
 use crate::engine::channel::ChanId;
-use crate::engine::transfer::ending::{source_memory, traced};
+use crate::engine::transfer::ending::source_memory;
 use crate::engine::transfer::outbound::{Asked, Content, RState, Source, To};
 use crate::engine::{Due, Engine, Fx, Offer, Work};
 use crate::status::{Code, Reason, Status};
@@ -102,7 +102,7 @@ impl Engine {
         bytes: u64,
     ) {
         let of = match fx.tracing() {
-            true => self.responses.get(index).and_then(|r| traced(&r.named)),
+            true => self.responses.get(index).and_then(|r| r.named.traced()),
             false => None,
         };
         self.forget_here(index);
@@ -248,7 +248,7 @@ impl Engine {
     }
 
     /// A tensor that did not fit goes to the next who waits for it, or back to the table.
-    pub(in crate::engine) fn hand_on(
+    pub(super) fn hand_on(
         &mut self,
         fx: &mut impl Fx,
         key: &[u8],
@@ -265,7 +265,7 @@ impl Engine {
 
     /// A tensor that did not fit goes to the next who waits for it, who is returned, back to the table, or, if that
     /// takes it no more, to its end with this status.
-    pub(in crate::engine) fn offer_again(
+    pub(super) fn offer_again(
         &mut self,
         fx: &mut impl Fx,
         key: &[u8],

@@ -180,7 +180,7 @@ impl Engine {
         };
         let text = format!(
             "tensor '{}' has {nbytes} bytes, for which the receiver has too little room",
-            crate::shown::key(&r.named.key)
+            r.named.shown()
         );
         let status = Status::new(Code::OutOfRange, text).because(Reason::RemoteError);
         if r.no_table {
@@ -188,11 +188,7 @@ impl Engine {
             return self.end_response(fx, index, Err(status));
         }
         let Some(sent) = self.take_back(fx, ch, index) else { return };
-        let Some(r) = self.responses.get_mut(index) else { return };
-        let (key, step) = (std::mem::take(&mut r.named.key), r.named.step);
-        self.forget(index);
-        self.hand_on(fx, &key, step, sent, status);
-        self.table.keys().give(key);
+        self.forget_and_hand_on(fx, index, sent, status);
         self.settle(fx, ch);
     }
 

@@ -3,53 +3,15 @@
 use std::sync::Arc;
 
 use crate::api::*;
-use crate::engine::front::rendezvous::{RecvOutcome, Sent, Waiter};
 use crate::engine::layout::{LAYOUT, Layout, Spot};
 use crate::engine::transfer::inbound::{AfterAlloc, State};
-use crate::engine::transfer::outbound::Content;
+use crate::engine::transfer::outbound::{Content, Sent};
 use crate::engine::{Engine, Fx, Held, WR_REQUEST, Work};
 use crate::status::{Code, Reason, Status};
 
 impl Engine {
-    pub(in crate::engine) fn recv_local(
-        &mut self,
-        fx: &mut impl Fx,
-        index: u32,
-    ) -> Result<(), Status> {
-        let tolerate = self.settings.tolerate_dup_recv;
-        let Some(r) = self.requests.get_mut(index) else { return Ok(()) };
-        r.state = State::LocalWait;
-        r.protocol = Protocol::Local;
-        let (key, step) = (&r.named.key, r.named.step);
-        match self.table.recv(key, step, tolerate) {
-            RecvOutcome::Nobody(free) => {
-                self.table.wait(free, key, step, Waiter::Local(index));
-                Ok(())
-            }
-            RecvOutcome::Matched(sent) => {
-                self.deliver_local(fx, index, sent);
-                Ok(())
-            }
-            RecvOutcome::Duplicate => Err(Status::new(
-                Code::Aborted,
-                format!(
-                    "duplicate receive: '{}' of step {step} is awaited already",
-                    crate::shown::key(key)
-                ),
-            )),
-            RecvOutcome::Refused(status) => Err(status),
-        }
-    }
-
-    pub(in crate::engine) fn deliver_local(&mut self, fx: &mut impl Fx, index: u32, sent: Sent) {
-        let (mut index, mut sent) = (index, sent);
-        // A loop, not a recursion: very many receives with too little room may wait.
-        while self.has_too_little_room(index, &sent) {
-            match self.put_back(fx, index, sent) {
-                Some(next) => (index, sent) = next,
-                None => return,
-            }
-        }
+    /// A receive from oneself has its tensor, for which it has room.
+    pub(in crate::engine) fn receive_local(&mut self, fx: &mut impl Fx, index: u32, sent: Sent) {
         let Some(r) = self.requests.get_mut(index) else { return };
         let meta = sent.tensor.meta.clone();
         if matches!(r.target, Target::Library) || meta.nbytes == 0 {
@@ -67,46 +29,13 @@ impl Engine {
             Ok(true) => self.local_ready(fx, index, Sent { tensor, content, done, deadline }, None),
             Ok(false) => {
                 let state = self.requests.get_mut(index).map(|r| &mut r.state);
-                if let Some(State::Allocating(AfterAlloc::Local(waiting))) = state {
+                if let Some(State::Allocating(Some(AfterAlloc::Local(waiting)))) = state {
                     waiting.done = done;
                 }
             }
             Err(status) => {
                 let sent = Sent { tensor, content, done, deadline };
                 self.local_failed(fx, index, sent, status);
-            }
-        }
-    }
-
-    fn has_too_little_room(&self, index: u32, sent: &Sent) -> bool {
-        let target = self.requests.get(index).map(|r| &r.target);
-        matches!(target, Some(Target::Given { len, .. }) if sent.tensor.meta.nbytes > *len)
-    }
-
-    /// Fails a receive with too little room. The tensor goes to the next who waits, which is
-    /// returned if it is one of ours, or to the table.
-    fn put_back(&mut self, fx: &mut impl Fx, index: u32, sent: Sent) -> Option<(u32, Sent)> {
-        let r = self.requests.get_mut(index)?;
-        let (key, step) = match crate::room::key(&r.named.key) {
-            Ok(key) => (key, r.named.step),
-            Err(status) => {
-                self.local_failed(fx, index, sent, status);
-                return None;
-            }
-        };
-        let room = if let Target::Given { len, .. } = r.target { len } else { 0 };
-        let text = format!(
-            "tensor '{}' has {} bytes, the destination given has {room}",
-            crate::shown::key(&key),
-            sent.tensor.meta.nbytes
-        );
-        self.fail(fx, index, Status::new(Code::OutOfRange, text));
-        let status = Status::new(Code::Cancelled, "the receiver had too little room");
-        match self.offer_again(fx, &key, step, sent, status)? {
-            (Waiter::Local(next), sent) => Some((next, sent)),
-            (Waiter::Remote(next), sent) => {
-                self.answer(fx, next, sent, &[]);
-                None
             }
         }
     }
@@ -253,7 +182,13 @@ impl Engine {
         self.finish(fx, index, Ok(()));
     }
 
-    fn local_failed(&mut self, fx: &mut impl Fx, index: u32, sent: Sent, status: Status) {
+    pub(in crate::engine) fn local_failed(
+        &mut self,
+        fx: &mut impl Fx,
+        index: u32,
+        sent: Sent,
+        status: Status,
+    ) {
         let info = self.info(None, None, Protocol::Local);
         let text = format!("the receiver failed: {}", status.message);
         let theirs = Status::new(Code::Cancelled, text).because(Reason::RemoteError);

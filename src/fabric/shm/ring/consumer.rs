@@ -93,9 +93,11 @@ impl Consumer {
 
     /// Where the next record's content lies, from `skip` on, for the one copy that takes it to its
     /// destination while the mapping is held; `None` beyond what a record can have.
-    pub(crate) fn content(&self, skip: usize, len: usize) -> Option<(u64, Kept)> {
+    pub(crate) fn content(&self, skip: usize, len: usize) -> Option<(u64, KeepAlive)> {
         let fits = len <= MAX_PAYLOAD && skip <= MAX_PAYLOAD - len;
-        fits.then(|| (self.payload().addr() as u64 + skip as u64, self.lines.map.clone() as Kept))
+        fits.then(|| {
+            (self.payload().addr() as u64 + skip as u64, self.lines.map.clone() as KeepAlive)
+        })
     }
 
     /// Takes the next record, if it is of this kind: a private copy of its whole payload, which stays until `release`.
@@ -145,13 +147,13 @@ impl Consumer {
     }
 
     /// Keeps bytes of a message that was taken; see [`Adapter::keep`](crate::fabric::Adapter::keep).
-    pub(crate) fn keep(&mut self, bytes: &[u8]) -> Option<Kept> {
+    pub(crate) fn keep(&mut self, bytes: &[u8]) -> Option<KeepAlive> {
         self.inbox.keep(bytes)
     }
 
     /// Keeps where they are what views that are good have left there; see
     /// [`Adapter::keep_left`](crate::fabric::Adapter::keep_left).
-    pub(crate) fn keep_left(&mut self) -> Kept {
+    pub(crate) fn keep_left(&mut self) -> KeepAlive {
         self.keeps = true;
         self.lines.map.clone()
     }

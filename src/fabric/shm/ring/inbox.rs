@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::LINE;
-use crate::fabric::moves::Kept;
+use crate::fabric::moves::KeepAlive;
 use crate::fabric::{VIEW_HEAD, View};
 use crate::few;
 
@@ -112,7 +112,7 @@ impl Inbox {
 
     /// Keeps these bytes, of a view that is good, as they are beyond `clear`, as long as what is returned lives. `None`: they
     /// are not of this inbox, or what was kept before takes the other room.
-    pub(super) fn keep(&mut self, bytes: &[u8]) -> Option<Kept> {
+    pub(super) fn keep(&mut self, bytes: &[u8]) -> Option<KeepAlive> {
         let start = bytes.as_ptr().addr().checked_sub(self.room.at.addr().get())?;
         if start > self.used || bytes.len() > self.used - start {
             return None;
@@ -120,7 +120,7 @@ impl Inbox {
         if self.spare.is_none() {
             self.spare = Room::new(self.room.memory.capacity());
         }
-        self.spare.as_ref().is_some_and(Room::is_free).then(|| self.room.clone() as Kept)
+        self.spare.as_ref().is_some_and(Room::is_free).then(|| self.room.clone() as KeepAlive)
     }
 
     /// Forgets everything. No view is held any more.

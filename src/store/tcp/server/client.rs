@@ -10,8 +10,8 @@ use crate::log;
 use crate::os::epoll::{self, Epoll};
 use crate::os::{self, above_standard};
 use crate::store::Until;
-use crate::store::link::keep_alive;
 use crate::store::memory::Memory;
+use crate::store::socket::keep_alive;
 use crate::store::stop::Stop;
 use crate::store::tcp::session::{Room, Session};
 

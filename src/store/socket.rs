@@ -44,7 +44,7 @@ impl AsRawFd for Socket {
 }
 
 /// A connection, of which a forked child has no copy.
-pub(super) struct Link(Local<Socket>);
+pub(super) struct ClientSocket(Local<Socket>);
 
 fn again(what: &str, error: &io::Error) -> Failed {
     Failed::Again(Status::os(what, error))
@@ -67,13 +67,13 @@ pub(super) fn keep_alive(
     os::set_option(socket, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, all)
 }
 
-impl Link {
+impl ClientSocket {
     /// Connects to a host.
-    pub fn tcp(addr: SocketAddr, until: Until<'_>) -> Result<Link, Failed> {
+    pub fn tcp(addr: SocketAddr, until: Until<'_>) -> Result<ClientSocket, Failed> {
         let failed = |e: &io::Error| again(&format!("connecting to {addr}"), e);
         let socket =
             TcpStream::from(crate::bootstrap::start_connect(&addr).map_err(|e| failed(&e))?);
-        let link = Link(Local::new(Socket::Tcp(socket)));
+        let link = ClientSocket(Local::new(Socket::Tcp(socket)));
         link.wait_ready(true, until)?;
         let socket = link.0.tcp().map_err(|e| failed(&e))?;
         if let Some(e) = socket.take_error().unwrap_or_else(Some) {
@@ -93,7 +93,7 @@ impl Link {
     /// Connects to a socket in the file system. A server whose queue is full is to be tried again: to wait for it, as a
     /// socket that blocks does, has no end.
     #[cfg(feature = "redis")]
-    pub fn unix(path: &std::path::Path) -> Result<Link, Failed> {
+    pub fn unix(path: &std::path::Path) -> Result<ClientSocket, Failed> {
         use std::os::unix::ffi::OsStrExt;
         let failed = |e: &io::Error| again(&format!("connecting to '{}'", path.display()), e);
         // SAFETY: all zero is a value of this struct.
@@ -111,7 +111,7 @@ impl Link {
         // SAFETY: no pointers.
         let made = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
         let fd = os::owned(made).map_err(|e| failed(&e))?;
-        let link = Link(Local::new(Socket::Unix(Unix::from(fd))));
+        let link = ClientSocket(Local::new(Socket::Unix(Unix::from(fd))));
         let fd = link.0.as_raw_fd();
         let len = size_of::<libc::sockaddr_un>() as libc::socklen_t;
         // SAFETY: a live address of `len` bytes, whose path ends with a NUL.
@@ -196,7 +196,7 @@ impl Link {
     }
 }
 
-impl AsRawFd for Link {
+impl AsRawFd for ClientSocket {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
@@ -223,7 +223,10 @@ mod tests {
         for port in [port, port ^ 1] {
             let addr = ([127, 0, 0, 1], port).into();
             for _ in 0..20_000 {
-                assert!(Link::tcp(addr, until).is_err(), "{addr}, where nobody listens, answers");
+                assert!(
+                    ClientSocket::tcp(addr, until).is_err(),
+                    "{addr}, where nobody listens, answers"
+                );
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The responses owed on one channel, by the peer's index of its request.
+//! The responses that are under way on one channel, by the peer's index of its request.
 //!
 //! A peer counts its requests through few slots, so a small table by the lowest bits finds most of them; what collides
 //! there, and whatever a peer makes up, is in a map.
@@ -12,16 +12,16 @@ const DIRECT: usize = 256;
 /// No response has this index.
 const NONE: u32 = u32::MAX;
 
-/// A map from a peer's request to the response that is owed for it.
+/// A map from a peer's request to the response to it.
 #[derive(Default)]
-pub struct Owing {
+pub struct ResponseMap {
     /// Request and response at the request's lowest bits; made at the first use.
     direct: Vec<(u32, u32)>,
     more: HashMap<u32, u32>,
     len: usize,
 }
 
-impl Owing {
+impl ResponseMap {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -78,7 +78,7 @@ impl Owing {
     }
 }
 
-impl Grows for Owing {
+impl Grows for ResponseMap {
     fn fits(&mut self, more: usize) -> bool {
         if self.direct.is_empty() {
             if self.direct.try_reserve_exact(DIRECT).is_err() {
@@ -96,28 +96,28 @@ mod tests {
 
     #[test]
     fn as_a_map_would() {
-        let (mut owing, mut map) = (Owing::default(), std::collections::BTreeMap::new());
+        let (mut responses, mut map) = (ResponseMap::default(), std::collections::BTreeMap::new());
         let mut seed = 7u32;
         for i in 0..20_000 {
             seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             // Few slots in several generations, so that they collide.
             let request = ((seed >> 8) % 300) | ((seed >> 28) << 20);
-            assert_eq!(owing.get(request), map.get(&request).copied());
+            assert_eq!(responses.get(request), map.get(&request).copied());
             if map.remove(&request).is_some() {
-                owing.remove(request);
+                responses.remove(request);
             } else {
-                assert!(owing.fits(1));
-                owing.insert(request, i);
+                assert!(responses.fits(1));
+                responses.insert(request, i);
                 map.insert(request, i);
             }
-            owing.remove(u32::MAX);
-            assert_eq!(owing.is_empty(), map.is_empty());
+            responses.remove(u32::MAX);
+            assert_eq!(responses.is_empty(), map.is_empty());
         }
-        let mut all: Vec<u32> = owing.responses().collect();
+        let mut all: Vec<u32> = responses.responses().collect();
         let mut same: Vec<u32> = map.into_values().collect();
         all.sort_unstable();
         same.sort_unstable();
         assert_eq!(all, same);
-        assert!(all.len() > 100 && !owing.more.is_empty());
+        assert!(all.len() > 100 && !responses.more.is_empty());
     }
 }

@@ -1,0 +1,45 @@
+//! Whether what was sent has reached its receivers, for a manager that ends.
+
+use super::core::Core;
+
+/// What of all that was sent has not been delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Undelivered {
+    Nothing,
+    /// No more than what is offered to peers, which would have to receive it.
+    Offers,
+    Something,
+}
+
+impl Core {
+    /// What of all that was sent would be lost if the connections ended.
+    pub fn undelivered(&mut self) -> Undelivered {
+        // Each is asked, so that their acknowledgements come side by side.
+        let waiting = self
+            .world
+            .adapters
+            .iter_mut()
+            .flatten()
+            .filter_map(|a| (!a.has_delivered()).then_some(()));
+        // Of a send in buffered mode nobody hears but that it has ended, which it did in its call.
+        match waiting.count() == 0 && !self.engine.has_pending() {
+            true if self.engine.message_buffered() == 0 => Undelivered::Nothing,
+            true if self.engine.message_buffered_is_offered() => Undelivered::Offers,
+            _ => Undelivered::Something,
+        }
+    }
+
+    /// A number that changes whenever content moves on a connection; of offers, whenever some is received: signs of life are content, too.
+    pub fn progress(&self, left: Undelivered) -> u64 {
+        if left == Undelivered::Offers {
+            return self.engine.message_buffered();
+        }
+        let adapters = &self.world.adapters;
+        let marks = self.world.connections.iter().map(|(_, connection)| {
+            adapters[connection.ep.0 as usize]
+                .as_ref()
+                .map_or(0, |a| a.progress_mark(connection.ep.1))
+        });
+        marks.fold(self.engine.message_buffered(), u64::wrapping_add)
+    }
+}
