@@ -1,6 +1,8 @@
 /* Buffers of pairs: slots, writes with notices, bounds, waits and callbacks, memory that goes. */
 #include "pairs.h"
 
+#include <time.h>
+
 static const size_t sizes[] = {1, 7, 8, 100, 1000, 4096, 4097, 20000, 65536, 100001, 1 << 20, 9000001};
 
 /* buffer.cc: send(offset, length, remote offset). The content is where it should be, and nothing else changes. */
@@ -40,13 +42,32 @@ static void sends_wait_for_the_slot(void) {
   CHECK(pump_until(connected, &e, 20000));
   pump_for(30);
   CHECK_INT(4, info_of(e.a, e.pa).sends);
+  /* A wait that ends before that is the wait's end only. */
+  CHECK_BAD(RDMA_DEADLINE_EXCEEDED, rdma_buffer_wait_send(e.a, s, 20));
+  CHECK_INT(4, info_of(e.a, e.pa).sends);
   rdma_buffer_t r = into(e.b, e.pb, 9, to, 4000);
   for (int i = 0; i < 4; i++) arrived(e.b, r);
   CHECK_INT(-1, mismatch(to, 4000, 3));
   for (int i = 0; i < 4; i++) CHECK_OK(sent(e.a, s));
 }
 
-/* The same with nobody who makes it: the send's own deadline. */
+/* Nobody spins while a slot is closed, neither who waits nor a progress thread: of the wait's time the process has a processor for a third
+ * at most. That is told by the processor's clock, which does not go on while others have it. */
+static void waiting_for_a_slot_is_idle(void) {
+  pair p = pair_new(NULL);
+  ends e = connect_both(&p);
+  char content[8] = "slot";
+  rdma_buffer_t s = out_of(e.a, e.pa, 9, content, 8);
+  CHECK_OK(rdma_buffer_send(e.a, s, 0, 8, 0));
+  pump_for(200); /* progress threads spin for a while after the last that they did */
+  struct timespec before, after;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+  CHECK_BAD(RDMA_DEADLINE_EXCEEDED, rdma_buffer_wait_send(e.a, s, 300));
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+  CHECK((after.tv_sec - before.tv_sec) * 1000 + (after.tv_nsec - before.tv_nsec) / 1000000 < 100);
+}
+
+/* A slot that nobody opens: the send's own deadline. */
 static void a_slot_that_never_opens(void) {
   pair p = pair_new(NULL);
   ends e = {p.a, p.b, 0, 0};
@@ -64,7 +85,7 @@ static void a_slot_that_never_opens(void) {
   CHECK_INT(RDMA_PAIR_CONNECTED, info_of(e.a, e.pa).state);
 }
 
-/* Any number of writes queued: each is counted, in order, and what comes last is there last. */
+/* Many writes queued: each is counted, in order, and what comes last is there last. */
 static void many_writes(void) {
   enum { N = 5000 };
   pair p = pair_new(NULL);
@@ -288,8 +309,8 @@ static void checksums(void) {
 }
 
 static const test_case cases[] = {
-    CASE(writes_of_all_sizes), CASE(sends_wait_for_the_slot), CASE(a_slot_that_never_opens), CASE(many_writes),
-    CASE(memory_is_left_before_the_end), CASE(notices_come_after_content), CASE(thousands_of_slots), CASE(bounds),
+    CASE(writes_of_all_sizes), CASE(sends_wait_for_the_slot), CASE(waiting_for_a_slot_is_idle),
+    CASE(a_slot_that_never_opens), CASE(many_writes), CASE(memory_is_left_before_the_end), CASE(notices_come_after_content), CASE(thousands_of_slots), CASE(bounds),
     CASE(callbacks), CASE(destroyed_while_written), CASE(unregistered_memory), CASE(checksums),
 };
 TEST_MAIN(cases)

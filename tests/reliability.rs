@@ -110,6 +110,28 @@ fn r28_reliability_has_each_section_and_its_tests_exist() {
     assert!(wrong.is_empty(), "docs/reliability.md:\n{}", wrong.join("\n"));
 }
 
+/// The table of docs/gloo.md that goes through Gloo's transport part by part: its last column names tests.
+#[test]
+fn each_part_of_gloos_transport_has_tests_that_exist() {
+    let document = fs::read_to_string(root().join("docs/gloo.md")).expect("document");
+    let (_, section) = document.split_once("\n## Part by part\n").expect("section");
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let rows: Vec<&str> = section.lines().filter(|l| l.starts_with("| ")).skip(1).collect();
+    assert!(rows.len() >= 16, "{} parts", rows.len());
+    let names = names_in_the_tree();
+    let mut wrong = Vec::new();
+    for row in rows {
+        let column = row.trim_end_matches(['|', ' ']).rsplit('|').next().unwrap_or_default();
+        let tests: Vec<&str> = column.split('`').skip(1).step_by(2).collect();
+        if tests.is_empty() {
+            wrong.push(format!("no test: {row}"));
+        }
+        let missing = tests.iter().filter(|t| !exists(&names, t));
+        wrong.extend(missing.map(|t| format!("there is no test `{t}`")));
+    }
+    assert!(wrong.is_empty(), "docs/gloo.md:\n{}", wrong.join("\n"));
+}
+
 #[test]
 fn r28_a_test_that_does_not_exist_is_noticed() {
     let names = names_in_the_tree();

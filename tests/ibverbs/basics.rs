@@ -73,25 +73,44 @@ fn queue_depth_one_works() {
     }
 }
 
+/// The second end sleeps, a message wakes it.
+fn sleep_once(e: &mut Ends, round: u8) {
+    let (ea, eb) = (e.ea, e.eb);
+    let mut fds = [libc::pollfd { fd: e.b.ad.fd().expect("fd"), events: libc::POLLIN, revents: 0 }];
+    while !e.b.ad.arm() {
+        e.b.poll();
+    }
+    // SAFETY: one live entry.
+    assert_eq!(unsafe { libc::poll(fds.as_mut_ptr(), 1, 20) }, 0, "round {round}");
+    e.a.ad.send(ea, &[&[round]]).expect("send");
+    e.a.ad.flush();
+    let start = Instant::now();
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::poll(fds.as_mut_ptr(), 1, 10_000) }, 1, "round {round}");
+    assert!(start.elapsed() < PATIENCE);
+    assert_eq!(e.until("message", |e| e.b.message(eb)), [round]);
+}
+
 #[test]
 fn sleeps_until_something_comes() {
     let mut e = ends!();
-    let (ea, eb) = (e.ea, e.eb);
-    let mut fds = [libc::pollfd { fd: e.b.ad.fd().expect("fd"), events: libc::POLLIN, revents: 0 }];
-    for round in 0..10u8 {
-        while !e.b.ad.arm() {
-            e.b.poll();
-        }
-        // SAFETY: one live entry.
-        assert_eq!(unsafe { libc::poll(fds.as_mut_ptr(), 1, 20) }, 0, "round {round}");
-        e.a.ad.send(ea, &[&[round]]).expect("send");
-        e.a.ad.flush();
-        let start = Instant::now();
-        // SAFETY: as above.
-        assert_eq!(unsafe { libc::poll(fds.as_mut_ptr(), 1, 10_000) }, 1, "round {round}");
-        assert!(start.elapsed() < PATIENCE);
-        assert_eq!(e.until("message", |e| e.b.message(eb)), [round]);
+    (0..10).for_each(|round| sleep_once(&mut e, round));
+}
+
+/// Destroying a completion queue waits until each of its events is acknowledged, those of the last batch, too.
+#[test]
+fn completion_events_are_acknowledged_before_the_queue_goes() {
+    if devices().is_none() {
+        return;
     }
+    let (done, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut e = ends!();
+        (0..70).for_each(|round| sleep_once(&mut e, round));
+        drop(e);
+        done.send(()).expect("the test is there");
+    });
+    ended.recv_timeout(2 * PATIENCE).expect("its adapters are not gone");
 }
 
 #[test]

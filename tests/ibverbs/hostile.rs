@@ -2,6 +2,7 @@
 //! promised; nothing of the victim is touched that was not opened, and its other connections live on.
 
 use rdma_sys::{ibv_wc_status as wc, ibv_wr_opcode as op};
+use rdma_transport::fabric::ibverbs::address::Address;
 use rdma_transport::fabric::{Access, Adapter, EpId, Remote};
 use rdma_transport::status::{Code, Reason, Status};
 
@@ -85,6 +86,55 @@ fn a_peer_that_is_not_heard_is_not_connected() {
         e.b.take(ep, |v| (*v == Ev::Connected).then_some(()))
     });
     e.check_alive();
+}
+
+/// Packet sequence numbers begin at random, and who begins with another than its address says is not heard.
+#[test]
+fn packet_sequence_numbers_are_random_and_have_to_be_right() {
+    let Some((device, _)) = devices() else { return };
+    let mut e = Ends::connected(|_| {}).expect("device");
+    let mut first = |_| {
+        let ep = e.a.ad.create("beta").expect("create");
+        Address::decode(&e.a.ad.address(ep).expect("address")).expect("address").psn
+    };
+    let numbers: Vec<u32> = (0..8).map(&mut first).collect();
+    let step = |i: usize| numbers[i].wrapping_sub(numbers[i - 1]);
+    assert!((2..8).any(|i| step(i) != step(1)), "{numbers:?}");
+
+    let like = e.a.ad.address(e.ea).expect("address");
+    for wrong in [78, 0x80_0000] {
+        let ep = e.b.ad.create("mallory").expect("create");
+        let raw = Raw::new(&device, &like);
+        let mut said = Address::decode(&raw.address()).expect("address");
+        assert_ne!(said.psn, wrong);
+        said.psn = wrong;
+        raw.connect(&e.b.ad.address(ep).expect("address"), 7);
+        e.b.ad.connect(ep, &said.encode(), false, None).expect("connect");
+        e.until("the victim's probe", |_| raw.probe());
+        for _ in 0..20 {
+            e.check_alive();
+            raw.idle();
+        }
+        assert!(e.b.take(ep, |v| (*v == Ev::Connected).then_some(())).is_none(), "{wrong}");
+    }
+    join_raw(&mut e, &device, 7);
+}
+
+/// Its receives are posted before its queue pair is ready for anything: who sends as early as it can, and does not try again
+/// where no receive is posted, is heard. Nobody polls meanwhile.
+#[test]
+fn receives_are_posted_before_it_connects() {
+    let Some((device, _)) = devices() else { return };
+    for _ in 0..10 {
+        let mut victim = Node::open(&config("victim", &device));
+        let ep = victim.ad.create("mallory").expect("create");
+        let address = victim.ad.address(ep).expect("address");
+        let raw = Raw::new(&device, &address);
+        raw.ready(&address, 0);
+        raw.post(&Post::message(100));
+        victim.ad.connect(ep, &raw.address(), false, None).expect("connect");
+        assert_eq!(raw.wait(|| ()), wc::IBV_WC_SUCCESS);
+    }
 }
 
 #[test]

@@ -13,19 +13,21 @@ use super::script::{LARGE, R, S, ibverbs, shm};
 /// In the steady state a send is its writes and nothing else.
 #[test]
 fn a_slot_needs_no_message() {
-    let (mut post, from, to) = two_of(shm());
-    post.s.run();
-    let before = post.s.arrived.len();
-    for i in 0..10 {
-        post.send(from, i % PLACES, LARGE).unwrap();
+    for setup in [shm, ibverbs] {
+        let (mut post, from, to) = two_of(setup());
         post.s.run();
-        post.look();
-        post.check(to);
+        let before = post.s.arrived.len();
+        for i in 0..10 {
+            post.send(from, i % PLACES, LARGE).unwrap();
+            post.s.run();
+            post.look();
+            post.check(to);
+        }
+        let messages = post.s.arrived[before..].iter().filter(|(_, kind, _)| *kind != Kind::Pong);
+        assert_eq!(messages.count(), 0, "messages beside the writes");
+        assert_eq!((post.bufs[to].arrivals, post.bufs[from].ended.len()), (10, 10));
+        post.finish();
     }
-    let messages = post.s.arrived[before..].iter().filter(|(_, kind, _)| *kind != Kind::Pong);
-    assert_eq!(messages.count(), 0, "messages beside the writes");
-    assert_eq!((post.bufs[to].arrivals, post.bufs[from].ended.len()), (10, 10));
-    post.finish();
 }
 
 /// On a provider without windows the memory of a receive buffer is the application's when the other end has said so.

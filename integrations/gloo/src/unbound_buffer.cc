@@ -110,12 +110,15 @@ rdma_code_t UnboundBuffer::take(Direction &direction, std::chrono::milliseconds 
 }
 
 bool UnboundBuffer::wait(Direction &direction, int *rank, std::chrono::milliseconds timeout) {
-  if (timeout == kUnsetTimeout) timeout = context_->getTimeout();
+  /* 0 is no time here, as over Gloo's tcp; of a context it is no time-out. */
+  const bool unset = timeout == kUnsetTimeout;
+  if (unset) timeout = context_->getTimeout();
+  const bool forever = unset && timeout == kNoTimeout;
   const Clock::time_point until = Clock::now() + timeout;
   const char *what = &direction == &sends_ ? "send" : "recv";
   for (bool last = false;;) {
     std::chrono::milliseconds left = kSlice;
-    if (timeout != kNoTimeout) {
+    if (!forever) {
       auto rest = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
       left = std::max(std::min(left, rest), std::chrono::milliseconds(1));
     }
@@ -135,7 +138,7 @@ bool UnboundBuffer::wait(Direction &direction, int *rank, std::chrono::milliseco
     /* What came before a pair broke is still to be had: one more look. */
     if (last) check(direction);
     last = broken(direction);
-    if (timeout != kNoTimeout && Clock::now() >= until && !last) {
+    if (!forever && Clock::now() >= until && !last) {
       context_->timedOut();
       GLOO_THROW_IO_EXCEPTION("Timed out waiting ", timeout.count(), "ms for ", what, " operation to complete");
     }

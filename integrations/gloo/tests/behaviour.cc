@@ -1,9 +1,7 @@
 /* How Gloo's transport behaves when something is missing or goes: time-outs, aborts, a rank that is killed, contexts
  * from contexts, several on one device, receives from some of the ranks. */
 #include <netinet/in.h>
-#include <signal.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,7 +18,6 @@
 #include <gloo/barrier.h>
 #include <gloo/allreduce_ring.h>
 #include <gloo/rendezvous/context.h>
-#include <gloo/rendezvous/file_store.h>
 #include <gloo/rendezvous/hash_store.h>
 #include <gloo/rendezvous/prefix_store.h>
 #include <gloo/transport/pair.h>
@@ -43,8 +40,6 @@ static int free_port() {
   return ntohs(address.sin_port);
 }
 
-static bool says(const std::string &error, const char *what) { return error.find(what) != std::string::npos; }
-
 /* A wait that times out closes what it waited on, at both ends, as Gloo's tcp does: of a bound buffer its pair, otherwise all of the
  * context. */
 static void timeouts() {
@@ -64,14 +59,17 @@ static void timeouts() {
           if (kind == kRecv) buffer->waitRecv(nullptr, Millis(100));
           if (kind == kSend) buffer->waitSend(nullptr, Millis(100));
         });
-        CHECK(says(error, "Timed out"));
+        /* Gloo's tcp has words of its own for a bound buffer. */
+        const bool read = provider == "gloo" && kind == kBound;
+        CHECK(says(error, read ? "Read timeout" : "Timed out"));
         CHECK(std::chrono::steady_clock::now() - begun >= Millis(90));
         /* What is asked for later is not begun, and a bound buffer has ended. */
-        const char *why = "Application timeout caused pair closure";
+        const char *why = read ? "timeout" : "Application timeout caused pair closure";
         CHECK(says(error_of([&] { bound->waitRecv(); }), why));
         CHECK(says(error_of([&] { buffer->send(1, 7); }), why));
         CHECK(says(error_of([&] { buffer->recv(1, 7); }), why));
-        CHECK(says(error_of([&] { buffer->recv({1, 2}, 7); }), why));
+        /* Gloo's tcp begins a receive from several, whatever became of them. */
+        if (provider != "gloo") CHECK(says(error_of([&] { buffer->recv({1, 2}, 7); }), why));
         if (kind != kBound) CHECK(says(error_of([&] { buffer->send(2, 7); }), why));
         ended++;
       } else if (c->rank == 1 || kind != kBound) {
@@ -88,6 +86,48 @@ static void timeouts() {
       }
       while (ended < 3) std::this_thread::yield();
     }, Millis(kind == kBound ? 1000 : 60000));
+  }
+}
+
+/* A wait of no time takes what has come, and times out otherwise. */
+static void no_time() {
+  std::atomic<bool> over{false};
+  spawn(2, [&](const Context &c) {
+    int first = c->rank, second = c->rank;
+    auto one = c->createUnboundBuffer(&first, sizeof first), two = c->createUnboundBuffer(&second, sizeof second);
+    if (c->rank == 0) {
+      one->recv(1, 1);
+      two->recv(1, 2);
+      CHECK(two->waitRecv(nullptr, Millis(30000)));
+      CHECK(one->waitRecv(nullptr, Millis(0)) && first == 1);
+      one->recv(1, 3);
+      CHECK(says(error_of([&] { one->waitRecv(nullptr, Millis(0)); }), "Timed out waiting 0ms"));
+      CHECK(says(error_of([&] { two->waitSend(nullptr, Millis(0)); }), "Timed out waiting 0ms"));
+      over = true;
+    } else {
+      one->send(0, 1);
+      two->send(0, 2);
+      while (!over) std::this_thread::yield();
+    }
+  });
+}
+
+/* A send to a slot that nobody opens: its waitSend times out, whether the content was copied aside or not. Not over Gloo's tcp, where
+ * it has ended when the socket has it. */
+static void a_slot_that_never_opens() {
+  for (size_t size : {size_t(8), size_t(100000)}) {
+    std::atomic<bool> over{false};
+    spawn(2, [&](const Context &c) {
+      if (c->rank == 0) {
+        std::vector<char> memory(size, 'x');
+        auto buffer = c->getPair(1)->createSendBuffer(1, memory.data(), size);
+        buffer->send(0, size);
+        CHECK(says(error_of([&] { buffer->waitSend(); }), "Timed out"));
+        CHECK(says(error_of([&] { buffer->waitSend(); }), "Application timeout caused pair closure"));
+        over = true;
+      }
+      while (!over) std::this_thread::yield();
+    }, Millis(1000));
   }
 }
 
@@ -200,9 +240,10 @@ static void some_leave() {
       int from = -1;
       auto buffer = c->createUnboundBuffer(&value, sizeof value);
       buffer->recv({1, 2}, 11);
-      CHECK(buffer->waitRecv(&from, Millis(0)) && from == 2 && value == 2);
+      CHECK(buffer->waitRecv(&from) && from == 2 && value == 2);
       buffer->recv({1, 2}, 11);
-      CHECK(!error_of([&] { buffer->waitRecv(nullptr, Millis(0)); }).empty());
+      std::string error = error_of([&] { buffer->waitRecv(); });
+      CHECK(!error.empty() && !says(error, "Timed out"));
     }
   });
 }
@@ -365,44 +406,6 @@ static void threads_write_over_what_they_sent() {
   });
 }
 
-/* A rank that is killed: the others hear of it in their waits, and do not hang. */
-static void killed_rank() {
-  char dir[] = "/tmp/gloo-XXXXXX";
-  CHECK(mkdtemp(dir));
-  std::vector<pid_t> children;
-  for (int rank = 0; rank < 3; rank++) {
-    pid_t child = fork();
-    if (child == 0) {
-      Store store = std::make_shared<gloo::rendezvous::FileStore>(dir);
-      Context c = join(store, rank, 3);
-      int value = 0;
-      auto notice = c->getPair(rank == 2 ? 0 : 2)->createRecvBuffer(1, &value, sizeof value);
-      auto buffer = c->createUnboundBuffer(&value, sizeof value);
-      barrier(c);
-      if (rank == 2) raise(SIGKILL);
-      auto begun = std::chrono::steady_clock::now();
-      std::string one = error_of([&] { notice->waitRecv(); });
-      std::string two = error_of([&] {
-        buffer->recv(2, 7);
-        buffer->waitRecv();
-      });
-      bool quick = std::chrono::steady_clock::now() - begun < std::chrono::seconds(30);
-      if (one.empty() || two.empty() || !quick) {
-        std::fprintf(stderr, "rank %d: '%s' '%s'\n", rank, one.c_str(), two.c_str());
-        _exit(1);
-      }
-      _exit(0);
-    }
-    children.push_back(child);
-  }
-  for (int rank = 0; rank < 3; rank++) {
-    int status = 0;
-    waitpid(children[static_cast<size_t>(rank)], &status, 0);
-    CHECK(rank == 2 ? WIFSIGNALED(status) : WIFEXITED(status) && WEXITSTATUS(status) == 0);
-  }
-  CHECK(std::system(("rm -rf " + std::string(dir)).c_str()) == 0);
-}
-
 static void wrong_attributes() {
   gloo::transport::rdma::attr attr;
   attr.provider = "carrier pigeon";
@@ -418,21 +421,36 @@ int main(int argc, char **argv) {
     if (!std::strcmp(argv[i], "--provider")) provider = argv[i + 1];
     if (!std::strcmp(argv[i], "--only")) only = argv[i + 1];
   }
+  /* Those that Gloo's own tcp does not do as this does, each for a reason that docs/gloo.md names. */
+  const bool kOurs = true;
   struct {
     const char *name;
     void (*run)();
-  } cases[] = {{"timeouts", timeouts}, {"late_messages", late_messages}, {"aborts", aborts},
-               {"receives_from_some", receives_from_some}, {"some_leave", some_leave},
-               {"empty_then_not", empty_then_not}, {"a_send_that_fails", a_send_that_fails}, {"contexts_from_contexts", contexts_from_contexts},
-               {"several_on_one_device", several_on_one_device}, {"several_on_one_port", several_on_one_port},
+    bool ours_only;
+  } cases[] = {{"timeouts", timeouts},
+               {"no_time", no_time},
+               {"a_slot_that_never_opens", a_slot_that_never_opens, kOurs},
+               {"late_messages", late_messages},
+               {"aborts", aborts},
+               {"receives_from_some", receives_from_some},
+               {"some_leave", some_leave, kOurs},
+               {"empty_then_not", empty_then_not},
+               {"a_send_that_fails", a_send_that_fails, kOurs},
+               {"contexts_from_contexts", contexts_from_contexts},
+               {"several_on_one_device", several_on_one_device},
+               {"several_on_one_port", several_on_one_port, kOurs},
                {"threads_on_one_context", threads_on_one_context},
-               {"threads_write_over_what_they_sent", threads_write_over_what_they_sent},
-               {"buffers_that_go", buffers_that_go}, {"ranks_that_go", ranks_that_go}, {"pairs_that_go", pairs_that_go},
+               {"threads_write_over_what_they_sent", threads_write_over_what_they_sent, kOurs},
+               {"buffers_that_go", buffers_that_go},
+               {"ranks_that_go", ranks_that_go, kOurs},
+               {"pairs_that_go", pairs_that_go},
                {"ranks_that_get_nothing", ranks_that_get_nothing},
-               {"killed_rank", killed_rank}, {"wrong_attributes", wrong_attributes}};
+               {"killed_rank", killed_rank},
+               {"wrong_attributes", wrong_attributes, kOurs}};
   int passed = 0;
   for (auto &c : cases) {
     if (!only.empty() && only != c.name) continue;
+    if (provider == "gloo" && c.ours_only && only.empty()) continue;
     /* Loopback does not leave the process. */
     if (provider == "loopback" && c.run == killed_rank) continue;
     std::printf("%s ...\n", c.name);

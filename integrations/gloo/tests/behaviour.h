@@ -14,6 +14,7 @@
 #include <gloo/barrier.h>
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/hash_store.h>
+#include <gloo/transport/tcp/device.h>
 
 #include "rdma_gloo/device.h"
 
@@ -27,10 +28,11 @@
 
 using Context = std::shared_ptr<gloo::rendezvous::Context>;
 using Millis = std::chrono::milliseconds;
-/* Of all contexts here. */
+/* Of all contexts here; "gloo" is Gloo's own tcp. */
 extern std::string provider;
 
 inline std::shared_ptr<gloo::transport::Device> device() {
+  if (provider == "gloo") return gloo::transport::tcp::CreateDevice("localhost");
   gloo::transport::rdma::attr attr;
   attr.provider = provider;
   return gloo::transport::rdma::CreateDevice(attr);
@@ -66,10 +68,13 @@ static std::string error_of(F f) {
   return "";
 }
 
+inline bool says(const std::string &error, const char *what) { return error.find(what) != std::string::npos; }
+
 /* Tests of buffers and contexts that go while something is under way (leaving.cc). */
 void buffers_that_go();
 void ranks_that_go();
 void pairs_that_go();
 void ranks_that_get_nothing();
+void killed_rank();
 
 #endif

@@ -1,9 +1,15 @@
 /* Buffers, and whole ranks, that go when they have sent and before the other end has looked: over Gloo's tcp what they have sent lies in
- * the socket by then, and its algorithms end without a waitSend. */
+ * the socket by then, and its algorithms end without a waitSend. And a rank that is killed. */
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <thread>
+#include <utility>
 
 #include <gloo/reduce_scatter.h>
+#include <gloo/rendezvous/file_store.h>
 #include <gloo/transport/buffer.h>
 #include <gloo/transport/pair.h>
 
@@ -100,4 +106,56 @@ void ranks_that_get_nothing() {
       }, Millis(10000));
     }
   }
+}
+
+/* What a rank hears in its waits for one that is killed, each of them: in time, and not of a time-out. */
+static bool hears_of(const Context &c, int gone) {
+  const size_t size = 8 << 20;
+  int value = 0;
+  std::vector<char> memory(size, 'x');
+  auto notice = c->getPair(gone)->createRecvBuffer(1, &value, sizeof value);
+  auto bound = c->getPair(gone)->createSendBuffer(2, memory.data(), size);
+  auto buffer = c->createUnboundBuffer(&value, sizeof value), big = c->createUnboundBuffer(memory.data(), size);
+  barrier(c);
+  const auto begun = std::chrono::steady_clock::now();
+  const std::pair<const char *, std::function<void()>> waits[] = {
+      {"waitSend", [&] { bound->send(0, size); bound->waitSend(); }},
+      {"waitRecv", [&] { notice->waitRecv(); }},
+      {"waitRecv of an unbound one", [&] { buffer->recv(gone, 7); buffer->waitRecv(); }},
+      {"waitSend of an unbound one", [&] { big->send(gone, 8); big->waitSend(); }}};
+  bool all = true;
+  for (const auto &wait : waits) {
+    const std::string error = error_of(wait.second);
+    const bool quick = std::chrono::steady_clock::now() - begun < std::chrono::seconds(30);
+    if (error.empty() || says(error, "Timed out") || !quick) {
+      std::fprintf(stderr, "rank %d, %s: '%s'\n", c->rank, wait.first, error.c_str());
+      all = false;
+    }
+  }
+  return all;
+}
+
+/* A rank that is killed: the others hear of it in their waits, and do not hang. */
+void killed_rank() {
+  char dir[] = "/tmp/gloo-XXXXXX";
+  CHECK(mkdtemp(dir));
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < 3; rank++) {
+    pid_t child = fork();
+    if (child == 0) {
+      Store store = std::make_shared<gloo::rendezvous::FileStore>(dir);
+      Context c = join(store, rank, 3);
+      if (rank != 2) _exit(hears_of(c, 2) ? 0 : 1);
+      barrier(c);
+      std::this_thread::sleep_for(Millis(200)); /* the others have begun */
+      raise(SIGKILL);
+    }
+    children.push_back(child);
+  }
+  for (int rank = 0; rank < 3; rank++) {
+    int status = 0;
+    waitpid(children[static_cast<size_t>(rank)], &status, 0);
+    CHECK(rank == 2 ? WIFSIGNALED(status) : WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  }
+  CHECK(std::system(("rm -rf " + std::string(dir)).c_str()) == 0);
 }

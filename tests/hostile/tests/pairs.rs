@@ -185,11 +185,12 @@ fn r15_writes_to_slots() {
     let (grant, addr, rkey, len) = granted(&mut c);
     assert_eq!(len, 4096);
     let mut seq = 0;
-    let mut write = |c: &mut Client, at: u64, imm: Option<u32>, n: usize| {
-        c.frame(&Frame::write(seq, rkey, at, imm, &vec![1; n])).unwrap();
+    let mut write_with = |c: &mut Client, key: u32, at: u64, imm: Option<u32>, n: usize| {
+        c.frame(&Frame::write(seq, key, at, imm, &vec![1; n])).unwrap();
         seq += 1;
         refused(c)
     };
+    let mut write = |c: &mut Client, at, imm, n| write_with(c, rkey, at, imm, n);
     assert!(!write(&mut c, addr, Some(IMM | grant), 4096));
     for (at, n) in [(addr + 1, 4096), (addr - 1, 8), (addr + 4096, 1), (u64::MAX - 2, 8)] {
         assert!(write(&mut c, at, Some(IMM | grant), n), "{n} bytes at {at:#x} were taken");
@@ -210,10 +211,19 @@ fn r15_writes_to_slots() {
     assert_eq!(closed[4..8], grant.to_le_bytes());
     assert!(write(&mut c, addr, Some(IMM | grant), 8), "a closed buffer was written to");
     // It never says SLOT_CLOSED: the number stays taken, and the slot goes on with another.
-    victim.tell(&format!("slot {pair} 5 4096"));
-    let (next, ..) = granted(&mut c);
+    let again = victim.tell(&format!("slot {pair} 5 4096"));
+    let (next, new_addr, new_rkey, _) = granted(&mut c);
     assert_ne!(next, grant);
+    // With the old grant where the slot is now, and where it was.
+    assert!(write(&mut c, new_addr, Some(IMM | grant), 8), "the old key is of the new buffer");
+    assert!(write(&mut c, addr, Some(IMM | grant), 8), "a closed buffer was written to");
+    // Who has the new key may write there, but its old number tells the new buffer of nothing.
+    assert!(!write_with(&mut c, new_rkey, new_addr, Some(IMM | grant), 8));
+    assert!(!write_with(&mut c, new_rkey, new_addr, Some(IMM | next), 8));
+    let mut arrived = || victim.tell(&format!("arrived {again}"));
+    assert!(eventually(PATIENCE, || arrived() != "0"));
     std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(arrived(), "1", "an old notice was counted");
     assert_eq!(victim.tell(&format!("pair-state {pair}")), "2");
     still_serves(&victim);
     victim.finish();
