@@ -161,6 +161,8 @@ mod ops;
 mod pairs;
 #[path = "scenarios/pairs_by_name.rs"]
 mod pairs_by_name;
+#[path = "scenarios/pairs_crossed.rs"]
+mod pairs_crossed;
 #[path = "scenarios/peers.rs"]
 mod peers;
 #[path = "scenarios/persistent.rs"]

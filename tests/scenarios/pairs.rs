@@ -68,8 +68,15 @@ impl Stage {
 
 impl Post {
     pub fn new(setup: Setup) -> Post {
+        let mut post = Post::unconnected(setup);
+        post.s.connect(0);
+        post.s.run();
+        post
+    }
+
+    pub fn unconnected(setup: Setup) -> Post {
         let (twos, bufs, sends) = (vec![], vec![], vec![]);
-        Post { s: setup.connected(), twos, bufs, sends, tokens: 0 }
+        Post { s: setup.stage(), twos, bufs, sends, tokens: 0 }
     }
 
     pub fn pair(&mut self) -> usize {
@@ -330,13 +337,18 @@ impl Walk {
             88..93 => post.s.let_all_go(),
             93..95 if self.losses => {
                 post.twos.iter_mut().for_each(|two| two.lossy = true);
-                match self.rng.percent(50) {
-                    true => post.s.cut(),
-                    false => post.s.lose(node),
+                let conn = self.rng.below(post.s.conn() as u64 + 1) as usize;
+                match self.rng.below(4) {
+                    0 => post.s.cut(),
+                    1 => post.s.lose(node),
+                    2 => post.s.cut_one(conn),
+                    _ => post.s.lose_of(conn, node),
                 }
                 post.s.run();
-                if self.rng.percent(50) {
-                    post.s.connect(node);
+                match self.rng.below(4) {
+                    0 => post.s.connect(node),
+                    1 => _ = post.s.cross(),
+                    _ => {}
                 }
             }
             _ => post.s.pass(self.rng.below(300)),
@@ -371,8 +383,12 @@ fn walks(setup: impl Fn() -> Setup, losses: bool) {
     for seed in from..from + number("PAIR_SEEDS", 150) {
         let walk = || {
             let mut walk = Walk { rng: Rng::new(seed), losses };
-            let mut post = Post::new(setup());
+            let mut post = Post::unconnected(setup());
             let two = post.pair();
+            match walk.rng.percent(50) {
+                true => post.s.connect(0),
+                false => _ = post.s.cross(),
+            }
             if walk.rng.percent(80) {
                 post.connect(two, 0).unwrap();
                 post.connect(two, 1).unwrap();

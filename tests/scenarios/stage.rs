@@ -172,6 +172,16 @@ impl Stage {
         self.opens.extend([(conn, 0), (conn, 1)]);
     }
 
+    /// Both nodes, which dial each other, connect at once, and each sees its own connection first. That of node 0, and that of node 1.
+    pub fn cross(&mut self) -> [usize; 2] {
+        for (who, to) in self.w.fate.dials.drain(..) {
+            self.w.nodes[who.node].dialing[to] = false;
+        }
+        let conns = [0, 1].map(|from| self.w.new_conn(self.w.who(from), self.w.who(1 - from)));
+        self.opens.extend(conns.map(|conn| (conn, 0)).into_iter().chain(conns.map(|conn| (conn, 1))));
+        conns
+    }
+
     /// A process that has the other node's name, and another incarnation, connects. Nothing more is heard
     /// of it. Whether it was let in; `None`: it is to ask again.
     pub fn stranger(&mut self, to: usize) -> Option<bool> {
@@ -300,7 +310,8 @@ impl Stage {
         self.lose_of(self.conn(), node);
     }
 
-    fn lose_of(&mut self, conn: usize, node: usize) {
+    /// One end of this one does.
+    pub fn lose_of(&mut self, conn: usize, node: usize) {
         let side = self.side(conn, node);
         self.w.kill(conn, side, Status::gone("the scripted connection went down"));
         self.poll(node);

@@ -92,6 +92,7 @@ impl Engine {
             told: None,
             heard: None,
             lost: None,
+            mute: None,
             targets: Default::default(),
             slots: Default::default(),
             granted: 0,
@@ -282,7 +283,7 @@ impl Engine {
         }
         let (slot, index) = (b.slot, b.pair);
         let Some(p) = pairs.pairs.get_mut(index) else { return Err(Self::ending()) };
-        if let PairState::Broken(status) = &p.state {
+        if let Some(status) = p.sends_no_more() {
             return Err(status.clone());
         }
         if p.sends + p.unheard >= PAIR_SENDS {

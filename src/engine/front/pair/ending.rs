@@ -79,6 +79,19 @@ impl Engine {
         }
     }
 
+    /// The channel has ended that a pair's writes went by, and the one that it is written to by has not.
+    fn mute_pair(&mut self, fx: &mut impl Fx, index: u32, status: Status) {
+        let Some(p) = self.pairs.pairs.get_mut(index) else { return };
+        p.mute = Some(Box::new(status.clone()));
+        self.drop_targets(index);
+        let mut at = self.pairs.pairs.get(index).and_then(|p| p.all.first());
+        while let Some(buffer) = at {
+            at = self.pairs.buffers.get(buffer).and_then(|b| b.of_pair.next());
+            self.give_up_sends(fx, buffer, || status.clone());
+        }
+        self.happened += 1;
+    }
+
     /// A pair needs no grants any more.
     fn drop_targets(&mut self, index: u32) {
         let pairs = &mut self.pairs;
@@ -284,10 +297,14 @@ impl Engine {
                 self.drop_grants(index);
                 continue;
             }
-            let (rank, peer) = (p.rank, p.peer);
+            let (rank, peer, only_writes) = (p.rank, p.peer, p.only_writes_by(ch));
             let name = self.peer_name(peer);
             let text = format!("the pair of rank {rank} with peer '{name}': {}", status.message);
-            self.break_pair(fx, index, status.clone().with_message(text), true);
+            let status = status.clone().with_message(text);
+            match only_writes && !self.closing {
+                true => self.mute_pair(fx, index, status),
+                false => self.break_pair(fx, index, status, true),
+            }
         }
         at = 0;
         let on_it = |s: &super::Send| matches!(s.step, Step::Writing { ch: on, .. } if on == ch);

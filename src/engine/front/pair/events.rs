@@ -109,10 +109,7 @@ impl Pairs {
     /// A send that failed was heard of: why it did.
     fn hear_failure(&mut self, send: u32, why: Option<Status>) -> Status {
         let pair = self.forget_failure(send);
-        let of_pair = |pair: u32| match self.pairs.get(pair).map(|p| &p.state) {
-            Some(PairState::Broken(status)) => Some(status.clone()),
-            _ => None,
-        };
+        let of_pair = |pair: u32| self.pairs.get(pair).and_then(|p| p.sends_no_more()).cloned();
         let unknown = || Status::gone("the pair ended").because(Reason::PeerGone);
         why.or_else(|| of_pair(pair?)).unwrap_or_else(unknown)
     }

@@ -12,8 +12,10 @@
 //! their grant. When a notice arrives, the content of all sends that were posted before it is in its place.
 //!
 //! Both ends choose a channel for what they tell; a grant is used on the channel that it came by. So a pair lives on one
-//! channel or, where both sides dialled, on two, and ends with either: what was written and not yet told would be
-//! unknown. Before it is connected nothing is written: then it takes the next channel.
+//! channel or, where both sides dialled, on two. An end that loses the one that it told by breaks: what was written to it and not
+//! yet told would be unknown. One that loses the other can only send no more (`mute`): what was written to it may be on its way, and
+//! behind that the other end's word that it has ended, for whom it is the channel that it told by. Before a pair is connected nothing is
+//! written: then it takes the next channel.
 
 mod arrivals;
 mod calls;
@@ -107,6 +109,8 @@ struct Pair {
     heard: Option<(ChanId, u64)>,
     /// When a connection ended before it was connected, for the first time, and why.
     lost: Option<Box<(u64, Status)>>,
+    /// Why it sends no more, where the channel that its writes went by has ended and not yet the one that it is written to by.
+    mute: Option<Box<Status>>,
     targets: HashMap<u64, Target>,
     /// Receive buffers by slot.
     slots: HashMap<u64, u32>,
@@ -136,6 +140,21 @@ impl Pair {
     /// Only then anything goes: what is heard before may be anybody's word.
     fn is_connected(&self) -> bool {
         matches!(self.state, PairState::Connected)
+    }
+
+    /// Why nothing can be sent, if nothing can.
+    fn sends_no_more(&self) -> Option<&Status> {
+        match (&self.mute, &self.state) {
+            (Some(status), _) => Some(status),
+            (None, PairState::Broken(status)) => Some(status),
+            _ => None,
+        }
+    }
+
+    /// Whether it is written to by another channel than the one by which it writes, which is this.
+    fn only_writes_by(&self, ch: ChanId) -> bool {
+        let heard = self.heard.is_some_and(|(heard, _)| heard == ch);
+        self.is_connected() && heard && self.told.is_some_and(|told| told != ch)
     }
 
     fn uses(&self, ch: ChanId) -> bool {

@@ -1,7 +1,7 @@
 //! How the content of a send goes, and how each send ends.
 
 use super::calls::check_place;
-use super::{Buffer, PairState, Send, Stage, Step, Target, of_buffer, of_pair, of_slot};
+use super::{Buffer, Send, Stage, Step, Target, of_buffer, of_pair, of_slot};
 use crate::api::Protocol;
 use crate::engine::channel::ChanId;
 use crate::engine::{Engine, Fx, WR_SLOT, Work, checksum};
@@ -163,10 +163,10 @@ impl Engine {
         let Some(b) = pairs.buffers.get_mut(buffer) else { return };
         let pair = b.pair;
         let Some(p) = pairs.pairs.get_mut(pair) else { return };
-        let code = match (&result, &p.state) {
-            (Ok(()), _) => Code::Ok,
-            (Err(Some(status)), _) | (Err(None), PairState::Broken(status)) => status.code,
-            (Err(None), _) => Code::Cancelled,
+        let code = match &result {
+            Ok(()) => Code::Ok,
+            Err(Some(status)) => status.code,
+            Err(None) => p.sends_no_more().map_or(Code::Cancelled, |status| status.code),
         };
         b.under_way -= 1;
         p.sends -= 1;
