@@ -11,7 +11,7 @@ use rdma_transport::api::*;
 use rdma_transport::bootstrap::AddressBlob;
 use rdma_transport::config::Config;
 use rdma_transport::fabric::ProviderKind;
-use rdma_transport::manager::Manager;
+use rdma_transport::manager::{Manager, Timeout};
 use rdma_transport::status::{Code, Reason, Status};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -253,4 +253,124 @@ fn a_wait_for_all_goes_on_though_another_disconnects() {
         a.destroy().unwrap();
         b.destroy().unwrap();
     }
+}
+
+/// Pairs of two managers, each with its end.
+fn pairs_of(ends: &[Arc<Manager>; 2], count: usize) -> Vec<[(u64, Vec<u8>); 2]> {
+    let end = |m: &Arc<Manager>| {
+        let pair = m.pair_create(0, Timeout::Default).unwrap();
+        (pair, m.pair_address(pair).unwrap())
+    };
+    (0..count).map(|_| [end(&ends[0]), end(&ends[1])]).collect()
+}
+
+/// Both ends of a pair are told to connect, which is one connection: that whose name is lower dials. So it is with several pairs.
+#[test]
+fn two_ends_of_a_pair_make_one_connection() {
+    for turn in 0..20 {
+        let ends = [manager("a"), manager("b")];
+        let pairs = pairs_of(&ends, 3);
+        let begun = Instant::now();
+        thread::scope(|scope| {
+            for node in if turn % 2 == 0 { [0, 1] } else { [1, 0] } {
+                let (ends, pairs) = (&ends, &pairs);
+                scope.spawn(move || {
+                    for pair in pairs {
+                        let (id, to) = (pair[node].0, &pair[1 - node].1);
+                        ends[node].pair_connect(id, to, Some(LONG)).unwrap();
+                    }
+                });
+            }
+        });
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+        let connections = |i: usize, peer: &str| ends[i].peer_info(peer).unwrap().channels;
+        // An end that stood still for a second lets the other one dial as well.
+        if begun.elapsed() < Duration::from_millis(500) {
+            assert_eq!([connections(0, "b"), connections(1, "a")], [1, 1]);
+        }
+        ends.iter().for_each(|m| m.destroy().unwrap());
+    }
+}
+
+/// The end that leaves it to the other to dial does so for a second, and for a wait that is shorter than two for half of it.
+#[test]
+fn an_end_of_a_pair_dials_if_the_other_does_not() {
+    for (time, late) in [(LONG, 900), (Duration::from_millis(600), 250)] {
+        let ends = [manager("a"), manager("b")];
+        let pairs = pairs_of(&ends, 1);
+        let ([(first, to_first), (second, to_second)], begun) = (&pairs[0], Instant::now());
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| ends[1].pair_connect(*second, to_first, Some(time)));
+            while ends[1].peer_info("a").map_or(0, |peer| peer.channels) == 0 {
+                thread::sleep(Duration::from_millis(5));
+                assert!(begun.elapsed() < LONG, "nobody dials");
+            }
+            let took = begun.elapsed();
+            assert!(took > Duration::from_millis(late), "{took:?}");
+            ends[0].pair_connect(*first, to_second, Some(LONG)).unwrap();
+            let waited = waits.join().unwrap();
+            assert!(waited.is_ok() || time < LONG, "{waited:?}");
+        });
+        ends.iter().for_each(|m| m.destroy().unwrap());
+    }
+}
+
+/// Whoever leaves it to the others to dial does so for as long as they come: of many it takes some time.
+#[test]
+fn those_who_are_to_dial_are_left_to_it_for_as_long_as_they_come() {
+    let b = manager("b");
+    let to = b.listen("127.0.0.1:0").unwrap();
+    let names: Vec<String> = (0..6).map(|i| format!("a{i}")).collect();
+    let fronts: Vec<_> = names.iter().map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    for (name, front) in names.iter().zip(&fronts) {
+        front.set_nonblocking(true).unwrap();
+        b.add_peer(name, &front.local_addr().unwrap().to_string()).unwrap();
+    }
+    let all: Vec<_> = names.iter().map(|name| manager(name)).collect();
+    let mut pauses = vec![];
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| b.connect_all(&names, 0, Some(LONG)));
+        for a in &all {
+            let begun = Instant::now();
+            thread::sleep(Duration::from_millis(300));
+            a.add_peer("b", &to).unwrap();
+            a.connect("b", Some(LONG)).unwrap();
+            pauses.push(begun.elapsed());
+        }
+        waits.join().unwrap().unwrap();
+    });
+    let dialled = fronts.iter().filter(|front| front.accept().is_ok()).count();
+    let late = pauses.iter().any(|pause| *pause > Duration::from_millis(900));
+    assert!(dialled == 0 || late, "{dialled} were dialled: {pauses:?}");
+    all.iter().chain([&b]).for_each(|m| m.destroy().unwrap());
+}
+
+/// Not all are dialled at once, and those that do not answer keep no other one waiting for more than a second.
+#[test]
+fn many_are_dialled_a_few_at_a_time() {
+    let silent: Vec<_> = (0..40).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let (a, last) = (manager("a"), manager("z"));
+    let mut names: Vec<String> = (0..silent.len()).map(|i| format!("b{i:02}")).collect();
+    for (name, front) in names.iter().zip(&silent) {
+        front.set_nonblocking(true).unwrap();
+        a.add_peer(name, &front.local_addr().unwrap().to_string()).unwrap();
+    }
+    names.push("z".to_owned());
+    a.add_peer("z", &last.listen("127.0.0.1:0").unwrap()).unwrap();
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| a.connect_all(&names, names.len(), Some(LONG / 6)));
+        let mut taken = vec![];
+        while a.peer_info("z").unwrap().channels == 0 {
+            taken.extend(silent.iter().filter_map(|front| front.accept().ok()));
+            let rounds = 1 + begun.elapsed().as_millis() as usize / 990;
+            assert!(taken.len() <= 16 * rounds, "{} of {rounds} rounds", taken.len());
+            thread::sleep(Duration::from_millis(5));
+        }
+        assert!(begun.elapsed() > Duration::from_millis(1900), "{:?}", begun.elapsed());
+        let status = waits.join().unwrap().unwrap_err();
+        assert!(status.message.contains("40 of 41 peers"), "{status}");
+    });
+    a.destroy().unwrap();
+    last.destroy().unwrap();
 }

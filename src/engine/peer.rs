@@ -166,6 +166,13 @@ impl Engine {
         }
     }
 
+    /// Nobody here tries to connect yet: whatever else wants a connection says so again.
+    pub fn left_to_dial(&mut self, peer: u32) {
+        if let Some(p) = self.peers.get_mut(peer).filter(|p| p.state == PeerState::Connecting) {
+            p.state = PeerState::Idle;
+        }
+    }
+
     /// There is no way to try.
     pub fn cannot_try(&mut self, peer: u32, why: &str) {
         if let Some(p) = self.peers.get_mut(peer) {

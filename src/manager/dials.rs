@@ -8,6 +8,7 @@ use super::doubt::Doubt;
 use super::early::{Early, Fresh};
 use super::gate;
 use super::rails::rail_token;
+use super::routes::{LEFT, Route};
 use super::world::{Connection, EpKey, World};
 use crate::bootstrap::{Met, PeerHello};
 use crate::engine::{ChanId, Engine};
@@ -181,6 +182,28 @@ impl Core {
         }
     }
 
+    /// Until when a peer that is about to dial by itself is left to do it: no longer than half of the time of who waits for it. `None`:
+    /// it is not left that, since somebody tries already.
+    pub(super) fn may_leave(&self, peer: u32, time: Option<Duration>) -> Option<Instant> {
+        let route = self.world.routes.get(peer);
+        let until = || Instant::now() + time.map_or(LEFT, |time| LEFT.min(time / 2));
+        match route.and_then(Route::left_until) {
+            None if route.is_none_or(Route::is_over) => Some(until()),
+            left => left,
+        }
+    }
+
+    /// The peer is left until then to dial by itself.
+    pub(super) fn leave_until(&mut self, peer: u32, at: Instant) {
+        if self.engine.peer(peer).is_none_or(|p| !p.channels.is_empty()) {
+            return;
+        }
+        let Some(route) = self.world.routes.get_mut(peer) else { return };
+        route.leave_until(at);
+        self.world.routes.try_at(at);
+        self.engine.left_to_dial(peer);
+    }
+
     /// Whoever waits for a connection finds that nobody tries any more, though a later try may lead to one: it came and
     /// went, or another call has disconnected.
     pub(super) fn want_again(&mut self, peer: u32) {
@@ -279,7 +302,7 @@ impl Core {
             let Some(known) = self.engine.peer(peer) else { continue };
             let needed =
                 known.channels.is_empty() && (route.wanted || self.engine.wants_connection(peer));
-            route.next_try = None;
+            (route.next_try, route.left) = (None, false);
             if !needed {
                 continue;
             }
@@ -360,8 +383,8 @@ fn trace_connect(
 mod tests {
     use super::*;
     use crate::config::{Config, Progress};
-    use crate::manager::Manager;
-    use crate::manager::routes::{LAST_TRY, Route};
+    use crate::manager::routes::LAST_TRY;
+    use crate::manager::{Manager, Timeout};
 
     /// Somebody who waits finds who came late: no pause is longer than what is left, and the tries before the end are many.
     #[test]
@@ -418,5 +441,48 @@ mod tests {
         assert_eq!(core.world.routes.get(untold).unwrap().next_try, None);
         assert_eq!(core.world.routes.next_try(), Some(hours(1)));
         assert!(core.next_dial() > 3_500_000_000_000 && core.next_dial() < u64::MAX);
+    }
+
+    /// Both ends of a pair connect it, and the one whose name is higher leaves it to the other to dial; but not where it wants the
+    /// connection for something else, before or after.
+    #[test]
+    fn who_needs_a_connection_does_not_leave_it_to_the_other_end() {
+        let made = |name: &str| {
+            let (provider, progress) = (Some(ProviderKind::Loopback), Progress::Manual);
+            let config = Config { name: name.into(), provider, progress, ..Config::default() };
+            Manager::new(config).unwrap()
+        };
+        for needs in [None, Some(false), Some(true)] {
+            let [low, high] = ["a", "b"].map(made);
+            let end = |m: &Manager| {
+                let pair = m.pair_create(0, Timeout::Default).unwrap();
+                (pair, m.pair_address(pair).unwrap())
+            };
+            let ends: [_; 3] = std::array::from_fn(|_| [end(&low), end(&high)]);
+            let needs_it = || high.connect("a", None).unwrap();
+            let blob = low.export_address().unwrap();
+            high.import_address(&blob).unwrap();
+            if needs == Some(false) {
+                needs_it();
+            }
+            // Several pairs leave it to the other, and none is a reason to dial.
+            for [(_, to), (pair, _)] in &ends {
+                high.pair_connect(*pair, to, None).unwrap();
+            }
+            if needs == Some(true) {
+                needs_it();
+            }
+            let core = high.core.lock();
+            let route = core.world.routes.get(core.peer("a").unwrap()).unwrap();
+            let left = route.left_until().is_some();
+            assert_eq!((left, route.dialing), (needs.is_none(), needs.is_some()));
+            drop(core);
+            let [(pair, _), (_, to)] = &ends[0];
+            low.pair_connect(*pair, to, None).unwrap();
+            let core = low.core.lock();
+            assert!(core.world.routes.get(core.peer("b").unwrap()).unwrap().dialing);
+            drop(core);
+            [low, high].into_iter().for_each(|m| m.destroy().unwrap());
+        }
     }
 }

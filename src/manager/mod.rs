@@ -1,7 +1,7 @@
 //! The manager: one local worker identity, which owns everything. The Rust API behind the C ABI.
 //!
 //! One lock guards the engine and its world; callbacks run outside of it. Files: `core` (one turn), `idle` (until when there is none to make), `dials` (connections
-//! as they come and go), `clock`, `world` (what engine and handshake act on), `wheel` (who drives and who sleeps: the
+//! as they come and go), `connect_all` (to many peers at once), `clock`, `world` (what engine and handshake act on), `wheel` (who drives and who sleeps: the
 //! wake-up protocol), `lock` and `seam` (the lock whose release holds it), `bias` (what it costs its usual holder), `drive` (the drivers' loops), `spin` (before
 //! sleep), `deliver` (callbacks), `copies` and `deliveries` (content, without the lock), `memory` (registered regions), `report` (statistics, metrics, trace), `sys` (system
 //! calls).
@@ -30,6 +30,7 @@ use crate::thread::Thread;
 mod bias;
 mod calls;
 mod clock;
+mod connect_all;
 mod connections;
 mod copied;
 mod copies;

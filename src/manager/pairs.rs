@@ -58,7 +58,12 @@ impl Manager {
         self.call(|core| {
             let peer = core.peer(&name)?;
             core.await_connection(peer, timeout);
-            core.engine.pair_connect(&mut core.world, pair, Connecting { peer, token })
+            // Both ends call this, and one dial is enough.
+            let theirs = *name < *core.engine.name;
+            let left = if theirs { core.may_leave(peer, timeout) } else { None };
+            core.engine.pair_connect(&mut core.world, pair, Connecting { peer, token })?;
+            left.into_iter().for_each(|at| core.leave_until(peer, at));
+            Ok::<(), Status>(())
         })?;
         let Some(timeout) = timeout else { return Ok(()) };
         let mut facts = self.pair_facts(pair)?;

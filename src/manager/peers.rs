@@ -2,9 +2,6 @@
 
 use super::*;
 
-/// Peers that should dial by themselves are left so long to do it.
-const DIALLED: Duration = Duration::from_secs(1);
-
 /// Listens for peers of this host, where the application said nothing: by IPv4, or on a host that has no such address by IPv6.
 fn listen_within(mut listen: impl FnMut(&str) -> Result<(), Status>) -> Result<(), Status> {
     let Err(first) = listen("127.0.0.1:0") else { return Ok(()) };
@@ -69,11 +66,12 @@ impl Manager {
             let wanted = core.engine.wants_connection(index);
             core.world.routes.grow()?;
             let route = core.world.routes.enter(index);
+            let left = route.left_until();
             route.give(addrs, text);
             if (wanted || route.wanted) && !route.dialing {
-                let now = Instant::now();
-                route.next_try = Some(now);
-                core.world.routes.try_at(now);
+                let at = left.unwrap_or_else(Instant::now);
+                (route.next_try, route.left) = (Some(at), left.is_some());
+                core.world.routes.try_at(at);
             }
             Ok(())
         })
@@ -121,7 +119,7 @@ impl Manager {
 
     /// Whether a peer that somebody waits for is connected. Where nobody tries any more, somebody does from now on, if it is
     /// `ours` to dial. An error: no further try helps.
-    fn is_connected(&self, index: u32, ours: bool) -> Result<bool, Status> {
+    pub(super) fn is_connected(&self, index: u32, ours: bool) -> Result<bool, Status> {
         let core = self.core.lock();
         let Some(p) = core.engine.peer(index) else { return Ok(false) };
         if !p.channels.is_empty() {
@@ -137,76 +135,6 @@ impl Manager {
             self.call(|core| core.want_again(index));
         }
         Ok(false)
-    }
-
-    /// Waits until each of these peers is connected; dials the first `dial` of them, and leaves it to the others to dial,
-    /// for a second. `None`: for as long as it takes.
-    pub fn connect_all(
-        &self,
-        peers: &[String],
-        dial: usize,
-        timeout: Option<Duration>,
-    ) -> Result<(), Status> {
-        self.refuse_inside()?;
-        peers.iter().take(dial).try_for_each(|peer| self.connect(peer, None))?;
-        let indices = self.call(|core| {
-            let indices: Result<Vec<u32>, Status> = peers.iter().map(|p| core.peer(p)).collect();
-            indices.inspect(|all| all.iter().for_each(|&i| core.await_connection(i, timeout)))
-        })?;
-        let waiter = Arc::new(Waiter::default());
-        let mut refused = None;
-        // Those of the first `dial` are asked for again, should their connections come and go.
-        let mut all = |dial: usize, limit| {
-            let mut look = || {
-                // Whoever waits for ever waits for the manager's end as well.
-                let mut over = true;
-                for (i, &index) in indices.iter().enumerate() {
-                    match self.is_connected(index, i < dial) {
-                        Ok(connected) => over &= connected,
-                        Err(status) => {
-                            refused = Some(status);
-                            return true;
-                        }
-                    }
-                }
-                over || self.drivers.closing.load(Ordering::Acquire)
-            };
-            let over = self.waiting(|| self.block(&waiter, limit, &mut look));
-            match refused.take() {
-                Some(status) => Err(status),
-                None => Ok(over && !self.drivers.closing.load(Ordering::Acquire)),
-            }
-        };
-        let first = timeout.unwrap_or(DIALLED).min(DIALLED);
-        if all(dial, Some(first))? {
-            return Ok(());
-        }
-        let missing = || {
-            let core = self.core.lock();
-            let is_missing =
-                |&i: &usize| core.engine.peer(indices[i]).is_none_or(|p| p.channels.is_empty());
-            (0..peers.len()).filter(is_missing).map(|i| peers[i].clone()).collect::<Vec<_>>()
-        };
-        missing().iter().try_for_each(|peer| self.connect(peer, None))?;
-        if all(peers.len(), timeout.map(|timeout| timeout - first))? {
-            return Ok(());
-        }
-        self.refuse_closing()?;
-        let missing = missing();
-        let why = |peer: &String| {
-            let core = self.core.lock();
-            let known = core.peer(peer).ok().and_then(|i| core.engine.peer(i));
-            let tries = known.map(|p| p.tries.text()).filter(|text| !text.is_empty());
-            format!("'{peer}': {}", tries.unwrap_or_else(|| "no answer".to_owned()))
-        };
-        let text = format!(
-            "{} of {} peers not connected after {}: {}",
-            missing.len(),
-            peers.len(),
-            seconds(timeout.unwrap_or_default()),
-            crate::store::named(missing.iter().map(why))
-        );
-        Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
     }
 
     /// Ends the connections to a peer. Requests to it fail; a later one connects again.

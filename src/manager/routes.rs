@@ -12,6 +12,8 @@ use crate::status::Status;
 
 /// Whoever waits for no longer than this is not worth another dial.
 pub(super) const LAST_TRY: Duration = Duration::from_millis(10);
+/// Peers that are about to dial by themselves are left so long to do it.
+pub(super) const LEFT: Duration = Duration::from_secs(1);
 /// Where both ends dial at once, the second connection comes no later than that after the first.
 const CROSSING: Duration = Duration::from_secs(10);
 
@@ -38,6 +40,8 @@ pub struct Route {
     pub met_at: Option<Instant>,
     /// When to dial next.
     pub next_try: Option<Instant>,
+    /// That is so late because the peer is about to dial by itself. What wants a connection for another reason does not wait for it.
+    pub left: bool,
     /// The peer introduced itself to a dial, and then the connection broke.
     pub broke: bool,
     /// Pauses between dials.
@@ -53,8 +57,21 @@ impl Route {
     /// The application names the addresses. What is under way by earlier ones goes on: a dial, and those for rails.
     pub(super) fn give(&mut self, addrs: Vec<SocketAddr>, text: String) {
         (self.addrs, self.text, self.learned) = (addrs, text, false);
-        (self.next_try, self.broke, self.refused) = (None, false, false);
+        (self.next_try, self.left) = (None, false);
+        (self.broke, self.refused) = (false, false);
         self.backoff.reset();
+    }
+
+    /// It is wanted, and the peer is left until then to dial by itself, if no dial is under way or has failed.
+    pub(super) fn leave_until(&mut self, at: Instant) {
+        if self.wanted && !self.dialing {
+            (self.next_try, self.left) = (Some(at), true);
+        }
+    }
+
+    /// Until when the peer is left to dial by itself, where nobody needs it before.
+    pub(super) fn left_until(&self) -> Option<Instant> {
+        self.next_try.filter(|_| self.left)
     }
 
     /// A connection came; when its dial began.
@@ -67,7 +84,7 @@ impl Route {
     ) -> Option<Instant> {
         (self.wanted, self.refused) = (false, false);
         self.broke = false;
-        self.next_try = None;
+        (self.next_try, self.left) = (None, false);
         self.backoff.reset();
         self.reason = reason;
         if self.learned || self.addrs.is_empty() {

@@ -178,7 +178,8 @@ impl Stage {
             self.w.nodes[who.node].dialing[to] = false;
         }
         let conns = [0, 1].map(|from| self.w.new_conn(self.w.who(from), self.w.who(1 - from)));
-        self.opens.extend(conns.map(|conn| (conn, 0)).into_iter().chain(conns.map(|conn| (conn, 1))));
+        self.opens
+            .extend(conns.map(|conn| (conn, 0)).into_iter().chain(conns.map(|conn| (conn, 1))));
         conns
     }
 

@@ -239,7 +239,7 @@ impl Fx for World {
         let now = self.clock.start();
         let route = self.routes.enter(peer);
         (route.wanted, route.refused) = (true, false);
-        if !route.dialing && route.next_try.is_none() {
+        if !route.dialing && (route.next_try.is_none() || std::mem::take(&mut route.left)) {
             route.next_try = Some(now);
             self.routes.try_at(now);
         }

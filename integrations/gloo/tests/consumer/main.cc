@@ -9,23 +9,18 @@
 #include <gloo/rendezvous/hash_store.h>
 #include <rdma_gloo/device.h>
 
-using Context = std::shared_ptr<gloo::rendezvous::Context>;
-
-static Context sum(gloo::rendezvous::HashStore &store, int rank, std::vector<float> &values) {
+static void sum(gloo::rendezvous::HashStore &store, int rank, std::vector<float> &values) {
   auto device = gloo::transport::rdma::CreateDevice(gloo::transport::rdma::attr());
   auto context = std::make_shared<gloo::rendezvous::Context>(rank, 2);
   context->connectFullMesh(store, device);
   gloo::AllreduceRing<float>(context, {values.data()}, static_cast<int>(values.size())).run();
-  return context;
 }
 
 int main() {
   gloo::rendezvous::HashStore store;
   std::vector<float> here(1000, 1), there(1000, 2);
-  /* The algorithm does not wait for what it sends last, so a rank stays until the other one has it. */
-  Context first, second;
-  std::thread other([&] { second = sum(store, 1, there); });
-  first = sum(store, 0, here);
+  std::thread other([&] { sum(store, 1, there); });
+  sum(store, 0, here);
   other.join();
   if (here != std::vector<float>(1000, 3) || there != here) return 1;
   std::printf("both ranks have the sum\n");

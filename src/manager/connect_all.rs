@@ -1,0 +1,135 @@
+//! Connections to many peers at once, as a full mesh has them: of two ends one dials, and not to all at the same moment.
+
+use super::routes::LEFT;
+use super::*;
+
+/// So many dials are under way at a time. What has had [`LEFT`] without an answer counts no more: the peer behind it may be dead.
+const UNDER_WAY: usize = 16;
+
+/// Those that are to be connected.
+struct Wanted<'a> {
+    manager: &'a Manager,
+    peers: &'a [String],
+    indices: Vec<u32>,
+    /// The first so many are dialled from here, and asked for again, should their connections come and go.
+    ours: usize,
+    /// Of these so many have been begun with; those of them that may be under way, and since when.
+    begun: usize,
+    under_way: Vec<(Instant, usize)>,
+    /// How many are connected.
+    connected: usize,
+    refused: Option<Status>,
+}
+
+impl Wanted<'_> {
+    fn is_over(&self) -> bool {
+        // Whoever waits for ever waits for the manager's end as well.
+        self.refused.is_some()
+            || self.connected == self.peers.len()
+            || self.manager.drivers.closing.load(Ordering::Acquire)
+    }
+
+    fn try_look(&mut self) -> Result<(), Status> {
+        let mut connected = 0;
+        for (i, &index) in self.indices.iter().enumerate() {
+            connected += usize::from(self.manager.is_connected(index, i < self.begun)?);
+        }
+        self.connected = connected;
+        let now = Instant::now();
+        let waits = |&(since, i): &(Instant, usize)| {
+            now < since + LEFT && self.manager.is_connected(self.indices[i], false) == Ok(false)
+        };
+        self.under_way.retain(waits);
+        while self.begun < self.ours && self.under_way.len() < UNDER_WAY {
+            if !self.manager.is_connected(self.indices[self.begun], false)? {
+                self.manager.connect(&self.peers[self.begun], None)?;
+                self.under_way.push((now, self.begun));
+            }
+            self.begun += 1;
+        }
+        Ok(())
+    }
+
+    /// Waits until all are connected or the time is over; whether they are.
+    fn wait(&mut self, waiter: &Arc<Waiter>, limit: Option<Duration>) -> Result<bool, Status> {
+        let manager = self.manager;
+        manager.waiting(|| {
+            manager.block(waiter, limit, || {
+                if let Err(status) = self.try_look() {
+                    self.refused = Some(status);
+                }
+                self.is_over()
+            })
+        });
+        match self.refused.take() {
+            Some(status) => Err(status),
+            None => Ok(self.is_over() && !manager.drivers.closing.load(Ordering::Acquire)),
+        }
+    }
+
+    /// Those that are not connected.
+    fn missing(&self) -> Vec<usize> {
+        let core = self.manager.core.lock();
+        let of =
+            |&i: &usize| core.engine.peer(self.indices[i]).is_none_or(|p| p.channels.is_empty());
+        (0..self.peers.len()).filter(of).collect()
+    }
+
+    fn too_late(&self, timeout: Option<Duration>) -> Status {
+        let missing = self.missing();
+        let why = |&i: &usize| {
+            let core = self.manager.core.lock();
+            let tries = core.engine.peer(self.indices[i]).map(|p| p.tries.text());
+            let tries = tries.filter(|text| !text.is_empty());
+            format!("'{}': {}", self.peers[i], tries.unwrap_or_else(|| "no answer".to_owned()))
+        };
+        let text = format!(
+            "{} of {} peers not connected after {}: {}",
+            missing.len(),
+            self.peers.len(),
+            seconds(timeout.unwrap_or_default()),
+            crate::store::named(missing.iter().map(why))
+        );
+        Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline)
+    }
+}
+
+impl Manager {
+    /// Waits until each of these peers is connected; dials the first `dial` of them, and leaves it to the others to dial, until none
+    /// has come for a second, or half of the time is over. `None`: for as long as it takes.
+    pub fn connect_all(
+        &self,
+        peers: &[String],
+        dial: usize,
+        timeout: Option<Duration>,
+    ) -> Result<(), Status> {
+        self.refuse_inside()?;
+        let indices = self.call(|core| {
+            let indices: Result<Vec<u32>, Status> = peers.iter().map(|p| core.peer(p)).collect();
+            indices.inspect(|all| all.iter().for_each(|&i| core.await_connection(i, timeout)))
+        })?;
+        let (begun, connected, refused) = (0, 0, None);
+        let (manager, ours, under_way) = (self, dial.min(peers.len()), Vec::new());
+        let mut wanted =
+            Wanted { manager, peers, indices, ours, begun, under_way, connected, refused };
+        let (start, waiter) = (Instant::now(), Arc::new(Waiter::default()));
+        let left = || timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
+        loop {
+            let before = wanted.connected;
+            if wanted.wait(&waiter, Some(left().map_or(LEFT, |left| left.min(LEFT))))? {
+                return Ok(());
+            }
+            let half = timeout.is_some_and(|timeout| start.elapsed() > timeout / 2);
+            if half || wanted.connected <= before || wanted.is_over() {
+                break;
+            }
+        }
+        // The rest is dialled from here, too.
+        wanted.ours = peers.len();
+        if wanted.wait(&waiter, left())? {
+            return Ok(());
+        }
+        self.refuse_closing()?;
+        Err(wanted.too_late(timeout))
+    }
+}
