@@ -216,7 +216,7 @@ impl Manager {
                 let end = core.world.clock.now().saturating_add(limit.as_nanos() as u64);
                 go.then_some((until.min(end), timeout.min(limit)))
             },
-            |core, tags| core.take_tags(&tags),
+            |core, tags| self.hear_tags(core, &tags),
         )
     }
 
@@ -235,8 +235,15 @@ impl Manager {
     fn take_tags(&self, tags: &[Tag]) {
         if !tags.is_empty() {
             let _log = log::Deferred::new();
-            self.core.lock().take_tags(tags);
+            self.hear_tags(&mut self.core.lock(), tags);
         }
+    }
+
+    /// What is ready may be the end of a peer, before which all is heard that has come of it. Whoever drives now hears of that, too:
+    /// it is not always this thread, and what was heard wakes nobody else any more.
+    fn hear_tags(&self, core: &mut Locked<'_, Seam>, tags: &[Tag]) {
+        core.take_tags(tags);
+        self.tell_news(core, Thread::this());
     }
 
     /// The progress thread. A panic, a defect, must not leave the manager without one.

@@ -203,7 +203,7 @@ pub fn sleep<P: Platform>(
     platform: &P,
     who: Option<&P::Waiter>,
     prepare: impl FnOnce(&mut P::Ground) -> Option<(u64, Duration)>,
-    after: impl FnOnce(&mut P::Ground, P::Ready),
+    after: impl FnOnce(&mut Locked<'_, P>, P::Ready),
 ) -> bool {
     let mut core = platform.locked();
     let Some((until, timeout)) = prepare(&mut core) else { return false };

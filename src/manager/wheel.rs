@@ -394,6 +394,12 @@ impl<W: Clone + PartialEq> Wheel<W> {
         self.watch.is_some()
     }
 
+    /// Whether somebody sleeps and was not woken.
+    #[cfg(test)]
+    pub fn sleeps(&self) -> bool {
+        self.asleep.is_some_and(|s| !s.woken)
+    }
+
     /// The application is awake and looks.
     pub fn unwatch(&mut self) {
         self.watch = None;
