@@ -1,7 +1,7 @@
 /* What it takes to connect many ranks: time, memory, descriptors, threads. See bench/scale and docs/scale.md.
-   usage: rdma_scale PROVIDER threads|processes lazy|full RANKS
+   usage: rdma_scale PROVIDER threads|processes lazy|full RANKS [SECONDS]
    Ranks are threads of one process, each with a manager, or processes. They meet through a store in memory, or served over TCP by rank 0;
-   lazy: then each talks to the next one alone; full: to all of them. Prints
+   lazy: then each talks to the next one alone; full: to all of them. SECONDS: how long each step may take (60). Prints
    ranks,seconds to meet,seconds to connect,connections,KiB,descriptors,mappings,threads,idle: of a rank, without what there was before. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST = 4096, PATIENCE_MS = 60000, IDLE_MS = 1000 };
+enum { MOST = 4096, IDLE_MS = 1000 };
 
 /* Of a process. */
 typedef struct facts {
@@ -39,6 +39,7 @@ static page *shared;
 static const char *provider;
 static bool processes, full;
 static int size;
+static int64_t patience_ms = 60000;
 static rdma_store_t *in_memory; /* of ranks that are threads */
 
 static void fail(const char *what, const char *why) {
@@ -125,7 +126,7 @@ static void talk(rdma_mgr_t *mgr, const rdma_mesh_t *mesh, int rank) {
   must(rdma_mesh_peer(mesh, (uint32_t)((rank + size - 1) % size), &last), "rdma_mesh_peer");
   rdma_msg_options_t o;
   must(rdma_msg_options_init(&o, sizeof o), "rdma_msg_options_init");
-  o.timeout_ms = PATIENCE_MS;
+  o.timeout_ms = patience_ms;
   must(rdma_msg_send(mgr, next, 0, 1, &word, sizeof word, &o), "rdma_msg_send");
   must(rdma_msg_recv(mgr, last, 0, 1, RDMA_MSG_TAG_MASK, &heard, sizeof heard, &o, NULL), "rdma_msg_recv");
   if (heard != (rank + size - 1) % size) fail("a message", "of another rank");
@@ -147,7 +148,7 @@ static void live(int rank) {
   snprintf(name, sizeof name, "rank-%d", rank);
   o.name = name;
   o.provider = provider;
-  m.timeout_ms = PATIENCE_MS;
+  m.timeout_ms = patience_ms;
   meet(rank);
   double begun = now();
   must(rdma_mgr_create(&o, &mgr), "rdma_mgr_create");
@@ -225,8 +226,8 @@ static void more_descriptors(void) {
 }
 
 int main(int argc, char **argv) {
-  if (argc != 5) {
-    fputs("usage: rdma_scale PROVIDER threads|processes lazy|full RANKS\n", stderr);
+  if (argc != 5 && argc != 6) {
+    fputs("usage: rdma_scale PROVIDER threads|processes lazy|full RANKS [SECONDS]\n", stderr);
     return 2;
   }
   provider = argv[1];
@@ -234,6 +235,8 @@ int main(int argc, char **argv) {
   full = strcmp(argv[3], "full") == 0;
   size = atoi(argv[4]);
   if (size < 2 || size > MOST) fail("RANKS", "2 to 4096");
+  if (argc == 6) patience_ms = 1000 * (int64_t)atoi(argv[5]);
+  if (patience_ms < 1000) fail("SECONDS", "1 or more");
   more_descriptors();
   shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) fail("memory", "none");

@@ -41,7 +41,7 @@
  * block all signals but those of a fault of their own.
  *
  * A thread that may be inside a function of the library, and not in a callback, must not be cancelled by pthread_cancel,
- * which ends the process there. To end a call of another thread: rdma_mgr_wake, rdma_mgr_destroy, rdma_store_destroy,
+ * which ends the process there, or the thread when the call is over. To end a call of another thread: rdma_mgr_wake, rdma_mgr_destroy, rdma_store_destroy,
  * rdma_unbound_abort_wait_send, rdma_unbound_abort_wait_recv, or a timeout.
  *
  * A call that drives progress may copy content of any operation of the manager, and returns late, whatever its timeout, if
@@ -688,7 +688,9 @@ struct rdma_mgr_options {
   /**
    * Silence after which a peer counts as stalled, in milliseconds. 0: never, only a connection
    * that ends is a peer that is gone. Time in which this manager was not driven, or the machine
-   * stood still, does not count. RDMA_PEER_TIMEOUT_MS
+   * stood still, does not count. A connection to a peer that stands still ends sooner where an operation's deadline
+   * passes while its content is on its way and nobody says for two seconds that its memory is not touched any
+   * more: rdma_msg_isend and rdma_recv_async tell when. RDMA_PEER_TIMEOUT_MS
    */
   int64_t peer_timeout_ms;
   /**
@@ -1876,7 +1878,8 @@ rdma_code_t rdma_mgr_set_name(rdma_mgr_t *mgr,
 
 /**
  * Connects to a peer, and tries again until `timeout_ms` is over; 0 starts it and returns. Needed
- * by nobody: the first use connects too. Connected already is success.
+ * by nobody: the first use connects too. Connected already is success. The other manager may know of this one a moment later:
+ * until then rdma_peer_lookup does not find it there, if it was not told its address.
  *
  * Threads: any; with a timeout it blocks and drives progress, so not inside a callback.
  *
@@ -2421,6 +2424,10 @@ rdma_code_t rdma_msg_isend(rdma_mgr_t *mgr,
  * *out_request is 0 if it has ended when this returns, well: then *out_status says how, and `done`
  * does not run. Otherwise it is the request, as of rdma_msg_isend. `out_status` NULL: not wanted.
  *
+ * Its deadline ends it once nothing writes to `buf` any more: at once as a rule, up to 2 s later, or peer_timeout_ms if that is
+ * less, where long content is on its way from a peer that stands still; and the connection then ends with it. A message whose
+ * receive ends so is lost.
+ *
  * Threads: any. `buf` is written until the end; NULL is allowed with len 0. `options` NULL: defaults.
  * Set out_status->struct_size first.
  *
@@ -2559,7 +2566,8 @@ rdma_code_t rdma_msg_free(rdma_mgr_t *mgr, rdma_msg_request_t request);
  * under way it counts as one that has not ended, and then as one that is not known: RDMA_NOT_FOUND, and nothing is taken
  * of the others either.
  *
- * Threads: any, but not inside a callback where not all have ended. Each request in one call at a time.
+ * Threads: any, but not inside a callback where not all have ended. Each request in one call at a time, and once in it: of one
+ * that is there twice the first becomes 0, and the other names a request that is not known any more.
  *
  * Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr`, `requests` or `out_count` NULL, count not 1 to 1048576,
  * unknown `how`, wrong struct_size; RDMA_NOT_FOUND: a request is not known; RDMA_FAILED_PRECONDITION:
@@ -3232,8 +3240,8 @@ rdma_code_t rdma_buffer_create_recv(rdma_mgr_t *mgr,
  * The end is RDMA_OK: the content is in its place; RDMA_OUT_OF_RANGE; RDMA_DEADLINE_EXCEEDED: the other
  * end did not open the slot; RDMA_PERMISSION_DENIED: it destroyed its buffer meanwhile;
  * RDMA_RESOURCE_EXHAUSTED: the memory cannot be registered; RDMA_INTERNAL; why the pair is broken:
- * RDMA_UNAVAILABLE: the other end is gone; RDMA_DATA_LOSS; and why it did not connect, as rdma_pair_connect
- * tells.
+ * RDMA_UNAVAILABLE: the other end is gone, and perhaps has heard of the content before; RDMA_DATA_LOSS; and why it did
+ * not connect, as rdma_pair_connect tells.
  */
 rdma_code_t rdma_buffer_send(rdma_mgr_t *mgr,
                              rdma_buffer_t buffer,
@@ -3495,7 +3503,8 @@ rdma_code_t rdma_mesh_options_init(rdma_mesh_options_t *options, size_t struct_s
  * manager came as the same rank, and has its place; RDMA_DATA_LOSS: a value in the store is no rank's; RDMA_FAILED_PRECONDITION: inside a
  * callback, `mgr` or `store` destroyed or in a forked child; RDMA_CANCELLED: `mgr` or `store` was
  * destroyed meanwhile; RDMA_RESOURCE_EXHAUSTED: too many peers; as rdma_store_set and
- * rdma_mgr_export_address; RDMA_INTERNAL.
+ * rdma_mgr_export_address; with options.full why a rank cannot be connected, as rdma_mgr_connect tells:
+ * RDMA_UNAVAILABLE where one ended meanwhile (called again by all, they meet whoever has come in its place); RDMA_INTERNAL.
  */
 rdma_code_t rdma_mesh_connect(rdma_mgr_t *mgr,
                               const rdma_store_t *store,

@@ -151,3 +151,47 @@ fn a_manager_without_descriptors_says_that_they_are_used_up() {
         assert!(refused > 2, "{kind:?} was refused nothing");
     }
 }
+
+/// While this lives, the process gets no more address space than it has, and so many bytes.
+struct Narrow(libc::rlimit);
+
+impl Narrow {
+    fn begin(more: u64) -> Narrow {
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+        let mut old = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: `old` is a valid place for the result, the new limit a valid value.
+        unsafe {
+            let page = libc::sysconf(libc::_SC_PAGESIZE) as u64;
+            assert_eq!(libc::getrlimit(libc::RLIMIT_AS, &mut old), 0);
+            let new = libc::rlimit { rlim_cur: pages * page + more, ..old };
+            assert_eq!(libc::setrlimit(libc::RLIMIT_AS, &new), 0);
+        }
+        Narrow(old)
+    }
+}
+
+impl Drop for Narrow {
+    fn drop(&mut self) {
+        // SAFETY: a valid value.
+        unsafe { libc::setrlimit(libc::RLIMIT_AS, &self.0) };
+    }
+}
+
+/// Where there is no room for a segment of the usual length, a smaller one has what is asked for.
+#[test]
+fn a_pool_takes_what_a_limit_leaves() {
+    let _turn = turn();
+    let pool = Pool::new(1 << 30);
+    let narrow = Narrow::begin(24 << 20);
+    let (small, long) = (pool.alloc(8), pool.alloc(32 << 20));
+    drop(narrow);
+    let small = small.unwrap();
+    // SAFETY: the block's eight bytes.
+    unsafe { small.cast::<u64>().write(7) };
+    pool.free(small).unwrap();
+    let refused = long.unwrap_err();
+    assert_eq!(refused.code, Code::ResourceExhausted, "{refused}");
+    assert!(refused.message.contains("33554432 bytes"), "{refused}");
+    pool.free(pool.alloc(32 << 20).unwrap()).unwrap();
+}

@@ -68,7 +68,8 @@ pub unsafe extern "C-unwind" fn rdma_mesh_options_init(
 /// manager came as the same rank, and has its place; RDMA_DATA_LOSS: a value in the store is no rank's; RDMA_FAILED_PRECONDITION: inside a
 /// callback, `mgr` or `store` destroyed or in a forked child; RDMA_CANCELLED: `mgr` or `store` was
 /// destroyed meanwhile; RDMA_RESOURCE_EXHAUSTED: too many peers; as rdma_store_set and
-/// rdma_mgr_export_address; RDMA_INTERNAL.
+/// rdma_mgr_export_address; with options.full why a rank cannot be connected, as rdma_mgr_connect tells:
+/// RDMA_UNAVAILABLE where one ended meanwhile (called again by all, they meet whoever has come in its place); RDMA_INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn rdma_mesh_connect(
     mgr: *mut rdma_mgr_t,

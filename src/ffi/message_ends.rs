@@ -210,7 +210,8 @@ fn how(how: u32) -> Result<Collect, Status> {
 /// under way it counts as one that has not ended, and then as one that is not known: RDMA_NOT_FOUND, and nothing is taken
 /// of the others either.
 ///
-/// Threads: any, but not inside a callback where not all have ended. Each request in one call at a time.
+/// Threads: any, but not inside a callback where not all have ended. Each request in one call at a time, and once in it: of one
+/// that is there twice the first becomes 0, and the other names a request that is not known any more.
 ///
 /// Returns RDMA_OK; RDMA_INVALID_ARGUMENT: `mgr`, `requests` or `out_count` NULL, count not 1 to 1048576,
 /// unknown `how`, wrong struct_size; RDMA_NOT_FOUND: a request is not known; RDMA_FAILED_PRECONDITION:

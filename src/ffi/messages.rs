@@ -303,6 +303,10 @@ pub(super) unsafe fn hand_out(
 /// *out_request is 0 if it has ended when this returns, well: then *out_status says how, and `done`
 /// does not run. Otherwise it is the request, as of rdma_msg_isend. `out_status` NULL: not wanted.
 ///
+/// Its deadline ends it once nothing writes to `buf` any more: at once as a rule, up to 2 s later, or peer_timeout_ms if that is
+/// less, where long content is on its way from a peer that stands still; and the connection then ends with it. A message whose
+/// receive ends so is lost.
+///
 /// Threads: any. `buf` is written until the end; NULL is allowed with len 0. `options` NULL: defaults.
 /// Set out_status->struct_size first.
 ///

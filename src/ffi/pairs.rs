@@ -357,8 +357,8 @@ pub unsafe extern "C-unwind" fn rdma_buffer_create_recv(
 /// The end is RDMA_OK: the content is in its place; RDMA_OUT_OF_RANGE; RDMA_DEADLINE_EXCEEDED: the other
 /// end did not open the slot; RDMA_PERMISSION_DENIED: it destroyed its buffer meanwhile;
 /// RDMA_RESOURCE_EXHAUSTED: the memory cannot be registered; RDMA_INTERNAL; why the pair is broken:
-/// RDMA_UNAVAILABLE: the other end is gone; RDMA_DATA_LOSS; and why it did not connect, as rdma_pair_connect
-/// tells.
+/// RDMA_UNAVAILABLE: the other end is gone, and perhaps has heard of the content before; RDMA_DATA_LOSS; and why it did
+/// not connect, as rdma_pair_connect tells.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn rdma_buffer_send(
     mgr: *mut rdma_mgr_t,

@@ -137,7 +137,8 @@ pub unsafe extern "C-unwind" fn rdma_mgr_set_name(
 }
 
 /// Connects to a peer, and tries again until `timeout_ms` is over; 0 starts it and returns. Needed
-/// by nobody: the first use connects too. Connected already is success.
+/// by nobody: the first use connects too. Connected already is success. The other manager may know of this one a moment later:
+/// until then rdma_peer_lookup does not find it there, if it was not told its address.
 ///
 /// Threads: any; with a timeout it blocks and drives progress, so not inside a callback.
 ///

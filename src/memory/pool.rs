@@ -200,6 +200,28 @@ pub struct Pool {
     much: AtomicBool,
 }
 
+/// Maps a segment of `size` bytes, or where a limit of the process leaves no room for that, of less: at least `own`.
+fn map_segment(mut size: usize, own: usize) -> Result<(Option<OwnedFd>, Mapping), Status> {
+    loop {
+        let fd = match new_file(size) {
+            Ok(fd) => Some(fd),
+            Err(e) => {
+                let text =
+                    format_args!("pool segment of {size} bytes is not shared: memory file: {e}");
+                crate::log::info(text);
+                None
+            }
+        };
+        match Mapping::aligned(fd.as_ref().map(memory::borrow), size, HUGE) {
+            Ok(map) => return Ok((fd, map)),
+            Err(e) if size == own => {
+                return Err(Status::os(format_args!("shared memory segment of {size} bytes"), &e));
+            }
+            Err(_) => size = (size / 2 / HUGE * HUGE).max(own),
+        }
+    }
+}
+
 impl Pool {
     /// An empty pool whose segments take up at most `limit` bytes of address space.
     pub fn new(limit: usize) -> Pool {
@@ -296,19 +318,8 @@ impl Pool {
                 format!("shared memory pool: it has {MAX_SEGMENTS} segments, the most allowed");
             return Err(Status::new(Code::ResourceExhausted, text));
         }
-        let failed = |e: std::io::Error| {
-            Status::os(format_args!("shared memory segment of {size} bytes"), &e)
-        };
-        let fd = match new_file(size) {
-            Ok(fd) => Some(fd),
-            Err(e) => {
-                let text =
-                    format_args!("pool segment of {size} bytes is not shared: memory file: {e}");
-                crate::log::info(text);
-                None
-            }
-        };
-        let map = Mapping::aligned(fd.as_ref().map(memory::borrow), size, HUGE).map_err(failed)?;
+        let (fd, map) = map_segment(size, own)?;
+        let size = map.len();
         map.advise_huge();
         // Where the system cannot, shm peers are not passed this segment.
         let shared = !self.private.load(Ordering::Relaxed);

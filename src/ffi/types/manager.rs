@@ -39,7 +39,9 @@ pub struct rdma_mgr_options {
     pub busy_poll_us: i64,
     /// Silence after which a peer counts as stalled, in milliseconds. 0: never, only a connection
     /// that ends is a peer that is gone. Time in which this manager was not driven, or the machine
-    /// stood still, does not count. RDMA_PEER_TIMEOUT_MS
+    /// stood still, does not count. A connection to a peer that stands still ends sooner where an operation's deadline
+    /// passes while its content is on its way and nobody says for two seconds that its memory is not touched any
+    /// more: rdma_msg_isend and rdma_recv_async tell when. RDMA_PEER_TIMEOUT_MS
     pub peer_timeout_ms: i64,
     /// Largest content that rides in the response message. 0: the provider's own.
     pub eager_max: u64,

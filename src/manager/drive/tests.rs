@@ -1,8 +1,8 @@
 use std::os::fd::AsRawFd;
 
 use super::*;
-use crate::engine::front::pair::{PairState, Slot, Way};
 use crate::config::{Config, Progress};
+use crate::engine::front::pair::{PairState, Slot, Way};
 use crate::fabric::ProviderKind;
 use crate::manager::Timeout;
 

@@ -180,7 +180,8 @@ impl Engine {
         }
         let Some(vacancy) = self.responses.vacancy() else {
             self.table.leave(free, step);
-            return self.refuse_too_many(fx, peer, to);
+            let status = crate::room::none(size_of::<Response>(), "a request that waits");
+            return self.send_error(fx, to.ch, to.request, &status);
         };
         let id = public_id(self.next_id, vacancy.index());
         self.next_id += 1;

@@ -211,7 +211,10 @@ impl Engine {
         let result = if ok {
             Ok(())
         } else {
-            let status = Status::new(Code::Cancelled, "the receiver gave it up");
+            let status = Status::new(
+                Code::Cancelled,
+                "the receiver gave it up: it was cancelled, its time was over, or the content could not be read from this side's memory",
+            );
             Err(status.because(Reason::RemoteError))
         };
         self.end_response(fx, index, result);
