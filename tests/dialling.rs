@@ -345,10 +345,10 @@ fn those_who_are_to_dial_are_left_to_it_for_as_long_as_they_come() {
     all.iter().chain([&b]).for_each(|m| m.destroy().unwrap());
 }
 
-/// Not all are dialled at once, and those that do not answer keep no other one waiting for more than a second.
+/// Not all are dialled at once, and those that do not answer keep no other one waiting for more than two seconds.
 #[test]
 fn many_are_dialled_a_few_at_a_time() {
-    let silent: Vec<_> = (0..40).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let silent: Vec<_> = (0..20).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     let (a, last) = (manager("a"), manager("z"));
     let mut names: Vec<String> = (0..silent.len()).map(|i| format!("b{i:02}")).collect();
     for (name, front) in names.iter().zip(&silent) {
@@ -363,13 +363,13 @@ fn many_are_dialled_a_few_at_a_time() {
         let mut taken = vec![];
         while a.peer_info("z").unwrap().channels == 0 {
             taken.extend(silent.iter().filter_map(|front| front.accept().ok()));
-            let rounds = 1 + begun.elapsed().as_millis() as usize / 990;
-            assert!(taken.len() <= 16 * rounds, "{} of {rounds} rounds", taken.len());
+            let rounds = 1 + begun.elapsed().as_millis() as usize / 1990;
+            assert!(taken.len() <= 8 * rounds, "{} of {rounds} rounds", taken.len());
             thread::sleep(Duration::from_millis(5));
         }
-        assert!(begun.elapsed() > Duration::from_millis(1900), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() > Duration::from_millis(3900), "{:?}", begun.elapsed());
         let status = waits.join().unwrap().unwrap_err();
-        assert!(status.message.contains("40 of 41 peers"), "{status}");
+        assert!(status.message.contains("20 of 21 peers"), "{status}");
     });
     a.destroy().unwrap();
     last.destroy().unwrap();

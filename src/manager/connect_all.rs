@@ -3,8 +3,10 @@
 use super::routes::LEFT;
 use super::*;
 
-/// So many dials are under way at a time. What has had [`LEFT`] without an answer counts no more: the peer behind it may be dead.
-const UNDER_WAY: usize = 16;
+/// So many dials are under way at a time: many managers do this at once, perhaps on one host.
+const UNDER_WAY: usize = 8;
+/// While no peer comes for so long, those that were dialled before count no more: they may be dead.
+const STALLED: Duration = Duration::from_secs(2);
 
 /// Those that are to be connected.
 struct Wanted<'a> {
@@ -16,8 +18,9 @@ struct Wanted<'a> {
     /// Of these so many have been begun with; those of them that may be under way, and since when.
     begun: usize,
     under_way: Vec<(Instant, usize)>,
-    /// How many are connected.
+    /// How many are connected, and since when it is so many.
     connected: usize,
+    since: Instant,
     refused: Option<Status>,
 }
 
@@ -34,10 +37,15 @@ impl Wanted<'_> {
         for (i, &index) in self.indices.iter().enumerate() {
             connected += usize::from(self.manager.is_connected(index, i < self.begun)?);
         }
-        self.connected = connected;
         let now = Instant::now();
+        if connected > self.connected {
+            self.since = now;
+        }
+        self.connected = connected;
+        let stalled = now.saturating_duration_since(self.since) >= STALLED;
         let waits = |&(since, i): &(Instant, usize)| {
-            now < since + LEFT && self.manager.is_connected(self.indices[i], false) == Ok(false)
+            !(stalled && now >= since + STALLED)
+                && self.manager.is_connected(self.indices[i], false) == Ok(false)
         };
         self.under_way.retain(waits);
         while self.begun < self.ours && self.under_way.len() < UNDER_WAY {
@@ -108,11 +116,18 @@ impl Manager {
             let indices: Result<Vec<u32>, Status> = peers.iter().map(|p| core.peer(p)).collect();
             indices.inspect(|all| all.iter().for_each(|&i| core.await_connection(i, timeout)))
         })?;
-        let (begun, connected, refused) = (0, 0, None);
-        let (manager, ours, under_way) = (self, dial.min(peers.len()), Vec::new());
-        let mut wanted =
-            Wanted { manager, peers, indices, ours, begun, under_way, connected, refused };
         let (start, waiter) = (Instant::now(), Arc::new(Waiter::default()));
+        let mut wanted = Wanted {
+            manager: self,
+            peers,
+            indices,
+            ours: dial.min(peers.len()),
+            begun: 0,
+            under_way: Vec::new(),
+            connected: 0,
+            since: start,
+            refused: None,
+        };
         let left = || timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
         loop {
             let before = wanted.connected;
