@@ -50,14 +50,15 @@ impl Engine {
         let Some(p) = self.pairs.pairs.get_mut(index).filter(|p| !p.is_broken()) else { return };
         let was = std::mem::replace(&mut p.state, PairState::Broken(status.clone()));
         let told = p.told.or(p.heard.map(|heard| heard.0));
-        // By the connection that our writes go by, which the other end's grants came by: where there are two, it must not overtake them.
-        let writes = p.heard.map(|heard| heard.0).filter(|&ch| self.channels.get(ch).is_some());
+        // By the connection that our writes go by, which the other end's grants came by: where there are two, it must not overtake them. If
+        // that has ended, which is how the other end told of itself, it hears of that.
+        let by = p.heard.map(|heard| heard.0).or(told);
         let heard = p.heard.map_or(0, |heard| heard.1);
         let (to, from) = (if p.remote == 0 { heard } else { p.remote }, p.token);
         if matches!(was, PairState::Connecting) {
             self.pair_settled(index);
         }
-        if let (true, Some(ch)) = (tell, writes.or(told)) {
+        if let (true, Some(ch)) = (tell, by) {
             let mut room = [0; MAX_ERROR_TEXT];
             let text = crate::engine::cut(&status.message, MAX_ERROR_TEXT, &mut room);
             // An end that was meant needs no reason.
