@@ -11,10 +11,11 @@ use super::lock::Locked;
 use super::seam::Seam;
 use super::waiter::{Caller, Waiter};
 use super::waits::Taken;
+use super::world::World;
 use crate::api::{OnSend, Tensor, TransferInfo};
 use crate::bulk::{self, Way};
 use crate::engine::front::message::{Active, ActiveFn};
-use crate::engine::{Due, Held, Work, checksum};
+use crate::engine::{Due, Engine, Held, Work, checksum};
 use crate::log;
 use crate::status::{Code, Status};
 use crate::thread::Thread;
@@ -269,11 +270,7 @@ impl Manager {
             Work::MessageEnded { op, .. } => self.core.lock().engine.message_ended(op),
             Work::Alloc { request, mut alloc, meta, .. } => {
                 let addr = alloc(&meta);
-                let mut guard = self.core.lock();
-                let core = &mut *guard;
-                core.world.tick();
-                core.engine.allocated(&mut core.world, request, alloc, addr);
-                core.finish();
+                self.answer(|engine, world| engine.allocated(world, request, alloc, addr));
             }
             Work::Source { source, response, peer, key, step } => {
                 self.ask_source(&source, response, &peer, &key, step)
@@ -301,11 +298,7 @@ impl Manager {
                         unsafe { std::slice::from_raw_parts(addr as *const u8, len as usize) };
                     checksum(bytes)
                 });
-                let mut guard = self.core.lock();
-                let core = &mut *guard;
-                core.world.tick();
-                core.engine.hashed(&mut core.world, token, result);
-                core.finish();
+                self.answer(|engine, world| engine.hashed(world, token, result));
             }
             Work::DeviceCopy { token, ops, to_host, host, device, len } => {
                 let begun = self.core.lock().engine.copy_begins(token);
@@ -376,11 +369,17 @@ impl Manager {
     }
 
     fn copied(&self, token: u64, result: Result<(), Status>) {
+        self.answer(|engine, world| engine.copied(world, token, result));
+    }
+
+    /// The engine hears what it has asked for; that may be news for whoever waits on another thread.
+    fn answer(&self, f: impl FnOnce(&mut Engine, &mut World)) {
         let mut guard = self.core.lock();
         let core = &mut *guard;
         core.world.tick();
-        core.engine.copied(&mut core.world, token, result);
+        f(&mut core.engine, &mut core.world);
         core.finish();
+        self.tell_news(&mut guard, Thread::this());
     }
 
     /// Gives back what a finished receive held.
