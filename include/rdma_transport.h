@@ -3122,8 +3122,8 @@ rdma_code_t rdma_pair_address(rdma_mgr_t *mgr,
  * Connects this end to the one whose address is given, by rdma_pair_address of another manager, and
  * waits at most `timeout_ms` until that one is connected to this one. With 0 it only begins to: buffers
  * can be made and sent from at once, and rdma_pair_info tells. Both ends have to call it, in any order.
- * That whose manager's name is higher (by bytes) leaves it to the other to dial: for a second, or half of
- * `timeout_ms`, unless something else wants the connection.
+ * That whose manager's name is higher (by bytes) leaves it to the other to dial: for 20 ms, or half of
+ * `timeout_ms` if that is less, unless something else wants the connection.
  * Again with the same address is the same wait.
  *
  * Threads: any. Drives progress while it waits. `address` is copied; it is checked, and may come from

@@ -292,27 +292,62 @@ fn two_ends_of_a_pair_make_one_connection() {
     }
 }
 
-/// The end that leaves it to the other to dial does so for a second, and for a wait that is shorter than two for half of it.
+/// The end that leaves it to the other to dial dials itself a moment later, for a wait that is shorter in the middle of that.
 #[test]
 fn an_end_of_a_pair_dials_if_the_other_does_not() {
-    for (time, late) in [(LONG, 900), (Duration::from_millis(600), 250)] {
+    for (time, late) in [(LONG, 20), (Duration::from_millis(20), 10)] {
         let ends = [manager("a"), manager("b")];
         let pairs = pairs_of(&ends, 1);
         let ([(first, to_first), (second, to_second)], begun) = (&pairs[0], Instant::now());
         thread::scope(|scope| {
             let waits = scope.spawn(|| ends[1].pair_connect(*second, to_first, Some(time)));
             while ends[1].peer_info("a").map_or(0, |peer| peer.channels) == 0 {
-                thread::sleep(Duration::from_millis(5));
+                thread::sleep(Duration::from_millis(1));
                 assert!(begun.elapsed() < LONG, "nobody dials");
             }
             let took = begun.elapsed();
-            assert!(took > Duration::from_millis(late), "{took:?}");
+            assert!(took >= Duration::from_millis(late), "{took:?}");
             ends[0].pair_connect(*first, to_second, Some(LONG)).unwrap();
             let waited = waits.join().unwrap();
             assert!(waited.is_ok() || time < LONG, "{waited:?}");
         });
         ends.iter().for_each(|m| m.destroy().unwrap());
     }
+}
+
+/// A manager that has told a pair's address, and ended before anybody dialled it, is gone: the other end hears that, by whichever name.
+#[test]
+fn an_end_of_a_pair_hears_that_the_other_has_ended_before_it_was_connected() {
+    for (waits, ends) in [("a", "b"), ("b", "a")] {
+        for before in [true, false] {
+            let both = [manager(waits), manager(ends)];
+            let pairs = pairs_of(&both, 1);
+            let ([(pair, _), (_, to)], [here, there]) = (&pairs[0], both);
+            let begin = || here.pair_connect(*pair, to, None).unwrap();
+            if !before {
+                begin();
+            }
+            there.destroy().unwrap();
+            drop(there);
+            if before {
+                begin();
+            }
+            let status = here.pair_connect(*pair, to, Some(LONG)).unwrap_err();
+            let ended = (Code::Unavailable, Reason::PeerGone);
+            assert_eq!((status.code, status.reason), ended, "{waits}, {before}: {status}");
+            here.destroy().unwrap();
+        }
+    }
+}
+
+/// Where those who are to dial cannot, the others do, in the second half of a wait that is shorter than two seconds.
+#[test]
+fn half_of_a_short_wait_is_for_those_who_are_not_to_dial() {
+    let (a, b) = (manager("a"), manager("b"));
+    b.add_peer("a", &a.listen("127.0.0.1:0").unwrap()).unwrap();
+    b.connect_all(&["a".to_owned()], 0, Some(Duration::from_millis(900))).unwrap();
+    a.destroy().unwrap();
+    b.destroy().unwrap();
 }
 
 /// Whoever leaves it to the others to dial does so for as long as they come: of many it takes some time.

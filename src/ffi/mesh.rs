@@ -107,7 +107,8 @@ pub unsafe extern "C-unwind" fn rdma_mesh_connect(
             let manager = still()?;
             let mesh = Mesh::introduce(&manager, rank, &blobs)?;
             if o.full != 0 {
-                manager.connect_all(&mesh.peers, mesh.below, left)?;
+                let rank = |i: usize| format!("rank {} ", i + usize::from(i >= mesh.below));
+                manager.connect_all_called(&mesh.peers, mesh.below, left, rank)?;
             }
             out.write(MESHES.make(mesh)?.cast());
         }

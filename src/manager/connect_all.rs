@@ -1,10 +1,11 @@
 //! Connections to many peers at once, as a full mesh has them: of two ends one dials, and not to all at the same moment.
 
-use super::routes::LEFT;
 use super::*;
 
 /// So many dials are under way at a time: many managers do this at once, perhaps on one host.
 const UNDER_WAY: usize = 8;
+/// Those who are to dial are left to it until none has come for so long.
+const LEFT: Duration = Duration::from_secs(1);
 /// While no peer comes for so long, those that were dialled before count no more: they may be dead.
 const STALLED: Duration = Duration::from_secs(2);
 
@@ -83,13 +84,14 @@ impl Wanted<'_> {
         (0..self.peers.len()).filter(of).collect()
     }
 
-    fn too_late(&self, timeout: Option<Duration>) -> Status {
+    fn too_late(&self, timeout: Option<Duration>, called: impl Fn(usize) -> String) -> Status {
         let missing = self.missing();
         let why = |&i: &usize| {
             let core = self.manager.core.lock();
             let tries = core.engine.peer(self.indices[i]).map(|p| p.tries.text());
             let tries = tries.filter(|text| !text.is_empty());
-            format!("'{}': {}", self.peers[i], tries.unwrap_or_else(|| "no answer".to_owned()))
+            let tries = tries.unwrap_or_else(|| "no answer".to_owned());
+            format!("{}'{}': {tries}", called(i), self.peers[i])
         };
         let text = format!(
             "{} of {} peers not connected after {}: {}",
@@ -111,6 +113,17 @@ impl Manager {
         dial: usize,
         timeout: Option<Duration>,
     ) -> Result<(), Status> {
+        self.connect_all_called(peers, dial, timeout, |_| String::new())
+    }
+
+    /// The same; errors say this before a peer's name.
+    pub fn connect_all_called(
+        &self,
+        peers: &[String],
+        dial: usize,
+        timeout: Option<Duration>,
+        called: impl Fn(usize) -> String,
+    ) -> Result<(), Status> {
         self.refuse_inside()?;
         let indices = self.call(|core| {
             let indices: Result<Vec<u32>, Status> = peers.iter().map(|p| core.peer(p)).collect();
@@ -129,14 +142,16 @@ impl Manager {
             refused: None,
         };
         let left = || timeout.map(|timeout| timeout.saturating_sub(start.elapsed()));
-        loop {
-            let before = wanted.connected;
-            if wanted.wait(&waiter, Some(left().map_or(LEFT, |left| left.min(LEFT))))? {
-                return Ok(());
-            }
-            let half = timeout.is_some_and(|timeout| start.elapsed() > timeout / 2);
-            if half || wanted.connected <= before || wanted.is_over() {
+        // Half of the time is for the rest.
+        let half = timeout.map(|timeout| start + timeout / 2);
+        while !wanted.is_over() {
+            let until = half.map_or(wanted.since + LEFT, |half| half.min(wanted.since + LEFT));
+            let now = Instant::now();
+            if now >= until {
                 break;
+            }
+            if wanted.wait(&waiter, Some(until - now))? {
+                return Ok(());
             }
         }
         // The rest is dialled from here, too.
@@ -145,6 +160,6 @@ impl Manager {
             return Ok(());
         }
         self.refuse_closing()?;
-        Err(wanted.too_late(timeout))
+        Err(wanted.too_late(timeout, called))
     }
 }

@@ -12,8 +12,8 @@ use crate::status::Status;
 
 /// Whoever waits for no longer than this is not worth another dial.
 pub(super) const LAST_TRY: Duration = Duration::from_millis(10);
-/// Peers that are about to dial by themselves are left so long to do it.
-pub(super) const LEFT: Duration = Duration::from_secs(1);
+/// A peer that is told to connect at the same moment is left so long to dial by itself: no longer than who has no need of that would notice.
+pub(super) const LEFT: Duration = Duration::from_millis(20);
 /// Where both ends dial at once, the second connection comes no later than that after the first.
 const CROSSING: Duration = Duration::from_secs(10);
 

@@ -161,6 +161,28 @@ fn a_pair_that_was_not_connected_outlives_its_connection() {
     }
 }
 
+/// Who made the other end listened when it told its address: if nobody does, it has ended, also where it was never connected.
+#[test]
+fn a_pair_whose_other_end_has_ended_before_it_was_connected_ends() {
+    let mut post = Post::unconnected(shm());
+    let two = post.pair();
+    post.s.hold(R, Kind::Dial);
+    post.connect(two, R).unwrap();
+    let waits = post.buffer(two, R, Way::Send, 5).unwrap();
+    post.send(waits, 0, 8).unwrap();
+    post.s.refuse_dial(R, true);
+    assert!(matches!(post.state(two, R), PairState::Connecting));
+    let peer = post.s.engines[R].as_ref().unwrap().find_peer("node1").unwrap();
+    let nobody = Status::gone("connect: Connection refused");
+    post.s.call(R, |e, fx| e.nobody_there(fx, peer, &nobody));
+    let PairState::Broken(why) = post.state(two, R) else { panic!("it waits") };
+    assert_eq!((why.code, why.reason), (Code::Unavailable, Reason::PeerGone), "{why}");
+    assert!(why.message.contains("'node1'") && why.message.contains("refused"), "{why}");
+    post.look();
+    assert_eq!(post.bufs[waits].ended, [Err(Code::Unavailable)]);
+    post.finish();
+}
+
 /// But not where the other end's process has ended, and for no longer than a send waits.
 #[test]
 fn a_pair_that_lost_its_connection_does_not_wait_for_who_has_ended() {

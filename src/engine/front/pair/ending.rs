@@ -333,10 +333,21 @@ impl Engine {
         }
     }
 
-    /// Nobody listens at any address of a peer. Who made the other end of a pair that had a connection has ended, then: who
-    /// comes after it knows nothing of the pair.
+    /// Nobody listens at any address of a peer. Who made the other end of a pair listened when it told the pair's address, and so has
+    /// ended: who comes after it knows nothing of the pair.
     pub fn nobody_there(&mut self, fx: &mut impl Fx, peer: u32, status: &Status) {
         self.fail_lost_pairs(fx, peer, status, |_, _| true);
+        let waits = |p: &Pair| {
+            let connecting = matches!(p.state, PairState::Connecting) && p.told.is_none();
+            p.peer == Some(peer) && connecting
+        };
+        let mut at = 0;
+        while let Some(index) = self.pairs.pairs.next(&mut at, waits) {
+            let Some(p) = self.pairs.pairs.get(index) else { continue };
+            let (rank, name) = (p.rank, self.peer_name(p.peer));
+            let text = format!("the pair of rank {rank} with peer '{name}': {}", status.message);
+            self.break_pair(fx, index, Status::gone(text), false);
+        }
     }
 
     /// A try to connect to a peer failed: pairs that have tried for long enough since they lost a connection end.
