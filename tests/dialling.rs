@@ -394,7 +394,10 @@ fn many_are_dialled_a_few_at_a_time() {
     a.add_peer("z", &last.listen("127.0.0.1:0").unwrap()).unwrap();
     let begun = Instant::now();
     thread::scope(|scope| {
-        let waits = scope.spawn(|| a.connect_all(&names, names.len(), Some(LONG / 6)));
+        let waits = scope.spawn(|| {
+            let called = |i| format!("rank {i} ");
+            a.connect_all_called(&names, names.len(), Some(LONG / 6), called)
+        });
         let (mut taken, mut dialled) = (vec![], vec![false; silent.len()]);
         while a.peer_info("z").unwrap().channels == 0 {
             for (front, dialled) in silent.iter().zip(&mut dialled) {
@@ -409,7 +412,9 @@ fn many_are_dialled_a_few_at_a_time() {
         }
         assert!(begun.elapsed() > Duration::from_millis(3900), "{:?}", begun.elapsed());
         let status = waits.join().unwrap().unwrap_err();
-        assert!(status.message.contains("20 of 21 peers"), "{status}");
+        for part in ["20 of 21 peers", "rank 0 'b00': "] {
+            assert!(status.message.contains(part), "{status}");
+        }
     });
     a.destroy().unwrap();
     last.destroy().unwrap();

@@ -76,29 +76,25 @@ impl Wanted<'_> {
         }
     }
 
-    /// Those that are not connected.
-    fn missing(&self) -> Vec<usize> {
-        let core = self.manager.core.lock();
-        let of =
-            |&i: &usize| core.engine.peer(self.indices[i]).is_none_or(|p| p.channels.is_empty());
-        (0..self.peers.len()).filter(of).collect()
-    }
-
+    /// Who is not connected, and why.
     fn too_late(&self, timeout: Option<Duration>, called: impl Fn(usize) -> String) -> Status {
-        let missing = self.missing();
-        let why = |&i: &usize| {
-            let core = self.manager.core.lock();
-            let tries = core.engine.peer(self.indices[i]).map(|p| p.tries.text());
-            let tries = tries.filter(|text| !text.is_empty());
+        let core = self.manager.core.lock();
+        let missing = |(i, &index): (usize, &u32)| {
+            let known = core.engine.peer(index);
+            if known.is_some_and(|p| !p.channels.is_empty()) {
+                return None;
+            }
+            let tries = known.map(|p| p.tries.text()).filter(|text| !text.is_empty());
             let tries = tries.unwrap_or_else(|| "no answer".to_owned());
-            format!("{}'{}': {tries}", called(i), self.peers[i])
+            Some(format!("{}'{}': {tries}", called(i), self.peers[i]))
         };
+        let missing: Vec<String> = self.indices.iter().enumerate().filter_map(missing).collect();
         let text = format!(
             "{} of {} peers not connected after {}: {}",
             missing.len(),
             self.peers.len(),
             seconds(timeout.unwrap_or_default()),
-            crate::store::named(missing.iter().map(why))
+            crate::store::named(missing.into_iter())
         );
         Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline)
     }

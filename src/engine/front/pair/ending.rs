@@ -336,18 +336,7 @@ impl Engine {
     /// Nobody listens at any address of a peer. Who made the other end of a pair listened when it told the pair's address, and so has
     /// ended: who comes after it knows nothing of the pair.
     pub fn nobody_there(&mut self, fx: &mut impl Fx, peer: u32, status: &Status) {
-        self.fail_lost_pairs(fx, peer, status, |_, _| true);
-        let waits = |p: &Pair| {
-            let connecting = matches!(p.state, PairState::Connecting) && p.told.is_none();
-            p.peer == Some(peer) && connecting
-        };
-        let mut at = 0;
-        while let Some(index) = self.pairs.pairs.next(&mut at, waits) {
-            let Some(p) = self.pairs.pairs.get(index) else { continue };
-            let (rank, name) = (p.rank, self.peer_name(p.peer));
-            let text = format!("the pair of rank {rank} with peer '{name}': {}", status.message);
-            self.break_pair(fx, index, Status::gone(text), false);
-        }
+        self.fail_waiting_pairs(fx, peer, status, |_, _| true);
     }
 
     /// A try to connect to a peer failed: pairs that have tried for long enough since they lost a connection end.
@@ -357,10 +346,11 @@ impl Engine {
         peer: u32,
         status: &Status,
     ) {
-        self.fail_lost_pairs(fx, peer, status, |p, now| !p.may_try(now));
+        self.fail_waiting_pairs(fx, peer, status, |p, now| !p.may_try(now));
     }
 
-    fn fail_lost_pairs(
+    /// Ends pairs that wait for a connection to this peer: for why they lost the last one, if they had one, and for this.
+    fn fail_waiting_pairs(
         &mut self,
         fx: &mut impl Fx,
         peer: u32,
@@ -370,19 +360,18 @@ impl Engine {
         let now = fx.now();
         let waits = |p: &Pair| {
             let connecting = matches!(p.state, PairState::Connecting) && p.told.is_none();
-            p.peer == Some(peer) && connecting && p.lost.is_some() && over(p, now)
+            p.peer == Some(peer) && connecting && over(p, now)
         };
         let mut at = 0;
         while let Some(index) = self.pairs.pairs.next(&mut at, waits) {
             let Some(p) = self.pairs.pairs.get(index) else { continue };
-            let Some((_, first)) = p.lost.as_deref() else { continue };
-            let name = self.peer_name(p.peer);
-            let text = format!(
-                "the pair of rank {} with peer '{name}': {}; then {}",
-                p.rank, first.message, status.message
-            );
-            let status = first.clone().with_message(text);
-            self.break_pair(fx, index, status, false);
+            let (rank, name, last) = (p.rank, self.peer_name(p.peer), &status.message);
+            let (first, why) = match p.lost.as_deref() {
+                Some((_, first)) => (first.clone(), format!("{}; then {last}", first.message)),
+                None => (Status::gone(""), last.clone()),
+            };
+            let text = format!("the pair of rank {rank} with peer '{name}': {why}");
+            self.break_pair(fx, index, first.with_message(text), false);
         }
     }
 
