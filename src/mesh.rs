@@ -29,8 +29,10 @@ use crate::wire::{Reader, Writer};
 pub const KEEP: Duration = Duration::from_secs(60);
 /// Least time: between two looks the lease is not renewed.
 const LEAST: Duration = Duration::from_secs(1);
-/// Time between looks at what may have been lost.
+/// Time between looks at what may have been lost; of more ranks more, since each of them looks, and at one store.
 const SLICE: Duration = Duration::from_millis(200);
+const MOST_SLICE: Duration = Duration::from_secs(2);
+const SLICE_RANKS: usize = 64;
 /// Time for one question to a store, before it is asked again.
 const ANSWER: Duration = Duration::from_secs(5);
 /// Least time for the last one, behind the deadline if need be.
@@ -63,6 +65,7 @@ pub struct Meeting<'a> {
     lent: Store,
     begun: Instant,
     limit: Option<Duration>,
+    between_looks: Duration,
 }
 
 /// A mesh: which peer is which rank.
@@ -158,7 +161,9 @@ impl<'a> Meeting<'a> {
         let (begun, lent) =
             (Instant::now(), store.lent(ttl, patience).map_err(|status| about_keep(status, keep))?);
         let value = encode(rank, size, blob)?;
-        Ok(Meeting { rank, size, value, life, store, lent, begun, limit })
+        // The lease is renewed with each look.
+        let between_looks = (SLICE * (1 + size / SLICE_RANKS) as u32).min(MOST_SLICE).min(ttl / 4);
+        Ok(Meeting { rank, size, value, life, store, lent, begun, limit, between_looks })
     }
 
     /// What is left of the time. `None`: no limit.
@@ -202,7 +207,7 @@ impl<'a> Meeting<'a> {
 
     /// Waits until the next look at what may have been lost; which of the keys are not there.
     fn wait(&self, keys: &[&[u8]]) -> Result<Vec<usize>, Status> {
-        self.store.wait_for(keys, Patience::For(self.slice(SLICE)))
+        self.store.wait_for(keys, Patience::For(self.slice(self.between_looks)))
     }
 
     /// Goes on until there is an answer. A store that is not reached, or only too late, is one that may come back. One that came

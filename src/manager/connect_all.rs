@@ -1,24 +1,68 @@
 //! Connections to many peers at once, as a full mesh has them: of two ends one dials, and not to all at the same moment.
 
-use super::*;
+use smallvec::SmallVec;
 
-/// So many dials are under way at a time: many managers do this at once, perhaps on one host.
-const UNDER_WAY: usize = 8;
+use super::peers::Found;
+use super::*;
+use crate::room::Grows;
+
 /// Those who are to dial are left to it until none has come for so long.
 const LEFT: Duration = Duration::from_secs(1);
 /// While no peer comes for so long, those that were dialled before count no more: they may be dead.
 const STALLED: Duration = Duration::from_secs(2);
+/// Both are longer where dials are slow: so many of them.
+const SLOW_DIALS: u32 = 4;
+
+/// How many dials may be under way, by how long they take: many managers do this at once, perhaps on one host, and what one
+/// begins there the others wait for. Where a handshake takes longer than it may, it is begun again, and all that it took is lost.
+struct Pace {
+    /// Those that ended lately took so long.
+    took: Duration,
+    under_way: usize,
+}
+
+impl Pace {
+    /// At most.
+    const MOST: usize = 8;
+    /// Of dials that take so long there may be as many; of slower ones fewer.
+    const QUICK: Duration = Duration::from_millis(500);
+
+    fn new() -> Pace {
+        Pace { took: Duration::ZERO, under_way: 1 }
+    }
+
+    /// A dial has ended well.
+    fn note(&mut self, took: Duration) {
+        self.took = took.max((self.took * 7 + took) / 8);
+        let fit = Pace::QUICK.as_nanos() * Pace::MOST as u128 / self.took.as_nanos().max(1);
+        // One more at a time: what a dial takes while there are many is not known yet.
+        self.under_way = (self.under_way + 1).min(fit.clamp(1, Pace::MOST as u128) as usize);
+    }
+
+    /// None has ended for a while.
+    fn note_none(&mut self) {
+        self.under_way = (self.under_way * 2).min(Pace::MOST);
+    }
+
+    /// This time, or so long as some of these dials.
+    fn at_least(&self, time: Duration) -> Duration {
+        time.max(self.took * SLOW_DIALS)
+    }
+}
 
 /// Those that are to be connected.
 struct Wanted<'a> {
     manager: &'a Manager,
     peers: &'a [String],
     indices: Vec<u32>,
-    /// The first so many are dialled from here, and asked for again, should their connections come and go.
+    /// The first so many are ours to dial.
+    below: usize,
+    /// So many are dialled from here, and asked for again, should their connections come and go.
     ours: usize,
     /// Of these so many have been begun with; those of them that may be under way, and since when.
     begun: usize,
     under_way: Vec<(Instant, usize)>,
+    pace: Pace,
     /// How many are connected, and since when it is so many.
     connected: usize,
     since: Instant,
@@ -33,28 +77,65 @@ impl Wanted<'_> {
             || self.manager.drivers.closing.load(Ordering::Acquire)
     }
 
+    /// Who is dialled in this place: those below from the nearest on, and then those above, so that of many ranks each dials
+    /// another one, and not all the first.
+    fn place(&self, nth: usize) -> usize {
+        if nth < self.below { self.below - 1 - nth } else { nth }
+    }
+
+    /// Looks who is connected: all in one hold of the lock, since there are many, and much happens while they come.
     fn try_look(&mut self) -> Result<(), Status> {
         let mut connected = 0;
-        for (i, &index) in self.indices.iter().enumerate() {
-            connected += usize::from(self.manager.is_connected(index, i < self.begun)?);
+        let mut given_up: SmallVec<[u32; 8]> = SmallVec::new();
+        let core = self.manager.core.lock();
+        for nth in 0..self.peers.len() {
+            let index = self.indices[self.place(nth)];
+            match core.connection(index)? {
+                Found::Connected => connected += 1,
+                Found::NobodyTries if nth < self.begun && given_up.fits(1) => given_up.push(index),
+                _ => {}
+            }
+        }
+        drop(core);
+        for index in given_up {
+            self.manager.call(|core| core.want_again(index));
         }
         let now = Instant::now();
         if connected > self.connected {
             self.since = now;
         }
         self.connected = connected;
-        let stalled = now.saturating_duration_since(self.since) >= STALLED;
-        let waits = |&(since, i): &(Instant, usize)| {
-            !(stalled && now >= since + STALLED)
-                && self.manager.is_connected(self.indices[i], false) == Ok(false)
-        };
-        self.under_way.retain(waits);
-        while self.begun < self.ours && self.under_way.len() < UNDER_WAY {
-            if !self.manager.is_connected(self.indices[self.begun], false)? {
-                self.manager.connect(&self.peers[self.begun], None)?;
-                self.under_way.push((now, self.begun));
+        self.forget_those_done(now)?;
+        while self.begun < self.ours && self.under_way.len() < self.pace.under_way {
+            let i = self.place(self.begun);
+            if !self.manager.is_connected(self.indices[i], false)? {
+                self.manager.connect(&self.peers[i], None)?;
+                self.under_way.push((now, i));
             }
             self.begun += 1;
+        }
+        Ok(())
+    }
+
+    /// Dials that are connected, or may be dead, count no more.
+    fn forget_those_done(&mut self, now: Instant) -> Result<(), Status> {
+        let longest = self.pace.at_least(STALLED);
+        let stalled = now.saturating_duration_since(self.since) >= longest;
+        let (mut dead, mut at) = (false, 0);
+        while let Some(&(since, i)) = self.under_way.get(at) {
+            let took = now.saturating_duration_since(since);
+            if self.manager.is_connected(self.indices[i], false)? {
+                self.pace.note(took);
+            } else if stalled && took >= longest {
+                dead = true;
+            } else {
+                at += 1;
+                continue;
+            }
+            self.under_way.swap_remove(at);
+        }
+        if dead {
+            self.pace.note_none();
         }
         Ok(())
     }
@@ -130,9 +211,11 @@ impl Manager {
             manager: self,
             peers,
             indices,
+            below: dial.min(peers.len()),
             ours: dial.min(peers.len()),
             begun: 0,
             under_way: Vec::new(),
+            pace: Pace::new(),
             connected: 0,
             since: start,
             refused: None,
@@ -141,7 +224,8 @@ impl Manager {
         // Half of the time is for the rest.
         let half = timeout.map(|timeout| start + timeout / 2);
         while !wanted.is_over() {
-            let until = half.map_or(wanted.since + LEFT, |half| half.min(wanted.since + LEFT));
+            let until = wanted.since + wanted.pace.at_least(LEFT);
+            let until = half.map_or(until, |half| half.min(until));
             let now = Instant::now();
             if now >= until {
                 break;

@@ -120,21 +120,11 @@ impl Manager {
     /// Whether a peer that somebody waits for is connected. Where nobody tries any more, somebody does from now on, if it is
     /// `ours` to dial. An error: no further try helps.
     pub(super) fn is_connected(&self, index: u32, ours: bool) -> Result<bool, Status> {
-        let core = self.core.lock();
-        let Some(p) = core.engine.peer(index) else { return Ok(false) };
-        if !p.channels.is_empty() {
-            return Ok(true);
-        }
-        let route = core.world.routes.get(index).filter(|r| r.is_over());
-        let Some(route) = route else { return Ok(false) };
-        if route.refused {
-            return p.last_error.clone().map_or(Ok(false), Err);
-        }
-        drop(core);
-        if ours {
+        let found = self.core.lock().connection(index)?;
+        if found == Found::NobodyTries && ours {
             self.call(|core| core.want_again(index));
         }
-        Ok(false)
+        Ok(found == Found::Connected)
     }
 
     /// Ends the connections to a peer. Requests to it fail; a later one connects again.
@@ -243,6 +233,29 @@ mod tests {
         let status = listen_within(none).unwrap_err();
         for part in ["127.0.0.1:0", "[::1]:0", "options.listen"] {
             assert!(status.message.contains(part), "{status}");
+        }
+    }
+}
+
+/// What there is of a connection that somebody waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    Connected,
+    SomebodyTries,
+    NobodyTries,
+}
+
+impl Core {
+    /// Whether a peer is connected, or will be. An error: no further try helps.
+    pub(super) fn connection(&self, index: u32) -> Result<Found, Status> {
+        let Some(p) = self.engine.peer(index) else { return Ok(Found::SomebodyTries) };
+        if !p.channels.is_empty() {
+            return Ok(Found::Connected);
+        }
+        match self.world.routes.get(index).filter(|route| route.is_over()) {
+            None => Ok(Found::SomebodyTries),
+            Some(route) if route.refused => p.last_error.clone().map_or(Ok(Found::SomebodyTries), Err),
+            Some(_) => Ok(Found::NobodyTries),
         }
     }
 }

@@ -1,9 +1,11 @@
 //! The store in memory: shared by the threads of a process, and what the TCP store serves.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use foldhash::fast::FixedState;
 use parking_lot::{Condvar, Mutex};
 
 use super::lease::ended;
@@ -32,10 +34,20 @@ struct Table {
     leases: HashMap<LeaseId, Term>,
     /// The same in the order of their ends.
     ends: BTreeSet<(Instant, LeaseId)>,
-    /// Counts what has come, so that who waits in this process knows whether to look.
+    /// Bells of the keys that have come, for who waits in this process.
     came: u64,
     /// Clients of a server that wait.
     waiters: Waiters,
+}
+
+/// Who waits is woken by the bell of the first key that he misses, which it shares with some others: of many who wait, each for
+/// another key, few are woken in vain.
+const BELLS: usize = u64::BITS as usize;
+
+fn bell(key: &[u8]) -> usize {
+    let mut hasher = FixedState::with_seed(0).build_hasher();
+    hasher.write(key);
+    hasher.finish() as usize % BELLS
 }
 
 /// What a key and its value cost beyond their bytes.
@@ -113,7 +125,7 @@ impl Table {
             (None, None) => {}
         }
         self.bytes = bytes;
-        self.came += 1;
+        self.came |= 1 << bell(key);
         self.waiters.wake(key);
         Ok(())
     }
@@ -127,7 +139,7 @@ impl Table {
 pub struct Memory {
     name: String,
     table: Mutex<Table>,
-    changed: Condvar,
+    bells: [Condvar; BELLS],
     /// Rung when a key has come that a client of a server waits for.
     bell: Option<Arc<EventFd>>,
 }
@@ -140,18 +152,19 @@ impl Memory {
 
     /// The same, that tells a server.
     pub fn named(name: String, bell: Option<Arc<EventFd>>) -> Memory {
-        Memory { name, table: Mutex::default(), changed: Condvar::new(), bell }
+        Memory { name, table: Mutex::default(), bells: [const { Condvar::new() }; _], bell }
     }
 
     fn with<R>(&self, f: impl FnOnce(&mut Table) -> R) -> R {
         let mut table = self.table.lock();
         table.expire();
-        let before = (table.came, table.waiters.woken());
+        let before = table.waiters.woken();
         let result = f(&mut table);
-        let (came, woken) = (table.came != before.0, table.waiters.woken() > before.1);
+        let (mut came, woken) = (std::mem::take(&mut table.came), table.waiters.woken() > before);
         drop(table);
-        if came {
-            self.changed.notify_all();
+        while came != 0 {
+            self.bells[came.trailing_zeros() as usize].notify_all();
+            came &= came - 1;
         }
         if let Some(bell) = self.bell.as_ref().filter(|_| woken) {
             bell.signal();
@@ -274,9 +287,10 @@ impl Kind for Memory {
                 let missing = |i: &usize| !table.values.contains_key(keys[*i]);
                 return room::collect((at..keys.len()).filter(missing), "keys");
             }
+            let bell = &self.bells[bell(keys[at])];
             match until.deadline {
-                Some(deadline) => drop(self.changed.wait_until(&mut table, deadline)),
-                None => self.changed.wait(&mut table),
+                Some(deadline) => drop(bell.wait_until(&mut table, deadline)),
+                None => bell.wait(&mut table),
             }
         }
     }
@@ -345,7 +359,9 @@ impl Kind for Memory {
     fn nudge(&self) {
         // Who is about to sleep holds the lock from its look at the flag until it sleeps.
         drop(self.table.lock());
-        self.changed.notify_all();
+        for bell in &self.bells {
+            bell.notify_all();
+        }
     }
 }
 

@@ -36,6 +36,8 @@ pub struct Buf {
     pub way: Way,
     pub slot: u64,
     pub addr: u64,
+    /// Of a receive buffer: how many places it has.
+    pub places: u64,
     pub gone: bool,
     /// Of a send buffer: how its sends ended. Of a receive buffer: arrivals.
     pub ended: Vec<Result<(), Code>>,
@@ -114,13 +116,25 @@ impl Post {
         way: Way,
         slot: u64,
     ) -> Result<usize, Status> {
-        let len = if way == Way::Send { LARGE } else { PLACES * LARGE };
+        self.buffer_of(two, node, way, slot, PLACES)
+    }
+
+    /// A buffer; one to receive has so many places.
+    pub fn buffer_of(
+        &mut self,
+        two: usize,
+        node: usize,
+        way: Way,
+        slot: u64,
+        places: u64,
+    ) -> Result<usize, Status> {
+        let len = if way == Way::Send { LARGE } else { places * LARGE };
         let addr = self.s.memory(node, 0, len, format!("buffer {}", self.bufs.len()));
         let (id, of) = (self.twos[two].ids[node], Slot { way, slot, addr, len });
         let made = self.s.call(node, |e, fx| e.buffer_create(fx, id, of, None));
         let id = made.inspect_err(|_| self.s.w.mem.free(addr, "it was not made"))?;
         let (ended, gone, arrivals) = (vec![], false, 0);
-        self.bufs.push(Buf { node, two, id, way, slot, addr, gone, ended, arrivals });
+        self.bufs.push(Buf { node, two, id, way, slot, addr, places, gone, ended, arrivals });
         Ok(self.bufs.len() - 1)
     }
 
@@ -212,8 +226,8 @@ impl Post {
     pub fn check(&self, buffer: usize) {
         let b = &self.bufs[buffer];
         let bytes =
-            self.s.w.mem.read(self.s.w.who(b.node), false, b.addr, PLACES * LARGE, "a look");
-        for place in 0..PLACES {
+            self.s.w.mem.read(self.s.w.who(b.node), false, b.addr, b.places * LARGE, "a look");
+        for place in 0..b.places {
             let there = &bytes[(place * LARGE) as usize..][..LARGE as usize];
             let to = |s: &&Sent| {
                 let of = &self.bufs[s.buffer];
@@ -267,7 +281,12 @@ impl Post {
         }
         for two in 0..self.twos.len() {
             for node in [0, 1] {
-                if !self.twos[two].closed[node] {
+                let Two { closed, lossy, .. } = &self.twos[two];
+                if !lossy && !closed.contains(&true) {
+                    let broken = matches!(self.state(two, node), PairState::Broken(_));
+                    assert!(!broken, "a pair has ended by itself");
+                }
+                if !closed[node] {
                     self.close(two, node);
                 }
             }

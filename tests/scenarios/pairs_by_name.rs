@@ -180,6 +180,7 @@ fn a_pair_whose_other_end_has_ended_before_it_was_connected_ends() {
     assert!(why.message.contains("'node1'") && why.message.contains("refused"), "{why}");
     post.look();
     assert_eq!(post.bufs[waits].ended, [Err(Code::Unavailable)]);
+    post.twos[two].lossy = true;
     post.finish();
 }
 
@@ -408,4 +409,27 @@ fn a_buffer_is_free_at_once_though_a_checksum_was_to_be_computed() {
         assert!(post.is_idle(from) && post.bufs[from].ended.iter().all(Result::is_ok));
         post.finish();
     }
+}
+
+/// The other end makes its buffer anew, and shorter, while the checksum of a send is computed that fitted: it is not done, and the
+/// connection lives.
+#[test]
+fn a_slot_that_is_shorter_when_the_checksum_is_there() {
+    let (mut post, from, to) = two_of(shm().checksums());
+    post.s.run();
+    post.s.hold(S, Kind::Hash);
+    post.send(from, PLACES - 1, LARGE).unwrap();
+    post.s.run();
+    post.destroy(to);
+    let next = post.buffer_of(0, R, Way::Recv, 5, 1).unwrap();
+    post.s.run();
+    post.s.let_go(S, Kind::Hash);
+    post.look();
+    assert_eq!(post.bufs[from].ended, [Err(Code::OutOfRange)]);
+    post.send(from, 0, LARGE).unwrap();
+    post.s.run();
+    post.look();
+    post.check(next);
+    assert_eq!((post.bufs[next].arrivals, &post.bufs[from].ended[1..]), (1, &[Ok(())][..]));
+    post.finish();
 }

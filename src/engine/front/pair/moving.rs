@@ -84,6 +84,19 @@ impl Engine {
         Some((s.buffer, p.targets.get(&b.slot)?.grant.as_ref()?.ch))
     }
 
+    /// Whether a send fits what its slot is now: while its checksum was computed, another buffer may have taken the place of
+    /// that which it was checked against.
+    fn fits_slot(&self, send: u32) -> Result<(), Status> {
+        let s = self.pairs.sends.get(send);
+        let buffer = s.and_then(|s| Some((s, self.pairs.buffers.get(s.buffer)?)));
+        let Some((s, b)) = buffer else { return Ok(()) };
+        let target = self.pairs.pairs.get(b.pair).and_then(|p| p.targets.get(&b.slot));
+        match target.and_then(|t| t.grant.as_ref()) {
+            Some(grant) => check_place(b.slot, grant.len, s.at, s.len),
+            None => Ok(()),
+        }
+    }
+
     /// Local keys of a send buffer; where the provider needs it, it is registered for as long as the buffer lives.
     fn pin(&mut self, fx: &mut impl Fx, index: u32, ch: ChanId) -> Result<Keys<u32>, Status> {
         let windows = self.channels.get(ch).is_none_or(|c| c.caps.windows);
@@ -256,7 +269,10 @@ impl Engine {
             (Some(status), _) | (None, Err(status)) => {
                 self.end_slot_send(fx, index, Err(Some(status)));
             }
-            (None, Ok(sum)) if ch.is_some() => self.post_slot_send(fx, index, Some(sum)),
+            (None, Ok(sum)) if ch.is_some() => match self.fits_slot(index) {
+                Ok(()) => self.post_slot_send(fx, index, Some(sum)),
+                Err(status) => self.end_slot_send(fx, index, Err(Some(status))),
+            },
             // The grant was closed meanwhile: it waits for the next, before those that came after it.
             (None, Ok(_)) => {
                 self.wait_again(index, pair);
