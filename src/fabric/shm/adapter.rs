@@ -278,7 +278,7 @@ impl Adapter for ShmAdapter {
             let taken = self.core.moves.taken.take();
             if let Err(status) = looked {
                 drop(taken);
-                self.down(at, status, events);
+                self.ended(at, status, events);
                 continue;
             }
             if taken.is_some() {
@@ -293,7 +293,7 @@ impl Adapter for ShmAdapter {
         let Some(&at) = self.index.get(&done.ep.0) else { return };
         let State::Up(link) = &mut self.eps[at].state else { return };
         if let Err(status) = link.moved(&mut self.core, done, events) {
-            self.down(at, status, events);
+            self.ended(at, status, events);
         }
     }
 

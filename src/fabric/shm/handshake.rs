@@ -366,7 +366,7 @@ impl ShmAdapter {
                             let status = link.gone();
                             self.down(at, status, events);
                         }
-                        Err(status) => self.down(at, status, events),
+                        Err(status) => self.ended(at, status, events),
                     }
                 } else if let Err(status) = link.read_socket() {
                     self.down(at, status, events);

@@ -54,6 +54,8 @@ pub(crate) struct Link {
     pub(crate) inbound: Option<Inbound>,
     /// The peer is gone; what lies before this line of its ring counts.
     pub(crate) last: Option<u64>,
+    /// That was found in this poll, when it had been read up to this line.
+    end_found: Option<(u32, u64)>,
     pub(crate) executed: u64,
     pub(crate) failed: u64,
     pub(crate) reads: VecDeque<Reading>,
@@ -130,6 +132,7 @@ impl Link {
             failures: 0,
             inbound: None,
             last: None,
+            end_found: None,
             executed: 0,
             failed: 0,
             reads: VecDeque::new(),
@@ -378,6 +381,21 @@ impl Link {
         // What finds no room beside what was taken before is for the next poll, which begins with an empty inbox.
         let waits = matches!(self.rx.peek(), Ok(Some(next)) if next.kind == kind::SEND && !self.rx.takes(next.len));
         Ok((now != begun || waits) && now < most && self.rx.is_published())
+    }
+
+    /// Whether the end of a peer that is gone, which something that needs it has found, is for later: messages that it published
+    /// before wait here, and polls take them. Each has to take some: behind a WRITE whose content is gone nothing comes.
+    pub(super) fn postpones_end(&mut self, poll: u32) -> bool {
+        let at = self.rx.position();
+        let most = *self.last.get_or_insert(at + self.rx.lines());
+        let stands = self.end_found.is_some_and(|(last, before)| last != poll && before == at);
+        if self.inbound.is_some() || stands || at >= most || !self.rx.is_published() {
+            return false;
+        }
+        if self.end_found.is_none_or(|(_, before)| before != at) {
+            self.end_found = Some((poll, at));
+        }
+        true
     }
 
     /// Whether what the peer published before waits here: for a copy, or for the next poll.

@@ -57,7 +57,7 @@ use crate::local_fd::Local;
 use crate::os::ticks;
 use crate::os::{Epoll, EventFd};
 use crate::room::Grows;
-use crate::status::{Code, Status};
+use crate::status::{Code, Reason, Status};
 
 use exports::{Export, Exports};
 use foreign::Closer;
@@ -317,6 +317,19 @@ impl ShmAdapter {
         }
     }
 
+    /// An operation on a link found that it has ended. What the peer published before it left still counts: polls take that first,
+    /// and find the end again.
+    #[inline(never)]
+    fn ended(&mut self, at: usize, status: Status, events: &mut Vec<Event>) {
+        let rest = match &mut self.eps[at].state {
+            State::Up(link) => status.reason == Reason::PeerGone && link.postpones_end(self.polls),
+            _ => false,
+        };
+        if !rest {
+            self.down(at, status, events);
+        }
+    }
+
     /// Ends a connected endpoint.
     #[inline(never)]
     fn down(&mut self, at: usize, status: Status, events: &mut Vec<Event>) {
@@ -434,7 +447,7 @@ impl ShmAdapter {
         match link.work(&mut self.core, taken, events) {
             Ok(did) => did,
             Err(status) => {
-                self.down(place, status, events);
+                self.ended(place, status, events);
                 false
             }
         }
