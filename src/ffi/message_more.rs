@@ -332,7 +332,8 @@ pub unsafe extern "C-unwind" fn rdma_msg_room(
 /// counts them; connects to it if need be. More than 786432 count as that, since a peer tells of room in
 /// steps of a quarter of its 1 MiB. That is room in bytes: of many small messages some may have to wait all the same, as
 /// rdma_msg_room tells. It may be called within this. If the peer cannot be reached,
-/// or the manager is destroyed, it is called with the code that says so.
+/// or the manager is destroyed, it is called with the code that says so; if there is no room within the manager's timeout_ms,
+/// whether the peer takes nothing or is not connected, with RDMA_DEADLINE_EXCEEDED.
 ///
 /// Threads: any. `room` runs where callbacks run.
 ///

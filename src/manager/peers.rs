@@ -254,7 +254,9 @@ impl Core {
         }
         match self.world.routes.get(index).filter(|route| route.is_over()) {
             None => Ok(Found::SomebodyTries),
-            Some(route) if route.refused => p.last_error.clone().map_or(Ok(Found::SomebodyTries), Err),
+            Some(route) if route.refused => {
+                p.last_error.clone().map_or(Ok(Found::SomebodyTries), Err)
+            }
             Some(_) => Ok(Found::NobodyTries),
         }
     }

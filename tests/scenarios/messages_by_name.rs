@@ -213,8 +213,16 @@ fn a_receive_finds_its_message_behind_a_full_window() {
     let recv = p.recv(R, Wanted { from: Party::ANY, comm: 0, tag: 2, mask: ALL }, 8);
     p.run();
     assert_eq!(p.met(&p.recvs[recv]), None, "the receiver may yet take what lies before it");
-    p.s.pass(21);
-    p.run();
+    // Some thousand lie before it: 16 are offered, then 32 more, and so on.
+    for batch in 0..8 {
+        assert_eq!(
+            p.met(&p.recvs[recv]),
+            None,
+            "{batch}: so many offers would cost a receiver that was only slow"
+        );
+        p.s.pass(21);
+        p.run();
+    }
     assert_eq!(p.met(&p.recvs[recv]), Some(last));
     p.finish();
 }

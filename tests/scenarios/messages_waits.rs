@@ -8,7 +8,7 @@ use rdma_transport::engine::front::message::{
     Envelope, Mode, OnMessage, Outgoing, Party, Sending, Wanted,
 };
 use rdma_transport::protocol::message::Extra;
-use rdma_transport::status::Code;
+use rdma_transport::status::{Code, Reason, Status};
 
 use super::common::memory::content;
 use super::kind::Kind;
@@ -244,6 +244,33 @@ fn a_send_whose_words_are_lost_ends_behind_its_deadline() {
         assert_eq!(p.s.peer_state(S).1, 1, "{kind:?}: it has a while");
         time_passes_with_signs_of_life(&mut p, 10);
         assert_eq!(code(&p.sends[send]), Some(Code::DeadlineExceeded), "{kind:?} is lost");
+        p.s.let_all_go();
+        p.finish();
+    }
+}
+
+/// Who waits for room is told when it has waited for as long as an operation by default, whether the peer is connected or not.
+#[test]
+fn room_that_does_not_come_is_told_in_time() {
+    for cut in [true, false] {
+        let mut p = Post::new(shm());
+        without_credit(&mut p);
+        if cut {
+            p.s.cut();
+            p.s.hold(S, Kind::Dial);
+        }
+        let to = p.other(S);
+        let told: Arc<Mutex<Vec<Result<u64, Status>>>> = Arc::default();
+        let hear = told.clone();
+        let tell = move |room| hear.lock().unwrap().push(room);
+        p.s.call(S, |e, fx| e.message_on_room(fx, to, 1000, Box::new(tell))).unwrap();
+        p.s.pass(900);
+        assert!(told.lock().unwrap().is_empty(), "{cut}");
+        p.s.pass(200);
+        let heard = std::mem::take(&mut *told.lock().unwrap());
+        let [Err(status)] = &heard[..] else { panic!("{cut}: {heard:?}") };
+        assert_eq!((status.code, status.reason), (Code::DeadlineExceeded, Reason::Deadline));
+        assert!(status.message.contains("node0") && status.message.contains("1.000 s"), "{status}");
         p.s.let_all_go();
         p.finish();
     }

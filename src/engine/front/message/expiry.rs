@@ -18,9 +18,10 @@ impl Engine {
         loop {
             let messages = &mut self.messages;
             let due = messages.deadlines.pop(&messages.ops, now, |op| op.deadline);
-            let Some(index) = due else { return };
+            let Some(index) = due else { break };
             self.expire_message(fx, index);
         }
+        self.expire_rooms(fx, now);
     }
 
     fn expire_message(&mut self, fx: &mut impl Fx, index: u32) {

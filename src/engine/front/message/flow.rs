@@ -23,6 +23,11 @@ pub const OFFERED_BESIDE: u64 = 8 << 20;
 /// takes one message after the other opens the window for a thousand short ones in that time. Longer than such a receiver is
 /// kept waiting for its processor; short for one that waits for what lies behind a full window.
 const HOLD: u64 = 20_000_000;
+/// So many are offered then, and twice as many after each further while in which the peer has taken nothing. As long as it takes
+/// offers no more than those are outstanding: a receiver that takes what comes, and was kept waiting for its processor, is not left
+/// with thousands of offers, of which each costs it as much as thirty messages that ride, so that the window opens later and later. One
+/// that waits for what lies behind 65,536 others has it in a quarter of a second.
+const FIRST_OFFERS: u32 = 16;
 
 /// Why a message by a connection that carries none any more ends it.
 #[cold]
@@ -54,6 +59,11 @@ pub struct Flow {
     pub short: bool,
     /// Until when messages that find no room wait; 0: none has found the window full since it was opened.
     held: u64,
+    /// How many may be offered before they wait again.
+    may_offer: u32,
+    /// How many may be outstanding, and whether the peer has taken one since that was decided.
+    batch: u32,
+    took: bool,
     /// Somebody is to be told of room here, whatever makes it: the window, or credits of the connection.
     pub awaited: bool,
 }
@@ -74,6 +84,9 @@ impl Default for Flow {
             queued: false,
             short: false,
             held: 0,
+            may_offer: 0,
+            batch: 0,
+            took: false,
             awaited: false,
         }
     }
@@ -171,9 +184,22 @@ impl Flow {
     pub fn hold(&mut self, now: u64) -> Option<u64> {
         if self.held == 0 {
             self.held = now.saturating_add(HOLD);
+            (self.batch, self.took) = (FIRST_OFFERS / 2, false);
         }
-        self.short = now < self.held;
+        let wait = self.may_offer.checked_sub(1);
+        self.may_offer = wait.unwrap_or(0);
+        self.short = wait.is_none();
         self.short.then_some(self.held)
+    }
+
+    /// The time of what waits is over, and what the peer has said meanwhile is known: some of it may be offered.
+    pub fn ripen(&mut self, now: u64) {
+        self.held = now.saturating_add(HOLD);
+        if !std::mem::take(&mut self.took) {
+            self.batch = self.batch.saturating_mul(2);
+        }
+        self.may_offer = self.batch.saturating_sub(self.offered);
+        self.short = false;
     }
 
     /// When what waits is to be offered, if it is not now.
@@ -195,6 +221,7 @@ impl Flow {
     /// An offer of ours has ended.
     pub fn offer_ended(&mut self, beside: u64) {
         self.offered = self.offered.saturating_sub(1);
+        self.took = true;
         self.offered_beside = self.offered_beside.saturating_sub(beside);
         self.short = false;
     }
@@ -235,7 +262,7 @@ impl Flow {
             )));
         }
         if limit > self.limit {
-            self.held = 0;
+            (self.held, self.may_offer) = (0, 0);
         }
         self.limit = limit;
         // There may be room for it without an offer.
@@ -247,6 +274,30 @@ impl Flow {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_waits_for_room_is_offered_in_growing_batches_until_the_window_opens() {
+        let mut flow = Flow::default();
+        assert!(flow.send(WINDOW - COST));
+        let mut now = 5;
+        assert_eq!(flow.hold(now), Some(now + HOLD));
+        for batch in [16, 32, 64] {
+            // Late is not yet that the peer has said nothing: that is known to who has heard it.
+            assert_eq!(flow.hold(now + HOLD + 1), Some(now + HOLD));
+            now += HOLD;
+            flow.ripen(now);
+            while flow.offered < batch {
+                assert!(flow.hold(now).is_none() && flow.offer(0));
+            }
+        }
+        // It takes some, and no more are outstanding than were.
+        (0..10).for_each(|_| flow.offer_ended(0));
+        flow.ripen(now);
+        (0..10).for_each(|_| assert!(flow.hold(now).is_none() && flow.offer(0)));
+        assert!(flow.hold(now).is_some());
+        flow.widen(WINDOW + STEP).unwrap();
+        assert_eq!(flow.hold(now), Some(now + HOLD));
+    }
 
     #[test]
     fn offers_have_bounds_in_number_and_in_what_they_carry() {
@@ -271,6 +322,7 @@ mod tests {
         flow.queued = true;
         assert_eq!(flow.hold(1), Some(1 + HOLD));
         assert_eq!((flow.hold(HOLD), flow.held()), (Some(1 + HOLD), Some(1 + HOLD)));
+        flow.ripen(1 + HOLD);
         assert_eq!((flow.hold(1 + HOLD), flow.short), (None, false), "then it is offered");
         flow.widen(WINDOW).unwrap();
         assert_eq!(flow.hold(2 + HOLD), None, "that did not open it");

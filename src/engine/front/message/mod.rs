@@ -324,6 +324,8 @@ pub(in crate::engine) struct Messages {
     buffer: Attached,
     /// Who waits for room.
     rooms: Vec<RoomWait>,
+    /// When the first of them has waited for long enough.
+    rooms_due: u64,
     /// Operations whose end can be asked for, counted over all time.
     endings: u64,
     /// Bytes of content that sends which wait have copied.
@@ -347,6 +349,7 @@ impl Messages {
             handlers: HashMap::default(),
             buffer: Default::default(),
             rooms: Vec::new(),
+            rooms_due: u64::MAX,
             layouts: Slab::default(),
             spare_layouts: Vec::new(),
             endings: 0,
@@ -376,6 +379,6 @@ impl Messages {
 
     /// When the next deadline is to be looked at.
     pub fn next_deadline(&self) -> u64 {
-        self.deadlines.next().min(self.held)
+        self.deadlines.next().min(self.held).min(self.rooms_due)
     }
 }

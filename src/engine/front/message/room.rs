@@ -11,6 +11,7 @@ pub type RoomFn = Box<dyn FnOnce(Result<u64, Status>) + Send>;
 pub(super) struct RoomWait {
     peer: u32,
     bytes: u64,
+    deadline: u64,
     told: RoomFn,
 }
 
@@ -56,7 +57,9 @@ impl Engine {
         let peer = self.known_party(party)?;
         crate::room::grow(&mut self.messages.rooms, 1, "events")?;
         self.peers.keep(peer);
-        self.messages.rooms.push(RoomWait { peer, bytes, told });
+        let deadline = fx.now().saturating_add(self.settings.timeout);
+        self.messages.rooms.push(RoomWait { peer, bytes, deadline, told });
+        self.rooms_due_by(deadline);
         if !self.await_room(peer, true) {
             self.want_connection(fx, peer);
         }
@@ -106,6 +109,35 @@ impl Engine {
         }
     }
 
+    fn rooms_due_by(&mut self, deadline: u64) {
+        self.messages.rooms_due = self.messages.rooms_due.min(deadline);
+        self.next_deadline = self.next_deadline.min(deadline);
+    }
+
+    /// Tells those for whom there was no room in time.
+    pub(super) fn expire_rooms(&mut self, fx: &mut impl Fx, now: u64) {
+        if now < self.messages.rooms_due {
+            return;
+        }
+        self.messages.rooms_due = u64::MAX;
+        let mut at = 0;
+        while let Some(wait) = self.messages.rooms.get(at) {
+            let (peer, deadline) = (wait.peer, wait.deadline);
+            if now < deadline || !fx.fits(1) {
+                // Without memory to tell it, it is tried again.
+                self.rooms_due_by(deadline);
+                at += 1;
+                continue;
+            }
+            let whom = self.peers.get(peer).map_or_else(String::new, |p| p.told());
+            let time = self.settings.timeout as f64 / 1e9;
+            let text = format!("{whom} had no room for messages within {time:.3} s");
+            let status = Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline);
+            let told = self.messages.rooms.remove(at).told;
+            fx.run(Work::Call(Box::new(move || told(Err(status)))));
+        }
+    }
+
     /// What waits for room is to be offered then, if there is none before.
     pub(super) fn offer_later(&mut self, at: u64) {
         self.messages.held = self.messages.held.min(at);
@@ -124,7 +156,7 @@ impl Engine {
             match c.flow.held() {
                 Some(until) if now < until => self.offer_later(until),
                 _ => {
-                    c.flow.short = false;
+                    c.flow.ripen(now);
                     self.settle(fx, ch);
                 }
             }
