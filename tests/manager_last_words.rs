@@ -3,15 +3,19 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rdma_transport::api::*;
 use rdma_transport::config::{Config, Progress};
+use rdma_transport::engine::front::message::{
+    Envelope, Memory, MessageEnd, Mode, OnMessage, Party, Sending, Wanted,
+};
 use rdma_transport::fabric::ProviderKind;
-use rdma_transport::manager::Manager;
-use rdma_transport::status::Status;
+use rdma_transport::manager::{Manager, Post, Timeout, Where};
+use rdma_transport::protocol::message::Extra;
+use rdma_transport::status::{Code, Status};
 
 const LONG: Duration = Duration::from_secs(60);
 const ROLE: &str = "RDMA_TEST_LAST_WORDS";
@@ -233,5 +237,73 @@ fn a_send_whose_receiver_ends_at_once_has_ended_well() {
         assert!(end.is_ok(), "{kind:?}, {protocol:?}, {len}: {}", end.unwrap_err());
         assert!(memory == content);
         a.destroy().unwrap();
+    }
+}
+
+/// Tags of sends that have ended well.
+type Sent = Mutex<Vec<u64>>;
+
+fn note(words: Words, end: &MessageEnd) {
+    // SAFETY: the one who sends keeps it until the manager is gone.
+    let sent = unsafe { &*(words[0] as *const Sent) };
+    if end.result.is_ok() {
+        sent.lock().unwrap().push(end.envelope.tag);
+    }
+}
+
+/// The tags of what is received, until there is nothing for half a second.
+fn tags(m: &Manager, mut room: Vec<u8>) -> Vec<u64> {
+    let mut got = vec![];
+    loop {
+        let (addr, len) = (room.as_mut_ptr() as u64, room.len() as u64);
+        let (place, limit) = (Memory { addr, len, device: 0 }, Duration::from_millis(500));
+        let wanted = Wanted { from: Party::ANY, comm: 0, tag: 0, mask: 0 };
+        // SAFETY: `room` lives until this has returned.
+        let end = unsafe { m.message_recv(wanted, Where::Whole(place), Timeout::After(limit)) };
+        let end = end.unwrap();
+        match end.result {
+            Ok(()) => got.push(end.envelope.tag),
+            Err(status) if status.code == Code::DeadlineExceeded => return got,
+            // The long one, whose memory is gone.
+            Err(status) => assert_eq!(status.code, Code::Unavailable, "{status}"),
+        }
+    }
+}
+
+/// What was reported as sent comes, though the receiver finds in the middle of a long message that the sender has ended.
+#[test]
+fn short_messages_behind_a_long_one_survive_its_manager() {
+    const LEN: usize = 500_000;
+    for round in 0..20 {
+        let (a, b) = (manager("a", Progress::Thread), manager("b", Progress::Thread));
+        a.add_peer("b", &b.listen("127.0.0.1:0").unwrap()).unwrap();
+        a.connect("b", Some(LONG)).unwrap();
+        let to = a.peer_lookup("b").unwrap();
+        let (content, sent) = (vec![7u8; LEN], Sent::default());
+        std::thread::scope(|scope| {
+            let receives = scope.spawn(|| tags(&b, vec![0u8; LEN]));
+            for tag in 0..15 {
+                let len = if tag % 7 == 0 { LEN as u64 } else { 100 };
+                let post = Post {
+                    to,
+                    incarnation: 0,
+                    envelope: Envelope { comm: 0, tag },
+                    extra: &Extra::NONE,
+                    mode: Mode::Standard,
+                    timeout: Timeout::After(LONG),
+                };
+                let at = Where::Whole(Memory { addr: content.as_ptr() as u64, len, device: 0 });
+                let done = OnMessage::Plain(note, [(&raw const sent) as usize, 0]);
+                // SAFETY: `content` lives longer than the manager.
+                if unsafe { a.message_isend(&post, at, done) }.unwrap() == Sending::Done {
+                    sent.lock().unwrap().push(tag);
+                }
+            }
+            a.destroy().unwrap();
+            let (got, sent) = (receives.join().unwrap(), sent.lock().unwrap());
+            let lost: Vec<_> = sent.iter().filter(|tag| !got.contains(tag)).collect();
+            assert!(sent.len() > 3 && lost.is_empty(), "{round}: {lost:?} of {sent:?} are lost");
+        });
+        b.destroy().unwrap();
     }
 }

@@ -101,9 +101,13 @@ impl Nest {
             }
             sweep(&directory);
             let path = directory.join(file_name(&home));
+            let own_directory = i == 2;
             if let Ok(listener) = socket::listen(&path) {
                 let (path, runtime) = (Some(path), None);
-                return Ok((Nest { home, path, runtime, own_directory: i == 2, pid }, listener));
+                return Ok((Nest { home, path, runtime, own_directory, pid }, listener));
+            }
+            if own_directory {
+                let _ = fs::remove_dir(&directory);
             }
         }
         let listener = socket::listen_abstract(&socket)?;
