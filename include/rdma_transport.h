@@ -32,7 +32,8 @@
  * rdma_mem_unregister or rdma_mgr_destroy; some also inside the call that set them up, as they say. They may call every
  * function; those that wait (the same, rdma_mgr_connect and rdma_pair_connect with a timeout; but not
  * rdma_msg_send with RDMA_MSG_BUFFERED, rdma_pair_close, rdma_buffer_test, rdma_buffer_destroy, rdma_unbound_test and
- * rdma_mem_unregister) return RDMA_FAILED_PRECONDITION there.
+ * rdma_mem_unregister) return RDMA_FAILED_PRECONDITION there. Some that are given another manager than
+ * the callback's wait instead, and hold its callbacks up.
  * What callbacks are given is borrowed for
  * the call. They must return: no exception (which ends the process) and no longjmp may leave them. `userdata` is handed
  * back as it was given, perhaps on another thread. A thread that ends inside a callback, by pthread_exit, pthread_cancel or
@@ -1788,8 +1789,8 @@ rdma_code_t rdma_mgr_create(const rdma_mgr_options_t *options,
                             rdma_mgr_t **out);
 
 /**
- * Ends a manager: each operation under way ends with RDMA_CANCELLED through its callback, the
- * connections close, the library's threads end, its memory is freed. What was reported as sent goes out
+ * Ends a manager: each operation under way ends with RDMA_CANCELLED through its callback (a peer may
+ * have received it all the same), the connections close, the library's threads end, its memory is freed. What was reported as sent goes out
  * before, for 5 seconds at most, or 1 in which a peer takes nothing; what is left then is lost, and the log says
  * so. A peer that has to have all of it answers, or is sent to with RDMA_MSG_SYNCHRONOUS. When it returns, no callback
  * runs any more, and calls of other threads have returned: it waits for them, and for `done` of each copy that a device of
@@ -2382,7 +2383,9 @@ rdma_code_t rdma_msg_options_init(rdma_msg_options_t *options,
  * nobody asks.
  *
  * A peer that takes nothing holds its sender back: requests wait, in order, until it does, or until
- * their deadline; see rdma_msg_room. Of messages that no receive has met 65,536 at most are offered on a
+ * their deadline; see rdma_msg_room. What is short and has waited for 20 ms is offered, so that a receive finds it whatever lies before
+ * it, and costs some thirty times as much as where there is room: who sends thousands of small messages to one receiver paces himself by
+ * rdma_msg_room and rdma_msg_on_room. Messages to oneself are not held back. Of messages that no receive has met 65,536 at most are offered on a
  * connection beside those that went at once: what is sent then waits here, and the peer knows nothing of it, so
  * that a receive for a later message alone is met by none until earlier ones are received. If the connection ends, what was reported as ended may be lost;
  * what waits fails with RDMA_UNAVAILABLE. A send that is taken back, or whose deadline passes, while its

@@ -86,8 +86,8 @@ pub unsafe extern "C-unwind" fn rdma_mgr_create(
     })
 }
 
-/// Ends a manager: each operation under way ends with RDMA_CANCELLED through its callback, the
-/// connections close, the library's threads end, its memory is freed. What was reported as sent goes out
+/// Ends a manager: each operation under way ends with RDMA_CANCELLED through its callback (a peer may
+/// have received it all the same), the connections close, the library's threads end, its memory is freed. What was reported as sent goes out
 /// before, for 5 seconds at most, or 1 in which a peer takes nothing; what is left then is lost, and the log says
 /// so. A peer that has to have all of it answers, or is sent to with RDMA_MSG_SYNCHRONOUS. When it returns, no callback
 /// runs any more, and calls of other threads have returned: it waits for them, and for `done` of each copy that a device of
