@@ -35,14 +35,14 @@ struct Table {
     /// The same in the order of their ends.
     ends: BTreeSet<(Instant, LeaseId)>,
     /// Bells of the keys that have come, for who waits in this process.
-    came: u64,
+    came: u32,
     /// Clients of a server that wait.
     waiters: Waiters,
 }
 
 /// Who waits is woken by the bell of the first key that he misses, which it shares with some others: of many who wait, each for
 /// another key, few are woken in vain.
-const BELLS: usize = u64::BITS as usize;
+const BELLS: usize = 16;
 
 fn bell(key: &[u8]) -> usize {
     let mut hasher = FixedState::with_seed(0).build_hasher();
