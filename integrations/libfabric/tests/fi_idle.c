@@ -1,18 +1,36 @@
 /* Who reads an empty queue or a counter again and again leaves the processor to others now and then, and often where they take it. */
 #define _GNU_SOURCE
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "fi_test.h"
 
-/* What the provider calls in place of the C library's. Nobody takes the processor, or everybody does. */
+/* What the provider calls in place of the C library's: nobody takes the processor, or everybody does. Its clock says so too: what the
+   machine does beside this test, or below it, between two readings is not what is tested. */
 static unsigned offers;
 static bool taken;
+static _Thread_local struct timespec last;
+static _Thread_local bool offered;
+
+int clock_gettime(clockid_t id, struct timespec *at) {
+  if (id == CLOCK_MONOTONIC && offered) {
+    *at = last;
+    at->tv_nsec += taken ? 5000 : 50;
+    if (at->tv_nsec >= 1000000000) at->tv_nsec -= 1000000000, ++at->tv_sec;
+  } else if (syscall(SYS_clock_gettime, id, at) != 0) {
+    return -1;
+  }
+  if (id == CLOCK_MONOTONIC) last = *at, offered = false;
+  return 0;
+}
 
 int sched_yield(void) {
-  struct timespec begun, now;
-  clock_gettime(CLOCK_MONOTONIC, &begun);
-  for (now = begun; taken && (now.tv_sec - begun.tv_sec) * 1000000000L + now.tv_nsec - begun.tv_nsec < 5000;)
-    clock_gettime(CLOCK_MONOTONIC, &now);
+  /* So much time as the clock will say, so that it never goes back. */
+  const struct timespec begun = last;
+  for (struct timespec now = begun; taken && (now.tv_sec - begun.tv_sec) * 1000000000L + now.tv_nsec - begun.tv_nsec < 5000;)
+    syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now);
+  offered = true;
   ++offers;
   return 0;
 }
@@ -24,8 +42,7 @@ static const struct setup kUsual = {.format = FI_CQ_FORMAT_TAGGED, .av = FI_AV_T
 /* Seldom enough that nobody feels it who has a processor of his own, and often enough that a peer need not wait for the scheduler. */
 static void some(const char *what) {
   fprintf(stderr, "%s: %u offers in %d turns\n", what, offers, TURNS);
-  /* Where this thread loses its processor in the middle of one, some dozens of others follow. */
-  CHECK(offers >= TURNS / 2000 && offers <= TURNS / 100);
+  CHECK(offers >= TURNS / 2000 && offers <= TURNS / 200);
   offers = 0;
 }
 
