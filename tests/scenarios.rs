@@ -153,6 +153,8 @@ mod messages_staged;
 mod messages_waits;
 #[path = "scenarios/messages_walks.rs"]
 mod messages_walks;
+#[path = "scenarios/messages_whole.rs"]
+mod messages_whole;
 #[path = "scenarios/metadata.rs"]
 mod metadata;
 #[path = "scenarios/ops.rs"]

@@ -59,9 +59,9 @@ pub use identity::{host_id, process_id, random_id};
 pub(crate) use sys::start_connect;
 
 /// First version of the handshake that this side speaks.
-pub const VERSION_MIN: u16 = 11;
+pub const VERSION_MIN: u16 = 12;
 /// Last version of the handshake that this side speaks.
-pub const VERSION_MAX: u16 = 11;
+pub const VERSION_MAX: u16 = 12;
 /// Longest HELLO or HELLO_ACK in bytes.
 pub const MAX_HELLO: usize = 16 * 1024;
 /// Longest endpoint address in bytes.

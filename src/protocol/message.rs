@@ -95,7 +95,7 @@ const F_LAST: u8 = 1; // fragment: the last
 const F_OK: u8 = 1; // get done: success
 const F_TOO_LONG: u8 = 2; // get done: the tensor is longer than the destination, and stays its sender's
 const F_SYNC: u8 = 1; // tagged message: its sender wants to hear of the match
-const F_PIPELINE: u8 = 4; // offer: its first bytes, and the rest may come by a pipeline; grant: of one
+const F_PIPELINE: u8 = 4; // offer: its first bytes, or all, and the rest may come by a pipeline; grant: of one
 const F_LIMIT: u8 = 8; // offer: the content goes in pieces of at most so many bytes
 const F_USER: u8 = 32; // message, offer: a header of the application
 const F_PARTS: u8 = 64; // message, offer: the lengths of its parts
@@ -194,7 +194,7 @@ pub struct Extra<'a> {
     pub parts: &'a [[u8; 8]],
     /// It is for the handler that has its communicator's number.
     pub active: bool,
-    /// Of an offer: the rest of the content may come by a pipeline, these first bytes of it are here.
+    /// Of an offer: these first bytes of the content are here. The rest, if any, may come by a pipeline.
     pub first: Option<&'a [u8]>,
 }
 

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use rdma_transport::engine::front::message::flow::COST;
 use rdma_transport::engine::front::message::{
     Envelope, Found, Memory, MessageEnd, Mode, OnMessage, Outgoing, Party, Receiving, Sending,
     Sources, Wanted,
@@ -314,6 +315,38 @@ impl Post {
         index
     }
 
+    /// This node sends, in a communicator in which nobody receives, until its window is full.
+    pub fn fill_window(&mut self, node: usize) {
+        const SHORT: u64 = 40;
+        let (to, extra) = (self.other(node), &Extra::NONE);
+        let memory = self.memory(node, 0, SHORT, "what nobody receives");
+        let content = &content(0, SHORT)[..];
+        self.s.w.mem.write(self.s.w.who(node), false, memory.addr, content, "the application");
+        let (mode, timeout, trial) = (Mode::Standard, None, None);
+        let (incarnation, envelope) = (0, Envelope { comm: NOBODY, tag: 0 });
+        while self.s.call(node, |e, _| e.message_room(to)).unwrap() >= COST + SHORT {
+            let done = OnMessage::Asked;
+            let out = Outgoing {
+                to,
+                incarnation,
+                envelope,
+                memory,
+                content,
+                extra,
+                mode,
+                timeout,
+                done,
+                trial,
+            };
+            let sent = self.s.call(node, |e, fx| e.message_send(fx, out)).unwrap();
+            self.s.run();
+            if let Sending::Begun(id) = sent {
+                let end = self.s.call(node, |e, _| e.message_take_end(id)).unwrap();
+                assert!(end.is_some_and(|end| end.result.is_ok()), "it had room");
+            }
+        }
+    }
+
     pub fn cancel(&mut self, node: usize, id: u64) -> Result<(), Status> {
         let recv = self.recvs.iter().position(|r| (r.node, r.id) == (node, id));
         // An end that is there, and that nobody has taken, is no answer to that.
@@ -431,6 +464,8 @@ impl Post {
     }
 }
 
+/// The communicator in which nobody receives.
+const NOBODY: u32 = 9;
 pub const TAG: Envelope = Envelope { comm: 0, tag: 1 };
 pub const ANY: Wanted = Wanted { from: Party::ANY, comm: 0, tag: 0, mask: 0 };
 

@@ -128,10 +128,10 @@ fn a_grant_for_more_or_less_than_there_is_ends_the_send() {
     }
 }
 
-type Seen = Arc<Mutex<Vec<(u64, Vec<u8>, u64)>>>;
+pub(super) type Seen = Arc<Mutex<Vec<(u64, Vec<u8>, u64)>>>;
 
 /// Node R's handler 7: what it saw are tag, content and number. It receives what did not come along later.
-fn handler(p: &mut Post, later: bool) -> Seen {
+pub(super) fn handler(p: &mut Post, later: bool) -> Seen {
     let seen = Seen::default();
     let tell = seen.clone();
     let run = move |a: &Active| {
@@ -143,7 +143,7 @@ fn handler(p: &mut Post, later: bool) -> Seen {
 }
 
 /// An active message of so many bytes from node S.
-fn active(p: &mut Post, tag: u64, len: u64) -> u64 {
+pub(super) fn active(p: &mut Post, tag: u64, len: u64) -> u64 {
     let to = p.other(S);
     let memory = p.memory(S, 0, len, "an active message");
     let bytes = content(tag as usize, len);
@@ -171,7 +171,7 @@ fn active(p: &mut Post, tag: u64, len: u64) -> u64 {
     }
 }
 
-fn end(p: &mut Post, node: usize, id: u64) -> Option<Code> {
+pub(super) fn end(p: &mut Post, node: usize, id: u64) -> Option<Code> {
     let end = p.s.call(node, |e, _| e.message_take_end(id)).unwrap()?;
     Some(end.result.map_or_else(|s| s.code, |()| Code::Ok))
 }

@@ -25,6 +25,8 @@ struct Walk {
     harm: Harm,
     /// Where a node stands still, for so many steps.
     still: [u64; 2],
+    /// Nobody receives what fills the windows from the beginning: what is short waits, and is offered.
+    full: bool,
 }
 
 /// What befalls nodes and their connections.
@@ -54,6 +56,9 @@ impl Walk {
 
     fn step(&mut self, post: &mut Post) {
         let node = self.rng.below(2) as usize;
+        if self.full && self.rng.percent(15) {
+            post.s.pass(self.rng.below(30));
+        }
         if self.harm == Harm::Deaths {
             self.live_on(post);
             if self.rng.percent(4) {
@@ -235,16 +240,26 @@ fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|n| n.parse().ok()).unwrap_or(default)
 }
 
-fn walks(setup: impl Fn() -> Setup, devices: bool, harm: Harm) {
+fn walks(setup: impl Fn() -> Setup, devices: bool, harm: Harm, full: bool) {
     let from = number("MESSAGE_FROM", 0);
-    for seed in from..from + number("MESSAGE_SEEDS", 300) {
+    // Some thousand messages more are in each of these.
+    let seeds = number("MESSAGE_SEEDS", 300) / if full { 5 } else { 1 };
+    for seed in from..from + seeds.max(1) {
         let walk = || {
-            let mut walk = Walk { rng: Rng::new(seed), devices, harm, still: [0; 2] };
+            let mut walk = Walk { rng: Rng::new(seed), devices, harm, still: [0; 2], full };
             let mut post = Post::new(setup());
+            if full {
+                [0, 1].into_iter().for_each(|node| post.fill_window(node));
+            }
             for _ in 0..200 {
                 walk.step(&mut post);
             }
             walk.end(&mut post);
+            if full {
+                post.s.let_all_go();
+                // What still waits is offered, 16 and then twice as many after each 20 ms.
+                (0..6).for_each(|_| post.s.pass(21));
+            }
             post.finish();
         };
         if let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(walk)) {
@@ -260,10 +275,10 @@ fn short(caps: &mut Caps) {
 }
 
 macro_rules! walk {
-    ($($name:ident: $setup:expr, $devices:literal, $harm:ident;)*) => {$(
+    ($($name:ident: $setup:expr, $devices:literal, $harm:ident $(, full: $full:literal)?;)*) => {$(
         #[test]
         fn $name() {
-            walks(|| $setup, $devices, Harm::$harm);
+            walks(|| $setup, $devices, Harm::$harm, false $(|| $full)?);
         }
     )*};
 }
@@ -298,6 +313,13 @@ walk! {
     walk_of_pipelines_with_deaths_without_windows: ibverbs().forced(Protocol::Pipeline), false, Deaths;
     walk_of_staged_messages_with_deaths: shm().staged().checksums(), true, Deaths;
     walk_with_deaths_and_a_short_queue: Setup { sq_depth: 3, ..ibverbs() }, false, Deaths;
+    walk_with_full_windows: shm(), true, Nothing, full: true;
+    walk_with_full_windows_and_checksums: shm().checksums(), true, Nothing, full: true;
+    walk_with_full_windows_and_losses: shm(), true, Losses, full: true;
+    walk_with_full_windows_and_losses_without_windows: ibverbs(), true, Losses, full: true;
+    walk_with_full_windows_and_deaths: ibverbs(), true, Deaths, full: true;
+    walk_of_pipelines_with_full_windows: shm().forced(Protocol::Pipeline).caps(short), true, Losses, full: true;
+    walk_without_reads_with_full_windows: shm().no_reads(), true, Deaths, full: true;
     walk_with_rails: two(shm()), true, Losses;
     walk_with_rails_without_windows: two(ibverbs()), false, Losses;
     walk_of_puts_with_rails: two(shm()).no_reads(), true, Losses;

@@ -435,7 +435,9 @@ impl Link {
     /// process, lies what it asks, or what we answered. One that is stopped changes nothing here.
     pub(crate) fn show_life(&self) {
         if self.is_behind() {
-            self.tx.control().awake.fetch_add(1, Ordering::Relaxed);
+            // Nobody else writes it: a sum without a lock.
+            let awake = &self.tx.control().awake;
+            awake.store(load64(awake).wrapping_add(1), Ordering::Relaxed);
         }
     }
 

@@ -94,8 +94,8 @@ pub(super) fn get_msg_offer<'a>(r: &mut Reader<'a>, flags: u8) -> Result<Message
     let extra = Extra::get(r, flags)?;
     extra.check(nbytes)?;
     let first = extra.first.map_or(0, <[u8]>::len) as u64;
-    if extra.first.is_some() && (first >= nbytes || source.is_some() || limit > 0) {
-        let text = "a pipeline of a message that begins with all of it, or goes another way, too";
+    if extra.first.is_some() && (first > nbytes || source.is_some() || limit > 0) {
+        let text = "a message that begins with more than all of it, or goes another way, too";
         return Err(Status::invalid(text));
     }
     Ok(Message::MsgOffer(MsgOffer { envelope, response, nbytes, source, limit, extra }))

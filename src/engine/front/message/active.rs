@@ -271,14 +271,18 @@ impl Engine {
             fx.run(Work::Active { handler, active });
             return Ok(());
         }
-        if let (Content::There { response, .. }, 0, Some(ch)) = (&a.content, len, ch) {
+        let whole = len == 0 || a.extra.as_ref().is_some_and(|beside| beside.has_whole(len));
+        if let (Content::There { response, .. }, true, Some(ch)) = (&a.content, whole, ch) {
             // There is nothing to wait for.
             let response = *response;
             let Some(arrived) = self.messages.unexpected.remove(index) else { return Ok(()) };
-            let (beside, extra) = (arrived.cost(), arrived.extra);
+            let (beside, mut extra) = (arrived.cost() - len, arrived.extra);
+            let content =
+                extra.as_mut().and_then(|extra| extra.take_whole(len)).unwrap_or_default();
             self.offer_taken(ch, beside);
             self.send(fx, ch, &Message::GetDone { response, ok: true }, &[]);
-            let active = Active::waited(end(extra), Vec::new(), 0);
+            self.count_received(party, len, &Ok(()));
+            let active = Active::waited(end(extra), content, 0);
             fx.run(Work::Active { handler, active });
             return Ok(());
         }

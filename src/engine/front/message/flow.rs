@@ -16,7 +16,10 @@ pub const ROOM: u64 = WINDOW - STEP;
 /// Offers of a connection that no receive has met. A message for which the window has no room for a while is offered: so a receive
 /// finds it, whatever lies before it.
 pub const OFFERS: u32 = 65_536;
-/// Bytes of headers and lengths of parts of these.
+/// Content up to this that is offered for lack of room alone goes with its offer, where that fits among [`OFFERED_BESIDE`]: a receive that
+/// meets it has it, and says so, which costs a third of asking for it.
+pub const WHOLE_OFFER: u64 = 1024;
+/// Bytes of headers, lengths of parts, and content of these.
 pub const OFFERED_BESIDE: u64 = 8 << 20;
 /// Nanoseconds for which a message that would ride waits for room, before it is offered. An offer takes two messages and a
 /// WRITE more, and, where more processes run than there are processors, a change of processes for each of these: a receiver that

@@ -60,7 +60,7 @@ pub struct Beside {
     /// The same, as they travel.
     parts: SmallVec<[[u8; 8]; 4]>,
     active: bool,
-    /// Of an offer with a pipeline: the first bytes of the content.
+    /// Of an offer: the first bytes of the content, or all.
     pub(super) first: Option<Vec<u8>>,
     /// Of a send in buffered mode: the copy of its content.
     pub(super) kept: Option<Buffer>,
@@ -109,6 +109,16 @@ impl Beside {
         let first = extra.first.map(|first| crate::room::copy(first, "content"));
         let (active, first, kept) = (extra.active, first.transpose()?, None);
         Ok(Box::new(Beside { user, lens, parts, active, first, kept }))
+    }
+
+    /// Whether the first bytes of so many are all.
+    pub(super) fn has_whole(&self, len: u64) -> bool {
+        self.first.as_ref().is_some_and(|first| first.len() as u64 == len)
+    }
+
+    /// The content, where it came with an offer and that had all of it.
+    pub(super) fn take_whole(&mut self, len: u64) -> Option<Vec<u8>> {
+        self.first.take_if(|first| first.len() as u64 == len)
     }
 
     /// The same, where it lies.

@@ -44,7 +44,10 @@ impl Engine {
         let request = UNASKED | index & SLOT_MASK;
         let to = To { ch, request, checksum: sealed, told: false };
         let asked = Asked::new(to, None, false, Fits::Any, None);
-        let protocol = Protocol::DirectPut;
+        let whole = first == Some(memory.len);
+        let protocol = if whole { Protocol::Eager } else { Protocol::DirectPut };
+        // Whoever has all of it has nothing to ask for by a pipeline.
+        let first = first.filter(|_| !whole);
         let source = Source { protocol, first, trial, ..Source::new(sent, fx.now()) };
         let response = match self.insert_offer(ch, asked, source) {
             Ok(response) => response,
@@ -62,7 +65,8 @@ impl Engine {
         let source = if read { self.readable(fx, ch, response) } else { None };
         let beside = self.messages.ops.get(index).and_then(|op| op.extra.as_ref());
         let extra = beside.map_or_else(Extra::default, |beside| beside.extra());
-        let limit = if memory.device == LAYOUT { self.sizes(ch).max_send_size } else { 0 };
+        let gathered = memory.device == LAYOUT && !whole;
+        let limit = if gathered { self.sizes(ch).max_send_size } else { 0 };
         let m = MsgOffer { envelope, response, nbytes: memory.len, source, limit, extra };
         if let Some(c) = self.channels.get_mut(ch) {
             c.send(fx, &Message::MsgOffer(m), &[]);
@@ -103,20 +107,21 @@ impl Engine {
         &content[..content.len().min(most as usize)]
     }
 
-    /// Counts an offer, with its first segment if there is room for that. False: there is none for an offer.
+    /// Counts an offer, with its first bytes if there is room for them: the first segment of a pipeline, or all. False: there is none for an
+    /// offer.
     pub(super) fn may_offer(
         &mut self,
         ch: ChanId,
         index: u32,
         extra: u64,
-        first: Option<&[u8]>,
+        (first, piped): (Option<&[u8]>, bool),
     ) -> bool {
         let Some(c) = self.channels.get_mut(ch) else { return false };
         let copy = first.and_then(|first| crate::room::copy(first, "content").ok());
         let kept = match copy.filter(|copy| c.flow.offer(extra + copy.len() as u64)) {
             Some(copy) => Some(copy),
             None if !c.flow.offer(extra) => return false,
-            None => first.map(|_| Vec::new()),
+            None => piped.then(Vec::new),
         };
         if let (Some(op), true) = (self.messages.ops.get_mut(index), kept.is_some()) {
             op.extra.get_or_insert_default().first = kept;

@@ -292,9 +292,9 @@ impl Engine {
                     return self.end_message(fx, index, Err(status));
                 };
                 self.offer_taken(ch, beside);
-                if len == 0 {
+                if let Some(content) = self.take_whole(index, len) {
                     self.send(fx, ch, &Message::GetDone { response, ok: true }, &[]);
-                    self.end_message(fx, index, Ok(()));
+                    self.put_content(fx, index, &content);
                 } else if let Some(request) = self.insert_moving(fx, index, Some(ch), len) {
                     let device = self.requests.get(request).map_or(0, |r| r.device);
                     let extra = self.messages.ops.get_mut(index).and_then(|op| op.extra.as_mut());
@@ -360,6 +360,16 @@ impl Engine {
         let result = if len == 0 { Ok(()) } else { unsafe { fx.deliver(memory.addr, content) } };
         self.count_received(sender, len, &result);
         self.end_message(fx, index, result);
+    }
+
+    /// The content that came with the offer that a receive has met, if that is all of it.
+    fn take_whole(&mut self, index: u32, len: u64) -> Option<Vec<u8>> {
+        let extra = self.messages.ops.get_mut(index).and_then(|op| op.extra.as_mut());
+        let whole = extra.and_then(|extra| extra.take_whole(len));
+        if whole.is_some() {
+            self.drop_empty_extra(index);
+        }
+        whole.or_else(|| (len == 0).then(Vec::new))
     }
 
     /// What came beside the content was nothing that the application has to hear of.

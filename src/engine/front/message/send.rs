@@ -4,7 +4,7 @@
 //! allocated (`btl_alloc`) where the content is copied to memory of the library first. Its B there, the end of the provider's own send, has
 //! no counterpart: a message that is posted is copied. What does not ride is offered (`offers.rs`).
 
-use super::flow::COST;
+use super::flow::{COST, WHOLE_OFFER};
 use super::matching::op_links;
 use super::{
     Beside, Copied, Envelope, Memory, Mode, OnMessage, Op, Party, Sending, State, Wanted, public,
@@ -410,9 +410,15 @@ impl Engine {
             return Went::NoRoom;
         }
         if !rides || !c.flow.send(memory.len + extra) {
+            // Offered for lack of room alone.
+            let whole =
+                rides && here && c.seal.is_none() && (1..=WHOLE_OFFER).contains(&memory.len);
             let piped = choice == MessageChoice::OfferPipeline;
-            let first = piped.then(|| self.first_segment(ch, content));
-            if !self.may_offer(ch, index, extra, first) {
+            let first = match whole {
+                true => Some(content),
+                false => piped.then(|| self.first_segment(ch, content)),
+            };
+            if !self.may_offer(ch, index, extra, (first, piped)) {
                 return Went::NoRoom;
             }
             self.offer_message(fx, ch, index, (memory, envelope), choice, trial);
