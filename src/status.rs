@@ -111,6 +111,8 @@ pub struct Parts {
     pub code: Code,
     /// Finer reason.
     pub reason: Reason,
+    /// Of a failed system call, why; 0: none failed, or that is not known.
+    pub(crate) errno: i32,
     /// Text for a person.
     pub message: String,
 }
@@ -144,7 +146,7 @@ impl Status {
     /// A status without a finer reason.
     #[cold]
     pub fn new(code: Code, message: impl Into<String>) -> Status {
-        Status(Arc::new(Parts { code, reason: Reason::None, message: message.into() }))
+        Status(Arc::new(Parts { code, reason: Reason::None, errno: 0, message: message.into() }))
     }
     /// Its text alone.
     pub fn into_message(self) -> String {
@@ -152,7 +154,13 @@ impl Status {
     }
     /// The same with another text.
     pub fn with_message(self, message: impl Into<String>) -> Status {
-        Status::new(self.code, message).because(self.reason)
+        let mut status = Status::new(self.code, message).because(self.reason);
+        status.errno = self.errno;
+        status
+    }
+    /// Whether a descriptor was refused, to this process or to all: that passes as others are closed.
+    pub(crate) fn lacks_descriptors(&self) -> bool {
+        matches!(self.errno, libc::EMFILE | libc::ENFILE)
     }
     /// The same with a reason.
     pub fn because(mut self, reason: Reason) -> Status {
@@ -202,7 +210,9 @@ impl Status {
                 _ => Code::Unavailable,
             },
         };
-        Status::new(code, crate::room::said(format_args!("{what}: {err}")))
+        let mut status = Status::new(code, crate::room::said(format_args!("{what}: {err}")));
+        status.errno = err.raw_os_error().unwrap_or(0);
+        status
     }
     /// The system's random generator gives nothing.
     pub(crate) fn random(err: getrandom::Error) -> Status {

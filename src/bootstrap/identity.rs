@@ -51,7 +51,7 @@ pub fn host_id() -> Result<[u8; 16], Status> {
 }
 
 /// The same, where the facts can be read; or which could not.
-pub(crate) fn known_host() -> Result<[u8; 16], String> {
+pub(crate) fn known_host() -> Result<[u8; 16], Status> {
     let digest = Sha256::new().chain_update(b"rdma-transport host\0");
     let digest = digest.chain_update(host_facts(&FACTS)?);
     let mut id = [0; 16];
@@ -63,9 +63,10 @@ pub(crate) fn known_host() -> Result<[u8; 16], String> {
 const FACTS: [&str; 3] =
     ["/proc/sys/kernel/random/boot_id", "/proc/self/ns/net", "/proc/self/ns/pid"];
 
-fn host_facts([boot_id, namespaces @ ..]: &[&str; 3]) -> Result<SmallVec<[u8; 128]>, String> {
+fn host_facts([boot_id, namespaces @ ..]: &[&str; 3]) -> Result<SmallVec<[u8; 128]>, Status> {
     let unread = |path: &str, e: std::io::Error| {
-        format!("{path}, by which processes of one host know each other, could not be read: {e}")
+        let by = "by which processes of one host know each other";
+        Status::os(format_args!("{path}, {by}, could not be read"), &e)
     };
     // Without memory of the heap: its lack must not make this another host.
     let mut id = [0; 64];
@@ -129,7 +130,7 @@ mod tests {
             let mut facts = FACTS;
             facts[place] = "/proc/self/none";
             let why = host_facts(&facts).unwrap_err();
-            assert!(why.contains("/proc/self/none, by which"), "{why}");
+            assert!(why.message.contains("/proc/self/none, by which"), "{why}");
         }
     }
 

@@ -22,7 +22,8 @@ use crate::status::{Code, Status};
 /// environment variable that is not allowed; RDMA_UNAVAILABLE: the required provider cannot be
 /// used here; RDMA_PERMISSION_DENIED, RDMA_NOT_FOUND, RDMA_UNAVAILABLE: a file named by the environment
 /// cannot be opened, the address to listen on cannot be had; RDMA_ALREADY_EXISTS: it is in use;
-/// RDMA_RESOURCE_EXHAUSTED: no memory, descriptors or threads; RDMA_UNIMPLEMENTED: the required provider is
+/// RDMA_RESOURCE_EXHAUSTED: no memory or threads, or no descriptors for a
+/// provider that could be used; RDMA_UNIMPLEMENTED: the required provider is
 /// not part of this build; RDMA_FAILED_PRECONDITION: no secret for an address to listen on beyond loopback;
 /// a secret named by the environment, which is not read in a program that has other rights than who runs it,
 /// and none in the options; options.pool destroyed or in a forked child; RDMA_INTERNAL.

@@ -48,6 +48,8 @@ pub(super) fn open_adapters(
                 None
             }
             Err(status) if config.provider.is_some() => return Err(advise(kind, status)),
+            // That will pass, and a manager without the quicker provider would stay as it is for its life.
+            Err(status) if status.lacks_descriptors() => return Err(status),
             Err(status) => {
                 log::info(format_args!("not used: {}", status.message));
                 Some(status.into_message())
@@ -74,11 +76,14 @@ pub(super) fn host_id(offers: &mut [Offer]) -> Result<[u8; 16], Status> {
     host_or_why(known_host(), offers)
 }
 
-fn host_or_why(known: Result<[u8; 16], String>, offers: &mut [Offer]) -> Result<[u8; 16], Status> {
+fn host_or_why(known: Result<[u8; 16], Status>, offers: &mut [Offer]) -> Result<[u8; 16], Status> {
     known.or_else(|why| {
+        if why.lacks_descriptors() {
+            return Err(why);
+        }
         let shm = offers.iter_mut().find(|offer| offer.kind == ProviderKind::Shm);
         if let Some(shm) = shm.filter(|offer| offer.unavailable.is_none()) {
-            shm.unavailable = Some(why);
+            shm.unavailable = Some(why.into_message());
         }
         random_id()
     })
@@ -95,9 +100,10 @@ mod tests {
         let mut offers = [offer(ProviderKind::Shm), offer(ProviderKind::Tcp)];
         let known = host_or_why(Ok([7; 16]), &mut offers).unwrap();
         assert_eq!((known, &offers[0].unavailable), ([7; 16], &None));
-        let unknown = || host_or_why(Err("no /proc".to_owned()), &mut offers.clone()).unwrap();
+        let why = Status::new(Code::NotFound, "no /proc");
+        let unknown = || host_or_why(Err(why.clone()), &mut offers.clone()).unwrap();
         assert_ne!(unknown(), unknown());
-        host_or_why(Err("no /proc".to_owned()), &mut offers).unwrap();
+        host_or_why(Err(why.clone()), &mut offers).unwrap();
         assert_eq!(offers[0].unavailable.as_deref(), Some("no /proc"));
         assert_eq!(offers[1].unavailable, None);
     }
