@@ -65,7 +65,7 @@ impl Hello {
         w.u16(self.versions.0).u16(self.versions.1).bytes(&self.nonce).u32(flags);
         w.bytes16(id.name.as_bytes());
         w.bytes(&id.incarnation).bytes(&id.host_id).bytes(&id.process_id);
-        w.u32(id.peer_timeout_ms).u32(id.queue_depth).u32(id.max_message);
+        w.u32(id.peer_timeout_ms).u32(id.queue_depth);
         let offers = &id.providers[..id.providers.len().min(MAX_OFFERS)];
         w.u8(offers.len() as u8);
         for offer in offers {
@@ -93,7 +93,6 @@ impl Hello {
             manual_progress: flags & FLAG_MANUAL != 0,
             peer_timeout_ms: r.u32().map_err(malformed)?,
             queue_depth: r.u32().map_err(malformed)?,
-            max_message: r.u32().map_err(malformed)?,
             checksum: flags & FLAG_CHECKSUM != 0,
             rails: flags & FLAG_RAILS != 0,
             providers: Vec::new(),
@@ -237,7 +236,6 @@ mod tests {
             queue_depth: 8,
             checksum: false,
             rails: true,
-            max_message: 4096,
         };
         Hello::new([9; 32], true, &id, &["10.0.0.1:5".parse().unwrap()])
     }

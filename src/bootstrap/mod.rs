@@ -103,9 +103,6 @@ pub struct Identity {
     pub checksum: bool,
     /// This side takes further connections that carry a part of one's READs and WRITEs.
     pub rails: bool,
-    /// Largest control message that this side accepts, in bytes; 0: the provider's own. Always 0 now: the field stays until the next
-    /// version of the handshake, since peers of this one read it.
-    pub max_message: u32,
 }
 
 /// What a peer says of itself, checked. Reads like its [`Identity`].

@@ -372,7 +372,6 @@ fn open_core(config: &Config, epoll: Arc<Epoll>) -> Result<Core, Status> {
         queue_depth: config.queue_depth,
         checksum: config.checksum,
         rails: ProviderKind::ALL.iter().any(|&p| config.sizes_of(p).max_rdma_per_request > 1),
-        max_message: 0,
     };
     let boot_config = BootConfig {
         secret: config.secret.clone(),

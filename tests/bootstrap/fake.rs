@@ -135,7 +135,6 @@ pub fn identity(name: &str) -> Identity {
         queue_depth: 64,
         rails: false,
         checksum: false,
-        max_message: 0,
     }
 }
 

@@ -76,7 +76,7 @@ fn garbage_is_turned_away() {
         ("wrong type", frame(7, &[1]), Code::DataLoss, "READY while waiting for HELLO"),
         (
             "wrong version",
-            frame(1, &[V + 1, 0, 12, 0]),
+            frame(1, &[V + 1, 0, V + 2, 0]),
             Code::FailedPrecondition,
             "no handshake version in common",
         ),
@@ -113,13 +113,14 @@ fn a_refusal_arrives_although_more_was_sent() {
     let mut b = Node::plain("b");
     let addr = b.listen();
     let mut s = client(addr);
-    let mut bytes = frame(1, &[V + 1, 0, 12, 0]);
+    let mut bytes = frame(1, &[V + 1, 0, V + 2, 0]);
     bytes.extend([7; 50_000]);
     let _ = s.write(&bytes).unwrap();
     let (heard, orderly) = until_end(&mut b, &mut s);
     assert!(orderly, "a reset may destroy the refusal on its way");
     let text = String::from_utf8_lossy(&heard);
-    let versions = format!("no handshake version in common: {} to 12 against {V} to {V}", V + 1);
+    let (next, last) = (V + 1, V + 2);
+    let versions = format!("no handshake version in common: {next} to {last} against {V} to {V}");
     assert!(text.contains(&versions), "{text}");
 }
 

@@ -83,7 +83,6 @@ fn each_provider_connects() {
         b.process_id = a.process_id;
         a.providers = offers(&[kind]);
         a.checksum = true;
-        a.max_message = 77;
         let (mut a, mut b) =
             (Node::new(a.clone(), BootConfig::default()), Node::new(b, BootConfig::default()));
         (a.neg.patience, b.neg.patience) = (2, 5);

@@ -109,7 +109,6 @@ impl Scene {
             queue_depth: 64,
             rails: false,
             checksum: false,
-            max_message: 0,
         };
         let mut boot = Bootstrap::new(identity, BootConfig::default()).expect("bootstrap");
         boot.dial(1, &[self.addr], None, Instant::now() + PATIENCE);

@@ -66,8 +66,6 @@ pub struct Facts {
     pub peer_timeout_ms: u32,
     /// Depth of its queues.
     pub depth: u32,
-    /// Longest message, 0: the provider's.
-    pub max_message: u32,
     /// Providers offered, by number.
     pub providers: Vec<u8>,
     /// Addresses, encoded: family 4 or 6, the address, the port.
@@ -96,7 +94,6 @@ impl Facts {
             process: bytes(),
             peer_timeout_ms: 10_000,
             depth: 1024,
-            max_message: 0,
             providers: vec![TCP],
             addresses: Vec::new(),
         }
@@ -116,7 +113,6 @@ impl Facts {
         b.extend(self.process);
         b.extend(self.peer_timeout_ms.to_le_bytes());
         b.extend(self.depth.to_le_bytes());
-        b.extend(self.max_message.to_le_bytes());
         b.push(self.providers.len() as u8);
         for provider in &self.providers {
             b.extend([*provider, 1, 0, 0]);
@@ -142,7 +138,6 @@ impl Facts {
             process: id(end + 32)?,
             peer_timeout_ms: u32_at(end + 48)?,
             depth: u32_at(end + 52)?,
-            max_message: u32_at(end + 56)?,
             providers: Vec::new(),
             addresses: Vec::new(),
         })
